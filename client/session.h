@@ -1,0 +1,109 @@
+// A rank's session with the node's daemon: lease, map, plan, events.
+//
+// The session is its socket: when the process ends, however, the daemon takes
+// everything back. Memory is mapped MADV_DONTFORK; a forked child sees none.
+//
+// Thread safety: Session is thread-safe; a Region belongs to one owner.
+#pragma once
+
+#include <cstddef>
+#include <functional>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "absl/status/status.h"
+#include "absl/status/statusor.h"
+#include "absl/time/time.h"
+#include "client/grant_gate.h"
+#include "kernels/device/driver.h"
+#include "proto/plan/plan.h"
+#include "proto/plan/profile.h"
+
+namespace sluice::client {
+
+struct SessionOptions {
+  std::string socket;  // empty: SLUICE_SOCKET, else the default path
+  std::string job = "default";
+  Rank rank;
+  int world_size = 1;
+  int local_ranks = 1;
+  DeviceIndex gpu;
+  double guaranteed_bytes_per_second = 0;
+};
+
+// A lease, mapped as one contiguous range. Unmaps and frees on destruction.
+class Region {
+ public:
+  virtual ~Region() = default;
+  virtual std::byte* data() const = 0;
+  virtual Bytes size() const = 0;
+  virtual LeaseId lease() const = 0;
+};
+
+struct SessionEvent {
+  enum class Kind {
+    kPeerDied,      // detail: "rank 1 of job demo: killed by signal 9"
+    kEvicted,
+    kShuttingDown,
+    kDisconnected,  // the daemon is gone; mappings and running steps go on
+  };
+  Kind kind;
+  std::string detail;
+};
+
+struct NodeLimits {
+  std::string driver;           // "sim", "cuda"
+  Bytes gpu_total, gpu_free;    // of the session's GPU
+  Bytes host_total, host_free;  // of its NUMA node
+  Bytes granularity;            // of leases
+  NumaIndex numa;
+  double h2d_bytes_per_second = 0;
+  double d2h_bytes_per_second = 0;
+};
+
+struct StepReport {
+  int64_t step = 0;
+  double seconds = 0;
+  Bytes h2d, d2h;
+  double stall_seconds = 0;
+  double grant_wait_seconds = 0;
+  Bytes hbm_peak, host_peak;
+  int64_t tokens = 0;
+  double loss = 0;
+  int64_t plan_mismatches = 0;
+};
+
+class Session {
+ public:
+  // NotFound / Unavailable: no daemon at that socket, with what to do.
+  static absl::StatusOr<std::unique_ptr<Session>> Open(
+      const SessionOptions& options);
+  virtual ~Session() = default;
+
+  virtual NodeLimits limits() const = 0;
+  virtual device::Driver& driver() = 0;
+  virtual GrantGate& grants() = 0;
+
+  // ResourceExhausted: over budget or the pool is empty; the message says
+  // asked, free, limit and who can change it.
+  virtual absl::StatusOr<std::unique_ptr<Region>> LeaseGpu(Bytes size) = 0;
+  virtual absl::StatusOr<std::unique_ptr<Region>> LeaseHost(Bytes size) = 0;
+
+  // Sends the profile and waits until all local ranks of the job have sent
+  // theirs and the worker has solved; the plan was validated on both sides.
+  virtual absl::StatusOr<plan::NodePlan> Plan(const plan::RankProfile& profile,
+                                              absl::Duration timeout) = 0;
+
+  virtual absl::Status Report(const StepReport& report) = 0;
+
+  // Called on the session's own thread; must not call back into the session.
+  using EventHandler = std::function<void(const SessionEvent&)>;
+  virtual void OnEvent(EventHandler handler) = 0;
+};
+
+// The session socket used when none is named: $SLUICE_SOCKET, else
+// /run/sluice/session.sock.
+std::string DefaultSocket();
+
+}  // namespace sluice::client

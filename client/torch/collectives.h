@@ -1,0 +1,49 @@
+// What the pipelines need of c10d, over Gloo on CPU tensors (NCCL later). We
+// write no transport.
+//
+// A failed collective (a peer died) throws nothing across targets: it is an
+// absl::Status that names the operation; the trainer ends the run with it.
+// Thread safety: one thread.
+#pragma once
+
+#include <ATen/core/Tensor.h>
+
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "absl/status/status.h"
+#include "absl/status/statusor.h"
+
+namespace sluice::runtime {
+
+class Collectives {
+ public:
+  struct Options {
+    int rank = 0;
+    int world_size = 1;
+    std::string master_addr = "127.0.0.1";
+    int master_port = 29500;
+    double timeout_s = 1800;
+  };
+  // World size 1 needs no network and no store.
+  static absl::StatusOr<std::unique_ptr<Collectives>> Connect(
+      const Options& options);
+  virtual ~Collectives() = default;
+
+  virtual int rank() const = 0;
+  virtual int world_size() const = 0;
+
+  // Flat all-to-all: `send` and `receive` are contiguous 1-D tensors of one
+  // type, counts in elements, a count a rank; uneven and empty are fine.
+  virtual absl::Status AllToAll(const at::Tensor& receive,
+                                const std::vector<int64_t>& receive_counts,
+                                const at::Tensor& send,
+                                const std::vector<int64_t>& send_counts) = 0;
+  virtual absl::Status SumAll(at::Tensor& tensor) = 0;       // in place
+  virtual absl::Status SumTo(at::Tensor& tensor, int root) = 0;
+  virtual absl::Status Broadcast(at::Tensor& tensor, int root) = 0;
+  virtual absl::Status Barrier() = 0;
+};
+
+}  // namespace sluice::runtime

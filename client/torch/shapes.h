@@ -1,0 +1,79 @@
+// Shapes: what a model is, how a sequence is cut and dealt, which rank holds
+// which heads. Pure arithmetic, no torch. Thread safety: values.
+#pragma once
+
+#include <cstdint>
+#include <string>
+#include <vector>
+
+#include "absl/status/status.h"
+#include "absl/status/statusor.h"
+
+namespace sluice::runtime {
+
+enum class Arch { kGpt, kLlama };
+
+// One transformer. GPT: LayerNorm with bias, GELU (tanh), biases, learned
+// positions, tied head. Llama: RMSNorm, SwiGLU, no biases, RoPE (rotate-half),
+// untied head.
+struct ModelConfig {
+  Arch arch = Arch::kLlama;
+  int64_t layers = 4;
+  int64_t hidden = 128;
+  int64_t heads = 2;
+  int64_t kv_heads = 2;
+  int64_t ffn = 344;
+  int64_t vocab = 256;
+  int64_t max_positions = 0;  // GPT's learned table; 0 for Llama
+  double rope_theta = 10000;
+  double norm_epsilon = 1e-5;
+  double init_std = 0.02;
+
+  int64_t head_dim() const { return hidden / heads; }
+  int64_t parameters() const;
+  // InvalidArgument: what, value, limit, what to do. `ranks` is the Ulysses
+  // degree: heads % ranks = 0 and heads % kv_heads = 0 (ATen's CPU attention
+  // silently accepts 4/3).
+  absl::Status Validate(int64_t ranks) const;
+};
+
+// How a global sequence is cut into chunks and each chunk dealt to ranks
+// (FPDT's rank-ordinal layout): global chunk m is contiguous, [begin, end);
+// rank r owns a contiguous run of its rows. The last chunk may be shorter and
+// is split unevenly; a rank may own no row of it.
+class ChunkLayout {
+ public:
+  ChunkLayout(int64_t seq_len, int64_t chunk, int64_t ranks);
+
+  int64_t chunks() const { return (seq_len_ + chunk_ - 1) / chunk_; }
+  int64_t seq_len() const { return seq_len_; }
+  int64_t ranks() const { return ranks_; }
+  int64_t begin(int64_t m) const { return m * chunk_; }
+  // Rows of chunk m over all ranks.
+  int64_t rows(int64_t m) const;
+  int64_t max_rows() const { return rows(0); }
+  // Rank r's rows of chunk m, and where they start inside the chunk.
+  int64_t local_rows(int64_t m, int64_t rank) const;
+  int64_t local_offset(int64_t m, int64_t rank) const;
+  // All rows of rank r over the whole sequence, and those before chunk m.
+  int64_t total_local_rows(int64_t rank) const;
+  int64_t local_rows_before(int64_t m, int64_t rank) const;
+
+ private:
+  int64_t seq_len_, chunk_, ranks_;
+};
+
+// Which heads a rank computes attention for (Ulysses). When the q heads of a
+// rank do not use its kv heads in equal groups (12/3 on 4 ranks), kv heads are
+// expanded, one per q head, and `grouped` is false.
+struct HeadLayout {
+  HeadLayout(int64_t heads, int64_t kv_heads, int64_t ranks);
+
+  int64_t q_per_rank;
+  int64_t kv_per_rank;  // after expansion
+  // kv head numbers rank r holds, in local order; a number may repeat over
+  // ranks (replicas) and, expanded, within one.
+  std::vector<std::vector<int64_t>> kv_of_rank;
+};
+
+}  // namespace sluice::runtime

@@ -1,0 +1,45 @@
+# Every third-party package, found once. What each is used for, and where, is
+# in the layer table (SluiceLayers.cmake) and tests/layers.
+find_package(Threads REQUIRED)
+find_package(absl REQUIRED)
+# Debian's absl::string_view is not std::string_view, so messages are made
+# with fmt, and absl only sees std::string.
+find_package(fmt REQUIRED)
+find_package(Protobuf REQUIRED)
+find_package(gRPC REQUIRED)
+find_package(nlohmann_json REQUIRED)
+find_package(CLI11 REQUIRED)
+find_package(prometheus-cpp REQUIRED)
+find_package(GTest REQUIRED)
+find_package(benchmark REQUIRED)
+find_package(PkgConfig REQUIRED)
+pkg_check_modules(CBC REQUIRED IMPORTED_TARGET cbc)
+pkg_check_modules(TOMLPLUSPLUS REQUIRED IMPORTED_TARGET tomlplusplus)
+
+# libtorch is the PyPI wheel that `./dev setup` unpacks; Debian's is too old.
+# Only libtorch_cpu and libc10 are linked; libtorch_cuda is opened at run time
+# where there is a GPU.
+if(SLUICE_ENABLE_TORCH)
+  if(NOT SLUICE_PYTHON_PACKAGES)
+    set(SLUICE_PYTHON_PACKAGES "$ENV{HOME}/.cache/sluice/python")
+  endif()
+  set(torch_root "${SLUICE_PYTHON_PACKAGES}/torch")
+  if(NOT EXISTS "${torch_root}/lib/libtorch_cpu.so")
+    message(FATAL_ERROR "no libtorch in ${torch_root}: run ./dev setup, or "
+      "configure with -DSLUICE_ENABLE_TORCH=OFF")
+  endif()
+  add_library(torch_cpu INTERFACE)
+  target_include_directories(torch_cpu SYSTEM INTERFACE
+    ${torch_root}/include ${torch_root}/include/torch/csrc/api/include)
+  target_compile_definitions(torch_cpu INTERFACE
+    USE_DISTRIBUTED USE_C10D_GLOO)
+  file(GLOB cuda_runtime_dirs "${SLUICE_PYTHON_PACKAGES}/nvidia/*/lib")
+  target_link_libraries(torch_cpu INTERFACE
+    ${torch_root}/lib/libtorch_cpu.so ${torch_root}/lib/libc10.so)
+  target_link_options(torch_cpu INTERFACE
+    -Wl,-rpath,${torch_root}/lib -Wl,--allow-shlib-undefined)
+  foreach(dir IN LISTS cuda_runtime_dirs)
+    target_link_options(torch_cpu INTERFACE
+      -Wl,-rpath,${dir} -Wl,-rpath-link,${dir})
+  endforeach()
+endif()

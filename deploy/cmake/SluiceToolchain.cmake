@@ -1,0 +1,39 @@
+# Compiler, linker and warning settings of our own targets.
+set(CMAKE_CXX_STANDARD 20)
+set(CMAKE_CXX_STANDARD_REQUIRED ON)
+set(CMAKE_CXX_EXTENSIONS OFF)
+set(CMAKE_EXPORT_COMPILE_COMMANDS ON)
+set(CMAKE_POSITION_INDEPENDENT_CODE ON)
+set(CMAKE_RUNTIME_OUTPUT_DIRECTORY "${CMAKE_BINARY_DIR}/bin")
+if(NOT CMAKE_BUILD_TYPE)
+  set(CMAKE_BUILD_TYPE RelWithDebInfo)
+endif()
+# Line tables are enough for a backtrace, and keep objects small.
+set(CMAKE_CXX_FLAGS_RELWITHDEBINFO "-O2 -g1")
+
+find_program(SLUICE_CCACHE ccache)
+if(SLUICE_CCACHE)
+  set(CMAKE_CXX_COMPILER_LAUNCHER
+      ${CMAKE_COMMAND} -E env CCACHE_SLOPPINESS=pch_defines,time_macros
+      CCACHE_NOHASHDIR=1 CCACHE_BASEDIR=${CMAKE_SOURCE_DIR} ${SLUICE_CCACHE})
+endif()
+find_program(SLUICE_LLD ld.lld)
+if(SLUICE_LLD)
+  add_link_options(-fuse-ld=lld)
+endif()
+
+# Own targets only; headers of others are SYSTEM.
+add_library(sluice_options INTERFACE)
+target_compile_options(sluice_options INTERFACE
+  -Wall -Wextra -Werror -Wno-missing-field-initializers)
+target_include_directories(sluice_options INTERFACE
+  ${CMAKE_SOURCE_DIR} ${CMAKE_BINARY_DIR}/generated)
+if(SLUICE_POISON)
+  target_compile_definitions(sluice_options INTERFACE SLUICE_POISON=1)
+endif()
+if(SLUICE_SANITIZE)
+  target_compile_options(sluice_options INTERFACE
+    -fsanitize=address,undefined -fno-sanitize-recover=all
+    -fno-omit-frame-pointer)
+  target_link_options(sluice_options INTERFACE -fsanitize=address,undefined)
+endif()

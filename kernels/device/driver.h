@@ -1,0 +1,178 @@
+// The device seam: every device call of Sluice goes through one `Driver`.
+//
+// Two implementations fill it:
+//   sim   memfd, mmap and threads; a simulated node is a directory whose
+//         shared state (links, GPU sizes, injected failures) outlives any
+//         process (kernels/device/sim);
+//   cuda  the real driver API, loaded at run time from libcuda.so.1, so one
+//         binary runs with and without a GPU (kernels/device/cuda).
+// Everything above this file is one code path, and tests/conformance runs one
+// suite on both.
+//
+// The calls mirror the CUDA driver's virtual memory, stream and event calls.
+// Where the driver has rules that sim could be lax about (sizes multiple of
+// the granularity, a mapping needs SetAccess before it is touched, a handle
+// maps at offset 0 and whole), sim enforces them.
+//
+// Compute streams. On cuda a compute stream is a CUstream. On sim ATen's CPU
+// operators run on the caller, so the compute stream *is* the calling thread:
+// recording an event on it completes at once, waiting for an event on it
+// blocks the caller and is counted as stall (`stall_seconds`).
+//
+// Errors: a failed driver call becomes absl::Status once, here, with the
+// call's name, the driver's error name, and the arguments that matter.
+//   kResourceExhausted  the device (or node) has no such memory left
+//   kUnavailable        the device is lost
+//   kInvalidArgument    the call breaks a rule above
+// Thread safety: all methods are thread-safe. Destroying an object another
+// thread uses is a bug of the caller.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <memory>
+#include <span>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "absl/status/status.h"
+#include "absl/status/statusor.h"
+#include "absl/time/time.h"
+#include "proto/base/ids.h"
+#include "proto/base/unique_fd.h"
+#include "proto/base/units.h"
+
+namespace sluice::device {
+
+// Where physical memory lives: on one GPU, or pinned on one NUMA node.
+struct Placement {
+  enum class Kind { kGpu, kHost };
+  Kind kind = Kind::kGpu;
+  uint64_t ordinal = 0;  // GPU ordinal or NUMA node
+
+  static Placement Gpu(DeviceIndex gpu) { return {Kind::kGpu, gpu.value()}; }
+  static Placement Host(NumaIndex numa) { return {Kind::kHost, numa.value()}; }
+  bool operator==(const Placement&) const = default;
+};
+
+struct DeviceInfo {
+  DeviceIndex index;
+  std::string uuid;  // "GPU-…": the key operators and dcgm-exporter use
+  std::string name;
+  Bytes total_memory;
+  NumaIndex numa;
+  std::string link;  // name of the host link it copies over ("pcie0")
+};
+
+// Opaque handles. 0 is "none".
+using Memory = Id<struct MemoryTag>;  // physical memory (CUmemGenericAllocation…)
+using Stream = Id<struct StreamTag>;
+using Event = Id<struct EventTag>;
+using Module = Id<struct ModuleTag>;
+using Function = Id<struct FunctionTag>;
+
+// An address in this process's reserved range. On sim the CPU may touch it;
+// on cuda only if it is host memory.
+using Address = std::byte*;
+
+enum class CopyDirection { kHostToDevice, kDeviceToHost };
+
+// Calls that wait on the host. The chunk loop must make none of them; tests
+// compare these counters before and after a step.
+struct CallCounters {
+  uint64_t stream_synchronize = 0;
+  uint64_t event_synchronize = 0;
+  uint64_t copies = 0;
+  Bytes copied_h2d;
+  Bytes copied_d2h;
+  absl::Duration stall;  // time compute streams waited for events (sim only)
+};
+
+struct LaunchShape {
+  uint32_t grid[3] = {1, 1, 1};
+  uint32_t block[3] = {1, 1, 1};
+  uint32_t shared_bytes = 0;
+};
+
+class Driver {
+ public:
+  virtual ~Driver() = default;
+
+  // "sim" or "cuda".
+  virtual std::string_view name() const = 0;
+
+  // --- devices -------------------------------------------------------------
+  virtual absl::StatusOr<std::vector<DeviceInfo>> Devices() = 0;
+
+  // --- physical memory -----------------------------------------------------
+  // Sizes must be multiples of this (cuMemGetAllocationGranularity).
+  virtual absl::StatusOr<Bytes> Granularity(Placement where) = 0;
+  // cuMemCreate. Zero-filled on sim; on cuda as the driver gives it.
+  virtual absl::StatusOr<Memory> Create(Placement where, Bytes size) = 0;
+  // cuMemExportToShareableHandle: a file descriptor another process imports.
+  virtual absl::StatusOr<UniqueFd> Export(Memory memory) = 0;
+  // cuMemImportFromShareableHandle. `fd` stays the caller's.
+  virtual absl::StatusOr<Memory> Import(const UniqueFd& fd, Placement where,
+                                        Bytes size) = 0;
+  // cuMemRelease: the memory goes back when all mappings and exported
+  // descriptors of all processes are gone too.
+  virtual absl::Status Release(Memory memory) = 0;
+
+  // --- virtual memory ------------------------------------------------------
+  virtual absl::StatusOr<Address> Reserve(Bytes size) = 0;
+  virtual absl::Status FreeReservation(Address address, Bytes size) = 0;
+  // Maps the whole of `memory` at `address`, inside a reservation.
+  virtual absl::Status Map(Address address, Bytes size, Memory memory) = 0;
+  virtual absl::Status Unmap(Address address, Bytes size) = 0;
+  // Makes a mapped range readable and writable from `device` (and from the
+  // CPU where it is host memory). One call may span many mappings.
+  virtual absl::Status SetAccess(Address address, Bytes size,
+                                 DeviceIndex device) = 0;
+  // Pins memory that was not made by Create (cuMemHostRegister). No-op on sim
+  // beyond bookkeeping.
+  virtual absl::Status HostRegister(Address address, Bytes size) = 0;
+  virtual absl::Status HostUnregister(Address address) = 0;
+
+  // --- streams and events --------------------------------------------------
+  // A stream of the device's copy engine or compute, in order.
+  virtual absl::StatusOr<Stream> CreateStream(DeviceIndex device) = 0;
+  virtual absl::Status DestroyStream(Stream stream) = 0;
+  // The stream this thread computes on: see the file comment.
+  virtual Stream ComputeStream(DeviceIndex device) = 0;
+  virtual absl::StatusOr<Event> CreateEvent() = 0;
+  virtual absl::Status DestroyEvent(Event event) = 0;
+  // As in CUDA: an event that was never recorded counts as complete.
+  virtual absl::Status RecordEvent(Event event, Stream stream) = 0;
+  virtual absl::Status StreamWaitEvent(Stream stream, Event event) = 0;
+  virtual absl::StatusOr<bool> QueryEvent(Event event) = 0;
+  // Host waits: set-up, teardown and tests only.
+  virtual absl::Status SynchronizeEvent(Event event) = 0;
+  virtual absl::Status SynchronizeStream(Stream stream) = 0;
+
+  // --- copies and kernels --------------------------------------------------
+  // Copies in stream order, throttled on sim to the device's link in that
+  // direction. The first error of a stream is reported by the next call on it.
+  virtual absl::Status CopyAsync(Address to, const std::byte* from, Bytes size,
+                                 CopyDirection direction, Stream stream) = 0;
+  // Loads a fatbin; kUnimplemented on sim, which has no kernels.
+  virtual absl::StatusOr<Module> LoadModule(
+      std::span<const std::byte> fatbin) = 0;
+  virtual absl::StatusOr<Function> GetFunction(Module module,
+                                               const std::string& name) = 0;
+  virtual absl::Status Launch(Function function, const LaunchShape& shape,
+                              std::span<void*> arguments, Stream stream) = 0;
+
+  virtual CallCounters counters() const = 0;
+};
+
+// The simulated node in `directory` (made with sim.h's CreateSimNode or by
+// sluiced); NotFound names the directory and what to do.
+absl::StatusOr<std::unique_ptr<Driver>> OpenSimDriver(
+    const std::string& directory);
+
+// The real driver; Unavailable with the reason (no libcuda.so.1, no device,
+// driver too old) where there is none.
+absl::StatusOr<std::unique_ptr<Driver>> OpenCudaDriver();
+
+}  // namespace sluice::device

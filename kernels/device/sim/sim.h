@@ -1,0 +1,65 @@
+// A simulated GPU node: a directory with shared state.
+//
+// The directory outlives the processes that use it, the daemon included, as
+// hardware would. It holds one mmapped state file: the configuration below,
+// per-link transmission state (so that processes sharing a link share its
+// bandwidth), per-GPU used bytes, and failures to inject.
+//
+// Thread safety: SimNode is thread-safe, and safe between processes.
+#pragma once
+
+#include <memory>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "absl/status/status.h"
+#include "absl/status/statusor.h"
+#include "kernels/device/driver.h"
+
+namespace sluice::device {
+
+struct SimLink {
+  std::string name;                 // "pcie0"
+  double h2d_bytes_per_second = 0;  // 0: not throttled
+  double d2h_bytes_per_second = 0;
+};
+
+struct SimGpu {
+  Bytes memory;
+  std::string link;  // must name a SimLink; several GPUs may share one
+  NumaIndex numa;
+};
+
+struct SimConfig {
+  std::vector<SimGpu> gpus;
+  std::vector<SimLink> links;
+  int numa_nodes = 1;
+  Bytes host_memory;           // what the node can pin, all NUMA nodes together
+  Bytes granularity = KiB(64); // of physical allocations
+};
+
+// Makes the node's directory and state file; the directory may exist (empty
+// or with a node in it, which is replaced only if no process uses it).
+absl::Status CreateSimNode(const std::string& directory,
+                           const SimConfig& config);
+
+// Settings that tests change while processes run.
+class SimNode {
+ public:
+  static absl::StatusOr<std::unique_ptr<SimNode>> Open(
+      const std::string& directory);
+  virtual ~SimNode() = default;
+
+  virtual SimConfig config() const = 0;
+  // The `nth` call from now (1 = the next) of driver call `name` ("Create",
+  // "CopyAsync", …), in any process, fails with kResourceExhausted.
+  virtual absl::Status FailCall(std::string_view name, int nth) = 0;
+  // Every later call that names this GPU fails with kUnavailable.
+  virtual absl::Status LoseGpu(DeviceIndex gpu) = 0;
+  virtual absl::Status SetLinkSpeed(std::string_view link,
+                                    double h2d_bytes_per_second,
+                                    double d2h_bytes_per_second) = 0;
+};
+
+}  // namespace sluice::device

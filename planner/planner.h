@@ -1,0 +1,57 @@
+// The planner: pure functions from traces and profiles to plans.
+//
+// No CUDA, gRPC, torch, threads or clocks beyond a deadline. The daemon (in a
+// worker process), sluicectl and the tests call the same functions.
+#pragma once
+
+#include <string>
+#include <vector>
+
+#include "absl/status/statusor.h"
+#include "absl/time/time.h"
+#include "proto/plan/plan.h"
+#include "proto/plan/profile.h"
+
+namespace sluice::planner {
+
+struct MemoryOptions {
+  absl::Duration time_limit = absl::Seconds(10);
+  bool use_cbc = true;
+};
+
+// MEMO section 4.2, level 1: offline dynamic storage allocation of one trace.
+// Greedy orders first, stopping when one meets the max-live bound; CBC with
+// clique rows where none does. Always returns a valid plan for a valid trace.
+absl::StatusOr<plan::Placement> PlanMemory(const plan::Trace& trace,
+                                           const MemoryOptions& options);
+
+// Both levels: every distinct segment kind once, then the step's sequence of
+// segments as pseudo requests.
+struct SegmentLayout {
+  std::vector<plan::SegmentPlan> segments;
+  Bytes peak;
+};
+absl::StatusOr<SegmentLayout> PlanSegments(
+    const std::vector<plan::SegmentKind>& segments,
+    const MemoryOptions& options);
+
+// What the node gives its ranks (measured, contended).
+struct LinkCapacity {
+  std::string name;
+  double h2d_bytes_per_second = 0;
+  double d2h_bytes_per_second = 0;
+  std::vector<Rank> ranks;  // that copy over it
+};
+struct NodeResources {
+  std::vector<LinkCapacity> links;
+  std::vector<Bytes> host_budget;  // a NUMA node
+};
+
+// The whole plan of a node: memory a rank, swapping for all ranks (MEMO's LP
+// for alpha, with re-reads and scratch counted). An infeasible node is a plan
+// whose `infeasible` says why.
+absl::StatusOr<plan::NodePlan> PlanNode(
+    const std::vector<plan::RankProfile>& profiles,
+    const NodeResources& resources, const MemoryOptions& options);
+
+}  // namespace sluice::planner

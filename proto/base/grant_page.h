@@ -1,0 +1,50 @@
+// The two shared pages of swap-bandwidth grants: a contract of memory layout,
+// so it stands with the types both sides use.
+//
+// One pair of pages a node; a session has one slot in each. The daemon writes
+// `GrantLimits` (clients map it read-only): cumulative bytes each direction
+// may have started since the session began, and its heartbeat. The rank writes
+// `GrantUse`: cumulative bytes it has started. The daemon never trusts it.
+//
+// A copy of n bytes in direction d may start when use[d] + n <= limit[d]; the
+// fast path is one fetch_add on `use`. When the heartbeat is older than
+// kStaleAfter a rank keeps its guaranteed rate, or copies ungated where it has
+// none: no step ever waits for a dead daemon.
+#pragma once
+
+#include <atomic>
+#include <cstdint>
+
+#include "absl/time/time.h"
+
+namespace sluice {
+
+inline constexpr int kGrantSlots = 256;
+inline constexpr absl::Duration kGrantStaleAfter = absl::Milliseconds(20);
+inline constexpr int kH2d = 0;
+inline constexpr int kD2h = 1;
+
+struct alignas(64) GrantLimitSlot {
+  std::atomic<uint64_t> limit_bytes[2];  // kH2d, kD2h; cumulative
+};
+
+struct GrantLimits {
+  // CLOCK_MONOTONIC nanoseconds of the daemon's last refill.
+  alignas(64) std::atomic<uint64_t> heartbeat_ns;
+  std::atomic<uint64_t> generation;
+  GrantLimitSlot slots[kGrantSlots];
+};
+
+struct alignas(64) GrantUseSlot {
+  std::atomic<uint64_t> used_bytes[2];
+};
+
+// Each session has a page of its own to write, so that a rank cannot touch
+// another's.
+struct GrantUse {
+  GrantUseSlot slot;
+};
+
+static_assert(std::atomic<uint64_t>::is_always_lock_free);
+
+}  // namespace sluice

@@ -1,0 +1,71 @@
+// Units that cannot be mixed up by mistake.
+//
+// A size in bytes is `Bytes`, never a bare integer, in every public header:
+// the planner, the daemon and the pipelines all pass sizes, offsets and
+// counts side by side, and a swapped pair of integers compiles.
+//
+// Thread safety: plain values.
+#pragma once
+
+#include <compare>
+#include <cstdint>
+#include <string>
+#include <string_view>
+
+#include "absl/status/statusor.h"
+
+namespace sluice {
+
+// A signed amount of memory. Signed so that differences are exact; a negative
+// amount is a bug wherever a size is asked for.
+class Bytes {
+ public:
+  constexpr Bytes() = default;
+  constexpr explicit Bytes(int64_t count) : count_(count) {}
+
+  constexpr int64_t count() const { return count_; }
+  constexpr size_t size() const { return static_cast<size_t>(count_); }
+  constexpr double in_mib() const {
+    return static_cast<double>(count_) / (1 << 20);
+  }
+
+  constexpr auto operator<=>(const Bytes&) const = default;
+  constexpr Bytes& operator+=(Bytes b) { return count_ += b.count_, *this; }
+  constexpr Bytes& operator-=(Bytes b) { return count_ -= b.count_, *this; }
+
+  friend constexpr Bytes operator+(Bytes a, Bytes b) { return a += b; }
+  friend constexpr Bytes operator-(Bytes a, Bytes b) { return a -= b; }
+  friend constexpr Bytes operator*(Bytes a, int64_t n) {
+    return Bytes(a.count_ * n);
+  }
+  friend constexpr Bytes operator*(int64_t n, Bytes a) { return a * n; }
+  // How many whole `b` fit in `a`.
+  friend constexpr int64_t operator/(Bytes a, Bytes b) {
+    return a.count_ / b.count_;
+  }
+  friend constexpr Bytes operator/(Bytes a, int64_t n) {
+    return Bytes(a.count_ / n);
+  }
+
+ private:
+  int64_t count_ = 0;
+};
+
+constexpr Bytes KiB(int64_t n) { return Bytes(n << 10); }
+constexpr Bytes MiB(int64_t n) { return Bytes(n << 20); }
+constexpr Bytes GiB(int64_t n) { return Bytes(n << 30); }
+
+// The smallest multiple of `unit` that holds `size`. Used for alignment only;
+// nothing in Sluice rounds to powers of two.
+constexpr Bytes RoundUp(Bytes size, Bytes unit) {
+  return ((size.count() + unit.count() - 1) / unit.count()) * unit;
+}
+
+// "36 MiB", "1.5 GiB", "512 B": for people, at most one decimal.
+std::string FormatBytes(Bytes size);
+
+// Reads "36MiB", "1.5 GiB", "4096", "64k": binary units, case-insensitive,
+// with or without "iB" / "B". InvalidArgument names the text and the form.
+absl::StatusOr<Bytes> ParseBytes(std::string_view text);
+
+}  // namespace sluice

@@ -1,0 +1,59 @@
+// What the planner answers. A plan is immutable; a new one takes over only at
+// a step boundary. Plain data; thread safety: values.
+#pragma once
+
+#include <cstdint>
+#include <string>
+#include <vector>
+
+#include "proto/base/ids.h"
+#include "proto/base/units.h"
+
+namespace sluice::plan {
+
+// Where the buffers of one trace lie, with the proof of how good that is.
+struct Placement {
+  std::vector<Bytes> offsets;  // of trace.buffers[k], in request order
+  Bytes peak;                  // bytes needed
+  Bytes lower_bound;           // best proved; peak == lower_bound is optimal
+  std::string proved_by;       // "max_live", "cbc", "none"
+  std::string method;          // what found it: "greedy:size", "cbc", …
+  double seconds = 0;
+  bool optimal() const { return peak == lower_bound; }
+};
+
+struct SegmentPlan {
+  std::string name;     // SegmentKind::name
+  Bytes base;           // of the segment in the transient region (level 2)
+  Placement placement;  // inside the segment (level 1)
+};
+
+// Token fractions of a skeletal class: keep on the GPU, swap to host,
+// recompute. They sum to 1.
+struct ClassPlan {
+  std::string name;
+  double keep = 0;
+  double swap = 0;
+  double recompute = 0;
+};
+
+struct RankPlan {
+  Rank rank;
+  std::vector<SegmentPlan> segments;
+  Bytes transient_peak;  // of the whole transient region
+  std::vector<ClassPlan> classes;
+  double alpha = 0;  // MEMO's: the swapped fraction of every free class
+  std::string alpha_limited_by;  // "none", "bandwidth", "host", "flag"
+  Bytes host_bytes;              // this rank needs, all told
+};
+
+struct NodePlan {
+  PlanId id;
+  std::string profile_hash;  // of all rank profiles it answers, hex
+  std::vector<RankPlan> ranks;
+  double seconds = 0;  // to solve
+  // Empty when feasible; else one line: what, value, limit, what to do.
+  std::string infeasible;
+};
+
+}  // namespace sluice::plan

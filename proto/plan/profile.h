@@ -1,0 +1,81 @@
+// What a rank tells the planner: the profile of one training step.
+//
+// A profile is made by running one chunk of each segment kind in a
+// provisional lease. It goes to the daemon as a sealed memfd (codec.h).
+// Plain data; thread safety: values.
+#pragma once
+
+#include <cstdint>
+#include <string>
+#include <vector>
+
+#include "proto/base/ids.h"
+#include "proto/base/units.h"
+
+namespace sluice::plan {
+
+// One buffer of a trace: alive in [lower, upper) of the trace's own time.
+struct Buffer {
+  int64_t id = 0;
+  int64_t lower = 0;
+  int64_t upper = 0;
+  Bytes size;
+};
+
+// The allocator requests of one piece of work, in request order. `buffers[k]`
+// is the k-th allocation request; replay relies on that order. A buffer not
+// freed inside the trace has upper = `end`.
+struct Trace {
+  std::vector<Buffer> buffers;
+  int64_t end = 0;
+  Bytes alignment{64};
+};
+
+// A repeated unit of work: "qkv.forward.full", "block.diagonal.backward.tail",
+// "ffn.forward.full", "loss.full". FPDT's layer has O(u^2) requests, so the
+// unit is the segment, not the layer.
+struct SegmentKind {
+  std::string name;
+  Trace trace;
+  double seconds = 0;     // measured, one execution, without waits
+  int64_t executions = 0; // in one step of this rank
+};
+
+// A skeletal tensor class of one layer (MEMO section 4.1): made in forward,
+// needed in backward.
+struct SkeletalClass {
+  std::string name;          // "layer_input", "attention_output", "ffn_up"
+  Bytes bytes_per_layer;     // this rank, all its tokens
+  double recompute_seconds = 0;  // a layer, all tokens, from the layer input
+  bool must_swap = false;        // layer input, attention output, lse
+};
+
+// Everything the node needs to plan one rank.
+struct RankProfile {
+  Rank rank;
+  DeviceIndex gpu;
+  NumaIndex numa;
+  int64_t layers = 0;
+  // Layers whose skeletal tensors never leave the GPU (MEMO's last two
+  // layers; 0 for the chunk-streamed layer).
+  int64_t resident_layers = 0;
+  std::vector<SegmentKind> segments;
+  std::vector<SkeletalClass> classes;
+  // Windows: one layer's measured forward and backward, waits included.
+  double forward_layer_seconds = 0;
+  double backward_layer_seconds = 0;
+  // Traffic a layer that does not depend on what is chosen (k/v re-reads, dq).
+  Bytes forward_d2h_fixed;
+  Bytes forward_h2d_fixed;
+  Bytes backward_d2h_fixed;
+  Bytes backward_h2d_fixed;
+  // Host memory of this rank that does not depend on what is chosen (one
+  // layer's scratch, the last layer's output, dX).
+  Bytes host_fixed;
+  // What the rank's GPU lease has beside states and rounding buffers.
+  Bytes transient_capacity;
+  // A fixed alpha asked for by the user; negative: the planner chooses.
+  double alpha = -1;
+};
+
+}  // namespace sluice::plan

@@ -1,0 +1,59 @@
+// One end of a session: packets with file descriptors over SOCK_SEQPACKET.
+//
+// The trust boundary. Everything read is checked here, once: packet size,
+// truncation (MSG_TRUNC, MSG_CTRUNC), parse errors, more descriptors than the
+// message may carry (surplus ones are closed). Above this file fields are in
+// range or the packet was refused.
+//
+// Thread safety: one thread may send while another receives; two senders need
+// a lock of their own.
+#pragma once
+
+#include <cstdint>
+#include <optional>
+#include <span>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "absl/status/status.h"
+#include "absl/status/statusor.h"
+#include "proto/base/unique_fd.h"
+#include "proto/base/units.h"
+#include "proto/session.pb.h"
+
+namespace sluice::wire {
+
+inline constexpr int kProtocolVersion = 1;
+inline constexpr int kMaxPacketBytes = 64 << 10;
+inline constexpr int kMaxFds = 253;  // SCM_RIGHTS, unix(7)
+inline constexpr int64_t kMaxMemfdBytes = int64_t{64} << 20;
+
+struct Message {
+  Packet packet;
+  std::vector<UniqueFd> fds;
+};
+
+// Sends without blocking. ResourceExhausted: the peer does not read (its
+// buffer is full); Unavailable: it is gone. `fds` stay the caller's.
+absl::Status Send(int socket, const Packet& packet,
+                  std::span<const int> fds = {});
+
+// Receives one packet. nullopt: the peer closed. `flags`: MSG_DONTWAIT gives
+// Unavailable with nothing there.
+absl::StatusOr<std::optional<Message>> Receive(int socket, int flags = 0);
+
+// Is every field of a request in range (names printable and short, sizes
+// positive and below 2^60, ordinals below 1024, the right number of fds)?
+absl::Status CheckRequest(const Message& message);
+
+// A listening socket at `path` (a stale one is replaced; one a live daemon
+// serves is AlreadyExists) and a connection to it.
+absl::StatusOr<UniqueFd> Listen(const std::string& path, int mode);
+absl::StatusOr<UniqueFd> Connect(const std::string& path);
+
+// Bytes as a sealed memfd, and back (checked: sealed, at most kMaxMemfdBytes).
+absl::StatusOr<UniqueFd> ToMemfd(std::string_view name, std::string_view bytes);
+absl::StatusOr<std::string> FromMemfd(const UniqueFd& fd);
+
+}  // namespace sluice::wire
