@@ -71,6 +71,9 @@ struct HeadLayout {
 
   int64_t q_per_rank;
   int64_t kv_per_rank;  // after expansion
+  // True: each local kv head serves the next q_per_rank / kv_per_rank local q
+  // heads, on every rank. False: kv_per_rank == q_per_rank.
+  bool grouped;
   // kv head numbers rank r holds, in local order; a number may repeat over
   // ranks (replicas) and, expanded, within one.
   std::vector<std::vector<int64_t>> kv_of_rank;

@@ -26,22 +26,12 @@
 #include "absl/status/statusor.h"
 #include "client/copy_engine.h"
 #include "client/torch/collectives.h"
+#include "client/torch/model_tensors.h"
 #include "client/torch/region_allocator.h"
 #include "client/torch/shapes.h"
 #include "proto/plan/profile.h"
 
 namespace sluice::runtime {
-
-// One layer's tensors; unused ones are undefined. Linear weights are
-// [out, in]. Used for weights (model dtype) and for gradients (fp32).
-struct LayerTensors {
-  at::Tensor norm1_weight, norm1_bias;
-  at::Tensor q_weight, q_bias, k_weight, k_bias, v_weight, v_bias;
-  at::Tensor o_weight, o_bias;
-  at::Tensor norm2_weight, norm2_bias;
-  at::Tensor gate_weight;  // SwiGLU only
-  at::Tensor up_weight, up_bias, down_weight, down_bias;
-};
 
 struct StreamOptions {
   double alpha = 1.0;        // token fraction of free classes kept in host

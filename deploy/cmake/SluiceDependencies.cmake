@@ -29,8 +29,11 @@ if(SLUICE_ENABLE_TORCH)
       "configure with -DSLUICE_ENABLE_TORCH=OFF")
   endif()
   add_library(torch_cpu INTERFACE)
-  target_include_directories(torch_cpu SYSTEM INTERFACE
-    ${torch_root}/include ${torch_root}/include/torch/csrc/api/include)
+  # After the system's folders: the wheel bundles its own fmt and protobuf
+  # headers, which must not win over the ones we link.
+  target_compile_options(torch_cpu INTERFACE
+    "SHELL:-idirafter ${torch_root}/include"
+    "SHELL:-idirafter ${torch_root}/include/torch/csrc/api/include")
   target_compile_definitions(torch_cpu INTERFACE
     USE_DISTRIBUTED USE_C10D_GLOO)
   file(GLOB cuda_runtime_dirs "${SLUICE_PYTHON_PACKAGES}/nvidia/*/lib")

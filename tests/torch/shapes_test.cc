@@ -1,0 +1,152 @@
+#include "client/torch/shapes.h"
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <numeric>
+
+namespace sluice::runtime {
+namespace {
+
+using ::testing::ElementsAre;
+using ::testing::HasSubstr;
+
+std::string Refusal(const ModelConfig& config, int64_t ranks) {
+  return std::string(config.Validate(ranks).message());
+}
+
+TEST(ModelConfig, AcceptsTheDemoShape) {
+  EXPECT_TRUE(ModelConfig{}.Validate(2).ok());
+}
+
+TEST(ModelConfig, RefusalsNameValueAndLimit) {
+  ModelConfig config{.heads = 4, .kv_heads = 3};
+  EXPECT_THAT(Refusal(config, 2), HasSubstr("--heads 4 does not divide by "
+                                            "--kv-heads 3"));
+  config.kv_heads = 2;
+  EXPECT_THAT(Refusal(config, 3), HasSubstr("--ranks 3"));
+  config.hidden = 130;
+  EXPECT_THAT(Refusal(config, 2), HasSubstr("--hidden 130"));
+  config.hidden = 12;
+  EXPECT_THAT(Refusal(config, 2), HasSubstr("must be even"));
+  config.arch = Arch::kGpt;
+  EXPECT_THAT(Refusal(config, 2), HasSubstr("max_positions is 0"));
+  config.layers = 0;
+  EXPECT_THAT(Refusal(config, 2), HasSubstr("--layers is 0"));
+}
+
+TEST(ModelConfig, CountsTheParametersOfGpt2AndLlama7B) {
+  const ModelConfig gpt2{.arch = Arch::kGpt,
+                         .layers = 12,
+                         .hidden = 768,
+                         .heads = 12,
+                         .kv_heads = 12,
+                         .ffn = 3072,
+                         .vocab = 50257,
+                         .max_positions = 1024};
+  EXPECT_EQ(gpt2.parameters(), 124439808);
+  const ModelConfig llama{.layers = 32,
+                          .hidden = 4096,
+                          .heads = 32,
+                          .kv_heads = 32,
+                          .ffn = 11008,
+                          .vocab = 32000};
+  EXPECT_EQ(llama.parameters(), 6738415616);
+}
+
+TEST(ChunkLayout, FirstRanksGetTheRemainder) {
+  const ChunkLayout layout(21, 8, 3);
+  EXPECT_EQ(layout.chunks(), 3);
+  EXPECT_EQ(layout.rows(2), 5);
+  EXPECT_EQ(layout.local_rows(0, 0), 3);
+  EXPECT_EQ(layout.local_rows(0, 1), 3);
+  EXPECT_EQ(layout.local_rows(0, 2), 2);
+  EXPECT_EQ(layout.local_offset(0, 2), 6);
+  EXPECT_EQ(layout.local_rows(2, 2), 1);
+  EXPECT_EQ(layout.local_rows_before(2, 1), 6);
+  EXPECT_EQ(layout.total_local_rows(1), 8);
+}
+
+TEST(ChunkLayout, ARankMayOwnNoRowOfTheTail) {
+  const ChunkLayout layout(10, 8, 4);
+  EXPECT_EQ(layout.local_rows(1, 1), 1);
+  EXPECT_EQ(layout.local_rows(1, 2), 0);
+  EXPECT_EQ(layout.local_offset(1, 3), 2);
+}
+
+TEST(ChunkLayout, AChunkLongerThanTheSequenceIsTheSequence) {
+  const ChunkLayout layout(5, 64, 2);
+  EXPECT_EQ(layout.chunks(), 1);
+  EXPECT_EQ(layout.max_rows(), 5);
+}
+
+TEST(ChunkLayout, EveryRowHasExactlyOneOwner) {
+  for (int64_t seq_len = 1; seq_len <= 40; ++seq_len) {
+    for (int64_t chunk : {1, 3, 7, 8, 64}) {
+      for (int64_t ranks : {1, 2, 3, 8}) {
+        const ChunkLayout layout(seq_len, chunk, ranks);
+        int64_t rows = 0;
+        for (int64_t m = 0; m < layout.chunks(); ++m) {
+          int64_t next = 0;
+          for (int64_t r = 0; r < ranks; ++r) {
+            ASSERT_EQ(layout.local_offset(m, r), next);
+            next += layout.local_rows(m, r);
+          }
+          ASSERT_EQ(next, layout.rows(m));
+          rows += next;
+        }
+        ASSERT_EQ(rows, seq_len);
+        int64_t total = 0;
+        for (int64_t r = 0; r < ranks; ++r) {
+          int64_t before = 0;
+          for (int64_t m = 0; m <= layout.chunks(); ++m) {
+            ASSERT_EQ(layout.local_rows_before(m, r), before);
+            if (m < layout.chunks()) before += layout.local_rows(m, r);
+          }
+          total += layout.total_local_rows(r);
+        }
+        ASSERT_EQ(total, seq_len);
+      }
+    }
+  }
+}
+
+TEST(HeadLayout, WholeGroupsStayGrouped) {
+  const HeadLayout layout(8, 4, 2);
+  EXPECT_TRUE(layout.grouped);
+  EXPECT_EQ(layout.kv_per_rank, 2);
+  EXPECT_THAT(layout.kv_of_rank[1], ElementsAre(2, 3));
+}
+
+TEST(HeadLayout, FewerKvHeadsThanRanksAreReplicated) {
+  const HeadLayout layout(8, 2, 4);
+  EXPECT_TRUE(layout.grouped);
+  EXPECT_EQ(layout.kv_per_rank, 1);
+  EXPECT_THAT(layout.kv_of_rank[1], ElementsAre(0));
+  EXPECT_THAT(layout.kv_of_rank[2], ElementsAre(1));
+}
+
+TEST(HeadLayout, UnalignedGroupsAreExpandedOnEveryRank) {
+  const HeadLayout layout(12, 3, 4);
+  EXPECT_FALSE(layout.grouped);
+  EXPECT_EQ(layout.kv_per_rank, 3);
+  EXPECT_THAT(layout.kv_of_rank[0], ElementsAre(0, 0, 0));
+  EXPECT_THAT(layout.kv_of_rank[1], ElementsAre(0, 1, 1));
+}
+
+TEST(HeadLayout, EachLocalQHeadFindsItsKvHead) {
+  for (int64_t kv_heads : {1, 2, 3, 4, 6, 12, 24}) {
+    for (int64_t ranks : {1, 2, 3, 4, 6, 8}) {
+      const HeadLayout layout(24, kv_heads, ranks);
+      const int64_t run = layout.q_per_rank / layout.kv_per_rank;
+      for (int64_t q = 0; q < 24; ++q) {
+        const int64_t local = q % layout.q_per_rank;
+        ASSERT_EQ(layout.kv_of_rank[q / layout.q_per_rank][local / run],
+                  q / (24 / kv_heads));
+      }
+    }
+  }
+}
+
+}  // namespace
+}  // namespace sluice::runtime
