@@ -11,6 +11,7 @@
 #include "absl/time/time.h"
 #include "proto/plan/plan.h"
 #include "proto/plan/profile.h"
+#include "proto/plan/request.h"
 
 namespace sluice::planner {
 
@@ -35,17 +36,8 @@ absl::StatusOr<SegmentLayout> PlanSegments(
     const std::vector<plan::SegmentKind>& segments,
     const MemoryOptions& options);
 
-// What the node gives its ranks (measured, contended).
-struct LinkCapacity {
-  std::string name;
-  double h2d_bytes_per_second = 0;
-  double d2h_bytes_per_second = 0;
-  std::vector<Rank> ranks;  // that copy over it
-};
-struct NodeResources {
-  std::vector<LinkCapacity> links;
-  std::vector<Bytes> host_budget;  // a NUMA node
-};
+using plan::LinkCapacity;
+using plan::NodeResources;
 
 // The whole plan of a node: memory a rank, swapping for all ranks (MEMO's LP
 // for alpha, with re-reads and scratch counted). An infeasible node is a plan

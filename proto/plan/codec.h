@@ -1,30 +1,47 @@
 // Profiles and plans as bytes: versioned JSON, so that a plan in a checkpoint
-// can be read by a person. Decode checks every field and length; InvalidArgument
-// names the field, its value and the limit.
+// can be read by a person. Decode checks every field and length, unknown and
+// repeated keys included; InvalidArgument names the field, its value and the
+// limit in one line. Doubles survive a round trip bit by bit.
 //
 // Thread safety: pure functions.
 #pragma once
 
 #include <string>
 #include <string_view>
+#include <vector>
 
 #include "absl/status/statusor.h"
 #include "proto/plan/plan.h"
 #include "proto/plan/profile.h"
+#include "proto/plan/request.h"
 
 namespace sluice::plan {
 
 inline constexpr int kFormatVersion = 1;
 
+// Limits of what Decode takes.
+inline constexpr size_t kMaxEncodedBytes = size_t{256} << 20;
+inline constexpr size_t kMaxRanks = 1024;
+inline constexpr size_t kMaxSegments = 1024;    // a rank
+inline constexpr size_t kMaxClasses = 1024;     // a rank
+inline constexpr size_t kMaxBuffers = 1 << 20;  // a trace
+inline constexpr size_t kMaxNameBytes = 256;
+inline constexpr int64_t kMaxAmount = int64_t{1} << 50;  // one size in bytes
+inline constexpr int64_t kMaxTime = int64_t{1} << 53;    // of a trace
+
 std::string Encode(const RankProfile& profile);
 std::string Encode(const std::vector<RankProfile>& profiles);
+std::string Encode(const PlanRequest& request);
 std::string Encode(const NodePlan& plan);
 
 absl::StatusOr<RankProfile> DecodeRankProfile(std::string_view bytes);
 absl::StatusOr<std::vector<RankProfile>> DecodeProfiles(std::string_view bytes);
+absl::StatusOr<PlanRequest> DecodePlanRequest(std::string_view bytes);
 absl::StatusOr<NodePlan> DecodeNodePlan(std::string_view bytes);
 
-// A stable 128-bit hash in hex of a profile's encoding: the plan cache's key.
+// A stable 128-bit hash in hex of the profiles' encoding: the plan cache's
+// key. Not cryptographic: whoever adopts a cached plan validates it against
+// its own profile (validate.h).
 std::string HashProfiles(const std::vector<RankProfile>& profiles);
 
 }  // namespace sluice::plan

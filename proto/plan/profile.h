@@ -37,15 +37,15 @@ struct Trace {
 struct SegmentKind {
   std::string name;
   Trace trace;
-  double seconds = 0;     // measured, one execution, without waits
-  int64_t executions = 0; // in one step of this rank
+  double seconds = 0;      // measured, one execution, without waits
+  int64_t executions = 0;  // in one step of this rank
 };
 
 // A skeletal tensor class of one layer (MEMO section 4.1): made in forward,
 // needed in backward.
 struct SkeletalClass {
-  std::string name;          // "layer_input", "attention_output", "ffn_up"
-  Bytes bytes_per_layer;     // this rank, all its tokens
+  std::string name;              // "layer_input", "attention_output", "ffn_up"
+  Bytes bytes_per_layer;         // this rank, all its tokens
   double recompute_seconds = 0;  // a layer, all tokens, from the layer input
   bool must_swap = false;        // layer input, attention output, lse
 };

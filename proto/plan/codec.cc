@@ -1,0 +1,465 @@
+#include "proto/plan/codec.h"
+
+#include <fmt/format.h>
+
+#include <limits>
+#include <nlohmann/json.hpp>
+#include <set>
+#include <string>
+#include <utility>
+
+#include "proto/base/status.h"
+#include "proto/plan/json_reader.h"
+
+namespace sluice::plan {
+namespace {
+
+using nlohmann::json;
+
+constexpr double kMaxSeconds = 1e9;
+constexpr double kMaxRate = 1e15;  // bytes a second
+constexpr int64_t kMaxCount = int64_t{1} << 40;
+constexpr int64_t kMaxId = std::numeric_limits<int64_t>::max();
+// A sum over a trace must stay exact in int64.
+constexpr int64_t kMaxTotal = int64_t{1} << 60;
+
+// ---- Writing ---------------------------------------------------------------
+
+json Write(const Trace& trace) {
+  json buffers = json::array();
+  for (const Buffer& b : trace.buffers) {
+    buffers.push_back({b.id, b.lower, b.upper, b.size.count()});
+  }
+  return {{"buffers", std::move(buffers)},
+          {"end", trace.end},
+          {"alignment", trace.alignment.count()}};
+}
+
+json Write(const SegmentKind& segment) {
+  return {{"name", segment.name},
+          {"trace", Write(segment.trace)},
+          {"seconds", segment.seconds},
+          {"executions", segment.executions}};
+}
+
+json Write(const SkeletalClass& skeletal) {
+  return {{"name", skeletal.name},
+          {"bytes_per_layer", skeletal.bytes_per_layer.count()},
+          {"recompute_seconds", skeletal.recompute_seconds},
+          {"must_swap", skeletal.must_swap}};
+}
+
+template <typename T>
+json WriteAll(const std::vector<T>& items, json (*write)(const T&)) {
+  json list = json::array();
+  for (const T& item : items) list.push_back(write(item));
+  return list;
+}
+
+json Write(const RankProfile& p) {
+  return {{"rank", p.rank.value()},
+          {"gpu", p.gpu.value()},
+          {"numa", p.numa.value()},
+          {"layers", p.layers},
+          {"resident_layers", p.resident_layers},
+          {"segments", WriteAll(p.segments, Write)},
+          {"classes", WriteAll(p.classes, Write)},
+          {"forward_layer_seconds", p.forward_layer_seconds},
+          {"backward_layer_seconds", p.backward_layer_seconds},
+          {"forward_d2h_fixed", p.forward_d2h_fixed.count()},
+          {"forward_h2d_fixed", p.forward_h2d_fixed.count()},
+          {"backward_d2h_fixed", p.backward_d2h_fixed.count()},
+          {"backward_h2d_fixed", p.backward_h2d_fixed.count()},
+          {"host_fixed", p.host_fixed.count()},
+          {"transient_capacity", p.transient_capacity.count()},
+          {"alpha", p.alpha}};
+}
+
+json Write(const LinkCapacity& link) {
+  json ranks = json::array();
+  for (const Rank rank : link.ranks) ranks.push_back(rank.value());
+  return {{"name", link.name},
+          {"h2d_bytes_per_second", link.h2d_bytes_per_second},
+          {"d2h_bytes_per_second", link.d2h_bytes_per_second},
+          {"ranks", std::move(ranks)}};
+}
+
+json Write(const NodeResources& resources) {
+  json budgets = json::array();
+  for (const Bytes b : resources.host_budget) budgets.push_back(b.count());
+  return {{"links", WriteAll(resources.links, Write)},
+          {"host_budget", std::move(budgets)}};
+}
+
+json Write(const Placement& placement) {
+  json offsets = json::array();
+  for (const Bytes b : placement.offsets) offsets.push_back(b.count());
+  return {{"offsets", std::move(offsets)},
+          {"peak", placement.peak.count()},
+          {"lower_bound", placement.lower_bound.count()},
+          {"proved_by", placement.proved_by},
+          {"method", placement.method},
+          {"seconds", placement.seconds}};
+}
+
+json Write(const SegmentPlan& segment) {
+  return {{"name", segment.name},
+          {"base", segment.base.count()},
+          {"placement", Write(segment.placement)}};
+}
+
+json Write(const ClassPlan& c) {
+  return {{"name", c.name},
+          {"keep", c.keep},
+          {"swap", c.swap},
+          {"recompute", c.recompute}};
+}
+
+json Write(const RankPlan& plan) {
+  return {{"rank", plan.rank.value()},
+          {"segments", WriteAll(plan.segments, Write)},
+          {"transient_peak", plan.transient_peak.count()},
+          {"classes", WriteAll(plan.classes, Write)},
+          {"alpha", plan.alpha},
+          {"alpha_limited_by", plan.alpha_limited_by},
+          {"host_bytes", plan.host_bytes.count()}};
+}
+
+// `format` says what the document is, so that a plan is never read as a
+// profile.
+std::string Finish(json document, const char* format) {
+  document["format"] = format;
+  document["version"] = kFormatVersion;
+  return document.dump(-1, ' ', false, json::error_handler_t::replace);
+}
+
+// ---- Reading ---------------------------------------------------------------
+
+Bytes ReadBytes(FieldReader& in, const char* key) {
+  return Bytes(in.Int(key, 0, kMaxAmount));
+}
+
+std::string ReadName(FieldReader& in, std::set<std::string>* taken) {
+  std::string name = in.Text("name", kMaxNameBytes);
+  if (in.ok() && name.empty()) in.Refuse("name", "is empty");
+  if (in.ok() && !taken->insert(name).second) {
+    in.Refuse("name", fmt::format("'{}' occurs twice", name));
+  }
+  return name;
+}
+
+Buffer ReadBuffer(FieldReader in, int64_t end) {
+  Buffer buffer;
+  if (in.Entries() != 4) {
+    in.Refuse("", "is not [id, lower, upper, size]");
+    return buffer;
+  }
+  buffer.id = in.At(0, "id", 0, kMaxId);
+  buffer.lower = in.At(1, "lower", 0, kMaxTime);
+  buffer.upper = in.At(2, "upper", 0, kMaxTime);
+  buffer.size = Bytes(in.At(3, "size", 0, kMaxAmount));
+  if (buffer.lower >= buffer.upper) {
+    in.Refuse("upper", fmt::format("{} is not above lower = {}", buffer.upper,
+                                   buffer.lower));
+  }
+  if (buffer.upper > end) {
+    in.Refuse("upper", fmt::format("{} is beyond the trace's end = {}",
+                                   buffer.upper, end));
+  }
+  return buffer;
+}
+
+Trace ReadTrace(FieldReader in) {
+  Trace trace;
+  trace.end = in.Int("end", 0, kMaxTime);
+  trace.alignment = Bytes(in.Int("alignment", 1, int64_t{1} << 30));
+  const int64_t alignment = trace.alignment.count();
+  if ((alignment & (alignment - 1)) != 0) {
+    in.Refuse("alignment", fmt::format("{} is no power of two", alignment));
+  }
+  std::set<int64_t> ids;
+  int64_t total = 0;
+  in.Each("buffers", kMaxBuffers, [&](FieldReader row, size_t) {
+    const Buffer buffer = ReadBuffer(row, trace.end);
+    if (row.ok() && !ids.insert(buffer.id).second) {
+      row.Refuse("id", fmt::format("{} occurs twice", buffer.id));
+    }
+    total += RoundUp(buffer.size, trace.alignment).count();
+    if (total > kMaxTotal) {
+      row.Refuse("size", fmt::format("the trace's sizes sum to more than {}",
+                                     kMaxTotal));
+    }
+    trace.buffers.push_back(buffer);
+  });
+  in.Finish();
+  return trace;
+}
+
+SegmentKind ReadSegmentKind(FieldReader in, std::set<std::string>* names) {
+  SegmentKind segment;
+  segment.name = ReadName(in, names);
+  segment.trace = ReadTrace(in.Object("trace"));
+  segment.seconds = in.Number("seconds", 0, kMaxSeconds);
+  segment.executions = in.Int("executions", 0, kMaxCount);
+  in.Finish();
+  return segment;
+}
+
+SkeletalClass ReadSkeletalClass(FieldReader in, std::set<std::string>* names) {
+  SkeletalClass skeletal;
+  skeletal.name = ReadName(in, names);
+  skeletal.bytes_per_layer = ReadBytes(in, "bytes_per_layer");
+  skeletal.recompute_seconds = in.Number("recompute_seconds", 0, kMaxSeconds);
+  skeletal.must_swap = in.Flag("must_swap");
+  in.Finish();
+  return skeletal;
+}
+
+void ReadAlpha(FieldReader& in, RankProfile* p) {
+  p->alpha = in.Number("alpha", -1, 1);
+  if (p->alpha < 0 && p->alpha != -1) {
+    in.Refuse("alpha", fmt::format("{} is neither -1 (the planner chooses) "
+                                   "nor between 0 and 1",
+                                   p->alpha));
+  }
+}
+
+RankProfile ReadRankProfile(FieldReader& in) {
+  RankProfile p;
+  p.rank = Rank(in.Int("rank", 0, kMaxId));
+  p.gpu = DeviceIndex(in.Int("gpu", 0, kMaxCount));
+  p.numa = NumaIndex(in.Int("numa", 0, kMaxCount));
+  p.layers = in.Int("layers", 1, 1 << 20);
+  p.resident_layers = in.Int("resident_layers", 0, p.layers);
+  std::set<std::string> segments;
+  in.Each("segments", kMaxSegments, [&](FieldReader element, size_t) {
+    p.segments.push_back(ReadSegmentKind(element, &segments));
+  });
+  std::set<std::string> classes;
+  in.Each("classes", kMaxClasses, [&](FieldReader element, size_t) {
+    p.classes.push_back(ReadSkeletalClass(element, &classes));
+  });
+  p.forward_layer_seconds = in.Number("forward_layer_seconds", 0, kMaxSeconds);
+  p.backward_layer_seconds =
+      in.Number("backward_layer_seconds", 0, kMaxSeconds);
+  p.forward_d2h_fixed = ReadBytes(in, "forward_d2h_fixed");
+  p.forward_h2d_fixed = ReadBytes(in, "forward_h2d_fixed");
+  p.backward_d2h_fixed = ReadBytes(in, "backward_d2h_fixed");
+  p.backward_h2d_fixed = ReadBytes(in, "backward_h2d_fixed");
+  p.host_fixed = ReadBytes(in, "host_fixed");
+  p.transient_capacity = ReadBytes(in, "transient_capacity");
+  ReadAlpha(in, &p);
+  return p;
+}
+
+std::vector<RankProfile> ReadRankProfiles(FieldReader& in) {
+  std::vector<RankProfile> profiles;
+  std::set<uint64_t> ranks;
+  in.Each("profiles", kMaxRanks, [&](FieldReader element, size_t) {
+    profiles.push_back(ReadRankProfile(element));
+    const uint64_t rank = profiles.back().rank.value();
+    if (!ranks.insert(rank).second) {
+      element.Refuse("rank", fmt::format("{} occurs twice", rank));
+    }
+    element.Finish();
+  });
+  return profiles;
+}
+
+LinkCapacity ReadLink(FieldReader in, std::set<std::string>* names) {
+  LinkCapacity link;
+  link.name = ReadName(in, names);
+  // A link without bandwidth would make every swap infinite.
+  link.h2d_bytes_per_second = in.Number("h2d_bytes_per_second", 1, kMaxRate);
+  link.d2h_bytes_per_second = in.Number("d2h_bytes_per_second", 1, kMaxRate);
+  in.Each("ranks", kMaxRanks, [&](FieldReader element, size_t) {
+    link.ranks.push_back(Rank(element.Self(0, kMaxId)));
+  });
+  in.Finish();
+  return link;
+}
+
+NodeResources ReadResources(FieldReader in) {
+  NodeResources resources;
+  std::set<std::string> names;
+  in.Each("links", kMaxRanks, [&](FieldReader element, size_t) {
+    resources.links.push_back(ReadLink(element, &names));
+  });
+  in.Each("host_budget", kMaxRanks, [&](FieldReader element, size_t) {
+    resources.host_budget.push_back(Bytes(element.Self(-1, kMaxAmount)));
+  });
+  in.Finish();
+  return resources;
+}
+
+Placement ReadPlacement(FieldReader in) {
+  Placement placement;
+  in.Each("offsets", kMaxBuffers, [&](FieldReader element, size_t) {
+    placement.offsets.push_back(Bytes(element.Self(0, kMaxTotal)));
+  });
+  placement.peak = Bytes(in.Int("peak", 0, kMaxTotal));
+  placement.lower_bound =
+      Bytes(in.Int("lower_bound", 0, placement.peak.count()));
+  placement.proved_by =
+      in.Choice("proved_by", {"max_live", "search", "cbc", "none"});
+  placement.method = in.Text("method", kMaxNameBytes);
+  placement.seconds = in.Number("seconds", 0, kMaxSeconds);
+  in.Finish();
+  return placement;
+}
+
+SegmentPlan ReadSegmentPlan(FieldReader in, std::set<std::string>* names) {
+  SegmentPlan segment;
+  segment.name = ReadName(in, names);
+  segment.base = Bytes(in.Int("base", 0, kMaxTotal));
+  segment.placement = ReadPlacement(in.Object("placement"));
+  in.Finish();
+  return segment;
+}
+
+ClassPlan ReadClassPlan(FieldReader in, std::set<std::string>* names) {
+  ClassPlan c;
+  c.name = ReadName(in, names);
+  c.keep = in.Number("keep", 0, 1);
+  c.swap = in.Number("swap", 0, 1);
+  c.recompute = in.Number("recompute", 0, 1);
+  const double sum = c.keep + c.swap + c.recompute;
+  if (in.ok() && (sum < 1 - 1e-9 || sum > 1 + 1e-9)) {
+    in.Refuse("keep", fmt::format("keep + swap + recompute is {}, not 1", sum));
+  }
+  in.Finish();
+  return c;
+}
+
+RankPlan ReadRankPlan(FieldReader in) {
+  RankPlan plan;
+  plan.rank = Rank(in.Int("rank", 0, kMaxId));
+  std::set<std::string> segments;
+  in.Each("segments", kMaxSegments, [&](FieldReader element, size_t) {
+    plan.segments.push_back(ReadSegmentPlan(element, &segments));
+  });
+  plan.transient_peak = Bytes(in.Int("transient_peak", 0, kMaxTotal));
+  std::set<std::string> classes;
+  in.Each("classes", kMaxClasses, [&](FieldReader element, size_t) {
+    plan.classes.push_back(ReadClassPlan(element, &classes));
+  });
+  plan.alpha = in.Number("alpha", 0, 1);
+  plan.alpha_limited_by =
+      in.Choice("alpha_limited_by", {"none", "bandwidth", "host", "flag"});
+  plan.host_bytes = Bytes(in.Int("host_bytes", 0, kMaxTotal));
+  in.Finish();
+  return plan;
+}
+
+std::string ReadHash(FieldReader& in) {
+  std::string hash = in.Text("profile_hash", 32);
+  if (in.ok() &&
+      (hash.size() != 32 ||
+       hash.find_first_not_of("0123456789abcdef") != std::string::npos)) {
+    in.Refuse("profile_hash",
+              fmt::format("'{}' is not 32 hexadecimal digits", hash));
+  }
+  return hash;
+}
+
+NodePlan ReadNodePlan(FieldReader& in) {
+  NodePlan plan;
+  plan.id = PlanId(in.Int("id", 0, kMaxId));
+  plan.profile_hash = ReadHash(in);
+  std::set<uint64_t> ranks;
+  in.Each("ranks", kMaxRanks, [&](FieldReader element, size_t) {
+    plan.ranks.push_back(ReadRankPlan(element));
+    const uint64_t rank = plan.ranks.back().rank.value();
+    if (!ranks.insert(rank).second) {
+      element.Refuse("rank", fmt::format("{} occurs twice", rank));
+    }
+  });
+  plan.seconds = in.Number("seconds", 0, kMaxSeconds);
+  plan.infeasible = in.Text("infeasible", 4096);
+  return plan;
+}
+
+// Parses, checks the envelope, reads with `read`, and names the document in
+// whatever is wrong.
+template <typename Read>
+auto Decode(std::string_view bytes, const char* format, Read read)
+    -> absl::StatusOr<decltype(read(std::declval<FieldReader&>()))> {
+  absl::Status status;
+  const json document = ParseChecked(bytes, kMaxEncodedBytes, &status);
+  const auto name = [&] { return Annotate(status, format); };
+  if (!status.ok()) return name();
+  FieldReader in(document, "", &status);
+  in.Choice("format", {format});
+  in.Int("version", kFormatVersion, kFormatVersion);
+  if (!status.ok()) return name();
+  auto result = read(in);
+  in.Finish();
+  if (!status.ok()) return name();
+  return result;
+}
+
+constexpr const char* kProfileFormat = "sluice.rank_profile";
+constexpr const char* kProfilesFormat = "sluice.rank_profiles";
+constexpr const char* kRequestFormat = "sluice.plan_request";
+constexpr const char* kPlanFormat = "sluice.node_plan";
+
+}  // namespace
+
+std::string Encode(const RankProfile& profile) {
+  return Finish(Write(profile), kProfileFormat);
+}
+
+std::string Encode(const std::vector<RankProfile>& profiles) {
+  return Finish({{"profiles", WriteAll(profiles, Write)}}, kProfilesFormat);
+}
+
+std::string Encode(const PlanRequest& request) {
+  return Finish({{"profiles", WriteAll(request.profiles, Write)},
+                 {"resources", Write(request.resources)}},
+                kRequestFormat);
+}
+
+std::string Encode(const NodePlan& plan) {
+  return Finish({{"id", plan.id.value()},
+                 {"profile_hash", plan.profile_hash},
+                 {"ranks", WriteAll(plan.ranks, Write)},
+                 {"seconds", plan.seconds},
+                 {"infeasible", plan.infeasible}},
+                kPlanFormat);
+}
+
+absl::StatusOr<RankProfile> DecodeRankProfile(std::string_view bytes) {
+  return Decode(bytes, kProfileFormat, ReadRankProfile);
+}
+
+absl::StatusOr<std::vector<RankProfile>> DecodeProfiles(
+    std::string_view bytes) {
+  return Decode(bytes, kProfilesFormat, ReadRankProfiles);
+}
+
+absl::StatusOr<PlanRequest> DecodePlanRequest(std::string_view bytes) {
+  return Decode(bytes, kRequestFormat, [](FieldReader& in) {
+    PlanRequest request;
+    request.profiles = ReadRankProfiles(in);
+    request.resources = ReadResources(in.Object("resources"));
+    return request;
+  });
+}
+
+absl::StatusOr<NodePlan> DecodeNodePlan(std::string_view bytes) {
+  return Decode(bytes, kPlanFormat, ReadNodePlan);
+}
+
+// FNV-1a with 128 bits: stable across machines and versions.
+std::string HashProfiles(const std::vector<RankProfile>& profiles) {
+  using uint128 = unsigned __int128;
+  constexpr uint128 kPrime = (uint128{1} << 88) | 0x13b;
+  uint128 hash = (uint128{0x6c62272e07bb0142} << 64) | 0x62b821756295c58d;
+  for (const char c : Encode(profiles)) {
+    hash = (hash ^ static_cast<unsigned char>(c)) * kPrime;
+  }
+  return fmt::format("{:016x}{:016x}", static_cast<uint64_t>(hash >> 64),
+                     static_cast<uint64_t>(hash));
+}
+
+}  // namespace sluice::plan

@@ -1,0 +1,223 @@
+#include "proto/plan/json_reader.h"
+
+#include <cmath>
+#include <vector>
+
+namespace sluice::plan {
+namespace {
+
+using nlohmann::json;
+
+constexpr int kMaxDepth = 16;
+
+// A value as it is shown in a message: never long.
+std::string Shown(const json& value) {
+  std::string text = value.dump(-1, ' ', true, json::error_handler_t::replace);
+  if (text.size() > 60) text = text.substr(0, 57) + "...";
+  return text;
+}
+
+// Keeps the keys of every open object, to find repeated ones: nlohmann keeps
+// the last one silently.
+class KeyGuard {
+ public:
+  explicit KeyGuard(absl::Status* status) : status_(status) {}
+
+  bool operator()(int depth, json::parse_event_t event, json& parsed) {
+    if (depth > kMaxDepth && status_->ok()) {
+      *status_ = absl::InvalidArgumentError(
+          fmt::format("nested deeper than {} levels", kMaxDepth));
+    }
+    if (!status_->ok()) return false;  // dropped: no memory for the rest
+    switch (event) {
+      case json::parse_event_t::object_start:
+        open_.emplace_back();
+        break;
+      case json::parse_event_t::object_end:
+        open_.pop_back();
+        break;
+      case json::parse_event_t::key:
+        if (!open_.back().insert(parsed.get<std::string>()).second) {
+          *status_ = absl::InvalidArgumentError(
+              fmt::format("key {} occurs twice in one object", Shown(parsed)));
+        }
+        break;
+      default:
+        break;
+    }
+    return true;
+  }
+
+ private:
+  absl::Status* status_;
+  std::vector<std::set<std::string>> open_;
+};
+
+}  // namespace
+
+json ParseChecked(std::string_view bytes, size_t max_bytes,
+                  absl::Status* status) {
+  if (bytes.size() > max_bytes) {
+    *status = absl::InvalidArgumentError(
+        fmt::format("{} bytes; the limit is {}", bytes.size(), max_bytes));
+    return {};
+  }
+  KeyGuard guard(status);
+  json parsed;
+  try {
+    parsed = json::parse(
+        bytes, [&guard](int depth, json::parse_event_t event, json& value) {
+          return guard(depth, event, value);
+        });
+  } catch (const json::exception& e) {
+    if (status->ok()) {
+      *status = absl::InvalidArgumentError(
+          fmt::format("not JSON: {}", Shown(json(e.what()))));
+    }
+  }
+  if (status->ok() && !parsed.is_object()) {
+    *status = absl::InvalidArgumentError("not a JSON object");
+  }
+  return parsed;
+}
+
+int64_t FieldReader::Int(const char* key, int64_t low, int64_t high) {
+  const json* value = Find(key);
+  return value == nullptr ? low : CheckInt(*value, key, low, high);
+}
+
+double FieldReader::Number(const char* key, double low, double high) {
+  const json* value = Find(key);
+  if (value == nullptr) return low;
+  if (!value->is_number()) {
+    Refuse(key, fmt::format("{} is not a number", Shown(*value)));
+    return low;
+  }
+  const double number = value->get<double>();
+  if (!(number >= low && number <= high)) {
+    Refuse(key, fmt::format("{} is not between {} and {}", number, low, high));
+    return low;
+  }
+  return number;
+}
+
+bool FieldReader::Flag(const char* key) {
+  const json* value = Find(key);
+  if (value == nullptr) return false;
+  if (!value->is_boolean()) {
+    Refuse(key, fmt::format("{} is not true or false", Shown(*value)));
+    return false;
+  }
+  return value->get<bool>();
+}
+
+std::string FieldReader::Text(const char* key, size_t max_bytes) {
+  const json* value = Find(key);
+  if (value == nullptr) return "";
+  if (!value->is_string()) {
+    Refuse(key, fmt::format("{} is not a text", Shown(*value)));
+    return "";
+  }
+  std::string text = value->get<std::string>();
+  if (text.size() > max_bytes) {
+    Refuse(key, fmt::format("{} bytes of text; the limit is {}", text.size(),
+                            max_bytes));
+    return "";
+  }
+  for (const char c : text) {
+    if (static_cast<unsigned char>(c) < 0x20) {
+      Refuse(key, fmt::format("{} has a control character", Shown(*value)));
+      return "";
+    }
+  }
+  return text;
+}
+
+std::string FieldReader::Choice(
+    const char* key, std::initializer_list<std::string_view> choices) {
+  std::string text = Text(key, 64);
+  if (!ok()) return text;
+  std::string known;
+  for (const std::string_view choice : choices) {
+    if (text == choice) return text;
+    known += fmt::format("{}'{}'", known.empty() ? "" : ", ", choice);
+  }
+  Refuse(key, fmt::format("'{}' is none of {}", text, known));
+  return text;
+}
+
+FieldReader FieldReader::Object(const char* key) {
+  static const json* const kEmpty = new json(json::object());
+  const json* value = Find(key);
+  if (value != nullptr && !value->is_object()) {
+    Refuse(key, fmt::format("{} is not an object", Shown(*value)));
+    value = nullptr;
+  }
+  return FieldReader(value == nullptr ? *kEmpty : *value, PathOf(key), status_);
+}
+
+int64_t FieldReader::Self(int64_t low, int64_t high) {
+  return CheckInt(json_, "", low, high);
+}
+
+int64_t FieldReader::At(size_t i, const char* name, int64_t low, int64_t high) {
+  if (!json_.is_array() || i >= json_.size()) {
+    Refuse(name, "is missing");
+    return low;
+  }
+  return CheckInt(json_[i], name, low, high);
+}
+
+void FieldReader::Finish() {
+  if (!ok() || !json_.is_object()) return;
+  for (const auto& [key, value] : json_.items()) {
+    if (!seen_.contains(key)) {
+      return Refuse(Shown(json(key)), "unknown field");
+    }
+  }
+}
+
+void FieldReader::Refuse(const std::string& key, const std::string& complaint) {
+  if (!ok()) return;
+  *status_ =
+      absl::InvalidArgumentError(fmt::format("{}: {}", PathOf(key), complaint));
+}
+
+const json* FieldReader::Find(const char* key) {
+  if (!ok()) return nullptr;
+  if (!json_.is_object()) {
+    Refuse("", fmt::format("{} is not an object", Shown(json_)));
+    return nullptr;
+  }
+  seen_.insert(key);
+  const auto found = json_.find(key);
+  if (found == json_.end()) {
+    Refuse(key, "is missing");
+    return nullptr;
+  }
+  return &*found;
+}
+
+std::string FieldReader::PathOf(const std::string& key) const {
+  if (path_.empty()) return key;
+  return key.empty() ? path_ : path_ + "." + key;
+}
+
+int64_t FieldReader::CheckInt(const json& value, const std::string& key,
+                              int64_t low, int64_t high) {
+  if (!value.is_number_integer()) {
+    Refuse(key, fmt::format("{} is not a whole number", Shown(value)));
+    return low;
+  }
+  const bool too_big = value.is_number_unsigned() &&
+                       value.get<uint64_t>() > static_cast<uint64_t>(INT64_MAX);
+  const int64_t number = too_big ? INT64_MAX : value.get<int64_t>();
+  if (too_big || number < low || number > high) {
+    Refuse(key,
+           fmt::format("{} is not between {} and {}", Shown(value), low, high));
+    return low;
+  }
+  return number;
+}
+
+}  // namespace sluice::plan

@@ -1,0 +1,82 @@
+// Checked reading of a JSON document (private to codec.cc).
+//
+// A FieldReader is a cursor on one object or array element. The first thing
+// wrong is kept in the shared status with its full path; every read after
+// that returns a harmless default, so that decoders need no branches.
+#pragma once
+
+#include <fmt/format.h>
+
+#include <cstdint>
+#include <initializer_list>
+#include <nlohmann/json.hpp>
+#include <set>
+#include <string>
+#include <string_view>
+
+#include "absl/status/status.h"
+
+namespace sluice::plan {
+
+// Parses `bytes`; refuses what is not JSON, repeated keys and deep nesting.
+nlohmann::json ParseChecked(std::string_view bytes, size_t max_bytes,
+                            absl::Status* status);
+
+class FieldReader {
+ public:
+  // `json` and `status` outlive the reader.
+  FieldReader(const nlohmann::json& json, std::string path,
+              absl::Status* status)
+      : json_(json), path_(std::move(path)), status_(status) {}
+
+  bool ok() const { return status_->ok(); }
+
+  // Fields of an object.
+  int64_t Int(const char* key, int64_t low, int64_t high);
+  double Number(const char* key, double low, double high);
+  bool Flag(const char* key);
+  std::string Text(const char* key, size_t max_bytes);
+  std::string Choice(const char* key,
+                     std::initializer_list<std::string_view> choices);
+  FieldReader Object(const char* key);
+
+  // Elements of the array `key`: read(FieldReader element, size_t index).
+  template <typename Read>
+  void Each(const char* key, size_t max, Read read) {
+    const nlohmann::json* array = Find(key);
+    if (array == nullptr) return;
+    if (!array->is_array()) return Refuse(key, "is not a list");
+    if (array->size() > max) {
+      return Refuse(key, fmt::format("has {} entries; the limit is {}",
+                                     array->size(), max));
+    }
+    for (size_t i = 0; i < array->size() && ok(); ++i) {
+      read(FieldReader((*array)[i], fmt::format("{}[{}]", PathOf(key), i),
+                       status_),
+           i);
+    }
+  }
+
+  // This element itself, or its i-th entry, as an integer; `name` for errors.
+  int64_t Self(int64_t low, int64_t high);
+  size_t Entries() const { return json_.is_array() ? json_.size() : 0; }
+  int64_t At(size_t i, const char* name, int64_t low, int64_t high);
+
+  // Refuses fields that nobody read. Call last.
+  void Finish();
+  // Records `path.key: complaint` unless something is wrong already.
+  void Refuse(const std::string& key, const std::string& complaint);
+
+ private:
+  const nlohmann::json* Find(const char* key);
+  std::string PathOf(const std::string& key) const;
+  int64_t CheckInt(const nlohmann::json& value, const std::string& key,
+                   int64_t low, int64_t high);
+
+  const nlohmann::json& json_;
+  std::string path_;
+  absl::Status* status_;
+  std::set<std::string, std::less<>> seen_;
+};
+
+}  // namespace sluice::plan

@@ -1,0 +1,304 @@
+#include "proto/plan/codec.h"
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <nlohmann/json.hpp>
+#include <string>
+#include <utility>
+#include <vector>
+
+namespace sluice::plan {
+namespace {
+
+using nlohmann::json;
+using ::testing::HasSubstr;
+using ::testing::Not;
+
+RankProfile SampleProfile(uint64_t rank) {
+  RankProfile p;
+  p.rank = Rank(rank);
+  p.gpu = DeviceIndex(1);
+  p.numa = NumaIndex(0);
+  p.layers = 4;
+  p.resident_layers = 1;
+  p.segments.push_back(
+      {.name = "qkv.forward.full",
+       .trace = {.buffers = {{0, 0, 3, Bytes(4096)}, {1, 1, 2, Bytes(100)}},
+                 .end = 3,
+                 .alignment = Bytes(64)},
+       .seconds = 0.1,
+       .executions = 32});
+  p.classes.push_back({.name = "layer_input",
+                       .bytes_per_layer = MiB(1),
+                       .recompute_seconds = 0,
+                       .must_swap = true});
+  p.classes.push_back({.name = "ffn_up",
+                       .bytes_per_layer = MiB(4),
+                       .recompute_seconds = 1.0 / 3});
+  p.forward_layer_seconds = 0.9;
+  p.backward_layer_seconds = 2.1;
+  p.forward_d2h_fixed = KiB(1);
+  p.forward_h2d_fixed = KiB(2);
+  p.backward_d2h_fixed = KiB(3);
+  p.backward_h2d_fixed = KiB(4);
+  p.host_fixed = KiB(5);
+  p.transient_capacity = MiB(30);
+  return p;
+}
+
+PlanRequest SampleRequest() {
+  return {.profiles = {SampleProfile(0), SampleProfile(1)},
+          .resources = {.links = {{.name = "pcie0",
+                                   .h2d_bytes_per_second = 2e9,
+                                   .d2h_bytes_per_second = 1e9,
+                                   .ranks = {Rank(0), Rank(1)}}},
+                        .host_budget = {MiB(384), Bytes(-1)}}};
+}
+
+NodePlan SamplePlan() {
+  NodePlan plan;
+  plan.id = PlanId(7);
+  plan.profile_hash = "0123456789abcdef0123456789abcdef";
+  plan.ranks.push_back(
+      {.rank = Rank(0),
+       .segments = {{.name = "qkv.forward.full",
+                     .base = Bytes(64),
+                     .placement = {.offsets = {Bytes(0), Bytes(4096)},
+                                   .peak = Bytes(4224),
+                                   .lower_bound = Bytes(4224),
+                                   .proved_by = "max_live",
+                                   .method = "greedy:size",
+                                   .seconds = 0.25}}},
+       .transient_peak = Bytes(4288),
+       .classes = {{"ffn_up", 0, 0.25, 0.75}},
+       .alpha = 0.25,
+       .alpha_limited_by = "host",
+       .host_bytes = MiB(77)});
+  plan.seconds = 0.5;
+  return plan;
+}
+
+// Equality of all fields at once: the encoding leaves nothing out (the field
+// counts are checked below), so equal bytes are equal values.
+TEST(PlanCodec, EverythingSurvivesARoundTrip) {
+  const PlanRequest request = SampleRequest();
+  const auto decoded = DecodePlanRequest(Encode(request));
+  ASSERT_TRUE(decoded.ok()) << decoded.status();
+  EXPECT_EQ(Encode(*decoded), Encode(request));
+  EXPECT_EQ(decoded->profiles[1].classes[1].recompute_seconds, 1.0 / 3);
+  EXPECT_EQ(decoded->profiles[0].segments[0].trace.buffers[1].size, Bytes(100));
+  EXPECT_EQ(decoded->profiles[1].backward_h2d_fixed, KiB(4));
+  EXPECT_EQ(decoded->profiles[1].alpha, -1);
+  EXPECT_EQ(decoded->resources.links[0].ranks[1], Rank(1));
+  EXPECT_EQ(decoded->resources.host_budget[1], Bytes(-1));
+
+  const NodePlan plan = SamplePlan();
+  const auto decoded_plan = DecodeNodePlan(Encode(plan));
+  ASSERT_TRUE(decoded_plan.ok()) << decoded_plan.status();
+  EXPECT_EQ(Encode(*decoded_plan), Encode(plan));
+  EXPECT_EQ(decoded_plan->ranks[0].segments[0].placement.offsets[1],
+            Bytes(4096));
+  EXPECT_EQ(decoded_plan->ranks[0].alpha_limited_by, "host");
+  EXPECT_TRUE(decoded_plan->ranks[0].segments[0].placement.optimal());
+}
+
+TEST(PlanCodec, OneProfileAndAListSurviveARoundTrip) {
+  const RankProfile one = SampleProfile(3);
+  const auto decoded = DecodeRankProfile(Encode(one));
+  ASSERT_TRUE(decoded.ok()) << decoded.status();
+  EXPECT_EQ(Encode(*decoded), Encode(one));
+  const std::vector<RankProfile> list = {SampleProfile(0), SampleProfile(1)};
+  const auto decoded_list = DecodeProfiles(Encode(list));
+  ASSERT_TRUE(decoded_list.ok()) << decoded_list.status();
+  EXPECT_EQ(Encode(*decoded_list), Encode(list));
+}
+
+TEST(PlanCodec, OneKindOfDocumentIsNotReadAsAnother) {
+  const auto wrong = DecodeNodePlan(Encode(SampleProfile(0)));
+  ASSERT_FALSE(wrong.ok());
+  EXPECT_THAT(std::string(wrong.status().message()),
+              HasSubstr("'sluice.rank_profile' is none of "
+                        "'sluice.node_plan'"));
+}
+
+TEST(PlanCodec, HashIsStableAndSeesEveryChange) {
+  const std::vector<RankProfile> profiles = {SampleProfile(0)};
+  EXPECT_EQ(HashProfiles(profiles), HashProfiles(profiles));
+  EXPECT_EQ(HashProfiles({}).size(), 32u);
+  std::vector<RankProfile> other = profiles;
+  other[0].segments[0].trace.buffers[1].size = Bytes(101);
+  EXPECT_NE(HashProfiles(profiles), HashProfiles(other));
+}
+
+// ---- Refusals --------------------------------------------------------------
+
+// Every path to a value of the document, objects and lists included.
+void CollectPaths(const json& value, const json::json_pointer& at,
+                  std::vector<json::json_pointer>* out) {
+  if (!at.empty()) out->push_back(at);
+  if (value.is_object()) {
+    for (const auto& [key, child] : value.items()) {
+      CollectPaths(child, at / key, out);
+    }
+  } else if (value.is_array()) {
+    for (size_t i = 0; i < value.size(); ++i) {
+      CollectPaths(value[i], at / i, out);
+    }
+  }
+}
+
+template <typename DecodeFn>
+void ExpectEveryFieldIsChecked(const std::string& good, DecodeFn decode) {
+  const json document = json::parse(good);
+  ASSERT_TRUE(decode(good).ok()) << decode(good).status();
+  std::vector<json::json_pointer> paths;
+  CollectPaths(document, json::json_pointer(), &paths);
+  ASSERT_GT(paths.size(), 20u);
+  for (const auto& path : paths) {
+    // Of the wrong type: a null is legal nowhere.
+    json broken = document;
+    broken[path] = nullptr;
+    auto result = decode(broken.dump());
+    ASSERT_FALSE(result.ok()) << path << " null was taken";
+    EXPECT_EQ(result.status().code(), absl::StatusCode::kInvalidArgument);
+    EXPECT_THAT(std::string(result.status().message()), Not(HasSubstr("\n")));
+    // Missing.
+    if (!document[path.parent_pointer()].is_object()) continue;
+    broken = document;
+    broken[path.parent_pointer()].erase(path.back());
+    result = decode(broken.dump());
+    ASSERT_FALSE(result.ok()) << path << " may be left out";
+    EXPECT_THAT(std::string(result.status().message()),
+                HasSubstr(path.back() + ": is missing"));
+    // A neighbour nobody knows.
+    broken = document;
+    broken[path.parent_pointer()][path.back() + "_x"] = 1;
+    result = decode(broken.dump());
+    ASSERT_FALSE(result.ok()) << path << "_x was taken";
+    EXPECT_THAT(std::string(result.status().message()),
+                HasSubstr("unknown field"));
+  }
+}
+
+TEST(PlanCodec, NoFieldOfARequestMayBeMissingOfWrongTypeOrUnknown) {
+  ExpectEveryFieldIsChecked(Encode(SampleRequest()), DecodePlanRequest);
+}
+
+TEST(PlanCodec, NoFieldOfAPlanMayBeMissingOfWrongTypeOrUnknown) {
+  ExpectEveryFieldIsChecked(Encode(SamplePlan()), DecodeNodePlan);
+}
+
+struct Bad {
+  const char* pointer;
+  json value;
+  const char* message;
+};
+
+template <typename DecodeFn>
+void ExpectRefused(const std::string& good, const std::vector<Bad>& cases,
+                   DecodeFn decode) {
+  for (const Bad& bad : cases) {
+    json document = json::parse(good);
+    document[json::json_pointer(bad.pointer)] = bad.value;
+    const auto result = decode(document.dump());
+    ASSERT_FALSE(result.ok()) << bad.pointer << " = " << bad.value;
+    EXPECT_THAT(std::string(result.status().message()), HasSubstr(bad.message))
+        << bad.pointer;
+  }
+}
+
+TEST(PlanCodec, ValuesOutOfRangeAreRefusedWithFieldValueAndLimit) {
+  const std::string p = "/profiles/0";
+  ExpectRefused(
+      Encode(SampleRequest()),
+      {{"/version", 2, "version: 2 is not between 1 and 1"},
+       {"/profiles/0/layers", 0, "profiles[0].layers: 0 is not between 1"},
+       {"/profiles/0/resident_layers", 5, "5 is not between 0 and 4"},
+       {"/profiles/0/layers", 1.5, "1.5 is not a whole number"},
+       {"/profiles/0/layers", 18446744073709551615u, "is not between 1"},
+       {"/profiles/1/rank", 0, "profiles[1].rank: 0 occurs twice"},
+       {"/profiles/0/alpha", -0.5, "-0.5 is neither -1"},
+       {"/profiles/0/alpha", 1.01, "1.01 is not between -1 and 1"},
+       {"/profiles/0/forward_layer_seconds", -1, "-1 is not between 0"},
+       {"/profiles/0/host_fixed", -1, "host_fixed: -1 is not between 0"},
+       {"/profiles/0/classes/1/name", "layer_input", "occurs twice"},
+       {"/profiles/0/classes/1/name", "", "name: is empty"},
+       {"/profiles/0/classes/1/name", "a\nb", "control character"},
+       {"/profiles/0/classes/1/name", std::string(300, 'x'), "limit is 256"},
+       {"/profiles/0/classes/1/must_swap", 1, "1 is not true or false"},
+       {"/profiles/0/segments/0/trace/alignment", 48, "48 is no power of two"},
+       {"/profiles/0/segments/0/trace/buffers/1/1", 2,
+        "buffers[1].upper: 2 is not above lower = 2"},
+       {"/profiles/0/segments/0/trace/buffers/1/2", 4,
+        "4 is beyond the trace's end = 3"},
+       {"/profiles/0/segments/0/trace/buffers/1/3", -5,
+        "buffers[1].size: -5 is not between 0"},
+       {"/profiles/0/segments/0/trace/buffers/1/0", 0, "id: 0 occurs twice"},
+       {"/profiles/0/segments/0/trace/buffers/1",
+        {1, 2, 3},
+        "is not [id, lower, upper, size]"},
+       {"/profiles/0/segments/0/trace/buffers", 3, "is not a list"},
+       {"/resources/links/0/h2d_bytes_per_second", 0, "0 is not between 1"},
+       {"/resources/host_budget/0", -2, "host_budget[0]: -2 is not between"},
+       {"/resources/links/0", 3, "links[0]: 3 is not an object"}},
+      DecodePlanRequest);
+}
+
+TEST(PlanCodec, PlansOutOfRangeAreRefusedWithFieldValueAndLimit) {
+  ExpectRefused(
+      Encode(SamplePlan()),
+      {{"/profile_hash", "xyz", "not 32 hexadecimal digits"},
+       {"/ranks/0/alpha", 1.5, "ranks[0].alpha: 1.5 is not between 0 and 1"},
+       {"/ranks/0/alpha_limited_by", "luck", "'luck' is none of 'none'"},
+       {"/ranks/0/classes/0/swap", 0.5, "keep + swap + recompute is 1.25"},
+       {"/ranks/0/segments/0/base", -64, "base: -64 is not between 0"},
+       {"/ranks/0/segments/0/placement/lower_bound", 5000,
+        "5000 is not between 0 and 4224"},
+       {"/ranks/0/segments/0/placement/offsets/0", -1,
+        "offsets[0]: -1 is not between 0"},
+       {"/ranks/0/segments/0/placement/proved_by", "hope", "is none of"}},
+      DecodeNodePlan);
+}
+
+TEST(PlanCodec, WhatIsNotJsonIsRefusedInOneLine) {
+  const std::string good = Encode(SamplePlan());
+  for (const std::string& bytes :
+       {std::string(), std::string("{"), std::string("[]"), std::string("7"),
+        good.substr(0, good.size() / 2), good + "x", std::string("\xff\xfe"),
+        std::string("{\"a\":1,\"a\":2}"), std::string(100000, '['),
+        std::string("{\"version\":NaN}")}) {
+    const auto result = DecodeNodePlan(bytes);
+    ASSERT_FALSE(result.ok());
+    EXPECT_EQ(result.status().code(), absl::StatusCode::kInvalidArgument);
+    EXPECT_THAT(std::string(result.status().message()), Not(HasSubstr("\n")));
+    EXPECT_LT(result.status().message().size(), 300u);
+  }
+}
+
+TEST(PlanCodec, ARepeatedKeyIsRefused) {
+  std::string twice = Encode(SamplePlan());
+  twice.insert(1, "\"seconds\":1,");
+  const auto result = DecodeNodePlan(twice);
+  ASSERT_FALSE(result.ok());
+  EXPECT_THAT(std::string(result.status().message()),
+              HasSubstr("key \"seconds\" occurs twice"));
+}
+
+// Any single byte changed, cut or doubled: decoded or refused, never a crash.
+TEST(PlanCodec, AnyDamagedByteIsDecodedOrRefused) {
+  const std::string good = Encode(SampleRequest());
+  for (size_t i = 0; i < good.size(); ++i) {
+    for (const char c : {'\0', '9', '-', '"', '{', ']', 'e'}) {
+      std::string damaged = good;
+      damaged[i] = c;
+      (void)DecodePlanRequest(damaged);
+    }
+    std::string cut = good;
+    cut.erase(i, 1);
+    (void)DecodePlanRequest(cut);
+  }
+}
+
+}  // namespace
+}  // namespace sluice::plan
