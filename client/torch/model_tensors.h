@@ -41,6 +41,13 @@ struct ModelTensors {
   }
 };
 
+// What one rank's training step computed, whatever the method: the sum of its
+// losses (summed in fp64, not divided) and how many labels it counted.
+struct StepResult {
+  double loss_sum = 0;
+  int64_t count = 0;
+};
+
 // A tensor of the model by its place. Names are ours ("layers.2.q_weight");
 // checkpoints translate them.
 struct NamedTensor {

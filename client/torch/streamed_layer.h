@@ -7,11 +7,16 @@
 // owns no parameters, optimizer or data.
 //
 // Everything that grows with the sequence lives in the host lease; in HBM are
-// the buffers of one or two chunks (staging ring, fetch ring, transients).
+// the buffers of one or two chunks (staging ring, fetch rings, transients).
 //
-// Ordering: each host chunk carries a ticket ("its bytes are there"), each
-// ring slot a ticket of its last use; compute waits on tickets only. Debug
-// builds poison slots that were freed or have not arrived.
+// Ordering: each host buffer carries tickets ("its bytes are there", "its last
+// fetch is over"), each ring slot a ticket of its last use; compute waits on
+// tickets only, never on a stream. Debug builds (SLUICE_POISON) poison slots
+// that were freed or have not arrived.
+//
+// Segments: every piece of compute runs in a SegmentScope whose kind ends in
+// ".full" or ".tail"; README.md lists them. The requests of a kind depend on
+// shapes and alpha only, never on the number of chunks.
 //
 // Thread safety: one compute thread per StreamContext.
 #pragma once
@@ -34,9 +39,14 @@
 namespace sluice::runtime {
 
 struct StreamOptions {
-  double alpha = 1.0;        // token fraction of free classes kept in host
-  int prefetch_depth = 2;    // k/v (forward) or q (backward) chunks in flight
-  int64_t ffn_chunk_rows = 0;  // rows of one FFN call; 0: half a chunk
+  double alpha = 1.0;      // token fraction of free classes kept in host
+  int prefetch_depth = 2;  // slots of the block ring: one in use, the others
+                           // in flight; 1 fetches nothing ahead
+  int64_t ffn_chunk_rows = 0;   // rows of one FFN call; 0: half a chunk's
+  int64_t loss_chunk_rows = 0;  // rows of logits at a time; 0: from the vocab
+  // Runs only the first two chunks and the last (`--probe`): every segment
+  // kind and all memory, but not a step whose numbers mean anything.
+  bool probe = false;
 };
 
 // Everything a rank's streamed layers share: layout, copy engine, host arena,
@@ -45,53 +55,69 @@ class StreamContext {
  public:
   struct Options {
     ModelConfig model;
-    ChunkLayout layout;
+    ChunkLayout layout{0, 1, 1};
     int rank = 0;
     at::ScalarType dtype = at::kFloat;
     StreamOptions stream;
-    Collectives* collectives = nullptr;      // outlive the context
+    Collectives* collectives = nullptr;  // outlive the context; may be null
+                                         // with one rank
     client::CopyEngine* copies = nullptr;
-    RegionAllocator* allocator = nullptr;    // null: plain tensors
-    std::byte* host = nullptr;               // the leased host region
+    RegionAllocator* allocator = nullptr;  // null: plain tensors
+    std::byte* host = nullptr;  // the leased host region, 64-byte aligned
     Bytes host_size;
   };
   // Allocates the rings (in HBM) and lays out the host arena.
-  // ResourceExhausted: host arena too small: asked, given.
+  // InvalidArgument: a shape or option out of range. ResourceExhausted: the
+  // host region is too small: asked, given.
   static absl::StatusOr<std::unique_ptr<StreamContext>> Create(
       const Options& options);
   virtual ~StreamContext() = default;
 
   // Host bytes a rank needs for a whole training step of `options` (every
-  // layer's saved rows, one layer's scratch, hidden states and dX).
+  // layer's saved rows, one layer's scratch, hidden states and gradients):
+  // exact, what Create carves. Needs no `copies`, `collectives` or `host`.
   static Bytes HostBytes(const Options& options);
-  // Skeletal classes, fixed traffic and host bytes for the planner; windows
-  // and segments are filled in by the recorder.
-  static plan::RankProfile Profile(const Options& options);
+  // HBM that Create allocates: rings and accumulators (not transients).
+  static Bytes RingBytes(const Options& options);
+  // What the planner needs of this rank: skeletal classes with bytes and
+  // recompute times, fixed traffic, host bytes, windows. `recorded` are the
+  // segment kinds of a calibration run with the same chunk size and ranks
+  // (RegionAllocator::TakeRecorded); executions are filled in for
+  // `options.layout`. rank, gpu, numa and transient_capacity are the caller's.
+  static plan::RankProfile Profile(
+      const Options& options, const std::vector<plan::SegmentKind>& recorded);
+  // Two full chunks and the tail of `layout`: the shortest sequence that runs
+  // every segment kind a step of `layout` has.
+  static ChunkLayout CalibrationLayout(const ChunkLayout& layout);
 };
 
 // Chunks of hidden states [local rows, hidden], wherever they are. Move-only;
 // gives its memory back when destroyed.
 class ChunkHandle;
 // What backward needs of one layer's forward. Move-only.
-class SavedLayer;
+struct SavedLayer;
 
 struct LayerOutput {
   std::unique_ptr<ChunkHandle> output;
   std::unique_ptr<SavedLayer> saved;  // owns the input handle
+  LayerOutput();
+  LayerOutput(LayerOutput&&) noexcept;
+  LayerOutput& operator=(LayerOutput&&) noexcept;
+  ~LayerOutput();
 };
 
+// `layer` chooses the saved layer's place in the arena; one forward of a layer
+// may be waiting for its backward at a time.
 absl::StatusOr<LayerOutput> LayerForward(StreamContext& context,
                                          const LayerTensors& weights,
                                          std::unique_ptr<ChunkHandle> input,
                                          int64_t layer);
 
-// Consumes dY and what forward saved; adds to `gradients`; returns dX.
+// Consumes dY and what forward saved; adds to `gradients`; returns dX (in the
+// memory dY had).
 absl::StatusOr<std::unique_ptr<ChunkHandle>> LayerBackward(
     StreamContext& context, const LayerTensors& weights,
     LayerTensors& gradients, std::unique_ptr<SavedLayer> saved,
-    std::unique_ptr<ChunkHandle> output_gradient, int64_t layer);
-
-// Writing chunks into a new handle (embedding), and walking one in order with
-// prefetch (the loss): see client/torch/chunk_io.h.
+    std::unique_ptr<ChunkHandle> output_gradient);
 
 }  // namespace sluice::runtime
