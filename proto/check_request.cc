@@ -1,0 +1,143 @@
+// The range checks of requests: the daemon's trust boundary.
+#include <fmt/format.h>
+
+#include <cctype>
+#include <cmath>
+
+#include "proto/base/status.h"
+#include "proto/wire.h"
+
+namespace sluice::wire {
+namespace {
+
+constexpr uint64_t kMaxSize = uint64_t{1} << 60;
+constexpr uint64_t kMaxOrdinal = 1024;
+constexpr size_t kMaxName = 64;
+
+absl::Status CheckName(std::string_view what, const std::string& name,
+                       bool may_be_empty) {
+  if (name.empty() && !may_be_empty) {
+    return absl::InvalidArgumentError(
+        fmt::format("{} is empty: give 1 to {} characters", what, kMaxName));
+  }
+  if (name.size() > kMaxName) {
+    return absl::InvalidArgumentError(fmt::format(
+        "{} has {} characters, the limit is {}", what, name.size(), kMaxName));
+  }
+  for (const unsigned char c : name) {
+    // Quotes and backslashes would need escaping in labels and logs.
+    if (c <= 0x20 || c >= 0x7f || c == '"' || c == '\\') {
+      return absl::InvalidArgumentError(
+          fmt::format("{} has a character with code {}: use printable ASCII "
+                      "without blanks, quotes and backslashes",
+                      what, static_cast<int>(c)));
+    }
+  }
+  return absl::OkStatus();
+}
+
+// first <= value <= last.
+absl::Status CheckRange(std::string_view what, uint64_t value, uint64_t first,
+                        uint64_t last) {
+  if (value >= first && value <= last) return absl::OkStatus();
+  return absl::InvalidArgumentError(
+      fmt::format("{} is {}, it must be {} to {}", what, value, first, last));
+}
+
+absl::Status CheckSeconds(std::string_view what, double value) {
+  if (std::isfinite(value) && value >= 0) return absl::OkStatus();
+  return absl::InvalidArgumentError(
+      fmt::format("{} is {}, it must be finite and not negative", what, value));
+}
+
+absl::Status Check(const Hello& hello) {
+  if (hello.protocol() != kProtocolVersion) {
+    return absl::FailedPreconditionError(fmt::format(
+        "the client speaks protocol {}, this daemon {}: install the same "
+        "version of both",
+        hello.protocol(), kProtocolVersion));
+  }
+  SLUICE_RETURN_IF_ERROR(CheckName("job", hello.job(), hello.observer()));
+  if (hello.observer()) return absl::OkStatus();
+  SLUICE_RETURN_IF_ERROR(
+      CheckRange("world_size", hello.world_size(), 1, 1 << 20));
+  SLUICE_RETURN_IF_ERROR(
+      CheckRange("rank", hello.rank(), 0, hello.world_size() - 1));
+  SLUICE_RETURN_IF_ERROR(
+      CheckRange("local_ranks", hello.local_ranks(), 1,
+                 std::min<uint64_t>(hello.world_size(), kMaxOrdinal)));
+  SLUICE_RETURN_IF_ERROR(CheckRange("gpu", hello.gpu(), 0, kMaxOrdinal - 1));
+  return CheckRange("guaranteed_bytes_per_second",
+                    hello.guaranteed_bytes_per_second(), 0, kMaxSize - 1);
+}
+
+absl::Status Check(const Lease& lease) {
+  if (lease.kind() != Lease::GPU && lease.kind() != Lease::HOST) {
+    return absl::InvalidArgumentError(
+        fmt::format("lease kind is {}, it must be 0 (GPU) or 1 (HOST)",
+                    static_cast<int>(lease.kind())));
+  }
+  SLUICE_RETURN_IF_ERROR(
+      CheckRange("lease ordinal", lease.ordinal(), 0, kMaxOrdinal - 1));
+  return CheckRange("lease bytes", lease.bytes(), 1, kMaxSize - 1);
+}
+
+absl::Status Check(const StepReport& report) {
+  SLUICE_RETURN_IF_ERROR(CheckSeconds("seconds", report.seconds()));
+  SLUICE_RETURN_IF_ERROR(CheckSeconds("stall_seconds", report.stall_seconds()));
+  SLUICE_RETURN_IF_ERROR(
+      CheckSeconds("grant_wait_seconds", report.grant_wait_seconds()));
+  for (const uint64_t size :
+       {report.bytes_h2d(), report.bytes_d2h(), report.hbm_peak_bytes(),
+        report.host_peak_bytes()}) {
+    SLUICE_RETURN_IF_ERROR(
+        CheckRange("a size of the step report", size, 0, kMaxSize - 1));
+  }
+  SLUICE_RETURN_IF_ERROR(
+      CheckRange("tokens", report.tokens(), 0, kMaxSize - 1));
+  // Loss may be NaN: that is worth showing to an operator.
+  return absl::OkStatus();
+}
+
+absl::Status CheckBody(const Request& request) {
+  switch (request.body_case()) {
+    case Request::kHello:
+      return Check(request.hello());
+    case Request::kLease:
+      return Check(request.lease());
+    case Request::kFree:
+      return CheckRange("lease_id", request.free().lease_id(), 1, UINT64_MAX);
+    case Request::kSubmitProfile:
+      return absl::OkStatus();
+    case Request::kStepReport:
+      return Check(request.step_report());
+    case Request::kQuery:
+      return CheckName("plan_id", request.query().plan_id(), true);
+    case Request::BODY_NOT_SET:
+      break;
+  }
+  return absl::UnimplementedError(
+      "the request has no body this version knows: install the same version "
+      "of client and daemon");
+}
+
+}  // namespace
+
+absl::Status CheckRequest(const Message& message) {
+  if (!message.packet.has_request()) {
+    return absl::InvalidArgumentError(
+        "a client sent a packet that is not a request");
+  }
+  if (message.packet.id() == 0) {
+    return absl::InvalidArgumentError("a request's id is 0: ids start at 1");
+  }
+  const size_t needed = message.packet.request().has_submit_profile() ? 1 : 0;
+  if (message.fds.size() != needed) {
+    return absl::InvalidArgumentError(
+        fmt::format("the request carries {} file descriptors, it must carry {}",
+                    message.fds.size(), needed));
+  }
+  return CheckBody(message.packet.request());
+}
+
+}  // namespace sluice::wire

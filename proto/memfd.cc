@@ -1,0 +1,70 @@
+#include <fcntl.h>
+#include <fmt/format.h>
+#include <sys/mman.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+#include <cerrno>
+
+#include "proto/base/status.h"
+#include "proto/wire.h"
+
+namespace sluice::wire {
+namespace {
+
+constexpr int kSeals = F_SEAL_SHRINK | F_SEAL_GROW | F_SEAL_WRITE;
+
+absl::Status TooLarge(int64_t size) {
+  return absl::InvalidArgumentError(fmt::format(
+      "a message of {} bytes is over the limit of {}", size, kMaxMemfdBytes));
+}
+
+}  // namespace
+
+absl::StatusOr<UniqueFd> ToMemfd(std::string_view name,
+                                 std::string_view bytes) {
+  if (static_cast<int64_t>(bytes.size()) > kMaxMemfdBytes) {
+    return TooLarge(static_cast<int64_t>(bytes.size()));
+  }
+  UniqueFd fd(
+      memfd_create(std::string(name).c_str(), MFD_CLOEXEC | MFD_ALLOW_SEALING));
+  if (!fd) return ErrnoStatus(errno, "memfd_create");
+  for (size_t done = 0; done < bytes.size();) {
+    const ssize_t wrote =
+        write(fd.get(), bytes.data() + done, bytes.size() - done);
+    if (wrote < 0 && errno == EINTR) continue;
+    if (wrote < 0) {
+      return ErrnoStatus(
+          errno, fmt::format("write {} bytes to a memfd", bytes.size()));
+    }
+    done += static_cast<size_t>(wrote);
+  }
+  if (fcntl(fd.get(), F_ADD_SEALS, kSeals | F_SEAL_SEAL) != 0) {
+    return ErrnoStatus(errno, "seal a memfd");
+  }
+  return fd;
+}
+
+absl::StatusOr<std::string> FromMemfd(const UniqueFd& fd) {
+  // Unsealed, its size could change between the check and the read.
+  const int seals = fcntl(fd.get(), F_GET_SEALS);
+  if (seals < 0 || (seals & kSeals) != kSeals) {
+    return absl::InvalidArgumentError(
+        "a file descriptor that carries a message must be a memfd sealed "
+        "against writing, growing and shrinking");
+  }
+  struct stat info;
+  if (fstat(fd.get(), &info) != 0) return ErrnoStatus(errno, "fstat a memfd");
+  if (info.st_size > kMaxMemfdBytes) return TooLarge(info.st_size);
+  std::string bytes(static_cast<size_t>(info.st_size), '\0');
+  for (size_t done = 0; done < bytes.size();) {
+    const ssize_t got = pread(fd.get(), bytes.data() + done,
+                              bytes.size() - done, static_cast<off_t>(done));
+    if (got < 0 && errno == EINTR) continue;
+    if (got <= 0) return ErrnoStatus(got < 0 ? errno : EIO, "read a memfd");
+    done += static_cast<size_t>(got);
+  }
+  return bytes;
+}
+
+}  // namespace sluice::wire

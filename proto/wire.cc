@@ -1,0 +1,187 @@
+#include "proto/wire.h"
+
+#include <fmt/format.h>
+#include <google/protobuf/stubs/logging.h>
+#include <poll.h>
+#include <sys/socket.h>
+
+#include <algorithm>
+#include <array>
+#include <cerrno>
+#include <cstring>
+#include <utility>
+
+#include "proto/base/status.h"
+
+namespace sluice::wire {
+namespace {
+
+// How many descriptors a packet must (min) and may (max) carry.
+struct FdRange {
+  size_t min = 0;
+  size_t max = 0;
+};
+
+FdRange AllowedFds(const Reply& reply) {
+  switch (reply.body_case()) {
+    case Reply::kWelcome:
+      return {0, 2};  // an observer gets no grant pages
+    case Reply::kGranted: {
+      const auto extents =
+          static_cast<size_t>(reply.granted().extent_bytes_size());
+      return {extents, extents};
+    }
+    case Reply::kSnapshot:
+      return {0, 2};  // a long snapshot, a plan
+    default:
+      return {};
+  }
+}
+
+FdRange AllowedFds(const Packet& packet) {
+  switch (packet.body_case()) {
+    case Packet::kRequest:
+      return packet.request().has_submit_profile() ? FdRange{1, 1} : FdRange{};
+    case Packet::kReply:
+      return AllowedFds(packet.reply());
+    case Packet::kEvent:
+      return packet.event().has_plan_ready() ? FdRange{1, 1} : FdRange{};
+    default:
+      return {};
+  }
+}
+
+absl::Status SendFault(int error) {
+  switch (error) {
+    case EAGAIN:
+    case ENOBUFS:
+    case ETOOMANYREFS:
+      return absl::ResourceExhaustedError(
+          "the peer does not read its session socket: its buffer is full");
+    case EPIPE:
+    case ECONNRESET:
+    case ENOTCONN:
+      return absl::UnavailableError("the peer closed the session");
+    default:
+      return ErrnoStatus(error, "send on the session socket");
+  }
+}
+
+// Adopts every descriptor that came beside a packet, so that none leaks
+// whatever is wrong with the packet.
+std::vector<UniqueFd> TakeFds(msghdr& header) {
+  std::vector<UniqueFd> fds;
+  for (cmsghdr* part = CMSG_FIRSTHDR(&header); part != nullptr;
+       part = CMSG_NXTHDR(&header, part)) {
+    if (part->cmsg_level != SOL_SOCKET || part->cmsg_type != SCM_RIGHTS) {
+      continue;
+    }
+    const size_t count = (part->cmsg_len - CMSG_LEN(0)) / sizeof(int);
+    for (size_t i = 0; i < count; ++i) {
+      int fd;
+      std::memcpy(&fd, CMSG_DATA(part) + i * sizeof(int), sizeof(int));
+      fds.emplace_back(fd);
+    }
+  }
+  return fds;
+}
+
+absl::StatusOr<Message> Parse(const char* bytes, size_t size,
+                              std::vector<UniqueFd> fds) {
+  // protobuf would print to stderr what the Status says.
+  static const auto silenced = google::protobuf::SetLogHandler(nullptr);
+  (void)silenced;
+  Message message;
+  if (!message.packet.ParseFromArray(bytes, static_cast<int>(size))) {
+    return absl::InvalidArgumentError(
+        fmt::format("a packet of {} bytes is not a sluice.wire.Packet", size));
+  }
+  const FdRange allowed = AllowedFds(message.packet);
+  if (fds.size() < allowed.min) {
+    return absl::InvalidArgumentError(
+        fmt::format("a packet came with {} file descriptors, it needs {}",
+                    fds.size(), allowed.min));
+  }
+  // Surplus ones close here.
+  if (fds.size() > allowed.max) fds.resize(allowed.max);
+  message.fds = std::move(fds);
+  return message;
+}
+
+}  // namespace
+
+absl::Status Send(int socket, const Packet& packet, std::span<const int> fds) {
+  const size_t size = packet.ByteSizeLong();
+  if (size > kMaxPacketBytes) {
+    return absl::InvalidArgumentError(fmt::format(
+        "a packet of {} bytes is over the limit of {}: send what is "
+        "large as a memfd",
+        size, kMaxPacketBytes));
+  }
+  if (fds.size() > kMaxFds) {
+    return absl::InvalidArgumentError(fmt::format(
+        "{} file descriptors in one packet, the limit is {}: send more packets",
+        fds.size(), kMaxFds));
+  }
+  std::string bytes = packet.SerializeAsString();
+  iovec data = {bytes.data(), bytes.size()};
+  msghdr header = {};
+  header.msg_iov = &data;
+  header.msg_iovlen = 1;
+  alignas(cmsghdr) std::array<char, CMSG_SPACE(kMaxFds * sizeof(int))> control;
+  if (!fds.empty()) {
+    header.msg_control = control.data();
+    header.msg_controllen = CMSG_SPACE(fds.size_bytes());
+    cmsghdr* rights = CMSG_FIRSTHDR(&header);
+    rights->cmsg_level = SOL_SOCKET;
+    rights->cmsg_type = SCM_RIGHTS;
+    rights->cmsg_len = CMSG_LEN(fds.size_bytes());
+    std::memcpy(CMSG_DATA(rights), fds.data(), fds.size_bytes());
+  }
+  for (;;) {
+    if (sendmsg(socket, &header, MSG_NOSIGNAL | MSG_DONTWAIT) >= 0) {
+      return absl::OkStatus();
+    }
+    if (errno != EINTR) return SendFault(errno);
+  }
+}
+
+absl::StatusOr<std::optional<Message>> Receive(int socket, int flags) {
+  std::array<char, kMaxPacketBytes> buffer;
+  alignas(cmsghdr) std::array<char, CMSG_SPACE(kMaxFds * sizeof(int))> control;
+  iovec data = {buffer.data(), buffer.size()};
+  msghdr header = {};
+  header.msg_iov = &data;
+  header.msg_iovlen = 1;
+  header.msg_control = control.data();
+  header.msg_controllen = control.size();
+  ssize_t size;
+  do {
+    size = recvmsg(socket, &header, flags | MSG_CMSG_CLOEXEC);
+  } while (size < 0 && errno == EINTR);
+  if (size < 0) {
+    if (errno == ECONNRESET) return std::nullopt;
+    if (errno == EAGAIN) return absl::UnavailableError("no packet is waiting");
+    return ErrnoStatus(errno, "receive on the session socket");
+  }
+  std::vector<UniqueFd> fds = TakeFds(header);
+  // SEQPACKET cannot tell an empty packet from the end; no peer of ours sends
+  // an empty one.
+  if (size == 0) return std::nullopt;
+  if (header.msg_flags & MSG_TRUNC) {
+    return absl::InvalidArgumentError(
+        fmt::format("a packet is over the limit of {} bytes", kMaxPacketBytes));
+  }
+  if (header.msg_flags & MSG_CTRUNC) {
+    return absl::InvalidArgumentError(fmt::format(
+        "a packet's file descriptors did not all arrive ({} did): more than {} "
+        "were sent, or this process is at its limit of open files (ulimit -n)",
+        fds.size(), kMaxFds));
+  }
+  auto message =
+      Parse(buffer.data(), static_cast<size_t>(size), std::move(fds));
+  if (!message.ok()) return message.status();
+  return *std::move(message);
+}
+
+}  // namespace sluice::wire

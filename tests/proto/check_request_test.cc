@@ -1,0 +1,131 @@
+// Every field of a request has a range; one step outside it is refused.
+#include <limits>
+
+#include "proto/wire.h"
+#include "tests/support/status_matchers.h"
+
+namespace sluice::wire {
+namespace {
+
+using ::sluice::testing::IsOk;
+using ::sluice::testing::StatusIs;
+using ::testing::HasSubstr;
+
+constexpr auto kBad = absl::StatusCode::kInvalidArgument;
+
+Message HelloMessage() {
+  Message message;
+  message.packet.set_id(1);
+  Hello* hello = message.packet.mutable_request()->mutable_hello();
+  hello->set_protocol(kProtocolVersion);
+  hello->set_job("demo");
+  hello->set_rank(1);
+  hello->set_world_size(4);
+  hello->set_local_ranks(2);
+  hello->set_gpu(1);
+  return message;
+}
+
+Hello* HelloOf(Message& message) {
+  return message.packet.mutable_request()->mutable_hello();
+}
+
+TEST(CheckRequest, AGoodHelloPasses) {
+  EXPECT_THAT(CheckRequest(HelloMessage()), IsOk());
+}
+
+TEST(CheckRequest, AnotherProtocolVersionIsRefusedWithBothNumbers) {
+  Message message = HelloMessage();
+  HelloOf(message)->set_protocol(9);
+  EXPECT_THAT(CheckRequest(message),
+              StatusIs(absl::StatusCode::kFailedPrecondition,
+                       HasSubstr("protocol 9, this daemon 1")));
+}
+
+TEST(CheckRequest, JobNamesArePrintableAndShort) {
+  for (const std::string& name :
+       {std::string(), std::string(65, 'x'), std::string("a b"),
+        std::string("a\"b"), std::string("a\nb"), std::string("\x7f")}) {
+    Message message = HelloMessage();
+    HelloOf(message)->set_job(name);
+    EXPECT_THAT(CheckRequest(message), StatusIs(kBad, HasSubstr("job")))
+        << name;
+  }
+}
+
+TEST(CheckRequest, RanksFitTheirWorld) {
+  Message message = HelloMessage();
+  HelloOf(message)->set_rank(4);
+  EXPECT_THAT(CheckRequest(message), StatusIs(kBad, HasSubstr("0 to 3")));
+  message = HelloMessage();
+  HelloOf(message)->set_world_size(0);
+  EXPECT_THAT(CheckRequest(message), StatusIs(kBad, HasSubstr("world_size")));
+  message = HelloMessage();
+  HelloOf(message)->set_local_ranks(5);
+  EXPECT_THAT(CheckRequest(message), StatusIs(kBad, HasSubstr("local_ranks")));
+  message = HelloMessage();
+  HelloOf(message)->set_gpu(1024);
+  EXPECT_THAT(CheckRequest(message), StatusIs(kBad, HasSubstr("gpu")));
+}
+
+Message LeaseMessage(uint64_t bytes, uint32_t ordinal) {
+  Message message;
+  message.packet.set_id(2);
+  Lease* lease = message.packet.mutable_request()->mutable_lease();
+  lease->set_bytes(bytes);
+  lease->set_ordinal(ordinal);
+  return message;
+}
+
+TEST(CheckRequest, LeaseSizesArePositiveAndBounded) {
+  EXPECT_THAT(CheckRequest(LeaseMessage(1, 0)), IsOk());
+  EXPECT_THAT(CheckRequest(LeaseMessage(0, 0)), StatusIs(kBad));
+  EXPECT_THAT(CheckRequest(LeaseMessage((1ull << 60) - 1, 1023)), IsOk());
+  EXPECT_THAT(CheckRequest(LeaseMessage(1ull << 60, 0)), StatusIs(kBad));
+  EXPECT_THAT(CheckRequest(LeaseMessage(1, 1024)), StatusIs(kBad));
+  Message message = LeaseMessage(1, 0);
+  message.packet.mutable_request()->mutable_lease()->set_kind(
+      static_cast<Lease::Kind>(2));
+  EXPECT_THAT(CheckRequest(message), StatusIs(kBad, HasSubstr("kind")));
+}
+
+TEST(CheckRequest, DescriptorsMustMatchTheRequest) {
+  Message message;
+  message.packet.set_id(3);
+  message.packet.mutable_request()->mutable_submit_profile();
+  EXPECT_THAT(CheckRequest(message), StatusIs(kBad, HasSubstr("must carry 1")));
+  message.fds.emplace_back();
+  EXPECT_THAT(CheckRequest(message), IsOk());
+}
+
+TEST(CheckRequest, ReportsHoldFiniteTimesButMayReportANanLoss) {
+  Message message;
+  message.packet.set_id(4);
+  StepReport* report = message.packet.mutable_request()->mutable_step_report();
+  report->set_loss(std::numeric_limits<double>::quiet_NaN());
+  EXPECT_THAT(CheckRequest(message), IsOk());
+  report->set_seconds(std::numeric_limits<double>::infinity());
+  EXPECT_THAT(CheckRequest(message), StatusIs(kBad));
+  report->set_seconds(-1);
+  EXPECT_THAT(CheckRequest(message), StatusIs(kBad));
+  report->set_seconds(1);
+  report->set_bytes_h2d(1ull << 60);
+  EXPECT_THAT(CheckRequest(message), StatusIs(kBad));
+}
+
+TEST(CheckRequest, OnlyRequestsWithAnIdAndABodyPass) {
+  Message message = HelloMessage();
+  message.packet.set_id(0);
+  EXPECT_THAT(CheckRequest(message), StatusIs(kBad, HasSubstr("id")));
+  Message reply;
+  reply.packet.set_id(1);
+  reply.packet.mutable_reply()->mutable_noted();
+  EXPECT_THAT(CheckRequest(reply), StatusIs(kBad));
+  Message empty;
+  empty.packet.set_id(1);
+  empty.packet.mutable_request();
+  EXPECT_THAT(CheckRequest(empty), StatusIs(absl::StatusCode::kUnimplemented));
+}
+
+}  // namespace
+}  // namespace sluice::wire

@@ -1,0 +1,66 @@
+// Child processes whose failures a test cannot miss.
+//
+// A Child is killed and reaped on destruction, so no test leaves one behind;
+// it also dies with the test process.
+#pragma once
+
+#include <sys/types.h>
+
+#include <functional>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "absl/status/statusor.h"
+#include "absl/time/time.h"
+#include "proto/base/unique_fd.h"
+
+namespace sluice::testing {
+
+struct ChildResult {
+  int exit_code = -1;  // -1: ended by a signal
+  int signal = 0;
+  std::string out;  // stdout
+  std::string err;  // stderr
+};
+
+class Child {
+ public:
+  // Runs `body` in a forked child; its failed EXPECTs and ASSERTs make the
+  // child exit with 1, their text on its stdout. Fork before the test starts
+  // threads.
+  static std::unique_ptr<Child> Fork(const std::function<void()>& body);
+  // Runs a program (argv[0] is its path), stdin from /dev/null. `environment`
+  // entries ("NAME=value") are added to the test's own.
+  static std::unique_ptr<Child> Spawn(
+      const std::vector<std::string>& argv,
+      const std::vector<std::string>& environment = {});
+  ~Child();
+  Child(const Child&) = delete;
+
+  pid_t pid() const { return pid_; }
+  void Kill(int signal);
+  // Waits until stdout holds `text`; false when the child ends or `timeout`
+  // passes first.
+  bool WaitForOutput(const std::string& text, absl::Duration timeout);
+  std::string output();  // stdout so far
+  // Waits for its end, kills it (SIGKILL) after `timeout`.
+  ChildResult Join(absl::Duration timeout = absl::Seconds(60));
+  // Join, and fails the test with the child's output unless it exited with 0.
+  void ExpectSuccess(absl::Duration timeout = absl::Seconds(60));
+
+ private:
+  Child(pid_t pid, UniqueFd out, UniqueFd err);
+  void Read(absl::Duration timeout);
+  bool Reap(bool block);
+
+  pid_t pid_;
+  bool reaped_ = false;
+  UniqueFd out_fd_, err_fd_;
+  ChildResult result_;
+};
+
+// Path of a binary built beside the tests ("sluiced").
+std::string BinaryPath(const std::string& name);
+
+}  // namespace sluice::testing
