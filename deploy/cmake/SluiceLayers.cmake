@@ -82,4 +82,81 @@ function(sluice_test name)
   set_tests_properties(${name} PROPERTIES
     LABELS "${arg_LABELS}" TIMEOUT ${arg_TIMEOUT}
     ENVIRONMENT "SLUICE_BIN_DIR=${CMAKE_RUNTIME_OUTPUT_DIRECTORY}")
+  # Processes and clocks: these take the machine for themselves.
+  if("${arg_LABELS}" MATCHES "integration|gradient|bench")
+    cmake_host_system_information(RESULT cores QUERY NUMBER_OF_LOGICAL_CORES)
+    set_tests_properties(${name} PROPERTIES PROCESSORS ${cores})
+  endif()
+endfunction()
+
+# The layer of a source folder: the longest of these that it starts with.
+set(SLUICE_LAYER_FOLDERS
+  proto/base=base proto/plan=plan_format proto/admin=admin proto=wire
+  kernels/device=device kernels/ops=ops
+  planner/worker=worker planner=planner
+  daemon/core=core daemon/service=service daemon/metrics=metrics daemon=sluiced
+  client/torch/cuda=torch_cuda client/torch=torch client/train=train
+  client/ctl=ctl client=client)
+
+function(sluice_layer_of_target target out)
+  get_target_property(folder ${target} SOURCE_DIR)
+  file(RELATIVE_PATH folder ${CMAKE_SOURCE_DIR} ${folder})
+  set(best_length 0)
+  set(layer "")
+  # A parent's CMakeLists.txt may define the targets of its subfolders, so
+  # the name goes before the folder.
+  string(REGEX REPLACE "^sluice_" "" name ${target})
+  if(DEFINED SLUICE_LAYER_${name})
+    set(${out} ${name} PARENT_SCOPE)
+    return()
+  endif()
+  foreach(pair IN LISTS SLUICE_LAYER_FOLDERS)
+    string(REPLACE "=" ";" pair ${pair})
+    list(GET pair 0 prefix)
+    string(LENGTH ${prefix} length)
+    string(FIND "${folder}/" "${prefix}/" at)
+    if(at EQUAL 0 AND length GREATER best_length)
+      list(GET pair 1 layer)
+      set(best_length ${length})
+    endif()
+  endforeach()
+  set(${out} "${layer}" PARENT_SCOPE)
+endfunction()
+
+# The functions above refuse an upward USES at once; this finds the links that
+# went around them (target_link_libraries, LINKS sluice_…). Called once, after
+# all folders but tests/, which may use everything.
+function(sluice_check_links folder)
+  get_property(targets DIRECTORY ${folder} PROPERTY BUILDSYSTEM_TARGETS)
+  foreach(target IN LISTS targets)
+    sluice_check_links_of(${target})
+  endforeach()
+  get_property(children DIRECTORY ${folder} PROPERTY SUBDIRECTORIES)
+  foreach(child IN LISTS children)
+    if(NOT child STREQUAL "${CMAKE_SOURCE_DIR}/tests")
+      sluice_check_links(${child})
+    endif()
+  endforeach()
+endfunction()
+
+function(sluice_check_links_of target)
+  sluice_layer_of_target(${target} layer)
+  get_target_property(type ${target} TYPE)
+  if(NOT layer OR type STREQUAL "UTILITY")
+    return()
+  endif()
+  get_target_property(links ${target} INTERFACE_LINK_LIBRARIES)
+  if(NOT type STREQUAL "INTERFACE_LIBRARY")
+    get_target_property(private_links ${target} LINK_LIBRARIES)
+    list(APPEND links ${private_links})
+  endif()
+  sluice_layer_closure(${layer} allowed)
+  foreach(link IN LISTS links)
+    string(REGEX REPLACE "^(sluice::|sluice_)" "" name "${link}")
+    if(DEFINED SLUICE_LAYER_${name} AND NOT name STREQUAL link
+       AND NOT name STREQUAL layer AND NOT name IN_LIST allowed)
+      message(FATAL_ERROR "target '${target}' is of layer '${layer}', which "
+        "must not use '${name}' (deploy/cmake/SluiceLayers.cmake)")
+    endif()
+  endforeach()
 endfunction()

@@ -1,0 +1,74 @@
+#!/usr/bin/env python3
+"""clang -Wthread-safety and clang-tidy: lint.py BUILD_DIR SOURCE…
+
+Takes each source's command from BUILD_DIR/compile_commands.json, drops what
+clang does not know, and runs clang once (-fsyntax-only) and clang-tidy with
+the repository's .clang-tidy. Prints only complaints; exits 1 if there are any.
+"""
+
+import concurrent.futures
+import json
+import os
+import shlex
+import subprocess
+import sys
+
+# g++ precompiled headers are of no use to clang; the rest are outputs.
+DROP_WITH_VALUE = {"-o", "-MF", "-MT", "-MQ"}
+DROP = {"-c", "-MD", "-MMD", "-Winvalid-pch", "-fpch-preprocess"}
+THREAD_SAFETY = ["-fsyntax-only", "-Wthread-safety", "-Wthread-safety-beta",
+                 "-Werror=thread-safety", "-Wno-unknown-warning-option"]
+
+
+def arguments(entry):
+    """The compiler's arguments without outputs, launcher and g++'s PCH."""
+    words = shlex.split(entry["command"])
+    start = next(i for i, w in enumerate(words)
+                 if os.path.basename(w).startswith(("c++", "g++", "clang++")))
+    kept, words = [], iter(words[start + 1:])
+    for word in words:
+        if word in DROP_WITH_VALUE:
+            next(words)
+        elif word == "-include":
+            value = next(words)
+            if "cmake_pch" not in value:
+                kept += [word, value]
+        elif word not in DROP:
+            kept.append(word)
+    return kept
+
+
+def complaints(entry):
+    args = arguments(entry)
+    found = ""
+    for command in (["clang++"] + THREAD_SAFETY + args,
+                    ["clang-tidy", "--quiet", entry["file"], "--"] + args):
+        run = subprocess.run(command, capture_output=True, text=True,
+                             cwd=entry["directory"], stdin=subprocess.DEVNULL)
+        if run.returncode != 0:
+            found += run.stdout + run.stderr
+    return found
+
+
+def main():
+    build, sources = sys.argv[1], {os.path.abspath(s) for s in sys.argv[2:]}
+    with open(os.path.join(build, "compile_commands.json"),
+              encoding="utf-8") as file:
+        entries = {e["file"]: e for e in json.load(file)}
+    chosen = [entries[s] for s in sorted(sources) if s in entries]
+    for source in sorted(sources - set(entries)):
+        print(f"lint: {os.path.relpath(source)} is not built by this preset")
+    failed = 0
+    with concurrent.futures.ThreadPoolExecutor(os.cpu_count()) as pool:
+        results = zip(chosen, pool.map(complaints, chosen))
+        for done, (entry, found) in enumerate(results, 1):
+            print(f"lint: [{done}/{len(chosen)}] "
+                  f"{os.path.relpath(entry['file'])}", flush=True)
+            if found:
+                failed += 1
+                print(found)
+    sys.exit(1 if failed else 0)
+
+
+if __name__ == "__main__":
+    main()

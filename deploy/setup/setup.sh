@@ -1,0 +1,104 @@
+#!/usr/bin/env bash
+# Brings a Debian 12 machine to the point where everything builds and runs;
+# `./dev setup` calls it, and so do the other commands. See README.md.
+#   setup.sh [GROUP…]      groups of packages.txt, default: base
+set -euo pipefail
+here=$(cd "$(dirname "${BASH_SOURCE[0]}")" && pwd)
+deps=${SLUICE_DEPS:-$HOME/.cache/sluice}
+groups=("${@:-base}")
+started=$SECONDS
+mkdir -p "$deps"
+log=$deps/setup.log
+
+fail() { echo "error: setup: $*" >&2; exit 1; }
+
+# step WHAT COMMAND…: one line before, one after, the output only on failure.
+step() {
+  local what=$1 since=$SECONDS; shift
+  printf 'setup: %s …\n' "$what"
+  if ! "$@" >"$log" 2>&1 </dev/null; then
+    tail -n 30 "$log" >&2
+    fail "$what failed (whole output: $log)"
+  fi
+  printf 'setup: %s: done in %d s\n' "$what" $((SECONDS - since))
+}
+
+as_root() {
+  if [ "$(id -u)" = 0 ]; then "$@"; else sudo -n "$@"; fi
+}
+
+list() { sed 's/#.*//; /^ *$/d' "$@"; }
+
+missing_packages() {
+  local group wanted
+  wanted=$(for group in "${groups[@]}"; do
+    list "$here/packages.txt" | awk -v g="$group" '$1 == g {print $2}'
+  done)
+  # Names that dpkg does not list as installed.
+  comm -23 <(sort -u <<<"$wanted") \
+    <(dpkg-query -W -f '${db:Status-Status} ${Package}\n' |
+      awk '$1 == "installed" {print $2}' | sort -u)
+}
+
+install_packages() {
+  local missing
+  mapfile -t missing < <(missing_packages)
+  [ ${#missing[@]} -gt 0 ] || return 0
+  if [ "$(id -u)" != 0 ] && ! sudo -n true 2>/dev/null; then
+    fail "these Debian packages are missing and this user may not install" \
+      "them; as root: apt-get install ${missing[*]}"
+  fi
+  step "apt-get update" as_root apt-get update -q
+  # No recommended packages: none of what is left brings a service.
+  step "apt-get install of ${#missing[@]} packages (${missing[*]})" \
+    as_root env DEBIAN_FRONTEND=noninteractive \
+    apt-get install -q -y --no-install-recommends "${missing[@]}"
+}
+
+# Debian's prometheus package would start and enable a service, so it is
+# unpacked beside the other dependencies and never installed.
+unpack_prometheus() {
+  [ ! -x "$deps/prometheus/usr/bin/prometheus" ] || return 0
+  local work=$deps/prometheus.new
+  rm -rf "$work"; mkdir -p "$work"
+  chmod 755 "$work"
+  [ -n "$(find /var/lib/apt/lists -name '*Packages*' -print -quit)" ] ||
+    step "apt-get update" as_root apt-get update -q
+  step "prometheus (19 MB, unpacked, not installed)" \
+    bash -c "cd '$work' && apt-get download -q prometheus &&
+      dpkg -x prometheus_*.deb . && rm -f prometheus_*.deb"
+  rm -rf "$deps/prometheus"; mv "$work" "$deps/prometheus"
+}
+
+has_nvcc() { command -v nvcc >/dev/null || [ -x /usr/local/cuda/bin/nvcc ]; }
+
+# libtorch, and the CUDA compiler where the machine has none, as wheels of
+# PyPI in one folder that is replaced as a whole when the lists change.
+unpack_wheels() {
+  local lists=("$here/python.txt") stamp=$deps/python/.stamp hash wheels
+  has_nvcc || lists+=("$here/nvcc.txt")
+  hash=$(list "${lists[@]}" | sha256sum | cut -d' ' -f1)
+  [ "$(cat "$stamp" 2>/dev/null)" != "$hash" ] || return 0
+  mapfile -t wheels < <(list "${lists[@]}")
+  # Debian's Python first: its wheels are the ones that were tried.
+  local python=/usr/bin/python3
+  "$python" -m pip --version >/dev/null 2>&1 || python=python3
+  rm -rf "$deps/python.new" "$deps/python.old"
+  step "PyPI: ${wheels[*]} (about 0.6 GB to download)" \
+    "$python" -m pip install --no-deps --only-binary :all: --no-compile \
+    --no-input --progress-bar off --target "$deps/python.new" "${wheels[@]}"
+  echo "$hash" >"$deps/python.new/.stamp"
+  [ ! -e "$deps/python" ] || mv "$deps/python" "$deps/python.old"
+  mv "$deps/python.new" "$deps/python"
+  rm -rf "$deps/python.old"
+}
+
+command -v apt-get >/dev/null || fail "no apt-get: Sluice is built on Debian 12"
+exec 9>"$deps/lock"
+flock -n 9 || { echo "setup: waiting for another setup"; flock 9; }
+install_packages
+case " ${groups[*]} " in
+  *" base "*) unpack_prometheus; unpack_wheels ;;
+esac
+[ $((SECONDS - started)) -lt 2 ] ||
+  printf 'setup: everything is there, %d s\n' $((SECONDS - started))

@@ -1,0 +1,252 @@
+#!/usr/bin/env python3
+"""Checks the source tree against the layer table: check_tree.py ROOT.
+
+Rules, one function each: third-party headers stay in the folders that own
+them; an include never goes up a layer; no file is over 500 lines; nothing
+names a machine, its paths or its mirrors; every top-level and layer folder
+has a README.md. Prints a line a violation and exits 1 if there is any.
+"""
+
+import os
+import re
+import subprocess
+import sys
+
+# Header family -> (pattern of the include, folders that may include it).
+# A folder means itself and everything below; tests/ may use what the layer it
+# tests may. `None` = everywhere.
+FAMILIES = {
+    "torch": (r"(torch|ATen|c10|caffe2)/", ["client/torch", "client/train"]),
+    "gloo": (r"gloo/", ["client/torch"]),
+    "grpc": (r"grpc(pp)?/|.*\.grpc\.pb\.h$",
+             ["proto/admin", "daemon/service", "daemon", "client/ctl"]),
+    "protobuf": (r"google/protobuf/|.*\.pb\.h$",
+                 ["proto", "daemon/service", "client"]),
+    "prometheus": (r"prometheus/", ["daemon/metrics"]),
+    "httplib": (r"httplib\.h$", ["daemon/metrics", "daemon/service"]),
+    "cbc": (r"(Cbc|Clp|Cgl|Coin|Osi)\w*\.(h|hpp)$|coin/", ["planner"]),
+    "toml++": (r"toml(\+\+|plusplus)/|toml\.hpp$", ["daemon"]),
+    "cli11": (r"CLI/", ["daemon", "client/ctl", "client/train",
+                        "client/examples", "planner/worker"]),
+    "json": (r"nlohmann/", ["proto/plan", "daemon/metrics", "client/ctl",
+                            "client/train"]),
+    "cuda": (r"cuda(_runtime|_runtime_api|_fp16|_bf16|Typedefs)?\.h$|nvml\.h$",
+             ["kernels", "client/torch/cuda"]),
+    "nccl": (r"nccl\.h$", ["client/torch/cuda"]),
+    "spdlog": (r"spdlog/", ["daemon", "client/train"]),
+    "systemd": (r"systemd/", ["daemon"]),
+    "hwloc": (r"hwloc", ["daemon/service", "kernels/device"]),
+    "numa": (r"numa(if)?\.h$", ["daemon/service", "kernels/device"]),
+    "gtest": (r"(gtest|gmock)/", ["tests"]),
+    "benchmark": (r"benchmark/", ["tests"]),
+    "absl": (r"absl/", None),
+    "fmt": (r"fmt/", None),
+    "system": (r"(sys|linux|net|netinet|arpa|asm|bits)/", None),
+}
+
+# Inside a family's folders, where it still must not be.
+EXCEPTIONS = {
+    "protobuf": ["client/torch", "client/train"],
+    "toml++": ["daemon/core", "daemon/service", "daemon/metrics"],
+    "cli11": ["daemon/core", "daemon/service", "daemon/metrics"],
+    "spdlog": ["daemon/core", "daemon/metrics"],
+    "systemd": ["daemon/core", "daemon/metrics"],
+    "grpc": ["daemon/core", "daemon/metrics"],
+    "cbc": ["planner/worker"],
+}
+
+# CBC lives in one file.
+ONE_FILE = ["cbc"]
+
+TOP_LEVEL = ["daemon", "client", "proto", "kernels", "planner", "deploy",
+             "tests"]
+MAX_LINES = 500
+LONG_FILES = (".md", ".json", ".csv", ".txt", ".bin")  # not code
+HOSTS = re.compile(r"^(127\.0\.0\.1|0\.0\.0\.0|localhost|.*\.(example|invalid)"
+                   r"|(www\.)?(w3|apache|arxiv|debian|pypi|python)\.org"
+                   r"|github\.com|prometheus\.io|json-schema\.org)$")
+# Written with a character class so that this file does not match itself.
+MACHINE_PATH = re.compile(r"[/](root|home/\w+|work|Users/\w+)/[\w.]")
+URL = re.compile(r"\bhttps?://([\w.-]+\.\w+)")
+INCLUDE = re.compile(r'^\s*#\s*include\s*[<"]([^>"]+)[>"]')
+
+
+def tracked_files(root):
+    """Files of the repository; of the folder, where it is no repository."""
+    git = subprocess.run(
+        ["git", "-C", root, "ls-files", "-co", "--exclude-standard"],
+        capture_output=True, text=True)
+    if git.returncode == 0:
+        return [f for f in git.stdout.splitlines()
+                if os.path.isfile(os.path.join(root, f))]
+    found = []
+    for folder, names, files in os.walk(root):
+        names[:] = [n for n in names if n not in ("build", "out", ".git")]
+        found += [os.path.relpath(os.path.join(folder, f), root)
+                  for f in files]
+    return sorted(found)
+
+
+def is_below(path, folder):
+    return path == folder or path.startswith(folder + "/")
+
+
+def mirrored(path):
+    """tests/daemon/core/x.cc is judged like daemon/core/x.cc, and free to use
+    everything when it mirrors no layer."""
+    return path.split("/", 1)[1] if path.startswith("tests/") else path
+
+
+def includes(text):
+    for number, line in enumerate(text.splitlines(), 1):
+        match = INCLUDE.match(line)
+        if match:
+            yield number, match.group(1), "<" in line
+
+
+def family_of(header):
+    for family, (pattern, _) in FAMILIES.items():
+        if re.match(pattern, header):
+            return family
+    return None
+
+
+def check_third_party(files):
+    """files: {path: text} of C++ sources and headers."""
+    homes = {}
+    for path, text in files.items():
+        used = {}
+        for number, header, angled in includes(text):
+            family = family_of(header)
+            if family:
+                used[family] = number
+                homes.setdefault(family, set()).add(path)
+                yield from check_family(path, number, header, family)
+            elif angled and "/" in header:
+                yield (f"{path}:{number}: <{header}> is of no family known to "
+                       "tests/layers/check_tree.py: add it with its folders")
+        if "torch" in used and "protobuf" in used:
+            yield (f"{path}:{used['torch']}: torch carries an old copy of "
+                   "protobuf's headers: never both in one file")
+        yield from check_public_header(path, used)
+    for family in ONE_FILE:
+        own = {p for p in homes.get(family, ()) if not is_below(p, "tests")}
+        if len(own) > 1:
+            yield f"{family} belongs in one file, is in {sorted(own)}"
+
+
+def check_family(path, number, header, family):
+    folders = FAMILIES[family][1]
+    if folders is None or path.startswith("tests/"):
+        return
+    allowed = any(is_below(path, f) for f in folders)
+    refused = any(is_below(path, f) for f in EXCEPTIONS.get(family, ()))
+    if not allowed or refused:
+        yield (f"{path}:{number}: {header} ({family}) belongs in "
+               f"{', '.join(folders)}")
+
+
+def check_public_header(path, used):
+    if path.endswith(".h") and os.path.dirname(path) == "client":
+        if "protobuf" in used and not path.endswith("_internal.h"):
+            yield (f"{path}:{used['protobuf']}: client's public headers are "
+                   "free of protobuf")
+
+
+def layer_table(cmake):
+    """(uses, folders) of deploy/cmake/SluiceLayers.cmake's text."""
+    uses = {}
+    for name, value in re.findall(r"^set\(SLUICE_LAYER_([a-z_]+) ([^)]*)\)",
+                                  cmake, re.M):
+        uses[name] = [u for u in value.replace('"', "").split() if u]
+    block = re.search(r"set\(SLUICE_LAYER_FOLDERS([^)]*)\)", cmake).group(1)
+    return uses, dict(pair.split("=") for pair in block.split())
+
+
+def closure(uses, layer):
+    seen, queue = set(), list(uses[layer])
+    while queue:
+        name = queue.pop()
+        if name not in seen:
+            seen.add(name)
+            queue += uses[name]
+    return seen
+
+
+def layer_of(path, folders):
+    fits = [f for f in folders if is_below(path, f)]
+    return folders[max(fits, key=len)] if fits else None
+
+
+def check_layers(files, cmake):
+    uses, folders = layer_table(cmake)
+    for path, text in files.items():
+        layer = layer_of(path, folders)
+        if layer is None:
+            continue
+        allowed = closure(uses, layer) | {layer}
+        for number, header, _ in includes(text):
+            other = layer_of(header, folders)
+            if other and other not in allowed:
+                yield (f"{path}:{number}: layer '{layer}' must not include "
+                       f"{header} of layer '{other}'")
+
+
+def check_lengths(files):
+    for path, text in files.items():
+        lines = text.count("\n")
+        if lines > MAX_LINES and not path.endswith(LONG_FILES):
+            yield f"{path}: {lines} lines, at most {MAX_LINES}"
+
+
+def check_machine(files):
+    for path, text in files.items():
+        for number, line in enumerate(text.splitlines(), 1):
+            if MACHINE_PATH.search(line):
+                yield f"{path}:{number}: a path of one machine: {line.strip()}"
+            for host in URL.findall(line):
+                if not HOSTS.match(host):
+                    yield f"{path}:{number}: names the host {host}"
+
+
+def check_readmes(paths, folders):
+    wanted = set(TOP_LEVEL)
+    wanted |= {f for f in folders if any(is_below(p, f) for p in paths)}
+    for folder in sorted(wanted):
+        if folder + "/README.md" not in paths:
+            yield f"{folder}/README.md is missing: it is the design page"
+
+
+def check(root):
+    paths = tracked_files(root)
+    texts = {}
+    for path in paths:
+        with open(os.path.join(root, path), "rb") as file:
+            data = file.read()
+        if b"\0" not in data and path != "LICENSE":
+            texts[path] = data.decode("utf-8", "replace")
+    code = {p: t for p, t in texts.items()
+            if p.endswith((".cc", ".h", ".cu", ".cuh", ".c"))}
+    cmake = texts["deploy/cmake/SluiceLayers.cmake"]
+    problems = list(check_third_party(code))
+    problems += check_layers(code, cmake)
+    problems += check_lengths(texts)
+    problems += check_machine(texts)
+    problems += check_readmes(set(paths), layer_table(cmake)[1])
+    return problems, len(code)
+
+
+def main():
+    if len(sys.argv) != 2:
+        sys.exit("usage: check_tree.py ROOT")
+    problems, count = check(sys.argv[1])
+    for problem in problems:
+        print(problem)
+    if count == 0:
+        sys.exit("no sources found: nothing was checked")
+    print(f"{count} sources, {len(problems)} violations")
+    sys.exit(1 if problems else 0)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,114 @@
+#!/usr/bin/env python3
+"""Every rule of check_tree.py must be able to fail."""
+
+import os
+import unittest
+
+import check_tree
+
+CMAKE = os.path.join(os.path.dirname(__file__),
+                     "../../deploy/cmake/SluiceLayers.cmake")
+
+
+def third_party(path, *headers):
+    text = "".join(f"#include <{h}>\n" for h in headers)
+    return list(check_tree.check_third_party({path: text}))
+
+
+class ThirdParty(unittest.TestCase):
+
+    def test_each_family_is_refused_in_core_and_allowed_at_home(self):
+        cases = {
+            "ATen/ops/add.h": "client/torch/x.cc",
+            "c10/core/Allocator.h": "client/train/x.cc",
+            "gloo/transport/device.h": "client/torch/x.cc",
+            "grpcpp/grpcpp.h": "daemon/service/x.cc",
+            "proto/session.pb.h": "proto/wire.cc",
+            "google/protobuf/message.h": "client/session.cc",
+            "prometheus/registry.h": "daemon/metrics/x.cc",
+            "httplib.h": "daemon/metrics/x.cc",
+            "CbcModel.hpp": "planner/cbc.cc",
+            "ClpSimplex.hpp": "planner/cbc.cc",
+            "toml++/toml.h": "daemon/config.cc",
+            "CLI/CLI.hpp": "client/ctl/main.cc",
+            "nlohmann/json.hpp": "proto/plan/codec.cc",
+            "cuda.h": "kernels/device/cuda/x.cc",
+            "spdlog/spdlog.h": "daemon/service/x.cc",
+            "systemd/sd-daemon.h": "daemon/main.cc",
+            "hwloc.h": "kernels/device/topology.cc",
+            "gtest/gtest.h": "tests/daemon/core/x.cc",
+        }
+        for header, home in cases.items():
+            with self.subTest(header):
+                self.assertEqual(third_party(home, header), [])
+                self.assertEqual(len(third_party("daemon/core/x.cc", header)),
+                                 1)
+
+    def test_torch_and_protobuf_never_meet(self):
+        self.assertTrue(third_party("tests/torch/x.cc", "torch/torch.h",
+                                    "proto/session.pb.h"))
+
+    def test_protobuf_stays_out_of_torch_and_public_headers(self):
+        for path in ("client/torch/x.cc", "client/train/x.cc",
+                     "client/session.h"):
+            self.assertTrue(third_party(path, "proto/session.pb.h"), path)
+
+    def test_cbc_is_in_one_file(self):
+        text = "#include <CbcModel.hpp>\n"
+        self.assertTrue(list(check_tree.check_third_party(
+            {"planner/a.cc": text, "planner/b.cc": text})))
+
+    def test_an_unknown_family_is_asked_about(self):
+        self.assertTrue(third_party("planner/a.cc", "boost/any.hpp"))
+        self.assertEqual(third_party("planner/a.cc", "vector", "sys/mman.h"),
+                         [])
+
+
+class Tree(unittest.TestCase):
+
+    def setUp(self):
+        with open(CMAKE, encoding="utf-8") as file:
+            self.cmake = file.read()
+
+    def layers(self, path, header):
+        return list(check_tree.check_layers(
+            {path: f'#include "{header}"\n'}, self.cmake))
+
+    def test_includes_go_down_only(self):
+        self.assertEqual(self.layers("daemon/core/a.cc", "proto/base/ids.h"),
+                         [])
+        self.assertEqual(self.layers("daemon/core/a.cc", "proto/plan/plan.h"),
+                         [])
+        self.assertTrue(self.layers("daemon/core/a.cc", "proto/wire.h"))
+        self.assertTrue(self.layers("planner/a.cc", "daemon/core/pool.h"))
+        self.assertTrue(self.layers("proto/base/a.h", "proto/plan/plan.h"))
+        self.assertTrue(self.layers("client/a.cc", "client/torch/shapes.h"))
+
+    def test_the_table_covers_every_layer(self):
+        uses, folders = check_tree.layer_table(self.cmake)
+        self.assertEqual(set(uses), set(folders.values()))
+        self.assertGreater(len(uses), 15)
+
+    def test_long_files_are_named(self):
+        files = {"a.cc": "\n" * 501, "b.cc": "\n" * 500, "c.md": "\n" * 900}
+        self.assertEqual(len(list(check_tree.check_lengths(files))), 1)
+
+    def test_machine_paths_and_hosts_are_named(self):
+        bad = ["/" + "root/x", "/" + "home/jane/x", "http" + "://mirror.lan/a"]
+        good = ["$HOME/.cache", "/run/sluice/x", "https://github.com/a/b",
+                "http://127.0.0.1:9435/metrics", "frame work/of"]
+        for text in bad:
+            self.assertTrue(list(check_tree.check_machine({"a": text})), text)
+        for text in good:
+            self.assertEqual(list(check_tree.check_machine({"a": text})), [])
+
+    def test_a_folder_without_design_page_is_named(self):
+        paths = {f"{f}/README.md" for f in check_tree.TOP_LEVEL}
+        self.assertEqual(
+            list(check_tree.check_readmes(paths, {"daemon/core": "core"})), [])
+        self.assertTrue(list(check_tree.check_readmes(
+            paths | {"daemon/core/a.cc"}, {"daemon/core": "core"})))
+
+
+if __name__ == "__main__":
+    unittest.main()

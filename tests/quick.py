@@ -1,0 +1,68 @@
+#!/usr/bin/env python3
+"""The short loop after an edit: quick.py BUILD_DIR.
+
+Runs all unit tests, and every other test (gpu, bench and deep aside) with a
+program that changed since this last passed: its own, or for a test that
+starts programs of bin/ (integration, gradient) any of those.
+"""
+
+import json
+import os
+import subprocess
+import sys
+
+LEFT_OUT = {"gpu", "bench", "deep"}
+STARTS_PROGRAMS = {"integration", "gradient"}
+PROGRAMS = ["sluiced", "sluice-worker", "sluicectl", "sluice-train"]
+
+
+def mtime(path):
+    try:
+        return os.stat(path).st_mtime
+    except OSError:
+        return 0
+
+
+def labels(test):
+    found = [p["value"] for p in test.get("properties", [])
+             if p["name"] == "LABELS"]
+    return set(found[0]) if found else set()
+
+
+def wanted(test, build, since):
+    kinds = labels(test)
+    if kinds & LEFT_OUT:
+        return False
+    if "unit" in kinds:
+        return True
+    changed = mtime(test["command"][0]) > since
+    if kinds & STARTS_PROGRAMS:
+        changed |= any(mtime(os.path.join(build, "bin", p)) > since
+                       for p in PROGRAMS)
+    return changed
+
+
+def main():
+    build = os.path.abspath(sys.argv[1])
+    stamp = os.path.join(build, "quick-passed")
+    since = mtime(stamp)
+    listing = subprocess.run(
+        ["ctest", "--test-dir", build, "--show-only=json-v1"],
+        capture_output=True, text=True, check=True)
+    tests = json.loads(listing.stdout)["tests"]
+    chosen = [i for i, test in enumerate(tests, 1)
+              if wanted(test, build, since)]
+    print(f"quick: {len(chosen)} of {len(tests)} tests")
+    with open(stamp + ".new", "w", encoding="utf-8"):
+        pass
+    status = subprocess.run(
+        ["ctest", "--test-dir", build, "-j", str(os.cpu_count()),
+         "--output-on-failure", "-I", "0,0,0," + ",".join(map(str, chosen))],
+        check=False).returncode
+    if status == 0:
+        os.replace(stamp + ".new", stamp)
+    sys.exit(status)
+
+
+if __name__ == "__main__":
+    main()
