@@ -46,7 +46,8 @@ json Write(const SkeletalClass& skeletal) {
   return {{"name", skeletal.name},
           {"bytes_per_layer", skeletal.bytes_per_layer.count()},
           {"recompute_seconds", skeletal.recompute_seconds},
-          {"must_swap", skeletal.must_swap}};
+          {"must_swap", skeletal.must_swap},
+          {"traffic_in_fixed", skeletal.traffic_in_fixed}};
 }
 
 template <typename T>
@@ -211,6 +212,7 @@ SkeletalClass ReadSkeletalClass(FieldReader in, std::set<std::string>* names) {
   skeletal.bytes_per_layer = ReadBytes(in, "bytes_per_layer");
   skeletal.recompute_seconds = in.Number("recompute_seconds", 0, kMaxSeconds);
   skeletal.must_swap = in.Flag("must_swap");
+  skeletal.traffic_in_fixed = in.Flag("traffic_in_fixed");
   in.Finish();
   return skeletal;
 }

@@ -48,6 +48,10 @@ struct SkeletalClass {
   Bytes bytes_per_layer;         // this rank, all its tokens
   double recompute_seconds = 0;  // a layer, all tokens, from the layer input
   bool must_swap = false;        // layer input, attention output, lse
+  // Its copies are in the rank's `…_fixed` counts already, whatever alpha is
+  // (k and v go out in forward and are re-read in any case); its swapped
+  // fraction costs host memory only.
+  bool traffic_in_fixed = false;
 };
 
 // Everything the node needs to plan one rank.
@@ -72,7 +76,8 @@ struct RankProfile {
   // Host memory of this rank that does not depend on what is chosen (one
   // layer's scratch, the last layer's output, dX).
   Bytes host_fixed;
-  // What the rank's GPU lease has beside states and rounding buffers.
+  // What the rank's GPU lease has beside states and rounding buffers; 0: not
+  // told, the plan is not checked against it.
   Bytes transient_capacity;
   // A fixed alpha asked for by the user; negative: the planner chooses.
   double alpha = -1;

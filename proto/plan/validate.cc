@@ -1,0 +1,335 @@
+#include "proto/plan/validate.h"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <cmath>
+#include <string>
+
+#include "proto/base/status.h"
+
+namespace sluice::plan {
+namespace {
+
+// Measured rates are doubles; a plan may use a hair more than a capacity.
+constexpr double kTolerance = 1e-6;
+
+template <typename... Args>
+absl::Status Wrong(fmt::format_string<Args...> text, Args&&... args) {
+  return absl::InternalError(fmt::format(text, std::forward<Args>(args)...));
+}
+
+absl::Status CheckBuffer(const Trace& trace, const Placement& placement,
+                         size_t i) {
+  const int64_t offset = placement.offsets[i].count();
+  const int64_t end = offset + trace.buffers[i].size.count();
+  if (offset < 0) {
+    return Wrong("buffer {} lies at {}, below 0", trace.buffers[i].id, offset);
+  }
+  if (offset % trace.alignment.count() != 0) {
+    return Wrong("buffer {} lies at {}, no multiple of {}", trace.buffers[i].id,
+                 offset, trace.alignment.count());
+  }
+  if (end > placement.peak.count()) {
+    return Wrong("buffer {} ends at {}, above the peak {}", trace.buffers[i].id,
+                 end, placement.peak.count());
+  }
+  return absl::OkStatus();
+}
+
+bool LiveTogether(const Buffer& a, const Buffer& b) {
+  return a.lower < b.upper && b.lower < a.upper;
+}
+
+bool Share(Bytes a, Bytes a_size, Bytes b, Bytes b_size) {
+  return a < b + b_size && b < a + a_size && a_size > Bytes(0) &&
+         b_size > Bytes(0);
+}
+
+absl::Status CheckPair(const Trace& trace, const Placement& placement, size_t i,
+                       size_t j) {
+  const Buffer& a = trace.buffers[i];
+  const Buffer& b = trace.buffers[j];
+  const Bytes at_a = placement.offsets[i];
+  const Bytes at_b = placement.offsets[j];
+  if (!LiveTogether(a, b) || !Share(at_a, a.size, at_b, b.size)) {
+    return absl::OkStatus();
+  }
+  return Wrong(
+      "buffers {} and {} overlap: both live in [{}, {}), at [{}, {}) and "
+      "[{}, {})",
+      a.id, b.id, std::max(a.lower, b.lower), std::min(a.upper, b.upper),
+      at_a.count(), (at_a + a.size).count(), at_b.count(),
+      (at_b + b.size).count());
+}
+
+template <typename Planned>
+const Planned* FindOnce(const std::vector<Planned>& all,
+                        const std::string& name, int* count) {
+  const Planned* found = nullptr;
+  *count = 0;
+  for (const Planned& one : all) {
+    if (one.name != name) continue;
+    found = &one;
+    ++*count;
+  }
+  return found;
+}
+
+absl::Status CheckSegments(const RankProfile& profile, const RankPlan& plan) {
+  if (plan.segments.size() != profile.segments.size()) {
+    return Wrong("{} segments planned, {} profiled", plan.segments.size(),
+                 profile.segments.size());
+  }
+  for (const SegmentKind& kind : profile.segments) {
+    int count = 0;
+    const SegmentPlan* segment = FindOnce(plan.segments, kind.name, &count);
+    if (count != 1) {
+      return Wrong("segment '{}' planned {} times", kind.name, count);
+    }
+    if (absl::Status s = ValidatePlacement(kind.trace, segment->placement);
+        !s.ok()) {
+      return Annotate(s, fmt::format("segment '{}'", kind.name));
+    }
+    if (segment->base < Bytes(0) ||
+        segment->base.count() % kind.trace.alignment.count() != 0) {
+      return Wrong("segment '{}' has base {}, no multiple of {}", kind.name,
+                   segment->base.count(), kind.trace.alignment.count());
+    }
+    if (segment->base + segment->placement.peak > plan.transient_peak) {
+      return Wrong("segment '{}' ends at {}, above the region's {}", kind.name,
+                   (segment->base + segment->placement.peak).count(),
+                   plan.transient_peak.count());
+    }
+  }
+  return absl::OkStatus();
+}
+
+absl::Status CheckClass(const SkeletalClass& skeletal, const ClassPlan& c,
+                        double alpha) {
+  for (const double fraction : {c.keep, c.swap, c.recompute}) {
+    if (!(fraction >= 0 && fraction <= 1)) {
+      return Wrong("class '{}' has a fraction {}, not in [0, 1]", c.name,
+                   fraction);
+    }
+  }
+  const double sum = c.keep + c.swap + c.recompute;
+  if (std::fabs(sum - 1) > 1e-9) {
+    return Wrong("class '{}' has fractions that sum to {}, not 1", c.name, sum);
+  }
+  if (skeletal.must_swap && c.swap != 1) {
+    return Wrong("class '{}' must be swapped whole, the plan says {}", c.name,
+                 c.swap);
+  }
+  if (!skeletal.must_swap && std::fabs(c.swap - alpha) > 1e-9) {
+    return Wrong("class '{}' swaps {}, alpha is {}", c.name, c.swap, alpha);
+  }
+  return absl::OkStatus();
+}
+
+// Bytes of one layer that stay in host memory, and of those what is copied
+// because of it.
+struct Swapped {
+  double held = 0;
+  double copied = 0;
+};
+
+Swapped SwappedOf(const RankProfile& profile, const RankPlan& plan) {
+  Swapped sum;
+  for (const SkeletalClass& skeletal : profile.classes) {
+    for (const ClassPlan& c : plan.classes) {
+      if (c.name != skeletal.name) continue;
+      const double bytes =
+          c.swap * static_cast<double>(skeletal.bytes_per_layer.count());
+      sum.held += bytes;
+      if (!skeletal.traffic_in_fixed) sum.copied += bytes;
+    }
+  }
+  return sum;
+}
+
+absl::Status CheckHostBytes(const RankProfile& profile, const RankPlan& plan) {
+  const double layers =
+      static_cast<double>(profile.layers - profile.resident_layers);
+  const double need = layers * SwappedOf(profile, plan).held +
+                      static_cast<double>(profile.host_fixed.count());
+  if (static_cast<double>(plan.host_bytes.count()) < need * (1 - 1e-12) - 1) {
+    return Wrong("host_bytes is {}, the classes need {:.0f}",
+                 plan.host_bytes.count(), need);
+  }
+  return absl::OkStatus();
+}
+
+const RankProfile* ProfileOf(const std::vector<RankProfile>& profiles,
+                             Rank rank) {
+  for (const RankProfile& p : profiles) {
+    if (p.rank == rank) return &p;
+  }
+  return nullptr;
+}
+
+absl::Status CheckHostBudgets(const std::vector<RankProfile>& profiles,
+                              const NodeResources& resources,
+                              const NodePlan& plan) {
+  for (size_t node = 0; node < resources.host_budget.size(); ++node) {
+    const Bytes budget = resources.host_budget[node];
+    Bytes used;
+    for (const RankPlan& rank : plan.ranks) {
+      if (ProfileOf(profiles, rank.rank)->numa.value() == node) {
+        used += rank.host_bytes;
+      }
+    }
+    if (budget >= Bytes(0) && used > budget) {
+      return Wrong("NUMA node {} holds {} bytes, its budget is {}", node,
+                   used.count(), budget.count());
+    }
+  }
+  return absl::OkStatus();
+}
+
+double Rate(double bytes, double seconds) {
+  if (bytes <= 0) return 0;
+  return seconds > 0 ? bytes / seconds : HUGE_VAL;
+}
+
+// Bytes a second a rank moves, the worse of its two passes, when it swaps
+// `moved` bytes a layer.
+struct Rates {
+  double d2h = 0;
+  double h2d = 0;
+};
+
+Rates RatesOf(const RankProfile& p, double moved) {
+  const auto rate = [](Bytes fixed, double more, double seconds) {
+    return Rate(static_cast<double>(fixed.count()) + more, seconds);
+  };
+  const double forward = p.forward_layer_seconds;
+  const double backward = p.backward_layer_seconds;
+  return {.d2h = std::max(rate(p.forward_d2h_fixed, moved, forward),
+                          rate(p.backward_d2h_fixed, 0, backward)),
+          .h2d = std::max(rate(p.forward_h2d_fixed, 0, forward),
+                          rate(p.backward_h2d_fixed, moved, backward))};
+}
+
+// What the rank moves where the planner chose the least: alpha 0.
+double LeastCopied(const RankProfile& p, double copied) {
+  if (p.alpha >= 0) return copied;
+  double least = 0;
+  for (const SkeletalClass& skeletal : p.classes) {
+    if (skeletal.must_swap && !skeletal.traffic_in_fixed) {
+      least += static_cast<double>(skeletal.bytes_per_layer.count());
+    }
+  }
+  return least;
+}
+
+// A link that what must be copied overloads already is no limit: those copies
+// do not hide, whatever is chosen; but nothing may be added.
+absl::Status CheckLink(const std::vector<RankProfile>& profiles,
+                       const LinkCapacity& link, const NodePlan& plan) {
+  Rates used;
+  Rates least;
+  for (const RankPlan& rank : plan.ranks) {
+    if (std::count(link.ranks.begin(), link.ranks.end(), rank.rank) == 0) {
+      continue;
+    }
+    const RankProfile& p = *ProfileOf(profiles, rank.rank);
+    const double copied = SwappedOf(p, rank).copied;
+    const Rates at_plan = RatesOf(p, copied);
+    const Rates at_least = RatesOf(p, LeastCopied(p, copied));
+    used.d2h += at_plan.d2h, used.h2d += at_plan.h2d;
+    least.d2h += at_least.d2h, least.h2d += at_least.h2d;
+  }
+  const auto check = [&](double use, double floor, double capacity,
+                         const char* where) {
+    if (use <= std::max(floor, capacity) * (1 + kTolerance)) {
+      return absl::OkStatus();
+    }
+    return Wrong("link '{}' moves {:.6g} bytes/s to the {}, it has {:.6g}",
+                 link.name, use, where, capacity);
+  };
+  SLUICE_RETURN_IF_ERROR(
+      check(used.d2h, least.d2h, link.d2h_bytes_per_second, "host"));
+  return check(used.h2d, least.h2d, link.h2d_bytes_per_second, "GPUs");
+}
+
+}  // namespace
+
+absl::Status ValidatePlacement(const Trace& trace, const Placement& placement) {
+  const size_t n = trace.buffers.size();
+  if (placement.offsets.size() != n) {
+    return Wrong("{} offsets for {} buffers", placement.offsets.size(), n);
+  }
+  if (placement.peak < placement.lower_bound) {
+    return Wrong("peak {} below its own lower bound {}", placement.peak.count(),
+                 placement.lower_bound.count());
+  }
+  for (size_t i = 0; i < n; ++i) {
+    if (absl::Status s = CheckBuffer(trace, placement, i); !s.ok()) return s;
+    for (size_t j = 0; j < i; ++j) {
+      if (absl::Status s = CheckPair(trace, placement, j, i); !s.ok()) {
+        return s;
+      }
+    }
+  }
+  return absl::OkStatus();
+}
+
+absl::Status ValidateRankPlan(const RankProfile& profile,
+                              const RankPlan& plan) {
+  if (plan.rank != profile.rank) {
+    return Wrong("a plan of rank {} for rank {}", plan.rank.value(),
+                 profile.rank.value());
+  }
+  SLUICE_RETURN_IF_ERROR(CheckSegments(profile, plan));
+  if (plan.classes.size() != profile.classes.size()) {
+    return Wrong("{} classes planned, {} profiled", plan.classes.size(),
+                 profile.classes.size());
+  }
+  for (const SkeletalClass& skeletal : profile.classes) {
+    int count = 0;
+    const ClassPlan* c = FindOnce(plan.classes, skeletal.name, &count);
+    if (count != 1) {
+      return Wrong("class '{}' planned {} times", skeletal.name, count);
+    }
+    SLUICE_RETURN_IF_ERROR(CheckClass(skeletal, *c, plan.alpha));
+  }
+  if (profile.alpha >= 0 && plan.alpha != profile.alpha) {
+    return Wrong("alpha is {}, asked for {}", plan.alpha, profile.alpha);
+  }
+  return CheckHostBytes(profile, plan);
+}
+
+absl::Status ValidateNodePlan(const std::vector<RankProfile>& profiles,
+                              const NodeResources& resources,
+                              const NodePlan& plan) {
+  if (!plan.infeasible.empty()) return absl::OkStatus();
+  if (plan.ranks.size() != profiles.size()) {
+    return Wrong("{} ranks planned, {} profiled", plan.ranks.size(),
+                 profiles.size());
+  }
+  for (const RankProfile& profile : profiles) {
+    const RankPlan* found = nullptr;
+    for (const RankPlan& rank : plan.ranks) {
+      if (rank.rank == profile.rank) found = &rank;
+    }
+    const std::string name = fmt::format("rank {}", profile.rank.value());
+    if (found == nullptr) return Wrong("{} is not planned", name);
+    if (absl::Status s = ValidateRankPlan(profile, *found); !s.ok()) {
+      return Annotate(s, name);
+    }
+    if (profile.transient_capacity > Bytes(0) &&
+        found->transient_peak > profile.transient_capacity) {
+      return Wrong("{} needs {} transient bytes, its lease has {}", name,
+                   found->transient_peak.count(),
+                   profile.transient_capacity.count());
+    }
+  }
+  SLUICE_RETURN_IF_ERROR(CheckHostBudgets(profiles, resources, plan));
+  for (const LinkCapacity& link : resources.links) {
+    SLUICE_RETURN_IF_ERROR(CheckLink(profiles, link, plan));
+  }
+  return absl::OkStatus();
+}
+
+}  // namespace sluice::plan

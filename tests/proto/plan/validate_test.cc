@@ -1,0 +1,208 @@
+#include "proto/plan/validate.h"
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <functional>
+#include <string>
+#include <vector>
+
+namespace sluice::plan {
+namespace {
+
+using ::testing::HasSubstr;
+
+// Three buffers: 0 and 1 live together, 2 takes 0's place later.
+Trace SampleTrace() {
+  return {.buffers = {{0, 0, 2, Bytes(100)},
+                      {1, 1, 4, Bytes(64)},
+                      {2, 2, 4, Bytes(128)}},
+          .end = 4,
+          .alignment = Bytes(64)};
+}
+
+Placement SamplePlacement() {
+  return {.offsets = {Bytes(0), Bytes(128), Bytes(0)},
+          .peak = Bytes(192),
+          .lower_bound = Bytes(192),
+          .proved_by = "max_live"};
+}
+
+RankProfile SampleProfile() {
+  RankProfile p;
+  p.layers = 3;
+  p.resident_layers = 1;
+  p.segments = {{.name = "ffn.full", .trace = SampleTrace()}};
+  p.classes = {
+      {.name = "in", .bytes_per_layer = Bytes(1000), .must_swap = true},
+      {.name = "up", .bytes_per_layer = Bytes(4000)}};
+  p.forward_layer_seconds = 1;
+  p.backward_layer_seconds = 2;
+  p.host_fixed = Bytes(50);
+  p.transient_capacity = Bytes(256);
+  return p;
+}
+
+NodeResources SampleResources() {
+  return {.links = {{"pcie0", 3000, 3000, {Rank(0)}}},
+          .host_budget = {Bytes(6050)}};
+}
+
+NodePlan SamplePlan() {
+  RankPlan rank;
+  rank.segments = {{"ffn.full", Bytes(64), SamplePlacement()}};
+  rank.transient_peak = Bytes(256);
+  rank.classes = {{"in", 0, 1, 0}, {"up", 0, 0.5, 0.5}};
+  rank.alpha = 0.5;
+  rank.host_bytes = Bytes(2 * (1000 + 2000) + 50);
+  NodePlan plan;
+  plan.ranks = {rank};
+  return plan;
+}
+
+TEST(Validate, AGoodPlacementPasses) {
+  EXPECT_TRUE(ValidatePlacement(SampleTrace(), SamplePlacement()).ok());
+}
+
+TEST(Validate, BuffersThatNeverLiveTogetherMayShareAPlace) {
+  const Trace trace = {.buffers = {{0, 0, 1, Bytes(64)}, {1, 1, 2, Bytes(64)}},
+                       .end = 2};
+  const Placement placement = {.offsets = {Bytes(0), Bytes(0)},
+                               .peak = Bytes(64)};
+  EXPECT_TRUE(ValidatePlacement(trace, placement).ok());
+}
+
+struct Planted {
+  const char* message;
+  std::function<void(Placement&)> error;
+};
+
+TEST(Validate, EveryPlantedErrorOfAPlacementIsNamed) {
+  const std::vector<Planted> errors = {
+      {"buffers 0 and 1 overlap: both live in [1, 2), at [0, 100) and "
+       "[64, 128)",
+       [](Placement& p) { p.offsets[1] = Bytes(64); }},
+      {"buffers 1 and 2 overlap",
+       [](Placement& p) { p.offsets[2] = Bytes(64); }},
+      {"buffer 0 lies at -64, below 0",
+       [](Placement& p) { p.offsets[0] = Bytes(-64); }},
+      {"buffer 1 lies at 160, no multiple of 64",
+       [](Placement& p) { p.offsets[1] = Bytes(160); }},
+      {"buffer 1 ends at 192, above the peak 191",
+       [](Placement& p) { p.peak = p.lower_bound = Bytes(191); }},
+      {"2 offsets for 3 buffers", [](Placement& p) { p.offsets.pop_back(); }},
+      {"below its own lower bound 193",
+       [](Placement& p) { p.lower_bound = Bytes(193); }},
+  };
+  for (const Planted& planted : errors) {
+    Placement placement = SamplePlacement();
+    planted.error(placement);
+    const absl::Status status = ValidatePlacement(SampleTrace(), placement);
+    EXPECT_EQ(status.code(), absl::StatusCode::kInternal);
+    EXPECT_THAT(std::string(status.message()), HasSubstr(planted.message));
+  }
+}
+
+TEST(Validate, AGoodNodePlanPasses) {
+  const absl::Status status =
+      ValidateNodePlan({SampleProfile()}, SampleResources(), SamplePlan());
+  EXPECT_TRUE(status.ok()) << status;
+}
+
+struct PlantedNode {
+  const char* message;
+  std::function<void(RankProfile&, NodeResources&, NodePlan&)> error;
+};
+
+TEST(Validate, EveryPlantedErrorOfANodePlanIsNamed) {
+  using P = RankProfile;
+  using R = NodeResources;
+  using N = NodePlan;
+  const std::vector<PlantedNode> errors = {
+      {"0 ranks planned, 1 profiled", [](P&, R&, N& n) { n.ranks.clear(); }},
+      {"rank 0 is not planned",
+       [](P&, R&, N& n) { n.ranks[0].rank = Rank(1); }},
+      {"segment 'ffn.full' planned 0 times",
+       [](P&, R&, N& n) { n.ranks[0].segments[0].name = "x"; }},
+      {"segment 'ffn.full': buffers 0 and 1 overlap",
+       [](P&, R&, N& n) {
+         n.ranks[0].segments[0].placement.offsets[1] = Bytes(0);
+       }},
+      {"segment 'ffn.full' has base 32, no multiple of 64",
+       [](P&, R&, N& n) { n.ranks[0].segments[0].base = Bytes(32); }},
+      {"segment 'ffn.full' ends at 256, above the region's 255",
+       [](P&, R&, N& n) { n.ranks[0].transient_peak = Bytes(255); }},
+      {"needs 256 transient bytes, its lease has 255",
+       [](P& p, R&, N&) { p.transient_capacity = Bytes(255); }},
+      {"1 classes planned, 2 profiled",
+       [](P&, R&, N& n) { n.ranks[0].classes.pop_back(); }},
+      {"class 'in' planned 2 times",
+       [](P&, R&, N& n) { n.ranks[0].classes[1].name = "in"; }},
+      {"class 'in' must be swapped whole",
+       [](P&, R&, N& n) {
+         n.ranks[0].classes[0] = {"in", 0, 0.5, 0.5};
+       }},
+      {"class 'up' swaps 0.25, alpha is 0.5",
+       [](P&, R&, N& n) {
+         n.ranks[0].classes[1] = {"up", 0, 0.25, 0.75};
+       }},
+      {"class 'up' has fractions that sum to 0.9",
+       [](P&, R&, N& n) {
+         n.ranks[0].classes[1] = {"up", 0, 0.5, 0.4};
+       }},
+      {"class 'up' has a fraction -0.5",
+       [](P&, R&, N& n) {
+         n.ranks[0].classes[1] = {"up", -0.5, 0.5, 1};
+       }},
+      {"alpha is 0.5, asked for 0.25", [](P& p, R&, N&) { p.alpha = 0.25; }},
+      {"host_bytes is 6048, the classes need 6050",
+       [](P&, R&, N& n) { n.ranks[0].host_bytes = Bytes(6048); }},
+      {"NUMA node 0 holds 6050 bytes, its budget is 6049",
+       [](P&, R& r, N&) { r.host_budget[0] = Bytes(6049); }},
+      {"link 'pcie0' moves 3000 bytes/s to the host, it has 2999",
+       [](P&, R& r, N&) { r.links[0].d2h_bytes_per_second = 2999; }},
+      {"link 'pcie0' moves 1500 bytes/s to the GPUs, it has 1499",
+       [](P&, R& r, N&) { r.links[0].h2d_bytes_per_second = 1499; }},
+      {"link 'pcie0' moves 3001 bytes/s to the host",
+       [](P& p, R&, N&) { p.forward_d2h_fixed = Bytes(1); }},
+      {"link 'pcie0' moves 3002 bytes/s to the GPUs",
+       [](P& p, R&, N&) { p.backward_h2d_fixed = Bytes(3004); }},
+  };
+  for (const PlantedNode& planted : errors) {
+    RankProfile profile = SampleProfile();
+    NodeResources resources = SampleResources();
+    NodePlan plan = SamplePlan();
+    planted.error(profile, resources, plan);
+    const absl::Status status = ValidateNodePlan({profile}, resources, plan);
+    EXPECT_EQ(status.code(), absl::StatusCode::kInternal) << planted.message;
+    EXPECT_THAT(std::string(status.message()), HasSubstr(planted.message));
+  }
+}
+
+TEST(Validate, ALinkThatMustCopiesOverloadIsNoErrorAtAlphaZero) {
+  RankProfile profile = SampleProfile();
+  profile.forward_d2h_fixed = Bytes(5000);
+  NodePlan plan = SamplePlan();
+  plan.ranks[0].alpha = 0;
+  plan.ranks[0].classes[1] = {"up", 0, 0, 1};
+  EXPECT_TRUE(ValidateNodePlan({profile}, SampleResources(), plan).ok());
+}
+
+TEST(Validate, TrafficThatIsInTheFixedCountsIsNotCountedTwice) {
+  RankProfile profile = SampleProfile();
+  profile.classes[1].traffic_in_fixed = true;
+  NodeResources resources = SampleResources();
+  resources.links[0].d2h_bytes_per_second = 1000;
+  resources.links[0].h2d_bytes_per_second = 500;
+  EXPECT_TRUE(ValidateNodePlan({profile}, resources, SamplePlan()).ok());
+}
+
+TEST(Validate, AnInfeasiblePlanHasNothingToCheck) {
+  NodePlan plan;
+  plan.infeasible = "rank 0 needs more";
+  EXPECT_TRUE(
+      ValidateNodePlan({SampleProfile()}, SampleResources(), plan).ok());
+}
+
+}  // namespace
+}  // namespace sluice::plan
