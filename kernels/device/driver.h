@@ -89,6 +89,12 @@ struct CallCounters {
   absl::Duration stall;  // time compute streams waited for events (sim only)
 };
 
+// How much of a place is taken: by everyone, not only by this process.
+struct MemoryUse {
+  Bytes total;
+  Bytes used;
+};
+
 struct LaunchShape {
   uint32_t grid[3] = {1, 1, 1};
   uint32_t block[3] = {1, 1, 1};
@@ -108,6 +114,9 @@ class Driver {
   // --- physical memory -----------------------------------------------------
   // Sizes must be multiples of this (cuMemGetAllocationGranularity).
   virtual absl::StatusOr<Bytes> Granularity(Placement where) = 0;
+  // cuMemGetInfo, or what the node can still pin. On sim memory that a dead
+  // process held counts as free at once.
+  virtual absl::StatusOr<MemoryUse> Usage(Placement where) = 0;
   // cuMemCreate. Zero-filled on sim; on cuda as the driver gives it.
   virtual absl::StatusOr<Memory> Create(Placement where, Bytes size) = 0;
   // cuMemExportToShareableHandle: a file descriptor another process imports.
@@ -137,6 +146,7 @@ class Driver {
   // --- streams and events --------------------------------------------------
   // A stream of the device's copy engine or compute, in order.
   virtual absl::StatusOr<Stream> CreateStream(DeviceIndex device) = 0;
+  // Work already on the stream is finished; sim waits for it here.
   virtual absl::Status DestroyStream(Stream stream) = 0;
   // The stream this thread computes on: see the file comment.
   virtual Stream ComputeStream(DeviceIndex device) = 0;
@@ -152,7 +162,9 @@ class Driver {
 
   // --- copies and kernels --------------------------------------------------
   // Copies in stream order, throttled on sim to the device's link in that
-  // direction. The first error of a stream is reported by the next call on it.
+  // direction. The first error of a stream is reported by every later call on
+  // it. Both ranges must stay valid until the copy is done; sim checks those
+  // inside its reservations (mapped, with access) and trusts the rest.
   virtual absl::Status CopyAsync(Address to, const std::byte* from, Bytes size,
                                  CopyDirection direction, Stream stream) = 0;
   // Loads a fatbin; kUnimplemented on sim, which has no kernels.

@@ -39,8 +39,9 @@ struct SimConfig {
   Bytes granularity = KiB(64); // of physical allocations
 };
 
-// Makes the node's directory and state file; the directory may exist (empty
-// or with a node in it, which is replaced only if no process uses it).
+// Makes the node's directory and state file. The directory may exist, empty or
+// with a node in it, which is replaced only if no process uses it:
+// FailedPrecondition otherwise (a restarted daemon opens the node instead).
 absl::Status CreateSimNode(const std::string& directory,
                            const SimConfig& config);
 
@@ -52,8 +53,12 @@ class SimNode {
   virtual ~SimNode() = default;
 
   virtual SimConfig config() const = 0;
+  // Used by living processes, and the total. Memory whose holders died is
+  // given back first.
+  virtual absl::StatusOr<MemoryUse> Usage(Placement where) = 0;
   // The `nth` call from now (1 = the next) of driver call `name` ("Create",
-  // "CopyAsync", …), in any process, fails with kResourceExhausted.
+  // "CopyAsync", …), in any process, fails with kResourceExhausted. "Copy" is
+  // the copy itself, on its stream: the fault shows at the next call on it.
   virtual absl::Status FailCall(std::string_view name, int nth) = 0;
   // Every later call that names this GPU fails with kUnavailable.
   virtual absl::Status LoseGpu(DeviceIndex gpu) = 0;

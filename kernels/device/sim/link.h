@@ -1,0 +1,43 @@
+// A simulated host link: copies over it take the time its speed says, shared
+// by all streams of all processes that use it.
+//
+// How it works. A copy goes in slices. For each slice the copying thread
+// books the link: the link's `next_free` moves on by the slice's time (one
+// compare-exchange). Two streams that copy at once book in turn, so each gets
+// half; nobody is told. The thread then sleeps until the booked time is over
+// and only then moves the bytes: like a real copy, data arrives late and the
+// source is read late, so that a missing wait shows as wrong data.
+//
+// Booking is in virtual time: a slice starts at the end of the copy's last
+// one, not when its thread woke up, so that late wake-ups do not slow a link
+// (a DMA engine is not descheduled). Lateness beyond kMaxCatchUp is lost.
+//
+// A process that dies has booked at most one slice more than it copied.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+
+#include "absl/status/status.h"
+#include "kernels/device/driver.h"
+#include "kernels/device/sim/node.h"
+
+namespace sluice::device {
+
+inline constexpr int64_t kMaxCatchUpNs = 50'000'000;
+
+// CLOCK_MONOTONIC nanoseconds: one clock for all processes of the machine.
+int64_t MonotonicNs();
+
+// Takes the link for `size` bytes, at `ready_ns` or when it is free; returns
+// when they have passed.
+int64_t BookLink(SharedLink& link, CopyDirection direction, Bytes size,
+                 int64_t ready_ns);
+
+// Copies at the link's speed. `ready_ns`: when the copy could start, on
+// return when it ended, in virtual time. Unavailable: the GPU was lost.
+absl::Status CopyOverLink(const NodeMapping& node, DeviceIndex gpu,
+                          std::byte* to, const std::byte* from, Bytes size,
+                          CopyDirection direction, int64_t& ready_ns);
+
+}  // namespace sluice::device

@@ -1,0 +1,85 @@
+// Physical memory of the simulated node (sealed memfds, counted in the
+// ledger), and this process's reserved address ranges with what is mapped.
+#pragma once
+
+#include <map>
+#include <memory>
+#include <string>
+
+#include "absl/status/status.h"
+#include "absl/status/statusor.h"
+#include "kernels/device/driver.h"
+#include "kernels/device/sim/ledger.h"
+#include "proto/base/unique_fd.h"
+
+namespace sluice::device {
+
+// One process's hold on a piece of physical memory: the handle and each
+// mapping share it; the ledger is told when the last goes.
+class PhysicalMemory {
+ public:
+  static absl::StatusOr<std::shared_ptr<PhysicalMemory>> Create(
+      Ledger* ledger, Placement where, Bytes size);
+  static absl::StatusOr<std::shared_ptr<PhysicalMemory>> Import(
+      Ledger* ledger, const UniqueFd& fd, Placement where, Bytes size);
+  ~PhysicalMemory();
+  PhysicalMemory(const PhysicalMemory&) = delete;
+  PhysicalMemory& operator=(const PhysicalMemory&) = delete;
+
+  const UniqueFd& fd() const { return fd_; }
+  Placement where() const { return where_; }
+  Bytes size() const { return size_; }
+
+ private:
+  PhysicalMemory(Ledger* ledger, int slot, UniqueFd fd, Placement where,
+                 Bytes size)
+      : ledger_(ledger), slot_(slot), fd_(std::move(fd)), where_(where),
+        size_(size) {}
+
+  Ledger* const ledger_;
+  const int slot_;
+  UniqueFd fd_;
+  const Placement where_;
+  const Bytes size_;
+};
+
+// Reservations and mappings of one driver. Mappings are PROT_NONE until
+// Allow; none is inherited by fork or written to a core dump.
+//
+// Thread safety: none; the driver locks.
+class AddressSpace {
+ public:
+  AddressSpace() = default;
+  ~AddressSpace();
+  AddressSpace(const AddressSpace&) = delete;
+  AddressSpace& operator=(const AddressSpace&) = delete;
+
+  absl::StatusOr<Address> Reserve(Bytes size);
+  absl::Status Free(Address address, Bytes size);
+  absl::Status Map(Address address, Bytes size,
+                   std::shared_ptr<PhysicalMemory> memory);
+  absl::Status Unmap(Address address, Bytes size);
+  absl::Status Allow(Address address, Bytes size);
+  // Whether a copy may touch the range: it is outside every reservation, or
+  // all of it is mapped with access.
+  absl::Status CheckTouchable(const std::byte* address, Bytes size) const;
+
+ private:
+  struct Mapping {
+    Bytes size;
+    std::shared_ptr<PhysicalMemory> memory;
+    bool access = false;
+  };
+  using Mappings = std::map<std::byte*, Mapping>;
+
+  const std::pair<std::byte* const, Bytes>* ReservationAt(
+      const std::byte* address) const;
+  // The mappings that tile exactly [address, address + size).
+  absl::StatusOr<std::pair<Mappings::iterator, Mappings::iterator>> Tiling(
+      Address address, Bytes size);
+
+  std::map<std::byte*, Bytes> reservations_;
+  Mappings mappings_;
+};
+
+}  // namespace sluice::device

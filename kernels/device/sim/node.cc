@@ -1,0 +1,373 @@
+#include "kernels/device/sim/node.h"
+
+#include <fcntl.h>
+#include <sys/file.h>
+#include <sys/mman.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <array>
+#include <cerrno>
+#include <cmath>
+#include <cstdio>
+#include <cstring>
+#include <filesystem>
+#include <new>
+#include <set>
+#include <utility>
+
+#include <fmt/format.h>
+
+#include "kernels/device/sim/ledger.h"
+#include "proto/base/status.h"
+
+namespace sluice::device {
+namespace {
+
+constexpr std::array<std::string_view, 29> kCalls = {
+    "Devices",         "Granularity",      "Usage",
+    "Create",          "Export",           "Import",
+    "Release",         "Reserve",          "FreeReservation",
+    "Map",             "Unmap",            "SetAccess",
+    "HostRegister",    "HostUnregister",   "CreateStream",
+    "DestroyStream",   "CreateEvent",      "DestroyEvent",
+    "RecordEvent",     "StreamWaitEvent",  "QueryEvent",
+    "SynchronizeEvent", "SynchronizeStream", "CopyAsync",
+    "Copy",            "LoadModule",       "GetFunction",
+    "Launch",          "ComputeStream"};
+
+std::string StatePath(const std::string& directory) {
+  return directory + "/node.state";
+}
+
+absl::Status Bad(std::string message) {
+  return absl::InvalidArgumentError("simulated node: " + std::move(message));
+}
+
+int FindLink(const SimConfig& config, std::string_view name) {
+  for (size_t i = 0; i < config.links.size(); ++i) {
+    if (config.links[i].name == name) return static_cast<int>(i);
+  }
+  return -1;
+}
+
+absl::Status CheckSpeed(std::string_view link, double speed) {
+  if (std::isfinite(speed) && speed >= 0) return absl::OkStatus();
+  return Bad(fmt::format(
+      "link '{}' has speed {} bytes/s: it must be positive, or 0 for no limit",
+      link, speed));
+}
+
+absl::Status CheckLinks(const SimConfig& config) {
+  if (config.links.size() > kSimMaxLinks) {
+    return Bad(fmt::format("{} links; at most {}", config.links.size(),
+                           kSimMaxLinks));
+  }
+  std::set<std::string_view> names;
+  for (const SimLink& link : config.links) {
+    if (link.name.empty() || link.name.size() >= kSimNameLength) {
+      return Bad(fmt::format("link name '{}' must have 1 to {} characters",
+                             link.name, kSimNameLength - 1));
+    }
+    if (!names.insert(link.name).second) {
+      return Bad(fmt::format("link '{}' is given twice", link.name));
+    }
+    SLUICE_RETURN_IF_ERROR(CheckSpeed(link.name, link.h2d_bytes_per_second));
+    SLUICE_RETURN_IF_ERROR(CheckSpeed(link.name, link.d2h_bytes_per_second));
+  }
+  return absl::OkStatus();
+}
+
+absl::Status CheckGpus(const SimConfig& config) {
+  if (config.gpus.empty() || config.gpus.size() > kSimMaxGpus) {
+    return Bad(fmt::format("{} GPUs; it needs 1 to {}", config.gpus.size(),
+                           kSimMaxGpus));
+  }
+  for (size_t i = 0; i < config.gpus.size(); ++i) {
+    const SimGpu& gpu = config.gpus[i];
+    if (FindLink(config, gpu.link) < 0) {
+      return Bad(fmt::format("GPU {} copies over link '{}', which is not given",
+                             i, gpu.link));
+    }
+    if (gpu.numa.value() >= static_cast<uint64_t>(config.numa_nodes)) {
+      return Bad(fmt::format("GPU {} is on NUMA node {}; there are {}", i,
+                             gpu.numa.value(), config.numa_nodes));
+    }
+    if (gpu.memory < config.granularity) {
+      return Bad(fmt::format("GPU {} has {} of memory; it needs {} or more", i,
+                             FormatBytes(gpu.memory),
+                             FormatBytes(config.granularity)));
+    }
+  }
+  return absl::OkStatus();
+}
+
+absl::Status CheckConfig(const SimConfig& config) {
+  const int64_t page = sysconf(_SC_PAGESIZE);
+  const int64_t granularity = config.granularity.count();
+  if (granularity < page || granularity % page != 0) {
+    return Bad(fmt::format("granularity {} must be a multiple of the page, {}",
+                           FormatBytes(config.granularity),
+                           FormatBytes(Bytes(page))));
+  }
+  if (config.numa_nodes < 1 || config.numa_nodes > kSimMaxNuma) {
+    return Bad(fmt::format("{} NUMA nodes; it needs 1 to {}", config.numa_nodes,
+                           kSimMaxNuma));
+  }
+  if (config.host_memory < config.granularity) {
+    return Bad(fmt::format("host memory of {} is less than one granule, {}",
+                           FormatBytes(config.host_memory),
+                           FormatBytes(config.granularity)));
+  }
+  SLUICE_RETURN_IF_ERROR(CheckLinks(config));
+  return CheckGpus(config);
+}
+
+void FillState(const SimConfig& config, SharedState& state) {
+  state.size = sizeof(SharedState);
+  state.granularity = config.granularity.count();
+  state.host_memory = config.host_memory.count();
+  state.numa_nodes = static_cast<uint32_t>(config.numa_nodes);
+  state.gpu_count = static_cast<uint32_t>(config.gpus.size());
+  state.link_count = static_cast<uint32_t>(config.links.size());
+  for (size_t i = 0; i < config.links.size(); ++i) {
+    const SimLink& link = config.links[i];
+    link.name.copy(state.links[i].name, kSimNameLength - 1);
+    state.links[i].bytes_per_second[0] = link.h2d_bytes_per_second;
+    state.links[i].bytes_per_second[1] = link.d2h_bytes_per_second;
+  }
+  for (size_t i = 0; i < config.gpus.size(); ++i) {
+    const SimGpu& gpu = config.gpus[i];
+    state.gpus[i].memory = gpu.memory.count();
+    state.gpus[i].link = static_cast<uint32_t>(FindLink(config, gpu.link));
+    state.gpus[i].numa = static_cast<uint32_t>(gpu.numa.value());
+  }
+  pthread_mutexattr_t attributes;
+  pthread_mutexattr_init(&attributes);
+  pthread_mutexattr_setpshared(&attributes, PTHREAD_PROCESS_SHARED);
+  pthread_mutexattr_setrobust(&attributes, PTHREAD_MUTEX_ROBUST);
+  pthread_mutex_init(&state.mutex, &attributes);
+  pthread_mutexattr_destroy(&attributes);
+  state.magic = kSimMagic;
+}
+
+absl::StatusOr<SharedState*> MapState(int fd, const std::string& path) {
+  void* address = mmap(nullptr, sizeof(SharedState), PROT_READ | PROT_WRITE,
+                       MAP_SHARED, fd, 0);
+  if (address == MAP_FAILED) return ErrnoStatus(errno, "map " + path);
+  madvise(address, sizeof(SharedState), MADV_DONTDUMP);
+  return static_cast<SharedState*>(address);
+}
+
+// Ok if there is no node at `path`, or one that no process uses; `lock` then
+// keeps others from opening it.
+absl::Status LockUnused(const std::string& path, UniqueFd& lock) {
+  lock = UniqueFd(open(path.c_str(), O_RDWR | O_CLOEXEC));
+  if (!lock) {
+    return errno == ENOENT ? absl::OkStatus()
+                           : ErrnoStatus(errno, "open " + path);
+  }
+  if (flock(lock.get(), LOCK_EX | LOCK_NB) == 0) return absl::OkStatus();
+  return absl::FailedPreconditionError(fmt::format(
+      "the simulated node {} is in use: end the processes that use it, or open "
+      "it as it is",
+      path));
+}
+
+// Opens and locks the state file that is at `path` now: not one that a
+// CreateSimNode replaced between the two steps.
+absl::StatusOr<UniqueFd> OpenLocked(const std::string& directory) {
+  const std::string path = StatePath(directory);
+  while (true) {
+    UniqueFd fd(open(path.c_str(), O_RDWR | O_CLOEXEC));
+    if (!fd && (errno == ENOENT || errno == ENOTDIR)) {
+      return absl::NotFoundError(fmt::format(
+          "no simulated node in {}: start sluiced, or make one", directory));
+    }
+    if (!fd) return ErrnoStatus(errno, "open " + path);
+    if (flock(fd.get(), LOCK_SH) != 0) return ErrnoStatus(errno, "lock " + path);
+    struct stat opened, current;
+    if (fstat(fd.get(), &opened) != 0) return ErrnoStatus(errno, "stat " + path);
+    if (stat(path.c_str(), &current) == 0 && current.st_ino == opened.st_ino) {
+      if (opened.st_size == sizeof(SharedState)) return fd;
+      return absl::FailedPreconditionError(fmt::format(
+          "{} was made by another version of sluice: remove it", path));
+    }
+  }
+}
+
+class SimNodeImpl final : public SimNode {
+ public:
+  explicit SimNodeImpl(std::unique_ptr<NodeMapping> node)
+      : node_(std::move(node)), ledger_(node_.get()) {}
+
+  SimConfig config() const override { return node_->config(); }
+  absl::StatusOr<MemoryUse> Usage(Placement where) override;
+  absl::Status FailCall(std::string_view name, int nth) override;
+  absl::Status LoseGpu(DeviceIndex gpu) override;
+  absl::Status SetLinkSpeed(std::string_view link, double h2d,
+                            double d2h) override;
+
+ private:
+  const std::unique_ptr<NodeMapping> node_;
+  Ledger ledger_;
+};
+
+absl::StatusOr<MemoryUse> SimNodeImpl::Usage(Placement where) {
+  const absl::Status placement = node_->CheckPlacement(where);
+  if (absl::IsInvalidArgument(placement)) return placement;
+  return ledger_.Usage(where);
+}
+
+absl::Status SimNodeImpl::FailCall(std::string_view name, int nth) {
+  if (std::find(kCalls.begin(), kCalls.end(), name) == kCalls.end()) {
+    return Bad(fmt::format("there is no driver call '{}' to fail", name));
+  }
+  if (nth < 1) return Bad(fmt::format("call number {}: the next is 1", nth));
+  for (SharedFailure& failure : node_->state().failures) {
+    int64_t unused = 0;
+    // -1 claims the entry while its name is written.
+    if (!failure.remaining.compare_exchange_strong(unused, -1)) continue;
+    std::memset(failure.call, 0, sizeof(failure.call));
+    name.copy(failure.call, sizeof(failure.call) - 1);
+    failure.remaining = nth;
+    node_->state().failures_armed++;
+    return absl::OkStatus();
+  }
+  return absl::ResourceExhaustedError(
+      fmt::format("{} failures wait already", kSimMaxFailures));
+}
+
+absl::Status SimNodeImpl::LoseGpu(DeviceIndex gpu) {
+  if (gpu.value() >= node_->state().gpu_count) {
+    return Bad(fmt::format("there is no GPU {}", gpu.value()));
+  }
+  node_->state().gpus[gpu.value()].lost = 1;
+  return absl::OkStatus();
+}
+
+absl::Status SimNodeImpl::SetLinkSpeed(std::string_view name, double h2d,
+                                       double d2h) {
+  SLUICE_RETURN_IF_ERROR(CheckSpeed(name, h2d));
+  SLUICE_RETURN_IF_ERROR(CheckSpeed(name, d2h));
+  SharedState& state = node_->state();
+  for (uint32_t i = 0; i < state.link_count; ++i) {
+    if (name != state.links[i].name) continue;
+    state.links[i].bytes_per_second[0] = h2d;
+    state.links[i].bytes_per_second[1] = d2h;
+    return absl::OkStatus();
+  }
+  return Bad(fmt::format("there is no link '{}'", name));
+}
+
+}  // namespace
+
+std::string PlacementName(Placement where) {
+  return fmt::format("{} {}",
+                     where.kind == Placement::Kind::kGpu ? "GPU" : "NUMA node",
+                     where.ordinal);
+}
+
+absl::Status CreateSimNode(const std::string& directory,
+                           const SimConfig& config) {
+  SLUICE_RETURN_IF_ERROR(CheckConfig(config));
+  std::error_code error;
+  std::filesystem::create_directories(directory, error);
+  if (error) return ErrnoStatus(error.value(), "make " + directory);
+  UniqueFd lock;
+  SLUICE_RETURN_IF_ERROR(LockUnused(StatePath(directory), lock));
+
+  const std::string fresh = fmt::format("{}/node.new.{}", directory, getpid());
+  UniqueFd fd(open(fresh.c_str(), O_RDWR | O_CREAT | O_TRUNC | O_CLOEXEC, 0666));
+  if (!fd) return ErrnoStatus(errno, "make " + fresh);
+  // Ranks of any user use the node; who may reach it is the directory's
+  // permission to give.
+  fchmod(fd.get(), 0666);
+  if (ftruncate(fd.get(), sizeof(SharedState)) != 0) {
+    const absl::Status status = ErrnoStatus(errno, "size " + fresh);
+    unlink(fresh.c_str());
+    return status;
+  }
+  SLUICE_ASSIGN_OR_RETURN(SharedState* const state, MapState(fd.get(), fresh));
+  FillState(config, *state);
+  munmap(state, sizeof(SharedState));
+  if (rename(fresh.c_str(), StatePath(directory).c_str()) != 0) {
+    return ErrnoStatus(errno, "put the node in " + directory);
+  }
+  return absl::OkStatus();
+}
+
+absl::StatusOr<std::unique_ptr<NodeMapping>> NodeMapping::Open(
+    const std::string& directory) {
+  SLUICE_ASSIGN_OR_RETURN(UniqueFd fd, OpenLocked(directory));
+  SLUICE_ASSIGN_OR_RETURN(SharedState* const state,
+                          MapState(fd.get(), StatePath(directory)));
+  std::unique_ptr<NodeMapping> node(new NodeMapping(std::move(fd), state));
+  if (state->magic != kSimMagic || state->size != sizeof(SharedState)) {
+    return absl::FailedPreconditionError(fmt::format(
+        "{} was made by another version of sluice: remove it",
+        StatePath(directory)));
+  }
+  return node;
+}
+
+NodeMapping::~NodeMapping() { munmap(state_, sizeof(SharedState)); }
+
+SimConfig NodeMapping::config() const {
+  SimConfig config;
+  config.numa_nodes = static_cast<int>(state_->numa_nodes);
+  config.host_memory = Bytes(state_->host_memory);
+  config.granularity = Bytes(state_->granularity);
+  for (uint32_t i = 0; i < state_->link_count; ++i) {
+    const SharedLink& link = state_->links[i];
+    config.links.push_back(
+        {link.name, link.bytes_per_second[0], link.bytes_per_second[1]});
+  }
+  for (uint32_t i = 0; i < state_->gpu_count; ++i) {
+    const SharedGpu& gpu = state_->gpus[i];
+    config.gpus.push_back({Bytes(gpu.memory), state_->links[gpu.link].name,
+                           NumaIndex(gpu.numa)});
+  }
+  return config;
+}
+
+absl::Status NodeMapping::Enter(const char* call) const {
+  if (state_->failures_armed.load(std::memory_order_relaxed) == 0) {
+    return absl::OkStatus();
+  }
+  for (SharedFailure& failure : state_->failures) {
+    int64_t left = failure.remaining.load();
+    if (left <= 0 || std::strcmp(failure.call, call) != 0) continue;
+    while (left > 0 &&
+           !failure.remaining.compare_exchange_weak(left, left - 1)) {
+    }
+    if (left != 1) continue;
+    state_->failures_armed--;
+    return absl::ResourceExhaustedError(
+        fmt::format("{}: failure injected into the simulated node", call));
+  }
+  return absl::OkStatus();
+}
+
+absl::Status NodeMapping::CheckPlacement(Placement where) const {
+  const bool gpu = where.kind == Placement::Kind::kGpu;
+  const uint32_t count = gpu ? state_->gpu_count : state_->numa_nodes;
+  if (where.ordinal >= count) {
+    return absl::InvalidArgumentError(fmt::format(
+        "there is no {}; the node has {}", PlacementName(where), count));
+  }
+  if (gpu && state_->gpus[where.ordinal].lost) {
+    return absl::UnavailableError(
+        fmt::format("GPU {} is lost: end the process", where.ordinal));
+  }
+  return absl::OkStatus();
+}
+
+absl::StatusOr<std::unique_ptr<SimNode>> SimNode::Open(
+    const std::string& directory) {
+  SLUICE_ASSIGN_OR_RETURN(auto node, NodeMapping::Open(directory));
+  return std::make_unique<SimNodeImpl>(std::move(node));
+}
+
+}  // namespace sluice::device

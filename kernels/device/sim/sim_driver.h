@@ -1,0 +1,108 @@
+// The Driver over a simulated node.
+//
+// Every call first asks whether an injected failure is due, then checks its
+// arguments as the real driver would, then acts. Handles are ids in tables of
+// this process; what crosses processes is the node's state file and memfds.
+#pragma once
+
+#include <atomic>
+#include <map>
+#include <memory>
+#include <set>
+#include <string>
+#include <vector>
+
+#include "absl/base/thread_annotations.h"
+#include "absl/synchronization/mutex.h"
+#include "kernels/device/driver.h"
+#include "kernels/device/sim/ledger.h"
+#include "kernels/device/sim/memory.h"
+#include "kernels/device/sim/node.h"
+#include "kernels/device/sim/stream.h"
+
+namespace sluice::device {
+
+class SimDriver final : public Driver {
+ public:
+  explicit SimDriver(std::unique_ptr<NodeMapping> node);
+  // Finishes the work on all streams.
+  ~SimDriver() override;
+
+  std::string_view name() const override { return "sim"; }
+  absl::StatusOr<std::vector<DeviceInfo>> Devices() override;
+
+  absl::StatusOr<Bytes> Granularity(Placement where) override;
+  absl::StatusOr<MemoryUse> Usage(Placement where) override;
+  absl::StatusOr<Memory> Create(Placement where, Bytes size) override;
+  absl::StatusOr<UniqueFd> Export(Memory memory) override;
+  absl::StatusOr<Memory> Import(const UniqueFd& fd, Placement where,
+                                Bytes size) override;
+  absl::Status Release(Memory memory) override;
+
+  absl::StatusOr<Address> Reserve(Bytes size) override;
+  absl::Status FreeReservation(Address address, Bytes size) override;
+  absl::Status Map(Address address, Bytes size, Memory memory) override;
+  absl::Status Unmap(Address address, Bytes size) override;
+  absl::Status SetAccess(Address address, Bytes size,
+                         DeviceIndex device) override;
+  absl::Status HostRegister(Address address, Bytes size) override;
+  absl::Status HostUnregister(Address address) override;
+
+  absl::StatusOr<Stream> CreateStream(DeviceIndex device) override;
+  absl::Status DestroyStream(Stream stream) override;
+  Stream ComputeStream(DeviceIndex device) override;
+  absl::StatusOr<Event> CreateEvent() override;
+  absl::Status DestroyEvent(Event event) override;
+  absl::Status RecordEvent(Event event, Stream stream) override;
+  absl::Status StreamWaitEvent(Stream stream, Event event) override;
+  absl::StatusOr<bool> QueryEvent(Event event) override;
+  absl::Status SynchronizeEvent(Event event) override;
+  absl::Status SynchronizeStream(Stream stream) override;
+
+  absl::Status CopyAsync(Address to, const std::byte* from, Bytes size,
+                         CopyDirection direction, Stream stream) override;
+  absl::StatusOr<Module> LoadModule(
+      std::span<const std::byte> fatbin) override;
+  absl::StatusOr<Function> GetFunction(Module module,
+                                       const std::string& name) override;
+  absl::Status Launch(Function function, const LaunchShape& shape,
+                      std::span<void*> arguments, Stream stream) override;
+
+  CallCounters counters() const override;
+
+ private:
+  using CompletionPointer = std::shared_ptr<Completion>;
+
+  absl::Status CheckSize(Bytes size) const;
+  absl::StatusOr<Memory> Adopt(
+      absl::StatusOr<std::shared_ptr<PhysicalMemory>> memory,
+      std::string_view call);
+  // A copy stream; null where `stream` is a compute stream. Fails with the
+  // stream's first error, or when its GPU is lost.
+  absl::StatusOr<std::shared_ptr<SimStream>> FindStream(Stream stream) const;
+  // Null: never recorded, or recorded on a compute stream, so complete.
+  absl::StatusOr<CompletionPointer> LatestRecord(Event event) const;
+
+  const std::unique_ptr<NodeMapping> node_;
+  Ledger ledger_;
+
+  mutable absl::Mutex memory_mutex_;
+  std::map<Memory, std::shared_ptr<PhysicalMemory>> memories_
+      ABSL_GUARDED_BY(memory_mutex_);
+  AddressSpace addresses_ ABSL_GUARDED_BY(memory_mutex_);
+  std::map<Address, Bytes> registered_ ABSL_GUARDED_BY(memory_mutex_);
+
+  mutable absl::Mutex stream_mutex_;
+  std::map<Stream, std::shared_ptr<SimStream>> streams_
+      ABSL_GUARDED_BY(stream_mutex_);
+  std::map<Event, CompletionPointer> events_ ABSL_GUARDED_BY(stream_mutex_);
+
+  std::atomic<uint64_t> next_id_{1};
+  std::atomic<uint64_t> stream_synchronize_{0};
+  std::atomic<uint64_t> event_synchronize_{0};
+  std::atomic<uint64_t> copies_{0};
+  std::atomic<int64_t> copied_[2] = {0, 0};
+  std::atomic<int64_t> stall_ns_{0};
+};
+
+}  // namespace sluice::device

@@ -1,0 +1,98 @@
+#include "kernels/device/sim/stream.h"
+
+#include <pthread.h>
+#include <sys/prctl.h>
+
+#include <algorithm>
+#include <utility>
+
+#include "kernels/device/sim/link.h"
+
+namespace sluice::device {
+namespace {
+
+// The default 50 us of timer slack would be added to every event.
+constexpr unsigned long kTimerSlackNs = 5'000;
+
+}  // namespace
+
+SimStream::SimStream(const NodeMapping* node, DeviceIndex gpu)
+    : node_(node), gpu_(gpu), thread_([this] { Run(); }) {}
+
+SimStream::~SimStream() {
+  {
+    const absl::MutexLock lock(&mutex_);
+    stopping_ = true;
+  }
+  thread_.join();
+}
+
+absl::Status SimStream::status() const {
+  const absl::MutexLock lock(&mutex_);
+  return status_;
+}
+
+void SimStream::Copy(const CopyOperation& copy) {
+  Push({Operation::Kind::kCopy, MonotonicNs(), copy, nullptr});
+}
+
+void SimStream::Record(std::shared_ptr<Completion> completion) {
+  Push({Operation::Kind::kRecord, MonotonicNs(), {}, std::move(completion)});
+}
+
+void SimStream::Wait(std::shared_ptr<Completion> completion) {
+  Push({Operation::Kind::kWait, MonotonicNs(), {}, std::move(completion)});
+}
+
+void SimStream::Push(Operation operation) {
+  const absl::MutexLock lock(&mutex_);
+  queue_.push_back(std::move(operation));
+}
+
+void SimStream::Run() {
+  pthread_setname_np(pthread_self(), "sim-stream");
+  prctl(PR_SET_TIMERSLACK, kTimerSlackNs);
+  Operation operation;
+  while (Next(operation)) Execute(operation);
+}
+
+// False when the stream is destroyed and all is done.
+bool SimStream::Next(Operation& operation) {
+  const auto wake = [this]() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_) {
+    return stopping_ || !queue_.empty();
+  };
+  const absl::MutexLock lock(&mutex_);
+  mutex_.Await(absl::Condition(&wake));
+  if (queue_.empty()) return false;
+  operation = std::move(queue_.front());
+  queue_.pop_front();
+  return true;
+}
+
+void SimStream::Execute(const Operation& operation) {
+  ready_ns_ = std::max(ready_ns_, operation.enqueued_ns);
+  switch (operation.kind) {
+    case Operation::Kind::kCopy:
+      return ExecuteCopy(operation.copy);
+    case Operation::Kind::kRecord:
+      return operation.completion->Finish();
+    case Operation::Kind::kWait:
+      if (operation.completion->done()) return;
+      operation.completion->Wait();
+      ready_ns_ = std::max(ready_ns_, MonotonicNs());
+  }
+}
+
+void SimStream::ExecuteCopy(const CopyOperation& copy) {
+  if (!status().ok()) return;
+  absl::Status status = node_->Enter("Copy");
+  if (status.ok()) {
+    status = CopyOverLink(*node_, gpu_, copy.to, copy.from, copy.size,
+                          copy.direction, ready_ns_);
+  }
+  if (status.ok()) return;
+  const absl::MutexLock lock(&mutex_);
+  status_ = std::move(status);
+}
+
+}  // namespace sluice::device

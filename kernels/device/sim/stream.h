@@ -1,0 +1,81 @@
+// A simulated copy stream: one thread that runs its operations in order.
+#pragma once
+
+#include <atomic>
+#include <cstdint>
+#include <deque>
+#include <memory>
+#include <thread>
+
+#include "absl/base/thread_annotations.h"
+#include "absl/status/status.h"
+#include "absl/synchronization/mutex.h"
+#include "kernels/device/driver.h"
+#include "kernels/device/sim/node.h"
+
+namespace sluice::device {
+
+// One recording of an event. An event that is recorded again gets a new one,
+// so a wait keeps waiting for what it was enqueued after, as in CUDA.
+class Completion {
+ public:
+  bool done() const { return done_.load(std::memory_order_acquire) != 0; }
+  void Finish() {
+    done_.store(1, std::memory_order_release);
+    done_.notify_all();
+  }
+  void Wait() const { done_.wait(0, std::memory_order_acquire); }
+
+ private:
+  std::atomic<uint32_t> done_{0};
+};
+
+struct CopyOperation {
+  std::byte* to = nullptr;
+  const std::byte* from = nullptr;
+  Bytes size;
+  CopyDirection direction = CopyDirection::kHostToDevice;
+};
+
+// Thread safety: thread-safe. The destructor finishes what is enqueued.
+class SimStream {
+ public:
+  SimStream(const NodeMapping* node, DeviceIndex gpu);
+  ~SimStream();
+  SimStream(const SimStream&) = delete;
+  SimStream& operator=(const SimStream&) = delete;
+
+  DeviceIndex gpu() const { return gpu_; }
+  // The stream's first failure; copies after it are not made, so that nobody
+  // takes half a chunk for a whole one, but events still complete.
+  absl::Status status() const;
+
+  void Copy(const CopyOperation& copy);
+  void Record(std::shared_ptr<Completion> completion);
+  void Wait(std::shared_ptr<Completion> completion);
+
+ private:
+  struct Operation {
+    enum class Kind { kCopy, kRecord, kWait } kind;
+    int64_t enqueued_ns;
+    CopyOperation copy;
+    std::shared_ptr<Completion> completion;
+  };
+
+  void Push(Operation operation);
+  void Run();
+  bool Next(Operation& operation);
+  void Execute(const Operation& operation);
+  void ExecuteCopy(const CopyOperation& copy);
+
+  const NodeMapping* const node_;
+  const DeviceIndex gpu_;
+  int64_t ready_ns_ = 0;  // the thread's: virtual time reached by the stream
+  mutable absl::Mutex mutex_;
+  std::deque<Operation> queue_ ABSL_GUARDED_BY(mutex_);
+  bool stopping_ ABSL_GUARDED_BY(mutex_) = false;
+  absl::Status status_ ABSL_GUARDED_BY(mutex_);
+  std::thread thread_;  // last: it uses all of the above
+};
+
+}  // namespace sluice::device
