@@ -1,0 +1,245 @@
+#include <sys/resource.h>
+
+#include <algorithm>
+#include <cstdio>
+#include <cstdlib>
+#include <functional>
+#include <vector>
+
+#include "proto/base/clock.h"
+#include "tests/device/sim_fixture.h"
+#include "tests/support/child.h"
+
+namespace sluice::device {
+namespace {
+
+using ::sluice::testing::Child;
+using ::sluice::testing::IsOk;
+using ::sluice::testing::StatusIs;
+using ::testing::HasSubstr;
+
+constexpr auto kH2D = CopyDirection::kHostToDevice;
+constexpr auto kD2H = CopyDirection::kDeviceToHost;
+
+double Seconds() {
+  return absl::ToDoubleSeconds(MonotonicClock().Now() - absl::UnixEpoch());
+}
+
+double CpuSeconds() {
+  rusage usage;
+  getrusage(RUSAGE_SELF, &usage);
+  return static_cast<double>(usage.ru_utime.tv_sec + usage.ru_stime.tv_sec) +
+         1e-6 * static_cast<double>(usage.ru_utime.tv_usec +
+                                    usage.ru_stime.tv_usec);
+}
+
+// Copies `size` on a new stream of `gpu` and waits: the seconds it took.
+double TimedCopy(Driver& driver, DeviceIndex gpu, CopyDirection direction,
+                 Bytes size) {
+  std::vector<std::byte> from(size.size(), std::byte{1}), to(size.size());
+  const Stream stream = *driver.CreateStream(gpu);
+  const double begin = Seconds();
+  EXPECT_THAT(driver.CopyAsync(to.data(), from.data(), size, direction, stream),
+              IsOk());
+  EXPECT_THAT(driver.SynchronizeStream(stream), IsOk());
+  const double seconds = Seconds() - begin;
+  EXPECT_EQ(to, from);
+  EXPECT_THAT(driver.DestroyStream(stream), IsOk());
+  return seconds;
+}
+
+// Never faster than the link; and, on a machine that other tests load, once
+// in some tries not much slower.
+void ExpectTakes(double seconds, const std::function<double()>& measure) {
+  double best = 1e9;
+  for (int i = 0; i < 8 && best > 1.15 * seconds + 0.01; ++i) {
+    const double took = measure();
+    EXPECT_GE(took, 0.98 * seconds);
+    best = std::min(best, took);
+  }
+  EXPECT_LE(best, 1.15 * seconds + 0.01);
+}
+
+TEST_F(SimTest, ACopyTakesTheTimeItsLinkSays) {
+  ASSERT_THAT(node_->SetLinkSpeed("own", 200e6, 100e6), IsOk());
+  const Bytes size(20'000'000);
+  ExpectTakes(0.1, [&] {
+    return TimedCopy(*driver_, DeviceIndex(2), kH2D, size);
+  });
+  ExpectTakes(0.2, [&] {
+    return TimedCopy(*driver_, DeviceIndex(2), kD2H, size);
+  });
+}
+
+TEST_F(SimTest, ManySmallCopiesGetTheSpeedToo) {
+  ASSERT_THAT(node_->SetLinkSpeed("own", 200e6, 0), IsOk());
+  std::vector<std::byte> from(20'000), to(20'000);
+  SLUICE_ASSERT_OK_AND_ASSIGN(const Stream stream,
+                              driver_->CreateStream(DeviceIndex(2)));
+  ExpectTakes(0.1, [&] {
+    const double begin = Seconds();
+    for (int i = 0; i < 1000; ++i) {
+      EXPECT_THAT(driver_->CopyAsync(to.data(), from.data(), Bytes(20'000),
+                                     kH2D, stream),
+                  IsOk());
+    }
+    EXPECT_THAT(driver_->SynchronizeStream(stream), IsOk());
+    return Seconds() - begin;
+  });
+}
+
+TEST_F(SimTest, ThrottlingSleepsInsteadOfBurningTheCpu) {
+  ASSERT_THAT(node_->SetLinkSpeed("own", 50e6, 0), IsOk());
+  const double begin = CpuSeconds();
+  TimedCopy(*driver_, DeviceIndex(2), kH2D, Bytes(15'000'000));  // 0.3 s
+  EXPECT_LE(CpuSeconds() - begin, 0.15);
+}
+
+TEST_F(SimTest, DirectionsDoNotSlowEachOther) {
+  ASSERT_THAT(node_->SetLinkSpeed("own", 100e6, 100e6), IsOk());
+  std::vector<std::byte> a(10'000'000), b(10'000'000), c(10'000'000),
+      d(10'000'000);
+  SLUICE_ASSERT_OK_AND_ASSIGN(const Stream in,
+                              driver_->CreateStream(DeviceIndex(2)));
+  SLUICE_ASSERT_OK_AND_ASSIGN(const Stream out,
+                              driver_->CreateStream(DeviceIndex(2)));
+  const Bytes size(10'000'000);
+  ExpectTakes(0.1, [&] {
+    const double begin = Seconds();
+    EXPECT_THAT(driver_->CopyAsync(a.data(), b.data(), size, kH2D, in), IsOk());
+    EXPECT_THAT(driver_->CopyAsync(c.data(), d.data(), size, kD2H, out),
+                IsOk());
+    EXPECT_THAT(driver_->SynchronizeStream(in), IsOk());
+    EXPECT_THAT(driver_->SynchronizeStream(out), IsOk());
+    return Seconds() - begin;
+  });
+}
+
+// Two processes, two GPUs, one link, known to each only by the shared state:
+// together they take as long as one after the other, and neither is served
+// first (alone a copy takes 0.2 s).
+TEST_F(SimTest, ProcessesShareALink) {
+  ASSERT_THAT(node_->SetLinkSpeed("shared", 100e6, 0), IsOk());
+  driver_.reset();
+  const double start = Seconds() + 0.5;
+  const auto copy = [&](DeviceIndex gpu) {
+    const auto driver = Open();
+    absl::SleepFor(absl::Seconds(start - Seconds()));
+    TimedCopy(*driver, gpu, kH2D, Bytes(20'000'000));
+    std::printf("%f\n", Seconds() - start);
+  };
+  const auto first = Child::Fork([&] { copy(DeviceIndex(0)); });
+  const auto second = Child::Fork([&] { copy(DeviceIndex(1)); });
+  const double ends[] = {std::atof(first->Join().out.c_str()),
+                         std::atof(second->Join().out.c_str())};
+  EXPECT_GE(std::min(ends[0], ends[1]), 0.3);
+  EXPECT_GE(std::max(ends[0], ends[1]), 0.39);
+}
+
+TEST_F(SimTest, AProcessKilledWhileCopyingFreesTheLink) {
+  ASSERT_THAT(node_->SetLinkSpeed("own", 100e6, 0), IsOk());
+  driver_.reset();
+  const auto child = Child::Fork([this] {
+    const auto driver = Open();
+    std::puts("copying");
+    std::fflush(stdout);
+    TimedCopy(*driver, DeviceIndex(2), kH2D, Bytes(500'000'000));
+  });
+  ASSERT_TRUE(child->WaitForOutput("copying", absl::Seconds(20)));
+  absl::SleepFor(absl::Milliseconds(20));
+  child->Kill(SIGKILL);
+  child->Join();
+  driver_ = Open();
+  ExpectTakes(0.1, [&] {
+    return TimedCopy(*driver_, DeviceIndex(2), kH2D, Bytes(10'000'000));
+  });
+}
+
+TEST_F(SimTest, WaitingOnTheComputeStreamCountsAsStall) {
+  ASSERT_THAT(node_->SetLinkSpeed("own", 100e6, 0), IsOk());
+  std::vector<std::byte> from(5'000'000), to(5'000'000);
+  SLUICE_ASSERT_OK_AND_ASSIGN(const Stream stream,
+                              driver_->CreateStream(DeviceIndex(2)));
+  SLUICE_ASSERT_OK_AND_ASSIGN(const Event event, driver_->CreateEvent());
+  ASSERT_THAT(driver_->CopyAsync(to.data(), from.data(), Bytes(5'000'000), kH2D,
+                                 stream),
+              IsOk());
+  ASSERT_THAT(driver_->RecordEvent(event, stream), IsOk());
+  const Stream compute = driver_->ComputeStream(DeviceIndex(2));
+  ASSERT_THAT(driver_->StreamWaitEvent(compute, event), IsOk());
+  const CallCounters counters = driver_->counters();
+  EXPECT_GE(counters.stall, absl::Milliseconds(48));
+  EXPECT_EQ(counters.stream_synchronize + counters.event_synchronize, 0u);
+  EXPECT_EQ(counters.copied_h2d, Bytes(5'000'000));
+}
+
+TEST_F(SimTest, AFailedCopyIsReportedByEveryLaterCallAndBlocksNobody) {
+  std::byte from[2] = {std::byte{1}, std::byte{2}}, to[2] = {};
+  SLUICE_ASSERT_OK_AND_ASSIGN(const Stream stream,
+                              driver_->CreateStream(DeviceIndex(0)));
+  SLUICE_ASSERT_OK_AND_ASSIGN(const Event event, driver_->CreateEvent());
+  // Held up, so that all three calls are made before the copy fails.
+  ASSERT_THAT(node_->SetLinkSpeed("shared", 20, 0), IsOk());
+  ASSERT_THAT(node_->FailCall("Copy", 2), IsOk());
+  for (int i : {0, 1}) {
+    ASSERT_THAT(driver_->CopyAsync(to + i, from + i, Bytes(1), kH2D, stream),
+                IsOk());
+  }
+  ASSERT_THAT(driver_->RecordEvent(event, stream), IsOk());
+  EXPECT_THAT(driver_->SynchronizeEvent(event), IsOk());
+  const auto failed = StatusIs(absl::StatusCode::kResourceExhausted,
+                               HasSubstr("Copy: failure injected"));
+  EXPECT_THAT(driver_->SynchronizeStream(stream), failed);
+  EXPECT_THAT(driver_->RecordEvent(event, stream), failed);
+  EXPECT_EQ(to[0], std::byte{1});
+  EXPECT_EQ(to[1], std::byte{0});
+  EXPECT_THAT(driver_->DestroyStream(stream), IsOk());
+}
+
+TEST_F(SimTest, AGpuLostDuringACopyEndsIt) {
+  ASSERT_THAT(node_->SetLinkSpeed("own", 1e6, 0), IsOk());
+  std::vector<std::byte> from(10'000'000), to(10'000'000);
+  SLUICE_ASSERT_OK_AND_ASSIGN(const Stream stream,
+                              driver_->CreateStream(DeviceIndex(2)));
+  SLUICE_ASSERT_OK_AND_ASSIGN(const Event event, driver_->CreateEvent());
+  ASSERT_THAT(driver_->CopyAsync(to.data(), from.data(), Bytes(10'000'000),
+                                 kH2D, stream),
+              IsOk());
+  ASSERT_THAT(driver_->RecordEvent(event, stream), IsOk());
+  ASSERT_THAT(node_->LoseGpu(DeviceIndex(2)), IsOk());
+  const double begin = Seconds();
+  EXPECT_THAT(driver_->SynchronizeEvent(event), IsOk());  // 10 s otherwise
+  EXPECT_LE(Seconds() - begin, 2);
+  EXPECT_THAT(driver_->SynchronizeStream(stream),
+              StatusIs(absl::StatusCode::kUnavailable));
+}
+
+TEST_F(SimTest, NothingIsCopiedToMemoryWithoutAccess) {
+  SLUICE_ASSERT_OK_AND_ASSIGN(const Memory memory,
+                              driver_->Create(kGpu0, KiB(64)));
+  SLUICE_ASSERT_OK_AND_ASSIGN(const Address address,
+                              driver_->Reserve(KiB(128)));
+  SLUICE_ASSERT_OK_AND_ASSIGN(const Stream stream,
+                              driver_->CreateStream(DeviceIndex(0)));
+  std::vector<std::byte> from(128 << 10);
+  const auto copy = [&](Bytes size) {
+    return driver_->CopyAsync(address, from.data(), size, kH2D, stream);
+  };
+  const auto refused = StatusIs(absl::StatusCode::kInvalidArgument,
+                                HasSubstr("not all mapped with access"));
+  EXPECT_THAT(copy(KiB(64)), refused);
+  ASSERT_THAT(driver_->Map(address, KiB(64), memory), IsOk());
+  EXPECT_THAT(copy(KiB(64)), refused);
+  ASSERT_THAT(driver_->SetAccess(address, KiB(64), DeviceIndex(0)), IsOk());
+  EXPECT_THAT(copy(KiB(64)), IsOk());
+  EXPECT_THAT(copy(KiB(65)), refused);
+}
+
+TEST_F(SimTest, KernelsAreUnimplemented) {
+  EXPECT_THAT(driver_->LoadModule({}),
+              StatusIs(absl::StatusCode::kUnimplemented,
+                       HasSubstr("CPU reference")));
+}
+
+}  // namespace
+}  // namespace sluice::device
