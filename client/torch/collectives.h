@@ -25,6 +25,9 @@ class Collectives {
     std::string master_addr = "127.0.0.1";
     int master_port = 29500;
     double timeout_s = 1800;
+    // Rank 0 may take over a socket that already listens on master_port, so
+    // that a launcher can choose a free port without a race; -1: it binds.
+    int master_listen_fd = -1;
   };
   // World size 1 needs no network and no store.
   static absl::StatusOr<std::unique_ptr<Collectives>> Connect(
@@ -34,13 +37,17 @@ class Collectives {
   virtual int rank() const = 0;
   virtual int world_size() const = 0;
 
+  // All tensors must be contiguous CPU tensors; every rank makes the same
+  // calls in the same order.
+
   // Flat all-to-all: `send` and `receive` are contiguous 1-D tensors of one
   // type, counts in elements, a count a rank; uneven and empty are fine.
   virtual absl::Status AllToAll(const at::Tensor& receive,
                                 const std::vector<int64_t>& receive_counts,
                                 const at::Tensor& send,
                                 const std::vector<int64_t>& send_counts) = 0;
-  virtual absl::Status SumAll(at::Tensor& tensor) = 0;       // in place
+  virtual absl::Status SumAll(at::Tensor& tensor) = 0;  // in place
+  // The sum arrives at root; elsewhere `tensor` is undefined afterwards.
   virtual absl::Status SumTo(at::Tensor& tensor, int root) = 0;
   virtual absl::Status Broadcast(at::Tensor& tensor, int root) = 0;
   virtual absl::Status Barrier() = 0;

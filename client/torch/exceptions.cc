@@ -1,0 +1,37 @@
+#include "client/torch/exceptions.h"
+
+#include <c10/util/Exception.h>
+#include <fmt/format.h>
+
+#include <new>
+#include <string>
+
+namespace sluice::runtime {
+namespace {
+
+std::string FirstLine(const char* text) {
+  const std::string whole(text);
+  return whole.substr(0, whole.find('\n'));
+}
+
+}  // namespace
+
+absl::Status CurrentExceptionAsStatus(std::string_view what) {
+  try {
+    throw;
+  } catch (const c10::OutOfMemoryError& error) {
+    return absl::ResourceExhaustedError(
+        fmt::format("{}: {}", what, FirstLine(error.what_without_backtrace())));
+  } catch (const c10::Error& error) {
+    return absl::InternalError(
+        fmt::format("{}: {}", what, FirstLine(error.what_without_backtrace())));
+  } catch (const std::bad_alloc&) {
+    return absl::ResourceExhaustedError(
+        fmt::format("{}: the machine is out of memory", what));
+  } catch (const std::exception& error) {
+    return absl::InternalError(
+        fmt::format("{}: {}", what, FirstLine(error.what())));
+  }
+}
+
+}  // namespace sluice::runtime

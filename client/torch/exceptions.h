@@ -1,0 +1,31 @@
+// Torch throws; Sluice's targets return absl::Status. The public functions of
+// this target run their bodies inside CatchStatus.
+//
+// c10::OutOfMemoryError becomes ResourceExhausted with the allocator's own
+// line (asked, used, planned); anything else is Internal with the first line
+// of what was thrown (torch appends a stack trace).
+#pragma once
+
+#include <string_view>
+#include <utility>
+
+#include "absl/status/status.h"
+#include "absl/status/statusor.h"
+
+namespace sluice::runtime {
+
+// Call inside a catch block only.
+absl::Status CurrentExceptionAsStatus(std::string_view what);
+
+// `body` returns absl::Status or absl::StatusOr<T>.
+template <typename Body>
+auto CatchStatus(std::string_view what, Body&& body)
+    -> decltype(std::forward<Body>(body)()) {
+  try {
+    return std::forward<Body>(body)();
+  } catch (...) {
+    return CurrentExceptionAsStatus(what);
+  }
+}
+
+}  // namespace sluice::runtime

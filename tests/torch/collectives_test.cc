@@ -1,0 +1,129 @@
+#include "client/torch/collectives.h"
+
+#include <ATen/ops/arange.h>
+#include <ATen/ops/empty.h>
+#include <ATen/ops/full.h>
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+#include <sys/wait.h>
+
+#include <csignal>
+
+#include "tests/torch/rank_threads.h"
+
+namespace sluice::runtime {
+namespace {
+
+using ::testing::HasSubstr;
+
+TEST(Collectives, OneRankNeedsNoNetwork) {
+  RunRanks(1, [](Collectives& ranks) {
+    at::Tensor tensor = at::full({3}, 2.0);
+    EXPECT_TRUE(ranks.SumAll(tensor).ok());
+    EXPECT_EQ(tensor.sum().item<double>(), 6);
+    const at::Tensor received = at::empty({3}, tensor.options());
+    EXPECT_TRUE(ranks.AllToAll(received, {3}, tensor, {3}).ok());
+    EXPECT_TRUE(received.equal(tensor));
+  });
+}
+
+TEST(Collectives, SumsInEveryTypeThatTrainingUses) {
+  for (at::ScalarType type : {at::kFloat, at::kDouble, at::kLong}) {
+    RunRanks(3, [&](Collectives& ranks) {
+      at::Tensor tensor = at::full({5}, ranks.rank() + 1, type);
+      ASSERT_TRUE(ranks.SumAll(tensor).ok());
+      EXPECT_EQ(tensor.sum().item<double>(), 30);
+      at::Tensor to_one = at::full({5}, ranks.rank() + 1, type);
+      ASSERT_TRUE(ranks.SumTo(to_one, 1).ok());
+      if (ranks.rank() == 1) {
+        EXPECT_EQ(to_one.sum().item<double>(), 30);
+      }
+    });
+  }
+}
+
+TEST(Collectives, BroadcastsBf16) {
+  RunRanks(2, [](Collectives& ranks) {
+    at::Tensor tensor = at::full({7}, ranks.rank(), at::kBFloat16);
+    ASSERT_TRUE(ranks.Broadcast(tensor, 1).ok());
+    EXPECT_EQ(tensor.sum().item<double>(), 7);
+  });
+}
+
+// Rank s sends s * p elements of value 10 s + p to rank p.
+TEST(Collectives, UnevenAndEmptyAllToAllArrives) {
+  RunRanks(3, [](Collectives& ranks) {
+    const int64_t me = ranks.rank();
+    std::vector<at::Tensor> pieces;
+    std::vector<int64_t> sent, received;
+    for (int64_t p = 0; p < 3; ++p) {
+      sent.push_back(me * p);
+      received.push_back(p * me);
+    }
+    const at::Tensor send = at::empty({me * 3}, at::kBFloat16);
+    for (int64_t p = 0, at = 0; p < 3; at += sent[p++]) {
+      send.narrow(0, at, sent[p]).fill_(10 * me + p);
+    }
+    const at::Tensor receive = at::empty({me * 3}, at::kBFloat16);
+    ASSERT_TRUE(ranks.AllToAll(receive, received, send, sent).ok());
+    for (int64_t s = 0, at = 0; s < 3; at += received[s++]) {
+      EXPECT_TRUE(receive.narrow(0, at, received[s])
+                      .eq(10 * s + me)
+                      .all()
+                      .item<bool>());
+    }
+  });
+}
+
+TEST(Collectives, RefusesATensorWithHoles) {
+  RunRanks(2, [](Collectives& ranks) {
+    at::Tensor holes = at::arange(8, at::kFloat).view({4, 2}).select(1, 0);
+    EXPECT_EQ(ranks.SumAll(holes).code(), absl::StatusCode::kInvalidArgument);
+  });
+}
+
+TEST(Collectives, RefusesARankOutsideTheWorld) {
+  const auto refused =
+      Collectives::Connect({.rank = 2, .world_size = 2, .master_port = 1});
+  EXPECT_THAT(std::string(refused.status().message()),
+              HasSubstr("rank 2 of world size 2"));
+}
+
+TEST(Collectives, NobodyToMeetIsOneClearLine) {
+  const auto lonely = Collectives::Connect(
+      {.rank = 1, .world_size = 2, .master_port = 9, .timeout_s = 1});
+  EXPECT_EQ(lonely.status().code(), absl::StatusCode::kUnavailable);
+  const std::string message(lonely.status().message());
+  EXPECT_THAT(message, HasSubstr("127.0.0.1:9"));
+  EXPECT_EQ(message.find('\n'), std::string::npos);
+}
+
+// The peer is a process that is killed inside the run.
+TEST(CollectivesDeath, APeerThatDiesIsAStatusAndNoHang) {
+  const Listener listener = ListenOnFreePort();
+  Collectives::Options options{.rank = 1,
+                               .world_size = 2,
+                               .master_port = listener.port,
+                               .timeout_s = 60};
+  const pid_t child = fork();
+  if (child == 0) {
+    close(listener.fd);
+    auto connected = Collectives::Connect(options);
+    if (connected.ok()) (void)(*connected)->Barrier();
+    raise(SIGKILL);
+  }
+  options.rank = 0;
+  options.master_listen_fd = listener.fd;
+  auto connected = Collectives::Connect(options);
+  ASSERT_TRUE(connected.ok()) << connected.status();
+  ASSERT_TRUE((*connected)->Barrier().ok());
+  at::Tensor tensor = at::full({5}, 1.0);
+  const absl::Status status = (*connected)->SumAll(tensor);
+  EXPECT_EQ(status.code(), absl::StatusCode::kUnavailable);
+  EXPECT_THAT(std::string(status.message()),
+              HasSubstr("sum over ranks of 20 B on rank 0 of 2 failed"));
+  waitpid(child, nullptr, 0);
+}
+
+}  // namespace
+}  // namespace sluice::runtime

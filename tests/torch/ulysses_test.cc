@@ -1,0 +1,160 @@
+#include "client/torch/ulysses.h"
+
+#include <ATen/CPUGeneratorImpl.h>
+#include <ATen/ops/empty.h>
+#include <ATen/ops/full.h>
+#include <ATen/ops/index_select.h>
+#include <ATen/ops/randint.h>
+#include <ATen/ops/tensor.h>
+#include <ATen/ops/zeros.h>
+#include <gtest/gtest.h>
+
+#include <algorithm>
+
+#include "tests/torch/rank_threads.h"
+
+namespace sluice::runtime {
+namespace {
+
+constexpr int64_t kDim = 4;
+
+// Small whole numbers: sums are exact in every type, so results must be equal.
+at::Tensor Numbers(std::vector<int64_t> shape, uint64_t seed,
+                   at::ScalarType type) {
+  at::Generator generator = at::detail::createCPUGenerator(seed);
+  return at::randint(-8, 9, shape, generator).to(type);
+}
+
+struct Case {
+  int ranks;
+  int64_t heads, kv_heads, seq_len, chunk;
+  at::ScalarType type = at::kFloat;
+};
+
+class HeadExchangeTest : public ::testing::TestWithParam<Case> {
+ protected:
+  const Case c = GetParam();
+  const ChunkLayout layout{c.seq_len, c.chunk, c.ranks};
+  const HeadLayout heads{c.heads, c.kv_heads, c.ranks};
+
+  // The chunk's rows of every rank, all heads.
+  at::Tensor Global(int64_t m, int64_t count, uint64_t seed) const {
+    return Numbers({layout.rows(m), count, kDim}, seed, c.type);
+  }
+  at::Tensor Mine(const at::Tensor& global, const RowRuns& runs, int r) const {
+    return global.narrow(0, runs.begin[r], runs.count[r]).clone();
+  }
+  at::Tensor QueriesOf(const at::Tensor& global, int r) const {
+    return global.narrow(1, r * heads.q_per_rank, heads.q_per_rank);
+  }
+  at::Tensor KeysOf(const at::Tensor& global, int r) const {
+    return global.index_select(1, at::tensor(heads.kv_of_rank[r]));
+  }
+  // What the rows of no run must keep.
+  at::Tensor Untouched(int64_t m, int64_t count) const {
+    return at::full({layout.rows(m), count, kDim}, 99, c.type);
+  }
+  // `whole` where a run covers the row, else 99.
+  at::Tensor InRuns(const at::Tensor& whole, const RowRuns& runs) const {
+    at::Tensor result = at::full(whole.sizes(), 99, c.type);
+    for (size_t p = 0; p < runs.begin.size(); ++p) {
+      result.narrow(0, runs.begin[p], runs.count[p])
+          .copy_(whole.narrow(0, runs.begin[p], runs.count[p]));
+    }
+    return result;
+  }
+  void CheckToHeads(HeadExchange& exchange, int rank, int64_t m,
+                    const RowRuns& runs) const;
+  void CheckToTokens(HeadExchange& exchange, int rank, int64_t m,
+                     const RowRuns& runs) const;
+};
+
+void HeadExchangeTest::CheckToHeads(HeadExchange& exchange, int rank, int64_t m,
+                                    const RowRuns& runs) const {
+  const at::Tensor q = Global(m, c.heads, 1), k = Global(m, c.kv_heads, 2),
+                   v = Global(m, c.kv_heads, 3);
+  const at::Tensor q_out = Untouched(m, heads.q_per_rank),
+                   k_out = Untouched(m, heads.kv_per_rank),
+                   v_out = Untouched(m, heads.kv_per_rank);
+  const absl::Status status = exchange.ToHeads(
+      runs, {{HeadKind::kQuery, Mine(q, runs, rank), q_out},
+             {HeadKind::kKeyValue, Mine(k, runs, rank), k_out},
+             {HeadKind::kKeyValue, Mine(v, runs, rank), v_out}});
+  ASSERT_TRUE(status.ok()) << status;
+  EXPECT_TRUE(q_out.equal(InRuns(QueriesOf(q, rank), runs)));
+  EXPECT_TRUE(k_out.equal(InRuns(KeysOf(k, rank), runs)));
+  EXPECT_TRUE(v_out.equal(InRuns(KeysOf(v, rank), runs)));
+}
+
+void HeadExchangeTest::CheckToTokens(HeadExchange& exchange, int rank,
+                                     int64_t m, const RowRuns& runs) const {
+  const at::Tensor q = Global(m, c.heads, 4);
+  // Every rank's dk; home must get the sum over all that hold the head.
+  at::Tensor k = at::zeros({layout.rows(m), c.kv_heads, kDim}, c.type);
+  at::Tensor mine;
+  for (int r = 0; r < c.ranks; ++r) {
+    const at::Tensor held = Global(m, heads.kv_per_rank, 10 + r);
+    k.index_add_(1, at::tensor(heads.kv_of_rank[r]), held);
+    if (r == rank) mine = held;
+  }
+  const at::Tensor q_home =
+      at::empty({runs.count[rank], c.heads, kDim}, c.type);
+  const at::Tensor k_home = at::empty({runs.count[rank], c.kv_heads, kDim},
+                                      at::kFloat);  // wider than the message
+  const absl::Status status =
+      exchange.ToTokens(runs, {{HeadKind::kQuery, q_home, QueriesOf(q, rank)},
+                               {HeadKind::kKeyValue, k_home, mine}});
+  ASSERT_TRUE(status.ok()) << status;
+  EXPECT_TRUE(q_home.equal(Mine(q, runs, rank)));
+  EXPECT_TRUE(k_home.equal(Mine(k, runs, rank).to(at::kFloat)));
+}
+
+TEST_P(HeadExchangeTest, WholeChunksArriveAndComeHome) {
+  RunRanks(c.ranks, [&](Collectives& ranks) {
+    HeadExchange exchange(c.heads, c.kv_heads, c.ranks, ranks.rank(), &ranks);
+    for (int64_t m = 0; m < layout.chunks(); ++m) {
+      const RowRuns runs = RowRuns::Whole(layout, m);
+      CheckToHeads(exchange, ranks.rank(), m, runs);
+      CheckToTokens(exchange, ranks.rank(), m, runs);
+    }
+  });
+}
+
+TEST_P(HeadExchangeTest, OnlyTheRestOfEachRunTravels) {
+  RunRanks(c.ranks, [&](Collectives& ranks) {
+    HeadExchange exchange(c.heads, c.kv_heads, c.ranks, ranks.rank(), &ranks);
+    for (int64_t m = 0; m < layout.chunks(); ++m) {
+      std::vector<int64_t> kept;
+      for (int p = 0; p < c.ranks; ++p) {
+        const int64_t rows = layout.local_rows(m, p);
+        kept.push_back(std::min(rows, (rows + p) / 2));
+      }
+      const RowRuns runs = RowRuns::Rest(layout, m, kept);
+      CheckToHeads(exchange, ranks.rank(), m, runs);
+      CheckToTokens(exchange, ranks.rank(), m, runs);
+    }
+  });
+}
+
+INSTANTIATE_TEST_SUITE_P(
+    Shapes, HeadExchangeTest,
+    ::testing::Values(Case{1, 4, 2, 10, 8}, Case{2, 2, 2, 16, 8},
+                      Case{2, 4, 2, 21, 8}, Case{2, 2, 1, 9, 8},
+                      Case{4, 8, 2, 21, 8}, Case{4, 12, 3, 23, 10},
+                      Case{4, 4, 1, 9, 8}, Case{3, 6, 2, 13, 5},
+                      Case{4, 12, 3, 23, 10, at::kBFloat16}));
+
+TEST(HeadExchange, OneRankMayShareBothSides) {
+  HeadExchange exchange(2, 2, 1, 0, nullptr);
+  const ChunkLayout layout(6, 6, 1);
+  const at::Tensor q = Numbers({6, 2, kDim}, 1, at::kFloat);
+  const at::Tensor before = q.clone();
+  EXPECT_TRUE(exchange.local());
+  EXPECT_TRUE(
+      exchange.ToHeads(RowRuns::Whole(layout, 0), {{HeadKind::kQuery, q, q}})
+          .ok());
+  EXPECT_TRUE(q.equal(before));
+}
+
+}  // namespace
+}  // namespace sluice::runtime
