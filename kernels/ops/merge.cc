@@ -1,0 +1,161 @@
+#include "kernels/ops/merge.h"
+
+#include <algorithm>
+#include <bit>
+#include <cmath>
+#include <limits>
+
+// Compiled with -O3 for the vectoriser, for the machine's vector width; no
+// fast-math, which would drop the infinities this is about.
+#define SLUICE_VECTORISED \
+  __attribute__((target_clones("arch=haswell", "default")))
+
+namespace sluice::ops {
+namespace {
+
+constexpr float kMinusInfinity = -std::numeric_limits<float>::infinity();
+constexpr int64_t kRowsAtOnce = 256;
+
+// exp(x) for x <= 0, without branches so that it vectorises; 0 below -87.
+// Cephes' expf: 2^n times a polynomial on [-ln2/2, ln2/2].
+inline float ExpOfNegative(float x) {
+  const float clamped = x < -87.0f ? -87.0f : x;
+  // Adding 1.5 * 2^23 rounds to an integer, left in the low bits.
+  const float shifted = clamped * 1.44269504f + 12582912.0f;
+  const float n = shifted - 12582912.0f;
+  const float r = (clamped - n * 0.693359375f) - n * -2.12194440e-4f;
+  float p = 1.9875691500e-4f;
+  p = p * r + 1.3981999507e-3f;
+  p = p * r + 8.3334519073e-3f;
+  p = p * r + 4.1665795894e-2f;
+  p = p * r + 1.6666665459e-1f;
+  p = p * r + 5.0000001201e-1f;
+  p = p * r * r + r + 1.0f;
+  // Its low bits, moved to the exponent: unsigned, so that NaN is no overflow.
+  const uint32_t exponent = std::bit_cast<uint32_t>(shifted) << 23;
+  const float result =
+      std::bit_cast<float>(std::bit_cast<uint32_t>(p) + exponent);
+  const float finite_or_nan = x == x ? result : x;
+  return x < -87.0f ? 0.0f : finite_or_nan;
+}
+
+// log(1 + x) for x in [0, 1]: 2 atanh(z) with z = x / (2 + x) <= 1/3.
+inline float LogOfOnePlus(float x) {
+  const float z = x / (2.0f + x);
+  const float s = z * z;
+  float p = 1.0f / 15.0f;
+  p = p * s + 1.0f / 13.0f;
+  p = p * s + 1.0f / 11.0f;
+  p = p * s + 1.0f / 9.0f;
+  p = p * s + 1.0f / 7.0f;
+  p = p * s + 1.0f / 5.0f;
+  p = p * s + 1.0f / 3.0f;
+  return 2.0f * z + 2.0f * z * s * p;
+}
+
+struct Weights {
+  float running[kRowsAtOnce];
+  float block[kRowsAtOnce];
+};
+
+// The weights of one head's rows, and the merged lse.
+SLUICE_VECTORISED void MergeLse(int64_t rows, float* __restrict lse,
+                                int64_t stride,
+                                const float* __restrict block_lse,
+                                int64_t block_stride,
+                                Weights& __restrict weights) {
+  float a[kRowsAtOnce], b[kRowsAtOnce];
+  for (int64_t i = 0; i < rows; ++i) a[i] = lse[i * stride];
+  for (int64_t i = 0; i < rows; ++i) b[i] = block_lse[i * block_stride];
+  for (int64_t i = 0; i < rows; ++i) {
+    const float low = a[i] < b[i] ? a[i] : b[i];
+    const float high = a[i] < b[i] ? b[i] : a[i];
+    // The smaller side relative to the larger; 0 and not NaN for -inf.
+    const float ratio =
+        low == kMinusInfinity ? 0.0f : ExpOfNegative(low - high);
+    const float larger = 1.0f / (1.0f + ratio);
+    const float smaller = ratio * larger;
+    weights.running[i] =
+        a[i] == kMinusInfinity ? 0.0f : (a[i] < b[i] ? smaller : larger);
+    weights.block[i] =
+        b[i] == kMinusInfinity ? 0.0f : (a[i] < b[i] ? larger : smaller);
+    a[i] = high + LogOfOnePlus(ratio);
+  }
+  for (int64_t i = 0; i < rows; ++i) lse[i * stride] = a[i];
+}
+
+inline float ToFloat(float value) { return value; }
+inline float ToFloat(BFloat16 value) {
+  return std::bit_cast<float>(static_cast<uint32_t>(value.bits) << 16);
+}
+
+// A side of weight 0 is not read: it may be uninitialised or NaN.
+template <typename T>
+__attribute__((always_inline)) inline void MergeRow(
+    int64_t dim, float* __restrict o, float running, const T* __restrict block,
+    float weight) {
+  if (weight == 0.0f) {
+    if (running == 0.0f) std::fill_n(o, dim, 0.0f);
+    return;
+  }
+  if (running == 0.0f) {
+    for (int64_t i = 0; i < dim; ++i) o[i] = weight * ToFloat(block[i]);
+    return;
+  }
+  for (int64_t i = 0; i < dim; ++i) {
+    o[i] = running * o[i] + weight * ToFloat(block[i]);
+  }
+}
+
+SLUICE_VECTORISED void MergeRows(int64_t rows, int64_t dim, float* o,
+                                 int64_t stride, const float* block,
+                                 int64_t block_stride, const Weights& weights) {
+  for (int64_t i = 0; i < rows; ++i) {
+    MergeRow(dim, o + i * stride, weights.running[i], block + i * block_stride,
+             weights.block[i]);
+  }
+}
+
+SLUICE_VECTORISED void MergeRows(int64_t rows, int64_t dim, float* o,
+                                 int64_t stride, const BFloat16* block,
+                                 int64_t block_stride, const Weights& weights) {
+  for (int64_t i = 0; i < rows; ++i) {
+    MergeRow(dim, o + i * stride, weights.running[i], block + i * block_stride,
+             weights.block[i]);
+  }
+}
+
+template <typename T>
+void Merge(const MergeShape& shape, float* o, float* lse, const T* block_o,
+           const float* block_lse) {
+  if (shape.dim == 0) return;
+  Weights weights;
+  for (int64_t head = 0; head < shape.heads; ++head) {
+    for (int64_t row = 0; row < shape.rows; row += kRowsAtOnce) {
+      const int64_t rows = std::min(kRowsAtOnce, shape.rows - row);
+      MergeLse(rows, lse + row * shape.lse.row + head * shape.lse.head,
+               shape.lse.row,
+               block_lse + row * shape.block_lse.row +
+                   head * shape.block_lse.head,
+               shape.block_lse.row, weights);
+      MergeRows(rows, shape.dim, o + row * shape.o.row + head * shape.o.head,
+                shape.o.row,
+                block_o + row * shape.block_o.row + head * shape.block_o.head,
+                shape.block_o.row, weights);
+    }
+  }
+}
+
+}  // namespace
+
+void MergeAttention(const MergeShape& shape, float* o, float* lse,
+                    const float* block_o, const float* block_lse) {
+  Merge(shape, o, lse, block_o, block_lse);
+}
+
+void MergeAttention(const MergeShape& shape, float* o, float* lse,
+                    const BFloat16* block_o, const float* block_lse) {
+  Merge(shape, o, lse, block_o, block_lse);
+}
+
+}  // namespace sluice::ops

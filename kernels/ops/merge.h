@@ -1,0 +1,56 @@
+// Merging attention computed block by block (FPDT section 3.2; the online
+// softmax of Milakov and Gimelshein).
+//
+// Attention of the same q rows over two disjoint sets of keys gives (o_a,
+// lse_a) and (o_b, lse_b). Over both sets together it is
+//
+//   m   = max(lse_a, lse_b)
+//   o   = (exp(lse_a - m) o_a + exp(lse_b - m) o_b) / (sum of both weights)
+//   lse = m + log(sum of both weights)
+//
+// which never overflows. A row with lse = -inf attended to nothing: its o is
+// ignored, whatever it holds (NaN too), so running values may start as o
+// uninitialised and lse -inf. Where both are -inf, o becomes 0 and lse stays
+// -inf.
+//
+// Kernels take raw pointers; no torch header may be included here. A tensor's
+// strides are passed on as they are, so no call copies.
+//
+// Accuracy: fp32, a few units in the last place per merge.
+// Thread safety: pure functions of their arguments; one thread each.
+#pragma once
+
+#include <cstdint>
+
+namespace sluice::ops {
+
+// bfloat16 bits; c10::BFloat16 and __nv_bfloat16 have the same layout.
+struct BFloat16 {
+  uint16_t bits;
+};
+
+// In elements, not bytes.
+struct RowHeadStrides {
+  int64_t row = 0;
+  int64_t head = 0;
+};
+
+// o and block_o are [rows, heads, dim], dim contiguous; lse and block_lse are
+// [rows, heads] in fp32, natural logarithms; each in any order of rows and
+// heads. ATen's CPU flash attention gives lse as a transposed view: look at
+// its strides.
+struct MergeShape {
+  int64_t rows = 0;
+  int64_t heads = 0;
+  int64_t dim = 0;
+  RowHeadStrides o, lse, block_o, block_lse;
+};
+
+// (o, lse) becomes the merge of itself and (block_o, block_lse). The two must
+// not overlap. Nothing to do when any extent is 0.
+void MergeAttention(const MergeShape& shape, float* o, float* lse,
+                    const float* block_o, const float* block_lse);
+void MergeAttention(const MergeShape& shape, float* o, float* lse,
+                    const BFloat16* block_o, const float* block_lse);
+
+}  // namespace sluice::ops
