@@ -13,7 +13,11 @@
 // ticket knows whether its event was recorded and holds the waiter back until
 // it was.
 //
-// Errors: the first failure of a copy is kept; every later wait returns it.
+// Large pieces are cut to slices, each with a grant of its own, so that ranks
+// on one link take turns; small ones share a grant.
+//
+// Errors: the first failure of a copy is kept; every later wait returns it,
+// and later copies are not made.
 // Thread safety: one compute thread per engine calls Enqueue, MarkCompute and
 // Wait; stats() is safe from any thread.
 #pragma once
@@ -40,7 +44,7 @@ class Ticket {
   bool done() const;
 
  private:
-  friend class CopyEngine;
+  friend struct TicketAccess;  // client/ticket_state.h
   struct State;
   std::shared_ptr<State> state_;
 };
@@ -58,8 +62,9 @@ struct CopyRequest {
   const char* label = "";  // for the timeline; static storage
 };
 
-// One finished copy, for the report's timeline. Times: seconds on the
-// monotonic clock.
+// One finished request, for the report's timeline. Times: seconds on the
+// monotonic clock, start and end to about 0.1 ms (events are polled by a
+// thread of their own, so that neither stream nor compute waits).
 struct CopyRecord {
   const char* label;
   device::CopyDirection direction;
@@ -78,7 +83,8 @@ class CopyEngine {
   struct Options {
     device::Driver* driver = nullptr;  // outlives the engine
     DeviceIndex device;
-    GrantGate* gate = nullptr;   // null: ungated; outlives the engine
+    GrantGate* gate = nullptr;  // null: ungated; outlives the engine
+    Bytes slice = MiB(4);       // the largest copy under one grant
     bool record_timeline = false;
   };
   static absl::StatusOr<std::unique_ptr<CopyEngine>> Start(

@@ -1,11 +1,19 @@
 // The rank's side of swap-bandwidth grants (proto/base/grant_page.h).
 //
-// Thread safety: Acquire is safe from several threads; the fast path is one
-// atomic fetch_add.
+// How it works. `use` counts the bytes this rank has started, `limit` those it
+// may have started; a copy that ends at or below the limit goes. Beyond it the
+// caller sleeps in short naps until the daemon has raised the limit. A daemon
+// whose heartbeat is older than kGrantStaleAfter is not waited for: the rank
+// keeps its guaranteed rate, or goes ungated where it has none. What was
+// copied meanwhile is not held against the rank when the heartbeat is back.
+//
+// Thread safety: all methods are safe from several threads; the fast path is
+// one atomic fetch_add.
 #pragma once
 
 #include <atomic>
 #include <cstdint>
+#include <mutex>
 
 #include "absl/time/time.h"
 #include "proto/base/clock.h"
@@ -22,17 +30,54 @@ class GrantGate {
             double guaranteed_bytes_per_second, const Clock* clock);
 
   // Takes `size` bytes of direction kH2d or kD2h, waiting while the limit is
-  // behind and the daemon is alive. Returns the time waited.
-  absl::Duration Acquire(int direction, Bytes size);
+  // behind and the daemon is alive. Returns the time waited. A true `*cancel`
+  // ends the wait (the bytes are taken all the same).
+  absl::Duration Acquire(int direction, Bytes size,
+                         const std::atomic<bool>* cancel = nullptr) {
+    const auto bytes = static_cast<uint64_t>(size.count());
+    const uint64_t end = use_->slot.used_bytes[direction].fetch_add(
+                             bytes, std::memory_order_relaxed) +
+                         bytes;
+    if (end <= limit(direction)) [[likely]]
+      return absl::ZeroDuration();
+    return AcquireSlow(direction, bytes, end, cancel);
+  }
+
+  // The session is over (disconnected, evicted, closing): nobody raises the
+  // limits any more. Waiting and later calls go on as with a stale heartbeat.
+  void Detach() { detached_.store(true, std::memory_order_relaxed); }
 
  private:
-  absl::Duration AcquireSlow(int direction, uint64_t end);
+  // Pacing of one direction while nobody grants.
+  struct Pace {
+    std::mutex mutex;
+    int64_t free_at_ns = 0;  // when the next copy may start
+  };
+
+  // Up to which byte this rank may start copies.
+  uint64_t limit(int direction) const {
+    return limits_->slots[slot_].limit_bytes[direction].load(
+               std::memory_order_relaxed) +
+           forgiven_[direction].load(std::memory_order_relaxed);
+  }
+  absl::Duration AcquireSlow(int direction, uint64_t bytes, uint64_t end,
+                             const std::atomic<bool>* cancel);
+  bool Stale(int64_t now_ns) const;
+  // Lets `end` pass though it is over the limit.
+  void Forgive(int direction, uint64_t end);
+  int64_t NowNs() const;
+  // Books `bytes` at the guaranteed rate: when they may start.
+  int64_t Book(int direction, uint64_t bytes);
 
   const GrantLimits* limits_;
   const int slot_;
   GrantUse* use_;
   const double guaranteed_;
   const Clock* clock_;
+  std::atomic<bool> detached_{false};
+  // Bytes copied over the limit while nobody granted.
+  std::atomic<uint64_t> forgiven_[2] = {0, 0};
+  Pace pace_[2];
 };
 
 }  // namespace sluice::client

@@ -1,0 +1,144 @@
+// The silent defect of the field is gradient corruption from copy races. These
+// tests drive one engine the way a chunk loop does, with links and delays at
+// random, and compare every byte that compute sees.
+#include <algorithm>
+#include <chrono>
+#include <cstring>
+#include <random>
+#include <thread>
+#include <vector>
+
+#include "tests/client/engine_fixture.h"
+
+namespace sluice::client {
+namespace {
+
+using CopyEngineOrderTest = EngineTest;
+
+TEST_F(CopyEngineOrderTest, BytesThatWentOutComeBackInThroughTickets) {
+  Start(/*speed=*/200e6);
+  for (int round = 0; round < 20; ++round) {
+    std::memset(gpu_, round, KiB(256).size());
+    const Ticket made = engine_->MarkCompute();
+    const Ticket out = engine_->Enqueue(ToHost(Bytes(0), KiB(256), {made}));
+    // Back into another place, after the same bytes went out.
+    const Ticket in = engine_->Enqueue(
+        {.pieces = {{gpu_ + MiB(4).count(), host_, KiB(256)}}, .after = {out}});
+    ASSERT_THAT(engine_->Wait(in), IsOk());
+    ASSERT_EQ(std::memcmp(gpu_, gpu_ + MiB(4).count(), KiB(256).size()), 0)
+        << "round " << round;
+  }
+}
+
+TEST_F(CopyEngineOrderTest, WithoutTheTicketTheOldBytesWouldComeBack) {
+  // The test above can fail: drop the ticket and H2D overtakes D2H.
+  Start(/*speed=*/0);
+  ASSERT_THAT(node_->SetLinkSpeed("pcie0", 0, 20e6), IsOk());
+  std::memset(gpu_, 5, MiB(1).size());
+  std::memset(host_, 1, MiB(1).size());
+  engine_->Enqueue(ToHost(Bytes(0), MiB(1)));
+  const Ticket in =
+      engine_->Enqueue({.pieces = {{gpu_ + MiB(4).count(),
+                                    host_ + MiB(1).count() - 64, Bytes(64)}}});
+  ASSERT_THAT(engine_->Wait(in), IsOk());
+  EXPECT_NE(gpu_[MiB(4).count()], std::byte{5});
+  ASSERT_THAT(engine_->Drain(), IsOk());
+}
+
+// A chunk loop: `kSlots` staging slots on the GPU, chunks in host memory, each
+// visit reads a chunk in, changes it by compute and writes it back.
+class ChunkLoop {
+ public:
+  ChunkLoop(CopyEngine* engine, std::byte* gpu, std::byte* host, uint32_t seed)
+      : engine_(engine), gpu_(gpu), host_(host), random_(seed) {
+    for (int64_t i = 0; i < kChunks * kSize; ++i) host_[i] = std::byte(i);
+    for (int64_t c = 0; c < kChunks; ++c) {
+      expected_[c].assign(host_ + c * kSize, host_ + (c + 1) * kSize);
+    }
+  }
+
+  void Visit() {
+    const int64_t chunk = Pick(kChunks), slot = Pick(kSlots);
+    std::byte* buffer = gpu_ + slot * kSize;
+    // In: after the slot's last reader and writer, and the chunk's last write.
+    const Ticket in = engine_->Enqueue(
+        {.pieces = {{buffer, host_ + chunk * kSize, Bytes(kSize)}},
+         .after = {slot_free_[slot], chunk_home_[chunk]},
+         .label = "in"});
+    ASSERT_THAT(engine_->Wait(in), IsOk());
+    ASSERT_EQ(std::memcmp(buffer, expected_[chunk].data(), kSize), 0)
+        << "chunk " << chunk << " in slot " << slot;
+    for (int64_t i = 0; i < kSize; ++i) {
+      buffer[i] = expected_[chunk][i] = std::byte(int(buffer[i]) * 3 + 1);
+    }
+    Jitter();
+    const Ticket out = engine_->Enqueue(
+        {.direction = CopyDirection::kDeviceToHost,
+         .pieces = {{host_ + chunk * kSize, buffer, Bytes(kSize)}},
+         .after = {engine_->MarkCompute()},
+         .label = "out"});
+    slot_free_[slot] = out;
+    chunk_home_[chunk] = out;
+  }
+
+  void ExpectHome() {
+    ASSERT_THAT(engine_->Drain(), IsOk());
+    for (int64_t c = 0; c < kChunks; ++c) {
+      EXPECT_EQ(std::memcmp(host_ + c * kSize, expected_[c].data(), kSize), 0);
+    }
+  }
+
+ private:
+  static constexpr int64_t kChunks = 6, kSlots = 2, kSize = 40'000;
+
+  int64_t Pick(int64_t below) {
+    return std::uniform_int_distribution<int64_t>(0, below - 1)(random_);
+  }
+  void Jitter() {
+    std::this_thread::sleep_for(std::chrono::microseconds(Pick(300)));
+  }
+
+  CopyEngine* engine_;
+  std::byte *gpu_, *host_;
+  std::mt19937 random_;
+  std::vector<std::byte> expected_[kChunks];
+  Ticket slot_free_[kSlots], chunk_home_[kChunks];
+};
+
+class ChunkLoopTest : public EngineTest,
+                      public ::testing::WithParamInterface<uint32_t> {};
+
+TEST_P(ChunkLoopTest, ComputeNeverSeesABytePastOrFuture) {
+  // Slices that cut chunks, links of random and changing speed.
+  Start(/*speed=*/100e6, {.slice = Bytes(7'000)});
+  std::mt19937 random(GetParam());
+  std::uniform_real_distribution<double> speed(20e6, 2e9);
+  ChunkLoop loop(engine_.get(), gpu_, host_, GetParam());
+  for (int i = 0; i < 150 && !HasFatalFailure(); ++i) {
+    if (i % 10 == 0) {
+      ASSERT_THAT(node_->SetLinkSpeed("pcie0", speed(random), speed(random)),
+                  IsOk());
+    }
+    loop.Visit();
+  }
+  loop.ExpectHome();
+}
+
+INSTANTIATE_TEST_SUITE_P(Seeds, ChunkLoopTest, ::testing::Values(1, 2, 3, 4));
+
+#ifdef SLUICE_POISON
+TEST_F(CopyEngineOrderTest, WhatHasNotArrivedReadsAsNan) {
+  Start(/*speed=*/1e6);
+  std::memset(gpu_, 0, MiB(1).size());
+  const Ticket in = engine_->Enqueue(ToGpu(Bytes(0), MiB(1)));
+  while (gpu_[MiB(1).count() - 1] != std::byte{0xff} && !in.done()) {
+    std::this_thread::yield();
+  }
+  EXPECT_FALSE(in.done()) << "it was never poisoned";
+  ASSERT_THAT(node_->SetLinkSpeed("pcie0", 0, 0), IsOk());
+  ASSERT_THAT(engine_->Wait(in), IsOk());
+}
+#endif
+
+}  // namespace
+}  // namespace sluice::client

@@ -1,0 +1,201 @@
+#include "client/copy_engine.h"
+
+#include <cstring>
+#include <thread>
+
+#include "tests/client/engine_fixture.h"
+#include "tests/support/fake_clock.h"
+
+namespace sluice::client {
+namespace {
+
+using ::testing::HasSubstr;
+
+using CopyEngineTest = EngineTest;
+
+TEST_F(CopyEngineTest, BytesArriveOnceTheTicketIsWaitedFor) {
+  Start();
+  std::memset(host_, 7, MiB(8).size());
+  const Ticket ticket = engine_->Enqueue(ToGpu(Bytes(0), MiB(8)));
+  ASSERT_THAT(engine_->Wait(ticket), IsOk());
+  EXPECT_TRUE(ticket.done());
+  EXPECT_EQ(std::memcmp(gpu_, host_, MiB(8).size()), 0);
+  EXPECT_EQ(engine_->stats().h2d, MiB(8));
+  EXPECT_EQ(engine_->stats().d2h, Bytes(0));
+}
+
+TEST_F(CopyEngineTest, ADefaultTicketIsReached) {
+  Start();
+  EXPECT_TRUE(Ticket().done());
+  EXPECT_THAT(engine_->Wait(Ticket()), IsOk());
+}
+
+TEST_F(CopyEngineTest, AnEmptyRequestJoinsItsTickets) {
+  Start(/*speed=*/100e6);
+  const Ticket slow = engine_->Enqueue(ToHost(Bytes(0), MiB(1)));
+  const Ticket join = engine_->Enqueue(
+      {.direction = CopyDirection::kHostToDevice, .after = {slow}});
+  ASSERT_THAT(engine_->Wait(join), IsOk());
+  EXPECT_TRUE(slow.done());
+}
+
+TEST_F(CopyEngineTest, ManyPiecesAreOneRequest) {
+  Start(0, {.slice = KiB(100)});
+  for (int i = 0; i < MiB(8).count(); ++i) host_[i] = std::byte(i * 31 >> 8);
+  CopyRequest request;
+  for (int64_t at = 0; at < MiB(8).count(); at += 77'777) {
+    const int64_t size = std::min<int64_t>(77'777, MiB(8).count() - at);
+    request.pieces.push_back({gpu_ + at, host_ + at, Bytes(size)});
+  }
+  ASSERT_THAT(engine_->Wait(engine_->Enqueue(std::move(request))), IsOk());
+  EXPECT_EQ(std::memcmp(gpu_, host_, MiB(8).size()), 0);
+}
+
+TEST_F(CopyEngineTest, WaitingForACopyCountsAsStallAndSynchronisesNothing) {
+  Start(/*speed=*/100e6);
+  const auto before = driver_->counters();
+  const Ticket ticket = engine_->Enqueue(ToGpu(Bytes(0), MiB(2)));
+  ASSERT_THAT(engine_->Wait(ticket), IsOk());
+  EXPECT_GT(engine_->stats().stall, absl::Milliseconds(10));
+  EXPECT_EQ(driver_->counters().stream_synchronize, before.stream_synchronize);
+  EXPECT_EQ(driver_->counters().event_synchronize, before.event_synchronize);
+}
+
+TEST_F(CopyEngineTest, DirectionsRunAtTheSameTime) {
+  Start(/*speed=*/50e6);
+  const Ticket in = engine_->Enqueue(ToGpu(Bytes(0), MiB(2)));
+  const Ticket out = engine_->Enqueue(ToHost(MiB(4), MiB(2)));
+  ASSERT_THAT(engine_->Wait(in), IsOk());
+  ASSERT_THAT(engine_->Wait(out), IsOk());
+  const double alone = 2 * 1048576 / 50e6;
+  EXPECT_LT(absl::ToDoubleSeconds(engine_->stats().stall), 1.8 * alone);
+}
+
+TEST_F(CopyEngineTest, AFailedCopyReachesEveryLaterWait) {
+  Start();
+  ASSERT_THAT(node_->FailCall("CopyAsync", 2), IsOk());
+  const Ticket good = engine_->Enqueue(ToGpu(Bytes(0), MiB(1)));
+  ASSERT_THAT(engine_->Drain(), IsOk());
+  const Ticket bad = engine_->Enqueue(ToGpu(MiB(1), MiB(1)));
+  const Ticket later = engine_->Enqueue(ToHost(MiB(2), MiB(1)));
+  EXPECT_THAT(engine_->Wait(bad),
+              StatusIs(absl::StatusCode::kResourceExhausted));
+  EXPECT_THAT(engine_->Wait(later),
+              StatusIs(absl::StatusCode::kResourceExhausted));
+  EXPECT_THAT(engine_->Wait(Ticket()),
+              StatusIs(absl::StatusCode::kResourceExhausted));
+  EXPECT_THAT(engine_->Drain(), StatusIs(absl::StatusCode::kResourceExhausted));
+}
+
+TEST_F(CopyEngineTest, ACopyThatFailsOnItsStreamReachesItsOwnWait) {
+  Start();
+  ASSERT_THAT(node_->FailCall("Copy", 1), IsOk());
+  const Ticket ticket = engine_->Enqueue(ToGpu(Bytes(0), MiB(1)));
+  EXPECT_FALSE(engine_->Wait(ticket).ok());
+}
+
+TEST_F(CopyEngineTest, NothingIsCopiedAfterAFailure) {
+  Start();
+  std::memset(host_, 1, MiB(8).size());
+  std::memset(gpu_, 0, MiB(8).size());
+  ASSERT_THAT(node_->FailCall("CopyAsync", 1), IsOk());
+  engine_->Enqueue(ToHost(Bytes(0), MiB(1)));
+  EXPECT_FALSE(engine_->Drain().ok());
+  const std::byte before = host_[MiB(4).count()];
+  engine_->Enqueue(ToHost(MiB(4), MiB(1)));
+  EXPECT_FALSE(engine_->Drain().ok());
+  EXPECT_EQ(host_[MiB(4).count()], before);
+}
+
+TEST_F(CopyEngineTest, ALostGpuIsAFaultAndNotAHang) {
+  Start();
+  ASSERT_THAT(node_->LoseGpu(DeviceIndex(0)), IsOk());
+  const Ticket ticket = engine_->Enqueue(ToGpu(Bytes(0), MiB(1)));
+  EXPECT_THAT(engine_->Wait(ticket), StatusIs(absl::StatusCode::kUnavailable));
+  EXPECT_THAT(engine_->Wait(engine_->MarkCompute()),
+              StatusIs(absl::StatusCode::kUnavailable));
+}
+
+TEST_F(CopyEngineTest, ABadPieceIsRefusedWithItsLabel) {
+  Start();
+  CopyRequest request = ToGpu(Bytes(0), Bytes(-1));
+  request.label = "k of chunk 3";
+  EXPECT_THAT(
+      engine_->Wait(engine_->Enqueue(request)),
+      StatusIs(absl::StatusCode::kInvalidArgument, HasSubstr("k of chunk 3")));
+}
+
+TEST_F(CopyEngineTest, TicketsOutliveTheEngine) {
+  Start(/*speed=*/50e6);
+  std::memset(host_, 9, MiB(1).size());
+  const Ticket ticket = engine_->Enqueue(ToGpu(Bytes(0), MiB(1)));
+  engine_.reset();  // waits for the copy
+  EXPECT_TRUE(ticket.done());
+  EXPECT_EQ(std::memcmp(gpu_, host_, MiB(1).size()), 0);
+  SLUICE_ASSERT_OK_AND_ASSIGN(engine_,
+                              CopyEngine::Start({.driver = driver_.get()}));
+  EXPECT_THAT(engine_->Wait(ticket), IsOk());
+}
+
+class GatedEngineTest : public EngineTest {
+ protected:
+  void Beat() {
+    limits_.heartbeat_ns =
+        static_cast<uint64_t>(absl::ToUnixNanos(clock_.Now()));
+  }
+  testing::FakeClock clock_;
+  GrantLimits limits_ = {};
+  GrantUse use_ = {};
+  GrantGate gate_{&limits_, 0, &use_, 0, &clock_};
+};
+
+TEST_F(GatedEngineTest, CopiesAreGrantedSliceBySlice) {
+  Beat();
+  limits_.slots[0].limit_bytes[kH2d] = 5 << 20;
+  Start(0, {.gate = &gate_, .slice = MiB(1)});
+  const Ticket ticket = engine_->Enqueue(ToGpu(Bytes(0), MiB(8)));
+  while (engine_->stats().h2d < MiB(5)) std::this_thread::yield();
+  absl::SleepFor(absl::Milliseconds(20));
+  EXPECT_EQ(engine_->stats().h2d, MiB(5));
+  EXPECT_FALSE(ticket.done());
+  clock_.Advance(absl::Milliseconds(15));
+  limits_.slots[0].limit_bytes[kH2d] = 8 << 20;
+  ASSERT_THAT(engine_->Wait(ticket), IsOk());
+  EXPECT_EQ(use_.slot.used_bytes[kH2d].load(), MiB(8).size());
+  EXPECT_EQ(engine_->stats().grant_wait, absl::Milliseconds(15));
+}
+
+TEST_F(GatedEngineTest, AnEndingEngineDoesNotWaitForGrants) {
+  Beat();
+  Start(0, {.gate = &gate_});
+  std::memset(host_, 3, MiB(1).size());
+  const Ticket in = engine_->Enqueue(ToGpu(Bytes(0), MiB(1)));
+  engine_->Enqueue(ToHost(MiB(1), MiB(1), {in}));
+  engine_.reset();
+  EXPECT_EQ(std::memcmp(gpu_, host_, MiB(1).size()), 0);
+}
+
+TEST_F(CopyEngineTest, TheTimelineTellsWhenCopiesRan) {
+  Start(/*speed=*/100e6, {.record_timeline = true});
+  engine_->Enqueue(ToGpu(Bytes(0), MiB(1)));
+  engine_->Enqueue(ToGpu(MiB(1), MiB(1)));
+  engine_->Enqueue(ToHost(MiB(4), MiB(1)));
+  ASSERT_THAT(engine_->Drain(), IsOk());
+  const auto records = engine_->TakeTimeline();
+  ASSERT_EQ(records.size(), 3u);
+  double h2d_end = 0;
+  for (const CopyRecord& record : records) {
+    EXPECT_EQ(record.size, MiB(1));
+    EXPECT_LE(record.issued_s, record.started_s);
+    // 10.5 ms at this speed; the poll may add to both ends.
+    EXPECT_GT(record.finished_s - record.started_s, 0.005) << record.label;
+    if (record.direction == CopyDirection::kHostToDevice) {
+      EXPECT_GE(record.started_s, h2d_end - 0.001) << "copies overlap";
+      h2d_end = record.finished_s;
+    }
+  }
+  EXPECT_TRUE(engine_->TakeTimeline().empty());
+}
+
+}  // namespace
+}  // namespace sluice::client

@@ -1,0 +1,161 @@
+#include "client/grant_gate.h"
+
+#include <atomic>
+#include <chrono>
+#include <thread>
+#include <vector>
+
+#include "gtest/gtest.h"
+#include "tests/support/fake_clock.h"
+
+namespace sluice::client {
+namespace {
+
+constexpr int kSlot = 3;
+
+class GrantGateTest : public ::testing::Test {
+ protected:
+  GrantGateTest() { Beat(); }
+
+  void Beat() {
+    limits_.heartbeat_ns =
+        static_cast<uint64_t>(absl::ToUnixNanos(clock_.Now()));
+  }
+  void SetLimit(int direction, uint64_t bytes) {
+    limits_.slots[kSlot].limit_bytes[direction] = bytes;
+  }
+  uint64_t used(int direction) const {
+    return use_.slot.used_bytes[direction].load();
+  }
+  GrantGate Gate(double guaranteed = 0) {
+    return GrantGate(&limits_, kSlot, &use_, guaranteed, &clock_);
+  }
+  // Runs Acquire on a thread; `Returned` after a while tells whether it waits.
+  class Waiter {
+   public:
+    Waiter(GrantGate& gate, int direction, Bytes size,
+           const std::atomic<bool>* cancel = nullptr)
+        : thread_([=, this, &gate] {
+            gate.Acquire(direction, size, cancel);
+            returned_ = true;
+          }) {}
+    ~Waiter() { thread_.join(); }
+    bool Returned(std::chrono::milliseconds within) const {
+      const auto end = std::chrono::steady_clock::now() + within;
+      while (!returned_ && std::chrono::steady_clock::now() < end) {
+        std::this_thread::sleep_for(std::chrono::microseconds(200));
+      }
+      return returned_;
+    }
+
+   private:
+    std::atomic<bool> returned_{false};
+    std::thread thread_;
+  };
+
+  static constexpr std::chrono::milliseconds kShort{30};
+  static constexpr std::chrono::milliseconds kLong{10'000};
+
+  testing::FakeClock clock_;
+  GrantLimits limits_ = {};
+  GrantUse use_ = {};
+};
+
+TEST_F(GrantGateTest, BytesUnderTheLimitPassAndAreCounted) {
+  SetLimit(kH2d, 100);
+  GrantGate gate = Gate();
+  EXPECT_EQ(gate.Acquire(kH2d, Bytes(60)), absl::ZeroDuration());
+  EXPECT_EQ(gate.Acquire(kH2d, Bytes(40)), absl::ZeroDuration());
+  EXPECT_EQ(used(kH2d), 100u);
+  EXPECT_EQ(used(kD2h), 0u);
+}
+
+TEST_F(GrantGateTest, BytesBeyondTheLimitWaitUntilItIsRaised) {
+  SetLimit(kD2h, 100);
+  GrantGate gate = Gate();
+  Waiter waiter(gate, kD2h, Bytes(101));
+  EXPECT_FALSE(waiter.Returned(kShort));
+  SetLimit(kD2h, 101);
+  EXPECT_TRUE(waiter.Returned(kLong));
+}
+
+TEST_F(GrantGateTest, AnotherSlotsLimitDoesNotCount) {
+  limits_.slots[kSlot + 1].limit_bytes[kH2d] = 1000;
+  GrantGate gate = Gate();
+  Waiter waiter(gate, kH2d, Bytes(1));
+  EXPECT_FALSE(waiter.Returned(kShort));
+  SetLimit(kH2d, 1);
+  EXPECT_TRUE(waiter.Returned(kLong));
+}
+
+TEST_F(GrantGateTest, ADeadDaemonIsNotWaitedFor) {
+  GrantGate gate = Gate();
+  Waiter waiter(gate, kH2d, Bytes(1'000'000));
+  EXPECT_FALSE(waiter.Returned(kShort));
+  clock_.Advance(kGrantStaleAfter);
+  EXPECT_FALSE(waiter.Returned(kShort)) << "exactly 20 ms is not stale";
+  clock_.Advance(absl::Nanoseconds(1));
+  EXPECT_TRUE(waiter.Returned(kLong));
+  EXPECT_EQ(used(kH2d), 1'000'000u);
+}
+
+TEST_F(GrantGateTest, WithoutADaemonTheGuaranteedRateIsKept) {
+  GrantGate gate = Gate(/*guaranteed=*/1000);
+  clock_.Advance(absl::Seconds(1));
+  gate.Acquire(kH2d, Bytes(500));  // the first goes at once
+  Waiter waiter(gate, kH2d, Bytes(500));
+  clock_.Advance(absl::Milliseconds(499));
+  EXPECT_FALSE(waiter.Returned(kShort));
+  clock_.Advance(absl::Milliseconds(2));
+  EXPECT_TRUE(waiter.Returned(kLong));
+}
+
+TEST_F(GrantGateTest, WhatWasCopiedWithoutADaemonIsNotHeldAgainstTheRank) {
+  GrantGate gate = Gate();
+  clock_.Advance(absl::Seconds(1));
+  gate.Acquire(kH2d, Bytes(1'000'000));
+  Beat();  // it is back, its limit still 0
+  SetLimit(kH2d, 10);
+  EXPECT_EQ(gate.Acquire(kH2d, Bytes(10)), absl::ZeroDuration());
+  Waiter waiter(gate, kH2d, Bytes(1));
+  EXPECT_FALSE(waiter.Returned(kShort));
+  SetLimit(kH2d, 11);
+  EXPECT_TRUE(waiter.Returned(kLong));
+}
+
+TEST_F(GrantGateTest, ADetachedGateLetsWaitersGo) {
+  GrantGate gate = Gate();
+  Waiter waiter(gate, kD2h, Bytes(5));
+  EXPECT_FALSE(waiter.Returned(kShort));
+  gate.Detach();
+  EXPECT_TRUE(waiter.Returned(kLong));
+}
+
+TEST_F(GrantGateTest, ACancelledWaitReturns) {
+  std::atomic<bool> cancel{false};
+  GrantGate gate = Gate();
+  Waiter waiter(gate, kD2h, Bytes(5), &cancel);
+  EXPECT_FALSE(waiter.Returned(kShort));
+  cancel = true;
+  EXPECT_TRUE(waiter.Returned(kLong));
+}
+
+TEST_F(GrantGateTest, ConcurrentRanksThreadsNeverStartMoreThanTheLimit) {
+  constexpr int kThreads = 4, kEach = 1000;
+  SetLimit(kH2d, kThreads * kEach);
+  GrantGate gate = Gate();
+  {
+    std::vector<std::jthread> threads;
+    for (int i = 0; i < kThreads; ++i) {
+      threads.emplace_back([&gate] {
+        for (int k = 0; k < kEach; ++k) {
+          EXPECT_EQ(gate.Acquire(kH2d, Bytes(1)), absl::ZeroDuration());
+        }
+      });
+    }
+  }
+  EXPECT_EQ(used(kH2d), uint64_t{kThreads * kEach});
+}
+
+}  // namespace
+}  // namespace sluice::client
