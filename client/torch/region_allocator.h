@@ -14,7 +14,11 @@
 // and never corrupts. Unplanned segments are recorded.
 //
 // Layout of the region: [planned transient area | pool]. Before a plan is set
-// the whole region is pool.
+// the whole region is pool; the pool fills from the top, so that the bottom
+// stays free for the planned area.
+//
+// Debug builds (SLUICE_POISON) overwrite freed blocks with 0xFF: NaN in every
+// floating type.
 //
 // Thread safety: allocation and free from any thread; segments belong to the
 // compute thread (the one that armed).
@@ -35,9 +39,13 @@
 
 namespace sluice::runtime {
 
+// Every block starts at a multiple of it and is rounded up to it; nothing
+// else is rounded.
+inline constexpr Bytes kRegionAlignment{64};
+
 struct AllocatorStats {
-  Bytes used, peak;        // of the region, planned area counted by blocks
-  Bytes planned;           // size of the planned area
+  Bytes used, peak;            // of the region, planned area counted by blocks
+  Bytes planned;               // size of the planned area
   Bytes host_used, host_peak;  // inside HostScopes
   int64_t planned_allocations = 0;
   int64_t mismatches = 0;
@@ -46,13 +54,14 @@ struct AllocatorStats {
 // A block's life, for the report's HBM map.
 struct BlockRecord {
   Bytes offset, size;
-  double born_s, died_s;   // monotonic seconds; died_s < born_s: alive
+  double born_s, died_s;  // monotonic seconds; died_s < born_s: alive
   std::string_view segment;
 };
 
 class RegionAllocator final : public c10::Allocator {
  public:
-  // `base` (64-byte aligned) outlives the allocator and every tensor in it.
+  // `base` (64-byte aligned) outlives every tensor in it. The allocator may go
+  // first: its block table stays until the last block is freed.
   RegionAllocator(std::byte* base, Bytes size);
   ~RegionAllocator() override;
 
@@ -60,17 +69,23 @@ class RegionAllocator final : public c10::Allocator {
   void Arm();
   void Disarm();
 
-  // Reserves the planned area (the pool must be free there) and adopts the
-  // plan's segments; ResourceExhausted when the area is in use.
+  // Reserves the planned area (the lowest free place for `peak` bytes) and
+  // adopts the plan's segments. ResourceExhausted: no such place;
+  // FailedPrecondition: blocks of the former plan are still alive;
+  // InvalidArgument: the plan does not answer these kinds. Then the former
+  // plan stays. No segments and no peak: back to pool only.
   absl::Status SetPlan(const std::vector<plan::SegmentPlan>& segments,
                        const std::vector<plan::SegmentKind>& kinds, Bytes peak);
 
+  // A segment inside another belongs to the outer one.
   void BeginSegment(const std::string& kind);
   void EndSegment();
   // Kinds recorded so far, with measured seconds (the fastest execution).
   std::vector<plan::SegmentKind> TakeRecorded();
   void RecordSegments(bool on);
-  void RecordBlocks(bool on);  // for the report
+  // For the report: the lives of blocks, those alive when it is switched on
+  // included. `segment` views live as long as the allocator.
+  void RecordBlocks(bool on);
   std::vector<BlockRecord> TakeBlocks();
 
   AllocatorStats stats() const;
@@ -82,7 +97,11 @@ class RegionAllocator final : public c10::Allocator {
 
  private:
   struct Impl;
-  std::unique_ptr<Impl> impl_;
+  struct Table;
+  static Table& Regions();
+  static void Delete(void* block);
+
+  std::shared_ptr<Impl> impl_;  // shared with the table of regions
 };
 
 // RAII: marks a segment; works (as a no-op) with a null allocator.
@@ -104,7 +123,11 @@ class HostScope {
   explicit HostScope(const char* what);
   ~HostScope();
   HostScope(const HostScope&) = delete;
-  static void SetCap(Bytes cap);  // Bytes(0): no cap (check's reference)
+  // 16 MiB unless set; Bytes(0): no cap (check's reference).
+  static void SetCap(Bytes cap);
+
+ private:
+  const char* outer_;
 };
 
 }  // namespace sluice::runtime

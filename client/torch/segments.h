@@ -1,0 +1,83 @@
+// Recording segments, and replaying their plan: the bookkeeping inside
+// RegionAllocator, without memory or locks.
+//
+// Thread safety: none; the allocator locks.
+#pragma once
+
+#include <map>
+#include <optional>
+#include <string>
+#include <unordered_map>
+#include <vector>
+
+#include "proto/base/units.h"
+#include "proto/plan/plan.h"
+#include "proto/plan/profile.h"
+
+namespace sluice::runtime {
+
+// Writes down the requests of segments. Time is the count of requests and
+// frees. A buffer that is alive at the end of its segment, or was freed by
+// another thread (whose order would not repeat), is held until the end.
+//
+// Of a kind that runs again the last trace is kept (the first may still hold
+// one-time allocations) with the least seconds and the count of executions.
+class SegmentRecorder {
+ public:
+  void Begin(const std::string& kind, double now_s);
+  void Allocated(Bytes offset, Bytes size);
+  void Freed(Bytes offset);
+  void End(double now_s);
+  bool recording() const { return current_ != nullptr; }
+  // In the order in which kinds were first seen.
+  std::vector<plan::SegmentKind> Take();
+
+ private:
+  std::vector<plan::SegmentKind> kinds_;
+  std::unordered_map<std::string, size_t> index_;
+  plan::SegmentKind* current_ = nullptr;
+  plan::Trace trace_;
+  std::unordered_map<int64_t, size_t> alive_;  // offset -> buffer
+  double began_s_ = 0;
+};
+
+// Gives the k-th request of a segment its planned place, if it is the request
+// that was planned and the place is free.
+class PlanReplay {
+ public:
+  enum class Outcome { kUnplanned, kPlanned, kMismatch };
+
+  PlanReplay() = default;
+  // Places are relative to the planned area. InvalidArgument: a plan that
+  // does not answer these kinds, or leaves the area.
+  static absl::StatusOr<PlanReplay> Make(
+      const std::vector<plan::SegmentPlan>& segments,
+      const std::vector<plan::SegmentKind>& kinds, Bytes peak);
+
+  void Begin(const std::string& kind);
+  void End() { current_ = nullptr; }
+  // The place of the next request, in the area; nothing unless kPlanned.
+  std::optional<Bytes> Next(Bytes size, Outcome* outcome);
+  void Freed(Bytes place) { alive_.erase(place); }
+
+  bool idle() const { return alive_.empty(); }
+  bool planned(const std::string& kind) const { return plans_.contains(kind); }
+  // Why the last kMismatch happened, for the log.
+  std::string mismatch() const { return mismatch_; }
+
+ private:
+  struct Slot {
+    Bytes place, size;
+  };
+  bool Overlaps(Slot slot) const;
+  std::optional<Bytes> Mismatch(std::string why, Outcome* outcome);
+
+  std::unordered_map<std::string, std::vector<Slot>> plans_;
+  const std::string* current_name_ = nullptr;
+  const std::vector<Slot>* current_ = nullptr;
+  size_t next_ = 0;
+  std::map<Bytes, Bytes> alive_;  // place -> size
+  std::string mismatch_;
+};
+
+}  // namespace sluice::runtime
