@@ -378,6 +378,8 @@ NodePlan ReadNodePlan(FieldReader& in) {
   });
   plan.seconds = in.Number("seconds", 0, kMaxSeconds);
   plan.infeasible = in.Text("infeasible", 4096);
+  plan.limited_by =
+      in.Choice("limited_by", {"none", "gpu_memory", "host_memory"});
   return plan;
 }
 
@@ -426,7 +428,8 @@ std::string Encode(const NodePlan& plan) {
                  {"profile_hash", plan.profile_hash},
                  {"ranks", WriteAll(plan.ranks, Write)},
                  {"seconds", plan.seconds},
-                 {"infeasible", plan.infeasible}},
+                 {"infeasible", plan.infeasible},
+                 {"limited_by", plan.limited_by}},
                 kPlanFormat);
 }
 

@@ -69,10 +69,10 @@ json ParseChecked(std::string_view bytes, size_t max_bytes,
         bytes, [&guard](int depth, json::parse_event_t event, json& value) {
           return guard(depth, event, value);
         });
-  } catch (const json::exception& e) {
+  } catch (const json::parse_error& e) {
     if (status->ok()) {
       *status = absl::InvalidArgumentError(
-          fmt::format("not JSON: {}", Shown(json(e.what()))));
+          fmt::format("not JSON, see byte {} of {}", e.byte, bytes.size()));
     }
   }
   if (status->ok() && !parsed.is_object()) {

@@ -16,7 +16,7 @@ struct Placement {
   std::vector<Bytes> offsets;  // of trace.buffers[k], in request order
   Bytes peak;                  // bytes needed
   Bytes lower_bound;           // best proved; peak == lower_bound is optimal
-  std::string proved_by;       // "max_live", "cbc", "none"
+  std::string proved_by;       // "max_live", "search", "cbc", "none"
   std::string method;          // what found it: "greedy:size", "cbc", …
   double seconds = 0;
   bool optimal() const { return peak == lower_bound; }
@@ -54,6 +54,9 @@ struct NodePlan {
   double seconds = 0;  // to solve
   // Empty when feasible; else one line: what, value, limit, what to do.
   std::string infeasible;
+  // Of what there is too little then: "gpu_memory", "host_memory"; "none"
+  // for a feasible plan.
+  std::string limited_by = "none";
 };
 
 }  // namespace sluice::plan

@@ -1,0 +1,98 @@
+#include "planner/problem.h"
+
+#include <algorithm>
+#include <numeric>
+
+namespace sluice::planner {
+namespace {
+
+struct Event {
+  int64_t time;
+  bool allocates;  // frees sort first: lifetimes are half-open
+  size_t item;
+
+  bool operator<(const Event& other) const {
+    if (time != other.time) return time < other.time;
+    if (allocates != other.allocates) return !allocates;
+    return item < other.item;
+  }
+};
+
+// Gives items their slots: a new one starts with each allocation that
+// follows a free.
+void CompressTime(std::vector<Event> events, std::vector<Item>* items) {
+  std::sort(events.begin(), events.end());
+  int32_t slot = 0;
+  bool freed = false;
+  for (const Event& event : events) {
+    if (event.allocates) {
+      if (freed) ++slot;
+      freed = false;
+      (*items)[event.item].lower = slot;
+    } else {
+      freed = true;
+      (*items)[event.item].upper = slot + 1;
+    }
+  }
+}
+
+}  // namespace
+
+Problem Normalise(const plan::Trace& trace) {
+  Problem problem;
+  std::vector<Event> events;
+  int64_t divisor = 0;
+  for (size_t k = 0; k < trace.buffers.size(); ++k) {
+    const plan::Buffer& buffer = trace.buffers[k];
+    const int64_t size = RoundUp(buffer.size, trace.alignment).count();
+    if (size == 0) continue;
+    const size_t item = problem.items.size();
+    problem.items.push_back({.size = size});
+    problem.source.push_back(k);
+    events.push_back({buffer.lower, true, item});
+    events.push_back({buffer.upper, false, item});
+    divisor = std::gcd(divisor, size);
+  }
+  problem.unit = std::max<int64_t>(divisor, 1);
+  for (Item& item : problem.items) item.size /= problem.unit;
+  CompressTime(std::move(events), &problem.items);
+  FinishProblem(&problem);
+  return problem;
+}
+
+void FinishProblem(Problem* problem) {
+  int32_t slots = 0;
+  for (const Item& item : problem->items) slots = std::max(slots, item.upper);
+  std::vector<int64_t>& live = problem->live;
+  live.assign(static_cast<size_t>(slots) + 1, 0);
+  for (const Item& item : problem->items) {
+    live[static_cast<size_t>(item.lower)] += item.size;
+    live[static_cast<size_t>(item.upper)] -= item.size;
+  }
+  std::partial_sum(live.begin(), live.end(), live.begin());
+  live.pop_back();
+  const auto peak = std::max_element(live.begin(), live.end());
+  problem->max_live = peak == live.end() ? 0 : *peak;
+  problem->peak_slot = static_cast<int32_t>(peak - live.begin());
+}
+
+int64_t PeakOf(const Problem& problem, const Offsets& offsets) {
+  int64_t peak = 0;
+  for (size_t k = 0; k < offsets.size(); ++k) {
+    peak = std::max(peak, offsets[k] + problem.items[k].size);
+  }
+  return peak;
+}
+
+plan::Placement ToPlacement(const Problem& problem, const Offsets& offsets,
+                            const plan::Trace& trace) {
+  plan::Placement placement;
+  placement.offsets.assign(trace.buffers.size(), Bytes(0));
+  for (size_t k = 0; k < offsets.size(); ++k) {
+    placement.offsets[problem.source[k]] = Bytes(offsets[k] * problem.unit);
+  }
+  placement.peak = Bytes(PeakOf(problem, offsets) * problem.unit);
+  return placement;
+}
+
+}  // namespace sluice::planner

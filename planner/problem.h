@@ -1,0 +1,56 @@
+// A trace, normalised for the solvers (internal to the planner).
+//
+// Lossless: an optimal placement of the problem is one of the trace. Sizes
+// are rounded up to the alignment and divided by their greatest common
+// divisor (some optimum lies on sums of sizes); time is compressed to the
+// slots between an allocation that follows a free and the next such one (the
+// maximal cliques of an interval graph); empty buffers are left out.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <vector>
+
+#include "proto/base/units.h"
+#include "proto/plan/plan.h"
+#include "proto/plan/profile.h"
+
+namespace sluice::planner {
+
+// Alive in slots [lower, upper).
+struct Item {
+  int32_t lower = 0;
+  int32_t upper = 0;
+  int64_t size = 0;  // units, > 0
+
+  int32_t lifetime() const { return upper - lower; }
+  double area() const { return static_cast<double>(size) * lifetime(); }
+};
+
+struct Problem {
+  std::vector<Item> items;
+  std::vector<size_t> source;  // items[k] is the trace's buffers[source[k]]
+  std::vector<int64_t> live;   // units alive in each slot
+  int64_t unit = 1;            // bytes
+  // Most units alive in a slot: no plan needs less. `peak_slot` is the first
+  // slot that has it.
+  int64_t max_live = 0;
+  int32_t peak_slot = 0;
+};
+
+// Offset of each item, in units.
+using Offsets = std::vector<int64_t>;
+
+Problem Normalise(const plan::Trace& trace);
+
+// Recomputes live, max_live and peak_slot from the items.
+void FinishProblem(Problem* problem);
+
+int64_t PeakOf(const Problem& problem, const Offsets& offsets);
+
+// The placement in bytes and request order; proof and method are left to the
+// caller.
+plan::Placement ToPlacement(const Problem& problem, const Offsets& offsets,
+                            const plan::Trace& trace);
+
+}  // namespace sluice::planner

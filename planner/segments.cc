@@ -1,0 +1,63 @@
+// PlanSegments: the two levels of MEMO section 4.2 on segment kinds.
+#include <algorithm>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "absl/time/clock.h"
+#include "planner/planner.h"
+#include "proto/base/status.h"
+
+namespace sluice::planner {
+namespace {
+
+// Level 2's trace: one pseudo request a segment kind, alive while it runs.
+// Segments run one after another, so none live together; what outlives a
+// segment would be a longer request here.
+plan::Trace SequenceOf(const std::vector<plan::SegmentPlan>& segments,
+                       Bytes alignment) {
+  plan::Trace trace;
+  trace.alignment = alignment;
+  for (const plan::SegmentPlan& segment : segments) {
+    trace.buffers.push_back({.id = trace.end,
+                             .lower = trace.end,
+                             .upper = trace.end + 1,
+                             .size = segment.placement.peak});
+    ++trace.end;
+  }
+  return trace;
+}
+
+}  // namespace
+
+absl::StatusOr<SegmentLayout> PlanSegments(
+    const std::vector<plan::SegmentKind>& segments,
+    const MemoryOptions& options) {
+  const absl::Time deadline = absl::Now() + options.time_limit;
+  SegmentLayout layout;
+  Bytes alignment(1);
+  for (size_t k = 0; k < segments.size(); ++k) {
+    const plan::SegmentKind& kind = segments[k];
+    // A hard kind may use its share of what is left, not everything.
+    MemoryOptions share = options;
+    share.time_limit = std::max(deadline - absl::Now(), absl::ZeroDuration()) /
+                       static_cast<int64_t>(segments.size() - k);
+    auto placement = PlanMemory(kind.trace, share);
+    if (!placement.ok()) {
+      return Annotate(placement.status(), "segment '" + kind.name + "'");
+    }
+    alignment = std::max(alignment, kind.trace.alignment);
+    layout.segments.push_back(
+        {.name = kind.name, .placement = *std::move(placement)});
+  }
+  SLUICE_ASSIGN_OR_RETURN(
+      const plan::Placement sequence,
+      PlanMemory(SequenceOf(layout.segments, alignment), options));
+  for (size_t k = 0; k < layout.segments.size(); ++k) {
+    layout.segments[k].base = sequence.offsets[k];
+  }
+  layout.peak = sequence.peak;
+  return layout;
+}
+
+}  // namespace sluice::planner

@@ -1,0 +1,132 @@
+// sluice-worker: one plan request in, one plan out, then it ends.
+//
+// A process of its own, so that a solver that crashes, hangs or prints costs
+// its answer and nothing else. See README.md for the contract with the
+// daemon.
+#include <fmt/format.h>
+#include <sys/resource.h>
+#include <sys/time.h>
+#include <unistd.h>
+
+#include <CLI/CLI.hpp>
+#include <cerrno>
+#include <csignal>
+#include <cstdio>
+#include <cstdlib>
+#include <string>
+#include <string_view>
+
+#include "planner/planner.h"
+#include "proto/base/status.h"
+#include "proto/plan/codec.h"
+
+namespace sluice::planner {
+namespace {
+
+constexpr int kFault = 1;
+constexpr int kBadInput = 2;
+constexpr int kDeadline = 4;
+
+// Only async-signal-safe calls here.
+void OnDeadline(int) {
+  constexpr std::string_view kMessage =
+      "error: the plan was not ready at its deadline\n";
+  if (write(STDERR_FILENO, kMessage.data(), kMessage.size()) < 0) {
+    // Nothing can be done; the exit status says it too.
+  }
+  _exit(kDeadline);
+}
+
+// The clock may be stopped (a suspended machine, a debugger), the handler
+// blocked in a solver's lock: the CPU limit ends the process all the same.
+void ArmDeadline(double seconds) {
+  std::signal(SIGALRM, OnDeadline);
+  itimerval timer{};
+  timer.it_value.tv_sec = static_cast<time_t>(seconds);
+  timer.it_value.tv_usec = static_cast<suseconds_t>(
+      (seconds - static_cast<double>(timer.it_value.tv_sec)) * 1e6);
+  setitimer(ITIMER_REAL, &timer, nullptr);
+  const auto cpu = static_cast<rlim_t>(seconds) + 2;
+  const rlimit limit{cpu, cpu + 1};
+  setrlimit(RLIMIT_CPU, &limit);
+  const rlimit no_core{0, 0};
+  setrlimit(RLIMIT_CORE, &no_core);
+}
+
+// Everything from the start of a memfd or file, or the rest of a pipe.
+absl::StatusOr<std::string> ReadAll(int fd) {
+  lseek(fd, 0, SEEK_SET);  // ESPIPE on a pipe is fine
+  std::string bytes;
+  char buffer[1 << 16];
+  while (true) {
+    const ssize_t count = read(fd, buffer, sizeof(buffer));
+    if (count == 0) return bytes;
+    if (count < 0 && errno == EINTR) continue;
+    if (count < 0) {
+      return ErrnoStatus(errno, fmt::format("read the request from fd {}", fd));
+    }
+    bytes.append(buffer, static_cast<size_t>(count));
+    if (bytes.size() > plan::kMaxEncodedBytes) {
+      return absl::InvalidArgumentError(fmt::format(
+          "the request is longer than {} bytes", plan::kMaxEncodedBytes));
+    }
+  }
+}
+
+absl::Status WriteAll(int fd, std::string_view bytes) {
+  while (!bytes.empty()) {
+    const ssize_t count = write(fd, bytes.data(), bytes.size());
+    if (count < 0 && errno == EINTR) continue;
+    if (count < 0) {
+      return ErrnoStatus(errno, fmt::format("write the plan to fd {}", fd));
+    }
+    bytes.remove_prefix(static_cast<size_t>(count));
+  }
+  return absl::OkStatus();
+}
+
+int Fail(int code, const absl::Status& status) {
+  std::fprintf(stderr, "error: %s\n", std::string(status.message()).c_str());
+  return code;
+}
+
+int Run(int in_fd, int out_fd, double time_limit_s) {
+  ArmDeadline(time_limit_s);
+  auto bytes = ReadAll(in_fd);
+  if (!bytes.ok()) return Fail(kBadInput, bytes.status());
+  auto request = plan::DecodePlanRequest(*bytes);
+  if (!request.ok()) return Fail(kBadInput, request.status());
+  // Solvers check their limits loosely; what they have ready then must still
+  // be validated and written.
+  const MemoryOptions options{.time_limit = absl::Seconds(time_limit_s * 0.6)};
+  auto plan = PlanNode(request->profiles, request->resources, options);
+  if (!plan.ok()) {
+    const bool bad_input = absl::IsInvalidArgument(plan.status());
+    return Fail(bad_input ? kBadInput : kFault, plan.status());
+  }
+  const absl::Status written = WriteAll(out_fd, plan::Encode(*plan));
+  return written.ok() ? 0 : Fail(kFault, written);
+}
+
+}  // namespace
+}  // namespace sluice::planner
+
+int main(int argc, char** argv) {
+  CLI::App app{"Solves one plan request of sluiced."};
+  int in_fd = STDIN_FILENO;
+  int out_fd = STDOUT_FILENO;
+  double time_limit_s = 20;
+  app.add_option("--in-fd", in_fd, "where the request is read");
+  app.add_option("--out-fd", out_fd, "where the plan is written");
+  app.add_option("--time-limit-s", time_limit_s, "ends itself after this")
+      ->check(CLI::Range(0.1, 86400.0));
+  try {
+    app.parse(argc, argv);
+  } catch (const CLI::CallForHelp& help) {
+    return app.exit(help);
+  } catch (const CLI::ParseError& error) {
+    std::fprintf(stderr, "error: %s\n", error.what());
+    return sluice::planner::kBadInput;
+  }
+  return sluice::planner::Run(in_fd, out_fd, time_limit_s);
+}

@@ -1,0 +1,191 @@
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <algorithm>
+#include <functional>
+#include <limits>
+#include <numeric>
+#include <random>
+#include <string>
+#include <vector>
+
+#include "planner/greedy.h"
+#include "planner/planner.h"
+#include "planner/problem.h"
+#include "planner/validator.h"
+#include "tests/planner/traces.h"
+
+namespace sluice::planner {
+namespace {
+
+plan::Placement MustPlan(const plan::Trace& trace,
+                         const MemoryOptions& options = {}) {
+  auto placement = PlanMemory(trace, options);
+  EXPECT_TRUE(placement.ok()) << placement.status();
+  if (!placement.ok()) return {};
+  const absl::Status valid = ValidatePlacement(trace, *placement);
+  EXPECT_TRUE(valid.ok()) << valid;
+  return *std::move(placement);
+}
+
+TEST(PlanMemory, AnEmptyTraceNeedsNothing) {
+  const plan::Placement placement = MustPlan({});
+  EXPECT_EQ(placement.peak, Bytes(0));
+  EXPECT_TRUE(placement.optimal());
+}
+
+TEST(PlanMemory, SizesAreRoundedUpToTheAlignment) {
+  const plan::Placement placement =
+      MustPlan({.buffers = {{0, 0, 2, Bytes(1)}, {1, 1, 2, Bytes(65)}},
+                .end = 2,
+                .alignment = Bytes(64)});
+  EXPECT_EQ(placement.peak, Bytes(192));
+  EXPECT_EQ(placement.proved_by, "max_live");
+}
+
+TEST(PlanMemory, EmptyBuffersTakeNoPlace) {
+  const plan::Placement placement = MustPlan(
+      {.buffers = {{0, 0, 2, Bytes(0)}, {1, 0, 2, Bytes(64)}}, .end = 2});
+  EXPECT_EQ(placement.peak, Bytes(64));
+}
+
+TEST(PlanMemory, TheEndOfALifetimeIsNotPartOfIt) {
+  const plan::Placement placement = MustPlan(
+      {.buffers = {{0, 0, 1, Bytes(64)}, {1, 1, 2, Bytes(64)}}, .end = 2});
+  EXPECT_EQ(placement.peak, Bytes(64));
+}
+
+TEST(PlanMemory, NonsenseIsRefusedInOneLine) {
+  const auto message = [](const plan::Trace& trace) {
+    return std::string(PlanMemory(trace, {}).status().message());
+  };
+  EXPECT_EQ(message({.buffers = {{7, 3, 3, Bytes(1)}}, .end = 3}),
+            "buffer 7 lives in [3, 3): nothing");
+  EXPECT_EQ(message({.buffers = {{7, 0, 3, Bytes(-1)}}, .end = 3}),
+            "buffer 7 has -1 bytes, below 0");
+  EXPECT_EQ(message({.buffers = {}, .alignment = Bytes(48)}),
+            "the trace's alignment 48 is no power of two");
+}
+
+TEST(PlanMemory, LayersAreProvedOptimal) {
+  std::mt19937 random(2);
+  for (int round = 0; round < 60; ++round) {
+    const double jitter = round % 2 ? 0.5 : 0;
+    const plan::Trace trace =
+        LayerTrace(random, 2 + static_cast<int>(random() % 18), jitter);
+    const plan::Placement placement = MustPlan(trace);
+    EXPECT_TRUE(placement.optimal())
+        << trace.buffers.size() << " buffers, gap "
+        << (placement.peak - placement.lower_bound).count() << " of "
+        << placement.lower_bound.count();
+  }
+}
+
+// ---- Properties ------------------------------------------------------------
+
+class PlanMemoryProperty : public ::testing::TestWithParam<int> {
+ protected:
+  plan::Trace Make() {
+    std::mt19937 random(static_cast<unsigned>(GetParam()));
+    return GetParam() % 2 ? LayerTrace(random, 6, 0.5)
+                          : RandomTrace(random, 24, 40, 50);
+  }
+};
+
+TEST_P(PlanMemoryProperty, ShiftingTimeChangesNothing) {
+  plan::Trace trace = Make();
+  const plan::Placement before = MustPlan(trace);
+  for (plan::Buffer& b : trace.buffers) b.lower += 1000, b.upper += 1000;
+  trace.end += 1000;
+  const plan::Placement after = MustPlan(trace);
+  EXPECT_EQ(after.peak, before.peak);
+  EXPECT_EQ(after.offsets, before.offsets);
+}
+
+TEST_P(PlanMemoryProperty, StretchingTimeChangesNothing) {
+  plan::Trace trace = Make();
+  const plan::Placement before = MustPlan(trace);
+  for (plan::Buffer& b : trace.buffers) b.lower *= 7, b.upper *= 7;
+  trace.end *= 7;
+  EXPECT_EQ(MustPlan(trace).offsets, before.offsets);
+}
+
+TEST_P(PlanMemoryProperty, ScalingSizesScalesThePeak) {
+  plan::Trace trace = Make();
+  for (plan::Buffer& b : trace.buffers) b.size = RoundUp(b.size, Bytes(512));
+  const plan::Placement before = MustPlan(trace);
+  for (plan::Buffer& b : trace.buffers) b.size = b.size * 3;
+  EXPECT_EQ(MustPlan(trace).peak, before.peak * 3);
+}
+
+TEST_P(PlanMemoryProperty, ReversedTimeHasTheSameOptimum) {
+  plan::Trace trace = Make();
+  const plan::Placement before = MustPlan(trace);
+  for (plan::Buffer& b : trace.buffers) {
+    const int64_t lower = trace.end - b.upper;
+    b.upper = trace.end - b.lower;
+    b.lower = lower;
+  }
+  const plan::Placement after = MustPlan(trace);
+  EXPECT_EQ(after.lower_bound, before.lower_bound);
+  if (before.optimal() && after.optimal()) {
+    EXPECT_EQ(after.peak, before.peak);
+  }
+}
+
+TEST_P(PlanMemoryProperty, EqualInputsGiveEqualPlans) {
+  const plan::Trace trace = Make();
+  const plan::Placement one = MustPlan(trace);
+  const plan::Placement two = MustPlan(trace);
+  EXPECT_EQ(one.offsets, two.offsets);
+  EXPECT_EQ(one.method, two.method);
+}
+
+INSTANTIATE_TEST_SUITE_P(Traces, PlanMemoryProperty, ::testing::Range(0, 12));
+
+// ---- Greedy ----------------------------------------------------------------
+
+TEST(Greedy, EveryOrderIsAPermutationAndGivesAValidPlan) {
+  std::mt19937 random(3);
+  const plan::Trace trace = RandomTrace(random, 40, 30, 20);
+  const Problem problem = Normalise(trace);
+  EXPECT_EQ(GreedyOrders(problem).size(), 18u);
+  for (const NamedOrder& named : GreedyOrders(problem)) {
+    Order sorted = named.order;
+    std::sort(sorted.begin(), sorted.end());
+    Order all(problem.items.size());
+    std::iota(all.begin(), all.end(), 0u);
+    EXPECT_EQ(sorted, all) << named.name;
+    for (const Fit fit : {Fit::kFirst, Fit::kBest}) {
+      const auto offsets = PlaceInOrder(problem, named.order, fit,
+                                        std::numeric_limits<int64_t>::max());
+      ASSERT_TRUE(offsets.has_value());
+      const plan::Placement placement = ToPlacement(problem, *offsets, trace);
+      const absl::Status valid = ValidatePlacement(trace, placement);
+      EXPECT_TRUE(valid.ok()) << named.name << ": " << valid;
+    }
+  }
+}
+
+TEST(Greedy, GivesUpAtTheLimit) {
+  const Problem problem = Normalise(
+      {.buffers = {{0, 0, 2, Bytes(64)}, {1, 0, 2, Bytes(64)}}, .end = 2});
+  EXPECT_FALSE(PlaceInOrder(problem, {0, 1}, Fit::kFirst, 1).has_value());
+  EXPECT_TRUE(PlaceInOrder(problem, {0, 1}, Fit::kFirst, 2).has_value());
+}
+
+TEST(Normalise, TimeShrinksToTheSlotsThatMatter) {
+  // Three allocations in a row are one slot; sizes share the divisor 128.
+  const Problem problem = Normalise({.buffers = {{0, 0, 100, Bytes(128)},
+                                                 {1, 5, 60, Bytes(256)},
+                                                 {2, 70, 100, Bytes(384)}},
+                                     .end = 100});
+  EXPECT_EQ(problem.unit, 128);
+  EXPECT_EQ(problem.live, (std::vector<int64_t>{3, 4}));
+  EXPECT_EQ(problem.max_live, 4);
+  EXPECT_EQ(problem.peak_slot, 1);
+  EXPECT_EQ(problem.items[0].lifetime(), 2);
+}
+
+}  // namespace
+}  // namespace sluice::planner

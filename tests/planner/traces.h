@@ -1,0 +1,25 @@
+// Traces for planner tests: random ones, transformer-like ones, CSV files.
+#pragma once
+
+#include <cstdint>
+#include <random>
+#include <string>
+
+#include "proto/plan/profile.h"
+
+namespace sluice::planner {
+
+// `n` buffers with lifetimes in [0, horizon) and sizes in [1, max_size]
+// units of 64 bytes, some of them not multiples of it.
+plan::Trace RandomTrace(std::mt19937& random, int n, int64_t horizon,
+                        int64_t max_size);
+
+// What a transformer layer's pass asks of its allocator: `blocks` groups of
+// long-lived outputs with short-lived scratch of mixed sizes; `jitter` > 0
+// scales every size by a factor in [1 - jitter, 1 + jitter].
+plan::Trace LayerTrace(std::mt19937& random, int blocks, double jitter);
+
+// A MiniMalloc CSV (id,lower,upper,size) from tests/planner/data.
+plan::Trace ReadCsv(const std::string& name);
+
+}  // namespace sluice::planner
