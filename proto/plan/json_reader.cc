@@ -71,8 +71,12 @@ json ParseChecked(std::string_view bytes, size_t max_bytes,
         });
   } catch (const json::parse_error& e) {
     if (status->ok()) {
-      *status = absl::InvalidArgumentError(
-          fmt::format("not JSON, see byte {} of {}", e.byte, bytes.size()));
+      *status = absl::InvalidArgumentError(fmt::format(
+          "not JSON: stopped at byte {} of {}", e.byte, bytes.size()));
+    }
+  } catch (const json::exception&) {  // out_of_range: the only other one
+    if (status->ok()) {
+      *status = absl::InvalidArgumentError("a number too large for a double");
     }
   }
   if (status->ok() && !parsed.is_object()) {

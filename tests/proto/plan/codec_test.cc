@@ -267,7 +267,7 @@ TEST(PlanCodec, WhatIsNotJsonIsRefusedInOneLine) {
        {std::string(), std::string("{"), std::string("[]"), std::string("7"),
         good.substr(0, good.size() / 2), good + "x", std::string("\xff\xfe"),
         std::string("{\"a\":1,\"a\":2}"), std::string(100000, '['),
-        std::string("{\"version\":NaN}")}) {
+        std::string("{\"version\":NaN}"), std::string("{\"version\":1e999}")}) {
     const auto result = DecodeNodePlan(bytes);
     ASSERT_FALSE(result.ok());
     EXPECT_EQ(result.status().code(), absl::StatusCode::kInvalidArgument);
