@@ -1,0 +1,38 @@
+// The suite's fixture: one test body, every driver.
+#pragma once
+
+#include <memory>
+#include <string>
+
+#include "gmock/gmock.h"
+#include "gtest/gtest.h"
+#include "kernels/device/driver.h"
+#include "tests/conformance/mapped.h"
+#include "tests/support/status_matchers.h"
+#include "tests/support/temp_dir.h"
+
+namespace sluice::device {
+
+// "sim" opens the node in `directory`; "cuda" ignores it.
+absl::StatusOr<std::unique_ptr<Driver>> OpenDriver(
+    const std::string& name, const std::string& directory);
+
+class Conformance : public ::testing::TestWithParam<std::string> {
+ protected:
+  // Opens the driver, or skips with its reason.
+  void SetUp() override;
+
+  // Two granules of the place: a size every driver takes.
+  Bytes Size(Placement where) { return *driver_->Granularity(where) * 2; }
+
+  const testing::TempDir directory_;
+  std::unique_ptr<Driver> driver_;
+};
+
+inline constexpr DeviceIndex kGpu(0);
+inline constexpr Placement kOnGpu{Placement::Kind::kGpu, 0};
+inline constexpr Placement kOnHost{Placement::Kind::kHost, 0};
+inline constexpr auto kH2D = CopyDirection::kHostToDevice;
+inline constexpr auto kD2H = CopyDirection::kDeviceToHost;
+
+}  // namespace sluice::device

@@ -1,0 +1,53 @@
+// Memory that is mapped and can be filled and read on every driver: through
+// copies, as the CPU may not touch a GPU's memory.
+#pragma once
+
+#include <memory>
+#include <vector>
+
+#include "absl/status/status.h"
+#include "absl/status/statusor.h"
+#include "kernels/device/driver.h"
+
+namespace sluice::device {
+
+using Content = std::vector<std::byte>;
+
+// `size` bytes that differ by place and by `seed`.
+Content Pattern(Bytes size, int seed);
+
+// One piece of physical memory, mapped with access from GPU 0. Unmaps and
+// releases on destruction.
+class Mapped {
+ public:
+  // Takes `memory` over.
+  static absl::StatusOr<std::unique_ptr<Mapped>> Map(Driver* driver,
+                                                     Memory memory, Bytes size);
+  static absl::StatusOr<std::unique_ptr<Mapped>> Create(Driver* driver,
+                                                        Placement where,
+                                                        Bytes size);
+  ~Mapped();
+  Mapped(const Mapped&) = delete;
+
+  Memory memory() const { return memory_; }
+  Address address() const { return address_; }
+  Bytes size() const { return size_; }
+
+  absl::Status Write(const Content& content);
+  absl::StatusOr<Content> Read();
+
+ private:
+  Mapped(Driver* driver, Memory memory, Address address, Bytes size)
+      : driver_(driver), memory_(memory), address_(address), size_(size) {}
+
+  Driver* const driver_;
+  const Memory memory_;
+  const Address address_;
+  const Bytes size_;
+};
+
+// Copies and waits, on a stream of GPU 0 of its own.
+absl::Status CopyNow(Driver& driver, std::byte* to, const std::byte* from,
+                     Bytes size, CopyDirection direction);
+
+}  // namespace sluice::device

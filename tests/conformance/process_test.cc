@@ -1,0 +1,99 @@
+// Memory that really crosses processes, as between the daemon and its ranks.
+#include "tests/conformance/fixture.h"
+#include "tests/conformance/peer.h"
+
+namespace sluice::device {
+namespace {
+
+using ::sluice::testing::IsOk;
+using ::sluice::testing::StatusIs;
+
+class ProcessConformance : public Conformance {
+ protected:
+  void SetUp() override {
+    Conformance::SetUp();
+    if (IsSkipped() || HasFatalFailure()) return;
+    auto peer = Peer::Start(GetParam(), directory_.path());
+    ASSERT_THAT(peer, IsOk());
+    peer_ = *std::move(peer);
+  }
+
+  std::unique_ptr<Peer> peer_;
+};
+INSTANTIATE_TEST_SUITE_P(Drivers, ProcessConformance,
+                         ::testing::Values("sim", "cuda"),
+                         [](const auto& info) { return info.param; });
+
+TEST_P(ProcessConformance, TwoProcessesSeeOneMemory) {
+  for (const Placement where : {kOnGpu, kOnHost}) {
+    const Bytes size = Size(where);
+    SLUICE_ASSERT_OK_AND_ASSIGN(const auto memory,
+                                Mapped::Create(driver_.get(), where, size));
+    SLUICE_ASSERT_OK_AND_ASSIGN(const UniqueFd fd,
+                                driver_->Export(memory->memory()));
+    ASSERT_THAT(memory->Write(Pattern(size, 1)), IsOk());
+    ASSERT_THAT(peer_->Import(fd, where, size), IsOk());
+    EXPECT_THAT(peer_->Check(1), IsOk());
+    EXPECT_THAT(peer_->Check(2), StatusIs(absl::StatusCode::kDataLoss));
+    ASSERT_THAT(peer_->Fill(3), IsOk());
+    SLUICE_ASSERT_OK_AND_ASSIGN(const Content read, memory->Read());
+    EXPECT_TRUE(read == Pattern(size, 3));
+  }
+}
+
+// A rank dies with the daemon's memory mapped: the daemon's hold is enough,
+// and the memory can be handed to the next.
+TEST_P(ProcessConformance, AKilledImporterLeavesTheMemoryToItsOwner) {
+  const Bytes size = Size(kOnGpu);
+  SLUICE_ASSERT_OK_AND_ASSIGN(const auto memory,
+                              Mapped::Create(driver_.get(), kOnGpu, size));
+  SLUICE_ASSERT_OK_AND_ASSIGN(const UniqueFd fd,
+                              driver_->Export(memory->memory()));
+  ASSERT_THAT(peer_->Import(fd, kOnGpu, size), IsOk());
+  ASSERT_THAT(peer_->Fill(4), IsOk());
+  peer_->Kill();
+  SLUICE_ASSERT_OK_AND_ASSIGN(const Content read, memory->Read());
+  EXPECT_TRUE(read == Pattern(size, 4));
+  SLUICE_ASSERT_OK_AND_ASSIGN(const auto next,
+                              Peer::Start(GetParam(), directory_.path()));
+  ASSERT_THAT(next->Import(fd, kOnGpu, size), IsOk());
+  EXPECT_THAT(next->Check(4), IsOk());
+}
+
+// The daemon dies: descriptors it stored, and ranks that mapped, keep theirs.
+TEST_P(ProcessConformance, AKilledCreatorLeavesTheMemoryToTheDescriptor) {
+  for (const Placement where : {kOnGpu, kOnHost}) {
+    const Bytes size = Size(where);
+    SLUICE_ASSERT_OK_AND_ASSIGN(const auto creator,
+                                Peer::Start(GetParam(), directory_.path()));
+    SLUICE_ASSERT_OK_AND_ASSIGN(const UniqueFd fd,
+                                creator->Create(where, size));
+    ASSERT_TRUE(fd);
+    ASSERT_THAT(creator->Fill(5), IsOk());
+    creator->Kill();
+    SLUICE_ASSERT_OK_AND_ASSIGN(const Memory memory,
+                                driver_->Import(fd, where, size));
+    SLUICE_ASSERT_OK_AND_ASSIGN(const auto mapped,
+                                Mapped::Map(driver_.get(), memory, size));
+    SLUICE_ASSERT_OK_AND_ASSIGN(const Content read, mapped->Read());
+    EXPECT_TRUE(read == Pattern(size, 5));
+  }
+}
+
+TEST_P(ProcessConformance, WhatAKilledProcessHeldCanBeCreatedAnew) {
+  SLUICE_ASSERT_OK_AND_ASSIGN(const MemoryUse use, driver_->Usage(kOnGpu));
+  const Bytes granularity = *driver_->Granularity(kOnGpu);
+  // More than half of what is free: two do not fit.
+  const Bytes size =
+      (use.total - use.used) * 6 / 10 / granularity * granularity;
+  ASSERT_THAT(peer_->Create(kOnGpu, size), IsOk());
+  EXPECT_THAT(driver_->Create(kOnGpu, size),
+              StatusIs(absl::StatusCode::kResourceExhausted));
+  peer_->Kill();
+  SLUICE_ASSERT_OK_AND_ASSIGN(const Memory memory,
+                              driver_->Create(kOnGpu, size));
+  EXPECT_THAT(driver_->Release(memory), IsOk());
+}
+
+}  // namespace
+}  // namespace sluice::device

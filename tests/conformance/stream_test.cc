@@ -1,0 +1,175 @@
+#include "tests/conformance/fixture.h"
+
+namespace sluice::device {
+namespace {
+
+using ::sluice::testing::IsOk;
+using ::sluice::testing::StatusIs;
+
+class StreamConformance : public Conformance {
+ protected:
+  void SetUp() override {
+    Conformance::SetUp();
+    if (IsSkipped() || HasFatalFailure()) return;
+    auto memory = Mapped::Create(driver_.get(), kOnGpu, Size(kOnGpu));
+    ASSERT_THAT(memory, IsOk());
+    memory_ = *std::move(memory);
+    first_ = *driver_->CreateStream(kGpu);
+    second_ = *driver_->CreateStream(kGpu);
+    event_ = *driver_->CreateEvent();
+  }
+  void TearDown() override {
+    if (memory_ == nullptr) return;
+    EXPECT_THAT(driver_->SynchronizeStream(first_), IsOk());
+    EXPECT_THAT(driver_->SynchronizeStream(second_), IsOk());
+    memory_.reset();
+    EXPECT_THAT(driver_->DestroyEvent(event_), IsOk());
+    EXPECT_THAT(driver_->DestroyStream(first_), IsOk());
+    EXPECT_THAT(driver_->DestroyStream(second_), IsOk());
+  }
+
+  absl::Status CopyIn(const Content& from, Stream stream) {
+    return driver_->CopyAsync(memory_->address(), from.data(), memory_->size(),
+                              kH2D, stream);
+  }
+  absl::Status CopyOut(Content& to, Stream stream) {
+    return driver_->CopyAsync(to.data(), memory_->address(), memory_->size(),
+                              kD2H, stream);
+  }
+
+  std::unique_ptr<Mapped> memory_;
+  Stream first_, second_;
+  Event event_;
+};
+INSTANTIATE_TEST_SUITE_P(Drivers, StreamConformance,
+                         ::testing::Values("sim", "cuda"),
+                         [](const auto& info) { return info.param; });
+
+TEST_P(StreamConformance, CopiesOfAStreamRunInOrder) {
+  std::vector<Content> in;
+  for (int i = 0; i < 5; ++i) in.push_back(Pattern(memory_->size(), i));
+  std::vector<Content> out(in.size(), Content(memory_->size().size()));
+  for (size_t i = 0; i < in.size(); ++i) {
+    ASSERT_THAT(CopyIn(in[i], first_), IsOk());
+    ASSERT_THAT(CopyOut(out[i], first_), IsOk());
+  }
+  ASSERT_THAT(driver_->SynchronizeStream(first_), IsOk());
+  EXPECT_TRUE(in == out);
+}
+
+TEST_P(StreamConformance, AStreamWaitsForAnothersEvent) {
+  const Content in = Pattern(memory_->size(), 1);
+  Content out(in.size());
+  ASSERT_THAT(CopyIn(in, first_), IsOk());
+  ASSERT_THAT(driver_->RecordEvent(event_, first_), IsOk());
+  ASSERT_THAT(driver_->StreamWaitEvent(second_, event_), IsOk());
+  ASSERT_THAT(CopyOut(out, second_), IsOk());
+  ASSERT_THAT(driver_->SynchronizeStream(second_), IsOk());
+  EXPECT_TRUE(in == out);
+}
+
+TEST_P(StreamConformance, AnEventThatWasNeverRecordedIsComplete) {
+  SLUICE_ASSERT_OK_AND_ASSIGN(const bool complete, driver_->QueryEvent(event_));
+  EXPECT_TRUE(complete);
+  EXPECT_THAT(driver_->StreamWaitEvent(first_, event_), IsOk());
+  EXPECT_THAT(driver_->SynchronizeEvent(event_), IsOk());
+  EXPECT_THAT(driver_->SynchronizeStream(first_), IsOk());
+}
+
+TEST_P(StreamConformance, AnEventCompletesWithWhatWasBeforeIt) {
+  const Content in = Pattern(memory_->size(), 2);
+  Content out(in.size());
+  ASSERT_THAT(CopyIn(in, first_), IsOk());
+  ASSERT_THAT(CopyOut(out, first_), IsOk());
+  ASSERT_THAT(driver_->RecordEvent(event_, first_), IsOk());
+  ASSERT_THAT(driver_->SynchronizeEvent(event_), IsOk());
+  EXPECT_TRUE(in == out);
+  SLUICE_ASSERT_OK_AND_ASSIGN(const bool complete, driver_->QueryEvent(event_));
+  EXPECT_TRUE(complete);
+}
+
+// A wait means the recording that was there when it was enqueued; another one
+// later on a slow stream must not hold it up, nor let it pass early.
+TEST_P(StreamConformance, AWaitKeepsTheRecordingItSaw) {
+  const Content in = Pattern(memory_->size(), 3);
+  Content out(in.size());
+  ASSERT_THAT(CopyIn(in, first_), IsOk());
+  ASSERT_THAT(driver_->RecordEvent(event_, first_), IsOk());
+  ASSERT_THAT(driver_->StreamWaitEvent(second_, event_), IsOk());
+  SLUICE_ASSERT_OK_AND_ASSIGN(const Stream idle, driver_->CreateStream(kGpu));
+  ASSERT_THAT(driver_->RecordEvent(event_, idle), IsOk());
+  ASSERT_THAT(CopyOut(out, second_), IsOk());
+  ASSERT_THAT(driver_->SynchronizeStream(second_), IsOk());
+  EXPECT_TRUE(in == out);
+  EXPECT_THAT(driver_->DestroyStream(idle), IsOk());
+}
+
+TEST_P(StreamConformance, TheComputeStreamWaitsAndIsWaitedFor) {
+  const Stream compute = driver_->ComputeStream(kGpu);
+  const Content in = Pattern(memory_->size(), 4);
+  Content out(in.size());
+  ASSERT_THAT(CopyIn(in, first_), IsOk());
+  ASSERT_THAT(driver_->RecordEvent(event_, first_), IsOk());
+  ASSERT_THAT(driver_->StreamWaitEvent(compute, event_), IsOk());
+  SLUICE_ASSERT_OK_AND_ASSIGN(const Event computed, driver_->CreateEvent());
+  ASSERT_THAT(driver_->RecordEvent(computed, compute), IsOk());
+  ASSERT_THAT(driver_->StreamWaitEvent(second_, computed), IsOk());
+  ASSERT_THAT(CopyOut(out, second_), IsOk());
+  ASSERT_THAT(driver_->SynchronizeStream(second_), IsOk());
+  EXPECT_TRUE(in == out);
+  EXPECT_THAT(driver_->DestroyEvent(computed), IsOk());
+}
+
+TEST_P(StreamConformance, ADestroyedStreamFinishesItsWork) {
+  const Content in = Pattern(memory_->size(), 5);
+  Content out(in.size());
+  SLUICE_ASSERT_OK_AND_ASSIGN(const Stream stream, driver_->CreateStream(kGpu));
+  ASSERT_THAT(CopyIn(in, stream), IsOk());
+  ASSERT_THAT(CopyOut(out, stream), IsOk());
+  ASSERT_THAT(driver_->RecordEvent(event_, stream), IsOk());
+  ASSERT_THAT(driver_->DestroyStream(stream), IsOk());
+  ASSERT_THAT(driver_->SynchronizeEvent(event_), IsOk());
+  EXPECT_TRUE(in == out);
+}
+
+TEST_P(StreamConformance, ADestroyedEventStillHoldsItsWaiters) {
+  const Content in = Pattern(memory_->size(), 6);
+  Content out(in.size());
+  SLUICE_ASSERT_OK_AND_ASSIGN(const Event event, driver_->CreateEvent());
+  ASSERT_THAT(CopyIn(in, first_), IsOk());
+  ASSERT_THAT(driver_->RecordEvent(event, first_), IsOk());
+  ASSERT_THAT(driver_->StreamWaitEvent(second_, event), IsOk());
+  ASSERT_THAT(driver_->DestroyEvent(event), IsOk());
+  ASSERT_THAT(CopyOut(out, second_), IsOk());
+  ASSERT_THAT(driver_->SynchronizeStream(second_), IsOk());
+  EXPECT_TRUE(in == out);
+}
+
+TEST_P(StreamConformance, CopiesAndHostWaitsAreCounted) {
+  const CallCounters before = driver_->counters();
+  const Content in = Pattern(memory_->size(), 7);
+  Content out(in.size());
+  ASSERT_THAT(CopyIn(in, first_), IsOk());
+  ASSERT_THAT(CopyOut(out, first_), IsOk());
+  ASSERT_THAT(driver_->RecordEvent(event_, first_), IsOk());
+  ASSERT_THAT(driver_->SynchronizeEvent(event_), IsOk());
+  ASSERT_THAT(driver_->SynchronizeStream(first_), IsOk());
+  const CallCounters after = driver_->counters();
+  EXPECT_EQ(after.copies, before.copies + 2);
+  EXPECT_EQ(after.copied_h2d, before.copied_h2d + memory_->size());
+  EXPECT_EQ(after.copied_d2h, before.copied_d2h + memory_->size());
+  EXPECT_EQ(after.event_synchronize, before.event_synchronize + 1);
+  EXPECT_EQ(after.stream_synchronize, before.stream_synchronize + 1);
+}
+
+TEST_P(StreamConformance, ACopyOfNothingIsFineAndOfLessIsNot) {
+  EXPECT_THAT(driver_->CopyAsync(memory_->address(), memory_->address(),
+                                 Bytes(0), kH2D, first_),
+              IsOk());
+  EXPECT_THAT(driver_->CopyAsync(memory_->address(), memory_->address(),
+                                 Bytes(-1), kH2D, first_),
+              StatusIs(absl::StatusCode::kInvalidArgument));
+}
+
+}  // namespace
+}  // namespace sluice::device
