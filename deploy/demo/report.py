@@ -1,0 +1,115 @@
+"""report.json and the self-contained report.html."""
+
+import json
+import os
+import re
+
+HERE = os.path.dirname(os.path.abspath(__file__))
+MAX_BLOCKS = 150000  # what a browser draws at once without a pause
+
+
+def write(out, facts, parity, best, scraped):
+    """Writes both files into `out`; returns the page's path."""
+    with open(os.path.join(out, "report.json"), "w", encoding="utf-8") as file:
+        json.dump(facts, file, indent=2)
+        file.write("\n")
+    page = os.path.join(out, "report.html")
+    with open(page, "w", encoding="utf-8") as file:
+        file.write(render(page_data(facts, parity, best, scraped)))
+    return page
+
+
+def read(name):
+    with open(os.path.join(HERE, "page", name), encoding="utf-8") as file:
+        return file.read()
+
+
+def render(data):
+    """The page with its style, its scripts and its data inside."""
+    scripts = "\n".join(read(name) for name in
+                        ("charts.js", "step.js", "page.js"))
+    # "</" would end the script element that carries the data.
+    text = json.dumps(data, separators=(",", ":")).replace("</", "<\\/")
+    parts = {"STYLE": read("page.css"), "SCRIPT": scripts, "DATA": text}
+    return re.sub(r"\{\{(STYLE|SCRIPT|DATA)\}\}",
+                  lambda match: parts[match.group(1)], read("page.html"))
+
+
+def page_data(facts, parity, best, scraped):
+    trace = {}
+    path = best["sluice"]["trace"]
+    if path and os.path.exists(path):
+        with open(path, encoding="utf-8") as file:
+            trace = compact(json.load(file))
+    return {
+        "facts": facts,
+        "losses": {m: run["result"]["losses"]
+                   for m, run in parity["runs"].items()},
+        "steps": parity["runs"]["sluice"]["steps"],
+        "longest": best["sluice"]["steps"],
+        "plan": best["sluice"]["result"].get("plan", {}),
+        "alpha": best["sluice"]["result"].get("alpha"),
+        "trace": trace,
+        "metrics": scraped["metrics"],
+        "series": chosen_series(scraped["series"]),
+    }
+
+
+def compact(trace):
+    """Rows of numbers, in microseconds since the step's first event; the
+    largest blocks only where there are too many to draw."""
+    names = {}
+
+    def name_id(name):
+        return names.setdefault(name, len(names))
+
+    # Blocks may be older than the step (weights): the step begins where its
+    # compute or copies do.
+    begin = min((e["start_s"] for e in
+                 trace["compute"] + trace["h2d"] + trace["d2h"]), default=0)
+    end = max((e["end_s"] for e in
+               trace["compute"] + trace["h2d"] + trace["d2h"]), default=0)
+
+    def micros(second):
+        return round((min(max(second, begin), end) - begin) * 1e6)
+
+    blocks = trace["blocks"]
+    if len(blocks) > MAX_BLOCKS:
+        blocks = sorted(blocks, key=lambda b: -b["size"] * (
+            micros(b["died_s"]) - micros(b["born_s"]) + 1))[:MAX_BLOCKS]
+    return {
+        "compute": [[micros(e["start_s"]), micros(e["end_s"]),
+                     name_id(e["name"])] for e in trace["compute"]],
+        "h2d": [copy_row(e, micros, name_id) for e in trace["h2d"]],
+        "d2h": [copy_row(e, micros, name_id) for e in trace["d2h"]],
+        "blocks": [[b["offset"], b["size"], micros(b["born_s"]),
+                    micros(b["died_s"]), name_id(b["segment"])]
+                   for b in blocks],
+        "blocks_all": len(trace["blocks"]),
+        "hbm_bytes": trace["hbm_bytes"],
+        "planned_bytes": trace["planned_bytes"],
+        "micros": micros(end),
+        "names": list(names),
+    }
+
+
+def copy_row(event, micros, name_id):
+    return [micros(event["start_s"]), micros(event["end_s"]),
+            name_id(event["name"]), event["bytes"],
+            micros(event["issued_s"])]
+
+
+def chosen_series(series):
+    """Prometheus' series of bytes held and bytes moved, thinned to what a
+    chart shows; every other one stays with Prometheus."""
+    chosen = []
+    for one in series:
+        name = one["metric"]["__name__"]
+        if not re.search(r"bytes(_total)?$", name):
+            continue
+        labels = {k: v for k, v in one["metric"].items()
+                  if k not in ("__name__", "instance")}
+        values = [[round(t, 1), float(v)] for t, v in one["values"]]
+        chosen.append({"name": name, "labels": labels,
+                       "values": values[::max(1, len(values) // 300)]})
+    return chosen

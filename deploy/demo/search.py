@@ -1,0 +1,38 @@
+"""The longest length that fits: doubling, then bisecting to a sixteenth."""
+
+STEPS = 16  # bisect to 1/16 of the last length that doubling reached
+
+
+def longest(fits, start, limit=1 << 22):
+    """The longest length for which fits(length) holds.
+
+    Doubles from `start` (halves, when even that does not fit) until a length
+    fits and its double does not; then bisects between them in sixteenths.
+    Returns (longest, shortest that was refused), with 0 and None where there
+    is no such. `fits` is asked about each length at most once.
+    """
+    known = {}
+
+    def ask(length):
+        if length not in known:
+            known[length] = fits(length)
+        return known[length]
+
+    low = start
+    while low >= 2 and not ask(low):
+        low //= 2
+    if low < 2:
+        return 0, min(known)
+    while low * 2 <= limit and ask(low * 2):
+        low *= 2
+    if low * 2 > limit:
+        return low, None
+    step = max(1, low // STEPS)
+    good, bad = 0, -(-low // step)  # low + bad * step is refused
+    while bad - good > 1:
+        middle = (good + bad) // 2
+        if ask(low + middle * step):
+            good = middle
+        else:
+            bad = middle
+    return low + good * step, low + bad * step

@@ -1,0 +1,138 @@
+#!/usr/bin/env python3
+"""The demo's search, processes and page."""
+
+import json
+import os
+import re
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+import unittest
+
+DEMO = os.path.join(os.path.dirname(os.path.abspath(__file__)),
+                    "../../deploy/demo")
+sys.path.insert(0, DEMO)
+
+# pylint: disable=wrong-import-position
+import report
+from processes import Processes
+from search import longest
+from trainer import RunFailed, follow_lines, read_object
+
+
+class Search(unittest.TestCase):
+
+    def test_finds_the_longest_within_a_sixteenth(self):
+        for limit in (3, 100, 511, 512, 1000, 2047, 2048, 43000):
+            for start in (64, 512, 16384):
+                found, refused = longest(lambda n: n <= limit, start)
+                self.assertLessEqual(found, limit)
+                self.assertGreater(refused, limit)
+                self.assertLessEqual(refused - found, max(1, found / 15))
+
+    def test_asks_about_no_length_twice(self):
+        asked = []
+        longest(lambda n: asked.append(n) or n <= 5000, 512)
+        self.assertEqual(len(asked), len(set(asked)))
+        self.assertLessEqual(len(asked), 9)
+
+    def test_nothing_fits(self):
+        self.assertEqual(longest(lambda n: False, 512)[0], 0)
+
+    def test_everything_fits_up_to_the_limit(self):
+        self.assertEqual(longest(lambda n: True, 512, limit=4096),
+                         (4096, None))
+
+
+class Children(unittest.TestCase):
+
+    def test_stop_ends_the_whole_group(self):
+        processes = Processes()
+        shell = processes.start(
+            ["sh", "-c", "sleep 60 & echo $!; wait"], stdout=subprocess.PIPE,
+            text=True)
+        grandchild = int(shell.stdout.readline())
+        processes.stop_all()
+        shell.stdout.close()
+        self.assertIsNotNone(shell.returncode)
+        self.assertFalse(is_running(grandchild))
+
+    def test_a_child_that_ignores_terminate_is_killed(self):
+        processes = Processes()
+        processes.GRACE_S = 0.2
+        child = processes.start(
+            ["sh", "-c", "trap '' TERM; echo up; sleep 60; sleep 60"],
+            stdout=subprocess.PIPE, text=True)
+        child.stdout.readline()
+        processes.stop(child)
+        child.stdout.close()
+        self.assertEqual(child.returncode, -9)
+
+
+def is_running(pid):
+    for _ in range(50):
+        try:
+            with open(f"/proc/{pid}/stat", encoding="utf-8") as file:
+                if file.read().rsplit(")", 1)[1].split()[0] == "Z":
+                    return False
+        except FileNotFoundError:
+            return False
+        time.sleep(0.02)
+    return True
+
+
+class Trainer(unittest.TestCase):
+
+    def test_status_and_object_must_agree(self):
+        self.assertTrue(read_object('noise\n{"fits": true}\n', True)["fits"])
+        with self.assertRaises(RunFailed):
+            read_object('{"fits": true}', False)
+        with self.assertRaises(RunFailed):
+            read_object("no object", True)
+
+    def test_follows_a_log_and_misses_no_line(self):
+        with tempfile.TemporaryDirectory() as folder:
+            path, seen, done = os.path.join(folder, "log"), [], \
+                threading.Event()
+            follower = threading.Thread(
+                target=follow_lines, args=(path, seen.append, done))
+            follower.start()
+            with open(path, "w", encoding="utf-8") as file:
+                for step in range(100):
+                    text = json.dumps({"step": step})
+                    file.write(text[:5])
+                    file.flush()
+                    file.write(text[5:] + "\n")
+            done.set()
+            follower.join()
+        self.assertEqual([s["step"] for s in seen], list(range(100)))
+
+
+class Page(unittest.TestCase):
+
+    def test_is_one_file_without_network(self):
+        page = report.render({"a": "</script>"})
+        self.assertNotIn("{{", page)
+        self.assertIsNone(re.search(r"(src|href)\s*=|@import|url\(", page))
+        self.assertNotIn("http://", page)
+        self.assertNotIn("https://", page)
+        self.assertEqual(page.count("</script>"), 2)
+
+    def test_trace_times_start_at_the_first_event(self):
+        event = {"name": "a.full", "start_s": 10.0, "end_s": 10.5}
+        copy = dict(event, bytes=7, issued_s=9.0, start_s=10.25)
+        block = {"offset": 64, "size": 128, "born_s": 1.0, "died_s": 10.25,
+                 "segment": "b"}
+        small = report.compact({
+            "compute": [event], "h2d": [copy], "d2h": [], "blocks": [block],
+            "hbm_bytes": 1000, "planned_bytes": 900})
+        self.assertEqual(small["compute"], [[0, 500000, 0]])
+        self.assertEqual(small["h2d"], [[250000, 500000, 0, 7, 0]])
+        self.assertEqual(small["blocks"], [[64, 128, 0, 250000, 1]])
+        self.assertEqual(small["micros"], 500000)
+
+
+if __name__ == "__main__":
+    unittest.main()
