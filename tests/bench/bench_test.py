@@ -1,0 +1,69 @@
+#!/usr/bin/env python3
+"""The benchmark driver judges and refuses as it says."""
+
+import os
+import stat
+import subprocess
+import sys
+import tempfile
+import unittest
+
+import bench
+
+HERE = os.path.dirname(os.path.abspath(__file__))
+
+
+def entry(value, target, better="lower"):
+    return {"name": "x", "value": value, "unit": "s", "target": target,
+            "better": better, "detail": {}}
+
+
+class Verdict(unittest.TestCase):
+
+    def test_follows_the_direction(self):
+        self.assertEqual(bench.verdict(entry(1.0, 1.1)), "met")
+        self.assertEqual(bench.verdict(entry(1.2, 1.1)), "MISSED")
+        self.assertEqual(bench.verdict(entry(1.2, 1.1, "higher")), "met")
+        self.assertEqual(bench.verdict(entry(1.0, 1.1, "higher")), "MISSED")
+        self.assertEqual(bench.verdict(entry(1.0, None)), "")
+
+    def test_an_incomplete_entry_is_refused(self):
+        broken = entry(1, 2)
+        del broken["unit"]
+        with self.assertRaises(ValueError):
+            bench.checked(broken, "bench-x")
+
+
+class Driver(unittest.TestCase):
+
+    def drive(self, script, *arguments):
+        with tempfile.TemporaryDirectory() as folder:
+            program = os.path.join(folder, "bench-ipc")
+            with open(program, "w", encoding="utf-8") as file:
+                file.write("#!/bin/sh\n" + script)
+            os.chmod(program, stat.S_IRWXU)
+            return subprocess.run(
+                [sys.executable, os.path.join(HERE, "bench.py"), "--bin",
+                 folder, *arguments], capture_output=True, text=True)
+
+    def test_prints_the_table(self):
+        run = self.drive('echo \'[{"name": "ipc.touched", "value": 1.05, '
+                         '"unit": "x", "target": 1.1, "better": "lower", '
+                         '"detail": {}}]\' >"$2"\n', "ipc")
+        self.assertEqual(run.returncode, 0, run.stderr)
+        self.assertRegex(run.stdout, r"ipc\.touched\s+1\.05\s+x\s+<= 1\.1\s+met")
+
+    def test_a_failing_benchmark_is_an_error(self):
+        self.assertEqual(self.drive("exit 3\n", "ipc").returncode, 1)
+
+    def test_a_silent_benchmark_is_an_error(self):
+        self.assertEqual(self.drive("echo '[]' >\"$2\"\n").returncode, 1)
+
+    def test_an_unknown_name_is_refused(self):
+        run = self.drive("exit 0\n", "nonsense")
+        self.assertEqual(run.returncode, 2)
+        self.assertIn("no benchmark 'nonsense'", run.stderr)
+
+
+if __name__ == "__main__":
+    unittest.main()
