@@ -1,0 +1,59 @@
+// The merge of merge.h on the GPU: a warp a row and head, its lanes along the
+// dimension, so loads of o are contiguous. Memory-bound: each element of o is
+// read and written once, each of the block read once.
+#include "kernels/ops/merge.h"
+
+namespace {
+
+using sluice::ops::BFloat16;
+using sluice::ops::MergeShape;
+
+__device__ float ToFloat(float value) { return value; }
+__device__ float ToFloat(BFloat16 value) {
+  return __uint_as_float(static_cast<unsigned>(value.bits) << 16);
+}
+
+template <typename T>
+__device__ void Merge(const MergeShape& shape, float* o, float* lse,
+                      const T* block_o, const float* block_lse) {
+  const int64_t warps_in_block = blockDim.x / warpSize;
+  const int64_t pair = blockIdx.x * warps_in_block + threadIdx.x / warpSize;
+  if (pair >= shape.rows * shape.heads) return;
+  const int lane = threadIdx.x % warpSize;
+  const int64_t row = pair / shape.heads, head = pair % shape.heads;
+  o += row * shape.o.row + head * shape.o.head;
+  lse += row * shape.lse.row + head * shape.lse.head;
+  block_o += row * shape.block_o.row + head * shape.block_o.head;
+  block_lse += row * shape.block_lse.row + head * shape.block_lse.head;
+
+  const float a = *lse, b = *block_lse;
+  const float low = a < b ? a : b, high = a < b ? b : a;
+  // The smaller side relative to the larger; 0 and not NaN for -inf.
+  const float ratio = low == -INFINITY ? 0.0f : expf(low - high);
+  const float larger = 1.0f / (1.0f + ratio), smaller = ratio * larger;
+  const float running = a == -INFINITY ? 0.0f : (a < b ? smaller : larger);
+  const float weight = b == -INFINITY ? 0.0f : (a < b ? larger : smaller);
+  for (int64_t i = lane; i < shape.dim; i += warpSize) {
+    // A side of weight 0 is not read: it may be uninitialised or NaN.
+    const float kept = running == 0.0f ? 0.0f : running * o[i];
+    const float added = weight == 0.0f ? 0.0f : weight * ToFloat(block_o[i]);
+    o[i] = kept + added;
+  }
+  __syncwarp();  // every lane has read lse
+  if (lane == 0) *lse = high + log1pf(ratio);
+}
+
+}  // namespace
+
+extern "C" __global__ void sluice_merge_fp32(MergeShape shape, float* o,
+                                             float* lse, const float* block_o,
+                                             const float* block_lse) {
+  Merge(shape, o, lse, block_o, block_lse);
+}
+
+extern "C" __global__ void sluice_merge_bf16(MergeShape shape, float* o,
+                                             float* lse,
+                                             const BFloat16* block_o,
+                                             const float* block_lse) {
+  Merge(shape, o, lse, block_o, block_lse);
+}
