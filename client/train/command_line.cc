@@ -1,0 +1,240 @@
+// The flags, through CLI11: the only file that includes it.
+#include <fmt/format.h>
+
+#include <CLI/CLI.hpp>
+#include <cstdio>
+#include <map>
+#include <memory>
+
+#include "client/train/options.h"
+#include "client/train/outcome.h"
+#include "proto/base/status.h"
+
+namespace sluice::train {
+namespace {
+
+// Flags whose text is not the option's type.
+struct RawFlags {
+  std::string alpha = "auto";
+  std::string hbm = "0";
+  std::string host = "0";
+  std::string method = "sluice";
+  std::string arch = "llama";
+  std::string dtype = "fp32";
+  int64_t kv_heads = 0;
+  double dropout = 0;
+};
+
+constexpr char kTrainExamples[] = R"(Examples:
+  # A tiny Llama on torch's own Python sources, with a daemon of its own:
+  sluice-train train --private --seq-len 4096 --steps 20
+
+  # Two ranks on the node's daemon, resumable:
+  sluice-train train --ranks 2 --seq-len 32768 --chunk 512 \
+      --data corpus.txt --steps 1000 --save out/run --save-every 100
+  sluice-train train --ranks 2 --seq-len 32768 --chunk 512 \
+      --data corpus.txt --steps 2000 --save out/run --resume out/run
+
+  # Does this length fit, without training?
+  sluice-train train --method recompute --seq-len 8192 --probe --json
+)";
+
+constexpr char kCheckExamples[] = R"(Example:
+  sluice-train check --layers 2 --hidden 64 --heads 4 --kv-heads 2 --ffn 96 \
+      --arch llama --seq-len 333 --chunk 64 --ranks 2 --alpha 0.5 \
+      --dtype fp32 --json
+)";
+
+void AddShared(CLI::App& app, RunOptions& o, RawFlags& raw) {
+  app.add_option("--socket", o.socket,
+                 "the daemon's session socket (default: $SLUICE_SOCKET, then "
+                 "/run/sluice/session.sock)");
+  app.add_option("--job", o.job, "label of the job; budgets bind it");
+  app.add_option("--arch", raw.arch, "gpt or llama")->capture_default_str();
+  app.add_option("--layers", o.model.layers)->capture_default_str();
+  app.add_option("--hidden", o.model.hidden)->capture_default_str();
+  app.add_option("--heads", o.model.heads)->capture_default_str();
+  app.add_option("--kv-heads", raw.kv_heads, "default: as many as --heads");
+  app.add_option("--ffn", o.model.ffn)->capture_default_str();
+  app.add_option("--vocab", o.model.vocab, "256 for bytes")
+      ->capture_default_str();
+  app.add_option("--seq-len", o.seq_len, "global tokens of a sequence")
+      ->capture_default_str();
+  app.add_option("--chunk", o.chunk, "global tokens of a chunk")
+      ->capture_default_str();
+  app.add_option("--alpha", raw.alpha,
+                 "token fraction swapped to the host, 0 to 1, or 'auto'")
+      ->capture_default_str();
+  app.add_option("--prefetch", o.prefetch, "chunks in flight")
+      ->capture_default_str();
+  app.add_option("--dtype", raw.dtype, "fp32 or bf16")->capture_default_str();
+  app.add_option("--ranks", o.ranks,
+                 "ranks to start (ignored where RANK is set already)")
+      ->capture_default_str();
+  app.add_option("--threads", o.threads, "compute threads a rank")
+      ->capture_default_str();
+  app.add_option("--seed", o.seed)->capture_default_str();
+  app.add_option("--hbm", raw.hbm,
+                 "GPU memory of a rank, e.g. 36MiB (0: its share of the pool)")
+      ->capture_default_str();
+  app.add_option("--host", raw.host,
+                 "host memory of all local ranks together (0: what the "
+                 "daemon's budgets allow)")
+      ->capture_default_str();
+  app.add_flag("--json", o.json, "one JSON object on stdout at the end");
+  app.add_option("--dropout", raw.dropout, "only 0 is there yet");
+}
+
+void AddTraining(CLI::App& app, RunOptions& o, RawFlags& raw) {
+  app.add_flag("--private", o.private_daemon,
+               "start a sluiced with simulated GPUs for this run only");
+  app.add_option("--method", raw.method, "keep-all, recompute or sluice")
+      ->capture_default_str();
+  app.add_option("--steps", o.steps, "steps in all, those resumed included")
+      ->capture_default_str();
+  app.add_option("--lr", o.lr)->capture_default_str();
+  app.add_option("--warmup", o.warmup, "steps of linear warm-up")
+      ->capture_default_str();
+  app.add_option("--clip", o.clip, "global gradient norm; 0: no clipping")
+      ->capture_default_str();
+  app.add_option("--weight-decay", o.weight_decay,
+                 "not on norms, biases")->capture_default_str();
+  app.add_option("--beta1", o.beta1)->capture_default_str();
+  app.add_option("--beta2", o.beta2)->capture_default_str();
+  app.add_option("--batch", o.batch, "sequences of a micro-batch")
+      ->capture_default_str();
+  app.add_option("--accumulate", o.accumulate, "micro-batches of a step")
+      ->capture_default_str();
+  app.add_option("--data", o.data,
+                 "text file or folder (bytes as tokens), or a .bin of token "
+                 "ids (default: torch's Python sources)");
+  app.add_option("--data-suffix", o.data_suffix,
+                 "only a folder's files that end so, e.g. .py");
+  app.add_option("--token-bytes", o.token_bytes,
+                 "2 or 4: ids of a .bin without a header");
+  app.add_option("--save", o.save, "checkpoint folder");
+  app.add_option("--save-every", o.save_every, "steps; 0: at the end only")
+      ->capture_default_str();
+  app.add_option("--resume", o.resume, "checkpoint folder to go on from");
+  app.add_option("--log-jsonl", o.log_jsonl, "one line a step");
+  app.add_option("--trace", o.trace, "timeline of rank 0's last step, JSON");
+  app.add_flag("--probe", o.probe, "only find out whether it fits");
+}
+
+// Keyed by text; the message lists what there is.
+template <typename T>
+absl::Status Choose(const char* flag, const std::string& text,
+                    const std::map<std::string, T>& choices, T& out) {
+  const auto found = choices.find(text);
+  if (found != choices.end()) {
+    out = found->second;
+    return absl::OkStatus();
+  }
+  std::string list;
+  for (const auto& [name, value] : choices) {
+    list += (list.empty() ? "" : ", ") + name;
+  }
+  return BadInput(fmt::format("{} '{}': must be one of {}", flag, text, list));
+}
+
+absl::Status ReadBytes(const char* flag, const std::string& text, Bytes& out) {
+  auto bytes = ParseBytes(text);
+  if (!bytes.ok() || bytes->count() < 0) {
+    return BadInput(fmt::format(
+        "{} '{}': not an amount of memory, write 36MiB or 4096", flag, text));
+  }
+  out = *bytes;
+  return absl::OkStatus();
+}
+
+absl::Status ReadAlpha(const std::string& text, double& out) {
+  if (text == "auto") {
+    out = -1;
+    return absl::OkStatus();
+  }
+  char* end = nullptr;
+  out = std::strtod(text.c_str(), &end);
+  if (text.empty() || *end != '\0' || !(out >= 0 && out <= 1)) {
+    return BadInput(fmt::format(
+        "--alpha '{}': must be between 0 and 1, or 'auto'", text));
+  }
+  return absl::OkStatus();
+}
+
+absl::Status Convert(const RawFlags& raw, RunOptions& o) {
+  using runtime::Arch;
+  SLUICE_RETURN_IF_ERROR(ReadAlpha(raw.alpha, o.alpha));
+  SLUICE_RETURN_IF_ERROR(ReadBytes("--hbm", raw.hbm, o.hbm));
+  SLUICE_RETURN_IF_ERROR(ReadBytes("--host", raw.host, o.host));
+  SLUICE_RETURN_IF_ERROR(Choose<Method>("--method", raw.method,
+                                        {{"keep-all", Method::kKeepAll},
+                                         {"recompute", Method::kRecompute},
+                                         {"sluice", Method::kSluice}},
+                                        o.method));
+  SLUICE_RETURN_IF_ERROR(Choose<Arch>(
+      "--arch", raw.arch, {{"gpt", Arch::kGpt}, {"llama", Arch::kLlama}},
+      o.model.arch));
+  SLUICE_RETURN_IF_ERROR(Choose<Dtype>(
+      "--dtype", raw.dtype, {{"fp32", Dtype::kFp32}, {"bf16", Dtype::kBf16}},
+      o.dtype));
+  if (raw.dropout != 0) {
+    return BadInput(fmt::format(
+        "--dropout {}: only 0 is there yet", raw.dropout));
+  }
+  o.model.kv_heads = raw.kv_heads != 0 ? raw.kv_heads : o.model.heads;
+  o.model.max_positions =
+      o.model.arch == runtime::Arch::kGpt ? o.seq_len : 0;
+  return absl::OkStatus();
+}
+
+// CLI11's message, without its second line of advice.
+std::string FirstLine(const std::string& text) {
+  return text.substr(0, text.find('\n'));
+}
+
+}  // namespace
+
+absl::StatusOr<ParsedCommand> ParseCommandLine(
+    const std::vector<std::string>& arguments) {
+  ParsedCommand parsed;
+  if (!arguments.empty() && !arguments[0].starts_with('-') &&
+      arguments[0] != "train" && arguments[0] != "check") {
+    return BadInput(fmt::format(
+        "'{}': not a command; there are train and check", arguments[0]));
+  }
+  RunOptions train, check;
+  RawFlags train_raw, check_raw;
+  check.command = Command::kCheck;
+  check.private_daemon = true;
+  CLI::App app("Trains language models on sequences longer than GPU memory");
+  app.name("sluice-train");
+  app.footer(kTrainExamples);
+  app.require_subcommand(1);
+  CLI::App* const train_app = app.add_subcommand("train", "train a model");
+  AddShared(*train_app, train, train_raw);
+  AddTraining(*train_app, train, train_raw);
+  train_app->footer(kTrainExamples);
+  CLI::App* const check_app = app.add_subcommand(
+      "check", "compare one step with plain torch in fp64");
+  AddShared(*check_app, check, check_raw);
+  check_app->footer(kCheckExamples);
+  std::vector<std::string> reversed(arguments.rbegin(), arguments.rend());
+  try {
+    app.parse(reversed);
+  } catch (const CLI::CallForHelp& e) {
+    parsed.exit = app.exit(e);
+    return parsed;
+  } catch (const CLI::ParseError& e) {
+    return BadInput(fmt::format("{} (sluice-train --help lists the flags)",
+                                FirstLine(e.what())));
+  }
+  const bool is_train = train_app->parsed();
+  parsed.options = is_train ? train : check;
+  SLUICE_RETURN_IF_ERROR(
+      Convert(is_train ? train_raw : check_raw, parsed.options));
+  if (!is_train && !check.socket.empty()) parsed.options.private_daemon = false;
+  SLUICE_RETURN_IF_ERROR(Validate(parsed.options));
+  return parsed;
+}
+
+}  // namespace sluice::train

@@ -1,0 +1,52 @@
+// A model's tensors as views into one flat buffer.
+//
+// ZeRO-1 cuts the buffer into buckets without looking at tensors, and one
+// buffer is one allocation: nothing of the HBM is lost between tensors.
+// Weights are in the model's dtype, gradients fp32, both in the same order
+// (runtime::NamedTensors), so a position means the same in both.
+//
+// Thread safety: one thread.
+#pragma once
+
+#include <ATen/core/Tensor.h>
+
+#include <cstdint>
+#include <string>
+#include <vector>
+
+#include "client/torch/model_tensors.h"
+#include "client/torch/shapes.h"
+
+namespace sluice::train {
+
+// One tensor's place in the flat buffer, in elements.
+struct FlatEntry {
+  std::string name;  // ours: "layers.2.q_weight"
+  std::vector<int64_t> shape;
+  int64_t offset = 0;
+  int64_t size = 0;
+  bool decays = false;  // weight decay: matrices yes, norms and biases no
+};
+
+std::vector<FlatEntry> FlatEntries(const runtime::ModelConfig& config);
+
+class FlatModel {
+ public:
+  // Zeros. Allocates one tensor from c10's current CPU allocator.
+  FlatModel(const runtime::ModelConfig& config, at::ScalarType dtype);
+
+  const std::vector<FlatEntry>& entries() const { return entries_; }
+  const at::Tensor& flat() const { return flat_; }
+  runtime::ModelTensors& tensors() { return tensors_; }
+  int64_t size() const { return flat_.numel(); }
+
+  // The initial weights of `seed`: the same for every number of ranks.
+  void Initialize(const runtime::ModelConfig& config, uint64_t seed);
+
+ private:
+  std::vector<FlatEntry> entries_;
+  at::Tensor flat_;
+  runtime::ModelTensors tensors_;
+};
+
+}  // namespace sluice::train

@@ -1,0 +1,52 @@
+// Starts the ranks of a run on this node and sees them all end.
+//
+// Each rank is this binary again, with RANK, WORLD_SIZE, LOCAL_RANK,
+// LOCAL_WORLD_SIZE, MASTER_ADDR and MASTER_PORT set, as torchrun would. When
+// one ends badly the others get kGrace to notice by themselves, then SIGTERM,
+// then SIGKILL: all are gone kLimit after the first. SIGINT and SIGTERM are
+// forwarded once, so that the ranks save and end; a second one kills them.
+//
+// Thread safety: one thread, which must be the process's first.
+#pragma once
+
+#include <string>
+#include <vector>
+
+#include "absl/status/statusor.h"
+#include "absl/time/time.h"
+#include "client/train/options.h"
+
+namespace sluice::train {
+
+inline constexpr absl::Duration kGrace = absl::Seconds(2);
+inline constexpr absl::Duration kLimit = absl::Seconds(4);
+
+// A rank's place in the run, from the environment.
+struct RankEnvironment {
+  int rank = 0;
+  int world_size = 1;
+  int local_rank = 0;
+  int local_world_size = 1;
+  std::string master_addr = "127.0.0.1";
+  int master_port = 0;
+  int master_listen_fd = -1;  // rank 0 of our launcher: already listening
+  std::string result_file;  // empty: no launcher of ours
+  int launcher_pid = 0;
+};
+
+// True where RANK is set: this process is a rank, not a launcher.
+bool IsRank();
+// InvalidArgument: which variable is missing or not a number.
+absl::StatusOr<RankEnvironment> ReadRankEnvironment();
+
+// SIGINT, SIGTERM and SIGCHLD wait until Launch looks at them: call before
+// anything that must be undone on Ctrl-C.
+void HoldSignals();
+
+// Runs `binary arguments` as options.ranks ranks, prints the one line or
+// object the user sees, and returns the exit status.
+int Launch(const RunOptions& options, const std::string& binary,
+           const std::vector<std::string>& arguments,
+           const std::string& socket);
+
+}  // namespace sluice::train

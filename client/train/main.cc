@@ -1,0 +1,57 @@
+// sluice-train: launcher and rank in one binary.
+#include <fmt/format.h>
+
+#include <cstdio>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "client/train/launcher.h"
+#include "client/train/options.h"
+#include "client/train/outcome.h"
+#include "client/train/private_daemon.h"
+#include "client/train/private_sizes.h"
+#include "client/train/process.h"
+#include "client/train/rank.h"
+
+namespace sluice::train {
+namespace {
+
+int Fail(const absl::Status& status) {
+  std::fprintf(stderr, "error: %s\n", std::string(status.message()).c_str());
+  return ExitCode(status);
+}
+
+int LaunchHere(const RunOptions& options,
+               const std::vector<std::string>& arguments) {
+  HoldSignals();
+  std::unique_ptr<PrivateDaemon> daemon;
+  if (options.private_daemon) {
+    auto started = PrivateDaemon::Start(PrivateSizes(options));
+    if (!started.ok()) return Fail(started.status());
+    daemon = *std::move(started);
+  }
+  return Launch(options, BinaryFolder() + "/sluice-train", arguments,
+                daemon != nullptr ? daemon->socket() : options.socket);
+}
+
+int Main(const std::vector<std::string>& arguments) {
+  if (!arguments.empty() && arguments[0] == "guard") {
+    RunGuard({arguments.begin() + 1, arguments.end()});
+  }
+  const auto parsed = ParseCommandLine(arguments);
+  if (!parsed.ok()) return Fail(parsed.status());
+  if (parsed->exit >= 0) return parsed->exit;
+  if (!IsRank()) return LaunchHere(parsed->options, arguments);
+  const auto environment = ReadRankEnvironment();
+  if (!environment.ok()) return Fail(environment.status());
+  if (environment->launcher_pid > 0) DieWithParent(environment->launcher_pid);
+  return RunRank(parsed->options, *environment);
+}
+
+}  // namespace
+}  // namespace sluice::train
+
+int main(int argc, char** argv) {
+  return sluice::train::Main({argv + 1, argv + argc});
+}

@@ -1,0 +1,111 @@
+#include "client/train/metrics.h"
+
+#include <fmt/format.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <cerrno>
+#include <cstring>
+#include <nlohmann/json.hpp>
+
+#include "absl/time/clock.h"
+#include "proto/base/status.h"
+
+namespace sluice::train {
+namespace {
+
+constexpr int kBarWidth = 20;
+
+std::string Bar(int64_t step, int64_t steps) {
+  const int done = steps > 0 ? static_cast<int>(kBarWidth * step / steps) : 0;
+  std::string bar(static_cast<size_t>(std::clamp(done, 0, kBarWidth)), '=');
+  bar.resize(kBarWidth, ' ');
+  return "[" + bar + "] ";
+}
+
+std::string Rate(double per_second) {
+  return per_second >= 10000 ? fmt::format("{:.1f}k", per_second / 1000)
+                             : fmt::format("{:.0f}", per_second);
+}
+
+}  // namespace
+
+std::string ToJsonLine(const StepMetrics& m) {
+  const nlohmann::ordered_json json = {
+      {"step", m.step},
+      {"loss", m.loss},
+      {"grad_norm", m.grad_norm},
+      {"lr", m.lr},
+      {"tokens", m.tokens},
+      {"seconds", m.seconds},
+      {"tokens_per_second", m.tokens_per_second()},
+      {"hbm_peak_bytes", m.hbm_peak.count()},
+      {"hbm_total_bytes", m.hbm_total.count()},
+      {"host_bytes", m.host.count()},
+      {"grant_wait_seconds", m.grant_wait_seconds},
+      {"stall_seconds", m.stall_seconds},
+      {"h2d_bytes", m.h2d.count()},
+      {"d2h_bytes", m.d2h.count()},
+      {"plan_mismatches", m.plan_mismatches}};
+  return json.dump();
+}
+
+std::string ProgressLine(const StepMetrics& m, int64_t steps, bool bar) {
+  return fmt::format(
+      "step {}/{} {}loss {:.4f}  {} tokens/s  HBM {} of {}  host {}  grant "
+      "wait {:.2f} s",
+      m.step, steps, bar ? Bar(m.step, steps) : "", m.loss,
+      Rate(m.tokens_per_second()), FormatBytes(m.hbm_peak),
+      FormatBytes(m.hbm_total), FormatBytes(m.host), m.grant_wait_seconds);
+}
+
+absl::StatusOr<std::unique_ptr<StepLog>> StepLog::Open(
+    const std::string& jsonl, int64_t steps) {
+  std::unique_ptr<StepLog> log(new StepLog());
+  log->steps_ = steps;
+  log->path_ = jsonl;
+  log->terminal_ = isatty(STDERR_FILENO) == 1;
+  if (!jsonl.empty()) {
+    log->file_ = std::fopen(jsonl.c_str(), "ae");
+    if (log->file_ == nullptr) {
+      return absl::InvalidArgumentError(fmt::format(
+          "--log-jsonl {}: {}", jsonl, std::strerror(errno)));
+    }
+  }
+  return log;
+}
+
+StepLog::~StepLog() {
+  if (line_open_) std::fputc('\n', stderr);
+  if (file_ != nullptr) std::fclose(file_);
+}
+
+void StepLog::Show(const StepMetrics& metrics) {
+  const absl::Time now = absl::Now();
+  const bool due = terminal_ || metrics.step == steps_ ||
+                   now - shown_ > absl::Seconds(2);
+  if (!due) return;
+  shown_ = now;
+  const std::string line = ProgressLine(metrics, steps_, terminal_);
+  std::fprintf(stderr, terminal_ ? "\r\033[K%s" : "%s\n", line.c_str());
+  std::fflush(stderr);
+  line_open_ = terminal_;
+}
+
+absl::Status StepLog::Step(const StepMetrics& metrics) {
+  Show(metrics);
+  if (file_ == nullptr) return absl::OkStatus();
+  const std::string line = ToJsonLine(metrics) + "\n";
+  if (std::fwrite(line.data(), 1, line.size(), file_) != line.size() ||
+      std::fflush(file_) != 0) {
+    return ErrnoStatus(errno, "write " + path_);
+  }
+  return absl::OkStatus();
+}
+
+void StepLog::Note(const std::string& text) {
+  std::fprintf(stderr, "%s%s\n", line_open_ ? "\r\033[K" : "", text.c_str());
+  line_open_ = false;
+}
+
+}  // namespace sluice::train

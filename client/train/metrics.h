@@ -1,0 +1,68 @@
+// What a person and a program see of each step: the progress line and the
+// JSONL file.
+//
+// Rank 0 only. On a terminal one line is rewritten; elsewhere (a log file, a
+// pipe) a line is printed at most every two seconds, and the last.
+// Thread safety: one thread.
+#pragma once
+
+#include <cstdint>
+#include <cstdio>
+#include <memory>
+#include <string>
+
+#include "absl/status/status.h"
+#include "absl/status/statusor.h"
+#include "absl/time/time.h"
+#include "proto/base/units.h"
+
+namespace sluice::train {
+
+// One step, over all ranks unless said otherwise.
+struct StepMetrics {
+  int64_t step = 0;  // counts from 1
+  double loss = 0;
+  double grad_norm = 0;
+  double lr = 0;
+  int64_t tokens = 0;
+  double seconds = 0;
+  Bytes hbm_peak;   // most of any rank
+  Bytes hbm_total;  // a rank's region
+  Bytes host;       // sum over ranks
+  double grant_wait_seconds = 0;  // rank 0
+  double stall_seconds = 0;       // rank 0
+  Bytes h2d, d2h;                 // rank 0
+  int64_t plan_mismatches = 0;    // rank 0, since the start
+  double tokens_per_second() const {
+    return seconds > 0 ? static_cast<double>(tokens) / seconds : 0;
+  }
+};
+
+std::string ToJsonLine(const StepMetrics& metrics);
+// "step 12/50 [====>     ] loss 3.21  12.3k tokens/s  HBM 30.1 MiB of 36 …"
+std::string ProgressLine(const StepMetrics& metrics, int64_t steps, bool bar);
+
+class StepLog {
+ public:
+  // `jsonl` empty: no file. A file that exists is appended to: a resumed run
+  // goes on in the same log.
+  static absl::StatusOr<std::unique_ptr<StepLog>> Open(
+      const std::string& jsonl, int64_t steps);
+  ~StepLog();
+  absl::Status Step(const StepMetrics& metrics);
+  // A line of its own, above the progress line.
+  void Note(const std::string& text);
+
+ private:
+  StepLog() = default;
+  void Show(const StepMetrics& metrics);
+
+  std::FILE* file_ = nullptr;
+  std::string path_;
+  int64_t steps_ = 0;
+  bool terminal_ = false;
+  bool line_open_ = false;
+  absl::Time shown_ = absl::InfinitePast();
+};
+
+}  // namespace sluice::train

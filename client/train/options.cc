@@ -1,0 +1,109 @@
+#include "client/train/options.h"
+
+#include <fmt/format.h>
+
+#include <cmath>
+
+#include "client/train/outcome.h"
+#include "proto/base/status.h"
+
+namespace sluice::train {
+namespace {
+
+template <typename T>
+struct Limit {
+  const char* flag;
+  T value;
+  T low;
+  T high;
+};
+
+template <typename T>
+absl::Status CheckLimits(std::initializer_list<Limit<T>> limits) {
+  for (const Limit<T>& limit : limits) {
+    // Negated, so that NaN is refused too.
+    if (!(limit.value >= limit.low && limit.value <= limit.high)) {
+      return BadInput(fmt::format("{} {}: must be between {} and {}",
+                                  limit.flag, limit.value, limit.low,
+                                  limit.high));
+    }
+  }
+  return absl::OkStatus();
+}
+
+constexpr int64_t kMany = int64_t{1} << 40;
+
+absl::Status CheckNumbers(const RunOptions& o) {
+  SLUICE_RETURN_IF_ERROR(CheckLimits<int64_t>({
+      {"--seq-len", o.seq_len, 1, int64_t{1} << 32},
+      {"--chunk", o.chunk, 1, int64_t{1} << 32},
+      {"--prefetch", o.prefetch, 1, 64},
+      {"--ranks", o.ranks, 1, 1024},
+      {"--threads", o.threads, 1, 1024},
+      {"--steps", o.steps, 0, kMany},
+      {"--warmup", o.warmup, 0, kMany},
+      {"--batch", o.batch, 1, 1 << 20},
+      {"--accumulate", o.accumulate, 1, 1 << 20},
+      {"--save-every", o.save_every, 0, kMany},
+      {"--seed", o.seed, 0, INT64_MAX},
+      {"--layers", o.model.layers, 1, 4096},
+      {"--hidden", o.model.hidden, 1, 1 << 20},
+      {"--heads", o.model.heads, 1, 4096},
+      {"--kv-heads", o.model.kv_heads, 1, 4096},
+      {"--ffn", o.model.ffn, 1, 1 << 22},
+      {"--vocab", o.model.vocab, 1, 1 << 24},
+  }));
+  return CheckLimits<double>({
+      {"--lr", o.lr, 0, 1e3},
+      {"--clip", o.clip, 0, 1e9},
+      {"--weight-decay", o.weight_decay, 0, 1e3},
+      {"--beta1", o.beta1, 0, 0.999999},
+      {"--beta2", o.beta2, 0, 0.99999999},
+  });
+}
+
+}  // namespace
+
+const char* Name(Method method) {
+  switch (method) {
+    case Method::kKeepAll:
+      return "keep-all";
+    case Method::kRecompute:
+      return "recompute";
+    case Method::kSluice:
+      return "sluice";
+  }
+  return "?";
+}
+
+const char* Name(Dtype dtype) {
+  return dtype == Dtype::kFp32 ? "fp32" : "bf16";
+}
+
+absl::Status Validate(const RunOptions& o) {
+  SLUICE_RETURN_IF_ERROR(CheckNumbers(o));
+  SLUICE_RETURN_IF_ERROR(o.model.Validate(o.ranks));
+  if (o.alpha > 1) {
+    return BadInput(fmt::format(
+        "--alpha {}: must be between 0 and 1, or 'auto'", o.alpha));
+  }
+  if (o.save_every > 0 && o.save.empty()) {
+    return BadInput("--save-every needs --save DIR to save to");
+  }
+  if (o.private_daemon && !o.socket.empty()) {
+    return BadInput(fmt::format(
+        "--private starts a daemon of its own, --socket {} names another: "
+        "give one of them", o.socket));
+  }
+  if (o.token_bytes != 0 && o.token_bytes != 2 && o.token_bytes != 4) {
+    return BadInput(fmt::format(
+        "--token-bytes {}: a .bin holds ids of 2 or 4 bytes", o.token_bytes));
+  }
+  if (o.job.empty() || o.job.size() > 64) {
+    return BadInput(fmt::format(
+        "--job of {} characters: give a label of 1 to 64", o.job.size()));
+  }
+  return absl::OkStatus();
+}
+
+}  // namespace sluice::train

@@ -1,0 +1,76 @@
+// The command line of sluice-train, checked.
+//
+// Thread safety: values.
+#pragma once
+
+#include <cstdint>
+#include <string>
+#include <vector>
+
+#include "absl/status/status.h"
+#include "absl/status/statusor.h"
+#include "client/torch/shapes.h"
+#include "proto/base/units.h"
+
+namespace sluice::train {
+
+enum class Command { kTrain, kCheck };
+enum class Method { kKeepAll, kRecompute, kSluice };
+enum class Dtype { kFp32, kBf16 };
+
+const char* Name(Method method);
+const char* Name(Dtype dtype);
+
+struct RunOptions {
+  Command command = Command::kTrain;
+  std::string socket;  // empty: the default one
+  std::string job = "train";
+  bool private_daemon = false;
+  Method method = Method::kSluice;
+  runtime::ModelConfig model;
+  int64_t seq_len = 1024;  // global tokens
+  int64_t chunk = 512;     // global tokens
+  double alpha = -1;       // negative: the planner chooses
+  int prefetch = 2;
+  Dtype dtype = Dtype::kFp32;
+  int ranks = 1;
+  int threads = 1;  // of ATen, a rank
+  int64_t steps = 10;
+  double lr = 1e-3;
+  int64_t warmup = 10;
+  double clip = 1.0;  // of the global gradient norm; 0: none
+  double weight_decay = 0.1;
+  double beta1 = 0.9;
+  double beta2 = 0.95;
+  int64_t batch = 1;
+  int64_t accumulate = 1;
+  int64_t seed = 1;
+  std::string data;         // empty: the torch package's Python sources
+  std::string data_suffix;  // of a folder's files; empty: every text file
+  int token_bytes = 0;      // of a .bin without a header; 0: unknown
+  Bytes hbm;   // a rank; 0: the GPU's pool divided by the ranks on it
+  Bytes host;  // all local ranks together; 0: what the budgets allow
+  std::string save;
+  int64_t save_every = 0;
+  std::string resume;
+  std::string log_jsonl;
+  std::string trace;
+  bool probe = false;
+  bool json = false;
+};
+
+// What the command line asked for. `exit` >= 0: nothing to run (--help was
+// printed), end with it.
+struct ParsedCommand {
+  int exit = -1;
+  RunOptions options;
+};
+
+// InvalidArgument: one line naming the flag, its value and the limit.
+absl::StatusOr<ParsedCommand> ParseCommandLine(
+    const std::vector<std::string>& arguments);
+
+// Everything that can be judged without the daemon or the data.
+absl::Status Validate(const RunOptions& options);
+
+}  // namespace sluice::train

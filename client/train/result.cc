@@ -1,0 +1,89 @@
+#include "client/train/result.h"
+
+#include <cerrno>
+#include <cstdio>
+#include <fstream>
+#include <nlohmann/json.hpp>
+#include <sstream>
+
+#include "client/train/outcome.h"
+#include "proto/base/status.h"
+
+namespace sluice::train {
+namespace {
+
+using Json = nlohmann::ordered_json;
+
+}  // namespace
+
+std::string ToJson(const RunReport& r, const absl::Status& status) {
+  Json json = {{"fits", status.ok()},
+               {"limited_by", LimitedBy(status)},
+               {"message", std::string(status.message())},
+               {"method", r.method},
+               {"seq_len", r.seq_len},
+               {"ranks", r.ranks},
+               {"steps", r.steps},
+               {"losses", r.losses},
+               {"first_loss", nullptr},
+               {"last_loss", nullptr},
+               {"peak_hbm_bytes", r.peak_hbm.count()},
+               {"host_bytes", r.host.count()},
+               {"hbm_bytes_per_gpu", r.hbm_per_gpu.count()},
+               {"tokens_per_second", r.tokens_per_second},
+               {"seconds_per_step", r.seconds_per_step},
+               {"alpha", r.alpha},
+               {"plan",
+                {{"peak_bytes", r.plan.peak.count()},
+                 {"lower_bound_bytes", r.plan.lower_bound.count()},
+                 {"proved_by", r.plan.proved_by},
+                 {"mismatches", r.plan.mismatches}}},
+               {"grant_wait_seconds", r.grant_wait_seconds},
+               {"stall_seconds", r.stall_seconds},
+               {"interrupted", r.interrupted}};
+  if (!r.losses.empty()) {
+    json["first_loss"] = r.losses.front();
+    json["last_loss"] = r.losses.back();
+  }
+  return json.dump();
+}
+
+RankResult MakeResult(const absl::Status& status, const std::string& report) {
+  return {ExitCode(status),  std::string(status.message()),
+          LimitedBy(status), IsCausedByPeer(status),
+          false,             report};
+}
+
+absl::Status WriteResult(const std::string& path, const RankResult& result) {
+  const Json json = {{"exit", result.exit},
+                     {"message", result.message},
+                     {"limited_by", result.limited_by},
+                     {"caused_by_peer", result.caused_by_peer},
+                     {"interrupted", result.interrupted},
+                     {"report", result.report}};
+  const std::string temporary = path + ".tmp";
+  std::ofstream out(temporary);
+  out << json.dump(-1, ' ', false, Json::error_handler_t::replace);
+  out.close();
+  if (!out || std::rename(temporary.c_str(), path.c_str()) != 0) {
+    return ErrnoStatus(errno, "write " + path);
+  }
+  return absl::OkStatus();
+}
+
+absl::StatusOr<RankResult> ReadResult(const std::string& path) {
+  std::ifstream in(path);
+  if (!in) return absl::NotFoundError("no result at " + path);
+  const Json json = Json::parse(in, nullptr, /*allow_exceptions=*/false);
+  if (!json.is_object()) return absl::InternalError("broken " + path);
+  RankResult result;
+  result.exit = json.value("exit", kExitFault);
+  result.message = json.value("message", "");
+  result.limited_by = json.value("limited_by", "none");
+  result.caused_by_peer = json.value("caused_by_peer", false);
+  result.interrupted = json.value("interrupted", false);
+  result.report = json.value("report", "");
+  return result;
+}
+
+}  // namespace sluice::train

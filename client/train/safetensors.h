@@ -1,0 +1,79 @@
+// The safetensors format: a JSON header and raw little-endian tensors.
+//
+// Layout: u64 header length, header {"name": {"dtype", "shape",
+// "data_offsets"}, "__metadata__"}, data. Writing is sequential and holds
+// nothing in memory; reading takes any part of any tensor. A header from a
+// file is checked in full before anything trusts it: types, shapes against
+// offsets, offsets against the file's size.
+//
+// Errors: InvalidArgument names the file and what is broken in it.
+// Thread safety: one thread.
+#pragma once
+
+#include <cstdint>
+#include <map>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "absl/status/status.h"
+#include "absl/status/statusor.h"
+#include "proto/base/unique_fd.h"
+
+namespace sluice::train {
+
+enum class TensorType { kF32, kBF16, kU8 };
+int64_t ElementBytes(TensorType type);
+
+struct TensorInfo {
+  std::string name;
+  TensorType type = TensorType::kF32;
+  std::vector<int64_t> shape;
+  int64_t elements() const;
+  int64_t bytes() const { return elements() * ElementBytes(type); }
+};
+
+class SafetensorsWriter {
+ public:
+  static absl::StatusOr<std::unique_ptr<SafetensorsWriter>> Create(
+      const std::string& path, std::vector<TensorInfo> tensors);
+  // The bytes of all tensors, in the order given to Create, in any pieces.
+  absl::Status Append(const void* data, int64_t bytes);
+  // Flushes to the disk; an error when bytes are missing.
+  absl::Status Close();
+
+ private:
+  SafetensorsWriter() = default;
+  std::string path_;
+  UniqueFd fd_;
+  int64_t expected_ = 0;
+  int64_t written_ = 0;
+};
+
+class SafetensorsReader {
+ public:
+  static absl::StatusOr<std::unique_ptr<SafetensorsReader>> Open(
+      const std::string& path);
+  // Null when there is none.
+  const TensorInfo* Find(const std::string& name) const;
+  // As Find, and of this type and shape; InvalidArgument says both.
+  absl::Status Expect(const TensorInfo& wanted) const;
+  // Bytes [offset, offset + bytes) of the tensor's data.
+  absl::Status Read(const std::string& name, int64_t offset, void* data,
+                    int64_t bytes) const;
+
+ private:
+  struct Place {
+    TensorInfo info;
+    int64_t begin = 0;  // in the file
+  };
+  SafetensorsReader() = default;
+  absl::Status ParseHeader(const std::string& header, int64_t data_begin,
+                           int64_t data_bytes);
+
+  std::string path_;
+  UniqueFd fd_;
+  std::map<std::string, Place> places_;
+};
+
+}  // namespace sluice::train

@@ -1,0 +1,31 @@
+// What a `.bin` of token ids holds.
+//
+// Known: llm.c's header (magic 20240520 version 1: uint16; 20240801 version
+// 7: uint32), a Megatron dataset (raw ids, its `.idx` names the type), and
+// raw ids whose width the user gives.
+// Thread safety: pure functions.
+#pragma once
+
+#include <cstdint>
+#include <string>
+
+#include "absl/status/statusor.h"
+
+namespace sluice::train {
+
+struct TokenFileLayout {
+  int token_bytes = 0;
+  int64_t skip_bytes = 0;
+  int64_t tokens = 0;
+};
+
+// `token_bytes` 0: find out. InvalidArgument when the width is unknown or the
+// header does not agree with the file's size.
+absl::StatusOr<TokenFileLayout> ReadTokenFileLayout(const std::string& path,
+                                                    int64_t file_bytes,
+                                                    int token_bytes);
+
+// Little-endian, `width` bytes (1, 2 or 4).
+int64_t DecodeToken(const unsigned char* bytes, int width);
+
+}  // namespace sluice::train

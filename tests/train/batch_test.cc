@@ -1,0 +1,76 @@
+#include "client/train/batch.h"
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <fstream>
+
+#include "tests/support/status_matchers.h"
+#include "tests/support/temp_dir.h"
+
+namespace sluice::train {
+namespace {
+
+using ::sluice::testing::IsOk;
+using ::sluice::testing::StatusIs;
+using ::sluice::testing::TempDir;
+using ::testing::AllOf;
+using ::testing::HasSubstr;
+
+// Bytes 0, 1, 2, …: a token's value is its place.
+std::unique_ptr<Corpus> Counting(const TempDir& dir, int size) {
+  std::string bytes;
+  for (int i = 0; i < size; ++i) bytes += static_cast<char>(i);
+  std::ofstream(dir.File("counting"), std::ios::binary) << bytes;
+  auto corpus = Corpus::Open({.path = dir.File("counting")});
+  SLUICE_CHECK_OK(corpus.status());
+  return *std::move(corpus);
+}
+
+// Every token of a sequence reaches exactly one rank, with the next token as
+// its label, whatever the chunks and ranks.
+TEST(Dealer, DealsEachTokenOnceWithTheNextAsItsLabel) {
+  const TempDir dir;
+  const auto corpus = Counting(dir, 200);
+  for (const int64_t ranks : {1, 2, 3, 4}) {
+    for (const int64_t seq_len : {5, 32, 33, 90}) {
+      const runtime::ChunkLayout layout(seq_len, 16, ranks);
+      std::vector<int> seen(200, 0);
+      for (int64_t rank = 0; rank < ranks; ++rank) {
+        Dealer dealer(corpus.get(), layout, rank);
+        ASSERT_THAT(dealer.Check(), IsOk());
+        std::vector<int64_t> ids(layout.total_local_rows(rank)), labels = ids;
+        ASSERT_THAT(dealer.Deal(1, ids, labels), IsOk());
+        for (size_t i = 0; i < ids.size(); ++i) {
+          EXPECT_EQ(labels[i], ids[i] + 1);
+          ++seen[ids[i]];
+        }
+      }
+      for (int64_t t = 0; t < 200; ++t) {
+        EXPECT_EQ(seen[t], t >= seq_len && t < 2 * seq_len ? 1 : 0);
+      }
+    }
+  }
+}
+
+TEST(Dealer, SequencesWrapAtTheEnd) {
+  const TempDir dir;
+  const auto corpus = Counting(dir, 31);  // three of 10, and their last label
+  Dealer dealer(corpus.get(), runtime::ChunkLayout(10, 10, 1), 0);
+  std::vector<int64_t> ids(10), labels(10);
+  ASSERT_THAT(dealer.Deal(5, ids, labels), IsOk());
+  EXPECT_EQ(ids[0], 20);
+  ASSERT_THAT(dealer.Deal(6, ids, labels), IsOk());
+  EXPECT_EQ(ids[0], 0);
+}
+
+TEST(Dealer, TooLittleTextSaysHowMuchIsNeeded) {
+  const TempDir dir;
+  const auto corpus = Counting(dir, 32);
+  EXPECT_THAT(Dealer(corpus.get(), runtime::ChunkLayout(32, 8, 1), 0).Check(),
+              StatusIs(absl::StatusCode::kInvalidArgument,
+                       AllOf(HasSubstr("32 tokens"), HasSubstr("33"))));
+}
+
+}  // namespace
+}  // namespace sluice::train

@@ -1,0 +1,111 @@
+// The launcher, with shell scripts as its ranks.
+#include "client/train/launcher.h"
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+#include <signal.h>
+#include <unistd.h>
+
+#include "absl/time/clock.h"
+#include "client/train/outcome.h"
+#include "tests/support/child.h"
+#include "tests/support/temp_dir.h"
+
+namespace sluice::train {
+namespace {
+
+using ::sluice::testing::Child;
+using ::sluice::testing::ChildResult;
+using ::sluice::testing::TempDir;
+using ::testing::AllOf;
+using ::testing::HasSubstr;
+using ::testing::Not;
+
+// Launches `script` on `ranks` ranks from a process of its own.
+std::unique_ptr<Child> LaunchScript(int ranks, const std::string& script,
+                           bool json = false) {
+  return Child::Fork([=] {
+    RunOptions options;
+    options.ranks = ranks;
+    options.json = json;
+    HoldSignals();
+    const int status = Launch(options, "/bin/sh", {"-c", script}, "");
+    std::fflush(stdout);
+    _exit(status);
+  });
+}
+
+bool Exists(const std::string& path) {
+  return access(path.c_str(), R_OK) == 0;
+}
+
+TEST(Launcher, EachRankKnowsItsPlace) {
+  const TempDir dir;
+  const auto launcher =
+      LaunchScript(3, "test $WORLD_SIZE = 3 -a $LOCAL_RANK = $RANK -a "
+             "$MASTER_ADDR = 127.0.0.1 -a $MASTER_PORT -gt 1023 && touch " +
+                 dir.path() + "/$RANK");
+  EXPECT_EQ(launcher->Join().exit_code, kExitOk);
+  for (const char* rank : {"0", "1", "2"}) {
+    EXPECT_TRUE(Exists(dir.File(rank))) << rank;
+  }
+}
+
+TEST(Launcher, ADeadRankEndsTheOthersAndIsNamed) {
+  const absl::Time start = absl::Now();
+  // The others ignore SIGTERM, as a rank stuck in a collective would.
+  const auto launcher = LaunchScript(
+      3, "trap '' TERM; if [ $RANK = 1 ]; then kill -9 $$; fi; "
+         "while :; do sleep 0.1; done");
+  const ChildResult result = launcher->Join(absl::Seconds(20));
+  EXPECT_LT(absl::Now() - start, absl::Seconds(6));
+  EXPECT_EQ(result.exit_code, kExitFault);
+  EXPECT_THAT(result.err, AllOf(HasSubstr("error: rank 1 ended with signal 9"),
+                                Not(HasSubstr("rank 0"))));
+}
+
+TEST(Launcher, BlamesTheFirstCauseAndNotItsVictims) {
+  // Rank 0 ends first, but says that it only lost a peer.
+  const auto launcher = LaunchScript(2, R"(
+    if [ $RANK = 0 ]; then
+      echo '{"exit":1,"message":"lost","caused_by_peer":true}' \
+          > $SLUICE_RESULT_FILE; exit 1
+    fi
+    sleep 0.5
+    echo '{"exit":3,"message":"no room","limited_by":"gpu_memory",
+           "report":"{\"fits\":false}"}' > $SLUICE_RESULT_FILE
+    exit 3)", /*json=*/true);
+  const ChildResult result = launcher->Join(absl::Seconds(20));
+  EXPECT_EQ(result.exit_code, kExitDoesNotFit);
+  EXPECT_THAT(result.err, HasSubstr("error: rank 1: no room"));
+  EXPECT_THAT(result.out, HasSubstr("{\"fits\":false}"));
+}
+
+TEST(Launcher, CtrlCIsForwardedAndTheRanksMaySave) {
+  const TempDir dir;
+  const auto launcher = LaunchScript(
+      2, "trap 'touch " + dir.path() + "/saved$RANK; exit 0' INT; touch " +
+             dir.path() + "/up$RANK; while :; do sleep 0.05; done");
+  while (!Exists(dir.File("up0")) || !Exists(dir.File("up1"))) {
+    absl::SleepFor(absl::Milliseconds(10));
+  }
+  launcher->Kill(SIGINT);
+  EXPECT_EQ(launcher->Join(absl::Seconds(10)).exit_code, 130);
+  EXPECT_TRUE(Exists(dir.File("saved0")));
+  EXPECT_TRUE(Exists(dir.File("saved1")));
+}
+
+TEST(Launcher, RankVariablesAreChecked) {
+  setenv("RANK", "2", 1);
+  setenv("WORLD_SIZE", "2", 1);
+  EXPECT_EQ(ExitCode(ReadRankEnvironment().status()), kExitBadInput);
+  setenv("WORLD_SIZE", "x", 1);
+  EXPECT_EQ(ExitCode(ReadRankEnvironment().status()), kExitBadInput);
+  setenv("WORLD_SIZE", "4", 1);
+  EXPECT_TRUE(ReadRankEnvironment().ok());
+  unsetenv("RANK");
+  unsetenv("WORLD_SIZE");
+}
+
+}  // namespace
+}  // namespace sluice::train

@@ -1,0 +1,101 @@
+#include "client/train/options.h"
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <sstream>
+
+#include "client/train/outcome.h"
+#include "client/train/private_sizes.h"
+#include "tests/support/status_matchers.h"
+
+namespace sluice::train {
+namespace {
+
+using ::testing::AllOf;
+using ::testing::HasSubstr;
+using ::testing::Not;
+
+std::vector<std::string> Split(const std::string& text) {
+  std::vector<std::string> words;
+  std::istringstream in(text);
+  for (std::string word; in >> word;) words.push_back(word);
+  return words;
+}
+
+TEST(CommandLine, ReadsEveryKindOfFlag) {
+  SLUICE_ASSERT_OK_AND_ASSIGN(
+      const ParsedCommand parsed,
+      ParseCommandLine(Split(
+          "train --arch gpt --heads 8 --hidden 64 --seq-len 333 --alpha 0.25 "
+          "--dtype bf16 --method recompute --hbm 36MiB --ranks 2 --json")));
+  const RunOptions& o = parsed.options;
+  EXPECT_EQ(o.command, Command::kTrain);
+  EXPECT_EQ(o.model.arch, runtime::Arch::kGpt);
+  EXPECT_EQ(o.model.kv_heads, 8);  // as many as heads
+  EXPECT_EQ(o.model.max_positions, 333);
+  EXPECT_EQ(o.alpha, 0.25);
+  EXPECT_EQ(o.dtype, Dtype::kBf16);
+  EXPECT_EQ(o.method, Method::kRecompute);
+  EXPECT_EQ(o.hbm, MiB(36));
+  EXPECT_TRUE(o.json);
+}
+
+TEST(CommandLine, CheckHasADaemonOfItsOwnUnlessASocketIsNamed) {
+  SLUICE_ASSERT_OK_AND_ASSIGN(const ParsedCommand own,
+                              ParseCommandLine(Split("check")));
+  EXPECT_TRUE(own.options.private_daemon);
+  SLUICE_ASSERT_OK_AND_ASSIGN(const ParsedCommand named,
+                              ParseCommandLine(Split("check --socket /s")));
+  EXPECT_FALSE(named.options.private_daemon);
+}
+
+struct BadLine {
+  const char* line;
+  const char* says;
+};
+
+class BadLines : public ::testing::TestWithParam<BadLine> {};
+
+TEST_P(BadLines, AreOneClearLine) {
+  const auto parsed = ParseCommandLine(Split(GetParam().line));
+  EXPECT_EQ(ExitCode(parsed.status()), kExitBadInput);
+  EXPECT_THAT(std::string(parsed.status().message()),
+              AllOf(HasSubstr(GetParam().says), Not(HasSubstr("\n"))));
+}
+
+INSTANTIATE_TEST_SUITE_P(
+    CommandLine, BadLines,
+    ::testing::Values(
+        BadLine{"", "subcommand"}, BadLine{"fly", "fly"},
+        BadLine{"train --seq-len 0", "--seq-len 0"},
+        BadLine{"train --seq-len -5", "--seq-len -5"},
+        BadLine{"train --seq-len many", "--seq-len"},
+        BadLine{"train --chunk 0", "--chunk 0"},
+        BadLine{"train --ranks 0", "--ranks 0"},
+        BadLine{"train --nonsense 1", "--nonsense"},
+        BadLine{"train --alpha 1.5", "--alpha '1.5'"},
+        BadLine{"train --alpha nan", "--alpha 'nan'"},
+        BadLine{"train --lr nan", "--lr nan"},
+        BadLine{"train --hbm lots", "--hbm 'lots'"},
+        BadLine{"train --hbm=-1", "--hbm '-1'"},
+        BadLine{"train --method magic", "keep-all, recompute, sluice"},
+        BadLine{"train --arch rnn", "gpt, llama"},
+        BadLine{"train --dtype fp8", "bf16, fp32"},
+        BadLine{"train --dropout 0.1", "--dropout 0.1"},
+        BadLine{"train --heads 3 --hidden 128", "heads"},
+        BadLine{"train --heads 2 --ranks 4", "ranks"},
+        BadLine{"train --heads 4 --kv-heads 3", "kv"},
+        BadLine{"train --save-every 5", "--save"},
+        BadLine{"train --private --socket /s", "--private"},
+        BadLine{"train --token-bytes 3", "--token-bytes 3"}));
+
+TEST(PrivateConfig, NamesALinkForEachGpu) {
+  const std::string config = PrivateConfig(
+      {.gpus = 2, .gpu_memory = MiB(36), .host_memory = MiB(384)});
+  EXPECT_THAT(config, AllOf(HasSubstr("gpus = 2"), HasSubstr("\"pcie1\""),
+                            HasSubstr("gpu_memory = \"37748736\"")));
+}
+
+}  // namespace
+}  // namespace sluice::train
