@@ -36,8 +36,7 @@ bool GrantGate::Stale(int64_t now_ns) const {
 }
 
 void GrantGate::Forgive(int direction, uint64_t end) {
-  const uint64_t given = limits_->slots[slot_].limit_bytes[direction].load(
-      std::memory_order_relaxed);
+  const uint64_t given = granted(direction);
   if (end <= given) return;
   uint64_t seen = forgiven_[direction].load(std::memory_order_relaxed);
   while (seen < end - given &&
@@ -62,7 +61,7 @@ absl::Duration GrantGate::AcquireSlow(int direction, uint64_t bytes,
   for (;;) {
     const int64_t now = NowNs();
     if (cancel != nullptr && cancel->load(std::memory_order_relaxed)) break;
-    if (end <= limit(direction)) break;
+    if (end <= granted(direction) + forgiven_[direction].load()) break;
     if (Stale(now)) {
       if (guaranteed_ > 0 && !booked) booked = Book(direction, bytes);
       if (!booked || now >= *booked) {

@@ -38,8 +38,14 @@ class GrantGate {
     const uint64_t end = use_->slot.used_bytes[direction].fetch_add(
                              bytes, std::memory_order_relaxed) +
                          bytes;
-    if (end <= limit(direction)) [[likely]]
+    if (end <= granted(direction)) [[likely]] {
+      // Once the daemon's limit has caught up with what was copied without it,
+      // that is history.
+      if (forgiven_[direction].load(std::memory_order_relaxed) != 0) {
+        forgiven_[direction].store(0, std::memory_order_relaxed);
+      }
       return absl::ZeroDuration();
+    }
     return AcquireSlow(direction, bytes, end, cancel);
   }
 
@@ -54,11 +60,10 @@ class GrantGate {
     int64_t free_at_ns = 0;  // when the next copy may start
   };
 
-  // Up to which byte this rank may start copies.
-  uint64_t limit(int direction) const {
+  // Up to which byte the daemon lets this rank start copies.
+  uint64_t granted(int direction) const {
     return limits_->slots[slot_].limit_bytes[direction].load(
-               std::memory_order_relaxed) +
-           forgiven_[direction].load(std::memory_order_relaxed);
+        std::memory_order_relaxed);
   }
   absl::Duration AcquireSlow(int direction, uint64_t bytes, uint64_t end,
                              const std::atomic<bool>* cancel);

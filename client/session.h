@@ -23,7 +23,7 @@
 namespace sluice::client {
 
 struct SessionOptions {
-  std::string socket;  // empty: SLUICE_SOCKET, else the default path
+  std::string socket;  // empty: DefaultSocket()
   std::string job = "default";
   Rank rank;
   int world_size = 1;
@@ -32,7 +32,8 @@ struct SessionOptions {
   double guaranteed_bytes_per_second = 0;
 };
 
-// A lease, mapped as one contiguous range. Unmaps and frees on destruction.
+// A lease, mapped as one contiguous range. Unmaps and frees on destruction;
+// may outlive its session (whose end gave the lease back).
 class Region {
  public:
   virtual ~Region() = default;
@@ -43,7 +44,7 @@ class Region {
 
 struct SessionEvent {
   enum class Kind {
-    kPeerDied,      // detail: "rank 1 of job demo: killed by signal 9"
+    kPeerDied,  // detail: "rank 1 of job demo: killed by signal 9"
     kEvicted,
     kShuttingDown,
     kDisconnected,  // the daemon is gone; mappings and running steps go on
@@ -52,8 +53,12 @@ struct SessionEvent {
   std::string detail;
 };
 
+// As the daemon told at Open.
 struct NodeLimits {
-  std::string driver;           // "sim", "cuda"
+  std::string driver;  // "sim", "cuda"
+  // The session's GPU as this process counts (CUDA_VISIBLE_DEVICES may
+  // renumber): what Driver and CopyEngine take.
+  DeviceIndex device;
   Bytes gpu_total, gpu_free;    // of the session's GPU
   Bytes host_total, host_free;  // of its NUMA node
   Bytes granularity;            // of leases
@@ -81,23 +86,30 @@ class Session {
       const SessionOptions& options);
   virtual ~Session() = default;
 
+  virtual SessionId id() const = 0;
   virtual NodeLimits limits() const = 0;
   virtual device::Driver& driver() = 0;
   virtual GrantGate& grants() = 0;
 
+  // The lease is `size` rounded up to limits().granularity, no more.
   // ResourceExhausted: over budget or the pool is empty; the message says
-  // asked, free, limit and who can change it.
+  // asked, free, limit and who can change it. Unavailable: the daemon is gone.
   virtual absl::StatusOr<std::unique_ptr<Region>> LeaseGpu(Bytes size) = 0;
   virtual absl::StatusOr<std::unique_ptr<Region>> LeaseHost(Bytes size) = 0;
 
   // Sends the profile and waits until all local ranks of the job have sent
   // theirs and the worker has solved; the plan was validated on both sides.
+  // A plan that says it is infeasible is an answer, not an error.
+  // DeadlineExceeded: `timeout` passed; Unavailable: a peer died meanwhile, or
+  // the daemon; FailedPrecondition: the worker failed, with its reason.
   virtual absl::StatusOr<plan::NodePlan> Plan(const plan::RankProfile& profile,
                                               absl::Duration timeout) = 0;
 
   virtual absl::Status Report(const StepReport& report) = 0;
 
   // Called on the session's own thread; must not call back into the session.
+  // What happened before the first handler was set is delivered by OnEvent.
+  // When OnEvent returns, the former handler is no longer running.
   using EventHandler = std::function<void(const SessionEvent&)>;
   virtual void OnEvent(EventHandler handler) = 0;
 };

@@ -1,0 +1,46 @@
+// Extents of one lease, mapped side by side as one range. Internal to client.
+#pragma once
+
+#include <memory>
+#include <vector>
+
+#include "absl/status/statusor.h"
+#include "kernels/device/driver.h"
+#include "proto/base/unique_fd.h"
+
+namespace sluice::client {
+
+struct Extent {
+  UniqueFd fd;
+  Bytes size;
+};
+
+// Unmaps on destruction. Thread safety: one owner.
+class Mapping {
+ public:
+  // Imports and maps every extent, and lets `device` (and the CPU where it
+  // can) read and write the range. A forked child does not get it. On an error
+  // nothing stays mapped. `driver` outlives the mapping.
+  static absl::StatusOr<std::unique_ptr<Mapping>> Make(
+      device::Driver* driver, device::Placement where, DeviceIndex device,
+      const std::vector<Extent>& extents);
+  ~Mapping();
+  Mapping(const Mapping&) = delete;
+  Mapping& operator=(const Mapping&) = delete;
+
+  std::byte* data() const { return base_; }
+  Bytes size() const { return size_; }
+
+ private:
+  Mapping(device::Driver* driver, std::byte* base, Bytes size)
+      : driver_(driver), base_(base), size_(size) {}
+  absl::Status MapExtent(device::Placement where, const Extent& extent);
+
+  device::Driver* const driver_;
+  std::byte* const base_;
+  const Bytes size_;
+  Bytes mapped_;
+  std::vector<Bytes> sizes_;  // of the mapped extents, in order
+};
+
+}  // namespace sluice::client

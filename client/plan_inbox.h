@@ -1,0 +1,33 @@
+// Where the plan that a rank waits for arrives. Internal to client.
+#pragma once
+
+#include <condition_variable>
+#include <mutex>
+#include <optional>
+
+#include "absl/status/statusor.h"
+#include "absl/time/time.h"
+#include "proto/base/unique_fd.h"
+#include "proto/plan/plan.h"
+
+namespace sluice::client {
+
+// Thread safety: one waiter; Put from any thread.
+class PlanInbox {
+ public:
+  // Forgets what came before: the next Put answers the next profile.
+  void Clear();
+  void Put(absl::StatusOr<plan::NodePlan> plan);
+  // DeadlineExceeded after `timeout`.
+  absl::StatusOr<plan::NodePlan> Await(absl::Duration timeout);
+
+ private:
+  std::mutex mutex_;
+  std::condition_variable changed_;
+  std::optional<absl::StatusOr<plan::NodePlan>> plan_;
+};
+
+// The plan in a sealed memfd.
+absl::StatusOr<plan::NodePlan> ReadPlan(const UniqueFd& memfd);
+
+}  // namespace sluice::client
