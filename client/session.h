@@ -114,6 +114,10 @@ class Session {
   virtual void OnEvent(EventHandler handler) = 0;
 };
 
+// How many GPUs the daemon's node has, for choosing SessionOptions::gpu: asked
+// as an observer, so no rank joins a job. Errors as Session::Open.
+absl::StatusOr<int64_t> CountGpus(const std::string& socket);
+
 // The session socket used when none is named: $SLUICE_SOCKET, else
 // /run/sluice/session.sock.
 std::string DefaultSocket();
