@@ -8,6 +8,7 @@
 #include "planner/greedy.h"
 #include "planner/planner.h"
 #include "planner/problem.h"
+#include "planner/search.h"
 #include "planner/validator.h"
 #include "proto/base/status.h"
 
@@ -34,6 +35,60 @@ absl::Status CheckTrace(const plan::Trace& trace) {
   return absl::OkStatus();
 }
 
+// What is known so far: the best placement, and what no placement is below.
+struct State {
+  Offsets offsets;
+  int64_t peak = 0;
+  int64_t bound = 0;
+  std::string method;
+  std::string proved_by = "max_live";
+
+  bool Proved() const { return peak == bound; }
+};
+
+// Budgets are counted in work, not seconds, so that a plan is the same on
+// every machine as long as the clock does not end it. A node of the search
+// costs about as much as it has items.
+constexpr int64_t kSearchWork = 60'000'000;
+constexpr size_t kMaxSearchItems = 4000;
+
+void Adopt(const Problem& problem, Offsets offsets, std::string method,
+           State* state) {
+  state->peak = PeakOf(problem, offsets);
+  state->offsets = std::move(offsets);
+  state->method = std::move(method);
+}
+
+// Asks the search for the bound itself, then for capacities halfway between
+// what is proved impossible and what is found, until they meet or the budget
+// ends.
+void ImproveBySearch(const Problem& problem,
+                     const std::function<bool()>& expired, State* state) {
+  const auto items = static_cast<int64_t>(problem.items.size());
+  int64_t nodes = kSearchWork / std::max<int64_t>(items, 1);
+  int64_t target = state->bound;
+  int64_t low = state->bound;
+  while (low < state->peak && nodes > 0 && !expired()) {
+    const SearchResult result =
+        SearchPlacement(problem, target, nodes, expired);
+    nodes -= result.nodes;
+    switch (result.verdict) {
+      case SearchResult::Verdict::kFits:
+        Adopt(problem, result.offsets, "search:" + result.order, state);
+        break;
+      case SearchResult::Verdict::kImpossible:
+        low = target + 1;
+        state->bound = target + 1;  // smaller capacities do not fit either
+        state->proved_by = "search";
+        break;
+      case SearchResult::Verdict::kUnknown:
+        low = target + 1;
+        break;
+    }
+    target = low + (state->peak - 1 - low) / 2;
+  }
+}
+
 }  // namespace
 
 absl::StatusOr<plan::Placement> PlanMemory(const plan::Trace& trace,
@@ -41,13 +96,20 @@ absl::StatusOr<plan::Placement> PlanMemory(const plan::Trace& trace,
   SLUICE_RETURN_IF_ERROR(CheckTrace(trace));
   const absl::Time start = absl::Now();
   const absl::Time deadline = start + options.time_limit;
+  const auto expired = [deadline] { return absl::Now() >= deadline; };
   const Problem problem = Normalise(trace);
-  GreedyResult best =
-      GreedyRace(problem, [deadline] { return absl::Now() >= deadline; });
-  plan::Placement placement = ToPlacement(problem, best.offsets, trace);
-  placement.lower_bound = Bytes(problem.max_live * problem.unit);
-  placement.proved_by = placement.optimal() ? "max_live" : "none";
-  placement.method = best.method;
+  GreedyResult greedy = GreedyRace(problem, expired);
+  State state{.offsets = std::move(greedy.offsets),
+              .peak = greedy.peak,
+              .bound = problem.max_live,
+              .method = std::move(greedy.method)};
+  if (!state.Proved() && problem.items.size() <= kMaxSearchItems) {
+    ImproveBySearch(problem, expired, &state);
+  }
+  plan::Placement placement = ToPlacement(problem, state.offsets, trace);
+  placement.lower_bound = Bytes(state.bound * problem.unit);
+  placement.proved_by = state.Proved() ? state.proved_by : "none";
+  placement.method = state.method;
   placement.seconds = absl::ToDoubleSeconds(absl::Now() - start);
   SLUICE_RETURN_IF_ERROR(ValidatePlacement(trace, placement));
   return placement;

@@ -12,6 +12,7 @@
 #include "planner/greedy.h"
 #include "planner/planner.h"
 #include "planner/problem.h"
+#include "planner/search.h"
 #include "planner/validator.h"
 #include "tests/planner/traces.h"
 
@@ -27,6 +28,55 @@ plan::Placement MustPlan(const plan::Trace& trace,
   EXPECT_TRUE(valid.ok()) << valid;
   return *std::move(placement);
 }
+
+// The least peak, straight from the definition: in some optimum the buffers,
+// taken by offset, each lie on 0 or on top of an earlier one.
+class BruteForce {
+ public:
+  explicit BruteForce(const plan::Trace& trace) : trace_(trace) {}
+
+  int64_t Solve() {
+    offsets_.assign(trace_.buffers.size(), -1);
+    Extend(0, 0, 0);
+    return best_;
+  }
+
+ private:
+  int64_t SizeOf(size_t k) const {
+    return RoundUp(trace_.buffers[k].size, trace_.alignment).count();
+  }
+
+  bool Together(size_t a, size_t b) const {
+    const plan::Buffer& x = trace_.buffers[a];
+    const plan::Buffer& y = trace_.buffers[b];
+    return x.lower < y.upper && y.lower < x.upper;
+  }
+
+  void Extend(size_t placed, int64_t least, int64_t peak) {
+    if (peak >= best_) return;
+    if (placed == offsets_.size()) {
+      best_ = peak;
+      return;
+    }
+    for (size_t k = 0; k < offsets_.size(); ++k) {
+      if (offsets_[k] >= 0) continue;
+      int64_t at = 0;
+      for (size_t j = 0; j < offsets_.size(); ++j) {
+        if (offsets_[j] >= 0 && Together(k, j)) {
+          at = std::max(at, offsets_[j] + SizeOf(j));
+        }
+      }
+      if (at < least) continue;
+      offsets_[k] = at;
+      Extend(placed + 1, at, std::max(peak, at + SizeOf(k)));
+      offsets_[k] = -1;
+    }
+  }
+
+  const plan::Trace& trace_;
+  std::vector<int64_t> offsets_;
+  int64_t best_ = std::numeric_limits<int64_t>::max();
+};
 
 TEST(PlanMemory, AnEmptyTraceNeedsNothing) {
   const plan::Placement placement = MustPlan({});
@@ -65,6 +115,84 @@ TEST(PlanMemory, NonsenseIsRefusedInOneLine) {
             "buffer 7 has -1 bytes, below 0");
   EXPECT_EQ(message({.buffers = {}, .alignment = Bytes(48)}),
             "the trace's alignment 48 is no power of two");
+}
+
+TEST(PlanMemory, SmallTracesReachTheBruteForceOptimumAndProveIt) {
+  std::mt19937 random(1);
+  for (int round = 0; round < 2000; ++round) {
+    const int n = 1 + static_cast<int>(random() % 7);
+    const plan::Trace trace = RandomTrace(random, n, 12, 9);
+    const plan::Placement placement = MustPlan(trace);
+    EXPECT_EQ(placement.peak.count(), BruteForce(trace).Solve())
+        << "round " << round;
+    EXPECT_TRUE(placement.optimal()) << "round " << round;
+  }
+}
+
+// A trace whose optimum, 18 units, is above its max-live bound, 17; such are
+// rare (found by searching random traces).
+plan::Trace AboveMaxLive() {
+  constexpr int kBuffers[12][3] = {{0, 3, 6}, {3, 6, 5}, {0, 1, 6}, {2, 5, 2},
+                                   {6, 8, 1}, {4, 8, 4}, {5, 8, 5}, {0, 5, 3},
+                                   {1, 2, 3}, {7, 8, 4}, {1, 7, 3}, {1, 4, 2}};
+  plan::Trace trace;
+  trace.end = 8;
+  for (const auto& [lower, upper, units] : kBuffers) {
+    trace.buffers.push_back({.id = static_cast<int64_t>(trace.buffers.size()),
+                             .lower = lower,
+                             .upper = upper,
+                             .size = Bytes(64 * units)});
+  }
+  return trace;
+}
+
+TEST(PlanMemory, AnOptimumAboveMaxLiveIsProvedBySearch) {
+  const plan::Trace trace = AboveMaxLive();
+  EXPECT_EQ(Normalise(trace).max_live, 17);
+  const plan::Placement placement = MustPlan(trace);
+  EXPECT_EQ(placement.peak, Bytes(18 * 64));
+  EXPECT_EQ(placement.lower_bound, Bytes(18 * 64));
+  EXPECT_EQ(placement.proved_by, "search");
+  EXPECT_EQ(BruteForce(trace).Solve(), 18 * 64);
+}
+
+TEST(Search, RefusesWhatDoesNotFitAndFindsWhatDoes) {
+  std::mt19937 random(4);
+  for (int round = 0; round < 500; ++round) {
+    plan::Trace trace = RandomTrace(random, 7, 10, 6);
+    const Problem problem = Normalise(trace);
+    const int64_t best = BruteForce(trace).Solve() / problem.unit;
+    const auto never = [] { return false; };
+    EXPECT_EQ(SearchPlacement(problem, best, 100000, never).verdict,
+              SearchResult::Verdict::kFits);
+    EXPECT_EQ(SearchPlacement(problem, best - 1, 100000, never).verdict,
+              SearchResult::Verdict::kImpossible);
+  }
+}
+
+TEST(Search, SaysUnknownWhenItsBudgetEnds) {
+  const Problem problem = Normalise(ReadCsv("I.1048576.csv"));
+  const SearchResult result =
+      SearchPlacement(problem, problem.max_live, 5000, [] { return false; });
+  EXPECT_EQ(result.verdict, SearchResult::Verdict::kUnknown);
+  EXPECT_EQ(result.nodes, 5000);
+}
+
+// Published instances that resist every heuristic (README of the data).
+TEST(PlanMemory, HardPublishedInstancesAreProvedOptimal) {
+  for (const char* name : {"B.1048576.csv", "C.1048576.csv", "F.1048576.csv",
+                           "H.1048576.csv", "K.1048576.csv"}) {
+    const plan::Placement placement = MustPlan(ReadCsv(name));
+    EXPECT_TRUE(placement.optimal()) << name << " " << placement.peak.count();
+  }
+  EXPECT_EQ(MustPlan(ReadCsv("C.1048576.csv")).peak, Bytes(1039360));
+}
+
+TEST(PlanMemory, PublishedTracesMeetTheirBound) {
+  for (const char* name : {"iopddl_G_1.csv", "somas_resnet50.csv"}) {
+    const plan::Placement placement = MustPlan(ReadCsv(name));
+    EXPECT_TRUE(placement.optimal()) << name;
+  }
 }
 
 TEST(PlanMemory, LayersAreProvedOptimal) {
@@ -116,6 +244,25 @@ TEST_P(PlanMemoryProperty, ScalingSizesScalesThePeak) {
   const plan::Placement before = MustPlan(trace);
   for (plan::Buffer& b : trace.buffers) b.size = b.size * 3;
   EXPECT_EQ(MustPlan(trace).peak, before.peak * 3);
+}
+
+TEST_P(PlanMemoryProperty, ACopyAfterwardsCostsNothing) {
+  plan::Trace trace = Make();
+  const plan::Placement before = MustPlan(trace);
+  const size_t n = trace.buffers.size();
+  for (size_t k = 0; k < n; ++k) {
+    plan::Buffer b = trace.buffers[k];
+    b.id += static_cast<int64_t>(n);
+    b.lower += trace.end;
+    b.upper += trace.end;
+    trace.buffers.push_back(b);
+  }
+  trace.end *= 2;
+  const plan::Placement twice = MustPlan(trace);
+  EXPECT_EQ(twice.lower_bound, before.lower_bound);
+  if (before.optimal()) {
+    EXPECT_EQ(twice.peak, before.peak);
+  }
 }
 
 TEST_P(PlanMemoryProperty, ReversedTimeHasTheSameOptimum) {
