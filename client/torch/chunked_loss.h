@@ -1,0 +1,25 @@
+// Cross entropy over a few rows of logits at a time: the whole of them would
+// be rows * vocabulary, in fp32. Softmax by log-softmax (no underflow), labels
+// of -100 ignored, the sum in fp64.
+//
+// Throws what ATen throws. Thread safety: pure functions.
+#pragma once
+
+#include <ATen/core/Tensor.h>
+
+namespace sluice::runtime {
+
+inline constexpr int64_t kIgnoredLabel = -100;
+
+// Loss and gradients of `normed` [rows, hidden] against `labels` [rows].
+//   loss_sum  fp64 scalar tensor: the sum of losses is added (no host wait)
+//   weight_gradient  fp32 [vocab, hidden]: added to
+//   returns   d(normed), in normed's dtype
+// Gradients are of loss * scale.
+at::Tensor LossForwardBackward(const at::Tensor& normed,
+                               const at::Tensor& labels,
+                               const at::Tensor& weight, double scale,
+                               int64_t rows_at_once, at::Tensor& loss_sum,
+                               at::Tensor& weight_gradient);
+
+}  // namespace sluice::runtime

@@ -1,0 +1,26 @@
+// Rotary position embedding, rotate-half as in Llama: pairs (i, i + dim/2) of
+// a head turn by position * theta^(-2i/dim). Tables are made a chunk at a
+// time, so nothing here grows with the sequence; angles are computed in fp64,
+// since an fp32 angle of a position in the millions is wrong in its second
+// decimal.
+//
+// Throws what ATen throws. Thread safety: pure functions.
+#pragma once
+
+#include <ATen/core/Tensor.h>
+
+namespace sluice::runtime {
+
+struct RopeTables {
+  at::Tensor cos, sin;  // [rows, 1, dim / 2], fp32
+};
+
+// Of positions [begin, begin + rows).
+RopeTables MakeRopeTables(int64_t begin, int64_t rows, int64_t dim,
+                          double theta);
+
+// Turns x [rows, heads, dim] in place; `inverse` turns back, which is also
+// the gradient. bf16 is turned in fp32.
+void ApplyRope(at::Tensor& x, const RopeTables& tables, bool inverse = false);
+
+}  // namespace sluice::runtime

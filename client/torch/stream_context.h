@@ -1,0 +1,118 @@
+// The inside of a StreamContext, shared by the files of the streamed layer.
+//
+// Thread safety: the compute thread only.
+#pragma once
+
+#include <ATen/core/Tensor.h>
+
+#include <algorithm>
+#include <functional>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "client/torch/chunk_io.h"
+#include "client/torch/host_store.h"
+#include "client/torch/rope.h"
+#include "client/torch/stream_shape.h"
+#include "client/torch/streamed_layer.h"
+#include "client/torch/token_math.h"
+#include "client/torch/ulysses.h"
+
+namespace sluice::runtime {
+
+class StreamState final : public StreamContext {
+ public:
+  explicit StreamState(const Options& options);
+
+  static StreamState& Of(StreamContext& context) {
+    return static_cast<StreamState&>(context);
+  }
+
+  client::CopyEngine& copies() { return *options.copies; }
+  // Names the segment of chunk m: `kind` + ".full" or ".tail".
+  std::string Kind(const char* kind, int64_t m) const {
+    return std::string(kind) + shape.suffix(m);
+  }
+  absl::StatusOr<std::unique_ptr<ChunkHandle>> NewHidden();
+  NormWeights Norm(const at::Tensor& weight, const at::Tensor& bias) const {
+    return {options.model.arch, weight, bias, options.model.norm_epsilon};
+  }
+  // Whole chunks between token and head layout.
+  RowRuns Whole(int64_t m) const { return RowRuns::Whole(shape.layout, m); }
+  // The dropped rows of q, k, v, stored back to back.
+  RowRuns Dropped(int64_t m) const;
+  // Tables for this rank's rows of chunk m from its `skip`-th on; Llama only.
+  RopeTables Rope(int64_t m, int64_t skip) const;
+  bool rope() const { return options.model.arch == Arch::kLlama; }
+
+  const Options options;
+  const StreamShape shape;
+  HostStore store;
+  HeadExchange exchange;
+  StagingRing staging;
+  FetchRing inputs, blocks, keys;
+  // fp32 sums of one chunk. `output` is undefined in fp32, where the staging
+  // slot itself holds the sum.
+  at::Tensor output, key_gradient, value_gradient, query_gradient;
+};
+
+// --- chunked attention (streamed_attention.cc) ------------------------------
+// Key chunk i against query chunk j >= i.
+struct Block {
+  int64_t i, j;
+};
+
+// A chunk in head layout: q, k, v [rows, heads, dim], o as q, lse
+// [heads, rows].
+struct Heads {
+  at::Tensor q, k, v, o, lse;
+};
+
+// The attention of one layer's forward, chunk after chunk. Keys and values of
+// earlier chunks come from host memory, ahead of their use even across chunks.
+class AttentionForward {
+ public:
+  AttentionForward(StreamState& state, int64_t layer);
+  // Attends chunk m, whose k and v have been sent (flushed), to chunks 0..m;
+  // fills `output` (fp32) and heads.lse.
+  absl::Status Run(int64_t m, const Heads& heads, at::Tensor& output);
+
+ private:
+  StreamState& state_;
+  const std::vector<Block> blocks_;
+  size_t next_ = 0;
+  int64_t sent_ = -1;  // the last chunk whose k and v have been sent
+  Fetches fetches_;
+};
+
+// Walks all blocks, k/v outer, and calls `finished` for each chunk i once its
+// gradients are whole, in state.{query,key,value}_gradient.
+using ChunkGradients = std::function<absl::Status(int64_t i)>;
+absl::Status StreamAttentionBackward(StreamState& state, int64_t layer,
+                                     const ChunkGradients& finished);
+
+// --- pieces shared by forward and recomputation (streamed_project.cc) -------
+struct Projected {
+  at::Tensor q, k, v;  // [rows, heads, dim], after RoPE, token layout
+};
+// Projects normed rows: this rank's rows of chunk m from its `skip`-th on.
+Projected Project(const StreamState& state, const LayerTensors& weights,
+                  const at::Tensor& normed, int64_t m, int64_t skip);
+
+// Adds the field of a q, k or v chunk in head layout to a fetch.
+void FetchHeads(StreamState& state, int64_t layer, Saved which, int64_t m,
+                Fetch& fetch);
+// Queues one for host memory: kept rows, and dropped rows to scratch.
+void SendHeads(StreamState& state, int64_t layer, Saved which, int64_t m,
+               const at::Tensor& heads, bool with_dropped);
+
+// Calls body(first, rows) for [begin, end) in runs of at most `step` rows.
+template <typename Body>
+void ForRows(int64_t begin, int64_t end, int64_t step, Body body) {
+  for (int64_t row = begin; row < end; row += step) {
+    body(row, std::min(step, end - row));
+  }
+}
+
+}  // namespace sluice::runtime

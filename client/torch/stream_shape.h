@@ -1,0 +1,113 @@
+// The arithmetic of one rank's streamed step: rows kept and dropped, bytes of
+// every buffer in host memory and in HBM. No memory is touched here, so that
+// "how much would it need" and "allocate it" cannot disagree.
+//
+// Thread safety: values.
+#pragma once
+
+#include <cstdint>
+#include <vector>
+
+#include "client/torch/streamed_layer.h"
+
+namespace sluice::runtime {
+
+// What backward may need of a layer's forward beside the layer's input
+// (MEMO's skeletal classes).
+enum class Saved {
+  kNorm1,
+  kQ,
+  kK,
+  kV,
+  kO,
+  kLse,
+  kX2,
+  kNorm2,
+  kUp,
+  kGate,
+  kAct
+};
+inline constexpr int kSavedClasses = 11;
+inline constexpr Saved kAllSaved[kSavedClasses] = {
+    Saved::kNorm1, Saved::kQ,    Saved::kK,  Saved::kV,
+    Saved::kO,     Saved::kLse,  Saved::kX2, Saved::kNorm2,
+    Saved::kUp,    Saved::kGate, Saved::kAct};
+
+struct SavedClass {
+  const char* name;   // as in the profile
+  bool head_layout;   // rows of the whole chunk, of this rank's heads; else
+                      // this rank's rows, all of hidden or ffn
+  bool whole;         // every row stays in host memory, whatever alpha
+  int64_t row_bytes;  // 0: this model has no such class
+};
+
+// Consecutive rows of a chunk in head layout that are all kept or all dropped.
+struct RowPiece {
+  bool kept;
+  int64_t row, rows;   // in the chunk
+  int64_t stored_row;  // in the chunk's kept (or dropped) rows
+};
+
+// Every slot buffer begins at a multiple of this.
+inline constexpr int64_t kSlotAlignment = 64;
+constexpr int64_t AlignSlot(int64_t bytes) {
+  return (bytes + kSlotAlignment - 1) / kSlotAlignment * kSlotAlignment;
+}
+
+class StreamShape {
+ public:
+  explicit StreamShape(const StreamContext::Options& options);
+
+  int64_t chunks() const { return layout.chunks(); }
+  bool full(int64_t m) const { return layout.rows(m) == layout.rows(0); }
+  // ".full" or ".tail": every segment kind's ending.
+  const char* suffix(int64_t m) const { return full(m) ? ".full" : ".tail"; }
+  // Rows of chunk m over all ranks, of this rank, and its first rows that stay
+  // in host memory until backward.
+  int64_t rows(int64_t m) const { return layout.rows(m); }
+  int64_t local(int64_t m) const { return layout.local_rows(m, rank); }
+  int64_t kept(int64_t m) const { return kept_of(m, rank); }
+  int64_t kept_of(int64_t m, int64_t p) const;
+  // The same in head layout: kept rows of all ranks, and the others.
+  int64_t head_kept(int64_t m) const;
+  int64_t head_dropped(int64_t m) const { return rows(m) - head_kept(m); }
+  // Chunk m in head layout, row by row, as pieces.
+  std::vector<RowPiece> pieces(int64_t m) const;
+
+  // The chunk that a step runs before chunk m (-1: none).
+  int64_t previous(int64_t m) const;
+
+  SavedClass saved(Saved which) const;
+  // Rows of a class that stay in host memory for chunk m.
+  int64_t saved_rows(Saved which, int64_t m) const;
+
+  // Bytes of one chunk m of hidden states, of q (or o), of k (or v), of lse.
+  int64_t hidden_bytes(int64_t m) const { return local(m) * hidden * element; }
+  int64_t query_row_bytes() const { return q_heads * dim * element; }
+  int64_t key_row_bytes() const { return kv_heads * dim * element; }
+  int64_t query_gradient_bytes(int64_t m) const {  // fp32 whatever the dtype
+    return rows(m) * q_heads * dim * 4;
+  }
+
+  // The largest record that a slot of each ring must hold.
+  int64_t staging_slot() const;
+  int64_t input_slot() const;
+  int64_t block_slot() const;
+  int64_t key_value_slot() const;
+  // fp32 accumulators outside the rings.
+  int64_t accumulators() const;
+
+  ChunkLayout layout;
+  int64_t rank, ranks, layers;
+  int64_t hidden, ffn, vocab, dim;
+  int64_t q_heads, kv_heads;  // this rank's, kv after expansion
+  int64_t element;            // bytes of an activation
+  double alpha;
+  int prefetch_depth;
+  int64_t ffn_rows, loss_rows;  // of one call
+  bool gated;                   // SwiGLU
+  // The chunks a step runs: all of them, or the first two and the last.
+  std::vector<int64_t> active;
+};
+
+}  // namespace sluice::runtime

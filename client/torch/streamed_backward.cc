@@ -1,0 +1,331 @@
+// A layer's backward. Attention is never recomputed:
+//   A  a chunk at a time: dropped rows again, FFN and output projection back,
+//      dO to head layout and to host memory;
+//   B  blocks of attention, k/v outer (streamed_attention.cc);
+//   C  as each chunk's dq, dk, dv become whole: projections and norm back.
+#include <ATen/core/grad_mode.h>
+#include <ATen/ops/empty.h>
+
+#include "client/torch/exceptions.h"
+#include "client/torch/stream_context.h"
+#include "proto/base/status.h"
+
+namespace sluice::runtime {
+namespace {
+
+class Backward {
+ public:
+  Backward(StreamState& state, const LayerTensors& weights,
+           LayerTensors& gradients, SavedLayer& saved, ChunkHandle& gradient)
+      : state_(state),
+        shape_(state.shape),
+        weights_(weights),
+        gradients_(gradients),
+        layer_(saved.layer),
+        input_(*saved.input),
+        gradient_(gradient) {}
+
+  absl::Status Run() {
+    SLUICE_RETURN_IF_ERROR(PhaseA());
+    return PhasesBandC();
+  }
+
+ private:
+  // What phase A fetches of a chunk; the last five are kept rows only.
+  struct PostInputs {
+    at::Tensor dy, x, o, x2, norm2, up, gate, act;
+  };
+
+  absl::Status PhaseA();
+  absl::Status PhasesBandC();
+  void FetchPost(int64_t m, Fetch& fetch);
+  PostInputs TakePost(Slot& slot, int64_t m) const;
+  absl::Status PostChunk(int64_t m, const PostInputs& in);
+  void FeedForward(const at::Tensor& dy, const at::Tensor& x2,
+                   const PostInputs* kept, int64_t row, int64_t rows,
+                   const at::Tensor& dx2);
+  absl::Status Recompute(int64_t m, const at::Tensor& x);
+  absl::Status ProjectionsChunk(int64_t m, Fetches& inputs);
+  void Projections(int64_t m, const at::Tensor& x, const at::Tensor& dx2,
+                   const at::Tensor& norm1, const Projected& d,
+                   const at::Tensor& dx);
+  absl::Status GradientsHome(int64_t m, Projected& d);
+
+  NormWeights Norm1() const {
+    return state_.Norm(weights_.norm1_weight, weights_.norm1_bias);
+  }
+  NormWeights Norm2() const {
+    return state_.Norm(weights_.norm2_weight, weights_.norm2_bias);
+  }
+
+  StreamState& state_;
+  const StreamShape& shape_;
+  const LayerTensors& weights_;
+  LayerTensors& gradients_;
+  const int64_t layer_;
+  ChunkHandle& input_;
+  ChunkHandle& gradient_;  // dY, then dX2, then dX, chunk by chunk in place
+};
+
+// --- phase A ----------------------------------------------------------------
+
+void Backward::FetchPost(int64_t m, Fetch& fetch) {
+  fetch.Whole(gradient_.chunk(m));
+  fetch.Whole(input_.chunk(m));
+  for (const Saved which : {Saved::kO, Saved::kX2, Saved::kNorm2, Saved::kUp,
+                            Saved::kGate, Saved::kAct}) {
+    fetch.Whole(state_.store.saved(layer_, which, m));
+  }
+}
+
+Backward::PostInputs Backward::TakePost(Slot& slot, int64_t m) const {
+  const at::ScalarType type = state_.options.dtype;
+  const int64_t kept = shape_.kept(m), hidden = shape_.hidden;
+  PostInputs in;
+  in.dy = slot.Take({shape_.local(m), hidden}, type);
+  in.x = slot.Take({shape_.local(m), hidden}, type);
+  in.o = slot.Take({shape_.rows(m), shape_.q_heads, shape_.dim}, type);
+  in.x2 = slot.Take({kept, hidden}, type);
+  in.norm2 = slot.Take({kept, hidden}, type);
+  in.up = slot.Take({kept, shape_.ffn}, type);
+  if (shape_.gated) in.gate = slot.Take({kept, shape_.ffn}, type);
+  in.act = slot.Take({kept, shape_.ffn}, type);
+  return in;
+}
+
+absl::Status Backward::PhaseA() {
+  const std::vector<int64_t>& chunks = shape_.active;
+  Fetches inputs(&state_.inputs, static_cast<int64_t>(chunks.size()),
+                 "saved rows", [&](int64_t k, Fetch& fetch) {
+                   FetchPost(chunks[k], fetch);
+                   return true;
+                 });
+  for (const int64_t m : chunks) {
+    SLUICE_ASSIGN_OR_RETURN(Slot * slot, inputs.Next());
+    const PostInputs in = TakePost(*slot, m);
+    SLUICE_RETURN_IF_ERROR(state_.staging.Begin());
+    SLUICE_RETURN_IF_ERROR(PostChunk(m, in));
+    SLUICE_RETURN_IF_ERROR(Recompute(m, in.x));
+    inputs.Done();
+  }
+  return absl::OkStatus();
+}
+
+// FFN and norm2 back for rows [row, row + rows) of `dy`; x2 has just these
+// rows. `kept` is null for dropped rows, which are computed again.
+void Backward::FeedForward(const at::Tensor& dy, const at::Tensor& x2,
+                           const PostInputs* kept, int64_t row, int64_t rows,
+                           const at::Tensor& dx2) {
+  const auto saved = [&](const at::Tensor& t) {
+    return t.narrow(0, row, rows);
+  };
+  at::Tensor norm2, up, gate, act;
+  if (kept != nullptr) {
+    norm2 = saved(kept->norm2), up = saved(kept->up), act = saved(kept->act);
+    if (shape_.gated) gate = saved(kept->gate);
+  } else {
+    norm2 = NormForward(x2, Norm2());
+    up = LinearForward(norm2, weights_.up_weight, weights_.up_bias);
+    if (shape_.gated) gate = LinearForward(norm2, weights_.gate_weight, {});
+    act = ActivationForward(gate, up);
+  }
+  LinearBackwardWeight(act, dy, gradients_.down_weight, gradients_.down_bias);
+  act.reset();
+  ActivationGradients d = ActivationBackward(
+      LinearBackwardInput(dy, weights_.down_weight), gate, up);
+  LinearBackwardWeight(norm2, d.up, gradients_.up_weight, gradients_.up_bias);
+  at::Tensor dnorm =
+      LinearBackwardInput(d.up, weights_.up_weight).to(at::kFloat);
+  if (shape_.gated) {
+    at::Tensor none;
+    LinearBackwardWeight(norm2, d.gate, gradients_.gate_weight, none);
+    dnorm.add_(LinearBackwardInput(d.gate, weights_.gate_weight));
+  }
+  dx2.copy_(NormBackward(x2, dnorm, Norm2(), gradients_.norm2_weight,
+                         gradients_.norm2_bias)
+                .add_(dy));
+}
+
+absl::Status Backward::PostChunk(int64_t m, const PostInputs& in) {
+  const int64_t rows = shape_.local(m), kept = shape_.kept(m);
+  const at::Tensor dx2 =
+      state_.staging.Take({rows, shape_.hidden}, state_.options.dtype);
+  const at::Tensor d_o =
+      state_.staging.Take(in.o.sizes(), state_.options.dtype);
+  {
+    SegmentScope segment(state_.options.allocator,
+                         state_.Kind("post.backward", m));
+    at::Tensor home = in.o;
+    if (!state_.exchange.local()) {
+      home = at::empty({rows, state_.options.model.heads, shape_.dim},
+                       in.o.options());
+    }
+    SLUICE_RETURN_IF_ERROR(state_.exchange.ToTokens(
+        state_.Whole(m), {{HeadKind::kQuery, home, in.o}}));
+    const at::Tensor home_rows = home.view({rows, shape_.hidden});
+    ForRows(0, kept, shape_.ffn_rows, [&](int64_t row, int64_t n) {
+      FeedForward(in.dy.narrow(0, row, n), in.x2.narrow(0, row, n), &in, row, n,
+                  dx2.narrow(0, row, n));
+    });
+    ForRows(kept, rows, shape_.ffn_rows, [&](int64_t row, int64_t n) {
+      const at::Tensor x2 = LinearForward(home_rows.narrow(0, row, n),
+                                          weights_.o_weight, weights_.o_bias)
+                                .add_(in.x.narrow(0, row, n));
+      FeedForward(in.dy.narrow(0, row, n), x2, nullptr, row, n,
+                  dx2.narrow(0, row, n));
+    });
+    LinearBackwardWeight(home_rows, dx2, gradients_.o_weight,
+                         gradients_.o_bias);
+    const at::Tensor d_home =
+        LinearBackwardInput(dx2, weights_.o_weight)
+            .view({rows, state_.options.model.heads, shape_.dim});
+    SLUICE_RETURN_IF_ERROR(state_.exchange.ToHeads(
+        state_.Whole(m), {{HeadKind::kQuery, d_home, d_o}}));
+  }
+  state_.staging.Send(dx2, gradient_.chunk(m));
+  state_.staging.Send(d_o, state_.store.output_gradient(m));
+  state_.staging.Flush("dO, dX out");
+  return absl::OkStatus();
+}
+
+// The dropped rows of q, k, v, once, into scratch. All ranks agree on whether
+// there are any.
+absl::Status Backward::Recompute(int64_t m, const at::Tensor& x) {
+  const int64_t dropped = shape_.head_dropped(m), kept = shape_.kept(m);
+  if (dropped == 0) return absl::OkStatus();
+  const at::ScalarType type = state_.options.dtype;
+  const at::Tensor q =
+      state_.staging.Take({dropped, shape_.q_heads, shape_.dim}, type);
+  const at::Tensor k =
+      state_.staging.Take({dropped, shape_.kv_heads, shape_.dim}, type);
+  const at::Tensor v =
+      state_.staging.Take({dropped, shape_.kv_heads, shape_.dim}, type);
+  {
+    SegmentScope segment(state_.options.allocator,
+                         state_.Kind("qkv.recompute", m));
+    const at::Tensor normed =
+        NormForward(x.narrow(0, kept, x.size(0) - kept), Norm1());
+    const Projected local = Project(state_, weights_, normed, m, kept);
+    SLUICE_RETURN_IF_ERROR(state_.exchange.ToHeads(
+        state_.Dropped(m), {{HeadKind::kQuery, local.q, q},
+                            {HeadKind::kKeyValue, local.k, k},
+                            {HeadKind::kKeyValue, local.v, v}}));
+  }
+  state_.staging.Send(q, state_.store.dropped(Saved::kQ, m));
+  state_.staging.Send(k, state_.store.dropped(Saved::kK, m));
+  state_.staging.Send(v, state_.store.dropped(Saved::kV, m));
+  state_.staging.Flush("q, k, v again");
+  return absl::OkStatus();
+}
+
+// --- phases B and C ---------------------------------------------------------
+
+absl::Status Backward::PhasesBandC() {
+  const std::vector<int64_t>& chunks = shape_.active;
+  Fetches inputs(
+      &state_.inputs, static_cast<int64_t>(chunks.size()), "x, dX",
+      [&](int64_t k, Fetch& fetch) {
+        fetch.Whole(input_.chunk(chunks[k]));
+        fetch.Whole(gradient_.chunk(chunks[k]));
+        fetch.Whole(state_.store.saved(layer_, Saved::kNorm1, chunks[k]));
+        return true;
+      });
+  return StreamAttentionBackward(
+      state_, layer_, [&](int64_t i) { return ProjectionsChunk(i, inputs); });
+}
+
+// dq, dk, dv of chunk m in token layout, turned back.
+absl::Status Backward::GradientsHome(int64_t m, Projected& d) {
+  const int64_t rows = shape_.local(m), all = shape_.rows(m);
+  const ModelConfig& model = state_.options.model;
+  const auto heads = [&](const at::Tensor& sums) {
+    return sums.narrow(0, 0, all);
+  };
+  const Projected sums{heads(state_.query_gradient), heads(state_.key_gradient),
+                       heads(state_.value_gradient)};
+  if (state_.exchange.local()) {
+    d = sums;
+  } else {
+    d.q = at::empty({rows, model.heads, shape_.dim}, at::kFloat);
+    d.k = at::empty({rows, model.kv_heads, shape_.dim}, at::kFloat);
+    d.v = at::empty({rows, model.kv_heads, shape_.dim}, at::kFloat);
+  }
+  SLUICE_RETURN_IF_ERROR(state_.exchange.ToTokens(
+      state_.Whole(m), {{HeadKind::kQuery, d.q, sums.q},
+                        {HeadKind::kKeyValue, d.k, sums.k},
+                        {HeadKind::kKeyValue, d.v, sums.v}}));
+  if (state_.rope()) {
+    const RopeTables tables = state_.Rope(m, 0);
+    ApplyRope(d.q, tables, /*inverse=*/true);
+    ApplyRope(d.k, tables, /*inverse=*/true);
+  }
+  return absl::OkStatus();
+}
+
+void Backward::Projections(int64_t m, const at::Tensor& x,
+                           const at::Tensor& dx2, const at::Tensor& norm1,
+                           const Projected& d, const at::Tensor& dx) {
+  const int64_t rows = shape_.local(m), kept = shape_.kept(m);
+  const at::Tensor dq = d.q.view({rows, -1});
+  const at::Tensor dk = d.k.view({rows, -1});
+  const at::Tensor dv = d.v.view({rows, -1});
+  const auto weights = [&](const at::Tensor& normed, int64_t first) {
+    const int64_t n = normed.size(0);
+    LinearBackwardWeight(normed, dq.narrow(0, first, n), gradients_.q_weight,
+                         gradients_.q_bias);
+    LinearBackwardWeight(normed, dk.narrow(0, first, n), gradients_.k_weight,
+                         gradients_.k_bias);
+    LinearBackwardWeight(normed, dv.narrow(0, first, n), gradients_.v_weight,
+                         gradients_.v_bias);
+  };
+  weights(norm1, 0);
+  if (rows > kept) {
+    weights(NormForward(x.narrow(0, kept, rows - kept), Norm1()), kept);
+  }
+  at::Tensor dnorm = LinearBackwardInput(dq, weights_.q_weight).to(at::kFloat);
+  dnorm.add_(LinearBackwardInput(dk, weights_.k_weight));
+  dnorm.add_(LinearBackwardInput(dv, weights_.v_weight));
+  dx.copy_(NormBackward(x, dnorm, Norm1(), gradients_.norm1_weight,
+                        gradients_.norm1_bias)
+               .add_(dx2));
+}
+
+absl::Status Backward::ProjectionsChunk(int64_t m, Fetches& inputs) {
+  SLUICE_ASSIGN_OR_RETURN(Slot * slot, inputs.Next());
+  const at::ScalarType type = state_.options.dtype;
+  const int64_t rows = shape_.local(m), hidden = shape_.hidden;
+  const at::Tensor x = slot->Take({rows, hidden}, type);
+  const at::Tensor dx2 = slot->Take({rows, hidden}, type);
+  const at::Tensor norm1 = slot->Take({shape_.kept(m), hidden}, type);
+  SLUICE_RETURN_IF_ERROR(state_.staging.Begin());
+  const at::Tensor dx = state_.staging.Take({rows, hidden}, type);
+  {
+    SegmentScope segment(state_.options.allocator,
+                         state_.Kind("qkv.backward", m));
+    Projected d;
+    SLUICE_RETURN_IF_ERROR(GradientsHome(m, d));
+    if (rows > 0) Projections(m, x, dx2, norm1, d, dx);
+  }
+  state_.staging.Send(dx, gradient_.chunk(m));
+  state_.staging.Flush("dX out");
+  inputs.Done();
+  return absl::OkStatus();
+}
+
+}  // namespace
+
+absl::StatusOr<std::unique_ptr<ChunkHandle>> LayerBackward(
+    StreamContext& context, const LayerTensors& weights,
+    LayerTensors& gradients, std::unique_ptr<SavedLayer> saved,
+    std::unique_ptr<ChunkHandle> output_gradient) {
+  StreamState& state = StreamState::Of(context);
+  const at::NoGradGuard no_grad;
+  const auto body = [&]() -> absl::StatusOr<std::unique_ptr<ChunkHandle>> {
+    SLUICE_RETURN_IF_ERROR(
+        Backward(state, weights, gradients, *saved, *output_gradient).Run());
+    return std::move(output_gradient);
+  };
+  return CatchStatus("backward of a streamed layer", body);
+}
+
+}  // namespace sluice::runtime

@@ -1,0 +1,126 @@
+#include "tests/torch/stream_fixture.h"
+
+#include <ATen/ATen.h>
+
+namespace sluice::runtime {
+
+using ::sluice::testing::IsOk;
+
+at::Tensor Deal(const at::Tensor& all, const ChunkLayout& layout, int rank) {
+  std::vector<at::Tensor> parts;
+  for (int64_t m = 0; m < layout.chunks(); ++m) {
+    parts.push_back(all.narrow(0,
+                               layout.begin(m) + layout.local_offset(m, rank),
+                               layout.local_rows(m, rank)));
+  }
+  return at::cat(parts);
+}
+
+StepData MakeStepData(const StepCase& c, uint64_t seed) {
+  at::manual_seed(seed);
+  StepData data;
+  ModelConfig wide = c.model;
+  wide.init_std = 0.1;  // attention that looks somewhere
+  data.weights = InitialTensors(wide, c.dtype, seed);
+  for (const NamedTensor& named : NamedTensors(c.model, data.weights)) {
+    named.tensor->add_(at::randn(named.tensor->sizes()), 0.05);
+  }
+  data.tokens = at::randint(c.model.vocab, {c.seq_len}, at::kLong);
+  data.labels = at::randint(c.model.vocab, {c.seq_len}, at::kLong);
+  data.labels.masked_fill_(at::rand({c.seq_len}) < 0.1, -100);
+  data.labels[c.seq_len - 1] = -100;
+  data.labels[0] = 1;
+  data.count = data.labels.ne(-100).sum().item<int64_t>();
+  return data;
+}
+
+namespace {
+
+// One rank's part of RunStep.
+class RankStep {
+ public:
+  RankStep(const StepCase& c, const StepData& data, device::Driver* driver,
+           Collectives& collectives)
+      : case_(c), data_(data), driver_(driver), collectives_(collectives) {}
+
+  void Run(int steps, std::mutex& mutex, StepOutcome& outcome) {
+    const int rank = collectives_.rank();
+    auto engine = client::CopyEngine::Start(
+        {.driver = driver_, .device = DeviceIndex(rank)});
+    ASSERT_THAT(engine, IsOk());
+    StreamContext::Options options{
+        .model = case_.model,
+        .layout = ChunkLayout(case_.seq_len, case_.chunk, case_.ranks),
+        .rank = rank,
+        .dtype = case_.dtype,
+        .stream = case_.stream,
+        .collectives = &collectives_,
+        .copies = engine->get()};
+    options.host_size = StreamContext::HostBytes(options);
+    const Arena arena(options.host_size);
+    options.host = arena.data();
+    auto context = StreamContext::Create(options);
+    ASSERT_THAT(context, IsOk());
+    ModelTensors gradients;
+    StepResult result;
+    device::CallCounters before;
+    for (int step = 0; step < steps; ++step) {
+      gradients = ZeroTensors(case_.model, at::kFloat);
+      before = driver_->counters();
+      auto done =
+          StreamedStep(**context, data_.weights, gradients,
+                       Deal(data_.tokens, options.layout, rank),
+                       Deal(data_.labels, options.layout, rank), data_.count);
+      ASSERT_THAT(done, IsOk());
+      result = *done;
+    }
+    const device::CallCounters after = driver_->counters();
+    ASSERT_THAT((*engine)->Drain(), IsOk());
+    EXPECT_TRUE(arena.GuardIntact());
+    const std::lock_guard lock(mutex);
+    Add(result, gradients, outcome);
+    if (rank == 0) {
+      outcome.copies = (*engine)->stats();
+      outcome.before = before;
+      outcome.after = after;
+    }
+  }
+
+ private:
+  void Add(const StepResult& result, ModelTensors& gradients,
+           StepOutcome& outcome) {
+    outcome.loss_sum += result.loss_sum;
+    outcome.count += result.count;
+    const auto from = NamedTensors(case_.model, gradients);
+    const auto to = NamedTensors(case_.model, outcome.gradients);
+    for (size_t i = 0; i < from.size(); ++i) {
+      to[i].tensor->add_(*from[i].tensor);
+    }
+  }
+
+  const StepCase& case_;
+  const StepData& data_;
+  device::Driver* driver_;
+  Collectives& collectives_;
+};
+
+}  // namespace
+
+StepOutcome RunStep(const StepCase& c, const StepData& data, int steps) {
+  StepOutcome outcome;
+  outcome.gradients = ZeroTensors(c.model, at::kFloat);
+  const testing::TempDir directory;
+  device::SimConfig node{.links = {{"pcie0", c.link_speed, c.link_speed}},
+                         .host_memory = MiB(1)};
+  node.gpus.assign(c.ranks, {MiB(1), "pcie0", NumaIndex(0)});
+  EXPECT_THAT(device::CreateSimNode(directory.path(), node), IsOk());
+  auto driver = device::OpenSimDriver(directory.path());
+  EXPECT_THAT(driver, IsOk());
+  std::mutex mutex;
+  RunRanks(c.ranks, [&](Collectives& collectives) {
+    RankStep(c, data, driver->get(), collectives).Run(steps, mutex, outcome);
+  });
+  return outcome;
+}
+
+}  // namespace sluice::runtime

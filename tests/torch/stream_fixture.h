@@ -1,0 +1,78 @@
+// A streamed step on a simulated node: ranks as threads, each with its copy
+// engine and an arena of exactly the bytes HostBytes asked for.
+#pragma once
+
+#include <cstdlib>
+#include <memory>
+#include <mutex>
+#include <vector>
+
+#include "client/copy_engine.h"
+#include "client/torch/streamed_model.h"
+#include "gtest/gtest.h"
+#include "kernels/device/sim/sim.h"
+#include "tests/support/status_matchers.h"
+#include "tests/support/temp_dir.h"
+#include "tests/torch/rank_threads.h"
+
+namespace sluice::runtime {
+
+struct StepCase {
+  ModelConfig model;
+  int64_t seq_len = 64;
+  int64_t chunk = 16;
+  int ranks = 1;
+  StreamOptions stream;
+  at::ScalarType dtype = at::kFloat;
+  double link_speed = 0;  // bytes per second each way; 0: not throttled
+};
+
+struct StepOutcome {
+  double loss_sum = 0;
+  int64_t count = 0;
+  ModelTensors gradients;  // summed over ranks
+  client::CopyStats copies;
+  device::CallCounters before, after;  // around rank 0's step
+};
+
+// Exactly `size` bytes at a 64-byte boundary, guarded behind.
+class Arena {
+ public:
+  explicit Arena(Bytes size) : size_(size.size()) {
+    data_.reset(
+        static_cast<std::byte*>(std::aligned_alloc(64, size_ + kGuard)));
+    std::fill_n(data_.get(), size_ + kGuard, std::byte{0xff});
+  }
+  std::byte* data() const { return data_.get(); }
+  bool GuardIntact() const {
+    for (size_t i = 0; i < kGuard; ++i) {
+      if (data_.get()[size_ + i] != std::byte{0xff}) return false;
+    }
+    return true;
+  }
+
+ private:
+  static constexpr size_t kGuard = 4096;
+  struct Free {
+    void operator()(std::byte* p) const { std::free(p); }
+  };
+  size_t size_;
+  std::unique_ptr<std::byte, Free> data_;
+};
+
+// Rows of a global per-token tensor that rank r holds, chunk after chunk.
+at::Tensor Deal(const at::Tensor& all, const ChunkLayout& layout, int rank);
+
+// Weights away from their special initial values, and a text with some labels
+// ignored.
+struct StepData {
+  ModelTensors weights;
+  at::Tensor tokens, labels;
+  int64_t count = 0;
+};
+StepData MakeStepData(const StepCase& c, uint64_t seed);
+
+// Runs `steps` steps (gradients of the last).
+StepOutcome RunStep(const StepCase& c, const StepData& data, int steps = 1);
+
+}  // namespace sluice::runtime
