@@ -129,9 +129,11 @@ class Driver {
   virtual absl::Status Release(Memory memory) = 0;
 
   // --- virtual memory ------------------------------------------------------
-  virtual absl::StatusOr<Address> Reserve(Bytes size) = 0;
+  // A range of addresses for memory of one kind: host memory that cuda cannot
+  // make itself lives at other addresses than a GPU's.
+  virtual absl::StatusOr<Address> Reserve(Bytes size, Placement::Kind kind) = 0;
   virtual absl::Status FreeReservation(Address address, Bytes size) = 0;
-  // Maps the whole of `memory` at `address`, inside a reservation.
+  // Maps the whole of `memory` at `address`, inside a reservation of its kind.
   virtual absl::Status Map(Address address, Bytes size, Memory memory) = 0;
   virtual absl::Status Unmap(Address address, Bytes size) = 0;
   // Makes a mapped range readable and writable from `device` (and from the

@@ -39,7 +39,7 @@ class EngineTest : public ::testing::Test {
 
   std::byte* Map(device::Placement where, Bytes size) {
     const auto memory = driver_->Create(where, size);
-    const auto address = driver_->Reserve(size);
+    const auto address = driver_->Reserve(size, where.kind);
     EXPECT_THAT(driver_->Map(*address, size, *memory), IsOk());
     EXPECT_THAT(driver_->SetAccess(*address, size, DeviceIndex(0)), IsOk());
     return *address;

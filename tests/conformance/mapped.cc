@@ -22,8 +22,11 @@ Content Pattern(Bytes size, int seed) {
 }
 
 absl::StatusOr<std::unique_ptr<Mapped>> Mapped::Map(Driver* driver,
-                                                    Memory memory, Bytes size) {
-  SLUICE_ASSIGN_OR_RETURN(const Address address, driver->Reserve(size));
+                                                    Memory memory,
+                                                    Placement where,
+                                                    Bytes size) {
+  SLUICE_ASSIGN_OR_RETURN(const Address address,
+                          driver->Reserve(size, where.kind));
   SLUICE_RETURN_IF_ERROR(driver->Map(address, size, memory));
   SLUICE_RETURN_IF_ERROR(driver->SetAccess(address, size, kGpu));
   return std::unique_ptr<Mapped>(new Mapped(driver, memory, address, size));
@@ -33,7 +36,7 @@ absl::StatusOr<std::unique_ptr<Mapped>> Mapped::Create(Driver* driver,
                                                        Placement where,
                                                        Bytes size) {
   SLUICE_ASSIGN_OR_RETURN(const Memory memory, driver->Create(where, size));
-  return Map(driver, memory, size);
+  return Map(driver, memory, where, size);
 }
 
 Mapped::~Mapped() {

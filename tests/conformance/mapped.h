@@ -22,7 +22,9 @@ class Mapped {
  public:
   // Takes `memory` over.
   static absl::StatusOr<std::unique_ptr<Mapped>> Map(Driver* driver,
-                                                     Memory memory, Bytes size);
+                                                     Memory memory,
+                                                     Placement where,
+                                                     Bytes size);
   static absl::StatusOr<std::unique_ptr<Mapped>> Create(Driver* driver,
                                                         Placement where,
                                                         Bytes size);

@@ -113,7 +113,7 @@ TEST_P(MemoryConformance, TheCpuTouchesHostMemory) {
 TEST_P(MemoryConformance, ExtentsMapIntoOneRange) {
   const Bytes size = Size(kOnGpu);
   SLUICE_ASSERT_OK_AND_ASSIGN(const Address address,
-                              driver_->Reserve(size * 3));
+                              driver_->Reserve(size * 3, kOnGpu.kind));
   std::vector<Memory> extents;
   for (int i = 0; i < 3; ++i) {
     SLUICE_ASSERT_OK_AND_ASSIGN(const Memory extent,
@@ -139,7 +139,8 @@ TEST_P(MemoryConformance, MemoryOutlivesItsHandleWhileMapped) {
   const Bytes size = Size(kOnGpu);
   SLUICE_ASSERT_OK_AND_ASSIGN(const Memory memory,
                               driver_->Create(kOnGpu, size));
-  SLUICE_ASSERT_OK_AND_ASSIGN(const Address address, driver_->Reserve(size));
+  SLUICE_ASSERT_OK_AND_ASSIGN(const Address address,
+                              driver_->Reserve(size, kOnGpu.kind));
   ASSERT_THAT(driver_->Map(address, size, memory), IsOk());
   ASSERT_THAT(driver_->Release(memory), IsOk());
   ASSERT_THAT(driver_->SetAccess(address, size, kGpu), IsOk());
@@ -157,7 +158,8 @@ TEST_P(MemoryConformance, MemoryMapsWholeInsideAReservationOnce) {
   const Bytes half = *driver_->Granularity(kOnGpu);
   SLUICE_ASSERT_OK_AND_ASSIGN(const Memory memory,
                               driver_->Create(kOnGpu, size));
-  SLUICE_ASSERT_OK_AND_ASSIGN(const Address address, driver_->Reserve(size));
+  SLUICE_ASSERT_OK_AND_ASSIGN(const Address address,
+                              driver_->Reserve(size, kOnGpu.kind));
   EXPECT_THAT(driver_->Map(address, half, memory), StatusIs(kBad));
   EXPECT_THAT(driver_->Map(address + half.count(), size, memory),
               StatusIs(kBad));
@@ -167,6 +169,17 @@ TEST_P(MemoryConformance, MemoryMapsWholeInsideAReservationOnce) {
   EXPECT_THAT(driver_->FreeReservation(address, size), StatusIs(kBad));
   ASSERT_THAT(driver_->Unmap(address, size), IsOk());
   EXPECT_THAT(driver_->Unmap(address, size), StatusIs(kBad));
+  EXPECT_THAT(driver_->FreeReservation(address, size), IsOk());
+  EXPECT_THAT(driver_->Release(memory), IsOk());
+}
+
+TEST_P(MemoryConformance, MemoryMapsOnlyInAReservationOfItsKind) {
+  const Bytes size = Size(kOnGpu);
+  SLUICE_ASSERT_OK_AND_ASSIGN(const Memory memory,
+                              driver_->Create(kOnGpu, size));
+  SLUICE_ASSERT_OK_AND_ASSIGN(const Address address,
+                              driver_->Reserve(size, kOnHost.kind));
+  EXPECT_THAT(driver_->Map(address, size, memory), StatusIs(kBad));
   EXPECT_THAT(driver_->FreeReservation(address, size), IsOk());
   EXPECT_THAT(driver_->Release(memory), IsOk());
 }
@@ -181,7 +194,8 @@ TEST_P(MemoryConformance, AnImportIsTheSameMemory) {
     SLUICE_ASSERT_OK_AND_ASSIGN(const Memory again,
                                 driver_->Import(fd, where, Size(where)));
     SLUICE_ASSERT_OK_AND_ASSIGN(
-        const auto alias, Mapped::Map(driver_.get(), again, Size(where)));
+        const auto alias,
+        Mapped::Map(driver_.get(), again, where, Size(where)));
     const Content content = Pattern(Size(where), 5);
     ASSERT_THAT(memory->Write(content), IsOk());
     SLUICE_ASSERT_OK_AND_ASSIGN(const Content read, alias->Read());

@@ -83,7 +83,8 @@ absl::Status Obey(Driver& driver, const PeerRequest& request,
     case PeerRequest::Action::kImport: {
       SLUICE_ASSIGN_OR_RETURN(const Memory memory,
                               driver.Import(received, request.where, size));
-      SLUICE_ASSIGN_OR_RETURN(mapped, Mapped::Map(&driver, memory, size));
+      SLUICE_ASSIGN_OR_RETURN(
+          mapped, Mapped::Map(&driver, memory, request.where, size));
       return absl::OkStatus();
     }
     case PeerRequest::Action::kCreate: {

@@ -73,8 +73,8 @@ TEST_P(ProcessConformance, AKilledCreatorLeavesTheMemoryToTheDescriptor) {
     creator->Kill();
     SLUICE_ASSERT_OK_AND_ASSIGN(const Memory memory,
                                 driver_->Import(fd, where, size));
-    SLUICE_ASSERT_OK_AND_ASSIGN(const auto mapped,
-                                Mapped::Map(driver_.get(), memory, size));
+    SLUICE_ASSERT_OK_AND_ASSIGN(
+        const auto mapped, Mapped::Map(driver_.get(), memory, where, size));
     SLUICE_ASSERT_OK_AND_ASSIGN(const Content read, mapped->Read());
     EXPECT_TRUE(read == Pattern(size, 5));
   }

@@ -84,7 +84,8 @@ TEST_F(SimTest, NumaNodesShareTheHostMemory) {
 TEST_F(SimTest, MemoryCountsUntilItsLastMappingIsGone) {
   SLUICE_ASSERT_OK_AND_ASSIGN(const Memory memory,
                               driver_->Create(kGpu0, MiB(2)));
-  SLUICE_ASSERT_OK_AND_ASSIGN(const Address address, driver_->Reserve(MiB(2)));
+  SLUICE_ASSERT_OK_AND_ASSIGN(const Address address,
+                              driver_->Reserve(MiB(2), kGpu0.kind));
   ASSERT_THAT(driver_->Map(address, MiB(2), memory), IsOk());
   ASSERT_THAT(driver_->Release(memory), IsOk());
   EXPECT_EQ(Used(kGpu0), MiB(2));

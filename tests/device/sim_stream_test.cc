@@ -218,7 +218,7 @@ TEST_F(SimTest, NothingIsCopiedToMemoryWithoutAccess) {
   SLUICE_ASSERT_OK_AND_ASSIGN(const Memory memory,
                               driver_->Create(kGpu0, KiB(64)));
   SLUICE_ASSERT_OK_AND_ASSIGN(const Address address,
-                              driver_->Reserve(KiB(128)));
+                              driver_->Reserve(KiB(128), kGpu0.kind));
   SLUICE_ASSERT_OK_AND_ASSIGN(const Stream stream,
                               driver_->CreateStream(DeviceIndex(0)));
   std::vector<std::byte> from(128 << 10);

@@ -19,10 +19,6 @@ absl::Status Bad(std::string message) {
   return absl::InvalidArgumentError(std::move(message));
 }
 
-std::string Range(const void* address, Bytes size) {
-  return fmt::format("[{}, +{})", address, FormatBytes(size));
-}
-
 absl::StatusOr<struct stat> Stat(const UniqueFd& fd) {
   struct stat result;
   if (fstat(fd.get(), &result) != 0) return ErrnoStatus(errno, "stat memory");
@@ -35,7 +31,7 @@ absl::Status Blank(Address address, Bytes size) {
       mmap(address, size.size(), PROT_NONE,
            MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE | MAP_FIXED, -1, 0);
   if (blank != MAP_FAILED) return absl::OkStatus();
-  return ErrnoStatus(errno, "unmap " + Range(address, size));
+  return ErrnoStatus(errno, "unmap " + RangeName(address, size));
 }
 
 }  // namespace
@@ -84,125 +80,58 @@ PhysicalMemory::~PhysicalMemory() {
 }
 
 AddressSpace::~AddressSpace() {
-  for (const auto& [address, size] : reservations_) {
-    munmap(address, size.size());
+  for (const auto& [address, reservation] : book_.reservations()) {
+    munmap(address, reservation.size.size());
   }
 }
 
-absl::StatusOr<Address> AddressSpace::Reserve(Bytes size) {
+absl::StatusOr<Address> AddressSpace::Reserve(Bytes size,
+                                              Placement::Kind kind) {
   void* const address = mmap(nullptr, size.size(), PROT_NONE,
                              MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
   if (address == MAP_FAILED) {
     return ErrnoStatus(errno, "reserve " + FormatBytes(size));
   }
-  reservations_.emplace(static_cast<Address>(address), size);
+  book_.AddReservation(static_cast<Address>(address), {size, kind});
   return static_cast<Address>(address);
 }
 
 absl::Status AddressSpace::Free(Address address, Bytes size) {
-  const auto it = reservations_.find(address);
-  if (it == reservations_.end() || it->second != size) {
-    return Bad(Range(address, size) + " is not a reservation");
-  }
-  const auto mapping = mappings_.lower_bound(address);
-  if (mapping != mappings_.end() && mapping->first < address + size.size()) {
-    return Bad(Range(address, size) + " has mappings: unmap them first");
-  }
+  SLUICE_RETURN_IF_ERROR(book_.Freeable(address, size).status());
   munmap(address, size.size());
-  reservations_.erase(it);
+  book_.DropReservation(address);
   return absl::OkStatus();
-}
-
-const std::pair<std::byte* const, Bytes>* AddressSpace::ReservationAt(
-    const std::byte* address) const {
-  auto it = reservations_.upper_bound(const_cast<std::byte*>(address));
-  if (it == reservations_.begin()) return nullptr;
-  --it;
-  return address < it->first + it->second.size() ? &*it : nullptr;
 }
 
 absl::Status AddressSpace::Map(Address address, Bytes size,
                                std::shared_ptr<PhysicalMemory> memory) {
-  if (memory->size() != size) {
-    return Bad(fmt::format("the memory has {}, not {}: it maps whole",
-                           FormatBytes(memory->size()), FormatBytes(size)));
-  }
-  const auto* reservation = ReservationAt(address);
-  if (reservation == nullptr ||
-      address + size.size() > reservation->first + reservation->second.size()) {
-    return Bad(Range(address, size) + " is not inside one reservation");
-  }
-  const auto next = mappings_.lower_bound(address);
-  const bool hits_next =
-      next != mappings_.end() && next->first < address + size.size();
-  const bool hits_previous =
-      next != mappings_.begin() &&
-      std::prev(next)->first + std::prev(next)->second.size.size() > address;
-  if (hits_next || hits_previous) {
-    return Bad(Range(address, size) + " overlaps a mapping");
-  }
+  SLUICE_RETURN_IF_ERROR(book_.CheckMappable(address, size, *memory));
   void* const mapped =
       mmap(address, size.size(), PROT_NONE, MAP_SHARED | MAP_FIXED,
            memory->fd().get(), 0);
   if (mapped == MAP_FAILED) {
-    return ErrnoStatus(errno, "map " + Range(address, size));
+    return ErrnoStatus(errno, "map " + RangeName(address, size));
   }
   madvise(address, size.size(), MADV_DONTFORK);
   madvise(address, size.size(), MADV_DONTDUMP);
-  mappings_.emplace(address, Mapping{size, std::move(memory)});
+  book_.AddMapping(address, std::move(memory));
   return absl::OkStatus();
 }
 
-absl::StatusOr<
-    std::pair<AddressSpace::Mappings::iterator, AddressSpace::Mappings::iterator>>
-AddressSpace::Tiling(Address address, Bytes size) {
-  const auto first = mappings_.find(address);
-  std::byte* end = address;
-  auto it = first;
-  for (; it != mappings_.end() && it->first == end &&
-         end < address + size.size();
-       ++it) {
-    end += it->second.size.size();
-  }
-  if (size.count() <= 0 || end != address + size.size()) {
-    return Bad(Range(address, size) + " is not one or more whole mappings");
-  }
-  return std::pair(first, it);
-}
-
 absl::Status AddressSpace::Unmap(Address address, Bytes size) {
-  SLUICE_ASSIGN_OR_RETURN(const auto tiles, Tiling(address, size));
+  SLUICE_ASSIGN_OR_RETURN(const auto tiles, book_.Tiling(address, size));
   SLUICE_RETURN_IF_ERROR(Blank(address, size));
-  mappings_.erase(tiles.first, tiles.second);
+  for (const auto* tile : tiles) book_.DropMapping(Address(tile->first));
   return absl::OkStatus();
 }
 
 absl::Status AddressSpace::Allow(Address address, Bytes size) {
-  SLUICE_ASSIGN_OR_RETURN(const auto tiles, Tiling(address, size));
+  SLUICE_ASSIGN_OR_RETURN(const auto tiles, book_.Tiling(address, size));
   if (mprotect(address, size.size(), PROT_READ | PROT_WRITE) != 0) {
-    return ErrnoStatus(errno, "allow access to " + Range(address, size));
+    return ErrnoStatus(errno, "allow access to " + RangeName(address, size));
   }
-  for (auto it = tiles.first; it != tiles.second; ++it) {
-    it->second.access = true;
-  }
+  for (auto* tile : tiles) tile->second.access = true;
   return absl::OkStatus();
-}
-
-absl::Status AddressSpace::CheckTouchable(const std::byte* address,
-                                          Bytes size) const {
-  if (ReservationAt(address) == nullptr) return absl::OkStatus();
-  const std::byte* const end = address + size.size();
-  auto it = mappings_.upper_bound(const_cast<std::byte*>(address));
-  if (it != mappings_.begin()) --it;
-  const std::byte* reached = address;
-  for (; it != mappings_.end() && it->first <= reached && reached < end; ++it) {
-    if (!it->second.access) break;
-    reached = it->first + it->second.size.size();
-  }
-  if (reached >= end) return absl::OkStatus();
-  return Bad(fmt::format("{} is not all mapped with access; the first byte "
-                         "that is not is at {}",
-                         Range(address, size), static_cast<const void*>(reached)));
 }
 
 }  // namespace sluice::device

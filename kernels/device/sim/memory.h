@@ -2,12 +2,12 @@
 // ledger), and this process's reserved address ranges with what is mapped.
 #pragma once
 
-#include <map>
 #include <memory>
 #include <string>
 
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
+#include "kernels/device/address_book.h"
 #include "kernels/device/driver.h"
 #include "kernels/device/sim/ledger.h"
 #include "proto/base/unique_fd.h"
@@ -54,32 +54,18 @@ class AddressSpace {
   AddressSpace(const AddressSpace&) = delete;
   AddressSpace& operator=(const AddressSpace&) = delete;
 
-  absl::StatusOr<Address> Reserve(Bytes size);
+  absl::StatusOr<Address> Reserve(Bytes size, Placement::Kind kind);
   absl::Status Free(Address address, Bytes size);
   absl::Status Map(Address address, Bytes size,
                    std::shared_ptr<PhysicalMemory> memory);
   absl::Status Unmap(Address address, Bytes size);
   absl::Status Allow(Address address, Bytes size);
-  // Whether a copy may touch the range: it is outside every reservation, or
-  // all of it is mapped with access.
-  absl::Status CheckTouchable(const std::byte* address, Bytes size) const;
+  absl::Status CheckTouchable(const std::byte* address, Bytes size) const {
+    return book_.CheckTouchable(address, size);
+  }
 
  private:
-  struct Mapping {
-    Bytes size;
-    std::shared_ptr<PhysicalMemory> memory;
-    bool access = false;
-  };
-  using Mappings = std::map<std::byte*, Mapping>;
-
-  const std::pair<std::byte* const, Bytes>* ReservationAt(
-      const std::byte* address) const;
-  // The mappings that tile exactly [address, address + size).
-  absl::StatusOr<std::pair<Mappings::iterator, Mappings::iterator>> Tiling(
-      Address address, Bytes size);
-
-  std::map<std::byte*, Bytes> reservations_;
-  Mappings mappings_;
+  AddressBook<PhysicalMemory> book_;
 };
 
 }  // namespace sluice::device

@@ -127,11 +127,11 @@ absl::Status SimDriver::Release(Memory memory) {
 
 // --- virtual memory --------------------------------------------------------
 
-absl::StatusOr<Address> SimDriver::Reserve(Bytes size) {
+absl::StatusOr<Address> SimDriver::Reserve(Bytes size, Placement::Kind kind) {
   SLUICE_RETURN_IF_ERROR(node_->Enter("Reserve"));
   SLUICE_RETURN_IF_ERROR(CheckSize(size));
   const absl::MutexLock lock(&memory_mutex_);
-  return addresses_.Reserve(size);
+  return addresses_.Reserve(size, kind);
 }
 
 absl::Status SimDriver::FreeReservation(Address address, Bytes size) {

@@ -39,7 +39,7 @@ class SimDriver final : public Driver {
                                 Bytes size) override;
   absl::Status Release(Memory memory) override;
 
-  absl::StatusOr<Address> Reserve(Bytes size) override;
+  absl::StatusOr<Address> Reserve(Bytes size, Placement::Kind kind) override;
   absl::Status FreeReservation(Address address, Bytes size) override;
   absl::Status Map(Address address, Bytes size, Memory memory) override;
   absl::Status Unmap(Address address, Bytes size) override;
