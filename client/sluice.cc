@@ -1,0 +1,284 @@
+// The C ABI over Session, Region and CopyEngine. Nothing may be thrown
+// through it: these layers throw nothing but std::bad_alloc.
+#include "client/sluice.h"
+
+#include <algorithm>
+#include <cstring>
+#include <memory>
+#include <mutex>
+#include <new>
+#include <span>
+#include <string>
+#include <utility>
+
+#include "client/copy_engine.h"
+#include "client/session.h"
+#include "client/ticket_table.h"
+#include "proto/base/status.h"
+
+using sluice::Bytes;
+using sluice::client::CopyEngine;
+using sluice::client::CopyRequest;
+using sluice::client::Region;
+using sluice::client::Session;
+using sluice::client::SessionEvent;
+using sluice::client::SessionOptions;
+using sluice::client::TicketTable;
+
+struct sluice_session {
+  std::unique_ptr<Session> session;
+};
+struct sluice_region {
+  std::unique_ptr<Region> region;
+};
+struct sluice_engine {
+  std::unique_ptr<CopyEngine> engine;
+  TicketTable tickets;
+};
+
+namespace {
+
+static_assert(SLUICE_EVENT_PEER_DIED ==
+              static_cast<int>(SessionEvent::Kind::kPeerDied));
+static_assert(SLUICE_EVENT_EVICTED ==
+              static_cast<int>(SessionEvent::Kind::kEvicted));
+static_assert(SLUICE_EVENT_SHUTTING_DOWN ==
+              static_cast<int>(SessionEvent::Kind::kShuttingDown));
+static_assert(SLUICE_EVENT_DISCONNECTED ==
+              static_cast<int>(SessionEvent::Kind::kDisconnected));
+
+std::string& LastError() {
+  thread_local std::string message;
+  return message;
+}
+
+int Fail(const absl::Status& status) {
+  LastError() = std::string(status.message());
+  return static_cast<int>(status.code());
+}
+
+int Return(const absl::Status& status) {
+  return status.ok() ? SLUICE_OK : Fail(status);
+}
+
+int BadArgument(const char* message) {
+  return Fail(absl::InvalidArgumentError(message));
+}
+
+// Runs `body`, turning what it throws into a status.
+template <typename Body>
+int Guard(const Body& body) {
+  try {
+    return body();
+  } catch (const std::bad_alloc&) {
+    return Fail(absl::ResourceExhaustedError("out of ordinary memory"));
+  } catch (const std::exception& error) {
+    return Fail(absl::InternalError(error.what()));
+  }
+}
+
+// Copies a struct of ours into a caller's, who may know fewer fields.
+template <typename T>
+int FillVersioned(T value, T* out) {
+  if (out == nullptr || out->size < sizeof(out->size)) {
+    return BadArgument("set the struct's size field to its sizeof first");
+  }
+  value.size = out->size;
+  std::memcpy(out, &value, std::min(out->size, sizeof(T)));
+  return SLUICE_OK;
+}
+
+double Seconds(absl::Duration duration) {
+  return absl::ToDoubleSeconds(duration);
+}
+
+SessionOptions Translate(const sluice_session_options& in) {
+  SessionOptions out;
+  if (in.socket) out.socket = in.socket;
+  if (in.job) out.job = in.job;
+  out.rank = sluice::Rank(in.rank);
+  out.world_size = static_cast<int>(std::max(1u, in.world_size));
+  out.local_ranks = static_cast<int>(std::max(1u, in.local_ranks));
+  out.gpu = sluice::DeviceIndex(in.gpu);
+  out.guaranteed_bytes_per_second = in.guaranteed_bytes_per_second;
+  return out;
+}
+
+}  // namespace
+
+extern "C" {
+
+const char* sluice_last_error(void) { return LastError().c_str(); }
+
+int sluice_abi_version(void) { return SLUICE_ABI_VERSION; }
+
+int sluice_session_open(const sluice_session_options* options,
+                        sluice_session** out) {
+  if (out == nullptr) return BadArgument("sluice_session_open: out is NULL");
+  *out = nullptr;
+  sluice_session_options known = {};
+  if (options != nullptr) {
+    if (options->size < sizeof(options->size)) {
+      return BadArgument("sluice_session_open: set options->size first");
+    }
+    std::memcpy(&known, options, std::min(options->size, sizeof(known)));
+  }
+  return Guard([&] {
+    auto session = Session::Open(Translate(known));
+    if (!session.ok()) return Fail(session.status());
+    *out = new sluice_session{*std::move(session)};
+    return int{SLUICE_OK};
+  });
+}
+
+void sluice_session_close(sluice_session* session) { delete session; }
+
+int sluice_session_limits(const sluice_session* session, sluice_limits* out) {
+  if (session == nullptr) return BadArgument("session is NULL");
+  return Guard([&] {
+    const auto limits = session->session->limits();
+    return FillVersioned(
+        sluice_limits{.size = 0,
+                      .gpu_total = limits.gpu_total.size(),
+                      .gpu_free = limits.gpu_free.size(),
+                      .host_total = limits.host_total.size(),
+                      .host_free = limits.host_free.size(),
+                      .granularity = limits.granularity.size(),
+                      .h2d_bytes_per_second = limits.h2d_bytes_per_second,
+                      .d2h_bytes_per_second = limits.d2h_bytes_per_second},
+        out);
+  });
+}
+
+int sluice_session_on_event(sluice_session* session,
+                            sluice_event_handler handler, void* context) {
+  if (session == nullptr) return BadArgument("session is NULL");
+  return Guard([&] {
+    if (handler == nullptr) {
+      session->session->OnEvent(nullptr);
+    } else {
+      session->session->OnEvent([=](const SessionEvent& event) {
+        handler(context, static_cast<int>(event.kind), event.detail.c_str());
+      });
+    }
+    return int{SLUICE_OK};
+  });
+}
+
+int sluice_region_lease(sluice_session* session, int kind, uint64_t bytes,
+                        sluice_region** out) {
+  if (out == nullptr) return BadArgument("sluice_region_lease: out is NULL");
+  *out = nullptr;
+  if (session == nullptr) return BadArgument("session is NULL");
+  if (kind != SLUICE_GPU && kind != SLUICE_HOST) {
+    return BadArgument("kind must be SLUICE_GPU or SLUICE_HOST");
+  }
+  if (bytes >> 60) return BadArgument("a lease must be below 2^60 bytes");
+  return Guard([&] {
+    const Bytes size(static_cast<int64_t>(bytes));
+    auto region = kind == SLUICE_GPU ? session->session->LeaseGpu(size)
+                                     : session->session->LeaseHost(size);
+    if (!region.ok()) return Fail(region.status());
+    *out = new sluice_region{*std::move(region)};
+    return int{SLUICE_OK};
+  });
+}
+
+void sluice_region_free(sluice_region* region) { delete region; }
+
+void* sluice_region_data(const sluice_region* region) {
+  return region ? region->region->data() : nullptr;
+}
+
+uint64_t sluice_region_size(const sluice_region* region) {
+  return region ? region->region->size().size() : 0;
+}
+
+int sluice_engine_start(sluice_session* session, sluice_engine** out) {
+  if (out == nullptr) return BadArgument("sluice_engine_start: out is NULL");
+  *out = nullptr;
+  if (session == nullptr) return BadArgument("session is NULL");
+  return Guard([&] {
+    auto engine =
+        CopyEngine::Start({.driver = &session->session->driver(),
+                           .device = session->session->limits().device,
+                           .gate = &session->session->grants()});
+    if (!engine.ok()) return Fail(engine.status());
+    *out = new sluice_engine{*std::move(engine), {}};
+    return int{SLUICE_OK};
+  });
+}
+
+void sluice_engine_stop(sluice_engine* engine) { delete engine; }
+
+int sluice_engine_copy(sluice_engine* engine, int direction, void* to,
+                       const void* from, uint64_t bytes,
+                       const sluice_ticket* after, size_t count,
+                       sluice_ticket* out) {
+  if (engine == nullptr) return BadArgument("engine is NULL");
+  if (out == nullptr) return BadArgument("sluice_engine_copy: out is NULL");
+  if (direction != SLUICE_HOST_TO_GPU && direction != SLUICE_GPU_TO_HOST) {
+    return BadArgument(
+        "direction must be SLUICE_HOST_TO_GPU or SLUICE_GPU_TO_HOST");
+  }
+  if (bytes >> 60 || (bytes && (!to || !from)) || (count && !after)) {
+    return BadArgument(
+        "sluice_engine_copy: a NULL range, or a size of 2^60 bytes or more");
+  }
+  return Guard([&] {
+    CopyRequest request;
+    request.label = "copy";
+    request.direction = direction == SLUICE_HOST_TO_GPU
+                            ? sluice::device::CopyDirection::kHostToDevice
+                            : sluice::device::CopyDirection::kDeviceToHost;
+    if (bytes) {
+      request.pieces.push_back({static_cast<std::byte*>(to),
+                                static_cast<const std::byte*>(from),
+                                Bytes(static_cast<int64_t>(bytes))});
+    }
+    for (const sluice_ticket ticket : std::span(after, count)) {
+      request.after.push_back(engine->tickets.Find(ticket));
+    }
+    *out = engine->tickets.Add(engine->engine->Enqueue(std::move(request)));
+    return int{SLUICE_OK};
+  });
+}
+
+int sluice_engine_mark_compute(sluice_engine* engine, sluice_ticket* out) {
+  if (engine == nullptr) return BadArgument("engine is NULL");
+  if (out == nullptr) {
+    return BadArgument("sluice_engine_mark_compute: out is NULL");
+  }
+  return Guard([&] {
+    *out = engine->tickets.Add(engine->engine->MarkCompute());
+    return int{SLUICE_OK};
+  });
+}
+
+int sluice_engine_wait(sluice_engine* engine, sluice_ticket ticket) {
+  if (engine == nullptr) return BadArgument("engine is NULL");
+  return Guard([&] {
+    return Return(engine->engine->Wait(engine->tickets.Find(ticket)));
+  });
+}
+
+int sluice_engine_drain(sluice_engine* engine) {
+  if (engine == nullptr) return BadArgument("engine is NULL");
+  return Guard([&] { return Return(engine->engine->Drain()); });
+}
+
+int sluice_engine_stats(const sluice_engine* engine, sluice_copy_stats* out) {
+  if (engine == nullptr) return BadArgument("engine is NULL");
+  return Guard([&] {
+    const auto stats = engine->engine->stats();
+    return FillVersioned(
+        sluice_copy_stats{.size = 0,
+                          .host_to_gpu_bytes = stats.h2d.size(),
+                          .gpu_to_host_bytes = stats.d2h.size(),
+                          .grant_wait_seconds = Seconds(stats.grant_wait),
+                          .stall_seconds = Seconds(stats.stall)},
+        out);
+  });
+}
+
+}  // extern "C"

@@ -1,0 +1,133 @@
+// The C ABI against a scripted daemon: what a C caller can do wrong is an
+// error with a line, never a crash.
+#include <cstring>
+
+#include "client/sluice.h"
+#include "client/ticket_table.h"
+#include "gmock/gmock.h"
+#include "tests/client/scripted_daemon.h"
+
+namespace sluice::client {
+namespace {
+
+using ::testing::HasSubstr;
+
+class CAbiTest : public ::testing::Test {
+ protected:
+  CAbiTest() {
+    socket_ = daemon_.options().socket;
+    sluice_session_options options = {.size = sizeof(options)};
+    options.socket = socket_.c_str();
+    EXPECT_EQ(sluice_session_open(&options, &session_), SLUICE_OK)
+        << sluice_last_error();
+    daemon_.limits().slots[0].limit_bytes[kH2d] = 1 << 30;
+    daemon_.limits().slots[0].limit_bytes[kD2h] = 1 << 30;
+  }
+  ~CAbiTest() override { sluice_session_close(session_); }
+
+  ScriptedDaemon daemon_;
+  std::string socket_;
+  sluice_session* session_ = nullptr;
+};
+
+TEST_F(CAbiTest, LeasesCopiesAndWaits) {
+  sluice_region *gpu, *host;
+  ASSERT_EQ(sluice_region_lease(session_, SLUICE_GPU, 100'000, &gpu), 0);
+  ASSERT_EQ(sluice_region_lease(session_, SLUICE_HOST, 100'000, &host), 0);
+  EXPECT_EQ(sluice_region_size(gpu), 131'072u);
+  std::memset(sluice_region_data(host), 0x42, 100'000);
+  sluice_engine* engine;
+  ASSERT_EQ(sluice_engine_start(session_, &engine), 0);
+  sluice_ticket mark, ticket;
+  ASSERT_EQ(sluice_engine_mark_compute(engine, &mark), 0);
+  ASSERT_EQ(
+      sluice_engine_copy(engine, SLUICE_HOST_TO_GPU, sluice_region_data(gpu),
+                         sluice_region_data(host), 100'000, &mark, 1, &ticket),
+      0);
+  ASSERT_EQ(sluice_engine_wait(engine, ticket), 0);
+  EXPECT_EQ(
+      std::memcmp(sluice_region_data(gpu), sluice_region_data(host), 100'000),
+      0);
+  sluice_copy_stats stats = {.size = sizeof(stats)};
+  ASSERT_EQ(sluice_engine_stats(engine, &stats), 0);
+  EXPECT_EQ(stats.host_to_gpu_bytes, 100'000u);
+  sluice_engine_stop(engine);
+  sluice_region_free(host);
+  sluice_region_free(gpu);
+}
+
+TEST_F(CAbiTest, RefusalsTellWhy) {
+  daemon_.SetScript([this](const wire::Message& m) {
+    daemon_.ReplyError(m.packet.id(), absl::StatusCode::kResourceExhausted,
+                       "asked 9 MiB, free 7 MiB");
+    return true;
+  });
+  sluice_region* region;
+  EXPECT_EQ(sluice_region_lease(session_, SLUICE_GPU, 9 << 20, &region),
+            SLUICE_RESOURCE_EXHAUSTED);
+  EXPECT_EQ(region, nullptr);
+  EXPECT_STREQ(sluice_last_error(), "asked 9 MiB, free 7 MiB");
+}
+
+TEST_F(CAbiTest, BadArgumentsAreErrors) {
+  sluice_region* region;
+  EXPECT_EQ(sluice_region_lease(session_, 9, 1, &region),
+            SLUICE_INVALID_ARGUMENT);
+  EXPECT_EQ(sluice_region_lease(nullptr, SLUICE_GPU, 1, &region),
+            SLUICE_INVALID_ARGUMENT);
+  EXPECT_EQ(sluice_region_lease(session_, SLUICE_GPU, UINT64_MAX, &region),
+            SLUICE_INVALID_ARGUMENT);
+  sluice_limits limits = {};
+  EXPECT_EQ(sluice_session_limits(session_, &limits), SLUICE_INVALID_ARGUMENT);
+  EXPECT_THAT(sluice_last_error(), HasSubstr("size"));
+  EXPECT_EQ(sluice_engine_wait(nullptr, 0), SLUICE_INVALID_ARGUMENT);
+  sluice_engine_stop(nullptr);
+  sluice_region_free(nullptr);
+  sluice_session_close(nullptr);
+}
+
+TEST_F(CAbiTest, AnOlderCallersShorterStructIsServed) {
+  struct {
+    size_t size;
+    uint64_t gpu_total;
+    uint64_t canary;
+  } old = {offsetof(sluice_limits, gpu_free), 0, 0x1234};
+  ASSERT_EQ(
+      sluice_session_limits(session_, reinterpret_cast<sluice_limits*>(&old)),
+      0);
+  EXPECT_EQ(old.gpu_total, 8u << 20);
+  EXPECT_EQ(old.canary, 0x1234u);
+}
+
+TEST_F(CAbiTest, EventsReachTheHandler) {
+  std::vector<std::pair<int, std::string>> events;
+  sluice_session_on_event(
+      session_,
+      [](void* context, int kind, const char* detail) {
+        static_cast<decltype(events)*>(context)->emplace_back(kind, detail);
+      },
+      &events);
+  wire::Event event;
+  event.mutable_evicted()->set_reason("drained");
+  daemon_.SendEvent(event);
+  sluice_region* region;  // its reply comes behind the event
+  ASSERT_EQ(sluice_region_lease(session_, SLUICE_HOST, 1, &region), 0);
+  sluice_region_free(region);
+  ASSERT_EQ(sluice_session_on_event(session_, nullptr, nullptr), 0);
+  ASSERT_EQ(events.size(), 1u);
+  EXPECT_EQ(events[0].first, SLUICE_EVENT_EVICTED);
+  EXPECT_EQ(events[0].second, "drained");
+}
+
+TEST(TicketTable, UnknownAndDroppedNumbersAreReached) {
+  TicketTable table;
+  EXPECT_TRUE(table.Find(0).done());
+  const uint64_t first = table.Add(Ticket());
+  for (int i = 0; i < 100; ++i) table.Add(Ticket());
+  EXPECT_EQ(first, 1u);
+  EXPECT_TRUE(table.Find(first).done());
+  EXPECT_TRUE(table.Find(1'000'000).done());
+}
+
+}  // namespace
+}  // namespace sluice::client

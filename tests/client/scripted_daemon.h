@@ -1,0 +1,67 @@
+// The other end of a session socket, which can do what sluiced never does:
+// answer wrongly, late or not at all. Memory and grant pages are real.
+// (The real daemon is tested against in tests/client/integration.)
+#pragma once
+
+#include <atomic>
+#include <functional>
+#include <memory>
+#include <mutex>
+#include <string>
+#include <thread>
+#include <vector>
+
+#include "client/session.h"
+#include "kernels/device/driver.h"
+#include "proto/base/grant_page.h"
+#include "proto/wire.h"
+#include "tests/support/temp_dir.h"
+
+namespace sluice::client {
+
+// Serves one session: a node of one GPU of 8 MiB and 8 MiB of host memory, in
+// extents of 64 KiB. Thread safety: as said.
+class ScriptedDaemon {
+ public:
+  // Gets each request before the usual answer; true: it answered (or chose
+  // not to). Runs on the serving thread.
+  using Script = std::function<bool(const wire::Message&)>;
+
+  ScriptedDaemon();
+  ~ScriptedDaemon();
+
+  void SetScript(Script script);
+  SessionOptions options() const;
+  GrantLimits& limits() { return *limits_; }
+  GrantUse& use() { return *use_; }
+  void Beat();
+
+  // To the client; safe from any thread once it has connected.
+  void Reply(uint64_t id, const wire::Reply& reply,
+             const std::vector<int>& fds = {});
+  void ReplyError(uint64_t id, absl::StatusCode code, const std::string& text);
+  void SendEvent(const wire::Event& event, const std::vector<int>& fds = {});
+  void Grant(const wire::Message& request);
+  void Hang();  // closes the session
+
+  // Requests of a kind that came so far.
+  int count(wire::Request::BodyCase kind) const;
+
+ private:
+  void Run();
+  void Answer(const wire::Message& message);
+  void Welcome(uint64_t id);
+
+  testing::TempDir directory_;
+  std::unique_ptr<device::Driver> driver_;
+  std::vector<device::Memory> memory_;
+  UniqueFd limits_fd_, use_fd_, listener_, peer_;
+  GrantLimits* limits_;
+  GrantUse* use_;
+  mutable std::mutex mutex_;
+  Script script_;
+  std::vector<wire::Request::BodyCase> seen_;
+  std::thread thread_;
+};
+
+}  // namespace sluice::client
