@@ -93,18 +93,26 @@ Share ShareOf(const StreamShape& shape, Saved which, double q_width,
   const auto h = static_cast<double>(shape.hidden);
   const auto f = static_cast<double>(shape.ffn);
   switch (which) {
-    case Saved::kNorm1: return {"qkv.forward", 8 * h};
-    case Saved::kQ: return {"qkv.forward", 2 * h * q_width};
+    case Saved::kNorm1:
+      return {"qkv.forward", 8 * h};
+    case Saved::kQ:
+      return {"qkv.forward", 2 * h * q_width};
     case Saved::kK:
-    case Saved::kV: return {"qkv.forward", 2 * h * kv_width};
-    case Saved::kX2: return {"post.forward", 2 * h * h};
-    case Saved::kNorm2: return {"post.forward", 8 * h};
-    case Saved::kUp: return {"post.forward", 2 * h * f};
+    case Saved::kV:
+      return {"qkv.forward", 2 * h * kv_width};
+    case Saved::kX2:
+      return {"post.forward", 2 * h * h};
+    case Saved::kNorm2:
+      return {"post.forward", 8 * h};
+    case Saved::kUp:
+      return {"post.forward", 2 * h * f};
     case Saved::kGate:
       return {"post.forward", shape.gated ? 2 * h * f : 0};
-    case Saved::kAct: return {"post.forward", 8 * f};
+    case Saved::kAct:
+      return {"post.forward", 8 * f};
     case Saved::kO:
-    case Saved::kLse: break;  // never recomputed
+    case Saved::kLse:
+      break;  // never recomputed
   }
   return {"", 0};
 }
@@ -117,10 +125,9 @@ class ProfileBuilder {
     profile_.layers = shape_.layers;
     for (plan::SegmentKind kind : recorded) {
       seconds_[kind.name] = kind.seconds;
-      kind.executions =
-          shape_.layers * (CountOf(counts_.forward, kind.name) +
-                           CountOf(counts_.backward, kind.name)) +
-          CountOf(counts_.outside, kind.name);
+      kind.executions = shape_.layers * (CountOf(counts_.forward, kind.name) +
+                                         CountOf(counts_.backward, kind.name)) +
+                        CountOf(counts_.outside, kind.name);
       profile_.segments.push_back(std::move(kind));
     }
   }
@@ -171,8 +178,7 @@ double ProfileBuilder::RecomputeSeconds(Saved which) const {
     const Share share = ShareOf(shape_, other, q_width, kv_width);
     if (std::string(share.segment) == mine.segment) all += share.operations;
   }
-  return SumOf(seconds_, counts_.forward, mine.segment) * mine.operations /
-         all;
+  return SumOf(seconds_, counts_.forward, mine.segment) * mine.operations / all;
 }
 
 void ProfileBuilder::Classes() {

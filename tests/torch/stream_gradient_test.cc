@@ -144,11 +144,10 @@ TEST_P(StreamedStepInBf16, IsAsGoodAsPlainTorch) {
 
 INSTANTIATE_TEST_SUITE_P(
     Shapes, StreamedStepInBf16,
-    ::testing::Values(
-        Named{"OneRank", {Llama(), 71, 16, 1, Alpha(0.5)}},
-        Named{"Grouped", {Llama(4, 2), 71, 16, 2, Alpha(0.5)}},
-        Named{"Gpt", {Gpt(), 71, 16, 1, Alpha(1)}},
-        Named{"GptFour", {Gpt(), 66, 16, 4, Alpha(0)}}),
+    ::testing::Values(Named{"OneRank", {Llama(), 71, 16, 1, Alpha(0.5)}},
+                      Named{"Grouped", {Llama(4, 2), 71, 16, 2, Alpha(0.5)}},
+                      Named{"Gpt", {Gpt(), 71, 16, 1, Alpha(1)}},
+                      Named{"GptFour", {Gpt(), 66, 16, 4, Alpha(0)}}),
     [](const auto& info) { return std::string(info.param.name); });
 
 }  // namespace

@@ -1,10 +1,9 @@
 // The rings never lose, mix up or overwrite bytes that are still wanted, on a
 // link slow enough that every mistake shows.
-#include "client/torch/chunk_io.h"
-
 #include <ATen/ops/equal.h>
 #include <ATen/ops/full.h>
 
+#include "client/torch/chunk_io.h"
 #include "kernels/device/sim/sim.h"
 #include "tests/support/status_matchers.h"
 #include "tests/support/temp_dir.h"
@@ -27,8 +26,8 @@ class StreamIo : public ::testing::Test {
                                .host_memory = MiB(1)}),
         IsOk());
     driver_ = *device::OpenSimDriver(directory_.path());
-    engine_ = *client::CopyEngine::Start(
-        {.driver = driver_.get(), .slice = KiB(4)});
+    engine_ =
+        *client::CopyEngine::Start({.driver = driver_.get(), .slice = KiB(4)});
     for (HostBuffer& buffer : host_) {
       buffer.data = reinterpret_cast<std::byte*>(
           std::aligned_alloc(64, static_cast<size_t>(kSize)));

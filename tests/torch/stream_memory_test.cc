@@ -31,8 +31,12 @@ class StreamMemory : public ::testing::Test {
   ~StreamMemory() override { allocator_.Disarm(); }
 
   StreamContext::Options Options(int64_t seq_len, double alpha = 0.5) {
-    return {.model = {.layers = 2, .hidden = 32, .heads = 4, .kv_heads = 2,
-                      .ffn = 44, .vocab = 50},
+    return {.model = {.layers = 2,
+                      .hidden = 32,
+                      .heads = 4,
+                      .kv_heads = 2,
+                      .ffn = 44,
+                      .vocab = 50},
             .layout = ChunkLayout(seq_len, 16, 1),
             .dtype = dtype_,
             .stream = {.alpha = alpha},
@@ -53,9 +57,9 @@ class StreamMemory : public ::testing::Test {
     allocator_.ResetPeak();
     auto context = StreamContext::Create(options);
     EXPECT_THAT(context, IsOk());
-    EXPECT_THAT(StreamedStep(**context, weights, gradients, tokens, tokens,
-                             rows),
-                IsOk());
+    EXPECT_THAT(
+        StreamedStep(**context, weights, gradients, tokens, tokens, rows),
+        IsOk());
     EXPECT_THAT(engine_->Drain(), IsOk());
     EXPECT_TRUE(arena.GuardIntact());
     return allocator_.stats().peak - before;
@@ -140,12 +144,14 @@ void ExpectReplay(RegionAllocator& allocator,
 }
 
 TEST_F(StreamMemory, ACalibrationsPlanIsReplayedWithoutMismatch) {
-  ExpectReplay(allocator_, [&](int64_t n) { Step(Options(n)); }, SideBySide);
+  ExpectReplay(
+      allocator_, [&](int64_t n) { Step(Options(n)); }, SideBySide);
 }
 
 TEST_F(StreamMemory, ACalibrationsPlanIsReplayedWithoutMismatchInBf16) {
   dtype_ = at::kBFloat16;
-  ExpectReplay(allocator_, [&](int64_t n) { Step(Options(n)); }, SideBySide);
+  ExpectReplay(
+      allocator_, [&](int64_t n) { Step(Options(n)); }, SideBySide);
 }
 
 TEST_F(StreamMemory, AProbeRunsEverySegmentKindInTheSameMemory) {
