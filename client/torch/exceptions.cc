@@ -6,8 +6,6 @@
 #include <new>
 #include <string>
 
-#include "proto/base/status.h"
-
 namespace sluice::runtime {
 namespace {
 
@@ -21,8 +19,6 @@ std::string FirstLine(const char* text) {
 absl::Status CurrentExceptionAsStatus(std::string_view what) {
   try {
     throw;
-  } catch (const StatusException& error) {
-    return Annotate(error.status(), what);
   } catch (const c10::OutOfMemoryError& error) {
     return absl::ResourceExhaustedError(
         fmt::format("{}: {}", what, FirstLine(error.what_without_backtrace())));

@@ -1,0 +1,325 @@
+#include "daemon/config.h"
+
+#include <cerrno>
+#include <cmath>
+#include <fstream>
+#include <functional>
+#include <sstream>
+
+#include <fmt/format.h>
+
+#include <toml++/toml.h>
+
+#include "proto/base/status.h"
+
+namespace sluice::daemon {
+namespace {
+
+// One table of the file being read: each known key has a reader, every other
+// key is an error that lists them.
+class TableReader {
+ public:
+  using Reader = std::function<absl::Status(const toml::node&)>;
+
+  TableReader(std::string path, std::string name)
+      : path_(std::move(path)), name_(std::move(name)) {}
+
+  TableReader& Key(std::string key, Reader reader) {
+    readers_[std::move(key)] = std::move(reader);
+    return *this;
+  }
+
+  absl::Status Read(const toml::node& node) const {
+    const toml::table* table = node.as_table();
+    if (table == nullptr) return Error(node, name_ + " must be a table");
+    for (const auto& [key, value] : *table) {
+      const std::string text(key.str());
+      const auto reader = readers_.find(text);
+      if (reader == readers_.end()) return Unknown(value, text);
+      key_ = "'" + text + "' ";
+      SLUICE_RETURN_IF_ERROR(reader->second(value));
+      key_.clear();
+    }
+    return absl::OkStatus();
+  }
+
+  // Names the key that is being read, if one is.
+  absl::Status Error(const toml::node& at, std::string_view what) const {
+    return absl::InvalidArgumentError(
+        fmt::format("{}:{}: {}{}", path_, at.source().begin.line, key_, what));
+  }
+
+  // Readers of one value each.
+  Reader Text(std::string* to) const {
+    return [this, to](const toml::node& node) {
+      const auto text = node.value_exact<std::string>();
+      if (!text) return Error(node, "must be a string in quotes");
+      *to = *text;
+      return absl::OkStatus();
+    };
+  }
+  Reader Whole(int* to, int least, int most) const {
+    return [=, this](const toml::node& node) {
+      const auto number = node.value_exact<int64_t>();
+      if (!number || *number < least || *number > most) {
+        return Error(node, fmt::format("must be a whole number from {} to {}",
+                                       least, most));
+      }
+      *to = static_cast<int>(*number);
+      return absl::OkStatus();
+    };
+  }
+  Reader Number(double* to) const {
+    return [=, this](const toml::node& node) {
+      const auto number = node.value<double>();
+      if (!number || !std::isfinite(*number) || *number < 0) {
+        return Error(node, "must be a number, 0 or more");
+      }
+      *to = *number;
+      return absl::OkStatus();
+    };
+  }
+  Reader Size(Bytes* to) const {
+    return [=, this](const toml::node& node) {
+      return ReadSize(node, [to](Bytes size) { *to = size; });
+    };
+  }
+  Reader Size(std::optional<Bytes>* to) const {
+    return [=, this](const toml::node& node) {
+      return ReadSize(node, [to](Bytes size) { *to = size; });
+    };
+  }
+  template <typename T>
+  Reader Choice(T* to, std::map<std::string, T> choices) const {
+    return [=, this](const toml::node& node) {
+      const auto text = node.value_exact<std::string>();
+      const auto found = text ? choices.find(*text) : choices.end();
+      if (found == choices.end()) {
+        std::string names;
+        for (const auto& [name, value] : choices) {
+          names += (names.empty() ? "\"" : ", \"") + name + "\"";
+        }
+        return Error(node, "must be one of " + names);
+      }
+      *to = found->second;
+      return absl::OkStatus();
+    };
+  }
+  Reader List(std::function<absl::Status(const toml::node&)> each) const {
+    return [=, this](const toml::node& node) -> absl::Status {
+      const toml::array* list = node.as_array();
+      if (list == nullptr) return Error(node, "must be a list");
+      for (const toml::node& item : *list) SLUICE_RETURN_IF_ERROR(each(item));
+      return absl::OkStatus();
+    };
+  }
+
+ private:
+  absl::Status ReadSize(const toml::node& node,
+                        const std::function<void(Bytes)>& use) const {
+    Bytes size(-1);
+    if (const auto number = node.value_exact<int64_t>()) {
+      size = Bytes(*number);
+    } else if (const auto text = node.value_exact<std::string>()) {
+      const auto parsed = ParseBytes(*text);
+      if (!parsed.ok()) {
+        return Error(node, std::string(parsed.status().message()));
+      }
+      size = *parsed;
+    }
+    if (size <= Bytes(0)) {
+      return Error(node,
+                   "must be a size above 0: bytes, or text such as \"36MiB\"");
+    }
+    use(size);
+    return absl::OkStatus();
+  }
+
+  absl::Status Unknown(const toml::node& at, const std::string& key) const {
+    std::string known;
+    for (const auto& [name, reader] : readers_) {
+      known += (known.empty() ? "" : ", ") + name;
+    }
+    return Error(at, fmt::format("unknown key '{}' in {}; known: {}", key,
+                                 name_, known));
+  }
+
+  const std::string path_;
+  const std::string name_;
+  std::map<std::string, Reader> readers_;
+  mutable std::string key_;
+};
+
+class ConfigReader {
+ public:
+  explicit ConfigReader(std::string path) : path_(std::move(path)) {}
+
+  absl::StatusOr<Config> Read(const toml::table& file) {
+    TableReader top = Table("the file");
+    top.Key("device", [this](const auto& n) { return Device(n); })
+        .Key("sim", [this](const auto& n) { return Sim(n); })
+        .Key("pools", [this](const auto& n) { return Pools(n); })
+        .Key("budgets", [this](const auto& n) { return Budgets(n); })
+        .Key("http", [this](const auto& n) { return Http(n); })
+        .Key("worker", [this](const auto& n) { return Worker(n); })
+        .Key("log", [this](const auto& n) { return LogTable(n); });
+    SLUICE_RETURN_IF_ERROR(top.Read(file));
+    SLUICE_RETURN_IF_ERROR(CheckLinks());
+    return config_;
+  }
+
+ private:
+  TableReader Table(const std::string& name) const {
+    return TableReader(path_, name);
+  }
+  absl::Status Device(const toml::node& node) {
+    TableReader table = Table("[device]");
+    table.Key("driver",
+        table.Choice<Config::DriverChoice>(
+            &config_.driver, {{"auto", Config::DriverChoice::kAuto},
+                              {"sim", Config::DriverChoice::kSim},
+                              {"cuda", Config::DriverChoice::kCuda}}));
+    return table.Read(node);
+  }
+
+  absl::Status Sim(const toml::node& node) {
+    SimSettings& sim = config_.sim;
+    TableReader table = Table("[sim]");
+    table.Key("gpus", table.Whole(&sim.gpus, 1, 64));
+    table.Key("gpu_memory", table.Size(&sim.gpu_memory));
+    table.Key("host_memory", table.Size(&sim.host_memory));
+    table.Key("numa_nodes", table.Whole(&sim.numa_nodes, 1, 16));
+    table.Key("granularity", table.Size(&sim.granularity));
+    table.Key("links",
+        table.List([this](const toml::node& n) { return Link(n); }));
+    table.Key("gpu_links",
+        table.List([this, &table](const toml::node& n) -> absl::Status {
+          std::string name;
+          SLUICE_RETURN_IF_ERROR(table.Text(&name)(n));
+          config_.sim.gpu_links.push_back(name);
+          return absl::OkStatus();
+        }));
+    return table.Read(node);
+  }
+
+  absl::Status Link(const toml::node& node) {
+    LinkSpeed link;
+    TableReader table = Table("a link");
+    table.Key("name", table.Text(&link.name));
+    table.Key("h2d_bytes_per_s", table.Number(&link.h2d_bytes_per_second));
+    table.Key("d2h_bytes_per_s", table.Number(&link.d2h_bytes_per_second));
+    SLUICE_RETURN_IF_ERROR(table.Read(node));
+    if (link.name.empty()) return table.Error(node, "a link needs a name");
+    config_.sim.links.push_back(link);
+    return absl::OkStatus();
+  }
+
+  absl::Status Pools(const toml::node& node) {
+    TableReader table = Table("[pools]");
+    table.Key("gpu_bytes", table.Size(&config_.gpu_pool));
+    table.Key("host_bytes", table.Size(&config_.host_pool));
+    table.Key("extent_bytes", table.Size(&config_.extent));
+    return table.Read(node);
+  }
+
+  absl::Status Budgets(const toml::node& node) {
+    TableReader table = Table("[budgets]");
+    table.Key("principal_gpu_bytes",
+        table.Size(&config_.principal_limits.gpu));
+    table.Key("principal_host_bytes",
+        table.Size(&config_.principal_limits.host));
+    table.Key("job_gpu_bytes", table.Size(&config_.job_limits.gpu));
+    table.Key("job_host_bytes", table.Size(&config_.job_limits.host));
+    table.Key("job",
+        table.List([this](const toml::node& n) { return JobBudget(n); }));
+    return table.Read(node);
+  }
+
+  absl::Status JobBudget(const toml::node& node) {
+    std::string name;
+    Limits limits;
+    TableReader table = Table("[[budgets.job]]");
+    table.Key("name", table.Text(&name));
+    table.Key("gpu_bytes", table.Size(&limits.gpu));
+    table.Key("host_bytes", table.Size(&limits.host));
+    SLUICE_RETURN_IF_ERROR(table.Read(node));
+    if (name.empty()) return table.Error(node, "a job's budget needs a name");
+    config_.named_job_limits[name] = limits;
+    return absl::OkStatus();
+  }
+
+  absl::Status Http(const toml::node& node) {
+    TableReader table = Table("[http]");
+    table.Key("listen", table.Text(&config_.http_listen));
+    return table.Read(node);
+  }
+
+  absl::Status Worker(const toml::node& node) {
+    double seconds = absl::ToDoubleSeconds(config_.plan_time_limit);
+    TableReader table = Table("[worker]");
+    table.Key("time_limit_s", table.Number(&seconds));
+    SLUICE_RETURN_IF_ERROR(table.Read(node));
+    config_.plan_time_limit = absl::Seconds(seconds);
+    return absl::OkStatus();
+  }
+
+  absl::Status LogTable(const toml::node& node) {
+    TableReader table = Table("[log]");
+    table.Key("level",
+        table.Choice<LogLevel>(&config_.log_level,
+                               {{"error", LogLevel::kError},
+                                {"warning", LogLevel::kWarning},
+                                {"info", LogLevel::kInfo},
+                                {"debug", LogLevel::kDebug}}));
+    return table.Read(node);
+  }
+
+  // Across keys.
+  absl::Status CheckLinks() const {
+    const SimSettings& sim = config_.sim;
+    for (const std::string& name : sim.gpu_links) {
+      bool known = false;
+      for (const LinkSpeed& link : sim.links) known |= link.name == name;
+      if (!known) {
+        return absl::InvalidArgumentError(fmt::format(
+            "{}: gpu_links names '{}', which is not in links", path_, name));
+      }
+    }
+    if (!sim.gpu_links.empty() &&
+        std::ssize(sim.gpu_links) != sim.gpus) {
+      return absl::InvalidArgumentError(
+          fmt::format("{}: gpu_links has {} entries for {} GPUs: name one a "
+                      "GPU",
+                      path_, sim.gpu_links.size(), sim.gpus));
+    }
+    return absl::OkStatus();
+  }
+
+  const std::string path_;
+  Config config_;
+};
+
+}  // namespace
+
+absl::StatusOr<Config> ParseConfig(std::string_view text,
+                                   const std::string& path) {
+  try {
+    return ConfigReader(path).Read(toml::parse(text));
+  } catch (const toml::parse_error& error) {
+    return absl::InvalidArgumentError(
+        fmt::format("{}:{}: {}", path, error.source().begin.line,
+                    std::string(error.description())));
+  }
+}
+
+absl::StatusOr<Config> ReadConfig(const std::string& path) {
+  std::ifstream file(path);
+  if (!file) {
+    return ErrnoStatus(errno, fmt::format("read the configuration {}", path));
+  }
+  std::ostringstream text;
+  text << file.rdbuf();
+  return ParseConfig(text.str(), path);
+}
+
+}  // namespace sluice::daemon

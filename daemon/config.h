@@ -1,0 +1,52 @@
+// The daemon's settings: every default built in, all of them optional in a
+// TOML file.
+//
+// Thread safety: pure.
+#pragma once
+
+#include <map>
+#include <optional>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "absl/status/statusor.h"
+#include "absl/time/time.h"
+#include "daemon/core/types.h"
+#include "daemon/service/log.h"
+#include "proto/base/units.h"
+
+namespace sluice::daemon {
+
+struct SimSettings {
+  int gpus = 2;
+  Bytes gpu_memory = MiB(36);
+  Bytes host_memory = MiB(384);
+  int numa_nodes = 1;
+  Bytes granularity = KiB(64);
+  // Empty: one link a GPU ("pcie0", …) of 2 GB/s each way.
+  std::vector<LinkSpeed> links;
+  std::vector<std::string> gpu_links;  // empty: GPU i on link i (modulo)
+};
+
+struct Config {
+  enum class DriverChoice { kAuto, kSim, kCuda };
+  DriverChoice driver = DriverChoice::kAuto;
+  SimSettings sim;
+  std::optional<Bytes> gpu_pool;   // a GPU; default: what it has
+  std::optional<Bytes> host_pool;  // a NUMA node; default: see node.h
+  std::optional<Bytes> extent;     // default: 64 MiB; 4 MiB where pools are small
+  Limits principal_limits, job_limits;
+  std::map<std::string, Limits> named_job_limits;
+  std::string http_listen = "127.0.0.1:9435";  // empty: off
+  absl::Duration plan_time_limit = absl::Seconds(20);
+  LogLevel log_level = LogLevel::kInfo;
+};
+
+// InvalidArgument in one line: "sluiced.toml:7: …" with the key, its value,
+// and what it may be. `path` is only for messages.
+absl::StatusOr<Config> ParseConfig(std::string_view text,
+                                   const std::string& path);
+absl::StatusOr<Config> ReadConfig(const std::string& path);
+
+}  // namespace sluice::daemon

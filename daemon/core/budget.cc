@@ -1,0 +1,171 @@
+#include "daemon/core/budget.h"
+
+#include <algorithm>
+
+#include <fmt/format.h>
+
+#include "proto/base/status.h"
+
+namespace sluice::daemon {
+namespace {
+
+std::string_view KindName(PoolKind kind) {
+  return kind == PoolKind::kGpu ? "GPU" : "host";
+}
+
+absl::Status OverBudget(const std::string& who, const std::string& flags,
+                        PoolKind kind, Bytes asked, Bytes used, Bytes limit) {
+  return absl::ResourceExhaustedError(fmt::format(
+      "asked {} of {} memory, but {} uses {} of its limit of {}; an "
+      "administrator can raise it: sluicectl budget {} --{}-bytes N",
+      FormatBytes(asked), KindName(kind), who, FormatBytes(used),
+      FormatBytes(limit), flags, kind == PoolKind::kGpu ? "gpu" : "host"));
+}
+
+bool Over(const Limits& limits, Bytes gpu, Bytes host) {
+  return gpu > limits.gpu || host > limits.host;
+}
+
+}  // namespace
+
+Budgets::Budgets(Limits principal_default, Limits job_default,
+                 std::map<std::string, Limits> named_jobs)
+    : principal_default_(principal_default),
+      job_default_(job_default),
+      named_jobs_(std::move(named_jobs)) {}
+
+Limits Budgets::PrincipalLimits(const Principal& principal) const {
+  if (const auto own = principals_.find(principal); own != principals_.end()) {
+    return own->second;
+  }
+  const auto uid = uids_.find(principal.uid);
+  return uid != uids_.end() ? uid->second : principal_default_;
+}
+
+Limits Budgets::JobLimits(const std::string& job) const {
+  const auto named = named_jobs_.find(job);
+  return named != named_jobs_.end() ? named->second : job_default_;
+}
+
+Bytes Budgets::UsedBy(const Principal& principal, PoolKind kind) const {
+  const auto used = used_.find(principal);
+  return used != used_.end() ? used->second.of(kind) : Bytes(0);
+}
+
+Bytes Budgets::UsedBy(const JobKey& job, PoolKind kind) const {
+  const auto used = used_by_job_.find(job);
+  return used != used_by_job_.end() ? used->second.of(kind) : Bytes(0);
+}
+
+absl::Status Budgets::Admit(const Principal& principal, const std::string& job,
+                            PoolKind kind, Bytes size) const {
+  const Bytes by_principal = UsedBy(principal, kind);
+  const Bytes principal_limit = PrincipalLimits(principal).of(kind);
+  if (size > principal_limit - by_principal) {
+    return OverBudget(
+        fmt::format("user {} ({})", principal.uid, principal.cgroup),
+        fmt::format("--uid {}", principal.uid), kind, size, by_principal,
+        principal_limit);
+  }
+  const Bytes by_job = UsedBy(JobKey{principal, job}, kind);
+  const Bytes job_limit = JobLimits(job).of(kind);
+  if (size > job_limit - by_job) {
+    return OverBudget(fmt::format("job '{}'", job), "--job " + job, kind, size,
+                      by_job, job_limit);
+  }
+  return absl::OkStatus();
+}
+
+void Budgets::Charge(const Principal& principal, const std::string& job,
+                     PoolKind kind, Bytes size) {
+  used_[principal].of(kind) += size;
+  used_by_job_[{principal, job}].of(kind) += size;
+}
+
+void Budgets::Refund(const Principal& principal, const std::string& job,
+                     PoolKind kind, Bytes size) {
+  const auto drop = [&](auto& table, const auto& key) {
+    const auto used = table.find(key);
+    SLUICE_CHECK(used != table.end() && used->second.of(kind) >= size);
+    used->second.of(kind) -= size;
+    if (used->second.gpu == Bytes(0) && used->second.host == Bytes(0)) {
+      table.erase(used);
+    }
+  };
+  drop(used_, principal);
+  drop(used_by_job_, JobKey{principal, job});
+}
+
+absl::Status Budgets::Set(const BudgetTarget& target, const Limits& limits) {
+  const auto refuse = [&](const std::string& who, const Used& used) {
+    return absl::FailedPreconditionError(fmt::format(
+        "{} already uses {} of GPU and {} of host memory, more than the new "
+        "limit; memory in use cannot be taken back: evict it first, or wait",
+        who, FormatBytes(used.gpu), FormatBytes(used.host)));
+  };
+  if (!target.job.empty()) {
+    for (const auto& [key, used] : used_by_job_) {
+      if (key.second == target.job && Over(limits, used.gpu, used.host)) {
+        return refuse(fmt::format("job '{}'", target.job), used);
+      }
+    }
+    named_jobs_[target.job] = limits;
+    return absl::OkStatus();
+  }
+  if (!target.uid.has_value()) {
+    return absl::InvalidArgumentError(
+        "a budget is of a user or of a job: name one");
+  }
+  for (const auto& [principal, used] : used_) {
+    const bool meant =
+        principal.uid == *target.uid &&
+        (target.cgroup.empty() ? !principals_.contains(principal)
+                               : principal.cgroup == target.cgroup);
+    if (meant && Over(limits, used.gpu, used.host)) {
+      return refuse(fmt::format("user {}", *target.uid), used);
+    }
+  }
+  if (target.cgroup.empty()) {
+    uids_[*target.uid] = limits;
+  } else {
+    principals_[{*target.uid, target.cgroup}] = limits;
+  }
+  return absl::OkStatus();
+}
+
+Bytes Budgets::Left(const Principal& principal, const std::string& job,
+                    PoolKind kind) const {
+  return std::min(
+      PrincipalLimits(principal).of(kind) - UsedBy(principal, kind),
+      JobLimits(job).of(kind) - UsedBy(JobKey{principal, job}, kind));
+}
+
+std::vector<BudgetLine> Budgets::Lines() const {
+  std::vector<BudgetLine> lines;
+  for (const auto& [principal, used] : used_) {
+    lines.push_back({principal, "", used.gpu, used.host,
+                     PrincipalLimits(principal)});
+  }
+  for (const auto& [key, used] : used_by_job_) {
+    lines.push_back({key.first, key.second, used.gpu, used.host,
+                     JobLimits(key.second)});
+  }
+  return lines;
+}
+
+void Budgets::CheckInvariants() const {
+  std::map<Principal, Used> sums;
+  for (const auto& [key, used] : used_by_job_) {
+    sums[key.first].gpu += used.gpu;
+    sums[key.first].host += used.host;
+    SLUICE_CHECK(!Over(JobLimits(key.second), used.gpu, used.host));
+  }
+  SLUICE_CHECK(sums.size() == used_.size());
+  for (const auto& [principal, used] : used_) {
+    const Used& sum = sums.at(principal);
+    SLUICE_CHECK(sum.gpu == used.gpu && sum.host == used.host);
+    SLUICE_CHECK(!Over(PrincipalLimits(principal), used.gpu, used.host));
+  }
+}
+
+}  // namespace sluice::daemon

@@ -1,0 +1,85 @@
+// Budgets: how much memory a principal may hold, and inside it each job.
+//
+// A limit is a sum over the node (all GPUs, or all NUMA nodes). What counts
+// is leased and quarantined memory; idle extents kept for a principal do not.
+// Limits of a principal or a job set by an administrator win over defaults.
+//
+// Thread safety: none needed; one thread (see core.h).
+#pragma once
+
+#include <map>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "absl/status/status.h"
+#include "daemon/core/types.h"
+
+namespace sluice::daemon {
+
+// Whose limit: a principal's (cgroup empty: every cgroup of that uid), or a
+// job label's, in every principal.
+struct BudgetTarget {
+  std::optional<uint32_t> uid;
+  std::string cgroup;
+  std::string job;
+};
+
+// One line of `sluicectl status`.
+struct BudgetLine {
+  Principal principal;
+  std::string job;  // empty: the principal's own
+  Bytes gpu_used, host_used;
+  Limits limits;
+};
+
+class Budgets {
+ public:
+  Budgets(Limits principal_default, Limits job_default,
+          std::map<std::string, Limits> named_jobs);
+
+  // ResourceExhausted: asked, used, limit, and who can change it.
+  absl::Status Admit(const Principal& principal, const std::string& job,
+                     PoolKind kind, Bytes size) const;
+  void Charge(const Principal& principal, const std::string& job,
+              PoolKind kind, Bytes size);
+  void Refund(const Principal& principal, const std::string& job,
+              PoolKind kind, Bytes size);
+
+  // FailedPrecondition where someone already holds more than the new limit:
+  // memory in use cannot be taken back, so the promise would be broken.
+  absl::Status Set(const BudgetTarget& target, const Limits& limits);
+
+  // What `job` of `principal` may still get.
+  Bytes Left(const Principal& principal, const std::string& job,
+             PoolKind kind) const;
+  // Everyone who holds something.
+  std::vector<BudgetLine> Lines() const;
+
+  void CheckInvariants() const;
+
+ private:
+  struct Used {
+    Bytes gpu, host;
+    Bytes& of(PoolKind kind) { return kind == PoolKind::kGpu ? gpu : host; }
+    Bytes of(PoolKind kind) const {
+      return kind == PoolKind::kGpu ? gpu : host;
+    }
+  };
+  using JobKey = std::pair<Principal, std::string>;
+
+  Limits PrincipalLimits(const Principal& principal) const;
+  Limits JobLimits(const std::string& job) const;
+  Bytes UsedBy(const Principal& principal, PoolKind kind) const;
+  Bytes UsedBy(const JobKey& job, PoolKind kind) const;
+
+  const Limits principal_default_;
+  const Limits job_default_;
+  std::map<std::string, Limits> named_jobs_;
+  std::map<uint32_t, Limits> uids_;
+  std::map<Principal, Limits> principals_;
+  std::map<Principal, Used> used_;
+  std::map<JobKey, Used> used_by_job_;
+};
+
+}  // namespace sluice::daemon

@@ -1,0 +1,201 @@
+// Construction, reading and the invariants that span all parts.
+#include "daemon/core/core.h"
+
+#include <algorithm>
+
+#include <fmt/format.h>
+
+#include "proto/base/grant_page.h"
+#include "proto/base/status.h"
+
+namespace sluice::daemon {
+
+Core::Core(NodeConfig config, absl::Time now)
+    : config_(std::move(config)),
+      started_(now),
+      budgets_(config_.principal_limits, config_.job_limits,
+               config_.named_job_limits),
+      slots_(kGrantSlots, false) {
+  for (const GpuConfig& gpu : config_.gpus) {
+    const PoolId id{PoolKind::kGpu, gpu.index.value()};
+    pools_.emplace(id, Pool(id, gpu.pool, config_.extent));
+  }
+  for (const HostConfig& host : config_.hosts) {
+    const PoolId id{PoolKind::kHost, host.numa.value()};
+    pools_.emplace(id, Pool(id, host.pool, config_.extent));
+  }
+  stats_.gpus.resize(config_.gpus.size());
+}
+
+absl::Status Core::SetBudget(const BudgetTarget& target, const Limits& limits,
+                             absl::Time now) {
+  SLUICE_RETURN_IF_ERROR(budgets_.Set(target, limits));
+  const auto text = [](Bytes limit) {
+    return limit == Limits::kUnlimited ? "unlimited" : FormatBytes(limit);
+  };
+  Log(now, "budget",
+      fmt::format("{}: GPU {}, host {}",
+                  target.job.empty() ? fmt::format("user {}", *target.uid)
+                                     : "job " + target.job,
+                  text(limits.gpu), text(limits.host)),
+      {});
+  return absl::OkStatus();
+}
+
+void Core::Log(absl::Time now, std::string kind, std::string text,
+               const Principal& whose) {
+  log_.Add(now, std::move(kind), std::move(text), whose);
+}
+
+const Session* Core::session(SessionId id) const {
+  const auto found = sessions_.find(id);
+  return found != sessions_.end() ? &found->second : nullptr;
+}
+
+const Principal* Core::ViewerOf(const Session& session) const {
+  return session.peer.principal.uid == config_.own_uid
+             ? nullptr
+             : &session.peer.principal;
+}
+
+PoolSnapshot Core::pool(PoolId id) const {
+  const Pool& pool = pools_.at(id);
+  return {id,          pool.total(), pool.leased(),
+          pool.free(), pool.kept(),  pool.quarantined()};
+}
+
+std::shared_ptr<const plan::NodePlan> Core::FindPlan(
+    PlanId id, const Principal* viewer) const {
+  const JobKey* owner = rounds_.Owner(id);
+  if (!owner || (viewer && owner->principal != *viewer)) return nullptr;
+  return rounds_.Find(id);
+}
+
+Snapshot Core::TakeSnapshot(const Principal* viewer, absl::Time now) const {
+  const auto visible = [&](const Principal& whose) {
+    return !viewer || whose == *viewer;
+  };
+  Snapshot snapshot;
+  snapshot.driver = config_.driver;
+  snapshot.generation = config_.generation;
+  snapshot.uptime = now - started_;
+  snapshot.now = now;
+  for (const GpuConfig& gpu : config_.gpus) {
+    snapshot.gpus.push_back({gpu, pool({PoolKind::kGpu, gpu.index.value()})});
+  }
+  for (const HostConfig& host : config_.hosts) {
+    snapshot.hosts.push_back(pool({PoolKind::kHost, host.numa.value()}));
+  }
+  std::map<JobKey, JobSnapshot> jobs;
+  for (const auto& [id, session] : sessions_) {
+    ++snapshot.sessions;
+    if (session.state == Session::State::kHalfOpen) ++snapshot.half_open;
+    if (session.grant_slot < 0 || !visible(session.peer.principal)) continue;
+    const JobKey key = KeyOf(session);
+    JobSnapshot& job = jobs[key];
+    job.name = key.name;
+    job.principal = key.principal;
+    job.world_size = session.hello.world_size;
+    job.plan = rounds_.current(key);
+    RankSnapshot rank;
+    rank.rank = session.hello.rank;
+    rank.pid = session.peer.pid;
+    rank.gpu = session.hello.gpu;
+    rank.session = id;
+    rank.closed = session.state == Session::State::kClosed;
+    rank.step = session.last_step;
+    rank.stall_seconds = session.stall_seconds;
+    rank.grant_wait_seconds = session.grant_wait_seconds;
+    rank.hbm_peak = session.hbm_peak;
+    for (LeaseId lease_id : session.leases) {
+      const Lease& lease = leases_.at(lease_id);
+      (lease.pool.kind == PoolKind::kGpu ? rank.gpu_bytes : rank.host_bytes) +=
+          lease.size;
+    }
+    job.ranks.push_back(std::move(rank));
+  }
+  for (auto& [key, job] : jobs) {
+    std::sort(job.ranks.begin(), job.ranks.end(),
+              [](const auto& a, const auto& b) { return a.rank < b.rank; });
+    snapshot.jobs.push_back(std::move(job));
+  }
+  for (BudgetLine& line : budgets_.Lines()) {
+    if (visible(line.principal)) snapshot.budgets.push_back(std::move(line));
+  }
+  for (const auto& kept : rounds_.kept()) {
+    if (visible(kept.job.principal)) {
+      snapshot.plans.push_back({kept.job.name, kept.job.principal, kept.plan});
+    }
+  }
+  for (const LoggedEvent& event : log_.events()) {
+    if (visible(event.principal)) snapshot.events.push_back(event);
+  }
+  for (const auto& [id, pool] : pools_) snapshot.extents += pool.extents();
+  if (!viewer) snapshot.stats = stats_;
+  return snapshot;
+}
+
+void Core::CheckInvariants() const {
+  for (const auto& [id, pool] : pools_) pool.CheckInvariants();
+  budgets_.CheckInvariants();
+  rounds_.CheckInvariants();
+  // What pools count as leased is the leases and what is still being made for
+  // leases that ended; what they hold in quarantine is charged to sessions.
+  std::map<PoolKind, Bytes> leased, quarantined, charged;
+  std::map<PoolId, Bytes> by_pool;
+  int making = 0;
+  for (const auto& [id, lease] : leases_) {
+    Bytes sum;
+    for (const Slice& slice : lease.slices) sum += slice.size;
+    SLUICE_CHECK(sum == lease.size || !lease.failure.ok());
+    SLUICE_CHECK(lease.making == 0 ? lease.granted : !lease.granted);
+    SLUICE_CHECK(sessions_.at(lease.session).leases.contains(id));
+    by_pool[lease.pool] += sum;
+    charged[lease.pool.kind] += lease.size;
+    making += lease.making;
+  }
+  int orphans = 0;
+  for (const auto& [extent, wanted] : making_) {
+    if (wanted.second == LeaseId()) ++orphans;
+  }
+  SLUICE_CHECK(making + orphans == static_cast<int>(making_.size()));
+  for (const auto& [id, pool] : pools_) {
+    SLUICE_CHECK(orphans > 0 ? pool.leased() >= by_pool[id]
+                             : pool.leased() == by_pool[id]);
+    quarantined[id.kind] += pool.quarantined();
+  }
+  size_t leases = 0, slots = 0;
+  std::map<PoolKind, Bytes> owed;
+  for (const auto& [id, session] : sessions_) {
+    leases += session.leases.size();
+    owed[PoolKind::kGpu] += session.quarantined_gpu;
+    owed[PoolKind::kHost] += session.quarantined_host;
+    if (session.state == Session::State::kClosed) {
+      SLUICE_CHECK(session.leases.empty());
+    } else {
+      SLUICE_CHECK(session.quarantined_gpu == Bytes(0) &&
+                   session.quarantined_host == Bytes(0));
+    }
+    if (session.is_rank()) {
+      SLUICE_CHECK(slots_[session.grant_slot]);
+      ++slots;
+    }
+  }
+  SLUICE_CHECK(leases == leases_.size());
+  SLUICE_CHECK(slots == static_cast<size_t>(
+                            std::count(slots_.begin(), slots_.end(), true)));
+  Bytes budget_gpu, budget_host;
+  for (const BudgetLine& line : budgets_.Lines()) {
+    if (!line.job.empty()) continue;
+    budget_gpu += line.gpu_used;
+    budget_host += line.host_used;
+  }
+  SLUICE_CHECK(owed[PoolKind::kGpu] == quarantined[PoolKind::kGpu]);
+  SLUICE_CHECK(owed[PoolKind::kHost] == quarantined[PoolKind::kHost]);
+  SLUICE_CHECK(budget_gpu ==
+               charged[PoolKind::kGpu] + quarantined[PoolKind::kGpu]);
+  SLUICE_CHECK(budget_host ==
+               charged[PoolKind::kHost] + quarantined[PoolKind::kHost]);
+}
+
+}  // namespace sluice::daemon

@@ -1,0 +1,185 @@
+// The daemon's policy: events in, effects out.
+//
+// How it works. Each method is one event: a connection, a request, the end of
+// a process, an extent that was made, a plan that was solved, a tick of time.
+// It changes the state at once and returns what is to be done, in order. Core
+// has no threads, no clock, no sockets and no device: the service executes
+// the effects and reports what became of them as further events. So every
+// decision can be tested without a process, and replayed.
+//
+// Errors. What a client did wrong becomes a reply with an absl::Status, or
+// the end of its session. Methods for the service CHECK: an event that cannot
+// be (a made extent nobody asked for) is a bug.
+//
+// Thread safety: none; one thread owns a Core.
+#pragma once
+
+#include <map>
+#include <memory>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "absl/status/status.h"
+#include "absl/status/statusor.h"
+#include "absl/time/time.h"
+#include "daemon/core/budget.h"
+#include "daemon/core/effects.h"
+#include "daemon/core/event_log.h"
+#include "daemon/core/plans.h"
+#include "daemon/core/pool.h"
+#include "daemon/core/requests.h"
+#include "daemon/core/session.h"
+#include "daemon/core/snapshot.h"
+#include "daemon/core/stats.h"
+#include "daemon/core/types.h"
+#include "proto/plan/request.h"
+
+namespace sluice::daemon {
+
+// A decoded profile and its hash (made off the loop: a profile can be large).
+struct ProfileWithHash {
+  std::shared_ptr<const plan::RankProfile> profile;
+  std::string hash;
+};
+
+class Core {
+ public:
+  Core(NodeConfig config, absl::Time now);
+
+  // --- connections ---------------------------------------------------------
+  // `id` is new. Too many sessions end the oldest half-open one, or this one.
+  Effects Connect(SessionId id, const Peer& peer, absl::Time now);
+  Effects Receive(SessionId id, RequestId request, const Request& body,
+                  absl::Time now);
+  // The socket ended, or a packet broke the protocol (`reason` says how; its
+  // session is ended).
+  Effects SocketEnded(SessionId id, absl::Time now);
+  Effects ProtocolBroken(SessionId id, const std::string& reason,
+                         absl::Time now);
+  // The pidfd reported the end of the process.
+  Effects ProcessGone(SessionId id, Exit exit, absl::Time now);
+
+  // --- what became of effects ----------------------------------------------
+  Effects ExtentMade(ExtentId id, absl::Time now);
+  Effects ExtentFailed(ExtentId id, const absl::Status& why, absl::Time now);
+  Effects ProfileRead(SessionId id, RequestId request,
+                      absl::StatusOr<ProfileWithHash> profile, absl::Time now);
+  Effects PlanSolved(PlanRoundId round, absl::StatusOr<plan::NodePlan> plan,
+                     absl::Time now);
+
+  // --- time ----------------------------------------------------------------
+  Effects Tick(absl::Time now);
+  absl::Time NextDeadline() const;
+
+  // --- administration ------------------------------------------------------
+  absl::Status SetBudget(const BudgetTarget& target, const Limits& limits,
+                         absl::Time now);
+  // Ends every session of a job (of every principal, or only of `uid`);
+  // returns how many. Their memory is quarantined until the processes end;
+  // `kill` ends those too.
+  struct Evicted {
+    Effects effects;
+    int sessions = 0;
+  };
+  Evicted Evict(const std::string& job, std::optional<uint32_t> uid, bool kill,
+                const std::string& reason, absl::Time now);
+  Effects ShutDown(const std::string& reason, absl::Time now);
+
+  // --- reading -------------------------------------------------------------
+  // Whose things a session may see; null: everybody's (the daemon's user).
+  const Principal* ViewerOf(const Session& session) const;
+  // What belongs to `viewer`; null: everything, with statistics.
+  Snapshot TakeSnapshot(const Principal* viewer, absl::Time now) const;
+  // A plan its job's principal may see; null viewer: any.
+  std::shared_ptr<const plan::NodePlan> FindPlan(PlanId id,
+                                                 const Principal* viewer) const;
+  const NodeConfig& config() const { return config_; }
+  PoolSnapshot pool(PoolId id) const;
+  const EventLog& log() const { return log_; }
+  const Session* session(SessionId id) const;
+
+  // Ends the process with a message when bookkeeping contradicts itself.
+  void CheckInvariants() const;
+
+ private:
+  struct Lease {
+    SessionId session;
+    RequestId request;
+    PoolId pool;
+    Bytes size;
+    std::vector<Slice> slices;
+    int making = 0;        // extents still asked of the device
+    absl::Status failure;  // of the first extent that could not be made
+    absl::Time asked_at;
+    bool granted = false;
+  };
+
+  // Requests (core_requests.cc).
+  void Answer(Session& session, RequestId request, Reply reply,
+              Effects& effects);
+  // The answer to a request that comes again.
+  Reply Repeat(const Session& session, RequestId request) const;
+  void Handle(Session&, RequestId, const HelloRequest&, absl::Time, Effects&);
+  void Handle(Session&, RequestId, const LeaseRequest&, absl::Time, Effects&);
+  void Handle(Session&, RequestId, const FreeRequest&, absl::Time, Effects&);
+  void Handle(Session&, RequestId, const ProfileRequest&, absl::Time, Effects&);
+  void Handle(Session&, RequestId, const StepRequest&, absl::Time, Effects&);
+  void Handle(Session&, RequestId, const QueryRequest&, absl::Time, Effects&);
+  absl::Status AdmitHello(const Session& session,
+                          const HelloRequest& hello) const;
+  absl::Status AdmitLease(const Session& session,
+                          const LeaseRequest& lease) const;
+  int TakeSlot();
+
+  // Leases (core_leases.cc).
+  void FinishLease(LeaseId id, Lease& lease, absl::Time now, Effects& effects);
+  // Gives the slices back: to quarantine when `quarantine` and they were
+  // granted, else to the pool. Erases the lease.
+  void EndLease(LeaseId id, bool quarantine, Session& session);
+  Pool& PoolOf(PoolId id);
+  const Pool* FindPool(PoolId id) const;
+
+  // Sessions (core_sessions.cc).
+  void Close(Session& session, absl::Time now, Effects& effects);
+  void Drop(SessionId id, Effects& effects);
+  void TellPeers(const Session& session, const std::string& reason,
+                 Effects& effects);
+  void AbandonPlans(const Session& session, Effects& effects);
+  JobKey KeyOf(const Session& session) const;
+  std::vector<Session*> RanksOf(const JobKey& job);
+  PrincipalId Intern(const Principal& principal);
+
+  // Plans (core_plans.cc).
+  void StartRound(const JobKey& job, absl::Time now, Effects& effects);
+  plan::NodeResources ResourcesFor(const JobKey& job) const;
+  void GivePlan(const JobKey& job, const std::vector<Rank>& ranks,
+                const plan::NodePlan& plan, Effects& effects);
+  void FailPlan(const JobKey& job, const std::vector<Rank>& ranks,
+                const std::string& reason, Effects& effects);
+
+  void Log(absl::Time now, std::string kind, std::string text,
+           const Principal& whose);
+
+  const NodeConfig config_;
+  const absl::Time started_;
+  std::map<PoolId, Pool> pools_;
+  Budgets budgets_;
+  std::map<SessionId, Session> sessions_;
+  std::map<LeaseId, Lease> leases_;
+  // Extents asked of the device, and the lease that waits for each; 0: the
+  // lease ended meanwhile.
+  std::map<ExtentId, std::pair<PoolId, LeaseId>> making_;
+  std::map<Principal, PrincipalId> principals_;
+  std::vector<bool> slots_;
+  PlanRounds rounds_;
+  std::map<std::pair<JobKey, Rank>, std::string> profile_hashes_;
+  std::map<PlanRoundId, absl::Time> round_started_;
+  EventLog log_;
+  Stats stats_;
+  uint64_t next_extent_ = 1;
+  uint64_t next_lease_ = 1;
+  uint64_t next_principal_ = 1;
+};
+
+}  // namespace sluice::daemon

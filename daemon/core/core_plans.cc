@@ -1,0 +1,188 @@
+// Plans: from the last profile to the plan each rank gets.
+#include <algorithm>
+#include <set>
+
+#include <fmt/format.h>
+
+#include "daemon/core/core.h"
+#include "proto/base/status.h"
+
+namespace sluice::daemon {
+
+void Core::Handle(Session& session, RequestId request, const ProfileRequest&,
+                  absl::Time, Effects& effects) {
+  if (!session.is_rank()) {
+    return Answer(session, request,
+                  absl::FailedPreconditionError(
+                      "an observer's session has no plans: attach as a rank"),
+                  effects);
+  }
+  effects.push_back(ReadProfile{session.id, request});
+}
+
+Effects Core::ProfileRead(SessionId id, RequestId request,
+                          absl::StatusOr<ProfileWithHash> read,
+                          absl::Time now) {
+  Effects effects;
+  const auto found = sessions_.find(id);
+  if (found == sessions_.end() || !found->second.is_rank()) return effects;
+  Session& session = found->second;
+  if (!read.ok()) {
+    Answer(session, request, read.status(), effects);
+    return effects;
+  }
+  const plan::RankProfile& profile = *read->profile;
+  if (profile.rank != session.hello.rank || profile.gpu != session.hello.gpu) {
+    Answer(session, request,
+           absl::InvalidArgumentError(fmt::format(
+               "the profile is of rank {} on GPU {}, but this session is rank "
+               "{} on GPU {}",
+               profile.rank.value(), profile.gpu.value(),
+               session.hello.rank.value(), session.hello.gpu.value())),
+           effects);
+    return effects;
+  }
+  const JobKey job = KeyOf(session);
+  profile_hashes_[{job, session.hello.rank}] = read->hash;
+  const int waiting = rounds_.Submit(job, session.hello.rank, read->profile,
+                                     session.hello.local_ranks);
+  Answer(session, request, SubmittedReply{waiting}, effects);
+  if (waiting == 0) StartRound(job, now, effects);
+  return effects;
+}
+
+plan::NodeResources Core::ResourcesFor(const JobKey& job) const {
+  plan::NodeResources resources;
+  std::map<std::string, int> on_link;
+  std::map<std::string, plan::LinkCapacity> shares;
+  Bytes job_host;
+  std::map<uint64_t, Bytes> job_host_by_node;
+  for (const auto& [id, session] : sessions_) {
+    if (!session.is_rank()) continue;
+    const std::string& link =
+        config_.gpus[session.hello.gpu.value()].link;
+    ++on_link[link];
+    if (KeyOf(session) != job) continue;
+    shares[link].ranks.push_back(session.hello.rank);
+    for (LeaseId lease_id : session.leases) {
+      const Lease& lease = leases_.at(lease_id);
+      if (lease.pool.kind != PoolKind::kHost) continue;
+      job_host += lease.size;
+      job_host_by_node[lease.pool.ordinal] += lease.size;
+    }
+  }
+  for (auto& [name, share] : shares) {
+    share.name = name;
+    // The job's part of a link that others use too.
+    const double part =
+        static_cast<double>(share.ranks.size()) / on_link[name];
+    for (const LinkSpeed& link : config_.links) {
+      if (link.name != name) continue;
+      share.h2d_bytes_per_second = link.h2d_bytes_per_second * part;
+      share.d2h_bytes_per_second = link.d2h_bytes_per_second * part;
+    }
+    // A link that is not throttled limits nobody.
+    if (share.h2d_bytes_per_second <= 0 || share.d2h_bytes_per_second <= 0) {
+      continue;
+    }
+    resources.links.push_back(std::move(share));
+  }
+  // What it may come to hold on each NUMA node: what it has there and what is
+  // free, within its budget.
+  const Bytes left = budgets_.Left(job.principal, job.name, PoolKind::kHost);
+  for (const HostConfig& host : config_.hosts) {
+    const Pool& pool = pools_.at({PoolKind::kHost, host.numa.value()});
+    const Bytes held = job_host_by_node[host.numa.value()];
+    const Bytes more = std::min(left, pool.free());
+    resources.host_budget.push_back(held + more);
+  }
+  return resources;
+}
+
+void Core::StartRound(const JobKey& job, absl::Time now, Effects& effects) {
+  plan::NodeResources resources = ResourcesFor(job);
+  std::string key;
+  for (const auto& [rank, hash] : profile_hashes_) {
+    if (rank.first == job) key += hash + "/";
+  }
+  for (const plan::LinkCapacity& link : resources.links) {
+    key += fmt::format("{}:{}:{}/", link.name, link.h2d_bytes_per_second,
+                       link.d2h_bytes_per_second);
+  }
+  for (Bytes budget : resources.host_budget) {
+    key += fmt::format("{}/", budget.count());
+  }
+  // The worker has the configured time; policy gives up a little later, so
+  // that the worker's own word about it arrives first.
+  auto started = rounds_.Start(
+      job, key, now + config_.plan_time_limit * 1.25 + absl::Seconds(1));
+  round_started_[started.round] = now;
+  if (const auto cached = rounds_.Cached(key)) {
+    const auto finished = rounds_.Finish(started.round);
+    round_started_.erase(started.round);
+    ++stats_.plans["cached"];
+    rounds_.Use(job, cached->id);
+    return GivePlan(job, finished->ranks, *cached, effects);
+  }
+  effects.push_back(SolvePlan{started.round, std::move(started.profiles),
+                              std::move(resources), config_.plan_time_limit});
+}
+
+Effects Core::PlanSolved(PlanRoundId round,
+                         absl::StatusOr<plan::NodePlan> solved,
+                         absl::Time now) {
+  Effects effects;
+  const auto finished = rounds_.Finish(round);
+  if (!finished) return effects;
+  const JobKey& job = finished->job;
+  stats_.plan_seconds.Observe(
+      absl::ToDoubleSeconds(now - round_started_.at(round)));
+  round_started_.erase(round);
+  const auto fail = [&](const char* outcome, const std::string& reason) {
+    ++stats_.plans[outcome];
+    Log(now, "plan", fmt::format("job {}: {}", job.name, reason),
+        job.principal);
+    FailPlan(job, finished->ranks, reason, effects);
+  };
+  if (!solved.ok()) {
+    fail("failed", std::string(solved.status().message()));
+    return effects;
+  }
+  // Infeasible is an answer, not a fault: each rank gets the plan, whose
+  // `infeasible` says what to do.
+  const bool feasible = solved->infeasible.empty();
+  ++stats_.plans[feasible ? "solved" : "infeasible"];
+  const auto plan =
+      rounds_.Keep(job, finished->cache_key, *std::move(solved));
+  rounds_.Use(job, plan->id);
+  Log(now, "plan",
+      feasible ? fmt::format("job {}: plan {} for {} ranks in {:.3f} s",
+                             job.name, plan->id.value(), plan->ranks.size(),
+                             plan->seconds)
+               : fmt::format("job {}: {}", job.name, plan->infeasible),
+      job.principal);
+  GivePlan(job, finished->ranks, *plan, effects);
+  return effects;
+}
+
+void Core::GivePlan(const JobKey& job, const std::vector<Rank>& ranks,
+                    const plan::NodePlan& plan, Effects& effects) {
+  for (const Session* session : RanksOf(job)) {
+    if (std::count(ranks.begin(), ranks.end(), session->hello.rank) == 0) {
+      continue;
+    }
+    effects.push_back(SendNotice{session->id, PlanReadyNotice{plan.id}});
+  }
+}
+
+void Core::FailPlan(const JobKey& job, const std::vector<Rank>& ranks,
+                    const std::string& reason, Effects& effects) {
+  for (const Session* session : RanksOf(job)) {
+    if (std::count(ranks.begin(), ranks.end(), session->hello.rank) == 0) {
+      continue;
+    }
+    effects.push_back(SendNotice{session->id, PlanFailedNotice{reason}});
+  }
+}
+
+}  // namespace sluice::daemon

@@ -1,0 +1,191 @@
+// Requests: executed once each, and the small ones.
+#include <fmt/format.h>
+
+#include "daemon/core/core.h"
+#include "proto/base/grant_page.h"
+#include "proto/base/status.h"
+
+namespace sluice::daemon {
+
+Effects Core::Receive(SessionId id, RequestId request, const Request& body,
+                      absl::Time now) {
+  Effects effects;
+  const auto found = sessions_.find(id);
+  if (found == sessions_.end()) return effects;
+  Session& session = found->second;
+  if (session.state == Session::State::kClosed) return effects;
+  switch (session.history.Begin(request)) {
+    case RequestHistory::Seen::kRunning:
+      return effects;  // its answer is on the way
+    case RequestHistory::Seen::kAnswered:
+      effects.push_back(SendReply{id, request, Repeat(session, request)});
+      return effects;
+    case RequestHistory::Seen::kForgotten:
+      effects.push_back(SendReply{
+          id, request,
+          absl::InvalidArgumentError(fmt::format(
+              "request id {} is older than the last {} requests: ids count up",
+              request.value(), RequestHistory::kWindow))});
+      return effects;
+    case RequestHistory::Seen::kNew:
+      break;
+  }
+  if (session.state == Session::State::kHalfOpen &&
+      !std::holds_alternative<HelloRequest>(body)) {
+    Answer(session, request,
+           absl::FailedPreconditionError("a session begins with Hello"),
+           effects);
+    return effects;
+  }
+  std::visit(
+      [&](const auto& typed) { Handle(session, request, typed, now, effects); },
+      body);
+  return effects;
+}
+
+Reply Core::Repeat(const Session& session, RequestId request) const {
+  const Reply& reply = session.history.answer(request);
+  const auto* granted = std::get_if<GrantedReply>(&reply);
+  if (granted == nullptr || session.leases.contains(granted->lease)) {
+    return reply;
+  }
+  return absl::NotFoundError(fmt::format(
+      "request {} was granted as lease {}, which was freed since",
+      request.value(), granted->lease.value()));
+}
+
+void Core::Answer(Session& session, RequestId request, Reply reply,
+                  Effects& effects) {
+  session.history.Answer(request, reply);
+  effects.push_back(SendReply{session.id, request, std::move(reply)});
+}
+
+absl::Status Core::AdmitHello(const Session& session,
+                              const HelloRequest& hello) const {
+  if (session.state != Session::State::kHalfOpen) {
+    return absl::FailedPreconditionError(
+        "this session has said Hello already: open another one");
+  }
+  if (hello.observer) return absl::OkStatus();
+  if (hello.gpu.value() >= config_.gpus.size()) {
+    return absl::InvalidArgumentError(
+        fmt::format("no GPU {}: this node has {} (0 to {})", hello.gpu.value(),
+                    config_.gpus.size(), config_.gpus.size() - 1));
+  }
+  if (hello.local_ranks < 1 || hello.world_size < hello.local_ranks ||
+      hello.rank.value() >= static_cast<uint64_t>(hello.world_size)) {
+    return absl::InvalidArgumentError(fmt::format(
+        "rank {} of {} with {} on this node does not add up: 0 <= rank < "
+        "world size, 1 <= local ranks <= world size",
+        hello.rank.value(), hello.world_size, hello.local_ranks));
+  }
+  for (const auto& [id, other] : sessions_) {
+    if (!other.is_rank() || other.hello.job != hello.job ||
+        other.peer.principal != session.peer.principal) {
+      continue;
+    }
+    if (other.hello.rank == hello.rank) {
+      return absl::AlreadyExistsError(fmt::format(
+          "rank {} of job {} is attached already, by process {}: choose "
+          "another job name, or end it",
+          hello.rank.value(), hello.job, other.peer.pid));
+    }
+    if (other.hello.world_size != hello.world_size ||
+        other.hello.local_ranks != hello.local_ranks) {
+      return absl::InvalidArgumentError(fmt::format(
+          "rank {} says job {} has {} ranks, {} here; rank {} said {}, {}: "
+          "choose another job name, or end it",
+          hello.rank.value(), hello.job, hello.world_size, hello.local_ranks,
+          other.hello.rank.value(), other.hello.world_size,
+          other.hello.local_ranks));
+    }
+  }
+  return absl::OkStatus();
+}
+
+int Core::TakeSlot() {
+  for (int slot = 0; slot < kGrantSlots; ++slot) {
+    if (!slots_[slot]) {
+      slots_[slot] = true;
+      return slot;
+    }
+  }
+  return -1;
+}
+
+void Core::Handle(Session& session, RequestId request,
+                  const HelloRequest& hello, absl::Time now,
+                  Effects& effects) {
+  if (const absl::Status admitted = AdmitHello(session, hello);
+      !admitted.ok()) {
+    return Answer(session, request, admitted, effects);
+  }
+  if (!hello.observer) {
+    const int slot = TakeSlot();
+    if (slot < 0) {
+      return Answer(session, request,
+                    absl::ResourceExhaustedError(fmt::format(
+                        "all {} rank sessions of this node are taken",
+                        kGrantSlots)),
+                    effects);
+    }
+    session.grant_slot = slot;
+    effects.push_back(AttachGrants{session.id, slot, hello.gpu,
+                                   hello.guaranteed_bytes_per_second});
+    Log(now, "attach",
+        fmt::format("rank {} of job {}, process {}, on GPU {}",
+                    hello.rank.value(), hello.job, session.peer.pid,
+                    hello.gpu.value()),
+        session.peer.principal);
+  }
+  session.hello = hello;
+  session.state = Session::State::kAttached;
+  if (session.is_rank()) {
+    stats_.jobs.try_emplace({session.peer.principal, hello.job});
+  }
+  Answer(session, request,
+         WelcomeReply{hello.observer, session.grant_slot, hello.gpu}, effects);
+}
+
+void Core::Handle(Session& session, RequestId request, const StepRequest& step,
+                  absl::Time, Effects& effects) {
+  if (!session.is_rank()) {
+    return Answer(session, request,
+                  absl::FailedPreconditionError(
+                      "an observer's session reports no steps"),
+                  effects);
+  }
+  session.last_step = step;
+  session.stall_seconds += step.stall_seconds;
+  session.grant_wait_seconds += step.grant_wait_seconds;
+  session.hbm_peak = std::max(session.hbm_peak, step.hbm_peak);
+  JobStats& job = stats_.jobs[{session.peer.principal, session.hello.job}];
+  ++job.steps;
+  job.tokens += step.tokens;
+  job.stall_seconds += step.stall_seconds;
+  job.grant_wait_seconds += step.grant_wait_seconds;
+  job.plan_mismatches += step.plan_mismatches;
+  GpuStats& gpu = stats_.gpus[session.hello.gpu.value()];
+  gpu.h2d += step.h2d;
+  gpu.d2h += step.d2h;
+  stats_.step_seconds.Observe(step.seconds);
+  stats_.grant_wait_seconds.Observe(step.grant_wait_seconds);
+  Answer(session, request, NotedReply{}, effects);
+}
+
+void Core::Handle(Session& session, RequestId request,
+                  const QueryRequest& query, absl::Time, Effects& effects) {
+  // A plan of somebody else's is as if it were not there.
+  if (query.plan != PlanId()) {
+    if (!FindPlan(query.plan, ViewerOf(session))) {
+      return Answer(session, request,
+                    absl::NotFoundError(fmt::format(
+                        "no plan {}: sluicectl status lists them",
+                        query.plan.value())),
+                    effects);
+    }
+  }
+  Answer(session, request, SnapshotReply{query.plan}, effects);
+}
+
+}  // namespace sluice::daemon

@@ -1,0 +1,299 @@
+// Sessions: connect, end of the socket, end of the process.
+#include <algorithm>
+
+#include <fmt/format.h>
+
+#include "daemon/core/core.h"
+#include "proto/base/grant_page.h"
+#include "proto/base/status.h"
+
+namespace sluice::daemon {
+namespace {
+
+std::string Describe(Exit exit) {
+  switch (exit.kind) {
+    case Exit::Kind::kSignal:
+      return fmt::format("killed by signal {}", exit.code);
+    case Exit::Kind::kStatus:
+      return fmt::format("ended with status {}", exit.code);
+    case Exit::Kind::kUnknown:
+      break;
+  }
+  return "its process ended";
+}
+
+const char* DeathReason(Exit exit) {
+  switch (exit.kind) {
+    case Exit::Kind::kSignal:
+      return "signal";
+    case Exit::Kind::kStatus:
+      return "status";
+    case Exit::Kind::kUnknown:
+      break;
+  }
+  return "unknown";
+}
+
+std::string Describe(const Session& session) {
+  if (session.state == Session::State::kHalfOpen) {
+    return fmt::format("process {}", session.peer.pid);
+  }
+  if (session.hello.observer) {
+    return fmt::format("observer, process {}", session.peer.pid);
+  }
+  return fmt::format("rank {} of job {}, process {}",
+                     session.hello.rank.value(), session.hello.job,
+                     session.peer.pid);
+}
+
+}  // namespace
+
+Effects Core::Connect(SessionId id, const Peer& peer, absl::Time now) {
+  SLUICE_CHECK(!sessions_.contains(id));
+  Effects effects;
+  int half_open = 0;
+  Session* oldest = nullptr;
+  for (auto& [other_id, other] : sessions_) {
+    if (other.state != Session::State::kHalfOpen) continue;
+    ++half_open;
+    if (!oldest || other.connected_at < oldest->connected_at) oldest = &other;
+  }
+  const bool full = std::ssize(sessions_) >= config_.max_sessions;
+  if (oldest && (full || half_open >= config_.max_half_open)) {
+    Close(*oldest, now, effects);
+    Drop(oldest->id, effects);
+    ++stats_.sessions_refused;
+  } else if (full) {
+    ++stats_.sessions_refused;
+    effects.push_back(CloseSocket{id});
+    effects.push_back(Forget{id});
+    return effects;
+  }
+  Session session;
+  session.id = id;
+  session.peer = peer;
+  session.principal = Intern(peer.principal);
+  session.connected_at = now;
+  sessions_.emplace(id, std::move(session));
+  ++stats_.sessions_opened;
+  return effects;
+}
+
+PrincipalId Core::Intern(const Principal& principal) {
+  auto [known, is_new] =
+      principals_.try_emplace(principal, PrincipalId(next_principal_));
+  if (is_new) ++next_principal_;
+  return known->second;
+}
+
+JobKey Core::KeyOf(const Session& session) const {
+  return {session.peer.principal, session.hello.job};
+}
+
+std::vector<Session*> Core::RanksOf(const JobKey& job) {
+  std::vector<Session*> ranks;
+  for (auto& [id, session] : sessions_) {
+    if (session.is_rank() && KeyOf(session) == job) ranks.push_back(&session);
+  }
+  return ranks;
+}
+
+Effects Core::SocketEnded(SessionId id, absl::Time now) {
+  Effects effects;
+  const auto found = sessions_.find(id);
+  if (found == sessions_.end()) return effects;
+  Session& session = found->second;
+  if (session.state == Session::State::kClosed) return effects;
+  const bool half_open = session.state == Session::State::kHalfOpen;
+  Close(session, now, effects);
+  if (half_open) Drop(id, effects);
+  return effects;
+}
+
+// Ends the socket's life: leases end, what the process may still map goes to
+// quarantine. The session stays until its process is gone.
+void Core::Close(Session& session, absl::Time now, Effects& effects) {
+  SLUICE_CHECK(session.state != Session::State::kClosed);
+  effects.push_back(CloseSocket{session.id});
+  const bool was_rank = session.is_rank();
+  session.had_leases_at_close = !session.leases.empty();
+  while (!session.leases.empty()) {
+    EndLease(*session.leases.begin(), /*quarantine=*/true, session);
+  }
+  if (was_rank) {
+    AbandonPlans(session, effects);
+    effects.push_back(DetachGrants{session.grant_slot});
+    slots_[session.grant_slot] = false;
+    Log(now, "detach", Describe(session) + " closed its session",
+        session.peer.principal);
+  }
+  session.state = Session::State::kClosed;
+  if (was_rank) {
+    const JobKey job = KeyOf(session);
+    if (RanksOf(job).empty()) rounds_.JobEnded(job);
+  }
+}
+
+void Core::AbandonPlans(const Session& session, Effects& effects) {
+  const JobKey job = KeyOf(session);
+  std::erase_if(profile_hashes_, [&](const auto& entry) {
+    return entry.first.first == job && entry.first.second == session.hello.rank;
+  });
+  const auto abandoned = rounds_.RankLeft(job, session.hello.rank);
+  for (PlanRoundId round : abandoned.solving) {
+    round_started_.erase(round);
+    effects.push_back(StopSolving{round});
+  }
+  FailPlan(job, abandoned.ranks,
+           fmt::format("rank {} of job {} left before the plan was made",
+                       session.hello.rank.value(), job.name),
+           effects);
+}
+
+void Core::Drop(SessionId id, Effects& effects) {
+  Session& session = sessions_.at(id);
+  SLUICE_CHECK(session.state == Session::State::kClosed);
+  for (auto& [pool_id, pool] : pools_) pool.HolderGone(id);
+  const auto refund = [&](PoolKind kind, Bytes bytes) {
+    if (bytes > Bytes(0)) {
+      budgets_.Refund(session.peer.principal, session.hello.job, kind, bytes);
+    }
+  };
+  refund(PoolKind::kGpu, session.quarantined_gpu);
+  refund(PoolKind::kHost, session.quarantined_host);
+  const JobKey job = KeyOf(session);
+  sessions_.erase(id);
+  const bool job_lives =
+      std::any_of(sessions_.begin(), sessions_.end(), [&](const auto& entry) {
+        return entry.second.state != Session::State::kHalfOpen &&
+               KeyOf(entry.second) == job;
+      });
+  if (!job_lives) stats_.jobs.erase({job.principal, job.name});
+  effects.push_back(Forget{id});
+}
+
+Effects Core::ProcessGone(SessionId id, Exit exit, absl::Time now) {
+  Effects effects;
+  const auto found = sessions_.find(id);
+  if (found == sessions_.end()) return effects;
+  Session& session = found->second;
+  const bool was_open = session.state != Session::State::kClosed;
+  if (was_open) Close(session, now, effects);
+  // A rank that freed what it had and ended well has not died. Where the
+  // kernel does not tell the status, leases that were left say so.
+  const bool clean =
+      exit.kind == Exit::Kind::kStatus
+          ? exit.code == 0
+          : exit.kind == Exit::Kind::kUnknown && !session.had_leases_at_close;
+  const bool rank = session.grant_slot >= 0;
+  if (rank && !clean) {
+    ++stats_.client_deaths[DeathReason(exit)];
+    TellPeers(session, Describe(exit), effects);
+    Log(now, "death",
+        fmt::format("{}: {}", Describe(session), Describe(exit)),
+        session.peer.principal);
+  }
+  Drop(id, effects);
+  return effects;
+}
+
+void Core::TellPeers(const Session& session, const std::string& reason,
+                     Effects& effects) {
+  for (const Session* peer : RanksOf(KeyOf(session))) {
+    effects.push_back(SendNotice{
+        peer->id,
+        PeerDiedNotice{session.hello.job, session.hello.rank, reason}});
+  }
+}
+
+Effects Core::ProtocolBroken(SessionId id, const std::string& reason,
+                             absl::Time now) {
+  Effects effects;
+  const auto found = sessions_.find(id);
+  if (found == sessions_.end()) return effects;
+  Session& session = found->second;
+  if (session.state == Session::State::kClosed) return effects;
+  Log(now, "protocol", fmt::format("{}: {}; its session is ended",
+                                   Describe(session), reason),
+      session.peer.principal);
+  const bool half_open = session.state == Session::State::kHalfOpen;
+  if (session.is_rank()) {
+    ++stats_.client_deaths["protocol"];
+    TellPeers(session, "its session was ended: " + reason, effects);
+  }
+  Close(session, now, effects);
+  if (half_open) Drop(id, effects);
+  return effects;
+}
+
+Core::Evicted Core::Evict(const std::string& job, std::optional<uint32_t> uid,
+                          bool kill, const std::string& reason,
+                          absl::Time now) {
+  Evicted evicted;
+  for (auto& [id, session] : sessions_) {
+    if (session.grant_slot < 0 || session.hello.job != job) continue;
+    if (uid.has_value() && session.peer.principal.uid != *uid) continue;
+    const bool open = session.state == Session::State::kAttached;
+    if (open) {
+      ++evicted.sessions;
+      ++stats_.client_deaths["evicted"];
+      evicted.effects.push_back(SendNotice{id, EvictedNotice{reason}});
+      Log(now, "evict", fmt::format("{}: {}", Describe(session), reason),
+          session.peer.principal);
+      Close(session, now, evicted.effects);
+    }
+    if (kill) evicted.effects.push_back(KillProcess{id});
+  }
+  return evicted;
+}
+
+Effects Core::ShutDown(const std::string& reason, absl::Time now) {
+  Effects effects;
+  for (auto& [id, session] : sessions_) {
+    if (session.state == Session::State::kAttached) {
+      effects.push_back(SendNotice{id, ShuttingDownNotice{reason}});
+    }
+  }
+  Log(now, "stop", reason, {});
+  return effects;
+}
+
+Effects Core::Tick(absl::Time now) {
+  Effects effects;
+  std::vector<SessionId> late;
+  for (const auto& [id, session] : sessions_) {
+    if (session.state == Session::State::kHalfOpen &&
+        session.connected_at + config_.hello_timeout <= now) {
+      late.push_back(id);
+    }
+  }
+  for (SessionId id : late) {
+    Close(sessions_.at(id), now, effects);
+    Drop(id, effects);
+    ++stats_.sessions_refused;
+  }
+  for (PlanRoundId round : rounds_.Overdue(now)) {
+    effects.push_back(StopSolving{round});
+    Effects failed = PlanSolved(
+        round,
+        absl::DeadlineExceededError(fmt::format(
+            "no plan within {} s: raise time_limit_s in [worker], or use "
+            "larger chunks",
+            absl::ToDoubleSeconds(config_.plan_time_limit))),
+        now);
+    effects.insert(effects.end(), failed.begin(), failed.end());
+  }
+  return effects;
+}
+
+absl::Time Core::NextDeadline() const {
+  absl::Time next = rounds_.NextDeadline();
+  for (const auto& [id, session] : sessions_) {
+    if (session.state == Session::State::kHalfOpen) {
+      next = std::min(next, session.connected_at + config_.hello_timeout);
+    }
+  }
+  return next;
+}
+
+}  // namespace sluice::daemon

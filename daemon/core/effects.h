@@ -1,0 +1,82 @@
+// What policy wants done. The service executes a list in its order.
+//
+// Plain data. Thread safety: values.
+#pragma once
+
+#include <memory>
+#include <string>
+#include <variant>
+#include <vector>
+
+#include "daemon/core/requests.h"
+#include "proto/plan/request.h"
+
+namespace sluice::daemon {
+
+// --- device: executed in order; MakeExtent ends in ExtentMade/ExtentFailed --
+struct MakeExtent {
+  ExtentId id;
+  PoolId pool;
+  Bytes size;
+};
+struct DestroyExtent {
+  ExtentId id;
+};
+
+// --- sessions ---------------------------------------------------------------
+struct SendReply {
+  SessionId session;
+  RequestId request;
+  Reply reply;
+};
+struct SendNotice {
+  SessionId session;
+  Notice notice;
+};
+// Ends the socket (what was sent before still arrives); the process stays
+// watched.
+struct CloseSocket {
+  SessionId session;
+};
+// The process is gone or never mattered: stop watching it, drop everything.
+struct Forget {
+  SessionId session;
+};
+struct KillProcess {
+  SessionId session;
+};
+
+// --- grants -----------------------------------------------------------------
+struct AttachGrants {
+  SessionId session;
+  int slot = 0;
+  DeviceIndex gpu;
+  double guaranteed_bytes_per_second = 0;
+};
+struct DetachGrants {
+  int slot = 0;
+};
+
+// --- plans ------------------------------------------------------------------
+// Decode the profile that came with this request; ends in ProfileRead.
+struct ReadProfile {
+  SessionId session;
+  RequestId request;
+};
+struct SolvePlan {
+  PlanRoundId round;
+  std::vector<std::shared_ptr<const plan::RankProfile>> profiles;
+  plan::NodeResources resources;
+  absl::Duration time_limit;
+};
+struct StopSolving {
+  PlanRoundId round;
+};
+
+using Effect =
+    std::variant<MakeExtent, DestroyExtent, SendReply, SendNotice, CloseSocket,
+                 Forget, KillProcess, AttachGrants, DetachGrants, ReadProfile,
+                 SolvePlan, StopSolving>;
+using Effects = std::vector<Effect>;
+
+}  // namespace sluice::daemon

@@ -1,0 +1,44 @@
+// What happened lately, for people: a ring of the last events.
+//
+// Thread safety: none needed; one thread (see core.h).
+#pragma once
+
+#include <cstdint>
+#include <deque>
+#include <string>
+
+#include "absl/time/time.h"
+#include "daemon/core/types.h"
+
+namespace sluice::daemon {
+
+struct LoggedEvent {
+  uint64_t number = 0;  // counts up from 1, never reused
+  absl::Time at;        // monotonic
+  std::string kind;     // "attach", "lease", "refuse", "death", "plan", …
+  std::string text;     // one line
+  Principal principal;  // whose; the daemon's own events have uid 0, ""
+};
+
+class EventLog {
+ public:
+  explicit EventLog(size_t capacity = 256) : capacity_(capacity) {}
+
+  const LoggedEvent& Add(absl::Time at, std::string kind, std::string text,
+                         Principal principal) {
+    events_.push_back({++last_, at, std::move(kind), std::move(text),
+                       std::move(principal)});
+    if (events_.size() > capacity_) events_.pop_front();
+    return events_.back();
+  }
+
+  const std::deque<LoggedEvent>& events() const { return events_; }
+  uint64_t last() const { return last_; }
+
+ private:
+  const size_t capacity_;
+  std::deque<LoggedEvent> events_;
+  uint64_t last_ = 0;
+};
+
+}  // namespace sluice::daemon

@@ -1,0 +1,232 @@
+#include "daemon/core/pool.h"
+
+#include <algorithm>
+
+#include <fmt/format.h>
+
+#include "proto/base/status.h"
+
+namespace sluice::daemon {
+
+std::string Name(PoolId pool) {
+  return fmt::format("{} {}", pool.kind == PoolKind::kGpu ? "GPU" : "NUMA node",
+                     pool.ordinal);
+}
+
+Pool::Pool(PoolId id, Bytes total, Bytes extent)
+    : id_(id), total_(total), extent_(extent) {
+  SLUICE_CHECK(extent > Bytes(0));
+}
+
+Pool::Extent& Pool::at(ExtentId id) {
+  const auto found = extents_.find(id);
+  SLUICE_CHECK(found != extents_.end());
+  return found->second;
+}
+
+absl::Status Pool::Refusal(Bytes asked) const {
+  std::string held;
+  Bytes stuck;
+  for (const auto& [order, id] : kept_by_age_) {
+    const Extent& extent = extents_.at(id);
+    if (!extent.holders.empty()) stuck += extent.size;
+  }
+  if (stuck > Bytes(0)) {
+    held = fmt::format(
+        " ({} of it only as the extents it was freed in, until the processes "
+        "that mapped them end)",
+        FormatBytes(stuck));
+  }
+  if (quarantined_ > Bytes(0)) {
+    held += fmt::format(
+        "; {} belong to sessions that ended while their process lives",
+        FormatBytes(quarantined_));
+  }
+  return absl::ResourceExhaustedError(fmt::format(
+      "{}: asked {}, free {} of {}{}; free a lease, wait for one to end "
+      "(sluicectl status), or give the pool more in [pools]",
+      Name(id_), FormatBytes(asked), FormatBytes(free()), FormatBytes(total_),
+      held));
+}
+
+std::vector<ExtentId> Pool::Reclaimable(
+    Bytes need, const std::set<ExtentId>& spared) const {
+  std::vector<ExtentId> found;
+  for (const auto& [order, id] : kept_by_age_) {
+    if (need <= Bytes(0)) break;
+    const Extent& extent = extents_.at(id);
+    if (!extent.holders.empty() || spared.contains(id)) continue;
+    found.push_back(id);
+    need -= extent.size;
+  }
+  if (need > Bytes(0)) found.clear();
+  return found;
+}
+
+absl::StatusOr<Pool::Taken> Pool::Take(PrincipalId principal, Bytes size,
+                                       uint64_t& next_extent) {
+  SLUICE_CHECK(size > Bytes(0));
+  if (size > free()) return Refusal(size);
+  // Which kept extents serve, newest first: their pages are warm.
+  const int64_t whole = size / extent_;
+  const Bytes tail = size - whole * extent_;
+  const auto reuse = [&](Bytes each, int64_t count) {
+    const auto kept = kept_by_size_.find({principal, each});
+    std::vector<ExtentId> ids;
+    if (kept == kept_by_size_.end() || count == 0) return ids;
+    const auto n = std::min<size_t>(count, kept->second.size());
+    ids.assign(kept->second.end() - n, kept->second.end());
+    return ids;
+  };
+  const std::vector<ExtentId> old_whole = reuse(extent_, whole);
+  const std::vector<ExtentId> old_tail = reuse(tail, tail > Bytes(0) ? 1 : 0);
+  std::set<ExtentId> spared(old_whole.begin(), old_whole.end());
+  spared.insert(old_tail.begin(), old_tail.end());
+  Bytes to_make = (whole - static_cast<int64_t>(old_whole.size())) * extent_;
+  if (old_tail.empty()) to_make += tail;
+
+  Taken taken;
+  if (to_make > unmade()) {
+    taken.destroy = Reclaimable(to_make - unmade(), spared);
+    if (taken.destroy.empty()) return Refusal(size);
+  }
+  for (ExtentId id : taken.destroy) {
+    Unkeep(id, at(id));
+    extents_.erase(id);
+  }
+  const auto take_old = [&](ExtentId id) {
+    Extent& extent = at(id);
+    Unkeep(id, extent);
+    extent.state = State::kLeased;
+    leased_ += extent.size;
+    taken.slices.push_back({id, extent.size});
+  };
+  const auto make_new = [&](Bytes each) {
+    const ExtentId id(next_extent++);
+    extents_[id] = {.size = each, .principal = principal};
+    leased_ += each;
+    taken.make.push_back({id, each});
+    taken.slices.push_back({id, each});
+  };
+  for (ExtentId id : old_whole) take_old(id);
+  for (int64_t i = old_whole.size(); i < whole; ++i) make_new(extent_);
+  for (ExtentId id : old_tail) take_old(id);
+  if (old_tail.empty() && tail > Bytes(0)) make_new(tail);
+  return taken;
+}
+
+void Pool::Made(ExtentId id) {
+  Extent& extent = at(id);
+  SLUICE_CHECK(extent.state == State::kMaking);
+  extent.state = State::kLeased;
+}
+
+void Pool::Failed(ExtentId id) {
+  const Extent& extent = at(id);
+  SLUICE_CHECK(extent.state == State::kMaking);
+  leased_ -= extent.size;
+  extents_.erase(id);
+}
+
+void Pool::AddHolder(ExtentId id, SessionId by) {
+  Extent& extent = at(id);
+  SLUICE_CHECK(extent.state == State::kLeased);
+  if (held_[by].insert(id).second) extent.holders.push_back(by);
+}
+
+void Pool::Keep(ExtentId id, Extent& extent) {
+  extent.state = State::kKept;
+  extent.kept_order = next_kept_order_++;
+  kept_ += extent.size;
+  kept_by_size_[{extent.principal, extent.size}].push_back(id);
+  kept_by_age_[extent.kept_order] = id;
+}
+
+void Pool::Unkeep(ExtentId id, Extent& extent) {
+  SLUICE_CHECK(extent.state == State::kKept);
+  kept_ -= extent.size;
+  kept_by_age_.erase(extent.kept_order);
+  const auto list = kept_by_size_.find({extent.principal, extent.size});
+  SLUICE_CHECK(list != kept_by_size_.end());
+  // From the back: the newest are taken first.
+  const auto it = std::find(list->second.rbegin(), list->second.rend(), id);
+  SLUICE_CHECK(it != list->second.rend());
+  list->second.erase(std::next(it).base());
+  if (list->second.empty()) kept_by_size_.erase(list);
+}
+
+void Pool::Return(ExtentId id) {
+  Extent& extent = at(id);
+  SLUICE_CHECK(extent.state == State::kLeased);
+  leased_ -= extent.size;
+  Keep(id, extent);
+}
+
+void Pool::Quarantine(ExtentId id, SessionId by) {
+  Extent& extent = at(id);
+  SLUICE_CHECK(extent.state == State::kLeased);
+  leased_ -= extent.size;
+  quarantined_ += extent.size;
+  extent.state = State::kQuarantined;
+  extent.quarantined_for = by;
+}
+
+Bytes Pool::HolderGone(SessionId session) {
+  const auto held = held_.find(session);
+  Bytes back;
+  if (held == held_.end()) return back;
+  for (ExtentId id : held->second) {
+    Extent& extent = at(id);
+    std::erase(extent.holders, session);
+    if (extent.state == State::kQuarantined &&
+        extent.quarantined_for == session) {
+      quarantined_ -= extent.size;
+      back += extent.size;
+      Keep(id, extent);
+    }
+  }
+  held_.erase(held);
+  return back;
+}
+
+void Pool::CheckInvariants() const {
+  Bytes leased, quarantined, kept;
+  size_t kept_count = 0, holds = 0;
+  for (const auto& [id, extent] : extents_) {
+    SLUICE_CHECK(extent.size > Bytes(0) && extent.size <= extent_);
+    switch (extent.state) {
+      case State::kMaking:
+        SLUICE_CHECK(extent.holders.empty());
+        [[fallthrough]];
+      case State::kLeased:
+        leased += extent.size;
+        break;
+      case State::kQuarantined:
+        // Someone who may still map it must be known, or it never comes back.
+        SLUICE_CHECK(std::count(extent.holders.begin(), extent.holders.end(),
+                                extent.quarantined_for) == 1);
+        quarantined += extent.size;
+        break;
+      case State::kKept:
+        kept += extent.size;
+        ++kept_count;
+        SLUICE_CHECK(kept_by_age_.at(extent.kept_order) == id);
+        break;
+    }
+    for (SessionId by : extent.holders) {
+      SLUICE_CHECK(held_.at(by).contains(id));
+      ++holds;
+    }
+  }
+  for (const auto& [by, ids] : held_) holds -= ids.size();
+  size_t listed = 0;
+  for (const auto& [key, ids] : kept_by_size_) listed += ids.size();
+  SLUICE_CHECK(holds == 0);
+  SLUICE_CHECK(kept_count == kept_by_age_.size() && kept_count == listed);
+  SLUICE_CHECK(leased == leased_ && quarantined == quarantined_ &&
+               kept == kept_);
+  SLUICE_CHECK(unmade() >= Bytes(0));
+  SLUICE_CHECK(leased_ + free() + quarantined_ == total_);
+}
+
+}  // namespace sluice::daemon

@@ -1,0 +1,104 @@
+// One pool of physical memory: which extents exist, whose they are, in which
+// state. Only bookkeeping: the effects a decision needs come back as lists.
+//
+// Extent states:
+//   making       asked of the device, not there yet      counts as leased
+//   leased       part of a lease                         counts as leased
+//   quarantined  its lease ended by the end of a session
+//                whose process may still map it          counts as quarantined
+//   kept         idle, for the same principal            counts as free
+// What no extent covers counts as free too. To the byte, always:
+//   total = leased + free + quarantined.
+//
+// A handle that left the daemon never goes to another principal. A kept
+// extent is given on as it is to its own principal; for anyone else it is
+// destroyed and made anew, and only when no living process ever received its
+// descriptor (a *holder*): until then the memory is not provably back.
+//
+// Thread safety: none needed; one thread (see core.h).
+#pragma once
+
+#include <map>
+#include <set>
+#include <vector>
+
+#include "absl/status/status.h"
+#include "absl/status/statusor.h"
+#include "daemon/core/types.h"
+
+namespace sluice::daemon {
+
+struct Slice {
+  ExtentId id;
+  Bytes size;
+};
+
+class Pool {
+ public:
+  // `total` and `extent` are multiples of the granularity.
+  Pool(PoolId id, Bytes total, Bytes extent);
+
+  struct Taken {
+    std::vector<ExtentId> destroy;  // first
+    std::vector<Slice> make;        // then; each ends in Made or Failed
+    std::vector<Slice> slices;      // of the lease, in order; `make` included
+  };
+  // Extents that make up exactly `size`: all of extent_bytes but the last.
+  // ResourceExhausted leaves everything as it was; its message says asked,
+  // free, total, and what holds the rest.
+  absl::StatusOr<Taken> Take(PrincipalId principal, Bytes size,
+                             uint64_t& next_extent);
+
+  void Made(ExtentId id);                     // making -> leased
+  void Failed(ExtentId id);                   // making -> not there
+  void AddHolder(ExtentId id, SessionId by);  // its descriptor was sent
+  void Return(ExtentId id);                   // leased -> kept
+  void Quarantine(ExtentId id, SessionId by); // leased -> quarantined
+  // The process of that session is gone: what it had in quarantine is kept.
+  // Returns the bytes that left quarantine.
+  Bytes HolderGone(SessionId session);
+
+  PoolId id() const { return id_; }
+  Bytes total() const { return total_; }
+  Bytes leased() const { return leased_; }
+  Bytes quarantined() const { return quarantined_; }
+  Bytes free() const { return total_ - leased_ - quarantined_; }
+  // The part of `free` that exists as idle extents.
+  Bytes kept() const { return kept_; }
+  size_t extents() const { return extents_.size(); }
+
+  void CheckInvariants() const;
+
+ private:
+  enum class State { kMaking, kLeased, kQuarantined, kKept };
+  struct Extent {
+    Bytes size;
+    State state = State::kMaking;
+    PrincipalId principal;
+    uint64_t kept_order = 0;      // of kept ones: smaller is older
+    std::vector<SessionId> holders;
+    SessionId quarantined_for;
+  };
+  using KeptKey = std::pair<PrincipalId, Bytes>;
+
+  Extent& at(ExtentId id);
+  Bytes unmade() const { return total_ - leased_ - quarantined_ - kept_; }
+  void Keep(ExtentId id, Extent& extent);
+  void Unkeep(ExtentId id, Extent& extent);
+  // Oldest idle extents without holders, not in `spared`, until `need`.
+  std::vector<ExtentId> Reclaimable(Bytes need,
+                                    const std::set<ExtentId>& spared) const;
+  absl::Status Refusal(Bytes asked) const;
+
+  const PoolId id_;
+  const Bytes total_;
+  const Bytes extent_;
+  std::map<ExtentId, Extent> extents_;
+  std::map<KeptKey, std::vector<ExtentId>> kept_by_size_;
+  std::map<uint64_t, ExtentId> kept_by_age_;
+  std::map<SessionId, std::set<ExtentId>> held_;
+  uint64_t next_kept_order_ = 0;
+  Bytes leased_, quarantined_, kept_;
+};
+
+}  // namespace sluice::daemon

@@ -1,0 +1,96 @@
+// What clients ask of policy, already checked for form (wire::CheckRequest),
+// and what it answers: the protocol's messages without protobuf.
+//
+// Plain data. Thread safety: values.
+#pragma once
+
+#include <memory>
+#include <string>
+#include <variant>
+#include <vector>
+
+#include "absl/status/status.h"
+#include "daemon/core/pool.h"
+#include "daemon/core/types.h"
+#include "proto/plan/plan.h"
+#include "proto/plan/profile.h"
+
+namespace sluice::daemon {
+
+struct HelloRequest {
+  std::string job = "default";
+  bool observer = false;
+  Rank rank;
+  int world_size = 1;
+  int local_ranks = 1;
+  DeviceIndex gpu;
+  double guaranteed_bytes_per_second = 0;
+};
+struct LeaseRequest {
+  PoolId pool;
+  Bytes size;
+};
+struct FreeRequest {
+  LeaseId lease;
+};
+// The profile itself follows by Core::ProfileRead.
+struct ProfileRequest {};
+struct StepRequest {
+  uint64_t step = 0;
+  double seconds = 0;
+  Bytes h2d, d2h;
+  double stall_seconds = 0;
+  double grant_wait_seconds = 0;
+  Bytes hbm_peak, host_peak;
+  uint64_t tokens = 0;
+  double loss = 0;
+  uint64_t plan_mismatches = 0;
+};
+// plan 0: status only.
+struct QueryRequest {
+  PlanId plan;
+};
+using Request = std::variant<HelloRequest, LeaseRequest, FreeRequest,
+                             ProfileRequest, StepRequest, QueryRequest>;
+
+struct WelcomeReply {
+  bool observer = false;
+  int grant_slot = 0;
+  DeviceIndex gpu;
+};
+struct GrantedReply {
+  LeaseId lease;
+  std::vector<Slice> slices;
+};
+struct FreedReply {};
+struct SubmittedReply {
+  int waiting_for = 0;
+};
+struct NotedReply {};
+struct SnapshotReply {
+  PlanId plan;
+};
+using Reply = std::variant<absl::Status, WelcomeReply, GrantedReply, FreedReply,
+                           SubmittedReply, NotedReply, SnapshotReply>;
+
+struct PeerDiedNotice {
+  std::string job;
+  Rank rank;
+  std::string reason;
+};
+struct EvictedNotice {
+  std::string reason;
+};
+struct PlanReadyNotice {
+  PlanId plan;
+};
+struct PlanFailedNotice {
+  std::string reason;
+};
+struct ShuttingDownNotice {
+  std::string reason;
+};
+using Notice = std::variant<PeerDiedNotice, EvictedNotice, PlanReadyNotice,
+                            PlanFailedNotice, ShuttingDownNotice>;
+
+}  // namespace sluice::daemon

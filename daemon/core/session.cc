@@ -1,0 +1,32 @@
+#include "daemon/core/session.h"
+
+#include "proto/base/status.h"
+
+namespace sluice::daemon {
+
+RequestHistory::Seen RequestHistory::Begin(RequestId id) {
+  if (const auto known = requests_.find(id); known != requests_.end()) {
+    return known->second.has_value() ? Seen::kAnswered : Seen::kRunning;
+  }
+  if (id <= newest_forgotten_) return Seen::kForgotten;
+  // Only answered requests are forgotten; running ones are few, because a
+  // lease is bounded by its pool and a profile by the packet rate.
+  while (requests_.size() >= kWindow && requests_.begin()->second) {
+    newest_forgotten_ = requests_.begin()->first;
+    requests_.erase(requests_.begin());
+  }
+  requests_[id] = std::nullopt;
+  return Seen::kNew;
+}
+
+void RequestHistory::Answer(RequestId id, const Reply& reply) {
+  const auto known = requests_.find(id);
+  SLUICE_CHECK(known != requests_.end() && !known->second.has_value());
+  known->second = reply;
+}
+
+const Reply& RequestHistory::answer(RequestId id) const {
+  return *requests_.at(id);
+}
+
+}  // namespace sluice::daemon

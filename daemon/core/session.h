@@ -1,0 +1,65 @@
+// One session: the process at the other end and what it said in its Hello.
+//
+// States (transitions in Core only):
+//   half-open  connected, no Hello yet; ended by a deadline
+//   attached   said Hello: a rank, or an observer
+//   closed     its socket ended; its process may live on and map memory
+//   (gone)     the pidfd reported the end: the session is forgotten
+//
+// Thread safety: none needed; one thread (see core.h).
+#pragma once
+
+#include <deque>
+#include <map>
+#include <optional>
+#include <set>
+#include <string>
+
+#include "daemon/core/requests.h"
+
+namespace sluice::daemon {
+
+// Remembers requests, so that one repeated under the same id is executed once
+// and answered again. Ids count up, roughly: the last kWindow are remembered,
+// older ones are refused.
+class RequestHistory {
+ public:
+  static constexpr size_t kWindow = 256;
+  enum class Seen { kNew, kRunning, kAnswered, kForgotten };
+
+  Seen Begin(RequestId id);
+  void Answer(RequestId id, const Reply& reply);
+  const Reply& answer(RequestId id) const;
+
+ private:
+  std::map<RequestId, std::optional<Reply>> requests_;
+  RequestId newest_forgotten_;
+};
+
+struct Session {
+  enum class State { kHalfOpen, kAttached, kClosed };
+
+  SessionId id;
+  Peer peer;
+  PrincipalId principal;
+  State state = State::kHalfOpen;
+  absl::Time connected_at;
+  HelloRequest hello;  // once attached
+  int grant_slot = -1;
+  std::set<LeaseId> leases;
+  RequestHistory history;
+
+  // Charged to its job until the process is gone.
+  Bytes quarantined_gpu, quarantined_host;
+  bool had_leases_at_close = false;
+
+  std::optional<StepRequest> last_step;
+  double stall_seconds = 0, grant_wait_seconds = 0;  // sums
+  Bytes hbm_peak;
+
+  bool is_rank() const {
+    return state == State::kAttached && !hello.observer;
+  }
+};
+
+}  // namespace sluice::daemon

@@ -1,0 +1,71 @@
+// The daemon's state at one moment, for people and metrics: plain data that
+// can leave the loop's thread.
+#pragma once
+
+#include <memory>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "daemon/core/budget.h"
+#include "daemon/core/event_log.h"
+#include "daemon/core/requests.h"
+#include "daemon/core/stats.h"
+#include "daemon/core/types.h"
+
+namespace sluice::daemon {
+
+struct PoolSnapshot {
+  PoolId id;
+  Bytes total, leased, free, kept, quarantined;
+};
+
+struct GpuSnapshot {
+  GpuConfig gpu;
+  PoolSnapshot pool;
+};
+
+struct RankSnapshot {
+  Rank rank;
+  int pid = 0;
+  DeviceIndex gpu;
+  SessionId session;
+  Bytes gpu_bytes, host_bytes;  // leased
+  bool closed = false;          // its socket ended, its process lives
+  std::optional<StepRequest> step;
+  double stall_seconds = 0, grant_wait_seconds = 0;
+  Bytes hbm_peak;
+};
+
+struct JobSnapshot {
+  std::string name;
+  Principal principal;
+  int world_size = 0;
+  std::vector<RankSnapshot> ranks;
+  PlanId plan;  // 0: none
+};
+
+struct PlanSnapshot {
+  std::string job;
+  Principal principal;
+  std::shared_ptr<const plan::NodePlan> plan;
+};
+
+struct Snapshot {
+  std::string driver;
+  uint64_t generation = 0;
+  absl::Duration uptime;
+  absl::Time now;
+  std::vector<GpuSnapshot> gpus;
+  std::vector<PoolSnapshot> hosts;
+  std::vector<JobSnapshot> jobs;
+  std::vector<BudgetLine> budgets;
+  std::vector<PlanSnapshot> plans;
+  std::vector<LoggedEvent> events;
+  int sessions = 0, half_open = 0;
+  size_t extents = 0;
+  // Only in a whole snapshot (no viewer).
+  std::optional<Stats> stats;
+};
+
+}  // namespace sluice::daemon

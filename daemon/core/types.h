@@ -1,0 +1,109 @@
+// What the daemon's policy speaks of: principals, pools, peers, the node.
+//
+// Plain data, no ownership. Thread safety: values.
+#pragma once
+
+#include <compare>
+#include <cstdint>
+#include <map>
+#include <string>
+#include <vector>
+
+#include "absl/time/time.h"
+#include "proto/base/ids.h"
+#include "proto/base/units.h"
+
+namespace sluice::daemon {
+
+// Who asks: budgets bind principals. Taken from the kernel (SO_PEERCRED,
+// /proc/PID/cgroup), never from what a client says.
+struct Principal {
+  uint32_t uid = 0;
+  std::string cgroup;
+  auto operator<=>(const Principal&) const = default;
+};
+
+// A principal's number inside one daemon generation.
+using PrincipalId = Id<struct PrincipalTag>;
+// One round of planning of one job.
+using PlanRoundId = Id<struct PlanRoundTag>;
+// Chosen by the client; unique within its session.
+using RequestId = Id<struct RequestTag>;
+
+enum class PoolKind { kGpu, kHost };
+
+// The memory of one GPU, or the pinned memory of one NUMA node.
+struct PoolId {
+  PoolKind kind = PoolKind::kGpu;
+  uint64_t ordinal = 0;
+  auto operator<=>(const PoolId&) const = default;
+};
+
+// "GPU 0", "NUMA node 1": for messages.
+std::string Name(PoolId pool);
+
+// The process at the other end of a session, as the kernel knows it.
+struct Peer {
+  Principal principal;
+  int pid = 0;
+  uint64_t start_ticks = 0;  // field 22 of /proc/PID/stat
+};
+
+// How a process ended, where the kernel tells.
+struct Exit {
+  enum class Kind { kUnknown, kStatus, kSignal };
+  Kind kind = Kind::kUnknown;
+  int code = 0;  // exit status or signal number
+};
+
+// Two directions of a link, bytes a second; 0: not known or not throttled.
+struct LinkSpeed {
+  std::string name;
+  double h2d_bytes_per_second = 0;
+  double d2h_bytes_per_second = 0;
+};
+
+struct GpuConfig {
+  DeviceIndex index;
+  std::string uuid;
+  std::string name;
+  std::string link;
+  NumaIndex numa;
+  Bytes pool;
+};
+
+struct HostConfig {
+  NumaIndex numa;
+  Bytes pool;
+};
+
+// A limit a pool kind; node-wide sums (all GPUs, all NUMA nodes).
+struct Limits {
+  static constexpr Bytes kUnlimited{INT64_MAX};
+  Bytes gpu = kUnlimited;
+  Bytes host = kUnlimited;
+  bool operator==(const Limits&) const = default;
+  Bytes of(PoolKind kind) const { return kind == PoolKind::kGpu ? gpu : host; }
+};
+
+// Everything policy must know of the node and its settings; fixed for the
+// life of a Core.
+struct NodeConfig {
+  std::string driver;  // "sim", "cuda"
+  uint64_t generation = 1;
+  uint32_t own_uid = 0;  // of the daemon: sees everything
+  std::vector<GpuConfig> gpus;
+  std::vector<HostConfig> hosts;
+  std::vector<LinkSpeed> links;
+  Bytes extent = MiB(64);
+  Bytes granularity = KiB(64);
+  Limits principal_limits;
+  Limits job_limits;
+  std::map<std::string, Limits> named_job_limits;
+  absl::Duration plan_time_limit = absl::Seconds(20);
+  absl::Duration hello_timeout = absl::Seconds(10);
+  int max_sessions = 2048;
+  int max_half_open = 1024;
+};
+
+}  // namespace sluice::daemon

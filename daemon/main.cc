@@ -1,0 +1,160 @@
+// sluiced: one a node. Wiring, signals, configuration.
+#include <fcntl.h>
+#include <malloc.h>
+#include <signal.h>
+#include <sys/file.h>
+#include <sys/resource.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+#include <cerrno>
+#include <cstdio>
+#include <filesystem>
+#include <string>
+
+#include <CLI/CLI.hpp>
+#include <fmt/format.h>
+
+#include "absl/time/clock.h"
+#include "daemon/config.h"
+#include "daemon/metrics/snapshot_json.h"
+#include "daemon/node.h"
+#include "daemon/service/log.h"
+#include "daemon/service/service.h"
+#include "proto/base/clock.h"
+#include "proto/base/status.h"
+
+namespace sluice::daemon {
+namespace {
+
+struct Arguments {
+  std::string config;
+  std::string runtime_dir = "/run/sluice";
+};
+
+// Resident memory stays small: few arenas, and what was freed goes back.
+void TuneMemory() {
+  mallopt(M_ARENA_MAX, 1);
+  mallopt(M_TRIM_THRESHOLD, 1 << 20);
+  mallopt(M_MMAP_THRESHOLD, 1 << 20);
+}
+
+// Every extent is a descriptor, and every session two.
+void RaiseDescriptorLimit() {
+  rlimit limit;
+  if (getrlimit(RLIMIT_NOFILE, &limit) == 0) {
+    limit.rlim_cur = limit.rlim_max;
+    setrlimit(RLIMIT_NOFILE, &limit);
+  }
+}
+
+// Blocked in every thread; the loop's signalfd takes them.
+void BlockSignals() {
+  sigset_t ending;
+  sigemptyset(&ending);
+  sigaddset(&ending, SIGTERM);
+  sigaddset(&ending, SIGINT);
+  pthread_sigmask(SIG_BLOCK, &ending, nullptr);
+  signal(SIGPIPE, SIG_IGN);
+}
+
+// Held as long as the daemon lives; the kernel gives it back however it ends.
+absl::StatusOr<UniqueFd> LockRuntimeDir(const std::string& directory) {
+  std::error_code error;
+  std::filesystem::create_directories(directory, error);
+  if (error) {
+    return absl::InvalidArgumentError(
+        fmt::format("cannot make the runtime directory {}: {}; choose another "
+                    "with --runtime-dir",
+                    directory, error.message()));
+  }
+  const std::string path = directory + "/lock";
+  UniqueFd lock(open(path.c_str(), O_RDWR | O_CREAT | O_CLOEXEC, 0600));
+  if (!lock) return ErrnoStatus(errno, fmt::format("open {}", path));
+  if (flock(lock.get(), LOCK_EX | LOCK_NB) != 0) {
+    return absl::AlreadyExistsError(
+        fmt::format("another sluiced runs in {}: stop it, or use another "
+                    "--runtime-dir",
+                    directory));
+  }
+  return lock;
+}
+
+std::string Sibling(const std::string& name) {
+  std::error_code error;
+  const auto self = std::filesystem::read_symlink("/proc/self/exe", error);
+  return (self.parent_path() / name).string();
+}
+
+absl::Status Serve(const Arguments& arguments) {
+  Config config;
+  if (!arguments.config.empty()) {
+    SLUICE_ASSIGN_OR_RETURN(config, ReadConfig(arguments.config));
+  }
+  SetLogLevel(config.log_level);
+  SLUICE_ASSIGN_OR_RETURN(const UniqueFd lock,
+                          LockRuntimeDir(arguments.runtime_dir));
+  SLUICE_ASSIGN_OR_RETURN(Node node, OpenNode(config, arguments.runtime_dir));
+  WriteLog(LogLevel::kInfo, node.description);
+
+  MonotonicClock clock;
+  ServiceOptions options;
+  options.socket = arguments.runtime_dir + "/session.sock";
+  options.node = node.config;
+  // Unlike any earlier daemon's: later ones start later.
+  options.node.generation = static_cast<uint64_t>(absl::ToUnixNanos(absl::Now()));
+  options.driver = node.driver.get();
+  options.sim_directory = node.sim_directory;
+  options.worker_path = Sibling("sluice-worker");
+  options.clock = &clock;
+  options.render = SnapshotJson;
+  SLUICE_ASSIGN_OR_RETURN(const auto service,
+                          Service::Start(std::move(options)));
+  fmt::print("sluiced: ready: {}, {} GPUs, session socket {}\n",
+             node.config.driver, node.config.gpus.size(),
+             arguments.runtime_dir + "/session.sock");
+  std::fflush(stdout);
+  service->Run();
+  WriteLog(LogLevel::kInfo, "stopped");
+  if (!node.sim_directory.empty()) {
+    std::error_code ignored;
+    std::filesystem::remove_all(node.sim_directory, ignored);
+  }
+  unlink((arguments.runtime_dir + "/lock").c_str());
+  return absl::OkStatus();
+}
+
+int Main(int argc, char** argv) {
+  TuneMemory();
+  BlockSignals();
+  RaiseDescriptorLimit();
+  Arguments arguments;
+  CLI::App app(
+      "sluiced: the node's GPU memory service. Owns pinned host memory and "
+      "GPU memory, and leases them to training ranks.");
+  app.add_option("--config", arguments.config,
+                 "TOML file; everything has a default");
+  app.add_option("--runtime-dir", arguments.runtime_dir,
+                 "where the sockets are")
+      ->capture_default_str();
+  try {
+    app.parse(argc, argv);
+  } catch (const CLI::ParseError& error) {
+    if (error.get_exit_code() == 0) return app.exit(error);
+    fmt::print(stderr, "error: {}; sluiced --help lists the flags\n",
+               error.what());
+    return 2;
+  }
+  const absl::Status status = Serve(arguments);
+  if (status.ok()) return 0;
+  fmt::print(stderr, "error: {}\n", std::string(status.message()));
+  return absl::IsInvalidArgument(status) || absl::IsAlreadyExists(status) ||
+                 absl::IsNotFound(status)
+             ? 2
+             : 1;
+}
+
+}  // namespace
+}  // namespace sluice::daemon
+
+int main(int argc, char** argv) { return sluice::daemon::Main(argc, argv); }

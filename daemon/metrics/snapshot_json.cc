@@ -1,0 +1,131 @@
+#include "daemon/metrics/snapshot_json.h"
+
+#include <cmath>
+#include <utility>
+
+#include <nlohmann/json.hpp>
+
+namespace sluice::daemon {
+namespace {
+
+using nlohmann::json;
+
+void AddPool(const PoolSnapshot& pool, json& to) {
+  to["total_bytes"] = pool.total.count();
+  to["leased_bytes"] = pool.leased.count();
+  to["free_bytes"] = pool.free.count();
+  to["kept_bytes"] = pool.kept.count();
+  to["quarantined_bytes"] = pool.quarantined.count();
+}
+
+json Gpu(const GpuSnapshot& gpu) {
+  json to = {{"index", gpu.gpu.index.value()}, {"uuid", gpu.gpu.uuid},
+             {"name", gpu.gpu.name},           {"link", gpu.gpu.link},
+             {"numa", gpu.gpu.numa.value()}};
+  AddPool(gpu.pool, to);
+  return to;
+}
+
+json RankOf(const RankSnapshot& rank) {
+  json to = {{"rank", rank.rank.value()},
+             {"pid", rank.pid},
+             {"gpu", rank.gpu.value()},
+             {"gpu_bytes", rank.gpu_bytes.count()},
+             {"host_bytes", rank.host_bytes.count()},
+             {"stall_seconds", rank.stall_seconds},
+             {"grant_wait_seconds", rank.grant_wait_seconds},
+             {"hbm_peak_bytes", rank.hbm_peak.count()},
+             {"closed", rank.closed},
+             {"step", nullptr},
+             {"loss", nullptr},
+             {"tokens_per_second", nullptr}};
+  if (rank.step) {
+    to["step"] = rank.step->step;
+    // JSON has no NaN; null says "none to show".
+    if (std::isfinite(rank.step->loss)) to["loss"] = rank.step->loss;
+    if (rank.step->seconds > 0) {
+      to["tokens_per_second"] =
+          static_cast<double>(rank.step->tokens) / rank.step->seconds;
+    }
+  }
+  return to;
+}
+
+json Job(const JobSnapshot& job) {
+  json ranks = json::array();
+  for (const RankSnapshot& rank : job.ranks) ranks.push_back(RankOf(rank));
+  json to = {{"name", job.name},
+             {"uid", job.principal.uid},
+             {"cgroup", job.principal.cgroup},
+             {"world_size", job.world_size},
+             {"ranks", std::move(ranks)},
+             {"plan_id", nullptr}};
+  if (job.plan != PlanId()) to["plan_id"] = job.plan.value();
+  return to;
+}
+
+json LimitOf(Bytes limit) {
+  return limit == Limits::kUnlimited ? json(nullptr) : json(limit.count());
+}
+
+json Budget(const BudgetLine& line) {
+  return {{"uid", line.principal.uid},
+          {"cgroup", line.principal.cgroup},
+          {"job", line.job.empty() ? json(nullptr) : json(line.job)},
+          {"gpu_used_bytes", line.gpu_used.count()},
+          {"gpu_limit_bytes", LimitOf(line.limits.gpu)},
+          {"host_used_bytes", line.host_used.count()},
+          {"host_limit_bytes", LimitOf(line.limits.host)}};
+}
+
+json Plan(const PlanSnapshot& kept) {
+  json ranks = json::array();
+  for (const plan::RankPlan& rank : kept.plan->ranks) {
+    ranks.push_back({{"rank", rank.rank.value()},
+                     {"alpha", rank.alpha},
+                     {"alpha_limited_by", rank.alpha_limited_by},
+                     {"transient_peak_bytes", rank.transient_peak.count()},
+                     {"host_bytes", rank.host_bytes.count()}});
+  }
+  return {{"id", kept.plan->id.value()},
+          {"job", kept.job},
+          {"uid", kept.principal.uid},
+          {"seconds", kept.plan->seconds},
+          {"infeasible", kept.plan->infeasible},
+          {"profile_hash", kept.plan->profile_hash},
+          {"ranks", std::move(ranks)}};
+}
+
+}  // namespace
+
+std::string SnapshotJson(const Snapshot& snapshot) {
+  const auto list = [](const auto& from, auto each) {
+    json to = json::array();
+    for (const auto& item : from) to.push_back(each(item));
+    return to;
+  };
+  json to;
+  to["generation"] = snapshot.generation;
+  to["driver"] = snapshot.driver;
+  to["uptime_s"] = absl::ToDoubleSeconds(snapshot.uptime);
+  to["sessions"] = snapshot.sessions;
+  to["gpus"] = list(snapshot.gpus, Gpu);
+  to["host"] = list(snapshot.hosts, [](const PoolSnapshot& pool) {
+    json host = {{"numa", pool.id.ordinal}};
+    AddPool(pool, host);
+    return host;
+  });
+  to["jobs"] = list(snapshot.jobs, Job);
+  to["budgets"] = list(snapshot.budgets, Budget);
+  to["plans"] = list(snapshot.plans, Plan);
+  to["events"] = list(snapshot.events, [&](const LoggedEvent& event) {
+    return json{{"number", event.number},
+                {"age_s", absl::ToDoubleSeconds(snapshot.now - event.at)},
+                {"kind", event.kind},
+                {"text", event.text}};
+  });
+  // Messages may quote bytes of a client that are no UTF-8.
+  return to.dump(-1, ' ', false, json::error_handler_t::replace);
+}
+
+}  // namespace sluice::daemon

@@ -1,0 +1,203 @@
+#include "daemon/node.h"
+
+#include <unistd.h>
+
+#include <algorithm>
+#include <filesystem>
+#include <fstream>
+
+#include <fmt/format.h>
+
+#include "kernels/device/sim/sim.h"
+#include "proto/base/status.h"
+
+namespace sluice::daemon {
+namespace {
+
+Bytes RoundDown(Bytes size, Bytes unit) { return (size / unit) * unit; }
+
+// "MemAvailable" of /proc/meminfo.
+Bytes FreeMemory() {
+  std::ifstream file("/proc/meminfo");
+  std::string key;
+  int64_t kib = 0;
+  for (std::string unit; file >> key >> kib; std::getline(file, unit)) {
+    if (key == "MemAvailable:") return KiB(kib);
+  }
+  return Bytes(0);
+}
+
+// Of the unified hierarchy or the memory controller's; unlimited otherwise.
+Bytes CgroupLimit() {
+  for (const char* path : {"/sys/fs/cgroup/memory.max",
+                           "/sys/fs/cgroup/memory/memory.limit_in_bytes"}) {
+    std::ifstream file(path);
+    int64_t limit = 0;
+    if (file >> limit && limit > 0) return Bytes(limit);
+  }
+  return Limits::kUnlimited;
+}
+
+std::vector<LinkSpeed> SimLinks(const SimSettings& sim) {
+  if (!sim.links.empty()) return sim.links;
+  std::vector<LinkSpeed> links;
+  for (int i = 0; i < sim.gpus; ++i) {
+    links.push_back({fmt::format("pcie{}", i), 2e9, 2e9});
+  }
+  return links;
+}
+
+device::SimConfig ToSim(const SimSettings& sim) {
+  device::SimConfig to;
+  const auto links = SimLinks(sim);
+  for (const LinkSpeed& link : links) {
+    to.links.push_back({link.name, link.h2d_bytes_per_second,
+                        link.d2h_bytes_per_second});
+  }
+  for (int i = 0; i < sim.gpus; ++i) {
+    const std::string link = sim.gpu_links.empty()
+                                 ? links[i % links.size()].name
+                                 : sim.gpu_links[i];
+    to.gpus.push_back(
+        {sim.gpu_memory, link, NumaIndex(i * sim.numa_nodes / sim.gpus)});
+  }
+  to.numa_nodes = sim.numa_nodes;
+  to.host_memory = sim.host_memory;
+  to.granularity = sim.granularity;
+  return to;
+}
+
+absl::Status OpenSim(const SimSettings& sim, const std::string& directory,
+                     Node& node) {
+  const absl::Status made = device::CreateSimNode(directory, ToSim(sim));
+  // Ranks of an earlier daemon still use the node: it stays as it is.
+  if (!made.ok() && !absl::IsFailedPrecondition(made)) return made;
+  SLUICE_ASSIGN_OR_RETURN(const auto opened, device::SimNode::Open(directory));
+  SLUICE_ASSIGN_OR_RETURN(node.driver, device::OpenSimDriver(directory));
+  const device::SimConfig config = opened->config();
+  for (const device::SimLink& link : config.links) {
+    node.config.links.push_back({link.name, link.h2d_bytes_per_second,
+                                 link.d2h_bytes_per_second});
+  }
+  for (int i = 0; i < config.numa_nodes; ++i) {
+    node.config.hosts.push_back(
+        {NumaIndex(i), config.host_memory / config.numa_nodes});
+  }
+  node.sim_directory = directory;
+  return absl::OkStatus();
+}
+
+int NumaNodes(const std::vector<device::DeviceInfo>& devices) {
+  uint64_t nodes = 1;
+  for (const auto& device : devices) {
+    nodes = std::max(nodes, device.numa.value() + 1);
+  }
+  return static_cast<int>(nodes);
+}
+
+absl::Status AddGpus(const Config& config, Node& node) {
+  SLUICE_ASSIGN_OR_RETURN(const auto devices, node.driver->Devices());
+  const bool sim = !node.sim_directory.empty();
+  for (const auto& device : devices) {
+    const Bytes spare =
+        sim ? Bytes(0) : std::max(GiB(1), device.total_memory * 6 / 100);
+    const Bytes pool = config.gpu_pool.value_or(device.total_memory - spare);
+    if (pool > device.total_memory) {
+      return absl::InvalidArgumentError(fmt::format(
+          "gpu_bytes in [pools] is {}, but GPU {} has {}", FormatBytes(pool),
+          device.index.value(), FormatBytes(device.total_memory)));
+    }
+    node.config.gpus.push_back({device.index, device.uuid, device.name,
+                                device.link, device.numa, pool});
+  }
+  if (!sim) {
+    const int nodes = NumaNodes(devices);
+    const Bytes free = std::min(FreeMemory(), CgroupLimit()) / 2;
+    for (int i = 0; i < nodes; ++i) {
+      node.config.hosts.push_back({NumaIndex(i), free / nodes});
+    }
+  }
+  return absl::OkStatus();
+}
+
+absl::Status SizePools(const Config& config, Node& node) {
+  Bytes smallest = GiB(1);
+  SLUICE_ASSIGN_OR_RETURN(
+      node.config.granularity,
+      node.driver->Granularity(device::Placement::Gpu(DeviceIndex(0))));
+  const Bytes unit = node.config.granularity;
+  for (HostConfig& host : node.config.hosts) {
+    if (config.host_pool.has_value() && !node.sim_directory.empty() &&
+        *config.host_pool > host.pool) {
+      return absl::InvalidArgumentError(fmt::format(
+          "host_bytes in [pools] is {}, but the simulated NUMA node {} has {}: "
+          "raise host_memory in [sim]",
+          FormatBytes(*config.host_pool), host.numa.value(),
+          FormatBytes(host.pool)));
+    }
+    host.pool = RoundDown(config.host_pool.value_or(host.pool), unit);
+    smallest = std::min(smallest, host.pool);
+  }
+  for (GpuConfig& gpu : node.config.gpus) {
+    gpu.pool = RoundDown(gpu.pool, unit);
+    smallest = std::min(smallest, gpu.pool);
+  }
+  node.config.extent = RoundUp(
+      config.extent.value_or(smallest < GiB(1) ? MiB(4) : MiB(64)), unit);
+  return absl::OkStatus();
+}
+
+std::string Describe(const Node& node) {
+  std::string gpus;
+  for (const GpuConfig& gpu : node.config.gpus) {
+    gpus += fmt::format("{}GPU {} {} ({} of pool, link {}, NUMA {})",
+                        gpus.empty() ? "" : ", ", gpu.index.value(), gpu.name,
+                        FormatBytes(gpu.pool), gpu.link, gpu.numa.value());
+  }
+  Bytes host;
+  for (const HostConfig& each : node.config.hosts) host += each.pool;
+  const Bytes limit = CgroupLimit();
+  return fmt::format(
+      "{} driver: {}; {} of host memory in {} NUMA node(s) ({} free, cgroup "
+      "limit {}); extents of {}, granularity {}",
+      node.config.driver, gpus, FormatBytes(host), node.config.hosts.size(),
+      FormatBytes(FreeMemory()),
+      limit >= GiB(1 << 20) ? "none" : FormatBytes(limit),
+      FormatBytes(node.config.extent), FormatBytes(node.config.granularity));
+}
+
+}  // namespace
+
+absl::StatusOr<Node> OpenNode(const Config& config,
+                              const std::string& runtime_dir) {
+  Node node;
+  std::string no_cuda;
+  if (config.driver != Config::DriverChoice::kSim) {
+    auto cuda = device::OpenCudaDriver();
+    if (cuda.ok()) {
+      node.driver = *std::move(cuda);
+    } else if (config.driver == Config::DriverChoice::kCuda) {
+      return cuda.status();
+    } else {
+      no_cuda = std::string(cuda.status().message());
+    }
+  }
+  if (node.driver == nullptr) {
+    SLUICE_RETURN_IF_ERROR(OpenSim(config.sim, runtime_dir + "/sim", node));
+  }
+  node.config.driver = std::string(node.driver->name());
+  node.config.own_uid = geteuid();
+  node.config.principal_limits = config.principal_limits;
+  node.config.job_limits = config.job_limits;
+  node.config.named_job_limits = config.named_job_limits;
+  node.config.plan_time_limit = config.plan_time_limit;
+  SLUICE_RETURN_IF_ERROR(AddGpus(config, node));
+  SLUICE_RETURN_IF_ERROR(SizePools(config, node));
+  node.description = Describe(node);
+  if (!no_cuda.empty()) {
+    node.description += fmt::format(" (no GPU used: {})", no_cuda);
+  }
+  return node;
+}
+
+}  // namespace sluice::daemon

@@ -1,0 +1,31 @@
+// What this machine has, and what the daemon takes of it.
+//
+// Defaults where the configuration says nothing:
+//   sim    made in `runtime_dir`/sim from [sim]; all of it goes to the pools
+//   cuda   a GPU's pool is its memory but the larger of 1 GiB and 6 %, which
+//          contexts and libraries need; the host pools are half of what is
+//          free, within the cgroup's limit
+#pragma once
+
+#include <memory>
+#include <string>
+
+#include "absl/status/statusor.h"
+#include "daemon/config.h"
+#include "daemon/core/types.h"
+#include "kernels/device/driver.h"
+
+namespace sluice::daemon {
+
+struct Node {
+  std::unique_ptr<device::Driver> driver;
+  NodeConfig config;
+  std::string sim_directory;  // empty on cuda
+  // One line for the log: what was detected.
+  std::string description;
+};
+
+absl::StatusOr<Node> OpenNode(const Config& config,
+                              const std::string& runtime_dir);
+
+}  // namespace sluice::daemon

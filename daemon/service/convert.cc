@@ -1,0 +1,177 @@
+#include "daemon/service/convert.h"
+
+#include <algorithm>
+
+#include <fmt/format.h>
+
+#include "absl/strings/numbers.h"
+#include "proto/wire.h"
+
+namespace sluice::daemon {
+namespace {
+
+HelloRequest From(const wire::Hello& hello) {
+  return {.job = hello.job(),
+          .observer = hello.observer(),
+          .rank = Rank(hello.rank()),
+          .world_size = static_cast<int>(hello.world_size()),
+          .local_ranks = static_cast<int>(hello.local_ranks()),
+          .gpu = DeviceIndex(hello.gpu()),
+          .guaranteed_bytes_per_second =
+              static_cast<double>(hello.guaranteed_bytes_per_second())};
+}
+
+LeaseRequest From(const wire::Lease& lease) {
+  const PoolKind kind = lease.kind() == wire::Lease::GPU ? PoolKind::kGpu
+                                                         : PoolKind::kHost;
+  return {{kind, lease.ordinal()}, Bytes(static_cast<int64_t>(lease.bytes()))};
+}
+
+Bytes ToBytes(uint64_t count) { return Bytes(static_cast<int64_t>(count)); }
+
+StepRequest From(const wire::StepReport& step) {
+  return {.step = step.step(),
+          .seconds = step.seconds(),
+          .h2d = ToBytes(step.bytes_h2d()),
+          .d2h = ToBytes(step.bytes_d2h()),
+          .stall_seconds = step.stall_seconds(),
+          .grant_wait_seconds = step.grant_wait_seconds(),
+          .hbm_peak = ToBytes(step.hbm_peak_bytes()),
+          .host_peak = ToBytes(step.host_peak_bytes()),
+          .tokens = step.tokens(),
+          .loss = step.loss(),
+          .plan_mismatches = step.plan_mismatches()};
+}
+
+absl::StatusOr<Request> From(const wire::Query& query) {
+  uint64_t plan = 0;
+  if (!query.plan_id().empty() && !absl::SimpleAtoi(query.plan_id(), &plan)) {
+    return absl::InvalidArgumentError(
+        fmt::format("plan '{}' is not a number: sluicectl status lists the "
+                    "plans",
+                    query.plan_id()));
+  }
+  return QueryRequest{PlanId(plan)};
+}
+
+void Fill(const PoolSnapshot& from, wire::Pool* to) {
+  to->set_total_bytes(from.total.size());
+  to->set_leased_bytes(from.leased.size());
+  to->set_free_bytes(from.free.size());
+  to->set_quarantined_bytes(from.quarantined.size());
+}
+
+}  // namespace
+
+absl::StatusOr<Request> ToRequest(const wire::Request& request) {
+  switch (request.body_case()) {
+    case wire::Request::kHello:
+      return From(request.hello());
+    case wire::Request::kLease:
+      return From(request.lease());
+    case wire::Request::kFree:
+      return FreeRequest{LeaseId(request.free().lease_id())};
+    case wire::Request::kSubmitProfile:
+      return ProfileRequest{};
+    case wire::Request::kStepReport:
+      return From(request.step_report());
+    case wire::Request::kQuery:
+      return From(request.query());
+    case wire::Request::BODY_NOT_SET:
+      break;
+  }
+  return absl::UnimplementedError("a request without a body");
+}
+
+wire::Packet ErrorPacket(RequestId request, const absl::Status& status) {
+  wire::Packet packet;
+  packet.set_id(request.value());
+  auto* error = packet.mutable_reply()->mutable_error();
+  error->set_code(static_cast<int>(status.code()));
+  error->set_message(std::string(status.message()));
+  return packet;
+}
+
+void FillNode(const Core& core, const std::string& sim_directory,
+              DeviceIndex gpu, bool observer, wire::Welcome& welcome) {
+  const NodeConfig& config = core.config();
+  welcome.set_driver(config.driver);
+  welcome.set_sim_directory(sim_directory);
+  welcome.set_granularity(config.granularity.size());
+  for (const GpuConfig& each : config.gpus) {
+    wire::Gpu* to = welcome.add_gpus();
+    to->set_index(each.index.value());
+    to->set_uuid(each.uuid);
+    to->set_name(each.name);
+    to->set_link(each.link);
+    to->set_numa(each.numa.value());
+    Fill(core.pool({PoolKind::kGpu, each.index.value()}), to->mutable_pool());
+  }
+  for (const HostConfig& host : config.hosts) {
+    Fill(core.pool({PoolKind::kHost, host.numa.value()}),
+         welcome.add_host_pools());
+  }
+  if (observer) return;
+  // Contended: shared evenly by the GPUs behind the same link.
+  const std::string& name = config.gpus[gpu.value()].link;
+  const auto sharing =
+      std::count_if(config.gpus.begin(), config.gpus.end(),
+                    [&](const GpuConfig& g) { return g.link == name; });
+  for (const LinkSpeed& link : config.links) {
+    if (link.name != name) continue;
+    welcome.set_link_h2d_bytes_per_second(link.h2d_bytes_per_second / sharing);
+    welcome.set_link_d2h_bytes_per_second(link.d2h_bytes_per_second / sharing);
+  }
+}
+
+std::vector<Outgoing> GrantedParts(
+    RequestId request, const GrantedReply& granted,
+    std::span<const std::shared_ptr<const UniqueFd>> fds) {
+  const size_t n = granted.slices.size();
+  const size_t parts = (n + wire::kMaxFds - 1) / wire::kMaxFds;
+  std::vector<Outgoing> packets;
+  for (size_t part = 0; part < parts; ++part) {
+    Outgoing out;
+    out.packet.set_id(request.value());
+    auto* body = out.packet.mutable_reply()->mutable_granted();
+    body->set_lease_id(granted.lease.value());
+    body->set_part(static_cast<uint32_t>(part));
+    body->set_parts(static_cast<uint32_t>(parts));
+    const size_t end = std::min<size_t>(n, (part + 1) * wire::kMaxFds);
+    for (size_t i = part * wire::kMaxFds; i < end; ++i) {
+      body->add_extent_bytes(granted.slices[i].size.size());
+      out.fds.push_back(fds[i]);
+    }
+    packets.push_back(std::move(out));
+  }
+  return packets;
+}
+
+wire::Event ToEvent(const Notice& notice) {
+  wire::Event event;
+  struct Fill {
+    wire::Event& event;
+    void operator()(const PeerDiedNotice& from) {
+      auto* to = event.mutable_peer_died();
+      to->set_job(from.job);
+      to->set_rank(from.rank.value());
+      to->set_reason(from.reason);
+    }
+    void operator()(const EvictedNotice& from) {
+      event.mutable_evicted()->set_reason(from.reason);
+    }
+    void operator()(const PlanReadyNotice& from) {
+      event.mutable_plan_ready()->set_plan_id(from.plan.value());
+    }
+    void operator()(const PlanFailedNotice& from) {
+      event.mutable_plan_failed()->set_reason(from.reason);
+    }
+    void operator()(const ShuttingDownNotice& from) {
+      event.mutable_shutting_down()->set_reason(from.reason);
+    }
+  };
+  std::visit(Fill{event}, notice);
+  return event;
+}
+
+}  // namespace sluice::daemon

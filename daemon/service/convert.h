@@ -1,0 +1,45 @@
+// Between the wire's messages and policy's: translation only, no decisions.
+//
+// Thread safety: pure functions.
+#pragma once
+
+#include <memory>
+#include <span>
+#include <string>
+#include <vector>
+
+#include "daemon/core/core.h"
+#include "daemon/core/requests.h"
+#include "proto/base/unique_fd.h"
+#include "proto/session.pb.h"
+
+namespace sluice::daemon {
+
+// A checked wire request (wire::CheckRequest) as policy's. InvalidArgument: a
+// plan id that is not a number.
+absl::StatusOr<Request> ToRequest(const wire::Request& request);
+
+// One packet and the descriptors that go beside it; several packets may share
+// a descriptor's owner.
+struct Outgoing {
+  wire::Packet packet;
+  std::vector<std::shared_ptr<const UniqueFd>> fds;
+};
+
+// The error of a refused request.
+wire::Packet ErrorPacket(RequestId request, const absl::Status& status);
+
+// What a Welcome tells about the node.
+void FillNode(const Core& core, const std::string& sim_directory,
+              DeviceIndex gpu, bool observer, wire::Welcome& welcome);
+
+// A lease in as many parts as its descriptors need; `fds[i]` is slices[i]'s.
+std::vector<Outgoing> GrantedParts(
+    RequestId request, const GrantedReply& granted,
+    std::span<const std::shared_ptr<const UniqueFd>> fds);
+
+// A notice without a descriptor (all but PlanReady, which the caller gives
+// its plan).
+wire::Event ToEvent(const Notice& notice);
+
+}  // namespace sluice::daemon

@@ -1,0 +1,55 @@
+#include "daemon/service/extents.h"
+
+#include "daemon/service/log.h"
+#include "proto/base/status.h"
+
+namespace sluice::daemon {
+
+Extents::Extents(device::Driver* driver, Loop* loop, Made made)
+    : driver_(driver), loop_(loop), made_(std::move(made)), device_("device") {}
+
+absl::StatusOr<Extents::Extent> Extents::MakeNow(PoolId pool, Bytes size) {
+  const device::Placement where =
+      pool.kind == PoolKind::kGpu
+          ? device::Placement::Gpu(DeviceIndex(pool.ordinal))
+          : device::Placement::Host(NumaIndex(pool.ordinal));
+  SLUICE_ASSIGN_OR_RETURN(const device::Memory memory,
+                          driver_->Create(where, size));
+  auto fd = driver_->Export(memory);
+  if (!fd.ok()) {
+    driver_->Release(memory).IgnoreError();
+    return fd.status();
+  }
+  return Extent{memory, std::make_shared<const UniqueFd>(*std::move(fd))};
+}
+
+void Extents::Make(ExtentId id, PoolId pool, Bytes size) {
+  device_.Run([this, id, pool, size] {
+    auto extent = MakeNow(pool, size);
+    loop_->Post([this, id, extent = std::move(extent)]() mutable {
+      const absl::Status status = extent.status();
+      if (status.ok()) extents_[id] = *std::move(extent);
+      made_(id, status);
+    });
+  });
+}
+
+void Extents::Destroy(ExtentId id) {
+  const auto found = extents_.find(id);
+  SLUICE_CHECK(found != extents_.end());
+  auto extent = std::make_shared<Extent>(std::move(found->second));
+  extents_.erase(found);
+  device_.Run([this, extent] {
+    extent->fd.reset();
+    if (const auto released = driver_->Release(extent->memory);
+        !released.ok()) {
+      WriteLog(LogLevel::kError, std::string(released.message()));
+    }
+  });
+}
+
+std::shared_ptr<const UniqueFd> Extents::fd(ExtentId id) const {
+  return extents_.at(id).fd;
+}
+
+}  // namespace sluice::daemon

@@ -1,0 +1,149 @@
+#include "daemon/service/grant_pages.h"
+
+#include <fcntl.h>
+#include <pthread.h>
+#include <sys/mman.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+#include <cerrno>
+
+#include <fmt/format.h>
+
+#include "proto/base/status.h"
+
+namespace sluice::daemon {
+namespace {
+
+absl::StatusOr<UniqueFd> MakePage(const char* name, size_t size) {
+  UniqueFd fd(memfd_create(name, MFD_CLOEXEC | MFD_ALLOW_SEALING));
+  if (!fd) return ErrnoStatus(errno, "make a grant page");
+  if (ftruncate(fd.get(), static_cast<off_t>(size)) != 0 ||
+      fcntl(fd.get(), F_ADD_SEALS,
+            F_SEAL_SHRINK | F_SEAL_GROW | F_SEAL_SEAL) != 0) {
+    return ErrnoStatus(errno, "size a grant page");
+  }
+  return fd;
+}
+
+absl::StatusOr<void*> MapPage(const UniqueFd& fd, size_t size) {
+  void* const page = mmap(nullptr, size, PROT_READ | PROT_WRITE, MAP_SHARED,
+                          fd.get(), 0);
+  if (page == MAP_FAILED) return ErrnoStatus(errno, "map a grant page");
+  return page;
+}
+
+}  // namespace
+
+struct GrantPages::UsePage {
+  explicit UsePage(void* mapped) : use(static_cast<GrantUse*>(mapped)) {}
+  ~UsePage() { munmap(use, sizeof(GrantUse)); }
+  UsePage(const UsePage&) = delete;
+  GrantUse* use;
+};
+
+GrantPages::GrantPages(std::vector<LinkSpeed> links, const Clock* clock)
+    : clock_(clock), policy_(std::move(links)), last_refill_(clock->Now()) {}
+
+absl::StatusOr<std::unique_ptr<GrantPages>> GrantPages::Start(
+    std::vector<LinkSpeed> links, uint64_t generation, const Clock* clock) {
+  SLUICE_ASSIGN_OR_RETURN(
+      const UniqueFd writer,
+      MakePage("sluice grant limits", sizeof(GrantLimits)));
+  SLUICE_ASSIGN_OR_RETURN(void* page, MapPage(writer, sizeof(GrantLimits)));
+  auto pages =
+      std::unique_ptr<GrantPages>(new GrantPages(std::move(links), clock));
+  pages->limits_ = new (page) GrantLimits();
+  pages->limits_->generation = generation;
+  // Without write permission on the file itself, a rank of another user can
+  // not reopen what it gets for writing either.
+  if (fchmod(writer.get(), 0444) != 0) {
+    return ErrnoStatus(errno, "protect the grant page");
+  }
+  UniqueFd reader(open(fmt::format("/proc/self/fd/{}", writer.get()).c_str(),
+                       O_RDONLY | O_CLOEXEC));
+  if (!reader) return ErrnoStatus(errno, "open the grant page for reading");
+  pages->limits_reader_ = std::make_shared<const UniqueFd>(std::move(reader));
+  pages->thread_ = std::thread([raw = pages.get()] { raw->Work(); });
+  pthread_setname_np(pages->thread_.native_handle(), "grants");
+  return pages;
+}
+
+GrantPages::~GrantPages() {
+  if (thread_.joinable()) {
+    {
+      const std::lock_guard lock(mutex_);
+      stopping_ = true;
+    }
+    changed_.notify_all();
+    thread_.join();
+  }
+  if (limits_ != nullptr) munmap(limits_, sizeof(GrantLimits));
+}
+
+void GrantPages::Beat() {
+  limits_->heartbeat_ns.store(
+      static_cast<uint64_t>(absl::ToUnixNanos(clock_->Now())),
+      std::memory_order_release);
+}
+
+absl::StatusOr<UniqueFd> GrantPages::Attach(
+    int slot, int link, double guaranteed_bytes_per_second) {
+  SLUICE_ASSIGN_OR_RETURN(UniqueFd fd,
+                          MakePage("sluice grant use", sizeof(GrantUse)));
+  SLUICE_ASSIGN_OR_RETURN(void* page, MapPage(fd, sizeof(GrantUse)));
+  {
+    const std::lock_guard lock(mutex_);
+    pages_[slot] = std::make_unique<UsePage>(page);
+    const Directions limits =
+        policy_.Attach(slot, link, guaranteed_bytes_per_second);
+    for (int d : {kH2d, kD2h}) {
+      limits_->slots[slot].limit_bytes[d].store(limits[d],
+                                                std::memory_order_release);
+    }
+    Beat();
+  }
+  changed_.notify_all();
+  return fd;
+}
+
+void GrantPages::Detach(int slot) {
+  const std::lock_guard lock(mutex_);
+  policy_.Detach(slot);
+  pages_.erase(slot);
+}
+
+void GrantPages::Refill() {
+  std::map<int, Directions> used;
+  for (const auto& [slot, page] : pages_) {
+    for (int d : {kH2d, kD2h}) {
+      used[slot][d] =
+          page->use->slot.used_bytes[d].load(std::memory_order_relaxed);
+    }
+  }
+  const absl::Time now = clock_->Now();
+  for (const auto& [slot, limits] : policy_.Refill(used, now - last_refill_)) {
+    for (int d : {kH2d, kD2h}) {
+      limits_->slots[slot].limit_bytes[d].store(limits[d],
+                                                std::memory_order_release);
+    }
+  }
+  last_refill_ = now;
+  Beat();
+}
+
+void GrantPages::Work() {
+  std::unique_lock lock(mutex_);
+  while (!stopping_) {
+    if (policy_.idle()) {
+      changed_.wait(lock, [this] { return stopping_ || !policy_.idle(); });
+      last_refill_ = clock_->Now();
+      continue;
+    }
+    Refill();
+    changed_.wait_for(lock, absl::ToChronoMicroseconds(kRefill),
+                      [this] { return stopping_; });
+  }
+}
+
+}  // namespace sluice::daemon

@@ -1,0 +1,65 @@
+// The shared grant pages and the thread that refills them.
+//
+// One limits page a node: the daemon alone writes it; sessions get a
+// descriptor that was opened for reading only, of a file nobody else may open
+// for writing. One use page a session, sealed against a change of size, or a
+// rank could make the daemon fault. The refill thread sets heartbeat and
+// limits every ~2 ms while a rank is attached, and sleeps otherwise; the loop
+// never holds it up for longer than an insertion.
+//
+// Thread safety: Attach and Detach from one thread.
+#pragma once
+
+#include <condition_variable>
+#include <map>
+#include <memory>
+#include <mutex>
+#include <thread>
+#include <vector>
+
+#include "absl/status/statusor.h"
+#include "daemon/core/grants.h"
+#include "proto/base/clock.h"
+#include "proto/base/grant_page.h"
+#include "proto/base/unique_fd.h"
+
+namespace sluice::daemon {
+
+class GrantPages {
+ public:
+  static constexpr absl::Duration kRefill = absl::Milliseconds(2);
+
+  // `clock` tells CLOCK_MONOTONIC: ranks compare the heartbeat with their own.
+  static absl::StatusOr<std::unique_ptr<GrantPages>> Start(
+      std::vector<LinkSpeed> links, uint64_t generation, const Clock* clock);
+  ~GrantPages();
+
+  // Opens a slot; the heartbeat is fresh when it returns. The use page is the
+  // session's to write.
+  absl::StatusOr<UniqueFd> Attach(int slot, int link,
+                                  double guaranteed_bytes_per_second);
+  void Detach(int slot);
+  // For sending: read-only.
+  std::shared_ptr<const UniqueFd> limits() const { return limits_reader_; }
+
+ private:
+  struct UsePage;
+  GrantPages(std::vector<LinkSpeed> links, const Clock* clock);
+  void Refill();
+  void Beat();
+  void Work();
+
+  const Clock* clock_;
+  std::shared_ptr<const UniqueFd> limits_reader_;
+  GrantLimits* limits_ = nullptr;  // mapped
+
+  std::mutex mutex_;
+  std::condition_variable changed_;
+  GrantPolicy policy_;                             // guarded by mutex_
+  std::map<int, std::unique_ptr<UsePage>> pages_;  // guarded by mutex_
+  absl::Time last_refill_;                         // guarded by mutex_
+  bool stopping_ = false;                          // guarded by mutex_
+  std::thread thread_;
+};
+
+}  // namespace sluice::daemon

@@ -1,0 +1,127 @@
+#include "daemon/service/loop.h"
+
+#include <sys/eventfd.h>
+#include <unistd.h>
+
+#include <array>
+#include <cerrno>
+#include <condition_variable>
+
+#include "proto/base/status.h"
+
+namespace sluice::daemon {
+
+absl::StatusOr<std::unique_ptr<Loop>> Loop::Make(const Clock* clock) {
+  UniqueFd epoll(epoll_create1(EPOLL_CLOEXEC));
+  if (!epoll) return ErrnoStatus(errno, "make an epoll");
+  UniqueFd wake(eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK));
+  if (!wake) return ErrnoStatus(errno, "make an eventfd");
+  auto loop = std::unique_ptr<Loop>(
+      new Loop(std::move(epoll), std::move(wake), clock));
+  Loop* raw = loop.get();
+  loop->Add(raw->wake_.get(), EPOLLIN, [raw](uint32_t) { raw->RunPosted(); });
+  return loop;
+}
+
+Loop::Loop(UniqueFd epoll, UniqueFd wake, const Clock* clock)
+    : epoll_(std::move(epoll)), wake_(std::move(wake)), clock_(clock) {}
+
+void Loop::Add(int fd, uint32_t events, Handler handler) {
+  const uint64_t number = next_number_++;
+  epoll_event event = {.events = events, .data = {.u64 = number}};
+  SLUICE_CHECK(epoll_ctl(epoll_.get(), EPOLL_CTL_ADD, fd, &event) == 0);
+  handlers_[number] = std::make_shared<Handler>(std::move(handler));
+  numbers_[fd] = number;
+}
+
+void Loop::Change(int fd, uint32_t events) {
+  epoll_event event = {.events = events, .data = {.u64 = numbers_.at(fd)}};
+  SLUICE_CHECK(epoll_ctl(epoll_.get(), EPOLL_CTL_MOD, fd, &event) == 0);
+}
+
+void Loop::Remove(int fd) {
+  const auto number = numbers_.find(fd);
+  if (number == numbers_.end()) return;
+  epoll_ctl(epoll_.get(), EPOLL_CTL_DEL, fd, nullptr);
+  handlers_.erase(number->second);
+  numbers_.erase(number);
+}
+
+bool Loop::Post(std::function<void()> task) {
+  {
+    const std::lock_guard lock(mutex_);
+    if (ended_) return false;
+    posted_.push_back(std::move(task));
+  }
+  const uint64_t one = 1;
+  [[maybe_unused]] const ssize_t wrote = write(wake_.get(), &one, sizeof(one));
+  return true;
+}
+
+bool Loop::Call(std::function<void()> task, absl::Duration timeout) {
+  struct Done {
+    std::mutex mutex;
+    std::condition_variable ready;
+    bool is = false;
+  };
+  auto done = std::make_shared<Done>();
+  const bool posted = Post([done, task = std::move(task)] {
+    task();
+    const std::lock_guard lock(done->mutex);
+    done->is = true;
+    done->ready.notify_all();
+  });
+  if (!posted) return false;
+  std::unique_lock lock(done->mutex);
+  return done->ready.wait_for(lock, absl::ToChronoMicroseconds(timeout),
+                              [&] { return done->is; });
+}
+
+void Loop::SetTimer(std::function<absl::Time()> deadline,
+                    std::function<void()> expired) {
+  deadline_ = std::move(deadline);
+  expired_ = std::move(expired);
+}
+
+void Loop::RunPosted() {
+  uint64_t count;
+  [[maybe_unused]] const ssize_t got = read(wake_.get(), &count, sizeof(count));
+  std::vector<std::function<void()>> tasks;
+  {
+    const std::lock_guard lock(mutex_);
+    tasks.swap(posted_);
+  }
+  for (auto& task : tasks) task();
+}
+
+void Loop::Run() {
+  std::array<epoll_event, 64> events;
+  while (!stopping_) {
+    int timeout_ms = -1;
+    if (deadline_) {
+      const absl::Duration left = deadline_() - clock_->Now();
+      if (left < absl::Hours(1)) {
+        timeout_ms = static_cast<int>(
+            std::max<int64_t>(0, absl::ToInt64Milliseconds(left) + 1));
+      }
+    }
+    const int n =
+        epoll_wait(epoll_.get(), events.data(), events.size(), timeout_ms);
+    for (int i = 0; i < n; ++i) {
+      const auto handler = handlers_.find(events[i].data.u64);
+      if (handler == handlers_.end()) continue;
+      const auto keep = handler->second;  // it may remove itself
+      (*keep)(events[i].events);
+    }
+    if (deadline_ && deadline_() <= clock_->Now()) expired_();
+  }
+  const std::lock_guard lock(mutex_);
+  ended_ = true;
+  posted_.clear();
+}
+
+void Loop::Stop() {
+  Post([this] { stopping_ = true; });
+}
+
+}  // namespace sluice::daemon

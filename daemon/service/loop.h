@@ -1,0 +1,72 @@
+// The daemon's event loop: epoll, one thread.
+//
+// Thread safety: Post, Call and Stop from any thread; the rest only on the
+// loop's thread, or before Run.
+#pragma once
+
+#include <sys/epoll.h>
+
+#include <cstdint>
+#include <functional>
+#include <memory>
+#include <mutex>
+#include <unordered_map>
+#include <vector>
+
+#include "absl/status/statusor.h"
+#include "absl/time/time.h"
+#include "proto/base/clock.h"
+#include "proto/base/unique_fd.h"
+
+namespace sluice::daemon {
+
+class Loop {
+ public:
+  // Gets the epoll events that are there (EPOLLIN, EPOLLHUP, …).
+  using Handler = std::function<void(uint32_t events)>;
+
+  static absl::StatusOr<std::unique_ptr<Loop>> Make(const Clock* clock);
+
+  // Watches `fd`, which stays the caller's and must be removed before it is
+  // closed. A handler may remove any fd, its own included.
+  void Add(int fd, uint32_t events, Handler handler);
+  void Change(int fd, uint32_t events);
+  void Remove(int fd);
+
+  // Runs `task` on the loop's thread, soon. False: the loop has ended.
+  bool Post(std::function<void()> task);
+  // Runs `task` on the loop's thread and waits; false after `timeout` or when
+  // the loop has ended (then it may still run, or never).
+  bool Call(std::function<void()> task, absl::Duration timeout);
+
+  // `deadline` tells when `expired` wants to be called next.
+  void SetTimer(std::function<absl::Time()> deadline,
+                std::function<void()> expired);
+
+  absl::Time now() const { return clock_->Now(); }
+
+  void Run();  // until Stop
+  void Stop();
+
+ private:
+  Loop(UniqueFd epoll, UniqueFd wake, const Clock* clock);
+  void RunPosted();
+
+  UniqueFd epoll_;
+  UniqueFd wake_;
+  const Clock* clock_;
+  // Handlers by a number that is never reused, so that an event already
+  // fetched for an fd that was closed and opened again finds nobody.
+  std::unordered_map<uint64_t, std::shared_ptr<Handler>> handlers_;
+  std::unordered_map<int, uint64_t> numbers_;
+  uint64_t next_number_ = 1;
+  std::function<absl::Time()> deadline_;
+  std::function<void()> expired_;
+  bool stopping_ = false;  // loop thread
+
+  std::mutex mutex_;
+  std::vector<std::function<void()>> posted_;  // guarded by mutex_
+  bool ended_ = false;                         // guarded by mutex_
+};
+
+}  // namespace sluice::daemon

@@ -1,0 +1,156 @@
+#include "daemon/service/peer.h"
+
+#include <poll.h>
+#include <sys/ioctl.h>
+#include <sys/socket.h>
+#include <sys/syscall.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include <cerrno>
+#include <fstream>
+#include <sstream>
+
+#include <fmt/format.h>
+
+#include "proto/base/status.h"
+
+namespace sluice::daemon {
+namespace {
+
+// Debian 12's headers do not have these yet (Linux 6.5, 6.15).
+constexpr int kSoPeerPidfd = 77;
+constexpr uint64_t kPidfdInfoExit = 1 << 3;
+struct PidfdInfo {
+  uint64_t mask;
+  uint64_t cgroupid;
+  uint32_t ids[11];  // pid, tgid, ppid, then uids and gids
+  int32_t exit_code;
+};
+static_assert(sizeof(PidfdInfo) == 64);  // PIDFD_INFO_SIZE_VER0
+constexpr unsigned long kPidfdGetInfo = _IOWR(0xFF, 11, PidfdInfo);
+
+struct ProcStat {
+  char state = '?';
+  uint64_t start_ticks = 0;
+  int exit_code = 0;
+};
+
+std::string ReadFile(const std::string& path) {
+  std::ifstream file(path);
+  std::ostringstream text;
+  text << file.rdbuf();
+  return text.str();
+}
+
+absl::StatusOr<ProcStat> ReadStat(int pid) {
+  const std::string text = ReadFile(fmt::format("/proc/{}/stat", pid));
+  // The second field is the name in parentheses; it may hold anything.
+  const size_t name_end = text.rfind(')');
+  if (name_end == std::string::npos) {
+    return absl::NotFoundError(fmt::format("process {} is gone", pid));
+  }
+  std::istringstream fields(text.substr(name_end + 1));
+  ProcStat stat;
+  fields >> stat.state;
+  std::string skipped;
+  for (int field = 4; field < 22; ++field) fields >> skipped;
+  fields >> stat.start_ticks;
+  for (int field = 23; field < 52; ++field) fields >> skipped;
+  fields >> stat.exit_code;
+  return stat;
+}
+
+absl::Status Gone(int pid) {
+  return absl::PermissionDeniedError(
+      fmt::format("process {} ended before it was identified", pid));
+}
+
+Exit FromWaitStatus(int status) {
+  if (WIFSIGNALED(status)) return {Exit::Kind::kSignal, WTERMSIG(status)};
+  return {Exit::Kind::kStatus, WEXITSTATUS(status)};
+}
+
+absl::StatusOr<UniqueFd> OpenPidfd(int socket, int pid) {
+  SLUICE_ASSIGN_OR_RETURN(const ProcStat before, ReadStat(pid));
+  UniqueFd pidfd(static_cast<int>(syscall(SYS_pidfd_open, pid, 0)));
+  if (!pidfd) return Gone(pid);
+  const auto after = ReadStat(pid);
+  pollfd hung_up = {.fd = socket, .events = POLLRDHUP, .revents = 0};
+  poll(&hung_up, 1, 0);
+  if (!after.ok() || after->start_ticks != before.start_ticks ||
+      (hung_up.revents & (POLLHUP | POLLRDHUP)) != 0) {
+    return Gone(pid);
+  }
+  return pidfd;
+}
+
+}  // namespace
+
+std::string CgroupFrom(std::string_view text) {
+  std::istringstream lines{std::string(text)};
+  std::string unified = "/", memory;
+  for (std::string line; std::getline(lines, line);) {
+    // "hierarchy:controllers:path"
+    const size_t first = line.find(':');
+    const size_t second = line.find(':', first + 1);
+    if (first == std::string::npos || second == std::string::npos) continue;
+    const std::string controllers =
+        line.substr(first + 1, second - first - 1);
+    if (controllers.empty()) unified = line.substr(second + 1);
+    if (controllers == "memory") memory = line.substr(second + 1);
+  }
+  return unified == "/" && !memory.empty() ? memory : unified;
+}
+
+absl::StatusOr<Identity> IdentifyPeer(int socket, bool use_peerpidfd) {
+  ucred credentials = {};
+  socklen_t size = sizeof(credentials);
+  if (getsockopt(socket, SOL_SOCKET, SO_PEERCRED, &credentials, &size) != 0) {
+    return ErrnoStatus(errno, "read a peer's credentials");
+  }
+  if (credentials.pid <= 0 || credentials.uid == static_cast<uid_t>(-1)) {
+    return absl::PermissionDeniedError(
+        "the peer is in a pid or user namespace that sluiced cannot see: give "
+        "its container hostPID, or run sluiced in the same namespace");
+  }
+  Identity identity;
+  int pidfd = -1;
+  size = sizeof(pidfd);
+  if (use_peerpidfd && getsockopt(socket, SOL_SOCKET, kSoPeerPidfd, &pidfd,
+                                  &size) == 0) {
+    identity.pidfd = UniqueFd(pidfd);
+  } else {
+    SLUICE_ASSIGN_OR_RETURN(identity.pidfd,
+                            OpenPidfd(socket, credentials.pid));
+  }
+  const auto stat = ReadStat(credentials.pid);
+  const std::string cgroup =
+      ReadFile(fmt::format("/proc/{}/cgroup", credentials.pid));
+  // Read after the pidfd was there: still running means these were its.
+  pollfd ended = {.fd = identity.pidfd.get(), .events = POLLIN, .revents = 0};
+  if (!stat.ok() || poll(&ended, 1, 0) != 0) return Gone(credentials.pid);
+  identity.peer.principal = {credentials.uid, CgroupFrom(cgroup)};
+  identity.peer.pid = credentials.pid;
+  identity.peer.start_ticks = stat->start_ticks;
+  return identity;
+}
+
+Exit ReadExit(int pidfd, const Peer& peer) {
+  // A zombie tells in /proc; once reaped, the pidfd does. Whoever reaps may
+  // come in between, so the pidfd is asked last.
+  const auto stat = ReadStat(peer.pid);
+  if (stat.ok() && stat->state == 'Z' &&
+      stat->start_ticks == peer.start_ticks) {
+    return FromWaitStatus(stat->exit_code);
+  }
+  PidfdInfo info = {};
+  info.mask = kPidfdInfoExit;
+  if (ioctl(pidfd, kPidfdGetInfo, &info) == 0 &&
+      (info.mask & kPidfdInfoExit) != 0) {
+    return FromWaitStatus(info.exit_code);
+  }
+  return {};
+}
+
+}  // namespace sluice::daemon

@@ -1,0 +1,235 @@
+#include "daemon/service/plan_solver.h"
+
+#include <fcntl.h>
+#include <signal.h>
+#include <spawn.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include <array>
+#include <cerrno>
+#include <utility>
+
+#include <fmt/format.h>
+
+#include "proto/base/status.h"
+#include "proto/plan/codec.h"
+#include "proto/plan/validate.h"
+#include "proto/wire.h"
+
+extern char** environ;
+
+namespace sluice::daemon {
+namespace {
+
+constexpr int kWorkerIn = 3;
+constexpr int kWorkerOut = 4;
+constexpr size_t kMaxAnswerBytes = size_t{256} << 20;
+
+struct Pipe {
+  UniqueFd read, write;
+};
+
+absl::StatusOr<Pipe> MakePipe() {
+  int ends[2];
+  if (pipe2(ends, O_CLOEXEC) != 0) return ErrnoStatus(errno, "make a pipe");
+  Pipe pipe{UniqueFd(ends[0]), UniqueFd(ends[1])};
+  // Only the loop's end: the worker writes as it likes.
+  if (fcntl(ends[0], F_SETFL, O_NONBLOCK) != 0) {
+    return ErrnoStatus(errno, "make a pipe");
+  }
+  return pipe;
+}
+
+// dup2 onto its own number would keep close-on-exec, so the descriptors are
+// first moved out of the way.
+absl::StatusOr<UniqueFd> MoveUp(const UniqueFd& fd) {
+  const int moved = fcntl(fd.get(), F_DUPFD_CLOEXEC, 16);
+  if (moved < 0) return ErrnoStatus(errno, "duplicate a descriptor");
+  return UniqueFd(moved);
+}
+
+absl::StatusOr<pid_t> Spawn(const std::string& path, const UniqueFd& in,
+                            const UniqueFd& out, absl::Duration time_limit) {
+  SLUICE_ASSIGN_OR_RETURN(const UniqueFd high_in, MoveUp(in));
+  SLUICE_ASSIGN_OR_RETURN(const UniqueFd high_out, MoveUp(out));
+  posix_spawn_file_actions_t actions;
+  posix_spawn_file_actions_init(&actions);
+  posix_spawn_file_actions_adddup2(&actions, high_in.get(), kWorkerIn);
+  posix_spawn_file_actions_adddup2(&actions, high_out.get(), kWorkerOut);
+  // Signals blocked for the daemon's signalfd must reach the worker.
+  posix_spawnattr_t attributes;
+  posix_spawnattr_init(&attributes);
+  sigset_t none, all;
+  sigemptyset(&none);
+  sigfillset(&all);
+  posix_spawnattr_setsigmask(&attributes, &none);
+  posix_spawnattr_setsigdefault(&attributes, &all);
+  posix_spawnattr_setflags(&attributes,
+                           POSIX_SPAWN_SETSIGMASK | POSIX_SPAWN_SETSIGDEF);
+  std::vector<std::string> words = {
+      path,
+      "--in-fd",
+      std::to_string(kWorkerIn),
+      "--out-fd",
+      std::to_string(kWorkerOut),
+      "--time-limit-s",
+      fmt::format("{:g}", absl::ToDoubleSeconds(time_limit))};
+  std::vector<char*> argv;
+  for (std::string& word : words) argv.push_back(word.data());
+  argv.push_back(nullptr);
+  pid_t pid = 0;
+  const int error = posix_spawn(&pid, path.c_str(), &actions, &attributes,
+                                argv.data(), environ);
+  posix_spawn_file_actions_destroy(&actions);
+  posix_spawnattr_destroy(&attributes);
+  if (error != 0) {
+    return ErrnoStatus(error, fmt::format("start the plan worker {}", path));
+  }
+  return pid;
+}
+
+// It closed its end of the pipe, so it is exiting; SIGKILL is for one that
+// does not.
+int Reap(pid_t pid) {
+  int status = 0;
+  for (int tries = 0; tries < 1000; ++tries) {
+    if (waitpid(pid, &status, WNOHANG) != 0) return status;
+    usleep(1000);
+  }
+  kill(pid, SIGKILL);
+  waitpid(pid, &status, 0);
+  return status;
+}
+
+std::string Encode(const SolvePlan& question) {
+  plan::PlanRequest request;
+  for (const auto& profile : question.profiles) {
+    request.profiles.push_back(*profile);
+  }
+  request.resources = question.resources;
+  return plan::Encode(request);
+}
+
+absl::StatusOr<plan::NodePlan> Check(const SolvePlan& question,
+                                     const std::string& answer) {
+  SLUICE_ASSIGN_OR_RETURN(plan::NodePlan plan, plan::DecodeNodePlan(answer));
+  std::vector<plan::RankProfile> profiles;
+  for (const auto& profile : question.profiles) profiles.push_back(*profile);
+  SLUICE_RETURN_IF_ERROR(
+      plan::ValidateNodePlan(profiles, question.resources, plan));
+  return plan;
+}
+
+}  // namespace
+
+struct PlanSolver::Run {
+  SolvePlan question;
+  // Loop's thread.
+  bool started = false;
+  bool stopped = false;
+  // The codec thread's until started, then the loop's until the pipe ends.
+  pid_t pid = 0;
+  UniqueFd out;
+  std::string answer;
+};
+
+PlanSolver::PlanSolver(Loop* loop, TaskThread* codec, std::string worker_path,
+                       Done done)
+    : loop_(loop),
+      codec_(codec),
+      worker_path_(std::move(worker_path)),
+      done_(std::move(done)) {}
+
+PlanSolver::~PlanSolver() {
+  while (!runs_.empty()) Stop(runs_.begin()->first);
+}
+
+void PlanSolver::Solve(SolvePlan question) {
+  auto run = std::make_shared<Run>();
+  run->question = std::move(question);
+  runs_[run->question.round] = run;
+  codec_->Run([this, run] {
+    const auto start = [&]() -> absl::Status {
+      SLUICE_ASSIGN_OR_RETURN(
+          const UniqueFd in,
+          wire::ToMemfd("sluice plan request", Encode(run->question)));
+      SLUICE_ASSIGN_OR_RETURN(Pipe pipe, MakePipe());
+      SLUICE_ASSIGN_OR_RETURN(
+          run->pid,
+          Spawn(worker_path_, in, pipe.write, run->question.time_limit));
+      run->out = std::move(pipe.read);
+      return absl::OkStatus();
+    };
+    const absl::Status status = start();
+    loop_->Post([this, run, status] { Started(run, status); });
+  });
+}
+
+void PlanSolver::Started(const std::shared_ptr<Run>& run,
+                         absl::Status status) {
+  run->started = true;
+  if (run->stopped) return End(run);
+  if (!status.ok()) {
+    runs_.erase(run->question.round);
+    return done_(run->question.round, status);
+  }
+  loop_->Add(run->out.get(), EPOLLIN, [this, run](uint32_t) { Read(run); });
+}
+
+void PlanSolver::Read(const std::shared_ptr<Run>& run) {
+  std::array<char, 1 << 16> buffer;
+  const ssize_t got = read(run->out.get(), buffer.data(), buffer.size());
+  if (got < 0 && (errno == EAGAIN || errno == EINTR)) return;
+  if (got > 0 && run->answer.size() + got <= kMaxAnswerBytes) {
+    run->answer.append(buffer.data(), static_cast<size_t>(got));
+    return;
+  }
+  Finish(run);
+}
+
+// The pipe ended: the worker is done, or did not survive.
+void PlanSolver::Finish(const std::shared_ptr<Run>& run) {
+  loop_->Remove(run->out.get());
+  run->out.Reset();
+  const pid_t pid = std::exchange(run->pid, 0);
+  codec_->Run([this, run, pid] {
+    const int status = Reap(pid);
+    absl::StatusOr<plan::NodePlan> plan;
+    if (run->answer.empty()) {
+      plan = absl::InternalError(
+          WIFSIGNALED(status)
+              ? fmt::format("the plan worker was killed by signal {}",
+                            WTERMSIG(status))
+              : fmt::format("the plan worker ended with status {} and no plan",
+                            WEXITSTATUS(status)));
+    } else {
+      plan = Check(run->question, run->answer);
+    }
+    loop_->Post([this, run, plan = std::move(plan)]() mutable {
+      if (run->stopped) return;
+      runs_.erase(run->question.round);
+      done_(run->question.round, std::move(plan));
+    });
+  });
+}
+
+void PlanSolver::Stop(PlanRoundId round) {
+  const auto found = runs_.find(round);
+  if (found == runs_.end()) return;
+  const auto run = found->second;
+  runs_.erase(found);
+  run->stopped = true;
+  if (run->started) End(run);  // else as soon as it is
+}
+
+void PlanSolver::End(const std::shared_ptr<Run>& run) {
+  if (run->out) loop_->Remove(run->out.get());
+  run->out.Reset();
+  if (run->pid == 0) return;  // did not start, or is reaped
+  kill(run->pid, SIGKILL);
+  waitpid(run->pid, nullptr, 0);
+  run->pid = 0;
+}
+
+}  // namespace sluice::daemon

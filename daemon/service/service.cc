@@ -1,0 +1,246 @@
+#include "daemon/service/service.h"
+
+#include <fcntl.h>
+#include <signal.h>
+#include <sys/signalfd.h>
+#include <sys/socket.h>
+#include <unistd.h>
+
+#include <cerrno>
+
+#include <fmt/format.h>
+
+#include "daemon/service/log.h"
+#include "daemon/service/peer.h"
+#include "proto/base/status.h"
+#include "proto/plan/codec.h"
+#include "proto/wire.h"
+
+namespace sluice::daemon {
+namespace {
+
+constexpr int kAcceptsAWakeup = 64;
+constexpr absl::Duration kCallTimeout = absl::Seconds(1);
+
+UniqueFd SpareFd() { return UniqueFd(open("/dev/null", O_RDONLY | O_CLOEXEC)); }
+
+}  // namespace
+
+Service::Service(ServiceOptions options)
+    : options_(std::move(options)),
+      core_(options_.node, options_.clock->Now()) {}
+
+absl::StatusOr<std::unique_ptr<Service>> Service::Start(
+    ServiceOptions options) {
+  auto service = std::unique_ptr<Service>(new Service(std::move(options)));
+  SLUICE_RETURN_IF_ERROR(service->Prepare());
+  return service;
+}
+
+absl::Status Service::Prepare() {
+  SLUICE_ASSIGN_OR_RETURN(loop_, Loop::Make(options_.clock));
+  SLUICE_ASSIGN_OR_RETURN(
+      listener_, wire::Listen(options_.socket, options_.socket_mode));
+  if (fcntl(listener_.get(), F_SETFL, O_NONBLOCK) != 0) {
+    return ErrnoStatus(errno, "prepare the session socket");
+  }
+  sigset_t ending;
+  sigemptyset(&ending);
+  sigaddset(&ending, SIGTERM);
+  sigaddset(&ending, SIGINT);
+  signals_ = UniqueFd(signalfd(-1, &ending, SFD_CLOEXEC | SFD_NONBLOCK));
+  if (!signals_) return ErrnoStatus(errno, "make a signalfd");
+  spare_ = SpareFd();
+
+  SLUICE_ASSIGN_OR_RETURN(
+      grants_, GrantPages::Start(options_.node.links, options_.node.generation,
+                                 options_.clock));
+  extents_ = std::make_unique<Extents>(
+      options_.driver, loop_.get(), [this](ExtentId id, absl::Status status) {
+        Execute(status.ok() ? core_.ExtentMade(id, loop_->now())
+                            : core_.ExtentFailed(id, status, loop_->now()));
+      });
+  codec_ = std::make_unique<TaskThread>("codec");
+  solver_ = std::make_unique<PlanSolver>(
+      loop_.get(), codec_.get(), options_.worker_path,
+      [this](PlanRoundId round, absl::StatusOr<plan::NodePlan> plan) {
+        Execute(core_.PlanSolved(round, std::move(plan), loop_->now()));
+      });
+  loop_->Add(listener_.get(), EPOLLIN, [this](uint32_t) { Accept(); });
+  loop_->Add(signals_.get(), EPOLLIN, [this](uint32_t) { OnSignal(); });
+  loop_->SetTimer([this] { return NextDeadline(); }, [this] { Expire(); });
+  return absl::OkStatus();
+}
+
+Service::~Service() {
+  // Threads that post to the loop end before what their tasks touch.
+  codec_.reset();
+  solver_.reset();
+  extents_.reset();
+  grants_.reset();
+  if (listener_) unlink(options_.socket.c_str());
+}
+
+void Service::Run() { loop_->Run(); }
+
+void Service::Stop() {
+  loop_->Post([this] { OnSignal(); });
+}
+
+void Service::OnSignal() {
+  loop_->Remove(signals_.get());
+  Execute(core_.ShutDown("sluiced was stopped", loop_->now()));
+  loop_->Stop();
+}
+
+void Service::Accept() {
+  for (int i = 0; i < kAcceptsAWakeup; ++i) {
+    UniqueFd socket(accept4(listener_.get(), nullptr, nullptr,
+                            SOCK_CLOEXEC | SOCK_NONBLOCK));
+    if (!socket && (errno == EMFILE || errno == ENFILE)) {
+      // A waiting connection would wake the loop for ever: take it with the
+      // spare descriptor and close it.
+      spare_.Reset();
+      UniqueFd(accept4(listener_.get(), nullptr, nullptr, SOCK_CLOEXEC));
+      spare_ = SpareFd();
+      WriteLog(LogLevel::kError,
+               "a connection was refused: no file descriptors left (raise "
+               "LimitNOFILE)");
+      return;
+    }
+    if (!socket) return;
+    auto identity = IdentifyPeer(socket.get());
+    if (!identity.ok()) {
+      WriteLog(LogLevel::kWarning,
+               fmt::format("a connection was refused: {}",
+                           std::string(identity.status().message())));
+      wire::Send(socket.get(), ErrorPacket(RequestId(), identity.status()))
+          .IgnoreError();
+      continue;
+    }
+    const SessionId id(next_session_++);
+    channels_[id] = std::make_unique<Channel>(
+        loop_.get(), std::move(socket), std::move(identity->pidfd),
+        Channel::Handlers{
+            .message = [this, id](wire::Message m) {
+              OnMessage(id, std::move(m));
+            },
+            .ended = [this, id] {
+              Execute(core_.SocketEnded(id, loop_->now()));
+            },
+            .broken = [this, id](const std::string& why) {
+              Execute(core_.ProtocolBroken(id, why, loop_->now()));
+            },
+            .gone = [this, id] { OnGone(id); }});
+    Execute(core_.Connect(id, identity->peer, loop_->now()));
+  }
+}
+
+void Service::OnMessage(SessionId id, wire::Message message) {
+  const RequestId request(message.packet.id());
+  absl::Status checked = wire::CheckRequest(message);
+  absl::StatusOr<Request> body =
+      checked.ok() ? ToRequest(message.packet.request()) : checked;
+  if (!body.ok()) {
+    // Not a request at all: nothing to answer. A request with a bad field is
+    // refused, and the session goes on.
+    if (!message.packet.has_request() || request == RequestId()) {
+      return Execute(core_.ProtocolBroken(
+          id, std::string(body.status().message()), loop_->now()));
+    }
+    return Send(id, {ErrorPacket(request, body.status()), {}});
+  }
+  const auto key = std::make_pair(id, request);
+  const bool profile = std::holds_alternative<ProfileRequest>(*body);
+  // A repeated request must not replace the one that is being read.
+  const bool stored =
+      profile && profiles_
+                     .emplace(key, std::make_shared<UniqueFd>(
+                                       std::move(message.fds.front())))
+                     .second;
+  Effects effects = core_.Receive(id, request, *body, loop_->now());
+  Execute(std::move(effects));
+  if (stored) profiles_.erase(key);
+}
+
+void Service::OnGone(SessionId id) {
+  const auto channel = channels_.find(id);
+  const Session* session = core_.session(id);
+  if (channel == channels_.end() || session == nullptr) return;
+  const Exit exit = ReadExit(channel->second->pidfd(), session->peer);
+  Execute(core_.ProcessGone(id, exit, loop_->now()));
+}
+
+absl::Time Service::NextDeadline() const {
+  absl::Time next = core_.NextDeadline();
+  for (const auto& [id, channel] : channels_) {
+    next = std::min(next, channel->stall_deadline());
+  }
+  return next;
+}
+
+void Service::Expire() {
+  const absl::Time now = loop_->now();
+  std::vector<SessionId> stalled;
+  for (const auto& [id, channel] : channels_) {
+    if (channel->stall_deadline() <= now) stalled.push_back(id);
+  }
+  for (SessionId id : stalled) {
+    Execute(core_.ProtocolBroken(
+        id,
+        fmt::format("it has read nothing for {:g} s",
+                    absl::ToDoubleSeconds(Channel::kStallLimit)),
+        now));
+  }
+  Execute(core_.Tick(now));
+}
+
+template <typename Task>
+absl::Status Service::OnLoop(Task task) {
+  if (loop_->Call(std::move(task), kCallTimeout)) return absl::OkStatus();
+  return absl::UnavailableError("sluiced does not answer: it is stopping");
+}
+
+absl::StatusOr<Snapshot> Service::Read() {
+  auto snapshot = std::make_shared<Snapshot>();
+  SLUICE_RETURN_IF_ERROR(OnLoop([this, snapshot] {
+    *snapshot = core_.TakeSnapshot(nullptr, loop_->now());
+  }));
+  return std::move(*snapshot);
+}
+
+absl::StatusOr<std::string> Service::ReadPlan(PlanId plan) {
+  auto found = std::make_shared<std::shared_ptr<const plan::NodePlan>>();
+  SLUICE_RETURN_IF_ERROR(OnLoop(
+      [this, plan, found] { *found = core_.FindPlan(plan, nullptr); }));
+  if (*found == nullptr) {
+    return absl::NotFoundError(fmt::format(
+        "no plan {}: sluicectl status lists them", plan.value()));
+  }
+  return plan::Encode(**found);
+}
+
+absl::Status Service::SetBudget(const BudgetTarget& target,
+                                const Limits& limits) {
+  auto result = std::make_shared<absl::Status>();
+  SLUICE_RETURN_IF_ERROR(OnLoop([this, target, limits, result] {
+    *result = core_.SetBudget(target, limits, loop_->now());
+    WriteNewEvents();
+  }));
+  return *result;
+}
+
+absl::StatusOr<int> Service::Evict(const std::string& job,
+                                   std::optional<uint32_t> uid, bool kill,
+                                   const std::string& reason) {
+  auto sessions = std::make_shared<int>(0);
+  SLUICE_RETURN_IF_ERROR(OnLoop([=, this] {
+    Core::Evicted evicted =
+        core_.Evict(job, uid, kill, reason, loop_->now());
+    *sessions = evicted.sessions;
+    Execute(std::move(evicted.effects));
+  }));
+  return *sessions;
+}
+
+}  // namespace sluice::daemon

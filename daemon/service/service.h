@@ -1,0 +1,124 @@
+// Executes policy's effects and turns what happens into its events.
+//
+// How it works. One loop thread owns Core, the session sockets and pidfds.
+// Each event goes through Core, whose effects are executed at once, in order.
+// What could take long runs elsewhere and comes back as an event: device
+// calls (extents.h), decoding profiles, the plan worker (plan_solver.h).
+// Heartbeat and refill of the grant pages have a thread of their own
+// (grant_pages.h). README.md has the table of threads and failures.
+//
+// Thread safety: Read, Administer and Stop from any thread, Run from one.
+#pragma once
+
+#include <functional>
+#include <map>
+#include <memory>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "absl/status/statusor.h"
+#include "absl/time/time.h"
+#include "daemon/core/core.h"
+#include "daemon/service/channel.h"
+#include "daemon/service/extents.h"
+#include "daemon/service/grant_pages.h"
+#include "daemon/service/loop.h"
+#include "daemon/service/plan_solver.h"
+#include "daemon/service/task_thread.h"
+#include "kernels/device/driver.h"
+#include "proto/base/clock.h"
+
+namespace sluice::daemon {
+
+struct ServiceOptions {
+  std::string socket;         // path of the session socket
+  int socket_mode = 0666;     // who may attach; budgets bind principals
+  NodeConfig node;
+  device::Driver* driver = nullptr;  // outlives the service
+  std::string sim_directory;         // told to clients; empty on cuda
+  std::string worker_path;           // of sluice-worker
+  const Clock* clock = nullptr;      // CLOCK_MONOTONIC, outlives the service
+  // A snapshot as the JSON that `Query` answers.
+  std::function<std::string(const Snapshot&)> render;
+};
+
+class Service {
+ public:
+  // AlreadyExists: another daemon serves that socket.
+  static absl::StatusOr<std::unique_ptr<Service>> Start(
+      ServiceOptions options);
+  ~Service();
+
+  // Serves until Stop, or SIGTERM or SIGINT, which the caller has blocked.
+  void Run();
+  void Stop();
+
+  // Everything there is to see; Unavailable when the loop does not answer
+  // within a second.
+  absl::StatusOr<Snapshot> Read();
+  // A plan as versioned bytes; NotFound.
+  absl::StatusOr<std::string> ReadPlan(PlanId plan);
+  absl::Status SetBudget(const BudgetTarget& target, const Limits& limits);
+  absl::StatusOr<int> Evict(const std::string& job,
+                            std::optional<uint32_t> uid, bool kill,
+                            const std::string& reason);
+
+ private:
+  explicit Service(ServiceOptions options);
+  absl::Status Prepare();
+
+  // Into the core.
+  void Accept();
+  void OnMessage(SessionId id, wire::Message message);
+  void OnGone(SessionId id);
+  void Expire();
+  absl::Time NextDeadline() const;
+  void OnSignal();
+  template <typename Task>
+  absl::Status OnLoop(Task task);
+
+  // Effects (service_effects.cc).
+  void Execute(Effects effects);
+  void Do(MakeExtent& effect);
+  void Do(DestroyExtent& effect);
+  void Do(SendReply& effect);
+  void Do(SendNotice& effect);
+  void Do(CloseSocket& effect);
+  void Do(Forget& effect);
+  void Do(KillProcess& effect);
+  void Do(AttachGrants& effect);
+  void Do(DetachGrants& effect);
+  void Do(ReadProfile& effect);
+  void Do(SolvePlan& effect);
+  void Do(StopSolving& effect);
+  void Send(SessionId session, Outgoing out);
+  std::vector<Outgoing> ToPackets(SessionId session, RequestId request,
+                                  const Reply& reply);
+  Outgoing WelcomePacket(SessionId session, const WelcomeReply& welcome);
+  Outgoing SnapshotPacket(SessionId session, const SnapshotReply& snapshot);
+  absl::StatusOr<std::shared_ptr<const UniqueFd>> PlanFd(PlanId plan);
+  void WriteNewEvents();
+
+  ServiceOptions options_;
+  std::unique_ptr<Loop> loop_;
+  UniqueFd listener_;
+  UniqueFd signals_;
+  UniqueFd spare_;  // given up when descriptors run out, to refuse politely
+  Core core_;
+  std::map<SessionId, std::unique_ptr<Channel>> channels_;
+  std::vector<std::unique_ptr<Channel>> graveyard_;
+  // The use pages of attached ranks, and profiles that wait to be read.
+  std::map<SessionId, std::shared_ptr<const UniqueFd>> use_pages_;
+  std::map<std::pair<SessionId, RequestId>, std::shared_ptr<UniqueFd>>
+      profiles_;
+  std::map<PlanId, std::shared_ptr<const UniqueFd>> plan_fds_;
+  std::unique_ptr<GrantPages> grants_;
+  uint64_t next_session_ = 1;
+  uint64_t logged_ = 0;
+  std::unique_ptr<Extents> extents_;
+  std::unique_ptr<PlanSolver> solver_;
+  std::unique_ptr<TaskThread> codec_;
+};
+
+}  // namespace sluice::daemon

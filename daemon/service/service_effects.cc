@@ -1,0 +1,238 @@
+// One function an effect.
+#include <signal.h>
+#include <sys/syscall.h>
+#include <unistd.h>
+
+#include <fmt/format.h>
+
+#include "daemon/service/log.h"
+#include "daemon/service/service.h"
+#include "proto/base/status.h"
+#include "proto/plan/codec.h"
+#include "proto/wire.h"
+
+namespace sluice::daemon {
+namespace {
+
+// Larger snapshots travel as memfds.
+constexpr size_t kMaxInlineJson = 32 << 10;
+
+LogLevel LevelOf(const std::string& kind) {
+  if (kind == "lease" || kind == "detach") return LogLevel::kDebug;
+  if (kind == "death" || kind == "protocol" || kind == "refuse") {
+    return LogLevel::kWarning;
+  }
+  return LogLevel::kInfo;
+}
+
+}  // namespace
+
+void Service::Execute(Effects effects) {
+  for (Effect& effect : effects) {
+    std::visit([this](auto& typed) { Do(typed); }, effect);
+  }
+  WriteNewEvents();
+}
+
+void Service::WriteNewEvents() {
+  for (const LoggedEvent& event : core_.log().events()) {
+    if (event.number <= logged_) continue;
+    logged_ = event.number;
+    WriteLog(LevelOf(event.kind), event.kind + ": " + event.text);
+  }
+}
+
+void Service::Send(SessionId session, Outgoing out) {
+  const auto channel = channels_.find(session);
+  if (channel == channels_.end()) return;
+  out.packet.set_generation(options_.node.generation);
+  channel->second->Send(std::move(out));
+}
+
+void Service::Do(MakeExtent& effect) {
+  extents_->Make(effect.id, effect.pool, effect.size);
+}
+
+void Service::Do(DestroyExtent& effect) { extents_->Destroy(effect.id); }
+
+void Service::Do(SendReply& effect) {
+  for (Outgoing& out :
+       ToPackets(effect.session, effect.request, effect.reply)) {
+    Send(effect.session, std::move(out));
+  }
+}
+
+std::vector<Outgoing> Service::ToPackets(SessionId session, RequestId request,
+                                         const Reply& reply) {
+  if (const auto* granted = std::get_if<GrantedReply>(&reply)) {
+    std::vector<std::shared_ptr<const UniqueFd>> fds;
+    for (const Slice& slice : granted->slices) {
+      fds.push_back(extents_->fd(slice.id));
+    }
+    return GrantedParts(request, *granted, fds);
+  }
+  Outgoing out;
+  if (const auto* error = std::get_if<absl::Status>(&reply)) {
+    out.packet = ErrorPacket(request, *error);
+  } else if (const auto* welcome = std::get_if<WelcomeReply>(&reply)) {
+    out = WelcomePacket(session, *welcome);
+  } else if (const auto* snapshot = std::get_if<SnapshotReply>(&reply)) {
+    out = SnapshotPacket(session, *snapshot);
+  } else if (const auto* submitted = std::get_if<SubmittedReply>(&reply)) {
+    out.packet.mutable_reply()->mutable_submitted()->set_waiting_for(
+        submitted->waiting_for);
+  } else if (std::holds_alternative<FreedReply>(reply)) {
+    out.packet.mutable_reply()->mutable_freed();
+  } else {
+    out.packet.mutable_reply()->mutable_noted();
+  }
+  out.packet.set_id(request.value());
+  return {std::move(out)};
+}
+
+Outgoing Service::WelcomePacket(SessionId session,
+                                const WelcomeReply& welcome) {
+  Outgoing out;
+  auto* body = out.packet.mutable_reply()->mutable_welcome();
+  body->set_session_id(session.value());
+  FillNode(core_, options_.sim_directory, welcome.gpu, welcome.observer, *body);
+  if (!welcome.observer) {
+    const auto use = use_pages_.find(session);
+    if (use == use_pages_.end()) {
+      out.packet = ErrorPacket(
+          RequestId(), absl::ResourceExhaustedError(
+                           "no grant page could be made for this session"));
+      return out;
+    }
+    body->set_grant_slot(static_cast<uint32_t>(welcome.grant_slot));
+    out.fds = {grants_->limits(), use->second};
+  }
+  return out;
+}
+
+Outgoing Service::SnapshotPacket(SessionId id, const SnapshotReply& snapshot) {
+  Outgoing out;
+  const Session* session = core_.session(id);
+  if (session == nullptr) return out;
+  const std::string json = options_.render(
+      core_.TakeSnapshot(core_.ViewerOf(*session), loop_->now()));
+  const auto fail = [&](const absl::Status& status) {
+    out.fds.clear();
+    out.packet = ErrorPacket(RequestId(), status);
+    return out;
+  };
+  auto* body = out.packet.mutable_reply()->mutable_snapshot();
+  if (json.size() <= kMaxInlineJson) {
+    body->set_json(json);
+  } else {
+    auto fd = wire::ToMemfd("sluice snapshot", json);
+    if (!fd.ok()) return fail(fd.status());
+    out.fds.push_back(std::make_shared<const UniqueFd>(*std::move(fd)));
+  }
+  if (snapshot.plan != PlanId()) {
+    auto fd = PlanFd(snapshot.plan);
+    if (!fd.ok()) return fail(fd.status());
+    out.fds.push_back(*fd);
+  }
+  return out;
+}
+
+absl::StatusOr<std::shared_ptr<const UniqueFd>> Service::PlanFd(PlanId id) {
+  if (const auto known = plan_fds_.find(id); known != plan_fds_.end()) {
+    return known->second;
+  }
+  const auto plan = core_.FindPlan(id, nullptr);
+  if (plan == nullptr) {
+    return absl::NotFoundError(
+        fmt::format("plan {} is not kept any more", id.value()));
+  }
+  SLUICE_ASSIGN_OR_RETURN(UniqueFd fd,
+                          wire::ToMemfd("sluice plan", plan::Encode(*plan)));
+  if (plan_fds_.size() >= PlanRounds::kPlansKept) {
+    plan_fds_.erase(plan_fds_.begin());
+  }
+  return plan_fds_[id] = std::make_shared<const UniqueFd>(std::move(fd));
+}
+
+void Service::Do(SendNotice& effect) {
+  Outgoing out;
+  *out.packet.mutable_event() = ToEvent(effect.notice);
+  if (const auto* ready = std::get_if<PlanReadyNotice>(&effect.notice)) {
+    auto fd = PlanFd(ready->plan);
+    if (fd.ok()) {
+      out.fds.push_back(*fd);
+    } else {
+      *out.packet.mutable_event() =
+          ToEvent(PlanFailedNotice{std::string(fd.status().message())});
+    }
+  }
+  Send(effect.session, std::move(out));
+}
+
+void Service::Do(CloseSocket& effect) {
+  const auto channel = channels_.find(effect.session);
+  if (channel != channels_.end()) channel->second->CloseSocket();
+  use_pages_.erase(effect.session);
+}
+
+void Service::Do(Forget& effect) {
+  const auto channel = channels_.find(effect.session);
+  if (channel == channels_.end()) return;
+  // Its own handler may be running: destroyed by the loop's next turn.
+  if (graveyard_.empty()) {
+    loop_->Post([this] { graveyard_.clear(); });
+  }
+  graveyard_.push_back(std::move(channel->second));
+  channels_.erase(channel);
+}
+
+void Service::Do(KillProcess& effect) {
+  const auto channel = channels_.find(effect.session);
+  if (channel == channels_.end()) return;
+  syscall(SYS_pidfd_send_signal, channel->second->pidfd(), SIGKILL, nullptr,
+          0);
+}
+
+void Service::Do(AttachGrants& effect) {
+  const std::string& link =
+      options_.node.gpus[effect.gpu.value()].link;
+  int index = -1;
+  for (size_t i = 0; i < options_.node.links.size(); ++i) {
+    if (options_.node.links[i].name == link) index = static_cast<int>(i);
+  }
+  auto page = grants_->Attach(effect.slot, index,
+                              effect.guaranteed_bytes_per_second);
+  if (!page.ok()) {
+    WriteLog(LogLevel::kError, std::string(page.status().message()));
+    return;
+  }
+  use_pages_[effect.session] =
+      std::make_shared<const UniqueFd>(*std::move(page));
+}
+
+void Service::Do(DetachGrants& effect) { grants_->Detach(effect.slot); }
+
+void Service::Do(ReadProfile& effect) {
+  const auto fd = profiles_.at({effect.session, effect.request});
+  codec_->Run([this, session = effect.session, request = effect.request, fd] {
+    const auto read = [&]() -> absl::StatusOr<ProfileWithHash> {
+      SLUICE_ASSIGN_OR_RETURN(const std::string bytes, wire::FromMemfd(*fd));
+      SLUICE_ASSIGN_OR_RETURN(plan::RankProfile profile,
+                              plan::DecodeRankProfile(bytes));
+      std::string hash = plan::HashProfiles({profile});
+      return ProfileWithHash{
+          std::make_shared<const plan::RankProfile>(std::move(profile)),
+          std::move(hash)};
+    };
+    loop_->Post([this, session, request, profile = read()]() mutable {
+      Execute(core_.ProfileRead(session, request, std::move(profile),
+                                loop_->now()));
+    });
+  });
+}
+
+void Service::Do(SolvePlan& effect) { solver_->Solve(std::move(effect)); }
+
+void Service::Do(StopSolving& effect) { solver_->Stop(effect.round); }
+
+}  // namespace sluice::daemon

@@ -1,0 +1,194 @@
+#include "tests/integration/daemon/harness.h"
+
+#include <poll.h>
+#include <sys/socket.h>
+#include <unistd.h>
+
+#include <fstream>
+
+#include <fmt/format.h>
+
+#include "absl/time/clock.h"
+#include "gtest/gtest.h"
+#include "proto/base/status.h"
+
+namespace sluice::testing {
+namespace {
+
+constexpr absl::Duration kReplyTimeout = absl::Seconds(20);
+
+}  // namespace
+
+RunningDaemon::RunningDaemon(const std::string& toml) {
+  const std::string config = directory_.File("sluiced.toml");
+  std::ofstream file(config);
+  if (toml.find("[http]") == std::string::npos) {
+    file << "[http]\nlisten = \"\"\n";
+  }
+  file << toml;
+  file.close();
+  process_ = Child::Spawn({BinaryPath("sluiced"), "--config", config,
+                           "--runtime-dir", directory_.path()});
+  if (!process_->WaitForOutput("sluiced: ready", absl::Seconds(20))) {
+    ADD_FAILURE() << "sluiced did not start: " << process_->Join().err;
+  }
+}
+
+std::string RunningDaemon::ReadyField(const std::string& name) {
+  const std::string text = process_->output();
+  const size_t at = text.find(name + "=");
+  if (at == std::string::npos) return "";
+  const size_t begin = at + name.size() + 1;
+  return text.substr(begin, text.find_first_of(" ,\n", begin) - begin);
+}
+
+Bytes RunningDaemon::ResidentMemory() const {
+  std::ifstream file(fmt::format("/proc/{}/status", process_->pid()));
+  for (std::string line; std::getline(file, line);) {
+    if (line.starts_with("VmRSS:")) return KiB(std::stoll(line.substr(6)));
+  }
+  return Bytes(0);
+}
+
+absl::StatusOr<RawClient> RawClient::Connect(const std::string& socket) {
+  SLUICE_ASSIGN_OR_RETURN(UniqueFd fd, wire::Connect(socket));
+  return RawClient(std::move(fd));
+}
+
+absl::StatusOr<wire::Message> RawClient::ReceiveWithin(
+    absl::Duration timeout) {
+  pollfd readable = {.fd = socket_.get(), .events = POLLIN, .revents = 0};
+  if (poll(&readable, 1, static_cast<int>(absl::ToInt64Milliseconds(
+                             timeout))) == 0) {
+    return absl::DeadlineExceededError("nothing came");
+  }
+  SLUICE_ASSIGN_OR_RETURN(auto message, wire::Receive(socket_.get()));
+  if (!message) return absl::UnavailableError("the daemon closed the session");
+  return *std::move(message);
+}
+
+absl::StatusOr<RawClient::Reply> RawClient::Call(const wire::Request& request,
+                                                 std::vector<int> fds,
+                                                 uint64_t id) {
+  wire::Packet packet;
+  packet.set_id(id != 0 ? id : next_id_++);
+  *packet.mutable_request() = request;
+  SLUICE_RETURN_IF_ERROR(wire::Send(socket_.get(), packet, fds));
+  Reply whole;
+  while (true) {
+    SLUICE_ASSIGN_OR_RETURN(wire::Message message,
+                            ReceiveWithin(kReplyTimeout));
+    if (message.packet.has_event()) {
+      events_.push_back(std::move(message));
+      continue;
+    }
+    if (message.packet.id() != packet.id()) {
+      return absl::InternalError(fmt::format("reply to request {} instead of {}",
+                                             message.packet.id(), packet.id()));
+    }
+    const wire::Reply& reply = message.packet.reply();
+    if (reply.has_error()) {
+      return absl::Status(static_cast<absl::StatusCode>(reply.error().code()),
+                          reply.error().message());
+    }
+    const auto had = whole.body.granted().extent_bytes();
+    whole.body = reply;
+    for (auto& fd : message.fds) whole.fds.push_back(std::move(fd));
+    if (!reply.has_granted()) return whole;
+    if (had.size() > 0) {
+      *whole.body.mutable_granted()->mutable_extent_bytes() = had;
+      whole.body.mutable_granted()->mutable_extent_bytes()->MergeFrom(
+          reply.granted().extent_bytes());
+    }
+    if (reply.granted().part() + 1 == reply.granted().parts()) return whole;
+  }
+}
+
+absl::StatusOr<RawClient::Reply> RawClient::Hello(const std::string& job,
+                                                  int rank, int ranks,
+                                                  int gpu) {
+  wire::Request request;
+  auto* hello = request.mutable_hello();
+  hello->set_protocol(wire::kProtocolVersion);
+  hello->set_job(job);
+  hello->set_rank(rank);
+  hello->set_world_size(ranks);
+  hello->set_local_ranks(ranks);
+  hello->set_gpu(gpu);
+  return Call(request);
+}
+
+absl::StatusOr<RawClient::Reply> RawClient::Observe() {
+  wire::Request request;
+  request.mutable_hello()->set_protocol(wire::kProtocolVersion);
+  request.mutable_hello()->set_observer(true);
+  return Call(request);
+}
+
+absl::StatusOr<RawClient::Reply> RawClient::Lease(wire::Lease::Kind kind,
+                                                  Bytes size, int ordinal) {
+  wire::Request request;
+  request.mutable_lease()->set_kind(kind);
+  request.mutable_lease()->set_ordinal(ordinal);
+  request.mutable_lease()->set_bytes(size.size());
+  return Call(request);
+}
+
+absl::StatusOr<RawClient::Reply> RawClient::Free(uint64_t lease) {
+  wire::Request request;
+  request.mutable_free()->set_lease_id(lease);
+  return Call(request);
+}
+
+absl::StatusOr<wire::Event> RawClient::NextEvent(absl::Duration timeout,
+                                                 UniqueFd* fd) {
+  if (events_.empty()) {
+    SLUICE_ASSIGN_OR_RETURN(wire::Message message, ReceiveWithin(timeout));
+    if (!message.packet.has_event()) {
+      return absl::InternalError("a reply nobody asked for");
+    }
+    events_.push_back(std::move(message));
+  }
+  wire::Message message = std::move(events_.front());
+  events_.erase(events_.begin());
+  if (fd != nullptr && !message.fds.empty()) *fd = std::move(message.fds[0]);
+  return message.packet.event();
+}
+
+namespace {
+
+absl::StatusOr<wire::Welcome> AskNode(const std::string& socket) {
+  SLUICE_ASSIGN_OR_RETURN(RawClient client, RawClient::Connect(socket));
+  SLUICE_ASSIGN_OR_RETURN(const RawClient::Reply reply, client.Observe());
+  return reply.body.welcome();
+}
+
+}  // namespace
+
+absl::StatusOr<wire::Pool> GpuPool(const std::string& socket, int gpu) {
+  SLUICE_ASSIGN_OR_RETURN(const wire::Welcome node, AskNode(socket));
+  return node.gpus(gpu).pool();
+}
+
+absl::StatusOr<wire::Pool> HostPool(const std::string& socket, int numa) {
+  SLUICE_ASSIGN_OR_RETURN(const wire::Welcome node, AskNode(socket));
+  return node.host_pools(numa);
+}
+
+absl::StatusOr<absl::Duration> WaitUntilFree(const std::string& socket,
+                                             int gpu, absl::Duration timeout) {
+  const absl::Time start = absl::Now();
+  while (true) {
+    SLUICE_ASSIGN_OR_RETURN(const wire::Pool pool, GpuPool(socket, gpu));
+    const absl::Duration passed = absl::Now() - start;
+    if (pool.free_bytes() == pool.total_bytes()) return passed;
+    if (passed > timeout) {
+      return absl::DeadlineExceededError(
+          fmt::format("GPU {} still has {} leased, {} in quarantine", gpu,
+                      pool.leased_bytes(), pool.quarantined_bytes()));
+    }
+    absl::SleepFor(absl::Milliseconds(5));
+  }
+}
+
+}  // namespace sluice::testing

@@ -1,0 +1,83 @@
+// A real sluiced in a folder of its own, and raw clients that speak the wire
+// protocol to it.
+#pragma once
+
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "absl/status/statusor.h"
+#include "absl/time/time.h"
+#include "proto/base/unique_fd.h"
+#include "proto/base/units.h"
+#include "proto/session.pb.h"
+#include "proto/wire.h"
+#include "tests/support/child.h"
+#include "tests/support/temp_dir.h"
+
+namespace sluice::testing {
+
+class RunningDaemon {
+ public:
+  // Starts it with this TOML (HTTP off unless the text switches it on) and
+  // waits until it is ready; fails the test otherwise.
+  explicit RunningDaemon(const std::string& toml = "");
+
+  const std::string& runtime_dir() const { return directory_.path(); }
+  std::string socket() const { return directory_.File("session.sock"); }
+  Child& process() { return *process_; }
+  // The rest of the ready line after `name=`, up to a blank.
+  std::string ReadyField(const std::string& name);
+  Bytes ResidentMemory() const;
+
+ private:
+  TempDir directory_;
+  std::unique_ptr<Child> process_;
+};
+
+// One session, blocking, one request at a time. Events that come meanwhile
+// are kept.
+class RawClient {
+ public:
+  static absl::StatusOr<RawClient> Connect(const std::string& socket);
+
+  struct Reply {
+    wire::Reply body;
+    std::vector<UniqueFd> fds;
+  };
+  // The reply, all parts of a lease's descriptors together. A reply with an
+  // error is that absl::Status. `id` 0: the next.
+  absl::StatusOr<Reply> Call(const wire::Request& request,
+                             std::vector<int> fds = {}, uint64_t id = 0);
+  absl::StatusOr<Reply> Hello(const std::string& job, int rank = 0,
+                              int ranks = 1, int gpu = 0);
+  absl::StatusOr<Reply> Observe();
+  absl::StatusOr<Reply> Lease(wire::Lease::Kind kind, Bytes size,
+                              int ordinal = 0);
+  absl::StatusOr<Reply> Free(uint64_t lease);
+  // The next event, or DeadlineExceeded; nullopt-like Unavailable when the
+  // daemon closed the session.
+  absl::StatusOr<wire::Event> NextEvent(absl::Duration timeout,
+                                        UniqueFd* fd = nullptr);
+
+  int fd() const { return socket_.get(); }
+  UniqueFd& socket() { return socket_; }
+
+ private:
+  explicit RawClient(UniqueFd socket) : socket_(std::move(socket)) {}
+  absl::StatusOr<wire::Message> ReceiveWithin(absl::Duration timeout);
+
+  UniqueFd socket_;
+  uint64_t next_id_ = 1;
+  std::vector<wire::Message> events_;
+};
+
+// Pool `gpu` of the daemon at `socket`, asked by an observer.
+absl::StatusOr<wire::Pool> GpuPool(const std::string& socket, int gpu);
+absl::StatusOr<wire::Pool> HostPool(const std::string& socket, int numa);
+// Waits until that pool has nothing leased and nothing in quarantine; the
+// time it took, or DeadlineExceeded.
+absl::StatusOr<absl::Duration> WaitUntilFree(const std::string& socket,
+                                             int gpu, absl::Duration timeout);
+
+}  // namespace sluice::testing
