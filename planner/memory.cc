@@ -5,6 +5,7 @@
 #include <utility>
 
 #include "absl/time/clock.h"
+#include "planner/dsa_mip.h"
 #include "planner/greedy.h"
 #include "planner/planner.h"
 #include "planner/problem.h"
@@ -89,6 +90,20 @@ void ImproveBySearch(const Problem& problem,
   }
 }
 
+// CBC proves 40 to 60 buffers, erratically; beyond it only takes time.
+constexpr size_t kMaxCbcItems = 60;
+
+void ImproveByCbc(const Problem& problem, absl::Duration time_limit,
+                  State* state) {
+  MipResult result =
+      SolveDsaMip(problem, state->offsets, state->bound, time_limit);
+  if (result.offsets) Adopt(problem, *std::move(result.offsets), "cbc", state);
+  if (result.bound > state->bound) {
+    state->bound = result.bound;
+    state->proved_by = "cbc";
+  }
+}
+
 }  // namespace
 
 absl::StatusOr<plan::Placement> PlanMemory(const plan::Trace& trace,
@@ -103,8 +118,12 @@ absl::StatusOr<plan::Placement> PlanMemory(const plan::Trace& trace,
               .peak = greedy.peak,
               .bound = problem.max_live,
               .method = std::move(greedy.method)};
-  if (!state.Proved() && problem.items.size() <= kMaxSearchItems) {
+  const size_t n = problem.items.size();
+  if (options.use_search && !state.Proved() && n <= kMaxSearchItems) {
     ImproveBySearch(problem, expired, &state);
+  }
+  if (options.use_cbc && !state.Proved() && n <= kMaxCbcItems && !expired()) {
+    ImproveByCbc(problem, deadline - absl::Now(), &state);
   }
   plan::Placement placement = ToPlacement(problem, state.offsets, trace);
   placement.lower_bound = Bytes(state.bound * problem.unit);

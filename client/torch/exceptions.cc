@@ -6,6 +6,8 @@
 #include <new>
 #include <string>
 
+#include "proto/base/status.h"
+
 namespace sluice::runtime {
 namespace {
 
@@ -19,6 +21,8 @@ std::string FirstLine(const char* text) {
 absl::Status CurrentExceptionAsStatus(std::string_view what) {
   try {
     throw;
+  } catch (const StatusException& error) {
+    return Annotate(error.status(), what);
   } catch (const c10::OutOfMemoryError& error) {
     return absl::ResourceExhaustedError(
         fmt::format("{}: {}", what, FirstLine(error.what_without_backtrace())));

@@ -6,6 +6,8 @@
 // of what was thrown (torch appends a stack trace).
 #pragma once
 
+#include <stdexcept>
+#include <string>
 #include <string_view>
 #include <utility>
 
@@ -13,6 +15,23 @@
 #include "absl/status/statusor.h"
 
 namespace sluice::runtime {
+
+// A Status on its way through code that can only throw (autograd functions).
+// CatchStatus gives the Status back as it was.
+class StatusException : public std::runtime_error {
+ public:
+  explicit StatusException(absl::Status status)
+      : std::runtime_error(std::string(status.message())),
+        status_(std::move(status)) {}
+  const absl::Status& status() const { return status_; }
+
+ private:
+  absl::Status status_;
+};
+
+inline void ThrowIfError(absl::Status status) {
+  if (!status.ok()) throw StatusException(std::move(status));
+}
 
 // Call inside a catch block only.
 absl::Status CurrentExceptionAsStatus(std::string_view what);

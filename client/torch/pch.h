@@ -1,6 +1,7 @@
 // Precompiled: the torch headers that every file of this target needs.
 #pragma once
 
+#include <ATen/TensorOperators.h>
 #include <ATen/core/Tensor.h>
 #include <c10/core/Allocator.h>
 

@@ -32,6 +32,14 @@ std::vector<Block> BackwardBlocks(const std::vector<int64_t>& chunks) {
   return blocks;
 }
 
+void Accumulate(const at::Tensor& sum, const at::Tensor& part, bool first) {
+  if (first) {
+    sum.copy_(part);
+  } else {
+    sum.add_(part);
+  }
+}
+
 class AttentionBackward {
  public:
   AttentionBackward(StreamState& state, int64_t layer)
@@ -107,20 +115,14 @@ absl::Status AttentionBackward::RunBlock(const Block& block,
                                      j));
     const BlockGradients gradients = AttendBlockBackward(
         item.output_gradient, item.q, k, v, item.output, item.lse, diagonal);
-    at::Tensor dk = state_.key_gradient.narrow(0, 0, k.size(0));
-    at::Tensor dv = state_.value_gradient.narrow(0, 0, k.size(0));
-    if (diagonal) {
-      dk.copy_(gradients.k);
-      dv.copy_(gradients.v);
-    } else {
-      dk.add_(gradients.k);
-      dv.add_(gradients.v);
-    }
-    if (first(i)) {
-      item.gradient.copy_(gradients.q);
-    } else {
-      item.gradient.add_(gradients.q);
-    }
+    // Explicit conversions, so that first and later blocks ask for the same
+    // memory.
+    const at::Tensor dq = gradients.q.to(at::kFloat);
+    Accumulate(state_.key_gradient.narrow(0, 0, k.size(0)),
+               gradients.k.to(at::kFloat), diagonal);
+    Accumulate(state_.value_gradient.narrow(0, 0, k.size(0)),
+               gradients.v.to(at::kFloat), diagonal);
+    Accumulate(item.gradient, dq, first(i));
     if (diagonal) {  // no later key chunk: dq_j is whole
       state_.query_gradient.narrow(0, 0, item.gradient.size(0))
           .copy_(item.gradient);

@@ -35,7 +35,8 @@ if(SLUICE_ENABLE_TORCH)
     "SHELL:-idirafter ${torch_root}/include"
     "SHELL:-idirafter ${torch_root}/include/torch/csrc/api/include")
   target_compile_definitions(torch_cpu INTERFACE
-    USE_DISTRIBUTED USE_C10D_GLOO)
+    USE_DISTRIBUTED USE_C10D_GLOO
+    AT_PER_OPERATOR_HEADERS)  # narrow includes stay narrow
   file(GLOB cuda_runtime_dirs "${SLUICE_PYTHON_PACKAGES}/nvidia/*/lib")
   target_link_libraries(torch_cpu INTERFACE
     ${torch_root}/lib/libtorch_cpu.so ${torch_root}/lib/libc10.so)

@@ -129,23 +129,6 @@ TEST(PlanMemory, SmallTracesReachTheBruteForceOptimumAndProveIt) {
   }
 }
 
-// A trace whose optimum, 18 units, is above its max-live bound, 17; such are
-// rare (found by searching random traces).
-plan::Trace AboveMaxLive() {
-  constexpr int kBuffers[12][3] = {{0, 3, 6}, {3, 6, 5}, {0, 1, 6}, {2, 5, 2},
-                                   {6, 8, 1}, {4, 8, 4}, {5, 8, 5}, {0, 5, 3},
-                                   {1, 2, 3}, {7, 8, 4}, {1, 7, 3}, {1, 4, 2}};
-  plan::Trace trace;
-  trace.end = 8;
-  for (const auto& [lower, upper, units] : kBuffers) {
-    trace.buffers.push_back({.id = static_cast<int64_t>(trace.buffers.size()),
-                             .lower = lower,
-                             .upper = upper,
-                             .size = Bytes(64 * units)});
-  }
-  return trace;
-}
-
 TEST(PlanMemory, AnOptimumAboveMaxLiveIsProvedBySearch) {
   const plan::Trace trace = AboveMaxLive();
   EXPECT_EQ(Normalise(trace).max_live, 17);

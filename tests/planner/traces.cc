@@ -109,6 +109,21 @@ plan::Trace LayerTrace(std::mt19937& random, int blocks, double jitter) {
   return r.Take();
 }
 
+plan::Trace AboveMaxLive() {
+  constexpr int kBuffers[12][3] = {{0, 3, 6}, {3, 6, 5}, {0, 1, 6}, {2, 5, 2},
+                                   {6, 8, 1}, {4, 8, 4}, {5, 8, 5}, {0, 5, 3},
+                                   {1, 2, 3}, {7, 8, 4}, {1, 7, 3}, {1, 4, 2}};
+  plan::Trace trace;
+  trace.end = 8;
+  for (const auto& [lower, upper, units] : kBuffers) {
+    trace.buffers.push_back({.id = static_cast<int64_t>(trace.buffers.size()),
+                             .lower = lower,
+                             .upper = upper,
+                             .size = Bytes(64 * units)});
+  }
+  return trace;
+}
+
 plan::Trace ReadCsv(const std::string& name) {
   const std::string path = std::string(SLUICE_TEST_DATA) + "/" + name;
   std::ifstream file(path);

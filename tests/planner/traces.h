@@ -19,6 +19,10 @@ plan::Trace RandomTrace(std::mt19937& random, int n, int64_t horizon,
 // scales every size by a factor in [1 - jitter, 1 + jitter].
 plan::Trace LayerTrace(std::mt19937& random, int blocks, double jitter);
 
+// A trace whose optimum, 18 units of 64 bytes, is above its max-live bound,
+// 17; such are rare (found by searching random traces).
+plan::Trace AboveMaxLive();
+
 // A MiniMalloc CSV (id,lower,upper,size) from tests/planner/data.
 plan::Trace ReadCsv(const std::string& name);
 

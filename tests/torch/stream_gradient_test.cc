@@ -92,5 +92,63 @@ INSTANTIATE_TEST_SUITE_P(
         Named{"GptFour", {Gpt(), 66, 16, 4, Alpha(1)}}),
     [](const auto& info) { return std::string(info.param.name); });
 
+TEST(StreamedStep, MakesNoHostSynchroniseCall) {
+  const StepCase c{Llama(), 71, 16, 1, Alpha(0.5)};
+  const StepOutcome got = RunStep(c, MakeStepData(c, 3));
+  EXPECT_GT(got.after.copies, got.before.copies);
+  EXPECT_EQ(got.after.stream_synchronize, got.before.stream_synchronize);
+  EXPECT_EQ(got.after.event_synchronize, got.before.event_synchronize);
+}
+
+// A link so slow that every copy is late: the numbers must not change.
+TEST(StreamedStep, IsTheSameHoweverSlowTheLink) {
+  StepCase c{Llama(), 71, 16, 1, Alpha(0.5, 3)};
+  const StepData data = MakeStepData(c, 5);
+  StepOutcome fast = RunStep(c, data);
+  c.link_speed = 3e6;
+  StepOutcome slow = RunStep(c, data);
+  EXPECT_GT(slow.copies.stall, absl::Milliseconds(20));
+  const auto a = NamedTensors(c.model, fast.gradients);
+  const auto b = NamedTensors(c.model, slow.gradients);
+  for (size_t i = 0; i < a.size(); ++i) {
+    EXPECT_TRUE(a[i].tensor->equal(*b[i].tensor)) << a[i].name;
+  }
+}
+
+// bf16: no worse than what plain torch makes of bf16.
+class StreamedStepInBf16 : public ::testing::TestWithParam<Named> {};
+
+TEST_P(StreamedStepInBf16, IsAsGoodAsPlainTorch) {
+  StepCase c = GetParam().c;
+  c.dtype = at::kBFloat16;
+  const StepData data = MakeStepData(c, 23);
+  const auto oracle = [&](at::ScalarType dtype) {
+    return RunOracle(c.model, data.weights, data.tokens, data.labels,
+                     data.count, dtype);
+  };
+  const OracleResult expected = oracle(at::kDouble);
+  const OracleResult plain = oracle(at::kBFloat16);
+  ModelTensors plain_gradients = ZeroTensors(c.model, at::kDouble);
+  const auto named = NamedTensors(c.model, plain_gradients);
+  for (size_t i = 0; i < named.size(); ++i) {
+    *named[i].tensor = plain.gradients[i];
+  }
+  const GradientError theirs =
+      CompareGradients(c.model, plain_gradients, expected.gradients);
+  StepOutcome got = RunStep(c, data);
+  const GradientError ours =
+      CompareGradients(c.model, got.gradients, expected.gradients);
+  EXPECT_LE(ours.worst, 1.5 * theirs.worst) << ours.parameter;
+  EXPECT_GT(ours.worst, 0);
+}
+
+INSTANTIATE_TEST_SUITE_P(
+    Shapes, StreamedStepInBf16,
+    ::testing::Values(Named{"OneRank", {Llama(), 71, 16, 1, Alpha(0.5)}},
+                      Named{"Grouped", {Llama(4, 2), 71, 16, 2, Alpha(0.5)}},
+                      Named{"Gpt", {Gpt(), 71, 16, 1, Alpha(1)}},
+                      Named{"GptFour", {Gpt(), 66, 16, 4, Alpha(0)}}),
+    [](const auto& info) { return std::string(info.param.name); });
+
 }  // namespace
 }  // namespace sluice::runtime

@@ -1,0 +1,47 @@
+#include "client/ctl/format.h"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <cmath>
+
+#include "proto/base/units.h"
+
+namespace sluice::ctl {
+
+std::string Size(int64_t bytes) {
+  return bytes < 0 ? "-" : FormatBytes(Bytes(bytes));
+}
+
+std::string Span(double seconds) {
+  if (seconds < 10) return fmt::format("{:.2f} s", seconds);
+  const auto whole = static_cast<int64_t>(seconds);
+  if (whole < 60) return fmt::format("{} s", whole);
+  if (whole < 3600) return fmt::format("{} min {} s", whole / 60, whole % 60);
+  if (whole < 86400) {
+    return fmt::format("{} h {} min", whole / 3600, whole % 3600 / 60);
+  }
+  return fmt::format("{} d {} h", whole / 86400, whole % 86400 / 3600);
+}
+
+std::string Count(double value) {
+  const std::string digits = fmt::format("{:.0f}", std::fabs(value));
+  std::string text = value < 0 ? "-" : "";
+  for (size_t i = 0; i < digits.size(); ++i) {
+    if (i > 0 && (digits.size() - i) % 3 == 0) text += ',';
+    text += digits[i];
+  }
+  return text;
+}
+
+std::string Bar(double part, double whole) {
+  const double share = whole > 0 ? std::clamp(part / whole, 0.0, 1.0) : 0;
+  // Something is never drawn as nothing, nor nearly all as all.
+  const int full = share > 0 && share < 1
+                       ? std::clamp(static_cast<int>(share * 10), 1, 9)
+                       : static_cast<int>(share * 10);
+  return fmt::format("{}{} {:3.0f} %", std::string(full, '#'),
+                     std::string(10 - full, '.'), 100 * share);
+}
+
+}  // namespace sluice::ctl

@@ -1,0 +1,238 @@
+#include "client/ctl/render.h"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <functional>
+#include <nlohmann/json.hpp>
+
+#include "client/ctl/format.h"
+#include "client/ctl/table.h"
+
+namespace sluice::ctl {
+namespace {
+
+using nlohmann::json;
+using Align = Table::Align;
+
+constexpr size_t kEventsShown = 8;
+
+int64_t Number(const json& from, const char* key) {
+  return from.at(key).is_null() ? -1 : from.at(key).get<int64_t>();
+}
+
+std::string Text(const json& from, const char* key) {
+  return from.at(key).get<std::string>();
+}
+
+// A number that may be missing.
+std::string Optional(const json& value,
+                     const std::function<std::string(double)>& format) {
+  return value.is_null() ? "-" : format(value.get<double>());
+}
+
+std::string Loss(double value) { return fmt::format("{:.4f}", value); }
+
+std::string RenderHeader(const json& node) {
+  return fmt::format(
+      "sluiced  driver {}, up {}, generation {}, {} session{}\n\n",
+      Text(node, "driver"), Span(node.at("uptime_s").get<double>()),
+      node.at("generation").get<uint64_t>(), Number(node, "sessions"),
+      Number(node, "sessions") == 1 ? "" : "s");
+}
+
+void AddPool(const json& pool, const std::string& name, const std::string& what,
+             Table& table) {
+  const int64_t total = Number(pool, "total_bytes");
+  const int64_t leased = Number(pool, "leased_bytes");
+  table.Add({name, Size(total), Size(leased), Size(Number(pool, "free_bytes")),
+             Size(Number(pool, "quarantined_bytes")),
+             Bar(static_cast<double>(leased), static_cast<double>(total)),
+             what});
+}
+
+std::string RenderPools(const json& node) {
+  Table table({{"POOL"},
+               {"TOTAL", Align::kRight},
+               {"LEASED", Align::kRight},
+               {"FREE", Align::kRight},
+               {"RETURNING", Align::kRight},
+               {"USE"},
+               {"WHAT"}});
+  for (const json& gpu : node.at("gpus")) {
+    AddPool(gpu, fmt::format("gpu {}", Number(gpu, "index")),
+            fmt::format("{} on {}", Text(gpu, "name"), Text(gpu, "link")),
+            table);
+  }
+  for (const json& host : node.at("host")) {
+    AddPool(host, fmt::format("numa {}", Number(host, "numa")),
+            "pinned host memory", table);
+  }
+  return table.Text();
+}
+
+std::string RenderRanks(const json& node) {
+  Table table({{"JOB"},
+               {"RANK", Align::kRight},
+               {"PID", Align::kRight},
+               {"GPU", Align::kRight},
+               {"GPU MEMORY", Align::kRight},
+               {"HOST MEMORY", Align::kRight},
+               {"STEP", Align::kRight},
+               {"LOSS", Align::kRight},
+               {"TOKENS/S", Align::kRight},
+               {"STALLED", Align::kRight},
+               {"GRANT WAITS", Align::kRight}});
+  for (const json& job : node.at("jobs")) {
+    for (const json& rank : job.at("ranks")) {
+      table.Add(
+          {Text(job, "name"),
+           fmt::format("{}/{}", Number(rank, "rank"),
+                       Number(job, "world_size")),
+           fmt::format("{}{}", Number(rank, "pid"),
+                       rank.at("closed").get<bool>() ? " ends" : ""),
+           fmt::format("{}", Number(rank, "gpu")),
+           Size(Number(rank, "gpu_bytes")), Size(Number(rank, "host_bytes")),
+           Optional(rank.at("step"), Count), Optional(rank.at("loss"), Loss),
+           Optional(rank.at("tokens_per_second"), Count),
+           Span(rank.at("stall_seconds").get<double>()),
+           Span(rank.at("grant_wait_seconds").get<double>())});
+    }
+  }
+  return table.empty() ? "no jobs\n" : table.Text();
+}
+
+std::string RenderPlans(const json& node) {
+  Table table({{"PLAN", Align::kRight},
+               {"JOB"},
+               {"RANKS", Align::kRight},
+               {"ALPHA", Align::kRight},
+               {"LIMITED BY"},
+               {"HOST MEMORY", Align::kRight},
+               {"SOLVED IN", Align::kRight}});
+  for (const json& plan : node.at("plans")) {
+    double least = 1;
+    int64_t host = 0;
+    std::string limit = "-";
+    for (const json& rank : plan.at("ranks")) {
+      const double alpha = rank.at("alpha").get<double>();
+      if (alpha <= least) limit = Text(rank, "alpha_limited_by");
+      least = std::min(least, alpha);
+      host += Number(rank, "host_bytes");
+    }
+    const bool feasible = Text(plan, "infeasible").empty();
+    table.Add({fmt::format("{}", Number(plan, "id")), Text(plan, "job"),
+               fmt::format("{}", plan.at("ranks").size()),
+               feasible ? fmt::format("{:.3f}", least) : "-",
+               feasible ? limit : Text(plan, "infeasible"), Size(host),
+               Span(plan.at("seconds").get<double>())});
+  }
+  return table.empty() ? "" : "\n" + table.Text();
+}
+
+std::string RenderEvents(const json& node) {
+  const json& events = node.at("events");
+  Table table({{"AGO", Align::kRight}, {"EVENT"}, {"WHAT"}});
+  const size_t first =
+      events.size() > kEventsShown ? events.size() - kEventsShown : 0;
+  for (size_t i = first; i < events.size(); ++i) {
+    table.Add({Span(events[i].at("age_s").get<double>()),
+               Text(events[i], "kind"), Text(events[i], "text")});
+  }
+  return table.empty() ? "" : "\n" + table.Text();
+}
+
+// Parses and renders; what is missing or of another type is one error.
+absl::StatusOr<std::string> Render(
+    const std::string& text,
+    const std::function<std::string(const json&)>& render) {
+  try {
+    return render(json::parse(text));
+  } catch (const json::exception& error) {
+    return absl::InternalError(fmt::format(
+        "the daemon's snapshot is not what this sluicectl knows ({}): install "
+        "the same version of both",
+        error.what()));
+  }
+}
+
+std::string JobLines(const json& node) {
+  Table table({{"JOB"},
+               {"USER", Align::kRight},
+               {"RANKS", Align::kRight},
+               {"GPU MEMORY", Align::kRight},
+               {"HOST MEMORY", Align::kRight},
+               {"STEP", Align::kRight},
+               {"LOSS", Align::kRight},
+               {"TOKENS/S", Align::kRight},
+               {"PLAN", Align::kRight}});
+  for (const json& job : node.at("jobs")) {
+    int64_t gpu = 0, host = 0;
+    double speed = 0;
+    json step, loss;
+    for (const json& rank : job.at("ranks")) {
+      gpu += Number(rank, "gpu_bytes");
+      host += Number(rank, "host_bytes");
+      if (!rank.at("step").is_null()) step = rank.at("step");
+      if (!rank.at("loss").is_null()) loss = rank.at("loss");
+      if (const json& own = rank.at("tokens_per_second"); !own.is_null()) {
+        speed += own.get<double>();
+      }
+    }
+    table.Add({Text(job, "name"), fmt::format("{}", Number(job, "uid")),
+               fmt::format("{}/{}", job.at("ranks").size(),
+                           Number(job, "world_size")),
+               Size(gpu), Size(host), Optional(step, Count),
+               Optional(loss, Loss), speed > 0 ? Count(speed) : "-",
+               Optional(job.at("plan_id"), Count)});
+  }
+  return table.empty() ? "no jobs\n" : table.Text();
+}
+
+std::string BudgetLines(const json& node) {
+  Table table({{"USER", Align::kRight},
+               {"CGROUP"},
+               {"JOB"},
+               {"GPU USED", Align::kRight},
+               {"GPU LIMIT", Align::kRight},
+               {"HOST USED", Align::kRight},
+               {"HOST LIMIT", Align::kRight}});
+  const auto limit = [](int64_t bytes) {
+    return bytes < 0 ? "unlimited" : Size(bytes);
+  };
+  for (const json& line : node.at("budgets")) {
+    table.Add({fmt::format("{}", Number(line, "uid")), Text(line, "cgroup"),
+               line.at("job").is_null() ? "(all)" : Text(line, "job"),
+               Size(Number(line, "gpu_used_bytes")),
+               limit(Number(line, "gpu_limit_bytes")),
+               Size(Number(line, "host_used_bytes")),
+               limit(Number(line, "host_limit_bytes"))});
+  }
+  return table.empty() ? "no budgets in use\n" : table.Text();
+}
+
+}  // namespace
+
+absl::StatusOr<std::string> RenderStatus(const std::string& text) {
+  return Render(text, [](const json& node) {
+    return RenderHeader(node) + RenderPools(node) + "\n" + RenderRanks(node) +
+           RenderPlans(node) + RenderEvents(node);
+  });
+}
+
+absl::StatusOr<std::string> RenderJobs(const std::string& text) {
+  return Render(text, JobLines);
+}
+
+absl::StatusOr<std::string> RenderBudgets(const std::string& text) {
+  return Render(text, BudgetLines);
+}
+
+absl::StatusOr<std::string> JsonPart(const std::string& text,
+                                     const std::string& key) {
+  return Render(text, [&](const json& node) {
+    return (key.empty() ? node : node.at(key)).dump(2) + "\n";
+  });
+}
+
+}  // namespace sluice::ctl

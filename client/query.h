@@ -1,0 +1,25 @@
+// Asking the daemon as an observer: no rank, no lease, no grant pages.
+//
+// A plain user is told what belongs to it, the daemon's own user everything.
+#pragma once
+
+#include <optional>
+#include <string>
+
+#include "absl/status/statusor.h"
+#include "proto/plan/plan.h"
+
+namespace sluice::client {
+
+struct NodeStatus {
+  std::string json;                    // keys: daemon/README.md
+  std::optional<plan::NodePlan> plan;  // if one was asked for
+};
+
+// `socket` empty: DefaultSocket(). `plan_id` empty: no plan. Errors as
+// Session::Open; NotFound also for a plan that is not there (or another's).
+// Thread safety: safe.
+absl::StatusOr<NodeStatus> QueryNode(const std::string& socket,
+                                     const std::string& plan_id = "");
+
+}  // namespace sluice::client

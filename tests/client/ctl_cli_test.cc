@@ -1,0 +1,59 @@
+// sluicectl as a process: what a user types wrong is one line and exit 2.
+#include <algorithm>
+
+#include "gmock/gmock.h"
+#include "tests/client/scripted_daemon.h"
+#include "tests/support/child.h"
+
+namespace sluice::client {
+namespace {
+
+using ::sluice::testing::BinaryPath;
+using ::sluice::testing::Child;
+using ::sluice::testing::ChildResult;
+using ::testing::HasSubstr;
+
+ChildResult Ctl(std::vector<std::string> arguments,
+                const std::vector<std::string>& environment = {}) {
+  arguments.insert(arguments.begin(), BinaryPath("sluicectl"));
+  return Child::Spawn(arguments, environment)->Join();
+}
+
+void ExpectOneLine(const ChildResult& result, const std::string& what) {
+  EXPECT_EQ(result.exit_code, 2);
+  EXPECT_EQ(result.out, "");
+  EXPECT_EQ(std::count(result.err.begin(), result.err.end(), '\n'), 1)
+      << result.err;
+  EXPECT_THAT(result.err, HasSubstr("error: "));
+  EXPECT_THAT(result.err, HasSubstr(what));
+}
+
+TEST(SluicectlCli, ASocketThatIsNotThereIsOneClearLine) {
+  ExpectOneLine(Ctl({"status", "--socket", "/nonexistent/s"}),
+                "no socket at /nonexistent/s: is sluiced running?");
+  ExpectOneLine(Ctl({"status"}, {"SLUICE_SOCKET=/nonexistent/t"}),
+                "no socket at /nonexistent/t");
+}
+
+TEST(SluicectlCli, AWrongWordIsNamed) {
+  ExpectOneLine(Ctl({"statsu"}), "statsu");
+  ExpectOneLine(Ctl({}), "say what to show");
+  ExpectOneLine(Ctl({"plan", "show"}), "ID");
+}
+
+TEST(SluicectlCli, HelpShowsExamples) {
+  const ChildResult result = Ctl({"--help"});
+  EXPECT_EQ(result.exit_code, 0);
+  EXPECT_THAT(result.out, HasSubstr("sluicectl plan show 3"));
+}
+
+TEST(SluicectlCli, ADaemonOfAnotherVersionIsOneLineAndExitOne) {
+  ScriptedDaemon daemon;  // its snapshot is {}
+  const ChildResult result =
+      Ctl({"--socket", daemon.options().socket, "status"});
+  EXPECT_EQ(result.exit_code, 1);
+  EXPECT_THAT(result.err, HasSubstr("install the same version"));
+}
+
+}  // namespace
+}  // namespace sluice::client

@@ -1,0 +1,119 @@
+// What sluicectl prints, compared with files in golden/. After a wanted change
+// run it with SLUICE_UPDATE_GOLDEN=1 and review the difference.
+#include <cstdlib>
+#include <fstream>
+#include <sstream>
+
+#include "client/ctl/format.h"
+#include "client/ctl/render.h"
+#include "client/ctl/table.h"
+#include "tests/support/status_matchers.h"
+
+namespace sluice::ctl {
+namespace {
+
+using ::sluice::testing::StatusIs;
+using ::testing::HasSubstr;
+
+std::string GoldenPath(const std::string& name) {
+  return std::string(SLUICE_GOLDEN_DIR) + "/" + name;
+}
+
+std::string Read(const std::string& name) {
+  std::ifstream file(GoldenPath(name));
+  std::stringstream text;
+  text << file.rdbuf();
+  EXPECT_TRUE(file.good()) << GoldenPath(name);
+  return text.str();
+}
+
+void ExpectGolden(const std::string& text, const std::string& name) {
+  if (std::getenv("SLUICE_UPDATE_GOLDEN") != nullptr) {
+    std::ofstream(GoldenPath(name)) << text;
+  }
+  EXPECT_EQ(text, Read(name));
+}
+
+plan::NodePlan SamplePlan() {
+  plan::NodePlan plan;
+  plan.id = PlanId(7);
+  plan.profile_hash = "00112233445566778899aabbccddeeff";
+  plan.seconds = 0.81;
+  plan::RankPlan rank;
+  rank.rank = Rank(0);
+  rank.alpha = 0.75;
+  rank.alpha_limited_by = "bandwidth";
+  rank.transient_peak = MiB(9);
+  rank.host_bytes = MiB(96);
+  rank.classes = {{"layer_input", 0, 1, 0}, {"ffn_up", 0.125, 0.75, 0.125}};
+  plan::SegmentPlan segment;
+  segment.name = "block.offdiagonal.backward.full";
+  segment.base = MiB(1);
+  segment.placement = {.offsets = {Bytes(0), MiB(4)},
+                       .peak = MiB(8),
+                       .lower_bound = MiB(8),
+                       .proved_by = "max_live",
+                       .method = "greedy:size"};
+  rank.segments = {segment};
+  plan.ranks = {rank};
+  return plan;
+}
+
+TEST(CtlGolden, Status) {
+  SLUICE_ASSERT_OK_AND_ASSIGN(const std::string text,
+                              RenderStatus(Read("snapshot.json")));
+  ExpectGolden(text, "status.txt");
+}
+
+TEST(CtlGolden, Jobs) {
+  SLUICE_ASSERT_OK_AND_ASSIGN(const std::string text,
+                              RenderJobs(Read("snapshot.json")));
+  ExpectGolden(text, "jobs.txt");
+}
+
+TEST(CtlGolden, Budgets) {
+  SLUICE_ASSERT_OK_AND_ASSIGN(const std::string text,
+                              RenderBudgets(Read("snapshot.json")));
+  ExpectGolden(text, "budgets.txt");
+}
+
+TEST(CtlGolden, Plan) { ExpectGolden(RenderPlan(SamplePlan()), "plan.txt"); }
+
+TEST(CtlRender, AnInfeasiblePlanSaysWhy) {
+  plan::NodePlan plan = SamplePlan();
+  plan.infeasible = "host memory: 3 GiB needed, 1 GiB there";
+  EXPECT_THAT(RenderPlan(plan), HasSubstr("does not fit: host memory"));
+}
+
+TEST(CtlRender, ASnapshotOfAnotherVersionIsOneClearLine) {
+  for (const char* text : {"", "{}", "[1]", "{\"driver\": 7}"}) {
+    EXPECT_THAT(RenderStatus(text),
+                StatusIs(absl::StatusCode::kInternal,
+                         HasSubstr("install the same version")))
+        << text;
+  }
+}
+
+TEST(CtlTable, ColumnsAlignAndNoNameSteersTheTerminal) {
+  Table table({{"A"}, {"B", Table::Align::kRight}});
+  table.Add({"α", "1"});
+  table.Add({"x\x1b[2J", "100"});
+  EXPECT_EQ(table.Text(), "A        B\nα        1\nx?[2J  100\n");
+}
+
+TEST(CtlFormat, AmountsAreForPeople) {
+  EXPECT_EQ(Count(1234567), "1,234,567");
+  EXPECT_EQ(Count(999), "999");
+  EXPECT_EQ(Count(-1000), "-1,000");
+  EXPECT_EQ(Span(0.5), "0.50 s");
+  EXPECT_EQ(Span(192), "3 min 12 s");
+  EXPECT_EQ(Span(90000), "1 d 1 h");
+  EXPECT_EQ(Size(-1), "-");
+  EXPECT_EQ(Bar(1, 1'000'000), "#.........   0 %");
+  EXPECT_EQ(Bar(999'999, 1'000'000), "#########. 100 %");
+  EXPECT_EQ(Bar(1, 1), "########## 100 %");
+  EXPECT_EQ(Bar(0, 0), "..........   0 %");
+}
+
+}  // namespace
+}  // namespace sluice::ctl
