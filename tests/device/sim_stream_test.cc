@@ -231,6 +231,7 @@ TEST_F(SimTest, NothingIsCopiedToMemoryWithoutAccess) {
   ASSERT_THAT(driver_->SetAccess(address, KiB(64), DeviceIndex(0)), IsOk());
   EXPECT_THAT(copy(KiB(64)), IsOk());
   EXPECT_THAT(copy(KiB(65)), refused);
+  EXPECT_THAT(driver_->SynchronizeStream(stream), IsOk());
 }
 
 TEST_F(SimTest, KernelsAreUnimplemented) {
