@@ -17,6 +17,11 @@ absl::Status DoesNotFit(std::string_view limited_by,
   return status;
 }
 
+absl::Status DoesNotFit(std::string_view limited_by,
+                        const absl::Status& status) {
+  return DoesNotFit(limited_by, std::string(status.message()));
+}
+
 absl::Status BadInput(std::string_view message) {
   return absl::InvalidArgumentError(std::string(message));
 }

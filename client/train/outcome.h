@@ -26,6 +26,8 @@ inline constexpr char kHostMemory[] = "host_memory";
 
 // ResourceExhausted, marked with the memory that ran out.
 absl::Status DoesNotFit(std::string_view limited_by, std::string_view message);
+absl::Status DoesNotFit(std::string_view limited_by,
+                        const absl::Status& status);  // its message
 // InvalidArgument: the user can fix it.
 absl::Status BadInput(std::string_view message);
 // Marks a fault that another rank's end caused.

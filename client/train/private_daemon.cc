@@ -76,7 +76,7 @@ std::string PrivateConfig(const PrivateDaemon::Options& options) {
       "[sim]\ngpus = {}\ngpu_memory = \"{}\"\nhost_memory = \"{}\"\n"
       "links = [{}]\ngpu_links = [{}]\n"
       "[pools]\nhost_bytes = \"{}\"\nextent_bytes = \"4MiB\"\n"
-      "[http]\nlisten = \"\"\n[log]\nlevel = \"warn\"\n",
+      "[http]\nlisten = \"\"\n[log]\nlevel = \"warning\"\n",
       options.gpus, options.gpu_memory.count(), options.host_memory.count(),
       links, names, options.host_memory.count());
 }

@@ -27,13 +27,8 @@ Core::Core(NodeConfig config, absl::Time now)
   stats_.gpus.resize(config_.gpus.size());
 }
 
-absl::StatusOr<Limits> Core::SetBudget(const BudgetTarget& target,
-                                       std::optional<Bytes> gpu,
-                                       std::optional<Bytes> host,
-                                       absl::Time now) {
-  SLUICE_ASSIGN_OR_RETURN(Limits limits, budgets_.Get(target));
-  limits.gpu = gpu.value_or(limits.gpu);
-  limits.host = host.value_or(limits.host);
+absl::Status Core::SetBudget(const BudgetTarget& target, const Limits& limits,
+                             absl::Time now) {
   SLUICE_RETURN_IF_ERROR(budgets_.Set(target, limits));
   const auto text = [](Bytes limit) {
     return limit == Limits::kUnlimited ? "unlimited" : FormatBytes(limit);
@@ -44,7 +39,7 @@ absl::StatusOr<Limits> Core::SetBudget(const BudgetTarget& target,
                                      : "job " + target.job,
                   text(limits.gpu), text(limits.host)),
       {});
-  return limits;
+  return absl::OkStatus();
 }
 
 void Core::Log(absl::Time now, std::string kind, std::string text,

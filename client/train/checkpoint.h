@@ -1,0 +1,61 @@
+// Checkpoints: Hugging Face's files, and beside them what it takes to go on.
+//
+//   checkpoint-120/
+//     config.json, model.safetensors     what any other tool reads
+//     trainer_state.json                 step, data cursor, model, ranks
+//     optimizer-0-of-2.safetensors, …    a rank's m, v, master, RNG
+//     plan-0-of-2.json, …                a rank's profile and the plan
+//
+// A checkpoint is written beside its place under another name and renamed
+// when all ranks have written and synced theirs: it is there whole or not at
+// all. Resumed on as many ranks and threads it goes on bit for bit; on
+// another number of ranks within rounding (the owners of buckets change, and
+// the plan is made anew).
+//
+// Errors: InvalidArgument, one line: which file, what is broken in it.
+// Thread safety: one thread a rank; Save is called by all ranks.
+#pragma once
+
+#include <cstdint>
+#include <optional>
+#include <string>
+
+#include "absl/status/status.h"
+#include "absl/status/statusor.h"
+#include "client/train/adamw.h"
+#include "client/train/stepper.h"
+
+namespace sluice::train {
+
+struct TrainingState {
+  int64_t step = 0;           // done
+  int64_t next_sequence = 0;  // the data cursor
+};
+
+// Writes folder/checkpoint-<step>. `plan` may be null.
+absl::Status SaveCheckpoint(const std::string& folder,
+                            const StepperContext& context,
+                            const TrainingState& state, AdamW& optimizer,
+                            const SavedPlan* plan);
+
+struct Checkpoint {
+  std::string path;
+  TrainingState state;
+  int ranks = 1;  // that wrote it
+  runtime::ModelConfig model;
+  int rank = 0;  // who reads
+
+  absl::Status LoadWeights(FlatModel& weights) const;
+  // After the optimizer was made: its states were zero.
+  absl::Status LoadOptimizer(AdamW& optimizer) const;
+  // Only if it was made for this run's shape, ranks, alpha and HBM.
+  std::optional<SavedPlan> LoadPlan(const StepperContext& context) const;
+};
+
+// `path` is a checkpoint, or a folder of them: then the one of the last step.
+// Refuses one of another model, dtype or seed, naming the flag.
+absl::StatusOr<Checkpoint> OpenCheckpoint(const std::string& path,
+                                          const RunOptions& options,
+                                          const RankEnvironment& environment);
+
+}  // namespace sluice::train

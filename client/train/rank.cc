@@ -1,0 +1,149 @@
+#include "client/train/rank.h"
+
+#include <ATen/Parallel.h>
+#include <fmt/format.h>
+#include <unistd.h>
+
+#include <cstdio>
+#include <memory>
+
+#include "client/torch/exceptions.h"
+#include "client/train/check.h"
+#include "client/train/outcome.h"
+#include "client/train/peer_watch.h"
+#include "client/train/stepper.h"
+#include "client/train/trainer.h"
+#include "proto/base/status.h"
+
+namespace sluice::train {
+namespace {
+
+at::ScalarType ScalarType(Dtype dtype) {
+  return dtype == Dtype::kFp32 ? at::kFloat : at::kBFloat16;
+}
+
+// The line this rank ends with: a lost collective is explained by the
+// daemon's event, where that came.
+absl::Status Explain(const absl::Status& status, const PeerWatch& watch) {
+  const std::string reason = watch.reason();
+  if (status.ok() || reason.empty() || LimitedBy(status) != "none") {
+    return status;
+  }
+  return CausedByPeer(absl::UnavailableError(reason));
+}
+
+class RankRun {
+ public:
+  RankRun(const RunOptions& options, const RankEnvironment& environment)
+      : options_(options),
+        environment_(environment),
+        watch_([this](const std::string& reason) { GiveUp(reason); }) {
+    report_.method = Name(options.method);
+    report_.seq_len = options.seq_len;
+    report_.ranks = environment.world_size;
+  }
+
+  int Run();
+
+ private:
+  absl::Status Work();
+  absl::Status WithModel(runtime::Collectives* collectives);
+  // For the watch: the main thread is stuck.
+  [[noreturn]] void GiveUp(const std::string& reason);
+  void Tell(const absl::Status& status);
+
+  const RunOptions& options_;
+  const RankEnvironment& environment_;
+  RunReport report_;
+  CheckReport check_;
+  PeerWatch watch_;
+};
+
+absl::Status RankRun::WithModel(runtime::Collectives* collectives) {
+  auto memory = RankMemory::Open(options_, environment_);
+  SLUICE_RETURN_IF_ERROR(Agree(collectives, memory.status()));
+  report_.hbm_per_gpu = (*memory)->size();
+  watch_.Attach((*memory)->session());
+  (*memory)->Arm();
+  FlatModel weights(options_.model, ScalarType(options_.dtype));
+  weights.Initialize(options_.model, static_cast<uint64_t>(options_.seed));
+  FlatModel gradients(options_.model, at::kFloat);
+  const StepperContext context{&options_,   &environment_, memory->get(),
+                               collectives, &weights,      &gradients};
+  const absl::Status status = options_.command == Command::kCheck
+                                  ? RunCheck(context, watch_, &check_)
+                                  : Trainer(context, &report_).Run();
+  SLUICE_RETURN_IF_ERROR(status);
+  if (collectives == nullptr) return absl::OkStatus();
+  // Nobody leaves before everybody is done: a leaving rank looks like a dead
+  // one to the others.
+  const absl::Status together = collectives->Barrier();
+  watch_.Disarm();
+  return ClassifyStepError(together);
+}
+
+absl::Status RankRun::Work() {
+  at::set_num_threads(options_.threads);
+  if (environment_.world_size != options_.ranks) {
+    SLUICE_RETURN_IF_ERROR(options_.model.Validate(environment_.world_size));
+  }
+  std::unique_ptr<runtime::Collectives> collectives;
+  if (environment_.world_size > 1) {
+    runtime::Collectives::Options c;
+    c.rank = environment_.rank;
+    c.world_size = environment_.world_size;
+    c.master_addr = environment_.master_addr;
+    c.master_port = environment_.master_port;
+    c.master_listen_fd = environment_.master_listen_fd;
+    SLUICE_ASSIGN_OR_RETURN(collectives, runtime::Collectives::Connect(c));
+  }
+  return WithModel(collectives.get());
+}
+
+void RankRun::Tell(const absl::Status& status) {
+  const std::string report = options_.command == Command::kCheck
+                                 ? ToJson(check_)
+                                 : ToJson(report_, status);
+  RankResult result = MakeResult(status, report);
+  result.interrupted = report_.interrupted;
+  if (!environment_.result_file.empty()) {
+    WriteResult(environment_.result_file, result).IgnoreError();
+    return;
+  }
+  if (options_.json && environment_.rank == 0) std::puts(report.c_str());
+  if (!status.ok()) {
+    std::fprintf(stderr, "error: rank %d: %s\n", environment_.rank,
+                 result.message.c_str());
+  }
+}
+
+void RankRun::GiveUp(const std::string& reason) {
+  const absl::Status status =
+      CausedByPeer(absl::UnavailableError(reason));
+  Tell(status);
+  std::fflush(nullptr);
+  _exit(ExitCode(status));
+}
+
+int RankRun::Run() {
+  InstallStopSignals();
+  const absl::Status status = Explain(
+      ClassifyStepError(runtime::CatchStatus(
+          fmt::format("rank {}", environment_.rank),
+          [this]() -> absl::Status { return Work(); })),
+      watch_);
+  Tell(status);
+  std::fflush(nullptr);
+  // A failed rank leaves at once: joining what waits for lost peers could
+  // take for ever, and the kernel frees everything anyway.
+  if (!status.ok()) _exit(ExitCode(status));
+  return kExitOk;
+}
+
+}  // namespace
+
+int RunRank(const RunOptions& options, const RankEnvironment& environment) {
+  return RankRun(options, environment).Run();
+}
+
+}  // namespace sluice::train

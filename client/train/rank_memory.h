@@ -1,0 +1,41 @@
+// A rank's place on the node: its session, and its HBM.
+//
+// The HBM is one leased region; on sim it is a hard limit for every tensor of
+// the process from Arm on (runtime::RegionAllocator).
+// Thread safety: one thread.
+#pragma once
+
+#include <memory>
+
+#include "absl/status/statusor.h"
+#include "client/session.h"
+#include "client/torch/region_allocator.h"
+#include "client/train/launcher.h"
+#include "client/train/options.h"
+
+namespace sluice::train {
+
+class RankMemory {
+ public:
+  // Opens the session and leases the HBM: --hbm, else the GPU's pool divided
+  // by the local ranks on it. Rank r of the node uses GPU r % gpus.
+  static absl::StatusOr<std::unique_ptr<RankMemory>> Open(
+      const RunOptions& options, const RankEnvironment& environment);
+  ~RankMemory();
+
+  client::Session& session() { return *session_; }
+  runtime::RegionAllocator& allocator() { return *allocator_; }
+  DeviceIndex gpu() const { return gpu_; }
+  Bytes size() const { return region_->size(); }
+  void Arm() { allocator_->Arm(); }
+
+ private:
+  RankMemory() = default;
+
+  DeviceIndex gpu_;  // as the daemon counts
+  std::unique_ptr<client::Session> session_;
+  std::unique_ptr<client::Region> region_;
+  std::unique_ptr<runtime::RegionAllocator> allocator_;
+};
+
+}  // namespace sluice::train

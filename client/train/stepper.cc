@@ -1,0 +1,73 @@
+#include "client/train/stepper.h"
+
+#include <ATen/ops/full.h>
+
+#include "client/torch/baseline.h"
+#include "client/train/outcome.h"
+#include "proto/base/status.h"
+
+namespace sluice::train {
+namespace {
+
+class BaselineStepper final : public Stepper {
+ public:
+  explicit BaselineStepper(const StepperContext& context) : context_(context) {
+    const RunOptions& o = *context.options;
+    options_.model = o.model;
+    options_.seq_len = o.seq_len;
+    options_.method = o.method == Method::kKeepAll
+                          ? runtime::BaselineMethod::kKeepAll
+                          : runtime::BaselineMethod::kRecompute;
+    options_.collectives = context.collectives;
+  }
+
+  absl::StatusOr<runtime::StepResult> Run(const at::Tensor& tokens,
+                                          const at::Tensor& labels,
+                                          int64_t global_count) override {
+    return runtime::BaselineStep(options_, context_.weights->tensors(),
+                                 context_.gradients->tensors(), tokens,
+                                 labels, global_count);
+  }
+
+  // The whole sequence is one chunk.
+  runtime::ChunkLayout layout() const override {
+    return runtime::ChunkLayout(options_.seq_len, options_.seq_len,
+                                context_.environment->world_size);
+  }
+
+ private:
+  StepperContext context_;
+  runtime::BaselineOptions options_;
+};
+
+}  // namespace
+
+std::unique_ptr<Stepper> MakeBaselineStepper(const StepperContext& context) {
+  return std::make_unique<BaselineStepper>(context);
+}
+
+absl::Status Agree(runtime::Collectives* collectives,
+                   const absl::Status& status) {
+  if (collectives == nullptr) return status;
+  // Not in HBM: that may be what just ran out.
+  const runtime::HostScope host("agreement of the ranks");
+  at::Tensor failed = at::full({1}, status.ok() ? 0.0 : 1.0, at::kDouble);
+  const absl::Status sent = collectives->SumAll(failed);
+  if (!status.ok()) return status;
+  SLUICE_RETURN_IF_ERROR(ClassifyStepError(sent));
+  if (failed.item<double>() == 0) return absl::OkStatus();
+  return CausedByPeer(absl::AbortedError("another rank failed"));
+}
+
+absl::Status ClassifyStepError(const absl::Status& status) {
+  if (status.ok() || LimitedBy(status) != "none") return status;
+  if (status.code() == absl::StatusCode::kResourceExhausted) {
+    return DoesNotFit(kGpuMemory, status);
+  }
+  if (status.code() == absl::StatusCode::kUnavailable) {
+    return CausedByPeer(status);
+  }
+  return status;
+}
+
+}  // namespace sluice::train

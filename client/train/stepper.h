@@ -1,0 +1,76 @@
+// One micro-batch forward and backward, by each of the three methods.
+//
+// Thread safety: one thread.
+#pragma once
+
+#include <ATen/core/Tensor.h>
+
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "absl/status/statusor.h"
+#include "client/copy_engine.h"
+#include "client/torch/collectives.h"
+#include "client/torch/model_tensors.h"
+#include "client/torch/shapes.h"
+#include "client/train/flat_model.h"
+#include "client/train/options.h"
+#include "client/train/rank_memory.h"
+#include "client/train/result.h"
+#include "proto/plan/plan.h"
+#include "proto/plan/profile.h"
+
+namespace sluice::train {
+
+// What a rank's methods work on. All outlive the stepper.
+struct StepperContext {
+  const RunOptions* options = nullptr;
+  const RankEnvironment* environment = nullptr;
+  RankMemory* memory = nullptr;
+  runtime::Collectives* collectives = nullptr;  // null: one rank
+  FlatModel* weights = nullptr;
+  FlatModel* gradients = nullptr;
+};
+
+// A plan and the recording it answers: what a resumed run replays.
+struct SavedPlan {
+  plan::RankProfile profile;
+  plan::NodePlan plan;
+};
+
+class Stepper {
+ public:
+  virtual ~Stepper() = default;
+  // Adds to the gradients; see runtime::StreamedStep.
+  virtual absl::StatusOr<runtime::StepResult> Run(const at::Tensor& tokens,
+                                                  const at::Tensor& labels,
+                                                  int64_t global_count) = 0;
+  virtual runtime::ChunkLayout layout() const = 0;
+  // Of the streamed method; the others copy nothing and have no plan.
+  virtual Bytes host_bytes() const { return Bytes(0); }
+  virtual client::CopyStats copies() const { return {}; }
+  virtual double alpha() const { return 0; }
+  virtual PlanSummary plan() const { return {}; }
+  virtual const SavedPlan* saved_plan() const { return nullptr; }
+  virtual std::vector<client::CopyRecord> TakeCopies() { return {}; }
+};
+
+std::unique_ptr<Stepper> MakeBaselineStepper(const StepperContext& context);
+
+// Calibrates, has the daemon plan, leases the host region. `saved` (may be
+// null) skips calibration and planning. DoesNotFit with what ran out.
+absl::StatusOr<std::unique_ptr<Stepper>> MakeStreamedStepper(
+    const StepperContext& context, const SavedPlan* saved);
+
+// All ranks learn whether every one of them is fine: the first collective
+// after work that only some may have failed. A failed rank gets its own
+// status back, the others CausedByPeer. Not after a failure inside
+// collectives: then the ranks are out of step, and leaving is the message.
+absl::Status Agree(runtime::Collectives* collectives,
+                   const absl::Status& status);
+
+// Out of memory inside a step is the GPU's; a lost collective a peer's.
+absl::Status ClassifyStepError(const absl::Status& status);
+
+}  // namespace sluice::train

@@ -1,0 +1,260 @@
+// The sluice method: calibrate, plan, lease the host region, stream.
+#include <ATen/ops/zeros.h>
+#include <fmt/format.h>
+
+#include <cmath>
+#include <utility>
+
+#include "client/torch/streamed_model.h"
+#include "client/train/outcome.h"
+#include "client/train/stepper.h"
+#include "proto/base/status.h"
+
+namespace sluice::train {
+namespace {
+
+constexpr absl::Duration kPlanTimeout = absl::Seconds(120);
+
+using runtime::StreamContext;
+
+class StreamedStepper final : public Stepper {
+ public:
+  explicit StreamedStepper(const StepperContext& context)
+      : context_(context),
+        layout_(context.options->seq_len, context.options->chunk,
+                context.environment->world_size) {}
+  ~StreamedStepper() override;
+
+  absl::Status Prepare(const SavedPlan* saved);
+
+  absl::StatusOr<runtime::StepResult> Run(const at::Tensor& tokens,
+                                          const at::Tensor& labels,
+                                          int64_t global_count) override {
+    return runtime::StreamedStep(*stream_, context_.weights->tensors(),
+                                 context_.gradients->tensors(), tokens,
+                                 labels, global_count);
+  }
+  runtime::ChunkLayout layout() const override { return layout_; }
+  Bytes host_bytes() const override { return host_->size(); }
+  client::CopyStats copies() const override { return copies_->stats(); }
+  double alpha() const override { return alpha_; }
+  PlanSummary plan() const override;
+  const SavedPlan* saved_plan() const override { return &saved_; }
+  std::vector<client::CopyRecord> TakeCopies() override {
+    return copies_->TakeTimeline();
+  }
+
+ private:
+  StreamContext::Options StreamOptions(const runtime::ChunkLayout& layout,
+                                       double alpha) const;
+  absl::StatusOr<std::unique_ptr<client::Region>> LeaseHost(Bytes size);
+  absl::StatusOr<std::vector<plan::SegmentKind>> Calibrate(double alpha);
+  absl::Status Rehearse(const StreamContext::Options& options);
+  absl::Status MakePlan();
+  absl::Status PlanWith(double alpha, double asked);
+  absl::Status AdoptPlan();
+  absl::Status Start();
+  const plan::RankPlan* OwnPlan() const;
+  plan::RankProfile Profile(const std::vector<plan::SegmentKind>& recorded,
+                            double alpha, double asked) const;
+
+  StepperContext context_;
+  runtime::ChunkLayout layout_;
+  std::unique_ptr<client::CopyEngine> copies_;
+  std::unique_ptr<client::Region> host_;
+  std::unique_ptr<StreamContext> stream_;
+  SavedPlan saved_;
+  double alpha_ = 1;
+};
+
+StreamedStepper::~StreamedStepper() {
+  stream_.reset();
+  if (copies_ != nullptr) copies_->Drain().IgnoreError();
+}
+
+StreamContext::Options StreamedStepper::StreamOptions(
+    const runtime::ChunkLayout& layout, double alpha) const {
+  StreamContext::Options o;
+  o.model = context_.options->model;
+  o.layout = layout;
+  o.rank = context_.environment->rank;
+  o.dtype = context_.weights->flat().scalar_type();
+  o.stream.alpha = alpha;
+  o.stream.prefetch_depth = context_.options->prefetch;
+  o.collectives = context_.collectives;
+  o.copies = copies_.get();
+  o.allocator = &context_.memory->allocator();
+  return o;
+}
+
+// --host binds all local ranks together, so each its share.
+absl::StatusOr<std::unique_ptr<client::Region>> StreamedStepper::LeaseHost(
+    Bytes size) {
+  const Bytes limit = context_.options->host;
+  const Bytes share = limit / context_.environment->local_world_size;
+  if (limit.count() > 0 && size > share) {
+    return DoesNotFit(
+        kHostMemory,
+        fmt::format("{} of host memory needed, this rank's share of --host {} "
+                    "is {}: raise --host or shorten --seq-len",
+                    FormatBytes(size), FormatBytes(limit),
+                    FormatBytes(share)));
+  }
+  auto region = context_.memory->session().LeaseHost(size);
+  if (region.status().code() == absl::StatusCode::kResourceExhausted) {
+    return DoesNotFit(kHostMemory, region.status());
+  }
+  return region;
+}
+
+// One forward and backward over two full chunks and the tail: every segment
+// kind runs, with the real code; its gradients are thrown away.
+absl::StatusOr<std::vector<plan::SegmentKind>> StreamedStepper::Calibrate(
+    double alpha) {
+  StreamContext::Options options =
+      StreamOptions(StreamContext::CalibrationLayout(layout_), alpha);
+  auto host = LeaseHost(StreamContext::HostBytes(options));
+  SLUICE_RETURN_IF_ERROR(Agree(context_.collectives, host.status()));
+  options.host = (*host)->data();
+  options.host_size = (*host)->size();
+  runtime::RegionAllocator& allocator = context_.memory->allocator();
+  allocator.RecordSegments(true);
+  const absl::Status status = Rehearse(options);
+  SLUICE_RETURN_IF_ERROR(copies_->Drain());
+  allocator.RecordSegments(false);
+  SLUICE_RETURN_IF_ERROR(status);
+  context_.gradients->flat().zero_();
+  return allocator.TakeRecorded();
+}
+
+absl::Status StreamedStepper::Rehearse(const StreamContext::Options& options) {
+  SLUICE_ASSIGN_OR_RETURN(const auto stream, StreamContext::Create(options));
+  const int64_t rows = options.layout.total_local_rows(options.rank);
+  const at::Tensor tokens = at::zeros({rows}, at::kLong);
+  return ClassifyStepError(
+      runtime::StreamedStep(*stream, context_.weights->tensors(),
+                            context_.gradients->tensors(), tokens, tokens,
+                            options.layout.seq_len())
+          .status());
+}
+
+plan::RankProfile StreamedStepper::Profile(
+    const std::vector<plan::SegmentKind>& recorded, double alpha,
+    double asked) const {
+  const StreamContext::Options options = StreamOptions(layout_, alpha);
+  plan::RankProfile profile = StreamContext::Profile(options, recorded);
+  profile.rank = Rank(static_cast<uint64_t>(context_.environment->rank));
+  profile.gpu = context_.memory->gpu();
+  profile.numa = context_.memory->session().limits().numa;
+  // What states and rings leave: ids and labels are there already.
+  const Bytes used = context_.memory->allocator().stats().used;
+  const Bytes left = context_.memory->size() - used -
+                     StreamContext::RingBytes(options);
+  profile.transient_capacity = Bytes(std::max<int64_t>(left.count(), 0));
+  profile.alpha = asked;
+  return profile;
+}
+
+absl::Status StreamedStepper::PlanWith(double alpha, double asked) {
+  SLUICE_ASSIGN_OR_RETURN(const auto recorded, Calibrate(alpha));
+  saved_.profile = Profile(recorded, alpha, asked);
+  auto plan = context_.memory->session().Plan(saved_.profile, kPlanTimeout);
+  SLUICE_RETURN_IF_ERROR(ClassifyStepError(plan.status()));
+  if (!plan->infeasible.empty()) {
+    return DoesNotFit(plan->limited_by, plan->infeasible);
+  }
+  saved_.plan = *std::move(plan);
+  alpha_ = OwnPlan()->alpha;
+  return absl::OkStatus();
+}
+
+// A segment's requests depend on alpha, and alpha on what was recorded: where
+// the planner chooses another alpha than was recorded with, record again with
+// the chosen one. All ranks do, for the daemon plans them together.
+absl::Status StreamedStepper::MakePlan() {
+  const double asked = context_.options->alpha;
+  const double first = asked >= 0 ? asked : 1.0;
+  SLUICE_RETURN_IF_ERROR(PlanWith(first, asked));
+  const bool same = std::abs(alpha_ - first) < 1e-9;
+  const absl::Status agreed = Agree(
+      context_.collectives, same ? absl::OkStatus() : absl::AbortedError(""));
+  if (agreed.ok()) return absl::OkStatus();
+  if (same && !IsCausedByPeer(agreed)) return agreed;
+  const double chosen = alpha_;
+  return PlanWith(chosen, chosen);
+}
+
+const plan::RankPlan* StreamedStepper::OwnPlan() const {
+  for (const plan::RankPlan& part : saved_.plan.ranks) {
+    if (part.rank == saved_.profile.rank) return &part;
+  }
+  return nullptr;
+}
+
+absl::Status StreamedStepper::AdoptPlan() {
+  const plan::RankPlan* own = OwnPlan();
+  if (own == nullptr) return BadInput("the plan has no part for this rank");
+  alpha_ = own->alpha;
+  const absl::Status set = context_.memory->allocator().SetPlan(
+      own->segments, saved_.profile.segments, own->transient_peak);
+  return ClassifyStepError(set);
+}
+
+absl::Status StreamedStepper::Start() {
+  StreamContext::Options options = StreamOptions(layout_, alpha_);
+  options.stream.probe = context_.options->probe;
+  SLUICE_ASSIGN_OR_RETURN(host_, LeaseHost(StreamContext::HostBytes(options)));
+  options.host = host_->data();
+  options.host_size = host_->size();
+  auto stream = StreamContext::Create(options);
+  SLUICE_RETURN_IF_ERROR(ClassifyStepError(stream.status()));
+  stream_ = *std::move(stream);
+  return absl::OkStatus();
+}
+
+absl::Status StreamedStepper::Prepare(const SavedPlan* saved) {
+  client::CopyEngine::Options copies;
+  copies.driver = &context_.memory->session().driver();
+  copies.device = context_.memory->session().limits().device;
+  copies.gate = &context_.memory->session().grants();
+  copies.record_timeline = !context_.options->trace.empty() &&
+                           context_.environment->rank == 0;
+  SLUICE_ASSIGN_OR_RETURN(copies_, client::CopyEngine::Start(copies));
+  if (saved != nullptr) {
+    saved_ = *saved;
+  } else {
+    SLUICE_RETURN_IF_ERROR(MakePlan());
+  }
+  SLUICE_RETURN_IF_ERROR(Agree(context_.collectives, AdoptPlan()));
+  return Agree(context_.collectives, Start());
+}
+
+PlanSummary StreamedStepper::plan() const {
+  PlanSummary summary;
+  const plan::RankPlan* own = OwnPlan();
+  if (own == nullptr) return summary;
+  summary.peak = own->transient_peak;
+  bool all = true;
+  for (const plan::SegmentPlan& segment : own->segments) {
+    summary.lower_bound =
+        std::max(summary.lower_bound, segment.placement.lower_bound);
+    all = all && segment.placement.optimal();
+    if (summary.proved_by.empty()) {
+      summary.proved_by = segment.placement.proved_by;
+    }
+  }
+  if (!all || summary.peak != summary.lower_bound) summary.proved_by = "none";
+  summary.mismatches = context_.memory->allocator().stats().mismatches;
+  return summary;
+}
+
+}  // namespace
+
+absl::StatusOr<std::unique_ptr<Stepper>> MakeStreamedStepper(
+    const StepperContext& context, const SavedPlan* saved) {
+  auto stepper = std::make_unique<StreamedStepper>(context);
+  SLUICE_RETURN_IF_ERROR(stepper->Prepare(saved));
+  return stepper;
+}
+
+}  // namespace sluice::train

@@ -1,0 +1,69 @@
+#include "client/train/trace.h"
+
+#include <cerrno>
+#include <fstream>
+#include <nlohmann/json.hpp>
+
+#include "proto/base/status.h"
+
+namespace sluice::train {
+namespace {
+
+using Json = nlohmann::ordered_json;
+
+Json Copies(const std::vector<client::CopyRecord>& records,
+            device::CopyDirection direction) {
+  Json list = Json::array();
+  for (const client::CopyRecord& r : records) {
+    if (r.direction != direction) continue;
+    list.push_back({{"name", r.label},
+                    {"bytes", r.size.count()},
+                    {"issued_s", r.issued_s},
+                    {"start_s", r.started_s},
+                    {"end_s", r.finished_s}});
+  }
+  return list;
+}
+
+Json Blocks(const std::vector<runtime::BlockRecord>& records) {
+  Json list = Json::array();
+  for (const runtime::BlockRecord& r : records) {
+    list.push_back({{"offset", r.offset.count()},
+                    {"size", r.size.count()},
+                    {"born_s", r.born_s},
+                    {"died_s", r.died_s},
+                    {"segment", std::string(r.segment)}});
+  }
+  return list;
+}
+
+}  // namespace
+
+StepTrace::StepTrace(const StepperContext& context, Stepper* stepper, bool on)
+    : context_(context),
+      stepper_(stepper),
+      on_(on && context.environment->rank == 0) {
+  if (!on_) return;
+  stepper_->TakeCopies();  // of the steps before
+  context_.memory->allocator().RecordBlocks(true);
+}
+
+absl::Status StepTrace::Write(const std::string& path) {
+  if (!on_) return absl::OkStatus();
+  runtime::RegionAllocator& allocator = context_.memory->allocator();
+  allocator.RecordBlocks(false);
+  const auto copies = stepper_->TakeCopies();
+  const Json json = {
+      {"compute", Json::array()},
+      {"h2d", Copies(copies, device::CopyDirection::kHostToDevice)},
+      {"d2h", Copies(copies, device::CopyDirection::kDeviceToHost)},
+      {"blocks", Blocks(allocator.TakeBlocks())},
+      {"hbm_bytes", context_.memory->size().count()},
+      {"planned_bytes", allocator.stats().planned.count()}};
+  std::ofstream out(path);
+  out << json.dump() << "\n";
+  out.close();
+  return out ? absl::OkStatus() : ErrnoStatus(errno, "--trace " + path);
+}
+
+}  // namespace sluice::train

@@ -1,0 +1,26 @@
+// The timeline of one step, for the demo's report: what computed, what was
+// copied, which blocks of the HBM lived when. Rank 0 only.
+#pragma once
+
+#include <string>
+
+#include "absl/status/status.h"
+#include "client/train/stepper.h"
+
+namespace sluice::train {
+
+class StepTrace {
+ public:
+  // Starts recording when `on` and this is rank 0.
+  StepTrace(const StepperContext& context, Stepper* stepper, bool on);
+  // Writes {"compute", "h2d", "d2h", "blocks", "hbm_bytes", "planned_bytes"};
+  // nothing when off. Times: seconds on the monotonic clock.
+  absl::Status Write(const std::string& path);
+
+ private:
+  StepperContext context_;
+  Stepper* stepper_;
+  const bool on_;
+};
+
+}  // namespace sluice::train

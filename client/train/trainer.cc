@@ -1,0 +1,279 @@
+#include "client/train/trainer.h"
+
+#include <ATen/ops/zeros.h>
+#include <fmt/format.h>
+#include <signal.h>
+
+#include <atomic>
+#include <cmath>
+
+#include "absl/time/clock.h"
+#include "client/train/outcome.h"
+#include "client/train/trace.h"
+#include "proto/base/status.h"
+
+namespace sluice::train {
+namespace {
+
+std::atomic<bool> stop_requested{false};
+static_assert(std::atomic<bool>::is_always_lock_free);
+
+std::span<int64_t> Span(const at::Tensor& tensor) {
+  return {tensor.data_ptr<int64_t>(), static_cast<size_t>(tensor.numel())};
+}
+
+AdamWOptions OptimizerOptions(const RunOptions& o) {
+  AdamWOptions options;
+  options.lr = o.lr;
+  options.warmup = o.warmup;
+  options.clip = o.clip;
+  options.weight_decay = o.weight_decay;
+  options.beta1 = o.beta1;
+  options.beta2 = o.beta2;
+  return options;
+}
+
+}  // namespace
+
+void InstallStopSignals() {
+  struct sigaction action {};
+  action.sa_handler = [](int) { stop_requested = true; };
+  // Reads and writes go on: only the end of the step looks at the flag.
+  action.sa_flags = SA_RESTART;
+  sigaction(SIGINT, &action, nullptr);
+  sigaction(SIGTERM, &action, nullptr);
+}
+
+bool StopRequested() { return stop_requested; }
+
+Trainer::~Trainer() = default;
+
+absl::Status Trainer::PrepareData() {
+  const RunOptions& o = *context_.options;
+  if (o.probe) return absl::OkStatus();  // it needs no text
+  SLUICE_ASSIGN_OR_RETURN(corpus_, Corpus::Open({o.data, o.data_suffix,
+                                                 o.token_bytes,
+                                                 o.model.vocab}));
+  return absl::OkStatus();
+}
+
+absl::Status Trainer::PrepareStepper() {
+  const RunOptions& o = *context_.options;
+  if (o.method == Method::kSluice) {
+    std::optional<SavedPlan> saved;
+    if (resumed_.has_value()) saved = resumed_->LoadPlan(context_);
+    // All ranks replay theirs, or all plan anew: planning is collective.
+    const absl::Status all = Agree(
+        context_.collectives,
+        saved.has_value() ? absl::OkStatus() : absl::NotFoundError(""));
+    SLUICE_ASSIGN_OR_RETURN(
+        stepper_,
+        MakeStreamedStepper(context_, all.ok() ? &*saved : nullptr));
+    return absl::OkStatus();
+  }
+  stepper_ = MakeBaselineStepper(context_);
+  return absl::OkStatus();
+}
+
+absl::Status Trainer::PrepareOptimizer() {
+  const RunOptions& o = *context_.options;
+  if (!o.resume.empty()) {
+    SLUICE_ASSIGN_OR_RETURN(
+        resumed_, OpenCheckpoint(o.resume, o, *context_.environment));
+    SLUICE_RETURN_IF_ERROR(resumed_->LoadWeights(*context_.weights));
+    state_ = resumed_->state;
+  }
+  optimizer_ = std::make_unique<AdamW>(OptimizerOptions(o), context_.weights,
+                                       context_.gradients,
+                                       context_.collectives);
+  if (!resumed_.has_value()) return absl::OkStatus();
+  return resumed_->LoadOptimizer(*optimizer_);
+}
+
+absl::Status Trainer::Prepare() {
+  const RunOptions& o = *context_.options;
+  absl::Status status = PrepareData();
+  if (status.ok()) status = PrepareOptimizer();
+  SLUICE_RETURN_IF_ERROR(Agree(context_.collectives, status));
+  // Before the plan, so that what it leaves to transients is true.
+  const int rank = context_.environment->rank;
+  const runtime::ChunkLayout layout(
+      o.seq_len, o.method == Method::kSluice ? o.chunk : o.seq_len,
+      context_.environment->world_size);
+  const int64_t rows = layout.total_local_rows(rank);
+  tokens_ = at::zeros({rows}, at::kLong);
+  labels_ = at::zeros({rows}, at::kLong);
+  SLUICE_RETURN_IF_ERROR(PrepareStepper());
+  report_->alpha = stepper_->alpha();
+  if (corpus_ != nullptr) {
+    dealer_ = std::make_unique<Dealer>(corpus_.get(), layout, rank);
+    SLUICE_RETURN_IF_ERROR(dealer_->Check());
+  }
+  if (rank == 0) {
+    SLUICE_ASSIGN_OR_RETURN(log_, StepLog::Open(o.log_jsonl, o.steps));
+  }
+  context_.memory->allocator().ResetPeak();
+  return absl::OkStatus();
+}
+
+absl::StatusOr<runtime::StepResult> Trainer::RunMicroBatches() {
+  const int64_t global_count = sequences() * context_.options->seq_len;
+  context_.gradients->flat().zero_();
+  runtime::StepResult sum;
+  for (int64_t i = 0; i < sequences(); ++i) {
+    if (dealer_ != nullptr) {
+      SLUICE_RETURN_IF_ERROR(dealer_->Deal(state_.next_sequence + i,
+                                           Span(tokens_), Span(labels_)));
+    }
+    auto one = stepper_->Run(tokens_, labels_, global_count);
+    SLUICE_RETURN_IF_ERROR(ClassifyStepError(one.status()));
+    sum.loss_sum += one->loss_sum;
+    sum.count += one->count;
+  }
+  return sum;
+}
+
+absl::StatusOr<Trainer::Sums> Trainer::SumOverRanks(
+    const runtime::StepResult& own) {
+  const runtime::HostScope host("sums of a step");
+  const int world = context_.environment->world_size;
+  // Peaks have a slot a rank: a maximum made of a sum.
+  at::Tensor sums = at::zeros({4 + world}, at::kDouble);
+  double* values = sums.data_ptr<double>();
+  values[0] = own.loss_sum;
+  values[1] = static_cast<double>(own.count);
+  values[2] = static_cast<double>(stepper_->host_bytes().count());
+  values[3] = StopRequested() ? 1 : 0;
+  values[4 + context_.environment->rank] = static_cast<double>(
+      context_.memory->allocator().stats().peak.count());
+  if (context_.collectives != nullptr) {
+    SLUICE_RETURN_IF_ERROR(
+        ClassifyStepError(context_.collectives->SumAll(sums)));
+  }
+  Sums result{values[0] / values[1], values[1], values[2], values[3] > 0,
+              Bytes(0)};
+  for (int r = 0; r < world; ++r) {
+    const Bytes peak(static_cast<int64_t>(values[4 + r]));
+    result.hbm_peak = std::max(result.hbm_peak, peak);
+  }
+  return result;
+}
+
+absl::Status Trainer::Step() {
+  const absl::Time start = absl::Now();
+  copies_before_ = stepper_->copies();
+  SLUICE_ASSIGN_OR_RETURN(const runtime::StepResult own, RunMicroBatches());
+  SLUICE_ASSIGN_OR_RETURN(const Sums before, SumOverRanks(own));
+  auto norm = optimizer_->ReduceGradients();
+  SLUICE_RETURN_IF_ERROR(ClassifyStepError(norm.status()));
+  if (!std::isfinite(before.loss) || !std::isfinite(*norm)) {
+    return absl::InternalError(fmt::format(
+        "step {}: the loss is {} and the gradient norm {}; stopped before the "
+        "update: lower --lr or --clip",
+        state_.step + 1, before.loss, *norm));
+  }
+  SLUICE_RETURN_IF_ERROR(
+      ClassifyStepError(optimizer_->Update(state_.step, *norm)));
+  ++state_.step;
+  state_.next_sequence += sequences();
+  stop_ = before.stop;
+  return Record(before, *norm, absl::ToDoubleSeconds(absl::Now() - start));
+}
+
+absl::Status Trainer::Record(const Sums& sums, double norm, double seconds) {
+  const client::CopyStats copies = stepper_->copies();
+  StepMetrics m;
+  m.step = state_.step;
+  m.loss = sums.loss;
+  m.grad_norm = norm;
+  m.lr = LearningRate(OptimizerOptions(*context_.options), state_.step - 1);
+  m.tokens = sequences() * context_.options->seq_len;
+  m.seconds = seconds;
+  m.hbm_peak = sums.hbm_peak;
+  m.hbm_total = context_.memory->size();
+  m.host = Bytes(static_cast<int64_t>(sums.host));
+  m.h2d = copies.h2d - copies_before_.h2d;
+  m.d2h = copies.d2h - copies_before_.d2h;
+  m.grant_wait_seconds =
+      absl::ToDoubleSeconds(copies.grant_wait - copies_before_.grant_wait);
+  m.stall_seconds = absl::ToDoubleSeconds(copies.stall - copies_before_.stall);
+  m.plan_mismatches = context_.memory->allocator().stats().mismatches;
+  seconds_ += seconds;
+  report_->losses.push_back(m.loss);
+  report_->steps += 1;
+  report_->peak_hbm = std::max(report_->peak_hbm, m.hbm_peak);
+  report_->host = m.host;
+  report_->grant_wait_seconds += m.grant_wait_seconds;
+  report_->stall_seconds += m.stall_seconds;
+  client::StepReport step{m.step, seconds, m.h2d, m.d2h, m.stall_seconds,
+                          m.grant_wait_seconds};
+  step.hbm_peak = context_.memory->allocator().stats().peak;
+  step.host_peak = stepper_->host_bytes();
+  step.tokens = stepper_->layout().total_local_rows(
+                    context_.environment->rank) * sequences();
+  step.loss = m.loss;
+  step.plan_mismatches = m.plan_mismatches;
+  // A daemon that is away costs a report, never a step.
+  context_.memory->session().Report(step).IgnoreError();
+  return log_ != nullptr ? log_->Step(m) : absl::OkStatus();
+}
+
+absl::Status Trainer::MaybeSave(bool last) {
+  const RunOptions& o = *context_.options;
+  if (o.save.empty()) return absl::OkStatus();
+  const bool due = o.save_every > 0 && state_.step % o.save_every == 0;
+  if (!last && !due) return absl::OkStatus();
+  return SaveCheckpoint(o.save, context_, state_, *optimizer_,
+                        stepper_->saved_plan());
+}
+
+absl::Status Trainer::Loop() {
+  const RunOptions& o = *context_.options;
+  bool saved = false;
+  while (state_.step < o.steps && !stop_) {
+    const bool last = state_.step + 1 == o.steps;
+    StepTrace trace(context_, stepper_.get(), last && !o.trace.empty());
+    SLUICE_RETURN_IF_ERROR(Step());
+    SLUICE_RETURN_IF_ERROR(trace.Write(o.trace));
+    SLUICE_RETURN_IF_ERROR(MaybeSave(last || stop_));
+    saved = last || stop_;
+  }
+  report_->interrupted = stop_;
+  if (stop_ && log_ != nullptr) {
+    log_->Note(fmt::format("stopped after step {}{}", state_.step,
+                           saved && !o.save.empty() ? ", saved" : ""));
+  }
+  return absl::OkStatus();
+}
+
+// Everything is allocated by now; one pass shows whether the rest fits.
+absl::Status Trainer::Probe() {
+  SLUICE_ASSIGN_OR_RETURN(const runtime::StepResult own, RunMicroBatches());
+  auto norm = optimizer_->ReduceGradients();
+  SLUICE_RETURN_IF_ERROR(ClassifyStepError(norm.status()));
+  SLUICE_ASSIGN_OR_RETURN(const Sums sums, SumOverRanks(own));
+  report_->peak_hbm = sums.hbm_peak;
+  report_->host = Bytes(static_cast<int64_t>(sums.host));
+  return absl::OkStatus();
+}
+
+void Trainer::FinishReport() {
+  report_->plan = stepper_ != nullptr ? stepper_->plan() : PlanSummary{};
+  report_->peak_hbm = std::max(report_->peak_hbm,
+                               context_.memory->allocator().stats().peak);
+  if (seconds_ <= 0 || report_->steps == 0) return;
+  const double steps = static_cast<double>(report_->steps);
+  report_->seconds_per_step = seconds_ / steps;
+  report_->tokens_per_second =
+      static_cast<double>(sequences() * context_.options->seq_len) * steps /
+      seconds_;
+}
+
+absl::Status Trainer::Run() {
+  absl::Status status = Prepare();
+  if (status.ok()) status = context_.options->probe ? Probe() : Loop();
+  FinishReport();
+  return status;
+}
+
+}  // namespace sluice::train

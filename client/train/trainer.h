@@ -1,0 +1,82 @@
+// The training loop of one rank.
+//
+// A step is batch x accumulate sequences, one after the other (a streamed
+// sequence fills the rings by itself, so there is nothing to gain from rows
+// of several); their gradients add up, divided by the number of labels of all
+// of them. Then: gradients to their owners, clip, update, broadcast.
+//
+// Every decision that all ranks must share (stop on NaN, stop on Ctrl-C) is
+// made from sums that all of them have.
+// Thread safety: one thread.
+#pragma once
+
+#include <memory>
+#include <vector>
+
+#include "absl/status/status.h"
+#include "client/train/adamw.h"
+#include "client/train/batch.h"
+#include "client/train/checkpoint.h"
+#include "client/train/corpus.h"
+#include "client/train/metrics.h"
+#include "client/train/result.h"
+#include "client/train/stepper.h"
+
+namespace sluice::train {
+
+class Trainer {
+ public:
+  // Everything in `context` outlives the trainer. `report` is filled as the
+  // run goes on, so that it is true at any end.
+  Trainer(const StepperContext& context, RunReport* report)
+      : context_(context), report_(report) {}
+  ~Trainer();
+
+  absl::Status Run();
+
+ private:
+  // One step's sums over the ranks.
+  struct Sums {
+    double loss = 0;
+    double count = 0;
+    double host = 0;
+    bool stop = false;
+    Bytes hbm_peak;
+  };
+
+  absl::Status Prepare();
+  absl::Status PrepareData();
+  absl::Status PrepareStepper();
+  absl::Status PrepareOptimizer();
+  absl::Status Probe();
+  absl::Status Loop();
+  absl::Status Step();
+  absl::StatusOr<runtime::StepResult> RunMicroBatches();
+  absl::StatusOr<Sums> SumOverRanks(const runtime::StepResult& own);
+  absl::Status Record(const Sums& sums, double norm, double seconds);
+  absl::Status MaybeSave(bool last);
+  void FinishReport();
+  int64_t sequences() const {
+    return context_.options->batch * context_.options->accumulate;
+  }
+
+  StepperContext context_;
+  RunReport* report_;
+  std::unique_ptr<Corpus> corpus_;
+  std::unique_ptr<Dealer> dealer_;
+  std::unique_ptr<Stepper> stepper_;
+  std::unique_ptr<AdamW> optimizer_;
+  std::unique_ptr<StepLog> log_;
+  std::optional<Checkpoint> resumed_;
+  at::Tensor tokens_, labels_;
+  TrainingState state_;
+  client::CopyStats copies_before_;
+  double seconds_ = 0;  // of all steps of this run
+  bool stop_ = false;
+};
+
+// SIGINT and SIGTERM ask for a stop at the next step's end.
+void InstallStopSignals();
+bool StopRequested();
+
+}  // namespace sluice::train
