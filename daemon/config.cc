@@ -249,9 +249,12 @@ class ConfigReader {
   }
 
   absl::Status Http(const toml::node& node) {
+    std::string listen = kDefaultHttpListen;
     TableReader table = Table("[http]");
-    table.Key("listen", table.Text(&config_.http_listen));
-    return table.Read(node);
+    table.Key("listen", table.Text(&listen));
+    SLUICE_RETURN_IF_ERROR(table.Read(node));
+    config_.http_listen = listen;
+    return absl::OkStatus();
   }
 
   absl::Status Worker(const toml::node& node) {

@@ -29,6 +29,8 @@ struct SimSettings {
   std::vector<std::string> gpu_links;  // empty: GPU i on link i (modulo)
 };
 
+inline constexpr char kDefaultHttpListen[] = "127.0.0.1:9435";
+
 struct Config {
   enum class DriverChoice { kAuto, kSim, kCuda };
   DriverChoice driver = DriverChoice::kAuto;
@@ -38,7 +40,8 @@ struct Config {
   std::optional<Bytes> extent;     // default: 64 MiB; 4 MiB where pools are small
   Limits principal_limits, job_limits;
   std::map<std::string, Limits> named_job_limits;
-  std::string http_listen = "127.0.0.1:9435";  // empty: off
+  // Empty: off. Not given: the default port, if it is free.
+  std::optional<std::string> http_listen;
   absl::Duration plan_time_limit = absl::Seconds(20);
   LogLevel log_level = LogLevel::kInfo;
 };

@@ -17,8 +17,10 @@
 
 #include "absl/time/clock.h"
 #include "daemon/config.h"
+#include "daemon/metrics/http_server.h"
 #include "daemon/metrics/snapshot_json.h"
 #include "daemon/node.h"
+#include "daemon/service/admin_server.h"
 #include "daemon/service/log.h"
 #include "daemon/service/service.h"
 #include "proto/base/clock.h"
@@ -86,6 +88,21 @@ std::string Sibling(const std::string& name) {
   return (self.parent_path() / name).string();
 }
 
+// Null: off. The default port may be another program's: then it serves
+// without, and says so; a port that was asked for must be had.
+absl::StatusOr<std::unique_ptr<HttpServer>> StartHttp(const Config& config,
+                                                      Service* service) {
+  const std::string listen = config.http_listen.value_or(kDefaultHttpListen);
+  if (listen.empty()) return nullptr;
+  auto http = HttpServer::Start(listen, [service] { return service->Read(); });
+  if (absl::IsAlreadyExists(http.status()) && !config.http_listen) {
+    WriteLog(LogLevel::kWarning,
+             "no metrics: " + std::string(http.status().message()));
+    return nullptr;
+  }
+  return http;
+}
+
 absl::Status Serve(const Arguments& arguments) {
   Config config;
   if (!arguments.config.empty()) {
@@ -110,11 +127,19 @@ absl::Status Serve(const Arguments& arguments) {
   options.render = SnapshotJson;
   SLUICE_ASSIGN_OR_RETURN(const auto service,
                           Service::Start(std::move(options)));
-  fmt::print("sluiced: ready: {}, {} GPUs, session socket {}\n",
+  SLUICE_ASSIGN_OR_RETURN(
+      auto admin,
+      AdminServer::Start(arguments.runtime_dir + "/admin.sock", service.get(),
+                         SnapshotJson));
+  SLUICE_ASSIGN_OR_RETURN(auto http, StartHttp(config, service.get()));
+  fmt::print("sluiced: ready: driver={} gpus={} socket={} http={}\n",
              node.config.driver, node.config.gpus.size(),
-             arguments.runtime_dir + "/session.sock");
+             arguments.runtime_dir + "/session.sock",
+             http ? http->address() : "off");
   std::fflush(stdout);
   service->Run();
+  http.reset();
+  admin.reset();
   WriteLog(LogLevel::kInfo, "stopped");
   if (!node.sim_directory.empty()) {
     std::error_code ignored;

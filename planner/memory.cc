@@ -50,7 +50,7 @@ struct State {
 // Budgets are counted in work, not seconds, so that a plan is the same on
 // every machine as long as the clock does not end it. A node of the search
 // costs about as much as it has items.
-constexpr int64_t kSearchWork = 60'000'000;
+constexpr int64_t kSearchWork = 160'000'000;
 constexpr size_t kMaxSearchItems = 4000;
 
 void Adopt(const Problem& problem, Offsets offsets, std::string method,
@@ -67,11 +67,13 @@ void ImproveBySearch(const Problem& problem,
                      const std::function<bool()>& expired, State* state) {
   const auto items = static_cast<int64_t>(problem.items.size());
   int64_t nodes = kSearchWork / std::max<int64_t>(items, 1);
+  // An open question (the bound of D and J is one) must not eat it all.
+  const int64_t share = nodes / 4;
   int64_t target = state->bound;
   int64_t low = state->bound;
   while (low < state->peak && nodes > 0 && !expired()) {
     const SearchResult result =
-        SearchPlacement(problem, target, nodes, expired);
+        SearchPlacement(problem, target, std::min(nodes, share), expired);
     nodes -= result.nodes;
     switch (result.verdict) {
       case SearchResult::Verdict::kFits:

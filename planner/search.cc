@@ -18,8 +18,8 @@ using Indices = std::vector<uint32_t>;
 // one after another, all descending.
 //   T  most units alive in a slot the item lives in
 //   W  lifetime     A  area     Z  size     O  items it lives together with
-const char* const kOrders[] = {"TWA", "WAT", "TAW", "AWT",
-                               "ZWT", "WZT", "OZW", "AZT"};
+const char* const kOrders[] = {"TWA", "WAT", "TAW", "TOW", "OZW", "AWT",
+                               "ZWT", "WZT", "OWA", "TZW", "AZT", "OTA"};
 
 double Criterion(const Problem& problem, size_t k, size_t neighbours,
                  char letter) {
@@ -164,13 +164,30 @@ class Search {
     return stopped_;
   }
 
+  // The lowest place an open item can still get. One whose own place lies
+  // before the mark was passed over: it will rest on another open item that
+  // it lives with; kNone if there is none, for then it can't be placed at all.
+  int64_t LowestPlace(uint32_t k, Mark last) const {
+    if (least_[k] > last.offset ||
+        (least_[k] == last.offset && k >= last.rank)) {
+      return least_[k];
+    }
+    int64_t lowest = kNone;
+    for (const uint32_t other : ordered_.neighbours[k]) {
+      if (placed_[other]) continue;
+      lowest = std::min(
+          lowest, std::max(least_[other], last.offset) + items_[other].size);
+    }
+    return lowest;
+  }
+
   // Lower bounds: in every slot what is still open has to lie above the
   // lowest place any of it can get.
   bool SectionsFit(const Indices& open, Mark last) {
     std::fill(floor_.begin(), floor_.end(), kNone);
     for (const uint32_t k : open) {
-      const int64_t least = std::max(least_[k], last.offset);
-      if (least + items_[k].size > capacity_) return false;
+      const int64_t least = LowestPlace(k, last);
+      if (least > capacity_ - items_[k].size) return false;
       for (int32_t s = items_[k].lower; s < items_[k].upper; ++s) {
         int64_t& floor = floor_[static_cast<size_t>(s)];
         floor = std::min(floor, least);

@@ -3,26 +3,12 @@
 #include <ATen/ops/empty.h>
 #include <ATen/ops/sum.h>
 
+#include <functional>
+
 #include "proto/base/status.h"
 
 namespace sluice::runtime {
 namespace {
-
-// Hands out consecutive pieces of a flat message buffer as [rows, heads, dim].
-class MessageCursor {
- public:
-  explicit MessageCursor(const at::Tensor& flat) : flat_(flat) {}
-  at::Tensor Next(int64_t rows, int64_t heads, int64_t dim) {
-    const int64_t size = rows * heads * dim;
-    at::Tensor piece = flat_.narrow(0, at_, size).view({rows, heads, dim});
-    at_ += size;
-    return piece;
-  }
-
- private:
-  const at::Tensor& flat_;
-  int64_t at_ = 0;
-};
 
 // Copies unless both are the very same memory.
 void CopyUnlessSame(const at::Tensor& to, const at::Tensor& from) {
@@ -39,6 +25,30 @@ int64_t Total(const std::vector<int64_t>& counts) {
 }
 
 }  // namespace
+
+// Hands out consecutive pieces of a flat message buffer as [rows, heads, dim].
+class HeadExchange::MessageCursor {
+ public:
+  explicit MessageCursor(const at::Tensor& flat) : flat_(flat) {}
+  at::Tensor Next(int64_t rows, int64_t heads, int64_t dim) {
+    const int64_t size = rows * heads * dim;
+    at::Tensor piece = flat_.narrow(0, at_, size).view({rows, heads, dim});
+    at_ += size;
+    return piece;
+  }
+
+ private:
+  const at::Tensor& flat_;
+  int64_t at_ = 0;
+};
+
+// One all-to-all: elements from and to each rank, and what fills and empties
+// the message of rank p.
+struct HeadExchange::Messages {
+  explicit Messages(int64_t ranks) : sent(ranks, 0), received(ranks, 0) {}
+  std::vector<int64_t> sent, received;
+  std::function<void(MessageCursor&, int64_t p)> pack, unpack;
+};
 
 RowRuns RowRuns::Whole(const ChunkLayout& layout, int64_t m) {
   return Rest(layout, m, std::vector<int64_t>(layout.ranks(), 0));
@@ -107,6 +117,25 @@ void HeadExchange::Contract(HeadKind kind, const at::Tensor& from,
   }
 }
 
+absl::Status HeadExchange::Exchange(const Messages& messages,
+                                    const at::TensorOptions& options) {
+  const at::Tensor receive = at::empty({Total(messages.received)}, options);
+  {
+    const at::Tensor send = at::empty({Total(messages.sent)}, options);
+    MessageCursor out(send);
+    for (int64_t p = 0; p < ranks_; ++p) {
+      if (p != rank_) messages.pack(out, p);
+    }
+    SLUICE_RETURN_IF_ERROR(collectives_->AllToAll(receive, messages.received,
+                                                  send, messages.sent));
+  }
+  MessageCursor in(receive);
+  for (int64_t p = 0; p < ranks_; ++p) {
+    if (p != rank_) messages.unpack(in, p);
+  }
+  return absl::OkStatus();
+}
+
 absl::Status HeadExchange::ToHeads(const RowRuns& runs,
                                    const std::vector<ExchangePart>& parts) {
   const int64_t mine = runs.count[rank_];
@@ -117,40 +146,27 @@ absl::Status HeadExchange::ToHeads(const RowRuns& runs,
   }
   if (local()) return absl::OkStatus();
 
-  std::vector<int64_t> sent(ranks_, 0), received(ranks_, 0);
+  Messages messages(ranks_);
   for (int64_t p = 0; p < ranks_; ++p) {
     if (p == rank_) continue;
-    sent[p] = MessageSize(parts, mine, p);
-    received[p] = MessageSize(parts, runs.count[p], rank_);
+    messages.sent[p] = MessageSize(parts, mine, p);
+    messages.received[p] = MessageSize(parts, runs.count[p], rank_);
   }
-  const at::TensorOptions options = parts.front().token_side.options();
-  const at::Tensor receive = at::empty({Total(received)}, options);
-  {
-    const at::Tensor send = at::empty({Total(sent)}, options);
-    MessageCursor out(send);
-    for (int64_t p = 0; p < ranks_; ++p) {
-      if (p == rank_) continue;
-      for (const ExchangePart& part : parts) {
-        const Range range = HeadsOf(part.kind, p);
-        out.Next(mine, range.count, part.token_side.size(2))
-            .copy_(part.token_side.narrow(1, range.begin, range.count));
-      }
-    }
-    SLUICE_RETURN_IF_ERROR(
-        collectives_->AllToAll(receive, received, send, sent));
-  }
-  MessageCursor in(receive);
-  for (int64_t p = 0; p < ranks_; ++p) {
-    if (p == rank_) continue;
+  messages.pack = [&](MessageCursor& out, int64_t p) {
     for (const ExchangePart& part : parts) {
-      const at::Tensor piece =
-          in.Next(runs.count[p], HeadsOf(part.kind, rank_).count,
-                  part.token_side.size(2));
-      Expand(part.kind, piece,
+      const Range range = HeadsOf(part.kind, p);
+      out.Next(mine, range.count, part.token_side.size(2))
+          .copy_(part.token_side.narrow(1, range.begin, range.count));
+    }
+  };
+  messages.unpack = [&](MessageCursor& in, int64_t p) {
+    for (const ExchangePart& part : parts) {
+      const int64_t heads = HeadsOf(part.kind, rank_).count;
+      Expand(part.kind, in.Next(runs.count[p], heads, part.token_side.size(2)),
              part.head_side.narrow(0, runs.begin[p], runs.count[p]));
     }
-  }
-  return absl::OkStatus();
+  };
+  return Exchange(messages, parts.front().token_side.options());
 }
 
 absl::Status HeadExchange::ToTokens(const RowRuns& runs,
@@ -158,52 +174,38 @@ absl::Status HeadExchange::ToTokens(const RowRuns& runs,
   const int64_t mine = runs.count[rank_];
   for (const ExchangePart& part : parts) {
     const Range range = HeadsOf(part.kind, rank_);
+    // Heads that only other ranks hold start from nothing.
     if (part.kind == HeadKind::kKeyValue && !local()) part.token_side.zero_();
     Contract(part.kind, part.head_side.narrow(0, runs.begin[rank_], mine),
              part.token_side.narrow(1, range.begin, range.count));
   }
   if (local()) return absl::OkStatus();
 
-  std::vector<int64_t> sent(ranks_, 0), received(ranks_, 0);
+  Messages messages(ranks_);
   for (int64_t p = 0; p < ranks_; ++p) {
     if (p == rank_) continue;
-    sent[p] = MessageSize(parts, runs.count[p], rank_);
-    received[p] = MessageSize(parts, mine, p);
+    messages.sent[p] = MessageSize(parts, runs.count[p], rank_);
+    messages.received[p] = MessageSize(parts, mine, p);
   }
-  const at::TensorOptions options = parts.front().head_side.options();
-  const at::Tensor receive = at::empty({Total(received)}, options);
-  {
-    const at::Tensor send = at::empty({Total(sent)}, options);
-    MessageCursor out(send);
-    for (int64_t p = 0; p < ranks_; ++p) {
-      if (p == rank_) continue;
-      for (const ExchangePart& part : parts) {
-        Contract(part.kind,
-                 part.head_side.narrow(0, runs.begin[p], runs.count[p]),
-                 out.Next(runs.count[p], HeadsOf(part.kind, rank_).count,
-                          part.token_side.size(2)));
-      }
+  messages.pack = [&](MessageCursor& out, int64_t p) {
+    for (const ExchangePart& part : parts) {
+      const int64_t heads = HeadsOf(part.kind, rank_).count;
+      Contract(part.kind,
+               part.head_side.narrow(0, runs.begin[p], runs.count[p]),
+               out.Next(runs.count[p], heads, part.token_side.size(2)));
     }
-    SLUICE_RETURN_IF_ERROR(
-        collectives_->AllToAll(receive, received, send, sent));
-  }
-  MessageCursor in(receive);
-  for (int64_t p = 0; p < ranks_; ++p) {
-    if (p == rank_) continue;
+  };
+  messages.unpack = [&](MessageCursor& in, int64_t p) {
     for (const ExchangePart& part : parts) {
       const Range range = HeadsOf(part.kind, p);
       const at::Tensor piece =
           in.Next(mine, range.count, part.token_side.size(2));
       const at::Tensor home =
           part.token_side.narrow(1, range.begin, range.count);
-      if (part.kind == HeadKind::kKeyValue) {
-        home.add_(piece);
-      } else {
-        home.copy_(piece);
-      }
+      part.kind == HeadKind::kKeyValue ? home.add_(piece) : home.copy_(piece);
     }
-  }
-  return absl::OkStatus();
+  };
+  return Exchange(messages, parts.front().head_side.options());
 }
 
 }  // namespace sluice::runtime

@@ -72,9 +72,13 @@ class HeadExchange {
                         const std::vector<ExchangePart>& parts);
 
  private:
+  class MessageCursor;
+  struct Messages;
   struct Range {
     int64_t begin, count;
   };
+  absl::Status Exchange(const Messages& messages,
+                        const at::TensorOptions& options);
   // Heads of the token side that rank p works on.
   Range HeadsOf(HeadKind kind, int64_t p) const;
   // Elements of a message about `rows` rows for the heads of rank p.

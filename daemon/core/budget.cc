@@ -112,10 +112,7 @@ absl::Status Budgets::Set(const BudgetTarget& target, const Limits& limits) {
     named_jobs_[target.job] = limits;
     return absl::OkStatus();
   }
-  if (!target.uid.has_value()) {
-    return absl::InvalidArgumentError(
-        "a budget is of a user or of a job: name one");
-  }
+  if (const auto known = Get(target); !known.ok()) return known.status();
   for (const auto& [principal, used] : used_) {
     const bool meant =
         principal.uid == *target.uid &&
@@ -131,6 +128,15 @@ absl::Status Budgets::Set(const BudgetTarget& target, const Limits& limits) {
     principals_[{*target.uid, target.cgroup}] = limits;
   }
   return absl::OkStatus();
+}
+
+absl::StatusOr<Limits> Budgets::Get(const BudgetTarget& target) const {
+  if (!target.job.empty()) return JobLimits(target.job);
+  if (!target.uid.has_value()) {
+    return absl::InvalidArgumentError(
+        "a budget is of a user or of a job: name one");
+  }
+  return PrincipalLimits({*target.uid, target.cgroup});
 }
 
 Bytes Budgets::Left(const Principal& principal, const std::string& job,

@@ -13,6 +13,7 @@
 #include <vector>
 
 #include "absl/status/status.h"
+#include "absl/status/statusor.h"
 #include "daemon/core/types.h"
 
 namespace sluice::daemon {
@@ -49,6 +50,8 @@ class Budgets {
   // FailedPrecondition where someone already holds more than the new limit:
   // memory in use cannot be taken back, so the promise would be broken.
   absl::Status Set(const BudgetTarget& target, const Limits& limits);
+  // What holds for it now. InvalidArgument: neither a user nor a job.
+  absl::StatusOr<Limits> Get(const BudgetTarget& target) const;
 
   // What `job` of `principal` may still get.
   Bytes Left(const Principal& principal, const std::string& job,

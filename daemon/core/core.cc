@@ -27,8 +27,13 @@ Core::Core(NodeConfig config, absl::Time now)
   stats_.gpus.resize(config_.gpus.size());
 }
 
-absl::Status Core::SetBudget(const BudgetTarget& target, const Limits& limits,
-                             absl::Time now) {
+absl::StatusOr<Limits> Core::SetBudget(const BudgetTarget& target,
+                                       std::optional<Bytes> gpu,
+                                       std::optional<Bytes> host,
+                                       absl::Time now) {
+  SLUICE_ASSIGN_OR_RETURN(Limits limits, budgets_.Get(target));
+  limits.gpu = gpu.value_or(limits.gpu);
+  limits.host = host.value_or(limits.host);
   SLUICE_RETURN_IF_ERROR(budgets_.Set(target, limits));
   const auto text = [](Bytes limit) {
     return limit == Limits::kUnlimited ? "unlimited" : FormatBytes(limit);
@@ -39,7 +44,7 @@ absl::Status Core::SetBudget(const BudgetTarget& target, const Limits& limits,
                                      : "job " + target.job,
                   text(limits.gpu), text(limits.host)),
       {});
-  return absl::OkStatus();
+  return limits;
 }
 
 void Core::Log(absl::Time now, std::string kind, std::string text,

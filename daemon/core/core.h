@@ -73,8 +73,10 @@ class Core {
   absl::Time NextDeadline() const;
 
   // --- administration ------------------------------------------------------
-  absl::Status SetBudget(const BudgetTarget& target, const Limits& limits,
-                         absl::Time now);
+  // A limit that is not given stays. Returns those that hold now.
+  absl::StatusOr<Limits> SetBudget(const BudgetTarget& target,
+                                   std::optional<Bytes> gpu,
+                                   std::optional<Bytes> host, absl::Time now);
   // Ends every session of a job (of every principal, or only of `uid`);
   // returns how many. Their memory is quarantined until the processes end;
   // `kill` ends those too.

@@ -3,9 +3,11 @@
 #include <fcntl.h>
 #include <signal.h>
 #include <spawn.h>
+#include <sys/mman.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <array>
 #include <cerrno>
 #include <utility>
@@ -50,13 +52,16 @@ absl::StatusOr<UniqueFd> MoveUp(const UniqueFd& fd) {
 }
 
 absl::StatusOr<pid_t> Spawn(const std::string& path, const UniqueFd& in,
-                            const UniqueFd& out, absl::Duration time_limit) {
+                            const UniqueFd& out, const UniqueFd& errors,
+                            absl::Duration time_limit) {
   SLUICE_ASSIGN_OR_RETURN(const UniqueFd high_in, MoveUp(in));
   SLUICE_ASSIGN_OR_RETURN(const UniqueFd high_out, MoveUp(out));
+  SLUICE_ASSIGN_OR_RETURN(const UniqueFd high_errors, MoveUp(errors));
   posix_spawn_file_actions_t actions;
   posix_spawn_file_actions_init(&actions);
   posix_spawn_file_actions_adddup2(&actions, high_in.get(), kWorkerIn);
   posix_spawn_file_actions_adddup2(&actions, high_out.get(), kWorkerOut);
+  posix_spawn_file_actions_adddup2(&actions, high_errors.get(), STDERR_FILENO);
   // Signals blocked for the daemon's signalfd must reach the worker.
   posix_spawnattr_t attributes;
   posix_spawnattr_init(&attributes);
@@ -102,6 +107,20 @@ int Reap(pid_t pid) {
   return status;
 }
 
+absl::Status WhyItFailed(int status, const UniqueFd& errors) {
+  std::array<char, 1024> text;
+  const ssize_t got = pread(errors.get(), text.data(), text.size(), 0);
+  std::string line(text.data(), static_cast<size_t>(std::max<ssize_t>(got, 0)));
+  line = line.substr(0, line.find('\n'));
+  if (!line.empty()) return absl::InternalError("plan worker: " + line);
+  return absl::InternalError(
+      WIFSIGNALED(status)
+          ? fmt::format("the plan worker was killed by signal {}",
+                        WTERMSIG(status))
+          : fmt::format("the plan worker ended with status {} and no word",
+                        WEXITSTATUS(status)));
+}
+
 std::string Encode(const SolvePlan& question) {
   plan::PlanRequest request;
   for (const auto& profile : question.profiles) {
@@ -131,6 +150,7 @@ struct PlanSolver::Run {
   // The codec thread's until started, then the loop's until the pipe ends.
   pid_t pid = 0;
   UniqueFd out;
+  UniqueFd errors;  // a memfd: what the worker writes on stderr
   std::string answer;
 };
 
@@ -155,9 +175,11 @@ void PlanSolver::Solve(SolvePlan question) {
           const UniqueFd in,
           wire::ToMemfd("sluice plan request", Encode(run->question)));
       SLUICE_ASSIGN_OR_RETURN(Pipe pipe, MakePipe());
+      run->errors = UniqueFd(memfd_create("sluice worker stderr", MFD_CLOEXEC));
+      if (!run->errors) return ErrnoStatus(errno, "memfd_create");
       SLUICE_ASSIGN_OR_RETURN(
-          run->pid,
-          Spawn(worker_path_, in, pipe.write, run->question.time_limit));
+          run->pid, Spawn(worker_path_, in, pipe.write, run->errors,
+                          run->question.time_limit));
       run->out = std::move(pipe.read);
       return absl::OkStatus();
     };
@@ -195,15 +217,8 @@ void PlanSolver::Finish(const std::shared_ptr<Run>& run) {
   const pid_t pid = std::exchange(run->pid, 0);
   codec_->Run([this, run, pid] {
     const int status = Reap(pid);
-    absl::StatusOr<plan::NodePlan> plan;
-    if (run->answer.empty()) {
-      plan = absl::InternalError(
-          WIFSIGNALED(status)
-              ? fmt::format("the plan worker was killed by signal {}",
-                            WTERMSIG(status))
-              : fmt::format("the plan worker ended with status {} and no plan",
-                            WEXITSTATUS(status)));
-    } else {
+    absl::StatusOr<plan::NodePlan> plan = WhyItFailed(status, run->errors);
+    if (WIFEXITED(status) && WEXITSTATUS(status) == 0) {
       plan = Check(run->question, run->answer);
     }
     loop_->Post([this, run, plan = std::move(plan)]() mutable {

@@ -220,11 +220,12 @@ absl::StatusOr<std::string> Service::ReadPlan(PlanId plan) {
   return plan::Encode(**found);
 }
 
-absl::Status Service::SetBudget(const BudgetTarget& target,
-                                const Limits& limits) {
-  auto result = std::make_shared<absl::Status>();
-  SLUICE_RETURN_IF_ERROR(OnLoop([this, target, limits, result] {
-    *result = core_.SetBudget(target, limits, loop_->now());
+absl::StatusOr<Limits> Service::SetBudget(const BudgetTarget& target,
+                                          std::optional<Bytes> gpu,
+                                          std::optional<Bytes> host) {
+  auto result = std::make_shared<absl::StatusOr<Limits>>();
+  SLUICE_RETURN_IF_ERROR(OnLoop([=, this] {
+    *result = core_.SetBudget(target, gpu, host, loop_->now());
     WriteNewEvents();
   }));
   return *result;
@@ -240,6 +241,10 @@ absl::StatusOr<int> Service::Evict(const std::string& job,
     *sessions = evicted.sessions;
     Execute(std::move(evicted.effects));
   }));
+  if (*sessions == 0) {
+    return absl::NotFoundError(fmt::format(
+        "no session of a job '{}' to evict: sluicectl jobs lists them", job));
+  }
   return *sessions;
 }
 

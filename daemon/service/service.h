@@ -59,7 +59,11 @@ class Service {
   absl::StatusOr<Snapshot> Read();
   // A plan as versioned bytes; NotFound.
   absl::StatusOr<std::string> ReadPlan(PlanId plan);
-  absl::Status SetBudget(const BudgetTarget& target, const Limits& limits);
+  // As Core's.
+  absl::StatusOr<Limits> SetBudget(const BudgetTarget& target,
+                                   std::optional<Bytes> gpu,
+                                   std::optional<Bytes> host);
+  // How many sessions were ended; NotFound: none.
   absl::StatusOr<int> Evict(const std::string& job,
                             std::optional<uint32_t> uid, bool kill,
                             const std::string& reason);

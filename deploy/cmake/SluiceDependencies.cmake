@@ -2,6 +2,19 @@
 # in the layer table (SluiceLayers.cmake) and tests/layers.
 find_package(Threads REQUIRED)
 find_package(absl REQUIRED)
+if(SLUICE_STATIC)
+  # Debian's packages name the shared libraries; the archives lie beside them.
+  get_property(imported DIRECTORY PROPERTY IMPORTED_TARGETS)
+  list(FILTER imported INCLUDE REGEX "^absl::")
+  foreach(target IN LISTS imported)
+    get_target_property(shared ${target} IMPORTED_LOCATION_NONE)
+    string(REGEX REPLACE "\\.so.*$" ".a" archive "${shared}")
+    if(EXISTS "${archive}")
+      set_target_properties(${target} PROPERTIES
+        IMPORTED_LOCATION_NONE "${archive}")
+    endif()
+  endforeach()
+endif()
 # Debian's absl::string_view is not std::string_view, so messages are made
 # with fmt, and absl only sees std::string.
 find_package(fmt REQUIRED)

@@ -6,6 +6,8 @@
 // Thread safety: none; the driver locks.
 #pragma once
 
+#include <fmt/format.h>
+
 #include <cstddef>
 #include <iterator>
 #include <map>
@@ -13,8 +15,6 @@
 #include <string>
 #include <utility>
 #include <vector>
-
-#include <fmt/format.h>
 
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
@@ -83,8 +83,8 @@ class AddressBook {
     const auto next = mappings_.lower_bound(address);
     const bool hits_next =
         next != mappings_.end() && next->first < address + size.size();
-    const bool hits_previous = next != mappings_.begin() &&
-                               End(std::prev(next)) > address;
+    const bool hits_previous =
+        next != mappings_.begin() && End(std::prev(next)) > address;
     if (!hits_next && !hits_previous) return absl::OkStatus();
     return Bad(RangeName(address, size) + " overlaps a mapping");
   }

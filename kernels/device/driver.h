@@ -66,7 +66,8 @@ struct DeviceInfo {
 };
 
 // Opaque handles. 0 is "none".
-using Memory = Id<struct MemoryTag>;  // physical memory (CUmemGenericAllocation…)
+using Memory =
+    Id<struct MemoryTag>;  // physical memory (CUmemGenericAllocation…)
 using Stream = Id<struct StreamTag>;
 using Event = Id<struct EventTag>;
 using Module = Id<struct ModuleTag>;

@@ -91,9 +91,11 @@ inline float ToFloat(BFloat16 value) {
 
 // A side of weight 0 is not read: it may be uninitialised or NaN.
 template <typename T>
-__attribute__((always_inline)) inline void MergeRow(
-    int64_t dim, float* __restrict o, float running, const T* __restrict block,
-    float weight) {
+__attribute__((always_inline)) inline void MergeRow(int64_t dim,
+                                                    float* __restrict o,
+                                                    float running,
+                                                    const T* __restrict block,
+                                                    float weight) {
   if (weight == 0.0f) {
     if (running == 0.0f) std::fill_n(o, dim, 0.0f);
     return;
@@ -133,11 +135,11 @@ void Merge(const MergeShape& shape, float* o, float* lse, const T* block_o,
   for (int64_t head = 0; head < shape.heads; ++head) {
     for (int64_t row = 0; row < shape.rows; row += kRowsAtOnce) {
       const int64_t rows = std::min(kRowsAtOnce, shape.rows - row);
-      MergeLse(rows, lse + row * shape.lse.row + head * shape.lse.head,
-               shape.lse.row,
-               block_lse + row * shape.block_lse.row +
-                   head * shape.block_lse.head,
-               shape.block_lse.row, weights);
+      MergeLse(
+          rows, lse + row * shape.lse.row + head * shape.lse.head,
+          shape.lse.row,
+          block_lse + row * shape.block_lse.row + head * shape.block_lse.head,
+          shape.block_lse.row, weights);
       MergeRows(rows, shape.dim, o + row * shape.o.row + head * shape.o.head,
                 shape.o.row,
                 block_o + row * shape.block_o.row + head * shape.block_o.head,

@@ -29,7 +29,8 @@ std::span<const std::byte> MergeFatbin() {
 absl::StatusOr<MergeKernel> MergeKernel::Load(device::Driver* driver) {
   if (MergeFatbin().empty()) {
     return absl::UnimplementedError(
-        "this build has no device code: configure with -DSLUICE_ENABLE_CUDA=ON");
+        "this build has no device code: configure with "
+        "-DSLUICE_ENABLE_CUDA=ON");
   }
   SLUICE_ASSIGN_OR_RETURN(const device::Module module,
                           driver->LoadModule(MergeFatbin()));

@@ -3,6 +3,7 @@
 // A process of its own, so that a solver that crashes, hangs or prints costs
 // its answer and nothing else. See README.md for the contract with the
 // daemon.
+#include <fcntl.h>
 #include <fmt/format.h>
 #include <sys/resource.h>
 #include <sys/time.h>
@@ -78,7 +79,7 @@ absl::Status WriteAll(int fd, std::string_view bytes) {
     const ssize_t count = write(fd, bytes.data(), bytes.size());
     if (count < 0 && errno == EINTR) continue;
     if (count < 0) {
-      return ErrnoStatus(errno, fmt::format("write the plan to fd {}", fd));
+      return ErrnoStatus(errno, "write the plan");
     }
     bytes.remove_prefix(static_cast<size_t>(count));
   }
@@ -90,8 +91,21 @@ int Fail(int code, const absl::Status& status) {
   return code;
 }
 
+// Moves the output away from standard output and closes that, so that nothing
+// a solver prints gets into a plan.
+int SecludeOutput(int out_fd) {
+  const int secluded = fcntl(out_fd, F_DUPFD_CLOEXEC, 3);
+  const int null = open("/dev/null", O_WRONLY | O_CLOEXEC);
+  if (null >= 0) {
+    dup2(null, STDOUT_FILENO);
+    close(null);
+  }
+  return secluded >= 0 ? secluded : out_fd;
+}
+
 int Run(int in_fd, int out_fd, double time_limit_s) {
   ArmDeadline(time_limit_s);
+  const int secluded_fd = SecludeOutput(out_fd);
   auto bytes = ReadAll(in_fd);
   if (!bytes.ok()) return Fail(kBadInput, bytes.status());
   auto request = plan::DecodePlanRequest(*bytes);
@@ -104,7 +118,7 @@ int Run(int in_fd, int out_fd, double time_limit_s) {
     const bool bad_input = absl::IsInvalidArgument(plan.status());
     return Fail(bad_input ? kBadInput : kFault, plan.status());
   }
-  const absl::Status written = WriteAll(out_fd, plan::Encode(*plan));
+  const absl::Status written = WriteAll(secluded_fd, plan::Encode(*plan));
   return written.ok() ? 0 : Fail(kFault, written);
 }
 

@@ -26,8 +26,7 @@ inline SimConfig SmallNode() {
 class SimTest : public ::testing::Test {
  protected:
   void SetUp() override {
-    ASSERT_THAT(CreateSimNode(directory_.path(), SmallNode()),
-                testing::IsOk());
+    ASSERT_THAT(CreateSimNode(directory_.path(), SmallNode()), testing::IsOk());
     auto node = SimNode::Open(directory_.path());
     ASSERT_THAT(node, testing::IsOk());
     node_ = *std::move(node);

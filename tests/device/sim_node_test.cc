@@ -47,9 +47,9 @@ TEST(SimNodeConfig, BadNumbersAreRefused) {
 }
 
 TEST_F(SimTest, ANodeInUseIsNotReplaced) {
-  EXPECT_THAT(CreateSimNode(directory_.path(), SmallNode()),
-              StatusIs(absl::StatusCode::kFailedPrecondition,
-                       HasSubstr("in use")));
+  EXPECT_THAT(
+      CreateSimNode(directory_.path(), SmallNode()),
+      StatusIs(absl::StatusCode::kFailedPrecondition, HasSubstr("in use")));
   driver_.reset();
   node_.reset();
   EXPECT_THAT(CreateSimNode(directory_.path(), SmallNode()), IsOk());
@@ -177,8 +177,8 @@ TEST_F(SimTest, EveryCallOnALostGpuIsUnavailable) {
                               driver_->CreateStream(DeviceIndex(0)));
   SLUICE_ASSERT_OK_AND_ASSIGN(const Event event, driver_->CreateEvent());
   ASSERT_THAT(node_->LoseGpu(DeviceIndex(0)), IsOk());
-  const auto lost = StatusIs(absl::StatusCode::kUnavailable,
-                             HasSubstr("GPU 0 is lost"));
+  const auto lost =
+      StatusIs(absl::StatusCode::kUnavailable, HasSubstr("GPU 0 is lost"));
   EXPECT_THAT(driver_->Create(kGpu0, MiB(1)), lost);
   EXPECT_THAT(driver_->Export(memory), lost);
   EXPECT_THAT(driver_->CreateStream(DeviceIndex(0)), lost);

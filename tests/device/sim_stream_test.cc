@@ -63,12 +63,10 @@ void ExpectTakes(double seconds, const std::function<double()>& measure) {
 TEST_F(SimTest, ACopyTakesTheTimeItsLinkSays) {
   ASSERT_THAT(node_->SetLinkSpeed("own", 200e6, 100e6), IsOk());
   const Bytes size(20'000'000);
-  ExpectTakes(0.1, [&] {
-    return TimedCopy(*driver_, DeviceIndex(2), kH2D, size);
-  });
-  ExpectTakes(0.2, [&] {
-    return TimedCopy(*driver_, DeviceIndex(2), kD2H, size);
-  });
+  ExpectTakes(0.1,
+              [&] { return TimedCopy(*driver_, DeviceIndex(2), kH2D, size); });
+  ExpectTakes(0.2,
+              [&] { return TimedCopy(*driver_, DeviceIndex(2), kD2H, size); });
 }
 
 TEST_F(SimTest, ManySmallCopiesGetTheSpeedToo) {
@@ -233,12 +231,13 @@ TEST_F(SimTest, NothingIsCopiedToMemoryWithoutAccess) {
   ASSERT_THAT(driver_->SetAccess(address, KiB(64), DeviceIndex(0)), IsOk());
   EXPECT_THAT(copy(KiB(64)), IsOk());
   EXPECT_THAT(copy(KiB(65)), refused);
+  EXPECT_THAT(driver_->SynchronizeStream(stream), IsOk());
 }
 
 TEST_F(SimTest, KernelsAreUnimplemented) {
-  EXPECT_THAT(driver_->LoadModule({}),
-              StatusIs(absl::StatusCode::kUnimplemented,
-                       HasSubstr("CPU reference")));
+  EXPECT_THAT(
+      driver_->LoadModule({}),
+      StatusIs(absl::StatusCode::kUnimplemented, HasSubstr("CPU reference")));
 }
 
 }  // namespace

@@ -1,8 +1,8 @@
 // Inputs and the fp64 reference of the merge, for the CPU and the CUDA tests.
 #pragma once
 
-#include <cmath>
 #include <algorithm>
+#include <cmath>
 #include <cstdint>
 #include <cstring>
 #include <limits>

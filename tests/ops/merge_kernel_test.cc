@@ -24,11 +24,11 @@ TEST(MergeKernel, IsEmbeddedAsAFatbin) {
 
 TEST(MergeKernel, OnADriverWithoutKernelsSaysWhatToDo) {
   const testing::TempDir directory;
-  ASSERT_THAT(device::CreateSimNode(directory.path(),
-                                    {.gpus = {{MiB(1), "pcie0", {}}},
-                                     .links = {{"pcie0"}},
-                                     .host_memory = MiB(1)}),
-              IsOk());
+  ASSERT_THAT(
+      device::CreateSimNode(directory.path(), {.gpus = {{MiB(1), "pcie0", {}}},
+                                               .links = {{"pcie0"}},
+                                               .host_memory = MiB(1)}),
+      IsOk());
   SLUICE_ASSERT_OK_AND_ASSIGN(const auto driver,
                               device::OpenSimDriver(directory.path()));
   EXPECT_THAT(MergeKernel::Load(driver.get()),
@@ -56,11 +56,11 @@ class MergeKernelOnGpu : public ::testing::Test {
   T* Put(const std::vector<T>& values) {
     std::byte* const place = memory_->address() + used_;
     const auto size = static_cast<int64_t>(values.size() * sizeof(T));
-    EXPECT_THAT(device::CopyNow(
-                    *driver_, place,
-                    reinterpret_cast<const std::byte*>(values.data()),
-                    Bytes(size), CopyDirection::kHostToDevice),
-                IsOk());
+    EXPECT_THAT(
+        device::CopyNow(*driver_, place,
+                        reinterpret_cast<const std::byte*>(values.data()),
+                        Bytes(size), CopyDirection::kHostToDevice),
+        IsOk());
     used_ += RoundUp(Bytes(size), Bytes(256)).count();
     return reinterpret_cast<T*>(place);
   }
@@ -84,9 +84,9 @@ class MergeKernelOnGpu : public ::testing::Test {
     float* const block_lse_on_device = Put(block_lse);
     const auto stream = driver_->CreateStream(DeviceIndex(0));
     EXPECT_THAT(stream, IsOk());
-    EXPECT_THAT(kernel_->Launch(shape, o, lse, on_device, block_lse_on_device,
-                                *stream),
-                IsOk());
+    EXPECT_THAT(
+        kernel_->Launch(shape, o, lse, on_device, block_lse_on_device, *stream),
+        IsOk());
     EXPECT_THAT(driver_->SynchronizeStream(*stream), IsOk());
     EXPECT_THAT(driver_->DestroyStream(*stream), IsOk());
     Side merged = a;

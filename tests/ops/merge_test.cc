@@ -51,9 +51,8 @@ TEST(MergeAttention, HugeLogarithmsDoNotOverflow) {
 TEST(MergeAttention, ARowThatAttendedToNothingIsIgnoredWhateverItHolds) {
   const float nan = std::numeric_limits<float>::quiet_NaN();
   const MergeShape shape = Contiguous(3, 1, 1);
-  const Side merged =
-      Merged(shape, {{nan, 5, nan}, {-kInf, 1, -kInf}},
-             {{7, nan, nan}, {2, -kInf, -kInf}});
+  const Side merged = Merged(shape, {{nan, 5, nan}, {-kInf, 1, -kInf}},
+                             {{7, nan, nan}, {2, -kInf, -kInf}});
   EXPECT_THAT(merged.o, ::testing::ElementsAre(7, 5, 0));
   EXPECT_THAT(merged.lse, ::testing::ElementsAre(2, 1, -kInf));
 }

@@ -8,7 +8,9 @@
 #include <sys/wait.h>
 
 #include <csignal>
+#include <cstdlib>
 
+#include "client/torch/region_allocator.h"
 #include "tests/torch/rank_threads.h"
 
 namespace sluice::runtime {
@@ -73,6 +75,34 @@ TEST(Collectives, UnevenAndEmptyAllToAllArrives) {
                       .item<bool>());
     }
   });
+}
+
+// Gloo copies through memory of its own, so a full HBM stops no reduction.
+TEST(Collectives, TakesNothingFromTheRegion) {
+  const Bytes size = MiB(1);
+  auto* memory = static_cast<std::byte*>(std::aligned_alloc(64, size.size()));
+  {
+    RegionAllocator region(memory, size);
+    region.Arm();
+    RunRanks(2, [&](Collectives& ranks) {
+      at::Tensor sums = at::full({20000}, 1.0);
+      at::Tensor mine = at::full({20000}, 1.0);
+      ASSERT_TRUE(ranks.Barrier().ok());
+      if (ranks.rank() == 0) region.ResetPeak();
+      ASSERT_TRUE(ranks.Barrier().ok());
+      const Bytes before = region.stats().used;
+      ASSERT_TRUE(ranks.SumAll(sums).ok());
+      ASSERT_TRUE(ranks.SumTo(sums, 0).ok());
+      ASSERT_TRUE(ranks.Broadcast(sums, 1).ok());
+      const std::vector<int64_t> half = {10000, 10000};
+      ASSERT_TRUE(ranks.AllToAll(mine, half, sums, half).ok());
+      // A barrier's own few bytes aside.
+      EXPECT_LE(region.stats().peak - before, Bytes(1024));
+      ASSERT_TRUE(ranks.Barrier().ok());
+    });
+    region.Disarm();
+  }
+  std::free(memory);
 }
 
 TEST(Collectives, RefusesATensorWithHoles) {

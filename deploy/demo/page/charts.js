@@ -78,13 +78,20 @@ function logBars(id, rows, label) {
   });
 }
 
+// A round step for an axis of `span`, in units that read well.
+function niceBytes(span, parts) {
+  const unit = 2 ** (10 * Math.max(0, Math.floor(Math.log2(span) / 10)));
+  return niceStep(span / unit, parts) * unit;
+}
+
 function niceStep(span, parts) {
   const raw = span / parts, base = 10 ** Math.floor(Math.log10(raw));
   return base * [1, 2, 5, 10].find((m) => m * base >= raw);
 }
 
 // lines: [{name, color, width, opacity, points: [[x, y]]}].
-// options: height, log, xName, yFormat, xFormat, target, area.
+// options: height, log, zero, bytes (binary ticks), xName, yFormat, xFormat,
+// tipFormat, target, targetName.
 function lineChart(id, lines, options) {
   const left = 64, right = 12, top = 10, height = options.height || 280;
   const svg = chart(id, height + 42, options.label);
@@ -101,7 +108,8 @@ function lineChart(id, lines, options) {
     for (let p = y0; p <= y1; ++p) ticks.push(10 ** p);
   } else {
     const base = options.zero ? 0 : Math.min(...ys);
-    const step = niceStep(Math.max(...ys) - base || 1, 4);
+    const step = (options.bytes ? niceBytes : niceStep)(
+        Math.max(...ys) - base || 1, 4);
     y0 = Math.floor(base / step) * step;
     y1 = Math.ceil(Math.max(...ys) / step) * step || step;
     for (let v = y0; v <= y1 + step / 2; v += step) ticks.push(v);

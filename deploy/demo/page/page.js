@@ -107,22 +107,27 @@ function step() {
 }
 
 function waits() {
-  const steps = DATA.steps.concat([]);
+  const {steps} = DATA;
   const sum = (key) => steps.reduce((total, s) => total + s[key], 0);
-  byId('wait-note').textContent = `Where Sluice’s steps of ` +
-      `${count(DATA.facts.parity.seq_len)} tokens went, on rank 0. Stall: ` +
-      'compute waited for a copy; grant wait: a copy waited for its share ' +
-      `of the link. ${bytes(sum('h2d_bytes'))} went to the GPU and ` +
+  byId('wait-note').textContent = `Sluice’s steps of ` +
+      `${count(DATA.facts.parity.seq_len)} tokens on rank 0. Stall is time ` +
+      'in which compute waited for a copy; grant waits are copies waiting ' +
+      'for their share of the link, beside compute. ' +
+      `${bytes(sum('h2d_bytes'))} went to the GPU and ` +
       `${bytes(sum('d2h_bytes'))} to the host.`;
-  const names = ['compute', 'stall', 'grant wait'];
-  const colors = [css('--keep-all'), css('--recompute'), css('--sluice')];
+  const names = ['compute', 'stall'];
+  const colors = [css('--keep-all'), css('--recompute')];
+  const milliseconds = (v) => (v * 1000).toFixed(2) + ' ms';
   legend('wait-legend', names.map((n, i) => [n, colors[i]]));
   stackedColumns('waits', steps.map((s) => [s.step, [
-    Math.max(0, s.seconds - s.stall_seconds), s.stall_seconds,
-    s.grant_wait_seconds]]), colors, names, {
-    label: 'Seconds by step', xName: 'step',
-    yFormat: (v) => +v.toFixed(4) + ' s', tipFormat: (v) =>
-      (v * 1000).toFixed(2) + ' ms'});
+    Math.max(0, s.seconds - s.stall_seconds), s.stall_seconds]]), colors,
+  names, {label: 'Seconds by step', xName: 'step',
+          yFormat: (v) => +v.toFixed(4) + ' s', tipFormat: milliseconds});
+  lineChart('grants', [{
+    name: 'grant wait', color: css('--sluice'),
+    points: steps.map((s) => [s.step, s.grant_wait_seconds])}], {
+    label: 'Grant waits by step', xName: 'step', height: 110, zero: true,
+    yFormat: milliseconds});
 }
 
 function series() {
@@ -151,7 +156,7 @@ function series() {
         `id="${id}-legend"></div><div id="${id}"></div>`);
     legend(id + '-legend', lines.map((l) => [l.name, l.color]));
     lineChart(id, lines, {
-      label: name, height: 110, zero: true, xName: 'seconds of the demo',
+      label: name, height: 110, zero: true, bytes: true, xName: 'seconds of the demo',
       yFormat: (v) => bytes(v) + (rate ? '/s' : '')});
   }
 }

@@ -1,10 +1,300 @@
-#include "kernels/device/driver.h"
+// Devices, memory and modules; streams and events are in cuda_streams.cc.
+#include "kernels/device/cuda/cuda_driver.h"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <cstdio>
+#include <fstream>
+#include <utility>
+
+#include "proto/base/status.h"
+
+namespace sluice::device::cuda {
+namespace {
+
+absl::Status Bad(std::string message) {
+  return absl::InvalidArgumentError(std::move(message));
+}
+
+// The form of nvidia-smi -L: GPU-8-4-4-4-12.
+std::string UuidText(const Uuid& uuid) {
+  std::string text = "GPU";
+  for (int i = 0; i < 16; ++i) {
+    if (i == 0 || i == 4 || i == 6 || i == 8 || i == 10) text += '-';
+    text += fmt::format("{:02x}", static_cast<unsigned char>(uuid.bytes[i]));
+  }
+  return text;
+}
+
+absl::StatusOr<MemoryUse> HostUsage() {
+  std::ifstream file("/proc/meminfo");
+  MemoryUse use;
+  Bytes available;
+  for (std::string line; std::getline(file, line);) {
+    long long kib = 0;
+    if (std::sscanf(line.c_str(), "MemTotal: %lld", &kib) == 1) {
+      use.total = KiB(kib);
+    } else if (std::sscanf(line.c_str(), "MemAvailable: %lld", &kib) == 1) {
+      available = KiB(kib);
+    }
+  }
+  if (use.total == Bytes(0)) {
+    return absl::InternalError("/proc/meminfo tells no MemTotal");
+  }
+  use.used = use.total - available;
+  return use;
+}
+
+absl::StatusOr<std::vector<Device>> UsableDevices(
+    const LoadedLibrary* library) {
+  int count = 0;
+  SLUICE_CUDA(library, cuDeviceGetCount, "", &count);
+  std::vector<Device> devices;
+  for (int i = 0; i < count; ++i) {
+    Device device = 0;
+    SLUICE_CUDA(library, cuDeviceGet, fmt::format("of GPU {}", i), &device, i);
+    for (const int attribute : {kAttributeVirtualMemory, kAttributePosixFd}) {
+      int supported = 0;
+      SLUICE_CUDA(library, cuDeviceGetAttribute, fmt::format("of GPU {}", i),
+                  &supported, attribute, device);
+      if (supported != 0) continue;
+      return absl::UnavailableError(fmt::format(
+          "GPU {} has no virtual memory with descriptors (attribute {}): "
+          "Sluice cannot share its memory",
+          i, attribute));
+    }
+    devices.push_back(device);
+  }
+  if (devices.empty()) return absl::UnavailableError("libcuda finds no GPU");
+  return devices;
+}
+
+// An initialisation that fails means: no GPU for us, whatever the code.
+absl::Status Initialise(const LoadedLibrary* library) {
+  const absl::Status status =
+      library->ToStatus(library->functions().cuInit(0), "cuInit");
+  if (!status.ok()) return absl::UnavailableError(status.message());
+  int version = 0;
+  SLUICE_CUDA(library, cuDriverGetVersion, "", &version);
+  if (version >= kOldestDriver) return absl::OkStatus();
+  return absl::UnavailableError(fmt::format(
+      "the NVIDIA driver is for CUDA {}.{}; {}.{} or newer is needed",
+      version / 1000, version % 1000 / 10, kOldestDriver / 1000,
+      kOldestDriver % 1000 / 10));
+}
+
+}  // namespace
+
+absl::StatusOr<std::unique_ptr<Driver>> CudaDriver::Start(
+    std::unique_ptr<LoadedLibrary> library) {
+  SLUICE_RETURN_IF_ERROR(Initialise(library.get()));
+  SLUICE_ASSIGN_OR_RETURN(auto devices, UsableDevices(library.get()));
+  return std::unique_ptr<Driver>(
+      new CudaDriver(std::move(library), std::move(devices)));
+}
+
+CudaDriver::CudaDriver(std::unique_ptr<LoadedLibrary> library,
+                       std::vector<Device> devices)
+    : library_(std::move(library)),
+      contexts_(library_.get(), std::move(devices)),
+      maker_(library_.get(), &contexts_),
+      addresses_(library_.get(), &contexts_, &maker_) {}
+
+CudaDriver::~CudaDriver() {
+  const absl::MutexLock lock(&stream_mutex_);
+  const Functions& f = library_->functions();
+  for (const auto& [id, entry] : streams_) {
+    const auto scope = Enter(entry.device);
+    f.cuStreamSynchronize(entry.stream);
+    f.cuStreamDestroy_v2(entry.stream);
+  }
+  for (const auto& [id, entry] : events_) {
+    if (entry.event != nullptr) f.cuEventDestroy_v2(entry.event);
+  }
+  for (const auto& [id, module] : modules_) f.cuLibraryUnload(module);
+}
+
+absl::StatusOr<ContextScope> CudaDriver::Enter(DeviceIndex device) {
+  return ContextScope::Enter(library_.get(), contexts_.Of(device));
+}
+
+// --- devices ---------------------------------------------------------------
+
+absl::StatusOr<DeviceInfo> CudaDriver::Describe(DeviceIndex index) const {
+  const Device device = contexts_.devices()[index.value()];
+  const std::string remark = fmt::format("of GPU {}", index.value());
+  Uuid uuid = {};
+  SLUICE_CUDA(library_, cuDeviceGetUuid_v2, remark, &uuid, device);
+  char name[256] = {};
+  SLUICE_CUDA(library_, cuDeviceGetName, remark, name, sizeof(name), device);
+  char bus[32] = {};
+  SLUICE_CUDA(library_, cuDeviceGetPCIBusId, remark, bus, sizeof(bus), device);
+  size_t memory = 0;
+  SLUICE_CUDA(library_, cuDeviceTotalMem_v2, remark, &memory, device);
+  int numa = 0;
+  SLUICE_CUDA(library_, cuDeviceGetAttribute, remark, &numa,
+              kAttributeHostNumaId, device);
+  return DeviceInfo{.index = index,
+                    .uuid = UuidText(uuid),
+                    .name = name,
+                    .total_memory = Bytes(static_cast<int64_t>(memory)),
+                    .numa = NumaIndex(static_cast<uint64_t>(std::max(numa, 0))),
+                    .link = fmt::format("pci-{}", bus)};
+}
+
+absl::StatusOr<std::vector<DeviceInfo>> CudaDriver::Devices() {
+  std::vector<DeviceInfo> devices;
+  for (size_t i = 0; i < contexts_.devices().size(); ++i) {
+    SLUICE_ASSIGN_OR_RETURN(devices.emplace_back(), Describe(DeviceIndex(i)));
+  }
+  return devices;
+}
+
+// --- physical memory -------------------------------------------------------
+
+absl::StatusOr<Bytes> CudaDriver::Granularity(Placement where) {
+  return maker_.Granularity(where);
+}
+
+absl::StatusOr<MemoryUse> CudaDriver::Usage(Placement where) {
+  SLUICE_RETURN_IF_ERROR(maker_.CheckPlacement(where));
+  if (where.kind == Placement::Kind::kHost) return HostUsage();
+  SLUICE_ASSIGN_OR_RETURN(const auto scope, Enter(DeviceIndex(where.ordinal)));
+  size_t free = 0, total = 0;
+  SLUICE_CUDA(library_, cuMemGetInfo_v2,
+              fmt::format("of GPU {}", where.ordinal), &free, &total);
+  return MemoryUse{Bytes(static_cast<int64_t>(total)),
+                   Bytes(static_cast<int64_t>(total - free))};
+}
+
+Memory CudaDriver::Adopt(MemoryPointer memory) {
+  const Memory handle(next_id_++);
+  const absl::MutexLock lock(&memory_mutex_);
+  memories_.emplace(handle, std::move(memory));
+  return handle;
+}
+
+absl::StatusOr<MemoryPointer> CudaDriver::Find(Memory memory) const {
+  const absl::MutexLock lock(&memory_mutex_);
+  const auto it = memories_.find(memory);
+  if (it != memories_.end()) return it->second;
+  return Bad(fmt::format("there is no memory {}", memory.value()));
+}
+
+absl::StatusOr<Memory> CudaDriver::Create(Placement where, Bytes size) {
+  SLUICE_ASSIGN_OR_RETURN(auto memory, maker_.Create(where, size));
+  return Adopt(std::move(memory));
+}
+
+absl::StatusOr<UniqueFd> CudaDriver::Export(Memory memory) {
+  SLUICE_ASSIGN_OR_RETURN(const auto physical, Find(memory));
+  return maker_.Export(*physical);
+}
+
+absl::StatusOr<Memory> CudaDriver::Import(const UniqueFd& fd, Placement where,
+                                          Bytes size) {
+  SLUICE_ASSIGN_OR_RETURN(auto memory, maker_.Import(fd, where, size));
+  return Adopt(std::move(memory));
+}
+
+absl::Status CudaDriver::Release(Memory memory) {
+  const absl::MutexLock lock(&memory_mutex_);
+  if (memories_.erase(memory) == 1) return absl::OkStatus();
+  return Bad(fmt::format("there is no memory {}", memory.value()));
+}
+
+// --- virtual memory --------------------------------------------------------
+
+absl::StatusOr<Address> CudaDriver::Reserve(Bytes size, Placement::Kind kind) {
+  if (size.count() <= 0) return Bad("Reserve of an empty range");
+  const absl::MutexLock lock(&memory_mutex_);
+  return addresses_.Reserve(size, kind);
+}
+
+absl::Status CudaDriver::FreeReservation(Address address, Bytes size) {
+  const absl::MutexLock lock(&memory_mutex_);
+  return addresses_.Free(address, size);
+}
+
+absl::Status CudaDriver::Map(Address address, Bytes size, Memory memory) {
+  SLUICE_ASSIGN_OR_RETURN(auto physical, Find(memory));
+  const absl::MutexLock lock(&memory_mutex_);
+  return addresses_.Map(address, size, std::move(physical));
+}
+
+absl::Status CudaDriver::Unmap(Address address, Bytes size) {
+  const absl::MutexLock lock(&memory_mutex_);
+  return addresses_.Unmap(address, size);
+}
+
+absl::Status CudaDriver::SetAccess(Address address, Bytes size,
+                                   DeviceIndex device) {
+  const absl::MutexLock lock(&memory_mutex_);
+  return addresses_.Allow(address, size, device);
+}
+
+absl::Status CudaDriver::HostRegister(Address address, Bytes size) {
+  SLUICE_ASSIGN_OR_RETURN(const auto scope,
+                          ContextScope::Enter(library_.get(), contexts_.Any()));
+  SLUICE_CUDA(library_, cuMemHostRegister_v2, RangeName(address, size), address,
+              size.size(), kHostRegisterPortable);
+  return absl::OkStatus();
+}
+
+absl::Status CudaDriver::HostUnregister(Address address) {
+  SLUICE_ASSIGN_OR_RETURN(const auto scope,
+                          ContextScope::Enter(library_.get(), contexts_.Any()));
+  SLUICE_CUDA(library_, cuMemHostUnregister,
+              fmt::format("at {}", static_cast<void*>(address)), address);
+  return absl::OkStatus();
+}
+
+// --- kernels ---------------------------------------------------------------
+
+absl::StatusOr<Module> CudaDriver::LoadModule(
+    std::span<const std::byte> fatbin) {
+  Library library = nullptr;
+  SLUICE_CUDA(library_, cuLibraryLoadData,
+              fmt::format("of {} bytes", fatbin.size()), &library,
+              fatbin.data(), nullptr, nullptr, 0, nullptr, nullptr, 0);
+  const Module handle(next_id_++);
+  const absl::MutexLock lock(&stream_mutex_);
+  modules_.emplace(handle, library);
+  return handle;
+}
+
+absl::StatusOr<Function> CudaDriver::GetFunction(Module module,
+                                                 const std::string& name) {
+  const absl::MutexLock lock(&stream_mutex_);
+  const auto it = modules_.find(module);
+  if (it == modules_.end()) {
+    return Bad(fmt::format("there is no module {}", module.value()));
+  }
+  Kernel kernel = nullptr;
+  SLUICE_CUDA(library_, cuLibraryGetKernel, "of " + name, &kernel, it->second,
+              name.c_str());
+  const Function handle(next_id_++);
+  functions_.emplace(handle, kernel);
+  return handle;
+}
+
+CallCounters CudaDriver::counters() const {
+  return {.stream_synchronize = stream_synchronize_,
+          .event_synchronize = event_synchronize_,
+          .copies = copies_,
+          .copied_h2d = Bytes(copied_[0]),
+          .copied_d2h = Bytes(copied_[1])};
+}
+
+}  // namespace sluice::device::cuda
 
 namespace sluice::device {
 
 absl::StatusOr<std::unique_ptr<Driver>> OpenCudaDriver() {
-  return absl::UnavailableError(
-      "the cuda driver is not built yet: use the simulated node");
+  SLUICE_ASSIGN_OR_RETURN(auto library,
+                          cuda::LoadedLibrary::Load("libcuda.so.1"));
+  return cuda::CudaDriver::Start(std::move(library));
 }
 
 }  // namespace sluice::device

@@ -1,6 +1,7 @@
 #include "kernels/device/sim/ledger.h"
 
 #include <fcntl.h>
+#include <fmt/format.h>
 #include <unistd.h>
 
 #include <cerrno>
@@ -10,8 +11,6 @@
 #include <span>
 #include <string>
 #include <utility>
-
-#include <fmt/format.h>
 
 #include "proto/base/status.h"
 
@@ -42,7 +41,8 @@ std::span<LedgerSlot> UsedSlots(SharedState& state) {
 bool Matches(const LedgerSlot& slot, Placement where) {
   // All NUMA nodes share the node's host memory.
   return slot.inode != 0 && slot.kind == static_cast<uint32_t>(where.kind) &&
-         (where.kind == Placement::Kind::kHost || slot.ordinal == where.ordinal);
+         (where.kind == Placement::Kind::kHost ||
+          slot.ordinal == where.ordinal);
 }
 
 // What `where` draws on: a GPU's memory, or the whole node's host memory.
@@ -173,12 +173,14 @@ absl::StatusOr<int> Ledger::Join(Placement where, Bytes size, uint64_t inode) {
     if (slot.inode != inode) continue;
     if (!Matches(slot, where) || slot.ordinal != where.ordinal ||
         slot.size != size.count()) {
-      return absl::InvalidArgumentError(fmt::format(
-          "this memory is not {} on {}", FormatBytes(size),
-          PlacementName(where)));
+      return absl::InvalidArgumentError(
+          fmt::format("this memory is not {} on {}", FormatBytes(size),
+                      PlacementName(where)));
     }
-    if (!HoldLocked(slot).ok()) DropDeadHolders(state);
-    else return static_cast<int>(&slot - state.slots);
+    if (!HoldLocked(slot).ok())
+      DropDeadHolders(state);
+    else
+      return static_cast<int>(&slot - state.slots);
     if (slot.inode == 0) break;
     SLUICE_RETURN_IF_ERROR(HoldLocked(slot));
     return static_cast<int>(&slot - state.slots);

@@ -1,14 +1,13 @@
 #include "kernels/device/sim/memory.h"
 
 #include <fcntl.h>
+#include <fmt/format.h>
 #include <sys/mman.h>
 #include <sys/stat.h>
 #include <unistd.h>
 
 #include <cerrno>
 #include <utility>
-
-#include <fmt/format.h>
 
 #include "proto/base/status.h"
 
@@ -44,8 +43,8 @@ absl::StatusOr<std::shared_ptr<PhysicalMemory>> PhysicalMemory::Create(
     return ErrnoStatus(errno, "make memory of " + FormatBytes(size));
   }
   // Nobody it is handed to may shrink it under the others (SIGBUS).
-  if (fcntl(fd.get(), F_ADD_SEALS,
-            F_SEAL_SHRINK | F_SEAL_GROW | F_SEAL_SEAL) != 0) {
+  if (fcntl(fd.get(), F_ADD_SEALS, F_SEAL_SHRINK | F_SEAL_GROW | F_SEAL_SEAL) !=
+      0) {
     return ErrnoStatus(errno, "seal memory");
   }
   SLUICE_ASSIGN_OR_RETURN(const struct stat status, Stat(fd));
@@ -87,8 +86,9 @@ AddressSpace::~AddressSpace() {
 
 absl::StatusOr<Address> AddressSpace::Reserve(Bytes size,
                                               Placement::Kind kind) {
-  void* const address = mmap(nullptr, size.size(), PROT_NONE,
-                             MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+  void* const address =
+      mmap(nullptr, size.size(), PROT_NONE,
+           MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
   if (address == MAP_FAILED) {
     return ErrnoStatus(errno, "reserve " + FormatBytes(size));
   }
@@ -106,9 +106,8 @@ absl::Status AddressSpace::Free(Address address, Bytes size) {
 absl::Status AddressSpace::Map(Address address, Bytes size,
                                std::shared_ptr<PhysicalMemory> memory) {
   SLUICE_RETURN_IF_ERROR(book_.CheckMappable(address, size, *memory));
-  void* const mapped =
-      mmap(address, size.size(), PROT_NONE, MAP_SHARED | MAP_FIXED,
-           memory->fd().get(), 0);
+  void* const mapped = mmap(address, size.size(), PROT_NONE,
+                            MAP_SHARED | MAP_FIXED, memory->fd().get(), 0);
   if (mapped == MAP_FAILED) {
     return ErrnoStatus(errno, "map " + RangeName(address, size));
   }

@@ -18,8 +18,9 @@ namespace sluice::device {
 // mapping share it; the ledger is told when the last goes.
 class PhysicalMemory {
  public:
-  static absl::StatusOr<std::shared_ptr<PhysicalMemory>> Create(
-      Ledger* ledger, Placement where, Bytes size);
+  static absl::StatusOr<std::shared_ptr<PhysicalMemory>> Create(Ledger* ledger,
+                                                                Placement where,
+                                                                Bytes size);
   static absl::StatusOr<std::shared_ptr<PhysicalMemory>> Import(
       Ledger* ledger, const UniqueFd& fd, Placement where, Bytes size);
   ~PhysicalMemory();
@@ -33,7 +34,10 @@ class PhysicalMemory {
  private:
   PhysicalMemory(Ledger* ledger, int slot, UniqueFd fd, Placement where,
                  Bytes size)
-      : ledger_(ledger), slot_(slot), fd_(std::move(fd)), where_(where),
+      : ledger_(ledger),
+        slot_(slot),
+        fd_(std::move(fd)),
+        where_(where),
         size_(size) {}
 
   Ledger* const ledger_;

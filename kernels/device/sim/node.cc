@@ -1,6 +1,7 @@
 #include "kernels/device/sim/node.h"
 
 #include <fcntl.h>
+#include <fmt/format.h>
 #include <sys/file.h>
 #include <sys/mman.h>
 #include <sys/stat.h>
@@ -17,25 +18,41 @@
 #include <set>
 #include <utility>
 
-#include <fmt/format.h>
-
 #include "kernels/device/sim/ledger.h"
 #include "proto/base/status.h"
 
 namespace sluice::device {
 namespace {
 
-constexpr std::array<std::string_view, 29> kCalls = {
-    "Devices",         "Granularity",      "Usage",
-    "Create",          "Export",           "Import",
-    "Release",         "Reserve",          "FreeReservation",
-    "Map",             "Unmap",            "SetAccess",
-    "HostRegister",    "HostUnregister",   "CreateStream",
-    "DestroyStream",   "CreateEvent",      "DestroyEvent",
-    "RecordEvent",     "StreamWaitEvent",  "QueryEvent",
-    "SynchronizeEvent", "SynchronizeStream", "CopyAsync",
-    "Copy",            "LoadModule",       "GetFunction",
-    "Launch",          "ComputeStream"};
+constexpr std::array<std::string_view, 29> kCalls = {"Devices",
+                                                     "Granularity",
+                                                     "Usage",
+                                                     "Create",
+                                                     "Export",
+                                                     "Import",
+                                                     "Release",
+                                                     "Reserve",
+                                                     "FreeReservation",
+                                                     "Map",
+                                                     "Unmap",
+                                                     "SetAccess",
+                                                     "HostRegister",
+                                                     "HostUnregister",
+                                                     "CreateStream",
+                                                     "DestroyStream",
+                                                     "CreateEvent",
+                                                     "DestroyEvent",
+                                                     "RecordEvent",
+                                                     "StreamWaitEvent",
+                                                     "QueryEvent",
+                                                     "SynchronizeEvent",
+                                                     "SynchronizeStream",
+                                                     "CopyAsync",
+                                                     "Copy",
+                                                     "LoadModule",
+                                                     "GetFunction",
+                                                     "Launch",
+                                                     "ComputeStream"};
 
 std::string StatePath(const std::string& directory) {
   return directory + "/node.state";
@@ -61,8 +78,8 @@ absl::Status CheckSpeed(std::string_view link, double speed) {
 
 absl::Status CheckLinks(const SimConfig& config) {
   if (config.links.size() > kSimMaxLinks) {
-    return Bad(fmt::format("{} links; at most {}", config.links.size(),
-                           kSimMaxLinks));
+    return Bad(
+        fmt::format("{} links; at most {}", config.links.size(), kSimMaxLinks));
   }
   std::set<std::string_view> names;
   for (const SimLink& link : config.links) {
@@ -186,9 +203,11 @@ absl::StatusOr<UniqueFd> OpenLocked(const std::string& directory) {
           "no simulated node in {}: start sluiced, or make one", directory));
     }
     if (!fd) return ErrnoStatus(errno, "open " + path);
-    if (flock(fd.get(), LOCK_SH) != 0) return ErrnoStatus(errno, "lock " + path);
+    if (flock(fd.get(), LOCK_SH) != 0)
+      return ErrnoStatus(errno, "lock " + path);
     struct stat opened, current;
-    if (fstat(fd.get(), &opened) != 0) return ErrnoStatus(errno, "stat " + path);
+    if (fstat(fd.get(), &opened) != 0)
+      return ErrnoStatus(errno, "stat " + path);
     if (stat(path.c_str(), &current) == 0 && current.st_ino == opened.st_ino) {
       if (opened.st_size == sizeof(SharedState)) return fd;
       return absl::FailedPreconditionError(fmt::format(
@@ -279,7 +298,8 @@ absl::Status CreateSimNode(const std::string& directory,
   SLUICE_RETURN_IF_ERROR(LockUnused(StatePath(directory), lock));
 
   const std::string fresh = fmt::format("{}/node.new.{}", directory, getpid());
-  UniqueFd fd(open(fresh.c_str(), O_RDWR | O_CREAT | O_TRUNC | O_CLOEXEC, 0666));
+  UniqueFd fd(
+      open(fresh.c_str(), O_RDWR | O_CREAT | O_TRUNC | O_CLOEXEC, 0666));
   if (!fd) return ErrnoStatus(errno, "make " + fresh);
   // Ranks of any user use the node; who may reach it is the directory's
   // permission to give.
@@ -305,9 +325,9 @@ absl::StatusOr<std::unique_ptr<NodeMapping>> NodeMapping::Open(
                           MapState(fd.get(), StatePath(directory)));
   std::unique_ptr<NodeMapping> node(new NodeMapping(std::move(fd), state));
   if (state->magic != kSimMagic || state->size != sizeof(SharedState)) {
-    return absl::FailedPreconditionError(fmt::format(
-        "{} was made by another version of sluice: remove it",
-        StatePath(directory)));
+    return absl::FailedPreconditionError(
+        fmt::format("{} was made by another version of sluice: remove it",
+                    StatePath(directory)));
   }
   return node;
 }
@@ -326,8 +346,8 @@ SimConfig NodeMapping::config() const {
   }
   for (uint32_t i = 0; i < state_->gpu_count; ++i) {
     const SharedGpu& gpu = state_->gpus[i];
-    config.gpus.push_back({Bytes(gpu.memory), state_->links[gpu.link].name,
-                           NumaIndex(gpu.numa)});
+    config.gpus.push_back(
+        {Bytes(gpu.memory), state_->links[gpu.link].name, NumaIndex(gpu.numa)});
   }
   return config;
 }

@@ -35,8 +35,8 @@ struct SimConfig {
   std::vector<SimGpu> gpus;
   std::vector<SimLink> links;
   int numa_nodes = 1;
-  Bytes host_memory;           // what the node can pin, all NUMA nodes together
-  Bytes granularity = KiB(64); // of physical allocations
+  Bytes host_memory;  // what the node can pin, all NUMA nodes together
+  Bytes granularity = KiB(64);  // of physical allocations
 };
 
 // Makes the node's directory and state file. The directory may exist, empty or

@@ -1,8 +1,8 @@
 #include "kernels/device/sim/sim_driver.h"
 
-#include <utility>
-
 #include <fmt/format.h>
+
+#include <utility>
 
 #include "kernels/device/sim/link.h"
 #include "proto/base/status.h"

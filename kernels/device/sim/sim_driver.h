@@ -61,8 +61,7 @@ class SimDriver final : public Driver {
 
   absl::Status CopyAsync(Address to, const std::byte* from, Bytes size,
                          CopyDirection direction, Stream stream) override;
-  absl::StatusOr<Module> LoadModule(
-      std::span<const std::byte> fatbin) override;
+  absl::StatusOr<Module> LoadModule(std::span<const std::byte> fatbin) override;
   absl::StatusOr<Function> GetFunction(Module module,
                                        const std::string& name) override;
   absl::Status Launch(Function function, const LaunchShape& shape,

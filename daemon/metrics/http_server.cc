@@ -1,0 +1,98 @@
+#include "daemon/metrics/http_server.h"
+
+#include <thread>
+
+#include <fmt/format.h>
+#include <httplib.h>
+
+#include "absl/strings/numbers.h"
+#include "daemon/metrics/prometheus_text.h"
+#include "daemon/metrics/snapshot_json.h"
+#include "daemon/metrics/status_page.h"
+
+namespace sluice::daemon {
+namespace {
+
+constexpr int kThreads = 3;
+constexpr int kTimeoutSeconds = 2;
+
+}  // namespace
+
+struct HttpServer::Server {
+  httplib::Server http;
+  std::thread thread;
+};
+
+HttpServer::HttpServer() : server_(std::make_unique<Server>()) {}
+
+HttpServer::~HttpServer() {
+  server_->http.stop();
+  if (server_->thread.joinable()) server_->thread.join();
+}
+
+absl::StatusOr<std::unique_ptr<HttpServer>> HttpServer::Start(
+    const std::string& listen, Source source) {
+  const size_t colon = listen.rfind(':');
+  int port = -1;
+  if (colon == std::string::npos || colon == 0 ||
+      !absl::SimpleAtoi(listen.substr(colon + 1), &port) || port < 0 ||
+      port > 65535) {
+    return absl::InvalidArgumentError(fmt::format(
+        "'{}' is no address to listen on: write ADDRESS:PORT, such as "
+        "127.0.0.1:9435, or \"\" for none",
+        listen));
+  }
+  const std::string host = listen.substr(0, colon);
+  auto server = std::unique_ptr<HttpServer>(new HttpServer());
+  httplib::Server& http = server->server_->http;
+  http.new_task_queue = [] { return new httplib::ThreadPool(kThreads); };
+  // A kept connection would occupy one of the few threads.
+  http.set_keep_alive_max_count(1);
+  http.set_keep_alive_timeout(kTimeoutSeconds);
+  http.set_read_timeout(kTimeoutSeconds);
+  http.set_write_timeout(kTimeoutSeconds);
+  http.set_payload_max_length(0);
+  const auto serve = [&http, source](const char* path, const char* type,
+                                     auto render) {
+    http.Get(path, [=](const httplib::Request&, httplib::Response& reply) {
+      const auto snapshot = source();
+      if (!snapshot.ok()) {
+        reply.status = 503;
+        reply.set_content(std::string(snapshot.status().message()) + "\n",
+                          "text/plain");
+        return;
+      }
+      reply.set_content(render(*snapshot), type);
+    });
+  };
+  serve("/metrics", "text/plain; version=0.0.4; charset=utf-8",
+        PrometheusText);
+  serve("/status.json", "application/json", SnapshotJson);
+  http.Get("/", [](const httplib::Request&, httplib::Response& reply) {
+    reply.set_header("Content-Security-Policy",
+                     "default-src 'self' 'unsafe-inline'");
+    reply.set_content(std::string(StatusPage()), "text/html; charset=utf-8");
+  });
+  // httplib would share the port with another listener (SO_REUSEPORT).
+  http.set_socket_options([](auto socket) {
+    const int yes = 1;
+    setsockopt(socket, SOL_SOCKET, SO_REUSEADDR, &yes, sizeof(yes));
+  });
+  const bool bound = port == 0 ? (port = http.bind_to_any_port(host)) > 0
+                               : http.bind_to_port(host, port);
+  if (!bound) {
+    return absl::AlreadyExistsError(
+        fmt::format("cannot listen on {}: another program does, or the "
+                    "address is not this machine's; choose another in [http] "
+                    "listen, or \"\" for none",
+                    listen));
+  }
+  server->address_ = fmt::format("{}:{}", host, port);
+  server->server_->thread =
+      std::thread([&http] { http.listen_after_bind(); });
+  // stop() is lost on a server that does not run yet.
+  while (!http.is_running()) std::this_thread::yield();
+  return server;
+}
+
+}  // namespace sluice::daemon

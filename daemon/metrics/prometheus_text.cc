@@ -1,0 +1,294 @@
+#include "daemon/metrics/prometheus_text.h"
+
+#include <cmath>
+#include <map>
+#include <sstream>
+#include <utility>
+#include <vector>
+
+#include <prometheus/metric_family.h>
+#include <prometheus/text_serializer.h>
+
+#include "proto/base/status.h"
+
+namespace sluice::daemon {
+namespace {
+
+using prometheus::ClientMetric;
+using prometheus::MetricFamily;
+using prometheus::MetricType;
+using Labels = std::vector<ClientMetric::Label>;
+
+class Families {
+ public:
+  void Add(const char* name, const char* help, MetricType type) {
+    families_.push_back({name, help, type, {}});
+  }
+  // A value of the family added last.
+  void Value(Labels labels, double value) {
+    MetricFamily& family = families_.back();
+    ClientMetric metric;
+    metric.label = std::move(labels);
+    (family.type == MetricType::Counter ? metric.counter.value
+                                        : metric.gauge.value) = value;
+    family.metric.push_back(std::move(metric));
+  }
+  void Gauge(const char* name, const char* help, double value) {
+    Add(name, help, MetricType::Gauge);
+    Value({}, value);
+  }
+  void Counter(const char* name, const char* help, double value) {
+    Add(name, help, MetricType::Counter);
+    Value({}, value);
+  }
+  void CounterBy(const char* name, const char* help, const char* label,
+                 const std::map<std::string, uint64_t>& values) {
+    Add(name, help, MetricType::Counter);
+    for (const auto& [key, value] : values) {
+      Value({{label, key}}, static_cast<double>(value));
+    }
+  }
+  void AddHistogram(const char* name, const char* help, const Histogram& from) {
+    Add(name, help, MetricType::Histogram);
+    ClientMetric metric;
+    metric.histogram.sample_count = from.count();
+    metric.histogram.sample_sum = from.sum();
+    uint64_t cumulative = 0;
+    for (size_t i = 0; i <= from.bounds().size(); ++i) {
+      cumulative += from.counts()[i];
+      metric.histogram.bucket.push_back(
+          {cumulative, i < from.bounds().size() ? from.bounds()[i]
+                                                : INFINITY});
+    }
+    families_.back().metric.push_back(std::move(metric));
+  }
+
+  std::string Text() const {
+    std::ostringstream out;
+    prometheus::TextSerializer().Serialize(out, families_);
+    return out.str();
+  }
+
+ private:
+  std::vector<MetricFamily> families_;
+};
+
+Labels GpuLabels(const GpuConfig& gpu) {
+  return {{"gpu", std::to_string(gpu.index.value())}, {"UUID", gpu.uuid}};
+}
+
+Labels With(Labels labels, const char* name, std::string value) {
+  labels.push_back({name, std::move(value)});
+  return labels;
+}
+
+double Count(Bytes bytes) { return static_cast<double>(bytes.count()); }
+
+void AddStates(const Labels& labels, const PoolSnapshot& pool, Families& to) {
+  to.Value(With(labels, "state", "leased"), Count(pool.leased));
+  to.Value(With(labels, "state", "free"), Count(pool.free));
+  to.Value(With(labels, "state", "quarantined"), Count(pool.quarantined));
+}
+
+void AddPools(const Snapshot& from, Families& to) {
+  to.Add("sluice_pool_bytes",
+         "Memory of a GPU's pool by state; the states add up to the pool.",
+         MetricType::Gauge);
+  for (const GpuSnapshot& gpu : from.gpus) {
+    AddStates(GpuLabels(gpu.gpu), gpu.pool, to);
+  }
+  to.Add("sluice_pool_kept_bytes",
+         "The part of the free memory that exists as idle extents.",
+         MetricType::Gauge);
+  for (const GpuSnapshot& gpu : from.gpus) {
+    to.Value(GpuLabels(gpu.gpu), Count(gpu.pool.kept));
+  }
+  const auto numa = [](const PoolSnapshot& pool) {
+    return Labels{{"numa_node", std::to_string(pool.id.ordinal)}};
+  };
+  to.Add("sluice_host_pool_bytes",
+         "Pinned host memory of a NUMA node's pool by state.",
+         MetricType::Gauge);
+  for (const PoolSnapshot& pool : from.hosts) AddStates(numa(pool), pool, to);
+  to.Add("sluice_host_pool_kept_bytes",
+         "The part of the free host memory that exists as idle extents.",
+         MetricType::Gauge);
+  for (const PoolSnapshot& pool : from.hosts) {
+    to.Value(numa(pool), Count(pool.kept));
+  }
+}
+
+// Jobs of one name and user, whatever their cgroup, are one series.
+using JobLabel = std::pair<std::string, uint32_t>;
+
+Labels LabelsOf(const JobLabel& job) {
+  return {{"sluice_job", job.first}, {"uid", std::to_string(job.second)}};
+}
+
+struct JobSums {
+  std::map<uint64_t, Bytes> gpu_bytes;  // by GPU
+  Bytes host_bytes, hbm_peak;
+  double ranks = 0, step = 0, loss = NAN, tokens_per_second = 0;
+  JobStats stats;
+};
+
+std::map<JobLabel, JobSums> SumJobs(const Snapshot& from) {
+  std::map<JobLabel, JobSums> jobs;
+  for (const JobSnapshot& job : from.jobs) {
+    JobSums& sums = jobs[{job.name, job.principal.uid}];
+    for (const RankSnapshot& rank : job.ranks) {
+      if (!rank.closed) ++sums.ranks;
+      sums.gpu_bytes[rank.gpu.value()] += rank.gpu_bytes;
+      sums.host_bytes += rank.host_bytes;
+      sums.hbm_peak = std::max(sums.hbm_peak, rank.hbm_peak);
+      if (!rank.step) continue;
+      sums.step = std::max(sums.step, static_cast<double>(rank.step->step));
+      // All ranks report the job's loss; the lowest rank's is shown.
+      if (std::isnan(sums.loss)) sums.loss = rank.step->loss;
+      if (rank.step->seconds > 0) {
+        sums.tokens_per_second +=
+            static_cast<double>(rank.step->tokens) / rank.step->seconds;
+      }
+    }
+  }
+  for (const auto& [key, stats] : from.stats->jobs) {
+    JobStats& sums = jobs[{key.second, key.first.uid}].stats;
+    sums.steps += stats.steps;
+    sums.tokens += stats.tokens;
+    sums.stall_seconds += stats.stall_seconds;
+    sums.grant_wait_seconds += stats.grant_wait_seconds;
+    sums.plan_mismatches += stats.plan_mismatches;
+  }
+  return jobs;
+}
+
+void AddJobs(const Snapshot& from, Families& to) {
+  const std::map<JobLabel, JobSums> jobs = SumJobs(from);
+  to.Add("sluice_lease_bytes", "GPU memory leased to a job.",
+         MetricType::Gauge);
+  for (const auto& [label, job] : jobs) {
+    for (const auto& [gpu, bytes] : job.gpu_bytes) {
+      Labels labels = GpuLabels(from.gpus[gpu].gpu);
+      for (const auto& each : LabelsOf(label)) labels.push_back(each);
+      to.Value(std::move(labels), Count(bytes));
+    }
+  }
+  const auto each = [&](const char* name, const char* help, MetricType type,
+                        auto value) {
+    to.Add(name, help, type);
+    for (const auto& [label, job] : jobs) to.Value(LabelsOf(label), value(job));
+  };
+  const auto gauge = [&](const char* name, const char* help, auto value) {
+    each(name, help, MetricType::Gauge, value);
+  };
+  const auto counter = [&](const char* name, const char* help, auto value) {
+    each(name, help, MetricType::Counter, value);
+  };
+  gauge("sluice_host_lease_bytes", "Pinned host memory leased to a job.",
+        [](const JobSums& job) { return Count(job.host_bytes); });
+  gauge("sluice_job_ranks", "Attached ranks of a job on this node.",
+        [](const JobSums& job) { return job.ranks; });
+  gauge("sluice_job_step", "The last step any rank of the job reported.",
+        [](const JobSums& job) { return job.step; });
+  gauge("sluice_job_loss", "Loss of the last step reported; NaN before one.",
+        [](const JobSums& job) { return job.loss; });
+  gauge("sluice_job_tokens_per_second",
+        "Tokens of the last step over its time, summed over local ranks.",
+        [](const JobSums& job) { return job.tokens_per_second; });
+  gauge("sluice_job_hbm_peak_bytes",
+        "Highest GPU memory use a local rank of the job reported.",
+        [](const JobSums& job) { return Count(job.hbm_peak); });
+  counter("sluice_job_steps_total", "Steps reported, every rank's counted.",
+          [](const JobSums& job) { return job.stats.steps; });
+  counter("sluice_job_tokens_total", "Tokens trained on by local ranks.",
+          [](const JobSums& job) { return job.stats.tokens; });
+  counter("sluice_job_stall_seconds_total",
+          "Time compute waited for copies, summed over local ranks.",
+          [](const JobSums& job) { return job.stats.stall_seconds; });
+  counter("sluice_job_grant_wait_seconds_total",
+          "Time copies waited for bandwidth grants, over local ranks.",
+          [](const JobSums& job) { return job.stats.grant_wait_seconds; });
+  counter("sluice_job_plan_mismatches_total",
+          "Allocations that did not follow the memory plan.",
+          [](const JobSums& job) { return job.stats.plan_mismatches; });
+}
+
+void AddSwap(const Snapshot& from, Families& to) {
+  to.Add("sluice_swap_bytes_total",
+         "Bytes copied between a GPU and host memory, as ranks report them.",
+         MetricType::Counter);
+  for (size_t i = 0; i < from.gpus.size(); ++i) {
+    const Labels labels = GpuLabels(from.gpus[i].gpu);
+    const GpuStats& gpu = from.stats->gpus[i];
+    to.Value(With(labels, "direction", "h2d"), Count(gpu.h2d));
+    to.Value(With(labels, "direction", "d2h"), Count(gpu.d2h));
+  }
+}
+
+void AddService(const Snapshot& from, Families& to) {
+  const Stats& stats = *from.stats;
+  to.Add("sluice_build_info", "Always 1; the version is a label.",
+         MetricType::Gauge);
+  to.Value({{"version", SLUICE_VERSION}, {"driver", from.driver}}, 1);
+  to.Gauge("sluice_uptime_seconds", "Time since the daemon started.",
+           absl::ToDoubleSeconds(from.uptime));
+  to.Add("sluice_sessions", "Connections by state.", MetricType::Gauge);
+  int closed = 0;
+  for (const JobSnapshot& job : from.jobs) {
+    for (const RankSnapshot& rank : job.ranks) closed += rank.closed;
+  }
+  to.Value({{"state", "attached"}}, from.sessions - from.half_open - closed);
+  to.Value({{"state", "half_open"}}, from.half_open);
+  to.Value({{"state", "closed"}}, closed);
+  to.Gauge("sluice_export_handles",
+           "Physical memory handles the daemon holds exported.",
+           static_cast<double>(from.extents));
+  to.Counter("sluice_sessions_opened_total", "Connections accepted.",
+             stats.sessions_opened);
+  to.Counter("sluice_sessions_refused_total",
+             "Connections ended because there were too many, or said no Hello.",
+             stats.sessions_refused);
+  to.CounterBy("sluice_client_deaths_total",
+               "Rank sessions that did not end by themselves.", "reason",
+               stats.client_deaths);
+  to.Counter("sluice_leases_granted_total", "Leases granted.",
+             stats.leases_granted);
+  to.CounterBy("sluice_leases_refused_total", "Leases refused.", "reason",
+               stats.leases_refused);
+  to.Counter("sluice_extents_made_total", "Extents made by the device.",
+             stats.extents_made);
+  to.Counter("sluice_extents_reused_total",
+             "Idle extents given to their principal again.",
+             stats.extents_reused);
+  to.Counter("sluice_extents_destroyed_total",
+             "Idle extents destroyed to make room for another size or "
+             "principal.",
+             stats.extents_destroyed);
+  to.CounterBy("sluice_plans_total", "Plans by result.", "result",
+               stats.plans);
+  to.AddHistogram("sluice_lease_seconds",
+                  "From a lease's request until its extents are there.",
+                  stats.lease_seconds);
+  to.AddHistogram("sluice_plan_seconds",
+                  "From the last profile until the worker's plan is checked.",
+                  stats.plan_seconds);
+  to.AddHistogram("sluice_step_seconds", "Steps as ranks report them.",
+                  stats.step_seconds);
+  to.AddHistogram("sluice_grant_wait_seconds",
+                  "Time a step's copies waited for bandwidth grants.",
+                  stats.grant_wait_seconds);
+}
+
+}  // namespace
+
+std::string PrometheusText(const Snapshot& snapshot) {
+  SLUICE_CHECK(snapshot.stats.has_value());
+  Families families;
+  AddService(snapshot, families);
+  AddPools(snapshot, families);
+  AddSwap(snapshot, families);
+  AddJobs(snapshot, families);
+  return families.Text();
+}
+
+}  // namespace sluice::daemon

@@ -1,0 +1,127 @@
+#include "daemon/metrics/status_page.h"
+
+namespace sluice::daemon {
+namespace {
+
+// Text from the daemon only ever becomes textContent, never markup.
+constexpr std::string_view kPage = R"html(<!doctype html>
+<html lang="en"><head><meta charset="utf-8"><title>sluiced</title>
+<meta name="viewport" content="width=device-width, initial-scale=1">
+<style>
+:root { --ink:#1b2733; --dim:#67788a; --paper:#f6f8fa; --card:#fff;
+  --line:#dde4ea; --leased:#2477c9; --kept:#9cc4ea; --free:#e6ecf1;
+  --held:#e0812b; --bad:#c43d3d; }
+@media (prefers-color-scheme: dark) { :root { --ink:#dfe7ee; --dim:#8b9bab;
+  --paper:#11171d; --card:#1a222b; --line:#2b3743; --leased:#4b9be8;
+  --kept:#2d5379; --free:#27323d; --held:#e0913f; --bad:#ef7070; } }
+* { box-sizing:border-box }
+body { margin:0; background:var(--paper); color:var(--ink);
+  font:14px/1.5 system-ui,sans-serif }
+main { max-width:1080px; margin:0 auto; padding:24px 16px 48px }
+header { display:flex; gap:16px; align-items:baseline; flex-wrap:wrap }
+h1 { font-size:22px; margin:0 } h2 { font-size:15px; margin:28px 0 8px }
+.dim { color:var(--dim) } .bad { color:var(--bad) }
+.pools { display:grid; gap:12px;
+  grid-template-columns:repeat(auto-fill,minmax(310px,1fr)) }
+.card { background:var(--card); border:1px solid var(--line);
+  border-radius:8px; padding:12px 14px }
+.row { display:flex; justify-content:space-between; gap:12px }
+.bar { display:flex; height:14px; border-radius:4px; overflow:hidden;
+  background:var(--free); margin:8px 0 6px }
+.leased { background:var(--leased) } .kept { background:var(--kept) }
+.held { background:var(--held) }
+.wide { overflow-x:auto; background:var(--card); border-radius:8px;
+  border:1px solid var(--line) }
+table { border-collapse:collapse; width:100%; white-space:nowrap }
+th, td { text-align:right; padding:5px 12px;
+  border-top:1px solid var(--line); font-variant-numeric:tabular-nums }
+th { color:var(--dim); font-weight:500; border-top:0 }
+.text { text-align:left; white-space:normal }
+</style></head><body><main>
+<header><h1>sluiced</h1><span id="about" class="dim"></span>
+<span id="lost" class="bad"></span></header>
+<h2>Memory <span class="dim">leased, quarantined, kept for its owner, free
+</span></h2><div class="pools" id="pools"></div>
+<h2>Jobs</h2><div class="wide"><table id="jobs"></table></div>
+<h2>Budgets in use</h2><div class="wide"><table id="budgets"></table></div>
+<h2>Plans</h2><div class="wide"><table id="plans"></table></div>
+<h2>Events</h2><div class="wide"><table id="events"></table></div>
+</main><script>
+const $ = id => document.getElementById(id);
+function el(tag, cls, text) { const e = document.createElement(tag);
+  if (cls) e.className = cls; if (text !== undefined) e.textContent = text;
+  return e; }
+function bytes(n) { if (n === null || n === undefined) return "–";
+  const u = ["B","KiB","MiB","GiB","TiB"]; let i = 0;
+  while (n >= 1024 && i < 4) { n /= 1024; i++; }
+  return (Number.isInteger(n) ? n : n.toFixed(1)) + " " + u[i]; }
+function num(n, d) { return n === null || n === undefined ? "–" :
+  n.toLocaleString("en", {maximumFractionDigits: d}); }
+function span(s) { if (s < 90) return num(s, 0) + " s";
+  if (s < 5400) return num(s / 60, 0) + " min";
+  if (s < 172800) return num(s / 3600, 1) + " h";
+  return num(s / 86400, 1) + " days"; }
+function pool(title, sub, p) { const card = el("div", "card");
+  const top = el("div", "row"); top.append(el("strong", "", title),
+    el("span", "dim", bytes(p.leased_bytes) + " of " + bytes(p.total_bytes)));
+  const bar = el("div", "bar");
+  for (const [cls, n] of [["leased", p.leased_bytes],
+      ["held", p.quarantined_bytes], ["kept", p.kept_bytes]]) {
+    const part = el("div", cls); part.title = cls + " " + bytes(n);
+    part.style.width = 100 * n / p.total_bytes + "%"; bar.append(part); }
+  const low = el("div", "row dim"); low.append(el("span", "", sub),
+    el("span", "", bytes(p.free_bytes) + " free" + (p.quarantined_bytes ?
+      ", " + bytes(p.quarantined_bytes) + " quarantined" : "")));
+  card.append(top, bar, low); return card; }
+function table(id, heads, rows, none) { const t = $(id);
+  t.replaceChildren(); const cell = (tag, v) => { const left =
+    Array.isArray(v); return el(tag, left ? "text" : "", left ? v[0] : v); };
+  if (!rows.length) { const r = t.insertRow();
+    r.append(el("td", "text dim", none)); return; }
+  const h = t.insertRow(); for (const v of heads) h.append(cell("th", v));
+  for (const row of rows) { const r = t.insertRow();
+    for (const v of row) r.append(cell("td", v)); } }
+function show(s) {
+  $("about").textContent = s.driver + " · " + s.gpus.length + " GPUs · " +
+    s.sessions + " sessions · up " + span(s.uptime_s);
+  $("pools").replaceChildren(
+    ...s.gpus.map(g => pool("GPU " + g.index, g.name + " · " + g.link, g)),
+    ...s.host.map(h => pool("Host, NUMA node " + h.numa, "pinned", h)));
+  table("jobs", [["job"], "user", "rank", "GPU", "GPU memory", "peak",
+    "host memory", "step", "loss", "tokens/s", "stall", "grant wait"],
+    s.jobs.flatMap(j => j.ranks.map(r => [[j.name], j.uid, r.rank +
+      (r.closed ? " (closed)" : ""), r.gpu, bytes(r.gpu_bytes),
+      bytes(r.hbm_peak_bytes), bytes(r.host_bytes), num(r.step, 0),
+      num(r.loss, 4), num(r.tokens_per_second, 0),
+      num(r.stall_seconds, 2) + " s", num(r.grant_wait_seconds, 2) + " s"])),
+    "No job is attached.");
+  table("budgets", [["whose"], "user", "GPU used", "GPU limit", "host used",
+    "host limit"], s.budgets.map(b => [[b.job === null ? "user in " +
+      b.cgroup : "job " + b.job], b.uid, bytes(b.gpu_used_bytes),
+      bytes(b.gpu_limit_bytes), bytes(b.host_used_bytes),
+      bytes(b.host_limit_bytes)]), "Nobody holds memory.");
+  table("plans", ["plan", ["job"], "solved in", "alpha", "GPU transient peak",
+    "host a rank", ["says"]], s.plans.slice().reverse().map(p => [p.id,
+      [p.job], num(p.seconds, 3) + " s",
+      p.ranks.map(r => num(r.alpha, 2)).join(", "),
+      bytes(Math.max(0, ...p.ranks.map(r => r.transient_peak_bytes))),
+      bytes(Math.max(0, ...p.ranks.map(r => r.host_bytes))),
+      [p.infeasible || "feasible"]]), "No plan was asked for.");
+  table("events", ["ago", ["kind"], ["what"]], s.events.slice(-40).reverse()
+    .map(e => [span(e.age_s), [e.kind], [e.text]]), "Nothing happened yet.");
+}
+async function refresh() {
+  try { const r = await fetch("status.json"); if (!r.ok) throw 0;
+    show(await r.json()); $("lost").textContent = ""; }
+  catch (e) { $("lost").textContent = "no answer from sluiced"; }
+  setTimeout(refresh, 2000);
+}
+refresh();
+</script></body></html>
+)html";
+
+}  // namespace
+
+std::string_view StatusPage() { return kPage; }
+
+}  // namespace sluice::daemon

@@ -1,0 +1,174 @@
+#include "daemon/service/admin_server.h"
+
+#include <sys/stat.h>
+#include <unistd.h>
+
+#include <chrono>
+
+#include <fmt/format.h>
+#include <grpcpp/resource_quota.h>
+#include <grpcpp/server.h>
+#include <grpcpp/server_builder.h>
+
+#include "proto/admin/admin.grpc.pb.h"
+#include "proto/base/status.h"
+
+namespace sluice::daemon {
+namespace {
+
+constexpr int kMaxThreads = 8;
+constexpr int kMaxMessageBytes = 4 << 20;
+
+grpc::Status ToGrpc(const absl::Status& status) {
+  return grpc::Status(static_cast<grpc::StatusCode>(status.code()),
+                      std::string(status.message()));
+}
+
+void Fill(const JobSnapshot& from, admin::Job& to) {
+  to.set_name(from.name);
+  to.set_uid(from.principal.uid);
+  to.set_cgroup(from.principal.cgroup);
+  to.set_plan_id(from.plan.value());
+  for (const RankSnapshot& rank : from.ranks) {
+    admin::Rank& each = *to.add_ranks();
+    each.set_rank(static_cast<uint32_t>(rank.rank.value()));
+    each.set_pid(rank.pid);
+    each.set_gpu(static_cast<uint32_t>(rank.gpu.value()));
+    each.set_gpu_bytes(rank.gpu_bytes.size());
+    each.set_host_bytes(rank.host_bytes.size());
+    if (rank.step) each.set_step(rank.step->step);
+  }
+}
+
+// 0 on the wire is "unlimited".
+uint64_t ToWire(Bytes limit) {
+  return limit == Limits::kUnlimited ? 0 : limit.size();
+}
+
+absl::StatusOr<Bytes> FromWire(uint64_t limit, const char* name) {
+  if (limit == 0) return Limits::kUnlimited;
+  if (limit >= uint64_t{1} << 60) {
+    return absl::InvalidArgumentError(
+        fmt::format("{} is {}, the limit is 2^60", name, limit));
+  }
+  return Bytes(static_cast<int64_t>(limit));
+}
+
+}  // namespace
+
+struct AdminServer::Impl final : admin::Admin::Service {
+  Impl(daemon::Service* of, std::function<std::string(const Snapshot&)> json)
+      : service(of), render(std::move(json)) {}
+
+  grpc::Status Status(grpc::ServerContext*, const admin::StatusRequest*,
+                      admin::StatusReply* reply) override {
+    const auto snapshot = service->Read();
+    if (!snapshot.ok()) return ToGrpc(snapshot.status());
+    reply->set_json(render(*snapshot));
+    return grpc::Status::OK;
+  }
+
+  grpc::Status Jobs(grpc::ServerContext*, const admin::JobsRequest*,
+                    admin::JobsReply* reply) override {
+    const auto snapshot = service->Read();
+    if (!snapshot.ok()) return ToGrpc(snapshot.status());
+    for (const JobSnapshot& job : snapshot->jobs) Fill(job, *reply->add_jobs());
+    return grpc::Status::OK;
+  }
+
+  grpc::Status SetBudget(grpc::ServerContext*,
+                         const admin::SetBudgetRequest* request,
+                         admin::SetBudgetReply* reply) override {
+    BudgetTarget target;
+    if (request->target_case() == admin::SetBudgetRequest::kJob) {
+      target.job = request->job();
+    } else if (request->target_case() == admin::SetBudgetRequest::kUid) {
+      target.uid = request->uid();
+      target.cgroup = request->cgroup();
+    }
+    std::optional<Bytes> gpu, host;
+    const auto read = [&]() -> absl::Status {
+      if (request->has_gpu_bytes()) {
+        SLUICE_ASSIGN_OR_RETURN(gpu,
+                                FromWire(request->gpu_bytes(), "gpu_bytes"));
+      }
+      if (request->has_host_bytes()) {
+        SLUICE_ASSIGN_OR_RETURN(host,
+                                FromWire(request->host_bytes(), "host_bytes"));
+      }
+      return absl::OkStatus();
+    };
+    if (const absl::Status bad = read(); !bad.ok()) return ToGrpc(bad);
+    const auto set = service->SetBudget(target, gpu, host);
+    if (!set.ok()) return ToGrpc(set.status());
+    reply->set_gpu_bytes(ToWire(set->gpu));
+    reply->set_host_bytes(ToWire(set->host));
+    return grpc::Status::OK;
+  }
+
+  grpc::Status Evict(grpc::ServerContext*, const admin::EvictRequest* request,
+                     admin::EvictReply* reply) override {
+    const auto sessions = service->Evict(
+        request->job(),
+        request->has_uid() ? std::optional<uint32_t>(request->uid())
+                           : std::nullopt,
+        request->kill(),
+        request->reason().empty() ? "evicted by an administrator"
+                                  : request->reason());
+    if (!sessions.ok()) return ToGrpc(sessions.status());
+    reply->set_sessions(static_cast<uint32_t>(*sessions));
+    return grpc::Status::OK;
+  }
+
+  grpc::Status ShowPlan(grpc::ServerContext*,
+                        const admin::ShowPlanRequest* request,
+                        admin::ShowPlanReply* reply) override {
+    auto plan = service->ReadPlan(PlanId(request->plan_id()));
+    if (!plan.ok()) return ToGrpc(plan.status());
+    reply->set_plan(*std::move(plan));
+    return grpc::Status::OK;
+  }
+
+  daemon::Service* service;
+  std::function<std::string(const Snapshot&)> render;
+  std::string path;
+  std::unique_ptr<grpc::Server> server;
+};
+
+AdminServer::AdminServer(std::unique_ptr<Impl> impl) : impl_(std::move(impl)) {}
+
+AdminServer::~AdminServer() {
+  impl_->server->Shutdown(std::chrono::system_clock::now() +
+                          std::chrono::milliseconds(200));
+  unlink(impl_->path.c_str());
+}
+
+absl::StatusOr<std::unique_ptr<AdminServer>> AdminServer::Start(
+    const std::string& path, Service* service,
+    std::function<std::string(const Snapshot&)> render) {
+  auto impl = std::make_unique<Impl>(service, std::move(render));
+  impl->path = path;
+  // The lock on the runtime directory says that nobody serves it.
+  unlink(path.c_str());
+  grpc::ResourceQuota quota("admin");
+  quota.SetMaxThreads(kMaxThreads);
+  grpc::ServerBuilder builder;
+  builder.SetResourceQuota(quota);
+  builder.SetMaxReceiveMessageSize(kMaxMessageBytes);
+  builder.SetSyncServerOption(grpc::ServerBuilder::NUM_CQS, 1);
+  builder.SetSyncServerOption(grpc::ServerBuilder::MIN_POLLERS, 1);
+  builder.SetSyncServerOption(grpc::ServerBuilder::MAX_POLLERS, 2);
+  builder.AddListeningPort("unix:" + path, grpc::InsecureServerCredentials());
+  builder.RegisterService(impl.get());
+  // gRPC makes the socket; the mask keeps others out from its first moment.
+  const mode_t before = umask(0117);
+  impl->server = builder.BuildAndStart();
+  umask(before);
+  if (impl->server == nullptr) {
+    return absl::InternalError(
+        fmt::format("cannot serve administrators on {}", path));
+  }
+  return std::unique_ptr<AdminServer>(new AdminServer(std::move(impl)));
+}
+
+}  // namespace sluice::daemon

@@ -1,0 +1,31 @@
+// The administrators' gRPC service (proto/admin/admin.proto): translation
+// only. Its own threads, few; every call is one task on the service's loop.
+//
+// Thread safety: Start and destruction from one thread.
+#pragma once
+
+#include <functional>
+#include <memory>
+#include <string>
+
+#include "absl/status/statusor.h"
+#include "daemon/service/service.h"
+
+namespace sluice::daemon {
+
+class AdminServer {
+ public:
+  // Serves on the unix socket `path` with mode 0660, replacing a stale one.
+  // `service` and what `render` needs outlive the server.
+  static absl::StatusOr<std::unique_ptr<AdminServer>> Start(
+      const std::string& path, Service* service,
+      std::function<std::string(const Snapshot&)> render);
+  ~AdminServer();
+
+ private:
+  struct Impl;
+  explicit AdminServer(std::unique_ptr<Impl> impl);
+  std::unique_ptr<Impl> impl_;
+};
+
+}  // namespace sluice::daemon

@@ -1,0 +1,56 @@
+// The GPUs' primary contexts, made when first needed: a context takes hundreds
+// of MiB of its GPU, and the daemon, which only makes and hands out memory,
+// needs none.
+#pragma once
+
+#include <map>
+#include <utility>
+#include <vector>
+
+#include "absl/base/thread_annotations.h"
+#include "absl/status/status.h"
+#include "absl/status/statusor.h"
+#include "absl/synchronization/mutex.h"
+#include "kernels/device/cuda/library.h"
+
+namespace sluice::device::cuda {
+
+// Thread safety: thread-safe.
+class Contexts {
+ public:
+  Contexts(const LoadedLibrary* library, std::vector<Device> devices)
+      : library_(library), devices_(std::move(devices)) {}
+  ~Contexts();
+  Contexts(const Contexts&) = delete;
+  Contexts& operator=(const Contexts&) = delete;
+
+  const std::vector<Device>& devices() const { return devices_; }
+  // InvalidArgument: no such GPU.
+  absl::StatusOr<Context> Of(DeviceIndex device);
+  // A context for calls that belong to none: the thread's own, else one that
+  // was made already, else GPU 0's.
+  absl::StatusOr<Context> Any();
+
+ private:
+  const LoadedLibrary* const library_;
+  const std::vector<Device> devices_;
+  absl::Mutex mutex_;
+  std::map<DeviceIndex, Context> contexts_ ABSL_GUARDED_BY(mutex_);
+};
+
+// Makes a context the thread's own for a scope, and puts the former back:
+// torch keeps its own current.
+class ContextScope {
+ public:
+  static absl::StatusOr<ContextScope> Enter(const LoadedLibrary* library,
+                                            absl::StatusOr<Context> context);
+  ContextScope(ContextScope&& other) noexcept
+      : library_(std::exchange(other.library_, nullptr)) {}
+  ~ContextScope();
+
+ private:
+  explicit ContextScope(const LoadedLibrary* library) : library_(library) {}
+  const LoadedLibrary* library_;
+};
+
+}  // namespace sluice::device::cuda

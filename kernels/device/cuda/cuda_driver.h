@@ -1,0 +1,113 @@
+// The Driver over libcuda.
+#pragma once
+
+#include <atomic>
+#include <map>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "absl/base/thread_annotations.h"
+#include "absl/synchronization/mutex.h"
+#include "kernels/device/cuda/contexts.h"
+#include "kernels/device/cuda/library.h"
+#include "kernels/device/cuda/memory.h"
+#include "kernels/device/driver.h"
+
+namespace sluice::device::cuda {
+
+class CudaDriver final : public Driver {
+ public:
+  // Initialises the library: Unavailable where it finds no usable GPU.
+  static absl::StatusOr<std::unique_ptr<Driver>> Start(
+      std::unique_ptr<LoadedLibrary> library);
+  ~CudaDriver() override;
+
+  std::string_view name() const override { return "cuda"; }
+  absl::StatusOr<std::vector<DeviceInfo>> Devices() override;
+
+  absl::StatusOr<Bytes> Granularity(Placement where) override;
+  absl::StatusOr<MemoryUse> Usage(Placement where) override;
+  absl::StatusOr<Memory> Create(Placement where, Bytes size) override;
+  absl::StatusOr<UniqueFd> Export(Memory memory) override;
+  absl::StatusOr<Memory> Import(const UniqueFd& fd, Placement where,
+                                Bytes size) override;
+  absl::Status Release(Memory memory) override;
+
+  absl::StatusOr<Address> Reserve(Bytes size, Placement::Kind kind) override;
+  absl::Status FreeReservation(Address address, Bytes size) override;
+  absl::Status Map(Address address, Bytes size, Memory memory) override;
+  absl::Status Unmap(Address address, Bytes size) override;
+  absl::Status SetAccess(Address address, Bytes size,
+                         DeviceIndex device) override;
+  absl::Status HostRegister(Address address, Bytes size) override;
+  absl::Status HostUnregister(Address address) override;
+
+  absl::StatusOr<Stream> CreateStream(DeviceIndex device) override;
+  absl::Status DestroyStream(Stream stream) override;
+  Stream ComputeStream(DeviceIndex device) override;
+  absl::StatusOr<Event> CreateEvent() override;
+  absl::Status DestroyEvent(Event event) override;
+  absl::Status RecordEvent(Event event, Stream stream) override;
+  absl::Status StreamWaitEvent(Stream stream, Event event) override;
+  absl::StatusOr<bool> QueryEvent(Event event) override;
+  absl::Status SynchronizeEvent(Event event) override;
+  absl::Status SynchronizeStream(Stream stream) override;
+
+  absl::Status CopyAsync(Address to, const std::byte* from, Bytes size,
+                         CopyDirection direction, Stream stream) override;
+  absl::StatusOr<Module> LoadModule(std::span<const std::byte> fatbin) override;
+  absl::StatusOr<Function> GetFunction(Module module,
+                                       const std::string& name) override;
+  absl::Status Launch(Function function, const LaunchShape& shape,
+                      std::span<void*> arguments, Stream stream) override;
+
+  CallCounters counters() const override;
+
+ private:
+  struct StreamEntry {
+    StreamPointer stream = nullptr;
+    DeviceIndex device;
+  };
+  // An event belongs to the context it was made in, so it is made when first
+  // recorded, and anew when recorded on another GPU.
+  struct EventEntry {
+    EventPointer event = nullptr;
+    DeviceIndex device;
+  };
+
+  CudaDriver(std::unique_ptr<LoadedLibrary> library,
+             std::vector<Device> devices);
+
+  absl::StatusOr<DeviceInfo> Describe(DeviceIndex index) const;
+  absl::StatusOr<ContextScope> Enter(DeviceIndex device);
+  Memory Adopt(MemoryPointer memory);
+  absl::StatusOr<MemoryPointer> Find(Memory memory) const;
+  absl::StatusOr<StreamPointer> MakeStream(DeviceIndex device);
+  // A compute stream is made when it is first used.
+  absl::StatusOr<StreamEntry> Find(Stream stream);
+  absl::StatusOr<EventEntry> Find(Event event) const;
+  absl::StatusOr<EventPointer> EventOn(Event event, DeviceIndex device);
+
+  const std::unique_ptr<LoadedLibrary> library_;
+  Contexts contexts_;
+  const MemoryMaker maker_;
+
+  mutable absl::Mutex memory_mutex_;
+  std::map<Memory, MemoryPointer> memories_ ABSL_GUARDED_BY(memory_mutex_);
+  AddressSpace addresses_ ABSL_GUARDED_BY(memory_mutex_);
+
+  mutable absl::Mutex stream_mutex_;
+  std::map<Stream, StreamEntry> streams_ ABSL_GUARDED_BY(stream_mutex_);
+  std::map<Event, EventEntry> events_ ABSL_GUARDED_BY(stream_mutex_);
+  std::map<Module, Library> modules_ ABSL_GUARDED_BY(stream_mutex_);
+  std::map<Function, Kernel> functions_ ABSL_GUARDED_BY(stream_mutex_);
+
+  std::atomic<uint64_t> next_id_{1};
+  std::atomic<uint64_t> stream_synchronize_{0};
+  std::atomic<uint64_t> event_synchronize_{0};
+  std::atomic<uint64_t> copies_{0};
+  std::atomic<int64_t> copied_[2] = {0, 0};
+};
+
+}  // namespace sluice::device::cuda

@@ -1,0 +1,204 @@
+// Streams, events, copies and launches of the cuda driver.
+#include <fmt/format.h>
+
+#include <utility>
+
+#include "kernels/device/cuda/cuda_driver.h"
+#include "proto/base/status.h"
+
+namespace sluice::device::cuda {
+namespace {
+
+// A compute stream's handle is this plus its GPU; others count from 1.
+constexpr uint64_t kComputeStreams = uint64_t{1} << 48;
+
+absl::Status Bad(std::string message) {
+  return absl::InvalidArgumentError(std::move(message));
+}
+
+}  // namespace
+
+absl::StatusOr<StreamPointer> CudaDriver::MakeStream(DeviceIndex device) {
+  SLUICE_ASSIGN_OR_RETURN(const auto scope, Enter(device));
+  StreamPointer stream = nullptr;
+  SLUICE_CUDA(library_, cuStreamCreate,
+              fmt::format("on GPU {}", device.value()), &stream,
+              kStreamNonBlocking);
+  return stream;
+}
+
+absl::StatusOr<Stream> CudaDriver::CreateStream(DeviceIndex device) {
+  SLUICE_ASSIGN_OR_RETURN(const StreamPointer stream, MakeStream(device));
+  const Stream handle(next_id_++);
+  const absl::MutexLock lock(&stream_mutex_);
+  streams_.emplace(handle, StreamEntry{stream, device});
+  return handle;
+}
+
+absl::Status CudaDriver::DestroyStream(Stream stream) {
+  StreamEntry entry;
+  {
+    const absl::MutexLock lock(&stream_mutex_);
+    const auto it = streams_.find(stream);
+    if (it == streams_.end() || stream.value() >= kComputeStreams) {
+      return Bad(fmt::format("there is no stream {}", stream.value()));
+    }
+    entry = it->second;
+    streams_.erase(it);
+  }
+  SLUICE_ASSIGN_OR_RETURN(const auto scope, Enter(entry.device));
+  SLUICE_CUDA(library_, cuStreamDestroy_v2, "", entry.stream);
+  return absl::OkStatus();
+}
+
+Stream CudaDriver::ComputeStream(DeviceIndex device) {
+  return Stream(kComputeStreams + device.value());
+}
+
+absl::StatusOr<CudaDriver::StreamEntry> CudaDriver::Find(Stream stream) {
+  const absl::MutexLock lock(&stream_mutex_);
+  const auto it = streams_.find(stream);
+  if (it != streams_.end()) return it->second;
+  if (stream.value() < kComputeStreams) {
+    return Bad(fmt::format("there is no stream {}", stream.value()));
+  }
+  const DeviceIndex device(stream.value() - kComputeStreams);
+  SLUICE_ASSIGN_OR_RETURN(const StreamPointer made, MakeStream(device));
+  return streams_.emplace(stream, StreamEntry{made, device}).first->second;
+}
+
+absl::StatusOr<Event> CudaDriver::CreateEvent() {
+  const Event handle(next_id_++);
+  const absl::MutexLock lock(&stream_mutex_);
+  events_.emplace(handle, EventEntry{});
+  return handle;
+}
+
+absl::StatusOr<CudaDriver::EventEntry> CudaDriver::Find(Event event) const {
+  const absl::MutexLock lock(&stream_mutex_);
+  const auto it = events_.find(event);
+  if (it != events_.end()) return it->second;
+  return Bad(fmt::format("there is no event {}", event.value()));
+}
+
+absl::Status CudaDriver::DestroyEvent(Event event) {
+  SLUICE_ASSIGN_OR_RETURN(const EventEntry entry, Find(event));
+  {
+    const absl::MutexLock lock(&stream_mutex_);
+    events_.erase(event);
+  }
+  // Waits that were enqueued keep what they need.
+  if (entry.event == nullptr) return absl::OkStatus();
+  SLUICE_ASSIGN_OR_RETURN(const auto scope, Enter(entry.device));
+  SLUICE_CUDA(library_, cuEventDestroy_v2, "", entry.event);
+  return absl::OkStatus();
+}
+
+// The event in the context of `device`, which is current.
+absl::StatusOr<EventPointer> CudaDriver::EventOn(Event event,
+                                                 DeviceIndex device) {
+  const absl::MutexLock lock(&stream_mutex_);
+  const auto it = events_.find(event);
+  if (it == events_.end()) {
+    return Bad(fmt::format("there is no event {}", event.value()));
+  }
+  EventEntry& entry = it->second;
+  if (entry.event != nullptr && entry.device == device) return entry.event;
+  if (entry.event != nullptr) {
+    SLUICE_CUDA(library_, cuEventDestroy_v2, "",
+                std::exchange(entry.event, nullptr));
+  }
+  SLUICE_CUDA(library_, cuEventCreate, fmt::format("on GPU {}", device.value()),
+              &entry.event, kEventDisableTiming);
+  entry.device = device;
+  return entry.event;
+}
+
+absl::Status CudaDriver::RecordEvent(Event event, Stream stream) {
+  SLUICE_ASSIGN_OR_RETURN(const StreamEntry on, Find(stream));
+  SLUICE_ASSIGN_OR_RETURN(const auto scope, Enter(on.device));
+  SLUICE_ASSIGN_OR_RETURN(const EventPointer pointer,
+                          EventOn(event, on.device));
+  SLUICE_CUDA(library_, cuEventRecord, "", pointer, on.stream);
+  return absl::OkStatus();
+}
+
+absl::Status CudaDriver::StreamWaitEvent(Stream stream, Event event) {
+  SLUICE_ASSIGN_OR_RETURN(const StreamEntry waiting, Find(stream));
+  SLUICE_ASSIGN_OR_RETURN(const EventEntry entry, Find(event));
+  if (entry.event == nullptr) return absl::OkStatus();
+  SLUICE_ASSIGN_OR_RETURN(const auto scope, Enter(waiting.device));
+  SLUICE_CUDA(library_, cuStreamWaitEvent, "", waiting.stream, entry.event, 0);
+  return absl::OkStatus();
+}
+
+absl::StatusOr<bool> CudaDriver::QueryEvent(Event event) {
+  SLUICE_ASSIGN_OR_RETURN(const EventEntry entry, Find(event));
+  if (entry.event == nullptr) return true;
+  SLUICE_ASSIGN_OR_RETURN(const auto scope, Enter(entry.device));
+  const Result result = library_->functions().cuEventQuery(entry.event);
+  if (result == kNotReady) return false;
+  SLUICE_RETURN_IF_ERROR(library_->ToStatus(result, "cuEventQuery"));
+  return true;
+}
+
+absl::Status CudaDriver::SynchronizeEvent(Event event) {
+  ++event_synchronize_;
+  SLUICE_ASSIGN_OR_RETURN(const EventEntry entry, Find(event));
+  if (entry.event == nullptr) return absl::OkStatus();
+  SLUICE_ASSIGN_OR_RETURN(const auto scope, Enter(entry.device));
+  SLUICE_CUDA(library_, cuEventSynchronize, "", entry.event);
+  return absl::OkStatus();
+}
+
+absl::Status CudaDriver::SynchronizeStream(Stream stream) {
+  ++stream_synchronize_;
+  SLUICE_ASSIGN_OR_RETURN(const StreamEntry on, Find(stream));
+  SLUICE_ASSIGN_OR_RETURN(const auto scope, Enter(on.device));
+  SLUICE_CUDA(library_, cuStreamSynchronize, "", on.stream);
+  return absl::OkStatus();
+}
+
+absl::Status CudaDriver::CopyAsync(Address to, const std::byte* from,
+                                   Bytes size, CopyDirection direction,
+                                   Stream stream) {
+  SLUICE_ASSIGN_OR_RETURN(const StreamEntry on, Find(stream));
+  if (size.count() < 0 || to == nullptr || from == nullptr) {
+    return Bad(fmt::format("CopyAsync of {} from {} to {}", FormatBytes(size),
+                           static_cast<const void*>(from),
+                           static_cast<void*>(to)));
+  }
+  ++copies_;
+  copied_[static_cast<int>(direction)] += size.count();
+  if (size == Bytes(0)) return absl::OkStatus();
+  SLUICE_ASSIGN_OR_RETURN(const auto scope, Enter(on.device));
+  // Unified addressing tells the direction, also for pinned host memory as
+  // the destination of "host to device".
+  SLUICE_CUDA(library_, cuMemcpyAsync, RangeName(to, size),
+              reinterpret_cast<DevicePointer>(to),
+              reinterpret_cast<DevicePointer>(from), size.size(), on.stream);
+  return absl::OkStatus();
+}
+
+absl::Status CudaDriver::Launch(Function function, const LaunchShape& shape,
+                                std::span<void*> arguments, Stream stream) {
+  SLUICE_ASSIGN_OR_RETURN(const StreamEntry on, Find(stream));
+  Kernel kernel = nullptr;
+  {
+    const absl::MutexLock lock(&stream_mutex_);
+    const auto it = functions_.find(function);
+    if (it == functions_.end()) {
+      return Bad(fmt::format("there is no function {}", function.value()));
+    }
+    kernel = it->second;
+  }
+  SLUICE_ASSIGN_OR_RETURN(const auto scope, Enter(on.device));
+  // A kernel of a library stands for its function in the current context.
+  SLUICE_CUDA(library_, cuLaunchKernel, "", kernel, shape.grid[0],
+              shape.grid[1], shape.grid[2], shape.block[0], shape.block[1],
+              shape.block[2], shape.shared_bytes, on.stream, arguments.data(),
+              nullptr);
+  return absl::OkStatus();
+}
+
+}  // namespace sluice::device::cuda

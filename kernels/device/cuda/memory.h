@@ -1,0 +1,111 @@
+// Physical memory on cuda, of three kinds:
+//   a GPU's           cuMemCreate, exported by descriptor
+//   pinned, driver's  cuMemCreate on a HOST_NUMA place, exported likewise
+//   pinned, ours      memfd, pinned by every process that maps it with
+//                     cuMemHostRegister: where the driver cannot do the above
+// Which of the two host kinds this machine has is probed once, by making one.
+#pragma once
+
+#include <memory>
+
+#include "absl/status/status.h"
+#include "absl/status/statusor.h"
+#include "kernels/device/address_book.h"
+#include "kernels/device/cuda/contexts.h"
+#include "kernels/device/cuda/library.h"
+#include "kernels/device/driver.h"
+#include "proto/base/unique_fd.h"
+
+namespace sluice::device::cuda {
+
+// This process's hold on a piece of memory: the handle and each mapping share
+// it. Immutable.
+class PhysicalMemory {
+ public:
+  PhysicalMemory(const LoadedLibrary* library, MemoryHandle handle,
+                 Placement where, Bytes size)
+      : library_(library), handle_(handle), where_(where), size_(size) {}
+  PhysicalMemory(UniqueFd memfd, Placement where, Bytes size)
+      : memfd_(std::move(memfd)), where_(where), size_(size) {}
+  ~PhysicalMemory();
+  PhysicalMemory(const PhysicalMemory&) = delete;
+  PhysicalMemory& operator=(const PhysicalMemory&) = delete;
+
+  Placement where() const { return where_; }
+  Bytes size() const { return size_; }
+  bool is_memfd() const { return static_cast<bool>(memfd_); }
+  const UniqueFd& memfd() const { return memfd_; }
+  MemoryHandle handle() const { return handle_; }
+
+ private:
+  const LoadedLibrary* library_ = nullptr;
+  MemoryHandle handle_ = 0;
+  UniqueFd memfd_;
+  Placement where_;
+  Bytes size_;
+};
+
+using MemoryPointer = std::shared_ptr<PhysicalMemory>;
+
+// Makes, exports and imports memory. Thread safety: thread-safe.
+class MemoryMaker {
+ public:
+  // Probes once whether the driver makes and exports pinned memory.
+  MemoryMaker(const LoadedLibrary* library, const Contexts* contexts);
+
+  bool driver_pins_host() const { return driver_pins_host_; }
+  absl::Status CheckPlacement(Placement where) const;
+  absl::StatusOr<Bytes> Granularity(Placement where) const;
+  absl::Status CheckSize(Placement where, Bytes size) const;
+  absl::StatusOr<MemoryPointer> Create(Placement where, Bytes size) const;
+  absl::StatusOr<UniqueFd> Export(const PhysicalMemory& memory) const;
+  absl::StatusOr<MemoryPointer> Import(const UniqueFd& fd, Placement where,
+                                       Bytes size) const;
+
+ private:
+  AllocationProperties Properties(Placement where) const;
+  absl::Status ProbeHost() const;
+  bool UsesMemfd(Placement where) const {
+    return where.kind == Placement::Kind::kHost && !driver_pins_host_;
+  }
+  absl::StatusOr<MemoryPointer> CreateMemfd(Placement where, Bytes size) const;
+
+  const LoadedLibrary* const library_;
+  const Contexts* const contexts_;
+  bool driver_pins_host_ = false;
+};
+
+// Reservations and mappings of the driver. Thread safety: none; it locks.
+class AddressSpace {
+ public:
+  AddressSpace(const LoadedLibrary* library, Contexts* contexts,
+               const MemoryMaker* maker)
+      : library_(library), contexts_(contexts), maker_(maker) {}
+  ~AddressSpace();
+  AddressSpace(const AddressSpace&) = delete;
+  AddressSpace& operator=(const AddressSpace&) = delete;
+
+  absl::StatusOr<Address> Reserve(Bytes size, Placement::Kind kind);
+  absl::Status Free(Address address, Bytes size);
+  absl::Status Map(Address address, Bytes size, MemoryPointer memory);
+  absl::Status Unmap(Address address, Bytes size);
+  absl::Status Allow(Address address, Bytes size, DeviceIndex device);
+
+ private:
+  using Book = AddressBook<PhysicalMemory>;
+
+  // Whether ranges of this kind are mmapped by us and not by the driver.
+  bool IsOurs(Placement::Kind kind) const {
+    return kind == Placement::Kind::kHost && !maker_->driver_pins_host();
+  }
+  absl::Status Release(Address address, const Book::Reservation& reservation);
+  absl::Status AllowOurs(Book::Tile& tile);
+  absl::Status UnmapOne(const Book::Tile& tile);
+
+  const LoadedLibrary* const library_;
+  Contexts* const contexts_;
+  const MemoryMaker* const maker_;
+  Book book_;
+};
+
+}  // namespace sluice::device::cuda

@@ -1,0 +1,37 @@
+#!/usr/bin/env bash
+# bundle_test.sh SOURCE: the bundle runs from another folder, with an empty
+# environment, and needs no library but the machine's own and those it carries.
+set -euo pipefail
+source=$1
+work=$(mktemp -d)
+trap 'rm -rf "$work"' EXIT
+fail() { echo "FAILED: $*" >&2; exit 1; }
+
+"$source/deploy/bundle/make" "$work/made"
+tar -C "$work" -xzf "$work/made/sluice-bundle.tar.gz"
+mv "$work/bundle" "$work/elsewhere"
+rm -rf "$work/made"
+size=$(du -sm "$work/elsewhere" | cut -f1)
+[ "$size" -le 60 ] || fail "$size MiB"
+
+cd /
+clean=(env -i PATH=/usr/bin:/bin)
+for binary in "$work"/elsewhere/bin/*; do
+  others=$("${clean[@]}" ldd "$binary" | awk '$2 == "=>" {print $1, $3}' |
+    grep -Ev '^(libc|libm|libstdc\+\+|libgcc_s)\.so' |
+    grep -v " $work/elsewhere/" || true)
+  [ -z "$others" ] || fail "$binary also needs: $others"
+done
+
+"${clean[@]}" "$work/elsewhere/run" --stage sim --out "$work/report" ||
+  fail "stage sim"
+[ -s "$work/report/sim-conformance_test.json" ] || fail "no report"
+status=0
+"${clean[@]}" "$work/elsewhere/run" --stage moon 2>"$work/error" || status=$?
+[ $status = 2 ] || fail "an unknown stage gave status $status"
+grep -q "no stage 'moon'" "$work/error" || fail "no word about the stage"
+if ! compgen -G '/dev/nvidia[0-9]*' >/dev/null; then
+  ! "${clean[@]}" "$work/elsewhere/run" --stage cuda >/dev/null 2>&1 ||
+    fail "stage cuda passed without a GPU"
+fi
+echo "bundle test passed"

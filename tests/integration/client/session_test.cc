@@ -1,0 +1,178 @@
+// Sessions of real ranks with a real daemon: who dies takes nothing along.
+#include "client/session.h"
+
+#include <signal.h>
+#include <unistd.h>
+
+#include <chrono>
+#include <cstring>
+#include <fstream>
+#include <future>
+#include <thread>
+
+#include "absl/time/clock.h"
+#include "client/copy_engine.h"
+#include "tests/integration/daemon/harness.h"
+#include "tests/support/status_matchers.h"
+
+namespace sluice::client {
+namespace {
+
+using ::sluice::testing::Child;
+using ::sluice::testing::IsOk;
+using ::sluice::testing::RunningDaemon;
+using ::sluice::testing::StatusIs;
+using ::testing::AllOf;
+using ::testing::HasSubstr;
+
+SessionOptions RankOf(const RunningDaemon& daemon, int rank, int ranks = 2) {
+  return {.socket = daemon.socket(),
+          .job = "pair",
+          .rank = Rank(static_cast<uint64_t>(rank)),
+          .world_size = ranks,
+          .local_ranks = ranks,
+          .gpu = DeviceIndex(static_cast<uint64_t>(rank))};
+}
+
+// Says so on stdout, then waits to be killed.
+void Announce(const char* text) {
+  std::puts(text);
+  std::fflush(stdout);
+}
+
+TEST(ClientIntegration, AKilledRanksMemoryIsFreeAndItsPeerKnowsWithinASecond) {
+  RunningDaemon daemon;
+  const auto doomed = Child::Fork([&] {
+    const auto session = Session::Open(RankOf(daemon, 0));
+    ASSERT_THAT(session, IsOk());
+    const auto gpu = (*session)->LeaseGpu(MiB(36));
+    const auto host = (*session)->LeaseHost(MiB(100));
+    ASSERT_THAT(gpu, IsOk());
+    ASSERT_THAT(host, IsOk());
+    std::memset((*gpu)->data(), 1, (*gpu)->size().size());
+    Announce("leased");
+    pause();
+  });
+  const auto peer = Child::Fork([&] {
+    const auto session = Session::Open(RankOf(daemon, 1));
+    ASSERT_THAT(session, IsOk());
+    std::promise<SessionEvent> event;
+    (*session)->OnEvent([&](const SessionEvent& e) { event.set_value(e); });
+    Announce("listening");
+    const SessionEvent got = event.get_future().get();
+    EXPECT_EQ(got.kind, SessionEvent::Kind::kPeerDied);
+    EXPECT_THAT(got.detail, HasSubstr("rank 0 of job pair"));
+    (*session)->OnEvent(nullptr);
+  });
+  ASSERT_TRUE(doomed->WaitForOutput("leased", absl::Seconds(20)));
+  ASSERT_TRUE(peer->WaitForOutput("listening", absl::Seconds(20)));
+  doomed->Kill(SIGKILL);
+  SLUICE_ASSERT_OK_AND_ASSIGN(
+      const absl::Duration took,
+      testing::WaitUntilFree(daemon.socket(), 0, absl::Seconds(10)));
+  EXPECT_LT(took, absl::Seconds(1));
+  peer->ExpectSuccess(absl::Seconds(5));
+}
+
+TEST(ClientIntegration, WhenTheDaemonIsKilledARankCopiesOn) {
+  RunningDaemon daemon;
+  const auto rank = Child::Fork([&] {
+    const auto opened = Session::Open(RankOf(daemon, 0, 1));
+    ASSERT_THAT(opened, IsOk());
+    Session& session = **opened;
+    const auto gpu = session.LeaseGpu(MiB(8));
+    const auto host = session.LeaseHost(MiB(8));
+    ASSERT_THAT(gpu, IsOk());
+    ASSERT_THAT(host, IsOk());
+    const auto engine = CopyEngine::Start({.driver = &session.driver(),
+                                           .device = session.limits().device,
+                                           .gate = &session.grants()});
+    ASSERT_THAT(engine, IsOk());
+    std::promise<SessionEvent> event;
+    session.OnEvent([&](const SessionEvent& e) { event.set_value(e); });
+    Announce("ready");
+    EXPECT_EQ(event.get_future().get().kind, SessionEvent::Kind::kDisconnected);
+    // 400 MiB: 0.2 s on this link, had it to wait for grants it were for ever.
+    for (int round = 1; round <= 50; ++round) {
+      std::memset((*host)->data(), round, MiB(8).size());
+      const Ticket in = (*engine)->Enqueue(
+          {.pieces = {{(*gpu)->data(), (*host)->data(), MiB(8)}},
+           .after = {(*engine)->MarkCompute()}});
+      ASSERT_THAT((*engine)->Wait(in), IsOk());
+      ASSERT_EQ((*gpu)->data()[MiB(8).count() - 1], std::byte(round));
+    }
+    EXPECT_THAT(session.LeaseGpu(MiB(1)),
+                StatusIs(absl::StatusCode::kUnavailable));
+    session.OnEvent(nullptr);
+  });
+  ASSERT_TRUE(rank->WaitForOutput("ready", absl::Seconds(20)));
+  daemon.process().Kill(SIGKILL);
+  rank->ExpectSuccess(absl::Seconds(20));
+}
+
+TEST(ClientIntegration, AFreedRegionCanBeLeasedAgainAtOnce) {
+  RunningDaemon daemon;
+  SLUICE_ASSERT_OK_AND_ASSIGN(const auto session,
+                              Session::Open(RankOf(daemon, 0, 1)));
+  for (int i = 0; i < 10; ++i) {
+    SLUICE_ASSERT_OK_AND_ASSIGN(const auto all,
+                                session->LeaseGpu(session->limits().gpu_total));
+    all->data()[all->size().count() - 1] = std::byte{1};
+  }
+}
+
+TEST(ClientIntegration, ARefusalSaysAskedAndFree) {
+  RunningDaemon daemon;
+  SLUICE_ASSERT_OK_AND_ASSIGN(const auto session,
+                              Session::Open(RankOf(daemon, 0, 1)));
+  EXPECT_THAT(session->LeaseGpu(GiB(1)),
+              StatusIs(absl::StatusCode::kResourceExhausted,
+                       AllOf(HasSubstr("1 GiB"), HasSubstr("36 MiB"))));
+}
+
+TEST(ClientIntegration, AGpuTheNodeHasNotIsRefused) {
+  RunningDaemon daemon;
+  SessionOptions options = RankOf(daemon, 0, 1);
+  options.gpu = DeviceIndex(9);
+  EXPECT_THAT(Session::Open(options),
+              StatusIs(absl::StatusCode::kInvalidArgument, HasSubstr("9")));
+}
+
+TEST(ClientIntegration, GrantsHoldRanksOfOneLinkToAFairShare) {
+  // Both GPUs on one slow link, whose throttle is off: only grants limit.
+  RunningDaemon daemon(R"(
+[sim]
+links = [{name = "x", h2d_bytes_per_s = 200e6, d2h_bytes_per_s = 200e6}]
+gpu_links = ["x", "x"]
+)");
+  const std::string go = daemon.runtime_dir() + "/go";
+  const auto copy = [&](int rank) {
+    return Child::Fork([&, rank] {
+      const auto opened = Session::Open(RankOf(daemon, rank));
+      ASSERT_THAT(opened, IsOk());
+      GrantGate& gate = (*opened)->grants();
+      gate.Acquire(kH2d, MiB(64));  // more than the first window, a gift
+      Announce("ready");
+      while (access(go.c_str(), F_OK) != 0)
+        absl::SleepFor(absl::Milliseconds(1));
+      const auto begin = std::chrono::steady_clock::now();
+      for (int i = 0; i < 60; ++i) gate.Acquire(kH2d, MiB(1));
+      const double seconds = std::chrono::duration<double>(
+                                 std::chrono::steady_clock::now() - begin)
+                                 .count();
+      // 60 MiB at half of 200 MB/s are 0.63 s; alone it were 0.31 s.
+      EXPECT_GT(seconds, 0.45);
+      EXPECT_LT(seconds, 3);
+    });
+  };
+  const auto first = copy(0);
+  const auto second = copy(1);
+  ASSERT_TRUE(first->WaitForOutput("ready", absl::Seconds(20)));
+  ASSERT_TRUE(second->WaitForOutput("ready", absl::Seconds(20)));
+  std::ofstream(go) << "!";
+  first->ExpectSuccess();
+  second->ExpectSuccess();
+}
+
+}  // namespace
+}  // namespace sluice::client

@@ -1,0 +1,62 @@
+// What a user runs, against a real daemon: the C example, sluicectl.
+#include <cstring>
+
+#include "client/session.h"
+#include "tests/integration/daemon/harness.h"
+#include "tests/support/status_matchers.h"
+
+namespace sluice::client {
+namespace {
+
+using ::sluice::testing::BinaryPath;
+using ::sluice::testing::Child;
+using ::sluice::testing::ChildResult;
+using ::sluice::testing::IsOk;
+using ::sluice::testing::RunningDaemon;
+using ::testing::HasSubstr;
+
+ChildResult RunTool(const RunningDaemon& daemon,
+                    std::vector<std::string> arguments) {
+  arguments[0] = BinaryPath(arguments[0]);
+  return Child::Spawn(arguments, {"SLUICE_SOCKET=" + daemon.socket()})->Join();
+}
+
+TEST(Tools, TheCExampleCopiesThereAndBack) {
+  RunningDaemon daemon;
+  const ChildResult result = RunTool(daemon, {"sluice-example-copy"});
+  EXPECT_EQ(result.exit_code, 0) << result.err;
+  EXPECT_THAT(result.out, HasSubstr("1048576 bytes went to the GPU and back, 0 "
+                                    "differ"));
+}
+
+TEST(Tools, StatusShowsWhoHoldsWhat) {
+  RunningDaemon daemon;
+  SLUICE_ASSERT_OK_AND_ASSIGN(
+      const auto session,
+      Session::Open({.socket = daemon.socket(), .job = "held"}));
+  SLUICE_ASSERT_OK_AND_ASSIGN(const auto region, session->LeaseGpu(MiB(5)));
+  ASSERT_THAT(
+      session->Report({.step = 3, .seconds = 0.5, .tokens = 600, .loss = 1.25}),
+      IsOk());
+  const ChildResult status = RunTool(daemon, {"sluicectl", "status"});
+  EXPECT_EQ(status.exit_code, 0) << status.err;
+  EXPECT_THAT(status.out, HasSubstr("driver sim"));
+  EXPECT_THAT(status.out, HasSubstr("held"));
+  EXPECT_THAT(status.out, HasSubstr("5 MiB"));
+  EXPECT_THAT(status.out, HasSubstr("1.2500"));
+  const ChildResult jobs = RunTool(daemon, {"sluicectl", "jobs"});
+  EXPECT_THAT(jobs.out, HasSubstr("1,200")) << "600 tokens in half a second";
+  const ChildResult json = RunTool(daemon, {"sluicectl", "jobs", "--json"});
+  EXPECT_THAT(json.out, HasSubstr("\"gpu_bytes\": 5242880"));
+}
+
+TEST(Tools, APlanThatIsNotThereIsNamed) {
+  RunningDaemon daemon;
+  const ChildResult result =
+      RunTool(daemon, {"sluicectl", "plan", "show", "99"});
+  EXPECT_EQ(result.exit_code, 2);
+  EXPECT_THAT(result.err, HasSubstr("99"));
+}
+
+}  // namespace
+}  // namespace sluice::client

@@ -1,0 +1,282 @@
+// What an operator sees and does: metrics, the status page, admin calls.
+#include <arpa/inet.h>
+#include <netinet/in.h>
+#include <sys/socket.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+#include <array>
+#include <fstream>
+#include <vector>
+
+#include <fmt/format.h>
+#include <grpcpp/create_channel.h>
+#include <grpcpp/security/credentials.h>
+
+#include "absl/time/clock.h"
+#include "gmock/gmock.h"
+#include "gtest/gtest.h"
+#include "proto/admin/admin.grpc.pb.h"
+#include "tests/integration/daemon/harness.h"
+#include "tests/support/status_matchers.h"
+
+namespace sluice::testing {
+namespace {
+
+using ::testing::HasSubstr;
+
+constexpr char kHttpOn[] = "[http]\nlisten = \"127.0.0.1:0\"\n";
+
+// The whole answer to a GET.
+std::string Get(const std::string& address, const std::string& path) {
+  UniqueFd fd(socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0));
+  sockaddr_in to = {};
+  to.sin_family = AF_INET;
+  to.sin_port = htons(
+      static_cast<uint16_t>(std::stoi(address.substr(address.find(':') + 1))));
+  to.sin_addr.s_addr = htonl(INADDR_LOOPBACK);
+  if (connect(fd.get(), reinterpret_cast<sockaddr*>(&to), sizeof(to)) != 0) {
+    return "no connection";
+  }
+  const std::string request =
+      fmt::format("GET {} HTTP/1.1\r\nHost: localhost\r\n\r\n", path);
+  if (write(fd.get(), request.data(), request.size()) < 0) return "no request";
+  std::string answer;
+  std::array<char, 4096> buffer;
+  ssize_t got;
+  while ((got = read(fd.get(), buffer.data(), buffer.size())) > 0) {
+    answer.append(buffer.data(), static_cast<size_t>(got));
+  }
+  return answer;
+}
+
+std::unique_ptr<admin::Admin::Stub> AdminStub(const RunningDaemon& daemon) {
+  return admin::Admin::NewStub(
+      grpc::CreateChannel("unix:" + daemon.runtime_dir() + "/admin.sock",
+                          grpc::InsecureChannelCredentials()));
+}
+
+wire::Request Step(uint64_t step) {
+  wire::Request request;
+  auto* report = request.mutable_step_report();
+  report->set_step(step);
+  report->set_seconds(0.5);
+  report->set_bytes_h2d(1000);
+  report->set_bytes_d2h(2000);
+  report->set_grant_wait_seconds(0.02);
+  report->set_hbm_peak_bytes(MiB(3).size());
+  report->set_tokens(512);
+  report->set_loss(2.5);
+  return request;
+}
+
+TEST(DaemonMetrics, ScrapeTellsPoolsLeasesStepsAndDeaths) {
+  RunningDaemon daemon(kHttpOn);
+  const std::string address = daemon.ReadyField("http");
+  EXPECT_THAT(Get(address, "/metrics"),
+              HasSubstr("sluice_client_deaths_total{reason=\"signal\"} 0"));
+  SLUICE_ASSERT_OK_AND_ASSIGN(RawClient client,
+                              RawClient::Connect(daemon.socket()));
+  ASSERT_THAT(client.Hello("demo"), IsOk());
+  ASSERT_THAT(client.Lease(wire::Lease::GPU, MiB(8)), IsOk());
+  ASSERT_THAT(client.Lease(wire::Lease::HOST, MiB(16)), IsOk());
+  ASSERT_THAT(client.Call(Step(1)), IsOk());
+  ASSERT_THAT(client.Call(Step(2)), IsOk());
+  const std::string text = Get(address, "/metrics");
+  for (const char* line : {
+           "sluice_pool_bytes{gpu=\"0\",UUID=\"GPU-sim-0\",state=\"leased\"} "
+           "8388608\n",
+           "sluice_pool_bytes{gpu=\"0\",UUID=\"GPU-sim-0\",state=\"free\"} "
+           "29360128\n",
+           "sluice_host_pool_bytes{numa_node=\"0\",state=\"leased\"} "
+           "16777216\n",
+           "sluice_lease_bytes{gpu=\"0\",UUID=\"GPU-sim-0\",sluice_job="
+           "\"demo\",uid=\"0\"} 8388608\n",
+           "sluice_swap_bytes_total{gpu=\"0\",UUID=\"GPU-sim-0\",direction="
+           "\"d2h\"} 4000\n",
+           "sluice_grant_wait_seconds_bucket{le=\"0.03\"} 2\n",
+           "sluice_grant_wait_seconds_count 2\n",
+           "sluice_job_loss{sluice_job=\"demo\",uid=\"0\"} 2.5\n",
+           "sluice_job_tokens_total{sluice_job=\"demo\",uid=\"0\"} 1024\n",
+           "sluice_leases_granted_total 2\n",
+       }) {
+    std::string expected = line;
+    if (geteuid() != 0) {
+      const std::string uid = fmt::format("uid=\"{}\"", geteuid());
+      if (const size_t at = expected.find("uid=\"0\"");
+          at != std::string::npos) {
+        expected.replace(at, 7, uid);
+      }
+    }
+    EXPECT_THAT(text, HasSubstr(expected));
+  }
+}
+
+TEST(DaemonMetrics, StatusPageIsSelfContainedAndItsDataIsJson) {
+  RunningDaemon daemon(kHttpOn);
+  const std::string address = daemon.ReadyField("http");
+  const std::string page = Get(address, "/");
+  EXPECT_THAT(page, HasSubstr("200 OK"));
+  EXPECT_THAT(page, HasSubstr("text/html"));
+  EXPECT_THAT(page, ::testing::Not(HasSubstr("http://")));
+  EXPECT_THAT(page, ::testing::Not(HasSubstr("https://")));
+  EXPECT_THAT(Get(address, "/status.json"), HasSubstr("\"driver\":\"sim\""));
+  EXPECT_THAT(Get(address, "/nothing"), HasSubstr("404"));
+}
+
+TEST(DaemonMetrics, ReaderThatSendsNothingDoesNotHoldUpOthers) {
+  RunningDaemon daemon(kHttpOn);
+  const std::string address = daemon.ReadyField("http");
+  sockaddr_in to = {};
+  to.sin_family = AF_INET;
+  to.sin_port = htons(
+      static_cast<uint16_t>(std::stoi(address.substr(address.find(':') + 1))));
+  to.sin_addr.s_addr = htonl(INADDR_LOOPBACK);
+  std::vector<UniqueFd> idle;
+  for (int i = 0; i < 3; ++i) {
+    idle.emplace_back(socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0));
+    ASSERT_EQ(connect(idle.back().get(), reinterpret_cast<sockaddr*>(&to),
+                      sizeof(to)),
+              0);
+  }
+  const absl::Time start = absl::Now();
+  EXPECT_THAT(Get(address, "/metrics"), HasSubstr("sluice_build_info"));
+  EXPECT_LT(absl::Now() - start, absl::Seconds(10));
+}
+
+TEST(DaemonHttp, AskedForPortThatIsTakenIsOneClearLine) {
+  RunningDaemon daemon(kHttpOn);
+  TempDir other;
+  const std::string config = other.File("sluiced.toml");
+  std::ofstream(config) << "[http]\nlisten = \"" << daemon.ReadyField("http")
+                        << "\"\n";
+  const auto second = Child::Spawn({BinaryPath("sluiced"), "--config", config,
+                                    "--runtime-dir", other.path() + "/run"});
+  const ChildResult result = second->Join();
+  EXPECT_EQ(result.exit_code, 2);
+  EXPECT_THAT(result.err, HasSubstr("error: cannot listen on"));
+}
+
+TEST(DaemonAdmin, SocketIsForTheGroupOnly) {
+  RunningDaemon daemon;
+  struct stat info;
+  ASSERT_EQ(stat((daemon.runtime_dir() + "/admin.sock").c_str(), &info), 0);
+  EXPECT_EQ(info.st_mode & 0777, 0660u);
+}
+
+TEST(DaemonAdmin, BudgetBindsAtOnceAndIsRefusedWhereItWouldBreakAPromise) {
+  RunningDaemon daemon;
+  const auto stub = AdminStub(daemon);
+  SLUICE_ASSERT_OK_AND_ASSIGN(RawClient client,
+                              RawClient::Connect(daemon.socket()));
+  ASSERT_THAT(client.Hello("demo"), IsOk());
+  ASSERT_THAT(client.Lease(wire::Lease::GPU, MiB(8)), IsOk());
+
+  grpc::ClientContext too_low;
+  admin::SetBudgetRequest request;
+  admin::SetBudgetReply reply;
+  request.set_job("demo");
+  request.set_gpu_bytes(MiB(4).size());
+  grpc::Status status = stub->SetBudget(&too_low, request, &reply);
+  EXPECT_EQ(status.error_code(), grpc::StatusCode::FAILED_PRECONDITION);
+  EXPECT_THAT(status.error_message(), HasSubstr("already uses 8 MiB"));
+
+  grpc::ClientContext enough;
+  request.set_gpu_bytes(MiB(10).size());
+  status = stub->SetBudget(&enough, request, &reply);
+  ASSERT_TRUE(status.ok()) << status.error_message();
+  EXPECT_EQ(reply.gpu_bytes(), MiB(10).size());
+  EXPECT_EQ(reply.host_bytes(), 0u);  // still unlimited
+  EXPECT_THAT(client.Lease(wire::Lease::GPU, MiB(4)),
+              StatusIs(absl::StatusCode::kResourceExhausted,
+                       HasSubstr("job 'demo' uses 8 MiB of its limit of 10 "
+                                 "MiB; an administrator can raise it")));
+  EXPECT_THAT(client.Lease(wire::Lease::GPU, MiB(2)), IsOk());
+}
+
+TEST(DaemonAdmin, EvictedRankIsToldWhyAndItsMemoryComesBackWhenItEnds) {
+  RunningDaemon daemon;
+  const auto stub = AdminStub(daemon);
+  const auto rank = Child::Fork([&] {
+    SLUICE_ASSERT_OK_AND_ASSIGN(RawClient client,
+                                RawClient::Connect(daemon.socket()));
+    ASSERT_THAT(client.Hello("demo"), IsOk());
+    SLUICE_ASSERT_OK_AND_ASSIGN(const auto lease,
+                                client.Lease(wire::Lease::GPU, MiB(8)));
+    ASSERT_EQ(write(STDOUT_FILENO, "holding\n", 8), 8);
+    SLUICE_ASSERT_OK_AND_ASSIGN(const auto event,
+                                client.NextEvent(absl::Seconds(10)));
+    ASSERT_TRUE(event.has_evicted());
+    EXPECT_EQ(event.evicted().reason(), "maintenance");
+    EXPECT_THAT(client.NextEvent(absl::Seconds(10)),
+                StatusIs(absl::StatusCode::kUnavailable));
+    ASSERT_EQ(write(STDOUT_FILENO, "told\n", 5), 5);
+    absl::SleepFor(absl::Milliseconds(500));
+  });
+  ASSERT_TRUE(rank->WaitForOutput("holding", absl::Seconds(10)));
+  grpc::ClientContext context;
+  admin::EvictRequest request;
+  request.set_job("demo");
+  request.set_reason("maintenance");
+  admin::EvictReply reply;
+  ASSERT_TRUE(stub->Evict(&context, request, &reply).ok());
+  EXPECT_EQ(reply.sessions(), 1u);
+  ASSERT_TRUE(rank->WaitForOutput("told", absl::Seconds(10)));
+  // It still maps the memory: nobody may have it.
+  SLUICE_ASSERT_OK_AND_ASSIGN(const auto pool, GpuPool(daemon.socket(), 0));
+  EXPECT_EQ(pool.leased_bytes(), 0u);
+  EXPECT_EQ(pool.quarantined_bytes(), MiB(8).size());
+  rank->ExpectSuccess();
+  EXPECT_THAT(WaitUntilFree(daemon.socket(), 0, absl::Seconds(1)), IsOk());
+
+  grpc::ClientContext again;
+  EXPECT_EQ(stub->Evict(&again, request, &reply).error_code(),
+            grpc::StatusCode::NOT_FOUND);
+}
+
+TEST(DaemonAdmin, EvictWithKillEndsTheProcess) {
+  RunningDaemon daemon;
+  const auto stub = AdminStub(daemon);
+  const auto rank = Child::Fork([&] {
+    SLUICE_ASSERT_OK_AND_ASSIGN(RawClient client,
+                                RawClient::Connect(daemon.socket()));
+    ASSERT_THAT(client.Hello("demo"), IsOk());
+    ASSERT_THAT(client.Lease(wire::Lease::GPU, MiB(8)), IsOk());
+    ASSERT_EQ(write(STDOUT_FILENO, "holding\n", 8), 8);
+    pause();
+  });
+  ASSERT_TRUE(rank->WaitForOutput("holding", absl::Seconds(10)));
+  grpc::ClientContext context;
+  admin::EvictRequest request;
+  request.set_job("demo");
+  request.set_kill(true);
+  admin::EvictReply reply;
+  ASSERT_TRUE(stub->Evict(&context, request, &reply).ok());
+  EXPECT_THAT(WaitUntilFree(daemon.socket(), 0, absl::Seconds(1)), IsOk());
+  EXPECT_EQ(rank->Join().signal, 9);
+}
+
+TEST(DaemonAdmin, JobsAndStatusShowWhoHoldsWhat) {
+  RunningDaemon daemon;
+  const auto stub = AdminStub(daemon);
+  SLUICE_ASSERT_OK_AND_ASSIGN(RawClient client,
+                              RawClient::Connect(daemon.socket()));
+  ASSERT_THAT(client.Hello("demo", 0, 1, 1), IsOk());
+  ASSERT_THAT(client.Lease(wire::Lease::GPU, MiB(8), 1), IsOk());
+  grpc::ClientContext jobs_context, status_context;
+  admin::JobsReply jobs;
+  ASSERT_TRUE(stub->Jobs(&jobs_context, {}, &jobs).ok());
+  ASSERT_EQ(jobs.jobs_size(), 1);
+  EXPECT_EQ(jobs.jobs(0).name(), "demo");
+  EXPECT_EQ(jobs.jobs(0).uid(), geteuid());
+  ASSERT_EQ(jobs.jobs(0).ranks_size(), 1);
+  EXPECT_EQ(jobs.jobs(0).ranks(0).pid(), getpid());
+  EXPECT_EQ(jobs.jobs(0).ranks(0).gpu(), 1u);
+  EXPECT_EQ(jobs.jobs(0).ranks(0).gpu_bytes(), MiB(8).size());
+  admin::StatusReply status;
+  ASSERT_TRUE(stub->Status(&status_context, {}, &status).ok());
+  EXPECT_THAT(status.json(), HasSubstr("\"name\":\"demo\""));
+}
+
+}  // namespace
+}  // namespace sluice::testing

@@ -1,0 +1,175 @@
+// Plans through the real daemon and the real worker.
+#include <signal.h>
+#include <unistd.h>
+
+#include <fstream>
+#include <string>
+
+#include "absl/time/clock.h"
+#include "gmock/gmock.h"
+#include "gtest/gtest.h"
+#include "proto/plan/codec.h"
+#include "proto/plan/validate.h"
+#include "tests/integration/daemon/harness.h"
+#include "tests/support/status_matchers.h"
+
+namespace sluice::testing {
+namespace {
+
+using ::testing::HasSubstr;
+
+plan::RankProfile ProfileOf(int rank, int gpu) {
+  plan::RankProfile profile;
+  profile.rank = Rank(rank);
+  profile.gpu = DeviceIndex(gpu);
+  profile.layers = 4;
+  plan::SegmentKind kind;
+  kind.name = "qkv.forward.full";
+  kind.trace.buffers = {{0, 0, 3, KiB(64)}, {1, 1, 2, KiB(32)},
+                        {2, 2, 4, KiB(32)}};
+  kind.trace.end = 4;
+  kind.seconds = 0.001;
+  kind.executions = 8;
+  profile.segments = {kind};
+  plan::SkeletalClass input{.name = "layer_input",
+                            .bytes_per_layer = MiB(1),
+                            .must_swap = true};
+  plan::SkeletalClass rest{.name = "ffn_up",
+                           .bytes_per_layer = MiB(4),
+                           .recompute_seconds = 0.01};
+  profile.classes = {input, rest};
+  profile.forward_layer_seconds = 0.1;
+  profile.backward_layer_seconds = 0.2;
+  return profile;
+}
+
+absl::Status Submit(RawClient& client, std::string_view bytes) {
+  SLUICE_ASSIGN_OR_RETURN(const UniqueFd fd,
+                          wire::ToMemfd("profile", bytes));
+  wire::Request request;
+  request.mutable_submit_profile();
+  return client.Call(request, {fd.get()}).status();
+}
+
+// The plan of the next event.
+absl::StatusOr<plan::NodePlan> NextPlan(RawClient& client) {
+  UniqueFd fd;
+  SLUICE_ASSIGN_OR_RETURN(const wire::Event event,
+                          client.NextEvent(absl::Seconds(20), &fd));
+  if (event.has_plan_failed()) {
+    return absl::InternalError(event.plan_failed().reason());
+  }
+  if (!event.has_plan_ready()) return absl::InternalError("another event");
+  SLUICE_ASSIGN_OR_RETURN(const std::string bytes, wire::FromMemfd(fd));
+  return plan::DecodeNodePlan(bytes);
+}
+
+TEST(DaemonPlan, BothRanksGetOneValidPlanAndARepeatComesFromTheCache) {
+  RunningDaemon daemon;
+  SLUICE_ASSERT_OK_AND_ASSIGN(RawClient a, RawClient::Connect(daemon.socket()));
+  SLUICE_ASSERT_OK_AND_ASSIGN(RawClient b, RawClient::Connect(daemon.socket()));
+  ASSERT_THAT(a.Hello("demo", 0, 2, 0), IsOk());
+  ASSERT_THAT(b.Hello("demo", 1, 2, 1), IsOk());
+  PlanId first;
+  for (int round = 0; round < 2; ++round) {
+    ASSERT_THAT(Submit(a, plan::Encode(ProfileOf(0, 0))), IsOk());
+    ASSERT_THAT(Submit(b, plan::Encode(ProfileOf(1, 1))), IsOk());
+    SLUICE_ASSERT_OK_AND_ASSIGN(const auto plan_a, NextPlan(a));
+    SLUICE_ASSERT_OK_AND_ASSIGN(const auto plan_b, NextPlan(b));
+    EXPECT_EQ(plan_a.id, plan_b.id);
+    EXPECT_EQ(plan_a.infeasible, "");
+    ASSERT_EQ(plan_a.ranks.size(), 2u);
+    EXPECT_THAT(plan::ValidateRankPlan(ProfileOf(0, 0), plan_a.ranks[0]),
+                IsOk());
+    EXPECT_THAT(plan::ValidateRankPlan(ProfileOf(1, 1), plan_b.ranks[1]),
+                IsOk());
+    if (round == 0) first = plan_a.id;
+    EXPECT_EQ(plan_a.id, first);
+  }
+}
+
+TEST(DaemonPlan, InfeasibleIsAnAnswerThatSaysWhy) {
+  RunningDaemon daemon("[budgets]\njob_host_bytes = \"4MiB\"\n");
+  SLUICE_ASSERT_OK_AND_ASSIGN(RawClient a, RawClient::Connect(daemon.socket()));
+  ASSERT_THAT(a.Hello("demo"), IsOk());
+  auto profile = ProfileOf(0, 0);
+  profile.classes[0].bytes_per_layer = MiB(64);
+  ASSERT_THAT(Submit(a, plan::Encode(profile)), IsOk());
+  SLUICE_ASSERT_OK_AND_ASSIGN(const auto plan, NextPlan(a));
+  EXPECT_THAT(plan.infeasible, HasSubstr("host"));
+}
+
+TEST(DaemonPlan, BadProfilesAreRefusedByFieldAndTheSessionGoesOn) {
+  RunningDaemon daemon;
+  SLUICE_ASSERT_OK_AND_ASSIGN(RawClient a, RawClient::Connect(daemon.socket()));
+  ASSERT_THAT(a.Hello("demo"), IsOk());
+  EXPECT_THAT(Submit(a, "no json"),
+              StatusIs(absl::StatusCode::kInvalidArgument));
+  EXPECT_THAT(Submit(a, plan::Encode(ProfileOf(3, 0))),
+              StatusIs(absl::StatusCode::kInvalidArgument,
+                       HasSubstr("profile is of rank 3")));
+  // Not sealed: its bytes could change under the reader.
+  char path[] = "/tmp/sluice-unsealed-XXXXXX";
+  UniqueFd file(mkstemp(path));
+  unlink(path);
+  wire::Request request;
+  request.mutable_submit_profile();
+  EXPECT_THAT(a.Call(request, {file.get()}).status(),
+              StatusIs(absl::StatusCode::kInvalidArgument,
+                       HasSubstr("sealed")));
+  ASSERT_THAT(Submit(a, plan::Encode(ProfileOf(0, 0))), IsOk());
+  EXPECT_THAT(NextPlan(a), IsOk());
+}
+
+TEST(DaemonPlan, DeathOfARankEndsTheWaitOfTheOthers) {
+  RunningDaemon daemon;
+  const auto rank = Child::Fork([&] {
+    SLUICE_ASSERT_OK_AND_ASSIGN(RawClient client,
+                                RawClient::Connect(daemon.socket()));
+    ASSERT_THAT(client.Hello("demo", 1, 2, 1), IsOk());
+    ASSERT_EQ(write(STDOUT_FILENO, "here\n", 5), 5);
+    pause();
+  });
+  ASSERT_TRUE(rank->WaitForOutput("here", absl::Seconds(10)));
+  SLUICE_ASSERT_OK_AND_ASSIGN(RawClient a, RawClient::Connect(daemon.socket()));
+  ASSERT_THAT(a.Hello("demo", 0, 2, 0), IsOk());
+  ASSERT_THAT(Submit(a, plan::Encode(ProfileOf(0, 0))), IsOk());
+  rank->Kill(SIGKILL);
+  // The plan's failure and the peer's death, in this or the other order.
+  bool failed = false, died = false;
+  for (int i = 0; i < 2; ++i) {
+    SLUICE_ASSERT_OK_AND_ASSIGN(const auto event,
+                                a.NextEvent(absl::Seconds(2)));
+    if (event.has_plan_failed()) {
+      failed = true;
+      EXPECT_THAT(event.plan_failed().reason(),
+                  HasSubstr("rank 1 of job demo left"));
+    }
+    died |= event.has_peer_died();
+  }
+  EXPECT_TRUE(failed && died);
+}
+
+TEST(DaemonPlan, WorkerThatDoesNotExistFailsThePlanNotTheDaemon) {
+  // A daemon started through a link in a folder without a worker.
+  TempDir alone;
+  const std::string lonely = alone.File("sluiced");
+  const auto copied =
+      Child::Spawn({"/bin/cp", BinaryPath("sluiced"), lonely});
+  copied->ExpectSuccess();
+  const std::string config = alone.File("sluiced.toml");
+  std::ofstream(config) << "[http]\nlisten = \"\"\n";
+  const auto daemon = Child::Spawn({lonely, "--config", config,
+                                    "--runtime-dir", alone.path() + "/run"});
+  ASSERT_TRUE(daemon->WaitForOutput("sluiced: ready", absl::Seconds(10)));
+  SLUICE_ASSERT_OK_AND_ASSIGN(
+      RawClient a, RawClient::Connect(alone.path() + "/run/session.sock"));
+  ASSERT_THAT(a.Hello("demo"), IsOk());
+  ASSERT_THAT(Submit(a, plan::Encode(ProfileOf(0, 0))), IsOk());
+  EXPECT_THAT(NextPlan(a), StatusIs(absl::StatusCode::kInternal,
+                                    HasSubstr("start the plan worker")));
+  EXPECT_THAT(a.Lease(wire::Lease::GPU, MiB(1)), IsOk());
+}
+
+}  // namespace
+}  // namespace sluice::testing

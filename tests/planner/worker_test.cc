@@ -1,0 +1,216 @@
+// sluice-worker as the daemon uses it: a real process, real descriptors.
+#include <fcntl.h>
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+#include <signal.h>
+#include <spawn.h>
+#include <sys/mman.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include <chrono>
+#include <cstdlib>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "planner/validator.h"
+#include "proto/base/unique_fd.h"
+#include "proto/plan/codec.h"
+#include "tests/planner/traces.h"
+
+namespace sluice::planner {
+namespace {
+
+using ::testing::HasSubstr;
+using ::testing::StartsWith;
+
+UniqueFd Memfd(std::string_view content = "") {
+  UniqueFd fd(memfd_create("worker_test", MFD_CLOEXEC));
+  EXPECT_EQ(write(fd.get(), content.data(), content.size()),
+            static_cast<ssize_t>(content.size()));
+  return fd;
+}
+
+std::string ContentOf(const UniqueFd& fd) {
+  std::string content(static_cast<size_t>(lseek(fd.get(), 0, SEEK_END)), 0);
+  EXPECT_EQ(pread(fd.get(), content.data(), content.size(), 0),
+            static_cast<ssize_t>(content.size()));
+  return content;
+}
+
+struct Outcome {
+  int status = 0;  // of waitpid
+  std::string out;
+  std::string err;
+  std::string printed;  // on standard output
+
+  int exit_code() const { return WIFEXITED(status) ? WEXITSTATUS(status) : -1; }
+};
+
+// Descriptors 3 and 4 in the worker are `in` and a memfd.
+Outcome RunWorker(int in, std::vector<std::string> args) {
+  const UniqueFd out = Memfd();
+  const UniqueFd err = Memfd();
+  const UniqueFd printed = Memfd();
+  posix_spawn_file_actions_t actions;
+  posix_spawn_file_actions_init(&actions);
+  posix_spawn_file_actions_adddup2(&actions, printed.get(), STDOUT_FILENO);
+  posix_spawn_file_actions_adddup2(&actions, err.get(), STDERR_FILENO);
+  // High numbers first, so that no dup2 closes one still needed.
+  posix_spawn_file_actions_adddup2(&actions, in, 103);
+  posix_spawn_file_actions_adddup2(&actions, out.get(), 104);
+  args.insert(args.begin(),
+              std::string(std::getenv("SLUICE_BIN_DIR")) + "/sluice-worker");
+  std::vector<char*> argv;
+  for (std::string& arg : args) argv.push_back(arg.data());
+  argv.push_back(nullptr);
+  pid_t pid = -1;
+  EXPECT_EQ(posix_spawn(&pid, argv[0], &actions, nullptr, argv.data(), environ),
+            0)
+      << argv[0];
+  posix_spawn_file_actions_destroy(&actions);
+  Outcome outcome;
+  EXPECT_EQ(waitpid(pid, &outcome.status, 0), pid);
+  outcome.out = ContentOf(out);
+  outcome.err = ContentOf(err);
+  outcome.printed = ContentOf(printed);
+  return outcome;
+}
+
+const std::vector<std::string> kFds = {"--in-fd", "103", "--out-fd", "104"};
+
+plan::PlanRequest SampleRequest() {
+  std::mt19937 random(11);
+  plan::PlanRequest request;
+  for (uint64_t r = 0; r < 2; ++r) {
+    plan::RankProfile p;
+    p.rank = Rank(r);
+    p.layers = 4;
+    p.forward_layer_seconds = 1;
+    p.backward_layer_seconds = 2;
+    p.classes = {{.name = "in", .bytes_per_layer = MiB(1), .must_swap = true},
+                 {.name = "up", .bytes_per_layer = MiB(4)}};
+    p.segments = {{.name = "ffn.full", .trace = LayerTrace(random, 4, 0.5)},
+                  // No greedy order meets its bound: the solvers run.
+                  {.name = "hard", .trace = ReadCsv("B.1048576.csv")},
+                  {.name = "odd", .trace = AboveMaxLive()}};
+    request.profiles.push_back(p);
+  }
+  request.resources.host_budget = {MiB(30)};
+  request.resources.links = {{"pcie0", 1e9, 1e9, {Rank(0), Rank(1)}}};
+  return request;
+}
+
+TEST(Worker, AnswersARequestWithAValidPlanAndPrintsNothing) {
+  const plan::PlanRequest request = SampleRequest();
+  const Outcome outcome = RunWorker(Memfd(plan::Encode(request)).get(), kFds);
+  EXPECT_EQ(outcome.exit_code(), 0) << outcome.err;
+  EXPECT_EQ(outcome.err, "");
+  EXPECT_EQ(outcome.printed, "");
+  const auto plan = plan::DecodeNodePlan(outcome.out);
+  ASSERT_TRUE(plan.ok()) << plan.status();
+  const absl::Status valid =
+      ValidateNodePlan(request.profiles, request.resources, *plan);
+  EXPECT_TRUE(valid.ok()) << valid;
+  EXPECT_EQ(plan->infeasible, "");
+  EXPECT_EQ(plan->profile_hash, plan::HashProfiles(request.profiles));
+  for (const plan::SegmentPlan& s : plan->ranks[0].segments) {
+    EXPECT_TRUE(s.placement.optimal()) << s.name;
+  }
+}
+
+TEST(Worker, AnswersOnStandardOutputByDefault) {
+  const Outcome outcome =
+      RunWorker(Memfd(plan::Encode(SampleRequest())).get(), {"--in-fd", "103"});
+  EXPECT_EQ(outcome.exit_code(), 0) << outcome.err;
+  EXPECT_TRUE(plan::DecodeNodePlan(outcome.printed).ok());
+}
+
+TEST(Worker, ReadsAPipeToItsEnd) {
+  const std::string bytes = plan::Encode(SampleRequest());
+  int ends[2];
+  ASSERT_EQ(pipe2(ends, O_CLOEXEC), 0);
+  const UniqueFd reader(ends[0]);
+  UniqueFd writer(ends[1]);
+  // The worker drains it; one that is full would block this test.
+  ASSERT_LT(bytes.size(), 65536u);
+  ASSERT_EQ(write(writer.get(), bytes.data(), bytes.size()),
+            static_cast<ssize_t>(bytes.size()));
+  writer.Reset();
+  const Outcome outcome = RunWorker(reader.get(), kFds);
+  EXPECT_EQ(outcome.exit_code(), 0) << outcome.err;
+  EXPECT_TRUE(plan::DecodeNodePlan(outcome.out).ok());
+}
+
+TEST(Worker, AnInfeasibleRequestIsAPlanThatSaysWhy) {
+  plan::PlanRequest request = SampleRequest();
+  request.resources.host_budget = {MiB(7)};
+  const Outcome outcome = RunWorker(Memfd(plan::Encode(request)).get(), kFds);
+  EXPECT_EQ(outcome.exit_code(), 0);
+  const auto plan = plan::DecodeNodePlan(outcome.out);
+  ASSERT_TRUE(plan.ok()) << plan.status();
+  EXPECT_THAT(plan->infeasible, HasSubstr("the budget is 7 MiB"));
+  EXPECT_EQ(plan->limited_by, "host_memory");
+}
+
+TEST(Worker, BadInputIsOneLineAndExitStatusTwo) {
+  plan::PlanRequest request = SampleRequest();
+  request.profiles[1].layers = 0;
+  const Outcome outcome = RunWorker(Memfd(plan::Encode(request)).get(), kFds);
+  EXPECT_EQ(outcome.exit_code(), 2);
+  EXPECT_EQ(outcome.out, "");
+  EXPECT_EQ(outcome.err,
+            "error: sluice.plan_request: profiles[1].layers: 0 is not between "
+            "1 and 1048576\n");
+  EXPECT_EQ(RunWorker(Memfd("").get(), kFds).exit_code(), 2);
+  const Outcome flag = RunWorker(Memfd("").get(), {"--time-limit-s", "-1"});
+  EXPECT_EQ(flag.exit_code(), 2);
+  EXPECT_THAT(flag.err, StartsWith("error: "));
+}
+
+TEST(Worker, AnOutputThatCannotBeWrittenIsAFault) {
+  const Outcome outcome = RunWorker(Memfd(plan::Encode(SampleRequest())).get(),
+                                    {"--in-fd", "103", "--out-fd", "105"});
+  EXPECT_EQ(outcome.exit_code(), 1);
+  EXPECT_THAT(outcome.err, StartsWith("error: write the plan"));
+}
+
+TEST(Worker, EndsItselfAtItsDeadline) {
+  int ends[2];
+  ASSERT_EQ(pipe2(ends, O_CLOEXEC), 0);
+  const UniqueFd reader(ends[0]);
+  const UniqueFd writer(ends[1]);  // never closed: the worker waits for ever
+  const auto start = std::chrono::steady_clock::now();
+  std::vector<std::string> args = kFds;
+  args.insert(args.end(), {"--time-limit-s", "0.3"});
+  const Outcome outcome = RunWorker(reader.get(), args);
+  const std::chrono::duration<double> took =
+      std::chrono::steady_clock::now() - start;
+  EXPECT_EQ(outcome.exit_code(), 4);
+  EXPECT_EQ(outcome.err, "error: the plan was not ready at its deadline\n");
+  EXPECT_EQ(outcome.out, "");
+  EXPECT_LT(took.count(), 5);
+}
+
+// What cannot be solved in time is still answered, within the limit.
+TEST(Worker, AHardTraceIsAnsweredWithinTheLimitWithoutAProof) {
+  plan::PlanRequest request = SampleRequest();
+  request.profiles.resize(1);
+  request.resources.links.clear();
+  request.profiles[0].segments = {
+      {.name = "E", .trace = ReadCsv("E.1048576.csv")},
+      {.name = "I", .trace = ReadCsv("I.1048576.csv")}};
+  std::vector<std::string> args = kFds;
+  args.insert(args.end(), {"--time-limit-s", "4"});
+  const Outcome outcome = RunWorker(Memfd(plan::Encode(request)).get(), args);
+  ASSERT_EQ(outcome.exit_code(), 0) << outcome.err;
+  const auto plan = plan::DecodeNodePlan(outcome.out);
+  ASSERT_TRUE(plan.ok());
+  for (const plan::SegmentPlan& s : plan->ranks[0].segments) {
+    EXPECT_EQ(s.placement.optimal(), s.placement.proved_by != "none");
+  }
+}
+
+}  // namespace
+}  // namespace sluice::planner
