@@ -1,0 +1,75 @@
+#include "tests/bench/report.h"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <cstdio>
+#include <cstdlib>
+#include <string_view>
+
+namespace sluice::bench {
+namespace {
+
+std::string Json(const std::vector<Entry>& entries) {
+  std::string text = "[\n";
+  for (const Entry& entry : entries) {
+    text += fmt::format(
+        "  {{\"name\": \"{}\", \"value\": {}, \"unit\": \"{}\", \"target\": "
+        "{}, \"better\": \"{}\", \"detail\": \"{}\"}}{}\n",
+        entry.name, entry.value, entry.unit,
+        entry.target ? fmt::format("{}", *entry.target) : "null",
+        entry.lower_is_better ? "lower" : "higher", entry.detail,
+        &entry == &entries.back() ? "" : ",");
+  }
+  return text + "]\n";
+}
+
+bool Misses(const Entry& entry, double factor) {
+  if (!entry.target) return false;
+  return entry.lower_is_better ? entry.value > *entry.target * factor
+                               : entry.value < *entry.target / factor;
+}
+
+}  // namespace
+
+double Quantile(std::vector<double>& values, double q) {
+  std::sort(values.begin(), values.end());
+  const auto last = static_cast<double>(values.size() - 1);
+  return values[static_cast<size_t>(q * last + 0.5)];
+}
+
+int Report(int argc, char** argv, const std::vector<Entry>& entries) {
+  int exit_code = 0;
+  for (const Entry& entry : entries) {
+    fmt::print("{:<24} {:>12.4g} {:<6} {}\n", entry.name, entry.value,
+               entry.unit, entry.detail);
+  }
+  for (int i = 1; i < argc; i += 2) {
+    const std::string_view flag = argv[i];
+    if (i + 1 >= argc || (flag != "--json" && flag != "--check")) {
+      fmt::print(stderr, "error: '{}': give --json FILE, --check FACTOR\n",
+                 argv[i]);
+      return 2;
+    }
+    if (flag == "--json") {
+      std::FILE* file = std::fopen(argv[i + 1], "w");
+      if (file == nullptr) {
+        fmt::print(stderr, "error: cannot write {}\n", argv[i + 1]);
+        return 2;
+      }
+      fmt::print(file, "{}", Json(entries));
+      std::fclose(file);
+      continue;
+    }
+    const double factor = std::atof(argv[i + 1]);
+    for (const Entry& entry : entries) {
+      if (!Misses(entry, factor)) continue;
+      fmt::print(stderr, "error: {} is {:.4g} {}, target {} times {}\n",
+                 entry.name, entry.value, entry.unit, *entry.target, factor);
+      exit_code = 1;
+    }
+  }
+  return exit_code;
+}
+
+}  // namespace sluice::bench
