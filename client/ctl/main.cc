@@ -1,15 +1,12 @@
-// sluicectl: asks the node's daemon, and tells people.
+// sluicectl: asks the node's daemon, and tells people. Reads the flags only.
 #include <fmt/format.h>
 
 #include <CLI/CLI.hpp>
 #include <cstdio>
+#include <functional>
 #include <string>
 
-#include "client/ctl/render.h"
-#include "client/query.h"
-#include "client/session.h"
-#include "proto/base/status.h"
-#include "proto/plan/codec.h"
+#include "client/ctl/commands.h"
 
 namespace sluice::ctl {
 namespace {
@@ -19,86 +16,112 @@ constexpr const char* kExamples = R"(Examples:
   sluicectl --socket /tmp/s/session.sock status --json
   sluicectl jobs                          one line a job
   sluicectl plan show 3                   what a plan keeps, swaps, recomputes
+  sluicectl budget                        limits and what is used of them
+  sluicectl budget set --job tune --gpu 40GiB --host unlimited
+  sluicectl evict tune --reason "the node is drained"
 
-A plain user sees what is its own, the daemon's user and root everything.)";
+A plain user sees what is its own, the daemon's user everything. `budget set`
+and `evict` are for administrators: those who may open admin.sock.)";
 
-struct Flags {
-  std::string socket;
-  bool json = false;
-  std::string plan;
-};
+class CommandLine {
+ public:
+  CommandLine() {
+    app_.footer(kExamples);
+    app_.require_subcommand(0, 1);  // so that a wrong word is named
+    app_.add_option("--socket", flags_.socket,
+                    "the daemon's session socket (default: $SLUICE_SOCKET, "
+                    "else /run/sluice/session.sock)");
+    app_.add_option("--admin-socket", flags_.admin_socket,
+                    "its admin socket (default: admin.sock beside it)");
+    Json(
+        Add(&app_, "status", "pools, ranks, plans, latest events", ShowStatus));
+    Json(Add(&app_, "jobs", "one line a job", ShowJobs));
+    AddPlan();
+    AddBudget();
+    AddEvict();
+  }
 
-// 2 for what the caller got wrong, 1 for what went wrong.
-int Fail(const absl::Status& status) {
-  fmt::print(stderr, "error: {}\n", std::string(status.message()));
-  const bool bad_input =
-      absl::IsInvalidArgument(status) || absl::IsNotFound(status);
-  return bad_input ? 2 : 1;
-}
-
-int Print(const absl::StatusOr<std::string>& text) {
-  if (!text.ok()) return Fail(text.status());
-  std::fputs(text->c_str(), stdout);
-  return 0;
-}
-
-using Renderer = absl::StatusOr<std::string> (*)(const std::string&);
-
-// The snapshot as `render` shows it, or its part `key` as JSON.
-int Show(const Flags& flags, Renderer render, const std::string& key) {
-  const auto status = client::QueryNode(flags.socket);
-  if (!status.ok()) return Fail(status.status());
-  return Print(flags.json ? JsonPart(status->json, key) : render(status->json));
-}
-
-int ShowPlan(const Flags& flags) {
-  const auto status = client::QueryNode(flags.socket, flags.plan);
-  if (!status.ok()) return Fail(status.status());
-  if (flags.json) return Print(plan::Encode(*status->plan) + "\n");
-  return Print(RenderPlan(*status->plan));
-}
-
-int Main(int argc, char** argv) {
-  CLI::App app("Asks the node's Sluice daemon who holds what.", "sluicectl");
-  app.footer(kExamples);
-  app.require_subcommand(0, 1);  // so that a wrong word is named
-  Flags flags;
-  app.add_option("--socket", flags.socket,
-                 "the daemon's session socket (default: $SLUICE_SOCKET, else "
-                 "/run/sluice/session.sock)");
-  const auto add_json = [&](CLI::App* command) {
-    command->add_flag("--json", flags.json, "print JSON");
-    command->fallthrough();
-    return command;
-  };
-  int exit_code = 0;
-  add_json(app.add_subcommand("status", "pools, ranks, plans, latest events"))
-      ->callback([&] { exit_code = Show(flags, RenderStatus, ""); });
-  add_json(app.add_subcommand("jobs", "one line a job"))->callback([&] {
-    exit_code = Show(flags, RenderJobs, "jobs");
-  });
-  CLI::App* plan = app.add_subcommand("plan", "plans of your jobs");
-  plan->require_subcommand(1)->fallthrough();
-  CLI::App* show = add_json(plan->add_subcommand("show", "one plan"));
-  show->add_option("ID", flags.plan, "its number in sluicectl status")
-      ->required();
-  show->callback([&] { exit_code = ShowPlan(flags); });
-  try {
-    app.parse(argc, argv);
-    if (app.get_subcommands().empty()) {
-      throw CLI::ParseError("say what to show: status, jobs, plan show ID",
-                            CLI::ExitCodes::RequiredError);
+  int Run(int argc, char** argv) {
+    try {
+      app_.parse(argc, argv);
+    } catch (const CLI::CallForHelp& help) {
+      return app_.exit(help);
+    } catch (const CLI::ParseError& error) {
+      return Misuse(error.what());
     }
-  } catch (const CLI::CallForHelp& help) {
-    return app.exit(help);
-  } catch (const CLI::ParseError& error) {
-    fmt::print(stderr, "error: {} (see sluicectl --help)\n", error.what());
+    if (!chosen_) {
+      return Misuse("say what to do: status, jobs, plan, budget or evict");
+    }
+    return chosen_(flags_);
+  }
+
+ private:
+  using Command = int (*)(const Flags&);
+
+  static int Misuse(const char* what) {
+    fmt::print(stderr, "error: {} (see sluicectl --help)\n", what);
     return 2;
   }
-  return exit_code;
-}
+
+  CLI::App* Add(CLI::App* to, const char* name, const char* help,
+                Command command) {
+    CLI::App* added = to->add_subcommand(name, help);
+    added->fallthrough();
+    // Called parent last: a subcommand's choice stands.
+    if (command != nullptr) {
+      added->callback([this, command] {
+        if (!chosen_) chosen_ = command;
+      });
+    }
+    return added;
+  }
+
+  CLI::App* Json(CLI::App* command) {
+    command->add_flag("--json", flags_.json, "print JSON");
+    return command;
+  }
+
+  void AddPlan() {
+    CLI::App* plan = Add(&app_, "plan", "plans of your jobs", nullptr);
+    plan->require_subcommand(1);
+    CLI::App* show = Json(Add(plan, "show", "one plan", ShowPlan));
+    show->add_option("ID", flags_.plan, "its number in sluicectl status")
+        ->required();
+  }
+
+  void AddBudget() {
+    CLI::App* budget =
+        Json(Add(&app_, "budget", "limits and what is used", ShowBudgets));
+    CLI::App* set = Add(budget, "set", "change a limit, at once", ChangeBudget);
+    set->add_option("--user", flags_.user, "a user's name or number");
+    set->add_option("--cgroup", flags_.cgroup,
+                    "with --user: only in this cgroup");
+    set->add_option("--job", flags_.job, "a job's label");
+    set->add_option("--gpu", flags_.gpu,
+                    "GPU memory of the node: a size, or unlimited");
+    set->add_option("--host", flags_.host,
+                    "pinned host memory of the node, likewise");
+  }
+
+  void AddEvict() {
+    CLI::App* evict =
+        Add(&app_, "evict", "end every session of a job", EvictJob);
+    evict->add_option("JOB", flags_.job, "the job's label")->required();
+    evict->add_option("--user", flags_.user, "only this user's job");
+    evict->add_flag("--kill", flags_.kill,
+                    "also kill its processes: what they have mapped is theirs "
+                    "until they end");
+    evict->add_option("--reason", flags_.reason, "told to the ranks");
+  }
+
+  CLI::App app_{"Asks the node's Sluice daemon who holds what.", "sluicectl"};
+  Flags flags_;
+  Command chosen_ = nullptr;
+};
 
 }  // namespace
 }  // namespace sluice::ctl
 
-int main(int argc, char** argv) { return sluice::ctl::Main(argc, argv); }
+int main(int argc, char** argv) {
+  return sluice::ctl::CommandLine().Run(argc, argv);
+}

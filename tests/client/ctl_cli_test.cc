@@ -37,8 +37,30 @@ TEST(SluicectlCli, ASocketThatIsNotThereIsOneClearLine) {
 
 TEST(SluicectlCli, AWrongWordIsNamed) {
   ExpectOneLine(Ctl({"statsu"}), "statsu");
-  ExpectOneLine(Ctl({}), "say what to show");
+  ExpectOneLine(Ctl({}), "say what to do");
   ExpectOneLine(Ctl({"plan", "show"}), "ID");
+  ExpectOneLine(Ctl({"evict"}), "JOB");
+}
+
+TEST(SluicectlCli, ABudgetWithoutWhoseOrWhichOrASizeIsRefused) {
+  ExpectOneLine(Ctl({"budget", "set", "--gpu", "1GiB"}), "whose budget?");
+  ExpectOneLine(
+      Ctl({"budget", "set", "--job", "a", "--user", "0", "--gpu", "1GiB"}),
+      "whose budget?");
+  ExpectOneLine(Ctl({"budget", "set", "--job", "a"}), "which limit?");
+  ExpectOneLine(Ctl({"budget", "set", "--job", "a", "--gpu", "much"}),
+                "'much' is not a size");
+  ExpectOneLine(Ctl({"budget", "set", "--job", "a", "--gpu", "0"}),
+                "above 0, or 'unlimited'");
+  ExpectOneLine(Ctl({"budget", "set", "--user", "no-such-user", "--gpu", "1"}),
+                "no user 'no-such-user'");
+}
+
+TEST(SluicectlCli, AnAdminSocketThatIsNotThereIsOneClearLine) {
+  ExpectOneLine(Ctl({"--socket", "/nonexistent/session.sock", "evict", "a"}),
+                "no socket at /nonexistent/admin.sock");
+  ExpectOneLine(Ctl({"--admin-socket", "/nonexistent/x", "evict", "a"}),
+                "no socket at /nonexistent/x");
 }
 
 TEST(SluicectlCli, HelpShowsExamples) {

@@ -1,0 +1,105 @@
+#include "client/ctl/admin.h"
+
+#include <fmt/format.h>
+#include <grpcpp/grpcpp.h>
+#include <unistd.h>
+
+#include <cerrno>
+#include <chrono>
+#include <filesystem>
+#include <memory>
+
+#include "proto/admin/admin.grpc.pb.h"
+#include "proto/base/status.h"
+
+namespace sluice::ctl {
+namespace {
+
+constexpr std::chrono::seconds kDeadline{5};
+
+// gRPC would say "failed to connect to all addresses".
+absl::Status CheckSocket(const std::string& path) {
+  if (access(path.c_str(), R_OK | W_OK) == 0) return absl::OkStatus();
+  if (errno == EACCES) {
+    return absl::PermissionDeniedError(fmt::format(
+        "no permission to use {}: administration is for the daemon's user and "
+        "group",
+        path));
+  }
+  return absl::NotFoundError(
+      fmt::format("no socket at {}: is sluiced running? start it, or name its "
+                  "admin socket with --admin-socket",
+                  path));
+}
+
+absl::StatusOr<std::unique_ptr<admin::Admin::Stub>> Connect(
+    const std::string& path) {
+  SLUICE_RETURN_IF_ERROR(CheckSocket(path));
+  const std::string absolute = std::filesystem::absolute(path).string();
+  return admin::Admin::NewStub(grpc::CreateChannel(
+      "unix:" + absolute, grpc::InsecureChannelCredentials()));
+}
+
+// Both number their codes alike.
+absl::Status ToAbsl(const grpc::Status& status, const std::string& path) {
+  if (status.ok()) return absl::OkStatus();
+  if (status.error_code() == grpc::StatusCode::DEADLINE_EXCEEDED) {
+    return absl::DeadlineExceededError(
+        fmt::format("sluiced does not answer at {} ({} s): is it stopped?",
+                    path, kDeadline.count()));
+  }
+  return absl::Status(static_cast<absl::StatusCode>(status.error_code()),
+                      status.error_message());
+}
+
+void SetDeadline(grpc::ClientContext& context) {
+  context.set_deadline(std::chrono::system_clock::now() + kDeadline);
+}
+
+}  // namespace
+
+std::string AdminSocketOf(const std::string& session_socket) {
+  return std::filesystem::path(session_socket)
+      .replace_filename("admin.sock")
+      .string();
+}
+
+absl::StatusOr<BudgetLimits> SetBudget(const std::string& admin_socket,
+                                       const BudgetTarget& target,
+                                       const BudgetLimits& limits) {
+  SLUICE_ASSIGN_OR_RETURN(const auto stub, Connect(admin_socket));
+  admin::SetBudgetRequest request;
+  if (target.uid) {
+    request.set_uid(*target.uid);
+    request.set_cgroup(target.cgroup);
+  } else {
+    request.set_job(target.job);
+  }
+  if (limits.gpu) request.set_gpu_bytes(limits.gpu->size());
+  if (limits.host) request.set_host_bytes(limits.host->size());
+  grpc::ClientContext context;
+  SetDeadline(context);
+  admin::SetBudgetReply reply;
+  SLUICE_RETURN_IF_ERROR(
+      ToAbsl(stub->SetBudget(&context, request, &reply), admin_socket));
+  return BudgetLimits{Bytes(static_cast<int64_t>(reply.gpu_bytes())),
+                      Bytes(static_cast<int64_t>(reply.host_bytes()))};
+}
+
+absl::StatusOr<uint32_t> Evict(const std::string& admin_socket,
+                               const Eviction& eviction) {
+  SLUICE_ASSIGN_OR_RETURN(const auto stub, Connect(admin_socket));
+  admin::EvictRequest request;
+  request.set_job(eviction.job);
+  if (eviction.uid) request.set_uid(*eviction.uid);
+  request.set_kill(eviction.kill);
+  request.set_reason(eviction.reason);
+  grpc::ClientContext context;
+  SetDeadline(context);
+  admin::EvictReply reply;
+  SLUICE_RETURN_IF_ERROR(
+      ToAbsl(stub->Evict(&context, request, &reply), admin_socket));
+  return reply.sessions();
+}
+
+}  // namespace sluice::ctl

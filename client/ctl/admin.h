@@ -1,0 +1,50 @@
+// The administrators' calls: gRPC over the daemon's admin.sock.
+//
+// Who may open the socket is an administrator; PermissionDenied tells who is
+// not. NotFound: no such socket. A daemon that does not answer is
+// DeadlineExceeded after 5 s.
+// Thread safety: safe.
+#pragma once
+
+#include <cstdint>
+#include <optional>
+#include <string>
+
+#include "absl/status/statusor.h"
+#include "proto/base/units.h"
+
+namespace sluice::ctl {
+
+// admin.sock beside the session socket.
+std::string AdminSocketOf(const std::string& session_socket);
+
+// Whose budget: a user's (in one cgroup, or in all), or a job label's.
+struct BudgetTarget {
+  std::optional<uint32_t> uid;
+  std::string cgroup;
+  std::string job;
+};
+
+// Unset stays as it is; Bytes(0) is unlimited.
+struct BudgetLimits {
+  std::optional<Bytes> gpu;
+  std::optional<Bytes> host;
+};
+
+// The limits as they are now.
+absl::StatusOr<BudgetLimits> SetBudget(const std::string& admin_socket,
+                                       const BudgetTarget& target,
+                                       const BudgetLimits& limits);
+
+struct Eviction {
+  std::string job;
+  std::optional<uint32_t> uid;
+  bool kill = false;
+  std::string reason;
+};
+
+// How many sessions it ended.
+absl::StatusOr<uint32_t> Evict(const std::string& admin_socket,
+                               const Eviction& eviction);
+
+}  // namespace sluice::ctl

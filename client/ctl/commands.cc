@@ -1,0 +1,136 @@
+#include "client/ctl/commands.h"
+
+#include <fmt/format.h>
+#include <pwd.h>
+
+#include <charconv>
+#include <cstdio>
+#include <optional>
+
+#include "client/ctl/admin.h"
+#include "client/ctl/render.h"
+#include "client/query.h"
+#include "client/session.h"
+#include "proto/base/status.h"
+#include "proto/base/units.h"
+#include "proto/plan/codec.h"
+
+namespace sluice::ctl {
+namespace {
+
+using Renderer = absl::StatusOr<std::string> (*)(const std::string&);
+
+// Prints the answer, or the fault.
+int Print(const absl::StatusOr<std::string>& text) {
+  if (text.ok()) {
+    std::fputs(text->c_str(), stdout);
+    return 0;
+  }
+  const absl::Status& status = text.status();
+  fmt::print(stderr, "error: {}\n", std::string(status.message()));
+  const bool bad_input =
+      absl::IsInvalidArgument(status) || absl::IsNotFound(status);
+  return bad_input ? 2 : 1;
+}
+
+// The snapshot as `render` shows it, or its part `key` as JSON.
+absl::StatusOr<std::string> Snapshot(const Flags& flags, Renderer render,
+                                     const std::string& key) {
+  SLUICE_ASSIGN_OR_RETURN(const auto status, client::QueryNode(flags.socket));
+  return flags.json ? JsonPart(status.json, key) : render(status.json);
+}
+
+std::string AdminSocket(const Flags& flags) {
+  if (!flags.admin_socket.empty()) return flags.admin_socket;
+  return AdminSocketOf(flags.socket.empty() ? client::DefaultSocket()
+                                            : flags.socket);
+}
+
+absl::StatusOr<uint32_t> UserId(const std::string& user) {
+  uint32_t uid = 0;
+  const char* end = user.data() + user.size();
+  if (const auto [at, error] = std::from_chars(user.data(), end, uid);
+      error == std::errc() && at == end) {
+    return uid;
+  }
+  if (const passwd* entry = getpwnam(user.c_str())) return entry->pw_uid;
+  return absl::InvalidArgumentError(
+      fmt::format("there is no user '{}': give a user's name or number", user));
+}
+
+// "" stays as it is; "unlimited" is 0 on the wire.
+absl::StatusOr<std::optional<Bytes>> Limit(const std::string& text) {
+  if (text.empty()) return std::nullopt;
+  if (text == "unlimited") return Bytes(0);
+  SLUICE_ASSIGN_OR_RETURN(const Bytes size, ParseBytes(text));
+  if (size <= Bytes(0)) {
+    return absl::InvalidArgumentError(fmt::format(
+        "a budget of '{}': give a size above 0, or 'unlimited'", text));
+  }
+  return size;
+}
+
+std::string LimitText(const std::optional<Bytes>& limit) {
+  return !limit || *limit == Bytes(0) ? "unlimited" : FormatBytes(*limit);
+}
+
+absl::StatusOr<std::string> DoChangeBudget(const Flags& flags) {
+  if (flags.user.empty() == flags.job.empty()) {
+    return absl::InvalidArgumentError(
+        "whose budget? give either --user or --job");
+  }
+  if (flags.gpu.empty() && flags.host.empty()) {
+    return absl::InvalidArgumentError(
+        "which limit? give --gpu, --host or both, such as --gpu 40GiB");
+  }
+  BudgetTarget target = {.cgroup = flags.cgroup, .job = flags.job};
+  if (!flags.user.empty()) {
+    SLUICE_ASSIGN_OR_RETURN(target.uid, UserId(flags.user));
+  }
+  BudgetLimits limits;
+  SLUICE_ASSIGN_OR_RETURN(limits.gpu, Limit(flags.gpu));
+  SLUICE_ASSIGN_OR_RETURN(limits.host, Limit(flags.host));
+  SLUICE_ASSIGN_OR_RETURN(const BudgetLimits now,
+                          SetBudget(AdminSocket(flags), target, limits));
+  return fmt::format("{} {}: GPU memory {}, host memory {}\n",
+                     target.uid ? "user" : "job",
+                     target.uid ? flags.user : flags.job, LimitText(now.gpu),
+                     LimitText(now.host));
+}
+
+absl::StatusOr<std::string> DoEvict(const Flags& flags) {
+  Eviction eviction = {
+      .job = flags.job, .kill = flags.kill, .reason = flags.reason};
+  if (!flags.user.empty()) {
+    SLUICE_ASSIGN_OR_RETURN(eviction.uid, UserId(flags.user));
+  }
+  SLUICE_ASSIGN_OR_RETURN(const uint32_t sessions,
+                          Evict(AdminSocket(flags), eviction));
+  return fmt::format("job {}: {} session{} ended{}\n", flags.job, sessions,
+                     sessions == 1 ? "" : "s",
+                     flags.kill ? ", processes killed" : "");
+}
+
+absl::StatusOr<std::string> DoShowPlan(const Flags& flags) {
+  SLUICE_ASSIGN_OR_RETURN(const auto status,
+                          client::QueryNode(flags.socket, flags.plan));
+  return flags.json ? plan::Encode(*status.plan) + "\n"
+                    : RenderPlan(*status.plan);
+}
+
+}  // namespace
+
+int ShowStatus(const Flags& flags) {
+  return Print(Snapshot(flags, RenderStatus, ""));
+}
+int ShowJobs(const Flags& flags) {
+  return Print(Snapshot(flags, RenderJobs, "jobs"));
+}
+int ShowBudgets(const Flags& flags) {
+  return Print(Snapshot(flags, RenderBudgets, "budgets"));
+}
+int ShowPlan(const Flags& flags) { return Print(DoShowPlan(flags)); }
+int ChangeBudget(const Flags& flags) { return Print(DoChangeBudget(flags)); }
+int EvictJob(const Flags& flags) { return Print(DoEvict(flags)); }
+
+}  // namespace sluice::ctl

@@ -1,0 +1,34 @@
+// What sluicectl's commands do, once their flags are read: they print to
+// stdout, or one `error:` line to stderr, and return the exit status.
+//
+// Exit status: 0 done; 2 what the caller got wrong (no such socket, plan,
+// user, size); 1 what went wrong.
+#pragma once
+
+#include <string>
+
+namespace sluice::ctl {
+
+struct Flags {
+  std::string socket;
+  std::string admin_socket;
+  bool json = false;
+  std::string plan;
+  // budget set, evict
+  std::string user;
+  std::string cgroup;
+  std::string job;
+  std::string gpu;
+  std::string host;
+  bool kill = false;
+  std::string reason;
+};
+
+int ShowStatus(const Flags& flags);
+int ShowJobs(const Flags& flags);
+int ShowPlan(const Flags& flags);
+int ShowBudgets(const Flags& flags);
+int ChangeBudget(const Flags& flags);
+int EvictJob(const Flags& flags);
+
+}  // namespace sluice::ctl
