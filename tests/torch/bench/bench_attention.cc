@@ -1,0 +1,218 @@
+// Attention, forward and backward, in chunks with q, k, v, o streamed from
+// host memory, against one whole call: time, and peak memory of both.
+#include <ATen/Parallel.h>
+#include <ATen/core/grad_mode.h>
+#include <ATen/ops/_scaled_dot_product_flash_attention_for_cpu.h>
+#include <ATen/ops/_scaled_dot_product_flash_attention_for_cpu_backward.h>
+#include <ATen/ops/empty.h>
+#include <ATen/ops/from_blob.h>
+#include <fmt/format.h>
+
+#include <cstring>
+
+#include "client/torch/stream_context.h"
+#include "proto/base/status.h"
+#include "tests/torch/bench/bench_node.h"
+
+namespace sluice::bench {
+namespace {
+
+using namespace sluice::runtime;
+
+constexpr int64_t kHeads = 4, kDim = 64;
+constexpr int kRepeats = 3;
+
+// A whole sequence [tokens, heads, dim] in host memory.
+class HostTensor {
+ public:
+  explicit HostTensor(int64_t tokens)
+      : memory_(Bytes(tokens * kHeads * kDim * 4)),
+        tensor(at::from_blob(memory_.data(), {tokens, kHeads, kDim},
+                             at::kFloat)) {}
+
+ private:
+  Memory memory_;
+
+ public:
+  at::Tensor tensor;
+};
+
+struct Problem {
+  explicit Problem(int64_t tokens)
+      : q(tokens),
+        k(tokens),
+        v(tokens),
+        d_o(tokens),
+        dq(tokens),
+        dk(tokens),
+        dv(tokens) {
+    for (HostTensor* t : {&q, &k, &v, &d_o}) t->tensor.normal_();
+  }
+  HostTensor q, k, v, d_o;
+  HostTensor dq, dk, dv;  // results of the last run
+};
+
+at::Tensor Batched(const at::Tensor& t) {
+  return t.transpose(0, 1).unsqueeze(0);
+}
+
+// Everything resident, as one call each way.
+struct Whole {
+  explicit Whole(const Problem& p)
+      : q(p.q.tensor.clone()),
+        k(p.k.tensor.clone()),
+        v(p.v.tensor.clone()),
+        d_o(p.d_o.tensor.clone()) {}
+  void Run() {
+    const auto [o, lse] = at::_scaled_dot_product_flash_attention_for_cpu(
+        Batched(q), Batched(k), Batched(v), 0, true);
+    std::tie(dq, dk, dv) =
+        at::_scaled_dot_product_flash_attention_for_cpu_backward(
+            Batched(d_o), Batched(q), Batched(k), Batched(v), o, lse, 0, true);
+  }
+  at::Tensor q, k, v, d_o, dq, dk, dv;
+};
+
+// The streamed layer's attention, its rings and its arena.
+class Chunked {
+ public:
+  Chunked(Problem& problem, Node& node, int64_t tokens, int64_t chunk)
+      : problem_(problem), host_(HostBytes(tokens, chunk)) {
+    StreamContext::Options options = Options(tokens, chunk);
+    options.copies = &node.engine();
+    options.host = host_.data();
+    options.host_size = host_.size();
+    auto context = StreamContext::Create(options);
+    SLUICE_CHECK_OK(context.status());
+    context_ = *std::move(context);
+    StreamState& state = StreamState::Of(*context_);
+    for (int64_t m = 0; m < state.shape.chunks(); ++m) {
+      HostBuffer& to = state.store.output_gradient(m);
+      std::memcpy(to.data, Part(problem.d_o, m).data_ptr(),
+                  static_cast<size_t>(to.size));
+    }
+  }
+
+  absl::Status Run() {
+    StreamState& state = StreamState::Of(*context_);
+    {
+      AttentionForward attention(state, 0);
+      for (const int64_t m : state.shape.active) {
+        SLUICE_RETURN_IF_ERROR(Forward(state, attention, m));
+      }
+    }
+    return StreamAttentionBackward(state, 0, [&](int64_t i) {
+      Part(problem_.dq, i).copy_(state.query_gradient);
+      Part(problem_.dk, i).copy_(state.key_gradient);
+      Part(problem_.dv, i).copy_(state.value_gradient);
+      return absl::OkStatus();
+    });
+  }
+
+ private:
+  static StreamContext::Options Options(int64_t tokens, int64_t chunk) {
+    return {.model = {.layers = 1,
+                      .hidden = kHeads * kDim,
+                      .heads = kHeads,
+                      .kv_heads = kHeads,
+                      .ffn = 1,
+                      .vocab = 2},
+            .layout = ChunkLayout(tokens, chunk, 1)};
+  }
+  static Bytes HostBytes(int64_t tokens, int64_t chunk) {
+    return StreamContext::HostBytes(Options(tokens, chunk));
+  }
+  at::Tensor Part(const HostTensor& t, int64_t m) const {
+    const StreamShape& shape = StreamState::Of(*context_).shape;
+    return t.tensor.narrow(0, shape.layout.begin(m), shape.rows(m));
+  }
+  // As in a layer's forward, with copies in place of projections.
+  absl::Status Forward(StreamState& state, AttentionForward& attention,
+                       int64_t m) {
+    SLUICE_RETURN_IF_ERROR(state.staging.Begin());
+    const std::array<int64_t, 3> sizes = {state.shape.rows(m), kHeads, kDim};
+    Heads heads;
+    heads.q = state.staging.Take(sizes, at::kFloat);
+    heads.k = state.staging.Take(sizes, at::kFloat);
+    heads.v = state.staging.Take(sizes, at::kFloat);
+    heads.o = state.staging.Take(sizes, at::kFloat);
+    heads.lse = state.staging.Take({kHeads, sizes[0]}, at::kFloat);
+    heads.q.copy_(Part(problem_.q, m));
+    heads.k.copy_(Part(problem_.k, m));
+    heads.v.copy_(Part(problem_.v, m));
+    SendHeads(state, 0, Saved::kQ, m, heads.q, true);
+    SendHeads(state, 0, Saved::kK, m, heads.k, true);
+    SendHeads(state, 0, Saved::kV, m, heads.v, true);
+    state.staging.Flush("q, k, v out");
+    SLUICE_RETURN_IF_ERROR(attention.Run(m, heads, heads.o));
+    state.staging.Send(heads.o, state.store.saved(0, Saved::kO, m));
+    state.staging.Send(heads.lse, state.store.saved(0, Saved::kLse, m));
+    state.staging.Flush("o, lse out");
+    return absl::OkStatus();
+  }
+
+  Problem& problem_;
+  Memory host_;
+  std::unique_ptr<StreamContext> context_;
+};
+
+// The largest difference relative to the largest value.
+double Difference(const at::Tensor& a, const at::Tensor& b) {
+  return ((a - b).abs().max() / b.abs().max()).item<double>();
+}
+
+void Compare(int64_t chunks, int64_t chunk, std::vector<Entry>& entries) {
+  const int64_t tokens = chunks * chunk;
+  Problem problem(tokens);
+  Node node(Bytes(tokens * kHeads * kDim * 4) * 12);
+  RegionAllocator& hbm = node.allocator();
+  std::vector<double> ratios, whole_s, chunked_s;
+  Bytes whole_peak, chunked_peak;
+  double error = 0;
+  for (int repeat = 0; repeat < kRepeats; ++repeat) {
+    hbm.ResetPeak();
+    at::Tensor dq;
+    {
+      Whole whole(problem);
+      whole_s.push_back(Seconds([&] { whole.Run(); }));
+      whole_peak = hbm.stats().peak;
+      dq = whole.dq.squeeze(0).transpose(0, 1).clone();
+    }
+    const Bytes held = hbm.stats().used;
+    hbm.ResetPeak();
+    Chunked streamed(problem, node, tokens, chunk);
+    chunked_s.push_back(Seconds([&] { SLUICE_CHECK_OK(streamed.Run()); }));
+    chunked_peak = hbm.stats().peak - held;
+    SLUICE_CHECK_OK(node.engine().Drain());
+    ratios.push_back(chunked_s.back() / whole_s.back());
+    error = std::max(error, Difference(problem.dq.tensor, dq));
+  }
+  SLUICE_CHECK(error < 1e-4);
+  const std::string shape =
+      fmt::format("{} chunks of {} tokens, 4 heads of 64, fp32", chunks, chunk);
+  entries.push_back(
+      {fmt::format("attention time, {} x {}", chunks, chunk), Median(ratios),
+       "x whole call", 1.15,
+       fmt::format("{}: {:.2f} s against {:.2f} s, {} thread(s), dq differs "
+                   "by {:.1e}",
+                   shape, Median(chunked_s), Median(whole_s),
+                   at::get_num_threads(), error)});
+  entries.push_back(
+      {fmt::format("attention memory, {} x {}", chunks, chunk),
+       static_cast<double>(chunked_peak.count()) /
+           static_cast<double>(whole_peak.count()),
+       "x whole call", 0.25,
+       fmt::format("{}: {} against {}", shape, FormatBytes(chunked_peak),
+                   FormatBytes(whole_peak))});
+}
+
+}  // namespace
+}  // namespace sluice::bench
+
+int main(int argc, char** argv) {
+  at::set_num_threads(sluice::bench::ComputeThreads());
+  const at::NoGradGuard no_grad;
+  std::vector<sluice::bench::Entry> entries;
+  sluice::bench::Compare(16, 1024, entries);
+  return sluice::bench::Report(argc, argv, entries);
+}

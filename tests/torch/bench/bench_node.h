@@ -1,0 +1,70 @@
+// What the torch benches share: a simulated node with one GPU, HBM as an armed
+// region, host memory, and the JSON list they write.
+#pragma once
+
+#include <cstddef>
+#include <cstdlib>
+#include <functional>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "client/copy_engine.h"
+#include "client/torch/region_allocator.h"
+#include "kernels/device/sim/sim.h"
+#include "tests/support/temp_dir.h"
+
+namespace sluice::bench {
+
+// Aligned memory that no allocator of c10's sees.
+class Memory {
+ public:
+  explicit Memory(Bytes size);
+  std::byte* data() const { return data_.get(); }
+  Bytes size() const { return size_; }
+
+ private:
+  struct Free {
+    void operator()(std::byte* p) const { std::free(p); }
+  };
+  Bytes size_;
+  std::unique_ptr<std::byte, Free> data_;
+};
+
+// One simulated GPU whose "HBM" every c10 allocation comes from.
+class Node {
+ public:
+  explicit Node(Bytes hbm);
+  ~Node();
+
+  runtime::RegionAllocator& allocator() { return allocator_; }
+  client::CopyEngine& engine() { return *engine_; }
+  // Bytes per second of each direction; 0: not throttled.
+  void SetLinkSpeed(double bytes_per_second);
+
+ private:
+  testing::TempDir directory_;
+  std::unique_ptr<device::SimNode> node_;
+  std::unique_ptr<device::Driver> driver_;
+  std::unique_ptr<client::CopyEngine> engine_;
+  Memory hbm_;
+  runtime::RegionAllocator allocator_;
+};
+
+struct Entry {
+  std::string name;
+  double value;
+  std::string unit;
+  double target;  // negative: none
+  std::string detail;
+};
+
+double Seconds(const std::function<void()>& body);
+double Median(std::vector<double> values);
+// One compute thread fewer than cores, at least one: the rest copies.
+int ComputeThreads();
+
+// `--json FILE`; without it the entries go to stdout only.
+int Report(int argc, char** argv, const std::vector<Entry>& entries);
+
+}  // namespace sluice::bench
