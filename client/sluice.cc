@@ -15,6 +15,7 @@
 #include "client/session.h"
 #include "client/ticket_table.h"
 #include "proto/base/status.h"
+#include "proto/plan/codec.h"
 
 using sluice::Bytes;
 using sluice::client::CopyEngine;
@@ -88,6 +89,16 @@ int FillVersioned(T value, T* out) {
   return SLUICE_OK;
 }
 
+// The other way: fields an older caller does not know are 0.
+template <typename T>
+int ReadVersioned(const T* in, T* out) {
+  if (in == nullptr || in->size < sizeof(in->size)) {
+    return BadArgument("set the struct's size field to its sizeof first");
+  }
+  std::memcpy(out, in, std::min(in->size, sizeof(T)));
+  return SLUICE_OK;
+}
+
 double Seconds(absl::Duration duration) {
   return absl::ToDoubleSeconds(duration);
 }
@@ -104,6 +115,21 @@ SessionOptions Translate(const sluice_session_options& in) {
   return out;
 }
 
+sluice::client::StepReport Translate(const sluice_step_report& in) {
+  const auto bytes = [](uint64_t n) { return Bytes(static_cast<int64_t>(n)); };
+  return {.step = static_cast<int64_t>(in.step),
+          .seconds = in.seconds,
+          .h2d = bytes(in.host_to_gpu_bytes),
+          .d2h = bytes(in.gpu_to_host_bytes),
+          .stall_seconds = in.stall_seconds,
+          .grant_wait_seconds = in.grant_wait_seconds,
+          .hbm_peak = bytes(in.gpu_peak_bytes),
+          .host_peak = bytes(in.host_peak_bytes),
+          .tokens = static_cast<int64_t>(in.tokens),
+          .loss = in.loss,
+          .plan_mismatches = static_cast<int64_t>(in.plan_mismatches)};
+}
+
 }  // namespace
 
 extern "C" {
@@ -118,10 +144,8 @@ int sluice_session_open(const sluice_session_options* options,
   *out = nullptr;
   sluice_session_options known = {};
   if (options != nullptr) {
-    if (options->size < sizeof(options->size)) {
-      return BadArgument("sluice_session_open: set options->size first");
-    }
-    std::memcpy(&known, options, std::min(options->size, sizeof(known)));
+    const int status = ReadVersioned(options, &known);
+    if (status != SLUICE_OK) return status;
   }
   return Guard([&] {
     auto session = Session::Open(Translate(known));
@@ -163,6 +187,38 @@ int sluice_session_on_event(sluice_session* session,
     }
     return int{SLUICE_OK};
   });
+}
+
+int sluice_session_plan(sluice_session* session, const char* profile,
+                        double timeout, char** plan) {
+  if (plan == nullptr) return BadArgument("sluice_session_plan: plan is NULL");
+  *plan = nullptr;
+  if (session == nullptr) return BadArgument("session is NULL");
+  if (profile == nullptr) return BadArgument("profile is NULL");
+  if (!(timeout >= 0)) return BadArgument("timeout must be 0 or more seconds");
+  return Guard([&] {
+    const auto decoded = sluice::plan::DecodeRankProfile(profile);
+    if (!decoded.ok()) return Fail(decoded.status());
+    const auto solved =
+        session->session->Plan(*decoded, absl::Seconds(timeout));
+    if (!solved.ok()) return Fail(solved.status());
+    const std::string text = sluice::plan::Encode(*solved);
+    *plan = new char[text.size() + 1];
+    std::memcpy(*plan, text.c_str(), text.size() + 1);
+    return int{SLUICE_OK};
+  });
+}
+
+void sluice_string_free(char* text) { delete[] text; }
+
+int sluice_session_report(sluice_session* session,
+                          const sluice_step_report* report) {
+  if (session == nullptr) return BadArgument("session is NULL");
+  sluice_step_report known = {};
+  const int status = ReadVersioned(report, &known);
+  if (status != SLUICE_OK) return status;
+  return Guard(
+      [&] { return Return(session->session->Report(Translate(known))); });
 }
 
 int sluice_region_lease(sluice_session* session, int kind, uint64_t bytes,

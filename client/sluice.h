@@ -118,6 +118,37 @@ SLUICE_API int sluice_session_on_event(sluice_session* session,
                                        sluice_event_handler handler,
                                        void* context);
 
+/* --- plans and reports ----------------------------------------------------*/
+
+/* Submits this rank's profile of one step and waits, at most `timeout`
+ * seconds, until all local ranks of the job have submitted theirs and the
+ * daemon's worker has solved. Profile and plan are the versioned JSON of
+ * proto/plan. A plan whose "infeasible" is not empty is an answer, not an
+ * error. End `*plan` with sluice_string_free. */
+SLUICE_API int sluice_session_plan(sluice_session* session, const char* profile,
+                                   double timeout, char** plan);
+
+SLUICE_API void sluice_string_free(char* text);
+
+typedef struct sluice_step_report {
+  size_t size; /* sizeof(sluice_step_report) */
+  uint64_t step;
+  double seconds;
+  uint64_t host_to_gpu_bytes;
+  uint64_t gpu_to_host_bytes;
+  double stall_seconds;
+  double grant_wait_seconds;
+  uint64_t gpu_peak_bytes;
+  uint64_t host_peak_bytes;
+  uint64_t tokens;
+  double loss; /* may be NaN */
+  uint64_t plan_mismatches;
+} sluice_step_report;
+
+/* One step's figures, for operators. Does not wait for the daemon. */
+SLUICE_API int sluice_session_report(sluice_session* session,
+                                     const sluice_step_report* report);
+
 /* --- memory ---------------------------------------------------------------*/
 
 typedef enum sluice_memory_kind {

@@ -5,6 +5,7 @@
 #include "client/sluice.h"
 #include "client/ticket_table.h"
 #include "gmock/gmock.h"
+#include "proto/plan/codec.h"
 #include "tests/client/scripted_daemon.h"
 
 namespace sluice::client {
@@ -97,6 +98,33 @@ TEST_F(CAbiTest, AnOlderCallersShorterStructIsServed) {
       0);
   EXPECT_EQ(old.gpu_total, 8u << 20);
   EXPECT_EQ(old.canary, 0x1234u);
+}
+
+TEST_F(CAbiTest, ReportsAndPlansGoThrough) {
+  sluice_step_report report = {.size = sizeof(report), .step = 2};
+  EXPECT_EQ(sluice_session_report(session_, &report), 0);
+  char* plan = nullptr;
+  EXPECT_EQ(sluice_session_plan(session_, "{}", 1, &plan),
+            SLUICE_INVALID_ARGUMENT);
+  EXPECT_EQ(plan, nullptr);
+
+  plan::NodePlan answer;
+  answer.profile_hash = plan::HashProfiles({plan::RankProfile{.layers = 1}});
+  answer.infeasible = "it is a test";
+  daemon_.SetScript([&](const wire::Message& m) {
+    if (!m.packet.request().has_submit_profile()) return false;
+    wire::Event event;
+    event.mutable_plan_ready();
+    const auto memfd = *wire::ToMemfd("plan", plan::Encode(answer));
+    daemon_.SendEvent(event, {memfd.get()});
+    return false;
+  });
+  const std::string profile = plan::Encode(plan::RankProfile{.layers = 1});
+  ASSERT_EQ(sluice_session_plan(session_, profile.c_str(), 20, &plan), 0)
+      << sluice_last_error();
+  EXPECT_THAT(plan, HasSubstr("it is a test"));
+  sluice_string_free(plan);
+  EXPECT_EQ(daemon_.count(wire::Request::kStepReport), 1);
 }
 
 TEST_F(CAbiTest, EventsReachTheHandler) {
