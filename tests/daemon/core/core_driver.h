@@ -1,0 +1,151 @@
+// Drives a Core as the service would, without a device or sockets: extents
+// are made at once (or when the test says so), everything sent is kept, and
+// the invariants are checked after each event.
+#pragma once
+
+#include <map>
+#include <memory>
+#include <optional>
+#include <set>
+#include <utility>
+#include <vector>
+
+#include "daemon/core/core.h"
+#include "proto/base/status.h"
+#include "tests/support/fake_clock.h"
+
+namespace sluice::daemon {
+
+// Two GPUs of 16 MiB on links of their own, one NUMA node of 32 MiB, extents
+// of 4 MiB.
+inline NodeConfig SmallNode() {
+  NodeConfig node;
+  node.driver = "fake";
+  node.own_uid = 999;
+  node.gpus = {{DeviceIndex(0), "GPU-a", "a", "pcie0", NumaIndex(0), MiB(16)},
+               {DeviceIndex(1), "GPU-b", "b", "pcie1", NumaIndex(0), MiB(16)}};
+  node.hosts = {{NumaIndex(0), MiB(32)}};
+  node.links = {{"pcie0", 1e9, 1e9}, {"pcie1", 1e9, 1e9}};
+  node.extent = MiB(4);
+  return node;
+}
+
+inline PoolId Gpu(uint64_t i) { return {PoolKind::kGpu, i}; }
+inline PoolId Host(uint64_t i) { return {PoolKind::kHost, i}; }
+
+class CoreDriver {
+ public:
+  explicit CoreDriver(NodeConfig config = SmallNode())
+      : core(std::move(config), clock.Now()) {}
+
+  SessionId Connect(uint32_t uid = 1, const std::string& cgroup = "/a") {
+    const SessionId id(next_session_++);
+    Apply(core.Connect(id, {{uid, cgroup}, static_cast<int>(1000 + id.value()),
+                            id.value()},
+                       clock.Now()));
+    return id;
+  }
+  // The answer; nullopt: none came (yet).
+  std::optional<Reply> Ask(SessionId id, const Request& body,
+                           RequestId request = RequestId()) {
+    if (request == RequestId()) request = RequestId(next_request_++);
+    replies.erase({id, request});
+    Apply(core.Receive(id, request, body, clock.Now()));
+    const auto reply = replies.find({id, request});
+    if (reply == replies.end()) return std::nullopt;
+    return reply->second;
+  }
+  SessionId Attach(const std::string& job, int rank, int ranks = 1,
+                   uint32_t uid = 1, uint64_t gpu = 0) {
+    const SessionId id = Connect(uid);
+    Ask(id, HelloRequest{.job = job,
+                         .rank = Rank(rank),
+                         .world_size = ranks,
+                         .local_ranks = ranks,
+                         .gpu = DeviceIndex(gpu)});
+    return id;
+  }
+  // The lease, or the refusal's status.
+  absl::StatusOr<GrantedReply> Lease(SessionId id, PoolId pool, Bytes size) {
+    const auto reply = Ask(id, LeaseRequest{pool, size});
+    if (!reply) return absl::UnavailableError("no reply yet");
+    if (const auto* why = std::get_if<absl::Status>(&*reply)) return *why;
+    return std::get<GrantedReply>(*reply);
+  }
+  void Die(SessionId id, Exit exit = {Exit::Kind::kSignal, 9}) {
+    Apply(core.SocketEnded(id, clock.Now()));
+    Apply(core.ProcessGone(id, exit, clock.Now()));
+  }
+
+  // Executes effects and checks the invariants.
+  void Apply(Effects effects) {
+    for (const Effect& effect : effects) std::visit(*this, effect);
+    core.CheckInvariants();
+    while (make_at_once && !to_make.empty()) MakeNext();
+  }
+  void MakeNext(absl::Status status = absl::OkStatus()) {
+    const ExtentId id = to_make.front();
+    to_make.erase(to_make.begin());
+    if (status.ok()) {
+      extents.insert(id);
+      Apply(core.ExtentMade(id, clock.Now()));
+    } else {
+      Apply(core.ExtentFailed(id, status, clock.Now()));
+    }
+  }
+
+  void operator()(const MakeExtent& e) { to_make.push_back(e.id); }
+  void operator()(const DestroyExtent& e) {
+    SLUICE_CHECK(extents.erase(e.id) == 1);
+    destroyed.insert(e.id);
+  }
+  void operator()(const SendReply& e) {
+    replies[{e.session, e.request}] = e.reply;
+    // Only what exists can be sent.
+    if (const auto* granted = std::get_if<GrantedReply>(&e.reply)) {
+      for (const Slice& slice : granted->slices) {
+        SLUICE_CHECK(extents.contains(slice.id));
+      }
+    }
+  }
+  void operator()(const SendNotice& e) { notices.emplace_back(e.session, e.notice); }
+  void operator()(const CloseSocket& e) { closed.insert(e.session); }
+  void operator()(const Forget& e) { forgotten.insert(e.session); }
+  void operator()(const KillProcess& e) { killed.insert(e.session); }
+  void operator()(const AttachGrants& e) {
+    SLUICE_CHECK(slots.insert(e.slot).second);
+  }
+  void operator()(const DetachGrants& e) { SLUICE_CHECK(slots.erase(e.slot)); }
+  void operator()(const ReadProfile& e) { to_read.push_back(e); }
+  void operator()(const SolvePlan& e) { to_solve.push_back(e); }
+  void operator()(const StopSolving& e) { stopped.insert(e.round); }
+
+  template <typename T>
+  std::vector<T> NoticesTo(SessionId id) const {
+    std::vector<T> found;
+    for (const auto& [to, notice] : notices) {
+      const T* typed = std::get_if<T>(&notice);
+      if (to == id && typed != nullptr) found.push_back(*typed);
+    }
+    return found;
+  }
+
+  testing::FakeClock clock;
+  Core core;
+  bool make_at_once = true;
+  std::vector<ExtentId> to_make;
+  std::set<ExtentId> extents, destroyed;
+  std::map<std::pair<SessionId, RequestId>, Reply> replies;
+  std::vector<std::pair<SessionId, Notice>> notices;
+  std::set<SessionId> closed, forgotten, killed;
+  std::set<int> slots;
+  std::vector<ReadProfile> to_read;
+  std::vector<SolvePlan> to_solve;
+  std::set<PlanRoundId> stopped;
+
+ private:
+  uint64_t next_session_ = 1;
+  uint64_t next_request_ = 1;
+};
+
+}  // namespace sluice::daemon

@@ -1,0 +1,152 @@
+// Fair shares of a link, in injected time.
+#include "daemon/core/grants.h"
+
+#include "gtest/gtest.h"
+#include "proto/base/grant_page.h"
+
+namespace sluice::daemon {
+namespace {
+
+constexpr double kRate = 1e9;
+constexpr absl::Duration kTick = absl::Milliseconds(2);
+
+// Ranks that use up at once whatever they are granted, or a part of it.
+class Link {
+ public:
+  explicit Link(std::vector<LinkSpeed> links = {{"pcie0", kRate, kRate}})
+      : policy(std::move(links)) {}
+
+  void Attach(int slot, double guaranteed = 0, int link = 0) {
+    limit[slot] = policy.Attach(slot, link, guaranteed);
+    used[slot] = {0, 0};
+  }
+  // `hunger[slot]`: the bytes a second it would use; missing: all it gets.
+  void Run(absl::Duration time, const std::map<int, double>& hunger = {}) {
+    for (absl::Duration t; t < time; t += kTick) {
+      for (auto& [slot, now] : used) {
+        const auto rate = hunger.find(slot);
+        for (int d : {kH2d, kD2h}) {
+          const uint64_t more =
+              rate == hunger.end()
+                  ? UINT64_MAX / 2
+                  : static_cast<uint64_t>(rate->second *
+                                          absl::ToDoubleSeconds(kTick));
+          now[d] = std::min(limit[slot][d], now[d] + more);
+        }
+      }
+      limit = policy.Refill(used, kTick);
+      policy.CheckInvariants();
+    }
+  }
+  double Rate(int slot, const std::map<int, Directions>& before,
+              absl::Duration time) const {
+    return static_cast<double>(used.at(slot)[kH2d] -
+                               before.at(slot)[kH2d]) /
+           absl::ToDoubleSeconds(time);
+  }
+
+  GrantPolicy policy;
+  std::map<int, Directions> limit, used;
+};
+
+TEST(Grants, RankAloneGetsTheWholeLink) {
+  Link link;
+  link.Attach(0);
+  link.Run(absl::Seconds(1));  // the first window is a gift
+  const auto before = link.used;
+  link.Run(absl::Seconds(2));
+  EXPECT_NEAR(link.Rate(0, before, absl::Seconds(2)), kRate, kRate / 100);
+}
+
+TEST(Grants, HungryRanksShareEvenlyAndUseTheWholeLink) {
+  Link link;
+  for (int slot : {0, 1, 2, 3}) link.Attach(slot);
+  link.Run(absl::Seconds(1));
+  const auto before = link.used;
+  link.Run(absl::Seconds(2));
+  double sum = 0;
+  for (int slot : {0, 1, 2, 3}) {
+    const double rate = link.Rate(slot, before, absl::Seconds(2));
+    EXPECT_NEAR(rate, kRate / 4, kRate / 100) << slot;
+    sum += rate;
+  }
+  EXPECT_GE(sum, 0.97 * kRate);
+}
+
+TEST(Grants, WhatOneLeavesGoesToTheOthers) {
+  Link link;
+  link.Attach(0);
+  link.Attach(1);
+  // Rank 0 was alone at first: its wide first window lasts so long.
+  link.Run(absl::Seconds(3), {{0, 0.1 * kRate}});
+  const auto before = link.used;
+  link.Run(absl::Seconds(2), {{0, 0.1 * kRate}});
+  EXPECT_NEAR(link.Rate(0, before, absl::Seconds(2)), 0.1 * kRate,
+              kRate / 100);
+  EXPECT_NEAR(link.Rate(1, before, absl::Seconds(2)), 0.9 * kRate,
+              kRate / 50);
+}
+
+TEST(Grants, GuaranteedRateIsKeptAmongHungryOnes) {
+  Link link;
+  link.Attach(0, /*guaranteed=*/0.6 * kRate);
+  for (int slot : {1, 2, 3}) link.Attach(slot);
+  link.Run(absl::Seconds(1));
+  const auto before = link.used;
+  link.Run(absl::Seconds(2));
+  EXPECT_GE(link.Rate(0, before, absl::Seconds(2)), 0.6 * kRate);
+  for (int slot : {1, 2, 3}) {
+    EXPECT_GT(link.Rate(slot, before, absl::Seconds(2)), 0.05 * kRate);
+  }
+}
+
+TEST(Grants, DirectionsAndLinksAreApart) {
+  Link link({{"pcie0", kRate, kRate / 2}, {"pcie1", kRate, kRate}});
+  link.Attach(0, 0, 0);
+  link.Attach(1, 0, 1);
+  link.Run(absl::Seconds(1));
+  const auto before = link.used;
+  link.Run(absl::Seconds(2));
+  EXPECT_NEAR(link.Rate(0, before, absl::Seconds(2)), kRate, kRate / 100);
+  EXPECT_NEAR(link.Rate(1, before, absl::Seconds(2)), kRate, kRate / 100);
+  EXPECT_NEAR(static_cast<double>(link.used[0][kD2h] - before.at(0)[kD2h]),
+              kRate, kRate / 100);  // half the rate for two seconds
+}
+
+TEST(Grants, LiarsHurtOnlyThemselves) {
+  Link link;
+  link.Attach(0);
+  link.Attach(1);
+  link.Run(absl::Seconds(1));
+  const auto before = link.used;
+  // It claims to have used everything there is, then nothing at all.
+  for (int i = 0; i < 500; ++i) {
+    link.used[1] = i % 2 == 0 ? Directions{UINT64_MAX, UINT64_MAX}
+                              : Directions{0, 0};
+    link.Run(kTick, {{1, 0}});
+  }
+  EXPECT_GE(static_cast<double>(link.used[0][kH2d] - before.at(0)[kH2d]),
+            0.49 * kRate);
+}
+
+TEST(Grants, UnknownAndUnthrottledLinksDoNotGate) {
+  Link link({{"nvlink", 0, 0}});
+  link.Attach(0, 0, 0);
+  link.Attach(1, 0, -1);
+  EXPECT_GT(link.limit[0][kH2d], uint64_t{1} << 40);
+  EXPECT_GT(link.limit[1][kD2h], uint64_t{1} << 40);
+  link.Run(absl::Milliseconds(10));
+  EXPECT_GT(link.limit[0][kH2d], link.used[0][kH2d] + (uint64_t{1} << 40));
+}
+
+TEST(Grants, LimitsNeverGoBack) {
+  Link link;
+  link.Attach(0);
+  const auto first = link.limit[0];
+  link.Attach(1);  // the window of both shrinks
+  link.Run(absl::Milliseconds(20), {{0, 0}, {1, 0}});
+  EXPECT_GE(link.limit[0][kH2d], first[kH2d]);
+}
+
+}  // namespace
+}  // namespace sluice::daemon

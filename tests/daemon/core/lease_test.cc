@@ -1,0 +1,184 @@
+// Leases, pools and budgets through Core.
+#include "gmock/gmock.h"
+#include "gtest/gtest.h"
+#include "tests/daemon/core/core_driver.h"
+#include "tests/support/status_matchers.h"
+
+namespace sluice::daemon {
+namespace {
+
+using sluice::testing::IsOk;
+using sluice::testing::StatusIs;
+using ::testing::HasSubstr;
+
+std::vector<ExtentId> Ids(const GrantedReply& lease) {
+  std::vector<ExtentId> ids;
+  for (const Slice& slice : lease.slices) ids.push_back(slice.id);
+  std::sort(ids.begin(), ids.end());
+  return ids;
+}
+
+TEST(Lease, IsExactAndOnlyItsLastExtentIsSmaller) {
+  CoreDriver node;
+  const SessionId a = node.Attach("demo", 0);
+  SLUICE_ASSERT_OK_AND_ASSIGN(const auto lease,
+                              node.Lease(a, Gpu(0), MiB(9) + KiB(64)));
+  ASSERT_EQ(lease.slices.size(), 3u);
+  EXPECT_EQ(lease.slices[0].size, MiB(4));
+  EXPECT_EQ(lease.slices[1].size, MiB(4));
+  EXPECT_EQ(lease.slices[2].size, MiB(1) + KiB(64));
+  const PoolSnapshot pool = node.core.pool(Gpu(0));
+  EXPECT_EQ(pool.leased, MiB(9) + KiB(64));
+  EXPECT_EQ(pool.free, MiB(7) - KiB(64));
+}
+
+TEST(Lease, FreedExtentsAreReusedAsTheyAreByTheirPrincipal) {
+  CoreDriver node;
+  const SessionId a = node.Attach("demo", 0);
+  SLUICE_ASSERT_OK_AND_ASSIGN(const auto first, node.Lease(a, Gpu(0), MiB(8)));
+  ASSERT_TRUE(node.Ask(a, FreeRequest{first.lease}));
+  EXPECT_EQ(node.core.pool(Gpu(0)).kept, MiB(8));
+  // By another job of the same principal, too.
+  const SessionId b = node.Attach("other", 0);
+  SLUICE_ASSERT_OK_AND_ASSIGN(const auto second, node.Lease(b, Gpu(0), MiB(8)));
+  EXPECT_EQ(Ids(first), Ids(second));
+  EXPECT_TRUE(node.destroyed.empty());
+}
+
+TEST(Lease, AnotherPrincipalNeverGetsAHandleThatWasOut) {
+  CoreDriver node;
+  const SessionId a = node.Attach("demo", 0, 1, /*uid=*/1);
+  SLUICE_ASSERT_OK_AND_ASSIGN(const auto first,
+                              node.Lease(a, Gpu(0), MiB(16)));
+  node.Die(a);
+  const SessionId b = node.Attach("demo", 0, 1, /*uid=*/2);
+  SLUICE_ASSERT_OK_AND_ASSIGN(const auto second,
+                              node.Lease(b, Gpu(0), MiB(16)));
+  for (ExtentId id : Ids(first)) EXPECT_TRUE(node.destroyed.contains(id));
+  for (ExtentId id : Ids(second)) EXPECT_FALSE(node.destroyed.contains(id));
+}
+
+TEST(Lease, FreedMemoryALivingProcessMayMapIsNotForOthers) {
+  CoreDriver node;
+  const SessionId a = node.Attach("demo", 0, 1, /*uid=*/1);
+  SLUICE_ASSERT_OK_AND_ASSIGN(const auto lease,
+                              node.Lease(a, Gpu(0), MiB(16)));
+  ASSERT_TRUE(node.Ask(a, FreeRequest{lease.lease}));
+  const SessionId b = node.Attach("demo", 0, 1, /*uid=*/2);
+  EXPECT_THAT(node.Lease(b, Gpu(0), MiB(4)),
+              StatusIs(absl::StatusCode::kResourceExhausted,
+                       HasSubstr("until the processes that mapped them end")));
+  EXPECT_TRUE(node.destroyed.empty());
+  node.Die(a);
+  EXPECT_THAT(node.Lease(b, Gpu(0), MiB(16)), IsOk());
+}
+
+TEST(Lease, SessionThatEndsWhileItsProcessLivesIsQuarantined) {
+  CoreDriver node;
+  const SessionId a = node.Attach("demo", 0);
+  ASSERT_THAT(node.Lease(a, Gpu(0), MiB(12)), IsOk());
+  node.Apply(node.core.SocketEnded(a, node.clock.Now()));
+  EXPECT_EQ(node.core.pool(Gpu(0)).quarantined, MiB(12));
+  EXPECT_EQ(node.core.pool(Gpu(0)).leased, Bytes(0));
+  const SessionId b = node.Attach("demo", 0);
+  EXPECT_THAT(node.Lease(b, Gpu(0), MiB(8)),
+              StatusIs(absl::StatusCode::kResourceExhausted,
+                       HasSubstr("12 MiB belong to sessions that ended")));
+  node.Apply(node.core.ProcessGone(a, {}, node.clock.Now()));
+  EXPECT_EQ(node.core.pool(Gpu(0)).quarantined, Bytes(0));
+  EXPECT_EQ(node.core.pool(Gpu(0)).free, MiB(16));
+  EXPECT_TRUE(node.forgotten.contains(a));
+}
+
+TEST(Lease, OneExtentThatCannotBeMadeRefusesTheWholeLease) {
+  CoreDriver node;
+  node.make_at_once = false;
+  const SessionId a = node.Attach("demo", 0);
+  EXPECT_FALSE(node.Ask(a, LeaseRequest{Gpu(0), MiB(12)}, RequestId(500)));
+  ASSERT_EQ(node.to_make.size(), 3u);
+  node.MakeNext();
+  node.MakeNext(absl::ResourceExhaustedError("Create: no memory"));
+  EXPECT_FALSE(node.replies.contains({a, RequestId(500)}));
+  node.MakeNext();
+  const Reply& reply = node.replies.at({a, RequestId(500)});
+  EXPECT_THAT(std::get<absl::Status>(reply),
+              StatusIs(absl::StatusCode::kResourceExhausted,
+                       HasSubstr("Create: no memory")));
+  EXPECT_EQ(node.core.pool(Gpu(0)).leased, Bytes(0));
+  // What could be made is not lost.
+  EXPECT_EQ(node.core.pool(Gpu(0)).kept, MiB(8));
+}
+
+TEST(Lease, DeathWhileExtentsAreMadeLosesNothing) {
+  CoreDriver node;
+  node.make_at_once = false;
+  const SessionId a = node.Attach("demo", 0);
+  EXPECT_FALSE(node.Ask(a, LeaseRequest{Gpu(0), MiB(12)}));
+  node.MakeNext();
+  node.Die(a);
+  EXPECT_EQ(node.core.pool(Gpu(0)).leased, MiB(8));  // being made
+  node.MakeNext();
+  node.MakeNext();
+  EXPECT_EQ(node.core.pool(Gpu(0)).leased, Bytes(0));
+  EXPECT_EQ(node.core.pool(Gpu(0)).free, MiB(16));
+}
+
+TEST(Budget, RefusalSaysAskedUsedLimitAndWhoCanChangeIt) {
+  NodeConfig config = SmallNode();
+  config.named_job_limits["demo"] = {.host = MiB(10)};
+  config.principal_limits = {.gpu = MiB(12)};
+  CoreDriver node(config);
+  const SessionId a = node.Attach("demo", 0);
+  ASSERT_THAT(node.Lease(a, Host(0), MiB(8)), IsOk());
+  EXPECT_THAT(
+      node.Lease(a, Host(0), MiB(3)),
+      StatusIs(absl::StatusCode::kResourceExhausted,
+               HasSubstr("asked 3 MiB of host memory, but job 'demo' uses 8 "
+                         "MiB of its limit of 10 MiB; an administrator can "
+                         "raise it: sluicectl budget --job demo")));
+  // The principal's limit binds over all its jobs.
+  const SessionId b = node.Attach("other", 0);
+  ASSERT_THAT(node.Lease(a, Gpu(0), MiB(8)), IsOk());
+  EXPECT_THAT(node.Lease(b, Gpu(1), MiB(8)),
+              StatusIs(absl::StatusCode::kResourceExhausted,
+                       HasSubstr("user 1 (/a) uses 8 MiB of its limit of 12")));
+  EXPECT_THAT(node.Lease(b, Gpu(1), MiB(4)), IsOk());
+  // Another principal has a budget of its own.
+  const SessionId c = node.Attach("demo", 0, 1, /*uid=*/2);
+  EXPECT_THAT(node.Lease(c, Gpu(1), MiB(12)), IsOk());
+}
+
+TEST(Budget, QuarantineCountsUntilTheProcessIsGone) {
+  NodeConfig config = SmallNode();
+  config.principal_limits = {.gpu = MiB(8)};
+  CoreDriver node(config);
+  const SessionId a = node.Attach("demo", 0);
+  ASSERT_THAT(node.Lease(a, Gpu(0), MiB(8)), IsOk());
+  node.Apply(node.core.SocketEnded(a, node.clock.Now()));
+  const SessionId b = node.Attach("demo", 0);
+  EXPECT_THAT(node.Lease(b, Gpu(1), MiB(4)),
+              StatusIs(absl::StatusCode::kResourceExhausted));
+  node.Apply(node.core.ProcessGone(a, {}, node.clock.Now()));
+  EXPECT_THAT(node.Lease(b, Gpu(1), MiB(4)), IsOk());
+}
+
+TEST(Budget, SetIsRefusedBelowWhatIsInUseAndElseBindsAtOnce) {
+  CoreDriver node;
+  const SessionId a = node.Attach("demo", 0);
+  ASSERT_THAT(node.Lease(a, Gpu(0), MiB(8)), IsOk());
+  const auto set = [&](Bytes gpu) {
+    return node.core
+        .SetBudget({.uid = 1}, gpu, std::nullopt, node.clock.Now())
+        .status();
+  };
+  EXPECT_THAT(set(MiB(4)), StatusIs(absl::StatusCode::kFailedPrecondition,
+                                    HasSubstr("already uses 8 MiB of GPU")));
+  EXPECT_THAT(set(MiB(8)), IsOk());
+  EXPECT_THAT(node.Lease(a, Gpu(0), MiB(4)),
+              StatusIs(absl::StatusCode::kResourceExhausted));
+  EXPECT_THAT(node.core.SetBudget({}, MiB(1), std::nullopt, node.clock.Now()),
+              StatusIs(absl::StatusCode::kInvalidArgument));
+}
+
+}  // namespace
+}  // namespace sluice::daemon

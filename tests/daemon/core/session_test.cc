@@ -1,0 +1,220 @@
+// Sessions: who may attach, requests executed once, deaths, evictions.
+#include "daemon/core/session.h"
+
+#include "gmock/gmock.h"
+#include "gtest/gtest.h"
+#include "tests/daemon/core/core_driver.h"
+#include "tests/support/status_matchers.h"
+
+namespace sluice::daemon {
+namespace {
+
+using sluice::testing::IsOk;
+using sluice::testing::StatusIs;
+using ::testing::HasSubstr;
+using ::testing::IsEmpty;
+using ::testing::SizeIs;
+
+absl::Status StatusOf(const std::optional<Reply>& reply) {
+  if (!reply) return absl::UnavailableError("no reply");
+  const auto* status = std::get_if<absl::Status>(&*reply);
+  return status != nullptr ? *status : absl::OkStatus();
+}
+
+HelloRequest Hello(int rank, int ranks, const std::string& job = "demo") {
+  return {.job = job,
+          .rank = Rank(rank),
+          .world_size = ranks,
+          .local_ranks = ranks};
+}
+
+TEST(Hello, ComesFirstAndOnce) {
+  CoreDriver node;
+  const SessionId a = node.Connect();
+  EXPECT_THAT(StatusOf(node.Ask(a, LeaseRequest{Gpu(0), MiB(4)})),
+              StatusIs(absl::StatusCode::kFailedPrecondition,
+                       HasSubstr("begins with Hello")));
+  EXPECT_THAT(StatusOf(node.Ask(a, Hello(0, 1))), IsOk());
+  EXPECT_THAT(StatusOf(node.Ask(a, Hello(0, 1))),
+              StatusIs(absl::StatusCode::kFailedPrecondition));
+}
+
+TEST(Hello, RefusesARankTwiceAndRanksThatDoNotAddUp) {
+  CoreDriver node;
+  node.Attach("demo", 0, 2);
+  const SessionId b = node.Connect();
+  EXPECT_THAT(StatusOf(node.Ask(b, Hello(0, 2))),
+              StatusIs(absl::StatusCode::kAlreadyExists,
+                       HasSubstr("attached already, by process 1001")));
+  EXPECT_THAT(StatusOf(node.Ask(b, Hello(1, 3))),
+              StatusIs(absl::StatusCode::kInvalidArgument));
+  HelloRequest no_gpu = Hello(1, 2);
+  no_gpu.gpu = DeviceIndex(2);
+  EXPECT_THAT(StatusOf(node.Ask(b, no_gpu)),
+              StatusIs(absl::StatusCode::kInvalidArgument,
+                       HasSubstr("no GPU 2: this node has 2")));
+  // The session lives on after each refusal.
+  EXPECT_THAT(StatusOf(node.Ask(b, Hello(1, 2))), IsOk());
+  // Another principal's job of that name is another job.
+  const SessionId c = node.Connect(/*uid=*/2);
+  EXPECT_THAT(StatusOf(node.Ask(c, Hello(0, 1))), IsOk());
+}
+
+TEST(Hello, HalfOpenSessionsEndAtTheirDeadline) {
+  CoreDriver node;
+  const SessionId a = node.Connect();
+  const SessionId b = node.Attach("demo", 0);
+  EXPECT_EQ(node.core.NextDeadline(), node.clock.Now() + absl::Seconds(10));
+  node.clock.Advance(absl::Seconds(10));
+  node.Apply(node.core.Tick(node.clock.Now()));
+  EXPECT_TRUE(node.closed.contains(a) && node.forgotten.contains(a));
+  EXPECT_FALSE(node.closed.contains(b));
+  EXPECT_EQ(node.core.NextDeadline(), absl::InfiniteFuture());
+}
+
+TEST(Hello, OldestHalfOpenSessionMakesRoom) {
+  NodeConfig config = SmallNode();
+  config.max_half_open = 3;
+  CoreDriver node(config);
+  std::vector<SessionId> ids;
+  for (int i = 0; i < 4; ++i) {
+    ids.push_back(node.Connect());
+    node.clock.Advance(absl::Milliseconds(1));
+  }
+  EXPECT_THAT(node.closed, ::testing::ElementsAre(ids[0]));
+  EXPECT_THAT(StatusOf(node.Ask(ids[3], Hello(0, 1))), IsOk());
+}
+
+TEST(Hello, AttachedSessionsAreNeverPushedOut) {
+  NodeConfig config = SmallNode();
+  config.max_sessions = 2;
+  CoreDriver node(config);
+  const SessionId a = node.Attach("a", 0);
+  const SessionId b = node.Attach("b", 0);
+  const SessionId c = node.Connect();
+  EXPECT_TRUE(node.closed.contains(c));
+  EXPECT_FALSE(node.closed.contains(a) || node.closed.contains(b));
+}
+
+TEST(Request, RepeatedIsExecutedOnceAndAnsweredAgain) {
+  CoreDriver node;
+  const SessionId a = node.Attach("demo", 0);
+  const Request ask = LeaseRequest{Gpu(0), MiB(8)};
+  const auto first = node.Ask(a, ask, RequestId(900));
+  const auto again = node.Ask(a, ask, RequestId(900));
+  EXPECT_EQ(std::get<GrantedReply>(*first).lease,
+            std::get<GrantedReply>(*again).lease);
+  EXPECT_EQ(node.core.pool(Gpu(0)).leased, MiB(8));
+  // Freed since: its descriptors may be someone else's by now.
+  node.Ask(a, FreeRequest{std::get<GrantedReply>(*first).lease});
+  EXPECT_THAT(StatusOf(node.Ask(a, ask, RequestId(900))),
+              StatusIs(absl::StatusCode::kNotFound, HasSubstr("freed since")));
+}
+
+TEST(Request, RepeatedWhileItRunsIsAnsweredOnce) {
+  CoreDriver node;
+  node.make_at_once = false;
+  const SessionId a = node.Attach("demo", 0);
+  EXPECT_FALSE(node.Ask(a, LeaseRequest{Gpu(0), MiB(4)}, RequestId(900)));
+  EXPECT_FALSE(node.Ask(a, LeaseRequest{Gpu(0), MiB(4)}, RequestId(900)));
+  EXPECT_THAT(node.to_make, SizeIs(1));
+}
+
+TEST(RequestHistory, ForgetsTheOldestAndRefusesThemAfterwards) {
+  RequestHistory history;
+  for (uint64_t i = 1; i <= RequestHistory::kWindow + 1; ++i) {
+    ASSERT_EQ(history.Begin(RequestId(i)), RequestHistory::Seen::kNew);
+    history.Answer(RequestId(i), FreedReply{});
+  }
+  EXPECT_EQ(history.Begin(RequestId(1)), RequestHistory::Seen::kForgotten);
+  EXPECT_EQ(history.Begin(RequestId(2)), RequestHistory::Seen::kAnswered);
+}
+
+TEST(Death, PeersOfTheJobAreToldAndNobodyElse) {
+  CoreDriver node;
+  const SessionId a = node.Attach("demo", 0, 2);
+  const SessionId b = node.Attach("demo", 1, 2, 1, 1);
+  const SessionId other_job = node.Attach("other", 0);
+  const SessionId other_user = node.Attach("demo", 0, 1, /*uid=*/2);
+  node.Die(b, {Exit::Kind::kSignal, 9});
+  const auto told = node.NoticesTo<PeerDiedNotice>(a);
+  ASSERT_THAT(told, SizeIs(1));
+  EXPECT_EQ(told[0].rank, Rank(1));
+  EXPECT_EQ(told[0].reason, "killed by signal 9");
+  EXPECT_THAT(node.NoticesTo<PeerDiedNotice>(other_job), IsEmpty());
+  EXPECT_THAT(node.NoticesTo<PeerDiedNotice>(other_user), IsEmpty());
+  // The rank can come back.
+  node.Attach("demo", 1, 2, 1, 1);
+  EXPECT_THAT(node.core.TakeSnapshot(nullptr, node.clock.Now()).jobs,
+              SizeIs(3));
+}
+
+TEST(Death, IsToldByStatusAndWithoutOneByTheLeasesThatWereLeft) {
+  struct Case {
+    Exit exit;
+    bool with_lease;
+    bool death;
+  };
+  for (const Case& c : {
+           Case{{Exit::Kind::kStatus, 0}, false, false},
+           Case{{Exit::Kind::kStatus, 0}, true, false},
+           Case{{Exit::Kind::kStatus, 1}, false, true},
+           Case{{Exit::Kind::kUnknown, 0}, false, false},
+           Case{{Exit::Kind::kUnknown, 0}, true, true},
+       }) {
+    CoreDriver node;
+    const SessionId a = node.Attach("demo", 0, 2);
+    const SessionId b = node.Attach("demo", 1, 2);
+    if (c.with_lease) {
+      ASSERT_THAT(node.Lease(b, Gpu(0), MiB(4)), IsOk());
+    }
+    node.Die(b, c.exit);
+    EXPECT_THAT(node.NoticesTo<PeerDiedNotice>(a), SizeIs(c.death ? 1 : 0));
+  }
+}
+
+TEST(Evict, TellsEndsAndQuarantinesAndKillsOnlyWhenAsked) {
+  CoreDriver node;
+  const SessionId a = node.Attach("demo", 0, 2);
+  node.Attach("demo", 1, 2);
+  const SessionId other = node.Attach("other", 0);
+  ASSERT_THAT(node.Lease(a, Gpu(0), MiB(8)), IsOk());
+  auto evicted = node.core.Evict("demo", std::nullopt, false, "why not",
+                                 node.clock.Now());
+  node.Apply(std::move(evicted.effects));
+  EXPECT_EQ(evicted.sessions, 2);
+  ASSERT_THAT(node.NoticesTo<EvictedNotice>(a), SizeIs(1));
+  EXPECT_EQ(node.NoticesTo<EvictedNotice>(a)[0].reason, "why not");
+  EXPECT_TRUE(node.closed.contains(a));
+  EXPECT_FALSE(node.closed.contains(other));
+  EXPECT_TRUE(node.killed.empty());
+  EXPECT_EQ(node.core.pool(Gpu(0)).quarantined, MiB(8));
+  // Afterwards `kill` still finds the process that keeps its mapping.
+  evicted = node.core.Evict("demo", std::nullopt, true, "", node.clock.Now());
+  node.Apply(std::move(evicted.effects));
+  EXPECT_TRUE(node.killed.contains(a));
+}
+
+TEST(Snapshot, ShowsAPlainUserOnlyItsOwn) {
+  CoreDriver node;
+  const SessionId a = node.Attach("mine", 0, 1, /*uid=*/1);
+  const SessionId b = node.Attach("theirs", 0, 1, /*uid=*/2);
+  ASSERT_THAT(node.Lease(a, Gpu(0), MiB(4)), IsOk());
+  ASSERT_THAT(node.Lease(b, Gpu(0), MiB(4)), IsOk());
+  const Principal* viewer = node.core.ViewerOf(*node.core.session(a));
+  ASSERT_NE(viewer, nullptr);
+  const Snapshot seen = node.core.TakeSnapshot(viewer, node.clock.Now());
+  ASSERT_THAT(seen.jobs, SizeIs(1));
+  EXPECT_EQ(seen.jobs[0].name, "mine");
+  EXPECT_THAT(seen.budgets, SizeIs(2));  // its own, and its job's
+  for (const LoggedEvent& event : seen.events) {
+    EXPECT_EQ(event.principal.uid, 1u) << event.text;
+  }
+  EXPECT_FALSE(seen.stats.has_value());
+  // The daemon's own user sees all.
+  const SessionId root = node.Connect(/*uid=*/999);
+  EXPECT_EQ(node.core.ViewerOf(*node.core.session(root)), nullptr);
+}
+
+}  // namespace
+}  // namespace sluice::daemon
