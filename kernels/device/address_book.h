@@ -131,8 +131,8 @@ class AddressBook {
   }
 
  private:
-  static absl::Status Bad(std::string message) {
-    return absl::InvalidArgumentError(std::move(message));
+  static absl::Status Bad(const std::string& message) {
+    return absl::InvalidArgumentError(message);
   }
   static Address End(typename std::map<Address, Mapping>::const_iterator it) {
     return it->first + it->second.size.size();

@@ -15,11 +15,11 @@ using Result = int;
 using Device = int;
 using DevicePointer = unsigned long long;
 using MemoryHandle = unsigned long long;
-using Context = struct ContextTag*;
-using StreamPointer = struct StreamTag*;
-using EventPointer = struct EventTag*;
-using Library = struct LibraryTag*;
-using Kernel = struct KernelTag*;
+using Context = struct CudaContext*;
+using StreamPointer = struct CudaStream*;
+using EventPointer = struct CudaEvent*;
+using Library = struct CudaLibrary*;
+using Kernel = struct CudaKernel*;
 
 struct Uuid {
   char bytes[16];

@@ -13,8 +13,8 @@
 namespace sluice::device::cuda {
 namespace {
 
-absl::Status Bad(std::string message) {
-  return absl::InvalidArgumentError(std::move(message));
+absl::Status Bad(const std::string& message) {
+  return absl::InvalidArgumentError(message);
 }
 
 // The form of nvidia-smi -L: GPU-8-4-4-4-12.

@@ -12,8 +12,8 @@ namespace {
 // A compute stream's handle is this plus its GPU; others count from 1.
 constexpr uint64_t kComputeStreams = uint64_t{1} << 48;
 
-absl::Status Bad(std::string message) {
-  return absl::InvalidArgumentError(std::move(message));
+absl::Status Bad(const std::string& message) {
+  return absl::InvalidArgumentError(message);
 }
 
 }  // namespace

@@ -14,8 +14,8 @@
 namespace sluice::device {
 namespace {
 
-absl::Status Bad(std::string message) {
-  return absl::InvalidArgumentError(std::move(message));
+absl::Status Bad(const std::string& message) {
+  return absl::InvalidArgumentError(message);
 }
 
 absl::StatusOr<struct stat> Stat(const UniqueFd& fd) {

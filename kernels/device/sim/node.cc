@@ -58,8 +58,8 @@ std::string StatePath(const std::string& directory) {
   return directory + "/node.state";
 }
 
-absl::Status Bad(std::string message) {
-  return absl::InvalidArgumentError("simulated node: " + std::move(message));
+absl::Status Bad(const std::string& message) {
+  return absl::InvalidArgumentError("simulated node: " + message);
 }
 
 int FindLink(const SimConfig& config, std::string_view name) {
