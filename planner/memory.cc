@@ -47,10 +47,10 @@ struct State {
   bool Proved() const { return peak == bound; }
 };
 
-// Budgets are counted in work, not seconds, so that a plan is the same on
-// every machine as long as the clock does not end it. A node of the search
-// costs about as much as it has items.
-constexpr int64_t kSearchWork = 160'000'000;
+// The search's budget is counted in nodes (about a microsecond each), not in
+// seconds, so that a plan is the same on every machine as long as the clock
+// does not end it.
+constexpr int64_t kSearchNodes = 2'000'000;
 constexpr size_t kMaxSearchItems = 4000;
 
 void Adopt(const Problem& problem, Offsets offsets, std::string method,
@@ -65,8 +65,7 @@ void Adopt(const Problem& problem, Offsets offsets, std::string method,
 // ends.
 void ImproveBySearch(const Problem& problem,
                      const std::function<bool()>& expired, State* state) {
-  const auto items = static_cast<int64_t>(problem.items.size());
-  int64_t nodes = kSearchWork / std::max<int64_t>(items, 1);
+  int64_t nodes = kSearchNodes;
   // An open question (the bound of D and J is one) must not eat it all.
   const int64_t share = nodes / 4;
   int64_t target = state->bound;

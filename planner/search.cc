@@ -109,9 +109,24 @@ class Search {
         max_nodes_(max_nodes),
         expired_(expired),
         least_(items_.size(), 0),
-        placed_(items_.size(), false),
+        placed_(items_.size(), 0),
+        support_(items_.size(), 0),
         remaining_(problem.live),
-        floor_(problem.live.size()) {}
+        cover_(problem.live.size(), 0),
+        alive_(problem.live.size()),
+        witness_(problem.live.size(), 0) {
+    for (uint32_t k = 0; k < items_.size(); ++k) {
+      for (int32_t s = items_[k].lower; s < items_[k].upper; ++s) {
+        alive_[static_cast<size_t>(s)].push_back(k);
+        if (s > items_[k].lower) ++cover_[static_cast<size_t>(s)];
+      }
+      const Indices& neighbours = ordered_.neighbours[k];
+      if (!neighbours.empty()) support_[k] = neighbours.front();
+    }
+    for (size_t s = 0; s < alive_.size(); ++s) {
+      if (!alive_[s].empty()) witness_[s] = alive_[s].front();
+    }
+  }
 
   Verdict Run() {
     Indices all(items_.size());
@@ -139,21 +154,49 @@ class Search {
     int64_t least;  // before
     bool placement;
   };
+  // What a placement did to the open items around it.
+  struct Effect {
+    bool hat = false;  // one lives together with it
+    bool cut = false;  // two groups no longer touch
+    bool fits = true;  // none was pushed above the capacity
+  };
 
   bool Solve(const Indices& open, Mark last) {
-    if (open.empty()) return true;
-    if (OutOfBudget()) return false;
-    if (!SectionsFit(open, last)) return false;
-    const std::vector<Indices> parts = Split(open);
-    if (parts.size() == 1) return Branch(open, last);
     const size_t before = trail_.size();
-    for (const Indices& part : parts) {
-      if (!Branch(part, last)) {
+    for (const Indices& part : Split(open)) {
+      if (!Fits(part, last) || !Branch(part, last)) {
         Rewind(before);
         return false;
       }
     }
     return true;
+  }
+
+  bool Branch(const Indices& open, Mark last) {
+    for (const Candidate& next : Candidates(open, last)) {
+      if (OutOfBudget()) return false;
+      const size_t before = trail_.size();
+      const Effect effect = Place(next);
+      if (effect.fits && Continue(open, {next.offset, next.item}, effect)) {
+        return true;
+      }
+      Rewind(before);
+      if (stopped_) return false;
+      // Nothing open lives together with it: it was in nobody's way.
+      if (!effect.hat) return false;
+    }
+    return false;
+  }
+
+  bool Continue(const Indices& open, Mark mark, const Effect& effect) {
+    Indices rest;
+    rest.reserve(open.size());
+    for (const uint32_t k : open) {
+      if (k != mark.rank) rest.push_back(k);
+    }
+    if (rest.empty()) return true;
+    if (effect.cut) return Solve(rest, mark);
+    return Fits(rest, mark) && Branch(rest, mark);
   }
 
   bool OutOfBudget() {
@@ -164,85 +207,87 @@ class Search {
     return stopped_;
   }
 
-  // The lowest place an open item can still get. One whose own place lies
-  // before the mark was passed over: it will rest on another open item that
-  // it lives with; kNone if there is none, for then it can't be placed at all.
-  int64_t LowestPlace(uint32_t k, Mark last) const {
-    if (least_[k] > last.offset ||
-        (least_[k] == last.offset && k >= last.rank)) {
-      return least_[k];
-    }
-    int64_t lowest = kNone;
-    for (const uint32_t other : ordered_.neighbours[k]) {
-      if (placed_[other]) continue;
-      lowest = std::min(
-          lowest, std::max(least_[other], last.offset) + items_[other].size);
-    }
-    return lowest;
+  bool PassedOver(uint32_t k, Mark last) const {
+    return least_[k] < last.offset ||
+           (least_[k] == last.offset && k < last.rank);
   }
 
-  // Lower bounds: in every slot what is still open has to lie above the
-  // lowest place any of it can get.
-  bool SectionsFit(const Indices& open, Mark last) {
-    std::fill(floor_.begin(), floor_.end(), kNone);
-    for (const uint32_t k : open) {
-      const int64_t least = LowestPlace(k, last);
-      if (least > capacity_ - items_[k].size) return false;
-      for (int32_t s = items_[k].lower; s < items_[k].upper; ++s) {
-        int64_t& floor = floor_[static_cast<size_t>(s)];
-        floor = std::min(floor, least);
-      }
+  // An item whose own place lies before the mark was passed over: it will
+  // rest on another open item that it lives with. Whether one is low enough
+  // for it to end up at `limit` or below. The one found last is asked first.
+  bool CanRest(uint32_t k, Mark last, int64_t limit) {
+    const Indices& neighbours = ordered_.neighbours[k];
+    const auto holds = [&](uint32_t other) {
+      return !placed_[other] &&
+             std::max(least_[other], last.offset) + items_[other].size <= limit;
+    };
+    if (neighbours.empty()) return false;
+    if (holds(support_[k])) return true;
+    for (const uint32_t other : neighbours) {
+      if (!holds(other)) continue;
+      support_[k] = other;
+      return true;
     }
-    for (size_t s = 0; s < floor_.size(); ++s) {
-      if (floor_[s] != kNone && floor_[s] + remaining_[s] > capacity_) {
+    return false;
+  }
+
+  bool CanLieAt(uint32_t k, Mark last, int64_t limit) {
+    return PassedOver(k, last) ? CanRest(k, last, limit) : least_[k] <= limit;
+  }
+
+  // Lower bounds: every open item has a place left, and in every slot what is
+  // still open lies above the lowest place that any of it can get.
+  bool Fits(const Indices& open, Mark last) {
+    int32_t from = items_[open[0]].lower;
+    int32_t to = 0;
+    for (const uint32_t k : open) {
+      from = std::min(from, items_[k].lower);
+      to = std::max(to, items_[k].upper);
+      if (PassedOver(k, last) &&
+          !CanRest(k, last, capacity_ - items_[k].size)) {
         return false;
       }
+    }
+    for (int32_t s = from; s < to; ++s) {
+      if (!SlotFits(static_cast<size_t>(s), last)) return false;
     }
     return true;
   }
 
-  // Groups of open items with a slot between them in which none lives
-  // (floor_ is fresh): they no longer touch each other.
-  std::vector<Indices> Split(const Indices& open) {
-    std::vector<int32_t> part_of(floor_.size(), -1);
-    int32_t parts = 0;
-    // A cut lies where no open item covers both sides of a slot border.
-    std::vector<int32_t> reach(floor_.size(), 0);
-    for (const uint32_t k : open) {
-      int32_t& r = reach[static_cast<size_t>(items_[k].lower)];
-      r = std::max(r, items_[k].upper);
-    }
-    int32_t until = 0;
-    for (size_t s = 0; s < reach.size(); ++s) {
-      if (reach[s] == 0 && static_cast<int32_t>(s) >= until) continue;
-      if (static_cast<int32_t>(s) >= until) ++parts;
-      until = std::max(until, reach[s]);
-      part_of[s] = parts - 1;
-    }
-    std::vector<Indices> result(static_cast<size_t>(parts));
-    for (const uint32_t k : open) {
-      const int32_t part = part_of[static_cast<size_t>(items_[k].lower)];
-      result[static_cast<size_t>(part)].push_back(k);
-    }
-    return result;
-  }
-
-  bool Branch(const Indices& open, Mark last) {
-    for (const Candidate& next : Candidates(open, last)) {
-      const size_t before = trail_.size();
-      const bool hat = Place(next);
-      Indices rest;
-      rest.reserve(open.size());
-      for (const uint32_t k : open) {
-        if (k != next.item) rest.push_back(k);
-      }
-      if (Solve(rest, {next.offset, next.item})) return true;
-      Rewind(before);
-      if (stopped_) return false;
-      // Nothing open lives together with it: it was in nobody's way.
-      if (!hat) return false;
+  bool SlotFits(size_t slot, Mark last) {
+    if (remaining_[slot] == 0) return true;
+    const int64_t limit = capacity_ - remaining_[slot];
+    if (limit < 0) return false;
+    const auto holds = [&](uint32_t k) {
+      return !placed_[k] && CanLieAt(k, last, limit);
+    };
+    if (holds(witness_[slot])) return true;
+    for (const uint32_t k : alive_[slot]) {
+      if (!holds(k)) continue;
+      witness_[slot] = k;
+      return true;
     }
     return false;
+  }
+
+  // Groups of open items that no open item joins across a slot border.
+  std::vector<Indices> Split(const Indices& open) const {
+    std::vector<int32_t> part_of(cover_.size(), 0);
+    for (size_t s = 1; s < part_of.size(); ++s) {
+      part_of[s] = part_of[s - 1] + (cover_[s] == 0 ? 1 : 0);
+    }
+    std::vector<Indices> parts;
+    std::vector<int32_t> index(cover_.size(), -1);
+    for (const uint32_t k : open) {
+      int32_t& part = index[static_cast<size_t>(
+          part_of[static_cast<size_t>(items_[k].lower)])];
+      if (part < 0) {
+        part = static_cast<int32_t>(parts.size());
+        parts.emplace_back();
+      }
+      parts[static_cast<size_t>(part)].push_back(k);
+    }
+    return parts;
   }
 
   // The items that may come next, in ascending (offset, rank).
@@ -255,13 +300,10 @@ class Search {
     }
     std::vector<Candidate> candidates;
     for (const uint32_t k : open) {
-      const int64_t offset = least_[k];
-      const bool canonical =
-          offset > last.offset || (offset == last.offset && k >= last.rank);
-      if (!canonical || offset >= lowest_top) continue;
+      if (least_[k] >= lowest_top || PassedOver(k, last)) continue;
       const int32_t twin = ordered_.twin[k];
       if (twin >= 0 && !placed_[static_cast<size_t>(twin)]) continue;
-      candidates.push_back({offset, k});
+      candidates.push_back({least_[k], k});
     }
     std::sort(candidates.begin(), candidates.end(),
               [](const Candidate& a, const Candidate& b) {
@@ -271,24 +313,26 @@ class Search {
     return candidates;
   }
 
-  // Returns whether an open item lives together with it.
-  bool Place(const Candidate& next) {
+  Effect Place(const Candidate& next) {
     const Item& item = items_[next.item];
     trail_.push_back({next.item, least_[next.item], true});
-    placed_[next.item] = true;
+    placed_[next.item] = 1;
+    Effect effect;
     for (int32_t s = item.lower; s < item.upper; ++s) {
-      remaining_[static_cast<size_t>(s)] -= item.size;
+      const auto slot = static_cast<size_t>(s);
+      remaining_[slot] -= item.size;
+      if (s > item.lower && --cover_[slot] == 0) effect.cut = true;
     }
-    bool hat = false;
     const int64_t top = next.offset + item.size;
     for (const uint32_t k : ordered_.neighbours[next.item]) {
       if (placed_[k]) continue;
-      hat = true;
+      effect.hat = true;
       if (least_[k] >= top) continue;
       trail_.push_back({k, least_[k], false});
       least_[k] = top;
+      if (top > capacity_ - items_[k].size) effect.fits = false;
     }
-    return hat;
+    return effect;
   }
 
   void Rewind(size_t to) {
@@ -297,10 +341,12 @@ class Search {
       trail_.pop_back();
       least_[change.item] = change.least;
       if (!change.placement) continue;
-      placed_[change.item] = false;
+      placed_[change.item] = 0;
       const Item& item = items_[change.item];
       for (int32_t s = item.lower; s < item.upper; ++s) {
-        remaining_[static_cast<size_t>(s)] += item.size;
+        const auto slot = static_cast<size_t>(s);
+        remaining_[slot] += item.size;
+        if (s > item.lower) ++cover_[slot];
       }
     }
   }
@@ -310,10 +356,13 @@ class Search {
   const int64_t capacity_;
   const int64_t max_nodes_;
   const std::function<bool()>& expired_;
-  std::vector<int64_t> least_;  // lowest place left; the offset once placed
-  std::vector<bool> placed_;
+  std::vector<int64_t> least_;      // lowest place left; the offset once placed
+  std::vector<uint8_t> placed_;     // not vector<bool>: read in inner loops
+  Indices support_;                 // what CanRest found last
   std::vector<int64_t> remaining_;  // open units a slot
-  std::vector<int64_t> floor_;      // scratch of SectionsFit
+  std::vector<int32_t> cover_;  // open items across the border before a slot
+  std::vector<Indices> alive_;  // all items of a slot
+  Indices witness_;             // what SlotFits found last
   std::vector<Change> trail_;
   int64_t nodes_ = 0;
   bool stopped_ = false;
