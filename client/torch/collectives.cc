@@ -1,5 +1,6 @@
 #include "client/torch/collectives.h"
 
+#include <ATen/ops/from_blob.h>
 #include <c10/util/Logging.h>
 #include <fmt/format.h>
 
@@ -90,6 +91,13 @@ absl::Status GlooRanks::Run(const char* what, int64_t bytes,
       fmt::format(" (gloo says{})", std::string(status.message()))));
 }
 
+// The same memory without ownership. Gloo's worker thread drops its tensors
+// some time after the caller has been told that the work is done; a late free
+// would still hold a transient's planned place when the next one asks for it.
+at::Tensor Alias(const at::Tensor& tensor) {
+  return at::from_blob(tensor.data_ptr(), tensor.sizes(), tensor.options());
+}
+
 // Bytes on the wire: Gloo need not know the type, and then every type works.
 std::vector<int64_t> InBytes(const std::vector<int64_t>& counts, int64_t size) {
   std::vector<int64_t> bytes(counts);
@@ -105,7 +113,8 @@ absl::Status GlooRanks::AllToAll(const at::Tensor& receive,
   SLUICE_RETURN_IF_ERROR(CheckContiguous("all-to-all", send));
   const int64_t size = static_cast<int64_t>(send.element_size());
   return Run("all-to-all", send.numel() * size, [&] {
-    at::Tensor to = receive.view(at::kByte), from = send.view(at::kByte);
+    at::Tensor to = Alias(receive).view(at::kByte);
+    at::Tensor from = Alias(send).view(at::kByte);
     std::vector<int64_t> to_bytes = InBytes(receive_counts, size);
     std::vector<int64_t> from_bytes = InBytes(send_counts, size);
     return group_->alltoall_base(to, from, to_bytes, from_bytes);
@@ -114,14 +123,14 @@ absl::Status GlooRanks::AllToAll(const at::Tensor& receive,
 
 absl::Status GlooRanks::SumAll(at::Tensor& tensor) {
   SLUICE_RETURN_IF_ERROR(CheckContiguous("sum over ranks", tensor));
-  std::vector<at::Tensor> tensors = {tensor};
+  std::vector<at::Tensor> tensors = {Alias(tensor)};
   return Run("sum over ranks", static_cast<int64_t>(tensor.nbytes()),
              [&] { return group_->allreduce(tensors); });
 }
 
 absl::Status GlooRanks::SumTo(at::Tensor& tensor, int root) {
   SLUICE_RETURN_IF_ERROR(CheckContiguous("sum to one rank", tensor));
-  std::vector<at::Tensor> tensors = {tensor};
+  std::vector<at::Tensor> tensors = {Alias(tensor)};
   c10d::ReduceOptions reduce;
   reduce.rootRank = root;
   return Run("sum to one rank", static_cast<int64_t>(tensor.nbytes()),
@@ -130,7 +139,7 @@ absl::Status GlooRanks::SumTo(at::Tensor& tensor, int root) {
 
 absl::Status GlooRanks::Broadcast(at::Tensor& tensor, int root) {
   SLUICE_RETURN_IF_ERROR(CheckContiguous("broadcast", tensor));
-  std::vector<at::Tensor> tensors = {tensor};
+  std::vector<at::Tensor> tensors = {Alias(tensor)};
   c10d::BroadcastOptions broadcast;
   broadcast.rootRank = root;
   return Run("broadcast", static_cast<int64_t>(tensor.nbytes()),
