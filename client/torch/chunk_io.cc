@@ -1,6 +1,5 @@
 #include "client/torch/chunk_io.h"
 
-#include <ATen/ops/empty.h>
 #include <ATen/ops/from_blob.h>
 
 #include <algorithm>
@@ -16,19 +15,14 @@ using client::CopyRequest;
 using client::Ticket;
 using device::CopyDirection;
 
-// Ring memory outlives its slots: pieces are views by address, so taking one
-// allocates nothing.
-std::vector<Slot> CutSlots(const at::Tensor& memory, int64_t slot_bytes,
-                           int slots) {
-  std::byte* data = static_cast<std::byte*>(memory.data_ptr());
+// Pieces are views by address, so taking one allocates nothing.
+std::vector<Slot> CutSlots(std::byte* memory, int64_t slot_bytes, int slots,
+                           const Ticket& free) {
   std::vector<Slot> cut;
-  for (int i = 0; i < slots; ++i)
-    cut.emplace_back(data + i * slot_bytes, slot_bytes);
+  for (int i = 0; i < slots; ++i) {
+    cut.emplace_back(memory + i * slot_bytes, slot_bytes, free);
+  }
   return cut;
-}
-
-at::Tensor RingMemory(int64_t slot_bytes, int slots) {
-  return at::empty({std::max<int64_t>(slot_bytes * slots, 1)}, at::kByte);
 }
 
 void Append(std::vector<CopyPiece>& pieces, std::byte* to,
@@ -71,17 +65,19 @@ at::Tensor Slot::Take(at::IntArrayRef sizes, at::ScalarType type) {
 
 // --- staging ----------------------------------------------------------------
 
-StagingRing::StagingRing(client::CopyEngine* copies, int64_t slot_bytes,
-                         int slots)
-    : copies_(copies),
-      memory_(RingMemory(slot_bytes, slots)),
-      slots_(CutSlots(memory_, slot_bytes, slots)) {}
+StagingRing::StagingRing(client::CopyEngine* copies, std::byte* memory,
+                         int64_t slot_bytes, int slots, const Ticket& free)
+    : copies_(copies), slots_(CutSlots(memory, slot_bytes, slots, free)) {}
+
+void StagingRing::AppendLastUses(std::vector<Ticket>& uses) const {
+  for (const Slot& slot : slots_) uses.push_back(slot.last_use_);
+}
 
 absl::Status StagingRing::Begin() {
   SLUICE_CHECK(pieces_.empty());
   current_ = (current_ + 1) % slots_.size();
   Slot& slot = slots_[current_];
-  SLUICE_RETURN_IF_ERROR(copies_->Wait(slot.last_use));
+  SLUICE_RETURN_IF_ERROR(copies_->Wait(slot.last_use_));
   Poison(slot);
   slot.Rewind();
   return absl::OkStatus();
@@ -104,7 +100,7 @@ void StagingRing::Flush(const char* label) {
   if (!request.pieces.empty()) {
     const Ticket sent = copies_->Enqueue(std::move(request));
     for (HostBuffer* buffer : buffers_) buffer->written = sent;
-    slots_[current_].last_use = sent;
+    slots_[current_].last_use_ = sent;
   }
   buffers_.clear();
 }
@@ -139,10 +135,13 @@ void Fetch::Whole(HostBuffer& from) {
   Piece(from, 0, 0, from.size);
 }
 
-FetchRing::FetchRing(client::CopyEngine* copies, int64_t slot_bytes, int slots)
-    : copies_(copies),
-      memory_(RingMemory(slot_bytes, slots)),
-      slots_(CutSlots(memory_, slot_bytes, slots)) {}
+FetchRing::FetchRing(client::CopyEngine* copies, std::byte* memory,
+                     int64_t slot_bytes, int slots, const Ticket& free)
+    : copies_(copies), slots_(CutSlots(memory, slot_bytes, slots, free)) {}
+
+void FetchRing::AppendLastUses(std::vector<Ticket>& uses) const {
+  for (const Slot& slot : slots_) uses.push_back(slot.last_use_);
+}
 
 Fetches::Fetches(FetchRing* ring, int64_t count, const char* label,
                  Program program)
@@ -157,7 +156,7 @@ Fetches::Fetches(FetchRing* ring, int64_t count, const char* label,
 Fetches::~Fetches() {
   for (int64_t k = done_; k < issued_; ++k) {
     Slot& slot = ring_->slots_[(first_ + k) % ring_->slots_.size()];
-    slot.last_use = slot.ready;
+    slot.last_use_ = slot.ready_;
   }
 }
 
@@ -171,9 +170,9 @@ bool Fetches::IssueOne() {
   Slot& slot = ring_->slots_[ring_->next_];
   SLUICE_CHECK(fetch.used_ <= slot.size_);
   CopyRequest request{
-      CopyDirection::kHostToDevice, {}, {slot.last_use}, label_};
+      CopyDirection::kHostToDevice, {}, {slot.last_use_}, label_};
 #ifdef SLUICE_POISON
-  if (ring_->copies_->Wait(slot.last_use).ok()) Poison(slot);
+  if (ring_->copies_->Wait(slot.last_use_).ok()) Poison(slot);
   request.after.push_back(ring_->copies_->MarkCompute());
 #endif
   for (const Fetch::Part& part : fetch.parts_) {
@@ -182,10 +181,10 @@ bool Fetches::IssueOne() {
   for (HostBuffer* from : fetch.buffers_) {
     request.after.push_back(from->written);
   }
-  slot.ready = request.pieces.empty()
-                   ? Ticket()
-                   : ring_->copies_->Enqueue(std::move(request));
-  for (HostBuffer* from : fetch.buffers_) from->read = slot.ready;
+  slot.ready_ = request.pieces.empty()
+                    ? Ticket()
+                    : ring_->copies_->Enqueue(std::move(request));
+  for (HostBuffer* from : fetch.buffers_) from->read = slot.ready_;
   ring_->next_ = (ring_->next_ + 1) % ring_->slots_.size();
   ++issued_;
   return true;
@@ -202,7 +201,7 @@ absl::StatusOr<Slot*> Fetches::Next() {
   // By program order all that this fetch reads has been sent by now.
   SLUICE_CHECK(issued_ > taken_);
   Slot& slot = ring_->slots_[(first_ + taken_) % ring_->slots_.size()];
-  SLUICE_RETURN_IF_ERROR(ring_->copies_->Wait(slot.ready));
+  SLUICE_RETURN_IF_ERROR(ring_->copies_->Wait(slot.ready_));
   ++taken_;
   slot.Rewind();
   return &slot;
@@ -212,7 +211,7 @@ void Fetches::Done() { Done(ring_->copies_->MarkCompute()); }
 
 void Fetches::Done(const Ticket& last_use) {
   SLUICE_CHECK(taken_ == done_ + 1);
-  ring_->slots_[(first_ + done_) % ring_->slots_.size()].last_use = last_use;
+  ring_->slots_[(first_ + done_) % ring_->slots_.size()].last_use_ = last_use;
   ++done_;
   Pump();
 }

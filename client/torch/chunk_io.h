@@ -33,7 +33,8 @@ namespace sluice::runtime {
 // A slot's memory, handed out in typed pieces from the front.
 class Slot {
  public:
-  Slot(std::byte* data, int64_t size) : data_(data), size_(size) {}
+  Slot(std::byte* data, int64_t size, const client::Ticket& free)
+      : data_(data), size_(size), last_use_(free) {}
 
   at::Tensor Take(at::IntArrayRef sizes, at::ScalarType type);
   void Rewind() { used_ = 0; }
@@ -47,13 +48,18 @@ class Slot {
   std::byte* data_;
   int64_t size_;
   int64_t used_ = 0;
-  client::Ticket ready;     // fetch ring: its bytes are there
-  client::Ticket last_use;  // the slot may be written again
+  client::Ticket ready_;     // fetch ring: its bytes are there
+  client::Ticket last_use_;  // the slot may be written again
 };
 
 class StagingRing {
  public:
-  StagingRing(client::CopyEngine* copies, int64_t slot_bytes, int slots);
+  // `memory` (64-byte aligned, slots * slot_bytes) outlives the ring and may be
+  // written once `free` is reached.
+  StagingRing(client::CopyEngine* copies, std::byte* memory, int64_t slot_bytes,
+              int slots, const client::Ticket& free);
+  // The last uses of its memory.
+  void AppendLastUses(std::vector<client::Ticket>& uses) const;
 
   // Moves on to the next slot once nothing of it is leaving any more.
   absl::Status Begin();
@@ -72,7 +78,6 @@ class StagingRing {
 
  private:
   client::CopyEngine* copies_;
-  at::Tensor memory_;
   std::vector<Slot> slots_;
   size_t current_ = 0;
   std::vector<client::CopyPiece> pieces_;
@@ -104,12 +109,13 @@ class Fetch {
 
 class FetchRing {
  public:
-  FetchRing(client::CopyEngine* copies, int64_t slot_bytes, int slots);
+  FetchRing(client::CopyEngine* copies, std::byte* memory, int64_t slot_bytes,
+            int slots, const client::Ticket& free);  // as a StagingRing
+  void AppendLastUses(std::vector<client::Ticket>& uses) const;
 
  private:
   friend class Fetches;
   client::CopyEngine* copies_;
-  at::Tensor memory_;
   std::vector<Slot> slots_;
   size_t next_ = 0;  // the slot the next fetch goes to
 };

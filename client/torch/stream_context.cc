@@ -1,7 +1,10 @@
 #include "client/torch/stream_context.h"
 
 #include <ATen/ops/empty.h>
+#include <ATen/ops/from_blob.h>
 #include <fmt/format.h>
+
+#include <array>
 
 #include "client/torch/exceptions.h"
 #include "proto/base/status.h"
@@ -38,9 +41,33 @@ absl::Status Validate(const StreamContext::Options& options) {
   return absl::OkStatus();
 }
 
-at::Tensor Sums(int64_t rows, int64_t heads, int64_t dim) {
-  return at::empty({rows, heads, dim}, at::kFloat);
-}
+// Cuts typed pieces and rings from the front of the ring memory.
+class Cutter {
+ public:
+  Cutter(client::CopyEngine* copies, std::byte* memory, client::Ticket free)
+      : copies_(copies), next_(memory), free_(std::move(free)) {}
+
+  template <typename Ring>
+  Ring Cut(int64_t slot_bytes, int slots) {
+    return Ring(copies_, Take(slots * slot_bytes), slot_bytes, slots, free_);
+  }
+  // Undefined if there is none in this phase.
+  at::Tensor CutSum(int64_t bytes, const std::array<int64_t, 3>& sizes) {
+    if (bytes == 0) return {};
+    return at::from_blob(Take(bytes), sizes,
+                         at::TensorOptions().dtype(at::kFloat));
+  }
+
+ private:
+  std::byte* Take(int64_t bytes) {
+    std::byte* at = next_;
+    next_ += bytes;
+    return at;
+  }
+  client::CopyEngine* copies_;
+  std::byte* next_;
+  client::Ticket free_;
+};
 
 }  // namespace
 
@@ -50,15 +77,36 @@ StreamState::StreamState(const Options& o)
       store(shape, o.host),
       exchange(o.model.heads, o.model.kv_heads, shape.ranks, o.rank,
                o.collectives),
-      staging(o.copies, shape.staging_slot(), 2),
-      inputs(o.copies, shape.input_slot(), 2),
-      blocks(o.copies, shape.block_slot(), o.stream.prefetch_depth),
-      keys(o.copies, shape.key_value_slot(), 2) {
-  const int64_t rows = shape.rows(0);
-  if (o.dtype != at::kFloat) output = Sums(rows, shape.q_heads, shape.dim);
-  query_gradient = Sums(rows, shape.q_heads, shape.dim);
-  key_gradient = Sums(rows, shape.kv_heads, shape.dim);
-  value_gradient = Sums(rows, shape.kv_heads, shape.dim);
+      memory_(at::empty({shape.ring_bytes()}, at::kByte)) {}
+
+StreamState::~StreamState() { copies().Drain().IgnoreError(); }
+
+absl::Status StreamState::Enter(Phase phase) {
+  if (rings_ && rings_->phase == phase) return absl::OkStatus();
+  if (rings_) {
+    std::vector<client::Ticket> uses;
+    staging().AppendLastUses(uses);
+    for (const FetchRing* ring : {&inputs(), &blocks(), &keys()}) {
+      ring->AppendLastUses(uses);
+    }
+    for (const client::Ticket& use : uses) {
+      SLUICE_RETURN_IF_ERROR(copies().Wait(use));
+    }
+  }
+  const RingSizes sizes = shape.rings(phase);
+  const std::array<int64_t, 3> query = {shape.rows(0), shape.q_heads,
+                                        shape.dim};
+  const std::array<int64_t, 3> key = {shape.rows(0), shape.kv_heads, shape.dim};
+  Cutter cut(&copies(), static_cast<std::byte*>(memory_.data_ptr()),
+             copies().MarkCompute());
+  // Braces evaluate in order, and so lay out in this order.
+  rings_.emplace(Rings{
+      phase, cut.Cut<StagingRing>(sizes.staging, 2),
+      cut.Cut<FetchRing>(sizes.inputs, 2),
+      cut.Cut<FetchRing>(sizes.blocks, shape.prefetch_depth),
+      cut.Cut<FetchRing>(sizes.keys, 2), cut.CutSum(sizes.query_sum, query),
+      cut.CutSum(sizes.key_sum, key), cut.CutSum(sizes.key_sum, key)});
+  return absl::OkStatus();
 }
 
 absl::StatusOr<std::unique_ptr<ChunkHandle>> StreamState::NewHidden() {
@@ -113,10 +161,7 @@ Bytes StreamContext::HostBytes(const Options& options) {
 }
 
 Bytes StreamContext::RingBytes(const Options& options) {
-  const StreamShape shape(options);
-  return Bytes(2 * shape.staging_slot() + 2 * shape.input_slot() +
-               shape.prefetch_depth * shape.block_slot() +
-               2 * shape.key_value_slot() + shape.accumulators());
+  return Bytes(StreamShape(options).ring_bytes());
 }
 
 LayerOutput::LayerOutput() = default;

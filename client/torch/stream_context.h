@@ -8,6 +8,7 @@
 #include <algorithm>
 #include <functional>
 #include <memory>
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -24,6 +25,8 @@ namespace sluice::runtime {
 class StreamState final : public StreamContext {
  public:
   explicit StreamState(const Options& options);
+  // Waits for copies in flight: after a failed step there may be some.
+  ~StreamState() override;
 
   static StreamState& Of(StreamContext& context) {
     return static_cast<StreamState&>(context);
@@ -50,11 +53,33 @@ class StreamState final : public StreamContext {
   const StreamShape shape;
   HostStore store;
   HeadExchange exchange;
-  StagingRing staging;
-  FetchRing inputs, blocks, keys;
-  // fp32 sums of one chunk. `output` is undefined in fp32, where the staging
-  // slot itself holds the sum.
-  at::Tensor output, key_gradient, value_gradient, query_gradient;
+
+  // Cuts the ring memory for `phase`, once all copies of the phase before are
+  // out; nothing if it is cut so already. No fetch program may be alive.
+  absl::Status Enter(Phase phase);
+  StagingRing& staging() { return rings_->staging; }
+  FetchRing& inputs() { return rings_->inputs; }
+  FetchRing& blocks() { return rings_->blocks; }
+  FetchRing& keys() { return rings_->keys; }
+  // fp32 sums of chunk m: the output (forward) or dq, and dk, dv. In fp32 the
+  // forward's output is summed in its staging slot and this is undefined.
+  at::Tensor query_sum(int64_t m) const { return Sum(rings_->query_sum, m); }
+  at::Tensor key_sum(int64_t m) const { return Sum(rings_->key_sum, m); }
+  at::Tensor value_sum(int64_t m) const { return Sum(rings_->value_sum, m); }
+
+ private:
+  struct Rings {
+    Phase phase;
+    StagingRing staging;
+    FetchRing inputs, blocks, keys;
+    at::Tensor query_sum, key_sum, value_sum;
+  };
+  at::Tensor Sum(const at::Tensor& largest, int64_t m) const {
+    return largest.defined() ? largest.narrow(0, 0, shape.rows(m)) : largest;
+  }
+
+  at::Tensor memory_;
+  std::optional<Rings> rings_;
 };
 
 // --- chunked attention (streamed_attention.cc) ------------------------------
@@ -86,11 +111,37 @@ class AttentionForward {
   Fetches fetches_;
 };
 
-// Walks all blocks, k/v outer, and calls `finished` for each chunk i once its
-// gradients are whole, in state.{query,key,value}_gradient.
-using ChunkGradients = std::function<absl::Status(int64_t i)>;
-absl::Status StreamAttentionBackward(StreamState& state, int64_t layer,
-                                     const ChunkGradients& finished);
+// That of its backward: all blocks, k/v outer.
+class AttentionBackward {
+ public:
+  // Issues the first fetches.
+  AttentionBackward(StreamState& state, int64_t layer);
+  // Calls `finished` for each chunk i once its gradients are whole, in
+  // state.query_sum, key_sum, value_sum.
+  absl::Status Run(const std::function<absl::Status(int64_t i)>& finished);
+
+ private:
+  // One query chunk with all that its backward blocks need.
+  struct QueryItem {
+    at::Tensor q, output, lse, output_gradient, gradient;
+  };
+  bool FetchQuery(int64_t k, Fetch& fetch);
+  QueryItem Take(Slot& slot, int64_t j) const;
+  absl::Status RunBlock(const Block& block, const at::Tensor& k,
+                        const at::Tensor& v);
+  void Compute(const Block& block, const at::Tensor& k, const at::Tensor& v,
+               QueryItem& item);
+  bool first(int64_t i) const { return i == shape_.active.front(); }
+
+  StreamState& state_;
+  const StreamShape& shape_;
+  const int64_t layer_;
+  const std::vector<Block> blocks_;
+  size_t next_ = 0;  // of blocks_
+  // The last key chunk whose dq_j has been sent back.
+  std::vector<int64_t> sent_;
+  Fetches keys_, queries_;
+};
 
 // --- pieces shared by forward and recomputation (streamed_project.cc) -------
 struct Projected {

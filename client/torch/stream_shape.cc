@@ -124,50 +124,47 @@ int64_t StreamShape::saved_rows(Saved which, int64_t m) const {
   return info.head_layout ? head_kept(m) : kept(m);
 }
 
-int64_t StreamShape::staging_slot() const {
-  const int64_t rows0 = rows(0);
-  const int64_t q = AlignSlot(rows0 * query_row_bytes());
-  const int64_t k = AlignSlot(rows0 * key_row_bytes());
-  const int64_t x = AlignSlot(hidden_bytes(0));
-  int64_t forward = 2 * q + 2 * k + AlignSlot(rows0 * q_heads * 4) + x;
-  for (const Saved which : kAllSaved) {
-    const SavedClass info = saved(which);
-    if (!info.head_layout) forward += AlignSlot(kept(0) * info.row_bytes);
-  }
-  const int64_t dropped = head_dropped(0);
-  const int64_t backward = q + x + AlignSlot(dropped * query_row_bytes()) +
-                           2 * AlignSlot(dropped * key_row_bytes());
-  return std::max(forward, backward);
-}
-
-int64_t StreamShape::input_slot() const {
-  const int64_t x = AlignSlot(hidden_bytes(0));
-  int64_t post = 2 * x + AlignSlot(rows(0) * query_row_bytes());
-  for (const Saved which :
-       {Saved::kX2, Saved::kNorm2, Saved::kUp, Saved::kGate, Saved::kAct}) {
-    post += AlignSlot(kept(0) * saved(which).row_bytes);
-  }
-  const int64_t projections =
-      2 * x + AlignSlot(kept(0) * saved(Saved::kNorm1).row_bytes);
-  return std::max(post, projections);
-}
-
-int64_t StreamShape::block_slot() const {
+RingSizes StreamShape::rings(Phase phase) const {
   const int64_t q = AlignSlot(rows(0) * query_row_bytes());
-  const int64_t backward = 3 * q + AlignSlot(rows(0) * q_heads * 4) +
-                           AlignSlot(query_gradient_bytes(0));
-  return std::max(backward, key_value_slot());
+  const int64_t kv = 2 * AlignSlot(rows(0) * key_row_bytes());
+  const int64_t lse = AlignSlot(rows(0) * q_heads * 4);
+  const int64_t x = AlignSlot(hidden_bytes(0));
+  const int64_t query_sum = AlignSlot(query_gradient_bytes(0));
+  const auto kept_bytes = [&](Saved which) {
+    return AlignSlot(kept(0) * saved(which).row_bytes);
+  };
+  const int64_t ffn_kept = kept_bytes(Saved::kX2) + kept_bytes(Saved::kNorm2) +
+                           kept_bytes(Saved::kUp) + kept_bytes(Saved::kGate) +
+                           kept_bytes(Saved::kAct);
+  const int64_t norm1 = kept_bytes(Saved::kNorm1);
+  const int64_t dropped = head_dropped(0);
+  switch (phase) {
+    case Phase::kForward:  // in bf16 the output is summed outside its slot
+      return {.staging = 2 * q + kv + lse + norm1 + ffn_kept + x,
+              .inputs = x,
+              .blocks = kv,
+              .query_sum = element == 4 ? 0 : query_sum};
+    case Phase::kTokens:
+      return {.staging = q + x + AlignSlot(dropped * query_row_bytes()) +
+                         2 * AlignSlot(dropped * key_row_bytes()),
+              .inputs = 2 * x + q + ffn_kept};
+    case Phase::kAttention:
+      return {.staging = x,
+              .inputs = 2 * x + norm1,
+              .blocks = 3 * q + lse + query_sum,
+              .keys = kv,
+              .query_sum = query_sum,
+              .key_sum = AlignSlot(rows(0) * kv_heads * dim * 4)};
+  }
+  return {};
 }
 
-int64_t StreamShape::key_value_slot() const {
-  return 2 * AlignSlot(rows(0) * key_row_bytes());
-}
-
-int64_t StreamShape::accumulators() const {
-  const int64_t keys = AlignSlot(rows(0) * kv_heads * dim * 4);
-  const int64_t queries = AlignSlot(query_gradient_bytes(0));
-  const bool output = element != 4;  // else the staging slot is the sum
-  return 2 * keys + queries + (output ? queries : 0);
+int64_t StreamShape::ring_bytes() const {
+  int64_t most = 0;
+  for (const Phase phase : kPhases) {
+    most = std::max(most, rings(phase).Total(prefetch_depth));
+  }
+  return most;
 }
 
 }  // namespace sluice::runtime

@@ -54,6 +54,28 @@ constexpr int64_t AlignSlot(int64_t bytes) {
   return (bytes + kSlotAlignment - 1) / kSlotAlignment * kSlotAlignment;
 }
 
+// What a step is doing, as far as it decides which rings it needs. They share
+// one piece of HBM, cut anew from phase to phase.
+enum class Phase {
+  kForward,    // embedding, layers forward
+  kTokens,     // loss, and the token-local part of a layer's backward
+  kAttention,  // blocks backward, projections backward, embedding backward
+};
+inline constexpr Phase kPhases[] = {Phase::kForward, Phase::kTokens,
+                                    Phase::kAttention};
+
+// Bytes of a slot (staging, inputs and keys have two slots, blocks has
+// prefetch_depth), each large enough for the largest record of the phase, and
+// of the fp32 sums of a chunk.
+struct RingSizes {
+  int64_t staging = 0, inputs = 0, blocks = 0, keys = 0;
+  int64_t query_sum = 0, key_sum = 0;  // one, and one each for k and v
+  int64_t Total(int prefetch_depth) const {
+    return 2 * (staging + inputs + keys + key_sum) + prefetch_depth * blocks +
+           query_sum;
+  }
+};
+
 class StreamShape {
  public:
   explicit StreamShape(const StreamContext::Options& options);
@@ -89,13 +111,9 @@ class StreamShape {
     return rows(m) * q_heads * dim * 4;
   }
 
-  // The largest record that a slot of each ring must hold.
-  int64_t staging_slot() const;
-  int64_t input_slot() const;
-  int64_t block_slot() const;
-  int64_t key_value_slot() const;
-  // fp32 accumulators outside the rings.
-  int64_t accumulators() const;
+  RingSizes rings(Phase phase) const;
+  // HBM that the rings and sums of the tallest phase take.
+  int64_t ring_bytes() const;
 
   ChunkLayout layout;
   int64_t rank, ranks, layers;

@@ -9,11 +9,6 @@
 namespace sluice::runtime {
 namespace {
 
-// One query chunk with all that its backward blocks need.
-struct QueryItem {
-  at::Tensor q, output, lse, output_gradient, gradient;
-};
-
 std::vector<Block> ForwardBlocks(const std::vector<int64_t>& chunks) {
   std::vector<Block> blocks;
   for (size_t j = 0; j < chunks.size(); ++j) {
@@ -40,34 +35,23 @@ void Accumulate(const at::Tensor& sum, const at::Tensor& part, bool first) {
   }
 }
 
-class AttentionBackward {
- public:
-  AttentionBackward(StreamState& state, int64_t layer)
-      : state_(state),
-        shape_(state.shape),
-        layer_(layer),
-        blocks_(BackwardBlocks(state.shape.active)),
-        sent_(state.shape.chunks(), -1) {}
+}  // namespace
 
-  absl::Status Run(const ChunkGradients& finished);
-
- private:
-  bool FetchQuery(int64_t k, Fetch& fetch);
-  absl::Status KeyChunk(int64_t i, Fetches& queries);
-  QueryItem Take(Slot& slot, int64_t j) const;
-  absl::Status RunBlock(const Block& block, const at::Tensor& k,
-                        const at::Tensor& v, Fetches& queries);
-
-  bool first(int64_t i) const { return i == shape_.active.front(); }
-
-  StreamState& state_;
-  const StreamShape& shape_;
-  const int64_t layer_;
-  const std::vector<Block> blocks_;
-  size_t next_ = 0;  // of blocks_
-  // The last key chunk whose dq_j has been sent back.
-  std::vector<int64_t> sent_;
-};
+AttentionBackward::AttentionBackward(StreamState& state, int64_t layer)
+    : state_(state),
+      shape_(state.shape),
+      layer_(layer),
+      blocks_(BackwardBlocks(state.shape.active)),
+      sent_(state.shape.chunks(), -1),
+      keys_(&state.keys(), static_cast<int64_t>(shape_.active.size()), "k, v",
+            [this](int64_t k, Fetch& fetch) {
+              FetchHeads(state_, layer_, Saved::kK, shape_.active[k], fetch);
+              FetchHeads(state_, layer_, Saved::kV, shape_.active[k], fetch);
+              return true;
+            }),
+      queries_(
+          &state.blocks(), static_cast<int64_t>(blocks_.size()), "query chunk",
+          [this](int64_t k, Fetch& fetch) { return FetchQuery(k, fetch); }) {}
 
 // dq_j of the previous key chunk must have been sent before it is fetched.
 bool AttentionBackward::FetchQuery(int64_t k, Fetch& fetch) {
@@ -87,7 +71,8 @@ bool AttentionBackward::FetchQuery(int64_t k, Fetch& fetch) {
   return true;
 }
 
-QueryItem AttentionBackward::Take(Slot& slot, int64_t j) const {
+AttentionBackward::QueryItem AttentionBackward::Take(Slot& slot,
+                                                     int64_t j) const {
   const std::array<int64_t, 3> sizes = {shape_.rows(j), shape_.q_heads,
                                         shape_.dim};
   const at::ScalarType type = state_.options.dtype;
@@ -100,76 +85,63 @@ QueryItem AttentionBackward::Take(Slot& slot, int64_t j) const {
   return item;
 }
 
+void AttentionBackward::Compute(const Block& block, const at::Tensor& k,
+                                const at::Tensor& v, QueryItem& item) {
+  const auto [i, j] = block;
+  const bool diagonal = i == j;
+  SegmentScope segment(state_.options.allocator,
+                       state_.Kind(diagonal ? "block.diagonal.backward"
+                                            : "block.offdiagonal.backward",
+                                   j));
+  const BlockGradients gradients = AttendBlockBackward(
+      item.output_gradient, item.q, k, v, item.output, item.lse, diagonal);
+  // Explicit conversions, so that first and later blocks ask for the same
+  // memory.
+  Accumulate(state_.key_sum(i), gradients.k.to(at::kFloat), diagonal);
+  Accumulate(state_.value_sum(i), gradients.v.to(at::kFloat), diagonal);
+  Accumulate(item.gradient, gradients.q.to(at::kFloat), first(i));
+  // No key chunk after the diagonal: dq_j is whole.
+  if (diagonal) state_.query_sum(i).copy_(item.gradient);
+}
+
 absl::Status AttentionBackward::RunBlock(const Block& block,
                                          const at::Tensor& k,
-                                         const at::Tensor& v,
-                                         Fetches& queries) {
+                                         const at::Tensor& v) {
   const auto [i, j] = block;
-  SLUICE_ASSIGN_OR_RETURN(Slot * slot, queries.Next());
+  SLUICE_ASSIGN_OR_RETURN(Slot * slot, queries_.Next());
   QueryItem item = Take(*slot, j);
-  const bool diagonal = i == j;
-  {
-    SegmentScope segment(state_.options.allocator,
-                         state_.Kind(diagonal ? "block.diagonal.backward"
-                                              : "block.offdiagonal.backward",
-                                     j));
-    const BlockGradients gradients = AttendBlockBackward(
-        item.output_gradient, item.q, k, v, item.output, item.lse, diagonal);
-    // Explicit conversions, so that first and later blocks ask for the same
-    // memory.
-    const at::Tensor dq = gradients.q.to(at::kFloat);
-    Accumulate(state_.key_gradient.narrow(0, 0, k.size(0)),
-               gradients.k.to(at::kFloat), diagonal);
-    Accumulate(state_.value_gradient.narrow(0, 0, k.size(0)),
-               gradients.v.to(at::kFloat), diagonal);
-    Accumulate(item.gradient, dq, first(i));
-    if (diagonal) {  // no later key chunk: dq_j is whole
-      state_.query_gradient.narrow(0, 0, item.gradient.size(0))
-          .copy_(item.gradient);
-    }
-  }
-  if (diagonal) {
-    queries.Done();
+  Compute(block, k, v, item);
+  if (i == j) {
+    queries_.Done();
     return absl::OkStatus();
   }
   sent_[j] = i;
-  queries.Done(StagingRing::SendNow(state_.copies(), item.gradient,
-                                    state_.store.query_gradient(j), "dq"));
+  queries_.Done(StagingRing::SendNow(state_.copies(), item.gradient,
+                                     state_.store.query_gradient(j), "dq"));
   return absl::OkStatus();
 }
 
-absl::Status AttentionBackward::Run(const ChunkGradients& finished) {
-  const std::vector<int64_t>& chunks = shape_.active;
-  Fetches queries(&state_.blocks, static_cast<int64_t>(blocks_.size()),
-                  "query chunk",
-                  [&](int64_t k, Fetch& f) { return FetchQuery(k, f); });
-  Fetches keys(&state_.keys, static_cast<int64_t>(chunks.size()), "k, v",
-               [&](int64_t k, Fetch& fetch) {
-                 FetchHeads(state_, layer_, Saved::kK, chunks[k], fetch);
-                 FetchHeads(state_, layer_, Saved::kV, chunks[k], fetch);
-                 return true;
-               });
-  for (const int64_t i : chunks) {
-    SLUICE_ASSIGN_OR_RETURN(Slot * slot, keys.Next());
+absl::Status AttentionBackward::Run(
+    const std::function<absl::Status(int64_t i)>& finished) {
+  for (const int64_t i : shape_.active) {
+    SLUICE_ASSIGN_OR_RETURN(Slot * slot, keys_.Next());
     const std::array<int64_t, 3> sizes = {shape_.rows(i), shape_.kv_heads,
                                           shape_.dim};
     const at::Tensor k = slot->Take(sizes, state_.options.dtype);
     const at::Tensor v = slot->Take(sizes, state_.options.dtype);
     while (next_ < blocks_.size() && blocks_[next_].i == i) {
-      SLUICE_RETURN_IF_ERROR(RunBlock(blocks_[next_++], k, v, queries));
+      SLUICE_RETURN_IF_ERROR(RunBlock(blocks_[next_++], k, v));
     }
-    keys.Done();
+    keys_.Done();
     SLUICE_RETURN_IF_ERROR(finished(i));
   }
   return absl::OkStatus();
 }
 
-}  // namespace
-
 AttentionForward::AttentionForward(StreamState& state, int64_t layer)
     : state_(state),
       blocks_(ForwardBlocks(state.shape.active)),
-      fetches_(&state.blocks, static_cast<int64_t>(blocks_.size()), "k, v",
+      fetches_(&state.blocks(), static_cast<int64_t>(blocks_.size()), "k, v",
                [this, layer](int64_t n, Fetch& fetch) {
                  const int64_t i = blocks_[n].i;
                  if (i > sent_) return false;
@@ -205,11 +177,6 @@ absl::Status AttentionForward::Run(int64_t m, const Heads& heads,
     fetches_.Done();
   }
   return absl::OkStatus();
-}
-
-absl::Status StreamAttentionBackward(StreamState& state, int64_t layer,
-                                     const ChunkGradients& finished) {
-  return AttentionBackward(state, layer).Run(finished);
 }
 
 }  // namespace sluice::runtime

@@ -94,8 +94,9 @@ Backward::PostInputs Backward::TakePost(Slot& slot, int64_t m) const {
 }
 
 absl::Status Backward::PhaseA() {
+  SLUICE_RETURN_IF_ERROR(state_.Enter(Phase::kTokens));
   const std::vector<int64_t>& chunks = shape_.active;
-  Fetches inputs(&state_.inputs, static_cast<int64_t>(chunks.size()),
+  Fetches inputs(&state_.inputs(), static_cast<int64_t>(chunks.size()),
                  "saved rows", [&](int64_t k, Fetch& fetch) {
                    FetchPost(chunks[k], fetch);
                    return true;
@@ -103,7 +104,7 @@ absl::Status Backward::PhaseA() {
   for (const int64_t m : chunks) {
     SLUICE_ASSIGN_OR_RETURN(Slot * slot, inputs.Next());
     const PostInputs in = TakePost(*slot, m);
-    SLUICE_RETURN_IF_ERROR(state_.staging.Begin());
+    SLUICE_RETURN_IF_ERROR(state_.staging().Begin());
     SLUICE_RETURN_IF_ERROR(PostChunk(m, in));
     SLUICE_RETURN_IF_ERROR(Recompute(m, in.x));
     inputs.Done();
@@ -149,9 +150,9 @@ void Backward::FeedForward(const at::Tensor& dy, const at::Tensor& x2,
 absl::Status Backward::PostChunk(int64_t m, const PostInputs& in) {
   const int64_t rows = shape_.local(m), kept = shape_.kept(m);
   const at::Tensor dx2 =
-      state_.staging.Take({rows, shape_.hidden}, state_.options.dtype);
+      state_.staging().Take({rows, shape_.hidden}, state_.options.dtype);
   const at::Tensor d_o =
-      state_.staging.Take(in.o.sizes(), state_.options.dtype);
+      state_.staging().Take(in.o.sizes(), state_.options.dtype);
   {
     SegmentScope segment(state_.options.allocator,
                          state_.Kind("post.backward", m));
@@ -182,9 +183,9 @@ absl::Status Backward::PostChunk(int64_t m, const PostInputs& in) {
     SLUICE_RETURN_IF_ERROR(state_.exchange.ToHeads(
         state_.Whole(m), {{HeadKind::kQuery, d_home, d_o}}));
   }
-  state_.staging.Send(dx2, gradient_.chunk(m));
-  state_.staging.Send(d_o, state_.store.output_gradient(m));
-  state_.staging.Flush("dO, dX out");
+  state_.staging().Send(dx2, gradient_.chunk(m));
+  state_.staging().Send(d_o, state_.store.output_gradient(m));
+  state_.staging().Flush("dO, dX out");
   return absl::OkStatus();
 }
 
@@ -195,11 +196,11 @@ absl::Status Backward::Recompute(int64_t m, const at::Tensor& x) {
   if (dropped == 0) return absl::OkStatus();
   const at::ScalarType type = state_.options.dtype;
   const at::Tensor q =
-      state_.staging.Take({dropped, shape_.q_heads, shape_.dim}, type);
+      state_.staging().Take({dropped, shape_.q_heads, shape_.dim}, type);
   const at::Tensor k =
-      state_.staging.Take({dropped, shape_.kv_heads, shape_.dim}, type);
+      state_.staging().Take({dropped, shape_.kv_heads, shape_.dim}, type);
   const at::Tensor v =
-      state_.staging.Take({dropped, shape_.kv_heads, shape_.dim}, type);
+      state_.staging().Take({dropped, shape_.kv_heads, shape_.dim}, type);
   {
     SegmentScope segment(state_.options.allocator,
                          state_.Kind("qkv.recompute", m));
@@ -211,38 +212,36 @@ absl::Status Backward::Recompute(int64_t m, const at::Tensor& x) {
                             {HeadKind::kKeyValue, local.k, k},
                             {HeadKind::kKeyValue, local.v, v}}));
   }
-  state_.staging.Send(q, state_.store.dropped(Saved::kQ, m));
-  state_.staging.Send(k, state_.store.dropped(Saved::kK, m));
-  state_.staging.Send(v, state_.store.dropped(Saved::kV, m));
-  state_.staging.Flush("q, k, v again");
+  state_.staging().Send(q, state_.store.dropped(Saved::kQ, m));
+  state_.staging().Send(k, state_.store.dropped(Saved::kK, m));
+  state_.staging().Send(v, state_.store.dropped(Saved::kV, m));
+  state_.staging().Flush("q, k, v again");
   return absl::OkStatus();
 }
 
 // --- phases B and C ---------------------------------------------------------
 
 absl::Status Backward::PhasesBandC() {
+  SLUICE_RETURN_IF_ERROR(state_.Enter(Phase::kAttention));
   const std::vector<int64_t>& chunks = shape_.active;
+  AttentionBackward attention(state_, layer_);  // its fetches come first
   Fetches inputs(
-      &state_.inputs, static_cast<int64_t>(chunks.size()), "x, dX",
+      &state_.inputs(), static_cast<int64_t>(chunks.size()), "x, dX",
       [&](int64_t k, Fetch& fetch) {
         fetch.Whole(input_.chunk(chunks[k]));
         fetch.Whole(gradient_.chunk(chunks[k]));
         fetch.Whole(state_.store.saved(layer_, Saved::kNorm1, chunks[k]));
         return true;
       });
-  return StreamAttentionBackward(
-      state_, layer_, [&](int64_t i) { return ProjectionsChunk(i, inputs); });
+  return attention.Run([&](int64_t i) { return ProjectionsChunk(i, inputs); });
 }
 
 // dq, dk, dv of chunk m in token layout, turned back.
 absl::Status Backward::GradientsHome(int64_t m, Projected& d) {
-  const int64_t rows = shape_.local(m), all = shape_.rows(m);
+  const int64_t rows = shape_.local(m);
   const ModelConfig& model = state_.options.model;
-  const auto heads = [&](const at::Tensor& sums) {
-    return sums.narrow(0, 0, all);
-  };
-  const Projected sums{heads(state_.query_gradient), heads(state_.key_gradient),
-                       heads(state_.value_gradient)};
+  const Projected sums{state_.query_sum(m), state_.key_sum(m),
+                       state_.value_sum(m)};
   if (state_.exchange.local()) {
     d = sums;
   } else {
@@ -297,8 +296,8 @@ absl::Status Backward::ProjectionsChunk(int64_t m, Fetches& inputs) {
   const at::Tensor x = slot->Take({rows, hidden}, type);
   const at::Tensor dx2 = slot->Take({rows, hidden}, type);
   const at::Tensor norm1 = slot->Take({shape_.kept(m), hidden}, type);
-  SLUICE_RETURN_IF_ERROR(state_.staging.Begin());
-  const at::Tensor dx = state_.staging.Take({rows, hidden}, type);
+  SLUICE_RETURN_IF_ERROR(state_.staging().Begin());
+  const at::Tensor dx = state_.staging().Take({rows, hidden}, type);
   {
     SegmentScope segment(state_.options.allocator,
                          state_.Kind("qkv.backward", m));
@@ -306,8 +305,8 @@ absl::Status Backward::ProjectionsChunk(int64_t m, Fetches& inputs) {
     SLUICE_RETURN_IF_ERROR(GradientsHome(m, d));
     if (rows > 0) Projections(m, x, dx2, norm1, d, dx);
   }
-  state_.staging.Send(dx, gradient_.chunk(m));
-  state_.staging.Flush("dX out");
+  state_.staging().Send(dx, gradient_.chunk(m));
+  state_.staging().Flush("dX out");
   inputs.Done();
   return absl::OkStatus();
 }

@@ -17,8 +17,8 @@ class KeptRows {
            int64_t width)
       : state_(state),
         to_(state.store.saved(layer, which, m)),
-        rows_(state.staging.Take({state.shape.kept(m), width},
-                                 state.options.dtype)) {}
+        rows_(state.staging().Take({state.shape.kept(m), width},
+                                   state.options.dtype)) {}
 
   // `part` is rows [first, first + n) of the class.
   void Store(int64_t first, const at::Tensor& part) {
@@ -27,7 +27,7 @@ class KeptRows {
       rows_.narrow(0, first, rows).copy_(part.narrow(0, 0, rows));
     }
   }
-  void Send() { state_.staging.Send(rows_, to_); }
+  void Send() { state_.staging().Send(rows_, to_); }
 
  private:
   StreamState& state_;
@@ -45,7 +45,8 @@ class Forward {
         input_(input),
         output_(output),
         layer_(layer),
-        inputs_(&state.inputs, static_cast<int64_t>(shape_.active.size()), "x",
+        inputs_(&state.inputs(), static_cast<int64_t>(shape_.active.size()),
+                "x",
                 [this](int64_t k, Fetch& fetch) {
                   fetch.Whole(input_.chunk(shape_.active[k]));
                   return true;
@@ -82,7 +83,7 @@ class Forward {
 Heads Forward::TakeHeads(int64_t m) {
   const int64_t rows = shape_.rows(m), dim = shape_.dim;
   const at::ScalarType type = state_.options.dtype;
-  StagingRing& staging = state_.staging;
+  StagingRing& staging = state_.staging();
   Heads heads;
   heads.q = staging.Take({rows, shape_.q_heads, dim}, type);
   heads.k = staging.Take({rows, shape_.kv_heads, dim}, type);
@@ -108,13 +109,13 @@ absl::Status Forward::Project(int64_t m, const at::Tensor& x,
   SendHeads(state_, layer_, Saved::kQ, m, heads.q, /*with_dropped=*/false);
   SendHeads(state_, layer_, Saved::kK, m, heads.k, /*with_dropped=*/true);
   SendHeads(state_, layer_, Saved::kV, m, heads.v, /*with_dropped=*/true);
-  state_.staging.Flush("q, k, v out");
+  state_.staging().Flush("q, k, v out");
   return absl::OkStatus();
 }
 
 void Forward::FeedForward(int64_t m, const at::Tensor& x2) {
-  const at::Tensor y = state_.staging.Take({shape_.local(m), shape_.hidden},
-                                           state_.options.dtype);
+  const at::Tensor y = state_.staging().Take({shape_.local(m), shape_.hidden},
+                                             state_.options.dtype);
   KeptRows norm2 = Keep(Saved::kNorm2, m, shape_.hidden);
   KeptRows up_rows = Keep(Saved::kUp, m, shape_.ffn);
   KeptRows gate_rows = Keep(Saved::kGate, m, shape_.gated ? shape_.ffn : 0);
@@ -140,7 +141,7 @@ void Forward::FeedForward(int64_t m, const at::Tensor& x2) {
   });
   for (KeptRows* rows : {&norm2, &up_rows, &act_rows}) rows->Send();
   if (shape_.gated) gate_rows.Send();
-  state_.staging.Send(y, output_.chunk(m));
+  state_.staging().Send(y, output_.chunk(m));
 }
 
 absl::Status Forward::Post(int64_t m, const at::Tensor& x, const Heads& heads) {
@@ -161,7 +162,7 @@ absl::Status Forward::Post(int64_t m, const at::Tensor& x, const Heads& heads) {
   residual.Store(0, x2);
   residual.Send();
   FeedForward(m, x2);
-  state_.staging.Flush("layer out");
+  state_.staging().Flush("layer out");
   return absl::OkStatus();
 }
 
@@ -169,18 +170,16 @@ absl::Status Forward::Chunk(int64_t m) {
   SLUICE_ASSIGN_OR_RETURN(Slot * slot, inputs_.Next());
   const at::Tensor x =
       slot->Take({shape_.local(m), shape_.hidden}, state_.options.dtype);
-  SLUICE_RETURN_IF_ERROR(state_.staging.Begin());
+  SLUICE_RETURN_IF_ERROR(state_.staging().Begin());
   const Heads heads = TakeHeads(m);
   SLUICE_RETURN_IF_ERROR(Project(m, x, heads));
-  at::Tensor output = heads.o;
-  if (state_.output.defined()) {
-    output = state_.output.narrow(0, 0, shape_.rows(m));
-  }
+  const at::Tensor sum = state_.query_sum(m);
+  at::Tensor output = sum.defined() ? sum : heads.o;
   SLUICE_RETURN_IF_ERROR(attention_.Run(m, heads, output));
-  if (state_.output.defined()) heads.o.copy_(output);
-  state_.staging.Send(heads.o, state_.store.saved(layer_, Saved::kO, m));
-  state_.staging.Send(heads.lse, state_.store.saved(layer_, Saved::kLse, m));
-  state_.staging.Flush("o, lse out");
+  if (sum.defined()) heads.o.copy_(sum);
+  state_.staging().Send(heads.o, state_.store.saved(layer_, Saved::kO, m));
+  state_.staging().Send(heads.lse, state_.store.saved(layer_, Saved::kLse, m));
+  state_.staging().Flush("o, lse out");
   SLUICE_RETURN_IF_ERROR(Post(m, x, heads));
   inputs_.Done();
   return absl::OkStatus();
@@ -196,6 +195,7 @@ absl::StatusOr<LayerOutput> LayerForward(StreamContext& context,
   const at::NoGradGuard no_grad;
   const auto body = [&]() -> absl::StatusOr<LayerOutput> {
     LayerOutput result;
+    SLUICE_RETURN_IF_ERROR(state.Enter(Phase::kForward));
     SLUICE_ASSIGN_OR_RETURN(result.output, state.NewHidden());
     SLUICE_RETURN_IF_ERROR(
         Forward(state, weights, *input, *result.output, layer).Run());

@@ -57,10 +57,11 @@ class Step {
 };
 
 absl::Status Step::Embed(ChunkHandle& output) {
+  SLUICE_RETURN_IF_ERROR(state_.Enter(Phase::kForward));
   for (const int64_t m : shape_.active) {
-    SLUICE_RETURN_IF_ERROR(state_.staging.Begin());
-    at::Tensor x = state_.staging.Take({shape_.local(m), shape_.hidden},
-                                       state_.options.dtype);
+    SLUICE_RETURN_IF_ERROR(state_.staging().Begin());
+    at::Tensor x = state_.staging().Take({shape_.local(m), shape_.hidden},
+                                         state_.options.dtype);
     {
       SegmentScope segment(state_.options.allocator,
                            state_.Kind("embed.forward", m));
@@ -69,8 +70,8 @@ absl::Status Step::Embed(ChunkHandle& output) {
         x.add_(Positions(weights_.positions, m));
       }
     }
-    state_.staging.Send(x, output.chunk(m));
-    state_.staging.Flush("embedding out");
+    state_.staging().Send(x, output.chunk(m));
+    state_.staging().Flush("embedding out");
   }
   return absl::OkStatus();
 }
@@ -89,8 +90,9 @@ at::Tensor Step::LossChunk(int64_t m, const at::Tensor& x) {
 
 // Turns the last layer's output into its gradient, in place.
 absl::Status Step::Loss(ChunkHandle& hidden) {
+  SLUICE_RETURN_IF_ERROR(state_.Enter(Phase::kTokens));
   const std::vector<int64_t>& chunks = shape_.active;
-  Fetches inputs(&state_.inputs, static_cast<int64_t>(chunks.size()), "y",
+  Fetches inputs(&state_.inputs(), static_cast<int64_t>(chunks.size()), "y",
                  [&](int64_t k, Fetch& fetch) {
                    fetch.Whole(hidden.chunk(chunks[k]));
                    return true;
@@ -99,22 +101,23 @@ absl::Status Step::Loss(ChunkHandle& hidden) {
     SLUICE_ASSIGN_OR_RETURN(Slot * slot, inputs.Next());
     const std::array<int64_t, 2> sizes = {shape_.local(m), shape_.hidden};
     const at::Tensor x = slot->Take(sizes, state_.options.dtype);
-    SLUICE_RETURN_IF_ERROR(state_.staging.Begin());
-    const at::Tensor dx = state_.staging.Take(sizes, state_.options.dtype);
+    SLUICE_RETURN_IF_ERROR(state_.staging().Begin());
+    const at::Tensor dx = state_.staging().Take(sizes, state_.options.dtype);
     {
       SegmentScope segment(state_.options.allocator, state_.Kind("loss", m));
       if (x.size(0) > 0) dx.copy_(LossChunk(m, x));
     }
-    state_.staging.Send(dx, hidden.chunk(m));
-    state_.staging.Flush("dY out");
+    state_.staging().Send(dx, hidden.chunk(m));
+    state_.staging().Flush("dY out");
     inputs.Done();
   }
   return absl::OkStatus();
 }
 
 absl::Status Step::EmbedBackward(ChunkHandle& gradient) {
+  SLUICE_RETURN_IF_ERROR(state_.Enter(Phase::kAttention));
   const std::vector<int64_t>& chunks = shape_.active;
-  Fetches inputs(&state_.inputs, static_cast<int64_t>(chunks.size()), "dX",
+  Fetches inputs(&state_.inputs(), static_cast<int64_t>(chunks.size()), "dX",
                  [&](int64_t k, Fetch& fetch) {
                    fetch.Whole(gradient.chunk(chunks[k]));
                    return true;

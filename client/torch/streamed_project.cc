@@ -42,8 +42,8 @@ void SendHeads(StreamState& state, int64_t layer, Saved which, int64_t m,
     if (!piece.kept && !with_dropped) continue;
     HostBuffer& to = piece.kept ? state.store.saved(layer, which, m)
                                 : state.store.dropped(which, m);
-    state.staging.Send(heads.narrow(0, piece.row, piece.rows), to,
-                       piece.stored_row * row_bytes);
+    state.staging().Send(heads.narrow(0, piece.row, piece.rows), to,
+                         piece.stored_row * row_bytes);
   }
 }
 

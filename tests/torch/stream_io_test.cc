@@ -47,6 +47,12 @@ class StreamIo : public ::testing::Test {
     staging.Send(chunk, to);
     staging.Flush("out");
   }
+  StagingRing Staging(int slots) {
+    return StagingRing(engine_.get(), out_, kSize, slots, {});
+  }
+  FetchRing Ring(int slots) {
+    return FetchRing(engine_.get(), in_, kSize, slots, {});
+  }
   static bool Holds(const at::Tensor& chunk, float value) {
     return at::equal(chunk, at::full({kNumbers}, value));
   }
@@ -55,10 +61,11 @@ class StreamIo : public ::testing::Test {
   std::unique_ptr<device::Driver> driver_;
   std::unique_ptr<client::CopyEngine> engine_;
   HostBuffer host_[4];
+  alignas(64) std::byte out_[2 * kSize], in_[3 * kSize];
 };
 
 TEST_F(StreamIo, AStagingSlotIsNotRewrittenBeforeItsBytesLeft) {
-  StagingRing staging(engine_.get(), kSize, 2);
+  StagingRing staging = Staging(2);
   for (int i = 0; i < 4; ++i) Send(staging, float(i), host_[i]);
   ASSERT_THAT(engine_->Drain(), IsOk());
   for (int i = 0; i < 4; ++i) {
@@ -68,8 +75,8 @@ TEST_F(StreamIo, AStagingSlotIsNotRewrittenBeforeItsBytesLeft) {
 }
 
 TEST_F(StreamIo, AFetchSeesWhatWasSentBeforeIt) {
-  StagingRing staging(engine_.get(), kSize, 2);
-  FetchRing ring(engine_.get(), kSize, 2);
+  StagingRing staging = Staging(2);
+  FetchRing ring = Ring(2);
   for (int i = 0; i < 4; ++i) Send(staging, float(i), host_[i]);
   Fetches fetches(&ring, 4, "in", [&](int64_t k, Fetch& fetch) {
     fetch.Whole(host_[k]);
@@ -84,8 +91,8 @@ TEST_F(StreamIo, AFetchSeesWhatWasSentBeforeIt) {
 }
 
 TEST_F(StreamIo, HostBytesAreNotRewrittenBeforeTheyWereFetched) {
-  StagingRing staging(engine_.get(), kSize, 2);
-  FetchRing ring(engine_.get(), kSize, 2);
+  StagingRing staging = Staging(2);
+  FetchRing ring = Ring(2);
   Send(staging, 1, host_[0]);
   Fetches fetches(&ring, 1, "in", [&](int64_t, Fetch& fetch) {
     fetch.Whole(host_[0]);
@@ -100,8 +107,8 @@ TEST_F(StreamIo, HostBytesAreNotRewrittenBeforeTheyWereFetched) {
 }
 
 TEST_F(StreamIo, AFetchedSlotIsNotRefilledBeforeItsLastUse) {
-  StagingRing staging(engine_.get(), kSize, 2);
-  FetchRing ring(engine_.get(), kSize, 1);
+  StagingRing staging = Staging(2);
+  FetchRing ring = Ring(1);
   Send(staging, 1, host_[0]);
   Send(staging, 2, host_[1]);
   Fetches fetches(&ring, 2, "in", [&](int64_t k, Fetch& fetch) {
@@ -120,8 +127,8 @@ TEST_F(StreamIo, AFetchedSlotIsNotRefilledBeforeItsLastUse) {
 }
 
 TEST_F(StreamIo, AProgramStopsWhereItsDataWasNotSentYet) {
-  StagingRing staging(engine_.get(), kSize, 2);
-  FetchRing ring(engine_.get(), kSize, 3);
+  StagingRing staging = Staging(2);
+  FetchRing ring = Ring(3);
   Send(staging, 1, host_[0]);
   bool sent = false;
   Fetches fetches(&ring, 2, "in", [&](int64_t k, Fetch& fetch) {
@@ -140,8 +147,8 @@ TEST_F(StreamIo, AProgramStopsWhereItsDataWasNotSentYet) {
 
 #ifdef SLUICE_POISON
 TEST_F(StreamIo, BytesThatHaveNotArrivedReadAsNaN) {
-  StagingRing staging(engine_.get(), kSize, 2);
-  FetchRing ring(engine_.get(), kSize, 1);
+  StagingRing staging = Staging(2);
+  FetchRing ring = Ring(1);
   Send(staging, 1, host_[0]);
   Send(staging, 2, host_[1]);
   Fetches fetches(&ring, 2, "in", [&](int64_t k, Fetch& fetch) {

@@ -94,9 +94,9 @@ class StreamMemory : public ::testing::Test {
 TEST_F(StreamMemory, NothingInHbmGrowsWithTheSequence) {
   Step(Options(48));  // one-time allocations of libraries
   const Bytes three_chunks = Step(Options(48));
-  const Bytes fifty_chunks = Step(Options(800));
+  const Bytes twenty_chunks = Step(Options(320));
   // Bookkeeping tensors aside there is only the labels' mask at the end.
-  EXPECT_LE(fifty_chunks, three_chunks + Bytes(1024));
+  EXPECT_LE(twenty_chunks, three_chunks + Bytes(1024));
 }
 
 TEST_F(StreamMemory, RingBytesAreWhatCreateAllocates) {

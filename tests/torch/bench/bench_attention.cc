@@ -95,16 +95,18 @@ class Chunked {
 
   absl::Status Run() {
     StreamState& state = StreamState::Of(*context_);
+    SLUICE_RETURN_IF_ERROR(state.Enter(Phase::kForward));
     {
       AttentionForward attention(state, 0);
       for (const int64_t m : state.shape.active) {
         SLUICE_RETURN_IF_ERROR(Forward(state, attention, m));
       }
     }
-    return StreamAttentionBackward(state, 0, [&](int64_t i) {
-      Part(problem_.dq, i).copy_(state.query_gradient);
-      Part(problem_.dk, i).copy_(state.key_gradient);
-      Part(problem_.dv, i).copy_(state.value_gradient);
+    SLUICE_RETURN_IF_ERROR(state.Enter(Phase::kAttention));
+    return AttentionBackward(state, 0).Run([&](int64_t i) {
+      Part(problem_.dq, i).copy_(state.query_sum(i));
+      Part(problem_.dk, i).copy_(state.key_sum(i));
+      Part(problem_.dv, i).copy_(state.value_sum(i));
       return absl::OkStatus();
     });
   }
@@ -129,25 +131,25 @@ class Chunked {
   // As in a layer's forward, with copies in place of projections.
   absl::Status Forward(StreamState& state, AttentionForward& attention,
                        int64_t m) {
-    SLUICE_RETURN_IF_ERROR(state.staging.Begin());
+    SLUICE_RETURN_IF_ERROR(state.staging().Begin());
     const std::array<int64_t, 3> sizes = {state.shape.rows(m), kHeads, kDim};
     Heads heads;
-    heads.q = state.staging.Take(sizes, at::kFloat);
-    heads.k = state.staging.Take(sizes, at::kFloat);
-    heads.v = state.staging.Take(sizes, at::kFloat);
-    heads.o = state.staging.Take(sizes, at::kFloat);
-    heads.lse = state.staging.Take({kHeads, sizes[0]}, at::kFloat);
+    heads.q = state.staging().Take(sizes, at::kFloat);
+    heads.k = state.staging().Take(sizes, at::kFloat);
+    heads.v = state.staging().Take(sizes, at::kFloat);
+    heads.o = state.staging().Take(sizes, at::kFloat);
+    heads.lse = state.staging().Take({kHeads, sizes[0]}, at::kFloat);
     heads.q.copy_(Part(problem_.q, m));
     heads.k.copy_(Part(problem_.k, m));
     heads.v.copy_(Part(problem_.v, m));
     SendHeads(state, 0, Saved::kQ, m, heads.q, true);
     SendHeads(state, 0, Saved::kK, m, heads.k, true);
     SendHeads(state, 0, Saved::kV, m, heads.v, true);
-    state.staging.Flush("q, k, v out");
+    state.staging().Flush("q, k, v out");
     SLUICE_RETURN_IF_ERROR(attention.Run(m, heads, heads.o));
-    state.staging.Send(heads.o, state.store.saved(0, Saved::kO, m));
-    state.staging.Send(heads.lse, state.store.saved(0, Saved::kLse, m));
-    state.staging.Flush("o, lse out");
+    state.staging().Send(heads.o, state.store.saved(0, Saved::kO, m));
+    state.staging().Send(heads.lse, state.store.saved(0, Saved::kLse, m));
+    state.staging().Flush("o, lse out");
     return absl::OkStatus();
   }
 
