@@ -38,7 +38,7 @@ class Trainer:
         return self._run(method, length, ["--probe"], timeout_s)
 
     def train(self, method, length, steps, on_step=None, trace=None,
-              timeout_s=400):
+              timeout_s=900):
         """(object of --json, lines of --log-jsonl); calls on_step(line) as
         the steps end."""
         lines = []
