@@ -145,6 +145,9 @@ class Core {
   // Sessions (core_sessions.cc).
   void Close(Session& session, absl::Time now, Effects& effects);
   void Drop(SessionId id, Effects& effects);
+  // After Close: drops what nobody needs any more, so that a process that
+  // opens and closes sessions for ever costs no more than one.
+  void Tidy(SessionId id, Effects& effects);
   void TellPeers(const Session& session, const std::string& reason,
                  Effects& effects);
   void AbandonPlans(const Session& session, Effects& effects);

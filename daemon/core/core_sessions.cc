@@ -104,10 +104,29 @@ Effects Core::SocketEnded(SessionId id, absl::Time now) {
   if (found == sessions_.end()) return effects;
   Session& session = found->second;
   if (session.state == Session::State::kClosed) return effects;
-  const bool half_open = session.state == Session::State::kHalfOpen;
   Close(session, now, effects);
-  if (half_open) Drop(id, effects);
+  Tidy(id, effects);
   return effects;
+}
+
+void Core::Tidy(SessionId id, Effects& effects) {
+  Session& session = sessions_.at(id);
+  // Half-open ones and observers never had a lease.
+  if (session.grant_slot < 0) return Drop(id, effects);
+  std::vector<SessionId> older;
+  for (const auto& [other_id, other] : sessions_) {
+    if (other_id != id && other.state == Session::State::kClosed &&
+        other.peer.pid == session.peer.pid &&
+        other.peer.start_ticks == session.peer.start_ticks &&
+        other.quarantined_gpu == Bytes(0) &&
+        other.quarantined_host == Bytes(0)) {
+      older.push_back(other_id);
+    }
+  }
+  for (SessionId other : older) {
+    for (auto& [pool_id, pool] : pools_) pool.TransferHolds(other, id);
+    Drop(other, effects);
+  }
 }
 
 // Ends the socket's life: leases end, what the process may still map goes to
@@ -216,13 +235,12 @@ Effects Core::ProtocolBroken(SessionId id, const std::string& reason,
   Log(now, "protocol", fmt::format("{}: {}; its session is ended",
                                    Describe(session), reason),
       session.peer.principal);
-  const bool half_open = session.state == Session::State::kHalfOpen;
   if (session.is_rank()) {
     ++stats_.client_deaths["protocol"];
     TellPeers(session, "its session was ended: " + reason, effects);
   }
   Close(session, now, effects);
-  if (half_open) Drop(id, effects);
+  Tidy(id, effects);
   return effects;
 }
 

@@ -171,6 +171,20 @@ void Pool::Quarantine(ExtentId id, SessionId by) {
   extent.quarantined_for = by;
 }
 
+void Pool::TransferHolds(SessionId from, SessionId to) {
+  const auto held = held_.find(from);
+  if (held == held_.end()) return;
+  const std::set<ExtentId> ids = std::move(held->second);
+  held_.erase(held);
+  for (ExtentId id : ids) {
+    Extent& extent = at(id);
+    SLUICE_CHECK(extent.state != State::kQuarantined ||
+                 extent.quarantined_for != from);
+    std::erase(extent.holders, from);
+    if (held_[to].insert(id).second) extent.holders.push_back(to);
+  }
+}
+
 Bytes Pool::HolderGone(SessionId session) {
   const auto held = held_.find(session);
   Bytes back;

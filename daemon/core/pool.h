@@ -54,6 +54,9 @@ class Pool {
   void AddHolder(ExtentId id, SessionId by);  // its descriptor was sent
   void Return(ExtentId id);                   // leased -> kept
   void Quarantine(ExtentId id, SessionId by); // leased -> quarantined
+  // What `from` received counts as received by `to`, a session of the same
+  // process. `from` has nothing in quarantine.
+  void TransferHolds(SessionId from, SessionId to);
   // The process of that session is gone: what it had in quarantine is kept.
   // Returns the bytes that left quarantine.
   Bytes HolderGone(SessionId session);

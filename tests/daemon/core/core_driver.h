@@ -38,10 +38,12 @@ class CoreDriver {
   explicit CoreDriver(NodeConfig config = SmallNode())
       : core(std::move(config), clock.Now()) {}
 
-  SessionId Connect(uint32_t uid = 1, const std::string& cgroup = "/a") {
+  // `process`: several sessions of one process; 0: one of its own.
+  SessionId Connect(uint32_t uid = 1, const std::string& cgroup = "/a",
+                    int process = 0) {
     const SessionId id(next_session_++);
-    Apply(core.Connect(id, {{uid, cgroup}, static_cast<int>(1000 + id.value()),
-                            id.value()},
+    const int pid = process != 0 ? process : static_cast<int>(1000 + id.value());
+    Apply(core.Connect(id, {{uid, cgroup}, pid, static_cast<uint64_t>(pid)},
                        clock.Now()));
     return id;
   }

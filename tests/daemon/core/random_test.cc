@@ -117,6 +117,9 @@ class Story {
     if (!node_.forgotten.contains(id)) closed_.push_back(id);
   }
   void EndProcess() {
+    std::erase_if(closed_, [&](SessionId id) {
+      return node_.forgotten.contains(id);
+    });
     if (!closed_.empty() && Pick(2)) {
       const size_t i = Pick(static_cast<int>(closed_.size()));
       node_.Apply(

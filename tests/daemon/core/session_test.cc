@@ -173,6 +173,26 @@ TEST(Death, IsToldByStatusAndWithoutOneByTheLeasesThatWereLeft) {
   }
 }
 
+TEST(Death, ProcessThatOpensAndClosesSessionsForEverCostsOne) {
+  CoreDriver node;
+  for (int i = 0; i < 50; ++i) {
+    const SessionId rank = node.Connect(1, "/a", /*process=*/7);
+    ASSERT_THAT(StatusOf(node.Ask(rank, Hello(0, 1))), IsOk());
+    SLUICE_ASSERT_OK_AND_ASSIGN(const auto lease,
+                                node.Lease(rank, Gpu(0), MiB(8)));
+    node.Ask(rank, FreeRequest{lease.lease});
+    node.Apply(node.core.SocketEnded(rank, node.clock.Now()));
+    const SessionId observer = node.Connect(1, "/a", 7);
+    node.Ask(observer, HelloRequest{.observer = true});
+    node.Apply(node.core.SocketEnded(observer, node.clock.Now()));
+  }
+  EXPECT_EQ(node.core.TakeSnapshot(nullptr, node.clock.Now()).sessions, 1);
+  // It may still map what it freed: not for others until it ends.
+  const SessionId other = node.Attach("demo", 0, 1, /*uid=*/2);
+  EXPECT_THAT(node.Lease(other, Gpu(0), MiB(16)),
+              StatusIs(absl::StatusCode::kResourceExhausted));
+}
+
 TEST(Evict, TellsEndsAndQuarantinesAndKillsOnlyWhenAsked) {
   CoreDriver node;
   const SessionId a = node.Attach("demo", 0, 2);
