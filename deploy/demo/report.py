@@ -73,17 +73,22 @@ def compact(trace):
     def micros(second):
         return round((min(max(second, begin), end) - begin) * 1e6)
 
-    blocks = trace["blocks"]
+    # A block that outlives the trace says so by dying before it was born.
+    blocks = [dict(b, died_s=end) if b["died_s"] < b["born_s"] else b
+              for b in trace["blocks"]]
+    compute = trace["compute"] or segments_of(blocks)
     if len(blocks) > MAX_BLOCKS:
         blocks = sorted(blocks, key=lambda b: -b["size"] * (
             micros(b["died_s"]) - micros(b["born_s"]) + 1))[:MAX_BLOCKS]
     return {
         "compute": [[micros(e["start_s"]), micros(e["end_s"]),
-                     name_id(e["name"])] for e in trace["compute"]],
+                     name_id(e["name"])] for e in compute],
+        "compute_is_derived": not trace["compute"],
         "h2d": [copy_row(e, micros, name_id) for e in trace["h2d"]],
         "d2h": [copy_row(e, micros, name_id) for e in trace["d2h"]],
         "blocks": [[b["offset"], b["size"], micros(b["born_s"]),
-                    micros(b["died_s"]), name_id(b["segment"])]
+                    micros(b["died_s"]),
+                    name_id(b["segment"] or "weights and buffers")]
                    for b in blocks],
         "blocks_all": len(trace["blocks"]),
         "hbm_bytes": trace["hbm_bytes"],
@@ -93,23 +98,44 @@ def compact(trace):
     }
 
 
+def segments_of(blocks):
+    """When which segment ran, read off its blocks: a segment lasts while any
+    of its blocks lives. What a trace without "compute" still shows."""
+    runs = []
+    for block in sorted((b for b in blocks if b["segment"]),
+                        key=lambda b: b["born_s"]):
+        last = runs[-1] if runs else None
+        if (last and last["name"] == block["segment"] and
+                block["born_s"] <= last["end_s"]):
+            last["end_s"] = max(last["end_s"], block["died_s"])
+        else:
+            runs.append({"name": block["segment"], "start_s": block["born_s"],
+                         "end_s": block["died_s"]})
+    return runs
+
+
 def copy_row(event, micros, name_id):
     return [micros(event["start_s"]), micros(event["end_s"]),
             name_id(event["name"]), event["bytes"],
             micros(event["issued_s"])]
 
 
+# Drawn on the page; every other one stays with Prometheus.
+SHOWN = {"sluice_pool_bytes", "sluice_host_pool_bytes",
+         "sluice_swap_bytes_total"}
+
+
 def chosen_series(series):
-    """Prometheus' series of bytes held and bytes moved, thinned to what a
-    chart shows; every other one stays with Prometheus."""
+    """Prometheus' series of bytes leased and bytes moved, thinned to what a
+    chart shows."""
     chosen = []
     for one in series:
-        name = one["metric"]["__name__"]
-        if not re.search(r"bytes(_total)?$", name):
-            continue
         labels = {k: v for k, v in one["metric"].items()
-                  if k not in ("__name__", "instance")}
+                  if k not in ("__name__", "instance", "job")}
+        if (one["metric"]["__name__"] not in SHOWN or
+                "free" in labels.values()):
+            continue
         values = [[round(t, 1), float(v)] for t, v in one["values"]]
-        chosen.append({"name": name, "labels": labels,
+        chosen.append({"name": one["metric"]["__name__"], "labels": labels,
                        "values": values[::max(1, len(values) // 300)]})
     return chosen

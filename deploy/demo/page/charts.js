@@ -124,7 +124,8 @@ function lineChart(id, lines, options) {
     add(svg, 'text', {x: left - 10, y: y(tick) + 4, 'text-anchor': 'end'},
         yFormat(tick));
   }
-  const xStep = niceStep(x1 - x0, 8);
+  const xStep = options.xName === 'step' ?
+    Math.max(1, niceStep(x1 - x0, 8)) : niceStep(x1 - x0, 8);
   for (let v = Math.ceil(x0 / xStep) * xStep; v <= x1; v += xStep) {
     add(svg, 'text', {x: x(v), y: top + height + 22, 'text-anchor': 'middle'},
         (options.xFormat || count)(v));

@@ -95,8 +95,10 @@ function step() {
   byId('step-note').textContent =
       `Rank 0, ${count(facts.methods.sluice.max_seq_len)} tokens in chunks ` +
       `of ${facts.settings.chunk}: ${count(trace.compute.length)} segments ` +
-      `and ${count(trace.blocks_all)} blocks${shown} at planned addresses, ` +
-      `${count(plan.mismatches || 0)} off plan. ` +
+      `and ${count(trace.blocks_all)} blocks${shown} in ` +
+      `all, ${count(plan.mismatches || 0)} requests off plan. ` +
+      (trace.compute_is_derived ?
+        'When a segment ran is read off its blocks. ' : '') +
       (DATA.alpha === null || DATA.alpha === undefined ? '' :
         `Alpha ${DATA.alpha.toFixed(2)}: that share of each chunk waits in ` +
         'host memory, the rest is recomputed.');
@@ -156,7 +158,8 @@ function series() {
         `id="${id}-legend"></div><div id="${id}"></div>`);
     legend(id + '-legend', lines.map((l) => [l.name, l.color]));
     lineChart(id, lines, {
-      label: name, height: 110, zero: true, bytes: true, xName: 'seconds of the demo',
+      label: name, height: 110, zero: true, bytes: true,
+      xName: 'seconds of the demo',
       yFormat: (v) => bytes(v) + (rate ? '/s' : '')});
   }
 }

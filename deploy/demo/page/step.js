@@ -12,9 +12,9 @@ const FAMILIES = [
   ['qkv projection', /qkv|rope/, '#c8553d', '#e88468'],
   ['o projection, FFN', /post|ffn/, '#e0a63a', '#f0c069'],
   ['loss, embedding', /loss|embed/, '#8a5a9e', '#b98bcf'],
-  ['staging', /stag|slot|ring|buffer/, '#7aa68a', '#86bb99'],
-  ['weights, gradients, optimizer', /static|weight|state|grad|optim|model/,
-   '#b9b4a7', '#5b5f68'],
+  ['staging', /^(stag|slot|ring)/, '#7aa68a', '#86bb99'],
+  ['weights, gradients, optimizer, staging',
+   /static|weight|state|grad|optim|model|^$/, '#b9b4a7', '#5b5f68'],
   ['other', /./, '#9aa0a8', '#7b828c'],
 ];
 
@@ -57,16 +57,16 @@ class StepView {
   }
 
   // Blocks between `from` and `to` into a box of the canvas.
-  map(pen, left, top, width, height, from, to) {
+  map(pen, left, top, width, height, from, to, high) {
     pen.fillStyle = css('--panel');
     pen.fillRect(left, top, width, height);
-    const sx = width / (to - from), sy = height / this.trace.hbm_bytes;
+    const sx = width / (to - from), sy = height / high;
     pen.save();
     pen.beginPath();
     pen.rect(left, top, width, height);
     pen.clip();
     for (const [offset, size, born, died, name] of this.trace.blocks) {
-      if (died < from || born > to) continue;
+      if (died < from || born > to || offset >= high) continue;
       const x = left + (born - from) * sx, w = (died - born) * sx;
       const h = Math.max(size * sy, 0.5);
       pen.fillStyle = this.color(name);
@@ -83,20 +83,26 @@ class StepView {
     pen.strokeRect(left + 0.5, top + 0.5, width - 1, height - 1);
   }
 
-  axis(pen, top, height) {
+  // The enlarged map shows the planned area alone where it is a small part.
+  detailBytes() {
+    const {planned_bytes: planned, hbm_bytes: all} = this.trace;
+    return planned > 0 && planned < all / 3 ? planned : all;
+  }
+
+  axis(pen, top, height, high) {
     pen.fillStyle = css('--soft');
     pen.textAlign = 'right';
-    pen.fillText(bytes(this.trace.hbm_bytes), 68, top + 10);
+    pen.fillText(bytes(high), 68, top + 10);
     pen.fillText('0', 68, top + height - 1);
-    if (this.trace.planned_bytes < this.trace.hbm_bytes * 0.9) {
-      pen.fillText('planned', 68, top + height - 4 -
-          height * this.trace.planned_bytes / this.trace.hbm_bytes);
+    const planned = height * this.trace.planned_bytes / high;
+    if (planned > 14 && planned < height - 24) {
+      pen.fillText('planned', 68, top + height - planned + 4);
     }
   }
 
-  plannedLine(pen, left, top, width, height) {
-    const y = top + height -
-        height * this.trace.planned_bytes / this.trace.hbm_bytes;
+  plannedLine(pen, left, top, width, height, high) {
+    if (this.trace.planned_bytes >= high) return;
+    const y = top + height - height * this.trace.planned_bytes / high;
     pen.strokeStyle = css('--soft');
     pen.setLineDash([4, 4]);
     pen.beginPath();
@@ -124,11 +130,12 @@ class StepView {
       this.overviewImage.height = canvas.height;
       const copy = this.overviewImage.getContext('2d');
       copy.scale(devicePixelRatio || 1, devicePixelRatio || 1);
-      this.map(copy, left, 0, plot, height, 0, this.trace.micros);
+      this.map(copy, left, 0, plot, height, 0, this.trace.micros,
+               this.trace.hbm_bytes);
     }
     pen.drawImage(this.overviewImage, 0, 0, width, height);
-    this.axis(pen, 0, height);
-    this.plannedLine(pen, left, 0, plot, height);
+    this.axis(pen, 0, height, this.trace.hbm_bytes);
+    this.plannedLine(pen, left, 0, plot, height, this.trace.hbm_bytes);
     const scale = plot / this.trace.micros;
     const x0 = left + this.window[0] * scale;
     const x1 = Math.max(left + this.window[1] * scale, x0 + 3);
@@ -147,9 +154,10 @@ class StepView {
     const canvas = byId('detail'), mapHeight = 270, lane = 26, gap = 8;
     const [pen, width] = this.begin(canvas, mapHeight + 3 * (lane + gap) + 30);
     const left = 76, plot = width - left - 2, [from, to] = this.window;
-    this.map(pen, left, 0, plot, mapHeight, from, to);
-    this.axis(pen, 0, mapHeight);
-    this.plannedLine(pen, left, 0, plot, mapHeight);
+    const high = this.detailBytes();
+    this.map(pen, left, 0, plot, mapHeight, from, to, high);
+    this.axis(pen, 0, mapHeight, high);
+    this.plannedLine(pen, left, 0, plot, mapHeight, high);
     const lanes = [['compute', this.trace.compute], ['to GPU', this.trace.h2d],
                    ['to host', this.trace.d2h]];
     const scale = plot / (to - from);
@@ -165,8 +173,10 @@ class StepView {
     });
     this.timeAxis(pen, left, plot, mapHeight + 3 * (lane + gap) + gap);
     this.detailScale = {left, plot, mapHeight, from, scale};
+    const area = high < this.trace.hbm_bytes ?
+        `the planned area (${bytes(high)}) during ` : '';
     byId('detail-title').textContent =
-        `Enlarged: ${((to - from) / 1000).toFixed(1)} ms of ` +
+        `Enlarged: ${area}${((to - from) / 1000).toFixed(1)} ms of ` +
         `${(this.trace.micros / 1e6).toFixed(2)} s, with compute and both ` +
         'copy streams';
   }
@@ -251,7 +261,7 @@ class StepView {
     const ms = (v) => (v / 1000).toFixed(2) + ' ms';
     if (y < box.mapHeight) {
       const address = (box.mapHeight - y) / box.mapHeight *
-          this.trace.hbm_bytes;
+          this.detailBytes();
       const hit = this.trace.blocks.findLast((b) => b[0] <= address &&
           address < b[0] + b[1] && b[2] <= time && time <= b[3]);
       return hit ? `${names[hit[4]]}<br>${bytes(hit[1])} at ` +
