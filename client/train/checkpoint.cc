@@ -127,6 +127,16 @@ at::Tensor RandomState() {
   return at::globalContext().defaultGenerator(at::kCPU).get_state();
 }
 
+absl::Status LoadRandomState(const SafetensorsReader& reader) {
+  at::Tensor state = RandomState();
+  SLUICE_RETURN_IF_ERROR(reader.Expect(
+      {"rng_state", TensorType::kU8, {state.numel()}}));
+  SLUICE_RETURN_IF_ERROR(
+      reader.Read("rng_state", 0, state.data_ptr(), state.numel()));
+  at::globalContext().defaultGenerator(at::kCPU).set_state(state);
+  return absl::OkStatus();
+}
+
 std::vector<std::pair<const char*, at::Tensor>> NamedStates(AdamW& optimizer) {
   AdamW::States& s = optimizer.states();
   std::vector<std::pair<const char*, at::Tensor>> named = {{"m", s.m},
@@ -229,6 +239,7 @@ absl::StatusOr<Checkpoint> OpenCheckpoint(const std::string& path,
   checkpoint.ranks = state.ranks;
   checkpoint.model = options.model;
   checkpoint.rank = environment.rank;
+  checkpoint.world_size = environment.world_size;
   return checkpoint;
 }
 
@@ -276,7 +287,11 @@ absl::Status Checkpoint::LoadOptimizer(AdamW& optimizer) const {
     }
     to += former[b].size;
   }
-  return absl::OkStatus();
+  // Another number of ranks has no state of its own to go on with.
+  if (world_size != ranks || readers[rank] == nullptr) {
+    return absl::OkStatus();
+  }
+  return LoadRandomState(*readers[rank]);
 }
 
 }  // namespace sluice::train

@@ -44,6 +44,7 @@ struct Checkpoint {
   int ranks = 1;  // that wrote it
   runtime::ModelConfig model;
   int rank = 0;  // who reads
+  int world_size = 1;
 
   absl::Status LoadWeights(FlatModel& weights) const;
   // After the optimizer was made: its states were zero.

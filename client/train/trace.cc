@@ -1,5 +1,6 @@
 #include "client/train/trace.h"
 
+#include <algorithm>
 #include <cerrno>
 #include <fstream>
 #include <nlohmann/json.hpp>
@@ -22,6 +23,32 @@ Json Copies(const std::vector<client::CopyRecord>& records,
                     {"start_s", r.started_s},
                     {"end_s", r.finished_s}});
   }
+  return list;
+}
+
+// The segments as their blocks show them: from the first allocation to the
+// last free. Runs of one kind are told apart where none of its blocks lived.
+Json Compute(std::vector<runtime::BlockRecord> blocks) {
+  std::sort(blocks.begin(), blocks.end(),
+            [](const auto& a, const auto& b) { return a.born_s < b.born_s; });
+  Json list = Json::array();
+  std::string_view name;
+  double start = 0, end = 0;
+  const auto close = [&] {
+    if (name.empty()) return;
+    list.push_back(
+        {{"name", std::string(name)}, {"start_s", start}, {"end_s", end}});
+  };
+  for (const runtime::BlockRecord& b : blocks) {
+    if (b.segment.empty() || b.died_s < b.born_s) continue;
+    if (b.segment != name || b.born_s > end) {
+      close();
+      name = b.segment;
+      start = end = b.born_s;
+    }
+    end = std::max(end, b.died_s);
+  }
+  close();
   return list;
 }
 
@@ -53,11 +80,12 @@ absl::Status StepTrace::Write(const std::string& path) {
   runtime::RegionAllocator& allocator = context_.memory->allocator();
   allocator.RecordBlocks(false);
   const auto copies = stepper_->TakeCopies();
+  const auto blocks = allocator.TakeBlocks();
   const Json json = {
-      {"compute", Json::array()},
+      {"compute", Compute(blocks)},
       {"h2d", Copies(copies, device::CopyDirection::kHostToDevice)},
       {"d2h", Copies(copies, device::CopyDirection::kDeviceToHost)},
-      {"blocks", Blocks(allocator.TakeBlocks())},
+      {"blocks", Blocks(blocks)},
       {"hbm_bytes", context_.memory->size().count()},
       {"planned_bytes", allocator.stats().planned.count()}};
   std::ofstream out(path);

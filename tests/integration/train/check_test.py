@@ -1,0 +1,65 @@
+"""`sluice-train check` over the shapes a user may give."""
+
+import json
+import unittest
+
+import harness
+
+SHAPES = [
+    # the issue's own
+    "--layers 2 --hidden 64 --heads 4 --kv-heads 2 --ffn 96 --arch llama "
+    "--seq-len 333 --chunk 64 --ranks 2 --alpha 0.5",
+    # one chunk, one token, a tail of one, a tail that leaves ranks empty
+    "--seq-len 40 --chunk 64 --ranks 1 --alpha 1",
+    "--seq-len 1 --chunk 64 --ranks 1 --alpha 0",
+    "--seq-len 129 --chunk 64 --ranks 2 --alpha 0",
+    "--seq-len 130 --chunk 64 --ranks 4 --heads 4 --alpha 0.3",
+    "--seq-len 3 --chunk 2 --ranks 4 --heads 4 --alpha 1",
+    # GPT, odd sizes
+    "--arch gpt --layers 2 --hidden 60 --heads 3 --ffn 100 --seq-len 201 "
+    "--chunk 50 --ranks 3 --alpha 0.7",
+    "--arch gpt --seq-len 97 --chunk 33 --ranks 1 --alpha 0",
+    # grouped queries: replicated over ranks, expanded where they do not align
+    "--heads 4 --kv-heads 1 --seq-len 150 --chunk 32 --ranks 4 --alpha 0.5",
+    "--hidden 96 --heads 12 --kv-heads 3 --seq-len 150 --chunk 32 --ranks 4 "
+    "--alpha 1",
+    "--heads 8 --kv-heads 4 --seq-len 150 --chunk 32 --ranks 2 --alpha auto",
+    # more chunks than prefetch, three layers
+    "--layers 3 --seq-len 500 --chunk 40 --ranks 2 --alpha 0.9 --prefetch 3",
+    "--layers 3 --seq-len 300 --chunk 40 --ranks 1 --alpha 0.1 --prefetch 1",
+]
+SMALL = "--layers 2 --hidden 64 --heads 4 --ffn 96 --vocab 131".split()
+
+
+class Check(harness.TrainTest):
+    def check(self, shape):
+        # Later flags win over SMALL's only if given once: keep what differs.
+        given = shape.split()
+        flags = [f for i in range(0, len(SMALL), 2) if SMALL[i] not in given
+                 for f in SMALL[i:i + 2]]
+        code, out, err = self.run_train(*flags, *given, "--json",
+                                        command="check")
+        self.assertTrue(out, f"{shape}: {err}")
+        return code, json.loads(out)
+
+    def test_fp32_agrees_with_plain_torch_in_fp64(self):
+        for shape in SHAPES:
+            with self.subTest(shape):
+                code, result = self.check(shape)
+                self.assertLessEqual(result["grad_max_rel_error"], 1e-4, shape)
+                self.assertLessEqual(result["loss_rel_error"], 1e-5, shape)
+                self.assertTrue(result["ok"])
+                self.assertEqual(code, 0)
+
+    def test_bf16_is_as_good_as_plain_torch_in_bf16(self):
+        for shape in (SHAPES[0], SHAPES[6], SHAPES[9]):
+            with self.subTest(shape):
+                code, result = self.check(shape + " --dtype bf16")
+                plain = result["plain_bf16"]
+                self.assertLessEqual(result["grad_max_rel_error"],
+                                     1.5 * plain["grad_max_rel_error"], shape)
+                self.assertEqual((code, result["ok"]), (0, True))
+
+
+if __name__ == "__main__":
+    unittest.main()

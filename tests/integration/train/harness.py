@@ -1,0 +1,152 @@
+"""Real daemons and real ranks for the tests of sluice-train.
+
+Everything started here is ended by its own id when the test ends, and the
+temporary folders go with it.
+"""
+
+import json
+import os
+import shutil
+import signal
+import subprocess
+import tempfile
+import time
+import unittest
+
+BIN = os.environ["SLUICE_BIN_DIR"]
+TRAIN = os.path.join(BIN, "sluice-train")
+
+CONFIG = """\
+[device]
+driver = "sim"
+[sim]
+gpus = {gpus}
+gpu_memory = "{gpu_memory}"
+host_memory = "{host_memory}"
+[pools]
+host_bytes = "{host_memory}"
+extent_bytes = "4MiB"
+[http]
+listen = ""
+"""
+
+# A model small enough that a test starts many.
+MODEL = ("--layers 2 --hidden 64 --heads 4 --kv-heads 2 --ffn 96 "
+         "--chunk 64").split()
+
+
+def clean_environment():
+    """Ours, without what would make a launcher believe it is a rank."""
+    leave_out = {"RANK", "WORLD_SIZE", "LOCAL_RANK", "SLUICE_SOCKET"}
+    return {k: v for k, v in os.environ.items() if k not in leave_out}
+
+
+class TrainTest(unittest.TestCase):
+    """A test with a folder and processes of its own."""
+
+    def setUp(self):
+        self.folder = tempfile.mkdtemp(prefix="sluice-")
+        self.addCleanup(shutil.rmtree, self.folder, ignore_errors=True)
+        self.text = os.path.join(self.folder, "text")
+        with open(self.text, "w", encoding="utf-8") as file:
+            for i in range(4000):
+                file.write(f"line {i} of the text, {i * i % 977} times\n")
+
+    def path(self, name):
+        return os.path.join(self.folder, name)
+
+    def start(self, command, **options):
+        process = subprocess.Popen(command, env=clean_environment(),
+                                   text=True, **options)
+        self.addCleanup(self.end, process)
+        return process
+
+    def end(self, process):
+        if process.poll() is None:
+            process.send_signal(signal.SIGTERM)
+            try:
+                process.wait(10)
+            except subprocess.TimeoutExpired:
+                process.kill()
+                process.wait()
+        for stream in (process.stdout, process.stderr):
+            if stream:
+                stream.close()
+
+    def daemon(self, gpus=2, gpu_memory="64MiB", host_memory="256MiB",
+               extra=""):
+        """Starts sluiced; returns its socket."""
+        runtime = self.path("run")
+        os.mkdir(runtime, 0o700)
+        config = self.path("sluiced.toml")
+        with open(config, "w", encoding="utf-8") as file:
+            file.write(CONFIG.format(gpus=gpus, gpu_memory=gpu_memory,
+                                     host_memory=host_memory) + extra)
+        process = self.start([os.path.join(BIN, "sluiced"), "--config", config,
+                              "--runtime-dir", runtime],
+                             stdout=subprocess.PIPE, stderr=subprocess.PIPE)
+        line = process.stdout.readline()
+        self.assertIn("sluiced: ready", line)
+        return os.path.join(runtime, "session.sock")
+
+    def run_train(self, *arguments, command="train", limit_s=240):
+        """(exit status, stdout, stderr) of one sluice-train."""
+        process = self.start([TRAIN, command, *arguments],
+                             stdout=subprocess.PIPE, stderr=subprocess.PIPE)
+        out, err = process.communicate(timeout=limit_s)
+        return process.returncode, out, err
+
+    def train(self, *arguments, status=0):
+        """The object of --json of a run that ends with `status`."""
+        flags = [*MODEL, "--json"]
+        if "--data" not in arguments:
+            flags += ["--data", self.text]
+        code, out, err = self.run_train(*flags, *arguments)
+        self.assertEqual(code, status, err)
+        return json.loads(out)
+
+    def wait_until(self, condition, limit_s, what):
+        """The seconds it took."""
+        start = time.monotonic()
+        while not condition():
+            self.assertLess(time.monotonic() - start, limit_s, what)
+            time.sleep(0.02)
+        return time.monotonic() - start
+
+    def leased(self, socket):
+        """Bytes of all GPUs and host pools that are not free."""
+        answer = subprocess.run(
+            [os.path.join(BIN, "sluicectl"), "--socket", socket, "status",
+             "--json"], capture_output=True, text=True, check=True,
+            env=clean_environment())
+        status = json.loads(answer.stdout)
+        pools = status["gpus"] + status["host"]
+        return sum(p["leased_bytes"] + p["quarantined_bytes"] for p in pools)
+
+
+def ranks_of(launcher):
+    """Rank number -> pid of a launcher's children."""
+    found = {}
+    for pid in filter(str.isdigit, os.listdir("/proc")):
+        try:
+            with open(f"/proc/{pid}/stat", encoding="utf-8") as file:
+                parent = int(file.read().rsplit(")", 1)[1].split()[1])
+            if parent != launcher:
+                continue
+            with open(f"/proc/{pid}/environ", encoding="utf-8") as file:
+                variables = dict(e.split("=", 1)
+                                 for e in file.read().split("\0") if "=" in e)
+        except (OSError, IndexError):
+            continue
+        if "RANK" in variables:
+            found[int(variables["RANK"])] = int(pid)
+    return found
+
+
+def lines_of(path):
+    """The step log so far."""
+    try:
+        with open(path, encoding="utf-8") as file:
+            return [json.loads(line) for line in file if line.endswith("\n")]
+    except FileNotFoundError:
+        return []

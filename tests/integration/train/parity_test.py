@@ -1,0 +1,34 @@
+"""All methods, on any number of ranks, learn the same."""
+
+import unittest
+
+import harness
+
+FLAGS = ("--seq-len 333 --steps 50 --lr 1e-3 --warmup 10 --clip 1 --beta1 .9 "
+         "--beta2 .95 --private").split()
+
+
+class Parity(harness.TrainTest):
+    def assert_same_losses(self, expected, got, what):
+        self.assertEqual(len(expected), len(got), what)
+        self.assertLessEqual(abs(expected[0] - got[0]), 1e-5, what)
+        worst = max(abs(a - b) for a, b in zip(expected, got))
+        self.assertLessEqual(worst, 1e-3, what)
+
+    def test_every_method_and_rank_count_gives_the_same_losses(self):
+        for arch in ("llama", "gpt"):
+            expected = None
+            for ranks in ("1", "2", "4"):
+                for method in ("keep-all", "recompute", "sluice"):
+                    what = f"{arch}, {method}, {ranks} ranks"
+                    result = self.train(*FLAGS, "--arch", arch, "--method",
+                                        method, "--ranks", ranks)
+                    losses = result["losses"]
+                    expected = expected or losses
+                    self.assert_same_losses(expected, losses, what)
+                    self.assertLess(losses[-1], losses[0] - 1, what)
+                    self.assertEqual(result["plan"]["mismatches"], 0, what)
+
+
+if __name__ == "__main__":
+    unittest.main()

@@ -1,0 +1,102 @@
+"""What cannot be done is said in one line, and nothing is left behind."""
+
+import json
+import os
+import subprocess
+import unittest
+
+import harness
+
+BAD_INPUT, DOES_NOT_FIT = 2, 3
+
+
+class Refusal(harness.TrainTest):
+    def refused(self, arguments, says, status=BAD_INPUT):
+        code, out, err = self.run_train(*arguments, limit_s=60)
+        self.assertEqual(code, status, (arguments, err))
+        errors = [l for l in err.splitlines() if l.startswith("error:")]
+        self.assertEqual(len(errors), 1, err)
+        self.assertIn(says, errors[0])
+        self.assertNotIn("Exception", err)
+        return out
+
+    def test_bad_input(self):
+        short = self.path("short")
+        with open(short, "w", encoding="utf-8") as file:
+            file.write("too short")
+        private = [*harness.MODEL, "--private"]
+        cases = [
+            (["--socket", "/no/such.sock"], "/no/such.sock"),
+            ([*private, "--data", "/no/such/file"], "/no/such/file"),
+            ([*private, "--data", short], "9 tokens"),
+            ([*private, "--ranks", "3"], "--ranks 3"),
+            ([*private, "--log-jsonl", "/no/such/log", "--data", self.text],
+             "/no/such/log"),
+            ([*private, "--resume", self.path("nothing"), "--data", self.text],
+             "nothing"),
+            ([*private, "--save", "/proc/nothing", "--steps", "1", "--data",
+              self.text, "--seq-len", "100"], "/proc/nothing"),
+        ]
+        for arguments, says in cases:
+            with self.subTest(says):
+                self.refused(arguments, says)
+
+    def test_what_does_not_fit_says_which_memory(self):
+        for method, ranks, more, memory in [
+                ("keep-all", "1", ["--hbm", "8MiB"], "gpu_memory"),
+                ("recompute", "2", ["--hbm", "6MiB"], "gpu_memory"),
+                ("sluice", "2", ["--hbm", "64MiB", "--host", "8MiB"],
+                 "host_memory"),
+                ("sluice", "1", ["--hbm", "2MiB"], "gpu_memory")]:
+            with self.subTest(method=method, ranks=ranks, more=more):
+                for probe in ([], ["--probe"]):
+                    out = self.refused(
+                        [*harness.MODEL, "--private", "--seq-len", "8000",
+                         "--data", self.text, "--json", "--method", method,
+                         "--ranks", ranks, "--steps", "1", *more, *probe],
+                        "", DOES_NOT_FIT)
+                    result = json.loads(out)
+                    self.assertFalse(result["fits"])
+                    self.assertEqual(result["limited_by"], memory)
+                    self.assertTrue(result["message"])
+
+    def test_a_budget_is_named(self):
+        socket = self.daemon(extra='[budgets]\njob_gpu_bytes = "8MiB"\n')
+        out = self.refused(
+            [*harness.MODEL, "--socket", socket, "--hbm", "16MiB", "--data",
+             self.text, "--json"], "udget", DOES_NOT_FIT)
+        self.assertEqual(json.loads(out)["limited_by"], "gpu_memory")
+        self.assertEqual(self.leased(socket), 0)
+
+    def test_a_probe_of_what_fits_says_so(self):
+        for method in ("keep-all", "recompute", "sluice"):
+            result = self.train("--private", "--probe", "--method", method,
+                                "--seq-len", "700", "--ranks", "2")
+            self.assertTrue(result["fits"])
+            self.assertGreater(result["peak_hbm_bytes"], 0)
+
+    def test_an_infinite_loss_stops_with_the_step(self):
+        code, _, err = self.run_train(
+            *harness.MODEL, "--private", "--data", self.text, "--seq-len",
+            "200", "--steps", "50", "--lr", "1e3", "--warmup", "0", "--clip",
+            "0")
+        if code == 0:
+            self.skipTest("this model survives --lr 1e3")
+        self.assertEqual(code, 1)
+        self.assertRegex(err, r"error: step \d+: the loss is -?(nan|inf)")
+
+    def test_nothing_is_left_behind(self):
+        temporary = self.path("tmp")
+        os.mkdir(temporary)
+        for more in (["--steps", "1"], ["--data", "/no/such"],
+                     ["--hbm", "1MiB"]):
+            subprocess.run(
+                [harness.TRAIN, "train", *harness.MODEL, "--private",
+                 "--seq-len", "200", "--data", self.text, *more],
+                env={**harness.clean_environment(), "TMPDIR": temporary},
+                stderr=subprocess.DEVNULL, timeout=60, check=False)
+            self.assertEqual(os.listdir(temporary), [], more)
+
+
+if __name__ == "__main__":
+    unittest.main()
