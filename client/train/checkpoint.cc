@@ -133,7 +133,8 @@ absl::Status LoadRandomState(const SafetensorsReader& reader) {
       {"rng_state", TensorType::kU8, {state.numel()}}));
   SLUICE_RETURN_IF_ERROR(
       reader.Read("rng_state", 0, state.data_ptr(), state.numel()));
-  at::globalContext().defaultGenerator(at::kCPU).set_state(state);
+  at::Generator generator = at::globalContext().defaultGenerator(at::kCPU);
+  generator.set_state(state);
   return absl::OkStatus();
 }
 

@@ -78,8 +78,8 @@ absl::Status Trainer::PrepareStepper() {
 
 absl::Status Trainer::PrepareOptimizer() {
   const RunOptions& o = *context_.options;
-  at::globalContext().defaultGenerator(at::kCPU).set_current_seed(
-      static_cast<uint64_t>(o.seed));
+  at::Generator generator = at::globalContext().defaultGenerator(at::kCPU);
+  generator.set_current_seed(static_cast<uint64_t>(o.seed));
   if (!o.resume.empty()) {
     SLUICE_ASSIGN_OR_RETURN(
         resumed_, OpenCheckpoint(o.resume, o, *context_.environment));

@@ -1,0 +1,101 @@
+// How check measures, and that its oracle is right by finite differences.
+#include <ATen/TensorOperators.h>
+#include <ATen/ops/full.h>
+#include <ATen/ops/randint.h>
+#include <ATen/ops/randn.h>
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <cmath>
+#include <set>
+
+#include "client/train/check.h"
+#include "client/train/hf_names.h"
+#include "client/train/reference.h"
+
+namespace sluice::train {
+namespace {
+
+at::Tensor Of(double value) { return at::full({2}, value, at::kDouble); }
+
+TEST(CheckRule, ErrorsAreRelativeToTheParameterOrItsLayer) {
+  const ReferenceResult truth{
+      2.0, {{"layers.0.a", Of(10)}, {"layers.0.zero", Of(0)},
+            {"embed", Of(1)}}};
+  ReferenceResult ours = truth;
+  ours.gradients["layers.0.zero"] = Of(0.001);  // over 1 % of 10
+  const CheckReport report = Compare(ours, truth);
+  EXPECT_NEAR(report.grad_max_rel_error, 0.01, 1e-12);
+  EXPECT_EQ(report.worst_parameter, "layers.0.zero");
+  EXPECT_EQ(report.loss_rel_error, 0);
+}
+
+TEST(CheckRule, NanIsTheWorst) {
+  const ReferenceResult truth{2.0, {{"a", Of(1)}, {"b", Of(1)}}};
+  ReferenceResult ours = truth;
+  ours.gradients["a"] = Of(std::nan(""));
+  ours.gradients["b"] = Of(5);
+  EXPECT_EQ(Compare(ours, truth).worst_parameter, "a");
+  EXPECT_TRUE(std::isnan(Compare(ours, truth).grad_max_rel_error));
+}
+
+class Oracle : public ::testing::TestWithParam<bool> {};
+
+TEST_P(Oracle, ItsGradientsAreTheSlopesOfItsLoss) {
+  const bool llama = GetParam();
+  runtime::ModelConfig config;
+  config.arch = llama ? runtime::Arch::kLlama : runtime::Arch::kGpt;
+  config.layers = 2;
+  config.hidden = 8;
+  config.heads = 4;
+  config.kv_heads = 2;
+  config.ffn = 6;
+  config.vocab = 11;
+  config.max_positions = llama ? 0 : 7;
+  const ReferenceModel model{llama, 2, 8, 4, 2, 10000, 1e-5};
+  std::map<std::string, at::Tensor> weights;
+  for (const FlatEntry& e : FlatEntries(config)) {
+    weights[e.name] = at::randn(e.shape, at::kDouble) * 0.5;
+  }
+  const at::Tensor ids = at::randint(0, 11, {7}, at::kLong);
+  at::Tensor labels = at::randint(0, 11, {7}, at::kLong);
+  labels[3] = -100;
+  const ReferenceResult at_point =
+      RunReference(model, weights, ids, labels, at::kDouble);
+  for (const auto& [name, weight] : weights) {
+    auto moved = weights;
+    const double step = 1e-5;
+    const at::Tensor direction = at::randn(weight.sizes(), at::kDouble);
+    moved[name] = weight + direction * step;
+    const double up =
+        RunReference(model, moved, ids, labels, at::kDouble).loss;
+    moved[name] = weight - direction * step;
+    const double down =
+        RunReference(model, moved, ids, labels, at::kDouble).loss;
+    const double slope =
+        (at_point.gradients.at(name) * direction).sum().item<double>();
+    EXPECT_NEAR((up - down) / (2 * step), slope, 1e-6) << name;
+  }
+}
+
+INSTANTIATE_TEST_SUITE_P(LlamaAndGpt, Oracle, ::testing::Bool());
+
+TEST(HfTensors, NameEveryParameterOnceWithItsShape) {
+  for (const auto arch : {runtime::Arch::kGpt, runtime::Arch::kLlama}) {
+    runtime::ModelConfig config;
+    config.arch = arch;
+    config.max_positions = arch == runtime::Arch::kGpt ? 9 : 0;
+    int64_t elements = 0;
+    std::set<std::string> names;
+    for (const HfTensor& t : HfTensors(config)) {
+      EXPECT_TRUE(names.insert(t.name).second) << t.name;
+      int64_t n = 1;
+      for (const int64_t size : t.shape()) n *= size;
+      elements += n;
+    }
+    EXPECT_EQ(elements, config.parameters());
+  }
+}
+
+}  // namespace
+}  // namespace sluice::train
