@@ -260,7 +260,11 @@ class ConfigReader {
   absl::Status Worker(const toml::node& node) {
     double seconds = absl::ToDoubleSeconds(config_.plan_time_limit);
     TableReader table = Table("[worker]");
-    table.Key("time_limit_s", table.Number(&seconds));
+    table.Key("time_limit_s", [&](const toml::node& value) -> absl::Status {
+      SLUICE_RETURN_IF_ERROR(table.Number(&seconds)(value));
+      if (seconds <= 0) return table.Error(value, "must be above 0");
+      return absl::OkStatus();
+    });
     SLUICE_RETURN_IF_ERROR(table.Read(node));
     config_.plan_time_limit = absl::Seconds(seconds);
     return absl::OkStatus();

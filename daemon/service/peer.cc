@@ -72,13 +72,14 @@ Exit FromWaitStatus(int status) {
 }
 
 absl::StatusOr<UniqueFd> OpenPidfd(int socket, int pid) {
-  SLUICE_ASSIGN_OR_RETURN(const ProcStat before, ReadStat(pid));
+  const auto before = ReadStat(pid);
+  if (!before.ok()) return Gone(pid);
   UniqueFd pidfd(static_cast<int>(syscall(SYS_pidfd_open, pid, 0)));
   if (!pidfd) return Gone(pid);
   const auto after = ReadStat(pid);
   pollfd hung_up = {.fd = socket, .events = POLLRDHUP, .revents = 0};
   poll(&hung_up, 1, 0);
-  if (!after.ok() || after->start_ticks != before.start_ticks ||
+  if (!after.ok() || after->start_ticks != before->start_ticks ||
       (hung_up.revents & (POLLHUP | POLLRDHUP)) != 0) {
     return Gone(pid);
   }

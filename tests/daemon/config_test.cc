@@ -1,0 +1,116 @@
+// Configuration: defaults, every key, and what is wrong in one line.
+#include "daemon/config.h"
+
+#include "gmock/gmock.h"
+#include "gtest/gtest.h"
+#include "tests/support/status_matchers.h"
+
+namespace sluice::daemon {
+namespace {
+
+using sluice::testing::StatusIs;
+using ::testing::HasSubstr;
+
+TEST(Config, EmptyFileIsTheDefaults) {
+  SLUICE_ASSERT_OK_AND_ASSIGN(const Config config, ParseConfig("", "c.toml"));
+  EXPECT_EQ(config.driver, Config::DriverChoice::kAuto);
+  EXPECT_EQ(config.sim.gpus, 2);
+  EXPECT_EQ(config.sim.gpu_memory, MiB(36));
+  EXPECT_EQ(config.principal_limits, Limits());
+  EXPECT_FALSE(config.http_listen.has_value());
+  EXPECT_EQ(config.plan_time_limit, absl::Seconds(20));
+}
+
+TEST(Config, EveryKeyIsRead) {
+  SLUICE_ASSERT_OK_AND_ASSIGN(const Config config, ParseConfig(R"(
+[device]
+driver = "sim"
+[sim]
+gpus = 4
+gpu_memory = "48MiB"
+host_memory = 1073741824
+numa_nodes = 2
+granularity = "4KiB"
+links = [{name = "a", h2d_bytes_per_s = 2e9, d2h_bytes_per_s = 1000000}, {name = "b"}]
+gpu_links = ["a", "a", "b", "b"]
+[pools]
+gpu_bytes = "40MiB"
+host_bytes = "384MiB"
+extent_bytes = "8MiB"
+[budgets]
+principal_gpu_bytes = "1GiB"
+principal_host_bytes = "2GiB"
+job_gpu_bytes = "3GiB"
+job_host_bytes = "4GiB"
+[[budgets.job]]
+name = "x"
+gpu_bytes = "5MiB"
+host_bytes = "6MiB"
+[http]
+listen = ""
+[worker]
+time_limit_s = 2.5
+[log]
+level = "debug"
+)",
+                                                               "c.toml"));
+  EXPECT_EQ(config.driver, Config::DriverChoice::kSim);
+  EXPECT_EQ(config.sim.gpus, 4);
+  EXPECT_EQ(config.sim.gpu_memory, MiB(48));
+  EXPECT_EQ(config.sim.host_memory, GiB(1));
+  EXPECT_EQ(config.sim.numa_nodes, 2);
+  EXPECT_EQ(config.sim.granularity, KiB(4));
+  ASSERT_EQ(config.sim.links.size(), 2u);
+  EXPECT_EQ(config.sim.links[0].d2h_bytes_per_second, 1e6);
+  EXPECT_EQ(config.sim.gpu_links[3], "b");
+  EXPECT_EQ(config.gpu_pool, MiB(40));
+  EXPECT_EQ(config.host_pool, MiB(384));
+  EXPECT_EQ(config.extent, MiB(8));
+  EXPECT_EQ(config.principal_limits, (Limits{GiB(1), GiB(2)}));
+  EXPECT_EQ(config.job_limits, (Limits{GiB(3), GiB(4)}));
+  EXPECT_EQ(config.named_job_limits.at("x"), (Limits{MiB(5), MiB(6)}));
+  EXPECT_EQ(config.http_listen, "");
+  EXPECT_EQ(config.plan_time_limit, absl::Milliseconds(2500));
+  EXPECT_EQ(config.log_level, LogLevel::kDebug);
+}
+
+TEST(Config, WhatIsWrongIsOneLineWithFileAndLine) {
+  struct Case {
+    const char* text;
+    const char* message;
+  };
+  for (const Case& c : {
+           Case{"[sim]\nspeed = 1\n",
+                "c.toml:2: unknown key 'speed' in [sim]; known: gpu_links"},
+           Case{"[simulator]\n", "c.toml:1: unknown key 'simulator'"},
+           Case{"\n[sim]\ngpus = \"two\"\n",
+                "c.toml:3: 'gpus' must be a whole number from 1 to 64"},
+           Case{"[sim]\ngpus = 65\n", "c.toml:2: 'gpus' must be"},
+           Case{"[sim]\ngpus = 2.5\n", "c.toml:2: 'gpus' must be"},
+           Case{"[sim]\ngpu_memory = \"36 parsecs\"\n",
+                "c.toml:2: 'gpu_memory' '36 parsecs' is not a size"},
+           Case{"[pools]\nhost_bytes = -1\n",
+                "c.toml:2: 'host_bytes' must be a size above 0"},
+           Case{"[device]\ndriver = \"rocm\"\n",
+                "c.toml:2: 'driver' must be one of \"auto\", \"cuda\""},
+           Case{"[device]\ndriver = 1\n", "c.toml:2: 'driver' must be one of"},
+           Case{"device = \"sim\"\n", "c.toml:1: [device] must be a table"},
+           Case{"[sim]\nlinks = [{name = \"a\", h2d_bytes_per_s = -1}]\n",
+                "c.toml:2: 'h2d_bytes_per_s' must be a number, 0 or more"},
+           Case{"[sim]\nlinks = [{}]\n", "c.toml:2: a link needs a name"},
+           Case{"[sim]\ngpu_links = [\"x\", \"y\"]\n",
+                "gpu_links names 'x', which is not in links"},
+           Case{"[worker]\ntime_limit_s = 0\n",
+                "c.toml:2: 'time_limit_s' must be above 0"},
+           Case{"[sim\n", "c.toml:1: "},
+       }) {
+    const auto config = ParseConfig(c.text, "c.toml");
+    EXPECT_THAT(config, StatusIs(absl::StatusCode::kInvalidArgument,
+                                 HasSubstr(c.message)))
+        << c.text;
+    EXPECT_EQ(config.status().message().find('\n'), std::string::npos);
+  }
+}
+
+}  // namespace
+}  // namespace sluice::daemon
