@@ -30,6 +30,8 @@ class Trainer:
         self._processes = processes
         self._command = [binary, "train", "--json", "--socket", socket,
                          "--data", data] + flags_of(settings)
+        if os.path.isdir(data):
+            self._command += ["--data-suffix", ".py"]
         self._folder = folder
         self._runs = 0
 
