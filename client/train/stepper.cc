@@ -1,6 +1,7 @@
 #include "client/train/stepper.h"
 
 #include <ATen/ops/full.h>
+#include <fmt/format.h>
 
 #include "client/torch/baseline.h"
 #include "client/train/outcome.h"
@@ -62,7 +63,10 @@ absl::Status Agree(runtime::Collectives* collectives,
 absl::Status ClassifyStepError(const absl::Status& status) {
   if (status.ok() || LimitedBy(status) != "none") return status;
   if (status.code() == absl::StatusCode::kResourceExhausted) {
-    return DoesNotFit(kGpuMemory, status);
+    return DoesNotFit(
+        kGpuMemory,
+        fmt::format("{}; shorten --seq-len, raise --hbm, or take more --ranks",
+                    std::string(status.message())));
   }
   if (status.code() == absl::StatusCode::kUnavailable) {
     return CausedByPeer(status);
