@@ -133,6 +133,7 @@ void Core::EndLease(LeaseId id, bool quarantine, Session& session) {
                     lease.size);
   }
   session.leases.erase(id);
+  session.history.LeaseEnded(lease.request);
   leases_.erase(found);
 }
 

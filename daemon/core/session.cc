@@ -25,6 +25,14 @@ void RequestHistory::Answer(RequestId id, const Reply& reply) {
   known->second = reply;
 }
 
+void RequestHistory::LeaseEnded(RequestId id) {
+  const auto known = requests_.find(id);
+  if (known == requests_.end() || !known->second.has_value()) return;
+  if (auto* granted = std::get_if<GrantedReply>(&*known->second)) {
+    granted->slices = {};
+  }
+}
+
 const Reply& RequestHistory::answer(RequestId id) const {
   return *requests_.at(id);
 }

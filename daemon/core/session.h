@@ -29,6 +29,9 @@ class RequestHistory {
 
   Seen Begin(RequestId id);
   void Answer(RequestId id, const Reply& reply);
+  // The lease that answered `id` ended: its list of extents, which can be
+  // long, is of no more use.
+  void LeaseEnded(RequestId id);
   const Reply& answer(RequestId id) const;
 
  private:
