@@ -23,6 +23,17 @@ absl::Status Validate(const StreamContext::Options& options) {
     return absl::InvalidArgumentError(fmt::format(
         "prefetch depth is {}: it must be 1 or more", stream.prefetch_depth));
   }
+  if (options.copies == nullptr ||
+      (options.layout.ranks() > 1 && options.collectives == nullptr)) {
+    return absl::InvalidArgumentError(
+        "a streamed step needs a copy engine, and collectives when there are "
+        "several ranks");
+  }
+  if (options.rank < 0 || options.rank >= options.layout.ranks()) {
+    return absl::InvalidArgumentError(
+        fmt::format("rank {} of a layout for {} ranks", options.rank,
+                    options.layout.ranks()));
+  }
   if (options.layout.seq_len() < 1) {
     return absl::InvalidArgumentError("the sequence has no token");
   }

@@ -91,8 +91,8 @@ class StreamContext {
   static ChunkLayout CalibrationLayout(const ChunkLayout& layout);
 };
 
-// Chunks of hidden states [local rows, hidden], wherever they are. Move-only;
-// gives its memory back when destroyed.
+// Chunks of hidden states [local rows, hidden], wherever they are. Gives its
+// memory back when destroyed, which must be before the context is.
 class ChunkHandle;
 // What backward needs of one layer's forward. Move-only.
 struct SavedLayer;

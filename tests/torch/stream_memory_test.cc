@@ -187,5 +187,34 @@ TEST_F(StreamMemory, TheProfileCountsExecutionsAndBoundsHostBytes) {
   EXPECT_GT(profile.backward_layer_seconds, profile.forward_layer_seconds / 2);
 }
 
+// Exactly so where nothing is rounded; what comes in hides the most.
+TEST_F(StreamMemory, AStepMovesTheBytesThatTheProfileTells) {
+  for (const double alpha : {0.0, 1.0}) {
+    const StreamContext::Options options = Options(135, alpha);
+    const plan::RankProfile profile = StreamContext::Profile(options, {});
+    int64_t in =
+        (profile.forward_h2d_fixed + profile.backward_h2d_fixed).count();
+    int64_t out =
+        (profile.forward_d2h_fixed + profile.backward_d2h_fixed).count();
+    int64_t hidden = 0;
+    for (const plan::SkeletalClass& c : profile.classes) {
+      if (c.name == "layer_input") hidden = c.bytes_per_layer.count();
+      if (c.traffic_in_fixed || (alpha == 0 && !c.must_swap)) continue;
+      in += c.bytes_per_layer.count();
+      out += c.bytes_per_layer.count();
+    }
+    const client::CopyStats before = engine_->stats();
+    Step(options);
+    const client::CopyStats after = engine_->stats();
+    // Beside the layers: the loss and the embedding's backward fetch a hidden
+    // state each, the embedding and the loss send one.
+    EXPECT_EQ((after.h2d - before.h2d).count(),
+              profile.layers * in + 2 * hidden);
+    EXPECT_LE((after.d2h - before.d2h).count(),
+              profile.layers * out + 2 * hidden);
+    EXPECT_GE((after.d2h - before.d2h).count(), profile.layers * out * 8 / 10);
+  }
+}
+
 }  // namespace
 }  // namespace sluice::runtime
