@@ -80,8 +80,6 @@ class Refusal(harness.TrainTest):
             *harness.MODEL, "--private", "--data", self.text, "--seq-len",
             "200", "--steps", "50", "--lr", "1e3", "--warmup", "0", "--clip",
             "0")
-        if code == 0:
-            self.skipTest("this model survives --lr 1e3")
         self.assertEqual(code, 1)
         self.assertRegex(err, r"error: step \d+: the loss is -?(nan|inf)")
 
