@@ -33,7 +33,10 @@ SETTINGS = {
     "ffn": 344, "dtype": "fp32", "ranks": 2, "chunk": 512, "seed": 1,
     "lr": 1e-3, "warmup": 10, "clip": 1, "beta1": 0.9, "beta2": 0.95,
     # What is measured.
-    "parity_steps": 50, "longest_steps": 2,
+    "parity_steps": 50,
+    # The demo is to end within six minutes: at its longest, Sluice trains as
+    # many steps as fit into this time, one to three.
+    "budget_s": 320, "longest_steps": 3, "middle_seq_len": 8192,
 }
 
 # Where doubling starts, so that little is probed twice.
@@ -54,7 +57,7 @@ class Demo:
         self.start_node()
         lengths = {m: self.find_longest(m) for m in METHODS}
         parity = self.train_alike(lengths)
-        best = self.train_longest(lengths)
+        best = self.train_longest(lengths, parity)
         scraped = self.ask_prometheus()
         return self.collect(lengths, parity, best, scraped)
 
@@ -114,11 +117,28 @@ class Demo:
             runs[method] = self.train(method, length, steps)
         return {"seq_len": length, "steps": steps, "runs": runs}
 
-    def train_longest(self, lengths):
-        steps = self.settings["longest_steps"]
-        self.screen.head(f"{steps} steps at the longest length of each")
+    def steps_that_fit(self, length, parity):
+        """How many steps of Sluice at `length` the budget has room for. A
+        step is taken to cost a*n + b*n^2, from the parity run and a middle
+        length."""
+        near = parity["seq_len"]
+        far = min(self.settings["middle_seq_len"], length)
+        near_s = parity["runs"]["sluice"]["result"]["seconds_per_step"]
+        far_s = self.train("sluice", far, 1)["result"]["seconds_per_step"]
+        b = max(0, (far_s / far - near_s / near) / max(1, far - near))
+        a = max(0, near_s / near - b * near)
+        step_s = max(a * length + b * length * length, 1e-3)
+        room = self.settings["budget_s"] - self.screen.seconds()
+        return max(1, min(self.settings["longest_steps"],
+                          int(room / step_s)))
+
+    def train_longest(self, lengths, parity):
+        self.screen.head("at the longest length of each")
+        fitting = self.steps_that_fit(lengths["sluice"], parity)
         best = {}
         for method in METHODS:
+            steps = (fitting if method == "sluice" else
+                     self.settings["longest_steps"])
             trace = os.path.join(self.folder, f"trace-{method}.json")
             best[method] = self.train(
                 method, lengths[method], steps,
