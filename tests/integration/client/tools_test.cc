@@ -1,5 +1,6 @@
 // What a user runs, against a real daemon: the C example, sluicectl.
-#include <cstring>
+#include <mutex>
+#include <vector>
 
 #include "client/session.h"
 #include "tests/integration/daemon/harness.h"
@@ -13,6 +14,7 @@ using ::sluice::testing::Child;
 using ::sluice::testing::ChildResult;
 using ::sluice::testing::IsOk;
 using ::sluice::testing::RunningDaemon;
+using ::sluice::testing::StatusIs;
 using ::testing::HasSubstr;
 
 ChildResult RunTool(const RunningDaemon& daemon,
@@ -48,6 +50,48 @@ TEST(Tools, StatusShowsWhoHoldsWhat) {
   EXPECT_THAT(jobs.out, HasSubstr("1,200")) << "600 tokens in half a second";
   const ChildResult json = RunTool(daemon, {"sluicectl", "jobs", "--json"});
   EXPECT_THAT(json.out, HasSubstr("\"gpu_bytes\": 5242880"));
+}
+
+TEST(Tools, AnAdministratorSetsABudgetThatHoldsAtOnce) {
+  RunningDaemon daemon;
+  const ChildResult set = RunTool(daemon, {"sluicectl", "budget", "set",
+                                           "--job", "tune", "--gpu", "10MiB"});
+  EXPECT_EQ(set.exit_code, 0) << set.err;
+  EXPECT_EQ(set.out, "job tune: GPU memory 10 MiB, host memory unlimited\n");
+  SLUICE_ASSERT_OK_AND_ASSIGN(
+      const auto session,
+      Session::Open({.socket = daemon.socket(), .job = "tune"}));
+  EXPECT_THAT(
+      session->LeaseGpu(MiB(11)),
+      StatusIs(absl::StatusCode::kResourceExhausted, HasSubstr("10 MiB")));
+  EXPECT_THAT(session->LeaseGpu(MiB(10)), IsOk());
+}
+
+TEST(Tools, AnEvictedRankIsToldWhy) {
+  RunningDaemon daemon;
+  SLUICE_ASSERT_OK_AND_ASSIGN(
+      const auto session,
+      Session::Open({.socket = daemon.socket(), .job = "tune"}));
+  std::mutex mutex;
+  std::vector<SessionEvent> events;
+  session->OnEvent([&](const SessionEvent& event) {
+    const std::lock_guard lock(mutex);
+    events.push_back(event);
+  });
+  const ChildResult evict = RunTool(
+      daemon,
+      {"sluicectl", "evict", "tune", "--reason", "the node is drained"});
+  EXPECT_EQ(evict.exit_code, 0) << evict.err;
+  EXPECT_EQ(evict.out, "job tune: 1 session ended\n");
+  EXPECT_THAT(session->LeaseGpu(MiB(1)),
+              StatusIs(absl::StatusCode::kUnavailable));
+  session->OnEvent(nullptr);
+  ASSERT_FALSE(events.empty());
+  EXPECT_EQ(events[0].kind, SessionEvent::Kind::kEvicted);
+  EXPECT_EQ(events[0].detail, "the node is drained");
+  const ChildResult again = RunTool(daemon, {"sluicectl", "evict", "nobody"});
+  EXPECT_EQ(again.exit_code, 2);
+  EXPECT_THAT(again.err, HasSubstr("nobody"));
 }
 
 TEST(Tools, APlanThatIsNotThereIsNamed) {
