@@ -5,7 +5,7 @@ import os
 import re
 
 HERE = os.path.dirname(os.path.abspath(__file__))
-MAX_BLOCKS = 150000  # what a browser draws at once without a pause
+MAX_BLOCKS = 60000  # what a browser draws at once without a pause
 
 
 def write(out, facts, parity, best, scraped):
@@ -56,8 +56,8 @@ def page_data(facts, parity, best, scraped):
 
 
 def compact(trace):
-    """Rows of numbers, in microseconds since the step's first event; the
-    largest blocks only where there are too many to draw."""
+    """Rows of numbers, in microseconds since the step's first event; a part
+    of the blocks where there are too many to draw."""
     names = {}
 
     def name_id(name):
@@ -78,8 +78,7 @@ def compact(trace):
               for b in trace["blocks"]]
     compute = trace["compute"] or segments_of(blocks)
     if len(blocks) > MAX_BLOCKS:
-        blocks = sorted(blocks, key=lambda b: -b["size"] * (
-            micros(b["died_s"]) - micros(b["born_s"]) + 1))[:MAX_BLOCKS]
+        blocks = most_visible(blocks, compute, end - begin)
     return {
         "compute": [[micros(e["start_s"]), micros(e["end_s"]),
                      name_id(e["name"])] for e in compute],
@@ -112,6 +111,20 @@ def segments_of(blocks):
             runs.append({"name": block["segment"], "start_s": block["born_s"],
                          "end_s": block["died_s"]})
     return runs
+
+
+def most_visible(blocks, compute, seconds):
+    """The largest blocks (bytes by time), and all of those around the window
+    that the page enlarges first (step.js: a fifth into the compute)."""
+    start = compute[len(compute) // 5]["start_s"] if compute else 0
+
+    def rank(block):
+        near = start - 0.01 * seconds <= block["born_s"] <= (
+            start + 0.04 * seconds)
+        lived = block["died_s"] - block["born_s"]
+        return (not near, -block["size"] * (lived + 1e-6))
+
+    return sorted(blocks, key=rank)[:MAX_BLOCKS]
 
 
 def copy_row(event, micros, name_id):

@@ -91,7 +91,7 @@ function step() {
   }
   view = view || new StepView(trace);
   const shown = trace.blocks.length < trace.blocks_all ?
-      ` (the ${count(trace.blocks.length)} largest of them drawn)` : '';
+      ` (${count(trace.blocks.length)} of them drawn)` : '';
   byId('step-note').textContent =
       `Rank 0, ${count(facts.methods.sluice.max_seq_len)} tokens in chunks ` +
       `of ${facts.settings.chunk}: ${count(trace.compute.length)} segments ` +
@@ -125,6 +125,10 @@ function waits() {
     Math.max(0, s.seconds - s.stall_seconds), s.stall_seconds]]), colors,
   names, {label: 'Seconds by step', xName: 'step',
           yFormat: (v) => +v.toFixed(4) + ' s', tipFormat: milliseconds});
+  if (sum('grant_wait_seconds') === 0) {
+    byId('grants').textContent = 'None waited: no rank used up its share.';
+    return;
+  }
   lineChart('grants', [{
     name: 'grant wait', color: css('--sluice'),
     points: steps.map((s) => [s.step, s.grant_wait_seconds])}], {
