@@ -61,7 +61,9 @@ function losses() {
   byId('loss-note').textContent = `${parity.steps} steps at ` +
       `${count(parity.seq_len)} tokens, the same data, seed and learning ` +
       'rate. The curves lie on top of each other, so they are drawn from ' +
-      'wide to narrow.';
+      'wide to narrow.' + METHODS.slice(1).map((m) =>
+        DATA.losses[m].every((v, i) => v === DATA.losses['keep-all'][i]) ?
+          ` ${m} equals keep-all to the last bit.` : '').join('');
   const shape = {'keep-all': [9, 0.45], 'recompute': [5, 0.75],
                  'sluice': [1.8, 1]};
   legend('loss-legend', METHODS.map((m) => [m, css('--' + m)]));
