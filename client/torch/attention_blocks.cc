@@ -8,9 +8,9 @@
 namespace sluice::runtime {
 namespace {
 
-// [rows, heads, dim] <-> [1, heads, rows, dim], no copy.
+// [rows, heads, dim] <-> [1, heads, rows, dim], no copy in fp32.
 at::Tensor Batched(const at::Tensor& t) {
-  return t.transpose(0, 1).unsqueeze(0);
+  return t.to(at::kFloat).transpose(0, 1).unsqueeze(0);
 }
 at::Tensor Flat(const at::Tensor& t) { return t.squeeze(0).transpose(0, 1); }
 
@@ -34,16 +34,8 @@ void MergeBlock(at::Tensor& output, at::Tensor& lse, const BlockOutput& block) {
       .block_lse = {block.lse.stride(1), block.lse.stride(0)}};
   float* o = output.data_ptr<float>();
   float* sum = lse.data_ptr<float>();
-  const float* block_lse = block.lse.const_data_ptr<float>();
-  if (block.output.scalar_type() == at::kBFloat16) {
-    ops::MergeAttention(
-        shape, o, sum,
-        static_cast<const ops::BFloat16*>(block.output.const_data_ptr()),
-        block_lse);
-  } else {
-    ops::MergeAttention(shape, o, sum, block.output.const_data_ptr<float>(),
-                        block_lse);
-  }
+  ops::MergeAttention(shape, o, sum, block.output.const_data_ptr<float>(),
+                      block.lse.const_data_ptr<float>());
 }
 
 BlockGradients AttendBlockBackward(const at::Tensor& output_gradient,

@@ -3,6 +3,10 @@
 // backward takes the *merged* output and log-sum-exp of the whole row, which
 // is what makes block-wise backward exact.
 //
+// In bf16 the CPU's blocks are computed in fp32: their outputs would otherwise
+// be rounded before they are merged, the known error of chunked attention
+// (seen in k's bias of GPT, whose gradient is a sum that cancels).
+//
 // Tensors are in head layout: q, o, dO [q rows, q heads, dim], k, v
 // [k rows, kv heads, dim] (q heads a multiple of kv heads), lse
 // [q heads, q rows] fp32. Strides are free but for the last dimension.
@@ -15,7 +19,7 @@
 namespace sluice::runtime {
 
 struct BlockOutput {
-  at::Tensor output;  // [q rows, q heads, dim], in q's dtype
+  at::Tensor output;  // [q rows, q heads, dim], fp32
   at::Tensor lse;     // [q heads, q rows], fp32
 };
 BlockOutput AttendBlock(const at::Tensor& q, const at::Tensor& k,
@@ -26,7 +30,7 @@ BlockOutput AttendBlock(const at::Tensor& q, const at::Tensor& k,
 void MergeBlock(at::Tensor& output, at::Tensor& lse, const BlockOutput& block);
 
 struct BlockGradients {
-  at::Tensor q, k, v;  // shaped as q, k, v, in their dtype
+  at::Tensor q, k, v;  // shaped as q, k, v, fp32
 };
 BlockGradients AttendBlockBackward(const at::Tensor& output_gradient,
                                    const at::Tensor& q, const at::Tensor& k,

@@ -95,11 +95,9 @@ void AttentionBackward::Compute(const Block& block, const at::Tensor& k,
                                    j));
   const BlockGradients gradients = AttendBlockBackward(
       item.output_gradient, item.q, k, v, item.output, item.lse, diagonal);
-  // Explicit conversions, so that first and later blocks ask for the same
-  // memory.
-  Accumulate(state_.key_sum(i), gradients.k.to(at::kFloat), diagonal);
-  Accumulate(state_.value_sum(i), gradients.v.to(at::kFloat), diagonal);
-  Accumulate(item.gradient, gradients.q.to(at::kFloat), first(i));
+  Accumulate(state_.key_sum(i), gradients.k, diagonal);
+  Accumulate(state_.value_sum(i), gradients.v, diagonal);
+  Accumulate(item.gradient, gradients.q, first(i));
   // No key chunk after the diagonal: dq_j is whole.
   if (diagonal) state_.query_sum(i).copy_(item.gradient);
 }

@@ -147,6 +147,7 @@ INSTANTIATE_TEST_SUITE_P(
     ::testing::Values(Named{"OneRank", {Llama(), 71, 16, 1, Alpha(0.5)}},
                       Named{"Grouped", {Llama(4, 2), 71, 16, 2, Alpha(0.5)}},
                       Named{"Gpt", {Gpt(), 71, 16, 1, Alpha(1)}},
+                      Named{"GptManyChunks", {Gpt(), 63, 5, 1, Alpha(1)}},
                       Named{"GptFour", {Gpt(), 66, 16, 4, Alpha(0)}}),
     [](const auto& info) { return std::string(info.param.name); });
 
