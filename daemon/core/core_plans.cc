@@ -93,7 +93,8 @@ plan::NodeResources Core::ResourcesFor(const JobKey& job) const {
   for (const HostConfig& host : config_.hosts) {
     const Pool& pool = pools_.at({PoolKind::kHost, host.numa.value()});
     const Bytes held = job_host_by_node[host.numa.value()];
-    const Bytes more = std::min(left, pool.free());
+    const Bytes more =
+        std::min(left, pool.UsableBy(principals_.at(job.principal)));
     resources.host_budget.push_back(held + more);
   }
   return resources;

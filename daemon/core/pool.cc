@@ -24,6 +24,17 @@ Pool::Extent& Pool::at(ExtentId id) {
   return found->second;
 }
 
+Bytes Pool::UsableBy(PrincipalId principal) const {
+  Bytes usable = free();
+  for (const auto& [order, id] : kept_by_age_) {
+    const Extent& extent = extents_.at(id);
+    const bool as_it_is =
+        extent.principal == principal && extent.size == extent_;
+    if (!extent.holders.empty() && !as_it_is) usable -= extent.size;
+  }
+  return usable;
+}
+
 absl::Status Pool::Refusal(Bytes asked) const {
   std::string held;
   Bytes stuck;

@@ -68,6 +68,10 @@ class Pool {
   Bytes free() const { return total_ - leased_ - quarantined_; }
   // The part of `free` that exists as idle extents.
   Bytes kept() const { return kept_; }
+  // The part of `free` that `principal` can surely get in one lease: without
+  // idle extents of others, or of another size than extent_bytes, that a
+  // living process may map.
+  Bytes UsableBy(PrincipalId principal) const;
   size_t extents() const { return extents_.size(); }
 
   void CheckInvariants() const;

@@ -82,6 +82,24 @@ TEST(Plan, ResourcesAreWhatTheJobMayStillGetOfWhatItShares) {
   EXPECT_THAT(resources.host_budget, ::testing::ElementsAre(MiB(10)));
 }
 
+TEST(Plan, DoesNotCountFreeMemoryThatNoLeaseCouldHave) {
+  CoreDriver node;
+  const SessionId a = node.Attach("demo", 0);
+  // Freed, but perhaps still mapped: whole extents serve again, the odd tail
+  // only a lease with the same tail.
+  SLUICE_ASSERT_OK_AND_ASSIGN(const auto lease,
+                              node.Lease(a, Host(0), MiB(9)));
+  node.Ask(a, FreeRequest{lease.lease});
+  EXPECT_EQ(node.core.pool(Host(0)).free, MiB(32));
+  Submit(node, a, 0, 0, "h");
+  ASSERT_THAT(node.to_solve, SizeIs(1));
+  const Bytes budget = node.to_solve[0].resources.host_budget[0];
+  EXPECT_EQ(budget, MiB(31));
+  EXPECT_THAT(node.Lease(a, Host(0), MiB(32)),
+              StatusIs(absl::StatusCode::kResourceExhausted));
+  EXPECT_THAT(node.Lease(a, Host(0), budget), sluice::testing::IsOk());
+}
+
 TEST(Plan, DeadlineStopsTheWorkerAndTellsTheRanks) {
   CoreDriver node;
   const SessionId a = node.Attach("demo", 0);
