@@ -35,7 +35,7 @@ def wanted(test, build, since):
         return False
     if "unit" in kinds:
         return True
-    changed = mtime(test["command"][0]) > since
+    changed = mtime(test.get("command", [""])[0]) > since
     if kinds & STARTS_PROGRAMS:
         changed |= any(mtime(os.path.join(build, "bin", p)) > since
                        for p in PROGRAMS)
