@@ -1,5 +1,7 @@
 #include "daemon/service/extents.h"
 
+#include <utility>
+
 #include "daemon/service/log.h"
 #include "proto/base/status.h"
 
@@ -24,14 +26,35 @@ absl::StatusOr<Extents::Extent> Extents::MakeNow(PoolId pool, Bytes size) {
 }
 
 void Extents::Make(ExtentId id, PoolId pool, Bytes size) {
-  device_.Run([this, id, pool, size] {
-    auto extent = MakeNow(pool, size);
-    loop_->Post([this, id, extent = std::move(extent)]() mutable {
-      const absl::Status status = extent.status();
-      if (status.ok()) extents_[id] = *std::move(extent);
-      made_(id, status);
-    });
+  bool idle = false;
+  {
+    const std::lock_guard lock(mutex_);
+    idle = wanted_.empty();
+    wanted_.push_back({id, pool, size});
+  }
+  if (idle) device_.Run([this] { MakeWanted(); });
+}
+
+void Extents::MakeWanted() {
+  std::vector<Wanted> wanted;
+  {
+    const std::lock_guard lock(mutex_);
+    wanted.swap(wanted_);
+  }
+  std::vector<std::pair<ExtentId, absl::StatusOr<Extent>>> made;
+  made.reserve(wanted.size());
+  for (const auto& [id, pool, size] : wanted) {
+    made.emplace_back(id, MakeNow(pool, size));
+  }
+  loop_->Post([this, made = std::move(made)]() mutable {
+    for (auto& [id, extent] : made) Keep(id, std::move(extent));
   });
+}
+
+void Extents::Keep(ExtentId id, absl::StatusOr<Extent> extent) {
+  const absl::Status status = extent.status();
+  if (status.ok()) extents_[id] = *std::move(extent);
+  made_(id, status);
 }
 
 void Extents::Destroy(ExtentId id) {

@@ -10,7 +10,8 @@
 #include <functional>
 #include <map>
 #include <memory>
-#include <string>
+#include <mutex>
+#include <vector>
 
 #include "absl/status/status.h"
 #include "daemon/core/types.h"
@@ -40,12 +41,24 @@ class Extents {
     device::Memory memory;
     std::shared_ptr<const UniqueFd> fd;
   };
+  struct Wanted {
+    ExtentId id;
+    PoolId pool;
+    Bytes size;
+  };
   absl::StatusOr<Extent> MakeNow(PoolId pool, Bytes size);
+  // On the device thread: everything wanted by now, told to the loop at once.
+  // A lease asks for many extents together, and a wake-up a piece would cost
+  // more than making them.
+  void MakeWanted();
+  void Keep(ExtentId id, absl::StatusOr<Extent> extent);
 
   device::Driver* driver_;
   Loop* loop_;
   const Made made_;
   std::map<ExtentId, Extent> extents_;
+  std::mutex mutex_;
+  std::vector<Wanted> wanted_;  // guarded by mutex_
   TaskThread device_;  // last: its tasks use the rest
 };
 

@@ -52,6 +52,7 @@ bool Loop::Post(std::function<void()> task) {
     const std::lock_guard lock(mutex_);
     if (ended_) return false;
     posted_.push_back(std::move(task));
+    if (posted_.size() > 1) return true;  // woken already, and not yet there
   }
   const uint64_t one = 1;
   [[maybe_unused]] const ssize_t wrote = write(wake_.get(), &one, sizeof(one));
