@@ -184,16 +184,18 @@ TEST_F(CopyEngineTest, TheTimelineTellsWhenCopiesRan) {
   ASSERT_THAT(engine_->Drain(), IsOk());
   const auto records = engine_->TakeTimeline();
   ASSERT_EQ(records.size(), 3u);
+  const double one = 1048576 / 100e6;  // seconds, at this speed
   double h2d_end = 0;
   for (const CopyRecord& record : records) {
     EXPECT_EQ(record.size, MiB(1));
     EXPECT_LE(record.issued_s, record.started_s);
-    // 10.5 ms at this speed; the poll may add to both ends.
-    EXPECT_GT(record.finished_s - record.started_s, 0.005) << record.label;
-    if (record.direction == CopyDirection::kHostToDevice) {
-      EXPECT_GE(record.started_s, h2d_end - 0.001) << "copies overlap";
-      h2d_end = record.finished_s;
-    }
+    EXPECT_LE(record.started_s, record.finished_s);
+    // A poll may come late, never early.
+    const bool in = record.direction == CopyDirection::kHostToDevice;
+    EXPECT_GT(record.finished_s - record.issued_s, 0.9 * one) << record.label;
+    if (!in) continue;
+    EXPECT_GE(record.started_s, h2d_end) << "two copies at once";
+    h2d_end = record.finished_s;
   }
   EXPECT_TRUE(engine_->TakeTimeline().empty());
 }
