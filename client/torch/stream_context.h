@@ -61,8 +61,7 @@ class StreamState final : public StreamContext {
   FetchRing& inputs() { return rings_->inputs; }
   FetchRing& blocks() { return rings_->blocks; }
   FetchRing& keys() { return rings_->keys; }
-  // fp32 sums of chunk m: the output (forward) or dq, and dk, dv. In fp32 the
-  // forward's output is summed in its staging slot and this is undefined.
+  // fp32 sums of chunk m in the attention phase: dq, dk, dv.
   at::Tensor query_sum(int64_t m) const { return Sum(rings_->query_sum, m); }
   at::Tensor key_sum(int64_t m) const { return Sum(rings_->key_sum, m); }
   at::Tensor value_sum(int64_t m) const { return Sum(rings_->value_sum, m); }

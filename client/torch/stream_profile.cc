@@ -215,7 +215,7 @@ Bytes ProfileBuilder::Rounding() const {
 
 void ProfileBuilder::Traffic() {
   const int64_t q = Whole(Saved::kQ), kv = 2 * Whole(Saved::kK);
-  const int64_t o = Whole(Saved::kO), lse = Whole(Saved::kLse);
+  const int64_t lse = Whole(Saved::kLse);
   const int64_t x = Hidden();
   int64_t dq = 0, keys_again = 0, queries = 0, gradients = 0;
   for (int64_t m = 0; m < shape_.chunks(); ++m) {
@@ -223,7 +223,8 @@ void ProfileBuilder::Traffic() {
     dq += shape_.query_gradient_bytes(m);
     keys_again += later * 2 * shape_.rows(m) * shape_.key_row_bytes();
     queries += (m + 1) * shape_.rows(m) *
-               (3 * shape_.query_row_bytes() + shape_.q_heads * 4);
+               (2 * shape_.query_row_bytes() + shape_.output_row_bytes() +
+                shape_.q_heads * 4);
     gradients += m * shape_.query_gradient_bytes(m);
   }
   // Forward out: k, v, and q as if all of it stayed. In: x, and k, v of
@@ -235,8 +236,8 @@ void ProfileBuilder::Traffic() {
   // first. Out: dO, dX2, dX, dq of every block but the diagonal, and q, k, v
   // as if all of them were recomputed.
   profile_.backward_h2d_fixed = Bytes(3 * x + kv + queries + gradients - lse);
-  profile_.backward_d2h_fixed = Bytes(o + 2 * x + gradients + q + kv);
-  profile_.host_fixed = Bytes(x + o + dq + q + kv) + Rounding();
+  profile_.backward_d2h_fixed = Bytes(2 * q + 2 * x + gradients + kv);
+  profile_.host_fixed = Bytes(x + dq + 2 * q + kv) + Rounding();
 }
 
 }  // namespace

@@ -101,7 +101,7 @@ SavedClass StreamShape::saved(Saved which) const {
     case Saved::kV:
       return {"v", true, false, key_row_bytes()};
     case Saved::kO:
-      return {"attention_output", true, true, query_row_bytes()};
+      return {"attention_output", true, true, output_row_bytes()};
     case Saved::kLse:
       return {"lse", true, true, q_heads * 4};
     case Saved::kX2:
@@ -126,6 +126,7 @@ int64_t StreamShape::saved_rows(Saved which, int64_t m) const {
 
 RingSizes StreamShape::rings(Phase phase) const {
   const int64_t q = AlignSlot(rows(0) * query_row_bytes());
+  const int64_t o = AlignSlot(rows(0) * output_row_bytes());
   const int64_t kv = 2 * AlignSlot(rows(0) * key_row_bytes());
   const int64_t lse = AlignSlot(rows(0) * q_heads * 4);
   const int64_t x = AlignSlot(hidden_bytes(0));
@@ -139,19 +140,18 @@ RingSizes StreamShape::rings(Phase phase) const {
   const int64_t norm1 = kept_bytes(Saved::kNorm1);
   const int64_t dropped = head_dropped(0);
   switch (phase) {
-    case Phase::kForward:  // in bf16 the output is summed outside its slot
-      return {.staging = 2 * q + kv + lse + norm1 + ffn_kept + x,
+    case Phase::kForward:
+      return {.staging = q + o + kv + lse + norm1 + ffn_kept + x,
               .inputs = x,
-              .blocks = kv,
-              .query_sum = element == 4 ? 0 : query_sum};
+              .blocks = kv};
     case Phase::kTokens:
       return {.staging = q + x + AlignSlot(dropped * query_row_bytes()) +
                          2 * AlignSlot(dropped * key_row_bytes()),
-              .inputs = 2 * x + q + ffn_kept};
+              .inputs = 2 * x + o + ffn_kept};
     case Phase::kAttention:
       return {.staging = x,
               .inputs = 2 * x + norm1,
-              .blocks = 3 * q + lse + query_sum,
+              .blocks = 2 * q + o + lse + query_sum,
               .keys = kv,
               .query_sum = query_sum,
               .key_sum = AlignSlot(rows(0) * kv_heads * dim * 4)};

@@ -103,10 +103,14 @@ class StreamShape {
   // Rows of a class that stay in host memory for chunk m.
   int64_t saved_rows(Saved which, int64_t m) const;
 
-  // Bytes of one chunk m of hidden states, of q (or o), of k (or v), of lse.
+  // Bytes of one chunk m of hidden states; of a row of q (or dO), k (or v).
   int64_t hidden_bytes(int64_t m) const { return local(m) * hidden * element; }
   int64_t query_row_bytes() const { return q_heads * dim * element; }
   int64_t key_row_bytes() const { return kv_heads * dim * element; }
+  // o stays in fp32 whatever the dtype: backward takes rowsum(dO o) from it,
+  // which must cancel against the blocks' own sums (rounded to bf16 it was the
+  // largest error of a GPT's gradients, in k's bias).
+  int64_t output_row_bytes() const { return q_heads * dim * 4; }
   int64_t query_gradient_bytes(int64_t m) const {  // fp32 whatever the dtype
     return rows(m) * q_heads * dim * 4;
   }

@@ -78,7 +78,7 @@ AttentionBackward::QueryItem AttentionBackward::Take(Slot& slot,
   const at::ScalarType type = state_.options.dtype;
   QueryItem item;
   item.q = slot.Take(sizes, type);
-  item.output = slot.Take(sizes, type);
+  item.output = slot.Take(sizes, at::kFloat);
   item.lse = slot.Take({shape_.q_heads, shape_.rows(j)}, at::kFloat);
   item.output_gradient = slot.Take(sizes, type);
   item.gradient = slot.Take(sizes, at::kFloat);

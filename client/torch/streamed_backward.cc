@@ -84,7 +84,7 @@ Backward::PostInputs Backward::TakePost(Slot& slot, int64_t m) const {
   PostInputs in;
   in.dy = slot.Take({shape_.local(m), hidden}, type);
   in.x = slot.Take({shape_.local(m), hidden}, type);
-  in.o = slot.Take({shape_.rows(m), shape_.q_heads, shape_.dim}, type);
+  in.o = slot.Take({shape_.rows(m), shape_.q_heads, shape_.dim}, at::kFloat);
   in.x2 = slot.Take({kept, hidden}, type);
   in.norm2 = slot.Take({kept, hidden}, type);
   in.up = slot.Take({kept, shape_.ffn}, type);
@@ -156,13 +156,14 @@ absl::Status Backward::PostChunk(int64_t m, const PostInputs& in) {
   {
     SegmentScope segment(state_.options.allocator,
                          state_.Kind("post.backward", m));
-    at::Tensor home = in.o;
+    const at::Tensor o = in.o.to(state_.options.dtype);
+    at::Tensor home = o;
     if (!state_.exchange.local()) {
       home = at::empty({rows, state_.options.model.heads, shape_.dim},
-                       in.o.options());
+                       o.options());
     }
     SLUICE_RETURN_IF_ERROR(state_.exchange.ToTokens(
-        state_.Whole(m), {{HeadKind::kQuery, home, in.o}}));
+        state_.Whole(m), {{HeadKind::kQuery, home, o}}));
     const at::Tensor home_rows = home.view({rows, shape_.hidden});
     ForRows(0, kept, shape_.ffn_rows, [&](int64_t row, int64_t n) {
       FeedForward(in.dy.narrow(0, row, n), in.x2.narrow(0, row, n), &in, row, n,

@@ -88,7 +88,7 @@ Heads Forward::TakeHeads(int64_t m) {
   heads.q = staging.Take({rows, shape_.q_heads, dim}, type);
   heads.k = staging.Take({rows, shape_.kv_heads, dim}, type);
   heads.v = staging.Take({rows, shape_.kv_heads, dim}, type);
-  heads.o = staging.Take({rows, shape_.q_heads, dim}, type);
+  heads.o = staging.Take({rows, shape_.q_heads, dim}, at::kFloat);
   heads.lse = staging.Take({shape_.q_heads, rows}, at::kFloat);
   return heads;
 }
@@ -148,13 +148,14 @@ absl::Status Forward::Post(int64_t m, const at::Tensor& x, const Heads& heads) {
   SegmentScope segment(state_.options.allocator,
                        state_.Kind("post.forward", m));
   const int64_t rows = shape_.local(m);
-  at::Tensor home = heads.o;
+  const at::Tensor o = heads.o.to(state_.options.dtype);
+  at::Tensor home = o;
   if (!state_.exchange.local()) {
-    home = at::empty({rows, state_.options.model.heads, shape_.dim},
-                     heads.o.options());
+    home =
+        at::empty({rows, state_.options.model.heads, shape_.dim}, o.options());
   }
-  SLUICE_RETURN_IF_ERROR(state_.exchange.ToTokens(
-      state_.Whole(m), {{HeadKind::kQuery, home, heads.o}}));
+  SLUICE_RETURN_IF_ERROR(
+      state_.exchange.ToTokens(state_.Whole(m), {{HeadKind::kQuery, home, o}}));
   const at::Tensor x2 = LinearForward(home.view({rows, shape_.hidden}),
                                       weights_.o_weight, weights_.o_bias)
                             .add_(x);
@@ -173,10 +174,8 @@ absl::Status Forward::Chunk(int64_t m) {
   SLUICE_RETURN_IF_ERROR(state_.staging().Begin());
   const Heads heads = TakeHeads(m);
   SLUICE_RETURN_IF_ERROR(Project(m, x, heads));
-  const at::Tensor sum = state_.query_sum(m);
-  at::Tensor output = sum.defined() ? sum : heads.o;
+  at::Tensor output = heads.o;  // summed where it is sent from
   SLUICE_RETURN_IF_ERROR(attention_.Run(m, heads, output));
-  if (sum.defined()) heads.o.copy_(sum);
   state_.staging().Send(heads.o, state_.store.saved(layer_, Saved::kO, m));
   state_.staging().Send(heads.lse, state_.store.saved(layer_, Saved::kLse, m));
   state_.staging().Flush("o, lse out");
