@@ -1,8 +1,10 @@
-# cmake -DCASE=… -DEXPECT=pass|<regex of the error> -DWORK=… -DLAYERS=… -P
+# cmake -DCASE=… -DEXPECT=pass|<regex of the error> -DWORK=… -DLAYERS=…
+#   -DGENERATOR=… -P
 # Configures the tiny project and says whether CMake answered as it must.
 file(REMOVE_RECURSE ${WORK})
 execute_process(
-  COMMAND ${CMAKE_COMMAND} -S ${CMAKE_CURRENT_LIST_DIR}/configure -B ${WORK}
+  COMMAND ${CMAKE_COMMAND} -G ${GENERATOR}
+    -S ${CMAKE_CURRENT_LIST_DIR}/configure -B ${WORK}
     -DCASE=${CASE} -DLAYERS=${LAYERS}
   RESULT_VARIABLE status OUTPUT_VARIABLE output ERROR_VARIABLE output)
 string(REGEX REPLACE "[ \n]+" " " output "${output}")
