@@ -2,6 +2,7 @@
 #include <ATen/ops/zeros.h>
 #include <fmt/format.h>
 
+#include <algorithm>
 #include <cmath>
 #include <utility>
 
@@ -107,13 +108,25 @@ absl::StatusOr<std::unique_ptr<client::Region>> StreamedStepper::LeaseHost(
   return region;
 }
 
+// Calibrations with different alphas lease the same size. A freed extent is
+// only leased again whole while this process lives, so another odd size would
+// cost the node host memory that the plan has just given away.
+Bytes CalibrationBytes(StreamContext::Options options) {
+  Bytes most = StreamContext::HostBytes(options);
+  for (const double alpha : {0.0, 1.0}) {
+    options.stream.alpha = alpha;
+    most = std::max(most, StreamContext::HostBytes(options));
+  }
+  return most;
+}
+
 // One forward and backward over two full chunks and the tail: every segment
 // kind runs, with the real code; its gradients are thrown away.
 absl::StatusOr<std::vector<plan::SegmentKind>> StreamedStepper::Calibrate(
     double alpha) {
   StreamContext::Options options =
       StreamOptions(StreamContext::CalibrationLayout(layout_), alpha);
-  auto host = LeaseHost(StreamContext::HostBytes(options));
+  auto host = LeaseHost(CalibrationBytes(options));
   SLUICE_RETURN_IF_ERROR(Agree(context_.collectives, host.status()));
   options.host = (*host)->data();
   options.host_size = (*host)->size();
