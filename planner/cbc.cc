@@ -292,6 +292,9 @@ class DsaMip {
     Cbc_setParameter(model_, "timeMode", "elapsed");
     Cbc_setParameter(model_, "seconds", fmt::format("{:.3f}", seconds).c_str());
     Cbc_setParameter(model_, "threads", "0");
+    // 2.10.8 reads a null pointer in CglPreProcess::postProcess when the time
+    // limit ends a solve that was preprocessed.
+    Cbc_setParameter(model_, "preprocess", "off");
     // Twice as fast without either on this program.
     Cbc_setParameter(model_, "cuts", "off");
     Cbc_setParameter(model_, "heuristicsOnOff", "off");

@@ -28,20 +28,62 @@ constexpr int kFault = 1;
 constexpr int kBadInput = 2;
 constexpr int kDeadline = 4;
 
-// Only async-signal-safe calls here.
-void OnDeadline(int) {
-  constexpr std::string_view kMessage =
-      "error: the plan was not ready at its deadline\n";
-  if (write(STDERR_FILENO, kMessage.data(), kMessage.size()) < 0) {
-    // Nothing can be done; the exit status says it too.
+// A plan that is valid but maybe not proved, ready before the solvers start;
+// written if they crash or run out of time.
+struct Fallback {
+  const char* bytes = nullptr;
+  size_t size = 0;
+  int fd = -1;
+};
+volatile sig_atomic_t fallback_ready = 0;
+Fallback fallback;
+
+// Only async-signal-safe calls here and below.
+bool WriteFallback() {
+  if (fallback_ready == 0) return false;
+  const char* at = fallback.bytes;
+  size_t left = fallback.size;
+  while (left > 0) {
+    const ssize_t count = write(fallback.fd, at, left);
+    if (count < 0 && errno == EINTR) continue;
+    if (count <= 0) return false;
+    at += count;
+    left -= static_cast<size_t>(count);
   }
-  _exit(kDeadline);
+  return true;
 }
 
-// The clock may be stopped (a suspended machine, a debugger), the handler
-// blocked in a solver's lock: the CPU limit ends the process all the same.
+void OnSignal(int signal) {
+  if (WriteFallback()) _exit(0);
+  constexpr std::string_view kLate =
+      "error: the plan was not ready at its deadline\n";
+  constexpr std::string_view kCrashed = "error: a solver crashed\n";
+  const std::string_view message = signal == SIGALRM ? kLate : kCrashed;
+  if (write(STDERR_FILENO, message.data(), message.size()) < 0) {
+    // Nothing can be done; the exit status says it too.
+  }
+  _exit(signal == SIGALRM ? kDeadline : kFault);
+}
+
+// CBC is known to crash where its limits end it (a null pointer in 2.10.8's
+// postProcess); a solver's crash costs its proof, not the plan.
+void CatchSignals() {
+  static char stack[1 << 16];  // a crash may have used up the other one
+  const stack_t alternate{
+      .ss_sp = stack, .ss_flags = 0, .ss_size = sizeof(stack)};
+  sigaltstack(&alternate, nullptr);
+  struct sigaction action {};
+  action.sa_handler = OnSignal;
+  action.sa_flags = SA_ONSTACK;
+  for (const int signal : {SIGALRM, SIGSEGV, SIGBUS, SIGFPE, SIGABRT}) {
+    sigaction(signal, &action, nullptr);
+  }
+}
+
+// The clock may be stopped (a suspended machine, a debugger): the CPU limit
+// ends the process all the same.
 void ArmDeadline(double seconds) {
-  std::signal(SIGALRM, OnDeadline);
+  CatchSignals();
   itimerval timer{};
   timer.it_value.tv_sec = static_cast<time_t>(seconds);
   timer.it_value.tv_usec = static_cast<suseconds_t>(
@@ -110,15 +152,23 @@ int Run(int in_fd, int out_fd, double time_limit_s) {
   if (!bytes.ok()) return Fail(kBadInput, bytes.status());
   auto request = plan::DecodePlanRequest(*bytes);
   if (!request.ok()) return Fail(kBadInput, request.status());
-  // Solvers check their limits loosely; what they have ready then must still
-  // be validated and written.
-  const MemoryOptions options{.time_limit = absl::Seconds(time_limit_s * 0.6)};
-  auto plan = PlanNode(request->profiles, request->resources, options);
-  if (!plan.ok()) {
-    const bool bad_input = absl::IsInvalidArgument(plan.status());
-    return Fail(bad_input ? kBadInput : kFault, plan.status());
+  // First what cannot go wrong, then what may crash or take too long.
+  auto greedy = PlanNode(request->profiles, request->resources,
+                         {.time_limit = absl::Seconds(time_limit_s * 0.2),
+                          .use_search = false,
+                          .use_cbc = false});
+  if (!greedy.ok()) {
+    const bool bad_input = absl::IsInvalidArgument(greedy.status());
+    return Fail(bad_input ? kBadInput : kFault, greedy.status());
   }
-  const absl::Status written = WriteAll(secluded_fd, plan::Encode(*plan));
+  const std::string first = plan::Encode(*greedy);
+  fallback = {first.data(), first.size(), secluded_fd};
+  fallback_ready = 1;
+  const auto plan = PlanNode(request->profiles, request->resources,
+                             {.time_limit = absl::Seconds(time_limit_s * 0.5)});
+  const std::string second = plan.ok() ? plan::Encode(*plan) : first;
+  fallback_ready = 0;  // from here on a plan could be half written
+  const absl::Status written = WriteAll(secluded_fd, second);
   return written.ok() ? 0 : Fail(kFault, written);
 }
 

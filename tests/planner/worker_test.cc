@@ -6,6 +6,7 @@
 #include <spawn.h>
 #include <sys/mman.h>
 #include <sys/wait.h>
+#include <time.h>
 #include <unistd.h>
 
 #include <chrono>
@@ -48,8 +49,19 @@ struct Outcome {
   int exit_code() const { return WIFEXITED(status) ? WEXITSTATUS(status) : -1; }
 };
 
-// Descriptors 3 and 4 in the worker are `in` and a memfd.
-Outcome RunWorker(int in, std::vector<std::string> args) {
+double CpuSeconds(pid_t pid) {
+  clockid_t clock;
+  timespec now{};
+  if (clock_getcpuclockid(pid, &clock) != 0) return 0;
+  if (clock_gettime(clock, &now) != 0) return 0;
+  return static_cast<double>(now.tv_sec) +
+         1e-9 * static_cast<double>(now.tv_nsec);
+}
+
+// Descriptors 103 and 104 in the worker are `in` and a memfd.
+// `signal` != 0 is sent once the worker has used a second of CPU time or so:
+// by then it is past its first plan.
+Outcome RunWorker(int in, std::vector<std::string> args, int signal = 0) {
   const UniqueFd out = Memfd();
   const UniqueFd err = Memfd();
   const UniqueFd printed = Memfd();
@@ -71,6 +83,11 @@ Outcome RunWorker(int in, std::vector<std::string> args) {
       << argv[0];
   posix_spawn_file_actions_destroy(&actions);
   Outcome outcome;
+  while (signal != 0 && CpuSeconds(pid) < 1 &&
+         waitpid(pid, &outcome.status, WNOHANG) == 0) {
+    usleep(20000);
+  }
+  if (signal != 0) kill(pid, signal);
   EXPECT_EQ(waitpid(pid, &outcome.status, 0), pid);
   outcome.out = ContentOf(out);
   outcome.err = ContentOf(err);
@@ -191,6 +208,29 @@ TEST(Worker, EndsItselfAtItsDeadline) {
   EXPECT_EQ(outcome.err, "error: the plan was not ready at its deadline\n");
   EXPECT_EQ(outcome.out, "");
   EXPECT_LT(took.count(), 5);
+}
+
+// A crash of a solver costs the proof, not the plan. The signal stands for it:
+// it is sent while the search is busy with a trace it cannot decide.
+TEST(Worker, ACrashWhileSolvingStillGivesAValidPlan) {
+  plan::PlanRequest request = SampleRequest();
+  request.profiles.resize(1);
+  request.resources.links.clear();
+  request.profiles[0].segments.clear();
+  for (int k = 0; k < 8; ++k) {
+    request.profiles[0].segments.push_back(
+        {.name = "I" + std::to_string(k), .trace = ReadCsv("I.1048576.csv")});
+  }
+  const Outcome outcome = RunWorker(
+      Memfd(plan::Encode(request)).get(),
+      {"--in-fd", "103", "--out-fd", "104", "--time-limit-s", "60"}, SIGSEGV);
+  ASSERT_EQ(outcome.exit_code(), 0) << outcome.err;
+  const auto plan = plan::DecodeNodePlan(outcome.out);
+  ASSERT_TRUE(plan.ok()) << plan.status();
+  const absl::Status valid =
+      ValidateNodePlan(request.profiles, request.resources, *plan);
+  EXPECT_TRUE(valid.ok()) << valid;
+  EXPECT_EQ(plan->ranks[0].segments[0].placement.proved_by, "none");
 }
 
 // What cannot be solved in time is still answered, within the limit.
