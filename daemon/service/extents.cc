@@ -26,20 +26,20 @@ absl::StatusOr<Extents::Extent> Extents::MakeNow(PoolId pool, Bytes size) {
 }
 
 void Extents::Make(ExtentId id, PoolId pool, Bytes size) {
-  bool idle = false;
-  {
-    const std::lock_guard lock(mutex_);
-    idle = wanted_.empty();
-    wanted_.push_back({id, pool, size});
+  const std::lock_guard lock(mutex_);
+  if (!open_) {
+    open_ = std::make_shared<Batch>();
+    device_.Run([this, batch = open_] { MakeBatch(batch); });
   }
-  if (idle) device_.Run([this] { MakeWanted(); });
+  open_->push_back({id, pool, size});
 }
 
-void Extents::MakeWanted() {
-  std::vector<Wanted> wanted;
+void Extents::MakeBatch(const std::shared_ptr<Batch>& batch) {
+  Batch wanted;
   {
     const std::lock_guard lock(mutex_);
-    wanted.swap(wanted_);
+    if (open_ == batch) open_ = nullptr;
+    wanted.swap(*batch);
   }
   std::vector<std::pair<ExtentId, absl::StatusOr<Extent>>> made;
   made.reserve(wanted.size());
@@ -62,6 +62,10 @@ void Extents::Destroy(ExtentId id) {
   SLUICE_CHECK(found != extents_.end());
   auto extent = std::make_shared<Extent>(std::move(found->second));
   extents_.erase(found);
+  {
+    const std::lock_guard lock(mutex_);
+    open_ = nullptr;
+  }
   device_.Run([this, extent] {
     extent->fd.reset();
     if (const auto released = driver_->Release(extent->memory);

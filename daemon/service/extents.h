@@ -47,10 +47,11 @@ class Extents {
     Bytes size;
   };
   absl::StatusOr<Extent> MakeNow(PoolId pool, Bytes size);
-  // On the device thread: everything wanted by now, told to the loop at once.
-  // A lease asks for many extents together, and a wake-up a piece would cost
-  // more than making them.
-  void MakeWanted();
+  using Batch = std::vector<Wanted>;
+  // On the device thread: makes a batch and tells the loop at once. A lease
+  // asks for many extents together, and a wake-up a piece would cost more
+  // than making them.
+  void MakeBatch(const std::shared_ptr<Batch>& batch);
   void Keep(ExtentId id, absl::StatusOr<Extent> extent);
 
   device::Driver* driver_;
@@ -58,7 +59,9 @@ class Extents {
   const Made made_;
   std::map<ExtentId, Extent> extents_;
   std::mutex mutex_;
-  std::vector<Wanted> wanted_;  // guarded by mutex_
+  // The batch that more can join; guarded by mutex_. Null once it has begun,
+  // and after a Destroy: what is wanted later may need its memory.
+  std::shared_ptr<Batch> open_;
   TaskThread device_;  // last: its tasks use the rest
 };
 
