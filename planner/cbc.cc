@@ -14,8 +14,8 @@
 #include <utility>
 #include <vector>
 
-#include "planner/dsa_mip.h"
-#include "planner/lp.h"
+#include "planner/memory/dsa_mip.h"
+#include "planner/swap/lp.h"
 
 namespace sluice::planner {
 namespace {

@@ -5,11 +5,11 @@
 #include <random>
 #include <string>
 
-#include "planner/dsa_mip.h"
-#include "planner/greedy.h"
-#include "planner/lp.h"
+#include "planner/memory/dsa_mip.h"
+#include "planner/memory/greedy.h"
+#include "planner/swap/lp.h"
 #include "planner/planner.h"
-#include "planner/problem.h"
+#include "planner/memory/problem.h"
 #include "planner/validator.h"
 #include "tests/planner/traces.h"
 

@@ -9,10 +9,10 @@
 #include <string>
 #include <vector>
 
-#include "planner/greedy.h"
+#include "planner/memory/greedy.h"
 #include "planner/planner.h"
-#include "planner/problem.h"
-#include "planner/search.h"
+#include "planner/memory/problem.h"
+#include "planner/memory/search.h"
 #include "planner/validator.h"
 #include "tests/planner/traces.h"
 

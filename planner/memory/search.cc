@@ -1,4 +1,4 @@
-#include "planner/search.h"
+#include "planner/memory/search.h"
 
 #include <algorithm>
 #include <limits>

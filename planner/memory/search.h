@@ -8,7 +8,7 @@
 #include <functional>
 #include <string>
 
-#include "planner/problem.h"
+#include "planner/memory/problem.h"
 
 namespace sluice::planner {
 

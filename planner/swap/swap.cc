@@ -1,4 +1,4 @@
-#include "planner/swap.h"
+#include "planner/swap/swap.h"
 
 #include <fmt/format.h>
 
@@ -7,7 +7,7 @@
 #include <optional>
 #include <utility>
 
-#include "planner/lp.h"
+#include "planner/swap/lp.h"
 #include "proto/base/status.h"
 
 namespace sluice::planner {

@@ -1,4 +1,4 @@
-#include "planner/greedy.h"
+#include "planner/memory/greedy.h"
 
 #include <algorithm>
 #include <limits>

@@ -9,7 +9,7 @@
 #include <string>
 #include <vector>
 
-#include "planner/problem.h"
+#include "planner/memory/problem.h"
 
 namespace sluice::planner {
 

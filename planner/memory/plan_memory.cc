@@ -5,11 +5,11 @@
 #include <utility>
 
 #include "absl/time/clock.h"
-#include "planner/dsa_mip.h"
-#include "planner/greedy.h"
+#include "planner/memory/dsa_mip.h"
+#include "planner/memory/greedy.h"
 #include "planner/planner.h"
-#include "planner/problem.h"
-#include "planner/search.h"
+#include "planner/memory/problem.h"
+#include "planner/memory/search.h"
 #include "planner/validator.h"
 #include "proto/base/status.h"
 

@@ -6,7 +6,7 @@
 #include <optional>
 
 #include "absl/time/time.h"
-#include "planner/problem.h"
+#include "planner/memory/problem.h"
 
 namespace sluice::planner {
 

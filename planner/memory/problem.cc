@@ -1,4 +1,4 @@
-#include "planner/problem.h"
+#include "planner/memory/problem.h"
 
 #include <algorithm>
 #include <numeric>
