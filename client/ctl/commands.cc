@@ -8,6 +8,7 @@
 #include <optional>
 
 #include "client/ctl/admin.h"
+#include "client/ctl/output.h"
 #include "client/ctl/render.h"
 #include "client/query.h"
 #include "client/session.h"
@@ -26,11 +27,7 @@ int Print(const absl::StatusOr<std::string>& text) {
     std::fputs(text->c_str(), stdout);
     return 0;
   }
-  const absl::Status& status = text.status();
-  fmt::print(stderr, "error: {}\n", std::string(status.message()));
-  const bool bad_input =
-      absl::IsInvalidArgument(status) || absl::IsNotFound(status);
-  return bad_input ? 2 : 1;
+  return ReportError(text.status());
 }
 
 // The snapshot as `render` shows it, or its part `key` as JSON.

@@ -5,8 +5,11 @@
 #include <cstdio>
 #include <functional>
 #include <string>
+#include <utility>
+#include <vector>
 
 #include "client/ctl/commands.h"
+#include "client/ctl/plan_commands.h"
 
 namespace sluice::ctl {
 namespace {
@@ -22,6 +25,9 @@ constexpr const char* kExamples = R"(Examples:
 
 A plain user sees what is its own, the daemon's user everything. `budget set`
 and `evict` are for administrators: those who may open admin.sock.)";
+
+// A plan at a desk: a line a command.
+const std::vector<AddDeskCommand> kDeskCommands = {};
 
 class CommandLine {
  public:
@@ -52,11 +58,12 @@ class CommandLine {
     if (!chosen_) {
       return Misuse("say what to do: status, jobs, plan, budget or evict");
     }
-    return chosen_(flags_);
+    return chosen_();
   }
 
  private:
   using Command = int (*)(const Flags&);
+  using Run = std::function<int()>;
 
   static int Misuse(const char* what) {
     fmt::print(stderr, "error: {} (see sluicectl --help)\n", what);
@@ -66,14 +73,18 @@ class CommandLine {
   CLI::App* Add(CLI::App* to, const char* name, const char* help,
                 Command command) {
     CLI::App* added = to->add_subcommand(name, help);
-    added->fallthrough();
-    // Called parent last: a subcommand's choice stands.
     if (command != nullptr) {
-      added->callback([this, command] {
-        if (!chosen_) chosen_ = command;
-      });
+      Choose(added, [this, command] { return command(flags_); });
     }
     return added;
+  }
+
+  void Choose(CLI::App* command, Run run) {
+    command->fallthrough();
+    // Called parent last: a subcommand's choice stands.
+    command->callback([this, run = std::move(run)] {
+      if (!chosen_) chosen_ = run;
+    });
   }
 
   CLI::App* Json(CLI::App* command) {
@@ -82,11 +93,16 @@ class CommandLine {
   }
 
   void AddPlan() {
-    CLI::App* plan = Add(&app_, "plan", "plans of your jobs", nullptr);
-    plan->require_subcommand(1);
+    CLI::App* plan =
+        Add(&app_, "plan", "plans of your jobs, and plans at a desk", nullptr);
+    plan->fallthrough()->require_subcommand(1);
     CLI::App* show = Json(Add(plan, "show", "one plan", ShowPlan));
     show->add_option("ID", flags_.plan, "its number in sluicectl status")
         ->required();
+    for (const AddDeskCommand add : kDeskCommands) {
+      DeskCommand desk = add(*plan);
+      Choose(desk.app, std::move(desk.run));
+    }
   }
 
   void AddBudget() {
@@ -116,7 +132,7 @@ class CommandLine {
 
   CLI::App app_{"Asks the node's Sluice daemon who holds what.", "sluicectl"};
   Flags flags_;
-  Command chosen_ = nullptr;
+  Run chosen_;
 };
 
 }  // namespace

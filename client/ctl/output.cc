@@ -1,0 +1,101 @@
+#include "client/ctl/output.h"
+
+#include <fcntl.h>
+#include <fmt/format.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+#include <cerrno>
+#include <csignal>
+#include <cstdio>
+#include <cstdlib>
+#include <cstring>
+
+#include "proto/base/status.h"
+#include "proto/base/unique_fd.h"
+
+namespace sluice::ctl {
+namespace {
+
+// Ctrl-C and its like wait while a temporary file exists, so that none is
+// left behind; writing one takes milliseconds.
+class SignalsHeld {
+ public:
+  SignalsHeld() {
+    sigset_t held;
+    sigemptyset(&held);
+    for (const int signal : {SIGINT, SIGTERM, SIGHUP}) sigaddset(&held, signal);
+    sigprocmask(SIG_BLOCK, &held, &before_);
+  }
+  ~SignalsHeld() { sigprocmask(SIG_SETMASK, &before_, nullptr); }
+  SignalsHeld(const SignalsHeld&) = delete;
+
+ private:
+  sigset_t before_;
+};
+
+absl::Status WriteAll(int fd, std::string_view text, const std::string& path) {
+  while (!text.empty()) {
+    const ssize_t written = write(fd, text.data(), text.size());
+    if (written < 0 && errno == EINTR) continue;
+    if (written < 0) return ErrnoStatus(errno, "write " + path);
+    text.remove_prefix(static_cast<size_t>(written));
+  }
+  return absl::OkStatus();
+}
+
+// A fault of the path is the caller's: InvalidArgument.
+absl::Status CannotWrite(const std::string& path, int error) {
+  return absl::InvalidArgumentError(
+      fmt::format("cannot write '{}': {}; name a file in a folder you may "
+                  "write to, or - for standard output",
+                  path, std::strerror(error)));
+}
+
+bool IsSpecial(const std::string& path) {
+  struct stat info;
+  return stat(path.c_str(), &info) == 0 && !S_ISREG(info.st_mode);
+}
+
+// /dev/null, a pipe: nothing to rename over.
+absl::Status WriteSpecial(const std::string& path, std::string_view text) {
+  const UniqueFd fd(open(path.c_str(), O_WRONLY | O_CLOEXEC));
+  if (!fd) return CannotWrite(path, errno);
+  return WriteAll(fd.get(), text, path);
+}
+
+// mkstemp makes private files; an output is made as the caller's umask says.
+mode_t PlainMode() {
+  const mode_t mask = umask(0);
+  umask(mask);
+  return 0666 & ~mask;
+}
+
+}  // namespace
+
+int ReportError(const absl::Status& status) {
+  fmt::print(stderr, "error: {}\n", std::string(status.message()));
+  const bool bad_input =
+      absl::IsInvalidArgument(status) || absl::IsNotFound(status);
+  return bad_input ? kBadInput : 1;
+}
+
+absl::Status WriteOutput(const std::string& path, std::string_view text) {
+  if (path == "-") return WriteAll(STDOUT_FILENO, text, "standard output");
+  if (IsSpecial(path)) return WriteSpecial(path, text);
+  const SignalsHeld held;
+  std::string temporary = path + ".XXXXXX";
+  const UniqueFd fd(mkostemp(temporary.data(), O_CLOEXEC));
+  if (!fd) return CannotWrite(path, errno);
+  absl::Status status = WriteAll(fd.get(), text, path);
+  if (status.ok() && fchmod(fd.get(), PlainMode()) != 0) {
+    status = ErrnoStatus(errno, "chmod " + temporary);
+  }
+  if (status.ok() && rename(temporary.c_str(), path.c_str()) != 0) {
+    status = CannotWrite(path, errno);
+  }
+  if (!status.ok()) unlink(temporary.c_str());
+  return status;
+}
+
+}  // namespace sluice::ctl
