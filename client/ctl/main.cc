@@ -63,7 +63,7 @@ class CommandLine {
 
  private:
   using Command = int (*)(const Flags&);
-  using Run = std::function<int()>;
+  using Runner = std::function<int()>;
 
   static int Misuse(const char* what) {
     fmt::print(stderr, "error: {} (see sluicectl --help)\n", what);
@@ -79,7 +79,7 @@ class CommandLine {
     return added;
   }
 
-  void Choose(CLI::App* command, Run run) {
+  void Choose(CLI::App* command, Runner run) {
     command->fallthrough();
     // Called parent last: a subcommand's choice stands.
     command->callback([this, run = std::move(run)] {
@@ -132,7 +132,7 @@ class CommandLine {
 
   CLI::App app_{"Asks the node's Sluice daemon who holds what.", "sluicectl"};
   Flags flags_;
-  Run chosen_;
+  Runner chosen_;
 };
 
 }  // namespace
