@@ -1,4 +1,6 @@
 // PlanMemory: the solvers in turn, stopping at the first proof.
+#include "planner/memory/plan_memory.h"
+
 #include <fmt/format.h>
 
 #include <string>
@@ -7,7 +9,6 @@
 #include "absl/time/clock.h"
 #include "planner/memory/dsa_mip.h"
 #include "planner/memory/greedy.h"
-#include "planner/planner.h"
 #include "planner/memory/problem.h"
 #include "planner/memory/search.h"
 #include "planner/validator.h"
@@ -107,8 +108,8 @@ void ImproveByCbc(const Problem& problem, absl::Duration time_limit,
 
 }  // namespace
 
-absl::StatusOr<plan::Placement> PlanMemory(const plan::Trace& trace,
-                                           const MemoryOptions& options) {
+absl::StatusOr<MemoryPlan> PlanMemory(const plan::Trace& trace,
+                                      const MemoryOptions& options) {
   SLUICE_RETURN_IF_ERROR(CheckTrace(trace));
   const absl::Time start = absl::Now();
   const absl::Time deadline = start + options.time_limit;
@@ -126,13 +127,23 @@ absl::StatusOr<plan::Placement> PlanMemory(const plan::Trace& trace,
   if (options.use_cbc && !state.Proved() && n <= kMaxCbcItems && !expired()) {
     ImproveByCbc(problem, deadline - absl::Now(), &state);
   }
-  plan::Placement placement = ToPlacement(problem, state.offsets, trace);
-  placement.lower_bound = Bytes(state.bound * problem.unit);
-  placement.proved_by = state.Proved() ? state.proved_by : "none";
-  placement.method = state.method;
-  placement.seconds = absl::ToDoubleSeconds(absl::Now() - start);
-  SLUICE_RETURN_IF_ERROR(ValidatePlacement(trace, placement));
-  return placement;
+  MemoryPlan plan;
+  static_cast<plan::Placement&>(plan) =
+      ToPlacement(problem, state.offsets, trace);
+  plan.lower_bound = Bytes(state.bound * problem.unit);
+  plan.proved_by = state.Proved() ? state.proved_by : "none";
+  plan.method = state.method;
+  plan.buffers = trace.buffers.size();
+  plan.max_live = Bytes(problem.max_live * problem.unit);
+  plan.stopped_by = state.Proved() ? "proof" : expired() ? "time" : "work";
+  if (options.capacity) {
+    if (plan.peak <= *options.capacity) plan.fits = true;
+    if (plan.lower_bound > *options.capacity) plan.fits = false;
+  }
+  SLUICE_RETURN_IF_ERROR(ValidatePlacement(trace, plan));
+  plan.valid = true;
+  plan.seconds = absl::ToDoubleSeconds(absl::Now() - start);
+  return plan;
 }
 
 }  // namespace sluice::planner

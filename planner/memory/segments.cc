@@ -51,7 +51,7 @@ absl::StatusOr<SegmentLayout> PlanSegments(
         {.name = kind.name, .placement = *std::move(placement)});
   }
   SLUICE_ASSIGN_OR_RETURN(
-      const plan::Placement sequence,
+      const MemoryPlan sequence,
       PlanMemory(SequenceOf(layout.segments, alignment), options));
   for (size_t k = 0; k < layout.segments.size(); ++k) {
     layout.segments[k].base = sequence.offsets[k];

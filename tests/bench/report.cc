@@ -32,6 +32,17 @@ bool Misses(const Entry& entry, double factor) {
 
 }  // namespace
 
+int WriteJson(const std::string& path, const std::vector<Entry>& entries) {
+  std::FILE* file = std::fopen(path.c_str(), "w");
+  if (file == nullptr) {
+    fmt::print(stderr, "error: cannot write {}\n", path);
+    return 2;
+  }
+  fmt::print(file, "{}", Json(entries));
+  std::fclose(file);
+  return 0;
+}
+
 double Quantile(std::vector<double>& values, double q) {
   std::sort(values.begin(), values.end());
   const auto last = static_cast<double>(values.size() - 1);
@@ -52,13 +63,7 @@ int Report(int argc, char** argv, const std::vector<Entry>& entries) {
       return 2;
     }
     if (flag == "--json") {
-      std::FILE* file = std::fopen(argv[i + 1], "w");
-      if (file == nullptr) {
-        fmt::print(stderr, "error: cannot write {}\n", argv[i + 1]);
-        return 2;
-      }
-      fmt::print(file, "{}", Json(entries));
-      std::fclose(file);
+      if (WriteJson(argv[i + 1], entries) != 0) return 2;
       continue;
     }
     const double factor = std::atof(argv[i + 1]);

@@ -21,6 +21,9 @@ struct Entry {
 // Returns the program's exit status: 2 for arguments it does not know.
 int Report(int argc, char** argv, const std::vector<Entry>& entries);
 
+// Writes the list to `path`; 0, or 2 with a line when it cannot.
+int WriteJson(const std::string& path, const std::vector<Entry>& entries);
+
 // The q-quantile (0 to 1) of `values`, which it sorts; they are not empty.
 double Quantile(std::vector<double>& values, double q);
 

@@ -7,18 +7,18 @@
 
 #include "planner/memory/dsa_mip.h"
 #include "planner/memory/greedy.h"
-#include "planner/swap/lp.h"
-#include "planner/planner.h"
 #include "planner/memory/problem.h"
+#include "planner/planner.h"
+#include "planner/swap/lp.h"
 #include "planner/validator.h"
 #include "tests/planner/traces.h"
 
 namespace sluice::planner {
 namespace {
 
-constexpr MemoryOptions kOnlyCbc = {.time_limit = absl::Seconds(20),
-                                    .use_search = false};
-constexpr MemoryOptions kOnlySearch = {.use_cbc = false};
+const MemoryOptions kOnlyCbc = {.time_limit = absl::Seconds(20),
+                                .use_search = false};
+const MemoryOptions kOnlySearch = {.use_cbc = false};
 
 // A placement that stacks everything: as bad as can be.
 Offsets Stacked(const Problem& problem) {

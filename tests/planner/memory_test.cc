@@ -19,8 +19,8 @@
 namespace sluice::planner {
 namespace {
 
-plan::Placement MustPlan(const plan::Trace& trace,
-                         const MemoryOptions& options = {}) {
+MemoryPlan MustPlan(const plan::Trace& trace,
+                    const MemoryOptions& options = {}) {
   auto placement = PlanMemory(trace, options);
   EXPECT_TRUE(placement.ok()) << placement.status();
   if (!placement.ok()) return {};

@@ -1,0 +1,98 @@
+// Memory plans against the musts.
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <ctime>
+#include <random>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "planner/memory/plan_memory.h"
+#include "proto/base/status.h"
+#include "tests/planner/bench/bench.h"
+#include "tests/planner/traces.h"
+
+namespace sluice::planner {
+namespace {
+
+MemoryPlan Plan(const plan::Trace& trace) {
+  auto placement = PlanMemory(trace, {.time_limit = absl::Seconds(10)});
+  SLUICE_CHECK_OK(placement.status());
+  return *std::move(placement);
+}
+
+void MiniMalloc(BenchReport& report) {
+  constexpr Bytes kCapacity(1048576);
+  double all = 0;
+  double fit = 0;
+  for (const char letter : std::string("ABCDEFGHIJK")) {
+    const plan::Trace trace = ReadCsv(fmt::format("{}.1048576.csv", letter));
+    const std::clock_t cpu_start = std::clock();
+    const MemoryPlan p = Plan(trace);
+    const double cpu =
+        static_cast<double>(std::clock() - cpu_start) / CLOCKS_PER_SEC;
+    all += p.seconds;
+    fit += p.peak <= kCapacity;
+    report.Add(
+        {fmt::format("minimalloc_{}", letter), p.seconds, "s", 10, true,
+         fmt::format("{} buffers: peak {}, bound {}, proved by {}, {}, "
+                     "{:.2f} s of CPU time",
+                     trace.buffers.size(), p.peak.count(),
+                     p.lower_bound.count(), p.proved_by, p.method, cpu)});
+  }
+  report.Add({"minimalloc_within_1048576", fit, "of 11", 11, false,
+              "published capacity kept"});
+  report.Add({"minimalloc_all", all, "s", 20, true, "sum of the eleven"});
+}
+
+void PublicTraces(BenchReport& report) {
+  for (const char* name : {"somas_resnet50", "iopddl_G_1"}) {
+    const plan::Trace trace = ReadCsv(std::string(name) + ".csv");
+    std::vector<double> seconds;
+    MemoryPlan p;
+    for (int k = 0; k < 5; ++k) {
+      p = Plan(trace);
+      seconds.push_back(p.seconds);
+    }
+    report.Add({name, bench::Quantile(seconds, 0.5), "s", 0.3, true,
+                fmt::format("{} buffers, {}, median of 5", trace.buffers.size(),
+                            p.optimal() ? "proved optimal" : "not proved")});
+  }
+}
+
+void Layers(BenchReport& report) {
+  std::mt19937 random(20);
+  std::vector<double> seconds;
+  double proved = 0;
+  double worst = 0;
+  size_t fewest = SIZE_MAX, most = 0;
+  for (int k = 0; k < 400; ++k) {
+    const plan::Trace trace = LayerTrace(
+        random, 2 + static_cast<int>(random() % 20), k % 2 ? 0.5 : 0);
+    const MemoryPlan p = Plan(trace);
+    seconds.push_back(p.seconds * 1e3);
+    proved += p.optimal();
+    worst = std::max(
+        worst, (p.peak - p.lower_bound).in_mib() / p.lower_bound.in_mib());
+    fewest = std::min(fewest, trace.buffers.size());
+    most = std::max(most, trace.buffers.size());
+  }
+  report.Add({"layers_proved", proved, "of 400", 398, false,
+              fmt::format("{} to {} buffers, half jittered x0.5 to x1.5, worst "
+                          "gap {:.3f} %",
+                          fewest, most, worst * 100)});
+  report.Add({"layers_median", bench::Quantile(seconds, 0.5), "ms", 20, true,
+              fmt::format("largest {:.3g} ms",
+                          *std::max_element(seconds.begin(), seconds.end()))});
+}
+
+}  // namespace
+
+void BenchMemory(BenchReport& report) {
+  MiniMalloc(report);
+  PublicTraces(report);
+  Layers(report);
+}
+
+}  // namespace sluice::planner
