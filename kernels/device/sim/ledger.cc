@@ -4,6 +4,8 @@
 #include <fmt/format.h>
 #include <unistd.h>
 
+#include <algorithm>
+#include <atomic>
 #include <cerrno>
 #include <cstdlib>
 #include <cstring>
@@ -17,14 +19,44 @@
 namespace sluice::device {
 namespace {
 
+std::span<uint64_t> UsedInodes(SharedState& state) {
+  return {state.inodes, state.slots_high_water};
+}
+
+// What `where` draws on: a GPU's memory, or the whole node's host memory (all
+// NUMA nodes share it).
+int64_t& Used(SharedState& state, uint32_t kind, uint32_t ordinal) {
+  return kind == static_cast<uint32_t>(Placement::Kind::kHost)
+             ? state.host_used
+             : state.gpu_used[ordinal];
+}
+
+Bytes Used(SharedState& state, Placement where) {
+  return Bytes(Used(state, static_cast<uint32_t>(where.kind),
+                    static_cast<uint32_t>(where.ordinal)));
+}
+
+void AddUpAgain(SharedState& state) {
+  state.host_used = 0;
+  std::ranges::fill(state.gpu_used, 0);
+  for (uint32_t i = 0; i < state.slots_high_water; ++i) {
+    if (state.inodes[i] == 0) continue;
+    const LedgerSlot& slot = state.slots[i];
+    Used(state, slot.kind, slot.ordinal) += slot.size;
+  }
+}
+
 class StateLock {
  public:
   explicit StateLock(SharedState& state) : mutex_(&state.mutex) {
     const int error = pthread_mutex_lock(mutex_);
-    // The holder died. Slots are never half done (see state.h), and what it
-    // held is given back like any dead process's.
-    if (error == EOWNERDEAD) pthread_mutex_consistent(mutex_);
     SLUICE_CHECK(error == 0 || error == EOWNERDEAD);
+    if (error == 0) return;
+    // The holder died. Slots are never half done (see state.h), and what it
+    // held is given back like any dead process's; the sums may be off by its
+    // last change.
+    AddUpAgain(state);
+    pthread_mutex_consistent(mutex_);
   }
   ~StateLock() { pthread_mutex_unlock(mutex_); }
   StateLock(const StateLock&) = delete;
@@ -34,60 +66,54 @@ class StateLock {
   pthread_mutex_t* const mutex_;
 };
 
-std::span<LedgerSlot> UsedSlots(SharedState& state) {
-  return {state.slots, state.slots_high_water};
-}
-
-bool Matches(const LedgerSlot& slot, Placement where) {
-  // All NUMA nodes share the node's host memory.
-  return slot.inode != 0 && slot.kind == static_cast<uint32_t>(where.kind) &&
-         (where.kind == Placement::Kind::kHost ||
-          slot.ordinal == where.ordinal);
-}
-
-// What `where` draws on: a GPU's memory, or the whole node's host memory.
-Bytes UsedLocked(SharedState& state, Placement where) {
-  Bytes used;
-  for (const LedgerSlot& slot : UsedSlots(state)) {
-    if (Matches(slot, where)) used += Bytes(slot.size);
-  }
-  return used;
-}
-
 Bytes Total(const SharedState& state, Placement where) {
   return Bytes(where.kind == Placement::Kind::kGpu
                    ? state.gpus[where.ordinal].memory
                    : state.host_memory);
 }
 
+void TakeSlot(SharedState& state, int index, uint64_t inode) {
+  const LedgerSlot& slot = state.slots[index];
+  Used(state, slot.kind, slot.ordinal) += slot.size;
+  std::atomic_ref(state.inodes[index]).store(inode, std::memory_order_release);
+}
+
 // Frees the slot if nobody is left.
-void DropIfUnheld(LedgerSlot& slot) {
+void DropIfUnheld(SharedState& state, int index) {
+  if (state.inodes[index] == 0) return;
+  const LedgerSlot& slot = state.slots[index];
   for (const LedgerHolder& holder : slot.holders) {
     if (holder.count > 0) return;
   }
-  slot.inode = 0;
+  state.inodes[index] = 0;
+  Used(state, slot.kind, slot.ordinal) -= slot.size;
 }
 
 void DropDeadHolders(SharedState& state) {
   std::map<int32_t, int64_t> alive;  // pid -> start time
-  for (LedgerSlot& slot : UsedSlots(state)) {
-    if (slot.inode == 0) continue;
-    for (LedgerHolder& holder : slot.holders) {
+  for (uint32_t i = 0; i < state.slots_high_water; ++i) {
+    if (state.inodes[i] == 0) continue;
+    for (LedgerHolder& holder : state.slots[i].holders) {
       if (holder.count == 0) continue;
       const auto [it, unseen] = alive.try_emplace(holder.pid, 0);
       if (unseen) it->second = ProcessStartTime(holder.pid);
       if (it->second != holder.start_time) holder.count = 0;
     }
-    DropIfUnheld(slot);
+    DropIfUnheld(state, static_cast<int>(i));
   }
 }
 
-LedgerSlot* FreeSlot(SharedState& state) {
-  for (LedgerSlot& slot : UsedSlots(state)) {
-    if (slot.inode == 0) return &slot;
-  }
-  if (state.slots_high_water == kLedgerSlots) return nullptr;
-  return &state.slots[state.slots_high_water++];
+// The slot of `inode` (0: a free one among those once used), or -1.
+int FindSlot(SharedState& state, uint64_t inode) {
+  const std::span<uint64_t> inodes = UsedInodes(state);
+  const auto it = std::ranges::find(inodes, inode);
+  return it == inodes.end() ? -1 : static_cast<int>(it - inodes.begin());
+}
+
+int FreeSlot(SharedState& state) {
+  const int slot = FindSlot(state, 0);
+  if (slot >= 0 || state.slots_high_water == kLedgerSlots) return slot;
+  return static_cast<int>(state.slots_high_water++);
 }
 
 }  // namespace
@@ -137,28 +163,28 @@ absl::StatusOr<int> Ledger::AddLocked(Placement where, Bytes size,
                                       uint64_t inode) {
   SharedState& state = node_->state();
   const Bytes total = Total(state, where);
-  if (UsedLocked(state, where) + size > total) DropDeadHolders(state);
-  const Bytes used = UsedLocked(state, where);
+  if (Used(state, where) + size > total) DropDeadHolders(state);
+  const Bytes used = Used(state, where);
   if (used + size > total) {
     return absl::ResourceExhaustedError(fmt::format(
         "{} asked on {}, {} of {} used: free some, or simulate more",
         FormatBytes(size), PlacementName(where), FormatBytes(used),
         FormatBytes(total)));
   }
-  LedgerSlot* slot = FreeSlot(state);
-  if (slot == nullptr) {
+  const int index = FreeSlot(state);
+  if (index < 0) {
     return absl::ResourceExhaustedError(fmt::format(
         "the simulated node has {} pieces of memory, its limit: use larger "
         "extents",
         kLedgerSlots));
   }
-  slot->size = size.count();
-  slot->kind = static_cast<uint32_t>(where.kind);
-  slot->ordinal = static_cast<uint32_t>(where.ordinal);
-  for (LedgerHolder& holder : slot->holders) holder = {};
-  SLUICE_RETURN_IF_ERROR(HoldLocked(*slot));
-  std::atomic_ref(slot->inode).store(inode, std::memory_order_release);
-  return static_cast<int>(slot - state.slots);
+  LedgerSlot& slot = state.slots[index];
+  slot = {.size = size.count(),
+          .kind = static_cast<uint32_t>(where.kind),
+          .ordinal = static_cast<uint32_t>(where.ordinal)};
+  SLUICE_RETURN_IF_ERROR(HoldLocked(slot));
+  TakeSlot(state, index, inode);
+  return index;
 }
 
 absl::StatusOr<int> Ledger::Add(Placement where, Bytes size, uint64_t inode) {
@@ -169,44 +195,41 @@ absl::StatusOr<int> Ledger::Add(Placement where, Bytes size, uint64_t inode) {
 absl::StatusOr<int> Ledger::Join(Placement where, Bytes size, uint64_t inode) {
   SharedState& state = node_->state();
   const StateLock lock(state);
-  for (LedgerSlot& slot : UsedSlots(state)) {
-    if (slot.inode != inode) continue;
-    if (!Matches(slot, where) || slot.ordinal != where.ordinal ||
-        slot.size != size.count()) {
-      return absl::InvalidArgumentError(
-          fmt::format("this memory is not {} on {}", FormatBytes(size),
-                      PlacementName(where)));
-    }
-    if (!HoldLocked(slot).ok())
-      DropDeadHolders(state);
-    else
-      return static_cast<int>(&slot - state.slots);
-    if (slot.inode == 0) break;
-    SLUICE_RETURN_IF_ERROR(HoldLocked(slot));
-    return static_cast<int>(&slot - state.slots);
+  const int index = FindSlot(state, inode);
+  if (index < 0) return AddLocked(where, size, inode);
+  LedgerSlot& slot = state.slots[index];
+  if (slot.kind != static_cast<uint32_t>(where.kind) ||
+      slot.ordinal != static_cast<uint32_t>(where.ordinal) ||
+      slot.size != size.count()) {
+    return absl::InvalidArgumentError(fmt::format(
+        "this memory is not {} on {}", FormatBytes(size),
+        PlacementName(where)));
   }
-  return AddLocked(where, size, inode);
+  if (HoldLocked(slot).ok()) return index;
+  DropDeadHolders(state);
+  if (state.inodes[index] == 0) return AddLocked(where, size, inode);
+  SLUICE_RETURN_IF_ERROR(HoldLocked(slot));
+  return index;
 }
 
 void Ledger::Leave(int slot_index) {
   SharedState& state = node_->state();
   const StateLock lock(state);
-  LedgerSlot& slot = state.slots[slot_index];
-  for (LedgerHolder& holder : slot.holders) {
+  for (LedgerHolder& holder : state.slots[slot_index].holders) {
     if (holder.count > 0 && holder.pid == pid_ &&
         holder.start_time == start_time_) {
       --holder.count;
       break;
     }
   }
-  DropIfUnheld(slot);
+  DropIfUnheld(state, slot_index);
 }
 
 absl::StatusOr<MemoryUse> Ledger::Usage(Placement where) {
   SharedState& state = node_->state();
   const StateLock lock(state);
   DropDeadHolders(state);
-  return MemoryUse{Total(state, where), UsedLocked(state, where)};
+  return MemoryUse{Total(state, where), Used(state, where)};
 }
 
 }  // namespace sluice::device

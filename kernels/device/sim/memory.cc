@@ -111,8 +111,6 @@ absl::Status AddressSpace::Map(Address address, Bytes size,
   if (mapped == MAP_FAILED) {
     return ErrnoStatus(errno, "map " + RangeName(address, size));
   }
-  madvise(address, size.size(), MADV_DONTFORK);
-  madvise(address, size.size(), MADV_DONTDUMP);
   book_.AddMapping(address, std::move(memory));
   return absl::OkStatus();
 }
@@ -126,6 +124,10 @@ absl::Status AddressSpace::Unmap(Address address, Bytes size) {
 
 absl::Status AddressSpace::Allow(Address address, Bytes size) {
   SLUICE_ASSIGN_OR_RETURN(const auto tiles, book_.Tiling(address, size));
+  // Here and not in Map: one call a range instead of one an extent, and what
+  // has no access yet is of no use to a forked child or a dump.
+  madvise(address, size.size(), MADV_DONTFORK);
+  madvise(address, size.size(), MADV_DONTDUMP);
   if (mprotect(address, size.size(), PROT_READ | PROT_WRITE) != 0) {
     return ErrnoStatus(errno, "allow access to " + RangeName(address, size));
   }

@@ -5,7 +5,8 @@
 // or half done for good:
 //   links, failures, lost flags   plain atomics
 //   the ledger                    a robust mutex; a slot counts from the
-//                                 moment its `inode` is set, the last store
+//                                 moment its inode is set; the sums are made
+//                                 anew after a holder of the mutex died
 //
 // All of it is zero-initialised: the file is sparse.
 #pragma once
@@ -17,7 +18,7 @@
 
 namespace sluice::device {
 
-inline constexpr uint64_t kSimMagic = 0x31'4d49'5343'4c53;  // "SLCSIM1"
+inline constexpr uint64_t kSimMagic = 0x32'4d49'5343'4c53;  // "SLCSIM2"
 inline constexpr int kSimMaxGpus = 64;
 inline constexpr int kSimMaxLinks = 64;
 inline constexpr int kSimMaxNuma = 16;
@@ -56,7 +57,6 @@ struct LedgerHolder {
 
 // One piece of physical memory.
 struct LedgerSlot {
-  uint64_t inode;  // of its memfd; 0: slot is free
   int64_t size;
   uint32_t kind;  // Placement::Kind
   uint32_t ordinal;
@@ -77,7 +77,12 @@ struct SharedState {
   SharedFailure failures[kSimMaxFailures];
 
   pthread_mutex_t mutex;  // robust, process-shared: guards what follows
+  int64_t host_used;      // sums over the slots in use
+  int64_t gpu_used[kSimMaxGpus];
   uint32_t slots_high_water;
+  // Of the slot's memfd; 0: the slot is free. Apart from the slots, so that
+  // looking for one reads 8 bytes a slot.
+  uint64_t inodes[kLedgerSlots];
   LedgerSlot slots[kLedgerSlots];
 };
 

@@ -1,0 +1,115 @@
+// Extents on a simulated GPU that is full: nothing new fits before something
+// old is gone, so any change of order shows.
+#include "daemon/service/extents.h"
+
+#include <condition_variable>
+#include <memory>
+#include <mutex>
+#include <thread>
+#include <vector>
+
+#include "gmock/gmock.h"
+#include "gtest/gtest.h"
+#include "kernels/device/sim/sim.h"
+#include "tests/support/status_matchers.h"
+#include "tests/support/temp_dir.h"
+
+namespace sluice::daemon {
+namespace {
+
+using ::sluice::testing::IsOk;
+using ::sluice::testing::StatusIs;
+using ::testing::Each;
+
+constexpr Bytes kExtent = KiB(64);
+constexpr PoolId kGpu = {PoolKind::kGpu, 0};
+
+// A GPU of `kHeld` extents, and a loop on a thread of its own.
+class ExtentsTest : public ::testing::Test {
+ protected:
+  static constexpr int kHeld = 4;
+
+  void SetUp() override {
+    const device::SimConfig node = {
+        .gpus = {{kExtent * kHeld, "link", NumaIndex(0)}},
+        .links = {{"link", 0, 0}},
+        .host_memory = MiB(1)};
+    ASSERT_THAT(device::CreateSimNode(directory_.path(), node), IsOk());
+    auto driver = device::OpenSimDriver(directory_.path());
+    ASSERT_THAT(driver, IsOk());
+    driver_ = *std::move(driver);
+    auto loop = Loop::Make(&clock_);
+    ASSERT_THAT(loop, IsOk());
+    loop_ = *std::move(loop);
+    extents_ = std::make_unique<Extents>(
+        driver_.get(), loop_.get(), [this](ExtentId, absl::Status status) {
+          const std::lock_guard lock(mutex_);
+          made_.push_back(std::move(status));
+          more_.notify_one();
+        });
+    thread_ = std::thread([this] { loop_->Run(); });
+  }
+
+  void TearDown() override {
+    loop_->Stop();
+    thread_.join();
+  }
+
+  // Both on the loop's thread, as core's effects are.
+  void Make(int id) { extents_->Make(ExtentId(id), kGpu, kExtent); }
+  void Destroy(int id) { extents_->Destroy(ExtentId(id)); }
+  void OnLoop(const std::function<void()>& work) {
+    ASSERT_TRUE(loop_->Call(work, absl::Seconds(10)));
+  }
+
+  // What came of the first `count` that were asked for.
+  std::vector<absl::Status> Made(size_t count) {
+    std::unique_lock lock(mutex_);
+    EXPECT_TRUE(more_.wait_for(lock, std::chrono::seconds(10),
+                               [&] { return made_.size() >= count; }));
+    return made_;
+  }
+
+  MonotonicClock clock_;
+  testing::TempDir directory_;
+  std::unique_ptr<device::Driver> driver_;
+  std::unique_ptr<Loop> loop_;
+  std::mutex mutex_;
+  std::condition_variable more_;
+  std::vector<absl::Status> made_;    // guarded by mutex_
+  std::unique_ptr<Extents> extents_;  // its thread uses what is above
+  std::thread thread_;
+};
+
+TEST_F(ExtentsTest, OneTooManyIsAFaultOfItsOwn) {
+  OnLoop([&] {
+    for (int id = 0; id < kHeld + 1; ++id) Make(id);
+  });
+  const auto made = Made(kHeld + 1);
+  EXPECT_THAT(std::vector(made.begin(), made.begin() + kHeld), Each(IsOk()));
+  EXPECT_THAT(made.back(), StatusIs(absl::StatusCode::kResourceExhausted));
+}
+
+// Wrong in a first batching of Make: what was wanted after a Destroy joined a
+// batch from before it and was made too early.
+TEST_F(ExtentsTest, NewOnesComeAfterTheDestroyedOnesBeforeThem) {
+  OnLoop([&] {
+    for (int id = 0; id < kHeld; ++id) Make(id);
+  });
+  size_t expected = kHeld;
+  Made(expected);
+  int oldest = 0, next = kHeld;
+  for (int round = 0; round < 50; ++round) {
+    OnLoop([&] {
+      for (int i = 0; i < kHeld; ++i) {
+        Destroy(oldest++);
+        Make(next++);
+      }
+    });
+    expected += kHeld;
+    ASSERT_THAT(Made(expected), Each(IsOk())) << "in round " << round;
+  }
+}
+
+}  // namespace
+}  // namespace sluice::daemon
