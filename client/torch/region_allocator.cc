@@ -68,7 +68,9 @@ struct RegionAllocator::Impl {
   std::set<std::string> names;  // kinds seen; nodes of a set never move
   bool record_segments = false;
   SegmentRecorder recorder;
-  bool record_blocks = false;
+  bool record_timeline = false;
+  double segment_start_s = 0;
+  std::vector<SegmentRun> runs;
   std::vector<BlockRecord> records;
 
   c10::Allocator* former = nullptr;  // not null: armed
@@ -111,7 +113,7 @@ std::byte* RegionAllocator::Impl::Allocate(Bytes bytes) {
   bool planned = false;
   const std::optional<Bytes> offset = Place(bytes, &planned);
   if (!offset.has_value()) return nullptr;
-  const double born_s = record_blocks ? MonotonicSeconds() : 0;
+  const double born_s = record_timeline ? MonotonicSeconds() : 0;
   const bool in_segment = segment_depth > 0 && OnComputeThread();
   blocks.emplace(
       offset->count(),
@@ -134,7 +136,7 @@ void RegionAllocator::Impl::Free(Bytes offset) {
     pool.Free(offset, block.size);
   }
   if (recorder.recording() && OnComputeThread()) recorder.Freed(offset);
-  if (record_blocks) {
+  if (record_timeline) {
     records.push_back(
         {offset, block.size, block.born_s, MonotonicSeconds(), block.segment});
   }
@@ -192,6 +194,7 @@ RegionAllocator::~RegionAllocator() {
   const std::lock_guard lock(Regions().mutex);
   impl_->retired = true;
   impl_->records.clear();
+  impl_->runs.clear();
   if (impl_->blocks.empty()) std::erase(Regions().regions, impl_);
 }
 
@@ -247,6 +250,7 @@ void RegionAllocator::BeginSegment(const std::string& kind) {
   Impl& impl = *impl_;
   if (!impl.OnComputeThread() || impl.segment_depth++ > 0) return;
   impl.segment = *impl.names.insert(kind).first;
+  if (impl.record_timeline) impl.segment_start_s = MonotonicSeconds();
   impl.replay.Begin(kind);
   if (impl.record_segments && !impl.replay.planned(kind)) {
     impl.recorder.Begin(kind, MonotonicSeconds());
@@ -257,6 +261,10 @@ void RegionAllocator::EndSegment() {
   const std::lock_guard lock(Regions().mutex);
   Impl& impl = *impl_;
   if (!impl.OnComputeThread() || --impl.segment_depth > 0) return;
+  if (impl.record_timeline) {
+    impl.runs.push_back(
+        {impl.segment, impl.segment_start_s, MonotonicSeconds()});
+  }
   impl.segment = {};
   impl.replay.End();
   if (impl.recorder.recording()) impl.recorder.End(MonotonicSeconds());
@@ -272,12 +280,17 @@ void RegionAllocator::RecordSegments(bool on) {
   impl_->record_segments = on;
 }
 
-void RegionAllocator::RecordBlocks(bool on) {
+void RegionAllocator::RecordTimeline(bool on) {
   const std::lock_guard lock(Regions().mutex);
-  impl_->record_blocks = on;
+  impl_->record_timeline = on;
   if (!on) return;
   const double now_s = MonotonicSeconds();
   for (auto& [offset, block] : impl_->blocks) block.born_s = now_s;
+}
+
+std::vector<SegmentRun> RegionAllocator::TakeRuns() {
+  const std::lock_guard lock(Regions().mutex);
+  return std::exchange(impl_->runs, {});
 }
 
 std::vector<BlockRecord> RegionAllocator::TakeBlocks() {

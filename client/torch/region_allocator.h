@@ -58,6 +58,12 @@ struct BlockRecord {
   std::string_view segment;
 };
 
+// One execution of a segment, for the report's timeline.
+struct SegmentRun {
+  std::string_view kind;
+  double start_s, end_s;  // monotonic seconds
+};
+
 class RegionAllocator final : public c10::Allocator {
  public:
   // `base` (64-byte aligned) outlives every tensor in it. The allocator may go
@@ -83,9 +89,10 @@ class RegionAllocator final : public c10::Allocator {
   // Kinds recorded so far, with measured seconds (the fastest execution).
   std::vector<plan::SegmentKind> TakeRecorded();
   void RecordSegments(bool on);
-  // For the report: the lives of blocks, those alive when it is switched on
-  // included. `segment` views live as long as the allocator.
-  void RecordBlocks(bool on);
+  // For the report: when segments ran, and the lives of blocks, those alive
+  // when it is switched on included. Views live as long as the allocator.
+  void RecordTimeline(bool on);
+  std::vector<SegmentRun> TakeRuns();
   std::vector<BlockRecord> TakeBlocks();
 
   AllocatorStats stats() const;

@@ -160,6 +160,19 @@ std::string ToJson(const CheckReport& r) {
   return json.dump();
 }
 
+std::string ToText(const CheckReport& r) {
+  std::string text = fmt::format(
+      "loss        off by {:.1e} of plain autograd's in fp64\n"
+      "gradients   off by {:.1e} at most, in {}\n",
+      r.loss_rel_error, r.grad_max_rel_error, r.worst_parameter);
+  if (r.judged_by_plain) {
+    text += fmt::format(
+        "plain torch in bf16 is off by {:.1e} and {:.1e}\n",
+        r.plain_loss_rel_error, r.plain_grad_max_rel_error);
+  }
+  return text + (r.ok ? "ok\n" : "NOT ok\n");
+}
+
 CheckReport Compare(const ReferenceResult& result,
                     const ReferenceResult& truth) {
   CheckReport report;

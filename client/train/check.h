@@ -35,6 +35,8 @@ struct CheckReport {
 };
 
 std::string ToJson(const CheckReport& report);
+// The same in a few lines for a person.
+std::string ToText(const CheckReport& report);
 
 // The two errors of `result` against `truth`.
 CheckReport Compare(const ReferenceResult& result,

@@ -104,6 +104,10 @@ void RankRun::Tell(const absl::Status& status) {
   const std::string report = options_.command == Command::kCheck
                                  ? ToJson(check_)
                                  : ToJson(report_, status);
+  const bool compared = !check_.worst_parameter.empty();  // on rank 0
+  if (compared && !options_.json) {
+    std::fputs(ToText(check_).c_str(), stdout);
+  }
   RankResult result = MakeResult(status, report);
   result.interrupted = report_.interrupted;
   if (!environment_.result_file.empty()) {

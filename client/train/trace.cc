@@ -1,6 +1,5 @@
 #include "client/train/trace.h"
 
-#include <algorithm>
 #include <cerrno>
 #include <fstream>
 #include <nlohmann/json.hpp>
@@ -26,29 +25,13 @@ Json Copies(const std::vector<client::CopyRecord>& records,
   return list;
 }
 
-// The segments as their blocks show them: from the first allocation to the
-// last free. Runs of one kind are told apart where none of its blocks lived.
-Json Compute(std::vector<runtime::BlockRecord> blocks) {
-  std::sort(blocks.begin(), blocks.end(),
-            [](const auto& a, const auto& b) { return a.born_s < b.born_s; });
+Json Compute(const std::vector<runtime::SegmentRun>& runs) {
   Json list = Json::array();
-  std::string_view name;
-  double start = 0, end = 0;
-  const auto close = [&] {
-    if (name.empty()) return;
-    list.push_back(
-        {{"name", std::string(name)}, {"start_s", start}, {"end_s", end}});
-  };
-  for (const runtime::BlockRecord& b : blocks) {
-    if (b.segment.empty() || b.died_s < b.born_s) continue;
-    if (b.segment != name || b.born_s > end) {
-      close();
-      name = b.segment;
-      start = end = b.born_s;
-    }
-    end = std::max(end, b.died_s);
+  for (const runtime::SegmentRun& r : runs) {
+    list.push_back({{"name", std::string(r.kind)},
+                    {"start_s", r.start_s},
+                    {"end_s", r.end_s}});
   }
-  close();
   return list;
 }
 
@@ -72,17 +55,17 @@ StepTrace::StepTrace(const StepperContext& context, Stepper* stepper, bool on)
       on_(on && context.environment->rank == 0) {
   if (!on_) return;
   stepper_->TakeCopies();  // of the steps before
-  context_.memory->allocator().RecordBlocks(true);
+  context_.memory->allocator().RecordTimeline(true);
 }
 
 absl::Status StepTrace::Write(const std::string& path) {
   if (!on_) return absl::OkStatus();
   runtime::RegionAllocator& allocator = context_.memory->allocator();
-  allocator.RecordBlocks(false);
+  allocator.RecordTimeline(false);
   const auto copies = stepper_->TakeCopies();
   const auto blocks = allocator.TakeBlocks();
   const Json json = {
-      {"compute", Compute(blocks)},
+      {"compute", Compute(allocator.TakeRuns())},
       {"h2d", Copies(copies, device::CopyDirection::kHostToDevice)},
       {"d2h", Copies(copies, device::CopyDirection::kDeviceToHost)},
       {"blocks", Blocks(blocks)},

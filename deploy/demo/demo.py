@@ -30,7 +30,7 @@ SETTINGS = {
     "link_bytes_per_s": 2e9,
     # The model and how it is trained: a small Llama on bytes.
     "arch": "llama", "layers": 4, "hidden": 128, "heads": 2, "kv-heads": 2,
-    "ffn": 344, "dtype": "fp32", "ranks": 2, "chunk": 512, "seed": 1,
+    "ffn": 344, "dtype": "fp32", "ranks": 2, "chunk": 1024, "seed": 1,
     "lr": 1e-3, "warmup": 10, "clip": 1, "beta1": 0.9, "beta2": 0.95,
     # What is measured.
     "parity_steps": 50,

@@ -304,21 +304,26 @@ TEST_F(RegionAllocatorTest, WhateverMismatchesNothingOverlaps) {
   EXPECT_GT(allocator_.stats().mismatches, 0);
 }
 
-TEST_F(RegionAllocatorTest, BlockLivesAreRecordedForTheReport) {
+TEST_F(RegionAllocatorTest, RunsAndBlockLivesAreRecordedForTheReport) {
   allocator_.Arm();
   at::Tensor old = Make(KiB(1));
-  allocator_.RecordBlocks(true);
+  allocator_.RecordTimeline(true);
   {
     const SegmentScope scope(&allocator_, "loss.full");
     Make(KiB(2));
   }
+  const std::vector<SegmentRun> runs = allocator_.TakeRuns();
+  ASSERT_EQ(runs.size(), 1);
+  EXPECT_EQ(runs[0].kind, "loss.full");
   const std::vector<BlockRecord> records = allocator_.TakeBlocks();
   ASSERT_EQ(records.size(), 2);
+  EXPECT_LE(runs[0].start_s, records[0].born_s);
+  EXPECT_GE(runs[0].end_s, records[0].died_s);
   EXPECT_EQ(records[0].size, KiB(2));
   EXPECT_EQ(records[0].segment, "loss.full");
   EXPECT_GE(records[0].died_s, records[0].born_s);
   EXPECT_LT(records[1].died_s, records[1].born_s);  // alive
-  allocator_.RecordBlocks(false);
+  allocator_.RecordTimeline(false);
 }
 
 #ifdef SLUICE_POISON
