@@ -11,7 +11,8 @@ absl::StatusOr<std::unique_ptr<Mapping>> Mapping::Make(
     const std::vector<Extent>& extents) {
   Bytes size;
   for (const Extent& extent : extents) size += extent.size;
-  SLUICE_ASSIGN_OR_RETURN(std::byte* const base, driver->Reserve(size, where.kind));
+  SLUICE_ASSIGN_OR_RETURN(std::byte* const base,
+                          driver->Reserve(size, where.kind));
   std::unique_ptr<Mapping> mapping(new Mapping(driver, base, size));
   for (const Extent& extent : extents) {
     SLUICE_RETURN_IF_ERROR(mapping->MapExtent(where, extent));

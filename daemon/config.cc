@@ -1,14 +1,13 @@
 #include "daemon/config.h"
 
+#include <fmt/format.h>
+#include <toml++/toml.h>
+
 #include <cerrno>
 #include <cmath>
 #include <fstream>
 #include <functional>
 #include <sstream>
-
-#include <fmt/format.h>
-
-#include <toml++/toml.h>
 
 #include "proto/base/status.h"
 
@@ -175,10 +174,10 @@ class ConfigReader {
   absl::Status Device(const toml::node& node) {
     TableReader table = Table("[device]");
     table.Key("driver",
-        table.Choice<Config::DriverChoice>(
-            &config_.driver, {{"auto", Config::DriverChoice::kAuto},
-                              {"sim", Config::DriverChoice::kSim},
-                              {"cuda", Config::DriverChoice::kCuda}}));
+              table.Choice<Config::DriverChoice>(
+                  &config_.driver, {{"auto", Config::DriverChoice::kAuto},
+                                    {"sim", Config::DriverChoice::kSim},
+                                    {"cuda", Config::DriverChoice::kCuda}}));
     return table.Read(node);
   }
 
@@ -191,14 +190,14 @@ class ConfigReader {
     table.Key("numa_nodes", table.Whole(&sim.numa_nodes, 1, 16));
     table.Key("granularity", table.Size(&sim.granularity));
     table.Key("links",
-        table.List([this](const toml::node& n) { return Link(n); }));
+              table.List([this](const toml::node& n) { return Link(n); }));
     table.Key("gpu_links",
-        table.List([this, &table](const toml::node& n) -> absl::Status {
-          std::string name;
-          SLUICE_RETURN_IF_ERROR(table.Text(&name)(n));
-          config_.sim.gpu_links.push_back(name);
-          return absl::OkStatus();
-        }));
+              table.List([this, &table](const toml::node& n) -> absl::Status {
+                std::string name;
+                SLUICE_RETURN_IF_ERROR(table.Text(&name)(n));
+                config_.sim.gpu_links.push_back(name);
+                return absl::OkStatus();
+              }));
     return table.Read(node);
   }
 
@@ -224,14 +223,13 @@ class ConfigReader {
 
   absl::Status Budgets(const toml::node& node) {
     TableReader table = Table("[budgets]");
-    table.Key("principal_gpu_bytes",
-        table.Size(&config_.principal_limits.gpu));
+    table.Key("principal_gpu_bytes", table.Size(&config_.principal_limits.gpu));
     table.Key("principal_host_bytes",
-        table.Size(&config_.principal_limits.host));
+              table.Size(&config_.principal_limits.host));
     table.Key("job_gpu_bytes", table.Size(&config_.job_limits.gpu));
     table.Key("job_host_bytes", table.Size(&config_.job_limits.host));
     table.Key("job",
-        table.List([this](const toml::node& n) { return JobBudget(n); }));
+              table.List([this](const toml::node& n) { return JobBudget(n); }));
     return table.Read(node);
   }
 
@@ -272,12 +270,11 @@ class ConfigReader {
 
   absl::Status LogTable(const toml::node& node) {
     TableReader table = Table("[log]");
-    table.Key("level",
-        table.Choice<LogLevel>(&config_.log_level,
-                               {{"error", LogLevel::kError},
-                                {"warning", LogLevel::kWarning},
-                                {"info", LogLevel::kInfo},
-                                {"debug", LogLevel::kDebug}}));
+    table.Key("level", table.Choice<LogLevel>(&config_.log_level,
+                                              {{"error", LogLevel::kError},
+                                               {"warning", LogLevel::kWarning},
+                                               {"info", LogLevel::kInfo},
+                                               {"debug", LogLevel::kDebug}}));
     return table.Read(node);
   }
 
@@ -292,8 +289,7 @@ class ConfigReader {
             "{}: gpu_links names '{}', which is not in links", path_, name));
       }
     }
-    if (!sim.gpu_links.empty() &&
-        std::ssize(sim.gpu_links) != sim.gpus) {
+    if (!sim.gpu_links.empty() && std::ssize(sim.gpu_links) != sim.gpus) {
       return absl::InvalidArgumentError(
           fmt::format("{}: gpu_links has {} entries for {} GPUs: name one a "
                       "GPU",

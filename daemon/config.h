@@ -37,7 +37,7 @@ struct Config {
   SimSettings sim;
   std::optional<Bytes> gpu_pool;   // a GPU; default: what it has
   std::optional<Bytes> host_pool;  // a NUMA node; default: see node.h
-  std::optional<Bytes> extent;     // default: 64 MiB; 4 MiB where pools are small
+  std::optional<Bytes> extent;  // default: 64 MiB; 4 MiB where pools are small
   Limits principal_limits, job_limits;
   std::map<std::string, Limits> named_job_limits;
   // Empty: off. Not given: the default port, if it is free.

@@ -1,5 +1,6 @@
 // sluiced: one a node. Wiring, signals, configuration.
 #include <fcntl.h>
+#include <fmt/format.h>
 #include <malloc.h>
 #include <signal.h>
 #include <sys/file.h>
@@ -7,13 +8,11 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
+#include <CLI/CLI.hpp>
 #include <cerrno>
 #include <cstdio>
 #include <filesystem>
 #include <string>
-
-#include <CLI/CLI.hpp>
-#include <fmt/format.h>
 
 #include "absl/time/clock.h"
 #include "daemon/config.h"
@@ -119,7 +118,8 @@ absl::Status Serve(const Arguments& arguments) {
   options.socket = arguments.runtime_dir + "/session.sock";
   options.node = node.config;
   // Unlike any earlier daemon's: later ones start later.
-  options.node.generation = static_cast<uint64_t>(absl::ToUnixNanos(absl::Now()));
+  options.node.generation =
+      static_cast<uint64_t>(absl::ToUnixNanos(absl::Now()));
   options.driver = node.driver.get();
   options.sim_directory = node.sim_directory;
   options.worker_path = Sibling("sluice-worker");
@@ -128,9 +128,8 @@ absl::Status Serve(const Arguments& arguments) {
   SLUICE_ASSIGN_OR_RETURN(const auto service,
                           Service::Start(std::move(options)));
   SLUICE_ASSIGN_OR_RETURN(
-      auto admin,
-      AdminServer::Start(arguments.runtime_dir + "/admin.sock", service.get(),
-                         SnapshotJson));
+      auto admin, AdminServer::Start(arguments.runtime_dir + "/admin.sock",
+                                     service.get(), SnapshotJson));
   SLUICE_ASSIGN_OR_RETURN(auto http, StartHttp(config, service.get()));
   fmt::print("sluiced: ready: driver={} gpus={} socket={} http={}\n",
              node.config.driver, node.config.gpus.size(),

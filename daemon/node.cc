@@ -1,12 +1,11 @@
 #include "daemon/node.h"
 
+#include <fmt/format.h>
 #include <unistd.h>
 
 #include <algorithm>
 #include <filesystem>
 #include <fstream>
-
-#include <fmt/format.h>
 
 #include "kernels/device/sim/sim.h"
 #include "proto/base/status.h"
@@ -51,13 +50,12 @@ device::SimConfig ToSim(const SimSettings& sim) {
   device::SimConfig to;
   const auto links = SimLinks(sim);
   for (const LinkSpeed& link : links) {
-    to.links.push_back({link.name, link.h2d_bytes_per_second,
-                        link.d2h_bytes_per_second});
+    to.links.push_back(
+        {link.name, link.h2d_bytes_per_second, link.d2h_bytes_per_second});
   }
   for (int i = 0; i < sim.gpus; ++i) {
-    const std::string link = sim.gpu_links.empty()
-                                 ? links[i % links.size()].name
-                                 : sim.gpu_links[i];
+    const std::string link =
+        sim.gpu_links.empty() ? links[i % links.size()].name : sim.gpu_links[i];
     to.gpus.push_back(
         {sim.gpu_memory, link, NumaIndex(i * sim.numa_nodes / sim.gpus)});
   }
@@ -76,8 +74,8 @@ absl::Status OpenSim(const SimSettings& sim, const std::string& directory,
   SLUICE_ASSIGN_OR_RETURN(node.driver, device::OpenSimDriver(directory));
   const device::SimConfig config = opened->config();
   for (const device::SimLink& link : config.links) {
-    node.config.links.push_back({link.name, link.h2d_bytes_per_second,
-                                 link.d2h_bytes_per_second});
+    node.config.links.push_back(
+        {link.name, link.h2d_bytes_per_second, link.d2h_bytes_per_second});
   }
   for (int i = 0; i < config.numa_nodes; ++i) {
     node.config.hosts.push_back(

@@ -47,8 +47,8 @@ absl::StatusOr<std::optional<Message>> Receive(int socket, int flags = 0);
 // positive and below 2^60, ordinals below 1024, the right number of fds)?
 absl::Status CheckRequest(const Message& message);
 
-// A listening socket at `path` (blocking; a stale one is replaced; one a live daemon
-// serves is AlreadyExists) and a connection to it.
+// A listening socket at `path` (blocking; a stale one is replaced; one a live
+// daemon serves is AlreadyExists) and a connection to it.
 absl::StatusOr<UniqueFd> Listen(const std::string& path, int mode);
 absl::StatusOr<UniqueFd> Connect(const std::string& path);
 

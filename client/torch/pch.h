@@ -4,7 +4,6 @@
 #include <ATen/TensorOperators.h>
 #include <ATen/core/Tensor.h>
 #include <c10/core/Allocator.h>
-
 #include <fmt/format.h>
 
 #include <memory>

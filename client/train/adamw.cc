@@ -81,8 +81,7 @@ void AdamW::MakePieces() {
 absl::StatusOr<double> AdamW::ReduceGradients() {
   double squares = 0;
   for (const Bucket& bucket : buckets_) {
-    at::Tensor part =
-        gradients_->flat().narrow(0, bucket.offset, bucket.size);
+    at::Tensor part = gradients_->flat().narrow(0, bucket.offset, bucket.size);
     if (collectives_ != nullptr) {
       SLUICE_RETURN_IF_ERROR(collectives_->SumTo(part, bucket.owner));
     }

@@ -17,8 +17,8 @@ absl::Status Dealer::Check() const {
   if (sequences() >= 1) return absl::OkStatus();
   return BadInput(fmt::format(
       "--data has {} tokens, --seq-len {} needs {}: give more text or a "
-      "shorter length", corpus_->tokens(), layout_.seq_len(),
-      layout_.seq_len() + 1));
+      "shorter length",
+      corpus_->tokens(), layout_.seq_len(), layout_.seq_len() + 1));
 }
 
 absl::Status Dealer::Deal(int64_t sequence, std::span<int64_t> ids,

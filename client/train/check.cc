@@ -44,15 +44,16 @@ Text RandomText(int64_t length, int64_t vocab, uint64_t seed) {
   std::mt19937_64 random(seed + 1);
   Text text;
   for (int64_t i = 0; i <= length; ++i) {
-    text.ids.push_back(static_cast<int64_t>(random() %
-                                            static_cast<uint64_t>(vocab)));
+    text.ids.push_back(
+        static_cast<int64_t>(random() % static_cast<uint64_t>(vocab)));
   }
   text.labels.assign(text.ids.begin() + 1, text.ids.end());
   text.ids.pop_back();
   for (int64_t i = 0; i + 1 < length; ++i) {
     if (random() % 16 == 0) text.labels[i] = -100;
   }
-  text.count = length - std::count(text.labels.begin(), text.labels.end(), -100);
+  text.count =
+      length - std::count(text.labels.begin(), text.labels.end(), -100);
   return text;
 }
 
@@ -103,8 +104,12 @@ void Judge(const StepperContext& context, const Text& text, double loss,
   const runtime::HostScope host("the reference of check");
   const runtime::ModelConfig& m = context.options->model;
   const ReferenceModel model{m.arch == runtime::Arch::kLlama,
-                             m.layers, m.hidden, m.heads, m.kv_heads,
-                             m.rope_theta, m.norm_epsilon};
+                             m.layers,
+                             m.hidden,
+                             m.heads,
+                             m.kv_heads,
+                             m.rope_theta,
+                             m.norm_epsilon};
   const auto weights = Named(*context.weights);
   const at::Tensor ids = ToTensor(text.ids), labels = ToTensor(text.labels);
   const ReferenceResult truth =
@@ -115,8 +120,8 @@ void Judge(const StepperContext& context, const Text& text, double loss,
                  report->loss_rel_error <= kFp32Loss;
     return;
   }
-  const CheckReport plain = Compare(
-      RunReference(model, weights, ids, labels, at::kBFloat16), truth);
+  const CheckReport plain =
+      Compare(RunReference(model, weights, ids, labels, at::kBFloat16), truth);
   report->judged_by_plain = true;
   report->plain_loss_rel_error = plain.loss_rel_error;
   report->plain_grad_max_rel_error = plain.grad_max_rel_error;
@@ -136,8 +141,7 @@ absl::StatusOr<double> GatherStep(const StepperContext& context,
   sums.data_ptr<double>()[0] = own.loss_sum;
   sums.data_ptr<double>()[1] = static_cast<double>(own.count);
   SLUICE_RETURN_IF_ERROR(ClassifyStepError(all->SumAll(sums)));
-  const auto buckets =
-      CutBuckets(context.gradients->size(), all->world_size());
+  const auto buckets = CutBuckets(context.gradients->size(), all->world_size());
   for (const Bucket& bucket : buckets) {
     at::Tensor part =
         context.gradients->flat().narrow(0, bucket.offset, bucket.size);
@@ -166,9 +170,8 @@ std::string ToText(const CheckReport& r) {
       "gradients   off by {:.1e} at most, in {}\n",
       r.loss_rel_error, r.grad_max_rel_error, r.worst_parameter);
   if (r.judged_by_plain) {
-    text += fmt::format(
-        "plain torch in bf16 is off by {:.1e} and {:.1e}\n",
-        r.plain_loss_rel_error, r.plain_grad_max_rel_error);
+    text += fmt::format("plain torch in bf16 is off by {:.1e} and {:.1e}\n",
+                        r.plain_loss_rel_error, r.plain_grad_max_rel_error);
   }
   return text + (r.ok ? "ok\n" : "NOT ok\n");
 }
@@ -203,8 +206,8 @@ absl::Status RunCheck(const StepperContext& context, PeerWatch& watch,
                       CheckReport* report) {
   const RunOptions& o = *context.options;
   const int rank = context.environment->rank;
-  const Text text = RandomText(o.seq_len, o.model.vocab,
-                               static_cast<uint64_t>(o.seed));
+  const Text text =
+      RandomText(o.seq_len, o.model.vocab, static_cast<uint64_t>(o.seed));
   Roughen(*context.weights, o.model.hidden, static_cast<uint64_t>(o.seed));
   SLUICE_ASSIGN_OR_RETURN(const auto stepper,
                           MakeStreamedStepper(context, nullptr));

@@ -58,8 +58,7 @@ absl::Status WriteTransposed(const HfTensor& tensor, const at::Tensor& flat,
   for (const Rows& rows : CutRows(tensor)) {
     std::vector<at::Tensor> columns;
     for (const FlatEntry& entry : tensor.parts) {
-      columns.push_back(
-          Part(flat, entry).narrow(1, rows.first, rows.n).t());
+      columns.push_back(Part(flat, entry).narrow(1, rows.first, rows.n).t());
     }
     const at::Tensor piece = at::cat(columns, 1).contiguous();
     SLUICE_RETURN_IF_ERROR(writer.Append(piece.data_ptr(), Bytewise(piece)));
@@ -94,9 +93,9 @@ absl::Status ReadTransposed(const SafetensorsReader& reader,
   const int64_t width = tensor.shape()[1];
   for (const Rows& rows : CutRows(tensor)) {
     at::Tensor piece = at::empty({rows.n, width}, flat.scalar_type());
-    SLUICE_RETURN_IF_ERROR(reader.Read(
-        tensor.name, rows.first * width * piece.element_size(),
-        piece.data_ptr(), Bytewise(piece)));
+    SLUICE_RETURN_IF_ERROR(
+        reader.Read(tensor.name, rows.first * width * piece.element_size(),
+                    piece.data_ptr(), Bytewise(piece)));
     int64_t column = 0;
     for (const FlatEntry& entry : tensor.parts) {
       const int64_t outputs = entry.shape[0];
@@ -114,8 +113,8 @@ absl::Status ReadPlain(const SafetensorsReader& reader, const HfTensor& tensor,
   int64_t offset = 0;
   for (const FlatEntry& entry : tensor.parts) {
     const at::Tensor part = Part(flat, entry);
-    SLUICE_RETURN_IF_ERROR(reader.Read(tensor.name, offset, part.data_ptr(),
-                                       Bytewise(part)));
+    SLUICE_RETURN_IF_ERROR(
+        reader.Read(tensor.name, offset, part.data_ptr(), Bytewise(part)));
     offset += Bytewise(part);
   }
   return absl::OkStatus();
@@ -129,8 +128,8 @@ at::Tensor RandomState() {
 
 absl::Status LoadRandomState(const SafetensorsReader& reader) {
   at::Tensor state = RandomState();
-  SLUICE_RETURN_IF_ERROR(reader.Expect(
-      {"rng_state", TensorType::kU8, {state.numel()}}));
+  SLUICE_RETURN_IF_ERROR(
+      reader.Expect({"rng_state", TensorType::kU8, {state.numel()}}));
   SLUICE_RETURN_IF_ERROR(
       reader.Read("rng_state", 0, state.data_ptr(), state.numel()));
   at::Generator generator = at::globalContext().defaultGenerator(at::kCPU);
@@ -220,8 +219,8 @@ absl::Status SaveCheckpoint(const std::string& folder,
   if (first) status = BeginFolder(folder, state.step).status();
   status = Agree(context.collectives, status);
   if (status.ok()) {
-    status = Agree(context.collectives, WriteOwnFiles(temporary, context,
-                                                      state, optimizer, plan));
+    status = Agree(context.collectives,
+                   WriteOwnFiles(temporary, context, state, optimizer, plan));
     if (!status.ok() && first) RemoveFolder(temporary);
   }
   SLUICE_RETURN_IF_ERROR(status);
@@ -276,15 +275,13 @@ absl::Status Checkpoint::LoadOptimizer(AdamW& optimizer) const {
     if (optimizer.buckets()[b].owner != rank) continue;
     auto& reader = readers[former[b].owner];
     if (reader == nullptr) {
-      SLUICE_ASSIGN_OR_RETURN(
-          reader, SafetensorsReader::Open(
-                      OptimizerFile(path, former[b].owner, ranks)));
+      SLUICE_ASSIGN_OR_RETURN(reader, SafetensorsReader::Open(OptimizerFile(
+                                          path, former[b].owner, ranks)));
     }
     const int64_t from = static_cast<int64_t>(b) / ranks * kBucketElements;
     for (auto& [name, t] : NamedStates(optimizer)) {
-      SLUICE_RETURN_IF_ERROR(reader->Read(name, from * 4,
-                                          t.data_ptr<float>() + to,
-                                          former[b].size * 4));
+      SLUICE_RETURN_IF_ERROR(reader->Read(
+          name, from * 4, t.data_ptr<float>() + to, former[b].size * 4));
     }
     to += former[b].size;
   }

@@ -72,7 +72,8 @@ absl::Status CompareFlags(const std::string& path, const Json& saved,
     if (saved[flag] != value) {
       return BadInput(fmt::format(
           "--resume {}: it was trained with {} {}, this run has {}: give the "
-          "same", path, flag, saved[flag].dump(), value.dump()));
+          "same",
+          path, flag, saved[flag].dump(), value.dump()));
     }
   }
   return absl::OkStatus();
@@ -123,12 +124,12 @@ absl::StatusOr<StateFile> ReadState(const std::string& folder,
   const int64_t ranks = number("ranks");
   if (number("format") != kFormat || state.step < 0 ||
       state.next_sequence < 0 || ranks < 1 || ranks > 1 << 20) {
-    return BadInput(fmt::format(
-        "{}: not a whole trainer state of format {}", path, kFormat));
+    return BadInput(fmt::format("{}: not a whole trainer state of format {}",
+                                path, kFormat));
   }
   state.ranks = static_cast<int>(ranks);
-  SLUICE_RETURN_IF_ERROR(CompareFlags(path, json.value("model", Json()),
-                                      options));
+  SLUICE_RETURN_IF_ERROR(
+      CompareFlags(path, json.value("model", Json()), options));
   return state;
 }
 
@@ -155,9 +156,9 @@ absl::StatusOr<std::string> FindCheckpoint(const std::string& path) {
     best = entry.path().string();
   }
   if (best.empty()) {
-    return absl::NotFoundError(fmt::format(
-        "--resume {}: {}; name a folder that --save wrote", path,
-        error ? error.message() : "no checkpoint in it"));
+    return absl::NotFoundError(
+        fmt::format("--resume {}: {}; name a folder that --save wrote", path,
+                    error ? error.message() : "no checkpoint in it"));
   }
   return best;
 }
@@ -187,8 +188,8 @@ absl::Status CommitFolder(const std::string& temporary,
   if (replaces) fs::rename(place, old, error);
   if (!error) fs::rename(temporary, place, error);
   if (error) {
-    return absl::InternalError(fmt::format("rename {} to {}: {}", temporary,
-                                           place, error.message()));
+    return absl::InternalError(
+        fmt::format("rename {} to {}: {}", temporary, place, error.message()));
   }
   fs::remove_all(old, error);
   return Sync(folder, O_RDONLY | O_DIRECTORY);

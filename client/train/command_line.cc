@@ -97,8 +97,8 @@ void AddTraining(CLI::App& app, RunOptions& o, RawFlags& raw) {
       ->capture_default_str();
   app.add_option("--clip", o.clip, "global gradient norm; 0: no clipping")
       ->capture_default_str();
-  app.add_option("--weight-decay", o.weight_decay,
-                 "not on norms, biases")->capture_default_str();
+  app.add_option("--weight-decay", o.weight_decay, "not on norms, biases")
+      ->capture_default_str();
   app.add_option("--beta1", o.beta1)->capture_default_str();
   app.add_option("--beta2", o.beta2)->capture_default_str();
   app.add_option("--batch", o.batch, "sequences of a micro-batch")
@@ -155,8 +155,8 @@ absl::Status ReadAlpha(const std::string& text, double& out) {
   char* end = nullptr;
   out = std::strtod(text.c_str(), &end);
   if (text.empty() || *end != '\0' || !(out >= 0 && out <= 1)) {
-    return BadInput(fmt::format(
-        "--alpha '{}': must be between 0 and 1, or 'auto'", text));
+    return BadInput(
+        fmt::format("--alpha '{}': must be between 0 and 1, or 'auto'", text));
   }
   return absl::OkStatus();
 }
@@ -174,16 +174,15 @@ absl::Status Convert(const RawFlags& raw, RunOptions& o) {
   SLUICE_RETURN_IF_ERROR(Choose<Arch>(
       "--arch", raw.arch, {{"gpt", Arch::kGpt}, {"llama", Arch::kLlama}},
       o.model.arch));
-  SLUICE_RETURN_IF_ERROR(Choose<Dtype>(
-      "--dtype", raw.dtype, {{"fp32", Dtype::kFp32}, {"bf16", Dtype::kBf16}},
-      o.dtype));
+  SLUICE_RETURN_IF_ERROR(
+      Choose<Dtype>("--dtype", raw.dtype,
+                    {{"fp32", Dtype::kFp32}, {"bf16", Dtype::kBf16}}, o.dtype));
   if (raw.dropout != 0) {
-    return BadInput(fmt::format(
-        "--dropout {}: only 0 is there yet", raw.dropout));
+    return BadInput(
+        fmt::format("--dropout {}: only 0 is there yet", raw.dropout));
   }
   o.model.kv_heads = raw.kv_heads != 0 ? raw.kv_heads : o.model.heads;
-  o.model.max_positions =
-      o.model.arch == runtime::Arch::kGpt ? o.seq_len : 0;
+  o.model.max_positions = o.model.arch == runtime::Arch::kGpt ? o.seq_len : 0;
   return absl::OkStatus();
 }
 
@@ -214,8 +213,8 @@ absl::StatusOr<ParsedCommand> ParseCommandLine(
   AddShared(*train_app, train, train_raw);
   AddTraining(*train_app, train, train_raw);
   train_app->footer(kTrainExamples);
-  CLI::App* const check_app = app.add_subcommand(
-      "check", "compare one step with plain torch in fp64");
+  CLI::App* const check_app =
+      app.add_subcommand("check", "compare one step with plain torch in fp64");
   AddShared(*check_app, check, check_raw);
   check_app->footer(kCheckExamples);
   std::vector<std::string> reversed(arguments.rbegin(), arguments.rend());

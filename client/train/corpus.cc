@@ -65,14 +65,13 @@ absl::StatusOr<std::unique_ptr<Corpus>> Corpus::Open(const Options& options) {
     SLUICE_RETURN_IF_ERROR(corpus->AddText(own.path, info.st_size));
   }
   if (corpus->total_ == 0) {
-    return BadInput(fmt::format("--data {}: holds no {}", own.path,
-                                own.suffix.empty()
-                                    ? "text"
-                                    : "text in files named *" + own.suffix));
+    return BadInput(fmt::format(
+        "--data {}: holds no {}", own.path,
+        own.suffix.empty() ? "text" : "text in files named *" + own.suffix));
   }
   if (corpus->token_bytes_ == 1 && own.vocab < 256) {
-    return BadInput(fmt::format(
-        "--vocab {}: bytes as tokens need 256", own.vocab));
+    return BadInput(
+        fmt::format("--vocab {}: bytes as tokens need 256", own.vocab));
   }
   return corpus;
 }
@@ -136,9 +135,9 @@ absl::Status Corpus::ReadFile(size_t index, int64_t first,
   const ssize_t n = pread(open_.get(), bytes_.data(), bytes_.size(),
                           file.skip + first * token_bytes_);
   if (n != static_cast<ssize_t>(bytes_.size())) {
-    return BadInput(fmt::format(
-        "--data {}: got {} of {} bytes; it changed while training", file.path,
-        n, bytes_.size()));
+    return BadInput(
+        fmt::format("--data {}: got {} of {} bytes; it changed while training",
+                    file.path, n, bytes_.size()));
   }
   for (size_t i = 0; i < out.size(); ++i) {
     out[i] = DecodeToken(&bytes_[i * static_cast<size_t>(token_bytes_)],
@@ -146,8 +145,7 @@ absl::Status Corpus::ReadFile(size_t index, int64_t first,
     if (out[i] >= options_.vocab) {
       return BadInput(fmt::format(
           "--data {}: token {} has id {}, --vocab is {}; give a larger vocab",
-          file.path, first + static_cast<int64_t>(i), out[i],
-          options_.vocab));
+          file.path, first + static_cast<int64_t>(i), out[i], options_.vocab));
     }
   }
   return absl::OkStatus();

@@ -40,9 +40,9 @@ class Corpus {
  private:
   struct File {
     std::string path;
-    int64_t first = 0;   // its first token in the corpus
+    int64_t first = 0;  // its first token in the corpus
     int64_t tokens = 0;
-    int64_t skip = 0;    // bytes before its first token
+    int64_t skip = 0;  // bytes before its first token
   };
   explicit Corpus(const Options& options) : options_(options) {}
   absl::Status AddFolder(const std::string& path);

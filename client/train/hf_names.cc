@@ -30,16 +30,12 @@ constexpr Pair kLlamaLayer[] = {
     {"up_weight", "mlp.up_proj.weight"},
     {"down_weight", "mlp.down_proj.weight"}};
 
-constexpr Pair kGptLayer[] = {{"norm1_weight", "ln_1.weight"},
-                              {"norm1_bias", "ln_1.bias"},
-                              {"o_weight", "attn.c_proj.weight"},
-                              {"o_bias", "attn.c_proj.bias"},
-                              {"norm2_weight", "ln_2.weight"},
-                              {"norm2_bias", "ln_2.bias"},
-                              {"up_weight", "mlp.c_fc.weight"},
-                              {"up_bias", "mlp.c_fc.bias"},
-                              {"down_weight", "mlp.c_proj.weight"},
-                              {"down_bias", "mlp.c_proj.bias"}};
+constexpr Pair kGptLayer[] = {
+    {"norm1_weight", "ln_1.weight"},      {"norm1_bias", "ln_1.bias"},
+    {"o_weight", "attn.c_proj.weight"},   {"o_bias", "attn.c_proj.bias"},
+    {"norm2_weight", "ln_2.weight"},      {"norm2_bias", "ln_2.bias"},
+    {"up_weight", "mlp.c_fc.weight"},     {"up_bias", "mlp.c_fc.bias"},
+    {"down_weight", "mlp.c_proj.weight"}, {"down_bias", "mlp.c_proj.bias"}};
 
 class Builder {
  public:
@@ -96,8 +92,8 @@ std::vector<HfTensor> Gpt(const ModelConfig& config) {
                 {p + "q_bias", p + "k_bias", p + "v_bias"});
     for (const Pair& pair : kGptLayer) {
       const std::string theirs = pair.theirs;
-      const bool linear = theirs.find("c_") != std::string::npos &&
-                          theirs.ends_with("weight");
+      const bool linear =
+          theirs.find("c_") != std::string::npos && theirs.ends_with("weight");
       builder.Add(h + theirs, {p + pair.ours}, linear);
     }
   }

@@ -35,8 +35,7 @@ absl::StatusOr<Listener> Listen() {
   address.sin_family = AF_INET;
   address.sin_addr.s_addr = htonl(INADDR_LOOPBACK);
   socklen_t size = sizeof(address);
-  if (!fd ||
-      bind(fd.get(), reinterpret_cast<sockaddr*>(&address), size) != 0 ||
+  if (!fd || bind(fd.get(), reinterpret_cast<sockaddr*>(&address), size) != 0 ||
       listen(fd.get(), 128) != 0 ||
       getsockname(fd.get(), reinterpret_cast<sockaddr*>(&address), &size)) {
     return ErrnoStatus(errno, "listen on a free port of 127.0.0.1");
@@ -205,10 +204,9 @@ std::string Ranks::Blame(const RankProcess& p) const {
                ? result->message
                : fmt::format("rank {}: {}", p.rank, result->message);
   }
-  return fmt::format("rank {} ended with {}{}", p.rank,
-                     DescribeWaitStatus(*p.status),
-                     processes_.size() > 1 ? "; the other ranks were ended too"
-                                           : "");
+  return fmt::format(
+      "rank {} ended with {}{}", p.rank, DescribeWaitStatus(*p.status),
+      processes_.size() > 1 ? "; the other ranks were ended too" : "");
 }
 
 int Ranks::Report(const RunOptions& options) const {
@@ -257,8 +255,10 @@ absl::StatusOr<RankEnvironment> ReadRankEnvironment() {
         ReadNumber("SLUICE_MASTER_FD", std::nullopt, e.master_listen_fd));
   }
   if (e.world_size < 1 || e.rank >= e.world_size) {
-    return BadInput(fmt::format("RANK={} with WORLD_SIZE={}: ranks count from "
-                                "0", e.rank, e.world_size));
+    return BadInput(
+        fmt::format("RANK={} with WORLD_SIZE={}: ranks count from "
+                    "0",
+                    e.rank, e.world_size));
   }
   if (const char* address = std::getenv("MASTER_ADDR")) {
     e.master_addr = address;

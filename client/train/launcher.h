@@ -30,7 +30,7 @@ struct RankEnvironment {
   std::string master_addr = "127.0.0.1";
   int master_port = 0;
   int master_listen_fd = -1;  // rank 0 of our launcher: already listening
-  std::string result_file;  // empty: no launcher of ours
+  std::string result_file;    // empty: no launcher of ours
   int launcher_pid = 0;
 };
 

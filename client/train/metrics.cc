@@ -59,8 +59,8 @@ std::string ProgressLine(const StepMetrics& m, int64_t steps, bool bar) {
       FormatBytes(m.hbm_total), FormatBytes(m.host), m.grant_wait_seconds);
 }
 
-absl::StatusOr<std::unique_ptr<StepLog>> StepLog::Open(
-    const std::string& jsonl, int64_t steps) {
+absl::StatusOr<std::unique_ptr<StepLog>> StepLog::Open(const std::string& jsonl,
+                                                       int64_t steps) {
   std::unique_ptr<StepLog> log(new StepLog());
   log->steps_ = steps;
   log->path_ = jsonl;
@@ -68,8 +68,8 @@ absl::StatusOr<std::unique_ptr<StepLog>> StepLog::Open(
   if (!jsonl.empty()) {
     log->file_ = std::fopen(jsonl.c_str(), "ae");
     if (log->file_ == nullptr) {
-      return absl::InvalidArgumentError(fmt::format(
-          "--log-jsonl {}: {}", jsonl, std::strerror(errno)));
+      return absl::InvalidArgumentError(
+          fmt::format("--log-jsonl {}: {}", jsonl, std::strerror(errno)));
     }
   }
   return log;
@@ -82,8 +82,8 @@ StepLog::~StepLog() {
 
 void StepLog::Show(const StepMetrics& metrics) {
   const absl::Time now = absl::Now();
-  const bool due = terminal_ || metrics.step == steps_ ||
-                   now - shown_ > absl::Seconds(2);
+  const bool due =
+      terminal_ || metrics.step == steps_ || now - shown_ > absl::Seconds(2);
   if (!due) return;
   shown_ = now;
   const std::string line = ProgressLine(metrics, steps_, terminal_);

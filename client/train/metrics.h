@@ -26,9 +26,9 @@ struct StepMetrics {
   double lr = 0;
   int64_t tokens = 0;
   double seconds = 0;
-  Bytes hbm_peak;   // most of any rank
-  Bytes hbm_total;  // a rank's region
-  Bytes host;       // sum over ranks
+  Bytes hbm_peak;                 // most of any rank
+  Bytes hbm_total;                // a rank's region
+  Bytes host;                     // sum over ranks
   double grant_wait_seconds = 0;  // rank 0
   double stall_seconds = 0;       // rank 0
   Bytes h2d, d2h;                 // rank 0
@@ -46,8 +46,8 @@ class StepLog {
  public:
   // `jsonl` empty: no file. A file that exists is appended to: a resumed run
   // goes on in the same log.
-  static absl::StatusOr<std::unique_ptr<StepLog>> Open(
-      const std::string& jsonl, int64_t steps);
+  static absl::StatusOr<std::unique_ptr<StepLog>> Open(const std::string& jsonl,
+                                                       int64_t steps);
   ~StepLog();
   absl::Status Step(const StepMetrics& metrics);
   // A line of its own, above the progress line.

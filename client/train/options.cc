@@ -84,8 +84,8 @@ absl::Status Validate(const RunOptions& o) {
   SLUICE_RETURN_IF_ERROR(CheckNumbers(o));
   SLUICE_RETURN_IF_ERROR(o.model.Validate(o.ranks));
   if (o.alpha > 1) {
-    return BadInput(fmt::format(
-        "--alpha {}: must be between 0 and 1, or 'auto'", o.alpha));
+    return BadInput(
+        fmt::format("--alpha {}: must be between 0 and 1, or 'auto'", o.alpha));
   }
   if (o.save_every > 0 && o.save.empty()) {
     return BadInput("--save-every needs --save DIR to save to");
@@ -93,7 +93,8 @@ absl::Status Validate(const RunOptions& o) {
   if (o.private_daemon && !o.socket.empty()) {
     return BadInput(fmt::format(
         "--private starts a daemon of its own, --socket {} names another: "
-        "give one of them", o.socket));
+        "give one of them",
+        o.socket));
   }
   if (o.token_bytes != 0 && o.token_bytes != 2 && o.token_bytes != 4) {
     return BadInput(fmt::format(

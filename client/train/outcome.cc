@@ -10,8 +10,7 @@ constexpr char kPeerUrl[] = "sluice/caused_by_peer";
 
 }  // namespace
 
-absl::Status DoesNotFit(std::string_view limited_by,
-                        std::string_view message) {
+absl::Status DoesNotFit(std::string_view limited_by, std::string_view message) {
   absl::Status status = absl::ResourceExhaustedError(std::string(message));
   status.SetPayload(kLimitedByUrl, absl::Cord(std::string(limited_by)));
   return status;

@@ -30,23 +30,22 @@ std::string PeerWatch::reason() const {
 void PeerWatch::OnEvent(const client::SessionEvent& event) {
   using Kind = client::SessionEvent::Kind;
   // A daemon that is gone or going slows no step: mappings stay.
-  const bool ends = event.kind == Kind::kPeerDied ||
-                    event.kind == Kind::kEvicted;
+  const bool ends =
+      event.kind == Kind::kPeerDied || event.kind == Kind::kEvicted;
   if (!ends) return;
   const std::lock_guard lock(mutex_);
   if (!reason_.empty()) return;
   reason_ = event.kind == Kind::kPeerDied
                 ? fmt::format("{} ended; this rank ends too", event.detail)
-                : fmt::format("the daemon evicted this rank: {}",
-                              event.detail);
+                : fmt::format("the daemon evicted this rank: {}", event.detail);
   changed_.notify_all();
 }
 
 void PeerWatch::Run() {
   std::unique_lock lock(mutex_);
   changed_.wait(lock, [this] { return disarmed_ || !reason_.empty(); });
-  const bool ended = changed_.wait_for(
-      lock, absl::ToChronoMilliseconds(kGrace), [this] { return disarmed_; });
+  const bool ended = changed_.wait_for(lock, absl::ToChronoMilliseconds(kGrace),
+                                       [this] { return disarmed_; });
   if (ended) return;
   const std::string reason = reason_;
   lock.unlock();

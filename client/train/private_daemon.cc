@@ -47,17 +47,17 @@ absl::Status WaitReady(int fd, pid_t pid, const std::string& log) {
     char buffer[512];
     const ssize_t n = read(fd, buffer, sizeof(buffer));
     if (n <= 0) {
-      return absl::InternalError(fmt::format(
-          "the private sluiced did not start: {}", LastLine(log)));
+      return absl::InternalError(
+          fmt::format("the private sluiced did not start: {}", LastLine(log)));
     }
     text.append(buffer, static_cast<size_t>(n));
     if (text.find("sluiced: ready") != std::string::npos) {
       return absl::OkStatus();
     }
   }
-  return absl::DeadlineExceededError(fmt::format(
-      "the private sluiced (pid {}) was not ready after {} s: {}", pid,
-      absl::ToInt64Seconds(kStartTimeout), LastLine(log)));
+  return absl::DeadlineExceededError(
+      fmt::format("the private sluiced (pid {}) was not ready after {} s: {}",
+                  pid, absl::ToInt64Seconds(kStartTimeout), LastLine(log)));
 }
 
 }  // namespace
@@ -95,9 +95,14 @@ absl::StatusOr<std::unique_ptr<PrivateDaemon>> PrivateDaemon::Start(
   const UniqueFd log_fd(
       open(log.c_str(), O_CREAT | O_WRONLY | O_APPEND | O_CLOEXEC, 0600));
   SpawnOptions spawn;
-  spawn.argv = {BinaryFolder() + "/sluice-train", "guard",
-                std::to_string(getpid()), BinaryFolder() + "/sluiced",
-                "--config", config, "--runtime-dir", folder.path()};
+  spawn.argv = {BinaryFolder() + "/sluice-train",
+                "guard",
+                std::to_string(getpid()),
+                BinaryFolder() + "/sluiced",
+                "--config",
+                config,
+                "--runtime-dir",
+                folder.path()};
   spawn.own_group = true;
   spawn.stdout_fd = to.get();
   spawn.stderr_fd = log_fd.get();

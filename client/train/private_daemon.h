@@ -20,8 +20,8 @@ class PrivateDaemon {
  public:
   struct Options {
     int gpus = 1;
-    Bytes gpu_memory;   // each
-    Bytes host_memory;  // all
+    Bytes gpu_memory;       // each
+    Bytes host_memory;      // all
     bool throttled = true;  // false: links without a speed limit
   };
   // Waits until it serves. Internal: why it did not start, from its own log.

@@ -69,13 +69,12 @@ absl::StatusOr<pid_t> Spawn(const SpawnOptions& options) {
   posix_spawnattr_setsigmask(&attributes, &none);
   posix_spawnattr_setpgroup(&attributes, 0);
   posix_spawnattr_setflags(
-      &attributes, static_cast<short>(
-                       POSIX_SPAWN_SETSIGMASK |
-                       (options.own_group ? POSIX_SPAWN_SETPGROUP : 0)));
+      &attributes,
+      static_cast<short>(POSIX_SPAWN_SETSIGMASK |
+                         (options.own_group ? POSIX_SPAWN_SETPGROUP : 0)));
   pid_t pid = -1;
-  const int error =
-      posix_spawn(&pid, argv[0].c_str(), &actions, &attributes,
-                  Pointers(argv).data(), Pointers(env).data());
+  const int error = posix_spawn(&pid, argv[0].c_str(), &actions, &attributes,
+                                Pointers(argv).data(), Pointers(env).data());
   posix_spawn_file_actions_destroy(&actions);
   posix_spawnattr_destroy(&attributes);
   if (error != 0) return ErrnoStatus(error, "start " + options.argv[0]);
@@ -129,8 +128,7 @@ absl::StatusOr<TemporaryFolder> TemporaryFolder::Make(
     const std::string& prefix) {
   const char* base = std::getenv("TMPDIR");
   std::string path = fmt::format(
-      "{}/{}-XXXXXX", base != nullptr && *base != '\0' ? base : "/tmp",
-      prefix);
+      "{}/{}-XXXXXX", base != nullptr && *base != '\0' ? base : "/tmp", prefix);
   if (mkdtemp(path.data()) == nullptr) {
     return ErrnoStatus(errno, "make a temporary folder " + path);
   }

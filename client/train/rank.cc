@@ -122,8 +122,7 @@ void RankRun::Tell(const absl::Status& status) {
 }
 
 void RankRun::GiveUp(const std::string& reason) {
-  const absl::Status status =
-      CausedByPeer(absl::UnavailableError(reason));
+  const absl::Status status = CausedByPeer(absl::UnavailableError(reason));
   Tell(status);
   std::fflush(nullptr);
   _exit(ExitCode(status));
@@ -131,11 +130,11 @@ void RankRun::GiveUp(const std::string& reason) {
 
 int RankRun::Run() {
   InstallStopSignals();
-  const absl::Status status = Explain(
-      ClassifyStepError(runtime::CatchStatus(
-          fmt::format("rank {}", environment_.rank),
-          [this]() -> absl::Status { return Work(); })),
-      watch_);
+  const absl::Status status =
+      Explain(ClassifyStepError(runtime::CatchStatus(
+                  fmt::format("rank {}", environment_.rank),
+                  [this]() -> absl::Status { return Work(); })),
+              watch_);
   Tell(status);
   std::fflush(nullptr);
   // A failed rank leaves at once: joining what waits for lost peers could

@@ -42,8 +42,7 @@ absl::StatusOr<std::unique_ptr<RankMemory>> RankMemory::Open(
   if (!opened.ok()) return AsBadInput(opened.status());
   memory->session_ = *std::move(opened);
   // Local ranks gpu, gpu + gpus, gpu + 2 gpus, … share this one.
-  const int64_t on_gpu =
-      (environment.local_world_size - 1 - gpu) / *gpus + 1;
+  const int64_t on_gpu = (environment.local_world_size - 1 - gpu) / *gpus + 1;
   const Bytes size = HbmSize(options, memory->session_->limits(), on_gpu);
   auto region = memory->session_->LeaseGpu(size);
   if (region.status().code() == absl::StatusCode::kResourceExhausted) {

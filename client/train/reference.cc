@@ -39,8 +39,8 @@ class Reference {
     const Tensor logits = at::linear(x, W(m_.llama ? "head" : "embed"));
     // In half precision everybody takes the loss in fp32.
     const bool half = logits.scalar_type() == at::kBFloat16;
-    return at::cross_entropy_loss(half ? logits.to(at::kFloat) : logits,
-                                  labels, {}, /*reduction=mean*/ 1,
+    return at::cross_entropy_loss(half ? logits.to(at::kFloat) : logits, labels,
+                                  {}, /*reduction=mean*/ 1,
                                   /*ignore_index=*/-100);
   }
 
@@ -49,8 +49,7 @@ class Reference {
 
   Tensor Norm(const Tensor& x, const std::string& name) {
     if (m_.llama) {
-      return at::rms_norm(x, {m_.hidden}, W(name + "_weight"),
-                          m_.norm_epsilon);
+      return at::rms_norm(x, {m_.hidden}, W(name + "_weight"), m_.norm_epsilon);
     }
     return at::layer_norm(x, {m_.hidden}, W(name + "_weight"),
                           W(name + "_bias"), m_.norm_epsilon);
@@ -75,7 +74,8 @@ class Reference {
         m_.rope_theta, at::arange(0, d, 2, wide) / static_cast<double>(-d));
     const Tensor angle = at::arange(x.size(1), wide).unsqueeze(1) * rate;
     const Tensor both = at::cat({angle, angle}, 1);
-    const Tensor left = x.narrow(2, 0, d / 2), right = x.narrow(2, d / 2, d / 2);
+    const Tensor left = x.narrow(2, 0, d / 2),
+                 right = x.narrow(2, d / 2, d / 2);
     return x * both.cos().to(x.scalar_type()) +
            at::cat({-right, left}, 2) * both.sin().to(x.scalar_type());
   }
@@ -89,8 +89,8 @@ class Reference {
                          .repeat_interleave(group, 0);
     const double scale = 1 / std::sqrt(static_cast<double>(q.size(2)));
     const Tensor hidden_future = at::triu(
-        at::full({n, n}, -std::numeric_limits<double>::infinity(),
-                 x.options()), 1);
+        at::full({n, n}, -std::numeric_limits<double>::infinity(), x.options()),
+        1);
     const Tensor scores =
         at::matmul(q, k.transpose(1, 2)) * scale + hidden_future;
     const Tensor mixed = at::matmul(at::softmax(scores, -1), v);
@@ -99,9 +99,8 @@ class Reference {
 
   Tensor FeedForward(const Tensor& x, const std::string& p) {
     const Tensor up = Linear(x, p + "up");
-    const Tensor inner = m_.llama
-                             ? at::silu(Linear(x, p + "gate")) * up
-                             : at::gelu(up, "tanh");
+    const Tensor inner =
+        m_.llama ? at::silu(Linear(x, p + "gate")) * up : at::gelu(up, "tanh");
     return Linear(inner, p + "down");
   }
 
@@ -122,8 +121,8 @@ ReferenceResult RunReference(const ReferenceModel& model,
                              at::ScalarType dtype) {
   std::map<std::string, Tensor> leaves;
   for (const auto& [name, weight] : weights) {
-    leaves[name] = weight.detach().to(dtype, false, /*copy=*/true)
-                       .requires_grad_(true);
+    leaves[name] =
+        weight.detach().to(dtype, false, /*copy=*/true).requires_grad_(true);
   }
   const Tensor loss = Reference(model, leaves).Loss(ids, labels);
   loss.backward();

@@ -49,9 +49,12 @@ std::string ToJson(const RunReport& r, const absl::Status& status) {
 }
 
 RankResult MakeResult(const absl::Status& status, const std::string& report) {
-  return {ExitCode(status),  std::string(status.message()),
-          LimitedBy(status), IsCausedByPeer(status),
-          false,             report};
+  return {ExitCode(status),
+          std::string(status.message()),
+          LimitedBy(status),
+          IsCausedByPeer(status),
+          false,
+          report};
 }
 
 absl::Status WriteResult(const std::string& path, const RankResult& result) {

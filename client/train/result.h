@@ -31,8 +31,8 @@ struct RunReport {
   int ranks = 1;
   int64_t steps = 0;  // run by this invocation
   std::vector<double> losses;
-  Bytes peak_hbm;      // most of any rank
-  Bytes host;          // sum over the ranks
+  Bytes peak_hbm;  // most of any rank
+  Bytes host;      // sum over the ranks
   Bytes hbm_per_gpu;
   double tokens_per_second = 0;  // global
   double seconds_per_step = 0;

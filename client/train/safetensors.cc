@@ -69,8 +69,8 @@ std::string MakeHeader(const std::vector<TensorInfo>& tensors) {
 // Shape, type and offsets of one entry; nullopt when anything is amiss.
 std::optional<std::pair<TensorInfo, int64_t>> ParseEntry(
     const std::string& name, const Json& json, int64_t data_bytes) {
-  if (!json.is_object() || !json.contains("dtype") ||
-      !json.contains("shape") || !json.contains("data_offsets")) {
+  if (!json.is_object() || !json.contains("dtype") || !json.contains("shape") ||
+      !json.contains("data_offsets")) {
     return std::nullopt;
   }
   TensorInfo info{name, TensorType::kF32, {}};
@@ -133,8 +133,8 @@ absl::StatusOr<std::unique_ptr<SafetensorsWriter>> SafetensorsWriter::Create(
     const std::string& path, std::vector<TensorInfo> tensors) {
   std::unique_ptr<SafetensorsWriter> writer(new SafetensorsWriter());
   writer->path_ = path;
-  writer->fd_ = UniqueFd(open(path.c_str(),
-                              O_CREAT | O_TRUNC | O_WRONLY | O_CLOEXEC, 0644));
+  writer->fd_ = UniqueFd(
+      open(path.c_str(), O_CREAT | O_TRUNC | O_WRONLY | O_CLOEXEC, 0644));
   if (!writer->fd_) return ErrnoStatus(errno, "create " + path);
   for (const TensorInfo& t : tensors) writer->expected_ += t.bytes();
   const std::string header = MakeHeader(tensors);
@@ -153,9 +153,9 @@ absl::Status SafetensorsWriter::Append(const void* data, int64_t bytes) {
 
 absl::Status SafetensorsWriter::Close() {
   if (written_ != expected_) {
-    return absl::InternalError(fmt::format(
-        "{}: {} bytes written, the header says {}", path_, written_,
-        expected_));
+    return absl::InternalError(
+        fmt::format("{}: {} bytes written, the header says {}", path_, written_,
+                    expected_));
   }
   if (fsync(fd_.get()) != 0) return ErrnoStatus(errno, "fsync " + path_);
   fd_.Reset();
@@ -175,9 +175,9 @@ absl::StatusOr<std::unique_ptr<SafetensorsReader>> SafetensorsReader::Open(
   const bool has_size = pread(fd, &size, sizeof(size), 0) == sizeof(size);
   if (!has_size || size > kMaxHeader ||
       static_cast<int64_t>(size) > info.st_size - 8) {
-    return BadInput(fmt::format(
-        "{}: not a whole safetensors file ({} bytes, header of {})", path,
-        info.st_size, size));
+    return BadInput(
+        fmt::format("{}: not a whole safetensors file ({} bytes, header of {})",
+                    path, info.st_size, size));
   }
   std::string header(size, '\0');
   if (pread(fd, header.data(), size, 8) != static_cast<ssize_t>(size)) {
@@ -202,7 +202,8 @@ absl::Status SafetensorsReader::ParseHeader(const std::string& header,
     if (!parsed.has_value()) {
       return BadInput(fmt::format(
           "{}: tensor '{}' does not agree with the file's {} bytes of data; "
-          "the file is cut short or broken", path_, name, data_bytes));
+          "the file is cut short or broken",
+          path_, name, data_bytes));
     }
     places_[name] = {parsed->first, data_begin + parsed->second};
   }
@@ -222,8 +223,8 @@ absl::Status SafetensorsReader::Expect(const TensorInfo& wanted) const {
   if (found->type != wanted.type || found->shape != wanted.shape) {
     return BadInput(fmt::format(
         "{}: tensor '{}' is {}, this model has {}; give the flags of the run "
-        "that wrote it", path_, wanted.name, Describe(*found),
-        Describe(wanted)));
+        "that wrote it",
+        path_, wanted.name, Describe(*found), Describe(wanted)));
   }
   return absl::OkStatus();
 }

@@ -26,8 +26,8 @@ class BaselineStepper final : public Stepper {
                                           const at::Tensor& labels,
                                           int64_t global_count) override {
     return runtime::BaselineStep(options_, context_.weights->tensors(),
-                                 context_.gradients->tensors(), tokens,
-                                 labels, global_count);
+                                 context_.gradients->tensors(), tokens, labels,
+                                 global_count);
   }
 
   // The whole sequence is one chunk.

@@ -32,8 +32,8 @@ class StreamedStepper final : public Stepper {
                                           const at::Tensor& labels,
                                           int64_t global_count) override {
     return runtime::StreamedStep(*stream_, context_.weights->tensors(),
-                                 context_.gradients->tensors(), tokens,
-                                 labels, global_count);
+                                 context_.gradients->tensors(), tokens, labels,
+                                 global_count);
   }
   runtime::ChunkLayout layout() const override { return layout_; }
   Bytes host_bytes() const override { return host_->size(); }
@@ -98,8 +98,7 @@ absl::StatusOr<std::unique_ptr<client::Region>> StreamedStepper::LeaseHost(
         kHostMemory,
         fmt::format("{} of host memory needed, this rank's share of --host {} "
                     "is {}: raise --host or shorten --seq-len",
-                    FormatBytes(size), FormatBytes(limit),
-                    FormatBytes(share)));
+                    FormatBytes(size), FormatBytes(limit), FormatBytes(share)));
   }
   auto region = context_.memory->session().LeaseHost(size);
   if (region.status().code() == absl::StatusCode::kResourceExhausted) {
@@ -161,8 +160,8 @@ plan::RankProfile StreamedStepper::Profile(
   profile.numa = context_.memory->session().limits().numa;
   // What states and rings leave: ids and labels are there already.
   const Bytes used = context_.memory->allocator().stats().used;
-  const Bytes left = context_.memory->size() - used -
-                     StreamContext::RingBytes(options);
+  const Bytes left =
+      context_.memory->size() - used - StreamContext::RingBytes(options);
   profile.transient_capacity = Bytes(std::max<int64_t>(left.count(), 0));
   profile.alpha = asked;
   return profile;
@@ -230,8 +229,8 @@ absl::Status StreamedStepper::Prepare(const SavedPlan* saved) {
   copies.driver = &context_.memory->session().driver();
   copies.device = context_.memory->session().limits().device;
   copies.gate = &context_.memory->session().grants();
-  copies.record_timeline = !context_.options->trace.empty() &&
-                           context_.environment->rank == 0;
+  copies.record_timeline =
+      !context_.options->trace.empty() && context_.environment->rank == 0;
   SLUICE_ASSIGN_OR_RETURN(copies_, client::CopyEngine::Start(copies));
   if (saved != nullptr) {
     saved_ = *saved;

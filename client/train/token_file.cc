@@ -67,8 +67,8 @@ absl::StatusOr<TokenFileLayout> ReadTokenFileLayout(const std::string& path,
     if (file_bytes != kLlmcHeaderBytes + layout.tokens * width) {
       return BadInput(fmt::format(
           "--data {}: its header says {} tokens of {} bytes, the file has {} "
-          "bytes; it is cut short or broken", path, layout.tokens, width,
-          file_bytes));
+          "bytes; it is cut short or broken",
+          path, layout.tokens, width, file_bytes));
     }
     return layout;
   }
@@ -76,12 +76,13 @@ absl::StatusOr<TokenFileLayout> ReadTokenFileLayout(const std::string& path,
   if (width == 0) {
     return BadInput(fmt::format(
         "--data {}: no llm.c header and no .idx beside it; say --token-bytes "
-        "2 or 4", path));
+        "2 or 4",
+        path));
   }
   if (file_bytes % width != 0) {
-    return BadInput(fmt::format(
-        "--data {}: {} bytes are not a whole number of {}-byte ids", path,
-        file_bytes, width));
+    return BadInput(
+        fmt::format("--data {}: {} bytes are not a whole number of {}-byte ids",
+                    path, file_bytes, width));
   }
   return TokenFileLayout{width, 0, file_bytes / width};
 }

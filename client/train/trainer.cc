@@ -52,9 +52,9 @@ Trainer::~Trainer() = default;
 absl::Status Trainer::PrepareData() {
   const RunOptions& o = *context_.options;
   if (o.probe) return absl::OkStatus();  // it needs no text
-  SLUICE_ASSIGN_OR_RETURN(corpus_, Corpus::Open({o.data, o.data_suffix,
-                                                 o.token_bytes,
-                                                 o.model.vocab}));
+  SLUICE_ASSIGN_OR_RETURN(
+      corpus_,
+      Corpus::Open({o.data, o.data_suffix, o.token_bytes, o.model.vocab}));
   return absl::OkStatus();
 }
 
@@ -64,12 +64,11 @@ absl::Status Trainer::PrepareStepper() {
     std::optional<SavedPlan> saved;
     if (resumed_.has_value()) saved = resumed_->LoadPlan(context_);
     // All ranks replay theirs, or all plan anew: planning is collective.
-    const absl::Status all = Agree(
-        context_.collectives,
-        saved.has_value() ? absl::OkStatus() : absl::NotFoundError(""));
+    const absl::Status all =
+        Agree(context_.collectives,
+              saved.has_value() ? absl::OkStatus() : absl::NotFoundError(""));
     SLUICE_ASSIGN_OR_RETURN(
-        stepper_,
-        MakeStreamedStepper(context_, all.ok() ? &*saved : nullptr));
+        stepper_, MakeStreamedStepper(context_, all.ok() ? &*saved : nullptr));
     return absl::OkStatus();
   }
   stepper_ = MakeBaselineStepper(context_);
@@ -81,14 +80,14 @@ absl::Status Trainer::PrepareOptimizer() {
   at::Generator generator = at::globalContext().defaultGenerator(at::kCPU);
   generator.set_current_seed(static_cast<uint64_t>(o.seed));
   if (!o.resume.empty()) {
-    SLUICE_ASSIGN_OR_RETURN(
-        resumed_, OpenCheckpoint(o.resume, o, *context_.environment));
+    SLUICE_ASSIGN_OR_RETURN(resumed_,
+                            OpenCheckpoint(o.resume, o, *context_.environment));
     SLUICE_RETURN_IF_ERROR(resumed_->LoadWeights(*context_.weights));
     state_ = resumed_->state;
   }
-  optimizer_ = std::make_unique<AdamW>(OptimizerOptions(o), context_.weights,
-                                       context_.gradients,
-                                       context_.collectives);
+  optimizer_ =
+      std::make_unique<AdamW>(OptimizerOptions(o), context_.weights,
+                              context_.gradients, context_.collectives);
   if (!resumed_.has_value()) return absl::OkStatus();
   return resumed_->LoadOptimizer(*optimizer_);
 }
@@ -147,8 +146,8 @@ absl::StatusOr<Trainer::Sums> Trainer::SumOverRanks(
   values[1] = static_cast<double>(own.count);
   values[2] = static_cast<double>(stepper_->host_bytes().count());
   values[3] = StopRequested() ? 1 : 0;
-  values[4 + context_.environment->rank] = static_cast<double>(
-      context_.memory->allocator().stats().peak.count());
+  values[4 + context_.environment->rank] =
+      static_cast<double>(context_.memory->allocator().stats().peak.count());
   if (context_.collectives != nullptr) {
     SLUICE_RETURN_IF_ERROR(
         ClassifyStepError(context_.collectives->SumAll(sums)));
@@ -208,12 +207,13 @@ absl::Status Trainer::Record(const Sums& sums, double norm, double seconds) {
   report_->host = m.host;
   report_->grant_wait_seconds += m.grant_wait_seconds;
   report_->stall_seconds += m.stall_seconds;
-  client::StepReport step{m.step, seconds, m.h2d, m.d2h, m.stall_seconds,
-                          m.grant_wait_seconds};
+  client::StepReport step{m.step, seconds,         m.h2d,
+                          m.d2h,  m.stall_seconds, m.grant_wait_seconds};
   step.hbm_peak = context_.memory->allocator().stats().peak;
   step.host_peak = stepper_->host_bytes();
-  step.tokens = stepper_->layout().total_local_rows(
-                    context_.environment->rank) * sequences();
+  step.tokens =
+      stepper_->layout().total_local_rows(context_.environment->rank) *
+      sequences();
   step.loss = m.loss;
   step.plan_mismatches = m.plan_mismatches;
   // A daemon that is away costs a report, never a step.
@@ -262,8 +262,8 @@ absl::Status Trainer::Probe() {
 
 void Trainer::FinishReport() {
   report_->plan = stepper_ != nullptr ? stepper_->plan() : PlanSummary{};
-  report_->peak_hbm = std::max(report_->peak_hbm,
-                               context_.memory->allocator().stats().peak);
+  report_->peak_hbm =
+      std::max(report_->peak_hbm, context_.memory->allocator().stats().peak);
   if (seconds_ <= 0 || report_->steps == 0) return;
   const double steps = static_cast<double>(report_->steps);
   report_->seconds_per_step = seconds_ / steps;

@@ -1,8 +1,8 @@
 #include "daemon/core/budget.h"
 
-#include <algorithm>
-
 #include <fmt/format.h>
+
+#include <algorithm>
 
 #include "proto/base/status.h"
 
@@ -149,12 +149,12 @@ Bytes Budgets::Left(const Principal& principal, const std::string& job,
 std::vector<BudgetLine> Budgets::Lines() const {
   std::vector<BudgetLine> lines;
   for (const auto& [principal, used] : used_) {
-    lines.push_back({principal, "", used.gpu, used.host,
-                     PrincipalLimits(principal)});
+    lines.push_back(
+        {principal, "", used.gpu, used.host, PrincipalLimits(principal)});
   }
   for (const auto& [key, used] : used_by_job_) {
-    lines.push_back({key.first, key.second, used.gpu, used.host,
-                     JobLimits(key.second)});
+    lines.push_back(
+        {key.first, key.second, used.gpu, used.host, JobLimits(key.second)});
   }
   return lines;
 }

@@ -42,10 +42,10 @@ class Budgets {
   // ResourceExhausted: asked, used, limit, and who can change it.
   absl::Status Admit(const Principal& principal, const std::string& job,
                      PoolKind kind, Bytes size) const;
-  void Charge(const Principal& principal, const std::string& job,
-              PoolKind kind, Bytes size);
-  void Refund(const Principal& principal, const std::string& job,
-              PoolKind kind, Bytes size);
+  void Charge(const Principal& principal, const std::string& job, PoolKind kind,
+              Bytes size);
+  void Refund(const Principal& principal, const std::string& job, PoolKind kind,
+              Bytes size);
 
   // FailedPrecondition where someone already holds more than the new limit:
   // memory in use cannot be taken back, so the promise would be broken.

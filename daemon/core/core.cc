@@ -1,9 +1,9 @@
 // Construction, reading and the invariants that span all parts.
 #include "daemon/core/core.h"
 
-#include <algorithm>
-
 #include <fmt/format.h>
+
+#include <algorithm>
 
 #include "proto/base/grant_page.h"
 #include "proto/base/status.h"

@@ -40,8 +40,7 @@ absl::Status Core::AdmitLease(const Session& session,
 }
 
 void Core::Handle(Session& session, RequestId request,
-                  const LeaseRequest& asked, absl::Time now,
-                  Effects& effects) {
+                  const LeaseRequest& asked, absl::Time now, Effects& effects) {
   const auto refuse = [&](const absl::Status& why, const char* reason) {
     ++stats_.leases_refused[reason];
     Log(now, "refuse",
@@ -88,8 +87,8 @@ void Core::FinishLease(LeaseId id, Lease& lease, absl::Time now,
   if (!lease.failure.ok()) {
     ++stats_.leases_refused["device"];
     const absl::Status why = Annotate(
-        lease.failure, fmt::format("{}: {} could not be made",
-                                   Name(lease.pool), FormatBytes(lease.size)));
+        lease.failure, fmt::format("{}: {} could not be made", Name(lease.pool),
+                                   FormatBytes(lease.size)));
     Log(now, "refuse", std::string(why.message()), session.peer.principal);
     EndLease(id, /*quarantine=*/false, session);
     return Answer(session, request, why, effects);
@@ -176,8 +175,8 @@ void Core::Handle(Session& session, RequestId request, const FreeRequest& asked,
   if (!session.leases.contains(asked.lease) ||
       !leases_.at(asked.lease).granted) {
     return Answer(session, request,
-                  absl::NotFoundError(fmt::format(
-                      "no lease {} in this session", asked.lease.value())),
+                  absl::NotFoundError(fmt::format("no lease {} in this session",
+                                                  asked.lease.value())),
                   effects);
   }
   EndLease(asked.lease, /*quarantine=*/false, session);

@@ -1,8 +1,8 @@
 // Plans: from the last profile to the plan each rank gets.
+#include <fmt/format.h>
+
 #include <algorithm>
 #include <set>
-
-#include <fmt/format.h>
 
 #include "daemon/core/core.h"
 #include "proto/base/status.h"
@@ -59,8 +59,7 @@ plan::NodeResources Core::ResourcesFor(const JobKey& job) const {
   std::map<uint64_t, Bytes> job_host_by_node;
   for (const auto& [id, session] : sessions_) {
     if (!session.is_rank()) continue;
-    const std::string& link =
-        config_.gpus[session.hello.gpu.value()].link;
+    const std::string& link = config_.gpus[session.hello.gpu.value()].link;
     ++on_link[link];
     if (KeyOf(session) != job) continue;
     shares[link].ranks.push_back(session.hello.rank);
@@ -74,8 +73,7 @@ plan::NodeResources Core::ResourcesFor(const JobKey& job) const {
   for (auto& [name, share] : shares) {
     share.name = name;
     // The job's part of a link that others use too.
-    const double part =
-        static_cast<double>(share.ranks.size()) / on_link[name];
+    const double part = static_cast<double>(share.ranks.size()) / on_link[name];
     for (const LinkSpeed& link : config_.links) {
       if (link.name != name) continue;
       share.h2d_bytes_per_second = link.h2d_bytes_per_second * part;
@@ -153,14 +151,13 @@ Effects Core::PlanSolved(PlanRoundId round,
   // `infeasible` says what to do.
   const bool feasible = solved->infeasible.empty();
   ++stats_.plans[feasible ? "solved" : "infeasible"];
-  const auto plan =
-      rounds_.Keep(job, finished->cache_key, *std::move(solved));
+  const auto plan = rounds_.Keep(job, finished->cache_key, *std::move(solved));
   rounds_.Use(job, plan->id);
   Log(now, "plan",
-      feasible ? fmt::format("job {}: plan {} for {} ranks in {:.3f} s",
-                             job.name, plan->id.value(), plan->ranks.size(),
-                             plan->seconds)
-               : fmt::format("job {}: {}", job.name, plan->infeasible),
+      feasible
+          ? fmt::format("job {}: plan {} for {} ranks in {:.3f} s", job.name,
+                        plan->id.value(), plan->ranks.size(), plan->seconds)
+          : fmt::format("job {}: {}", job.name, plan->infeasible),
       job.principal);
   GivePlan(job, finished->ranks, *plan, effects);
   return effects;

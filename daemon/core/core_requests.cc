@@ -49,9 +49,9 @@ Reply Core::Repeat(const Session& session, RequestId request) const {
   if (granted == nullptr || session.leases.contains(granted->lease)) {
     return reply;
   }
-  return absl::NotFoundError(fmt::format(
-      "request {} was granted as lease {}, which was freed since",
-      request.value(), granted->lease.value()));
+  return absl::NotFoundError(
+      fmt::format("request {} was granted as lease {}, which was freed since",
+                  request.value(), granted->lease.value()));
 }
 
 void Core::Answer(Session& session, RequestId request, Reply reply,
@@ -114,8 +114,7 @@ int Core::TakeSlot() {
 }
 
 void Core::Handle(Session& session, RequestId request,
-                  const HelloRequest& hello, absl::Time now,
-                  Effects& effects) {
+                  const HelloRequest& hello, absl::Time now, Effects& effects) {
   if (const absl::Status admitted = AdmitHello(session, hello);
       !admitted.ok()) {
     return Answer(session, request, admitted, effects);
@@ -123,11 +122,11 @@ void Core::Handle(Session& session, RequestId request,
   if (!hello.observer) {
     const int slot = TakeSlot();
     if (slot < 0) {
-      return Answer(session, request,
-                    absl::ResourceExhaustedError(fmt::format(
-                        "all {} rank sessions of this node are taken",
-                        kGrantSlots)),
-                    effects);
+      return Answer(
+          session, request,
+          absl::ResourceExhaustedError(fmt::format(
+              "all {} rank sessions of this node are taken", kGrantSlots)),
+          effects);
     }
     session.grant_slot = slot;
     effects.push_back(AttachGrants{session.id, slot, hello.gpu,
@@ -150,10 +149,10 @@ void Core::Handle(Session& session, RequestId request,
 void Core::Handle(Session& session, RequestId request, const StepRequest& step,
                   absl::Time, Effects& effects) {
   if (!session.is_rank()) {
-    return Answer(session, request,
-                  absl::FailedPreconditionError(
-                      "an observer's session reports no steps"),
-                  effects);
+    return Answer(
+        session, request,
+        absl::FailedPreconditionError("an observer's session reports no steps"),
+        effects);
   }
   session.last_step = step;
   session.stall_seconds += step.stall_seconds;
@@ -178,11 +177,11 @@ void Core::Handle(Session& session, RequestId request,
   // A plan of somebody else's is as if it were not there.
   if (query.plan != PlanId()) {
     if (!FindPlan(query.plan, ViewerOf(session))) {
-      return Answer(session, request,
-                    absl::NotFoundError(fmt::format(
-                        "no plan {}: sluicectl status lists them",
-                        query.plan.value())),
-                    effects);
+      return Answer(
+          session, request,
+          absl::NotFoundError(fmt::format(
+              "no plan {}: sluicectl status lists them", query.plan.value())),
+          effects);
     }
   }
   Answer(session, request, SnapshotReply{query.plan}, effects);

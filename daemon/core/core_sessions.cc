@@ -1,7 +1,7 @@
 // Sessions: connect, end of the socket, end of the process.
-#include <algorithm>
-
 #include <fmt/format.h>
+
+#include <algorithm>
 
 #include "daemon/core/core.h"
 #include "proto/base/grant_page.h"
@@ -208,8 +208,7 @@ Effects Core::ProcessGone(SessionId id, Exit exit, absl::Time now) {
   if (rank && !clean) {
     ++stats_.client_deaths[DeathReason(exit)];
     TellPeers(session, Describe(exit), effects);
-    Log(now, "death",
-        fmt::format("{}: {}", Describe(session), Describe(exit)),
+    Log(now, "death", fmt::format("{}: {}", Describe(session), Describe(exit)),
         session.peer.principal);
   }
   Drop(id, effects);
@@ -232,8 +231,8 @@ Effects Core::ProtocolBroken(SessionId id, const std::string& reason,
   if (found == sessions_.end()) return effects;
   Session& session = found->second;
   if (session.state == Session::State::kClosed) return effects;
-  Log(now, "protocol", fmt::format("{}: {}; its session is ended",
-                                   Describe(session), reason),
+  Log(now, "protocol",
+      fmt::format("{}: {}; its session is ended", Describe(session), reason),
       session.peer.principal);
   if (session.is_rank()) {
     ++stats_.client_deaths["protocol"];

@@ -73,10 +73,9 @@ struct StopSolving {
   PlanRoundId round;
 };
 
-using Effect =
-    std::variant<MakeExtent, DestroyExtent, SendReply, SendNotice, CloseSocket,
-                 Forget, KillProcess, AttachGrants, DetachGrants, ReadProfile,
-                 SolvePlan, StopSolving>;
+using Effect = std::variant<MakeExtent, DestroyExtent, SendReply, SendNotice,
+                            CloseSocket, Forget, KillProcess, AttachGrants,
+                            DetachGrants, ReadProfile, SolvePlan, StopSolving>;
 using Effects = std::vector<Effect>;
 
 }  // namespace sluice::daemon

@@ -26,8 +26,8 @@ class EventLog {
 
   const LoggedEvent& Add(absl::Time at, std::string kind, std::string text,
                          Principal principal) {
-    events_.push_back({++last_, at, std::move(kind), std::move(text),
-                       std::move(principal)});
+    events_.push_back(
+        {++last_, at, std::move(kind), std::move(text), std::move(principal)});
     if (events_.size() > capacity_) events_.pop_front();
     return events_.back();
   }

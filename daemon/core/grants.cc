@@ -27,12 +27,12 @@ double GrantPolicy::Rate(int link, int direction) const {
 uint64_t GrantPolicy::Window(int link, int direction) const {
   const double rate = Rate(link, direction);
   if (rate <= 0) return kUngated;
-  const auto sharing =
-      std::count_if(ranks_.begin(), ranks_.end(),
-                    [&](const auto& entry) { return entry.second.link == link; });
+  const auto sharing = std::count_if(
+      ranks_.begin(), ranks_.end(),
+      [&](const auto& entry) { return entry.second.link == link; });
   const absl::Duration window = sharing <= 1 ? kWindowAlone : kWindow;
-  return std::max(kMinWindow, static_cast<uint64_t>(
-                                  rate * absl::ToDoubleSeconds(window)));
+  return std::max(kMinWindow,
+                  static_cast<uint64_t>(rate * absl::ToDoubleSeconds(window)));
 }
 
 Directions GrantPolicy::Attach(int slot, int link,
@@ -67,8 +67,7 @@ std::map<int, Directions> GrantPolicy::Refill(
   return limits;
 }
 
-void GrantPolicy::RefillLink(int link, int direction,
-                             absl::Duration elapsed) {
+void GrantPolicy::RefillLink(int link, int direction, absl::Duration elapsed) {
   struct Want {
     RankShare* rank;
     double bytes;

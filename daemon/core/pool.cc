@@ -1,8 +1,8 @@
 #include "daemon/core/pool.h"
 
-#include <algorithm>
-
 #include <fmt/format.h>
+
+#include <algorithm>
 
 #include "proto/base/status.h"
 

@@ -49,11 +49,11 @@ class Pool {
   absl::StatusOr<Taken> Take(PrincipalId principal, Bytes size,
                              uint64_t& next_extent);
 
-  void Made(ExtentId id);                     // making -> leased
-  void Failed(ExtentId id);                   // making -> not there
-  void AddHolder(ExtentId id, SessionId by);  // its descriptor was sent
-  void Return(ExtentId id);                   // leased -> kept
-  void Quarantine(ExtentId id, SessionId by); // leased -> quarantined
+  void Made(ExtentId id);                      // making -> leased
+  void Failed(ExtentId id);                    // making -> not there
+  void AddHolder(ExtentId id, SessionId by);   // its descriptor was sent
+  void Return(ExtentId id);                    // leased -> kept
+  void Quarantine(ExtentId id, SessionId by);  // leased -> quarantined
   // What `from` received counts as received by `to`, a session of the same
   // process. `from` has nothing in quarantine.
   void TransferHolds(SessionId from, SessionId to);
@@ -82,7 +82,7 @@ class Pool {
     Bytes size;
     State state = State::kMaking;
     PrincipalId principal;
-    uint64_t kept_order = 0;      // of kept ones: smaller is older
+    uint64_t kept_order = 0;  // of kept ones: smaller is older
     std::vector<SessionId> holders;
     SessionId quarantined_for;
   };

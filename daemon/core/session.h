@@ -60,9 +60,7 @@ struct Session {
   double stall_seconds = 0, grant_wait_seconds = 0;  // sums
   Bytes hbm_peak;
 
-  bool is_rank() const {
-    return state == State::kAttached && !hello.observer;
-  }
+  bool is_rank() const { return state == State::kAttached && !hello.observer; }
 };
 
 }  // namespace sluice::daemon

@@ -64,19 +64,21 @@ struct Stats {
   uint64_t extents_destroyed = 0;
   uint64_t extents_reused = 0;
   // By how the process ended; all present from the start.
-  std::map<std::string, uint64_t> client_deaths = {
-      {"signal", 0}, {"status", 0}, {"unknown", 0}, {"evicted", 0},
-      {"protocol", 0}};
+  std::map<std::string, uint64_t> client_deaths = {{"signal", 0},
+                                                   {"status", 0},
+                                                   {"unknown", 0},
+                                                   {"evicted", 0},
+                                                   {"protocol", 0}};
   std::map<std::string, uint64_t> plans = {
       {"solved", 0}, {"cached", 0}, {"infeasible", 0}, {"failed", 0}};
   std::vector<GpuStats> gpus;
   std::map<std::pair<Principal, std::string>, JobStats> jobs;
-  Histogram lease_seconds{{0.0001, 0.0003, 0.001, 0.003, 0.01, 0.03, 0.1, 0.3,
-                           1, 3, 10}};
+  Histogram lease_seconds{
+      {0.0001, 0.0003, 0.001, 0.003, 0.01, 0.03, 0.1, 0.3, 1, 3, 10}};
   Histogram plan_seconds{{0.01, 0.03, 0.1, 0.3, 1, 3, 10, 30}};
   Histogram step_seconds{{0.01, 0.03, 0.1, 0.3, 1, 3, 10, 30, 100, 300}};
-  Histogram grant_wait_seconds{{0.0001, 0.001, 0.01, 0.03, 0.1, 0.3, 1, 3, 10,
-                                30}};
+  Histogram grant_wait_seconds{
+      {0.0001, 0.001, 0.01, 0.03, 0.1, 0.3, 1, 3, 10, 30}};
 };
 
 }  // namespace sluice::daemon

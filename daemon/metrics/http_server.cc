@@ -1,9 +1,9 @@
 #include "daemon/metrics/http_server.h"
 
-#include <thread>
-
 #include <fmt/format.h>
 #include <httplib.h>
+
+#include <thread>
 
 #include "absl/strings/numbers.h"
 #include "daemon/metrics/prometheus_text.h"
@@ -65,8 +65,7 @@ absl::StatusOr<std::unique_ptr<HttpServer>> HttpServer::Start(
       reply.set_content(render(*snapshot), type);
     });
   };
-  serve("/metrics", "text/plain; version=0.0.4; charset=utf-8",
-        PrometheusText);
+  serve("/metrics", "text/plain; version=0.0.4; charset=utf-8", PrometheusText);
   serve("/status.json", "application/json", SnapshotJson);
   http.Get("/", [](const httplib::Request&, httplib::Response& reply) {
     reply.set_header("Content-Security-Policy",
@@ -88,8 +87,7 @@ absl::StatusOr<std::unique_ptr<HttpServer>> HttpServer::Start(
                     listen));
   }
   server->address_ = fmt::format("{}:{}", host, port);
-  server->server_->thread =
-      std::thread([&http] { http.listen_after_bind(); });
+  server->server_->thread = std::thread([&http] { http.listen_after_bind(); });
   // stop() is lost on a server that does not run yet.
   while (!http.is_running()) std::this_thread::yield();
   return server;

@@ -1,13 +1,13 @@
 #include "daemon/metrics/prometheus_text.h"
 
+#include <prometheus/metric_family.h>
+#include <prometheus/text_serializer.h>
+
 #include <cmath>
 #include <map>
 #include <sstream>
 #include <utility>
 #include <vector>
-
-#include <prometheus/metric_family.h>
-#include <prometheus/text_serializer.h>
 
 #include "proto/base/status.h"
 
@@ -57,8 +57,7 @@ class Families {
     for (size_t i = 0; i <= from.bounds().size(); ++i) {
       cumulative += from.counts()[i];
       metric.histogram.bucket.push_back(
-          {cumulative, i < from.bounds().size() ? from.bounds()[i]
-                                                : INFINITY});
+          {cumulative, i < from.bounds().size() ? from.bounds()[i] : INFINITY});
     }
     families_.back().metric.push_back(std::move(metric));
   }
@@ -264,8 +263,7 @@ void AddService(const Snapshot& from, Families& to) {
              "Idle extents destroyed to make room for another size or "
              "principal.",
              stats.extents_destroyed);
-  to.CounterBy("sluice_plans_total", "Plans by result.", "result",
-               stats.plans);
+  to.CounterBy("sluice_plans_total", "Plans by result.", "result", stats.plans);
   to.AddHistogram("sluice_lease_seconds",
                   "From a lease's request until its extents are there.",
                   stats.lease_seconds);

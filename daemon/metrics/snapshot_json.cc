@@ -1,9 +1,8 @@
 #include "daemon/metrics/snapshot_json.h"
 
 #include <cmath>
-#include <utility>
-
 #include <nlohmann/json.hpp>
+#include <utility>
 
 namespace sluice::daemon {
 namespace {
@@ -19,8 +18,10 @@ void AddPool(const PoolSnapshot& pool, json& to) {
 }
 
 json Gpu(const GpuSnapshot& gpu) {
-  json to = {{"index", gpu.gpu.index.value()}, {"uuid", gpu.gpu.uuid},
-             {"name", gpu.gpu.name},           {"link", gpu.gpu.link},
+  json to = {{"index", gpu.gpu.index.value()},
+             {"uuid", gpu.gpu.uuid},
+             {"name", gpu.gpu.name},
+             {"link", gpu.gpu.link},
              {"numa", gpu.gpu.numa.value()}};
   AddPool(gpu.pool, to);
   return to;

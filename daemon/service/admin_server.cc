@@ -1,14 +1,13 @@
 #include "daemon/service/admin_server.h"
 
-#include <sys/stat.h>
-#include <unistd.h>
-
-#include <chrono>
-
 #include <fmt/format.h>
 #include <grpcpp/resource_quota.h>
 #include <grpcpp/server.h>
 #include <grpcpp/server_builder.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+#include <chrono>
 
 #include "proto/admin/admin.grpc.pb.h"
 #include "proto/base/status.h"

@@ -1,8 +1,7 @@
 #include "daemon/service/channel.h"
 
-#include <sys/socket.h>
-
 #include <fmt/format.h>
+#include <sys/socket.h>
 
 #include "proto/base/status.h"
 
@@ -18,8 +17,7 @@ constexpr uint32_t kWaitToWrite = EPOLLOUT | EPOLLET;
 
 }  // namespace
 
-Channel::Channel(Loop* loop, UniqueFd socket, UniqueFd pidfd,
-                 Handlers handlers)
+Channel::Channel(Loop* loop, UniqueFd socket, UniqueFd pidfd, Handlers handlers)
     : loop_(loop),
       socket_(std::move(socket)),
       pidfd_(std::move(pidfd)),
@@ -80,8 +78,8 @@ void Channel::Send(Outgoing out) {
   queue_.push_back(std::move(out));
   if (queue_.size() > kMaxQueued) {
     queue_.clear();
-    handlers_.broken(fmt::format("{} messages wait and it reads none",
-                                 kMaxQueued));
+    handlers_.broken(
+        fmt::format("{} messages wait and it reads none", kMaxQueued));
   }
 }
 

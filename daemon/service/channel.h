@@ -30,9 +30,9 @@ class Channel {
 
   struct Handlers {
     std::function<void(wire::Message)> message;
-    std::function<void()> ended;                      // the peer closed
-    std::function<void(const std::string&)> broken;   // it broke the protocol
-    std::function<void()> gone;                       // its process ended
+    std::function<void()> ended;                     // the peer closed
+    std::function<void(const std::string&)> broken;  // it broke the protocol
+    std::function<void()> gone;                      // its process ended
   };
 
   // `loop` outlives the channel. Handlers may destroy it only through Post.

@@ -1,8 +1,8 @@
 #include "daemon/service/convert.h"
 
-#include <algorithm>
-
 #include <fmt/format.h>
+
+#include <algorithm>
 
 #include "absl/strings/numbers.h"
 #include "proto/wire.h"
@@ -22,8 +22,8 @@ HelloRequest From(const wire::Hello& hello) {
 }
 
 LeaseRequest From(const wire::Lease& lease) {
-  const PoolKind kind = lease.kind() == wire::Lease::GPU ? PoolKind::kGpu
-                                                         : PoolKind::kHost;
+  const PoolKind kind =
+      lease.kind() == wire::Lease::GPU ? PoolKind::kGpu : PoolKind::kHost;
   return {{kind, lease.ordinal()}, Bytes(static_cast<int64_t>(lease.bytes()))};
 }
 

@@ -1,14 +1,13 @@
 #include "daemon/service/grant_pages.h"
 
 #include <fcntl.h>
+#include <fmt/format.h>
 #include <pthread.h>
 #include <sys/mman.h>
 #include <sys/stat.h>
 #include <unistd.h>
 
 #include <cerrno>
-
-#include <fmt/format.h>
 
 #include "proto/base/status.h"
 
@@ -19,16 +18,16 @@ absl::StatusOr<UniqueFd> MakePage(const char* name, size_t size) {
   UniqueFd fd(memfd_create(name, MFD_CLOEXEC | MFD_ALLOW_SEALING));
   if (!fd) return ErrnoStatus(errno, "make a grant page");
   if (ftruncate(fd.get(), static_cast<off_t>(size)) != 0 ||
-      fcntl(fd.get(), F_ADD_SEALS,
-            F_SEAL_SHRINK | F_SEAL_GROW | F_SEAL_SEAL) != 0) {
+      fcntl(fd.get(), F_ADD_SEALS, F_SEAL_SHRINK | F_SEAL_GROW | F_SEAL_SEAL) !=
+          0) {
     return ErrnoStatus(errno, "size a grant page");
   }
   return fd;
 }
 
 absl::StatusOr<void*> MapPage(const UniqueFd& fd, size_t size) {
-  void* const page = mmap(nullptr, size, PROT_READ | PROT_WRITE, MAP_SHARED,
-                          fd.get(), 0);
+  void* const page =
+      mmap(nullptr, size, PROT_READ | PROT_WRITE, MAP_SHARED, fd.get(), 0);
   if (page == MAP_FAILED) return ErrnoStatus(errno, "map a grant page");
   return page;
 }
@@ -47,9 +46,8 @@ GrantPages::GrantPages(std::vector<LinkSpeed> links, const Clock* clock)
 
 absl::StatusOr<std::unique_ptr<GrantPages>> GrantPages::Start(
     std::vector<LinkSpeed> links, uint64_t generation, const Clock* clock) {
-  SLUICE_ASSIGN_OR_RETURN(
-      const UniqueFd writer,
-      MakePage("sluice grant limits", sizeof(GrantLimits)));
+  SLUICE_ASSIGN_OR_RETURN(const UniqueFd writer,
+                          MakePage("sluice grant limits", sizeof(GrantLimits)));
   SLUICE_ASSIGN_OR_RETURN(void* page, MapPage(writer, sizeof(GrantLimits)));
   auto pages =
       std::unique_ptr<GrantPages>(new GrantPages(std::move(links), clock));

@@ -16,8 +16,8 @@ absl::StatusOr<std::unique_ptr<Loop>> Loop::Make(const Clock* clock) {
   if (!epoll) return ErrnoStatus(errno, "make an epoll");
   UniqueFd wake(eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK));
   if (!wake) return ErrnoStatus(errno, "make an eventfd");
-  auto loop = std::unique_ptr<Loop>(
-      new Loop(std::move(epoll), std::move(wake), clock));
+  auto loop =
+      std::unique_ptr<Loop>(new Loop(std::move(epoll), std::move(wake), clock));
   Loop* raw = loop.get();
   loop->Add(raw->wake_.get(), EPOLLIN, [raw](uint32_t) { raw->RunPosted(); });
   return loop;

@@ -1,5 +1,6 @@
 #include "daemon/service/peer.h"
 
+#include <fmt/format.h>
 #include <poll.h>
 #include <sys/ioctl.h>
 #include <sys/socket.h>
@@ -10,8 +11,6 @@
 #include <cerrno>
 #include <fstream>
 #include <sstream>
-
-#include <fmt/format.h>
 
 #include "proto/base/status.h"
 
@@ -96,8 +95,7 @@ std::string CgroupFrom(std::string_view text) {
     const size_t first = line.find(':');
     const size_t second = line.find(':', first + 1);
     if (first == std::string::npos || second == std::string::npos) continue;
-    const std::string controllers =
-        line.substr(first + 1, second - first - 1);
+    const std::string controllers = line.substr(first + 1, second - first - 1);
     if (controllers.empty()) unified = line.substr(second + 1);
     if (controllers == "memory") memory = line.substr(second + 1);
   }
@@ -118,12 +116,11 @@ absl::StatusOr<Identity> IdentifyPeer(int socket, bool use_peerpidfd) {
   Identity identity;
   int pidfd = -1;
   size = sizeof(pidfd);
-  if (use_peerpidfd && getsockopt(socket, SOL_SOCKET, kSoPeerPidfd, &pidfd,
-                                  &size) == 0) {
+  if (use_peerpidfd &&
+      getsockopt(socket, SOL_SOCKET, kSoPeerPidfd, &pidfd, &size) == 0) {
     identity.pidfd = UniqueFd(pidfd);
   } else {
-    SLUICE_ASSIGN_OR_RETURN(identity.pidfd,
-                            OpenPidfd(socket, credentials.pid));
+    SLUICE_ASSIGN_OR_RETURN(identity.pidfd, OpenPidfd(socket, credentials.pid));
   }
   const auto stat = ReadStat(credentials.pid);
   const std::string cgroup =

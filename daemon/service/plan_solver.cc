@@ -1,6 +1,7 @@
 #include "daemon/service/plan_solver.h"
 
 #include <fcntl.h>
+#include <fmt/format.h>
 #include <signal.h>
 #include <spawn.h>
 #include <sys/mman.h>
@@ -11,8 +12,6 @@
 #include <array>
 #include <cerrno>
 #include <utility>
-
-#include <fmt/format.h>
 
 #include "proto/base/status.h"
 #include "proto/plan/codec.h"
@@ -177,9 +176,9 @@ void PlanSolver::Solve(SolvePlan question) {
       SLUICE_ASSIGN_OR_RETURN(Pipe pipe, MakePipe());
       run->errors = UniqueFd(memfd_create("sluice worker stderr", MFD_CLOEXEC));
       if (!run->errors) return ErrnoStatus(errno, "memfd_create");
-      SLUICE_ASSIGN_OR_RETURN(
-          run->pid, Spawn(worker_path_, in, pipe.write, run->errors,
-                          run->question.time_limit));
+      SLUICE_ASSIGN_OR_RETURN(run->pid,
+                              Spawn(worker_path_, in, pipe.write, run->errors,
+                                    run->question.time_limit));
       run->out = std::move(pipe.read);
       return absl::OkStatus();
     };
@@ -188,8 +187,7 @@ void PlanSolver::Solve(SolvePlan question) {
   });
 }
 
-void PlanSolver::Started(const std::shared_ptr<Run>& run,
-                         absl::Status status) {
+void PlanSolver::Started(const std::shared_ptr<Run>& run, absl::Status status) {
   run->started = true;
   if (run->stopped) return End(run);
   if (!status.ok()) {

@@ -26,12 +26,10 @@ namespace sluice::daemon {
 
 class PlanSolver {
  public:
-  using Done =
-      std::function<void(PlanRoundId, absl::StatusOr<plan::NodePlan>)>;
+  using Done = std::function<void(PlanRoundId, absl::StatusOr<plan::NodePlan>)>;
 
   // `loop` and `codec` outlive the solver; `done` runs on the loop's thread.
-  PlanSolver(Loop* loop, TaskThread* codec, std::string worker_path,
-             Done done);
+  PlanSolver(Loop* loop, TaskThread* codec, std::string worker_path, Done done);
   ~PlanSolver();  // ends running workers
 
   void Solve(SolvePlan question);

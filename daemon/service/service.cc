@@ -1,14 +1,13 @@
 #include "daemon/service/service.h"
 
 #include <fcntl.h>
+#include <fmt/format.h>
 #include <signal.h>
 #include <sys/signalfd.h>
 #include <sys/socket.h>
 #include <unistd.h>
 
 #include <cerrno>
-
-#include <fmt/format.h>
 
 #include "daemon/service/log.h"
 #include "daemon/service/peer.h"
@@ -39,8 +38,8 @@ absl::StatusOr<std::unique_ptr<Service>> Service::Start(
 
 absl::Status Service::Prepare() {
   SLUICE_ASSIGN_OR_RETURN(loop_, Loop::Make(options_.clock));
-  SLUICE_ASSIGN_OR_RETURN(
-      listener_, wire::Listen(options_.socket, options_.socket_mode));
+  SLUICE_ASSIGN_OR_RETURN(listener_,
+                          wire::Listen(options_.socket, options_.socket_mode));
   if (fcntl(listener_.get(), F_SETFL, O_NONBLOCK) != 0) {
     return ErrnoStatus(errno, "prepare the session socket");
   }
@@ -122,15 +121,14 @@ void Service::Accept() {
     channels_[id] = std::make_unique<Channel>(
         loop_.get(), std::move(socket), std::move(identity->pidfd),
         Channel::Handlers{
-            .message = [this, id](wire::Message m) {
-              OnMessage(id, std::move(m));
-            },
-            .ended = [this, id] {
-              Execute(core_.SocketEnded(id, loop_->now()));
-            },
-            .broken = [this, id](const std::string& why) {
-              Execute(core_.ProtocolBroken(id, why, loop_->now()));
-            },
+            .message = [this,
+                        id](wire::Message m) { OnMessage(id, std::move(m)); },
+            .ended = [this,
+                      id] { Execute(core_.SocketEnded(id, loop_->now())); },
+            .broken =
+                [this, id](const std::string& why) {
+                  Execute(core_.ProtocolBroken(id, why, loop_->now()));
+                },
             .gone = [this, id] { OnGone(id); }});
     Execute(core_.Connect(id, identity->peer, loop_->now()));
   }
@@ -211,11 +209,11 @@ absl::StatusOr<Snapshot> Service::Read() {
 
 absl::StatusOr<std::string> Service::ReadPlan(PlanId plan) {
   auto found = std::make_shared<std::shared_ptr<const plan::NodePlan>>();
-  SLUICE_RETURN_IF_ERROR(OnLoop(
-      [this, plan, found] { *found = core_.FindPlan(plan, nullptr); }));
+  SLUICE_RETURN_IF_ERROR(
+      OnLoop([this, plan, found] { *found = core_.FindPlan(plan, nullptr); }));
   if (*found == nullptr) {
-    return absl::NotFoundError(fmt::format(
-        "no plan {}: sluicectl status lists them", plan.value()));
+    return absl::NotFoundError(
+        fmt::format("no plan {}: sluicectl status lists them", plan.value()));
   }
   return plan::Encode(**found);
 }
@@ -236,8 +234,7 @@ absl::StatusOr<int> Service::Evict(const std::string& job,
                                    const std::string& reason) {
   auto sessions = std::make_shared<int>(0);
   SLUICE_RETURN_IF_ERROR(OnLoop([=, this] {
-    Core::Evicted evicted =
-        core_.Evict(job, uid, kill, reason, loop_->now());
+    Core::Evicted evicted = core_.Evict(job, uid, kill, reason, loop_->now());
     *sessions = evicted.sessions;
     Execute(std::move(evicted.effects));
   }));

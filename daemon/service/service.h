@@ -32,8 +32,8 @@
 namespace sluice::daemon {
 
 struct ServiceOptions {
-  std::string socket;         // path of the session socket
-  int socket_mode = 0666;     // who may attach; budgets bind principals
+  std::string socket;      // path of the session socket
+  int socket_mode = 0666;  // who may attach; budgets bind principals
   NodeConfig node;
   device::Driver* driver = nullptr;  // outlives the service
   std::string sim_directory;         // told to clients; empty on cuda
@@ -46,8 +46,7 @@ struct ServiceOptions {
 class Service {
  public:
   // AlreadyExists: another daemon serves that socket.
-  static absl::StatusOr<std::unique_ptr<Service>> Start(
-      ServiceOptions options);
+  static absl::StatusOr<std::unique_ptr<Service>> Start(ServiceOptions options);
   ~Service();
 
   // Serves until Stop, or SIGTERM or SIGINT, which the caller has blocked.
@@ -64,9 +63,8 @@ class Service {
                                    std::optional<Bytes> gpu,
                                    std::optional<Bytes> host);
   // How many sessions were ended; NotFound: none.
-  absl::StatusOr<int> Evict(const std::string& job,
-                            std::optional<uint32_t> uid, bool kill,
-                            const std::string& reason);
+  absl::StatusOr<int> Evict(const std::string& job, std::optional<uint32_t> uid,
+                            bool kill, const std::string& reason);
 
  private:
   explicit Service(ServiceOptions options);

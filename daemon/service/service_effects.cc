@@ -1,9 +1,8 @@
 // One function an effect.
+#include <fmt/format.h>
 #include <signal.h>
 #include <sys/syscall.h>
 #include <unistd.h>
-
-#include <fmt/format.h>
 
 #include "daemon/service/log.h"
 #include "daemon/service/service.h"
@@ -189,19 +188,17 @@ void Service::Do(Forget& effect) {
 void Service::Do(KillProcess& effect) {
   const auto channel = channels_.find(effect.session);
   if (channel == channels_.end()) return;
-  syscall(SYS_pidfd_send_signal, channel->second->pidfd(), SIGKILL, nullptr,
-          0);
+  syscall(SYS_pidfd_send_signal, channel->second->pidfd(), SIGKILL, nullptr, 0);
 }
 
 void Service::Do(AttachGrants& effect) {
-  const std::string& link =
-      options_.node.gpus[effect.gpu.value()].link;
+  const std::string& link = options_.node.gpus[effect.gpu.value()].link;
   int index = -1;
   for (size_t i = 0; i < options_.node.links.size(); ++i) {
     if (options_.node.links[i].name == link) index = static_cast<int>(i);
   }
-  auto page = grants_->Attach(effect.slot, index,
-                              effect.guaranteed_bytes_per_second);
+  auto page =
+      grants_->Attach(effect.slot, index, effect.guaranteed_bytes_per_second);
   if (!page.ok()) {
     WriteLog(LogLevel::kError, std::string(page.status().message()));
     return;

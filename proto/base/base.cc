@@ -1,4 +1,5 @@
 #include <fcntl.h>
+#include <fmt/format.h>
 #include <unistd.h>
 
 #include <array>
@@ -6,8 +7,6 @@
 #include <cmath>
 #include <cstring>
 #include <ctime>
-
-#include <fmt/format.h>
 
 #include "absl/strings/numbers.h"
 #include "proto/base/clock.h"
@@ -45,7 +44,8 @@ absl::StatusOr<Bytes> ParseBytes(std::string_view text) {
     ++digits;
   }
   double value = 0;
-  if (!absl::SimpleAtod(std::string(text.substr(0, digits)), &value)) return bad();
+  if (!absl::SimpleAtod(std::string(text.substr(0, digits)), &value))
+    return bad();
   std::string unit;
   for (char c : text.substr(digits)) {
     if (c != ' ') unit += static_cast<char>(std::tolower(c));
@@ -79,8 +79,9 @@ absl::Status ErrnoStatus(int error, std::string_view what) {
 
 absl::Status Annotate(const absl::Status& status, std::string_view context) {
   if (status.ok()) return status;
-  return absl::Status(status.code(),
-                      fmt::format("{}: {}", context, std::string(status.message())));
+  return absl::Status(
+      status.code(),
+      fmt::format("{}: {}", context, std::string(status.message())));
 }
 
 void CheckFailed(const char* file, int line, const char* what,

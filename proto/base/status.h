@@ -28,34 +28,34 @@ absl::Status Annotate(const absl::Status& status, std::string_view context);
 
 }  // namespace sluice
 
-#define SLUICE_CHECK(condition)                                     \
-  do {                                                              \
-    if (!(condition)) [[unlikely]]                                  \
-      ::sluice::CheckFailed(__FILE__, __LINE__, #condition);        \
+#define SLUICE_CHECK(condition)                              \
+  do {                                                       \
+    if (!(condition)) [[unlikely]]                           \
+      ::sluice::CheckFailed(__FILE__, __LINE__, #condition); \
   } while (false)
 
-#define SLUICE_CHECK_OK(expression)                                          \
-  do {                                                                       \
-    if (const absl::Status sluice_status = (expression);                     \
-        !sluice_status.ok()) [[unlikely]]                                    \
-      ::sluice::CheckFailed(__FILE__, __LINE__, #expression,                 \
-                            sluice_status.ToString());                       \
+#define SLUICE_CHECK_OK(expression)                                           \
+  do {                                                                        \
+    if (const absl::Status sluice_status = (expression); !sluice_status.ok()) \
+        [[unlikely]]                                                          \
+      ::sluice::CheckFailed(__FILE__, __LINE__, #expression,                  \
+                            sluice_status.ToString());                        \
   } while (false)
 
-#define SLUICE_RETURN_IF_ERROR(expression)                 \
-  do {                                                     \
-    if (absl::Status sluice_status = (expression);         \
-        !sluice_status.ok()) [[unlikely]]                  \
-      return sluice_status;                                \
+#define SLUICE_RETURN_IF_ERROR(expression)                              \
+  do {                                                                  \
+    if (absl::Status sluice_status = (expression); !sluice_status.ok()) \
+        [[unlikely]]                                                    \
+      return sluice_status;                                             \
   } while (false)
 
 #define SLUICE_CONCAT_INNER(a, b) a##b
 #define SLUICE_CONCAT(a, b) SLUICE_CONCAT_INNER(a, b)
 
 // SLUICE_ASSIGN_OR_RETURN(auto fd, Open(path));
-#define SLUICE_ASSIGN_OR_RETURN(declaration, expression) \
-  SLUICE_ASSIGN_OR_RETURN_INNER(                         \
-      SLUICE_CONCAT(sluice_result_, __LINE__), declaration, expression)
+#define SLUICE_ASSIGN_OR_RETURN(declaration, expression)                 \
+  SLUICE_ASSIGN_OR_RETURN_INNER(SLUICE_CONCAT(sluice_result_, __LINE__), \
+                                declaration, expression)
 #define SLUICE_ASSIGN_OR_RETURN_INNER(result, declaration, expression) \
   auto result = (expression);                                          \
   if (!result.ok()) [[unlikely]]                                       \

@@ -20,8 +20,8 @@ at::Tensor Of(double value) { return at::full({2}, value, at::kDouble); }
 
 TEST(CheckRule, ErrorsAreRelativeToTheParameterOrItsLayer) {
   const ReferenceResult truth{
-      2.0, {{"layers.0.a", Of(10)}, {"layers.0.zero", Of(0)},
-            {"embed", Of(1)}}};
+      2.0,
+      {{"layers.0.a", Of(10)}, {"layers.0.zero", Of(0)}, {"embed", Of(1)}}};
   ReferenceResult ours = truth;
   ours.gradients["layers.0.zero"] = Of(0.001);  // over 1 % of 10
   const CheckReport report = Compare(ours, truth);
@@ -67,8 +67,7 @@ TEST_P(Oracle, ItsGradientsAreTheSlopesOfItsLoss) {
     const double step = 1e-5;
     const at::Tensor direction = at::randn(weight.sizes(), at::kDouble);
     moved[name] = weight + direction * step;
-    const double up =
-        RunReference(model, moved, ids, labels, at::kDouble).loss;
+    const double up = RunReference(model, moved, ids, labels, at::kDouble).loss;
     moved[name] = weight - direction * step;
     const double down =
         RunReference(model, moved, ids, labels, at::kDouble).loss;

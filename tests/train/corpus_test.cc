@@ -49,8 +49,8 @@ std::string LlmcHeader(uint32_t magic, uint32_t version, uint32_t tokens) {
 }
 
 TEST_F(CorpusTest, AFileIsItsBytes) {
-  SLUICE_ASSERT_OK_AND_ASSIGN(
-      auto corpus, Corpus::Open({.path = Write("a.txt", "ab\xff")}));
+  SLUICE_ASSERT_OK_AND_ASSIGN(auto corpus,
+                              Corpus::Open({.path = Write("a.txt", "ab\xff")}));
   EXPECT_THAT(All(*corpus), ElementsAre('a', 'b', 255));
 }
 
@@ -82,22 +82,19 @@ TEST_F(CorpusTest, AReadMayCrossFiles) {
   std::vector<int64_t> middle(4);
   ASSERT_THAT(corpus->Read(2, middle), IsOk());
   EXPECT_THAT(middle, ElementsAre('c', 'd', 'e', 'f'));
-  EXPECT_THAT(corpus->Read(3, middle),
-              StatusIs(absl::StatusCode::kOutOfRange));
+  EXPECT_THAT(corpus->Read(3, middle), StatusIs(absl::StatusCode::kOutOfRange));
 }
 
 TEST_F(CorpusTest, KnowsLlmcHeaders) {
-  const std::string half =
-      Write("h.bin", LlmcHeader(20240520, 1, 3) +
-                         Packed<uint16_t>({1, 50256, 7}));
-  const std::string word =
-      Write("w.bin", LlmcHeader(20240801, 7, 2) +
-                         Packed<uint32_t>({128000, 5}));
-  SLUICE_ASSERT_OK_AND_ASSIGN(
-      auto halves, Corpus::Open({.path = half, .vocab = 50257}));
+  const std::string half = Write(
+      "h.bin", LlmcHeader(20240520, 1, 3) + Packed<uint16_t>({1, 50256, 7}));
+  const std::string word = Write(
+      "w.bin", LlmcHeader(20240801, 7, 2) + Packed<uint32_t>({128000, 5}));
+  SLUICE_ASSERT_OK_AND_ASSIGN(auto halves,
+                              Corpus::Open({.path = half, .vocab = 50257}));
   EXPECT_THAT(All(*halves), ElementsAre(1, 50256, 7));
-  SLUICE_ASSERT_OK_AND_ASSIGN(
-      auto words, Corpus::Open({.path = word, .vocab = 200000}));
+  SLUICE_ASSERT_OK_AND_ASSIGN(auto words,
+                              Corpus::Open({.path = word, .vocab = 200000}));
   EXPECT_THAT(All(*words), ElementsAre(128000, 5));
 }
 
@@ -111,11 +108,11 @@ TEST_F(CorpusTest, KnowsMegatronIndexes) {
 
 TEST_F(CorpusTest, RawIdsNeedTheirWidth) {
   const std::string path = Write("raw.bin", Packed<uint16_t>({3, 4}));
-  EXPECT_THAT(Corpus::Open({.path = path}),
-              StatusIs(absl::StatusCode::kInvalidArgument,
-                       HasSubstr("--token-bytes")));
-  SLUICE_ASSERT_OK_AND_ASSIGN(
-      auto corpus, Corpus::Open({.path = path, .token_bytes = 2}));
+  EXPECT_THAT(
+      Corpus::Open({.path = path}),
+      StatusIs(absl::StatusCode::kInvalidArgument, HasSubstr("--token-bytes")));
+  SLUICE_ASSERT_OK_AND_ASSIGN(auto corpus,
+                              Corpus::Open({.path = path, .token_bytes = 2}));
   EXPECT_THAT(All(*corpus), ElementsAre(3, 4));
   EXPECT_THAT(
       Corpus::Open({.path = Write("odd.bin", "abc"), .token_bytes = 2}),
@@ -123,11 +120,11 @@ TEST_F(CorpusTest, RawIdsNeedTheirWidth) {
 }
 
 TEST_F(CorpusTest, ACutLlmcFileIsRefused) {
-  const std::string path = Write(
-      "cut.bin", LlmcHeader(20240520, 1, 100) + Packed<uint16_t>({1}));
-  EXPECT_THAT(Corpus::Open({.path = path}),
-              StatusIs(absl::StatusCode::kInvalidArgument,
-                       HasSubstr("100 tokens")));
+  const std::string path =
+      Write("cut.bin", LlmcHeader(20240520, 1, 100) + Packed<uint16_t>({1}));
+  EXPECT_THAT(
+      Corpus::Open({.path = path}),
+      StatusIs(absl::StatusCode::kInvalidArgument, HasSubstr("100 tokens")));
 }
 
 TEST_F(CorpusTest, AnIdBeyondTheVocabularyIsNamed) {
@@ -145,12 +142,12 @@ TEST_F(CorpusTest, NothingThereIsOneLine) {
   EXPECT_THAT(Corpus::Open({.path = "/no/such"}),
               StatusIs(absl::StatusCode::kNotFound, HasSubstr("/no/such")));
   std::filesystem::create_directory(dir_.File("e"));
-  EXPECT_THAT(Corpus::Open({.path = dir_.File("e")}),
-              StatusIs(absl::StatusCode::kInvalidArgument,
-                       HasSubstr("holds no text")));
-  EXPECT_THAT(Corpus::Open({.path = Write("t", "abc"), .vocab = 100}),
-              StatusIs(absl::StatusCode::kInvalidArgument,
-                       HasSubstr("--vocab 100")));
+  EXPECT_THAT(
+      Corpus::Open({.path = dir_.File("e")}),
+      StatusIs(absl::StatusCode::kInvalidArgument, HasSubstr("holds no text")));
+  EXPECT_THAT(
+      Corpus::Open({.path = Write("t", "abc"), .vocab = 100}),
+      StatusIs(absl::StatusCode::kInvalidArgument, HasSubstr("--vocab 100")));
 }
 
 }  // namespace

@@ -23,7 +23,7 @@ using ::testing::Not;
 
 // Launches `script` on `ranks` ranks from a process of its own.
 std::unique_ptr<Child> LaunchScript(int ranks, const std::string& script,
-                           bool json = false) {
+                                    bool json = false) {
   return Child::Fork([=] {
     RunOptions options;
     options.ranks = ranks;
@@ -35,16 +35,15 @@ std::unique_ptr<Child> LaunchScript(int ranks, const std::string& script,
   });
 }
 
-bool Exists(const std::string& path) {
-  return access(path.c_str(), R_OK) == 0;
-}
+bool Exists(const std::string& path) { return access(path.c_str(), R_OK) == 0; }
 
 TEST(Launcher, EachRankKnowsItsPlace) {
   const TempDir dir;
-  const auto launcher =
-      LaunchScript(3, "test $WORLD_SIZE = 3 -a $LOCAL_RANK = $RANK -a "
-             "$MASTER_ADDR = 127.0.0.1 -a $MASTER_PORT -gt 1023 && touch " +
-                 dir.path() + "/$RANK");
+  const auto launcher = LaunchScript(
+      3,
+      "test $WORLD_SIZE = 3 -a $LOCAL_RANK = $RANK -a "
+      "$MASTER_ADDR = 127.0.0.1 -a $MASTER_PORT -gt 1023 && touch " +
+          dir.path() + "/$RANK");
   EXPECT_EQ(launcher->Join().exit_code, kExitOk);
   for (const char* rank : {"0", "1", "2"}) {
     EXPECT_TRUE(Exists(dir.File(rank))) << rank;
@@ -54,9 +53,10 @@ TEST(Launcher, EachRankKnowsItsPlace) {
 TEST(Launcher, ADeadRankEndsTheOthersAndIsNamed) {
   const absl::Time start = absl::Now();
   // The others ignore SIGTERM, as a rank stuck in a collective would.
-  const auto launcher = LaunchScript(
-      3, "trap '' TERM; if [ $RANK = 1 ]; then kill -9 $$; fi; "
-         "while :; do sleep 0.1; done");
+  const auto launcher =
+      LaunchScript(3,
+                   "trap '' TERM; if [ $RANK = 1 ]; then kill -9 $$; fi; "
+                   "while :; do sleep 0.1; done");
   const ChildResult result = launcher->Join(absl::Seconds(20));
   EXPECT_LT(absl::Now() - start, absl::Seconds(6));
   EXPECT_EQ(result.exit_code, kExitFault);
@@ -74,7 +74,8 @@ TEST(Launcher, BlamesTheFirstCauseAndNotItsVictims) {
     sleep 0.5
     echo '{"exit":3,"message":"no room","limited_by":"gpu_memory",
            "report":"{\"fits\":false}"}' > $SLUICE_RESULT_FILE
-    exit 3)", /*json=*/true);
+    exit 3)",
+                                     /*json=*/true);
   const ChildResult result = launcher->Join(absl::Seconds(20));
   EXPECT_EQ(result.exit_code, kExitDoesNotFit);
   EXPECT_THAT(result.err, HasSubstr("error: rank 1: no room"));

@@ -123,8 +123,8 @@ TEST(AdamW, Bf16WeightsMoveByTheirFp32Master) {
   const runtime::ModelConfig config = Small(runtime::Arch::kLlama);
   FlatModel weights(config, at::kBFloat16), gradients(config, at::kFloat);
   weights.flat().fill_(1.0);
-  const AdamWOptions options{.lr = 1e-4, .warmup = 0, .clip = 0,
-                             .weight_decay = 0};
+  const AdamWOptions options{
+      .lr = 1e-4, .warmup = 0, .clip = 0, .weight_decay = 0};
   AdamW adamw(options, &weights, &gradients, nullptr);
   for (int64_t step = 0; step < 100; ++step) {
     gradients.flat().fill_(1.0);

@@ -94,8 +94,8 @@ TEST_F(SafetensorsTest, ReadsOutsideATensorAreRefused) {
 }
 
 TEST_F(SafetensorsTest, MissingBytesAreFoundAtClose) {
-  SLUICE_ASSERT_OK_AND_ASSIGN(
-      auto writer, SafetensorsWriter::Create(dir_.File("x"), {kA}));
+  SLUICE_ASSERT_OK_AND_ASSIGN(auto writer,
+                              SafetensorsWriter::Create(dir_.File("x"), {kA}));
   EXPECT_THAT(writer->Close(), StatusIs(absl::StatusCode::kInternal));
 }
 

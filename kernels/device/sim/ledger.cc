@@ -201,9 +201,9 @@ absl::StatusOr<int> Ledger::Join(Placement where, Bytes size, uint64_t inode) {
   if (slot.kind != static_cast<uint32_t>(where.kind) ||
       slot.ordinal != static_cast<uint32_t>(where.ordinal) ||
       slot.size != size.count()) {
-    return absl::InvalidArgumentError(fmt::format(
-        "this memory is not {} on {}", FormatBytes(size),
-        PlacementName(where)));
+    return absl::InvalidArgumentError(fmt::format("this memory is not {} on {}",
+                                                  FormatBytes(size),
+                                                  PlacementName(where)));
   }
   if (HoldLocked(slot).ok()) return index;
   DropDeadHolders(state);

@@ -42,7 +42,8 @@ class CoreDriver {
   SessionId Connect(uint32_t uid = 1, const std::string& cgroup = "/a",
                     int process = 0) {
     const SessionId id(next_session_++);
-    const int pid = process != 0 ? process : static_cast<int>(1000 + id.value());
+    const int pid =
+        process != 0 ? process : static_cast<int>(1000 + id.value());
     Apply(core.Connect(id, {{uid, cgroup}, pid, static_cast<uint64_t>(pid)},
                        clock.Now()));
     return id;
@@ -110,7 +111,9 @@ class CoreDriver {
       }
     }
   }
-  void operator()(const SendNotice& e) { notices.emplace_back(e.session, e.notice); }
+  void operator()(const SendNotice& e) {
+    notices.emplace_back(e.session, e.notice);
+  }
   void operator()(const CloseSocket& e) { closed.insert(e.session); }
   void operator()(const Forget& e) { forgotten.insert(e.session); }
   void operator()(const KillProcess& e) { killed.insert(e.session); }

@@ -40,8 +40,7 @@ class Link {
   }
   double Rate(int slot, const std::map<int, Directions>& before,
               absl::Duration time) const {
-    return static_cast<double>(used.at(slot)[kH2d] -
-                               before.at(slot)[kH2d]) /
+    return static_cast<double>(used.at(slot)[kH2d] - before.at(slot)[kH2d]) /
            absl::ToDoubleSeconds(time);
   }
 
@@ -81,10 +80,8 @@ TEST(Grants, WhatOneLeavesGoesToTheOthers) {
   link.Run(absl::Seconds(3), {{0, 0.1 * kRate}});
   const auto before = link.used;
   link.Run(absl::Seconds(2), {{0, 0.1 * kRate}});
-  EXPECT_NEAR(link.Rate(0, before, absl::Seconds(2)), 0.1 * kRate,
-              kRate / 100);
-  EXPECT_NEAR(link.Rate(1, before, absl::Seconds(2)), 0.9 * kRate,
-              kRate / 50);
+  EXPECT_NEAR(link.Rate(0, before, absl::Seconds(2)), 0.1 * kRate, kRate / 100);
+  EXPECT_NEAR(link.Rate(1, before, absl::Seconds(2)), 0.9 * kRate, kRate / 50);
 }
 
 TEST(Grants, GuaranteedRateIsKeptAmongHungryOnes) {
@@ -121,8 +118,8 @@ TEST(Grants, LiarsHurtOnlyThemselves) {
   const auto before = link.used;
   // It claims to have used everything there is, then nothing at all.
   for (int i = 0; i < 500; ++i) {
-    link.used[1] = i % 2 == 0 ? Directions{UINT64_MAX, UINT64_MAX}
-                              : Directions{0, 0};
+    link.used[1] =
+        i % 2 == 0 ? Directions{UINT64_MAX, UINT64_MAX} : Directions{0, 0};
     link.Run(kTick, {{1, 0}});
   }
   EXPECT_GE(static_cast<double>(link.used[0][kH2d] - before.at(0)[kH2d]),

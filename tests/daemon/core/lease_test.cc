@@ -48,8 +48,7 @@ TEST(Lease, FreedExtentsAreReusedAsTheyAreByTheirPrincipal) {
 TEST(Lease, AnotherPrincipalNeverGetsAHandleThatWasOut) {
   CoreDriver node;
   const SessionId a = node.Attach("demo", 0, 1, /*uid=*/1);
-  SLUICE_ASSERT_OK_AND_ASSIGN(const auto first,
-                              node.Lease(a, Gpu(0), MiB(16)));
+  SLUICE_ASSERT_OK_AND_ASSIGN(const auto first, node.Lease(a, Gpu(0), MiB(16)));
   node.Die(a);
   const SessionId b = node.Attach("demo", 0, 1, /*uid=*/2);
   SLUICE_ASSERT_OK_AND_ASSIGN(const auto second,
@@ -61,8 +60,7 @@ TEST(Lease, AnotherPrincipalNeverGetsAHandleThatWasOut) {
 TEST(Lease, FreedMemoryALivingProcessMayMapIsNotForOthers) {
   CoreDriver node;
   const SessionId a = node.Attach("demo", 0, 1, /*uid=*/1);
-  SLUICE_ASSERT_OK_AND_ASSIGN(const auto lease,
-                              node.Lease(a, Gpu(0), MiB(16)));
+  SLUICE_ASSERT_OK_AND_ASSIGN(const auto lease, node.Lease(a, Gpu(0), MiB(16)));
   ASSERT_TRUE(node.Ask(a, FreeRequest{lease.lease}));
   const SessionId b = node.Attach("demo", 0, 1, /*uid=*/2);
   EXPECT_THAT(node.Lease(b, Gpu(0), MiB(4)),
@@ -167,8 +165,7 @@ TEST(Budget, SetIsRefusedBelowWhatIsInUseAndElseBindsAtOnce) {
   const SessionId a = node.Attach("demo", 0);
   ASSERT_THAT(node.Lease(a, Gpu(0), MiB(8)), IsOk());
   const auto set = [&](Bytes gpu) {
-    return node.core
-        .SetBudget({.uid = 1}, gpu, std::nullopt, node.clock.Now())
+    return node.core.SetBudget({.uid = 1}, gpu, std::nullopt, node.clock.Now())
         .status();
   };
   EXPECT_THAT(set(MiB(4)), StatusIs(absl::StatusCode::kFailedPrecondition,

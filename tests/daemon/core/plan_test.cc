@@ -40,8 +40,8 @@ TEST(Plan, WaitsForAllLocalRanksThenEachGetsTheSamePlan) {
   ASSERT_THAT(question.resources.links, SizeIs(2));
   EXPECT_EQ(question.resources.links[0].h2d_bytes_per_second, 1e9);
   EXPECT_THAT(question.resources.host_budget, ::testing::ElementsAre(MiB(32)));
-  node.Apply(node.core.PlanSolved(question.round, plan::NodePlan{},
-                                  node.clock.Now()));
+  node.Apply(
+      node.core.PlanSolved(question.round, plan::NodePlan{}, node.clock.Now()));
   ASSERT_THAT(node.NoticesTo<PlanReadyNotice>(a), SizeIs(1));
   ASSERT_THAT(node.NoticesTo<PlanReadyNotice>(b), SizeIs(1));
   EXPECT_EQ(node.NoticesTo<PlanReadyNotice>(a)[0].plan, PlanId(1));
@@ -87,8 +87,7 @@ TEST(Plan, DoesNotCountFreeMemoryThatNoLeaseCouldHave) {
   const SessionId a = node.Attach("demo", 0);
   // Freed, but perhaps still mapped: whole extents serve again, the odd tail
   // only a lease with the same tail.
-  SLUICE_ASSERT_OK_AND_ASSIGN(const auto lease,
-                              node.Lease(a, Host(0), MiB(9)));
+  SLUICE_ASSERT_OK_AND_ASSIGN(const auto lease, node.Lease(a, Host(0), MiB(9)));
   node.Ask(a, FreeRequest{lease.lease});
   EXPECT_EQ(node.core.pool(Host(0)).free, MiB(32));
   Submit(node, a, 0, 0, "h");

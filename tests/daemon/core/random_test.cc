@@ -117,13 +117,11 @@ class Story {
     if (!node_.forgotten.contains(id)) closed_.push_back(id);
   }
   void EndProcess() {
-    std::erase_if(closed_, [&](SessionId id) {
-      return node_.forgotten.contains(id);
-    });
+    std::erase_if(closed_,
+                  [&](SessionId id) { return node_.forgotten.contains(id); });
     if (!closed_.empty() && Pick(2)) {
       const size_t i = Pick(static_cast<int>(closed_.size()));
-      node_.Apply(
-          node_.core.ProcessGone(closed_[i], {}, node_.clock.Now()));
+      node_.Apply(node_.core.ProcessGone(closed_[i], {}, node_.clock.Now()));
       closed_.erase(closed_.begin() + static_cast<int64_t>(i));
     } else if (!open_.empty()) {
       const SessionId id = AnyOpen();

@@ -199,8 +199,8 @@ TEST(Evict, TellsEndsAndQuarantinesAndKillsOnlyWhenAsked) {
   node.Attach("demo", 1, 2);
   const SessionId other = node.Attach("other", 0);
   ASSERT_THAT(node.Lease(a, Gpu(0), MiB(8)), IsOk());
-  auto evicted = node.core.Evict("demo", std::nullopt, false, "why not",
-                                 node.clock.Now());
+  auto evicted =
+      node.core.Evict("demo", std::nullopt, false, "why not", node.clock.Now());
   node.Apply(std::move(evicted.effects));
   EXPECT_EQ(evicted.sessions, 2);
   ASSERT_THAT(node.NoticesTo<EvictedNotice>(a), SizeIs(1));

@@ -41,12 +41,12 @@ class ExtentsTest : public ::testing::Test {
     auto loop = Loop::Make(&clock_);
     ASSERT_THAT(loop, IsOk());
     loop_ = *std::move(loop);
-    extents_ = std::make_unique<Extents>(
-        driver_.get(), loop_.get(), [this](ExtentId, absl::Status status) {
-          const std::lock_guard lock(mutex_);
-          made_.push_back(std::move(status));
-          more_.notify_one();
-        });
+    extents_ = std::make_unique<Extents>(driver_.get(), loop_.get(),
+                                         [this](ExtentId, absl::Status status) {
+                                           const std::lock_guard lock(mutex_);
+                                           made_.push_back(std::move(status));
+                                           more_.notify_one();
+                                         });
     thread_ = std::thread([this] { loop_->Run(); });
   }
 

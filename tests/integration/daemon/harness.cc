@@ -1,12 +1,11 @@
 #include "tests/integration/daemon/harness.h"
 
+#include <fmt/format.h>
 #include <poll.h>
 #include <sys/socket.h>
 #include <unistd.h>
 
 #include <fstream>
-
-#include <fmt/format.h>
 
 #include "absl/time/clock.h"
 #include "gtest/gtest.h"
@@ -55,11 +54,10 @@ absl::StatusOr<RawClient> RawClient::Connect(const std::string& socket) {
   return RawClient(std::move(fd));
 }
 
-absl::StatusOr<wire::Message> RawClient::ReceiveWithin(
-    absl::Duration timeout) {
+absl::StatusOr<wire::Message> RawClient::ReceiveWithin(absl::Duration timeout) {
   pollfd readable = {.fd = socket_.get(), .events = POLLIN, .revents = 0};
-  if (poll(&readable, 1, static_cast<int>(absl::ToInt64Milliseconds(
-                             timeout))) == 0) {
+  if (poll(&readable, 1,
+           static_cast<int>(absl::ToInt64Milliseconds(timeout))) == 0) {
     return absl::DeadlineExceededError("nothing came");
   }
   SLUICE_ASSIGN_OR_RETURN(auto message, wire::Receive(socket_.get()));
@@ -83,8 +81,9 @@ absl::StatusOr<RawClient::Reply> RawClient::Call(const wire::Request& request,
       continue;
     }
     if (message.packet.id() != packet.id()) {
-      return absl::InternalError(fmt::format("reply to request {} instead of {}",
-                                             message.packet.id(), packet.id()));
+      return absl::InternalError(
+          fmt::format("reply to request {} instead of {}", message.packet.id(),
+                      packet.id()));
     }
     const wire::Reply& reply = message.packet.reply();
     if (reply.has_error()) {
@@ -175,8 +174,8 @@ absl::StatusOr<wire::Pool> HostPool(const std::string& socket, int numa) {
   return node.host_pools(numa);
 }
 
-absl::StatusOr<absl::Duration> WaitUntilFree(const std::string& socket,
-                                             int gpu, absl::Duration timeout) {
+absl::StatusOr<absl::Duration> WaitUntilFree(const std::string& socket, int gpu,
+                                             absl::Duration timeout) {
   const absl::Time start = absl::Now();
   while (true) {
     SLUICE_ASSIGN_OR_RETURN(const wire::Pool pool, GpuPool(socket, gpu));

@@ -77,7 +77,7 @@ absl::StatusOr<wire::Pool> GpuPool(const std::string& socket, int gpu);
 absl::StatusOr<wire::Pool> HostPool(const std::string& socket, int numa);
 // Waits until that pool has nothing leased and nothing in quarantine; the
 // time it took, or DeadlineExceeded.
-absl::StatusOr<absl::Duration> WaitUntilFree(const std::string& socket,
-                                             int gpu, absl::Duration timeout);
+absl::StatusOr<absl::Duration> WaitUntilFree(const std::string& socket, int gpu,
+                                             absl::Duration timeout);
 
 }  // namespace sluice::testing

@@ -1,5 +1,8 @@
 // What an operator sees and does: metrics, the status page, admin calls.
 #include <arpa/inet.h>
+#include <fmt/format.h>
+#include <grpcpp/create_channel.h>
+#include <grpcpp/security/credentials.h>
 #include <netinet/in.h>
 #include <sys/socket.h>
 #include <sys/stat.h>
@@ -8,10 +11,6 @@
 #include <array>
 #include <fstream>
 #include <vector>
-
-#include <fmt/format.h>
-#include <grpcpp/create_channel.h>
-#include <grpcpp/security/credentials.h>
 
 #include "absl/time/clock.h"
 #include "gmock/gmock.h"

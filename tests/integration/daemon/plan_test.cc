@@ -25,18 +25,16 @@ plan::RankProfile ProfileOf(int rank, int gpu) {
   profile.layers = 4;
   plan::SegmentKind kind;
   kind.name = "qkv.forward.full";
-  kind.trace.buffers = {{0, 0, 3, KiB(64)}, {1, 1, 2, KiB(32)},
-                        {2, 2, 4, KiB(32)}};
+  kind.trace.buffers = {
+      {0, 0, 3, KiB(64)}, {1, 1, 2, KiB(32)}, {2, 2, 4, KiB(32)}};
   kind.trace.end = 4;
   kind.seconds = 0.001;
   kind.executions = 8;
   profile.segments = {kind};
-  plan::SkeletalClass input{.name = "layer_input",
-                            .bytes_per_layer = MiB(1),
-                            .must_swap = true};
-  plan::SkeletalClass rest{.name = "ffn_up",
-                           .bytes_per_layer = MiB(4),
-                           .recompute_seconds = 0.01};
+  plan::SkeletalClass input{
+      .name = "layer_input", .bytes_per_layer = MiB(1), .must_swap = true};
+  plan::SkeletalClass rest{
+      .name = "ffn_up", .bytes_per_layer = MiB(4), .recompute_seconds = 0.01};
   profile.classes = {input, rest};
   profile.forward_layer_seconds = 0.1;
   profile.backward_layer_seconds = 0.2;
@@ -44,8 +42,7 @@ plan::RankProfile ProfileOf(int rank, int gpu) {
 }
 
 absl::Status Submit(RawClient& client, std::string_view bytes) {
-  SLUICE_ASSIGN_OR_RETURN(const UniqueFd fd,
-                          wire::ToMemfd("profile", bytes));
+  SLUICE_ASSIGN_OR_RETURN(const UniqueFd fd, wire::ToMemfd("profile", bytes));
   wire::Request request;
   request.mutable_submit_profile();
   return client.Call(request, {fd.get()}).status();
@@ -114,9 +111,9 @@ TEST(DaemonPlan, BadProfilesAreRefusedByFieldAndTheSessionGoesOn) {
   unlink(path);
   wire::Request request;
   request.mutable_submit_profile();
-  EXPECT_THAT(a.Call(request, {file.get()}).status(),
-              StatusIs(absl::StatusCode::kInvalidArgument,
-                       HasSubstr("sealed")));
+  EXPECT_THAT(
+      a.Call(request, {file.get()}).status(),
+      StatusIs(absl::StatusCode::kInvalidArgument, HasSubstr("sealed")));
   ASSERT_THAT(Submit(a, plan::Encode(ProfileOf(0, 0))), IsOk());
   EXPECT_THAT(NextPlan(a), IsOk());
 }
@@ -154,13 +151,12 @@ TEST(DaemonPlan, WorkerThatDoesNotExistFailsThePlanNotTheDaemon) {
   // A daemon started through a link in a folder without a worker.
   TempDir alone;
   const std::string lonely = alone.File("sluiced");
-  const auto copied =
-      Child::Spawn({"/bin/cp", BinaryPath("sluiced"), lonely});
+  const auto copied = Child::Spawn({"/bin/cp", BinaryPath("sluiced"), lonely});
   copied->ExpectSuccess();
   const std::string config = alone.File("sluiced.toml");
   std::ofstream(config) << "[http]\nlisten = \"\"\n";
-  const auto daemon = Child::Spawn({lonely, "--config", config,
-                                    "--runtime-dir", alone.path() + "/run"});
+  const auto daemon = Child::Spawn(
+      {lonely, "--config", config, "--runtime-dir", alone.path() + "/run"});
   ASSERT_TRUE(daemon->WaitForOutput("sluiced: ready", absl::Seconds(10)));
   SLUICE_ASSERT_OK_AND_ASSIGN(
       RawClient a, RawClient::Connect(alone.path() + "/run/session.sock"));

@@ -104,9 +104,8 @@ TEST(DaemonRobust, BadFieldsAreRefusedByNameAndTheSessionGoesOn) {
   ASSERT_THAT(client.Hello("demo"), IsOk());
   wire::Request lease;
   lease.mutable_lease()->set_bytes(uint64_t{1} << 63);
-  EXPECT_THAT(client.Call(lease),
-              StatusIs(absl::StatusCode::kInvalidArgument,
-                       HasSubstr("lease bytes")));
+  EXPECT_THAT(client.Call(lease), StatusIs(absl::StatusCode::kInvalidArgument,
+                                           HasSubstr("lease bytes")));
   wire::Request empty;
   EXPECT_THAT(client.Call(empty), StatusIs(absl::StatusCode::kUnimplemented));
   EXPECT_THAT(client.Lease(wire::Lease::GPU, MiB(1)), IsOk());
@@ -174,8 +173,7 @@ TEST(DaemonRobust, ClientThatNeverReadsIsEndedAndHoldsUpNobody) {
 
 TEST(DaemonRobust, EightAttachedRanksCostLittleMemory) {
   if (!kMeasureMemory) GTEST_SKIP() << "resident size under a sanitizer";
-  RunningDaemon daemon(
-      "[sim]\ngpus = 8\n[http]\nlisten = \"127.0.0.1:0\"\n");
+  RunningDaemon daemon("[sim]\ngpus = 8\n[http]\nlisten = \"127.0.0.1:0\"\n");
   std::vector<RawClient> ranks;
   for (int r = 0; r < 8; ++r) {
     SLUICE_ASSERT_OK_AND_ASSIGN(RawClient client,

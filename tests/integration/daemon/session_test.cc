@@ -43,8 +43,8 @@ TEST(DaemonSession, LeaseComesAsOneDescriptorAnExtentOfExactSizes) {
   SLUICE_ASSERT_OK_AND_ASSIGN(RawClient client,
                               RawClient::Connect(daemon.socket()));
   ASSERT_THAT(client.Hello("demo"), IsOk());
-  SLUICE_ASSERT_OK_AND_ASSIGN(
-      const auto lease, client.Lease(wire::Lease::GPU, MiB(9) + KiB(64)));
+  SLUICE_ASSERT_OK_AND_ASSIGN(const auto lease,
+                              client.Lease(wire::Lease::GPU, MiB(9) + KiB(64)));
   const auto& sizes = lease.body.granted().extent_bytes();
   ASSERT_EQ(sizes.size(), 3);
   EXPECT_EQ(sizes[0], MiB(4).size());
@@ -116,8 +116,8 @@ std::unique_ptr<Child> ForkHolder(const std::string& socket, int rank,
   return Child::Fork([=] {
     SLUICE_ASSERT_OK_AND_ASSIGN(RawClient client, RawClient::Connect(socket));
     ASSERT_THAT(client.Hello("demo", rank, ranks, rank), IsOk());
-    SLUICE_ASSERT_OK_AND_ASSIGN(
-        const auto lease, client.Lease(wire::Lease::GPU, MiB(36), rank));
+    SLUICE_ASSERT_OK_AND_ASSIGN(const auto lease,
+                                client.Lease(wire::Lease::GPU, MiB(36), rank));
     ASSERT_EQ(write(STDOUT_FILENO, "holding\n", 8), 8);
     pause();
   });
@@ -167,8 +167,8 @@ TEST(DaemonDeath, RankThatFreesAndEndsWellIsNotADeath) {
     SLUICE_ASSERT_OK_AND_ASSIGN(RawClient client,
                                 RawClient::Connect(daemon.socket()));
     ASSERT_THAT(client.Hello("demo", 1, 2, 1), IsOk());
-    SLUICE_ASSERT_OK_AND_ASSIGN(
-        const auto lease, client.Lease(wire::Lease::GPU, MiB(4), 1));
+    SLUICE_ASSERT_OK_AND_ASSIGN(const auto lease,
+                                client.Lease(wire::Lease::GPU, MiB(4), 1));
     ASSERT_THAT(client.Free(lease.body.granted().lease_id()), IsOk());
   });
   ASSERT_THAT(peer.Hello("demo", 0, 2), IsOk());
@@ -186,9 +186,9 @@ TEST(DaemonGrants, PagesAreFreshReadOnlyAndCannotShrink) {
   EXPECT_EQ(mmap(nullptr, sizeof(GrantLimits), PROT_READ | PROT_WRITE,
                  MAP_SHARED, reply.fds[0].get(), 0),
             MAP_FAILED);
-  auto* limits = static_cast<GrantLimits*>(
-      mmap(nullptr, sizeof(GrantLimits), PROT_READ, MAP_SHARED,
-           reply.fds[0].get(), 0));
+  auto* limits =
+      static_cast<GrantLimits*>(mmap(nullptr, sizeof(GrantLimits), PROT_READ,
+                                     MAP_SHARED, reply.fds[0].get(), 0));
   ASSERT_NE(limits, MAP_FAILED);
   auto* use = static_cast<GrantUse*>(mmap(nullptr, sizeof(GrantUse),
                                           PROT_READ | PROT_WRITE, MAP_SHARED,
@@ -230,9 +230,9 @@ TEST(DaemonLife, SocketsOfADeadDaemonAreReplaced) {
   daemon.process().Kill(SIGKILL);
   daemon.process().Join();
   ASSERT_TRUE(std::filesystem::exists(daemon.socket()));
-  const auto next = Child::Spawn(
-      {BinaryPath("sluiced"), "--runtime-dir", daemon.runtime_dir(),
-       "--config", daemon.runtime_dir() + "/sluiced.toml"});
+  const auto next = Child::Spawn({BinaryPath("sluiced"), "--runtime-dir",
+                                  daemon.runtime_dir(), "--config",
+                                  daemon.runtime_dir() + "/sluiced.toml"});
   ASSERT_TRUE(next->WaitForOutput("sluiced: ready", absl::Seconds(10)));
   EXPECT_THAT(GpuPool(daemon.socket(), 0), IsOk());
 }
