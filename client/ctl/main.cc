@@ -27,7 +27,9 @@ A plain user sees what is its own, the daemon's user everything. `budget set`
 and `evict` are for administrators: those who may open admin.sock.)";
 
 // A plan at a desk: a line a command.
-const std::vector<AddDeskCommand> kDeskCommands = {};
+const std::vector<AddDeskCommand> kDeskCommands = {
+    AddPlanMemory,
+};
 
 class CommandLine {
  public:

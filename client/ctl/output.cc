@@ -10,6 +10,7 @@
 #include <cstdio>
 #include <cstdlib>
 #include <cstring>
+#include <filesystem>
 
 #include "proto/base/status.h"
 #include "proto/base/unique_fd.h"
@@ -78,6 +79,20 @@ int ReportError(const absl::Status& status) {
   const bool bad_input =
       absl::IsInvalidArgument(status) || absl::IsNotFound(status);
   return bad_input ? kBadInput : 1;
+}
+
+absl::Status CheckOutput(const std::string& path) {
+  if (path == "-") return absl::OkStatus();
+  struct stat info;
+  if (stat(path.c_str(), &info) == 0) {
+    if (S_ISDIR(info.st_mode)) return CannotWrite(path, EISDIR);
+    if (!S_ISREG(info.st_mode)) return absl::OkStatus();
+  }
+  const std::string folder = std::filesystem::path(path).parent_path();
+  const char* where = folder.empty() ? "." : folder.c_str();
+  // A file is made beside it and renamed, so the folder is what counts.
+  return access(where, W_OK | X_OK) == 0 ? absl::OkStatus()
+                                         : CannotWrite(path, errno);
 }
 
 absl::Status WriteOutput(const std::string& path, std::string_view text) {

@@ -18,6 +18,9 @@ inline constexpr int kDoesNotFit = 3;
 // (InvalidArgument, NotFound), else 1.
 int ReportError(const absl::Status& status);
 
+// Whether `path` can be written to later: asked before work that lasts.
+absl::Status CheckOutput(const std::string& path);
+
 // Writes `text` to `path` through a temporary file beside it, renamed at the
 // end: whoever looks sees the old file or the whole new one, also after
 // Ctrl-C or on a full disk. "-" is stdout. Faults name the path and why.

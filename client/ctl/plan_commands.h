@@ -23,4 +23,6 @@ struct DeskCommand {
 
 using AddDeskCommand = DeskCommand (*)(CLI::App& plan);
 
+DeskCommand AddPlanMemory(CLI::App& plan);
+
 }  // namespace sluice::ctl

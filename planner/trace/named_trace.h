@@ -27,8 +27,16 @@ struct NamedTrace {
   std::vector<std::string> names;
   // By lower; empty where the format has none.
   std::vector<Mark> marks;
-  // What a unit of trace time is, for people: "request", "line", "time".
+  // What trace time counts, for people: "requests", "lines", "time".
   std::string time_unit = "time";
+  // What was read, for people: "MiniMalloc CSV", "PyTorch trace, cuda:0".
+  std::string source;
+  // Of a CSV: its header and rows as given, without line ends and without an
+  // `offset` that was there before; the plan repeats them.
+  std::string csv_header;
+  std::vector<std::string> csv_rows;
+  // Said to the user: what was assumed where the input leaves a choice.
+  std::vector<std::string> notes;
 };
 
 }  // namespace sluice::planner

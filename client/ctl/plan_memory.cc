@@ -1,0 +1,301 @@
+// sluicectl plan memory: where every tensor of a trace goes, with a proof.
+#include "planner/memory/plan_memory.h"
+
+#include <fmt/format.h>
+#include <unistd.h>
+
+#include <CLI/App.hpp>
+#include <chrono>
+#include <filesystem>
+#include <fstream>
+#include <iostream>
+#include <memory>
+#include <nlohmann/json.hpp>
+#include <optional>
+#include <string>
+
+#include "absl/time/time.h"
+#include "client/ctl/format.h"
+#include "client/ctl/output.h"
+#include "client/ctl/plan_commands.h"
+#include "client/ctl/table.h"
+#include "planner/trace/read_trace.h"
+#include "proto/base/status.h"
+
+namespace sluice::ctl {
+namespace {
+
+using planner::MemoryPlan;
+using planner::NamedTrace;
+using Clock = std::chrono::steady_clock;
+
+constexpr const char* kExamples = R"(Examples:
+  sluicectl plan memory trace.csv                    peak, bound, proof
+  sluicectl plan memory trace.csv -o plan.csv --svg plan.svg
+  sluicectl plan memory run.json --device cuda:0 --time-limit 10 --json
+  sluicectl plan memory trace.csv --capacity 1045504 does it fit?
+  generate | sluicectl plan memory - -o - > plan.csv
+
+TRACE is a MiniMalloc CSV (id,lower,upper,size), a log of `malloc ID SIZE` and
+`free ID`, a PyTorch profiler trace (profile_memory=True), or what Sluice's own
+profiler writes; its content tells which. Exit status: 0 done; 2 bad input; 3
+no plan within --capacity was found; 1 a fault.)";
+
+struct MemoryFlags {
+  std::string trace;
+  std::string format;
+  std::string device;
+  double time_limit = 60;
+  std::string capacity;
+  int64_t align = 0;  // 0: by the format
+  std::string plan;
+  std::string svg;
+  bool json = false;
+};
+
+double SecondsSince(Clock::time_point start) {
+  return std::chrono::duration<double>(Clock::now() - start).count();
+}
+
+absl::Status CheckFlags(const MemoryFlags& flags) {
+  if (!(flags.time_limit > 0 && flags.time_limit <= 86400)) {
+    return absl::InvalidArgumentError(
+        fmt::format("--time-limit {}: give seconds above 0 and up to 86400",
+                    flags.time_limit));
+  }
+  const int to_stdout =
+      (flags.json ? 1 : 0) + (flags.plan == "-") + (flags.svg == "-");
+  if (to_stdout > 1) {
+    return absl::InvalidArgumentError(
+        "standard output can hold one of --json, -o - and --svg -: write the "
+        "others to files");
+  }
+  if (!flags.plan.empty() && flags.plan != "-" && flags.plan == flags.svg) {
+    return absl::InvalidArgumentError(fmt::format(
+        "-o and --svg both name '{}': give each its own file", flags.plan));
+  }
+  // Before a minute of solving, not after it.
+  for (const std::string& path : {flags.plan, flags.svg}) {
+    if (!path.empty()) SLUICE_RETURN_IF_ERROR(CheckOutput(path));
+  }
+  return absl::OkStatus();
+}
+
+absl::StatusOr<planner::TraceOptions> TraceOptionsOf(const MemoryFlags& flags) {
+  planner::TraceOptions options = {
+      .file = flags.trace == "-" ? "standard input" : Printable(flags.trace),
+      .device = flags.device};
+  if (flags.align != 0) options.alignment = Bytes(flags.align);
+  if (flags.format.empty()) return options;
+  options.format = planner::TraceFormatOf(flags.format);
+  if (!options.format) {
+    return absl::InvalidArgumentError(
+        fmt::format("--format '{}': there are minimalloc, log, pytorch, "
+                    "profile and run",
+                    flags.format));
+  }
+  return options;
+}
+
+absl::StatusOr<NamedTrace> ReadTraceOf(const MemoryFlags& flags) {
+  SLUICE_ASSIGN_OR_RETURN(const auto options, TraceOptionsOf(flags));
+  if (flags.trace == "-") {
+    std::ios::sync_with_stdio(false);
+    return planner::ReadTrace(std::cin, options);
+  }
+  std::error_code error;
+  const auto status = std::filesystem::status(flags.trace, error);
+  if (!std::filesystem::exists(status)) {
+    return absl::NotFoundError(fmt::format(
+        "there is no file '{}': name a trace, or - for standard input",
+        Printable(flags.trace)));
+  }
+  if (std::filesystem::is_directory(status)) {
+    return absl::InvalidArgumentError(fmt::format(
+        "'{}' is a folder: name a trace in it", Printable(flags.trace)));
+  }
+  std::ifstream in(flags.trace, std::ios::binary);
+  if (!in) {
+    return absl::InvalidArgumentError(
+        fmt::format("cannot read '{}': may you?", Printable(flags.trace)));
+  }
+  return planner::ReadTrace(in, options);
+}
+
+// One line that is written over, on a terminal; else a line now and then once
+// it lasts.
+class ProgressLine {
+ public:
+  ProgressLine() : terminal_(isatty(STDERR_FILENO) == 1) {}
+  ~ProgressLine() {
+    if (shown_ && terminal_) fmt::print(stderr, "\r\x1b[K");
+  }
+  ProgressLine(const ProgressLine&) = delete;
+
+  void Show(const planner::MemoryProgress& progress) {
+    const double now = SecondsSince(start_);
+    if (now < next_) return;
+    next_ = now + (terminal_ ? 0.1 : 2);
+    shown_ = true;
+    fmt::print(stderr, "{}{}: peak {}, at least {}, {:.1f} s{}",
+               terminal_ ? "\r\x1b[K" : "", progress.arm,
+               Size(progress.peak.count()), Size(progress.lower_bound.count()),
+               now, terminal_ ? "" : "\n");
+  }
+
+ private:
+  const Clock::time_point start_ = Clock::now();
+  const bool terminal_;
+  double next_ = 2;
+  bool shown_ = false;
+};
+
+// CBC runs in a program of its own, sluice-worker beside this one; without it
+// nothing risks this process, and CBC's certificates are missing.
+std::string MipProgram() {
+  std::error_code error;
+  const auto self = std::filesystem::read_symlink("/proc/self/exe", error);
+  const auto worker = self.parent_path() / "sluice-worker";
+  return access(worker.c_str(), X_OK) == 0 ? worker.string() : "";
+}
+
+absl::StatusOr<MemoryPlan> PlanOf(const MemoryFlags& flags,
+                                  const NamedTrace& named,
+                                  Clock::time_point start) {
+  planner::MemoryOptions options;
+  if (!flags.capacity.empty()) {
+    SLUICE_ASSIGN_OR_RETURN(options.capacity, ParseBytes(flags.capacity));
+    if (*options.capacity < Bytes(0)) {
+      return absl::InvalidArgumentError(
+          fmt::format("--capacity {}: give bytes, at least 0", flags.capacity));
+    }
+  }
+  for (const planner::Mark& mark : named.marks) {
+    options.passes.push_back({mark.lower, mark.upper});
+  }
+  options.mip_program = MipProgram();
+  options.use_cbc = !options.mip_program.empty();
+  ProgressLine line;
+  options.progress = [&](const auto& progress) { line.Show(progress); };
+  // The limit is the command's: reading has used some of it.
+  options.time_limit =
+      absl::Seconds(std::max(flags.time_limit - SecondsSince(start), 0.01));
+  return planner::PlanMemory(named.trace, options);
+}
+
+std::string Json(const MemoryPlan& plan, bool capacity) {
+  nlohmann::ordered_json json = {
+      {"buffers", plan.offsets.size()},
+      {"peak_bytes", plan.peak.count()},
+      {"max_live_bytes", plan.max_live.count()},
+      {"lower_bound_bytes", plan.lower_bound.count()},
+      {"gap", plan.gap()},
+      {"optimal", plan.optimal()},
+      {"proved_by", plan.proved_by},
+      {"method", plan.method},
+      {"levels", plan.levels},
+      {"stopped_by", plan.stopped_by},
+      {"seconds", plan.seconds},
+      {"valid", plan.valid}};
+  if (capacity) {
+    json["fits"] = plan.fits ? nlohmann::ordered_json(*plan.fits) : nullptr;
+  }
+  return json.dump() + "\n";
+}
+
+std::string Exact(Bytes size) {
+  return fmt::format("{} ({} bytes)", Size(size.count()),
+                     Count(static_cast<double>(size.count())));
+}
+
+std::string Proof(const MemoryPlan& plan) {
+  if (!plan.optimal()) {
+    return fmt::format("no proof that less is impossible; gap {:.3g} %",
+                       100 * plan.gap());
+  }
+  const std::string by =
+      plan.proved_by == "max_live" ? "that much is alive at once"
+      : plan.proved_by == "search" ? "a search refuted everything below"
+                                   : "CBC refuted everything below";
+  return "optimal: " + by;
+}
+
+std::string Words(const MemoryPlan& plan, const NamedTrace& named,
+                  const std::string& capacity) {
+  std::string text = fmt::format(
+      "{} buffers ({}), planned in {} by {}{}\n"
+      "  peak        {}\n"
+      "  at least    {}\n"
+      "  alive       {} at most at once\n"
+      "  {}\n",
+      Count(static_cast<double>(plan.offsets.size())), Printable(named.source),
+      Span(plan.seconds), plan.method.empty() ? "nothing" : plan.method,
+      plan.levels > 1 ? " on two levels" : "", Exact(plan.peak),
+      Exact(plan.lower_bound), Exact(plan.max_live), Proof(plan));
+  if (plan.stopped_by == "time") {
+    text += "  stopped by --time-limit: more may be possible\n";
+  }
+  if (!capacity.empty()) {
+    text += fmt::format("  {} in --capacity {}\n",
+                        !plan.fits   ? "no plan was found, nor refuted,"
+                        : *plan.fits ? "fits"
+                                     : "proved not to fit",
+                        capacity);
+  }
+  return text;
+}
+
+absl::StatusOr<int> Run(const MemoryFlags& flags) {
+  const Clock::time_point start = Clock::now();
+  SLUICE_RETURN_IF_ERROR(CheckFlags(flags));
+  SLUICE_ASSIGN_OR_RETURN(const NamedTrace named, ReadTraceOf(flags));
+  for (const std::string& note : named.notes) {
+    fmt::print(stderr, "note: {}\n", note);
+  }
+  SLUICE_ASSIGN_OR_RETURN(const MemoryPlan plan, PlanOf(flags, named, start));
+  if (!flags.plan.empty()) {
+    SLUICE_RETURN_IF_ERROR(
+        WriteOutput(flags.plan, planner::PlanCsv(named, plan.offsets)));
+  }
+  const bool capacity = !flags.capacity.empty();
+  const bool taken = flags.plan == "-" || flags.svg == "-";
+  fmt::print(
+      taken ? stderr : stdout, "{}",
+      flags.json ? Json(plan, capacity) : Words(plan, named, flags.capacity));
+  return capacity && !plan.fits.value_or(false) ? kDoesNotFit : 0;
+}
+
+}  // namespace
+
+DeskCommand AddPlanMemory(CLI::App& plan) {
+  auto flags = std::make_shared<MemoryFlags>();
+  CLI::App* memory = plan.add_subcommand(
+      "memory", "where every tensor of a trace goes, with a proof");
+  memory->footer(kExamples);
+  memory->add_option("TRACE", flags->trace, "the trace's file; -: stdin")
+      ->required();
+  memory->add_option("--time-limit", flags->time_limit,
+                     "seconds, reading included (default 60)");
+  memory->add_option("--capacity", flags->capacity,
+                     "stop at the first plan within this size; says whether "
+                     "it fits");
+  memory->add_option("--align", flags->align,
+                     "offsets are multiples of it, a power of two (default: "
+                     "1 for CSV, else 512)");
+  memory->add_option("-o,--output", flags->plan,
+                     "write the plan: the trace's rows with offset; -: stdout");
+  memory->add_option("--svg", flags->svg, "draw the plan; -: stdout");
+  memory->add_option("--format", flags->format,
+                     "minimalloc, log, pytorch, profile or run (default: by "
+                     "the content)");
+  memory->add_option("--device", flags->device,
+                     "whose requests, where the trace has several devices "
+                     "(cuda:0) or ranks (0)");
+  memory->add_flag("--json", flags->json, "print one JSON object");
+  return {memory, [flags] {
+            const absl::StatusOr<int> result = Run(*flags);
+            return result.ok() ? *result : ReportError(result.status());
+          }};
+}
+
+}  // namespace sluice::ctl

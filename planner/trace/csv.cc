@@ -1,0 +1,198 @@
+// MiniMalloc's CSV: id,lower,upper,size in any order, lifetimes half-open.
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <array>
+#include <cctype>
+#include <string>
+#include <unordered_set>
+#include <utility>
+
+#include "planner/trace/formats.h"
+#include "planner/trace/lines.h"
+#include "proto/base/status.h"
+
+namespace sluice::planner {
+namespace {
+
+constexpr size_t kNone = SIZE_MAX;
+
+// Where the columns we read are; `offset` is one an earlier plan added.
+struct Columns {
+  size_t id = kNone, lower = kNone, upper = kNone, size = kNone;
+  size_t offset = kNone;
+  size_t count = 0;
+};
+
+std::string Lower(std::string_view text) {
+  std::string lower(text);
+  for (char& c : lower) {
+    c = static_cast<char>(std::tolower(static_cast<unsigned char>(c)));
+  }
+  return lower;
+}
+
+class CsvReader {
+ public:
+  CsvReader(std::istream& in, const TraceOptions& options, Bytes alignment)
+      : lines_(in, options.file), builder_(alignment) {}
+
+  absl::StatusOr<NamedTrace> Read() {
+    if (!lines_.Next()) {
+      SLUICE_RETURN_IF_ERROR(lines_.status());
+      return lines_.Wrong("is empty: expected a header id,lower,upper,size");
+    }
+    SLUICE_RETURN_IF_ERROR(ReadHeader());
+    builder_.out().csv_header = WithoutOffset(Fields(lines_.line()));
+    while (lines_.Next()) SLUICE_RETURN_IF_ERROR(ReadRow());
+    SLUICE_RETURN_IF_ERROR(lines_.status());
+    builder_.out().source = "MiniMalloc CSV";
+    return builder_.Take(end_);
+  }
+
+ private:
+  absl::Status ReadHeader() {
+    const std::vector<std::string_view> fields = Fields(lines_.line());
+    columns_.count = fields.size();
+    const std::pair<const char*, size_t*> wanted[] = {
+        {"id", &columns_.id},
+        {"lower", &columns_.lower},
+        {"upper", &columns_.upper},
+        {"size", &columns_.size},
+        {"offset", &columns_.offset}};
+    for (size_t k = 0; k < fields.size(); ++k) {
+      SLUICE_RETURN_IF_ERROR(CheckSupported(fields[k]));
+      for (const auto& [name, column] : wanted) {
+        if (Lower(fields[k]) != name) continue;
+        if (*column != kNone) {
+          return lines_.Wrong(fields[k],
+                              fmt::format("column '{}' occurs twice", name));
+        }
+        *column = k;
+      }
+    }
+    for (const auto& [name, column] : wanted) {
+      if (*column == kNone && column != &columns_.offset) {
+        return lines_.Wrong(
+            fmt::format("column '{}' is missing from the header {}: needed "
+                        "are id, lower, upper and size, in any order",
+                        name, Quoted(lines_.line())));
+      }
+    }
+    return absl::OkStatus();
+  }
+
+  // Columns of MiniMalloc's that would change what a plan may be.
+  absl::Status CheckSupported(std::string_view field) {
+    const std::string name = Lower(field);
+    if (name == "alignment") {
+      return lines_.Wrong(field,
+                          "column 'alignment' is not supported: remove it and "
+                          "give one alignment for all with --align");
+    }
+    if (name == "gaps") {
+      return lines_.Wrong(field,
+                          "column 'gaps' is not supported: split such a "
+                          "buffer into one row a lifetime");
+    }
+    return absl::OkStatus();
+  }
+
+  absl::Status ReadRow() {
+    const std::vector<std::string_view> fields = Fields(lines_.line());
+    if (fields.size() != columns_.count) {
+      return lines_.Wrong(fmt::format("{} fields in {}, the header has {}",
+                                      fields.size(), Quoted(lines_.line()),
+                                      columns_.count));
+    }
+    SLUICE_RETURN_IF_ERROR(CheckId(fields[columns_.id]));
+    int64_t lower = 0, upper = 0, size = 0;
+    SLUICE_RETURN_IF_ERROR(Time("lower", fields[columns_.lower], &lower));
+    SLUICE_RETURN_IF_ERROR(Time("upper", fields[columns_.upper], &upper));
+    SLUICE_RETURN_IF_ERROR(Integer("size", fields[columns_.size], &size));
+    if (lower >= upper) {
+      return lines_.Wrong(
+          fields[columns_.upper],
+          fmt::format("upper = {} is not above lower = {}: a buffer is alive "
+                      "in [lower, upper), at least one unit of time",
+                      upper, lower));
+    }
+    if (size < 0) {
+      return lines_.Wrong(
+          fields[columns_.size],
+          fmt::format("size = {} is below 0: give bytes, at least 0", size));
+    }
+    const absl::Status added =
+        builder_.Add(std::string(fields[columns_.id]), lower, upper, size);
+    if (!added.ok()) {
+      return lines_.Wrong(fields[columns_.size], std::string(added.message()));
+    }
+    end_ = builder_.size() == 1 ? upper : std::max(end_, upper);
+    builder_.out().csv_rows.push_back(WithoutOffset(fields));
+    return absl::OkStatus();
+  }
+
+  absl::Status CheckId(std::string_view id) {
+    if (id.empty()) return lines_.Wrong(id, "id is empty: give each row one");
+    for (const char c : id) {
+      if (static_cast<unsigned char>(c) < 0x20 || c == 0x7f) {
+        return lines_.Wrong(id, fmt::format("id {} has a control character: "
+                                            "is this a text file?",
+                                            Quoted(id)));
+      }
+    }
+    if (!ids_.insert(std::string(id)).second) {
+      return lines_.Wrong(
+          id, fmt::format("id {} occurs twice: ids name the plan's rows, so "
+                          "each has one",
+                          Quoted(id)));
+    }
+    return absl::OkStatus();
+  }
+
+  absl::Status Integer(const char* column, std::string_view text,
+                       int64_t* value) {
+    if (ParseInt(text, value)) return absl::OkStatus();
+    return lines_.Wrong(
+        text, fmt::format("{} = {} is no whole number between {} and {}",
+                          column, Quoted(text), INT64_MIN, INT64_MAX));
+  }
+
+  absl::Status Time(const char* column, std::string_view text, int64_t* value) {
+    SLUICE_RETURN_IF_ERROR(Integer(column, text, value));
+    if (*value >= -kMaxTraceTime && *value <= kMaxTraceTime) {
+      return absl::OkStatus();
+    }
+    return lines_.Wrong(text,
+                        fmt::format("{} = {} is beyond {}, the latest time a "
+                                    "trace can have: count requests instead",
+                                    column, *value, kMaxTraceTime));
+  }
+
+  std::string WithoutOffset(const std::vector<std::string_view>& fields) {
+    std::string row;
+    const char* comma = "";
+    for (size_t k = 0; k < fields.size(); ++k) {
+      if (k == columns_.offset) continue;
+      row += std::exchange(comma, ",");
+      row += fields[k];
+    }
+    return row;
+  }
+
+  Lines lines_;
+  TraceBuilder builder_;
+  Columns columns_;
+  std::unordered_set<std::string> ids_;
+  int64_t end_ = 0;
+};
+
+}  // namespace
+
+absl::StatusOr<NamedTrace> ReadCsvTrace(std::istream& in,
+                                        const TraceOptions& options,
+                                        Bytes alignment) {
+  return CsvReader(in, options, alignment).Read();
+}
+
+}  // namespace sluice::planner

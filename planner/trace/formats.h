@@ -1,0 +1,29 @@
+// One function a format (internal to planner/trace); what they answer and
+// refuse is in read_trace.h and README.md. `alignment` rounds sizes; `in`
+// begins at the first byte of the input.
+#pragma once
+
+#include <istream>
+
+#include "absl/status/statusor.h"
+#include "planner/trace/read_trace.h"
+
+namespace sluice::planner {
+
+absl::StatusOr<NamedTrace> ReadCsvTrace(std::istream& in,
+                                        const TraceOptions& options,
+                                        Bytes alignment);
+absl::StatusOr<NamedTrace> ReadRequestLog(std::istream& in,
+                                          const TraceOptions& options,
+                                          Bytes alignment);
+absl::StatusOr<NamedTrace> ReadPyTorchTrace(std::istream& in,
+                                            const TraceOptions& options,
+                                            Bytes alignment);
+absl::StatusOr<NamedTrace> ReadProfile(std::istream& in,
+                                       const TraceOptions& options,
+                                       Bytes alignment);
+absl::StatusOr<NamedTrace> ReadRunTrace(std::istream& in,
+                                        const TraceOptions& options,
+                                        Bytes alignment);
+
+}  // namespace sluice::planner

@@ -1,0 +1,206 @@
+#include "planner/trace/json_records.h"
+
+#include <fmt/format.h>
+
+#include <nlohmann/json.hpp>
+#include <utility>
+
+#include "planner/trace/builder.h"
+#include "proto/base/status.h"
+
+namespace sluice::planner {
+namespace {
+
+using nlohmann::json;
+
+// Follows the parser through the document; values outside the array's records
+// are dropped as they come.
+class RecordHandler : public nlohmann::json_sax<json> {
+ public:
+  RecordHandler(std::string file, const RecordQuery& query,
+                const std::function<absl::Status(const JsonRecord&)>& take)
+      : file_(std::move(file)), query_(query), take_(take) {
+    record_.fields.resize(query.fields.size());
+  }
+
+  const absl::Status& status() const { return status_; }
+  bool found() const { return found_; }
+
+  bool null() override { return Other(); }
+  bool boolean(bool) override { return Other(); }
+  bool binary(binary_t&) override { return Other(); }
+  bool number_integer(number_integer_t value) override {
+    return Value(JsonField::Kind::kInteger,
+                 [&] { return fmt::to_string(value); });
+  }
+  bool number_unsigned(number_unsigned_t value) override {
+    return Value(JsonField::Kind::kInteger,
+                 [&] { return fmt::to_string(value); });
+  }
+  bool number_float(number_float_t, const string_t& digits) override {
+    return Value(JsonField::Kind::kNumber, [&] { return digits; });
+  }
+  bool string(string_t& text) override {
+    return Value(JsonField::Kind::kText, [&] { return std::move(text); });
+  }
+
+  bool start_object(std::size_t) override {
+    if (InArray() && depth_ == array_depth_) StartRecord();
+    if (InRecord() && depth_ == array_depth_ + 1) outer_ = key_;
+    ++depth_;
+    return true;
+  }
+  bool key(string_t& name) override {
+    if (depth_ == 1 || InRecord()) key_ = std::move(name);
+    return true;
+  }
+  bool end_object() override {
+    --depth_;
+    if (InRecord() && depth_ == array_depth_) return EndRecord();
+    if (InRecord() && depth_ == array_depth_ + 1) outer_.clear();
+    return true;
+  }
+  bool start_array(std::size_t) override {
+    const bool ours =
+        (depth_ == 1 && key_ == query_.array && !root_is_array_) ||
+        (depth_ == 0 && query_.root_array);
+    if (depth_ == 0) root_is_array_ = true;
+    ++depth_;
+    if (ours && !InArray()) {
+      array_depth_ = depth_;
+      found_ = true;
+    }
+    return true;
+  }
+  bool end_array() override {
+    if (InArray() && depth_ == array_depth_) array_depth_ = 0;
+    --depth_;
+    return true;
+  }
+  bool parse_error(std::size_t position, const std::string&,
+                   const json::exception& error) override {
+    // Its message repeats what was read; ours has the place alone.
+    const std::string what = error.what();
+    const size_t line = what.find("at line ");
+    const size_t colon = what.find(':', line);
+    status_ =
+        At({.file = file_},
+           fmt::format("is no JSON (byte {}{}): was it cut off while it "
+                       "was written?",
+                       position,
+                       line == std::string::npos
+                           ? ""
+                           : ", " + what.substr(line + 3, colon - line - 3)));
+    return false;
+  }
+
+ private:
+  bool InArray() const { return array_depth_ > 0; }
+  bool InRecord() const { return in_record_; }
+
+  bool Other() {
+    return Value(JsonField::Kind::kOther, [] { return std::string(); });
+  }
+
+  template <typename Text>
+  bool Value(JsonField::Kind kind, Text text) {
+    // Inside arrays of a record there are no fields of it.
+    const int level = depth_ - array_depth_;
+    if (!InRecord() || (level == 2 && outer_.empty()) || level > 2) return true;
+    for (size_t k = 0; k < query_.fields.size(); ++k) {
+      if (!Matches(query_.fields[k], level == 2)) continue;
+      record_.fields[k] = {kind, text()};
+      break;
+    }
+    return true;
+  }
+
+  bool Matches(std::string_view field, bool inner) const {
+    if (!inner) return field == key_;
+    return field.size() == outer_.size() + 1 + key_.size() &&
+           field.starts_with(outer_) && field[outer_.size()] == '.' &&
+           field.ends_with(key_);
+  }
+
+  void StartRecord() {
+    in_record_ = true;
+    outer_.clear();
+    for (JsonField& field : record_.fields) field = {};
+  }
+
+  bool EndRecord() {
+    in_record_ = false;
+    status_ = take_(record_);
+    ++record_.index;
+    return status_.ok();
+  }
+
+  std::string file_;
+  const RecordQuery& query_;
+  const std::function<absl::Status(const JsonRecord&)>& take_;
+  absl::Status status_;
+  JsonRecord record_;
+  std::string key_;
+  std::string outer_;  // key of the object inside the record; "": none
+  int depth_ = 0;
+  int array_depth_ = 0;  // of the array's elements; 0: outside
+  bool in_record_ = false;
+  bool root_is_array_ = false;
+  bool found_ = false;
+};
+
+// Only the root's keys, until the prefix ends.
+class KeyHandler : public nlohmann::json_sax<json> {
+ public:
+  std::vector<std::string> keys;
+
+  bool null() override { return true; }
+  bool boolean(bool) override { return true; }
+  bool binary(binary_t&) override { return true; }
+  bool number_integer(number_integer_t) override { return true; }
+  bool number_unsigned(number_unsigned_t) override { return true; }
+  bool number_float(number_float_t, const string_t&) override { return true; }
+  bool string(string_t&) override { return true; }
+  bool start_object(std::size_t) override { return ++depth_ > 0; }
+  bool end_object() override { return --depth_ > 0; }
+  bool start_array(std::size_t) override {
+    if (depth_ == 0) keys.push_back("[");
+    return ++depth_ > 0;
+  }
+  bool end_array() override { return --depth_ > 0; }
+  bool key(string_t& name) override {
+    if (depth_ == 1) keys.push_back(std::move(name));
+    return true;
+  }
+  bool parse_error(std::size_t, const std::string&,
+                   const json::exception&) override {
+    return false;
+  }
+
+ private:
+  int depth_ = 0;
+};
+
+}  // namespace
+
+absl::Status ReadJsonRecords(
+    std::istream& in, const std::string& file, const RecordQuery& query,
+    const std::function<absl::Status(const JsonRecord&)>& take) {
+  RecordHandler handler(file, query, take);
+  json::sax_parse(in, &handler);
+  SLUICE_RETURN_IF_ERROR(handler.status());
+  if (!handler.found()) {
+    return At({.file = file},
+              fmt::format("has no list '{}': name its format with --format",
+                          query.array));
+  }
+  return absl::OkStatus();
+}
+
+std::vector<std::string> RootKeys(std::string_view prefix) {
+  KeyHandler handler;
+  json::sax_parse(prefix.begin(), prefix.end(), &handler);
+  return std::move(handler.keys);
+}
+
+}  // namespace sluice::planner

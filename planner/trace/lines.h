@@ -1,0 +1,53 @@
+// Lines of a text input with their numbers (internal to planner/trace).
+//
+// Thread safety: one owner.
+#pragma once
+
+#include <cstdint>
+#include <istream>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "absl/status/status.h"
+#include "planner/trace/builder.h"
+
+namespace sluice::planner {
+
+// A longer line is none of ours, and must not fill the memory.
+inline constexpr size_t kMaxLineBytes = 64 << 10;
+
+class Lines {
+ public:
+  // `in` outlives it.
+  Lines(std::istream& in, std::string file) : in_(in) {
+    place_.file = std::move(file);
+  }
+
+  // The next line that is not blank, without its end, a trailing CR, or a
+  // byte order mark; false at the end or on a fault (status()).
+  bool Next();
+  const std::string& line() const { return line_; }
+  int64_t number() const { return place_.line; }
+  const absl::Status& status() const { return status_; }
+
+  // InvalidArgument at `part` of this line (a view into it), or at the line.
+  absl::Status Wrong(const std::string& text) const;
+  absl::Status Wrong(std::string_view part, const std::string& text) const;
+
+ private:
+  bool Get();
+
+  std::istream& in_;
+  std::string line_;
+  Place place_;
+  absl::Status status_;
+};
+
+std::string_view Trimmed(std::string_view text);
+// Fields between commas, trimmed; views into `line`.
+std::vector<std::string_view> Fields(std::string_view line);
+// Words between blanks; views into `line`.
+std::vector<std::string_view> Words(std::string_view line);
+
+}  // namespace sluice::planner

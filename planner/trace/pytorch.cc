@@ -1,0 +1,277 @@
+// PyTorch profiler traces (profile_memory=True): Chrome JSON with an instant
+// event "[memory]" an allocation (Bytes > 0) and a free (Bytes < 0).
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <charconv>
+#include <cmath>
+#include <cstdlib>
+#include <map>
+#include <string>
+#include <unordered_map>
+#include <utility>
+#include <vector>
+
+#include "planner/trace/builder.h"
+#include "planner/trace/formats.h"
+#include "planner/trace/json_records.h"
+#include "proto/base/status.h"
+
+namespace sluice::planner {
+namespace {
+
+struct Event {
+  int64_t nanoseconds = 0;
+  uint64_t address = 0;
+  int64_t bytes = 0;   // < 0: a free
+  int64_t index = 0;   // in the file, for messages
+  int32_t device = 0;  // index into the reader's devices
+};
+
+enum Field { kName, kPhase, kTime, kAddress, kBytes, kType, kDevice, kFields };
+
+// torch's DeviceType by number; others are shown as such.
+std::string DeviceName(int64_t type, int64_t id) {
+  static const std::map<int64_t, const char*> kTypes = {
+      {1, "cuda"}, {6, "hip"},  {9, "xla"},  {12, "xpu"},
+      {13, "mps"}, {15, "hpu"}, {19, "mtia"}};
+  if (type == 0) return "cpu";
+  const auto known = kTypes.find(type);
+  return known == kTypes.end() ? fmt::format("device{}:{}", type, id)
+                               : fmt::format("{}:{}", known->second, id);
+}
+
+// "1700000000000000.123" in microseconds to whole nanoseconds, exactly: a
+// double has 53 bits, too few for a time since 1970, and would make ties.
+bool ParseNanoseconds(const std::string& text, int64_t* value) {
+  const size_t point = text.find('.');
+  const bool plain = text.find_first_of("eE") == std::string::npos;
+  int64_t whole = 0;
+  if (plain && ParseInt(text.substr(0, point), &whole) &&
+      std::abs(whole) < INT64_MAX / 2000) {
+    std::string digits =
+        point == std::string::npos ? "" : text.substr(point + 1);
+    digits.resize(3, '0');
+    int64_t part = 0;
+    if (!ParseInt(digits, &part) || part < 0) return false;
+    *value = whole * 1000 + (text[0] == '-' ? -part : part);
+    return true;
+  }
+  char* end = nullptr;
+  const double microseconds = std::strtod(text.c_str(), &end);
+  if (*end != '\0' || text.empty() || !(std::fabs(microseconds) < 9e15)) {
+    return false;
+  }
+  *value = static_cast<int64_t>(std::llround(microseconds * 1000));
+  return true;
+}
+
+class PyTorchReader {
+ public:
+  PyTorchReader(const TraceOptions& options, Bytes alignment)
+      : options_(options), builder_(alignment) {}
+
+  absl::StatusOr<NamedTrace> Read(std::istream& in) {
+    const RecordQuery query = {
+        .array = "traceEvents",
+        .root_array = true,
+        .fields = {"name", "ph", "ts", "args.Addr", "args.Bytes",
+                   "args.Device Type", "args.Device Id"}};
+    SLUICE_RETURN_IF_ERROR(ReadJsonRecords(
+        in, options_.file, query,
+        [this](const JsonRecord& record) { return Take(record); }));
+    SLUICE_ASSIGN_OR_RETURN(const int32_t device, Choose());
+    std::erase_if(events_, [&](const Event& e) { return e.device != device; });
+    // File order on ties.
+    std::stable_sort(events_.begin(), events_.end(),
+                     [](const Event& a, const Event& b) {
+                       return a.nanoseconds < b.nanoseconds;
+                     });
+    SLUICE_RETURN_IF_ERROR(Pair());
+    builder_.out().time_unit = "requests";
+    builder_.out().source =
+        "PyTorch trace, " + names_[static_cast<size_t>(device)];
+    return builder_.Take(static_cast<int64_t>(events_.size()) + 1);
+  }
+
+ private:
+  // A million buffers have two requests each; several devices may be in one
+  // file.
+  static constexpr size_t kMaxEvents = 16 * plan::kMaxBuffers;
+
+  absl::Status Take(const JsonRecord& record) {
+    const auto& fields = record.fields;
+    if (fields[kName].text != "[memory]") return absl::OkStatus();
+    const std::string& phase = fields[kPhase].text;
+    if (!phase.empty() && phase != "i" && phase != "I") return absl::OkStatus();
+    Event event{.index = record.index};
+    if (!ParseNanoseconds(fields[kTime].text, &event.nanoseconds)) {
+      return Wrong(event, "ts", fields[kTime], "microseconds");
+    }
+    int64_t type = 0, id = 0;
+    if (!ParseAddress(fields[kAddress].text, &event.address)) {
+      return Wrong(event, "args.Addr", fields[kAddress], "an address");
+    }
+    if (!ParseInt(fields[kBytes].text, &event.bytes) ||
+        event.bytes == INT64_MIN) {
+      return Wrong(event, "args.Bytes", fields[kBytes], "a count of bytes");
+    }
+    if (!ParseInt(fields[kType].text, &type)) {
+      return Wrong(event, "args.Device Type", fields[kType], "a number");
+    }
+    if (!ParseInt(fields[kDevice].text, &id)) {
+      return Wrong(event, "args.Device Id", fields[kDevice], "a number");
+    }
+    if (event.bytes == 0) return absl::OkStatus();
+    event.device = DeviceIndexOf(DeviceName(type, id));
+    if (events_.size() == kMaxEvents) {
+      return At({.file = options_.file},
+                fmt::format("more than {} [memory] events: record fewer steps",
+                            kMaxEvents));
+    }
+    events_.push_back(event);
+    return absl::OkStatus();
+  }
+
+  static bool ParseAddress(std::string_view text, uint64_t* value) {
+    int base = 10;
+    if (text.starts_with("0x")) {
+      text.remove_prefix(2);
+      base = 16;
+    }
+    const char* end = text.data() + text.size();
+    const auto [at, error] = std::from_chars(text.data(), end, *value, base);
+    return error == std::errc() && at == end;
+  }
+
+  absl::Status Wrong(const Event& event, const char* field,
+                     const JsonField& value, const char* wanted) const {
+    return At({.file = options_.file},
+              fmt::format("traceEvents[{}], a [memory] event: {} {}, it must "
+                          "be {}",
+                          event.index, field,
+                          value.kind == JsonField::Kind::kMissing
+                              ? "is missing"
+                              : "is " + Quoted(value.text),
+                          wanted));
+  }
+
+  int32_t DeviceIndexOf(const std::string& name) {
+    const auto found = std::find(names_.begin(), names_.end(), name);
+    if (found != names_.end()) {
+      return static_cast<int32_t>(found - names_.begin());
+    }
+    names_.push_back(name);
+    return static_cast<int32_t>(names_.size() - 1);
+  }
+
+  absl::StatusOr<int32_t> Choose() const {
+    if (names_.empty()) {
+      return At({.file = options_.file},
+                "has no [memory] events: record with torch.profiler.profile("
+                "profile_memory=True)");
+    }
+    std::vector<std::string> sorted = names_;
+    std::sort(sorted.begin(), sorted.end());
+    const std::string known = fmt::format("{}", fmt::join(sorted, ", "));
+    if (options_.device.empty()) {
+      if (names_.size() == 1) return 0;
+      return At({.file = options_.file},
+                fmt::format("has requests of {} devices ({}): choose one with "
+                            "--device",
+                            names_.size(), known));
+    }
+    const auto found = std::find(names_.begin(), names_.end(), options_.device);
+    if (found == names_.end()) {
+      return At({.file = options_.file},
+                fmt::format("has no requests of device {}, only of {}",
+                            Quoted(options_.device), known));
+    }
+    return static_cast<int32_t>(found - names_.begin());
+  }
+
+  // A buffer's life in requests of the device.
+  struct Life {
+    int64_t lower = 0;
+    int64_t upper = kStillAlive;
+    int64_t bytes = 0;
+    int64_t index = 0;  // of the event that made it, in the file
+  };
+
+  // Pairs by address; request k happens at time k + 1, and time 0 is the
+  // start, where what was freed without a malloc was born.
+  absl::Status Pair() {
+    std::vector<Life> lives;
+    std::unordered_map<uint64_t, size_t> alive;
+    int64_t lost = 0;
+    for (size_t k = 0; k < events_.size(); ++k) {
+      const Event& event = events_[k];
+      const int64_t now = static_cast<int64_t>(k) + 1;
+      const auto found = alive.find(event.address);
+      if (event.bytes > 0) {
+        if (found != alive.end()) {
+          lives[found->second].upper = now;
+          ++lost;
+        }
+        alive[event.address] = lives.size();
+        lives.push_back(
+            {.lower = now, .bytes = event.bytes, .index = event.index});
+      } else if (found == alive.end()) {
+        lives.push_back(
+            {.upper = now, .bytes = -event.bytes, .index = event.index});
+      } else {
+        SLUICE_RETURN_IF_ERROR(CheckSize(event, lives[found->second].bytes));
+        lives[found->second].upper = now;
+        alive.erase(found);
+      }
+    }
+    if (lost > 0) {
+      builder_.out().notes.push_back(fmt::format(
+          "{} buffers have no free though their address was given out again: "
+          "taken as freed just before",
+          lost));
+    }
+    return AddAll(std::move(lives));
+  }
+
+  // In request order: what was there at the start goes first.
+  absl::Status AddAll(std::vector<Life> lives) {
+    std::stable_sort(
+        lives.begin(), lives.end(),
+        [](const Life& a, const Life& b) { return a.lower < b.lower; });
+    for (const Life& life : lives) {
+      const absl::Status added = builder_.Add(
+          fmt::to_string(builder_.size()), life.lower, life.upper, life.bytes);
+      if (!added.ok()) {
+        return At({.file = options_.file},
+                  fmt::format("traceEvents[{}]: {}", life.index,
+                              std::string(added.message())));
+      }
+    }
+    return absl::OkStatus();
+  }
+
+  absl::Status CheckSize(const Event& event, int64_t allocated) const {
+    if (allocated == -event.bytes) return absl::OkStatus();
+    return At({.file = options_.file},
+              fmt::format("traceEvents[{}] frees {} bytes at address {:#x} "
+                          "where {} were allocated: the trace has lost "
+                          "requests, record it anew",
+                          event.index, -event.bytes, event.address, allocated));
+  }
+
+  const TraceOptions& options_;
+  TraceBuilder builder_;
+  std::vector<Event> events_;
+  std::vector<std::string> names_;
+};
+
+}  // namespace
+
+absl::StatusOr<NamedTrace> ReadPyTorchTrace(std::istream& in,
+                                            const TraceOptions& options,
+                                            Bytes alignment) {
+  return PyTorchReader(options, alignment).Read(in);
+}
+
+}  // namespace sluice::planner

@@ -1,0 +1,179 @@
+// Chooses the reader by the content, and writes plans as CSV.
+#include "planner/trace/read_trace.h"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <array>
+#include <streambuf>
+#include <utility>
+
+#include "planner/trace/builder.h"
+#include "planner/trace/formats.h"
+#include "planner/trace/json_records.h"
+#include "planner/trace/lines.h"
+#include "proto/base/status.h"
+
+namespace sluice::planner {
+namespace {
+
+constexpr std::array<std::pair<std::string_view, TraceFormat>, 5> kNames = {{
+    {"minimalloc", TraceFormat::kMiniMalloc},
+    {"log", TraceFormat::kRequestLog},
+    {"pytorch", TraceFormat::kPyTorch},
+    {"profile", TraceFormat::kProfile},
+    {"run", TraceFormat::kRunTrace},
+}};
+
+constexpr size_t kPrefixBytes = 64 << 10;
+
+// An input whose first bytes can be looked at without taking them; it may be
+// a pipe, so nothing is read twice.
+class Sniffed : public std::streambuf {
+ public:
+  explicit Sniffed(std::streambuf* from) : from_(from) { Fill(); }
+  std::string_view prefix() const {
+    return {gptr(), static_cast<size_t>(egptr() - gptr())};
+  }
+
+ protected:
+  int_type underflow() override {
+    if (gptr() == egptr()) Fill();
+    return gptr() == egptr() ? traits_type::eof()
+                             : traits_type::to_int_type(*gptr());
+  }
+
+ private:
+  void Fill() {
+    const std::streamsize got = from_->sgetn(block_.data(), block_.size());
+    setg(block_.data(), block_.data(), block_.data() + got);
+  }
+
+  std::streambuf* from_;
+  std::array<char, kPrefixBytes> block_;
+};
+
+// The first known key decides: ours are written in a fixed order.
+TraceFormat JsonFormat(std::string_view prefix) {
+  for (const std::string& key : RootKeys(prefix)) {
+    if (key == "[" || key == "traceEvents") return TraceFormat::kPyTorch;
+    for (const char* ours : {"alpha", "backward_d2h_fixed", "classes", "format",
+                             "profiles", "rank", "segments"}) {
+      if (key == ours) return TraceFormat::kProfile;
+    }
+    for (const char* run : {"blocks", "compute", "d2h", "h2d"}) {
+      if (key == run) return TraceFormat::kRunTrace;
+    }
+  }
+  return TraceFormat::kPyTorch;  // its reader says what is missing
+}
+
+std::string_view FirstLine(std::string_view prefix) {
+  if (prefix.starts_with("\xef\xbb\xbf")) prefix.remove_prefix(3);
+  for (;;) {
+    const size_t end = prefix.find('\n');
+    const std::string_view line = Trimmed(prefix.substr(0, end));
+    if (!line.empty() && line.front() != '#') return line;
+    if (end == std::string_view::npos) return {};
+    prefix.remove_prefix(end + 1);
+  }
+}
+
+absl::StatusOr<TraceFormat> Detect(std::string_view prefix,
+                                   const std::string& file) {
+  const Place place{.file = file};
+  if (prefix.starts_with("\x1f\x8b")) {
+    return At(place, "is compressed: gunzip it first");
+  }
+  const std::string_view line = FirstLine(prefix);
+  if (line.empty()) return At(place, "is empty: there is nothing to plan");
+  if (line.front() == '{' || line.front() == '[') return JsonFormat(prefix);
+  const std::string_view word = Words(line).front();
+  if (word == "malloc" || word == "free") return TraceFormat::kRequestLog;
+  if (line.find(',') != std::string_view::npos) return TraceFormat::kMiniMalloc;
+  return At(place,
+            fmt::format("is no trace we know (it begins with {}): give a CSV "
+                        "with id,lower,upper,size, a log of malloc and free, "
+                        "a PyTorch or a Sluice trace, or name it with "
+                        "--format",
+                        Quoted(line)));
+}
+
+absl::StatusOr<NamedTrace> Read(TraceFormat format, std::istream& in,
+                                const TraceOptions& options, Bytes alignment) {
+  switch (format) {
+    case TraceFormat::kMiniMalloc:
+      return ReadCsvTrace(in, options, alignment);
+    case TraceFormat::kRequestLog:
+      return ReadRequestLog(in, options, alignment);
+    case TraceFormat::kPyTorch:
+      return ReadPyTorchTrace(in, options, alignment);
+    case TraceFormat::kProfile:
+      return ReadProfile(in, options, alignment);
+    case TraceFormat::kRunTrace:
+      return ReadRunTrace(in, options, alignment);
+  }
+  return absl::InternalError("a trace format without a reader");
+}
+
+absl::Status CheckAlignment(Bytes alignment) {
+  constexpr int64_t kMost = int64_t{1} << 30;
+  const int64_t n = alignment.count();
+  if (n >= 1 && n <= kMost && (n & (n - 1)) == 0) return absl::OkStatus();
+  return absl::InvalidArgumentError(fmt::format(
+      "an alignment of {}: give a power of two from 1 to {}", n, kMost));
+}
+
+}  // namespace
+
+std::optional<TraceFormat> TraceFormatOf(std::string_view name) {
+  for (const auto& [known, format] : kNames) {
+    if (known == name) return format;
+  }
+  return std::nullopt;
+}
+
+std::string_view NameOf(TraceFormat format) {
+  for (const auto& [name, known] : kNames) {
+    if (known == format) return name;
+  }
+  return "";
+}
+
+absl::StatusOr<NamedTrace> ReadTrace(std::istream& in,
+                                     const TraceOptions& options) {
+  if (options.alignment) {
+    SLUICE_RETURN_IF_ERROR(CheckAlignment(*options.alignment));
+  }
+  Sniffed sniffed(in.rdbuf());
+  std::istream stream(&sniffed);
+  TraceFormat format = TraceFormat::kMiniMalloc;
+  if (options.format) {
+    format = *options.format;
+  } else {
+    SLUICE_ASSIGN_OR_RETURN(format, Detect(sniffed.prefix(), options.file));
+  }
+  const Bytes usual(format == TraceFormat::kMiniMalloc ? 1 : 512);
+  return Read(format, stream, options, options.alignment.value_or(usual));
+}
+
+std::string PlanCsv(const NamedTrace& named,
+                    const std::vector<Bytes>& offsets) {
+  SLUICE_CHECK(offsets.size() == named.trace.buffers.size());
+  const bool given = !named.csv_header.empty();
+  std::string text =
+      (given ? named.csv_header : "id,lower,upper,size") + ",offset\n";
+  for (size_t k = 0; k < offsets.size(); ++k) {
+    const plan::Buffer& b = named.trace.buffers[k];
+    if (given) {
+      text += named.csv_rows[k];
+    } else {
+      fmt::format_to(std::back_inserter(text), "{},{},{},{}", named.names[k],
+                     b.lower, b.upper, b.size.count());
+    }
+    fmt::format_to(std::back_inserter(text), ",{}\n", offsets[k].count());
+  }
+  return text;
+}
+
+}  // namespace sluice::planner
