@@ -115,7 +115,7 @@ absl::StatusOr<MemoryPlan> PlanMemory(const plan::Trace& trace,
   const absl::Time deadline = start + options.time_limit;
   const auto expired = [deadline] { return absl::Now() >= deadline; };
   const Problem problem = Normalise(trace);
-  GreedyResult greedy = GreedyRace(problem, expired);
+  GreedyResult greedy = GreedyRace(problem, problem.max_live, expired);
   State state{.offsets = std::move(greedy.offsets),
               .peak = greedy.peak,
               .bound = problem.max_live,

@@ -1,6 +1,7 @@
 #include "planner/memory/problem.h"
 
 #include <algorithm>
+#include <bit>
 #include <numeric>
 
 namespace sluice::planner {
@@ -47,7 +48,8 @@ Problem Normalise(const plan::Trace& trace) {
     const int64_t size = RoundUp(buffer.size, trace.alignment).count();
     if (size == 0) continue;
     const size_t item = problem.items.size();
-    problem.items.push_back({.size = size});
+    problem.items.push_back(
+        {.size = size, .birth = buffer.lower, .death = buffer.upper});
     problem.source.push_back(k);
     events.push_back({buffer.lower, true, item});
     events.push_back({buffer.upper, false, item});
@@ -58,6 +60,26 @@ Problem Normalise(const plan::Trace& trace) {
   CompressTime(std::move(events), &problem.items);
   FinishProblem(&problem);
   return problem;
+}
+
+RangeMax::RangeMax(const std::vector<int64_t>& values) {
+  levels_.push_back(values);
+  for (size_t width = 2; width <= values.size(); width *= 2) {
+    const std::vector<int64_t>& half = levels_.back();
+    std::vector<int64_t> level(values.size() - width + 1);
+    for (size_t i = 0; i < level.size(); ++i) {
+      level[i] = std::max(half[i], half[i + width / 2]);
+    }
+    levels_.push_back(std::move(level));
+  }
+}
+
+int64_t RangeMax::Of(int32_t from, int32_t to) const {
+  const auto width = static_cast<size_t>(to - from);
+  const auto k = static_cast<size_t>(std::bit_width(width)) - 1;
+  const std::vector<int64_t>& level = levels_[k];
+  return std::max(level[static_cast<size_t>(from)],
+                  level[static_cast<size_t>(to) - (size_t{1} << k)]);
 }
 
 void FinishProblem(Problem* problem) {

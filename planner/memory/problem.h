@@ -21,7 +21,9 @@ namespace sluice::planner {
 struct Item {
   int32_t lower = 0;
   int32_t upper = 0;
-  int64_t size = 0;  // units, > 0
+  int64_t size = 0;   // units, > 0
+  int64_t birth = 0;  // in the trace's time, which greedy orders go by
+  int64_t death = 0;
 
   int32_t lifetime() const { return upper - lower; }
   double area() const { return static_cast<double>(size) * lifetime(); }
@@ -42,6 +44,17 @@ struct Problem {
 using Offsets = std::vector<int64_t>;
 
 Problem Normalise(const plan::Trace& trace);
+
+// The greatest of any range of `values`; O(n log n) memory, O(1) a question.
+class RangeMax {
+ public:
+  explicit RangeMax(const std::vector<int64_t>& values);
+  // Of [from, to), which is not empty.
+  int64_t Of(int32_t from, int32_t to) const;
+
+ private:
+  std::vector<std::vector<int64_t>> levels_;  // [k][i]: of [i, i + 2^k)
+};
 
 // Recomputes live, max_live and peak_slot from the items.
 void FinishProblem(Problem* problem);

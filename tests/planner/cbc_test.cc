@@ -93,7 +93,7 @@ TEST(Cbc, NeverContradictsTheSearch) {
     const plan::Trace trace =
         RandomTrace(random, 12 + static_cast<int>(random() % 8), 16, 40);
     const Problem problem = Normalise(trace);
-    if (GreedyRace(problem, [] { return false; }).peak == problem.max_live) {
+    if (GreedyRace(problem, problem.max_live, [] { return false; }).peak == problem.max_live) {
       continue;
     }
     ++gaps;

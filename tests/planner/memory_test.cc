@@ -279,7 +279,7 @@ TEST(Greedy, EveryOrderIsAPermutationAndGivesAValidPlan) {
   std::mt19937 random(3);
   const plan::Trace trace = RandomTrace(random, 40, 30, 20);
   const Problem problem = Normalise(trace);
-  EXPECT_EQ(GreedyOrders(problem).size(), 18u);
+  EXPECT_EQ(GreedyOrders(problem).size(), 20u);
   for (const NamedOrder& named : GreedyOrders(problem)) {
     Order sorted = named.order;
     std::sort(sorted.begin(), sorted.end());
