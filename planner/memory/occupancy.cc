@@ -9,6 +9,14 @@ namespace {
 
 constexpr int64_t kNever = std::numeric_limits<int64_t>::max();
 
+// An item fills nodes at depths that are multiples of this. With 1, a short
+// item looks for a gap in one list a level, each with a few of the long ones;
+// with 4, four times more inserts leave a quarter of the lists, whose spans
+// have mostly grown together.
+constexpr int kStride = 4;
+// Up to 2^kStride on either side a level, of at most 32 levels.
+constexpr size_t kMaxVisited = 2 * 16 * 32;
+
 }  // namespace
 
 Occupancy::Occupancy(size_t slots)
@@ -22,27 +30,33 @@ void Occupancy::Clear() {
 }
 
 template <typename Inside, typename Above>
-void Occupancy::Visit(int32_t lower, int32_t upper, Inside inside,
+void Occupancy::Visit(int32_t lower, int32_t upper, int stride, Inside inside,
                       Above above) {
   struct Frame {
     size_t node, from, width;
+    int depth;
   };
-  Frame stack[2 * 64];
-  size_t depth = 0;
-  stack[depth++] = {1, 0, leaves_};
+  // Level by level: wide nodes, whose spans say most, come first.
+  Frame queue[kMaxVisited];
+  size_t next = 0;
+  size_t count = 0;
+  queue[count++] = {1, 0, leaves_, 0};
   const auto low = static_cast<size_t>(lower);
   const auto high = static_cast<size_t>(upper);
-  while (depth > 0) {
-    const Frame frame = stack[--depth];
-    if (low <= frame.from && frame.from + frame.width <= high) {
+  while (next < count) {
+    const Frame frame = queue[next++];
+    if (low <= frame.from && frame.from + frame.width <= high &&
+        (frame.depth % stride == 0 || frame.width == 1)) {
       inside(nodes_[frame.node]);
       continue;
     }
     above(nodes_[frame.node]);
     const size_t half = frame.width / 2;
     const size_t middle = frame.from + half;
-    if (high > middle) stack[depth++] = {2 * frame.node + 1, middle, half};
-    if (low < middle) stack[depth++] = {2 * frame.node, frame.from, half};
+    if (low < middle)
+      queue[count++] = {2 * frame.node, frame.from, half, frame.depth + 1};
+    if (high > middle)
+      queue[count++] = {2 * frame.node + 1, middle, half, frame.depth + 1};
   }
 }
 
@@ -68,7 +82,7 @@ void Occupancy::Insert(Span span, Spans* spans) {
 void Occupancy::Add(int32_t lower, int32_t upper, int64_t begin, int64_t end) {
   const Span span{begin, end};
   Visit(
-      lower, upper,
+      lower, upper, kStride,
       [span](Node& node) {
         Insert(span, &node.within);
         Insert(span, &node.across);
@@ -78,13 +92,15 @@ void Occupancy::Add(int32_t lower, int32_t upper, int64_t begin, int64_t end) {
 
 void Occupancy::Open(int32_t lower, int32_t upper) {
   cursors_.clear();
-  const auto add = [this](const Spans& spans) {
+  above_.clear();
+  const auto add = [](const Spans& spans, std::vector<Cursor>* cursors) {
     if (spans.empty()) return;
-    cursors_.push_back({spans.data(), spans.data() + spans.size()});
+    cursors->push_back({spans.data(), spans.data() + spans.size()});
   };
   Visit(
-      lower, upper, [&](Node& node) { add(node.within); },
-      [&](Node& node) { add(node.across); });
+      lower, upper, 1, [&](Node& node) { add(node.within, &cursors_); },
+      [&](Node& node) { add(node.across, &above_); });
+  cursors_.insert(cursors_.end(), above_.begin(), above_.end());
 }
 
 // The lowest address >= `from` with `size` free units above it. Cursors only

@@ -53,14 +53,16 @@ class Occupancy {
   int64_t FirstFree(int64_t from, int64_t size);
   int64_t NextTaken() const;
 
-  // Calls inside(node) for nodes that [lower, upper) fills, above(node) for
-  // those that it fills in part.
+  // Calls inside(node) for the topmost nodes at depths that `stride` divides
+  // (or leaves) that [lower, upper) fills, above(node) for those above them.
   template <typename Inside, typename Above>
-  void Visit(int32_t lower, int32_t upper, Inside inside, Above above);
+  void Visit(int32_t lower, int32_t upper, int stride, Inside inside,
+             Above above);
 
   size_t leaves_;
   std::vector<Node> nodes_;  // of node k: children 2k, 2k + 1; root 1
   std::vector<Cursor> cursors_;
+  std::vector<Cursor> above_;
 };
 
 }  // namespace sluice::planner
