@@ -9,7 +9,7 @@
 
 #include "absl/time/clock.h"
 #include "planner/planner.h"
-#include "planner/swap/swap.h"
+#include "planner/swap/alpha.h"
 #include "planner/validator.h"
 #include "proto/base/status.h"
 #include "proto/plan/codec.h"

@@ -1,7 +1,8 @@
-// Linear programs (internal to the planner); solved by Clp in cbc.cc.
+// Linear programs (internal to the planner); solved by Clp in clp.cc.
 #pragma once
 
 #include <limits>
+#include <memory>
 #include <utility>
 #include <vector>
 
@@ -15,7 +16,6 @@ struct LinearProgram {
   struct Column {
     double lower = 0;
     double upper = kUnbounded;
-    double profit = 0;  // maximised
   };
   struct Row {
     double lower = -kUnbounded;
@@ -25,16 +25,39 @@ struct LinearProgram {
   std::vector<Column> columns;
   std::vector<Row> rows;
 
-  // Returns the new column's index.
-  int Add(const Column& column) {
+  // Both return the new one's index.
+  int AddColumn(const Column& column) {
     columns.push_back(column);
     return static_cast<int>(columns.size()) - 1;
   }
+  int AddRow(Row row) {
+    rows.push_back(std::move(row));
+    return static_cast<int>(rows.size()) - 1;
+  }
 };
 
-// The columns' values at an optimum. NotFound when there is none (infeasible
-// or unbounded), Internal when the solver gives up. Scale rows and columns so
-// that values and coefficients lie near 1.
-absl::StatusOr<std::vector<double>> Maximise(const LinearProgram& program);
+// One program solved again and again, each time from the basis of the last:
+// what lexicographic stages and "one more" need. Rows and bounds hold within
+// 1e-9; scale them so that values and coefficients lie near 1.
+// Thread safety: one owner; different solvers may run at once.
+class LinearSolver {
+ public:
+  explicit LinearSolver(const LinearProgram& program);
+  ~LinearSolver();
+  LinearSolver(const LinearSolver&) = delete;
+
+  void SetColumn(int column, double lower, double upper);
+  void SetRowUpper(int row, double upper);
+
+  // The least value of a column. NotFound when there is none (infeasible or
+  // unbounded), Internal when Clp gives up.
+  absl::StatusOr<double> Minimise(int column);
+  // At the last optimum.
+  double Value(int column) const;
+
+ private:
+  struct Model;
+  std::unique_ptr<Model> model_;
+};
 
 }  // namespace sluice::planner

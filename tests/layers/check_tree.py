@@ -24,7 +24,9 @@ FAMILIES = {
                  ["proto", "daemon/service", "client"]),
     "prometheus": (r"prometheus/", ["daemon/metrics"]),
     "httplib": (r"httplib\.h$", ["daemon/metrics", "daemon/service"]),
-    "cbc": (r"(Cbc|Clp|Cgl|Coin|Osi)\w*\.(h|hpp)$|coin/", ["planner"]),
+    "clp": (r"(coin/)?Clp\w*\.(h|hpp)$", ["planner"]),
+    "cbc": (r"(Cbc|Cgl|Coin|Osi)\w*\.(h|hpp)$|coin/", ["planner"]),
+    "glpk": (r"glpk\.h$", ["tests"]),
     "toml++": (r"toml(\+\+|plusplus)/|toml\.hpp$", ["daemon", "planner"]),
     "cli11": (r"CLI/", ["daemon", "client/ctl", "client/train",
                         "client/examples", "planner/worker"]),
@@ -53,10 +55,11 @@ EXCEPTIONS = {
     "systemd": ["daemon/core", "daemon/metrics"],
     "grpc": ["daemon/core", "daemon/metrics"],
     "cbc": ["planner/worker"],
+    "clp": ["planner/worker"],
 }
 
-# CBC lives in one file.
-ONE_FILE = ["cbc"]
+# Each solver lives in one file.
+ONE_FILE = ["cbc", "clp"]
 
 TOP_LEVEL = ["daemon", "client", "proto", "kernels", "planner", "deploy",
              "tests"]

@@ -28,7 +28,8 @@ class ThirdParty(unittest.TestCase):
             "prometheus/registry.h": "daemon/metrics/x.cc",
             "httplib.h": "daemon/metrics/x.cc",
             "CbcModel.hpp": "planner/cbc.cc",
-            "ClpSimplex.hpp": "planner/cbc.cc",
+            "coin/Clp_C_Interface.h": "planner/clp.cc",
+            "glpk.h": "tests/planner/x.cc",
             "toml++/toml.h": "daemon/config.cc",
             "CLI/CLI.hpp": "client/ctl/main.cc",
             "nlohmann/json.hpp": "proto/plan/codec.cc",
@@ -53,10 +54,14 @@ class ThirdParty(unittest.TestCase):
                      "client/session.h"):
             self.assertTrue(third_party(path, "proto/session.pb.h"), path)
 
-    def test_cbc_is_in_one_file(self):
-        text = "#include <CbcModel.hpp>\n"
-        self.assertTrue(list(check_tree.check_third_party(
-            {"planner/a.cc": text, "planner/b.cc": text})))
+    def test_each_solver_is_in_one_file(self):
+        for header in ("CbcModel.hpp", "coin/Clp_C_Interface.h"):
+            text = f"#include <{header}>\n"
+            self.assertTrue(list(check_tree.check_third_party(
+                {"planner/a.cc": text, "planner/b.cc": text})), header)
+        self.assertEqual(list(check_tree.check_third_party(
+            {"planner/a.cc": "#include <CbcModel.hpp>\n",
+             "planner/b.cc": "#include <coin/Clp_C_Interface.h>\n"})), [])
 
     def test_an_unknown_family_is_asked_about(self):
         self.assertTrue(third_party("planner/a.cc", "boost/any.hpp"))

@@ -9,7 +9,6 @@
 #include "planner/memory/greedy.h"
 #include "planner/memory/problem.h"
 #include "planner/planner.h"
-#include "planner/swap/lp.h"
 #include "planner/validator.h"
 #include "tests/planner/traces.h"
 
@@ -117,28 +116,6 @@ TEST(Cbc, PrintsNothing) {
   SolveDsaMip(problem, Stacked(problem), problem.max_live, absl::Seconds(5));
   fflush(nullptr);
   EXPECT_EQ(::testing::internal::GetCapturedStdout(), "");
-}
-
-TEST(Lp, FindsTheOptimum) {
-  LinearProgram program;
-  const int x = program.Add({.upper = 3, .profit = 1});
-  const int y = program.Add({.profit = 2});
-  program.rows.push_back({.upper = 4, .terms = {{x, 1}, {y, 1}}});
-  program.rows.push_back({.lower = 1, .terms = {{x, 1}}});
-  const auto values = Maximise(program);
-  ASSERT_TRUE(values.ok()) << values.status();
-  EXPECT_NEAR((*values)[0], 1, 1e-9);
-  EXPECT_NEAR((*values)[1], 3, 1e-9);
-}
-
-TEST(Lp, SaysWhenThereIsNone) {
-  LinearProgram infeasible;
-  const int x = infeasible.Add({.upper = 1});
-  infeasible.rows.push_back({.lower = 2, .terms = {{x, 1}}});
-  EXPECT_EQ(Maximise(infeasible).status().code(), absl::StatusCode::kNotFound);
-  LinearProgram unbounded;
-  unbounded.Add({.profit = 1});
-  EXPECT_EQ(Maximise(unbounded).status().code(), absl::StatusCode::kNotFound);
 }
 
 }  // namespace

@@ -326,8 +326,24 @@ class RandomNode {
   std::mt19937& random_;
 };
 
-TEST(PlanNode, AlphasAreTheGridsBestSmallestAndNoneCanBeRaised) {
+// The slowest rank's step.
+double StepOf(const std::vector<plan::RankProfile>& profiles,
+              const std::vector<double>& alphas) {
+  double step = 0;
+  for (size_t r = 0; r < profiles.size(); ++r) {
+    const plan::RankProfile& p = profiles[r];
+    double layer = p.forward_layer_seconds + p.backward_layer_seconds;
+    for (const plan::SkeletalClass& c : p.classes) {
+      if (!c.must_swap) layer += c.recompute_seconds * (1 - alphas[r]);
+    }
+    step = std::max(step, static_cast<double>(p.layers) * layer);
+  }
+  return step;
+}
+
+TEST(PlanNode, NoAlphasOfAGridMakeAShorterStepAndNoneCanBeRaised) {
   constexpr double kStep = 1.0 / 4096;
+  constexpr size_t kGrid = 7;
   std::mt19937 random(9);
   int between = 0;
   for (int round = 0; round < 300; ++round) {
@@ -340,12 +356,20 @@ TEST(PlanNode, AlphasAreTheGridsBestSmallestAndNoneCanBeRaised) {
     ASSERT_EQ(plan.infeasible, "");
     std::vector<double> alphas;
     for (const plan::RankPlan& r : plan.ranks) alphas.push_back(r.alpha);
+    EXPECT_TRUE(Feasible(node.profiles, node.resources, alphas));
     const double smallest = *std::min_element(alphas.begin(), alphas.end());
     between += smallest > 0 && smallest < 1;
-    EXPECT_TRUE(Feasible(node.profiles, node.resources, alphas));
-    if (smallest < 1) {
-      const std::vector<double> more(n, smallest + 1.01 * kStep);
-      EXPECT_FALSE(Feasible(node.profiles, node.resources, more));
+    // A step of alpha is 10 layers * 0.01 s / 4096.
+    const double step = StepOf(node.profiles, alphas) - 0.1 * kStep;
+    for (size_t point = 0, all = 1; point < all; ++point) {
+      std::vector<double> grid;
+      size_t rest = point;
+      all = 1;
+      for (size_t r = 0; r < n; ++r, rest /= kGrid, all *= kGrid) {
+        grid.push_back(static_cast<double>(rest % kGrid) / (kGrid - 1));
+      }
+      if (!Feasible(node.profiles, node.resources, grid)) continue;
+      EXPECT_LE(step, StepOf(node.profiles, grid) + 1e-9) << round;
     }
     for (size_t r = 0; r < n; ++r) {
       // The others may each have been cut by up to a step.

@@ -1,53 +1,91 @@
-// Swap plans.
+// Swap plans: the musts of planner/swap/README.md.
 #include <fmt/format.h>
 
+#include <algorithm>
 #include <chrono>
+#include <cmath>
 #include <random>
-#include <string>
 #include <vector>
 
-#include "planner/planner.h"
+#include "planner/swap/node_swap.h"
 #include "proto/base/status.h"
 #include "tests/planner/bench/bench.h"
+#include "tests/planner/swap/nodes.h"
 
 namespace sluice::planner {
+namespace {
 
-// 8 ranks of 12 classes over shared links: alpha's LP alone.
-void BenchSwap(BenchReport& report) {
-  std::mt19937 random(21);
-  std::vector<plan::RankProfile> profiles;
-  NodeResources resources;
-  resources.links.push_back({"switch0", 50e9, 50e9, {}});
-  for (uint64_t r = 0; r < 8; ++r) {
-    plan::RankProfile p;
-    p.rank = Rank(r);
-    p.layers = 32;
-    p.forward_layer_seconds = 0.9 + 0.01 * static_cast<double>(r);
-    p.backward_layer_seconds = 2;
-    for (int c = 0; c < 12; ++c) {
-      p.classes.push_back(
-          {.name = fmt::format("class{}", c),
-           .bytes_per_layer = Bytes(int64_t{1} << (26 + random() % 5)),
-           .recompute_seconds = 0.01,
-           .must_swap = c < 2});
-    }
-    resources.links[0].ranks.push_back(p.rank);
-    resources.links.push_back({fmt::format("pcie{}", r), 25e9, 25e9, {p.rank}});
-    profiles.push_back(p);
+constexpr int kNodes = 1000;
+
+NodeSwapResult MustPlan(const NodeSwapProblem& node) {
+  auto result = PlanNodeSwap(node);
+  SLUICE_CHECK_OK(result.status());
+  return *std::move(result);
+}
+
+// By how much a plan breaks a row, in units of its capacity.
+double Breach(const NodeSwapResult& result) {
+  double worst = 0;
+  for (const CapacityRow& row : result.rows) {
+    const double unit = row.capacity > 0 ? row.capacity : 1e9;
+    worst = std::max(worst, (row.used - row.capacity) / unit);
   }
-  resources.host_budget = {GiB(1024)};
-  std::vector<double> seconds;
-  std::string limit;
+  return worst;
+}
+
+// How far joint lies behind MEMO in the first objective that differs.
+double Behind(const SwapObjective& joint, const SwapObjective& memo) {
+  const double step = joint.step_s / memo.step_s - 1;
+  if (std::fabs(step) > 1e-11) return step;
+  const double scale = memo.step_s;
+  const double recompute = (joint.recompute_s - memo.recompute_s) / scale;
+  if (std::fabs(recompute) > 1e-11) return recompute;
+  return (joint.moved_bytes - memo.moved_bytes) /
+         std::max(memo.moved_bytes, 1.0);
+}
+
+void RandomNodes(BenchReport& report) {
+  std::mt19937 random(22);
+  double breach = 0, behind = -1, off = 0;
+  int feasible = 0, disagree = 0, memos = 0;
+  for (int i = 0; i < kNodes; ++i) {
+    const NodeSwapProblem node = RandomNode(random);
+    const NodeSwapResult ours = MustPlan(node);
+    const Reference theirs = SolveWithGlpk(node);
+    disagree += ours.feasible != theirs.feasible;
+    if (!ours.feasible || !theirs.feasible) continue;
+    ++feasible;
+    breach = std::max(breach, Breach(ours));
+    const double step = theirs.objective.step_s;
+    off = std::max(off, std::fabs(ours.joint->step_s - step) / step);
+    if (!ours.memo) continue;
+    ++memos;
+    behind = std::max(behind, Behind(*ours.joint, ours.memo->objective));
+  }
+  const std::string of = fmt::format("{} nodes, {} feasible", kNodes, feasible);
+  report.Add({"swap_rows_broken_by", breach, "of capacity", 1e-6, true, of});
+  report.Add({"swap_step_off_glpk", off, "relative", 1e-6, true, of});
+  report.Add({"swap_feasible_unlike_glpk", static_cast<double>(disagree),
+              "nodes", 0, true, of});
+  report.Add({"swap_worst_behind_memo", behind, "relative", 1e-11, true,
+              fmt::format("{} with a MEMO plan", memos)});
+}
+
+}  // namespace
+
+void BenchSwap(BenchReport& report) {
+  const NodeSwapProblem node = BusyNode(8, 12);
+  std::vector<double> milliseconds;
   for (int k = 0; k < 9; ++k) {
     const auto start = std::chrono::steady_clock::now();
-    const auto plan = PlanNode(profiles, resources, {});
-    seconds.push_back(SecondsSince(start) * 1e3);
-    SLUICE_CHECK_OK(plan.status());
-    limit = fmt::format("alpha {:.4f}, limited by {}", plan->ranks[0].alpha,
-                        plan->ranks[0].alpha_limited_by);
+    SLUICE_CHECK(MustPlan(node).feasible);
+    milliseconds.push_back(SecondsSince(start) * 1e3);
   }
-  report.Add({"alpha_8_ranks_12_classes", bench::Quantile(seconds, 0.5), "ms",
-              50, true, limit + ", median of 9"});
+  report.Add({"swap_8_ranks_12_tensors", bench::Quantile(milliseconds, 0.5),
+              "ms", 50, true,
+              fmt::format("median of 9, slowest {:.1f}; with every `one more`",
+                          bench::Quantile(milliseconds, 1))});
+  RandomNodes(report);
 }
 
 }  // namespace sluice::planner

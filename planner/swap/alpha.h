@@ -1,4 +1,4 @@
-// MEMO's alpha for all ranks of a node at once (internal to the planner).
+// One alpha a rank, for all ranks of a node at once (internal to the planner).
 #pragma once
 
 #include <string>
@@ -21,9 +21,9 @@ struct SwapPlan {
   std::string infeasible;         // empty when feasible; else one line
 };
 
-// Max-min fair: the smallest alpha of the ranks that may choose is as large
-// as can be, then the next smallest, and so on (all ranks of a step wait for
-// the slowest). Each solved as an LP; see README.md for the rows.
+// The node's LP (node_swap.h) with what today's runtime can do: it cuts all
+// free classes of a chunk at one row, so a rank has one fraction, and keeps
+// nothing on the GPU. README.md says what that leaves out.
 absl::StatusOr<SwapPlan> PlanSwap(
     const std::vector<plan::RankProfile>& profiles,
     const plan::NodeResources& resources);

@@ -1,0 +1,150 @@
+// The one file that uses Clp.
+#include <coin/Clp_C_Interface.h>
+#include <fmt/format.h>
+
+#include <mutex>
+#include <vector>
+
+#include "planner/swap/lp.h"
+
+namespace sluice::planner {
+namespace {
+
+// Clp's models are apart from each other, but nobody promises it for all of
+// CoinUtils; plans take milliseconds, so one lock costs nothing.
+std::mutex& ClpMutex() {
+  static std::mutex mutex;
+  return mutex;
+}
+
+constexpr double kTolerance = 1e-11;
+
+// Rows in the column-major form that Clp takes.
+struct ColumnMajor {
+  std::vector<CoinBigIndex> starts;
+  std::vector<int> rows;
+  std::vector<double> values;
+
+  explicit ColumnMajor(const LinearProgram& program) {
+    std::vector<std::vector<std::pair<int, double>>> columns(
+        program.columns.size());
+    for (size_t r = 0; r < program.rows.size(); ++r) {
+      for (const auto& [column, value] : program.rows[r].terms) {
+        columns[static_cast<size_t>(column)].emplace_back(r, value);
+      }
+    }
+    for (const auto& column : columns) {
+      starts.push_back(static_cast<CoinBigIndex>(rows.size()));
+      for (const auto& [row, value] : column) {
+        rows.push_back(row);
+        values.push_back(value);
+      }
+    }
+    starts.push_back(static_cast<CoinBigIndex>(rows.size()));
+  }
+};
+
+double ClpBound(double bound) {
+  return bound == kUnbounded ? 1e30 : bound == -kUnbounded ? -1e30 : bound;
+}
+
+}  // namespace
+
+struct LinearSolver::Model {
+  Clp_Simplex* clp = nullptr;
+  std::vector<double> lower, upper, cost, row_lower, row_upper;
+  std::vector<double> values;
+
+  // Every column at its lower bound, every row basic: where Clp starts.
+  void ForgetBasis() {
+    constexpr unsigned char kBasic = 1, kAtLower = 3;
+    std::vector<unsigned char> status(lower.size(), kAtLower);
+    status.resize(lower.size() + row_lower.size(), kBasic);
+    Clp_copyinStatus(clp, status.data());
+  }
+
+  // Clp's status: 0 optimal, 1 infeasible, 2 unbounded.
+  int Solve() {
+    Clp_primal(clp, 0);
+    if (Clp_status(clp) == 0) return 0;
+    // The basis of the last stage may lie at the edge of what the next one
+    // allows: once more, from nothing.
+    ForgetBasis();
+    Clp_dual(clp, 0);
+    if (Clp_status(clp) != 0) Clp_primal(clp, 0);
+    return Clp_status(clp);
+  }
+};
+
+LinearSolver::LinearSolver(const LinearProgram& program)
+    : model_(std::make_unique<Model>()) {
+  const std::lock_guard<std::mutex> lock(ClpMutex());
+  Model& m = *model_;
+  for (const LinearProgram::Column& column : program.columns) {
+    m.lower.push_back(ClpBound(column.lower));
+    m.upper.push_back(ClpBound(column.upper));
+  }
+  for (const LinearProgram::Row& row : program.rows) {
+    m.row_lower.push_back(ClpBound(row.lower));
+    m.row_upper.push_back(ClpBound(row.upper));
+  }
+  m.cost.assign(m.lower.size(), 0);
+  m.values.assign(m.lower.size(), 0);
+  const ColumnMajor matrix(program);
+  m.clp = Clp_newModel();
+  Clp_setLogLevel(m.clp, 0);
+  Clp_loadProblem(m.clp, static_cast<int>(m.lower.size()),
+                  static_cast<int>(m.row_lower.size()), matrix.starts.data(),
+                  matrix.rows.data(), matrix.values.data(), m.lower.data(),
+                  m.upper.data(), m.cost.data(), m.row_lower.data(),
+                  m.row_upper.data());
+  // The caller scales; Clp's own scaling would make the tolerance another.
+  Clp_scaling(m.clp, 0);
+  Clp_setPrimalTolerance(m.clp, kTolerance);
+  Clp_setDualTolerance(m.clp, kTolerance);
+}
+
+LinearSolver::~LinearSolver() {
+  const std::lock_guard<std::mutex> lock(ClpMutex());
+  Clp_deleteModel(model_->clp);
+}
+
+void LinearSolver::SetColumn(int column, double lower, double upper) {
+  model_->lower[static_cast<size_t>(column)] = ClpBound(lower);
+  model_->upper[static_cast<size_t>(column)] = ClpBound(upper);
+  Clp_chgColumnLower(model_->clp, model_->lower.data());
+  Clp_chgColumnUpper(model_->clp, model_->upper.data());
+}
+
+void LinearSolver::SetRowUpper(int row, double upper) {
+  model_->row_upper[static_cast<size_t>(row)] = ClpBound(upper);
+  Clp_chgRowUpper(model_->clp, model_->row_upper.data());
+}
+
+absl::StatusOr<double> LinearSolver::Minimise(int column) {
+  const std::lock_guard<std::mutex> lock(ClpMutex());
+  Model& m = *model_;
+  m.cost.assign(m.cost.size(), 0);
+  m.cost[static_cast<size_t>(column)] = 1;
+  Clp_chgObjCoefficients(m.clp, m.cost.data());
+  switch (const int status = m.Solve()) {
+    case 0:
+      break;
+    case 1:
+      return absl::NotFoundError("the linear program is infeasible");
+    case 2:
+      return absl::NotFoundError("the linear program is unbounded");
+    default:
+      return absl::InternalError(
+          fmt::format("Clp stopped with status {}", status));
+  }
+  const double* values = Clp_primalColumnSolution(m.clp);
+  m.values.assign(values, values + m.values.size());
+  return m.values[static_cast<size_t>(column)];
+}
+
+double LinearSolver::Value(int column) const {
+  return model_->values[static_cast<size_t>(column)];
+}
+
+}  // namespace sluice::planner

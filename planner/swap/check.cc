@@ -1,0 +1,168 @@
+// What a problem may be. Every complaint is one line with the path of the
+// field.
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <cmath>
+#include <set>
+
+#include "planner/swap/node_swap.h"
+#include "proto/base/status.h"
+
+namespace sluice::planner {
+namespace {
+
+using Problem = NodeSwapProblem;
+
+// Far above what there is, far below where doubles lose seconds and bytes.
+constexpr double kMost = 1e18;
+
+template <typename... Args>
+absl::Status Wrong(const std::string& path, fmt::format_string<Args...> what,
+                   Args&&... args) {
+  return absl::InvalidArgumentError(fmt::format(
+      "{}: {}", path, fmt::format(what, std::forward<Args>(args)...)));
+}
+
+absl::Status NotNegative(const std::string& path, double value) {
+  if (std::isnan(value)) return Wrong(path, "is not a number");
+  if (value < 0) return Wrong(path, "{} is negative", value);
+  if (value > kMost) return Wrong(path, "{} is above {:g}", value, kMost);
+  return absl::OkStatus();
+}
+
+absl::Status Positive(const std::string& path, double value) {
+  SLUICE_RETURN_IF_ERROR(NotNegative(path, value));
+  if (value == 0) return Wrong(path, "is 0: it must be above");
+  return absl::OkStatus();
+}
+
+// A name of its own among those before.
+absl::Status Unique(const std::string& path, const std::string& name,
+                    std::set<std::string>* seen) {
+  if (name.empty()) return Wrong(path, "is empty");
+  if (!seen->insert(name).second) {
+    return Wrong(path, "'{}' occurs twice", name);
+  }
+  return absl::OkStatus();
+}
+
+absl::Status CheckLinks(const Problem& problem, std::set<std::string>* names) {
+  for (size_t i = 0; i < problem.links.size(); ++i) {
+    const Problem::Link& link = problem.links[i];
+    const std::string path = fmt::format("links[{}].", i);
+    SLUICE_RETURN_IF_ERROR(Unique(path + "name", link.name, names));
+    SLUICE_RETURN_IF_ERROR(
+        Positive(path + "h2d_bytes_per_s", link.h2d_bytes_per_s));
+    SLUICE_RETURN_IF_ERROR(
+        Positive(path + "d2h_bytes_per_s", link.d2h_bytes_per_s));
+    if (link.total_bytes_per_s) {
+      SLUICE_RETURN_IF_ERROR(
+          Positive(path + "total_bytes_per_s", *link.total_bytes_per_s));
+    }
+  }
+  return absl::OkStatus();
+}
+
+absl::Status CheckNuma(const Problem& problem, std::set<int64_t>* ids) {
+  for (size_t i = 0; i < problem.numa.size(); ++i) {
+    const Problem::Numa& numa = problem.numa[i];
+    const std::string path = fmt::format("numa[{}].", i);
+    if (numa.id < 0) return Wrong(path + "id", "{} is negative", numa.id);
+    if (!ids->insert(numa.id).second) {
+      return Wrong(path + "id", "{} occurs twice", numa.id);
+    }
+    SLUICE_RETURN_IF_ERROR(
+        NotNegative(path + "host_budget_bytes", numa.host_budget_bytes));
+  }
+  return absl::OkStatus();
+}
+
+absl::Status CheckTensor(const std::string& path,
+                         const Problem::Tensor& tensor) {
+  SLUICE_RETURN_IF_ERROR(NotNegative(path + "bytes", tensor.bytes));
+  if (tensor.recompute_s) {
+    SLUICE_RETURN_IF_ERROR(
+        NotNegative(path + "recompute_s", *tensor.recompute_s));
+  } else if (tensor.must == Problem::Must::kRecompute) {
+    return Wrong(path + "must",
+                 "'recompute' of a tensor without recompute_s, which cannot "
+                 "be recomputed");
+  }
+  return absl::OkStatus();
+}
+
+absl::Status CheckPlaces(const std::string& path, const Problem::Rank& rank,
+                         const std::set<std::string>& links,
+                         const std::set<int64_t>& numa) {
+  if (!numa.contains(rank.numa)) {
+    return Wrong(path + "numa", "there is no NUMA node {}", rank.numa);
+  }
+  std::set<std::string> own;
+  for (size_t i = 0; i < rank.links.size(); ++i) {
+    const std::string at = fmt::format("{}links[{}]", path, i);
+    SLUICE_RETURN_IF_ERROR(Unique(at, rank.links[i], &own));
+    if (!links.contains(rank.links[i])) {
+      return Wrong(at, "there is no link '{}'", rank.links[i]);
+    }
+  }
+  return absl::OkStatus();
+}
+
+absl::Status CheckAmounts(const std::string& path, const Problem::Rank& rank) {
+  if (rank.layers < 1)
+    return Wrong(path + "layers", "{} is below 1", rank.layers);
+  if (rank.layers > 1'000'000) {
+    return Wrong(path + "layers", "{} is above 1000000", rank.layers);
+  }
+  if (rank.resident_layers < 0 || rank.resident_layers > rank.layers) {
+    return Wrong(path + "resident_layers", "{} is not between 0 and layers, {}",
+                 rank.resident_layers, rank.layers);
+  }
+  SLUICE_RETURN_IF_ERROR(
+      Positive(path + "forward_layer_s", rank.forward_layer_s));
+  SLUICE_RETURN_IF_ERROR(
+      Positive(path + "backward_layer_s", rank.backward_layer_s));
+  const std::pair<const char*, double> amounts[] = {
+      {"gpu_budget_bytes", rank.gpu_budget_bytes},
+      {"forward_d2h_fixed_bytes", rank.forward_d2h_fixed_bytes},
+      {"forward_h2d_fixed_bytes", rank.forward_h2d_fixed_bytes},
+      {"backward_d2h_fixed_bytes", rank.backward_d2h_fixed_bytes},
+      {"backward_h2d_fixed_bytes", rank.backward_h2d_fixed_bytes},
+      {"host_fixed_bytes", rank.host_fixed_bytes}};
+  for (const auto& [key, value] : amounts) {
+    SLUICE_RETURN_IF_ERROR(NotNegative(path + key, value));
+  }
+  if (rank.fraction && !(*rank.fraction >= 0 && *rank.fraction <= 1)) {
+    return Wrong(path + "fraction", "{} is not between 0 and 1",
+                 *rank.fraction);
+  }
+  return absl::OkStatus();
+}
+
+}  // namespace
+
+absl::Status CheckNodeSwap(const Problem& problem) {
+  std::set<std::string> links, ranks;
+  std::set<int64_t> numa;
+  SLUICE_RETURN_IF_ERROR(CheckLinks(problem, &links));
+  SLUICE_RETURN_IF_ERROR(CheckNuma(problem, &numa));
+  if (problem.ranks.empty()) return Wrong("ranks", "there is none");
+  for (size_t i = 0; i < problem.ranks.size(); ++i) {
+    const Problem::Rank& rank = problem.ranks[i];
+    const std::string path = fmt::format("ranks[{}].", i);
+    SLUICE_RETURN_IF_ERROR(Unique(path + "name", rank.name, &ranks));
+    SLUICE_RETURN_IF_ERROR(CheckPlaces(path, rank, links, numa));
+    SLUICE_RETURN_IF_ERROR(CheckAmounts(path, rank));
+    std::set<std::string> tensors;
+    for (size_t t = 0; t < rank.tensors.size(); ++t) {
+      const std::string at = fmt::format("{}tensors[{}].", path, t);
+      SLUICE_RETURN_IF_ERROR(
+          Unique(at + "name", rank.tensors[t].name, &tensors));
+      SLUICE_RETURN_IF_ERROR(CheckTensor(at, rank.tensors[t]));
+    }
+  }
+  return absl::OkStatus();
+}
+
+}  // namespace sluice::planner

@@ -1,0 +1,43 @@
+// The LP of README.md over all ranks of a node (internal to the planner).
+#pragma once
+
+#include <memory>
+#include <vector>
+
+#include "absl/status/statusor.h"
+#include "planner/swap/node_swap.h"
+#include "planner/swap/usage.h"
+
+namespace sluice::planner {
+
+// Thread safety: one owner.
+class JointProgram {
+ public:
+  // `problem` has passed CheckNodeSwap and outlives the program.
+  explicit JointProgram(const NodeSwapProblem& problem);
+  ~JointProgram();
+
+  struct Answer {
+    bool feasible = false;
+    NodeFractions fractions;     // those of the least excess where infeasible
+    std::vector<double> excess;  // of each row of CapacitiesOf, in its units
+  };
+  // `known`: of a plan that fits, where there is one; the answer's objectives
+  // are not behind it by so much as a digit of the LP's.
+  absl::StatusOr<Answer> Solve(const SwapObjective* known);
+
+  // The objectives with one more unit (OneMore) of a row, solved again from
+  // the last basis. Only after a feasible Solve.
+  absl::StatusOr<SwapObjective> SolveWithOneMore(size_t row);
+
+ private:
+  class Build;
+  struct State;
+  absl::Status Stages(const SwapObjective* known);
+  NodeFractions Fractions() const;
+
+  const NodeSwapProblem& problem_;
+  std::unique_ptr<State> state_;
+};
+
+}  // namespace sluice::planner

@@ -1,0 +1,175 @@
+#include "planner/swap/memo.h"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <utility>
+
+namespace sluice::planner {
+namespace {
+
+using Problem = NodeSwapProblem;
+using Kind = CapacityRow::Kind;
+
+// What fits but for the last digits fits.
+constexpr double kDigits = 1e-9;
+
+// Bytes a layer: fixed + alpha * slope.
+struct Line {
+  double fixed = 0;
+  double slope = 0;
+};
+
+bool IsFree(const Problem::Rank& rank, const Problem::Tensor& tensor) {
+  return tensor.must == Problem::Must::kNothing && tensor.recompute_s &&
+         !rank.fraction;
+}
+
+template <typename Counts>
+Line SwappedLine(const Problem::Rank& rank, Counts counts) {
+  Line line;
+  const std::vector<SwapFractions> at_zero = AtAlpha(rank, 0);
+  for (size_t t = 0; t < rank.tensors.size(); ++t) {
+    const Problem::Tensor& tensor = rank.tensors[t];
+    if (!counts(tensor)) continue;
+    line.fixed += tensor.bytes * at_zero[t].swap;
+    if (IsFree(rank, tensor)) line.slope += tensor.bytes;
+  }
+  return line;
+}
+
+// The largest alpha of one rank alone, or which row it does not fit.
+class OneRank {
+ public:
+  OneRank(const Problem& problem, size_t rank)
+      : problem_(problem), rank_(problem.ranks[rank]) {}
+
+  double alpha() const { return alpha_; }
+  const std::string& refusal() const { return refusal_; }
+
+  void Solve() {
+    Links();
+    Host();
+    Gpu();
+  }
+
+ private:
+  // fixed + alpha * slope <= limit
+  void AtMost(Line line, double limit, const std::string& row) {
+    if (line.fixed > limit * (1 + kDigits)) {
+      if (refusal_.empty()) {
+        refusal_ = fmt::format(
+            "rank '{}' needs {:.6g} of its part {:.6g} of {} even at alpha 0",
+            rank_.name, line.fixed, limit, row);
+      }
+      return;
+    }
+    if (line.slope > 0) {
+      alpha_ = std::clamp((limit - line.fixed) / line.slope, 0.0, alpha_);
+    }
+  }
+
+  void Links() {
+    const Line copied = SwappedLine(rank_, [](const Problem::Tensor& tensor) {
+      return !tensor.traffic_in_fixed;
+    });
+    const double tf = rank_.forward_layer_s;
+    const double tb = rank_.backward_layer_s;
+    const auto rate = [](Line moved, double fixed, double window) {
+      return Line{(moved.fixed + fixed) / window, moved.slope / window};
+    };
+    for (const Problem::Link& link : problem_.links) {
+      if (!IsOn(rank_, link.name)) continue;
+      const double part = 1 / Sharing([&link](const Problem::Rank& other) {
+                            return IsOn(other, link.name);
+                          });
+      const double ff = rank_.forward_d2h_fixed_bytes;
+      const double fh = rank_.forward_h2d_fixed_bytes;
+      const double bf = rank_.backward_d2h_fixed_bytes;
+      const double bh = rank_.backward_h2d_fixed_bytes;
+      const std::string row = fmt::format("link '{}' ", link.name);
+      AtMost(rate(copied, ff, tf), link.d2h_bytes_per_s * part, row + "d2h");
+      AtMost(rate({}, bf, tb), link.d2h_bytes_per_s * part, row + "d2h");
+      AtMost(rate({}, fh, tf), link.h2d_bytes_per_s * part, row + "h2d");
+      AtMost(rate(copied, bh, tb), link.h2d_bytes_per_s * part, row + "h2d");
+      if (!link.total_bytes_per_s) continue;
+      const double total = *link.total_bytes_per_s * part;
+      AtMost(rate(copied, ff + fh, tf), total, row + "total");
+      AtMost(rate(copied, bf + bh, tb), total, row + "total");
+    }
+  }
+
+  void Host() {
+    const double m = MovingLayers(rank_);
+    const Line held =
+        SwappedLine(rank_, [](const Problem::Tensor&) { return true; });
+    const double ranks = Sharing([this](const Problem::Rank& other) {
+      return other.numa == rank_.numa;
+    });
+    for (const Problem::Numa& numa : problem_.numa) {
+      if (numa.id != rank_.numa) continue;
+      AtMost({m * held.fixed + rank_.host_fixed_bytes, m * held.slope},
+             numa.host_budget_bytes / ranks,
+             fmt::format("NUMA node {}", numa.id));
+    }
+  }
+
+  void Gpu() {
+    double kept = 0;
+    for (const Problem::Tensor& tensor : rank_.tensors) {
+      if (tensor.must == Problem::Must::kKeep) kept += tensor.bytes;
+    }
+    AtMost({MovingLayers(rank_) * kept, 0}, rank_.gpu_budget_bytes, "its GPU");
+  }
+
+  template <typename Counts>
+  double Sharing(Counts counts) const {
+    return static_cast<double>(
+        std::count_if(problem_.ranks.begin(), problem_.ranks.end(), counts));
+  }
+
+  const Problem& problem_;
+  const Problem::Rank& rank_;
+  double alpha_ = rank_.fraction.value_or(1);
+  std::string refusal_;
+};
+
+}  // namespace
+
+std::vector<SwapFractions> AtAlpha(const Problem::Rank& rank, double alpha) {
+  std::vector<SwapFractions> fractions;
+  for (const Problem::Tensor& tensor : rank.tensors) {
+    switch (tensor.must) {
+      case Problem::Must::kKeep:
+        fractions.push_back({.keep = 1});
+        break;
+      case Problem::Must::kSwap:
+        fractions.push_back({.swap = 1});
+        break;
+      case Problem::Must::kRecompute:
+        fractions.push_back({.recompute = 1});
+        break;
+      case Problem::Must::kNothing: {
+        const double swap =
+            tensor.recompute_s ? rank.fraction.value_or(alpha) : 1;
+        fractions.push_back({.swap = swap, .recompute = 1 - swap});
+        break;
+      }
+    }
+  }
+  return fractions;
+}
+
+MemoPlan PlanMemo(const Problem& problem) {
+  MemoPlan plan;
+  for (size_t r = 0; r < problem.ranks.size(); ++r) {
+    OneRank rank(problem, r);
+    rank.Solve();
+    if (!rank.refusal().empty()) return {.refusal = rank.refusal()};
+    plan.alpha.push_back(rank.alpha());
+    plan.fractions.push_back(AtAlpha(problem.ranks[r], rank.alpha()));
+  }
+  return plan;
+}
+
+}  // namespace sluice::planner

@@ -1,0 +1,188 @@
+#include "planner/swap/node_swap.h"
+
+#include <algorithm>
+#include <numeric>
+#include <utility>
+
+#include "planner/swap/joint.h"
+#include "planner/swap/memo.h"
+#include "planner/swap/usage.h"
+#include "proto/base/status.h"
+
+namespace sluice::planner {
+namespace {
+
+using Problem = NodeSwapProblem;
+
+// Positions of `items` in the order of their keys.
+template <typename Item, typename Key>
+std::vector<size_t> OrderOf(const std::vector<Item>& items, Key Item::*key) {
+  std::vector<size_t> order(items.size());
+  std::iota(order.begin(), order.end(), size_t{0});
+  std::sort(order.begin(), order.end(),
+            [&](size_t a, size_t b) { return items[a].*key < items[b].*key; });
+  return order;
+}
+
+template <typename Item>
+std::vector<Item> Picked(const std::vector<Item>& items,
+                         const std::vector<size_t>& order) {
+  std::vector<Item> picked;
+  for (const size_t i : order) picked.push_back(items[i]);
+  return picked;
+}
+
+// An LP may have many optima, and which one Clp ends in depends on the order
+// of columns: solved in the order of names, the caller's order is none.
+struct Canonical {
+  std::vector<size_t> links, numa, ranks;  // positions in the caller's problem
+  Problem problem;
+
+  explicit Canonical(const Problem& given)
+      : links(OrderOf(given.links, &Problem::Link::name)),
+        numa(OrderOf(given.numa, &Problem::Numa::id)),
+        ranks(OrderOf(given.ranks, &Problem::Rank::name)),
+        problem{Picked(given.links, links), Picked(given.numa, numa),
+                Picked(given.ranks, ranks)} {}
+
+  size_t Given(const CapacityRow& row) const {
+    switch (row.kind) {
+      case CapacityRow::Kind::kHost:
+        return numa[row.index];
+      case CapacityRow::Kind::kGpu:
+        return ranks[row.index];
+      default:
+        return links[row.index];
+    }
+  }
+};
+
+bool NotWorse(const SwapObjective& a, const SwapObjective& b) {
+  return a.step_s <= b.step_s && a.recompute_s <= b.recompute_s &&
+         a.moved_bytes <= b.moved_bytes;
+}
+
+SwapObjective Fall(const SwapObjective& from, const SwapObjective& to) {
+  return {from.step_s - to.step_s, from.recompute_s - to.recompute_s,
+          from.moved_bytes - to.moved_bytes};
+}
+
+// A row with room left buys nothing: the optimum of an LP does not move with
+// a row that it does not touch.
+absl::Status BuyJoint(const SwapObjective& now, JointProgram* program,
+                      std::vector<CapacityRow>* rows) {
+  for (size_t i = 0; i < rows->size(); ++i) {
+    if (!(*rows)[i].binds) continue;
+    SLUICE_ASSIGN_OR_RETURN(const SwapObjective then,
+                            program->SolveWithOneMore(i));
+    (*rows)[i].one_more = Fall(now, then);
+  }
+  return absl::OkStatus();
+}
+
+// An alpha stops at its rank's part, so any row may hold one.
+void BuyMemo(const Problem& problem, const SwapObjective& now,
+             std::vector<CapacityRow>* rows) {
+  for (CapacityRow& row : *rows) {
+    const Problem more = WithMore(problem, row, OneMore(row));
+    row.one_more = Fall(now, ObjectiveOf(more, PlanMemo(more).fractions));
+  }
+}
+
+class Planner {
+ public:
+  Planner(const Problem& problem, SwapPolicy policy)
+      : problem_(problem), policy_(policy) {}
+
+  absl::StatusOr<NodeSwapResult> Plan() {
+    const MemoPlan memo = PlanMemo(problem_);
+    result_.no_memo = memo.refusal;
+    if (memo.refusal.empty()) {
+      result_.memo = {ObjectiveOf(problem_, memo.fractions), memo.alpha};
+    }
+    JointProgram program(problem_);
+    SLUICE_ASSIGN_OR_RETURN(
+        JointProgram::Answer joint,
+        program.Solve(result_.memo ? &result_.memo->objective : nullptr));
+    if (joint.feasible) {
+      result_.joint = ObjectiveOf(problem_, joint.fractions);
+      // Equal but for the last digits: then the plain one.
+      if (result_.memo && NotWorse(result_.memo->objective, *result_.joint)) {
+        result_.joint = result_.memo->objective;
+        joint.fractions = memo.fractions;
+      }
+    }
+    result_.rows = CapacitiesOf(problem_);
+    SLUICE_RETURN_IF_ERROR(policy_ == SwapPolicy::kJoint
+                               ? FillJoint(joint, &program)
+                               : FillMemo(memo));
+    return std::move(result_);
+  }
+
+ private:
+  absl::Status FillJoint(const JointProgram::Answer& joint,
+                         JointProgram* program) {
+    Use(problem_, joint.fractions, &result_.rows);
+    result_.feasible = joint.feasible;
+    if (joint.feasible) {
+      result_.ranks = RanksOf(problem_, joint.fractions);
+      return BuyJoint(*result_.joint, program, &result_.rows);
+    }
+    for (size_t i = 0; i < result_.rows.size(); ++i) {
+      result_.rows[i].excess = joint.excess[i];
+    }
+    return absl::OkStatus();
+  }
+
+  absl::Status FillMemo(const MemoPlan& memo) {
+    result_.feasible = memo.refusal.empty();
+    if (!result_.feasible) return absl::OkStatus();
+    Use(problem_, memo.fractions, &result_.rows);
+    result_.ranks = RanksOf(problem_, memo.fractions);
+    BuyMemo(problem_, result_.memo->objective, &result_.rows);
+    return absl::OkStatus();
+  }
+
+  const Problem& problem_;
+  const SwapPolicy policy_;
+  NodeSwapResult result_;
+};
+
+// From the canonical order to the caller's.
+void PutBack(const Canonical& canonical, const Problem& given,
+             NodeSwapResult* result) {
+  const auto put = [&canonical](auto* values) {
+    auto moved = *values;
+    for (size_t i = 0; i < values->size(); ++i) {
+      moved[canonical.ranks[i]] = std::move((*values)[i]);
+    }
+    *values = std::move(moved);
+  };
+  put(&result->ranks);
+  if (result->memo) put(&result->memo->alpha);
+  std::vector<CapacityRow> rows = CapacitiesOf(given);
+  for (CapacityRow& to : rows) {
+    for (const CapacityRow& from : result->rows) {
+      if (from.kind != to.kind || canonical.Given(from) != to.index) continue;
+      const size_t index = to.index;
+      to = from;
+      to.index = index;
+      break;
+    }
+  }
+  result->rows = std::move(rows);
+}
+
+}  // namespace
+
+absl::StatusOr<NodeSwapResult> PlanNodeSwap(const Problem& problem,
+                                            SwapPolicy policy) {
+  SLUICE_RETURN_IF_ERROR(CheckNodeSwap(problem));
+  const Canonical canonical(problem);
+  SLUICE_ASSIGN_OR_RETURN(NodeSwapResult result,
+                          Planner(canonical.problem, policy).Plan());
+  PutBack(canonical, problem, &result);
+  return result;
+}
+
+}  // namespace sluice::planner

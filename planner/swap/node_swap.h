@@ -1,0 +1,132 @@
+// What every rank of a node keeps on its GPU, swaps to host memory and
+// recomputes: one exact LP over all of them (MEMO section 4.1, generalised).
+// README.md has the rows.
+//
+// Bytes and seconds are doubles: fractions of tensors are no whole bytes, and
+// a problem is solved within 1e-9 relative anyway.
+// Thread safety: pure functions; Clp runs under one lock.
+#pragma once
+
+#include <cstdint>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "absl/status/status.h"
+#include "absl/status/statusor.h"
+
+namespace sluice::planner {
+
+struct NodeSwapProblem {
+  struct Link {
+    std::string name;
+    double h2d_bytes_per_s = 0;
+    double d2h_bytes_per_s = 0;
+    std::optional<double> total_bytes_per_s;  // both directions together
+  };
+  struct Numa {
+    int64_t id = 0;
+    double host_budget_bytes = 0;
+  };
+  enum class Must { kNothing, kKeep, kSwap, kRecompute };
+  struct Tensor {
+    std::string name;
+    double bytes = 0;  // a layer
+    // A layer, all tokens, earlier tensors present; none: cannot be recomputed.
+    std::optional<double> recompute_s;
+    Must must = Must::kNothing;
+    // Its copies are counted in the rank's `…_fixed_bytes`, whatever is
+    // chosen: it costs host memory only.
+    bool traffic_in_fixed = false;
+  };
+  struct Rank {
+    std::string name;
+    int64_t numa = 0;
+    std::vector<std::string> links;
+    int64_t layers = 0;
+    int64_t resident_layers = 0;
+    double gpu_budget_bytes = 0;
+    // Windows: a layer's measured wall times, waits included; above 0.
+    double forward_layer_s = 0;
+    double backward_layer_s = 0;
+    // Traffic a layer, and host bytes of the rank, whatever is chosen.
+    double forward_d2h_fixed_bytes = 0;
+    double forward_h2d_fixed_bytes = 0;
+    double backward_d2h_fixed_bytes = 0;
+    double backward_h2d_fixed_bytes = 0;
+    double host_fixed_bytes = 0;
+    // MEMO's alpha: free tensors are swapped in one fraction and never kept.
+    // What a runtime needs that cuts all classes of a chunk at one row.
+    bool one_fraction = false;
+    std::optional<double> fraction;  // that fraction, where it is given
+    std::vector<Tensor> tensors;
+  };
+  std::vector<Link> links;
+  std::vector<Numa> numa;
+  std::vector<Rank> ranks;
+};
+
+enum class SwapPolicy { kJoint, kMemo };
+
+// In the order in which they are minimised.
+struct SwapObjective {
+  double step_s = 0;       // the slowest rank's step
+  double recompute_s = 0;  // of all ranks
+  double moved_bytes = 0;  // both ways, of all ranks
+};
+
+// Token fractions of a tensor; they sum to 1.
+struct SwapFractions {
+  double keep = 0;
+  double swap = 0;
+  double recompute = 0;
+};
+
+struct RankSwap {
+  double added_s = 0;  // recomputation in its step
+  double step_s = 0;
+  bool slowest = false;  // its row 5 binds
+  std::vector<SwapFractions> tensors;
+};
+
+// A row that says what the node or a GPU has.
+struct CapacityRow {
+  enum class Kind { kLinkD2h, kLinkH2d, kLinkTotal, kHost, kGpu };
+  Kind kind = Kind::kHost;
+  size_t index = 0;     // of the link, NUMA node or rank in the problem
+  double used = 0;      // bytes/s of a link, else bytes
+  double capacity = 0;  // likewise
+  bool binds = false;   // no room left, within 1e-6
+  // Where nothing fits: how much more is needed, in units of `capacity` (of
+  // 1 GiB or 1 GB/s where that is 0).
+  double excess = 0;
+  // What one more GB/s or GiB buys: by how much each objective falls when the
+  // whole is solved again. Later ones may rise when earlier ones fall.
+  SwapObjective one_more;
+};
+
+struct NodeSwapResult {
+  bool feasible = false;  // under the policy that was asked for
+  std::optional<SwapObjective> joint;
+  struct Memo {
+    SwapObjective objective;
+    std::vector<double> alpha;  // of each rank
+  };
+  std::optional<Memo> memo;
+  std::string no_memo;  // why not, one line
+  // Of the policy asked for, in the problem's order; no ranks where nothing
+  // fits, the rows are those of the least excess then.
+  std::vector<RankSwap> ranks;
+  std::vector<CapacityRow> rows;
+};
+
+// InvalidArgument with the path of what is wrong: `ranks[3].tensors[1].bytes:
+// -1 is negative`.
+absl::Status CheckNodeSwap(const NodeSwapProblem& problem);
+
+// InvalidArgument as CheckNodeSwap; Internal when Clp gives up. Equal for
+// every order of ranks, links and NUMA nodes.
+absl::StatusOr<NodeSwapResult> PlanNodeSwap(
+    const NodeSwapProblem& problem, SwapPolicy policy = SwapPolicy::kJoint);
+
+}  // namespace sluice::planner

@@ -1,0 +1,182 @@
+#include "planner/swap/usage.h"
+
+#include <algorithm>
+
+namespace sluice::planner {
+namespace {
+
+using Problem = NodeSwapProblem;
+using Kind = CapacityRow::Kind;
+
+// Full within the accuracy that is promised of a plan.
+constexpr double kBinds = 1e-6;
+constexpr double kSlowest = 1e-9;
+
+// A layer's bytes by what happens to them.
+struct LayerBytes {
+  double kept = 0;
+  double swapped = 0;  // held in host memory
+  double copied = 0;   // of them not in the fixed counts
+};
+
+LayerBytes LayerOf(const Problem::Rank& rank,
+                   const std::vector<SwapFractions>& fractions) {
+  LayerBytes sum;
+  for (size_t t = 0; t < rank.tensors.size(); ++t) {
+    const Problem::Tensor& tensor = rank.tensors[t];
+    sum.kept += tensor.bytes * fractions[t].keep;
+    sum.swapped += tensor.bytes * fractions[t].swap;
+    if (!tensor.traffic_in_fixed)
+      sum.copied += tensor.bytes * fractions[t].swap;
+  }
+  return sum;
+}
+
+double AddedSeconds(const Problem::Rank& rank,
+                    const std::vector<SwapFractions>& fractions) {
+  double sum = 0;
+  for (size_t t = 0; t < rank.tensors.size(); ++t) {
+    sum += rank.tensors[t].recompute_s.value_or(0) * fractions[t].recompute;
+  }
+  return MovingLayers(rank) * sum;
+}
+
+double UseOf(const Problem& problem, const NodeFractions& fractions,
+             const CapacityRow& row) {
+  double used = 0;
+  for (size_t r = 0; r < problem.ranks.size(); ++r) {
+    const Problem::Rank& rank = problem.ranks[r];
+    const LayerBytes layer = LayerOf(rank, fractions[r]);
+    if (row.kind == Kind::kHost) {
+      if (rank.numa != problem.numa[row.index].id) continue;
+      used += MovingLayers(rank) * layer.swapped + rank.host_fixed_bytes;
+    } else if (row.kind == Kind::kGpu) {
+      if (r == row.index) used += MovingLayers(rank) * layer.kept;
+    } else if (IsOn(rank, problem.links[row.index].name)) {
+      const CopyRates rates = RatesOf(rank, layer.copied);
+      used += row.kind == Kind::kLinkD2h   ? rates.d2h
+              : row.kind == Kind::kLinkH2d ? rates.h2d
+                                           : rates.total;
+    }
+  }
+  return used;
+}
+
+}  // namespace
+
+double MovingLayers(const Problem::Rank& rank) {
+  return static_cast<double>(rank.layers - rank.resident_layers);
+}
+
+bool IsOn(const Problem::Rank& rank, const std::string& link) {
+  return std::find(rank.links.begin(), rank.links.end(), link) !=
+         rank.links.end();
+}
+
+CopyRates RatesOf(const Problem::Rank& rank, double copied) {
+  const double forward_out = copied + rank.forward_d2h_fixed_bytes;
+  const double forward_in = rank.forward_h2d_fixed_bytes;
+  const double backward_out = rank.backward_d2h_fixed_bytes;
+  const double backward_in = copied + rank.backward_h2d_fixed_bytes;
+  const double tf = rank.forward_layer_s;
+  const double tb = rank.backward_layer_s;
+  return {.d2h = std::max(forward_out / tf, backward_out / tb),
+          .h2d = std::max(forward_in / tf, backward_in / tb),
+          .total = std::max((forward_out + forward_in) / tf,
+                            (backward_out + backward_in) / tb)};
+}
+
+std::vector<CapacityRow> CapacitiesOf(const Problem& problem) {
+  std::vector<CapacityRow> rows;
+  const auto add = [&rows](Kind kind, size_t index, double capacity) {
+    rows.push_back({.kind = kind, .index = index, .capacity = capacity});
+  };
+  for (size_t l = 0; l < problem.links.size(); ++l) {
+    const Problem::Link& link = problem.links[l];
+    add(Kind::kLinkD2h, l, link.d2h_bytes_per_s);
+    add(Kind::kLinkH2d, l, link.h2d_bytes_per_s);
+    if (link.total_bytes_per_s) {
+      add(Kind::kLinkTotal, l, *link.total_bytes_per_s);
+    }
+  }
+  for (size_t n = 0; n < problem.numa.size(); ++n) {
+    add(Kind::kHost, n, problem.numa[n].host_budget_bytes);
+  }
+  for (size_t r = 0; r < problem.ranks.size(); ++r) {
+    add(Kind::kGpu, r, problem.ranks[r].gpu_budget_bytes);
+  }
+  return rows;
+}
+
+double OneMore(const CapacityRow& row) {
+  const bool memory = row.kind == Kind::kHost || row.kind == Kind::kGpu;
+  return memory ? kGiB : kGigaPerSecond;
+}
+
+double UnitOf(const CapacityRow& row) {
+  return row.capacity > 0 ? row.capacity : OneMore(row);
+}
+
+Problem WithMore(const Problem& problem, const CapacityRow& row, double more) {
+  Problem changed = problem;
+  switch (row.kind) {
+    case Kind::kLinkD2h:
+      changed.links[row.index].d2h_bytes_per_s += more;
+      break;
+    case Kind::kLinkH2d:
+      changed.links[row.index].h2d_bytes_per_s += more;
+      break;
+    case Kind::kLinkTotal:
+      *changed.links[row.index].total_bytes_per_s += more;
+      break;
+    case Kind::kHost:
+      changed.numa[row.index].host_budget_bytes += more;
+      break;
+    case Kind::kGpu:
+      changed.ranks[row.index].gpu_budget_bytes += more;
+      break;
+  }
+  return changed;
+}
+
+void Use(const Problem& problem, const NodeFractions& fractions,
+         std::vector<CapacityRow>* rows) {
+  for (CapacityRow& row : *rows) {
+    row.used = UseOf(problem, fractions, row);
+    row.binds = row.used >= row.capacity * (1 - kBinds);
+  }
+}
+
+SwapObjective ObjectiveOf(const Problem& problem,
+                          const NodeFractions& fractions) {
+  SwapObjective sum;
+  for (size_t r = 0; r < problem.ranks.size(); ++r) {
+    const Problem::Rank& rank = problem.ranks[r];
+    const double added = AddedSeconds(rank, fractions[r]);
+    const double window = rank.forward_layer_s + rank.backward_layer_s;
+    sum.step_s =
+        std::max(sum.step_s, static_cast<double>(rank.layers) * window + added);
+    sum.recompute_s += added;
+    sum.moved_bytes +=
+        2 * MovingLayers(rank) * LayerOf(rank, fractions[r]).copied;
+  }
+  return sum;
+}
+
+std::vector<RankSwap> RanksOf(const Problem& problem,
+                              const NodeFractions& fractions) {
+  const double slowest = ObjectiveOf(problem, fractions).step_s;
+  std::vector<RankSwap> ranks;
+  for (size_t r = 0; r < problem.ranks.size(); ++r) {
+    const Problem::Rank& rank = problem.ranks[r];
+    const double window = rank.forward_layer_s + rank.backward_layer_s;
+    RankSwap swap{.added_s = AddedSeconds(rank, fractions[r]),
+                  .tensors = fractions[r]};
+    swap.step_s = static_cast<double>(rank.layers) * window + swap.added_s;
+    swap.slowest = swap.step_s >= slowest * (1 - kSlowest);
+    ranks.push_back(std::move(swap));
+  }
+  return ranks;
+}
+
+}  // namespace sluice::planner

@@ -1,0 +1,48 @@
+// What a node's fractions come to: plain arithmetic on the rows of README.md,
+// apart from the LP that chose them (internal to the planner).
+//
+// Thread safety: pure functions.
+#pragma once
+
+#include <vector>
+
+#include "planner/swap/node_swap.h"
+
+namespace sluice::planner {
+
+using NodeFractions = std::vector<std::vector<SwapFractions>>;  // rank, tensor
+
+inline constexpr double kGiB = 1024.0 * 1024 * 1024;
+inline constexpr double kGigaPerSecond = 1e9;
+
+// m: the layers whose tensors leave the step's window.
+double MovingLayers(const NodeSwapProblem::Rank& rank);
+bool IsOn(const NodeSwapProblem::Rank& rank, const std::string& link);
+// Copies a second, the worse of both passes, when the rank swaps `copied`
+// bytes a layer.
+struct CopyRates {
+  double d2h = 0;
+  double h2d = 0;
+  double total = 0;
+};
+CopyRates RatesOf(const NodeSwapProblem::Rank& rank, double copied);
+
+// Every capacity of the node, nothing used of it yet: links' d2h, h2d and
+// (where given) total; NUMA nodes; GPUs.
+std::vector<CapacityRow> CapacitiesOf(const NodeSwapProblem& problem);
+// Of which an excess, or "one more", is counted.
+double UnitOf(const CapacityRow& row);
+double OneMore(const CapacityRow& row);
+// The problem with `more` of a row's capacity.
+NodeSwapProblem WithMore(const NodeSwapProblem& problem, const CapacityRow& row,
+                         double more);
+
+// Fills `used` and `binds`.
+void Use(const NodeSwapProblem& problem, const NodeFractions& fractions,
+         std::vector<CapacityRow>* rows);
+SwapObjective ObjectiveOf(const NodeSwapProblem& problem,
+                          const NodeFractions& fractions);
+std::vector<RankSwap> RanksOf(const NodeSwapProblem& problem,
+                              const NodeFractions& fractions);
+
+}  // namespace sluice::planner

@@ -1,0 +1,486 @@
+// The joint LP against MEMO's policy, against GLPK, and against its own rows
+// written out again.
+#include "planner/swap/node_swap.h"
+
+#include <algorithm>
+#include <cmath>
+#include <numeric>
+
+#include "tests/planner/swap/nodes.h"
+#include "tests/support/status_matchers.h"
+
+namespace sluice::planner {
+namespace {
+
+using Problem = NodeSwapProblem;
+using Kind = CapacityRow::Kind;
+using ::testing::HasSubstr;
+
+constexpr int kNodes = 1000;
+
+NodeSwapResult MustPlan(const Problem& problem,
+                        SwapPolicy policy = SwapPolicy::kJoint) {
+  auto result = PlanNodeSwap(problem, policy);
+  EXPECT_TRUE(result.ok()) << result.status();
+  return result.ok() ? *std::move(result) : NodeSwapResult{};
+}
+
+// One rank: `m` layers of 1 s forward and 2 s backward on a link of 3 GB/s.
+Problem OneRank(int64_t layers = 10) {
+  Problem p;
+  p.links = {{"pcie0", 3e9, 3e9, {}}};
+  p.numa = {{0, 1e12}};
+  p.ranks = {{.name = "0",
+              .numa = 0,
+              .links = {"pcie0"},
+              .layers = layers,
+              .forward_layer_s = 1,
+              .backward_layer_s = 2}};
+  return p;
+}
+
+double Near(double value) { return std::max(1.0, std::fabs(value)); }
+
+// Lexicographic, equal within 1e-9 of what there is to choose.
+bool NotWorse(const SwapObjective& a, const SwapObjective& b,
+              double tolerance = 1e-9) {
+  const double step = tolerance * b.step_s;
+  if (std::fabs(a.step_s - b.step_s) > step) return a.step_s < b.step_s;
+  const double recompute = tolerance * Near(b.step_s);
+  if (std::fabs(a.recompute_s - b.recompute_s) > recompute) {
+    return a.recompute_s < b.recompute_s;
+  }
+  return a.moved_bytes <= b.moved_bytes * (1 + 1e-6) + 1e3;
+}
+
+// ---- The rows, naively ------------------------------------------------------
+
+// The most by which a fraction row or a capacity (in its units) is broken.
+double WorstBreach(const Problem& p, const std::vector<RankSwap>& ranks) {
+  double worst = 0;
+  std::vector<double> host(p.numa.size(), 0);
+  std::vector<double> d2h(p.links.size(), 0), h2d = d2h, total = d2h;
+  for (size_t r = 0; r < p.ranks.size(); ++r) {
+    const Problem::Rank& rank = p.ranks[r];
+    const double m = static_cast<double>(rank.layers - rank.resident_layers);
+    double d = 0, kept = 0;
+    for (size_t t = 0; t < rank.tensors.size(); ++t) {
+      const SwapFractions& f = ranks[r].tensors[t];
+      worst = std::max(worst, std::fabs(f.keep + f.swap + f.recompute - 1));
+      worst = std::max({worst, -f.keep, -f.swap, -f.recompute});
+      const Problem::Tensor& tensor = rank.tensors[t];
+      if (!tensor.recompute_s) worst = std::max(worst, f.recompute);
+      if (tensor.must == Problem::Must::kKeep)
+        worst = std::max(worst, 1 - f.keep);
+      if (tensor.must == Problem::Must::kSwap)
+        worst = std::max(worst, 1 - f.swap);
+      if (tensor.must == Problem::Must::kRecompute) {
+        worst = std::max(worst, 1 - f.recompute);
+      }
+      d += tensor.bytes * f.swap;
+      kept += m * tensor.bytes * f.keep;
+    }
+    const double tf = rank.forward_layer_s, tb = rank.backward_layer_s;
+    const double ff = rank.forward_d2h_fixed_bytes;
+    const double fh = rank.forward_h2d_fixed_bytes;
+    const double bf = rank.backward_d2h_fixed_bytes;
+    const double bh = rank.backward_h2d_fixed_bytes;
+    for (size_t l = 0; l < p.links.size(); ++l) {
+      if (std::count(rank.links.begin(), rank.links.end(), p.links[l].name)) {
+        d2h[l] += std::max((d + ff) / tf, bf / tb);
+        h2d[l] += std::max(fh / tf, (d + bh) / tb);
+        total[l] += std::max((d + ff + fh) / tf, (d + bf + bh) / tb);
+      }
+    }
+    for (size_t n = 0; n < p.numa.size(); ++n) {
+      if (p.numa[n].id == rank.numa) host[n] += m * d + rank.host_fixed_bytes;
+    }
+    const double unit = rank.gpu_budget_bytes > 0 ? rank.gpu_budget_bytes : 1e9;
+    worst = std::max(worst, (kept - rank.gpu_budget_bytes) / unit);
+  }
+  for (size_t l = 0; l < p.links.size(); ++l) {
+    worst = std::max(worst, d2h[l] / p.links[l].d2h_bytes_per_s - 1);
+    worst = std::max(worst, h2d[l] / p.links[l].h2d_bytes_per_s - 1);
+    if (p.links[l].total_bytes_per_s) {
+      worst = std::max(worst, total[l] / *p.links[l].total_bytes_per_s - 1);
+    }
+  }
+  for (size_t n = 0; n < p.numa.size(); ++n) {
+    const double budget = p.numa[n].host_budget_bytes;
+    worst = std::max(worst, (host[n] - budget) / (budget > 0 ? budget : 1e9));
+  }
+  return worst;
+}
+
+SwapObjective Naive(const Problem& p, const std::vector<RankSwap>& ranks) {
+  SwapObjective sum;
+  for (size_t r = 0; r < p.ranks.size(); ++r) {
+    const Problem::Rank& rank = p.ranks[r];
+    const double m = static_cast<double>(rank.layers - rank.resident_layers);
+    double seconds = 0, bytes = 0;
+    for (size_t t = 0; t < rank.tensors.size(); ++t) {
+      seconds += rank.tensors[t].recompute_s.value_or(0) *
+                 ranks[r].tensors[t].recompute;
+      bytes += rank.tensors[t].bytes * ranks[r].tensors[t].swap;
+    }
+    sum.step_s = std::max(
+        sum.step_s, static_cast<double>(rank.layers) *
+                            (rank.forward_layer_s + rank.backward_layer_s) +
+                        m * seconds);
+    sum.recompute_s += m * seconds;
+    sum.moved_bytes += 2 * m * bytes;
+  }
+  return sum;
+}
+
+// ---- 1,000 random nodes -----------------------------------------------------
+
+TEST(NodeSwap, AThousandNodesKeepTheirRowsAndAreNeverWorseThanMemo) {
+  std::mt19937 random(1);
+  int feasible = 0, memos = 0, better = 0;
+  for (int i = 0; i < kNodes; ++i) {
+    const Problem node = RandomNode(random);
+    const NodeSwapResult result = MustPlan(node);
+    if (!result.feasible) {
+      EXPECT_FALSE(result.memo) << i;
+      continue;
+    }
+    ++feasible;
+    EXPECT_LE(WorstBreach(node, result.ranks), 1e-6) << i;
+    const SwapObjective naive = Naive(node, result.ranks);
+    EXPECT_NEAR(naive.step_s, result.joint->step_s, 1e-12 * naive.step_s);
+    EXPECT_NEAR(naive.recompute_s, result.joint->recompute_s,
+                1e-12 * Near(naive.recompute_s));
+    EXPECT_NEAR(naive.moved_bytes, result.joint->moved_bytes,
+                1e-12 * Near(naive.moved_bytes));
+    if (!result.memo) continue;
+    ++memos;
+    EXPECT_TRUE(NotWorse(*result.joint, result.memo->objective, 1e-11)) << i;
+    better += result.joint->step_s < result.memo->objective.step_s * 0.999;
+    const NodeSwapResult memo = MustPlan(node, SwapPolicy::kMemo);
+    EXPECT_LE(WorstBreach(node, memo.ranks), 1e-6) << i;
+  }
+  // The nodes are not all trivial.
+  EXPECT_GT(feasible, 400);
+  EXPECT_LT(feasible, 900);
+  EXPECT_GT(memos, 150);
+  EXPECT_GT(better, 50);
+}
+
+TEST(NodeSwap, AThousandNodesComeOutAsGlpkSays) {
+  std::mt19937 random(2);
+  int infeasible = 0;
+  for (int i = 0; i < kNodes; ++i) {
+    const Problem node = RandomNode(random);
+    const NodeSwapResult ours = MustPlan(node);
+    const Reference theirs = SolveWithGlpk(node);
+    ASSERT_EQ(ours.feasible, theirs.feasible) << i << " " << theirs.excess;
+    if (ours.feasible) {
+      const SwapObjective& want = theirs.objective;
+      EXPECT_NEAR(ours.joint->step_s, want.step_s, 1e-6 * want.step_s) << i;
+      EXPECT_NEAR(ours.joint->recompute_s, want.recompute_s, 1e-6 * want.step_s)
+          << i;
+      EXPECT_NEAR(ours.joint->moved_bytes, want.moved_bytes,
+                  1e-4 * want.moved_bytes + 1e4)
+          << i;
+      continue;
+    }
+    ++infeasible;
+    double excess = 0;
+    for (const CapacityRow& row : ours.rows) excess += row.excess;
+    EXPECT_NEAR(excess, theirs.excess, 1e-6 * Near(theirs.excess)) << i;
+  }
+  EXPECT_GT(infeasible, 20);
+}
+
+// ---- What must not matter ---------------------------------------------------
+
+TEST(NodeSwap, TheOrderOfRanksAndLinksChangesNothing) {
+  std::mt19937 random(3);
+  for (int i = 0; i < 100; ++i) {
+    const Problem node = RandomNode(random);
+    const NodeSwapResult before = MustPlan(node);
+    Problem mixed = node;
+    std::vector<size_t> order(node.ranks.size());
+    std::iota(order.begin(), order.end(), size_t{0});
+    std::shuffle(order.begin(), order.end(), random);
+    for (size_t r = 0; r < order.size(); ++r) {
+      mixed.ranks[r] = node.ranks[order[r]];
+    }
+    std::reverse(mixed.links.begin(), mixed.links.end());
+    std::reverse(mixed.numa.begin(), mixed.numa.end());
+    const NodeSwapResult after = MustPlan(mixed);
+    ASSERT_EQ(before.feasible, after.feasible) << i;
+    if (!before.feasible) continue;
+    EXPECT_EQ(before.joint->step_s, after.joint->step_s) << i;
+    for (size_t r = 0; r < order.size(); ++r) {
+      EXPECT_EQ(before.ranks[order[r]].added_s, after.ranks[r].added_s) << i;
+    }
+    for (const CapacityRow& row : after.rows) {
+      if (row.kind != Kind::kGpu) continue;
+      for (const CapacityRow& other : before.rows) {
+        if (other.kind != Kind::kGpu || other.index != order[row.index]) {
+          continue;
+        }
+        EXPECT_EQ(row.used, other.used) << i;
+        EXPECT_EQ(row.one_more.step_s, other.one_more.step_s) << i;
+      }
+    }
+  }
+}
+
+void Raise(Problem* node, std::mt19937& random) {
+  const double by = 1 + static_cast<double>(random() % 100) / 50;
+  switch (random() % 4) {
+    case 0:
+      node->links[random() % node->links.size()].d2h_bytes_per_s *= by;
+      break;
+    case 1:
+      node->links[random() % node->links.size()].h2d_bytes_per_s *= by;
+      break;
+    case 2:
+      node->numa[random() % node->numa.size()].host_budget_bytes *= by;
+      break;
+    default:
+      node->ranks[random() % node->ranks.size()].gpu_budget_bytes *= by;
+  }
+}
+
+TEST(NodeSwap, MoreCapacityIsNeverWorse) {
+  std::mt19937 random(4);
+  int faster = 0;
+  for (int i = 0; i < 300; ++i) {
+    Problem node = RandomNode(random);
+    const NodeSwapResult before = MustPlan(node);
+    Raise(&node, random);
+    const NodeSwapResult after = MustPlan(node);
+    if (!before.feasible) continue;
+    ASSERT_TRUE(after.feasible) << i;
+    EXPECT_TRUE(NotWorse(*after.joint, *before.joint)) << i;
+    faster += after.joint->step_s < before.joint->step_s * (1 - 1e-6);
+  }
+  EXPECT_GT(faster, 5);
+}
+
+TEST(NodeSwap, OneMoreIsWhatSolvingWithOneMoreGives) {
+  std::mt19937 random(5);
+  int bought = 0;
+  for (int i = 0; i < 60; ++i) {
+    const Problem node = RandomNode(random);
+    const NodeSwapResult before = MustPlan(node);
+    if (!before.feasible) continue;
+    for (const CapacityRow& row : before.rows) {
+      Problem more = node;
+      if (row.kind == Kind::kHost) {
+        more.numa[row.index].host_budget_bytes += 1024.0 * 1024 * 1024;
+      } else if (row.kind == Kind::kGpu) {
+        more.ranks[row.index].gpu_budget_bytes += 1024.0 * 1024 * 1024;
+      } else if (row.kind == Kind::kLinkD2h) {
+        more.links[row.index].d2h_bytes_per_s += 1e9;
+      } else {
+        continue;
+      }
+      const NodeSwapResult after = MustPlan(more);
+      const double step = before.joint->step_s;
+      EXPECT_NEAR(step - after.joint->step_s, row.one_more.step_s, 1e-6 * step)
+          << i;
+      // 1e-9 of the step can be worth more than that in recomputation.
+      EXPECT_NEAR(before.joint->recompute_s - after.joint->recompute_s,
+                  row.one_more.recompute_s, 1e-5 * step)
+          << i;
+      bought += row.one_more.recompute_s > 1e-6 * step;
+    }
+  }
+  EXPECT_GT(bought, 20);
+}
+
+// ---- Cases one can work out -------------------------------------------------
+
+TEST(NodeSwap, MemosAlphaIsTheSpecialCase) {
+  // 1 + 4 a GB in 1 s at 3 GB/s.
+  Problem p = OneRank();
+  p.ranks[0].tensors = {
+      {.name = "x", .bytes = 1e9, .must = Problem::Must::kSwap},
+      {.name = "ffn", .bytes = 4e9, .recompute_s = 0.1}};
+  const NodeSwapResult result = MustPlan(p);
+  ASSERT_TRUE(result.memo);
+  EXPECT_NEAR(result.memo->alpha[0], 0.5, 1e-12);
+  EXPECT_NEAR(result.joint->step_s, result.memo->objective.step_s, 1e-9);
+  EXPECT_NEAR(result.ranks[0].tensors[1].swap, 0.5, 1e-9);
+  EXPECT_NEAR(result.joint->step_s, 30.5, 1e-9);
+  EXPECT_NEAR(result.joint->moved_bytes, 2 * 10 * 3e9, 100);
+}
+
+TEST(NodeSwap, WhatIsDearToRecomputeIsSwappedFirst) {
+  Problem p = OneRank();
+  p.ranks[0].tensors = {{.name = "cheap", .bytes = 2e9, .recompute_s = 0.01},
+                        {.name = "dear", .bytes = 3e9, .recompute_s = 0.3}};
+  const NodeSwapResult result = MustPlan(p);
+  EXPECT_NEAR(result.ranks[0].tensors[0].recompute, 1, 1e-9);
+  EXPECT_NEAR(result.ranks[0].tensors[1].swap, 1, 1e-9);
+  EXPECT_NEAR(result.ranks[0].added_s, 0.1, 1e-9);
+  // MEMO swaps both by 3 of 5 GB.
+  EXPECT_NEAR(result.memo->objective.step_s, 30 + 10 * 0.31 * 0.4, 1e-9);
+}
+
+TEST(NodeSwap, WhatFitsOnTheGpuIsKeptAndNotMoved) {
+  Problem p = OneRank();
+  p.ranks[0].gpu_budget_bytes = 2e10;
+  p.ranks[0].tensors = {{.name = "a", .bytes = 4e9, .recompute_s = 0.4}};
+  const NodeSwapResult result = MustPlan(p);
+  EXPECT_NEAR(result.ranks[0].tensors[0].keep, 0.5, 1e-9);
+  EXPECT_NEAR(result.ranks[0].tensors[0].swap, 0.5, 1e-9);
+  EXPECT_EQ(result.joint->recompute_s, 0);
+}
+
+TEST(NodeSwap, TheSlowestRankGetsTheSharedLink) {
+  Problem p = OneRank();
+  p.ranks[0].tensors = {{.name = "a", .bytes = 3e9, .recompute_s = 0.4}};
+  p.ranks.push_back(p.ranks[0]);
+  p.ranks[1].name = "1";
+  p.ranks[1].forward_layer_s = 1.5;  // 5 s behind: rank 0's 4 s are for nothing
+  const NodeSwapResult result = MustPlan(p);
+  EXPECT_NEAR(result.joint->step_s, 35, 1e-9);
+  EXPECT_NEAR(result.ranks[1].added_s, 0, 1e-9);
+  EXPECT_TRUE(result.ranks[1].slowest);
+  EXPECT_FALSE(result.ranks[0].slowest);
+}
+
+TEST(NodeSwap, FixedTrafficAndTheTotalOfALinkCount) {
+  Problem p = OneRank();
+  p.links[0].total_bytes_per_s = 4e9;
+  p.ranks[0].forward_h2d_fixed_bytes = 3e9;
+  p.ranks[0].tensors = {{.name = "a", .bytes = 4e9, .recompute_s = 0.4}};
+  const NodeSwapResult result = MustPlan(p);
+  // Forward: d + 3 GB within 4 GB.
+  EXPECT_NEAR(result.ranks[0].tensors[0].swap, 0.25, 1e-9);
+  for (const CapacityRow& row : result.rows) {
+    EXPECT_EQ(row.binds, row.kind == Kind::kLinkTotal ||
+                             row.kind == Kind::kLinkH2d ||
+                             row.kind == Kind::kGpu)
+        << static_cast<int>(row.kind);
+  }
+}
+
+TEST(NodeSwap, WhatDoesNotFitIsNamedWithItsLeastExcess) {
+  Problem p = OneRank();
+  p.numa[0].host_budget_bytes = 4e10;
+  p.ranks[0].tensors = {
+      {.name = "x", .bytes = 6e9, .must = Problem::Must::kSwap}};
+  const NodeSwapResult result = MustPlan(p);
+  EXPECT_FALSE(result.feasible);
+  EXPECT_FALSE(result.joint);
+  EXPECT_FALSE(result.memo);
+  EXPECT_THAT(result.no_memo, HasSubstr("rank '0' needs 6e+09"));
+  ASSERT_EQ(result.rows.size(), 4u);
+  EXPECT_NEAR(result.rows[0].excess, 1, 1e-9);    // 6 of 3 GB/s out
+  EXPECT_NEAR(result.rows[1].excess, 0, 1e-9);    // 3 of 3 GB/s in
+  EXPECT_NEAR(result.rows[2].excess, 0.5, 1e-9);  // 60 of 40 GB
+  EXPECT_NEAR(result.rows[2].used, 6e10, 1);
+  EXPECT_NEAR(result.rows[3].excess, 0, 1e-9);
+}
+
+TEST(NodeSwap, ALayerThatStaysCostsNoMemoryButItsWindow) {
+  Problem p = OneRank();
+  p.ranks[0].resident_layers = 10;
+  p.ranks[0].tensors = {{.name = "a", .bytes = 4e9, .recompute_s = 0.4}};
+  const NodeSwapResult result = MustPlan(p);
+  EXPECT_EQ(result.joint->recompute_s, 0);
+  EXPECT_EQ(result.joint->moved_bytes, 0);
+}
+
+// ---- Tiny cases, by brute force ---------------------------------------------
+
+// The best of a grid of fractions of 2 tensors of 1 rank; the LP can only be
+// better, and by no more than the grid is coarse.
+TEST(NodeSwap, NoPointOfAGridIsBetter) {
+  std::mt19937 random(6);
+  constexpr int kSteps = 12;
+  for (int i = 0; i < 40; ++i) {
+    Problem p = OneRank(4);
+    const auto uniform = [&random](double low, double high) {
+      return std::uniform_real_distribution<double>(low, high)(random);
+    };
+    p.numa[0].host_budget_bytes = uniform(0, 2e10);
+    p.ranks[0].gpu_budget_bytes = uniform(0, 1e10);
+    p.ranks[0].tensors = {
+        {.name = "a", .bytes = uniform(0, 4e9), .recompute_s = uniform(0, 1)},
+        {.name = "b", .bytes = uniform(0, 4e9), .recompute_s = uniform(0, 1)}};
+    const NodeSwapResult result = MustPlan(p);
+    ASSERT_TRUE(result.feasible);
+    for (int point = 0; point < 91 * 91; ++point) {
+      std::vector<RankSwap> plan(1);
+      for (int index : {point % 91, point / 91}) {  // swap + recompute <= 12
+        int swap = 0;
+        while (index > kSteps - swap) index -= kSteps - swap++ + 1;
+        const double s = static_cast<double>(swap) / kSteps;
+        const double c = static_cast<double>(index) / kSteps;
+        plan[0].tensors.push_back({1 - s - c, s, c});
+      }
+      if (WorstBreach(p, plan) > 1e-12) continue;
+      ASSERT_TRUE(NotWorse(*result.joint, Naive(p, plan))) << i;
+    }
+  }
+}
+
+// ---- What the runtime of today needs ----------------------------------------
+
+TEST(NodeSwap, ARankOfOneFractionSwapsAllFreeTensorsAlike) {
+  std::mt19937 random(7);
+  for (int i = 0; i < 100; ++i) {
+    Problem node = RandomNode(random);
+    for (Problem::Rank& rank : node.ranks) rank.one_fraction = true;
+    const NodeSwapResult one = MustPlan(node);
+    if (!one.feasible) continue;
+    EXPECT_LE(WorstBreach(node, one.ranks), 1e-6);
+    for (size_t r = 0; r < node.ranks.size(); ++r) {
+      double alpha = -1;
+      for (size_t t = 0; t < node.ranks[r].tensors.size(); ++t) {
+        const Problem::Tensor& tensor = node.ranks[r].tensors[t];
+        if (tensor.must != Problem::Must::kNothing) continue;
+        const SwapFractions& f = one.ranks[r].tensors[t];
+        EXPECT_EQ(f.keep, 0);
+        if (!tensor.recompute_s) continue;
+        if (alpha < 0) alpha = f.swap;
+        EXPECT_NEAR(f.swap, alpha, 1e-9);
+      }
+    }
+    if (one.memo) {
+      EXPECT_TRUE(NotWorse(*one.joint, one.memo->objective)) << i;
+    }
+    for (Problem::Rank& rank : node.ranks) rank.one_fraction = false;
+    EXPECT_TRUE(NotWorse(*MustPlan(node).joint, *one.joint)) << i;
+  }
+}
+
+// ---- Bad input --------------------------------------------------------------
+
+std::string Complaint(const Problem& problem) {
+  return std::string(PlanNodeSwap(problem).status().message());
+}
+
+TEST(NodeSwap, NonsenseIsRefusedWithItsPath) {
+  Problem p = OneRank();
+  p.ranks[0].tensors = {{.name = "a", .bytes = 1}, {.name = "b", .bytes = -1}};
+  EXPECT_EQ(Complaint(p), "ranks[0].tensors[1].bytes: -1 is negative");
+  p.ranks[0].tensors[1] = {.name = "a", .bytes = 1};
+  EXPECT_EQ(Complaint(p), "ranks[0].tensors[1].name: 'a' occurs twice");
+  p.ranks[0].tensors[1] = {.name = "b", .bytes = std::nan("")};
+  EXPECT_EQ(Complaint(p), "ranks[0].tensors[1].bytes: is not a number");
+  p.ranks[0].tensors[1] = {.name = "b", .must = Problem::Must::kRecompute};
+  EXPECT_THAT(Complaint(p), HasSubstr("ranks[0].tensors[1].must: 'recompute'"));
+  p.ranks[0].tensors.clear();
+  p.ranks[0].links.push_back("pcie9");
+  EXPECT_EQ(Complaint(p), "ranks[0].links[1]: there is no link 'pcie9'");
+  p.ranks[0].links.pop_back();
+  p.ranks[0].forward_layer_s = 0;
+  EXPECT_EQ(Complaint(p), "ranks[0].forward_layer_s: is 0: it must be above");
+  p.ranks[0].forward_layer_s = 1;
+  p.ranks[0].numa = 4;
+  EXPECT_EQ(Complaint(p), "ranks[0].numa: there is no NUMA node 4");
+  p.ranks.clear();
+  EXPECT_EQ(Complaint(p), "ranks: there is none");
+}
+
+}  // namespace
+}  // namespace sluice::planner

@@ -1,0 +1,161 @@
+#include "tests/planner/swap/nodes.h"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <cmath>
+
+namespace sluice::planner {
+namespace {
+
+using Problem = NodeSwapProblem;
+
+class Maker {
+ public:
+  explicit Maker(std::mt19937& random) : random_(random) {}
+
+  Problem Node() {
+    const size_t ranks = 1 + random_() % 8;
+    const size_t numa = 1 + random_() % 2;
+    // Whole nodes are roomy or tight, so that each kind of row binds somewhere.
+    host_ = Spread(0.2, 3);
+    gpu_ = Coin(0.3) ? 0 : Spread(0.01, 2);
+    link_ = Spread(0.5, 4);
+    for (size_t r = 0; r < ranks; ++r) AddRank(r, numa);
+    for (size_t n = 0; n < numa; ++n) AddNuma(static_cast<int64_t>(n));
+    for (size_t n = 0; n < numa; ++n) {
+      if (Coin(0.6)) AddSwitch(static_cast<int64_t>(n));
+    }
+    return std::move(node_);
+  }
+
+ private:
+  double Uniform(double low, double high) {
+    return std::uniform_real_distribution<double>(low, high)(random_);
+  }
+  double Spread(double low, double high) {
+    return std::exp(Uniform(std::log(low), std::log(high)));
+  }
+  bool Coin(double chance) { return Uniform(0, 1) < chance; }
+  double Maybe(double value) { return Coin(0.5) ? value : 0; }
+
+  Problem::Tensor Tensor(size_t t) {
+    Problem::Tensor tensor{.name = fmt::format("t{}", t),
+                           .bytes = Coin(0.05) ? 0 : Spread(1e7, 4e9)};
+    if (Coin(0.8)) tensor.recompute_s = Coin(0.1) ? 0 : Spread(1e-4, 0.5);
+    const double must = Uniform(0, 1);
+    if (must < 0.1) {
+      tensor.must = Problem::Must::kSwap;
+    } else if (must < 0.13) {
+      tensor.must = Problem::Must::kKeep;
+    } else if (must < 0.18 && tensor.recompute_s) {
+      tensor.must = Problem::Must::kRecompute;
+    }
+    return tensor;
+  }
+
+  void AddRank(size_t r, size_t numa) {
+    Problem::Rank rank{.name = fmt::format("{}", r),
+                       .numa = static_cast<int64_t>(r % numa),
+                       .layers = 1 + static_cast<int64_t>(random_() % 80)};
+    rank.resident_layers = static_cast<int64_t>(random_() % 3);
+    rank.resident_layers = std::min(rank.resident_layers, rank.layers);
+    rank.forward_layer_s = Spread(0.05, 3);
+    rank.backward_layer_s = rank.forward_layer_s * Uniform(1, 3);
+    for (size_t t = random_() % 13; t > 0; --t) {
+      rank.tensors.push_back(Tensor(t));
+    }
+    double bytes = 0;
+    for (const Problem::Tensor& tensor : rank.tensors) bytes += tensor.bytes;
+    const double all = bytes * static_cast<double>(rank.layers);
+    rank.gpu_budget_bytes = gpu_ * all * Uniform(0.5, 1.5);
+    rank.forward_d2h_fixed_bytes = Maybe(bytes * Uniform(0, 0.2));
+    rank.forward_h2d_fixed_bytes = Maybe(bytes * Uniform(0, 0.5));
+    rank.backward_d2h_fixed_bytes = Maybe(bytes * Uniform(0, 0.5));
+    rank.backward_h2d_fixed_bytes = Maybe(bytes * Uniform(0, 0.5));
+    rank.host_fixed_bytes = Maybe(all * Uniform(0, 0.2));
+    const double rate = std::max(bytes / rank.forward_layer_s, 1e6);
+    Problem::Link own{.name = fmt::format("pcie{}", r),
+                      .h2d_bytes_per_s = link_ * rate * Uniform(0.5, 1.5),
+                      .d2h_bytes_per_s = link_ * rate * Uniform(0.5, 1.5),
+                      .total_bytes_per_s = {}};
+    if (Coin(0.4)) own.total_bytes_per_s = own.d2h_bytes_per_s * 1.4;
+    rank.links.push_back(own.name);
+    node_.links.push_back(own);
+    node_.ranks.push_back(rank);
+  }
+
+  void AddNuma(int64_t id) {
+    double all = 0;
+    for (const Problem::Rank& rank : node_.ranks) {
+      if (rank.numa != id) continue;
+      all += rank.host_fixed_bytes;
+      for (const Problem::Tensor& tensor : rank.tensors) {
+        all += tensor.bytes * static_cast<double>(rank.layers);
+      }
+    }
+    node_.numa.push_back({id, Coin(0.03) ? 0 : host_ * all});
+  }
+
+  void AddSwitch(int64_t numa) {
+    Problem::Link shared{.name = fmt::format("switch{}", numa)};
+    for (Problem::Rank& rank : node_.ranks) {
+      if (rank.numa != numa) continue;
+      for (const Problem::Link& own : node_.links) {
+        if (own.name != rank.links[0]) continue;
+        shared.h2d_bytes_per_s += own.h2d_bytes_per_s;
+        shared.d2h_bytes_per_s += own.d2h_bytes_per_s;
+      }
+      rank.links.push_back(shared.name);
+    }
+    shared.h2d_bytes_per_s *= Uniform(0.3, 1);
+    shared.d2h_bytes_per_s *= Uniform(0.3, 1);
+    if (Coin(0.5)) shared.total_bytes_per_s = shared.d2h_bytes_per_s * 1.5;
+    if (shared.d2h_bytes_per_s > 0) node_.links.push_back(shared);
+  }
+
+  std::mt19937& random_;
+  double host_ = 1, gpu_ = 1, link_ = 1;
+  Problem node_;
+};
+
+}  // namespace
+
+Problem RandomNode(std::mt19937& random) { return Maker(random).Node(); }
+
+Problem BusyNode(size_t ranks, size_t tensors) {
+  Problem node;
+  node.numa = {{0, 1.2e12}, {1, 1.2e12}};
+  for (const char* name : {"switch0", "switch1"}) {
+    node.links.push_back({name, 6e10, 6e10, 1e11});
+  }
+  for (size_t r = 0; r < ranks; ++r) {
+    const int64_t numa = r < ranks / 2 ? 0 : 1;
+    const std::string own = fmt::format("pcie{}", r);
+    node.links.push_back({own, 2.5e10, 2.5e10, 4e10});
+    Problem::Rank rank{.name = fmt::format("{}", r),
+                       .numa = numa,
+                       .links = {own, fmt::format("switch{}", numa)},
+                       .layers = 32,
+                       .resident_layers = 2,
+                       .gpu_budget_bytes = 2e10,
+                       .forward_layer_s = 0.9 + 0.01 * static_cast<double>(r),
+                       .backward_layer_s = 2,
+                       .forward_d2h_fixed_bytes = 1e8,
+                       .forward_h2d_fixed_bytes = 4e9,
+                       .backward_d2h_fixed_bytes = 2e9,
+                       .backward_h2d_fixed_bytes = 5e9,
+                       .host_fixed_bytes = 1e10};
+    for (size_t t = 0; t < tensors; ++t) {
+      Problem::Tensor tensor{.name = fmt::format("t{}", t),
+                             .bytes = 1e9 + 3e8 * static_cast<double>(t % 5)};
+      if (t < 2) tensor.must = Problem::Must::kSwap;
+      if (t >= 2) tensor.recompute_s = 0.01 + 0.02 * static_cast<double>(t % 7);
+      rank.tensors.push_back(tensor);
+    }
+    node.ranks.push_back(rank);
+  }
+  return node;
+}
+
+}  // namespace sluice::planner
