@@ -18,6 +18,7 @@
 #include "client/ctl/format.h"
 #include "client/ctl/output.h"
 #include "client/ctl/plan_commands.h"
+#include "client/ctl/plan_svg.h"
 #include "client/ctl/table.h"
 #include "planner/trace/read_trace.h"
 #include "proto/base/status.h"
@@ -256,6 +257,9 @@ absl::StatusOr<int> Run(const MemoryFlags& flags) {
   if (!flags.plan.empty()) {
     SLUICE_RETURN_IF_ERROR(
         WriteOutput(flags.plan, planner::PlanCsv(named, plan.offsets)));
+  }
+  if (!flags.svg.empty()) {
+    SLUICE_RETURN_IF_ERROR(WriteOutput(flags.svg, PlanSvg(named, plan)));
   }
   const bool capacity = !flags.capacity.empty();
   const bool taken = flags.plan == "-" || flags.svg == "-";
