@@ -1,7 +1,9 @@
-"""A rank that dies takes its run with it, quickly, and nothing else."""
+"""A rank that dies takes its run with it, quickly, and nothing else; a
+daemon that dies takes nothing."""
 
 import os
 import signal
+import statistics
 import subprocess
 import time
 import unittest
@@ -50,6 +52,41 @@ class Death(harness.TrainTest):
         os.kill(harness.ranks_of(run.pid)[0], signal.SIGKILL)
         self.wait_until(lambda: self.leased(socket) == 0, 1,
                         "a dead rank's memory is not free")
+
+    def test_a_daemon_killed_in_a_run_neither_ends_nor_slows_it(self):
+        steps = 40
+        flags = [*harness.MODEL, "--ranks", "2", "--seq-len", "500",
+                 "--steps", str(steps), "--data", self.text]
+        whole = self.train("--private", *flags[len(harness.MODEL):])
+        socket = self.daemon()
+        log = self.path("log")
+        run = self.start(
+            [harness.TRAIN, "train", *flags, "--socket", socket,
+             "--log-jsonl", log], stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE)
+        self.wait_until(lambda: len(harness.lines_of(log)) >= 5, 60,
+                        "the run does not train")
+        self.sluiced.kill()
+        alive_until = len(harness.lines_of(log))
+        _, err = run.communicate(timeout=120)
+        self.assertEqual(run.returncode, 0, err)
+        lines = harness.lines_of(log)
+        self.assertLess(alive_until, steps, "it was over before the kill")
+        self.assertEqual([line["loss"] for line in lines], whole["losses"])
+        seconds = [line["seconds"] for line in lines]
+        before = statistics.median(seconds[1:alive_until])
+        after = statistics.median(seconds[alive_until + 1:])
+        self.assertLess(after, 10 * before)
+
+    def test_a_job_as_large_as_the_one_before_it_fits_again(self):
+        socket = self.daemon(gpu_memory="16MiB", host_memory="16MiB")
+        results = [self.train("--socket", socket, "--ranks", "2", "--seq-len",
+                              "3000", "--steps", "1")
+                   for _ in range(3)]
+        for result in results:
+            self.assertGreater(result["host_bytes"], 0.8 * 16 * 2**20)
+            self.assertEqual(result["host_bytes"], results[0]["host_bytes"])
+        self.assertEqual(self.leased(socket), 0)
 
     def test_a_killed_launcher_leaves_nothing(self):
         socket = self.daemon(gpus=2)

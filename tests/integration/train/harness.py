@@ -82,10 +82,11 @@ class TrainTest(unittest.TestCase):
         with open(config, "w", encoding="utf-8") as file:
             file.write(CONFIG.format(gpus=gpus, gpu_memory=gpu_memory,
                                      host_memory=host_memory) + extra)
-        process = self.start([os.path.join(BIN, "sluiced"), "--config", config,
-                              "--runtime-dir", runtime],
-                             stdout=subprocess.PIPE, stderr=subprocess.PIPE)
-        line = process.stdout.readline()
+        self.sluiced = self.start([os.path.join(BIN, "sluiced"), "--config", config,
+                                   "--runtime-dir", runtime],
+                                  stdout=subprocess.PIPE,
+                                  stderr=subprocess.PIPE)
+        line = self.sluiced.stdout.readline()
         self.assertIn("sluiced: ready", line)
         return os.path.join(runtime, "session.sock")
 

@@ -29,6 +29,14 @@ class Parity(harness.TrainTest):
                     self.assertLess(losses[-1], losses[0] - 1, what)
                     self.assertEqual(result["plan"]["mismatches"], 0, what)
 
+    def test_ranks_that_share_a_gpu_learn_what_ranks_apart_do(self):
+        socket = self.daemon(gpus=1)
+        flags = "--seq-len 333 --steps 5 --ranks 2".split()
+        shared = self.train(*flags, "--socket", socket)
+        apart = self.train(*flags, "--private")
+        self.assertEqual(shared["losses"], apart["losses"])
+        self.assertLessEqual(shared["hbm_bytes_per_gpu"], 32 * 2**20)
+
 
 if __name__ == "__main__":
     unittest.main()
