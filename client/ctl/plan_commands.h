@@ -8,7 +8,7 @@
 // infeasible (what was asked for is printed all the same); 1 a fault.
 #pragma once
 
-#include <CLI/App.hpp>
+#include <CLI/CLI.hpp>
 #include <functional>
 
 namespace sluice::ctl {
