@@ -19,6 +19,7 @@ constexpr const char* kExamples = R"(Examples:
   sluicectl --socket /tmp/s/session.sock status --json
   sluicectl jobs                          one line a job
   sluicectl plan show 3                   what a plan keeps, swaps, recomputes
+  sluicectl plan swap node.json           a whole node's swap plan, at a desk
   sluicectl budget                        limits and what is used of them
   sluicectl budget set --job tune --gpu 40GiB --host unlimited
   sluicectl evict tune --reason "the node is drained"
@@ -29,6 +30,7 @@ and `evict` are for administrators: those who may open admin.sock.)";
 // A plan at a desk: a line a command.
 const std::vector<AddDeskCommand> kDeskCommands = {
     AddPlanMemory,
+    AddPlanSwap,
 };
 
 class CommandLine {

@@ -24,5 +24,6 @@ struct DeskCommand {
 using AddDeskCommand = DeskCommand (*)(CLI::App& plan);
 
 DeskCommand AddPlanMemory(CLI::App& plan);
+DeskCommand AddPlanSwap(CLI::App& plan);
 
 }  // namespace sluice::ctl

@@ -117,12 +117,20 @@ bool FieldReader::Flag(const char* key) {
 
 std::string FieldReader::Text(const char* key, size_t max_bytes) {
   const json* value = Find(key);
-  if (value == nullptr) return "";
-  if (!value->is_string()) {
-    Refuse(key, fmt::format("{} is not a text", Shown(*value)));
+  return value == nullptr ? "" : CheckText(*value, key, max_bytes);
+}
+
+std::string FieldReader::SelfText(size_t max_bytes) {
+  return ok() ? CheckText(json_, "", max_bytes) : "";
+}
+
+std::string FieldReader::CheckText(const json& value, const std::string& key,
+                                   size_t max_bytes) {
+  if (!value.is_string()) {
+    Refuse(key, fmt::format("{} is not a text", Shown(value)));
     return "";
   }
-  std::string text = value->get<std::string>();
+  std::string text = value.get<std::string>();
   if (text.size() > max_bytes) {
     Refuse(key, fmt::format("{} bytes of text; the limit is {}", text.size(),
                             max_bytes));
@@ -130,7 +138,7 @@ std::string FieldReader::Text(const char* key, size_t max_bytes) {
   }
   for (const char c : text) {
     if (static_cast<unsigned char>(c) < 0x20) {
-      Refuse(key, fmt::format("{} has a control character", Shown(*value)));
+      Refuse(key, fmt::format("{} has a control character", Shown(value)));
       return "";
     }
   }

@@ -1,4 +1,5 @@
-// Checked reading of a JSON document (private to codec.cc).
+// Checked reading of a JSON document: codec.cc's, and sluicectl's of what
+// people write.
 //
 // A FieldReader is a cursor on one object or array element. The first thing
 // wrong is kept in the shared status with its full path; every read after
@@ -39,6 +40,10 @@ class FieldReader {
   std::string Choice(const char* key,
                      std::initializer_list<std::string_view> choices);
   FieldReader Object(const char* key);
+  // Whether an optional field is there; the others must be.
+  bool Has(const char* key) const {
+    return ok() && json_.is_object() && json_.contains(key);
+  }
 
   // Elements of the array `key`: read(FieldReader element, size_t index).
   template <typename Read>
@@ -59,6 +64,7 @@ class FieldReader {
 
   // This element itself, or its i-th entry, as an integer; `name` for errors.
   int64_t Self(int64_t low, int64_t high);
+  std::string SelfText(size_t max_bytes);
   size_t Entries() const { return json_.is_array() ? json_.size() : 0; }
   int64_t At(size_t i, const char* name, int64_t low, int64_t high);
 
@@ -70,6 +76,8 @@ class FieldReader {
  private:
   const nlohmann::json* Find(const char* key);
   std::string PathOf(const std::string& key) const;
+  std::string CheckText(const nlohmann::json& value, const std::string& key,
+                        size_t max_bytes);
   int64_t CheckInt(const nlohmann::json& value, const std::string& key,
                    int64_t low, int64_t high);
 

@@ -1,0 +1,237 @@
+#include "client/ctl/render_swap.h"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <cmath>
+#include <vector>
+
+#include "client/ctl/format.h"
+#include "client/ctl/table.h"
+
+namespace sluice::ctl {
+namespace {
+
+using planner::CapacityRow;
+using planner::NodeSwapProblem;
+using planner::NodeSwapResult;
+using planner::RankSwap;
+using planner::SwapFractions;
+using planner::SwapObjective;
+using Align = Table::Align;
+using Kind = CapacityRow::Kind;
+
+bool IsLink(const CapacityRow& row) {
+  return row.kind != Kind::kHost && row.kind != Kind::kGpu;
+}
+
+std::string Amount(double bytes) {
+  return Size(static_cast<int64_t>(std::llround(std::min(bytes, 9e18))));
+}
+std::string AmountOf(const CapacityRow& row, double value) {
+  return IsLink(row) ? fmt::format("{:.2f} GB/s", value / 1e9) : Amount(value);
+}
+std::string Seconds(double seconds) { return fmt::format("{:.4g} s", seconds); }
+std::string Percent(double part) { return fmt::format("{:.1f} %", 100 * part); }
+
+// "KKKKKSSSSSSSSSSrrrrr": 20 characters, something never drawn as nothing.
+std::string FractionBar(const SwapFractions& f) {
+  constexpr int kWide = 20;
+  const std::pair<double, char> parts[] = {
+      {f.keep, 'K'}, {f.swap, 'S'}, {f.recompute, 'r'}};
+  int width[3], sum = 0;
+  for (int i = 0; i < 3; ++i) {
+    const double exact = parts[i].first * kWide;
+    width[i] = parts[i].first > 0
+                   ? std::max(1, static_cast<int>(std::lround(exact)))
+                   : 0;
+    sum += width[i];
+  }
+  *std::max_element(width, width + 3) += kWide - sum;
+  std::string bar;
+  for (int i = 0; i < 3; ++i) {
+    bar.append(static_cast<size_t>(width[i]), parts[i].second);
+  }
+  return bar;
+}
+
+bool Alike(const NodeSwapProblem& problem, const NodeSwapResult& result,
+           size_t a, size_t b) {
+  const auto& x = problem.ranks[a].tensors;
+  const auto& y = problem.ranks[b].tensors;
+  if (x.size() != y.size()) return false;
+  for (size_t t = 0; t < x.size(); ++t) {
+    const SwapFractions& f = result.ranks[a].tensors[t];
+    const SwapFractions& g = result.ranks[b].tensors[t];
+    if (x[t].name != y[t].name || std::fabs(f.keep - g.keep) > 5e-4 ||
+        std::fabs(f.swap - g.swap) > 5e-4) {
+      return false;
+    }
+  }
+  return true;
+}
+
+// One table for all ranks that do the same.
+std::string Fractions(const NodeSwapProblem& problem,
+                      const NodeSwapResult& result) {
+  std::string text;
+  std::vector<bool> shown(result.ranks.size(), false);
+  for (size_t r = 0; r < result.ranks.size(); ++r) {
+    if (shown[r]) continue;
+    std::string names;
+    int count = 0;
+    for (size_t other = r; other < result.ranks.size(); ++other) {
+      if (shown[other] || !Alike(problem, result, r, other)) continue;
+      shown[other] = true;
+      names += (names.empty() ? "" : ", ") + problem.ranks[other].name;
+      ++count;
+    }
+    text +=
+        fmt::format("\nrank{} {}\n", count > 1 ? "s" : "", Printable(names));
+    Table table({{"  TENSOR"},
+                 {"A LAYER", Align::kRight},
+                 {"KEPT", Align::kRight},
+                 {"SWAPPED", Align::kRight},
+                 {"RECOMPUTED", Align::kRight},
+                 {"Kept Swapped recomputed"}});
+    for (size_t t = 0; t < problem.ranks[r].tensors.size(); ++t) {
+      const SwapFractions& f = result.ranks[r].tensors[t];
+      const NodeSwapProblem::Tensor& tensor = problem.ranks[r].tensors[t];
+      table.Add({"  " + tensor.name, Amount(tensor.bytes), Percent(f.keep),
+                 Percent(f.swap), Percent(f.recompute), FractionBar(f)});
+    }
+    if (!table.empty()) text += table.Text();
+  }
+  return text;
+}
+
+std::string Ranks(const NodeSwapProblem& problem,
+                  const NodeSwapResult& result) {
+  Table table({{"RANK"},
+               {"STEP", Align::kRight},
+               {"RECOMPUTATION", Align::kRight},
+               {""}});
+  for (size_t r = 0; r < result.ranks.size(); ++r) {
+    const RankSwap& rank = result.ranks[r];
+    table.Add({problem.ranks[r].name, Seconds(rank.step_s),
+               Seconds(rank.added_s), rank.slowest ? "slowest" : ""});
+  }
+  return "\n" + table.Text();
+}
+
+std::string Use(const NodeSwapProblem& problem, const NodeSwapResult& result) {
+  Table table({{"CAPACITY"},
+               {"USED", Align::kRight},
+               {"OF", Align::kRight},
+               {"USE"},
+               {""}});
+  for (const CapacityRow& row : result.rows) {
+    table.Add({RowName(problem, row), AmountOf(row, row.used),
+               AmountOf(row, row.capacity), Bar(row.binds ? row.capacity : row.used, row.capacity),
+               row.binds ? "full" : ""});
+  }
+  return "\n" + table.Text();
+}
+
+// What a fall is shown as: digits of an LP are nothing.
+std::string Less(double fall, double of, std::string shown) {
+  if (std::fabs(fall) <= 1e-9 * of) return "-";
+  return (fall > 0 ? "-" : "+") + shown;
+}
+
+std::string Buys(const NodeSwapProblem& problem, const NodeSwapResult& result,
+                 const SwapObjective& now) {
+  Table table({{"ONE MORE"},
+               {""},
+               {"STEP", Align::kRight},
+               {"RECOMPUTATION", Align::kRight},
+               {"MOVED", Align::kRight}});
+  for (const CapacityRow& row : result.rows) {
+    const SwapObjective& fall = row.one_more;
+    const std::string step =
+        Less(fall.step_s, now.step_s, Seconds(std::fabs(fall.step_s)));
+    const std::string recompute = Less(fall.recompute_s, now.step_s,
+                                       Seconds(std::fabs(fall.recompute_s)));
+    const std::string moved = Less(fall.moved_bytes, now.moved_bytes,
+                                   Amount(std::fabs(fall.moved_bytes)));
+    if (step == "-" && recompute == "-" && moved == "-") continue;
+    table.Add({IsLink(row) ? "GB/s" : "GiB", RowName(problem, row), step,
+               recompute, moved});
+  }
+  if (table.empty()) {
+    return "\nOne more GiB or GB/s anywhere buys nothing.\n";
+  }
+  return "\n" + table.Text();
+}
+
+std::string Line(const char* name, const SwapObjective& objective) {
+  return fmt::format("{}  step {}, recomputation {} over all ranks, {} moved\n",
+                     name, Seconds(objective.step_s),
+                     Seconds(objective.recompute_s),
+                     Amount(objective.moved_bytes));
+}
+
+std::string Objectives(const NodeSwapResult& result) {
+  std::string text;
+  if (result.joint) text += Line("joint", *result.joint);
+  if (result.memo) {
+    text += Line("memo ", result.memo->objective);
+    std::string alphas;
+    for (const double alpha : result.memo->alpha) {
+      alphas += fmt::format("{}{:.4f}", alphas.empty() ? "" : ", ", alpha);
+    }
+    text += fmt::format("       alpha {}\n", alphas);
+  } else {
+    text += fmt::format("memo   no plan: {}\n", Printable(result.no_memo));
+  }
+  return text;
+}
+
+std::string Infeasible(const NodeSwapProblem& problem,
+                       const NodeSwapResult& result) {
+  Table table({{"  CAPACITY"},
+               {"NEEDED", Align::kRight},
+               {"THERE IS", Align::kRight},
+               {"EXCESS", Align::kRight}});
+  double sum = 0;
+  for (const CapacityRow& row : result.rows) {
+    sum += row.excess;
+    if (row.excess <= 1e-9) continue;
+    table.Add({"  " + RowName(problem, row), AmountOf(row, row.used),
+               AmountOf(row, row.capacity), Percent(row.excess)});
+  }
+  return fmt::format(
+      "Nothing fits. The least that is missing, {:.4g} capacities in all:\n{}",
+      sum, table.Text());
+}
+
+}  // namespace
+
+std::string RowName(const NodeSwapProblem& problem, const CapacityRow& row) {
+  switch (row.kind) {
+    case Kind::kHost:
+      return fmt::format("host of NUMA node {}", problem.numa[row.index].id);
+    case Kind::kGpu:
+      return "GPU of rank " + problem.ranks[row.index].name;
+    default:
+      return fmt::format("link {} {}", problem.links[row.index].name,
+                         row.kind == Kind::kLinkD2h   ? "d2h"
+                         : row.kind == Kind::kLinkH2d ? "h2d"
+                                                      : "total");
+  }
+}
+
+std::string RenderSwap(const NodeSwapProblem& problem,
+                       const NodeSwapResult& result,
+                       planner::SwapPolicy policy) {
+  const bool joint = policy == planner::SwapPolicy::kJoint;
+  if (joint && !result.feasible) return Infeasible(problem, result);
+  std::string text = Objectives(result);
+  if (!result.feasible) return text;
+  text += Ranks(problem, result) + Fractions(problem, result);
+  text += Use(problem, result);
+  return text +
+         Buys(problem, result, joint ? *result.joint : result.memo->objective);
+}
+
+}  // namespace sluice::ctl

@@ -1,0 +1,153 @@
+#include <nlohmann/json.hpp>
+
+#include "client/ctl/render_swap.h"
+
+namespace sluice::ctl {
+namespace {
+
+using Json = nlohmann::ordered_json;
+using planner::CapacityRow;
+using planner::NodeSwapProblem;
+using planner::NodeSwapResult;
+using planner::SwapObjective;
+using Kind = CapacityRow::Kind;
+
+Json Objective(const SwapObjective& objective) {
+  return {{"step_s", objective.step_s},
+          {"recompute_s", objective.recompute_s},
+          {"moved_bytes", objective.moved_bytes}};
+}
+
+Json Memo(const NodeSwapResult& result) {
+  if (!result.memo) return nullptr;
+  Json memo = Objective(result.memo->objective);
+  memo["alpha"] = result.memo->alpha;
+  return memo;
+}
+
+double Share(const CapacityRow& row) {
+  if (row.capacity > 0) return row.used / row.capacity;
+  return row.used > 0 ? 1 : 0;
+}
+
+Json Ranks(const NodeSwapProblem& problem, const NodeSwapResult& result) {
+  Json ranks = Json::array();
+  for (size_t r = 0; r < result.ranks.size(); ++r) {
+    Json tensors = Json::array();
+    for (size_t t = 0; t < problem.ranks[r].tensors.size(); ++t) {
+      const planner::SwapFractions& f = result.ranks[r].tensors[t];
+      tensors.push_back({{"name", problem.ranks[r].tensors[t].name},
+                         {"keep", f.keep},
+                         {"swap", f.swap},
+                         {"recompute", f.recompute}});
+    }
+    ranks.push_back({{"name", problem.ranks[r].name},
+                     {"added_s", result.ranks[r].added_s},
+                     {"step_s", result.ranks[r].step_s},
+                     {"slowest", result.ranks[r].slowest},
+                     {"tensors", std::move(tensors)}});
+  }
+  return ranks;
+}
+
+Json Links(const NodeSwapProblem& problem, const NodeSwapResult& result) {
+  Json links = Json::array();
+  for (const NodeSwapProblem::Link& link : problem.links) {
+    links.push_back({{"name", link.name}});
+  }
+  for (const CapacityRow& row : result.rows) {
+    if (row.kind == Kind::kHost || row.kind == Kind::kGpu) continue;
+    const char* way = row.kind == Kind::kLinkD2h   ? "d2h"
+                      : row.kind == Kind::kLinkH2d ? "h2d"
+                                                   : "total";
+    links[row.index][way] = {{"used_bytes_per_s", row.used},
+                             {"capacity_bytes_per_s", row.capacity},
+                             {"use", Share(row)}};
+  }
+  return links;
+}
+
+Json Memory(const NodeSwapProblem& problem, const NodeSwapResult& result,
+            Kind kind) {
+  Json memory = Json::array();
+  for (const CapacityRow& row : result.rows) {
+    if (row.kind != kind) continue;
+    Json entry;
+    if (kind == Kind::kHost) {
+      entry["id"] = problem.numa[row.index].id;
+    } else {
+      entry["rank"] = problem.ranks[row.index].name;
+    }
+    entry["used_bytes"] = row.used;
+    entry["budget_bytes"] = row.capacity;
+    entry["use"] = Share(row);
+    memory.push_back(std::move(entry));
+  }
+  return memory;
+}
+
+Json Binding(const NodeSwapProblem& problem, const NodeSwapResult& result) {
+  Json binding = Json::array();
+  for (const CapacityRow& row : result.rows) {
+    if (row.binds) binding.push_back(RowName(problem, row));
+  }
+  for (size_t r = 0; r < result.ranks.size(); ++r) {
+    if (result.ranks[r].slowest) {
+      binding.push_back("step of rank " + problem.ranks[r].name);
+    }
+  }
+  return binding;
+}
+
+bool IsLink(const CapacityRow& row) {
+  return row.kind != Kind::kHost && row.kind != Kind::kGpu;
+}
+
+Json Buys(const NodeSwapProblem& problem, const NodeSwapResult& result) {
+  Json buys = Json::array();
+  for (const CapacityRow& row : result.rows) {
+    Json entry = {{"row", RowName(problem, row)},
+                  {"one_more", IsLink(row) ? "GB/s" : "GiB"},
+                  {"less", Objective(row.one_more)}};
+    buys.push_back(std::move(entry));
+  }
+  return buys;
+}
+
+Json Excess(const NodeSwapProblem& problem, const NodeSwapResult& result) {
+  Json excess = Json::array();
+  for (const CapacityRow& row : result.rows) {
+    if (row.excess <= 1e-9) continue;
+    const std::string unit = IsLink(row) ? "_bytes_per_s" : "_bytes";
+    excess.push_back({{"row", RowName(problem, row)},
+                      {"excess", row.excess},
+                      {"needed" + unit, row.used},
+                      {"capacity" + unit, row.capacity}});
+  }
+  return excess;
+}
+
+}  // namespace
+
+std::string SwapJson(const NodeSwapProblem& problem,
+                     const NodeSwapResult& result, planner::SwapPolicy policy) {
+  const bool joint = policy == planner::SwapPolicy::kJoint;
+  Json json = {{"feasible", result.feasible},
+               {"policy", joint ? "joint" : "memo"},
+               {"joint", result.joint ? Objective(*result.joint) : nullptr},
+               {"memo", Memo(result)}};
+  if (!result.memo) json["no_memo"] = result.no_memo;
+  json["ranks"] = Ranks(problem, result);
+  json["links"] = Links(problem, result);
+  json["numa"] = Memory(problem, result, Kind::kHost);
+  json["gpus"] = Memory(problem, result, Kind::kGpu);
+  json["binding"] = Binding(problem, result);
+  if (result.feasible) {
+    json["one_more_buys"] = Buys(problem, result);
+  } else {
+    json["excess"] = Excess(problem, result);
+  }
+  return json.dump(-1, ' ', false, Json::error_handler_t::replace) + "\n";
+}
+
+}  // namespace sluice::ctl
