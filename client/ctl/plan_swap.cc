@@ -1,8 +1,7 @@
 // sluicectl plan swap: what each rank of a node keeps, swaps and recomputes.
 #include <fmt/format.h>
 
-#include <CLI/App.hpp>
-#include <CLI/Validators.hpp>
+#include <CLI/CLI.hpp>
 #include <filesystem>
 #include <fstream>
 #include <iostream>

@@ -100,7 +100,7 @@ std::string Fractions(const NodeSwapProblem& problem,
       table.Add({"  " + tensor.name, Amount(tensor.bytes), Percent(f.keep),
                  Percent(f.swap), Percent(f.recompute), FractionBar(f)});
     }
-    if (!table.empty()) text += table.Text();
+    text += table.empty() ? "  no tensors\n" : table.Text();
   }
   return text;
 }
