@@ -31,6 +31,8 @@ and `evict` are for administrators: those who may open admin.sock.)";
 const std::vector<AddDeskCommand> kDeskCommands = {
     AddPlanMemory,
     AddPlanSwap,
+    AddPlanTrain,
+    AddPlanValidate,
 };
 
 class CommandLine {

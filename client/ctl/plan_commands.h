@@ -25,5 +25,7 @@ using AddDeskCommand = DeskCommand (*)(CLI::App& plan);
 
 DeskCommand AddPlanMemory(CLI::App& plan);
 DeskCommand AddPlanSwap(CLI::App& plan);
+DeskCommand AddPlanTrain(CLI::App& plan);
+DeskCommand AddPlanValidate(CLI::App& plan);
 
 }  // namespace sluice::ctl

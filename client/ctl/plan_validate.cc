@@ -1,0 +1,168 @@
+// sluicectl plan validate: the cost model beside the papers' tables.
+#include <fmt/format.h>
+
+#include <memory>
+#include <nlohmann/json.hpp>
+
+#include "client/ctl/output.h"
+#include "client/ctl/plan_commands.h"
+#include "client/ctl/table.h"
+#include "planner/train/validate.h"
+
+namespace sluice::ctl {
+namespace {
+
+using planner::train::TokensText;
+using planner::train::ValidatedCell;
+using planner::train::ValidatedLength;
+using planner::train::Validation;
+using Align = Table::Align;
+
+std::string Percent(double fraction) {
+  return fmt::format("{:.2f}", 100 * fraction);
+}
+
+std::string Strategy(const ValidatedCell& cell) {
+  const auto& s = cell.settings;
+  std::string text = cell.searched ? "searched:" : "";
+  const std::pair<const char*, int64_t> degrees[] = {
+      {"TP", s.tp}, {"CP", s.cp}, {"SP", s.sp}, {"DP", s.dp}, {"PP", s.pp}};
+  for (const auto& [name, degree] : degrees) {
+    if (degree > 1) {
+      text += fmt::format("{}{} {}", text.empty() ? "" : " ", name, degree);
+    }
+  }
+  return text;
+}
+
+std::string CellTable(const Validation& validation) {
+  Table table({{"model"},
+               {"GPUs", Align::kRight},
+               {"method"},
+               {"tokens", Align::kRight},
+               {"published", Align::kRight},
+               {"ours", Align::kRight},
+               {"difference", Align::kRight},
+               {"strategy"},
+               {""}});
+  for (const ValidatedCell& cell : validation.cells) {
+    const auto difference = cell.difference();
+    table.Add({cell.model, fmt::format("{}", cell.gpus), cell.label,
+               TokensText(cell.seq_len),
+               cell.published_mfu ? Percent(*cell.published_mfu) : "no memory",
+               cell.fits ? Percent(cell.mfu) : "no memory",
+               difference ? fmt::format("{:+.2f}", *difference) : "",
+               Strategy(cell), cell.right() ? "" : "fits: wrong"});
+  }
+  return table.Text();
+}
+
+std::string LengthTable(const Validation& validation) {
+  Table table({{"model"},
+               {"hardware"},
+               {"GPUs", Align::kRight},
+               {"published", Align::kRight},
+               {"ours", Align::kRight},
+               {"rounded", Align::kRight},
+               {"doublings", Align::kRight},
+               {"stopped by"}});
+  for (const ValidatedLength& row : validation.lengths) {
+    table.Add({row.model, row.hardware, fmt::format("{}", row.gpus),
+               TokensText(row.published) + (row.or_more ? "+" : ""),
+               TokensText(row.tokens), TokensText(row.rounded),
+               fmt::format("{:+d}", row.doublings()), row.stopped_by});
+  }
+  return table.Text();
+}
+
+std::string SummaryTable(const Validation& v) {
+  Table table({{"mean difference of MFU, points"},
+               {"cells", Align::kRight},
+               {"absolute", Align::kRight},
+               {"signed", Align::kRight},
+               {"must", Align::kRight}});
+  for (const auto& method : v.methods) {
+    table.Add({method.name, fmt::format("{}", method.cells),
+               fmt::format("{:.2f}", method.mean_difference),
+               fmt::format("{:+.2f}", method.mean_bias),
+               fmt::format("<= {}", method.must)});
+  }
+  return table.Text() +
+         fmt::format(
+             "fits or out of memory right: {:.1f} % of {} cells (must >= {} "
+             "%)\nlongest context within one doubling: {:.1f} % of {} (must "
+             ">= {} %), exact: {:.1f} % (must >= {} %)\n",
+             100 * v.fits_right, v.cells.size(),
+             100 * planner::train::kFitsMust, 100 * v.lengths_within,
+             v.lengths.size(), 100 * planner::train::kWithinMust,
+             100 * v.lengths_exact, 100 * planner::train::kExactMust);
+}
+
+nlohmann::ordered_json CellJson(const ValidatedCell& cell) {
+  nlohmann::ordered_json json = {
+      {"table", cell.table},     {"method", cell.label},
+      {"model", cell.model},     {"gpus", cell.gpus},
+      {"seq_len", cell.seq_len}, {"published_fits", cell.published_fits},
+      {"fits", cell.fits},       {"mfu", cell.mfu}};
+  json["published_mfu"] = cell.published_mfu
+                              ? nlohmann::ordered_json(*cell.published_mfu)
+                              : nullptr;
+  return json;
+}
+
+std::string Json(const Validation& v) {
+  nlohmann::ordered_json json;
+  json["ok"] = v.ok();
+  for (const auto& method : v.methods) {
+    json["methods"].push_back(
+        {{"name", method.name},
+         {"cells", method.cells},
+         {"mean_difference_points", method.mean_difference},
+         {"mean_signed_points", method.mean_bias},
+         {"must_points", method.must}});
+  }
+  json["fits_right"] = v.fits_right;
+  json["lengths_within_one_doubling"] = v.lengths_within;
+  json["lengths_exact"] = v.lengths_exact;
+  for (const ValidatedCell& cell : v.cells) {
+    json["cells"].push_back(CellJson(cell));
+  }
+  for (const ValidatedLength& row : v.lengths) {
+    json["lengths"].push_back({{"model", row.model},
+                               {"hardware", row.hardware},
+                               {"gpus", row.gpus},
+                               {"published", row.published},
+                               {"or_more", row.or_more},
+                               {"tokens", row.tokens},
+                               {"rounded", row.rounded},
+                               {"doublings", row.doublings()},
+                               {"stopped_by", row.stopped_by}});
+  }
+  return json.dump() + "\n";
+}
+
+int Run(bool json) {
+  const auto validation = planner::train::ValidateOnPapers();
+  if (!validation.ok()) return ReportError(validation.status());
+  if (json) {
+    fmt::print("{}", Json(*validation));
+  } else {
+    fmt::print("MFU in percent, given the published strategies\n{}\n{}\n{}",
+               CellTable(*validation), LengthTable(*validation),
+               SummaryTable(*validation));
+  }
+  return validation->ok() ? 0 : 1;
+}
+
+}  // namespace
+
+DeskCommand AddPlanValidate(CLI::App& plan) {
+  CLI::App* app = plan.add_subcommand(
+      "validate", "the cost model beside the papers' tables");
+  auto json = std::make_shared<bool>(false);
+  app->add_flag("--json", *json, "print JSON");
+  app->footer("Exit status: 0 within the project's limits of error; 1 beyond.");
+  return {app, [json] { return Run(*json); }};
+}
+
+}  // namespace sluice::ctl

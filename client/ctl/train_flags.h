@@ -1,0 +1,40 @@
+// The flags of `sluicectl plan train`, and what they ask for.
+//
+// Thread safety: pure functions, but for reading the files that flags name.
+#pragma once
+
+#include <CLI/App.hpp>
+#include <optional>
+#include <string>
+
+#include "absl/status/statusor.h"
+#include "planner/train/settings.h"
+
+namespace sluice::ctl {
+
+struct TrainFlags {
+  std::string model;
+  std::optional<int64_t> layers, hidden, heads, kv_heads, head_dim, ffn, vocab;
+  bool swiglu = false;
+  std::string hardware;
+  int64_t gpus = 0;
+  std::string seq_len;
+  std::string method = "sluice";
+  planner::train::GivenSettings given;
+  std::string chunk;
+  int64_t global_batch = 16;
+  bool max_seq_len = false;
+  bool json = false;
+  std::string html;
+};
+
+// Adds all of them to `app`; they are parsed into `flags`.
+void AddTrainFlags(CLI::App& app, TrainFlags& flags);
+
+// What is asked: a fault names the flag, its value and what it may be.
+// seq_len is 0 where only the longest is asked for.
+absl::StatusOr<planner::train::Request> TrainRequest(const TrainFlags& flags);
+absl::StatusOr<planner::train::GivenSettings> TrainSettings(
+    const TrainFlags& flags);
+
+}  // namespace sluice::ctl

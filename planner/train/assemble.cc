@@ -1,0 +1,124 @@
+#include <algorithm>
+
+#include "planner/train/layer.h"
+
+namespace sluice::planner::train {
+namespace {
+
+double Microbatches(const Request& request, const Settings& settings) {
+  return std::max(1.0, double(request.global_batch) / double(settings.dp));
+}
+
+// One stage's seconds a step, bubble aside.
+Breakdown WorkOfStage(const Request& request, const Settings& settings,
+                      const StepParts& parts) {
+  const double sequences = Microbatches(request, settings);
+  const double layers =
+      sequences * double(request.model.layers) / double(settings.pp);
+  const double swapped = sequences * parts.swapped_layers / double(settings.pp);
+  const LayerTimes& layer = parts.layer;
+  Breakdown work;
+  work.attention =
+      layers * (layer.forward.attention + layer.backward.attention);
+  work.matmul =
+      layers * (layer.forward.matmul + layer.backward.matmul) +
+      sequences * HeadSeconds(request, double(settings.sequence_gpus()));
+  work.elementwise =
+      layers * (layer.forward.elementwise + layer.backward.elementwise);
+  work.recompute = layers * layer.recompute.compute();
+  work.exposed_network =
+      layers * (layer.forward.network + layer.recompute.network +
+                layer.backward.network);
+  work.exposed_copy =
+      swapped * (layer.forward.exposed_copy + layer.recompute.exposed_copy +
+                 layer.backward.exposed_copy);
+  work.reorganisation = sequences * parts.reorganisation_s;
+  return work;
+}
+
+Reason WhatStops(const Estimate& estimate) {
+  if (estimate.gpu_peak_bytes > estimate.gpu_usable_bytes) {
+    return Reason::kGpuMemory;
+  }
+  if (estimate.host_bytes_per_node > estimate.host_usable_bytes) {
+    return Reason::kHostMemory;
+  }
+  return Reason::kOk;
+}
+
+}  // namespace
+
+double Breakdown::total() const {
+  return attention + matmul + elementwise + recompute + exposed_copy +
+         exposed_network + gradient_sync + reorganisation + pipeline_bubble +
+         optimizer;
+}
+
+double CountedFlops(const ModelShape& model, double seq_len) {
+  const double weights =
+      double(model.layers) * model.layer_weights() + model.head_weights();
+  return 6 * seq_len * weights +
+         6 * double(model.layers) * model.query_width() * seq_len * seq_len;
+}
+
+std::string_view ReasonName(Reason reason) {
+  switch (reason) {
+    case Reason::kOk:
+      return "ok";
+    case Reason::kGpuMemory:
+      return "gpu_memory";
+    case Reason::kHostMemory:
+      return "host_memory";
+    case Reason::kHeads:
+      return "heads";
+  }
+  return "";
+}
+
+Estimate Assemble(const Request& request, const Settings& settings,
+                  const StepParts& parts) {
+  Estimate result;
+  result.settings = settings;
+  result.layer = parts.layer;
+  result.memory = parts.memory;
+  result.gpu_peak_bytes = parts.memory.total();
+  result.gpu_usable_bytes = parts.gpu_usable_bytes;
+  result.host_bytes_per_node = parts.host_bytes_per_node;
+  result.host_usable_bytes = parts.host_usable_bytes;
+  result.reason = WhatStops(result);
+  result.fits = result.reason == Reason::kOk;
+
+  Breakdown& work = result.breakdown;
+  work = WorkOfStage(request, settings, parts);
+  work.pipeline_bubble =
+      work.total() * double(settings.pp - 1) / Microbatches(request, settings);
+  work.gradient_sync = parts.gradient_sync_s;
+  work.optimizer = parts.optimizer_s;
+
+  result.step_s = work.total();
+  const double tokens = double(request.global_batch) * double(request.seq_len);
+  result.tokens_per_gpu_per_s = tokens / result.step_s / double(request.gpus);
+  result.mfu =
+      double(request.global_batch) *
+      CountedFlops(request.model, double(request.seq_len)) /
+      (result.step_s * request.hardware.peak_flops * double(request.gpus));
+  return result;
+}
+
+Estimate EstimateStep(const Request& request, const Settings& settings) {
+  switch (request.method) {
+    case Method::kMegatron:
+      return Assemble(request, settings, MegatronStep(request, settings));
+    case Method::kUlysses:
+      return Assemble(request, settings, UlyssesStep(request, settings));
+    case Method::kMemo:
+      return Assemble(request, settings, MemoStep(request, settings));
+    case Method::kFpdt:
+      return Assemble(request, settings, FpdtStep(request, settings));
+    case Method::kSluice:
+      break;
+  }
+  return Assemble(request, settings, SluiceStep(request, settings));
+}
+
+}  // namespace sluice::planner::train

@@ -1,0 +1,89 @@
+// The model's constants that are not the machine's: what frameworks do. Each
+// is one number for a framework, never for a row, with what it stands for; how
+// they were fixed and how far they carry is in README.md.
+#pragma once
+
+namespace sluice::planner::train {
+
+// --- Memory an activation may use, of what the GPU has -------------------
+// Context, communicators' buffers, workspaces, and what a plan of two levels
+// loses take the rest. MEMO's 7B fits 1024K on TP 8 (needs 76.0 GB here) and
+// not 1152K; its full recomputation with a plan fits 640K and not 768K.
+inline constexpr double kPlannedMemory = 0.907;
+// A caching allocator without a plan: blocks cut for one size do not serve
+// another. Megatron-LM 7B, TP 4 x CP 2: 384K fits, 512K does not; Ulysses 7B:
+// 256K and not 384K, 65B: 1280K and not 1408K.
+inline constexpr double kCachedMemory = 0.765;
+// FPDT's states are static and its chunks few: 70B on 16 A100-80GB holds 70.6
+// GB of states and 1M tokens.
+inline constexpr double kFpdtMemory = 0.96;
+// Our own lease is one region, planned; context and communicators the rest.
+inline constexpr double kLeasedMemory = 0.93;
+// Pinned host memory, of what a node has. MEMO: 1.03 TB of 2 TB is used
+// (256K, alpha 1), 1.55 TB is out of host memory (384K, alpha 1).
+inline constexpr double kMemoHost = 0.65;
+// FPDT: checkpoints of 0.69 TB and a layer's scratch on 1 TB (2.7B, 4M).
+inline constexpr double kPinnedHost = 0.90;
+
+// --- Bytes a parameter ----------------------------------------------------
+inline constexpr double kWeightBytes = 2;       // bf16
+inline constexpr double kMegatronGradient = 4;  // fp32, as its DDP accumulates
+inline constexpr double kDeepSpeedGradient = 2;
+inline constexpr double kOptimizerBytes = 12;  // fp32 weights, two moments
+// ZeRO-3's live parameters and buckets (stage3_max_live_parameters 1e9 and
+// two buckets of 5e8 elements at bf16, partly filled).
+inline constexpr double kZero3Buffers = 3e9;
+
+// --- Bytes a logit ---------------------------------------------------------
+// bf16 and its fp32 copy, softmax in place.
+inline constexpr double kMegatronLogit = 6;
+// bf16, fp32, softmax, gradient in fp32, and in bf16: nothing in place.
+inline constexpr double kDeepSpeedLogit = 16;
+
+// --- Units of activation: one hidden state of the tokens a GPU holds -------
+// Backward makes gradients of the FFN's wide tensors and two hidden states.
+inline constexpr double kBackwardHiddens = 2;
+// Sequence parallelism gathers whole hidden states (tp units each): input and
+// output, and without a plan also the block of the pass before.
+inline constexpr double kGatheredPlanned = 2;
+inline constexpr double kGatheredCached = 3;
+// Context parallelism's ring: k and v coming and going; without a plan also
+// the per-step outputs' blocks, which nothing else reuses.
+inline constexpr double kRingPlanned = 4;
+inline constexpr double kRingCached = 10;
+// Final norm and its gradient beside the logits.
+inline constexpr double kHeadHiddens = 2;
+// Ulysses: a layer under recomputation: 16 skeletal, 8 receive buffers, 4
+// gradients.
+inline constexpr double kUlyssesHiddens = 28;
+// FPDT keeps hidden states of all local tokens on the GPU between chunked
+// parts: 4 forward (its table: hidden 1, other 3), 5 backward (hidden 2, other
+// 3), the loss's input and its gradient.
+inline constexpr double kFpdtHiddens = 11;
+// One layer's q, k, v, o, dO (bf16) and dq (fp32) of all tokens in host memory,
+// with the layer's input: in hidden states.
+inline constexpr double kFpdtHostHiddens = 8;
+// q, k, v, o, dO, dq, dk, dv of a chunk, double-buffered, in chunk hiddens.
+inline constexpr double kFpdtChunkHiddens = 16;
+inline constexpr int kFpdtChunk = 64 << 10;
+
+// --- Time ------------------------------------------------------------------
+// Elementwise kernels (norms, GELU, residual, casts, the softmax's tail) move
+// a layer's tensors through GPU memory: in hidden states a pass.
+inline constexpr double kForwardMoves = 24;
+inline constexpr double kBackwardMoves = 40;
+// Of the forward's elementwise kernels, those before the last matmul.
+inline constexpr double kRecomputedMoves = 0.6;
+// Collectives of tensor parallelism a layer that nothing hides: forward gathers
+// and scatters twice; backward's six less those under weight gradients.
+inline constexpr double kForwardCollectives = 4;
+inline constexpr double kBackwardCollectives = 3;
+inline constexpr double kRecomputeCollectives = 3;  // all but the last scatter
+// A caching allocator that runs out frees its cached blocks and asks the
+// driver again (MEMO section 3.2: 6 times an iteration at 128K, 16 at 256K).
+// It begins once activations fill this part of what states leave, and costs
+// seconds a byte of skeletal tensors that passes through it.
+inline constexpr double kReorganisationStart = 0.2;
+inline constexpr double kReorganisationSeconds = 0.20e-9;
+
+}  // namespace sluice::planner::train

@@ -1,0 +1,84 @@
+// FPDT as published (DeepSpeed's Ulysses-Offload): Ulysses, attention in
+// chunks with k and v in host memory, checkpoints offloaded, ZeRO-3; attention
+// is computed again under checkpointing, one stream carries both directions.
+#include <algorithm>
+
+#include "planner/train/constants.h"
+#include "planner/train/layer.h"
+#include "planner/train/sequence_parallel.h"
+
+namespace sluice::planner::train {
+namespace {
+
+// In units of one bf16 query row of a rank: what a block of backward fetches
+// (q, o, dO, fp32 dq) and sends (dq); notes on fpdt_layer.py's traffic.
+constexpr double kBlockIn = 5;
+constexpr double kBlockOut = 2;
+
+// States go to host memory, but for weights and gradients, where even sharded
+// they do not fit beside anything (ZeRO-Offload).
+void OffloadStates(const Request& request, StepParts& parts) {
+  if (parts.memory.states < parts.gpu_usable_bytes) return;
+  const double share = request.model.parameters() / double(request.gpus);
+  parts.memory.states = share * (kWeightBytes + kDeepSpeedGradient);
+  parts.host_bytes_per_node += share * kOptimizerBytes * GpusInNode(request);
+  parts.optimizer_s += share * (kWeightBytes + kDeepSpeedGradient) /
+                       request.hardware.host_link_bytes_per_s;
+}
+
+void AddCopies(const Request& request, double sp, double chunk,
+               LayerTimes& layer) {
+  const double link = request.hardware.host_link_bytes_per_s;
+  const double tokens = double(request.seq_len);
+  const double chunks = std::max(1.0, tokens / chunk);
+  const double query_row = request.model.query_width() / sp * kElementBytes;
+  const double key_row =
+      std::max(request.model.key_width() / sp, double(request.model.head_dim)) *
+      kElementBytes;
+  layer.forward.copy_in = tokens * (chunks - 1) / 2 * 2 * key_row / link;
+  layer.forward.copy_out = tokens * 2 * (query_row + key_row) / link;
+  layer.backward.copy_in =
+      tokens * (chunks + 1) / 2 * kBlockIn * query_row / link;
+  layer.backward.copy_out =
+      tokens * (chunks + 1) / 2 * kBlockOut * query_row / link;
+  // The first chunk's fetch overlaps with nothing.
+  const double head = chunk * 2 * key_row / link;
+  for (PassTimes* pass : {&layer.forward, &layer.backward}) {
+    pass->exposed_copy =
+        head + Exposed(pass->copy_in + pass->copy_out, pass->compute());
+  }
+}
+
+}  // namespace
+
+StepParts FpdtStep(const Request& request, const Settings& settings) {
+  const ModelShape& model = request.model;
+  const double sp = double(settings.sp);
+  const double chunk = double(std::min(settings.chunk, request.seq_len));
+  StepParts parts;
+  LayerTimes& layer = parts.layer;
+  layer.forward = ForwardKernels(request, sp, true);
+  layer.backward = BackwardKernels(request, sp, true);
+  layer.forward.network = layer.backward.network = ExchangeSeconds(request, sp);
+  AddCopies(request, sp, chunk, layer);
+  layer.recompute = layer.forward;
+  AddZero(request, settings.zero, 3, kDeepSpeedGradient, parts);
+  parts.swapped_layers = double(model.layers);
+  parts.optimizer_s =
+      OptimizerSeconds(request, model.parameters() / double(request.gpus), 1);
+
+  const double hidden = HiddenBytes(request, sp);
+  GpuMemory& memory = parts.memory;
+  memory.states = ZeroStates(request, settings.zero, kDeepSpeedGradient);
+  memory.transient = kFpdtHiddens * hidden;
+  memory.buffers =
+      kFpdtChunkHiddens * chunk / sp * double(model.hidden) * kElementBytes;
+  parts.gpu_usable_bytes = request.hardware.memory_bytes * kFpdtMemory;
+  parts.host_bytes_per_node =
+      (double(model.layers) + kFpdtHostHiddens) * hidden * GpusInNode(request);
+  parts.host_usable_bytes = request.hardware.host_memory_bytes * kPinnedHost;
+  OffloadStates(request, parts);
+  return parts;
+}
+
+}  // namespace sluice::planner::train

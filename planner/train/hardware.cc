@@ -1,0 +1,160 @@
+#include "planner/train/hardware.h"
+
+#include <fmt/format.h>
+#include <fmt/ranges.h>
+
+#include <cmath>
+#include <cstdlib>
+#include <functional>
+
+#define TOML_EXCEPTIONS 0
+#include <toml++/toml.h>
+
+#include "planner/train/shipped.h"
+#include "proto/base/status.h"
+
+namespace sluice::planner::train {
+namespace {
+
+// The file's keys, in its order. `fraction`: of the peak, at most 1.
+struct Key {
+  const char* table;
+  const char* name;
+  double Hardware::*value;
+  bool fraction = false;
+};
+constexpr Key kKeys[] = {
+    {"gpu", "peak_flops", &Hardware::peak_flops},
+    {"gpu", "memory_bytes", &Hardware::memory_bytes},
+    {"gpu", "memory_bytes_per_s", &Hardware::memory_bytes_per_s},
+    {"kernels", "matmul", &Hardware::matmul_efficiency, true},
+    {"kernels", "attention_forward", &Hardware::attention_forward_efficiency,
+     true},
+    {"kernels", "attention_backward", &Hardware::attention_backward_efficiency,
+     true},
+    {"node", "host_memory_bytes", &Hardware::host_memory_bytes},
+    {"links", "host_bytes_per_s", &Hardware::host_link_bytes_per_s},
+    {"links", "gpu_bytes_per_s", &Hardware::gpu_link_bytes_per_s},
+    {"links", "network_bytes_per_s", &Hardware::network_bytes_per_s},
+};
+
+absl::Status Fault(std::string_view source, std::string what) {
+  return absl::InvalidArgumentError(fmt::format("{}: {}", source, what));
+}
+
+const Key* Find(std::string_view table, std::string_view name) {
+  for (const Key& key : kKeys) {
+    if (table == key.table && name == key.name) return &key;
+  }
+  return nullptr;
+}
+
+// Every key that is there is one of ours.
+absl::Status CheckKeys(const toml::table& root, std::string_view source) {
+  for (const auto& [name, node] : root) {
+    const std::string_view table = name.str();
+    if (table == "name" || table == "note") continue;
+    const toml::table* inside = node.as_table();
+    if (inside == nullptr) {
+      return Fault(source, fmt::format("unknown key '{}'", table));
+    }
+    for (const auto& [key, value] : *inside) {
+      const bool gpus = table == "node" && key.str() == "gpus";
+      if (!gpus && Find(table, key.str()) == nullptr) {
+        return Fault(source, fmt::format("unknown key '{}.{}'", table,
+                                         std::string_view(key.str())));
+      }
+    }
+  }
+  return absl::OkStatus();
+}
+
+absl::Status ReadNumber(const toml::table& root, const Key& key,
+                        std::string_view source, Hardware& hardware) {
+  const auto value = root[key.table][key.name].value<double>();
+  if (!value) {
+    return Fault(source, fmt::format("'{}.{}' is missing or no number",
+                                     key.table, key.name));
+  }
+  const double most = key.fraction ? 1.0 : 1e30;
+  if (!(*value > 0 && *value <= most)) {
+    return Fault(source,
+                 fmt::format("'{}.{}' is {}; it must be above 0 and at most "
+                             "{}",
+                             key.table, key.name, *value, most));
+  }
+  hardware.*key.value = *value;
+  return absl::OkStatus();
+}
+
+absl::StatusOr<Hardware> FromTable(const toml::table& root,
+                                   std::string_view source) {
+  if (absl::Status status = CheckKeys(root, source); !status.ok()) {
+    return status;
+  }
+  Hardware hardware;
+  hardware.name = root["name"].value_or(std::string(source));
+  hardware.note = root["note"].value_or(std::string());
+  hardware.gpus_per_node = root["node"]["gpus"].value_or(int64_t{0});
+  if (hardware.gpus_per_node < 1 || hardware.gpus_per_node > 1024) {
+    return Fault(source, fmt::format("'node.gpus' is {}; it must be 1 to 1024",
+                                     hardware.gpus_per_node));
+  }
+  for (const Key& key : kKeys) {
+    absl::Status status = ReadNumber(root, key, source, hardware);
+    if (!status.ok()) return status;
+  }
+  return hardware;
+}
+
+}  // namespace
+
+absl::StatusOr<Hardware> ReadHardware(std::string_view toml,
+                                      std::string_view source) {
+  const toml::parse_result parsed = toml::parse(toml, source);
+  if (!parsed) {
+    const toml::parse_error& error = parsed.error();
+    return Fault(source, fmt::format("line {}: {}", error.source().begin.line,
+                                     error.description()));
+  }
+  return FromTable(parsed.table(), source);
+}
+
+absl::StatusOr<Hardware> FindHardware(std::string_view name) {
+  for (const ShippedFile& file : ShippedHardware()) {
+    if (file.name == name) return ReadHardware(file.text, file.name);
+  }
+  return absl::NotFoundError(
+      fmt::format("no hardware '{}'; there are {}, or give a TOML file", name,
+                  fmt::join(HardwareNames(), " ")));
+}
+
+std::vector<std::string> HardwareNames() {
+  std::vector<std::string> names;
+  for (const ShippedFile& file : ShippedHardware()) {
+    names.emplace_back(file.name);
+  }
+  return names;
+}
+
+std::string WriteHardware(const Hardware& hardware,
+                          const std::vector<std::string>& comments) {
+  std::string text;
+  for (const std::string& line : comments) text += fmt::format("# {}\n", line);
+  text += fmt::format("name = \"{}\"\nnote = \"{}\"\n", hardware.name,
+                      hardware.note);
+  std::string_view table;
+  for (const Key& key : kKeys) {
+    if (table != key.table) {
+      table = key.table;
+      text += fmt::format("\n[{}]\n", table);
+      if (table == "node") {
+        text += fmt::format("gpus = {}\n", hardware.gpus_per_node);
+      }
+    }
+    text += fmt::format("{} = {:.4g}\n", key.name, hardware.*key.value);
+  }
+  return text;
+}
+
+}  // namespace sluice::planner::train

@@ -1,0 +1,60 @@
+// What the cost model knows of a machine: a hardware profile, a TOML file.
+//
+// Everything in it is what a training step really gets (measured, or nominal
+// times a named factor in the file's comments), not what a data sheet says;
+// the peak alone is the data sheet's, because MFU is defined by it.
+//
+// Thread safety: values and pure functions.
+#pragma once
+
+#include <cstdint>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "absl/status/statusor.h"
+
+namespace sluice::planner::train {
+
+struct Hardware {
+  std::string name;
+  std::string note;  // e.g. that it was measured on a simulated node
+
+  // A GPU: dense bf16 peak, memory the allocator can see, its bandwidth.
+  double peak_flops = 0;
+  double memory_bytes = 0;
+  double memory_bytes_per_s = 0;
+
+  // Fractions of the peak that kernels reach at long sequences: large matmul,
+  // flash attention forward and backward (FLOPs as executed: backward has five
+  // matmuls to forward's two, masked blocks skipped).
+  double matmul_efficiency = 0;
+  double attention_forward_efficiency = 0;
+  double attention_backward_efficiency = 0;
+
+  // A node.
+  int64_t gpus_per_node = 0;
+  double host_memory_bytes = 0;
+
+  // Bytes a second and GPU, one direction, while all GPUs of the node do the
+  // same: to host memory, to GPUs of the node, to other nodes.
+  double host_link_bytes_per_s = 0;
+  double gpu_link_bytes_per_s = 0;
+  double network_bytes_per_s = 0;
+};
+
+// Reads a profile; unknown and missing keys are faults. `source` names the
+// text in messages.
+absl::StatusOr<Hardware> ReadHardware(std::string_view toml,
+                                      std::string_view source);
+
+// A shipped profile; NotFound lists the names.
+absl::StatusOr<Hardware> FindHardware(std::string_view name);
+std::vector<std::string> HardwareNames();
+
+// The text of `hardware`, as ReadHardware reads it; `comments` are written
+// above it, a line each.
+std::string WriteHardware(const Hardware& hardware,
+                          const std::vector<std::string>& comments);
+
+}  // namespace sluice::planner::train

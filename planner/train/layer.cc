@@ -1,0 +1,92 @@
+#include "planner/train/layer.h"
+
+#include <algorithm>
+
+#include "planner/train/constants.h"
+
+namespace sluice::planner::train {
+namespace {
+
+double Tokens(const Request& request) { return double(request.seq_len); }
+
+double MatmulSeconds(const Request& request, double weights, double gpus) {
+  return 2 * Tokens(request) * weights / gpus /
+         (request.hardware.peak_flops * request.hardware.matmul_efficiency);
+}
+
+// `matmuls` over the s x s square of scores.
+double AttentionSeconds(const Request& request, double gpus, bool causal,
+                        double matmuls, double efficiency) {
+  const double s = Tokens(request);
+  const double square = s * s * (causal ? 0.5 : 1.0);
+  return 2 * matmuls * square * request.model.query_width() / gpus /
+         (request.hardware.peak_flops * efficiency);
+}
+
+double MoveSeconds(const Request& request, double gpus, double hiddens) {
+  return hiddens * HiddenBytes(request, gpus) /
+         request.hardware.memory_bytes_per_s;
+}
+
+}  // namespace
+
+double HiddenBytes(const Request& request, double gpus) {
+  return Tokens(request) / gpus * double(request.model.hidden) * kElementBytes;
+}
+
+PassTimes ForwardKernels(const Request& request, double gpus, bool causal) {
+  PassTimes times;
+  times.matmul = MatmulSeconds(request, request.model.layer_weights(), gpus);
+  times.attention = AttentionSeconds(
+      request, gpus, causal, 2, request.hardware.attention_forward_efficiency);
+  times.elementwise = MoveSeconds(request, gpus, kForwardMoves);
+  return times;
+}
+
+PassTimes BackwardKernels(const Request& request, double gpus, bool causal) {
+  PassTimes times;
+  times.matmul =
+      2 * MatmulSeconds(request, request.model.layer_weights(), gpus);
+  times.attention = AttentionSeconds(
+      request, gpus, causal, 5, request.hardware.attention_backward_efficiency);
+  times.elementwise = MoveSeconds(request, gpus, kBackwardMoves);
+  return times;
+}
+
+PassTimes RecomputeKernels(const Request& request, double gpus,
+                           double fraction) {
+  const ModelShape& model = request.model;
+  const double weights = model.layer_weights() - model.down_weights();
+  PassTimes times;
+  times.matmul = fraction * MatmulSeconds(request, weights, gpus);
+  times.elementwise =
+      fraction * kRecomputedMoves * MoveSeconds(request, gpus, kForwardMoves);
+  return times;
+}
+
+double HeadSeconds(const Request& request, double gpus) {
+  return 3 * MatmulSeconds(request, request.model.head_weights(), gpus);
+}
+
+double LinkBandwidth(const Hardware& hardware, double gpus) {
+  return gpus <= double(hardware.gpus_per_node) ? hardware.gpu_link_bytes_per_s
+                                                : hardware.network_bytes_per_s;
+}
+
+double GpusInNode(const Request& request) {
+  return double(std::min(request.gpus, request.hardware.gpus_per_node));
+}
+
+double Exposed(double link_s, double hidden_under_s) {
+  return std::max(0.0, link_s - hidden_under_s);
+}
+
+double OptimizerSeconds(const Request& request, double parameters,
+                        double shards) {
+  // Gradient norm, then states read and written, weights written.
+  const double bytes =
+      parameters * (2 * kWeightBytes + 2 * kOptimizerBytes / shards);
+  return bytes / request.hardware.memory_bytes_per_s;
+}
+
+}  // namespace sluice::planner::train

@@ -1,0 +1,63 @@
+// What all methods share: kernels' times, links, and putting a step together
+// (internal to planner/train).
+#pragma once
+
+#include "planner/train/estimate.h"
+
+namespace sluice::planner::train {
+
+inline constexpr double kElementBytes = 2;  // bf16
+
+// One layer's kernels when `gpus` share a sequence. Attention skips masked
+// blocks (causal) or computes the whole square.
+PassTimes ForwardKernels(const Request& request, double gpus, bool causal);
+PassTimes BackwardKernels(const Request& request, double gpus, bool causal);
+// What rebuilds everything but attention and the FFN's output from the layer's
+// input, for `fraction` of the tokens.
+PassTimes RecomputeKernels(const Request& request, double gpus,
+                           double fraction);
+// Head, forward and backward, of one sequence.
+double HeadSeconds(const Request& request, double gpus);
+
+// Bytes of one hidden state of the tokens that one of `gpus` GPUs holds.
+double HiddenBytes(const Request& request, double gpus);
+
+// Bytes a second and GPU of a collective among `gpus` GPUs: the GPU link
+// inside a node, else the network.
+double LinkBandwidth(const Hardware& hardware, double gpus);
+
+// GPUs of a node that work on this run.
+double GpusInNode(const Request& request);
+
+// max(0, what the link takes - what hides it).
+double Exposed(double link_s, double hidden_under_s);
+
+// Seconds of the optimizer's kernels over `parameters`, of which the states of
+// one in `shards` are updated here.
+double OptimizerSeconds(const Request& request, double parameters,
+                        double shards);
+
+// What a method says of a step; Assemble makes the estimate of it.
+struct StepParts {
+  LayerTimes layer;
+  double swapped_layers = 0;  // layers whose copies are exposed (default none)
+  double reorganisation_s = 0;  // a sequence
+  double gradient_sync_s = 0;   // a step
+  double optimizer_s = 0;       // a step
+  GpuMemory memory;
+  double gpu_usable_bytes = 0;
+  double host_bytes_per_node = 0;
+  double host_usable_bytes = 0;
+};
+
+Estimate Assemble(const Request& request, const Settings& settings,
+                  const StepParts& parts);
+
+// The methods. Settings are whole.
+StepParts MegatronStep(const Request& request, const Settings& settings);
+StepParts MemoStep(const Request& request, const Settings& settings);
+StepParts UlyssesStep(const Request& request, const Settings& settings);
+StepParts FpdtStep(const Request& request, const Settings& settings);
+StepParts SluiceStep(const Request& request, const Settings& settings);
+
+}  // namespace sluice::planner::train

@@ -1,0 +1,198 @@
+// Megatron-LM (tensor with sequence parallelism, context parallelism, full
+// recomputation, caching allocator) and MEMO on top of it (token-wise
+// recomputation and swapping, planned memory).
+#include <algorithm>
+
+#include "planner/train/constants.h"
+#include "planner/train/layer.h"
+
+namespace sluice::planner::train {
+namespace {
+
+// The parallel group's shape, in doubles.
+struct Group {
+  Group(const Request& request, const Settings& settings)
+      : tp(double(settings.tp)),
+        cp(double(settings.cp)),
+        dp(double(settings.dp)),
+        pp(double(settings.pp)),
+        gpus(tp * cp),
+        hidden(HiddenBytes(request, gpus)) {}
+  double tp, cp, dp, pp;
+  double gpus;    // of one sequence, a stage
+  double hidden;  // bytes of one local hidden state
+};
+
+// A gather (or scatter) of the hidden states of a context-parallel rank.
+double CollectiveSeconds(const Request& request, const Group& group) {
+  if (group.tp == 1) return 0;
+  const double bytes = HiddenBytes(request, group.cp);
+  return bytes * (group.tp - 1) / group.tp /
+         LinkBandwidth(request.hardware, group.tp);
+}
+
+// k and v of every other context-parallel rank pass through this one.
+double RingSeconds(const Request& request, const Group& group) {
+  const double heads_share = std::max(request.model.key_width() / group.tp,
+                                      double(request.model.head_dim));
+  const double bytes = double(request.seq_len) / group.cp * 2 * heads_share *
+                       kElementBytes * (group.cp - 1);
+  return bytes / LinkBandwidth(request.hardware, group.gpus);
+}
+
+void AddNetwork(const Request& request, const Group& group, LayerTimes& layer) {
+  const double collective = CollectiveSeconds(request, group);
+  const double ring = RingSeconds(request, group);
+  layer.forward.network =
+      kForwardCollectives * collective + Exposed(ring, layer.forward.attention);
+  // k and v again, and their gradients.
+  layer.backward.network = kBackwardCollectives * collective +
+                           Exposed(2 * ring, layer.backward.attention);
+}
+
+double ParametersPerGpu(const Request& request, const Group& group) {
+  const ModelShape& model = request.model;
+  const double layers = double(model.layers) * model.layer_weights();
+  return (layers / group.pp + model.parameters() - layers) / group.tp;
+}
+
+double States(const Request& request, const Group& group,
+              const Settings& settings) {
+  const double shards = group.dp * group.cp;
+  const double sharded_gradient = settings.zero >= 2 ? shards : 1;
+  const double sharded_weight = settings.zero >= 3 ? shards : 1;
+  const double sharded_optimizer = settings.zero >= 1 ? shards : 1;
+  return ParametersPerGpu(request, group) *
+         (kWeightBytes / sharded_weight + kMegatronGradient / sharded_gradient +
+          kOptimizerBytes / sharded_optimizer);
+}
+
+void AddStep(const Request& request, const Group& group, StepParts& parts) {
+  const double shards = group.dp * group.cp;
+  const double parameters = ParametersPerGpu(request, group);
+  if (shards > 1) {
+    const double bytes = parameters * (kMegatronGradient + kWeightBytes);
+    parts.gradient_sync_s =
+        bytes * (shards - 1) / shards /
+        LinkBandwidth(request.hardware, group.gpus * group.dp);
+  }
+  parts.optimizer_s = OptimizerSeconds(request, parameters, shards);
+}
+
+double TransientHiddens(const Group& group, bool planned) {
+  double hiddens = kBackwardHiddens;
+  if (group.tp > 1) {
+    hiddens += (planned ? kGatheredPlanned : kGatheredCached) * group.tp;
+  }
+  if (group.cp > 1) hiddens += planned ? kRingPlanned : kRingCached;
+  return hiddens;
+}
+
+double Logits(const Request& request, const Group& group) {
+  return double(request.seq_len) / group.gpus * double(request.model.vocab) *
+         kMegatronLogit;
+}
+
+// `transient` and `logits` live in different phases. A plan, and a caching
+// allocator whose blocks are of few sizes, let them share; context
+// parallelism's many sizes keep a caching allocator from it (inference: see
+// README.md).
+void AddTransients(bool share, double transient, double logits,
+                   GpuMemory& memory) {
+  if (!share) {
+    memory.transient = transient;
+    memory.logits = logits;
+  } else if (transient > logits) {
+    memory.transient = transient;
+  } else {
+    memory.logits = logits;
+  }
+}
+
+double Reorganisation(const Request& request, const Group& group,
+                      const GpuMemory& memory) {
+  const double free = request.hardware.memory_bytes - memory.states;
+  const double used = memory.total() - memory.states;
+  if (used <= kReorganisationStart * free) return 0;
+  const double skeletal = double(request.seq_len) / group.gpus *
+                          request.model.skeletal_elements() * kElementBytes;
+  return kReorganisationSeconds * skeletal * double(request.model.layers);
+}
+
+}  // namespace
+
+StepParts MegatronStep(const Request& request, const Settings& settings) {
+  const Group group(request, settings);
+  const bool planned = settings.memory_plan;
+  StepParts parts;
+  LayerTimes& layer = parts.layer;
+  layer.forward = ForwardKernels(request, group.gpus, true);
+  layer.backward = BackwardKernels(request, group.gpus, true);
+  AddNetwork(request, group, layer);
+  layer.recompute = layer.forward;
+  AddStep(request, group, parts);
+
+  // A stage keeps the inputs of its layers, of every sequence in flight.
+  const double in_flight =
+      std::min(group.pp, double(request.global_batch) / group.dp);
+  const double skeletal = double(request.seq_len) / group.gpus *
+                          request.model.skeletal_elements() * kElementBytes;
+  GpuMemory& memory = parts.memory;
+  memory.states = States(request, group, settings);
+  memory.skeletal =
+      double(request.model.layers) / group.pp * in_flight * group.hidden;
+  const double transient =
+      skeletal + TransientHiddens(group, planned) * group.hidden;
+  double logits = Logits(request, group);
+  if (planned) logits += kHeadHiddens * group.hidden;
+  AddTransients(planned || group.cp == 1, transient, logits, memory);
+  parts.gpu_usable_bytes = request.hardware.memory_bytes *
+                           (planned ? kPlannedMemory : kCachedMemory);
+  if (!planned) {
+    parts.reorganisation_s = Reorganisation(request, group, memory);
+  }
+  return parts;
+}
+
+StepParts MemoStep(const Request& request, const Settings& settings) {
+  const Group group(request, settings);
+  const ModelShape& model = request.model;
+  const double alpha = settings.alpha;
+  StepParts parts;
+  LayerTimes& layer = parts.layer;
+  layer.forward = ForwardKernels(request, group.gpus, true);
+  layer.backward = BackwardKernels(request, group.gpus, true);
+  AddNetwork(request, group, layer);
+  layer.recompute = RecomputeKernels(request, group.gpus, 1 - alpha);
+  layer.recompute.network =
+      (1 - alpha) * kRecomputeCollectives * CollectiveSeconds(request, group);
+  AddStep(request, group, parts);
+
+  // Input and attention output whole, alpha of the rest.
+  const double token = double(request.seq_len) / group.gpus * kElementBytes;
+  const double always = token * (double(model.hidden) + model.query_width());
+  const double others = token * model.skeletal_others();
+  const double moved = always + alpha * others;
+  const double link = request.hardware.host_link_bytes_per_s;
+  layer.forward.copy_out = layer.backward.copy_in = moved / link;
+  layer.forward.exposed_copy = Exposed(moved / link, layer.forward.total());
+  layer.backward.exposed_copy =
+      Exposed(moved / link, layer.recompute.total() + layer.backward.total());
+  parts.swapped_layers = std::max<double>(0, double(model.layers) - 2);
+
+  // Two rounding buffers; at alpha 0 what is not swapped needs only one.
+  GpuMemory& memory = parts.memory;
+  memory.states = States(request, group, settings);
+  memory.skeletal = 2 * always + (alpha > 0 ? 2 : 1) * others;
+  const double transient =
+      token * model.ffn_width() + TransientHiddens(group, true) * group.hidden;
+  const double logits = Logits(request, group) + kHeadHiddens * group.hidden;
+  AddTransients(true, transient, logits, memory);
+  parts.gpu_usable_bytes = request.hardware.memory_bytes * kPlannedMemory;
+  parts.host_bytes_per_node =
+      parts.swapped_layers / group.pp * moved * GpusInNode(request);
+  parts.host_usable_bytes = request.hardware.host_memory_bytes * kMemoHost;
+  return parts;
+}
+
+}  // namespace sluice::planner::train

@@ -1,0 +1,170 @@
+#include "planner/train/published.h"
+
+#include <algorithm>
+#include <cctype>
+#include <cstdlib>
+#include <map>
+
+#include "planner/train/shipped.h"
+#include "proto/base/status.h"
+
+namespace sluice::planner::train {
+namespace {
+
+std::vector<std::string> Split(std::string_view text, char at) {
+  std::vector<std::string> parts;
+  for (;;) {
+    const size_t end = text.find(at);
+    parts.emplace_back(text.substr(0, end));
+    if (end == std::string_view::npos) return parts;
+    text.remove_prefix(end + 1);
+  }
+}
+
+// Rows without comments and blank lines; the first is the header.
+std::vector<std::vector<std::string>> Rows(std::string_view table) {
+  std::vector<std::vector<std::string>> rows;
+  for (const ShippedFile& file : ShippedTables()) {
+    if (file.name != table) continue;
+    for (const std::string& line : Split(file.text, '\n')) {
+      if (!line.empty() && line[0] != '#') rows.push_back(Split(line, ','));
+    }
+  }
+  return rows;
+}
+
+// A row by its column's name.
+class Row {
+ public:
+  Row(const std::vector<std::string>& header,
+      const std::vector<std::string>& cells) {
+    for (size_t i = 0; i < header.size() && i < cells.size(); ++i) {
+      cells_[header[i]] = cells[i];
+    }
+  }
+  const std::string& Text(const std::string& column) { return cells_[column]; }
+  std::optional<int64_t> Whole(const std::string& column) {
+    const std::string& text = cells_[column];
+    if (text.empty()) return std::nullopt;
+    return std::atoll(text.c_str());
+  }
+  std::optional<double> Number(const std::string& column) {
+    const std::string& text = cells_[column];
+    if (text.empty()) return std::nullopt;
+    return std::atof(text.c_str());
+  }
+
+ private:
+  std::map<std::string, std::string> cells_;
+};
+
+Method MethodOf(const std::string& label) {
+  if (label == "DeepSpeed-Ulysses") return Method::kUlysses;
+  return label == "Megatron-LM" ? Method::kMegatron : Method::kMemo;
+}
+
+std::string Lower(std::string text) {
+  std::transform(text.begin(), text.end(), text.begin(),
+                 [](unsigned char c) { return char(std::tolower(c)); });
+  return text;
+}
+
+PublishedCell MainCell(Row row) {
+  PublishedCell cell;
+  cell.table = "main";
+  cell.label = row.Text("method");
+  cell.model = "gpt-" + Lower(row.Text("model"));
+  cell.gpus = row.Whole("gpus").value_or(0);
+  cell.seq_len = row.Whole("seq_k").value_or(0) << 10;
+  cell.mfu_percent = row.Number("mfu_pct");
+  cell.method = MethodOf(cell.label);
+  GivenSettings& given = cell.settings;
+  given.tp = row.Whole("TP");
+  given.cp = row.Whole("CP");
+  given.sp = row.Whole("SP");
+  given.dp = row.Whole("DP");
+  given.pp = row.Whole("PP");
+  given.zero = row.Whole("ZeRO");
+  given.alpha = row.Number("alpha");
+  return cell;
+}
+
+// Table 4 names TP 4 and CP 2 for all; MEMO's alphas are table 5's of the same
+// lengths, and 0 where that row has another strategy.
+PublishedCell AblationCell(const std::string& label, int64_t seq_len,
+                           const std::string& value,
+                           const std::vector<PublishedCell>& main) {
+  PublishedCell cell;
+  cell.table = "ablation";
+  cell.label = label;
+  cell.model = "gpt-7b";
+  cell.gpus = 8;
+  cell.seq_len = seq_len;
+  if (value.find("oo") != 0) cell.mfu_percent = std::atof(value.c_str());
+  GivenSettings& given = cell.settings;
+  given.tp = 4;
+  given.cp = 2;
+  given.dp = given.pp = 1;
+  const bool recompute = label.find("Full recomputation") == 0;
+  cell.method = recompute ? Method::kMegatron : Method::kMemo;
+  if (recompute) {
+    given.memory_plan = label.find("plan") != std::string::npos;
+  } else if (label.find("swapping") != std::string::npos) {
+    given.alpha = 1;
+  } else {
+    given.alpha = 0;
+    for (const PublishedCell& other : main) {
+      if (other.method == Method::kMemo && other.model == "gpt-7b" &&
+          other.seq_len == seq_len && other.settings.alpha) {
+        given.alpha = other.settings.alpha;
+      }
+    }
+  }
+  return cell;
+}
+
+}  // namespace
+
+std::vector<PublishedCell> PublishedCells() {
+  std::vector<PublishedCell> cells;
+  auto rows = Rows("memo_main");
+  for (size_t i = 1; i < rows.size(); ++i) {
+    cells.push_back(MainCell(Row(rows[0], rows[i])));
+  }
+  const std::vector<PublishedCell> main = cells;
+  rows = Rows("memo_ablation");
+  for (size_t i = 1; i < rows.size(); ++i) {
+    for (size_t j = 1; j < rows[i].size(); ++j) {
+      const int64_t tokens = ParseTokens(rows[0][j]).value_or(0);
+      cells.push_back(AblationCell(rows[i][0], tokens, rows[i][j], main));
+    }
+  }
+  return cells;
+}
+
+std::vector<PublishedLength> PublishedLengths() {
+  // The table's 2.7B, 13B and 30B are GPT, its 8B and 70B Llama-3.
+  const std::map<std::string, std::string> models = {{"2.7B", "gpt-2.7b"},
+                                                     {"13B", "gpt-13b"},
+                                                     {"30B", "gpt-30b"},
+                                                     {"8B", "llama-8b"},
+                                                     {"70B", "llama-70b"}};
+  std::vector<PublishedLength> lengths;
+  const auto rows = Rows("fpdt_max_context");
+  for (size_t i = 1; i < rows.size(); ++i) {
+    Row row(rows[0], rows[i]);
+    std::string tokens = row.Text("max_seq");
+    PublishedLength length;
+    length.or_more = !tokens.empty() && tokens.back() == '+';
+    if (length.or_more) tokens.pop_back();
+    const auto model = models.find(row.Text("model"));
+    length.model = model == models.end() ? row.Text("model") : model->second;
+    length.hardware = Lower(row.Text("gpu"));
+    length.gpus = row.Whole("gpus").value_or(0);
+    length.tokens = ParseTokens(tokens).value_or(0);
+    lengths.push_back(std::move(length));
+  }
+  return lengths;
+}
+
+}  // namespace sluice::planner::train

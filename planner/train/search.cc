@@ -1,0 +1,121 @@
+#include "planner/train/search.h"
+
+#include <algorithm>
+#include <vector>
+
+#include "planner/train/constants.h"
+#include "proto/base/status.h"
+
+namespace sluice::planner::train {
+namespace {
+
+// Alphas and chunks to try where they are not given.
+constexpr int kAlphaSteps = 16;
+constexpr int64_t kSmallestChunk = 8 << 10;
+constexpr int64_t kLargestChunk = 1 << 20;
+
+std::vector<double> Alphas(const Request& request, const GivenSettings& given) {
+  if (given.alpha) return {*given.alpha};
+  if (request.method != Method::kMemo && request.method != Method::kSluice) {
+    return {0};
+  }
+  std::vector<double> alphas;
+  for (int i = 0; i <= kAlphaSteps; ++i) {
+    alphas.push_back(double(i) / kAlphaSteps);
+  }
+  return alphas;
+}
+
+std::vector<int64_t> Chunks(const Request& request,
+                            const GivenSettings& given) {
+  if (given.chunk) return {*given.chunk};
+  if (request.method == Method::kFpdt) return {kFpdtChunk};
+  if (request.method != Method::kSluice) return {0};
+  std::vector<int64_t> chunks;
+  for (int64_t chunk = kSmallestChunk; chunk <= kLargestChunk; chunk *= 2) {
+    chunks.push_back(std::min(chunk, request.seq_len));
+    if (chunk >= request.seq_len) break;
+  }
+  return chunks;
+}
+
+// By how much the worse memory is overdrawn; 1 or less: it fits.
+double Overdraft(const Estimate& estimate) {
+  double worst = estimate.gpu_peak_bytes / estimate.gpu_usable_bytes;
+  if (estimate.host_usable_bytes > 0) {
+    worst = std::max(worst,
+                     estimate.host_bytes_per_node / estimate.host_usable_bytes);
+  }
+  return worst;
+}
+
+// Of two that fit the faster; of equally fast ones the one that needs less.
+bool Better(const Estimate& a, const Estimate& b) {
+  if (a.fits != b.fits) return a.fits;
+  if (a.fits && a.step_s != b.step_s) return a.step_s < b.step_s;
+  return Overdraft(a) < Overdraft(b);
+}
+
+}  // namespace
+
+absl::StatusOr<Estimate> BestEstimate(const Request& request,
+                                      const GivenSettings& given) {
+  if (absl::Status s = Validate(request, given); !s.ok()) return s;
+  bool no_heads = false;
+  absl::StatusOr<std::vector<Settings>> candidates =
+      Candidates(request, given, &no_heads);
+  if (!candidates.ok()) return candidates.status();
+  Estimate best;
+  bool first = true;
+  for (Settings settings : *candidates) {
+    for (const int64_t chunk : Chunks(request, given)) {
+      for (const double alpha : Alphas(request, given)) {
+        settings.chunk = chunk;
+        settings.alpha = alpha;
+        Estimate estimate = EstimateStep(request, settings);
+        if (first || Better(estimate, best)) best = std::move(estimate);
+        first = false;
+      }
+    }
+  }
+  if (no_heads) {
+    best.fits = false;
+    best.reason = Reason::kHeads;
+  }
+  return best;
+}
+
+absl::StatusOr<LongestSequence> FindLongest(Request request,
+                                            const GivenSettings& given) {
+  const auto at = [&](int64_t steps) {
+    request.seq_len = steps * kLengthStep;
+    return BestEstimate(request, given);
+  };
+  LongestSequence longest;
+  absl::StatusOr<Estimate> probe = at(1);
+  if (!probe.ok()) return probe.status();
+  longest.at = *probe;
+  longest.stopped_by = probe->reason;
+  if (!probe->fits) return longest;
+
+  // Every setting needs more memory for more tokens, so what fits is a prefix.
+  int64_t fits = 1, fails = kLongest / kLengthStep + 1;
+  longest.stopped_by = Reason::kOk;
+  for (int64_t next = 2; fits + 1 < fails;) {
+    probe = at(next);
+    if (!probe.ok()) return probe.status();
+    if (probe->fits) {
+      fits = next;
+      longest.at = *probe;
+    } else {
+      fails = next;
+      longest.stopped_by = probe->reason;
+    }
+    const bool doubling = longest.stopped_by == Reason::kOk;
+    next = doubling ? std::min(2 * fits, fails - 1) : (fits + fails) / 2;
+  }
+  longest.tokens = fits * kLengthStep;
+  return longest;
+}
+
+}  // namespace sluice::planner::train

@@ -1,0 +1,31 @@
+// The front of the cost model: the best settings, the longest sequence.
+//
+// Thread safety: pure functions.
+#pragma once
+
+#include <cstdint>
+
+#include "absl/status/statusor.h"
+#include "planner/train/estimate.h"
+#include "planner/train/settings.h"
+
+namespace sluice::planner::train {
+
+// The fastest settings that fit, of those `given` allows; where none fits, the
+// ones that miss by the least. `reason` is kHeads where the heads allow none.
+absl::StatusOr<Estimate> BestEstimate(const Request& request,
+                                      const GivenSettings& given);
+
+struct LongestSequence {
+  int64_t tokens = 0;  // a multiple of kLengthStep; 0: not even one
+  Reason stopped_by = Reason::kOk;  // kOk: the search ends at kLongest
+  Estimate at;                      // at `tokens`, or at kLengthStep when 0
+};
+inline constexpr int64_t kLengthStep = 64 << 10;
+inline constexpr int64_t kLongest = int64_t{256} << 20;
+
+// The longest sequence that fits with any settings `given` allows.
+absl::StatusOr<LongestSequence> FindLongest(Request request,
+                                            const GivenSettings& given);
+
+}  // namespace sluice::planner::train

@@ -1,0 +1,76 @@
+// How a model is trained: the method and its parallel strategy.
+//
+// Thread safety: values and pure functions.
+#pragma once
+
+#include <cstdint>
+#include <optional>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "absl/status/statusor.h"
+#include "planner/train/hardware.h"
+#include "planner/train/model.h"
+
+namespace sluice::planner::train {
+
+enum class Method { kMegatron, kUlysses, kMemo, kFpdt, kSluice };
+inline constexpr Method kMethods[] = {Method::kMegatron, Method::kUlysses,
+                                      Method::kMemo, Method::kFpdt,
+                                      Method::kSluice};
+
+std::string_view MethodName(Method method);
+absl::StatusOr<Method> FindMethod(std::string_view name);
+
+// megatron, memo: tp x cp x dp x pp GPUs. ulysses, fpdt, sluice: sp x dp.
+struct Settings {
+  int64_t tp = 1, cp = 1, sp = 1, dp = 1, pp = 1;
+  int zero = 1;
+  // memo, sluice: fraction of the tokens whose other skeletal tensors stay in
+  // host memory; the rest is recomputed.
+  double alpha = 0;
+  int64_t chunk = 0;  // fpdt, sluice: tokens over all ranks
+  // Transient addresses come from a memory plan rather than from a caching
+  // allocator. The method's own choice but for MEMO's ablation.
+  bool memory_plan = false;
+  // The method's states and activations of this many GPUs share one sequence.
+  int64_t sequence_gpus() const { return tp * cp * sp; }
+  int64_t gpus() const { return tp * cp * sp * dp * pp; }
+};
+
+// What is given of the settings; the rest is searched.
+struct GivenSettings {
+  std::optional<int64_t> tp, cp, sp, dp, pp;
+  std::optional<int64_t> zero;
+  std::optional<double> alpha;
+  std::optional<int64_t> chunk;
+  std::optional<bool> memory_plan;
+};
+
+struct Request {
+  ModelShape model;
+  Hardware hardware;
+  Method method = Method::kSluice;
+  int64_t gpus = 0;
+  int64_t seq_len = 0;
+  int64_t global_batch = 16;  // sequences a step
+};
+
+// Every combination that uses all GPUs and that `given` allows, alpha and
+// chunk aside (those are 0 unless given: the method chooses). Combinations
+// whose heads do not divide are left out; `*no_heads` tells whether there were
+// any. InvalidArgument where nothing can use all GPUs.
+absl::StatusOr<std::vector<Settings>> Candidates(const Request& request,
+                                                 const GivenSettings& given,
+                                                 bool* no_heads);
+
+// InvalidArgument: flag, value, limit.
+absl::Status Validate(const Request& request, const GivenSettings& given);
+
+// "131072", "128K", "1M" (K = 1,024, M = 1,048,576) as tokens.
+absl::StatusOr<int64_t> ParseTokens(std::string_view text);
+// "1M", "640K", "1000".
+std::string TokensText(int64_t tokens);
+
+}  // namespace sluice::planner::train

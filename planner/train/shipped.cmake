@@ -1,0 +1,18 @@
+# cmake -DOUT=shipped.cc -DHARDWARE=a.toml;b.toml -DTABLES=c.csv -P this
+set(text "#include \"planner/train/shipped.h\"\n\n")
+string(APPEND text "namespace sluice::planner::train {\n")
+foreach(kind Hardware Tables)
+  string(TOUPPER ${kind} list)
+  string(REPLACE "|" ";" files "${${list}}")
+  string(APPEND text "\nconst std::vector<ShippedFile>& Shipped${kind}() {\n"
+    "  static const std::vector<ShippedFile> files = {\n")
+  foreach(file IN LISTS files)
+    get_filename_component(name ${file} NAME)
+    string(REGEX REPLACE "\\.[a-z]+$" "" name ${name})
+    file(READ ${file} content)
+    string(APPEND text "      {\"${name}\", R\"~~(${content})~~\"},\n")
+  endforeach()
+  string(APPEND text "  };\n  return files;\n}\n")
+endforeach()
+string(APPEND text "\n}  // namespace sluice::planner::train\n")
+file(WRITE ${OUT} "${text}")

@@ -1,0 +1,18 @@
+// Files of this folder that are built into the library: hardware/*.toml and
+// tables/*.csv, in the order of their names. Made by CMake (shipped.cmake).
+#pragma once
+
+#include <string_view>
+#include <vector>
+
+namespace sluice::planner::train {
+
+struct ShippedFile {
+  std::string_view name;  // without folder and ending
+  std::string_view text;
+};
+
+const std::vector<ShippedFile>& ShippedHardware();
+const std::vector<ShippedFile>& ShippedTables();
+
+}  // namespace sluice::planner::train

@@ -1,0 +1,85 @@
+// DeepSpeed-Ulysses with ZeRO and full recomputation.
+#include <algorithm>
+
+#include "planner/train/constants.h"
+#include "planner/train/layer.h"
+#include "planner/train/sequence_parallel.h"
+
+namespace sluice::planner::train {
+
+double ExchangeSeconds(const Request& request, double sp) {
+  if (sp == 1) return 0;
+  const ModelShape& model = request.model;
+  // kv heads travel once per rank that uses them.
+  const double key = std::max(model.key_width(), sp * double(model.head_dim));
+  const double bytes =
+      double(request.seq_len) / sp *
+      (2 * model.query_width() + 2 * std::min(key, model.query_width())) *
+      kElementBytes;
+  const double node = double(request.hardware.gpus_per_node);
+  if (sp <= node) {
+    return bytes * (sp - 1) / sp / request.hardware.gpu_link_bytes_per_s;
+  }
+  return bytes * (sp - node) / sp / request.hardware.network_bytes_per_s;
+}
+
+double ZeroStates(const Request& request, int zero, double gradient_bytes) {
+  const double gpus = double(request.gpus);
+  const double weight = zero >= 3 ? gpus : 1;
+  const double gradient = zero >= 2 ? gpus : 1;
+  const double optimizer = zero >= 1 ? gpus : 1;
+  return request.model.parameters() *
+         (kWeightBytes / weight + gradient_bytes / gradient +
+          kOptimizerBytes / optimizer);
+}
+
+double SyncSeconds(const Request& request, double bytes_per_parameter) {
+  const double gpus = double(request.gpus);
+  return request.model.parameters() * bytes_per_parameter * (gpus - 1) / gpus /
+         LinkBandwidth(request.hardware, gpus);
+}
+
+void AddZero(const Request& request, int zero, int weight_passes,
+             double gradient_bytes, StepParts& parts) {
+  if (zero < 3) {
+    parts.gradient_sync_s = SyncSeconds(request, gradient_bytes + kWeightBytes);
+    return;
+  }
+  // Weights gathered before each pass, gradients scattered, under compute.
+  const double a_layer =
+      SyncSeconds(request, weight_passes * kWeightBytes + gradient_bytes) /
+      double(request.model.layers);
+  parts.layer.backward.network +=
+      Exposed(a_layer, parts.layer.total() - parts.layer.forward.network -
+                           parts.layer.backward.network);
+}
+
+StepParts UlyssesStep(const Request& request, const Settings& settings) {
+  const ModelShape& model = request.model;
+  const double sp = double(settings.sp);
+  StepParts parts;
+  LayerTimes& layer = parts.layer;
+  // Its attention computes the whole square (README.md: the inference).
+  layer.forward = ForwardKernels(request, sp, false);
+  layer.backward = BackwardKernels(request, sp, false);
+  layer.forward.network = layer.backward.network = ExchangeSeconds(request, sp);
+  layer.recompute = layer.forward;
+  AddZero(request, settings.zero, 3, kDeepSpeedGradient, parts);
+  parts.optimizer_s =
+      OptimizerSeconds(request, model.parameters() / double(request.gpus), 1);
+
+  const double hidden = HiddenBytes(request, sp);
+  const double logits =
+      double(request.seq_len) / sp * double(model.vocab) * kDeepSpeedLogit;
+  const double transient = kUlyssesHiddens * hidden;
+  GpuMemory& memory = parts.memory;
+  memory.states = ZeroStates(request, settings.zero, kDeepSpeedGradient);
+  memory.skeletal = double(model.layers) * hidden;
+  (logits > transient ? memory.logits : memory.transient) =
+      std::max(logits, transient);
+  memory.buffers = settings.zero >= 3 ? kZero3Buffers : 0;
+  parts.gpu_usable_bytes = request.hardware.memory_bytes * kCachedMemory;
+  return parts;
+}
+
+}  // namespace sluice::planner::train

@@ -1,0 +1,160 @@
+#include "planner/train/validate.h"
+
+#include <cmath>
+#include <cstdlib>
+
+#include "planner/train/published.h"
+#include "planner/train/search.h"
+#include "proto/base/status.h"
+
+namespace sluice::planner::train {
+namespace {
+
+constexpr const char* kMemoHardware = "a800-80g";
+
+// The summaries, and the limits in points of MFU.
+struct Group {
+  const char* name;
+  double must;
+};
+constexpr Group kGroups[] = {{"MEMO", 1.5},
+                             {"DeepSpeed-Ulysses", 2.5},
+                             {"Megatron-LM", 5},
+                             {"ablation", 3}};
+
+absl::StatusOr<ValidatedCell> ValidateCell(const PublishedCell& cell,
+                                           const Hardware& hardware) {
+  absl::StatusOr<ModelShape> model = FindModel(cell.model);
+  if (!model.ok()) return model.status();
+  const Request request{.model = *model,
+                        .hardware = hardware,
+                        .method = cell.method,
+                        .gpus = cell.gpus,
+                        .seq_len = cell.seq_len};
+  // A degree that the table leaves empty is 1 where it names any.
+  GivenSettings given = cell.settings;
+  const bool named = given.tp || given.sp || given.cp;
+  if (named) {
+    for (auto* degree :
+         {&given.tp, &given.cp, &given.sp, &given.dp, &given.pp}) {
+      *degree = degree->value_or(1);
+    }
+  }
+  absl::StatusOr<Estimate> estimate = BestEstimate(request, given);
+  if (!estimate.ok()) return estimate.status();
+  ValidatedCell result;
+  result.table = cell.table;
+  result.label = cell.label;
+  result.model = cell.model;
+  result.gpus = cell.gpus;
+  result.seq_len = cell.seq_len;
+  if (cell.mfu_percent) result.published_mfu = *cell.mfu_percent / 100;
+  result.published_fits = cell.mfu_percent.has_value();
+  result.mfu = estimate->mfu;
+  result.fits = estimate->fits;
+  result.settings = estimate->settings;
+  result.searched = !named;
+  return result;
+}
+
+int64_t PowerOfTwoBelow(int64_t tokens) {
+  int64_t power = 0;
+  for (int64_t next = 1; next <= tokens; next *= 2) power = next;
+  return power;
+}
+
+absl::StatusOr<ValidatedLength> ValidateLength(const PublishedLength& row) {
+  absl::StatusOr<ModelShape> model = FindModel(row.model);
+  if (!model.ok()) return model.status();
+  absl::StatusOr<Hardware> hardware = FindHardware(row.hardware);
+  if (!hardware.ok()) return hardware.status();
+  const Request request{.model = *model,
+                        .hardware = *hardware,
+                        .method = Method::kFpdt,
+                        .gpus = row.gpus,
+                        .seq_len = kLengthStep,
+                        .global_batch = 1};
+  // Batch 1: all GPUs share the sequence.
+  const GivenSettings given{.sp = row.gpus};
+  absl::StatusOr<LongestSequence> longest = FindLongest(request, given);
+  if (!longest.ok()) return longest.status();
+  ValidatedLength result{.model = row.model,
+                         .hardware = row.hardware,
+                         .gpus = row.gpus,
+                         .published = row.tokens,
+                         .or_more = row.or_more,
+                         .tokens = longest->tokens};
+  result.rounded = PowerOfTwoBelow(longest->tokens);
+  if (row.or_more && result.rounded > row.tokens) result.rounded = row.tokens;
+  result.stopped_by = ReasonName(longest->stopped_by);
+  return result;
+}
+
+void Summarize(Validation& validation) {
+  for (const Group& group : kGroups) {
+    MethodSummary summary{.name = group.name, .must = group.must};
+    for (const ValidatedCell& cell : validation.cells) {
+      const std::string& name =
+          cell.table == "ablation" ? cell.table : cell.label;
+      if (name != group.name || !cell.difference()) continue;
+      ++summary.cells;
+      summary.mean_difference += std::abs(*cell.difference());
+      summary.mean_bias += *cell.difference();
+    }
+    if (summary.cells > 0) {
+      summary.mean_difference /= summary.cells;
+      summary.mean_bias /= summary.cells;
+    }
+    validation.methods.push_back(std::move(summary));
+  }
+  for (const ValidatedCell& cell : validation.cells) {
+    validation.fits_right += cell.right();
+  }
+  validation.fits_right /= double(validation.cells.size());
+  for (const ValidatedLength& length : validation.lengths) {
+    validation.lengths_within += std::abs(length.doublings()) <= 1;
+    validation.lengths_exact += length.doublings() == 0;
+  }
+  validation.lengths_within /= double(validation.lengths.size());
+  validation.lengths_exact /= double(validation.lengths.size());
+}
+
+}  // namespace
+
+std::optional<double> ValidatedCell::difference() const {
+  if (!published_mfu) return std::nullopt;
+  return (mfu - *published_mfu) * 100;
+}
+
+int ValidatedLength::doublings() const {
+  if (rounded == 0) return -64;
+  return int(std::lround(std::log2(double(rounded) / double(published))));
+}
+
+bool Validation::ok() const {
+  for (const MethodSummary& method : methods) {
+    if (method.mean_difference > method.must) return false;
+  }
+  return fits_right >= kFitsMust && lengths_within >= kWithinMust &&
+         lengths_exact >= kExactMust;
+}
+
+absl::StatusOr<Validation> ValidateOnPapers() {
+  absl::StatusOr<Hardware> hardware = FindHardware(kMemoHardware);
+  if (!hardware.ok()) return hardware.status();
+  Validation validation;
+  for (const PublishedCell& cell : PublishedCells()) {
+    absl::StatusOr<ValidatedCell> result = ValidateCell(cell, *hardware);
+    if (!result.ok()) return result.status();
+    validation.cells.push_back(*std::move(result));
+  }
+  for (const PublishedLength& row : PublishedLengths()) {
+    absl::StatusOr<ValidatedLength> result = ValidateLength(row);
+    if (!result.ok()) return result.status();
+    validation.lengths.push_back(*std::move(result));
+  }
+  Summarize(validation);
+  return validation;
+}
+
+}  // namespace sluice::planner::train

@@ -1,0 +1,73 @@
+// The model against the papers' tables, given the published strategies.
+//
+// Thread safety: pure functions.
+#pragma once
+
+#include <cstdint>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "absl/status/statusor.h"
+#include "planner/train/settings.h"
+
+namespace sluice::planner::train {
+
+// One cell of MEMO's tables. A cell without a strategy is searched; one that
+// ran out of memory is right when no strategy fits.
+struct ValidatedCell {
+  std::string table;  // "main", "ablation"
+  std::string label;  // the paper's name of the method
+  std::string model;
+  int64_t gpus = 0;
+  int64_t seq_len = 0;
+  std::optional<double> published_mfu;  // fraction; none: out of memory
+  double mfu = 0;
+  bool published_fits = false;
+  bool fits = false;
+  Settings settings;
+  bool searched = false;
+  bool right() const { return fits == published_fits; }
+  // Points of MFU (percent), ours less published.
+  std::optional<double> difference() const;
+};
+
+// One row of FPDT's table 1.
+struct ValidatedLength {
+  std::string model, hardware;
+  int64_t gpus = 0;
+  int64_t published = 0;
+  bool or_more = false;
+  int64_t tokens = 0;   // ours, as found
+  int64_t rounded = 0;  // down to a power of two, and to `published` if or_more
+  std::string stopped_by;
+  int doublings() const;  // ours less published, 0: exact
+};
+
+struct MethodSummary {
+  std::string name;  // "MEMO", "DeepSpeed-Ulysses", "Megatron-LM", "ablation"
+  int cells = 0;     // with a published MFU
+  double mean_difference = 0;  // of absolute values, in points
+  double mean_bias = 0;        // signed
+  double must = 0;             // the limit of mean_difference
+};
+
+struct Validation {
+  std::vector<ValidatedCell> cells;
+  std::vector<ValidatedLength> lengths;
+  std::vector<MethodSummary> methods;
+  double fits_right = 0;      // fraction of cells; must be >= 0.94
+  double lengths_within = 0;  // within one doubling; >= 0.90
+  double lengths_exact = 0;   // >= 0.60
+  bool ok() const;
+};
+
+inline constexpr double kFitsMust = 0.94;
+inline constexpr double kWithinMust = 0.90;
+inline constexpr double kExactMust = 0.60;
+
+// MEMO's tables on `memo_hardware`; a fault only where shipped files are
+// broken.
+absl::StatusOr<Validation> ValidateOnPapers();
+
+}  // namespace sluice::planner::train

@@ -1,0 +1,70 @@
+// Hardware profiles: what is shipped reads; what is wrong is named.
+#include "planner/train/hardware.h"
+
+#include "tests/support/status_matchers.h"
+
+namespace sluice::planner::train {
+namespace {
+
+using ::sluice::testing::StatusIs;
+using ::testing::HasSubstr;
+using ::testing::IsSupersetOf;
+
+constexpr auto kInvalid = absl::StatusCode::kInvalidArgument;
+
+std::string Profile(const std::string& gpu_extra = "",
+                    const std::string& matmul = "0.5") {
+  return "name = 'mine'\n[gpu]\npeak_flops = 1e12\nmemory_bytes = 1e9\n"
+         "memory_bytes_per_s = 1e11\n" +
+         gpu_extra + "[kernels]\nmatmul = " + matmul +
+         "\nattention_forward = 0.5\nattention_backward = 0.5\n"
+         "[node]\ngpus = 2\nhost_memory_bytes = 1e10\n"
+         "[links]\nhost_bytes_per_s = 1e9\ngpu_bytes_per_s = 2e9\n"
+         "network_bytes_per_s = 3\n";
+}
+
+TEST(TrainHardware, AllShippedProfilesReadAndBearTheirName) {
+  EXPECT_THAT(HardwareNames(),
+              IsSupersetOf({"a800-80g", "a100-40g", "a100-80g", "h100-80g",
+                            "h200-141g", "gh200", "b200"}));
+  for (const std::string& name : HardwareNames()) {
+    SLUICE_ASSERT_OK_AND_ASSIGN(const Hardware hardware, FindHardware(name));
+    EXPECT_EQ(hardware.name, name);
+  }
+  EXPECT_THAT(FindHardware("v100"),
+              StatusIs(absl::StatusCode::kNotFound, HasSubstr("a800-80g")));
+}
+
+TEST(TrainHardware, WhatIsWrittenReadsBack) {
+  SLUICE_ASSERT_OK_AND_ASSIGN(const Hardware read,
+                              ReadHardware(Profile(), "p.toml"));
+  EXPECT_EQ(read.gpus_per_node, 2);
+  EXPECT_EQ(read.network_bytes_per_s, 3);  // a whole number is a number
+  SLUICE_ASSERT_OK_AND_ASSIGN(
+      const Hardware again,
+      ReadHardware(WriteHardware(read, {"measured"}), "again"));
+  EXPECT_EQ(again.name, "mine");
+  EXPECT_EQ(again.host_link_bytes_per_s, read.host_link_bytes_per_s);
+  EXPECT_EQ(again.matmul_efficiency, read.matmul_efficiency);
+  EXPECT_EQ(again.gpus_per_node, read.gpus_per_node);
+}
+
+TEST(TrainHardware, FaultsNameFileKeyAndLimit) {
+  EXPECT_THAT(ReadHardware("name = ", "p.toml"),
+              StatusIs(kInvalid, HasSubstr("p.toml: line 1")));
+  EXPECT_THAT(ReadHardware(Profile("speed = 3\n"), "p"),
+              StatusIs(kInvalid, HasSubstr("unknown key 'gpu.speed'")));
+  EXPECT_THAT(ReadHardware("colour = 'red'\n" + Profile(), "p"),
+              StatusIs(kInvalid, HasSubstr("unknown key 'colour'")));
+  EXPECT_THAT(ReadHardware(Profile("", "1.5"), "p"),
+              StatusIs(kInvalid, HasSubstr("'kernels.matmul' is 1.5")));
+  EXPECT_THAT(ReadHardware(Profile("", "nan"), "p"),
+              StatusIs(kInvalid, HasSubstr("'kernels.matmul'")));
+  EXPECT_THAT(ReadHardware(Profile("", "'fast'"), "p"),
+              StatusIs(kInvalid, HasSubstr("'kernels.matmul' is missing")));
+  EXPECT_THAT(ReadHardware("", "p"),
+              StatusIs(kInvalid, HasSubstr("'node.gpus' is 0")));
+}
+
+}  // namespace
+}  // namespace sluice::planner::train

@@ -1,0 +1,117 @@
+// Model shapes: the shipped ones, and Hugging Face's config.json.
+#include "planner/train/model.h"
+
+#include "tests/support/status_matchers.h"
+
+namespace sluice::planner::train {
+namespace {
+
+using ::sluice::testing::IsOk;
+using ::sluice::testing::StatusIs;
+using ::testing::HasSubstr;
+
+constexpr auto kInvalid = absl::StatusCode::kInvalidArgument;
+
+TEST(TrainModel, ParametersAreThoseOfTheirNames) {
+  const std::pair<const char*, double> billions[] = {
+      {"gpt-2.7b", 2.65},  {"gpt-7b", 6.65},     {"gpt-13b", 12.8},
+      {"gpt-30b", 29.96},  {"gpt-65b", 64.8},    {"llama-8b", 8.03},
+      {"llama-70b", 70.5}, {"mistral-7b", 7.25}, {"qwen2.5-7b", 7.6},
+      {"qwen3-8b", 8.19},  {"qwen3-32b", 32.8},  {"llama-1b", 1.24}};
+  for (const auto& [name, expected] : billions) {
+    SLUICE_ASSERT_OK_AND_ASSIGN(const ModelShape model, FindModel(name));
+    EXPECT_NEAR(model.parameters() / 1e9, expected, expected * 0.01) << name;
+  }
+}
+
+TEST(TrainModel, AGptBlockHasSixteenSkeletalHiddens) {
+  SLUICE_ASSERT_OK_AND_ASSIGN(const ModelShape model, FindModel("gpt-7b"));
+  EXPECT_EQ(model.skeletal_elements(), 16.0 * 4096);
+  EXPECT_EQ(model.skeletal_others(), 14.0 * 4096);
+}
+
+TEST(TrainModel, AnUnknownNameListsTheKnownOnes) {
+  EXPECT_THAT(FindModel("gpt-8b"),
+              StatusIs(absl::StatusCode::kNotFound, HasSubstr("llama-8b")));
+}
+
+TEST(TrainModel, EveryShippedShapeIsValid) {
+  for (const std::string& name : ModelNames()) {
+    SLUICE_ASSERT_OK_AND_ASSIGN(const ModelShape model, FindModel(name));
+    EXPECT_THAT(model.Validate(), IsOk()) << name;
+  }
+}
+
+// As on the models' pages, fields that do not matter left out.
+constexpr const char* kQwen3 = R"({"model_type": "qwen3",
+  "num_hidden_layers": 36, "hidden_size": 4096, "num_attention_heads": 32,
+  "num_key_value_heads": 8, "head_dim": 128, "intermediate_size": 12288,
+  "vocab_size": 151936, "tie_word_embeddings": false})";
+
+TEST(HuggingFaceConfig, Qwen3IsTheShippedShape) {
+  SLUICE_ASSERT_OK_AND_ASSIGN(const ModelShape read,
+                              ReadHuggingFaceConfig(kQwen3, "config.json"));
+  SLUICE_ASSERT_OK_AND_ASSIGN(const ModelShape shipped, FindModel("qwen3-8b"));
+  EXPECT_EQ(read.parameters(), shipped.parameters());
+  EXPECT_EQ(read.skeletal_elements(), shipped.skeletal_elements());
+  EXPECT_TRUE(read.gated);
+}
+
+TEST(HuggingFaceConfig, LlamaWithoutKvHeadsAndHeadDimHasAsManyAsHeads) {
+  SLUICE_ASSERT_OK_AND_ASSIGN(const ModelShape model,
+                              ReadHuggingFaceConfig(R"({"model_type": "llama",
+        "num_hidden_layers": 32, "hidden_size": 4096,
+        "num_attention_heads": 32, "num_key_value_heads": null,
+        "intermediate_size": 11008, "vocab_size": 32000})",
+                                                    "c"));
+  EXPECT_EQ(model.kv_heads, 32);
+  EXPECT_EQ(model.head_dim, 128);
+  EXPECT_NEAR(model.parameters() / 1e9, 6.74, 0.01);  // Llama 2 7B
+}
+
+TEST(HuggingFaceConfig, Gpt2HasItsOwnNames) {
+  SLUICE_ASSERT_OK_AND_ASSIGN(
+      const ModelShape model,
+      ReadHuggingFaceConfig(R"({"model_type": "gpt2", "n_layer": 48,
+        "n_embd": 1600, "n_head": 25, "n_positions": 1024,
+        "vocab_size": 50257})",
+                            "c"));
+  EXPECT_EQ(model.ffn, 6400);
+  EXPECT_TRUE(model.tied);
+  EXPECT_FALSE(model.gated);
+  EXPECT_NEAR(model.parameters() / 1e9, 1.557, 0.005);
+}
+
+TEST(HuggingFaceConfig, GptNeoXIsUntiedAndNotGated) {
+  SLUICE_ASSERT_OK_AND_ASSIGN(
+      const ModelShape model,
+      ReadHuggingFaceConfig(R"({"model_type": "gpt_neox",
+        "num_hidden_layers": 44, "hidden_size": 6144,
+        "num_attention_heads": 64, "intermediate_size": 24576,
+        "vocab_size": 50432})",
+                            "c"));
+  EXPECT_NEAR(model.parameters() / 1e9, 20.55, 0.1);
+}
+
+TEST(HuggingFaceConfig, FaultsNameFileFieldAndValue) {
+  EXPECT_THAT(ReadHuggingFaceConfig("[1]", "x.json"),
+              StatusIs(kInvalid, HasSubstr("x.json: this is not a JSON")));
+  EXPECT_THAT(ReadHuggingFaceConfig("{", "x.json"),
+              StatusIs(kInvalid, HasSubstr("x.json")));
+  EXPECT_THAT(ReadHuggingFaceConfig(R"({"model_type": "mamba"})", "x.json"),
+              StatusIs(kInvalid, HasSubstr("'mamba'; known are llama")));
+  EXPECT_THAT(ReadHuggingFaceConfig(R"({"model_type": 7})", "x.json"),
+              StatusIs(kInvalid, HasSubstr("model_type")));
+  EXPECT_THAT(ReadHuggingFaceConfig(R"({"model_type": "gpt2"})", "x.json"),
+              StatusIs(kInvalid, HasSubstr("'n_layer' is missing")));
+  EXPECT_THAT(
+      ReadHuggingFaceConfig(R"({"model_type": "gpt2", "n_layer": "two"})", "c"),
+      StatusIs(kInvalid, HasSubstr("'n_layer' is \"two\"")));
+  EXPECT_THAT(ReadHuggingFaceConfig(R"({"model_type": "gpt2", "n_layer": 2,
+        "n_embd": 64, "n_head": 0, "vocab_size": 9})",
+                                    "c"),
+              StatusIs(kInvalid, HasSubstr("c: model: heads is 0")));
+}
+
+}  // namespace
+}  // namespace sluice::planner::train

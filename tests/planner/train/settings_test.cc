@@ -1,0 +1,102 @@
+// Strategies: which there are, which are refused.
+#include "planner/train/settings.h"
+
+#include "planner/train/search.h"
+#include "tests/support/status_matchers.h"
+
+namespace sluice::planner::train {
+namespace {
+
+using ::sluice::testing::IsOk;
+using ::sluice::testing::StatusIs;
+using ::testing::HasSubstr;
+
+constexpr auto kInvalid = absl::StatusCode::kInvalidArgument;
+
+Request Ask(Method method, int64_t gpus, int64_t seq_len = 64 << 10) {
+  return {.model = *FindModel("gpt-7b"),
+          .hardware = *FindHardware("a800-80g"),
+          .method = method,
+          .gpus = gpus,
+          .seq_len = seq_len};
+}
+
+TEST(TrainSettings, EveryCandidateUsesAllGpusAndDividesHeadsLayersBatch) {
+  for (const Method method : kMethods) {
+    const Request request = Ask(method, 16);
+    bool no_heads = true;
+    SLUICE_ASSERT_OK_AND_ASSIGN(const auto all,
+                                Candidates(request, {}, &no_heads));
+    EXPECT_FALSE(no_heads);
+    EXPECT_FALSE(all.empty());
+    for (const Settings& s : all) {
+      EXPECT_EQ(s.gpus(), 16);
+      EXPECT_EQ(32 % (s.tp * s.sp), 0);
+      EXPECT_EQ(32 % s.pp, 0);
+      EXPECT_EQ(16 % s.dp, 0);
+    }
+  }
+}
+
+TEST(TrainSettings, WhatIsGivenIsKept) {
+  GivenSettings given;
+  given.tp = 4;
+  given.alpha = 0.25;
+  SLUICE_ASSERT_OK_AND_ASSIGN(const Estimate best,
+                              BestEstimate(Ask(Method::kMemo, 8), given));
+  EXPECT_EQ(best.settings.tp, 4);
+  EXPECT_EQ(best.settings.alpha, 0.25);
+}
+
+TEST(TrainSettings, HeadsThatDoNotDivideAreTheReason) {
+  GivenSettings given;
+  given.sp = 64;  // of 32 heads
+  SLUICE_ASSERT_OK_AND_ASSIGN(const Estimate best,
+                              BestEstimate(Ask(Method::kUlysses, 64), given));
+  EXPECT_FALSE(best.fits);
+  EXPECT_EQ(best.reason, Reason::kHeads);
+  EXPECT_GT(best.mfu, 0);
+}
+
+TEST(TrainSettings, WhatNoStrategyCanBeIsBadInput) {
+  const auto refused = [](const Request& request, const GivenSettings& given,
+                          const char* what) {
+    EXPECT_THAT(BestEstimate(request, given),
+                StatusIs(kInvalid, HasSubstr(what)));
+  };
+  GivenSettings three;
+  three.tp = 3;
+  refused(Ask(Method::kMegatron, 8), three, "use all 8 GPUs");
+  GivenSettings tensor;
+  tensor.tp = 2;
+  refused(Ask(Method::kSluice, 8), tensor, "--tp is 2; method sluice has none");
+  GivenSettings alpha;
+  alpha.alpha = 0.5;
+  refused(Ask(Method::kUlysses, 8), alpha, "--alpha: method ulysses");
+  alpha.alpha = 1.5;
+  refused(Ask(Method::kMemo, 8), alpha, "--alpha is 1.5");
+  GivenSettings chunk;
+  chunk.chunk = 1024;
+  refused(Ask(Method::kMemo, 8), chunk, "--chunk: method memo");
+  refused(Ask(Method::kMemo, 0), {}, "--gpus is 0");
+  refused(Ask(Method::kMemo, 8, 0), {}, "--seq-len is 0");
+  GivenSettings zero;
+  zero.zero = 4;
+  refused(Ask(Method::kSluice, 8), zero, "--zero is 4; it must be 0 to 3");
+}
+
+TEST(TrainSettings, TokensAreReadAndWrittenInBinaryUnits) {
+  EXPECT_EQ(*ParseTokens("1M"), 1 << 20);
+  EXPECT_EQ(*ParseTokens("640K"), 640 << 10);
+  EXPECT_EQ(*ParseTokens("131072"), 131072);
+  EXPECT_EQ(TokensText(1 << 20), "1M");
+  EXPECT_EQ(TokensText(1152 << 10), "1152K");
+  EXPECT_EQ(TokensText(1000), "1000");
+  for (const char* wrong : {"", "K", "-1", "0", "1.5M", "1G", "12 K", "2048M",
+                            "99999999999999999999"}) {
+    EXPECT_THAT(ParseTokens(wrong), StatusIs(kInvalid)) << wrong;
+  }
+}
+
+}  // namespace
+}  // namespace sluice::planner::train

@@ -1,0 +1,59 @@
+// The model against the papers' tables, within the issue's limits.
+#include "planner/train/validate.h"
+
+#include <map>
+
+#include "planner/train/published.h"
+#include "tests/support/status_matchers.h"
+
+namespace sluice::planner::train {
+namespace {
+
+TEST(TrainValidation, MeetsEveryLimitOfTheIssue) {
+  SLUICE_ASSERT_OK_AND_ASSIGN(const Validation v, ValidateOnPapers());
+  EXPECT_EQ(v.methods.size(), 4u);
+  for (const MethodSummary& method : v.methods) {
+    EXPECT_GT(method.cells, 10) << method.name;
+    EXPECT_LE(method.mean_difference, method.must) << method.name;
+  }
+  EXPECT_GE(v.fits_right, 0.94);
+  EXPECT_GE(v.lengths_within, 0.90);
+  EXPECT_GE(v.lengths_exact, 0.60);
+  EXPECT_TRUE(v.ok());
+}
+
+TEST(TrainValidation, EveryRowOfTheTablesIsThere) {
+  const std::vector<PublishedCell> cells = PublishedCells();
+  std::map<std::string, int> tables;
+  for (const PublishedCell& cell : cells) ++tables[cell.table];
+  EXPECT_EQ(tables["main"], 72);
+  EXPECT_EQ(tables["ablation"], 32);
+  EXPECT_EQ(PublishedLengths().size(), 15u);
+  // One row in full: 7B, MEMO, 384K.
+  for (const PublishedCell& cell : cells) {
+    if (cell.table == "main" && cell.model == "gpt-7b" &&
+        cell.label == "MEMO" && cell.seq_len == 384 << 10) {
+      EXPECT_EQ(cell.mfu_percent, 53.04);
+      EXPECT_EQ(cell.settings.tp, 4);
+      EXPECT_EQ(cell.settings.cp, 2);
+      EXPECT_EQ(cell.settings.alpha, 0.5);
+      EXPECT_FALSE(cell.settings.sp.has_value());
+    }
+  }
+}
+
+TEST(TrainValidation, StrategiesThatThePaperNamesAreUsedAsTheyAre) {
+  SLUICE_ASSERT_OK_AND_ASSIGN(const Validation v, ValidateOnPapers());
+  const std::vector<PublishedCell> cells = PublishedCells();
+  ASSERT_EQ(cells.size(), v.cells.size());
+  for (size_t i = 0; i < cells.size(); ++i) {
+    if (v.cells[i].searched) continue;
+    const GivenSettings& given = cells[i].settings;
+    EXPECT_EQ(v.cells[i].settings.tp, given.tp.value_or(1));
+    EXPECT_EQ(v.cells[i].settings.sp, given.sp.value_or(1));
+    EXPECT_EQ(v.cells[i].settings.dp, given.dp.value_or(1));
+  }
+}
+
+}  // namespace
+}  // namespace sluice::planner::train
