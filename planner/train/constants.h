@@ -60,6 +60,10 @@ inline constexpr double kUlyssesHiddens = 28;
 // parts: 4 forward (its table: hidden 1, other 3), 5 backward (hidden 2, other
 // 3), the loss's input and its gradient.
 inline constexpr double kFpdtHiddens = 11;
+// States sharded over all ranks stay on the GPU up to this part of it (30B on 8
+// A100-80GB: 58 GB, says the paper); above they would leave room for nothing,
+// and optimizer states go to host memory (2.7B on one A100-40GB cannot else).
+inline constexpr double kFpdtStatesOnGpu = 0.75;
 // One layer's q, k, v, o, dO (bf16) and dq (fp32) of all tokens in host memory,
 // with the layer's input: in hidden states.
 inline constexpr double kFpdtHostHiddens = 8;

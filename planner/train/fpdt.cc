@@ -15,10 +15,10 @@ namespace {
 constexpr double kBlockIn = 5;
 constexpr double kBlockOut = 2;
 
-// States go to host memory, but for weights and gradients, where even sharded
-// they do not fit beside anything (ZeRO-Offload).
+// Optimizer states go to host memory where even sharded they leave room for
+// nothing (ZeRO-Offload).
 void OffloadStates(const Request& request, StepParts& parts) {
-  if (parts.memory.states < parts.gpu_usable_bytes) return;
+  if (parts.memory.states < kFpdtStatesOnGpu * parts.gpu_usable_bytes) return;
   const double share = request.model.parameters() / double(request.gpus);
   parts.memory.states = share * (kWeightBytes + kDeepSpeedGradient);
   parts.host_bytes_per_node += share * kOptimizerBytes * GpusInNode(request);

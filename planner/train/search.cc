@@ -3,7 +3,6 @@
 #include <algorithm>
 #include <vector>
 
-#include "planner/train/constants.h"
 #include "proto/base/status.h"
 
 namespace sluice::planner::train {
@@ -29,8 +28,9 @@ std::vector<double> Alphas(const Request& request, const GivenSettings& given) {
 std::vector<int64_t> Chunks(const Request& request,
                             const GivenSettings& given) {
   if (given.chunk) return {*given.chunk};
-  if (request.method == Method::kFpdt) return {kFpdtChunk};
-  if (request.method != Method::kSluice) return {0};
+  if (request.method != Method::kFpdt && request.method != Method::kSluice) {
+    return {0};
+  }
   std::vector<int64_t> chunks;
   for (int64_t chunk = kSmallestChunk; chunk <= kLargestChunk; chunk *= 2) {
     chunks.push_back(std::min(chunk, request.seq_len));

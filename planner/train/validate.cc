@@ -3,6 +3,7 @@
 #include <cmath>
 #include <cstdlib>
 
+#include "planner/train/constants.h"
 #include "planner/train/published.h"
 #include "planner/train/search.h"
 #include "proto/base/status.h"
@@ -74,8 +75,8 @@ absl::StatusOr<ValidatedLength> ValidateLength(const PublishedLength& row) {
                         .gpus = row.gpus,
                         .seq_len = kLengthStep,
                         .global_batch = 1};
-  // Batch 1: all GPUs share the sequence.
-  const GivenSettings given{.sp = row.gpus};
+  // Batch 1: all GPUs share the sequence; chunks as the paper's.
+  const GivenSettings given{.sp = row.gpus, .chunk = kFpdtChunk};
   absl::StatusOr<LongestSequence> longest = FindLongest(request, given);
   if (!longest.ok()) return longest.status();
   ValidatedLength result{.model = row.model,

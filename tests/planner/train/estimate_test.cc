@@ -72,9 +72,12 @@ TEST(TrainEstimate, ALongerSequenceNeverUsesLessMemory) {
   }
 }
 
+// FPDT aside: on few GPUs its states go to host memory, which on more they
+// need not and so do not.
 TEST(TrainEstimate, MoreGpusNeverShortenTheLongestSequence) {
   for (const char* model : {"gpt-7b", "llama-8b"}) {
-    for (const Method method : kMethods) {
+    for (const Method method : {Method::kMegatron, Method::kUlysses,
+                                Method::kMemo, Method::kSluice}) {
       int64_t before = 0;
       for (const int64_t gpus : {1, 2, 4, 8, 16, 32}) {
         SLUICE_ASSERT_OK_AND_ASSIGN(
@@ -181,7 +184,9 @@ TEST(TrainEstimate, TheSearchIsNeverWorseThanAnyOfItsCandidates) {
     SLUICE_ASSERT_OK_AND_ASSIGN(const Estimate best, BestEstimate(request, {}));
     for (const Settings& settings : SomeSettings(request)) {
       const Estimate e = EstimateStep(request, settings);
-      if (e.fits) EXPECT_LE(best.step_s, e.step_s) << MethodName(method);
+      if (e.fits) {
+        EXPECT_LE(best.step_s, e.step_s) << MethodName(method);
+      }
     }
   }
 }
