@@ -1,0 +1,37 @@
+// Repetition in a trace, and plans that use it: MEMO section 4.2's two levels
+// without anyone marking the layers (internal to the planner).
+//
+// Thread safety: pure functions.
+#pragma once
+
+#include <functional>
+#include <optional>
+#include <vector>
+
+#include "absl/status/statusor.h"
+#include "planner/memory/plan_memory.h"
+
+namespace sluice::planner {
+
+// Spans of the trace, disjoint and ascending, that make the same requests:
+// same sizes in the same order, same lifetimes of what is freed inside. Found
+// as runs of a period in the sequence of requests, the longest runs first;
+// a run's phase is the one across which least short-lived memory is alive.
+// Empty where nothing repeats. Time: a few hundred looks at a request.
+std::vector<Pass> DetectPasses(const plan::Trace& trace);
+
+// A plan of one trace; what PlanMemory's flat arms are to the two levels.
+using FlatPlanner =
+    std::function<absl::StatusOr<plan::Placement>(const plan::Trace&)>;
+
+// Level 1: each distinct pass once, with the buffers that live and die inside
+// it. Level 2: each pass is one pseudo request of its plan's peak, beside the
+// buffers that cross its ends. nullopt: no pass holds two buffers, so there
+// is nothing to gain. The placement is of the whole trace and valid; its
+// lower_bound is 0 and proved_by "none": a proof of level 2 proves nothing
+// about the flat trace.
+absl::StatusOr<std::optional<plan::Placement>> PlanByPasses(
+    const plan::Trace& trace, const std::vector<Pass>& passes,
+    const FlatPlanner& flat);
+
+}  // namespace sluice::planner
