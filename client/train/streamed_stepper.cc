@@ -1,4 +1,5 @@
 // The sluice method: calibrate, plan, lease the host region, stream.
+#include <ATen/ops/min.h>
 #include <ATen/ops/zeros.h>
 #include <fmt/format.h>
 
@@ -53,6 +54,8 @@ class StreamedStepper final : public Stepper {
   absl::Status Rehearse(const StreamContext::Options& options);
   absl::Status MakePlan();
   absl::Status PlanWith(double alpha, double asked);
+  absl::StatusOr<double> LeastAlpha() const;
+  absl::Status CheckAlphas() const;
   absl::Status AdoptPlan();
   absl::Status Start();
   const plan::RankPlan* OwnPlan() const;
@@ -180,20 +183,39 @@ absl::Status StreamedStepper::PlanWith(double alpha, double asked) {
   return absl::OkStatus();
 }
 
+// Of all ranks of the run, those of other nodes included.
+absl::StatusOr<double> StreamedStepper::LeastAlpha() const {
+  runtime::Collectives* const all = context_.collectives;
+  if (all == nullptr) return alpha_;
+  const runtime::HostScope host("alphas of the ranks");
+  at::Tensor alphas = at::zeros({all->world_size()}, at::kDouble);
+  alphas.data_ptr<double>()[all->rank()] = alpha_;
+  SLUICE_RETURN_IF_ERROR(ClassifyStepError(all->SumAll(alphas)));
+  return at::min(alphas).item<double>();
+}
+
+// A rank stores the k and v of its heads for the rows of all ranks: how many
+// stay is one number for the run. A plan may give a rank on a less busy link
+// more than another, so the least counts, which fits everywhere.
+//
 // A segment's requests depend on alpha, and alpha on what was recorded: where
-// the planner chooses another alpha than was recorded with, record again with
-// the chosen one. All ranks do, for the daemon plans them together.
+// another alpha comes out than was recorded with, record again with it. All
+// ranks do, for the daemon plans them together.
 absl::Status StreamedStepper::MakePlan() {
   const double asked = context_.options->alpha;
   const double first = asked >= 0 ? asked : 1.0;
   SLUICE_RETURN_IF_ERROR(PlanWith(first, asked));
-  const bool same = std::abs(alpha_ - first) < 1e-9;
-  const absl::Status agreed = Agree(
-      context_.collectives, same ? absl::OkStatus() : absl::AbortedError(""));
-  if (agreed.ok()) return absl::OkStatus();
-  if (same && !IsCausedByPeer(agreed)) return agreed;
-  const double chosen = alpha_;
+  SLUICE_ASSIGN_OR_RETURN(const double chosen, LeastAlpha());
+  if (std::abs(chosen - first) < 1e-9) return absl::OkStatus();
   return PlanWith(chosen, chosen);
+}
+
+absl::Status StreamedStepper::CheckAlphas() const {
+  SLUICE_ASSIGN_OR_RETURN(const double least, LeastAlpha());
+  if (alpha_ == least) return absl::OkStatus();
+  return absl::InternalError(fmt::format(
+      "this rank's plan has alpha {}, another's {}: they must be one", alpha_,
+      least));
 }
 
 const plan::RankPlan* StreamedStepper::OwnPlan() const {
@@ -238,6 +260,7 @@ absl::Status StreamedStepper::Prepare(const SavedPlan* saved) {
     SLUICE_RETURN_IF_ERROR(MakePlan());
   }
   SLUICE_RETURN_IF_ERROR(Agree(context_.collectives, AdoptPlan()));
+  SLUICE_RETURN_IF_ERROR(Agree(context_.collectives, CheckAlphas()));
   return Agree(context_.collectives, Start());
 }
 
