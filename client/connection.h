@@ -67,6 +67,8 @@ class Connection {
   absl::Status SendPacket(const wire::Packet& packet, std::span<const int> fds,
                           absl::Time deadline);
   absl::Status Gone() const;
+  void AwaitBriefly(std::unique_lock<std::mutex>& lock,
+                    const PendingCall& call);
 
   UniqueFd socket_;
   const EventHandler on_event_;
