@@ -1,5 +1,5 @@
 // The naive check every plan passes before use. Shares no code with the
-// solvers: all pairs, straight from the definition. It lies here, not in
+// solvers: straight from the definition. It lies here, not in
 // planner/, because the daemon and the client check what a worker answered
 // and may not use the planner.
 //
@@ -17,7 +17,8 @@
 namespace sluice::plan {
 
 // One offset a buffer; none overlaps another while both live, lies below 0,
-// is unaligned, or ends above the peak; peak >= lower_bound. O(n^2).
+// is unaligned, or ends above the peak; peak >= lower_bound. All pairs up to
+// 2,000 buffers, beyond it by playing the trace, O(n log n).
 absl::Status ValidatePlacement(const Trace& trace, const Placement& placement);
 
 // Every segment kind of the profile planned once, inside the transient

@@ -103,6 +103,30 @@ TEST(Validate, EveryPlantedErrorOfAPlacementIsNamed) {
   }
 }
 
+// Large traces are played instead of compared pair by pair; both must say the
+// same of good plans and of every planted overlap.
+TEST(Validate, ALargePlacementIsJudgedAsItsPairsAre) {
+  constexpr int64_t kBuffers = 6000;  // rows of 3 in one place, one by one
+  Trace trace{.end = kBuffers, .alignment = Bytes(1)};
+  Placement placement{.peak = Bytes(30)};
+  for (int64_t k = 0; k < kBuffers; ++k) {
+    trace.buffers.push_back({k, k - k % 3, k - k % 3 + 3, Bytes(10)});
+    placement.offsets.push_back(Bytes(k % 3 * 10));
+  }
+  EXPECT_TRUE(ValidatePlacement(trace, placement).ok());
+  for (const size_t k : {0u, 1u, 2500u, 5999u}) {
+    for (const int64_t offset : {0, 5, 10, 15, 20}) {
+      Placement planted = placement;
+      planted.offsets[k] = Bytes(offset);
+      EXPECT_EQ(ValidatePlacement(trace, planted).ok(),
+                planted.offsets[k] == placement.offsets[k])
+          << "buffer " << k << " at " << offset;
+    }
+  }
+  trace.buffers[3000].upper += 1;  // into the next row
+  EXPECT_FALSE(ValidatePlacement(trace, placement).ok());
+}
+
 TEST(Validate, AGoodNodePlanPasses) {
   const absl::Status status =
       ValidateNodePlan({SampleProfile()}, SampleResources(), SamplePlan());
