@@ -14,29 +14,6 @@ struct Key {
   double second = 0;
 };
 
-// Items alive in each slot, to count those an item lives together with.
-class Neighbourhood {
- public:
-  explicit Neighbourhood(const Problem& problem)
-      : born_(problem.live.size() + 1), dead_(problem.live.size() + 1) {
-    for (const Item& item : problem.items) {
-      ++born_[static_cast<size_t>(item.lower) + 1];
-      ++dead_[static_cast<size_t>(item.upper)];
-    }
-    std::partial_sum(born_.begin(), born_.end(), born_.begin());
-    std::partial_sum(dead_.begin(), dead_.end(), dead_.begin());
-  }
-  // Born before its end, less those dead at its birth.
-  int64_t CountOf(const Item& item) const {
-    return born_[static_cast<size_t>(item.upper)] -
-           dead_[static_cast<size_t>(item.lower)];
-  }
-
- private:
-  std::vector<int64_t> born_;  // [s]: before slot s
-  std::vector<int64_t> dead_;  // [s]: at or before the start of slot s
-};
-
 Key KeyOf(const std::string& name, const Item& item, int64_t breadth,
           int64_t neighbours) {
   const auto size = static_cast<double>(item.size);
@@ -82,18 +59,37 @@ NamedOrder PeakFirst(const Problem& problem, const NamedOrder& inner,
 
 }  // namespace
 
+std::vector<int64_t> NeighbourCounts(const Problem& problem) {
+  // Before each slot: how many were born, and how many are dead.
+  std::vector<int64_t> born(problem.live.size() + 1);
+  std::vector<int64_t> dead(problem.live.size() + 1);
+  for (const Item& item : problem.items) {
+    ++born[static_cast<size_t>(item.lower) + 1];
+    ++dead[static_cast<size_t>(item.upper)];
+  }
+  std::partial_sum(born.begin(), born.end(), born.begin());
+  std::partial_sum(dead.begin(), dead.end(), dead.begin());
+  std::vector<int64_t> counts;
+  for (const Item& item : problem.items) {
+    // Born before its end, less those dead at its birth.
+    counts.push_back(born[static_cast<size_t>(item.upper)] -
+                     dead[static_cast<size_t>(item.lower)]);
+  }
+  return counts;
+}
+
 std::vector<NamedOrder> GreedyOrders(const Problem& problem) {
   const size_t n = problem.items.size();
   const RangeMax breadth(problem.live);
-  const Neighbourhood neighbourhood(problem);
+  const std::vector<int64_t> neighbours = NeighbourCounts(problem);
   std::vector<NamedOrder> all;
   Order by_size;
   for (const char* name : kNames) {
     std::vector<Key> keys(n);
     for (size_t k = 0; k < n; ++k) {
       const Item& item = problem.items[k];
-      keys[k] = KeyOf(name, item, breadth.Of(item.lower, item.upper),
-                      neighbourhood.CountOf(item));
+      keys[k] =
+          KeyOf(name, item, breadth.Of(item.lower, item.upper), neighbours[k]);
     }
     NamedOrder plain{name, Order(n)};
     std::iota(plain.order.begin(), plain.order.end(), 0u);

@@ -12,6 +12,9 @@ namespace sluice::planner {
 // A permutation of item indices; the first is placed first.
 using Order = std::vector<uint32_t>;
 
+// How many items (itself too) each lives together with.
+std::vector<int64_t> NeighbourCounts(const Problem& problem);
+
 struct NamedOrder {
   std::string name;
   Order order;

@@ -10,7 +10,7 @@
 #include "planner/memory/dsa_mip.h"
 #include "planner/memory/greedy.h"
 #include "planner/memory/problem.h"
-#include "planner/memory/search.h"
+#include "planner/memory/restarts.h"
 #include "planner/validator.h"
 #include "proto/base/status.h"
 
@@ -51,7 +51,7 @@ struct State {
 // The search's budget is counted in nodes (about a microsecond each), not in
 // seconds, so that a plan is the same on every machine as long as the clock
 // does not end it.
-constexpr int64_t kSearchNodes = 2'000'000;
+constexpr int64_t kSearchNodes = 4'000'000;
 constexpr size_t kMaxSearchItems = 4000;
 
 void Adopt(const Problem& problem, Offsets offsets, std::string method,
@@ -67,24 +67,27 @@ void Adopt(const Problem& problem, Offsets offsets, std::string method,
 void ImproveBySearch(const Problem& problem,
                      const std::function<bool()>& expired, State* state) {
   int64_t nodes = kSearchNodes;
-  // An open question (the bound of D and J is one) must not eat it all.
-  const int64_t share = nodes / 4;
+  // The bound itself is worth most; but an open question (the bound of D and
+  // J is one) must not eat it all.
+  int64_t share = nodes * 3 / 8;
   int64_t target = state->bound;
   int64_t low = state->bound;
+  Restarts restarts(problem);
   while (low < state->peak && nodes > 0 && !expired()) {
     const SearchResult result =
-        SearchPlacement(problem, target, std::min(nodes, share), expired);
+        restarts.Ask(target, std::min(nodes, share), expired);
     nodes -= result.nodes;
+    share = kSearchNodes / 12;
     switch (result.verdict) {
-      case SearchResult::Verdict::kFits:
+      case Verdict::kFits:
         Adopt(problem, result.offsets, "search:" + result.order, state);
         break;
-      case SearchResult::Verdict::kImpossible:
+      case Verdict::kImpossible:
         low = target + 1;
         state->bound = target + 1;  // smaller capacities do not fit either
         state->proved_by = "search";
         break;
-      case SearchResult::Verdict::kUnknown:
+      case Verdict::kUnknown:
         low = target + 1;
         break;
     }

@@ -4,31 +4,123 @@
 // each cut is sound.
 #pragma once
 
+#include <cstddef>
 #include <cstdint>
 #include <functional>
 #include <string>
+#include <vector>
 
+#include "planner/memory/orders.h"
 #include "planner/memory/problem.h"
 
 namespace sluice::planner {
 
-struct SearchResult {
-  enum class Verdict {
-    kFits,        // offsets hold
-    kImpossible,  // proved: no placement has a peak <= capacity
-    kUnknown,     // the budget ended
-  };
-  Verdict verdict = Verdict::kUnknown;
-  Offsets offsets;
-  std::string order;  // of the run that decided
-  int64_t nodes = 0;  // spent
+enum class Verdict {
+  kFits,        // offsets hold
+  kImpossible,  // proved: no placement has a peak <= capacity
+  kUnknown,     // the budget ended
 };
 
-// Runs several static orders in turn with growing budgets, `max_nodes` nodes
-// in all. `expired` is asked every few hundred nodes. Memory: one entry a pair
-// of items that live together.
-SearchResult SearchPlacement(const Problem& problem, int64_t capacity,
-                             int64_t max_nodes,
-                             const std::function<bool()>& expired);
+// Depth first over canonical placements: items in ascending (offset, rank),
+// each resting on 0 or on one placed before it. Memory: an entry a pair of
+// items that live together, and one a slot an item lives in.
+class CanonicalSearch {
+ public:
+  explicit CanonicalSearch(const Problem& problem);
+
+  // `order` ranks the items. `expired` is asked every few hundred nodes.
+  Verdict Run(const Order& order, int64_t capacity, int64_t max_nodes,
+              const std::function<bool()>& expired);
+
+  const Offsets& offsets() const { return least_; }  // after kFits
+  int64_t nodes() const { return nodes_; }           // of the last run
+
+ private:
+  // Where the last placement was; the next must not lie before it.
+  struct Mark {
+    int64_t offset = 0;
+    uint32_t rank = 0;
+  };
+  struct Candidate {
+    int64_t offset;
+    uint32_t rank;
+    uint32_t item;
+  };
+  struct Change {
+    uint32_t item;
+    int64_t least;  // before
+    bool placement;
+  };
+  // What a placement did to the open items around it.
+  struct Effect {
+    bool hat = false;  // one lives together with it
+    bool cut = false;  // two groups no longer touch
+    bool fits = true;  // none was pushed above the capacity
+  };
+  // Open items that touch in time, directly or through others: a range of
+  // open_, and the slots they live in.
+  struct Part {
+    size_t begin;
+    size_t end;
+    int32_t from;
+    int32_t to;
+  };
+  // Lists of indices, one after another.
+  struct Lists {
+    std::vector<uint32_t> starts;  // one more than lists
+    std::vector<uint32_t> values;
+    const uint32_t* begin(size_t k) const { return values.data() + starts[k]; }
+    const uint32_t* end(size_t k) const {
+      return values.data() + starts[k + 1];
+    }
+  };
+
+  void FindNeighbours();
+  void FindAlive();
+  void FindTwins();
+  void Reset(const Order& order);
+  bool Solve(Part part, Mark last);
+  bool Branch(Part part, Mark last);
+  bool Continue(Part part, const Candidate& placed, const Effect& effect);
+  bool OutOfBudget();
+  bool PassedOver(uint32_t k, Mark last) const;
+  bool CanRest(uint32_t k, Mark last, int64_t limit);
+  bool CanLieAt(uint32_t k, Mark last, int64_t limit);
+  bool HasPlace(uint32_t k, Mark last);
+  bool SlotFits(size_t slot, Mark last);
+  bool Fits(Part part, Mark last);
+  std::vector<Part> Split(Part part);
+  void AddCandidates(Part part, Mark last);
+  Part Without(Part part, uint32_t item);
+  Effect Place(const Candidate& next);
+  void Rewind(size_t to);
+
+  const Problem& problem_;
+  const std::vector<Item>& items_;
+  Lists neighbours_;           // of an item: those that live together with it
+  Lists alive_;                // of a slot
+  std::vector<int32_t> twin_;  // the equal item to be placed before, or -1
+
+  // Of one run.
+  int64_t capacity_ = 0;
+  int64_t max_nodes_ = 0;
+  const std::function<bool()>* expired_ = nullptr;
+  int64_t nodes_ = 0;
+  bool stopped_ = false;
+  std::vector<uint32_t> rank_;
+  Offsets least_;  // lowest place left; the offset once placed
+  std::vector<uint8_t> placed_;
+  std::vector<int64_t> remaining_;  // open units a slot
+  std::vector<int32_t> cover_;      // open items across a slot's first border
+  std::vector<uint32_t> support_;   // what CanRest found last
+  std::vector<uint32_t> witness_;   // what SlotFits found last
+  // What failed last is asked first: a dead end mostly has one reason.
+  size_t bad_slot_ = 0;
+  uint32_t bad_item_ = 0;
+  std::vector<uint32_t> open_;
+  std::vector<uint32_t> position_;  // in open_
+  std::vector<Candidate> pool_;     // of all nodes on the way down
+  std::vector<Change> trail_;
+};
 
 }  // namespace sluice::planner

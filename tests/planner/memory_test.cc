@@ -10,9 +10,9 @@
 #include <vector>
 
 #include "planner/memory/greedy.h"
-#include "planner/planner.h"
 #include "planner/memory/problem.h"
-#include "planner/memory/search.h"
+#include "planner/memory/restarts.h"
+#include "planner/planner.h"
 #include "planner/validator.h"
 #include "tests/planner/traces.h"
 
@@ -146,18 +146,18 @@ TEST(Search, RefusesWhatDoesNotFitAndFindsWhatDoes) {
     const Problem problem = Normalise(trace);
     const int64_t best = BruteForce(trace).Solve() / problem.unit;
     const auto never = [] { return false; };
-    EXPECT_EQ(SearchPlacement(problem, best, 100000, never).verdict,
-              SearchResult::Verdict::kFits);
-    EXPECT_EQ(SearchPlacement(problem, best - 1, 100000, never).verdict,
-              SearchResult::Verdict::kImpossible);
+    EXPECT_EQ(Restarts(problem).Ask(best, 100000, never).verdict,
+              Verdict::kFits);
+    EXPECT_EQ(Restarts(problem).Ask(best - 1, 100000, never).verdict,
+              Verdict::kImpossible);
   }
 }
 
 TEST(Search, SaysUnknownWhenItsBudgetEnds) {
   const Problem problem = Normalise(ReadCsv("I.1048576.csv"));
   const SearchResult result =
-      SearchPlacement(problem, problem.max_live, 5000, [] { return false; });
-  EXPECT_EQ(result.verdict, SearchResult::Verdict::kUnknown);
+      Restarts(problem).Ask(problem.max_live, 5000, [] { return false; });
+  EXPECT_EQ(result.verdict, Verdict::kUnknown);
   EXPECT_EQ(result.nodes, 5000);
 }
 

@@ -1,0 +1,58 @@
+// Canonical search over many static orders (internal to the planner).
+//
+// How long a search takes for one order is heavy-tailed: most orders never
+// end, some end after a few hundred nodes. So orders get small budgets in
+// turn, the classic ones first and with growing budgets, between them random
+// mixtures of their criteria.
+#pragma once
+
+#include <cstdint>
+#include <functional>
+#include <random>
+#include <string>
+#include <vector>
+
+#include "planner/memory/search.h"
+
+namespace sluice::planner {
+
+struct SearchResult {
+  Verdict verdict = Verdict::kUnknown;
+  Offsets offsets;
+  std::string order;  // of the run that decided
+  int64_t nodes = 0;  // spent
+};
+
+class Restarts {
+ public:
+  explicit Restarts(const Problem& problem);
+
+  // Whether the problem fits `capacity`; at most `max_nodes` nodes in all.
+  // Same question, same answer, whatever was asked before.
+  SearchResult Ask(int64_t capacity, int64_t max_nodes,
+                   const std::function<bool()>& expired);
+
+ private:
+  struct Features {
+    double total;     // most units alive in a slot the item lives in
+    double lifetime;  // in the trace's time
+    double slots;     // lifetime in slots
+    double size;
+    double neighbours;  // items it lives together with
+  };
+
+  double Criterion(size_t k, char letter) const;
+  Order StaticOrder(const std::string& letters) const;
+  Order Mixture(std::mt19937* random) const;
+  // Runs one order; true when that decided.
+  bool Try(const Order& order, const std::string& name, int64_t capacity,
+           int64_t budget, const std::function<bool()>& expired,
+           SearchResult* result);
+
+  const Problem& problem_;
+  CanonicalSearch search_;
+  std::vector<Features> features_;
+  std::vector<NamedOrder> statics_;
+};
+
+}  // namespace sluice::planner
