@@ -2,16 +2,23 @@
 // is the wall?
 #include <fmt/format.h>
 
+#include <algorithm>
+#include <cmath>
 #include <memory>
+#include <string>
+#include <vector>
 
 #include "client/ctl/output.h"
 #include "client/ctl/plan_commands.h"
 #include "client/ctl/train_flags.h"
+#include "client/ctl/train_page.h"
 #include "client/ctl/train_words.h"
 #include "proto/base/status.h"
 
 namespace sluice::ctl {
 namespace {
+
+using planner::train::Request;
 
 constexpr const char* kExamples = R"(Examples:
   sluicectl plan train --model llama-8b --hardware h100-80g --gpus 8 --seq-len 1M
@@ -40,11 +47,62 @@ absl::StatusOr<TrainAnswer> Ask(const TrainFlags& flags) {
   return answer;
 }
 
-int Run(const TrainFlags& flags) {
-  const absl::StatusOr<TrainAnswer> answer = Ask(flags);
-  if (!answer.ok()) return ReportError(answer.status());
-  fmt::print("{}", flags.json ? TrainJson(*answer) : TrainWords(*answer));
-  return answer->estimate.fits ? 0 : kDoesNotFit;
+// What a method reaches, up to its longest sequence; empty where none fits.
+absl::StatusOr<MfuCurve> CurveOf(Request request,
+                                 const planner::train::GivenSettings& given) {
+  MfuCurve curve;
+  curve.method = planner::train::MethodName(request.method);
+  SLUICE_ASSIGN_OR_RETURN(const auto longest,
+                          planner::train::FindLongest(request, given));
+  constexpr double kSteps = 4;  // points a doubling
+  const double most = std::log2(double(longest.tokens));
+  for (double power = 14; longest.tokens > 0 && power < most;
+       power += 1 / kSteps) {
+    request.seq_len = int64_t(std::exp2(power));
+    SLUICE_ASSIGN_OR_RETURN(const auto estimate,
+                            planner::train::BestEstimate(request, given));
+    if (estimate.fits) {
+      curve.points.push_back({request.seq_len, estimate.mfu});
+    }
+  }
+  if (longest.tokens > 0) {
+    curve.points.push_back({longest.tokens, longest.at.mfu});
+  }
+  return curve;
+}
+
+absl::StatusOr<std::vector<MfuCurve>> Curves(
+    Request request, const planner::train::GivenSettings& given) {
+  std::vector<MfuCurve> curves;
+  const planner::train::Method chosen = request.method;
+  for (const auto method : planner::train::kMethods) {
+    request.method = method;
+    auto curve = CurveOf(
+        request, method == chosen ? given : planner::train::GivenSettings());
+    if (method == chosen && !curve.ok()) return curve.status();
+    if (!curve.ok()) continue;  // these GPUs are none for that method
+    curve->chosen = method == chosen;
+    curves.push_back(*std::move(curve));
+  }
+  return curves;
+}
+
+absl::StatusOr<int> Run(const TrainFlags& flags) {
+  // Before the search, which may take a second.
+  if (!flags.html.empty()) SLUICE_RETURN_IF_ERROR(CheckOutput(flags.html));
+  if (flags.html == "-" && flags.json) {
+    return absl::InvalidArgumentError(
+        "standard output can hold one of --json and --html -: name a file");
+  }
+  SLUICE_ASSIGN_OR_RETURN(const TrainAnswer answer, Ask(flags));
+  if (!flags.html.empty()) {
+    SLUICE_ASSIGN_OR_RETURN(const auto given, TrainSettings(flags));
+    SLUICE_ASSIGN_OR_RETURN(const auto curves, Curves(answer.request, given));
+    SLUICE_RETURN_IF_ERROR(WriteOutput(flags.html, TrainPage(answer, curves)));
+  }
+  fmt::print(flags.html == "-" ? stderr : stdout, "{}",
+             flags.json ? TrainJson(answer) : TrainWords(answer));
+  return answer.estimate.fits ? 0 : kDoesNotFit;
 }
 
 }  // namespace
@@ -55,7 +113,10 @@ DeskCommand AddPlanTrain(CLI::App& plan) {
   auto flags = std::make_shared<TrainFlags>();
   AddTrainFlags(*app, *flags);
   app->footer(kExamples);
-  return {app, [flags] { return Run(*flags); }};
+  return {app, [flags] {
+            const absl::StatusOr<int> result = Run(*flags);
+            return result.ok() ? *result : ReportError(result.status());
+          }};
 }
 
 }  // namespace sluice::ctl

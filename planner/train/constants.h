@@ -87,7 +87,7 @@ inline constexpr double kRecomputeCollectives = 3;  // all but the last scatter
 // driver again (MEMO section 3.2: 6 times an iteration at 128K, 16 at 256K).
 // It begins once activations fill this part of what states leave, and costs
 // seconds a byte of skeletal tensors that passes through it.
-inline constexpr double kReorganisationStart = 0.2;
+inline constexpr double kReorganisationStart = 0.16;
 inline constexpr double kReorganisationSeconds = 0.20e-9;
 
 }  // namespace sluice::planner::train

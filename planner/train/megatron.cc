@@ -116,7 +116,8 @@ double Reorganisation(const Request& request, const Group& group,
   if (used <= kReorganisationStart * free) return 0;
   const double skeletal = double(request.seq_len) / group.gpus *
                           request.model.skeletal_elements() * kElementBytes;
-  return kReorganisationSeconds * skeletal * double(request.model.layers);
+  return kReorganisationSeconds * skeletal * double(request.model.layers) /
+         group.pp;
 }
 
 }  // namespace

@@ -140,19 +140,23 @@ bool Validation::ok() const {
          lengths_exact >= kExactMust;
 }
 
-absl::StatusOr<Validation> ValidateOnPapers() {
-  absl::StatusOr<Hardware> hardware = FindHardware(kMemoHardware);
-  if (!hardware.ok()) return hardware.status();
-  Validation validation;
+absl::StatusOr<std::vector<ValidatedCell>> ValidateCells(
+    const Hardware& memo_hardware) {
+  std::vector<ValidatedCell> cells;
   for (const PublishedCell& cell : PublishedCells()) {
-    absl::StatusOr<ValidatedCell> result = ValidateCell(cell, *hardware);
-    if (!result.ok()) return result.status();
-    validation.cells.push_back(*std::move(result));
+    SLUICE_ASSIGN_OR_RETURN(cells.emplace_back(),
+                            ValidateCell(cell, memo_hardware));
   }
+  return cells;
+}
+
+absl::StatusOr<Validation> ValidateOnPapers() {
+  SLUICE_ASSIGN_OR_RETURN(const Hardware hardware, FindHardware(kMemoHardware));
+  Validation validation;
+  SLUICE_ASSIGN_OR_RETURN(validation.cells, ValidateCells(hardware));
   for (const PublishedLength& row : PublishedLengths()) {
-    absl::StatusOr<ValidatedLength> result = ValidateLength(row);
-    if (!result.ok()) return result.status();
-    validation.lengths.push_back(*std::move(result));
+    SLUICE_ASSIGN_OR_RETURN(validation.lengths.emplace_back(),
+                            ValidateLength(row));
   }
   Summarize(validation);
   return validation;

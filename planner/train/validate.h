@@ -66,8 +66,11 @@ inline constexpr double kFitsMust = 0.94;
 inline constexpr double kWithinMust = 0.90;
 inline constexpr double kExactMust = 0.60;
 
-// MEMO's tables on `memo_hardware`; a fault only where shipped files are
-// broken.
+// A fault only where shipped files are broken.
 absl::StatusOr<Validation> ValidateOnPapers();
+
+// MEMO's tables alone, on another profile of its machine: what a fit tries.
+absl::StatusOr<std::vector<ValidatedCell>> ValidateCells(
+    const Hardware& memo_hardware);
 
 }  // namespace sluice::planner::train

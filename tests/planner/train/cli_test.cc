@@ -132,6 +132,28 @@ TEST(PlanTrain, BadInputIsOneLine) {
   ExpectOneLine("validate all", "all");
 }
 
+TEST(PlanTrain, HtmlIsOnePageWithoutTheNetwork) {
+  const testing::TempDir folder;
+  const std::string path = folder.path() + "/plan.html";
+  const ChildResult result =
+      Plan(std::string(kMemo) + "--seq-len 1152K --max-seq-len --html " + path);
+  EXPECT_EQ(result.exit_code, 3);
+  std::ifstream in(path);
+  std::stringstream page;
+  page << in.rdbuf();
+  for (const char* part :
+       {"<!doctype html>", "Memory of a GPU at its peak", "One layer of it",
+        "MFU over length", "does not fit: needs", "prefers-color-scheme:dark",
+        "memo 1M", "sluice 2M", "</html>"}) {
+    EXPECT_THAT(page.str(), HasSubstr(part));
+  }
+  for (const char* remote : {"http:", "https:", "src=", "@import", "url("}) {
+    EXPECT_THAT(page.str(), ::testing::Not(HasSubstr(remote)));
+  }
+  ExpectOneLine(std::string(kMemo) + "--seq-len 64K --html /nonexistent/x.html",
+                "/nonexistent/x.html");
+}
+
 TEST(PlanValidate, PrintsEveryCellAndMeetsTheLimits) {
   const ChildResult words = Plan("validate");
   EXPECT_EQ(words.exit_code, 0) << words.out;
