@@ -12,6 +12,7 @@
 
 #include "client/torch/stream_context.h"
 #include "proto/base/status.h"
+#include "tests/bench/report.h"
 #include "tests/torch/bench/bench_node.h"
 
 namespace sluice::bench {
@@ -194,7 +195,7 @@ void Compare(int64_t chunks, int64_t chunk, std::vector<Entry>& entries) {
       fmt::format("{} chunks of {} tokens, 4 heads of 64, fp32", chunks, chunk);
   entries.push_back(
       {fmt::format("attention time, {} x {}", chunks, chunk), Median(ratios),
-       "x whole call", 1.15,
+       "x whole call", 1.15, true,
        fmt::format("{}: {:.2f} s against {:.2f} s, {} thread(s), dq differs "
                    "by {:.1e}",
                    shape, Median(chunked_s), Median(whole_s),
@@ -203,7 +204,7 @@ void Compare(int64_t chunks, int64_t chunk, std::vector<Entry>& entries) {
       {fmt::format("attention memory, {} x {}", chunks, chunk),
        static_cast<double>(chunked_peak.count()) /
            static_cast<double>(whole_peak.count()),
-       "x whole call", 0.25,
+       "x whole call", 0.25, true,
        fmt::format("{}: {} against {}", shape, FormatBytes(chunked_peak),
                    FormatBytes(whole_peak))});
 }

@@ -1,10 +1,7 @@
 #include "tests/torch/bench/bench_node.h"
 
-#include <fmt/format.h>
-
 #include <algorithm>
 #include <chrono>
-#include <cstdio>
 #include <cstring>
 #include <thread>
 
@@ -70,30 +67,6 @@ double Median(std::vector<double> values) {
 int ComputeThreads() {
   const int cores = static_cast<int>(std::thread::hardware_concurrency());
   return std::max(1, cores - 1);
-}
-
-int Report(int argc, char** argv, const std::vector<Entry>& entries) {
-  std::string text = "[\n";
-  for (const Entry& entry : entries) {
-    const std::string target =
-        entry.target < 0 ? "null" : fmt::format("{}", entry.target);
-    text += fmt::format(
-        "  {{\"name\": \"{}\", \"value\": {:.6g}, \"unit\": \"{}\", "
-        "\"target\": {}, \"better\": \"lower\", \"detail\": \"{}\"}}{}\n",
-        entry.name, entry.value, entry.unit, target, entry.detail,
-        &entry == &entries.back() ? "" : ",");
-  }
-  text += "]\n";
-  std::fputs(text.c_str(), stdout);
-  if (argc < 3 || std::strcmp(argv[1], "--json") != 0) return 0;
-  std::FILE* file = std::fopen(argv[2], "w");
-  if (file == nullptr) {
-    fmt::print(stderr, "error: cannot write {}: {}\n", argv[2],
-               std::strerror(errno));
-    return 2;
-  }
-  std::fputs(text.c_str(), file);
-  return std::fclose(file) == 0 ? 0 : 1;
 }
 
 }  // namespace sluice::bench

@@ -1,12 +1,11 @@
 // What the torch benches share: a simulated node with one GPU, HBM as an armed
-// region, host memory, and the JSON list they write.
+// region, and host memory.
 #pragma once
 
 #include <cstddef>
 #include <cstdlib>
 #include <functional>
 #include <memory>
-#include <string>
 #include <vector>
 
 #include "client/copy_engine.h"
@@ -51,20 +50,9 @@ class Node {
   runtime::RegionAllocator allocator_;
 };
 
-struct Entry {
-  std::string name;
-  double value;
-  std::string unit;
-  double target;  // negative: none
-  std::string detail;
-};
-
 double Seconds(const std::function<void()>& body);
 double Median(std::vector<double> values);
 // One compute thread fewer than cores, at least one: the rest copies.
 int ComputeThreads();
-
-// `--json FILE`; without it the entries go to stdout only.
-int Report(int argc, char** argv, const std::vector<Entry>& entries);
 
 }  // namespace sluice::bench
