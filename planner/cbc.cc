@@ -214,6 +214,8 @@ class DsaMip {
     Cbc_setParameter(model_, "timeMode", "elapsed");
     Cbc_setParameter(model_, "seconds", fmt::format("{:.3f}", seconds).c_str());
     Cbc_setParameter(model_, "threads", "0");
+    // So that mostly not the clock but the work ends it.
+    Cbc_setParameter(model_, "maxNodes", "20000");
     // 2.10.8 reads a null pointer in CglPreProcess::postProcess when the time
     // limit ends a solve that was preprocessed.
     Cbc_setParameter(model_, "preprocess", "off");

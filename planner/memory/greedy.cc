@@ -11,9 +11,12 @@ constexpr int64_t kNoLimit = std::numeric_limits<int64_t>::max();
 }  // namespace
 
 std::optional<Offsets> PlaceInOrder(const Problem& problem, const Order& order,
-                                    Fit fit, int64_t limit, Occupancy* taken) {
+                                    Fit fit, int64_t limit, Occupancy* taken,
+                                    const std::function<bool()>& expired) {
   Offsets offsets(problem.items.size());
+  size_t placed = 0;
   for (const uint32_t k : order) {
+    if (++placed % 1024 == 0 && expired()) return std::nullopt;
     const Item& item = problem.items[k];
     const int64_t offset = taken->Find(item.lower, item.upper, item.size, fit);
     const int64_t end = offset + item.size;
@@ -27,22 +30,22 @@ std::optional<Offsets> PlaceInOrder(const Problem& problem, const Order& order,
 std::optional<Offsets> PlaceInOrder(const Problem& problem, const Order& order,
                                     Fit fit, int64_t limit) {
   Occupancy taken(problem.live.size());
-  return PlaceInOrder(problem, order, fit, limit, &taken);
+  return PlaceInOrder(problem, order, fit, limit, &taken, [] { return false; });
 }
 
-GreedyResult GreedyRace(const Problem& problem, int64_t target,
+GreedyResult GreedyRace(const Problem& problem, int64_t peak, int64_t target,
                         const std::function<bool()>& expired) {
   GreedyResult best;
-  best.peak = kNoLimit;
+  best.peak = peak;
+  if (peak <= target) return best;
   Occupancy taken(problem.live.size());
   for (const NamedOrder& named : GreedyOrders(problem)) {
     for (const Fit fit : {Fit::kFirst, Fit::kBest}) {
-      if (best.peak <= target) return best;
-      if (best.peak != kNoLimit && expired()) return best;
-      // Only a strictly better one is of use.
-      const int64_t limit = best.peak == kNoLimit ? kNoLimit : best.peak - 1;
+      if (best.peak <= target || expired()) return best;
       taken.Clear();
-      auto offsets = PlaceInOrder(problem, named.order, fit, limit, &taken);
+      // Only a strictly better one is of use.
+      auto offsets = PlaceInOrder(problem, named.order, fit, best.peak - 1,
+                                  &taken, expired);
       if (!offsets) continue;
       best.peak = PeakOf(problem, *offsets);
       best.offsets = *std::move(offsets);

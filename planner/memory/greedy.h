@@ -16,12 +16,13 @@
 namespace sluice::planner {
 
 // Places items of `order` into `taken`. Gives up (nullopt) as soon as an item
-// would end above `limit`, since the caller has something as good already.
-// Offsets of items not in `order` are 0.
+// would end above `limit`, since the caller has something as good already, or
+// when `expired` says so. Offsets of items not in `order` are 0.
 std::optional<Offsets> PlaceInOrder(const Problem& problem, const Order& order,
-                                    Fit fit, int64_t limit, Occupancy* taken);
+                                    Fit fit, int64_t limit, Occupancy* taken,
+                                    const std::function<bool()>& expired);
 
-// The same on an empty memory.
+// The same on an empty memory, however long it takes.
 std::optional<Offsets> PlaceInOrder(const Problem& problem, const Order& order,
                                     Fit fit, int64_t limit);
 
@@ -31,10 +32,10 @@ struct GreedyResult {
   std::string method;  // "greedy:size:first"
 };
 
-// Runs every order with both fits, in listed order, and keeps the best; stops
-// at the first whose peak is at most `target`, or when `expired` says so
-// (after at least one whole run).
-GreedyResult GreedyRace(const Problem& problem, int64_t target,
+// Runs every order with both fits, in listed order, and keeps the best below
+// `peak`, which is known already; stops at the first of at most `target`, or
+// when `expired` says so. With none below, `offsets` is empty.
+GreedyResult GreedyRace(const Problem& problem, int64_t peak, int64_t target,
                         const std::function<bool()>& expired);
 
 }  // namespace sluice::planner

@@ -3,14 +3,15 @@
 
 #include <fmt/format.h>
 
+#include <algorithm>
 #include <string>
 #include <utility>
+#include <vector>
 
 #include "absl/time/clock.h"
-#include "planner/memory/dsa_mip.h"
-#include "planner/memory/greedy.h"
+#include "planner/memory/passes.h"
+#include "planner/memory/portfolio.h"
 #include "planner/memory/problem.h"
-#include "planner/memory/restarts.h"
 #include "planner/validator.h"
 #include "proto/base/status.h"
 
@@ -37,76 +38,84 @@ absl::Status CheckTrace(const plan::Trace& trace) {
   return absl::OkStatus();
 }
 
-// What is known so far: the best placement, and what no placement is below.
-struct State {
-  Offsets offsets;
-  int64_t peak = 0;
-  int64_t bound = 0;
-  std::string method;
-  std::string proved_by = "max_live";
+// Where the two levels begin to pay.
+constexpr size_t kMinLeveledItems = 200;
 
-  bool Proved() const { return peak == bound; }
-};
-
-// The search's budget is counted in nodes (about a microsecond each), not in
-// seconds, so that a plan is the same on every machine as long as the clock
-// does not end it.
-constexpr int64_t kSearchNodes = 4'000'000;
-constexpr size_t kMaxSearchItems = 4000;
-
-void Adopt(const Problem& problem, Offsets offsets, std::string method,
-           State* state) {
-  state->peak = PeakOf(problem, offsets);
-  state->offsets = std::move(offsets);
-  state->method = std::move(method);
+PortfolioOptions OptionsOf(const MemoryOptions& options, const Problem& problem,
+                           absl::Time start) {
+  PortfolioOptions inner{.use_search = options.use_search,
+                         .use_cbc = options.use_cbc,
+                         .mip_program = options.mip_program,
+                         .deadline = start + options.time_limit,
+                         .goal = problem.max_live};
+  if (options.capacity) {
+    const int64_t units = options.capacity->count() / problem.unit;
+    inner.goal_is_capacity = units >= problem.max_live;
+    inner.goal = std::max(inner.goal, units);
+  }
+  inner.progress = [&options, unit = problem.unit, start](
+                       const std::string& arm, const Knowledge& known) {
+    if (!options.progress) return;
+    options.progress({.arm = arm,
+                      .peak = Bytes(known.peak * unit),
+                      .lower_bound = Bytes(known.bound * unit),
+                      .seconds = absl::ToDoubleSeconds(absl::Now() - start)});
+  };
+  return inner;
 }
 
-// Asks the search for the bound itself, then for capacities halfway between
-// what is proved impossible and what is found, until they meet or the budget
-// ends.
-void ImproveBySearch(const Problem& problem,
-                     const std::function<bool()>& expired, State* state) {
-  int64_t nodes = kSearchNodes;
-  // The bound itself is worth most; but an open question (the bound of D and
-  // J is one) must not eat it all.
-  int64_t share = nodes * 3 / 8;
-  int64_t target = state->bound;
-  int64_t low = state->bound;
-  Restarts restarts(problem);
-  while (low < state->peak && nodes > 0 && !expired()) {
-    const SearchResult result =
-        restarts.Ask(target, std::min(nodes, share), expired);
-    nodes -= result.nodes;
-    share = kSearchNodes / 12;
-    switch (result.verdict) {
-      case Verdict::kFits:
-        Adopt(problem, result.offsets, "search:" + result.order, state);
-        break;
-      case Verdict::kImpossible:
-        low = target + 1;
-        state->bound = target + 1;  // smaller capacities do not fit either
-        state->proved_by = "search";
-        break;
-      case Verdict::kUnknown:
-        low = target + 1;
-        break;
-    }
-    target = low + (state->peak - 1 - low) / 2;
-  }
+MemoryPlan PlanOf(const plan::Trace& trace, const Problem& problem,
+                  const Knowledge& known) {
+  MemoryPlan plan;
+  static_cast<plan::Placement&>(plan) =
+      ToPlacement(problem, known.offsets, trace);
+  plan.lower_bound = Bytes(known.bound * problem.unit);
+  plan.proved_by = known.Proved() ? known.proved_by : "none";
+  plan.method = known.method;
+  plan.buffers = trace.buffers.size();
+  plan.max_live = Bytes(problem.max_live * problem.unit);
+  return plan;
 }
 
-// CBC proves 40 to 60 buffers, erratically; beyond it only takes time.
-constexpr size_t kMaxCbcItems = 60;
-
-void ImproveByCbc(const Problem& problem, absl::Duration time_limit,
-                  State* state) {
-  MipResult result =
-      SolveDsaMip(problem, state->offsets, state->bound, time_limit);
-  if (result.offsets) Adopt(problem, *std::move(result.offsets), "cbc", state);
-  if (result.bound > state->bound) {
-    state->bound = result.bound;
-    state->proved_by = "cbc";
+// The two levels, each planned as a flat trace; kept where they are better.
+// Their proof is not the flat trace's.
+bool RunLevels(const plan::Trace& trace, const Problem& problem,
+               const MemoryOptions& options, const PortfolioOptions& inner,
+               Knowledge* known) {
+  inner.progress("levels", *known);
+  const std::vector<Pass> passes =
+      options.passes.empty() ? DetectPasses(trace) : options.passes;
+  if (passes.empty()) return false;
+  const absl::Duration share = (inner.deadline - absl::Now()) / 8;
+  const auto flat =
+      [&](const plan::Trace& level) -> absl::StatusOr<plan::Placement> {
+    const Problem part = Normalise(level);
+    const MemoryOptions own{.time_limit = share, .use_cbc = false};
+    const PortfolioOptions arms = OptionsOf(own, part, absl::Now());
+    Knowledge best = RunGreedy(part, arms);
+    if (!best.Proved()) RunPieces(part, arms, &best);
+    return PlanOf(level, part, best);
+  };
+  const auto leveled = PlanByPasses(trace, passes, flat);
+  if (!leveled.ok() || !leveled->has_value()) return false;
+  const plan::Placement& found = **leveled;
+  if (found.peak >= Bytes(known->peak * problem.unit) ||
+      !ValidatePlacement(trace, found).ok()) {
+    return false;
   }
+  known->peak = found.peak.count() / problem.unit;
+  for (size_t k = 0; k < problem.source.size(); ++k) {
+    known->offsets[k] = found.offsets[problem.source[k]].count() / problem.unit;
+  }
+  known->method = "levels:" + found.method;
+  return true;
+}
+
+const char* StoppedBy(const MemoryPlan& plan, const MemoryOptions& options,
+                      bool expired) {
+  if (plan.optimal()) return "proof";
+  if (plan.fits.has_value() && options.capacity) return "capacity";
+  return expired ? "time" : "work";
 }
 
 }  // namespace
@@ -115,34 +124,33 @@ absl::StatusOr<MemoryPlan> PlanMemory(const plan::Trace& trace,
                                       const MemoryOptions& options) {
   SLUICE_RETURN_IF_ERROR(CheckTrace(trace));
   const absl::Time start = absl::Now();
-  const absl::Time deadline = start + options.time_limit;
-  const auto expired = [deadline] { return absl::Now() >= deadline; };
   const Problem problem = Normalise(trace);
-  GreedyResult greedy = GreedyRace(problem, problem.max_live, expired);
-  State state{.offsets = std::move(greedy.offsets),
-              .peak = greedy.peak,
-              .bound = problem.max_live,
-              .method = std::move(greedy.method)};
-  const size_t n = problem.items.size();
-  if (options.use_search && !state.Proved() && n <= kMaxSearchItems) {
-    ImproveBySearch(problem, expired, &state);
+  const PortfolioOptions inner = OptionsOf(options, problem, start);
+  // Nothing can fit: any plan will do.
+  const bool hopeless =
+      options.capacity &&
+      *options.capacity < Bytes(problem.max_live * problem.unit);
+  Knowledge known = RunGreedy(problem, inner);
+  const auto open = [&] {
+    return !hopeless && known.peak > inner.goal && !inner.Expired();
+  };
+  bool leveled = false;
+  if (open() && options.use_search &&
+      (problem.items.size() >= kMinLeveledItems || !options.passes.empty())) {
+    leveled = RunLevels(trace, problem, options, inner, &known);
   }
-  if (options.use_cbc && !state.Proved() && n <= kMaxCbcItems && !expired()) {
-    ImproveByCbc(problem, deadline - absl::Now(), &state);
+  if (open()) {
+    const int64_t before = known.peak;
+    RunPieces(problem, inner, &known);
+    leveled = leveled && known.peak == before;
   }
-  MemoryPlan plan;
-  static_cast<plan::Placement&>(plan) =
-      ToPlacement(problem, state.offsets, trace);
-  plan.lower_bound = Bytes(state.bound * problem.unit);
-  plan.proved_by = state.Proved() ? state.proved_by : "none";
-  plan.method = state.method;
-  plan.buffers = trace.buffers.size();
-  plan.max_live = Bytes(problem.max_live * problem.unit);
-  plan.stopped_by = state.Proved() ? "proof" : expired() ? "time" : "work";
+  MemoryPlan plan = PlanOf(trace, problem, known);
+  plan.levels = leveled ? 2 : 1;
   if (options.capacity) {
     if (plan.peak <= *options.capacity) plan.fits = true;
     if (plan.lower_bound > *options.capacity) plan.fits = false;
   }
+  plan.stopped_by = StoppedBy(plan, options, inner.Expired());
   SLUICE_RETURN_IF_ERROR(ValidatePlacement(trace, plan));
   plan.valid = true;
   plan.seconds = absl::ToDoubleSeconds(absl::Now() - start);

@@ -98,6 +98,16 @@ void FinishProblem(Problem* problem) {
   problem->peak_slot = static_cast<int32_t>(peak - live.begin());
 }
 
+void CompressSlots(Problem* problem) {
+  std::vector<Event> events;
+  for (size_t k = 0; k < problem->items.size(); ++k) {
+    events.push_back({problem->items[k].lower, true, k});
+    events.push_back({problem->items[k].upper, false, k});
+  }
+  CompressTime(std::move(events), &problem->items);
+  FinishProblem(problem);
+}
+
 int64_t PeakOf(const Problem& problem, const Offsets& offsets) {
   int64_t peak = 0;
   for (size_t k = 0; k < offsets.size(); ++k) {

@@ -59,6 +59,9 @@ class RangeMax {
 // Recomputes live, max_live and peak_slot from the items.
 void FinishProblem(Problem* problem);
 
+// Gives items new slots, as few as their old ones allow; then FinishProblem.
+void CompressSlots(Problem* problem);
+
 int64_t PeakOf(const Problem& problem, const Offsets& offsets);
 
 // The placement in bytes and request order; proof and method are left to the

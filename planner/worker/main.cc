@@ -17,6 +17,7 @@
 #include <string>
 #include <string_view>
 
+#include "planner/memory/mip_process.h"
 #include "planner/planner.h"
 #include "proto/base/status.h"
 #include "proto/plan/codec.h"
@@ -165,7 +166,8 @@ int Run(int in_fd, int out_fd, double time_limit_s) {
   fallback = {first.data(), first.size(), secluded_fd};
   fallback_ready = 1;
   const auto plan = PlanNode(request->profiles, request->resources,
-                             {.time_limit = absl::Seconds(time_limit_s * 0.5)});
+                             {.time_limit = absl::Seconds(time_limit_s * 0.5),
+                              .mip_program = "/proc/self/exe"});
   const std::string second = plan.ok() ? plan::Encode(*plan) : first;
   fallback_ready = 0;  // from here on a plan could be half written
   const absl::Status written = WriteAll(secluded_fd, second);
@@ -176,6 +178,10 @@ int Run(int in_fd, int out_fd, double time_limit_s) {
 }  // namespace sluice::planner
 
 int main(int argc, char** argv) {
+  // Spawned by PlanMemory (planner/memory/mip_process.h), not by people.
+  if (argc == 2 && std::string_view(argv[1]) == "mip") {
+    return sluice::planner::ServeMip(STDIN_FILENO, STDOUT_FILENO);
+  }
   CLI::App app{"Solves one plan request of sluiced."};
   int in_fd = STDIN_FILENO;
   int out_fd = STDOUT_FILENO;

@@ -2,6 +2,7 @@
 #include <gtest/gtest.h>
 #include <unistd.h>
 
+#include <limits>
 #include <random>
 #include <string>
 
@@ -92,7 +93,9 @@ TEST(Cbc, NeverContradictsTheSearch) {
     const plan::Trace trace =
         RandomTrace(random, 12 + static_cast<int>(random() % 8), 16, 40);
     const Problem problem = Normalise(trace);
-    if (GreedyRace(problem, problem.max_live, [] { return false; }).peak == problem.max_live) {
+    if (GreedyRace(problem, std::numeric_limits<int64_t>::max(),
+                   problem.max_live, [] { return false; })
+            .peak == problem.max_live) {
       continue;
     }
     ++gaps;

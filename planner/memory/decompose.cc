@@ -1,0 +1,96 @@
+#include "planner/memory/decompose.h"
+
+#include <algorithm>
+#include <numeric>
+#include <utility>
+
+namespace sluice::planner {
+namespace {
+
+struct Group {
+  std::vector<uint32_t> items;  // by lower
+  int64_t base;
+};
+
+// Groups that no item joins across a slot border.
+std::vector<Group> Cut(const Problem& problem, const Group& group) {
+  std::vector<Group> groups;
+  int32_t end = -1;
+  for (const uint32_t k : group.items) {
+    const Item& item = problem.items[k];
+    if (item.lower >= end) groups.push_back({{}, group.base});
+    groups.back().items.push_back(k);
+    end = std::max(end, item.upper);
+  }
+  return groups;
+}
+
+// Gives those that live throughout the group an offset and takes them out.
+bool Peel(const Problem& problem, Group* group, Offsets* offsets) {
+  int32_t from = problem.items[group->items[0]].lower;
+  int32_t to = 0;
+  for (const uint32_t k : group->items) {
+    to = std::max(to, problem.items[k].upper);
+  }
+  std::vector<uint32_t> rest;
+  for (const uint32_t k : group->items) {
+    const Item& item = problem.items[k];
+    if (item.lower == from && item.upper == to) {
+      (*offsets)[k] = group->base;
+      group->base += item.size;
+    } else {
+      rest.push_back(k);
+    }
+  }
+  const bool peeled = rest.size() < group->items.size();
+  group->items = std::move(rest);
+  return peeled;
+}
+
+Piece PieceOf(const Problem& whole, Group group) {
+  Piece piece{.items = std::move(group.items), .base = group.base};
+  const int32_t from = whole.items[piece.items[0]].lower;
+  for (const uint32_t k : piece.items) {
+    Item item = whole.items[k];
+    item.lower -= from;
+    item.upper -= from;
+    piece.problem.items.push_back(item);
+  }
+  piece.problem.unit = whole.unit;
+  FinishProblem(&piece.problem);
+  return piece;
+}
+
+}  // namespace
+
+Pieces Decompose(const Problem& problem) {
+  Pieces result;
+  result.offsets.assign(problem.items.size(), 0);
+  Group all{std::vector<uint32_t>(problem.items.size()), 0};
+  std::iota(all.items.begin(), all.items.end(), 0u);
+  std::stable_sort(all.items.begin(), all.items.end(),
+                   [&](uint32_t a, uint32_t b) {
+                     return problem.items[a].lower < problem.items[b].lower;
+                   });
+  std::vector<Group> open = {std::move(all)};
+  while (!open.empty()) {
+    const Group next = std::move(open.back());
+    open.pop_back();
+    if (next.items.empty()) continue;
+    for (Group& group : Cut(problem, next)) {
+      if (Peel(problem, &group, &result.offsets)) {
+        open.push_back(std::move(group));
+      } else {
+        result.pieces.push_back(PieceOf(problem, std::move(group)));
+      }
+    }
+  }
+  std::stable_sort(result.pieces.begin(), result.pieces.end(),
+                   [](const Piece& a, const Piece& b) {
+                     return a.base + a.problem.max_live >
+                            b.base + b.problem.max_live;
+                   });
+  return result;
+}
+
+}  // namespace sluice::planner

@@ -1,0 +1,24 @@
+// The MIP in a program of its own (internal to the planner), so that a crash,
+// a hang or a print of CBC's costs its certificate and nothing else.
+#pragma once
+
+#include <string>
+
+#include "absl/time/time.h"
+#include "planner/memory/dsa_mip.h"
+
+namespace sluice::planner {
+
+// SolveDsaMip, asked of `program mip` over a pair of pipes; in this process
+// when `program` is empty. The helper is killed at the limit. What it answers
+// is not trusted: a placement is checked and put right, a bound must lie
+// between `bound` and the start's peak. No answer, or one that does not hold:
+// nothing new is known.
+MipResult SolveMip(const Problem& problem, const Offsets& start, int64_t bound,
+                   absl::Duration time_limit, const std::string& program);
+
+// What the helper does: reads a question from `in_fd`, writes the answer to
+// `out_fd`. The exit status of the program.
+int ServeMip(int in_fd, int out_fd);
+
+}  // namespace sluice::planner

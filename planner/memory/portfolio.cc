@@ -1,0 +1,223 @@
+#include "planner/memory/portfolio.h"
+
+#include <algorithm>
+#include <utility>
+
+#include "absl/time/clock.h"
+#include "planner/memory/decompose.h"
+#include "planner/memory/greedy.h"
+#include "planner/memory/mip_process.h"
+#include "planner/memory/replay.h"
+#include "planner/memory/restarts.h"
+#include "planner/memory/squeaky.h"
+#include "planner/memory/window.h"
+
+namespace sluice::planner {
+namespace {
+
+// A node takes half a microsecond to one.
+constexpr int64_t kQuickNodes = 100'000;
+constexpr int64_t kSearchNodes = 4'000'000;
+constexpr int64_t kCapacityNodes = 6'000'000;
+// The search's lists grow with the pairs of items that live together.
+constexpr size_t kMaxSearchItems = 4000;
+constexpr int64_t kSqueakyRounds = 200;
+constexpr int64_t kSqueakyPlacements = 1'000'000;
+constexpr size_t kMinWindowItems = 300;
+// CBC proves 40 to 60 buffers, erratically; beyond it only takes time.
+constexpr size_t kMaxCbcItems = 60;
+
+// The arms on one piece of the problem.
+class PieceSolver {
+ public:
+  PieceSolver(const Problem& problem, int64_t goal,
+              const PortfolioOptions& options, Knowledge known)
+      : problem_(problem),
+        goal_(goal),
+        options_(options),
+        known_(std::move(known)),
+        expired_([&options] { return options.Expired(); }) {}
+
+  Knowledge Run() {
+    const size_t n = problem_.items.size();
+    const bool small = options_.use_search && n <= kMaxSearchItems;
+    if (small && Open()) {
+      restarts_ = std::make_unique<Restarts>(problem_);
+      Ask("search", goal_, kQuickNodes);
+    }
+    if (options_.use_search && Open()) Squeaky();
+    if (options_.use_search && Open() && n >= kMinWindowItems) Window();
+    if (small && Open()) Search();
+    if (options_.use_cbc && Open() && n <= kMaxCbcItems) Cbc();
+    return std::move(known_);
+  }
+
+ private:
+  bool Open() const {
+    return known_.peak > std::max(goal_, known_.bound) &&
+           !(options_.goal_is_capacity && known_.bound > goal_) &&
+           !options_.Expired();
+  }
+
+  void Begin(const std::string& arm) const { options_.progress(arm, known_); }
+
+  void Adopt(Offsets offsets, std::string method) {
+    const int64_t peak = PeakOf(problem_, offsets);
+    if (peak >= known_.peak) return;
+    known_.peak = peak;
+    known_.offsets = std::move(offsets);
+    known_.method = std::move(method);
+  }
+
+  void Raise(int64_t bound, const char* proved_by) {
+    if (bound <= known_.bound) return;
+    known_.bound = bound;
+    known_.proved_by = proved_by;
+  }
+
+  SearchResult Ask(const char* arm, int64_t target, int64_t nodes) {
+    Begin(arm);
+    SearchResult result = restarts_->Ask(target, nodes, expired_);
+    if (result.verdict == Verdict::kFits) {
+      Adopt(result.offsets, "search:" + result.order);
+    } else if (result.verdict == Verdict::kImpossible) {
+      Raise(target + 1, "search");  // nor does any smaller capacity
+    }
+    return result;
+  }
+
+  void Squeaky() {
+    Begin("squeaky wheel");
+    const auto n = static_cast<int64_t>(problem_.items.size());
+    const Order start = GreedyOrders(problem_).front().order;
+    auto offsets = SqueakyWheel(
+        problem_, start, known_.peak, std::max(goal_, known_.bound),
+        std::min(kSqueakyRounds * n, kSqueakyPlacements), expired_);
+    if (offsets) Adopt(*std::move(offsets), "squeaky");
+  }
+
+  void Window() {
+    Begin("window");
+    auto offsets = SolveWindow(problem_, known_.peak,
+                               std::max(goal_, known_.bound), expired_);
+    if (offsets) Adopt(*std::move(offsets), "window");
+  }
+
+  // The goal once more; then, if it is no capacity that was asked for,
+  // capacities halfway between what is proved or given up and what is found.
+  void Search() {
+    if (options_.goal_is_capacity) {
+      Ask("search", goal_, kCapacityNodes);
+      return;
+    }
+    int64_t nodes = kSearchNodes;
+    // The bound itself is worth most; but an open question (the bound of D
+    // and J is one) must not eat it all.
+    int64_t share = nodes * 3 / 8;
+    int64_t low = std::max(goal_, known_.bound);
+    int64_t target = low;
+    while (low < known_.peak && nodes > 0 && !options_.Expired()) {
+      nodes -= Ask("search", target, std::min(nodes, share)).nodes;
+      share = kSearchNodes / 12;
+      if (known_.peak > target) low = target + 1;
+      target = low + (known_.peak - 1 - low) / 2;
+    }
+  }
+
+  void Cbc() {
+    Begin("cbc");
+    MipResult result =
+        SolveMip(problem_, known_.offsets, known_.bound,
+                 options_.deadline - absl::Now(), options_.mip_program);
+    if (result.offsets) Adopt(*std::move(result.offsets), "cbc");
+    Raise(result.bound, "cbc");
+  }
+
+  const Problem& problem_;
+  const int64_t goal_;
+  const PortfolioOptions& options_;
+  Knowledge known_;
+  const std::function<bool()> expired_;
+  std::unique_ptr<Restarts> restarts_;
+};
+
+// Greedy again: a piece has its own peak.
+Knowledge KnownOf(const Piece& piece, int64_t goal,
+                  const PortfolioOptions& options) {
+  Knowledge known{.offsets = ReplayAllocator(piece.problem),
+                  .bound = piece.problem.max_live,
+                  .method = "replay"};
+  known.peak = PeakOf(piece.problem, known.offsets);
+  GreedyResult greedy = GreedyRace(piece.problem, known.peak, goal,
+                                   [&options] { return options.Expired(); });
+  if (greedy.peak < known.peak) {
+    known.peak = greedy.peak;
+    known.offsets = std::move(greedy.offsets);
+    known.method = std::move(greedy.method);
+  }
+  return known;
+}
+
+}  // namespace
+
+Knowledge RunGreedy(const Problem& problem, const PortfolioOptions& options) {
+  const Piece whole{.problem = problem};
+  return KnownOf(whole, options.goal, options);
+}
+
+void RunPieces(const Problem& problem, const PortfolioOptions& options,
+               Knowledge* known) {
+  Pieces pieces = Decompose(problem);
+  const bool whole = pieces.pieces.size() == 1 && pieces.pieces[0].base == 0;
+  Offsets offsets = std::move(pieces.offsets);
+  int64_t goal = options.goal;
+  int64_t peak = 0;
+  int64_t bound = known->bound;
+  std::string proved_by = known->proved_by;
+  std::string method = known->method;
+  for (const Piece& piece : pieces.pieces) {
+    const int64_t own_goal = goal - piece.base;
+    PortfolioOptions own = options;
+    own.progress = [&](const std::string& arm, const Knowledge&) {
+      options.progress(arm, *known);
+    };
+    // A whole piece has its items in another order than the problem has.
+    Knowledge start;
+    if (whole) {
+      start = *known;
+      for (size_t k = 0; k < piece.items.size(); ++k) {
+        start.offsets[k] = known->offsets[piece.items[k]];
+      }
+    } else {
+      start = KnownOf(piece, own_goal, options);
+    }
+    const Knowledge solved =
+        PieceSolver(piece.problem, own_goal, own, std::move(start)).Run();
+    for (size_t k = 0; k < piece.items.size(); ++k) {
+      offsets[piece.items[k]] = piece.base + solved.offsets[k];
+    }
+    if (piece.base + solved.bound > bound) {
+      bound = piece.base + solved.bound;
+      proved_by = solved.proved_by;
+    }
+    // The first piece is the one that decides; those that follow need not be
+    // lower than it came out.
+    if (piece.base + solved.peak > peak) {
+      peak = piece.base + solved.peak;
+      method = solved.method;
+    }
+    goal = std::max(goal, peak);
+  }
+  peak = PeakOf(problem, offsets);
+  if (bound > known->bound) {
+    known->bound = bound;
+    known->proved_by = proved_by;
+  }
+  if (peak < known->peak) {
+    known->peak = peak;
+    known->offsets = std::move(offsets);
+    known->method = method;
+  }
+}
+
+}  // namespace sluice::planner

@@ -1,0 +1,48 @@
+// The arms of PlanMemory on a normalised problem, in order, each with a
+// budget in counted work (internal to the planner). README.md lists them.
+#pragma once
+
+#include <cstdint>
+#include <functional>
+#include <string>
+
+#include "absl/time/time.h"
+#include "planner/memory/plan_memory.h"
+#include "planner/memory/problem.h"
+
+namespace sluice::planner {
+
+// What is known of a problem: the best placement, and what none is below.
+struct Knowledge {
+  Offsets offsets;
+  int64_t peak = 0;
+  int64_t bound = 0;
+  std::string method;
+  std::string proved_by = "max_live";
+
+  bool Proved() const { return peak == bound; }
+};
+
+struct PortfolioOptions {
+  bool use_search = true;
+  bool use_cbc = true;
+  std::string mip_program;
+  absl::Time deadline;
+  // Plans at or below this are good enough; at least max_live.
+  int64_t goal = 0;
+  // Whether nothing below the goal is wanted, so that only it is asked for.
+  bool goal_is_capacity = false;
+  // Told before each arm and after each better plan.
+  std::function<void(const std::string& arm, const Knowledge&)> progress;
+
+  bool Expired() const { return absl::Now() >= deadline; }
+};
+
+// The greedy race on the whole problem.
+Knowledge RunGreedy(const Problem& problem, const PortfolioOptions& options);
+
+// The other arms, piece by piece, starting from what is known.
+void RunPieces(const Problem& problem, const PortfolioOptions& options,
+               Knowledge* known);
+
+}  // namespace sluice::planner

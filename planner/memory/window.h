@@ -1,0 +1,21 @@
+// Peak window exact, freeze, then greedy (internal to the planner): for
+// traces too large for the search, whose peak decides alone.
+#pragma once
+
+#include <cstdint>
+#include <functional>
+#include <optional>
+
+#include "planner/memory/problem.h"
+
+namespace sluice::planner {
+
+// Places the items that live in a window of slots around the peak by
+// canonical search within `target`, leaves them there, and places the others
+// greedily in several orders; wider windows in turn. Ends at the first
+// placement of at most `target`. nullopt: none better than `peak`.
+std::optional<Offsets> SolveWindow(const Problem& problem, int64_t peak,
+                                   int64_t target,
+                                   const std::function<bool()>& expired);
+
+}  // namespace sluice::planner
