@@ -1,0 +1,359 @@
+// Readers of traces: what each format means, and what is refused in one line.
+#include "planner/trace/read_trace.h"
+
+#include <fmt/format.h>
+
+#include <sstream>
+
+#include "gmock/gmock.h"
+#include "proto/plan/codec.h"
+#include "tests/planner/generator.h"
+#include "tests/support/status_matchers.h"
+
+namespace sluice::planner {
+namespace {
+
+using ::sluice::testing::IsOk;
+using ::testing::ElementsAre;
+using ::testing::HasSubstr;
+
+absl::StatusOr<NamedTrace> Read(const std::string& text,
+                                TraceOptions options = {}) {
+  options.file = "t";
+  std::istringstream in(text);
+  return ReadTrace(in, options);
+}
+
+// Lifetimes and sizes as text, to be compared at a glance.
+std::vector<std::string> Rows(const NamedTrace& named) {
+  std::vector<std::string> rows;
+  for (size_t k = 0; k < named.names.size(); ++k) {
+    const plan::Buffer& b = named.trace.buffers[k];
+    rows.push_back(fmt::format("{} [{}, {}) {}", named.names[k], b.lower,
+                               b.upper, b.size.count()));
+  }
+  return rows;
+}
+
+// The message, which is one line without control characters.
+std::string Refusal(const std::string& text, const TraceOptions& options = {}) {
+  const auto read = Read(text, options);
+  if (read.ok()) return "accepted";
+  EXPECT_EQ(read.status().code(), absl::StatusCode::kInvalidArgument);
+  const std::string message(read.status().message());
+  for (const char c : message) EXPECT_GE(static_cast<unsigned char>(c), 0x20);
+  return message;
+}
+
+// ---- MiniMalloc CSV --------------------------------------------------------
+
+TEST(CsvTrace, ColumnsComeInAnyOrderAndLifetimesAreHalfOpen) {
+  const auto named = Read("size,id,upper,lower\n10,a,5,0\n7,b,9,5\n");
+  ASSERT_THAT(named, IsOk());
+  EXPECT_THAT(Rows(*named), ElementsAre("a [0, 5) 10", "b [5, 9) 7"));
+  EXPECT_EQ(named->trace.alignment, Bytes(1));
+  EXPECT_EQ(named->trace.end, 9);
+}
+
+TEST(CsvTrace, ThePlanRepeatsTheRowsAndAddsOffset) {
+  const auto named = Read("size,id,upper,lower,what\n10,a,5,0,x\n7,b,9,5,y\n");
+  ASSERT_THAT(named, IsOk());
+  EXPECT_EQ(PlanCsv(*named, {Bytes(0), Bytes(64)}),
+            "size,id,upper,lower,what,offset\n10,a,5,0,x,0\n7,b,9,5,y,64\n");
+}
+
+TEST(CsvTrace, APlanCanBePlannedAgain) {
+  const auto named = Read("id,offset,lower,upper,size\n1,77,0,2,8\n");
+  ASSERT_THAT(named, IsOk());
+  EXPECT_EQ(PlanCsv(*named, {Bytes(0)}),
+            "id,lower,upper,size,offset\n1,0,2,8,0\n");
+}
+
+TEST(CsvTrace, LineEndsBlankLinesAndAByteOrderMarkDoNotMatter) {
+  const auto named =
+      Read("\xef\xbb\xbfid,lower,upper,size\r\n\r\n1, 0 ,2,8\r\n\n2,1,3,0");
+  ASSERT_THAT(named, IsOk());
+  EXPECT_THAT(Rows(*named), ElementsAre("1 [0, 2) 8", "2 [1, 3) 0"));
+}
+
+TEST(CsvTrace, TimesMayBeBelowZeroAndATraceMayBeEmpty) {
+  EXPECT_THAT(Read("id,lower,upper,size\n1,-5,2,8\n"), IsOk());
+  EXPECT_THAT(Read("id,lower,upper,size\n"), IsOk());
+}
+
+TEST(CsvTrace, NonsenseIsToldWithLineColumnAndValue) {
+  const std::string header = "id,lower,upper,size\n";
+  EXPECT_THAT(Refusal(header + "1,0,4,8\n2,5,5,8\n"),
+              HasSubstr("t:3:5: upper = 5 is not above lower = 5"));
+  EXPECT_THAT(Refusal(header + "1,7,5,8\n"), HasSubstr("t:2:5: upper = 5"));
+  EXPECT_THAT(Refusal(header + "1,0,4,-8\n"),
+              HasSubstr("t:2:7: size = -8 is below 0"));
+  EXPECT_THAT(Refusal(header + "1,0,4,8\n1,5,6,8\n"),
+              HasSubstr("t:3:1: id '1' occurs twice"));
+  EXPECT_THAT(Refusal(header + "1,0,4,8.5\n"),
+              HasSubstr("t:2:7: size = '8.5' is no whole number"));
+  EXPECT_THAT(Refusal(header + "1,0,x,8\n"), HasSubstr("t:2:5: upper = 'x'"));
+  EXPECT_THAT(Refusal(header + "1,,3,8\n"), HasSubstr("t:2:3: lower = ''"));
+  EXPECT_THAT(Refusal(header + ",0,3,8\n"), HasSubstr("t:2:1: id is empty"));
+  EXPECT_THAT(Refusal(header + "1,0,3\n"),
+              HasSubstr("t:2: 3 fields in '1,0,3', the header has 4"));
+  EXPECT_THAT(Refusal(header + "1,0,3,8,9\n"), HasSubstr("t:2: 5 fields"));
+}
+
+TEST(CsvTrace, WhatWouldOverflowIsRefused) {
+  const std::string header = "id,lower,upper,size\n";
+  EXPECT_THAT(Refusal(header + "1,0,4,99999999999999999999\n"),
+              HasSubstr("t:2:7: size = '99999999999999999999'"));
+  EXPECT_THAT(Refusal(header + "1,0,4,9223372036854775807\n"),
+              HasSubstr("t:2:7: size = 9223372036854775807 makes the sizes "
+                        "sum to more than 1152921504606846976"));
+  EXPECT_THAT(Refusal(header + "1,0,4,1152921504606846000\n2,0,4,1000\n"),
+              HasSubstr("t:3:7: size = 1000 makes the sizes"));
+  EXPECT_THAT(Refusal(header + "1,0,9223372036854775807,8\n"),
+              HasSubstr("t:2:5: upper = 9223372036854775807 is beyond"));
+}
+
+TEST(CsvTrace, ColumnsThatAreMissingTwiceOrNotSupportedAreNamed) {
+  EXPECT_THAT(Refusal("id,lower,size\n1,0,8\n"),
+              HasSubstr("t:1: column 'upper' is missing"));
+  EXPECT_THAT(Refusal("id,lower,size,upper,size\n"),
+              HasSubstr("t:1:21: column 'size' occurs twice"));
+  EXPECT_THAT(Refusal("id,lower,size,upper,alignment\n"), HasSubstr("--align"));
+  EXPECT_THAT(Refusal("id,lower,size,upper,gaps\n"), HasSubstr("'gaps'"));
+}
+
+// ---- Request log -----------------------------------------------------------
+
+TEST(RequestLog, TimeIsTheLineAndWhatIsNotFreedLivesToTheEnd) {
+  const auto named = Read("malloc a 512\nmalloc b 100\nfree a\n");
+  ASSERT_THAT(named, IsOk());
+  EXPECT_THAT(Rows(*named), ElementsAre("a [1, 3) 512", "b [2, 4) 100"));
+  EXPECT_EQ(named->trace.alignment, Bytes(512));
+}
+
+TEST(RequestLog, AnIdMayReturnAfterItsFree) {
+  const auto named =
+      Read("# step 1\nmalloc 7 8\nfree 7\n\nmalloc 7 16\nfree 7\n");
+  ASSERT_THAT(named, IsOk());
+  EXPECT_THAT(Rows(*named), ElementsAre("7 [2, 3) 8", "7#2 [5, 6) 16"));
+  // The plan's ids are distinct, so that it is a trace again.
+  EXPECT_THAT(Read(PlanCsv(*named, {Bytes(0), Bytes(0)})), IsOk());
+}
+
+TEST(RequestLog, NonsenseIsToldWithLineAndColumn) {
+  EXPECT_THAT(Refusal("malloc a 8\nmalloc a 9\n"),
+              HasSubstr("t:2:8: id 'a' is alive since line 1"));
+  EXPECT_THAT(Refusal("malloc a 8\nfree b\n"),
+              HasSubstr("t:2:6: id 'b' is not alive here: no malloc"));
+  EXPECT_THAT(Refusal("malloc a 8\nfree a\nfree a\n"),
+              HasSubstr("t:3:6: id 'a' is not alive here: it was freed"));
+  EXPECT_THAT(Refusal("malloc a -8\n"), HasSubstr("t:1:10: size -8"));
+  EXPECT_THAT(Refusal("malloc a 1e3\n"), HasSubstr("t:1:10: size '1e3'"));
+  EXPECT_THAT(Refusal("malloc a\n"), HasSubstr("t:1: 'malloc a' is neither"));
+  EXPECT_THAT(Refusal("malloc a 8\nrealloc a 9\n"),
+              HasSubstr("t:2: 'realloc a 9' is neither"));
+}
+
+TEST(RequestLog, SaysTheSameAsTheCsvOfItsTrace) {
+  const NamedTrace made =
+      GenerateIteration(*FindIteration("gpt-7b-tp1-cp1-chunks1-mb2"), 1);
+  const auto log = Read(ToRequestLog(made.trace));
+  const auto csv = Read(ToCsv(made.trace));
+  ASSERT_THAT(log, IsOk());
+  ASSERT_THAT(csv, IsOk());
+  ASSERT_EQ(log->names.size(), csv->names.size());
+  for (size_t k = 0; k < log->names.size(); ++k) {
+    EXPECT_EQ(log->trace.buffers[k].size, csv->trace.buffers[k].size);
+    EXPECT_EQ(log->trace.buffers[k].lower, csv->trace.buffers[k].lower + 1);
+  }
+}
+
+// ---- PyTorch ---------------------------------------------------------------
+
+std::string Memory(const char* ts, int64_t address, int64_t bytes, int type = 1,
+                   int device = 0) {
+  return fmt::format(
+      R"({{"ph":"i","cat":"cpu_instant_event","s":"t","name":"[memory]",)"
+      R"("pid":1,"tid":2,"ts":{},"args":{{"Total Reserved":0,"Addr":{},)"
+      R"("Device Id":{},"Device Type":{},"Bytes":{},"Ev Idx":1}}}})",
+      ts, address, device, type, bytes);
+}
+
+std::string Chrome(const std::vector<std::string>& events) {
+  return fmt::format(
+      R"({{"schemaVersion":1,"deviceProperties":[{{"id":0,"name":"[memory]"}}],)"
+      R"("traceEvents":[{{"ph":"X","name":"aten::mm","ts":1,"args":)"
+      R"({{"Addr":1,"Bytes":5,"dims":[[1,2],{{"Bytes":3}}]}}}},{}],)"
+      R"("traceName":"x"}})",
+      fmt::join(events, ","));
+}
+
+TEST(PyTorchTrace, RequestsArePairedByAddressInTheOrderOfTheirTimes) {
+  const auto named = Read(Chrome(
+      {Memory("30", 7, -512), Memory("10", 7, 512), Memory("20", 9, 1024)}));
+  ASSERT_THAT(named, IsOk());
+  EXPECT_THAT(Rows(*named), ElementsAre("0 [1, 3) 512", "1 [2, 4) 1024"));
+  EXPECT_EQ(named->source, "PyTorch trace, cuda:0");
+  EXPECT_EQ(named->trace.alignment, Bytes(512));
+}
+
+TEST(PyTorchTrace, TiesKeepTheFilesOrder) {
+  const auto named =
+      Read(Chrome({Memory("5", 7, 512), Memory("5", 7, -512),
+                   Memory("5.0", 7, 2048), Memory("5", 7, -2048)}));
+  ASSERT_THAT(named, IsOk());
+  EXPECT_THAT(Rows(*named), ElementsAre("0 [1, 2) 512", "1 [3, 4) 2048"));
+}
+
+TEST(PyTorchTrace, TimesSince1970AreToldApartByTheNanosecond) {
+  const auto named = Read(Chrome({Memory("1700000000000000.002", 7, -512),
+                                  Memory("1700000000000000.001", 7, 512)}));
+  ASSERT_THAT(named, IsOk());
+  EXPECT_THAT(Rows(*named), ElementsAre("0 [1, 2) 512"));
+}
+
+TEST(PyTorchTrace, AFreeWithoutAMallocLivedFromTheStart) {
+  const auto named = Read(Chrome({Memory("1", 3, 64), Memory("2", 7, -512)}));
+  ASSERT_THAT(named, IsOk());
+  EXPECT_THAT(Rows(*named), ElementsAre("0 [0, 2) 512", "1 [1, 3) 64"));
+}
+
+TEST(PyTorchTrace, AnAddressGivenOutAgainWasFreedBefore) {
+  const auto named = Read(Chrome({Memory("1", 7, 512), Memory("2", 7, 64)}));
+  ASSERT_THAT(named, IsOk());
+  EXPECT_THAT(Rows(*named), ElementsAre("0 [1, 2) 512", "1 [2, 3) 64"));
+  EXPECT_THAT(named->notes, ElementsAre(HasSubstr("1 buffers have no free")));
+}
+
+TEST(PyTorchTrace, OneOfSeveralDevicesIsChosen) {
+  const std::string text =
+      Chrome({Memory("1", 7, 512), Memory("2", 7, 64, 0, -1),
+              Memory("3", 8, 128, 1, 1)});
+  EXPECT_THAT(Refusal(text), HasSubstr("3 devices (cpu, cuda:0, cuda:1): "
+                                       "choose one with --device"));
+  EXPECT_THAT(Refusal(text, {.device = "cuda:2"}),
+              HasSubstr("device 'cuda:2', only of cpu, cuda:0, cuda:1"));
+  const auto named = Read(text, {.device = "cuda:1"});
+  ASSERT_THAT(named, IsOk());
+  EXPECT_THAT(Rows(*named), ElementsAre("0 [1, 2) 128"));
+}
+
+TEST(PyTorchTrace, ABareListOfEventsIsOneToo) {
+  const auto named = Read("[" + Memory("1", 7, 512) + "]");
+  ASSERT_THAT(named, IsOk());
+  EXPECT_THAT(Rows(*named), ElementsAre("0 [1, 2) 512"));
+}
+
+TEST(PyTorchTrace, WhatIsMissingOrDamagedIsNamed) {
+  EXPECT_THAT(Refusal(Chrome({R"({"name":"x"})"})),
+              HasSubstr("profile_memory=True"));
+  EXPECT_THAT(Refusal(R"({"displayTimeUnit":"ms"})"),
+              HasSubstr("has no list 'traceEvents'"));
+  EXPECT_THAT(
+      Refusal(R"({"traceEvents":[{"name":"[memory]","ts":1,"args":{}}]})"),
+      HasSubstr("traceEvents[0], a [memory] event: args.Addr is missing"));
+  EXPECT_THAT(Refusal(Chrome({Memory("\"soon\"", 7, 512)})),
+              HasSubstr("traceEvents[1], a [memory] event: ts is 'soon'"));
+  EXPECT_THAT(Refusal(Chrome({Memory("1", 7, 512), Memory("2", 7, -64)})),
+              HasSubstr("frees 64 bytes at address 0x7 where 512"));
+  const std::string whole = Chrome({Memory("1", 7, 512)});
+  EXPECT_THAT(Refusal(whole.substr(0, whole.size() / 2)),
+              HasSubstr("is no JSON"));
+}
+
+// ---- What our own profiler writes ------------------------------------------
+
+plan::RankProfile Profile(uint64_t rank) {
+  plan::RankProfile profile;
+  profile.rank = Rank(rank);
+  profile.layers = 1;
+  for (const char* name : {"qkv.full", "loss.full"}) {
+    plan::SegmentKind segment{.name = name};
+    segment.trace = {{{0, 0, 2, Bytes(100)}, {1, 1, 3, Bytes(50)}}, 3};
+    profile.segments.push_back(segment);
+  }
+  return profile;
+}
+
+TEST(ProfileTrace, SegmentsFollowEachOtherAndAreMarks) {
+  const auto named = Read(plan::Encode(Profile(0)));
+  ASSERT_THAT(named, IsOk());
+  EXPECT_THAT(Rows(*named),
+              ElementsAre("qkv.full/0 [0, 2) 100", "qkv.full/1 [1, 3) 50",
+                          "loss.full/0 [3, 5) 100", "loss.full/1 [4, 6) 50"));
+  ASSERT_EQ(named->marks.size(), 2);
+  EXPECT_EQ(named->marks[1].name, "loss.full");
+  EXPECT_EQ(named->marks[1].lower, 3);
+  EXPECT_EQ(named->marks[1].upper, 6);
+}
+
+TEST(ProfileTrace, OneOfSeveralRanksIsChosen) {
+  const std::string text =
+      plan::Encode(std::vector<plan::RankProfile>{Profile(0), Profile(3)});
+  EXPECT_THAT(Refusal(text), HasSubstr("2 ranks (0, 3): choose one with"));
+  EXPECT_THAT(Refusal(text, {.device = "1"}), HasSubstr("rank '1', only of 0"));
+  const auto named = Read(text, {.device = "3"});
+  ASSERT_THAT(named, IsOk());
+  EXPECT_EQ(named->source, "profile of rank 3");
+}
+
+TEST(ProfileTrace, ADamagedOneIsRefusedWithItsPath) {
+  std::string text = plan::Encode(Profile(0));
+  text.replace(text.find("\"layers\":1"), 10, "\"layers\":0");
+  EXPECT_THAT(Refusal(text), HasSubstr("layers"));
+}
+
+TEST(RunTrace, BlocksLiveAsTheClockSays) {
+  const auto named = Read(
+      R"({"compute":[],"blocks":[
+        {"offset":0,"size":100,"born_s":1.5,"died_s":2.5,"segment":"a"},
+        {"offset":0,"size":60,"born_s":2.0,"died_s":2.0,"segment":"a"},
+        {"offset":0,"size":7,"born_s":2.5,"died_s":0,"segment":"b"}]})");
+  ASSERT_THAT(named, IsOk());
+  EXPECT_THAT(Rows(*named),
+              ElementsAre("0 [2, 6) 100", "1 [4, 5) 60", "2 [6, 9) 7"));
+  ASSERT_EQ(named->marks.size(), 2);
+  EXPECT_EQ(named->marks[0].name, "a");
+}
+
+TEST(RunTrace, ABlockWithoutItsSizeIsNamed) {
+  EXPECT_THAT(Refusal(R"({"blocks":[{"born_s":1,"died_s":2}]})"),
+              HasSubstr("blocks[0].size = ''"));
+}
+
+// ---- All of them -----------------------------------------------------------
+
+TEST(ReadTrace, WhatIsNoTraceIsRefused) {
+  EXPECT_THAT(Refusal(""), HasSubstr("t: is empty"));
+  EXPECT_THAT(Refusal("\n \n"), HasSubstr("t: is empty"));
+  EXPECT_THAT(Refusal("hello\n"), HasSubstr("begins with 'hello'"));
+  EXPECT_THAT(Refusal("\x1f\x8b\x08"), HasSubstr("gunzip"));
+  EXPECT_THAT(Refusal(std::string(100000, ',')), HasSubstr("65536 bytes"));
+  EXPECT_THAT(Refusal(std::string("id\0,lower,upper,size\n", 21)),
+              HasSubstr("'id' is missing"));
+}
+
+TEST(ReadTrace, TheFormatCanBeSaid) {
+  EXPECT_THAT(Refusal("malloc 1 2\n", {.format = TraceFormat::kMiniMalloc}),
+              HasSubstr("column 'id' is missing"));
+  for (const char* name : {"minimalloc", "log", "pytorch", "profile", "run"}) {
+    ASSERT_TRUE(TraceFormatOf(name).has_value());
+    EXPECT_EQ(NameOf(*TraceFormatOf(name)), name);
+  }
+  EXPECT_FALSE(TraceFormatOf("csv2").has_value());
+}
+
+TEST(ReadTrace, TheAlignmentIsAPowerOfTwo) {
+  const std::string text = "id,lower,upper,size\n1,0,2,8\n";
+  EXPECT_THAT(Refusal(text, {.alignment = Bytes(3)}), HasSubstr("of 3"));
+  EXPECT_THAT(Refusal(text, {.alignment = Bytes(-4)}), HasSubstr("of -4"));
+  EXPECT_THAT(Refusal(text, {.alignment = Bytes(int64_t{1} << 40)}),
+              HasSubstr("power of two"));
+  const auto named = Read(text, {.alignment = Bytes(256)});
+  ASSERT_THAT(named, IsOk());
+  EXPECT_EQ(named->trace.alignment, Bytes(256));
+  EXPECT_EQ(named->trace.buffers[0].size, Bytes(8));  // as given
+}
+
+}  // namespace
+}  // namespace sluice::planner
