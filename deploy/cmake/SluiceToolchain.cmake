@@ -27,7 +27,7 @@ add_library(sluice_options INTERFACE)
 target_compile_options(sluice_options INTERFACE
   -Wall -Wextra -Werror -Wno-missing-field-initializers
   # GCC 12 is wrong about moved-from std::optional.
-  -Wno-maybe-uninitialized)
+  $<$<CXX_COMPILER_ID:GNU>:-Wno-maybe-uninitialized>)
 target_include_directories(sluice_options INTERFACE
   ${CMAKE_SOURCE_DIR} ${CMAKE_BINARY_DIR}/generated)
 if(SLUICE_POISON)
@@ -38,4 +38,7 @@ if(SLUICE_SANITIZE)
     -fsanitize=address,undefined -fno-sanitize-recover=all
     -fno-omit-frame-pointer)
   target_link_options(sluice_options INTERFACE -fsanitize=address,undefined)
+endif()
+if(SLUICE_FUZZ)
+  target_compile_options(sluice_options INTERFACE -fsanitize=fuzzer-no-link)
 endif()

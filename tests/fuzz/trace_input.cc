@@ -1,0 +1,92 @@
+#include "tests/fuzz/trace_input.h"
+
+#include <istream>
+#include <optional>
+#include <streambuf>
+#include <string>
+
+#include "planner/trace/builder.h"
+#include "planner/trace/read_trace.h"
+#include "proto/base/status.h"
+
+namespace sluice::fuzz {
+namespace {
+
+using planner::NamedTrace;
+using planner::TraceFormat;
+
+class Bytewise : public std::streambuf {
+ public:
+  explicit Bytewise(std::string_view bytes) {
+    char* begin = const_cast<char*>(bytes.data());
+    setg(begin, begin, begin + bytes.size());
+  }
+};
+
+absl::StatusOr<NamedTrace> Read(std::string_view bytes,
+                                std::optional<TraceFormat> format) {
+  Bytewise buffer(bytes);
+  std::istream in(&buffer);
+  return planner::ReadTrace(in, {.file = "fuzz", .format = format});
+}
+
+void CheckMessage(const absl::Status& status) {
+  const std::string message(status.message());
+  SLUICE_CHECK(status.code() == absl::StatusCode::kInvalidArgument);
+  SLUICE_CHECK(!message.empty() && message.size() < 1000);
+  for (const char c : message) {
+    SLUICE_CHECK(static_cast<unsigned char>(c) >= 0x20);
+  }
+}
+
+void CheckTrace(const NamedTrace& named) {
+  const size_t n = named.trace.buffers.size();
+  SLUICE_CHECK(named.names.size() == n);
+  SLUICE_CHECK(named.csv_header.empty() ? named.csv_rows.empty()
+                                        : named.csv_rows.size() == n);
+  int64_t total = 0;
+  for (const plan::Buffer& b : named.trace.buffers) {
+    SLUICE_CHECK(b.lower < b.upper && b.upper <= named.trace.end);
+    SLUICE_CHECK(b.size >= Bytes(0));
+    total += RoundUp(b.size, named.trace.alignment).count();
+    SLUICE_CHECK(total <= planner::kMaxTraceBytes);
+  }
+  for (const planner::Mark& mark : named.marks) {
+    SLUICE_CHECK(mark.lower < mark.upper);
+  }
+}
+
+// A plan is a trace again, of the same buffers.
+void CheckPlan(const NamedTrace& named) {
+  const std::string plan =
+      planner::PlanCsv(named, std::vector<Bytes>(named.trace.buffers.size()));
+  const auto again = Read(plan, TraceFormat::kMiniMalloc);
+  SLUICE_CHECK_OK(again.status());
+  SLUICE_CHECK(again->trace.buffers.size() == named.trace.buffers.size());
+  for (size_t k = 0; k < again->trace.buffers.size(); ++k) {
+    const plan::Buffer& a = again->trace.buffers[k];
+    const plan::Buffer& b = named.trace.buffers[k];
+    SLUICE_CHECK(a.lower == b.lower && a.upper == b.upper && a.size == b.size);
+  }
+}
+
+}  // namespace
+
+void ReadAsTrace(std::string_view bytes) {
+  for (const std::optional<TraceFormat> format :
+       {std::optional<TraceFormat>(), std::optional(TraceFormat::kMiniMalloc),
+        std::optional(TraceFormat::kRequestLog),
+        std::optional(TraceFormat::kPyTorch),
+        std::optional(TraceFormat::kProfile),
+        std::optional(TraceFormat::kRunTrace)}) {
+    const auto named = Read(bytes, format);
+    if (!named.ok()) {
+      CheckMessage(named.status());
+      continue;
+    }
+    CheckTrace(*named);
+    CheckPlan(*named);
+  }
+}
+
+}  // namespace sluice::fuzz
