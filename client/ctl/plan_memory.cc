@@ -48,7 +48,7 @@ struct MemoryFlags {
   std::string device;
   double time_limit = 60;
   std::string capacity;
-  int64_t align = 0;  // 0: by the format
+  std::optional<int64_t> align;  // default: by the format
   std::string plan;
   std::string svg;
   bool json = false;
@@ -63,6 +63,13 @@ absl::Status CheckFlags(const MemoryFlags& flags) {
     return absl::InvalidArgumentError(
         fmt::format("--time-limit {}: give seconds above 0 and up to 86400",
                     flags.time_limit));
+  }
+  if (!flags.capacity.empty()) {
+    SLUICE_ASSIGN_OR_RETURN(const Bytes capacity, ParseBytes(flags.capacity));
+    if (capacity < Bytes(0)) {
+      return absl::InvalidArgumentError(
+          fmt::format("--capacity {}: give bytes, at least 0", flags.capacity));
+    }
   }
   const int to_stdout =
       (flags.json ? 1 : 0) + (flags.plan == "-") + (flags.svg == "-");
@@ -86,7 +93,7 @@ absl::StatusOr<planner::TraceOptions> TraceOptionsOf(const MemoryFlags& flags) {
   planner::TraceOptions options = {
       .file = flags.trace == "-" ? "standard input" : Printable(flags.trace),
       .device = flags.device};
-  if (flags.align != 0) options.alignment = Bytes(flags.align);
+  if (flags.align) options.alignment = Bytes(*flags.align);
   if (flags.format.empty()) return options;
   options.format = planner::TraceFormatOf(flags.format);
   if (!options.format) {
@@ -166,10 +173,6 @@ absl::StatusOr<MemoryPlan> PlanOf(const MemoryFlags& flags,
   planner::MemoryOptions options;
   if (!flags.capacity.empty()) {
     SLUICE_ASSIGN_OR_RETURN(options.capacity, ParseBytes(flags.capacity));
-    if (*options.capacity < Bytes(0)) {
-      return absl::InvalidArgumentError(
-          fmt::format("--capacity {}: give bytes, at least 0", flags.capacity));
-    }
   }
   for (const planner::Mark& mark : named.marks) {
     options.passes.push_back({mark.lower, mark.upper});

@@ -1,0 +1,124 @@
+// The picture of a memory plan: whole, small, the same every time.
+#include "client/ctl/plan_svg.h"
+
+#include <fmt/format.h>
+
+#include <regex>
+
+#include "client/ctl/coverage_grid.h"
+#include "gmock/gmock.h"
+#include "tests/planner/generator.h"
+#include "tests/support/status_matchers.h"
+
+namespace sluice::ctl {
+namespace {
+
+using ::testing::HasSubstr;
+using ::testing::Not;
+
+planner::MemoryPlan PlanOf(const planner::NamedTrace& named) {
+  const auto plan = planner::PlanMemory(named.trace, {.use_cbc = false});
+  SLUICE_CHECK_OK(plan.status());
+  return *plan;
+}
+
+// `n` buffers a time unit apart, each alive for `life`.
+planner::NamedTrace Staircase(int n, int64_t life) {
+  planner::NamedTrace named;
+  for (int k = 0; k < n; ++k) {
+    named.trace.buffers.push_back({k, k, k + life, Bytes(4096)});
+    named.names.push_back(fmt::format("b{}", k));
+  }
+  named.trace.end = n + life;
+  named.trace.alignment = Bytes(512);
+  return named;
+}
+
+int Count(const std::string& text, const std::string& what) {
+  int count = 0;
+  for (size_t at = text.find(what); at != std::string::npos;
+       at = text.find(what, at + 1)) {
+    ++count;
+  }
+  return count;
+}
+
+TEST(PlanSvg, AFewBuffersAreDrawnNamedAndTold) {
+  const auto named = Staircase(10, 4);
+  const std::string svg = PlanSvg(named, PlanOf(named));
+  EXPECT_THAT(svg, HasSubstr("Peak 16 KiB, proved optimal"));
+  EXPECT_THAT(svg, HasSubstr("peak = bound 16 KiB"));
+  EXPECT_THAT(svg, HasSubstr("<title>b3: 4 KiB, alive 3 to 7, at "));
+  EXPECT_THAT(svg, HasSubstr("prefers-color-scheme:dark"));
+  EXPECT_EQ(Count(svg, "<title>b"), 10);
+}
+
+TEST(PlanSvg, AGapShowsPeakAndBound) {
+  const auto named = Staircase(10, 4);
+  planner::MemoryPlan plan = PlanOf(named);
+  plan.lower_bound = Bytes(12288);
+  const std::string svg = PlanSvg(named, plan);
+  EXPECT_THAT(svg, HasSubstr("33 % above the proved bound"));
+  EXPECT_THAT(svg, HasSubstr("bound 12 KiB</text>"));
+}
+
+TEST(PlanSvg, TwentyThousandBuffersStayBelowAMegabyte) {
+  const auto named = planner::GenerateIteration(
+      *planner::FindIteration("gpt-13b-tp4-cp1-chunks1-mb11"), 1);
+  ASSERT_GT(named.names.size(), 20000);
+  EXPECT_LT(PlanSvg(named, PlanOf(named)).size(), 1 << 20);
+}
+
+TEST(PlanSvg, TheSamePlanIsTheSamePicture) {
+  const auto named = planner::GenerateIteration(
+      *planner::FindIteration("gpt-7b-tp4-cp2-chunks1-mb2-swapped"), 1);
+  const planner::MemoryPlan plan = PlanOf(named);
+  EXPECT_EQ(PlanSvg(named, plan), PlanSvg(named, plan));
+}
+
+TEST(PlanSvg, NamesCannotLeaveTheirPlace) {
+  auto named = Staircase(3, 2);
+  named.names[0] = "</title><script>\"&\x01";
+  const std::string svg = PlanSvg(named, PlanOf(named));
+  EXPECT_THAT(svg, Not(HasSubstr("<script>")));
+  EXPECT_THAT(svg, HasSubstr("&lt;/title&gt;&lt;script&gt;&quot;&amp;?"));
+}
+
+TEST(PlanSvg, NothingToDrawIsAPictureToo) {
+  planner::NamedTrace empty;
+  const std::string svg = PlanSvg(empty, PlanOf(empty));
+  EXPECT_THAT(svg, HasSubstr("Peak 0 B, proved optimal"));
+  EXPECT_THAT(svg, Not(HasSubstr("nan")));
+  EXPECT_THAT(svg, Not(HasSubstr("inf")));
+}
+
+TEST(PlanSvg, EveryNumberIsOneThatAViewerReads) {
+  auto named = Staircase(200, 50);
+  named.marks = {{"layer.forward", 0, 100}, {"layer.backward", 100, 250}};
+  const std::string svg = PlanSvg(named, PlanOf(named));
+  EXPECT_THAT(svg, HasSubstr("layer.forward</text>"));
+  const std::regex number(" (?:x|y|width|height)=\"([^\"]*)\"");
+  for (std::sregex_iterator at(svg.begin(), svg.end(), number), end; at != end;
+       ++at) {
+    EXPECT_TRUE(std::regex_match((*at)[1].str(), std::regex("-?[0-9.]+")))
+        << (*at)[0].str();
+  }
+}
+
+TEST(CoverageGrid, EqualPixelsAreOneRectangle) {
+  CoverageGrid grid(10, 10, 2);
+  grid.Add(2, 3, 6, 8, 1);
+  EXPECT_EQ(grid.Path(1, 2, 0, 0), "M2 3h4v5h-4z");
+  EXPECT_EQ(grid.Path(0, 2, 0, 0), "");
+}
+
+TEST(CoverageGrid, HairsAddUpToAShade) {
+  CoverageGrid grid(2, 1, 1);
+  grid.Add(0, 0, 0.01, 1, 0);  // too little to be seen
+  for (int k = 0; k < 5; ++k) grid.Add(1 + k * 0.1, 0, 1.1 + k * 0.1, 1, 0);
+  EXPECT_EQ(grid.Path(0, 0, 0, 0), "");
+  EXPECT_EQ(grid.Path(0, 1, 0, 0), "M1 0h1v1h-1z");
+}
+
+}  // namespace
+}  // namespace sluice::ctl
