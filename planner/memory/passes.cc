@@ -320,6 +320,12 @@ std::vector<Pass> DetectPasses(const plan::Trace& trace) {
   return Detector(trace).Detect();
 }
 
+size_t InPasses(const plan::Trace& trace, const std::vector<Pass>& passes) {
+  const std::vector<size_t> pass = PassOf(trace, passes);
+  return pass.size() -
+         static_cast<size_t>(std::count(pass.begin(), pass.end(), kCrosses));
+}
+
 absl::StatusOr<std::optional<plan::Placement>> PlanByPasses(
     const plan::Trace& trace, const std::vector<Pass>& passes,
     const FlatPlanner& flat) {

@@ -20,6 +20,9 @@ namespace sluice::planner {
 // Empty where nothing repeats. Time: a few hundred looks at a request.
 std::vector<Pass> DetectPasses(const plan::Trace& trace);
 
+// How many buffers live and die inside one of the passes.
+size_t InPasses(const plan::Trace& trace, const std::vector<Pass>& passes);
+
 // A plan of one trace; what PlanMemory's flat arms are to the two levels.
 using FlatPlanner =
     std::function<absl::StatusOr<plan::Placement>(const plan::Trace&)>;

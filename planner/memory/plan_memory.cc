@@ -40,6 +40,8 @@ absl::Status CheckTrace(const plan::Trace& trace) {
 
 // Where the two levels begin to pay.
 constexpr size_t kMinLeveledItems = 200;
+// Where they go before the race.
+constexpr size_t kMinLeveledFirst = 1000;
 
 PortfolioOptions OptionsOf(const MemoryOptions& options, const Problem& problem,
                            absl::Time start) {
@@ -77,15 +79,12 @@ MemoryPlan PlanOf(const plan::Trace& trace, const Problem& problem,
   return plan;
 }
 
-// The two levels, each planned as a flat trace; kept where they are better.
-// Their proof is not the flat trace's.
+// The two levels, each planned as a flat trace: by greedy orders alone, or
+// (`deep`) by all arms but CBC. Taken over where better than what is known;
+// their proof is not the flat trace's.
 bool RunLevels(const plan::Trace& trace, const Problem& problem,
-               const MemoryOptions& options, const PortfolioOptions& inner,
-               Knowledge* known) {
-  inner.progress("levels", *known);
-  const std::vector<Pass> passes =
-      options.passes.empty() ? DetectPasses(trace) : options.passes;
-  if (passes.empty()) return false;
+               const std::vector<Pass>& passes, const PortfolioOptions& inner,
+               bool deep, Knowledge* known) {
   const absl::Duration share = (inner.deadline - absl::Now()) / 8;
   const auto flat =
       [&](const plan::Trace& level) -> absl::StatusOr<plan::Placement> {
@@ -93,22 +92,56 @@ bool RunLevels(const plan::Trace& trace, const Problem& problem,
     const MemoryOptions own{.time_limit = share, .use_cbc = false};
     const PortfolioOptions arms = OptionsOf(own, part, absl::Now());
     Knowledge best = RunGreedy(part, arms);
-    if (!best.Proved()) RunPieces(part, arms, &best);
+    if (deep && !best.Proved()) RunPieces(part, arms, &best);
     return PlanOf(level, part, best);
   };
   const auto leveled = PlanByPasses(trace, passes, flat);
   if (!leveled.ok() || !leveled->has_value()) return false;
   const plan::Placement& found = **leveled;
-  if (found.peak >= Bytes(known->peak * problem.unit) ||
+  if (found.peak.count() / problem.unit >= known->peak ||
       !ValidatePlacement(trace, found).ok()) {
     return false;
   }
   known->peak = found.peak.count() / problem.unit;
+  known->offsets.resize(problem.source.size());
   for (size_t k = 0; k < problem.source.size(); ++k) {
     known->offsets[k] = found.offsets[problem.source[k]].count() / problem.unit;
   }
   known->method = "levels:" + found.method;
   return true;
+}
+
+std::vector<Pass> PassesOf(const plan::Trace& trace, const Problem& problem,
+                           const MemoryOptions& options) {
+  if (!options.use_search) return {};
+  if (!options.passes.empty()) return options.passes;
+  if (problem.items.size() < kMinLeveledItems) return {};
+  return DetectPasses(trace);
+}
+
+// The race and the two levels, which ever is cheaper first. True: the two
+// levels' plan is the best.
+bool RunGreedyAndLevels(const plan::Trace& trace, const Problem& problem,
+                        const std::vector<Pass>& passes,
+                        const PortfolioOptions& inner, Knowledge* known) {
+  *known = {.peak = INT64_MAX, .bound = problem.max_live};
+  // A long trace takes the race seconds; its repeated half is planned once.
+  bool leveled =
+      problem.items.size() >= kMinLeveledFirst &&
+      2 * InPasses(trace, passes) >= trace.buffers.size() &&
+      RunLevels(trace, problem, passes, inner, /*deep=*/false, known);
+  if (known->peak <= inner.goal) return leveled;
+  Knowledge greedy = RunGreedy(problem, inner);
+  if (greedy.peak <= known->peak) {
+    *known = std::move(greedy);
+    leveled = false;
+  }
+  if (known->peak <= inner.goal || passes.empty() || inner.Expired()) {
+    return leveled;
+  }
+  inner.progress("levels", *known);
+  return RunLevels(trace, problem, passes, inner, /*deep=*/true, known) ||
+         leveled;
 }
 
 const char* StoppedBy(const MemoryPlan& plan, const MemoryOptions& options,
@@ -130,15 +163,14 @@ absl::StatusOr<MemoryPlan> PlanMemory(const plan::Trace& trace,
   const bool hopeless =
       options.capacity &&
       *options.capacity < Bytes(problem.max_live * problem.unit);
-  Knowledge known = RunGreedy(problem, inner);
+  Knowledge known;
+  bool leveled = RunGreedyAndLevels(
+      trace, problem,
+      hopeless ? std::vector<Pass>() : PassesOf(trace, problem, options), inner,
+      &known);
   const auto open = [&] {
     return !hopeless && known.peak > inner.goal && !inner.Expired();
   };
-  bool leveled = false;
-  if (open() && options.use_search &&
-      (problem.items.size() >= kMinLeveledItems || !options.passes.empty())) {
-    leveled = RunLevels(trace, problem, options, inner, &known);
-  }
   if (open()) {
     const int64_t before = known.peak;
     RunPieces(problem, inner, &known);
