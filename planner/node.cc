@@ -2,7 +2,6 @@
 #include <fmt/format.h>
 
 #include <algorithm>
-#include <map>
 #include <string>
 #include <utility>
 #include <vector>
@@ -17,34 +16,18 @@
 namespace sluice::planner {
 namespace {
 
-// What decides a rank's memory plan; ranks of one job are mostly equal, and
-// equal ones are solved once.
-std::string KeyOf(const std::vector<plan::SegmentKind>& segments) {
-  std::string key;
-  for (const plan::SegmentKind& kind : segments) {
-    fmt::format_to(std::back_inserter(key), "{}:{};", kind.name,
-                   kind.trace.alignment.count());
-    for (const plan::Buffer& b : kind.trace.buffers) {
-      fmt::format_to(std::back_inserter(key), "{},{},{};", b.lower, b.upper,
-                     b.size.count());
-    }
-  }
-  return key;
-}
-
-using LayoutCache = std::map<std::string, SegmentLayout>;
-
-absl::StatusOr<const SegmentLayout*> LayoutOf(const plan::RankProfile& profile,
-                                              const MemoryOptions& options,
-                                              LayoutCache* cache) {
-  const std::string key = KeyOf(profile.segments);
-  auto found = cache->find(key);
-  if (found == cache->end()) {
-    SLUICE_ASSIGN_OR_RETURN(SegmentLayout layout,
-                            PlanSegments(profile.segments, options));
-    found = cache->emplace(key, std::move(layout)).first;
-  }
-  return &found->second;
+// Tells `book` how far the plan of all ranks is, segment by segment.
+MemoryOptions Watched(MemoryOptions options, const NodeProgress& at,
+                      const UnitBook& book) {
+  if (!book.watch) return options;
+  options.progress = [&at, &book](const MemoryProgress& memory) {
+    NodeProgress now = at;
+    now.arm = memory.arm;
+    now.peak = memory.peak;
+    now.lower_bound = memory.lower_bound;
+    book.watch(now);
+  };
+  return options;
 }
 
 // One line when the transient region does not fit; empty when it does.
@@ -75,10 +58,13 @@ void FillSwap(const plan::RankProfile& profile, const SwapChoice& choice,
   rank->alpha = choice.alpha;
   rank->alpha_limited_by = choice.limited_by;
   rank->host_bytes = choice.host_bytes;
-  for (const plan::SkeletalClass& c : profile.classes) {
+  for (size_t i = 0; i < profile.classes.size(); ++i) {
+    const plan::SkeletalClass& c = profile.classes[i];
     const double swap = c.must_swap ? 1 : choice.alpha;
-    rank->classes.push_back(
-        {.name = c.name, .swap = swap, .recompute = 1 - swap});
+    rank->classes.push_back({.name = c.name,
+                             .swap = swap,
+                             .recompute = 1 - swap,
+                             .why = choice.why[i]});
   }
 }
 
@@ -100,28 +86,38 @@ absl::Status CheckRanks(const std::vector<plan::RankProfile>& profiles) {
 
 absl::StatusOr<plan::NodePlan> PlanNode(
     const std::vector<plan::RankProfile>& profiles,
-    const NodeResources& resources, const MemoryOptions& options) {
+    const NodeResources& resources, const MemoryOptions& options,
+    UnitBook* book) {
   SLUICE_RETURN_IF_ERROR(CheckRanks(profiles));
+  UnitBook own;  // equal ranks are solved once in any case
+  if (book == nullptr) book = &own;
   const absl::Time start = absl::Now();
   plan::NodePlan plan;
   plan.profile_hash = plan::HashProfiles(profiles);
   SLUICE_ASSIGN_OR_RETURN(const SwapPlan swap, PlanSwap(profiles, resources));
   plan.infeasible = swap.infeasible;
   if (!plan.infeasible.empty()) plan.limited_by = "host_memory";
-  LayoutCache cache;
+  plan.limits = swap.limits;
+  NodeProgress progress;
+  for (const plan::RankProfile& profile : profiles) {
+    progress.all += static_cast<int64_t>(profile.segments.size());
+  }
   for (size_t r = 0; r < profiles.size(); ++r) {
     MemoryOptions left = options;
     left.time_limit = std::max(options.time_limit - (absl::Now() - start),
                                absl::ZeroDuration()) /
                       static_cast<int64_t>(profiles.size() - r);
-    auto layout = LayoutOf(profiles[r], left, &cache);
+    progress.segment = fmt::format("of rank {}", profiles[r].rank.value());
+    auto layout = PlanSegments(profiles[r].segments,
+                               Watched(std::move(left), progress, *book), book);
+    progress.done += static_cast<int64_t>(profiles[r].segments.size());
     if (!layout.ok()) {
       return Annotate(layout.status(),
                       fmt::format("rank {}", profiles[r].rank.value()));
     }
     plan::RankPlan rank{.rank = profiles[r].rank,
-                        .segments = (*layout)->segments,
-                        .transient_peak = (*layout)->peak};
+                        .segments = layout->segments,
+                        .transient_peak = layout->peak};
     FillSwap(profiles[r], swap.ranks[r], &rank);
     std::string refusal = TooMuchTransient(profiles[r], rank);
     if (plan.infeasible.empty() && !refusal.empty()) {
@@ -130,6 +126,8 @@ absl::StatusOr<plan::NodePlan> PlanNode(
     }
     plan.ranks.push_back(std::move(rank));
   }
+  plan.units_solved = book->solved();
+  plan.units_known = book->known();
   plan.seconds = absl::ToDoubleSeconds(absl::Now() - start);
   SLUICE_RETURN_IF_ERROR(ValidateNodePlan(profiles, resources, plan));
   return plan;

@@ -9,6 +9,7 @@
 
 #include "absl/status/statusor.h"
 #include "planner/memory/plan_memory.h"
+#include "planner/unit_book.h"
 #include "proto/plan/plan.h"
 #include "proto/plan/profile.h"
 #include "proto/plan/request.h"
@@ -21,9 +22,10 @@ struct SegmentLayout {
   std::vector<plan::SegmentPlan> segments;
   Bytes peak;
 };
+// `book` (may be null): units planned before, to which those solved are added.
 absl::StatusOr<SegmentLayout> PlanSegments(
     const std::vector<plan::SegmentKind>& segments,
-    const MemoryOptions& options);
+    const MemoryOptions& options, UnitBook* book = nullptr);
 
 using plan::LinkCapacity;
 using plan::NodeResources;
@@ -33,6 +35,7 @@ using plan::NodeResources;
 // whose `infeasible` says why.
 absl::StatusOr<plan::NodePlan> PlanNode(
     const std::vector<plan::RankProfile>& profiles,
-    const NodeResources& resources, const MemoryOptions& options);
+    const NodeResources& resources, const MemoryOptions& options,
+    UnitBook* book = nullptr);
 
 }  // namespace sluice::planner

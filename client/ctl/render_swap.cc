@@ -126,8 +126,9 @@ std::string Use(const NodeSwapProblem& problem, const NodeSwapResult& result) {
                {"USE"},
                {""}});
   for (const CapacityRow& row : result.rows) {
-    table.Add({RowName(problem, row), AmountOf(row, row.used),
-               AmountOf(row, row.capacity), Bar(row.binds ? row.capacity : row.used, row.capacity),
+    table.Add({planner::RowName(problem, row), AmountOf(row, row.used),
+               AmountOf(row, row.capacity),
+               Bar(row.binds ? row.capacity : row.used, row.capacity),
                row.binds ? "full" : ""});
   }
   return "\n" + table.Text();
@@ -155,8 +156,8 @@ std::string Buys(const NodeSwapProblem& problem, const NodeSwapResult& result,
     const std::string moved = Less(fall.moved_bytes, now.moved_bytes,
                                    Amount(std::fabs(fall.moved_bytes)));
     if (step == "-" && recompute == "-" && moved == "-") continue;
-    table.Add({IsLink(row) ? "GB/s" : "GiB", RowName(problem, row), step,
-               recompute, moved});
+    table.Add({IsLink(row) ? "GB/s" : "GiB", planner::RowName(problem, row),
+               step, recompute, moved});
   }
   if (table.empty()) {
     return "\nOne more GiB or GB/s anywhere buys nothing.\n";
@@ -197,7 +198,7 @@ std::string Infeasible(const NodeSwapProblem& problem,
   for (const CapacityRow& row : result.rows) {
     sum += row.excess;
     if (row.excess <= 1e-9) continue;
-    table.Add({"  " + RowName(problem, row), AmountOf(row, row.used),
+    table.Add({"  " + planner::RowName(problem, row), AmountOf(row, row.used),
                AmountOf(row, row.capacity), Percent(row.excess)});
   }
   return fmt::format(
@@ -206,20 +207,6 @@ std::string Infeasible(const NodeSwapProblem& problem,
 }
 
 }  // namespace
-
-std::string RowName(const NodeSwapProblem& problem, const CapacityRow& row) {
-  switch (row.kind) {
-    case Kind::kHost:
-      return fmt::format("host of NUMA node {}", problem.numa[row.index].id);
-    case Kind::kGpu:
-      return "GPU of rank " + problem.ranks[row.index].name;
-    default:
-      return fmt::format("link {} {}", problem.links[row.index].name,
-                         row.kind == Kind::kLinkD2h   ? "d2h"
-                         : row.kind == Kind::kLinkH2d ? "h2d"
-                                                      : "total");
-  }
-}
 
 std::string RenderSwap(const NodeSwapProblem& problem,
                        const NodeSwapResult& result,

@@ -17,8 +17,4 @@ std::string SwapJson(const planner::NodeSwapProblem& problem,
                      const planner::NodeSwapResult& result,
                      planner::SwapPolicy policy);
 
-// "link pcie0 d2h", "host of NUMA node 0", "GPU of rank 3".
-std::string RowName(const planner::NodeSwapProblem& problem,
-                    const planner::CapacityRow& row);
-
 }  // namespace sluice::ctl

@@ -89,7 +89,7 @@ Json Memory(const NodeSwapProblem& problem, const NodeSwapResult& result,
 Json Binding(const NodeSwapProblem& problem, const NodeSwapResult& result) {
   Json binding = Json::array();
   for (const CapacityRow& row : result.rows) {
-    if (row.binds) binding.push_back(RowName(problem, row));
+    if (row.binds) binding.push_back(planner::RowName(problem, row));
   }
   for (size_t r = 0; r < result.ranks.size(); ++r) {
     if (result.ranks[r].slowest) {
@@ -106,7 +106,7 @@ bool IsLink(const CapacityRow& row) {
 Json Buys(const NodeSwapProblem& problem, const NodeSwapResult& result) {
   Json buys = Json::array();
   for (const CapacityRow& row : result.rows) {
-    Json entry = {{"row", RowName(problem, row)},
+    Json entry = {{"row", planner::RowName(problem, row)},
                   {"one_more", IsLink(row) ? "GB/s" : "GiB"},
                   {"less", Objective(row.one_more)}};
     buys.push_back(std::move(entry));
@@ -119,7 +119,7 @@ Json Excess(const NodeSwapProblem& problem, const NodeSwapResult& result) {
   for (const CapacityRow& row : result.rows) {
     if (row.excess <= 1e-9) continue;
     const std::string unit = IsLink(row) ? "_bytes_per_s" : "_bytes";
-    excess.push_back({{"row", RowName(problem, row)},
+    excess.push_back({{"row", planner::RowName(problem, row)},
                       {"excess", row.excess},
                       {"needed" + unit, row.used},
                       {"capacity" + unit, row.capacity}});

@@ -32,12 +32,19 @@ plan::Trace SequenceOf(const std::vector<plan::SegmentPlan>& segments,
 
 absl::StatusOr<SegmentLayout> PlanSegments(
     const std::vector<plan::SegmentKind>& segments,
-    const MemoryOptions& options) {
+    const MemoryOptions& options, UnitBook* book) {
+  UnitBook own;
+  if (book == nullptr) book = &own;
   const absl::Time deadline = absl::Now() + options.time_limit;
   SegmentLayout layout;
   Bytes alignment(1);
   for (size_t k = 0; k < segments.size(); ++k) {
     const plan::SegmentKind& kind = segments[k];
+    if (const plan::Placement* known = book->Find(kind.trace)) {
+      alignment = std::max(alignment, kind.trace.alignment);
+      layout.segments.push_back({.name = kind.name, .placement = *known});
+      continue;
+    }
     // A hard kind may use its share of what is left, not everything.
     MemoryOptions share = options;
     share.time_limit = std::max(deadline - absl::Now(), absl::ZeroDuration()) /
@@ -46,6 +53,7 @@ absl::StatusOr<SegmentLayout> PlanSegments(
     if (!placement.ok()) {
       return Annotate(placement.status(), "segment '" + kind.name + "'");
     }
+    book->Add(kind.trace, *placement);
     alignment = std::max(alignment, kind.trace.alignment);
     layout.segments.push_back(
         {.name = kind.name, .placement = *std::move(placement)});

@@ -7,6 +7,7 @@
 #include <optional>
 #include <utility>
 
+#include "planner/swap/explain.h"
 #include "planner/swap/node_swap.h"
 #include "planner/swap/usage.h"
 #include "proto/base/status.h"
@@ -65,7 +66,7 @@ struct RankModel {
 
 // ---- The node as the LP takes it -------------------------------------------
 
-NodeSwapProblem::Rank RankOf(const RankProfile& p, const RankModel& model) {
+NodeSwapProblem::Rank RankOf(const RankProfile& p) {
   NodeSwapProblem::Rank rank;
   rank.name = fmt::format("{:08}", p.rank.value());
   rank.numa = static_cast<int64_t>(p.numa.value());
@@ -80,11 +81,7 @@ NodeSwapProblem::Rank RankOf(const RankProfile& p, const RankModel& model) {
   rank.backward_h2d_fixed_bytes = AsDouble(p.backward_h2d_fixed);
   rank.host_fixed_bytes = AsDouble(p.host_fixed);
   rank.one_fraction = true;
-  if (p.alpha >= 0) {
-    rank.fraction = p.alpha;
-  } else if (model.endless) {
-    rank.fraction = 0;
-  }
+  if (p.alpha >= 0) rank.fraction = p.alpha;
   using Must = NodeSwapProblem::Must;
   for (const plan::SkeletalClass& c : p.classes) {
     rank.tensors.push_back({.name = c.name,
@@ -127,7 +124,7 @@ NodeSwapProblem ProblemOf(const std::vector<RankProfile>& profiles,
   NodeSwapProblem problem;
   size_t nodes = resources.host_budget.size();
   for (size_t r = 0; r < profiles.size(); ++r) {
-    problem.ranks.push_back(RankOf(profiles[r], models[r]));
+    problem.ranks.push_back(RankOf(profiles[r]));
     nodes = std::max<size_t>(nodes, profiles[r].numa.value() + 1);
   }
   for (size_t node = 0; node < nodes; ++node) {
@@ -139,6 +136,13 @@ NodeSwapProblem ProblemOf(const std::vector<RankProfile>& profiles,
   }
   for (const LinkCapacity& link : resources.links) {
     AddLink(link, profiles, models, &problem);
+  }
+  // One fraction for all: none where one rank can hide nothing.
+  for (size_t r = 0; r < profiles.size(); ++r) {
+    if (!models[r].endless || profiles[r].alpha >= 0) continue;
+    for (NodeSwapProblem::Rank& rank : problem.ranks) {
+      if (!rank.fraction) rank.fraction = 0;
+    }
   }
   return problem;
 }
@@ -192,57 +196,76 @@ double CutAlpha(double alpha) {
   return std::clamp(steps * kAlphaStep, 0.0, 1.0);
 }
 
+bool WithinBudgets(const std::vector<RankProfile>& profiles,
+                   const NodeResources& resources,
+                   const std::vector<RankModel>& models,
+                   const std::vector<double>& alphas) {
+  for (size_t node = 0; node < resources.host_budget.size(); ++node) {
+    Bytes used;
+    for (size_t r = 0; r < profiles.size(); ++r) {
+      if (profiles[r].numa.value() != node) continue;
+      used += models[r].HostBytes(alphas[r]);
+    }
+    const Bytes budget = resources.host_budget[node];
+    if (budget >= Bytes(0) && used > budget) return false;
+  }
+  return true;
+}
+
 // Host budgets are kept to the byte: a step back where digits were too many.
 void CutToBudgets(const std::vector<RankProfile>& profiles,
                   const NodeResources& resources,
                   const std::vector<RankModel>& models,
                   std::vector<double>* alphas) {
-  for (size_t node = 0; node < resources.host_budget.size(); ++node) {
-    const Bytes budget = resources.host_budget[node];
-    for (size_t r = 0; r < profiles.size() && budget >= Bytes(0); ++r) {
-      Bytes used;
-      for (size_t other = 0; other < profiles.size(); ++other) {
-        if (profiles[other].numa.value() != node) continue;
-        used += models[other].HostBytes((*alphas)[other]);
-      }
-      if (used <= budget) break;
-      if (profiles[r].numa.value() != node || profiles[r].alpha >= 0) continue;
-      (*alphas)[r] = std::max(0.0, (*alphas)[r] - kAlphaStep);
-    }
+  if (WithinBudgets(profiles, resources, models, *alphas)) return;
+  for (size_t r = 0; r < profiles.size(); ++r) {
+    if (profiles[r].alpha >= 0 || !models[r].free) continue;
+    (*alphas)[r] = std::max(0.0, (*alphas)[r] - kAlphaStep);
   }
 }
 
-// Whether the host budget of the rank's NUMA node is what keeps alpha down:
-// one more step does not fit.
+// What keeps the one alpha down: of all ranks, since all share it.
+struct Limit {
+  std::string kind;  // "host", "bandwidth", "none"
+  std::string full;  // "host of NUMA node 0 is full"
+};
+
+// One more step of alpha does not fit.
 bool HostBinds(const std::vector<RankProfile>& profiles,
                const NodeResources& resources,
                const std::vector<RankModel>& models,
-               const std::vector<double>& alphas, size_t rank) {
-  const size_t node = profiles[rank].numa.value();
-  if (node >= resources.host_budget.size()) return false;
+               const std::vector<double>& alphas, size_t node) {
   const Bytes budget = resources.host_budget[node];
   if (budget < Bytes(0)) return false;
-  double used = 0;
+  double used = 0, now = 0;
   for (size_t r = 0; r < profiles.size(); ++r) {
     if (profiles[r].numa.value() != node) continue;
-    // Others were cut by up to a step as well.
+    now += models[r].host.At(alphas[r]);
     used += models[r].host.At(std::min(1.0, alphas[r] + kAlphaStep));
   }
-  return used > AsDouble(budget);
+  return used > AsDouble(budget) && used > now;
 }
 
-// Whether a link of the rank is full.
-bool LinkBinds(const NodeSwapProblem& problem, const NodeSwapResult& result,
-               size_t rank) {
-  for (const CapacityRow& row : result.rows) {
-    const bool of_link = row.kind == CapacityRow::Kind::kLinkD2h ||
-                         row.kind == CapacityRow::Kind::kLinkH2d;
-    if (row.binds && of_link &&
-        IsOn(problem.ranks[rank], problem.links[row.index].name)) {
-      return true;
+Limit LimitOf(const std::vector<RankProfile>& profiles,
+              const NodeResources& resources,
+              const std::vector<RankModel>& models,
+              const std::vector<double>& alphas, const NodeSwapProblem& problem,
+              const NodeSwapResult& result) {
+  for (size_t node = 0; node < resources.host_budget.size(); ++node) {
+    if (HostBinds(profiles, resources, models, alphas, node)) {
+      return {"host", fmt::format("host of NUMA node {} is full", node)};
     }
   }
-  return false;
+  for (size_t r = 0; r < profiles.size(); ++r) {
+    if (models[r].endless) {
+      return {"bandwidth", fmt::format("a pass of rank {} has no measured "
+                                       "window that could hide a copy",
+                                       profiles[r].rank.value())};
+    }
+    const std::string link = FullLink(problem, result, r);
+    if (!link.empty()) return {"bandwidth", link + " is full"};
+  }
+  return {"none", ""};
 }
 
 // The fraction that the LP chose for the rank's free classes.
@@ -256,20 +279,17 @@ double ChosenAlpha(const NodeSwapProblem::Rank& rank, const RankSwap& swap) {
   return alpha;
 }
 
-std::string Limit(const RankProfile& profile, double alpha, bool host,
-                  bool bandwidth) {
-  if (profile.alpha >= 0) return "flag";
-  if (alpha == 1) return "none";
-  return host ? "host" : bandwidth ? "bandwidth" : "none";
-}
-
 SwapPlan Least(const std::vector<RankProfile>& profiles,
                const std::vector<RankModel>& models, std::string refusal) {
   SwapPlan plan{.ranks = {}, .infeasible = std::move(refusal)};
   for (size_t r = 0; r < profiles.size(); ++r) {
     const double alpha = std::max(profiles[r].alpha, 0.0);
-    plan.ranks.push_back({alpha, profiles[r].alpha >= 0 ? "flag" : "host",
-                          models[r].HostBytes(alpha)});
+    SwapChoice choice{alpha,
+                      profiles[r].alpha >= 0 ? "flag" : "host",
+                      models[r].HostBytes(alpha),
+                      {}};
+    choice.why = WhyOf(profiles[r], choice, "nothing fits");
+    plan.ranks.push_back(std::move(choice));
   }
   return plan;
 }
@@ -301,13 +321,17 @@ absl::StatusOr<SwapPlan> PlanSwap(const std::vector<RankProfile>& profiles,
                     : 1;
   }
   CutToBudgets(profiles, resources, models, &alphas);
-  SwapPlan plan;
+  SwapPlan plan{
+      .ranks = {}, .infeasible = "", .limits = LimitsOf(problem, result)};
+  const Limit limit =
+      LimitOf(profiles, resources, models, alphas, problem, result);
   for (size_t r = 0; r < profiles.size(); ++r) {
-    const bool host = HostBinds(profiles, resources, models, alphas, r);
-    const bool bandwidth = models[r].endless || LinkBinds(problem, result, r);
-    plan.ranks.push_back({alphas[r],
-                          Limit(profiles[r], alphas[r], host, bandwidth),
-                          models[r].HostBytes(alphas[r])});
+    SwapChoice choice{
+        alphas[r], limit.kind, models[r].HostBytes(alphas[r]), {}};
+    if (alphas[r] == 1) choice.limited_by = "none";
+    if (profiles[r].alpha >= 0) choice.limited_by = "flag";
+    choice.why = WhyOf(profiles[r], choice, limit.full);
+    plan.ranks.push_back(std::move(choice));
   }
   return plan;
 }

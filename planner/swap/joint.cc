@@ -111,8 +111,10 @@ class JointProgram::Build {
     std::vector<TensorForms> all;
     Form alpha;
     if (rank.one_fraction) {
-      alpha = rank.fraction ? Form::Of(*rank.fraction)
-                            : Form::Of(program_.AddColumn({0, 1}));
+      if (!rank.fraction && fraction_ < 0) {
+        fraction_ = program_.AddColumn({0, 1});
+      }
+      alpha = rank.fraction ? Form::Of(*rank.fraction) : Form::Of(fraction_);
     }
     for (const Problem::Tensor& tensor : rank.tensors) {
       TensorForms forms;
@@ -290,6 +292,7 @@ class JointProgram::Build {
   const Problem& problem_;
   State& s_;
   LinearProgram& program_;
+  int fraction_ = -1;  // column of all ranks of one fraction
   std::vector<std::map<Kind, Rate>> rates_;
 };
 

@@ -134,6 +134,21 @@ class OneRank {
   std::string refusal_;
 };
 
+// Ranks that share one fraction take the least of theirs.
+void MakeEqual(const Problem& problem, std::vector<double>* alphas) {
+  double least = 1;
+  for (size_t r = 0; r < alphas->size(); ++r) {
+    const Problem::Rank& rank = problem.ranks[r];
+    if (rank.one_fraction && !rank.fraction) {
+      least = std::min(least, (*alphas)[r]);
+    }
+  }
+  for (size_t r = 0; r < alphas->size(); ++r) {
+    const Problem::Rank& rank = problem.ranks[r];
+    if (rank.one_fraction && !rank.fraction) (*alphas)[r] = least;
+  }
+}
+
 }  // namespace
 
 std::vector<SwapFractions> AtAlpha(const Problem::Rank& rank, double alpha) {
@@ -167,7 +182,10 @@ MemoPlan PlanMemo(const Problem& problem) {
     rank.Solve();
     if (!rank.refusal().empty()) return {.refusal = rank.refusal()};
     plan.alpha.push_back(rank.alpha());
-    plan.fractions.push_back(AtAlpha(problem.ranks[r], rank.alpha()));
+  }
+  MakeEqual(problem, &plan.alpha);
+  for (size_t r = 0; r < problem.ranks.size(); ++r) {
+    plan.fractions.push_back(AtAlpha(problem.ranks[r], plan.alpha[r]));
   }
   return plan;
 }

@@ -55,8 +55,9 @@ struct NodeSwapProblem {
     double backward_d2h_fixed_bytes = 0;
     double backward_h2d_fixed_bytes = 0;
     double host_fixed_bytes = 0;
-    // MEMO's alpha: free tensors are swapped in one fraction and never kept.
-    // What a runtime needs that cuts all classes of a chunk at one row.
+    // MEMO's alpha: free tensors are swapped in one fraction, the same for all
+    // ranks that say so, and never kept. What a runtime needs that cuts all
+    // classes of a chunk at one row, of all its ranks.
     bool one_fraction = false;
     std::optional<double> fraction;  // that fraction, where it is given
     std::vector<Tensor> tensors;
@@ -119,6 +120,9 @@ struct NodeSwapResult {
   std::vector<RankSwap> ranks;
   std::vector<CapacityRow> rows;
 };
+
+// "link pcie0 d2h", "host of NUMA node 0", "GPU of rank 3".
+std::string RowName(const NodeSwapProblem& problem, const CapacityRow& row);
 
 // InvalidArgument with the path of what is wrong: `ranks[3].tensors[1].bytes:
 // -1 is negative`.

@@ -1,5 +1,7 @@
 #include "planner/swap/usage.h"
 
+#include <fmt/format.h>
+
 #include <algorithm>
 
 namespace sluice::planner {
@@ -177,6 +179,20 @@ std::vector<RankSwap> RanksOf(const Problem& problem,
     ranks.push_back(std::move(swap));
   }
   return ranks;
+}
+
+std::string RowName(const Problem& problem, const CapacityRow& row) {
+  switch (row.kind) {
+    case Kind::kHost:
+      return fmt::format("host of NUMA node {}", problem.numa[row.index].id);
+    case Kind::kGpu:
+      return "GPU of rank " + problem.ranks[row.index].name;
+    default:
+      return fmt::format("link {} {}", problem.links[row.index].name,
+                         row.kind == Kind::kLinkD2h   ? "d2h"
+                         : row.kind == Kind::kLinkH2d ? "h2d"
+                                                      : "total");
+  }
 }
 
 }  // namespace sluice::planner

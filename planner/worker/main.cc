@@ -21,6 +21,7 @@
 #include "planner/planner.h"
 #include "proto/base/status.h"
 #include "proto/plan/codec.h"
+#include "proto/plan/progress.h"
 
 namespace sluice::planner {
 namespace {
@@ -146,18 +147,34 @@ int SecludeOutput(int out_fd) {
   return secluded >= 0 ? secluded : out_fd;
 }
 
-int Run(int in_fd, int out_fd, double time_limit_s) {
+// One line over the last one; whoever reads it half written waits for the
+// next (plan::ReadProgress).
+void WriteProgress(int fd, const NodeProgress& progress) {
+  const std::string line =
+      plan::WriteProgress({progress.done, progress.all, progress.segment,
+                           progress.arm, progress.peak, progress.lower_bound});
+  if (pwrite(fd, line.data(), line.size(), 0) < 0) return;  // nobody's loss
+}
+
+int Run(int in_fd, int out_fd, int progress_fd, double time_limit_s) {
   ArmDeadline(time_limit_s);
   const int secluded_fd = SecludeOutput(out_fd);
   auto bytes = ReadAll(in_fd);
   if (!bytes.ok()) return Fail(kBadInput, bytes.status());
   auto request = plan::DecodePlanRequest(*bytes);
   if (!request.ok()) return Fail(kBadInput, request.status());
+  UnitBook book(request->known);
+  if (progress_fd >= 0) {
+    book.watch = [progress_fd](const NodeProgress& progress) {
+      WriteProgress(progress_fd, progress);
+    };
+  }
   // First what cannot go wrong, then what may crash or take too long.
   auto greedy = PlanNode(request->profiles, request->resources,
                          {.time_limit = absl::Seconds(time_limit_s * 0.2),
                           .use_search = false,
-                          .use_cbc = false});
+                          .use_cbc = false},
+                         &book);
   if (!greedy.ok()) {
     const bool bad_input = absl::IsInvalidArgument(greedy.status());
     return Fail(bad_input ? kBadInput : kFault, greedy.status());
@@ -165,9 +182,11 @@ int Run(int in_fd, int out_fd, double time_limit_s) {
   const std::string first = plan::Encode(*greedy);
   fallback = {first.data(), first.size(), secluded_fd};
   fallback_ready = 1;
+  book.DropUnproved();
   const auto plan = PlanNode(request->profiles, request->resources,
                              {.time_limit = absl::Seconds(time_limit_s * 0.5),
-                              .mip_program = "/proc/self/exe"});
+                              .mip_program = "/proc/self/exe"},
+                             &book);
   const std::string second = plan.ok() ? plan::Encode(*plan) : first;
   fallback_ready = 0;  // from here on a plan could be half written
   const absl::Status written = WriteAll(secluded_fd, second);
@@ -185,9 +204,12 @@ int main(int argc, char** argv) {
   CLI::App app{"Solves one plan request of sluiced."};
   int in_fd = STDIN_FILENO;
   int out_fd = STDOUT_FILENO;
+  int progress_fd = -1;
   double time_limit_s = 20;
   app.add_option("--in-fd", in_fd, "where the request is read");
   app.add_option("--out-fd", out_fd, "where the plan is written");
+  app.add_option("--progress-fd", progress_fd,
+                 "a file of which one line says how far it is");
   app.add_option("--time-limit-s", time_limit_s, "ends itself after this")
       ->check(CLI::Range(0.1, 86400.0));
   try {
@@ -198,5 +220,5 @@ int main(int argc, char** argv) {
     std::fprintf(stderr, "error: %s\n", error.what());
     return sluice::planner::kBadInput;
   }
-  return sluice::planner::Run(in_fd, out_fd, time_limit_s);
+  return sluice::planner::Run(in_fd, out_fd, progress_fd, time_limit_s);
 }

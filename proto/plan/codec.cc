@@ -2,13 +2,13 @@
 
 #include <fmt/format.h>
 
-#include <limits>
 #include <nlohmann/json.hpp>
 #include <set>
 #include <string>
 #include <utility>
 
 #include "proto/base/status.h"
+#include "proto/plan/codec_parts.h"
 #include "proto/plan/json_reader.h"
 
 namespace sluice::plan {
@@ -16,24 +16,12 @@ namespace {
 
 using nlohmann::json;
 
-constexpr double kMaxSeconds = 1e9;
 constexpr double kMaxRate = 1e15;  // bytes a second
+constexpr double kMaxReal = 1e300;
+constexpr size_t kMaxTextBytes = 1024;
 constexpr int64_t kMaxCount = int64_t{1} << 40;
-constexpr int64_t kMaxId = std::numeric_limits<int64_t>::max();
-// A sum over a trace must stay exact in int64.
-constexpr int64_t kMaxTotal = int64_t{1} << 60;
 
 // ---- Writing ---------------------------------------------------------------
-
-json Write(const Trace& trace) {
-  json buffers = json::array();
-  for (const Buffer& b : trace.buffers) {
-    buffers.push_back({b.id, b.lower, b.upper, b.size.count()});
-  }
-  return {{"buffers", std::move(buffers)},
-          {"end", trace.end},
-          {"alignment", trace.alignment.count()}};
-}
 
 json Write(const SegmentKind& segment) {
   return {{"name", segment.name},
@@ -92,17 +80,6 @@ json Write(const NodeResources& resources) {
           {"host_budget", std::move(budgets)}};
 }
 
-json Write(const Placement& placement) {
-  json offsets = json::array();
-  for (const Bytes b : placement.offsets) offsets.push_back(b.count());
-  return {{"offsets", std::move(offsets)},
-          {"peak", placement.peak.count()},
-          {"lower_bound", placement.lower_bound.count()},
-          {"proved_by", placement.proved_by},
-          {"method", placement.method},
-          {"seconds", placement.seconds}};
-}
-
 json Write(const SegmentPlan& segment) {
   return {{"name", segment.name},
           {"base", segment.base.count()},
@@ -113,7 +90,18 @@ json Write(const ClassPlan& c) {
   return {{"name", c.name},
           {"keep", c.keep},
           {"swap", c.swap},
-          {"recompute", c.recompute}};
+          {"recompute", c.recompute},
+          {"why", c.why}};
+}
+
+json Write(const PlanLimit& limit) {
+  return {{"what", limit.what},
+          {"used", limit.used},
+          {"capacity", limit.capacity},
+          {"unit", limit.unit},
+          {"binds", limit.binds},
+          {"one_more_step_seconds", limit.one_more_step_seconds},
+          {"one_more_recompute_seconds", limit.one_more_recompute_seconds}};
 }
 
 json Write(const RankPlan& plan) {
@@ -124,14 +112,6 @@ json Write(const RankPlan& plan) {
           {"alpha", plan.alpha},
           {"alpha_limited_by", plan.alpha_limited_by},
           {"host_bytes", plan.host_bytes.count()}};
-}
-
-// `format` says what the document is, so that a plan is never read as a
-// profile.
-std::string Finish(json document, const char* format) {
-  document["format"] = format;
-  document["version"] = kFormatVersion;
-  return document.dump(-1, ' ', false, json::error_handler_t::replace);
 }
 
 // ---- Reading ---------------------------------------------------------------
@@ -147,53 +127,6 @@ std::string ReadName(FieldReader& in, std::set<std::string>* taken) {
     in.Refuse("name", fmt::format("'{}' occurs twice", name));
   }
   return name;
-}
-
-Buffer ReadBuffer(FieldReader in, int64_t end) {
-  Buffer buffer;
-  if (in.Entries() != 4) {
-    in.Refuse("", "is not [id, lower, upper, size]");
-    return buffer;
-  }
-  buffer.id = in.At(0, "id", 0, kMaxId);
-  buffer.lower = in.At(1, "lower", 0, kMaxTime);
-  buffer.upper = in.At(2, "upper", 0, kMaxTime);
-  buffer.size = Bytes(in.At(3, "size", 0, kMaxAmount));
-  if (buffer.lower >= buffer.upper) {
-    in.Refuse("upper", fmt::format("{} is not above lower = {}", buffer.upper,
-                                   buffer.lower));
-  }
-  if (buffer.upper > end) {
-    in.Refuse("upper", fmt::format("{} is beyond the trace's end = {}",
-                                   buffer.upper, end));
-  }
-  return buffer;
-}
-
-Trace ReadTrace(FieldReader in) {
-  Trace trace;
-  trace.end = in.Int("end", 0, kMaxTime);
-  trace.alignment = Bytes(in.Int("alignment", 1, int64_t{1} << 30));
-  const int64_t alignment = trace.alignment.count();
-  if ((alignment & (alignment - 1)) != 0) {
-    in.Refuse("alignment", fmt::format("{} is no power of two", alignment));
-  }
-  std::set<int64_t> ids;
-  int64_t total = 0;
-  in.Each("buffers", kMaxBuffers, [&](FieldReader row, size_t) {
-    const Buffer buffer = ReadBuffer(row, trace.end);
-    if (row.ok() && !ids.insert(buffer.id).second) {
-      row.Refuse("id", fmt::format("{} occurs twice", buffer.id));
-    }
-    total += RoundUp(buffer.size, trace.alignment).count();
-    if (total > kMaxTotal) {
-      row.Refuse("size", fmt::format("the trace's sizes sum to more than {}",
-                                     kMaxTotal));
-    }
-    trace.buffers.push_back(buffer);
-  });
-  in.Finish();
-  return trace;
 }
 
 SegmentKind ReadSegmentKind(FieldReader in, std::set<std::string>* names) {
@@ -294,22 +227,6 @@ NodeResources ReadResources(FieldReader in) {
   return resources;
 }
 
-Placement ReadPlacement(FieldReader in) {
-  Placement placement;
-  in.Each("offsets", kMaxBuffers, [&](FieldReader element, size_t) {
-    placement.offsets.push_back(Bytes(element.Self(0, kMaxTotal)));
-  });
-  placement.peak = Bytes(in.Int("peak", 0, kMaxTotal));
-  placement.lower_bound =
-      Bytes(in.Int("lower_bound", 0, placement.peak.count()));
-  placement.proved_by =
-      in.Choice("proved_by", {"max_live", "search", "cbc", "none"});
-  placement.method = in.Text("method", kMaxNameBytes);
-  placement.seconds = in.Number("seconds", 0, kMaxSeconds);
-  in.Finish();
-  return placement;
-}
-
 SegmentPlan ReadSegmentPlan(FieldReader in, std::set<std::string>* names) {
   SegmentPlan segment;
   segment.name = ReadName(in, names);
@@ -329,6 +246,7 @@ ClassPlan ReadClassPlan(FieldReader in, std::set<std::string>* names) {
   if (in.ok() && (sum < 1 - 1e-9 || sum > 1 + 1e-9)) {
     in.Refuse("keep", fmt::format("keep + swap + recompute is {}, not 1", sum));
   }
+  if (in.Has("why")) c.why = in.Text("why", kMaxTextBytes);
   in.Finish();
   return c;
 }
@@ -351,6 +269,36 @@ RankPlan ReadRankPlan(FieldReader in) {
   plan.host_bytes = Bytes(in.Int("host_bytes", 0, kMaxTotal));
   in.Finish();
   return plan;
+}
+
+PlanLimit ReadLimit(FieldReader in) {
+  PlanLimit limit;
+  limit.what = in.Text("what", kMaxTextBytes);
+  limit.used = in.Number("used", 0, kMaxReal);
+  limit.capacity = in.Number("capacity", 0, kMaxReal);
+  limit.unit = in.Choice("unit", {"bytes", "bytes_per_second"});
+  limit.binds = in.Flag("binds");
+  limit.one_more_step_seconds =
+      in.Number("one_more_step_seconds", -kMaxSeconds, kMaxSeconds);
+  limit.one_more_recompute_seconds =
+      in.Number("one_more_recompute_seconds", -kMaxSeconds, kMaxSeconds);
+  in.Finish();
+  return limit;
+}
+
+// What plans of before it did not have.
+void ReadExplanation(FieldReader& in, NodePlan* plan) {
+  if (in.Has("limits")) {
+    in.Each("limits", kMaxRanks, [plan](FieldReader element, size_t) {
+      plan->limits.push_back(ReadLimit(element));
+    });
+  }
+  if (in.Has("units_solved")) {
+    plan->units_solved = in.Int("units_solved", 0, kMaxCount);
+  }
+  if (in.Has("units_known")) {
+    plan->units_known = in.Int("units_known", 0, kMaxCount);
+  }
 }
 
 std::string ReadHash(FieldReader& in) {
@@ -380,26 +328,8 @@ NodePlan ReadNodePlan(FieldReader& in) {
   plan.infeasible = in.Text("infeasible", 4096);
   plan.limited_by =
       in.Choice("limited_by", {"none", "gpu_memory", "host_memory"});
+  ReadExplanation(in, &plan);
   return plan;
-}
-
-// Parses, checks the envelope, reads with `read`, and names the document in
-// whatever is wrong.
-template <typename Read>
-auto Decode(std::string_view bytes, const char* format, Read read)
-    -> absl::StatusOr<decltype(read(std::declval<FieldReader&>()))> {
-  absl::Status status;
-  const json document = ParseChecked(bytes, kMaxEncodedBytes, &status);
-  const auto name = [&] { return Annotate(status, format); };
-  if (!status.ok()) return name();
-  FieldReader in(document, "", &status);
-  in.Choice("format", {format});
-  in.Int("version", kFormatVersion, kFormatVersion);
-  if (!status.ok()) return name();
-  auto result = read(in);
-  in.Finish();
-  if (!status.ok()) return name();
-  return result;
 }
 
 constexpr const char* kProfileFormat = "sluice.rank_profile";
@@ -419,7 +349,8 @@ std::string Encode(const std::vector<RankProfile>& profiles) {
 
 std::string Encode(const PlanRequest& request) {
   return Finish({{"profiles", WriteAll(request.profiles, Write)},
-                 {"resources", Write(request.resources)}},
+                 {"resources", Write(request.resources)},
+                 {"known", WriteUnits(request.known)}},
                 kRequestFormat);
 }
 
@@ -429,7 +360,10 @@ std::string Encode(const NodePlan& plan) {
                  {"ranks", WriteAll(plan.ranks, Write)},
                  {"seconds", plan.seconds},
                  {"infeasible", plan.infeasible},
-                 {"limited_by", plan.limited_by}},
+                 {"limited_by", plan.limited_by},
+                 {"limits", WriteAll(plan.limits, Write)},
+                 {"units_solved", plan.units_solved},
+                 {"units_known", plan.units_known}},
                 kPlanFormat);
 }
 
@@ -447,6 +381,7 @@ absl::StatusOr<PlanRequest> DecodePlanRequest(std::string_view bytes) {
     PlanRequest request;
     request.profiles = ReadRankProfiles(in);
     request.resources = ReadResources(in.Object("resources"));
+    if (in.Has("known")) request.known = ReadUnits(in, "known");
     return request;
   });
 }
@@ -455,16 +390,8 @@ absl::StatusOr<NodePlan> DecodeNodePlan(std::string_view bytes) {
   return Decode(bytes, kPlanFormat, ReadNodePlan);
 }
 
-// FNV-1a with 128 bits: stable across machines and versions.
 std::string HashProfiles(const std::vector<RankProfile>& profiles) {
-  using uint128 = unsigned __int128;
-  constexpr uint128 kPrime = (uint128{1} << 88) | 0x13b;
-  uint128 hash = (uint128{0x6c62272e07bb0142} << 64) | 0x62b821756295c58d;
-  for (const char c : Encode(profiles)) {
-    hash = (hash ^ static_cast<unsigned char>(c)) * kPrime;
-  }
-  return fmt::format("{:016x}{:016x}", static_cast<uint64_t>(hash >> 64),
-                     static_cast<uint64_t>(hash));
+  return HashBytes(Encode(profiles));
 }
 
 }  // namespace sluice::plan

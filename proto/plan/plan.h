@@ -35,6 +35,20 @@ struct ClassPlan {
   double keep = 0;
   double swap = 0;
   double recompute = 0;
+  std::string why;  // one line for people
+};
+
+// What a node has of something, and what a plan makes of it.
+struct PlanLimit {
+  std::string what;  // "link pcie0 d2h", "host of NUMA node 0"
+  double used = 0;
+  double capacity = 0;
+  std::string unit;  // of both: "bytes", "bytes_per_second"
+  bool binds = false;
+  // By how much one more GiB or GB/s shortens the slowest rank's step, and
+  // all recomputation; solved again.
+  double one_more_step_seconds = 0;
+  double one_more_recompute_seconds = 0;
 };
 
 struct RankPlan {
@@ -57,6 +71,10 @@ struct NodePlan {
   // Of what there is too little then: "gpu_memory", "host_memory"; "none"
   // for a feasible plan.
   std::string limited_by = "none";
+  std::vector<PlanLimit> limits;
+  // Units (units.h) whose memory was planned for it, and those known before.
+  int64_t units_solved = 0;
+  int64_t units_known = 0;
 };
 
 }  // namespace sluice::plan

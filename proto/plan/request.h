@@ -8,6 +8,7 @@
 #include "proto/base/ids.h"
 #include "proto/base/units.h"
 #include "proto/plan/profile.h"
+#include "proto/plan/units.h"
 
 namespace sluice::plan {
 
@@ -30,6 +31,7 @@ struct NodeResources {
 struct PlanRequest {
   std::vector<RankProfile> profiles;
   NodeResources resources;
+  std::vector<UnitPlan> known;  // units of them that were planned before
 };
 
 }  // namespace sluice::plan

@@ -425,7 +425,7 @@ TEST(NodeSwap, NoPointOfAGridIsBetter) {
 
 // ---- What the runtime of today needs ----------------------------------------
 
-TEST(NodeSwap, ARankOfOneFractionSwapsAllFreeTensorsAlike) {
+TEST(NodeSwap, RanksOfOneFractionSwapAllFreeTensorsAlike) {
   std::mt19937 random(7);
   for (int i = 0; i < 100; ++i) {
     Problem node = RandomNode(random);
@@ -433,8 +433,8 @@ TEST(NodeSwap, ARankOfOneFractionSwapsAllFreeTensorsAlike) {
     const NodeSwapResult one = MustPlan(node);
     if (!one.feasible) continue;
     EXPECT_LE(WorstBreach(node, one.ranks), 1e-6);
+    double alpha = -1;
     for (size_t r = 0; r < node.ranks.size(); ++r) {
-      double alpha = -1;
       for (size_t t = 0; t < node.ranks[r].tensors.size(); ++t) {
         const Problem::Tensor& tensor = node.ranks[r].tensors[t];
         if (tensor.must != Problem::Must::kNothing) continue;

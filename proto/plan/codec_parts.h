@@ -1,0 +1,61 @@
+// What codec.cc and units.cc share (private to them).
+//
+// Thread safety: pure functions.
+#pragma once
+
+#include <cstdint>
+#include <limits>
+#include <nlohmann/json.hpp>
+#include <string>
+#include <string_view>
+#include <utility>
+#include <vector>
+
+#include "absl/status/statusor.h"
+#include "proto/base/status.h"
+#include "proto/plan/codec.h"
+#include "proto/plan/json_reader.h"
+#include "proto/plan/plan.h"
+#include "proto/plan/profile.h"
+#include "proto/plan/units.h"
+
+namespace sluice::plan {
+
+inline constexpr double kMaxSeconds = 1e9;
+inline constexpr int64_t kMaxId = std::numeric_limits<int64_t>::max();
+// A sum over a trace must stay exact in int64.
+inline constexpr int64_t kMaxTotal = int64_t{1} << 60;
+
+nlohmann::json Write(const Trace& trace);
+nlohmann::json Write(const Placement& placement);
+nlohmann::json WriteUnits(const std::vector<UnitPlan>& units);
+Trace ReadTrace(FieldReader in);
+Placement ReadPlacement(FieldReader in);
+// The list `key`; every placement passed ValidatePlacement.
+std::vector<UnitPlan> ReadUnits(FieldReader& in, const char* key);
+
+// `format` says what the document is, so that a plan is never read as a
+// profile.
+std::string Finish(nlohmann::json document, const char* format);
+
+// Parses, checks the envelope, reads with `read`, and names the document in
+// whatever is wrong.
+template <typename Read>
+auto Decode(std::string_view bytes, const char* format, Read read)
+    -> absl::StatusOr<decltype(read(std::declval<FieldReader&>()))> {
+  absl::Status status;
+  const nlohmann::json document =
+      ParseChecked(bytes, kMaxEncodedBytes, &status);
+  const auto name = [&] { return Annotate(status, format); };
+  if (!status.ok()) return name();
+  FieldReader in(document, "", &status);
+  in.Choice("format", {format});
+  in.Int("version", kFormatVersion, kFormatVersion);
+  if (!status.ok()) return name();
+  auto result = read(in);
+  in.Finish();
+  if (!status.ok()) return name();
+  return result;
+}
+
+}  // namespace sluice::plan

@@ -1,0 +1,68 @@
+#include "proto/plan/progress.h"
+
+#include <fmt/format.h>
+
+#include <charconv>
+#include <vector>
+
+#include "proto/plan/units.h"
+
+namespace sluice::plan {
+namespace {
+
+constexpr size_t kMaxWord = 128;
+
+// A word of the line: printable, without the separator.
+std::string Word(std::string text) {
+  text.resize(std::min(text.size(), kMaxWord));
+  for (char& c : text) {
+    if (static_cast<unsigned char>(c) < 0x20 || c == '|') c = '?';
+  }
+  return text;
+}
+
+std::vector<std::string_view> Split(std::string_view line) {
+  std::vector<std::string_view> words;
+  while (true) {
+    const size_t at = line.find('|');
+    words.push_back(line.substr(0, at));
+    if (at == std::string_view::npos) return words;
+    line.remove_prefix(at + 1);
+  }
+}
+
+std::optional<int64_t> Number(std::string_view word) {
+  int64_t value = 0;
+  const auto [end, error] =
+      std::from_chars(word.data(), word.data() + word.size(), value);
+  if (error != std::errc() || end != word.data() + word.size()) return {};
+  return value;
+}
+
+}  // namespace
+
+std::string WriteProgress(const PlanProgress& p) {
+  const std::string text =
+      fmt::format("{}|{}|{}|{}|{}|{}", p.done, p.all, Word(p.segment),
+                  Word(p.arm), p.peak.count(), p.lower_bound.count());
+  std::string line = HashBytes(text) + "|" + text + "\n";
+  line.resize(kProgressBytes, ' ');
+  return line;
+}
+
+std::optional<PlanProgress> ReadProgress(std::string_view bytes) {
+  const std::string_view line = bytes.substr(0, bytes.find('\n'));
+  const std::vector<std::string_view> words = Split(line);
+  if (words.size() != 7 ||
+      HashBytes(line.substr(words[0].size() + 1)) != words[0]) {
+    return std::nullopt;
+  }
+  const auto done = Number(words[1]), all = Number(words[2]);
+  const auto peak = Number(words[5]), bound = Number(words[6]);
+  if (!done || !all || !peak || !bound) return std::nullopt;
+  return PlanProgress{
+      *done,        *all,         std::string(words[3]), std::string(words[4]),
+      Bytes(*peak), Bytes(*bound)};
+}
+
+}  // namespace sluice::plan

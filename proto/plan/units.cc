@@ -1,0 +1,94 @@
+#include "proto/plan/units.h"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+
+#include "proto/base/status.h"
+#include "proto/plan/codec_parts.h"
+
+namespace sluice::plan {
+namespace {
+
+constexpr const char* kUnitsFormat = "sluice.unit_plans";
+constexpr size_t kHashBytes = 32;
+
+}  // namespace
+
+Trace Canonical(const Trace& trace) {
+  std::vector<int64_t> times;
+  for (const Buffer& b : trace.buffers) {
+    times.push_back(b.lower);
+    times.push_back(b.upper);
+  }
+  std::sort(times.begin(), times.end());
+  times.erase(std::unique(times.begin(), times.end()), times.end());
+  const auto rank = [&times](int64_t time) {
+    return std::lower_bound(times.begin(), times.end(), time) - times.begin();
+  };
+  Trace canonical{.buffers = {}, .end = 0, .alignment = trace.alignment};
+  for (const Buffer& b : trace.buffers) {
+    canonical.buffers.push_back(
+        {.id = static_cast<int64_t>(canonical.buffers.size()),
+         .lower = rank(b.lower),
+         .upper = rank(b.upper),
+         .size = b.size});
+    canonical.end = std::max(canonical.end, canonical.buffers.back().upper);
+  }
+  return canonical;
+}
+
+std::string UnitKey(const Trace& trace) {
+  const Trace canonical = Canonical(trace);
+  std::string text = fmt::format("{};", canonical.alignment.count());
+  for (const Buffer& b : canonical.buffers) {
+    fmt::format_to(std::back_inserter(text), "{},{},{};", b.lower, b.upper,
+                   b.size.count());
+  }
+  return HashBytes(text);
+}
+
+bool SameUnit(const Trace& a, const Trace& b) {
+  return a.alignment == b.alignment &&
+         std::equal(a.buffers.begin(), a.buffers.end(), b.buffers.begin(),
+                    b.buffers.end(), [](const Buffer& x, const Buffer& y) {
+                      return x.lower == y.lower && x.upper == y.upper &&
+                             x.size == y.size;
+                    });
+}
+
+std::string HashBytes(std::string_view bytes) {
+  using uint128 = unsigned __int128;
+  constexpr uint128 kPrime = (uint128{1} << 88) | 0x13b;
+  uint128 hash = (uint128{0x6c62272e07bb0142} << 64) | 0x62b821756295c58d;
+  for (const char c : bytes) {
+    hash = (hash ^ static_cast<unsigned char>(c)) * kPrime;
+  }
+  return fmt::format("{:016x}{:016x}", static_cast<uint64_t>(hash >> 64),
+                     static_cast<uint64_t>(hash));
+}
+
+// The checksum is the first line, the document the second: a file that was cut
+// off or overwritten is found before anything of it is believed.
+std::string EncodeUnits(const std::vector<UnitPlan>& units) {
+  const std::string document =
+      Finish({{"units", WriteUnits(units)}}, kUnitsFormat);
+  return HashBytes(document) + "\n" + document + "\n";
+}
+
+absl::StatusOr<std::vector<UnitPlan>> DecodeUnits(std::string_view bytes) {
+  if (bytes.size() < kHashBytes + 2 || bytes[kHashBytes] != '\n' ||
+      bytes.back() != '\n') {
+    return absl::InvalidArgumentError(
+        fmt::format("{} bytes that are no {}", bytes.size(), kUnitsFormat));
+  }
+  const std::string_view document =
+      bytes.substr(kHashBytes + 1, bytes.size() - kHashBytes - 2);
+  if (HashBytes(document) != bytes.substr(0, kHashBytes)) {
+    return absl::InvalidArgumentError("its checksum does not match");
+  }
+  return Decode(document, kUnitsFormat,
+                [](FieldReader& in) { return ReadUnits(in, "units"); });
+}
+
+}  // namespace sluice::plan
