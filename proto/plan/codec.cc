@@ -246,7 +246,7 @@ ClassPlan ReadClassPlan(FieldReader in, std::set<std::string>* names) {
   if (in.ok() && (sum < 1 - 1e-9 || sum > 1 + 1e-9)) {
     in.Refuse("keep", fmt::format("keep + swap + recompute is {}, not 1", sum));
   }
-  if (in.Has("why")) c.why = in.Text("why", kMaxTextBytes);
+  c.why = in.Text("why", kMaxTextBytes);
   in.Finish();
   return c;
 }
@@ -286,19 +286,12 @@ PlanLimit ReadLimit(FieldReader in) {
   return limit;
 }
 
-// What plans of before it did not have.
 void ReadExplanation(FieldReader& in, NodePlan* plan) {
-  if (in.Has("limits")) {
-    in.Each("limits", kMaxRanks, [plan](FieldReader element, size_t) {
-      plan->limits.push_back(ReadLimit(element));
-    });
-  }
-  if (in.Has("units_solved")) {
-    plan->units_solved = in.Int("units_solved", 0, kMaxCount);
-  }
-  if (in.Has("units_known")) {
-    plan->units_known = in.Int("units_known", 0, kMaxCount);
-  }
+  in.Each("limits", kMaxRanks, [plan](FieldReader element, size_t) {
+    plan->limits.push_back(ReadLimit(element));
+  });
+  plan->units_solved = in.Int("units_solved", 0, kMaxCount);
+  plan->units_known = in.Int("units_known", 0, kMaxCount);
 }
 
 std::string ReadHash(FieldReader& in) {
@@ -381,7 +374,7 @@ absl::StatusOr<PlanRequest> DecodePlanRequest(std::string_view bytes) {
     PlanRequest request;
     request.profiles = ReadRankProfiles(in);
     request.resources = ReadResources(in.Object("resources"));
-    if (in.Has("known")) request.known = ReadUnits(in, "known");
+    request.known = ReadUnits(in, "known");
     return request;
   });
 }

@@ -218,8 +218,11 @@ TEST(Worker, ACrashWhileSolvingStillGivesAValidPlan) {
   request.resources.links.clear();
   request.profiles[0].segments.clear();
   for (int k = 0; k < 8; ++k) {
+    // Equal ones would be solved once.
+    plan::Trace trace = ReadCsv("I.1048576.csv");
+    trace.buffers.erase(trace.buffers.begin() + k);
     request.profiles[0].segments.push_back(
-        {.name = "I" + std::to_string(k), .trace = ReadCsv("I.1048576.csv")});
+        {.name = "I" + std::to_string(k), .trace = std::move(trace)});
   }
   const Outcome outcome = RunWorker(
       Memfd(plan::Encode(request)).get(),
@@ -231,6 +234,37 @@ TEST(Worker, ACrashWhileSolvingStillGivesAValidPlan) {
       ValidateNodePlan(request.profiles, request.resources, *plan);
   EXPECT_TRUE(valid.ok()) << valid;
   EXPECT_EQ(plan->ranks[0].segments[0].placement.proved_by, "none");
+}
+
+// Those that the daemon knows already are not solved again.
+TEST(Worker, KnownUnitsAreUsedAsTheyAre) {
+  plan::PlanRequest request = SampleRequest();
+  const auto run = [&request] {
+    const Outcome outcome = RunWorker(Memfd(plan::Encode(request)).get(), kFds);
+    EXPECT_EQ(outcome.exit_code(), 0) << outcome.err;
+    auto plan = plan::DecodeNodePlan(outcome.out);
+    EXPECT_TRUE(plan.ok()) << plan.status();
+    return plan.ok() ? *std::move(plan) : plan::NodePlan{};
+  };
+  const plan::NodePlan first = run();
+  EXPECT_GT(first.units_solved, 0);
+  EXPECT_EQ(first.units_known, 0);
+  for (size_t r = 0; r < request.profiles.size(); ++r) {
+    const auto& kinds = request.profiles[r].segments;
+    for (size_t k = 0; k < kinds.size(); ++k) {
+      plan::UnitPlan unit{plan::Canonical(kinds[k].trace),
+                          first.ranks[r].segments[k].placement};
+      unit.placement.method = "from the cache";
+      request.known.push_back(std::move(unit));
+    }
+  }
+  for (plan::RankProfile& p : request.profiles) {
+    p.forward_layer_seconds *= 1.01;  // measured again, never the same
+  }
+  const plan::NodePlan second = run();
+  EXPECT_EQ(second.units_solved, 0);
+  EXPECT_EQ(second.units_known, first.units_solved);
+  EXPECT_EQ(second.ranks[0].segments[0].placement.method, "from the cache");
 }
 
 // What cannot be solved in time is still answered, within the limit.
