@@ -2,6 +2,7 @@
 // chunks with k and v in host memory, checkpoints offloaded, ZeRO-3; attention
 // is computed again under checkpointing, one stream carries both directions.
 #include <algorithm>
+#include <cmath>
 
 #include "planner/train/constants.h"
 #include "planner/train/layer.h"
@@ -24,6 +25,12 @@ void OffloadStates(const Request& request, StepParts& parts) {
   parts.host_bytes_per_node += share * kOptimizerBytes * GpusInNode(request);
   parts.optimizer_s += share * (kWeightBytes + kDeepSpeedGradient) /
                        request.hardware.host_link_bytes_per_s;
+}
+
+// Uneven heads: all wait for the rank that has one more.
+double HeadImbalance(const Request& request, double sp) {
+  const double heads = double(request.model.heads);
+  return std::ceil(heads / sp) * sp / heads;
 }
 
 void AddCopies(const Request& request, double sp, double chunk,
@@ -59,6 +66,8 @@ StepParts FpdtStep(const Request& request, const Settings& settings) {
   LayerTimes& layer = parts.layer;
   layer.forward = ForwardKernels(request, sp, true);
   layer.backward = BackwardKernels(request, sp, true);
+  layer.forward.attention *= HeadImbalance(request, sp);
+  layer.backward.attention *= HeadImbalance(request, sp);
   layer.forward.network = layer.backward.network = ExchangeSeconds(request, sp);
   AddCopies(request, sp, chunk, layer);
   layer.recompute = layer.forward;

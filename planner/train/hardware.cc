@@ -3,10 +3,6 @@
 #include <fmt/format.h>
 #include <fmt/ranges.h>
 
-#include <cmath>
-#include <cstdlib>
-#include <functional>
-
 #define TOML_EXCEPTIONS 0
 #include <toml++/toml.h>
 
@@ -135,26 +131,6 @@ std::vector<std::string> HardwareNames() {
     names.emplace_back(file.name);
   }
   return names;
-}
-
-std::string WriteHardware(const Hardware& hardware,
-                          const std::vector<std::string>& comments) {
-  std::string text;
-  for (const std::string& line : comments) text += fmt::format("# {}\n", line);
-  text += fmt::format("name = \"{}\"\nnote = \"{}\"\n", hardware.name,
-                      hardware.note);
-  std::string_view table;
-  for (const Key& key : kKeys) {
-    if (table != key.table) {
-      table = key.table;
-      text += fmt::format("\n[{}]\n", table);
-      if (table == "node") {
-        text += fmt::format("gpus = {}\n", hardware.gpus_per_node);
-      }
-    }
-    text += fmt::format("{} = {:.4g}\n", key.name, hardware.*key.value);
-  }
-  return text;
 }
 
 }  // namespace sluice::planner::train

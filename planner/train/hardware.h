@@ -52,9 +52,4 @@ absl::StatusOr<Hardware> ReadHardware(std::string_view toml,
 absl::StatusOr<Hardware> FindHardware(std::string_view name);
 std::vector<std::string> HardwareNames();
 
-// The text of `hardware`, as ReadHardware reads it; `comments` are written
-// above it, a line each.
-std::string WriteHardware(const Hardware& hardware,
-                          const std::vector<std::string>& comments);
-
 }  // namespace sluice::planner::train

@@ -30,8 +30,11 @@ bool Allows(const std::optional<int64_t>& given, int64_t value) {
   return !given || *given == value;
 }
 
-bool HeadsDivide(const ModelShape& model, const Settings& s) {
-  return model.heads % (s.tp * s.sp) == 0;
+// FPDT's table has 40 and 56 heads at batch 1 on any number of GPUs, so its
+// all-to-all takes uneven heads.
+bool HeadsDivide(const Request& request, const Settings& s) {
+  if (request.method == Method::kFpdt) return s.sp <= request.model.heads;
+  return request.model.heads % (s.tp * s.sp) == 0;
 }
 
 class Enumeration {
@@ -184,9 +187,8 @@ absl::StatusOr<std::vector<Settings>> Candidates(const Request& request,
         request.global_batch, request.model.layers));
   }
   std::vector<Settings> dividing;
-  std::copy_if(
-      all.begin(), all.end(), std::back_inserter(dividing),
-      [&](const Settings& s) { return HeadsDivide(request.model, s); });
+  std::copy_if(all.begin(), all.end(), std::back_inserter(dividing),
+               [&](const Settings& s) { return HeadsDivide(request, s); });
   *no_heads = dividing.empty();
   return dividing.empty() ? all : dividing;
 }

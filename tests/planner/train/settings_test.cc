@@ -31,7 +31,7 @@ TEST(TrainSettings, EveryCandidateUsesAllGpusAndDividesHeadsLayersBatch) {
     EXPECT_FALSE(all.empty());
     for (const Settings& s : all) {
       EXPECT_EQ(s.gpus(), 16);
-      EXPECT_EQ(32 % (s.tp * s.sp), 0);
+      EXPECT_EQ(32 % (s.tp * s.sp), 0);  // as 16 GPUs do
       EXPECT_EQ(32 % s.pp, 0);
       EXPECT_EQ(16 % s.dp, 0);
     }
@@ -56,6 +56,19 @@ TEST(TrainSettings, HeadsThatDoNotDivideAreTheReason) {
   EXPECT_FALSE(best.fits);
   EXPECT_EQ(best.reason, Reason::kHeads);
   EXPECT_GT(best.mfu, 0);
+}
+
+TEST(TrainSettings, FpdtTakesUnevenHeadsAndWaitsForTheFullestRank) {
+  Request request = Ask(Method::kFpdt, 16);
+  request.model = *FindModel("gpt-13b");  // 40 heads: 3 on some, 2 on others
+  request.global_batch = 1;
+  SLUICE_ASSERT_OK_AND_ASSIGN(const Estimate uneven, BestEstimate(request, {}));
+  EXPECT_NE(uneven.reason, Reason::kHeads);
+  EXPECT_EQ(uneven.settings.sp, 16);
+  request.gpus = 8;
+  SLUICE_ASSERT_OK_AND_ASSIGN(const Estimate even, BestEstimate(request, {}));
+  EXPECT_NEAR(uneven.breakdown.attention / even.breakdown.attention,
+              3.0 * 16 / 40 / 2, 1e-9);
 }
 
 TEST(TrainSettings, WhatNoStrategyCanBeIsBadInput) {
