@@ -11,7 +11,7 @@
 namespace sluice::client {
 namespace {
 
-// The daemon refills about every millisecond; a nap is a tenth of that.
+// The daemon refills every 2 ms; a nap is a twentieth of that.
 constexpr std::chrono::microseconds kNap{100};
 
 }  // namespace

@@ -48,6 +48,14 @@ static_assert(SLUICE_EVENT_SHUTTING_DOWN ==
 static_assert(SLUICE_EVENT_DISCONNECTED ==
               static_cast<int>(SessionEvent::Kind::kDisconnected));
 
+// The whole enum is absl's; the ends and a middle show a shift.
+static_assert(SLUICE_CANCELLED ==
+              static_cast<int>(absl::StatusCode::kCancelled));
+static_assert(SLUICE_ALREADY_EXISTS ==
+              static_cast<int>(absl::StatusCode::kAlreadyExists));
+static_assert(SLUICE_UNAUTHENTICATED ==
+              static_cast<int>(absl::StatusCode::kUnauthenticated));
+
 std::string& LastError() {
   thread_local std::string message;
   return message;

@@ -42,15 +42,22 @@ extern "C" {
 /* The numbers of absl::StatusCode. */
 typedef enum sluice_status {
   SLUICE_OK = 0,
+  SLUICE_CANCELLED = 1,
   SLUICE_UNKNOWN = 2,
   SLUICE_INVALID_ARGUMENT = 3,
   SLUICE_DEADLINE_EXCEEDED = 4,
   SLUICE_NOT_FOUND = 5, /* no daemon at that socket */
+  SLUICE_ALREADY_EXISTS = 6, /* this rank of the job is attached already */
   SLUICE_PERMISSION_DENIED = 7,
   SLUICE_RESOURCE_EXHAUSTED = 8, /* over budget, or the pool is empty */
   SLUICE_FAILED_PRECONDITION = 9,
+  SLUICE_ABORTED = 10,
+  SLUICE_OUT_OF_RANGE = 11,
+  SLUICE_UNIMPLEMENTED = 12, /* the daemon or the device cannot */
   SLUICE_INTERNAL = 13,
-  SLUICE_UNAVAILABLE = 14 /* daemon, peer or device is gone */
+  SLUICE_UNAVAILABLE = 14, /* daemon, peer or device is gone */
+  SLUICE_DATA_LOSS = 15,
+  SLUICE_UNAUTHENTICATED = 16
 } sluice_status;
 
 typedef struct sluice_session sluice_session;

@@ -1,14 +1,15 @@
 // The two shared pages of swap-bandwidth grants: a contract of memory layout,
 // so it stands with the types both sides use.
 //
-// One pair of pages a node; a session has one slot in each. The daemon writes
-// `GrantLimits` (clients map it read-only): cumulative bytes each direction
-// may have started since the session began, and its heartbeat. The rank writes
-// `GrantUse`: cumulative bytes it has started. The daemon never trusts it.
+// The daemon writes `GrantLimits`, one page for the node with a slot a session
+// (clients map it read-only): cumulative bytes each direction may have started
+// since the session began, and its heartbeat. The rank writes `GrantUse`, a
+// page of its own session's: cumulative bytes it has started. The daemon never
+// trusts it.
 //
 // A copy of n bytes in direction d may start when use[d] + n <= limit[d]; the
 // fast path is one fetch_add on `use`. When the heartbeat is older than
-// kStaleAfter a rank keeps its guaranteed rate, or copies ungated where it has
+// kGrantStaleAfter a rank keeps its guaranteed rate, or copies ungated where it has
 // none: no step ever waits for a dead daemon.
 #pragma once
 

@@ -8,6 +8,8 @@
 #include <ATen/ops/from_blob.h>
 #include <fmt/format.h>
 
+#include <algorithm>
+#include <array>
 #include <cstring>
 
 #include "client/torch/stream_context.h"
@@ -55,6 +57,10 @@ struct Problem {
 
 at::Tensor Batched(const at::Tensor& t) {
   return t.transpose(0, 1).unsqueeze(0);
+}
+
+at::Tensor Unbatched(const at::Tensor& t) {
+  return t.squeeze(0).transpose(0, 1).clone();
 }
 
 // Everything resident, as one call each way.
@@ -167,19 +173,20 @@ double Difference(const at::Tensor& a, const at::Tensor& b) {
 void Compare(int64_t chunks, int64_t chunk, std::vector<Entry>& entries) {
   const int64_t tokens = chunks * chunk;
   Problem problem(tokens);
-  Node node(Bytes(tokens * kHeads * kDim * 4) * 12);
+  Node node(Bytes(tokens * kHeads * kDim * 4) * 14);
   RegionAllocator& hbm = node.allocator();
   std::vector<double> ratios, whole_s, chunked_s;
   Bytes whole_peak, chunked_peak;
   double error = 0;
   for (int repeat = 0; repeat < kRepeats; ++repeat) {
     hbm.ResetPeak();
-    at::Tensor dq;
+    std::array<at::Tensor, 3> expected;
     {
       Whole whole(problem);
       whole_s.push_back(Seconds([&] { whole.Run(); }));
       whole_peak = hbm.stats().peak;
-      dq = whole.dq.squeeze(0).transpose(0, 1).clone();
+      expected = {Unbatched(whole.dq), Unbatched(whole.dk),
+                  Unbatched(whole.dv)};
     }
     const Bytes held = hbm.stats().used;
     hbm.ResetPeak();
@@ -188,7 +195,9 @@ void Compare(int64_t chunks, int64_t chunk, std::vector<Entry>& entries) {
     chunked_peak = hbm.stats().peak - held;
     SLUICE_CHECK_OK(node.engine().Drain());
     ratios.push_back(chunked_s.back() / whole_s.back());
-    error = std::max(error, Difference(problem.dq.tensor, dq));
+    error = std::max({error, Difference(problem.dq.tensor, expected[0]),
+                      Difference(problem.dk.tensor, expected[1]),
+                      Difference(problem.dv.tensor, expected[2])});
   }
   SLUICE_CHECK(error < 1e-4);
   const std::string shape =
@@ -196,8 +205,8 @@ void Compare(int64_t chunks, int64_t chunk, std::vector<Entry>& entries) {
   entries.push_back(
       {fmt::format("attention time, {} x {}", chunks, chunk), Median(ratios),
        "x whole call", 1.15, true,
-       fmt::format("{}: {:.2f} s against {:.2f} s, {} thread(s), dq differs "
-                   "by {:.1e}",
+       fmt::format("{}: {:.2f} s against {:.2f} s, {} thread(s), gradients "
+                   "differ by {:.1e}",
                    shape, Median(chunked_s), Median(whole_s),
                    at::get_num_threads(), error)});
   entries.push_back(
@@ -216,6 +225,8 @@ int main(int argc, char** argv) {
   at::set_num_threads(sluice::bench::ComputeThreads());
   const at::NoGradGuard no_grad;
   std::vector<sluice::bench::Entry> entries;
-  sluice::bench::Compare(16, 1024, entries);
+  for (const int64_t chunks : {16, 24}) {
+    sluice::bench::Compare(chunks, 1024, entries);
+  }
   return sluice::bench::Report(argc, argv, entries);
 }
