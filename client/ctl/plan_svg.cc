@@ -218,6 +218,10 @@ class Picture {
         std::max<double>(static_cast<double>(last_ - first_), 1);
     return kLeft + kPlotWidth * static_cast<double>(time - first_) / span;
   }
+  // A mark may begin before the first buffer, and end after the last.
+  double Within(int64_t time) const {
+    return X(std::clamp(time, first_, last_));
+  }
   double Y(double bytes) const {
     return kTop + kPlotHeight * (1 - bytes / Top());
   }
@@ -234,10 +238,10 @@ class Picture {
     }
     const std::string names = Labels(marks);
     for (size_t k = 0; k < marks.size(); ++k) {
-      const double x = X(marks[k].lower);
+      const double x = Within(marks[k].lower);
       Put("<rect class=\"k{}\" x=\"{}\" y=\"{}\" width=\"{}\" height=\"6\">"
           "<title>{}</title></rect>\n",
-          k % 2, Pixels(x), kTop - 12, Pixels(X(marks[k].upper) - x),
+          k % 2, Pixels(x), kTop - 12, Pixels(Within(marks[k].upper) - x),
           Escaped(marks[k].name));
     }
     text_ += names;
@@ -247,11 +251,11 @@ class Picture {
   std::string Labels(const std::vector<planner::Mark>& marks) const {
     std::string text;
     for (const planner::Mark& mark : marks) {
-      const double width = X(mark.upper) - X(mark.lower);
+      const double width = Within(mark.upper) - Within(mark.lower);
       if (static_cast<double>(mark.name.size()) * 6.4 > width - 4) continue;
       fmt::format_to(std::back_inserter(text),
                      "<text class=\"n m\" x=\"{}\" y=\"{}\">{}</text>\n",
-                     Pixels(X(mark.lower) + width / 2), kTop - 17,
+                     Pixels(Within(mark.lower) + width / 2), kTop - 17,
                      Escaped(mark.name));
     }
     return text;
@@ -418,8 +422,10 @@ class Picture {
     const double peak = static_cast<double>(plan_.peak.count());
     const double bound = static_cast<double>(plan_.lower_bound.count());
     Line(peak, "p",
-         plan_.optimal() ? "peak = bound " + Size(plan_.peak.count())
-                         : "peak " + Size(plan_.peak.count()),
+         plan_.optimal()
+             ? "peak = bound " + Size(plan_.peak.count())
+             : fmt::format("peak {} (+{})", Size(plan_.peak.count()),
+                           Percent(plan_.gap())),
          -6);
     if (!plan_.optimal()) {
       Line(bound, "p q", "bound " + Size(plan_.lower_bound.count()), 16);

@@ -5,6 +5,7 @@
 
 #include <algorithm>
 #include <array>
+#include <exception>
 #include <streambuf>
 #include <utility>
 
@@ -32,6 +33,8 @@ constexpr size_t kPrefixBytes = 64 << 10;
 class Sniffed : public std::streambuf {
  public:
   explicit Sniffed(std::streambuf* from) : from_(from) { Fill(); }
+  // Reading failed; what came before looks like a whole input.
+  bool failed() const { return failed_; }
   std::string_view prefix() const {
     return {gptr(), static_cast<size_t>(egptr() - gptr())};
   }
@@ -45,11 +48,17 @@ class Sniffed : public std::streambuf {
 
  private:
   void Fill() {
-    const std::streamsize got = from_->sgetn(block_.data(), block_.size());
+    std::streamsize got = 0;
+    try {
+      got = from_->sgetn(block_.data(), block_.size());
+    } catch (const std::exception&) {  // std::filebuf's word for EIO
+      failed_ = true;
+    }
     setg(block_.data(), block_.data(), block_.data() + got);
   }
 
   std::streambuf* from_;
+  bool failed_ = false;
   std::array<char, kPrefixBytes> block_;
 };
 
@@ -151,10 +160,13 @@ absl::StatusOr<NamedTrace> ReadTrace(std::istream& in,
   if (options.format) {
     format = *options.format;
   } else {
+    if (sniffed.failed()) return At({.file = options.file}, "cannot be read");
     SLUICE_ASSIGN_OR_RETURN(format, Detect(sniffed.prefix(), options.file));
   }
   const Bytes usual(format == TraceFormat::kMiniMalloc ? 1 : 512);
-  return Read(format, stream, options, options.alignment.value_or(usual));
+  auto named = Read(format, stream, options, options.alignment.value_or(usual));
+  if (sniffed.failed()) return At({.file = options.file}, "cannot be read");
+  return named;
 }
 
 std::string PlanCsv(const NamedTrace& named,

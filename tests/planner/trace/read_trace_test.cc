@@ -333,6 +333,26 @@ TEST(ReadTrace, WhatIsNoTraceIsRefused) {
               HasSubstr("'id' is missing"));
 }
 
+TEST(ReadTrace, ADiskThatFailsIsToldAndNoShortTraceIsTaken) {
+  // Gives a whole row, then fails as std::filebuf does.
+  class Failing : public std::stringbuf {
+   public:
+    Failing() : std::stringbuf("id,lower,upper,size\n1,0,2,8\n") {}
+
+   protected:
+    std::streamsize xsgetn(char* to, std::streamsize n) override {
+      const std::streamsize got = std::stringbuf::xsgetn(to, n);
+      if (got == 0) throw std::ios_base::failure("reading");
+      return got;
+    }
+  };
+  Failing failing;
+  std::istream in(&failing);
+  const auto named = ReadTrace(in, {.file = "t"});
+  ASSERT_FALSE(named.ok());
+  EXPECT_EQ(std::string(named.status().message()), "t: cannot be read");
+}
+
 TEST(ReadTrace, TheFormatCanBeSaid) {
   EXPECT_THAT(Refusal("malloc 1 2\n", {.format = TraceFormat::kMiniMalloc}),
               HasSubstr("column 'id' is missing"));
