@@ -32,6 +32,7 @@ void Extents::Make(ExtentId id, PoolId pool, Bytes size) {
     device_.Run([this, batch = open_] { MakeBatch(batch); });
   }
   open_->push_back({id, pool, size});
+  loop_->ExpectSoon();
 }
 
 void Extents::MakeBatch(const std::shared_ptr<Batch>& batch) {

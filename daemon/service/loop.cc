@@ -1,5 +1,6 @@
 #include "daemon/service/loop.h"
 
+#include <sched.h>
 #include <sys/eventfd.h>
 #include <unistd.h>
 
@@ -95,19 +96,21 @@ void Loop::RunPosted() {
   for (auto& task : tasks) task();
 }
 
+int Loop::TimeoutMs() const {
+  if (!deadline_) return -1;
+  const absl::Duration left = deadline_() - clock_->Now();
+  if (left >= absl::Hours(1)) return -1;
+  return static_cast<int>(
+      std::max<int64_t>(0, absl::ToInt64Milliseconds(left) + 1));
+}
+
 void Loop::Run() {
   std::array<epoll_event, 64> events;
   while (!stopping_) {
-    int timeout_ms = -1;
-    if (deadline_) {
-      const absl::Duration left = deadline_() - clock_->Now();
-      if (left < absl::Hours(1)) {
-        timeout_ms = static_cast<int>(
-            std::max<int64_t>(0, absl::ToInt64Milliseconds(left) + 1));
-      }
-    }
-    const int n =
-        epoll_wait(epoll_.get(), events.data(), events.size(), timeout_ms);
+    const bool awake = clock_->Now() < awake_until_;
+    const int n = epoll_wait(epoll_.get(), events.data(), events.size(),
+                             awake ? 0 : TimeoutMs());
+    if (n == 0 && awake) sched_yield();
     for (int i = 0; i < n; ++i) {
       const auto handler = handlers_.find(events[i].data.u64);
       if (handler == handlers_.end()) continue;

@@ -43,6 +43,10 @@ class Loop {
   void SetTimer(std::function<absl::Time()> deadline,
                 std::function<void()> expired);
 
+  // Something will be posted within a fraction of a millisecond: the loop
+  // looks for it awhile before it sleeps, for waking takes as long.
+  void ExpectSoon() { awake_until_ = clock_->Now() + kAwake; }
+
   absl::Time now() const { return clock_->Now(); }
 
   void Run();  // until Stop
@@ -51,6 +55,9 @@ class Loop {
  private:
   Loop(UniqueFd epoll, UniqueFd wake, const Clock* clock);
   void RunPosted();
+  int TimeoutMs() const;
+
+  static constexpr absl::Duration kAwake = absl::Microseconds(500);
 
   UniqueFd epoll_;
   UniqueFd wake_;
@@ -62,6 +69,7 @@ class Loop {
   uint64_t next_number_ = 1;
   std::function<absl::Time()> deadline_;
   std::function<void()> expired_;
+  absl::Time awake_until_ = absl::InfinitePast();
   bool stopping_ = false;  // loop thread
 
   std::mutex mutex_;
