@@ -1,12 +1,96 @@
 #include "planner/memory/greedy.h"
 
 #include <limits>
+#include <mutex>
+#include <thread>
 #include <utility>
 
 namespace sluice::planner {
 namespace {
 
 constexpr int64_t kNoLimit = std::numeric_limits<int64_t>::max();
+
+// Below this a race is over before a thread has started.
+constexpr size_t kMinItemsForThread = 4000;
+
+// Runs of all orders and both fits, handed out in listed order to any number
+// of threads. The outcome is that of one: the first run that meets the
+// target, or else the lowest peak, the first on ties.
+class Race {
+ public:
+  Race(const Problem& problem, const std::vector<NamedOrder>& orders,
+       int64_t peak, int64_t target, const std::function<bool()>& expired)
+      : problem_(problem), orders_(orders), target_(target), expired_(expired) {
+    best_.peak = peak;
+  }
+
+  void Run() {
+    Occupancy taken(problem_.live.size());
+    while (const std::optional<Heat> heat = Next()) {
+      taken.Clear();
+      auto offsets =
+          PlaceInOrder(problem_, OrderOf(*heat).order, FitOf(*heat),
+                       heat->limit, &taken, [&] { return Over(*heat); });
+      if (offsets) Offer(*heat, *std::move(offsets));
+    }
+  }
+
+  GreedyResult Take() { return std::move(best_); }
+
+ private:
+  struct Heat {
+    int index;
+    int64_t limit;  // what it has to reach to be of use
+  };
+
+  const NamedOrder& OrderOf(const Heat& heat) const {
+    return orders_[static_cast<size_t>(heat.index / 2)];
+  }
+  static Fit FitOf(const Heat& heat) {
+    return heat.index % 2 == 0 ? Fit::kFirst : Fit::kBest;
+  }
+
+  std::optional<Heat> Next() {
+    const std::lock_guard<std::mutex> lock(mutex_);
+    if (best_.peak <= target_ || expired_() ||
+        next_ == 2 * static_cast<int>(orders_.size())) {
+      return std::nullopt;
+    }
+    return Heat{next_++, best_.peak - 1};
+  }
+
+  // An earlier run has met the target, or time is up.
+  bool Over(const Heat& heat) {
+    if (expired_()) return true;
+    const std::lock_guard<std::mutex> lock(mutex_);
+    return best_.peak <= target_ && index_ < heat.index;
+  }
+
+  void Offer(const Heat& heat, Offsets offsets) {
+    const int64_t peak = PeakOf(problem_, offsets);
+    const std::lock_guard<std::mutex> lock(mutex_);
+    const bool earlier = heat.index < index_;
+    const bool better = best_.peak <= target_ ? earlier && peak <= target_
+                        : peak <= target_     ? true
+                        : earlier             ? peak <= best_.peak
+                                              : peak < best_.peak;
+    if (!better) return;
+    index_ = heat.index;
+    best_.peak = peak;
+    best_.offsets = std::move(offsets);
+    best_.method = "greedy:" + OrderOf(heat).name +
+                   (FitOf(heat) == Fit::kFirst ? ":first" : ":best");
+  }
+
+  const Problem& problem_;
+  const std::vector<NamedOrder>& orders_;
+  const int64_t target_;
+  const std::function<bool()>& expired_;
+  std::mutex mutex_;
+  int next_ = 0;
+  int index_ = -1;  // of best_; -1: what was known before the race
+  GreedyResult best_;
+};
 
 }  // namespace
 
@@ -35,25 +119,16 @@ std::optional<Offsets> PlaceInOrder(const Problem& problem, const Order& order,
 
 GreedyResult GreedyRace(const Problem& problem, int64_t peak, int64_t target,
                         const std::function<bool()>& expired) {
-  GreedyResult best;
-  best.peak = peak;
-  if (peak <= target) return best;
-  Occupancy taken(problem.live.size());
-  for (const NamedOrder& named : GreedyOrders(problem)) {
-    for (const Fit fit : {Fit::kFirst, Fit::kBest}) {
-      if (best.peak <= target || expired()) return best;
-      taken.Clear();
-      // Only a strictly better one is of use.
-      auto offsets = PlaceInOrder(problem, named.order, fit, best.peak - 1,
-                                  &taken, expired);
-      if (!offsets) continue;
-      best.peak = PeakOf(problem, *offsets);
-      best.offsets = *std::move(offsets);
-      best.method =
-          "greedy:" + named.name + (fit == Fit::kFirst ? ":first" : ":best");
-    }
-  }
-  return best;
+  if (peak <= target) return {.peak = peak};
+  const std::vector<NamedOrder> orders = GreedyOrders(problem);
+  Race race(problem, orders, peak, target, expired);
+  const bool ahead = problem.items.size() >= kMinItemsForThread &&
+                     std::thread::hardware_concurrency() > 1;
+  std::thread second;
+  if (ahead) second = std::thread([&race] { race.Run(); });
+  race.Run();
+  if (second.joinable()) second.join();
+  return race.Take();
 }
 
 }  // namespace sluice::planner

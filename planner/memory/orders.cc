@@ -1,6 +1,7 @@
 #include "planner/memory/orders.h"
 
 #include <algorithm>
+#include <iterator>
 #include <numeric>
 #include <tuple>
 #include <utility>
@@ -38,6 +39,10 @@ const char* const kNames[] = {
     "size",           "lifetime",  "area",  "squared-lifetime-area",
     "breadth",        "birth",     "death", "birth-lifetime",
     "death-lifetime", "neighbours"};
+
+// Orders whose variant with the peak first goes before them; of the others it
+// comes last, for where no plain order should be missed.
+constexpr size_t kPairs = 3;
 
 // The items of the peak slot in the order of `inner`, then the rest by size.
 NamedOrder PeakFirst(const Problem& problem, const NamedOrder& inner,
@@ -83,6 +88,7 @@ std::vector<NamedOrder> GreedyOrders(const Problem& problem) {
   const RangeMax breadth(problem.live);
   const std::vector<int64_t> neighbours = NeighbourCounts(problem);
   std::vector<NamedOrder> all;
+  std::vector<NamedOrder> last;
   Order by_size;
   for (const char* name : kNames) {
     std::vector<Key> keys(n);
@@ -99,9 +105,11 @@ std::vector<NamedOrder> GreedyOrders(const Problem& problem) {
                               std::tie(keys[b].first, keys[b].second);
                      });
     if (by_size.empty()) by_size = plain.order;
-    all.push_back(PeakFirst(problem, plain, by_size));
+    (all.size() < 2 * kPairs ? all : last)
+        .push_back(PeakFirst(problem, plain, by_size));
     all.push_back(std::move(plain));
   }
+  std::move(last.begin(), last.end(), std::back_inserter(all));
   return all;
 }
 

@@ -1,8 +1,10 @@
 // Memory plans against the musts.
 #include <fmt/format.h>
+#include <sys/resource.h>
 
 #include <algorithm>
 #include <ctime>
+#include <optional>
 #include <random>
 #include <string>
 #include <utility>
@@ -11,6 +13,8 @@
 #include "planner/memory/plan_memory.h"
 #include "proto/base/status.h"
 #include "tests/planner/bench/bench.h"
+#include "tests/planner/generator.h"
+#include "tests/planner/large_traces.h"
 #include "tests/planner/traces.h"
 
 namespace sluice::planner {
@@ -44,6 +48,72 @@ void MiniMalloc(BenchReport& report) {
   report.Add({"minimalloc_within_1048576", fit, "of 11", 11, false,
               "published capacity kept"});
   report.Add({"minimalloc_all", all, "s", 20, true, "sum of the eleven"});
+}
+
+// Below the published capacity.
+void Capacity(BenchReport& report) {
+  constexpr Bytes kAsked(1045504);
+  for (const char letter : std::string("DJ")) {
+    const auto p = PlanMemory(ReadCsv(fmt::format("{}.1048576.csv", letter)),
+                              {.capacity = kAsked});
+    SLUICE_CHECK_OK(p.status());
+    report.Add({fmt::format("minimalloc_{}_1045504", letter), p->seconds, "s",
+                10, true,
+                fmt::format("capacity {}: {}, peak {}, {}", kAsked.count(),
+                            p->fits == true ? "fits" : "not found",
+                            p->peak.count(), p->method)});
+  }
+}
+
+double PeakResidentMib() {
+  rusage usage{};
+  getrusage(RUSAGE_SELF, &usage);
+  return static_cast<double>(usage.ru_maxrss) / 1024;
+}
+
+void Iterations(BenchReport& report) {
+  double proved = 0;
+  double all = 0;
+  std::vector<double> seconds;
+  std::string worst;
+  size_t fewest = SIZE_MAX, most = 0;
+  for (const IterationSpec& spec : StandardIterations()) {
+    const plan::Trace trace = GenerateIteration(spec, 1).trace;
+    const MemoryPlan p = Plan(trace);
+    proved += p.optimal();
+    ++all;
+    if (seconds.empty() || p.seconds > seconds.back()) worst = spec.name;
+    seconds.push_back(p.seconds);
+    std::sort(seconds.begin(), seconds.end());
+    fewest = std::min(fewest, trace.buffers.size());
+    most = std::max(most, trace.buffers.size());
+    if (!p.optimal()) {
+      report.Add({"iteration_gap", p.gap() * 100, "%", 0, true, spec.name});
+    }
+  }
+  report.Add({"iterations_proved", proved, fmt::format("of {}", all), all,
+              false, fmt::format("{} to {} buffers", fewest, most)});
+  report.Add({"iterations_slowest", seconds.back(), "s", 2, true, worst});
+}
+
+// Look-alikes of public traces; random ones have no target.
+void Large(BenchReport& report) {
+  for (const LargeSpec& spec : StandardLarge()) {
+    const plan::Trace trace = GenerateLarge(spec, 1);
+    auto p = PlanMemory(trace, {.time_limit = absl::Seconds(60)});
+    SLUICE_CHECK_OK(p.status());
+    const bool structured = spec.shape == LargeSpec::Shape::kMixed ||
+                            spec.shape == LargeSpec::Shape::kAllLive;
+    const std::string detail =
+        fmt::format("{} buffers, {}, stopped by {}", trace.buffers.size(),
+                    p->method, p->stopped_by);
+    std::optional<double> gap, seconds;
+    if (structured) gap = 0.3, seconds = 20;
+    report.Add({spec.name + "_gap", p->gap() * 100, "%", gap, true, detail});
+    report.Add({spec.name, p->seconds, "s", seconds, true, ""});
+  }
+  report.Add({"memory_resident", PeakResidentMib(), "MiB", 1024, true,
+              "most so far, of this whole program"});
 }
 
 void PublicTraces(BenchReport& report) {
@@ -91,8 +161,11 @@ void Layers(BenchReport& report) {
 
 void BenchMemory(BenchReport& report) {
   MiniMalloc(report);
+  Capacity(report);
   PublicTraces(report);
   Layers(report);
+  Iterations(report);
+  Large(report);
 }
 
 }  // namespace sluice::planner
