@@ -49,7 +49,8 @@ enum class LayerPass { kForward, kBackward, kBoth };
 // One layer's pass on its own, as MEMO's level 1 sees it: what outlives a
 // forward pass is alive to its end, what a backward pass consumes from its
 // start.
-NamedTrace GenerateLayer(const IterationSpec& spec, LayerPass pass, uint32_t seed);
+NamedTrace GenerateLayer(const IterationSpec& spec, LayerPass pass,
+                         uint32_t seed);
 
 // The iterations that benchmarks and tests share, 2,000 to 22,000 buffers.
 std::vector<IterationSpec> StandardIterations();

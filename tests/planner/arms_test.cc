@@ -1,0 +1,191 @@
+// Each arm of the portfolio against brute force, and what PlanMemory promises
+// about clocks, capacities and determinism.
+#include <gtest/gtest.h>
+
+#include <algorithm>
+#include <chrono>
+#include <random>
+#include <string>
+#include <vector>
+
+#include "planner/memory/decompose.h"
+#include "planner/memory/orders.h"
+#include "planner/memory/plan_memory.h"
+#include "planner/memory/restarts.h"
+#include "planner/memory/squeaky.h"
+#include "planner/memory/window.h"
+#include "planner/validator.h"
+#include "tests/planner/brute_force.h"
+#include "tests/planner/large_traces.h"
+#include "tests/planner/traces.h"
+
+namespace sluice::planner {
+namespace {
+
+const auto kNever = [] { return false; };
+
+bool IsValid(const plan::Trace& trace, const Problem& problem,
+             const Offsets& offsets) {
+  return ValidatePlacement(trace, ToPlacement(problem, offsets, trace)).ok();
+}
+
+TEST(SqueakyWheel, IsValidNeverBelowTheOptimumAndMostlyThere) {
+  std::mt19937 random(21);
+  int rounds = 0, optimal = 0;
+  for (int round = 0; round < 300; ++round) {
+    const plan::Trace trace = RandomTrace(random, 7, 12, 9);
+    const Problem problem = Normalise(trace);
+    const auto offsets =
+        SqueakyWheel(problem, GreedyOrders(problem)[1].order, INT64_MAX,
+                     problem.max_live, 2000, kNever);
+    ASSERT_TRUE(offsets.has_value());
+    EXPECT_TRUE(IsValid(trace, problem, *offsets));
+    const int64_t best = BruteForce(trace).Solve() / problem.unit;
+    EXPECT_GE(PeakOf(problem, *offsets), best);
+    ++rounds;
+    optimal += PeakOf(problem, *offsets) == best;
+  }
+  EXPECT_GE(optimal, rounds * 95 / 100);
+}
+
+TEST(Window, MeetsTheBoundWhereOnlyThePeakIsHard) {
+  // Five copies of a hard instance; the first is the tallest by one buffer
+  // that lives through it.
+  const plan::Trace hard = ReadCsv("K.1048576.csv");
+  plan::Trace trace{.alignment = Bytes(1)};
+  for (int copy = 0; copy < 5; ++copy) {
+    for (plan::Buffer b : hard.buffers) {
+      b.id = static_cast<int64_t>(trace.buffers.size());
+      b.lower += copy * hard.end;
+      b.upper += copy * hard.end;
+      if (copy > 0) b.size = Bytes(b.size.count() / 2048 * 1024);
+      if (b.size > Bytes(0)) trace.buffers.push_back(b);
+    }
+  }
+  trace.end = 5 * hard.end;
+  const Problem problem = Normalise(trace);
+  const auto offsets =
+      SolveWindow(problem, INT64_MAX, problem.max_live, kNever);
+  ASSERT_TRUE(offsets.has_value());
+  EXPECT_TRUE(IsValid(trace, problem, *offsets));
+  EXPECT_EQ(PeakOf(problem, *offsets), problem.max_live);
+}
+
+TEST(Decompose, PiecesSolvedApartHaveTheOptimumOfTheWhole) {
+  std::mt19937 random(22);
+  int several = 0, peeled = 0;
+  for (int round = 0; round < 400; ++round) {
+    // One trace after the other: a cut, and maybe more inside.
+    plan::Trace trace = RandomTrace(random, 6, 9, 6);
+    const plan::Trace second = RandomTrace(random, 6, 9, 6);
+    const int64_t best =
+        std::max(BruteForce(trace).Solve(), BruteForce(second).Solve());
+    for (plan::Buffer b : second.buffers) {
+      b.id += 6, b.lower += trace.end, b.upper += trace.end;
+      trace.buffers.push_back(b);
+    }
+    trace.end *= 2;
+    const Problem problem = Normalise(trace);
+    Pieces pieces = Decompose(problem);
+    several += pieces.pieces.size() > 1;
+    for (const Piece& piece : pieces.pieces) {
+      peeled += piece.base > 0;
+      Restarts restarts(piece.problem);
+      for (int64_t capacity = piece.problem.max_live;; ++capacity) {
+        const SearchResult found = restarts.Ask(capacity, 100000, kNever);
+        ASSERT_NE(found.verdict, Verdict::kUnknown);
+        if (found.verdict == Verdict::kImpossible) continue;
+        for (size_t k = 0; k < piece.items.size(); ++k) {
+          pieces.offsets[piece.items[k]] = piece.base + found.offsets[k];
+        }
+        break;
+      }
+    }
+    EXPECT_TRUE(IsValid(trace, problem, pieces.offsets));
+    EXPECT_EQ(PeakOf(problem, pieces.offsets) * problem.unit, best);
+  }
+  EXPECT_GT(several, 10);
+  EXPECT_GT(peeled, 10);
+}
+
+TEST(PlanMemory, PublishedCapacitiesAreKeptAndBeaten) {
+  for (const char letter : std::string("AGI")) {
+    const auto plan =
+        PlanMemory(ReadCsv(std::string(1, letter) + ".1048576.csv"), {});
+    EXPECT_EQ(plan->peak, Bytes(1048576)) << letter;
+    EXPECT_EQ(plan->stopped_by, "proof") << letter;
+  }
+  for (const char letter : std::string("DJ")) {
+    const auto plan =
+        PlanMemory(ReadCsv(std::string(1, letter) + ".1048576.csv"),
+                   {.capacity = Bytes(1045504)});
+    EXPECT_EQ(plan->fits, true) << letter;
+    EXPECT_LE(plan->peak, Bytes(1045504)) << letter;
+    EXPECT_EQ(plan->stopped_by, "capacity") << letter;
+  }
+}
+
+TEST(PlanMemory, ACapacityIsProvedTooSmallOrLeftOpen) {
+  const plan::Trace trace = AboveMaxLive();  // optimum 18 units, live 17
+  const auto fits = [&](int64_t units) {
+    return PlanMemory(trace, {.capacity = Bytes(64 * units)})->fits;
+  };
+  EXPECT_EQ(fits(16), false);  // by max live
+  EXPECT_EQ(fits(17), false);  // by search
+  EXPECT_EQ(fits(18), true);
+  const auto open = PlanMemory(
+      ReadCsv("D.1048576.csv"),
+      {.time_limit = absl::Milliseconds(300), .capacity = Bytes(986112)});
+  EXPECT_EQ(open->fits, std::nullopt);
+  EXPECT_TRUE(open->valid);
+}
+
+TEST(PlanMemory, TheSamePlanEveryTime) {
+  std::vector<plan::Trace> traces = {
+      ReadCsv("I.1048576.csv"), ReadCsv("A.1048576.csv"),
+      GenerateLarge({"mixed", 5000, LargeSpec::Shape::kMixed}, 7)};
+  for (const plan::Trace& trace : traces) {
+    const auto one = PlanMemory(trace, {.time_limit = absl::Seconds(60)});
+    const auto two = PlanMemory(trace, {.time_limit = absl::Seconds(60)});
+    ASSERT_NE(one->stopped_by, "time");
+    EXPECT_EQ(one->offsets, two->offsets);
+    EXPECT_EQ(one->method, two->method);
+  }
+}
+
+TEST(PlanMemory, TheClockEndsItWithAValidPlan) {
+  for (const auto& [buffers, shape] :
+       {std::pair(60000, LargeSpec::Shape::kRandom),
+        std::pair(60000, LargeSpec::Shape::kChurn),
+        std::pair(3000, LargeSpec::Shape::kChurn)}) {
+    const plan::Trace trace = GenerateLarge({"", buffers, shape}, 1);
+    const auto start = std::chrono::steady_clock::now();
+    const auto plan =
+        PlanMemory(trace, {.time_limit = absl::Milliseconds(400)});
+    const std::chrono::duration<double> took =
+        std::chrono::steady_clock::now() - start;
+    ASSERT_TRUE(plan.ok());
+    EXPECT_TRUE(plan->valid);
+    EXPECT_EQ(plan->stopped_by, "time");
+    // A busy machine may take its time; the must is 1.4 s.
+    EXPECT_LT(took.count(), 5);
+  }
+}
+
+TEST(PlanMemory, ProgressNamesArmsAndNeverRises) {
+  std::vector<MemoryProgress> seen;
+  const auto plan = PlanMemory(
+      ReadCsv("B.1048576.csv"),
+      {.progress = [&](const MemoryProgress& p) { seen.push_back(p); }});
+  ASSERT_GE(seen.size(), 1u);
+  for (size_t k = 0; k < seen.size(); ++k) {
+    EXPECT_NE(seen[k].arm, "");
+    EXPECT_GE(seen[k].peak, plan->peak);
+    if (k > 0) {
+      EXPECT_LE(seen[k].peak, seen[k - 1].peak);
+    }
+  }
+}
+
+}  // namespace
+}  // namespace sluice::planner

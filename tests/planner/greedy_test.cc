@@ -1,0 +1,121 @@
+// The index of placed items against a placer that looks at every pair.
+#include "planner/memory/greedy.h"
+
+#include <gtest/gtest.h>
+#include <sys/resource.h>
+
+#include <algorithm>
+#include <limits>
+#include <random>
+#include <vector>
+
+#include "planner/memory/replay.h"
+#include "planner/validator.h"
+#include "tests/planner/large_traces.h"
+#include "tests/planner/traces.h"
+
+namespace sluice::planner {
+namespace {
+
+constexpr int64_t kNoLimit = std::numeric_limits<int64_t>::max();
+
+// First and best fit as they are defined.
+int64_t NaiveFind(const Problem& problem, const std::vector<uint32_t>& placed,
+                  const Offsets& offsets, const Item& item, Fit fit) {
+  std::vector<std::pair<int64_t, int64_t>> taken;
+  for (const uint32_t k : placed) {
+    const Item& other = problem.items[k];
+    if (other.lower < item.upper && item.lower < other.upper) {
+      taken.emplace_back(offsets[k], offsets[k] + other.size);
+    }
+  }
+  std::sort(taken.begin(), taken.end());
+  int64_t reach = 0;
+  int64_t best = -1;
+  int64_t best_gap = kNoLimit;
+  for (const auto& [begin, end] : taken) {
+    const int64_t gap = begin - reach;
+    if (gap >= item.size && gap < best_gap) {
+      best = reach;
+      best_gap = fit == Fit::kFirst ? 0 : gap;
+    }
+    reach = std::max(reach, end);
+  }
+  return best >= 0 ? best : reach;
+}
+
+TEST(Occupancy, FindsTheGapsThatLookingAtEveryPairFinds) {
+  std::mt19937 random(11);
+  for (int round = 0; round < 60; ++round) {
+    const plan::Trace trace = round % 2 ? RandomTrace(random, 120, 300, 40)
+                                        : LayerTrace(random, 8, 0.5);
+    const Problem problem = Normalise(trace);
+    for (const NamedOrder& named : GreedyOrders(problem)) {
+      for (const Fit fit : {Fit::kFirst, Fit::kBest}) {
+        const auto found = PlaceInOrder(problem, named.order, fit, kNoLimit);
+        ASSERT_TRUE(found.has_value());
+        Offsets expected(problem.items.size());
+        std::vector<uint32_t> placed;
+        for (const uint32_t k : named.order) {
+          expected[k] =
+              NaiveFind(problem, placed, expected, problem.items[k], fit);
+          placed.push_back(k);
+        }
+        ASSERT_EQ(*found, expected) << named.name << " round " << round;
+      }
+    }
+  }
+}
+
+TEST(Replay, IsAValidPlan) {
+  std::mt19937 random(12);
+  for (int round = 0; round < 50; ++round) {
+    const plan::Trace trace = RandomTrace(random, 80, 60, 30);
+    const Problem problem = Normalise(trace);
+    const absl::Status valid = ValidatePlacement(
+        trace, ToPlacement(problem, ReplayAllocator(problem), trace));
+    EXPECT_TRUE(valid.ok()) << valid;
+  }
+}
+
+// The second thread takes part from 4,000 items on; what it does must not
+// show. The reference runs every order in turn, in one thread.
+TEST(Race, HasTheOutcomeOfOneThread) {
+  const plan::Trace trace =
+      GenerateLarge({"churn", 4500, LargeSpec::Shape::kChurn}, 3);
+  const Problem problem = Normalise(trace);
+  const auto never = [] { return false; };
+  Offsets expected;
+  int64_t best = kNoLimit;
+  for (const NamedOrder& named : GreedyOrders(problem)) {
+    for (const Fit fit : {Fit::kFirst, Fit::kBest}) {
+      auto offsets = PlaceInOrder(problem, named.order, fit, best - 1);
+      if (!offsets) continue;
+      best = PeakOf(problem, *offsets);
+      expected = *std::move(offsets);
+    }
+  }
+  for (int round = 0; round < 2; ++round) {
+    const GreedyResult result =
+        GreedyRace(problem, kNoLimit, problem.max_live, never);
+    EXPECT_EQ(result.peak, best);
+    EXPECT_EQ(result.offsets, expected);
+  }
+}
+
+// Pairs of 60,000 buffers that are all alive at once would take 14 GiB as
+// 32-bit indices.
+TEST(Race, AllAliveAtOnceTakesNoMemoryPerPair) {
+  const plan::Trace trace =
+      GenerateLarge({"all", 60000, LargeSpec::Shape::kAllLive}, 1);
+  const Problem problem = Normalise(trace);
+  const auto offsets = PlaceInOrder(problem, GreedyOrders(problem)[0].order,
+                                    Fit::kFirst, kNoLimit);
+  EXPECT_EQ(PeakOf(problem, *offsets), problem.max_live);
+  rusage usage{};
+  getrusage(RUSAGE_SELF, &usage);
+  EXPECT_LT(usage.ru_maxrss / 1024, 1024);  // MiB
+}
+
+}  // namespace
+}  // namespace sluice::planner

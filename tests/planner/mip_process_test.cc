@@ -1,0 +1,80 @@
+// CBC in the helper program: the real one, and ones that fail.
+#include "planner/memory/mip_process.h"
+
+#include <gtest/gtest.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+#include <chrono>
+#include <fstream>
+#include <string>
+
+#include "planner/memory/plan_memory.h"
+#include "tests/planner/traces.h"
+
+namespace sluice::planner {
+namespace {
+
+// A program that does what the shell line says.
+class Program {
+ public:
+  explicit Program(const std::string& line)
+      : path_(testing::TempDir() + "mip_helper_" + std::to_string(getpid()) +
+              "_" + std::to_string(count_++)) {
+    std::ofstream(path_) << "#!/bin/sh\n" << line << "\n";
+    chmod(path_.c_str(), 0700);
+  }
+  ~Program() { unlink(path_.c_str()); }
+  const std::string& path() const { return path_; }
+
+ private:
+  static inline int count_ = 0;
+  const std::string path_;
+};
+
+MemoryPlan PlanBy(const std::string& program, double limit_s = 20) {
+  const auto plan =
+      PlanMemory(AboveMaxLive(), {.time_limit = absl::Seconds(limit_s),
+                                  .use_search = false,
+                                  .mip_program = program});
+  EXPECT_TRUE(plan.ok()) << plan.status();
+  return *plan;
+}
+
+TEST(MipProcess, TheHelperProvesWhatThisProcessWould) {
+  const MemoryPlan here = PlanBy("");
+  const MemoryPlan there = PlanBy(SLUICE_WORKER);
+  EXPECT_EQ(there.proved_by, "cbc");
+  EXPECT_EQ(there.lower_bound, here.lower_bound);
+  EXPECT_EQ(there.peak, here.peak);
+}
+
+TEST(MipProcess, ACrashCostsOnlyTheCertificate) {
+  const Program crash("kill -SEGV $$");
+  const Program fails("exit 1");
+  const Program silent("exit 0");
+  const Program prints("echo 17 17 17 17");
+  for (const std::string& program :
+       {crash.path(), fails.path(), silent.path(), prints.path(),
+        std::string("/no/such/program")}) {
+    const MemoryPlan plan = PlanBy(program);
+    EXPECT_TRUE(plan.valid) << program;
+    EXPECT_EQ(plan.lower_bound, Bytes(17 * 64)) << program;
+    EXPECT_EQ(plan.proved_by, plan.optimal() ? "max_live" : "none") << program;
+  }
+}
+
+TEST(MipProcess, AHelperThatHangsIsKilledAtTheLimit) {
+  const Program hangs("exec sleep 100");
+  const auto start = std::chrono::steady_clock::now();
+  const MemoryPlan plan = PlanBy(hangs.path(), 0.5);
+  const std::chrono::duration<double> took =
+      std::chrono::steady_clock::now() - start;
+  EXPECT_TRUE(plan.valid);
+  EXPECT_EQ(plan.proved_by, "none");
+  EXPECT_EQ(plan.stopped_by, "time");
+  EXPECT_LT(took.count(), 5);
+}
+
+}  // namespace
+}  // namespace sluice::planner
