@@ -113,11 +113,14 @@ double Reorganisation(const Request& request, const Group& group,
                       const GpuMemory& memory) {
   const double free = request.hardware.memory_bytes - memory.states;
   const double used = memory.total() - memory.states;
-  if (used <= kReorganisationStart * free) return 0;
+  const double rate =
+      std::clamp((used / std::max(free, 1.0) - kReorganisationStart) /
+                     (kReorganisationFull - kReorganisationStart),
+                 0.0, 1.0);
   const double skeletal = double(request.seq_len) / group.gpus *
                           request.model.skeletal_elements() * kElementBytes;
-  return kReorganisationSeconds * skeletal * double(request.model.layers) /
-         group.pp;
+  return rate * kReorganisationSeconds * skeletal *
+         double(request.model.layers) / group.pp;
 }
 
 }  // namespace
