@@ -85,6 +85,26 @@ void AddShared(CLI::App& app, RunOptions& o, RawFlags& raw) {
   app.add_option("--dropout", raw.dropout, "only 0 is there yet");
 }
 
+constexpr char kProfileExamples[] = R"(Example:
+  sluice-train profile --ranks 2 > node.toml
+  sluicectl plan train --model gpt-2.7b --hardware node.toml --gpus 2 \
+      --seq-len 64K
+)";
+
+void AddProfile(CLI::App& app, RunOptions& o) {
+  app.add_option("--socket", o.socket,
+                 "the daemon's session socket (default: $SLUICE_SOCKET, then "
+                 "/run/sluice/session.sock)");
+  app.add_option("--job", o.job, "label of the job; budgets bind it");
+  app.add_flag("--private", o.private_daemon,
+               "start a sluiced with simulated GPUs for this run only");
+  app.add_option("--ranks", o.ranks, "ranks that measure at once")
+      ->capture_default_str();
+  app.add_option("--threads", o.threads, "compute threads a rank")
+      ->capture_default_str();
+  app.footer(kProfileExamples);
+}
+
 void AddTraining(CLI::App& app, RunOptions& o, RawFlags& raw) {
   app.add_flag("--private", o.private_daemon,
                "start a sluiced with simulated GPUs for this run only");
@@ -197,12 +217,15 @@ absl::StatusOr<ParsedCommand> ParseCommandLine(
     const std::vector<std::string>& arguments) {
   ParsedCommand parsed;
   if (!arguments.empty() && !arguments[0].starts_with('-') &&
-      arguments[0] != "train" && arguments[0] != "check") {
-    return BadInput(fmt::format(
-        "'{}': not a command; there are train and check", arguments[0]));
+      arguments[0] != "train" && arguments[0] != "check" &&
+      arguments[0] != "profile") {
+    return BadInput(
+        fmt::format("'{}': not a command; there are train, check and profile",
+                    arguments[0]));
   }
-  RunOptions train, check;
+  RunOptions train, check, profile;
   RawFlags train_raw, check_raw;
+  profile.command = Command::kProfile;
   check.command = Command::kCheck;
   check.private_daemon = true;
   CLI::App app("Trains language models on sequences longer than GPU memory");
@@ -217,6 +240,9 @@ absl::StatusOr<ParsedCommand> ParseCommandLine(
       app.add_subcommand("check", "compare one step with plain torch in fp64");
   AddShared(*check_app, check, check_raw);
   check_app->footer(kCheckExamples);
+  CLI::App* const profile_app = app.add_subcommand(
+      "profile", "measure this machine for sluicectl plan train, as TOML");
+  AddProfile(*profile_app, profile);
   std::vector<std::string> reversed(arguments.rbegin(), arguments.rend());
   try {
     app.parse(reversed);
@@ -226,6 +252,11 @@ absl::StatusOr<ParsedCommand> ParseCommandLine(
   } catch (const CLI::ParseError& e) {
     return BadInput(fmt::format("{} (sluice-train --help lists the flags)",
                                 FirstLine(e.what())));
+  }
+  if (profile_app->parsed()) {
+    parsed.options = profile;
+    SLUICE_RETURN_IF_ERROR(Validate(parsed.options));
+    return parsed;
   }
   const bool is_train = train_app->parsed();
   parsed.options = is_train ? train : check;

@@ -82,7 +82,9 @@ const char* Name(Dtype dtype) {
 
 absl::Status Validate(const RunOptions& o) {
   SLUICE_RETURN_IF_ERROR(CheckNumbers(o));
-  SLUICE_RETURN_IF_ERROR(o.model.Validate(o.ranks));
+  if (o.command != Command::kProfile) {  // it has no model
+    SLUICE_RETURN_IF_ERROR(o.model.Validate(o.ranks));
+  }
   if (o.alpha > 1) {
     return BadInput(
         fmt::format("--alpha {}: must be between 0 and 1, or 'auto'", o.alpha));

@@ -14,7 +14,7 @@
 
 namespace sluice::train {
 
-enum class Command { kTrain, kCheck };
+enum class Command { kTrain, kCheck, kProfile };
 enum class Method { kKeepAll, kRecompute, kSluice };
 enum class Dtype { kFp32, kBf16 };
 

@@ -11,6 +11,7 @@
 #include "client/train/check.h"
 #include "client/train/outcome.h"
 #include "client/train/peer_watch.h"
+#include "client/train/profile.h"
 #include "client/train/stepper.h"
 #include "client/train/trainer.h"
 #include "proto/base/status.h"
@@ -47,7 +48,8 @@ class RankRun {
 
  private:
   absl::Status Work();
-  absl::Status WithModel(runtime::Collectives* collectives);
+  absl::Status WithMemory(runtime::Collectives* collectives);
+  absl::Status WithModel(RankMemory& memory, runtime::Collectives* collectives);
   // For the watch: the main thread is stuck.
   [[noreturn]] void GiveUp(const std::string& reason);
   void Tell(const absl::Status& status);
@@ -56,23 +58,32 @@ class RankRun {
   const RankEnvironment& environment_;
   RunReport report_;
   CheckReport check_;
+  std::string machine_;  // profile: the TOML
   PeerWatch watch_;
 };
 
-absl::Status RankRun::WithModel(runtime::Collectives* collectives) {
+absl::Status RankRun::WithModel(RankMemory& memory,
+                                runtime::Collectives* collectives) {
+  memory.Arm();
+  FlatModel weights(options_.model, ScalarType(options_.dtype));
+  weights.Initialize(options_.model, static_cast<uint64_t>(options_.seed));
+  FlatModel gradients(options_.model, at::kFloat);
+  const StepperContext context{&options_,   &environment_, &memory,
+                               collectives, &weights,      &gradients};
+  return options_.command == Command::kCheck
+             ? RunCheck(context, watch_, &check_)
+             : Trainer(context, &report_).Run();
+}
+
+absl::Status RankRun::WithMemory(runtime::Collectives* collectives) {
   auto memory = RankMemory::Open(options_, environment_);
   SLUICE_RETURN_IF_ERROR(Agree(collectives, memory.status()));
   report_.hbm_per_gpu = (*memory)->size();
   watch_.Attach((*memory)->session());
-  (*memory)->Arm();
-  FlatModel weights(options_.model, ScalarType(options_.dtype));
-  weights.Initialize(options_.model, static_cast<uint64_t>(options_.seed));
-  FlatModel gradients(options_.model, at::kFloat);
-  const StepperContext context{&options_,   &environment_, memory->get(),
-                               collectives, &weights,      &gradients};
-  const absl::Status status = options_.command == Command::kCheck
-                                  ? RunCheck(context, watch_, &check_)
-                                  : Trainer(context, &report_).Run();
+  const absl::Status status =
+      options_.command == Command::kProfile
+          ? MeasureMachine(options_, **memory, collectives, &machine_)
+          : WithModel(**memory, collectives);
   SLUICE_RETURN_IF_ERROR(status);
   if (collectives == nullptr) return absl::OkStatus();
   // Nobody leaves before everybody is done: a leaving rank looks like a dead
@@ -84,7 +95,8 @@ absl::Status RankRun::WithModel(runtime::Collectives* collectives) {
 
 absl::Status RankRun::Work() {
   at::set_num_threads(options_.threads);
-  if (environment_.world_size != options_.ranks) {
+  if (environment_.world_size != options_.ranks &&
+      options_.command != Command::kProfile) {
     SLUICE_RETURN_IF_ERROR(options_.model.Validate(environment_.world_size));
   }
   std::unique_ptr<runtime::Collectives> collectives;
@@ -97,7 +109,7 @@ absl::Status RankRun::Work() {
     c.master_listen_fd = environment_.master_listen_fd;
     SLUICE_ASSIGN_OR_RETURN(collectives, runtime::Collectives::Connect(c));
   }
-  return WithModel(collectives.get());
+  return WithMemory(collectives.get());
 }
 
 void RankRun::Tell(const absl::Status& status) {
@@ -107,6 +119,9 @@ void RankRun::Tell(const absl::Status& status) {
   const bool compared = !check_.worst_parameter.empty();  // on rank 0
   if (compared && !options_.json) {
     std::fputs(ToText(check_).c_str(), stdout);
+  }
+  if (status.ok() && environment_.rank == 0) {
+    std::fputs(machine_.c_str(), stdout);
   }
   RankResult result = MakeResult(status, report);
   result.interrupted = report_.interrupted;

@@ -27,6 +27,8 @@ class RankMemory {
   runtime::RegionAllocator& allocator() { return *allocator_; }
   DeviceIndex gpu() const { return gpu_; }
   Bytes size() const { return region_->size(); }
+  // The leased region itself; nothing else may use it unless armed.
+  std::byte* data() const { return region_->data(); }
   void Arm() { allocator_->Arm(); }
 
  private:

@@ -1,0 +1,27 @@
+// `sluice-train profile`: measures what the cost model must know of a machine
+// (planner/train's hardware profile) and writes it as TOML.
+//
+// All ranks measure at once, so links are measured as a step finds them:
+// while every GPU of the node copies. On a simulated node the peak is the best
+// rate any kernel here reached, and the file says so.
+// Thread safety: one thread.
+#pragma once
+
+#include <string>
+
+#include "absl/status/status.h"
+#include "client/torch/collectives.h"
+#include "client/train/launcher.h"
+#include "client/train/options.h"
+#include "client/train/rank_memory.h"
+
+namespace sluice::train {
+
+// All ranks call it (`collectives` is null for one); `toml` is the same on
+// every rank. InvalidArgument on a node whose GPUs are real: this build's
+// tensors are on the CPU.
+absl::Status MeasureMachine(const RunOptions& options, RankMemory& memory,
+                            runtime::Collectives* collectives,
+                            std::string* toml);
+
+}  // namespace sluice::train

@@ -1,0 +1,42 @@
+// sluice-train profile, read by the cost model.
+#include "planner/train/hardware.h"
+#include "tests/support/child.h"
+#include "tests/support/status_matchers.h"
+
+namespace sluice::train {
+namespace {
+
+using ::sluice::testing::BinaryPath;
+using ::sluice::testing::Child;
+using ::sluice::testing::ChildResult;
+using ::testing::HasSubstr;
+
+TEST(Profile, MeasuresANodeThatTheCostModelReads) {
+  const ChildResult result =
+      Child::Spawn({BinaryPath("sluice-train"), "profile", "--private",
+                    "--ranks", "2"},
+                   {})
+          ->Join();
+  ASSERT_EQ(result.exit_code, 0) << result.err;
+  EXPECT_THAT(result.out, HasSubstr("SIMULATED"));
+  SLUICE_ASSERT_OK_AND_ASSIGN(
+      const planner::train::Hardware hardware,
+      planner::train::ReadHardware(result.out, "measured"));
+  EXPECT_EQ(hardware.gpus_per_node, 2);
+  // A private node's links carry 2e9 bytes a second each way.
+  EXPECT_GT(hardware.host_link_bytes_per_s, 0.5e9);
+  EXPECT_LT(hardware.host_link_bytes_per_s, 2.2e9);
+  EXPECT_EQ(hardware.memory_bytes, 256.0 * (1 << 20));
+}
+
+TEST(Profile, RefusesWhatItCannotDoInOneLine) {
+  const ChildResult result =
+      Child::Spawn({BinaryPath("sluice-train"), "profile", "--ranks", "0"}, {})
+          ->Join();
+  EXPECT_EQ(result.exit_code, 2);
+  EXPECT_THAT(result.err, HasSubstr("--ranks 0: must be between"));
+  EXPECT_EQ(result.out, "");
+}
+
+}  // namespace
+}  // namespace sluice::train
