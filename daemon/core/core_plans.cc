@@ -8,6 +8,13 @@
 #include "proto/base/status.h"
 
 namespace sluice::daemon {
+namespace {
+
+// Of a direction that is not throttled beside one that is: faster than any
+// link, and within what a plan request may name (proto/plan).
+constexpr double kOpenBytesPerSecond = 1e12;
+
+}  // namespace
 
 void Core::Handle(Session& session, RequestId request, const ProfileRequest&,
                   absl::Time, Effects& effects) {
@@ -79,10 +86,13 @@ plan::NodeResources Core::ResourcesFor(const JobKey& job) const {
       share.h2d_bytes_per_second = link.h2d_bytes_per_second * part;
       share.d2h_bytes_per_second = link.d2h_bytes_per_second * part;
     }
-    // A link that is not throttled limits nobody.
-    if (share.h2d_bytes_per_second <= 0 || share.d2h_bytes_per_second <= 0) {
-      continue;
-    }
+    const bool h2d_open = share.h2d_bytes_per_second <= 0;
+    const bool d2h_open = share.d2h_bytes_per_second <= 0;
+    // A link that is not throttled limits nobody; one that is in one
+    // direction still limits that one.
+    if (h2d_open && d2h_open) continue;
+    if (h2d_open) share.h2d_bytes_per_second = kOpenBytesPerSecond;
+    if (d2h_open) share.d2h_bytes_per_second = kOpenBytesPerSecond;
     resources.links.push_back(std::move(share));
   }
   // What it may come to hold on each NUMA node: what it has there and what is

@@ -62,6 +62,7 @@ level = "debug"
   EXPECT_EQ(config.sim.granularity, KiB(4));
   ASSERT_EQ(config.sim.links.size(), 2u);
   EXPECT_EQ(config.sim.links[0].d2h_bytes_per_second, 1e6);
+  EXPECT_EQ(config.sim.links[1].h2d_bytes_per_second, 0);  // not throttled
   EXPECT_EQ(config.sim.gpu_links[3], "b");
   EXPECT_EQ(config.gpu_pool, MiB(40));
   EXPECT_EQ(config.host_pool, MiB(384));

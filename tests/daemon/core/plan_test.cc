@@ -82,6 +82,34 @@ TEST(Plan, ResourcesAreWhatTheJobMayStillGetOfWhatItShares) {
   EXPECT_THAT(resources.host_budget, ::testing::ElementsAre(MiB(10)));
 }
 
+// Wrong once: the whole link went, and with it the direction that limits.
+TEST(Plan, LinkThatIsThrottledOneWayStillLimitsThatWay) {
+  NodeConfig config = SmallNode();
+  config.links = {{"pcie0", 1e9, 0}, {"pcie1", 0, 2e9}};
+  CoreDriver node(config);
+  const SessionId a = node.Attach("demo", 0, 2, 1, 0);
+  const SessionId b = node.Attach("demo", 1, 2, 1, 1);
+  Submit(node, a, 0, 0, "h0");
+  Submit(node, b, 1, 1, "h1");
+  ASSERT_THAT(node.to_solve, SizeIs(1));
+  const auto& links = node.to_solve[0].resources.links;
+  ASSERT_THAT(links, SizeIs(2));
+  EXPECT_EQ(links[0].h2d_bytes_per_second, 1e9);
+  EXPECT_GE(links[0].d2h_bytes_per_second, 1e12);
+  EXPECT_GE(links[1].h2d_bytes_per_second, 1e12);
+  EXPECT_EQ(links[1].d2h_bytes_per_second, 2e9);
+}
+
+TEST(Plan, LinkThatIsNotThrottledIsNoneOfThePlansConcern) {
+  NodeConfig config = SmallNode();
+  config.links[0] = {"pcie0", 0, 0};
+  CoreDriver node(config);
+  const SessionId a = node.Attach("demo", 0);
+  Submit(node, a, 0, 0, "h");
+  ASSERT_THAT(node.to_solve, SizeIs(1));
+  EXPECT_THAT(node.to_solve[0].resources.links, IsEmpty());
+}
+
 TEST(Plan, DoesNotCountFreeMemoryThatNoLeaseCouldHave) {
   CoreDriver node;
   const SessionId a = node.Attach("demo", 0);
