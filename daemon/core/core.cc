@@ -76,6 +76,47 @@ std::shared_ptr<const plan::NodePlan> Core::FindPlan(
   return rounds_.Find(id);
 }
 
+RankSnapshot Core::SnapshotOf(const Session& session) const {
+  RankSnapshot rank;
+  rank.rank = session.hello.rank;
+  rank.pid = session.peer.pid;
+  rank.gpu = session.hello.gpu;
+  rank.session = session.id;
+  rank.closed = session.state == Session::State::kClosed;
+  rank.step = session.last_step;
+  rank.stall_seconds = session.stall_seconds;
+  rank.grant_wait_seconds = session.grant_wait_seconds;
+  rank.hbm_peak = session.hbm_peak;
+  for (LeaseId lease_id : session.leases) {
+    const Lease& lease = leases_.at(lease_id);
+    (lease.pool.kind == PoolKind::kGpu ? rank.gpu_bytes : rank.host_bytes) +=
+        lease.size;
+  }
+  return rank;
+}
+
+std::vector<JobSnapshot> Core::Jobs(const Principal* viewer) const {
+  std::map<JobKey, JobSnapshot> jobs;
+  for (const auto& [id, session] : sessions_) {
+    if (session.grant_slot < 0) continue;
+    if (viewer && session.peer.principal != *viewer) continue;
+    const JobKey key = KeyOf(session);
+    JobSnapshot& job = jobs[key];
+    job.name = key.name;
+    job.principal = key.principal;
+    job.world_size = session.hello.world_size;
+    job.plan = rounds_.current(key);
+    job.ranks.push_back(SnapshotOf(session));
+  }
+  std::vector<JobSnapshot> list;
+  for (auto& [key, job] : jobs) {
+    std::sort(job.ranks.begin(), job.ranks.end(),
+              [](const auto& a, const auto& b) { return a.rank < b.rank; });
+    list.push_back(std::move(job));
+  }
+  return list;
+}
+
 Snapshot Core::TakeSnapshot(const Principal* viewer, absl::Time now) const {
   const auto visible = [&](const Principal& whose) {
     return !viewer || whose == *viewer;
@@ -91,39 +132,11 @@ Snapshot Core::TakeSnapshot(const Principal* viewer, absl::Time now) const {
   for (const HostConfig& host : config_.hosts) {
     snapshot.hosts.push_back(pool({PoolKind::kHost, host.numa.value()}));
   }
-  std::map<JobKey, JobSnapshot> jobs;
   for (const auto& [id, session] : sessions_) {
     ++snapshot.sessions;
     if (session.state == Session::State::kHalfOpen) ++snapshot.half_open;
-    if (session.grant_slot < 0 || !visible(session.peer.principal)) continue;
-    const JobKey key = KeyOf(session);
-    JobSnapshot& job = jobs[key];
-    job.name = key.name;
-    job.principal = key.principal;
-    job.world_size = session.hello.world_size;
-    job.plan = rounds_.current(key);
-    RankSnapshot rank;
-    rank.rank = session.hello.rank;
-    rank.pid = session.peer.pid;
-    rank.gpu = session.hello.gpu;
-    rank.session = id;
-    rank.closed = session.state == Session::State::kClosed;
-    rank.step = session.last_step;
-    rank.stall_seconds = session.stall_seconds;
-    rank.grant_wait_seconds = session.grant_wait_seconds;
-    rank.hbm_peak = session.hbm_peak;
-    for (LeaseId lease_id : session.leases) {
-      const Lease& lease = leases_.at(lease_id);
-      (lease.pool.kind == PoolKind::kGpu ? rank.gpu_bytes : rank.host_bytes) +=
-          lease.size;
-    }
-    job.ranks.push_back(std::move(rank));
   }
-  for (auto& [key, job] : jobs) {
-    std::sort(job.ranks.begin(), job.ranks.end(),
-              [](const auto& a, const auto& b) { return a.rank < b.rank; });
-    snapshot.jobs.push_back(std::move(job));
-  }
+  snapshot.jobs = Jobs(viewer);
   for (BudgetLine& line : budgets_.Lines()) {
     if (visible(line.principal)) snapshot.budgets.push_back(std::move(line));
   }
@@ -144,9 +157,14 @@ void Core::CheckInvariants() const {
   for (const auto& [id, pool] : pools_) pool.CheckInvariants();
   budgets_.CheckInvariants();
   rounds_.CheckInvariants();
-  // What pools count as leased is the leases and what is still being made for
-  // leases that ended; what they hold in quarantine is charged to sessions.
-  std::map<PoolKind, Bytes> leased, quarantined, charged;
+  CheckPools();
+  CheckSessions();
+  CheckCharges();
+}
+
+// What pools count as leased is the leases, and what is still being made for
+// leases that ended.
+void Core::CheckPools() const {
   std::map<PoolId, Bytes> by_pool;
   int making = 0;
   for (const auto& [id, lease] : leases_) {
@@ -156,7 +174,6 @@ void Core::CheckInvariants() const {
     SLUICE_CHECK(lease.making == 0 ? lease.granted : !lease.granted);
     SLUICE_CHECK(sessions_.at(lease.session).leases.contains(id));
     by_pool[lease.pool] += sum;
-    charged[lease.pool.kind] += lease.size;
     making += lease.making;
   }
   int orphans = 0;
@@ -167,14 +184,15 @@ void Core::CheckInvariants() const {
   for (const auto& [id, pool] : pools_) {
     SLUICE_CHECK(orphans > 0 ? pool.leased() >= by_pool[id]
                              : pool.leased() == by_pool[id]);
-    quarantined[id.kind] += pool.quarantined();
   }
+}
+
+// A lease and a grant slot each belong to one session; a closed one has only
+// quarantined memory, a living one none.
+void Core::CheckSessions() const {
   size_t leases = 0, slots = 0;
-  std::map<PoolKind, Bytes> owed;
   for (const auto& [id, session] : sessions_) {
     leases += session.leases.size();
-    owed[PoolKind::kGpu] += session.quarantined_gpu;
-    owed[PoolKind::kHost] += session.quarantined_host;
     if (session.state == Session::State::kClosed) {
       SLUICE_CHECK(session.leases.empty());
     } else {
@@ -189,18 +207,31 @@ void Core::CheckInvariants() const {
   SLUICE_CHECK(leases == leases_.size());
   SLUICE_CHECK(slots == static_cast<size_t>(
                             std::count(slots_.begin(), slots_.end(), true)));
+}
+
+// What pools hold in quarantine is charged to sessions; budgets charge what is
+// leased or in quarantine.
+void Core::CheckCharges() const {
+  std::map<PoolKind, Bytes> leased, quarantined, owed;
+  for (const auto& [id, lease] : leases_) leased[lease.pool.kind] += lease.size;
+  for (const auto& [id, pool] : pools_) {
+    quarantined[id.kind] += pool.quarantined();
+  }
+  for (const auto& [id, session] : sessions_) {
+    owed[PoolKind::kGpu] += session.quarantined_gpu;
+    owed[PoolKind::kHost] += session.quarantined_host;
+  }
   Bytes budget_gpu, budget_host;
   for (const BudgetLine& line : budgets_.Lines()) {
     if (!line.job.empty()) continue;
     budget_gpu += line.gpu_used;
     budget_host += line.host_used;
   }
-  SLUICE_CHECK(owed[PoolKind::kGpu] == quarantined[PoolKind::kGpu]);
-  SLUICE_CHECK(owed[PoolKind::kHost] == quarantined[PoolKind::kHost]);
-  SLUICE_CHECK(budget_gpu ==
-               charged[PoolKind::kGpu] + quarantined[PoolKind::kGpu]);
-  SLUICE_CHECK(budget_host ==
-               charged[PoolKind::kHost] + quarantined[PoolKind::kHost]);
+  for (const PoolKind kind : {PoolKind::kGpu, PoolKind::kHost}) {
+    SLUICE_CHECK(owed[kind] == quarantined[kind]);
+    SLUICE_CHECK((kind == PoolKind::kGpu ? budget_gpu : budget_host) ==
+                 leased[kind] + quarantined[kind]);
+  }
 }
 
 }  // namespace sluice::daemon

@@ -163,6 +163,13 @@ class Core {
   void FailPlan(const JobKey& job, const std::vector<Rank>& ranks,
                 const std::string& reason, Effects& effects);
 
+  // Reading and invariants (core.cc).
+  RankSnapshot SnapshotOf(const Session& session) const;
+  std::vector<JobSnapshot> Jobs(const Principal* viewer) const;
+  void CheckPools() const;
+  void CheckSessions() const;
+  void CheckCharges() const;
+
   void Log(absl::Time now, std::string kind, std::string text,
            const Principal& whose);
 

@@ -9,6 +9,7 @@
 #include "daemon/metrics/prometheus_text.h"
 #include "daemon/metrics/snapshot_json.h"
 #include "daemon/metrics/status_page.h"
+#include "proto/base/status.h"
 
 namespace sluice::daemon {
 namespace {
@@ -16,22 +17,12 @@ namespace {
 constexpr int kThreads = 3;
 constexpr int kTimeoutSeconds = 2;
 
-}  // namespace
-
-struct HttpServer::Server {
-  httplib::Server http;
-  std::thread thread;
+struct Address {
+  std::string host;
+  int port = 0;
 };
 
-HttpServer::HttpServer() : server_(std::make_unique<Server>()) {}
-
-HttpServer::~HttpServer() {
-  server_->http.stop();
-  if (server_->thread.joinable()) server_->thread.join();
-}
-
-absl::StatusOr<std::unique_ptr<HttpServer>> HttpServer::Start(
-    const std::string& listen, Source source) {
+absl::StatusOr<Address> ParseAddress(const std::string& listen) {
   const size_t colon = listen.rfind(':');
   int port = -1;
   if (colon == std::string::npos || colon == 0 ||
@@ -42,9 +33,10 @@ absl::StatusOr<std::unique_ptr<HttpServer>> HttpServer::Start(
         "127.0.0.1:9435, or \"\" for none",
         listen));
   }
-  const std::string host = listen.substr(0, colon);
-  auto server = std::unique_ptr<HttpServer>(new HttpServer());
-  httplib::Server& http = server->server_->http;
+  return Address{listen.substr(0, colon), port};
+}
+
+void SetLimits(httplib::Server& http) {
   http.new_task_queue = [] { return new httplib::ThreadPool(kThreads); };
   // A kept connection would occupy one of the few threads.
   http.set_keep_alive_max_count(1);
@@ -52,6 +44,14 @@ absl::StatusOr<std::unique_ptr<HttpServer>> HttpServer::Start(
   http.set_read_timeout(kTimeoutSeconds);
   http.set_write_timeout(kTimeoutSeconds);
   http.set_payload_max_length(0);
+  // httplib would share the port with another listener (SO_REUSEPORT).
+  http.set_socket_options([](auto socket) {
+    const int yes = 1;
+    setsockopt(socket, SOL_SOCKET, SO_REUSEADDR, &yes, sizeof(yes));
+  });
+}
+
+void AddPages(httplib::Server& http, const HttpServer::Source& source) {
   const auto serve = [&http, source](const char* path, const char* type,
                                      auto render) {
     http.Get(path, [=](const httplib::Request&, httplib::Response& reply) {
@@ -72,13 +72,36 @@ absl::StatusOr<std::unique_ptr<HttpServer>> HttpServer::Start(
                      "default-src 'self' 'unsafe-inline'");
     reply.set_content(std::string(StatusPage()), "text/html; charset=utf-8");
   });
-  // httplib would share the port with another listener (SO_REUSEPORT).
-  http.set_socket_options([](auto socket) {
-    const int yes = 1;
-    setsockopt(socket, SOL_SOCKET, SO_REUSEADDR, &yes, sizeof(yes));
-  });
-  const bool bound = port == 0 ? (port = http.bind_to_any_port(host)) > 0
-                               : http.bind_to_port(host, port);
+}
+
+}  // namespace
+
+struct HttpServer::Server {
+  httplib::Server http;
+  std::thread thread;
+};
+
+HttpServer::HttpServer() : server_(std::make_unique<Server>()) {}
+
+HttpServer::~HttpServer() {
+  server_->http.stop();
+  if (server_->thread.joinable()) server_->thread.join();
+}
+
+absl::StatusOr<std::unique_ptr<HttpServer>> HttpServer::Start(
+    const std::string& listen, Source source) {
+  SLUICE_ASSIGN_OR_RETURN(Address address, ParseAddress(listen));
+  auto server = std::unique_ptr<HttpServer>(new HttpServer());
+  httplib::Server& http = server->server_->http;
+  SetLimits(http);
+  AddPages(http, source);
+  bool bound = false;
+  if (address.port == 0) {
+    address.port = http.bind_to_any_port(address.host);
+    bound = address.port > 0;
+  } else {
+    bound = http.bind_to_port(address.host, address.port);
+  }
   if (!bound) {
     return absl::AlreadyExistsError(
         fmt::format("cannot listen on {}: another program does, or the "
@@ -86,7 +109,7 @@ absl::StatusOr<std::unique_ptr<HttpServer>> HttpServer::Start(
                     "listen, or \"\" for none",
                     listen));
   }
-  server->address_ = fmt::format("{}:{}", host, port);
+  server->address_ = fmt::format("{}:{}", address.host, address.port);
   server->server_->thread = std::thread([&http] { http.listen_after_bind(); });
   // stop() is lost on a server that does not run yet.
   while (!http.is_running()) std::this_thread::yield();
