@@ -75,7 +75,8 @@ mode_t PlainMode() {
 }  // namespace
 
 int ReportError(const absl::Status& status) {
-  fmt::print(stderr, "error: {}\n", std::string(status.message()));
+  const std::string line = "error: " + std::string(status.message()) + "\n";
+  std::fputs(line.c_str(), stderr);  // fmt::print throws where it is closed
   const bool bad_input =
       absl::IsInvalidArgument(status) || absl::IsNotFound(status);
   return bad_input ? kBadInput : 1;

@@ -6,6 +6,7 @@
 
 #include <CLI/CLI.hpp>
 #include <chrono>
+#include <cstdio>
 #include <filesystem>
 #include <fstream>
 #include <iostream>
@@ -136,7 +137,7 @@ class ProgressLine {
  public:
   ProgressLine() : terminal_(isatty(STDERR_FILENO) == 1) {}
   ~ProgressLine() {
-    if (shown_ && terminal_) fmt::print(stderr, "\r\x1b[K");
+    if (shown_ && terminal_) std::fputs("\r\x1b[K", stderr);
   }
   ProgressLine(const ProgressLine&) = delete;
 
@@ -145,10 +146,11 @@ class ProgressLine {
     if (now < next_) return;
     next_ = now + (terminal_ ? 0.1 : 2);
     shown_ = true;
-    fmt::print(stderr, "{}{}: peak {}, at least {}, {:.1f} s{}",
-               terminal_ ? "\r\x1b[K" : "", progress.arm,
-               Size(progress.peak.count()), Size(progress.lower_bound.count()),
-               now, terminal_ ? "" : "\n");
+    const std::string text = fmt::format(
+        "{}{}: peak {}, at least {}, {:.1f} s{}", terminal_ ? "\r\x1b[K" : "",
+        progress.arm, Size(progress.peak.count()),
+        Size(progress.lower_bound.count()), now, terminal_ ? "" : "\n");
+    std::fputs(text.c_str(), stderr);  // fmt::print throws where it is closed
   }
 
  private:
@@ -254,7 +256,7 @@ absl::StatusOr<int> Run(const MemoryFlags& flags) {
   SLUICE_RETURN_IF_ERROR(CheckFlags(flags));
   SLUICE_ASSIGN_OR_RETURN(const NamedTrace named, ReadTraceOf(flags));
   for (const std::string& note : named.notes) {
-    fmt::print(stderr, "note: {}\n", note);
+    std::fputs(("note: " + note + "\n").c_str(), stderr);
   }
   SLUICE_ASSIGN_OR_RETURN(const MemoryPlan plan, PlanOf(flags, named, start));
   if (!flags.plan.empty()) {
@@ -266,9 +268,13 @@ absl::StatusOr<int> Run(const MemoryFlags& flags) {
   }
   const bool capacity = !flags.capacity.empty();
   const bool taken = flags.plan == "-" || flags.svg == "-";
-  fmt::print(
-      taken ? stderr : stdout, "{}",
-      flags.json ? Json(plan, capacity) : Words(plan, named, flags.capacity));
+  const std::string said =
+      flags.json ? Json(plan, capacity) : Words(plan, named, flags.capacity);
+  if (taken) {
+    std::fputs(said.c_str(), stderr);
+  } else {
+    SLUICE_RETURN_IF_ERROR(WriteOutput("-", said));
+  }
   return capacity && !plan.fits.value_or(false) ? kDoesNotFit : 0;
 }
 

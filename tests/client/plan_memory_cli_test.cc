@@ -296,6 +296,15 @@ TEST(PlanMemoryCli, AnOutputReplacesTheFileAndKeepsTheUsualMode) {
   EXPECT_EQ(info.st_mode & 0777, 0666 & ~mask);
 }
 
+TEST(PlanMemoryCli, AFullDiskIsAFault) {
+  const TempDir dir;
+  const ChildResult result =
+      Plan({Write(dir, "t.csv", kSmall), "-o", "/dev/full"});
+  EXPECT_EQ(result.exit_code, 1);
+  EXPECT_EQ(result.out, "");
+  EXPECT_THAT(result.err, HasSubstr("No space left on device"));
+}
+
 TEST(PlanMemoryCli, HelpShowsExamples) {
   const ChildResult result = Plan({"--help"});
   EXPECT_EQ(result.exit_code, 0);
