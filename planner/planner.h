@@ -1,6 +1,6 @@
 // The planner: pure functions from traces and profiles to plans.
 //
-// No CUDA, gRPC, torch, threads or clocks beyond a deadline. The daemon (in a
+// No CUDA, gRPC, torch, or clocks beyond a deadline. The daemon (in a
 // worker process), sluicectl and the tests call the same functions.
 #pragma once
 

@@ -22,7 +22,7 @@ constexpr int64_t kCapacityNodes = 6'000'000;
 // The search's lists grow with the pairs of items that live together.
 constexpr size_t kMaxSearchItems = 4000;
 constexpr int64_t kSqueakyRounds = 200;
-constexpr int64_t kSqueakyPlacements = 1'000'000;
+constexpr int64_t kSqueakyPlacements = 400'000;
 constexpr size_t kMinWindowItems = 300;
 // CBC proves 40 to 60 buffers, erratically; beyond it only takes time.
 constexpr size_t kMaxCbcItems = 60;
@@ -45,8 +45,8 @@ class PieceSolver {
       restarts_ = std::make_unique<Restarts>(problem_);
       Ask("search", goal_, kQuickNodes);
     }
-    if (options_.use_search && Open()) Squeaky();
     if (options_.use_search && Open() && n >= kMinWindowItems) Window();
+    if (options_.use_search && Open()) Squeaky();
     if (small && Open()) Search();
     if (options_.use_cbc && Open() && n <= kMaxCbcItems) Cbc();
     return std::move(known_);

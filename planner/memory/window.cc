@@ -1,6 +1,8 @@
 #include "planner/memory/window.h"
 
 #include <algorithm>
+#include <iterator>
+#include <string_view>
 #include <utility>
 #include <vector>
 
@@ -13,6 +15,10 @@ namespace {
 // The public LLM trace needed 638 items around its peak.
 constexpr size_t kWindows[] = {250, 700, 1500};
 constexpr int64_t kNodes = 200'000;
+
+// Orders for the rest, of GreedyOrders.
+constexpr std::string_view kRestOrders[] = {"size", "lifetime", "area",
+                                            "breadth"};
 
 // Items by how far from the peak slot they live; those alive at it first.
 Order ByDistance(const Problem& problem) {
@@ -49,7 +55,10 @@ std::optional<Offsets> PlaceRest(const Problem& problem, const Order& frozen,
   for (size_t i = 0; i < at.size(); ++i) is_frozen[frozen[i]] = 1;
   Occupancy taken(problem.live.size());
   for (NamedOrder& named : GreedyOrders(problem)) {
-    if (named.name.starts_with("peak-")) continue;
+    if (std::count(std::begin(kRestOrders), std::end(kRestOrders),
+                   named.name) == 0) {
+      continue;
+    }
     std::erase_if(named.order, [&](uint32_t k) { return is_frozen[k] != 0; });
     for (const Fit fit : {Fit::kFirst, Fit::kBest}) {
       if (peak <= target || expired()) return best;
