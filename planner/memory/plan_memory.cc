@@ -18,6 +18,9 @@
 namespace sluice::planner {
 namespace {
 
+// Sums of sizes stay in 64 bits.
+constexpr int64_t kMostBytes = int64_t{1} << 61;
+
 // What Decode checks too; a caller inside the process may not have decoded.
 absl::Status CheckTrace(const plan::Trace& trace) {
   const int64_t alignment = trace.alignment.count();
@@ -25,6 +28,7 @@ absl::Status CheckTrace(const plan::Trace& trace) {
     return absl::InvalidArgumentError(
         fmt::format("the trace's alignment {} is no power of two", alignment));
   }
+  int64_t left = kMostBytes;
   for (const plan::Buffer& b : trace.buffers) {
     if (b.lower >= b.upper) {
       return absl::InvalidArgumentError(fmt::format(
@@ -34,6 +38,12 @@ absl::Status CheckTrace(const plan::Trace& trace) {
       return absl::InvalidArgumentError(
           fmt::format("buffer {} has {} bytes, below 0", b.id, b.size.count()));
     }
+    if (b.size.count() > left - alignment) {
+      return absl::InvalidArgumentError(
+          fmt::format("the buffers up to {} have more than {} bytes together",
+                      b.id, kMostBytes));
+    }
+    left -= RoundUp(b.size, trace.alignment).count();
   }
   return absl::OkStatus();
 }

@@ -22,7 +22,7 @@ constexpr int64_t kCapacityNodes = 6'000'000;
 // The search's lists grow with the pairs of items that live together.
 constexpr size_t kMaxSearchItems = 4000;
 constexpr int64_t kSqueakyRounds = 200;
-constexpr int64_t kSqueakyPlacements = 400'000;
+constexpr int64_t kSqueakyPlacements = 800'000;
 constexpr size_t kMinWindowItems = 300;
 // CBC proves 40 to 60 buffers, erratically; beyond it only takes time.
 constexpr size_t kMaxCbcItems = 60;
@@ -89,9 +89,16 @@ class PieceSolver {
   void Squeaky() {
     Begin("squeaky wheel");
     const auto n = static_cast<int64_t>(problem_.items.size());
-    const Order start = GreedyOrders(problem_).front().order;
+    // From the order that did best, if one of the race did.
+    const std::vector<NamedOrder> orders = GreedyOrders(problem_);
+    const auto best = std::find_if(
+        orders.begin(), orders.end(), [this](const NamedOrder& named) {
+          return known_.method.starts_with("greedy:" + named.name + ":");
+        });
+    const Fit fit = known_.method.ends_with(":best") ? Fit::kBest : Fit::kFirst;
     auto offsets = SqueakyWheel(
-        problem_, start, known_.peak, std::max(goal_, known_.bound),
+        problem_, (best == orders.end() ? orders.begin() : best)->order, fit,
+        known_.peak, std::max(goal_, known_.bound),
         std::min(kSqueakyRounds * n, kSqueakyPlacements), expired_);
     if (offsets) Adopt(*std::move(offsets), "squeaky");
   }

@@ -36,7 +36,8 @@ Restarts::Restarts(const Problem& problem)
     const Item& item = problem.items[k];
     features_.push_back(
         {.total = static_cast<double>(live.Of(item.lower, item.upper)),
-         .lifetime = static_cast<double>(item.death - item.birth),
+         .lifetime =
+             static_cast<double>(item.death) - static_cast<double>(item.birth),
          .slots = static_cast<double>(item.lifetime()),
          .size = static_cast<double>(item.size),
          .neighbours = static_cast<double>(neighbours[k])});

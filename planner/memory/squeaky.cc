@@ -16,7 +16,7 @@ constexpr int kPatience = 30;
 }  // namespace
 
 std::optional<Offsets> SqueakyWheel(const Problem& problem, const Order& order,
-                                    int64_t peak, int64_t target,
+                                    Fit fit, int64_t peak, int64_t target,
                                     int64_t placements,
                                     const std::function<bool()>& expired) {
   const size_t n = problem.items.size();
@@ -32,8 +32,8 @@ std::optional<Offsets> SqueakyWheel(const Problem& problem, const Order& order,
        placements -= static_cast<int64_t>(n)) {
     taken.Clear();
     auto offsets =
-        PlaceInOrder(problem, now, Fit::kFirst,
-                     std::numeric_limits<int64_t>::max(), &taken, expired);
+        PlaceInOrder(problem, now, fit, std::numeric_limits<int64_t>::max(),
+                     &taken, expired);
     if (!offsets) break;
     const int64_t reached = PeakOf(problem, *offsets);
     // Those above what is aimed at go twice as early, give or take.

@@ -10,11 +10,11 @@
 
 namespace sluice::planner {
 
-// Starts from `order`, whose best peak so far is `peak`. Ends at the first
+// Starts from `order`; the best peak known is `peak`. Ends at the first
 // placement of at most `target`, or after `placements` items were placed.
 // nullopt: none better than `peak`.
 std::optional<Offsets> SqueakyWheel(const Problem& problem, const Order& order,
-                                    int64_t peak, int64_t target,
+                                    Fit fit, int64_t peak, int64_t target,
                                     int64_t placements,
                                     const std::function<bool()>& expired);
 

@@ -36,8 +36,8 @@ TEST(SqueakyWheel, IsValidNeverBelowTheOptimumAndMostlyThere) {
     const plan::Trace trace = RandomTrace(random, 7, 12, 9);
     const Problem problem = Normalise(trace);
     const auto offsets =
-        SqueakyWheel(problem, GreedyOrders(problem)[1].order, INT64_MAX,
-                     problem.max_live, 2000, kNever);
+        SqueakyWheel(problem, GreedyOrders(problem)[1].order, Fit::kFirst,
+                     INT64_MAX, problem.max_live, 2000, kNever);
     ASSERT_TRUE(offsets.has_value());
     EXPECT_TRUE(IsValid(trace, problem, *offsets));
     const int64_t best = BruteForce(trace).Solve() / problem.unit;

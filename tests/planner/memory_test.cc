@@ -65,6 +65,10 @@ TEST(PlanMemory, NonsenseIsRefusedInOneLine) {
             "buffer 7 lives in [3, 3): nothing");
   EXPECT_EQ(message({.buffers = {{7, 0, 3, Bytes(-1)}}, .end = 3}),
             "buffer 7 has -1 bytes, below 0");
+  const Bytes half(int64_t{1} << 60);
+  EXPECT_EQ(message({.buffers = {{1, 0, 3, half}, {2, 0, 3, half}}, .end = 3}),
+            "the buffers up to 2 have more than 2305843009213693952 bytes "
+            "together");
   EXPECT_EQ(message({.buffers = {}, .alignment = Bytes(48)}),
             "the trace's alignment 48 is no power of two");
 }

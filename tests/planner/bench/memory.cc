@@ -100,7 +100,7 @@ void Iterations(BenchReport& report) {
 void Large(BenchReport& report) {
   for (const LargeSpec& spec : StandardLarge()) {
     const plan::Trace trace = GenerateLarge(spec, 1);
-    auto p = PlanMemory(trace, {.time_limit = absl::Seconds(60)});
+    auto p = PlanMemory(trace, {.time_limit = absl::Seconds(20)});
     SLUICE_CHECK_OK(p.status());
     const bool structured = spec.shape == LargeSpec::Shape::kMixed ||
                             spec.shape == LargeSpec::Shape::kAllLive;
