@@ -147,14 +147,18 @@ absl::Status Average(runtime::Collectives& collectives, Measured& m) {
   return absl::OkStatus();
 }
 
+// "1 rank", "2 ranks".
+std::string Some(int count, const char* what) {
+  return fmt::format("{} {}{}", count, what, count == 1 ? "" : "s");
+}
+
 std::string Toml(const Measured& m, int64_t gpus, int ranks, int threads) {
   const double peak =
       std::max({m.matmul_flops, m.forward_flops, m.backward_flops});
   const bool alone = ranks == 1;
   return fmt::format(
-      "# Measured by sluice-train profile: ranks at once {0}, threads each "
-      "{1}, "
-      "\n# fp32. A SIMULATED node: the kernels are the CPU's, the peak is "
+      "# Measured by sluice-train profile, {0} at once, {1} each, fp32.\n# A "
+      "SIMULATED node: the kernels are the CPU's, the peak is "
       "the best rate\n# that one of them reached, the links are sim's.\n"
       "name = \"measured\"\nnote = \"measured on a simulated node by "
       "sluice-train profile\"\n\n[gpu]\npeak_flops = {2:.4g}\nmemory_bytes = "
@@ -164,9 +168,9 @@ std::string Toml(const Measured& m, int64_t gpus, int ranks, int threads) {
       "[links]\n# The slower direction, through the daemon's grants.\n"
       "host_bytes_per_s = {10:.4g}\n# {11}\ngpu_bytes_per_s = {12:.4g}\n"
       "# One node: as between its GPUs.\nnetwork_bytes_per_s = {12:.4g}\n",
-      ranks, threads, peak, m.gpu_bytes, m.memory, m.matmul_flops / peak,
-      m.forward_flops / peak, m.backward_flops / peak, gpus, m.host_bytes,
-      std::min(m.h2d, m.d2h),
+      Some(ranks, "rank"), Some(threads, "thread"), peak, m.gpu_bytes, m.memory,
+      m.matmul_flops / peak, m.forward_flops / peak, m.backward_flops / peak,
+      gpus, m.host_bytes, std::min(m.h2d, m.d2h),
       alone ? "Not measured (one rank): memory's." : "An all-to-all over Gloo.",
       alone ? m.memory : m.exchange);
 }
