@@ -123,6 +123,7 @@ absl::Status Serve(const Arguments& arguments) {
   options.driver = node.driver.get();
   options.sim_directory = node.sim_directory;
   options.worker_path = Sibling("sluice-worker");
+  options.plan_cache = arguments.runtime_dir + "/plan_cache";
   options.clock = &clock;
   options.render = SnapshotJson;
   SLUICE_ASSIGN_OR_RETURN(const auto service,

@@ -112,7 +112,7 @@ absl::StatusOr<std::string> DoShowPlan(const Flags& flags) {
   SLUICE_ASSIGN_OR_RETURN(const auto status,
                           client::QueryNode(flags.socket, flags.plan));
   return flags.json ? plan::Encode(*status.plan) + "\n"
-                    : RenderPlan(*status.plan);
+                    : RenderPlan(*status.plan, flags.explain);
 }
 
 }  // namespace

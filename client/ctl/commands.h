@@ -14,6 +14,7 @@ struct Flags {
   std::string admin_socket;
   bool json = false;
   std::string plan;
+  bool explain = false;
   // budget set, evict
   std::string user;
   std::string cgroup;

@@ -19,6 +19,7 @@ constexpr const char* kExamples = R"(Examples:
   sluicectl --socket /tmp/s/session.sock status --json
   sluicectl jobs                          one line a job
   sluicectl plan show 3                   what a plan keeps, swaps, recomputes
+  sluicectl plan show 3 --explain         and why
   sluicectl plan swap node.json           a whole node's swap plan, at a desk
   sluicectl budget                        limits and what is used of them
   sluicectl budget set --job tune --gpu 40GiB --host unlimited
@@ -105,6 +106,8 @@ class CommandLine {
     CLI::App* show = Json(Add(plan, "show", "one plan", ShowPlan));
     show->add_option("ID", flags_.plan, "its number in sluicectl status")
         ->required();
+    show->add_flag("--explain", flags_.explain,
+                   "why, what binds, what is proved, what more would buy");
     for (const AddDeskCommand add : kDeskCommands) {
       DeskCommand desk = add(*plan);
       Choose(desk.app, std::move(desk.run));

@@ -130,6 +130,36 @@ std::string RenderPlans(const json& node) {
   return table.empty() ? "" : "\n" + table.Text();
 }
 
+std::string ProgressOf(const json& planning) {
+  const json& progress = planning.at("progress");
+  if (Text(planning, "state") == "collecting") return "waits for profiles";
+  if (progress.is_null()) return "starts";
+  return fmt::format("{} of {} segments; {}: {}, peak {}, at least {}",
+                     Number(progress, "segments_done"),
+                     Number(progress, "segments"), Text(progress, "segment"),
+                     Text(progress, "arm"),
+                     Size(Number(progress, "peak_bytes")),
+                     Size(Number(progress, "lower_bound_bytes")));
+}
+
+std::string RenderPlanning(const json& node) {
+  Table table({{"PLANNING"},
+               {"RANKS", Align::kRight},
+               {"FOR", Align::kRight},
+               {"AT MOST", Align::kRight},
+               {"HOW FAR"}});
+  for (const json& planning : node.at("planning")) {
+    const auto span = [](double seconds) { return Span(seconds); };
+    table.Add({Text(planning, "job"),
+               fmt::format("{}/{}", Number(planning, "ranks"),
+                           Number(planning, "ranks_wanted")),
+               Optional(planning.at("elapsed_s"), span),
+               Optional(planning.at("deadline_in_s"), span),
+               ProgressOf(planning)});
+  }
+  return table.empty() ? "" : "\n" + table.Text();
+}
+
 std::string RenderEvents(const json& node) {
   const json& events = node.at("events");
   Table table({{"AGO", Align::kRight}, {"EVENT"}, {"WHAT"}});
@@ -216,7 +246,7 @@ std::string BudgetLines(const json& node) {
 absl::StatusOr<std::string> RenderStatus(const std::string& text) {
   return Render(text, [](const json& node) {
     return RenderHeader(node) + RenderPools(node) + "\n" + RenderRanks(node) +
-           RenderPlans(node) + RenderEvents(node);
+           RenderPlanning(node) + RenderPlans(node) + RenderEvents(node);
   });
 }
 

@@ -15,7 +15,8 @@ absl::StatusOr<std::string> RenderStatus(const std::string& json);
 absl::StatusOr<std::string> RenderJobs(const std::string& json);
 absl::StatusOr<std::string> RenderBudgets(const std::string& json);
 
-std::string RenderPlan(const plan::NodePlan& plan);
+// `explain`: also why, what binds, what is proved, what more would buy.
+std::string RenderPlan(const plan::NodePlan& plan, bool explain = false);
 
 // A part of the snapshot ("jobs", "budgets"), indented, for --json; the whole
 // of it where `key` is empty.

@@ -1,5 +1,8 @@
 #include <fmt/format.h>
 
+#include <string>
+#include <vector>
+
 #include "client/ctl/format.h"
 #include "client/ctl/render.h"
 #include "client/ctl/table.h"
@@ -41,9 +44,104 @@ std::string Classes(const plan::RankPlan& rank) {
   return table.empty() ? "" : table.Text();
 }
 
+// ---- --explain --------------------------------------------------------------
+
+std::string Why(const plan::RankPlan& rank) {
+  Table table({{"  TENSOR CLASS"}, {"WHY"}});
+  for (const plan::ClassPlan& each : rank.classes) {
+    table.Add({"  " + each.name, each.why});
+  }
+  return table.empty() ? "" : table.Text();
+}
+
+std::string ProofOf(const plan::Placement& placement) {
+  if (!placement.optimal()) {
+    const double gap =
+        placement.lower_bound > Bytes(0)
+            ? static_cast<double>(placement.peak.count()) /
+                      static_cast<double>(placement.lower_bound.count()) -
+                  1
+            : 0;
+    return fmt::format("not proved: at most {} above the least", Percent(gap));
+  }
+  return placement.proved_by == "max_live"
+             ? "the least there is: that much is alive at once"
+         : placement.proved_by == "search"
+             ? "the least there is: a search refuted everything below"
+         : placement.proved_by == "cbc"
+             ? "the least there is: CBC refuted everything below"
+             : "the least there is";
+}
+
+std::string Proofs(const plan::RankPlan& rank) {
+  Table table({{"  SEGMENT"}, {"PEAK", Align::kRight}, {"PROOF"}});
+  for (const plan::SegmentPlan& segment : rank.segments) {
+    table.Add({"  " + segment.name, Size(segment.placement.peak.count()),
+               ProofOf(segment.placement)});
+  }
+  return table.empty() ? "" : table.Text();
+}
+
+bool SameText(const plan::RankPlan& a, const plan::RankPlan& b) {
+  return Why(a) + Proofs(a) == Why(b) + Proofs(b);
+}
+
+// Ranks that are alike are told once.
+std::string Reasons(const plan::NodePlan& plan) {
+  std::string text;
+  std::vector<bool> told(plan.ranks.size(), false);
+  for (size_t r = 0; r < plan.ranks.size(); ++r) {
+    if (told[r]) continue;
+    std::string names;
+    for (size_t other = r; other < plan.ranks.size(); ++other) {
+      if (told[other] || !SameText(plan.ranks[r], plan.ranks[other])) continue;
+      told[other] = true;
+      names += fmt::format("{}{}", names.empty() ? "" : ", ",
+                           plan.ranks[other].rank.value());
+    }
+    text += fmt::format("\nwhy, rank {}\n", names) + Why(plan.ranks[r]) +
+            Proofs(plan.ranks[r]);
+  }
+  return text;
+}
+
+std::string AmountOf(const plan::PlanLimit& limit, double value) {
+  return limit.unit == "bytes" ? Size(static_cast<int64_t>(value))
+                               : fmt::format("{:.3g} GB/s", value / 1e9);
+}
+
+std::string Saves(double seconds) {
+  return seconds > 0 ? fmt::format("-{:.3g} s", seconds) : "-";
+}
+
+std::string Limits(const plan::NodePlan& plan) {
+  Table table({{"LIMIT"},
+               {"USED", Align::kRight},
+               {"OF", Align::kRight},
+               {""},
+               {"ONE MORE"},
+               {"STEP", Align::kRight},
+               {"RECOMPUTATION", Align::kRight}});
+  for (const plan::PlanLimit& limit : plan.limits) {
+    table.Add({limit.what, AmountOf(limit, limit.used),
+               AmountOf(limit, limit.capacity), limit.binds ? "full" : "",
+               limit.unit == "bytes" ? "GiB" : "GB/s",
+               Saves(limit.one_more_step_seconds),
+               Saves(limit.one_more_recompute_seconds)});
+  }
+  return table.empty() ? "" : "\n" + table.Text();
+}
+
+std::string Explained(const plan::NodePlan& plan) {
+  return fmt::format(
+      "{}{}\nunits of work: {} solved for this plan, {} known "
+      "before\n",
+      Reasons(plan), Limits(plan), plan.units_solved, plan.units_known);
+}
+
 }  // namespace
 
-std::string RenderPlan(const plan::NodePlan& plan) {
+std::string RenderPlan(const plan::NodePlan& plan, bool explain) {
   std::string text =
       fmt::format("plan {}, solved in {}, profile {}\n", plan.id.value(),
                   Span(plan.seconds), Printable(plan.profile_hash));
@@ -58,7 +156,7 @@ std::string RenderPlan(const plan::NodePlan& plan) {
         Size(rank.transient_peak.count()), Size(rank.host_bytes.count()));
     text += Classes(rank) + Segments(rank);
   }
-  return text;
+  return explain ? text + Explained(plan) : text;
 }
 
 }  // namespace sluice::ctl

@@ -149,6 +149,7 @@ Snapshot Core::TakeSnapshot(const Principal* viewer, absl::Time now) const {
     if (visible(event.principal)) snapshot.events.push_back(event);
   }
   for (const auto& [id, pool] : pools_) snapshot.extents += pool.extents();
+  snapshot.planning = Planning(viewer, now);
   if (!viewer) snapshot.stats = stats_;
   return snapshot;
 }
@@ -157,6 +158,7 @@ void Core::CheckInvariants() const {
   for (const auto& [id, pool] : pools_) pool.CheckInvariants();
   budgets_.CheckInvariants();
   rounds_.CheckInvariants();
+  units_.CheckInvariants();
   CheckPools();
   CheckSessions();
   CheckCharges();

@@ -33,6 +33,8 @@
 #include "daemon/core/snapshot.h"
 #include "daemon/core/stats.h"
 #include "daemon/core/types.h"
+#include "daemon/core/unit_cache.h"
+#include "proto/plan/progress.h"
 #include "proto/plan/request.h"
 
 namespace sluice::daemon {
@@ -41,6 +43,7 @@ namespace sluice::daemon {
 struct ProfileWithHash {
   std::shared_ptr<const plan::RankProfile> profile;
   std::string hash;
+  std::vector<std::string> units;  // keys of its segments
 };
 
 class Core {
@@ -65,8 +68,13 @@ class Core {
   Effects ExtentFailed(ExtentId id, const absl::Status& why, absl::Time now);
   Effects ProfileRead(SessionId id, RequestId request,
                       absl::StatusOr<ProfileWithHash> profile, absl::Time now);
+  // `units`: those that were solved for it.
   Effects PlanSolved(PlanRoundId round, absl::StatusOr<plan::NodePlan> plan,
-                     absl::Time now);
+                     absl::Time now, std::vector<KeyedUnit> units = {});
+  // How far a worker is; of rounds that are over: ignored.
+  void PlanProgressed(PlanRoundId round, const plan::PlanProgress& progress);
+  // What an earlier daemon saved, or why it is of no use.
+  void UnitsRead(absl::StatusOr<std::vector<KeyedUnit>> units, absl::Time now);
 
   // --- time ----------------------------------------------------------------
   Effects Tick(absl::Time now);
@@ -158,6 +166,12 @@ class Core {
   // Plans (core_plans.cc).
   void StartRound(const JobKey& job, absl::Time now, Effects& effects);
   plan::NodeResources ResourcesFor(const JobKey& job) const;
+  // Everything a job's plan depends on.
+  std::string PlanKey(const JobKey& job,
+                      const plan::NodeResources& resources) const;
+  UnitCache::Units KnownUnits(const JobKey& job);
+  std::vector<PlanningSnapshot> Planning(const Principal* viewer,
+                                         absl::Time now) const;
   void GivePlan(const JobKey& job, const std::vector<Rank>& ranks,
                 const plan::NodePlan& plan, Effects& effects);
   void FailPlan(const JobKey& job, const std::vector<Rank>& ranks,
@@ -185,8 +199,13 @@ class Core {
   std::map<Principal, PrincipalId> principals_;
   std::vector<bool> slots_;
   PlanRounds rounds_;
-  std::map<std::pair<JobKey, Rank>, std::string> profile_hashes_;
-  std::map<PlanRoundId, absl::Time> round_started_;
+  std::map<std::pair<JobKey, Rank>, ProfileWithHash> profiles_;
+  struct RunningRound {
+    absl::Time started;
+    std::optional<plan::PlanProgress> progress;
+  };
+  std::map<PlanRoundId, RunningRound> running_;
+  UnitCache units_;
   EventLog log_;
   Stats stats_;
   uint64_t next_extent_ = 1;

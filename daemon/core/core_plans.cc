@@ -50,7 +50,8 @@ Effects Core::ProfileRead(SessionId id, RequestId request,
     return effects;
   }
   const JobKey job = KeyOf(session);
-  profile_hashes_[{job, session.hello.rank}] = read->hash;
+  profiles_[{job, session.hello.rank}] = {nullptr, read->hash,
+                                          std::move(read->units)};
   const int waiting = rounds_.Submit(job, session.hello.rank, read->profile,
                                      session.hello.local_ranks);
   Answer(session, request, SubmittedReply{waiting}, effects);
@@ -108,11 +109,11 @@ plan::NodeResources Core::ResourcesFor(const JobKey& job) const {
   return resources;
 }
 
-void Core::StartRound(const JobKey& job, absl::Time now, Effects& effects) {
-  plan::NodeResources resources = ResourcesFor(job);
+std::string Core::PlanKey(const JobKey& job,
+                          const plan::NodeResources& resources) const {
   std::string key;
-  for (const auto& [rank, hash] : profile_hashes_) {
-    if (rank.first == job) key += hash + "/";
+  for (const auto& [rank, profile] : profiles_) {
+    if (rank.first == job) key += profile.hash + "/";
   }
   for (const plan::LinkCapacity& link : resources.links) {
     key += fmt::format("{}:{}:{}/", link.name, link.h2d_bytes_per_second,
@@ -121,32 +122,52 @@ void Core::StartRound(const JobKey& job, absl::Time now, Effects& effects) {
   for (Bytes budget : resources.host_budget) {
     key += fmt::format("{}/", budget.count());
   }
+  return key;
+}
+
+UnitCache::Units Core::KnownUnits(const JobKey& job) {
+  std::vector<std::string> keys;
+  for (const auto& [rank, profile] : profiles_) {
+    if (rank.first != job) continue;
+    keys.insert(keys.end(), profile.units.begin(), profile.units.end());
+  }
+  return units_.Find(keys);
+}
+
+void Core::StartRound(const JobKey& job, absl::Time now, Effects& effects) {
+  plan::NodeResources resources = ResourcesFor(job);
+  const std::string key = PlanKey(job, resources);
   // The worker has the configured time; policy gives up a little later, so
   // that the worker's own word about it arrives first.
   auto started = rounds_.Start(
       job, key, now + config_.plan_time_limit * 1.25 + absl::Seconds(1));
-  round_started_[started.round] = now;
+  running_[started.round] = {now, std::nullopt};
   if (const auto cached = rounds_.Cached(key)) {
     const auto finished = rounds_.Finish(started.round);
-    round_started_.erase(started.round);
+    running_.erase(started.round);
     ++stats_.plans["cached"];
     rounds_.Use(job, cached->id);
     return GivePlan(job, finished->ranks, *cached, effects);
   }
   effects.push_back(SolvePlan{started.round, std::move(started.profiles),
-                              std::move(resources), config_.plan_time_limit});
+                              std::move(resources), config_.plan_time_limit,
+                              KnownUnits(job)});
 }
 
 Effects Core::PlanSolved(PlanRoundId round,
-                         absl::StatusOr<plan::NodePlan> solved,
-                         absl::Time now) {
+                         absl::StatusOr<plan::NodePlan> solved, absl::Time now,
+                         std::vector<KeyedUnit> units) {
   Effects effects;
+  // Also of a round that was given up: solved is solved.
+  bool more = false;
+  for (KeyedUnit& unit : units) more |= units_.Add(std::move(unit));
+  if (more) effects.push_back(SaveUnits{units_.All()});
   const auto finished = rounds_.Finish(round);
   if (!finished) return effects;
   const JobKey& job = finished->job;
   stats_.plan_seconds.Observe(
-      absl::ToDoubleSeconds(now - round_started_.at(round)));
-  round_started_.erase(round);
+      absl::ToDoubleSeconds(now - running_.at(round).started));
+  running_.erase(round);
   const auto fail = [&](const char* outcome, const std::string& reason) {
     ++stats_.plans[outcome];
     Log(now, "plan", fmt::format("job {}: {}", job.name, reason),
@@ -161,6 +182,8 @@ Effects Core::PlanSolved(PlanRoundId round,
   // `infeasible` says what to do.
   const bool feasible = solved->infeasible.empty();
   ++stats_.plans[feasible ? "solved" : "infeasible"];
+  stats_.plan_units["solved"] += static_cast<uint64_t>(solved->units_solved);
+  stats_.plan_units["known"] += static_cast<uint64_t>(solved->units_known);
   const auto plan = rounds_.Keep(job, finished->cache_key, *std::move(solved));
   rounds_.Use(job, plan->id);
   Log(now, "plan",
@@ -171,6 +194,51 @@ Effects Core::PlanSolved(PlanRoundId round,
       job.principal);
   GivePlan(job, finished->ranks, *plan, effects);
   return effects;
+}
+
+void Core::PlanProgressed(PlanRoundId round,
+                          const plan::PlanProgress& progress) {
+  const auto running = running_.find(round);
+  if (running != running_.end()) running->second.progress = progress;
+}
+
+void Core::UnitsRead(absl::StatusOr<std::vector<KeyedUnit>> units,
+                     absl::Time now) {
+  const Principal own{config_.own_uid, ""};
+  if (!units.ok()) {
+    return Log(now, "plan",
+               fmt::format("the plan cache is ignored: {}",
+                           std::string(units.status().message())),
+               own);
+  }
+  // The file lists the last used first.
+  for (auto unit = units->rbegin(); unit != units->rend(); ++unit) {
+    units_.Add(std::move(*unit));
+  }
+  if (units_.size() > 0) {
+    Log(now, "plan",
+        fmt::format("{} units are planned already, by an earlier daemon",
+                    units_.size()),
+        own);
+  }
+}
+
+std::vector<PlanningSnapshot> Core::Planning(const Principal* viewer,
+                                             absl::Time now) const {
+  std::vector<PlanningSnapshot> all;
+  for (const PlanRounds::Open& open : rounds_.OpenRounds()) {
+    if (viewer && open.job.principal != *viewer) continue;
+    PlanningSnapshot planning{open.job.name, open.job.principal, open.ranks,
+                              open.wanted, open.round != PlanRoundId()};
+    if (planning.solving) {
+      const RunningRound& running = running_.at(open.round);
+      planning.elapsed = now - running.started;
+      planning.left = open.deadline - now;
+      planning.progress = running.progress;
+    }
+    all.push_back(std::move(planning));
+  }
+  return all;
 }
 
 void Core::GivePlan(const JobKey& job, const std::vector<Rank>& ranks,

@@ -155,12 +155,12 @@ void Core::Close(Session& session, absl::Time now, Effects& effects) {
 
 void Core::AbandonPlans(const Session& session, Effects& effects) {
   const JobKey job = KeyOf(session);
-  std::erase_if(profile_hashes_, [&](const auto& entry) {
+  std::erase_if(profiles_, [&](const auto& entry) {
     return entry.first.first == job && entry.first.second == session.hello.rank;
   });
   const auto abandoned = rounds_.RankLeft(job, session.hello.rank);
   for (PlanRoundId round : abandoned.solving) {
-    round_started_.erase(round);
+    running_.erase(round);
     effects.push_back(StopSolving{round});
   }
   FailPlan(job, abandoned.ranks,

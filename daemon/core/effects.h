@@ -9,6 +9,7 @@
 #include <vector>
 
 #include "daemon/core/requests.h"
+#include "daemon/core/unit_cache.h"
 #include "proto/plan/request.h"
 
 namespace sluice::daemon {
@@ -68,14 +69,20 @@ struct SolvePlan {
   std::vector<std::shared_ptr<const plan::RankProfile>> profiles;
   plan::NodeResources resources;
   absl::Duration time_limit;
+  UnitCache::Units known;  // of the profiles' units
 };
 struct StopSolving {
   PlanRoundId round;
 };
+// The whole plan cache, to be read back after a restart.
+struct SaveUnits {
+  UnitCache::Units units;
+};
 
-using Effect = std::variant<MakeExtent, DestroyExtent, SendReply, SendNotice,
-                            CloseSocket, Forget, KillProcess, AttachGrants,
-                            DetachGrants, ReadProfile, SolvePlan, StopSolving>;
+using Effect =
+    std::variant<MakeExtent, DestroyExtent, SendReply, SendNotice, CloseSocket,
+                 Forget, KillProcess, AttachGrants, DetachGrants, ReadProfile,
+                 SolvePlan, StopSolving, SaveUnits>;
 using Effects = std::vector<Effect>;
 
 }  // namespace sluice::daemon

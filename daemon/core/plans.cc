@@ -8,9 +8,10 @@ namespace sluice::daemon {
 
 int PlanRounds::Submit(const JobKey& job, Rank rank, Profile profile,
                        int local_ranks) {
-  auto& ranks = collecting_[job];
-  ranks[rank] = std::move(profile);
-  return std::max(0, local_ranks - static_cast<int>(ranks.size()));
+  Collecting& round = collecting_[job];
+  round.ranks[rank] = std::move(profile);
+  round.wanted = local_ranks;
+  return std::max(0, local_ranks - static_cast<int>(round.ranks.size()));
 }
 
 PlanRounds::Started PlanRounds::Start(const JobKey& job, std::string cache_key,
@@ -19,13 +20,25 @@ PlanRounds::Started PlanRounds::Start(const JobKey& job, std::string cache_key,
   SLUICE_CHECK(collected != collecting_.end());
   Started started{PlanRoundId(next_round_++), {}};
   Solving solving{job, {}, std::move(cache_key), deadline};
-  for (auto& [rank, profile] : collected->second) {
+  for (auto& [rank, profile] : collected->second.ranks) {
     solving.ranks.push_back(rank);
     started.profiles.push_back(std::move(profile));
   }
   collecting_.erase(collected);
   solving_[started.round] = std::move(solving);
   return started;
+}
+
+std::vector<PlanRounds::Open> PlanRounds::OpenRounds() const {
+  std::vector<Open> open;
+  for (const auto& [job, round] : collecting_) {
+    open.push_back({job, static_cast<int>(round.ranks.size()), round.wanted});
+  }
+  for (const auto& [id, round] : solving_) {
+    const int ranks = static_cast<int>(round.ranks.size());
+    open.push_back({round.job, ranks, ranks, id, round.deadline});
+  }
+  return open;
 }
 
 std::shared_ptr<const plan::NodePlan> PlanRounds::Cached(
@@ -95,7 +108,7 @@ PlanRounds::Abandoned PlanRounds::RankLeft(const JobKey& job, Rank rank) {
     if (other != rank) abandoned.ranks.push_back(other);
   };
   if (const auto open = collecting_.find(job); open != collecting_.end()) {
-    for (const auto& [other, profile] : open->second) add(other);
+    for (const auto& [other, profile] : open->second.ranks) add(other);
     collecting_.erase(open);
   }
   std::erase_if(solving_, [&](const auto& entry) {
@@ -110,7 +123,9 @@ PlanRounds::Abandoned PlanRounds::RankLeft(const JobKey& job, Rank rank) {
 void PlanRounds::JobEnded(const JobKey& job) { current_.erase(job); }
 
 void PlanRounds::CheckInvariants() const {
-  for (const auto& [job, ranks] : collecting_) SLUICE_CHECK(!ranks.empty());
+  for (const auto& [job, round] : collecting_) {
+    SLUICE_CHECK(!round.ranks.empty());
+  }
   for (const auto& [round, solving] : solving_) {
     SLUICE_CHECK(!solving.ranks.empty() && round.value() < next_round_);
   }

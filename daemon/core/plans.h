@@ -44,6 +44,16 @@ class PlanRounds {
   };
   Started Start(const JobKey& job, std::string cache_key, absl::Time deadline);
 
+  // Rounds that are being collected (round 0) or solved.
+  struct Open {
+    JobKey job;
+    int ranks = 0;
+    int wanted = 0;
+    PlanRoundId round;
+    absl::Time deadline = absl::InfiniteFuture();
+  };
+  std::vector<Open> OpenRounds() const;
+
   // A plan made before for the same question.
   std::shared_ptr<const plan::NodePlan> Cached(const std::string& key) const;
 
@@ -93,7 +103,11 @@ class PlanRounds {
     std::string cache_key;
     absl::Time deadline;
   };
-  std::map<JobKey, std::map<Rank, Profile>> collecting_;
+  struct Collecting {
+    std::map<Rank, Profile> ranks;
+    int wanted = 0;
+  };
+  std::map<JobKey, Collecting> collecting_;
   std::map<PlanRoundId, Solving> solving_;
   std::map<JobKey, PlanId> current_;
   std::deque<Kept> kept_;  // oldest first

@@ -12,6 +12,7 @@
 #include "daemon/core/requests.h"
 #include "daemon/core/stats.h"
 #include "daemon/core/types.h"
+#include "proto/plan/progress.h"
 
 namespace sluice::daemon {
 
@@ -51,6 +52,17 @@ struct PlanSnapshot {
   std::shared_ptr<const plan::NodePlan> plan;
 };
 
+// A plan that is being made.
+struct PlanningSnapshot {
+  std::string job;
+  Principal principal;
+  int ranks = 0;   // whose profiles are there,
+  int wanted = 0;  // of so many
+  bool solving = false;
+  absl::Duration elapsed, left;  // while it is solved; left of its deadline
+  std::optional<plan::PlanProgress> progress;  // none: not heard of yet
+};
+
 struct Snapshot {
   std::string driver;
   uint64_t generation = 0;
@@ -61,6 +73,7 @@ struct Snapshot {
   std::vector<JobSnapshot> jobs;
   std::vector<BudgetLine> budgets;
   std::vector<PlanSnapshot> plans;
+  std::vector<PlanningSnapshot> planning;
   std::vector<LoggedEvent> events;
   int sessions = 0, half_open = 0;
   size_t extents = 0;

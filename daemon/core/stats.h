@@ -71,6 +71,8 @@ struct Stats {
                                                    {"protocol", 0}};
   std::map<std::string, uint64_t> plans = {
       {"solved", 0}, {"cached", 0}, {"infeasible", 0}, {"failed", 0}};
+  // Units (proto/plan/units.h) of those plans: planned now, or known before.
+  std::map<std::string, uint64_t> plan_units = {{"solved", 0}, {"known", 0}};
   std::vector<GpuStats> gpus;
   std::map<std::pair<Principal, std::string>, JobStats> jobs;
   Histogram lease_seconds{

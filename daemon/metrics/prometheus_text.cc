@@ -264,6 +264,10 @@ void AddService(const Snapshot& from, Families& to) {
              "principal.",
              stats.extents_destroyed);
   to.CounterBy("sluice_plans_total", "Plans by result.", "result", stats.plans);
+  to.CounterBy("sluice_plan_units_total",
+               "Units (repeated pieces of work) of plans, by whether their "
+               "memory was planned then or known before.",
+               "result", stats.plan_units);
   to.AddHistogram("sluice_lease_seconds",
                   "From a lease's request until its extents are there.",
                   stats.lease_seconds);

@@ -94,7 +94,34 @@ json Plan(const PlanSnapshot& kept) {
           {"seconds", kept.plan->seconds},
           {"infeasible", kept.plan->infeasible},
           {"profile_hash", kept.plan->profile_hash},
+          {"units_solved", kept.plan->units_solved},
+          {"units_known", kept.plan->units_known},
           {"ranks", std::move(ranks)}};
+}
+
+json Planning(const PlanningSnapshot& planning) {
+  json to = {{"job", planning.job},
+             {"uid", planning.principal.uid},
+             {"state", planning.solving ? "solving" : "collecting"},
+             {"ranks", planning.ranks},
+             {"ranks_wanted", planning.wanted},
+             {"elapsed_s", nullptr},
+             {"deadline_in_s", nullptr},
+             {"progress", nullptr}};
+  if (planning.solving) {
+    to["elapsed_s"] = absl::ToDoubleSeconds(planning.elapsed);
+    to["deadline_in_s"] = absl::ToDoubleSeconds(planning.left);
+  }
+  if (planning.progress) {
+    to["progress"] = {
+        {"segments_done", planning.progress->done},
+        {"segments", planning.progress->all},
+        {"segment", planning.progress->segment},
+        {"arm", planning.progress->arm},
+        {"peak_bytes", planning.progress->peak.count()},
+        {"lower_bound_bytes", planning.progress->lower_bound.count()}};
+  }
+  return to;
 }
 
 }  // namespace
@@ -119,6 +146,7 @@ std::string SnapshotJson(const Snapshot& snapshot) {
   to["jobs"] = list(snapshot.jobs, Job);
   to["budgets"] = list(snapshot.budgets, Budget);
   to["plans"] = list(snapshot.plans, Plan);
+  to["planning"] = list(snapshot.planning, Planning);
   to["events"] = list(snapshot.events, [&](const LoggedEvent& event) {
     return json{{"number", event.number},
                 {"age_s", absl::ToDoubleSeconds(snapshot.now - event.at)},

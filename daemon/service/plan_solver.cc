@@ -25,6 +25,7 @@ namespace {
 
 constexpr int kWorkerIn = 3;
 constexpr int kWorkerOut = 4;
+constexpr int kWorkerProgress = 5;
 constexpr size_t kMaxAnswerBytes = size_t{256} << 20;
 
 struct Pipe {
@@ -51,15 +52,18 @@ absl::StatusOr<UniqueFd> MoveUp(const UniqueFd& fd) {
 }
 
 absl::StatusOr<pid_t> Spawn(const std::string& path, const UniqueFd& in,
-                            const UniqueFd& out, const UniqueFd& errors,
-                            absl::Duration time_limit) {
+                            const UniqueFd& out, const UniqueFd& progress,
+                            const UniqueFd& errors, absl::Duration time_limit) {
   SLUICE_ASSIGN_OR_RETURN(const UniqueFd high_in, MoveUp(in));
   SLUICE_ASSIGN_OR_RETURN(const UniqueFd high_out, MoveUp(out));
+  SLUICE_ASSIGN_OR_RETURN(const UniqueFd high_progress, MoveUp(progress));
   SLUICE_ASSIGN_OR_RETURN(const UniqueFd high_errors, MoveUp(errors));
   posix_spawn_file_actions_t actions;
   posix_spawn_file_actions_init(&actions);
   posix_spawn_file_actions_adddup2(&actions, high_in.get(), kWorkerIn);
   posix_spawn_file_actions_adddup2(&actions, high_out.get(), kWorkerOut);
+  posix_spawn_file_actions_adddup2(&actions, high_progress.get(),
+                                   kWorkerProgress);
   posix_spawn_file_actions_adddup2(&actions, high_errors.get(), STDERR_FILENO);
   // Signals blocked for the daemon's signalfd must reach the worker.
   posix_spawnattr_t attributes;
@@ -77,6 +81,8 @@ absl::StatusOr<pid_t> Spawn(const std::string& path, const UniqueFd& in,
       std::to_string(kWorkerIn),
       "--out-fd",
       std::to_string(kWorkerOut),
+      "--progress-fd",
+      std::to_string(kWorkerProgress),
       "--time-limit-s",
       fmt::format("{:g}", absl::ToDoubleSeconds(time_limit))};
   std::vector<char*> argv;
@@ -126,6 +132,7 @@ std::string Encode(const SolvePlan& question) {
     request.profiles.push_back(*profile);
   }
   request.resources = question.resources;
+  for (const auto& unit : question.known) request.known.push_back(*unit);
   return plan::Encode(request);
 }
 
@@ -139,6 +146,35 @@ absl::StatusOr<plan::NodePlan> Check(const SolvePlan& question,
   return plan;
 }
 
+// What the plan has that was not known before, each once.
+std::vector<KeyedUnit> NewUnits(const SolvePlan& question,
+                                const plan::NodePlan& plan) {
+  std::map<std::string, KeyedUnit> units;
+  for (const auto& profile : question.profiles) {
+    for (const plan::RankPlan& rank : plan.ranks) {
+      if (rank.rank != profile->rank) continue;
+      for (size_t k = 0; k < rank.segments.size(); ++k) {
+        const plan::Placement& placement = rank.segments[k].placement;
+        const plan::Trace& trace = profile->segments[k].trace;
+        if (!placement.optimal() ||
+            rank.segments[k].name != profile->segments[k].name) {
+          continue;
+        }
+        const std::string key = plan::UnitKey(trace);
+        units[key] = {key,
+                      std::make_shared<const plan::UnitPlan>(
+                          plan::UnitPlan{plan::Canonical(trace), placement})};
+      }
+    }
+  }
+  for (const auto& known : question.known) {
+    units.erase(plan::UnitKey(known->trace));
+  }
+  std::vector<KeyedUnit> fresh;
+  for (auto& [key, unit] : units) fresh.push_back(std::move(unit));
+  return fresh;
+}
+
 }  // namespace
 
 struct PlanSolver::Run {
@@ -149,7 +185,8 @@ struct PlanSolver::Run {
   // The codec thread's until started, then the loop's until the pipe ends.
   pid_t pid = 0;
   UniqueFd out;
-  UniqueFd errors;  // a memfd: what the worker writes on stderr
+  UniqueFd errors;    // a memfd: what the worker writes on stderr
+  UniqueFd progress;  // a memfd: how far it is
   std::string answer;
 };
 
@@ -175,10 +212,14 @@ void PlanSolver::Solve(SolvePlan question) {
           wire::ToMemfd("sluice plan request", Encode(run->question)));
       SLUICE_ASSIGN_OR_RETURN(Pipe pipe, MakePipe());
       run->errors = UniqueFd(memfd_create("sluice worker stderr", MFD_CLOEXEC));
-      if (!run->errors) return ErrnoStatus(errno, "memfd_create");
+      run->progress =
+          UniqueFd(memfd_create("sluice worker progress", MFD_CLOEXEC));
+      if (!run->errors || !run->progress) {
+        return ErrnoStatus(errno, "memfd_create");
+      }
       SLUICE_ASSIGN_OR_RETURN(run->pid,
-                              Spawn(worker_path_, in, pipe.write, run->errors,
-                                    run->question.time_limit));
+                              Spawn(worker_path_, in, pipe.write, run->progress,
+                                    run->errors, run->question.time_limit));
       run->out = std::move(pipe.read);
       return absl::OkStatus();
     };
@@ -192,7 +233,7 @@ void PlanSolver::Started(const std::shared_ptr<Run>& run, absl::Status status) {
   if (run->stopped) return End(run);
   if (!status.ok()) {
     runs_.erase(run->question.round);
-    return done_(run->question.round, status);
+    return done_(run->question.round, status, {});
   }
   loop_->Add(run->out.get(), EPOLLIN, [this, run](uint32_t) { Read(run); });
 }
@@ -219,12 +260,30 @@ void PlanSolver::Finish(const std::shared_ptr<Run>& run) {
     if (WIFEXITED(status) && WEXITSTATUS(status) == 0) {
       plan = Check(run->question, run->answer);
     }
-    loop_->Post([this, run, plan = std::move(plan)]() mutable {
+    std::vector<KeyedUnit> units;
+    if (plan.ok()) units = NewUnits(run->question, *plan);
+    loop_->Post([this, run, plan = std::move(plan),
+                 units = std::move(units)]() mutable {
       if (run->stopped) return;
       runs_.erase(run->question.round);
-      done_(run->question.round, std::move(plan));
+      done_(run->question.round, std::move(plan), std::move(units));
     });
   });
+}
+
+std::vector<std::pair<PlanRoundId, plan::PlanProgress>> PlanSolver::Progress()
+    const {
+  std::vector<std::pair<PlanRoundId, plan::PlanProgress>> all;
+  for (const auto& [round, run] : runs_) {
+    if (!run->started) continue;  // the codec thread's
+    std::array<char, plan::kProgressBytes> line;
+    const ssize_t got = pread(run->progress.get(), line.data(), line.size(), 0);
+    if (got <= 0) continue;
+    const auto progress =
+        plan::ReadProgress({line.data(), static_cast<size_t>(got)});
+    if (progress) all.emplace_back(round, *progress);
+  }
+  return all;
 }
 
 void PlanSolver::Stop(PlanRoundId round) {

@@ -14,6 +14,7 @@
 #include <map>
 #include <memory>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "absl/status/statusor.h"
@@ -21,18 +22,23 @@
 #include "daemon/service/loop.h"
 #include "daemon/service/task_thread.h"
 #include "proto/plan/plan.h"
+#include "proto/plan/progress.h"
 
 namespace sluice::daemon {
 
 class PlanSolver {
  public:
-  using Done = std::function<void(PlanRoundId, absl::StatusOr<plan::NodePlan>)>;
+  // With the plan: the units that were solved for it.
+  using Done = std::function<void(PlanRoundId, absl::StatusOr<plan::NodePlan>,
+                                  std::vector<KeyedUnit>)>;
 
   // `loop` and `codec` outlive the solver; `done` runs on the loop's thread.
   PlanSolver(Loop* loop, TaskThread* codec, std::string worker_path, Done done);
   ~PlanSolver();  // ends running workers
 
   void Solve(SolvePlan question);
+  // How far the running workers say they are.
+  std::vector<std::pair<PlanRoundId, plan::PlanProgress>> Progress() const;
   // Kills the worker of a round, if there is one; `done` is not called.
   void Stop(PlanRoundId round);
 

@@ -62,9 +62,16 @@ absl::Status Service::Prepare() {
   codec_ = std::make_unique<TaskThread>("codec");
   solver_ = std::make_unique<PlanSolver>(
       loop_.get(), codec_.get(), options_.worker_path,
-      [this](PlanRoundId round, absl::StatusOr<plan::NodePlan> plan) {
-        Execute(core_.PlanSolved(round, std::move(plan), loop_->now()));
+      [this](PlanRoundId round, absl::StatusOr<plan::NodePlan> plan,
+             std::vector<KeyedUnit> units) {
+        Execute(core_.PlanSolved(round, std::move(plan), loop_->now(),
+                                 std::move(units)));
       });
+  if (!options_.plan_cache.empty()) {
+    unit_file_ = std::make_unique<UnitFile>(options_.plan_cache, codec_.get());
+    core_.UnitsRead(unit_file_->Read(), loop_->now());
+    WriteNewEvents();
+  }
   loop_->Add(listener_.get(), EPOLLIN, [this](uint32_t) { Accept(); });
   loop_->Add(signals_.get(), EPOLLIN, [this](uint32_t) { OnSignal(); });
   loop_->SetTimer([this] { return NextDeadline(); }, [this] { Expire(); });
@@ -74,6 +81,7 @@ absl::Status Service::Prepare() {
 Service::~Service() {
   // Threads that post to the loop end before what their tasks touch.
   codec_.reset();
+  unit_file_.reset();
   solver_.reset();
   extents_.reset();
   grants_.reset();
@@ -202,6 +210,7 @@ absl::Status Service::OnLoop(Task task) {
 absl::StatusOr<Snapshot> Service::Read() {
   auto snapshot = std::make_shared<Snapshot>();
   SLUICE_RETURN_IF_ERROR(OnLoop([this, snapshot] {
+    ReadProgress();
     *snapshot = core_.TakeSnapshot(nullptr, loop_->now());
   }));
   return std::move(*snapshot);

@@ -26,6 +26,7 @@
 #include "daemon/service/loop.h"
 #include "daemon/service/plan_solver.h"
 #include "daemon/service/task_thread.h"
+#include "daemon/service/unit_file.h"
 #include "kernels/device/driver.h"
 #include "proto/base/clock.h"
 
@@ -38,6 +39,7 @@ struct ServiceOptions {
   device::Driver* driver = nullptr;  // outlives the service
   std::string sim_directory;         // told to clients; empty on cuda
   std::string worker_path;           // of sluice-worker
+  std::string plan_cache;            // a file; empty: kept in memory only
   const Clock* clock = nullptr;      // CLOCK_MONOTONIC, outlives the service
   // A snapshot as the JSON that `Query` answers.
   std::function<std::string(const Snapshot&)> render;
@@ -94,6 +96,9 @@ class Service {
   void Do(ReadProfile& effect);
   void Do(SolvePlan& effect);
   void Do(StopSolving& effect);
+  void Do(SaveUnits& effect);
+  // What the workers say since they were asked last.
+  void ReadProgress();
   void Send(SessionId session, Outgoing out);
   std::vector<Outgoing> ToPackets(SessionId session, RequestId request,
                                   const Reply& reply);
@@ -120,6 +125,7 @@ class Service {
   uint64_t logged_ = 0;
   std::unique_ptr<Extents> extents_;
   std::unique_ptr<PlanSolver> solver_;
+  std::unique_ptr<UnitFile> unit_file_;  // null: no plan_cache
   std::unique_ptr<TaskThread> codec_;
 };
 

@@ -113,6 +113,7 @@ Outgoing Service::SnapshotPacket(SessionId id, const SnapshotReply& snapshot) {
   Outgoing out;
   const Session* session = core_.session(id);
   if (session == nullptr) return out;
+  ReadProgress();
   const std::string json = options_.render(
       core_.TakeSnapshot(core_.ViewerOf(*session), loop_->now()));
   const auto fail = [&](const absl::Status& status) {
@@ -216,10 +217,13 @@ void Service::Do(ReadProfile& effect) {
       SLUICE_ASSIGN_OR_RETURN(const std::string bytes, wire::FromMemfd(*fd));
       SLUICE_ASSIGN_OR_RETURN(plan::RankProfile profile,
                               plan::DecodeRankProfile(bytes));
-      std::string hash = plan::HashProfiles({profile});
-      return ProfileWithHash{
-          std::make_shared<const plan::RankProfile>(std::move(profile)),
-          std::move(hash)};
+      ProfileWithHash answer{nullptr, plan::HashProfiles({profile}), {}};
+      for (const plan::SegmentKind& kind : profile.segments) {
+        answer.units.push_back(plan::UnitKey(kind.trace));
+      }
+      answer.profile =
+          std::make_shared<const plan::RankProfile>(std::move(profile));
+      return answer;
     };
     loop_->Post([this, session, request, profile = read()]() mutable {
       Execute(core_.ProfileRead(session, request, std::move(profile),
@@ -231,5 +235,15 @@ void Service::Do(ReadProfile& effect) {
 void Service::Do(SolvePlan& effect) { solver_->Solve(std::move(effect)); }
 
 void Service::Do(StopSolving& effect) { solver_->Stop(effect.round); }
+
+void Service::Do(SaveUnits& effect) {
+  if (unit_file_) unit_file_->Save(std::move(effect.units));
+}
+
+void Service::ReadProgress() {
+  for (const auto& [round, progress] : solver_->Progress()) {
+    core_.PlanProgressed(round, progress);
+  }
+}
 
 }  // namespace sluice::daemon

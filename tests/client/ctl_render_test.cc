@@ -45,7 +45,9 @@ plan::NodePlan SamplePlan() {
   rank.alpha_limited_by = "bandwidth";
   rank.transient_peak = MiB(9);
   rank.host_bytes = MiB(96);
-  rank.classes = {{"layer_input", 0, 1, 0}, {"ffn_up", 0.125, 0.75, 0.125}};
+  rank.classes = {
+      {"layer_input", 0, 1, 0, "swapped whole: backward needs it"},
+      {"ffn_up", 0.125, 0.75, 0.125, "75 % swapped: link pcie0 d2h is full"}};
   plan::SegmentPlan segment;
   segment.name = "block.offdiagonal.backward.full";
   segment.base = MiB(1);
@@ -54,7 +56,16 @@ plan::NodePlan SamplePlan() {
                        .lower_bound = MiB(8),
                        .proved_by = "max_live",
                        .method = "greedy:size"};
-  rank.segments = {segment};
+  plan::SegmentPlan hard = segment;
+  hard.name = "loss";
+  hard.placement.lower_bound = MiB(7);
+  hard.placement.proved_by = "none";
+  rank.segments = {segment, hard};
+  plan.limits = {
+      {"link pcie0 d2h", 25e9, 25e9, "bytes_per_second", true, 0.25, 0.5},
+      {"host of NUMA node 0", 1 << 20, 4 << 20, "bytes", false, 0, 0}};
+  plan.units_solved = 1;
+  plan.units_known = 1;
   plan.ranks = {rank};
   return plan;
 }
@@ -78,6 +89,13 @@ TEST(CtlGolden, Budgets) {
 }
 
 TEST(CtlGolden, Plan) { ExpectGolden(RenderPlan(SamplePlan()), "plan.txt"); }
+
+TEST(CtlGolden, ExplainedPlanTellsEqualRanksOnce) {
+  plan::NodePlan plan = SamplePlan();
+  plan.ranks.push_back(plan.ranks[0]);
+  plan.ranks[1].rank = Rank(1);
+  ExpectGolden(RenderPlan(plan, true), "plan_explain.txt");
+}
 
 TEST(CtlRender, AnInfeasiblePlanSaysWhy) {
   plan::NodePlan plan = SamplePlan();

@@ -124,6 +124,7 @@ class CoreDriver {
   void operator()(const ReadProfile& e) { to_read.push_back(e); }
   void operator()(const SolvePlan& e) { to_solve.push_back(e); }
   void operator()(const StopSolving& e) { stopped.insert(e.round); }
+  void operator()(const SaveUnits& e) { saved.push_back(e.units); }
 
   template <typename T>
   std::vector<T> NoticesTo(SessionId id) const {
@@ -147,6 +148,7 @@ class CoreDriver {
   std::vector<ReadProfile> to_read;
   std::vector<SolvePlan> to_solve;
   std::set<PlanRoundId> stopped;
+  std::vector<UnitCache::Units> saved;
 
  private:
   uint64_t next_session_ = 1;

@@ -163,6 +163,106 @@ TEST(Plan, RankThatLeavesEndsTheRoundForTheOthers) {
   EXPECT_THAT(node.NoticesTo<PlanFailedNotice>(a), SizeIs(2));
 }
 
+KeyedUnit Unit(const std::string& key, Bytes size = Bytes(64)) {
+  plan::UnitPlan unit{
+      .trace = {.buffers = {{0, 0, 1, size}}, .end = 1},
+      .placement = {.offsets = {Bytes(0)}, .peak = size, .lower_bound = size}};
+  return {key, std::make_shared<const plan::UnitPlan>(std::move(unit))};
+}
+
+// A rank of its own job whose profile has these units.
+SessionId SubmitUnits(CoreDriver& node, const std::string& job,
+                      const std::string& hash,
+                      const std::vector<std::string>& units) {
+  const SessionId id = node.Attach(job, 0);
+  node.Ask(id, ProfileRequest{});
+  const ReadProfile read = node.to_read.back();
+  auto profile = std::make_shared<plan::RankProfile>();
+  node.Apply(node.core.ProfileRead(read.session, read.request,
+                                   ProfileWithHash{profile, hash, units},
+                                   node.clock.Now()));
+  return id;
+}
+
+TEST(Plan, UnitsSolvedOnceAreGivenToEveryLaterQuestion) {
+  CoreDriver node;
+  SubmitUnits(node, "first", "h0", {"u1", "u2"});
+  ASSERT_THAT(node.to_solve, SizeIs(1));
+  EXPECT_THAT(node.to_solve[0].known, IsEmpty());
+  plan::NodePlan plan;
+  plan.units_solved = 2;
+  node.Apply(node.core.PlanSolved(node.to_solve[0].round, plan,
+                                  node.clock.Now(), {Unit("u1"), Unit("u2")}));
+  ASSERT_THAT(node.saved, SizeIs(1));
+  EXPECT_THAT(node.saved[0], SizeIs(2));
+  // Another job, measured differently: the same units.
+  SubmitUnits(node, "second", "h1", {"u2", "u3", "u2"});
+  ASSERT_THAT(node.to_solve, SizeIs(2));
+  EXPECT_THAT(node.to_solve[1].known, SizeIs(1));
+  plan.units_solved = plan.units_known = 1;
+  node.Apply(node.core.PlanSolved(node.to_solve[1].round, plan,
+                                  node.clock.Now(), {Unit("u3")}));
+  EXPECT_THAT(node.saved.back(), SizeIs(3));
+  const Snapshot all = node.core.TakeSnapshot(nullptr, node.clock.Now());
+  EXPECT_EQ(all.stats->plan_units.at("solved"), 3u);
+  EXPECT_EQ(all.stats->plan_units.at("known"), 1u);
+}
+
+TEST(Plan, UnitsOfAnEarlierDaemonAreKnownAndADamagedCacheIsOneLogLine) {
+  CoreDriver node;
+  node.core.UnitsRead(std::vector<KeyedUnit>{Unit("u1")}, node.clock.Now());
+  SubmitUnits(node, "demo", "h0", {"u1"});
+  EXPECT_THAT(node.to_solve[0].known, SizeIs(1));
+  EXPECT_THAT(node.saved, IsEmpty());
+  CoreDriver other;
+  const size_t before = other.core.log().events().size();
+  other.core.UnitsRead(absl::InvalidArgumentError("its checksum is wrong"),
+                       other.clock.Now());
+  ASSERT_EQ(other.core.log().events().size(), before + 1);
+  EXPECT_THAT(other.core.log().events().back().text,
+              HasSubstr("the plan cache is ignored: its checksum is wrong"));
+  SubmitUnits(other, "demo", "h0", {"u1"});
+  EXPECT_THAT(other.to_solve[0].known, IsEmpty());
+}
+
+TEST(Plan, WithoutAProofAUnitIsNotKept) {
+  CoreDriver node;
+  SubmitUnits(node, "demo", "h0", {"u1"});
+  plan::UnitPlan unproved = *Unit("u1").unit;
+  unproved.placement.lower_bound = Bytes(1);
+  node.Apply(node.core.PlanSolved(
+      node.to_solve[0].round, plan::NodePlan{}, node.clock.Now(),
+      {{"u1", std::make_shared<const plan::UnitPlan>(unproved)}}));
+  EXPECT_THAT(node.saved, IsEmpty());
+}
+
+TEST(Plan, TheSnapshotSaysHowFarAPlanIsAndToWhom) {
+  CoreDriver node;
+  const SessionId a = node.Attach("demo", 0, 2);
+  const SessionId b = node.Attach("demo", 1, 2);
+  Submit(node, a, 0, 0, "h0");
+  const auto planning = [&node](const Principal* viewer) {
+    return node.core.TakeSnapshot(viewer, node.clock.Now()).planning;
+  };
+  ASSERT_THAT(planning(nullptr), SizeIs(1));
+  EXPECT_FALSE(planning(nullptr)[0].solving);
+  EXPECT_EQ(planning(nullptr)[0].ranks, 1);
+  EXPECT_EQ(planning(nullptr)[0].wanted, 2);
+  Submit(node, b, 1, 0, "h1");
+  node.clock.Advance(absl::Seconds(3));
+  node.core.PlanProgressed(node.to_solve[0].round, {2, 5, "of rank 0"});
+  ASSERT_THAT(planning(nullptr), SizeIs(1));
+  EXPECT_TRUE(planning(nullptr)[0].solving);
+  EXPECT_EQ(planning(nullptr)[0].elapsed, absl::Seconds(3));
+  EXPECT_EQ(planning(nullptr)[0].left, absl::Seconds(23));
+  EXPECT_EQ(planning(nullptr)[0].progress->done, 2);
+  const Principal stranger{77, "/b"};
+  EXPECT_THAT(planning(&stranger), IsEmpty());
+  node.Apply(node.core.PlanSolved(node.to_solve[0].round, plan::NodePlan{},
+                                  node.clock.Now()));
+  EXPECT_THAT(planning(nullptr), IsEmpty());
+}
+
 TEST(Plan, BelongsToItsPrincipal) {
   CoreDriver node;
   const SessionId a = node.Attach("demo", 0, 1, /*uid=*/1);

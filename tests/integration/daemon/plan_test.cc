@@ -3,6 +3,7 @@
 #include <unistd.h>
 
 #include <fstream>
+#include <memory>
 #include <string>
 
 #include "absl/time/clock.h"
@@ -83,6 +84,67 @@ TEST(DaemonPlan, BothRanksGetOneValidPlanAndARepeatComesFromTheCache) {
     if (round == 0) first = plan_a.id;
     EXPECT_EQ(plan_a.id, first);
   }
+}
+
+// Asks for one plan; measured seconds are never the same.
+absl::StatusOr<plan::NodePlan> AskOnce(const std::string& socket,
+                                       double seconds) {
+  SLUICE_ASSIGN_OR_RETURN(RawClient client, RawClient::Connect(socket));
+  SLUICE_RETURN_IF_ERROR(client.Hello("demo").status());
+  plan::RankProfile profile = ProfileOf(0, 0);
+  profile.forward_layer_seconds = seconds;
+  SLUICE_RETURN_IF_ERROR(Submit(client, plan::Encode(profile)));
+  return NextPlan(client);
+}
+
+std::unique_ptr<Child> StartAgain(RunningDaemon& daemon) {
+  daemon.process().Kill(SIGTERM);
+  daemon.process().Join();
+  auto next = Child::Spawn({BinaryPath("sluiced"), "--runtime-dir",
+                            daemon.runtime_dir(), "--config",
+                            daemon.runtime_dir() + "/sluiced.toml"});
+  EXPECT_TRUE(next->WaitForOutput("sluiced: ready", absl::Seconds(20)));
+  return next;
+}
+
+TEST(DaemonPlan, TheSameUnitIsSolvedOnceAlsoAfterARestart) {
+  RunningDaemon daemon;
+  SLUICE_ASSERT_OK_AND_ASSIGN(const auto first, AskOnce(daemon.socket(), 0.1));
+  EXPECT_EQ(first.units_solved, 1);
+  EXPECT_EQ(first.units_known, 0);
+  SLUICE_ASSERT_OK_AND_ASSIGN(const auto second, AskOnce(daemon.socket(), 0.2));
+  EXPECT_EQ(second.units_solved, 0);
+  EXPECT_EQ(second.units_known, 1);
+  const auto next = StartAgain(daemon);
+  SLUICE_ASSERT_OK_AND_ASSIGN(const auto third, AskOnce(daemon.socket(), 0.3));
+  EXPECT_EQ(third.units_solved, 0);
+  EXPECT_EQ(third.units_known, 1);
+  EXPECT_EQ(third.ranks[0].segments[0].placement.offsets,
+            first.ranks[0].segments[0].placement.offsets);
+}
+
+TEST(DaemonPlan, ADamagedCacheIsIgnoredWithOneLineAndMadeAnew) {
+  RunningDaemon daemon;
+  ASSERT_THAT(AskOnce(daemon.socket(), 0.1), IsOk());
+  const std::string path = daemon.runtime_dir() + "/plan_cache";
+  daemon.process().Kill(SIGTERM);
+  daemon.process().Join();
+  {
+    std::fstream file(path, std::ios::in | std::ios::out);
+    ASSERT_TRUE(file.good());
+    file.seekp(60);
+    file << "#";
+  }
+  const auto next = StartAgain(daemon);
+  SLUICE_ASSERT_OK_AND_ASSIGN(const auto plan, AskOnce(daemon.socket(), 0.2));
+  EXPECT_EQ(plan.units_solved, 1);
+  next->Kill(SIGTERM);
+  const ChildResult ended = next->Join();
+  EXPECT_EQ(ended.exit_code, 0);
+  EXPECT_THAT(ended.err, HasSubstr("the plan cache is ignored: "));
+  const auto last = StartAgain(daemon);
+  SLUICE_ASSERT_OK_AND_ASSIGN(const auto again, AskOnce(daemon.socket(), 0.3));
+  EXPECT_EQ(again.units_known, 1);
 }
 
 TEST(DaemonPlan, InfeasibleIsAnAnswerThatSaysWhy) {

@@ -1,0 +1,128 @@
+#include "daemon/service/unit_file.h"
+
+#include <fcntl.h>
+#include <fmt/format.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+#include <cerrno>
+#include <mutex>
+#include <optional>
+#include <utility>
+
+#include "daemon/service/log.h"
+#include "proto/base/status.h"
+#include "proto/base/unique_fd.h"
+
+namespace sluice::daemon {
+namespace {
+
+constexpr size_t kMaxFileBytes = size_t{256} << 20;
+
+absl::StatusOr<std::string> ReadAll(const UniqueFd& fd,
+                                    const std::string& path) {
+  struct stat info;
+  if (fstat(fd.get(), &info) != 0 || !S_ISREG(info.st_mode) ||
+      static_cast<size_t>(info.st_size) > kMaxFileBytes) {
+    return absl::InvalidArgumentError(
+        fmt::format("{} is no file of at most {} bytes", path, kMaxFileBytes));
+  }
+  std::string bytes(static_cast<size_t>(info.st_size), '\0');
+  size_t have = 0;
+  while (have < bytes.size()) {
+    const ssize_t got =
+        read(fd.get(), bytes.data() + have, bytes.size() - have);
+    if (got < 0 && errno == EINTR) continue;
+    if (got <= 0) break;
+    have += static_cast<size_t>(got);
+  }
+  bytes.resize(have);
+  return bytes;
+}
+
+absl::Status WriteAll(const UniqueFd& fd, std::string_view bytes) {
+  while (!bytes.empty()) {
+    const ssize_t put = write(fd.get(), bytes.data(), bytes.size());
+    if (put < 0 && errno == EINTR) continue;
+    if (put < 0) return ErrnoStatus(errno, "write the plan cache");
+    bytes.remove_prefix(static_cast<size_t>(put));
+  }
+  return absl::OkStatus();
+}
+
+// Old or new, never a part of one.
+absl::Status Replace(const std::string& path, std::string_view bytes) {
+  const std::string beside = path + ".new";
+  const UniqueFd fd(open(beside.c_str(),
+                         O_WRONLY | O_CREAT | O_TRUNC | O_CLOEXEC | O_NOFOLLOW,
+                         0600));
+  if (!fd) return ErrnoStatus(errno, "write " + beside);
+  absl::Status status = WriteAll(fd, bytes);
+  if (status.ok() && fsync(fd.get()) != 0) {
+    status = ErrnoStatus(errno, "write " + beside);
+  }
+  if (status.ok() && rename(beside.c_str(), path.c_str()) != 0) {
+    status = ErrnoStatus(errno, "replace " + path);
+  }
+  if (!status.ok()) unlink(beside.c_str());
+  return status;
+}
+
+}  // namespace
+
+struct UnitFile::Shared {
+  std::string path;
+  std::mutex mutex;
+  std::optional<UnitCache::Units> waiting;
+};
+
+UnitFile::UnitFile(std::string path, TaskThread* codec)
+    : shared_(std::make_shared<Shared>()), codec_(codec) {
+  shared_->path = std::move(path);
+}
+
+UnitFile::~UnitFile() { Write(*shared_); }
+
+absl::StatusOr<std::vector<KeyedUnit>> UnitFile::Read() const {
+  const UniqueFd fd(open(shared_->path.c_str(),
+                         O_RDONLY | O_CLOEXEC | O_NOFOLLOW | O_NONBLOCK));
+  if (!fd && errno == ENOENT) return std::vector<KeyedUnit>();
+  if (!fd) return ErrnoStatus(errno, "read " + shared_->path);
+  SLUICE_ASSIGN_OR_RETURN(const std::string bytes, ReadAll(fd, shared_->path));
+  auto units = plan::DecodeUnits(bytes);
+  if (!units.ok()) return Annotate(units.status(), shared_->path);
+  std::vector<KeyedUnit> keyed;
+  for (plan::UnitPlan& unit : *units) {
+    std::string key = plan::UnitKey(unit.trace);
+    keyed.push_back({std::move(key),
+                     std::make_shared<const plan::UnitPlan>(std::move(unit))});
+  }
+  return keyed;
+}
+
+void UnitFile::Save(UnitCache::Units units) {
+  {
+    const std::lock_guard lock(shared_->mutex);
+    const bool queued = shared_->waiting.has_value();
+    shared_->waiting = std::move(units);
+    if (queued) return;
+  }
+  codec_->Run([shared = shared_] { Write(*shared); });
+}
+
+void UnitFile::Write(Shared& shared) {
+  std::optional<UnitCache::Units> units;
+  {
+    const std::lock_guard lock(shared.mutex);
+    units = std::exchange(shared.waiting, std::nullopt);
+  }
+  if (!units) return;
+  std::vector<plan::UnitPlan> plain;
+  for (const auto& unit : *units) plain.push_back(*unit);
+  const absl::Status status = Replace(shared.path, plan::EncodeUnits(plain));
+  if (status.ok()) return;
+  WriteLog(LogLevel::kWarning, "plan: the plan cache was not saved: " +
+                                   std::string(status.message()));
+}
+
+}  // namespace sluice::daemon
