@@ -18,6 +18,7 @@ namespace {
 // A node takes half a microsecond to one.
 constexpr int64_t kQuickNodes = 100'000;
 constexpr int64_t kSearchNodes = 4'000'000;
+constexpr int64_t kCoarseNodes = 60'000;
 constexpr int64_t kCapacityNodes = 6'000'000;
 // The search's lists grow with the pairs of items that live together.
 constexpr size_t kMaxSearchItems = 4000;
@@ -110,24 +111,27 @@ class PieceSolver {
     if (offsets) Adopt(*std::move(offsets), "window");
   }
 
-  // The goal once more; then, if it is no capacity that was asked for,
-  // capacities halfway between what is proved or given up and what is found.
+  // With a capacity: that once more. Else capacities halfway between what is
+  // given up and what is found, cheaply, so that a slow machine has a good
+  // plan soon; then the bound, which is worth most, with a budget that an open
+  // question (the bound of D and J is one) must not exceed; then halfway again.
   void Search() {
     if (options_.goal_is_capacity) {
       Ask("search", goal_, kCapacityNodes);
       return;
     }
-    int64_t nodes = kSearchNodes;
-    // The bound itself is worth most; but an open question (the bound of D
-    // and J is one) must not eat it all.
-    int64_t share = nodes * 3 / 8;
-    int64_t low = std::max(goal_, known_.bound);
-    int64_t target = low;
-    while (low < known_.peak && nodes > 0 && !options_.Expired()) {
-      nodes -= Ask("search", target, std::min(nodes, share)).nodes;
-      share = kSearchNodes / 12;
+    Bisect(kCoarseNodes, kSearchNodes / 8);
+    if (!Open()) return;
+    Ask("search", std::max(goal_, known_.bound), kSearchNodes * 3 / 8);
+    if (Open()) Bisect(kSearchNodes / 12, kSearchNodes / 2);
+  }
+
+  void Bisect(int64_t nodes_each, int64_t nodes) {
+    int64_t low = std::max(goal_, known_.bound) + 1;
+    while (low < known_.peak && nodes > 0 && Open()) {
+      const int64_t target = low + (known_.peak - 1 - low) / 2;
+      nodes -= Ask("search", target, std::min(nodes, nodes_each)).nodes;
       if (known_.peak > target) low = target + 1;
-      target = low + (known_.peak - 1 - low) / 2;
     }
   }
 
