@@ -2,10 +2,11 @@
 """The short loop after an edit: quick.py BUILD_DIR.
 
 Runs all unit tests, and every other test (gpu, bench and deep aside) with a
-program that changed since this last passed: its own, or for a test that
-starts programs of bin/ (integration, gradient) any of those.
+program, script or file of its command that changed since this last passed; for
+a test that starts programs of bin/ (integration, gradient) any of those too.
 """
 
+import glob
 import json
 import os
 import subprocess
@@ -23,6 +24,19 @@ def mtime(path):
         return 0
 
 
+def newest(command):
+    """When what a test's command runs last changed: the program, every path
+    among its arguments, and the modules beside a Python script (the program
+    of a Python test is the interpreter, which never changes)."""
+    times = [0]
+    for word in command:
+        times.append(mtime(word))
+        if word.endswith(".py"):
+            times += map(mtime, glob.glob(
+                os.path.join(glob.escape(os.path.dirname(word)), "*.py")))
+    return max(times)
+
+
 def labels(test):
     found = [p["value"] for p in test.get("properties", [])
              if p["name"] == "LABELS"]
@@ -35,7 +49,7 @@ def wanted(test, build, since):
         return False
     if "unit" in kinds:
         return True
-    changed = mtime(test.get("command", [""])[0]) > since
+    changed = newest(test.get("command", [])) > since
     if kinds & STARTS_PROGRAMS:
         changed |= any(mtime(os.path.join(build, "bin", p)) > since
                        for p in PROGRAMS)
