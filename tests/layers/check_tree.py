@@ -4,7 +4,7 @@
 Rules, one function each: third-party headers stay in the folders that own
 them; an include never goes up a layer; no file is over 500 lines; nothing
 names a machine, its paths or its mirrors; every top-level and layer folder
-has a README.md. Prints a line a violation and exits 1 if there is any.
+has a README.md; at the top level is what belongs there. Prints a line a violation and exits 1 if there is any.
 """
 
 import os
@@ -63,6 +63,8 @@ ONE_FILE = ["cbc", "clp"]
 
 TOP_LEVEL = ["daemon", "client", "proto", "kernels", "planner", "deploy",
              "tests"]
+TOP_FILES = ["CMakeLists.txt", "CMakePresets.json", "LICENSE", "README.md",
+             "dev"]
 MAX_LINES = 500
 LONG_FILES = (".md", ".json", ".csv", ".txt", ".bin")  # not code
 HOSTS = re.compile(r"^(127\.0\.0\.1|0\.0\.0\.0|localhost|.*\.(example|invalid)"
@@ -220,6 +222,16 @@ def check_readmes(paths, folders):
             yield f"{folder}/README.md is missing: it is the design page"
 
 
+def check_top_level(paths):
+    found = {p.split("/", 1)[0] for p in paths}
+    wanted = set(TOP_LEVEL + TOP_FILES)
+    for name in sorted(found - wanted):
+        if not name.startswith("."):
+            yield f"{name} does not belong at the top level"
+    for name in sorted(wanted - found):
+        yield f"{name} is missing at the top level"
+
+
 def check(root):
     paths = tracked_files(root)
     texts = {}
@@ -235,6 +247,7 @@ def check(root):
     problems += check_layers(code, cmake)
     problems += check_lengths(texts)
     problems += check_machine(texts)
+    problems += check_top_level(paths)
     problems += check_readmes(set(paths), layer_table(cmake)[1])
     return problems, len(code)
 

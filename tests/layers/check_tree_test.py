@@ -107,6 +107,20 @@ class Tree(unittest.TestCase):
         for text in good:
             self.assertEqual(list(check_tree.check_machine({"a": text})), [])
 
+    def test_top_level_is_exactly_what_belongs_there(self):
+        right = [f"{f}/README.md" for f in check_tree.TOP_LEVEL]
+        right += check_tree.TOP_FILES + [".clang-format", ".ci/config"]
+        self.assertEqual(list(check_tree.check_top_level(right)), [])
+        for more in ("NOTES.md", "scripts/run.sh"):
+            self.assertEqual(
+                list(check_tree.check_top_level(right + [more])),
+                [more.split("/")[0] + " does not belong at the top level"])
+        for name in ("LICENSE", "planner/README.md"):
+            self.assertEqual(
+                list(check_tree.check_top_level(
+                    [p for p in right if p != name])),
+                [name.split("/")[0] + " is missing at the top level"])
+
     def test_a_folder_without_design_page_is_named(self):
         paths = {f"{f}/README.md" for f in check_tree.TOP_LEVEL}
         self.assertEqual(
