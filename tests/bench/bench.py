@@ -91,9 +91,9 @@ def main():
     for name in arguments.names or KNOWN:
         binary = os.path.join(arguments.bin, "bench-" + name)
         if not os.path.exists(binary):
-            print(f"bench: {name}: not there yet", file=sys.stderr)
-            if arguments.names:
-                failed.append(name)
+            print(f"error: bench: {name}: there is no {binary}",
+                  file=sys.stderr)
+            failed.append(name)
             continue
         started = time.monotonic()
         print(f"bench: {name} …", file=sys.stderr, flush=True)

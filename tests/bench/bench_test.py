@@ -59,6 +59,14 @@ class Driver(unittest.TestCase):
     def test_a_silent_benchmark_is_an_error(self):
         self.assertEqual(self.drive("echo '[]' >\"$2\"\n").returncode, 1)
 
+    def test_a_missing_program_is_an_error_when_none_was_named_too(self):
+        whole = ('echo \'[{"name": "x", "value": 1, "unit": "s", "target": '
+                 'null, "better": "lower", "detail": {}}]\' >"$2"\n')
+        self.assertEqual(self.drive(whole, "ipc").returncode, 0)
+        run = self.drive(whole)
+        self.assertEqual(run.returncode, 1)
+        self.assertIn("bench: grant: there is no ", run.stderr)
+
     def test_an_unknown_name_is_refused(self):
         run = self.drive("exit 0\n", "nonsense")
         self.assertEqual(run.returncode, 2)
