@@ -3,11 +3,13 @@
 #include <fmt/format.h>
 #include <toml++/toml.h>
 
+#include <array>
 #include <cerrno>
 #include <cmath>
+#include <filesystem>
 #include <fstream>
 #include <functional>
-#include <sstream>
+#include <string>
 
 #include "proto/base/status.h"
 
@@ -316,13 +318,24 @@ absl::StatusOr<Config> ParseConfig(std::string_view text,
 }
 
 absl::StatusOr<Config> ReadConfig(const std::string& path) {
-  std::ifstream file(path);
-  if (!file) {
-    return ErrnoStatus(errno, fmt::format("read the configuration {}", path));
+  const std::string what = fmt::format("read the configuration {}", path);
+  std::error_code error;
+  const auto kind = std::filesystem::status(path, error).type();
+  // A folder opens, and reads as an empty file.
+  if (kind != std::filesystem::file_type::regular &&
+      kind != std::filesystem::file_type::not_found) {
+    return absl::InvalidArgumentError(
+        what + ": it is no regular file; give --config a TOML file");
   }
-  std::ostringstream text;
-  text << file.rdbuf();
-  return ParseConfig(text.str(), path);
+  std::ifstream file(path);
+  if (!file) return ErrnoStatus(errno, what);
+  std::string text;
+  std::array<char, 4096> piece;
+  while (file.read(piece.data(), piece.size()) || file.gcount() > 0) {
+    text.append(piece.data(), static_cast<size_t>(file.gcount()));
+  }
+  if (file.bad()) return ErrnoStatus(EIO, what);
+  return ParseConfig(text, path);
 }
 
 }  // namespace sluice::daemon

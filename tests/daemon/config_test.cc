@@ -1,9 +1,14 @@
 // Configuration: defaults, every key, and what is wrong in one line.
 #include "daemon/config.h"
 
+#include <fstream>
+#include <string>
+#include <vector>
+
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
 #include "tests/support/status_matchers.h"
+#include "tests/support/temp_dir.h"
 
 namespace sluice::daemon {
 namespace {
@@ -110,6 +115,30 @@ TEST(Config, WhatIsWrongIsOneLineWithFileAndLine) {
                                  HasSubstr(c.message)))
         << c.text;
     EXPECT_EQ(config.status().message().find('\n'), std::string::npos);
+  }
+}
+
+TEST(Config, FileIsReadAndFaultsNameIt) {
+  testing::TempDir directory;
+  const std::string path = directory.File("c.toml");
+  std::ofstream(path) << "[sim]\ngpus = 3\n";
+  SLUICE_ASSERT_OK_AND_ASSIGN(const Config config, ReadConfig(path));
+  EXPECT_EQ(config.sim.gpus, 3);
+  std::ofstream(directory.File("empty.toml"));
+  EXPECT_THAT(ReadConfig(directory.File("empty.toml")), testing::IsOk());
+  EXPECT_THAT(ReadConfig(directory.File("none.toml")),
+              StatusIs(absl::StatusCode::kNotFound, HasSubstr("none.toml")));
+}
+
+// Wrong once: a folder opens and reads as an empty file, so the daemon started
+// with defaults.
+TEST(Config, WhatIsNoFileIsRefused) {
+  testing::TempDir directory;
+  for (const std::string& path :
+       std::vector<std::string>{directory.path(), "/dev/null"}) {
+    EXPECT_THAT(ReadConfig(path),
+                StatusIs(absl::StatusCode::kInvalidArgument,
+                         HasSubstr(path + ": it is no regular file")));
   }
 }
 
