@@ -2,21 +2,32 @@
 
 #include <utility>
 
+#include "absl/time/clock.h"
 #include "daemon/service/log.h"
 #include "proto/base/status.h"
 
 namespace sluice::daemon {
+namespace {
 
-Extents::Extents(device::Driver* driver, Loop* loop, Made made)
-    : driver_(driver), loop_(loop), made_(std::move(made)), device_("device") {}
+constexpr absl::Duration kBetweenTries = absl::Milliseconds(10);
 
-absl::StatusOr<Extents::Extent> Extents::MakeNow(PoolId pool, Bytes size) {
-  const device::Placement where =
-      pool.kind == PoolKind::kGpu
-          ? device::Placement::Gpu(DeviceIndex(pool.ordinal))
-          : device::Placement::Host(NumaIndex(pool.ordinal));
-  SLUICE_ASSIGN_OR_RETURN(const device::Memory memory,
-                          driver_->Create(where, size));
+device::Placement PlacementOf(PoolId pool) {
+  return pool.kind == PoolKind::kGpu
+             ? device::Placement::Gpu(DeviceIndex(pool.ordinal))
+             : device::Placement::Host(NumaIndex(pool.ordinal));
+}
+
+}  // namespace
+
+Extents::Extents(device::Driver* driver, Loop* loop, Made made,
+                 absl::Duration patience)
+    : driver_(driver),
+      loop_(loop),
+      made_(std::move(made)),
+      patience_(patience),
+      device_("device") {}
+
+absl::StatusOr<Extents::Extent> Extents::Share(device::Memory memory) {
   auto fd = driver_->Export(memory);
   if (!fd.ok()) {
     driver_->Release(memory).IgnoreError();
@@ -42,14 +53,35 @@ void Extents::MakeBatch(const std::shared_ptr<Batch>& batch) {
     if (open_ == batch) open_ = nullptr;
     wanted.swap(*batch);
   }
+  MakeAll(wanted, clock_.Now() + patience_);
+}
+
+void Extents::MakeAll(const Batch& wanted, absl::Time deadline) {
+  Batch later;
   std::vector<std::pair<ExtentId, absl::StatusOr<Extent>>> made;
   made.reserve(wanted.size());
-  for (const auto& [id, pool, size] : wanted) {
-    made.emplace_back(id, MakeNow(pool, size));
+  for (const Wanted& each : wanted) {
+    const auto memory = driver_->Create(PlacementOf(each.pool), each.size);
+    if (memory.ok()) {
+      made.emplace_back(each.id, Share(*memory));
+    } else if (absl::IsResourceExhausted(memory.status()) &&
+               clock_.Now() < deadline) {
+      later.push_back(each);
+    } else {
+      made.emplace_back(each.id, memory.status());
+    }
   }
-  loop_->Post([this, made = std::move(made)]() mutable {
-    for (auto& [id, extent] : made) Keep(id, std::move(extent));
-  });
+  if (!made.empty()) {
+    loop_->Post([this, made = std::move(made)]() mutable {
+      for (auto& [id, extent] : made) Keep(id, std::move(extent));
+    });
+  }
+  if (!later.empty()) {
+    absl::SleepFor(kBetweenTries);
+    device_.Run([this, later = std::move(later), deadline] {
+      MakeAll(later, deadline);
+    });
+  }
 }
 
 void Extents::Keep(ExtentId id, absl::StatusOr<Extent> extent) {

@@ -4,6 +4,11 @@
 // Device calls run in order on a thread of their own, so that making pinned
 // memory (seconds on a GPU node) holds nobody else up.
 //
+// Policy counts the memory of a dead process as free when its end is reported;
+// the device may have it back a little later. So what it says it has no room
+// for is asked for again, behind everything queued meanwhile (a Destroy may be
+// what makes room), for at most `patience`.
+//
 // Thread safety: loop's thread only.
 #pragma once
 
@@ -14,10 +19,12 @@
 #include <vector>
 
 #include "absl/status/status.h"
+#include "absl/time/time.h"
 #include "daemon/core/types.h"
 #include "daemon/service/loop.h"
 #include "daemon/service/task_thread.h"
 #include "kernels/device/driver.h"
+#include "proto/base/clock.h"
 #include "proto/base/unique_fd.h"
 
 namespace sluice::daemon {
@@ -26,8 +33,11 @@ class Extents {
  public:
   using Made = std::function<void(ExtentId, absl::Status)>;
 
+  static constexpr absl::Duration kPatience = absl::Seconds(2);
+
   // `driver` and `loop` outlive it; `made` runs on the loop's thread.
-  Extents(device::Driver* driver, Loop* loop, Made made);
+  Extents(device::Driver* driver, Loop* loop, Made made,
+          absl::Duration patience = kPatience);
 
   void Make(ExtentId id, PoolId pool, Bytes size);
   // Only a made one. Sends under way keep the descriptor until they are done.
@@ -41,22 +51,27 @@ class Extents {
     device::Memory memory;
     std::shared_ptr<const UniqueFd> fd;
   };
+  // Of memory just made; released if it cannot be exported.
+  absl::StatusOr<Extent> Share(device::Memory memory);
   struct Wanted {
     ExtentId id;
     PoolId pool;
     Bytes size;
   };
-  absl::StatusOr<Extent> MakeNow(PoolId pool, Bytes size);
   using Batch = std::vector<Wanted>;
   // On the device thread: makes a batch and tells the loop at once. A lease
   // asks for many extents together, and a wake-up a piece would cost more
   // than making them.
   void MakeBatch(const std::shared_ptr<Batch>& batch);
+  // Makes what can be made; the rest again later, until `deadline`.
+  void MakeAll(const Batch& wanted, absl::Time deadline);
   void Keep(ExtentId id, absl::StatusOr<Extent> extent);
 
   device::Driver* driver_;
   Loop* loop_;
   const Made made_;
+  const absl::Duration patience_;
+  const MonotonicClock clock_;
   std::map<ExtentId, Extent> extents_;
   std::mutex mutex_;
   // The batch that more can join; guarded by mutex_. Null once it has begun,

@@ -4,7 +4,6 @@ import json
 import os
 import subprocess
 import threading
-import time
 
 
 class RunFailed(Exception):
@@ -26,7 +25,6 @@ class Trainer:
     """`data` is what is trained on, `socket` the daemon's."""
 
     FITS, DOES_NOT_FIT = 0, 3
-    ASKED_AGAIN = 4
 
     def __init__(self, processes, binary, settings, socket, data, folder):
         self._processes = processes
@@ -67,7 +65,7 @@ class Trainer:
             follower.join()
         return result, lines
 
-    def _run_once(self, method, length, more, timeout_s):
+    def _run(self, method, length, more, timeout_s):
         self._runs += 1
         command = self._command + ["--job", f"demo-{self._runs}-{method}",
                                    "--method", method, "--seq-len",
@@ -88,17 +86,6 @@ class Trainer:
                 f"sluice-train ended with status {process.returncode}: "
                 f"{last_line(errors)}\n  command: {' '.join(command)}")
         return read_object(output, process.returncode == self.FITS)
-
-    def _run(self, method, length, more, timeout_s):
-        """One run. The node's memory of the run before may not be back yet
-        when the daemon already counts it as free; making an extent then
-        fails, which is no answer to whether the length fits: asked again."""
-        for _ in range(self.ASKED_AGAIN):
-            result = self._run_once(method, length, more, timeout_s)
-            if result["fits"] or "could not be made" not in result["message"]:
-                break
-            time.sleep(1.5)
-        return result
 
 
 def read_object(output, fits):

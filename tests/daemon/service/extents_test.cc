@@ -8,6 +8,7 @@
 #include <thread>
 #include <vector>
 
+#include "absl/time/clock.h"
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
 #include "kernels/device/sim/sim.h"
@@ -28,6 +29,7 @@ constexpr PoolId kGpu = {PoolKind::kGpu, 0};
 class ExtentsTest : public ::testing::Test {
  protected:
   static constexpr int kHeld = 4;
+  static constexpr absl::Duration kPatience = absl::Seconds(1);
 
   void SetUp() override {
     const device::SimConfig node = {
@@ -41,12 +43,14 @@ class ExtentsTest : public ::testing::Test {
     auto loop = Loop::Make(&clock_);
     ASSERT_THAT(loop, IsOk());
     loop_ = *std::move(loop);
-    extents_ = std::make_unique<Extents>(driver_.get(), loop_.get(),
-                                         [this](ExtentId, absl::Status status) {
-                                           const std::lock_guard lock(mutex_);
-                                           made_.push_back(std::move(status));
-                                           more_.notify_one();
-                                         });
+    extents_ = std::make_unique<Extents>(
+        driver_.get(), loop_.get(),
+        [this](ExtentId, absl::Status status) {
+          const std::lock_guard lock(mutex_);
+          made_.push_back(std::move(status));
+          more_.notify_one();
+        },
+        kPatience);
     thread_ = std::thread([this] { loop_->Run(); });
   }
 
@@ -88,6 +92,60 @@ TEST_F(ExtentsTest, OneTooManyIsAFaultOfItsOwn) {
   const auto made = Made(kHeld + 1);
   EXPECT_THAT(std::vector(made.begin(), made.begin() + kHeld), Each(IsOk()));
   EXPECT_THAT(made.back(), StatusIs(absl::StatusCode::kResourceExhausted));
+}
+
+// Policy counts a dead process' memory as free before the device has it back.
+TEST_F(ExtentsTest, MemoryThatBecomesFreeALittleLaterIsWaitedFor) {
+  auto other = device::OpenSimDriver(directory_.path());
+  ASSERT_THAT(other, IsOk());
+  const auto held =
+      (*other)->Create(device::Placement::Gpu(DeviceIndex(0)), kExtent);
+  ASSERT_THAT(held, IsOk());
+  OnLoop([&] {
+    for (int id = 0; id < kHeld; ++id) Make(id);
+  });
+  Made(kHeld - 1);
+  absl::SleepFor(kPatience / 5);
+  ASSERT_THAT((*other)->Release(*held), IsOk());
+  EXPECT_THAT(Made(kHeld), Each(IsOk()));
+}
+
+TEST_F(ExtentsTest, MemoryThatNeverBecomesFreeIsRefusedAfterTheBound) {
+  OnLoop([&] {
+    for (int id = 0; id < kHeld; ++id) Make(id);
+  });
+  Made(kHeld);
+  const absl::Time start = clock_.Now();
+  OnLoop([&] {
+    Make(kHeld);
+    Make(kHeld + 1);
+  });
+  const auto made = Made(kHeld + 2);
+  EXPECT_GE(clock_.Now() - start, kPatience);
+  EXPECT_THAT(std::vector(made.begin() + kHeld, made.end()),
+              Each(StatusIs(absl::StatusCode::kResourceExhausted)));
+}
+
+TEST_F(ExtentsTest, WaitingForMemoryDoesNotHoldUpADestroyThatMakesRoom) {
+  OnLoop([&] {
+    for (int id = 0; id < kHeld; ++id) Make(id);
+  });
+  Made(kHeld);
+  OnLoop([&] { Make(kHeld); });
+  absl::SleepFor(kPatience / 5);
+  OnLoop([&] { Destroy(0); });
+  EXPECT_THAT(Made(kHeld + 1), Each(IsOk()));
+}
+
+// Only "no room": what else goes wrong would go wrong again.
+TEST_F(ExtentsTest, OtherFaultsAreToldAtOnce) {
+  auto node = device::SimNode::Open(directory_.path());
+  ASSERT_THAT(node, IsOk());
+  ASSERT_THAT((*node)->LoseGpu(DeviceIndex(0)), IsOk());
+  const absl::Time start = clock_.Now();
+  OnLoop([&] { Make(0); });
+  EXPECT_THAT(Made(1), Each(StatusIs(absl::StatusCode::kUnavailable)));
+  EXPECT_LT(clock_.Now() - start, kPatience);
 }
 
 // Wrong in a first batching of Make: what was wanted after a Destroy joined a
