@@ -182,12 +182,22 @@ struct PlanSolver::Run {
   // Loop's thread.
   bool started = false;
   bool stopped = false;
-  // The codec thread's until started, then the loop's until the pipe ends.
+  // The codec thread's until started and after the pipe ended, the loop's in
+  // between, while there is `out`.
   pid_t pid = 0;
   UniqueFd out;
   UniqueFd errors;    // a memfd: what the worker writes on stderr
   UniqueFd progress;  // a memfd: how far it is
   std::string answer;
+
+  // Whoever drops it last, a task that is never run included.
+  ~Run() { Kill(); }
+  void Kill() {
+    if (pid == 0) return;  // did not start, or is reaped
+    kill(pid, SIGKILL);
+    waitpid(pid, nullptr, 0);
+    pid = 0;
+  }
 };
 
 PlanSolver::PlanSolver(Loop* loop, TaskThread* codec, std::string worker_path,
@@ -253,9 +263,9 @@ void PlanSolver::Read(const std::shared_ptr<Run>& run) {
 void PlanSolver::Finish(const std::shared_ptr<Run>& run) {
   loop_->Remove(run->out.get());
   run->out.Reset();
-  const pid_t pid = std::exchange(run->pid, 0);
-  codec_->Run([this, run, pid] {
-    const int status = Reap(pid);
+  codec_->Run([this, run] {
+    const int status = Reap(run->pid);
+    run->pid = 0;
     absl::StatusOr<plan::NodePlan> plan = WhyItFailed(status, run->errors);
     if (WIFEXITED(status) && WEXITSTATUS(status) == 0) {
       plan = Check(run->question, run->answer);
@@ -296,12 +306,10 @@ void PlanSolver::Stop(PlanRoundId round) {
 }
 
 void PlanSolver::End(const std::shared_ptr<Run>& run) {
-  if (run->out) loop_->Remove(run->out.get());
+  if (!run->out) return;  // did not start, or is being reaped
+  loop_->Remove(run->out.get());
   run->out.Reset();
-  if (run->pid == 0) return;  // did not start, or is reaped
-  kill(run->pid, SIGKILL);
-  waitpid(run->pid, nullptr, 0);
-  run->pid = 0;
+  run->Kill();
 }
 
 }  // namespace sluice::daemon

@@ -32,9 +32,13 @@ class PlanSolver {
   using Done = std::function<void(PlanRoundId, absl::StatusOr<plan::NodePlan>,
                                   std::vector<KeyedUnit>)>;
 
-  // `loop` and `codec` outlive the solver; `done` runs on the loop's thread.
+  // `loop` outlives the solver, `codec` ends before it (its tasks use the
+  // solver); `done` runs on the loop's thread. Workers are started by the
+  // codec thread and end with it, however the daemon ends (PR_SET_PDEATHSIG).
   PlanSolver(Loop* loop, TaskThread* codec, std::string worker_path, Done done);
-  ~PlanSolver();  // ends running workers
+  // Ends running workers; one whose start the loop was not told of ends with
+  // the loop.
+  ~PlanSolver();
 
   void Solve(SolvePlan question);
   // How far the running workers say they are.

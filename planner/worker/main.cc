@@ -5,6 +5,8 @@
 // daemon.
 #include <fcntl.h>
 #include <fmt/format.h>
+#include <poll.h>
+#include <sys/prctl.h>
 #include <sys/resource.h>
 #include <sys/time.h>
 #include <unistd.h>
@@ -130,6 +132,14 @@ absl::Status WriteAll(int fd, std::string_view bytes) {
   return absl::OkStatus();
 }
 
+// Ends with the thread that started it: nobody is left to read the plan. If
+// that is gone already, so is the reader of the pipe.
+void EndWithParent(int out_fd) {
+  prctl(PR_SET_PDEATHSIG, SIGKILL);
+  pollfd out{.fd = out_fd, .events = 0, .revents = 0};
+  if (poll(&out, 1, 0) == 1 && (out.revents & POLLERR) != 0) _exit(kFault);
+}
+
 int Fail(int code, const absl::Status& status) {
   std::fprintf(stderr, "error: %s\n", std::string(status.message()).c_str());
   return code;
@@ -220,5 +230,6 @@ int main(int argc, char** argv) {
     std::fprintf(stderr, "error: %s\n", error.what());
     return sluice::planner::kBadInput;
   }
+  sluice::planner::EndWithParent(out_fd);
   return sluice::planner::Run(in_fd, out_fd, progress_fd, time_limit_s);
 }

@@ -2,6 +2,7 @@
 #include <fcntl.h>
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
+#include <poll.h>
 #include <signal.h>
 #include <spawn.h>
 #include <sys/mman.h>
@@ -284,6 +285,42 @@ TEST(Worker, AHardTraceIsAnsweredWithinTheLimitWithoutAProof) {
   for (const plan::SegmentPlan& s : plan->ranks[0].segments) {
     EXPECT_EQ(s.placement.optimal(), s.placement.proved_by != "none");
   }
+}
+
+// A killed daemon leaves no solver behind.
+TEST(Worker, EndsWithTheProcessThatStartedIt) {
+  // Its request never comes whole: this process keeps the other end.
+  int request[2], said[2];
+  ASSERT_EQ(pipe(request), 0);
+  ASSERT_EQ(pipe(said), 0);
+  const UniqueFd in(request[0]), never_written(request[1]);
+  const UniqueFd hear(said[0]);
+  UniqueFd say(said[1]);
+  const pid_t parent = fork();
+  if (parent == 0) {
+    const std::string worker =
+        std::string(std::getenv("SLUICE_BIN_DIR")) + "/sluice-worker";
+    posix_spawn_file_actions_t actions;
+    posix_spawn_file_actions_init(&actions);
+    posix_spawn_file_actions_adddup2(&actions, in.get(), STDIN_FILENO);
+    posix_spawn_file_actions_adddup2(&actions, say.get(), STDOUT_FILENO);
+    std::string name = worker;
+    char* argv[] = {name.data(), nullptr};
+    pid_t pid = 0;
+    posix_spawn(&pid, worker.c_str(), &actions, nullptr, argv, environ);
+    usleep(300000);  // the worker is past its start
+    _exit(write(say.get(), &pid, sizeof(pid)) == sizeof(pid) ? 0 : 1);
+  }
+  pid_t worker = 0;
+  ASSERT_EQ(read(hear.get(), &worker, sizeof(worker)),
+            static_cast<ssize_t>(sizeof(worker)));
+  ASSERT_EQ(waitpid(parent, nullptr, 0), parent);
+  ASSERT_GT(worker, 0);
+  // Its end closes the last writing end but ours.
+  say.Reset();
+  pollfd gone{.fd = hear.get(), .events = 0, .revents = 0};
+  EXPECT_EQ(poll(&gone, 1, 5000), 1);
+  if (gone.revents == 0) kill(worker, SIGKILL);
 }
 
 }  // namespace
