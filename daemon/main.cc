@@ -1,15 +1,10 @@
 // sluiced: one a node. Wiring, signals, configuration.
-#include <fcntl.h>
 #include <fmt/format.h>
 #include <malloc.h>
 #include <signal.h>
-#include <sys/file.h>
 #include <sys/resource.h>
-#include <sys/stat.h>
-#include <unistd.h>
 
 #include <CLI/CLI.hpp>
-#include <cerrno>
 #include <cstdio>
 #include <filesystem>
 #include <string>
@@ -19,6 +14,7 @@
 #include "daemon/metrics/http_server.h"
 #include "daemon/metrics/snapshot_json.h"
 #include "daemon/node.h"
+#include "daemon/runtime_dir.h"
 #include "daemon/service/admin_server.h"
 #include "daemon/service/log.h"
 #include "daemon/service/service.h"
@@ -59,28 +55,6 @@ void BlockSignals() {
   signal(SIGPIPE, SIG_IGN);
 }
 
-// Held as long as the daemon lives; the kernel gives it back however it ends.
-absl::StatusOr<UniqueFd> LockRuntimeDir(const std::string& directory) {
-  std::error_code error;
-  std::filesystem::create_directories(directory, error);
-  if (error) {
-    return absl::InvalidArgumentError(
-        fmt::format("cannot make the runtime directory {}: {}; choose another "
-                    "with --runtime-dir",
-                    directory, error.message()));
-  }
-  const std::string path = directory + "/lock";
-  UniqueFd lock(open(path.c_str(), O_RDWR | O_CREAT | O_CLOEXEC, 0600));
-  if (!lock) return ErrnoStatus(errno, fmt::format("open {}", path));
-  if (flock(lock.get(), LOCK_EX | LOCK_NB) != 0) {
-    return absl::AlreadyExistsError(
-        fmt::format("another sluiced runs in {}: stop it, or use another "
-                    "--runtime-dir",
-                    directory));
-  }
-  return lock;
-}
-
 std::string Sibling(const std::string& name) {
   std::error_code error;
   const auto self = std::filesystem::read_symlink("/proc/self/exe", error);
@@ -108,8 +82,9 @@ absl::Status Serve(const Arguments& arguments) {
     SLUICE_ASSIGN_OR_RETURN(config, ReadConfig(arguments.config));
   }
   SetLogLevel(config.log_level);
-  SLUICE_ASSIGN_OR_RETURN(const UniqueFd lock,
-                          LockRuntimeDir(arguments.runtime_dir));
+  // First, so that it goes last: what the rest leaves is gone by then.
+  SLUICE_ASSIGN_OR_RETURN(const RuntimeLock lock,
+                          RuntimeLock::Take(arguments.runtime_dir));
   SLUICE_ASSIGN_OR_RETURN(Node node, OpenNode(config, arguments.runtime_dir));
   WriteLog(LogLevel::kInfo, node.description);
 
@@ -137,15 +112,14 @@ absl::Status Serve(const Arguments& arguments) {
              arguments.runtime_dir + "/session.sock",
              http ? http->address() : "off");
   std::fflush(stdout);
+  // It serves: from here on an end is an end, whoever still uses the node.
+  if (!node.sim_directory.empty()) {
+    node.own_sim.Own(node.sim_directory);
+  }
   service->Run();
   http.reset();
   admin.reset();
   WriteLog(LogLevel::kInfo, "stopped");
-  if (!node.sim_directory.empty()) {
-    std::error_code ignored;
-    std::filesystem::remove_all(node.sim_directory, ignored);
-  }
-  unlink((arguments.runtime_dir + "/lock").c_str());
   return absl::OkStatus();
 }
 

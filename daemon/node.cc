@@ -7,6 +7,7 @@
 #include <filesystem>
 #include <fstream>
 
+#include "daemon/cgroup.h"
 #include "kernels/device/sim/sim.h"
 #include "proto/base/status.h"
 
@@ -24,17 +25,6 @@ Bytes FreeMemory() {
     if (key == "MemAvailable:") return KiB(kib);
   }
   return Bytes(0);
-}
-
-// Of the unified hierarchy or the memory controller's; unlimited otherwise.
-Bytes CgroupLimit() {
-  for (const char* path : {"/sys/fs/cgroup/memory.max",
-                           "/sys/fs/cgroup/memory/memory.limit_in_bytes"}) {
-    std::ifstream file(path);
-    int64_t limit = 0;
-    if (file >> limit && limit > 0) return Bytes(limit);
-  }
-  return Limits::kUnlimited;
 }
 
 std::vector<LinkSpeed> SimLinks(const SimSettings& sim) {
@@ -69,6 +59,7 @@ absl::Status OpenSim(const SimSettings& sim, const std::string& directory,
                      Node& node) {
   const absl::Status made = device::CreateSimNode(directory, ToSim(sim));
   // Ranks of an earlier daemon still use the node: it stays as it is.
+  if (!absl::IsFailedPrecondition(made)) node.own_sim.Own(directory);
   if (!made.ok() && !absl::IsFailedPrecondition(made)) return made;
   SLUICE_ASSIGN_OR_RETURN(const auto opened, device::SimNode::Open(directory));
   SLUICE_ASSIGN_OR_RETURN(node.driver, device::OpenSimDriver(directory));
@@ -110,7 +101,7 @@ absl::Status AddGpus(const Config& config, Node& node) {
   }
   if (!sim) {
     const int nodes = NumaNodes(devices);
-    const Bytes free = std::min(FreeMemory(), CgroupLimit()) / 2;
+    const Bytes free = std::min(FreeMemory(), CgroupMemoryLimit()) / 2;
     for (int i = 0; i < nodes; ++i) {
       node.config.hosts.push_back({NumaIndex(i), free / nodes});
     }
@@ -154,7 +145,7 @@ std::string Describe(const Node& node) {
   }
   Bytes host;
   for (const HostConfig& each : node.config.hosts) host += each.pool;
-  const Bytes limit = CgroupLimit();
+  const Bytes limit = CgroupMemoryLimit();
   return fmt::format(
       "{} driver: {}; {} of host memory in {} NUMA node(s) ({} free, cgroup "
       "limit {}); extents of {}, granularity {}",

@@ -13,11 +13,15 @@
 #include "absl/status/statusor.h"
 #include "daemon/config.h"
 #include "daemon/core/types.h"
+#include "daemon/runtime_dir.h"
 #include "kernels/device/driver.h"
 
 namespace sluice::daemon {
 
 struct Node {
+  // The simulated node's, unless ranks of an earlier daemon use it: then a
+  // start that fails leaves it to them. Goes after the driver.
+  OwnedFolder own_sim;
   std::unique_ptr<device::Driver> driver;
   NodeConfig config;
   std::string sim_directory;  // empty on cuda

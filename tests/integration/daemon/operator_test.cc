@@ -9,6 +9,7 @@
 #include <unistd.h>
 
 #include <array>
+#include <filesystem>
 #include <fstream>
 #include <vector>
 
@@ -143,17 +144,37 @@ TEST(DaemonMetrics, ReaderThatSendsNothingDoesNotHoldUpOthers) {
   EXPECT_LT(absl::Now() - start, absl::Seconds(10));
 }
 
+// Starts a daemon that cannot serve: one line, and the runtime directory as
+// empty as it was.
+void ExpectRefused(const std::string& toml, const std::string& error,
+                   const std::string& folder = "run") {
+  TempDir directory;
+  const std::string config = directory.File("sluiced.toml");
+  std::ofstream(config) << "[device]\ndriver = \"sim\"\n" << toml;
+  const std::string run = directory.File(folder);
+  std::filesystem::create_directories(run);
+  const auto daemon = Child::Spawn(
+      {BinaryPath("sluiced"), "--config", config, "--runtime-dir", run});
+  const ChildResult result = daemon->Join();
+  EXPECT_NE(result.exit_code, 0) << toml;
+  EXPECT_THAT(result.err, HasSubstr("error: " + error));
+  EXPECT_TRUE(std::filesystem::is_empty(run)) << toml;
+}
+
 TEST(DaemonHttp, AskedForPortThatIsTakenIsOneClearLine) {
   RunningDaemon daemon(kHttpOn);
-  TempDir other;
-  const std::string config = other.File("sluiced.toml");
-  std::ofstream(config) << "[http]\nlisten = \"" << daemon.ReadyField("http")
-                        << "\"\n";
-  const auto second = Child::Spawn({BinaryPath("sluiced"), "--config", config,
-                                    "--runtime-dir", other.path() + "/run"});
-  const ChildResult result = second->Join();
-  EXPECT_EQ(result.exit_code, 2);
-  EXPECT_THAT(result.err, HasSubstr("error: cannot listen on"));
+  ExpectRefused("[http]\nlisten = \"" + daemon.ReadyField("http") + "\"\n",
+                "cannot listen on");
+}
+
+// Wrong once: lock and sim/ stayed.
+TEST(DaemonStart, RefusedOneLeavesNothingBehind) {
+  ExpectRefused("[pools]\ngpu_bytes = \"1GiB\"\n", "gpu_bytes in [pools] is");
+  ExpectRefused("[pools]\nhost_bytes = \"100GiB\"\n",
+                "host_bytes in [pools] is");
+  ExpectRefused("[http]\nlisten = \"nowhere\"\n", "'nowhere' is no address");
+  ExpectRefused("[sim]\nspeed = 1\n", "");
+  ExpectRefused("", "", std::string(120, 'x'));
 }
 
 TEST(DaemonAdmin, SocketIsForTheGroupOnly) {
