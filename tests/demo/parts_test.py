@@ -16,6 +16,7 @@ DEMO = os.path.join(os.path.dirname(os.path.abspath(__file__)),
 sys.path.insert(0, DEMO)
 
 # pylint: disable=wrong-import-position
+import demo_test
 import report
 from processes import Processes
 from search import longest
@@ -108,6 +109,28 @@ class Trainer(unittest.TestCase):
             done.set()
             follower.join()
         self.assertEqual([s["step"] for s in seen], list(range(100)))
+
+
+class WholeRun(unittest.TestCase):
+
+    def test_the_check_of_the_demos_report_can_fail(self):
+        method = dict.fromkeys(demo_test.METHOD_KEYS, 1)
+        good = dict.fromkeys(demo_test.KEYS, 1) | {
+            "methods": dict.fromkeys(["keep-all", "recompute", "sluice"],
+                                     method),
+            "parity": {"max_abs_loss_diff": 1e-4},
+            "sluice_over_recompute": 8.0, "prometheus_scraped": True}
+        self.assertEqual(list(demo_test.check(good)), [])
+        bad = [{"sluice_over_recompute": 7.9}, {"prometheus_scraped": False},
+               {"parity": {"max_abs_loss_diff": 2e-3}},
+               {"parity": {"max_abs_loss_diff": float("nan")}},
+               {"methods": good["methods"] | {"sluice": {}}}]
+        for change in bad:
+            self.assertEqual(len(list(demo_test.check(good | change))), 1,
+                             change)
+        for key in demo_test.KEYS:
+            without = {k: v for k, v in good.items() if k != key}
+            self.assertEqual(len(list(demo_test.check(without))), 1, key)
 
 
 class Page(unittest.TestCase):
