@@ -109,5 +109,5 @@ gpu_links = ["x", "x", "x", "x", "x", "x", "x", "x"]
 }  // namespace sluice::bench
 
 int main(int argc, char** argv) {
-  return sluice::bench::Report(argc, argv, sluice::bench::Measure());
+  return sluice::bench::Report(argc, argv, sluice::bench::Measure);
 }

@@ -168,5 +168,5 @@ std::vector<Entry> Measure() {
 }  // namespace sluice::bench
 
 int main(int argc, char** argv) {
-  return sluice::bench::Report(argc, argv, sluice::bench::Measure());
+  return sluice::bench::Report(argc, argv, sluice::bench::Measure);
 }

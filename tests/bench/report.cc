@@ -30,6 +30,33 @@ bool Misses(const Entry& entry, double factor) {
                                : entry.value < *entry.target / factor;
 }
 
+struct Flags {
+  std::string json;  // empty: none
+  std::optional<double> check;
+};
+
+// Null: one is wrong, and it said which.
+std::optional<Flags> Parse(int argc, char** argv) {
+  Flags flags;
+  for (int i = 1; i < argc; i += 2) {
+    const std::string_view flag = argv[i];
+    const char* value = i + 1 < argc ? argv[i + 1] : "";
+    if (flag == "--json" && *value != '\0') {
+      flags.json = value;
+      continue;
+    }
+    char* end = nullptr;
+    const double factor = std::strtod(value, &end);
+    if (flag != "--check" || *end != '\0' || !(factor > 0)) {
+      fmt::print(stderr, "error: '{} {}': give --json FILE, --check FACTOR\n",
+                 flag, value);
+      return std::nullopt;
+    }
+    flags.check = factor;
+  }
+  return flags;
+}
+
 }  // namespace
 
 int WriteJson(const std::string& path, const std::vector<Entry>& entries) {
@@ -49,30 +76,24 @@ double Quantile(std::vector<double>& values, double q) {
   return values[static_cast<size_t>(q * last + 0.5)];
 }
 
-int Report(int argc, char** argv, const std::vector<Entry>& entries) {
-  int exit_code = 0;
+int Report(int argc, char** argv,
+           const std::function<std::vector<Entry>()>& measure) {
+  const std::optional<Flags> flags = Parse(argc, argv);
+  if (!flags) return 2;
+  if (!flags->json.empty() && WriteJson(flags->json, {}) != 0) return 2;
+  const std::vector<Entry> entries = measure();
   for (const Entry& entry : entries) {
     fmt::print("{:<24} {:>12.4g} {:<6} {}\n", entry.name, entry.value,
                entry.unit, entry.detail);
   }
-  for (int i = 1; i < argc; i += 2) {
-    const std::string_view flag = argv[i];
-    if (i + 1 >= argc || (flag != "--json" && flag != "--check")) {
-      fmt::print(stderr, "error: '{}': give --json FILE, --check FACTOR\n",
-                 argv[i]);
-      return 2;
-    }
-    if (flag == "--json") {
-      if (WriteJson(argv[i + 1], entries) != 0) return 2;
-      continue;
-    }
-    const double factor = std::atof(argv[i + 1]);
-    for (const Entry& entry : entries) {
-      if (!Misses(entry, factor)) continue;
-      fmt::print(stderr, "error: {} is {:.4g} {}, target {} times {}\n",
-                 entry.name, entry.value, entry.unit, *entry.target, factor);
-      exit_code = 1;
-    }
+  if (!flags->json.empty() && WriteJson(flags->json, entries) != 0) return 2;
+  int exit_code = 0;
+  for (const Entry& entry : entries) {
+    if (!flags->check || !Misses(entry, *flags->check)) continue;
+    fmt::print(stderr, "error: {} is {:.4g} {}, target {} times {}\n",
+               entry.name, entry.value, entry.unit, *entry.target,
+               *flags->check);
+    exit_code = 1;
   }
   return exit_code;
 }

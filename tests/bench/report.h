@@ -1,6 +1,7 @@
 // What a benchmark program prints and writes: see tests/bench/README.md.
 #pragma once
 
+#include <functional>
 #include <optional>
 #include <string>
 #include <vector>
@@ -16,10 +17,13 @@ struct Entry {
   std::string detail;
 };
 
-// `--json FILE` writes the list there; `--check FACTOR` makes a value that
-// misses FACTOR times its target an exit status of 1 (tests use 10).
-// Returns the program's exit status: 2 for arguments it does not know.
-int Report(int argc, char** argv, const std::vector<Entry>& entries);
+// Measures, unless an argument is wrong, and prints. `--json FILE` writes the
+// list there; `--check FACTOR` makes a value that misses FACTOR times its
+// target an exit status of 1 (tests use 10). Returns the program's exit
+// status: 2 for an argument that is wrong or a file that cannot be written,
+// both told before anything is measured.
+int Report(int argc, char** argv,
+           const std::function<std::vector<Entry>()>& measure);
 
 // Writes the list to `path`; 0, or 2 with a line when it cannot.
 int WriteJson(const std::string& path, const std::vector<Entry>& entries);

@@ -218,15 +218,17 @@ void Compare(int64_t chunks, int64_t chunk, std::vector<Entry>& entries) {
                    FormatBytes(whole_peak))});
 }
 
+std::vector<Entry> Measure() {
+  std::vector<Entry> entries;
+  for (const int64_t chunks : {16, 24}) Compare(chunks, 1024, entries);
+  return entries;
+}
+
 }  // namespace
 }  // namespace sluice::bench
 
 int main(int argc, char** argv) {
   at::set_num_threads(sluice::bench::ComputeThreads());
   const at::NoGradGuard no_grad;
-  std::vector<sluice::bench::Entry> entries;
-  for (const int64_t chunks : {16, 24}) {
-    sluice::bench::Compare(chunks, 1024, entries);
-  }
-  return sluice::bench::Report(argc, argv, entries);
+  return sluice::bench::Report(argc, argv, sluice::bench::Measure);
 }

@@ -152,5 +152,5 @@ std::vector<Entry> Measure() {
 
 int main(int argc, char** argv) {
   at::set_num_threads(1);
-  return sluice::bench::Report(argc, argv, sluice::bench::Measure());
+  return sluice::bench::Report(argc, argv, sluice::bench::Measure);
 }
