@@ -21,9 +21,16 @@ namespace {
 
 using Options = Collectives::Options;
 
-std::chrono::milliseconds Timeout(const Options& options) {
-  return std::chrono::milliseconds(
-      static_cast<int64_t>(options.timeout_s * 1000));
+// A rank that is not there after so long was not started: waiting for it
+// as long as for a slow collective would hide that for half an hour.
+constexpr double kConnectTimeoutS = 120;
+
+double ConnectTimeoutS(const Options& options) {
+  return std::min(options.timeout_s, kConnectTimeoutS);
+}
+
+std::chrono::milliseconds Milliseconds(double seconds) {
+  return std::chrono::milliseconds(static_cast<int64_t>(seconds * 1000));
 }
 
 absl::Status CheckContiguous(const char* what, const at::Tensor& tensor) {
@@ -156,7 +163,7 @@ c10::intrusive_ptr<c10d::TCPStore> MakeStore(const Options& options) {
   store.isServer = options.rank == 0;
   store.numWorkers = options.world_size;
   store.waitWorkers = false;  // the first collective waits as well
-  store.timeout = Timeout(options);
+  store.timeout = Milliseconds(ConnectTimeoutS(options));
   if (store.isServer && options.master_listen_fd >= 0) {
     store.masterListenFd = options.master_listen_fd;
   }
@@ -166,14 +173,16 @@ c10::intrusive_ptr<c10d::TCPStore> MakeStore(const Options& options) {
 c10::intrusive_ptr<c10d::ProcessGroupGloo> MakeGroup(
     const Options& options, const c10::intrusive_ptr<c10d::TCPStore>& store) {
   using Gloo = c10d::ProcessGroupGloo;
-  auto gloo = Gloo::Options::create(Timeout(options));
+  auto gloo = Gloo::Options::create(Milliseconds(ConnectTimeoutS(options)));
   const bool one_node =
       options.master_addr == "127.0.0.1" || options.master_addr == "localhost";
   gloo->devices.push_back(one_node ? Gloo::createDeviceForHostname("127.0.0.1")
                                    : Gloo::createDefaultDevice());
   gloo->threads = 1;  // one collective at a time
-  return c10::make_intrusive<Gloo>(store, options.rank, options.world_size,
-                                   gloo);
+  auto group = c10::make_intrusive<Gloo>(store, options.rank,
+                                         options.world_size, gloo);
+  group->setTimeout(Milliseconds(options.timeout_s));  // all are here
+  return group;
 }
 
 // c10d logs failures with stack traces, and what it knows is in our Status.
@@ -219,7 +228,7 @@ absl::StatusOr<std::unique_ptr<Collectives>> Collectives::Connect(
       "rank {} of {} could not meet the others at {}:{} within {} s: check "
       "that all ranks were started and the port is free (gloo says{})",
       options.rank, options.world_size, options.master_addr,
-      options.master_port, options.timeout_s,
+      options.master_port, ConnectTimeoutS(options),
       std::string(connected.status().message())));
 }
 
