@@ -95,6 +95,8 @@ absl::Status Check(const StepReport& report) {
   }
   SLUICE_RETURN_IF_ERROR(
       CheckRange("tokens", report.tokens(), 0, kMaxSize - 1));
+  SLUICE_RETURN_IF_ERROR(
+      CheckRange("plan_mismatches", report.plan_mismatches(), 0, kMaxSize - 1));
   // Loss may be NaN: that is worth showing to an operator.
   return absl::OkStatus();
 }

@@ -164,6 +164,7 @@ absl::StatusOr<Trainer::Sums> Trainer::SumOverRanks(
 absl::Status Trainer::Step() {
   const absl::Time start = absl::Now();
   copies_before_ = stepper_->copies();
+  mismatches_before_ = context_.memory->allocator().stats().mismatches;
   SLUICE_ASSIGN_OR_RETURN(const runtime::StepResult own, RunMicroBatches());
   SLUICE_ASSIGN_OR_RETURN(const Sums before, SumOverRanks(own));
   auto norm = optimizer_->ReduceGradients();
@@ -215,7 +216,7 @@ absl::Status Trainer::Record(const Sums& sums, double norm, double seconds) {
       stepper_->layout().total_local_rows(context_.environment->rank) *
       sequences();
   step.loss = m.loss;
-  step.plan_mismatches = m.plan_mismatches;
+  step.plan_mismatches = m.plan_mismatches - mismatches_before_;
   // A daemon that is away costs a report, never a step.
   context_.memory->session().Report(step).IgnoreError();
   return log_ != nullptr ? log_->Step(m) : absl::OkStatus();

@@ -70,7 +70,8 @@ class Trainer {
   std::optional<Checkpoint> resumed_;
   at::Tensor tokens_, labels_;
   TrainingState state_;
-  client::CopyStats copies_before_;
+  client::CopyStats copies_before_;  // the step
+  int64_t mismatches_before_ = 0;
   double seconds_ = 0;  // of all steps of this run
   bool stop_ = false;
 };

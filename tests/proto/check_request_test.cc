@@ -111,6 +111,12 @@ TEST(CheckRequest, ReportsHoldFiniteTimesButMayReportANanLoss) {
   report->set_seconds(1);
   report->set_bytes_h2d(1ull << 60);
   EXPECT_THAT(CheckRequest(message), StatusIs(kBad));
+  report->set_bytes_h2d(0);
+  EXPECT_THAT(CheckRequest(message), IsOk());
+  // Added up by the daemon: -1 of a client must not take from the sum.
+  report->set_plan_mismatches(static_cast<uint64_t>(-1));
+  EXPECT_THAT(CheckRequest(message),
+              StatusIs(kBad, HasSubstr("plan_mismatches")));
 }
 
 TEST(CheckRequest, OnlyRequestsWithAnIdAndABodyPass) {
