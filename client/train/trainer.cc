@@ -234,6 +234,12 @@ absl::Status Trainer::MaybeSave(bool last) {
 absl::Status Trainer::Loop() {
   const RunOptions& o = *context_.options;
   bool saved = false;
+  if (state_.step >= o.steps && log_ != nullptr) {
+    log_->Note(fmt::format(
+        "nothing to do: step {} is reached and --steps is {}; raise --steps to "
+        "train on",
+        state_.step, o.steps));
+  }
   while (state_.step < o.steps && !stop_) {
     const bool last = state_.step + 1 == o.steps;
     StepTrace trace(context_, stepper_.get(), last && !o.trace.empty());
