@@ -14,6 +14,7 @@
 #include "client/train/safetensors.h"
 #include "proto/base/status.h"
 #include "proto/plan/codec.h"
+#include "proto/plan/validate.h"
 
 namespace sluice::train {
 namespace {
@@ -173,17 +174,31 @@ absl::Status WritePlan(const std::string& path, const StepperContext& context,
   return WriteFile(path, json.dump() + "\n");
 }
 
-// A plan that is missing, broken or of another run is made anew.
+// "" where there is no such text.
+std::string TextOf(const nlohmann::json& json, const char* name) {
+  if (!json.is_object() || !json.contains(name)) return "";
+  return json[name].is_string() ? json[name].get<std::string>() : "";
+}
+
+// A plan that is missing, broken or of another run is made anew. It comes
+// from a file, so it is validated as one that comes from the daemon is.
 std::optional<SavedPlan> ReadPlan(const std::string& path,
-                                  const std::string& key) {
+                                  const std::string& key, Rank rank) {
   const auto text = ReadFile(path);
   if (!text.ok()) return std::nullopt;
   const auto json = nlohmann::json::parse(*text, nullptr, false);
-  if (!json.is_object() || json.value("key", "") != key) return std::nullopt;
-  auto profile = plan::DecodeRankProfile(json.value("profile", ""));
-  auto plan = plan::DecodeNodePlan(json.value("plan", ""));
-  if (!profile.ok() || !plan.ok()) return std::nullopt;
-  return SavedPlan{*std::move(profile), *std::move(plan)};
+  if (TextOf(json, "key") != key) return std::nullopt;
+  auto profile = plan::DecodeRankProfile(TextOf(json, "profile"));
+  auto plan = plan::DecodeNodePlan(TextOf(json, "plan"));
+  if (!profile.ok() || !plan.ok() || profile->rank != rank) {
+    return std::nullopt;
+  }
+  for (const plan::RankPlan& part : plan->ranks) {
+    if (part.rank != rank) continue;
+    if (!plan::ValidateRankPlan(*profile, part).ok()) return std::nullopt;
+    return SavedPlan{*std::move(profile), *std::move(plan)};
+  }
+  return std::nullopt;
 }
 
 absl::Status WriteOwnFiles(const std::string& folder,
@@ -247,7 +262,8 @@ std::optional<SavedPlan> Checkpoint::LoadPlan(
     const StepperContext& context) const {
   if (ranks != context.environment->world_size) return std::nullopt;
   return ReadPlan(PlanFile(path, rank, ranks),
-                  PlanKey(*context.options, ranks, context.memory->size()));
+                  PlanKey(*context.options, ranks, context.memory->size()),
+                  Rank(static_cast<uint64_t>(rank)));
 }
 
 absl::Status Checkpoint::LoadWeights(FlatModel& weights) const {
@@ -269,6 +285,8 @@ absl::Status Checkpoint::LoadOptimizer(AdamW& optimizer) const {
   int64_t elements = 0;
   for (const Bucket& b : optimizer.buckets()) elements += b.size;
   const std::vector<Bucket> former = CutBuckets(elements, ranks);
+  std::vector<int64_t> sizes(ranks);  // of the shards, in elements
+  for (const Bucket& b : former) sizes[b.owner] += b.size;
   std::vector<std::unique_ptr<SafetensorsReader>> readers(ranks);
   int64_t to = 0;
   for (size_t b = 0; b < former.size(); ++b) {
@@ -277,6 +295,10 @@ absl::Status Checkpoint::LoadOptimizer(AdamW& optimizer) const {
     if (reader == nullptr) {
       SLUICE_ASSIGN_OR_RETURN(reader, SafetensorsReader::Open(OptimizerFile(
                                           path, former[b].owner, ranks)));
+      for (const auto& [name, t] : NamedStates(optimizer)) {
+        SLUICE_RETURN_IF_ERROR(reader->Expect(
+            {name, TensorType::kF32, {sizes[former[b].owner]}}));
+      }
     }
     const int64_t from = static_cast<int64_t>(b) / ranks * kBucketElements;
     for (auto& [name, t] : NamedStates(optimizer)) {

@@ -54,7 +54,7 @@ struct Checkpoint {
 };
 
 // `path` is a checkpoint, or a folder of them: then the one of the last step.
-// Refuses one of another model, dtype or seed, naming the flag.
+// Refuses one of another model or dtype, naming the flag.
 absl::StatusOr<Checkpoint> OpenCheckpoint(const std::string& path,
                                           const RunOptions& options,
                                           const RankEnvironment& environment);

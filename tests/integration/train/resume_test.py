@@ -82,6 +82,71 @@ class Resume(harness.TrainTest):
         self.assertEqual(gpt["h.0.attn.c_attn.weight"][1], [64, 128])
         self.assertEqual(gpt["h.0.mlp.c_fc.weight"][1], [64, 96])
 
+    def edit(self, path, change):
+        with open(path, encoding="utf-8") as file:
+            text = file.read()
+        with open(path, "w", encoding="utf-8") as file:
+            file.write(change(text))
+
+    def test_a_plan_that_is_none_is_made_anew(self):
+        whole, _ = self.halves()
+        plan = "plan-0-of-1.json"
+
+        def offsets_of(text):
+            plan = json.loads(json.loads(text)["plan"])
+            return [s["placement"]["offsets"]
+                    for s in plan["ranks"][0]["segments"]]
+
+        def shifted(text):
+            saved = json.loads(text)
+            plan = json.loads(saved["plan"])
+            for segment in plan["ranks"][0]["segments"]:
+                offsets = segment["placement"]["offsets"]
+                segment["placement"]["offsets"] = [o + 64 for o in offsets]
+            return json.dumps({**saved, "plan": json.dumps(plan)})
+
+        for change in (lambda _: '{"key": 3}', shifted,
+                       lambda t: json.dumps({**json.loads(t), "plan": 3})):
+            self.train(*FLAGS, "--steps", "3", "--save", self.path("broken"))
+            path = self.path("broken/checkpoint-3/" + plan)
+            with open(path, encoding="utf-8") as file:
+                good = file.read()
+            self.edit(path, change)
+            rest = self.train(*FLAGS, "--steps", "6", "--resume",
+                              self.path("broken"), "--save",
+                              self.path("broken"))
+            self.assertEqual(whole[3:], rest["losses"])
+            with open(self.path("broken/checkpoint-6/" + plan),
+                      encoding="utf-8") as file:
+                self.assertTrue(offsets_of(file.read()) == offsets_of(good),
+                                "the plan was not made anew")
+            shutil.rmtree(self.path("broken"))
+
+    def test_a_shard_of_another_rank_is_refused(self):
+        # Two buckets of different sizes, one a rank.
+        flags = [*FLAGS, "--ranks", "2", "--vocab", "3000"]
+        save = self.path("save")
+        self.train(*flags, "--steps", "1", "--save", save)
+        shard = os.path.join(save, "checkpoint-1",
+                             "optimizer-{}-of-2.safetensors")
+        shutil.copy(shard.format(0), shard.format(1))
+        code, _, err = self.run_train(
+            *harness.MODEL, *flags, "--data", self.text, "--steps", "2",
+            "--resume", save)
+        self.assertEqual(code, 2, err)
+        self.assertEqual(len(err.strip().splitlines()), 1, err)
+        self.assertIn("optimizer-1-of-2.safetensors", err)
+
+    def test_a_run_that_is_done_says_so(self):
+        save = self.path("save")
+        self.train(*FLAGS, "--steps", "2", "--save", save)
+        for steps in ("2", "1"):
+            code, _, err = self.run_train(
+                *harness.MODEL, *FLAGS, "--data", self.text, "--steps", steps,
+                "--resume", save)
+            self.assertEqual(code, 0, err)
+            self.assertIn("nothing to do: step 2", err)
+
     def test_a_broken_checkpoint_is_one_clear_line(self):
         save = self.path("save")
         self.train(*FLAGS, "--steps", "1", "--save", save)
