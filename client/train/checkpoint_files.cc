@@ -11,6 +11,7 @@
 #include <fstream>
 #include <nlohmann/json.hpp>
 #include <sstream>
+#include <vector>
 
 #include "client/train/outcome.h"
 #include "proto/base/status.h"
@@ -161,6 +162,28 @@ absl::StatusOr<std::string> FindCheckpoint(const std::string& path) {
                     error ? error.message() : "no checkpoint in it"));
   }
   return best;
+}
+
+absl::Status CheckSaveFolder(const std::string& folder) {
+  // Only making a folder shows whether one can be made: permissions say yes
+  // to root, and of a full or virtual file system nothing.
+  std::error_code error;
+  std::vector<fs::path> made;
+  for (fs::path at = fs::absolute(folder, error); !fs::exists(at, error);
+       at = at.parent_path()) {
+    if (at.has_filename()) made.push_back(at);
+    if (at == at.root_path()) break;
+  }
+  std::string probe = folder + "/.sluice-XXXXXX";
+  fs::create_directories(folder, error);
+  const bool possible = !error && mkdtemp(probe.data()) != nullptr;
+  const std::string why = error ? error.message() : std::strerror(errno);
+  std::error_code ignored;
+  if (possible) fs::remove(probe, ignored);
+  for (const fs::path& path : made) fs::remove(path, ignored);
+  if (possible) return absl::OkStatus();
+  return BadInput(fmt::format(
+      "--save {}: {}; name a folder that can be written", folder, why));
 }
 
 absl::StatusOr<std::string> BeginFolder(const std::string& folder,

@@ -31,6 +31,8 @@ std::string PlanKey(const RunOptions& options, int ranks, Bytes hbm);
 // folder itself when it is a checkpoint, else its checkpoint of the last step.
 absl::StatusOr<std::string> FindCheckpoint(const std::string& path);
 
+// InvalidArgument: no checkpoint could be written there. Leaves nothing new.
+absl::Status CheckSaveFolder(const std::string& folder);
 // The folder to write to, empty; what an earlier attempt left is removed.
 absl::StatusOr<std::string> BeginFolder(const std::string& folder,
                                         int64_t step);

@@ -1,10 +1,17 @@
 #include "client/train/trace.h"
 
+#include <fcntl.h>
+#include <fmt/format.h>
+#include <unistd.h>
+
 #include <cerrno>
+#include <cstring>
 #include <fstream>
 #include <nlohmann/json.hpp>
 
+#include "client/train/outcome.h"
 #include "proto/base/status.h"
+#include "proto/base/unique_fd.h"
 
 namespace sluice::train {
 namespace {
@@ -58,8 +65,8 @@ StepTrace::StepTrace(const StepperContext& context, Stepper* stepper, bool on)
   context_.memory->allocator().RecordTimeline(true);
 }
 
-absl::Status StepTrace::Write(const std::string& path) {
-  if (!on_) return absl::OkStatus();
+void StepTrace::Stop() {
+  if (!on_) return;
   runtime::RegionAllocator& allocator = context_.memory->allocator();
   allocator.RecordTimeline(false);
   const auto copies = stepper_->TakeCopies();
@@ -71,10 +78,28 @@ absl::Status StepTrace::Write(const std::string& path) {
       {"blocks", Blocks(blocks)},
       {"hbm_bytes", context_.memory->size().count()},
       {"planned_bytes", allocator.stats().planned.count()}};
+  text_ = json.dump() + "\n";
+}
+
+absl::Status StepTrace::Write(const std::string& path) {
+  if (!on_) return absl::OkStatus();
   std::ofstream out(path);
-  out << json.dump() << "\n";
+  out << text_;
   out.close();
   return out ? absl::OkStatus() : ErrnoStatus(errno, "--trace " + path);
+}
+
+absl::Status CheckTracePath(const std::string& path) {
+  const bool was_there = access(path.c_str(), F_OK) == 0;
+  const UniqueFd fd(
+      open(path.c_str(), O_WRONLY | O_CREAT | O_APPEND | O_CLOEXEC, 0666));
+  if (!fd) {
+    return BadInput(fmt::format("--trace {}: {}; name a file in a folder that "
+                                "can be written",
+                                path, std::strerror(errno)));
+  }
+  if (!was_there) unlink(path.c_str());
+  return absl::OkStatus();
 }
 
 }  // namespace sluice::train

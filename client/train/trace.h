@@ -13,14 +13,20 @@ class StepTrace {
  public:
   // Starts recording when `on` and this is rank 0.
   StepTrace(const StepperContext& context, Stepper* stepper, bool on);
+  // Takes the record: what follows is not in it.
+  void Stop();
   // Writes {"compute", "h2d", "d2h", "blocks", "hbm_bytes", "planned_bytes"};
-  // nothing when off. Times: seconds on the monotonic clock.
+  // nothing when off. Times: seconds on the monotonic clock. After Stop.
   absl::Status Write(const std::string& path);
 
  private:
   StepperContext context_;
   Stepper* stepper_;
   const bool on_;
+  std::string text_;
 };
+
+// InvalidArgument: no file can be written there. Leaves nothing new.
+absl::Status CheckTracePath(const std::string& path);
 
 }  // namespace sluice::train

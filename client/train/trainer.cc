@@ -9,6 +9,7 @@
 #include <cmath>
 
 #include "absl/time/clock.h"
+#include "client/train/checkpoint_files.h"
 #include "client/train/outcome.h"
 #include "client/train/trace.h"
 #include "proto/base/status.h"
@@ -92,9 +93,19 @@ absl::Status Trainer::PrepareOptimizer() {
   return resumed_->LoadOptimizer(*optimizer_);
 }
 
+// What is written at the end of a run is tried at its start.
+absl::Status Trainer::PrepareOutputs() {
+  const RunOptions& o = *context_.options;
+  if (context_.environment->rank != 0 || o.probe) return absl::OkStatus();
+  SLUICE_ASSIGN_OR_RETURN(log_, StepLog::Open(o.log_jsonl, o.steps));
+  if (!o.trace.empty()) SLUICE_RETURN_IF_ERROR(CheckTracePath(o.trace));
+  return o.save.empty() ? absl::OkStatus() : CheckSaveFolder(o.save);
+}
+
 absl::Status Trainer::Prepare() {
   const RunOptions& o = *context_.options;
-  absl::Status status = PrepareData();
+  absl::Status status = PrepareOutputs();
+  if (status.ok()) status = PrepareData();
   if (status.ok()) status = PrepareOptimizer();
   SLUICE_RETURN_IF_ERROR(Agree(context_.collectives, status));
   // Before the plan, so that what it leaves to transients is true.
@@ -110,9 +121,6 @@ absl::Status Trainer::Prepare() {
   if (corpus_ != nullptr) {
     dealer_ = std::make_unique<Dealer>(corpus_.get(), layout, rank);
     SLUICE_RETURN_IF_ERROR(dealer_->Check());
-  }
-  if (rank == 0) {
-    SLUICE_ASSIGN_OR_RETURN(log_, StepLog::Open(o.log_jsonl, o.steps));
   }
   context_.memory->allocator().ResetPeak();
   return absl::OkStatus();
@@ -244,12 +252,15 @@ absl::Status Trainer::Loop() {
     const bool last = state_.step + 1 == o.steps;
     StepTrace trace(context_, stepper_.get(), last && !o.trace.empty());
     SLUICE_RETURN_IF_ERROR(Step());
-    SLUICE_RETURN_IF_ERROR(trace.Write(o.trace));
+    trace.Stop();
+    // The checkpoint first: a trace that cannot be written costs no step.
     SLUICE_RETURN_IF_ERROR(MaybeSave(last || stop_));
+    SLUICE_RETURN_IF_ERROR(trace.Write(o.trace));
     saved = last || stop_;
   }
-  report_->interrupted = stop_;
-  if (stop_ && log_ != nullptr) {
+  // A signal in the last step interrupted nothing.
+  report_->interrupted = stop_ && state_.step < o.steps;
+  if (report_->interrupted && log_ != nullptr) {
     log_->Note(fmt::format("stopped after step {}{}", state_.step,
                            saved && !o.save.empty() ? ", saved" : ""));
   }

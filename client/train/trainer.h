@@ -45,6 +45,7 @@ class Trainer {
   };
 
   absl::Status Prepare();
+  absl::Status PrepareOutputs();
   absl::Status PrepareData();
   absl::Status PrepareStepper();
   absl::Status PrepareOptimizer();
