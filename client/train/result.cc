@@ -17,7 +17,8 @@ using Json = nlohmann::ordered_json;
 }  // namespace
 
 std::string ToJson(const RunReport& r, const absl::Status& status) {
-  Json json = {{"fits", status.ok()},
+  Json json = {{"ok", status.ok()},
+               {"fits", LimitedBy(status) == "none"},
                {"limited_by", LimitedBy(status)},
                {"message", std::string(status.message())},
                {"method", r.method},
@@ -45,7 +46,8 @@ std::string ToJson(const RunReport& r, const absl::Status& status) {
     json["first_loss"] = r.losses.front();
     json["last_loss"] = r.losses.back();
   }
-  return json.dump();
+  // A path in the message may be no UTF-8.
+  return json.dump(-1, ' ', false, Json::error_handler_t::replace);
 }
 
 RankResult MakeResult(const absl::Status& status, const std::string& report) {

@@ -73,14 +73,19 @@ class Refusal(harness.TrainTest):
             result = self.train("--private", "--probe", "--method", method,
                                 "--seq-len", "700", "--ranks", "2")
             self.assertTrue(result["fits"])
+            self.assertTrue(result["ok"])
             self.assertGreater(result["peak_hbm_bytes"], 0)
 
     def test_an_infinite_loss_stops_with_the_step(self):
-        code, _, err = self.run_train(
+        code, out, err = self.run_train(
             *harness.MODEL, "--private", "--data", self.text, "--seq-len",
             "200", "--steps", "50", "--lr", "1e3", "--warmup", "0", "--clip",
-            "0")
+            "0", "--json")
         self.assertEqual(code, 1)
+        # It did fit, and yet it failed.
+        result = json.loads(out)
+        self.assertEqual((result["ok"], result["fits"], result["limited_by"]),
+                         (False, True, "none"))
         self.assertRegex(err, r"error: step \d+: the loss is -?(nan|inf)")
 
     def test_nothing_is_left_behind(self):
