@@ -43,24 +43,6 @@ absl::StatusOr<Listener> Listen() {
   return Listener{std::move(fd), ntohs(address.sin_port)};
 }
 
-absl::Status ReadNumber(const char* name, std::optional<int> otherwise,
-                        int& out) {
-  const char* text = std::getenv(name);
-  if (text == nullptr && otherwise.has_value()) {
-    out = *otherwise;
-    return absl::OkStatus();
-  }
-  char* end = nullptr;
-  const long value = text != nullptr ? std::strtol(text, &end, 10) : -1;
-  if (text == nullptr || *text == '\0' || *end != '\0' || value < 0 ||
-      value > 1 << 30) {
-    return BadInput(fmt::format("{}={}: must be a number where RANK is set",
-                                name, text != nullptr ? text : "(unset)"));
-  }
-  out = static_cast<int>(value);
-  return absl::OkStatus();
-}
-
 struct RankProcess {
   int rank = 0;
   pid_t pid = -1;
@@ -237,36 +219,6 @@ sigset_t HeldSignals() {
 void HoldSignals() {
   const sigset_t signals = HeldSignals();
   sigprocmask(SIG_BLOCK, &signals, nullptr);
-}
-
-bool IsRank() { return std::getenv("RANK") != nullptr; }
-
-absl::StatusOr<RankEnvironment> ReadRankEnvironment() {
-  RankEnvironment e;
-  SLUICE_RETURN_IF_ERROR(ReadNumber("RANK", std::nullopt, e.rank));
-  SLUICE_RETURN_IF_ERROR(ReadNumber("WORLD_SIZE", std::nullopt, e.world_size));
-  SLUICE_RETURN_IF_ERROR(ReadNumber("LOCAL_RANK", e.rank, e.local_rank));
-  SLUICE_RETURN_IF_ERROR(
-      ReadNumber("LOCAL_WORLD_SIZE", e.world_size, e.local_world_size));
-  SLUICE_RETURN_IF_ERROR(ReadNumber("MASTER_PORT", 29500, e.master_port));
-  SLUICE_RETURN_IF_ERROR(ReadNumber("SLUICE_LAUNCHER_PID", 0, e.launcher_pid));
-  if (e.rank == 0 && std::getenv("SLUICE_MASTER_FD") != nullptr) {
-    SLUICE_RETURN_IF_ERROR(
-        ReadNumber("SLUICE_MASTER_FD", std::nullopt, e.master_listen_fd));
-  }
-  if (e.world_size < 1 || e.rank >= e.world_size) {
-    return BadInput(
-        fmt::format("RANK={} with WORLD_SIZE={}: ranks count from "
-                    "0",
-                    e.rank, e.world_size));
-  }
-  if (const char* address = std::getenv("MASTER_ADDR")) {
-    e.master_addr = address;
-  }
-  if (const char* file = std::getenv("SLUICE_RESULT_FILE")) {
-    e.result_file = file;
-  }
-  return e;
 }
 
 int Launch(const RunOptions& options, const std::string& binary,

@@ -45,7 +45,15 @@ int Main(const std::vector<std::string>& arguments) {
   if (!IsRank()) return LaunchHere(parsed->options, arguments);
   const auto environment = ReadRankEnvironment();
   if (!environment.ok()) return Fail(environment.status());
-  if (environment->launcher_pid > 0) DieWithParent(environment->launcher_pid);
+  const bool ours = environment->launcher_pid > 0;
+  if (parsed->options.private_daemon && !ours) {
+    return Fail(BadInput(fmt::format(
+        "{} starts a daemon of its own for all its ranks, but this is one "
+        "rank, started by torchrun or Slurm: name the node's daemon with "
+        "--socket, or run one sluice-train with --ranks",
+        parsed->options.command == Command::kCheck ? "check" : "--private")));
+  }
+  if (ours) DieWithParent(environment->launcher_pid);
   return RunRank(parsed->options, *environment);
 }
 

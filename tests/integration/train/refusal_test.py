@@ -41,6 +41,33 @@ class Refusal(harness.TrainTest):
             with self.subTest(says):
                 self.refused(arguments, says)
 
+    def test_what_is_written_last_is_tried_first(self):
+        # So many steps take longer than refused() waits.
+        run = [*harness.MODEL, "--private", "--seq-len", "500", "--steps",
+               "1000000", "--data", self.text]
+        made = self.path("a/b")
+        for flag, path in [("--trace", "/no/such/trace"),
+                           ("--trace", self.folder),
+                           ("--save", "/proc/nothing"),
+                           ("--save", os.path.join(self.text, "below"))]:
+            with self.subTest(flag=flag, path=path):
+                self.refused([*run, flag, path], f"error: {flag} {path}")
+        # A refused run leaves no folder that it tried.
+        self.refused([*run, "--trace", "/no/such/trace", "--save", made],
+                     "--trace")
+        self.assertFalse(os.path.exists(os.path.dirname(made)))
+
+    def test_a_rank_of_torchrun_starts_no_daemon(self):
+        for command, more in (("train", ["--private"]), ("check", [])):
+            process = subprocess.run(
+                [harness.TRAIN, command, *harness.MODEL, *more],
+                env={**harness.clean_environment(), "RANK": "0",
+                     "WORLD_SIZE": "1"}, capture_output=True, text=True,
+                timeout=60, check=False)
+            self.assertEqual(process.returncode, BAD_INPUT, process.stderr)
+            self.assertIn("starts a daemon of its own", process.stderr)
+            self.assertEqual(len(process.stderr.splitlines()), 1)
+
     def test_what_does_not_fit_says_which_memory(self):
         for method, ranks, more, memory in [
                 ("keep-all", "1", ["--hbm", "8MiB"], "gpu_memory"),
