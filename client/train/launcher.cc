@@ -15,6 +15,7 @@
 #include "absl/time/clock.h"
 #include "client/train/outcome.h"
 #include "client/train/process.h"
+#include "client/train/rank.h"
 #include "client/train/result.h"
 #include "proto/base/status.h"
 #include "proto/base/unique_fd.h"
@@ -67,6 +68,7 @@ class Ranks {
   void Forward(int signal);
   void Signal(int signal);
   bool running() const;
+  bool Interrupted() const;
   const RankProcess* Cause() const;
   std::string Blame(const RankProcess& process) const;
 
@@ -150,6 +152,8 @@ void Ranks::EndOthers() {
 }
 
 void Ranks::Forward(int signal) {
+  // A closing terminal may send several.
+  if (signal == SIGHUP && forwarded_ > 0) return;
   Signal(++forwarded_ == 1 ? signal : SIGKILL);
 }
 
@@ -160,8 +164,22 @@ void Ranks::Watch(const sigset_t& signals) {
     EndOthers();
     const timespec wait{0, 100'000'000};
     const int signal = sigtimedwait(&signals, nullptr, &wait);
-    if (signal == SIGINT || signal == SIGTERM) Forward(signal);
+    if (signal == SIGINT || signal == SIGTERM || signal == SIGHUP) {
+      Forward(signal);
+    }
   }
+}
+
+// What was forwarded is why the run has not reached its end.
+bool Ranks::Interrupted() const {
+  if (forwarded_ == 0) return false;
+  for (const RankProcess& p : processes_) {
+    const auto result = ReadResult(p.result_file);
+    if (result.ok() && result->interrupted) return true;
+    // Before it could catch signals, or by a second one.
+    if (!result.ok() && WIFSIGNALED(*p.status) && !p.ended_by_us) return true;
+  }
+  return false;
 }
 
 // The first rank that ended badly and not because of another.
@@ -192,11 +210,18 @@ std::string Ranks::Blame(const RankProcess& p) const {
 }
 
 int Ranks::Report(const RunOptions& options) const {
+  const bool interrupted = Interrupted();
   const RankProcess* cause = Cause();
+  if (cause != nullptr && interrupted && WIFSIGNALED(*cause->status)) {
+    std::fprintf(stderr,
+                 "error: interrupted before the step's end; what was saved "
+                 "before is whole\n");
+    return kExitInterrupted;
+  }
   if (cause == nullptr) {
     const auto result = ReadResult(processes_[0].result_file);
     if (options.json && result.ok()) std::puts(result->report.c_str());
-    return forwarded_ > 0 ? 128 + SIGINT : kExitOk;
+    return interrupted ? kExitInterrupted : kExitOk;
   }
   const auto result = ReadResult(cause->result_file);
   const bool spoke = WIFEXITED(*cause->status) && result.ok();
@@ -211,6 +236,10 @@ sigset_t HeldSignals() {
   sigset_t signals;
   sigemptyset(&signals);
   for (const int s : {SIGINT, SIGTERM, SIGCHLD}) sigaddset(&signals, s);
+  struct sigaction hangup {};
+  sigaction(SIGHUP, nullptr, &hangup);
+  // Under nohup it is ignored; held, it would arrive all the same.
+  if (hangup.sa_handler != SIG_IGN) sigaddset(&signals, SIGHUP);
   return signals;
 }
 

@@ -4,8 +4,11 @@
 
 namespace sluice::train {
 
-PeerWatch::PeerWatch(std::function<void(const std::string&)> on_timeout)
-    : on_timeout_(std::move(on_timeout)), thread_([this] { Run(); }) {}
+PeerWatch::PeerWatch(std::function<void(const std::string&)> on_timeout,
+                     std::function<void()> on_evicted)
+    : on_timeout_(std::move(on_timeout)),
+      on_evicted_(std::move(on_evicted)),
+      thread_([this] { Run(); }) {}
 
 PeerWatch::~PeerWatch() {
   Disarm();
@@ -27,6 +30,11 @@ std::string PeerWatch::reason() const {
   return reason_;
 }
 
+bool PeerWatch::evicted() const {
+  const std::lock_guard lock(mutex_);
+  return evicted_;
+}
+
 void PeerWatch::OnEvent(const client::SessionEvent& event) {
   using Kind = client::SessionEvent::Kind;
   // A daemon that is gone or going slows no step: mappings stay.
@@ -35,6 +43,8 @@ void PeerWatch::OnEvent(const client::SessionEvent& event) {
   if (!ends) return;
   const std::lock_guard lock(mutex_);
   if (!reason_.empty()) return;
+  evicted_ = event.kind == Kind::kEvicted;
+  if (evicted_) on_evicted_();
   reason_ = event.kind == Kind::kPeerDied
                 ? fmt::format("{} ended; this rank ends too", event.detail)
                 : fmt::format("the daemon evicted this rank: {}", event.detail);
@@ -44,7 +54,8 @@ void PeerWatch::OnEvent(const client::SessionEvent& event) {
 void PeerWatch::Run() {
   std::unique_lock lock(mutex_);
   changed_.wait(lock, [this] { return disarmed_ || !reason_.empty(); });
-  const bool ended = changed_.wait_for(lock, absl::ToChronoMilliseconds(kGrace),
+  const absl::Duration grace = evicted_ ? kEvictedGrace : kGrace;
+  const bool ended = changed_.wait_for(lock, absl::ToChronoMilliseconds(grace),
                                        [this] { return disarmed_; });
   if (ended) return;
   const std::string reason = reason_;

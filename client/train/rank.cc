@@ -4,6 +4,7 @@
 #include <fmt/format.h>
 #include <unistd.h>
 
+#include <atomic>
 #include <cstdio>
 #include <memory>
 
@@ -23,14 +24,17 @@ at::ScalarType ScalarType(Dtype dtype) {
   return dtype == Dtype::kFp32 ? at::kFloat : at::kBFloat16;
 }
 
-// The line this rank ends with: a lost collective is explained by the
-// daemon's event, where that came.
-absl::Status Explain(const absl::Status& status, const PeerWatch& watch) {
+// The line this rank ends with: a lost collective, or an end before the last
+// step, is explained by the daemon's event, where that came.
+absl::Status Explain(const absl::Status& status, const PeerWatch& watch,
+                     bool interrupted) {
   const std::string reason = watch.reason();
-  if (status.ok() || reason.empty() || LimitedBy(status) != "none") {
-    return status;
+  if (reason.empty() || LimitedBy(status) != "none") return status;
+  if (watch.evicted()) {
+    const bool early = !status.ok() || interrupted;
+    return early ? absl::UnavailableError(reason) : status;
   }
-  return CausedByPeer(absl::UnavailableError(reason));
+  return status.ok() ? status : CausedByPeer(absl::UnavailableError(reason));
 }
 
 class RankRun {
@@ -38,7 +42,8 @@ class RankRun {
   RankRun(const RunOptions& options, const RankEnvironment& environment)
       : options_(options),
         environment_(environment),
-        watch_([this](const std::string& reason) { GiveUp(reason); }) {
+        watch_([this](const std::string& reason) { GiveUp(reason); },
+               RequestStop) {
     report_.method = Name(options.method);
     report_.seq_len = options.seq_len;
     report_.ranks = environment.world_size;
@@ -50,15 +55,19 @@ class RankRun {
   absl::Status Work();
   absl::Status WithMemory(runtime::Collectives* collectives);
   absl::Status WithModel(RankMemory& memory, runtime::Collectives* collectives);
-  // For the watch: the main thread is stuck.
-  [[noreturn]] void GiveUp(const std::string& reason);
-  void Tell(const absl::Status& status);
+  // For the watch: the main thread is stuck, or works on. What that thread
+  // writes (the reports) is not read here.
+  void GiveUp(const std::string& reason);
+  std::string Report(const absl::Status& status) const;
+  void Tell(const absl::Status& status, const std::string& report,
+            bool interrupted);
 
   const RunOptions& options_;
   const RankEnvironment& environment_;
   RunReport report_;
   CheckReport check_;
-  std::string machine_;  // profile: the TOML
+  std::string machine_;              // profile: the TOML
+  std::atomic<bool> telling_{false};  // one thread does
   PeerWatch watch_;
 };
 
@@ -112,24 +121,22 @@ absl::Status RankRun::Work() {
   return WithMemory(collectives.get());
 }
 
-void RankRun::Tell(const absl::Status& status) {
-  const std::string report = options_.command == Command::kCheck
-                                 ? ToJson(check_)
-                                 : ToJson(report_, status);
-  const bool compared = !check_.worst_parameter.empty();  // on rank 0
-  if (compared && !options_.json) {
-    std::fputs(ToText(check_).c_str(), stdout);
-  }
-  if (status.ok() && environment_.rank == 0) {
-    std::fputs(machine_.c_str(), stdout);
-  }
+std::string RankRun::Report(const absl::Status& status) const {
+  return options_.command == Command::kCheck ? ToJson(check_)
+                                             : ToJson(report_, status);
+}
+
+void RankRun::Tell(const absl::Status& status, const std::string& report,
+                   bool interrupted) {
   RankResult result = MakeResult(status, report);
-  result.interrupted = report_.interrupted;
+  result.interrupted = interrupted;
   if (!environment_.result_file.empty()) {
     WriteResult(environment_.result_file, result).IgnoreError();
     return;
   }
-  if (options_.json && environment_.rank == 0) std::puts(report.c_str());
+  if (options_.json && environment_.rank == 0 && !report.empty()) {
+    std::puts(report.c_str());
+  }
   if (!status.ok()) {
     std::fprintf(stderr, "error: rank %d: %s\n", environment_.rank,
                  result.message.c_str());
@@ -137,25 +144,36 @@ void RankRun::Tell(const absl::Status& status) {
 }
 
 void RankRun::GiveUp(const std::string& reason) {
-  const absl::Status status = CausedByPeer(absl::UnavailableError(reason));
-  Tell(status);
+  if (telling_.exchange(true)) return;  // the main thread ends by itself
+  absl::Status status = absl::UnavailableError(reason);
+  if (!watch_.evicted()) status = CausedByPeer(status);
+  Tell(status, "", false);
   std::fflush(nullptr);
   _exit(ExitCode(status));
 }
 
 int RankRun::Run() {
   InstallStopSignals();
+  const absl::Status worked = runtime::CatchStatus(
+      fmt::format("rank {}", environment_.rank),
+      [this]() -> absl::Status { return Work(); });
   const absl::Status status =
-      Explain(ClassifyStepError(runtime::CatchStatus(
-                  fmt::format("rank {}", environment_.rank),
-                  [this]() -> absl::Status { return Work(); })),
-              watch_);
-  Tell(status);
+      Explain(ClassifyStepError(worked), watch_, report_.interrupted);
+  // The watch was first and leaves the process.
+  while (telling_.exchange(true)) pause();
+  const bool compared = !check_.worst_parameter.empty();  // on rank 0
+  if (compared && !options_.json) std::fputs(ToText(check_).c_str(), stdout);
+  if (status.ok() && environment_.rank == 0) {
+    std::fputs(machine_.c_str(), stdout);
+  }
+  Tell(status, Report(status), report_.interrupted);
   std::fflush(nullptr);
   // A failed rank leaves at once: joining what waits for lost peers could
   // take for ever, and the kernel frees everything anyway.
   if (!status.ok()) _exit(ExitCode(status));
-  return kExitOk;
+  // A launcher of ours is told by the result file.
+  const bool told = !environment_.result_file.empty();
+  return report_.interrupted && !told ? kExitInterrupted : kExitOk;
 }
 
 }  // namespace

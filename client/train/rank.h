@@ -6,8 +6,12 @@
 
 namespace sluice::train {
 
+// The exit status of a run that a signal stopped, as a shell shows SIGINT's.
+inline constexpr int kExitInterrupted = 130;
+
 // Trains or checks; writes the result file (or, without a launcher of ours,
-// prints). Returns the exit status.
+// prints). Returns the exit status; under our launcher, which is told by the
+// file, that of an interrupted rank is 0.
 int RunRank(const RunOptions& options, const RankEnvironment& environment);
 
 }  // namespace sluice::train

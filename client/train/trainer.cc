@@ -44,8 +44,13 @@ void InstallStopSignals() {
   action.sa_flags = SA_RESTART;
   sigaction(SIGINT, &action, nullptr);
   sigaction(SIGTERM, &action, nullptr);
+  struct sigaction hangup {};
+  sigaction(SIGHUP, nullptr, &hangup);
+  // nohup ignores it: then a closed terminal must not end the run.
+  if (hangup.sa_handler != SIG_IGN) sigaction(SIGHUP, &action, nullptr);
 }
 
+void RequestStop() { stop_requested = true; }
 bool StopRequested() { return stop_requested; }
 
 Trainer::~Trainer() = default;

@@ -77,8 +77,10 @@ class Trainer {
   bool stop_ = false;
 };
 
-// SIGINT and SIGTERM ask for a stop at the next step's end.
+// SIGINT, SIGTERM and SIGHUP (unless ignored) ask for a stop at the next
+// step's end, as RequestStop does, which any thread may call.
 void InstallStopSignals();
+void RequestStop();
 bool StopRequested();
 
 }  // namespace sluice::train

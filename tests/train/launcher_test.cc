@@ -37,6 +37,26 @@ std::unique_ptr<Child> LaunchScript(int ranks, const std::string& script,
 
 bool Exists(const std::string& path) { return access(path.c_str(), R_OK) == 0; }
 
+// Until both ranks have set their traps.
+void AwaitRanks(const TempDir& dir) {
+  while (!Exists(dir.File("up0")) || !Exists(dir.File("up1"))) {
+    absl::SleepFor(absl::Milliseconds(10));
+  }
+}
+
+// Two ranks that save and end on `signal`, and say whether it stopped them.
+std::unique_ptr<Child> LaunchStoppable(const TempDir& dir,
+                                       const std::string& signal,
+                                       const std::string& interrupted) {
+  auto launcher = LaunchScript(
+      2, "trap 'sleep 0.2; touch " + dir.path() +
+             "/saved$RANK; echo \"{\\\"exit\\\":0,\\\"interrupted\\\":" +
+             interrupted + "}\" > $SLUICE_RESULT_FILE; exit 0' " + signal +
+             "; touch " + dir.path() + "/up$RANK; while :; do sleep 0.05; done");
+  AwaitRanks(dir);
+  return launcher;
+}
+
 TEST(Launcher, EachRankKnowsItsPlace) {
   const TempDir dir;
   const auto launcher = LaunchScript(
@@ -84,28 +104,44 @@ TEST(Launcher, BlamesTheFirstCauseAndNotItsVictims) {
 
 TEST(Launcher, CtrlCIsForwardedAndTheRanksMaySave) {
   const TempDir dir;
-  const auto launcher = LaunchScript(
-      2, "trap 'touch " + dir.path() + "/saved$RANK; exit 0' INT; touch " +
-             dir.path() + "/up$RANK; while :; do sleep 0.05; done");
-  while (!Exists(dir.File("up0")) || !Exists(dir.File("up1"))) {
-    absl::SleepFor(absl::Milliseconds(10));
-  }
+  const auto launcher = LaunchStoppable(dir, "INT", "true");
   launcher->Kill(SIGINT);
-  EXPECT_EQ(launcher->Join(absl::Seconds(10)).exit_code, 130);
+  EXPECT_EQ(launcher->Join(absl::Seconds(20)).exit_code, 130);
   EXPECT_TRUE(Exists(dir.File("saved0")));
   EXPECT_TRUE(Exists(dir.File("saved1")));
 }
 
-TEST(Launcher, RankVariablesAreChecked) {
-  setenv("RANK", "2", 1);
-  setenv("WORLD_SIZE", "2", 1);
-  EXPECT_EQ(ExitCode(ReadRankEnvironment().status()), kExitBadInput);
-  setenv("WORLD_SIZE", "x", 1);
-  EXPECT_EQ(ExitCode(ReadRankEnvironment().status()), kExitBadInput);
-  setenv("WORLD_SIZE", "4", 1);
-  EXPECT_TRUE(ReadRankEnvironment().ok());
-  unsetenv("RANK");
-  unsetenv("WORLD_SIZE");
+TEST(Launcher, ARunThatWasDoneWhenTheSignalCameIsNotInterrupted) {
+  const TempDir dir;
+  const auto launcher = LaunchStoppable(dir, "INT", "false");
+  launcher->Kill(SIGINT);
+  EXPECT_EQ(launcher->Join(absl::Seconds(20)).exit_code, kExitOk);
+  EXPECT_TRUE(Exists(dir.File("saved0")));
+}
+
+TEST(Launcher, AClosedTerminalEndsTheRunInOrderHoweverOftenItIsTold) {
+  const TempDir dir;
+  const auto launcher = LaunchStoppable(dir, "HUP", "true");
+  launcher->Kill(SIGHUP);
+  absl::SleepFor(absl::Milliseconds(20));
+  launcher->Kill(SIGHUP);
+  EXPECT_EQ(launcher->Join(absl::Seconds(20)).exit_code, 130);
+  EXPECT_TRUE(Exists(dir.File("saved1")));
+}
+
+TEST(Launcher, ASecondCtrlCKillsAndBlamesNoRank) {
+  const TempDir dir;
+  const auto launcher = LaunchScript(
+      2, "trap '' INT; touch " + dir.path() +
+             "/up$RANK; while :; do sleep 0.05; done");
+  AwaitRanks(dir);
+  launcher->Kill(SIGINT);
+  absl::SleepFor(absl::Milliseconds(500));
+  launcher->Kill(SIGINT);
+  const ChildResult result = launcher->Join(absl::Seconds(20));
+  EXPECT_EQ(result.exit_code, 130);
+  EXPECT_THAT(result.err,
+              AllOf(HasSubstr("error: interrupted"), Not(HasSubstr("rank"))));
 }
 
 }  // namespace

@@ -2,6 +2,7 @@
 daemon that dies takes nothing."""
 
 import os
+import random
 import signal
 import statistics
 import subprocess
@@ -45,6 +46,78 @@ class Death(harness.TrainTest):
         self.wait_until(lambda: len(harness.lines_of(log)) > steps + 2, 30,
                         "the other job stands still")
         self.assertIsNone(other.poll())
+
+    def kill_a_rank(self, socket, temporary, rank, delay_s, *more):
+        """Starts two ranks and kills one after so long."""
+        run = self.start(
+            [harness.TRAIN, "train", *harness.MODEL, *LONG, "--socket", socket,
+             "--ranks", "2", "--hbm", "16MiB", "--data", self.text, *more],
+            {"TMPDIR": temporary}, stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE)
+        begun = time.monotonic()
+        self.wait_until(lambda: rank in harness.ranks_of(run.pid), 20,
+                        "no rank starts")
+        victim = harness.ranks_of(run.pid)[rank]
+        time.sleep(max(0, begun + delay_s - time.monotonic()))
+        os.kill(victim, signal.SIGKILL)
+        killed = time.monotonic()
+        _, err = run.communicate(timeout=20)
+        self.assertLess(time.monotonic() - killed, 5)
+        self.wait_until(lambda: self.leased(socket) == 0, 1,
+                        "the dead job's memory is not free")
+        self.assertEqual(run.returncode, 1)
+        self.assertIn(f"error: rank {rank} ended with signal 9", err)
+        self.assertEqual(err.count("error:"), 1, err)
+        self.assertEqual(os.listdir(temporary), [])
+
+    def test_kill_9_at_any_moment_of_a_start(self):
+        # Rendezvous, leases, calibration, waiting for the plan, first steps.
+        socket = self.daemon()
+        temporary = self.path("tmp")
+        os.mkdir(temporary)
+        moments = random.Random(9)
+        for slot in range(8):
+            delay_s = 2.5 * (slot + moments.random()) / 8
+            rank = moments.randrange(2)
+            with self.subTest(delay_s=delay_s, rank=rank):
+                self.kill_a_rank(socket, temporary, rank, delay_s)
+        save = self.path("saved")
+        self.kill_a_rank(socket, temporary, 1, 2.5, "--save", save,
+                         "--save-every", "1")
+        whole = [n for n in os.listdir(save) if not n.endswith(".tmp")]
+        for name in whole:
+            self.assertIn("trainer_state.json",
+                          os.listdir(os.path.join(save, name)))
+
+    def test_an_evicted_job_saves_and_says_so(self):
+        socket = self.daemon()
+        save = self.path("saved")
+        run, log = self.start_run(socket, "unwanted", "--ranks", "2", "--hbm",
+                                  "16MiB", "--save", save)
+        subprocess.run(
+            [os.path.join(harness.BIN, "sluicectl"), "--socket", socket,
+             "evict", "unwanted", "--reason", "the node is drained"],
+            env=harness.clean_environment(), capture_output=True, check=True)
+        _, err = run.communicate(timeout=30)
+        self.assertEqual(run.returncode, 1, err)
+        self.assertEqual(err.count("error:"), 1, err)
+        self.assertRegex(err, "error: .*evicted.*the node is drained")
+        done = harness.lines_of(log)[-1]["step"]
+        self.assertEqual(os.listdir(save), [f"checkpoint-{done}"])
+        self.wait_until(lambda: self.leased(socket) == 0, 1,
+                        "an evicted job's memory is not free")
+
+    def test_a_rank_of_torchrun_ends_with_130_when_interrupted(self):
+        socket = self.daemon()
+        log = self.path("steps")
+        rank = self.start(
+            [harness.TRAIN, "train", *harness.MODEL, *LONG, "--socket", socket,
+             "--data", self.text, "--log-jsonl", log],
+            {"RANK": "0", "WORLD_SIZE": "1"}, stderr=subprocess.PIPE)
+        self.wait_until(lambda: len(harness.lines_of(log)) >= 2, 60, "starts")
+        rank.send_signal(signal.SIGINT)
+        rank.communicate(timeout=20)
+        self.assertEqual(rank.returncode, 130)
 
     def test_a_dead_rank_frees_its_memory_within_a_second(self):
         socket = self.daemon(gpus=1)

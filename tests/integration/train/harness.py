@@ -37,7 +37,8 @@ MODEL = ("--layers 2 --hidden 64 --heads 4 --kv-heads 2 --ffn 96 "
 
 def clean_environment():
     """Ours, without what would make a launcher believe it is a rank."""
-    leave_out = {"RANK", "WORLD_SIZE", "LOCAL_RANK", "SLUICE_SOCKET"}
+    leave_out = {"RANK", "WORLD_SIZE", "LOCAL_RANK", "SLUICE_SOCKET",
+                 "SLURM_STEP_NUM_TASKS"}
     return {k: v for k, v in os.environ.items() if k not in leave_out}
 
 
@@ -55,9 +56,10 @@ class TrainTest(unittest.TestCase):
     def path(self, name):
         return os.path.join(self.folder, name)
 
-    def start(self, command, **options):
-        process = subprocess.Popen(command, env=clean_environment(),
-                                   text=True, **options)
+    def start(self, command, variables=None, **options):
+        process = subprocess.Popen(
+            command, env={**clean_environment(), **(variables or {})},
+            text=True, **options)
         self.addCleanup(self.end, process)
         return process
 
