@@ -33,8 +33,8 @@ double MaxAbs(const at::Tensor& t) {
   return t.numel() == 0 ? 0 : t.abs().max().item().toDouble();
 }
 
-// A text that is the same for every number of ranks; every 16th label is one
-// to be ignored (the last never: there must be one to count).
+// A text that is the same for every number of ranks; one label in 16, by
+// chance, is to be ignored (the last never: there must be one to count).
 struct Text {
   std::vector<int64_t> ids, labels;
   int64_t count = 0;

@@ -46,9 +46,6 @@ constexpr char kCheckExamples[] = R"(Example:
 )";
 
 void AddShared(CLI::App& app, RunOptions& o, RawFlags& raw) {
-  app.add_option("--socket", o.socket,
-                 "the daemon's session socket (default: $SLUICE_SOCKET, then "
-                 "/run/sluice/session.sock)");
   app.add_option("--job", o.job, "label of the job; budgets bind it");
   app.add_option("--arch", raw.arch, "gpt or llama")->capture_default_str();
   app.add_option("--layers", o.model.layers)->capture_default_str();
@@ -106,8 +103,12 @@ void AddProfile(CLI::App& app, RunOptions& o) {
 }
 
 void AddTraining(CLI::App& app, RunOptions& o, RawFlags& raw) {
+  app.add_option("--socket", o.socket,
+                 "the daemon's session socket (default: $SLUICE_SOCKET, then "
+                 "/run/sluice/session.sock)");
   app.add_flag("--private", o.private_daemon,
-               "start a sluiced with simulated GPUs for this run only");
+               "start a sluiced for this run only, with a simulated GPU of "
+               "--hbm (256 MiB) a rank and host memory of --host (1 GiB)");
   app.add_option("--method", raw.method, "keep-all, recompute or sluice")
       ->capture_default_str();
   app.add_option("--steps", o.steps, "steps in all, those resumed included")
@@ -239,6 +240,10 @@ absl::StatusOr<ParsedCommand> ParseCommandLine(
   CLI::App* const check_app =
       app.add_subcommand("check", "compare one step with plain torch in fp64");
   AddShared(*check_app, check, check_raw);
+  check_app->add_option(
+      "--socket", check.socket,
+      "a daemon's session socket (default: a private sluiced, with a simulated "
+      "GPU of --hbm (1 GiB) a rank and host memory of --host (4 GiB))");
   check_app->footer(kCheckExamples);
   CLI::App* const profile_app = app.add_subcommand(
       "profile", "measure this machine for sluicectl plan train, as TOML");
