@@ -76,7 +76,7 @@ struct StepReport {
   Bytes hbm_peak, host_peak;
   int64_t tokens = 0;
   double loss = 0;
-  int64_t plan_mismatches = 0;
+  int64_t plan_mismatches = 0;  // of this step; the daemon adds up
 };
 
 class Session {

@@ -149,7 +149,7 @@ typedef struct sluice_step_report {
   uint64_t host_peak_bytes;
   uint64_t tokens;
   double loss; /* may be NaN */
-  uint64_t plan_mismatches;
+  uint64_t plan_mismatches; /* of this step; the daemon adds up */
 } sluice_step_report;
 
 /* One step's figures, for operators. Does not wait for the daemon. */
