@@ -296,8 +296,8 @@ absl::Status Checkpoint::LoadOptimizer(AdamW& optimizer) const {
       SLUICE_ASSIGN_OR_RETURN(reader, SafetensorsReader::Open(OptimizerFile(
                                           path, former[b].owner, ranks)));
       for (const auto& [name, t] : NamedStates(optimizer)) {
-        SLUICE_RETURN_IF_ERROR(reader->Expect(
-            {name, TensorType::kF32, {sizes[former[b].owner]}}));
+        SLUICE_RETURN_IF_ERROR(
+            reader->Expect({name, TensorType::kF32, {sizes[former[b].owner]}}));
       }
     }
     const int64_t from = static_cast<int64_t>(b) / ranks * kBucketElements;

@@ -3,8 +3,9 @@
 // Each rank is this binary again, with RANK, WORLD_SIZE, LOCAL_RANK,
 // LOCAL_WORLD_SIZE, MASTER_ADDR and MASTER_PORT set, as torchrun would. When
 // one ends badly the others get kGrace to notice by themselves, then SIGTERM,
-// then SIGKILL: all are gone kLimit after the first. SIGINT and SIGTERM are
-// forwarded once, so that the ranks save and end; a second one kills them.
+// then SIGKILL: all are gone kLimit after the first. SIGINT, SIGTERM and SIGHUP
+// are forwarded once, so that the ranks save and end; a second one kills them
+// (but SIGHUP, of which a closing terminal may send several).
 //
 // Thread safety: one thread, which must be the process's first.
 #pragma once
@@ -34,13 +35,12 @@ struct RankEnvironment {
   int launcher_pid = 0;
 };
 
-// True where RANK is set: this process is a rank, not a launcher.
+// Of this process's environment; see rank_environment.h.
 bool IsRank();
-// InvalidArgument: which variable is missing or not a number.
 absl::StatusOr<RankEnvironment> ReadRankEnvironment();
 
-// SIGINT, SIGTERM and SIGCHLD wait until Launch looks at them: call before
-// anything that must be undone on Ctrl-C.
+// SIGINT, SIGTERM, SIGCHLD and, unless it is ignored, SIGHUP wait until Launch
+// looks at them: call before anything that must be undone on Ctrl-C.
 void HoldSignals();
 
 // Runs `binary arguments` as options.ranks ranks, prints the one line or

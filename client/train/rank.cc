@@ -66,7 +66,7 @@ class RankRun {
   const RankEnvironment& environment_;
   RunReport report_;
   CheckReport check_;
-  std::string machine_;              // profile: the TOML
+  std::string machine_;               // profile: the TOML
   std::atomic<bool> telling_{false};  // one thread does
   PeerWatch watch_;
 };
@@ -154,9 +154,9 @@ void RankRun::GiveUp(const std::string& reason) {
 
 int RankRun::Run() {
   InstallStopSignals();
-  const absl::Status worked = runtime::CatchStatus(
-      fmt::format("rank {}", environment_.rank),
-      [this]() -> absl::Status { return Work(); });
+  const absl::Status worked =
+      runtime::CatchStatus(fmt::format("rank {}", environment_.rank),
+                           [this]() -> absl::Status { return Work(); });
   const absl::Status status =
       Explain(ClassifyStepError(worked), watch_, report_.interrupted);
   // The watch was first and leaves the process.

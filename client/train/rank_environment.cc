@@ -38,9 +38,10 @@ absl::Status ReadNumber(const Variables& variables, const char* name,
   const char* at = text.has_value() ? text->c_str() : "";
   const long value = TakeNumber(at);
   if (value < 0 || *at != '\0') {
-    return BadInput(fmt::format("{}={}: must be a number in a rank's "
-                                "environment",
-                                name, text.value_or("(unset)")));
+    return BadInput(
+        fmt::format("{}={}: must be a number in a rank's "
+                    "environment",
+                    name, text.value_or("(unset)")));
   }
   out = static_cast<int>(value);
   return absl::OkStatus();

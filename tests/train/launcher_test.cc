@@ -52,7 +52,8 @@ std::unique_ptr<Child> LaunchStoppable(const TempDir& dir,
       2, "trap 'sleep 0.2; touch " + dir.path() +
              "/saved$RANK; echo \"{\\\"exit\\\":0,\\\"interrupted\\\":" +
              interrupted + "}\" > $SLUICE_RESULT_FILE; exit 0' " + signal +
-             "; touch " + dir.path() + "/up$RANK; while :; do sleep 0.05; done");
+             "; touch " + dir.path() +
+             "/up$RANK; while :; do sleep 0.05; done");
   AwaitRanks(dir);
   return launcher;
 }
@@ -131,9 +132,9 @@ TEST(Launcher, AClosedTerminalEndsTheRunInOrderHoweverOftenItIsTold) {
 
 TEST(Launcher, ASecondCtrlCKillsAndBlamesNoRank) {
   const TempDir dir;
-  const auto launcher = LaunchScript(
-      2, "trap '' INT; touch " + dir.path() +
-             "/up$RANK; while :; do sleep 0.05; done");
+  const auto launcher =
+      LaunchScript(2, "trap '' INT; touch " + dir.path() +
+                          "/up$RANK; while :; do sleep 0.05; done");
   AwaitRanks(dir);
   launcher->Kill(SIGINT);
   absl::SleepFor(absl::Milliseconds(500));

@@ -42,17 +42,18 @@ std::string Refusal(const Map& map) {
 }
 
 // The sixth of 7 tasks on 3 nodes.
-const Map kSrun = {{"SLURM_STEP_NUM_TASKS", "7"},
-                   {"SLURM_STEP_TASKS_PER_NODE", "3(x2),1"},
-                   {"SLURM_PROCID", "5"},
-                   {"SLURM_LOCALID", "2"},
-                   {"SLURM_NODEID", "1"},
-                   {"MASTER_ADDR", "node7"},
-                   {"MASTER_PORT", "29501"}};
+const Map kSrun = {
+    {"SLURM_STEP_NUM_TASKS", "7"}, {"SLURM_STEP_TASKS_PER_NODE", "3(x2),1"},
+    {"SLURM_PROCID", "5"},         {"SLURM_LOCALID", "2"},
+    {"SLURM_NODEID", "1"},         {"MASTER_ADDR", "node7"},
+    {"MASTER_PORT", "29501"}};
 
-const Map kTorchrun = {{"RANK", "5"},       {"WORLD_SIZE", "8"},
-                       {"LOCAL_RANK", "1"}, {"LOCAL_WORLD_SIZE", "4"},
-                       {"MASTER_ADDR", "node7"}, {"MASTER_PORT", "29501"}};
+const Map kTorchrun = {{"RANK", "5"},
+                       {"WORLD_SIZE", "8"},
+                       {"LOCAL_RANK", "1"},
+                       {"LOCAL_WORLD_SIZE", "4"},
+                       {"MASTER_ADDR", "node7"},
+                       {"MASTER_PORT", "29501"}};
 
 TEST(RankEnvironment, TorchrunsIsTakenAsItIs) {
   EXPECT_TRUE(IsRank(Of(kTorchrun)));
