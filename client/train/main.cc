@@ -1,6 +1,7 @@
 // sluice-train: launcher and rank in one binary.
 #include <fmt/format.h>
 
+#include <csignal>
 #include <cstdio>
 #include <memory>
 #include <string>
@@ -54,6 +55,9 @@ int Main(const std::vector<std::string>& arguments) {
         parsed->options.command == Command::kCheck ? "check" : "--private")));
   }
   if (ours) DieWithParent(environment->launcher_pid);
+  // A peer that has gone is the error of a write to it, which names it, and
+  // not this rank's death: Gloo writes to its sockets without MSG_NOSIGNAL.
+  std::signal(SIGPIPE, SIG_IGN);
   return RunRank(parsed->options, *environment);
 }
 
