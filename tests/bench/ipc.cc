@@ -23,7 +23,7 @@ using testing::Child;
 using testing::RunningDaemon;
 
 constexpr Bytes kSize = GiB(1);
-constexpr int kRounds = 7;
+constexpr int kRounds = 15;
 // A few leases a daemon, all held so that each is fresh; no rank holds
 // hundreds.
 constexpr int kDaemons = 10;
