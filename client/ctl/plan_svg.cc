@@ -69,29 +69,6 @@ stroke-opacity:.8}
 </style>
 )";
 
-std::string Escaped(const std::string& text) {
-  std::string safe;
-  for (const char c : Printable(text)) {
-    switch (c) {
-      case '&':
-        safe += "&amp;";
-        break;
-      case '<':
-        safe += "&lt;";
-        break;
-      case '>':
-        safe += "&gt;";
-        break;
-      case '"':
-        safe += "&quot;";
-        break;
-      default:
-        safe += c;
-    }
-  }
-  return safe;
-}
-
 // A tenth of a pixel is finer than anyone sees; "12" rather than "12.0".
 std::string Pixels(double value) {
   std::string text = fmt::format("{:.1f}", value);
@@ -172,14 +149,14 @@ class Picture {
     Put("<svg xmlns=\"http://www.w3.org/2000/svg\" viewBox=\"0 0 {0} {1}\" "
         "width=\"{0}\" height=\"{1}\" role=\"img\" aria-label=\"{2}\">\n"
         "<title>{2}</title>\n",
-        kWidth, kHeight, Escaped(Headline()));
+        kWidth, kHeight, EscapeHtml(Headline()));
     text_ += kStyle;
     Put("<rect width=\"{}\" height=\"{}\" fill=\"var(--page)\"/>\n", kWidth,
         kHeight);
     Put("<text class=\"h\" x=\"{}\" y=\"40\">{}</text>\n", kLeft,
-        Escaped(Headline()));
+        EscapeHtml(Headline()));
     Put("<text class=\"s\" x=\"{}\" y=\"64\">{}</text>\n", kLeft,
-        Escaped(Subtitle()));
+        EscapeHtml(Subtitle()));
     Marks();
     Axes();
     Buffers();
@@ -242,7 +219,7 @@ class Picture {
       Put("<rect class=\"k{}\" x=\"{}\" y=\"{}\" width=\"{}\" height=\"6\">"
           "<title>{}</title></rect>\n",
           k % 2, Pixels(x), kTop - 12, Pixels(Within(marks[k].upper) - x),
-          Escaped(marks[k].name));
+          EscapeHtml(marks[k].name));
     }
     text_ += names;
   }
@@ -256,7 +233,7 @@ class Picture {
       fmt::format_to(std::back_inserter(text),
                      "<text class=\"n m\" x=\"{}\" y=\"{}\">{}</text>\n",
                      Pixels(Within(mark.lower) + width / 2), kTop - 17,
-                     Escaped(mark.name));
+                     EscapeHtml(mark.name));
     }
     return text;
   }
@@ -348,7 +325,7 @@ class Picture {
         "height=\"{}\"><title>{}: {}, alive {} to {}, at {}</title></rect>\n",
         colour, std::min(box.Width(), box.Height()) < kBordered ? " f" : "",
         Pixels(box.x0), Pixels(box.y0), Pixels(box.Width()),
-        Pixels(box.Height()), Escaped(named_.names[k]), Size(b.size.count()),
+        Pixels(box.Height()), EscapeHtml(named_.names[k]), Size(b.size.count()),
         Count(static_cast<double>(b.lower)),
         Count(static_cast<double>(b.upper)), Size(plan_.offsets[k].count()));
   }
@@ -364,7 +341,7 @@ class Picture {
       return fmt::format(
           "<text class=\"n m n{}\" x=\"{}\" y=\"{}\">{}</text>\n",
           std::min(colour, 2), Pixels((box.x0 + box.x1) / 2),
-          Pixels((box.y0 + box.y1) / 2 + 4), Escaped(text));
+          Pixels((box.y0 + box.y1) / 2 + 4), EscapeHtml(text));
     }
     return "";
   }

@@ -54,4 +54,27 @@ std::string Table::Text() const {
   return text;
 }
 
+std::string EscapeHtml(const std::string& text) {
+  std::string safe;
+  for (const char c : Printable(text)) {
+    switch (c) {
+      case '&':
+        safe += "&amp;";
+        break;
+      case '<':
+        safe += "&lt;";
+        break;
+      case '>':
+        safe += "&gt;";
+        break;
+      case '"':
+        safe += "&quot;";
+        break;
+      default:
+        safe += c;
+    }
+  }
+  return safe;
+}
+
 }  // namespace sluice::ctl

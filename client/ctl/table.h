@@ -37,5 +37,7 @@ size_t Width(const std::string& text);
 
 // `text` with control characters replaced.
 std::string Printable(std::string text);
+// The same, fit to stand inside HTML and SVG, attributes included.
+std::string EscapeHtml(const std::string& text);
 
 }  // namespace sluice::ctl

@@ -248,29 +248,6 @@ class MfuPlot {
 
 }  // namespace
 
-std::string EscapeHtml(const std::string& text) {
-  std::string safe;
-  for (const char c : Printable(text)) {
-    switch (c) {
-      case '&':
-        safe += "&amp;";
-        break;
-      case '<':
-        safe += "&lt;";
-        break;
-      case '>':
-        safe += "&gt;";
-        break;
-      case '"':
-        safe += "&quot;";
-        break;
-      default:
-        safe += c;
-    }
-  }
-  return safe;
-}
-
 std::string ColourOf(const std::string& part) { return "p-" + part; }
 
 std::string PartTitle(const std::string& part) {

@@ -11,8 +11,6 @@
 
 namespace sluice::ctl {
 
-std::string EscapeHtml(const std::string& text);
-
 // The class of `part`'s colour: "attention" is "attention" everywhere.
 std::string ColourOf(const std::string& part);
 // A part's name for people: "exposed copy".

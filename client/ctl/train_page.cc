@@ -5,6 +5,7 @@
 #include <algorithm>
 
 #include "client/ctl/format.h"
+#include "client/ctl/table.h"
 #include "client/ctl/train_charts.h"
 
 namespace sluice::ctl {
