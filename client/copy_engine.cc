@@ -9,6 +9,7 @@
 #include "client/copy_lane.h"
 #include "client/copy_timeline.h"
 #include "client/ticket_state.h"
+#include "proto/base/clock.h"
 #include "proto/base/status.h"
 
 namespace sluice::client {

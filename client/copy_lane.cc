@@ -7,6 +7,7 @@
 #include <cstring>
 #include <utility>
 
+#include "proto/base/clock.h"
 #include "proto/base/status.h"
 
 namespace sluice::client {

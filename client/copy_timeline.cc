@@ -1,8 +1,9 @@
 #include "client/copy_timeline.h"
 
 #include <chrono>
-#include <ctime>
 #include <utility>
+
+#include "proto/base/clock.h"
 
 namespace sluice::client {
 namespace {
@@ -10,13 +11,6 @@ namespace {
 constexpr std::chrono::microseconds kPoll{100};
 
 }  // namespace
-
-double MonotonicSeconds() {
-  timespec now;
-  clock_gettime(CLOCK_MONOTONIC, &now);
-  return static_cast<double>(now.tv_sec) +
-         1e-9 * static_cast<double>(now.tv_nsec);
-}
 
 CopyTimeline::CopyTimeline() : thread_([this] { Run(); }) {}
 

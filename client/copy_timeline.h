@@ -20,9 +20,6 @@
 
 namespace sluice::client {
 
-// Seconds on the machine's monotonic clock.
-double MonotonicSeconds();
-
 class CopyTimeline {
  public:
   CopyTimeline();

@@ -5,7 +5,6 @@
 #include <fmt/format.h>
 
 #include <algorithm>
-#include <chrono>
 #include <cstdio>
 #include <cstring>
 #include <mutex>
@@ -17,18 +16,13 @@
 #include "client/torch/host_scope.h"
 #include "client/torch/region_pool.h"
 #include "client/torch/segments.h"
+#include "proto/base/clock.h"
 #include "proto/base/status.h"
 
 namespace sluice::runtime {
 namespace {
 
 constexpr uint8_t kArmedPriority = 100;
-
-double MonotonicSeconds() {
-  return std::chrono::duration<double>(
-             std::chrono::steady_clock::now().time_since_epoch())
-      .count();
-}
 
 void Poison([[maybe_unused]] std::byte* block, [[maybe_unused]] Bytes size) {
 #ifdef SLUICE_POISON

@@ -73,6 +73,10 @@ absl::Time MonotonicClock::Now() const {
   return absl::TimeFromTimespec(now);
 }
 
+double MonotonicSeconds() {
+  return absl::ToDoubleSeconds(MonotonicClock().Now() - absl::UnixEpoch());
+}
+
 absl::Status ErrnoStatus(int error, std::string_view what) {
   return absl::ErrnoToStatus(error, std::string(what));
 }

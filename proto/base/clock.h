@@ -21,4 +21,7 @@ class MonotonicClock final : public Clock {
   absl::Time Now() const override;
 };
 
+// The same clock in seconds, for timelines that are laid side by side.
+double MonotonicSeconds();
+
 }  // namespace sluice
