@@ -23,6 +23,7 @@
 #include "client/ctl/table.h"
 #include "planner/trace/read_trace.h"
 #include "proto/base/status.h"
+#include "proto/base/text.h"
 
 namespace sluice::ctl {
 namespace {

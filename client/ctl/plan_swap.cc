@@ -15,6 +15,7 @@
 #include "client/ctl/swap_problem.h"
 #include "client/ctl/table.h"
 #include "proto/base/status.h"
+#include "proto/base/text.h"
 
 namespace sluice::ctl {
 namespace {

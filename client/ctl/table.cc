@@ -4,6 +4,7 @@
 #include <utility>
 
 #include "proto/base/status.h"
+#include "proto/base/text.h"
 
 namespace sluice::ctl {
 
@@ -11,14 +12,6 @@ size_t Width(const std::string& text) {
   // Bytes that do not continue a character.
   return static_cast<size_t>(std::count_if(
       text.begin(), text.end(), [](char c) { return (c & 0xc0) != 0x80; }));
-}
-
-std::string Printable(std::string text) {
-  for (char& c : text) {
-    const auto byte = static_cast<unsigned char>(c);
-    if (byte < 0x20 || byte == 0x7f) c = '?';
-  }
-  return text;
 }
 
 void Table::Add(std::vector<std::string> cells) {

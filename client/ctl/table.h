@@ -35,9 +35,7 @@ class Table {
 // Visible characters of UTF-8 text.
 size_t Width(const std::string& text);
 
-// `text` with control characters replaced.
-std::string Printable(std::string text);
-// The same, fit to stand inside HTML and SVG, attributes included.
+// Printable, and fit to stand inside HTML and SVG, attributes included.
 std::string EscapeHtml(const std::string& text);
 
 }  // namespace sluice::ctl

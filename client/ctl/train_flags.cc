@@ -9,6 +9,7 @@
 #include "client/ctl/table.h"
 #include "planner/train/search.h"
 #include "proto/base/status.h"
+#include "proto/base/text.h"
 
 namespace sluice::ctl {
 namespace {

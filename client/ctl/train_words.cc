@@ -6,6 +6,7 @@
 
 #include "client/ctl/format.h"
 #include "client/ctl/table.h"
+#include "proto/base/text.h"
 
 namespace sluice::ctl {
 namespace {

@@ -8,8 +8,6 @@
 namespace sluice::planner {
 namespace {
 
-constexpr int64_t kNoLimit = std::numeric_limits<int64_t>::max();
-
 // Below this a race is over before a thread has started.
 constexpr size_t kMinItemsForThread = 4000;
 

@@ -4,10 +4,13 @@
 #include <fmt/ranges.h>
 
 #define TOML_EXCEPTIONS 0
+// toml++ 3.3 asserts where "[[[x" is a fault that it reports a line later.
+#define TOML_ASSERT(expr) static_cast<void>(0)
 #include <toml++/toml.h>
 
 #include "planner/train/shipped.h"
 #include "proto/base/status.h"
+#include "proto/base/text.h"
 
 namespace sluice::planner::train {
 namespace {
@@ -35,7 +38,8 @@ constexpr Key kKeys[] = {
 };
 
 absl::Status Fault(std::string_view source, std::string what) {
-  return absl::InvalidArgumentError(fmt::format("{}: {}", source, what));
+  return absl::InvalidArgumentError(
+      Printable(fmt::format("{}: {}", source, what)));
 }
 
 const Key* Find(std::string_view table, std::string_view name) {

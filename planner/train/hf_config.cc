@@ -1,58 +1,45 @@
 // Hugging Face's config.json: field names differ by family.
-#include <fmt/format.h>
-
-#include <nlohmann/json.hpp>
+#include <string>
 
 #include "planner/train/model.h"
 #include "proto/base/status.h"
+#include "proto/plan/json_reader.h"
 
 namespace sluice::planner::train {
 namespace {
 
-using Json = nlohmann::json;
+using plan::FieldReader;
 
+// Longer ones are none; `sluicectl` reads whole files.
+constexpr size_t kMostBytes = 16 << 20;
+
+// A field that is absent or null takes its family's default.
 class Reader {
  public:
-  Reader(const Json& json, std::string_view source)
-      : json_(json), source_(source) {}
+  Reader(const nlohmann::json& json, absl::Status* status)
+      : json_(json), fields_(json, "", status) {}
 
-  // The whole number at `key`; where it is absent or null, `otherwise`, and a
-  // fault when that is negative.
-  int64_t Whole(const char* key, int64_t otherwise = -1) {
-    const auto found = json_.find(key);
-    if (found == json_.end() || found->is_null()) {
-      if (otherwise < 0) Fault(fmt::format("'{}' is missing", key));
-      return otherwise;
-    }
-    if (!found->is_number_integer()) {
-      Fault(fmt::format("'{}' is {}, not a whole number", key, found->dump()));
-      return otherwise;
-    }
-    return found->get<int64_t>();
+  int64_t Whole(const char* key) {
+    return fields_.Int(key, 0, ModelShape::kMost);
   }
-
+  int64_t Whole(const char* key, int64_t otherwise) {
+    return Given(key) ? Whole(key) : otherwise;
+  }
   bool Flag(const char* key, bool otherwise) {
-    const auto found = json_.find(key);
-    if (found == json_.end() || found->is_null()) return otherwise;
-    if (!found->is_boolean()) {
-      Fault(fmt::format("'{}' is {}, not true or false", key, found->dump()));
-      return otherwise;
-    }
-    return found->get<bool>();
+    return Given(key) ? fields_.Flag(key) : otherwise;
   }
-
-  void Fault(std::string what) {
-    if (status_.ok()) {
-      status_ =
-          absl::InvalidArgumentError(fmt::format("{}: {}", source_, what));
-    }
+  std::string Family() {
+    return fields_.Choice("model_type", {"llama", "mistral", "qwen2", "qwen3",
+                                         "gpt2", "gpt_neox"});
   }
-  const absl::Status& status() const { return status_; }
 
  private:
-  const Json& json_;
-  std::string source_;
-  absl::Status status_;
+  bool Given(const char* key) const {
+    return fields_.Has(key) && !json_.at(key).is_null();
+  }
+
+  const nlohmann::json& json_;
+  FieldReader fields_;
 };
 
 // llama, mistral, qwen2, qwen3: one set of names.
@@ -95,36 +82,16 @@ ModelShape GptNeoX(Reader& in) {
 
 absl::StatusOr<ModelShape> ReadHuggingFaceConfig(std::string_view json,
                                                  std::string_view source) {
-  const Json parsed = Json::parse(json, nullptr, false);
-  Reader in(parsed, source);
-  if (!parsed.is_object()) {
-    in.Fault("this is not a JSON object; give a Hugging Face config.json");
-    return in.status();
-  }
-  const auto found = parsed.find("model_type");
-  const std::string type = found != parsed.end() && found->is_string()
-                               ? found->get<std::string>()
-                               : "";
-  ModelShape model;
-  if (type == "llama" || type == "mistral" || type == "qwen2" ||
-      type == "qwen3") {
-    model = LlamaLike(in);
-  } else if (type == "gpt2") {
-    model = Gpt2(in);
-  } else if (type == "gpt_neox") {
-    model = GptNeoX(in);
-  } else {
-    in.Fault(
-        fmt::format("model_type is '{}'; known are llama, mistral, "
-                    "qwen2, qwen3, gpt2, gpt_neox",
-                    type));
-  }
-  if (!in.status().ok()) return in.status();
-  model.name = type;
-  if (absl::Status status = model.Validate(); !status.ok()) {
-    return absl::InvalidArgumentError(
-        fmt::format("{}: {}", source, std::string(status.message())));
-  }
+  absl::Status status;
+  const nlohmann::json parsed = plan::ParseChecked(json, kMostBytes, &status);
+  Reader in(parsed, &status);
+  const std::string family = in.Family();
+  ModelShape model = family == "gpt2"       ? Gpt2(in)
+                     : family == "gpt_neox" ? GptNeoX(in)
+                                            : LlamaLike(in);
+  if (status.ok()) status = model.Validate();
+  if (!status.ok()) return Annotate(status, source);
+  model.name = family;
   return model;
 }
 

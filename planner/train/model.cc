@@ -91,8 +91,6 @@ absl::Status ModelShape::Validate() const {
       {"layers", layers},     {"hidden", hidden},     {"heads", heads},
       {"kv_heads", kv_heads}, {"head_dim", head_dim}, {"ffn", ffn},
       {"vocab", vocab}};
-  // Beyond these a product of two would leave what a double counts exactly.
-  constexpr int64_t kMost = int64_t{1} << 24;
   for (const auto& [name, value] : fields) {
     if (value < 1 || value > kMost) {
       return absl::InvalidArgumentError(fmt::format(

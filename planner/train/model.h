@@ -27,6 +27,10 @@ struct ModelShape {
   bool tied = true;           // the head is the embedding
   int64_t max_positions = 0;  // rows of a learned table; 0: none
 
+  // Of any field. Beyond it a product of two would leave what a double counts
+  // exactly.
+  static constexpr int64_t kMost = int64_t{1} << 24;
+
   double query_width() const { return double(heads) * double(head_dim); }
   double key_width() const { return double(kv_heads) * double(head_dim); }
   double ffn_width() const { return (gated ? 2.0 : 1.0) * double(ffn); }

@@ -11,6 +11,7 @@
 #include "absl/strings/numbers.h"
 #include "proto/base/clock.h"
 #include "proto/base/status.h"
+#include "proto/base/text.h"
 #include "proto/base/unique_fd.h"
 #include "proto/base/units.h"
 
@@ -28,6 +29,14 @@ std::string FormatBytes(Bytes size) {
   const bool whole = value == std::floor(value);
   return whole ? fmt::format("{:.0f} {}", value, kUnits[unit])
                : fmt::format("{:.1f} {}", value, kUnits[unit]);
+}
+
+std::string Printable(std::string text) {
+  for (char& c : text) {
+    const auto byte = static_cast<unsigned char>(c);
+    if (byte < 0x20 || byte == 0x7f) c = '?';
+  }
+  return text;
 }
 
 absl::StatusOr<Bytes> ParseBytes(std::string_view text) {

@@ -109,6 +109,7 @@ TEST(Config, WhatIsWrongIsOneLineWithFileAndLine) {
            Case{"[worker]\ntime_limit_s = 0\n",
                 "c.toml:2: 'time_limit_s' must be above 0"},
            Case{"[sim\n", "c.toml:1: "},
+           Case{"[[[[sim]\n", "c.toml:1: "},
        }) {
     const auto config = ParseConfig(c.text, "c.toml");
     EXPECT_THAT(config, StatusIs(absl::StatusCode::kInvalidArgument,

@@ -95,22 +95,28 @@ TEST(HuggingFaceConfig, GptNeoXIsUntiedAndNotGated) {
 
 TEST(HuggingFaceConfig, FaultsNameFileFieldAndValue) {
   EXPECT_THAT(ReadHuggingFaceConfig("[1]", "x.json"),
-              StatusIs(kInvalid, HasSubstr("x.json: this is not a JSON")));
+              StatusIs(kInvalid, HasSubstr("x.json: not a JSON object")));
   EXPECT_THAT(ReadHuggingFaceConfig("{", "x.json"),
               StatusIs(kInvalid, HasSubstr("x.json")));
   EXPECT_THAT(ReadHuggingFaceConfig(R"({"model_type": "mamba"})", "x.json"),
-              StatusIs(kInvalid, HasSubstr("'mamba'; known are llama")));
+              StatusIs(kInvalid, HasSubstr("'mamba' is none of 'llama'")));
   EXPECT_THAT(ReadHuggingFaceConfig(R"({"model_type": 7})", "x.json"),
               StatusIs(kInvalid, HasSubstr("model_type")));
   EXPECT_THAT(ReadHuggingFaceConfig(R"({"model_type": "gpt2"})", "x.json"),
-              StatusIs(kInvalid, HasSubstr("'n_layer' is missing")));
+              StatusIs(kInvalid, HasSubstr("n_layer: is missing")));
   EXPECT_THAT(
       ReadHuggingFaceConfig(R"({"model_type": "gpt2", "n_layer": "two"})", "c"),
-      StatusIs(kInvalid, HasSubstr("'n_layer' is \"two\"")));
+      StatusIs(kInvalid, HasSubstr("n_layer: \"two\" is not a whole number")));
   EXPECT_THAT(ReadHuggingFaceConfig(R"({"model_type": "gpt2", "n_layer": 2,
         "n_embd": 64, "n_head": 0, "vocab_size": 9})",
                                     "c"),
               StatusIs(kInvalid, HasSubstr("c: model: heads is 0")));
+  // Beyond int64 it must not come out as another number.
+  EXPECT_THAT(
+      ReadHuggingFaceConfig(R"({"model_type": "gpt2",
+        "n_layer": 18446744073709551615})",
+                            "c"),
+      StatusIs(kInvalid, HasSubstr("18446744073709551615 is not between")));
 }
 
 }  // namespace

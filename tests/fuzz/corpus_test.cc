@@ -1,5 +1,5 @@
-// The fuzz target's corpus and seeded mutations of it, without libFuzzer, so
-// that every build runs them (./dev test --deep: also under ASan and UBSan).
+// Each reader's corpus and seeded mutations of it, without libFuzzer, so that
+// every build runs them (./dev test --deep: also under ASan and UBSan).
 #include <gtest/gtest.h>
 
 #include <algorithm>
@@ -11,15 +11,15 @@
 #include <string>
 #include <vector>
 
-#include "tests/fuzz/trace_input.h"
+#include "tests/fuzz/readers.h"
 
 namespace sluice::fuzz {
 namespace {
 
-std::vector<std::string> Corpus() {
+std::vector<std::string> CorpusOf(const Reader& reader) {
   std::vector<std::filesystem::path> paths;
-  for (const auto& entry :
-       std::filesystem::directory_iterator(SLUICE_FUZZ_CORPUS)) {
+  for (const auto& entry : std::filesystem::directory_iterator(
+           std::filesystem::path(SLUICE_FUZZ_CORPUS) / reader.name)) {
     paths.push_back(entry.path());
   }
   std::sort(paths.begin(), paths.end());
@@ -76,29 +76,36 @@ std::string Mutated(std::string text, const std::vector<std::string>& corpus,
   return text;
 }
 
-TEST(TraceCorpus, EveryInputIsATraceOrOneClearLine) {
-  const std::vector<std::string> corpus = Corpus();
-  ASSERT_GE(corpus.size(), 20);
-  for (const std::string& input : corpus) ReadAsTrace(input);
+class Corpus : public testing::TestWithParam<Reader> {};
+
+TEST_P(Corpus, EveryInputIsReadOrGetsOneClearLine) {
+  const std::vector<std::string> corpus = CorpusOf(GetParam());
+  ASSERT_GE(corpus.size(), 5);
+  for (const std::string& input : corpus) GetParam().read(input);
 }
 
-TEST(TraceCorpus, SoAreMutationsOfIt) {
-  const std::vector<std::string> corpus = Corpus();
+TEST_P(Corpus, SoAreMutationsOfIt) {
+  const std::vector<std::string> corpus = CorpusOf(GetParam());
   ASSERT_FALSE(corpus.empty());
   std::mt19937 random(20261121);
-  const auto end = std::chrono::steady_clock::now() + std::chrono::seconds(5);
+  const auto end = std::chrono::steady_clock::now() + std::chrono::seconds(4);
   int tried = 0;
   // A count, so that a failure repeats; the clock only spares slow builds.
-  for (; tried < 150000 && std::chrono::steady_clock::now() < end; ++tried) {
+  for (; tried < 100000 && std::chrono::steady_clock::now() < end; ++tried) {
     std::string input = corpus[random() % corpus.size()];
     for (uint32_t k = 1 + random() % 4; k > 0; --k) {
       input = Mutated(std::move(input), corpus, random);
     }
-    ReadAsTrace(input);
+    GetParam().read(input);
   }
   RecordProperty("inputs", tried);
   EXPECT_GT(tried, 100);
 }
+
+INSTANTIATE_TEST_SUITE_P(Readers, Corpus, testing::ValuesIn(Readers()),
+                         [](const auto& info) {
+                           return std::string(info.param.name);
+                         });
 
 }  // namespace
 }  // namespace sluice::fuzz

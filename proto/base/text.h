@@ -1,0 +1,14 @@
+// Text of strangers inside text for people.
+//
+// Thread safety: pure functions.
+#pragma once
+
+#include <string>
+
+namespace sluice {
+
+// `text` with each control character replaced by '?', so that it stays in its
+// line and moves no cursor.
+std::string Printable(std::string text);
+
+}  // namespace sluice

@@ -1,0 +1,56 @@
+#include "tests/fuzz/readers.h"
+
+#include <cmath>
+
+#include "client/ctl/swap_problem.h"
+#include "planner/train/hardware.h"
+#include "planner/train/model.h"
+#include "proto/base/status.h"
+
+namespace sluice::fuzz {
+namespace {
+
+// The longest complaint quotes a value of 256 bytes, each perhaps escaped.
+constexpr size_t kLongestComplaint = 2000;
+
+}  // namespace
+
+void CheckComplaint(const absl::Status& status) {
+  const std::string message(status.message());
+  SLUICE_CHECK(status.code() == absl::StatusCode::kInvalidArgument);
+  SLUICE_CHECK(!message.empty() && message.size() < kLongestComplaint);
+  for (const char c : message) {
+    SLUICE_CHECK(static_cast<unsigned char>(c) >= 0x20);
+  }
+}
+
+// Reading is checking: whoever solves it checks again.
+void ReadAsNode(std::string_view bytes) {
+  const auto problem = ctl::ReadSwapProblem(bytes);
+  if (!problem.ok()) return CheckComplaint(problem.status());
+  SLUICE_CHECK_OK(planner::CheckNodeSwap(*problem));
+}
+
+void ReadAsModel(std::string_view bytes) {
+  const auto model = planner::train::ReadHuggingFaceConfig(bytes, "fuzz");
+  if (!model.ok()) return CheckComplaint(model.status());
+  SLUICE_CHECK_OK(model->Validate());
+  SLUICE_CHECK(std::isfinite(model->parameters()) && model->parameters() > 0);
+}
+
+void ReadAsHardware(std::string_view bytes) {
+  const auto hardware = planner::train::ReadHardware(bytes, "fuzz");
+  if (!hardware.ok()) return CheckComplaint(hardware.status());
+  SLUICE_CHECK(hardware->gpus_per_node >= 1);
+  SLUICE_CHECK(std::isfinite(hardware->peak_flops));
+}
+
+const std::vector<Reader>& Readers() {
+  static const std::vector<Reader> readers = {{"trace", ReadAsTrace},
+                                              {"node", ReadAsNode},
+                                              {"model", ReadAsModel},
+                                              {"hardware", ReadAsHardware}};
+  return readers;
+}
+
+}  // namespace sluice::fuzz
