@@ -23,7 +23,7 @@ class Race {
   }
 
   void Run() {
-    Occupancy taken(problem_.live.size());
+    Occupancy taken;
     while (const std::optional<Heat> heat = Next()) {
       taken.Clear();
       auto offsets =
@@ -100,7 +100,8 @@ std::optional<Offsets> PlaceInOrder(const Problem& problem, const Order& order,
   for (const uint32_t k : order) {
     if (++placed % 1024 == 0 && expired()) return std::nullopt;
     const Item& item = problem.items[k];
-    const int64_t offset = taken->Find(item.lower, item.upper, item.size, fit);
+    const int64_t offset =
+        taken->Find(item.lower, item.upper, item.size, fit, limit);
     const int64_t end = offset + item.size;
     if (end > limit) return std::nullopt;
     taken->Add(item.lower, item.upper, offset, end);
@@ -111,7 +112,7 @@ std::optional<Offsets> PlaceInOrder(const Problem& problem, const Order& order,
 
 std::optional<Offsets> PlaceInOrder(const Problem& problem, const Order& order,
                                     Fit fit, int64_t limit) {
-  Occupancy taken(problem.live.size());
+  Occupancy taken;
   return PlaceInOrder(problem, order, fit, limit, &taken, [] { return false; });
 }
 

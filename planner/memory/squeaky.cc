@@ -26,7 +26,7 @@ std::optional<Offsets> SqueakyWheel(const Problem& problem, const Order& order,
   for (size_t r = 0; r < n; ++r) turn[order[r]] = static_cast<double>(r);
   std::vector<double> best_turn = turn;
   Order now = order;
-  Occupancy taken(problem.live.size());
+  Occupancy taken;
   int stale = 0;
   for (; placements > 0 && peak > target && !expired();
        placements -= static_cast<int64_t>(n)) {

@@ -53,7 +53,7 @@ std::optional<Offsets> PlaceRest(const Problem& problem, const Order& frozen,
   std::optional<Offsets> best;
   std::vector<uint8_t> is_frozen(problem.items.size(), 0);
   for (size_t i = 0; i < at.size(); ++i) is_frozen[frozen[i]] = 1;
-  Occupancy taken(problem.live.size());
+  Occupancy taken;
   for (NamedOrder& named : GreedyOrders(problem)) {
     if (std::count(std::begin(kRestOrders), std::end(kRestOrders),
                    named.name) == 0) {

@@ -67,6 +67,66 @@ TEST(Occupancy, FindsTheGapsThatLookingAtEveryPairFinds) {
   }
 }
 
+TEST(Occupancy, EveryScanHasTheSameOutcome) {
+  std::mt19937 random(13);
+  const auto below = [&](uint32_t n) { return static_cast<int>(random() % n); };
+  for (int round = 0; round < 2000; ++round) {
+    ScanBlock block;
+    std::fill(std::begin(block.lower), std::end(block.lower), INT32_MAX);
+    std::fill(std::begin(block.upper), std::end(block.upper), INT32_MIN);
+    block.count = random() % (ScanBlock::kCapacity + 1);
+    int64_t at = 0;
+    for (size_t k = 0; k < block.count; ++k) {
+      block.lower[k] = below(100);
+      block.upper[k] = block.lower[k] + 1 + below(50);
+      block.begin[k] = at += below(3) * below(20);
+      block.end[k] = at + 1 + below(60);
+    }
+    const int lower = below(120);
+    Scan start{.lower = lower,
+               .upper = lower + 1 + below(60),
+               .size = 1 + below(20),
+               .reach = below(200)};
+    start.enough = round % 2 ? start.size : Scan::kNone - 1;
+    Scan plain = start, fast = start;
+    ASSERT_EQ(ScanPortable(block, &plain), FastestScan()(block, &fast));
+    ASSERT_EQ(plain.gap, fast.gap);
+    ASSERT_EQ(plain.offset, fast.offset);
+    if (plain.gap > plain.enough) {
+      ASSERT_EQ(plain.reach, fast.reach);
+    }
+  }
+}
+
+TEST(Occupancy, WhatIsGivenBackIsAsIfItHadNeverBeenTaken) {
+  std::mt19937 random(14);
+  for (int round = 0; round < 20; ++round) {
+    // Few addresses, so that many items share one and blocks split among them.
+    const Problem problem = Normalise(RandomTrace(random, 2000, 300, 5));
+    const auto offset = [](size_t k) {
+      return static_cast<int64_t>(k * 7919 % 40);
+    };
+    Occupancy both, one;
+    for (size_t k = 0; k < problem.items.size(); ++k) {
+      const Item& item = problem.items[k];
+      both.Add(item.lower, item.upper, offset(k), offset(k) + item.size);
+      if (k % 3 != 0) {
+        one.Add(item.lower, item.upper, offset(k), offset(k) + item.size);
+      }
+    }
+    for (size_t k = 0; k < problem.items.size(); k += 3) {
+      const Item& item = problem.items[k];
+      both.Remove(item.lower, item.upper, offset(k), offset(k) + item.size);
+    }
+    for (const Item& item : problem.items) {
+      for (const Fit fit : {Fit::kFirst, Fit::kBest}) {
+        ASSERT_EQ(both.Find(item.lower, item.upper, item.size, fit, kNoLimit),
+                  one.Find(item.lower, item.upper, item.size, fit, kNoLimit));
+      }
+    }
+  }
+}
+
 TEST(Replay, IsAValidPlan) {
   std::mt19937 random(12);
   for (int round = 0; round < 50; ++round) {

@@ -1,0 +1,121 @@
+#include "planner/memory/occupancy_scan.h"
+
+#include <algorithm>
+
+#if defined(__x86_64__)
+#include <immintrin.h>
+#endif
+
+namespace sluice::planner {
+namespace {
+
+// True: it is the answer.
+bool Meet(int64_t gap, int64_t offset, Scan* scan) {
+  if (gap < scan->size || gap >= scan->gap) return false;
+  scan->gap = gap;
+  scan->offset = offset;
+  return gap <= scan->enough;
+}
+
+#if defined(__x86_64__)
+
+// Of items that live in the slots asked for.
+struct Packed {
+  alignas(64) int64_t begin[ScanBlock::kCapacity + 8];
+  alignas(64) int64_t end[ScanBlock::kCapacity + 8];
+  size_t count = 0;
+};
+
+__attribute__((target("avx512f"))) inline void Pack(const ScanBlock& block,
+                                                    const Scan& scan,
+                                                    Packed* packed) {
+  const __m512i lower = _mm512_set1_epi32(scan.lower);
+  const __m512i upper = _mm512_set1_epi32(scan.upper);
+  size_t count = 0;
+  for (size_t k = 0; k < block.count; k += 16) {
+    const __mmask16 together =
+        _mm512_cmplt_epi32_mask(_mm512_load_si512(block.lower + k), upper) &
+        _mm512_cmpgt_epi32_mask(_mm512_load_si512(block.upper + k), lower);
+    for (size_t half = 0; half < 16; half += 8) {
+      const auto mask = static_cast<__mmask8>(together >> half);
+      if (mask == 0) continue;
+      const __m512i begins = _mm512_load_si512(block.begin + k + half);
+      const __m512i ends = _mm512_load_si512(block.end + k + half);
+      _mm512_storeu_si512(packed->begin + count,
+                          _mm512_maskz_compress_epi64(mask, begins));
+      _mm512_storeu_si512(packed->end + count,
+                          _mm512_maskz_compress_epi64(mask, ends));
+      count += static_cast<size_t>(__builtin_popcount(mask));
+    }
+  }
+  // What is left of the last eight.
+  _mm512_storeu_si512(packed->begin + count, _mm512_setzero_si512());
+  _mm512_storeu_si512(packed->end + count, _mm512_setzero_si512());
+  packed->count = count;
+}
+
+// The highest of lanes 0 to k in each lane k; `values` are not negative.
+__attribute__((target("avx512f"))) inline __m512i RunningMax(__m512i values) {
+  const __m512i zero = _mm512_setzero_si512();
+  values = _mm512_max_epi64(values, _mm512_alignr_epi64(values, zero, 7));
+  values = _mm512_max_epi64(values, _mm512_alignr_epi64(values, zero, 6));
+  return _mm512_max_epi64(values, _mm512_alignr_epi64(values, zero, 4));
+}
+
+__attribute__((target("avx512f"))) bool ScanAvx512(const ScanBlock& block,
+                                                   Scan* scan) {
+  Packed packed;
+  Pack(block, *scan, &packed);
+  const __m512i zero = _mm512_setzero_si512();
+  const __m512i last = _mm512_set1_epi64(7);
+  __m512i reach = _mm512_set1_epi64(scan->reach);
+  __m512i least = _mm512_set1_epi64(scan->size);
+  __m512i most = _mm512_set1_epi64(scan->gap);
+  // Lanes past the last are zero: no gap, no reach.
+  for (size_t k = 0; k < packed.count; k += 8) {
+    const __m512i begins = _mm512_load_si512(packed.begin + k);
+    const __m512i tops = RunningMax(_mm512_load_si512(packed.end + k));
+    const __m512i below =
+        _mm512_max_epi64(_mm512_alignr_epi64(tops, zero, 7), reach);
+    const __m512i gaps = _mm512_sub_epi64(begins, below);
+    const __mmask8 found = _mm512_cmpge_epi64_mask(gaps, least) &
+                           _mm512_cmplt_epi64_mask(gaps, most);
+    if (found != 0) {
+      alignas(64) int64_t lengths[8], offsets[8];
+      _mm512_store_si512(lengths, gaps);
+      _mm512_store_si512(offsets, below);
+      for (unsigned lanes = found; lanes != 0; lanes &= lanes - 1) {
+        const int lane = __builtin_ctz(lanes);
+        if (Meet(lengths[lane], offsets[lane], scan)) return true;
+      }
+      most = _mm512_set1_epi64(scan->gap);
+    }
+    reach = _mm512_max_epi64(reach, _mm512_permutexvar_epi64(last, tops));
+  }
+  scan->reach = _mm_cvtsi128_si64(_mm512_castsi512_si128(reach));
+  return false;
+}
+
+#endif  // __x86_64__
+
+}  // namespace
+
+bool ScanPortable(const ScanBlock& block, Scan* scan) {
+  for (size_t k = 0; k < block.count; ++k) {
+    if ((block.lower[k] < scan->upper) & (block.upper[k] > scan->lower)) {
+      if (Meet(block.begin[k] - scan->reach, scan->reach, scan)) return true;
+      scan->reach = std::max(scan->reach, block.end[k]);
+    }
+  }
+  return false;
+}
+
+ScanFunction FastestScan() {
+#if defined(__x86_64__)
+  static const bool kAvx512 = __builtin_cpu_supports("avx512f");
+  if (kAvx512) return &ScanAvx512;
+#endif
+  return &ScanPortable;
+}
+
+}  // namespace sluice::planner

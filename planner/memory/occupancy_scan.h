@@ -1,0 +1,42 @@
+// The inner loop of Occupancy::Find (internal to the planner).
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <limits>
+
+namespace sluice::planner {
+
+// Items ascending in `begin`. Places from `count` on are filled so that they
+// live in no slot.
+struct ScanBlock {
+  static constexpr size_t kCapacity = 256;
+
+  size_t count = 0;
+  alignas(64) int32_t lower[kCapacity];
+  alignas(64) int32_t upper[kCapacity];
+  alignas(64) int64_t begin[kCapacity];
+  alignas(64) int64_t end[kCapacity];
+};
+
+// A question on its way up through the blocks.
+struct Scan {
+  static constexpr int64_t kNone = std::numeric_limits<int64_t>::max();
+
+  int32_t lower;  // slots
+  int32_t upper;
+  int64_t size;
+  int64_t enough;       // a gap of no more ends it: the size, or any
+  int64_t reach = 0;    // the highest end of what was passed
+  int64_t gap = kNone;  // the smallest of `size` or more; lowest on ties
+  int64_t offset = 0;   // of it
+};
+
+// Passes the items of a block. True: the answer is found.
+bool ScanPortable(const ScanBlock& block, Scan* scan);
+
+// The fastest this machine has; all have the same outcome.
+using ScanFunction = bool (*)(const ScanBlock&, Scan*);
+ScanFunction FastestScan();
+
+}  // namespace sluice::planner
