@@ -1,4 +1,5 @@
-// PlanNode: memory for every rank, then swapping for all of them.
+// PlanNode: memory for every rank, then one LP of what all of them keep, swap
+// and recompute.
 #include <fmt/format.h>
 
 #include <algorithm>
@@ -8,7 +9,8 @@
 
 #include "absl/time/clock.h"
 #include "planner/planner.h"
-#include "planner/swap/alpha.h"
+#include "planner/swap/explain.h"
+#include "planner/swap/rank_fractions.h"
 #include "planner/validator.h"
 #include "proto/base/status.h"
 #include "proto/plan/codec.h"
@@ -53,51 +55,33 @@ std::string TooMuchTransient(const plan::RankProfile& profile,
       profile.transient_capacity.count());
 }
 
-void FillSwap(const plan::RankProfile& profile, const SwapChoice& choice,
-              plan::RankPlan* rank) {
-  rank->alpha = choice.alpha;
-  rank->alpha_limited_by = choice.limited_by;
-  rank->host_bytes = choice.host_bytes;
+void FillFractions(const plan::RankProfile& profile, RankFractions chosen,
+                   plan::RankPlan* rank) {
+  rank->alpha = chosen.alpha;
+  rank->alpha_limited_by = chosen.limited_by;
+  rank->host_bytes = chosen.host_bytes;
   for (size_t i = 0; i < profile.classes.size(); ++i) {
-    const plan::SkeletalClass& c = profile.classes[i];
-    const double swap = c.must_swap ? 1 : choice.alpha;
-    rank->classes.push_back({.name = c.name,
-                             .swap = swap,
-                             .recompute = 1 - swap,
-                             .why = choice.why[i]});
+    const SwapFractions& f = chosen.classes[i];
+    rank->classes.push_back({.name = profile.classes[i].name,
+                             .keep = f.keep,
+                             .swap = f.swap,
+                             .recompute = f.recompute,
+                             .why = std::move(chosen.why[i])});
   }
 }
 
-// Ranks that share a name or NUMA nodes that nobody knows would be planned
-// wrong silently.
-absl::Status CheckRanks(const std::vector<plan::RankProfile>& profiles) {
-  for (size_t i = 0; i < profiles.size(); ++i) {
-    for (size_t j = 0; j < i; ++j) {
-      if (profiles[i].rank == profiles[j].rank) {
-        return absl::InvalidArgumentError(
-            fmt::format("rank {} has two profiles", profiles[i].rank.value()));
-      }
-    }
-  }
-  return absl::OkStatus();
+// What a rank may keep on its GPU beside its transient buffers.
+Bytes RoomToKeep(const plan::RankProfile& profile, Bytes transient_peak) {
+  const Bytes room =
+      profile.transient_capacity - transient_peak - profile.keep_reserve;
+  return std::max(room, Bytes(0));
 }
 
-}  // namespace
-
-absl::StatusOr<plan::NodePlan> PlanNode(
+// The time limit is for all of them.
+absl::StatusOr<std::vector<plan::RankPlan>> PlanMemories(
     const std::vector<plan::RankProfile>& profiles,
-    const NodeResources& resources, const MemoryOptions& options,
-    UnitBook* book) {
-  SLUICE_RETURN_IF_ERROR(CheckRanks(profiles));
-  UnitBook own;  // equal ranks are solved once in any case
-  if (book == nullptr) book = &own;
-  const absl::Time start = absl::Now();
-  plan::NodePlan plan;
-  plan.profile_hash = plan::HashProfiles(profiles);
-  SLUICE_ASSIGN_OR_RETURN(const SwapPlan swap, PlanSwap(profiles, resources));
-  plan.infeasible = swap.infeasible;
-  if (!plan.infeasible.empty()) plan.limited_by = "host_memory";
-  plan.limits = swap.limits;
+    const MemoryOptions& options, absl::Time start, UnitBook* book) {
+  std::vector<plan::RankPlan> ranks;
   NodeProgress progress;
   for (const plan::RankProfile& profile : profiles) {
     progress.all += static_cast<int64_t>(profile.segments.size());
@@ -107,24 +91,51 @@ absl::StatusOr<plan::NodePlan> PlanNode(
     left.time_limit = std::max(options.time_limit - (absl::Now() - start),
                                absl::ZeroDuration()) /
                       static_cast<int64_t>(profiles.size() - r);
-    progress.segment = fmt::format("of rank {}", profiles[r].rank.value());
+    const std::string name = "rank " + RankName(profiles, r);
+    progress.segment = "of " + name;
     auto layout = PlanSegments(profiles[r].segments,
                                Watched(std::move(left), progress, *book), book);
     progress.done += static_cast<int64_t>(profiles[r].segments.size());
-    if (!layout.ok()) {
-      return Annotate(layout.status(),
-                      fmt::format("rank {}", profiles[r].rank.value()));
-    }
-    plan::RankPlan rank{.rank = profiles[r].rank,
-                        .segments = layout->segments,
-                        .transient_peak = layout->peak};
-    FillSwap(profiles[r], swap.ranks[r], &rank);
-    std::string refusal = TooMuchTransient(profiles[r], rank);
-    if (plan.infeasible.empty() && !refusal.empty()) {
-      plan.infeasible = std::move(refusal);
-      plan.limited_by = "gpu_memory";
-    }
-    plan.ranks.push_back(std::move(rank));
+    if (!layout.ok()) return Annotate(layout.status(), name);
+    ranks.push_back({.job = profiles[r].job,
+                     .rank = profiles[r].rank,
+                     .segments = std::move(layout->segments),
+                     .transient_peak = layout->peak});
+  }
+  return ranks;
+}
+
+}  // namespace
+
+absl::StatusOr<plan::NodePlan> PlanNode(
+    const std::vector<plan::RankProfile>& profiles,
+    const NodeResources& resources, const MemoryOptions& options,
+    UnitBook* book) {
+  SLUICE_RETURN_IF_ERROR(CheckProfiles(profiles, resources));
+  UnitBook own;  // equal ranks are solved once in any case
+  if (book == nullptr) book = &own;
+  const absl::Time start = absl::Now();
+  plan::NodePlan plan;
+  plan.profile_hash = plan::HashProfiles(profiles);
+  SLUICE_ASSIGN_OR_RETURN(plan.ranks,
+                          PlanMemories(profiles, options, start, book));
+  std::vector<Bytes> rooms;
+  for (size_t r = 0; r < profiles.size(); ++r) {
+    const Bytes peak = plan.ranks[r].transient_peak;
+    rooms.push_back(RoomToKeep(profiles[r], peak));
+    if (!plan.infeasible.empty()) continue;
+    plan.infeasible = TooMuchTransient(profiles[r], plan.ranks[r]);
+    if (!plan.infeasible.empty()) plan.limited_by = "gpu_memory";
+  }
+  SLUICE_ASSIGN_OR_RETURN(FractionsPlan chosen,
+                          PlanFractions(profiles, resources, rooms));
+  if (plan.infeasible.empty()) {
+    plan.infeasible = chosen.infeasible;
+    plan.limited_by = chosen.limited_by;
+  }
+  plan.limits = std::move(chosen.limits);
+  for (size_t r = 0; r < profiles.size(); ++r) {
+    FillFractions(profiles[r], std::move(chosen.ranks[r]), &plan.ranks[r]);
   }
   plan.units_solved = book->solved();
   plan.units_known = book->known();

@@ -23,7 +23,8 @@ using Align = Table::Align;
 using Kind = CapacityRow::Kind;
 
 bool IsLink(const CapacityRow& row) {
-  return row.kind != Kind::kHost && row.kind != Kind::kGpu;
+  return row.kind != Kind::kHost && row.kind != Kind::kLimit &&
+         row.kind != Kind::kGpu;
 }
 
 std::string Amount(double bytes) {

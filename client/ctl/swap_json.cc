@@ -50,13 +50,18 @@ Json Ranks(const NodeSwapProblem& problem, const NodeSwapResult& result) {
   return ranks;
 }
 
+bool IsLink(const CapacityRow& row) {
+  return row.kind != Kind::kHost && row.kind != Kind::kLimit &&
+         row.kind != Kind::kGpu;
+}
+
 Json Links(const NodeSwapProblem& problem, const NodeSwapResult& result) {
   Json links = Json::array();
   for (const NodeSwapProblem::Link& link : problem.links) {
     links.push_back({{"name", link.name}});
   }
   for (const CapacityRow& row : result.rows) {
-    if (row.kind == Kind::kHost || row.kind == Kind::kGpu) continue;
+    if (!IsLink(row)) continue;
     const char* way = row.kind == Kind::kLinkD2h   ? "d2h"
                       : row.kind == Kind::kLinkH2d ? "h2d"
                                                    : "total";
@@ -97,10 +102,6 @@ Json Binding(const NodeSwapProblem& problem, const NodeSwapResult& result) {
     }
   }
   return binding;
-}
-
-bool IsLink(const CapacityRow& row) {
-  return row.kind != Kind::kHost && row.kind != Kind::kGpu;
 }
 
 Json Buys(const NodeSwapProblem& problem, const NodeSwapResult& result) {

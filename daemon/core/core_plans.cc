@@ -63,25 +63,30 @@ plan::NodeResources Core::ResourcesFor(const JobKey& job) const {
   plan::NodeResources resources;
   std::map<std::string, int> on_link;
   std::map<std::string, plan::LinkCapacity> shares;
-  Bytes job_host;
+  std::map<NumaIndex, std::vector<size_t>> on_node;
   std::map<uint64_t, Bytes> job_host_by_node;
+  std::map<Rank, const Session*> ranks;  // a round's profiles come so
   for (const auto& [id, session] : sessions_) {
     if (!session.is_rank()) continue;
-    const std::string& link = config_.gpus[session.hello.gpu.value()].link;
-    ++on_link[link];
+    ++on_link[config_.gpus[session.hello.gpu.value()].link];
     if (KeyOf(session) != job) continue;
-    shares[link].ranks.push_back(session.hello.rank);
+    ranks[session.hello.rank] = &session;
     for (LeaseId lease_id : session.leases) {
       const Lease& lease = leases_.at(lease_id);
       if (lease.pool.kind != PoolKind::kHost) continue;
-      job_host += lease.size;
       job_host_by_node[lease.pool.ordinal] += lease.size;
     }
+  }
+  for (size_t at = 0; const auto& [rank, session] : ranks) {
+    const GpuConfig& gpu = config_.gpus[session->hello.gpu.value()];
+    shares[gpu.link].profiles.push_back(at);
+    on_node[gpu.numa].push_back(at++);
   }
   for (auto& [name, share] : shares) {
     share.name = name;
     // The job's part of a link that others use too.
-    const double part = static_cast<double>(share.ranks.size()) / on_link[name];
+    const double part =
+        static_cast<double>(share.profiles.size()) / on_link[name];
     for (const LinkSpeed& link : config_.links) {
       if (link.name != name) continue;
       share.h2d_bytes_per_second = link.h2d_bytes_per_second * part;
@@ -104,7 +109,9 @@ plan::NodeResources Core::ResourcesFor(const JobKey& job) const {
     const Bytes held = job_host_by_node[host.numa.value()];
     const Bytes more =
         std::min(left, pool.UsableBy(principals_.at(job.principal)));
-    resources.host_budget.push_back(held + more);
+    resources.hosts.push_back(
+        {fmt::format("host of NUMA node {}", host.numa.value()), held + more,
+         on_node[host.numa]});
   }
   return resources;
 }
@@ -119,8 +126,8 @@ std::string Core::PlanKey(const JobKey& job,
     key += fmt::format("{}:{}:{}/", link.name, link.h2d_bytes_per_second,
                        link.d2h_bytes_per_second);
   }
-  for (Bytes budget : resources.host_budget) {
-    key += fmt::format("{}/", budget.count());
+  for (const plan::HostLimit& host : resources.hosts) {
+    key += fmt::format("{}:{}/", host.name, host.bytes.count());
   }
   return key;
 }

@@ -152,7 +152,7 @@ std::vector<KeyedUnit> NewUnits(const SolvePlan& question,
   std::map<std::string, KeyedUnit> units;
   for (const auto& profile : question.profiles) {
     for (const plan::RankPlan& rank : plan.ranks) {
-      if (rank.rank != profile->rank) continue;
+      if (rank.job != profile->job || rank.rank != profile->rank) continue;
       for (size_t k = 0; k < rank.segments.size(); ++k) {
         const plan::Placement& placement = rank.segments[k].placement;
         const plan::Trace& trace = profile->segments[k].trace;

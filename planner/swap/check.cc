@@ -4,7 +4,10 @@
 
 #include <algorithm>
 #include <cmath>
+#include <map>
+#include <optional>
 #include <set>
+#include <utility>
 
 #include "planner/swap/node_swap.h"
 #include "proto/base/status.h"
@@ -78,6 +81,43 @@ absl::Status CheckNuma(const Problem& problem, std::set<int64_t>* ids) {
   return absl::OkStatus();
 }
 
+absl::Status CheckHosts(const Problem& problem, std::set<std::string>* names) {
+  for (size_t i = 0; i < problem.hosts.size(); ++i) {
+    const std::string path = fmt::format("hosts[{}].", i);
+    SLUICE_RETURN_IF_ERROR(Unique(path + "name", problem.hosts[i].name, names));
+    SLUICE_RETURN_IF_ERROR(
+        NotNegative(path + "budget_bytes", problem.hosts[i].budget_bytes));
+  }
+  return absl::OkStatus();
+}
+
+absl::Status CheckGiven(const std::string& path,
+                        const Problem::Tensor& tensor) {
+  const std::pair<const char*, std::optional<double>> given[] = {
+      {"keep", tensor.keep}, {"swap", tensor.swap}};
+  for (const auto& [key, value] : given) {
+    if (value && !(*value >= 0 && *value <= 1)) {
+      return Wrong(path + key, "{} is not between 0 and 1", *value);
+    }
+  }
+  const double keep = tensor.keep.value_or(0);
+  if (keep > 0 && !tensor.can_keep) {
+    return Wrong(path + "keep", "{} of a tensor that cannot be kept", keep);
+  }
+  const double sum = keep + tensor.swap.value_or(0);
+  if (sum > 1 + 1e-9) {
+    return Wrong(path + "swap", "with keep it is {}: more than 1", sum);
+  }
+  const bool keeps = tensor.can_keep && !tensor.keep;
+  if (tensor.swap && !keeps && !tensor.recompute_s && sum < 1 - 1e-9) {
+    return Wrong(path + "swap",
+                 "with keep it is {}: less than 1, and the rest cannot be "
+                 "recomputed",
+                 sum);
+  }
+  return absl::OkStatus();
+}
+
 absl::Status CheckTensor(const std::string& path,
                          const Problem::Tensor& tensor) {
   SLUICE_RETURN_IF_ERROR(NotNegative(path + "bytes", tensor.bytes));
@@ -89,12 +129,20 @@ absl::Status CheckTensor(const std::string& path,
                  "'recompute' of a tensor without recompute_s, which cannot "
                  "be recomputed");
   }
-  return absl::OkStatus();
+  return CheckGiven(path, tensor);
+}
+
+// What may be chosen of a tensor.
+bool SameChoice(const Problem::Tensor& a, const Problem::Tensor& b) {
+  return a.must == b.must && a.keep == b.keep && a.swap == b.swap &&
+         a.can_keep == b.can_keep &&
+         a.recompute_s.has_value() == b.recompute_s.has_value();
 }
 
 absl::Status CheckPlaces(const std::string& path, const Problem::Rank& rank,
                          const std::set<std::string>& links,
-                         const std::set<int64_t>& numa) {
+                         const std::set<int64_t>& numa,
+                         const std::set<std::string>& hosts) {
   if (!numa.contains(rank.numa)) {
     return Wrong(path + "numa", "there is no NUMA node {}", rank.numa);
   }
@@ -104,6 +152,14 @@ absl::Status CheckPlaces(const std::string& path, const Problem::Rank& rank,
     SLUICE_RETURN_IF_ERROR(Unique(at, rank.links[i], &own));
     if (!links.contains(rank.links[i])) {
       return Wrong(at, "there is no link '{}'", rank.links[i]);
+    }
+  }
+  std::set<std::string> in;
+  for (size_t i = 0; i < rank.hosts.size(); ++i) {
+    const std::string at = fmt::format("{}hosts[{}]", path, i);
+    SLUICE_RETURN_IF_ERROR(Unique(at, rank.hosts[i], &in));
+    if (!hosts.contains(rank.hosts[i])) {
+      return Wrong(at, "there is no host limit '{}'", rank.hosts[i]);
     }
   }
   return absl::OkStatus();
@@ -133,33 +189,39 @@ absl::Status CheckAmounts(const std::string& path, const Problem::Rank& rank) {
   for (const auto& [key, value] : amounts) {
     SLUICE_RETURN_IF_ERROR(NotNegative(path + key, value));
   }
-  if (rank.fraction && !(*rank.fraction >= 0 && *rank.fraction <= 1)) {
-    return Wrong(path + "fraction", "{} is not between 0 and 1",
-                 *rank.fraction);
-  }
   return absl::OkStatus();
 }
 
 }  // namespace
 
 absl::Status CheckNodeSwap(const Problem& problem) {
-  std::set<std::string> links, ranks;
+  std::set<std::string> links, hosts, ranks;
   std::set<int64_t> numa;
+  std::map<std::string, const Problem::Tensor*> shared;
   SLUICE_RETURN_IF_ERROR(CheckLinks(problem, &links));
   SLUICE_RETURN_IF_ERROR(CheckNuma(problem, &numa));
+  SLUICE_RETURN_IF_ERROR(CheckHosts(problem, &hosts));
   if (problem.ranks.empty()) return Wrong("ranks", "there is none");
   for (size_t i = 0; i < problem.ranks.size(); ++i) {
     const Problem::Rank& rank = problem.ranks[i];
     const std::string path = fmt::format("ranks[{}].", i);
     SLUICE_RETURN_IF_ERROR(Unique(path + "name", rank.name, &ranks));
-    SLUICE_RETURN_IF_ERROR(CheckPlaces(path, rank, links, numa));
+    SLUICE_RETURN_IF_ERROR(CheckPlaces(path, rank, links, numa, hosts));
     SLUICE_RETURN_IF_ERROR(CheckAmounts(path, rank));
     std::set<std::string> tensors;
     for (size_t t = 0; t < rank.tensors.size(); ++t) {
       const std::string at = fmt::format("{}tensors[{}].", path, t);
       SLUICE_RETURN_IF_ERROR(
           Unique(at + "name", rank.tensors[t].name, &tensors));
-      SLUICE_RETURN_IF_ERROR(CheckTensor(at, rank.tensors[t]));
+      const Problem::Tensor& tensor = rank.tensors[t];
+      SLUICE_RETURN_IF_ERROR(CheckTensor(at, tensor));
+      if (tensor.shared.empty()) continue;
+      const auto [first, added] = shared.emplace(tensor.shared, &tensor);
+      if (!added && !SameChoice(*first->second, tensor)) {
+        return Wrong(at + "shared",
+                     "'{}' is shared, but not every rank may choose the same",
+                     tensor.shared);
+      }
     }
   }
   return absl::OkStatus();

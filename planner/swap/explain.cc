@@ -19,43 +19,114 @@ double Rounded(double value) {
   return std::strtod(fmt::format("{:.5e}", value).c_str(), nullptr);
 }
 
-std::string WhyOne(const plan::SkeletalClass& c, const SwapChoice& choice,
-                   const std::string& full) {
-  if (c.must_swap) {
-    return "swapped whole: backward needs it and nothing rebuilds it cheaply";
+bool Keeps(const NodeSwapProblem::Rank& rank) {
+  for (const NodeSwapProblem::Tensor& tensor : rank.tensors) {
+    if (tensor.must == NodeSwapProblem::Must::kNothing && tensor.can_keep &&
+        tensor.bytes > 0) {
+      return true;
+    }
   }
+  return false;
+}
+
+bool Shown(const NodeSwapProblem& problem, const CapacityRow& row) {
+  if (row.capacity > kNoLimit) return false;
+  return row.kind != Kind::kGpu ||
+         (row.capacity > 0 && Keeps(problem.ranks[row.index]));
+}
+
+FullRow FullOf(const NodeSwapProblem& problem, const NodeSwapResult& result,
+               size_t rank) {
+  FullRow full;
+  for (const CapacityRow& row : result.rows) {
+    if (!row.binds) continue;
+    const NodeSwapProblem::Rank& r = problem.ranks[rank];
+    const bool host =
+        row.kind == Kind::kLimit && IsIn(r, problem.hosts[row.index].name);
+    const bool link = !IsMemory(row) && IsOn(r, problem.links[row.index].name);
+    if (!host && (!link || !full.kind.empty())) continue;
+    full = {host ? "host" : "bandwidth",
+            fmt::format("{} is full", RowName(problem, row))};
+    if (host) break;
+  }
+  return full;
+}
+
+std::string Percent(double fraction) {
+  return fmt::format("{:.1f} %", 100 * fraction);
+}
+
+// What all of a class costs to recompute, by which classes compete.
+std::string Price(const plan::SkeletalClass& c) {
+  if (c.recompute_seconds <= 0) return "recomputing it costs nothing";
+  const auto bytes = static_cast<double>(c.bytes_per_layer.count());
+  return fmt::format(
+      "all of it recomputed would add {:.3g} s a layer, {:.3g} s a GiB",
+      c.recompute_seconds, bytes > 0 ? c.recompute_seconds * kGiB / bytes : 0);
+}
+
+std::string Chosen(const plan::SkeletalClass& c, const SwapFractions& f,
+                   const std::string& full) {
   const std::string copies =
       c.traffic_in_fixed ? "its copies are made in any case, it costs host "
                            "memory only"
                          : "its copies hide under the layer's windows";
-  if (choice.limited_by == "flag") {
-    return fmt::format("alpha {:.4g} was asked for", choice.alpha);
+  if (f.swap == 1) return "swapped whole: " + copies;
+  if (f.keep == 1) return "kept whole: the GPU has room for it";
+  std::string text;
+  if (f.keep > 0) {
+    text = Percent(f.keep) + " kept, for which the GPU has room";
   }
-  if (choice.alpha == 1) return "swapped whole: " + copies;
-  if (choice.limited_by == "none") {
-    return "recomputed where that costs nothing";
+  if (f.swap > 0) {
+    if (!text.empty()) text += "; ";
+    text += Percent(f.swap) + " swapped";
   }
-  const std::string more =
-      c.recompute_seconds > 0
-          ? fmt::format("; all of it recomputed would add {:.3g} s a layer",
-                        c.recompute_seconds)
-          : "; recomputing it costs nothing";
-  return fmt::format("{:.1f} % swapped, the rest recomputed: {}{}",
-                     100 * choice.alpha, full, more);
+  if (f.recompute <= 0) return text + ": " + copies;
+  if (!text.empty()) text += ", ";
+  const std::string rest =
+      text.empty() ? "recomputed: " : "the rest recomputed: ";
+  if (full.empty()) return text + rest + Price(c);
+  return text + rest + full + "; " + Price(c);
+}
+
+std::string WhyOne(const plan::RankProfile& p, const plan::SkeletalClass& c,
+                   const SwapFractions& f, const FullRows& full) {
+  if (c.must_swap) {
+    return "swapped whole: backward needs it and nothing rebuilds it cheaply";
+  }
+  if (AskedOf(p, c).all() && (c.swap || p.alpha >= 0)) {
+    if (!c.why.empty()) return c.why;
+    if (!c.swap) return fmt::format("alpha {:.4g} was asked for", p.alpha);
+    return fmt::format("keep {:.4g}, swap {:.4g} was asked for", f.keep,
+                       f.swap);
+  }
+  const FullRow& row = full.own.kind.empty() && c.shared ? full.job : full.own;
+  return Chosen(c, f, row.what);
 }
 
 }  // namespace
+
+std::string RankName(const std::vector<plan::RankProfile>& profiles,
+                     size_t rank) {
+  const plan::RankProfile& p = profiles[rank];
+  for (const plan::RankProfile& other : profiles) {
+    if (other.job != p.job) {
+      return fmt::format("{} of job {}", p.rank.value(), p.job);
+    }
+  }
+  return fmt::format("{}", p.rank.value());
+}
 
 std::vector<plan::PlanLimit> LimitsOf(const NodeSwapProblem& problem,
                                       const NodeSwapResult& result) {
   std::vector<plan::PlanLimit> limits;
   for (const CapacityRow& row : result.rows) {
-    if (row.kind == Kind::kGpu || row.capacity > kNoLimit) continue;
+    if (!Shown(problem, row)) continue;
     limits.push_back(
         {.what = RowName(problem, row),
          .used = Rounded(row.used),
          .capacity = row.capacity,
-         .unit = row.kind == Kind::kHost ? "bytes" : "bytes_per_second",
+         .unit = IsMemory(row) ? "bytes" : "bytes_per_second",
          .binds = row.binds,
          .one_more_step_seconds = Rounded(row.one_more.step_s),
          .one_more_recompute_seconds = Rounded(row.one_more.recompute_s)});
@@ -63,25 +134,44 @@ std::vector<plan::PlanLimit> LimitsOf(const NodeSwapProblem& problem,
   return limits;
 }
 
-std::string FullLink(const NodeSwapProblem& problem,
-                     const NodeSwapResult& result, size_t rank) {
-  for (const CapacityRow& row : result.rows) {
-    const bool of_link =
-        row.kind == Kind::kLinkD2h || row.kind == Kind::kLinkH2d;
-    if (row.binds && of_link &&
-        IsOn(problem.ranks[rank], problem.links[row.index].name)) {
-      return RowName(problem, row);
-    }
+FullRows FullRowsOf(const std::vector<plan::RankProfile>& profiles,
+                    const NodeSwapProblem& problem,
+                    const NodeSwapResult& result, size_t rank) {
+  FullRows full{.own = FullOf(problem, result, rank), .job = {}};
+  for (size_t r = 0; r < profiles.size(); ++r) {
+    if (profiles[r].job != profiles[rank].job) continue;
+    const FullRow one = FullOf(problem, result, r);
+    if (full.job.kind.empty() ||
+        (one.kind == "host" && full.job.kind != "host"))
+      full.job = one;
   }
-  return "";
+  return full;
+}
+
+std::string LimitedBy(const plan::RankProfile& profile,
+                      const Fractions& fractions, const FullRows& full) {
+  bool given = false, chosen = false, shared = false, own = false;
+  for (size_t i = 0; i < profile.classes.size(); ++i) {
+    const plan::SkeletalClass& c = profile.classes[i];
+    if (c.must_swap || c.bytes_per_layer <= Bytes(0)) continue;
+    const bool free = !c.swap && profile.alpha < 0;
+    (free ? chosen : given) = true;
+    if (!free || fractions[i].recompute <= 0) continue;
+    (c.shared ? shared : own) = true;
+  }
+  if (!profile.limited_by.empty()) return profile.limited_by;
+  if (!chosen) return given ? "flag" : "none";
+  if ((own || shared) && !full.own.kind.empty()) return full.own.kind;
+  if (shared && !full.job.kind.empty()) return full.job.kind;
+  return "none";
 }
 
 std::vector<std::string> WhyOf(const plan::RankProfile& profile,
-                               const SwapChoice& choice,
-                               const std::string& full) {
+                               const Fractions& fractions,
+                               const FullRows& full) {
   std::vector<std::string> why;
-  for (const plan::SkeletalClass& c : profile.classes) {
-    why.push_back(WhyOne(c, choice, full));
+  for (size_t i = 0; i < profile.classes.size(); ++i) {
+    why.push_back(WhyOne(profile, profile.classes[i], fractions[i], full));
   }
   return why;
 }

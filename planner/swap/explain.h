@@ -7,25 +7,42 @@
 #include <string>
 #include <vector>
 
-#include "planner/swap/alpha.h"
+#include "planner/swap/asked.h"
 #include "planner/swap/node_swap.h"
 #include "proto/plan/plan.h"
 #include "proto/plan/profile.h"
 
 namespace sluice::planner {
 
-// Links and host budgets: what is used of them, and what one more buys.
+// "3", or "3 of job 1" where there are several jobs.
+std::string RankName(const std::vector<plan::RankProfile>& profiles,
+                     size_t rank);
+
+// Links, host limits and the GPUs that keep something: what is used of them,
+// and what one more buys.
 std::vector<plan::PlanLimit> LimitsOf(const NodeSwapProblem& problem,
                                       const NodeSwapResult& result);
 
-// The first full link of a rank; empty: none is.
-std::string FullLink(const NodeSwapProblem& problem,
-                     const NodeSwapResult& result, size_t rank);
+// What is full: of host memory the first, else of links.
+struct FullRow {
+  std::string kind;  // "host", "bandwidth"; empty: nothing is
+  std::string what;  // "link pcie0 d2h is full"
+};
+struct FullRows {
+  FullRow own;  // of what the rank uses
+  FullRow job;  // of what its job does: shared classes follow it
+};
+FullRows FullRowsOf(const std::vector<plan::RankProfile>& profiles,
+                    const NodeSwapProblem& problem,
+                    const NodeSwapResult& result, size_t rank);
 
-// Why each class is swapped or recomputed, one line each. `full` is what keeps
-// alpha down, where something does.
+// RankPlan::alpha_limited_by.
+std::string LimitedBy(const plan::RankProfile& profile,
+                      const Fractions& fractions, const FullRows& full);
+
+// Why each class is kept, swapped or recomputed, one line each.
 std::vector<std::string> WhyOf(const plan::RankProfile& profile,
-                               const SwapChoice& choice,
-                               const std::string& full);
+                               const Fractions& fractions,
+                               const FullRows& full);
 
 }  // namespace sluice::planner

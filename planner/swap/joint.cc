@@ -109,13 +109,6 @@ class JointProgram::Build {
   // The three fractions of every tensor; what has no choice has no column.
   void AddTensors(const Problem::Rank& rank) {
     std::vector<TensorForms> all;
-    Form alpha;
-    if (rank.one_fraction) {
-      if (!rank.fraction && fraction_ < 0) {
-        fraction_ = program_.AddColumn({0, 1});
-      }
-      alpha = rank.fraction ? Form::Of(*rank.fraction) : Form::Of(fraction_);
-    }
     for (const Problem::Tensor& tensor : rank.tensors) {
       TensorForms forms;
       if (tensor.must == Problem::Must::kSwap) {
@@ -123,27 +116,42 @@ class JointProgram::Build {
       } else if (tensor.must == Problem::Must::kRecompute) {
         forms.recompute = Form::Of(1.0);
       } else if (tensor.must == Problem::Must::kNothing) {
-        forms = rank.one_fraction ? AtFraction(tensor, alpha) : Free(tensor);
+        forms = tensor.shared.empty() ? Free(tensor) : Shared(tensor);
       }
       all.push_back(std::move(forms));
     }
     s_.tensors.push_back(std::move(all));
   }
 
-  static TensorForms AtFraction(const Problem::Tensor& tensor,
-                                const Form& alpha) {
-    if (!tensor.recompute_s) return {.swap = Form::Of(1.0), .recompute = {}};
-    TensorForms forms{.swap = alpha, .recompute = Form::Of(1.0)};
-    forms.recompute.Add(alpha, -1);
-    return forms;
+  TensorForms Shared(const Problem::Tensor& tensor) {
+    const auto found = shared_.find(tensor.shared);
+    if (found != shared_.end()) return found->second;
+    return shared_[tensor.shared] = Free(tensor);
   }
 
   TensorForms Free(const Problem::Tensor& tensor) {
-    const int swap = program_.AddColumn({0, 1});
-    if (!tensor.recompute_s) return {.swap = Form::Of(swap), .recompute = {}};
-    const int recompute = program_.AddColumn({0, 1});
-    program_.AddRow({.upper = 1, .terms = {{swap, 1}, {recompute, 1}}});
-    return {.swap = Form::Of(swap), .recompute = Form::Of(recompute)};
+    const double room = 1 - tensor.keep.value_or(0);
+    const bool keeps = tensor.can_keep && !tensor.keep;
+    TensorForms forms;
+    if (tensor.swap) {
+      forms.swap = Form::Of(*tensor.swap);
+    } else if (!keeps && !tensor.recompute_s) {
+      forms.swap = Form::Of(room);
+    } else {
+      forms.swap = Form::Of(program_.AddColumn({0, room}));
+    }
+    if (!tensor.recompute_s) return forms;
+    if (!keeps) {
+      forms.recompute = Form::Of(room);
+      forms.recompute.Add(forms.swap, -1);
+      return forms;
+    }
+    const int recompute = program_.AddColumn({0, room});
+    forms.recompute = Form::Of(recompute);
+    Form sum = forms.swap;
+    sum.Add(forms.recompute, 1);
+    program_.AddRow({.upper = room - sum.constant, .terms = Terms(sum)});
+    return forms;
   }
 
   enum Counted { kCopied, kSwapped, kKept, kSeconds };
@@ -223,6 +231,10 @@ class JointProgram::Build {
         if (rank.numa != problem_.numa[row.index].id) continue;
         used.Add(LayerForm(r, kSwapped), MovingLayers(rank));
         used.constant += rank.host_fixed_bytes;
+      } else if (row.kind == Kind::kLimit) {
+        if (!IsIn(rank, problem_.hosts[row.index].name)) continue;
+        used.Add(LayerForm(r, kSwapped), MovingLayers(rank));
+        used.constant += rank.host_fixed_bytes;
       } else if (row.kind == Kind::kGpu) {
         if (r == row.index) used.Add(LayerForm(r, kKept), MovingLayers(rank));
       } else if (IsOn(rank, problem_.links[row.index].name)) {
@@ -292,7 +304,7 @@ class JointProgram::Build {
   const Problem& problem_;
   State& s_;
   LinearProgram& program_;
-  int fraction_ = -1;  // column of all ranks of one fraction
+  std::map<std::string, TensorForms> shared_;
   std::vector<std::map<Kind, Rate>> rates_;
 };
 

@@ -3,6 +3,7 @@
 #include <fmt/format.h>
 
 #include <algorithm>
+#include <map>
 #include <utility>
 
 namespace sluice::planner {
@@ -20,9 +21,22 @@ struct Line {
   double slope = 0;
 };
 
-bool IsFree(const Problem::Rank& rank, const Problem::Tensor& tensor) {
+// Follows alpha: whoever asks for a kept part has the rest recomputed.
+bool IsFree(const Problem::Tensor& tensor) {
   return tensor.must == Problem::Must::kNothing && tensor.recompute_s &&
-         !rank.fraction;
+         !tensor.swap && tensor.keep.value_or(0) == 0;
+}
+
+SwapFractions At(const Problem::Tensor& tensor, double alpha) {
+  SwapFractions f{.keep = tensor.keep.value_or(0)};
+  if (!tensor.recompute_s) {
+    f.swap = tensor.swap.value_or(1 - f.keep);
+    f.keep = 1 - f.swap;
+    return f;
+  }
+  f.swap = tensor.swap.value_or(IsFree(tensor) ? alpha : 0);
+  f.recompute = std::max(0.0, 1 - f.keep - f.swap);
+  return f;
 }
 
 template <typename Counts>
@@ -33,7 +47,7 @@ Line SwappedLine(const Problem::Rank& rank, Counts counts) {
     const Problem::Tensor& tensor = rank.tensors[t];
     if (!counts(tensor)) continue;
     line.fixed += tensor.bytes * at_zero[t].swap;
-    if (IsFree(rank, tensor)) line.slope += tensor.bytes;
+    if (IsFree(tensor)) line.slope += tensor.bytes;
   }
   return line;
 }
@@ -106,18 +120,26 @@ class OneRank {
     const double ranks = Sharing([this](const Problem::Rank& other) {
       return other.numa == rank_.numa;
     });
+    const Line all{m * held.fixed + rank_.host_fixed_bytes, m * held.slope};
     for (const Problem::Numa& numa : problem_.numa) {
       if (numa.id != rank_.numa) continue;
-      AtMost({m * held.fixed + rank_.host_fixed_bytes, m * held.slope},
-             numa.host_budget_bytes / ranks,
+      AtMost(all, numa.host_budget_bytes / ranks,
              fmt::format("NUMA node {}", numa.id));
+    }
+    for (const Problem::Host& host : problem_.hosts) {
+      if (!IsIn(rank_, host.name)) continue;
+      const double sharing = Sharing([&host](const Problem::Rank& other) {
+        return IsIn(other, host.name);
+      });
+      AtMost(all, host.budget_bytes / sharing, "the " + host.name);
     }
   }
 
   void Gpu() {
     double kept = 0;
-    for (const Problem::Tensor& tensor : rank_.tensors) {
-      if (tensor.must == Problem::Must::kKeep) kept += tensor.bytes;
+    const std::vector<SwapFractions> at_zero = AtAlpha(rank_, 0);
+    for (size_t t = 0; t < rank_.tensors.size(); ++t) {
+      kept += rank_.tensors[t].bytes * at_zero[t].keep;
     }
     AtMost({MovingLayers(rank_) * kept, 0}, rank_.gpu_budget_bytes, "its GPU");
   }
@@ -130,22 +152,37 @@ class OneRank {
 
   const Problem& problem_;
   const Problem::Rank& rank_;
-  double alpha_ = rank_.fraction.value_or(1);
+  double alpha_ = 1;
   std::string refusal_;
 };
 
-// Ranks that share one fraction take the least of theirs.
-void MakeEqual(const Problem& problem, std::vector<double>* alphas) {
-  double least = 1;
-  for (size_t r = 0; r < alphas->size(); ++r) {
-    const Problem::Rank& rank = problem.ranks[r];
-    if (rank.one_fraction && !rank.fraction) {
-      least = std::min(least, (*alphas)[r]);
+// The ranks that follow alpha in tensors that are shared by them, by name.
+std::map<std::string, std::vector<size_t>> SharedBy(const Problem& problem) {
+  std::map<std::string, std::vector<size_t>> sharing;
+  for (size_t r = 0; r < problem.ranks.size(); ++r) {
+    for (const Problem::Tensor& tensor : problem.ranks[r].tensors) {
+      if (tensor.shared.empty() || !IsFree(tensor)) continue;
+      sharing[tensor.shared].push_back(r);
     }
   }
-  for (size_t r = 0; r < alphas->size(); ++r) {
-    const Problem::Rank& rank = problem.ranks[r];
-    if (rank.one_fraction && !rank.fraction) (*alphas)[r] = least;
+  return sharing;
+}
+
+// Ranks that share a fraction take the least of their alphas; a rank's least
+// may reach others over another tensor.
+void MakeEqual(const Problem& problem, std::vector<double>* alphas) {
+  const auto sharing = SharedBy(problem);
+  bool changed = true;
+  while (changed) {
+    changed = false;
+    for (const auto& [name, ranks] : sharing) {
+      double least = 1;
+      for (const size_t r : ranks) least = std::min(least, (*alphas)[r]);
+      for (const size_t r : ranks) {
+        changed |= (*alphas)[r] != least;
+        (*alphas)[r] = least;
+      }
+    }
   }
 }
 
@@ -164,12 +201,9 @@ std::vector<SwapFractions> AtAlpha(const Problem::Rank& rank, double alpha) {
       case Problem::Must::kRecompute:
         fractions.push_back({.recompute = 1});
         break;
-      case Problem::Must::kNothing: {
-        const double swap =
-            tensor.recompute_s ? rank.fraction.value_or(alpha) : 1;
-        fractions.push_back({.swap = swap, .recompute = 1 - swap});
+      case Problem::Must::kNothing:
+        fractions.push_back(At(tensor, alpha));
         break;
-      }
     }
   }
   return fractions;

@@ -35,20 +35,24 @@ std::vector<Item> Picked(const std::vector<Item>& items,
 // An LP may have many optima, and which one Clp ends in depends on the order
 // of columns: solved in the order of names, the caller's order is none.
 struct Canonical {
-  std::vector<size_t> links, numa, ranks;  // positions in the caller's problem
+  // Positions in the caller's problem.
+  std::vector<size_t> links, numa, hosts, ranks;
   Problem problem;
 
   explicit Canonical(const Problem& given)
       : links(OrderOf(given.links, &Problem::Link::name)),
         numa(OrderOf(given.numa, &Problem::Numa::id)),
+        hosts(OrderOf(given.hosts, &Problem::Host::name)),
         ranks(OrderOf(given.ranks, &Problem::Rank::name)),
         problem{Picked(given.links, links), Picked(given.numa, numa),
-                Picked(given.ranks, ranks)} {}
+                Picked(given.hosts, hosts), Picked(given.ranks, ranks)} {}
 
   size_t Given(const CapacityRow& row) const {
     switch (row.kind) {
       case CapacityRow::Kind::kHost:
         return numa[row.index];
+      case CapacityRow::Kind::kLimit:
+        return hosts[row.index];
       case CapacityRow::Kind::kGpu:
         return ranks[row.index];
       default:

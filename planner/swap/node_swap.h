@@ -28,6 +28,11 @@ struct NodeSwapProblem {
     int64_t id = 0;
     double host_budget_bytes = 0;
   };
+  // Host memory that some ranks hold together at most, beside NUMA nodes.
+  struct Host {
+    std::string name;
+    double budget_bytes = 0;
+  };
   enum class Must { kNothing, kKeep, kSwap, kRecompute };
   struct Tensor {
     std::string name;
@@ -38,11 +43,18 @@ struct NodeSwapProblem {
     // Its copies are counted in the rank's `…_fixed_bytes`, whatever is
     // chosen: it costs host memory only.
     bool traffic_in_fixed = false;
+    bool can_keep = true;
+    // Fractions that are given; none: chosen.
+    std::optional<double> keep, swap;
+    // Tensors that say the same here, of whichever ranks, have the same
+    // fractions; empty: its own.
+    std::string shared;
   };
   struct Rank {
     std::string name;
     int64_t numa = 0;
     std::vector<std::string> links;
+    std::vector<std::string> hosts;
     int64_t layers = 0;
     int64_t resident_layers = 0;
     double gpu_budget_bytes = 0;
@@ -55,15 +67,11 @@ struct NodeSwapProblem {
     double backward_d2h_fixed_bytes = 0;
     double backward_h2d_fixed_bytes = 0;
     double host_fixed_bytes = 0;
-    // MEMO's alpha: free tensors are swapped in one fraction, the same for all
-    // ranks that say so, and never kept. What a runtime needs that cuts all
-    // classes of a chunk at one row, of all its ranks.
-    bool one_fraction = false;
-    std::optional<double> fraction;  // that fraction, where it is given
     std::vector<Tensor> tensors;
   };
   std::vector<Link> links;
   std::vector<Numa> numa;
+  std::vector<Host> hosts;
   std::vector<Rank> ranks;
 };
 
@@ -92,9 +100,9 @@ struct RankSwap {
 
 // A row that says what the node or a GPU has.
 struct CapacityRow {
-  enum class Kind { kLinkD2h, kLinkH2d, kLinkTotal, kHost, kGpu };
+  enum class Kind { kLinkD2h, kLinkH2d, kLinkTotal, kHost, kLimit, kGpu };
   Kind kind = Kind::kHost;
-  size_t index = 0;     // of the link, NUMA node or rank in the problem
+  size_t index = 0;     // of the link, NUMA node, host limit or rank
   double used = 0;      // bytes/s of a link, else bytes
   double capacity = 0;  // likewise
   bool binds = false;   // no room left, within 1e-6
@@ -121,7 +129,8 @@ struct NodeSwapResult {
   std::vector<CapacityRow> rows;
 };
 
-// "link pcie0 d2h", "host of NUMA node 0", "GPU of rank 3".
+// "link pcie0 d2h", "host of NUMA node 0", a host limit's name, "GPU of rank
+// 3".
 std::string RowName(const NodeSwapProblem& problem, const CapacityRow& row);
 
 // InvalidArgument with the path of what is wrong: `ranks[3].tensors[1].bytes:

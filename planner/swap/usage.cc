@@ -52,6 +52,9 @@ double UseOf(const Problem& problem, const NodeFractions& fractions,
     if (row.kind == Kind::kHost) {
       if (rank.numa != problem.numa[row.index].id) continue;
       used += MovingLayers(rank) * layer.swapped + rank.host_fixed_bytes;
+    } else if (row.kind == Kind::kLimit) {
+      if (!IsIn(rank, problem.hosts[row.index].name)) continue;
+      used += MovingLayers(rank) * layer.swapped + rank.host_fixed_bytes;
     } else if (row.kind == Kind::kGpu) {
       if (r == row.index) used += MovingLayers(rank) * layer.kept;
     } else if (IsOn(rank, problem.links[row.index].name)) {
@@ -73,6 +76,11 @@ double MovingLayers(const Problem::Rank& rank) {
 bool IsOn(const Problem::Rank& rank, const std::string& link) {
   return std::find(rank.links.begin(), rank.links.end(), link) !=
          rank.links.end();
+}
+
+bool IsIn(const Problem::Rank& rank, const std::string& host) {
+  return std::find(rank.hosts.begin(), rank.hosts.end(), host) !=
+         rank.hosts.end();
 }
 
 CopyRates RatesOf(const Problem::Rank& rank, double copied) {
@@ -104,15 +112,22 @@ std::vector<CapacityRow> CapacitiesOf(const Problem& problem) {
   for (size_t n = 0; n < problem.numa.size(); ++n) {
     add(Kind::kHost, n, problem.numa[n].host_budget_bytes);
   }
+  for (size_t h = 0; h < problem.hosts.size(); ++h) {
+    add(Kind::kLimit, h, problem.hosts[h].budget_bytes);
+  }
   for (size_t r = 0; r < problem.ranks.size(); ++r) {
     add(Kind::kGpu, r, problem.ranks[r].gpu_budget_bytes);
   }
   return rows;
 }
 
+bool IsMemory(const CapacityRow& row) {
+  return row.kind == Kind::kHost || row.kind == Kind::kLimit ||
+         row.kind == Kind::kGpu;
+}
+
 double OneMore(const CapacityRow& row) {
-  const bool memory = row.kind == Kind::kHost || row.kind == Kind::kGpu;
-  return memory ? kGiB : kGigaPerSecond;
+  return IsMemory(row) ? kGiB : kGigaPerSecond;
 }
 
 double UnitOf(const CapacityRow& row) {
@@ -133,6 +148,9 @@ Problem WithMore(const Problem& problem, const CapacityRow& row, double more) {
       break;
     case Kind::kHost:
       changed.numa[row.index].host_budget_bytes += more;
+      break;
+    case Kind::kLimit:
+      changed.hosts[row.index].budget_bytes += more;
       break;
     case Kind::kGpu:
       changed.ranks[row.index].gpu_budget_bytes += more;
@@ -185,6 +203,8 @@ std::string RowName(const Problem& problem, const CapacityRow& row) {
   switch (row.kind) {
     case Kind::kHost:
       return fmt::format("host of NUMA node {}", problem.numa[row.index].id);
+    case Kind::kLimit:
+      return problem.hosts[row.index].name;
     case Kind::kGpu:
       return "GPU of rank " + problem.ranks[row.index].name;
     default:

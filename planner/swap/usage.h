@@ -18,6 +18,7 @@ inline constexpr double kGigaPerSecond = 1e9;
 // m: the layers whose tensors leave the step's window.
 double MovingLayers(const NodeSwapProblem::Rank& rank);
 bool IsOn(const NodeSwapProblem::Rank& rank, const std::string& link);
+bool IsIn(const NodeSwapProblem::Rank& rank, const std::string& host);
 // Copies a second, the worse of both passes, when the rank swaps `copied`
 // bytes a layer.
 struct CopyRates {
@@ -28,8 +29,10 @@ struct CopyRates {
 CopyRates RatesOf(const NodeSwapProblem::Rank& rank, double copied);
 
 // Every capacity of the node, nothing used of it yet: links' d2h, h2d and
-// (where given) total; NUMA nodes; GPUs.
+// (where given) total; NUMA nodes; host limits; GPUs.
 std::vector<CapacityRow> CapacitiesOf(const NodeSwapProblem& problem);
+// In bytes; else in bytes a second.
+bool IsMemory(const CapacityRow& row);
 // Of which an excess, or "one more", is counted.
 double UnitOf(const CapacityRow& row);
 double OneMore(const CapacityRow& row);

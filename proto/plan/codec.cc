@@ -2,7 +2,9 @@
 
 #include <fmt/format.h>
 
+#include <algorithm>
 #include <nlohmann/json.hpp>
+#include <optional>
 #include <set>
 #include <string>
 #include <utility>
@@ -20,6 +22,8 @@ constexpr double kMaxRate = 1e15;  // bytes a second
 constexpr double kMaxReal = 1e300;
 constexpr size_t kMaxTextBytes = 1024;
 constexpr int64_t kMaxCount = int64_t{1} << 40;
+// Stands for a fraction that is not asked for.
+constexpr double kNotAsked = -1;
 
 // ---- Writing ---------------------------------------------------------------
 
@@ -35,7 +39,12 @@ json Write(const SkeletalClass& skeletal) {
           {"bytes_per_layer", skeletal.bytes_per_layer.count()},
           {"recompute_seconds", skeletal.recompute_seconds},
           {"must_swap", skeletal.must_swap},
-          {"traffic_in_fixed", skeletal.traffic_in_fixed}};
+          {"traffic_in_fixed", skeletal.traffic_in_fixed},
+          {"shared", skeletal.shared},
+          {"can_keep", skeletal.can_keep},
+          {"keep", skeletal.keep.value_or(kNotAsked)},
+          {"swap", skeletal.swap.value_or(kNotAsked)},
+          {"why", skeletal.why}};
 }
 
 template <typename T>
@@ -46,7 +55,8 @@ json WriteAll(const std::vector<T>& items, json (*write)(const T&)) {
 }
 
 json Write(const RankProfile& p) {
-  return {{"rank", p.rank.value()},
+  return {{"job", p.job},
+          {"rank", p.rank.value()},
           {"gpu", p.gpu.value()},
           {"numa", p.numa.value()},
           {"layers", p.layers},
@@ -61,23 +71,28 @@ json Write(const RankProfile& p) {
           {"backward_h2d_fixed", p.backward_h2d_fixed.count()},
           {"host_fixed", p.host_fixed.count()},
           {"transient_capacity", p.transient_capacity.count()},
-          {"alpha", p.alpha}};
+          {"keep_reserve", p.keep_reserve.count()},
+          {"alpha", p.alpha},
+          {"settled", p.settled},
+          {"limited_by", p.limited_by}};
 }
 
 json Write(const LinkCapacity& link) {
-  json ranks = json::array();
-  for (const Rank rank : link.ranks) ranks.push_back(rank.value());
   return {{"name", link.name},
           {"h2d_bytes_per_second", link.h2d_bytes_per_second},
           {"d2h_bytes_per_second", link.d2h_bytes_per_second},
-          {"ranks", std::move(ranks)}};
+          {"profiles", link.profiles}};
+}
+
+json Write(const HostLimit& host) {
+  return {{"name", host.name},
+          {"bytes", host.bytes.count()},
+          {"profiles", host.profiles}};
 }
 
 json Write(const NodeResources& resources) {
-  json budgets = json::array();
-  for (const Bytes b : resources.host_budget) budgets.push_back(b.count());
   return {{"links", WriteAll(resources.links, Write)},
-          {"host_budget", std::move(budgets)}};
+          {"hosts", WriteAll(resources.hosts, Write)}};
 }
 
 json Write(const SegmentPlan& segment) {
@@ -105,7 +120,8 @@ json Write(const PlanLimit& limit) {
 }
 
 json Write(const RankPlan& plan) {
-  return {{"rank", plan.rank.value()},
+  return {{"job", plan.job},
+          {"rank", plan.rank.value()},
           {"segments", WriteAll(plan.segments, Write)},
           {"transient_peak", plan.transient_peak.count()},
           {"classes", WriteAll(plan.classes, Write)},
@@ -139,6 +155,22 @@ SegmentKind ReadSegmentKind(FieldReader in, std::set<std::string>* names) {
   return segment;
 }
 
+// A fraction in [0, 1]; -1: the planner chooses.
+double ReadFraction(FieldReader& in, const char* key) {
+  const double fraction = in.Number(key, -1, 1);
+  if (fraction < 0 && fraction != kNotAsked) {
+    in.Refuse(key, fmt::format("{} is neither -1 (the planner chooses) "
+                               "nor between 0 and 1",
+                               fraction));
+  }
+  return fraction;
+}
+
+std::optional<double> ReadAsked(FieldReader& in, const char* key) {
+  const double fraction = ReadFraction(in, key);
+  return fraction < 0 ? std::nullopt : std::optional(fraction);
+}
+
 SkeletalClass ReadSkeletalClass(FieldReader in, std::set<std::string>* names) {
   SkeletalClass skeletal;
   skeletal.name = ReadName(in, names);
@@ -146,21 +178,18 @@ SkeletalClass ReadSkeletalClass(FieldReader in, std::set<std::string>* names) {
   skeletal.recompute_seconds = in.Number("recompute_seconds", 0, kMaxSeconds);
   skeletal.must_swap = in.Flag("must_swap");
   skeletal.traffic_in_fixed = in.Flag("traffic_in_fixed");
+  skeletal.shared = in.Flag("shared");
+  skeletal.can_keep = in.Flag("can_keep");
+  skeletal.keep = ReadAsked(in, "keep");
+  skeletal.swap = ReadAsked(in, "swap");
+  skeletal.why = in.Text("why", kMaxTextBytes);
   in.Finish();
   return skeletal;
 }
 
-void ReadAlpha(FieldReader& in, RankProfile* p) {
-  p->alpha = in.Number("alpha", -1, 1);
-  if (p->alpha < 0 && p->alpha != -1) {
-    in.Refuse("alpha", fmt::format("{} is neither -1 (the planner chooses) "
-                                   "nor between 0 and 1",
-                                   p->alpha));
-  }
-}
-
 RankProfile ReadRankProfile(FieldReader& in) {
   RankProfile p;
+  p.job = in.Int("job", 0, kMaxCount);
   p.rank = Rank(in.Int("rank", 0, kMaxId));
   p.gpu = DeviceIndex(in.Int("gpu", 0, kMaxCount));
   p.numa = NumaIndex(in.Int("numa", 0, kMaxCount));
@@ -183,45 +212,74 @@ RankProfile ReadRankProfile(FieldReader& in) {
   p.backward_h2d_fixed = ReadBytes(in, "backward_h2d_fixed");
   p.host_fixed = ReadBytes(in, "host_fixed");
   p.transient_capacity = ReadBytes(in, "transient_capacity");
-  ReadAlpha(in, &p);
+  p.keep_reserve = ReadBytes(in, "keep_reserve");
+  p.alpha = ReadFraction(in, "alpha");
+  p.settled = in.Flag("settled");
+  p.limited_by =
+      in.Choice("limited_by", {"", "none", "bandwidth", "host", "flag"});
   return p;
 }
 
 std::vector<RankProfile> ReadRankProfiles(FieldReader& in) {
   std::vector<RankProfile> profiles;
-  std::set<uint64_t> ranks;
+  std::set<std::pair<int64_t, uint64_t>> ranks;
   in.Each("profiles", kMaxRanks, [&](FieldReader element, size_t) {
     profiles.push_back(ReadRankProfile(element));
-    const uint64_t rank = profiles.back().rank.value();
-    if (!ranks.insert(rank).second) {
-      element.Refuse("rank", fmt::format("{} occurs twice", rank));
+    const RankProfile& p = profiles.back();
+    if (!ranks.emplace(p.job, p.rank.value()).second) {
+      element.Refuse("rank", fmt::format("{} occurs twice in job {}",
+                                         p.rank.value(), p.job));
     }
     element.Finish();
   });
   return profiles;
 }
 
-LinkCapacity ReadLink(FieldReader in, std::set<std::string>* names) {
+// Positions below `count`, each once.
+std::vector<size_t> ReadPositions(FieldReader& in, size_t count) {
+  std::vector<size_t> positions;
+  in.Each("profiles", kMaxRanks, [&](FieldReader element, size_t) {
+    const auto most = static_cast<int64_t>(count) - 1;
+    const auto at = static_cast<size_t>(element.Self(0, most));
+    if (std::count(positions.begin(), positions.end(), at) > 0) {
+      element.Refuse("", fmt::format("{} occurs twice", at));
+    }
+    positions.push_back(at);
+  });
+  return positions;
+}
+
+LinkCapacity ReadLink(FieldReader in, size_t count,
+                      std::set<std::string>* names) {
   LinkCapacity link;
   link.name = ReadName(in, names);
   // A link without bandwidth would make every swap infinite.
   link.h2d_bytes_per_second = in.Number("h2d_bytes_per_second", 1, kMaxRate);
   link.d2h_bytes_per_second = in.Number("d2h_bytes_per_second", 1, kMaxRate);
-  in.Each("ranks", kMaxRanks, [&](FieldReader element, size_t) {
-    link.ranks.push_back(Rank(element.Self(0, kMaxId)));
-  });
+  link.profiles = ReadPositions(in, count);
   in.Finish();
   return link;
 }
 
-NodeResources ReadResources(FieldReader in) {
+HostLimit ReadHost(FieldReader in, size_t count, std::set<std::string>* names) {
+  HostLimit host;
+  host.name = ReadName(in, names);
+  host.bytes = ReadBytes(in, "bytes");
+  host.profiles = ReadPositions(in, count);
+  in.Finish();
+  return host;
+}
+
+// Of a request with `count` profiles.
+NodeResources ReadResources(FieldReader in, size_t count) {
   NodeResources resources;
   std::set<std::string> names;
   in.Each("links", kMaxRanks, [&](FieldReader element, size_t) {
-    resources.links.push_back(ReadLink(element, &names));
+    resources.links.push_back(ReadLink(element, count, &names));
   });
-  in.Each("host_budget", kMaxRanks, [&](FieldReader element, size_t) {
-    resources.host_budget.push_back(Bytes(element.Self(-1, kMaxAmount)));
+  std::set<std::string> hosts;
+  in.Each("hosts", kMaxRanks, [&](FieldReader element, size_t) {
+    resources.hosts.push_back(ReadHost(element, count, &hosts));
   });
   in.Finish();
   return resources;
@@ -253,6 +311,7 @@ ClassPlan ReadClassPlan(FieldReader in, std::set<std::string>* names) {
 
 RankPlan ReadRankPlan(FieldReader in) {
   RankPlan plan;
+  plan.job = in.Int("job", 0, kMaxCount);
   plan.rank = Rank(in.Int("rank", 0, kMaxId));
   std::set<std::string> segments;
   in.Each("segments", kMaxSegments, [&](FieldReader element, size_t) {
@@ -287,7 +346,7 @@ PlanLimit ReadLimit(FieldReader in) {
 }
 
 void ReadExplanation(FieldReader& in, NodePlan* plan) {
-  in.Each("limits", kMaxRanks, [plan](FieldReader element, size_t) {
+  in.Each("limits", 8 * kMaxRanks, [plan](FieldReader element, size_t) {
     plan->limits.push_back(ReadLimit(element));
   });
   plan->units_solved = in.Int("units_solved", 0, kMaxCount);
@@ -309,12 +368,13 @@ NodePlan ReadNodePlan(FieldReader& in) {
   NodePlan plan;
   plan.id = PlanId(in.Int("id", 0, kMaxId));
   plan.profile_hash = ReadHash(in);
-  std::set<uint64_t> ranks;
+  std::set<std::pair<int64_t, uint64_t>> ranks;
   in.Each("ranks", kMaxRanks, [&](FieldReader element, size_t) {
     plan.ranks.push_back(ReadRankPlan(element));
-    const uint64_t rank = plan.ranks.back().rank.value();
-    if (!ranks.insert(rank).second) {
-      element.Refuse("rank", fmt::format("{} occurs twice", rank));
+    const RankPlan& part = plan.ranks.back();
+    if (!ranks.emplace(part.job, part.rank.value()).second) {
+      element.Refuse("rank", fmt::format("{} occurs twice in job {}",
+                                         part.rank.value(), part.job));
     }
   });
   plan.seconds = in.Number("seconds", 0, kMaxSeconds);
@@ -373,7 +433,8 @@ absl::StatusOr<PlanRequest> DecodePlanRequest(std::string_view bytes) {
   return Decode(bytes, kRequestFormat, [](FieldReader& in) {
     PlanRequest request;
     request.profiles = ReadRankProfiles(in);
-    request.resources = ReadResources(in.Object("resources"));
+    request.resources =
+        ReadResources(in.Object("resources"), request.profiles.size());
     request.known = ReadUnits(in, "known");
     return request;
   });

@@ -17,7 +17,7 @@
 
 namespace sluice::plan {
 
-inline constexpr int kFormatVersion = 1;
+inline constexpr int kFormatVersion = 2;
 
 // Limits of what Decode takes.
 inline constexpr size_t kMaxEncodedBytes = size_t{256} << 20;

@@ -40,7 +40,7 @@ struct ClassPlan {
 
 // What a node has of something, and what a plan makes of it.
 struct PlanLimit {
-  std::string what;  // "link pcie0 d2h", "host of NUMA node 0"
+  std::string what;  // "link pcie0 d2h", "host of NUMA node 0", "GPU of rank 3"
   double used = 0;
   double capacity = 0;
   std::string unit;  // of both: "bytes", "bytes_per_second"
@@ -52,11 +52,14 @@ struct PlanLimit {
 };
 
 struct RankPlan {
+  int64_t job = 0;  // as RankProfile's
   Rank rank;
   std::vector<SegmentPlan> segments;
   Bytes transient_peak;  // of the whole transient region
   std::vector<ClassPlan> classes;
-  double alpha = 0;  // MEMO's: the swapped fraction of every free class
+  // The swapped share of the free classes' bytes: MEMO's alpha where all swap
+  // the same fraction. `classes` are the truth.
+  double alpha = 0;
   std::string alpha_limited_by;  // "none", "bandwidth", "host", "flag"
   Bytes host_bytes;              // this rank needs, all told
 };

@@ -6,6 +6,7 @@
 #pragma once
 
 #include <cstdint>
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -52,10 +53,22 @@ struct SkeletalClass {
   // (k and v go out in forward and are re-read in any case); its swapped
   // fraction costs host memory only.
   bool traffic_in_fixed = false;
+  // All ranks of a job must keep and swap the same fractions: q, k, v in head
+  // layout, whose rows come from all ranks.
+  bool shared = false;
+  // The runtime can hold it on the GPU.
+  bool can_keep = false;
+  // Token fractions asked for; unset: the planner chooses.
+  std::optional<double> keep, swap;
+  // Why they were asked for, where an earlier round chose them; given back.
+  std::string why;
 };
 
 // Everything the node needs to plan one rank.
 struct RankProfile {
+  // Which job of the request; (job, rank) is unique in it. Ranks of one job
+  // share what `SkeletalClass::shared` says.
+  int64_t job = 0;
   Rank rank;
   DeviceIndex gpu;
   NumaIndex numa;
@@ -77,10 +90,22 @@ struct RankProfile {
   // layer's scratch, the last layer's output, dX).
   Bytes host_fixed;
   // What the rank's GPU lease has beside states and rounding buffers; 0: not
-  // told, the plan is not checked against it.
+  // told, the plan is not checked against it and keeps nothing.
   Bytes transient_capacity;
-  // A fixed alpha asked for by the user; negative: the planner chooses.
+  // Of it, what kept rows must leave beside the transient buffers: buffers of
+  // this profile may be smaller than those of the fractions that are chosen.
+  Bytes keep_reserve;
+  // MEMO's policy, asked for by the user: all free classes swap this fraction
+  // and keep nothing, but for what a class asks for itself; negative: the
+  // planner chooses.
   double alpha = -1;
+  // Its fractions were chosen by an earlier round: each free class asks for
+  // keep and swap. Only memory is planned for it, and nobody else's plan
+  // changes on its account. `transient_capacity` is what is left beside the
+  // rows that it keeps.
+  bool settled = false;
+  // Settled: what limited that choice (RankPlan::alpha_limited_by); given back.
+  std::string limited_by;
 };
 
 }  // namespace sluice::plan

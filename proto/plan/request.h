@@ -1,5 +1,6 @@
-// What the daemon asks its plan worker: the profiles of all local ranks of a
-// job and what the node can give them. Plain data; thread safety: values.
+// What the daemon asks its plan worker: the profiles of all local ranks of all
+// jobs planned together and what the node can give them. Plain data; thread
+// safety: values.
 #pragma once
 
 #include <string>
@@ -18,14 +19,20 @@ struct LinkCapacity {
   std::string name;
   double h2d_bytes_per_second = 0;  // > 0
   double d2h_bytes_per_second = 0;  // > 0
-  std::vector<Rank> ranks;          // that copy over it
+  std::vector<size_t> profiles;     // that copy over it, by position
+};
+
+// Host memory that some ranks hold together at most: "host of NUMA node 0",
+// "host budget of job x". A rank may be in several.
+struct HostLimit {
+  std::string name;
+  Bytes bytes;
+  std::vector<size_t> profiles;  // by position
 };
 
 struct NodeResources {
   std::vector<LinkCapacity> links;
-  // What these ranks may take together of NUMA node i; a negative entry, or
-  // a node beyond the list, has no limit.
-  std::vector<Bytes> host_budget;
+  std::vector<HostLimit> hosts;
 };
 
 struct PlanRequest {

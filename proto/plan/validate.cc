@@ -6,8 +6,10 @@
 #include <cmath>
 #include <iterator>
 #include <map>
+#include <optional>
 #include <string>
 #include <tuple>
+#include <utility>
 #include <vector>
 
 #include "proto/base/status.h"
@@ -113,8 +115,26 @@ absl::Status CheckSegments(const RankProfile& profile, const RankPlan& plan) {
   return absl::OkStatus();
 }
 
-absl::Status CheckClass(const SkeletalClass& skeletal, const ClassPlan& c,
-                        double alpha) {
+// What was asked for, in person or by the rank's alpha.
+absl::Status CheckAsked(const RankProfile& profile,
+                        const SkeletalClass& skeletal, const ClassPlan& c) {
+  if (skeletal.must_swap) return absl::OkStatus();
+  std::optional<double> keep = skeletal.keep, swap = skeletal.swap;
+  if (profile.alpha >= 0) {
+    if (!keep) keep = 0;
+    if (!swap) swap = std::min(profile.alpha, 1 - *keep);
+  }
+  if (keep && c.keep != *keep) {
+    return Wrong("class '{}' keeps {}, asked for {}", c.name, c.keep, *keep);
+  }
+  if (swap && c.swap != *swap) {
+    return Wrong("class '{}' swaps {}, asked for {}", c.name, c.swap, *swap);
+  }
+  return absl::OkStatus();
+}
+
+absl::Status CheckClass(const RankProfile& profile,
+                        const SkeletalClass& skeletal, const ClassPlan& c) {
   for (const double fraction : {c.keep, c.swap, c.recompute}) {
     if (!(fraction >= 0 && fraction <= 1)) {
       return Wrong("class '{}' has a fraction {}, not in [0, 1]", c.name,
@@ -129,17 +149,38 @@ absl::Status CheckClass(const SkeletalClass& skeletal, const ClassPlan& c,
     return Wrong("class '{}' must be swapped whole, the plan says {}", c.name,
                  c.swap);
   }
-  if (!skeletal.must_swap && std::fabs(c.swap - alpha) > 1e-9) {
-    return Wrong("class '{}' swaps {}, alpha is {}", c.name, c.swap, alpha);
+  if (c.keep > 0 && !skeletal.can_keep) {
+    return Wrong("class '{}' keeps {}, the runtime cannot keep it", c.name,
+                 c.keep);
+  }
+  return CheckAsked(profile, skeletal, c);
+}
+
+// Alpha is the swapped share of the free classes' bytes.
+absl::Status CheckAlpha(const RankProfile& profile, const RankPlan& plan) {
+  double swapped = 0, free = 0;
+  for (const SkeletalClass& skeletal : profile.classes) {
+    if (skeletal.must_swap) continue;
+    int count = 0;
+    const ClassPlan* c = FindOnce(plan.classes, skeletal.name, &count);
+    const auto bytes = static_cast<double>(skeletal.bytes_per_layer.count());
+    free += bytes;
+    swapped += c->swap * bytes;
+  }
+  const double share = free > 0 ? swapped / free : plan.alpha;
+  if (std::fabs(share - plan.alpha) > 1e-9) {
+    return Wrong("alpha is {}, the classes swap {} of their bytes", plan.alpha,
+                 share);
   }
   return absl::OkStatus();
 }
 
-// Bytes of one layer that stay in host memory, and of those what is copied
-// because of it.
+// Bytes of one layer that stay in host memory, of those what is copied because
+// of it, and what stays on the GPU.
 struct Swapped {
   double held = 0;
   double copied = 0;
+  double kept = 0;
 };
 
 Swapped SwappedOf(const RankProfile& profile, const RankPlan& plan) {
@@ -147,10 +188,10 @@ Swapped SwappedOf(const RankProfile& profile, const RankPlan& plan) {
   for (const SkeletalClass& skeletal : profile.classes) {
     for (const ClassPlan& c : plan.classes) {
       if (c.name != skeletal.name) continue;
-      const double bytes =
-          c.swap * static_cast<double>(skeletal.bytes_per_layer.count());
-      sum.held += bytes;
-      if (!skeletal.traffic_in_fixed) sum.copied += bytes;
+      const auto all = static_cast<double>(skeletal.bytes_per_layer.count());
+      sum.held += c.swap * all;
+      sum.kept += c.keep * all;
+      if (!skeletal.traffic_in_fixed) sum.copied += c.swap * all;
     }
   }
   return sum;
@@ -168,29 +209,65 @@ absl::Status CheckHostBytes(const RankProfile& profile, const RankPlan& plan) {
   return absl::OkStatus();
 }
 
-const RankProfile* ProfileOf(const std::vector<RankProfile>& profiles,
-                             Rank rank) {
-  for (const RankProfile& p : profiles) {
-    if (p.rank == rank) return &p;
+const RankPlan* PlanOf(const RankProfile& profile, const NodePlan& plan) {
+  for (const RankPlan& rank : plan.ranks) {
+    if (rank.job == profile.job && rank.rank == profile.rank) return &rank;
   }
   return nullptr;
 }
 
-absl::Status CheckHostBudgets(const std::vector<RankProfile>& profiles,
-                              const NodeResources& resources,
-                              const NodePlan& plan) {
-  for (size_t node = 0; node < resources.host_budget.size(); ++node) {
-    const Bytes budget = resources.host_budget[node];
-    Bytes used;
-    for (const RankPlan& rank : plan.ranks) {
-      if (ProfileOf(profiles, rank.rank)->numa.value() == node) {
-        used += rank.host_bytes;
+// Transient buffers and kept rows within the lease; a settled profile has
+// counted its kept rows already.
+absl::Status CheckGpu(const RankProfile& profile, const RankPlan& plan) {
+  if (profile.transient_capacity <= Bytes(0)) return absl::OkStatus();
+  if (plan.transient_peak > profile.transient_capacity) {
+    return Wrong("needs {} transient bytes, its lease has {}",
+                 plan.transient_peak.count(),
+                 profile.transient_capacity.count());
+  }
+  const double layers =
+      static_cast<double>(profile.layers - profile.resident_layers);
+  const double kept = layers * SwappedOf(profile, plan).kept;
+  const Bytes room = profile.transient_capacity - plan.transient_peak;
+  if (!profile.settled && kept > static_cast<double>(room.count()) + 1) {
+    return Wrong(
+        "keeps {:.0f} bytes beside {} transient ones, its lease has {}", kept,
+        plan.transient_peak.count(), profile.transient_capacity.count());
+  }
+  return absl::OkStatus();
+}
+
+// Ranks of a job that share a class's fractions.
+absl::Status CheckShared(const std::vector<RankProfile>& profiles,
+                         const NodePlan& plan) {
+  std::map<std::pair<int64_t, std::string>, ClassPlan> first;
+  for (const RankProfile& profile : profiles) {
+    const RankPlan& rank = *PlanOf(profile, plan);
+    for (const SkeletalClass& skeletal : profile.classes) {
+      if (!skeletal.shared) continue;
+      int count = 0;
+      const ClassPlan* c = FindOnce(rank.classes, skeletal.name, &count);
+      const auto [at, added] =
+          first.emplace(std::make_pair(profile.job, skeletal.name), *c);
+      if (added || (at->second.keep == c->keep && at->second.swap == c->swap)) {
+        continue;
       }
+      return Wrong("class '{}' swaps {} on rank {}, {} on another rank",
+                   c->name, c->swap, profile.rank.value(), at->second.swap);
     }
-    if (budget >= Bytes(0) && used > budget) {
-      return Wrong("NUMA node {} holds {} bytes, its budget is {}", node,
-                   used.count(), budget.count());
-    }
+  }
+  return absl::OkStatus();
+}
+
+absl::Status CheckHost(const std::vector<RankProfile>& profiles,
+                       const HostLimit& host, const NodePlan& plan) {
+  Bytes used;
+  for (const size_t at : host.profiles) {
+    used += PlanOf(profiles[at], plan)->host_bytes;
+  }
+  if (used > host.bytes) {
+    return Wrong("{} bytes of the {}, which has {}", used.count(), host.name,
+                 host.bytes.count());
   }
   return absl::OkStatus();
 }
@@ -219,14 +296,15 @@ Rates RatesOf(const RankProfile& p, double moved) {
                           rate(p.backward_h2d_fixed, moved, backward))};
 }
 
-// What the rank moves where the planner chose the least: alpha 0.
-double LeastCopied(const RankProfile& p, double copied) {
-  if (p.alpha >= 0) return copied;
+// What the rank moves where the planner chose the least: of what it is free
+// to choose nothing.
+double LeastCopied(const RankProfile& p) {
   double least = 0;
   for (const SkeletalClass& skeletal : p.classes) {
-    if (skeletal.must_swap && !skeletal.traffic_in_fixed) {
-      least += static_cast<double>(skeletal.bytes_per_layer.count());
-    }
+    if (skeletal.traffic_in_fixed) continue;
+    const double swap =
+        skeletal.must_swap ? 1 : skeletal.swap.value_or(std::max(p.alpha, 0.0));
+    least += swap * static_cast<double>(skeletal.bytes_per_layer.count());
   }
   return least;
 }
@@ -237,14 +315,10 @@ absl::Status CheckLink(const std::vector<RankProfile>& profiles,
                        const LinkCapacity& link, const NodePlan& plan) {
   Rates used;
   Rates least;
-  for (const RankPlan& rank : plan.ranks) {
-    if (std::count(link.ranks.begin(), link.ranks.end(), rank.rank) == 0) {
-      continue;
-    }
-    const RankProfile& p = *ProfileOf(profiles, rank.rank);
-    const double copied = SwappedOf(p, rank).copied;
-    const Rates at_plan = RatesOf(p, copied);
-    const Rates at_least = RatesOf(p, LeastCopied(p, copied));
+  for (const size_t at : link.profiles) {
+    const RankProfile& p = profiles[at];
+    const Rates at_plan = RatesOf(p, SwappedOf(p, *PlanOf(p, plan)).copied);
+    const Rates at_least = RatesOf(p, LeastCopied(p));
     used.d2h += at_plan.d2h, used.h2d += at_plan.h2d;
     least.d2h += at_least.d2h, least.h2d += at_least.h2d;
   }
@@ -326,9 +400,10 @@ absl::Status ValidatePlacement(const Trace& trace, const Placement& placement) {
 
 absl::Status ValidateRankPlan(const RankProfile& profile,
                               const RankPlan& plan) {
-  if (plan.rank != profile.rank) {
-    return Wrong("a plan of rank {} for rank {}", plan.rank.value(),
-                 profile.rank.value());
+  if (plan.job != profile.job || plan.rank != profile.rank) {
+    return Wrong("a plan of rank {} of job {} for rank {} of job {}",
+                 plan.rank.value(), plan.job, profile.rank.value(),
+                 profile.job);
   }
   SLUICE_RETURN_IF_ERROR(CheckSegments(profile, plan));
   if (plan.classes.size() != profile.classes.size()) {
@@ -341,11 +416,9 @@ absl::Status ValidateRankPlan(const RankProfile& profile,
     if (count != 1) {
       return Wrong("class '{}' planned {} times", skeletal.name, count);
     }
-    SLUICE_RETURN_IF_ERROR(CheckClass(skeletal, *c, plan.alpha));
+    SLUICE_RETURN_IF_ERROR(CheckClass(profile, skeletal, *c));
   }
-  if (profile.alpha >= 0 && plan.alpha != profile.alpha) {
-    return Wrong("alpha is {}, asked for {}", plan.alpha, profile.alpha);
-  }
+  SLUICE_RETURN_IF_ERROR(CheckAlpha(profile, plan));
   return CheckHostBytes(profile, plan);
 }
 
@@ -358,23 +431,17 @@ absl::Status ValidateNodePlan(const std::vector<RankProfile>& profiles,
                  profiles.size());
   }
   for (const RankProfile& profile : profiles) {
-    const RankPlan* found = nullptr;
-    for (const RankPlan& rank : plan.ranks) {
-      if (rank.rank == profile.rank) found = &rank;
-    }
+    const RankPlan* found = PlanOf(profile, plan);
     const std::string name = fmt::format("rank {}", profile.rank.value());
     if (found == nullptr) return Wrong("{} is not planned", name);
-    if (absl::Status s = ValidateRankPlan(profile, *found); !s.ok()) {
-      return Annotate(s, name);
-    }
-    if (profile.transient_capacity > Bytes(0) &&
-        found->transient_peak > profile.transient_capacity) {
-      return Wrong("{} needs {} transient bytes, its lease has {}", name,
-                   found->transient_peak.count(),
-                   profile.transient_capacity.count());
-    }
+    absl::Status status = ValidateRankPlan(profile, *found);
+    if (status.ok()) status = CheckGpu(profile, *found);
+    if (!status.ok()) return Annotate(status, name);
   }
-  SLUICE_RETURN_IF_ERROR(CheckHostBudgets(profiles, resources, plan));
+  SLUICE_RETURN_IF_ERROR(CheckShared(profiles, plan));
+  for (const HostLimit& host : resources.hosts) {
+    SLUICE_RETURN_IF_ERROR(CheckHost(profiles, host, plan));
+  }
   for (const LinkCapacity& link : resources.links) {
     SLUICE_RETURN_IF_ERROR(CheckLink(profiles, link, plan));
   }

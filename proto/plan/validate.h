@@ -22,15 +22,17 @@ namespace sluice::plan {
 absl::Status ValidatePlacement(const Trace& trace, const Placement& placement);
 
 // Every segment kind of the profile planned once, inside the transient
-// region; every class once, with fractions in [0, 1] that sum to 1, as alpha
-// says; `must_swap` swapped whole; host_bytes covers what they need. What a
-// client checks before it adopts its rank's part.
+// region; every class once, with fractions in [0, 1] that sum to 1, those asked
+// for where some were; `must_swap` swapped whole, kept only what `can_keep`;
+// alpha their share; host_bytes covers what they need. What a client checks
+// before it adopts its rank's part.
 absl::Status ValidateRankPlan(const RankProfile& profile, const RankPlan& plan);
 
-// ValidateRankPlan for every rank (each planned once), the host budgets kept,
-// the transient regions within their leases, and no link asked for more than
-// it has, or than what must be copied takes already. An infeasible plan is
-// valid: there is nothing to use.
+// ValidateRankPlan for every rank (each planned once), `shared` fractions equal
+// over a job's ranks, the host limits kept, transient buffers and kept rows
+// within their leases, and no link asked for more than it has, or than what
+// must be copied takes already. An infeasible plan is valid: there is nothing
+// to use.
 absl::Status ValidateNodePlan(const std::vector<RankProfile>& profiles,
                               const NodeResources& resources,
                               const NodePlan& plan);

@@ -115,8 +115,8 @@ plan::PlanRequest SampleRequest() {
                   {.name = "odd", .trace = AboveMaxLive()}};
     request.profiles.push_back(p);
   }
-  request.resources.host_budget = {MiB(30)};
-  request.resources.links = {{"pcie0", 1e9, 1e9, {Rank(0), Rank(1)}}};
+  request.resources.hosts = {{"host of NUMA node 0", MiB(30), {0, 1}}};
+  request.resources.links = {{"pcie0", 1e9, 1e9, {0, 1}}};
   return request;
 }
 
@@ -163,12 +163,12 @@ TEST(Worker, ReadsAPipeToItsEnd) {
 
 TEST(Worker, AnInfeasibleRequestIsAPlanThatSaysWhy) {
   plan::PlanRequest request = SampleRequest();
-  request.resources.host_budget = {MiB(7)};
+  request.resources.hosts[0].bytes = MiB(7);
   const Outcome outcome = RunWorker(Memfd(plan::Encode(request)).get(), kFds);
   EXPECT_EQ(outcome.exit_code(), 0);
   const auto plan = plan::DecodeNodePlan(outcome.out);
   ASSERT_TRUE(plan.ok()) << plan.status();
-  EXPECT_THAT(plan->infeasible, HasSubstr("the budget is 7 MiB"));
+  EXPECT_THAT(plan->infeasible, HasSubstr("the host of NUMA node 0 has 7 MiB"));
   EXPECT_EQ(plan->limited_by, "host_memory");
 }
 
@@ -216,7 +216,7 @@ TEST(Worker, EndsItselfAtItsDeadline) {
 TEST(Worker, ACrashWhileSolvingStillGivesAValidPlan) {
   plan::PlanRequest request = SampleRequest();
   request.profiles.resize(1);
-  request.resources.links.clear();
+  request.resources = {};
   request.profiles[0].segments.clear();
   for (int k = 0; k < 8; ++k) {
     // Equal ones would be solved once.
@@ -272,7 +272,7 @@ TEST(Worker, KnownUnitsAreUsedAsTheyAre) {
 TEST(Worker, AHardTraceIsAnsweredWithinTheLimitWithoutAProof) {
   plan::PlanRequest request = SampleRequest();
   request.profiles.resize(1);
-  request.resources.links.clear();
+  request.resources = {};
   request.profiles[0].segments = {
       {.name = "E", .trace = ReadCsv("E.1048576.csv")},
       {.name = "I", .trace = ReadCsv("I.1048576.csv")}};

@@ -39,7 +39,12 @@ TEST(Plan, WaitsForAllLocalRanksThenEachGetsTheSamePlan) {
   EXPECT_THAT(question.profiles, SizeIs(2));
   ASSERT_THAT(question.resources.links, SizeIs(2));
   EXPECT_EQ(question.resources.links[0].h2d_bytes_per_second, 1e9);
-  EXPECT_THAT(question.resources.host_budget, ::testing::ElementsAre(MiB(32)));
+  ASSERT_THAT(question.resources.hosts, SizeIs(1));
+  EXPECT_EQ(question.resources.hosts[0].name, "host of NUMA node 0");
+  EXPECT_EQ(question.resources.hosts[0].bytes, MiB(32));
+  EXPECT_THAT(question.resources.hosts[0].profiles,
+              ::testing::ElementsAre(0, 1));
+  EXPECT_THAT(question.resources.links[1].profiles, ::testing::ElementsAre(1));
   node.Apply(
       node.core.PlanSolved(question.round, plan::NodePlan{}, node.clock.Now()));
   ASSERT_THAT(node.NoticesTo<PlanReadyNotice>(a), SizeIs(1));
@@ -79,7 +84,8 @@ TEST(Plan, ResourcesAreWhatTheJobMayStillGetOfWhatItShares) {
   ASSERT_THAT(node.to_solve, SizeIs(1));
   const auto& resources = node.to_solve[0].resources;
   EXPECT_EQ(resources.links[0].h2d_bytes_per_second, 0.5e9);
-  EXPECT_THAT(resources.host_budget, ::testing::ElementsAre(MiB(10)));
+  ASSERT_THAT(resources.hosts, SizeIs(1));
+  EXPECT_EQ(resources.hosts[0].bytes, MiB(10));
 }
 
 // Wrong once: the whole link went, and with it the direction that limits.
@@ -120,7 +126,7 @@ TEST(Plan, DoesNotCountFreeMemoryThatNoLeaseCouldHave) {
   EXPECT_EQ(node.core.pool(Host(0)).free, MiB(32));
   Submit(node, a, 0, 0, "h");
   ASSERT_THAT(node.to_solve, SizeIs(1));
-  const Bytes budget = node.to_solve[0].resources.host_budget[0];
+  const Bytes budget = node.to_solve[0].resources.hosts[0].bytes;
   EXPECT_EQ(budget, MiB(31));
   EXPECT_THAT(node.Lease(a, Host(0), MiB(32)),
               StatusIs(absl::StatusCode::kResourceExhausted));

@@ -425,11 +425,23 @@ TEST(NodeSwap, NoPointOfAGridIsBetter) {
 
 // ---- What the runtime of today needs ----------------------------------------
 
-TEST(NodeSwap, RanksOfOneFractionSwapAllFreeTensorsAlike) {
+// All free tensors of all ranks at one alpha, none kept.
+Problem WithOneFraction(Problem node) {
+  for (Problem::Rank& rank : node.ranks) {
+    for (Problem::Tensor& tensor : rank.tensors) {
+      if (tensor.must != Problem::Must::kNothing) continue;
+      tensor.can_keep = false;
+      if (tensor.recompute_s) tensor.shared = "alpha";
+    }
+  }
+  return node;
+}
+
+TEST(NodeSwap, TensorsThatAreSharedHaveOneFraction) {
   std::mt19937 random(7);
   for (int i = 0; i < 100; ++i) {
-    Problem node = RandomNode(random);
-    for (Problem::Rank& rank : node.ranks) rank.one_fraction = true;
+    const Problem free = RandomNode(random);
+    const Problem node = WithOneFraction(free);
     const NodeSwapResult one = MustPlan(node);
     if (!one.feasible) continue;
     EXPECT_LE(WorstBreach(node, one.ranks), 1e-6);
@@ -448,9 +460,51 @@ TEST(NodeSwap, RanksOfOneFractionSwapAllFreeTensorsAlike) {
     if (one.memo) {
       EXPECT_TRUE(NotWorse(*one.joint, one.memo->objective)) << i;
     }
-    for (Problem::Rank& rank : node.ranks) rank.one_fraction = false;
-    EXPECT_TRUE(NotWorse(*MustPlan(node).joint, *one.joint)) << i;
+    EXPECT_TRUE(NotWorse(*MustPlan(free).joint, *one.joint)) << i;
   }
+}
+
+TEST(NodeSwap, GivenFractionsAreKeptToAndNothingIsKeptThatCannotBe) {
+  std::mt19937 random(8);
+  int fits = 0;
+  for (int i = 0; i < 100; ++i) {
+    Problem node = RandomNode(random);
+    for (Problem::Rank& rank : node.ranks) {
+      for (Problem::Tensor& tensor : rank.tensors) {
+        if (tensor.must != Problem::Must::kNothing || !tensor.recompute_s) {
+          continue;
+        }
+        const double given = static_cast<double>(random() % 5) / 4;
+        if (random() % 3 == 0) tensor.swap = given;
+        if (random() % 3 == 0) tensor.keep = (1 - given) / 2;
+        if (tensor.swap && tensor.keep) tensor.keep = 1 - *tensor.swap;
+        if (!tensor.keep) tensor.can_keep = random() % 2 == 0;
+      }
+    }
+    const NodeSwapResult result = MustPlan(node);
+    if (!result.feasible) continue;
+    ++fits;
+    EXPECT_LE(WorstBreach(node, result.ranks), 1e-6);
+    for (size_t r = 0; r < node.ranks.size(); ++r) {
+      for (size_t t = 0; t < node.ranks[r].tensors.size(); ++t) {
+        const Problem::Tensor& tensor = node.ranks[r].tensors[t];
+        const SwapFractions& f = result.ranks[r].tensors[t];
+        if (tensor.swap) {
+          EXPECT_NEAR(f.swap, *tensor.swap, 1e-9);
+        }
+        if (tensor.keep) {
+          EXPECT_NEAR(f.keep, *tensor.keep, 1e-9);
+        }
+        if (!tensor.can_keep) {
+          EXPECT_NEAR(f.keep, 0, 1e-9);
+        }
+      }
+    }
+    if (result.memo) {
+      EXPECT_TRUE(NotWorse(*result.joint, result.memo->objective)) << i;
+    }
+  }
+  EXPECT_GT(fits, 20);
 }
 
 // ---- Bad input --------------------------------------------------------------

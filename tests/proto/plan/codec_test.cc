@@ -35,7 +35,10 @@ RankProfile SampleProfile(uint64_t rank) {
                        .must_swap = true});
   p.classes.push_back({.name = "ffn_up",
                        .bytes_per_layer = MiB(4),
-                       .recompute_seconds = 1.0 / 3});
+                       .recompute_seconds = 1.0 / 3,
+                       .can_keep = true,
+                       .keep = 0.125,
+                       .why = "it was \"free\""});
   p.forward_layer_seconds = 0.9;
   p.backward_layer_seconds = 2.1;
   p.forward_d2h_fixed = KiB(1);
@@ -44,6 +47,7 @@ RankProfile SampleProfile(uint64_t rank) {
   p.backward_h2d_fixed = KiB(4);
   p.host_fixed = KiB(5);
   p.transient_capacity = MiB(30);
+  p.keep_reserve = KiB(6);
   return p;
 }
 
@@ -52,8 +56,10 @@ PlanRequest SampleRequest() {
           .resources = {.links = {{.name = "pcie0",
                                    .h2d_bytes_per_second = 2e9,
                                    .d2h_bytes_per_second = 1e9,
-                                   .ranks = {Rank(0), Rank(1)}}},
-                        .host_budget = {MiB(384), Bytes(-1)}}};
+                                   .profiles = {0, 1}}},
+                        .hosts = {{.name = "host of NUMA node 0",
+                                   .bytes = MiB(384),
+                                   .profiles = {1}}}}};
 }
 
 NodePlan SamplePlan() {
@@ -90,8 +96,10 @@ TEST(PlanCodec, EverythingSurvivesARoundTrip) {
   EXPECT_EQ(decoded->profiles[0].segments[0].trace.buffers[1].size, Bytes(100));
   EXPECT_EQ(decoded->profiles[1].backward_h2d_fixed, KiB(4));
   EXPECT_EQ(decoded->profiles[1].alpha, -1);
-  EXPECT_EQ(decoded->resources.links[0].ranks[1], Rank(1));
-  EXPECT_EQ(decoded->resources.host_budget[1], Bytes(-1));
+  EXPECT_EQ(decoded->profiles[1].classes[1].keep, 0.125);
+  EXPECT_EQ(decoded->profiles[1].classes[1].swap, std::nullopt);
+  EXPECT_EQ(decoded->resources.links[0].profiles[1], 1u);
+  EXPECT_EQ(decoded->resources.hosts[0].bytes, MiB(384));
 
   const NodePlan plan = SamplePlan();
   const auto decoded_plan = DecodeNodePlan(Encode(plan));
@@ -212,12 +220,16 @@ TEST(PlanCodec, ValuesOutOfRangeAreRefusedWithFieldValueAndLimit) {
   const std::string p = "/profiles/0";
   ExpectRefused(
       Encode(SampleRequest()),
-      {{"/version", 2, "version: 2 is not between 1 and 1"},
+      {{"/version", 1, "version: 1 is not between 2 and 2"},
        {"/profiles/0/layers", 0, "profiles[0].layers: 0 is not between 1"},
        {"/profiles/0/resident_layers", 5, "5 is not between 0 and 4"},
        {"/profiles/0/layers", 1.5, "1.5 is not a whole number"},
        {"/profiles/0/layers", 18446744073709551615u, "is not between 1"},
-       {"/profiles/1/rank", 0, "profiles[1].rank: 0 occurs twice"},
+       {"/profiles/1/rank", 0, "profiles[1].rank: 0 occurs twice in job 0"},
+       {"/profiles/0/job", -1, "profiles[0].job: -1 is not between 0"},
+       {"/profiles/0/classes/1/keep", -0.5, "-0.5 is neither -1"},
+       {"/profiles/0/classes/1/swap", 1.5, "1.5 is not between -1 and 1"},
+       {"/profiles/0/limited_by", "luck", "'luck' is none of"},
        {"/profiles/0/alpha", -0.5, "-0.5 is neither -1"},
        {"/profiles/0/alpha", 1.01, "1.01 is not between -1 and 1"},
        {"/profiles/0/forward_layer_seconds", -1, "-1 is not between 0"},
@@ -240,7 +252,9 @@ TEST(PlanCodec, ValuesOutOfRangeAreRefusedWithFieldValueAndLimit) {
         "is not [id, lower, upper, size]"},
        {"/profiles/0/segments/0/trace/buffers", 3, "is not a list"},
        {"/resources/links/0/h2d_bytes_per_second", 0, "0 is not between 1"},
-       {"/resources/host_budget/0", -2, "host_budget[0]: -2 is not between"},
+       {"/resources/hosts/0/bytes", -2, "hosts[0].bytes: -2 is not between"},
+       {"/resources/hosts/0/profiles/0", 2, "profiles[0]: 2 is not between 0"},
+       {"/resources/links/0/profiles/1", 0, "profiles[1]: 0 occurs twice"},
        {"/resources/links/0", 3, "links[0]: 3 is not an object"}},
       DecodePlanRequest);
 }

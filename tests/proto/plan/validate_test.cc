@@ -35,7 +35,8 @@ RankProfile SampleProfile() {
   p.segments = {{.name = "ffn.full", .trace = SampleTrace()}};
   p.classes = {
       {.name = "in", .bytes_per_layer = Bytes(1000), .must_swap = true},
-      {.name = "up", .bytes_per_layer = Bytes(4000)}};
+      {.name = "up", .bytes_per_layer = Bytes(4000)},
+      {.name = "act", .bytes_per_layer = Bytes(0), .can_keep = true}};
   p.forward_layer_seconds = 1;
   p.backward_layer_seconds = 2;
   p.host_fixed = Bytes(50);
@@ -44,15 +45,15 @@ RankProfile SampleProfile() {
 }
 
 NodeResources SampleResources() {
-  return {.links = {{"pcie0", 3000, 3000, {Rank(0)}}},
-          .host_budget = {Bytes(6050)}};
+  return {.links = {{"pcie0", 3000, 3000, {0}}},
+          .hosts = {{"host of NUMA node 0", Bytes(6050), {0}}}};
 }
 
 NodePlan SamplePlan() {
   RankPlan rank;
   rank.segments = {{"ffn.full", Bytes(64), SamplePlacement()}};
   rank.transient_peak = Bytes(256);
-  rank.classes = {{"in", 0, 1, 0}, {"up", 0, 0.5, 0.5}};
+  rank.classes = {{"in", 0, 1, 0}, {"up", 0, 0.5, 0.5}, {"act", 1, 0, 0}};
   rank.alpha = 0.5;
   rank.host_bytes = Bytes(2 * (1000 + 2000) + 50);
   NodePlan plan;
@@ -158,7 +159,7 @@ TEST(Validate, EveryPlantedErrorOfANodePlanIsNamed) {
        [](P&, R&, N& n) { n.ranks[0].transient_peak = Bytes(255); }},
       {"needs 256 transient bytes, its lease has 255",
        [](P& p, R&, N&) { p.transient_capacity = Bytes(255); }},
-      {"1 classes planned, 2 profiled",
+      {"2 classes planned, 3 profiled",
        [](P&, R&, N& n) { n.ranks[0].classes.pop_back(); }},
       {"class 'in' planned 2 times",
        [](P&, R&, N& n) { n.ranks[0].classes[1].name = "in"; }},
@@ -166,10 +167,24 @@ TEST(Validate, EveryPlantedErrorOfANodePlanIsNamed) {
        [](P&, R&, N& n) {
          n.ranks[0].classes[0] = {"in", 0, 0.5, 0.5};
        }},
-      {"class 'up' swaps 0.25, alpha is 0.5",
+      {"alpha is 0.5, the classes swap 0.25 of their bytes",
        [](P&, R&, N& n) {
          n.ranks[0].classes[1] = {"up", 0, 0.25, 0.75};
        }},
+      {"class 'up' keeps 0.25, the runtime cannot keep it",
+       [](P&, R&, N& n) {
+         n.ranks[0].classes[1] = {"up", 0.25, 0.5, 0.25};
+       }},
+      {"class 'act' keeps 1, asked for 0.5",
+       [](P& p, R&, N&) { p.classes[2].keep = 0.5; }},
+      {"class 'up' swaps 0.5, asked for 0.75",
+       [](P& p, R&, N&) { p.classes[1].swap = 0.75; }},
+      {"keeps 2 bytes beside 256 transient ones, its lease has 256",
+       [](P& p, R&, N& n) {
+         p.classes[2].bytes_per_layer = Bytes(1);
+         n.ranks[0].alpha = 2000. / 4001;
+       }},
+      {"rank 0 is not planned", [](P& p, R&, N&) { p.job = 1; }},
       {"class 'up' has fractions that sum to 0.9",
        [](P&, R&, N& n) {
          n.ranks[0].classes[1] = {"up", 0, 0.5, 0.4};
@@ -178,11 +193,12 @@ TEST(Validate, EveryPlantedErrorOfANodePlanIsNamed) {
        [](P&, R&, N& n) {
          n.ranks[0].classes[1] = {"up", -0.5, 0.5, 1};
        }},
-      {"alpha is 0.5, asked for 0.25", [](P& p, R&, N&) { p.alpha = 0.25; }},
+      {"class 'up' swaps 0.5, asked for 0.25",
+       [](P& p, R&, N&) { p.alpha = 0.25, p.classes[2].keep = 1; }},
       {"host_bytes is 6048, the classes need 6050",
        [](P&, R&, N& n) { n.ranks[0].host_bytes = Bytes(6048); }},
-      {"NUMA node 0 holds 6050 bytes, its budget is 6049",
-       [](P&, R& r, N&) { r.host_budget[0] = Bytes(6049); }},
+      {"6050 bytes of the host of NUMA node 0, which has 6049",
+       [](P&, R& r, N&) { r.hosts[0].bytes = Bytes(6049); }},
       {"link 'pcie0' moves 3000 bytes/s to the host, it has 2999",
        [](P&, R& r, N&) { r.links[0].d2h_bytes_per_second = 2999; }},
       {"link 'pcie0' moves 1500 bytes/s to the GPUs, it has 1499",
@@ -201,6 +217,22 @@ TEST(Validate, EveryPlantedErrorOfANodePlanIsNamed) {
     EXPECT_EQ(status.code(), absl::StatusCode::kInternal) << planted.message;
     EXPECT_THAT(std::string(status.message()), HasSubstr(planted.message));
   }
+}
+
+TEST(Validate, RanksOfAJobShareTheFractionsOfSharedClasses) {
+  std::vector<RankProfile> profiles = {SampleProfile(), SampleProfile()};
+  profiles[1].rank = Rank(1);
+  NodePlan plan = SamplePlan();
+  plan.ranks.push_back(plan.ranks[0]);
+  plan.ranks[1].rank = Rank(1);
+  plan.ranks[1].classes[1] = {"up", 0, 0.25, 0.75};
+  plan.ranks[1].alpha = 0.25;
+  EXPECT_TRUE(ValidateNodePlan(profiles, {}, plan).ok());
+  for (RankProfile& p : profiles) p.classes[1].shared = true;
+  EXPECT_EQ(std::string(ValidateNodePlan(profiles, {}, plan).message()),
+            "class 'up' swaps 0.25 on rank 1, 0.5 on another rank");
+  profiles[1].job = plan.ranks[1].job = 1;
+  EXPECT_TRUE(ValidateNodePlan(profiles, {}, plan).ok());
 }
 
 TEST(Validate, ALinkThatMustCopiesOverloadIsNoErrorAtAlphaZero) {

@@ -1,0 +1,44 @@
+// What a profile leaves the planner to choose, and what its fractions come to
+// in bytes (internal to the planner).
+//
+// Thread safety: pure functions.
+#pragma once
+
+#include <optional>
+#include <vector>
+
+#include "planner/swap/node_swap.h"
+#include "proto/plan/profile.h"
+
+namespace sluice::planner {
+
+// Fractions of a class that are given: by the class, by the user's alpha, or
+// since the runtime has no choice.
+struct Asked {
+  std::optional<double> keep, swap;
+  bool all() const { return keep && swap; }
+};
+Asked AskedOf(const plan::RankProfile& profile,
+              const plan::SkeletalClass& skeletal);
+
+using Fractions = std::vector<SwapFractions>;  // of a profile's classes
+
+// The given ones, and nothing kept or swapped beside them.
+Fractions LeastOf(const plan::RankProfile& profile);
+
+// A layer's bytes.
+struct LayerBytes {
+  double held = 0;    // in host memory
+  double copied = 0;  // of them not in the fixed traffic
+  double kept = 0;    // on the GPU
+};
+LayerBytes LayerOf(const plan::RankProfile& profile,
+                   const Fractions& fractions);
+// Of all layers, all told.
+Bytes HostBytesOf(const plan::RankProfile& profile, const Fractions& fractions);
+Bytes KeptBytesOf(const plan::RankProfile& profile, const Fractions& fractions);
+
+// A pass that copies has no measured window: no copy can hide.
+bool HidesNothing(const plan::RankProfile& profile);
+
+}  // namespace sluice::planner
