@@ -37,6 +37,24 @@ absl::StatusOr<plan::NodePlan> PlanInbox::Await(absl::Duration timeout) {
   return *std::exchange(plan_, std::nullopt);
 }
 
+void PlanInbox::PutChanged(plan::NodePlan plan) {
+  auto shared = std::make_shared<const plan::NodePlan>(std::move(plan));
+  const std::lock_guard lock(mutex_);
+  changed_plan_ = std::move(shared);
+}
+
+std::shared_ptr<const plan::NodePlan> PlanInbox::changed() const {
+  const std::lock_guard lock(mutex_);
+  return changed_plan_;
+}
+
+void PlanInbox::DropChanged(PlanId plan) {
+  const std::lock_guard lock(mutex_);
+  if (changed_plan_ != nullptr && changed_plan_->id == plan) {
+    changed_plan_.reset();
+  }
+}
+
 absl::StatusOr<plan::NodePlan> ReadPlan(const UniqueFd& memfd) {
   SLUICE_ASSIGN_OR_RETURN(const std::string bytes, wire::FromMemfd(memfd));
   return plan::DecodeNodePlan(bytes);

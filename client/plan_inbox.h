@@ -2,6 +2,7 @@
 #pragma once
 
 #include <condition_variable>
+#include <memory>
 #include <mutex>
 #include <optional>
 
@@ -21,10 +22,17 @@ class PlanInbox {
   // DeadlineExceeded after `timeout`.
   absl::StatusOr<plan::NodePlan> Await(absl::Duration timeout);
 
+  // The newest plan that is to be taken while the rank runs; null: none. Drop
+  // forgets it, unless a newer one came.
+  void PutChanged(plan::NodePlan plan);
+  std::shared_ptr<const plan::NodePlan> changed() const;
+  void DropChanged(PlanId plan);
+
  private:
-  std::mutex mutex_;
+  mutable std::mutex mutex_;
   std::condition_variable changed_;
   std::optional<absl::StatusOr<plan::NodePlan>> plan_;
+  std::shared_ptr<const plan::NodePlan> changed_plan_;
 };
 
 // The plan in a sealed memfd.

@@ -25,6 +25,7 @@ using Kind = SessionEvent::Kind;
 
 // A freed region is worth a short wait, so that the next lease finds it.
 constexpr absl::Duration kFreeTimeout = absl::Seconds(5);
+constexpr size_t kMaxNoteBytes = 512;  // PlanTaken's
 
 class LeasedRegion final : public Region {
  public:
@@ -94,6 +95,11 @@ class SessionImpl final : public Session {
   }
   absl::StatusOr<plan::NodePlan> Plan(const plan::RankProfile& profile,
                                       absl::Duration timeout) override;
+  std::shared_ptr<const plan::NodePlan> ChangedPlan() override {
+    return inbox_.changed();
+  }
+  absl::Status AnswerChange(PlanId plan, bool taken,
+                            const std::string& note) override;
   absl::Status Report(const StepReport& report) override;
   void OnEvent(EventHandler handler) override {
     relay_.Set(std::move(handler));
@@ -202,6 +208,17 @@ absl::StatusOr<plan::NodePlan> SessionImpl::Plan(
                   plan.id.value(), profile.rank.value(), plan.ranks.size()));
 }
 
+absl::Status SessionImpl::AnswerChange(PlanId plan, bool taken,
+                                       const std::string& note) {
+  inbox_.DropChanged(plan);
+  wire::Request request;
+  wire::PlanTaken* out = request.mutable_plan_taken();
+  out->set_plan_id(plan.value());
+  out->set_taken(taken);
+  out->set_note(note.substr(0, kMaxNoteBytes));
+  return connection_->Post(request);
+}
+
 absl::Status SessionImpl::Report(const StepReport& report) {
   wire::Request request;
   wire::StepReport* out = request.mutable_step_report();
@@ -240,6 +257,15 @@ void SessionImpl::OnWireEvent(wire::Message message) {
     case wire::Event::kPlanFailed:
       return inbox_.Put(
           absl::FailedPreconditionError(event.plan_failed().reason()));
+    case wire::Event::kPlanChanged: {
+      auto plan = ReadPlan(message.fds[0]);
+      // One that cannot be read is not taken; the rank goes on.
+      if (!plan.ok()) return;
+      const PlanId id = plan->id;
+      inbox_.PutChanged(*std::move(plan));
+      return relay_.Deliver(
+          {Kind::kPlanChanged, fmt::format("plan {}", id.value())});
+    }
     case wire::Event::kShuttingDown:
       return relay_.Deliver(
           {Kind::kShuttingDown, event.shutting_down().reason()});

@@ -48,6 +48,7 @@ struct SessionEvent {
     kEvicted,
     kShuttingDown,
     kDisconnected,  // the daemon is gone; mappings and running steps go on
+    kPlanChanged,   // ChangedPlan() has one
   };
   Kind kind;
   std::string detail;
@@ -104,6 +105,16 @@ class Session {
   // the daemon; FailedPrecondition: the worker failed, with its reason.
   virtual absl::StatusOr<plan::NodePlan> Plan(const plan::RankProfile& profile,
                                               absl::Duration timeout) = 0;
+
+  // Jobs came or went on the node: the newest plan by whose fractions this
+  // rank should run from its next step boundary on, until it is answered;
+  // null: none. Only its fractions are meant: a rank that takes it records
+  // again and asks Plan with a settled profile.
+  virtual std::shared_ptr<const plan::NodePlan> ChangedPlan() = 0;
+  // What became of it: taken, or the rank goes on with what it had. `note`:
+  // one line for people. Not awaited.
+  virtual absl::Status AnswerChange(PlanId plan, bool taken,
+                                    const std::string& note) = 0;
 
   virtual absl::Status Report(const StepReport& report) = 0;
 

@@ -48,6 +48,9 @@ static_assert(SLUICE_EVENT_SHUTTING_DOWN ==
 static_assert(SLUICE_EVENT_DISCONNECTED ==
               static_cast<int>(SessionEvent::Kind::kDisconnected));
 
+static_assert(SLUICE_EVENT_PLAN_CHANGED ==
+              static_cast<int>(SessionEvent::Kind::kPlanChanged));
+
 // The whole enum is absl's; the ends and a middle show a shift.
 static_assert(SLUICE_CANCELLED ==
               static_cast<int>(absl::StatusCode::kCancelled));

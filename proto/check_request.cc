@@ -101,6 +101,11 @@ absl::Status Check(const StepReport& report) {
   return absl::OkStatus();
 }
 
+absl::Status Check(const PlanTaken& taken) {
+  SLUICE_RETURN_IF_ERROR(CheckRange("plan_id", taken.plan_id(), 1, UINT64_MAX));
+  return CheckRange("bytes of the plan's note", taken.note().size(), 0, 512);
+}
+
 absl::Status CheckBody(const Request& request) {
   switch (request.body_case()) {
     case Request::kHello:
@@ -113,6 +118,8 @@ absl::Status CheckBody(const Request& request) {
       return absl::OkStatus();
     case Request::kStepReport:
       return Check(request.step_report());
+    case Request::kPlanTaken:
+      return Check(request.plan_taken());
     case Request::kQuery:
       return CheckName("plan_id", request.query().plan_id(), true);
     case Request::BODY_NOT_SET:

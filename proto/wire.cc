@@ -45,7 +45,10 @@ FdRange AllowedFds(const Packet& packet) {
     case Packet::kReply:
       return AllowedFds(packet.reply());
     case Packet::kEvent:
-      return packet.event().has_plan_ready() ? FdRange{1, 1} : FdRange{};
+      return packet.event().has_plan_ready() ||
+                     packet.event().has_plan_changed()
+                 ? FdRange{1, 1}
+                 : FdRange{};
     default:
       return {};
   }

@@ -132,7 +132,20 @@ std::string RenderPlans(const json& node) {
 
 std::string ProgressOf(const json& planning) {
   const json& progress = planning.at("progress");
-  if (Text(planning, "state") == "collecting") return "waits for profiles";
+  const std::string state = Text(planning, "state");
+  if (state == "collecting") return "waits for profiles";
+  if (state == "queued") return "waits for another plan";
+  if (state == "changing") {
+    return fmt::format("plan {} at the next step", Number(planning, "plan_id"));
+  }
+  if (state == "waiting") {
+    std::string others;
+    for (const json& each : planning.at("waiting_for")) {
+      others += (others.empty() ? "" : ", ") + each.get<std::string>();
+    }
+    return fmt::format("plan {} waits for host memory of {}",
+                       Number(planning, "plan_id"), others);
+  }
   if (progress.is_null()) return "starts";
   return fmt::format("{} of {} segments; {}: {}, peak {}, at least {}",
                      Number(progress, "segments_done"),

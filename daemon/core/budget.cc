@@ -141,9 +141,22 @@ absl::StatusOr<Limits> Budgets::Get(const BudgetTarget& target) const {
 
 Bytes Budgets::Left(const Principal& principal, const std::string& job,
                     PoolKind kind) const {
-  return std::min(
-      PrincipalLimits(principal).of(kind) - UsedBy(principal, kind),
-      JobLimits(job).of(kind) - UsedBy(JobKey{principal, job}, kind));
+  return std::min(LeftOfPrincipal(principal, kind),
+                  LeftOfJob(principal, job, kind));
+}
+
+Bytes Budgets::LeftOfPrincipal(const Principal& principal,
+                               PoolKind kind) const {
+  const Bytes limit = PrincipalLimits(principal).of(kind);
+  return limit == Limits::kUnlimited ? limit : limit - UsedBy(principal, kind);
+}
+
+Bytes Budgets::LeftOfJob(const Principal& principal, const std::string& job,
+                         PoolKind kind) const {
+  const Bytes limit = JobLimits(job).of(kind);
+  return limit == Limits::kUnlimited
+             ? limit
+             : limit - UsedBy(JobKey{principal, job}, kind);
 }
 
 std::vector<BudgetLine> Budgets::Lines() const {

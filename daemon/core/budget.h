@@ -56,6 +56,10 @@ class Budgets {
   // What `job` of `principal` may still get.
   Bytes Left(const Principal& principal, const std::string& job,
              PoolKind kind) const;
+  // Of one limit alone; kUnlimited where there is none.
+  Bytes LeftOfPrincipal(const Principal& principal, PoolKind kind) const;
+  Bytes LeftOfJob(const Principal& principal, const std::string& job,
+                  PoolKind kind) const;
   // Everyone who holds something.
   std::vector<BudgetLine> Lines() const;
 

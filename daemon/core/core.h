@@ -28,6 +28,7 @@
 #include "daemon/core/event_log.h"
 #include "daemon/core/plans.h"
 #include "daemon/core/pool.h"
+#include "daemon/core/replan.h"
 #include "daemon/core/requests.h"
 #include "daemon/core/session.h"
 #include "daemon/core/snapshot.h"
@@ -38,13 +39,6 @@
 #include "proto/plan/request.h"
 
 namespace sluice::daemon {
-
-// A decoded profile and its hash (made off the loop: a profile can be large).
-struct ProfileWithHash {
-  std::shared_ptr<const plan::RankProfile> profile;
-  std::string hash;
-  std::vector<std::string> units;  // keys of its segments
-};
 
 class Core {
  public:
@@ -135,6 +129,8 @@ class Core {
   void Handle(Session&, RequestId, const FreeRequest&, absl::Time, Effects&);
   void Handle(Session&, RequestId, const ProfileRequest&, absl::Time, Effects&);
   void Handle(Session&, RequestId, const StepRequest&, absl::Time, Effects&);
+  void Handle(Session&, RequestId, const PlanTakenRequest&, absl::Time,
+              Effects&);
   void Handle(Session&, RequestId, const QueryRequest&, absl::Time, Effects&);
   absl::Status AdmitHello(const Session& session,
                           const HelloRequest& hello) const;
@@ -158,24 +154,76 @@ class Core {
   void Tidy(SessionId id, Effects& effects);
   void TellPeers(const Session& session, const std::string& reason,
                  Effects& effects);
-  void AbandonPlans(const Session& session, Effects& effects);
+  void AbandonPlans(const Session& session, absl::Time now, Effects& effects);
   JobKey KeyOf(const Session& session) const;
   std::vector<Session*> RanksOf(const JobKey& job);
   PrincipalId Intern(const Principal& principal);
 
   // Plans (core_plans.cc).
-  void StartRound(const JobKey& job, absl::Time now, Effects& effects);
-  plan::NodeResources ResourcesFor(const JobKey& job) const;
-  // Everything a job's plan depends on.
-  std::string PlanKey(const JobKey& job,
-                      const plan::NodeResources& resources) const;
-  UnitCache::Units KnownUnits(const JobKey& job);
+  void PlanFor(Asking asking, absl::Time now, Effects& effects);
+  // Only memory is asked for: the fractions are those of the round before.
+  bool IsSecondRound(const Asking& asking) const;
+  void StartAlone(Asking asking, absl::Time now, Effects& effects);
+  // Asks the worker, or answers from the cache.
+  void Ask(PlanRounds::Round round, std::vector<Position> positions,
+           plan::NodeResources resources, absl::Time now, Effects& effects);
+  void AloneSolved(PlanRounds::Round round,
+                   std::shared_ptr<const plan::NodePlan> plan, absl::Time now,
+                   Effects& effects);
+  void RoundFailed(PlanRounds::Round round, const char* outcome,
+                   const std::string& reason, absl::Time now, Effects& effects);
+  void LogPlan(const JobKey& job, const plan::NodePlan& plan, absl::Time now);
+  UnitCache::Units KnownUnits(const std::vector<Asking>& asking);
   std::vector<PlanningSnapshot> Planning(const Principal* viewer,
                                          absl::Time now) const;
-  void GivePlan(const JobKey& job, const std::vector<Rank>& ranks,
-                const plan::NodePlan& plan, Effects& effects);
+  void GivePlan(const Asking& asking, PlanId plan, Effects& effects);
   void FailPlan(const JobKey& job, const std::vector<Rank>& ranks,
                 const std::string& reason, Effects& effects);
+
+  // All jobs together (core_replan.cc).
+  void StartTogether(absl::Time now, Effects& effects);
+  void TogetherSolved(PlanRounds::Round round,
+                      std::shared_ptr<const plan::NodePlan> plan,
+                      absl::Time now, Effects& effects);
+  // A joining job's part; held back where it waits for memory.
+  void Join(Asking asking, const std::shared_ptr<const plan::NodePlan>& plan,
+            absl::Time now, Effects& effects);
+  void Change(const JobKey& job,
+              const std::shared_ptr<const plan::NodePlan>& plan,
+              const std::string& why, absl::Time now);
+  // After each event: what waited and need not any more.
+  void Settle(absl::Time now, Effects& effects);
+  void ReleaseHeld(absl::Time now, Effects& effects);
+  // Tells a member's ranks of its change, where what it grows by is there.
+  void Tell(const JobKey& job, Member& member, Effects& effects);
+  // A rank of the job left.
+  void LeaveTogether(const JobKey& job, absl::Time now);
+  // What `job`'s plan needs is free by now.
+  bool FitsNow(const JobKey& job) const;
+  // Members whose change gives host memory back.
+  std::vector<JobKey> Shrinking() const;
+  // A job as `viewer` may call it.
+  static std::string NameFor(const JobKey& job, const Principal* viewer);
+
+  // What there is for a question (core_resources.cc).
+  plan::NodeResources ResourcesFor(
+      const std::vector<Position>& positions) const;
+  std::vector<plan::HostLimit> NumaLimits(
+      const std::vector<Position>& positions,
+      const std::set<JobKey>& jobs) const;
+  std::vector<plan::HostLimit> BudgetLimits(
+      const std::vector<Position>& positions,
+      const std::set<JobKey>& jobs) const;
+  // Host memory that a job's ranks have leased, of NUMA node `numa` or of all.
+  Bytes HostHeld(const JobKey& job, std::optional<uint64_t> numa) const;
+  // What these plans of a member say they need.
+  Bytes HostPromised(const Member& member,
+                     const std::map<Rank, plan::RankPlan>& plans,
+                     std::optional<uint64_t> numa) const;
+  // What members will still lease, of one principal or of all; those in
+  // `except` aside.
+  Bytes HostGrowth(std::optional<uint64_t> numa, const Principal* of,
+                   const std::set<JobKey>& except) const;
 
   // Reading and invariants (core.cc).
   RankSnapshot SnapshotOf(const Session& session) const;
@@ -199,12 +247,25 @@ class Core {
   std::map<Principal, PrincipalId> principals_;
   std::vector<bool> slots_;
   PlanRounds rounds_;
-  std::map<std::pair<JobKey, Rank>, ProfileWithHash> profiles_;
-  struct RunningRound {
-    absl::Time started;
-    std::optional<plan::PlanProgress> progress;
+  // All jobs together. Those that ask, in their order; those that run by the
+  // planner's fractions; of these, those whose plan is held back.
+  std::vector<Asking> joining_;
+  std::map<JobKey, Member> members_;
+  struct HeldJoin {
+    Asking asking;
+    PlanId plan;
+    absl::Time since, deadline;
   };
-  std::map<PlanRoundId, RunningRound> running_;
+  std::map<JobKey, HeldJoin> held_;
+  // Of the question that is being solved for all.
+  std::vector<Position> positions_;
+  plan::NodeResources resources_;
+  // When those who stay are planned again, after somebody left.
+  absl::Time replan_at_ = absl::InfiniteFuture();
+  std::string replan_why_;
+  // A join did not wait for memory that may still come.
+  bool replan_when_changed_ = false;
+  bool memory_came_back_ = false;
   UnitCache units_;
   EventLog log_;
   Stats stats_;

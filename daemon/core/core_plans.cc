@@ -10,9 +10,26 @@
 namespace sluice::daemon {
 namespace {
 
-// Of a direction that is not throttled beside one that is: faster than any
-// link, and within what a plan request may name (proto/plan).
-constexpr double kOpenBytesPerSecond = 1e12;
+// Everything a plan depends on.
+std::string KeyOfQuestion(const std::vector<std::string>& hashes,
+                          const plan::NodeResources& resources) {
+  std::string key;
+  for (const std::string& hash : hashes) key += hash + "/";
+  const auto ranks = [&key](const std::vector<size_t>& profiles) {
+    for (size_t i : profiles) key += fmt::format("{},", i);
+    key += "/";
+  };
+  for (const plan::LinkCapacity& link : resources.links) {
+    key += fmt::format("{}:{}:{}/", link.name, link.h2d_bytes_per_second,
+                       link.d2h_bytes_per_second);
+    ranks(link.profiles);
+  }
+  for (const plan::HostLimit& host : resources.hosts) {
+    key += fmt::format("{}:{}/", host.name, host.bytes.count());
+    ranks(host.profiles);
+  }
+  return key;
+}
 
 }  // namespace
 
@@ -50,163 +67,195 @@ Effects Core::ProfileRead(SessionId id, RequestId request,
     return effects;
   }
   const JobKey job = KeyOf(session);
-  profiles_[{job, session.hello.rank}] = {nullptr, read->hash,
-                                          std::move(read->units)};
-  const int waiting = rounds_.Submit(job, session.hello.rank, read->profile,
+  const int waiting = rounds_.Submit(job, session.hello.rank, *std::move(read),
                                      session.hello.local_ranks);
   Answer(session, request, SubmittedReply{waiting}, effects);
-  if (waiting == 0) StartRound(job, now, effects);
+  if (waiting == 0) PlanFor(rounds_.Take(job), now, effects);
+  Settle(now, effects);
   return effects;
 }
 
-plan::NodeResources Core::ResourcesFor(const JobKey& job) const {
-  plan::NodeResources resources;
-  std::map<std::string, int> on_link;
-  std::map<std::string, plan::LinkCapacity> shares;
-  std::map<NumaIndex, std::vector<size_t>> on_node;
-  std::map<uint64_t, Bytes> job_host_by_node;
-  std::map<Rank, const Session*> ranks;  // a round's profiles come so
-  for (const auto& [id, session] : sessions_) {
-    if (!session.is_rank()) continue;
-    ++on_link[config_.gpus[session.hello.gpu.value()].link];
-    if (KeyOf(session) != job) continue;
-    ranks[session.hello.rank] = &session;
-    for (LeaseId lease_id : session.leases) {
-      const Lease& lease = leases_.at(lease_id);
-      if (lease.pool.kind != PoolKind::kHost) continue;
-      job_host_by_node[lease.pool.ordinal] += lease.size;
-    }
-  }
-  for (size_t at = 0; const auto& [rank, session] : ranks) {
-    const GpuConfig& gpu = config_.gpus[session->hello.gpu.value()];
-    shares[gpu.link].profiles.push_back(at);
-    on_node[gpu.numa].push_back(at++);
-  }
-  for (auto& [name, share] : shares) {
-    share.name = name;
-    // The job's part of a link that others use too.
-    const double part =
-        static_cast<double>(share.profiles.size()) / on_link[name];
-    for (const LinkSpeed& link : config_.links) {
-      if (link.name != name) continue;
-      share.h2d_bytes_per_second = link.h2d_bytes_per_second * part;
-      share.d2h_bytes_per_second = link.d2h_bytes_per_second * part;
-    }
-    const bool h2d_open = share.h2d_bytes_per_second <= 0;
-    const bool d2h_open = share.d2h_bytes_per_second <= 0;
-    // A link that is not throttled limits nobody; one that is in one
-    // direction still limits that one.
-    if (h2d_open && d2h_open) continue;
-    if (h2d_open) share.h2d_bytes_per_second = kOpenBytesPerSecond;
-    if (d2h_open) share.d2h_bytes_per_second = kOpenBytesPerSecond;
-    resources.links.push_back(std::move(share));
-  }
-  // What it may come to hold on each NUMA node: what it has there and what is
-  // free, within its budget.
-  const Bytes left = budgets_.Left(job.principal, job.name, PoolKind::kHost);
-  for (const HostConfig& host : config_.hosts) {
-    const Pool& pool = pools_.at({PoolKind::kHost, host.numa.value()});
-    const Bytes held = job_host_by_node[host.numa.value()];
-    const Bytes more =
-        std::min(left, pool.UsableBy(principals_.at(job.principal)));
-    resources.hosts.push_back(
-        {fmt::format("host of NUMA node {}", host.numa.value()), held + more,
-         on_node[host.numa]});
-  }
-  return resources;
+void Core::PlanFor(Asking asking, absl::Time now, Effects& effects) {
+  held_.erase(asking.job);
+  if (IsSecondRound(asking)) return StartAlone(std::move(asking), now, effects);
+  // It asks as one that joins, whatever it had.
+  members_.erase(asking.job);
+  std::erase_if(joining_,
+                [&](const Asking& each) { return each.job == asking.job; });
+  joining_.push_back(std::move(asking));
+  StartTogether(now, effects);
 }
 
-std::string Core::PlanKey(const JobKey& job,
-                          const plan::NodeResources& resources) const {
-  std::string key;
-  for (const auto& [rank, profile] : profiles_) {
-    if (rank.first == job) key += profile.hash + "/";
-  }
-  for (const plan::LinkCapacity& link : resources.links) {
-    key += fmt::format("{}:{}:{}/", link.name, link.h2d_bytes_per_second,
-                       link.d2h_bytes_per_second);
-  }
-  for (const plan::HostLimit& host : resources.hosts) {
-    key += fmt::format("{}:{}/", host.name, host.bytes.count());
-  }
-  return key;
+bool Core::IsSecondRound(const Asking& asking) const {
+  if (IsSettled(asking)) return true;
+  const auto member = members_.find(asking.job);
+  return member != members_.end() && !HasFreeFractions(asking) &&
+         HasFreeFractions({asking.job, member->second.profiles});
 }
 
-UnitCache::Units Core::KnownUnits(const JobKey& job) {
+void Core::StartAlone(Asking asking, absl::Time now, Effects& effects) {
+  std::vector<Position> positions;
+  for (const auto& [rank, read] : asking.profiles) {
+    positions.push_back({asking.job, rank, read.profile});
+  }
+  plan::NodeResources resources = ResourcesFor(positions);
+  PlanRounds::Round round;
+  round.jobs = {asking.job};
+  round.asking.push_back(std::move(asking));
+  Ask(std::move(round), std::move(positions), std::move(resources), now,
+      effects);
+}
+
+UnitCache::Units Core::KnownUnits(const std::vector<Asking>& asking) {
   std::vector<std::string> keys;
-  for (const auto& [rank, profile] : profiles_) {
-    if (rank.first != job) continue;
-    keys.insert(keys.end(), profile.units.begin(), profile.units.end());
+  for (const Asking& each : asking) {
+    for (const auto& [rank, read] : each.profiles) {
+      keys.insert(keys.end(), read.units.begin(), read.units.end());
+    }
   }
   return units_.Find(keys);
 }
 
-void Core::StartRound(const JobKey& job, absl::Time now, Effects& effects) {
-  plan::NodeResources resources = ResourcesFor(job);
-  const std::string key = PlanKey(job, resources);
+void Core::Ask(PlanRounds::Round round, std::vector<Position> positions,
+               plan::NodeResources resources, absl::Time now,
+               Effects& effects) {
+  std::vector<std::string> hashes;
+  SolvePlan question;
+  for (const Position& position : positions) {
+    const int64_t number =
+        std::find(round.jobs.begin(), round.jobs.end(), position.job) -
+        round.jobs.begin();
+    const auto asked = std::find_if(
+        round.asking.begin(), round.asking.end(),
+        [&](const Asking& each) { return each.job == position.job; });
+    const auto& profiles = asked != round.asking.end()
+                               ? asked->profiles
+                               : members_.at(position.job).profiles;
+    hashes.push_back(
+        fmt::format("{}:{}", number, profiles.at(position.rank).hash));
+    question.profiles.push_back(position.profile);
+    question.jobs.push_back(number);
+  }
+  round.cache_key = KeyOfQuestion(hashes, resources);
+  const bool together = round.together;
+  if (together) {
+    positions_ = std::move(positions);
+    resources_ = resources;
+  }
+  const auto cached = together ? rounds_.CachedTogether(round.cache_key)
+                               : rounds_.Cached(round.cache_key);
+  if (cached != nullptr) {
+    ++stats_.plans["cached"];
+    return together ? TogetherSolved(std::move(round), cached, now, effects)
+                    : AloneSolved(std::move(round), cached, now, effects);
+  }
   // The worker has the configured time; policy gives up a little later, so
   // that the worker's own word about it arrives first.
-  auto started = rounds_.Start(
-      job, key, now + config_.plan_time_limit * 1.25 + absl::Seconds(1));
-  running_[started.round] = {now, std::nullopt};
-  if (const auto cached = rounds_.Cached(key)) {
-    const auto finished = rounds_.Finish(started.round);
-    running_.erase(started.round);
-    ++stats_.plans["cached"];
-    rounds_.Use(job, cached->id);
-    return GivePlan(job, finished->ranks, *cached, effects);
-  }
-  effects.push_back(SolvePlan{started.round, std::move(started.profiles),
-                              std::move(resources), config_.plan_time_limit,
-                              KnownUnits(job)});
+  round.started = now;
+  round.deadline = now + config_.plan_time_limit * 1.25 + absl::Seconds(1);
+  question.resources = std::move(resources);
+  question.time_limit = config_.plan_time_limit;
+  question.known = KnownUnits(round.asking);
+  question.round = rounds_.Start(std::move(round));
+  effects.push_back(std::move(question));
 }
 
-Effects Core::PlanSolved(PlanRoundId round,
-                         absl::StatusOr<plan::NodePlan> solved, absl::Time now,
-                         std::vector<KeyedUnit> units) {
+Effects Core::PlanSolved(PlanRoundId id, absl::StatusOr<plan::NodePlan> solved,
+                         absl::Time now, std::vector<KeyedUnit> units) {
   Effects effects;
   // Also of a round that was given up: solved is solved.
   bool more = false;
   for (KeyedUnit& unit : units) more |= units_.Add(std::move(unit));
   if (more) effects.push_back(SaveUnits{units_.All()});
-  const auto finished = rounds_.Finish(round);
-  if (!finished) return effects;
-  const JobKey& job = finished->job;
-  stats_.plan_seconds.Observe(
-      absl::ToDoubleSeconds(now - running_.at(round).started));
-  running_.erase(round);
-  const auto fail = [&](const char* outcome, const std::string& reason) {
-    ++stats_.plans[outcome];
-    Log(now, "plan", fmt::format("job {}: {}", job.name, reason),
-        job.principal);
-    FailPlan(job, finished->ranks, reason, effects);
-  };
+  auto round = rounds_.Finish(id);
+  if (!round) return effects;
+  stats_.plan_seconds.Observe(absl::ToDoubleSeconds(now - round->started));
   if (!solved.ok()) {
-    fail("failed", std::string(solved.status().message()));
+    RoundFailed(*std::move(round), "failed",
+                std::string(solved.status().message()), now, effects);
+    Settle(now, effects);
     return effects;
   }
   // Infeasible is an answer, not a fault: each rank gets the plan, whose
-  // `infeasible` says what to do.
+  // `infeasible` says what to do. Of several jobs together it is no answer:
+  // each is told what holds for itself.
   const bool feasible = solved->infeasible.empty();
   ++stats_.plans[feasible ? "solved" : "infeasible"];
   stats_.plan_units["solved"] += static_cast<uint64_t>(solved->units_solved);
   stats_.plan_units["known"] += static_cast<uint64_t>(solved->units_known);
-  const auto plan = rounds_.Keep(job, finished->cache_key, *std::move(solved));
-  rounds_.Use(job, plan->id);
-  Log(now, "plan",
-      feasible
-          ? fmt::format("job {}: plan {} for {} ranks in {:.3f} s", job.name,
-                        plan->id.value(), plan->ranks.size(), plan->seconds)
-          : fmt::format("job {}: {}", job.name, plan->infeasible),
-      job.principal);
-  GivePlan(job, finished->ranks, *plan, effects);
+  if (!round->together) {
+    const JobKey job = round->jobs[0];
+    const auto plan = rounds_.Keep(job, round->cache_key, *std::move(solved));
+    AloneSolved(*std::move(round), plan, now, effects);
+  } else if (!feasible && round->jobs.size() > 1) {
+    RoundFailed(*std::move(round), "infeasible", solved->infeasible, now,
+                effects);
+  } else {
+    const auto plan =
+        rounds_.KeepTogether(round->cache_key, *std::move(solved));
+    TogetherSolved(*std::move(round), plan, now, effects);
+  }
+  Settle(now, effects);
   return effects;
+}
+
+void Core::AloneSolved(PlanRounds::Round round,
+                       std::shared_ptr<const plan::NodePlan> plan,
+                       absl::Time now, Effects& effects) {
+  const Asking& asking = round.asking[0];
+  const JobKey& job = asking.job;
+  rounds_.Use(job, plan->id);
+  LogPlan(job, *plan, now);
+  GivePlan(asking, plan->id, effects);
+  if (!plan->infeasible.empty()) return;
+  const auto member = members_.find(job);
+  if (IsSecondRound(asking)) {
+    // All nodes of a run may have agreed on less than this one's plan said.
+    if (member != members_.end()) member->second.settled = PlansOf(*plan);
+    if (member != members_.end() && !member->second.change) {
+      member->second.ranks = member->second.settled;
+    }
+  } else {
+    members_[job] = MemberOf(asking, *plan);
+  }
+}
+
+void Core::RoundFailed(PlanRounds::Round round, const char* outcome,
+                       const std::string& reason, absl::Time now,
+                       Effects& effects) {
+  if (std::string_view(outcome) == "failed") ++stats_.plans[outcome];
+  // Its message may name what is another principal's.
+  Log(now, "plan",
+      round.jobs.size() == 1
+          ? fmt::format("job {}: {}", round.jobs[0].name, reason)
+          : fmt::format("{} jobs together: {}", round.jobs.size(), reason),
+      round.jobs.size() == 1 ? round.jobs[0].principal
+                             : Principal{config_.own_uid, ""});
+  for (Asking& asking : round.asking) {
+    if (round.jobs.size() > 1) {
+      // Nobody's running plan is harmed: it has what is free.
+      StartAlone(std::move(asking), now, effects);
+      continue;
+    }
+    std::vector<Rank> ranks;
+    for (const auto& [rank, read] : asking.profiles) ranks.push_back(rank);
+    FailPlan(asking.job, ranks, reason, effects);
+  }
+}
+
+void Core::LogPlan(const JobKey& job, const plan::NodePlan& plan,
+                   absl::Time now) {
+  Log(now, "plan",
+      plan.infeasible.empty()
+          ? fmt::format("job {}: plan {} for {} ranks in {:.3f} s", job.name,
+                        plan.id.value(), plan.ranks.size(), plan.seconds)
+          : fmt::format("job {}: {}", job.name, plan.infeasible),
+      job.principal);
 }
 
 void Core::PlanProgressed(PlanRoundId round,
                           const plan::PlanProgress& progress) {
-  const auto running = running_.find(round);
-  if (running != running_.end()) running->second.progress = progress;
+  rounds_.Progressed(round, progress);
 }
 
 void Core::UnitsRead(absl::StatusOr<std::vector<KeyedUnit>> units,
@@ -232,29 +281,59 @@ void Core::UnitsRead(absl::StatusOr<std::vector<KeyedUnit>> units,
 
 std::vector<PlanningSnapshot> Core::Planning(const Principal* viewer,
                                              absl::Time now) const {
+  using State = PlanningSnapshot::State;
   std::vector<PlanningSnapshot> all;
-  for (const PlanRounds::Open& open : rounds_.OpenRounds()) {
-    if (viewer && open.job.principal != *viewer) continue;
-    PlanningSnapshot planning{open.job.name, open.job.principal, open.ranks,
-                              open.wanted, open.round != PlanRoundId()};
-    if (planning.solving) {
-      const RunningRound& running = running_.at(open.round);
-      planning.elapsed = now - running.started;
-      planning.left = open.deadline - now;
-      planning.progress = running.progress;
+  const auto add = [&](const JobKey& job, State state, size_t ranks,
+                       size_t wanted) -> PlanningSnapshot* {
+    if (viewer && job.principal != *viewer) return nullptr;
+    all.push_back({job.name, job.principal, static_cast<int>(ranks),
+                   static_cast<int>(wanted), state});
+    return &all.back();
+  };
+  for (const auto& [job, open] : rounds_.collecting()) {
+    add(job, State::kCollecting, open.ranks.size(), open.wanted);
+  }
+  for (const Asking& asking : joining_) {
+    add(asking.job, State::kQueued, asking.profiles.size(),
+        asking.profiles.size());
+  }
+  for (const auto& [id, round] : rounds_.solving()) {
+    for (const Asking& asking : round.asking) {
+      const size_t ranks = asking.profiles.size();
+      PlanningSnapshot* to = add(asking.job, State::kSolving, ranks, ranks);
+      if (to == nullptr) continue;
+      to->elapsed = now - round.started;
+      to->left = round.deadline - now;
+      to->progress = round.progress;
     }
-    all.push_back(std::move(planning));
+  }
+  for (const auto& [job, held] : held_) {
+    const size_t ranks = held.asking.profiles.size();
+    PlanningSnapshot* to = add(job, State::kWaiting, ranks, ranks);
+    if (to == nullptr) continue;
+    to->elapsed = now - held.since;
+    to->left = held.deadline - now;
+    to->plan = held.plan;
+    for (const JobKey& other : Shrinking()) {
+      to->waiting_for.push_back(NameFor(other, viewer));
+    }
+  }
+  for (const auto& [job, member] : members_) {
+    if (!member.change) continue;
+    const size_t ranks = member.ranks.size();
+    PlanningSnapshot* to =
+        add(job, State::kChanging, ranks - member.change->open.size(), ranks);
+    if (to == nullptr) continue;
+    to->elapsed = now - member.change->since;
+    to->plan = member.change->plan;
   }
   return all;
 }
 
-void Core::GivePlan(const JobKey& job, const std::vector<Rank>& ranks,
-                    const plan::NodePlan& plan, Effects& effects) {
-  for (const Session* session : RanksOf(job)) {
-    if (std::count(ranks.begin(), ranks.end(), session->hello.rank) == 0) {
-      continue;
-    }
-    effects.push_back(SendNotice{session->id, PlanReadyNotice{plan.id}});
+void Core::GivePlan(const Asking& asking, PlanId plan, Effects& effects) {
+  for (const Session* session : RanksOf(asking.job)) {
+    if (!asking.profiles.contains(session->hello.rank)) continue;
+    effects.push_back(SendNotice{session->id, PlanReadyNotice{plan}});
   }
 }
 

@@ -40,6 +40,7 @@ Effects Core::Receive(SessionId id, RequestId request, const Request& body,
   std::visit(
       [&](const auto& typed) { Handle(session, request, typed, now, effects); },
       body);
+  Settle(now, effects);
   return effects;
 }
 
@@ -153,6 +154,10 @@ void Core::Handle(Session& session, RequestId request, const StepRequest& step,
         session, request,
         absl::FailedPreconditionError("an observer's session reports no steps"),
         effects);
+  }
+  if (const auto member = members_.find(KeyOf(session));
+      member != members_.end() && !member->second.change) {
+    member->second.leased = true;
   }
   session.last_step = step;
   session.stall_seconds += step.stall_seconds;

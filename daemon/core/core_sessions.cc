@@ -106,6 +106,7 @@ Effects Core::SocketEnded(SessionId id, absl::Time now) {
   if (session.state == Session::State::kClosed) return effects;
   Close(session, now, effects);
   Tidy(id, effects);
+  Settle(now, effects);
   return effects;
 }
 
@@ -140,7 +141,7 @@ void Core::Close(Session& session, absl::Time now, Effects& effects) {
     EndLease(*session.leases.begin(), /*quarantine=*/true, session);
   }
   if (was_rank) {
-    AbandonPlans(session, effects);
+    AbandonPlans(session, now, effects);
     effects.push_back(DetachGrants{session.grant_slot});
     slots_[session.grant_slot] = false;
     Log(now, "detach", Describe(session) + " closed its session",
@@ -153,20 +154,27 @@ void Core::Close(Session& session, absl::Time now, Effects& effects) {
   }
 }
 
-void Core::AbandonPlans(const Session& session, Effects& effects) {
+void Core::AbandonPlans(const Session& session, absl::Time now,
+                        Effects& effects) {
   const JobKey job = KeyOf(session);
-  std::erase_if(profiles_, [&](const auto& entry) {
-    return entry.first.first == job && entry.first.second == session.hello.rank;
-  });
-  const auto abandoned = rounds_.RankLeft(job, session.hello.rank);
+  auto abandoned = rounds_.RankLeft(job, session.hello.rank);
   for (PlanRoundId round : abandoned.solving) {
-    running_.erase(round);
     effects.push_back(StopSolving{round});
+  }
+  // Ranks whose plan is made but waits have no more of it than the others.
+  if (const auto held = held_.find(job); held != held_.end()) {
+    for (const auto& [rank, read] : held->second.asking.profiles) {
+      if (rank != session.hello.rank) abandoned.ranks.push_back(rank);
+    }
   }
   FailPlan(job, abandoned.ranks,
            fmt::format("rank {} of job {} left before the plan was made",
                        session.hello.rank.value(), job.name),
            effects);
+  joining_.insert(joining_.begin(),
+                  std::make_move_iterator(abandoned.again.begin()),
+                  std::make_move_iterator(abandoned.again.end()));
+  LeaveTogether(job, now);
 }
 
 void Core::Drop(SessionId id, Effects& effects) {
@@ -180,6 +188,7 @@ void Core::Drop(SessionId id, Effects& effects) {
   };
   refund(PoolKind::kGpu, session.quarantined_gpu);
   refund(PoolKind::kHost, session.quarantined_host);
+  memory_came_back_ |= session.quarantined_host > Bytes(0);
   const JobKey job = KeyOf(session);
   sessions_.erase(id);
   const bool job_lives =
@@ -212,6 +221,7 @@ Effects Core::ProcessGone(SessionId id, Exit exit, absl::Time now) {
         session.peer.principal);
   }
   Drop(id, effects);
+  Settle(now, effects);
   return effects;
 }
 
@@ -240,6 +250,7 @@ Effects Core::ProtocolBroken(SessionId id, const std::string& reason,
   }
   Close(session, now, effects);
   Tidy(id, effects);
+  Settle(now, effects);
   return effects;
 }
 
@@ -261,6 +272,7 @@ Core::Evicted Core::Evict(const std::string& job, std::optional<uint32_t> uid,
     }
     if (kill) evicted.effects.push_back(KillProcess{id});
   }
+  Settle(now, evicted.effects);
   return evicted;
 }
 
@@ -300,11 +312,15 @@ Effects Core::Tick(absl::Time now) {
         now);
     effects.insert(effects.end(), failed.begin(), failed.end());
   }
+  Settle(now, effects);
   return effects;
 }
 
 absl::Time Core::NextDeadline() const {
   absl::Time next = rounds_.NextDeadline();
+  // While a question is being solved for all, its answer starts the next.
+  if (!rounds_.solving_together()) next = std::min(next, replan_at_);
+  for (const auto& [job, held] : held_) next = std::min(next, held.deadline);
   for (const auto& [id, session] : sessions_) {
     if (session.state == Session::State::kHalfOpen) {
       next = std::min(next, session.connected_at + config_.hello_timeout);

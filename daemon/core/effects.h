@@ -67,6 +67,7 @@ struct ReadProfile {
 struct SolvePlan {
   PlanRoundId round;
   std::vector<std::shared_ptr<const plan::RankProfile>> profiles;
+  std::vector<int64_t> jobs;  // of each: what RankProfile::job is to be
   plan::NodeResources resources;
   absl::Duration time_limit;
   UnitCache::Units known;  // of the profiles' units

@@ -5,8 +5,24 @@
 #include "proto/base/status.h"
 
 namespace sluice::daemon {
+namespace {
 
-int PlanRounds::Submit(const JobKey& job, Rank rank, Profile profile,
+std::shared_ptr<const plan::NodePlan> FindKey(
+    const std::deque<PlanRounds::Kept>& kept, const std::string& key) {
+  for (const PlanRounds::Kept& each : kept) {
+    if (each.cache_key == key) return each.plan;
+  }
+  return nullptr;
+}
+
+void Push(std::deque<PlanRounds::Kept>& kept, PlanRounds::Kept plan) {
+  kept.push_back(std::move(plan));
+  if (kept.size() > PlanRounds::kPlansKept) kept.pop_front();
+}
+
+}  // namespace
+
+int PlanRounds::Submit(const JobKey& job, Rank rank, ProfileWithHash profile,
                        int local_ranks) {
   Collecting& round = collecting_[job];
   round.ranks[rank] = std::move(profile);
@@ -14,72 +30,77 @@ int PlanRounds::Submit(const JobKey& job, Rank rank, Profile profile,
   return std::max(0, local_ranks - static_cast<int>(round.ranks.size()));
 }
 
-PlanRounds::Started PlanRounds::Start(const JobKey& job, std::string cache_key,
-                                      absl::Time deadline) {
+Asking PlanRounds::Take(const JobKey& job) {
   const auto collected = collecting_.find(job);
   SLUICE_CHECK(collected != collecting_.end());
-  Started started{PlanRoundId(next_round_++), {}};
-  Solving solving{job, {}, std::move(cache_key), deadline};
-  for (auto& [rank, profile] : collected->second.ranks) {
-    solving.ranks.push_back(rank);
-    started.profiles.push_back(std::move(profile));
-  }
+  Asking asking{job, std::move(collected->second.ranks)};
   collecting_.erase(collected);
-  solving_[started.round] = std::move(solving);
-  return started;
+  return asking;
 }
 
-std::vector<PlanRounds::Open> PlanRounds::OpenRounds() const {
-  std::vector<Open> open;
-  for (const auto& [job, round] : collecting_) {
-    open.push_back({job, static_cast<int>(round.ranks.size()), round.wanted});
-  }
-  for (const auto& [id, round] : solving_) {
-    const int ranks = static_cast<int>(round.ranks.size());
-    open.push_back({round.job, ranks, ranks, id, round.deadline});
-  }
-  return open;
+PlanRoundId PlanRounds::Start(Round round) {
+  const PlanRoundId id(next_round_++);
+  solving_[id] = std::move(round);
+  return id;
 }
 
-std::shared_ptr<const plan::NodePlan> PlanRounds::Cached(
-    const std::string& key) const {
-  for (const Kept& kept : kept_) {
-    if (kept.cache_key == key) return kept.plan;
-  }
-  return nullptr;
-}
-
-std::optional<PlanRounds::Finished> PlanRounds::Finish(PlanRoundId round) {
+std::optional<PlanRounds::Round> PlanRounds::Finish(PlanRoundId round) {
   const auto solving = solving_.find(round);
   if (solving == solving_.end()) return std::nullopt;
-  Finished finished{solving->second.job, std::move(solving->second.ranks),
-                    std::move(solving->second.cache_key)};
+  Round finished = std::move(solving->second);
   solving_.erase(solving);
   return finished;
 }
 
+bool PlanRounds::solving_together() const {
+  return std::any_of(solving_.begin(), solving_.end(),
+                     [](const auto& each) { return each.second.together; });
+}
+
+void PlanRounds::Progressed(PlanRoundId round,
+                            const plan::PlanProgress& progress) {
+  const auto solving = solving_.find(round);
+  if (solving != solving_.end()) solving->second.progress = progress;
+}
+
 std::vector<PlanRoundId> PlanRounds::Overdue(absl::Time now) const {
   std::vector<PlanRoundId> rounds;
-  for (const auto& [round, solving] : solving_) {
-    if (solving.deadline <= now) rounds.push_back(round);
+  for (const auto& [id, round] : solving_) {
+    if (round.deadline <= now) rounds.push_back(id);
   }
   return rounds;
 }
 
 absl::Time PlanRounds::NextDeadline() const {
   absl::Time next = absl::InfiniteFuture();
-  for (const auto& [round, solving] : solving_) {
-    next = std::min(next, solving.deadline);
+  for (const auto& [id, round] : solving_) {
+    next = std::min(next, round.deadline);
   }
   return next;
+}
+
+std::shared_ptr<const plan::NodePlan> PlanRounds::Cached(
+    const std::string& key) const {
+  return FindKey(kept_, key);
+}
+
+std::shared_ptr<const plan::NodePlan> PlanRounds::CachedTogether(
+    const std::string& key) const {
+  return FindKey(together_, key);
 }
 
 std::shared_ptr<const plan::NodePlan> PlanRounds::Keep(
     const JobKey& job, const std::string& cache_key, plan::NodePlan plan) {
   plan.id = PlanId(next_plan_++);
   auto shared = std::make_shared<const plan::NodePlan>(std::move(plan));
-  kept_.push_back({job, cache_key, shared});
-  if (kept_.size() > kPlansKept) kept_.pop_front();
+  Push(kept_, {job, cache_key, shared});
+  return shared;
+}
+
+std::shared_ptr<const plan::NodePlan> PlanRounds::KeepTogether(
+    const std::string& cache_key, plan::NodePlan plan) {
+  auto shared = std::make_shared<const plan::NodePlan>(std::move(plan));
+  Push(together_, {{}, cache_key, shared});
   return shared;
 }
 
@@ -104,19 +125,29 @@ const JobKey* PlanRounds::Owner(PlanId plan) const {
 
 PlanRounds::Abandoned PlanRounds::RankLeft(const JobKey& job, Rank rank) {
   Abandoned abandoned;
-  const auto add = [&](Rank other) {
-    if (other != rank) abandoned.ranks.push_back(other);
+  const auto add = [&](const std::map<Rank, ProfileWithHash>& ranks) {
+    for (const auto& [other, profile] : ranks) {
+      if (other != rank) abandoned.ranks.push_back(other);
+    }
   };
   if (const auto open = collecting_.find(job); open != collecting_.end()) {
-    for (const auto& [other, profile] : open->second.ranks) add(other);
+    add(open->second.ranks);
     collecting_.erase(open);
   }
-  std::erase_if(solving_, [&](const auto& entry) {
-    if (entry.second.job != job) return false;
-    for (Rank other : entry.second.ranks) add(other);
-    abandoned.solving.push_back(entry.first);
-    return true;
-  });
+  for (auto next = solving_.begin(); next != solving_.end();) {
+    const auto entry = next++;
+    Round& round = entry->second;
+    if (std::count(round.jobs.begin(), round.jobs.end(), job) == 0) continue;
+    for (Asking& asking : round.asking) {
+      if (asking.job == job) {
+        add(asking.profiles);
+      } else {
+        abandoned.again.push_back(std::move(asking));
+      }
+    }
+    abandoned.solving.push_back(entry->first);
+    solving_.erase(entry);
+  }
   return abandoned;
 }
 
@@ -126,10 +157,14 @@ void PlanRounds::CheckInvariants() const {
   for (const auto& [job, round] : collecting_) {
     SLUICE_CHECK(!round.ranks.empty());
   }
-  for (const auto& [round, solving] : solving_) {
-    SLUICE_CHECK(!solving.ranks.empty() && round.value() < next_round_);
+  int together = 0;
+  for (const auto& [id, round] : solving_) {
+    SLUICE_CHECK(!round.jobs.empty() && id.value() < next_round_);
+    SLUICE_CHECK(round.together || round.asking.size() == 1);
+    together += round.together ? 1 : 0;
   }
-  SLUICE_CHECK(kept_.size() <= kPlansKept);
+  SLUICE_CHECK(together <= 1);
+  SLUICE_CHECK(kept_.size() <= kPlansKept && together_.size() <= kPlansKept);
 }
 
 }  // namespace sluice::daemon

@@ -1,10 +1,12 @@
 // Plan rounds: collect the profiles of a job's local ranks, have them solved
 // off the loop, keep what came out.
 //
-// A round of a job: collecting (some ranks have submitted) -> solving (the
-// worker runs, a deadline stands) -> done. A rank that submits while a round
-// is being solved opens the next one. Plans are immutable; they are found
-// again by the hash of all profiles and the resources they were made for.
+// A job's ask: collecting (some ranks have submitted) -> asking (all have) ->
+// part of a round that is solved (the worker runs, a deadline stands) -> done.
+// A rank that submits meanwhile opens the next one. A round answers one job
+// alone, or all jobs together (`together`; at most one at a time): those that
+// ask and those that run. Plans are immutable; they are found again by the
+// hash of all profiles and the resources they were made for.
 //
 // Thread safety: none needed; one thread (see core.h).
 #pragma once
@@ -16,9 +18,11 @@
 #include <string>
 #include <vector>
 
+#include "absl/time/time.h"
 #include "daemon/core/effects.h"
 #include "proto/plan/plan.h"
 #include "proto/plan/profile.h"
+#include "proto/plan/progress.h"
 
 namespace sluice::daemon {
 
@@ -28,50 +32,64 @@ struct JobKey {
   auto operator<=>(const JobKey&) const = default;
 };
 
+// A decoded profile and its hash (made off the loop: a profile can be large).
+struct ProfileWithHash {
+  std::shared_ptr<const plan::RankProfile> profile;
+  std::string hash;
+  std::vector<std::string> units;  // keys of its segments
+};
+
+// A job all of whose local ranks have submitted.
+struct Asking {
+  JobKey job;
+  std::map<Rank, ProfileWithHash> profiles;
+};
+
 class PlanRounds {
  public:
-  using Profile = std::shared_ptr<const plan::RankProfile>;
   static constexpr size_t kPlansKept = 256;
 
   // Ranks of `local_ranks` still missing after this submission.
-  int Submit(const JobKey& job, Rank rank, Profile profile, int local_ranks);
-
-  // All profiles of the round that is being collected, by rank; the round
-  // moves to solving. Only when Submit has returned 0.
-  struct Started {
-    PlanRoundId round;
-    std::vector<Profile> profiles;
-  };
-  Started Start(const JobKey& job, std::string cache_key, absl::Time deadline);
-
-  // Rounds that are being collected (round 0) or solved.
-  struct Open {
-    JobKey job;
-    int ranks = 0;
+  int Submit(const JobKey& job, Rank rank, ProfileWithHash profile,
+             int local_ranks);
+  // Only when Submit has returned 0: what was collected.
+  Asking Take(const JobKey& job);
+  struct Collecting {
+    std::map<Rank, ProfileWithHash> ranks;
     int wanted = 0;
-    PlanRoundId round;
-    absl::Time deadline = absl::InfiniteFuture();
   };
-  std::vector<Open> OpenRounds() const;
+  const std::map<JobKey, Collecting>& collecting() const { return collecting_; }
 
-  // A plan made before for the same question.
-  std::shared_ptr<const plan::NodePlan> Cached(const std::string& key) const;
-
-  struct Finished {
-    JobKey job;
-    std::vector<Rank> ranks;
+  // What the worker is asked.
+  struct Round {
+    std::vector<Asking> asking;  // whose ranks wait for it
+    std::vector<JobKey> jobs;    // of the question, by their number there
+    bool together = false;
     std::string cache_key;
+    absl::Time started;
+    absl::Time deadline;
+    std::optional<plan::PlanProgress> progress;
   };
-  // nullopt: the round was given up before.
-  std::optional<Finished> Finish(PlanRoundId round);
-  // Rounds whose deadline has passed.
+  PlanRoundId Start(Round round);
+  // Nullopt: over already.
+  std::optional<Round> Finish(PlanRoundId round);
+  const std::map<PlanRoundId, Round>& solving() const { return solving_; }
+  bool solving_together() const;
+  void Progressed(PlanRoundId round, const plan::PlanProgress& progress);
   std::vector<PlanRoundId> Overdue(absl::Time now) const;
   absl::Time NextDeadline() const;
 
-  // Gives a solved plan its id and keeps it.
+  // A plan made before for the same question; together: of all jobs, shown to
+  // nobody as it is.
+  std::shared_ptr<const plan::NodePlan> Cached(const std::string& key) const;
+  // Numbers the plan.
   std::shared_ptr<const plan::NodePlan> Keep(const JobKey& job,
                                              const std::string& cache_key,
                                              plan::NodePlan plan);
+  std::shared_ptr<const plan::NodePlan> CachedTogether(
+      const std::string& key) const;
+  std::shared_ptr<const plan::NodePlan> KeepTogether(
+      const std::string& cache_key, plan::NodePlan plan);
   void Use(const JobKey& job, PlanId plan) { current_[job] = plan; }
   PlanId current(const JobKey& job) const;
   std::shared_ptr<const plan::NodePlan> Find(PlanId plan) const;
@@ -79,10 +97,12 @@ class PlanRounds {
   const JobKey* Owner(PlanId plan) const;
 
   // A rank left. Whoever had submitted in the job's open rounds can wait no
-  // longer: they are returned, and a solving round is given up.
+  // longer: they are returned, and a solving round is given up; other jobs
+  // that asked in it must ask again.
   struct Abandoned {
     std::vector<Rank> ranks;
     std::vector<PlanRoundId> solving;
+    std::vector<Asking> again;
   };
   Abandoned RankLeft(const JobKey& job, Rank rank);
   void JobEnded(const JobKey& job);
@@ -97,20 +117,11 @@ class PlanRounds {
   void CheckInvariants() const;
 
  private:
-  struct Solving {
-    JobKey job;
-    std::vector<Rank> ranks;
-    std::string cache_key;
-    absl::Time deadline;
-  };
-  struct Collecting {
-    std::map<Rank, Profile> ranks;
-    int wanted = 0;
-  };
   std::map<JobKey, Collecting> collecting_;
-  std::map<PlanRoundId, Solving> solving_;
+  std::map<PlanRoundId, Round> solving_;
   std::map<JobKey, PlanId> current_;
   std::deque<Kept> kept_;  // oldest first
+  std::deque<Kept> together_;
   uint64_t next_round_ = 1;
   uint64_t next_plan_ = 1;
 };

@@ -46,12 +46,19 @@ struct StepRequest {
   double loss = 0;
   uint64_t plan_mismatches = 0;
 };
+// What became of a PlanChangedNotice.
+struct PlanTakenRequest {
+  PlanId plan;
+  bool taken = false;  // else it went on with what it had
+  std::string note;    // one line: what it did
+};
 // plan 0: status only.
 struct QueryRequest {
   PlanId plan;
 };
-using Request = std::variant<HelloRequest, LeaseRequest, FreeRequest,
-                             ProfileRequest, StepRequest, QueryRequest>;
+using Request =
+    std::variant<HelloRequest, LeaseRequest, FreeRequest, ProfileRequest,
+                 StepRequest, PlanTakenRequest, QueryRequest>;
 
 struct WelcomeReply {
   bool observer = false;
@@ -84,13 +91,18 @@ struct EvictedNotice {
 struct PlanReadyNotice {
   PlanId plan;
 };
+// New fractions, to be taken at the next step boundary.
+struct PlanChangedNotice {
+  PlanId plan;
+};
 struct PlanFailedNotice {
   std::string reason;
 };
 struct ShuttingDownNotice {
   std::string reason;
 };
-using Notice = std::variant<PeerDiedNotice, EvictedNotice, PlanReadyNotice,
-                            PlanFailedNotice, ShuttingDownNotice>;
+using Notice =
+    std::variant<PeerDiedNotice, EvictedNotice, PlanReadyNotice,
+                 PlanChangedNotice, PlanFailedNotice, ShuttingDownNotice>;
 
 }  // namespace sluice::daemon

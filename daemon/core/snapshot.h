@@ -52,14 +52,24 @@ struct PlanSnapshot {
   std::shared_ptr<const plan::NodePlan> plan;
 };
 
-// A plan that is being made.
+// A plan that is being made, or taken.
 struct PlanningSnapshot {
+  enum class State {
+    kCollecting,  // profiles of `ranks` of `wanted` are there
+    kQueued,      // until another round is over
+    kSolving,
+    kWaiting,   // the plan is there; `waiting_for` give back memory first
+    kChanging,  // `ranks` of `wanted` have taken `plan`
+  };
   std::string job;
   Principal principal;
-  int ranks = 0;   // whose profiles are there,
-  int wanted = 0;  // of so many
-  bool solving = false;
-  absl::Duration elapsed, left;  // while it is solved; left of its deadline
+  int ranks = 0, wanted = 0;
+  State state = State::kCollecting;
+  // While it is solved, waits or is taken; of a deadline, if there is one.
+  absl::Duration elapsed;
+  std::optional<absl::Duration> left;
+  std::vector<std::string> waiting_for;  // jobs
+  PlanId plan;
   std::optional<plan::PlanProgress> progress;  // none: not heard of yet
 };
 

@@ -71,6 +71,9 @@ struct Stats {
                                                    {"protocol", 0}};
   std::map<std::string, uint64_t> plans = {
       {"solved", 0}, {"cached", 0}, {"infeasible", 0}, {"failed", 0}};
+  // New plans for running jobs, and what became of them at their ranks.
+  std::map<std::string, uint64_t> plan_changes = {
+      {"sent", 0}, {"taken", 0}, {"refused", 0}};
   // Units (proto/plan/units.h) of those plans: planned now, or known before.
   std::map<std::string, uint64_t> plan_units = {{"solved", 0}, {"known", 0}};
   std::vector<GpuStats> gpus;

@@ -101,6 +101,11 @@ struct NodeConfig {
   Limits job_limits;
   std::map<std::string, Limits> named_job_limits;
   absl::Duration plan_time_limit = absl::Seconds(20);
+  // How long a joining job's plan is held back until running ones have given
+  // back what it needs.
+  absl::Duration join_wait = absl::Seconds(60);
+  // After a leave: others often follow at once.
+  absl::Duration leave_delay = absl::Milliseconds(200);
   absl::Duration hello_timeout = absl::Seconds(10);
   int max_sessions = 2048;
   int max_half_open = 1024;

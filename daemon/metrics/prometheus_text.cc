@@ -264,6 +264,9 @@ void AddService(const Snapshot& from, Families& to) {
              "principal.",
              stats.extents_destroyed);
   to.CounterBy("sluice_plans_total", "Plans by result.", "result", stats.plans);
+  to.CounterBy("sluice_plan_changes_total",
+               "New plans for running jobs, and what became of them.", "result",
+               stats.plan_changes);
   to.CounterBy("sluice_plan_units_total",
                "Units (repeated pieces of work) of plans, by whether their "
                "memory was planned then or known before.",

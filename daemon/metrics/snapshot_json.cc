@@ -99,19 +99,42 @@ json Plan(const PlanSnapshot& kept) {
           {"ranks", std::move(ranks)}};
 }
 
+const char* NameOf(PlanningSnapshot::State state) {
+  switch (state) {
+    case PlanningSnapshot::State::kCollecting:
+      return "collecting";
+    case PlanningSnapshot::State::kQueued:
+      return "queued";
+    case PlanningSnapshot::State::kSolving:
+      return "solving";
+    case PlanningSnapshot::State::kWaiting:
+      return "waiting";
+    case PlanningSnapshot::State::kChanging:
+      return "changing";
+  }
+  return "";
+}
+
 json Planning(const PlanningSnapshot& planning) {
+  using State = PlanningSnapshot::State;
   json to = {{"job", planning.job},
              {"uid", planning.principal.uid},
-             {"state", planning.solving ? "solving" : "collecting"},
+             {"state", NameOf(planning.state)},
              {"ranks", planning.ranks},
              {"ranks_wanted", planning.wanted},
              {"elapsed_s", nullptr},
              {"deadline_in_s", nullptr},
+             {"plan_id", nullptr},
+             {"waiting_for", planning.waiting_for},
              {"progress", nullptr}};
-  if (planning.solving) {
+  if (planning.state != State::kCollecting &&
+      planning.state != State::kQueued) {
     to["elapsed_s"] = absl::ToDoubleSeconds(planning.elapsed);
-    to["deadline_in_s"] = absl::ToDoubleSeconds(planning.left);
   }
+  if (planning.left) {
+    to["deadline_in_s"] = absl::ToDoubleSeconds(*planning.left);
+  }
+  if (planning.plan != PlanId()) to["plan_id"] = planning.plan.value();
   if (planning.progress) {
     to["progress"] = {
         {"segments_done", planning.progress->done},

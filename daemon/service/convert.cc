@@ -43,6 +43,14 @@ StepRequest From(const wire::StepReport& step) {
           .plan_mismatches = step.plan_mismatches()};
 }
 
+PlanTakenRequest From(const wire::PlanTaken& taken) {
+  std::string note = taken.note();
+  // It becomes a line of the log.
+  std::replace_if(
+      note.begin(), note.end(), [](char c) { return c >= 0 && c < ' '; }, ' ');
+  return {PlanId(taken.plan_id()), taken.taken(), std::move(note)};
+}
+
 absl::StatusOr<Request> From(const wire::Query& query) {
   uint64_t plan = 0;
   if (!query.plan_id().empty() && !absl::SimpleAtoi(query.plan_id(), &plan)) {
@@ -75,6 +83,8 @@ absl::StatusOr<Request> ToRequest(const wire::Request& request) {
       return ProfileRequest{};
     case wire::Request::kStepReport:
       return From(request.step_report());
+    case wire::Request::kPlanTaken:
+      return From(request.plan_taken());
     case wire::Request::kQuery:
       return From(request.query());
     case wire::Request::BODY_NOT_SET:
@@ -162,6 +172,9 @@ wire::Event ToEvent(const Notice& notice) {
     }
     void operator()(const PlanReadyNotice& from) {
       event.mutable_plan_ready()->set_plan_id(from.plan.value());
+    }
+    void operator()(const PlanChangedNotice& from) {
+      event.mutable_plan_changed()->set_plan_id(from.plan.value());
     }
     void operator()(const PlanFailedNotice& from) {
       event.mutable_plan_failed()->set_reason(from.reason);

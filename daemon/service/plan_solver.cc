@@ -126,11 +126,18 @@ absl::Status WhyItFailed(int status, const UniqueFd& errors) {
                         WEXITSTATUS(status)));
 }
 
+std::vector<plan::RankProfile> ProfilesOf(const SolvePlan& question) {
+  std::vector<plan::RankProfile> profiles;
+  for (size_t i = 0; i < question.profiles.size(); ++i) {
+    profiles.push_back(*question.profiles[i]);
+    if (i < question.jobs.size()) profiles.back().job = question.jobs[i];
+  }
+  return profiles;
+}
+
 std::string Encode(const SolvePlan& question) {
   plan::PlanRequest request;
-  for (const auto& profile : question.profiles) {
-    request.profiles.push_back(*profile);
-  }
+  request.profiles = ProfilesOf(question);
   request.resources = question.resources;
   for (const auto& unit : question.known) request.known.push_back(*unit);
   return plan::Encode(request);
@@ -139,10 +146,8 @@ std::string Encode(const SolvePlan& question) {
 absl::StatusOr<plan::NodePlan> Check(const SolvePlan& question,
                                      const std::string& answer) {
   SLUICE_ASSIGN_OR_RETURN(plan::NodePlan plan, plan::DecodeNodePlan(answer));
-  std::vector<plan::RankProfile> profiles;
-  for (const auto& profile : question.profiles) profiles.push_back(*profile);
   SLUICE_RETURN_IF_ERROR(
-      plan::ValidateNodePlan(profiles, question.resources, plan));
+      plan::ValidateNodePlan(ProfilesOf(question), question.resources, plan));
   return plan;
 }
 
@@ -150,9 +155,11 @@ absl::StatusOr<plan::NodePlan> Check(const SolvePlan& question,
 std::vector<KeyedUnit> NewUnits(const SolvePlan& question,
                                 const plan::NodePlan& plan) {
   std::map<std::string, KeyedUnit> units;
-  for (const auto& profile : question.profiles) {
+  for (size_t i = 0; i < question.profiles.size(); ++i) {
+    const auto& profile = question.profiles[i];
     for (const plan::RankPlan& rank : plan.ranks) {
-      if (rank.job != profile->job || rank.rank != profile->rank) continue;
+      if (i < question.jobs.size() && rank.job != question.jobs[i]) continue;
+      if (rank.rank != profile->rank) continue;
       for (size_t k = 0; k < rank.segments.size(); ++k) {
         const plan::Placement& placement = rank.segments[k].placement;
         const plan::Trace& trace = profile->segments[k].trace;

@@ -157,10 +157,20 @@ absl::StatusOr<std::shared_ptr<const UniqueFd>> Service::PlanFd(PlanId id) {
 void Service::Do(SendNotice& effect) {
   Outgoing out;
   *out.packet.mutable_event() = ToEvent(effect.notice);
+  PlanId plan;
   if (const auto* ready = std::get_if<PlanReadyNotice>(&effect.notice)) {
-    auto fd = PlanFd(ready->plan);
+    plan = ready->plan;
+  }
+  const auto* changed = std::get_if<PlanChangedNotice>(&effect.notice);
+  if (changed != nullptr) plan = changed->plan;
+  if (plan != PlanId()) {
+    auto fd = PlanFd(plan);
     if (fd.ok()) {
       out.fds.push_back(*fd);
+    } else if (changed != nullptr) {
+      // The rank goes on as it is; without its word the change stays open.
+      WriteLog(LogLevel::kError, std::string(fd.status().message()));
+      return;
     } else {
       *out.packet.mutable_event() =
           ToEvent(PlanFailedNotice{std::string(fd.status().message())});

@@ -84,8 +84,9 @@ TEST(Plan, ResourcesAreWhatTheJobMayStillGetOfWhatItShares) {
   ASSERT_THAT(node.to_solve, SizeIs(1));
   const auto& resources = node.to_solve[0].resources;
   EXPECT_EQ(resources.links[0].h2d_bytes_per_second, 0.5e9);
-  ASSERT_THAT(resources.hosts, SizeIs(1));
-  EXPECT_EQ(resources.hosts[0].bytes, MiB(10));
+  ASSERT_THAT(resources.hosts, SizeIs(2));
+  EXPECT_EQ(resources.hosts[1].name, "host budget of job demo");
+  EXPECT_EQ(resources.hosts[1].bytes, MiB(10));
 }
 
 // Wrong once: the whole link went, and with it the direction that limits.
@@ -251,14 +252,14 @@ TEST(Plan, TheSnapshotSaysHowFarAPlanIsAndToWhom) {
     return node.core.TakeSnapshot(viewer, node.clock.Now()).planning;
   };
   ASSERT_THAT(planning(nullptr), SizeIs(1));
-  EXPECT_FALSE(planning(nullptr)[0].solving);
+  EXPECT_EQ(planning(nullptr)[0].state, PlanningSnapshot::State::kCollecting);
   EXPECT_EQ(planning(nullptr)[0].ranks, 1);
   EXPECT_EQ(planning(nullptr)[0].wanted, 2);
   Submit(node, b, 1, 0, "h1");
   node.clock.Advance(absl::Seconds(3));
   node.core.PlanProgressed(node.to_solve[0].round, {2, 5, "of rank 0"});
   ASSERT_THAT(planning(nullptr), SizeIs(1));
-  EXPECT_TRUE(planning(nullptr)[0].solving);
+  EXPECT_EQ(planning(nullptr)[0].state, PlanningSnapshot::State::kSolving);
   EXPECT_EQ(planning(nullptr)[0].elapsed, absl::Seconds(3));
   EXPECT_EQ(planning(nullptr)[0].left, absl::Seconds(23));
   EXPECT_EQ(planning(nullptr)[0].progress->done, 2);

@@ -1,0 +1,253 @@
+// All jobs planned together: joins, changes of running plans, leaves.
+#include <fmt/format.h>
+
+#include <algorithm>
+
+#include "daemon/core/core.h"
+
+namespace sluice::daemon {
+
+std::string Core::NameFor(const JobKey& job, const Principal* viewer) {
+  return !viewer || job.principal == *viewer ? "job " + job.name
+                                             : "another user's job";
+}
+
+void Core::StartTogether(absl::Time now, Effects& effects) {
+  const bool due = replan_at_ <= now;
+  if (rounds_.solving_together() || (joining_.empty() && !due)) return;
+  replan_at_ = absl::InfiniteFuture();
+  PlanRounds::Round round;
+  round.together = true;
+  round.asking = std::exchange(joining_, {});
+  std::map<JobKey, const std::map<Rank, ProfileWithHash>*> jobs;
+  for (const auto& [job, member] : members_) jobs[job] = &member.profiles;
+  for (const Asking& asking : round.asking) jobs[asking.job] = &asking.profiles;
+  if (jobs.empty()) return;
+  std::vector<Position> positions;
+  for (const auto& [job, profiles] : jobs) {
+    round.jobs.push_back(job);
+    for (const auto& [rank, read] : *profiles) {
+      positions.push_back({job, rank, read.profile});
+    }
+  }
+  plan::NodeResources resources = ResourcesFor(positions);
+  Ask(std::move(round), std::move(positions), std::move(resources), now,
+      effects);
+}
+
+void Core::TogetherSolved(PlanRounds::Round round,
+                          std::shared_ptr<const plan::NodePlan> plan,
+                          absl::Time now, Effects& effects) {
+  std::map<JobKey, std::shared_ptr<const plan::NodePlan>> parts;
+  for (size_t number = 0; number < round.jobs.size(); ++number) {
+    const JobKey& job = round.jobs[number];
+    const std::string key = fmt::format("{}{}", round.cache_key, number);
+    auto part = rounds_.Cached(key);
+    const JobKey* owner = part ? rounds_.Owner(part->id) : nullptr;
+    if (owner == nullptr || owner->principal != job.principal) {
+      part = rounds_.Keep(job, key,
+                          PartOf(*plan, static_cast<int64_t>(number),
+                                 positions_, job, resources_));
+    }
+    parts[job] = std::move(part);
+  }
+  // Those that run first: who joins may have to wait for them.
+  for (const JobKey& job :
+       WhoChanges(members_, positions_, resources_.hosts, round.jobs, *plan)) {
+    const std::string joins =
+        round.asking.empty()
+            ? replan_why_
+            : NameFor(round.asking[0].job, &job.principal) + " joins";
+    Change(job, parts.at(job), joins, now);
+  }
+  for (Asking& asking : round.asking) {
+    const auto part = parts.at(asking.job);
+    Join(std::move(asking), part, now, effects);
+  }
+  ReleaseHeld(now, effects);
+}
+
+void Core::Change(const JobKey& job,
+                  const std::shared_ptr<const plan::NodePlan>& plan,
+                  const std::string& why, absl::Time now) {
+  Member& member = members_.at(job);
+  std::map<Rank, plan::RankPlan> ranks = PlansOf(*plan);
+  if (const auto held = held_.find(job); held != held_.end()) {
+    // It has not seen the former one.
+    held->second.plan = plan->id;
+    member.ranks = std::move(ranks);
+    return;
+  }
+  PlanChange change{plan->id, now, false, {}, {}, member.ranks};
+  if (member.change) change.before = std::move(member.change->before);
+  for (const Session* session : RanksOf(job)) {
+    change.open.insert(session->hello.rank);
+  }
+  Log(now, "plan",
+      fmt::format("job {}: plan {} for {} ranks at their next step, since {}",
+                  job.name, plan->id.value(), ranks.size(), why),
+      job.principal);
+  member.ranks = std::move(ranks);
+  member.change = std::move(change);
+  member.leased = false;
+}
+
+void Core::Tell(const JobKey& job, Member& member, Effects& effects) {
+  if (!Shrinking().empty() && !FitsNow(job)) return;
+  member.change->told = true;
+  ++stats_.plan_changes["sent"];
+  for (const Session* session : RanksOf(job)) {
+    effects.push_back(
+        SendNotice{session->id, PlanChangedNotice{member.change->plan}});
+  }
+}
+
+void Core::Join(Asking asking,
+                const std::shared_ptr<const plan::NodePlan>& plan,
+                absl::Time now, Effects& effects) {
+  const JobKey job = asking.job;
+  rounds_.Use(job, plan->id);
+  LogPlan(job, *plan, now);
+  if (!plan->infeasible.empty()) return GivePlan(asking, plan->id, effects);
+  members_[job] = MemberOf(asking, *plan);
+  if (Shrinking().empty() || FitsNow(job)) {
+    return GivePlan(asking, plan->id, effects);
+  }
+  std::string others;
+  for (const JobKey& other : Shrinking()) {
+    others += (others.empty() ? "" : ", ") + NameFor(other, &job.principal);
+  }
+  Log(now, "plan",
+      fmt::format("job {}: plan {} waits for host memory of {}, at most {:g} s",
+                  job.name, plan->id.value(), others,
+                  absl::ToDoubleSeconds(config_.join_wait)),
+      job.principal);
+  held_[job] = {std::move(asking), plan->id, now, now + config_.join_wait};
+}
+
+std::vector<JobKey> Core::Shrinking() const {
+  std::vector<JobKey> shrinking;
+  for (const auto& [job, member] : members_) {
+    if (member.change &&
+        HostPromised(member, member.ranks, std::nullopt) <
+            HostPromised(member, member.change->before, std::nullopt)) {
+      shrinking.push_back(job);
+    }
+  }
+  return shrinking;
+}
+
+bool Core::FitsNow(const JobKey& job) const {
+  const Member& member = members_.at(job);
+  const Principal& principal = job.principal;
+  const auto short_of = [&](std::optional<uint64_t> numa) {
+    return HostPromised(member, member.ranks, numa) - HostHeld(job, numa);
+  };
+  for (const HostConfig& host : config_.hosts) {
+    const uint64_t node = host.numa.value();
+    const Pool& pool = pools_.at({PoolKind::kHost, node});
+    const Bytes more = short_of(node);
+    if (more > Bytes(0) && more > pool.UsableBy(principals_.at(principal)) -
+                                      HostGrowth(node, nullptr, {job})) {
+      return false;
+    }
+  }
+  const Bytes more = short_of(std::nullopt);
+  if (more <= Bytes(0)) return true;
+  const Bytes left = budgets_.LeftOfPrincipal(principal, PoolKind::kHost);
+  return more <= budgets_.LeftOfJob(principal, job.name, PoolKind::kHost) &&
+         more <= left - HostGrowth(std::nullopt, &principal, {job});
+}
+
+void Core::ReleaseHeld(absl::Time now, Effects& effects) {
+  std::vector<HeldJoin> free, late;
+  std::erase_if(held_, [&](auto& entry) {
+    const bool fits = FitsNow(entry.first) || Shrinking().empty();
+    if (!fits && now < entry.second.deadline) return false;
+    (fits ? free : late).push_back(std::move(entry.second));
+    return true;
+  });
+  for (auto& [job, member] : members_) {
+    if (member.change && !member.change->told) Tell(job, member, effects);
+  }
+  for (HeldJoin& join : free) {
+    rounds_.Use(join.asking.job, join.plan);
+    GivePlan(join.asking, join.plan, effects);
+  }
+  for (HeldJoin& join : late) {
+    Log(now, "plan",
+        fmt::format("job {}: no memory came back within {:g} s; planned with "
+                    "what is free",
+                    join.asking.job.name,
+                    absl::ToDoubleSeconds(config_.join_wait)),
+        join.asking.job.principal);
+    replan_when_changed_ = true;
+    members_.erase(join.asking.job);
+    StartAlone(std::move(join.asking), now, effects);
+  }
+}
+
+void Core::Handle(Session& session, RequestId request,
+                  const PlanTakenRequest& taken, absl::Time now,
+                  Effects& effects) {
+  Answer(session, request, NotedReply{}, effects);
+  if (!session.is_rank()) return;
+  const JobKey job = KeyOf(session);
+  const auto found = members_.find(job);
+  // Of a change that another one followed: that one counts.
+  if (found == members_.end() || !found->second.change ||
+      found->second.change->plan != taken.plan) {
+    return;
+  }
+  Member& member = found->second;
+  PlanChange& change = *member.change;
+  change.open.erase(session.hello.rank);
+  if (!taken.taken) change.refused.insert(session.hello.rank);
+  if (!change.open.empty()) return;
+  const bool all = change.refused.empty();
+  ++stats_.plan_changes[all ? "taken" : "refused"];
+  Log(now, "plan",
+      fmt::format("job {}: plan {} {} after {:.1f} s: {}", job.name,
+                  taken.plan.value(), all ? "taken" : "not taken",
+                  absl::ToDoubleSeconds(now - change.since), taken.note),
+      job.principal);
+  if (all) {
+    rounds_.Use(job, taken.plan);
+    if (!member.settled.empty()) member.ranks = member.settled;
+  } else {
+    member.ranks = std::move(change.before);
+    replan_when_changed_ = false;  // asking again would be refused again
+  }
+  member.change.reset();
+  member.leased = true;
+}
+
+void Core::LeaveTogether(const JobKey& job, absl::Time now) {
+  members_.erase(job);
+  held_.erase(job);
+  std::erase_if(joining_, [&](const Asking& each) { return each.job == job; });
+  if (members_.empty()) return;
+  // Also one without a plan of its own had its part of links and memory.
+  replan_at_ = std::min(replan_at_, now + config_.leave_delay);
+  replan_why_ = "a job left";
+}
+
+void Core::Settle(absl::Time now, Effects& effects) {
+  if (memory_came_back_ && !members_.empty()) {
+    replan_at_ = std::min(replan_at_, now + config_.leave_delay);
+    replan_why_ = "memory came back";
+  }
+  memory_came_back_ = false;
+  ReleaseHeld(now, effects);
+  const bool changing =
+      std::any_of(members_.begin(), members_.end(),
+                  [](const auto& each) { return each.second.change; });
+  if (replan_when_changed_ && !changing) {
+    replan_when_changed_ = false;
+    replan_at_ = now;
+    replan_why_ = "memory came back";
+  }
+  StartTogether(now, effects);
+}
+
+}  // namespace sluice::daemon

@@ -1,0 +1,203 @@
+// What the node has for a question: links and host memory.
+#include <fmt/format.h>
+
+#include <algorithm>
+
+#include "daemon/core/core.h"
+
+namespace sluice::daemon {
+namespace {
+
+// Of a direction that is not throttled beside one that is: faster than any
+// link, and within what a plan request may name (proto/plan).
+constexpr double kOpenBytesPerSecond = 1e12;
+
+std::set<JobKey> JobsOf(const std::vector<Position>& positions) {
+  std::set<JobKey> jobs;
+  for (const Position& position : positions) jobs.insert(position.job);
+  return jobs;
+}
+
+// Positions for which `chosen` holds.
+template <typename Chosen>
+std::vector<size_t> Where(const std::vector<Position>& positions,
+                          Chosen chosen) {
+  std::vector<size_t> found;
+  for (size_t i = 0; i < positions.size(); ++i) {
+    if (chosen(positions[i])) found.push_back(i);
+  }
+  return found;
+}
+
+// A link for `part` of it; nullopt: it limits nobody. One that is throttled
+// in one direction still limits that one.
+std::optional<plan::LinkCapacity> CapacityOf(const LinkSpeed& link,
+                                             double part) {
+  const auto share = [part](double speed) {
+    return speed > 0 ? speed * part : kOpenBytesPerSecond;
+  };
+  if (link.h2d_bytes_per_second <= 0 && link.d2h_bytes_per_second <= 0) {
+    return std::nullopt;
+  }
+  plan::LinkCapacity capacity;
+  capacity.name = link.name;
+  capacity.h2d_bytes_per_second = share(link.h2d_bytes_per_second);
+  capacity.d2h_bytes_per_second = share(link.d2h_bytes_per_second);
+  return capacity;
+}
+
+}  // namespace
+
+plan::NodeResources Core::ResourcesFor(
+    const std::vector<Position>& positions) const {
+  std::map<std::string, int> on_link;
+  for (const auto& [id, session] : sessions_) {
+    if (session.is_rank()) {
+      ++on_link[config_.gpus[session.hello.gpu.value()].link];
+    }
+  }
+  plan::NodeResources resources;
+  for (const LinkSpeed& link : config_.links) {
+    std::vector<size_t> over = Where(positions, [&](const Position& each) {
+      return config_.gpus[each.profile->gpu.value()].link == link.name;
+    });
+    if (over.empty()) continue;
+    // Their part of a link that others use too.
+    const double part = static_cast<double>(over.size()) /
+                        std::max<double>(on_link[link.name], over.size());
+    auto capacity = CapacityOf(link, part);
+    if (!capacity.has_value()) continue;
+    capacity->profiles = std::move(over);
+    resources.links.push_back(*std::move(capacity));
+  }
+  const std::set<JobKey> jobs = JobsOf(positions);
+  resources.hosts = NumaLimits(positions, jobs);
+  for (plan::HostLimit& limit : BudgetLimits(positions, jobs)) {
+    resources.hosts.push_back(std::move(limit));
+  }
+  // Of two principals' jobs of one name, or one user's cgroups.
+  std::map<std::string, int> names;
+  for (plan::HostLimit& limit : resources.hosts) {
+    const int n = ++names[limit.name];
+    if (n > 1) limit.name += fmt::format(" #{}", n);
+  }
+  return resources;
+}
+
+Bytes Core::HostHeld(const JobKey& job, std::optional<uint64_t> numa) const {
+  Bytes held;
+  for (const auto& [id, session] : sessions_) {
+    if (!session.is_rank() || KeyOf(session) != job) continue;
+    for (LeaseId lease_id : session.leases) {
+      const Lease& lease = leases_.at(lease_id);
+      if (lease.pool.kind == PoolKind::kHost &&
+          numa.value_or(lease.pool.ordinal) == lease.pool.ordinal) {
+        held += lease.size;
+      }
+    }
+  }
+  return held;
+}
+
+Bytes Core::HostPromised(const Member& member,
+                         const std::map<Rank, plan::RankPlan>& plans,
+                         std::optional<uint64_t> numa) const {
+  Bytes promised;
+  for (const auto& [rank, plan] : plans) {
+    const auto read = member.profiles.find(rank);
+    if (read == member.profiles.end()) continue;
+    const uint64_t node =
+        config_.gpus[read->second.profile->gpu.value()].numa.value();
+    if (numa.value_or(node) != node) continue;
+    promised += RoundUp(plan.host_bytes, config_.granularity);
+  }
+  return promised;
+}
+
+Bytes Core::HostGrowth(std::optional<uint64_t> numa, const Principal* of,
+                       const std::set<JobKey>& except) const {
+  Bytes growth;
+  for (const auto& [job, member] : members_) {
+    // A plan's host bytes are an upper bound of what a rank leases.
+    if (member.leased || except.contains(job)) continue;
+    if (of && job.principal != *of) continue;
+    growth +=
+        std::max(HostPromised(member, member.ranks, numa) - HostHeld(job, numa),
+                 Bytes(0));
+  }
+  return growth;
+}
+
+// What jobs of one question may come to hold of each NUMA node: what they have
+// and what is free. A living process' memory goes to no other principal even
+// when it frees it, so each principal has a limit of its own beside that of
+// all.
+std::vector<plan::HostLimit> Core::NumaLimits(
+    const std::vector<Position>& positions,
+    const std::set<JobKey>& jobs) const {
+  std::map<Principal, std::set<JobKey>> principals;
+  for (const JobKey& job : jobs) principals[job.principal].insert(job);
+  std::vector<plan::HostLimit> limits;
+  const auto add = [&](std::string name, Bytes bytes, NumaIndex numa,
+                       const Principal* of) {
+    auto ranks = Where(positions, [&](const Position& each) {
+      return config_.gpus[each.profile->gpu.value()].numa == numa &&
+             (!of || each.job.principal == *of);
+    });
+    // What is left to chance where several jobs' leases are cut anew: tails of
+    // extents, and the room of a calibration.
+    if (jobs.size() > 1) bytes -= config_.extent * std::ssize(ranks);
+    limits.push_back(
+        {std::move(name), std::max(bytes, Bytes(0)), std::move(ranks)});
+  };
+  for (const HostConfig& host : config_.hosts) {
+    const uint64_t node = host.numa.value();
+    const Pool& pool = pools_.at({PoolKind::kHost, node});
+    const Bytes growth = HostGrowth(node, nullptr, jobs);
+    const Bytes anyones = pool.UsableBy(PrincipalId());
+    Bytes all = anyones - growth;
+    for (const auto& [principal, theirs] : principals) {
+      Bytes held;
+      for (const JobKey& job : theirs) held += HostHeld(job, node);
+      const Bytes usable = pool.UsableBy(principals_.at(principal));
+      all += held + usable - anyones;
+      if (principals.size() == 1) break;
+      add(fmt::format("host of NUMA node {} for user {}", node, principal.uid),
+          held + usable - growth, host.numa, &principal);
+    }
+    add(fmt::format("host of NUMA node {}", node), all, host.numa, nullptr);
+  }
+  return limits;
+}
+
+// And within budgets.
+std::vector<plan::HostLimit> Core::BudgetLimits(
+    const std::vector<Position>& positions,
+    const std::set<JobKey>& jobs) const {
+  std::vector<plan::HostLimit> limits;
+  const auto add = [&](std::string name, Bytes left, const auto& mine) {
+    if (left >= Limits::kUnlimited) return;
+    plan::HostLimit limit{std::move(name), left, {}};
+    for (const JobKey& job : jobs) {
+      if (mine(job)) limit.bytes += HostHeld(job, std::nullopt);
+    }
+    limit.profiles =
+        Where(positions, [&](const Position& each) { return mine(each.job); });
+    limits.push_back(std::move(limit));
+  };
+  std::set<Principal> principals;
+  for (const JobKey& job : jobs) principals.insert(job.principal);
+  for (const Principal& principal : principals) {
+    add(fmt::format("host budget of user {}", principal.uid),
+        budgets_.LeftOfPrincipal(principal, PoolKind::kHost),
+        [&](const JobKey& job) { return job.principal == principal; });
+  }
+  for (const JobKey& each : jobs) {
+    add(fmt::format("host budget of job {}", each.name),
+        budgets_.LeftOfJob(each.principal, each.name, PoolKind::kHost),
+        [&](const JobKey& job) { return job == each; });
+  }
+  return limits;
+}
+
+}  // namespace sluice::daemon

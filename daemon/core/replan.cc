@@ -1,0 +1,228 @@
+#include "daemon/core/replan.h"
+
+#include <algorithm>
+#include <cmath>
+#include <string_view>
+
+namespace sluice::daemon {
+namespace {
+
+const plan::ClassPlan* FindClass(const plan::RankPlan& plan,
+                                 const std::string& name) {
+  for (const plan::ClassPlan& each : plan.classes) {
+    if (each.name == name) return &each;
+  }
+  return nullptr;
+}
+
+const plan::RankPlan* FindRank(const plan::NodePlan& plan, int64_t job,
+                               Rank rank) {
+  for (const plan::RankPlan& each : plan.ranks) {
+    if (each.job == job && each.rank == rank) return &each;
+  }
+  return nullptr;
+}
+
+// What a question for all comes to for each of its positions.
+struct Outcome {
+  const plan::RankPlan* now = nullptr;   // of a member: what it runs by
+  const plan::RankPlan* then = nullptr;  // what the answer says
+};
+
+std::vector<Outcome> OutcomesOf(const std::map<JobKey, Member>& members,
+                                const std::vector<Position>& positions,
+                                const std::vector<JobKey>& jobs,
+                                const plan::NodePlan& answer) {
+  std::vector<Outcome> outcomes;
+  for (const Position& position : positions) {
+    const auto number =
+        std::find(jobs.begin(), jobs.end(), position.job) - jobs.begin();
+    Outcome outcome{nullptr, FindRank(answer, number, position.rank)};
+    if (const auto member = members.find(position.job);
+        member != members.end()) {
+      const auto rank = member->second.ranks.find(position.rank);
+      if (rank != member->second.ranks.end()) outcome.now = &rank->second;
+    }
+    outcomes.push_back(outcome);
+  }
+  return outcomes;
+}
+
+// The job that would give back most under a limit which does not hold while
+// it stays as it is; null: it holds, or nobody can.
+const JobKey* WhoMustShrink(const plan::HostLimit& limit,
+                            const std::vector<Position>& positions,
+                            const std::vector<Outcome>& outcomes,
+                            const std::set<JobKey>& changed) {
+  Bytes sum, most;
+  const JobKey* who = nullptr;
+  for (size_t i : limit.profiles) {
+    const Outcome& outcome = outcomes[i];
+    if (outcome.then == nullptr) continue;
+    const bool stays =
+        outcome.now != nullptr && !changed.contains(positions[i].job);
+    sum += (stays ? outcome.now : outcome.then)->host_bytes;
+    if (!stays) continue;
+    const Bytes back = outcome.now->host_bytes - outcome.then->host_bytes;
+    if (back > most) {
+      most = back;
+      who = &positions[i].job;
+    }
+  }
+  return sum > limit.bytes ? who : nullptr;
+}
+
+bool StartsWith(std::string_view text, std::string_view start) {
+  return text.substr(0, start.size()) == start;
+}
+
+}  // namespace
+
+bool IsSettled(const Asking& asking) {
+  return std::all_of(
+      asking.profiles.begin(), asking.profiles.end(),
+      [](const auto& each) { return each.second.profile->settled; });
+}
+
+bool HasFreeFractions(const Asking& asking) {
+  for (const auto& [rank, read] : asking.profiles) {
+    if (read.profile->settled || read.profile->alpha >= 0) continue;
+    for (const plan::SkeletalClass& each : read.profile->classes) {
+      if (!each.must_swap && each.bytes_per_layer > Bytes(0) &&
+          !(each.keep.has_value() && each.swap.has_value())) {
+        return true;
+      }
+    }
+  }
+  return false;
+}
+
+ProfileWithHash WithoutTraces(const ProfileWithHash& profile,
+                              const plan::RankPlan& plan) {
+  auto bare = std::make_shared<plan::RankProfile>(*profile.profile);
+  bare->segments.clear();
+  // 0 says "not told", and then nothing is kept: as with nothing left.
+  bare->transient_capacity =
+      std::max(bare->transient_capacity - plan.transient_peak, Bytes(0));
+  return {std::move(bare), profile.hash + "-", {}};
+}
+
+std::map<Rank, plan::RankPlan> PlansOf(const plan::NodePlan& plan) {
+  std::map<Rank, plan::RankPlan> ranks;
+  for (plan::RankPlan rank : plan.ranks) {
+    rank.segments.clear();
+    ranks[rank.rank] = std::move(rank);
+  }
+  return ranks;
+}
+
+Member MemberOf(const Asking& asking, const plan::NodePlan& plan) {
+  Member member;
+  member.ranks = PlansOf(plan);
+  for (const auto& [rank, read] : asking.profiles) {
+    member.profiles[rank] = WithoutTraces(read, member.ranks[rank]);
+  }
+  return member;
+}
+
+double Distance(const plan::RankPlan& a, const plan::RankPlan& b) {
+  double most = 0;
+  for (const plan::ClassPlan& each : a.classes) {
+    const plan::ClassPlan* other = FindClass(b, each.name);
+    if (other == nullptr) return 1;
+    most = std::max({most, std::abs(each.keep - other->keep),
+                     std::abs(each.swap - other->swap)});
+  }
+  return most;
+}
+
+double StepSeconds(const plan::RankProfile& profile,
+                   const plan::RankPlan& plan) {
+  double recompute = 0;
+  for (const plan::SkeletalClass& each : profile.classes) {
+    const plan::ClassPlan* chosen = FindClass(plan, each.name);
+    if (chosen != nullptr) {
+      recompute += each.recompute_seconds * chosen->recompute;
+    }
+  }
+  const auto layers = static_cast<double>(profile.layers);
+  const auto streamed =
+      static_cast<double>(profile.layers - profile.resident_layers);
+  return layers *
+             (profile.forward_layer_seconds + profile.backward_layer_seconds) +
+         streamed * recompute;
+}
+
+std::set<JobKey> WhoChanges(const std::map<JobKey, Member>& members,
+                            const std::vector<Position>& positions,
+                            const std::vector<plan::HostLimit>& hosts,
+                            const std::vector<JobKey>& jobs,
+                            const plan::NodePlan& answer) {
+  const std::vector<Outcome> outcomes =
+      OutcomesOf(members, positions, jobs, answer);
+  double step_now = 0, step_then = 0;
+  for (size_t i = 0; i < positions.size(); ++i) {
+    const Outcome& outcome = outcomes[i];
+    if (outcome.then == nullptr) continue;
+    const plan::RankPlan& now = outcome.now ? *outcome.now : *outcome.then;
+    step_now = std::max(step_now, StepSeconds(*positions[i].profile, now));
+    step_then =
+        std::max(step_then, StepSeconds(*positions[i].profile, *outcome.then));
+  }
+  const bool shorter = step_then < (1 - kStepGain) * step_now;
+  std::set<JobKey> changed;
+  for (size_t i = 0; i < positions.size(); ++i) {
+    const Outcome& outcome = outcomes[i];
+    if (outcome.now == nullptr || outcome.then == nullptr) continue;
+    const double moved = Distance(*outcome.now, *outcome.then);
+    if (moved > kFractionStep || (shorter && moved > 0)) {
+      changed.insert(positions[i].job);
+    }
+  }
+  for (const plan::HostLimit& limit : hosts) {
+    while (const JobKey* who =
+               WhoMustShrink(limit, positions, outcomes, changed)) {
+      changed.insert(*who);
+    }
+  }
+  return changed;
+}
+
+plan::NodePlan PartOf(const plan::NodePlan& answer, int64_t number,
+                      const std::vector<Position>& positions, const JobKey& job,
+                      const plan::NodeResources& resources) {
+  plan::NodePlan part;
+  part.profile_hash = answer.profile_hash;
+  part.seconds = answer.seconds;
+  part.infeasible = answer.infeasible;
+  part.limited_by = answer.limited_by;
+  part.units_solved = answer.units_solved;
+  part.units_known = answer.units_known;
+  for (const plan::RankPlan& rank : answer.ranks) {
+    if (rank.job != number) continue;
+    part.ranks.push_back(rank);
+    part.ranks.back().job = 0;
+  }
+  const auto binds = [&](const std::vector<size_t>& profiles) {
+    return std::any_of(profiles.begin(), profiles.end(), [&](size_t i) {
+      return i < positions.size() && positions[i].job == job;
+    });
+  };
+  const auto shown = [&](const std::string& what) {
+    for (const plan::LinkCapacity& link : resources.links) {
+      if (StartsWith(what, "link " + link.name + " ")) {
+        return binds(link.profiles);
+      }
+    }
+    for (const plan::HostLimit& host : resources.hosts) {
+      if (what == host.name) return binds(host.profiles);
+    }
+    return false;
+  };
+  for (const plan::PlanLimit& limit : answer.limits) {
+    if (shown(limit.what)) part.limits.push_back(limit);
+  }
+  return part;
+}
+
+}  // namespace sluice::daemon

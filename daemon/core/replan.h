@@ -1,0 +1,97 @@
+// The rule for plans of all jobs together: who runs by which fractions, and
+// who gets new ones when a job joins or leaves.
+//
+// A job that took a plan by the planner (its fractions were free) is a
+// *member*: it stays in every later question, with the profile of its first
+// round, so that what is asked does not drift with what was answered. Its
+// memory is planned by itself, so the kept profile has no traces.
+//
+// Pure functions and plain data. Thread safety: values.
+#pragma once
+
+#include <map>
+#include <memory>
+#include <optional>
+#include <set>
+#include <string>
+#include <vector>
+
+#include "absl/time/time.h"
+#include "daemon/core/plans.h"
+#include "proto/plan/plan.h"
+#include "proto/plan/profile.h"
+#include "proto/plan/request.h"
+
+namespace sluice::daemon {
+
+// Fractions nearer than this are the same: a change costs a calibration.
+inline constexpr double kFractionStep = 1.0 / 64;
+// Smaller differences are worth it where the node's step shortens by this.
+inline constexpr double kStepGain = 0.01;
+
+// New fractions that a member's ranks were told of and have not all taken.
+struct PlanChange {
+  PlanId plan;
+  absl::Time since;
+  bool told = false;       // else what it grows by is not there yet
+  std::set<Rank> open;     // have not said yet what became of it
+  std::set<Rank> refused;  // went on with what they had
+  std::map<Rank, plan::RankPlan> before;
+};
+
+struct Member {
+  std::map<Rank, ProfileWithHash> profiles;
+  // By which it runs, or will once its change is taken; without segments.
+  std::map<Rank, plan::RankPlan> ranks;
+  std::optional<PlanChange> change;
+  // The last answer to a settled question.
+  std::map<Rank, plan::RankPlan> settled;
+  // It has leased what its plan says: it trains.
+  bool leased = false;
+};
+
+// One rank of a question for all, in the order of the question.
+struct Position {
+  JobKey job;
+  Rank rank;
+  std::shared_ptr<const plan::RankProfile> profile;
+};
+
+// True where the planner has something to choose for this job.
+bool HasFreeFractions(const Asking& asking);
+// All profiles only ask for memory (RankProfile::settled).
+bool IsSettled(const Asking& asking);
+
+// A plan's parts by rank, without segments.
+std::map<Rank, plan::RankPlan> PlansOf(const plan::NodePlan& plan);
+// What stays of a job that took this plan.
+Member MemberOf(const Asking& asking, const plan::NodePlan& plan);
+
+// What later questions ask of a rank whose memory is planned: no traces, and
+// their peak taken off what it has. `plan` answered `profile`.
+ProfileWithHash WithoutTraces(const ProfileWithHash& profile,
+                              const plan::RankPlan& plan);
+
+// The largest difference between two plans' fractions of a class.
+double Distance(const plan::RankPlan& a, const plan::RankPlan& b);
+// A rank's step with these fractions: windows and recomputation.
+double StepSeconds(const plan::RankProfile& profile,
+                   const plan::RankPlan& plan);
+
+// Which members get new fractions: where one moves by more than
+// kFractionStep, or at all and the node's step gets kStepGain shorter, or
+// where what must fit (`hosts`) does not fit without. `answer` has a plan for
+// each position, by job number of `jobs`.
+std::set<JobKey> WhoChanges(const std::map<JobKey, Member>& members,
+                            const std::vector<Position>& positions,
+                            const std::vector<plan::HostLimit>& hosts,
+                            const std::vector<JobKey>& jobs,
+                            const plan::NodePlan& answer);
+
+// Job `number`'s part of a plan for all: its ranks, and of the limits those
+// that bind it too.
+plan::NodePlan PartOf(const plan::NodePlan& answer, int64_t number,
+                      const std::vector<Position>& positions, const JobKey& job,
+                      const plan::NodeResources& resources);
+
+}  // namespace sluice::daemon

@@ -1,0 +1,437 @@
+// All jobs planned together, through Core: joins, changes, leaves.
+#include "daemon/core/replan.h"
+
+#include "gmock/gmock.h"
+#include "gtest/gtest.h"
+#include "tests/daemon/core/core_driver.h"
+#include "tests/support/status_matchers.h"
+
+namespace sluice::daemon {
+namespace {
+
+using sluice::testing::IsOk;
+using ::testing::ElementsAre;
+using ::testing::HasSubstr;
+using ::testing::IsEmpty;
+using ::testing::Not;
+using ::testing::SizeIs;
+using State = PlanningSnapshot::State;
+
+// A layer of 1 s whose one free class costs 0.1 s to recompute whole.
+std::shared_ptr<plan::RankProfile> ProfileOf(int rank, uint64_t gpu) {
+  auto profile = std::make_shared<plan::RankProfile>();
+  profile->rank = Rank(rank);
+  profile->gpu = DeviceIndex(gpu);
+  profile->layers = 1;
+  profile->forward_layer_seconds = 0.4;
+  profile->backward_layer_seconds = 0.6;
+  profile->classes = {
+      {.name = "ffn_up", .bytes_per_layer = MiB(16), .recompute_seconds = 0.1}};
+  return profile;
+}
+
+class Replan : public ::testing::Test {
+ protected:
+  static NodeConfig Node() {
+    NodeConfig node = SmallNode();
+    node.hosts = {{NumaIndex(0), MiB(40)}};
+    return node;
+  }
+
+  void Submit(SessionId id, std::shared_ptr<plan::RankProfile> profile,
+              const std::string& hash) {
+    node.Ask(id, ProfileRequest{});
+    const ReadProfile read = node.to_read.back();
+    node.to_read.pop_back();
+    node.Apply(node.core.ProfileRead(read.session, read.request,
+                                     ProfileWithHash{profile, hash, {}},
+                                     node.clock.Now()));
+  }
+
+  // A job of one rank that asks for a plan.
+  SessionId Ask(const std::string& job, uint64_t gpu = 0, uint32_t uid = 1) {
+    const SessionId id = node.Attach(job, 0, 1, uid, gpu);
+    Submit(id, ProfileOf(0, gpu), job);
+    return id;
+  }
+
+  // The answer to a question: the swapped fraction of its classes and host
+  // bytes of each job, by number.
+  struct Part {
+    double swap;
+    Bytes host;
+  };
+  static plan::NodePlan PlanOf(const std::vector<Part>& parts) {
+    plan::NodePlan plan;
+    for (size_t i = 0; i < parts.size(); ++i) {
+      plan::RankPlan rank;
+      rank.job = static_cast<int64_t>(i);
+      rank.rank = Rank(0);
+      rank.alpha = parts[i].swap;
+      rank.host_bytes = parts[i].host;
+      rank.classes = {{.name = "ffn_up",
+                       .swap = parts[i].swap,
+                       .recompute = 1 - parts[i].swap}};
+      plan.ranks.push_back(std::move(rank));
+    }
+    return plan;
+  }
+  // Answers the newest question.
+  void Solve(const std::vector<Part>& parts) {
+    ASSERT_FALSE(node.to_solve.empty());
+    const SolvePlan question = node.to_solve.back();
+    node.to_solve.pop_back();
+    ASSERT_EQ(question.profiles.size(), parts.size());
+    node.Apply(
+        node.core.PlanSolved(question.round, PlanOf(parts), node.clock.Now()));
+  }
+  LeaseId LeaseHost(SessionId id, Bytes size) {
+    const auto lease = node.Lease(id, Host(0), size);
+    EXPECT_THAT(lease, IsOk());
+    return lease.ok() ? lease->lease : LeaseId();
+  }
+  void Free(SessionId id, LeaseId lease) { node.Ask(id, FreeRequest{lease}); }
+  size_t Ready(SessionId id) {
+    return node.NoticesTo<PlanReadyNotice>(id).size();
+  }
+  std::vector<PlanId> Changes(SessionId id) {
+    std::vector<PlanId> plans;
+    for (const auto& notice : node.NoticesTo<PlanChangedNotice>(id)) {
+      plans.push_back(notice.plan);
+    }
+    return plans;
+  }
+  std::vector<PlanningSnapshot> Planning(const Principal* viewer = nullptr) {
+    return node.core.TakeSnapshot(viewer, node.clock.Now()).planning;
+  }
+  std::optional<PlanningSnapshot> PlanningOf(const std::string& job) {
+    for (const PlanningSnapshot& each : Planning()) {
+      if (each.job == job) return each;
+    }
+    return std::nullopt;
+  }
+  uint64_t Count(const std::string& what) {
+    return node.core.TakeSnapshot(nullptr, node.clock.Now())
+        .stats->plan_changes.at(what);
+  }
+  void Wait(absl::Duration time) {
+    node.clock.Advance(time);
+    node.Apply(node.core.Tick(node.clock.Now()));
+  }
+
+  // Job a runs with everything swapped, in 32 of 40 MiB of host memory; then
+  // job b asks, and the answer is half of it for each.
+  void JoinThatWaits() {
+    a = Ask("a");
+    Solve({{1, MiB(32)}});
+    held = LeaseHost(a, MiB(32));
+    b = Ask("b", 1);
+    Solve({{0.5, MiB(16)}, {0.5, MiB(16)}});
+  }
+  // What a rank does at its step boundary.
+  void TakeChange(SessionId id, LeaseId* lease, Bytes size) {
+    Free(id, *lease);
+    *lease = LeaseHost(id, size);
+    node.Ask(id, PlanTakenRequest{Changes(id).back(), true, "alpha changed"});
+  }
+
+  CoreDriver node{Node()};
+  SessionId a, b;
+  LeaseId held;
+};
+
+TEST_F(Replan, AJoinIsPlannedTogetherWithThoseThatRun) {
+  a = Ask("a");
+  ASSERT_THAT(node.to_solve, SizeIs(1));
+  EXPECT_THAT(node.to_solve[0].jobs, ElementsAre(0));
+  Solve({{1, MiB(8)}});
+  b = Ask("b", 1);
+  ASSERT_THAT(node.to_solve, SizeIs(1));
+  const SolvePlan& question = node.to_solve[0];
+  EXPECT_THAT(question.jobs, ElementsAre(0, 1));
+  EXPECT_THAT(question.profiles, SizeIs(2));
+  ASSERT_FALSE(question.resources.hosts.empty());
+  EXPECT_THAT(question.resources.hosts[0].profiles, ElementsAre(0, 1));
+  Solve({{1, MiB(8)}, {0.5, MiB(4)}});
+  EXPECT_EQ(Ready(b), 1u);
+  EXPECT_THAT(Changes(a), IsEmpty());
+}
+
+TEST_F(Replan, AJoinWaitsForTheMemoryThatOthersGiveBack) {
+  JoinThatWaits();
+  EXPECT_EQ(Ready(b), 0u);
+  ASSERT_THAT(Changes(a), SizeIs(1));
+  const auto waiting = PlanningOf("b");
+  ASSERT_TRUE(waiting.has_value());
+  EXPECT_EQ(waiting->state, State::kWaiting);
+  EXPECT_THAT(waiting->waiting_for, ElementsAre("job a"));
+  EXPECT_EQ(PlanningOf("a")->state, State::kChanging);
+  const auto plan = node.core.FindPlan(Changes(a)[0], nullptr);
+  ASSERT_THAT(plan->ranks, SizeIs(1));
+  EXPECT_EQ(plan->ranks[0].alpha, 0.5);
+  TakeChange(a, &held, MiB(16));
+  EXPECT_EQ(Ready(b), 1u);
+  EXPECT_THAT(Planning(), IsEmpty());
+  EXPECT_THAT(node.Lease(b, Host(0), MiB(16)), IsOk());
+  EXPECT_EQ(Count("sent"), 1u);
+  EXPECT_EQ(Count("taken"), 1u);
+}
+
+TEST_F(Replan, MemoryThatIsGivenBackIsKeptForTheNewPlanOfWhoGaveIt) {
+  JoinThatWaits();
+  Free(a, held);  // between its two leases
+  EXPECT_EQ(Ready(b), 1u);
+  EXPECT_THAT(node.Lease(b, Host(0), MiB(16)), IsOk());
+  EXPECT_THAT(node.Lease(a, Host(0), MiB(16)), IsOk());
+}
+
+TEST_F(Replan, PastItsDeadlineAJoinIsPlannedWithWhatIsFree) {
+  JoinThatWaits();
+  Wait(absl::Seconds(59));
+  EXPECT_THAT(node.to_solve, IsEmpty());
+  Wait(absl::Seconds(1));
+  ASSERT_THAT(node.to_solve, SizeIs(1));
+  EXPECT_THAT(node.to_solve[0].profiles, SizeIs(1));
+  EXPECT_EQ(node.to_solve[0].resources.hosts[0].bytes, MiB(8));
+  Solve({{0.25, MiB(8)}});
+  EXPECT_EQ(Ready(b), 1u);
+  // The late change comes after all: what it frees is shared out again.
+  const LeaseId small = LeaseHost(b, MiB(8));
+  TakeChange(a, &held, MiB(16));
+  ASSERT_THAT(node.to_solve, SizeIs(1));
+  Solve({{0.5, MiB(16)}, {0.5, MiB(16)}});
+  EXPECT_THAT(Changes(b), SizeIs(1));
+  EXPECT_THAT(Changes(a), SizeIs(1));
+  EXPECT_NE(small, LeaseId());
+}
+
+TEST_F(Replan, ALeaveLetsThoseWhoStayGrow) {
+  JoinThatWaits();
+  TakeChange(a, &held, MiB(16));
+  node.Die(b);
+  EXPECT_THAT(node.to_solve, IsEmpty());  // others may follow
+  EXPECT_LE(node.core.NextDeadline(), node.clock.Now() + absl::Seconds(1));
+  Wait(absl::Seconds(1));
+  ASSERT_THAT(node.to_solve, SizeIs(1));
+  Solve({{1, MiB(32)}});
+  ASSERT_THAT(Changes(a), SizeIs(2));
+  TakeChange(a, &held, MiB(32));
+  EXPECT_THAT(Planning(), IsEmpty());
+  EXPECT_EQ(node.core.NextDeadline(), absl::InfiniteFuture());
+}
+
+TEST_F(Replan, AJoinThatDiesWhileItWaitsIsTakenBack) {
+  JoinThatWaits();
+  node.Die(b);
+  Wait(absl::Seconds(1));
+  Solve({{1, MiB(32)}});
+  // A is told of what it runs by already; whichever it saw, it ends there.
+  ASSERT_THAT(Changes(a), SizeIs(2));
+  node.Ask(a, PlanTakenRequest{Changes(a)[0], true, ""});
+  ASSERT_TRUE(PlanningOf("a").has_value());  // the older answer does not count
+  node.Ask(a, PlanTakenRequest{Changes(a)[1], true, ""});
+  EXPECT_THAT(Planning(), IsEmpty());
+}
+
+TEST_F(Replan, AJobThatDiesWhileItShouldChangeLetsTheJoinIn) {
+  JoinThatWaits();
+  node.Die(a);
+  EXPECT_EQ(Ready(b), 1u);
+  Wait(absl::Seconds(1));
+  Solve({{1, MiB(32)}});
+  EXPECT_THAT(Changes(b), SizeIs(1));
+}
+
+TEST_F(Replan, AnEvictedJobIsALeave) {
+  JoinThatWaits();
+  node.Apply(
+      node.core.Evict("a", std::nullopt, true, "drained", node.clock.Now())
+          .effects);
+  node.Apply(node.core.ProcessGone(a, {}, node.clock.Now()));
+  EXPECT_EQ(Ready(b), 1u);
+}
+
+TEST_F(Replan, AFailedWorkerHarmsNobodysPlan) {
+  a = Ask("a");
+  Solve({{1, MiB(32)}});
+  held = LeaseHost(a, MiB(32));
+  b = Ask("b", 1);
+  node.Apply(node.core.PlanSolved(node.to_solve[0].round,
+                                  absl::InternalError("it crashed"),
+                                  node.clock.Now()));
+  EXPECT_THAT(Changes(a), IsEmpty());
+  // B alone, with what is free.
+  ASSERT_THAT(node.to_solve, SizeIs(2));
+  EXPECT_THAT(node.to_solve[1].profiles, SizeIs(1));
+  EXPECT_EQ(node.to_solve[1].resources.hosts[0].bytes, MiB(8));
+  node.Apply(node.core.PlanSolved(
+      node.to_solve[1].round, absl::InternalError("again"), node.clock.Now()));
+  EXPECT_THAT(node.NoticesTo<PlanFailedNotice>(b), SizeIs(1));
+  EXPECT_THAT(node.NoticesTo<PlanFailedNotice>(a), IsEmpty());
+}
+
+TEST_F(Replan, WhatDoesNotFitTogetherIsAskedAloneAndChangesNothing) {
+  a = Ask("a");
+  Solve({{1, MiB(32)}});
+  b = Ask("b", 1);
+  plan::NodePlan none = PlanOf({{0, MiB(32)}, {0, MiB(32)}});
+  none.infeasible = "too much host memory for 2 ranks";
+  node.Apply(
+      node.core.PlanSolved(node.to_solve[0].round, none, node.clock.Now()));
+  EXPECT_THAT(Changes(a), IsEmpty());
+  ASSERT_THAT(node.to_solve, SizeIs(2));
+  EXPECT_THAT(node.to_solve[1].profiles, SizeIs(1));
+}
+
+TEST_F(Replan, SeveralJoinsAtOnceAreOneQuestion) {
+  a = Ask("a");  // is being solved
+  b = Ask("b", 1);
+  const SessionId c = Ask("c", 1);
+  ASSERT_THAT(node.to_solve, SizeIs(1));
+  EXPECT_EQ(PlanningOf("c")->state, State::kQueued);
+  Solve({{1, MiB(8)}});
+  ASSERT_THAT(node.to_solve, SizeIs(1));
+  EXPECT_THAT(node.to_solve[0].jobs, ElementsAre(0, 1, 2));
+  Solve({{1, MiB(8)}, {1, MiB(8)}, {1, MiB(8)}});
+  EXPECT_EQ(Ready(b), 1u);
+  EXPECT_EQ(Ready(c), 1u);
+}
+
+TEST_F(Replan, ARankThatLeavesWhileAllAreSolvedStopsItAndTheOthersAskAgain) {
+  a = Ask("a");
+  Solve({{1, MiB(8)}});
+  b = Ask("b", 1);
+  const PlanRoundId round = node.to_solve.back().round;
+  node.Die(a);
+  EXPECT_TRUE(node.stopped.contains(round));
+  EXPECT_THAT(node.NoticesTo<PlanFailedNotice>(b), IsEmpty());
+  EXPECT_THAT(node.to_solve.back().profiles, SizeIs(1));
+  Solve({{1, MiB(8)}});
+  EXPECT_EQ(Ready(b), 1u);
+}
+
+TEST_F(Replan, SmallDifferencesAreNoChange) {
+  a = Ask("a");
+  Solve({{1, MiB(8)}});
+  b = Ask("b", 1);
+  Solve({{1 - 0.9 / 64, MiB(8)}, {1, MiB(8)}});
+  EXPECT_THAT(Changes(a), IsEmpty());
+  // But where the other one would not fit without.
+  const SessionId c = Ask("c", 1);
+  Solve({{1 - 0.9 / 64, MiB(8) - KiB(64)},
+         {1, MiB(8)},
+         {1, MiB(24) - 3 * MiB(4)}});
+  EXPECT_THAT(Changes(a), IsEmpty());  // 28 of 28 MiB
+  EXPECT_EQ(Ready(c), 1u);
+}
+
+TEST_F(Replan, WhatAnotherPrincipalHasIsPlannedWithButNotShown) {
+  a = Ask("a", 0, /*uid=*/1);
+  Solve({{1, MiB(16)}});
+  held = LeaseHost(a, MiB(16));
+  b = Ask("b", 1, /*uid=*/2);
+  plan::NodePlan answer = PlanOf({{0.5, MiB(8)}, {1, MiB(16)}});
+  answer.limits = {{.what = "link pcie0 d2h"},
+                   {.what = "link pcie1 d2h"},
+                   {.what = "host of NUMA node 0"},
+                   {.what = "host of NUMA node 0 for user 1"},
+                   {.what = "host of NUMA node 0 for user 2"}};
+  node.Apply(
+      node.core.PlanSolved(node.to_solve[0].round, answer, node.clock.Now()));
+  const Principal two{2, "/a"};
+  ASSERT_EQ(Ready(b), 1u);
+  const PlanId id = node.NoticesTo<PlanReadyNotice>(b)[0].plan;
+  const auto plan = node.core.FindPlan(id, &two);
+  ASSERT_NE(plan, nullptr);
+  ASSERT_THAT(plan->ranks, SizeIs(1));
+  EXPECT_EQ(plan->ranks[0].alpha, 1);
+  ASSERT_THAT(plan->limits, SizeIs(3));
+  EXPECT_EQ(plan->limits[0].what, "link pcie1 d2h");
+  EXPECT_EQ(plan->limits[2].what, "host of NUMA node 0 for user 2");
+  const Snapshot seen = node.core.TakeSnapshot(&two, node.clock.Now());
+  ASSERT_THAT(seen.plans, SizeIs(1));
+  EXPECT_EQ(seen.plans[0].plan->id, id);
+  for (const PlanningSnapshot& each : seen.planning) EXPECT_NE(each.job, "a");
+  for (const LoggedEvent& event : seen.events) {
+    EXPECT_THAT(event.text, Not(HasSubstr("job a")));
+  }
+}
+
+// Memory a living process gives back goes to no other principal.
+TEST_F(Replan, AnotherPrincipalsHostMemoryIsNoneOfAJoinsBudget) {
+  a = Ask("a", 0, /*uid=*/1);
+  Solve({{1, MiB(24)}});
+  held = LeaseHost(a, MiB(24));
+  b = Ask("b", 1, /*uid=*/2);
+  ASSERT_THAT(node.to_solve, SizeIs(1));
+  std::map<std::string, Bytes> limits;
+  for (const plan::HostLimit& limit : node.to_solve[0].resources.hosts) {
+    limits[limit.name] = limit.bytes;
+  }
+  EXPECT_EQ(limits.at("host of NUMA node 0 for user 2"), MiB(16) - MiB(4));
+  EXPECT_EQ(limits.at("host of NUMA node 0"), MiB(40) - 2 * MiB(4));
+}
+
+TEST(ReplanBudgets, OfUsersAndJobsAreLimitsOfTheQuestion) {
+  NodeConfig config = SmallNode();
+  config.principal_limits.host = MiB(30);
+  config.named_job_limits["b"] = {.host = MiB(10)};
+  CoreDriver node(config);
+  const SessionId b = node.Attach("b", 0);
+  ASSERT_THAT(node.Lease(b, Host(0), MiB(4)), IsOk());
+  node.Ask(b, ProfileRequest{});
+  node.Apply(node.core.ProfileRead(b, node.to_read[0].request,
+                                   ProfileWithHash{ProfileOf(0, 0), "b", {}},
+                                   node.clock.Now()));
+  std::map<std::string, Bytes> limits;
+  for (const plan::HostLimit& limit : node.to_solve[0].resources.hosts) {
+    limits[limit.name] = limit.bytes;
+  }
+  EXPECT_EQ(limits.at("host of NUMA node 0"), MiB(32));
+  EXPECT_EQ(limits.at("host budget of user 1"), MiB(30));
+  EXPECT_EQ(limits.at("host budget of job b"), MiB(10));
+}
+
+TEST_F(Replan, ARefusedChangeLeavesTheJobWithWhatItHadAndIsNotRepeated) {
+  JoinThatWaits();
+  node.Ask(a, PlanTakenRequest{Changes(a)[0], false, "no lease"});
+  EXPECT_EQ(Count("refused"), 1u);
+  EXPECT_EQ(Ready(b), 1u);  // nobody gives anything back any more
+  Wait(absl::Minutes(5));
+  EXPECT_THAT(Changes(a), SizeIs(1));
+}
+
+TEST_F(Replan, AJobThatGrowsIsToldWhenTheMemoryIsThere) {
+  // c leaves, so a may have more; but d asks too, and a must wait for b.
+  a = Ask("a");
+  Solve({{0.25, MiB(8)}});
+  held = LeaseHost(a, MiB(8));
+  b = Ask("b", 1);
+  Solve({{0.25, MiB(8)}, {1, MiB(28)}});
+  LeaseId large = LeaseHost(b, MiB(28));
+  const SessionId c = Ask("c", 1);
+  Solve({{0.5, MiB(16)}, {0.5, MiB(14)}, {0, MiB(2)}});
+  EXPECT_THAT(Changes(b), SizeIs(1));
+  EXPECT_THAT(Changes(a), IsEmpty());
+  TakeChange(b, &large, MiB(14));
+  EXPECT_THAT(Changes(a), SizeIs(1));
+  EXPECT_EQ(Ready(c), 1u);
+}
+
+TEST_F(Replan, ASettledQuestionConcernsNobodyElse) {
+  a = Ask("a");
+  Solve({{1, MiB(8)}});
+  b = Ask("b", 1);
+  Solve({{1, MiB(8)}, {1, MiB(8)}});
+  auto settled = ProfileOf(0, 0);
+  settled->settled = true;
+  Submit(a, settled, "a settled");
+  ASSERT_THAT(node.to_solve, SizeIs(1));
+  EXPECT_THAT(node.to_solve[0].profiles, SizeIs(1));
+  Solve({{0.75, MiB(6)}});
+  EXPECT_EQ(Ready(a), 2u);
+  EXPECT_THAT(Changes(b), IsEmpty());
+}
+
+}  // namespace
+}  // namespace sluice::daemon
