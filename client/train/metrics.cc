@@ -46,7 +46,8 @@ std::string ToJsonLine(const StepMetrics& m) {
       {"stall_seconds", m.stall_seconds},
       {"h2d_bytes", m.h2d.count()},
       {"d2h_bytes", m.d2h.count()},
-      {"plan_mismatches", m.plan_mismatches}};
+      {"plan_mismatches", m.plan_mismatches},
+      {"plan_changes", m.plan_changes}};
   return json.dump();
 }
 

@@ -33,6 +33,7 @@ struct StepMetrics {
   double stall_seconds = 0;       // rank 0
   Bytes h2d, d2h;                 // rank 0
   int64_t plan_mismatches = 0;    // rank 0, since the start
+  int64_t plan_changes = 0;       // offered while it ran, before this step
   double tokens_per_second() const {
     return seconds > 0 ? static_cast<double>(tokens) / seconds : 0;
   }

@@ -42,6 +42,14 @@ std::string ToJson(const RunReport& r, const absl::Status& status) {
                {"grant_wait_seconds", r.grant_wait_seconds},
                {"stall_seconds", r.stall_seconds},
                {"interrupted", r.interrupted}};
+  json["plan_changes"] = Json::array();
+  for (const PlanChangeRecord& change : r.plan_changes) {
+    json["plan_changes"].push_back({{"after_step", change.step},
+                                    {"plan_id", change.plan},
+                                    {"taken", change.taken},
+                                    {"alpha", change.alpha},
+                                    {"note", change.note}});
+  }
   if (!r.losses.empty()) {
     json["first_loss"] = r.losses.front();
     json["last_loss"] = r.losses.back();

@@ -13,6 +13,7 @@
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "client/train/options.h"
+#include "client/train/plan_change.h"
 #include "proto/base/units.h"
 
 namespace sluice::train {
@@ -38,6 +39,7 @@ struct RunReport {
   double seconds_per_step = 0;
   double alpha = 0;
   PlanSummary plan;
+  std::vector<PlanChangeRecord> plan_changes;  // while it ran, rank 0's
   double grant_wait_seconds = 0;
   double stall_seconds = 0;
   bool interrupted = false;

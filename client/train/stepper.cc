@@ -47,16 +47,21 @@ std::unique_ptr<Stepper> MakeBaselineStepper(const StepperContext& context) {
   return std::make_unique<BaselineStepper>(context);
 }
 
-absl::Status Agree(runtime::Collectives* collectives,
-                   const absl::Status& status) {
-  if (collectives == nullptr) return status;
+absl::StatusOr<bool> AllAgree(runtime::Collectives* collectives, bool fine) {
+  if (collectives == nullptr) return fine;
   // Not in HBM: that may be what just ran out.
   const runtime::HostScope host("agreement of the ranks");
-  at::Tensor failed = at::full({1}, status.ok() ? 0.0 : 1.0, at::kDouble);
-  const absl::Status sent = collectives->SumAll(failed);
+  at::Tensor failed = at::full({1}, fine ? 0.0 : 1.0, at::kDouble);
+  SLUICE_RETURN_IF_ERROR(ClassifyStepError(collectives->SumAll(failed)));
+  return failed.item<double>() == 0;
+}
+
+absl::Status Agree(runtime::Collectives* collectives,
+                   const absl::Status& status) {
+  const auto all = AllAgree(collectives, status.ok());
   if (!status.ok()) return status;
-  SLUICE_RETURN_IF_ERROR(ClassifyStepError(sent));
-  if (failed.item<double>() == 0) return absl::OkStatus();
+  SLUICE_RETURN_IF_ERROR(all.status());
+  if (*all) return absl::OkStatus();
   return CausedByPeer(absl::AbortedError("another rank failed"));
 }
 

@@ -16,6 +16,7 @@
 #include "client/torch/shapes.h"
 #include "client/train/flat_model.h"
 #include "client/train/options.h"
+#include "client/train/plan_change.h"
 #include "client/train/rank_memory.h"
 #include "client/train/result.h"
 #include "proto/plan/plan.h"
@@ -54,6 +55,16 @@ class Stepper {
   virtual PlanSummary plan() const { return {}; }
   virtual const SavedPlan* saved_plan() const { return nullptr; }
   virtual std::vector<client::CopyRecord> TakeCopies() { return {}; }
+  // The plan that the daemon wants this rank to take next (plan_change.h); 0:
+  // none. Stays what it was until Refresh.
+  virtual uint64_t OfferedPlan() { return 0; }
+  // On all ranks of the run, between steps: those with `mine` take what they
+  // offered, the others go along, as a calibration needs all of them. What
+  // cannot be had is not taken: the run goes on with what it had, or with
+  // what fits now. An error ends the run: a lost peer, or no memory at all.
+  virtual absl::StatusOr<PlanChangeRecord> Refresh(bool) {
+    return PlanChangeRecord{};
+  }
 };
 
 std::unique_ptr<Stepper> MakeBaselineStepper(const StepperContext& context);
@@ -69,6 +80,10 @@ absl::StatusOr<std::unique_ptr<Stepper>> MakeStreamedStepper(
 // collectives: then the ranks are out of step, and leaving is the message.
 absl::Status Agree(runtime::Collectives* collectives,
                    const absl::Status& status);
+
+// As Agree where every rank goes on after a refusal: whether all ranks are
+// fine. An error is a lost peer.
+absl::StatusOr<bool> AllAgree(runtime::Collectives* collectives, bool fine);
 
 // Out of memory inside a step is the GPU's; a lost collective a peer's.
 absl::Status ClassifyStepError(const absl::Status& status);

@@ -1,4 +1,6 @@
 // The sluice method: calibrate, plan, lease the host region, stream.
+#include "client/train/streamed_stepper.h"
+
 #include <ATen/ops/min.h>
 #include <ATen/ops/zeros.h>
 #include <fmt/format.h>
@@ -7,69 +9,17 @@
 #include <cmath>
 #include <utility>
 
-#include "client/torch/streamed_model.h"
 #include "client/train/outcome.h"
-#include "client/train/stepper.h"
 #include "proto/base/status.h"
 
 namespace sluice::train {
 namespace {
 
-constexpr absl::Duration kPlanTimeout = absl::Seconds(120);
+// The daemon has a limit of its own, and may hold a plan back until running
+// jobs have given up memory; where it is gone, the session says so.
+constexpr absl::Duration kPlanTimeout = absl::Minutes(10);
 
-using runtime::StreamContext;
-
-class StreamedStepper final : public Stepper {
- public:
-  explicit StreamedStepper(const StepperContext& context)
-      : context_(context),
-        layout_(context.options->seq_len, context.options->chunk,
-                context.environment->world_size) {}
-  ~StreamedStepper() override;
-
-  absl::Status Prepare(const SavedPlan* saved);
-
-  absl::StatusOr<runtime::StepResult> Run(const at::Tensor& tokens,
-                                          const at::Tensor& labels,
-                                          int64_t global_count) override {
-    return runtime::StreamedStep(*stream_, context_.weights->tensors(),
-                                 context_.gradients->tensors(), tokens, labels,
-                                 global_count);
-  }
-  runtime::ChunkLayout layout() const override { return layout_; }
-  Bytes host_bytes() const override { return host_->size(); }
-  client::CopyStats copies() const override { return copies_->stats(); }
-  double alpha() const override { return alpha_; }
-  PlanSummary plan() const override;
-  const SavedPlan* saved_plan() const override { return &saved_; }
-  std::vector<client::CopyRecord> TakeCopies() override {
-    return copies_->TakeTimeline();
-  }
-
- private:
-  StreamContext::Options StreamOptions(const runtime::ChunkLayout& layout,
-                                       double alpha) const;
-  absl::StatusOr<std::unique_ptr<client::Region>> LeaseHost(Bytes size);
-  absl::StatusOr<std::vector<plan::SegmentKind>> Calibrate(double alpha);
-  absl::Status Rehearse(const StreamContext::Options& options);
-  absl::Status MakePlan();
-  absl::Status PlanWith(double alpha, double asked);
-  absl::StatusOr<double> LeastAlpha() const;
-  absl::Status CheckAlphas() const;
-  absl::Status AdoptPlan();
-  absl::Status Start();
-  const plan::RankPlan* OwnPlan() const;
-  plan::RankProfile Profile(const std::vector<plan::SegmentKind>& recorded,
-                            double alpha, double asked) const;
-
-  StepperContext context_;
-  runtime::ChunkLayout layout_;
-  std::unique_ptr<client::CopyEngine> copies_;
-  std::unique_ptr<client::Region> host_;
-  std::unique_ptr<StreamContext> stream_;
-  SavedPlan saved_;
-  double alpha_ = 1;
-};
+}  // namespace
 
 StreamedStepper::~StreamedStepper() {
   stream_.reset();
@@ -110,6 +60,8 @@ absl::StatusOr<std::unique_ptr<client::Region>> StreamedStepper::LeaseHost(
   return region;
 }
 
+namespace {
+
 // Calibrations with different alphas lease the same size. A freed extent is
 // only leased again whole while this process lives, so another odd size would
 // cost the node host memory that the plan has just given away.
@@ -122,21 +74,34 @@ Bytes CalibrationBytes(StreamContext::Options options) {
   return most;
 }
 
+}  // namespace
+
 // One forward and backward over two full chunks and the tail: every segment
 // kind runs, with the real code; its gradients are thrown away.
 absl::StatusOr<std::vector<plan::SegmentKind>> StreamedStepper::Calibrate(
     double alpha) {
   StreamContext::Options options =
       StreamOptions(StreamContext::CalibrationLayout(layout_), alpha);
-  auto host = LeaseHost(CalibrationBytes(options));
-  SLUICE_RETURN_IF_ERROR(Agree(context_.collectives, host.status()));
-  options.host = (*host)->data();
-  options.host_size = (*host)->size();
+  // While a run goes on, in the memory it has.
+  std::unique_ptr<client::Region> leased;
+  const Bytes needed = CalibrationBytes(options);
+  absl::Status status;
+  if (host_ == nullptr || host_->size() < needed) {
+    auto region = LeaseHost(needed);
+    status = region.status();
+    if (region.ok()) leased = *std::move(region);
+  }
+  SLUICE_RETURN_IF_ERROR(Agree(context_.collectives, status));
+  const client::Region& host = leased != nullptr ? *leased : *host_;
+  options.host = host.data();
+  options.host_size = host.size();
   runtime::RegionAllocator& allocator = context_.memory->allocator();
   allocator.RecordSegments(true);
-  const absl::Status status = Rehearse(options);
-  SLUICE_RETURN_IF_ERROR(copies_->Drain());
+  status = Rehearse(options);
+  out_of_step_ = !status.ok() && context_.collectives != nullptr;
+  const absl::Status drained = copies_->Drain();
   allocator.RecordSegments(false);
+  SLUICE_RETURN_IF_ERROR(drained);
   SLUICE_RETURN_IF_ERROR(status);
   context_.gradients->flat().zero_();
   return allocator.TakeRecorded();
@@ -184,12 +149,12 @@ absl::Status StreamedStepper::PlanWith(double alpha, double asked) {
 }
 
 // Of all ranks of the run, those of other nodes included.
-absl::StatusOr<double> StreamedStepper::LeastAlpha() const {
+absl::StatusOr<double> StreamedStepper::LeastAlpha(double own) const {
   runtime::Collectives* const all = context_.collectives;
-  if (all == nullptr) return alpha_;
+  if (all == nullptr) return own;
   const runtime::HostScope host("alphas of the ranks");
   at::Tensor alphas = at::zeros({all->world_size()}, at::kDouble);
-  alphas.data_ptr<double>()[all->rank()] = alpha_;
+  alphas.data_ptr<double>()[all->rank()] = own;
   SLUICE_RETURN_IF_ERROR(ClassifyStepError(all->SumAll(alphas)));
   return at::min(alphas).item<double>();
 }
@@ -205,13 +170,13 @@ absl::Status StreamedStepper::MakePlan() {
   const double asked = context_.options->alpha;
   const double first = asked >= 0 ? asked : 1.0;
   SLUICE_RETURN_IF_ERROR(PlanWith(first, asked));
-  SLUICE_ASSIGN_OR_RETURN(const double chosen, LeastAlpha());
+  SLUICE_ASSIGN_OR_RETURN(const double chosen, LeastAlpha(alpha_));
   if (std::abs(chosen - first) < 1e-9) return absl::OkStatus();
   return PlanWith(chosen, chosen);
 }
 
 absl::Status StreamedStepper::CheckAlphas() const {
-  SLUICE_ASSIGN_OR_RETURN(const double least, LeastAlpha());
+  SLUICE_ASSIGN_OR_RETURN(const double least, LeastAlpha(alpha_));
   if (alpha_ == least) return absl::OkStatus();
   return absl::InternalError(fmt::format(
       "this rank's plan has alpha {}, another's {}: they must be one", alpha_,
@@ -237,7 +202,10 @@ absl::Status StreamedStepper::AdoptPlan() {
 absl::Status StreamedStepper::Start() {
   StreamContext::Options options = StreamOptions(layout_, alpha_);
   options.stream.probe = context_.options->probe;
-  SLUICE_ASSIGN_OR_RETURN(host_, LeaseHost(StreamContext::HostBytes(options)));
+  if (host_ == nullptr) {
+    SLUICE_ASSIGN_OR_RETURN(host_,
+                            LeaseHost(StreamContext::HostBytes(options)));
+  }
   options.host = host_->data();
   options.host_size = host_->size();
   auto stream = StreamContext::Create(options);
@@ -282,8 +250,6 @@ PlanSummary StreamedStepper::plan() const {
   summary.mismatches = context_.memory->allocator().stats().mismatches;
   return summary;
 }
-
-}  // namespace
 
 absl::StatusOr<std::unique_ptr<Stepper>> MakeStreamedStepper(
     const StepperContext& context, const SavedPlan* saved) {

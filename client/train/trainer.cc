@@ -5,6 +5,7 @@
 #include <fmt/format.h>
 #include <signal.h>
 
+#include <algorithm>
 #include <atomic>
 #include <cmath>
 
@@ -152,25 +153,36 @@ absl::StatusOr<Trainer::Sums> Trainer::SumOverRanks(
     const runtime::StepResult& own) {
   const runtime::HostScope host("sums of a step");
   const int world = context_.environment->world_size;
-  // Peaks have a slot a rank: a maximum made of a sum.
-  at::Tensor sums = at::zeros({4 + world}, at::kDouble);
+  const int rank = context_.environment->rank;
+  // Peaks, and plans that were offered, have a slot a rank: a maximum or a
+  // list made of a sum.
+  at::Tensor sums = at::zeros({4 + 3 * world}, at::kDouble);
   double* values = sums.data_ptr<double>();
   values[0] = own.loss_sum;
   values[1] = static_cast<double>(own.count);
   values[2] = static_cast<double>(stepper_->host_bytes().count());
   values[3] = StopRequested() ? 1 : 0;
-  values[4 + context_.environment->rank] =
+  double* peaks = values + 4;
+  double* plans = peaks + world;
+  double* nodes = plans + world;
+  peaks[rank] =
       static_cast<double>(context_.memory->allocator().stats().peak.count());
+  plans[rank] = static_cast<double>(stepper_->OfferedPlan());
+  nodes[rank] = rank - context_.environment->local_rank;
   if (context_.collectives != nullptr) {
     SLUICE_RETURN_IF_ERROR(
         ClassifyStepError(context_.collectives->SumAll(sums)));
   }
-  Sums result{values[0] / values[1], values[1], values[2], values[3] > 0,
-              Bytes(0)};
+  Sums result{values[0] / values[1], values[1], values[2],
+              values[3] > 0,         Bytes(0),  {}};
+  std::vector<PlanOffer> offers;
   for (int r = 0; r < world; ++r) {
-    const Bytes peak(static_cast<int64_t>(values[4 + r]));
+    const Bytes peak(static_cast<int64_t>(peaks[r]));
     result.hbm_peak = std::max(result.hbm_peak, peak);
+    offers.push_back(
+        {static_cast<uint64_t>(plans[r]), static_cast<int64_t>(nodes[r])});
   }
+  result.takes = WhoTakes(offers);
   return result;
 }
 
@@ -193,6 +205,7 @@ absl::Status Trainer::Step() {
   ++state_.step;
   state_.next_sequence += sequences();
   stop_ = before.stop;
+  takes_ = before.takes;
   return Record(before, *norm, absl::ToDoubleSeconds(absl::Now() - start));
 }
 
@@ -214,6 +227,7 @@ absl::Status Trainer::Record(const Sums& sums, double norm, double seconds) {
       absl::ToDoubleSeconds(copies.grant_wait - copies_before_.grant_wait);
   m.stall_seconds = absl::ToDoubleSeconds(copies.stall - copies_before_.stall);
   m.plan_mismatches = context_.memory->allocator().stats().mismatches;
+  m.plan_changes = std::ssize(report_->plan_changes);
   seconds_ += seconds;
   report_->losses.push_back(m.loss);
   report_->steps += 1;
@@ -233,6 +247,21 @@ absl::Status Trainer::Record(const Sums& sums, double norm, double seconds) {
   // A daemon that is away costs a report, never a step.
   context_.memory->session().Report(step).IgnoreError();
   return log_ != nullptr ? log_->Step(m) : absl::OkStatus();
+}
+
+// All ranks, or none: they decided from the same sum.
+absl::Status Trainer::TakePlan(const std::vector<bool>& takes) {
+  if (std::count(takes.begin(), takes.end(), true) == 0) {
+    return absl::OkStatus();
+  }
+  const auto rank = static_cast<size_t>(context_.environment->rank);
+  SLUICE_ASSIGN_OR_RETURN(PlanChangeRecord change,
+                          stepper_->Refresh(takes[rank]));
+  change.step = state_.step;
+  if (log_ != nullptr) log_->Note(change.note);
+  report_->alpha = stepper_->alpha();
+  report_->plan_changes.push_back(std::move(change));
+  return absl::OkStatus();
 }
 
 absl::Status Trainer::MaybeSave(bool last) {
@@ -262,6 +291,7 @@ absl::Status Trainer::Loop() {
     SLUICE_RETURN_IF_ERROR(MaybeSave(last || stop_));
     SLUICE_RETURN_IF_ERROR(trace.Write(o.trace));
     saved = last || stop_;
+    if (!saved) SLUICE_RETURN_IF_ERROR(TakePlan(takes_));
   }
   // A signal in the last step interrupted nothing.
   report_->interrupted = stop_ && state_.step < o.steps;

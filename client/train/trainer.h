@@ -42,6 +42,7 @@ class Trainer {
     double host = 0;
     bool stop = false;
     Bytes hbm_peak;
+    std::vector<bool> takes;  // of each rank: a new plan, after this step
   };
 
   absl::Status Prepare();
@@ -55,6 +56,7 @@ class Trainer {
   absl::StatusOr<runtime::StepResult> RunMicroBatches();
   absl::StatusOr<Sums> SumOverRanks(const runtime::StepResult& own);
   absl::Status Record(const Sums& sums, double norm, double seconds);
+  absl::Status TakePlan(const std::vector<bool>& takes);
   absl::Status MaybeSave(bool last);
   void FinishReport();
   int64_t sequences() const {
@@ -75,6 +77,7 @@ class Trainer {
   int64_t mismatches_before_ = 0;
   double seconds_ = 0;  // of all steps of this run
   bool stop_ = false;
+  std::vector<bool> takes_;  // at this step's end
 };
 
 // SIGINT, SIGTERM and SIGHUP (unless ignored) ask for a stop at the next

@@ -1,0 +1,20 @@
+#include "client/train/plan_change.h"
+
+#include <map>
+
+namespace sluice::train {
+
+std::vector<bool> WhoTakes(const std::vector<PlanOffer>& offers) {
+  std::map<int64_t, uint64_t> of_node;  // 0: not all, or not the same
+  for (const PlanOffer& offer : offers) {
+    const auto [first, is_new] = of_node.try_emplace(offer.node, offer.plan);
+    if (!is_new && first->second != offer.plan) first->second = 0;
+  }
+  std::vector<bool> takes;
+  for (const PlanOffer& offer : offers) {
+    takes.push_back(of_node.at(offer.node) != 0);
+  }
+  return takes;
+}
+
+}  // namespace sluice::train

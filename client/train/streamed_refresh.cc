@@ -1,0 +1,146 @@
+// Taking a new plan between two steps of a running job.
+//
+// The stream is made anew with the new fractions: record with them, in the
+// host memory the rank has; have memory planned (a settled question); only
+// then give the old host lease back and lease what the plan says. Weights,
+// gradients and the optimizer are not touched, and what is recomputed is what
+// would have been swapped, to the bit.
+#include <fmt/format.h>
+
+#include "absl/time/clock.h"
+#include "client/train/outcome.h"
+#include "client/train/streamed_stepper.h"
+#include "proto/base/status.h"
+
+namespace sluice::train {
+namespace {
+
+// Others give back what this rank is to get a little later, so a lease is
+// asked for several times. Counted, not timed: all ranks must do the same.
+constexpr int kLeaseTries = 12;
+constexpr absl::Duration kLeasePause = absl::Milliseconds(250);
+// Where even the old memory is gone, it waits for memory about so often.
+constexpr int kRounds = 40;
+
+const plan::RankPlan* PartOf(const plan::NodePlan& plan, Rank rank) {
+  for (const plan::RankPlan& part : plan.ranks) {
+    if (part.rank == rank) return &part;
+  }
+  return nullptr;
+}
+
+}  // namespace
+
+uint64_t StreamedStepper::OfferedPlan() {
+  offered_ = context_.memory->session().ChangedPlan();
+  return offered_ != nullptr ? offered_->id.value() : 0;
+}
+
+absl::StatusOr<bool> StreamedStepper::AllFine(const absl::Status& own) {
+  if (out_of_step_) return own;
+  if (!own.ok()) why_ = std::string(own.message());
+  return AllAgree(context_.collectives, own.ok());
+}
+
+// Records and plans with `alpha`; the stream is gone, the host lease stays.
+absl::StatusOr<bool> StreamedStepper::TakeAlpha(double alpha) {
+  // Back to pool, so that every segment is recorded.
+  absl::Status status = context_.memory->allocator().SetPlan({}, {}, Bytes(0));
+  SLUICE_ASSIGN_OR_RETURN(const bool cleared, AllFine(status));
+  if (!cleared) return false;
+  SLUICE_ASSIGN_OR_RETURN(const bool planned, AllFine(PlanWith(alpha, alpha)));
+  if (!planned) return false;
+  return AllFine(AdoptPlan());
+}
+
+// The host region, then the stream. `release`: first gives back what it has.
+absl::StatusOr<bool> StreamedStepper::Restart(bool release) {
+  stream_.reset();
+  if (release) host_.reset();
+  for (int attempt = 0; attempt < kLeaseTries; ++attempt) {
+    if (attempt > 0) absl::SleepFor(kLeasePause);
+    const absl::Status status = stream_ != nullptr ? absl::OkStatus() : Start();
+    SLUICE_ASSIGN_OR_RETURN(const bool all, AllFine(status));
+    if (all) return true;
+  }
+  stream_.reset();
+  if (release) host_.reset();
+  return false;
+}
+
+// By fractions that the daemon has room for by now.
+absl::StatusOr<bool> StreamedStepper::PlanAnew() {
+  const absl::Status cleared =
+      context_.memory->allocator().SetPlan({}, {}, Bytes(0));
+  SLUICE_ASSIGN_OR_RETURN(bool all, AllFine(cleared));
+  if (!all) return false;
+  SLUICE_ASSIGN_OR_RETURN(all, AllFine(MakePlan()));
+  if (!all) return false;
+  SLUICE_ASSIGN_OR_RETURN(all, AllFine(AdoptPlan()));
+  return all ? Restart(/*release=*/true) : absl::StatusOr<bool>(false);
+}
+
+// With what it ran by before, or with what fits now: true where it is the
+// former. Needs no calibration: plan and recording are kept.
+absl::StatusOr<bool> StreamedStepper::GoBack(const SavedPlan& before) {
+  for (int round = 0; round < kRounds; ++round) {
+    saved_ = before;
+    SLUICE_ASSIGN_OR_RETURN(const bool adopted, AllFine(AdoptPlan()));
+    if (adopted) {
+      // It may still have the memory it had.
+      SLUICE_ASSIGN_OR_RETURN(const bool old, Restart(/*release=*/false));
+      if (old) return true;
+    }
+    SLUICE_ASSIGN_OR_RETURN(const bool anew, PlanAnew());
+    if (anew) return false;
+  }
+  return DoesNotFit(kHostMemory,
+                    fmt::format("the run gave host memory back for a new plan "
+                                "and cannot get any again: {}",
+                                why_));
+}
+
+absl::StatusOr<PlanChangeRecord> StreamedStepper::Refresh(bool mine) {
+  const absl::Time start = absl::Now();
+  const auto offered = mine ? offered_ : nullptr;
+  const SavedPlan before = saved_;
+  const double alpha_before = alpha_;
+  const Bytes host_before = host_->size();
+  PlanChangeRecord record;
+  double wanted = alpha_;
+  if (offered != nullptr) {
+    record.plan = offered->id.value();
+    const plan::RankPlan* part = PartOf(*offered, before.profile.rank);
+    if (part != nullptr) wanted = part->alpha;
+  }
+  why_.clear();
+  SLUICE_ASSIGN_OR_RETURN(const double agreed, LeastAlpha(wanted));
+  record.taken = true;
+  if (agreed != alpha_before) {
+    stream_.reset();
+    SLUICE_ASSIGN_OR_RETURN(record.taken, TakeAlpha(agreed));
+    if (record.taken) {
+      SLUICE_ASSIGN_OR_RETURN(record.taken, Restart(/*release=*/true));
+    }
+  }
+  record.note = fmt::format("plan {}", record.plan);
+  if (!record.taken) {
+    const std::string why = why_.empty() ? "another rank refused it" : why_;
+    SLUICE_ASSIGN_OR_RETURN(const bool old, GoBack(before));
+    record.note += fmt::format(" not taken ({}); on with {}", why,
+                               old ? "the one before" : "what fits now");
+  }
+  record.alpha = alpha_;
+  record.note += fmt::format(
+      ": alpha {:.4g} -> {:.4g}, host memory {} -> {}, {:.2f} s", alpha_before,
+      alpha_, FormatBytes(host_before), FormatBytes(host_->size()),
+      absl::ToDoubleSeconds(absl::Now() - start));
+  if (offered != nullptr) {
+    context_.memory->session()
+        .AnswerChange(offered->id, record.taken, record.note)
+        .IgnoreError();
+  }
+  return record;
+}
+
+}  // namespace sluice::train

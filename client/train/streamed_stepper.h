@@ -1,0 +1,85 @@
+// The sluice method's stepper: calibrate, plan, lease the host region, stream.
+// Internal to client/train: streamed_stepper.cc plans, streamed_refresh.cc
+// takes a new plan while the run goes on.
+//
+// Thread safety: one thread.
+#pragma once
+
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "client/torch/streamed_model.h"
+#include "client/train/stepper.h"
+
+namespace sluice::train {
+
+using runtime::StreamContext;
+
+class StreamedStepper final : public Stepper {
+ public:
+  explicit StreamedStepper(const StepperContext& context)
+      : context_(context),
+        layout_(context.options->seq_len, context.options->chunk,
+                context.environment->world_size) {}
+  ~StreamedStepper() override;
+
+  absl::Status Prepare(const SavedPlan* saved);
+
+  absl::StatusOr<runtime::StepResult> Run(const at::Tensor& tokens,
+                                          const at::Tensor& labels,
+                                          int64_t global_count) override {
+    return runtime::StreamedStep(*stream_, context_.weights->tensors(),
+                                 context_.gradients->tensors(), tokens, labels,
+                                 global_count);
+  }
+  runtime::ChunkLayout layout() const override { return layout_; }
+  Bytes host_bytes() const override { return host_->size(); }
+  client::CopyStats copies() const override { return copies_->stats(); }
+  double alpha() const override { return alpha_; }
+  PlanSummary plan() const override;
+  const SavedPlan* saved_plan() const override { return &saved_; }
+  std::vector<client::CopyRecord> TakeCopies() override {
+    return copies_->TakeTimeline();
+  }
+  uint64_t OfferedPlan() override;
+  absl::StatusOr<PlanChangeRecord> Refresh(bool mine) override;
+
+ private:
+  StreamContext::Options StreamOptions(const runtime::ChunkLayout& layout,
+                                       double alpha) const;
+  absl::StatusOr<std::unique_ptr<client::Region>> LeaseHost(Bytes size);
+  absl::StatusOr<std::vector<plan::SegmentKind>> Calibrate(double alpha);
+  absl::Status Rehearse(const StreamContext::Options& options);
+  absl::Status MakePlan();
+  absl::Status PlanWith(double alpha, double asked);
+  absl::StatusOr<double> LeastAlpha(double own) const;
+  absl::Status CheckAlphas() const;
+  absl::Status AdoptPlan();
+  absl::Status Start();
+
+  // Refresh's (streamed_refresh.cc). Of those that return a bool: false on
+  // all ranks where it cannot be had, with a word in `why_`.
+  absl::StatusOr<bool> AllFine(const absl::Status& own);
+  absl::StatusOr<bool> TakeAlpha(double alpha);
+  absl::StatusOr<bool> Restart(bool release);
+  absl::StatusOr<bool> GoBack(const SavedPlan& before);
+  absl::StatusOr<bool> PlanAnew();
+  const plan::RankPlan* OwnPlan() const;
+  plan::RankProfile Profile(const std::vector<plan::SegmentKind>& recorded,
+                            double alpha, double asked) const;
+
+  StepperContext context_;
+  runtime::ChunkLayout layout_;
+  std::unique_ptr<client::CopyEngine> copies_;
+  std::unique_ptr<client::Region> host_;
+  std::unique_ptr<StreamContext> stream_;
+  SavedPlan saved_;
+  double alpha_ = 1;
+  std::shared_ptr<const plan::NodePlan> offered_;
+  // A rank failed inside collectives: the ranks are out of step.
+  bool out_of_step_ = false;
+  std::string why_;
+};
+
+}  // namespace sluice::train

@@ -1,0 +1,166 @@
+"""Jobs that share a node are planned together: one that joins makes those that
+run smaller at their next step, one that leaves lets them grow again, and
+nobody's losses show it.
+
+Rows that are swapped and rows that are recomputed go through the kernels in
+pieces of their own, so fp32 is the same to the bit where the pieces are: here
+a job runs with everything swapped, then with nothing but what must be, where
+both are whole chunks.
+"""
+
+import json
+import os
+import shutil
+import signal
+import subprocess
+import unittest
+
+import harness
+
+RUN = "--seq-len 500 --hbm 16MiB".split()
+
+
+class Replan(harness.TrainTest):
+    def status(self, socket):
+        answer = subprocess.run(
+            [os.path.join(harness.BIN, "sluicectl"), "--socket", socket,
+             "status", "--json"], capture_output=True, text=True, check=True,
+            env=harness.clean_environment())
+        return json.loads(answer.stdout)
+
+    def planning(self, socket, job):
+        """What the daemon plans for a job; None: nothing."""
+        for each in self.status(socket)["planning"]:
+            if each["job"] == job:
+                return each
+        return None
+
+    def planned_host_bytes(self, *flags):
+        """What a plan says that a job needs of host memory."""
+        socket = self.daemon()
+        self.train("--socket", socket, *RUN, *flags, "--steps", "1")
+        plan = max(self.status(socket)["plans"], key=lambda p: p["id"])
+        self.end(self.sluiced)
+        shutil.rmtree(self.path("run"))
+        return sum(rank["host_bytes"] for rank in plan["ranks"])
+
+    def node_that_holds(self, running, joining):
+        """A daemon whose user may have `joining` whole beside the least of
+        `running`."""
+        least = self.planned_host_bytes(*running, "--alpha", "0")
+        whole = self.planned_host_bytes(*joining, "--alpha", "1")
+        return self.daemon(extra=f"[budgets]\nprincipal_host_bytes = "
+                                 f"{least + whole}\n")
+
+    def start_job(self, socket, name, *flags):
+        log = self.path(name + ".jsonl")
+        process = self.start(
+            [harness.TRAIN, "train", *harness.MODEL, *RUN, "--json",
+             "--socket", socket, "--job", name, "--data", self.text,
+             "--log-jsonl", log, *flags], stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE)
+        return process, log
+
+    def start_long_job(self, socket, name, *flags):
+        """One that trains until it is stopped."""
+        process, log = self.start_job(socket, name, "--steps", "100000",
+                                      *flags)
+        self.wait_until(lambda: len(harness.lines_of(log)) >= 2, 60,
+                        f"{name} does not train")
+        return process, log
+
+    def finish(self, process, interrupt=False):
+        """The report at the end."""
+        if interrupt:
+            process.send_signal(signal.SIGINT)
+        out, err = process.communicate(timeout=60)
+        self.assertEqual(process.returncode, 130 if interrupt else 0, err)
+        return json.loads(out)
+
+    def undisturbed(self, steps, *flags):
+        return self.train("--private", *RUN, *flags, "--steps",
+                          str(steps))["losses"]
+
+    def changes(self, log):
+        lines = harness.lines_of(log)
+        return lines[-1]["plan_changes"] if lines else 0
+
+    def test_a_join_shrinks_a_job_and_a_leave_grows_it_again(self):
+        two = ("--ranks", "2")
+        socket = self.node_that_holds(two, ())
+        first, log = self.start_long_job(socket, "first", *two)
+        before = harness.lines_of(log)[-1]["host_bytes"]
+        second, _ = self.start_job(socket, "second", "--alpha", "1",
+                                   "--steps", "3")
+        joined = self.finish(second)
+        self.wait_until(lambda: self.changes(log) == 2, 60,
+                        "the job that stays does not grow again")
+        report = self.finish(first, interrupt=True)
+        smaller, larger = report["plan_changes"]
+        self.assertTrue(smaller["taken"] and larger["taken"], report)
+        self.assertLess(smaller["alpha"], 0.01)
+        self.assertEqual(larger["alpha"], 1)
+        lines = harness.lines_of(log)
+        hosts = [line["host_bytes"] for line in lines]
+        self.assertEqual(hosts[-1], before)
+        self.assertLess(min(hosts), before)
+        self.assertEqual(lines[-1]["plan_mismatches"], 0)
+        self.assertEqual(joined["alpha"], 1)
+        self.assertEqual(joined["losses"],
+                         self.undisturbed(3, "--alpha", "1"))
+        self.assertEqual(report["losses"],
+                         self.undisturbed(report["steps"], *two))
+        self.assertEqual(self.leased(socket), 0)
+
+    def waiting_pair(self):
+        """A job that was stopped before it can take its smaller plan, and one
+        that waits for it."""
+        socket = self.node_that_holds((), ())
+        first, log = self.start_long_job(socket, "first")
+        rank = harness.ranks_of(first.pid)[0]
+        os.kill(rank, signal.SIGSTOP)
+        self.addCleanup(self.resume, rank)
+        second, _ = self.start_job(socket, "second", "--alpha", "1",
+                                   "--steps", "2")
+        self.wait_until(
+            lambda: (self.planning(socket, "second") or {}).get("state") ==
+            "waiting", 60, "the second job does not wait")
+        return socket, first, rank, log, second
+
+    @staticmethod
+    def resume(pid):
+        try:
+            os.kill(pid, signal.SIGCONT)
+        except ProcessLookupError:
+            pass
+
+    def test_a_job_that_waits_says_for_whom_and_may_be_killed(self):
+        socket, first, rank, log, second = self.waiting_pair()
+        self.assertEqual(self.planning(socket, "second")["waiting_for"],
+                         ["job first"])
+        self.assertEqual(self.planning(socket, "first")["state"], "changing")
+        os.kill(harness.ranks_of(second.pid)[0], signal.SIGKILL)
+        second.communicate(timeout=20)
+        self.resume(rank)
+        self.wait_until(lambda: not self.status(socket)["planning"], 60,
+                        "a change stays open")
+        steps = len(harness.lines_of(log))
+        self.wait_until(lambda: len(harness.lines_of(log)) > steps + 1, 60,
+                        "the job that stays stands still")
+        report = self.finish(first, interrupt=True)
+        self.assertEqual(report["alpha"], 1)
+        self.assertEqual(report["losses"], self.undisturbed(report["steps"]))
+        self.assertEqual(self.leased(socket), 0)
+
+    def test_a_job_killed_while_it_should_change_lets_the_other_in(self):
+        socket, first, rank, _, second = self.waiting_pair()
+        os.kill(rank, signal.SIGKILL)
+        first.communicate(timeout=20)
+        report = self.finish(second)
+        self.assertEqual(report["losses"],
+                         self.undisturbed(2, "--alpha", "1"))
+        self.assertEqual(self.leased(socket), 0)
+
+
+if __name__ == "__main__":
+    unittest.main()
