@@ -1,5 +1,6 @@
 #include "planner/memory/greedy.h"
 
+#include <algorithm>
 #include <limits>
 #include <mutex>
 #include <thread>
@@ -17,8 +18,13 @@ constexpr size_t kMinItemsForThread = 4000;
 class Race {
  public:
   Race(const Problem& problem, const std::vector<NamedOrder>& orders,
-       int64_t peak, int64_t target, const std::function<bool()>& expired)
-      : problem_(problem), orders_(orders), target_(target), expired_(expired) {
+       const Frozen& frozen, int64_t peak, int64_t target,
+       const std::function<bool()>& expired)
+      : problem_(problem),
+        orders_(orders),
+        frozen_(frozen),
+        target_(target),
+        expired_(expired) {
     best_.peak = peak;
   }
 
@@ -26,6 +32,7 @@ class Race {
     Occupancy taken;
     while (const std::optional<Heat> heat = Next()) {
       taken.Clear();
+      AddFrozen(&taken);
       auto offsets =
           PlaceInOrder(problem_, OrderOf(*heat).order, FitOf(*heat),
                        heat->limit, &taken, [&] { return Over(*heat); });
@@ -33,13 +40,29 @@ class Race {
     }
   }
 
-  GreedyResult Take() { return std::move(best_); }
+  GreedyResult Take() {
+    if (!best_.offsets.empty()) {
+      for (size_t i = 0; i < frozen_.items.size(); ++i) {
+        best_.offsets[frozen_.items[i]] = frozen_.offsets[i];
+      }
+    }
+    return std::move(best_);
+  }
 
  private:
   struct Heat {
     int index;
     int64_t limit;  // what it has to reach to be of use
   };
+
+  void AddFrozen(Occupancy* taken) const {
+    for (size_t i = 0; i < frozen_.items.size(); ++i) {
+      const uint32_t k = frozen_.items[i];
+      const Item& item = problem_.items[k];
+      taken->Add(item.lower, item.upper, frozen_.offsets[i],
+                 frozen_.offsets[i] + item.size, k);
+    }
+  }
 
   const NamedOrder& OrderOf(const Heat& heat) const {
     return orders_[static_cast<size_t>(heat.index / 2)];
@@ -82,6 +105,7 @@ class Race {
 
   const Problem& problem_;
   const std::vector<NamedOrder>& orders_;
+  const Frozen& frozen_;
   const int64_t target_;
   const std::function<bool()>& expired_;
   std::mutex mutex_;
@@ -97,14 +121,25 @@ std::optional<Offsets> PlaceInOrder(const Problem& problem, const Order& order,
                                     const std::function<bool()>& expired) {
   Offsets offsets(problem.items.size());
   size_t placed = 0;
+  // Those that all live in one slot, as the first do where the peak goes
+  // first, just lie on each other.
+  bool stacked = taken->empty();
+  int32_t from = 0;
+  int32_t to = std::numeric_limits<int32_t>::max();
+  int64_t top = 0;
   for (const uint32_t k : order) {
     if (++placed % 1024 == 0 && expired()) return std::nullopt;
     const Item& item = problem.items[k];
+    from = std::max(from, item.lower);
+    to = std::min(to, item.upper);
+    stacked = stacked && from < to;
     const int64_t offset =
-        taken->Find(item.lower, item.upper, item.size, fit, limit);
+        stacked ? top
+                : taken->Find(item.lower, item.upper, item.size, fit, limit);
     const int64_t end = offset + item.size;
     if (end > limit) return std::nullopt;
-    taken->Add(item.lower, item.upper, offset, end);
+    taken->Add(item.lower, item.upper, offset, end, k);
+    top = end;
     offsets[k] = offset;
   }
   return offsets;
@@ -116,11 +151,12 @@ std::optional<Offsets> PlaceInOrder(const Problem& problem, const Order& order,
   return PlaceInOrder(problem, order, fit, limit, &taken, [] { return false; });
 }
 
-GreedyResult GreedyRace(const Problem& problem, int64_t peak, int64_t target,
+GreedyResult RaceOrders(const Problem& problem,
+                        const std::vector<NamedOrder>& orders,
+                        const Frozen& frozen, int64_t peak, int64_t target,
                         const std::function<bool()>& expired) {
   if (peak <= target) return {.peak = peak};
-  const std::vector<NamedOrder> orders = GreedyOrders(problem);
-  Race race(problem, orders, peak, target, expired);
+  Race race(problem, orders, frozen, peak, target, expired);
   const bool ahead = problem.items.size() >= kMinItemsForThread &&
                      std::thread::hardware_concurrency() > 1;
   std::thread second;
@@ -128,6 +164,12 @@ GreedyResult GreedyRace(const Problem& problem, int64_t peak, int64_t target,
   race.Run();
   if (second.joinable()) second.join();
   return race.Take();
+}
+
+GreedyResult GreedyRace(const Problem& problem, int64_t peak, int64_t target,
+                        const std::function<bool()>& expired) {
+  if (peak <= target) return {.peak = peak};
+  return RaceOrders(problem, GreedyOrders(problem), {}, peak, target, expired);
 }
 
 }  // namespace sluice::planner

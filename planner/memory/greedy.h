@@ -32,9 +32,22 @@ struct GreedyResult {
   std::string method;  // "greedy:size:first"
 };
 
-// Runs every order with both fits, in listed order, and keeps the best below
-// `peak`, which is known already; stops at the first of at most `target`, or
-// when `expired` says so. With none below, `offsets` is empty.
+// Items that stay where they are: items[i] at offsets[i].
+struct Frozen {
+  Order items;
+  Offsets offsets;
+};
+
+// Runs every order with both fits, in listed order, around what is frozen,
+// and keeps the best below `peak`, which is known already; stops at the first
+// of at most `target`, or when `expired` says so. With none below, `offsets`
+// is empty. Orders have all items but the frozen.
+GreedyResult RaceOrders(const Problem& problem,
+                        const std::vector<NamedOrder>& orders,
+                        const Frozen& frozen, int64_t peak, int64_t target,
+                        const std::function<bool()>& expired);
+
+// The same of GreedyOrders, with nothing frozen.
 GreedyResult GreedyRace(const Problem& problem, int64_t peak, int64_t target,
                         const std::function<bool()>& expired);
 

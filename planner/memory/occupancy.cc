@@ -17,6 +17,7 @@ void ForEachArray(ScanBlock* block, Visitor visit) {
   visit(block->upper);
   visit(block->begin);
   visit(block->end);
+  visit(block->item);
 }
 
 // Items from `count` on live in no slot.
@@ -62,6 +63,7 @@ void Occupancy::Split(size_t at) {
   copy(lower->upper, upper->upper);
   copy(lower->begin, upper->begin);
   copy(lower->end, upper->end);
+  copy(lower->item, upper->item);
   upper->count = lower->count - half;
   Truncate(upper.get(), upper->count);
   Truncate(lower, half);
@@ -71,7 +73,8 @@ void Occupancy::Split(size_t at) {
                  std::move(upper));
 }
 
-void Occupancy::Add(int32_t lower, int32_t upper, int64_t begin, int64_t end) {
+void Occupancy::Add(int32_t lower, int32_t upper, int64_t begin, int64_t end,
+                    uint32_t item) {
   size_t at = BlockOf(begin);
   if (blocks_[at]->count == ScanBlock::kCapacity) {
     Split(at);
@@ -89,11 +92,11 @@ void Occupancy::Add(int32_t lower, int32_t upper, int64_t begin, int64_t end) {
   block->upper[place] = upper;
   block->begin[place] = begin;
   block->end[place] = end;
+  block->item[place] = item;
   ++block->count;
 }
 
-void Occupancy::Remove(int32_t lower, int32_t upper, int64_t begin,
-                       int64_t end) {
+void Occupancy::Remove(int64_t begin, uint32_t item) {
   // Items at the same address may lie in several blocks.
   for (size_t at = BlockOf(begin);; --at) {
     ScanBlock* const block = blocks_[at].get();
@@ -101,10 +104,7 @@ void Occupancy::Remove(int32_t lower, int32_t upper, int64_t begin,
         std::equal_range(block->begin, block->begin + block->count, begin);
     for (auto place = static_cast<size_t>(from - block->begin);
          place < static_cast<size_t>(to - block->begin); ++place) {
-      if (block->lower[place] != lower || block->upper[place] != upper ||
-          block->end[place] != end) {
-        continue;
-      }
+      if (block->item[place] != item) continue;
       ForEachArray(block, [&](auto& array) {
         std::copy(array + place + 1, array + block->count, array + place);
       });
@@ -117,7 +117,7 @@ void Occupancy::Remove(int32_t lower, int32_t upper, int64_t begin,
 
 int64_t Occupancy::Find(int32_t lower, int32_t upper, int64_t size, Fit fit,
                         int64_t limit) const {
-  static const ScanFunction scan_block = FastestScan();
+  const auto scan_block = FastestScan().scan;
   Scan scan{.lower = lower,
             .upper = upper,
             .size = size,
@@ -130,6 +130,18 @@ int64_t Occupancy::Find(int32_t lower, int32_t upper, int64_t size, Fit fit,
     if (scan.reach > highest) return scan.reach;
   }
   return scan.gap == Scan::kNone ? scan.reach : scan.offset;
+}
+
+void Occupancy::List(int32_t lower, int32_t upper,
+                     std::vector<uint32_t>* items) const {
+  const auto list_block = FastestScan().list;
+  size_t count = 0;
+  for (const auto& block : blocks_) {
+    visited_ += static_cast<int64_t>(block->count);
+    items->resize(count + ScanBlock::kCapacity + 16);
+    count += list_block(*block, lower, upper, items->data() + count);
+  }
+  items->resize(count);
 }
 
 }  // namespace sluice::planner

@@ -28,17 +28,23 @@ class Occupancy {
   Occupancy();
 
   void Clear();
+  bool empty() const { return blocks_.size() == 1 && blocks_[0]->count == 0; }
 
-  // Takes [begin, end) in slots [lower, upper).
-  void Add(int32_t lower, int32_t upper, int64_t begin, int64_t end);
+  // `item` takes [begin, end) in slots [lower, upper).
+  void Add(int32_t lower, int32_t upper, int64_t begin, int64_t end,
+           uint32_t item);
 
-  // Gives back what an Add of the same four took.
-  void Remove(int32_t lower, int32_t upper, int64_t begin, int64_t end);
+  // Gives back what it took at `begin`.
+  void Remove(int64_t begin, uint32_t item);
 
   // Where `size` units fit in all slots of [lower, upper). Where a first fit
   // would end above `limit`, any offset that does.
   int64_t Find(int32_t lower, int32_t upper, int64_t size, Fit fit,
                int64_t limit) const;
+
+  // Fills `items` with those that live in slots of [lower, upper), ascending
+  // in address.
+  void List(int32_t lower, int32_t upper, std::vector<uint32_t>* items) const;
 
   // Items looked at so far, in all questions: the work that was done.
   int64_t visited() const { return visited_; }

@@ -96,6 +96,25 @@ __attribute__((target("avx512f"))) bool ScanAvx512(const ScanBlock& block,
   return false;
 }
 
+__attribute__((target("avx512f"))) size_t ListAvx512(const ScanBlock& block,
+                                                     int32_t lower,
+                                                     int32_t upper,
+                                                     uint32_t* items) {
+  const __m512i from = _mm512_set1_epi32(lower);
+  const __m512i to = _mm512_set1_epi32(upper);
+  size_t count = 0;
+  for (size_t k = 0; k < block.count; k += 16) {
+    const __mmask16 together =
+        _mm512_cmplt_epi32_mask(_mm512_load_si512(block.lower + k), to) &
+        _mm512_cmpgt_epi32_mask(_mm512_load_si512(block.upper + k), from);
+    const __m512i some = _mm512_load_si512(block.item + k);
+    _mm512_storeu_si512(items + count,
+                        _mm512_maskz_compress_epi32(together, some));
+    count += static_cast<size_t>(__builtin_popcount(together));
+  }
+  return count;
+}
+
 #endif  // __x86_64__
 
 }  // namespace
@@ -110,12 +129,26 @@ bool ScanPortable(const ScanBlock& block, Scan* scan) {
   return false;
 }
 
-ScanFunction FastestScan() {
+size_t ListPortable(const ScanBlock& block, int32_t lower, int32_t upper,
+                    uint32_t* items) {
+  size_t count = 0;
+  for (size_t k = 0; k < block.count; ++k) {
+    items[count] = block.item[k];
+    count += (block.lower[k] < upper) & (block.upper[k] > lower);
+  }
+  return count;
+}
+
+const ScanFunctions& FastestScan() {
+  static const ScanFunctions kFastest = [] {
 #if defined(__x86_64__)
-  static const bool kAvx512 = __builtin_cpu_supports("avx512f");
-  if (kAvx512) return &ScanAvx512;
+    if (__builtin_cpu_supports("avx512f")) {
+      return ScanFunctions{&ScanAvx512, &ListAvx512};
+    }
 #endif
-  return &ScanPortable;
+    return ScanFunctions{};
+  }();
+  return kFastest;
 }
 
 }  // namespace sluice::planner

@@ -17,6 +17,7 @@ struct ScanBlock {
   alignas(64) int32_t upper[kCapacity];
   alignas(64) int64_t begin[kCapacity];
   alignas(64) int64_t end[kCapacity];
+  alignas(64) uint32_t item[kCapacity];
 };
 
 // A question on its way up through the blocks.
@@ -35,8 +36,16 @@ struct Scan {
 // Passes the items of a block. True: the answer is found.
 bool ScanPortable(const ScanBlock& block, Scan* scan);
 
+// Those of a block that live in slots of [lower, upper) go to `items` in the
+// block's order; returns how many. `items` has room for kCapacity + 16.
+size_t ListPortable(const ScanBlock& block, int32_t lower, int32_t upper,
+                    uint32_t* items);
+
 // The fastest this machine has; all have the same outcome.
-using ScanFunction = bool (*)(const ScanBlock&, Scan*);
-ScanFunction FastestScan();
+struct ScanFunctions {
+  bool (*scan)(const ScanBlock&, Scan*) = &ScanPortable;
+  size_t (*list)(const ScanBlock&, int32_t, int32_t, uint32_t*) = &ListPortable;
+};
+const ScanFunctions& FastestScan();
 
 }  // namespace sluice::planner

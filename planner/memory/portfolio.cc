@@ -5,6 +5,7 @@
 
 #include "absl/time/clock.h"
 #include "planner/memory/decompose.h"
+#include "planner/memory/eject.h"
 #include "planner/memory/greedy.h"
 #include "planner/memory/mip_process.h"
 #include "planner/memory/replay.h"
@@ -25,6 +26,20 @@ constexpr size_t kMaxSearchItems = 4000;
 constexpr int64_t kSqueakyRounds = 200;
 constexpr int64_t kSqueakyPlacements = 800'000;
 constexpr size_t kMinWindowItems = 300;
+// Ejection is for what the search is too slow for. A visit takes half a
+// nanosecond; what the race took of larger traces, it has less.
+constexpr size_t kMinEjectionItems = 1000;
+constexpr int64_t kEjectionVisits = 22'000'000'000;
+constexpr int64_t kEjectionVisitsAnItem = 1'000'000;
+constexpr int64_t kLeastEjectionVisits = 4'000'000'000;
+
+int64_t EjectionVisits(size_t items) {
+  const auto n = static_cast<int64_t>(items);
+  return std::min(
+      n * kEjectionVisitsAnItem,
+      std::max(kEjectionVisits - 7 * n * (n / 2), kLeastEjectionVisits));
+}
+
 // CBC proves 40 to 60 buffers, erratically; beyond it only takes time.
 constexpr size_t kMaxCbcItems = 60;
 
@@ -48,6 +63,7 @@ class PieceSolver {
     }
     if (options_.use_search && Open() && n >= kMinWindowItems) Window();
     if (options_.use_search && Open()) Squeaky();
+    if (options_.use_search && Open() && n >= kMinEjectionItems) Eject();
     if (small && Open()) Search();
     if (options_.use_cbc && Open() && n <= kMaxCbcItems) Cbc();
     return std::move(known_);
@@ -109,6 +125,14 @@ class PieceSolver {
     auto offsets = SolveWindow(problem_, known_.peak,
                                std::max(goal_, known_.bound), expired_);
     if (offsets) Adopt(*std::move(offsets), "window");
+  }
+
+  void Eject() {
+    Begin("ejection");
+    auto offsets =
+        LowerByEjection(problem_, known_.offsets, std::max(goal_, known_.bound),
+                        EjectionVisits(problem_.items.size()), expired_);
+    if (offsets) Adopt(*std::move(offsets), "ejection");
   }
 
   // With a capacity: that once more. Else capacities halfway between what is

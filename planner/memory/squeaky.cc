@@ -13,6 +13,10 @@ namespace {
 // again.
 constexpr int kPatience = 30;
 
+// Looks at an item, half a nanosecond each: a round of 60,000 items takes
+// a second.
+constexpr int64_t kVisits = 2'500'000'000;
+
 }  // namespace
 
 std::optional<Offsets> SqueakyWheel(const Problem& problem, const Order& order,
@@ -28,7 +32,8 @@ std::optional<Offsets> SqueakyWheel(const Problem& problem, const Order& order,
   Order now = order;
   Occupancy taken;
   int stale = 0;
-  for (; placements > 0 && peak > target && !expired();
+  for (; placements > 0 && taken.visited() < kVisits && peak > target &&
+         !expired();
        placements -= static_cast<int64_t>(n)) {
     taken.Clear();
     auto offsets =

@@ -11,8 +11,8 @@
 namespace sluice::planner {
 
 // Starts from `order`; the best peak known is `peak`. Ends at the first
-// placement of at most `target`, or after `placements` items were placed.
-// nullopt: none better than `peak`.
+// placement of at most `target`, or after `placements` items were placed, or
+// a few rounds where a round takes long. nullopt: none better than `peak`.
 std::optional<Offsets> SqueakyWheel(const Problem& problem, const Order& order,
                                     Fit fit, int64_t peak, int64_t target,
                                     int64_t placements,

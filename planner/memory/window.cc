@@ -15,6 +15,9 @@ namespace {
 // The public LLM trace needed 638 items around its peak.
 constexpr size_t kWindows[] = {250, 700, 1500};
 constexpr int64_t kNodes = 200'000;
+// No further window after so many placements around one: 60,000 items take
+// them long, and mostly in vain.
+constexpr size_t kPlacements = 400'000;
 
 // Orders for the rest, of GreedyOrders.
 constexpr std::string_view kRestOrders[] = {"size", "lifetime", "area",
@@ -45,37 +48,25 @@ Problem Subset(const Problem& problem, const Order& items, size_t count) {
   return window;
 }
 
+std::vector<NamedOrder> RestOrders(const Problem& problem) {
+  std::vector<NamedOrder> orders = GreedyOrders(problem);
+  std::erase_if(orders, [](const NamedOrder& named) {
+    return std::count(std::begin(kRestOrders), std::end(kRestOrders),
+                      named.name) == 0;
+  });
+  return orders;
+}
+
 // The others around the frozen ones; the best of the greedy orders.
-std::optional<Offsets> PlaceRest(const Problem& problem, const Order& frozen,
-                                 const Offsets& at, int64_t peak,
-                                 int64_t target,
-                                 const std::function<bool()>& expired) {
-  std::optional<Offsets> best;
+GreedyResult PlaceRest(const Problem& problem, std::vector<NamedOrder> orders,
+                       const Frozen& frozen, int64_t peak, int64_t target,
+                       const std::function<bool()>& expired) {
   std::vector<uint8_t> is_frozen(problem.items.size(), 0);
-  for (size_t i = 0; i < at.size(); ++i) is_frozen[frozen[i]] = 1;
-  Occupancy taken;
-  for (NamedOrder& named : GreedyOrders(problem)) {
-    if (std::count(std::begin(kRestOrders), std::end(kRestOrders),
-                   named.name) == 0) {
-      continue;
-    }
+  for (const uint32_t k : frozen.items) is_frozen[k] = 1;
+  for (NamedOrder& named : orders) {
     std::erase_if(named.order, [&](uint32_t k) { return is_frozen[k] != 0; });
-    for (const Fit fit : {Fit::kFirst, Fit::kBest}) {
-      if (peak <= target || expired()) return best;
-      taken.Clear();
-      for (size_t i = 0; i < at.size(); ++i) {
-        const Item& item = problem.items[frozen[i]];
-        taken.Add(item.lower, item.upper, at[i], at[i] + item.size);
-      }
-      auto offsets =
-          PlaceInOrder(problem, named.order, fit, peak - 1, &taken, expired);
-      if (!offsets) continue;
-      for (size_t i = 0; i < at.size(); ++i) (*offsets)[frozen[i]] = at[i];
-      peak = PeakOf(problem, *offsets);
-      best = std::move(offsets);
-    }
   }
-  return best;
+  return RaceOrders(problem, orders, frozen, peak, target, expired);
 }
 
 }  // namespace
@@ -84,17 +75,27 @@ std::optional<Offsets> SolveWindow(const Problem& problem, int64_t peak,
                                    int64_t target,
                                    const std::function<bool()>& expired) {
   const Order order = ByDistance(problem);
+  std::vector<NamedOrder> rest_orders;
   std::optional<Offsets> best;
+  size_t placements = 0;
   for (const size_t count : kWindows) {
-    if (count > problem.items.size() || peak <= target || expired()) break;
+    if (count > problem.items.size() || placements >= kPlacements ||
+        peak <= target || expired()) {
+      break;
+    }
     const Problem window = Subset(problem, order, count);
     const SearchResult found = Restarts(window).Ask(target, kNodes, expired);
     if (found.verdict != Verdict::kFits) continue;
-    auto offsets =
-        PlaceRest(problem, order, found.offsets, peak, target, expired);
-    if (!offsets) continue;
-    peak = PeakOf(problem, *offsets);
-    best = std::move(offsets);
+    if (rest_orders.empty()) rest_orders = RestOrders(problem);
+    GreedyResult rest = PlaceRest(
+        problem, rest_orders,
+        {Order(order.begin(), order.begin() + static_cast<ptrdiff_t>(count)),
+         found.offsets},
+        peak, target, expired);
+    placements += 2 * rest_orders.size() * problem.items.size();
+    if (rest.peak >= peak) continue;
+    peak = rest.peak;
+    best = std::move(rest.offsets);
   }
   return best;
 }

@@ -9,8 +9,11 @@
 #include <vector>
 
 #include "planner/memory/decompose.h"
+#include "planner/memory/eject.h"
+#include "planner/memory/greedy.h"
 #include "planner/memory/orders.h"
 #include "planner/memory/plan_memory.h"
+#include "planner/memory/replay.h"
 #include "planner/memory/restarts.h"
 #include "planner/memory/squeaky.h"
 #include "planner/memory/window.h"
@@ -46,6 +49,69 @@ TEST(SqueakyWheel, IsValidNeverBelowTheOptimumAndMostlyThere) {
     optimal += PeakOf(problem, *offsets) == best;
   }
   EXPECT_GE(optimal, rounds * 95 / 100);
+}
+
+TEST(Ejection, IsValidNeverBelowTheOptimumAndMostlyThere) {
+  std::mt19937 random(23);
+  int rounds = 0, optimal = 0;
+  for (int round = 0; round < 300; ++round) {
+    const plan::Trace trace = RandomTrace(random, 7, 12, 9);
+    const Problem problem = Normalise(trace);
+    Offsets offsets(problem.items.size());  // one above the other
+    int64_t top = 0;
+    for (size_t k = 0; k < offsets.size(); ++k) {
+      offsets[k] = top;
+      top += problem.items[k].size;
+    }
+    const auto lower =
+        LowerByEjection(problem, offsets, problem.max_live, 200'000, kNever);
+    if (lower) offsets = *lower;
+    EXPECT_TRUE(IsValid(trace, problem, offsets));
+    const int64_t best = BruteForce(trace).Solve() / problem.unit;
+    EXPECT_GE(PeakOf(problem, offsets), best);
+    ++rounds;
+    optimal += PeakOf(problem, offsets) == best;
+  }
+  EXPECT_GE(optimal, rounds * 95 / 100);
+}
+
+TEST(Ejection, LowersTheBestOfTheRaceTheSameWayEveryTime) {
+  for (const auto& [shape, seed] : {std::pair(LargeSpec::Shape::kCompiler, 3u),
+                                    std::pair(LargeSpec::Shape::kChain, 2u),
+                                    std::pair(LargeSpec::Shape::kRandom, 5u),
+                                    std::pair(LargeSpec::Shape::kChurn, 5u)}) {
+    const plan::Trace trace = GenerateLarge({"", 3000, shape}, seed);
+    const Problem problem = Normalise(trace);
+    const GreedyResult race =
+        GreedyRace(problem, INT64_MAX, problem.max_live, kNever);
+    ASSERT_GT(race.peak, problem.max_live);
+    const auto lower = [&] {
+      return LowerByEjection(problem, race.offsets, problem.max_live,
+                             300'000'000, kNever);
+    };
+    const auto one = lower();
+    ASSERT_TRUE(one.has_value());
+    EXPECT_TRUE(IsValid(trace, problem, *one));
+    // At least a tenth of the gap.
+    EXPECT_LE(10 * (PeakOf(problem, *one) - problem.max_live),
+              9 * (race.peak - problem.max_live));
+    EXPECT_EQ(one, lower());
+  }
+}
+
+TEST(Ejection, EndsWithItsBudgetAndWithTheClock) {
+  // Optimum 18 units, live 17: the target is never met.
+  const Problem open = Normalise(AboveMaxLive());
+  const GreedyResult race = GreedyRace(open, INT64_MAX, open.max_live, kNever);
+  LowerByEjection(open, race.offsets, open.max_live, 1'000'000, kNever);
+  const Problem large =
+      Normalise(GenerateLarge({"", 3000, LargeSpec::Shape::kChurn}, 5));
+  const Offsets start = ReplayAllocator(large);
+  EXPECT_EQ(LowerByEjection(large, start, large.max_live, 0, kNever),
+            std::nullopt);
+  EXPECT_EQ(LowerByEjection(large, start, large.max_live, INT64_MAX,
+                            [] { return true; }),
+            std::nullopt);
 }
 
 TEST(Window, MeetsTheBoundWhereOnlyThePeakIsHard) {
@@ -147,10 +213,11 @@ TEST(PlanMemory, ACapacityIsProvedTooSmallOrLeftOpen) {
 TEST(PlanMemory, TheSamePlanEveryTime) {
   std::vector<plan::Trace> traces = {
       ReadCsv("I.1048576.csv"), ReadCsv("A.1048576.csv"),
-      GenerateLarge({"mixed", 5000, LargeSpec::Shape::kMixed}, 7)};
+      GenerateLarge({"mixed", 5000, LargeSpec::Shape::kMixed}, 7),
+      GenerateLarge({"compiler", 3000, LargeSpec::Shape::kCompiler}, 3)};
   for (const plan::Trace& trace : traces) {
-    const auto one = PlanMemory(trace, {.time_limit = absl::Seconds(60)});
-    const auto two = PlanMemory(trace, {.time_limit = absl::Seconds(60)});
+    const auto one = PlanMemory(trace, {.time_limit = kNoLimit});
+    const auto two = PlanMemory(trace, {.time_limit = kNoLimit});
     ASSERT_NE(one->stopped_by, "time");
     EXPECT_EQ(one->offsets, two->offsets);
     EXPECT_EQ(one->method, two->method);

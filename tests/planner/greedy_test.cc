@@ -89,7 +89,7 @@ TEST(Occupancy, EveryScanHasTheSameOutcome) {
                .reach = below(200)};
     start.enough = round % 2 ? start.size : Scan::kNone - 1;
     Scan plain = start, fast = start;
-    ASSERT_EQ(ScanPortable(block, &plain), FastestScan()(block, &fast));
+    ASSERT_EQ(ScanPortable(block, &plain), FastestScan().scan(block, &fast));
     ASSERT_EQ(plain.gap, fast.gap);
     ASSERT_EQ(plain.offset, fast.offset);
     if (plain.gap > plain.enough) {
@@ -109,14 +109,15 @@ TEST(Occupancy, WhatIsGivenBackIsAsIfItHadNeverBeenTaken) {
     Occupancy both, one;
     for (size_t k = 0; k < problem.items.size(); ++k) {
       const Item& item = problem.items[k];
-      both.Add(item.lower, item.upper, offset(k), offset(k) + item.size);
+      both.Add(item.lower, item.upper, offset(k), offset(k) + item.size,
+               static_cast<uint32_t>(k));
       if (k % 3 != 0) {
-        one.Add(item.lower, item.upper, offset(k), offset(k) + item.size);
+        one.Add(item.lower, item.upper, offset(k), offset(k) + item.size,
+                static_cast<uint32_t>(k));
       }
     }
     for (size_t k = 0; k < problem.items.size(); k += 3) {
-      const Item& item = problem.items[k];
-      both.Remove(item.lower, item.upper, offset(k), offset(k) + item.size);
+      both.Remove(offset(k), static_cast<uint32_t>(k));
     }
     for (const Item& item : problem.items) {
       for (const Fit fit : {Fit::kFirst, Fit::kBest}) {

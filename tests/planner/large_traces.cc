@@ -5,6 +5,8 @@
 #include <random>
 #include <utility>
 
+#include "tests/planner/traces.h"
+
 namespace sluice::planner {
 namespace {
 
@@ -27,6 +29,12 @@ class Maker {
         break;
       case LargeSpec::Shape::kChurn:
         Churn();
+        break;
+      case LargeSpec::Shape::kCompiler:
+        Compiler();
+        break;
+      case LargeSpec::Shape::kChain:
+        Chain();
         break;
     }
     for (plan::Buffer& b : trace_.buffers) {
@@ -134,6 +142,48 @@ class Maker {
     }
   }
 
+  // m 2^k + 1, m in 1 to 16: a result of some compiler's cost model.
+  int64_t OddSize() {
+    const auto power = std::min(Below(24), Below(28));
+    return (int64_t{1} + Below(16)) * (int64_t{1} << power) + 1;
+  }
+
+  void Compiler() {
+    const uint32_t steps = static_cast<uint32_t>(buffers_) * 2;
+    now_ = steps;
+    for (int k = 0; k < buffers_; ++k) {
+      int64_t lower = 0;
+      int64_t lifetime = 1 + Below(steps);
+      if (k >= buffers_ / 6) {
+        lower = Below(steps - 2);
+        lifetime = 2 + Below(4 << Below(17));
+      }
+      trace_.buffers.push_back(
+          {.id = k,
+           .lower = lower,
+           .upper = std::min<int64_t>(lower + lifetime, steps),
+           .size = Bytes(OddSize())});
+    }
+  }
+
+  void Chain() {
+    const plan::Trace link = ReadCsv("iopddl_G_1.csv");
+    for (int64_t start = 0; !Full(); start += link.end / 3 + Below(200)) {
+      const int64_t scale = 2 + Below(3);
+      for (const plan::Buffer& b : link.buffers) {
+        if (Full()) break;
+        const int64_t lower = start + b.lower + Below(8);
+        const int64_t size = (b.size.count() - 1) * scale / 2 + 1 + Below(2);
+        trace_.buffers.push_back(
+            {.id = static_cast<int64_t>(trace_.buffers.size()),
+             .lower = lower,
+             .upper = std::max(lower + 1, start + b.upper + Below(8)),
+             .size = Bytes(size)});
+        now_ = std::max(now_, trace_.buffers.back().upper);
+      }
+    }
+  }
+
   const int buffers_;
   std::mt19937 random_;
   plan::Trace trace_;
@@ -155,7 +205,11 @@ std::vector<LargeSpec> StandardLarge() {
           {"random-60k", 60000, Shape::kRandom},
           {"all-live-60k", 60000, Shape::kAllLive},
           {"churn-30k", 30000, Shape::kChurn},
-          {"churn-70k", 70000, Shape::kChurn}};
+          {"churn-70k", 70000, Shape::kChurn},
+          {"compiler-30k", 30000, Shape::kCompiler},
+          {"compiler-60k", 60000, Shape::kCompiler},
+          {"chain-30k", 30000, Shape::kChain},
+          {"chain-60k", 60000, Shape::kChain}};
 }
 
 }  // namespace sluice::planner

@@ -18,6 +18,11 @@ struct LargeSpec {
     kRandom,   // lifetimes and sizes uniform
     kAllLive,  // every buffer alive at the middle, each born and freed alone
     kChurn,    // a pool of live buffers, one at random replaced at a time
+    // As a compiler's program: parameters from the start, each until its last
+    // use; results that live for 2 steps to half of the program, long ones
+    // seldom; sizes m 2^k + 1 over eight decades.
+    kCompiler,
+    kChain,  // jittered copies of IOPDDL G_1, the next before the last is over
   } shape = Shape::kMixed;
 };
 

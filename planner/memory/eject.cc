@@ -1,0 +1,345 @@
+#include "planner/memory/eject.h"
+
+#include <algorithm>
+#include <atomic>
+#include <bit>
+#include <cmath>
+#include <limits>
+#include <random>
+#include <thread>
+#include <utility>
+#include <vector>
+
+#include "planner/memory/occupancy.h"
+
+namespace sluice::planner {
+namespace {
+
+// Moves of a chain before it is taken back.
+constexpr int kChain = 50;
+// Places are looked for by address to this many buckets first.
+constexpr int64_t kBuckets = 512;
+// Exact places tried in the best bucket.
+constexpr size_t kPlaces = 64;
+// A look at the place of an item costs as much as so many visits of the
+// index.
+constexpr int64_t kLookVisits = 10;
+// Below this a step is over before a thread has started.
+constexpr size_t kMinItemsForThread = 2000;
+
+// What one thread has found must not show in another's outcome: the run that
+// took fewest visits wins, the first seed on ties.
+struct Shared {
+  std::atomic<int64_t> least{std::numeric_limits<int64_t>::max()};
+  const std::function<bool()>& expired;
+};
+
+// One step: all below one limit, or not.
+class Ejector {
+ public:
+  Ejector(const Problem& problem, const Offsets& offsets, int64_t limit,
+          uint32_t seed)
+      : problem_(problem),
+        limit_(limit),
+        shift_(std::bit_width(static_cast<uint64_t>(limit / kBuckets))),
+        offsets_(offsets),
+        seats_(offsets.size()),
+        random_(seed) {
+    for (const Item& item : problem.items) {
+      weight_.push_back(static_cast<float>(item.size) *
+                        std::sqrt(static_cast<float>(item.lifetime())));
+    }
+    for (uint32_t k = 0; k < offsets_.size(); ++k) {
+      seats_[k].cost = weight_[k];
+      if (offsets_[k] + problem.items[k].size > limit_) {
+        pool_.push_back(k);
+        missing_ += static_cast<double>(weight_[k]);
+      } else {
+        Put(k, offsets_[k]);
+      }
+    }
+  }
+
+  // Whether all got a place; until then, or `visits`, or another's win.
+  bool Run(int64_t visits, Shared* shared) {
+    for (int chains = 1; !pool_.empty(); ++chains) {
+      if (this->visits() > std::min(visits, shared->least.load()) ||
+          (chains % 16 == 0 && shared->expired())) {
+        return false;
+      }
+      Chain();
+    }
+    int64_t least = shared->least.load();
+    while (this->visits() < least &&
+           !shared->least.compare_exchange_weak(least, this->visits())) {
+    }
+    return true;
+  }
+
+  int64_t visits() const { return taken_.visited() + looked_; }
+  Offsets Take() { return std::move(offsets_); }
+
+ private:
+  struct Move {
+    uint32_t item;
+    int64_t from;  // -1: it had no place
+  };
+  // Together, since a search for a place reads them of thousands.
+  struct Seat {
+    float cost;      // of having to place it again, by what was seen so far
+    uint16_t first;  // bucket of its first unit
+    uint16_t last;   // and of its last
+  };
+
+  size_t BucketOf(int64_t address) const {
+    return static_cast<size_t>(address >> shift_);
+  }
+
+  void Put(uint32_t k, int64_t at) {
+    const Item& item = problem_.items[k];
+    offsets_[k] = at;
+    seats_[k].first = static_cast<uint16_t>(BucketOf(at));
+    seats_[k].last = static_cast<uint16_t>(BucketOf(at + item.size - 1));
+    taken_.Add(item.lower, item.upper, at, at + item.size, k);
+  }
+
+  // From one of the pool on, until less is missing than before.
+  void Chain() {
+    const std::vector<uint32_t> pool = pool_;
+    const double before = missing_;
+    moves_.clear();
+    std::swap(pool_.back(), pool_[random_() % pool_.size()]);
+    for (int move = 0; move < kChain && !pool_.empty(); ++move) {
+      PlaceNext();
+      if (missing_ < before) return;
+    }
+    if (pool_.empty()) return;
+    for (; !moves_.empty(); moves_.pop_back()) {
+      const Move& move = moves_.back();
+      if (move.from < 0) {
+        taken_.Remove(offsets_[move.item], move.item);
+      } else {
+        Put(move.item, move.from);
+      }
+    }
+    pool_ = pool;
+    missing_ = before;
+  }
+
+  void PlaceNext() {
+    const uint32_t k = pool_.back();
+    pool_.pop_back();
+    const Item& item = problem_.items[k];
+    int64_t at =
+        taken_.Find(item.lower, item.upper, item.size, Fit::kBest, limit_);
+    if (at + item.size > limit_) {
+      seats_[k].cost += weight_[k];
+      at = MakeRoom(k);
+    }
+    missing_ -= static_cast<double>(weight_[k]);
+    Put(k, at);
+    moves_.push_back({k, -1});
+  }
+
+  // Empties a cheap place for item k.
+  int64_t MakeRoom(uint32_t k) {
+    const Item& item = problem_.items[k];
+    taken_.List(item.lower, item.upper, &together_);
+    looked_ += kLookVisits * static_cast<int64_t>(together_.size());
+    const int64_t at = BestPlace(item, CheapBucket(item));
+    const size_t before = pool_.size();
+    for (const uint32_t other : near_) {
+      if (!InTheWay(other, at, item.size)) continue;
+      taken_.Remove(offsets_[other], other);
+      moves_.push_back({other, offsets_[other]});
+      missing_ += static_cast<double>(weight_[other]);
+      pool_.push_back(other);
+    }
+    // The hardest is placed next.
+    std::sort(pool_.begin() + static_cast<ptrdiff_t>(before), pool_.end(),
+              [this](uint32_t a, uint32_t b) {
+                return std::pair(seats_[a].cost, a) <
+                       std::pair(seats_[b].cost, b);
+              });
+    return at;
+  }
+
+  // The cost of all that begins, and that ends, in each bucket or below.
+  void SumCosts(size_t buckets) {
+    begun_.assign(buckets, 0);
+    ended_.assign(2 * buckets, 0);
+    // Neighbours mostly share a bucket: two sums a bucket wait less for each
+    // other.
+    size_t odd = 0;
+    size_t bucket = 0;
+    double sum = 0;
+    for (const uint32_t other : together_) {
+      const Seat seat = seats_[other];
+      if (seat.first != bucket) {
+        begun_[bucket] = sum;  // ascending
+        bucket = seat.first;
+        sum = 0;
+      }
+      const auto cost = static_cast<double>(seat.cost);
+      sum += cost;
+      ended_[2 * seat.last + odd] += cost;
+      odd ^= 1;
+    }
+    begun_[bucket] = sum;
+    for (size_t b = 0; b < buckets; ++b) {
+      ended_[b] = ended_[2 * b] + ended_[2 * b + 1];
+      if (b == 0) continue;
+      begun_[b] += begun_[b - 1];
+      ended_[b] += ended_[b - 1];
+    }
+  }
+
+  // Where the cost of what is in the way is about least: what begins before
+  // the place's last bucket, less what ends before its first.
+  size_t CheapBucket(const Item& item) {
+    const size_t buckets = BucketOf(limit_) + 1;
+    SumCosts(buckets);
+    const int64_t highest = limit_ - item.size;
+    size_t best = 0;
+    double best_cost = std::numeric_limits<double>::infinity();
+    for (size_t b = 0; b <= BucketOf(highest); ++b) {
+      const int64_t at = std::min(static_cast<int64_t>(b) << shift_, highest);
+      const double cost =
+          begun_[BucketOf(at + item.size - 1)] - (b == 0 ? 0 : ended_[b - 1]);
+      // Now and then one up to a fifth dearer.
+      const double noisy = cost * static_cast<double>(64 + random_() % 13);
+      if (noisy >= best_cost) continue;
+      best_cost = noisy;
+      best = b;
+    }
+    return best;
+  }
+
+  bool InTheWay(uint32_t other, int64_t at, int64_t size) const {
+    return offsets_[other] < at + size &&
+           offsets_[other] + problem_.items[other].size > at;
+  }
+
+  // The cheapest place in a bucket, of those that touch another item; near_
+  // has what may be in the way there.
+  int64_t BestPlace(const Item& item, size_t bucket) {
+    const int64_t highest = limit_ - item.size;
+    const int64_t from =
+        std::min(static_cast<int64_t>(bucket) << shift_, highest);
+    const int64_t to = std::min(from + (int64_t{1} << shift_) - 1, highest);
+    FindPlaces(item.size, from, to);
+    int64_t best = from;
+    double best_cost = std::numeric_limits<double>::infinity();
+    for (const int64_t place : places_) {
+      double cost = 0;
+      for (const uint32_t other : near_) {
+        if (!InTheWay(other, place, item.size)) continue;
+        cost += static_cast<double>(seats_[other].cost);
+      }
+      if (cost >= best_cost) continue;
+      best_cost = cost;
+      best = place;
+    }
+    return best;
+  }
+
+  void FindPlaces(int64_t size, int64_t from, int64_t to) {
+    const size_t first = BucketOf(std::max<int64_t>(from - 1, 0));
+    const size_t last = BucketOf(to + size);
+    near_.clear();
+    places_.assign(1, from);
+    for (const uint32_t other : together_) {
+      const Seat seat = seats_[other];
+      if (seat.first > last || seat.last < first) continue;
+      near_.push_back(other);
+      const int64_t below = offsets_[other] - size;
+      const int64_t above = offsets_[other] + problem_.items[other].size;
+      if (from <= below && below <= to) places_.push_back(below);
+      if (from <= above && above <= to) places_.push_back(above);
+    }
+    for (size_t p = 0; p < kPlaces && places_.size() > kPlaces; ++p) {
+      std::swap(places_[p], places_[p + random_() % (places_.size() - p)]);
+    }
+    places_.resize(std::min(places_.size(), kPlaces));
+    looked_ += static_cast<int64_t>(places_.size() * near_.size());
+  }
+
+  const Problem& problem_;
+  const int64_t limit_;
+  const int shift_;  // of addresses to buckets
+  Offsets offsets_;  // of items not in the pool
+  std::vector<Seat> seats_;
+  std::vector<float> weight_;  // how hard to place
+  Occupancy taken_;
+  std::vector<uint32_t> pool_;  // without a place; the last is next
+  double missing_ = 0;          // their weights
+  std::vector<Move> moves_;     // of the chain
+  std::mt19937 random_;
+  int64_t looked_ = 0;
+  // Of one move.
+  std::vector<uint32_t> together_;
+  std::vector<uint32_t> near_;
+  std::vector<int64_t> places_;
+  std::vector<double> begun_;
+  std::vector<double> ended_;
+};
+
+// What it took, and the placement if all got below `limit`.
+struct Step {
+  int64_t visits = 0;
+  std::optional<Offsets> offsets;
+};
+
+Step TakeStep(const Problem& problem, const Offsets& offsets, int64_t limit,
+              uint32_t seed, int64_t visits,
+              const std::function<bool()>& expired) {
+  Shared shared{.expired = expired};
+  Ejector one(problem, offsets, limit, 2 * seed);
+  Ejector two(problem, offsets, limit, 2 * seed + 1);
+  bool first = false;
+  bool second = false;
+  if (problem.items.size() >= kMinItemsForThread) {
+    std::thread ahead([&] { second = two.Run(visits, &shared); });
+    first = one.Run(visits, &shared);
+    ahead.join();
+  } else {
+    first = one.Run(visits, &shared);
+    second = two.Run(visits, &shared);
+  }
+  if (second && (!first || two.visits() < one.visits())) {
+    return {two.visits(), two.Take()};
+  }
+  if (first) return {one.visits(), one.Take()};
+  return {visits, std::nullopt};
+}
+
+}  // namespace
+
+std::optional<Offsets> LowerByEjection(const Problem& problem, Offsets offsets,
+                                       int64_t target, int64_t visits,
+                                       const std::function<bool()>& expired) {
+  std::optional<Offsets> best;
+  int64_t peak = PeakOf(problem, offsets);
+  double fraction = 0.1;  // of what is left, that a step goes lower
+  int64_t share = visits / 20;
+  for (uint32_t seed = 1; visits > 0 && peak > target && !expired(); ++seed) {
+    const auto step =
+        static_cast<int64_t>(fraction * static_cast<double>(peak - target));
+    const int64_t limit = peak - std::max<int64_t>(step, 1);
+    Step taken = TakeStep(problem, offsets, limit, seed,
+                          std::min(visits, share), expired);
+    visits -= taken.visits;
+    if (taken.offsets) {
+      offsets = *std::move(taken.offsets);
+      best = offsets;
+      peak = PeakOf(problem, offsets);
+      fraction = std::min(1.0, fraction * 1.5);
+    } else if ((fraction /= 2.5) < 0.005) {
+      fraction = 0.05;
+      share *= 2;
+    }
+  }
+  return best;
+}
+
+}  // namespace sluice::planner
