@@ -112,7 +112,8 @@ bool Await(pid_t pid, absl::Time deadline) {
   pollfd ended{.fd = pidfd.get(), .events = POLLIN, .revents = 0};
   int ready = -1;
   do {
-    const int64_t left = absl::ToInt64Milliseconds(deadline - absl::Now());
+    // Rounded up: waiting ends when time is up, not a little before.
+    const int64_t left = absl::ToInt64Milliseconds(deadline - absl::Now()) + 1;
     ready = poll(&ended, pidfd.get() >= 0 ? 1 : 0,
                  static_cast<int>(std::clamp<int64_t>(left, 0, 1 << 30)));
   } while (ready < 0 && errno == EINTR);

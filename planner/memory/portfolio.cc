@@ -21,8 +21,17 @@ constexpr int64_t kQuickNodes = 100'000;
 constexpr int64_t kSearchNodes = 4'000'000;
 constexpr int64_t kCoarseNodes = 60'000;
 constexpr int64_t kCapacityNodes = 6'000'000;
-// The search's lists grow with the pairs of items that live together.
+// The search's lists grow with the pairs of items that live together, and so
+// does the time of a node: above so many items it has fewer.
 constexpr size_t kMaxSearchItems = 4000;
+constexpr int64_t kFullSearchItems = 600;
+
+int64_t NodesFor(size_t items, int64_t nodes) {
+  const auto n = static_cast<int64_t>(items);
+  if (n <= kFullSearchItems) return nodes;
+  return nodes * kFullSearchItems / n * kFullSearchItems / n;
+}
+
 constexpr int64_t kSqueakyRounds = 200;
 constexpr int64_t kSqueakyPlacements = 800'000;
 constexpr size_t kMinWindowItems = 300;
@@ -59,7 +68,7 @@ class PieceSolver {
     const bool small = options_.use_search && n <= kMaxSearchItems;
     if (small && Open()) {
       restarts_ = std::make_unique<Restarts>(problem_);
-      Ask("search", goal_, kQuickNodes);
+      Ask("search", goal_, NodesFor(n, kQuickNodes));
     }
     if (options_.use_search && Open() && n >= kMinWindowItems) Window();
     if (options_.use_search && Open()) Squeaky();
@@ -140,14 +149,16 @@ class PieceSolver {
   // plan soon; then the bound, which is worth most, with a budget that an open
   // question (the bound of D and J is one) must not exceed; then halfway again.
   void Search() {
+    const size_t n = problem_.items.size();
     if (options_.goal_is_capacity) {
-      Ask("search", goal_, kCapacityNodes);
+      Ask("search", goal_, NodesFor(n, kCapacityNodes));
       return;
     }
-    Bisect(kCoarseNodes, kSearchNodes / 8);
+    const int64_t nodes = NodesFor(n, kSearchNodes);
+    Bisect(NodesFor(n, kCoarseNodes), nodes / 8);
     if (!Open()) return;
-    Ask("search", std::max(goal_, known_.bound), kSearchNodes * 3 / 8);
-    if (Open()) Bisect(kSearchNodes / 12, kSearchNodes / 2);
+    Ask("search", std::max(goal_, known_.bound), nodes * 3 / 8);
+    if (Open()) Bisect(nodes / 12, nodes / 2);
   }
 
   void Bisect(int64_t nodes_each, int64_t nodes) {

@@ -228,7 +228,7 @@ TEST(PlanMemory, TheClockEndsItWithAValidPlan) {
   for (const auto& [buffers, shape] :
        {std::pair(60000, LargeSpec::Shape::kRandom),
         std::pair(60000, LargeSpec::Shape::kChurn),
-        std::pair(3000, LargeSpec::Shape::kChurn)}) {
+        std::pair(8000, LargeSpec::Shape::kRandom)}) {
     const plan::Trace trace = GenerateLarge({"", buffers, shape}, 1);
     const auto start = std::chrono::steady_clock::now();
     const auto plan =
