@@ -24,15 +24,15 @@ HostStore::HostStore(const StreamShape& shape, std::byte* base)
   for (std::vector<Chunks>& layer : saved_) {
     for (const Saved which : kAllSaved) {
       const int64_t row_bytes = shape.saved(which).row_bytes;
-      layer.push_back(Carve(
-          [&](int64_t m) { return shape.saved_rows(which, m) * row_bytes; }));
+      layer.push_back(
+          Carve([&](int64_t m) { return shape.stored(which, m) * row_bytes; }));
     }
   }
   const int64_t before_scratch = used_;
-  for (const Saved which : {Saved::kQ, Saved::kK, Saved::kV}) {
+  for (const Saved which : kHeadSaved) {
     const int64_t row_bytes = shape.saved(which).row_bytes;
-    dropped_[static_cast<int>(which) - static_cast<int>(Saved::kQ)] =
-        Carve([&](int64_t m) { return shape.head_dropped(m) * row_bytes; });
+    dropped_[static_cast<int>(which) - static_cast<int>(Saved::kQ)] = Carve(
+        [&](int64_t m) { return shape.head_dropped(which, m) * row_bytes; });
   }
   output_gradient_ =
       Carve([&](int64_t m) { return shape.rows(m) * shape.query_row_bytes(); });

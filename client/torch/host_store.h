@@ -41,7 +41,7 @@ class HostStore {
   HostStore(const HostStore&) = delete;
 
   Bytes size() const { return Bytes(used_); }
-  // Of those: hidden states and scratch, which no choice of alpha for the
+  // Of those: hidden states and scratch, which no choice of fractions for the
   // saved classes changes (dropped q, k, v aside).
   Bytes fixed() const { return Bytes(fixed_); }
 
@@ -49,7 +49,7 @@ class HostStore {
   HostBuffer& saved(int64_t layer, Saved which, int64_t m) {
     return saved_[layer][static_cast<int>(which)][m];
   }
-  // The rows of q, k or v that are not kept: written in forward (k, v) for
+  // The rows of q, k or v that are not stored: written in forward (k, v) for
   // later chunks, and once more in backward when they were recomputed.
   HostBuffer& dropped(Saved which, int64_t m);
   HostBuffer& output_gradient(int64_t m) { return output_gradient_[m]; }

@@ -19,6 +19,7 @@ absl::Status Validate(const StreamContext::Options& options) {
     return absl::InvalidArgumentError(
         fmt::format("alpha is {}: it must lie between 0 and 1", stream.alpha));
   }
+  SLUICE_RETURN_IF_ERROR(CheckFractions(stream.fractions, options.model.arch));
   if (stream.prefetch_depth < 1) {
     return absl::InvalidArgumentError(fmt::format(
         "prefetch depth is {}: it must be 1 or more", stream.prefetch_depth));
@@ -86,6 +87,7 @@ StreamState::StreamState(const Options& o)
     : options(o),
       shape(o),
       store(shape, o.host),
+      kept(shape),
       exchange(o.model.heads, o.model.kv_heads, shape.ranks, o.rank,
                o.collectives),
       memory_(at::empty({shape.ring_bytes()}, at::kByte)) {}
@@ -131,11 +133,25 @@ absl::StatusOr<std::unique_ptr<ChunkHandle>> StreamState::NewHidden() {
   return std::make_unique<ChunkHandle>(&store, unit);
 }
 
-RowRuns StreamState::Dropped(int64_t m) const {
+RowWriter StreamState::Write(int64_t layer, Saved which, int64_t m) {
+  const int64_t width = shape.saved(which).row_bytes / shape.element;
+  return {kept.rows(layer, which, m, width, options.dtype),
+          staging().Take({shape.stored(which, m), width}, options.dtype),
+          store.saved(layer, which, m)};
+}
+
+RowReader StreamState::Read(int64_t layer, Saved which, int64_t m, Slot& slot) {
+  const int64_t width = shape.saved(which).row_bytes / shape.element;
+  return {kept.rows(layer, which, m, width, options.dtype),
+          slot.Take({shape.stored(which, m), width}, options.dtype)};
+}
+
+RowRuns StreamState::Dropped(Saved which, int64_t m) const {
   RowRuns runs;
   int64_t at = 0;
   for (int64_t p = 0; p < shape.ranks; ++p) {
-    const int64_t rows = shape.layout.local_rows(m, p) - shape.kept_of(m, p);
+    const int64_t rows =
+        shape.layout.local_rows(m, p) - shape.present_of(which, m, p);
     runs.begin.push_back(at);
     runs.count.push_back(rows);
     at += rows;
@@ -144,6 +160,7 @@ RowRuns StreamState::Dropped(int64_t m) const {
 }
 
 RopeTables StreamState::Rope(int64_t m, int64_t skip) const {
+  if (!rope()) return {};
   const int64_t begin =
       shape.layout.begin(m) + shape.layout.local_offset(m, shape.rank) + skip;
   return MakeRopeTables(begin, shape.local(m) - skip, shape.dim,
@@ -173,6 +190,10 @@ Bytes StreamContext::HostBytes(const Options& options) {
 
 Bytes StreamContext::RingBytes(const Options& options) {
   return Bytes(StreamShape(options).ring_bytes());
+}
+
+Bytes StreamContext::KeptBytes(const Options& options) {
+  return Bytes(StreamShape(options).kept_bytes());
 }
 
 LayerOutput::LayerOutput() = default;

@@ -15,6 +15,7 @@
 #include "client/torch/chunk_io.h"
 #include "client/torch/host_store.h"
 #include "client/torch/rope.h"
+#include "client/torch/saved_rows.h"
 #include "client/torch/stream_shape.h"
 #include "client/torch/streamed_layer.h"
 #include "client/torch/token_math.h"
@@ -43,16 +44,23 @@ class StreamState final : public StreamContext {
   }
   // Whole chunks between token and head layout.
   RowRuns Whole(int64_t m) const { return RowRuns::Whole(shape.layout, m); }
-  // The dropped rows of q, k, v, stored back to back.
-  RowRuns Dropped(int64_t m) const;
-  // Tables for this rank's rows of chunk m from its `skip`-th on; Llama only.
+  // The dropped rows of q, k or v, back to back.
+  RowRuns Dropped(Saved which, int64_t m) const;
+  // Tables for this rank's rows of chunk m from its `skip`-th on; none but for
+  // Llama.
   RopeTables Rope(int64_t m, int64_t skip) const;
   bool rope() const { return options.model.arch == Arch::kLlama; }
 
   const Options options;
   const StreamShape shape;
   HostStore store;
+  KeptStore kept;
   HeadExchange exchange;
+
+  // A class's rows of chunk m: on their way out of forward (the next piece of
+  // the staging slot), and back (`slot`'s next).
+  RowWriter Write(int64_t layer, Saved which, int64_t m);
+  RowReader Read(int64_t layer, Saved which, int64_t m, Slot& slot);
 
   // Cuts the ring memory for `phase`, once all copies of the phase before are
   // out; nothing if it is cut so already. No fetch program may be alive.
@@ -146,14 +154,18 @@ class AttentionBackward {
 struct Projected {
   at::Tensor q, k, v;  // [rows, heads, dim], after RoPE, token layout
 };
-// Projects normed rows: this rank's rows of chunk m from its `skip`-th on.
+// Projects this rank's normed rows of chunk m.
 Projected Project(const StreamState& state, const LayerTensors& weights,
-                  const at::Tensor& normed, int64_t m, int64_t skip);
+                  const at::Tensor& normed, int64_t m);
+// q, k or v of some rows; `tables` are theirs.
+at::Tensor ProjectOne(const StreamState& state, const LayerTensors& weights,
+                      Saved which, const at::Tensor& normed,
+                      const RopeTables& tables);
 
 // Adds the field of a q, k or v chunk in head layout to a fetch.
 void FetchHeads(StreamState& state, int64_t layer, Saved which, int64_t m,
                 Fetch& fetch);
-// Queues one for host memory: kept rows, and dropped rows to scratch.
+// Queues one for host memory: stored rows, and dropped rows to scratch.
 void SendHeads(StreamState& state, int64_t layer, Saved which, int64_t m,
                const at::Tensor& heads, bool with_dropped);
 

@@ -1,4 +1,6 @@
 // What the planner is told of a streamed step.
+#include <algorithm>
+#include <iterator>
 #include <map>
 #include <string>
 
@@ -135,6 +137,7 @@ class ProfileBuilder {
   plan::RankProfile Build() {
     Classes();
     Traffic();
+    profile_.keep_reserve = KeepReserve();
     profile_.forward_layer_seconds = Sum(seconds_, counts_.forward);
     profile_.backward_layer_seconds = Sum(seconds_, counts_.backward);
     return std::move(profile_);
@@ -155,6 +158,7 @@ class ProfileBuilder {
   void Traffic();
   double RecomputeSeconds(Saved which) const;
   Bytes Rounding() const;
+  Bytes KeepReserve() const;
 
   const StreamContext::Options& options_;
   const StreamShape shape_;
@@ -192,11 +196,14 @@ void ProfileBuilder::Classes() {
     // chunks, and block by block all are fetched, kept or recomputed.
     const bool fixed_traffic =
         which == Saved::kQ || which == Saved::kK || which == Saved::kV;
+    const FreeClass* free = FindFreeClass(info.name);
     profile_.classes.push_back({.name = info.name,
                                 .bytes_per_layer = Bytes(Whole(which)),
                                 .recompute_seconds = RecomputeSeconds(which),
                                 .must_swap = info.whole,
-                                .traffic_in_fixed = fixed_traffic});
+                                .traffic_in_fixed = fixed_traffic,
+                                .shared = free != nullptr && free->shared,
+                                .can_keep = free != nullptr && free->can_keep});
   }
 }
 
@@ -206,11 +213,37 @@ Bytes ProfileBuilder::Rounding() const {
   int64_t chunk = 0;
   for (const Saved which : kAllSaved) {
     const SavedClass info = shape_.saved(which);
-    const int64_t roundings = info.head_layout ? shape_.ranks : 1;
-    chunk += kSlotAlignment + (info.row_bytes * roundings + 1) / 2;
+    // Half a row; where rows are kept, those are rounded down by one more.
+    const FreeClass* free = FindFreeClass(info.name);
+    const int64_t halves = info.head_layout                    ? shape_.ranks
+                           : free != nullptr && free->can_keep ? 3
+                                                               : 1;
+    chunk += kSlotAlignment + (info.row_bytes * halves + 1) / 2;
   }
   return Bytes((shape_.layers + 1) * shape_.chunks() *
                (chunk + kSlotAlignment));
+}
+
+// Kept rows are aligned a chunk at a time. Rings and transient buffers may be
+// larger than they were: rows that are fetched need places in rings, rows that
+// are computed again a block's transient places.
+Bytes ProfileBuilder::KeepReserve() const {
+  const auto rings = [this](double heads) {
+    StreamContext::Options options = options_;
+    options.stream.alpha = 1;
+    options.stream.fractions.clear();
+    for (const FreeClass& c : kFreeClasses) {
+      if (c.shared) options.stream.fractions[c.name] = {0, heads};
+    }
+    return StreamShape(options).ring_bytes();
+  };
+  const int64_t ring_growth =
+      std::max<int64_t>(0, std::max(rings(0), rings(1)) - shape_.ring_bytes());
+  const int64_t block =
+      shape_.ffn_rows * (2 * shape_.hidden + 3 * shape_.ffn) * shape_.element;
+  const int64_t alignment = shape_.layers * shape_.chunks() * kSlotAlignment *
+                            static_cast<int64_t>(std::size(kFreeClasses));
+  return Bytes(alignment + ring_growth + block + 2 * shape_.hidden_bytes(0));
 }
 
 void ProfileBuilder::Traffic() {

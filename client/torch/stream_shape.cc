@@ -35,13 +35,19 @@ StreamShape::StreamShape(const StreamContext::Options& options)
       vocab(options.model.vocab),
       dim(options.model.head_dim()),
       element(static_cast<int64_t>(c10::elementSize(options.dtype))),
-      alpha(options.stream.alpha),
       prefetch_depth(options.stream.prefetch_depth),
       gated(options.model.arch == Arch::kLlama),
       active(ActiveChunks(options.layout.chunks(), options.stream.probe)) {
   const HeadLayout heads(options.model.heads, options.model.kv_heads, ranks);
   q_heads = heads.q_per_rank;
   kv_heads = heads.kv_per_rank;
+  for (const Saved which : kAllSaved) {
+    const auto given = options.stream.fractions.find(saved(which).name);
+    fractions[static_cast<size_t>(which)] =
+        given != options.stream.fractions.end()
+            ? given->second
+            : ClassFractions{0, options.stream.alpha};
+  }
   const int64_t rows = std::max<int64_t>(local(0), 1);
   ffn_rows = options.stream.ffn_chunk_rows > 0 ? options.stream.ffn_chunk_rows
                                                : (rows + 1) / 2;
@@ -50,32 +56,44 @@ StreamShape::StreamShape(const StreamContext::Options& options)
                   : DefaultLossRows(rows, hidden, vocab);
 }
 
-int64_t StreamShape::kept_of(int64_t m, int64_t p) const {
-  return std::llround(alpha * static_cast<double>(layout.local_rows(m, p)));
+// Down: what is kept never takes more than its fraction.
+int64_t StreamShape::kept(Saved which, int64_t m) const {
+  const double keep = fractions[static_cast<size_t>(which)].keep;
+  const auto rows =
+      static_cast<int64_t>(std::floor(keep * static_cast<double>(local(m))));
+  return std::min(rows, present(which, m));
 }
 
-int64_t StreamShape::head_kept(int64_t m) const {
+int64_t StreamShape::present_of(Saved which, int64_t m, int64_t p) const {
+  const ClassFractions& f = fractions[static_cast<size_t>(which)];
+  const int64_t rows = layout.local_rows(m, p);
+  const double present = (f.keep + f.swap) * static_cast<double>(rows);
+  return std::min<int64_t>(std::llround(present), rows);
+}
+
+int64_t StreamShape::head_stored(Saved which, int64_t m) const {
   int64_t sum = 0;
-  for (int64_t p = 0; p < ranks; ++p) sum += kept_of(m, p);
+  for (int64_t p = 0; p < ranks; ++p) sum += present_of(which, m, p);
   return sum;
 }
 
-std::vector<RowPiece> StreamShape::pieces(int64_t m) const {
+std::vector<RowPiece> StreamShape::pieces(Saved which, int64_t m) const {
   std::vector<RowPiece> pieces;
-  int64_t row = 0, stored[2] = {0, 0};
-  const auto add = [&](bool kept, int64_t rows) {
+  int64_t row = 0, placed[2] = {0, 0};
+  const auto add = [&](bool stored, int64_t rows) {
     if (rows == 0) return;
-    if (!pieces.empty() && pieces.back().kept == kept) {
+    if (!pieces.empty() && pieces.back().stored == stored) {
       pieces.back().rows += rows;
     } else {
-      pieces.push_back({kept, row, rows, stored[kept]});
+      pieces.push_back({stored, row, rows, placed[stored]});
     }
     row += rows;
-    stored[kept] += rows;
+    placed[stored] += rows;
   };
   for (int64_t p = 0; p < ranks; ++p) {
-    add(true, kept_of(m, p));
-    add(false, layout.local_rows(m, p) - kept_of(m, p));
+    const int64_t present = present_of(which, m, p);
+    add(true, present);
+    add(false, layout.local_rows(m, p) - present);
   }
   return pieces;
 }
@@ -118,10 +136,17 @@ SavedClass StreamShape::saved(Saved which) const {
   return {};
 }
 
-int64_t StreamShape::saved_rows(Saved which, int64_t m) const {
+int64_t StreamShape::stored(Saved which, int64_t m) const {
   const SavedClass info = saved(which);
   if (info.whole) return rows(m);
-  return info.head_layout ? head_kept(m) : kept(m);
+  return info.head_layout ? head_stored(which, m)
+                          : present(which, m) - kept(which, m);
+}
+
+// Rounding may give a shorter chunk a row more.
+int64_t StreamShape::most_stored_bytes(Saved which) const {
+  const int64_t most = std::max(stored(which, 0), stored(which, chunks() - 1));
+  return AlignSlot(most * saved(which).row_bytes);
 }
 
 RingSizes StreamShape::rings(Phase phase) const {
@@ -131,23 +156,20 @@ RingSizes StreamShape::rings(Phase phase) const {
   const int64_t lse = AlignSlot(rows(0) * q_heads * 4);
   const int64_t x = AlignSlot(hidden_bytes(0));
   const int64_t query_sum = AlignSlot(query_gradient_bytes(0));
-  const auto kept_bytes = [&](Saved which) {
-    return AlignSlot(kept(0) * saved(which).row_bytes);
-  };
-  const int64_t ffn_kept = kept_bytes(Saved::kX2) + kept_bytes(Saved::kNorm2) +
-                           kept_bytes(Saved::kUp) + kept_bytes(Saved::kGate) +
-                           kept_bytes(Saved::kAct);
-  const int64_t norm1 = kept_bytes(Saved::kNorm1);
-  const int64_t dropped = head_dropped(0);
+  int64_t post = 0;
+  for (const Saved which : kPostSaved) post += most_stored_bytes(which);
+  const int64_t norm1 = most_stored_bytes(Saved::kNorm1);
+  int64_t dropped = 0;
+  for (const Saved which : kHeadSaved) {
+    dropped += AlignSlot(head_dropped(which, 0) * saved(which).row_bytes);
+  }
   switch (phase) {
     case Phase::kForward:
-      return {.staging = q + o + kv + lse + norm1 + ffn_kept + x,
+      return {.staging = q + o + kv + lse + norm1 + post + x,
               .inputs = x,
               .blocks = kv};
     case Phase::kTokens:
-      return {.staging = q + x + AlignSlot(dropped * query_row_bytes()) +
-                         2 * AlignSlot(dropped * key_row_bytes()),
-              .inputs = 2 * x + o + ffn_kept};
+      return {.staging = q + x + dropped, .inputs = 2 * x + o + post};
     case Phase::kAttention:
       return {.staging = x,
               .inputs = 2 * x + norm1,
@@ -165,6 +187,16 @@ int64_t StreamShape::ring_bytes() const {
     most = std::max(most, rings(phase).Total(prefetch_depth));
   }
   return most;
+}
+
+int64_t StreamShape::kept_bytes() const {
+  int64_t layer = 0;
+  for (const Saved which : kAllSaved) {
+    for (int64_t m = 0; m < chunks(); ++m) {
+      layer += AlignSlot(kept_bytes(which, m));
+    }
+  }
+  return layers * layer;
 }
 
 }  // namespace sluice::runtime

@@ -1,10 +1,12 @@
-// The arithmetic of one rank's streamed step: rows kept and dropped, bytes of
+// The arithmetic of one rank's streamed step: rows kept in HBM, stored in host
+// memory and dropped (computed again) of every class, bytes of
 // every buffer in host memory and in HBM. No memory is touched here, so that
 // "how much would it need" and "allocate it" cannot disagree.
 //
 // Thread safety: values.
 #pragma once
 
+#include <array>
 #include <cstdint>
 #include <vector>
 
@@ -33,19 +35,26 @@ inline constexpr Saved kAllSaved[kSavedClasses] = {
     Saved::kO,     Saved::kLse,  Saved::kX2, Saved::kNorm2,
     Saved::kUp,    Saved::kGate, Saved::kAct};
 
+// Those in head layout that may be dropped, and those that the second half of
+// a layer makes, each from the ones before.
+inline constexpr Saved kHeadSaved[] = {Saved::kQ, Saved::kK, Saved::kV};
+inline constexpr Saved kPostSaved[] = {Saved::kX2, Saved::kNorm2, Saved::kUp,
+                                       Saved::kGate, Saved::kAct};
+
 struct SavedClass {
   const char* name;   // as in the profile
   bool head_layout;   // rows of the whole chunk, of this rank's heads; else
                       // this rank's rows, all of hidden or ffn
-  bool whole;         // every row stays in host memory, whatever alpha
+  bool whole;         // every row stays in host memory
   int64_t row_bytes;  // 0: this model has no such class
 };
 
-// Consecutive rows of a chunk in head layout that are all kept or all dropped.
+// Consecutive rows of a chunk in head layout that are all stored or all
+// dropped.
 struct RowPiece {
-  bool kept;
-  int64_t row, rows;   // in the chunk
-  int64_t stored_row;  // in the chunk's kept (or dropped) rows
+  bool stored;
+  int64_t row, rows;  // in the chunk
+  int64_t place;      // the first, in the chunk's stored (or dropped) rows
 };
 
 // Every slot buffer begins at a multiple of this.
@@ -84,24 +93,36 @@ class StreamShape {
   bool full(int64_t m) const { return layout.rows(m) == layout.rows(0); }
   // ".full" or ".tail": every segment kind's ending.
   const char* suffix(int64_t m) const { return full(m) ? ".full" : ".tail"; }
-  // Rows of chunk m over all ranks, of this rank, and its first rows that stay
-  // in host memory until backward.
+  // Rows of chunk m over all ranks, and of this rank.
   int64_t rows(int64_t m) const { return layout.rows(m); }
   int64_t local(int64_t m) const { return layout.local_rows(m, rank); }
-  int64_t kept(int64_t m) const { return kept_of(m, rank); }
-  int64_t kept_of(int64_t m, int64_t p) const;
-  // The same in head layout: kept rows of all ranks, and the others.
-  int64_t head_kept(int64_t m) const;
-  int64_t head_dropped(int64_t m) const { return rows(m) - head_kept(m); }
-  // Chunk m in head layout, row by row, as pieces.
-  std::vector<RowPiece> pieces(int64_t m) const;
+  // Of a rank's rows of chunk m the first are kept in HBM, those from there up
+  // to `present` stored in host memory; the rest is dropped.
+  int64_t kept(Saved which, int64_t m) const;
+  int64_t present(Saved which, int64_t m) const {
+    return present_of(which, m, rank);
+  }
+  int64_t present_of(Saved which, int64_t m, int64_t p) const;
+  // q, k, v in head layout: stored rows of all ranks, and the others.
+  int64_t head_stored(Saved which, int64_t m) const;
+  int64_t head_dropped(Saved which, int64_t m) const {
+    return rows(m) - head_stored(which, m);
+  }
+  // Chunk m of q, k or v in head layout, row by row, as pieces.
+  std::vector<RowPiece> pieces(Saved which, int64_t m) const;
 
   // The chunk that a step runs before chunk m (-1: none).
   int64_t previous(int64_t m) const;
 
   SavedClass saved(Saved which) const;
-  // Rows of a class that stay in host memory for chunk m.
-  int64_t saved_rows(Saved which, int64_t m) const;
+  // Rows of a class that stay in host memory for chunk m, and their bytes in
+  // the tallest chunk.
+  int64_t stored(Saved which, int64_t m) const;
+  int64_t most_stored_bytes(Saved which) const;
+  // Bytes of the rows of chunk m that are kept.
+  int64_t kept_bytes(Saved which, int64_t m) const {
+    return kept(which, m) * saved(which).row_bytes;
+  }
 
   // Bytes of one chunk m of hidden states; of a row of q (or dO), k (or v).
   int64_t hidden_bytes(int64_t m) const { return local(m) * hidden * element; }
@@ -116,15 +137,17 @@ class StreamShape {
   }
 
   RingSizes rings(Phase phase) const;
-  // HBM that the rings and sums of the tallest phase take.
+  // HBM that the rings and sums of the tallest phase take, and the kept rows
+  // of all layers.
   int64_t ring_bytes() const;
+  int64_t kept_bytes() const;
 
   ChunkLayout layout;
   int64_t rank, ranks, layers;
   int64_t hidden, ffn, vocab, dim;
   int64_t q_heads, kv_heads;  // this rank's, kv after expansion
   int64_t element;            // bytes of an activation
-  double alpha;
+  std::array<ClassFractions, kSavedClasses> fractions;  // as Saved
   int prefetch_depth;
   int64_t ffn_rows, loss_rows;  // of one call
   bool gated;                   // SwiGLU

@@ -6,6 +6,8 @@
 #include <ATen/core/grad_mode.h>
 #include <ATen/ops/empty.h>
 
+#include <map>
+
 #include "client/torch/exceptions.h"
 #include "client/torch/stream_context.h"
 #include "proto/base/status.h"
@@ -31,23 +33,30 @@ class Backward {
   }
 
  private:
-  // What phase A fetches of a chunk; the last five are kept rows only.
+  // What phase A has of a chunk.
   struct PostInputs {
-    at::Tensor dy, x, o, x2, norm2, up, gate, act;
+    at::Tensor dy, x, o;
+    RowReader x2, norm2, up, gate, act;
+  };
+  // What rows of a chunk's second half were made of.
+  struct PostRows {
+    at::Tensor x2, norm2, up, gate, act;
   };
 
   absl::Status PhaseA();
   absl::Status PhasesBandC();
   void FetchPost(int64_t m, Fetch& fetch);
-  PostInputs TakePost(Slot& slot, int64_t m) const;
+  PostInputs TakePost(Slot& slot, int64_t m);
   absl::Status PostChunk(int64_t m, const PostInputs& in);
-  void FeedForward(const at::Tensor& dy, const at::Tensor& x2,
-                   const PostInputs* kept, int64_t row, int64_t rows,
-                   const at::Tensor& dx2);
+  PostRows RowsOf(const PostInputs& in, const at::Tensor& home, int64_t row,
+                  int64_t rows) const;
+  void FeedForward(const at::Tensor& dy, PostRows saved, const at::Tensor& dx2);
   absl::Status Recompute(int64_t m, const at::Tensor& x);
+  absl::Status ProjectAgain(int64_t m, const at::Tensor& x,
+                            const std::map<Saved, at::Tensor>& to);
   absl::Status ProjectionsChunk(int64_t m, Fetches& inputs);
   void Projections(int64_t m, const at::Tensor& x, const at::Tensor& dx2,
-                   const at::Tensor& norm1, const Projected& d,
+                   const RowReader& norm1, const Projected& d,
                    const at::Tensor& dx);
   absl::Status GradientsHome(int64_t m, Projected& d);
 
@@ -72,24 +81,24 @@ class Backward {
 void Backward::FetchPost(int64_t m, Fetch& fetch) {
   fetch.Whole(gradient_.chunk(m));
   fetch.Whole(input_.chunk(m));
-  for (const Saved which : {Saved::kO, Saved::kX2, Saved::kNorm2, Saved::kUp,
-                            Saved::kGate, Saved::kAct}) {
+  fetch.Whole(state_.store.saved(layer_, Saved::kO, m));
+  for (const Saved which : kPostSaved) {
     fetch.Whole(state_.store.saved(layer_, which, m));
   }
 }
 
-Backward::PostInputs Backward::TakePost(Slot& slot, int64_t m) const {
+Backward::PostInputs Backward::TakePost(Slot& slot, int64_t m) {
   const at::ScalarType type = state_.options.dtype;
-  const int64_t kept = shape_.kept(m), hidden = shape_.hidden;
+  const int64_t hidden = shape_.hidden;
   PostInputs in;
   in.dy = slot.Take({shape_.local(m), hidden}, type);
   in.x = slot.Take({shape_.local(m), hidden}, type);
   in.o = slot.Take({shape_.rows(m), shape_.q_heads, shape_.dim}, at::kFloat);
-  in.x2 = slot.Take({kept, hidden}, type);
-  in.norm2 = slot.Take({kept, hidden}, type);
-  in.up = slot.Take({kept, shape_.ffn}, type);
-  if (shape_.gated) in.gate = slot.Take({kept, shape_.ffn}, type);
-  in.act = slot.Take({kept, shape_.ffn}, type);
+  in.x2 = state_.Read(layer_, Saved::kX2, m, slot);
+  in.norm2 = state_.Read(layer_, Saved::kNorm2, m, slot);
+  in.up = state_.Read(layer_, Saved::kUp, m, slot);
+  in.gate = state_.Read(layer_, Saved::kGate, m, slot);
+  in.act = state_.Read(layer_, Saved::kAct, m, slot);
   return in;
 }
 
@@ -112,26 +121,45 @@ absl::Status Backward::PhaseA() {
   return absl::OkStatus();
 }
 
-// FFN and norm2 back for rows [row, row + rows) of `dy`; x2 has just these
-// rows. `kept` is null for dropped rows, which are computed again.
-void Backward::FeedForward(const at::Tensor& dy, const at::Tensor& x2,
-                           const PostInputs* kept, int64_t row, int64_t rows,
-                           const at::Tensor& dx2) {
-  const auto saved = [&](const at::Tensor& t) {
-    return t.narrow(0, row, rows);
+// Rows [row, row + rows); what is not there is made from what is, as forward
+// did. `home` is o in token layout.
+Backward::PostRows Backward::RowsOf(const PostInputs& in,
+                                    const at::Tensor& home, int64_t row,
+                                    int64_t rows) const {
+  PostRows out;
+  out.x2 = in.x2.Rows(row, rows, [&](int64_t at, int64_t n) {
+    return LinearForward(home.narrow(0, at, n), weights_.o_weight,
+                         weights_.o_bias)
+        .add_(in.x.narrow(0, at, n));
+  });
+  const auto part = [row](const at::Tensor& t, int64_t at, int64_t n) {
+    return t.narrow(0, at - row, n);
   };
-  at::Tensor norm2, up, gate, act;
-  if (kept != nullptr) {
-    norm2 = saved(kept->norm2), up = saved(kept->up), act = saved(kept->act);
-    if (shape_.gated) gate = saved(kept->gate);
-  } else {
-    norm2 = NormForward(x2, Norm2());
-    up = LinearForward(norm2, weights_.up_weight, weights_.up_bias);
-    if (shape_.gated) gate = LinearForward(norm2, weights_.gate_weight, {});
-    act = ActivationForward(gate, up);
+  out.norm2 = in.norm2.Rows(row, rows, [&](int64_t at, int64_t n) {
+    return NormForward(part(out.x2, at, n), Norm2());
+  });
+  out.up = in.up.Rows(row, rows, [&](int64_t at, int64_t n) {
+    return LinearForward(part(out.norm2, at, n), weights_.up_weight,
+                         weights_.up_bias);
+  });
+  if (shape_.gated) {
+    out.gate = in.gate.Rows(row, rows, [&](int64_t at, int64_t n) {
+      return LinearForward(part(out.norm2, at, n), weights_.gate_weight, {});
+    });
   }
+  out.act = in.act.Rows(row, rows, [&](int64_t at, int64_t n) {
+    const at::Tensor gate = shape_.gated ? part(out.gate, at, n) : at::Tensor();
+    return ActivationForward(gate, part(out.up, at, n));
+  });
+  return out;
+}
+
+// FFN and norm2 back.
+void Backward::FeedForward(const at::Tensor& dy, PostRows saved,
+                           const at::Tensor& dx2) {
+  const auto& [x2, norm2, up, gate, act] = saved;
   LinearBackwardWeight(act, dy, gradients_.down_weight, gradients_.down_bias);
-  act.reset();
+  saved.act.reset();
   ActivationGradients d = ActivationBackward(
       LinearBackwardInput(dy, weights_.down_weight), gate, up);
   LinearBackwardWeight(norm2, d.up, gradients_.up_weight, gradients_.up_bias);
@@ -148,7 +176,7 @@ void Backward::FeedForward(const at::Tensor& dy, const at::Tensor& x2,
 }
 
 absl::Status Backward::PostChunk(int64_t m, const PostInputs& in) {
-  const int64_t rows = shape_.local(m), kept = shape_.kept(m);
+  const int64_t rows = shape_.local(m);
   const at::Tensor dx2 =
       state_.staging().Take({rows, shape_.hidden}, state_.options.dtype);
   const at::Tensor d_o =
@@ -165,15 +193,8 @@ absl::Status Backward::PostChunk(int64_t m, const PostInputs& in) {
     SLUICE_RETURN_IF_ERROR(state_.exchange.ToTokens(
         state_.Whole(m), {{HeadKind::kQuery, home, o}}));
     const at::Tensor home_rows = home.view({rows, shape_.hidden});
-    ForRows(0, kept, shape_.ffn_rows, [&](int64_t row, int64_t n) {
-      FeedForward(in.dy.narrow(0, row, n), in.x2.narrow(0, row, n), &in, row, n,
-                  dx2.narrow(0, row, n));
-    });
-    ForRows(kept, rows, shape_.ffn_rows, [&](int64_t row, int64_t n) {
-      const at::Tensor x2 = LinearForward(home_rows.narrow(0, row, n),
-                                          weights_.o_weight, weights_.o_bias)
-                                .add_(in.x.narrow(0, row, n));
-      FeedForward(in.dy.narrow(0, row, n), x2, nullptr, row, n,
+    ForRows(0, rows, shape_.ffn_rows, [&](int64_t row, int64_t n) {
+      FeedForward(in.dy.narrow(0, row, n), RowsOf(in, home_rows, row, n),
                   dx2.narrow(0, row, n));
     });
     LinearBackwardWeight(home_rows, dx2, gradients_.o_weight,
@@ -191,32 +212,60 @@ absl::Status Backward::PostChunk(int64_t m, const PostInputs& in) {
 }
 
 // The dropped rows of q, k, v, once, into scratch. All ranks agree on whether
-// there are any.
+// there are any: they have the same fractions of these classes.
 absl::Status Backward::Recompute(int64_t m, const at::Tensor& x) {
-  const int64_t dropped = shape_.head_dropped(m), kept = shape_.kept(m);
-  if (dropped == 0) return absl::OkStatus();
-  const at::ScalarType type = state_.options.dtype;
-  const at::Tensor q =
-      state_.staging().Take({dropped, shape_.q_heads, shape_.dim}, type);
-  const at::Tensor k =
-      state_.staging().Take({dropped, shape_.kv_heads, shape_.dim}, type);
-  const at::Tensor v =
-      state_.staging().Take({dropped, shape_.kv_heads, shape_.dim}, type);
+  std::map<Saved, at::Tensor> again;
+  for (const Saved which : kHeadSaved) {
+    const int64_t dropped = shape_.head_dropped(which, m);
+    if (dropped == 0) continue;
+    const int64_t heads = which == Saved::kQ ? shape_.q_heads : shape_.kv_heads;
+    again[which] = state_.staging().Take({dropped, heads, shape_.dim},
+                                         state_.options.dtype);
+  }
+  if (again.empty()) return absl::OkStatus();
   {
     SegmentScope segment(state_.options.allocator,
                          state_.Kind("qkv.recompute", m));
-    const at::Tensor normed =
-        NormForward(x.narrow(0, kept, x.size(0) - kept), Norm1());
-    const Projected local = Project(state_, weights_, normed, m, kept);
-    SLUICE_RETURN_IF_ERROR(state_.exchange.ToHeads(
-        state_.Dropped(m), {{HeadKind::kQuery, local.q, q},
-                            {HeadKind::kKeyValue, local.k, k},
-                            {HeadKind::kKeyValue, local.v, v}}));
+    SLUICE_RETURN_IF_ERROR(ProjectAgain(m, x, again));
   }
-  state_.staging().Send(q, state_.store.dropped(Saved::kQ, m));
-  state_.staging().Send(k, state_.store.dropped(Saved::kK, m));
-  state_.staging().Send(v, state_.store.dropped(Saved::kV, m));
+  for (const auto& [which, rows] : again) {
+    state_.staging().Send(rows, state_.store.dropped(which, m));
+  }
   state_.staging().Flush("q, k, v again");
+  return absl::OkStatus();
+}
+
+// Classes that are cut at the same rows travel together.
+absl::Status Backward::ProjectAgain(int64_t m, const at::Tensor& x,
+                                    const std::map<Saved, at::Tensor>& to) {
+  int64_t first = x.size(0);
+  for (const auto& [which, rows] : to) {
+    first = std::min(first, shape_.present(which, m));
+  }
+  const int64_t all = x.size(0) - first;
+  const at::Tensor normed = NormForward(x.narrow(0, first, all), Norm1());
+  const RopeTables tables = state_.Rope(m, first);
+  const auto cut = [this](Saved which) {
+    return shape_.fractions[static_cast<size_t>(which)];
+  };
+  std::vector<ExchangePart> parts;
+  for (auto at = to.begin(); at != to.end(); ++at) {
+    const Saved which = at->first;
+    const int64_t skip = shape_.present(which, m) - first, n = all - skip;
+    RopeTables own = tables;
+    if (state_.rope()) {
+      own = {tables.cos.narrow(0, skip, n), tables.sin.narrow(0, skip, n)};
+    }
+    parts.push_back(
+        {which == Saved::kQ ? HeadKind::kQuery : HeadKind::kKeyValue,
+         ProjectOne(state_, weights_, which, normed.narrow(0, skip, n), own),
+         at->second});
+    const auto next = std::next(at);
+    if (next != to.end() && cut(next->first) == cut(which)) continue;
+    SLUICE_RETURN_IF_ERROR(
+        state_.exchange.ToHeads(state_.Dropped(which, m), parts));
+    parts.clear();
+  }
   return absl::OkStatus();
 }
 
@@ -234,7 +283,10 @@ absl::Status Backward::PhasesBandC() {
         fetch.Whole(state_.store.saved(layer_, Saved::kNorm1, chunks[k]));
         return true;
       });
-  return attention.Run([&](int64_t i) { return ProjectionsChunk(i, inputs); });
+  SLUICE_RETURN_IF_ERROR(
+      attention.Run([&](int64_t i) { return ProjectionsChunk(i, inputs); }));
+  state_.kept.Dead(layer_);
+  return absl::OkStatus();
 }
 
 // dq, dk, dv of chunk m in token layout, turned back.
@@ -263,25 +315,19 @@ absl::Status Backward::GradientsHome(int64_t m, Projected& d) {
 }
 
 void Backward::Projections(int64_t m, const at::Tensor& x,
-                           const at::Tensor& dx2, const at::Tensor& norm1,
+                           const at::Tensor& dx2, const RowReader& norm1,
                            const Projected& d, const at::Tensor& dx) {
-  const int64_t rows = shape_.local(m), kept = shape_.kept(m);
+  const int64_t rows = shape_.local(m);
   const at::Tensor dq = d.q.view({rows, -1});
   const at::Tensor dk = d.k.view({rows, -1});
   const at::Tensor dv = d.v.view({rows, -1});
-  const auto weights = [&](const at::Tensor& normed, int64_t first) {
-    const int64_t n = normed.size(0);
-    LinearBackwardWeight(normed, dq.narrow(0, first, n), gradients_.q_weight,
-                         gradients_.q_bias);
-    LinearBackwardWeight(normed, dk.narrow(0, first, n), gradients_.k_weight,
-                         gradients_.k_bias);
-    LinearBackwardWeight(normed, dv.narrow(0, first, n), gradients_.v_weight,
-                         gradients_.v_bias);
-  };
-  weights(norm1, 0);
-  if (rows > kept) {
-    weights(NormForward(x.narrow(0, kept, rows - kept), Norm1()), kept);
-  }
+  at::Tensor normed = norm1.Rows(0, rows, [&](int64_t at, int64_t n) {
+    return NormForward(x.narrow(0, at, n), Norm1());
+  });
+  LinearBackwardWeight(normed, dq, gradients_.q_weight, gradients_.q_bias);
+  LinearBackwardWeight(normed, dk, gradients_.k_weight, gradients_.k_bias);
+  LinearBackwardWeight(normed, dv, gradients_.v_weight, gradients_.v_bias);
+  normed.reset();
   at::Tensor dnorm = LinearBackwardInput(dq, weights_.q_weight).to(at::kFloat);
   dnorm.add_(LinearBackwardInput(dk, weights_.k_weight));
   dnorm.add_(LinearBackwardInput(dv, weights_.v_weight));
@@ -296,7 +342,7 @@ absl::Status Backward::ProjectionsChunk(int64_t m, Fetches& inputs) {
   const int64_t rows = shape_.local(m), hidden = shape_.hidden;
   const at::Tensor x = slot->Take({rows, hidden}, type);
   const at::Tensor dx2 = slot->Take({rows, hidden}, type);
-  const at::Tensor norm1 = slot->Take({shape_.kept(m), hidden}, type);
+  const RowReader norm1 = state_.Read(layer_, Saved::kNorm1, m, *slot);
   SLUICE_RETURN_IF_ERROR(state_.staging().Begin());
   const at::Tensor dx = state_.staging().Take({rows, hidden}, type);
   {

@@ -10,31 +10,6 @@
 namespace sluice::runtime {
 namespace {
 
-// The first rows of a class, on their way to host memory.
-class KeptRows {
- public:
-  KeptRows(StreamState& state, int64_t layer, Saved which, int64_t m,
-           int64_t width)
-      : state_(state),
-        to_(state.store.saved(layer, which, m)),
-        rows_(state.staging().Take({state.shape.kept(m), width},
-                                   state.options.dtype)) {}
-
-  // `part` is rows [first, first + n) of the class.
-  void Store(int64_t first, const at::Tensor& part) {
-    const int64_t rows = std::min(rows_.size(0) - first, part.size(0));
-    if (rows > 0) {
-      rows_.narrow(0, first, rows).copy_(part.narrow(0, 0, rows));
-    }
-  }
-  void Send() { state_.staging().Send(rows_, to_); }
-
- private:
-  StreamState& state_;
-  HostBuffer& to_;
-  at::Tensor rows_;
-};
-
 class Forward {
  public:
   Forward(StreamState& state, const LayerTensors& weights, ChunkHandle& input,
@@ -66,8 +41,8 @@ class Forward {
   absl::Status Project(int64_t m, const at::Tensor& x, const Heads& heads);
   absl::Status Post(int64_t m, const at::Tensor& x, const Heads& heads);
   void FeedForward(int64_t m, const at::Tensor& x2);
-  KeptRows Keep(Saved which, int64_t m, int64_t width) {
-    return KeptRows(state_, layer_, which, m, width);
+  RowWriter Write(Saved which, int64_t m) {
+    return state_.Write(layer_, which, m);
   }
 
   StreamState& state_;
@@ -98,10 +73,10 @@ absl::Status Forward::Project(int64_t m, const at::Tensor& x,
   SegmentScope segment(state_.options.allocator, state_.Kind("qkv.forward", m));
   const at::Tensor normed =
       NormForward(x, state_.Norm(weights_.norm1_weight, weights_.norm1_bias));
-  KeptRows norm1 = Keep(Saved::kNorm1, m, shape_.hidden);
+  RowWriter norm1 = Write(Saved::kNorm1, m);
   norm1.Store(0, normed);
-  norm1.Send();
-  const Projected local = runtime::Project(state_, weights_, normed, m, 0);
+  norm1.Send(state_.staging());
+  const Projected local = runtime::Project(state_, weights_, normed, m);
   SLUICE_RETURN_IF_ERROR(state_.exchange.ToHeads(
       state_.Whole(m), {{HeadKind::kQuery, local.q, heads.q},
                         {HeadKind::kKeyValue, local.k, heads.k},
@@ -116,10 +91,10 @@ absl::Status Forward::Project(int64_t m, const at::Tensor& x,
 void Forward::FeedForward(int64_t m, const at::Tensor& x2) {
   const at::Tensor y = state_.staging().Take({shape_.local(m), shape_.hidden},
                                              state_.options.dtype);
-  KeptRows norm2 = Keep(Saved::kNorm2, m, shape_.hidden);
-  KeptRows up_rows = Keep(Saved::kUp, m, shape_.ffn);
-  KeptRows gate_rows = Keep(Saved::kGate, m, shape_.gated ? shape_.ffn : 0);
-  KeptRows act_rows = Keep(Saved::kAct, m, shape_.ffn);
+  RowWriter norm2 = Write(Saved::kNorm2, m);
+  RowWriter up_rows = Write(Saved::kUp, m);
+  RowWriter gate_rows = Write(Saved::kGate, m);
+  RowWriter act_rows = Write(Saved::kAct, m);
   ForRows(0, shape_.local(m), shape_.ffn_rows, [&](int64_t row, int64_t n) {
     const at::Tensor residual = x2.narrow(0, row, n);
     const at::Tensor normed = NormForward(
@@ -139,8 +114,9 @@ void Forward::FeedForward(int64_t m, const at::Tensor& x2) {
         .copy_(LinearForward(act, weights_.down_weight, weights_.down_bias))
         .add_(residual);
   });
-  for (KeptRows* rows : {&norm2, &up_rows, &act_rows}) rows->Send();
-  if (shape_.gated) gate_rows.Send();
+  for (const RowWriter* rows : {&norm2, &up_rows, &gate_rows, &act_rows}) {
+    rows->Send(state_.staging());
+  }
   state_.staging().Send(y, output_.chunk(m));
 }
 
@@ -159,9 +135,9 @@ absl::Status Forward::Post(int64_t m, const at::Tensor& x, const Heads& heads) {
   const at::Tensor x2 = LinearForward(home.view({rows, shape_.hidden}),
                                       weights_.o_weight, weights_.o_bias)
                             .add_(x);
-  KeptRows residual = Keep(Saved::kX2, m, shape_.hidden);
+  RowWriter residual = Write(Saved::kX2, m);
   residual.Store(0, x2);
-  residual.Send();
+  residual.Send(state_.staging());
   FeedForward(m, x2);
   state_.staging().Flush("layer out");
   return absl::OkStatus();

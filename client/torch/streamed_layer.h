@@ -16,7 +16,7 @@
 //
 // Segments: every piece of compute runs in a SegmentScope whose kind ends in
 // ".full" or ".tail"; README.md lists them. The requests of a kind depend on
-// shapes and alpha only, never on the number of chunks.
+// shapes and fractions only, never on the number of chunks.
 //
 // Thread safety: one compute thread per StreamContext.
 #pragma once
@@ -31,6 +31,7 @@
 #include "absl/status/statusor.h"
 #include "client/copy_engine.h"
 #include "client/torch/collectives.h"
+#include "client/torch/fractions.h"
 #include "client/torch/model_tensors.h"
 #include "client/torch/region_allocator.h"
 #include "client/torch/shapes.h"
@@ -39,7 +40,10 @@
 namespace sluice::runtime {
 
 struct StreamOptions {
-  double alpha = 1.0;      // token fraction of free classes kept in host
+  // Token fractions of the free classes (fractions.h); those that are not
+  // named swap alpha and keep nothing (MEMO's policy).
+  double alpha = 1.0;
+  FractionMap fractions;
   int prefetch_depth = 2;  // slots of the block ring: one in use, the others
                            // in flight; 1 fetches nothing ahead
   int64_t ffn_chunk_rows = 0;   // rows of one FFN call; 0: half a chunk's
@@ -50,7 +54,7 @@ struct StreamOptions {
 };
 
 // Everything a rank's streamed layers share: layout, copy engine, host arena,
-// rings. Made anew for another sequence length or alpha.
+// rings, kept rows. Made anew for another sequence length or other fractions.
 class StreamContext {
  public:
   struct Options {
@@ -66,7 +70,7 @@ class StreamContext {
     std::byte* host = nullptr;  // the leased host region, 64-byte aligned
     Bytes host_size;
   };
-  // Allocates the rings (in HBM) and lays out the host arena.
+  // Allocates the rings and the kept rows (in HBM), lays out the host arena.
   // InvalidArgument: a shape or option out of range. ResourceExhausted: the
   // host region is too small: asked, given.
   static absl::StatusOr<std::unique_ptr<StreamContext>> Create(
@@ -77,13 +81,16 @@ class StreamContext {
   // layer's saved rows, one layer's scratch, hidden states and gradients):
   // exact, what Create carves. Needs no `copies`, `collectives` or `host`.
   static Bytes HostBytes(const Options& options);
-  // HBM that Create allocates: rings and accumulators (not transients).
+  // HBM that Create allocates: rings and accumulators (not transients), and
+  // rows that are kept from forward to backward.
   static Bytes RingBytes(const Options& options);
+  static Bytes KeptBytes(const Options& options);
   // What the planner needs of this rank: skeletal classes with bytes and
   // recompute times, fixed traffic, host bytes, windows. `recorded` are the
   // segment kinds of a calibration run with the same chunk size and ranks
   // (RegionAllocator::TakeRecorded); executions are filled in for
-  // `options.layout`. rank, gpu, numa and transient_capacity are the caller's.
+  // `options.layout`. job, rank, gpu, numa, transient_capacity and what is
+  // asked for are the caller's.
   static plan::RankProfile Profile(
       const Options& options, const std::vector<plan::SegmentKind>& recorded);
   // Two full chunks and the tail of `layout`: the shortest sequence that runs

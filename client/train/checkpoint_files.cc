@@ -139,6 +139,10 @@ std::string PlanKey(const RunOptions& o, int ranks, Bytes hbm) {
   key["--seq-len"] = o.seq_len;
   key["--chunk"] = o.chunk;
   key["--alpha"] = o.alpha;
+  if (!o.keep) key["--no-keep"] = true;
+  for (const auto& [name, f] : o.fractions) {
+    key["--fractions"][name] = {f.keep, f.swap};
+  }
   key["--prefetch"] = o.prefetch;
   key["ranks"] = ranks;
   key["hbm"] = hbm.count();

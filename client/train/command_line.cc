@@ -2,9 +2,13 @@
 #include <fmt/format.h>
 
 #include <CLI/CLI.hpp>
+#include <algorithm>
+#include <cctype>
 #include <cstdio>
+#include <cstdlib>
 #include <map>
 #include <memory>
+#include <string_view>
 
 #include "client/train/options.h"
 #include "client/train/outcome.h"
@@ -16,6 +20,7 @@ namespace {
 // Flags whose text is not the option's type.
 struct RawFlags {
   std::string alpha = "auto";
+  std::string fractions;
   std::string hbm = "0";
   std::string host = "0";
   std::string method = "sluice";
@@ -62,6 +67,12 @@ void AddShared(CLI::App& app, RunOptions& o, RawFlags& raw) {
   app.add_option("--alpha", raw.alpha,
                  "token fraction swapped to the host, 0 to 1, or 'auto'")
       ->capture_default_str();
+  app.add_option("--fractions", raw.fractions,
+                 "of classes by themselves, beside --alpha: CLASS=SWAP, "
+                 "CLASS=keep:KEEP or CLASS=keep:KEEP+SWAP, with commas between "
+                 "(norm2=0,ffn_up=0.5,ffn_activation=keep:0.25+0.5)");
+  app.add_flag("--no-keep{false}", o.keep,
+               "let the planner keep no rows on the GPU");
   app.add_option("--prefetch", o.prefetch, "chunks in flight")
       ->capture_default_str();
   app.add_option("--dtype", raw.dtype, "fp32 or bf16")->capture_default_str();
@@ -182,9 +193,54 @@ absl::Status ReadAlpha(const std::string& text, double& out) {
   return absl::OkStatus();
 }
 
+// The whole text is a number in [0, 1].
+bool ReadFraction(const std::string& text, double& out) {
+  if (text.empty() || std::isspace(static_cast<unsigned char>(text[0])) != 0) {
+    return false;
+  }
+  char* end = nullptr;
+  out = std::strtod(text.c_str(), &end);
+  return *end == '\0' && out >= 0 && out <= 1;
+}
+
+// SWAP, keep:KEEP, keep:KEEP+SWAP
+bool ReadClass(const std::string& text, runtime::ClassFractions& out) {
+  constexpr std::string_view kKeep = "keep:";
+  if (!text.starts_with(kKeep)) return ReadFraction(text, out.swap);
+  const std::string kept = text.substr(kKeep.size());
+  const size_t plus = kept.find('+');
+  if (!ReadFraction(kept.substr(0, plus), out.keep)) return false;
+  return plus == std::string::npos ||
+         ReadFraction(kept.substr(plus + 1), out.swap);
+}
+
+absl::Status ReadFractions(const std::string& text, runtime::FractionMap& out) {
+  if (text.empty()) return absl::OkStatus();
+  for (size_t begin = 0; begin <= text.size();) {
+    const size_t end = std::min(text.find(',', begin), text.size());
+    const std::string item = text.substr(begin, end - begin);
+    begin = end + 1;
+    const size_t equals = item.find('=');
+    runtime::ClassFractions f;
+    if (equals == std::string::npos || equals == 0 ||
+        !ReadClass(item.substr(equals + 1), f)) {
+      return BadInput(
+          fmt::format("--fractions '{}': write CLASS=SWAP, CLASS=keep:KEEP or "
+                      "CLASS=keep:KEEP+SWAP, with numbers between 0 and 1",
+                      item));
+    }
+    const std::string name = item.substr(0, equals);
+    if (!out.emplace(name, f).second) {
+      return BadInput(fmt::format("--fractions: {} is given twice", name));
+    }
+  }
+  return absl::OkStatus();
+}
+
 absl::Status Convert(const RawFlags& raw, RunOptions& o) {
   using runtime::Arch;
   SLUICE_RETURN_IF_ERROR(ReadAlpha(raw.alpha, o.alpha));
+  SLUICE_RETURN_IF_ERROR(ReadFractions(raw.fractions, o.fractions));
   SLUICE_RETURN_IF_ERROR(ReadBytes("--hbm", raw.hbm, o.hbm));
   SLUICE_RETURN_IF_ERROR(ReadBytes("--host", raw.host, o.host));
   SLUICE_RETURN_IF_ERROR(Choose<Method>("--method", raw.method,

@@ -89,6 +89,12 @@ absl::Status Validate(const RunOptions& o) {
     return BadInput(
         fmt::format("--alpha {}: must be between 0 and 1, or 'auto'", o.alpha));
   }
+  if (const absl::Status fractions =
+          runtime::CheckFractions(o.fractions, o.model.arch);
+      !fractions.ok()) {
+    return BadInput(
+        fmt::format("--fractions: {}", std::string(fractions.message())));
+  }
   if (o.save_every > 0 && o.save.empty()) {
     return BadInput("--save-every needs --save DIR to save to");
   }

@@ -9,6 +9,7 @@
 
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
+#include "client/torch/fractions.h"
 #include "client/torch/shapes.h"
 #include "proto/base/units.h"
 
@@ -28,9 +29,11 @@ struct RunOptions {
   bool private_daemon = false;
   Method method = Method::kSluice;
   runtime::ModelConfig model;
-  int64_t seq_len = 1024;  // global tokens
-  int64_t chunk = 512;     // global tokens
-  double alpha = -1;       // negative: the planner chooses
+  int64_t seq_len = 1024;          // global tokens
+  int64_t chunk = 512;             // global tokens
+  double alpha = -1;               // negative: the planner chooses
+  runtime::FractionMap fractions;  // of classes that are given by themselves
+  bool keep = true;  // false: the planner keeps no rows on the GPU
   int prefetch = 2;
   Dtype dtype = Dtype::kFp32;
   int ranks = 1;

@@ -14,6 +14,15 @@ namespace {
 
 using Json = nlohmann::ordered_json;
 
+Json Fractions(const std::vector<plan::ClassPlan>& classes) {
+  Json json = Json::object();
+  for (const plan::ClassPlan& c : classes) {
+    json[c.name] = {
+        {"keep", c.keep}, {"swap", c.swap}, {"recompute", c.recompute}};
+  }
+  return json;
+}
+
 }  // namespace
 
 std::string ToJson(const RunReport& r, const absl::Status& status) {
@@ -34,6 +43,7 @@ std::string ToJson(const RunReport& r, const absl::Status& status) {
                {"tokens_per_second", r.tokens_per_second},
                {"seconds_per_step", r.seconds_per_step},
                {"alpha", r.alpha},
+               {"fractions", Fractions(r.fractions)},
                {"plan",
                 {{"peak_bytes", r.plan.peak.count()},
                  {"lower_bound_bytes", r.plan.lower_bound.count()},

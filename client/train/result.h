@@ -15,6 +15,7 @@
 #include "client/train/options.h"
 #include "client/train/plan_change.h"
 #include "proto/base/units.h"
+#include "proto/plan/plan.h"
 
 namespace sluice::train {
 
@@ -37,7 +38,8 @@ struct RunReport {
   Bytes hbm_per_gpu;
   double tokens_per_second = 0;  // global
   double seconds_per_step = 0;
-  double alpha = 0;
+  double alpha = 0;  // of this rank, as its fractions
+  std::vector<plan::ClassPlan> fractions;
   PlanSummary plan;
   std::vector<PlanChangeRecord> plan_changes;  // while it ran, rank 0's
   double grant_wait_seconds = 0;

@@ -52,6 +52,7 @@ class Stepper {
   virtual Bytes host_bytes() const { return Bytes(0); }
   virtual client::CopyStats copies() const { return {}; }
   virtual double alpha() const { return 0; }
+  virtual const plan::RankPlan* own_plan() const { return nullptr; }
   virtual PlanSummary plan() const { return {}; }
   virtual const SavedPlan* saved_plan() const { return nullptr; }
   virtual std::vector<client::CopyRecord> TakeCopies() { return {}; }

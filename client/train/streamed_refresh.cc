@@ -42,13 +42,15 @@ absl::StatusOr<bool> StreamedStepper::AllFine(const absl::Status& own) {
   return AllAgree(context_.collectives, own.ok());
 }
 
-// Records and plans with `alpha`; the stream is gone, the host lease stays.
-absl::StatusOr<bool> StreamedStepper::TakeAlpha(double alpha) {
+// Records and plans with them; the stream is gone, the host lease stays.
+absl::StatusOr<bool> StreamedStepper::TakeFractions(
+    const runtime::FractionMap& chosen) {
   // Back to pool, so that every segment is recorded.
   absl::Status status = context_.memory->allocator().SetPlan({}, {}, Bytes(0));
   SLUICE_ASSIGN_OR_RETURN(const bool cleared, AllFine(status));
   if (!cleared) return false;
-  SLUICE_ASSIGN_OR_RETURN(const bool planned, AllFine(PlanWith(alpha, alpha)));
+  SLUICE_ASSIGN_OR_RETURN(const bool planned,
+                          AllFine(PlanWith({chosen, /*settled=*/true})));
   if (!planned) return false;
   return AllFine(AdoptPlan());
 }
@@ -104,21 +106,25 @@ absl::StatusOr<PlanChangeRecord> StreamedStepper::Refresh(bool mine) {
   const absl::Time start = absl::Now();
   const auto offered = mine ? offered_ : nullptr;
   const SavedPlan before = saved_;
-  const double alpha_before = alpha_;
+  const double alpha_before = alpha();
+  const runtime::FractionMap fractions_before = PlannedFractions();
   const Bytes host_before = host_->size();
   PlanChangeRecord record;
-  double wanted = alpha_;
   if (offered != nullptr) {
     record.plan = offered->id.value();
     const plan::RankPlan* part = PartOf(*offered, before.profile.rank);
-    if (part != nullptr) wanted = part->alpha;
+    if (part != nullptr) saved_.plan = *offered;
   }
   why_.clear();
-  SLUICE_ASSIGN_OR_RETURN(const double agreed, LeastAlpha(wanted));
+  SLUICE_ASSIGN_OR_RETURN(const runtime::FractionMap agreed, AgreedFractions());
+  SLUICE_ASSIGN_OR_RETURN(const bool other,
+                          AnyRank(agreed != fractions_before));
   record.taken = true;
-  if (agreed != alpha_before) {
+  if (!other) {
+    saved_ = before;
+  } else {
     stream_.reset();
-    SLUICE_ASSIGN_OR_RETURN(record.taken, TakeAlpha(agreed));
+    SLUICE_ASSIGN_OR_RETURN(record.taken, TakeFractions(agreed));
     if (record.taken) {
       SLUICE_ASSIGN_OR_RETURN(record.taken, Restart(/*release=*/true));
     }
@@ -130,10 +136,10 @@ absl::StatusOr<PlanChangeRecord> StreamedStepper::Refresh(bool mine) {
     record.note += fmt::format(" not taken ({}); on with {}", why,
                                old ? "the one before" : "what fits now");
   }
-  record.alpha = alpha_;
+  record.alpha = alpha();
   record.note += fmt::format(
       ": alpha {:.4g} -> {:.4g}, host memory {} -> {}, {:.2f} s", alpha_before,
-      alpha_, FormatBytes(host_before), FormatBytes(host_->size()),
+      alpha(), FormatBytes(host_before), FormatBytes(host_->size()),
       absl::ToDoubleSeconds(absl::Now() - start));
   if (offered != nullptr) {
     context_.memory->session()

@@ -27,13 +27,14 @@ StreamedStepper::~StreamedStepper() {
 }
 
 StreamContext::Options StreamedStepper::StreamOptions(
-    const runtime::ChunkLayout& layout, double alpha) const {
+    const runtime::ChunkLayout& layout,
+    const runtime::FractionMap& fractions) const {
   StreamContext::Options o;
   o.model = context_.options->model;
   o.layout = layout;
   o.rank = context_.environment->rank;
   o.dtype = context_.weights->flat().scalar_type();
-  o.stream.alpha = alpha;
+  o.stream.fractions = fractions;
   o.stream.prefetch_depth = context_.options->prefetch;
   o.collectives = context_.collectives;
   o.copies = copies_.get();
@@ -62,11 +63,12 @@ absl::StatusOr<std::unique_ptr<client::Region>> StreamedStepper::LeaseHost(
 
 namespace {
 
-// Calibrations with different alphas lease the same size. A freed extent is
+// Calibrations with different fractions lease the same size. A freed extent is
 // only leased again whole while this process lives, so another odd size would
 // cost the node host memory that the plan has just given away.
 Bytes CalibrationBytes(StreamContext::Options options) {
   Bytes most = StreamContext::HostBytes(options);
+  options.stream.fractions.clear();
   for (const double alpha : {0.0, 1.0}) {
     options.stream.alpha = alpha;
     most = std::max(most, StreamContext::HostBytes(options));
@@ -79,9 +81,9 @@ Bytes CalibrationBytes(StreamContext::Options options) {
 // One forward and backward over two full chunks and the tail: every segment
 // kind runs, with the real code; its gradients are thrown away.
 absl::StatusOr<std::vector<plan::SegmentKind>> StreamedStepper::Calibrate(
-    double alpha) {
+    const runtime::FractionMap& fractions) {
   StreamContext::Options options =
-      StreamOptions(StreamContext::CalibrationLayout(layout_), alpha);
+      StreamOptions(StreamContext::CalibrationLayout(layout_), fractions);
   // While a run goes on, in the memory it has.
   std::unique_ptr<client::Region> leased;
   const Bytes needed = CalibrationBytes(options);
@@ -119,73 +121,198 @@ absl::Status StreamedStepper::Rehearse(const StreamContext::Options& options) {
 }
 
 plan::RankProfile StreamedStepper::Profile(
-    const std::vector<plan::SegmentKind>& recorded, double alpha,
-    double asked) const {
-  const StreamContext::Options options = StreamOptions(layout_, alpha);
+    const std::vector<plan::SegmentKind>& recorded, const Round& round) const {
+  const StreamContext::Options options =
+      StreamOptions(layout_, round.fractions);
   plan::RankProfile profile = StreamContext::Profile(options, recorded);
   profile.rank = Rank(static_cast<uint64_t>(context_.environment->rank));
   profile.gpu = context_.memory->gpu();
   profile.numa = context_.memory->session().limits().numa;
+  Ask(round, &profile);
   // What states and rings leave: ids and labels are there already.
   const Bytes used = context_.memory->allocator().stats().used;
-  const Bytes left =
+  const Bytes kept = StreamContext::KeptBytes(options);
+  // A mask of labels, and the scalars between segments.
+  const Bytes outside =
+      Bytes(layout_.total_local_rows(context_.environment->rank)) + KiB(64);
+  Bytes left =
       context_.memory->size() - used - StreamContext::RingBytes(options);
+  if (round.settled && kept > Bytes(0)) left -= kept + outside;
   profile.transient_capacity = Bytes(std::max<int64_t>(left.count(), 0));
-  profile.alpha = asked;
+  double named = 0;  // what is kept, without alignment
+  bool free = false;
+  for (const plan::SkeletalClass& c : profile.classes) {
+    free |= !c.must_swap && !c.swap && profile.alpha < 0;
+    named += c.keep.value_or(0) * static_cast<double>(profile.layers) *
+             static_cast<double>(c.bytes_per_layer.count());
+  }
+  // It was recorded with what it will do.
+  if (!free) {
+    const double more = static_cast<double>(kept.count()) - std::floor(named);
+    profile.keep_reserve = Bytes(static_cast<int64_t>(std::max(more, 0.0)));
+  }
+  profile.keep_reserve += outside;
   return profile;
 }
 
-absl::Status StreamedStepper::PlanWith(double alpha, double asked) {
-  SLUICE_ASSIGN_OR_RETURN(const auto recorded, Calibrate(alpha));
-  saved_.profile = Profile(recorded, alpha, asked);
-  auto plan = context_.memory->session().Plan(saved_.profile, kPlanTimeout);
+// Settled: everything, for the reasons that the last plan gave. Else what the
+// user asked for.
+void StreamedStepper::Ask(const Round& round,
+                          plan::RankProfile* profile) const {
+  const runtime::FractionMap& asked =
+      round.settled ? round.fractions : context_.options->fractions;
+  for (plan::SkeletalClass& c : profile->classes) {
+    const auto own = asked.find(c.name);
+    if (own != asked.end()) {
+      c.keep = own->second.keep;
+      c.swap = own->second.swap;
+    } else if (c.can_keep && !context_.options->keep) {
+      c.keep = 0;
+    }
+  }
+  const plan::RankPlan* last = OwnPlan();
+  if (!round.settled || last == nullptr) {
+    profile->alpha = context_.options->alpha;
+    return;
+  }
+  profile->settled = true;
+  profile->limited_by = last->alpha_limited_by;
+  for (plan::SkeletalClass& c : profile->classes) {
+    for (const plan::ClassPlan& planned : last->classes) {
+      if (planned.name != c.name || !c.swap) continue;
+      c.why = planned.swap == *c.swap && planned.keep == *c.keep
+                  ? planned.why
+                  : fmt::format(
+                        "{} swapped, {} kept: less than planned, for "
+                        "another rank or transient buffers need it",
+                        *c.swap, *c.keep);
+    }
+  }
+}
+
+absl::Status StreamedStepper::PlanWith(const Round& round) {
+  SLUICE_ASSIGN_OR_RETURN(const auto recorded, Calibrate(round.fractions));
+  plan::RankProfile profile = Profile(recorded, round);
+  auto plan = context_.memory->session().Plan(profile, kPlanTimeout);
   SLUICE_RETURN_IF_ERROR(ClassifyStepError(plan.status()));
   if (!plan->infeasible.empty()) {
     return DoesNotFit(plan->limited_by, plan->infeasible);
   }
-  saved_.plan = *std::move(plan);
-  alpha_ = OwnPlan()->alpha;
+  saved_ = {std::move(profile), *std::move(plan)};
   return absl::OkStatus();
 }
 
-// Of all ranks of the run, those of other nodes included.
-absl::StatusOr<double> StreamedStepper::LeastAlpha(double own) const {
+// Of every free class: what the user gives; alpha, or all of it, else.
+runtime::FractionMap StreamedStepper::AskedFor() const {
+  const double alpha = context_.options->alpha;
+  runtime::FractionMap fractions;
+  for (const runtime::FreeClass& c : runtime::kFreeClasses) {
+    if (!c.of(context_.options->model.arch)) continue;
+    fractions[c.name] = {0, alpha >= 0 ? alpha : 1};
+  }
+  for (const auto& [name, f] : context_.options->fractions) {
+    fractions[name] = f;
+  }
+  return fractions;
+}
+
+runtime::FractionMap StreamedStepper::PlannedFractions() const {
+  runtime::FractionMap fractions;
+  for (const plan::ClassPlan& c : OwnPlan()->classes) {
+    if (runtime::FindFreeClass(c.name) == nullptr) continue;
+    fractions[c.name] = {c.keep, c.swap};
+  }
+  return fractions;
+}
+
+// A rank stores the q, k and v of its heads for the rows of all ranks: how
+// many stay is one number for the run. Plans of other nodes may say more or
+// less, so the least counts, which fits everywhere.
+absl::StatusOr<runtime::FractionMap> StreamedStepper::AgreedFractions() const {
+  runtime::FractionMap fractions = PlannedFractions();
+  runtime::Collectives* const all = context_.collectives;
+  if (all == nullptr) return fractions;
+  const runtime::HostScope host("fractions of the ranks");
+  for (auto& [name, f] : fractions) {
+    if (!runtime::FindFreeClass(name)->shared) continue;
+    at::Tensor swaps = at::zeros({all->world_size()}, at::kDouble);
+    swaps.data_ptr<double>()[all->rank()] = f.swap;
+    SLUICE_RETURN_IF_ERROR(ClassifyStepError(all->SumAll(swaps)));
+    f.swap = at::min(swaps).item<double>();
+  }
+  return fractions;
+}
+
+absl::StatusOr<bool> StreamedStepper::AnyRank(bool own) const {
   runtime::Collectives* const all = context_.collectives;
   if (all == nullptr) return own;
-  const runtime::HostScope host("alphas of the ranks");
-  at::Tensor alphas = at::zeros({all->world_size()}, at::kDouble);
-  alphas.data_ptr<double>()[all->rank()] = own;
-  SLUICE_RETURN_IF_ERROR(ClassifyStepError(all->SumAll(alphas)));
-  return at::min(alphas).item<double>();
+  const runtime::HostScope host("a question to the ranks");
+  at::Tensor yes = at::zeros({1}, at::kDouble);
+  yes.data_ptr<double>()[0] = own ? 1 : 0;
+  SLUICE_RETURN_IF_ERROR(ClassifyStepError(all->SumAll(yes)));
+  return yes.data_ptr<double>()[0] > 0;
 }
 
-// A rank stores the k and v of its heads for the rows of all ranks: how many
-// stay is one number for the run. A plan may give a rank on a less busy link
-// more than another, so the least counts, which fits everywhere.
-//
-// A segment's requests depend on alpha, and alpha on what was recorded: where
-// another alpha comes out than was recorded with, record again with it. All
-// ranks do, for the daemon plans them together.
 absl::Status StreamedStepper::MakePlan() {
-  const double asked = context_.options->alpha;
-  const double first = asked >= 0 ? asked : 1.0;
-  SLUICE_RETURN_IF_ERROR(PlanWith(first, asked));
-  SLUICE_ASSIGN_OR_RETURN(const double chosen, LeastAlpha(alpha_));
-  if (std::abs(chosen - first) < 1e-9) return absl::OkStatus();
-  return PlanWith(chosen, chosen);
+  const runtime::FractionMap asked = AskedFor();
+  SLUICE_ASSIGN_OR_RETURN(const bool fits, PlanOnAll({asked, false}));
+  if (!fits) return GpuTooSmall();
+  SLUICE_ASSIGN_OR_RETURN(runtime::FractionMap chosen, AgreedFractions());
+  SLUICE_ASSIGN_OR_RETURN(const bool other, AnyRank(chosen != asked));
+  return other ? Settle(std::move(chosen)) : absl::OkStatus();
 }
 
-absl::Status StreamedStepper::CheckAlphas() const {
-  SLUICE_ASSIGN_OR_RETURN(const double least, LeastAlpha(alpha_));
-  if (alpha_ == least) return absl::OkStatus();
-  return absl::InternalError(fmt::format(
-      "this rank's plan has alpha {}, another's {}: they must be one", alpha_,
-      least));
+// A segment's requests depend on fractions, and fractions on what was
+// recorded: where any rank's plan has others than were recorded with, all
+// ranks record again with the planned ones, for the daemon plans them
+// together. Rings and transient buffers are others then; where kept rows do not
+// leave them enough after all, nothing is kept.
+absl::Status StreamedStepper::Settle(runtime::FractionMap chosen) {
+  SLUICE_ASSIGN_OR_RETURN(bool fits, PlanOnAll({chosen, /*settled=*/true}));
+  if (fits) return absl::OkStatus();
+  for (auto& [name, f] : chosen) {
+    if (!context_.options->fractions.contains(name)) f.keep = 0;
+  }
+  SLUICE_ASSIGN_OR_RETURN(fits, PlanOnAll({chosen, /*settled=*/true}));
+  return fits ? absl::OkStatus() : GpuTooSmall();
+}
+
+// False, on all ranks, where a GPU is too small for one's transient buffers.
+absl::StatusOr<bool> StreamedStepper::PlanOnAll(const Round& round) {
+  const absl::Status planned = PlanWith(round);
+  if (out_of_step_) return planned;
+  const bool full = LimitedBy(planned) == kGpuMemory;
+  if (full) why_ = std::string(planned.message());
+  SLUICE_RETURN_IF_ERROR(
+      Agree(context_.collectives, full ? absl::OkStatus() : planned));
+  SLUICE_ASSIGN_OR_RETURN(const bool any, AnyRank(full));
+  return !any;
+}
+
+absl::Status StreamedStepper::GpuTooSmall() const {
+  if (!why_.empty()) return DoesNotFit(kGpuMemory, why_);
+  return CausedByPeer(
+      absl::AbortedError("another rank's transient buffers do not fit"));
+}
+
+absl::Status StreamedStepper::CheckShared() const {
+  SLUICE_ASSIGN_OR_RETURN(const runtime::FractionMap agreed, AgreedFractions());
+  if (agreed == PlannedFractions()) return absl::OkStatus();
+  return absl::InternalError(
+      "this rank's plan swaps more of q, k or v than another's: it must be as "
+      "much");
+}
+
+double StreamedStepper::alpha() const {
+  const plan::RankPlan* own = OwnPlan();
+  return own != nullptr ? own->alpha : 1;
 }
 
 const plan::RankPlan* StreamedStepper::OwnPlan() const {
   for (const plan::RankPlan& part : saved_.plan.ranks) {
-    if (part.rank == saved_.profile.rank) return &part;
+    if (part.job == saved_.profile.job && part.rank == saved_.profile.rank) {
+      return &part;
+    }
   }
   return nullptr;
 }
@@ -193,14 +320,13 @@ const plan::RankPlan* StreamedStepper::OwnPlan() const {
 absl::Status StreamedStepper::AdoptPlan() {
   const plan::RankPlan* own = OwnPlan();
   if (own == nullptr) return BadInput("the plan has no part for this rank");
-  alpha_ = own->alpha;
   const absl::Status set = context_.memory->allocator().SetPlan(
       own->segments, saved_.profile.segments, own->transient_peak);
   return ClassifyStepError(set);
 }
 
 absl::Status StreamedStepper::Start() {
-  StreamContext::Options options = StreamOptions(layout_, alpha_);
+  StreamContext::Options options = StreamOptions(layout_, PlannedFractions());
   options.stream.probe = context_.options->probe;
   if (host_ == nullptr) {
     SLUICE_ASSIGN_OR_RETURN(host_,
@@ -228,7 +354,7 @@ absl::Status StreamedStepper::Prepare(const SavedPlan* saved) {
     SLUICE_RETURN_IF_ERROR(MakePlan());
   }
   SLUICE_RETURN_IF_ERROR(Agree(context_.collectives, AdoptPlan()));
-  SLUICE_RETURN_IF_ERROR(Agree(context_.collectives, CheckAlphas()));
+  SLUICE_RETURN_IF_ERROR(Agree(context_.collectives, CheckShared()));
   return Agree(context_.collectives, Start());
 }
 

@@ -36,7 +36,8 @@ class StreamedStepper final : public Stepper {
   runtime::ChunkLayout layout() const override { return layout_; }
   Bytes host_bytes() const override { return host_->size(); }
   client::CopyStats copies() const override { return copies_->stats(); }
-  double alpha() const override { return alpha_; }
+  double alpha() const override;
+  const plan::RankPlan* own_plan() const override { return OwnPlan(); }
   PlanSummary plan() const override;
   const SavedPlan* saved_plan() const override { return &saved_; }
   std::vector<client::CopyRecord> TakeCopies() override {
@@ -46,28 +47,43 @@ class StreamedStepper final : public Stepper {
   absl::StatusOr<PlanChangeRecord> Refresh(bool mine) override;
 
  private:
-  StreamContext::Options StreamOptions(const runtime::ChunkLayout& layout,
-                                       double alpha) const;
+  // What a calibration runs with, and a profile asks for.
+  struct Round {
+    runtime::FractionMap fractions;  // of every free class
+    bool settled = false;            // they are chosen; else what is free is
+  };
+
+  StreamContext::Options StreamOptions(
+      const runtime::ChunkLayout& layout,
+      const runtime::FractionMap& fractions) const;
   absl::StatusOr<std::unique_ptr<client::Region>> LeaseHost(Bytes size);
-  absl::StatusOr<std::vector<plan::SegmentKind>> Calibrate(double alpha);
+  absl::StatusOr<std::vector<plan::SegmentKind>> Calibrate(
+      const runtime::FractionMap& fractions);
   absl::Status Rehearse(const StreamContext::Options& options);
   absl::Status MakePlan();
-  absl::Status PlanWith(double alpha, double asked);
-  absl::StatusOr<double> LeastAlpha(double own) const;
-  absl::Status CheckAlphas() const;
+  absl::Status PlanWith(const Round& round);
+  absl::StatusOr<bool> PlanOnAll(const Round& round);
+  absl::Status Settle(runtime::FractionMap chosen);
+  absl::Status GpuTooSmall() const;
+  runtime::FractionMap AskedFor() const;
+  runtime::FractionMap PlannedFractions() const;
+  absl::StatusOr<runtime::FractionMap> AgreedFractions() const;
+  absl::StatusOr<bool> AnyRank(bool own) const;
+  absl::Status CheckShared() const;
   absl::Status AdoptPlan();
   absl::Status Start();
 
   // Refresh's (streamed_refresh.cc). Of those that return a bool: false on
   // all ranks where it cannot be had, with a word in `why_`.
   absl::StatusOr<bool> AllFine(const absl::Status& own);
-  absl::StatusOr<bool> TakeAlpha(double alpha);
+  absl::StatusOr<bool> TakeFractions(const runtime::FractionMap& chosen);
   absl::StatusOr<bool> Restart(bool release);
   absl::StatusOr<bool> GoBack(const SavedPlan& before);
   absl::StatusOr<bool> PlanAnew();
   const plan::RankPlan* OwnPlan() const;
   plan::RankProfile Profile(const std::vector<plan::SegmentKind>& recorded,
-                            double alpha, double asked) const;
+                            const Round& round) const;
+  void Ask(const Round& round, plan::RankProfile* profile) const;
 
   StepperContext context_;
   runtime::ChunkLayout layout_;
@@ -75,7 +91,6 @@ class StreamedStepper final : public Stepper {
   std::unique_ptr<client::Region> host_;
   std::unique_ptr<StreamContext> stream_;
   SavedPlan saved_;
-  double alpha_ = 1;
   std::shared_ptr<const plan::NodePlan> offered_;
   // A rank failed inside collectives: the ranks are out of step.
   bool out_of_step_ = false;

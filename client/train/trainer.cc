@@ -124,6 +124,9 @@ absl::Status Trainer::Prepare() {
   labels_ = at::zeros({rows}, at::kLong);
   SLUICE_RETURN_IF_ERROR(PrepareStepper());
   report_->alpha = stepper_->alpha();
+  if (const plan::RankPlan* plan = stepper_->own_plan()) {
+    report_->fractions = plan->classes;
+  }
   if (corpus_ != nullptr) {
     dealer_ = std::make_unique<Dealer>(corpus_.get(), layout, rank);
     SLUICE_RETURN_IF_ERROR(dealer_->Check());

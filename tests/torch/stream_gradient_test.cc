@@ -2,6 +2,7 @@
 #include <ATen/Parallel.h>
 
 #include <cmath>
+#include <random>
 #include <string>
 
 #include "tests/torch/stream_fixture.h"
@@ -91,6 +92,48 @@ INSTANTIATE_TEST_SUITE_P(
         Named{"GptTwo", {Gpt(), 71, 16, 2, Alpha(0.5)}},
         Named{"GptFour", {Gpt(), 66, 16, 4, Alpha(1)}}),
     [](const auto& info) { return std::string(info.param.name); });
+
+// Fractions of each class drawn by `seed`; some keep rows in HBM.
+StreamOptions Mixed(const ModelConfig& model, uint64_t seed) {
+  std::mt19937 random(seed);
+  const auto draw = [&random] { return static_cast<double>(random() % 9) / 8; };
+  StreamOptions options{.alpha = draw(),
+                        .prefetch_depth = 1 + static_cast<int>(random() % 3),
+                        .ffn_chunk_rows = static_cast<int64_t>(random() % 6)};
+  for (const FreeClass& c : kFreeClasses) {
+    if (c.gated_only && model.arch != Arch::kLlama) continue;
+    ClassFractions f{0, draw()};
+    if (c.can_keep && random() % 2 == 0) f.keep = (1 - f.swap) * draw();
+    if (random() % 8 != 0) options.fractions[c.name] = f;
+  }
+  return options;
+}
+
+class StreamedStepFractions : public ::testing::TestWithParam<int> {};
+
+// Odd shapes, 1 to 4 ranks, grouped heads, tails: whatever each class does.
+TEST_P(StreamedStepFractions, HaveTheGradientsOfPlainAutograd) {
+  const auto seed = static_cast<uint64_t>(GetParam());
+  std::mt19937 random(1000 + seed);
+  const int ranks = 1 + static_cast<int>(random() % 4);
+  const int64_t heads = ranks == 3 ? 12 : 4;
+  StepCase c{.ranks = ranks};
+  c.model = seed % 3 == 0 ? Gpt(heads)
+                          : Llama(heads, random() % 2 == 0 ? heads : heads / 2);
+  c.chunk = 5 + static_cast<int64_t>(random() % 14);
+  c.seq_len = c.chunk * 2 + static_cast<int64_t>(random() % 40);
+  c.stream = Mixed(c.model, seed);
+  const StepData data = MakeStepData(c, seed);
+  const OracleResult expected =
+      RunOracle(c.model, data.weights, data.tokens, data.labels, data.count);
+  StepOutcome got = RunStep(c, data, /*steps=*/2);
+  EXPECT_NEAR(got.loss_sum / expected.loss_sum, 1, 1e-6);
+  const GradientError error =
+      CompareGradients(c.model, got.gradients, expected.gradients);
+  EXPECT_LE(error.worst, 1e-4) << error.parameter;
+}
+
+INSTANTIATE_TEST_SUITE_P(Drawn, StreamedStepFractions, ::testing::Range(0, 24));
 
 TEST(StreamedStep, MakesNoHostSynchroniseCall) {
   const StepCase c{Llama(), 71, 16, 1, Alpha(0.5)};

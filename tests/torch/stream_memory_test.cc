@@ -44,6 +44,17 @@ class StreamMemory : public ::testing::Test {
             .allocator = &allocator_};
   }
 
+  // Each class does something else, in whole rows of chunks of 16.
+  StreamContext::Options MixedOptions(int64_t seq_len) {
+    StreamContext::Options options = Options(seq_len, 0.75);
+    options.stream.fractions = {
+        {"norm1", {0.25, 0.5}},    {"q", {0, 0.5}},
+        {"k", {0, 0.25}},          {"attention_residual", {0.5, 0}},
+        {"norm2", {0, 0}},         {"ffn_up", {0.125, 0.625}},
+        {"ffn_activation", {1, 0}}};
+    return options;
+  }
+
   // Runs a step; the peak of what it allocated beside tokens and weights.
   Bytes Step(StreamContext::Options options) {
     options.host_size = StreamContext::HostBytes(options);
@@ -100,15 +111,40 @@ TEST_F(StreamMemory, NothingInHbmGrowsWithTheSequence) {
 }
 
 TEST_F(StreamMemory, RingBytesAreWhatCreateAllocates) {
-  StreamContext::Options options = Options(71);
-  options.host_size = StreamContext::HostBytes(options);
-  const Arena arena(options.host_size);
-  options.host = arena.data();
-  const Bytes before = allocator_.stats().used;
-  auto context = StreamContext::Create(options);
-  ASSERT_THAT(context, IsOk());
-  EXPECT_EQ(allocator_.stats().used - before,
-            StreamContext::RingBytes(options));
+  for (StreamContext::Options options : {Options(71), MixedOptions(71)}) {
+    options.host_size = StreamContext::HostBytes(options);
+    const Arena arena(options.host_size);
+    options.host = arena.data();
+    const Bytes before = allocator_.stats().used;
+    auto context = StreamContext::Create(options);
+    ASSERT_THAT(context, IsOk());
+    EXPECT_EQ(
+        allocator_.stats().used - before,
+        StreamContext::RingBytes(options) + StreamContext::KeptBytes(options));
+  }
+  EXPECT_EQ(StreamContext::KeptBytes(Options(71)), Bytes(0));
+}
+
+// A quarter of norm1, half of x2, an eighth of up and all activations.
+TEST_F(StreamMemory, KeptBytesAreTheFractionsOfTheirClasses) {
+  int64_t kept = 0;
+  const StreamContext::Options options = MixedOptions(128);
+  const plan::RankProfile profile = StreamContext::Profile(options, {});
+  for (const plan::SkeletalClass& c : profile.classes) {
+    const auto f = options.stream.fractions.find(c.name);
+    if (f == options.stream.fractions.end()) continue;
+    kept += static_cast<int64_t>(
+        f->second.keep *
+        static_cast<double>(profile.layers * c.bytes_per_layer.count()));
+  }
+  EXPECT_GE(StreamContext::KeptBytes(options).count(), kept);
+  EXPECT_LE(StreamContext::KeptBytes(options).count(), kept + 2 * 8 * 4 * 63)
+      << "aligned by layer, chunk and class";
+  // Where rows are not whole they are fewer, and the reserve is for alignment.
+  const StreamContext::Options odd = MixedOptions(135);
+  EXPECT_LE(
+      StreamContext::KeptBytes(odd).count(),
+      kept * 135 / 128 + StreamContext::Profile(odd, {}).keep_reserve.count());
 }
 
 TEST_F(StreamMemory, ASmallerHostRegionIsRefusedWithBothSizes) {
@@ -154,6 +190,24 @@ TEST_F(StreamMemory, ACalibrationsPlanIsReplayedWithoutMismatchInBf16) {
       allocator_, [&](int64_t n) { Step(Options(n)); }, SideBySide);
 }
 
+TEST_F(StreamMemory, FractionsByClassAreReplayedWithoutMismatch) {
+  ExpectReplay(
+      allocator_, [&](int64_t n) { Step(MixedOptions(n)); }, SideBySide);
+}
+
+// The reserve covers what other fractions than those recorded need.
+TEST_F(StreamMemory, TheKeepReserveCoversWhatRingsAndTransientsGrowBy) {
+  Step(Options(135, 1));
+  const Bytes recorded = Step(Options(135, 1));
+  const Bytes reserve =
+      StreamContext::Profile(Options(135, 1), {}).keep_reserve;
+  for (const StreamContext::Options& options :
+       {Options(135, 0), Options(135, 0.5), MixedOptions(135)}) {
+    EXPECT_LE(Step(options) - StreamContext::KeptBytes(options),
+              recorded + reserve);
+  }
+}
+
 TEST_F(StreamMemory, AProbeRunsEverySegmentKindInTheSameMemory) {
   Step(Options(135));
   const Bytes whole = Step(Options(135));
@@ -176,6 +230,18 @@ TEST_F(StreamMemory, TheProfileCountsExecutionsAndBoundsHostBytes) {
     }
     EXPECT_GE(host, double(StreamContext::HostBytes(options).count()));
   }
+  const StreamContext::Options mixed = MixedOptions(135);
+  const plan::RankProfile mixed_profile = StreamContext::Profile(mixed, kinds);
+  double host = double(mixed_profile.host_fixed.count());
+  for (const plan::SkeletalClass& c : mixed_profile.classes) {
+    const auto f = mixed.stream.fractions.find(c.name);
+    const double swap = c.must_swap ? 1
+                        : f != mixed.stream.fractions.end()
+                            ? f->second.swap
+                            : mixed.stream.alpha;
+    host += double(mixed_profile.layers * c.bytes_per_layer.count()) * swap;
+  }
+  EXPECT_GE(host, double(StreamContext::HostBytes(mixed).count()));
   // Recorded in the whole step itself, so counted alike.
   const auto profile = StreamContext::Profile(Options(135), kinds);
   ASSERT_EQ(profile.segments.size(), kinds.size());
@@ -214,6 +280,31 @@ TEST_F(StreamMemory, AStepMovesTheBytesThatTheProfileTells) {
               profile.layers * out + 2 * hidden);
     EXPECT_GE((after.d2h - before.d2h).count(), profile.layers * out * 8 / 10);
   }
+}
+
+// With fractions by class too, byte for byte where rows are whole: a kept row
+// moves nowhere, a dropped one does not come back.
+TEST_F(StreamMemory, AStepFetchesWhatItsFractionsTell) {
+  const StreamContext::Options options = MixedOptions(128);
+  const plan::RankProfile profile = StreamContext::Profile(options, {});
+  double in =
+      double((profile.forward_h2d_fixed + profile.backward_h2d_fixed).count());
+  double hidden = 0;
+  for (const plan::SkeletalClass& c : profile.classes) {
+    if (c.name == "layer_input") hidden = double(c.bytes_per_layer.count());
+    if (c.traffic_in_fixed) continue;
+    const auto f = options.stream.fractions.find(c.name);
+    const double swap = c.must_swap ? 1
+                        : f != options.stream.fractions.end()
+                            ? f->second.swap
+                            : options.stream.alpha;
+    in += swap * double(c.bytes_per_layer.count());
+  }
+  const client::CopyStats before = engine_->stats();
+  Step(options);
+  const client::CopyStats after = engine_->stats();
+  EXPECT_EQ(double((after.h2d - before.h2d).count()),
+            double(profile.layers) * in + 2 * hidden);
 }
 
 }  // namespace

@@ -50,6 +50,20 @@ TEST(CommandLine, CheckHasADaemonOfItsOwnUnlessASocketIsNamed) {
   EXPECT_FALSE(named.options.private_daemon);
 }
 
+TEST(CommandLine, ReadsFractionsByClass) {
+  SLUICE_ASSERT_OK_AND_ASSIGN(
+      const ParsedCommand parsed,
+      ParseCommandLine(Split("check --fractions "
+                             "norm2=0,ffn_up=0.5,ffn_activation=keep:0.25+0.5,"
+                             "norm1=keep:1")));
+  const runtime::FractionMap& f = parsed.options.fractions;
+  ASSERT_EQ(f.size(), 4u);
+  EXPECT_EQ(f.at("norm2"), (runtime::ClassFractions{0, 0}));
+  EXPECT_EQ(f.at("ffn_up"), (runtime::ClassFractions{0, 0.5}));
+  EXPECT_EQ(f.at("ffn_activation"), (runtime::ClassFractions{0.25, 0.5}));
+  EXPECT_EQ(f.at("norm1"), (runtime::ClassFractions{1, 0}));
+}
+
 struct BadLine {
   const char* line;
   const char* says;
@@ -75,6 +89,19 @@ INSTANTIATE_TEST_SUITE_P(
                       BadLine{"train --nonsense 1", "--nonsense"},
                       BadLine{"train --alpha 1.5", "--alpha '1.5'"},
                       BadLine{"train --alpha nan", "--alpha 'nan'"},
+                      BadLine{"check --fractions norm2", "'norm2': write"},
+                      BadLine{"check --fractions =1", "'=1': write"},
+                      BadLine{"check --fractions norm2=0,", "'': write"},
+                      BadLine{"check --fractions norm2=1.5", "'norm2=1.5'"},
+                      BadLine{"check --fractions norm2=nan", "'norm2=nan'"},
+                      BadLine{"check --fractions norm2=keep:0.5+", "keep:0.5+"},
+                      BadLine{"check --fractions norm2=keep:0.5+1",
+                              "norm2: keep 0.5 and swap 1"},
+                      BadLine{"check --fractions q=keep:0.5", "q: keep 0.5"},
+                      BadLine{"check --fractions norm2=0,norm2=1", "twice"},
+                      BadLine{"check --fractions oops=1", "'oops' is no class"},
+                      BadLine{"train --arch gpt --fractions ffn_gate=1",
+                              "'ffn_gate' is no class"},
                       BadLine{"train --lr nan", "--lr nan"},
                       BadLine{"train --hbm lots", "--hbm 'lots'"},
                       BadLine{"train --hbm=-1", "--hbm '-1'"},

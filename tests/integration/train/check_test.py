@@ -27,6 +27,11 @@ SHAPES = [
     # more chunks than prefetch, three layers
     "--layers 3 --seq-len 500 --chunk 40 --ranks 2 --alpha 0.9 --prefetch 3",
     "--layers 3 --seq-len 300 --chunk 40 --ranks 1 --alpha 0.1 --prefetch 1",
+    # classes by themselves: kept, swapped, recomputed
+    "--seq-len 201 --chunk 50 --ranks 3 --hidden 60 --heads 3 --fractions "
+    "norm1=keep:0.5,q=0,k=0.3,norm2=0,ffn_up=keep:0.25+0.5,ffn_gate=0.7",
+    "--arch gpt --seq-len 130 --chunk 33 --ranks 2 --alpha 0.3 --fractions "
+    "attention_residual=keep:1,ffn_activation=keep:0.4+0.2",
 ]
 SMALL = "--layers 2 --hidden 64 --heads 4 --ffn 96 --vocab 131".split()
 
