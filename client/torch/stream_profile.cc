@@ -213,12 +213,8 @@ Bytes ProfileBuilder::Rounding() const {
   int64_t chunk = 0;
   for (const Saved which : kAllSaved) {
     const SavedClass info = shape_.saved(which);
-    // Half a row; where rows are kept, those are rounded down by one more.
-    const FreeClass* free = FindFreeClass(info.name);
-    const int64_t halves = info.head_layout                    ? shape_.ranks
-                           : free != nullptr && free->can_keep ? 3
-                                                               : 1;
-    chunk += kSlotAlignment + (info.row_bytes * halves + 1) / 2;
+    const int64_t roundings = info.head_layout ? shape_.ranks : 1;
+    chunk += kSlotAlignment + (info.row_bytes * roundings + 1) / 2;
   }
   return Bytes((shape_.layers + 1) * shape_.chunks() *
                (chunk + kSlotAlignment));

@@ -57,18 +57,19 @@ StreamShape::StreamShape(const StreamContext::Options& options)
 }
 
 // Down: what is kept never takes more than its fraction.
-int64_t StreamShape::kept(Saved which, int64_t m) const {
+int64_t StreamShape::kept_of(Saved which, int64_t m, int64_t p) const {
   const double keep = fractions[static_cast<size_t>(which)].keep;
-  const auto rows =
-      static_cast<int64_t>(std::floor(keep * static_cast<double>(local(m))));
-  return std::min(rows, present(which, m));
+  const auto rows = static_cast<double>(layout.local_rows(m, p));
+  return static_cast<int64_t>(std::floor(keep * rows));
 }
 
+// Stored rows are rounded by themselves, so that host memory is known to half
+// a row whatever is kept; where the two do not add up a row is dropped.
 int64_t StreamShape::present_of(Saved which, int64_t m, int64_t p) const {
-  const ClassFractions& f = fractions[static_cast<size_t>(which)];
+  const double swap = fractions[static_cast<size_t>(which)].swap;
   const int64_t rows = layout.local_rows(m, p);
-  const double present = (f.keep + f.swap) * static_cast<double>(rows);
-  return std::min<int64_t>(std::llround(present), rows);
+  const int64_t stored = std::llround(swap * static_cast<double>(rows));
+  return std::min(kept_of(which, m, p) + stored, rows);
 }
 
 int64_t StreamShape::head_stored(Saved which, int64_t m) const {

@@ -98,7 +98,8 @@ class StreamShape {
   int64_t local(int64_t m) const { return layout.local_rows(m, rank); }
   // Of a rank's rows of chunk m the first are kept in HBM, those from there up
   // to `present` stored in host memory; the rest is dropped.
-  int64_t kept(Saved which, int64_t m) const;
+  int64_t kept(Saved which, int64_t m) const { return kept_of(which, m, rank); }
+  int64_t kept_of(Saved which, int64_t m, int64_t p) const;
   int64_t present(Saved which, int64_t m) const {
     return present_of(which, m, rank);
   }

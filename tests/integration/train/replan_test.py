@@ -17,7 +17,7 @@ import unittest
 
 import harness
 
-RUN = "--seq-len 500 --hbm 16MiB".split()
+RUN = "--seq-len 500 --hbm 16MiB --no-keep".split()
 
 
 class Replan(harness.TrainTest):
