@@ -117,7 +117,7 @@ void Occupancy::Remove(int64_t begin, uint32_t item) {
 
 int64_t Occupancy::Find(int32_t lower, int32_t upper, int64_t size, Fit fit,
                         int64_t limit) const {
-  const auto scan_block = FastestScan().scan;
+  const auto scan_block = Scans()[0].scan;
   Scan scan{.lower = lower,
             .upper = upper,
             .size = size,
@@ -134,7 +134,7 @@ int64_t Occupancy::Find(int32_t lower, int32_t upper, int64_t size, Fit fit,
 
 void Occupancy::List(int32_t lower, int32_t upper,
                      std::vector<uint32_t>* items) const {
-  const auto list_block = FastestScan().list;
+  const auto list_block = Scans()[0].list;
   size_t count = 0;
   for (const auto& block : blocks_) {
     visited_ += static_cast<int64_t>(block->count);

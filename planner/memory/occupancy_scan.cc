@@ -17,7 +17,75 @@ bool Meet(int64_t gap, int64_t offset, Scan* scan) {
   return gap <= scan->enough;
 }
 
+inline bool Pass(const ScanBlock& block, size_t k, Scan* scan) {
+  if (Meet(block.begin[k] - scan->reach, scan->reach, scan)) return true;
+  scan->reach = std::max(scan->reach, block.end[k]);
+  return false;
+}
+
+bool ScanPortable(const ScanBlock& block, Scan* scan) {
+  for (size_t k = 0; k < block.count; ++k) {
+    if ((block.lower[k] < scan->upper) & (block.upper[k] > scan->lower)) {
+      if (Pass(block, k, scan)) return true;
+    }
+  }
+  return false;
+}
+
+size_t ListPortable(const ScanBlock& block, int32_t lower, int32_t upper,
+                    uint32_t* items) {
+  size_t count = 0;
+  for (size_t k = 0; k < block.count; ++k) {
+    items[count] = block.item[k];
+    count += (block.lower[k] < upper) & (block.upper[k] > lower);
+  }
+  return count;
+}
+
 #if defined(__x86_64__)
+
+// Which of eight items from `k` on live in slots of [lower, upper).
+__attribute__((target("avx2"))) inline unsigned Together(const ScanBlock& block,
+                                                         size_t k,
+                                                         __m256i lower,
+                                                         __m256i upper) {
+  const auto* lowers = reinterpret_cast<const __m256i*>(block.lower + k);
+  const auto* uppers = reinterpret_cast<const __m256i*>(block.upper + k);
+  const __m256i both =
+      _mm256_and_si256(_mm256_cmpgt_epi32(upper, _mm256_load_si256(lowers)),
+                       _mm256_cmpgt_epi32(_mm256_load_si256(uppers), lower));
+  return static_cast<unsigned>(_mm256_movemask_ps(_mm256_castsi256_ps(both)));
+}
+
+__attribute__((target("avx2"))) bool ScanAvx2(const ScanBlock& block,
+                                              Scan* scan) {
+  const __m256i lower = _mm256_set1_epi32(scan->lower);
+  const __m256i upper = _mm256_set1_epi32(scan->upper);
+  for (size_t k = 0; k < block.count; k += 8) {
+    for (unsigned lanes = Together(block, k, lower, upper); lanes != 0;
+         lanes &= lanes - 1) {
+      const size_t lane = k + static_cast<size_t>(__builtin_ctz(lanes));
+      if (Pass(block, lane, scan)) return true;
+    }
+  }
+  return false;
+}
+
+__attribute__((target("avx2"))) size_t ListAvx2(const ScanBlock& block,
+                                                int32_t lower, int32_t upper,
+                                                uint32_t* items) {
+  const __m256i from = _mm256_set1_epi32(lower);
+  const __m256i to = _mm256_set1_epi32(upper);
+  size_t count = 0;
+  for (size_t k = 0; k < block.count; k += 8) {
+    for (unsigned lanes = Together(block, k, from, to); lanes != 0;
+         lanes &= lanes - 1) {
+      items[count++] =
+          block.item[k + static_cast<size_t>(__builtin_ctz(lanes))];
+    }
+  }
+  return count;
+}
 
 // Of items that live in the slots asked for.
 struct Packed {
@@ -36,9 +104,10 @@ __attribute__((target("avx512f"))) inline void Pack(const ScanBlock& block,
     const __mmask16 together =
         _mm512_cmplt_epi32_mask(_mm512_load_si512(block.lower + k), upper) &
         _mm512_cmpgt_epi32_mask(_mm512_load_si512(block.upper + k), lower);
+    if (together == 0) continue;
+    // No branch on either half: it would often be guessed wrong.
     for (size_t half = 0; half < 16; half += 8) {
       const auto mask = static_cast<__mmask8>(together >> half);
-      if (mask == 0) continue;
       const __m512i begins = _mm512_load_si512(block.begin + k + half);
       const __m512i ends = _mm512_load_si512(block.end + k + half);
       _mm512_storeu_si512(packed->begin + count,
@@ -119,36 +188,21 @@ __attribute__((target("avx512f"))) size_t ListAvx512(const ScanBlock& block,
 
 }  // namespace
 
-bool ScanPortable(const ScanBlock& block, Scan* scan) {
-  for (size_t k = 0; k < block.count; ++k) {
-    if ((block.lower[k] < scan->upper) & (block.upper[k] > scan->lower)) {
-      if (Meet(block.begin[k] - scan->reach, scan->reach, scan)) return true;
-      scan->reach = std::max(scan->reach, block.end[k]);
-    }
-  }
-  return false;
-}
-
-size_t ListPortable(const ScanBlock& block, int32_t lower, int32_t upper,
-                    uint32_t* items) {
-  size_t count = 0;
-  for (size_t k = 0; k < block.count; ++k) {
-    items[count] = block.item[k];
-    count += (block.lower[k] < upper) & (block.upper[k] > lower);
-  }
-  return count;
-}
-
-const ScanFunctions& FastestScan() {
-  static const ScanFunctions kFastest = [] {
+const std::vector<ScanFunctions>& Scans() {
+  static const std::vector<ScanFunctions> kScans = [] {
+    std::vector<ScanFunctions> scans;
 #if defined(__x86_64__)
     if (__builtin_cpu_supports("avx512f")) {
-      return ScanFunctions{&ScanAvx512, &ListAvx512};
+      scans.push_back({"avx512", &ScanAvx512, &ListAvx512});
+    }
+    if (__builtin_cpu_supports("avx2")) {
+      scans.push_back({"avx2", &ScanAvx2, &ListAvx2});
     }
 #endif
-    return ScanFunctions{};
+    scans.push_back({"portable", &ScanPortable, &ListPortable});
+    return scans;
   }();
-  return kFastest;
+  return kScans;
 }
 
 }  // namespace sluice::planner

@@ -4,6 +4,7 @@
 #include <cstddef>
 #include <cstdint>
 #include <limits>
+#include <vector>
 
 namespace sluice::planner {
 
@@ -33,19 +34,17 @@ struct Scan {
   int64_t offset = 0;   // of it
 };
 
-// Passes the items of a block. True: the answer is found.
-bool ScanPortable(const ScanBlock& block, Scan* scan);
-
-// Those of a block that live in slots of [lower, upper) go to `items` in the
-// block's order; returns how many. `items` has room for kCapacity + 16.
-size_t ListPortable(const ScanBlock& block, int32_t lower, int32_t upper,
-                    uint32_t* items);
-
-// The fastest this machine has; all have the same outcome.
 struct ScanFunctions {
-  bool (*scan)(const ScanBlock&, Scan*) = &ScanPortable;
-  size_t (*list)(const ScanBlock&, int32_t, int32_t, uint32_t*) = &ListPortable;
+  const char* name;
+  // Passes the items of a block. True: the answer is found.
+  bool (*scan)(const ScanBlock& block, Scan* scan);
+  // Those of a block that live in slots of [lower, upper) go to `items` in
+  // the block's order; returns how many. `items` has room for kCapacity + 16.
+  size_t (*list)(const ScanBlock& block, int32_t lower, int32_t upper,
+                 uint32_t* items);
 };
-const ScanFunctions& FastestScan();
+
+// What this machine can, the fastest first; all have the same outcome.
+const std::vector<ScanFunctions>& Scans();
 
 }  // namespace sluice::planner

@@ -214,7 +214,7 @@ TEST(PlanMemory, TheSamePlanEveryTime) {
   std::vector<plan::Trace> traces = {
       ReadCsv("I.1048576.csv"), ReadCsv("A.1048576.csv"),
       GenerateLarge({"mixed", 5000, LargeSpec::Shape::kMixed}, 7),
-      GenerateLarge({"compiler", 3000, LargeSpec::Shape::kCompiler}, 3)};
+      GenerateLarge({"compiler", 1300, LargeSpec::Shape::kCompiler}, 3)};
   for (const plan::Trace& trace : traces) {
     const auto one = PlanMemory(trace, {.time_limit = kNoLimit});
     const auto two = PlanMemory(trace, {.time_limit = kNoLimit});

@@ -81,6 +81,7 @@ TEST(Occupancy, EveryScanHasTheSameOutcome) {
       block.upper[k] = block.lower[k] + 1 + below(50);
       block.begin[k] = at += below(3) * below(20);
       block.end[k] = at + 1 + below(60);
+      block.item[k] = static_cast<uint32_t>(random());
     }
     const int lower = below(120);
     Scan start{.lower = lower,
@@ -88,12 +89,23 @@ TEST(Occupancy, EveryScanHasTheSameOutcome) {
                .size = 1 + below(20),
                .reach = below(200)};
     start.enough = round % 2 ? start.size : Scan::kNone - 1;
-    Scan plain = start, fast = start;
-    ASSERT_EQ(ScanPortable(block, &plain), FastestScan().scan(block, &fast));
-    ASSERT_EQ(plain.gap, fast.gap);
-    ASSERT_EQ(plain.offset, fast.offset);
-    if (plain.gap > plain.enough) {
-      ASSERT_EQ(plain.reach, fast.reach);
+    const ScanFunctions& portable = Scans().back();
+    Scan plain = start;
+    const bool found = portable.scan(block, &plain);
+    std::vector<uint32_t> listed(ScanBlock::kCapacity + 16);
+    listed.resize(
+        portable.list(block, start.lower, start.upper, listed.data()));
+    for (const ScanFunctions& other : Scans()) {
+      Scan scan = start;
+      ASSERT_EQ(other.scan(block, &scan), found) << other.name;
+      ASSERT_EQ(scan.gap, plain.gap) << other.name;
+      ASSERT_EQ(scan.offset, plain.offset) << other.name;
+      if (!found) {
+        ASSERT_EQ(scan.reach, plain.reach) << other.name;
+      }
+      std::vector<uint32_t> list(ScanBlock::kCapacity + 16);
+      list.resize(other.list(block, start.lower, start.upper, list.data()));
+      ASSERT_EQ(list, listed) << other.name;
     }
   }
 }
