@@ -1,0 +1,90 @@
+"""What a run keeps, swaps and recomputes, class by class."""
+
+import unittest
+
+import harness
+
+RUN = "--private --seq-len 1500 --steps 2".split()
+FREE = ("norm1 q k v attention_residual norm2 ffn_up ffn_gate "
+        "ffn_activation").split()
+
+
+class Fractions(harness.TrainTest):
+    def kept(self, report):
+        return sum(report["fractions"][name]["keep"] for name in FREE)
+
+    def recomputed(self, report):
+        return sum(report["fractions"][name]["recompute"] for name in FREE)
+
+    def assert_same_run(self, report, other):
+        self.assertEqual(report["plan"]["mismatches"], 0)
+        for a, b in zip(report["losses"], other["losses"], strict=True):
+            self.assertLess(abs(a / b - 1), 1e-6)
+
+    def test_what_is_asked_for_is_done_and_changes_no_loss(self):
+        plain = self.train(*RUN, "--alpha", "1")
+        asked = self.train(
+            *RUN, "--ranks", "2", "--alpha", "0.5", "--fractions",
+            "q=0,k=0.25,norm2=0,ffn_up=keep:0.5,ffn_gate=keep:0.25+0.5")
+        self.assert_same_run(asked, plain)
+        of = asked["fractions"]
+        self.assertEqual(of["q"], {"keep": 0, "swap": 0, "recompute": 1})
+        self.assertEqual(of["k"]["swap"], 0.25)
+        self.assertEqual(of["v"]["swap"], 0.5)
+        self.assertEqual(of["ffn_up"],
+                         {"keep": 0.5, "swap": 0, "recompute": 0.5})
+        self.assertEqual(of["ffn_gate"],
+                         {"keep": 0.25, "swap": 0.5, "recompute": 0.25})
+
+    def test_gpu_memory_that_is_left_is_kept_in_to_the_last_of_it(self):
+        roomy = self.train(*RUN, "--hbm", "64MiB")
+        self.assertEqual(self.recomputed(roomy), 0)
+        kept = self.kept(roomy)
+        self.assertEqual(kept, 6, "all that can be kept")
+        none = self.train(*RUN, "--hbm", "64MiB", "--no-keep")
+        self.assertEqual(self.kept(none), 0)
+        self.assertGreater(none["host_bytes"], roomy["host_bytes"])
+        self.assertLess(none["peak_hbm_bytes"], roomy["peak_hbm_bytes"])
+        self.assert_same_run(none, roomy)
+        # Between what it needs and what it would like.
+        low = none["peak_hbm_bytes"]
+        high = roomy["peak_hbm_bytes"]
+        some = []
+        for part in (0.4, 0.6, 0.8):
+            hbm = int(low + part * (high - low))
+            report = self.train(*RUN, "--hbm", str(hbm))
+            self.assert_same_run(report, roomy)
+            self.assertLessEqual(report["peak_hbm_bytes"],
+                                 report["hbm_bytes_per_gpu"])
+            some.append(self.kept(report))
+        self.assertTrue(any(0 < k < kept for k in some), some)
+
+    def test_a_host_that_is_too_small_recomputes_what_is_cheapest(self):
+        whole = self.train(*RUN, "--hbm", "64MiB", "--no-keep")
+        least = self.train(*RUN, "--hbm", "64MiB", "--alpha", "0")
+        budget = (whole["host_bytes"] + least["host_bytes"]) // 2
+        socket = self.daemon(extra=f"[budgets]\nprincipal_host_bytes = "
+                                   f"{budget}\n")
+        report = self.train("--socket", socket, *RUN[1:], "--hbm", "64MiB",
+                            "--no-keep")
+        self.assert_same_run(report, whole)
+        self.assertLessEqual(report["host_bytes"], budget)
+        self.assertGreater(report["host_bytes"], 0.85 * budget)
+        # Not one alpha for all: at most one class is cut between its rows.
+        swaps = [report["fractions"][name]["swap"] for name in FREE]
+        self.assertIn(0, swaps)
+        self.assertIn(1, swaps)
+
+    def test_more_than_the_gpu_has_is_refused_before_the_first_step(self):
+        low = self.train(*RUN, "--hbm", "64MiB", "--no-keep")["peak_hbm_bytes"]
+        report = self.train(
+            *RUN, "--hbm", str(low + 2**19), "--fractions",
+            ",".join(f"{name}=keep:1" for name in FREE if name not in "qkv"),
+            status=3)
+        self.assertEqual(report["limited_by"], "gpu_memory")
+        self.assertIn("rank 0 is asked to keep", report["message"])
+        self.assertEqual(report["steps"], 0)
+
+
+if __name__ == "__main__":
+    unittest.main()
