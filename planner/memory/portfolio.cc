@@ -1,6 +1,8 @@
 #include "planner/memory/portfolio.h"
 
 #include <algorithm>
+#include <iterator>
+#include <limits>
 #include <utility>
 
 #include "absl/time/clock.h"
@@ -34,6 +36,8 @@ int64_t NodesFor(size_t items, int64_t nodes) {
 
 constexpr int64_t kSqueakyRounds = 200;
 constexpr int64_t kSqueakyPlacements = 800'000;
+// Beyond, a round takes half a second and more, and one or two find nothing.
+constexpr size_t kMaxSqueakyItems = 35'000;
 constexpr size_t kMinWindowItems = 300;
 // Ejection is for what the search is too slow for. A visit takes half a
 // nanosecond; what the race took of larger traces, it has less.
@@ -71,7 +75,7 @@ class PieceSolver {
       Ask("search", goal_, NodesFor(n, kQuickNodes));
     }
     if (options_.use_search && Open() && n >= kMinWindowItems) Window();
-    if (options_.use_search && Open()) Squeaky();
+    if (options_.use_search && Open() && n <= kMaxSqueakyItems) Squeaky();
     if (options_.use_search && Open() && n >= kMinEjectionItems) Eject();
     if (small && Open()) Search();
     if (options_.use_cbc && Open() && n <= kMaxCbcItems) Cbc();
@@ -204,6 +208,43 @@ Knowledge KnownOf(const Piece& piece, int64_t goal,
   return known;
 }
 
+// A piece that is most of a large problem is not raced again.
+constexpr size_t kMinItemsKept = 1000;
+
+// What the plan of the whole makes of a piece: those that were peeled off it
+// live throughout, so all above one of them drops by its size.
+Knowledge KnownOf(const Problem& problem, const Knowledge& whole,
+                  const Piece& piece) {
+  std::vector<uint8_t> inside(problem.items.size(), 0);
+  int32_t from = std::numeric_limits<int32_t>::max();
+  int32_t to = 0;
+  for (const uint32_t k : piece.items) {
+    inside[k] = 1;
+    from = std::min(from, problem.items[k].lower);
+    to = std::max(to, problem.items[k].upper);
+  }
+  std::vector<std::pair<int64_t, int64_t>> peeled;  // offset, size
+  for (size_t k = 0; k < problem.items.size(); ++k) {
+    const Item& item = problem.items[k];
+    if (inside[k] || item.lower > from || item.upper < to) continue;
+    peeled.emplace_back(whole.offsets[k], item.size);
+  }
+  std::sort(peeled.begin(), peeled.end());
+  for (size_t i = 1; i < peeled.size(); ++i) {
+    peeled[i].second += peeled[i - 1].second;
+  }
+  Knowledge known{.bound = piece.problem.max_live, .method = whole.method};
+  for (const uint32_t k : piece.items) {
+    const auto above = std::upper_bound(peeled.begin(), peeled.end(),
+                                        std::pair(whole.offsets[k], INT64_MAX));
+    const int64_t below =
+        above == peeled.begin() ? 0 : std::prev(above)->second;
+    known.offsets.push_back(whole.offsets[k] - below);
+  }
+  known.peak = PeakOf(piece.problem, known.offsets);
+  return known;
+}
+
 }  // namespace
 
 Knowledge RunGreedy(const Problem& problem, const PortfolioOptions& options) {
@@ -227,15 +268,14 @@ void RunPieces(const Problem& problem, const PortfolioOptions& options,
     own.progress = [&](const std::string& arm, const Knowledge&) {
       options.progress(arm, *known);
     };
-    // A whole piece has its items in another order than the problem has.
-    Knowledge start;
+    const size_t items = piece.items.size();
+    const bool most = whole || (items >= kMinItemsKept &&
+                                items * 10 >= problem.items.size() * 9);
+    Knowledge start = most ? KnownOf(problem, *known, piece)
+                           : KnownOf(piece, own_goal, options);
     if (whole) {
-      start = *known;
-      for (size_t k = 0; k < piece.items.size(); ++k) {
-        start.offsets[k] = known->offsets[piece.items[k]];
-      }
-    } else {
-      start = KnownOf(piece, own_goal, options);
+      start.bound = known->bound;
+      start.proved_by = known->proved_by;
     }
     const Knowledge solved =
         PieceSolver(piece.problem, own_goal, own, std::move(start)).Run();

@@ -27,6 +27,9 @@ namespace {
 
 const auto kNever = [] { return false; };
 
+// Work ends these, not the clock: a slow machine proves the same.
+constexpr absl::Duration kNoLimit = absl::Minutes(5);
+
 bool IsValid(const plan::Trace& trace, const Problem& problem,
              const Offsets& offsets) {
   return ValidatePlacement(trace, ToPlacement(problem, offsets, trace)).ok();
@@ -174,8 +177,25 @@ TEST(Decompose, PiecesSolvedApartHaveTheOptimumOfTheWhole) {
   EXPECT_GT(peeled, 10);
 }
 
-// Work ends these, not the clock: a slow machine proves the same.
-constexpr absl::Duration kNoLimit = absl::Minutes(5);
+// Most of the trace is one piece, beside a short one and above two that live
+// throughout it: it starts from what the race found for all.
+TEST(PlanMemory, PiecesOfALargeTraceKeepWhatTheRaceFound) {
+  plan::Trace trace = GenerateLarge({"", 1500, LargeSpec::Shape::kChurn}, 2);
+  const int64_t end = trace.end;
+  trace.buffers.push_back({9001, 0, end, Bytes(12345678)});
+  trace.buffers.push_back({9002, 0, end, Bytes(777)});
+  trace.buffers.push_back({9003, end, end + 1, Bytes(5)});
+  trace.end = end + 1;
+  const Problem problem = Normalise(trace);
+  const GreedyResult race =
+      GreedyRace(problem, PeakOf(problem, ReplayAllocator(problem)),
+                 problem.max_live, kNever);
+  ASSERT_FALSE(race.offsets.empty());
+  ASSERT_EQ(Decompose(problem).pieces[0].base * problem.unit, 12345678 + 777);
+  const auto plan = PlanMemory(trace, {.time_limit = kNoLimit});
+  EXPECT_TRUE(plan->valid);
+  EXPECT_LT(plan->peak, Bytes(race.peak * problem.unit));
+}
 
 TEST(PlanMemory, PublishedCapacitiesAreKeptAndBeaten) {
   for (const char letter : std::string("AGI")) {
