@@ -138,7 +138,8 @@ plan::RankProfile StreamedStepper::Profile(
   Bytes left =
       context_.memory->size() - used - StreamContext::RingBytes(options);
   if (round.settled && kept > Bytes(0)) left -= kept + outside;
-  profile.transient_capacity = Bytes(std::max<int64_t>(left.count(), 0));
+  // 0 would say that it is not told.
+  profile.transient_capacity = Bytes(std::max<int64_t>(left.count(), 1));
   double named = 0;  // what is kept, without alignment
   bool free = false;
   for (const plan::SkeletalClass& c : profile.classes) {

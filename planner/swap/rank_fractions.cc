@@ -26,6 +26,8 @@ using plan::SkeletalClass;
 // every machine whatever the last digits of an LP are.
 constexpr double kStep = 1.0 / 4096;
 constexpr double kUnlimited = 1e18;
+// A fraction of digits.
+constexpr double kNothing = 1e-6;
 // Links are measured; digits of a rate are none of theirs.
 constexpr double kDigits = 1e-7;
 
@@ -281,7 +283,7 @@ std::vector<Fractions> Node::CutAll(const NodeSwapResult& result, bool fill,
       const double back = steps_back * kStep;
       if (!tensor.keep) to.keep = std::max(0.0, CutDown(from.keep) - back);
       const double left = 1 - to.keep;
-      const bool whole = fill && from.recompute <= 0;
+      const bool whole = fill && from.recompute < kNothing;
       if (!tensor.swap) {
         to.swap = whole ? left : std::max(0.0, CutDown(from.swap) - back);
       }

@@ -4,7 +4,10 @@
 
 #include <algorithm>
 #include <cmath>
+#include <map>
 #include <stdexcept>
+#include <string>
+#include <utility>
 #include <vector>
 
 #include "tests/planner/swap/nodes.h"
@@ -80,6 +83,22 @@ class Glpk {
     }
     return j;
   }
+  void Give(int column, double value) {
+    glp_set_col_bnds(lp_, column, GLP_FX, value, value);
+  }
+  // The last tensor's fractions are those of the first that shares them.
+  void Share(const std::string& name, const Own& own) {
+    const std::pair<int, int> mine{own.keep.back(), own.swap.back()};
+    const auto [first, added] = shared_.emplace(name, mine);
+    if (added) return;
+    for (const auto& [a, b] : {std::pair(first->second.first, mine.first),
+                               std::pair(first->second.second, mine.second)}) {
+      const int row = glp_add_rows(lp_, 1);
+      glp_set_row_bnds(lp_, row, GLP_FX, 0, 0);
+      Put(row, a, 1);
+      Put(row, b, -1);
+    }
+  }
   int RowAtMost(double upper) {
     const int i = glp_add_rows(lp_, 1);
     glp_set_row_bnds(lp_, i, GLP_UP, 0, upper);
@@ -98,8 +117,14 @@ class Glpk {
     Own own;
     using Must = Problem::Must;
     for (const Problem::Tensor& t : rank.tensors) {
-      own.keep.push_back(Fraction(true, t.must == Must::kKeep));
+      own.keep.push_back(
+          Fraction(t.can_keep || t.must == Must::kKeep, t.must == Must::kKeep));
       own.swap.push_back(Fraction(true, t.must == Must::kSwap));
+      if (t.must == Must::kNothing) {
+        if (t.keep) Give(own.keep.back(), *t.keep);
+        if (t.swap) Give(own.swap.back(), *t.swap);
+        if (!t.shared.empty()) Share(t.shared, own);
+      }
       own.recompute.push_back(
           Fraction(t.recompute_s.has_value(), t.must == Must::kRecompute));
       const int sum = glp_add_rows(lp_, 1);
@@ -129,6 +154,7 @@ class Glpk {
     Put(row, rate, window);
     if (!swapped) return;
     for (size_t t = 0; t < rank.tensors.size(); ++t) {
+      if (rank.tensors[t].traffic_in_fixed) continue;
       Put(row, own.swap[t], -rank.tensors[t].bytes / kGiga);
     }
   }
@@ -177,6 +203,21 @@ class Glpk {
         if (rank.numa == numa.id) PutBytes(row, rank, own_[r].swap);
       }
     }
+    for (const Problem::Host& host : problem_.hosts) {
+      const auto in = [&host](const Problem::Rank& rank) {
+        return std::count(rank.hosts.begin(), rank.hosts.end(), host.name) > 0;
+      };
+      double fixed = 0;
+      for (const Problem::Rank& rank : problem_.ranks) {
+        if (in(rank)) fixed += rank.host_fixed_bytes;
+      }
+      const double budget = host.budget_bytes;
+      const int row = Capacity(budget - fixed, budget > 0 ? budget : gib);
+      for (size_t r = 0; r < own_.size(); ++r) {
+        const Problem::Rank& rank = problem_.ranks[r];
+        if (in(rank)) PutBytes(row, rank, own_[r].swap);
+      }
+    }
     for (size_t r = 0; r < own_.size(); ++r) {
       const Problem::Rank& rank = problem_.ranks[r];
       const double budget = rank.gpu_budget_bytes;
@@ -205,6 +246,7 @@ class Glpk {
             Layers(rank) * rank.tensors[t].recompute_s.value_or(0);
         Put(row, own_[r].recompute[t], -seconds);
         Put(all_seconds, own_[r].recompute[t], -seconds);
+        if (rank.tensors[t].traffic_in_fixed) continue;
         Put(all_bytes, own_[r].swap[t],
             -2 * Layers(rank) * rank.tensors[t].bytes / kGiga);
       }
@@ -239,6 +281,7 @@ class Glpk {
   std::vector<Entry> entries_;
   std::vector<Own> own_;
   std::vector<int> excesses_;
+  std::map<std::string, std::pair<int, int>> shared_;
   int step_, recompute_, moved_, excess_;
 };
 

@@ -4,7 +4,9 @@
 
 #include <algorithm>
 #include <cmath>
+#include <map>
 #include <numeric>
+#include <string>
 
 #include "tests/planner/swap/nodes.h"
 #include "tests/support/status_matchers.h"
@@ -362,47 +364,76 @@ TEST(NodeSwap, TensorsThatAreSharedHaveOneFraction) {
   }
 }
 
-TEST(NodeSwap, GivenFractionsAreKeptToAndNothingIsKeptThatCannotBe) {
-  std::mt19937 random(8);
-  int fits = 0;
-  for (int i = 0; i < 100; ++i) {
-    Problem node = RandomNode(random);
-    for (Problem::Rank& rank : node.ranks) {
-      for (Problem::Tensor& tensor : rank.tensors) {
-        if (tensor.must != Problem::Must::kNothing || !tensor.recompute_s) {
-          continue;
-        }
-        const double given = static_cast<double>(random() % 5) / 4;
-        if (random() % 3 == 0) tensor.swap = given;
-        if (random() % 3 == 0) tensor.keep = (1 - given) / 2;
-        if (tensor.swap && tensor.keep) tensor.keep = 1 - *tensor.swap;
-        if (!tensor.keep) tensor.can_keep = random() % 2 == 0;
+// What a daemon asks: jobs of two ranks whose second tensors are shared, some
+// fractions given, some tensors that cannot be kept or whose copies are made
+// in any case, host limits over any ranks.
+Problem RandomJobs(std::mt19937& random) {
+  Problem node = RandomNode(random);
+  double all = 0;
+  for (size_t r = 0; r < node.ranks.size(); ++r) {
+    Problem::Rank& rank = node.ranks[r];
+    all += rank.host_fixed_bytes;
+    for (Problem::Tensor& tensor : rank.tensors) {
+      all += tensor.bytes * static_cast<double>(rank.layers);
+      tensor.traffic_in_fixed = random() % 4 == 0;
+      if (tensor.must != Problem::Must::kNothing || !tensor.recompute_s) {
+        continue;
       }
+      const double given = static_cast<double>(random() % 5) / 4;
+      if (tensor.name == "t2") {
+        tensor.shared = "t2 of job " + std::to_string(r / 2);
+        tensor.can_keep = false;
+        continue;
+      }
+      if (random() % 8 == 0) tensor.swap = given;
+      if (random() % 8 == 0) tensor.keep = 1 - given;
+      if (!tensor.keep) tensor.can_keep = random() % 2 == 0;
     }
+  }
+  for (const char* name : {"job", "user"}) {
+    const double part = static_cast<double>(10 + random() % 60) / 20;
+    node.hosts.push_back({name, part * all});
+    for (Problem::Rank& rank : node.ranks) {
+      if (random() % 2 == 0) rank.hosts.push_back(name);
+    }
+  }
+  return node;
+}
+
+TEST(NodeSwap, WhatADaemonAsksComesOutAsGlpkSays) {
+  std::mt19937 random(8);
+  int fits = 0, shared = 0;
+  for (int i = 0; i < kNodes; ++i) {
+    const Problem node = RandomJobs(random);
     const NodeSwapResult result = MustPlan(node);
+    const Reference reference = SolveWithGlpk(node);
+    ASSERT_EQ(result.feasible, reference.feasible) << i;
     if (!result.feasible) continue;
     ++fits;
-    EXPECT_LE(WorstBreach(node, result.ranks), 1e-6);
-    for (size_t r = 0; r < node.ranks.size(); ++r) {
-      for (size_t t = 0; t < node.ranks[r].tensors.size(); ++t) {
-        const Problem::Tensor& tensor = node.ranks[r].tensors[t];
-        const SwapFractions& f = result.ranks[r].tensors[t];
-        if (tensor.swap) {
-          EXPECT_NEAR(f.swap, *tensor.swap, 1e-9);
-        }
-        if (tensor.keep) {
-          EXPECT_NEAR(f.keep, *tensor.keep, 1e-9);
-        }
-        if (!tensor.can_keep) {
-          EXPECT_NEAR(f.keep, 0, 1e-9);
-        }
-      }
-    }
+    EXPECT_NEAR(result.joint->step_s, reference.objective.step_s,
+                1e-6 * reference.objective.step_s)
+        << i;
     if (result.memo) {
       EXPECT_TRUE(NotWorse(*result.joint, result.memo->objective)) << i;
     }
+    std::map<std::string, double> first;
+    for (size_t r = 0; r < node.ranks.size(); ++r) {
+      for (size_t t = 0; t < node.ranks[r].tensors.size(); ++t) {
+        const Problem::Tensor& tensor = node.ranks[r].tensors[t];
+        if (tensor.must != Problem::Must::kNothing) continue;
+        const SwapFractions& f = result.ranks[r].tensors[t];
+        EXPECT_NEAR(f.swap, tensor.swap.value_or(f.swap), 1e-9);
+        EXPECT_NEAR(f.keep, tensor.keep.value_or(f.keep), 1e-9);
+        EXPECT_LE(f.keep, tensor.can_keep ? 1 : 1e-9);
+        if (tensor.shared.empty()) continue;
+        const auto [at, added] = first.emplace(tensor.shared, f.swap);
+        EXPECT_NEAR(f.swap, at->second, 1e-9);
+        shared += !added && f.swap > 0.01 && f.swap < 0.99;
+      }
+    }
   }
-  EXPECT_GT(fits, 20);
+  EXPECT_GT(fits, 300);
+  EXPECT_GT(shared, 10);
 }
 
 }  // namespace
