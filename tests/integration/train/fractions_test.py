@@ -1,5 +1,8 @@
 """What a run keeps, swaps and recomputes, class by class."""
 
+import json
+import socket
+import subprocess
 import unittest
 
 import harness
@@ -63,9 +66,9 @@ class Fractions(harness.TrainTest):
         whole = self.train(*RUN, "--hbm", "64MiB", "--no-keep")
         least = self.train(*RUN, "--hbm", "64MiB", "--alpha", "0")
         budget = (whole["host_bytes"] + least["host_bytes"]) // 2
-        socket = self.daemon(extra=f"[budgets]\nprincipal_host_bytes = "
+        daemon = self.daemon(extra=f"[budgets]\nprincipal_host_bytes = "
                                    f"{budget}\n")
-        report = self.train("--socket", socket, *RUN[1:], "--hbm", "64MiB",
+        report = self.train("--socket", daemon, *RUN[1:], "--hbm", "64MiB",
                             "--no-keep")
         self.assert_same_run(report, whole)
         self.assertLessEqual(report["host_bytes"], budget)
@@ -74,6 +77,33 @@ class Fractions(harness.TrainTest):
         swaps = [report["fractions"][name]["swap"] for name in FREE]
         self.assertIn(0, swaps)
         self.assertIn(1, swaps)
+
+    def test_a_rank_of_another_node_bounds_what_all_must_share(self):
+        flags = ["--seq-len", "1500", "--steps", "2", "--no-keep"]
+        whole = self.train("--private", *flags, "--ranks", "2", "--alpha", "1")
+        least = self.train("--private", *flags, "--ranks", "2", "--alpha", "0")
+        few = int(0.45 * least["host_bytes"] + 0.05 * whole["host_bytes"])
+        sockets = [self.daemon(), self.daemon(
+            name="tight", extra=f"[budgets]\nprincipal_host_bytes = {few}\n")]
+        with socket.socket() as free:
+            free.bind(("127.0.0.1", 0))
+            port = str(free.getsockname()[1])
+        runs = [self.start(
+            [harness.TRAIN, "train", *harness.MODEL, *flags, "--json",
+             "--data", self.text, "--hbm", "6MiB", "--socket", daemon],
+            variables={"RANK": str(rank), "WORLD_SIZE": "2", "LOCAL_RANK": "0",
+                       "LOCAL_WORLD_SIZE": "1", "MASTER_ADDR": "127.0.0.1",
+                       "MASTER_PORT": port},
+            stdout=subprocess.PIPE, stderr=subprocess.PIPE)
+            for rank, daemon in enumerate(sockets)]
+        ends = [run.communicate(timeout=120) for run in runs]
+        self.assertEqual([run.returncode for run in runs], [0, 0], ends)
+        report = json.loads(ends[0][0])
+        self.assert_same_run(report, whole)
+        # Rank 0's node has room for all of it.
+        of = report["fractions"]
+        self.assertEqual(of["norm1"]["swap"], 1)
+        self.assertLess(min(of[name]["swap"] for name in "qkv"), 1)
 
     def test_more_than_the_gpu_has_is_refused_before_the_first_step(self):
         low = self.train(*RUN, "--hbm", "64MiB", "--no-keep")["peak_hbm_bytes"]

@@ -76,11 +76,11 @@ class TrainTest(unittest.TestCase):
                 stream.close()
 
     def daemon(self, gpus=2, gpu_memory="64MiB", host_memory="256MiB",
-               extra=""):
+               extra="", name="run"):
         """Starts sluiced; returns its socket."""
-        runtime = self.path("run")
+        runtime = self.path(name)
         os.mkdir(runtime, 0o700)
-        config = self.path("sluiced.toml")
+        config = self.path(name + ".toml")
         with open(config, "w", encoding="utf-8") as file:
             file.write(CONFIG.format(gpus=gpus, gpu_memory=gpu_memory,
                                      host_memory=host_memory) + extra)
