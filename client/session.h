@@ -92,7 +92,8 @@ class Session {
   virtual device::Driver& driver() = 0;
   virtual GrantGate& grants() = 0;
 
-  // The lease is `size` rounded up to limits().granularity, no more.
+  // The lease is `size` rounded up to limits().granularity; a host lease that
+  // is made of what this user gave back may be larger, by less than an extent.
   // ResourceExhausted: over budget or the pool is empty; the message says
   // asked, free, limit and who can change it. Unavailable: the daemon is gone.
   virtual absl::StatusOr<std::unique_ptr<Region>> LeaseGpu(Bytes size) = 0;

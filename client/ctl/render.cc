@@ -143,6 +143,9 @@ std::string ProgressOf(const json& planning) {
     for (const json& each : planning.at("waiting_for")) {
       others += (others.empty() ? "" : ", ") + each.get<std::string>();
     }
+    if (planning.at("plan_id").is_null()) {
+      return "waits for host memory to calibrate in";
+    }
     return fmt::format("plan {} waits for host memory of {}",
                        Number(planning, "plan_id"), others);
   }

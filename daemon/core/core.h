@@ -139,6 +139,15 @@ class Core {
   int TakeSlot();
 
   // Leases (core_leases.cc).
+  struct Refusal {
+    absl::Status why;  // ok: not refused
+    const char* reason = "";
+  };
+  Refusal TakeLease(Session& session, RequestId request,
+                    const LeaseRequest& asked, absl::Time now,
+                    Effects& effects);
+  void RefuseLease(Session& session, RequestId request, const Refusal& refusal,
+                   absl::Time now, Effects& effects);
   void FinishLease(LeaseId id, Lease& lease, absl::Time now, Effects& effects);
   // Gives the slices back: to quarantine when `quarantine` and they were
   // granted, else to the pool. Erases the lease.
@@ -196,6 +205,15 @@ class Core {
   void ReleaseHeld(absl::Time now, Effects& effects);
   // Tells a member's ranks of its change, where what it grows by is there.
   void Tell(const JobKey& job, Member& member, Effects& effects);
+  // True where running jobs may give back what the lease needs: it is
+  // answered later.
+  bool WaitForLease(const Session& session, RequestId request,
+                    const LeaseRequest& asked, const Refusal& refusal,
+                    absl::Time now);
+  void ReleaseLeases(absl::Time now, Effects& effects);
+  // Nobody waits a second time for who has not shrunk by now.
+  void GiveUpShrinking();
+  bool ShrinksLate() const;
   // A rank of the job left.
   void LeaveTogether(const JobKey& job, absl::Time now);
   // What `job`'s plan needs is free by now.
@@ -211,6 +229,8 @@ class Core {
   std::vector<plan::HostLimit> NumaLimits(
       const std::vector<Position>& positions,
       const std::set<JobKey>& jobs) const;
+  Bytes LeftBeside(const Principal& principal,
+                   const std::set<JobKey>& jobs) const;
   std::vector<plan::HostLimit> BudgetLimits(
       const std::vector<Position>& positions,
       const std::set<JobKey>& jobs) const;
@@ -257,6 +277,15 @@ class Core {
     absl::Time since, deadline;
   };
   std::map<JobKey, HeldJoin> held_;
+  // Host leases of jobs without a plan: what a calibration needs.
+  struct WaitingLease {
+    SessionId session;
+    RequestId request;
+    LeaseRequest asked;
+    Refusal refusal;
+    absl::Time since, deadline;
+  };
+  std::vector<WaitingLease> waiting_leases_;
   // Of the question that is being solved for all.
   std::vector<Position> positions_;
   plan::NodeResources resources_;

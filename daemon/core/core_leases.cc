@@ -41,33 +41,49 @@ absl::Status Core::AdmitLease(const Session& session,
 
 void Core::Handle(Session& session, RequestId request,
                   const LeaseRequest& asked, absl::Time now, Effects& effects) {
-  const auto refuse = [&](const absl::Status& why, const char* reason) {
-    ++stats_.leases_refused[reason];
-    Log(now, "refuse",
-        fmt::format("rank {} of job {}: {}", session.hello.rank.value(),
-                    session.hello.job, std::string(why.message())),
-        session.peer.principal);
-    Answer(session, request, why, effects);
-  };
-  if (const absl::Status admitted = AdmitLease(session, asked);
-      !admitted.ok()) {
-    return refuse(admitted, "budget");
+  const Refusal refusal = TakeLease(session, request, asked, now, effects);
+  if (refusal.why.ok()) return;
+  if (WaitForLease(session, request, asked, refusal, now)) return;
+  RefuseLease(session, request, refusal, now, effects);
+}
+
+void Core::RefuseLease(Session& session, RequestId request,
+                       const Refusal& refusal, absl::Time now,
+                       Effects& effects) {
+  ++stats_.leases_refused[refusal.reason];
+  Log(now, "refuse",
+      fmt::format("rank {} of job {}: {}", session.hello.rank.value(),
+                  session.hello.job, std::string(refusal.why.message())),
+      session.peer.principal);
+  Answer(session, request, refusal.why, effects);
+}
+
+Core::Refusal Core::TakeLease(Session& session, RequestId request,
+                              const LeaseRequest& asked, absl::Time now,
+                              Effects& effects) {
+  if (absl::Status admitted = AdmitLease(session, asked); !admitted.ok()) {
+    return {std::move(admitted), "budget"};
   }
   Pool& pool = PoolOf(asked.pool);
-  auto taken = pool.Take(session.principal, asked.size, next_extent_);
-  if (!taken.ok()) return refuse(taken.status(), "pool");
+  // A rank's HBM is a hard limit; host memory may be a little more.
+  const Bytes most = asked.pool.kind == PoolKind::kGpu
+                         ? asked.size
+                         : budgets_.Left(session.peer.principal,
+                                         session.hello.job, asked.pool.kind);
+  auto taken = pool.Take(session.principal, asked.size, most, next_extent_);
+  if (!taken.ok()) return {taken.status(), "pool"};
 
   const LeaseId id(next_lease_++);
   Lease lease;
   lease.session = session.id;
   lease.request = request;
   lease.pool = asked.pool;
-  lease.size = asked.size;
+  for (const Slice& slice : taken->slices) lease.size += slice.size;
   lease.making = static_cast<int>(taken->make.size());
   lease.slices = std::move(taken->slices);
   lease.asked_at = now;
   budgets_.Charge(session.peer.principal, session.hello.job, asked.pool.kind,
-                  asked.size);
+                  lease.size);
   for (ExtentId gone : taken->destroy) effects.push_back(DestroyExtent{gone});
   for (const Slice& slice : taken->make) {
     making_[slice.id] = {asked.pool, id};
@@ -78,6 +94,7 @@ void Core::Handle(Session& session, RequestId request,
   session.leases.insert(id);
   Lease& kept = leases_.emplace(id, std::move(lease)).first->second;
   if (kept.making == 0) FinishLease(id, kept, now, effects);
+  return {absl::OkStatus(), ""};
 }
 
 void Core::FinishLease(LeaseId id, Lease& lease, absl::Time now,

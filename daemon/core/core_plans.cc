@@ -318,6 +318,18 @@ std::vector<PlanningSnapshot> Core::Planning(const Principal* viewer,
       to->waiting_for.push_back(NameFor(other, viewer));
     }
   }
+  for (const WaitingLease& lease : waiting_leases_) {
+    const Session& session = sessions_.at(lease.session);
+    PlanningSnapshot* to =
+        add(KeyOf(session), State::kWaiting, 0,
+            static_cast<size_t>(session.hello.local_ranks));
+    if (to == nullptr) continue;
+    to->elapsed = now - lease.since;
+    to->left = lease.deadline - now;
+    for (const JobKey& other : Shrinking()) {
+      to->waiting_for.push_back(NameFor(other, viewer));
+    }
+  }
   for (const auto& [job, member] : members_) {
     if (!member.change) continue;
     const size_t ranks = member.ranks.size();

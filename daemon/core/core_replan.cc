@@ -78,8 +78,12 @@ void Core::Change(const JobKey& job,
     member.ranks = std::move(ranks);
     return;
   }
-  PlanChange change{plan->id, now, false, {}, {}, member.ranks};
-  if (member.change) change.before = std::move(member.change->before);
+  PlanChange change;
+  change.plan = plan->id;
+  change.since = now;
+  change.late = member.change && member.change->late;
+  change.before = member.change ? std::move(member.change->before)
+                                : std::move(member.ranks);
   for (const Session* session : RanksOf(job)) {
     change.open.insert(session->hello.rank);
   }
@@ -93,7 +97,7 @@ void Core::Change(const JobKey& job,
 }
 
 void Core::Tell(const JobKey& job, Member& member, Effects& effects) {
-  if (!Shrinking().empty() && !FitsNow(job)) return;
+  if (!FitsNow(job) && (!Shrinking().empty() || ShrinksLate())) return;
   member.change->told = true;
   ++stats_.plan_changes["sent"];
   for (const Session* session : RanksOf(job)) {
@@ -110,8 +114,12 @@ void Core::Join(Asking asking,
   LogPlan(job, *plan, now);
   if (!plan->infeasible.empty()) return GivePlan(asking, plan->id, effects);
   members_[job] = MemberOf(asking, *plan);
-  if (Shrinking().empty() || FitsNow(job)) {
-    return GivePlan(asking, plan->id, effects);
+  if (FitsNow(job)) return GivePlan(asking, plan->id, effects);
+  if (Shrinking().empty()) {
+    if (!ShrinksLate()) return GivePlan(asking, plan->id, effects);
+    members_.erase(job);
+    replan_when_changed_ = true;
+    return StartAlone(std::move(asking), now, effects);
   }
   std::string others;
   for (const JobKey& other : Shrinking()) {
@@ -128,13 +136,25 @@ void Core::Join(Asking asking,
 std::vector<JobKey> Core::Shrinking() const {
   std::vector<JobKey> shrinking;
   for (const auto& [job, member] : members_) {
-    if (member.change &&
+    if (member.change && !member.change->late &&
         HostPromised(member, member.ranks, std::nullopt) <
             HostPromised(member, member.change->before, std::nullopt)) {
       shrinking.push_back(job);
     }
   }
   return shrinking;
+}
+
+bool Core::ShrinksLate() const {
+  return std::any_of(
+      members_.begin(), members_.end(), [](const auto& each) {
+        return each.second.change && each.second.change->late;
+      });
+}
+
+void Core::GiveUpShrinking() {
+  for (const JobKey& job : Shrinking()) members_.at(job).change->late = true;
+  replan_when_changed_ = true;
 }
 
 bool Core::FitsNow(const JobKey& job) const {
@@ -162,8 +182,11 @@ bool Core::FitsNow(const JobKey& job) const {
 void Core::ReleaseHeld(absl::Time now, Effects& effects) {
   std::vector<HeldJoin> free, late;
   std::erase_if(held_, [&](auto& entry) {
-    const bool fits = FitsNow(entry.first) || Shrinking().empty();
-    if (!fits && now < entry.second.deadline) return false;
+    const bool fits = FitsNow(entry.first) ||
+                      (Shrinking().empty() && !ShrinksLate());
+    if (!fits && !Shrinking().empty() && now < entry.second.deadline) {
+      return false;
+    }
     (fits ? free : late).push_back(std::move(entry.second));
     return true;
   });
@@ -174,6 +197,7 @@ void Core::ReleaseHeld(absl::Time now, Effects& effects) {
     rounds_.Use(join.asking.job, join.plan);
     GivePlan(join.asking, join.plan, effects);
   }
+  if (!late.empty()) GiveUpShrinking();
   for (HeldJoin& join : late) {
     Log(now, "plan",
         fmt::format("job {}: no memory came back within {:g} s; planned with "
@@ -181,7 +205,6 @@ void Core::ReleaseHeld(absl::Time now, Effects& effects) {
                     join.asking.job.name,
                     absl::ToDoubleSeconds(config_.join_wait)),
         join.asking.job.principal);
-    replan_when_changed_ = true;
     members_.erase(join.asking.job);
     StartAlone(std::move(join.asking), now, effects);
   }
@@ -222,11 +245,63 @@ void Core::Handle(Session& session, RequestId request,
   member.leased = true;
 }
 
+bool Core::WaitForLease(const Session& session, RequestId request,
+                        const LeaseRequest& asked, const Refusal& refusal,
+                        absl::Time now) {
+  if (!absl::IsResourceExhausted(refusal.why) ||
+      asked.pool.kind != PoolKind::kHost) {
+    return false;
+  }
+  // What others free goes to their own principal only.
+  const JobKey job = KeyOf(session);
+  const bool could_shrink =
+      std::any_of(members_.begin(), members_.end(), [&](const auto& each) {
+        return each.first != job && each.first.principal == job.principal &&
+               HasFreeFractions({each.first, each.second.profiles});
+      });
+  const bool joins = !members_.contains(job);
+  if (!could_shrink || (!joins && Shrinking().empty())) return false;
+  waiting_leases_.push_back({session.id, request, asked, refusal, now,
+                             now + std::min(config_.join_wait,
+                                            config_.lease_wait)});
+  Log(now, "plan",
+      fmt::format("rank {} of job {} waits for {} of host memory that running "
+                  "jobs may give back",
+                  session.hello.rank.value(), job.name,
+                  FormatBytes(asked.size)),
+      job.principal);
+  if (joins) {
+    replan_at_ = std::min(replan_at_, now + config_.leave_delay);
+    replan_why_ = fmt::format("job {} needs room to calibrate", job.name);
+  }
+  return true;
+}
+
+void Core::ReleaseLeases(absl::Time now, Effects& effects) {
+  const bool coming = !Shrinking().empty() || rounds_.solving_together() ||
+                      replan_at_ != absl::InfiniteFuture();
+  bool late = false;
+  std::erase_if(waiting_leases_, [&](const WaitingLease& lease) {
+    Session& session = sessions_.at(lease.session);
+    const Refusal refusal =
+        TakeLease(session, lease.request, lease.asked, now, effects);
+    if (refusal.why.ok()) return true;
+    if (coming && now < lease.deadline) return false;
+    late |= coming;
+    RefuseLease(session, lease.request, refusal, now, effects);
+    return true;
+  });
+  if (late) GiveUpShrinking();
+}
+
 void Core::LeaveTogether(const JobKey& job, absl::Time now) {
   members_.erase(job);
   held_.erase(job);
   std::erase_if(joining_, [&](const Asking& each) { return each.job == job; });
-  if (members_.empty()) return;
+  if (members_.empty()) {
+    replan_at_ = absl::InfiniteFuture();
+    return;
+  }
   // Also one without a plan of its own had its part of links and memory.
   replan_at_ = std::min(replan_at_, now + config_.leave_delay);
   replan_why_ = "a job left";
@@ -248,6 +323,7 @@ void Core::Settle(absl::Time now, Effects& effects) {
     replan_why_ = "memory came back";
   }
   StartTogether(now, effects);
+  ReleaseLeases(now, effects);
 }
 
 }  // namespace sluice::daemon

@@ -125,6 +125,15 @@ Bytes Core::HostGrowth(std::optional<uint64_t> numa, const Principal* of,
         std::max(HostPromised(member, member.ranks, numa) - HostHeld(job, numa),
                  Bytes(0));
   }
+  for (const WaitingLease& lease : waiting_leases_) {
+    const Session& session = sessions_.at(lease.session);
+    if (except.contains(KeyOf(session)) ||
+        (of && session.peer.principal != *of) ||
+        numa.value_or(lease.asked.pool.ordinal) != lease.asked.pool.ordinal) {
+      continue;
+    }
+    growth += lease.asked.size;
+  }
   return growth;
 }
 
@@ -146,7 +155,9 @@ std::vector<plan::HostLimit> Core::NumaLimits(
     });
     // What is left to chance where several jobs' leases are cut anew: tails of
     // extents, and the room of a calibration.
-    if (jobs.size() > 1) bytes -= config_.extent * std::ssize(ranks);
+    if (jobs.size() > 1 || !waiting_leases_.empty()) {
+      bytes -= config_.extent * std::ssize(ranks);
+    }
     limits.push_back(
         {std::move(name), std::max(bytes, Bytes(0)), std::move(ranks)});
   };
@@ -170,6 +181,15 @@ std::vector<plan::HostLimit> Core::NumaLimits(
   return limits;
 }
 
+// Of a principal's budget, without what its other jobs will have.
+Bytes Core::LeftBeside(const Principal& principal,
+                       const std::set<JobKey>& jobs) const {
+  const Bytes left = budgets_.LeftOfPrincipal(principal, PoolKind::kHost);
+  if (left >= Limits::kUnlimited) return left;
+  // Less than nothing, where those of the question must give some back.
+  return left - HostGrowth(std::nullopt, &principal, jobs);
+}
+
 // And within budgets.
 std::vector<plan::HostLimit> Core::BudgetLimits(
     const std::vector<Position>& positions,
@@ -181,6 +201,7 @@ std::vector<plan::HostLimit> Core::BudgetLimits(
     for (const JobKey& job : jobs) {
       if (mine(job)) limit.bytes += HostHeld(job, std::nullopt);
     }
+    limit.bytes = std::max(limit.bytes, Bytes(0));
     limit.profiles =
         Where(positions, [&](const Position& each) { return mine(each.job); });
     limits.push_back(std::move(limit));
@@ -189,7 +210,7 @@ std::vector<plan::HostLimit> Core::BudgetLimits(
   for (const JobKey& job : jobs) principals.insert(job.principal);
   for (const Principal& principal : principals) {
     add(fmt::format("host budget of user {}", principal.uid),
-        budgets_.LeftOfPrincipal(principal, PoolKind::kHost),
+        LeftBeside(principal, jobs),
         [&](const JobKey& job) { return job.principal == principal; });
   }
   for (const JobKey& each : jobs) {

@@ -137,6 +137,9 @@ void Core::Close(Session& session, absl::Time now, Effects& effects) {
   effects.push_back(CloseSocket{session.id});
   const bool was_rank = session.is_rank();
   session.had_leases_at_close = !session.leases.empty();
+  std::erase_if(waiting_leases_, [&](const WaitingLease& lease) {
+    return lease.session == session.id;
+  });
   while (!session.leases.empty()) {
     EndLease(*session.leases.begin(), /*quarantine=*/true, session);
   }
@@ -321,6 +324,9 @@ absl::Time Core::NextDeadline() const {
   // While a question is being solved for all, its answer starts the next.
   if (!rounds_.solving_together()) next = std::min(next, replan_at_);
   for (const auto& [job, held] : held_) next = std::min(next, held.deadline);
+  for (const WaitingLease& lease : waiting_leases_) {
+    next = std::min(next, lease.deadline);
+  }
   for (const auto& [id, session] : sessions_) {
     if (session.state == Session::State::kHalfOpen) {
       next = std::min(next, session.connected_at + config_.hello_timeout);

@@ -74,55 +74,93 @@ std::vector<ExtentId> Pool::Reclaimable(
   return found;
 }
 
-absl::StatusOr<Pool::Taken> Pool::Take(PrincipalId principal, Bytes size,
-                                       uint64_t& next_extent) {
-  SLUICE_CHECK(size > Bytes(0));
-  if (size > free()) return Refusal(size);
+bool Pool::MakeRoom(Bytes bytes, Parts& parts) const {
+  if (bytes <= Bytes(0)) return true;
+  if (bytes > unmade()) {
+    parts.destroy = Reclaimable(bytes - unmade(),
+                                {parts.reuse.begin(), parts.reuse.end()});
+    if (parts.destroy.empty()) return false;
+  }
+  for (; bytes > extent_; bytes -= extent_) parts.make.push_back(extent_);
+  parts.make.push_back(bytes);
+  return true;
+}
+
+std::optional<Pool::Parts> Pool::Regular(PrincipalId principal,
+                                         Bytes size) const {
   // Which kept extents serve, newest first: their pages are warm.
   const int64_t whole = size / extent_;
   const Bytes tail = size - whole * extent_;
+  Parts parts;
+  Bytes left = size;
   const auto reuse = [&](Bytes each, int64_t count) {
     const auto kept = kept_by_size_.find({principal, each});
-    std::vector<ExtentId> ids;
-    if (kept == kept_by_size_.end() || count == 0) return ids;
+    if (kept == kept_by_size_.end() || count == 0) return;
     const auto n = std::min<size_t>(count, kept->second.size());
-    ids.assign(kept->second.end() - n, kept->second.end());
-    return ids;
+    parts.reuse.insert(parts.reuse.end(), kept->second.end() - n,
+                       kept->second.end());
+    left -= each * static_cast<int64_t>(n);
   };
-  const std::vector<ExtentId> old_whole = reuse(extent_, whole);
-  const std::vector<ExtentId> old_tail = reuse(tail, tail > Bytes(0) ? 1 : 0);
-  std::set<ExtentId> spared(old_whole.begin(), old_whole.end());
-  spared.insert(old_tail.begin(), old_tail.end());
-  Bytes to_make = (whole - static_cast<int64_t>(old_whole.size())) * extent_;
-  if (old_tail.empty()) to_make += tail;
+  reuse(extent_, whole);
+  reuse(tail, tail > Bytes(0) ? 1 : 0);
+  if (!MakeRoom(left, parts)) return std::nullopt;
+  return parts;
+}
 
-  Taken taken;
-  if (to_make > unmade()) {
-    taken.destroy = Reclaimable(to_make - unmade(), spared);
-    if (taken.destroy.empty()) return Refusal(size);
+// A process that gave extents back may still map them, so they can be neither
+// cut nor destroyed: the largest that fit, and the rest made, or one more than
+// is needed.
+std::optional<Pool::Parts> Pool::Patched(PrincipalId principal, Bytes size,
+                                         Bytes most) const {
+  Parts parts;
+  Bytes left = size;
+  std::vector<ExtentId> spare;  // larger ones first
+  for (auto kept = kept_by_size_.rbegin(); kept != kept_by_size_.rend();
+       ++kept) {
+    if (kept->first.first != principal) continue;
+    for (ExtentId id : kept->second) {
+      const bool fits = kept->first.second <= left;
+      (fits ? parts.reuse : spare).push_back(id);
+      if (fits) left -= kept->first.second;
+    }
   }
+  if (MakeRoom(left, parts)) return parts;
+  for (auto id = spare.rbegin(); id != spare.rend(); ++id) {
+    const Bytes more = extents_.at(*id).size;
+    if (more < left || size - left + more > most) continue;
+    parts.reuse.push_back(*id);
+    return parts;
+  }
+  return std::nullopt;
+}
+
+absl::StatusOr<Pool::Taken> Pool::Take(PrincipalId principal, Bytes size,
+                                       Bytes most, uint64_t& next_extent) {
+  SLUICE_CHECK(size > Bytes(0));
+  if (size > free()) return Refusal(size);
+  std::optional<Parts> parts = Regular(principal, size);
+  if (!parts) parts = Patched(principal, size, most);
+  if (!parts) return Refusal(size);
+  Taken taken;
+  taken.destroy = std::move(parts->destroy);
   for (ExtentId id : taken.destroy) {
     Unkeep(id, at(id));
     extents_.erase(id);
   }
-  const auto take_old = [&](ExtentId id) {
+  for (ExtentId id : parts->reuse) {
     Extent& extent = at(id);
     Unkeep(id, extent);
     extent.state = State::kLeased;
     leased_ += extent.size;
     taken.slices.push_back({id, extent.size});
-  };
-  const auto make_new = [&](Bytes each) {
+  }
+  for (Bytes each : parts->make) {
     const ExtentId id(next_extent++);
     extents_[id] = {.size = each, .principal = principal};
     leased_ += each;
     taken.make.push_back({id, each});
     taken.slices.push_back({id, each});
-  };
-  for (ExtentId id : old_whole) take_old(id);
-  for (int64_t i = old_whole.size(); i < whole; ++i) make_new(extent_);
-  for (ExtentId id : old_tail) take_old(id);
-  if (old_tail.empty() && tail > Bytes(0)) make_new(tail);
+  }
   return taken;
 }
 

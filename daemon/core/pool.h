@@ -19,6 +19,7 @@
 #pragma once
 
 #include <map>
+#include <optional>
 #include <set>
 #include <vector>
 
@@ -43,10 +44,12 @@ class Pool {
     std::vector<Slice> make;        // then; each ends in Made or Failed
     std::vector<Slice> slices;      // of the lease, in order; `make` included
   };
-  // Extents that make up exactly `size`: all of extent_bytes but the last.
-  // ResourceExhausted leaves everything as it was; its message says asked,
-  // free, total, and what holds the rest.
-  absl::StatusOr<Taken> Take(PrincipalId principal, Bytes size,
+  // Extents that make up `size`: all of extent_bytes but the last. Where there
+  // is no room for these, of idle ones of any size that the principal had, the
+  // last of which may make it larger, up to `most`. ResourceExhausted leaves
+  // everything as it was; its message says asked, free, total, and what holds
+  // the rest.
+  absl::StatusOr<Taken> Take(PrincipalId principal, Bytes size, Bytes most,
                              uint64_t& next_extent);
 
   void Made(ExtentId id);                      // making -> leased
@@ -96,6 +99,18 @@ class Pool {
   std::vector<ExtentId> Reclaimable(Bytes need,
                                     const std::set<ExtentId>& spared) const;
   absl::Status Refusal(Bytes asked) const;
+  // What a lease is made of: idle extents, extents to destroy first, and the
+  // sizes of those to make.
+  struct Parts {
+    std::vector<ExtentId> reuse, destroy;
+    std::vector<Bytes> make;
+  };
+  // In whole extents and a tail; of whatever is idle. Nullopt: no room.
+  std::optional<Parts> Regular(PrincipalId principal, Bytes size) const;
+  std::optional<Parts> Patched(PrincipalId principal, Bytes size,
+                               Bytes most) const;
+  // Adds what makes room for `bytes` in whole extents and a tail.
+  bool MakeRoom(Bytes bytes, Parts& parts) const;
 
   const PoolId id_;
   const Bytes total_;

@@ -104,6 +104,8 @@ struct NodeConfig {
   // How long a joining job's plan is held back until running ones have given
   // back what it needs.
   absl::Duration join_wait = absl::Seconds(60);
+  // The same for a lease; clients wait 60 s for an answer.
+  absl::Duration lease_wait = absl::Seconds(45);
   // After a leave: others often follow at once.
   absl::Duration leave_delay = absl::Milliseconds(200);
   absl::Duration hello_timeout = absl::Seconds(10);

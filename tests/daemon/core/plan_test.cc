@@ -117,11 +117,11 @@ TEST(Plan, LinkThatIsNotThrottledIsNoneOfThePlansConcern) {
   EXPECT_THAT(node.to_solve[0].resources.links, IsEmpty());
 }
 
-TEST(Plan, DoesNotCountFreeMemoryThatNoLeaseCouldHave) {
+TEST(Plan, DoesNotCountFreeMemoryThatNotEveryLeaseCouldHave) {
   CoreDriver node;
   const SessionId a = node.Attach("demo", 0);
   // Freed, but perhaps still mapped: whole extents serve again, the odd tail
-  // only a lease with the same tail.
+  // is left to chance.
   SLUICE_ASSERT_OK_AND_ASSIGN(const auto lease, node.Lease(a, Host(0), MiB(9)));
   node.Ask(a, FreeRequest{lease.lease});
   EXPECT_EQ(node.core.pool(Host(0)).free, MiB(32));
@@ -129,8 +129,6 @@ TEST(Plan, DoesNotCountFreeMemoryThatNoLeaseCouldHave) {
   ASSERT_THAT(node.to_solve, SizeIs(1));
   const Bytes budget = node.to_solve[0].resources.hosts[0].bytes;
   EXPECT_EQ(budget, MiB(31));
-  EXPECT_THAT(node.Lease(a, Host(0), MiB(32)),
-              StatusIs(absl::StatusCode::kResourceExhausted));
   EXPECT_THAT(node.Lease(a, Host(0), budget), sluice::testing::IsOk());
 }
 

@@ -10,6 +10,7 @@ namespace sluice::daemon {
 namespace {
 
 using sluice::testing::IsOk;
+using sluice::testing::StatusIs;
 using ::testing::ElementsAre;
 using ::testing::HasSubstr;
 using ::testing::IsEmpty;
@@ -249,6 +250,60 @@ TEST_F(Replan, AnEvictedJobIsALeave) {
           .effects);
   node.Apply(node.core.ProcessGone(a, {}, node.clock.Now()));
   EXPECT_EQ(Ready(b), 1u);
+}
+
+TEST_F(Replan, AFullNodeMakesRoomForACalibration) {
+  a = Ask("a");
+  Solve({{1, MiB(40)}});
+  held = LeaseHost(a, MiB(40));
+  b = node.Attach("b", 0, 1, 1, 1);
+  EXPECT_FALSE(node.Ask(b, LeaseRequest{Host(0), MiB(2)}).has_value());
+  EXPECT_EQ(PlanningOf("b")->state, State::kWaiting);
+  Wait(absl::Seconds(1));
+  ASSERT_THAT(node.to_solve, SizeIs(1));
+  EXPECT_THAT(node.to_solve[0].profiles, SizeIs(1));
+  EXPECT_EQ(node.to_solve[0].resources.hosts[0].bytes,
+            MiB(40) - MiB(2) - MiB(4));
+  Solve({{0.995, MiB(34)}});
+  ASSERT_THAT(Changes(a), SizeIs(1));  // little, but it must
+  TakeChange(a, &held, MiB(34));
+  EXPECT_EQ(node.core.session(b)->leases.size(), 1u);
+  EXPECT_THAT(Planning(), IsEmpty());
+}
+
+TEST_F(Replan, ALeaseThatNobodyMakesRoomForIsRefusedLate) {
+  a = Ask("a");
+  Solve({{1, MiB(40)}});
+  held = LeaseHost(a, MiB(40));
+  b = node.Attach("b", 0, 1, 1, 1);
+  node.Ask(b, LeaseRequest{Host(0), MiB(2)}, RequestId(77));
+  Wait(absl::Seconds(1));
+  plan::NodePlan none = PlanOf({{1, MiB(40)}});
+  none.infeasible = "too much host memory";
+  node.Apply(node.core.PlanSolved(node.to_solve.back().round, none,
+                                  node.clock.Now()));
+  const auto reply = node.replies.find({b, RequestId(77)});
+  ASSERT_NE(reply, node.replies.end());
+  EXPECT_THAT(std::get<absl::Status>(reply->second),
+              StatusIs(absl::StatusCode::kResourceExhausted));
+  EXPECT_THAT(Changes(a), IsEmpty());
+  // A GPU lease never waits, nor one of another principal.
+  EXPECT_TRUE(node.Ask(b, LeaseRequest{Gpu(1), MiB(64)}).has_value());
+  const SessionId c = node.Attach("c", 0, 1, /*uid=*/2, 1);
+  EXPECT_TRUE(node.Ask(c, LeaseRequest{Host(0), MiB(2)}).has_value());
+}
+
+TEST_F(Replan, NobodyWaitsTwiceForARankThatNeverTakesItsPlan) {
+  JoinThatWaits();
+  Wait(absl::Seconds(60));
+  Solve({{0.25, MiB(8)}});
+  LeaseHost(b, MiB(8));
+  Ask("c", 1);
+  Solve({{0.25, MiB(8)}, {0.25, MiB(8)}, {0.25, MiB(8)}});
+  // A still holds 32 MiB: c gets what is free, at once.
+  ASSERT_THAT(node.to_solve, SizeIs(1));
+  EXPECT_THAT(node.to_solve[0].profiles, SizeIs(1));
+  EXPECT_EQ(PlanningOf("c")->state, State::kSolving);
 }
 
 TEST_F(Replan, AFailedWorkerHarmsNobodysPlan) {
