@@ -45,6 +45,37 @@ TEST(Lease, FreedExtentsAreReusedAsTheyAreByTheirPrincipal) {
   EXPECT_TRUE(node.destroyed.empty());
 }
 
+// A process that lives may still map what it freed, so nothing can be cut.
+TEST(Lease, IsPatchedFromIdleExtentsWhereNothingElseIsLeft) {
+  CoreDriver node;
+  const SessionId a = node.Attach("demo", 0);
+  SLUICE_ASSERT_OK_AND_ASSIGN(const auto all, node.Lease(a, Host(0), MiB(32)));
+  node.Ask(a, FreeRequest{all.lease});
+  SLUICE_ASSERT_OK_AND_ASSIGN(const auto first,
+                              node.Lease(a, Host(0), MiB(22)));
+  EXPECT_EQ(node.core.pool(Host(0)).leased, MiB(24));
+  SLUICE_ASSERT_OK_AND_ASSIGN(const auto second,
+                              node.Lease(a, Host(0), MiB(6)));
+  EXPECT_EQ(node.core.pool(Host(0)).leased, MiB(32));
+  EXPECT_EQ(second.slices.size(), 2u);
+  // HBM is a hard limit of its rank.
+  SLUICE_ASSERT_OK_AND_ASSIGN(const auto gpu, node.Lease(a, Gpu(0), MiB(16)));
+  node.Ask(a, FreeRequest{gpu.lease});
+  EXPECT_THAT(node.Lease(a, Gpu(0), MiB(6)),
+              StatusIs(absl::StatusCode::kResourceExhausted));
+}
+
+TEST(Lease, OddIdleExtentsServeAnyLeaseOfTheirPrincipal) {
+  CoreDriver node;
+  const SessionId a = node.Attach("demo", 0);
+  for (int i = 0; i < 20; ++i) {  // sizes that a changing plan might have
+    SLUICE_ASSERT_OK_AND_ASSIGN(
+        const auto lease, node.Lease(a, Host(0), MiB(21) + KiB(64) * i));
+    node.Ask(a, FreeRequest{lease.lease});
+  }
+  EXPECT_EQ(node.core.pool(Host(0)).free, MiB(32));
+}
+
 TEST(Lease, AnotherPrincipalNeverGetsAHandleThatWasOut) {
   CoreDriver node;
   const SessionId a = node.Attach("demo", 0, 1, /*uid=*/1);

@@ -2,8 +2,10 @@
 #include <signal.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <fstream>
 #include <memory>
+#include <random>
 #include <string>
 
 #include "absl/time/clock.h"
@@ -145,6 +147,38 @@ TEST(DaemonPlan, ADamagedCacheIsIgnoredWithOneLineAndMadeAnew) {
   const auto last = StartAgain(daemon);
   SLUICE_ASSERT_OK_AND_ASSIGN(const auto again, AskOnce(daemon.socket(), 0.3));
   EXPECT_EQ(again.units_known, 1);
+}
+
+// Lifetimes and sizes without order: work for seconds.
+plan::Trace HardTrace(int64_t buffers) {
+  plan::Trace trace;
+  std::mt19937 random(5);
+  for (int64_t id = 0; id < buffers; ++id) {
+    const int64_t length = 1 + static_cast<int64_t>(random() % 400);
+    trace.buffers.push_back(
+        {id, id, id + length, Bytes(64 * (1 + random() % 5000))});
+    trace.end = std::max(trace.end, id + length);
+  }
+  return trace;
+}
+
+TEST(DaemonPlan, HowFarTheWorkerIsReachesSluicectlStatus) {
+  RunningDaemon daemon;
+  SLUICE_ASSERT_OK_AND_ASSIGN(RawClient a, RawClient::Connect(daemon.socket()));
+  ASSERT_THAT(a.Hello("demo"), IsOk());
+  plan::RankProfile profile = ProfileOf(0, 0);
+  profile.segments[0].trace = HardTrace(20000);
+  ASSERT_THAT(Submit(a, plan::Encode(profile)), IsOk());
+  // The worker is told to stop after 20 s.
+  std::string seen;
+  for (int i = 0; i < 400 && seen.find(" segments; of rank 0: ") == seen.npos;
+       ++i) {
+    const auto status = Child::Spawn(
+        {BinaryPath("sluicectl"), "--socket", daemon.socket(), "status"});
+    seen = status->Join().out;
+    ASSERT_THAT(seen, HasSubstr("PLANNING")) << "solved before it was seen";
+  }
+  EXPECT_THAT(seen, HasSubstr("of 1 segments; of rank 0: "));
 }
 
 TEST(DaemonPlan, InfeasibleIsAnAnswerThatSaysWhy) {

@@ -112,6 +112,26 @@ class Replan(harness.TrainTest):
                          self.undisturbed(report["steps"], *two))
         self.assertEqual(self.leased(socket), 0)
 
+    def test_a_full_node_makes_room_for_one_that_would_calibrate(self):
+        least = self.planned_host_bytes("--alpha", "0")
+        socket = self.daemon(extra=f"[budgets]\nprincipal_host_bytes = "
+                                   f"{2 * least + 256 * 1024}\n")
+        first, log = self.start_long_job(socket, "first")
+        second, _ = self.start_job(socket, "second", "--steps", "2")
+        joined = self.finish(second)
+        self.assertEqual(joined["steps"], 2)
+        self.wait_until(lambda: not self.status(socket)["planning"] and
+                        self.changes(log) >= 2, 60, "no change is taken")
+        texts = [e["text"] for e in self.status(socket)["events"]]
+        self.assertTrue(any("waits for" in t and "may give back" in t
+                            for t in texts), texts)
+        report = self.finish(first, interrupt=True)
+        self.assertTrue(all(c["taken"] for c in report["plan_changes"]))
+        alone = self.undisturbed(report["steps"])
+        for ours, whole in zip(report["losses"], alone, strict=True):
+            self.assertAlmostEqual(ours, whole, delta=1e-4 * whole)
+        self.assertEqual(self.leased(socket), 0)
+
     def waiting_pair(self):
         """A job that was stopped before it can take its smaller plan, and one
         that waits for it."""
