@@ -3,8 +3,7 @@
 // The stream is made anew with the new fractions: record with them, in the
 // host memory the rank has; have memory planned (a settled question); only
 // then give the old host lease back and lease what the plan says. Weights,
-// gradients and the optimizer are not touched, and what is recomputed is what
-// would have been swapped, to the bit.
+// gradients and the optimizer are not touched.
 #include <fmt/format.h>
 
 #include "absl/time/clock.h"
@@ -49,8 +48,7 @@ absl::StatusOr<bool> StreamedStepper::TakeFractions(
   absl::Status status = context_.memory->allocator().SetPlan({}, {}, Bytes(0));
   SLUICE_ASSIGN_OR_RETURN(const bool cleared, AllFine(status));
   if (!cleared) return false;
-  SLUICE_ASSIGN_OR_RETURN(const bool planned,
-                          AllFine(PlanWith({chosen, /*settled=*/true})));
+  SLUICE_ASSIGN_OR_RETURN(const bool planned, AllFine(Settle(chosen)));
   if (!planned) return false;
   return AllFine(AdoptPlan());
 }

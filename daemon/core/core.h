@@ -170,8 +170,6 @@ class Core {
 
   // Plans (core_plans.cc).
   void PlanFor(Asking asking, absl::Time now, Effects& effects);
-  // Only memory is asked for: the fractions are those of the round before.
-  bool IsSecondRound(const Asking& asking) const;
   void StartAlone(Asking asking, absl::Time now, Effects& effects);
   // Asks the worker, or answers from the cache.
   void Ask(PlanRounds::Round round, std::vector<Position> positions,
@@ -214,6 +212,8 @@ class Core {
   // Nobody waits a second time for who has not shrunk by now.
   void GiveUpShrinking();
   bool ShrinksLate() const;
+  // Memory of sessions that ended, whose processes have not yet.
+  bool Returning(const Principal& principal) const;
   // A rank of the job left.
   void LeaveTogether(const JobKey& job, absl::Time now);
   // What `job`'s plan needs is free by now.
@@ -230,6 +230,7 @@ class Core {
       const std::vector<Position>& positions,
       const std::set<JobKey>& jobs) const;
   Bytes LeftBeside(const Principal& principal,
+                   const std::vector<Position>& positions,
                    const std::set<JobKey>& jobs) const;
   std::vector<plan::HostLimit> BudgetLimits(
       const std::vector<Position>& positions,

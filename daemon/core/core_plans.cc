@@ -77,20 +77,13 @@ Effects Core::ProfileRead(SessionId id, RequestId request,
 
 void Core::PlanFor(Asking asking, absl::Time now, Effects& effects) {
   held_.erase(asking.job);
-  if (IsSecondRound(asking)) return StartAlone(std::move(asking), now, effects);
+  if (IsSettled(asking)) return StartAlone(std::move(asking), now, effects);
   // It asks as one that joins, whatever it had.
   members_.erase(asking.job);
   std::erase_if(joining_,
                 [&](const Asking& each) { return each.job == asking.job; });
   joining_.push_back(std::move(asking));
   StartTogether(now, effects);
-}
-
-bool Core::IsSecondRound(const Asking& asking) const {
-  if (IsSettled(asking)) return true;
-  const auto member = members_.find(asking.job);
-  return member != members_.end() && !HasFreeFractions(asking) &&
-         HasFreeFractions({asking.job, member->second.profiles});
 }
 
 void Core::StartAlone(Asking asking, absl::Time now, Effects& effects) {
@@ -209,7 +202,7 @@ void Core::AloneSolved(PlanRounds::Round round,
   GivePlan(asking, plan->id, effects);
   if (!plan->infeasible.empty()) return;
   const auto member = members_.find(job);
-  if (IsSecondRound(asking)) {
+  if (IsSettled(asking)) {
     // All nodes of a run may have agreed on less than this one's plan said.
     if (member != members_.end()) member->second.settled = PlansOf(*plan);
     if (member != members_.end() && !member->second.change) {
@@ -320,9 +313,8 @@ std::vector<PlanningSnapshot> Core::Planning(const Principal* viewer,
   }
   for (const WaitingLease& lease : waiting_leases_) {
     const Session& session = sessions_.at(lease.session);
-    PlanningSnapshot* to =
-        add(KeyOf(session), State::kWaiting, 0,
-            static_cast<size_t>(session.hello.local_ranks));
+    PlanningSnapshot* to = add(KeyOf(session), State::kWaiting, 0,
+                               static_cast<size_t>(session.hello.local_ranks));
     if (to == nullptr) continue;
     to->elapsed = now - lease.since;
     to->left = lease.deadline - now;

@@ -145,11 +145,17 @@ std::vector<JobKey> Core::Shrinking() const {
   return shrinking;
 }
 
+bool Core::Returning(const Principal& principal) const {
+  return std::any_of(sessions_.begin(), sessions_.end(), [&](const auto& each) {
+    return each.second.peer.principal == principal &&
+           each.second.quarantined_host > Bytes(0);
+  });
+}
+
 bool Core::ShrinksLate() const {
-  return std::any_of(
-      members_.begin(), members_.end(), [](const auto& each) {
-        return each.second.change && each.second.change->late;
-      });
+  return std::any_of(members_.begin(), members_.end(), [](const auto& each) {
+    return each.second.change && each.second.change->late;
+  });
 }
 
 void Core::GiveUpShrinking() {
@@ -182,12 +188,12 @@ bool Core::FitsNow(const JobKey& job) const {
 void Core::ReleaseHeld(absl::Time now, Effects& effects) {
   std::vector<HeldJoin> free, late;
   std::erase_if(held_, [&](auto& entry) {
-    const bool fits = FitsNow(entry.first) ||
-                      (Shrinking().empty() && !ShrinksLate());
-    if (!fits && !Shrinking().empty() && now < entry.second.deadline) {
-      return false;
-    }
-    (fits ? free : late).push_back(std::move(entry.second));
+    const bool comes = !Shrinking().empty() || Returning(entry.first.principal);
+    const bool fits = FitsNow(entry.first);
+    if (!fits && comes && now < entry.second.deadline) return false;
+    // Where nothing comes, its plan's bytes are an upper bound.
+    const bool give = fits || (!comes && !ShrinksLate());
+    (give ? free : late).push_back(std::move(entry.second));
     return true;
   });
   for (auto& [job, member] : members_) {
@@ -261,9 +267,9 @@ bool Core::WaitForLease(const Session& session, RequestId request,
       });
   const bool joins = !members_.contains(job);
   if (!could_shrink || (!joins && Shrinking().empty())) return false;
-  waiting_leases_.push_back({session.id, request, asked, refusal, now,
-                             now + std::min(config_.join_wait,
-                                            config_.lease_wait)});
+  waiting_leases_.push_back(
+      {session.id, request, asked, refusal, now,
+       now + std::min(config_.join_wait, config_.lease_wait)});
   Log(now, "plan",
       fmt::format("rank {} of job {} waits for {} of host memory that running "
                   "jobs may give back",

@@ -18,6 +18,13 @@ std::set<JobKey> JobsOf(const std::vector<Position>& positions) {
   return jobs;
 }
 
+// What it asks for was promised to it, whatever is promised to others.
+bool IsSettled(const std::vector<Position>& positions) {
+  return std::all_of(
+      positions.begin(), positions.end(),
+      [](const Position& each) { return each.profile->settled; });
+}
+
 // Positions for which `chosen` holds.
 template <typename Chosen>
 std::vector<size_t> Where(const std::vector<Position>& positions,
@@ -164,7 +171,8 @@ std::vector<plan::HostLimit> Core::NumaLimits(
   for (const HostConfig& host : config_.hosts) {
     const uint64_t node = host.numa.value();
     const Pool& pool = pools_.at({PoolKind::kHost, node});
-    const Bytes growth = HostGrowth(node, nullptr, jobs);
+    const Bytes growth =
+        IsSettled(positions) ? Bytes(0) : HostGrowth(node, nullptr, jobs);
     const Bytes anyones = pool.UsableBy(PrincipalId());
     Bytes all = anyones - growth;
     for (const auto& [principal, theirs] : principals) {
@@ -183,9 +191,10 @@ std::vector<plan::HostLimit> Core::NumaLimits(
 
 // Of a principal's budget, without what its other jobs will have.
 Bytes Core::LeftBeside(const Principal& principal,
+                       const std::vector<Position>& positions,
                        const std::set<JobKey>& jobs) const {
   const Bytes left = budgets_.LeftOfPrincipal(principal, PoolKind::kHost);
-  if (left >= Limits::kUnlimited) return left;
+  if (left >= Limits::kUnlimited || IsSettled(positions)) return left;
   // Less than nothing, where those of the question must give some back.
   return left - HostGrowth(std::nullopt, &principal, jobs);
 }
@@ -201,16 +210,20 @@ std::vector<plan::HostLimit> Core::BudgetLimits(
     for (const JobKey& job : jobs) {
       if (mine(job)) limit.bytes += HostHeld(job, std::nullopt);
     }
-    limit.bytes = std::max(limit.bytes, Bytes(0));
     limit.profiles =
         Where(positions, [&](const Position& each) { return mine(each.job); });
+    // Leases are rounded up, plans are not.
+    if (jobs.size() > 1 || !waiting_leases_.empty()) {
+      limit.bytes -= config_.granularity * std::ssize(limit.profiles);
+    }
+    limit.bytes = std::max(limit.bytes, Bytes(0));
     limits.push_back(std::move(limit));
   };
   std::set<Principal> principals;
   for (const JobKey& job : jobs) principals.insert(job.principal);
   for (const Principal& principal : principals) {
     add(fmt::format("host budget of user {}", principal.uid),
-        LeftBeside(principal, jobs),
+        LeftBeside(principal, positions, jobs),
         [&](const JobKey& job) { return job.principal == principal; });
   }
   for (const JobKey& each : jobs) {

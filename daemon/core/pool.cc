@@ -77,8 +77,8 @@ std::vector<ExtentId> Pool::Reclaimable(
 bool Pool::MakeRoom(Bytes bytes, Parts& parts) const {
   if (bytes <= Bytes(0)) return true;
   if (bytes > unmade()) {
-    parts.destroy = Reclaimable(bytes - unmade(),
-                                {parts.reuse.begin(), parts.reuse.end()});
+    parts.destroy =
+        Reclaimable(bytes - unmade(), {parts.reuse.begin(), parts.reuse.end()});
     if (parts.destroy.empty()) return false;
   }
   for (; bytes > extent_; bytes -= extent_) parts.make.push_back(extent_);

@@ -33,8 +33,8 @@ inline constexpr double kStepGain = 0.01;
 struct PlanChange {
   PlanId plan;
   absl::Time since;
-  bool told = false;  // else what it grows by is not there yet
-  bool late = false;  // somebody waited for it in vain
+  bool told = false;       // else what it grows by is not there yet
+  bool late = false;       // somebody waited for it in vain
   std::set<Rank> open;     // have not said yet what became of it
   std::set<Rank> refused;  // went on with what they had
   std::map<Rank, plan::RankPlan> before;

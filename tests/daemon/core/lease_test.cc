@@ -69,8 +69,8 @@ TEST(Lease, OddIdleExtentsServeAnyLeaseOfTheirPrincipal) {
   CoreDriver node;
   const SessionId a = node.Attach("demo", 0);
   for (int i = 0; i < 20; ++i) {  // sizes that a changing plan might have
-    SLUICE_ASSERT_OK_AND_ASSIGN(
-        const auto lease, node.Lease(a, Host(0), MiB(21) + KiB(64) * i));
+    SLUICE_ASSERT_OK_AND_ASSIGN(const auto lease,
+                                node.Lease(a, Host(0), MiB(21) + KiB(64) * i));
     node.Ask(a, FreeRequest{lease.lease});
   }
   EXPECT_EQ(node.core.pool(Host(0)).free, MiB(32));

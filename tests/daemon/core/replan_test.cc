@@ -280,8 +280,8 @@ TEST_F(Replan, ALeaseThatNobodyMakesRoomForIsRefusedLate) {
   Wait(absl::Seconds(1));
   plan::NodePlan none = PlanOf({{1, MiB(40)}});
   none.infeasible = "too much host memory";
-  node.Apply(node.core.PlanSolved(node.to_solve.back().round, none,
-                                  node.clock.Now()));
+  node.Apply(
+      node.core.PlanSolved(node.to_solve.back().round, none, node.clock.Now()));
   const auto reply = node.replies.find({b, RequestId(77)});
   ASSERT_NE(reply, node.replies.end());
   EXPECT_THAT(std::get<absl::Status>(reply->second),

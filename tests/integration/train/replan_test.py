@@ -49,8 +49,9 @@ class Replan(harness.TrainTest):
         `running`."""
         least = self.planned_host_bytes(*running, "--alpha", "0")
         whole = self.planned_host_bytes(*joining, "--alpha", "1")
+        ranks = 3 if "--ranks" in running else 2
         return self.daemon(extra=f"[budgets]\nprincipal_host_bytes = "
-                                 f"{least + whole}\n")
+                                 f"{least + whole + ranks * 65536}\n")
 
     def start_job(self, socket, name, *flags):
         log = self.path(name + ".jsonl")

@@ -1,0 +1,36 @@
+// Which ranks take a new plan at a step boundary.
+#include "client/train/plan_change.h"
+
+#include "gmock/gmock.h"
+#include "gtest/gtest.h"
+
+namespace sluice::train {
+namespace {
+
+using ::testing::ElementsAre;
+using ::testing::IsEmpty;
+
+TEST(PlanChange, ANodeTakesAPlanOnceAllItsRanksWereToldOfTheSame) {
+  EXPECT_THAT(WhoTakes({{7, 0}, {7, 0}}), ElementsAre(true, true));
+  EXPECT_THAT(WhoTakes({{7, 0}, {0, 0}}), ElementsAre(false, false));
+  EXPECT_THAT(WhoTakes({{0, 0}, {7, 0}}), ElementsAre(false, false));
+  EXPECT_THAT(WhoTakes({{7, 0}, {8, 0}}), ElementsAre(false, false));
+  EXPECT_THAT(WhoTakes({{7, 0}, {8, 0}, {7, 0}}),
+              ElementsAre(false, false, false));
+}
+
+TEST(PlanChange, NothingOfferedIsNothingToTake) {
+  EXPECT_THAT(WhoTakes({{0, 0}, {0, 0}, {0, 2}}),
+              ElementsAre(false, false, false));
+  EXPECT_THAT(WhoTakes({}), IsEmpty());
+}
+
+TEST(PlanChange, NodesTakeTheirPlansApart) {
+  EXPECT_THAT(WhoTakes({{7, 0}, {7, 0}, {0, 2}, {3, 2}}),
+              ElementsAre(true, true, false, false));
+  EXPECT_THAT(WhoTakes({{7, 0}, {7, 0}, {3, 2}, {3, 2}}),
+              ElementsAre(true, true, true, true));
+}
+
+}  // namespace
+}  // namespace sluice::train
