@@ -320,8 +320,8 @@ std::optional<Offsets> LowerByEjection(const Problem& problem, Offsets offsets,
                                        const std::function<bool()>& expired) {
   std::optional<Offsets> best;
   int64_t peak = PeakOf(problem, offsets);
-  double fraction = 0.1;  // of what is left, that a step goes lower
-  int64_t share = visits / 20;
+  double fraction = 0.05;  // of what is left, that a step goes lower
+  int64_t share = visits / 16;
   for (uint32_t seed = 1; visits > 0 && peak > target && !expired(); ++seed) {
     const auto step =
         static_cast<int64_t>(fraction * static_cast<double>(peak - target));

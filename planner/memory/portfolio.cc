@@ -42,7 +42,7 @@ constexpr size_t kMinWindowItems = 300;
 // Ejection is for what the search is too slow for. A visit takes half a
 // nanosecond; what the race took of larger traces, it has less.
 constexpr size_t kMinEjectionItems = 1000;
-constexpr int64_t kEjectionVisits = 22'000'000'000;
+constexpr int64_t kEjectionVisits = 16'000'000'000;
 constexpr int64_t kEjectionVisitsAnItem = 1'000'000;
 constexpr int64_t kLeastEjectionVisits = 4'000'000'000;
 
@@ -50,7 +50,7 @@ int64_t EjectionVisits(size_t items) {
   const auto n = static_cast<int64_t>(items);
   return std::min(
       n * kEjectionVisitsAnItem,
-      std::max(kEjectionVisits - 7 * n * (n / 2), kLeastEjectionVisits));
+      std::max(kEjectionVisits - 3 * n * (n / 2), kLeastEjectionVisits));
 }
 
 // CBC proves 40 to 60 buffers, erratically; beyond it only takes time.

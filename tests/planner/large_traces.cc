@@ -34,7 +34,10 @@ class Maker {
         Compiler();
         break;
       case LargeSpec::Shape::kChain:
-        Chain();
+        Chain("iopddl_G_1.csv");
+        break;
+      case LargeSpec::Shape::kSomasChain:
+        Chain("somas_resnet50.csv");
         break;
     }
     for (plan::Buffer& b : trace_.buffers) {
@@ -166,8 +169,8 @@ class Maker {
     }
   }
 
-  void Chain() {
-    const plan::Trace link = ReadCsv("iopddl_G_1.csv");
+  void Chain(const std::string& of) {
+    const plan::Trace link = ReadCsv(of);
     for (int64_t start = 0; !Full(); start += link.end / 3 + Below(200)) {
       const int64_t scale = 2 + Below(3);
       for (const plan::Buffer& b : link.buffers) {
@@ -209,7 +212,8 @@ std::vector<LargeSpec> StandardLarge() {
           {"compiler-30k", 30000, Shape::kCompiler},
           {"compiler-60k", 60000, Shape::kCompiler},
           {"chain-30k", 30000, Shape::kChain},
-          {"chain-60k", 60000, Shape::kChain}};
+          {"chain-60k", 60000, Shape::kChain},
+          {"somas-chain-20k", 20000, Shape::kSomasChain}};
 }
 
 }  // namespace sluice::planner

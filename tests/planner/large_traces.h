@@ -22,7 +22,10 @@ struct LargeSpec {
     // use; results that live for 2 steps to half of the program, long ones
     // seldom; sizes m 2^k + 1 over eight decades.
     kCompiler,
-    kChain,  // jittered copies of IOPDDL G_1, the next before the last is over
+    // Jittered copies of IOPDDL G_1, or of ResNet-50 from SOMAS, the next
+    // before the last is over.
+    kChain,
+    kSomasChain,
   } shape = Shape::kMixed;
 };
 
