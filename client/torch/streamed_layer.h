@@ -6,8 +6,9 @@
 // of its output chunks; backward returns dX and adds to weight gradients. It
 // owns no parameters, optimizer or data.
 //
-// Everything that grows with the sequence lives in the host lease; in HBM are
-// the buffers of one or two chunks (staging ring, fetch rings, transients).
+// Everything that grows with the sequence lives in the host lease, but for rows
+// that are to be kept; in HBM are the buffers of one or two chunks (staging
+// ring, fetch rings, transients).
 //
 // Ordering: each host buffer carries tickets ("its bytes are there", "its last
 // fetch is over"), each ring slot a ticket of its last use; compute waits on
