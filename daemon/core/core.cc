@@ -162,6 +162,26 @@ void Core::CheckInvariants() const {
   CheckPools();
   CheckSessions();
   CheckCharges();
+  CheckPlans();
+}
+
+// Who is planned with, waits or asks is attached.
+void Core::CheckPlans() const {
+  std::set<JobKey> attached;
+  for (const auto& [id, session] : sessions_) {
+    if (session.is_rank()) attached.insert(KeyOf(session));
+  }
+  for (const auto& [job, member] : members_) {
+    SLUICE_CHECK(attached.contains(job));
+    SLUICE_CHECK(!member.change || !member.change->open.empty());
+  }
+  for (const auto& [job, held] : held_) SLUICE_CHECK(members_.contains(job));
+  for (const Asking& asking : joining_) {
+    SLUICE_CHECK(attached.contains(asking.job));
+  }
+  for (const WaitingLease& lease : waiting_leases_) {
+    SLUICE_CHECK(sessions_.at(lease.session).is_rank());
+  }
 }
 
 // What pools count as leased is the leases, and what is still being made for

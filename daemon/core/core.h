@@ -252,6 +252,7 @@ class Core {
   void CheckPools() const;
   void CheckSessions() const;
   void CheckCharges() const;
+  void CheckPlans() const;
 
   void Log(absl::Time now, std::string kind, std::string text,
            const Principal& whose);

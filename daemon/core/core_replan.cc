@@ -21,7 +21,12 @@ void Core::StartTogether(absl::Time now, Effects& effects) {
   round.asking = std::exchange(joining_, {});
   std::map<JobKey, const std::map<Rank, ProfileWithHash>*> jobs;
   for (const auto& [job, member] : members_) jobs[job] = &member.profiles;
-  for (const Asking& asking : round.asking) jobs[asking.job] = &asking.profiles;
+  for (const Asking& asking : round.asking) {
+    // It may have asked twice.
+    members_.erase(asking.job);
+    held_.erase(asking.job);
+    jobs[asking.job] = &asking.profiles;
+  }
   if (jobs.empty()) return;
   std::vector<Position> positions;
   for (const auto& [job, profiles] : jobs) {

@@ -22,7 +22,7 @@ class Story {
     std::erase_if(open_, [&](const auto& entry) {
       return node_.forgotten.contains(entry.first);
     });
-    switch (Pick(12)) {
+    switch (Pick(16)) {
       case 0:
       case 1:
         return Attach();
@@ -42,6 +42,13 @@ class Story {
         return Make();
       case 11:
         return Administer();
+      case 12:
+      case 13:
+        return Submit();
+      case 14:
+        return Solve();
+      case 15:
+        return TakePlan();
     }
   }
 
@@ -68,7 +75,10 @@ class Story {
     // The device has exactly what the pools know of.
     EXPECT_EQ(node_.extents.size(), end.extents);
     EXPECT_GT(granted_, 50);
+    EXPECT_TRUE(end.planning.empty());
   }
+
+  int changes() const { return changes_; }
 
  private:
   static NodeConfig Config() {
@@ -89,7 +99,8 @@ class Story {
   void Attach() {
     const uint32_t uid = 1 + Pick(3);
     const SessionId id =
-        node_.Attach(Pick(2) ? "x" : "y", Pick(4), 4, uid, Pick(2));
+        Pick(3) ? node_.Attach(Pick(2) ? "z" : "w", 0, 1, uid, Pick(2))
+                : node_.Attach(Pick(2) ? "x" : "y", Pick(2), 2, uid, Pick(2));
     if (node_.closed.contains(id)) return;
     open_[id] = uid;
   }
@@ -150,6 +161,53 @@ class Story {
     node_.Apply(node_.core.Tick(node_.clock.Now()));
   }
 
+  void Submit() {
+    if (open_.empty()) return;
+    const SessionId id = AnyOpen();
+    const HelloRequest hello = node_.core.session(id)->hello;
+    node_.Ask(id, ProfileRequest{});
+    if (node_.to_read.empty()) return;
+    const ReadProfile read = node_.to_read.back();
+    node_.to_read.clear();
+    auto profile = std::make_shared<plan::RankProfile>();
+    profile->rank = hello.rank;
+    profile->gpu = hello.gpu;
+    profile->layers = 1;
+    profile->settled = Pick(4) == 0;
+    profile->classes = {{.name = "x", .bytes_per_layer = MiB(1)}};
+    node_.Apply(node_.core.ProfileRead(
+        read.session, read.request,
+        ProfileWithHash{profile, std::to_string(Pick(3)), {}},
+        node_.clock.Now()));
+  }
+  void Solve() {
+    if (node_.to_solve.empty()) return;
+    const SolvePlan question = node_.to_solve.front();
+    node_.to_solve.erase(node_.to_solve.begin());
+    absl::StatusOr<plan::NodePlan> answer = plan::NodePlan{};
+    for (size_t i = 0; i < question.profiles.size(); ++i) {
+      plan::RankPlan rank;
+      rank.job = question.jobs[i];
+      rank.rank = question.profiles[i]->rank;
+      rank.host_bytes = KiB(64) * Pick(128);
+      const double swap = Pick(5) / 4.0;
+      rank.classes = {{.name = "x", .swap = swap, .recompute = 1 - swap}};
+      answer->ranks.push_back(rank);
+    }
+    if (Pick(6) == 0) answer->infeasible = "too much";
+    if (Pick(6) == 0) answer = absl::InternalError("it crashed");
+    node_.Apply(
+        node_.core.PlanSolved(question.round, answer, node_.clock.Now()));
+  }
+  void TakePlan() {
+    for (const auto& [id, notice] : std::exchange(node_.notices, {})) {
+      const auto* changed = std::get_if<PlanChangedNotice>(&notice);
+      if (changed == nullptr || !open_.contains(id) || Pick(3) == 0) continue;
+      node_.Ask(id, PlanTakenRequest{changed->plan, Pick(3) > 0, "so"});
+      ++changes_;
+    }
+  }
+
   void NoteGrants() {
     for (const auto& [key, reply] : node_.replies) {
       const auto* granted = std::get_if<GrantedReply>(&reply);
@@ -170,18 +228,23 @@ class Story {
   std::map<SessionId, uint32_t> open_;
   std::vector<SessionId> closed_;
   std::map<ExtentId, uint32_t> owner_;
-  int granted_ = 0;
+  int granted_ = 0, changes_ = 0;
 };
 
 TEST(CoreRandom, InvariantsHoldAndNothingIsLost) {
   const char* given = std::getenv("SLUICE_SEED");
+  int changes = 0;
   const uint32_t first = given ? std::atoi(given) : 1;
   for (uint32_t seed = first; seed < first + (given ? 1 : 10); ++seed) {
     SCOPED_TRACE(::testing::Message() << "SLUICE_SEED=" << seed);
     Story story(seed);
     for (int step = 0; step < 4000; ++step) story.Step();
     story.Finish();
+    changes += story.changes();
     if (::testing::Test::HasFailure()) return;
+  }
+  if (!given) {
+    EXPECT_GT(changes, 20);
   }
 }
 
