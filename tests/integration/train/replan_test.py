@@ -148,6 +148,29 @@ class Replan(harness.TrainTest):
             "waiting", 60, "the second job does not wait")
         return socket, first, rank, log, second
 
+    def test_a_change_that_cannot_be_planned_leaves_a_job_as_it_was(self):
+        # A daemon whose worker can be taken away.
+        own = self.path("bin")
+        os.mkdir(own)
+        for name in ("sluiced", "sluice-worker", "sluicectl"):
+            shutil.copy(os.path.join(harness.BIN, name), own)
+        self.addCleanup(setattr, harness, "BIN", harness.BIN)
+        harness.BIN = own
+        _, first, rank, log, second = self.waiting_pair()
+        os.remove(os.path.join(own, "sluice-worker"))
+        self.resume(rank)
+        out, _ = second.communicate(timeout=60)
+        self.assertEqual(json.loads(out)["limited_by"], "host_memory")
+        steps = len(harness.lines_of(log))
+        self.wait_until(lambda: len(harness.lines_of(log)) > steps + 1, 60,
+                        "the job that runs stands still")
+        report = self.finish(first, interrupt=True)
+        change = report["plan_changes"][0]
+        self.assertFalse(change["taken"])
+        self.assertRegex(change["note"], "not taken .*worker.*the one before")
+        self.assertEqual(report["alpha"], 1)
+        self.assertEqual(report["losses"], self.undisturbed(report["steps"]))
+
     @staticmethod
     def resume(pid):
         try:
