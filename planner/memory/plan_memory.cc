@@ -90,8 +90,8 @@ MemoryPlan PlanOf(const plan::Trace& trace, const Problem& problem,
 }
 
 // The two levels, each planned as a flat trace: by greedy orders alone, or
-// (`deep`) by all arms but CBC. Taken over where better than what is known;
-// their proof is not the flat trace's.
+// (`deep`) by all arms but CBC, the early ones where a level is large. Taken
+// over where better than what is known; their proof is not the flat trace's.
 bool RunLevels(const plan::Trace& trace, const Problem& problem,
                const std::vector<Pass>& passes, const PortfolioOptions& inner,
                bool deep, Knowledge* known) {
@@ -100,7 +100,9 @@ bool RunLevels(const plan::Trace& trace, const Problem& problem,
       [&](const plan::Trace& level) -> absl::StatusOr<plan::Placement> {
     const Problem part = Normalise(level);
     const MemoryOptions own{.time_limit = share, .use_cbc = false};
-    const PortfolioOptions arms = OptionsOf(own, part, absl::Now());
+    PortfolioOptions arms = OptionsOf(own, part, absl::Now());
+    // A level as large as that is not what levels are for.
+    arms.late = part.items.size() < kMinLeveledFirst;
     Knowledge best = RunGreedy(part, arms);
     if (deep && !best.Proved()) RunPieces(part, arms, &best);
     return PlanOf(level, part, best);
@@ -129,6 +131,12 @@ std::vector<Pass> PassesOf(const plan::Trace& trace, const Problem& problem,
   return DetectPasses(trace);
 }
 
+PortfolioOptions Half(PortfolioOptions options, bool early) {
+  options.early = early;
+  options.late = !early;
+  return options;
+}
+
 // The race and the two levels, which ever is cheaper first. True: the two
 // levels' plan is the best.
 bool RunGreedyAndLevels(const plan::Trace& trace, const Problem& problem,
@@ -149,6 +157,11 @@ bool RunGreedyAndLevels(const plan::Trace& trace, const Problem& problem,
   if (known->peak <= inner.goal || passes.empty() || inner.Expired()) {
     return leveled;
   }
+  // The peak alone may decide, which is known sooner than all passes.
+  const int64_t before = known->peak;
+  RunPieces(problem, Half(inner, /*early=*/true), known);
+  leveled = leveled && known->peak == before;
+  if (known->peak <= inner.goal || inner.Expired()) return leveled;
   inner.progress("levels", *known);
   return RunLevels(trace, problem, passes, inner, /*deep=*/true, known) ||
          leveled;
@@ -174,16 +187,17 @@ absl::StatusOr<MemoryPlan> PlanMemory(const plan::Trace& trace,
       options.capacity &&
       *options.capacity < Bytes(problem.max_live * problem.unit);
   Knowledge known;
-  bool leveled = RunGreedyAndLevels(
-      trace, problem,
-      hopeless ? std::vector<Pass>() : PassesOf(trace, problem, options), inner,
-      &known);
+  const std::vector<Pass> passes =
+      hopeless ? std::vector<Pass>() : PassesOf(trace, problem, options);
+  bool leveled = RunGreedyAndLevels(trace, problem, passes, inner, &known);
   const auto open = [&] {
     return !hopeless && known.peak > inner.goal && !inner.Expired();
   };
   if (open()) {
     const int64_t before = known.peak;
-    RunPieces(problem, inner, &known);
+    // With passes, the early arms have run.
+    RunPieces(problem, passes.empty() ? inner : Half(inner, /*early=*/false),
+              &known);
     leveled = leveled && known.peak == before;
   }
   MemoryPlan plan = PlanOf(trace, problem, known);

@@ -70,19 +70,27 @@ class PieceSolver {
   Knowledge Run() {
     const size_t n = problem_.items.size();
     const bool small = options_.use_search && n <= kMaxSearchItems;
-    if (small && Open()) {
-      restarts_ = std::make_unique<Restarts>(problem_);
-      Ask("search", goal_, NodesFor(n, kQuickNodes));
-    }
-    if (options_.use_search && Open() && n >= kMinWindowItems) Window();
-    if (options_.use_search && Open() && n <= kMaxSqueakyItems) Squeaky();
-    if (options_.use_search && Open() && n >= kMinEjectionItems) Eject();
-    if (small && Open()) Search();
-    if (options_.use_cbc && Open() && n <= kMaxCbcItems) Cbc();
+    if (small && Open()) restarts_ = std::make_unique<Restarts>(problem_);
+    if (options_.early) RunEarly(small);
+    if (options_.late) RunLate(small);
     return std::move(known_);
   }
 
  private:
+  void RunEarly(bool small) {
+    const size_t n = problem_.items.size();
+    if (small && Open()) Ask("search", goal_, NodesFor(n, kQuickNodes));
+    if (options_.use_search && Open() && n >= kMinWindowItems) Window();
+  }
+
+  void RunLate(bool small) {
+    const size_t n = problem_.items.size();
+    if (options_.use_search && Open() && n <= kMaxSqueakyItems) Squeaky();
+    if (options_.use_search && Open() && n >= kMinEjectionItems) Eject();
+    if (small && Open()) Search();
+    if (options_.use_cbc && Open() && n <= kMaxCbcItems) Cbc();
+  }
+
   bool Open() const {
     return known_.peak > std::max(goal_, known_.bound) &&
            !(options_.goal_is_capacity && known_.bound > goal_) &&

@@ -26,6 +26,9 @@ struct Knowledge {
 struct PortfolioOptions {
   bool use_search = true;
   bool use_cbc = true;
+  // Which of the arms on pieces run: those up to the window, those after it.
+  bool early = true;
+  bool late = true;
   std::string mip_program;
   absl::Time deadline;
   // Plans at or below this are good enough; at least max_live.
