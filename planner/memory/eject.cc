@@ -23,7 +23,7 @@ constexpr int64_t kBuckets = 512;
 constexpr size_t kPlaces = 64;
 // A look at the place of an item costs as much as so many visits of the
 // index.
-constexpr int64_t kLookVisits = 10;
+constexpr int64_t kLookVisits = 14;
 // Below this a step is over before a thread has started.
 constexpr size_t kMinItemsForThread = 2000;
 

@@ -42,7 +42,7 @@ constexpr size_t kMinWindowItems = 300;
 // Ejection is for what the search is too slow for. A visit takes half a
 // nanosecond; what the race took of larger traces, it has less.
 constexpr size_t kMinEjectionItems = 1000;
-constexpr int64_t kEjectionVisits = 16'000'000'000;
+constexpr int64_t kEjectionVisits = 12'000'000'000;
 constexpr int64_t kEjectionVisitsAnItem = 1'000'000;
 constexpr int64_t kLeastEjectionVisits = 4'000'000'000;
 
