@@ -48,7 +48,7 @@ def page_data(facts, parity, best, scraped):
         "steps": parity["runs"]["sluice"]["steps"],
         "longest": best["sluice"]["steps"],
         "plan": best["sluice"]["result"].get("plan", {}),
-        "alpha": best["sluice"]["result"].get("alpha"),
+        "fractions": best["sluice"]["result"].get("fractions", {}),
         "trace": trace,
         "metrics": scraped["metrics"],
         "series": chosen_series(scraped["series"]),

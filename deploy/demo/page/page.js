@@ -85,6 +85,19 @@ function losses() {
 
 let view = null;
 
+// Where each class of a layer's tensors waits for backward, as a sentence.
+function whatBecomesOf(fractions) {
+  const share = (part) => part >= 1 ? '' : ` (${(100 * part).toFixed(1)} %)`;
+  const list = (key) => Object.entries(fractions)
+      .filter(([, f]) => f[key] > 0.0005)
+      .map(([name, f]) => name.replaceAll('_', ' ') + share(f[key])).join(', ');
+  const places = [['keep', 'on the GPU'], ['swap', 'in host memory'],
+    ['recompute', 'computed again']];
+  const said = places.filter(([key]) => list(key))
+      .map(([key, place]) => `${place}: ${list(key)}`).join('; ');
+  return said && `For backward, ${said}.`;
+}
+
 function step() {
   const {trace, facts, plan} = DATA;
   if (!trace.compute || !trace.compute.length) {
@@ -101,9 +114,7 @@ function step() {
       `all, ${count(plan.mismatches || 0)} requests off plan. ` +
       (trace.compute_is_derived ?
         'When a segment ran is read off its blocks. ' : '') +
-      (DATA.alpha === null || DATA.alpha === undefined ? '' :
-        `Alpha ${DATA.alpha.toFixed(2)}: that share of each chunk waits in ` +
-        'host memory, the rest is recomputed.');
+      whatBecomesOf(DATA.fractions);
   legend('step-legend', view.used().map((family) => [
     family[0], family[matchMedia('(prefers-color-scheme: dark)').matches ?
       3 : 2]]));
