@@ -209,32 +209,29 @@ absl::Status CheckHostBytes(const RankProfile& profile, const RankPlan& plan) {
   return absl::OkStatus();
 }
 
-const RankPlan* PlanOf(const RankProfile& profile, const NodePlan& plan) {
-  for (const RankPlan& rank : plan.ranks) {
-    if (rank.job == profile.job && rank.rank == profile.rank) return &rank;
-  }
-  return nullptr;
-}
-
-// Transient buffers and kept rows within the lease; a settled profile has
-// counted its kept rows already.
+// Transient buffers and kept rows within the lease, nothing kept where it is
+// not told; a settled profile has counted its kept rows already.
 absl::Status CheckGpu(const RankProfile& profile, const RankPlan& plan) {
-  if (profile.transient_capacity <= Bytes(0)) return absl::OkStatus();
-  if (plan.transient_peak > profile.transient_capacity) {
+  const Bytes capacity = profile.transient_capacity;
+  const bool told = capacity > Bytes(0);
+  if (told && plan.transient_peak > capacity) {
     return Wrong("needs {} transient bytes, its lease has {}",
-                 plan.transient_peak.count(),
-                 profile.transient_capacity.count());
+                 plan.transient_peak.count(), capacity.count());
   }
+  if (profile.settled) return absl::OkStatus();
   const double layers =
       static_cast<double>(profile.layers - profile.resident_layers);
   const double kept = layers * SwappedOf(profile, plan).kept;
-  const Bytes room = profile.transient_capacity - plan.transient_peak;
-  if (!profile.settled && kept > static_cast<double>(room.count()) + 1) {
-    return Wrong(
-        "keeps {:.0f} bytes beside {} transient ones, its lease has {}", kept,
-        plan.transient_peak.count(), profile.transient_capacity.count());
+  const Bytes room =
+      std::max(capacity - plan.transient_peak - profile.keep_reserve, Bytes(0));
+  if (kept <= static_cast<double>(room.count()) + (told ? 1 : 0)) {
+    return absl::OkStatus();
   }
-  return absl::OkStatus();
+  return Wrong(
+      "keeps {:.0f} bytes beside {} transient ones and {} in reserve, its "
+      "lease has {}",
+      kept, plan.transient_peak.count(), profile.keep_reserve.count(),
+      capacity.count());
 }
 
 // Ranks of a job that share a class's fractions.
@@ -242,7 +239,7 @@ absl::Status CheckShared(const std::vector<RankProfile>& profiles,
                          const NodePlan& plan) {
   std::map<std::pair<int64_t, std::string>, ClassPlan> first;
   for (const RankProfile& profile : profiles) {
-    const RankPlan& rank = *PlanOf(profile, plan);
+    const RankPlan& rank = *PartOf(plan, profile);
     for (const SkeletalClass& skeletal : profile.classes) {
       if (!skeletal.shared) continue;
       int count = 0;
@@ -263,7 +260,7 @@ absl::Status CheckHost(const std::vector<RankProfile>& profiles,
                        const HostLimit& host, const NodePlan& plan) {
   Bytes used;
   for (const size_t at : host.profiles) {
-    used += PlanOf(profiles[at], plan)->host_bytes;
+    used += PartOf(plan, profiles[at])->host_bytes;
   }
   if (used > host.bytes) {
     return Wrong("{} bytes of the {}, which has {}", used.count(), host.name,
@@ -317,7 +314,7 @@ absl::Status CheckLink(const std::vector<RankProfile>& profiles,
   Rates least;
   for (const size_t at : link.profiles) {
     const RankProfile& p = profiles[at];
-    const Rates at_plan = RatesOf(p, SwappedOf(p, *PlanOf(p, plan)).copied);
+    const Rates at_plan = RatesOf(p, SwappedOf(p, *PartOf(plan, p)).copied);
     const Rates at_least = RatesOf(p, LeastCopied(p));
     used.d2h += at_plan.d2h, used.h2d += at_plan.h2d;
     least.d2h += at_least.d2h, least.h2d += at_least.h2d;
@@ -382,6 +379,13 @@ absl::Status CheckByPlaying(const Trace& trace, const Placement& placement) {
 
 }  // namespace
 
+const RankPlan* PartOf(const NodePlan& plan, const RankProfile& profile) {
+  for (const RankPlan& rank : plan.ranks) {
+    if (rank.job == profile.job && rank.rank == profile.rank) return &rank;
+  }
+  return nullptr;
+}
+
 absl::Status ValidatePlacement(const Trace& trace, const Placement& placement) {
   const size_t n = trace.buffers.size();
   if (placement.offsets.size() != n) {
@@ -431,7 +435,7 @@ absl::Status ValidateNodePlan(const std::vector<RankProfile>& profiles,
                  profiles.size());
   }
   for (const RankProfile& profile : profiles) {
-    const RankPlan* found = PlanOf(profile, plan);
+    const RankPlan* found = PartOf(plan, profile);
     const std::string name = fmt::format("rank {}", profile.rank.value());
     if (found == nullptr) return Wrong("{} is not planned", name);
     absl::Status status = ValidateRankPlan(profile, *found);

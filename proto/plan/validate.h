@@ -16,6 +16,9 @@
 
 namespace sluice::plan {
 
+// The part of a plan that answers a profile, by job and rank; null: none.
+const RankPlan* PartOf(const NodePlan& plan, const RankProfile& profile);
+
 // One offset a buffer; none overlaps another while both live, lies below 0,
 // is unaligned, or ends above the peak; peak >= lower_bound. All pairs up to
 // 2,000 buffers, beyond it by playing the trace, O(n log n).

@@ -139,11 +139,30 @@ struct PlantedNode {
   std::function<void(RankProfile&, NodeResources&, NodePlan&)> error;
 };
 
-TEST(Validate, EveryPlantedErrorOfANodePlanIsNamed) {
-  using P = RankProfile;
-  using R = NodeResources;
-  using N = NodePlan;
-  const std::vector<PlantedNode> errors = {
+using P = RankProfile;
+using R = NodeResources;
+using N = NodePlan;
+
+void ExpectNamed(const std::vector<PlantedNode>& errors) {
+  for (const PlantedNode& planted : errors) {
+    RankProfile profile = SampleProfile();
+    NodeResources resources = SampleResources();
+    NodePlan plan = SamplePlan();
+    planted.error(profile, resources, plan);
+    const absl::Status status = ValidateNodePlan({profile}, resources, plan);
+    EXPECT_EQ(status.code(), absl::StatusCode::kInternal) << planted.message;
+    EXPECT_THAT(std::string(status.message()), HasSubstr(planted.message));
+  }
+}
+
+// Class 'act' is kept whole: a byte of each of the two layers that stream.
+void Keep2Bytes(RankProfile& profile, NodePlan& plan) {
+  profile.classes[2].bytes_per_layer = Bytes(1);
+  plan.ranks[0].alpha = 2000. / 4001;
+}
+
+TEST(Validate, ANodePlanWithoutAPartOrASegmentIsNamed) {
+  ExpectNamed({
       {"0 ranks planned, 1 profiled", [](P&, R&, N& n) { n.ranks.clear(); }},
       {"rank 0 is not planned",
        [](P&, R&, N& n) { n.ranks[0].rank = Rank(1); }},
@@ -157,8 +176,12 @@ TEST(Validate, EveryPlantedErrorOfANodePlanIsNamed) {
        [](P&, R&, N& n) { n.ranks[0].segments[0].base = Bytes(32); }},
       {"segment 'ffn.full' ends at 256, above the region's 255",
        [](P&, R&, N& n) { n.ranks[0].transient_peak = Bytes(255); }},
-      {"needs 256 transient bytes, its lease has 255",
-       [](P& p, R&, N&) { p.transient_capacity = Bytes(255); }},
+      {"rank 0 is not planned", [](P& p, R&, N&) { p.job = 1; }},
+  });
+}
+
+TEST(Validate, WrongFractionsAreNamed) {
+  ExpectNamed({
       {"2 classes planned, 3 profiled",
        [](P&, R&, N& n) { n.ranks[0].classes.pop_back(); }},
       {"class 'in' planned 2 times",
@@ -179,12 +202,6 @@ TEST(Validate, EveryPlantedErrorOfANodePlanIsNamed) {
        [](P& p, R&, N&) { p.classes[2].keep = 0.5; }},
       {"class 'up' swaps 0.5, asked for 0.75",
        [](P& p, R&, N&) { p.classes[1].swap = 0.75; }},
-      {"keeps 2 bytes beside 256 transient ones, its lease has 256",
-       [](P& p, R&, N& n) {
-         p.classes[2].bytes_per_layer = Bytes(1);
-         n.ranks[0].alpha = 2000. / 4001;
-       }},
-      {"rank 0 is not planned", [](P& p, R&, N&) { p.job = 1; }},
       {"class 'up' has fractions that sum to 0.9",
        [](P&, R&, N& n) {
          n.ranks[0].classes[1] = {"up", 0, 0.5, 0.4};
@@ -195,6 +212,29 @@ TEST(Validate, EveryPlantedErrorOfANodePlanIsNamed) {
        }},
       {"class 'up' swaps 0.5, asked for 0.25",
        [](P& p, R&, N&) { p.alpha = 0.25, p.classes[2].keep = 1; }},
+  });
+}
+
+TEST(Validate, WhatIsBeyondALimitIsNamed) {
+  ExpectNamed({
+      {"needs 256 transient bytes, its lease has 255",
+       [](P& p, R&, N&) { p.transient_capacity = Bytes(255); }},
+      {"keeps 2 bytes beside 256 transient ones and 0 in reserve, its lease "
+       "has 256",
+       [](P& p, R&, N& n) { Keep2Bytes(p, n); }},
+      {"keeps 2 bytes beside 256 transient ones and 50 in reserve, its lease "
+       "has 306",
+       [](P& p, R&, N& n) {
+         Keep2Bytes(p, n);
+         p.transient_capacity = Bytes(306);
+         p.keep_reserve = Bytes(50);
+       }},
+      {"keeps 2 bytes beside 256 transient ones and 0 in reserve, its lease "
+       "has 0",
+       [](P& p, R&, N& n) {
+         Keep2Bytes(p, n);
+         p.transient_capacity = Bytes(0);
+       }},
       {"host_bytes is 6048, the classes need 6050",
        [](P&, R&, N& n) { n.ranks[0].host_bytes = Bytes(6048); }},
       {"6050 bytes of the host of NUMA node 0, which has 6049",
@@ -207,16 +247,27 @@ TEST(Validate, EveryPlantedErrorOfANodePlanIsNamed) {
        [](P& p, R&, N&) { p.forward_d2h_fixed = Bytes(1); }},
       {"link 'pcie0' moves 3002 bytes/s to the GPUs",
        [](P& p, R&, N&) { p.backward_h2d_fixed = Bytes(3004); }},
-  };
-  for (const PlantedNode& planted : errors) {
-    RankProfile profile = SampleProfile();
-    NodeResources resources = SampleResources();
-    NodePlan plan = SamplePlan();
-    planted.error(profile, resources, plan);
-    const absl::Status status = ValidateNodePlan({profile}, resources, plan);
-    EXPECT_EQ(status.code(), absl::StatusCode::kInternal) << planted.message;
-    EXPECT_THAT(std::string(status.message()), HasSubstr(planted.message));
-  }
+  });
+}
+
+TEST(Validate, KeptRowsMayTakeWhatTheReserveLeaves) {
+  RankProfile profile = SampleProfile();
+  NodePlan plan = SamplePlan();
+  Keep2Bytes(profile, plan);
+  profile.transient_capacity = Bytes(308);
+  profile.keep_reserve = Bytes(50);
+  EXPECT_TRUE(ValidateNodePlan({profile}, SampleResources(), plan).ok());
+}
+
+TEST(Validate, APartIsFoundByJobAndRank) {
+  NodePlan plan = SamplePlan();
+  plan.ranks.push_back(plan.ranks[0]);
+  plan.ranks[1].job = 1;
+  RankProfile profile = SampleProfile();
+  profile.job = 1;
+  EXPECT_EQ(PartOf(plan, profile), &plan.ranks[1]);
+  profile.rank = Rank(7);
+  EXPECT_EQ(PartOf(plan, profile), nullptr);
 }
 
 TEST(Validate, RanksOfAJobShareTheFractionsOfSharedClasses) {
