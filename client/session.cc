@@ -110,6 +110,7 @@ class SessionImpl final : public Session {
                                                 Bytes size);
   absl::Status Submit(const plan::RankProfile& profile);
   void OnWireEvent(wire::Message message);
+  void OnChanged(PlanId id, const wire::Message& message);
   void OnGone(const std::string& reason);
 
   const SessionOptions options_;
@@ -198,14 +199,14 @@ absl::StatusOr<plan::NodePlan> SessionImpl::Plan(
   SLUICE_RETURN_IF_ERROR(Submit(profile));
   SLUICE_ASSIGN_OR_RETURN(plan::NodePlan plan, inbox_.Await(timeout));
   if (!plan.infeasible.empty()) return plan;
-  for (const plan::RankPlan& part : plan.ranks) {
-    if (part.rank != profile.rank) continue;
-    SLUICE_RETURN_IF_ERROR(plan::ValidateRankPlan(profile, part));
-    return plan;
+  const plan::RankPlan* part = plan::PartOf(plan, profile);
+  if (part == nullptr) {
+    return absl::InternalError(
+        fmt::format("plan {} has no part for rank {}, it has {} ranks",
+                    plan.id.value(), profile.rank.value(), plan.ranks.size()));
   }
-  return absl::InternalError(
-      fmt::format("plan {} has no part for rank {}, it has {} ranks",
-                  plan.id.value(), profile.rank.value(), plan.ranks.size()));
+  SLUICE_RETURN_IF_ERROR(plan::ValidateRankPlan(profile, *part));
+  return plan;
 }
 
 absl::Status SessionImpl::AnswerChange(PlanId plan, bool taken,
@@ -257,21 +258,29 @@ void SessionImpl::OnWireEvent(wire::Message message) {
     case wire::Event::kPlanFailed:
       return inbox_.Put(
           absl::FailedPreconditionError(event.plan_failed().reason()));
-    case wire::Event::kPlanChanged: {
-      auto plan = ReadPlan(message.fds[0]);
-      // One that cannot be read is not taken; the rank goes on.
-      if (!plan.ok()) return;
-      const PlanId id = plan->id;
-      inbox_.PutChanged(*std::move(plan));
-      return relay_.Deliver(
-          {Kind::kPlanChanged, fmt::format("plan {}", id.value())});
-    }
+    case wire::Event::kPlanChanged:
+      return OnChanged(PlanId(event.plan_changed().plan_id()), message);
     case wire::Event::kShuttingDown:
       return relay_.Deliver(
           {Kind::kShuttingDown, event.shutting_down().reason()});
     case wire::Event::BODY_NOT_SET:
       return;  // of a newer daemon
   }
+}
+
+// The daemon waits for an answer: what this rank will not take is refused here.
+void SessionImpl::OnChanged(PlanId id, const wire::Message& message) {
+  if (shared_gate_ == nullptr) return;  // in Start still: it has no plan
+  auto plan = ReadPlan(message.fds[0]);
+  if (!plan.ok() || !options_.takes_changes) {
+    const std::string why =
+        plan.ok()
+            ? "this rank takes no changes"
+            : "it cannot be read: " + std::string(plan.status().message());
+    return AnswerChange(id, /*taken=*/false, why).IgnoreError();
+  }
+  inbox_.PutChanged(*std::move(plan));
+  relay_.Deliver({Kind::kPlanChanged, fmt::format("plan {}", id.value())});
 }
 
 void SessionImpl::OnGone(const std::string& reason) {

@@ -30,6 +30,8 @@ struct SessionOptions {
   int local_ranks = 1;
   DeviceIndex gpu;
   double guaranteed_bytes_per_second = 0;
+  // False: a changed plan is answered "not taken" for it.
+  bool takes_changes = true;
 };
 
 // A lease, mapped as one contiguous range. Unmaps and frees on destruction;
@@ -112,7 +114,9 @@ class Session {
   // null: none. Only its fractions are meant: a rank that takes it records
   // again and asks Plan with a settled profile.
   virtual std::shared_ptr<const plan::NodePlan> ChangedPlan() = 0;
-  // What became of it: taken, or the rank goes on with what it had. `note`:
+  // What became of it: taken, or the rank goes on with what it had. The daemon
+  // waits for it, so who never asks ChangedPlan opens with `takes_changes`
+  // false; a plan that cannot be read is answered by the session. `note`:
   // one line for people. Not awaited.
   virtual absl::Status AnswerChange(PlanId plan, bool taken,
                                     const std::string& note) = 0;

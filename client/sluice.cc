@@ -123,6 +123,7 @@ SessionOptions Translate(const sluice_session_options& in) {
   out.local_ranks = static_cast<int>(std::max(1u, in.local_ranks));
   out.gpu = sluice::DeviceIndex(in.gpu);
   out.guaranteed_bytes_per_second = in.guaranteed_bytes_per_second;
+  out.takes_changes = false;  // there is no call to get or answer one
   return out;
 }
 

@@ -112,7 +112,8 @@ typedef enum sluice_event_kind {
   SLUICE_EVENT_EVICTED = 1,   /* by the operator: leases end now */
   SLUICE_EVENT_SHUTTING_DOWN = 2,
   SLUICE_EVENT_DISCONNECTED = 3, /* daemon gone: mappings and copies go on */
-  SLUICE_EVENT_PLAN_CHANGED = 4  /* other jobs came or went; may be ignored */
+  SLUICE_EVENT_PLAN_CHANGED = 4  /* kept for later: a C session takes no changed
+                                  * plan, each is answered "not taken" for it */
 } sluice_event_kind;
 
 /* `detail` is valid during the call only. */

@@ -147,6 +147,17 @@ TEST_F(CAbiTest, EventsReachTheHandler) {
   EXPECT_EQ(events[0].second, "drained");
 }
 
+TEST_F(CAbiTest, AChangedPlanIsAnsweredNotTaken) {
+  wire::Event event;
+  event.mutable_plan_changed()->set_plan_id(9);
+  const auto memfd = *wire::ToMemfd("plan", plan::Encode(plan::NodePlan()));
+  daemon_.SendEvent(event, {memfd.get()});
+  sluice_region* region;  // its reply comes behind the event
+  ASSERT_EQ(sluice_region_lease(session_, SLUICE_HOST, 1, &region), 0);
+  sluice_region_free(region);
+  EXPECT_EQ(daemon_.count(wire::Request::kPlanTaken), 1);
+}
+
 TEST(TicketTable, UnknownAndDroppedNumbersAreReached) {
   TicketTable table;
   EXPECT_TRUE(table.Find(0).done());

@@ -234,6 +234,63 @@ TEST_F(PlanTest, ThePlanComesAsAnEvent) {
   EXPECT_EQ(got.id, PlanId(3));
 }
 
+// What the daemon is told of a changed plan that nobody asked for.
+class ChangeTest : public PlanTest {
+ protected:
+  wire::PlanTaken AnswerTo(const std::string& bytes) {
+    std::promise<wire::PlanTaken> answer;
+    daemon_.SetScript([&](const wire::Message& m) {
+      if (!m.packet.request().has_plan_taken()) return false;
+      answer.set_value(m.packet.request().plan_taken());
+      return true;
+    });
+    wire::Event event;
+    event.mutable_plan_changed()->set_plan_id(9);
+    const auto memfd = *wire::ToMemfd("plan", bytes);
+    daemon_.SendEvent(event, {memfd.get()});
+    auto told = answer.get_future();
+    const bool came =
+        told.wait_for(std::chrono::seconds(5)) == std::future_status::ready;
+    daemon_.SetScript(nullptr);
+    return came ? told.get() : wire::PlanTaken();
+  }
+};
+
+TEST_F(ChangeTest, AChangedPlanThatCannotBeReadIsAnsweredNotTaken) {
+  Open();
+  const wire::PlanTaken answer = AnswerTo("no plan");
+  EXPECT_EQ(answer.plan_id(), 9u);
+  EXPECT_FALSE(answer.taken());
+  EXPECT_THAT(answer.note(), HasSubstr("cannot be read"));
+  EXPECT_EQ(session_->ChangedPlan(), nullptr);
+}
+
+TEST_F(ChangeTest, ASessionThatTakesNoChangesAnswersSo) {
+  SessionOptions options = daemon_.options();
+  options.takes_changes = false;
+  SLUICE_ASSERT_OK_AND_ASSIGN(session_, Session::Open(options));
+  plan::NodePlan plan = EmptyPlan();
+  plan.id = PlanId(9);
+  const wire::PlanTaken answer = AnswerTo(plan::Encode(plan));
+  EXPECT_EQ(answer.plan_id(), 9u);
+  EXPECT_FALSE(answer.taken());
+  EXPECT_EQ(session_->ChangedPlan(), nullptr);
+}
+
+TEST_F(ChangeTest, AChangedPlanStaysUntilItIsAnswered) {
+  Open();
+  plan::NodePlan plan = EmptyPlan();
+  plan.id = PlanId(9);
+  wire::Event event;
+  event.mutable_plan_changed()->set_plan_id(9);
+  const auto memfd = *wire::ToMemfd("plan", plan::Encode(plan));
+  daemon_.SendEvent(event, {memfd.get()});
+  ASSERT_TRUE(Soon([&] { return session_->ChangedPlan() != nullptr; }));
+  EXPECT_EQ(daemon_.count(wire::Request::kPlanTaken), 0);
+  EXPECT_THAT(session_->AnswerChange(PlanId(9), true, ""), IsOk());
+  EXPECT_EQ(session_->ChangedPlan(), nullptr);
+}
+
 TEST_F(PlanTest, AnInfeasiblePlanIsAnAnswer) {
   Open();
   plan::NodePlan plan = EmptyPlan();
