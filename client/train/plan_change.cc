@@ -1,5 +1,7 @@
 #include "client/train/plan_change.h"
 
+#include <fmt/format.h>
+
 #include <map>
 
 namespace sluice::train {
@@ -15,6 +17,16 @@ std::vector<bool> WhoTakes(const std::vector<PlanOffer>& offers) {
     takes.push_back(of_node.at(offer.node) != 0);
   }
   return takes;
+}
+
+absl::Status RoomToRecord(const RecordingMemory& m) {
+  const Bytes needed = m.used + m.rings + m.kept + m.transient;
+  if (needed <= m.lease) return absl::OkStatus();
+  return absl::ResourceExhaustedError(fmt::format(
+      "its fractions need {} of GPU memory for rings and kept rows beside {} "
+      "in use and {} of transient buffers, the rank has {}: raise --hbm",
+      FormatBytes(m.rings + m.kept), FormatBytes(m.used),
+      FormatBytes(m.transient), FormatBytes(m.lease)));
 }
 
 }  // namespace sluice::train

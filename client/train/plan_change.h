@@ -11,6 +11,9 @@
 #include <string>
 #include <vector>
 
+#include "absl/status/status.h"
+#include "proto/base/units.h"
+
 namespace sluice::train {
 
 // What a rank says: the plan it was told of last (0: none), and its node (any
@@ -22,6 +25,18 @@ struct PlanOffer {
 
 // For each rank, whether its node takes the plan now.
 std::vector<bool> WhoTakes(const std::vector<PlanOffer>& offers);
+
+// What a rank's GPU lease must hold while it records with new fractions.
+struct RecordingMemory {
+  Bytes lease;
+  Bytes used;       // weights, gradients, optimizer states, ids
+  Bytes rings;      // of the new fractions
+  Bytes kept;       // rows the recording keeps
+  Bytes transient;  // of the plan before: what is needed now is not known yet
+};
+
+// ResourceExhausted: it does not fit, in one line.
+absl::Status RoomToRecord(const RecordingMemory& memory);
 
 // What became of one, for the report.
 struct PlanChangeRecord {

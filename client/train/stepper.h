@@ -62,7 +62,8 @@ class Stepper {
   // On all ranks of the run, between steps: those with `mine` take what they
   // offered, the others go along, as a calibration needs all of them. What
   // cannot be had is not taken: the run goes on with what it had, or with
-  // what fits now. An error ends the run: a lost peer, or no memory at all.
+  // what fits now. An error ends the run: a lost peer, no memory at all, or,
+  // with several ranks, one that ran out of HBM inside the calibration.
   virtual absl::StatusOr<PlanChangeRecord> Refresh(bool) {
     return PlanChangeRecord{};
   }

@@ -10,6 +10,7 @@
 #include "client/train/outcome.h"
 #include "client/train/streamed_stepper.h"
 #include "proto/base/status.h"
+#include "proto/plan/validate.h"
 
 namespace sluice::train {
 namespace {
@@ -20,13 +21,6 @@ constexpr int kLeaseTries = 12;
 constexpr absl::Duration kLeasePause = absl::Milliseconds(250);
 // Where even the old memory is gone, it waits for memory about so often.
 constexpr int kRounds = 40;
-
-const plan::RankPlan* PartOf(const plan::NodePlan& plan, Rank rank) {
-  for (const plan::RankPlan& part : plan.ranks) {
-    if (part.rank == rank) return &part;
-  }
-  return nullptr;
-}
 
 }  // namespace
 
@@ -41,13 +35,30 @@ absl::StatusOr<bool> StreamedStepper::AllFine(const absl::Status& own) {
   return AllAgree(context_.collectives, own.ok());
 }
 
+// Whether it can record with them, as far as that is known before: transient
+// buffers are taken to be as large as they were.
+absl::Status StreamedStepper::CheckRoom(const runtime::FractionMap& chosen,
+                                        const SavedPlan& before) const {
+  const plan::RankPlan* own = plan::PartOf(before.plan, before.profile);
+  const StreamContext::Options options =
+      StreamOptions(StreamContext::CalibrationLayout(layout_), chosen);
+  return RoomToRecord(
+      {.lease = context_.memory->size(),
+       .used = context_.memory->allocator().stats().used,
+       .rings = StreamContext::RingBytes(options),
+       .kept = StreamContext::KeptBytes(options),
+       .transient = own != nullptr ? own->transient_peak : Bytes(0)});
+}
+
 // Records and plans with them; the stream is gone, the host lease stays.
 absl::StatusOr<bool> StreamedStepper::TakeFractions(
-    const runtime::FractionMap& chosen) {
+    const runtime::FractionMap& chosen, const SavedPlan& before) {
   // Back to pool, so that every segment is recorded.
   absl::Status status = context_.memory->allocator().SetPlan({}, {}, Bytes(0));
-  SLUICE_ASSIGN_OR_RETURN(const bool cleared, AllFine(status));
-  if (!cleared) return false;
+  // A rank that runs out of memory while it records is out of step.
+  if (status.ok()) status = CheckRoom(chosen, before);
+  SLUICE_ASSIGN_OR_RETURN(const bool ready, AllFine(status));
+  if (!ready) return false;
   SLUICE_ASSIGN_OR_RETURN(const bool planned, AllFine(Settle(chosen)));
   if (!planned) return false;
   return AllFine(AdoptPlan());
@@ -110,8 +121,8 @@ absl::StatusOr<PlanChangeRecord> StreamedStepper::Refresh(bool mine) {
   PlanChangeRecord record;
   if (offered != nullptr) {
     record.plan = offered->id.value();
-    const plan::RankPlan* part = PartOf(*offered, before.profile.rank);
-    if (part != nullptr) saved_.plan = *offered;
+    const bool ours = plan::PartOf(*offered, before.profile) != nullptr;
+    if (ours) saved_.plan = *offered;
   }
   why_.clear();
   SLUICE_ASSIGN_OR_RETURN(const runtime::FractionMap agreed, AgreedFractions());
@@ -122,7 +133,7 @@ absl::StatusOr<PlanChangeRecord> StreamedStepper::Refresh(bool mine) {
     saved_ = before;
   } else {
     stream_.reset();
-    SLUICE_ASSIGN_OR_RETURN(record.taken, TakeFractions(agreed));
+    SLUICE_ASSIGN_OR_RETURN(record.taken, TakeFractions(agreed, before));
     if (record.taken) {
       SLUICE_ASSIGN_OR_RETURN(record.taken, Restart(/*release=*/true));
     }

@@ -11,6 +11,7 @@
 
 #include "client/train/outcome.h"
 #include "proto/base/status.h"
+#include "proto/plan/validate.h"
 
 namespace sluice::train {
 namespace {
@@ -219,7 +220,9 @@ runtime::FractionMap StreamedStepper::AskedFor() const {
 
 runtime::FractionMap StreamedStepper::PlannedFractions() const {
   runtime::FractionMap fractions;
-  for (const plan::ClassPlan& c : OwnPlan()->classes) {
+  const plan::RankPlan* own = OwnPlan();
+  if (own == nullptr) return fractions;
+  for (const plan::ClassPlan& c : own->classes) {
     if (runtime::FindFreeClass(c.name) == nullptr) continue;
     fractions[c.name] = {c.keep, c.swap};
   }
@@ -310,12 +313,7 @@ double StreamedStepper::alpha() const {
 }
 
 const plan::RankPlan* StreamedStepper::OwnPlan() const {
-  for (const plan::RankPlan& part : saved_.plan.ranks) {
-    if (part.job == saved_.profile.job && part.rank == saved_.profile.rank) {
-      return &part;
-    }
-  }
-  return nullptr;
+  return plan::PartOf(saved_.plan, saved_.profile);
 }
 
 absl::Status StreamedStepper::AdoptPlan() {

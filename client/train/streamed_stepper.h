@@ -76,7 +76,10 @@ class StreamedStepper final : public Stepper {
   // Refresh's (streamed_refresh.cc). Of those that return a bool: false on
   // all ranks where it cannot be had, with a word in `why_`.
   absl::StatusOr<bool> AllFine(const absl::Status& own);
-  absl::StatusOr<bool> TakeFractions(const runtime::FractionMap& chosen);
+  absl::Status CheckRoom(const runtime::FractionMap& chosen,
+                         const SavedPlan& before) const;
+  absl::StatusOr<bool> TakeFractions(const runtime::FractionMap& chosen,
+                                     const SavedPlan& before);
   absl::StatusOr<bool> Restart(bool release);
   absl::StatusOr<bool> GoBack(const SavedPlan& before);
   absl::StatusOr<bool> PlanAnew();

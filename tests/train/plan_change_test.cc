@@ -32,5 +32,21 @@ TEST(PlanChange, NodesTakeTheirPlansApart) {
               ElementsAre(true, true, true, true));
 }
 
+TEST(PlanChange, FractionsThatCannotBeRecordedInTheLeaseAreRefusedBefore) {
+  RecordingMemory memory = {.lease = Bytes(100),
+                            .used = Bytes(40),
+                            .rings = Bytes(30),
+                            .kept = Bytes(10),
+                            .transient = Bytes(20)};
+  EXPECT_TRUE(RoomToRecord(memory).ok());
+  for (Bytes RecordingMemory::*more :
+       {&RecordingMemory::used, &RecordingMemory::rings, &RecordingMemory::kept,
+        &RecordingMemory::transient}) {
+    RecordingMemory over = memory;
+    over.*more += Bytes(1);
+    EXPECT_EQ(RoomToRecord(over).code(), absl::StatusCode::kResourceExhausted);
+  }
+}
+
 }  // namespace
 }  // namespace sluice::train
