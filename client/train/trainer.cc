@@ -36,6 +36,13 @@ AdamWOptions OptimizerOptions(const RunOptions& o) {
   return options;
 }
 
+void ReportChoice(const Stepper& stepper, RunReport* report) {
+  report->alpha = stepper.alpha();
+  if (const plan::RankPlan* plan = stepper.own_plan()) {
+    report->fractions = plan->classes;
+  }
+}
+
 }  // namespace
 
 void InstallStopSignals() {
@@ -123,10 +130,7 @@ absl::Status Trainer::Prepare() {
   tokens_ = at::zeros({rows}, at::kLong);
   labels_ = at::zeros({rows}, at::kLong);
   SLUICE_RETURN_IF_ERROR(PrepareStepper());
-  report_->alpha = stepper_->alpha();
-  if (const plan::RankPlan* plan = stepper_->own_plan()) {
-    report_->fractions = plan->classes;
-  }
+  ReportChoice(*stepper_, report_);
   if (corpus_ != nullptr) {
     dealer_ = std::make_unique<Dealer>(corpus_.get(), layout, rank);
     SLUICE_RETURN_IF_ERROR(dealer_->Check());
@@ -262,7 +266,7 @@ absl::Status Trainer::TakePlan(const std::vector<bool>& takes) {
                           stepper_->Refresh(takes[rank]));
   change.step = state_.step;
   if (log_ != nullptr) log_->Note(change.note);
-  report_->alpha = stepper_->alpha();
+  ReportChoice(*stepper_, report_);
   report_->plan_changes.push_back(std::move(change));
   return absl::OkStatus();
 }

@@ -113,6 +113,17 @@ class Replan(harness.TrainTest):
                          self.undisturbed(report["steps"], *two))
         self.assertEqual(self.leased(socket), 0)
 
+    def test_the_report_says_what_ran_at_the_end(self):
+        socket = self.node_that_holds((), ())
+        first, log = self.start_long_job(socket, "first")
+        second, _ = self.start_long_job(socket, "second", "--alpha", "1")
+        self.assertEqual(self.changes(log), 1)
+        report = self.finish(first, interrupt=True)
+        self.finish(second, interrupt=True)
+        self.assertLess(report["alpha"], 0.01)
+        self.assertGreater(sum(f["recompute"] for f in
+                               report["fractions"].values()), 0)
+
     def test_a_full_node_makes_room_for_one_that_would_calibrate(self):
         least = self.planned_host_bytes("--alpha", "0")
         socket = self.daemon(extra=f"[budgets]\nprincipal_host_bytes = "
