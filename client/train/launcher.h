@@ -28,6 +28,7 @@ struct RankEnvironment {
   int world_size = 1;
   int local_rank = 0;
   int local_world_size = 1;
+  int node = 0;  // any number that the ranks of one node, and only they, share
   std::string master_addr = "127.0.0.1";
   int master_port = 0;
   int master_listen_fd = -1;  // rank 0 of our launcher: already listening

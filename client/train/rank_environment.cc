@@ -88,7 +88,6 @@ absl::Status ReadSlurm(const Variables& variables, RankEnvironment& e) {
         "-n1) MASTER_PORT=29500; or start one task with --ranks",
         variables("SLURM_STEP_NUM_TASKS").value_or(""), name));
   }
-  int node = 0;
   SLUICE_RETURN_IF_ERROR(
       ReadNumber(variables, "SLURM_PROCID", std::nullopt, e.rank));
   SLUICE_RETURN_IF_ERROR(ReadNumber(variables, "SLURM_STEP_NUM_TASKS",
@@ -96,11 +95,11 @@ absl::Status ReadSlurm(const Variables& variables, RankEnvironment& e) {
   SLUICE_RETURN_IF_ERROR(
       ReadNumber(variables, "SLURM_LOCALID", std::nullopt, e.local_rank));
   SLUICE_RETURN_IF_ERROR(
-      ReadNumber(variables, "SLURM_NODEID", std::nullopt, node));
+      ReadNumber(variables, "SLURM_NODEID", std::nullopt, e.node));
   SLUICE_ASSIGN_OR_RETURN(
       e.local_world_size,
       TasksOnNode(variables("SLURM_STEP_TASKS_PER_NODE").value_or("(unset)"),
-                  node));
+                  e.node));
   return absl::OkStatus();
 }
 
@@ -117,8 +116,11 @@ absl::Status ReadTorchrun(const Variables& variables, RankEnvironment& e) {
   }
   SLUICE_RETURN_IF_ERROR(
       ReadNumber(variables, "LOCAL_RANK", e.rank, e.local_rank));
-  return ReadNumber(variables, "LOCAL_WORLD_SIZE", e.world_size,
-                    e.local_world_size);
+  SLUICE_RETURN_IF_ERROR(ReadNumber(variables, "LOCAL_WORLD_SIZE", e.world_size,
+                                    e.local_world_size));
+  // torchrun, and we, number the ranks of a node in a row.
+  e.node = e.rank - e.local_rank;
+  return absl::OkStatus();
 }
 
 absl::Status CheckPlace(const RankEnvironment& e) {

@@ -175,7 +175,7 @@ absl::StatusOr<Trainer::Sums> Trainer::SumOverRanks(
   peaks[rank] =
       static_cast<double>(context_.memory->allocator().stats().peak.count());
   plans[rank] = static_cast<double>(stepper_->OfferedPlan());
-  nodes[rank] = rank - context_.environment->local_rank;
+  nodes[rank] = context_.environment->node;
   if (context_.collectives != nullptr) {
     SLUICE_RETURN_IF_ERROR(
         ClassifyStepError(context_.collectives->SumAll(sums)));

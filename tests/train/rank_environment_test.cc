@@ -5,6 +5,8 @@
 #include <gtest/gtest.h>
 
 #include <map>
+#include <set>
+#include <string>
 
 #include "client/train/outcome.h"
 #include "tests/support/status_matchers.h"
@@ -81,6 +83,31 @@ TEST(RankEnvironment, SrunsTasksAreRanks) {
                                           {"SLURM_LOCALID", "0"},
                                           {"SLURM_NODEID", "2"}}))));
   EXPECT_EQ(last.local_world_size, 1);
+}
+
+// srun --distribution=cyclic deals tasks to nodes in turn.
+TEST(RankEnvironment, RanksOfANodeShareItsNumberHoweverTheyArePlaced) {
+  const auto node_of = [](const Map& map) {
+    const auto e = ReadRankEnvironment(Of(map));
+    return e.ok() ? e->node : -1;
+  };
+  const Map cyclic = With(kSrun, {{"SLURM_STEP_NUM_TASKS", "6"},
+                                  {"SLURM_STEP_TASKS_PER_NODE", "3(x2)"}});
+  std::set<int> nodes[2];
+  for (int rank = 0; rank < 6; ++rank) {
+    nodes[rank % 2].insert(
+        node_of(With(cyclic, {{"SLURM_PROCID", std::to_string(rank)},
+                              {"SLURM_LOCALID", std::to_string(rank / 2)},
+                              {"SLURM_NODEID", std::to_string(rank % 2)}})));
+  }
+  EXPECT_EQ(nodes[0].size(), 1u);
+  EXPECT_EQ(nodes[1].size(), 1u);
+  EXPECT_NE(nodes[0], nodes[1]);
+  const int first =
+      node_of(With(kTorchrun, {{"RANK", "4"}, {"LOCAL_RANK", "0"}}));
+  EXPECT_EQ(node_of(kTorchrun), first);
+  EXPECT_NE(node_of(With(kTorchrun, {{"RANK", "3"}, {"LOCAL_RANK", "3"}})),
+            first);
 }
 
 TEST(RankEnvironment, ALauncherRunsInABatchScriptAndAsASingleTask) {
