@@ -133,6 +133,11 @@ std::string Limits(const plan::NodePlan& plan) {
   return table.empty() ? "" : "\n" + table.Text();
 }
 
+// A changed plan has fractions only.
+std::string Peak(const plan::RankPlan& rank) {
+  return rank.segments.empty() ? "-" : Size(rank.transient_peak.count());
+}
+
 std::string Explained(const plan::NodePlan& plan) {
   return fmt::format(
       "{}{}\nunits of work: {} solved for this plan, {} known "
@@ -154,7 +159,7 @@ std::string RenderPlan(const plan::NodePlan& plan, bool explain) {
         "\nrank {}: alpha {:.4f} (limited by {}), transient peak {}, host "
         "memory {}\n",
         rank.rank.value(), rank.alpha, Printable(rank.alpha_limited_by),
-        Size(rank.transient_peak.count()), Size(rank.host_bytes.count()));
+        Peak(rank), Size(rank.host_bytes.count()));
     text += Classes(rank) + Segments(rank);
   }
   return explain ? text + Explained(plan) : text;

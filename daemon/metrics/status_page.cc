@@ -104,7 +104,7 @@ function show(s) {
     "host a rank", ["says"]], s.plans.slice().reverse().map(p => [p.id,
       [p.job], num(p.seconds, 3) + " s",
       p.ranks.map(r => num(r.alpha, 2)).join(", "),
-      bytes(Math.max(0, ...p.ranks.map(r => r.transient_peak_bytes))),
+      bytes(Math.max(0, ...p.ranks.map(r => r.transient_peak_bytes)) || null),
       bytes(Math.max(0, ...p.ranks.map(r => r.host_bytes))),
       [p.infeasible || "feasible"]]), "No plan was asked for.");
   table("events", ["ago", ["kind"], ["what"]], s.events.slice(-40).reverse()

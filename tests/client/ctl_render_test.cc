@@ -103,6 +103,13 @@ TEST(CtlRender, AnInfeasiblePlanSaysWhy) {
   EXPECT_THAT(RenderPlan(plan), HasSubstr("does not fit: host memory"));
 }
 
+TEST(CtlRender, AChangedPlanHasNoTransientPeak) {
+  plan::NodePlan plan = SamplePlan();
+  plan.ranks[0].segments.clear();
+  plan.ranks[0].transient_peak = Bytes(0);
+  EXPECT_THAT(RenderPlan(plan), HasSubstr("transient peak -, "));
+}
+
 TEST(CtlRender, ASnapshotOfAnotherVersionIsOneClearLine) {
   for (const char* text : {"", "{}", "[1]", "{\"driver\": 7}"}) {
     EXPECT_THAT(RenderStatus(text),
