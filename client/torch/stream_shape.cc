@@ -144,10 +144,8 @@ int64_t StreamShape::stored(Saved which, int64_t m) const {
                           : present(which, m) - kept(which, m);
 }
 
-// Rounding may give a shorter chunk a row more.
 int64_t StreamShape::most_stored_bytes(Saved which) const {
-  const int64_t most = std::max(stored(which, 0), stored(which, chunks() - 1));
-  return AlignSlot(most * saved(which).row_bytes);
+  return AlignSlot(stored(which, 0) * saved(which).row_bytes);
 }
 
 RingSizes StreamShape::rings(Phase phase) const {
