@@ -65,6 +65,8 @@ class Core {
   // `units`: those that were solved for it.
   Effects PlanSolved(PlanRoundId round, absl::StatusOr<plan::NodePlan> plan,
                      absl::Time now, std::vector<KeyedUnit> units = {});
+  // A PlanChangedNotice that did not leave: the rank counts as refusing it.
+  Effects ChangeNotSent(SessionId id, PlanId plan, absl::Time now);
   // How far a worker is; of rounds that are over: ignored.
   void PlanProgressed(PlanRoundId round, const plan::PlanProgress& progress);
   // What an earlier daemon saved, or why it is of no use.
@@ -201,13 +203,22 @@ class Core {
   // After each event: what waited and need not any more.
   void Settle(absl::Time now, Effects& effects);
   void ReleaseHeld(absl::Time now, Effects& effects);
-  // Tells a member's ranks of its change, where what it grows by is there.
-  void Tell(const JobKey& job, Member& member, Effects& effects);
+  // Tells members' ranks of their changes, where what these grow by is there
+  // or nobody who was told gives it back.
+  void TellChanges(absl::Time now, Effects& effects);
+  void Tell(const JobKey& job, absl::Time now, Effects& effects);
+  bool AwaitsTold(const JobKey& job) const;
+  // All its ranks have answered: with `refused` empty it is taken.
+  void EndChange(const JobKey& job, Member& member, const std::string& note,
+                 absl::Time now);
+  void EndOverdueChanges(absl::Time now);
   // True where running jobs may give back what the lease needs: it is
   // answered later.
   bool WaitForLease(const Session& session, RequestId request,
                     const LeaseRequest& asked, const Refusal& refusal,
                     absl::Time now);
+  // Whether others of its principal could free what the lease needs.
+  bool MayEverFit(const JobKey& job, const LeaseRequest& asked) const;
   void ReleaseLeases(absl::Time now, Effects& effects);
   // Nobody waits a second time for who has not shrunk by now.
   void GiveUpShrinking();
@@ -216,10 +227,19 @@ class Core {
   bool Returning(const Principal& principal) const;
   // A rank of the job left.
   void LeaveTogether(const JobKey& job, absl::Time now);
+  // Those who run are planned again at `at`; `why`: what `whose` does, or all
+  // of it.
+  void PlanAgain(absl::Time at, std::string why,
+                 std::optional<JobKey> whose = std::nullopt);
+  // As the ranks of `to` may read it.
+  std::string WhyReplanned(const JobKey& to) const;
   // What `job`'s plan needs is free by now.
   bool FitsNow(const JobKey& job) const;
   // Members whose change gives host memory back.
   std::vector<JobKey> Shrinking() const;
+  bool Shrinks(const Member& member) const;
+  // Of these, some that free it for `job`.
+  bool OthersShrink(const JobKey& job) const;
   // A job as `viewer` may call it.
   static std::string NameFor(const JobKey& job, const Principal* viewer);
 
@@ -241,10 +261,14 @@ class Core {
   Bytes HostPromised(const Member& member,
                      const std::map<Rank, plan::RankPlan>& plans,
                      std::optional<uint64_t> numa) const;
-  // What members will still lease, of one principal or of all; those in
-  // `except` aside.
+  // What members will still lease and what leases wait for, of one principal
+  // or of all; those in `except` aside.
   Bytes HostGrowth(std::optional<uint64_t> numa, const Principal* of,
                    const std::set<JobKey>& except) const;
+  Bytes MemberGrowth(std::optional<uint64_t> numa, const Principal* of,
+                     const std::set<JobKey>& except) const;
+  Bytes LeaseGrowth(std::optional<uint64_t> numa, const Principal* of,
+                    const std::set<JobKey>& except) const;
 
   // Reading and invariants (core.cc).
   RankSnapshot SnapshotOf(const Session& session) const;
@@ -279,12 +303,12 @@ class Core {
     absl::Time since, deadline;
   };
   std::map<JobKey, HeldJoin> held_;
-  // Host leases of jobs without a plan: what a calibration needs.
+  // Host leases, at most one a session: what the calibration of a job without
+  // a plan needs, or a member that grows.
   struct WaitingLease {
     SessionId session;
     RequestId request;
     LeaseRequest asked;
-    Refusal refusal;
     absl::Time since, deadline;
   };
   std::vector<WaitingLease> waiting_leases_;
@@ -294,6 +318,7 @@ class Core {
   // When those who stay are planned again, after somebody left.
   absl::Time replan_at_ = absl::InfiniteFuture();
   std::string replan_why_;
+  std::optional<JobKey> replan_for_;  // names a job not all may read of
   // A join did not wait for memory that may still come.
   bool replan_when_changed_ = false;
   bool memory_came_back_ = false;

@@ -164,10 +164,10 @@ Effects Core::ExtentMade(ExtentId id, absl::Time now) {
   pool.Made(id);
   if (lease_id == LeaseId()) {
     pool.Return(id);
-    return effects;
+  } else if (Lease& lease = leases_.at(lease_id); --lease.making == 0) {
+    FinishLease(lease_id, lease, now, effects);
   }
-  Lease& lease = leases_.at(lease_id);
-  if (--lease.making == 0) FinishLease(lease_id, lease, now, effects);
+  Settle(now, effects);
   return effects;
 }
 
@@ -179,11 +179,13 @@ Effects Core::ExtentFailed(ExtentId id, const absl::Status& why,
   const auto [pool_id, lease_id] = making->second;
   making_.erase(making);
   PoolOf(pool_id).Failed(id);
-  if (lease_id == LeaseId()) return effects;
-  Lease& lease = leases_.at(lease_id);
-  std::erase_if(lease.slices, [&](const Slice& s) { return s.id == id; });
-  if (lease.failure.ok()) lease.failure = why;
-  if (--lease.making == 0) FinishLease(lease_id, lease, now, effects);
+  if (lease_id != LeaseId()) {
+    Lease& lease = leases_.at(lease_id);
+    std::erase_if(lease.slices, [&](const Slice& s) { return s.id == id; });
+    if (lease.failure.ok()) lease.failure = why;
+    if (--lease.making == 0) FinishLease(lease_id, lease, now, effects);
+  }
+  Settle(now, effects);
   return effects;
 }
 

@@ -61,7 +61,7 @@ void Core::TogetherSolved(PlanRounds::Round round,
        WhoChanges(members_, positions_, resources_.hosts, round.jobs, *plan)) {
     const std::string joins =
         round.asking.empty()
-            ? replan_why_
+            ? WhyReplanned(job)
             : NameFor(round.asking[0].job, &job.principal) + " joins";
     Change(job, parts.at(job), joins, now);
   }
@@ -101,9 +101,37 @@ void Core::Change(const JobKey& job,
   member.leased = false;
 }
 
-void Core::Tell(const JobKey& job, Member& member, Effects& effects) {
-  if (!FitsNow(job) && (!Shrinking().empty() || ShrinksLate())) return;
+void Core::TellChanges(absl::Time now, Effects& effects) {
+  // Who gives back first, then who gives back in sum but grows somewhere: two
+  // of these may wait for each other, and are told together. Then who grows.
+  for (const auto chosen : {+[](bool fits, bool) { return fits; },
+                            +[](bool, bool shrinks) { return shrinks; },
+                            +[](bool, bool) { return true; }}) {
+    std::vector<JobKey> next;
+    for (const auto& [job, member] : members_) {
+      if (!member.change || member.change->told) continue;
+      const bool fits = FitsNow(job);
+      if (chosen(fits, Shrinks(member)) && (fits || !AwaitsTold(job))) {
+        next.push_back(job);
+      }
+    }
+    for (const JobKey& job : next) Tell(job, now, effects);
+  }
+}
+
+// Only who was told gives back, and answers by its deadline.
+bool Core::AwaitsTold(const JobKey& job) const {
+  return std::any_of(members_.begin(), members_.end(), [&](const auto& each) {
+    const Member& other = each.second;
+    return each.first != job && other.change && other.change->told &&
+           (other.change->late || Shrinks(other));
+  });
+}
+
+void Core::Tell(const JobKey& job, absl::Time now, Effects& effects) {
+  Member& member = members_.at(job);
   member.change->told = true;
+  member.change->deadline = now + config_.change_wait;
   ++stats_.plan_changes["sent"];
   for (const Session* session : RanksOf(job)) {
     effects.push_back(
@@ -138,16 +166,26 @@ void Core::Join(Asking asking,
   held_[job] = {std::move(asking), plan->id, now, now + config_.join_wait};
 }
 
+bool Core::Shrinks(const Member& member) const {
+  return member.change &&
+         HostPromised(member, member.ranks, std::nullopt) <
+             HostPromised(member, member.change->before, std::nullopt);
+}
+
 std::vector<JobKey> Core::Shrinking() const {
   std::vector<JobKey> shrinking;
   for (const auto& [job, member] : members_) {
-    if (member.change && !member.change->late &&
-        HostPromised(member, member.ranks, std::nullopt) <
-            HostPromised(member, member.change->before, std::nullopt)) {
-      shrinking.push_back(job);
-    }
+    if (Shrinks(member) && !member.change->late) shrinking.push_back(job);
   }
   return shrinking;
+}
+
+bool Core::OthersShrink(const JobKey& job) const {
+  const std::vector<JobKey> shrinking = Shrinking();
+  return std::any_of(shrinking.begin(), shrinking.end(),
+                     [&](const JobKey& other) {
+                       return other != job && other.principal == job.principal;
+                     });
 }
 
 bool Core::Returning(const Principal& principal) const {
@@ -201,9 +239,7 @@ void Core::ReleaseHeld(absl::Time now, Effects& effects) {
     (give ? free : late).push_back(std::move(entry.second));
     return true;
   });
-  for (auto& [job, member] : members_) {
-    if (member.change && !member.change->told) Tell(job, member, effects);
-  }
+  TellChanges(now, effects);
   for (HeldJoin& join : free) {
     rounds_.Use(join.asking.job, join.plan);
     GivePlan(join.asking, join.plan, effects);
@@ -228,25 +264,60 @@ void Core::Handle(Session& session, RequestId request,
   if (!session.is_rank()) return;
   const JobKey job = KeyOf(session);
   const auto found = members_.find(job);
-  // Of a change that another one followed: that one counts.
-  if (found == members_.end() || !found->second.change ||
-      found->second.change->plan != taken.plan) {
-    return;
-  }
+  if (found == members_.end() || !found->second.change) return;
   Member& member = found->second;
   PlanChange& change = *member.change;
+  if (change.plan != taken.plan) {
+    // Of a change that another one followed: that one counts. But if it is
+    // refused, they run by this one.
+    if (taken.taken && !member.settled.empty()) change.before = member.settled;
+    return;
+  }
   change.open.erase(session.hello.rank);
   if (!taken.taken) change.refused.insert(session.hello.rank);
-  if (!change.open.empty()) return;
+  if (change.open.empty()) EndChange(job, member, taken.note, now);
+}
+
+Effects Core::ChangeNotSent(SessionId id, PlanId plan, absl::Time now) {
+  Effects effects;
+  const auto session = sessions_.find(id);
+  if (session == sessions_.end() || !session->second.is_rank()) return effects;
+  const JobKey job = KeyOf(session->second);
+  const auto member = members_.find(job);
+  if (member == members_.end() || !member->second.change ||
+      member->second.change->plan != plan) {
+    return effects;
+  }
+  PlanChange& change = *member->second.change;
+  change.open.erase(session->second.hello.rank);
+  change.refused.insert(session->second.hello.rank);
+  if (change.open.empty()) {
+    EndChange(job, member->second, "it could not be sent", now);
+  }
+  Settle(now, effects);
+  return effects;
+}
+
+void Core::EndOverdueChanges(absl::Time now) {
+  for (auto& [job, member] : members_) {
+    if (!member.change || now < member.change->deadline) continue;
+    member.change->refused.merge(member.change->open);
+    EndChange(job, member, "no answer", now);
+  }
+}
+
+void Core::EndChange(const JobKey& job, Member& member, const std::string& note,
+                     absl::Time now) {
+  PlanChange& change = *member.change;
   const bool all = change.refused.empty();
   ++stats_.plan_changes[all ? "taken" : "refused"];
   Log(now, "plan",
       fmt::format("job {}: plan {} {} after {:.1f} s: {}", job.name,
-                  taken.plan.value(), all ? "taken" : "not taken",
-                  absl::ToDoubleSeconds(now - change.since), taken.note),
+                  change.plan.value(), all ? "taken" : "not taken",
+                  absl::ToDoubleSeconds(now - change.since), note),
       job.principal);
   if (all) {
-    rounds_.Use(job, taken.plan);
+    rounds_.Use(job, change.plan);
     if (!member.settled.empty()) member.ranks = member.settled;
   } else {
     member.ranks = std::move(change.before);
@@ -263,17 +334,24 @@ bool Core::WaitForLease(const Session& session, RequestId request,
       asked.pool.kind != PoolKind::kHost) {
     return false;
   }
-  // What others free goes to their own principal only.
   const JobKey job = KeyOf(session);
+  if (!MayEverFit(job, asked)) return false;
+  // One a session: so they are few, and their sum is no larger than pools.
+  if (std::any_of(
+          waiting_leases_.begin(), waiting_leases_.end(),
+          [&](const auto& each) { return each.session == session.id; })) {
+    return false;
+  }
+  // What others free goes to their own principal only.
   const bool could_shrink =
       std::any_of(members_.begin(), members_.end(), [&](const auto& each) {
         return each.first != job && each.first.principal == job.principal &&
                HasFreeFractions({each.first, each.second.profiles});
       });
   const bool joins = !members_.contains(job);
-  if (!could_shrink || (!joins && Shrinking().empty())) return false;
+  if (!could_shrink || (!joins && !OthersShrink(job))) return false;
   waiting_leases_.push_back(
-      {session.id, request, asked, refusal, now,
+      {session.id, request, asked, now,
        now + std::min(config_.join_wait, config_.lease_wait)});
   Log(now, "plan",
       fmt::format("rank {} of job {} waits for {} of host memory that running "
@@ -282,21 +360,38 @@ bool Core::WaitForLease(const Session& session, RequestId request,
                   FormatBytes(asked.size)),
       job.principal);
   if (joins) {
-    replan_at_ = std::min(replan_at_, now + config_.leave_delay);
-    replan_why_ = fmt::format("job {} needs room to calibrate", job.name);
+    PlanAgain(now + config_.leave_delay, "needs room to calibrate", job);
   }
   return true;
 }
 
+// Whether it would, once all other members of its principal had given back
+// everything.
+bool Core::MayEverFit(const JobKey& job, const LeaseRequest& asked) const {
+  const Bytes left = budgets_.LeftOfPrincipal(job.principal, PoolKind::kHost);
+  Bytes here, anywhere;
+  for (const auto& [other, member] : members_) {
+    if (other == job || other.principal != job.principal) continue;
+    here += HostHeld(other, asked.pool.ordinal);
+    anywhere += HostHeld(other, std::nullopt);
+  }
+  const Pool& pool = pools_.at(asked.pool);
+  return asked.size <= pool.UsableBy(principals_.at(job.principal)) + here &&
+         asked.size <=
+             budgets_.LeftOfJob(job.principal, job.name, PoolKind::kHost) &&
+         (left >= Limits::kUnlimited || asked.size <= left + anywhere);
+}
+
 void Core::ReleaseLeases(absl::Time now, Effects& effects) {
-  const bool coming = !Shrinking().empty() || rounds_.solving_together() ||
-                      replan_at_ != absl::InfiniteFuture();
+  const bool planned =
+      rounds_.solving_together() || replan_at_ != absl::InfiniteFuture();
   bool late = false;
   std::erase_if(waiting_leases_, [&](const WaitingLease& lease) {
     Session& session = sessions_.at(lease.session);
     const Refusal refusal =
         TakeLease(session, lease.request, lease.asked, now, effects);
     if (refusal.why.ok()) return true;
+    const bool coming = planned || OthersShrink(KeyOf(session));
     if (coming && now < lease.deadline) return false;
     late |= coming;
     RefuseLease(session, lease.request, refusal, now, effects);
@@ -314,24 +409,34 @@ void Core::LeaveTogether(const JobKey& job, absl::Time now) {
     return;
   }
   // Also one without a plan of its own had its part of links and memory.
-  replan_at_ = std::min(replan_at_, now + config_.leave_delay);
-  replan_why_ = "a job left";
+  PlanAgain(now + config_.leave_delay, "a job left");
+}
+
+void Core::PlanAgain(absl::Time at, std::string why,
+                     std::optional<JobKey> whose) {
+  replan_at_ = std::min(replan_at_, at);
+  replan_why_ = std::move(why);
+  replan_for_ = std::move(whose);
+}
+
+std::string Core::WhyReplanned(const JobKey& to) const {
+  return replan_for_ ? NameFor(*replan_for_, &to.principal) + " " + replan_why_
+                     : replan_why_;
 }
 
 void Core::Settle(absl::Time now, Effects& effects) {
   if (memory_came_back_ && !members_.empty()) {
-    replan_at_ = std::min(replan_at_, now + config_.leave_delay);
-    replan_why_ = "memory came back";
+    PlanAgain(now + config_.leave_delay, "memory came back");
   }
   memory_came_back_ = false;
+  EndOverdueChanges(now);
   ReleaseHeld(now, effects);
   const bool changing =
       std::any_of(members_.begin(), members_.end(),
                   [](const auto& each) { return each.second.change; });
   if (replan_when_changed_ && !changing) {
     replan_when_changed_ = false;
-    replan_at_ = now;
-    replan_why_ = "memory came back";
+    PlanAgain(now, "memory came back");
   }
   StartTogether(now, effects);
   ReleaseLeases(now, effects);

@@ -123,6 +123,11 @@ Bytes Core::HostPromised(const Member& member,
 
 Bytes Core::HostGrowth(std::optional<uint64_t> numa, const Principal* of,
                        const std::set<JobKey>& except) const {
+  return MemberGrowth(numa, of, except) + LeaseGrowth(numa, of, except);
+}
+
+Bytes Core::MemberGrowth(std::optional<uint64_t> numa, const Principal* of,
+                         const std::set<JobKey>& except) const {
   Bytes growth;
   for (const auto& [job, member] : members_) {
     // A plan's host bytes are an upper bound of what a rank leases.
@@ -132,9 +137,18 @@ Bytes Core::HostGrowth(std::optional<uint64_t> numa, const Principal* of,
         std::max(HostPromised(member, member.ranks, numa) - HostHeld(job, numa),
                  Bytes(0));
   }
+  return growth;
+}
+
+Bytes Core::LeaseGrowth(std::optional<uint64_t> numa, const Principal* of,
+                        const std::set<JobKey>& except) const {
+  Bytes growth;
   for (const WaitingLease& lease : waiting_leases_) {
     const Session& session = sessions_.at(lease.session);
-    if (except.contains(KeyOf(session)) ||
+    // What a member's plan promised is in MemberGrowth.
+    const auto member = members_.find(KeyOf(session));
+    if ((member != members_.end() && !member->second.leased) ||
+        except.contains(KeyOf(session)) ||
         (of && session.peer.principal != *of) ||
         numa.value_or(lease.asked.pool.ordinal) != lease.asked.pool.ordinal) {
       continue;
@@ -147,7 +161,7 @@ Bytes Core::HostGrowth(std::optional<uint64_t> numa, const Principal* of,
 // What jobs of one question may come to hold of each NUMA node: what they have
 // and what is free. A living process' memory goes to no other principal even
 // when it frees it, so each principal has a limit of its own beside that of
-// all.
+// all, and makes room for its own leases only.
 std::vector<plan::HostLimit> Core::NumaLimits(
     const std::vector<Position>& positions,
     const std::set<JobKey>& jobs) const {
@@ -171,18 +185,20 @@ std::vector<plan::HostLimit> Core::NumaLimits(
   for (const HostConfig& host : config_.hosts) {
     const uint64_t node = host.numa.value();
     const Pool& pool = pools_.at({PoolKind::kHost, node});
-    const Bytes growth =
-        IsSettled(positions) ? Bytes(0) : HostGrowth(node, nullptr, jobs);
+    const bool settled = IsSettled(positions);
+    const Bytes growth = settled ? Bytes(0) : MemberGrowth(node, nullptr, jobs);
     const Bytes anyones = pool.UsableBy(PrincipalId());
     Bytes all = anyones - growth;
     for (const auto& [principal, theirs] : principals) {
       Bytes held;
       for (const JobKey& job : theirs) held += HostHeld(job, node);
       const Bytes usable = pool.UsableBy(principals_.at(principal));
-      all += held + usable - anyones;
+      const Bytes leases =
+          settled ? Bytes(0) : LeaseGrowth(node, &principal, jobs);
+      all += held + usable - anyones - leases;
       if (principals.size() == 1) break;
       add(fmt::format("host of NUMA node {} for user {}", node, principal.uid),
-          held + usable - growth, host.numa, &principal);
+          held + usable - growth - leases, host.numa, &principal);
     }
     add(fmt::format("host of NUMA node {}", node), all, host.numa, nullptr);
   }

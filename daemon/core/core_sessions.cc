@@ -170,6 +170,12 @@ void Core::AbandonPlans(const Session& session, absl::Time now,
       if (rank != session.hello.rank) abandoned.ranks.push_back(rank);
     }
   }
+  for (const Asking& asking : joining_) {
+    if (asking.job != job) continue;
+    for (const auto& [rank, read] : asking.profiles) {
+      if (rank != session.hello.rank) abandoned.ranks.push_back(rank);
+    }
+  }
   FailPlan(job, abandoned.ranks,
            fmt::format("rank {} of job {} left before the plan was made",
                        session.hello.rank.value(), job.name),
@@ -326,6 +332,9 @@ absl::Time Core::NextDeadline() const {
   for (const auto& [job, held] : held_) next = std::min(next, held.deadline);
   for (const WaitingLease& lease : waiting_leases_) {
     next = std::min(next, lease.deadline);
+  }
+  for (const auto& [job, member] : members_) {
+    if (member.change) next = std::min(next, member.change->deadline);
   }
   for (const auto& [id, session] : sessions_) {
     if (session.state == Session::State::kHalfOpen) {

@@ -1,8 +1,8 @@
 // The rule for plans of all jobs together: who runs by which fractions, and
 // who gets new ones when a job joins or leaves.
 //
-// A job that took a plan by the planner (its fractions were free) is a
-// *member*: it stays in every later question, with the profile of its first
+// A job that took a plan of a question that was not settled, whether it left
+// fractions to the planner or fixed them, is a *member*: it stays in every later question, with the profile of its first
 // round, so that what is asked does not drift with what was answered. Its
 // memory is planned by itself, so the kept profile has no traces.
 //
@@ -33,6 +33,8 @@ inline constexpr double kStepGain = 0.01;
 struct PlanChange {
   PlanId plan;
   absl::Time since;
+  // Once it is told: without all answers by then, it counts as refused.
+  absl::Time deadline = absl::InfiniteFuture();
   bool told = false;       // else what it grows by is not there yet
   bool late = false;       // somebody waited for it in vain
   std::set<Rank> open;     // have not said yet what became of it

@@ -10,7 +10,8 @@ RequestHistory::Seen RequestHistory::Begin(RequestId id) {
   }
   if (id <= newest_forgotten_) return Seen::kForgotten;
   // Only answered requests are forgotten; running ones are few, because a
-  // lease is bounded by its pool and a profile by the packet rate.
+  // lease is bounded by its pool, one at most waits, and a profile is bounded
+  // by the packet rate.
   while (requests_.size() >= kWindow && requests_.begin()->second) {
     newest_forgotten_ = requests_.begin()->first;
     requests_.erase(requests_.begin());

@@ -106,6 +106,9 @@ struct NodeConfig {
   absl::Duration join_wait = absl::Seconds(60);
   // The same for a lease; clients wait 60 s for an answer.
   absl::Duration lease_wait = absl::Seconds(45);
+  // How long ranks that were told of a new plan may take to say what became of
+  // it: they do at their next step boundary, and steps can be minutes.
+  absl::Duration change_wait = absl::Minutes(30);
   // After a leave: others often follow at once.
   absl::Duration leave_delay = absl::Milliseconds(200);
   absl::Duration hello_timeout = absl::Seconds(10);

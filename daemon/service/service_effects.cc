@@ -168,8 +168,12 @@ void Service::Do(SendNotice& effect) {
     if (fd.ok()) {
       out.fds.push_back(*fd);
     } else if (changed != nullptr) {
-      // The rank goes on as it is; without its word the change stays open.
+      // The rank goes on as it is. Told by the loop's next turn: effects are
+      // being executed.
       WriteLog(LogLevel::kError, std::string(fd.status().message()));
+      loop_->Post([this, session = effect.session, plan] {
+        Execute(core_.ChangeNotSent(session, plan, loop_->now()));
+      });
       return;
     } else {
       *out.packet.mutable_event() =

@@ -1,10 +1,7 @@
 // All jobs planned together, through Core: joins, changes, leaves.
-#include "daemon/core/replan.h"
-
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
-#include "tests/daemon/core/core_driver.h"
-#include "tests/support/status_matchers.h"
+#include "tests/daemon/core/replan_fixture.h"
 
 namespace sluice::daemon {
 namespace {
@@ -17,129 +14,6 @@ using ::testing::IsEmpty;
 using ::testing::Not;
 using ::testing::SizeIs;
 using State = PlanningSnapshot::State;
-
-// A layer of 1 s whose one free class costs 0.1 s to recompute whole.
-std::shared_ptr<plan::RankProfile> ProfileOf(int rank, uint64_t gpu) {
-  auto profile = std::make_shared<plan::RankProfile>();
-  profile->rank = Rank(rank);
-  profile->gpu = DeviceIndex(gpu);
-  profile->layers = 1;
-  profile->forward_layer_seconds = 0.4;
-  profile->backward_layer_seconds = 0.6;
-  profile->classes = {
-      {.name = "ffn_up", .bytes_per_layer = MiB(16), .recompute_seconds = 0.1}};
-  return profile;
-}
-
-class Replan : public ::testing::Test {
- protected:
-  static NodeConfig Node() {
-    NodeConfig node = SmallNode();
-    node.hosts = {{NumaIndex(0), MiB(40)}};
-    return node;
-  }
-
-  void Submit(SessionId id, std::shared_ptr<plan::RankProfile> profile,
-              const std::string& hash) {
-    node.Ask(id, ProfileRequest{});
-    const ReadProfile read = node.to_read.back();
-    node.to_read.pop_back();
-    node.Apply(node.core.ProfileRead(read.session, read.request,
-                                     ProfileWithHash{profile, hash, {}},
-                                     node.clock.Now()));
-  }
-
-  // A job of one rank that asks for a plan.
-  SessionId Ask(const std::string& job, uint64_t gpu = 0, uint32_t uid = 1) {
-    const SessionId id = node.Attach(job, 0, 1, uid, gpu);
-    Submit(id, ProfileOf(0, gpu), job);
-    return id;
-  }
-
-  // The answer to a question: the swapped fraction of its classes and host
-  // bytes of each job, by number.
-  struct Part {
-    double swap;
-    Bytes host;
-  };
-  static plan::NodePlan PlanOf(const std::vector<Part>& parts) {
-    plan::NodePlan plan;
-    for (size_t i = 0; i < parts.size(); ++i) {
-      plan::RankPlan rank;
-      rank.job = static_cast<int64_t>(i);
-      rank.rank = Rank(0);
-      rank.alpha = parts[i].swap;
-      rank.host_bytes = parts[i].host;
-      rank.classes = {{.name = "ffn_up",
-                       .swap = parts[i].swap,
-                       .recompute = 1 - parts[i].swap}};
-      plan.ranks.push_back(std::move(rank));
-    }
-    return plan;
-  }
-  // Answers the newest question.
-  void Solve(const std::vector<Part>& parts) {
-    ASSERT_FALSE(node.to_solve.empty());
-    const SolvePlan question = node.to_solve.back();
-    node.to_solve.pop_back();
-    ASSERT_EQ(question.profiles.size(), parts.size());
-    node.Apply(
-        node.core.PlanSolved(question.round, PlanOf(parts), node.clock.Now()));
-  }
-  LeaseId LeaseHost(SessionId id, Bytes size) {
-    const auto lease = node.Lease(id, Host(0), size);
-    EXPECT_THAT(lease, IsOk());
-    return lease.ok() ? lease->lease : LeaseId();
-  }
-  void Free(SessionId id, LeaseId lease) { node.Ask(id, FreeRequest{lease}); }
-  size_t Ready(SessionId id) {
-    return node.NoticesTo<PlanReadyNotice>(id).size();
-  }
-  std::vector<PlanId> Changes(SessionId id) {
-    std::vector<PlanId> plans;
-    for (const auto& notice : node.NoticesTo<PlanChangedNotice>(id)) {
-      plans.push_back(notice.plan);
-    }
-    return plans;
-  }
-  std::vector<PlanningSnapshot> Planning(const Principal* viewer = nullptr) {
-    return node.core.TakeSnapshot(viewer, node.clock.Now()).planning;
-  }
-  std::optional<PlanningSnapshot> PlanningOf(const std::string& job) {
-    for (const PlanningSnapshot& each : Planning()) {
-      if (each.job == job) return each;
-    }
-    return std::nullopt;
-  }
-  uint64_t Count(const std::string& what) {
-    return node.core.TakeSnapshot(nullptr, node.clock.Now())
-        .stats->plan_changes.at(what);
-  }
-  void Wait(absl::Duration time) {
-    node.clock.Advance(time);
-    node.Apply(node.core.Tick(node.clock.Now()));
-  }
-
-  // Job a runs with everything swapped, in 32 of 40 MiB of host memory; then
-  // job b asks, and the answer is half of it for each.
-  void JoinThatWaits() {
-    a = Ask("a");
-    Solve({{1, MiB(32)}});
-    held = LeaseHost(a, MiB(32));
-    b = Ask("b", 1);
-    Solve({{0.5, MiB(16)}, {0.5, MiB(16)}});
-  }
-  // What a rank does at its step boundary.
-  void TakeChange(SessionId id, LeaseId* lease, Bytes size) {
-    Free(id, *lease);
-    *lease = LeaseHost(id, size);
-    node.Ask(id, PlanTakenRequest{Changes(id).back(), true, "alpha changed"});
-  }
-
-  CoreDriver node{Node()};
-  SessionId a, b;
-  LeaseId held;
-};
 
 TEST_F(Replan, AJoinIsPlannedTogetherWithThoseThatRun) {
   a = Ask("a");

@@ -1,0 +1,272 @@
+// What may wait, for whom and how long, where jobs are planned together.
+#include "gmock/gmock.h"
+#include "gtest/gtest.h"
+#include "tests/daemon/core/replan_fixture.h"
+
+namespace sluice::daemon {
+namespace {
+
+using sluice::testing::IsOk;
+using sluice::testing::StatusIs;
+using ::testing::Contains;
+using ::testing::Each;
+using ::testing::HasSubstr;
+using ::testing::IsEmpty;
+using ::testing::Not;
+using ::testing::SizeIs;
+
+class ReplanBounds : public Replan {
+ protected:
+  // Job a has all host memory, b asks for a plan next.
+  void FullNode() {
+    a = Ask("a");
+    Solve({{1, MiB(40)}});
+    held = LeaseHost(a, MiB(40));
+    b = node.Attach("b", 0, 1, 1, 1);
+  }
+  bool Waits(SessionId id, Bytes size) {
+    return !node.Ask(id, LeaseRequest{Host(0), size}).has_value();
+  }
+  std::map<std::string, Bytes> LimitsOfQuestion() {
+    std::map<std::string, Bytes> limits;
+    for (const auto& limit : node.to_solve.back().resources.hosts) {
+      limits[limit.name] = limit.bytes;
+    }
+    return limits;
+  }
+  std::vector<std::string> EventsFor(const Principal& viewer) {
+    std::vector<std::string> texts;
+    for (const LoggedEvent& event :
+         node.core.TakeSnapshot(&viewer, node.clock.Now()).events) {
+      texts.push_back(event.text);
+    }
+    return texts;
+  }
+};
+
+TEST_F(ReplanBounds, ALeaseThatNothingCouldMakeRoomForIsRefusedAtOnce) {
+  FullNode();
+  EXPECT_FALSE(Waits(b, MiB(44)));
+  EXPECT_FALSE(Waits(b, Bytes(int64_t{1} << 62)));
+  EXPECT_THAT(Planning(), IsEmpty());
+  ASSERT_THAT(node.core.SetBudget({.job = "b"}, {}, MiB(1), node.clock.Now()),
+              IsOk());
+  EXPECT_FALSE(Waits(b, MiB(2)));  // others' memory is no budget of b
+}
+
+TEST_F(ReplanBounds, OneLeaseOfASessionWaits) {
+  FullNode();
+  EXPECT_TRUE(Waits(b, MiB(2)));
+  EXPECT_FALSE(Waits(b, MiB(2)));
+}
+
+TEST_F(ReplanBounds, ALeaseWaitsForOthersNotForItsOwnJob) {
+  JoinThatWaits();
+  Free(a, held);  // a shrinks
+  LeaseHost(b, MiB(16));
+  const SessionId other = node.Attach("other", 0);
+  LeaseHost(other, MiB(24));
+  EXPECT_FALSE(Waits(a, MiB(16)));
+}
+
+TEST_F(ReplanBounds, AMembersLeaseThatWaitsCountsOnce) {
+  const SessionId m = Ask("m");
+  Solve({{1, MiB(16)}});
+  LeaseHost(m, MiB(16));
+  a = Ask("a");
+  Solve({{1, MiB(16)}, {0.5, MiB(8)}});
+  ASSERT_EQ(Ready(a), 1u);
+  b = node.Attach("b", 0);
+  LeaseHost(b, MiB(20));
+  ASSERT_TRUE(Waits(a, MiB(16)));  // 4 free, and m gives back
+  Submit(b, ProfileOf(0, 0), "b");
+  node.Apply(node.core.PlanSolved(node.to_solve.back().round,
+                                  absl::InternalError("it crashed"),
+                                  node.clock.Now()));
+  // B alone: what it has and what is free, but 16 for a and an extent.
+  EXPECT_EQ(LimitsOfQuestion().at("host of NUMA node 0"),
+            MiB(20) + MiB(4) - MiB(16) - MiB(4));
+}
+
+TEST_F(ReplanBounds, ALeaseIsMadeRoomForByItsOwnPrincipalWhichIsNotNamed) {
+  a = Ask("a", 0, /*uid=*/1);
+  Solve({{1, MiB(16)}});
+  held = LeaseHost(a, MiB(16));
+  const SessionId c = Ask("c", 1, /*uid=*/2);
+  Solve({{1, MiB(16)}, {1, MiB(24)}});
+  LeaseHost(c, MiB(24));
+  const SessionId d = node.Attach("secret", 0, 1, /*uid=*/2, 1);
+  ASSERT_TRUE(Waits(d, MiB(2)));
+  Wait(absl::Seconds(1));
+  const auto limits = LimitsOfQuestion();
+  EXPECT_EQ(limits.at("host of NUMA node 0 for user 1"), MiB(16) - MiB(4));
+  EXPECT_EQ(limits.at("host of NUMA node 0 for user 2"),
+            MiB(24) - MiB(2) - MiB(4));
+  EXPECT_EQ(limits.at("host of NUMA node 0"), MiB(40) - MiB(2) - 2 * MiB(4));
+  Solve({{0.5, MiB(12)}, {0.5, MiB(18)}});
+  ASSERT_THAT(Changes(a), SizeIs(1));
+  EXPECT_THAT(EventsFor({1, "/a"}),
+              Contains(HasSubstr("another user's job needs room")));
+  EXPECT_THAT(EventsFor({1, "/a"}), Each(Not(HasSubstr("secret"))));
+  EXPECT_THAT(EventsFor({2, "/a"}),
+              Contains(HasSubstr("job secret needs room to calibrate")));
+}
+
+TEST_F(ReplanBounds, AChangeThatCouldNotBeSentIsRefused) {
+  JoinThatWaits();
+  const PlanId plan = Changes(a)[0];
+  node.Apply(node.core.ChangeNotSent(a, PlanId(999), node.clock.Now()));
+  ASSERT_TRUE(PlanningOf("a").has_value());
+  node.Apply(node.core.ChangeNotSent(a, plan, node.clock.Now()));
+  EXPECT_EQ(Count("refused"), 1u);
+  EXPECT_EQ(Ready(b), 1u);
+  EXPECT_THAT(Planning(), IsEmpty());
+}
+
+TEST_F(ReplanBounds, AChangeThatNobodyAnswersIsRefusedByItsDeadline) {
+  JoinThatWaits();
+  Wait(absl::Seconds(60));  // b waits no longer
+  Solve({{0.25, MiB(8)}});
+  LeaseHost(b, MiB(8));
+  EXPECT_LE(node.core.NextDeadline(), node.clock.Now() + absl::Minutes(30));
+  Wait(absl::Minutes(30));
+  EXPECT_EQ(Count("refused"), 1u);
+  EXPECT_THAT(Planning(), IsEmpty());
+  EXPECT_EQ(node.core.NextDeadline(), absl::InfiniteFuture());
+  // It counts with what it had: a change again for who joins next.
+  Ask("c", 1);
+  Solve({{0.5, MiB(16)}, {0.25, MiB(8)}, {0.5, MiB(16)}});
+  EXPECT_THAT(Changes(a), SizeIs(2));
+  EXPECT_EQ(PlanningOf("c")->state, PlanningSnapshot::State::kWaiting);
+}
+
+TEST_F(ReplanBounds, ARefusedChangeLeavesWhatWasTakenLast) {
+  JoinThatWaits();
+  auto settled = ProfileOf(0, 0);
+  settled->settled = true;
+  Submit(a, settled, "a settled");
+  Solve({{0.5, MiB(16)}});
+  Free(a, held);
+  held = LeaseHost(a, MiB(16));
+  node.Die(b);
+  Wait(absl::Seconds(1));
+  Solve({{1, MiB(32)}});
+  ASSERT_THAT(Changes(a), SizeIs(2));
+  node.Ask(a, PlanTakenRequest{Changes(a)[0], true, "it came late"});
+  node.Ask(a, PlanTakenRequest{Changes(a)[1], false, "no lease"});
+  EXPECT_THAT(Planning(), IsEmpty());
+  Ask("c", 1);
+  Solve({{0.5, MiB(16)}, {0.5, MiB(16)}});
+  EXPECT_THAT(Changes(a), SizeIs(2));  // it runs by that already
+}
+
+TEST_F(ReplanBounds, RanksThatAreQueuedAreToldWhenOneOfThemLeaves) {
+  a = Ask("a");  // is being solved
+  b = node.Attach("b", 0, 2, 1, 0);
+  const SessionId second = node.Attach("b", 1, 2, 1, 1);
+  Submit(b, ProfileOf(0, 0), "b 0");
+  Submit(second, ProfileOf(1, 1), "b 1");
+  node.Apply(node.core.SocketEnded(second, node.clock.Now()));
+  EXPECT_THAT(node.NoticesTo<PlanFailedNotice>(b), SizeIs(1));
+}
+
+TEST_F(ReplanBounds, AnExtentThatFailedIsRoomForALeaseThatWaits) {
+  a = Ask("a");
+  Solve({{1, MiB(36)}});
+  LeaseHost(a, MiB(36));
+  const SessionId c = node.Attach("c", 0);
+  b = node.Attach("b", 0, 1, 1, 1);
+  node.make_at_once = false;
+  ASSERT_TRUE(Waits(c, MiB(4)));  // being made
+  ASSERT_TRUE(Waits(b, MiB(2)));
+  ASSERT_THAT(node.to_make, SizeIs(1));
+  node.MakeNext(absl::InternalError("the device is out of it"));
+  ASSERT_THAT(node.to_make, SizeIs(1));
+  node.MakeNext();
+  EXPECT_EQ(node.core.session(b)->leases.size(), 1u);
+}
+
+// Two NUMA nodes of 20 MiB with a GPU each; jobs of two ranks.
+class ReplanNuma : public ::testing::Test {
+ protected:
+  static NodeConfig Node() {
+    NodeConfig node = SmallNode();
+    node.gpus[1].numa = NumaIndex(1);
+    node.hosts = {{NumaIndex(0), MiB(20)}, {NumaIndex(1), MiB(20)}};
+    return node;
+  }
+  // Its ranks ask for a plan.
+  void Ask(const std::string& job) {
+    for (int rank = 0; rank < 2; ++rank) {
+      ranks[job].push_back(
+          node.Attach(job, rank, 2, 1, static_cast<uint64_t>(rank)));
+    }
+    for (int rank = 0; rank < 2; ++rank) {
+      node.Ask(ranks[job][rank], ProfileRequest{});
+      const ReadProfile read = node.to_read.back();
+      node.Apply(node.core.ProfileRead(
+          read.session, read.request,
+          ProfileWithHash{ProfileOf(rank, static_cast<uint64_t>(rank)),
+                          job + std::to_string(rank),
+                          {}},
+          node.clock.Now()));
+    }
+  }
+  struct Part {
+    double swap;
+    Bytes host[2];
+  };
+  void Solve(const std::vector<Part>& parts) {
+    plan::NodePlan plan;
+    for (size_t job = 0; job < parts.size(); ++job) {
+      for (int rank = 0; rank < 2; ++rank) {
+        plan::RankPlan& each = plan.ranks.emplace_back();
+        each.job = static_cast<int64_t>(job);
+        each.rank = Rank(rank);
+        each.host_bytes = parts[job].host[rank];
+        each.classes = {{.name = "ffn_up", .swap = parts[job].swap}};
+      }
+    }
+    node.Apply(node.core.PlanSolved(node.to_solve.back().round, plan,
+                                    node.clock.Now()));
+  }
+  void Lease(const std::string& job, Bytes first, Bytes second) {
+    EXPECT_THAT(node.Lease(ranks[job][0], Host(0), first), IsOk());
+    EXPECT_THAT(node.Lease(ranks[job][1], Host(1), second), IsOk());
+  }
+  size_t Changes(const std::string& job) {
+    return node.NoticesTo<PlanChangedNotice>(ranks[job][0]).size();
+  }
+
+  CoreDriver node{Node()};
+  std::map<std::string, std::vector<SessionId>> ranks;
+};
+
+TEST_F(ReplanNuma, AJobDoesNotWaitForItselfWhereItShrinksAndGrows) {
+  Ask("a");
+  Solve({{1, {MiB(16), MiB(4)}}});
+  Lease("a", MiB(16), MiB(4));
+  const SessionId other = node.Attach("other", 0);
+  ASSERT_THAT(node.Lease(other, Host(1), MiB(16)), IsOk());
+  Ask("b");
+  Solve({{0.5, {MiB(4), MiB(8)}}, {0, {MiB(4), MiB(0)}}});
+  EXPECT_EQ(Changes("a"), 1u);
+}
+
+TEST_F(ReplanNuma, TwoThatWaitForEachOtherAreToldTogether) {
+  Ask("a");
+  Solve({{1, {MiB(16), MiB(4)}}});
+  Lease("a", MiB(16), MiB(4));
+  Ask("b");
+  Solve({{1, {MiB(16), MiB(4)}}, {1, {MiB(4), MiB(16)}}});
+  Lease("b", MiB(4), MiB(16));
+  Ask("c");
+  Solve({{0.5, {MiB(4), MiB(12)}},
+         {0.5, {MiB(12), MiB(4)}},
+         {0, {MiB(4), MiB(4)}}});
+  EXPECT_EQ(Changes("a"), 1u);
+  EXPECT_EQ(Changes("b"), 1u);
+}
+
+}  // namespace
+}  // namespace sluice::daemon
