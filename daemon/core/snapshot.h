@@ -58,7 +58,9 @@ struct PlanningSnapshot {
     kCollecting,  // profiles of `ranks` of `wanted` are there
     kQueued,      // until another round is over
     kSolving,
-    kWaiting,   // the plan is there; `waiting_for` give back memory first
+    // The plan is there, or (no plan, no ranks) a lease was asked for;
+    // `waiting_for` give back memory first.
+    kWaiting,
     kChanging,  // `ranks` of `wanted` have taken `plan`
   };
   std::string job;
