@@ -43,9 +43,15 @@ void Core::StartTogether(absl::Time now, Effects& effects) {
 void Core::TogetherSolved(PlanRounds::Round round,
                           std::shared_ptr<const plan::NodePlan> plan,
                           absl::Time now, Effects& effects) {
+  const std::set<JobKey> changed =
+      WhoChanges(members_, positions_, resources_.hosts, round.jobs, *plan);
+  // Of others' parts nobody is told.
+  std::set<JobKey> told = changed;
+  for (const Asking& asking : round.asking) told.insert(asking.job);
   std::map<JobKey, std::shared_ptr<const plan::NodePlan>> parts;
   for (size_t number = 0; number < round.jobs.size(); ++number) {
     const JobKey& job = round.jobs[number];
+    if (!told.contains(job)) continue;
     const std::string key = fmt::format("{}{}", round.cache_key, number);
     auto part = rounds_.Cached(key);
     const JobKey* owner = part ? rounds_.Owner(part->id) : nullptr;
@@ -54,11 +60,12 @@ void Core::TogetherSolved(PlanRounds::Round round,
                           PartOf(*plan, static_cast<int64_t>(number),
                                  positions_, job, resources_));
     }
+    // At once: the next one kept may drop one that is not.
+    rounds_.Promise(job, part->id);
     parts[job] = std::move(part);
   }
   // Those that run first: who joins may have to wait for them.
-  for (const JobKey& job :
-       WhoChanges(members_, positions_, resources_.hosts, round.jobs, *plan)) {
+  for (const JobKey& job : changed) {
     const std::string joins =
         round.asking.empty()
             ? WhyReplanned(job)

@@ -12,19 +12,6 @@ namespace {
 // link, and within what a plan request may name (proto/plan).
 constexpr double kOpenBytesPerSecond = 1e12;
 
-std::set<JobKey> JobsOf(const std::vector<Position>& positions) {
-  std::set<JobKey> jobs;
-  for (const Position& position : positions) jobs.insert(position.job);
-  return jobs;
-}
-
-// What it asks for was promised to it, whatever is promised to others.
-bool IsSettled(const std::vector<Position>& positions) {
-  return std::all_of(
-      positions.begin(), positions.end(),
-      [](const Position& each) { return each.profile->settled; });
-}
-
 // Positions for which `chosen` holds.
 template <typename Chosen>
 std::vector<size_t> Where(const std::vector<Position>& positions,

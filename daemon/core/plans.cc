@@ -15,11 +15,6 @@ std::shared_ptr<const plan::NodePlan> FindKey(
   return nullptr;
 }
 
-void Push(std::deque<PlanRounds::Kept>& kept, PlanRounds::Kept plan) {
-  kept.push_back(std::move(plan));
-  if (kept.size() > PlanRounds::kPlansKept) kept.pop_front();
-}
-
 }  // namespace
 
 int PlanRounds::Submit(const JobKey& job, Rank rank, ProfileWithHash profile,
@@ -93,14 +88,21 @@ std::shared_ptr<const plan::NodePlan> PlanRounds::Keep(
     const JobKey& job, const std::string& cache_key, plan::NodePlan plan) {
   plan.id = PlanId(next_plan_++);
   auto shared = std::make_shared<const plan::NodePlan>(std::move(plan));
-  Push(kept_, {job, cache_key, shared});
+  if (kept_.size() >= kPlansKept) {
+    const auto oldest =
+        std::find_if(kept_.begin(), kept_.end(),
+                     [&](const Kept& each) { return !InUse(each.plan->id); });
+    if (oldest != kept_.end()) kept_.erase(oldest);
+  }
+  kept_.push_back({job, cache_key, shared});
   return shared;
 }
 
 std::shared_ptr<const plan::NodePlan> PlanRounds::KeepTogether(
     const std::string& cache_key, plan::NodePlan plan) {
   auto shared = std::make_shared<const plan::NodePlan>(std::move(plan));
-  Push(together_, {{}, cache_key, shared});
+  together_.push_back({{}, cache_key, shared});
+  if (together_.size() > kPlansKept) together_.pop_front();
   return shared;
 }
 
@@ -151,7 +153,21 @@ PlanRounds::Abandoned PlanRounds::RankLeft(const JobKey& job, Rank rank) {
   return abandoned;
 }
 
-void PlanRounds::JobEnded(const JobKey& job) { current_.erase(job); }
+void PlanRounds::Use(const JobKey& job, PlanId plan) {
+  current_[job] = plan;
+  promised_.erase(job);
+}
+
+bool PlanRounds::InUse(PlanId plan) const {
+  const auto is = [&](const auto& each) { return each.second == plan; };
+  return std::any_of(current_.begin(), current_.end(), is) ||
+         std::any_of(promised_.begin(), promised_.end(), is);
+}
+
+void PlanRounds::JobEnded(const JobKey& job) {
+  current_.erase(job);
+  promised_.erase(job);
+}
 
 void PlanRounds::CheckInvariants() const {
   for (const auto& [job, round] : collecting_) {
@@ -164,7 +180,10 @@ void PlanRounds::CheckInvariants() const {
     together += round.together ? 1 : 0;
   }
   SLUICE_CHECK(together <= 1);
-  SLUICE_CHECK(kept_.size() <= kPlansKept && together_.size() <= kPlansKept);
+  SLUICE_CHECK(together_.size() <= kPlansKept);
+  for (const auto& plans : {current_, promised_}) {
+    for (const auto& [job, plan] : plans) SLUICE_CHECK(Find(plan) != nullptr);
+  }
 }
 
 }  // namespace sluice::daemon

@@ -6,7 +6,8 @@
 // A rank that submits meanwhile opens the next one. A round answers one job
 // alone, or all jobs together (`together`; at most one at a time): those that
 // ask and those that run. Plans are immutable; they are found again by the
-// hash of all profiles and the resources they were made for.
+// hash of all profiles and the resources they were made for. The last
+// kPlansKept are kept, and those that jobs use or were promised.
 //
 // Thread safety: none needed; one thread (see core.h).
 #pragma once
@@ -90,7 +91,10 @@ class PlanRounds {
       const std::string& key) const;
   std::shared_ptr<const plan::NodePlan> KeepTogether(
       const std::string& cache_key, plan::NodePlan plan);
-  void Use(const JobKey& job, PlanId plan) { current_[job] = plan; }
+  // A kept plan. What the job was promised is over.
+  void Use(const JobKey& job, PlanId plan);
+  // A kept plan that the job is to use.
+  void Promise(const JobKey& job, PlanId plan) { promised_[job] = plan; }
   PlanId current(const JobKey& job) const;
   std::shared_ptr<const plan::NodePlan> Find(PlanId plan) const;
   // Who the plan was made for first.
@@ -119,7 +123,9 @@ class PlanRounds {
  private:
   std::map<JobKey, Collecting> collecting_;
   std::map<PlanRoundId, Round> solving_;
-  std::map<JobKey, PlanId> current_;
+  bool InUse(PlanId plan) const;
+
+  std::map<JobKey, PlanId> current_, promised_;
   std::deque<Kept> kept_;  // oldest first
   std::deque<Kept> together_;
   uint64_t next_round_ = 1;

@@ -1,5 +1,7 @@
 #include "daemon/core/replan.h"
 
+#include <fmt/format.h>
+
 #include <algorithm>
 #include <cmath>
 #include <string_view>
@@ -72,6 +74,22 @@ const JobKey* WhoMustShrink(const plan::HostLimit& limit,
   return sum > limit.bytes ? who : nullptr;
 }
 
+// Whether `what` is the limit of a GPU that a rank of `part` has, which is
+// named with its job where there are several (planner/swap/explain.h); then
+// without.
+bool NameOwnGpu(const plan::NodePlan& part, int64_t number, bool several,
+                std::string& what) {
+  for (const plan::RankPlan& rank : part.ranks) {
+    const std::string name = fmt::format("GPU of rank {}", rank.rank.value());
+    if (what != (several ? fmt::format("{} of job {}", name, number) : name)) {
+      continue;
+    }
+    what = name;
+    return true;
+  }
+  return false;
+}
+
 bool StartsWith(std::string_view text, std::string_view start) {
   return text.substr(0, start.size()) == start;
 }
@@ -82,6 +100,18 @@ bool IsSettled(const Asking& asking) {
   return std::all_of(
       asking.profiles.begin(), asking.profiles.end(),
       [](const auto& each) { return each.second.profile->settled; });
+}
+
+std::set<JobKey> JobsOf(const std::vector<Position>& positions) {
+  std::set<JobKey> jobs;
+  for (const Position& position : positions) jobs.insert(position.job);
+  return jobs;
+}
+
+bool IsSettled(const std::vector<Position>& positions) {
+  return std::all_of(
+      positions.begin(), positions.end(),
+      [](const Position& each) { return each.profile->settled; });
 }
 
 bool HasFreeFractions(const Asking& asking) {
@@ -219,8 +249,10 @@ plan::NodePlan PartOf(const plan::NodePlan& answer, int64_t number,
     }
     return false;
   };
-  for (const plan::PlanLimit& limit : answer.limits) {
-    if (shown(limit.what)) part.limits.push_back(limit);
+  const std::set<JobKey> jobs = JobsOf(positions);
+  for (plan::PlanLimit limit : answer.limits) {
+    const bool own_gpu = NameOwnGpu(part, number, jobs.size() > 1, limit.what);
+    if (own_gpu || shown(limit.what)) part.limits.push_back(std::move(limit));
   }
   return part;
 }

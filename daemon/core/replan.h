@@ -2,9 +2,10 @@
 // who gets new ones when a job joins or leaves.
 //
 // A job that took a plan of a question that was not settled, whether it left
-// fractions to the planner or fixed them, is a *member*: it stays in every later question, with the profile of its first
-// round, so that what is asked does not drift with what was answered. Its
-// memory is planned by itself, so the kept profile has no traces.
+// fractions to the planner or fixed them, is a *member*: it stays in every
+// later question, with the profile of its first round, so that what is asked
+// does not drift with what was answered. Its memory is planned by itself, so
+// the kept profile has no traces.
 //
 // Pure functions and plain data. Thread safety: values.
 #pragma once
@@ -60,10 +61,13 @@ struct Position {
   std::shared_ptr<const plan::RankProfile> profile;
 };
 
+std::set<JobKey> JobsOf(const std::vector<Position>& positions);
 // True where the planner has something to choose for this job.
 bool HasFreeFractions(const Asking& asking);
-// All profiles only ask for memory (RankProfile::settled).
+// All profiles only ask for memory (RankProfile::settled): it was promised to
+// them, whatever is promised to others.
 bool IsSettled(const Asking& asking);
+bool IsSettled(const std::vector<Position>& positions);
 
 // A plan's parts by rank, without segments.
 std::map<Rank, plan::RankPlan> PlansOf(const plan::NodePlan& plan);
@@ -92,7 +96,7 @@ std::set<JobKey> WhoChanges(const std::map<JobKey, Member>& members,
                             const plan::NodePlan& answer);
 
 // Job `number`'s part of a plan for all: its ranks, and of the limits those
-// that bind it too.
+// that bind it too, named as in a plan for it alone.
 plan::NodePlan PartOf(const plan::NodePlan& answer, int64_t number,
                       const std::vector<Position>& positions, const JobKey& job,
                       const plan::NodeResources& resources);

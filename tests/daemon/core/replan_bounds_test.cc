@@ -186,6 +186,34 @@ TEST_F(ReplanBounds, AnExtentThatFailedIsRoomForALeaseThatWaits) {
   EXPECT_EQ(node.core.session(b)->leases.size(), 1u);
 }
 
+TEST_F(ReplanBounds, PartsThatNobodyIsToldOfAreNotKept) {
+  a = Ask("a");
+  Solve({{1, MiB(8)}});
+  Ask("b", 1);
+  Solve({{1, MiB(8)}, {1, MiB(8)}});
+  EXPECT_THAT(node.core.TakeSnapshot(nullptr, node.clock.Now()).plans,
+              SizeIs(2));
+}
+
+TEST_F(ReplanBounds, PlansInUseOrPromisedAreKeptWhateverFollows) {
+  JoinThatWaits();
+  const auto settled = std::make_shared<plan::RankProfile>(*ProfileOf(0, 0));
+  settled->settled = true;
+  const SessionId c = node.Attach("c", 0);
+  for (size_t i = 0; i < 2 * PlanRounds::kPlansKept; ++i) {
+    Submit(c, settled, "c" + std::to_string(i));
+    Solve({{1, MiB(1)}});
+  }
+  const Snapshot seen = node.core.TakeSnapshot(nullptr, node.clock.Now());
+  EXPECT_LE(seen.plans.size(), PlanRounds::kPlansKept);
+  for (const JobSnapshot& job : seen.jobs) {
+    EXPECT_NE(node.core.FindPlan(job.plan, nullptr), nullptr) << job.name;
+  }
+  EXPECT_NE(node.core.FindPlan(Changes(a)[0], nullptr), nullptr);
+  TakeChange(a, &held, MiB(16));
+  EXPECT_EQ(Ready(b), 1u);
+}
+
 // Two NUMA nodes of 20 MiB with a GPU each; jobs of two ranks.
 class ReplanNuma : public ::testing::Test {
  protected:

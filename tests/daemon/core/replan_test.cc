@@ -262,6 +262,8 @@ TEST_F(Replan, WhatAnotherPrincipalHasIsPlannedWithButNotShown) {
   plan::NodePlan answer = PlanOf({{0.5, MiB(8)}, {1, MiB(16)}});
   answer.limits = {{.what = "link pcie0 d2h"},
                    {.what = "link pcie1 d2h"},
+                   {.what = "GPU of rank 0 of job 0"},
+                   {.what = "GPU of rank 0 of job 1"},
                    {.what = "host of NUMA node 0"},
                    {.what = "host of NUMA node 0 for user 1"},
                    {.what = "host of NUMA node 0 for user 2"}};
@@ -274,9 +276,10 @@ TEST_F(Replan, WhatAnotherPrincipalHasIsPlannedWithButNotShown) {
   ASSERT_NE(plan, nullptr);
   ASSERT_THAT(plan->ranks, SizeIs(1));
   EXPECT_EQ(plan->ranks[0].alpha, 1);
-  ASSERT_THAT(plan->limits, SizeIs(3));
+  ASSERT_THAT(plan->limits, SizeIs(4));
   EXPECT_EQ(plan->limits[0].what, "link pcie1 d2h");
-  EXPECT_EQ(plan->limits[2].what, "host of NUMA node 0 for user 2");
+  EXPECT_EQ(plan->limits[1].what, "GPU of rank 0");
+  EXPECT_EQ(plan->limits[3].what, "host of NUMA node 0 for user 2");
   const Snapshot seen = node.core.TakeSnapshot(&two, node.clock.Now());
   ASSERT_THAT(seen.plans, SizeIs(1));
   EXPECT_EQ(seen.plans[0].plan->id, id);
