@@ -46,7 +46,7 @@ typedef enum sluice_status {
   SLUICE_UNKNOWN = 2,
   SLUICE_INVALID_ARGUMENT = 3,
   SLUICE_DEADLINE_EXCEEDED = 4,
-  SLUICE_NOT_FOUND = 5, /* no daemon at that socket */
+  SLUICE_NOT_FOUND = 5,      /* no daemon at that socket */
   SLUICE_ALREADY_EXISTS = 6, /* this rank of the job is attached already */
   SLUICE_PERMISSION_DENIED = 7,
   SLUICE_RESOURCE_EXHAUSTED = 8, /* over budget, or the pool is empty */
@@ -150,7 +150,7 @@ typedef struct sluice_step_report {
   uint64_t gpu_peak_bytes;
   uint64_t host_peak_bytes;
   uint64_t tokens;
-  double loss; /* may be NaN */
+  double loss;              /* may be NaN */
   uint64_t plan_mismatches; /* of this step; the daemon adds up */
 } sluice_step_report;
 

@@ -179,8 +179,8 @@ c10::intrusive_ptr<c10d::ProcessGroupGloo> MakeGroup(
   gloo->devices.push_back(one_node ? Gloo::createDeviceForHostname("127.0.0.1")
                                    : Gloo::createDefaultDevice());
   gloo->threads = 1;  // one collective at a time
-  auto group = c10::make_intrusive<Gloo>(store, options.rank,
-                                         options.world_size, gloo);
+  auto group =
+      c10::make_intrusive<Gloo>(store, options.rank, options.world_size, gloo);
   group->setTimeout(Milliseconds(options.timeout_s));  // all are here
   return group;
 }

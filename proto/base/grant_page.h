@@ -9,8 +9,8 @@
 //
 // A copy of n bytes in direction d may start when use[d] + n <= limit[d]; the
 // fast path is one fetch_add on `use`. When the heartbeat is older than
-// kGrantStaleAfter a rank keeps its guaranteed rate, or copies ungated where it has
-// none: no step ever waits for a dead daemon.
+// kGrantStaleAfter a rank keeps its guaranteed rate, or copies ungated where it
+// has none: no step ever waits for a dead daemon.
 #pragma once
 
 #include <atomic>

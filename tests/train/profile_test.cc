@@ -13,9 +13,9 @@ using ::testing::HasSubstr;
 
 TEST(Profile, MeasuresANodeThatTheCostModelReads) {
   const ChildResult result =
-      Child::Spawn({BinaryPath("sluice-train"), "profile", "--private",
-                    "--ranks", "2"},
-                   {})
+      Child::Spawn(
+          {BinaryPath("sluice-train"), "profile", "--private", "--ranks", "2"},
+          {})
           ->Join();
   ASSERT_EQ(result.exit_code, 0) << result.err;
   EXPECT_THAT(result.out, HasSubstr("SIMULATED"));
