@@ -57,11 +57,12 @@ std::string Write(const TempDir& dir, const char* name,
 constexpr const char* kSmall =
     "size,id,upper,lower\n8,a,4,0\n4,b,3,1\n4,c,6,3\n8,d,8,5\n";
 
-// 2,500 lifetimes and sizes at random: minutes of work for every solver.
+// 20,000 lifetimes and sizes at random: no solver meets the bound, and all of
+// them together take several seconds.
 std::string Hard() {
   std::mt19937 random(1);
   std::string text = "id,lower,upper,size\n";
-  for (int k = 0; k < 2500; ++k) {
+  for (int k = 0; k < 20000; ++k) {
     const uint32_t lower = random() % 100000;
     text += fmt::format("{},{},{},{}\n", k, lower, lower + 1 + random() % 20000,
                         1 + random() % 100000);
@@ -254,11 +255,11 @@ TEST(PlanMemoryCli, TheClockEndsTheRunAndTheResultSaysSo) {
   const std::string plan = dir.File("p.csv");
   const auto start = std::chrono::steady_clock::now();
   const ChildResult result = Plan(
-      {Write(dir, "t.csv", Hard()), "--time-limit", "3", "--json", "-o", plan});
+      {Write(dir, "t.csv", Hard()), "--time-limit", "1", "--json", "-o", plan});
   const std::chrono::duration<double> wall =
       std::chrono::steady_clock::now() - start;
   ASSERT_EQ(result.exit_code, 0) << result.err;
-  EXPECT_LE(wall.count(), 4.0);
+  EXPECT_LE(wall.count(), 2.0);
   const json got = json::parse(result.out);
   EXPECT_EQ(got["stopped_by"], "time");
   EXPECT_EQ(got["optimal"], false);
