@@ -158,7 +158,6 @@ class Death(harness.TrainTest):
                    for _ in range(3)]
         for result in results:
             self.assertGreater(result["host_bytes"], 0.6 * 16 * 2**20)
-            self.assertEqual(result["host_bytes"], results[0]["host_bytes"])
         self.assertEqual(self.leased(socket), 0)
 
     def test_a_killed_launcher_leaves_nothing(self):
