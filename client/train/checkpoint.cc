@@ -193,12 +193,11 @@ std::optional<SavedPlan> ReadPlan(const std::string& path,
   if (!profile.ok() || !plan.ok() || profile->rank != rank) {
     return std::nullopt;
   }
-  for (const plan::RankPlan& part : plan->ranks) {
-    if (part.rank != rank) continue;
-    if (!plan::ValidateRankPlan(*profile, part).ok()) return std::nullopt;
-    return SavedPlan{*std::move(profile), *std::move(plan)};
+  const plan::RankPlan* part = plan::PartOf(*plan, *profile);
+  if (part == nullptr || !plan::ValidateRankPlan(*profile, *part).ok()) {
+    return std::nullopt;
   }
-  return std::nullopt;
+  return SavedPlan{*std::move(profile), *std::move(plan)};
 }
 
 absl::Status WriteOwnFiles(const std::string& folder,

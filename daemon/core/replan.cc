@@ -4,7 +4,8 @@
 
 #include <algorithm>
 #include <cmath>
-#include <string_view>
+
+#include "proto/plan/validate.h"
 
 namespace sluice::daemon {
 namespace {
@@ -13,14 +14,6 @@ const plan::ClassPlan* FindClass(const plan::RankPlan& plan,
                                  const std::string& name) {
   for (const plan::ClassPlan& each : plan.classes) {
     if (each.name == name) return &each;
-  }
-  return nullptr;
-}
-
-const plan::RankPlan* FindRank(const plan::NodePlan& plan, int64_t job,
-                               Rank rank) {
-  for (const plan::RankPlan& each : plan.ranks) {
-    if (each.job == job && each.rank == rank) return &each;
   }
   return nullptr;
 }
@@ -39,7 +32,7 @@ std::vector<Outcome> OutcomesOf(const std::map<JobKey, Member>& members,
   for (const Position& position : positions) {
     const auto number =
         std::find(jobs.begin(), jobs.end(), position.job) - jobs.begin();
-    Outcome outcome{nullptr, FindRank(answer, number, position.rank)};
+    Outcome outcome{nullptr, plan::PartOf(answer, number, position.rank)};
     if (const auto member = members.find(position.job);
         member != members.end()) {
       const auto rank = member->second.ranks.find(position.rank);
@@ -88,10 +81,6 @@ bool NameOwnGpu(const plan::NodePlan& part, int64_t number, bool several,
     return true;
   }
   return false;
-}
-
-bool StartsWith(std::string_view text, std::string_view start) {
-  return text.substr(0, start.size()) == start;
 }
 
 }  // namespace
@@ -240,7 +229,7 @@ plan::NodePlan PartOf(const plan::NodePlan& answer, int64_t number,
   };
   const auto shown = [&](const std::string& what) {
     for (const plan::LinkCapacity& link : resources.links) {
-      if (StartsWith(what, "link " + link.name + " ")) {
+      if (what.starts_with("link " + link.name + " ")) {
         return binds(link.profiles);
       }
     }

@@ -379,11 +379,15 @@ absl::Status CheckByPlaying(const Trace& trace, const Placement& placement) {
 
 }  // namespace
 
-const RankPlan* PartOf(const NodePlan& plan, const RankProfile& profile) {
-  for (const RankPlan& rank : plan.ranks) {
-    if (rank.job == profile.job && rank.rank == profile.rank) return &rank;
+const RankPlan* PartOf(const NodePlan& plan, int64_t job, Rank rank) {
+  for (const RankPlan& part : plan.ranks) {
+    if (part.job == job && part.rank == rank) return &part;
   }
   return nullptr;
+}
+
+const RankPlan* PartOf(const NodePlan& plan, const RankProfile& profile) {
+  return PartOf(plan, profile.job, profile.rank);
 }
 
 absl::Status ValidatePlacement(const Trace& trace, const Placement& placement) {

@@ -16,7 +16,9 @@
 
 namespace sluice::plan {
 
-// The part of a plan that answers a profile, by job and rank; null: none.
+// The part of a plan that is of this rank of this job, or that answers a
+// profile; null: none.
+const RankPlan* PartOf(const NodePlan& plan, int64_t job, Rank rank);
 const RankPlan* PartOf(const NodePlan& plan, const RankProfile& profile);
 
 // One offset a buffer; none overlaps another while both live, lies below 0,
