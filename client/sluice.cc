@@ -11,9 +11,9 @@
 #include <string>
 #include <utility>
 
-#include "client/copy_engine.h"
-#include "client/session.h"
-#include "client/ticket_table.h"
+#include "client/copy/copy_engine.h"
+#include "client/copy/ticket_table.h"
+#include "client/session/session.h"
 #include "proto/base/status.h"
 #include "proto/plan/codec.h"
 

@@ -1,5 +1,6 @@
 /* libsluice: a training rank's side of the Sluice daemon, for C and for every
- * language that calls C. (C++: client/session.h and client/copy_engine.h.)
+ * language that calls C. (C++: client/session/session.h and
+ * client/copy/copy_engine.h.)
  *
  * A session is a connection to the node's daemon. Through it a rank leases
  * GPU and pinned host memory, which is mapped into the process, and copies

@@ -20,7 +20,7 @@
 
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
-#include "client/torch/collectives.h"
+#include "client/torch/ranks/collectives.h"
 #include "client/train/flat_model.h"
 
 namespace sluice::train {

@@ -10,8 +10,8 @@
 #include <memory>
 #include <string_view>
 
+#include "client/train/launch/outcome.h"
 #include "client/train/options.h"
-#include "client/train/outcome.h"
 #include "proto/base/status.h"
 
 namespace sluice::train {

@@ -14,8 +14,8 @@
 #include <string>
 #include <vector>
 
-#include "client/torch/model_tensors.h"
-#include "client/torch/shapes.h"
+#include "client/torch/math/model_tensors.h"
+#include "client/torch/stream/shapes.h"
 
 namespace sluice::train {
 

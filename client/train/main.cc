@@ -7,12 +7,12 @@
 #include <string>
 #include <vector>
 
-#include "client/train/launcher.h"
+#include "client/train/launch/launcher.h"
+#include "client/train/launch/outcome.h"
+#include "client/train/launch/private_daemon.h"
+#include "client/train/launch/private_sizes.h"
+#include "client/train/launch/process.h"
 #include "client/train/options.h"
-#include "client/train/outcome.h"
-#include "client/train/private_daemon.h"
-#include "client/train/private_sizes.h"
-#include "client/train/process.h"
 #include "client/train/rank.h"
 
 namespace sluice::train {

@@ -4,7 +4,7 @@
 
 #include <cmath>
 
-#include "client/train/outcome.h"
+#include "client/train/launch/outcome.h"
 #include "proto/base/status.h"
 
 namespace sluice::train {

@@ -9,8 +9,8 @@
 
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
-#include "client/torch/fractions.h"
-#include "client/torch/shapes.h"
+#include "client/torch/stream/fractions.h"
+#include "client/torch/stream/shapes.h"
 #include "proto/base/units.h"
 
 namespace sluice::train {

@@ -12,9 +12,9 @@
 #include <utility>
 #include <vector>
 
-#include "client/copy_engine.h"
-#include "client/torch/attention_blocks.h"
-#include "client/train/outcome.h"
+#include "client/copy/copy_engine.h"
+#include "client/torch/math/attention_blocks.h"
+#include "client/train/launch/outcome.h"
 #include "proto/base/status.h"
 
 namespace sluice::train {

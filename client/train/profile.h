@@ -10,8 +10,8 @@
 #include <string>
 
 #include "absl/status/status.h"
-#include "client/torch/collectives.h"
-#include "client/train/launcher.h"
+#include "client/torch/ranks/collectives.h"
+#include "client/train/launch/launcher.h"
 #include "client/train/options.h"
 #include "client/train/rank_memory.h"
 

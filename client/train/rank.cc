@@ -9,9 +9,9 @@
 #include <memory>
 
 #include "client/torch/exceptions.h"
-#include "client/train/check.h"
-#include "client/train/outcome.h"
-#include "client/train/peer_watch.h"
+#include "client/train/check/check.h"
+#include "client/train/launch/outcome.h"
+#include "client/train/launch/peer_watch.h"
 #include "client/train/profile.h"
 #include "client/train/stepper.h"
 #include "client/train/trainer.h"

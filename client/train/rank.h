@@ -1,7 +1,7 @@
 // One rank's run, from its session to its result.
 #pragma once
 
-#include "client/train/launcher.h"
+#include "client/train/launch/launcher.h"
 #include "client/train/options.h"
 
 namespace sluice::train {

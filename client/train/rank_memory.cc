@@ -2,7 +2,7 @@
 
 #include <fmt/format.h>
 
-#include "client/train/outcome.h"
+#include "client/train/launch/outcome.h"
 #include "proto/base/status.h"
 
 namespace sluice::train {

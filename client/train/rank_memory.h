@@ -8,9 +8,9 @@
 #include <memory>
 
 #include "absl/status/statusor.h"
-#include "client/session.h"
-#include "client/torch/region_allocator.h"
-#include "client/train/launcher.h"
+#include "client/session/session.h"
+#include "client/torch/memory/region_allocator.h"
+#include "client/train/launch/launcher.h"
 #include "client/train/options.h"
 
 namespace sluice::train {

@@ -6,7 +6,7 @@
 #include <nlohmann/json.hpp>
 #include <sstream>
 
-#include "client/train/outcome.h"
+#include "client/train/launch/outcome.h"
 #include "proto/base/status.h"
 
 namespace sluice::train {

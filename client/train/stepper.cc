@@ -3,8 +3,8 @@
 #include <ATen/ops/full.h>
 #include <fmt/format.h>
 
-#include "client/torch/baseline.h"
-#include "client/train/outcome.h"
+#include "client/torch/baseline/baseline.h"
+#include "client/train/launch/outcome.h"
 #include "proto/base/status.h"
 
 namespace sluice::train {

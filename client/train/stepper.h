@@ -10,10 +10,10 @@
 #include <vector>
 
 #include "absl/status/statusor.h"
-#include "client/copy_engine.h"
-#include "client/torch/collectives.h"
-#include "client/torch/model_tensors.h"
-#include "client/torch/shapes.h"
+#include "client/copy/copy_engine.h"
+#include "client/torch/math/model_tensors.h"
+#include "client/torch/ranks/collectives.h"
+#include "client/torch/stream/shapes.h"
 #include "client/train/flat_model.h"
 #include "client/train/options.h"
 #include "client/train/plan_change.h"

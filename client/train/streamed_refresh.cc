@@ -7,7 +7,7 @@
 #include <fmt/format.h>
 
 #include "absl/time/clock.h"
-#include "client/train/outcome.h"
+#include "client/train/launch/outcome.h"
 #include "client/train/streamed_stepper.h"
 #include "proto/base/status.h"
 #include "proto/plan/validate.h"

@@ -9,7 +9,7 @@
 #include <cmath>
 #include <utility>
 
-#include "client/train/outcome.h"
+#include "client/train/launch/outcome.h"
 #include "proto/base/status.h"
 #include "proto/plan/validate.h"
 

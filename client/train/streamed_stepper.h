@@ -9,7 +9,7 @@
 #include <string>
 #include <vector>
 
-#include "client/torch/streamed_model.h"
+#include "client/torch/stream/streamed_model.h"
 #include "client/train/stepper.h"
 
 namespace sluice::train {

@@ -9,7 +9,7 @@
 #include <fstream>
 #include <nlohmann/json.hpp>
 
-#include "client/train/outcome.h"
+#include "client/train/launch/outcome.h"
 #include "proto/base/status.h"
 #include "proto/base/unique_fd.h"
 

@@ -10,8 +10,8 @@
 #include <cmath>
 
 #include "absl/time/clock.h"
-#include "client/train/checkpoint_files.h"
-#include "client/train/outcome.h"
+#include "client/train/checkpoint/checkpoint_files.h"
+#include "client/train/launch/outcome.h"
 #include "client/train/trace.h"
 #include "proto/base/status.h"
 

@@ -15,9 +15,9 @@
 
 #include "absl/status/status.h"
 #include "client/train/adamw.h"
-#include "client/train/batch.h"
-#include "client/train/checkpoint.h"
-#include "client/train/corpus.h"
+#include "client/train/checkpoint/checkpoint.h"
+#include "client/train/data/batch.h"
+#include "client/train/data/corpus.h"
 #include "client/train/metrics.h"
 #include "client/train/result.h"
 #include "client/train/stepper.h"

@@ -9,7 +9,7 @@
 #include <memory>
 #include <vector>
 
-#include "client/session.h"
+#include "client/session/session.h"
 #include "proto/base/status.h"
 #include "tests/bench/report.h"
 #include "tests/integration/daemon/harness.h"

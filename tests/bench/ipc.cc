@@ -10,7 +10,7 @@
 #include <cstring>
 #include <memory>
 
-#include "client/session.h"
+#include "client/session/session.h"
 #include "proto/base/status.h"
 #include "tests/bench/report.h"
 #include "tests/integration/daemon/harness.h"

@@ -2,8 +2,8 @@
 // error with a line, never a crash.
 #include <cstring>
 
+#include "client/copy/ticket_table.h"
 #include "client/sluice.h"
-#include "client/ticket_table.h"
 #include "gmock/gmock.h"
 #include "proto/plan/codec.h"
 #include "tests/client/scripted_daemon.h"

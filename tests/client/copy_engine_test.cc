@@ -1,4 +1,4 @@
-#include "client/copy_engine.h"
+#include "client/copy/copy_engine.h"
 
 #include <cstring>
 #include <thread>

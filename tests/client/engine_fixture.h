@@ -4,7 +4,7 @@
 #include <memory>
 #include <vector>
 
-#include "client/copy_engine.h"
+#include "client/copy/copy_engine.h"
 #include "gtest/gtest.h"
 #include "kernels/device/driver.h"
 #include "kernels/device/sim/sim.h"

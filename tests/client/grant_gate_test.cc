@@ -1,4 +1,4 @@
-#include "client/grant_gate.h"
+#include "client/copy/grant_gate.h"
 
 #include <atomic>
 #include <chrono>

@@ -11,7 +11,7 @@
 #include <thread>
 #include <vector>
 
-#include "client/session.h"
+#include "client/session/session.h"
 #include "kernels/device/driver.h"
 #include "proto/base/grant_page.h"
 #include "proto/wire.h"

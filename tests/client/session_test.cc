@@ -1,4 +1,4 @@
-#include "client/session.h"
+#include "client/session/session.h"
 
 #include <sys/wait.h>
 #include <unistd.h>

@@ -152,7 +152,8 @@ def check_family(path, number, header, family):
 
 
 def check_public_header(path, used):
-    if path.endswith(".h") and os.path.dirname(path) == "client":
+    if path.endswith(".h") and os.path.dirname(path) in (
+            "client", "client/session", "client/copy"):
         if "protobuf" in used and not path.endswith("_internal.h"):
             yield (f"{path}:{used['protobuf']}: client's public headers are "
                    "free of protobuf")

@@ -24,7 +24,7 @@ class ThirdParty(unittest.TestCase):
             "gloo/transport/device.h": "client/torch/x.cc",
             "grpcpp/grpcpp.h": "daemon/service/x.cc",
             "proto/session.pb.h": "proto/wire.cc",
-            "google/protobuf/message.h": "client/session.cc",
+            "google/protobuf/message.h": "client/session/session.cc",
             "prometheus/registry.h": "daemon/metrics/x.cc",
             "httplib.h": "daemon/metrics/x.cc",
             "CbcModel.hpp": "planner/cbc.cc",
@@ -51,7 +51,7 @@ class ThirdParty(unittest.TestCase):
 
     def test_protobuf_stays_out_of_torch_and_public_headers(self):
         for path in ("client/torch/x.cc", "client/train/x.cc",
-                     "client/session.h"):
+                     "client/session/session.h"):
             self.assertTrue(third_party(path, "proto/session.pb.h"), path)
 
     def test_each_solver_is_in_one_file(self):
@@ -87,7 +87,7 @@ class Tree(unittest.TestCase):
         self.assertTrue(self.layers("daemon/core/a.cc", "proto/wire.h"))
         self.assertTrue(self.layers("planner/a.cc", "daemon/core/pool.h"))
         self.assertTrue(self.layers("proto/base/a.h", "proto/plan/plan.h"))
-        self.assertTrue(self.layers("client/a.cc", "client/torch/shapes.h"))
+        self.assertTrue(self.layers("client/a.cc", "client/torch/stream/shapes.h"))
 
     def test_the_table_covers_every_layer(self):
         uses, folders = check_tree.layer_table(self.cmake)

@@ -1,4 +1,4 @@
-#include "client/torch/baseline.h"
+#include "client/torch/baseline/baseline.h"
 
 #include <ATen/CPUGeneratorImpl.h>
 #include <ATen/ops/randint.h>
@@ -8,7 +8,7 @@
 #include <cstdlib>
 #include <mutex>
 
-#include "client/torch/region_allocator.h"
+#include "client/torch/memory/region_allocator.h"
 #include "tests/torch/rank_threads.h"
 #include "tests/torch/stream_oracle.h"
 

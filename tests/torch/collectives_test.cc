@@ -1,4 +1,4 @@
-#include "client/torch/collectives.h"
+#include "client/torch/ranks/collectives.h"
 
 #include <ATen/ops/arange.h>
 #include <ATen/ops/empty.h>
@@ -10,7 +10,7 @@
 #include <csignal>
 #include <cstdlib>
 
-#include "client/torch/region_allocator.h"
+#include "client/torch/memory/region_allocator.h"
 #include "tests/torch/rank_threads.h"
 
 namespace sluice::runtime {

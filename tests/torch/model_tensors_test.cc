@@ -1,4 +1,4 @@
-#include "client/torch/model_tensors.h"
+#include "client/torch/math/model_tensors.h"
 
 #include <ATen/ops/std.h>
 #include <gtest/gtest.h>

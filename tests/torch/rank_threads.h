@@ -13,7 +13,7 @@
 #include <thread>
 #include <vector>
 
-#include "client/torch/collectives.h"
+#include "client/torch/ranks/collectives.h"
 
 namespace sluice::runtime {
 

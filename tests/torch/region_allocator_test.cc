@@ -1,4 +1,4 @@
-#include "client/torch/region_allocator.h"
+#include "client/torch/memory/region_allocator.h"
 
 #include <ATen/ops/empty.h>
 #include <ATen/ops/full.h>
@@ -13,7 +13,7 @@
 #include <random>
 #include <thread>
 
-#include "client/torch/region_pool.h"
+#include "client/torch/memory/region_pool.h"
 
 namespace sluice::runtime {
 namespace {

@@ -1,4 +1,4 @@
-#include "client/torch/shapes.h"
+#include "client/torch/stream/shapes.h"
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>

@@ -7,8 +7,8 @@
 #include <mutex>
 #include <vector>
 
-#include "client/copy_engine.h"
-#include "client/torch/streamed_model.h"
+#include "client/copy/copy_engine.h"
+#include "client/torch/stream/streamed_model.h"
 #include "gtest/gtest.h"
 #include "kernels/device/sim/sim.h"
 #include "tests/support/status_matchers.h"

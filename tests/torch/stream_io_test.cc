@@ -3,7 +3,7 @@
 #include <ATen/ops/equal.h>
 #include <ATen/ops/full.h>
 
-#include "client/torch/chunk_io.h"
+#include "client/torch/stream/chunk_io.h"
 #include "kernels/device/sim/sim.h"
 #include "tests/support/status_matchers.h"
 #include "tests/support/temp_dir.h"

@@ -9,10 +9,10 @@
 
 #include <cmath>
 
-#include "client/torch/attention_blocks.h"
-#include "client/torch/chunked_loss.h"
-#include "client/torch/rope.h"
-#include "client/torch/stream_shape.h"
+#include "client/torch/math/attention_blocks.h"
+#include "client/torch/math/chunked_loss.h"
+#include "client/torch/math/rope.h"
+#include "client/torch/stream/stream_shape.h"
 #include "gtest/gtest.h"
 
 namespace sluice::runtime {

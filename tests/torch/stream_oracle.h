@@ -8,7 +8,7 @@
 #include <string>
 #include <vector>
 
-#include "client/torch/model_tensors.h"
+#include "client/torch/math/model_tensors.h"
 
 namespace sluice::runtime {
 

@@ -1,4 +1,4 @@
-#include "client/torch/ulysses.h"
+#include "client/torch/ranks/ulysses.h"
 
 #include <ATen/CPUGeneratorImpl.h>
 #include <ATen/ops/empty.h>

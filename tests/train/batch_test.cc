@@ -1,4 +1,4 @@
-#include "client/train/batch.h"
+#include "client/train/data/batch.h"
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>

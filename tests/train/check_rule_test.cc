@@ -9,9 +9,9 @@
 #include <cmath>
 #include <set>
 
-#include "client/train/check.h"
-#include "client/train/hf_names.h"
-#include "client/train/reference.h"
+#include "client/train/check/check.h"
+#include "client/train/check/reference.h"
+#include "client/train/checkpoint/hf_names.h"
 
 namespace sluice::train {
 namespace {

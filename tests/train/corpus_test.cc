@@ -1,4 +1,4 @@
-#include "client/train/corpus.h"
+#include "client/train/data/corpus.h"
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>

@@ -1,5 +1,5 @@
 // The launcher, with shell scripts as its ranks.
-#include "client/train/launcher.h"
+#include "client/train/launch/launcher.h"
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
@@ -7,7 +7,7 @@
 #include <unistd.h>
 
 #include "absl/time/clock.h"
-#include "client/train/outcome.h"
+#include "client/train/launch/outcome.h"
 #include "tests/support/child.h"
 #include "tests/support/temp_dir.h"
 

@@ -5,8 +5,8 @@
 
 #include <sstream>
 
-#include "client/train/outcome.h"
-#include "client/train/private_sizes.h"
+#include "client/train/launch/outcome.h"
+#include "client/train/launch/private_sizes.h"
 #include "tests/support/status_matchers.h"
 
 namespace sluice::train {

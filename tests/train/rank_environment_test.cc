@@ -1,5 +1,5 @@
 // Whose rank this is, told by each of those who start ranks.
-#include "client/train/rank_environment.h"
+#include "client/train/launch/rank_environment.h"
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
@@ -8,7 +8,7 @@
 #include <set>
 #include <string>
 
-#include "client/train/outcome.h"
+#include "client/train/launch/outcome.h"
 #include "tests/support/status_matchers.h"
 
 namespace sluice::train {

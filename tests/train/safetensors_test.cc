@@ -1,4 +1,4 @@
-#include "client/train/safetensors.h"
+#include "client/train/checkpoint/safetensors.h"
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>

@@ -1,6 +1,6 @@
 // A plan's whole way: rank, daemon, worker process, daemon, ranks.
-#include "client/query.h"
-#include "client/session.h"
+#include "client/session/query.h"
+#include "client/session/session.h"
 #include "tests/integration/daemon/harness.h"
 #include "tests/support/status_matchers.h"
 

@@ -1,5 +1,5 @@
 // Sessions of real ranks with a real daemon: who dies takes nothing along.
-#include "client/session.h"
+#include "client/session/session.h"
 
 #include <signal.h>
 #include <unistd.h>
@@ -14,7 +14,7 @@
 #include <vector>
 
 #include "absl/time/clock.h"
-#include "client/copy_engine.h"
+#include "client/copy/copy_engine.h"
 #include "proto/base/clock.h"
 #include "tests/integration/daemon/harness.h"
 #include "tests/support/status_matchers.h"

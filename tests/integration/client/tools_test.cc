@@ -2,7 +2,7 @@
 #include <mutex>
 #include <vector>
 
-#include "client/session.h"
+#include "client/session/session.h"
 #include "tests/integration/daemon/harness.h"
 #include "tests/support/status_matchers.h"
 

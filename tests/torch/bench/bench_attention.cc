@@ -12,7 +12,7 @@
 #include <array>
 #include <cstring>
 
-#include "client/torch/stream_context.h"
+#include "client/torch/stream/stream_context.h"
 #include "proto/base/status.h"
 #include "tests/bench/report.h"
 #include "tests/torch/bench/bench_node.h"

@@ -8,8 +8,8 @@
 #include <memory>
 #include <vector>
 
-#include "client/copy_engine.h"
-#include "client/torch/region_allocator.h"
+#include "client/copy/copy_engine.h"
+#include "client/torch/memory/region_allocator.h"
 #include "kernels/device/sim/sim.h"
 #include "tests/support/temp_dir.h"
 

@@ -7,7 +7,7 @@
 
 #include <algorithm>
 
-#include "client/torch/streamed_model.h"
+#include "client/torch/stream/streamed_model.h"
 #include "proto/base/status.h"
 #include "tests/bench/report.h"
 #include "tests/torch/bench/bench_node.h"

@@ -1,0 +1,185 @@
+#include "client/copy/copy_engine.h"
+
+#include <fmt/format.h>
+
+#include <array>
+#include <atomic>
+#include <utility>
+
+#include "client/copy/copy_lane.h"
+#include "client/copy/copy_timeline.h"
+#include "client/copy/ticket_state.h"
+#include "proto/base/clock.h"
+#include "proto/base/status.h"
+
+namespace sluice::client {
+namespace {
+
+using device::CopyDirection;
+
+constexpr std::array kDirections = {CopyDirection::kHostToDevice,
+                                    CopyDirection::kDeviceToHost};
+
+absl::Status Check(const CopyRequest& request) {
+  for (const CopyPiece& piece : request.pieces) {
+    if (piece.size < Bytes(0) || piece.to == nullptr || piece.from == nullptr) {
+      return absl::InvalidArgumentError(fmt::format(
+          "copy '{}': a piece of {} bytes from {} to {}: sizes must not be "
+          "negative, addresses not null",
+          request.label, piece.size.count(), fmt::ptr(piece.from),
+          fmt::ptr(piece.to)));
+    }
+  }
+  return absl::OkStatus();
+}
+
+class Engine final : public CopyEngine {
+ public:
+  explicit Engine(const Options& options)
+      : options_(options), pool_(std::make_shared<EventPool>(options.driver)) {
+    if (options.record_timeline) timeline_ = std::make_unique<CopyTimeline>();
+  }
+  ~Engine() override;
+
+  absl::Status StartLanes();
+  Ticket MarkCompute() override;
+  Ticket Enqueue(CopyRequest request) override;
+  absl::Status Wait(const Ticket& ticket) override;
+  absl::Status Drain() override;
+  CopyStats stats() const override;
+  std::vector<CopyRecord> TakeTimeline() override;
+
+ private:
+  using State = TicketAccess::State;
+
+  CopyLane& lane(CopyDirection direction) {
+    return *lanes_[direction == CopyDirection::kHostToDevice ? 0 : 1];
+  }
+  // A new ticket; null (and the fault kept) when there is no event for it.
+  std::shared_ptr<State> NewTicket(device::Stream stream);
+  absl::Status WaitOnCompute(const State& state);
+
+  const Options options_;
+  const std::shared_ptr<EventPool> pool_;
+  Fault fault_;
+  std::unique_ptr<CopyTimeline> timeline_;
+  std::array<device::Stream, 2> streams_;
+  std::array<std::unique_ptr<CopyLane>, 2> lanes_;
+  std::atomic<int64_t> stall_ns_{0};
+};
+
+absl::Status Engine::StartLanes() {
+  for (size_t i = 0; i < kDirections.size(); ++i) {
+    SLUICE_ASSIGN_OR_RETURN(streams_[i],
+                            options_.driver->CreateStream(options_.device));
+    lanes_[i] = std::make_unique<CopyLane>(
+        options_, kDirections[i], streams_[i], pool_, &fault_, timeline_.get());
+  }
+  return absl::OkStatus();
+}
+
+Engine::~Engine() {
+  // Both stop waiting for grants before either is waited for: one may be
+  // behind a ticket of the other.
+  for (auto& lane : lanes_) {
+    if (lane) lane->Stop();
+  }
+  for (auto& lane : lanes_) lane.reset();
+  for (const device::Stream stream : streams_) {
+    if (stream.value() == 0) continue;
+    options_.driver->SynchronizeStream(stream).IgnoreError();  // Drain tells
+  }
+  timeline_.reset();
+  pool_->Close();
+  for (const device::Stream stream : streams_) {
+    if (stream.value() == 0) continue;
+    options_.driver->DestroyStream(stream).IgnoreError();
+  }
+}
+
+std::shared_ptr<TicketAccess::State> Engine::NewTicket(device::Stream stream) {
+  const auto event = pool_->Take();
+  if (!event.ok()) {
+    fault_.Keep(event.status());
+    return nullptr;
+  }
+  return std::make_shared<State>(pool_, *event, stream);
+}
+
+Ticket Engine::MarkCompute() {
+  const device::Stream compute =
+      options_.driver->ComputeStream(options_.device);
+  auto state = NewTicket(compute);
+  if (!state) return Ticket();
+  const absl::Status status =
+      options_.driver->RecordEvent(state->event, compute);
+  fault_.Keep(status);
+  state->Set(status.ok() ? State::kRecorded : State::kFailed);
+  return TicketAccess::Make(std::move(state));
+}
+
+Ticket Engine::Enqueue(CopyRequest request) {
+  fault_.Keep(Check(request));
+  CopyLane& to = lane(request.direction);
+  auto state = NewTicket(to.stream());
+  if (!state) return Ticket();
+  Ticket ticket = TicketAccess::Make(state);
+  to.Push(std::move(request), std::move(state));
+  return ticket;
+}
+
+absl::Status Engine::WaitOnCompute(const State& state) {
+  if (state.AwaitIssued() == State::kFailed) return fault_.Get();
+  if (state.pool->closed()) return absl::OkStatus();
+  SLUICE_RETURN_IF_ERROR(options_.driver->StreamWaitEvent(
+      options_.driver->ComputeStream(options_.device), state.event));
+  // The event of a failed copy is reached too. A stream tells its fault to
+  // the next call on it, so make one that does nothing.
+  return options_.driver->StreamWaitEvent(state.stream, state.event);
+}
+
+absl::Status Engine::Wait(const Ticket& ticket) {
+  const auto& state = TicketAccess::StateOf(ticket);
+  if (state) {
+    const double began = MonotonicSeconds();
+    fault_.Keep(WaitOnCompute(*state));
+    stall_ns_ += static_cast<int64_t>(1e9 * (MonotonicSeconds() - began));
+  }
+  return fault_.Get();
+}
+
+absl::Status Engine::Drain() {
+  for (auto& lane : lanes_) lane->AwaitIdle();
+  for (const device::Stream stream : streams_) {
+    fault_.Keep(options_.driver->SynchronizeStream(stream));
+  }
+  if (timeline_) timeline_->AwaitAll();
+  return fault_.Get();
+}
+
+CopyStats Engine::stats() const {
+  return {.h2d = lanes_[0]->copied(),
+          .d2h = lanes_[1]->copied(),
+          .grant_wait = lanes_[0]->grant_wait() + lanes_[1]->grant_wait(),
+          .stall = absl::Nanoseconds(stall_ns_.load())};
+}
+
+std::vector<CopyRecord> Engine::TakeTimeline() {
+  return timeline_ ? timeline_->Take() : std::vector<CopyRecord>();
+}
+
+}  // namespace
+
+absl::StatusOr<std::unique_ptr<CopyEngine>> CopyEngine::Start(
+    const Options& options) {
+  if (options.driver == nullptr || options.slice <= Bytes(0)) {
+    return absl::InvalidArgumentError(
+        fmt::format("a copy engine needs a driver and a positive slice, not {}",
+                    options.slice.count()));
+  }
+  auto engine = std::make_unique<Engine>(options);
+  SLUICE_RETURN_IF_ERROR(engine->StartLanes());
+  return engine;
+}
+
+}  // namespace sluice::client

@@ -1,0 +1,107 @@
+// Copies between host and GPU memory, each direction on its own stream, gated
+// by grants, ordered by tickets only.
+//
+// How it works. One issuing thread a direction takes requests in order. For
+// each it waits until the request's `after` tickets have been issued, makes
+// the copy stream wait for their events, takes a grant (one atomic operation
+// when bandwidth is there), enqueues the copies and records the ticket's
+// event. The compute thread never waits for a grant and never synchronises a
+// stream; it waits on tickets, through events.
+//
+// Why tickets and not bare events: an event that was not yet recorded counts
+// as complete in CUDA, so a wait enqueued too early would pass silently. A
+// ticket knows whether its event was recorded and holds the waiter back until
+// it was.
+//
+// Large pieces are cut to slices, each with a grant of its own, so that ranks
+// on one link take turns; small ones share a grant.
+//
+// Errors: the first failure of a copy is kept; every later wait returns it,
+// and later copies are not made.
+// Thread safety: one compute thread per engine calls Enqueue, MarkCompute and
+// Wait; stats() is safe from any thread.
+#pragma once
+
+#include <cstddef>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "absl/status/status.h"
+#include "absl/status/statusor.h"
+#include "absl/time/time.h"
+#include "client/copy/grant_gate.h"
+#include "kernels/device/driver.h"
+
+namespace sluice::client {
+
+// A point on a stream: "everything before it is done". Cheap to copy; default
+// constructed it is already reached. Outlives the engine harmlessly.
+class Ticket {
+ public:
+  Ticket() = default;
+  // Reached already? Never blocks.
+  bool done() const;
+
+ private:
+  friend struct TicketAccess;  // client/copy/ticket_state.h
+  struct State;
+  std::shared_ptr<State> state_;
+};
+
+struct CopyPiece {
+  std::byte* to = nullptr;
+  const std::byte* from = nullptr;
+  Bytes size;
+};
+
+struct CopyRequest {
+  device::CopyDirection direction = device::CopyDirection::kHostToDevice;
+  std::vector<CopyPiece> pieces;  // the memory must outlive the ticket
+  std::vector<Ticket> after;
+  const char* label = "";  // for the timeline; static storage
+};
+
+// One finished request, for the report's timeline. Times: seconds on the
+// monotonic clock, start and end to about 0.1 ms (events are polled by a
+// thread of their own, so that neither stream nor compute waits).
+struct CopyRecord {
+  const char* label;
+  device::CopyDirection direction;
+  Bytes size;
+  double issued_s, started_s, finished_s;
+};
+
+struct CopyStats {
+  Bytes h2d, d2h;
+  absl::Duration grant_wait;  // of issuing threads
+  absl::Duration stall;       // of compute, waiting for tickets
+};
+
+class CopyEngine {
+ public:
+  struct Options {
+    device::Driver* driver = nullptr;  // outlives the engine
+    DeviceIndex device;
+    GrantGate* gate = nullptr;  // null: ungated; outlives the engine
+    Bytes slice = MiB(4);       // the largest copy under one grant
+    bool record_timeline = false;
+  };
+  static absl::StatusOr<std::unique_ptr<CopyEngine>> Start(
+      const Options& options);
+  virtual ~CopyEngine() = default;  // waits for copies in flight
+
+  // A ticket reached when all compute enqueued so far is done.
+  virtual Ticket MarkCompute() = 0;
+  virtual Ticket Enqueue(CopyRequest request) = 0;
+  // Compute enqueued from now on runs after the ticket. On sim this blocks
+  // the caller until it is reached, counted as stall.
+  virtual absl::Status Wait(const Ticket& ticket) = 0;
+  // Host wait for everything enqueued: the end of a run and tests only.
+  virtual absl::Status Drain() = 0;
+
+  virtual CopyStats stats() const = 0;
+  virtual std::vector<CopyRecord> TakeTimeline() = 0;
+};
+
+}  // namespace sluice::client

@@ -1,0 +1,184 @@
+#include "client/copy/copy_lane.h"
+
+#include <pthread.h>
+
+#include <algorithm>
+#include <chrono>
+#include <cstring>
+#include <utility>
+
+#include "proto/base/clock.h"
+#include "proto/base/status.h"
+
+namespace sluice::client {
+
+void Fault::Keep(const absl::Status& status) {
+  if (status.ok()) return;
+  const std::lock_guard lock(mutex_);
+  if (status_.ok()) status_ = status;
+  set_.store(true, std::memory_order_release);
+}
+
+absl::Status Fault::Get() const {
+  if (!set()) return absl::OkStatus();
+  const std::lock_guard lock(mutex_);
+  return status_;
+}
+
+CopyLane::CopyLane(const CopyEngine::Options& options,
+                   device::CopyDirection direction, device::Stream stream,
+                   std::shared_ptr<EventPool> pool, Fault* fault,
+                   CopyTimeline* timeline)
+    : options_(options),
+      direction_(direction),
+      stream_(stream),
+      pool_(std::move(pool)),
+      fault_(fault),
+      timeline_(timeline),
+      thread_([this] { Run(); }) {
+  const bool h2d = direction == device::CopyDirection::kHostToDevice;
+  pthread_setname_np(thread_.native_handle(),
+                     h2d ? "sluice-h2d" : "sluice-d2h");
+}
+
+CopyLane::~CopyLane() {
+  Stop();
+  thread_.join();
+}
+
+void CopyLane::Stop() {
+  {
+    const std::lock_guard lock(mutex_);
+    stopping_ = true;
+  }
+  changed_.notify_all();
+}
+
+void CopyLane::Push(CopyRequest request,
+                    std::shared_ptr<TicketAccess::State> ticket) {
+  Item item{std::move(request), std::move(ticket),
+            timeline_ ? MonotonicSeconds() : 0};
+  {
+    const std::lock_guard lock(mutex_);
+    queue_.push_back(std::move(item));
+  }
+  changed_.notify_all();
+}
+
+void CopyLane::AwaitIdle() {
+  std::unique_lock lock(mutex_);
+  changed_.wait(lock, [this] { return queue_.empty(); });
+}
+
+void CopyLane::Run() {
+  std::unique_lock lock(mutex_);
+  for (;;) {
+    changed_.wait(lock, [this] { return stopping_ || !queue_.empty(); });
+    if (queue_.empty()) return;
+    // A deque's front stays in place while others are pushed.
+    const Item& item = queue_.front();
+    lock.unlock();
+    const absl::Status status = Issue(item);
+    if (!status.ok()) {
+      fault_->Keep(status);
+      item.ticket->Set(TicketAccess::State::kFailed);
+    }
+    last_ = item.ticket;
+    lock.lock();
+    queue_.pop_front();
+    if (queue_.empty()) changed_.notify_all();
+  }
+}
+
+absl::Status CopyLane::Issue(const Item& item) {
+  SLUICE_RETURN_IF_ERROR(AwaitTickets(item.request));
+#ifdef SLUICE_POISON
+  Poison(item.request);
+#endif
+  Bytes size;
+  for (const CopyPiece& piece : item.request.pieces) size += piece.size;
+  std::shared_ptr<TicketAccess::State> start;
+  if (timeline_ && size > Bytes(0)) {
+    SLUICE_ASSIGN_OR_RETURN(const device::Event event, pool_->Take());
+    start = std::make_shared<TicketAccess::State>(pool_, event, stream_);
+  }
+  SLUICE_RETURN_IF_ERROR(CopyPieces(item.request, size, start.get()));
+  SLUICE_RETURN_IF_ERROR(
+      options_.driver->RecordEvent(item.ticket->event, stream_));
+  item.ticket->Set(TicketAccess::State::kRecorded);
+  if (start) {
+    const CopyRecord record = {item.request.label, direction_, size,
+                               item.issued_s,      0,          0};
+    timeline_->Add(record, std::move(start), item.ticket);
+  }
+  return absl::OkStatus();
+}
+
+absl::Status CopyLane::AwaitTickets(const CopyRequest& request) {
+  for (const Ticket& ticket : request.after) {
+    const auto& state = TicketAccess::StateOf(ticket);
+    if (!state || state->stream == stream_) continue;  // in order anyway
+    state->AwaitIssued();
+    if (ticket.done()) continue;
+    SLUICE_RETURN_IF_ERROR(
+        options_.driver->StreamWaitEvent(stream_, state->event));
+  }
+  // A copy that follows a failed one would move bytes that never arrived.
+  return fault_->Get();
+}
+
+void CopyLane::TakeGrant(Bytes size) {
+  if (options_.gate == nullptr) return;
+  const int direction =
+      direction_ == device::CopyDirection::kHostToDevice ? kH2d : kD2h;
+  const absl::Duration waited =
+      options_.gate->Acquire(direction, size, &stopping_);
+  grant_wait_ns_ += absl::ToInt64Nanoseconds(waited);
+}
+
+absl::Status CopyLane::CopyPieces(const CopyRequest& request, Bytes left,
+                                  TicketAccess::State* start) {
+  Bytes granted;
+  for (const CopyPiece& piece : request.pieces) {
+    for (Bytes done; done < piece.size;) {
+      if (granted == Bytes(0)) {
+        granted = std::min(options_.slice, left);
+        TakeGrant(granted);
+      }
+      if (start != nullptr) {
+        SLUICE_RETURN_IF_ERROR(
+            options_.driver->RecordEvent(start->event, stream_));
+        std::exchange(start, nullptr)->Set(TicketAccess::State::kRecorded);
+      }
+      const Bytes size = std::min(granted, piece.size - done);
+      SLUICE_RETURN_IF_ERROR(options_.driver->CopyAsync(
+          piece.to + done.count(), piece.from + done.count(), size, direction_,
+          stream_));
+      done += size;
+      granted -= size;
+      left -= size;
+      copied_ += size.count();
+    }
+  }
+  return absl::OkStatus();
+}
+
+// Bytes that have not arrived read as NaN: whoever reads too early fails loudly
+// instead of training on the buffer's former contents. The stream has no fill,
+// so this thread waits until nothing uses the buffers any more.
+[[maybe_unused]] void CopyLane::Poison(const CopyRequest& request) {
+  const bool sim = options_.driver->name() == "sim";
+  if (!sim && direction_ == device::CopyDirection::kHostToDevice) return;
+  const auto await = [](const Ticket& ticket) {
+    while (!ticket.done()) {
+      std::this_thread::sleep_for(std::chrono::microseconds(50));
+    }
+  };
+  for (const Ticket& ticket : request.after) await(ticket);
+  await(TicketAccess::Make(last_));
+  for (const CopyPiece& piece : request.pieces) {
+    std::memset(piece.to, 0xff, piece.size.size());
+  }
+}
+
+}  // namespace sluice::client

@@ -1,0 +1,55 @@
+// When copies really started and ended, for the report. Internal to the copy
+// engine.
+//
+// Driver events carry no time, and a host wait would be a call the chunk loop
+// must not make. So a thread of its own polls the oldest pending record of
+// each direction; streams are in order, so no other can be reached before it.
+//
+// Thread safety: Add from issuing threads, Take from any.
+#pragma once
+
+#include <condition_variable>
+#include <deque>
+#include <memory>
+#include <mutex>
+#include <thread>
+#include <vector>
+
+#include "client/copy/copy_engine.h"
+#include "client/copy/ticket_state.h"
+
+namespace sluice::client {
+
+class CopyTimeline {
+ public:
+  CopyTimeline();
+  ~CopyTimeline();
+
+  // `record` with its label, direction, size and issue time; reached tickets
+  // of `start` and `end` tell the rest.
+  void Add(const CopyRecord& record, std::shared_ptr<TicketAccess::State> start,
+           std::shared_ptr<TicketAccess::State> end);
+  // Blocks until every record that was added has ended.
+  void AwaitAll();
+  // What has ended since the last call.
+  std::vector<CopyRecord> Take();
+
+ private:
+  struct Pending {
+    CopyRecord record;
+    Ticket start, end;
+  };
+
+  void Run();
+  bool Poll(std::deque<Pending>& queue);
+  bool Empty() const { return pending_[0].empty() && pending_[1].empty(); }
+
+  std::mutex mutex_;
+  std::condition_variable changed_;
+  bool stopping_ = false;
+  std::deque<Pending> pending_[2];  // a direction
+  std::vector<CopyRecord> ended_;
+  std::thread thread_;  // last: it uses all of the above
+};
+
+}  // namespace sluice::client

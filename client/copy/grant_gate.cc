@@ -1,0 +1,77 @@
+#include "client/copy/grant_gate.h"
+
+#include <algorithm>
+#include <chrono>
+#include <cmath>
+#include <optional>
+#include <thread>
+
+#include "proto/base/status.h"
+
+namespace sluice::client {
+namespace {
+
+// The daemon refills every 2 ms; a nap is a twentieth of that.
+constexpr std::chrono::microseconds kNap{100};
+
+}  // namespace
+
+GrantGate::GrantGate(const GrantLimits* limits, int slot, GrantUse* use,
+                     double guaranteed_bytes_per_second, const Clock* clock)
+    : limits_(limits),
+      slot_(slot),
+      use_(use),
+      guaranteed_(guaranteed_bytes_per_second),
+      clock_(clock) {
+  SLUICE_CHECK(slot >= 0 && slot < kGrantSlots);
+}
+
+int64_t GrantGate::NowNs() const { return absl::ToUnixNanos(clock_->Now()); }
+
+bool GrantGate::Stale(int64_t now_ns) const {
+  if (detached_.load(std::memory_order_relaxed)) return true;
+  const auto beat = static_cast<int64_t>(
+      limits_->heartbeat_ns.load(std::memory_order_acquire));
+  return now_ns - beat > absl::ToInt64Nanoseconds(kGrantStaleAfter);
+}
+
+void GrantGate::Forgive(int direction, uint64_t end) {
+  const uint64_t given = granted(direction);
+  if (end <= given) return;
+  uint64_t seen = forgiven_[direction].load(std::memory_order_relaxed);
+  while (seen < end - given &&
+         !forgiven_[direction].compare_exchange_weak(seen, end - given)) {
+  }
+}
+
+int64_t GrantGate::Book(int direction, uint64_t bytes) {
+  Pace& pace = pace_[direction];
+  const std::lock_guard lock(pace.mutex);
+  const int64_t start = std::max(NowNs(), pace.free_at_ns);
+  pace.free_at_ns =
+      start + std::llround(static_cast<double>(bytes) / guaranteed_ * 1e9);
+  return start;
+}
+
+absl::Duration GrantGate::AcquireSlow(int direction, uint64_t bytes,
+                                      uint64_t end,
+                                      const std::atomic<bool>* cancel) {
+  const int64_t began = NowNs();
+  std::optional<int64_t> booked;  // start at the guaranteed rate
+  for (;;) {
+    const int64_t now = NowNs();
+    if (cancel != nullptr && cancel->load(std::memory_order_relaxed)) break;
+    if (end <= granted(direction) + forgiven_[direction].load()) break;
+    if (Stale(now)) {
+      if (guaranteed_ > 0 && !booked) booked = Book(direction, bytes);
+      if (!booked || now >= *booked) {
+        Forgive(direction, end);
+        break;
+      }
+    }
+    std::this_thread::sleep_for(kNap);
+  }
+  return absl::Nanoseconds(NowNs() - began);
+}
+
+}  // namespace sluice::client

@@ -1,0 +1,77 @@
+// What a Ticket points at, and the events behind tickets. Internal to the
+// copy engine.
+#pragma once
+
+#include <atomic>
+#include <memory>
+#include <mutex>
+#include <vector>
+
+#include "client/copy/copy_engine.h"
+
+namespace sluice::client {
+
+// Events, reused when their ticket is gone. CUDA lets an event be recorded
+// anew while earlier waits for it are still queued: a wait is for the record
+// it saw.
+//
+// Thread safety: safe.
+class EventPool {
+ public:
+  explicit EventPool(device::Driver* driver) : driver_(driver) {}
+
+  absl::StatusOr<device::Event> Take();
+  void Return(device::Event event);
+  // Is the last record of `event` reached? True once closed.
+  absl::StatusOr<bool> Reached(device::Event event);
+  bool closed();
+  // Destroys all events; call when everything recorded has been reached.
+  // Tickets that live longer count as reached.
+  void Close();
+
+ private:
+  device::Driver* const driver_;
+  std::mutex mutex_;
+  bool closed_ = false;
+  std::vector<device::Event> free_, all_;
+};
+
+struct Ticket::State {
+  enum Phase : int { kPending, kRecorded, kFailed };
+
+  State(std::shared_ptr<EventPool> pool, device::Event event,
+        device::Stream stream)
+      : pool(std::move(pool)), event(event), stream(stream) {}
+  ~State() {
+    if (event.value() != 0) pool->Return(event);
+  }
+
+  void Set(Phase next) {
+    phase.store(next, std::memory_order_release);
+    phase.notify_all();
+  }
+  // Blocks until the event was recorded, or will never be.
+  Phase AwaitIssued() const {
+    phase.wait(kPending, std::memory_order_acquire);
+    return static_cast<Phase>(phase.load(std::memory_order_acquire));
+  }
+
+  const std::shared_ptr<EventPool> pool;
+  const device::Event event;
+  const device::Stream stream;  // the event is recorded on
+  std::atomic<int> phase{kPending};
+};
+
+struct TicketAccess {
+  using State = Ticket::State;
+  static const std::shared_ptr<State>& StateOf(const Ticket& ticket) {
+    return ticket.state_;
+  }
+  static Ticket Make(std::shared_ptr<State> state) {
+    Ticket ticket;
+    ticket.state_ = std::move(state);
+    return ticket;
+  }
+};
+
+}  // namespace sluice::client

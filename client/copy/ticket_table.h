@@ -1,0 +1,37 @@
+// Tickets as numbers, for the C ABI. Internal to client.
+#pragma once
+
+#include <cstdint>
+#include <deque>
+
+#include "client/copy/copy_engine.h"
+
+namespace sluice::client {
+
+// Numbers count up from 1. Tickets of one direction are reached in order, so
+// the reached ones gather at the front, where Add drops them: the table holds
+// about what is in flight. Thread safety: one thread at a time.
+class TicketTable {
+ public:
+  uint64_t Add(Ticket ticket) {
+    // A few each time keeps pace with what was added, at constant cost.
+    for (int i = 0; i < 2 && !open_.empty() && open_.front().done(); ++i) {
+      open_.pop_front();
+      ++first_;
+    }
+    open_.push_back(std::move(ticket));
+    return first_ + open_.size() - 1;
+  }
+
+  // 0, dropped and unknown numbers are reached.
+  Ticket Find(uint64_t number) const {
+    const uint64_t index = number - first_;
+    return number >= first_ && index < open_.size() ? open_[index] : Ticket();
+  }
+
+ private:
+  uint64_t first_ = 1;
+  std::deque<Ticket> open_;
+};
+
+}  // namespace sluice::client

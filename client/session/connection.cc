@@ -1,0 +1,208 @@
+#include "client/session/connection.h"
+
+#include <fmt/format.h>
+#include <poll.h>
+#include <pthread.h>
+#include <sched.h>
+#include <sys/socket.h>
+
+#include <algorithm>
+#include <chrono>
+#include <utility>
+
+#include "proto/base/clock.h"
+#include "proto/base/status.h"
+
+namespace sluice::client {
+namespace {
+
+// Into how many packets a reply was cut.
+size_t PartsOf(const wire::Message& message) {
+  const wire::Reply& reply = message.packet.reply();
+  return reply.has_granted() ? std::max(1u, reply.granted().parts()) : 1;
+}
+
+absl::Status FaultOf(const wire::Error& error) {
+  // A code that is not one (0, or of a newer Abseil) is still a fault.
+  const auto code = error.code() >= 1 && error.code() <= 16
+                        ? static_cast<absl::StatusCode>(error.code())
+                        : absl::StatusCode::kUnknown;
+  return absl::Status(code, error.message());
+}
+
+}  // namespace
+
+absl::StatusOr<std::unique_ptr<Connection>> Connection::Open(
+    const std::string& socket, EventHandler on_event, GoneHandler on_gone) {
+  SLUICE_ASSIGN_OR_RETURN(UniqueFd fd, wire::Connect(socket));
+  return std::unique_ptr<Connection>(
+      new Connection(std::move(fd), std::move(on_event), std::move(on_gone)));
+}
+
+Connection::Connection(UniqueFd socket, EventHandler on_event,
+                       GoneHandler on_gone)
+    : socket_(std::move(socket)),
+      on_event_(std::move(on_event)),
+      on_gone_(std::move(on_gone)),
+      thread_([this] { Run(); }) {
+  pthread_setname_np(thread_.native_handle(), "sluice-session");
+}
+
+Connection::~Connection() { Close(); }
+
+void Connection::Close() {
+  {
+    const std::lock_guard lock(mutex_);
+    closing_ = true;
+  }
+  // Wakes the receiver, whatever it waits for. The daemon sees the end even
+  // where a forked child still holds the socket.
+  shutdown(socket_.get(), SHUT_RDWR);
+  if (thread_.joinable()) thread_.join();
+}
+
+absl::Status Connection::Gone() const {
+  return absl::UnavailableError(fmt::format(
+      "{}: what is mapped stays and copies run on, but nothing new can be "
+      "leased or planned; start the daemon and open a session again",
+      gone_reason_));
+}
+
+absl::Status Connection::SendPacket(const wire::Packet& packet,
+                                    std::span<const int> fds,
+                                    absl::Time deadline) {
+  const MonotonicClock clock;
+  const std::lock_guard lock(send_mutex_);
+  for (;;) {
+    const absl::Status status = wire::Send(socket_.get(), packet, fds);
+    if (!absl::IsResourceExhausted(status)) return status;
+    if (clock.Now() >= deadline) {
+      return absl::DeadlineExceededError(
+          "sluiced does not read its session socket: is it stopped?");
+    }
+    pollfd writable = {socket_.get(), POLLOUT, 0};
+    poll(&writable, 1, 10);
+  }
+}
+
+// Most answers come within a fraction of a millisecond, of which putting this
+// thread to sleep and waking it would be a good part.
+void Connection::AwaitBriefly(std::unique_lock<std::mutex>& lock,
+                              const PendingCall& call) {
+  const auto give_up =
+      std::chrono::steady_clock::now() + std::chrono::microseconds(500);
+  while (!call.complete && !gone_ &&
+         std::chrono::steady_clock::now() < give_up) {
+    lock.unlock();
+    sched_yield();
+    lock.lock();
+  }
+}
+
+absl::StatusOr<std::vector<wire::Message>> Connection::Call(
+    const wire::Request& request, std::span<const int> fds,
+    absl::Duration timeout) {
+  const MonotonicClock clock;
+  wire::Packet packet;
+  *packet.mutable_request() = request;
+  {
+    const std::lock_guard lock(mutex_);
+    if (gone_) return Gone();
+    packet.set_id(next_id_++);
+    calls_[packet.id()];
+  }
+  const absl::Status sent = SendPacket(packet, fds, clock.Now() + timeout);
+  std::unique_lock lock(mutex_);
+  PendingCall& call = calls_[packet.id()];
+  if (sent.ok()) {
+    AwaitBriefly(lock, call);
+    changed_.wait_for(lock, absl::ToChronoNanoseconds(timeout),
+                      [&] { return call.complete || gone_; });
+  }
+  PendingCall done = std::move(call);
+  calls_.erase(packet.id());
+  if (done.complete) {
+    const wire::Reply& reply = done.parts.front().packet.reply();
+    if (reply.has_error()) return FaultOf(reply.error());
+    return std::move(done.parts);
+  }
+  if (gone_) return Gone();
+  if (!sent.ok()) return sent;
+  return absl::DeadlineExceededError(fmt::format(
+      "sluiced did not answer within {}", absl::FormatDuration(timeout)));
+}
+
+absl::Status Connection::Post(const wire::Request& request) {
+  wire::Packet packet;
+  *packet.mutable_request() = request;
+  {
+    const std::lock_guard lock(mutex_);
+    if (gone_) return Gone();
+    packet.set_id(next_id_++);
+  }
+  const std::lock_guard lock(send_mutex_);
+  return wire::Send(socket_.get(), packet);
+}
+
+// The caller gave up waiting for this lease: nobody else will free it.
+void Connection::ReturnLostLease(const wire::Message& message) {
+  const wire::Reply& reply = message.packet.reply();
+  if (!reply.has_granted() || reply.granted().part() != 0) return;
+  wire::Packet packet;
+  {
+    const std::lock_guard lock(mutex_);
+    packet.set_id(next_id_++);
+  }
+  packet.mutable_request()->mutable_free()->set_lease_id(
+      reply.granted().lease_id());
+  const std::lock_guard lock(send_mutex_);
+  wire::Send(socket_.get(), packet).IgnoreError();
+}
+
+void Connection::OnReply(wire::Message message) {
+  std::unique_lock lock(mutex_);
+  const auto it = calls_.find(message.packet.id());
+  if (it == calls_.end()) {
+    lock.unlock();
+    return ReturnLostLease(message);
+  }
+  PendingCall& call = it->second;
+  const size_t parts = PartsOf(message);
+  call.parts.push_back(std::move(message));
+  call.complete = call.parts.size() >= parts;
+  if (call.complete) changed_.notify_all();
+}
+
+void Connection::Disconnect(const std::string& reason) {
+  bool told;
+  {
+    const std::lock_guard lock(mutex_);
+    gone_ = true;
+    gone_reason_ = reason;
+    told = closing_;  // by us: nothing to report
+  }
+  changed_.notify_all();
+  if (!told) on_gone_(reason);
+}
+
+void Connection::Run() {
+  for (;;) {
+    auto received = wire::Receive(socket_.get());
+    if (!received.ok()) {
+      return Disconnect(fmt::format("the session with sluiced broke: {}",
+                                    std::string(received.status().message())));
+    }
+    if (!received->has_value()) {
+      return Disconnect("sluiced has closed the session");
+    }
+    wire::Message message = **std::move(received);
+    if (message.packet.has_reply()) {
+      OnReply(std::move(message));
+    } else if (message.packet.has_event()) {
+      on_event_(std::move(message));
+    }
+    // Anything else is of a newer daemon.
+  }
+}
+
+}  // namespace sluice::client

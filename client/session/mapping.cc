@@ -1,0 +1,50 @@
+#include "client/session/mapping.h"
+
+#include <sys/mman.h>
+
+#include "proto/base/status.h"
+
+namespace sluice::client {
+
+absl::StatusOr<std::unique_ptr<Mapping>> Mapping::Make(
+    device::Driver* driver, device::Placement where, DeviceIndex device,
+    const std::vector<Extent>& extents) {
+  Bytes size;
+  for (const Extent& extent : extents) size += extent.size;
+  SLUICE_ASSIGN_OR_RETURN(std::byte* const base,
+                          driver->Reserve(size, where.kind));
+  std::unique_ptr<Mapping> mapping(new Mapping(driver, base, size));
+  for (const Extent& extent : extents) {
+    SLUICE_RETURN_IF_ERROR(mapping->MapExtent(where, extent));
+  }
+  SLUICE_RETURN_IF_ERROR(driver->SetAccess(base, size, device));
+  // A forked child would keep the memory alive after us. Memory of a real GPU
+  // is not the kernel's to copy, and it may refuse.
+  madvise(base, size.size(), MADV_DONTFORK);
+  return mapping;
+}
+
+absl::Status Mapping::MapExtent(device::Placement where, const Extent& extent) {
+  SLUICE_ASSIGN_OR_RETURN(const device::Memory memory,
+                          driver_->Import(extent.fd, where, extent.size));
+  const absl::Status status =
+      driver_->Map(base_ + mapped_.count(), extent.size, memory);
+  // The mapping keeps the memory; the handle has done its work.
+  const absl::Status released = driver_->Release(memory);
+  SLUICE_RETURN_IF_ERROR(status);
+  mapped_ += extent.size;
+  sizes_.push_back(extent.size);
+  return released;
+}
+
+Mapping::~Mapping() {
+  // On a lost device the calls fail, and the memory is gone anyway.
+  std::byte* at = base_;
+  for (const Bytes size : sizes_) {
+    driver_->Unmap(at, size).IgnoreError();
+    at += size.count();
+  }
+  driver_->FreeReservation(base_, size_).IgnoreError();
+}
+
+}  // namespace sluice::client

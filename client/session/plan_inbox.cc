@@ -1,0 +1,63 @@
+#include "client/session/plan_inbox.h"
+
+#include <fmt/format.h>
+
+#include <chrono>
+#include <string>
+#include <utility>
+
+#include "proto/base/status.h"
+#include "proto/plan/codec.h"
+#include "proto/wire.h"
+
+namespace sluice::client {
+
+void PlanInbox::Clear() {
+  const std::lock_guard lock(mutex_);
+  plan_.reset();
+}
+
+void PlanInbox::Put(absl::StatusOr<plan::NodePlan> plan) {
+  {
+    const std::lock_guard lock(mutex_);
+    // The first answer stands: a peer's death after it changes nothing.
+    if (!plan_) plan_ = std::move(plan);
+  }
+  changed_.notify_all();
+}
+
+absl::StatusOr<plan::NodePlan> PlanInbox::Await(absl::Duration timeout) {
+  std::unique_lock lock(mutex_);
+  if (!changed_.wait_for(lock, absl::ToChronoNanoseconds(timeout),
+                         [this] { return plan_.has_value(); })) {
+    return absl::DeadlineExceededError(fmt::format(
+        "no plan after {}: have all local ranks of the job sent a profile?",
+        absl::FormatDuration(timeout)));
+  }
+  return *std::exchange(plan_, std::nullopt);
+}
+
+void PlanInbox::PutChanged(plan::NodePlan plan) {
+  auto shared = std::make_shared<const plan::NodePlan>(std::move(plan));
+  const std::lock_guard lock(mutex_);
+  changed_plan_ = std::move(shared);
+}
+
+std::shared_ptr<const plan::NodePlan> PlanInbox::changed() const {
+  const std::lock_guard lock(mutex_);
+  return changed_plan_;
+}
+
+void PlanInbox::DropChanged(PlanId plan) {
+  const std::lock_guard lock(mutex_);
+  if (changed_plan_ != nullptr && changed_plan_->id == plan) {
+    changed_plan_.reset();
+  }
+}
+
+absl::StatusOr<plan::NodePlan> ReadPlan(const UniqueFd& memfd) {
+  SLUICE_ASSIGN_OR_RETURN(const std::string bytes, wire::FromMemfd(memfd));
+  return plan::DecodeNodePlan(bytes);
+}
+
+}  // namespace sluice::client

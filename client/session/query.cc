@@ -1,0 +1,59 @@
+#include "client/session/query.h"
+
+#include <cstdint>
+#include <utility>
+
+#include "client/session/observer.h"
+#include "client/session/plan_inbox.h"
+#include "client/session/session.h"
+#include "proto/base/status.h"
+
+namespace sluice::client {
+
+absl::StatusOr<Observer> Observe(const std::string& socket) {
+  Observer observer;
+  SLUICE_ASSIGN_OR_RETURN(observer.connection,
+                          Connection::Open(
+                              socket.empty() ? DefaultSocket() : socket,
+                              [](wire::Message) {}, [](const std::string&) {}));
+  wire::Request request;
+  wire::Hello* hello = request.mutable_hello();
+  hello->set_protocol(wire::kProtocolVersion);
+  hello->set_job("observer");
+  hello->set_observer(true);
+  SLUICE_ASSIGN_OR_RETURN(auto reply, observer.connection->Call(request));
+  observer.welcome = std::move(reply[0]);
+  return observer;
+}
+
+absl::StatusOr<int64_t> CountGpus(const std::string& socket) {
+  SLUICE_ASSIGN_OR_RETURN(const Observer observer, Observe(socket));
+  return observer.welcome.packet.reply().welcome().gpus_size();
+}
+
+absl::StatusOr<NodeStatus> QueryNode(const std::string& socket,
+                                     const std::string& plan_id) {
+  SLUICE_ASSIGN_OR_RETURN(const Observer observer, Observe(socket));
+  wire::Request request;
+  request.mutable_query()->set_plan_id(plan_id);
+  SLUICE_ASSIGN_OR_RETURN(const auto reply, observer.connection->Call(request));
+  const wire::Message& message = reply[0];
+  NodeStatus status;
+  status.json = message.packet.reply().snapshot().json();
+  size_t next = 0;
+  if (status.json.empty()) {  // too long for a packet
+    if (message.fds.empty()) {
+      return absl::InternalError("sluiced answered without a snapshot");
+    }
+    SLUICE_ASSIGN_OR_RETURN(status.json, wire::FromMemfd(message.fds[next++]));
+  }
+  if (!plan_id.empty()) {
+    if (next >= message.fds.size()) {
+      return absl::InternalError("sluiced answered without the plan");
+    }
+    SLUICE_ASSIGN_OR_RETURN(status.plan, ReadPlan(message.fds[next]));
+  }
+  return status;
+}
+
+}  // namespace sluice::client

@@ -1,0 +1,317 @@
+#include "client/session/session.h"
+
+#include <fmt/format.h>
+
+#include <array>
+#include <atomic>
+#include <cstdlib>
+#include <mutex>
+#include <utility>
+
+#include "client/copy/grant_pages.h"
+#include "client/session/connection.h"
+#include "client/session/event_relay.h"
+#include "client/session/mapping.h"
+#include "client/session/plan_inbox.h"
+#include "client/session/welcome.h"
+#include "proto/base/status.h"
+#include "proto/plan/codec.h"
+#include "proto/plan/validate.h"
+
+namespace sluice::client {
+namespace {
+
+using Kind = SessionEvent::Kind;
+
+// A freed region is worth a short wait, so that the next lease finds it.
+constexpr absl::Duration kFreeTimeout = absl::Seconds(5);
+constexpr size_t kMaxNoteBytes = 512;  // PlanTaken's
+
+class LeasedRegion final : public Region {
+ public:
+  LeasedRegion(std::shared_ptr<Connection> connection,
+               std::shared_ptr<device::Driver> driver, LeaseId lease)
+      : connection_(std::move(connection)),
+        driver_(std::move(driver)),
+        lease_(lease) {}
+  ~LeasedRegion() override {
+    mapping_.reset();
+    wire::Request request;
+    request.mutable_free()->set_lease_id(lease_.value());
+    // Without a daemon the lease has ended anyway.
+    connection_->Call(request, {}, kFreeTimeout).status().IgnoreError();
+  }
+
+  absl::Status Map(device::Placement where, DeviceIndex device,
+                   const std::vector<Extent>& extents) {
+    SLUICE_ASSIGN_OR_RETURN(
+        mapping_, Mapping::Make(driver_.get(), where, device, extents));
+    return absl::OkStatus();
+  }
+
+  std::byte* data() const override { return mapping_->data(); }
+  Bytes size() const override { return mapping_->size(); }
+  LeaseId lease() const override { return lease_; }
+
+ private:
+  const std::shared_ptr<Connection> connection_;
+  const std::shared_ptr<device::Driver> driver_;
+  const LeaseId lease_;
+  std::unique_ptr<Mapping> mapping_;
+};
+
+wire::Request HelloOf(const SessionOptions& options) {
+  wire::Request request;
+  wire::Hello* hello = request.mutable_hello();
+  hello->set_protocol(wire::kProtocolVersion);
+  hello->set_job(options.job);
+  hello->set_rank(static_cast<uint32_t>(options.rank.value()));
+  hello->set_world_size(static_cast<uint32_t>(options.world_size));
+  hello->set_local_ranks(static_cast<uint32_t>(options.local_ranks));
+  hello->set_gpu(static_cast<uint32_t>(options.gpu.value()));
+  hello->set_guaranteed_bytes_per_second(
+      static_cast<uint64_t>(options.guaranteed_bytes_per_second));
+  return request;
+}
+
+class SessionImpl final : public Session {
+ public:
+  explicit SessionImpl(const SessionOptions& options) : options_(options) {}
+  ~SessionImpl() override {
+    if (gate_) gate_->Detach();
+    if (connection_) connection_->Close();
+  }
+
+  absl::Status Start();
+  SessionId id() const override { return welcome_.session; }
+  NodeLimits limits() const override { return welcome_.limits; }
+  device::Driver& driver() override { return *driver_; }
+  GrantGate& grants() override { return *gate_; }
+  absl::StatusOr<std::unique_ptr<Region>> LeaseGpu(Bytes size) override {
+    return Lease(device::Placement::Gpu(options_.gpu), size);
+  }
+  absl::StatusOr<std::unique_ptr<Region>> LeaseHost(Bytes size) override {
+    return Lease(device::Placement::Host(welcome_.limits.numa), size);
+  }
+  absl::StatusOr<plan::NodePlan> Plan(const plan::RankProfile& profile,
+                                      absl::Duration timeout) override;
+  std::shared_ptr<const plan::NodePlan> ChangedPlan() override {
+    return inbox_.changed();
+  }
+  absl::Status AnswerChange(PlanId plan, bool taken,
+                            const std::string& note) override;
+  absl::Status Report(const StepReport& report) override;
+  void OnEvent(EventHandler handler) override {
+    relay_.Set(std::move(handler));
+  }
+
+ private:
+  absl::StatusOr<std::unique_ptr<Region>> Lease(device::Placement where,
+                                                Bytes size);
+  absl::Status Submit(const plan::RankProfile& profile);
+  void OnWireEvent(wire::Message message);
+  void OnChanged(PlanId id, const wire::Message& message);
+  void OnGone(const std::string& reason);
+
+  const SessionOptions options_;
+  const MonotonicClock clock_;
+  Welcome welcome_;
+  std::shared_ptr<device::Driver> driver_;
+  std::unique_ptr<GrantPages> pages_;
+  std::unique_ptr<GrantGate> gate_;
+  // The gate for the receiving thread, which may run before there is one.
+  std::atomic<GrantGate*> shared_gate_{nullptr};
+  std::atomic<bool> gone_{false};
+  EventRelay relay_;
+  PlanInbox inbox_;
+  std::mutex plan_mutex_;  // one Plan at a time
+  std::shared_ptr<Connection> connection_;
+};
+
+absl::Status SessionImpl::Start() {
+  const std::string socket =
+      options_.socket.empty() ? DefaultSocket() : options_.socket;
+  SLUICE_ASSIGN_OR_RETURN(
+      connection_,
+      Connection::Open(
+          socket, [this](wire::Message m) { OnWireEvent(std::move(m)); },
+          [this](const std::string& reason) { OnGone(reason); }));
+  SLUICE_ASSIGN_OR_RETURN(const auto reply,
+                          connection_->Call(HelloOf(options_)));
+  SLUICE_ASSIGN_OR_RETURN(welcome_, ReadWelcome(reply[0], options_.gpu));
+  SLUICE_ASSIGN_OR_RETURN(driver_, OpenDriver(welcome_));
+  SLUICE_ASSIGN_OR_RETURN(welcome_.limits.device,
+                          FindDevice(*driver_, welcome_));
+  SLUICE_ASSIGN_OR_RETURN(pages_,
+                          GrantPages::Map(reply[0].fds[0], reply[0].fds[1]));
+  gate_ = std::make_unique<GrantGate>(
+      pages_->limits(), welcome_.grant_slot, pages_->use(),
+      options_.guaranteed_bytes_per_second, &clock_);
+  shared_gate_ = gate_.get();
+  if (gone_) gate_->Detach();
+  return absl::OkStatus();
+}
+
+absl::StatusOr<std::unique_ptr<Region>> SessionImpl::Lease(
+    device::Placement where, Bytes size) {
+  if (size <= Bytes(0)) {
+    return absl::InvalidArgumentError(
+        fmt::format("a lease of {} bytes: ask for at least one", size.count()));
+  }
+  const bool gpu = where.kind == device::Placement::Kind::kGpu;
+  wire::Request request;
+  wire::Lease* lease = request.mutable_lease();
+  lease->set_kind(gpu ? wire::Lease::GPU : wire::Lease::HOST);
+  lease->set_ordinal(static_cast<uint32_t>(where.ordinal));
+  lease->set_bytes(RoundUp(size, welcome_.limits.granularity).size());
+  SLUICE_ASSIGN_OR_RETURN(auto parts, connection_->Call(request));
+  std::vector<Extent> extents;
+  for (wire::Message& part : parts) {
+    const wire::Granted& granted = part.packet.reply().granted();
+    for (int i = 0; i < granted.extent_bytes_size(); ++i) {
+      extents.push_back({std::move(part.fds[static_cast<size_t>(i)]),
+                         Bytes(static_cast<int64_t>(granted.extent_bytes(i)))});
+    }
+  }
+  // From here on the region frees the lease, whatever goes wrong.
+  auto region = std::make_unique<LeasedRegion>(
+      connection_, driver_,
+      LeaseId(parts[0].packet.reply().granted().lease_id()));
+  if (gpu) where = device::Placement::Gpu(welcome_.limits.device);
+  SLUICE_RETURN_IF_ERROR(region->Map(where, welcome_.limits.device, extents));
+  return region;
+}
+
+absl::Status SessionImpl::Submit(const plan::RankProfile& profile) {
+  SLUICE_ASSIGN_OR_RETURN(
+      const UniqueFd memfd,
+      wire::ToMemfd("sluice-profile", plan::Encode(profile)));
+  wire::Request request;
+  request.mutable_submit_profile();
+  const std::array fds = {memfd.get()};
+  return connection_->Call(request, fds).status();
+}
+
+absl::StatusOr<plan::NodePlan> SessionImpl::Plan(
+    const plan::RankProfile& profile, absl::Duration timeout) {
+  const std::lock_guard lock(plan_mutex_);
+  inbox_.Clear();
+  SLUICE_RETURN_IF_ERROR(Submit(profile));
+  SLUICE_ASSIGN_OR_RETURN(plan::NodePlan plan, inbox_.Await(timeout));
+  if (!plan.infeasible.empty()) return plan;
+  const plan::RankPlan* part = plan::PartOf(plan, profile);
+  if (part == nullptr) {
+    return absl::InternalError(
+        fmt::format("plan {} has no part for rank {}, it has {} ranks",
+                    plan.id.value(), profile.rank.value(), plan.ranks.size()));
+  }
+  SLUICE_RETURN_IF_ERROR(plan::ValidateRankPlan(profile, *part));
+  return plan;
+}
+
+absl::Status SessionImpl::AnswerChange(PlanId plan, bool taken,
+                                       const std::string& note) {
+  inbox_.DropChanged(plan);
+  wire::Request request;
+  wire::PlanTaken* out = request.mutable_plan_taken();
+  out->set_plan_id(plan.value());
+  out->set_taken(taken);
+  out->set_note(note.substr(0, kMaxNoteBytes));
+  return connection_->Post(request);
+}
+
+absl::Status SessionImpl::Report(const StepReport& report) {
+  wire::Request request;
+  wire::StepReport* out = request.mutable_step_report();
+  out->set_step(static_cast<uint64_t>(report.step));
+  out->set_seconds(report.seconds);
+  out->set_bytes_h2d(report.h2d.size());
+  out->set_bytes_d2h(report.d2h.size());
+  out->set_stall_seconds(report.stall_seconds);
+  out->set_grant_wait_seconds(report.grant_wait_seconds);
+  out->set_hbm_peak_bytes(report.hbm_peak.size());
+  out->set_host_peak_bytes(report.host_peak.size());
+  out->set_tokens(static_cast<uint64_t>(report.tokens));
+  out->set_loss(report.loss);
+  out->set_plan_mismatches(static_cast<uint64_t>(report.plan_mismatches));
+  // No step waits for the daemon: its answer is not awaited.
+  return connection_->Post(request);
+}
+
+void SessionImpl::OnWireEvent(wire::Message message) {
+  const wire::Event& event = message.packet.event();
+  switch (event.body_case()) {
+    case wire::Event::kPeerDied: {
+      const wire::PeerDied& died = event.peer_died();
+      const std::string detail = fmt::format(
+          "rank {} of job {}: {}", died.rank(), died.job(), died.reason());
+      inbox_.Put(absl::UnavailableError(
+          fmt::format("no plan will come, a peer is gone: {}", detail)));
+      return relay_.Deliver({Kind::kPeerDied, detail});
+    }
+    case wire::Event::kEvicted:
+      inbox_.Put(absl::UnavailableError(
+          fmt::format("evicted: {}", event.evicted().reason())));
+      return relay_.Deliver({Kind::kEvicted, event.evicted().reason()});
+    case wire::Event::kPlanReady:
+      return inbox_.Put(ReadPlan(message.fds[0]));
+    case wire::Event::kPlanFailed:
+      return inbox_.Put(
+          absl::FailedPreconditionError(event.plan_failed().reason()));
+    case wire::Event::kPlanChanged:
+      return OnChanged(PlanId(event.plan_changed().plan_id()), message);
+    case wire::Event::kShuttingDown:
+      return relay_.Deliver(
+          {Kind::kShuttingDown, event.shutting_down().reason()});
+    case wire::Event::BODY_NOT_SET:
+      return;  // of a newer daemon
+  }
+}
+
+// The daemon waits for an answer: what this rank will not take is refused here.
+void SessionImpl::OnChanged(PlanId id, const wire::Message& message) {
+  if (shared_gate_ == nullptr) return;  // in Start still: it has no plan
+  auto plan = ReadPlan(message.fds[0]);
+  if (!plan.ok() || !options_.takes_changes) {
+    const std::string why =
+        plan.ok()
+            ? "this rank takes no changes"
+            : "it cannot be read: " + std::string(plan.status().message());
+    return AnswerChange(id, /*taken=*/false, why).IgnoreError();
+  }
+  inbox_.PutChanged(*std::move(plan));
+  relay_.Deliver({Kind::kPlanChanged, fmt::format("plan {}", id.value())});
+}
+
+void SessionImpl::OnGone(const std::string& reason) {
+  gone_ = true;
+  if (GrantGate* gate = shared_gate_) gate->Detach();
+  inbox_.Put(absl::UnavailableError(reason));
+  relay_.Deliver({Kind::kDisconnected, reason});
+}
+
+}  // namespace
+
+std::string DefaultSocket() {
+  const char* named = std::getenv("SLUICE_SOCKET");
+  return named != nullptr && *named != '\0' ? named
+                                            : "/run/sluice/session.sock";
+}
+
+absl::StatusOr<std::unique_ptr<Session>> Session::Open(
+    const SessionOptions& options) {
+  if (options.world_size < 1 || options.local_ranks < 1 ||
+      !(options.guaranteed_bytes_per_second >= 0) ||
+      options.guaranteed_bytes_per_second > 1e18) {
+    return absl::InvalidArgumentError(fmt::format(
+        "a session with world_size {}, local_ranks {}, guaranteed rate {}: "
+        "the first two must be at least 1, the rate 0 to 1e18",
+        options.world_size, options.local_ranks,
+        options.guaranteed_bytes_per_second));
+  }
+  auto session = std::make_unique<SessionImpl>(options);
+  SLUICE_RETURN_IF_ERROR(session->Start());
+  return session;
+}
+
+}  // namespace sluice::client

@@ -1,0 +1,141 @@
+// A rank's session with the node's daemon: lease, map, plan, events.
+//
+// The session is its socket: when the process ends, however, the daemon takes
+// everything back. Memory is mapped MADV_DONTFORK; a forked child sees none.
+//
+// Thread safety: Session is thread-safe; a Region belongs to one owner.
+#pragma once
+
+#include <cstddef>
+#include <functional>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "absl/status/status.h"
+#include "absl/status/statusor.h"
+#include "absl/time/time.h"
+#include "client/copy/grant_gate.h"
+#include "kernels/device/driver.h"
+#include "proto/plan/plan.h"
+#include "proto/plan/profile.h"
+
+namespace sluice::client {
+
+struct SessionOptions {
+  std::string socket;  // empty: DefaultSocket()
+  std::string job = "default";
+  Rank rank;
+  int world_size = 1;
+  int local_ranks = 1;
+  DeviceIndex gpu;
+  double guaranteed_bytes_per_second = 0;
+  // False: a changed plan is answered "not taken" for it.
+  bool takes_changes = true;
+};
+
+// A lease, mapped as one contiguous range. Unmaps and frees on destruction;
+// may outlive its session (whose end gave the lease back).
+class Region {
+ public:
+  virtual ~Region() = default;
+  virtual std::byte* data() const = 0;
+  virtual Bytes size() const = 0;
+  virtual LeaseId lease() const = 0;
+};
+
+struct SessionEvent {
+  enum class Kind {
+    kPeerDied,  // detail: "rank 1 of job demo: killed by signal 9"
+    kEvicted,
+    kShuttingDown,
+    kDisconnected,  // the daemon is gone; mappings and running steps go on
+    kPlanChanged,   // ChangedPlan() has one
+  };
+  Kind kind;
+  std::string detail;
+};
+
+// As the daemon told at Open.
+struct NodeLimits {
+  std::string driver;  // "sim", "cuda"
+  // The session's GPU as this process counts (CUDA_VISIBLE_DEVICES may
+  // renumber): what Driver and CopyEngine take.
+  DeviceIndex device;
+  Bytes gpu_total, gpu_free;    // of the session's GPU
+  Bytes host_total, host_free;  // of its NUMA node
+  Bytes granularity;            // of leases
+  NumaIndex numa;
+  double h2d_bytes_per_second = 0;
+  double d2h_bytes_per_second = 0;
+};
+
+struct StepReport {
+  int64_t step = 0;
+  double seconds = 0;
+  Bytes h2d, d2h;
+  double stall_seconds = 0;
+  double grant_wait_seconds = 0;
+  Bytes hbm_peak, host_peak;
+  int64_t tokens = 0;
+  double loss = 0;
+  int64_t plan_mismatches = 0;  // of this step; the daemon adds up
+};
+
+class Session {
+ public:
+  // NotFound / Unavailable: no daemon at that socket, with what to do.
+  static absl::StatusOr<std::unique_ptr<Session>> Open(
+      const SessionOptions& options);
+  virtual ~Session() = default;
+
+  virtual SessionId id() const = 0;
+  virtual NodeLimits limits() const = 0;
+  virtual device::Driver& driver() = 0;
+  virtual GrantGate& grants() = 0;
+
+  // The lease is `size` rounded up to limits().granularity; a host lease that
+  // is made of what this user gave back may be larger, by less than an extent.
+  // ResourceExhausted: over budget or the pool is empty; the message says
+  // asked, free, limit and who can change it. Unavailable: the daemon is gone.
+  virtual absl::StatusOr<std::unique_ptr<Region>> LeaseGpu(Bytes size) = 0;
+  virtual absl::StatusOr<std::unique_ptr<Region>> LeaseHost(Bytes size) = 0;
+
+  // Sends the profile and waits until all local ranks of the job have sent
+  // theirs and the worker has solved; the plan was validated on both sides.
+  // A plan that says it is infeasible is an answer, not an error.
+  // DeadlineExceeded: `timeout` passed; Unavailable: a peer died meanwhile, or
+  // the daemon; FailedPrecondition: the worker failed, with its reason.
+  virtual absl::StatusOr<plan::NodePlan> Plan(const plan::RankProfile& profile,
+                                              absl::Duration timeout) = 0;
+
+  // Jobs came or went on the node: the newest plan by whose fractions this
+  // rank should run from its next step boundary on, until it is answered;
+  // null: none. Only its fractions are meant: a rank that takes it records
+  // again and asks Plan with a settled profile.
+  virtual std::shared_ptr<const plan::NodePlan> ChangedPlan() = 0;
+  // What became of it: taken, or the rank goes on with what it had. The daemon
+  // waits for it, so who never asks ChangedPlan opens with `takes_changes`
+  // false; a plan that cannot be read is answered by the session. `note`:
+  // one line for people. Not awaited.
+  virtual absl::Status AnswerChange(PlanId plan, bool taken,
+                                    const std::string& note) = 0;
+
+  virtual absl::Status Report(const StepReport& report) = 0;
+
+  // Called on the session's own thread; must not call back into the session.
+  // What happened before the first handler was set is delivered by OnEvent.
+  // When OnEvent returns, the former handler is no longer running.
+  using EventHandler = std::function<void(const SessionEvent&)>;
+  virtual void OnEvent(EventHandler handler) = 0;
+};
+
+// How many GPUs the daemon's node has, for choosing SessionOptions::gpu: asked
+// as an observer, so no rank joins a job. Errors as Session::Open.
+absl::StatusOr<int64_t> CountGpus(const std::string& socket);
+
+// The session socket used when none is named: $SLUICE_SOCKET, else
+// /run/sluice/session.sock.
+std::string DefaultSocket();
+
+}  // namespace sluice::client

@@ -1,0 +1,79 @@
+#include "client/session/welcome.h"
+
+#include <fmt/format.h>
+
+#include "proto/base/grant_page.h"
+#include "proto/base/status.h"
+
+namespace sluice::client {
+namespace {
+
+Bytes ToBytes(uint64_t count) { return Bytes(static_cast<int64_t>(count)); }
+
+absl::Status Unusable(const std::string& what) {
+  return absl::FailedPreconditionError(fmt::format(
+      "sluiced answered {}: install the same version of sluiced and libsluice",
+      what));
+}
+
+}  // namespace
+
+absl::StatusOr<Welcome> ReadWelcome(const wire::Message& message,
+                                    DeviceIndex gpu) {
+  const wire::Reply& reply = message.packet.reply();
+  if (!reply.has_welcome()) return Unusable("without a welcome");
+  const wire::Welcome& in = reply.welcome();
+  if (message.fds.size() != 2) return Unusable("without grant pages");
+  if (in.grant_slot() >= kGrantSlots || in.granularity() == 0) {
+    return Unusable(fmt::format("with grant slot {} and granularity {}",
+                                in.grant_slot(), in.granularity()));
+  }
+  Welcome out;
+  out.session = SessionId(in.session_id());
+  out.sim_directory = in.sim_directory();
+  out.grant_slot = static_cast<int>(in.grant_slot());
+  NodeLimits& limits = out.limits;
+  limits.driver = in.driver();
+  limits.granularity = ToBytes(in.granularity());
+  limits.h2d_bytes_per_second = in.link_h2d_bytes_per_second();
+  limits.d2h_bytes_per_second = in.link_d2h_bytes_per_second();
+  for (const wire::Gpu& candidate : in.gpus()) {
+    if (candidate.index() != gpu.value()) continue;
+    out.gpu_uuid = candidate.uuid();
+    limits.numa = NumaIndex(candidate.numa());
+    limits.gpu_total = ToBytes(candidate.pool().total_bytes());
+    limits.gpu_free = ToBytes(candidate.pool().free_bytes());
+  }
+  if (out.gpu_uuid.empty()) {
+    return Unusable(fmt::format("without GPU {}", gpu.value()));
+  }
+  const auto numa = static_cast<int>(limits.numa.value());
+  if (numa < in.host_pools_size()) {
+    limits.host_total = ToBytes(in.host_pools(numa).total_bytes());
+    limits.host_free = ToBytes(in.host_pools(numa).free_bytes());
+  }
+  return out;
+}
+
+absl::StatusOr<std::unique_ptr<device::Driver>> OpenDriver(
+    const Welcome& welcome) {
+  if (welcome.limits.driver == "sim") {
+    return device::OpenSimDriver(welcome.sim_directory);
+  }
+  if (welcome.limits.driver == "cuda") return device::OpenCudaDriver();
+  return Unusable(fmt::format("with driver '{}'", welcome.limits.driver));
+}
+
+absl::StatusOr<DeviceIndex> FindDevice(device::Driver& driver,
+                                       const Welcome& welcome) {
+  SLUICE_ASSIGN_OR_RETURN(const auto devices, driver.Devices());
+  for (const device::DeviceInfo& info : devices) {
+    if (info.uuid == welcome.gpu_uuid) return info.index;
+  }
+  return absl::FailedPreconditionError(fmt::format(
+      "{} is not visible in this process, which sees {} GPUs: check "
+      "CUDA_VISIBLE_DEVICES",
+      welcome.gpu_uuid, devices.size()));
+}
+
+}  // namespace sluice::client

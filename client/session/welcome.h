@@ -1,0 +1,34 @@
+// What the daemon said when the session opened. Internal to client.
+#pragma once
+
+#include <memory>
+#include <string>
+
+#include "absl/status/statusor.h"
+#include "client/session/session.h"
+#include "proto/wire.h"
+
+namespace sluice::client {
+
+struct Welcome {
+  SessionId session;
+  NodeLimits limits;
+  std::string sim_directory;
+  std::string gpu_uuid;  // of the session's GPU
+  int grant_slot = 0;
+};
+
+// Checks and translates the reply to a rank's Hello. The wire is checked for
+// form already; this is for sense.
+absl::StatusOr<Welcome> ReadWelcome(const wire::Message& message,
+                                    DeviceIndex gpu);
+
+// The driver the daemon uses too.
+absl::StatusOr<std::unique_ptr<device::Driver>> OpenDriver(
+    const Welcome& welcome);
+
+// The session's GPU as this process counts them, by its UUID.
+absl::StatusOr<DeviceIndex> FindDevice(device::Driver& driver,
+                                       const Welcome& welcome);
+
+}  // namespace sluice::client

@@ -1,0 +1,280 @@
+#include "client/torch/baseline/baseline.h"
+
+#include <ATen/TensorOperators.h>
+#include <ATen/core/grad_mode.h>
+#include <ATen/ops/gelu.h>
+#include <ATen/ops/index_select.h>
+#include <ATen/ops/layer_norm.h>
+#include <ATen/ops/linear.h>
+#include <ATen/ops/silu.h>
+#include <torch/csrc/autograd/autograd.h>
+
+#include <optional>
+#include <utility>
+
+#include "client/torch/baseline/baseline_ops.h"
+#include "client/torch/exceptions.h"
+
+namespace sluice::runtime {
+namespace {
+
+using baseline::Rotation;
+
+at::Tensor Leaf(const at::Tensor& tensor) {
+  return tensor.detach().requires_grad_(true);
+}
+
+// A layer (or the final norm) that ran with gradients: its input and
+// parameters as leaves, and its output.
+struct Graph {
+  at::Tensor input, output;
+  std::vector<at::Tensor> parameters;
+
+  // Backward; frees the graph, adds to `gradients` (in the order of
+  // `parameters`) and returns the input's gradient.
+  at::Tensor Backward(at::Tensor output_gradient,
+                      const std::vector<NamedTensor>& gradients);
+};
+
+at::Tensor Graph::Backward(at::Tensor output_gradient,
+                           const std::vector<NamedTensor>& gradients) {
+  std::vector<at::Tensor> inputs = {input};
+  inputs.insert(inputs.end(), parameters.begin(), parameters.end());
+  std::vector<at::Tensor> outputs = {std::exchange(output, {})};
+  std::vector<at::Tensor> seeds = {std::move(output_gradient)};
+  std::vector<at::Tensor> found = torch::autograd::grad(outputs, inputs, seeds);
+  for (size_t i = 0; i < gradients.size(); ++i) {
+    gradients[i].tensor->add_(found[i + 1]);
+  }
+  return found[0];
+}
+
+class BaselineRun {
+ public:
+  BaselineRun(const BaselineOptions& options, const ModelTensors& weights,
+              ModelTensors& gradients)
+      : options_(options),
+        model_(options.model),
+        weights_(weights),
+        gradients_(gradients),
+        ranks_(options.collectives ? options.collectives->world_size() : 1),
+        rank_(options.collectives ? options.collectives->rank() : 0),
+        layout_(options.seq_len, options.seq_len, ranks_),
+        runs_(RowRuns::Whole(layout_, 0)),
+        exchange_(model_.heads, model_.kv_heads, ranks_, rank_,
+                  options.collectives) {}
+
+  StepResult Step(const at::Tensor& tokens, const at::Tensor& labels,
+                  int64_t global_count);
+
+ private:
+  at::Tensor Embed(const at::Tensor& tokens) const;
+  void EmbedBackward(const at::Tensor& tokens, const at::Tensor& gradient);
+  at::Tensor Norm(const at::Tensor& x, const at::Tensor& weight,
+                  const at::Tensor& bias) const;
+  at::Tensor SelfAttention(const at::Tensor& h, const LayerTensors& w);
+  at::Tensor FeedForward(const at::Tensor& h, const LayerTensors& w) const;
+  at::Tensor Layer(const at::Tensor& x, const LayerTensors& w);
+  Graph LayerGraph(const at::Tensor& x, int64_t layer);
+  // Runs all layers; `kept` gets a graph (keep-all) or an input (recompute).
+  at::Tensor LayersForward(at::Tensor x, std::vector<Graph>& kept);
+  at::Tensor LayersBackward(at::Tensor gradient, std::vector<Graph> kept);
+  // Final norm and loss, both directions; the gradient of the last layer.
+  at::Tensor Head(const at::Tensor& x, const at::Tensor& labels,
+                  int64_t global_count, StepResult& result);
+
+  const BaselineOptions& options_;
+  const ModelConfig& model_;
+  const ModelTensors& weights_;
+  ModelTensors& gradients_;
+  const int ranks_, rank_;
+  const ChunkLayout layout_;
+  const RowRuns runs_;
+  HeadExchange exchange_;
+  std::optional<Rotation> rotation_;
+};
+
+at::Tensor BaselineRun::Embed(const at::Tensor& tokens) const {
+  at::Tensor x = at::index_select(weights_.embed, 0, tokens);
+  if (model_.arch == Arch::kGpt) {
+    x.add_(weights_.positions.narrow(0, layout_.local_offset(0, rank_),
+                                     tokens.size(0)));
+  }
+  return x;
+}
+
+void BaselineRun::EmbedBackward(const at::Tensor& tokens,
+                                const at::Tensor& gradient) {
+  const at::Tensor gradient32 = gradient.to(at::kFloat);
+  gradients_.embed.index_add_(0, tokens, gradient32);
+  if (model_.arch == Arch::kGpt) {
+    gradients_.positions
+        .narrow(0, layout_.local_offset(0, rank_), tokens.size(0))
+        .add_(gradient32);
+  }
+}
+
+at::Tensor BaselineRun::Norm(const at::Tensor& x, const at::Tensor& weight,
+                             const at::Tensor& bias) const {
+  if (model_.arch == Arch::kLlama) {
+    return baseline::RmsNorm(x, weight, model_.norm_epsilon);
+  }
+  return at::layer_norm(x, {model_.hidden}, weight, bias, model_.norm_epsilon);
+}
+
+at::Tensor BaselineRun::SelfAttention(const at::Tensor& h,
+                                      const LayerTensors& w) {
+  const int64_t rows = h.size(0), dim = model_.head_dim();
+  at::Tensor q = at::linear(h, w.q_weight, w.q_bias);
+  at::Tensor k = at::linear(h, w.k_weight, w.k_bias);
+  at::Tensor v = at::linear(h, w.v_weight, w.v_bias);
+  q = q.view({rows, model_.heads, dim});
+  k = k.view({rows, model_.kv_heads, dim});
+  v = v.view({rows, model_.kv_heads, dim});
+  if (rotation_.has_value()) {
+    q = baseline::Rotate(q, *rotation_);
+    k = baseline::Rotate(k, *rotation_);
+  }
+  if (!exchange_.local()) {
+    std::tie(q, k, v) = baseline::ToHeads(&exchange_, &runs_, q, k, v);
+  }
+  at::Tensor o = baseline::Attention(q, k, v);
+  if (!exchange_.local()) {
+    o = baseline::ToTokens(&exchange_, &runs_, o, rows, model_.heads);
+  }
+  return at::linear(o.reshape({rows, model_.hidden}), w.o_weight, w.o_bias);
+}
+
+at::Tensor BaselineRun::FeedForward(const at::Tensor& h,
+                                    const LayerTensors& w) const {
+  at::Tensor up = at::linear(h, w.up_weight, w.up_bias);
+  if (model_.arch == Arch::kGpt) {
+    up = at::gelu(up, "tanh");
+  } else {
+    up = at::silu(at::linear(h, w.gate_weight)) * up;
+  }
+  return at::linear(up, w.down_weight, w.down_bias);
+}
+
+at::Tensor BaselineRun::Layer(const at::Tensor& x, const LayerTensors& w) {
+  at::Tensor middle =
+      x + SelfAttention(Norm(x, w.norm1_weight, w.norm1_bias), w);
+  return middle + FeedForward(Norm(middle, w.norm2_weight, w.norm2_bias), w);
+}
+
+Graph BaselineRun::LayerGraph(const at::Tensor& x, int64_t layer) {
+  Graph graph{.input = Leaf(x)};
+  LayerTensors leaves = weights_.layers[layer];
+  for (const NamedTensor& leaf : NamedTensors(model_, leaves)) {
+    *leaf.tensor = Leaf(*leaf.tensor);
+    graph.parameters.push_back(*leaf.tensor);
+  }
+  const at::AutoGradMode with_gradients(true);
+  graph.output = Layer(graph.input, leaves);
+  return graph;
+}
+
+at::Tensor BaselineRun::LayersForward(at::Tensor x, std::vector<Graph>& kept) {
+  for (int64_t i = 0; i < model_.layers; ++i) {
+    if (options_.method == BaselineMethod::kKeepAll) {
+      kept.push_back(LayerGraph(x, i));
+      x = kept.back().output.detach();
+    } else {
+      kept.push_back({.input = x});
+      x = Layer(x, weights_.layers[i]);
+    }
+  }
+  return x;
+}
+
+at::Tensor BaselineRun::LayersBackward(at::Tensor gradient,
+                                       std::vector<Graph> kept) {
+  for (int64_t i = model_.layers - 1; i >= 0; --i) {
+    Graph graph = std::move(kept.back());
+    kept.pop_back();
+    if (options_.method == BaselineMethod::kRecompute) {
+      graph = LayerGraph(std::exchange(graph.input, {}), i);
+    }
+    gradient = graph.Backward(std::move(gradient),
+                              NamedTensors(model_, gradients_.layers[i]));
+  }
+  return gradient;
+}
+
+at::Tensor BaselineRun::Head(const at::Tensor& x, const at::Tensor& labels,
+                             int64_t global_count, StepResult& result) {
+  Graph norm{.input = Leaf(x),
+             .parameters = {Leaf(weights_.final_norm_weight)}};
+  std::vector<NamedTensor> gradients = {
+      {"final_norm_weight", &gradients_.final_norm_weight}};
+  at::Tensor bias;
+  if (model_.arch == Arch::kGpt) {
+    bias = Leaf(weights_.final_norm_bias);
+    norm.parameters.push_back(bias);
+    gradients.push_back({"final_norm_bias", &gradients_.final_norm_bias});
+  }
+  {
+    const at::AutoGradMode with_gradients(true);
+    norm.output = Norm(norm.input, norm.parameters[0], bias);
+  }
+  at::Tensor& head_gradient =
+      weights_.head.defined() ? gradients_.head : gradients_.embed;
+  baseline::LossAndGradient loss =
+      baseline::ChunkedLoss(norm.output.detach(), weights_.logits_weight(),
+                            head_gradient, labels, global_count);
+  result = loss.result;
+  return norm.Backward(std::move(loss.hidden_gradient), gradients);
+}
+
+StepResult BaselineRun::Step(const at::Tensor& tokens, const at::Tensor& labels,
+                             int64_t global_count) {
+  const at::AutoGradMode no_gradients(false);
+  if (model_.arch == Arch::kLlama) {
+    rotation_ =
+        baseline::MakeRotation(layout_.local_offset(0, rank_), tokens.size(0),
+                               model_.head_dim(), model_.rope_theta);
+  }
+  std::vector<Graph> kept;
+  StepResult result;
+  at::Tensor gradient;
+  {
+    const at::Tensor x = LayersForward(Embed(tokens), kept);
+    gradient = Head(x, labels, global_count, result);
+  }
+  gradient = LayersBackward(std::move(gradient), std::move(kept));
+  EmbedBackward(tokens, gradient);
+  return result;
+}
+
+absl::Status CheckRows(const BaselineOptions& options, const at::Tensor& tokens,
+                       const at::Tensor& labels) {
+  const int ranks = options.collectives ? options.collectives->world_size() : 1;
+  const int rank = options.collectives ? options.collectives->rank() : 0;
+  const int64_t rows =
+      ChunkLayout(options.seq_len, options.seq_len, ranks).local_rows(0, rank);
+  if (tokens.numel() == rows && labels.numel() == rows) return absl::OkStatus();
+  return absl::InvalidArgumentError(fmt::format(
+      "{} tokens and {} labels on rank {} of {}: a sequence of {} has {} rows "
+      "there",
+      tokens.numel(), labels.numel(), rank, ranks, options.seq_len, rows));
+}
+
+}  // namespace
+
+absl::StatusOr<StepResult> BaselineStep(const BaselineOptions& options,
+                                        const ModelTensors& weights,
+                                        ModelTensors& gradients,
+                                        const at::Tensor& tokens,
+                                        const at::Tensor& labels,
+                                        int64_t global_count) {
+  if (absl::Status s = CheckRows(options, tokens, labels); !s.ok()) return s;
+  const char* what = options.method == BaselineMethod::kKeepAll
+                         ? "a step of keep-all"
+                         : "a step of recompute";
+  return CatchStatus(what, [&]() -> absl::StatusOr<StepResult> {
+    return BaselineRun(options, weights, gradients)
+        .Step(tokens, labels, global_count);
+  });
+}
+
+}  // namespace sluice::runtime

@@ -1,0 +1,54 @@
+// The methods Sluice is measured against, honestly: libtorch autograd over the
+// same weights, with Ulysses head exchange, ATen's flash attention and a loss
+// whose logits are never whole.
+//
+//   keep-all   every layer's autograd graph stays until its backward
+//   recompute  only layer inputs stay; a layer runs again, with gradients, in
+//              backward (full activation checkpointing)
+//
+// Both walk backward a layer at a time and add weight gradients to the
+// caller's fp32 tensors as they go, so that neither holds a second copy of
+// all gradients. recompute's peak is at most (layers + 32) x [local rows,
+// hidden] beside the weights and gradients (tested).
+//
+// The sequence is one chunk: rank r has rows local_offset(0, r) and on of
+// ChunkLayout(seq_len, seq_len, ranks).
+//
+// Thread safety: one thread.
+#pragma once
+
+#include <ATen/core/Tensor.h>
+
+#include <cstdint>
+
+#include "absl/status/statusor.h"
+#include "client/torch/math/model_tensors.h"
+#include "client/torch/ranks/collectives.h"
+#include "client/torch/stream/shapes.h"
+
+namespace sluice::runtime {
+
+enum class BaselineMethod { kKeepAll, kRecompute };
+
+struct BaselineOptions {
+  ModelConfig model;
+  int64_t seq_len = 0;
+  BaselineMethod method = BaselineMethod::kRecompute;
+  Collectives* collectives = nullptr;  // null: one rank; outlives the call
+};
+
+// Adds the gradients of (sum of this rank's losses / `global_count`) to
+// `gradients` (fp32; summing them over ranks is the trainer's).
+//
+// `tokens` and `labels` are int64 [local rows]; labels are shifted already,
+// -100 is ignored. The result is this rank's: sum of its losses, labels
+// counted. ResourceExhausted: out of memory, with the allocator's line;
+// Unavailable: a collective failed.
+absl::StatusOr<StepResult> BaselineStep(const BaselineOptions& options,
+                                        const ModelTensors& weights,
+                                        ModelTensors& gradients,
+                                        const at::Tensor& tokens,
+                                        const at::Tensor& labels,
+                                        int64_t global_count);
+
+}  // namespace sluice::runtime

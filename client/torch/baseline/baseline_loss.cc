@@ -1,0 +1,60 @@
+#include <ATen/ops/_log_softmax.h>
+#include <ATen/ops/empty_like.h>
+#include <ATen/ops/full_like.h>
+#include <ATen/ops/gather.h>
+#include <ATen/ops/mm.h>
+#include <ATen/ops/sum.h>
+
+#include <algorithm>
+
+#include "client/torch/baseline/baseline_ops.h"
+
+namespace sluice::runtime::baseline {
+namespace {
+
+constexpr int64_t kIgnored = -100;
+
+// Losses of a few rows; returns d(sum / global_count) / d(logits) in fp32.
+at::Tensor RowsLoss(const at::Tensor& logits, const at::Tensor& labels,
+                    int64_t global_count, StepResult& result) {
+  const at::Tensor counted = labels.ne(kIgnored);
+  const at::Tensor columns = labels.clamp_min(0).unsqueeze(1);
+  at::Tensor log_p = at::_log_softmax(logits, -1, /*half_to_float=*/false);
+  const at::Tensor picked =
+      at::gather(log_p, 1, columns).squeeze(1).mul_(counted);
+  result.loss_sum -= at::sum(picked, at::kDouble).item<double>();
+  result.count += counted.sum().item<int64_t>();
+  at::Tensor gradient = log_p.exp_();
+  gradient.scatter_add_(1, columns, at::full_like(picked, -1).unsqueeze(1));
+  const at::Tensor weight = counted.to(at::kFloat).div_(global_count);
+  return gradient.mul_(weight.unsqueeze(1));
+}
+
+}  // namespace
+
+LossAndGradient ChunkedLoss(const at::Tensor& hidden, const at::Tensor& weight,
+                            at::Tensor& weight_gradient,
+                            const at::Tensor& labels, int64_t global_count) {
+  const int64_t rows = hidden.size(0), width = hidden.size(1);
+  const int64_t chunks = 2 * ((weight.size(0) + width - 1) / width);
+  const int64_t step = std::max<int64_t>(1, (rows + chunks - 1) / chunks);
+  LossAndGradient loss{.hidden_gradient = at::empty_like(hidden)};
+  for (int64_t begin = 0; begin < rows; begin += step) {
+    const int64_t count = std::min(step, rows - begin);
+    const at::Tensor part = hidden.narrow(0, begin, count);
+    at::Tensor d_logits =
+        RowsLoss(at::mm(part, weight.t()).to(at::kFloat),
+                 labels.narrow(0, begin, count), global_count, loss.result)
+            .to(hidden.scalar_type());
+    loss.hidden_gradient.narrow(0, begin, count)
+        .copy_(at::mm(d_logits, weight));
+    if (hidden.scalar_type() == at::kFloat) {
+      weight_gradient.addmm_(d_logits.t(), part);
+    } else {
+      weight_gradient.add_(at::mm(d_logits.t(), part));
+    }
+  }
+  return loss;
+}
+
+}  // namespace sluice::runtime::baseline

@@ -1,0 +1,201 @@
+#include "client/torch/baseline/baseline_ops.h"
+
+#include <ATen/TensorOperators.h>
+#include <ATen/ops/_scaled_dot_product_flash_attention_for_cpu.h>
+#include <ATen/ops/arange.h>
+#include <ATen/ops/cat.h>
+#include <ATen/ops/cos.h>
+#include <ATen/ops/empty.h>
+#include <ATen/ops/mean.h>
+#include <ATen/ops/outer.h>
+#include <ATen/ops/pow.h>
+#include <ATen/ops/rsqrt.h>
+#include <ATen/ops/sin.h>
+#include <ATen/ops/square.h>
+#include <ATen/ops/sum.h>
+#include <torch/csrc/autograd/custom_function.h>
+
+#include "client/torch/exceptions.h"
+
+namespace sluice::runtime::baseline {
+namespace {
+
+using torch::autograd::AutogradContext;
+using torch::autograd::Function;
+using torch::autograd::variable_list;
+
+struct RmsNormFunction : Function<RmsNormFunction> {
+  static at::Tensor forward(AutogradContext* context, const at::Tensor& x,
+                            const at::Tensor& weight, double epsilon) {
+    const at::Tensor x32 = x.to(at::kFloat);
+    const at::Tensor scale =
+        at::mean(at::square(x32), {-1}, true).add_(epsilon).rsqrt_();
+    context->save_for_backward({x, weight, scale});
+    return (x32 * scale).mul_(weight).to(x.scalar_type());
+  }
+  static variable_list backward(AutogradContext* context,
+                                variable_list outputs) {
+    const variable_list saved = context->get_saved_variables();
+    const at::Tensor normed = saved[0].to(at::kFloat) * saved[2];
+    at::Tensor dx = outputs[0].to(at::kFloat);
+    at::Tensor dweight = at::sum(dx * normed, {0}).to(saved[1].scalar_type());
+    dx = dx * saved[1];
+    const at::Tensor mean = at::mean(dx * normed, {-1}, true);
+    dx.addcmul_(normed, mean, -1).mul_(saved[2]);
+    return {dx.to(saved[0].scalar_type()), dweight, at::Tensor()};
+  }
+};
+
+// (a, b) -> (a cos - sign b sin, b cos + sign a sin).
+at::Tensor Turn(const at::Tensor& x, const at::Tensor& cos,
+                const at::Tensor& sin, double sign) {
+  const int64_t half = x.size(2) / 2;
+  const at::Tensor a = x.narrow(2, 0, half), b = x.narrow(2, half, half);
+  at::Tensor turned = at::empty(x.sizes(), x.options());
+  turned.narrow(2, 0, half).copy_((a * cos).addcmul_(b, sin, -sign));
+  turned.narrow(2, half, half).copy_((b * cos).addcmul_(a, sin, sign));
+  return turned;
+}
+
+struct RotateFunction : Function<RotateFunction> {
+  static at::Tensor forward(AutogradContext* context, const at::Tensor& x,
+                            const at::Tensor& cos, const at::Tensor& sin) {
+    context->save_for_backward({cos, sin});
+    return Turn(x, cos, sin, 1);
+  }
+  static variable_list backward(AutogradContext* context,
+                                variable_list outputs) {
+    const variable_list saved = context->get_saved_variables();
+    return {Turn(outputs[0], saved[0], saved[1], -1), at::Tensor(),
+            at::Tensor()};
+  }
+};
+
+// What a head exchange needs in backward. Not owned.
+struct Route {
+  HeadExchange* exchange;
+  const RowRuns* runs;
+
+  int64_t chunk_rows() const { return runs->begin.back() + runs->count.back(); }
+};
+
+void Remember(AutogradContext* context, Route route) {
+  context->saved_data["exchange"] = reinterpret_cast<int64_t>(route.exchange);
+  context->saved_data["runs"] = reinterpret_cast<int64_t>(route.runs);
+}
+
+Route Recall(AutogradContext* context) {
+  return {
+      reinterpret_cast<HeadExchange*>(context->saved_data["exchange"].toInt()),
+      reinterpret_cast<const RowRuns*>(context->saved_data["runs"].toInt())};
+}
+
+at::Tensor Like(const at::Tensor& model, int64_t rows, int64_t heads) {
+  return at::empty({rows, heads, model.size(2)}, model.options());
+}
+
+struct ToHeadsFunction : Function<ToHeadsFunction> {
+  static variable_list forward(AutogradContext* context, Route route,
+                               const at::Tensor& q, const at::Tensor& k,
+                               const at::Tensor& v) {
+    Remember(context, route);
+    context->saved_data["heads"] = q.size(1);
+    context->saved_data["kv_heads"] = k.size(1);
+    context->saved_data["rows"] = q.size(0);
+    const HeadLayout& layout = route.exchange->heads();
+    const int64_t rows = route.chunk_rows();
+    const at::Tensor q_out = Like(q, rows, layout.q_per_rank);
+    const at::Tensor k_out = Like(k, rows, layout.kv_per_rank);
+    const at::Tensor v_out = Like(v, rows, layout.kv_per_rank);
+    ThrowIfError(route.exchange->ToHeads(*route.runs,
+                                         {{HeadKind::kQuery, q, q_out},
+                                          {HeadKind::kKeyValue, k, k_out},
+                                          {HeadKind::kKeyValue, v, v_out}}));
+    return {q_out, k_out, v_out};
+  }
+  static variable_list backward(AutogradContext* context,
+                                variable_list outputs) {
+    const Route route = Recall(context);
+    const int64_t rows = context->saved_data["rows"].toInt();
+    const int64_t kv_heads = context->saved_data["kv_heads"].toInt();
+    const at::Tensor dq =
+        Like(outputs[0], rows, context->saved_data["heads"].toInt());
+    const at::Tensor dk = Like(outputs[1], rows, kv_heads);
+    const at::Tensor dv = Like(outputs[2], rows, kv_heads);
+    ThrowIfError(route.exchange->ToTokens(
+        *route.runs, {{HeadKind::kQuery, dq, outputs[0]},
+                      {HeadKind::kKeyValue, dk, outputs[1]},
+                      {HeadKind::kKeyValue, dv, outputs[2]}}));
+    return {at::Tensor(), dq, dk, dv};
+  }
+};
+
+struct ToTokensFunction : Function<ToTokensFunction> {
+  static at::Tensor forward(AutogradContext* context, Route route,
+                            const at::Tensor& o, int64_t rows, int64_t heads) {
+    Remember(context, route);
+    const at::Tensor home = Like(o, rows, heads);
+    ThrowIfError(
+        route.exchange->ToTokens(*route.runs, {{HeadKind::kQuery, home, o}}));
+    return home;
+  }
+  static variable_list backward(AutogradContext* context,
+                                variable_list outputs) {
+    const Route route = Recall(context);
+    const at::Tensor d_o = Like(outputs[0], route.chunk_rows(),
+                                route.exchange->heads().q_per_rank);
+    ThrowIfError(route.exchange->ToHeads(
+        *route.runs, {{HeadKind::kQuery, outputs[0], d_o}}));
+    return {at::Tensor(), d_o, at::Tensor(), at::Tensor()};
+  }
+};
+
+}  // namespace
+
+at::Tensor RmsNorm(const at::Tensor& x, const at::Tensor& weight,
+                   double epsilon) {
+  return RmsNormFunction::apply(x, weight, epsilon);
+}
+
+Rotation MakeRotation(int64_t first_position, int64_t rows, int64_t dim,
+                      double theta) {
+  const at::Tensor frequency =
+      at::pow(theta, at::arange(0, dim, 2, at::kDouble).neg_().div_(dim));
+  const at::Tensor angle =
+      at::outer(at::arange(first_position, first_position + rows, at::kDouble),
+                frequency)
+          .view({rows, 1, dim / 2});
+  return {at::cos(angle).to(at::kFloat), at::sin(angle).to(at::kFloat)};
+}
+
+at::Tensor Rotate(const at::Tensor& x, const Rotation& rotation) {
+  return RotateFunction::apply(x, rotation.cos, rotation.sin);
+}
+
+std::tuple<at::Tensor, at::Tensor, at::Tensor> ToHeads(HeadExchange* exchange,
+                                                       const RowRuns* runs,
+                                                       const at::Tensor& q,
+                                                       const at::Tensor& k,
+                                                       const at::Tensor& v) {
+  const variable_list out =
+      ToHeadsFunction::apply(Route{exchange, runs}, q, k, v);
+  return {out[0], out[1], out[2]};
+}
+
+at::Tensor ToTokens(HeadExchange* exchange, const RowRuns* runs,
+                    const at::Tensor& o, int64_t rows, int64_t heads) {
+  return ToTokensFunction::apply(Route{exchange, runs}, o, rows, heads);
+}
+
+at::Tensor Attention(const at::Tensor& q, const at::Tensor& k,
+                     const at::Tensor& v) {
+  const auto batched = [](const at::Tensor& t) {
+    return t.unsqueeze(0).transpose(1, 2);  // [1, heads, rows, dim]
+  };
+  const auto [o, lse] = at::_scaled_dot_product_flash_attention_for_cpu(
+      batched(q), batched(k), batched(v), /*dropout_p=*/0.0,
+      /*is_causal=*/true);
+  return o.transpose(1, 2).squeeze(0);
+}
+
+}  // namespace sluice::runtime::baseline

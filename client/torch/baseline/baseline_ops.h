@@ -1,0 +1,54 @@
+// Autograd functions of the baselines, for what ATen's own graph would make
+// needlessly large (RMSNorm, RoPE) or does not have (head exchange, the loss).
+//
+// Throw c10::Error and StatusException. Thread safety: one thread.
+#pragma once
+
+#include <ATen/core/Tensor.h>
+
+#include <tuple>
+
+#include "client/torch/math/model_tensors.h"
+#include "client/torch/ranks/ulysses.h"
+
+namespace sluice::runtime::baseline {
+
+// x / rms(x) * weight over the last dimension, in fp32 inside.
+at::Tensor RmsNorm(const at::Tensor& x, const at::Tensor& weight,
+                   double epsilon);
+
+// Rotate-half: `cos` and `sin` are [rows, 1, dim / 2] in fp32.
+struct Rotation {
+  at::Tensor cos, sin;
+};
+Rotation MakeRotation(int64_t first_position, int64_t rows, int64_t dim,
+                      double theta);
+at::Tensor Rotate(const at::Tensor& x, const Rotation& rotation);
+
+// q, k, v of this rank's tokens -> of this rank's heads. `exchange` must live
+// until backward is done.
+std::tuple<at::Tensor, at::Tensor, at::Tensor> ToHeads(HeadExchange* exchange,
+                                                       const RowRuns* runs,
+                                                       const at::Tensor& q,
+                                                       const at::Tensor& k,
+                                                       const at::Tensor& v);
+at::Tensor ToTokens(HeadExchange* exchange, const RowRuns* runs,
+                    const at::Tensor& o, int64_t rows, int64_t heads);
+
+// Causal attention of [rows, heads, dim] by ATen's flash kernel, whose own
+// backward autograd uses.
+at::Tensor Attention(const at::Tensor& q, const at::Tensor& k,
+                     const at::Tensor& v);
+
+// The loss of `hidden` [rows, hidden] and, at once, its gradients: a few rows
+// of logits at a time (FPDT: 2 vocab / hidden chunks). Adds to
+// `weight_gradient` (fp32); `hidden_gradient` is what to go on with.
+struct LossAndGradient {
+  StepResult result;
+  at::Tensor hidden_gradient;
+};
+LossAndGradient ChunkedLoss(const at::Tensor& hidden, const at::Tensor& weight,
+                            at::Tensor& weight_gradient,
+                            const at::Tensor& labels, int64_t global_count);
+
+}  // namespace sluice::runtime::baseline

@@ -1,0 +1,131 @@
+#include "client/torch/math/model_tensors.h"
+
+#include <ATen/CPUGeneratorImpl.h>
+#include <ATen/ops/empty.h>
+#include <ATen/ops/zeros.h>
+
+#include <cmath>
+
+namespace sluice::runtime {
+namespace {
+
+// One member of a layer: its name, place and shape, and which models have it.
+struct LayerMember {
+  const char* name;
+  at::Tensor LayerTensors::*member;
+  std::vector<int64_t> shape;
+};
+
+std::vector<LayerMember> LayerMembers(const ModelConfig& c) {
+  using L = LayerTensors;
+  const bool gpt = c.arch == Arch::kGpt;
+  const int64_t kv = c.kv_heads * c.head_dim();
+  std::vector<LayerMember> members;
+  const auto add = [&](bool has, const char* name, at::Tensor L::*member,
+                       std::vector<int64_t> shape) {
+    if (has) members.push_back({name, member, std::move(shape)});
+  };
+  add(true, "norm1_weight", &L::norm1_weight, {c.hidden});
+  add(gpt, "norm1_bias", &L::norm1_bias, {c.hidden});
+  add(true, "q_weight", &L::q_weight, {c.hidden, c.hidden});
+  add(gpt, "q_bias", &L::q_bias, {c.hidden});
+  add(true, "k_weight", &L::k_weight, {kv, c.hidden});
+  add(gpt, "k_bias", &L::k_bias, {kv});
+  add(true, "v_weight", &L::v_weight, {kv, c.hidden});
+  add(gpt, "v_bias", &L::v_bias, {kv});
+  add(true, "o_weight", &L::o_weight, {c.hidden, c.hidden});
+  add(gpt, "o_bias", &L::o_bias, {c.hidden});
+  add(true, "norm2_weight", &L::norm2_weight, {c.hidden});
+  add(gpt, "norm2_bias", &L::norm2_bias, {c.hidden});
+  add(!gpt, "gate_weight", &L::gate_weight, {c.ffn, c.hidden});
+  add(true, "up_weight", &L::up_weight, {c.ffn, c.hidden});
+  add(gpt, "up_bias", &L::up_bias, {c.ffn});
+  add(true, "down_weight", &L::down_weight, {c.hidden, c.ffn});
+  add(gpt, "down_bias", &L::down_bias, {c.hidden});
+  return members;
+}
+
+bool EndsWith(const std::string& name, const char* suffix) {
+  return name.ends_with(suffix);
+}
+
+void Initialize(const ModelConfig& config, const std::string& name,
+                at::Generator& generator, at::Tensor& tensor) {
+  if (EndsWith(name, "bias")) return;  // zero already
+  if (EndsWith(name, "norm_weight") || EndsWith(name, "norm1_weight") ||
+      EndsWith(name, "norm2_weight")) {
+    tensor.fill_(1);
+    return;
+  }
+  double scale = config.init_std;
+  if (EndsWith(name, "o_weight") || EndsWith(name, "down_weight")) {
+    scale /= std::sqrt(2.0 * static_cast<double>(config.layers));
+  }
+  at::Tensor drawn = at::empty(tensor.sizes(), at::kFloat);
+  drawn.normal_(0, scale, generator);
+  tensor.copy_(drawn);
+}
+
+}  // namespace
+
+std::vector<NamedTensor> NamedTensors(const ModelConfig& config,
+                                      LayerTensors& tensors) {
+  std::vector<NamedTensor> named;
+  for (const LayerMember& m : LayerMembers(config)) {
+    named.push_back({m.name, &(tensors.*m.member)});
+  }
+  return named;
+}
+
+std::vector<NamedTensor> NamedTensors(const ModelConfig& config,
+                                      ModelTensors& tensors) {
+  const bool gpt = config.arch == Arch::kGpt;
+  tensors.layers.resize(config.layers);
+  std::vector<NamedTensor> named = {{"embed", &tensors.embed}};
+  if (gpt) named.push_back({"positions", &tensors.positions});
+  for (int64_t i = 0; i < config.layers; ++i) {
+    for (NamedTensor& t : NamedTensors(config, tensors.layers[i])) {
+      named.push_back({"layers." + std::to_string(i) + "." + t.name, t.tensor});
+    }
+  }
+  named.push_back({"final_norm_weight", &tensors.final_norm_weight});
+  if (gpt) named.push_back({"final_norm_bias", &tensors.final_norm_bias});
+  if (!gpt) named.push_back({"head", &tensors.head});
+  return named;
+}
+
+std::vector<std::vector<int64_t>> TensorShapes(const ModelConfig& config) {
+  const bool gpt = config.arch == Arch::kGpt;
+  std::vector<std::vector<int64_t>> shapes = {{config.vocab, config.hidden}};
+  if (gpt) shapes.push_back({config.max_positions, config.hidden});
+  const std::vector<LayerMember> members = LayerMembers(config);
+  for (int64_t i = 0; i < config.layers; ++i) {
+    for (const LayerMember& m : members) shapes.push_back(m.shape);
+  }
+  shapes.push_back({config.hidden});
+  shapes.push_back(gpt ? std::vector<int64_t>{config.hidden}
+                       : std::vector<int64_t>{config.vocab, config.hidden});
+  return shapes;
+}
+
+ModelTensors ZeroTensors(const ModelConfig& config, at::ScalarType dtype) {
+  ModelTensors tensors;
+  const std::vector<std::vector<int64_t>> shapes = TensorShapes(config);
+  const std::vector<NamedTensor> named = NamedTensors(config, tensors);
+  for (size_t i = 0; i < named.size(); ++i) {
+    *named[i].tensor = at::zeros(shapes[i], dtype);
+  }
+  return tensors;
+}
+
+ModelTensors InitialTensors(const ModelConfig& config, at::ScalarType dtype,
+                            uint64_t seed) {
+  ModelTensors tensors = ZeroTensors(config, dtype);
+  at::Generator generator = at::detail::createCPUGenerator(seed);
+  for (const NamedTensor& t : NamedTensors(config, tensors)) {
+    Initialize(config, t.name, generator, *t.tensor);
+  }
+  return tensors;
+}
+
+}  // namespace sluice::runtime

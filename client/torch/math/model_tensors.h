@@ -1,0 +1,80 @@
+// A model's tensors as plain structs: weights in the model's dtype, and
+// gradients of the same shape in fp32. Neither a module nor an owner: whoever
+// trains owns the memory, so that other owners (Python, FSDP2) can come later.
+//
+// Thread safety: values (tensors are reference counted).
+#pragma once
+
+#include <ATen/core/Tensor.h>
+
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "client/torch/stream/shapes.h"
+
+namespace sluice::runtime {
+
+// One layer's tensors; unused ones are undefined. Linear weights are
+// [out, in]. Used for weights (model dtype) and for gradients (fp32).
+struct LayerTensors {
+  at::Tensor norm1_weight, norm1_bias;
+  at::Tensor q_weight, q_bias, k_weight, k_bias, v_weight, v_bias;
+  at::Tensor o_weight, o_bias;
+  at::Tensor norm2_weight, norm2_bias;
+  at::Tensor gate_weight;  // SwiGLU only
+  at::Tensor up_weight, up_bias, down_weight, down_bias;
+};
+
+// The whole model. `head` is undefined where the head is tied to `embed`
+// (GPT); `positions` and `final_norm_bias` are GPT's.
+struct ModelTensors {
+  at::Tensor embed;      // [vocab, hidden]
+  at::Tensor positions;  // [max_positions, hidden]
+  std::vector<LayerTensors> layers;
+  at::Tensor final_norm_weight, final_norm_bias;  // [hidden]
+  at::Tensor head;                                // [vocab, hidden]
+
+  // The matrix that makes logits: the head, or the embedding it is tied to.
+  const at::Tensor& logits_weight() const {
+    return head.defined() ? head : embed;
+  }
+};
+
+// What one rank's training step computed, whatever the method: the sum of its
+// losses (summed in fp64, not divided) and how many labels it counted.
+struct StepResult {
+  double loss_sum = 0;
+  int64_t count = 0;
+};
+
+// A tensor of the model by its place. Names are ours ("layers.2.q_weight");
+// checkpoints translate them.
+struct NamedTensor {
+  std::string name;
+  at::Tensor* tensor;
+};
+
+// Every tensor that `config` has, in a fixed order:
+// the order in which optimizers, checkpoints and reductions walk a model.
+// `tensors.layers` is resized to the config's. Pointers live as long as
+// `tensors` is not resized.
+std::vector<NamedTensor> NamedTensors(const ModelConfig& config,
+                                      ModelTensors& tensors);
+std::vector<NamedTensor> NamedTensors(const ModelConfig& config,
+                                      LayerTensors& tensors);
+
+// The shape that each of NamedTensors() must have, in the same order.
+std::vector<std::vector<int64_t>> TensorShapes(const ModelConfig& config);
+
+// A model of zeros (gradients: kFloat). Allocates one tensor each.
+ModelTensors ZeroTensors(const ModelConfig& config, at::ScalarType dtype);
+
+// Truncated to nothing fancier than GPT-2's habit: normal(0, init_std), the
+// projections back into the residual stream scaled by 1/sqrt(2 layers), norms
+// one, biases zero. The same seed gives the same weights in every dtype (drawn
+// in fp32, tensor by tensor).
+ModelTensors InitialTensors(const ModelConfig& config, at::ScalarType dtype,
+                            uint64_t seed);
+
+}  // namespace sluice::runtime

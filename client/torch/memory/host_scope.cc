@@ -1,0 +1,101 @@
+#include "client/torch/memory/host_scope.h"
+
+#include <c10/util/Exception.h>
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <cstdlib>
+#include <mutex>
+#include <unordered_map>
+
+#include "client/torch/memory/region_allocator.h"
+
+namespace sluice::runtime {
+namespace {
+
+thread_local const char* innermost = nullptr;
+
+struct HostBlocks {
+  std::mutex mutex;
+  std::unordered_map<void*, Bytes> blocks;
+  Bytes used, peak;
+  Bytes cap = MiB(16);
+};
+
+HostBlocks& Blocks() {
+  static HostBlocks* blocks = new HostBlocks;  // outlives late frees
+  return *blocks;
+}
+
+[[noreturn]] void ThrowOverCap(Bytes size, Bytes used, Bytes cap) {
+  TORCH_CHECK_WITH(
+      OutOfMemoryError, false,
+      fmt::format("host scope '{}' asked {} with {} in use, above its cap of "
+                  "{}: what is large belongs in a leased host region",
+                  innermost, FormatBytes(size), FormatBytes(used),
+                  FormatBytes(cap)));
+  std::abort();  // not reached: the check throws
+}
+
+}  // namespace
+
+namespace host_memory {
+
+bool Active() { return innermost != nullptr; }
+
+void* Allocate(Bytes size) {
+  HostBlocks& host = Blocks();
+  std::unique_lock lock(host.mutex);
+  if (host.cap > Bytes(0) && host.used + size > host.cap) {
+    const Bytes used = host.used, cap = host.cap;
+    lock.unlock();
+    ThrowOverCap(size, used, cap);
+  }
+  void* block = std::aligned_alloc(64, RoundUp(size, kRegionAlignment).size());
+  if (block == nullptr) throw std::bad_alloc();
+  host.blocks.emplace(block, size);
+  host.used += size;
+  host.peak = std::max(host.peak, host.used);
+  return block;
+}
+
+bool Free(void* block) {
+  HostBlocks& host = Blocks();
+  {
+    std::lock_guard lock(host.mutex);
+    const auto found = host.blocks.find(block);
+    if (found == host.blocks.end()) return false;
+    host.used -= found->second;
+    host.blocks.erase(found);
+  }
+  std::free(block);
+  return true;
+}
+
+Bytes Used() {
+  std::lock_guard lock(Blocks().mutex);
+  return Blocks().used;
+}
+
+Bytes Peak() {
+  std::lock_guard lock(Blocks().mutex);
+  return Blocks().peak;
+}
+
+void ResetPeak() {
+  std::lock_guard lock(Blocks().mutex);
+  Blocks().peak = Blocks().used;
+}
+
+}  // namespace host_memory
+
+HostScope::HostScope(const char* what) : outer_(innermost) { innermost = what; }
+
+HostScope::~HostScope() { innermost = outer_; }
+
+void HostScope::SetCap(Bytes cap) {
+  std::lock_guard lock(Blocks().mutex);
+  Blocks().cap = cap;
+}
+
+}  // namespace sluice::runtime

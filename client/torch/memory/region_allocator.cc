@@ -1,0 +1,351 @@
+#include "client/torch/memory/region_allocator.h"
+
+#include <c10/core/CPUAllocator.h>
+#include <c10/util/Exception.h>
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <cstdio>
+#include <cstring>
+#include <mutex>
+#include <set>
+#include <thread>
+#include <unordered_map>
+#include <utility>
+
+#include "client/torch/memory/host_scope.h"
+#include "client/torch/memory/region_pool.h"
+#include "client/torch/memory/segments.h"
+#include "proto/base/clock.h"
+#include "proto/base/status.h"
+
+namespace sluice::runtime {
+namespace {
+
+constexpr uint8_t kArmedPriority = 100;
+
+void Poison([[maybe_unused]] std::byte* block, [[maybe_unused]] Bytes size) {
+#ifdef SLUICE_POISON
+  std::memset(block, 0xff, size.size());
+#endif
+}
+
+}  // namespace
+
+// Everything but the address range is guarded by the table's lock.
+struct RegionAllocator::Impl {
+  struct Block {
+    Bytes size;
+    bool planned;
+    double born_s;
+    std::string_view segment;
+  };
+
+  Impl(std::byte* base_in, Bytes size_in)
+      : base(base_in), size(size_in), pool(size_in) {}
+
+  std::byte* const base;
+  const Bytes size;
+  RegionPool pool;
+  std::unordered_map<int64_t, Block> blocks;  // by offset
+  Bytes used, peak;
+  bool retired = false;  // its allocator is gone
+
+  Bytes plan_base, plan_size;  // the planned area
+  PlanReplay replay;
+  int64_t planned_allocations = 0;
+  int64_t mismatches = 0;
+
+  std::thread::id compute_thread = std::this_thread::get_id();
+  int segment_depth = 0;
+  std::string_view segment;     // in `names`
+  std::set<std::string> names;  // kinds seen; nodes of a set never move
+  bool record_segments = false;
+  SegmentRecorder recorder;
+  bool record_timeline = false;
+  double segment_start_s = 0;
+  std::vector<SegmentRun> runs;
+  std::vector<BlockRecord> records;
+
+  c10::Allocator* former = nullptr;  // not null: armed
+
+  bool OnComputeThread() const {
+    return std::this_thread::get_id() == compute_thread;
+  }
+  std::optional<Bytes> Place(Bytes bytes, bool* planned);
+  // Null: out of memory.
+  std::byte* Allocate(Bytes bytes);
+  void Free(Bytes offset);
+  void Mismatched();
+  std::string OutOfMemory(Bytes bytes) const;
+};
+
+std::optional<Bytes> RegionAllocator::Impl::Place(Bytes bytes, bool* planned) {
+  *planned = false;
+  if (segment_depth > 0 && OnComputeThread()) {
+    PlanReplay::Outcome outcome;
+    const std::optional<Bytes> place = replay.Next(bytes, &outcome);
+    if (place.has_value()) {
+      *planned = true;
+      ++planned_allocations;
+      return plan_base + *place;
+    }
+    if (outcome == PlanReplay::Outcome::kMismatch) Mismatched();
+  }
+  return pool.Allocate(bytes);
+}
+
+void RegionAllocator::Impl::Mismatched() {
+  if (++mismatches > 1) return;
+  std::fprintf(stderr,
+               "sluice: an allocation did not match the plan and came from "
+               "the pool (counted, logged once): %s\n",
+               replay.mismatch().c_str());
+}
+
+std::byte* RegionAllocator::Impl::Allocate(Bytes bytes) {
+  bool planned = false;
+  const std::optional<Bytes> offset = Place(bytes, &planned);
+  if (!offset.has_value()) return nullptr;
+  const double born_s = record_timeline ? MonotonicSeconds() : 0;
+  const bool in_segment = segment_depth > 0 && OnComputeThread();
+  blocks.emplace(
+      offset->count(),
+      Block{bytes, planned, born_s, in_segment ? segment : std::string_view()});
+  used += bytes;
+  peak = std::max(peak, used);
+  if (in_segment && recorder.recording()) recorder.Allocated(*offset, bytes);
+  return base + offset->count();
+}
+
+void RegionAllocator::Impl::Free(Bytes offset) {
+  const auto found = blocks.find(offset.count());
+  const Block block = found->second;
+  Poison(base + offset.count(), block.size);
+  blocks.erase(found);
+  used -= block.size;
+  if (block.planned) {
+    replay.Freed(offset - plan_base);
+  } else {
+    pool.Free(offset, block.size);
+  }
+  if (recorder.recording() && OnComputeThread()) recorder.Freed(offset);
+  if (record_timeline) {
+    records.push_back(
+        {offset, block.size, block.born_s, MonotonicSeconds(), block.segment});
+  }
+}
+
+std::string RegionAllocator::Impl::OutOfMemory(Bytes bytes) const {
+  return fmt::format(
+      "out of GPU memory: asked {}, used {} of {}, planned area {}, largest "
+      "free {}{}",
+      FormatBytes(bytes), FormatBytes(used), FormatBytes(size),
+      FormatBytes(plan_size), FormatBytes(pool.largest_free()),
+      segment.empty() ? "" : fmt::format(", in segment '{}'", segment));
+}
+
+// Regions of the process, those of destroyed allocators while blocks live.
+// One lock for all: the deleter knows a block's address and nothing else.
+struct RegionAllocator::Table {
+  std::mutex mutex;
+  std::vector<std::shared_ptr<Impl>> regions;
+};
+
+RegionAllocator::Table& RegionAllocator::Regions() {
+  static Table* table = new Table;  // outlives tensors freed at exit
+  return *table;
+}
+
+void RegionAllocator::Delete(void* block) {
+  if (block == nullptr || host_memory::Free(block)) return;
+  Table& table = Regions();
+  const std::lock_guard lock(table.mutex);
+  for (auto region = table.regions.rbegin(); region != table.regions.rend();
+       ++region) {
+    Impl& impl = **region;
+    const Bytes offset(static_cast<std::byte*>(block) - impl.base);
+    if (!impl.blocks.contains(offset.count())) continue;
+    impl.Free(offset);
+    if (impl.retired && impl.blocks.empty()) {
+      table.regions.erase(std::next(region).base());
+    }
+    return;
+  }
+  SLUICE_CHECK(!"freed a block that no region knows");
+}
+
+RegionAllocator::RegionAllocator(std::byte* base, Bytes size)
+    : impl_(std::make_shared<Impl>(base, size)) {
+  SLUICE_CHECK(reinterpret_cast<uintptr_t>(base) % kRegionAlignment.size() ==
+               0);
+  const std::lock_guard lock(Regions().mutex);
+  Regions().regions.push_back(impl_);
+}
+
+RegionAllocator::~RegionAllocator() {
+  Disarm();
+  const std::lock_guard lock(Regions().mutex);
+  impl_->retired = true;
+  impl_->records.clear();
+  impl_->runs.clear();
+  if (impl_->blocks.empty()) std::erase(Regions().regions, impl_);
+}
+
+void RegionAllocator::Arm() {
+  const std::lock_guard lock(Regions().mutex);
+  impl_->compute_thread = std::this_thread::get_id();
+  if (impl_->former != nullptr) return;
+  impl_->former = c10::GetCPUAllocator();
+  c10::SetCPUAllocator(this, kArmedPriority);
+}
+
+void RegionAllocator::Disarm() {
+  const std::lock_guard lock(Regions().mutex);
+  if (impl_->former == nullptr) return;
+  c10::SetCPUAllocator(std::exchange(impl_->former, nullptr), kArmedPriority);
+}
+
+absl::Status RegionAllocator::SetPlan(
+    const std::vector<plan::SegmentPlan>& segments,
+    const std::vector<plan::SegmentKind>& kinds, Bytes peak) {
+  const std::lock_guard lock(Regions().mutex);
+  Impl& impl = *impl_;
+  if (!impl.replay.idle()) {
+    return absl::FailedPreconditionError(
+        "blocks of the former plan are still alive: set a plan between steps");
+  }
+  peak = RoundUp(peak, kRegionAlignment);
+  SLUICE_ASSIGN_OR_RETURN(PlanReplay replay,
+                          PlanReplay::Make(segments, kinds, peak));
+  if (impl.plan_size > Bytes(0)) impl.pool.Free(impl.plan_base, impl.plan_size);
+  const std::optional<Bytes> place =
+      peak > Bytes(0) ? impl.pool.AllocateLow(peak) : Bytes(0);
+  if (!place.has_value()) {
+    const Bytes largest = impl.pool.largest_free();
+    // What was just given back is still free, at its old place.
+    if (impl.plan_size > Bytes(0)) {
+      impl.plan_base = *impl.pool.AllocateLow(impl.plan_size);
+    }
+    return absl::ResourceExhaustedError(fmt::format(
+        "the plan needs {} in one piece, and the largest free piece of the "
+        "region's {} is {}: {} is in use",
+        FormatBytes(peak), FormatBytes(impl.size), FormatBytes(largest),
+        FormatBytes(impl.used)));
+  }
+  impl.plan_base = *place;
+  impl.plan_size = peak;
+  impl.replay = std::move(replay);
+  return absl::OkStatus();
+}
+
+void RegionAllocator::BeginSegment(const std::string& kind) {
+  const std::lock_guard lock(Regions().mutex);
+  Impl& impl = *impl_;
+  if (!impl.OnComputeThread() || impl.segment_depth++ > 0) return;
+  impl.segment = *impl.names.insert(kind).first;
+  if (impl.record_timeline) impl.segment_start_s = MonotonicSeconds();
+  impl.replay.Begin(kind);
+  if (impl.record_segments && !impl.replay.planned(kind)) {
+    impl.recorder.Begin(kind, MonotonicSeconds());
+  }
+}
+
+void RegionAllocator::EndSegment() {
+  const std::lock_guard lock(Regions().mutex);
+  Impl& impl = *impl_;
+  if (!impl.OnComputeThread() || --impl.segment_depth > 0) return;
+  if (impl.record_timeline) {
+    impl.runs.push_back(
+        {impl.segment, impl.segment_start_s, MonotonicSeconds()});
+  }
+  impl.segment = {};
+  impl.replay.End();
+  if (impl.recorder.recording()) impl.recorder.End(MonotonicSeconds());
+}
+
+std::vector<plan::SegmentKind> RegionAllocator::TakeRecorded() {
+  const std::lock_guard lock(Regions().mutex);
+  return impl_->recorder.Take();
+}
+
+void RegionAllocator::RecordSegments(bool on) {
+  const std::lock_guard lock(Regions().mutex);
+  impl_->record_segments = on;
+}
+
+void RegionAllocator::RecordTimeline(bool on) {
+  const std::lock_guard lock(Regions().mutex);
+  impl_->record_timeline = on;
+  if (!on) return;
+  const double now_s = MonotonicSeconds();
+  for (auto& [offset, block] : impl_->blocks) block.born_s = now_s;
+}
+
+std::vector<SegmentRun> RegionAllocator::TakeRuns() {
+  const std::lock_guard lock(Regions().mutex);
+  return std::exchange(impl_->runs, {});
+}
+
+std::vector<BlockRecord> RegionAllocator::TakeBlocks() {
+  const std::lock_guard lock(Regions().mutex);
+  std::vector<BlockRecord> records = std::exchange(impl_->records, {});
+  for (const auto& [offset, block] : impl_->blocks) {
+    records.push_back({Bytes(offset), block.size, block.born_s,
+                       block.born_s - 1, block.segment});
+  }
+  return records;
+}
+
+AllocatorStats RegionAllocator::stats() const {
+  const std::lock_guard lock(Regions().mutex);
+  return {.used = impl_->used,
+          .peak = impl_->peak,
+          .planned = impl_->plan_size,
+          .host_used = host_memory::Used(),
+          .host_peak = host_memory::Peak(),
+          .planned_allocations = impl_->planned_allocations,
+          .mismatches = impl_->mismatches};
+}
+
+void RegionAllocator::ResetPeak() {
+  const std::lock_guard lock(Regions().mutex);
+  impl_->peak = impl_->used;
+  host_memory::ResetPeak();
+}
+
+c10::DataPtr RegionAllocator::allocate(size_t bytes) {
+  const c10::Device cpu(c10::DeviceType::CPU);
+  if (bytes == 0) return {nullptr, nullptr, &Delete, cpu};
+  const Bytes size(static_cast<int64_t>(bytes));
+  if (host_memory::Active()) {
+    void* block = host_memory::Allocate(size);
+    return {block, block, &Delete, cpu};
+  }
+  std::string failure;
+  {
+    const std::lock_guard lock(Regions().mutex);
+    std::byte* block = impl_->Allocate(RoundUp(size, kRegionAlignment));
+    if (block != nullptr) return {block, block, &Delete, cpu};
+    failure = impl_->OutOfMemory(size);
+  }
+  TORCH_CHECK_WITH(OutOfMemoryError, false, failure);
+}
+
+c10::DeleterFnPtr RegionAllocator::raw_deleter() const { return &Delete; }
+
+void RegionAllocator::copy_data(void* to, const void* from,
+                                std::size_t count) const {
+  default_copy_data(to, from, count);
+}
+
+SegmentScope::SegmentScope(RegionAllocator* allocator, const std::string& kind)
+    : allocator_(allocator) {
+  if (allocator_ != nullptr) allocator_->BeginSegment(kind);
+}
+
+SegmentScope::~SegmentScope() {
+  if (allocator_ != nullptr) allocator_->EndSegment();
+}
+
+}  // namespace sluice::runtime

@@ -1,0 +1,235 @@
+#include "client/torch/ranks/collectives.h"
+
+#include <ATen/ops/from_blob.h>
+#include <c10/util/Logging.h>
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <chrono>
+#include <cstdlib>
+#include <functional>
+#include <torch/csrc/distributed/c10d/ProcessGroupGloo.hpp>
+#include <torch/csrc/distributed/c10d/TCPStore.hpp>
+#include <utility>
+
+#include "client/torch/exceptions.h"
+#include "proto/base/status.h"
+#include "proto/base/units.h"
+
+namespace sluice::runtime {
+namespace {
+
+using Options = Collectives::Options;
+
+// A rank that is not there after so long was not started: waiting for it
+// as long as for a slow collective would hide that for half an hour.
+constexpr double kConnectTimeoutS = 120;
+
+double ConnectTimeoutS(const Options& options) {
+  return std::min(options.timeout_s, kConnectTimeoutS);
+}
+
+std::chrono::milliseconds Milliseconds(double seconds) {
+  return std::chrono::milliseconds(static_cast<int64_t>(seconds * 1000));
+}
+
+absl::Status CheckContiguous(const char* what, const at::Tensor& tensor) {
+  if (tensor.is_contiguous()) return absl::OkStatus();
+  return absl::InvalidArgumentError(
+      fmt::format("{}: the tensor is not contiguous", what));
+}
+
+// One process: every sum is already there.
+class SingleRank final : public Collectives {
+ public:
+  int rank() const override { return 0; }
+  int world_size() const override { return 1; }
+  absl::Status AllToAll(const at::Tensor& receive, const std::vector<int64_t>&,
+                        const at::Tensor& send,
+                        const std::vector<int64_t>&) override {
+    if (receive.data_ptr() != send.data_ptr()) receive.copy_(send);
+    return absl::OkStatus();
+  }
+  absl::Status SumAll(at::Tensor&) override { return absl::OkStatus(); }
+  absl::Status SumTo(at::Tensor&, int) override { return absl::OkStatus(); }
+  absl::Status Broadcast(at::Tensor&, int) override { return absl::OkStatus(); }
+  absl::Status Barrier() override { return absl::OkStatus(); }
+};
+
+class GlooRanks final : public Collectives {
+ public:
+  GlooRanks(const Options& options, c10::intrusive_ptr<c10d::TCPStore> store,
+            c10::intrusive_ptr<c10d::ProcessGroupGloo> group)
+      : options_(options), store_(std::move(store)), group_(std::move(group)) {}
+
+  int rank() const override { return options_.rank; }
+  int world_size() const override { return options_.world_size; }
+
+  absl::Status AllToAll(const at::Tensor& receive,
+                        const std::vector<int64_t>& receive_counts,
+                        const at::Tensor& send,
+                        const std::vector<int64_t>& send_counts) override;
+  absl::Status SumAll(at::Tensor& tensor) override;
+  absl::Status SumTo(at::Tensor& tensor, int root) override;
+  absl::Status Broadcast(at::Tensor& tensor, int root) override;
+  absl::Status Barrier() override;
+
+ private:
+  using Start = std::function<c10::intrusive_ptr<c10d::Work>()>;
+  // Starts one operation and waits; what it throws becomes a Status.
+  absl::Status Run(const char* what, int64_t bytes, const Start& start);
+
+  const Options options_;
+  const c10::intrusive_ptr<c10d::TCPStore> store_;
+  const c10::intrusive_ptr<c10d::ProcessGroupGloo> group_;
+};
+
+absl::Status GlooRanks::Run(const char* what, int64_t bytes,
+                            const Start& start) {
+  const absl::Status status = CatchStatus("", [&] {
+    start()->wait();
+    return absl::OkStatus();
+  });
+  if (status.ok()) return status;
+  return absl::UnavailableError(fmt::format(
+      "{} of {} on rank {} of {} failed: probably another rank has ended; "
+      "look at its message first{}",
+      what, FormatBytes(Bytes(bytes)), options_.rank, options_.world_size,
+      fmt::format(" (gloo says{})", std::string(status.message()))));
+}
+
+// The same memory without ownership. Gloo's worker thread drops its tensors
+// some time after the caller has been told that the work is done; a late free
+// would still hold a transient's planned place when the next one asks for it.
+at::Tensor Alias(const at::Tensor& tensor) {
+  return at::from_blob(tensor.data_ptr(), tensor.sizes(), tensor.options());
+}
+
+// Bytes on the wire: Gloo need not know the type, and then every type works.
+std::vector<int64_t> InBytes(const std::vector<int64_t>& counts, int64_t size) {
+  std::vector<int64_t> bytes(counts);
+  for (int64_t& count : bytes) count *= size;
+  return bytes;
+}
+
+absl::Status GlooRanks::AllToAll(const at::Tensor& receive,
+                                 const std::vector<int64_t>& receive_counts,
+                                 const at::Tensor& send,
+                                 const std::vector<int64_t>& send_counts) {
+  SLUICE_RETURN_IF_ERROR(CheckContiguous("all-to-all", receive));
+  SLUICE_RETURN_IF_ERROR(CheckContiguous("all-to-all", send));
+  const int64_t size = static_cast<int64_t>(send.element_size());
+  return Run("all-to-all", send.numel() * size, [&] {
+    at::Tensor to = Alias(receive).view(at::kByte);
+    at::Tensor from = Alias(send).view(at::kByte);
+    std::vector<int64_t> to_bytes = InBytes(receive_counts, size);
+    std::vector<int64_t> from_bytes = InBytes(send_counts, size);
+    return group_->alltoall_base(to, from, to_bytes, from_bytes);
+  });
+}
+
+absl::Status GlooRanks::SumAll(at::Tensor& tensor) {
+  SLUICE_RETURN_IF_ERROR(CheckContiguous("sum over ranks", tensor));
+  std::vector<at::Tensor> tensors = {Alias(tensor)};
+  return Run("sum over ranks", static_cast<int64_t>(tensor.nbytes()),
+             [&] { return group_->allreduce(tensors); });
+}
+
+absl::Status GlooRanks::SumTo(at::Tensor& tensor, int root) {
+  SLUICE_RETURN_IF_ERROR(CheckContiguous("sum to one rank", tensor));
+  std::vector<at::Tensor> tensors = {Alias(tensor)};
+  c10d::ReduceOptions reduce;
+  reduce.rootRank = root;
+  return Run("sum to one rank", static_cast<int64_t>(tensor.nbytes()),
+             [&] { return group_->reduce(tensors, reduce); });
+}
+
+absl::Status GlooRanks::Broadcast(at::Tensor& tensor, int root) {
+  SLUICE_RETURN_IF_ERROR(CheckContiguous("broadcast", tensor));
+  std::vector<at::Tensor> tensors = {Alias(tensor)};
+  c10d::BroadcastOptions broadcast;
+  broadcast.rootRank = root;
+  return Run("broadcast", static_cast<int64_t>(tensor.nbytes()),
+             [&] { return group_->broadcast(tensors, broadcast); });
+}
+
+absl::Status GlooRanks::Barrier() {
+  return Run("barrier", 0, [&] { return group_->barrier(); });
+}
+
+c10::intrusive_ptr<c10d::TCPStore> MakeStore(const Options& options) {
+  c10d::TCPStoreOptions store;
+  store.port = static_cast<std::uint16_t>(options.master_port);
+  store.isServer = options.rank == 0;
+  store.numWorkers = options.world_size;
+  store.waitWorkers = false;  // the first collective waits as well
+  store.timeout = Milliseconds(ConnectTimeoutS(options));
+  if (store.isServer && options.master_listen_fd >= 0) {
+    store.masterListenFd = options.master_listen_fd;
+  }
+  return c10::make_intrusive<c10d::TCPStore>(options.master_addr, store);
+}
+
+c10::intrusive_ptr<c10d::ProcessGroupGloo> MakeGroup(
+    const Options& options, const c10::intrusive_ptr<c10d::TCPStore>& store) {
+  using Gloo = c10d::ProcessGroupGloo;
+  auto gloo = Gloo::Options::create(Milliseconds(ConnectTimeoutS(options)));
+  const bool one_node =
+      options.master_addr == "127.0.0.1" || options.master_addr == "localhost";
+  gloo->devices.push_back(one_node ? Gloo::createDeviceForHostname("127.0.0.1")
+                                   : Gloo::createDefaultDevice());
+  gloo->threads = 1;  // one collective at a time
+  auto group =
+      c10::make_intrusive<Gloo>(store, options.rank, options.world_size, gloo);
+  group->setTimeout(Milliseconds(options.timeout_s));  // all are here
+  return group;
+}
+
+// c10d logs failures with stack traces, and what it knows is in our Status.
+// TORCH_CPP_LOG_LEVEL brings its log back.
+void QuietC10d() {
+  if (std::getenv("TORCH_CPP_LOG_LEVEL") == nullptr) {
+    FLAGS_caffe2_log_level = 3;  // fatal only
+  }
+}
+
+absl::Status CheckOptions(const Options& options) {
+  if (options.world_size < 1 || options.rank < 0 ||
+      options.rank >= options.world_size) {
+    return absl::InvalidArgumentError(
+        fmt::format("rank {} of world size {}: the rank must be 0 or more and "
+                    "below the world size",
+                    options.rank, options.world_size));
+  }
+  if (options.world_size > 1 &&
+      (options.master_port < 1 || options.master_port > 65535)) {
+    return absl::InvalidArgumentError(
+        fmt::format("master port {}: it must be 1 to 65535 (MASTER_PORT)",
+                    options.master_port));
+  }
+  return absl::OkStatus();
+}
+
+}  // namespace
+
+absl::StatusOr<std::unique_ptr<Collectives>> Collectives::Connect(
+    const Options& options) {
+  SLUICE_RETURN_IF_ERROR(CheckOptions(options));
+  if (options.world_size == 1) return std::make_unique<SingleRank>();
+  QuietC10d();
+  auto connected =
+      CatchStatus("", [&]() -> absl::StatusOr<std::unique_ptr<Collectives>> {
+        auto store = MakeStore(options);
+        auto group = MakeGroup(options, store);
+        return std::make_unique<GlooRanks>(options, store, group);
+      });
+  if (connected.ok()) return connected;
+  return absl::UnavailableError(fmt::format(
+      "rank {} of {} could not meet the others at {}:{} within {} s: check "
+      "that all ranks were started and the port is free (gloo says{})",
+      options.rank, options.world_size, options.master_addr,
+      options.master_port, ConnectTimeoutS(options),
+      std::string(connected.status().message())));
+}
+
+}  // namespace sluice::runtime

@@ -1,0 +1,219 @@
+#include "client/torch/stream/chunk_io.h"
+
+#include <ATen/ops/from_blob.h>
+
+#include <algorithm>
+#include <cstring>
+
+#include "proto/base/status.h"
+
+namespace sluice::runtime {
+namespace {
+
+using client::CopyPiece;
+using client::CopyRequest;
+using client::Ticket;
+using device::CopyDirection;
+
+// Pieces are views by address, so taking one allocates nothing.
+std::vector<Slot> CutSlots(std::byte* memory, int64_t slot_bytes, int slots,
+                           const Ticket& free) {
+  std::vector<Slot> cut;
+  for (int i = 0; i < slots; ++i) {
+    cut.emplace_back(memory + i * slot_bytes, slot_bytes, free);
+  }
+  return cut;
+}
+
+void Append(std::vector<CopyPiece>& pieces, std::byte* to,
+            const std::byte* from, int64_t size) {
+  if (size == 0) return;
+  if (!pieces.empty()) {
+    CopyPiece& last = pieces.back();
+    if (last.to + last.size.size() == to &&
+        last.from + last.size.size() == from) {
+      last.size += Bytes(size);
+      return;
+    }
+  }
+  pieces.push_back({to, from, Bytes(size)});
+}
+
+void AddUnique(std::vector<HostBuffer*>& buffers, HostBuffer* buffer) {
+  if (std::find(buffers.begin(), buffers.end(), buffer) == buffers.end()) {
+    buffers.push_back(buffer);
+  }
+}
+
+// All bits set is a NaN in fp32, fp64 and bf16.
+void Poison([[maybe_unused]] Slot& slot) {
+#ifdef SLUICE_POISON
+  std::memset(slot.data(), 0xff, static_cast<size_t>(slot.size()));
+#endif
+}
+
+}  // namespace
+
+at::Tensor Slot::Take(at::IntArrayRef sizes, at::ScalarType type) {
+  int64_t bytes = static_cast<int64_t>(c10::elementSize(type));
+  for (const int64_t size : sizes) bytes *= size;
+  SLUICE_CHECK(used_ + AlignSlot(bytes) <= size_);
+  std::byte* at = data_ + used_;
+  used_ += AlignSlot(bytes);
+  return at::from_blob(at, sizes, at::TensorOptions().dtype(type));
+}
+
+// --- staging ----------------------------------------------------------------
+
+StagingRing::StagingRing(client::CopyEngine* copies, std::byte* memory,
+                         int64_t slot_bytes, int slots, const Ticket& free)
+    : copies_(copies), slots_(CutSlots(memory, slot_bytes, slots, free)) {}
+
+void StagingRing::AppendLastUses(std::vector<Ticket>& uses) const {
+  for (const Slot& slot : slots_) uses.push_back(slot.last_use_);
+}
+
+absl::Status StagingRing::Begin() {
+  SLUICE_CHECK(pieces_.empty());
+  current_ = (current_ + 1) % slots_.size();
+  Slot& slot = slots_[current_];
+  SLUICE_RETURN_IF_ERROR(copies_->Wait(slot.last_use_));
+  Poison(slot);
+  slot.Rewind();
+  return absl::OkStatus();
+}
+
+void StagingRing::Send(const at::Tensor& from, HostBuffer& to, int64_t offset) {
+  const int64_t size = static_cast<int64_t>(from.nbytes());
+  SLUICE_CHECK(from.is_contiguous() && offset + size <= to.size);
+  Append(pieces_, to.data + offset,
+         static_cast<const std::byte*>(from.data_ptr()), size);
+  AddUnique(buffers_, &to);
+}
+
+void StagingRing::Flush(const char* label) {
+  CopyRequest request{
+      CopyDirection::kDeviceToHost, std::move(pieces_), {}, label};
+  request.after.push_back(copies_->MarkCompute());
+  for (HostBuffer* buffer : buffers_) request.after.push_back(buffer->read);
+  pieces_.clear();
+  if (!request.pieces.empty()) {
+    const Ticket sent = copies_->Enqueue(std::move(request));
+    for (HostBuffer* buffer : buffers_) buffer->written = sent;
+    slots_[current_].last_use_ = sent;
+  }
+  buffers_.clear();
+}
+
+Ticket StagingRing::SendNow(client::CopyEngine& copies, const at::Tensor& from,
+                            HostBuffer& to, const char* label) {
+  const int64_t size = static_cast<int64_t>(from.nbytes());
+  SLUICE_CHECK(from.is_contiguous() && size == to.size);
+  CopyRequest request{CopyDirection::kDeviceToHost, {}, {}, label};
+  Append(request.pieces, to.data,
+         static_cast<const std::byte*>(from.data_ptr()), size);
+  request.after = {copies.MarkCompute(), to.read};
+  to.written = copies.Enqueue(std::move(request));
+  return to.written;
+}
+
+// --- fetching ---------------------------------------------------------------
+
+void Fetch::Field(int64_t size) {
+  field_ = used_;
+  used_ += AlignSlot(size);
+}
+
+void Fetch::Piece(HostBuffer& from, int64_t offset, int64_t at, int64_t size) {
+  SLUICE_CHECK(offset + size <= from.size && field_ + at + size <= used_);
+  parts_.push_back({field_ + at, from.data + offset, size});
+  AddUnique(buffers_, &from);
+}
+
+void Fetch::Whole(HostBuffer& from) {
+  Field(from.size);
+  Piece(from, 0, 0, from.size);
+}
+
+FetchRing::FetchRing(client::CopyEngine* copies, std::byte* memory,
+                     int64_t slot_bytes, int slots, const Ticket& free)
+    : copies_(copies), slots_(CutSlots(memory, slot_bytes, slots, free)) {}
+
+void FetchRing::AppendLastUses(std::vector<Ticket>& uses) const {
+  for (const Slot& slot : slots_) uses.push_back(slot.last_use_);
+}
+
+Fetches::Fetches(FetchRing* ring, int64_t count, const char* label,
+                 Program program)
+    : ring_(ring),
+      count_(count),
+      label_(label),
+      program_(std::move(program)),
+      first_(ring->next_) {
+  Pump();
+}
+
+Fetches::~Fetches() {
+  for (int64_t k = done_; k < issued_; ++k) {
+    Slot& slot = ring_->slots_[(first_ + k) % ring_->slots_.size()];
+    slot.last_use_ = slot.ready_;
+  }
+}
+
+bool Fetches::IssueOne() {
+  if (issued_ == count_) return false;
+  if (issued_ - done_ == static_cast<int64_t>(ring_->slots_.size())) {
+    return false;
+  }
+  Fetch fetch;
+  if (!program_(issued_, fetch)) return false;
+  Slot& slot = ring_->slots_[ring_->next_];
+  SLUICE_CHECK(fetch.used_ <= slot.size_);
+  CopyRequest request{
+      CopyDirection::kHostToDevice, {}, {slot.last_use_}, label_};
+#ifdef SLUICE_POISON
+  if (ring_->copies_->Wait(slot.last_use_).ok()) Poison(slot);
+  request.after.push_back(ring_->copies_->MarkCompute());
+#endif
+  for (const Fetch::Part& part : fetch.parts_) {
+    Append(request.pieces, slot.data_ + part.to, part.from, part.size);
+  }
+  for (HostBuffer* from : fetch.buffers_) {
+    request.after.push_back(from->written);
+  }
+  slot.ready_ = request.pieces.empty()
+                    ? Ticket()
+                    : ring_->copies_->Enqueue(std::move(request));
+  for (HostBuffer* from : fetch.buffers_) from->read = slot.ready_;
+  ring_->next_ = (ring_->next_ + 1) % ring_->slots_.size();
+  ++issued_;
+  return true;
+}
+
+void Fetches::Pump() {
+  while (IssueOne()) {
+  }
+}
+
+absl::StatusOr<Slot*> Fetches::Next() {
+  SLUICE_CHECK(taken_ == done_ && taken_ < count_);
+  Pump();
+  // By program order all that this fetch reads has been sent by now.
+  SLUICE_CHECK(issued_ > taken_);
+  Slot& slot = ring_->slots_[(first_ + taken_) % ring_->slots_.size()];
+  SLUICE_RETURN_IF_ERROR(ring_->copies_->Wait(slot.ready_));
+  ++taken_;
+  slot.Rewind();
+  return &slot;
+}
+
+void Fetches::Done() { Done(ring_->copies_->MarkCompute()); }
+
+void Fetches::Done(const Ticket& last_use) {
+  SLUICE_CHECK(taken_ == done_ + 1);
+  ring_->slots_[(first_ + done_) % ring_->slots_.size()].last_use_ = last_use;
+  ++done_;
+  Pump();
+}
+
+}  // namespace sluice::runtime

@@ -1,0 +1,154 @@
+// The rings in HBM through which chunks leave for host memory and come back.
+//
+// Staging ring (MEMO's rounding buffers, of one chunk each). States of a slot:
+//   free     the ticket of its last copy out is reached
+//   filling  compute writes pieces; Flush sends what was queued so far
+//   leaving  copies out are in flight; compute may still read (never write)
+// Fetch ring. States of a slot:
+//   free      nothing in it is needed after its last-use ticket
+//   arriving  the copy in was issued, after the last use and after the host
+//             bytes were written; ready when its ticket is reached
+//   in use    compute has waited for the ticket; Done gives the last use
+//
+// Issue order is program order, and a fetch is issued only once all it reads
+// has itself been sent, so issuing threads cannot wait for each other in a
+// circle. With SLUICE_POISON a slot is filled with NaN before it is reused.
+//
+// Thread safety: the compute thread only.
+#pragma once
+
+#include <ATen/core/Tensor.h>
+
+#include <cstddef>
+#include <functional>
+#include <vector>
+
+#include "absl/status/status.h"
+#include "absl/status/statusor.h"
+#include "client/copy/copy_engine.h"
+#include "client/torch/stream/host_store.h"
+
+namespace sluice::runtime {
+
+// A slot's memory, handed out in typed pieces from the front.
+class Slot {
+ public:
+  Slot(std::byte* data, int64_t size, const client::Ticket& free)
+      : data_(data), size_(size), last_use_(free) {}
+
+  at::Tensor Take(at::IntArrayRef sizes, at::ScalarType type);
+  void Rewind() { used_ = 0; }
+  std::byte* data() const { return data_; }
+  int64_t size() const { return size_; }
+
+ private:
+  friend class StagingRing;
+  friend class FetchRing;
+  friend class Fetches;
+  std::byte* data_;
+  int64_t size_;
+  int64_t used_ = 0;
+  client::Ticket ready_;     // fetch ring: its bytes are there
+  client::Ticket last_use_;  // the slot may be written again
+};
+
+class StagingRing {
+ public:
+  // `memory` (64-byte aligned, slots * slot_bytes) outlives the ring and may be
+  // written once `free` is reached.
+  StagingRing(client::CopyEngine* copies, std::byte* memory, int64_t slot_bytes,
+              int slots, const client::Ticket& free);
+  // The last uses of its memory.
+  void AppendLastUses(std::vector<client::Ticket>& uses) const;
+
+  // Moves on to the next slot once nothing of it is leaving any more.
+  absl::Status Begin();
+  // A piece of the current slot.
+  at::Tensor Take(at::IntArrayRef sizes, at::ScalarType type) {
+    return slots_[current_].Take(sizes, type);
+  }
+  // Queues contiguous `from` (in the current slot) for `to`, at `offset`.
+  void Send(const at::Tensor& from, HostBuffer& to, int64_t offset = 0);
+  // Sends what is queued once compute enqueued so far is done.
+  void Flush(const char* label);
+  // The same for memory elsewhere; the ticket is its last use.
+  static client::Ticket SendNow(client::CopyEngine& copies,
+                                const at::Tensor& from, HostBuffer& to,
+                                const char* label);
+
+ private:
+  client::CopyEngine* copies_;
+  std::vector<Slot> slots_;
+  size_t current_ = 0;
+  std::vector<client::CopyPiece> pieces_;
+  std::vector<HostBuffer*> buffers_;
+};
+
+// What one fetch brings: fields, each made of pieces. The reader takes the
+// same fields from the slot in the same order.
+class Fetch {
+ public:
+  // Begins a field of `size` bytes in the slot.
+  void Field(int64_t size);
+  // Bytes [offset, offset + size) of `from` to `at` of the current field.
+  void Piece(HostBuffer& from, int64_t offset, int64_t at, int64_t size);
+  // A field that is one whole buffer.
+  void Whole(HostBuffer& from);
+
+ private:
+  friend class Fetches;
+  struct Part {
+    int64_t to;
+    std::byte* from;
+    int64_t size;
+  };
+  int64_t field_ = 0, used_ = 0;
+  std::vector<Part> parts_;
+  std::vector<HostBuffer*> buffers_;
+};
+
+class FetchRing {
+ public:
+  FetchRing(client::CopyEngine* copies, std::byte* memory, int64_t slot_bytes,
+            int slots, const client::Ticket& free);  // as a StagingRing
+  void AppendLastUses(std::vector<client::Ticket>& uses) const;
+
+ private:
+  friend class Fetches;
+  client::CopyEngine* copies_;
+  std::vector<Slot> slots_;
+  size_t next_ = 0;  // the slot the next fetch goes to
+};
+
+// A program of fetches through a ring: issued in order, as far ahead as the
+// ring and the data allow. One program a ring at a time.
+class Fetches {
+ public:
+  // Says what the k-th fetch brings; false: something it reads has not been
+  // sent yet (asked again later, with an empty Fetch).
+  using Program = std::function<bool(int64_t k, Fetch& fetch)>;
+  Fetches(FetchRing* ring, int64_t count, const char* label, Program program);
+  ~Fetches();  // what was issued and not used is left to arrive
+  Fetches(const Fetches&) = delete;
+
+  // Issues what can be issued, never waits.
+  void Pump();
+  // The next slot, its bytes there (compute waits).
+  absl::StatusOr<Slot*> Next();
+  // The slot of the last Next() may be written once all compute so far is
+  // done, or at `last_use`.
+  void Done();
+  void Done(const client::Ticket& last_use);
+
+ private:
+  bool IssueOne();
+
+  FetchRing* ring_;
+  const int64_t count_;
+  const char* label_;
+  Program program_;
+  int64_t issued_ = 0, taken_ = 0, done_ = 0;
+  size_t first_;  // slot of fetch 0
+};
+
+}  // namespace sluice::runtime

@@ -1,0 +1,53 @@
+#include "client/torch/stream/fractions.h"
+
+#include <fmt/format.h>
+
+#include "proto/base/status.h"
+
+namespace sluice::runtime {
+namespace {
+
+// Fractions are sums of decimals.
+constexpr double kDigits = 1e-9;
+
+std::string Names(Arch arch) {
+  std::string names;
+  for (const FreeClass& c : kFreeClasses) {
+    if (!c.of(arch)) continue;
+    if (!names.empty()) names += ", ";
+    names += c.name;
+  }
+  return names;
+}
+
+}  // namespace
+
+const FreeClass* FindFreeClass(const std::string& name) {
+  for (const FreeClass& c : kFreeClasses) {
+    if (name == c.name) return &c;
+  }
+  return nullptr;
+}
+
+absl::Status CheckFractions(const FractionMap& fractions, Arch arch) {
+  for (const auto& [name, f] : fractions) {
+    const FreeClass* known = FindFreeClass(name);
+    if (known == nullptr || !known->of(arch)) {
+      return absl::InvalidArgumentError(fmt::format(
+          "'{}' is no class of this model with fractions: there are {}", name,
+          Names(arch)));
+    }
+    if (!(f.keep >= 0 && f.swap >= 0 && f.keep + f.swap <= 1 + kDigits)) {
+      return absl::InvalidArgumentError(fmt::format(
+          "{}: keep {} and swap {} must be 0 or more and 1 at most together",
+          name, f.keep, f.swap));
+    }
+    if (f.keep > 0 && !known->can_keep) {
+      return absl::InvalidArgumentError(fmt::format(
+          "{}: keep {}: its rows cannot be kept on the GPU", name, f.keep));
+    }
+  }
+  return absl::OkStatus();
+}
+
+}  // namespace sluice::runtime

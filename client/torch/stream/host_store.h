@@ -1,0 +1,97 @@
+// Where everything of a streamed step lies in the leased host region.
+//
+// The arena is carved once, in a fixed order, from shapes alone; nothing is
+// allocated or freed while training. A buffer is rewritten every step (scratch
+// every layer), so each carries the two tickets that make reuse safe:
+//
+//   state      meaning                         next
+//   free       nobody needs the bytes          a copy out of HBM after `read`
+//   written    `written`: the bytes are there  fetches, each after `written`
+//   read       `read`: the last fetch is over  as free
+//
+// Both copy directions run in order each, so the newest ticket of a direction
+// covers the ones before it.
+//
+// Layout: hidden states [layers + 1][chunk] | saved rows [layer][class][chunk]
+// | one layer's scratch: dropped q, k, v [chunk], dO [chunk], dq [chunk].
+//
+// Thread safety: one compute thread.
+#pragma once
+
+#include <cstddef>
+#include <memory>
+#include <utility>
+#include <vector>
+
+#include "client/copy/copy_engine.h"
+#include "client/torch/stream/stream_shape.h"
+
+namespace sluice::runtime {
+
+struct HostBuffer {
+  std::byte* data = nullptr;
+  int64_t size = 0;
+  client::Ticket written, read;
+};
+
+class HostStore {
+ public:
+  // With `base` null it only counts.
+  HostStore(const StreamShape& shape, std::byte* base);
+  HostStore(const HostStore&) = delete;
+
+  Bytes size() const { return Bytes(used_); }
+  // Of those: hidden states and scratch, which no choice of fractions for the
+  // saved classes changes (dropped q, k, v aside).
+  Bytes fixed() const { return Bytes(fixed_); }
+
+  HostBuffer& hidden(int64_t unit, int64_t m) { return hidden_[unit][m]; }
+  HostBuffer& saved(int64_t layer, Saved which, int64_t m) {
+    return saved_[layer][static_cast<int>(which)][m];
+  }
+  // The rows of q, k or v that are not stored: written in forward (k, v) for
+  // later chunks, and once more in backward when they were recomputed.
+  HostBuffer& dropped(Saved which, int64_t m);
+  HostBuffer& output_gradient(int64_t m) { return output_gradient_[m]; }
+  HostBuffer& query_gradient(int64_t m) { return query_gradient_[m]; }
+
+  // A whole sequence of hidden states; -1 when all are taken.
+  int64_t TakeHidden();
+  void GiveHidden(int64_t unit) { free_hidden_.push_back(unit); }
+
+ private:
+  using Chunks = std::vector<HostBuffer>;
+  template <typename SizeOf>
+  Chunks Carve(SizeOf size_of);
+
+  const StreamShape& shape_;
+  std::byte* base_;
+  int64_t used_ = 0, fixed_ = 0;
+  std::vector<Chunks> hidden_;
+  std::vector<std::vector<Chunks>> saved_;
+  Chunks dropped_[3];
+  Chunks output_gradient_, query_gradient_;
+  std::vector<int64_t> free_hidden_;
+};
+
+// Chunks of hidden states in host memory; gives them back when destroyed.
+class ChunkHandle {
+ public:
+  ChunkHandle(HostStore* store, int64_t unit) : store_(store), unit_(unit) {}
+  ~ChunkHandle() { store_->GiveHidden(unit_); }
+  ChunkHandle(const ChunkHandle&) = delete;
+  ChunkHandle& operator=(const ChunkHandle&) = delete;
+
+  HostBuffer& chunk(int64_t m) { return store_->hidden(unit_, m); }
+
+ private:
+  HostStore* store_;
+  int64_t unit_;
+};
+
+struct SavedLayer {
+  int64_t layer = 0;
+  std::unique_ptr<ChunkHandle> input;
+};
+
+}  // namespace sluice::runtime

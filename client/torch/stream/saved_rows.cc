@@ -1,0 +1,55 @@
+#include "client/torch/stream/saved_rows.h"
+
+#include <ATen/ops/from_blob.h>
+
+#include <cstring>
+
+namespace sluice::runtime {
+
+KeptStore::KeptStore(const StreamShape& shape) : shape_(shape) {
+  for (const Saved which : kAllSaved) {
+    for (int64_t m = 0; m < shape.chunks(); ++m) {
+      offsets_.push_back(layer_bytes_);
+      layer_bytes_ += AlignSlot(shape.kept_bytes(which, m));
+    }
+  }
+  if (layer_bytes_ == 0) return;
+  memory_ = at::empty({shape.layers * layer_bytes_}, at::kByte);
+  for (int64_t layer = 0; layer < shape.layers; ++layer) Dead(layer);
+}
+
+at::Tensor KeptStore::rows(int64_t layer, Saved which, int64_t m, int64_t width,
+                           at::ScalarType type) const {
+  const at::TensorOptions options = at::TensorOptions().dtype(type);
+  const int64_t rows = shape_.kept(which, m);
+  if (rows == 0) return at::from_blob(nullptr, {0, width}, options);
+  const auto at =
+      static_cast<size_t>(static_cast<int64_t>(which) * shape_.chunks() + m);
+  std::byte* const base = static_cast<std::byte*>(memory_.data_ptr());
+  return at::from_blob(base + layer * layer_bytes_ + offsets_[at],
+                       {rows, width}, options);
+}
+
+void KeptStore::Dead([[maybe_unused]] int64_t layer) {
+#ifdef SLUICE_POISON
+  if (!memory_.defined()) return;
+  std::byte* const base = static_cast<std::byte*>(memory_.data_ptr());
+  std::memset(base + layer * layer_bytes_, 0xff,
+              static_cast<size_t>(layer_bytes_));
+#endif
+}
+
+void RowWriter::Store(int64_t first, const at::Tensor& part) {
+  const int64_t begin = kept_.size(0), end = first + part.size(0);
+  const int64_t kept = std::clamp(begin, first, end);
+  const int64_t present = std::clamp(begin + stored_.size(0), kept, end);
+  if (kept > first) {
+    kept_.narrow(0, first, kept - first).copy_(part.narrow(0, 0, kept - first));
+  }
+  if (present > kept) {
+    stored_.narrow(0, kept - begin, present - kept)
+        .copy_(part.narrow(0, kept - first, present - kept));
+  }
+}
+
+}  // namespace sluice::runtime

@@ -1,0 +1,97 @@
+// A class's rows of a chunk, from forward to backward: the first stay in HBM
+// (KeptStore), the next go to host memory and come back, the rest is computed
+// again. Whoever reads them gets whole blocks of rows and need not know which
+// row came from where; so the sums of weight gradients run over the same
+// blocks whatever the fractions are.
+//
+// Thread safety: the compute thread only.
+#pragma once
+
+#include <ATen/core/Tensor.h>
+#include <ATen/ops/empty.h>
+
+#include <algorithm>
+#include <cstddef>
+#include <vector>
+
+#include "client/torch/stream/chunk_io.h"
+#include "client/torch/stream/stream_shape.h"
+
+namespace sluice::runtime {
+
+// The rows that stay in HBM, of all layers; carved once. A layer's are written
+// by its forward and dead after its backward (then filled with NaN, with
+// SLUICE_POISON). Compute alone touches them, so its order is all it takes.
+class KeptStore {
+ public:
+  // Allocates StreamShape::kept_bytes.
+  explicit KeptStore(const StreamShape& shape);
+  // [kept rows, width]
+  at::Tensor rows(int64_t layer, Saved which, int64_t m, int64_t width,
+                  at::ScalarType type) const;
+  void Dead(int64_t layer);
+
+ private:
+  const StreamShape& shape_;
+  int64_t layer_bytes_ = 0;
+  std::vector<int64_t> offsets_;  // in a layer, by class and chunk
+  at::Tensor memory_;
+};
+
+// A class's rows in forward.
+class RowWriter {
+ public:
+  // `stored` is the piece of the staging slot for those that leave for `to`.
+  RowWriter(at::Tensor kept, at::Tensor stored, HostBuffer& to)
+      : kept_(std::move(kept)), stored_(std::move(stored)), to_(to) {}
+
+  // `part` is rows [first, first + n) of the class.
+  void Store(int64_t first, const at::Tensor& part);
+  void Send(StagingRing& staging) const { staging.Send(stored_, to_); }
+
+ private:
+  at::Tensor kept_, stored_;
+  HostBuffer& to_;
+};
+
+// The same in backward.
+class RowReader {
+ public:
+  RowReader() = default;
+  // `stored` is what was fetched.
+  RowReader(at::Tensor kept, at::Tensor stored)
+      : kept_(std::move(kept)), stored_(std::move(stored)) {}
+
+  // Rows [first, first + count); again(row, rows) computes rows that are
+  // dropped.
+  template <typename Again>
+  at::Tensor Rows(int64_t first, int64_t count, Again again) const {
+    const int64_t end = first + count, begin = kept_.size(0);
+    const int64_t kept = std::clamp(begin, first, end);
+    const int64_t present = std::clamp(begin + stored_.size(0), kept, end);
+    if (kept == end) return kept_.narrow(0, std::min(first, begin), count);
+    if (present == first) return again(first, count);
+    if (kept == first && present == end) {
+      return stored_.narrow(0, first - begin, count);
+    }
+    const at::Tensor rows =
+        at::empty({count, stored_.size(1)}, stored_.options());
+    Put(kept_, first, kept - first, rows, 0);
+    Put(stored_, kept - begin, present - kept, rows, kept - first);
+    if (end > present) {
+      rows.narrow(0, present - first, end - present)
+          .copy_(again(present, end - present));
+    }
+    return rows;
+  }
+
+ private:
+  static void Put(const at::Tensor& from, int64_t row, int64_t count,
+                  const at::Tensor& to, int64_t at) {
+    if (count > 0) to.narrow(0, at, count).copy_(from.narrow(0, row, count));
+  }
+
+  at::Tensor kept_, stored_;
+};
+
+}  // namespace sluice::runtime

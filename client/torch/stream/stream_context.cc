@@ -1,0 +1,204 @@
+#include "client/torch/stream/stream_context.h"
+
+#include <ATen/ops/empty.h>
+#include <ATen/ops/from_blob.h>
+#include <fmt/format.h>
+
+#include <array>
+
+#include "client/torch/exceptions.h"
+#include "proto/base/status.h"
+
+namespace sluice::runtime {
+namespace {
+
+absl::Status Validate(const StreamContext::Options& options) {
+  SLUICE_RETURN_IF_ERROR(options.model.Validate(options.layout.ranks()));
+  const StreamOptions& stream = options.stream;
+  if (!(stream.alpha >= 0 && stream.alpha <= 1)) {
+    return absl::InvalidArgumentError(
+        fmt::format("alpha is {}: it must lie between 0 and 1", stream.alpha));
+  }
+  SLUICE_RETURN_IF_ERROR(CheckFractions(stream.fractions, options.model.arch));
+  if (stream.prefetch_depth < 1) {
+    return absl::InvalidArgumentError(fmt::format(
+        "prefetch depth is {}: it must be 1 or more", stream.prefetch_depth));
+  }
+  if (options.copies == nullptr ||
+      (options.layout.ranks() > 1 && options.collectives == nullptr)) {
+    return absl::InvalidArgumentError(
+        "a streamed step needs a copy engine, and collectives when there are "
+        "several ranks");
+  }
+  if (options.rank < 0 || options.rank >= options.layout.ranks()) {
+    return absl::InvalidArgumentError(
+        fmt::format("rank {} of a layout for {} ranks", options.rank,
+                    options.layout.ranks()));
+  }
+  if (options.layout.seq_len() < 1) {
+    return absl::InvalidArgumentError("the sequence has no token");
+  }
+  if (options.dtype != at::kFloat && options.dtype != at::kBFloat16) {
+    return absl::InvalidArgumentError(
+        "the streamed layer runs in fp32 or bf16");
+  }
+  const int64_t positions = options.model.max_positions;
+  if (options.model.arch == Arch::kGpt &&
+      options.layout.seq_len() > positions) {
+    return absl::InvalidArgumentError(fmt::format(
+        "a sequence of {} tokens needs as many learned positions; the model "
+        "has {}",
+        options.layout.seq_len(), positions));
+  }
+  return absl::OkStatus();
+}
+
+// Cuts typed pieces and rings from the front of the ring memory.
+class Cutter {
+ public:
+  Cutter(client::CopyEngine* copies, std::byte* memory, client::Ticket free)
+      : copies_(copies), next_(memory), free_(std::move(free)) {}
+
+  template <typename Ring>
+  Ring Cut(int64_t slot_bytes, int slots) {
+    return Ring(copies_, Take(slots * slot_bytes), slot_bytes, slots, free_);
+  }
+  // Undefined if there is none in this phase.
+  at::Tensor CutSum(int64_t bytes, const std::array<int64_t, 3>& sizes) {
+    if (bytes == 0) return {};
+    return at::from_blob(Take(bytes), sizes,
+                         at::TensorOptions().dtype(at::kFloat));
+  }
+
+ private:
+  std::byte* Take(int64_t bytes) {
+    std::byte* at = next_;
+    next_ += bytes;
+    return at;
+  }
+  client::CopyEngine* copies_;
+  std::byte* next_;
+  client::Ticket free_;
+};
+
+}  // namespace
+
+StreamState::StreamState(const Options& o)
+    : options(o),
+      shape(o),
+      store(shape, o.host),
+      kept(shape),
+      exchange(o.model.heads, o.model.kv_heads, shape.ranks, o.rank,
+               o.collectives),
+      memory_(at::empty({shape.ring_bytes()}, at::kByte)) {}
+
+StreamState::~StreamState() { copies().Drain().IgnoreError(); }
+
+absl::Status StreamState::Enter(Phase phase) {
+  if (rings_ && rings_->phase == phase) return absl::OkStatus();
+  if (rings_) {
+    std::vector<client::Ticket> uses;
+    staging().AppendLastUses(uses);
+    for (const FetchRing* ring : {&inputs(), &blocks(), &keys()}) {
+      ring->AppendLastUses(uses);
+    }
+    for (const client::Ticket& use : uses) {
+      SLUICE_RETURN_IF_ERROR(copies().Wait(use));
+    }
+  }
+  const RingSizes sizes = shape.rings(phase);
+  const std::array<int64_t, 3> query = {shape.rows(0), shape.q_heads,
+                                        shape.dim};
+  const std::array<int64_t, 3> key = {shape.rows(0), shape.kv_heads, shape.dim};
+  Cutter cut(&copies(), static_cast<std::byte*>(memory_.data_ptr()),
+             copies().MarkCompute());
+  // Braces evaluate in order, and so lay out in this order.
+  rings_.emplace(Rings{
+      phase, cut.Cut<StagingRing>(sizes.staging, 2),
+      cut.Cut<FetchRing>(sizes.inputs, 2),
+      cut.Cut<FetchRing>(sizes.blocks, shape.prefetch_depth),
+      cut.Cut<FetchRing>(sizes.keys, 2), cut.CutSum(sizes.query_sum, query),
+      cut.CutSum(sizes.key_sum, key), cut.CutSum(sizes.key_sum, key)});
+  return absl::OkStatus();
+}
+
+absl::StatusOr<std::unique_ptr<ChunkHandle>> StreamState::NewHidden() {
+  const int64_t unit = store.TakeHidden();
+  if (unit < 0) {
+    return absl::FailedPreconditionError(fmt::format(
+        "all {} hidden states of the host arena are in use: a layer's input "
+        "is given back by its backward",
+        shape.layers + 1));
+  }
+  return std::make_unique<ChunkHandle>(&store, unit);
+}
+
+RowWriter StreamState::Write(int64_t layer, Saved which, int64_t m) {
+  const int64_t width = shape.saved(which).row_bytes / shape.element;
+  return {kept.rows(layer, which, m, width, options.dtype),
+          staging().Take({shape.stored(which, m), width}, options.dtype),
+          store.saved(layer, which, m)};
+}
+
+RowReader StreamState::Read(int64_t layer, Saved which, int64_t m, Slot& slot) {
+  const int64_t width = shape.saved(which).row_bytes / shape.element;
+  return {kept.rows(layer, which, m, width, options.dtype),
+          slot.Take({shape.stored(which, m), width}, options.dtype)};
+}
+
+RowRuns StreamState::Dropped(Saved which, int64_t m) const {
+  RowRuns runs;
+  int64_t at = 0;
+  for (int64_t p = 0; p < shape.ranks; ++p) {
+    const int64_t rows =
+        shape.layout.local_rows(m, p) - shape.present_of(which, m, p);
+    runs.begin.push_back(at);
+    runs.count.push_back(rows);
+    at += rows;
+  }
+  return runs;
+}
+
+RopeTables StreamState::Rope(int64_t m, int64_t skip) const {
+  if (!rope()) return {};
+  const int64_t begin =
+      shape.layout.begin(m) + shape.layout.local_offset(m, shape.rank) + skip;
+  return MakeRopeTables(begin, shape.local(m) - skip, shape.dim,
+                        options.model.rope_theta);
+}
+
+absl::StatusOr<std::unique_ptr<StreamContext>> StreamContext::Create(
+    const Options& options) {
+  SLUICE_RETURN_IF_ERROR(Validate(options));
+  const Bytes needed = HostBytes(options);
+  if (needed > options.host_size) {
+    return absl::ResourceExhaustedError(fmt::format(
+        "a step of {} tokens needs {} bytes of host memory for this rank, the "
+        "leased region has {}",
+        options.layout.seq_len(), needed.count(), options.host_size.count()));
+  }
+  using Result = absl::StatusOr<std::unique_ptr<StreamContext>>;
+  return CatchStatus(
+      "allocate the rings of the streamed layer",
+      [&]() -> Result { return std::make_unique<StreamState>(options); });
+}
+
+Bytes StreamContext::HostBytes(const Options& options) {
+  const StreamShape shape(options);
+  return HostStore(shape, nullptr).size();
+}
+
+Bytes StreamContext::RingBytes(const Options& options) {
+  return Bytes(StreamShape(options).ring_bytes());
+}
+
+Bytes StreamContext::KeptBytes(const Options& options) {
+  return Bytes(StreamShape(options).kept_bytes());
+}
+
+LayerOutput::LayerOutput() = default;
+LayerOutput::LayerOutput(LayerOutput&&) noexcept = default;
+LayerOutput& LayerOutput::operator=(LayerOutput&&) noexcept = default;
+LayerOutput::~LayerOutput() = default;
+
+}  // namespace sluice::runtime

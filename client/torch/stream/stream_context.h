@@ -1,0 +1,180 @@
+// The inside of a StreamContext, shared by the files of the streamed layer.
+//
+// Thread safety: the compute thread only.
+#pragma once
+
+#include <ATen/core/Tensor.h>
+
+#include <algorithm>
+#include <functional>
+#include <memory>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "client/torch/math/rope.h"
+#include "client/torch/math/token_math.h"
+#include "client/torch/ranks/ulysses.h"
+#include "client/torch/stream/chunk_io.h"
+#include "client/torch/stream/host_store.h"
+#include "client/torch/stream/saved_rows.h"
+#include "client/torch/stream/stream_shape.h"
+#include "client/torch/stream/streamed_layer.h"
+
+namespace sluice::runtime {
+
+class StreamState final : public StreamContext {
+ public:
+  explicit StreamState(const Options& options);
+  // Waits for copies in flight: after a failed step there may be some.
+  ~StreamState() override;
+
+  static StreamState& Of(StreamContext& context) {
+    return static_cast<StreamState&>(context);
+  }
+
+  client::CopyEngine& copies() { return *options.copies; }
+  // Names the segment of chunk m: `kind` + ".full" or ".tail".
+  std::string Kind(const char* kind, int64_t m) const {
+    return std::string(kind) + shape.suffix(m);
+  }
+  absl::StatusOr<std::unique_ptr<ChunkHandle>> NewHidden();
+  NormWeights Norm(const at::Tensor& weight, const at::Tensor& bias) const {
+    return {options.model.arch, weight, bias, options.model.norm_epsilon};
+  }
+  // Whole chunks between token and head layout.
+  RowRuns Whole(int64_t m) const { return RowRuns::Whole(shape.layout, m); }
+  // The dropped rows of q, k or v, back to back.
+  RowRuns Dropped(Saved which, int64_t m) const;
+  // Tables for this rank's rows of chunk m from its `skip`-th on; none but for
+  // Llama.
+  RopeTables Rope(int64_t m, int64_t skip) const;
+  bool rope() const { return options.model.arch == Arch::kLlama; }
+
+  const Options options;
+  const StreamShape shape;
+  HostStore store;
+  KeptStore kept;
+  HeadExchange exchange;
+
+  // A class's rows of chunk m: on their way out of forward (the next piece of
+  // the staging slot), and back (`slot`'s next).
+  RowWriter Write(int64_t layer, Saved which, int64_t m);
+  RowReader Read(int64_t layer, Saved which, int64_t m, Slot& slot);
+
+  // Cuts the ring memory for `phase`, once all copies of the phase before are
+  // out; nothing if it is cut so already. No fetch program may be alive.
+  absl::Status Enter(Phase phase);
+  StagingRing& staging() { return rings_->staging; }
+  FetchRing& inputs() { return rings_->inputs; }
+  FetchRing& blocks() { return rings_->blocks; }
+  FetchRing& keys() { return rings_->keys; }
+  // fp32 sums of chunk m in the attention phase: dq, dk, dv.
+  at::Tensor query_sum(int64_t m) const { return Sum(rings_->query_sum, m); }
+  at::Tensor key_sum(int64_t m) const { return Sum(rings_->key_sum, m); }
+  at::Tensor value_sum(int64_t m) const { return Sum(rings_->value_sum, m); }
+
+ private:
+  struct Rings {
+    Phase phase;
+    StagingRing staging;
+    FetchRing inputs, blocks, keys;
+    at::Tensor query_sum, key_sum, value_sum;
+  };
+  at::Tensor Sum(const at::Tensor& largest, int64_t m) const {
+    return largest.defined() ? largest.narrow(0, 0, shape.rows(m)) : largest;
+  }
+
+  at::Tensor memory_;
+  std::optional<Rings> rings_;
+};
+
+// --- chunked attention (streamed_attention.cc) ------------------------------
+// Key chunk i against query chunk j >= i.
+struct Block {
+  int64_t i, j;
+};
+
+// A chunk in head layout: q, k, v [rows, heads, dim], o as q, lse
+// [heads, rows].
+struct Heads {
+  at::Tensor q, k, v, o, lse;
+};
+
+// The attention of one layer's forward, chunk after chunk. Keys and values of
+// earlier chunks come from host memory, ahead of their use even across chunks.
+class AttentionForward {
+ public:
+  AttentionForward(StreamState& state, int64_t layer);
+  // Attends chunk m, whose k and v have been sent (flushed), to chunks 0..m;
+  // fills `output` (fp32) and heads.lse.
+  absl::Status Run(int64_t m, const Heads& heads, at::Tensor& output);
+
+ private:
+  StreamState& state_;
+  const std::vector<Block> blocks_;
+  size_t next_ = 0;
+  int64_t sent_ = -1;  // the last chunk whose k and v have been sent
+  Fetches fetches_;
+};
+
+// That of its backward: all blocks, k/v outer.
+class AttentionBackward {
+ public:
+  // Issues the first fetches.
+  AttentionBackward(StreamState& state, int64_t layer);
+  // Calls `finished` for each chunk i once its gradients are whole, in
+  // state.query_sum, key_sum, value_sum.
+  absl::Status Run(const std::function<absl::Status(int64_t i)>& finished);
+
+ private:
+  // One query chunk with all that its backward blocks need.
+  struct QueryItem {
+    at::Tensor q, output, lse, output_gradient, gradient;
+  };
+  bool FetchQuery(int64_t k, Fetch& fetch);
+  QueryItem Take(Slot& slot, int64_t j) const;
+  absl::Status RunBlock(const Block& block, const at::Tensor& k,
+                        const at::Tensor& v);
+  void Compute(const Block& block, const at::Tensor& k, const at::Tensor& v,
+               QueryItem& item);
+  bool first(int64_t i) const { return i == shape_.active.front(); }
+
+  StreamState& state_;
+  const StreamShape& shape_;
+  const int64_t layer_;
+  const std::vector<Block> blocks_;
+  size_t next_ = 0;  // of blocks_
+  // The last key chunk whose dq_j has been sent back.
+  std::vector<int64_t> sent_;
+  Fetches keys_, queries_;
+};
+
+// --- pieces shared by forward and recomputation (streamed_project.cc) -------
+struct Projected {
+  at::Tensor q, k, v;  // [rows, heads, dim], after RoPE, token layout
+};
+// Projects this rank's normed rows of chunk m.
+Projected Project(const StreamState& state, const LayerTensors& weights,
+                  const at::Tensor& normed, int64_t m);
+// q, k or v of some rows; `tables` are theirs.
+at::Tensor ProjectOne(const StreamState& state, const LayerTensors& weights,
+                      Saved which, const at::Tensor& normed,
+                      const RopeTables& tables);
+
+// Adds the field of a q, k or v chunk in head layout to a fetch.
+void FetchHeads(StreamState& state, int64_t layer, Saved which, int64_t m,
+                Fetch& fetch);
+// Queues one for host memory: stored rows, and dropped rows to scratch.
+void SendHeads(StreamState& state, int64_t layer, Saved which, int64_t m,
+               const at::Tensor& heads, bool with_dropped);
+
+// Calls body(first, rows) for [begin, end) in runs of at most `step` rows.
+template <typename Body>
+void ForRows(int64_t begin, int64_t end, int64_t step, Body body) {
+  for (int64_t row = begin; row < end; row += step) {
+    body(row, std::min(step, end - row));
+  }
+}
+
+}  // namespace sluice::runtime

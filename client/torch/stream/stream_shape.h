@@ -1,0 +1,159 @@
+// The arithmetic of one rank's streamed step: rows kept in HBM, stored in host
+// memory and dropped (computed again) of every class, bytes of
+// every buffer in host memory and in HBM. No memory is touched here, so that
+// "how much would it need" and "allocate it" cannot disagree.
+//
+// Thread safety: values.
+#pragma once
+
+#include <array>
+#include <cstdint>
+#include <vector>
+
+#include "client/torch/stream/streamed_layer.h"
+
+namespace sluice::runtime {
+
+// What backward may need of a layer's forward beside the layer's input
+// (MEMO's skeletal classes).
+enum class Saved {
+  kNorm1,
+  kQ,
+  kK,
+  kV,
+  kO,
+  kLse,
+  kX2,
+  kNorm2,
+  kUp,
+  kGate,
+  kAct
+};
+inline constexpr int kSavedClasses = 11;
+inline constexpr Saved kAllSaved[kSavedClasses] = {
+    Saved::kNorm1, Saved::kQ,    Saved::kK,  Saved::kV,
+    Saved::kO,     Saved::kLse,  Saved::kX2, Saved::kNorm2,
+    Saved::kUp,    Saved::kGate, Saved::kAct};
+
+// Those in head layout that may be dropped, and those that the second half of
+// a layer makes, each from the ones before.
+inline constexpr Saved kHeadSaved[] = {Saved::kQ, Saved::kK, Saved::kV};
+inline constexpr Saved kPostSaved[] = {Saved::kX2, Saved::kNorm2, Saved::kUp,
+                                       Saved::kGate, Saved::kAct};
+
+struct SavedClass {
+  const char* name;   // as in the profile
+  bool head_layout;   // rows of the whole chunk, of this rank's heads; else
+                      // this rank's rows, all of hidden or ffn
+  bool whole;         // every row stays in host memory
+  int64_t row_bytes;  // 0: this model has no such class
+};
+
+// Consecutive rows of a chunk in head layout that are all stored or all
+// dropped.
+struct RowPiece {
+  bool stored;
+  int64_t row, rows;  // in the chunk
+  int64_t place;      // the first, in the chunk's stored (or dropped) rows
+};
+
+// Every slot buffer begins at a multiple of this.
+inline constexpr int64_t kSlotAlignment = 64;
+constexpr int64_t AlignSlot(int64_t bytes) {
+  return (bytes + kSlotAlignment - 1) / kSlotAlignment * kSlotAlignment;
+}
+
+// What a step is doing, as far as it decides which rings it needs. They share
+// one piece of HBM, cut anew from phase to phase.
+enum class Phase {
+  kForward,    // embedding, layers forward
+  kTokens,     // loss, and the token-local part of a layer's backward
+  kAttention,  // blocks backward, projections backward, embedding backward
+};
+inline constexpr Phase kPhases[] = {Phase::kForward, Phase::kTokens,
+                                    Phase::kAttention};
+
+// Bytes of a slot (staging, inputs and keys have two slots, blocks has
+// prefetch_depth), each large enough for the largest record of the phase, and
+// of the fp32 sums of a chunk.
+struct RingSizes {
+  int64_t staging = 0, inputs = 0, blocks = 0, keys = 0;
+  int64_t query_sum = 0, key_sum = 0;  // one, and one each for k and v
+  int64_t Total(int prefetch_depth) const {
+    return 2 * (staging + inputs + keys + key_sum) + prefetch_depth * blocks +
+           query_sum;
+  }
+};
+
+class StreamShape {
+ public:
+  explicit StreamShape(const StreamContext::Options& options);
+
+  int64_t chunks() const { return layout.chunks(); }
+  bool full(int64_t m) const { return layout.rows(m) == layout.rows(0); }
+  // ".full" or ".tail": every segment kind's ending.
+  const char* suffix(int64_t m) const { return full(m) ? ".full" : ".tail"; }
+  // Rows of chunk m over all ranks, and of this rank.
+  int64_t rows(int64_t m) const { return layout.rows(m); }
+  int64_t local(int64_t m) const { return layout.local_rows(m, rank); }
+  // Of a rank's rows of chunk m the first are kept in HBM, those from there up
+  // to `present` stored in host memory; the rest is dropped.
+  int64_t kept(Saved which, int64_t m) const { return kept_of(which, m, rank); }
+  int64_t kept_of(Saved which, int64_t m, int64_t p) const;
+  int64_t present(Saved which, int64_t m) const {
+    return present_of(which, m, rank);
+  }
+  int64_t present_of(Saved which, int64_t m, int64_t p) const;
+  // q, k, v in head layout: stored rows of all ranks, and the others.
+  int64_t head_stored(Saved which, int64_t m) const;
+  int64_t head_dropped(Saved which, int64_t m) const {
+    return rows(m) - head_stored(which, m);
+  }
+  // Chunk m of q, k or v in head layout, row by row, as pieces.
+  std::vector<RowPiece> pieces(Saved which, int64_t m) const;
+
+  // The chunk that a step runs before chunk m (-1: none).
+  int64_t previous(int64_t m) const;
+
+  SavedClass saved(Saved which) const;
+  // Rows of a class that stay in host memory for chunk m, and their bytes in
+  // the tallest chunk.
+  int64_t stored(Saved which, int64_t m) const;
+  int64_t most_stored_bytes(Saved which) const;
+  // Bytes of the rows of chunk m that are kept.
+  int64_t kept_bytes(Saved which, int64_t m) const {
+    return kept(which, m) * saved(which).row_bytes;
+  }
+
+  // Bytes of one chunk m of hidden states; of a row of q (or dO), k (or v).
+  int64_t hidden_bytes(int64_t m) const { return local(m) * hidden * element; }
+  int64_t query_row_bytes() const { return q_heads * dim * element; }
+  int64_t key_row_bytes() const { return kv_heads * dim * element; }
+  // o stays in fp32 whatever the dtype: backward takes rowsum(dO o) from it,
+  // which must cancel against the blocks' own sums (rounded to bf16 it was the
+  // largest error of a GPT's gradients, in k's bias).
+  int64_t output_row_bytes() const { return q_heads * dim * 4; }
+  int64_t query_gradient_bytes(int64_t m) const {  // fp32 whatever the dtype
+    return rows(m) * q_heads * dim * 4;
+  }
+
+  RingSizes rings(Phase phase) const;
+  // HBM that the rings and sums of the tallest phase take, and the kept rows
+  // of all layers.
+  int64_t ring_bytes() const;
+  int64_t kept_bytes() const;
+
+  ChunkLayout layout;
+  int64_t rank, ranks, layers;
+  int64_t hidden, ffn, vocab, dim;
+  int64_t q_heads, kv_heads;  // this rank's, kv after expansion
+  int64_t element;            // bytes of an activation
+  std::array<ClassFractions, kSavedClasses> fractions;  // as Saved
+  int prefetch_depth;
+  int64_t ffn_rows, loss_rows;  // of one call
+  bool gated;                   // SwiGLU
+  // The chunks a step runs: all of them, or the first two and the last.
+  std::vector<int64_t> active;
+};
+
+}  // namespace sluice::runtime

@@ -1,0 +1,377 @@
+// A layer's backward. Attention is never recomputed:
+//   A  a chunk at a time: dropped rows again, FFN and output projection back,
+//      dO to head layout and to host memory;
+//   B  blocks of attention, k/v outer (streamed_attention.cc);
+//   C  as each chunk's dq, dk, dv become whole: projections and norm back.
+#include <ATen/core/grad_mode.h>
+#include <ATen/ops/empty.h>
+
+#include <map>
+
+#include "client/torch/exceptions.h"
+#include "client/torch/stream/stream_context.h"
+#include "proto/base/status.h"
+
+namespace sluice::runtime {
+namespace {
+
+class Backward {
+ public:
+  Backward(StreamState& state, const LayerTensors& weights,
+           LayerTensors& gradients, SavedLayer& saved, ChunkHandle& gradient)
+      : state_(state),
+        shape_(state.shape),
+        weights_(weights),
+        gradients_(gradients),
+        layer_(saved.layer),
+        input_(*saved.input),
+        gradient_(gradient) {}
+
+  absl::Status Run() {
+    SLUICE_RETURN_IF_ERROR(PhaseA());
+    return PhasesBandC();
+  }
+
+ private:
+  // What phase A has of a chunk.
+  struct PostInputs {
+    at::Tensor dy, x, o;
+    RowReader x2, norm2, up, gate, act;
+  };
+  // What rows of a chunk's second half were made of.
+  struct PostRows {
+    at::Tensor x2, norm2, up, gate, act;
+  };
+
+  absl::Status PhaseA();
+  absl::Status PhasesBandC();
+  void FetchPost(int64_t m, Fetch& fetch);
+  PostInputs TakePost(Slot& slot, int64_t m);
+  absl::Status PostChunk(int64_t m, const PostInputs& in);
+  PostRows RowsOf(const PostInputs& in, const at::Tensor& home, int64_t row,
+                  int64_t rows) const;
+  void FeedForward(const at::Tensor& dy, PostRows saved, const at::Tensor& dx2);
+  absl::Status Recompute(int64_t m, const at::Tensor& x);
+  absl::Status ProjectAgain(int64_t m, const at::Tensor& x,
+                            const std::map<Saved, at::Tensor>& to);
+  absl::Status ProjectionsChunk(int64_t m, Fetches& inputs);
+  void Projections(int64_t m, const at::Tensor& x, const at::Tensor& dx2,
+                   const RowReader& norm1, const Projected& d,
+                   const at::Tensor& dx);
+  absl::Status GradientsHome(int64_t m, Projected& d);
+
+  NormWeights Norm1() const {
+    return state_.Norm(weights_.norm1_weight, weights_.norm1_bias);
+  }
+  NormWeights Norm2() const {
+    return state_.Norm(weights_.norm2_weight, weights_.norm2_bias);
+  }
+
+  StreamState& state_;
+  const StreamShape& shape_;
+  const LayerTensors& weights_;
+  LayerTensors& gradients_;
+  const int64_t layer_;
+  ChunkHandle& input_;
+  ChunkHandle& gradient_;  // dY, then dX2, then dX, chunk by chunk in place
+};
+
+// --- phase A ----------------------------------------------------------------
+
+void Backward::FetchPost(int64_t m, Fetch& fetch) {
+  fetch.Whole(gradient_.chunk(m));
+  fetch.Whole(input_.chunk(m));
+  fetch.Whole(state_.store.saved(layer_, Saved::kO, m));
+  for (const Saved which : kPostSaved) {
+    fetch.Whole(state_.store.saved(layer_, which, m));
+  }
+}
+
+Backward::PostInputs Backward::TakePost(Slot& slot, int64_t m) {
+  const at::ScalarType type = state_.options.dtype;
+  const int64_t hidden = shape_.hidden;
+  PostInputs in;
+  in.dy = slot.Take({shape_.local(m), hidden}, type);
+  in.x = slot.Take({shape_.local(m), hidden}, type);
+  in.o = slot.Take({shape_.rows(m), shape_.q_heads, shape_.dim}, at::kFloat);
+  in.x2 = state_.Read(layer_, Saved::kX2, m, slot);
+  in.norm2 = state_.Read(layer_, Saved::kNorm2, m, slot);
+  in.up = state_.Read(layer_, Saved::kUp, m, slot);
+  in.gate = state_.Read(layer_, Saved::kGate, m, slot);
+  in.act = state_.Read(layer_, Saved::kAct, m, slot);
+  return in;
+}
+
+absl::Status Backward::PhaseA() {
+  SLUICE_RETURN_IF_ERROR(state_.Enter(Phase::kTokens));
+  const std::vector<int64_t>& chunks = shape_.active;
+  Fetches inputs(&state_.inputs(), static_cast<int64_t>(chunks.size()),
+                 "saved rows", [&](int64_t k, Fetch& fetch) {
+                   FetchPost(chunks[k], fetch);
+                   return true;
+                 });
+  for (const int64_t m : chunks) {
+    SLUICE_ASSIGN_OR_RETURN(Slot * slot, inputs.Next());
+    const PostInputs in = TakePost(*slot, m);
+    SLUICE_RETURN_IF_ERROR(state_.staging().Begin());
+    SLUICE_RETURN_IF_ERROR(PostChunk(m, in));
+    SLUICE_RETURN_IF_ERROR(Recompute(m, in.x));
+    inputs.Done();
+  }
+  return absl::OkStatus();
+}
+
+// Rows [row, row + rows); what is not there is made from what is, as forward
+// did. `home` is o in token layout.
+Backward::PostRows Backward::RowsOf(const PostInputs& in,
+                                    const at::Tensor& home, int64_t row,
+                                    int64_t rows) const {
+  PostRows out;
+  out.x2 = in.x2.Rows(row, rows, [&](int64_t at, int64_t n) {
+    return LinearForward(home.narrow(0, at, n), weights_.o_weight,
+                         weights_.o_bias)
+        .add_(in.x.narrow(0, at, n));
+  });
+  const auto part = [row](const at::Tensor& t, int64_t at, int64_t n) {
+    return t.narrow(0, at - row, n);
+  };
+  out.norm2 = in.norm2.Rows(row, rows, [&](int64_t at, int64_t n) {
+    return NormForward(part(out.x2, at, n), Norm2());
+  });
+  out.up = in.up.Rows(row, rows, [&](int64_t at, int64_t n) {
+    return LinearForward(part(out.norm2, at, n), weights_.up_weight,
+                         weights_.up_bias);
+  });
+  if (shape_.gated) {
+    out.gate = in.gate.Rows(row, rows, [&](int64_t at, int64_t n) {
+      return LinearForward(part(out.norm2, at, n), weights_.gate_weight, {});
+    });
+  }
+  out.act = in.act.Rows(row, rows, [&](int64_t at, int64_t n) {
+    const at::Tensor gate = shape_.gated ? part(out.gate, at, n) : at::Tensor();
+    return ActivationForward(gate, part(out.up, at, n));
+  });
+  return out;
+}
+
+// FFN and norm2 back.
+void Backward::FeedForward(const at::Tensor& dy, PostRows saved,
+                           const at::Tensor& dx2) {
+  const auto& [x2, norm2, up, gate, act] = saved;
+  LinearBackwardWeight(act, dy, gradients_.down_weight, gradients_.down_bias);
+  saved.act.reset();
+  ActivationGradients d = ActivationBackward(
+      LinearBackwardInput(dy, weights_.down_weight), gate, up);
+  LinearBackwardWeight(norm2, d.up, gradients_.up_weight, gradients_.up_bias);
+  at::Tensor dnorm =
+      LinearBackwardInput(d.up, weights_.up_weight).to(at::kFloat);
+  if (shape_.gated) {
+    at::Tensor none;
+    LinearBackwardWeight(norm2, d.gate, gradients_.gate_weight, none);
+    dnorm.add_(LinearBackwardInput(d.gate, weights_.gate_weight));
+  }
+  dx2.copy_(NormBackward(x2, dnorm, Norm2(), gradients_.norm2_weight,
+                         gradients_.norm2_bias)
+                .add_(dy));
+}
+
+absl::Status Backward::PostChunk(int64_t m, const PostInputs& in) {
+  const int64_t rows = shape_.local(m);
+  const at::Tensor dx2 =
+      state_.staging().Take({rows, shape_.hidden}, state_.options.dtype);
+  const at::Tensor d_o =
+      state_.staging().Take(in.o.sizes(), state_.options.dtype);
+  {
+    SegmentScope segment(state_.options.allocator,
+                         state_.Kind("post.backward", m));
+    const at::Tensor o = in.o.to(state_.options.dtype);
+    at::Tensor home = o;
+    if (!state_.exchange.local()) {
+      home = at::empty({rows, state_.options.model.heads, shape_.dim},
+                       o.options());
+    }
+    SLUICE_RETURN_IF_ERROR(state_.exchange.ToTokens(
+        state_.Whole(m), {{HeadKind::kQuery, home, o}}));
+    const at::Tensor home_rows = home.view({rows, shape_.hidden});
+    ForRows(0, rows, shape_.ffn_rows, [&](int64_t row, int64_t n) {
+      FeedForward(in.dy.narrow(0, row, n), RowsOf(in, home_rows, row, n),
+                  dx2.narrow(0, row, n));
+    });
+    LinearBackwardWeight(home_rows, dx2, gradients_.o_weight,
+                         gradients_.o_bias);
+    const at::Tensor d_home =
+        LinearBackwardInput(dx2, weights_.o_weight)
+            .view({rows, state_.options.model.heads, shape_.dim});
+    SLUICE_RETURN_IF_ERROR(state_.exchange.ToHeads(
+        state_.Whole(m), {{HeadKind::kQuery, d_home, d_o}}));
+  }
+  state_.staging().Send(dx2, gradient_.chunk(m));
+  state_.staging().Send(d_o, state_.store.output_gradient(m));
+  state_.staging().Flush("dO, dX out");
+  return absl::OkStatus();
+}
+
+// The dropped rows of q, k, v, once, into scratch. All ranks agree on whether
+// there are any: they have the same fractions of these classes.
+absl::Status Backward::Recompute(int64_t m, const at::Tensor& x) {
+  std::map<Saved, at::Tensor> again;
+  for (const Saved which : kHeadSaved) {
+    const int64_t dropped = shape_.head_dropped(which, m);
+    if (dropped == 0) continue;
+    const int64_t heads = which == Saved::kQ ? shape_.q_heads : shape_.kv_heads;
+    again[which] = state_.staging().Take({dropped, heads, shape_.dim},
+                                         state_.options.dtype);
+  }
+  if (again.empty()) return absl::OkStatus();
+  {
+    SegmentScope segment(state_.options.allocator,
+                         state_.Kind("qkv.recompute", m));
+    SLUICE_RETURN_IF_ERROR(ProjectAgain(m, x, again));
+  }
+  for (const auto& [which, rows] : again) {
+    state_.staging().Send(rows, state_.store.dropped(which, m));
+  }
+  state_.staging().Flush("q, k, v again");
+  return absl::OkStatus();
+}
+
+// Classes that are cut at the same rows travel together.
+absl::Status Backward::ProjectAgain(int64_t m, const at::Tensor& x,
+                                    const std::map<Saved, at::Tensor>& to) {
+  int64_t first = x.size(0);
+  for (const auto& [which, rows] : to) {
+    first = std::min(first, shape_.present(which, m));
+  }
+  const int64_t all = x.size(0) - first;
+  const at::Tensor normed = NormForward(x.narrow(0, first, all), Norm1());
+  const RopeTables tables = state_.Rope(m, first);
+  const auto cut = [this](Saved which) {
+    return shape_.fractions[static_cast<size_t>(which)];
+  };
+  std::vector<ExchangePart> parts;
+  for (auto at = to.begin(); at != to.end(); ++at) {
+    const Saved which = at->first;
+    const int64_t skip = shape_.present(which, m) - first, n = all - skip;
+    RopeTables own = tables;
+    if (state_.rope()) {
+      own = {tables.cos.narrow(0, skip, n), tables.sin.narrow(0, skip, n)};
+    }
+    parts.push_back(
+        {which == Saved::kQ ? HeadKind::kQuery : HeadKind::kKeyValue,
+         ProjectOne(state_, weights_, which, normed.narrow(0, skip, n), own),
+         at->second});
+    const auto next = std::next(at);
+    if (next != to.end() && cut(next->first) == cut(which)) continue;
+    SLUICE_RETURN_IF_ERROR(
+        state_.exchange.ToHeads(state_.Dropped(which, m), parts));
+    parts.clear();
+  }
+  return absl::OkStatus();
+}
+
+// --- phases B and C ---------------------------------------------------------
+
+absl::Status Backward::PhasesBandC() {
+  SLUICE_RETURN_IF_ERROR(state_.Enter(Phase::kAttention));
+  const std::vector<int64_t>& chunks = shape_.active;
+  AttentionBackward attention(state_, layer_);  // its fetches come first
+  Fetches inputs(
+      &state_.inputs(), static_cast<int64_t>(chunks.size()), "x, dX",
+      [&](int64_t k, Fetch& fetch) {
+        fetch.Whole(input_.chunk(chunks[k]));
+        fetch.Whole(gradient_.chunk(chunks[k]));
+        fetch.Whole(state_.store.saved(layer_, Saved::kNorm1, chunks[k]));
+        return true;
+      });
+  SLUICE_RETURN_IF_ERROR(
+      attention.Run([&](int64_t i) { return ProjectionsChunk(i, inputs); }));
+  state_.kept.Dead(layer_);
+  return absl::OkStatus();
+}
+
+// dq, dk, dv of chunk m in token layout, turned back.
+absl::Status Backward::GradientsHome(int64_t m, Projected& d) {
+  const int64_t rows = shape_.local(m);
+  const ModelConfig& model = state_.options.model;
+  const Projected sums{state_.query_sum(m), state_.key_sum(m),
+                       state_.value_sum(m)};
+  if (state_.exchange.local()) {
+    d = sums;
+  } else {
+    d.q = at::empty({rows, model.heads, shape_.dim}, at::kFloat);
+    d.k = at::empty({rows, model.kv_heads, shape_.dim}, at::kFloat);
+    d.v = at::empty({rows, model.kv_heads, shape_.dim}, at::kFloat);
+  }
+  SLUICE_RETURN_IF_ERROR(state_.exchange.ToTokens(
+      state_.Whole(m), {{HeadKind::kQuery, d.q, sums.q},
+                        {HeadKind::kKeyValue, d.k, sums.k},
+                        {HeadKind::kKeyValue, d.v, sums.v}}));
+  if (state_.rope()) {
+    const RopeTables tables = state_.Rope(m, 0);
+    ApplyRope(d.q, tables, /*inverse=*/true);
+    ApplyRope(d.k, tables, /*inverse=*/true);
+  }
+  return absl::OkStatus();
+}
+
+void Backward::Projections(int64_t m, const at::Tensor& x,
+                           const at::Tensor& dx2, const RowReader& norm1,
+                           const Projected& d, const at::Tensor& dx) {
+  const int64_t rows = shape_.local(m);
+  const at::Tensor dq = d.q.view({rows, -1});
+  const at::Tensor dk = d.k.view({rows, -1});
+  const at::Tensor dv = d.v.view({rows, -1});
+  at::Tensor normed = norm1.Rows(0, rows, [&](int64_t at, int64_t n) {
+    return NormForward(x.narrow(0, at, n), Norm1());
+  });
+  LinearBackwardWeight(normed, dq, gradients_.q_weight, gradients_.q_bias);
+  LinearBackwardWeight(normed, dk, gradients_.k_weight, gradients_.k_bias);
+  LinearBackwardWeight(normed, dv, gradients_.v_weight, gradients_.v_bias);
+  normed.reset();
+  at::Tensor dnorm = LinearBackwardInput(dq, weights_.q_weight).to(at::kFloat);
+  dnorm.add_(LinearBackwardInput(dk, weights_.k_weight));
+  dnorm.add_(LinearBackwardInput(dv, weights_.v_weight));
+  dx.copy_(NormBackward(x, dnorm, Norm1(), gradients_.norm1_weight,
+                        gradients_.norm1_bias)
+               .add_(dx2));
+}
+
+absl::Status Backward::ProjectionsChunk(int64_t m, Fetches& inputs) {
+  SLUICE_ASSIGN_OR_RETURN(Slot * slot, inputs.Next());
+  const at::ScalarType type = state_.options.dtype;
+  const int64_t rows = shape_.local(m), hidden = shape_.hidden;
+  const at::Tensor x = slot->Take({rows, hidden}, type);
+  const at::Tensor dx2 = slot->Take({rows, hidden}, type);
+  const RowReader norm1 = state_.Read(layer_, Saved::kNorm1, m, *slot);
+  SLUICE_RETURN_IF_ERROR(state_.staging().Begin());
+  const at::Tensor dx = state_.staging().Take({rows, hidden}, type);
+  {
+    SegmentScope segment(state_.options.allocator,
+                         state_.Kind("qkv.backward", m));
+    Projected d;
+    SLUICE_RETURN_IF_ERROR(GradientsHome(m, d));
+    if (rows > 0) Projections(m, x, dx2, norm1, d, dx);
+  }
+  state_.staging().Send(dx, gradient_.chunk(m));
+  state_.staging().Flush("dX out");
+  inputs.Done();
+  return absl::OkStatus();
+}
+
+}  // namespace
+
+absl::StatusOr<std::unique_ptr<ChunkHandle>> LayerBackward(
+    StreamContext& context, const LayerTensors& weights,
+    LayerTensors& gradients, std::unique_ptr<SavedLayer> saved,
+    std::unique_ptr<ChunkHandle> output_gradient) {
+  StreamState& state = StreamState::Of(context);
+  const at::NoGradGuard no_grad;
+  const auto body = [&]() -> absl::StatusOr<std::unique_ptr<ChunkHandle>> {
+    SLUICE_RETURN_IF_ERROR(
+        Backward(state, weights, gradients, *saved, *output_gradient).Run());
+    return std::move(output_gradient);
+  };
+  return CatchStatus("backward of a streamed layer", body);
+}
+
+}  // namespace sluice::runtime

@@ -1,0 +1,183 @@
+// A layer's forward, chunk by chunk: norm, projections, attention to all
+// earlier chunks, output projection, FFN.
+#include <ATen/core/grad_mode.h>
+#include <ATen/ops/empty.h>
+
+#include "client/torch/exceptions.h"
+#include "client/torch/stream/stream_context.h"
+#include "proto/base/status.h"
+
+namespace sluice::runtime {
+namespace {
+
+class Forward {
+ public:
+  Forward(StreamState& state, const LayerTensors& weights, ChunkHandle& input,
+          ChunkHandle& output, int64_t layer)
+      : state_(state),
+        shape_(state.shape),
+        weights_(weights),
+        input_(input),
+        output_(output),
+        layer_(layer),
+        inputs_(&state.inputs(), static_cast<int64_t>(shape_.active.size()),
+                "x",
+                [this](int64_t k, Fetch& fetch) {
+                  fetch.Whole(input_.chunk(shape_.active[k]));
+                  return true;
+                }),
+        attention_(state, layer) {}
+
+  absl::Status Run() {
+    for (const int64_t m : shape_.active) {
+      SLUICE_RETURN_IF_ERROR(Chunk(m));
+    }
+    return absl::OkStatus();
+  }
+
+ private:
+  absl::Status Chunk(int64_t m);
+  Heads TakeHeads(int64_t m);
+  absl::Status Project(int64_t m, const at::Tensor& x, const Heads& heads);
+  absl::Status Post(int64_t m, const at::Tensor& x, const Heads& heads);
+  void FeedForward(int64_t m, const at::Tensor& x2);
+  RowWriter Write(Saved which, int64_t m) {
+    return state_.Write(layer_, which, m);
+  }
+
+  StreamState& state_;
+  const StreamShape& shape_;
+  const LayerTensors& weights_;
+  ChunkHandle& input_;
+  ChunkHandle& output_;
+  const int64_t layer_;
+  Fetches inputs_;
+  AttentionForward attention_;
+};
+
+Heads Forward::TakeHeads(int64_t m) {
+  const int64_t rows = shape_.rows(m), dim = shape_.dim;
+  const at::ScalarType type = state_.options.dtype;
+  StagingRing& staging = state_.staging();
+  Heads heads;
+  heads.q = staging.Take({rows, shape_.q_heads, dim}, type);
+  heads.k = staging.Take({rows, shape_.kv_heads, dim}, type);
+  heads.v = staging.Take({rows, shape_.kv_heads, dim}, type);
+  heads.o = staging.Take({rows, shape_.q_heads, dim}, at::kFloat);
+  heads.lse = staging.Take({shape_.q_heads, rows}, at::kFloat);
+  return heads;
+}
+
+absl::Status Forward::Project(int64_t m, const at::Tensor& x,
+                              const Heads& heads) {
+  SegmentScope segment(state_.options.allocator, state_.Kind("qkv.forward", m));
+  const at::Tensor normed =
+      NormForward(x, state_.Norm(weights_.norm1_weight, weights_.norm1_bias));
+  RowWriter norm1 = Write(Saved::kNorm1, m);
+  norm1.Store(0, normed);
+  norm1.Send(state_.staging());
+  const Projected local = runtime::Project(state_, weights_, normed, m);
+  SLUICE_RETURN_IF_ERROR(state_.exchange.ToHeads(
+      state_.Whole(m), {{HeadKind::kQuery, local.q, heads.q},
+                        {HeadKind::kKeyValue, local.k, heads.k},
+                        {HeadKind::kKeyValue, local.v, heads.v}}));
+  SendHeads(state_, layer_, Saved::kQ, m, heads.q, /*with_dropped=*/false);
+  SendHeads(state_, layer_, Saved::kK, m, heads.k, /*with_dropped=*/true);
+  SendHeads(state_, layer_, Saved::kV, m, heads.v, /*with_dropped=*/true);
+  state_.staging().Flush("q, k, v out");
+  return absl::OkStatus();
+}
+
+void Forward::FeedForward(int64_t m, const at::Tensor& x2) {
+  const at::Tensor y = state_.staging().Take({shape_.local(m), shape_.hidden},
+                                             state_.options.dtype);
+  RowWriter norm2 = Write(Saved::kNorm2, m);
+  RowWriter up_rows = Write(Saved::kUp, m);
+  RowWriter gate_rows = Write(Saved::kGate, m);
+  RowWriter act_rows = Write(Saved::kAct, m);
+  ForRows(0, shape_.local(m), shape_.ffn_rows, [&](int64_t row, int64_t n) {
+    const at::Tensor residual = x2.narrow(0, row, n);
+    const at::Tensor normed = NormForward(
+        residual, state_.Norm(weights_.norm2_weight, weights_.norm2_bias));
+    norm2.Store(row, normed);
+    const at::Tensor up =
+        LinearForward(normed, weights_.up_weight, weights_.up_bias);
+    up_rows.Store(row, up);
+    at::Tensor gate;
+    if (shape_.gated) {
+      gate = LinearForward(normed, weights_.gate_weight, {});
+      gate_rows.Store(row, gate);
+    }
+    const at::Tensor act = ActivationForward(gate, up);
+    act_rows.Store(row, act);
+    y.narrow(0, row, n)
+        .copy_(LinearForward(act, weights_.down_weight, weights_.down_bias))
+        .add_(residual);
+  });
+  for (const RowWriter* rows : {&norm2, &up_rows, &gate_rows, &act_rows}) {
+    rows->Send(state_.staging());
+  }
+  state_.staging().Send(y, output_.chunk(m));
+}
+
+absl::Status Forward::Post(int64_t m, const at::Tensor& x, const Heads& heads) {
+  SegmentScope segment(state_.options.allocator,
+                       state_.Kind("post.forward", m));
+  const int64_t rows = shape_.local(m);
+  const at::Tensor o = heads.o.to(state_.options.dtype);
+  at::Tensor home = o;
+  if (!state_.exchange.local()) {
+    home =
+        at::empty({rows, state_.options.model.heads, shape_.dim}, o.options());
+  }
+  SLUICE_RETURN_IF_ERROR(
+      state_.exchange.ToTokens(state_.Whole(m), {{HeadKind::kQuery, home, o}}));
+  const at::Tensor x2 = LinearForward(home.view({rows, shape_.hidden}),
+                                      weights_.o_weight, weights_.o_bias)
+                            .add_(x);
+  RowWriter residual = Write(Saved::kX2, m);
+  residual.Store(0, x2);
+  residual.Send(state_.staging());
+  FeedForward(m, x2);
+  state_.staging().Flush("layer out");
+  return absl::OkStatus();
+}
+
+absl::Status Forward::Chunk(int64_t m) {
+  SLUICE_ASSIGN_OR_RETURN(Slot * slot, inputs_.Next());
+  const at::Tensor x =
+      slot->Take({shape_.local(m), shape_.hidden}, state_.options.dtype);
+  SLUICE_RETURN_IF_ERROR(state_.staging().Begin());
+  const Heads heads = TakeHeads(m);
+  SLUICE_RETURN_IF_ERROR(Project(m, x, heads));
+  at::Tensor output = heads.o;  // summed where it is sent from
+  SLUICE_RETURN_IF_ERROR(attention_.Run(m, heads, output));
+  state_.staging().Send(heads.o, state_.store.saved(layer_, Saved::kO, m));
+  state_.staging().Send(heads.lse, state_.store.saved(layer_, Saved::kLse, m));
+  state_.staging().Flush("o, lse out");
+  SLUICE_RETURN_IF_ERROR(Post(m, x, heads));
+  inputs_.Done();
+  return absl::OkStatus();
+}
+
+}  // namespace
+
+absl::StatusOr<LayerOutput> LayerForward(StreamContext& context,
+                                         const LayerTensors& weights,
+                                         std::unique_ptr<ChunkHandle> input,
+                                         int64_t layer) {
+  StreamState& state = StreamState::Of(context);
+  const at::NoGradGuard no_grad;
+  const auto body = [&]() -> absl::StatusOr<LayerOutput> {
+    LayerOutput result;
+    SLUICE_RETURN_IF_ERROR(state.Enter(Phase::kForward));
+    SLUICE_ASSIGN_OR_RETURN(result.output, state.NewHidden());
+    SLUICE_RETURN_IF_ERROR(
+        Forward(state, weights, *input, *result.output, layer).Run());
+    result.saved = std::make_unique<SavedLayer>(layer, std::move(input));
+    return result;
+  };
+  return CatchStatus("forward of a streamed layer", body);
+}
+
+}  // namespace sluice::runtime

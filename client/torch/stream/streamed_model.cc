@@ -1,0 +1,195 @@
+#include "client/torch/stream/streamed_model.h"
+
+#include <ATen/core/grad_mode.h>
+#include <ATen/ops/index_select.h>
+#include <ATen/ops/sum.h>
+#include <ATen/ops/zeros.h>
+#include <fmt/format.h>
+
+#include "client/torch/exceptions.h"
+#include "client/torch/math/chunked_loss.h"
+#include "client/torch/stream/stream_context.h"
+#include "proto/base/status.h"
+
+namespace sluice::runtime {
+namespace {
+
+class Step {
+ public:
+  Step(StreamState& state, const ModelTensors& weights, ModelTensors& gradients,
+       const at::Tensor& tokens, const at::Tensor& labels, int64_t global_count)
+      : state_(state),
+        shape_(state.shape),
+        weights_(weights),
+        gradients_(gradients),
+        tokens_(tokens),
+        labels_(labels),
+        scale_(1.0 / static_cast<double>(std::max<int64_t>(global_count, 1))),
+        loss_sum_(at::zeros({}, at::kDouble)) {}
+
+  absl::StatusOr<StepResult> Run();
+
+ private:
+  absl::Status Embed(ChunkHandle& output);
+  absl::Status Loss(ChunkHandle& hidden);
+  absl::Status EmbedBackward(ChunkHandle& gradient);
+  at::Tensor LossChunk(int64_t m, const at::Tensor& x);
+
+  // This rank's rows of chunk m of a per-token tensor, or of the positions.
+  at::Tensor Local(const at::Tensor& per_token, int64_t m) const {
+    return per_token.narrow(0, shape_.layout.local_rows_before(m, shape_.rank),
+                            shape_.local(m));
+  }
+  at::Tensor Positions(const at::Tensor& table, int64_t m) const {
+    return table.narrow(
+        0, shape_.layout.begin(m) + shape_.layout.local_offset(m, shape_.rank),
+        shape_.local(m));
+  }
+
+  StreamState& state_;
+  const StreamShape& shape_;
+  const ModelTensors& weights_;
+  ModelTensors& gradients_;
+  const at::Tensor& tokens_;
+  const at::Tensor& labels_;
+  const double scale_;
+  at::Tensor loss_sum_;
+};
+
+absl::Status Step::Embed(ChunkHandle& output) {
+  SLUICE_RETURN_IF_ERROR(state_.Enter(Phase::kForward));
+  for (const int64_t m : shape_.active) {
+    SLUICE_RETURN_IF_ERROR(state_.staging().Begin());
+    at::Tensor x = state_.staging().Take({shape_.local(m), shape_.hidden},
+                                         state_.options.dtype);
+    {
+      SegmentScope segment(state_.options.allocator,
+                           state_.Kind("embed.forward", m));
+      at::index_select_out(x, weights_.embed, 0, Local(tokens_, m));
+      if (weights_.positions.defined()) {
+        x.add_(Positions(weights_.positions, m));
+      }
+    }
+    state_.staging().Send(x, output.chunk(m));
+    state_.staging().Flush("embedding out");
+  }
+  return absl::OkStatus();
+}
+
+at::Tensor Step::LossChunk(int64_t m, const at::Tensor& x) {
+  const NormWeights norm =
+      state_.Norm(weights_.final_norm_weight, weights_.final_norm_bias);
+  at::Tensor& head_gradient =
+      gradients_.head.defined() ? gradients_.head : gradients_.embed;
+  const at::Tensor d_normed = LossForwardBackward(
+      NormForward(x, norm), Local(labels_, m), weights_.logits_weight(), scale_,
+      shape_.loss_rows, loss_sum_, head_gradient);
+  return NormBackward(x, d_normed, norm, gradients_.final_norm_weight,
+                      gradients_.final_norm_bias);
+}
+
+// Turns the last layer's output into its gradient, in place.
+absl::Status Step::Loss(ChunkHandle& hidden) {
+  SLUICE_RETURN_IF_ERROR(state_.Enter(Phase::kTokens));
+  const std::vector<int64_t>& chunks = shape_.active;
+  Fetches inputs(&state_.inputs(), static_cast<int64_t>(chunks.size()), "y",
+                 [&](int64_t k, Fetch& fetch) {
+                   fetch.Whole(hidden.chunk(chunks[k]));
+                   return true;
+                 });
+  for (const int64_t m : chunks) {
+    SLUICE_ASSIGN_OR_RETURN(Slot * slot, inputs.Next());
+    const std::array<int64_t, 2> sizes = {shape_.local(m), shape_.hidden};
+    const at::Tensor x = slot->Take(sizes, state_.options.dtype);
+    SLUICE_RETURN_IF_ERROR(state_.staging().Begin());
+    const at::Tensor dx = state_.staging().Take(sizes, state_.options.dtype);
+    {
+      SegmentScope segment(state_.options.allocator, state_.Kind("loss", m));
+      if (x.size(0) > 0) dx.copy_(LossChunk(m, x));
+    }
+    state_.staging().Send(dx, hidden.chunk(m));
+    state_.staging().Flush("dY out");
+    inputs.Done();
+  }
+  return absl::OkStatus();
+}
+
+absl::Status Step::EmbedBackward(ChunkHandle& gradient) {
+  SLUICE_RETURN_IF_ERROR(state_.Enter(Phase::kAttention));
+  const std::vector<int64_t>& chunks = shape_.active;
+  Fetches inputs(&state_.inputs(), static_cast<int64_t>(chunks.size()), "dX",
+                 [&](int64_t k, Fetch& fetch) {
+                   fetch.Whole(gradient.chunk(chunks[k]));
+                   return true;
+                 });
+  for (const int64_t m : chunks) {
+    SLUICE_ASSIGN_OR_RETURN(Slot * slot, inputs.Next());
+    const at::Tensor dx =
+        slot->Take({shape_.local(m), shape_.hidden}, state_.options.dtype);
+    {
+      SegmentScope segment(state_.options.allocator,
+                           state_.Kind("embed.backward", m));
+      const at::Tensor dx32 = dx.to(at::kFloat);
+      gradients_.embed.index_add_(0, Local(tokens_, m), dx32);
+      if (gradients_.positions.defined()) {
+        Positions(gradients_.positions, m).add_(dx32);
+      }
+    }
+    inputs.Done();
+  }
+  return absl::OkStatus();
+}
+
+absl::StatusOr<StepResult> Step::Run() {
+  SLUICE_ASSIGN_OR_RETURN(std::unique_ptr<ChunkHandle> hidden,
+                          state_.NewHidden());
+  SLUICE_RETURN_IF_ERROR(Embed(*hidden));
+  std::vector<std::unique_ptr<SavedLayer>> saved;
+  for (int64_t layer = 0; layer < shape_.layers; ++layer) {
+    SLUICE_ASSIGN_OR_RETURN(
+        LayerOutput output,
+        LayerForward(state_, weights_.layers[layer], std::move(hidden), layer));
+    hidden = std::move(output.output);
+    saved.push_back(std::move(output.saved));
+  }
+  SLUICE_RETURN_IF_ERROR(Loss(*hidden));
+  for (int64_t layer = shape_.layers - 1; layer >= 0; --layer) {
+    SLUICE_ASSIGN_OR_RETURN(
+        hidden,
+        LayerBackward(state_, weights_.layers[layer], gradients_.layers[layer],
+                      std::move(saved[layer]), std::move(hidden)));
+  }
+  SLUICE_RETURN_IF_ERROR(EmbedBackward(*hidden));
+  return StepResult{loss_sum_.item<double>(),
+                    at::sum(labels_.ne(kIgnoredLabel)).item<int64_t>()};
+}
+
+absl::Status CheckTokens(const char* what, const at::Tensor& t,
+                         int64_t expected) {
+  if (t.dim() == 1 && t.size(0) == expected && t.scalar_type() == at::kLong) {
+    return absl::OkStatus();
+  }
+  return absl::InvalidArgumentError(fmt::format(
+      "{} must be {} int64 numbers, one for each of this rank's rows", what,
+      expected));
+}
+
+}  // namespace
+
+absl::StatusOr<StepResult> StreamedStep(StreamContext& context,
+                                        const ModelTensors& weights,
+                                        ModelTensors& gradients,
+                                        const at::Tensor& tokens,
+                                        const at::Tensor& labels,
+                                        int64_t global_count) {
+  StreamState& state = StreamState::Of(context);
+  const at::NoGradGuard no_grad;
+  const int64_t rows = state.shape.layout.total_local_rows(state.options.rank);
+  SLUICE_RETURN_IF_ERROR(CheckTokens("tokens", tokens, rows));
+  SLUICE_RETURN_IF_ERROR(CheckTokens("labels", labels, rows));
+  return CatchStatus("a streamed step", [&] {
+    return Step(state, weights, gradients, tokens, labels, global_count).Run();
+  });
+}
+
+}  // namespace sluice::runtime

@@ -1,0 +1,233 @@
+#include "client/train/check/check.h"
+
+#include <ATen/CPUGeneratorImpl.h>
+#include <ATen/TensorOperators.h>
+#include <ATen/ops/empty.h>
+#include <ATen/ops/full.h>
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <cmath>
+#include <nlohmann/json.hpp>
+#include <random>
+
+#include "client/train/adamw.h"
+#include "client/train/launch/outcome.h"
+#include "proto/base/status.h"
+
+namespace sluice::train {
+namespace {
+
+constexpr double kFp32Gradient = 1e-4;
+constexpr double kFp32Loss = 1e-5;
+constexpr double kOverPlain = 1.5;
+constexpr double kBf16Loss = 1.0 / 256;
+
+// "layers.3." for its parameters, "" for what is in no layer.
+std::string GroupOf(const std::string& name) {
+  if (!name.starts_with("layers.")) return "";
+  return name.substr(0, name.find('.', 7) + 1);
+}
+
+double MaxAbs(const at::Tensor& t) {
+  return t.numel() == 0 ? 0 : t.abs().max().item().toDouble();
+}
+
+// A text that is the same for every number of ranks; one label in 16, by
+// chance, is to be ignored (the last never: there must be one to count).
+struct Text {
+  std::vector<int64_t> ids, labels;
+  int64_t count = 0;
+};
+
+Text RandomText(int64_t length, int64_t vocab, uint64_t seed) {
+  std::mt19937_64 random(seed + 1);
+  Text text;
+  for (int64_t i = 0; i <= length; ++i) {
+    text.ids.push_back(
+        static_cast<int64_t>(random() % static_cast<uint64_t>(vocab)));
+  }
+  text.labels.assign(text.ids.begin() + 1, text.ids.end());
+  text.ids.pop_back();
+  for (int64_t i = 0; i + 1 < length; ++i) {
+    if (random() % 16 == 0) text.labels[i] = -100;
+  }
+  text.count =
+      length - std::count(text.labels.begin(), text.labels.end(), -100);
+  return text;
+}
+
+// Weights that make every path matter: no gradient hides behind a zero bias,
+// a unit norm or attention that is flat because its scores are tiny.
+void Roughen(FlatModel& weights, int64_t hidden, uint64_t seed) {
+  at::Generator random = at::detail::createCPUGenerator(seed);
+  const double spread = 1 / std::sqrt(static_cast<double>(hidden));
+  for (const FlatEntry& entry : weights.entries()) {
+    at::Tensor drawn = at::empty({entry.size}, at::kFloat);
+    drawn.normal_(0, spread, random);
+    if (entry.name.find("norm") != std::string::npos &&
+        entry.name.ends_with("weight")) {
+      drawn.add_(1);
+    }
+    weights.flat().narrow(0, entry.offset, entry.size).copy_(drawn);
+  }
+}
+
+void DealRows(const Text& text, const runtime::ChunkLayout& layout, int rank,
+              at::Tensor& tokens, at::Tensor& labels) {
+  int64_t at = 0;
+  for (int64_t m = 0; m < layout.chunks(); ++m) {
+    const int64_t first = layout.begin(m) + layout.local_offset(m, rank);
+    for (int64_t i = 0; i < layout.local_rows(m, rank); ++i, ++at) {
+      tokens.data_ptr<int64_t>()[at] = text.ids[first + i];
+      labels.data_ptr<int64_t>()[at] = text.labels[first + i];
+    }
+  }
+}
+
+std::map<std::string, at::Tensor> Named(FlatModel& model) {
+  std::map<std::string, at::Tensor> named;
+  for (const FlatEntry& e : model.entries()) {
+    named[e.name] = model.flat().narrow(0, e.offset, e.size).view(e.shape);
+  }
+  return named;
+}
+
+at::Tensor ToTensor(const std::vector<int64_t>& values) {
+  at::Tensor t = at::empty({static_cast<int64_t>(values.size())}, at::kLong);
+  std::copy(values.begin(), values.end(), t.data_ptr<int64_t>());
+  return t;
+}
+
+void Judge(const StepperContext& context, const Text& text, double loss,
+           CheckReport* report) {
+  const runtime::HostScope host("the reference of check");
+  const runtime::ModelConfig& m = context.options->model;
+  const ReferenceModel model{m.arch == runtime::Arch::kLlama,
+                             m.layers,
+                             m.hidden,
+                             m.heads,
+                             m.kv_heads,
+                             m.rope_theta,
+                             m.norm_epsilon};
+  const auto weights = Named(*context.weights);
+  const at::Tensor ids = ToTensor(text.ids), labels = ToTensor(text.labels);
+  const ReferenceResult truth =
+      RunReference(model, weights, ids, labels, at::kDouble);
+  *report = Compare({loss, Named(*context.gradients)}, truth);
+  if (context.options->dtype == Dtype::kFp32) {
+    report->ok = report->grad_max_rel_error <= kFp32Gradient &&
+                 report->loss_rel_error <= kFp32Loss;
+    return;
+  }
+  const CheckReport plain =
+      Compare(RunReference(model, weights, ids, labels, at::kBFloat16), truth);
+  report->judged_by_plain = true;
+  report->plain_loss_rel_error = plain.loss_rel_error;
+  report->plain_grad_max_rel_error = plain.grad_max_rel_error;
+  report->ok =
+      report->grad_max_rel_error <= kOverPlain * plain.grad_max_rel_error &&
+      report->loss_rel_error <=
+          std::max(kOverPlain * plain.loss_rel_error, kBf16Loss);
+}
+
+// Loss and gradients of all ranks, on rank 0.
+absl::StatusOr<double> GatherStep(const StepperContext& context,
+                                  const runtime::StepResult& own) {
+  runtime::Collectives* const all = context.collectives;
+  if (all == nullptr) return own.loss_sum / static_cast<double>(own.count);
+  const runtime::HostScope host("sums of check");
+  at::Tensor sums = at::empty({2}, at::kDouble);
+  sums.data_ptr<double>()[0] = own.loss_sum;
+  sums.data_ptr<double>()[1] = static_cast<double>(own.count);
+  SLUICE_RETURN_IF_ERROR(ClassifyStepError(all->SumAll(sums)));
+  const auto buckets = CutBuckets(context.gradients->size(), all->world_size());
+  for (const Bucket& bucket : buckets) {
+    at::Tensor part =
+        context.gradients->flat().narrow(0, bucket.offset, bucket.size);
+    SLUICE_RETURN_IF_ERROR(ClassifyStepError(all->SumTo(part, 0)));
+  }
+  return sums.data_ptr<double>()[0] / sums.data_ptr<double>()[1];
+}
+
+}  // namespace
+
+std::string ToJson(const CheckReport& r) {
+  nlohmann::ordered_json json = {{"loss_rel_error", r.loss_rel_error},
+                                 {"grad_max_rel_error", r.grad_max_rel_error},
+                                 {"worst_parameter", r.worst_parameter},
+                                 {"ok", r.ok}};
+  if (r.judged_by_plain) {
+    json["plain_bf16"] = {{"loss_rel_error", r.plain_loss_rel_error},
+                          {"grad_max_rel_error", r.plain_grad_max_rel_error}};
+  }
+  return json.dump();
+}
+
+std::string ToText(const CheckReport& r) {
+  std::string text = fmt::format(
+      "loss        off by {:.1e} of plain autograd's in fp64\n"
+      "gradients   off by {:.1e} at most, in {}\n",
+      r.loss_rel_error, r.grad_max_rel_error, r.worst_parameter);
+  if (r.judged_by_plain) {
+    text += fmt::format("plain torch in bf16 is off by {:.1e} and {:.1e}\n",
+                        r.plain_loss_rel_error, r.plain_grad_max_rel_error);
+  }
+  return text + (r.ok ? "ok\n" : "NOT ok\n");
+}
+
+CheckReport Compare(const ReferenceResult& result,
+                    const ReferenceResult& truth) {
+  CheckReport report;
+  report.loss_rel_error = std::abs(result.loss - truth.loss) /
+                          std::max(std::abs(truth.loss), 1e-30);
+  std::map<std::string, double> largest;  // of a group
+  for (const auto& [name, b] : truth.gradients) {
+    double& most = largest[GroupOf(name)];
+    most = std::max(most, MaxAbs(b));
+  }
+  for (const auto& [name, b] : truth.gradients) {
+    const at::Tensor a = result.gradients.at(name).to(at::kDouble);
+    const double scale =
+        std::max({MaxAbs(b), 0.01 * largest[GroupOf(name)], 1e-30});
+    const double error = MaxAbs(a - b) / scale;
+    // Negated, so that NaN is the worst.
+    if (report.worst_parameter.empty() ||
+        !(error <= report.grad_max_rel_error)) {
+      report.grad_max_rel_error = error;
+      report.worst_parameter = name;
+    }
+    if (std::isnan(error)) break;
+  }
+  return report;
+}
+
+absl::Status RunCheck(const StepperContext& context, PeerWatch& watch,
+                      CheckReport* report) {
+  const RunOptions& o = *context.options;
+  const int rank = context.environment->rank;
+  const Text text =
+      RandomText(o.seq_len, o.model.vocab, static_cast<uint64_t>(o.seed));
+  Roughen(*context.weights, o.model.hidden, static_cast<uint64_t>(o.seed));
+  SLUICE_ASSIGN_OR_RETURN(const auto stepper,
+                          MakeStreamedStepper(context, nullptr));
+  const runtime::ChunkLayout layout = stepper->layout();
+  const int64_t rows = layout.total_local_rows(rank);
+  at::Tensor tokens = at::empty({rows}, at::kLong);
+  at::Tensor labels = at::empty({rows}, at::kLong);
+  DealRows(text, layout, rank, tokens, labels);
+  const auto own = stepper->Run(tokens, labels, text.count);
+  SLUICE_RETURN_IF_ERROR(ClassifyStepError(own.status()));
+  SLUICE_ASSIGN_OR_RETURN(const double loss, GatherStep(context, *own));
+  if (rank != 0) return absl::OkStatus();
+  watch.Disarm();  // the others are done
+  runtime::HostScope::SetCap(Bytes(0));
+  Judge(context, text, loss, report);
+  if (report->ok) return absl::OkStatus();
+  return absl::InternalError(fmt::format(
+      "check failed: loss error {:.3g}, gradient error {:.3g} in {}",
+      report->loss_rel_error, report->grad_max_rel_error,
+      report->worst_parameter));
+}
+
+}  // namespace sluice::train

@@ -1,0 +1,33 @@
+// Our tensors under Hugging Face's names and layouts.
+//
+// Llama: "model.layers.N.self_attn.q_proj.weight", linear weights [out, in].
+// GPT-2: "h.N.attn.c_attn.weight": q, k and v side by side, and every linear
+// weight transposed ([in, out], Conv1D).
+// Thread safety: pure functions.
+#pragma once
+
+#include <string>
+#include <vector>
+
+#include "client/torch/stream/shapes.h"
+#include "client/train/checkpoint/safetensors.h"
+#include "client/train/flat_model.h"
+
+namespace sluice::train {
+
+// One tensor of the file and the flat entries it is made of (c_attn: three),
+// joined along their outputs.
+struct HfTensor {
+  std::string name;
+  std::vector<FlatEntry> parts;
+  bool transposed = false;
+  std::vector<int64_t> shape() const;
+};
+
+std::vector<HfTensor> HfTensors(const runtime::ModelConfig& config);
+
+// The text of config.json. `bf16`: of the weights.
+std::string HfConfig(const runtime::ModelConfig& config, int64_t seq_len,
+                     bool bf16);
+
+}  // namespace sluice::train

@@ -1,0 +1,256 @@
+#include "client/train/checkpoint/safetensors.h"
+
+#include <fcntl.h>
+#include <fmt/format.h>
+#include <fmt/ranges.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+#include <cerrno>
+#include <cstring>
+#include <nlohmann/json.hpp>
+#include <optional>
+
+#include "client/train/launch/outcome.h"
+#include "proto/base/status.h"
+
+namespace sluice::train {
+namespace {
+
+using Json = nlohmann::ordered_json;
+
+// As the reference implementation; a longer header is not a header.
+constexpr int64_t kMaxHeader = 100'000'000;
+
+constexpr std::pair<TensorType, const char*> kTypes[] = {
+    {TensorType::kF32, "F32"},
+    {TensorType::kBF16, "BF16"},
+    {TensorType::kU8, "U8"}};
+
+const char* TypeName(TensorType type) {
+  for (const auto& [t, name] : kTypes) {
+    if (t == type) return name;
+  }
+  return "?";
+}
+
+std::string Describe(const TensorInfo& info) {
+  return fmt::format("{} [{}]", TypeName(info.type),
+                     fmt::join(info.shape, ", "));
+}
+
+absl::Status WriteAll(int fd, const void* data, int64_t bytes,
+                      const std::string& path) {
+  const char* at = static_cast<const char*>(data);
+  while (bytes > 0) {
+    const ssize_t n = write(fd, at, static_cast<size_t>(bytes));
+    if (n < 0 && errno == EINTR) continue;
+    if (n <= 0) return ErrnoStatus(errno, "write " + path);
+    at += n;
+    bytes -= n;
+  }
+  return absl::OkStatus();
+}
+
+std::string MakeHeader(const std::vector<TensorInfo>& tensors) {
+  Json json = {{"__metadata__", {{"format", "pt"}}}};
+  int64_t offset = 0;
+  for (const TensorInfo& t : tensors) {
+    json[t.name] = {{"dtype", TypeName(t.type)},
+                    {"shape", t.shape},
+                    {"data_offsets", {offset, offset + t.bytes()}}};
+    offset += t.bytes();
+  }
+  std::string text = json.dump();
+  text.resize((text.size() + 7) / 8 * 8, ' ');  // aligns the data
+  return text;
+}
+
+// Shape, type and offsets of one entry; nullopt when anything is amiss.
+std::optional<std::pair<TensorInfo, int64_t>> ParseEntry(
+    const std::string& name, const Json& json, int64_t data_bytes) {
+  if (!json.is_object() || !json.contains("dtype") || !json.contains("shape") ||
+      !json.contains("data_offsets")) {
+    return std::nullopt;
+  }
+  TensorInfo info{name, TensorType::kF32, {}};
+  bool known = false;
+  for (const auto& [type, text] : kTypes) {
+    if (json["dtype"] == text) {
+      info.type = type;
+      known = true;
+    }
+  }
+  const Json& shape = json["shape"];
+  const Json& range = json["data_offsets"];
+  if (!known || !shape.is_array() || !range.is_array() || range.size() != 2 ||
+      !range[0].is_number_unsigned() || !range[1].is_number_unsigned()) {
+    return std::nullopt;
+  }
+  int64_t elements = 1;
+  for (const Json& n : shape) {
+    if (!n.is_number_unsigned()) return std::nullopt;
+    info.shape.push_back(n.get<int64_t>());
+    // Bounded by the file, so the product cannot overflow.
+    if (info.shape.back() > data_bytes || info.shape.back() < 0) {
+      return std::nullopt;
+    }
+    if (elements > 0 && info.shape.back() > data_bytes / elements) {
+      return std::nullopt;
+    }
+    elements *= info.shape.back();
+  }
+  const uint64_t begin = range[0].get<uint64_t>();
+  const uint64_t end = range[1].get<uint64_t>();
+  if (begin > end || end > static_cast<uint64_t>(data_bytes) ||
+      static_cast<int64_t>(end - begin) != info.bytes()) {
+    return std::nullopt;
+  }
+  return std::make_pair(info, static_cast<int64_t>(begin));
+}
+
+}  // namespace
+
+int64_t ElementBytes(TensorType type) {
+  switch (type) {
+    case TensorType::kF32:
+      return 4;
+    case TensorType::kBF16:
+      return 2;
+    case TensorType::kU8:
+      return 1;
+  }
+  return 0;
+}
+
+int64_t TensorInfo::elements() const {
+  int64_t n = 1;
+  for (const int64_t size : shape) n *= size;
+  return n;
+}
+
+absl::StatusOr<std::unique_ptr<SafetensorsWriter>> SafetensorsWriter::Create(
+    const std::string& path, std::vector<TensorInfo> tensors) {
+  std::unique_ptr<SafetensorsWriter> writer(new SafetensorsWriter());
+  writer->path_ = path;
+  writer->fd_ = UniqueFd(
+      open(path.c_str(), O_CREAT | O_TRUNC | O_WRONLY | O_CLOEXEC, 0644));
+  if (!writer->fd_) return ErrnoStatus(errno, "create " + path);
+  for (const TensorInfo& t : tensors) writer->expected_ += t.bytes();
+  const std::string header = MakeHeader(tensors);
+  const uint64_t size = header.size();
+  const int fd = writer->fd_.get();
+  SLUICE_RETURN_IF_ERROR(WriteAll(fd, &size, sizeof(size), path));
+  SLUICE_RETURN_IF_ERROR(
+      WriteAll(fd, header.data(), static_cast<int64_t>(size), path));
+  return writer;
+}
+
+absl::Status SafetensorsWriter::Append(const void* data, int64_t bytes) {
+  written_ += bytes;
+  return WriteAll(fd_.get(), data, bytes, path_);
+}
+
+absl::Status SafetensorsWriter::Close() {
+  if (written_ != expected_) {
+    return absl::InternalError(
+        fmt::format("{}: {} bytes written, the header says {}", path_, written_,
+                    expected_));
+  }
+  if (fsync(fd_.get()) != 0) return ErrnoStatus(errno, "fsync " + path_);
+  fd_.Reset();
+  return absl::OkStatus();
+}
+
+absl::StatusOr<std::unique_ptr<SafetensorsReader>> SafetensorsReader::Open(
+    const std::string& path) {
+  std::unique_ptr<SafetensorsReader> reader(new SafetensorsReader());
+  reader->path_ = path;
+  reader->fd_ = UniqueFd(open(path.c_str(), O_RDONLY | O_CLOEXEC));
+  if (!reader->fd_) return ErrnoStatus(errno, "open " + path);
+  const int fd = reader->fd_.get();
+  struct stat info;
+  if (fstat(fd, &info) != 0) return ErrnoStatus(errno, "stat " + path);
+  uint64_t size = 0;
+  const bool has_size = pread(fd, &size, sizeof(size), 0) == sizeof(size);
+  if (!has_size || size > kMaxHeader ||
+      static_cast<int64_t>(size) > info.st_size - 8) {
+    return BadInput(
+        fmt::format("{}: not a whole safetensors file ({} bytes, header of {})",
+                    path, info.st_size, size));
+  }
+  std::string header(size, '\0');
+  if (pread(fd, header.data(), size, 8) != static_cast<ssize_t>(size)) {
+    return BadInput(fmt::format("{}: cannot read its header", path));
+  }
+  const int64_t begin = 8 + static_cast<int64_t>(size);
+  SLUICE_RETURN_IF_ERROR(
+      reader->ParseHeader(header, begin, info.st_size - begin));
+  return reader;
+}
+
+absl::Status SafetensorsReader::ParseHeader(const std::string& header,
+                                            int64_t data_begin,
+                                            int64_t data_bytes) {
+  const Json json = Json::parse(header, nullptr, /*allow_exceptions=*/false);
+  if (!json.is_object()) {
+    return BadInput(fmt::format("{}: its header is not JSON", path_));
+  }
+  for (const auto& [name, entry] : json.items()) {
+    if (name == "__metadata__") continue;
+    const auto parsed = ParseEntry(name, entry, data_bytes);
+    if (!parsed.has_value()) {
+      return BadInput(fmt::format(
+          "{}: tensor '{}' does not agree with the file's {} bytes of data; "
+          "the file is cut short or broken",
+          path_, name, data_bytes));
+    }
+    places_[name] = {parsed->first, data_begin + parsed->second};
+  }
+  return absl::OkStatus();
+}
+
+const TensorInfo* SafetensorsReader::Find(const std::string& name) const {
+  const auto place = places_.find(name);
+  return place == places_.end() ? nullptr : &place->second.info;
+}
+
+absl::Status SafetensorsReader::Expect(const TensorInfo& wanted) const {
+  const TensorInfo* found = Find(wanted.name);
+  if (found == nullptr) {
+    return BadInput(fmt::format("{}: has no tensor '{}'", path_, wanted.name));
+  }
+  if (found->type != wanted.type || found->shape != wanted.shape) {
+    return BadInput(fmt::format(
+        "{}: tensor '{}' is {}, this model has {}; give the flags of the run "
+        "that wrote it",
+        path_, wanted.name, Describe(*found), Describe(wanted)));
+  }
+  return absl::OkStatus();
+}
+
+absl::Status SafetensorsReader::Read(const std::string& name, int64_t offset,
+                                     void* data, int64_t bytes) const {
+  const auto place = places_.find(name);
+  if (place == places_.end()) {
+    return BadInput(fmt::format("{}: has no tensor '{}'", path_, name));
+  }
+  const int64_t size = place->second.info.bytes();
+  if (offset < 0 || bytes < 0 || offset + bytes > size) {
+    return BadInput(fmt::format("{}: bytes {} to {} of '{}', which has {}",
+                                path_, offset, offset + bytes, name, size));
+  }
+  char* at = static_cast<char*>(data);
+  int64_t from = place->second.begin + offset;
+  while (bytes > 0) {
+    const ssize_t n = pread(fd_.get(), at, static_cast<size_t>(bytes), from);
+    if (n < 0 && errno == EINTR) continue;
+    if (n <= 0) return ErrnoStatus(n < 0 ? errno : EIO, "read " + path_);
+    at += n;
+    from += n;
+    bytes -= n;
+  }
+  return absl::OkStatus();
+}
+
+}  // namespace sluice::train

@@ -1,0 +1,45 @@
+// Which tokens a rank sees: a cursor over the corpus, and the dealing of one
+// sequence to the ranks.
+//
+// The cursor is global and counts sequences, so it means the same whatever
+// the number of ranks. Labels are the next token, shifted before dealing: a
+// rank's last row has its label though the token itself lies on another rank.
+// Thread safety: one thread.
+#pragma once
+
+#include <cstdint>
+#include <span>
+#include <vector>
+
+#include "absl/status/status.h"
+#include "client/torch/stream/shapes.h"
+#include "client/train/data/corpus.h"
+
+namespace sluice::train {
+
+class Dealer {
+ public:
+  // The corpus outlives the dealer.
+  Dealer(Corpus* corpus, const runtime::ChunkLayout& layout, int64_t rank)
+      : corpus_(corpus), layout_(layout), rank_(rank) {}
+
+  // InvalidArgument when the corpus has not one whole sequence and its last
+  // label: have, need, what to do.
+  absl::Status Check() const;
+
+  // This rank's ids and labels of sequence number `sequence` (they wrap round
+  // at the corpus' end), chunk after chunk. Both spans hold
+  // layout.total_local_rows(rank) entries.
+  absl::Status Deal(int64_t sequence, std::span<int64_t> ids,
+                    std::span<int64_t> labels);
+
+ private:
+  int64_t sequences() const;
+
+  Corpus* corpus_;
+  runtime::ChunkLayout layout_;
+  int64_t rank_;
+  std::vector<int64_t> tokens_;  // of one chunk, and one more
+};
+
+}  // namespace sluice::train

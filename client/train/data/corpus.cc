@@ -1,0 +1,177 @@
+#include "client/train/data/corpus.h"
+
+#include <fcntl.h>
+#include <fmt/format.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <cerrno>
+#include <cstdlib>
+#include <cstring>
+#include <filesystem>
+
+#include "client/train/data/token_file.h"
+#include "client/train/launch/outcome.h"
+#include "proto/base/status.h"
+
+namespace sluice::train {
+namespace fs = std::filesystem;
+namespace {
+
+constexpr int64_t kProbeBytes = 4096;
+
+// Text as git judges it: no NUL in the first bytes.
+bool LooksBinary(const std::string& path) {
+  const UniqueFd fd(open(path.c_str(), O_RDONLY | O_CLOEXEC));
+  if (!fd) return true;
+  char probe[kProbeBytes];
+  const ssize_t n = read(fd.get(), probe, sizeof(probe));
+  return n < 0 || std::memchr(probe, 0, static_cast<size_t>(n)) != nullptr;
+}
+
+bool Hidden(const fs::path& path) {
+  return path.filename().string().starts_with('.');
+}
+
+}  // namespace
+
+std::string DefaultCorpusPath() {
+  const char* packages = std::getenv("SLUICE_PYTHON_PACKAGES");
+  return std::string(packages != nullptr && *packages != '\0'
+                         ? packages
+                         : SLUICE_PYTHON_PACKAGES_FOLDER) +
+         "/torch";
+}
+
+absl::StatusOr<std::unique_ptr<Corpus>> Corpus::Open(const Options& options) {
+  std::unique_ptr<Corpus> corpus(new Corpus(options));
+  Options& own = corpus->options_;
+  if (own.path.empty()) {
+    own.path = DefaultCorpusPath();
+    if (own.suffix.empty()) own.suffix = ".py";
+  }
+  struct stat info;
+  if (stat(own.path.c_str(), &info) != 0) {
+    return absl::NotFoundError(fmt::format(
+        "--data {}: {}; name a text file, a folder or a .bin of token ids",
+        own.path, std::strerror(errno)));
+  }
+  if (S_ISDIR(info.st_mode)) {
+    SLUICE_RETURN_IF_ERROR(corpus->AddFolder(own.path));
+  } else if (own.path.ends_with(".bin")) {
+    SLUICE_RETURN_IF_ERROR(corpus->AddIds(own.path, info.st_size));
+  } else {
+    SLUICE_RETURN_IF_ERROR(corpus->AddText(own.path, info.st_size));
+  }
+  if (corpus->total_ == 0) {
+    return BadInput(fmt::format(
+        "--data {}: holds no {}", own.path,
+        own.suffix.empty() ? "text" : "text in files named *" + own.suffix));
+  }
+  if (corpus->token_bytes_ == 1 && own.vocab < 256) {
+    return BadInput(
+        fmt::format("--vocab {}: bytes as tokens need 256", own.vocab));
+  }
+  return corpus;
+}
+
+absl::Status Corpus::AddFolder(const std::string& path) {
+  std::error_code error;
+  std::vector<std::pair<std::string, int64_t>> found;
+  fs::recursive_directory_iterator it(path, error), end;
+  for (; !error && it != end; it.increment(error)) {
+    std::error_code ignored;
+    if (Hidden(it->path())) {
+      if (it->is_directory(ignored)) it.disable_recursion_pending();
+      continue;
+    }
+    if (!it->is_regular_file(ignored)) continue;
+    const std::string name = it->path().string();
+    if (!name.ends_with(options_.suffix)) continue;
+    const int64_t size = static_cast<int64_t>(it->file_size(ignored));
+    if (size > 0 && !LooksBinary(name)) found.emplace_back(name, size);
+  }
+  if (error) {
+    return BadInput(fmt::format("--data {}: cannot walk the folder: {}", path,
+                                error.message()));
+  }
+  std::sort(found.begin(), found.end());
+  for (const auto& [name, size] : found) {
+    SLUICE_RETURN_IF_ERROR(AddText(name, size));
+  }
+  return absl::OkStatus();
+}
+
+absl::Status Corpus::AddText(const std::string& path, int64_t bytes) {
+  files_.push_back({path, total_, bytes, 0});
+  total_ += bytes;
+  return absl::OkStatus();
+}
+
+absl::Status Corpus::AddIds(const std::string& path, int64_t bytes) {
+  SLUICE_ASSIGN_OR_RETURN(
+      const TokenFileLayout layout,
+      ReadTokenFileLayout(path, bytes, options_.token_bytes));
+  token_bytes_ = layout.token_bytes;
+  files_.push_back({path, 0, layout.tokens, layout.skip_bytes});
+  total_ = layout.tokens;
+  return absl::OkStatus();
+}
+
+absl::Status Corpus::OpenFile(size_t index) {
+  if (open_index_ == index) return absl::OkStatus();
+  open_ = UniqueFd(open(files_[index].path.c_str(), O_RDONLY | O_CLOEXEC));
+  if (!open_) return ErrnoStatus(errno, "open " + files_[index].path);
+  open_index_ = index;
+  return absl::OkStatus();
+}
+
+absl::Status Corpus::ReadFile(size_t index, int64_t first,
+                              std::span<int64_t> out) {
+  SLUICE_RETURN_IF_ERROR(OpenFile(index));
+  const File& file = files_[index];
+  bytes_.resize(out.size() * static_cast<size_t>(token_bytes_));
+  const ssize_t n = pread(open_.get(), bytes_.data(), bytes_.size(),
+                          file.skip + first * token_bytes_);
+  if (n != static_cast<ssize_t>(bytes_.size())) {
+    return BadInput(
+        fmt::format("--data {}: got {} of {} bytes; it changed while training",
+                    file.path, n, bytes_.size()));
+  }
+  for (size_t i = 0; i < out.size(); ++i) {
+    out[i] = DecodeToken(&bytes_[i * static_cast<size_t>(token_bytes_)],
+                         token_bytes_);
+    if (out[i] >= options_.vocab) {
+      return BadInput(fmt::format(
+          "--data {}: token {} has id {}, --vocab is {}; give a larger vocab",
+          file.path, first + static_cast<int64_t>(i), out[i], options_.vocab));
+    }
+  }
+  return absl::OkStatus();
+}
+
+absl::Status Corpus::Read(int64_t first, std::span<int64_t> out) {
+  if (first < 0 || first + static_cast<int64_t>(out.size()) > total_) {
+    return absl::OutOfRangeError(
+        fmt::format("tokens {} to {} of a corpus of {}", first,
+                    first + static_cast<int64_t>(out.size()), total_));
+  }
+  auto file = std::upper_bound(
+      files_.begin(), files_.end(), first,
+      [](int64_t token, const File& f) { return token < f.first; });
+  size_t index = static_cast<size_t>(file - files_.begin()) - 1;
+  while (!out.empty()) {
+    const File& current = files_[index];
+    const int64_t inside = first - current.first;
+    const size_t n = static_cast<size_t>(std::min<int64_t>(
+        current.tokens - inside, static_cast<int64_t>(out.size())));
+    SLUICE_RETURN_IF_ERROR(ReadFile(index, inside, out.subspan(0, n)));
+    out = out.subspan(n);
+    first += static_cast<int64_t>(n);
+    ++index;
+  }
+  return absl::OkStatus();
+}
+
+}  // namespace sluice::train

@@ -1,0 +1,66 @@
+#include "client/train/launch/peer_watch.h"
+
+#include <fmt/format.h>
+
+namespace sluice::train {
+
+PeerWatch::PeerWatch(std::function<void(const std::string&)> on_timeout,
+                     std::function<void()> on_evicted)
+    : on_timeout_(std::move(on_timeout)),
+      on_evicted_(std::move(on_evicted)),
+      thread_([this] { Run(); }) {}
+
+PeerWatch::~PeerWatch() {
+  Disarm();
+  thread_.join();
+}
+
+void PeerWatch::Attach(client::Session& session) {
+  session.OnEvent([this](const client::SessionEvent& e) { OnEvent(e); });
+}
+
+void PeerWatch::Disarm() {
+  const std::lock_guard lock(mutex_);
+  disarmed_ = true;
+  changed_.notify_all();
+}
+
+std::string PeerWatch::reason() const {
+  const std::lock_guard lock(mutex_);
+  return reason_;
+}
+
+bool PeerWatch::evicted() const {
+  const std::lock_guard lock(mutex_);
+  return evicted_;
+}
+
+void PeerWatch::OnEvent(const client::SessionEvent& event) {
+  using Kind = client::SessionEvent::Kind;
+  // A daemon that is gone or going slows no step: mappings stay.
+  const bool ends =
+      event.kind == Kind::kPeerDied || event.kind == Kind::kEvicted;
+  if (!ends) return;
+  const std::lock_guard lock(mutex_);
+  if (!reason_.empty()) return;
+  evicted_ = event.kind == Kind::kEvicted;
+  if (evicted_) on_evicted_();
+  reason_ = event.kind == Kind::kPeerDied
+                ? fmt::format("{} ended; this rank ends too", event.detail)
+                : fmt::format("the daemon evicted this rank: {}", event.detail);
+  changed_.notify_all();
+}
+
+void PeerWatch::Run() {
+  std::unique_lock lock(mutex_);
+  changed_.wait(lock, [this] { return disarmed_ || !reason_.empty(); });
+  const absl::Duration grace = evicted_ ? kEvictedGrace : kGrace;
+  const bool ended = changed_.wait_for(lock, absl::ToChronoMilliseconds(grace),
+                                       [this] { return disarmed_; });
+  if (ended) return;
+  const std::string reason = reason_;
+  lock.unlock();
+  on_timeout_(reason);
+}
+
+}  // namespace sluice::train

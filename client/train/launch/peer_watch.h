@@ -1,0 +1,56 @@
+// Ends this rank in time when another one dies, or the job is evicted.
+//
+// The daemon's event comes while the main thread computes, or hangs in a
+// collective that will never end. The main thread usually notices by itself
+// (its collective fails); if it has not ended the run after kGrace, the watch
+// does: it calls `on_timeout` (which reports and leaves the process).
+//
+// An eviction asks for an orderly end: `on_evicted` is called at once, and
+// the run has kEvictedGrace to end its step and save.
+// Thread safety: safe.
+#pragma once
+
+#include <condition_variable>
+#include <functional>
+#include <mutex>
+#include <string>
+#include <thread>
+
+#include "absl/time/time.h"
+#include "client/session/session.h"
+
+namespace sluice::train {
+
+class PeerWatch {
+ public:
+  static constexpr absl::Duration kGrace = absl::Seconds(3);
+
+  static constexpr absl::Duration kEvictedGrace = absl::Seconds(30);
+
+  // `on_evicted` runs on the session's thread.
+  PeerWatch(std::function<void(const std::string&)> on_timeout,
+            std::function<void()> on_evicted);
+  ~PeerWatch();
+
+  void Attach(client::Session& session);
+  // From now on a peer's end is its normal end.
+  void Disarm();
+  // Why the run has to end; empty: it has not.
+  std::string reason() const;
+  bool evicted() const;
+
+ private:
+  void OnEvent(const client::SessionEvent& event);
+  void Run();
+
+  const std::function<void(const std::string&)> on_timeout_;
+  const std::function<void()> on_evicted_;
+  mutable std::mutex mutex_;
+  std::condition_variable changed_;
+  std::string reason_;
+  bool evicted_ = false;
+  bool disarmed_ = false;
+  std::thread thread_;
+};
+
+}  // namespace sluice::train

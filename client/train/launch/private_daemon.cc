@@ -1,0 +1,133 @@
+#include "client/train/launch/private_daemon.h"
+
+#include <fcntl.h>
+#include <fmt/format.h>
+#include <poll.h>
+#include <signal.h>
+#include <unistd.h>
+
+#include <cerrno>
+#include <cstdio>
+#include <cstdlib>
+#include <cstring>
+#include <fstream>
+
+#include "absl/time/clock.h"
+#include "proto/base/status.h"
+#include "proto/base/unique_fd.h"
+
+namespace sluice::train {
+namespace {
+
+constexpr absl::Duration kStartTimeout = absl::Seconds(30);
+
+std::string LastLine(const std::string& path) {
+  std::ifstream in(path);
+  std::string line, last;
+  while (std::getline(in, line)) {
+    if (!line.empty()) last = line;
+  }
+  return last;
+}
+
+absl::Status WriteText(const std::string& path, const std::string& text) {
+  std::ofstream out(path);
+  out << text;
+  out.close();
+  return out ? absl::OkStatus() : ErrnoStatus(errno, "write " + path);
+}
+
+// Reads the daemon's stdout until its ready line, its end or the time limit.
+absl::Status WaitReady(int fd, pid_t pid, const std::string& log) {
+  std::string text;
+  const absl::Time deadline = absl::Now() + kStartTimeout;
+  while (absl::Now() < deadline) {
+    pollfd poll_fd{fd, POLLIN, 0};
+    if (poll(&poll_fd, 1, 100) <= 0) continue;
+    char buffer[512];
+    const ssize_t n = read(fd, buffer, sizeof(buffer));
+    if (n <= 0) {
+      return absl::InternalError(
+          fmt::format("the private sluiced did not start: {}", LastLine(log)));
+    }
+    text.append(buffer, static_cast<size_t>(n));
+    if (text.find("sluiced: ready") != std::string::npos) {
+      return absl::OkStatus();
+    }
+  }
+  return absl::DeadlineExceededError(
+      fmt::format("the private sluiced (pid {}) was not ready after {} s: {}",
+                  pid, absl::ToInt64Seconds(kStartTimeout), LastLine(log)));
+}
+
+}  // namespace
+
+std::string PrivateConfig(const PrivateDaemon::Options& options) {
+  std::string links, names;
+  for (int i = 0; i < options.gpus; ++i) {
+    const char* speed = options.throttled ? "2e9" : "0.0";
+    links += fmt::format(
+        "{}{{name = \"pcie{}\", h2d_bytes_per_s = {}, d2h_bytes_per_s = {}}}",
+        i > 0 ? ", " : "", i, speed, speed);
+    names += fmt::format("{}\"pcie{}\"", i > 0 ? ", " : "", i);
+  }
+  return fmt::format(
+      "[device]\ndriver = \"sim\"\n"
+      "[sim]\ngpus = {}\ngpu_memory = \"{}\"\nhost_memory = \"{}\"\n"
+      "links = [{}]\ngpu_links = [{}]\n"
+      "[pools]\nhost_bytes = \"{}\"\nextent_bytes = \"4MiB\"\n"
+      "[http]\nlisten = \"\"\n[log]\nlevel = \"warning\"\n",
+      options.gpus, options.gpu_memory.count(), options.host_memory.count(),
+      links, names, options.host_memory.count());
+}
+
+absl::StatusOr<std::unique_ptr<PrivateDaemon>> PrivateDaemon::Start(
+    const Options& options) {
+  SLUICE_ASSIGN_OR_RETURN(TemporaryFolder folder,
+                          TemporaryFolder::Make("sluice"));
+  const std::string config = folder.path() + "/config.toml";
+  const std::string log = folder.path() + "/log";
+  SLUICE_RETURN_IF_ERROR(WriteText(config, PrivateConfig(options)));
+  int ends[2];
+  if (pipe2(ends, O_CLOEXEC) != 0) return ErrnoStatus(errno, "make a pipe");
+  const UniqueFd from(ends[0]);
+  UniqueFd to(ends[1]);
+  const UniqueFd log_fd(
+      open(log.c_str(), O_CREAT | O_WRONLY | O_APPEND | O_CLOEXEC, 0600));
+  SpawnOptions spawn;
+  spawn.argv = {BinaryFolder() + "/sluice-train",
+                "guard",
+                std::to_string(getpid()),
+                BinaryFolder() + "/sluiced",
+                "--config",
+                config,
+                "--runtime-dir",
+                folder.path()};
+  spawn.own_group = true;
+  spawn.stdout_fd = to.get();
+  spawn.stderr_fd = log_fd.get();
+  SLUICE_ASSIGN_OR_RETURN(const pid_t pid, Spawn(spawn));
+  to.Reset();
+  std::unique_ptr<PrivateDaemon> daemon(
+      new PrivateDaemon(std::move(folder), pid));
+  SLUICE_RETURN_IF_ERROR(WaitReady(from.get(), pid, log));
+  return daemon;
+}
+
+PrivateDaemon::~PrivateDaemon() { EndProcess(pid_, absl::Seconds(5)); }
+
+void RunGuard(const std::vector<std::string>& arguments) {
+  if (arguments.size() < 2) _exit(2);
+  DieWithParent(static_cast<pid_t>(std::atol(arguments[0].c_str())));
+  std::vector<char*> argv;
+  for (size_t i = 1; i < arguments.size(); ++i) {
+    argv.push_back(const_cast<char*>(arguments[i].c_str()));
+  }
+  argv.push_back(nullptr);
+  execv(argv[0], argv.data());
+  std::fprintf(stderr, "error: cannot start %s: %s\n", argv[0],
+               std::strerror(errno));
+  _exit(127);
+}
+
+}  // namespace sluice::train

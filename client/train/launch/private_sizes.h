@@ -1,0 +1,15 @@
+// How large a private daemon's simulated node is for a run.
+#pragma once
+
+#include "client/train/launch/private_daemon.h"
+#include "client/train/options.h"
+
+namespace sluice::train {
+
+// GPUs: one a rank, of --hbm (default 256 MiB). Host: --host (default 1 GiB).
+// `check` wants correctness, not a limit: sizes that any shape of a few
+// thousand tokens fits in, and links without a speed limit. Simulated memory
+// is sparse, so what is not touched costs nothing.
+PrivateDaemon::Options PrivateSizes(const RunOptions& options);
+
+}  // namespace sluice::train

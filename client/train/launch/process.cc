@@ -1,0 +1,144 @@
+#include "client/train/launch/process.h"
+
+#include <fmt/format.h>
+#include <signal.h>
+#include <spawn.h>
+#include <sys/prctl.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include <cerrno>
+#include <cstdlib>
+#include <cstring>
+#include <filesystem>
+
+#include "absl/time/clock.h"
+#include "proto/base/status.h"
+
+extern char** environ;
+
+namespace sluice::train {
+namespace {
+
+// This process's environment with `added` put over it.
+std::vector<std::string> MergedEnvironment(
+    const std::vector<std::pair<std::string, std::string>>& added) {
+  std::vector<std::string> merged;
+  for (char** entry = environ; *entry != nullptr; ++entry) {
+    const std::string text = *entry;
+    bool replaced = false;
+    for (const auto& [name, value] : added) {
+      replaced = replaced || text.starts_with(name + "=");
+    }
+    if (!replaced) merged.push_back(text);
+  }
+  for (const auto& [name, value] : added) merged.push_back(name + "=" + value);
+  return merged;
+}
+
+std::vector<char*> Pointers(std::vector<std::string>& texts) {
+  std::vector<char*> pointers;
+  for (std::string& text : texts) pointers.push_back(text.data());
+  pointers.push_back(nullptr);
+  return pointers;
+}
+
+}  // namespace
+
+absl::StatusOr<pid_t> Spawn(const SpawnOptions& options) {
+  std::vector<std::string> argv = options.argv;
+  std::vector<std::string> env = MergedEnvironment(options.environment);
+  posix_spawn_file_actions_t actions;
+  posix_spawn_file_actions_init(&actions);
+  if (options.stdout_fd >= 0) {
+    posix_spawn_file_actions_adddup2(&actions, options.stdout_fd, 1);
+  }
+  if (options.stderr_fd >= 0) {
+    posix_spawn_file_actions_adddup2(&actions, options.stderr_fd, 2);
+  }
+  if (options.inherited_fd >= 0) {
+    // Onto itself: clears close-on-exec in the child only.
+    posix_spawn_file_actions_adddup2(&actions, options.inherited_fd,
+                                     options.inherited_fd);
+  }
+  posix_spawnattr_t attributes;
+  posix_spawnattr_init(&attributes);
+  // The launcher blocks the signals it waits for; children must not.
+  sigset_t none;
+  sigemptyset(&none);
+  posix_spawnattr_setsigmask(&attributes, &none);
+  posix_spawnattr_setpgroup(&attributes, 0);
+  posix_spawnattr_setflags(
+      &attributes,
+      static_cast<short>(POSIX_SPAWN_SETSIGMASK |
+                         (options.own_group ? POSIX_SPAWN_SETPGROUP : 0)));
+  pid_t pid = -1;
+  const int error = posix_spawn(&pid, argv[0].c_str(), &actions, &attributes,
+                                Pointers(argv).data(), Pointers(env).data());
+  posix_spawn_file_actions_destroy(&actions);
+  posix_spawnattr_destroy(&attributes);
+  if (error != 0) return ErrnoStatus(error, "start " + options.argv[0]);
+  return pid;
+}
+
+std::optional<int> TryWait(pid_t pid) {
+  int status = 0;
+  if (waitpid(pid, &status, WNOHANG) != pid) return std::nullopt;
+  return status;
+}
+
+std::optional<int> WaitFor(pid_t pid, absl::Duration timeout) {
+  const absl::Time deadline = absl::Now() + timeout;
+  while (true) {
+    if (auto status = TryWait(pid)) return status;
+    if (absl::Now() >= deadline) return std::nullopt;
+    absl::SleepFor(absl::Milliseconds(5));
+  }
+}
+
+void EndProcess(pid_t pid, absl::Duration grace) {
+  kill(pid, SIGTERM);
+  if (WaitFor(pid, grace)) return;
+  kill(pid, SIGKILL);
+  WaitFor(pid, absl::Seconds(10));
+}
+
+std::string DescribeWaitStatus(int status) {
+  if (WIFSIGNALED(status)) {
+    return fmt::format("signal {} ({})", WTERMSIG(status),
+                       strsignal(WTERMSIG(status)));
+  }
+  return fmt::format("exit status {}", WEXITSTATUS(status));
+}
+
+std::string BinaryFolder() {
+  std::error_code error;
+  return std::filesystem::read_symlink("/proc/self/exe", error)
+      .parent_path()
+      .string();
+}
+
+void DieWithParent(pid_t launcher) {
+  prctl(PR_SET_PDEATHSIG, SIGKILL);
+  // It may have ended before the call above.
+  if (getppid() != launcher) _exit(1);
+}
+
+absl::StatusOr<TemporaryFolder> TemporaryFolder::Make(
+    const std::string& prefix) {
+  const char* base = std::getenv("TMPDIR");
+  std::string path = fmt::format(
+      "{}/{}-XXXXXX", base != nullptr && *base != '\0' ? base : "/tmp", prefix);
+  if (mkdtemp(path.data()) == nullptr) {
+    return ErrnoStatus(errno, "make a temporary folder " + path);
+  }
+  return TemporaryFolder(path);
+}
+
+TemporaryFolder::~TemporaryFolder() {
+  if (path_.empty()) return;
+  std::error_code ignored;
+  std::filesystem::remove_all(path_, ignored);
+}
+
+}  // namespace sluice::train

@@ -1,0 +1,169 @@
+#include "client/train/launch/rank_environment.h"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <cstdlib>
+#include <vector>
+
+#include "client/train/launch/outcome.h"
+#include "proto/base/status.h"
+
+namespace sluice::train {
+namespace {
+
+constexpr long kMostRanks = 1 << 20;
+
+std::optional<std::string> OfProcess(const char* name) {
+  const char* text = std::getenv(name);
+  return text != nullptr ? std::optional<std::string>(text) : std::nullopt;
+}
+
+// The number that starts at `at`, which then is behind it; -1: there is none.
+long TakeNumber(const char*& at) {
+  char* end = nullptr;
+  const long value = std::strtol(at, &end, 10);
+  const bool digits = end != at && *at >= '0' && *at <= '9';
+  at = end;
+  return digits ? std::min(value, long{1} << 30) : -1;
+}
+
+absl::Status ReadNumber(const Variables& variables, const char* name,
+                        std::optional<int> otherwise, int& out) {
+  const auto text = variables(name);
+  if (!text.has_value() && otherwise.has_value()) {
+    out = *otherwise;
+    return absl::OkStatus();
+  }
+  const char* at = text.has_value() ? text->c_str() : "";
+  const long value = TakeNumber(at);
+  if (value < 0 || *at != '\0') {
+    return BadInput(
+        fmt::format("{}={}: must be a number in a rank's "
+                    "environment",
+                    name, text.value_or("(unset)")));
+  }
+  out = static_cast<int>(value);
+  return absl::OkStatus();
+}
+
+bool IsLocal(const std::string& address) {
+  return address == "localhost" || address == "::1" ||
+         address.starts_with("127.");
+}
+
+bool StartedBySrun(const Variables& variables) {
+  const auto tasks = variables("SLURM_STEP_NUM_TASKS");
+  return !variables("RANK").has_value() && tasks.has_value() &&
+         variables("SLURM_PROCID").has_value() && std::atol(tasks->c_str()) > 1;
+}
+
+// Slurm's "2(x3),1": three nodes of two tasks and one of one.
+absl::StatusOr<int> TasksOnNode(const std::string& text, int node) {
+  const char* at = text.c_str();
+  long nodes = 0;
+  while (true) {
+    const long tasks = TakeNumber(at);
+    long times = 1;
+    if (std::string_view(at).starts_with("(x")) {
+      at += 2;
+      times = TakeNumber(at);
+      if (*at++ != ')') break;
+    }
+    if (tasks < 1 || tasks > kMostRanks || times < 1) break;
+    nodes += times;
+    if (node < nodes) return static_cast<int>(tasks);
+    if (*at++ != ',') break;
+  }
+  return BadInput(fmt::format(
+      "SLURM_STEP_TASKS_PER_NODE={}: says nothing of node {}", text, node));
+}
+
+absl::Status ReadSlurm(const Variables& variables, RankEnvironment& e) {
+  for (const char* name : {"MASTER_ADDR", "MASTER_PORT"}) {
+    if (variables(name).has_value()) continue;
+    return BadInput(fmt::format(
+        "srun started {} tasks, and {} is not set: before srun, export "
+        "MASTER_ADDR=$(scontrol show hostnames \"$SLURM_JOB_NODELIST\" | head "
+        "-n1) MASTER_PORT=29500; or start one task with --ranks",
+        variables("SLURM_STEP_NUM_TASKS").value_or(""), name));
+  }
+  SLUICE_RETURN_IF_ERROR(
+      ReadNumber(variables, "SLURM_PROCID", std::nullopt, e.rank));
+  SLUICE_RETURN_IF_ERROR(ReadNumber(variables, "SLURM_STEP_NUM_TASKS",
+                                    std::nullopt, e.world_size));
+  SLUICE_RETURN_IF_ERROR(
+      ReadNumber(variables, "SLURM_LOCALID", std::nullopt, e.local_rank));
+  SLUICE_RETURN_IF_ERROR(
+      ReadNumber(variables, "SLURM_NODEID", std::nullopt, e.node));
+  SLUICE_ASSIGN_OR_RETURN(
+      e.local_world_size,
+      TasksOnNode(variables("SLURM_STEP_TASKS_PER_NODE").value_or("(unset)"),
+                  e.node));
+  return absl::OkStatus();
+}
+
+absl::Status ReadTorchrun(const Variables& variables, RankEnvironment& e) {
+  SLUICE_RETURN_IF_ERROR(ReadNumber(variables, "RANK", std::nullopt, e.rank));
+  SLUICE_RETURN_IF_ERROR(
+      ReadNumber(variables, "WORLD_SIZE", std::nullopt, e.world_size));
+  for (const char* name : {"LOCAL_RANK", "LOCAL_WORLD_SIZE"}) {
+    if (IsLocal(e.master_addr) || variables(name).has_value()) continue;
+    return BadInput(fmt::format(
+        "{} is not set, and MASTER_ADDR={} is another node: which GPU is this "
+        "rank's, and who shares it? Set it, as torchrun does",
+        name, e.master_addr));
+  }
+  SLUICE_RETURN_IF_ERROR(
+      ReadNumber(variables, "LOCAL_RANK", e.rank, e.local_rank));
+  SLUICE_RETURN_IF_ERROR(ReadNumber(variables, "LOCAL_WORLD_SIZE", e.world_size,
+                                    e.local_world_size));
+  // torchrun, and we, number the ranks of a node in a row.
+  e.node = e.rank - e.local_rank;
+  return absl::OkStatus();
+}
+
+absl::Status CheckPlace(const RankEnvironment& e) {
+  if (e.world_size >= 1 && e.world_size <= kMostRanks &&
+      e.rank < e.world_size && e.local_rank < e.local_world_size &&
+      e.local_world_size <= e.world_size) {
+    return absl::OkStatus();
+  }
+  return BadInput(fmt::format(
+      "rank {} of {}, on its node {} of {}: ranks count from 0, and a node has "
+      "no more than all",
+      e.rank, e.world_size, e.local_rank, e.local_world_size));
+}
+
+}  // namespace
+
+bool IsRank(const Variables& variables) {
+  return variables("RANK").has_value() || StartedBySrun(variables);
+}
+
+absl::StatusOr<RankEnvironment> ReadRankEnvironment(
+    const Variables& variables) {
+  RankEnvironment e;
+  e.master_addr = variables("MASTER_ADDR").value_or(e.master_addr);
+  SLUICE_RETURN_IF_ERROR(StartedBySrun(variables) ? ReadSlurm(variables, e)
+                                                  : ReadTorchrun(variables, e));
+  SLUICE_RETURN_IF_ERROR(CheckPlace(e));
+  SLUICE_RETURN_IF_ERROR(
+      ReadNumber(variables, "MASTER_PORT", 29500, e.master_port));
+  SLUICE_RETURN_IF_ERROR(
+      ReadNumber(variables, "SLUICE_LAUNCHER_PID", 0, e.launcher_pid));
+  if (e.rank == 0 && variables("SLUICE_MASTER_FD").has_value()) {
+    SLUICE_RETURN_IF_ERROR(ReadNumber(variables, "SLUICE_MASTER_FD",
+                                      std::nullopt, e.master_listen_fd));
+  }
+  e.result_file = variables("SLUICE_RESULT_FILE").value_or("");
+  return e;
+}
+
+bool IsRank() { return IsRank(OfProcess); }
+
+absl::StatusOr<RankEnvironment> ReadRankEnvironment() {
+  return ReadRankEnvironment(OfProcess);
+}
+
+}  // namespace sluice::train
