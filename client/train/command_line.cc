@@ -204,7 +204,7 @@ bool ReadFraction(const std::string& text, double& out) {
 }
 
 // SWAP, keep:KEEP, keep:KEEP+SWAP
-bool ReadClass(const std::string& text, runtime::ClassFractions& out) {
+bool ReadClass(const std::string& text, stream::ClassFractions& out) {
   constexpr std::string_view kKeep = "keep:";
   if (!text.starts_with(kKeep)) return ReadFraction(text, out.swap);
   const std::string kept = text.substr(kKeep.size());
@@ -214,14 +214,14 @@ bool ReadClass(const std::string& text, runtime::ClassFractions& out) {
          ReadFraction(kept.substr(plus + 1), out.swap);
 }
 
-absl::Status ReadFractions(const std::string& text, runtime::FractionMap& out) {
+absl::Status ReadFractions(const std::string& text, stream::FractionMap& out) {
   if (text.empty()) return absl::OkStatus();
   for (size_t begin = 0; begin <= text.size();) {
     const size_t end = std::min(text.find(',', begin), text.size());
     const std::string item = text.substr(begin, end - begin);
     begin = end + 1;
     const size_t equals = item.find('=');
-    runtime::ClassFractions f;
+    stream::ClassFractions f;
     if (equals == std::string::npos || equals == 0 ||
         !ReadClass(item.substr(equals + 1), f)) {
       return BadInput(
@@ -238,7 +238,7 @@ absl::Status ReadFractions(const std::string& text, runtime::FractionMap& out) {
 }
 
 absl::Status Convert(const RawFlags& raw, RunOptions& o) {
-  using runtime::Arch;
+  using stream::Arch;
   SLUICE_RETURN_IF_ERROR(ReadAlpha(raw.alpha, o.alpha));
   SLUICE_RETURN_IF_ERROR(ReadFractions(raw.fractions, o.fractions));
   SLUICE_RETURN_IF_ERROR(ReadBytes("--hbm", raw.hbm, o.hbm));
@@ -259,7 +259,7 @@ absl::Status Convert(const RawFlags& raw, RunOptions& o) {
         fmt::format("--dropout {}: only 0 is there yet", raw.dropout));
   }
   o.model.kv_heads = raw.kv_heads != 0 ? raw.kv_heads : o.model.heads;
-  o.model.max_positions = o.model.arch == runtime::Arch::kGpt ? o.seq_len : 0;
+  o.model.max_positions = o.model.arch == stream::Arch::kGpt ? o.seq_len : 0;
   return absl::OkStatus();
 }
 

@@ -90,7 +90,7 @@ absl::Status Validate(const RunOptions& o) {
         fmt::format("--alpha {}: must be between 0 and 1, or 'auto'", o.alpha));
   }
   if (const absl::Status fractions =
-          runtime::CheckFractions(o.fractions, o.model.arch);
+          stream::CheckFractions(o.fractions, o.model.arch);
       !fractions.ok()) {
     return BadInput(
         fmt::format("--fractions: {}", std::string(fractions.message())));

@@ -9,15 +9,14 @@
 
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
-#include "client/torch/stream/fractions.h"
-#include "client/torch/stream/shapes.h"
+#include "planner/stream/options.h"
 #include "proto/base/units.h"
 
 namespace sluice::train {
 
 enum class Command { kTrain, kCheck, kProfile };
 enum class Method { kKeepAll, kRecompute, kSluice };
-enum class Dtype { kFp32, kBf16 };
+using stream::Dtype;
 
 const char* Name(Method method);
 const char* Name(Dtype dtype);
@@ -28,12 +27,12 @@ struct RunOptions {
   std::string job = "train";
   bool private_daemon = false;
   Method method = Method::kSluice;
-  runtime::ModelConfig model;
-  int64_t seq_len = 1024;          // global tokens
-  int64_t chunk = 512;             // global tokens
-  double alpha = -1;               // negative: the planner chooses
-  runtime::FractionMap fractions;  // of classes that are given by themselves
-  bool keep = true;  // false: the planner keeps no rows on the GPU
+  stream::ModelConfig model;
+  int64_t seq_len = 1024;         // global tokens
+  int64_t chunk = 512;            // global tokens
+  double alpha = -1;              // negative: the planner chooses
+  stream::FractionMap fractions;  // of classes that are given by themselves
+  bool keep = true;               // false: the planner keeps no rows on the GPU
   int prefetch = 2;
   Dtype dtype = Dtype::kFp32;
   int ranks = 1;

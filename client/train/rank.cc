@@ -20,10 +20,6 @@
 namespace sluice::train {
 namespace {
 
-at::ScalarType ScalarType(Dtype dtype) {
-  return dtype == Dtype::kFp32 ? at::kFloat : at::kBFloat16;
-}
-
 // The line this rank ends with: a lost collective, or an end before the last
 // step, is explained by the daemon's event, where that came.
 absl::Status Explain(const absl::Status& status, const PeerWatch& watch,
@@ -74,7 +70,7 @@ class RankRun {
 absl::Status RankRun::WithModel(RankMemory& memory,
                                 runtime::Collectives* collectives) {
   memory.Arm();
-  FlatModel weights(options_.model, ScalarType(options_.dtype));
+  FlatModel weights(options_.model, runtime::TorchType(options_.dtype));
   weights.Initialize(options_.model, static_cast<uint64_t>(options_.seed));
   FlatModel gradients(options_.model, at::kFloat);
   const StepperContext context{&options_,   &environment_, &memory,

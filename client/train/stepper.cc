@@ -31,9 +31,9 @@ class BaselineStepper final : public Stepper {
   }
 
   // The whole sequence is one chunk.
-  runtime::ChunkLayout layout() const override {
-    return runtime::ChunkLayout(options_.seq_len, options_.seq_len,
-                                context_.environment->world_size);
+  stream::ChunkLayout layout() const override {
+    return stream::ChunkLayout(options_.seq_len, options_.seq_len,
+                               context_.environment->world_size);
   }
 
  private:

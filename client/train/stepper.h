@@ -13,12 +13,12 @@
 #include "client/copy/copy_engine.h"
 #include "client/torch/math/model_tensors.h"
 #include "client/torch/ranks/collectives.h"
-#include "client/torch/stream/shapes.h"
 #include "client/train/flat_model.h"
 #include "client/train/options.h"
 #include "client/train/plan_change.h"
 #include "client/train/rank_memory.h"
 #include "client/train/result.h"
+#include "planner/stream/shapes.h"
 #include "proto/plan/plan.h"
 #include "proto/plan/profile.h"
 
@@ -47,7 +47,7 @@ class Stepper {
   virtual absl::StatusOr<runtime::StepResult> Run(const at::Tensor& tokens,
                                                   const at::Tensor& labels,
                                                   int64_t global_count) = 0;
-  virtual runtime::ChunkLayout layout() const = 0;
+  virtual stream::ChunkLayout layout() const = 0;
   // Of the streamed method; the others copy nothing and have no plan.
   virtual Bytes host_bytes() const { return Bytes(0); }
   virtual client::CopyStats copies() const { return {}; }

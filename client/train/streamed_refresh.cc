@@ -9,6 +9,7 @@
 #include "absl/time/clock.h"
 #include "client/train/launch/outcome.h"
 #include "client/train/streamed_stepper.h"
+#include "planner/stream/stream_shape.h"
 #include "proto/base/status.h"
 #include "proto/plan/validate.h"
 
@@ -37,22 +38,22 @@ absl::StatusOr<bool> StreamedStepper::AllFine(const absl::Status& own) {
 
 // Whether it can record with them, as far as that is known before: transient
 // buffers are taken to be as large as they were.
-absl::Status StreamedStepper::CheckRoom(const runtime::FractionMap& chosen,
+absl::Status StreamedStepper::CheckRoom(const stream::FractionMap& chosen,
                                         const SavedPlan& before) const {
   const plan::RankPlan* own = plan::PartOf(before.plan, before.profile);
-  const StreamContext::Options options =
-      StreamOptions(StreamContext::CalibrationLayout(layout_), chosen);
+  const stream::StreamOptions options =
+      StreamOptions(stream::CalibrationLayout(layout_), chosen).stream;
   return RoomToRecord(
       {.lease = context_.memory->size(),
        .used = context_.memory->allocator().stats().used,
-       .rings = StreamContext::RingBytes(options),
-       .kept = StreamContext::KeptBytes(options),
+       .rings = stream::RingBytes(options),
+       .kept = stream::KeptBytes(options),
        .transient = own != nullptr ? own->transient_peak : Bytes(0)});
 }
 
 // Records and plans with them; the stream is gone, the host lease stays.
 absl::StatusOr<bool> StreamedStepper::TakeFractions(
-    const runtime::FractionMap& chosen, const SavedPlan& before) {
+    const stream::FractionMap& chosen, const SavedPlan& before) {
   // Back to pool, so that every segment is recorded.
   absl::Status status = context_.memory->allocator().SetPlan({}, {}, Bytes(0));
   // A rank that runs out of memory while it records is out of step.
@@ -116,7 +117,7 @@ absl::StatusOr<PlanChangeRecord> StreamedStepper::Refresh(bool mine) {
   const auto offered = mine ? offered_ : nullptr;
   const SavedPlan before = saved_;
   const double alpha_before = alpha();
-  const runtime::FractionMap fractions_before = PlannedFractions();
+  const stream::FractionMap fractions_before = PlannedFractions();
   const Bytes host_before = host_->size();
   PlanChangeRecord record;
   if (offered != nullptr) {
@@ -125,7 +126,7 @@ absl::StatusOr<PlanChangeRecord> StreamedStepper::Refresh(bool mine) {
     if (ours) saved_.plan = *offered;
   }
   why_.clear();
-  SLUICE_ASSIGN_OR_RETURN(const runtime::FractionMap agreed, AgreedFractions());
+  SLUICE_ASSIGN_OR_RETURN(const stream::FractionMap agreed, AgreedFractions());
   SLUICE_ASSIGN_OR_RETURN(const bool other,
                           AnyRank(agreed != fractions_before));
   record.taken = true;

@@ -10,6 +10,8 @@
 #include <utility>
 
 #include "client/train/launch/outcome.h"
+#include "planner/stream/profile.h"
+#include "planner/stream/stream_shape.h"
 #include "proto/base/status.h"
 #include "proto/plan/validate.h"
 
@@ -28,13 +30,13 @@ StreamedStepper::~StreamedStepper() {
 }
 
 StreamContext::Options StreamedStepper::StreamOptions(
-    const runtime::ChunkLayout& layout,
-    const runtime::FractionMap& fractions) const {
+    const stream::ChunkLayout& layout,
+    const stream::FractionMap& fractions) const {
   StreamContext::Options o;
-  o.model = context_.options->model;
-  o.layout = layout;
-  o.rank = context_.environment->rank;
-  o.dtype = context_.weights->flat().scalar_type();
+  o.stream.model = context_.options->model;
+  o.stream.layout = layout;
+  o.stream.rank = context_.environment->rank;
+  o.stream.dtype = context_.options->dtype;
   o.stream.fractions = fractions;
   o.stream.prefetch_depth = context_.options->prefetch;
   o.collectives = context_.collectives;
@@ -67,12 +69,12 @@ namespace {
 // Calibrations with different fractions lease the same size. A freed extent is
 // only leased again whole while this process lives, so another odd size would
 // cost the node host memory that the plan has just given away.
-Bytes CalibrationBytes(StreamContext::Options options) {
-  Bytes most = StreamContext::HostBytes(options);
-  options.stream.fractions.clear();
+Bytes CalibrationBytes(stream::StreamOptions options) {
+  Bytes most = stream::HostBytes(options);
+  options.fractions.clear();
   for (const double alpha : {0.0, 1.0}) {
-    options.stream.alpha = alpha;
-    most = std::max(most, StreamContext::HostBytes(options));
+    options.alpha = alpha;
+    most = std::max(most, stream::HostBytes(options));
   }
   return most;
 }
@@ -82,12 +84,12 @@ Bytes CalibrationBytes(StreamContext::Options options) {
 // One forward and backward over two full chunks and the tail: every segment
 // kind runs, with the real code; its gradients are thrown away.
 absl::StatusOr<std::vector<plan::SegmentKind>> StreamedStepper::Calibrate(
-    const runtime::FractionMap& fractions) {
+    const stream::FractionMap& fractions) {
   StreamContext::Options options =
-      StreamOptions(StreamContext::CalibrationLayout(layout_), fractions);
+      StreamOptions(stream::CalibrationLayout(layout_), fractions);
   // While a run goes on, in the memory it has.
   std::unique_ptr<client::Region> leased;
-  const Bytes needed = CalibrationBytes(options);
+  const Bytes needed = CalibrationBytes(options.stream);
   absl::Status status;
   if (host_ == nullptr || host_->size() < needed) {
     auto region = LeaseHost(needed);
@@ -112,32 +114,32 @@ absl::StatusOr<std::vector<plan::SegmentKind>> StreamedStepper::Calibrate(
 
 absl::Status StreamedStepper::Rehearse(const StreamContext::Options& options) {
   SLUICE_ASSIGN_OR_RETURN(const auto stream, StreamContext::Create(options));
-  const int64_t rows = options.layout.total_local_rows(options.rank);
+  const int64_t rows =
+      options.stream.layout.total_local_rows(options.stream.rank);
   const at::Tensor tokens = at::zeros({rows}, at::kLong);
   return ClassifyStepError(
       runtime::StreamedStep(*stream, context_.weights->tensors(),
                             context_.gradients->tensors(), tokens, tokens,
-                            options.layout.seq_len())
+                            options.stream.layout.seq_len())
           .status());
 }
 
 plan::RankProfile StreamedStepper::Profile(
     const std::vector<plan::SegmentKind>& recorded, const Round& round) const {
-  const StreamContext::Options options =
-      StreamOptions(layout_, round.fractions);
-  plan::RankProfile profile = StreamContext::Profile(options, recorded);
+  const stream::StreamOptions options =
+      StreamOptions(layout_, round.fractions).stream;
+  plan::RankProfile profile = stream::Profile(options, recorded);
   profile.rank = Rank(static_cast<uint64_t>(context_.environment->rank));
   profile.gpu = context_.memory->gpu();
   profile.numa = context_.memory->session().limits().numa;
   Ask(round, &profile);
   // What states and rings leave: ids and labels are there already.
   const Bytes used = context_.memory->allocator().stats().used;
-  const Bytes kept = StreamContext::KeptBytes(options);
+  const Bytes kept = stream::KeptBytes(options);
   // A mask of labels, and the scalars between segments.
   const Bytes outside =
       Bytes(layout_.total_local_rows(context_.environment->rank)) + KiB(64);
-  Bytes left =
-      context_.memory->size() - used - StreamContext::RingBytes(options);
+  Bytes left = context_.memory->size() - used - stream::RingBytes(options);
   if (round.settled && kept > Bytes(0)) left -= kept + outside;
   // 0 would say that it is not told.
   profile.transient_capacity = Bytes(std::max<int64_t>(left.count(), 1));
@@ -161,7 +163,7 @@ plan::RankProfile StreamedStepper::Profile(
 // user asked for.
 void StreamedStepper::Ask(const Round& round,
                           plan::RankProfile* profile) const {
-  const runtime::FractionMap& asked =
+  const stream::FractionMap& asked =
       round.settled ? round.fractions : context_.options->fractions;
   for (plan::SkeletalClass& c : profile->classes) {
     const auto own = asked.find(c.name);
@@ -205,10 +207,10 @@ absl::Status StreamedStepper::PlanWith(const Round& round) {
 }
 
 // Of every free class: what the user gives; alpha, or all of it, else.
-runtime::FractionMap StreamedStepper::AskedFor() const {
+stream::FractionMap StreamedStepper::AskedFor() const {
   const double alpha = context_.options->alpha;
-  runtime::FractionMap fractions;
-  for (const runtime::FreeClass& c : runtime::kFreeClasses) {
+  stream::FractionMap fractions;
+  for (const stream::FreeClass& c : stream::kFreeClasses) {
     if (!c.of(context_.options->model.arch)) continue;
     fractions[c.name] = {0, alpha >= 0 ? alpha : 1};
   }
@@ -218,12 +220,12 @@ runtime::FractionMap StreamedStepper::AskedFor() const {
   return fractions;
 }
 
-runtime::FractionMap StreamedStepper::PlannedFractions() const {
-  runtime::FractionMap fractions;
+stream::FractionMap StreamedStepper::PlannedFractions() const {
+  stream::FractionMap fractions;
   const plan::RankPlan* own = OwnPlan();
   if (own == nullptr) return fractions;
   for (const plan::ClassPlan& c : own->classes) {
-    if (runtime::FindFreeClass(c.name) == nullptr) continue;
+    if (stream::FindFreeClass(c.name) == nullptr) continue;
     fractions[c.name] = {c.keep, c.swap};
   }
   return fractions;
@@ -232,13 +234,13 @@ runtime::FractionMap StreamedStepper::PlannedFractions() const {
 // A rank stores the q, k and v of its heads for the rows of all ranks: how
 // many stay is one number for the run. Plans of other nodes may say more or
 // less, so the least counts, which fits everywhere.
-absl::StatusOr<runtime::FractionMap> StreamedStepper::AgreedFractions() const {
-  runtime::FractionMap fractions = PlannedFractions();
+absl::StatusOr<stream::FractionMap> StreamedStepper::AgreedFractions() const {
+  stream::FractionMap fractions = PlannedFractions();
   runtime::Collectives* const all = context_.collectives;
   if (all == nullptr) return fractions;
   const runtime::HostScope host("fractions of the ranks");
   for (auto& [name, f] : fractions) {
-    if (!runtime::FindFreeClass(name)->shared) continue;
+    if (!stream::FindFreeClass(name)->shared) continue;
     at::Tensor swaps = at::zeros({all->world_size()}, at::kDouble);
     swaps.data_ptr<double>()[all->rank()] = f.swap;
     SLUICE_RETURN_IF_ERROR(ClassifyStepError(all->SumAll(swaps)));
@@ -258,10 +260,10 @@ absl::StatusOr<bool> StreamedStepper::AnyRank(bool own) const {
 }
 
 absl::Status StreamedStepper::MakePlan() {
-  const runtime::FractionMap asked = AskedFor();
+  const stream::FractionMap asked = AskedFor();
   SLUICE_ASSIGN_OR_RETURN(const bool fits, PlanOnAll({asked, false}));
   if (!fits) return GpuTooSmall();
-  SLUICE_ASSIGN_OR_RETURN(runtime::FractionMap chosen, AgreedFractions());
+  SLUICE_ASSIGN_OR_RETURN(stream::FractionMap chosen, AgreedFractions());
   SLUICE_ASSIGN_OR_RETURN(const bool other, AnyRank(chosen != asked));
   return other ? Settle(std::move(chosen)) : absl::OkStatus();
 }
@@ -271,7 +273,7 @@ absl::Status StreamedStepper::MakePlan() {
 // ranks record again with the planned ones, for the daemon plans them
 // together. Rings and transient buffers are others then; where kept rows do not
 // leave them enough after all, nothing is kept.
-absl::Status StreamedStepper::Settle(runtime::FractionMap chosen) {
+absl::Status StreamedStepper::Settle(stream::FractionMap chosen) {
   SLUICE_ASSIGN_OR_RETURN(bool fits, PlanOnAll({chosen, /*settled=*/true}));
   if (fits) return absl::OkStatus();
   for (auto& [name, f] : chosen) {
@@ -300,7 +302,7 @@ absl::Status StreamedStepper::GpuTooSmall() const {
 }
 
 absl::Status StreamedStepper::CheckShared() const {
-  SLUICE_ASSIGN_OR_RETURN(const runtime::FractionMap agreed, AgreedFractions());
+  SLUICE_ASSIGN_OR_RETURN(const stream::FractionMap agreed, AgreedFractions());
   if (agreed == PlannedFractions()) return absl::OkStatus();
   return absl::InternalError(
       "this rank's plan swaps more of q, k or v than another's: it must be as "
@@ -329,7 +331,7 @@ absl::Status StreamedStepper::Start() {
   options.stream.probe = context_.options->probe;
   if (host_ == nullptr) {
     SLUICE_ASSIGN_OR_RETURN(host_,
-                            LeaseHost(StreamContext::HostBytes(options)));
+                            LeaseHost(stream::HostBytes(options.stream)));
   }
   options.host = host_->data();
   options.host_size = host_->size();

@@ -33,7 +33,7 @@ class StreamedStepper final : public Stepper {
                                  context_.gradients->tensors(), tokens, labels,
                                  global_count);
   }
-  runtime::ChunkLayout layout() const override { return layout_; }
+  stream::ChunkLayout layout() const override { return layout_; }
   Bytes host_bytes() const override { return host_->size(); }
   client::CopyStats copies() const override { return copies_->stats(); }
   double alpha() const override;
@@ -49,25 +49,25 @@ class StreamedStepper final : public Stepper {
  private:
   // What a calibration runs with, and a profile asks for.
   struct Round {
-    runtime::FractionMap fractions;  // of every free class
-    bool settled = false;            // they are chosen; else what is free is
+    stream::FractionMap fractions;  // of every free class
+    bool settled = false;           // they are chosen; else what is free is
   };
 
   StreamContext::Options StreamOptions(
-      const runtime::ChunkLayout& layout,
-      const runtime::FractionMap& fractions) const;
+      const stream::ChunkLayout& layout,
+      const stream::FractionMap& fractions) const;
   absl::StatusOr<std::unique_ptr<client::Region>> LeaseHost(Bytes size);
   absl::StatusOr<std::vector<plan::SegmentKind>> Calibrate(
-      const runtime::FractionMap& fractions);
+      const stream::FractionMap& fractions);
   absl::Status Rehearse(const StreamContext::Options& options);
   absl::Status MakePlan();
   absl::Status PlanWith(const Round& round);
   absl::StatusOr<bool> PlanOnAll(const Round& round);
-  absl::Status Settle(runtime::FractionMap chosen);
+  absl::Status Settle(stream::FractionMap chosen);
   absl::Status GpuTooSmall() const;
-  runtime::FractionMap AskedFor() const;
-  runtime::FractionMap PlannedFractions() const;
-  absl::StatusOr<runtime::FractionMap> AgreedFractions() const;
+  stream::FractionMap AskedFor() const;
+  stream::FractionMap PlannedFractions() const;
+  absl::StatusOr<stream::FractionMap> AgreedFractions() const;
   absl::StatusOr<bool> AnyRank(bool own) const;
   absl::Status CheckShared() const;
   absl::Status AdoptPlan();
@@ -76,9 +76,9 @@ class StreamedStepper final : public Stepper {
   // Refresh's (streamed_refresh.cc). Of those that return a bool: false on
   // all ranks where it cannot be had, with a word in `why_`.
   absl::StatusOr<bool> AllFine(const absl::Status& own);
-  absl::Status CheckRoom(const runtime::FractionMap& chosen,
+  absl::Status CheckRoom(const stream::FractionMap& chosen,
                          const SavedPlan& before) const;
-  absl::StatusOr<bool> TakeFractions(const runtime::FractionMap& chosen,
+  absl::StatusOr<bool> TakeFractions(const stream::FractionMap& chosen,
                                      const SavedPlan& before);
   absl::StatusOr<bool> Restart(bool release);
   absl::StatusOr<bool> GoBack(const SavedPlan& before);
@@ -89,7 +89,7 @@ class StreamedStepper final : public Stepper {
   void Ask(const Round& round, plan::RankProfile* profile) const;
 
   StepperContext context_;
-  runtime::ChunkLayout layout_;
+  stream::ChunkLayout layout_;
   std::unique_ptr<client::CopyEngine> copies_;
   std::unique_ptr<client::Region> host_;
   std::unique_ptr<StreamContext> stream_;

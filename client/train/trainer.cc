@@ -123,7 +123,7 @@ absl::Status Trainer::Prepare() {
   SLUICE_RETURN_IF_ERROR(Agree(context_.collectives, status));
   // Before the plan, so that what it leaves to transients is true.
   const int rank = context_.environment->rank;
-  const runtime::ChunkLayout layout(
+  const stream::ChunkLayout layout(
       o.seq_len, o.method == Method::kSluice ? o.chunk : o.seq_len,
       context_.environment->world_size);
   const int64_t rows = layout.total_local_rows(rank);

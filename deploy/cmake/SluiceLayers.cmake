@@ -6,14 +6,15 @@ set(SLUICE_LAYER_wire plan_format)
 set(SLUICE_LAYER_admin wire)
 set(SLUICE_LAYER_device base)
 set(SLUICE_LAYER_ops device)
-set(SLUICE_LAYER_planner plan_format)
+set(SLUICE_LAYER_stream plan_format)
+set(SLUICE_LAYER_planner plan_format stream)
 set(SLUICE_LAYER_worker planner)
 set(SLUICE_LAYER_core plan_format)
 set(SLUICE_LAYER_service core wire admin device)
 set(SLUICE_LAYER_metrics core)
 set(SLUICE_LAYER_sluiced service metrics)
 set(SLUICE_LAYER_client wire device)
-set(SLUICE_LAYER_torch client ops plan_format)
+set(SLUICE_LAYER_torch client ops stream plan_format)
 set(SLUICE_LAYER_torch_cuda torch)
 set(SLUICE_LAYER_train torch)
 set(SLUICE_LAYER_ctl client admin planner)
@@ -93,7 +94,7 @@ endfunction()
 set(SLUICE_LAYER_FOLDERS
   proto/base=base proto/plan=plan_format proto/admin=admin proto=wire
   kernels/device=device kernels/ops=ops
-  planner/worker=worker planner=planner
+  planner/stream=stream planner/worker=worker planner=planner
   daemon/core=core daemon/service=service daemon/metrics=metrics daemon=sluiced
   client/torch/cuda=torch_cuda client/torch=torch client/train=train
   client/ctl=ctl client=client)

@@ -17,8 +17,8 @@ namespace {
 
 using ::testing::HasSubstr;
 
-ModelConfig Gpt() {
-  return {.arch = Arch::kGpt,
+stream::ModelConfig Gpt() {
+  return {.arch = stream::Arch::kGpt,
           .layers = 2,
           .hidden = 48,
           .heads = 4,
@@ -29,8 +29,8 @@ ModelConfig Gpt() {
           .init_std = 0.2};
 }
 
-ModelConfig Llama(int64_t heads, int64_t kv_heads) {
-  return {.arch = Arch::kLlama,
+stream::ModelConfig Llama(int64_t heads, int64_t kv_heads) {
+  return {.arch = stream::Arch::kLlama,
           .layers = 2,
           .hidden = 8 * heads,
           .heads = heads,
@@ -42,7 +42,7 @@ ModelConfig Llama(int64_t heads, int64_t kv_heads) {
 
 struct Case {
   const char* name;
-  ModelConfig model;
+  stream::ModelConfig model;
   int64_t seq_len;
   int ranks;
   BaselineMethod method;
@@ -54,7 +54,7 @@ struct Sequence {
 };
 
 // Some labels are ignored.
-Sequence MakeSequence(const ModelConfig& model, int64_t length) {
+Sequence MakeSequence(const stream::ModelConfig& model, int64_t length) {
   at::Generator generator = at::detail::createCPUGenerator(5);
   const at::Tensor all =
       at::randint(model.vocab, {length + 1}, generator, at::kLong);
@@ -72,7 +72,7 @@ struct Found {
 
 Found RunBaseline(const Case& c, const ModelTensors& weights,
                   const Sequence& sequence, int64_t count) {
-  const ChunkLayout layout(c.seq_len, c.seq_len, c.ranks);
+  const stream::ChunkLayout layout(c.seq_len, c.seq_len, c.ranks);
   Found found{.gradients = ZeroTensors(c.model, at::kFloat)};
   std::mutex mutex;
   RunRanks(c.ranks, [&](Collectives& ranks) {
@@ -99,7 +99,7 @@ Found RunBaseline(const Case& c, const ModelTensors& weights,
   return found;
 }
 
-ModelTensors AsTensors(const ModelConfig& model,
+ModelTensors AsTensors(const stream::ModelConfig& model,
                        const std::vector<at::Tensor>& in_order) {
   ModelTensors tensors;
   size_t i = 0;
@@ -165,8 +165,8 @@ INSTANTIATE_TEST_SUITE_P(
 
 // The peak of one step inside an armed region, in units of [rows, hidden],
 // beside weights and gradients.
-double PeakUnits(const ModelConfig& model, int64_t rows, at::ScalarType dtype,
-                 BaselineMethod method) {
+double PeakUnits(const stream::ModelConfig& model, int64_t rows,
+                 at::ScalarType dtype, BaselineMethod method) {
   const Bytes size = MiB(512);
   std::byte* memory =
       static_cast<std::byte*>(std::aligned_alloc(64, size.size()));
@@ -193,26 +193,26 @@ double PeakUnits(const ModelConfig& model, int64_t rows, at::ScalarType dtype,
 }
 
 TEST(BaselineMemory, RecomputeNeedsAtMostLayersAnd32Units) {
-  ModelConfig llama{.layers = 4,
-                    .hidden = 128,
-                    .heads = 2,
-                    .kv_heads = 2,
-                    .ffn = 344,
-                    .vocab = 256};
-  ModelConfig gpt{.arch = Arch::kGpt,
-                  .layers = 6,
-                  .hidden = 128,
-                  .heads = 4,
-                  .kv_heads = 4,
-                  .ffn = 512,
-                  .vocab = 256,
-                  .max_positions = 2048};
-  for (const ModelConfig& model : {llama, gpt}) {
+  stream::ModelConfig llama{.layers = 4,
+                            .hidden = 128,
+                            .heads = 2,
+                            .kv_heads = 2,
+                            .ffn = 344,
+                            .vocab = 256};
+  stream::ModelConfig gpt{.arch = stream::Arch::kGpt,
+                          .layers = 6,
+                          .hidden = 128,
+                          .heads = 4,
+                          .kv_heads = 4,
+                          .ffn = 512,
+                          .vocab = 256,
+                          .max_positions = 2048};
+  for (const stream::ModelConfig& model : {llama, gpt}) {
     for (at::ScalarType dtype : {at::kFloat, at::kBFloat16}) {
       const double units =
           PeakUnits(model, 2048, dtype, BaselineMethod::kRecompute);
       std::printf("recompute, %s, %s: %.1f units of %.1f allowed\n",
-                  model.arch == Arch::kGpt ? "gpt" : "llama",
+                  model.arch == stream::Arch::kGpt ? "gpt" : "llama",
                   c10::toString(dtype), units, model.layers + 32.0);
       EXPECT_LE(units, model.layers + 32.0);
       EXPECT_GE(units, model.layers);  // it does keep the inputs
@@ -221,12 +221,12 @@ TEST(BaselineMemory, RecomputeNeedsAtMostLayersAnd32Units) {
 }
 
 TEST(BaselineMemory, KeepAllGrowsByAWholeLayerALayer) {
-  ModelConfig model{.layers = 2,
-                    .hidden = 128,
-                    .heads = 2,
-                    .kv_heads = 2,
-                    .ffn = 344,
-                    .vocab = 256};
+  stream::ModelConfig model{.layers = 2,
+                            .hidden = 128,
+                            .heads = 2,
+                            .kv_heads = 2,
+                            .ffn = 344,
+                            .vocab = 256};
   const double two =
       PeakUnits(model, 1024, at::kFloat, BaselineMethod::kKeepAll);
   model.layers = 4;
@@ -236,7 +236,7 @@ TEST(BaselineMemory, KeepAllGrowsByAWholeLayerALayer) {
 }
 
 TEST(BaselineMemory, RunningOutIsAStatusAndLeaksNothing) {
-  const ModelConfig model = Llama(4, 4);
+  const stream::ModelConfig model = Llama(4, 4);
   const Sequence sequence = MakeSequence(model, 512);
   const Bytes size = MiB(1);
   std::byte* memory =
@@ -263,7 +263,7 @@ TEST(BaselineMemory, RunningOutIsAStatusAndLeaksNothing) {
 }
 
 TEST(Baseline, RefusesAWrongNumberOfTokens) {
-  const ModelConfig model = Llama(4, 4);
+  const stream::ModelConfig model = Llama(4, 4);
   const Sequence sequence = MakeSequence(model, 8);
   const ModelTensors weights = InitialTensors(model, at::kFloat, 1);
   ModelTensors gradients = ZeroTensors(model, at::kFloat);

@@ -8,23 +8,23 @@
 namespace sluice::runtime {
 namespace {
 
-const ModelConfig kGpt{.arch = Arch::kGpt,
-                       .layers = 3,
-                       .hidden = 32,
-                       .heads = 4,
-                       .kv_heads = 2,
-                       .ffn = 64,
-                       .vocab = 50,
-                       .max_positions = 16};
-const ModelConfig kLlama{.layers = 3,
-                         .hidden = 32,
-                         .heads = 4,
-                         .kv_heads = 2,
-                         .ffn = 64,
-                         .vocab = 50};
+const stream::ModelConfig kGpt{.arch = stream::Arch::kGpt,
+                               .layers = 3,
+                               .hidden = 32,
+                               .heads = 4,
+                               .kv_heads = 2,
+                               .ffn = 64,
+                               .vocab = 50,
+                               .max_positions = 16};
+const stream::ModelConfig kLlama{.layers = 3,
+                                 .hidden = 32,
+                                 .heads = 4,
+                                 .kv_heads = 2,
+                                 .ffn = 64,
+                                 .vocab = 50};
 
 TEST(ModelTensors, NamesShapesAndParameterCountAgree) {
-  for (const ModelConfig& config : {kGpt, kLlama}) {
+  for (const stream::ModelConfig& config : {kGpt, kLlama}) {
     ModelTensors tensors = ZeroTensors(config, at::kFloat);
     const auto named = NamedTensors(config, tensors);
     const auto shapes = TensorShapes(config);

@@ -6,7 +6,8 @@ namespace sluice::runtime {
 
 using ::sluice::testing::IsOk;
 
-at::Tensor Deal(const at::Tensor& all, const ChunkLayout& layout, int rank) {
+at::Tensor Deal(const at::Tensor& all, const stream::ChunkLayout& layout,
+                int rank) {
   std::vector<at::Tensor> parts;
   for (int64_t m = 0; m < layout.chunks(); ++m) {
     parts.push_back(all.narrow(0,
@@ -19,7 +20,7 @@ at::Tensor Deal(const at::Tensor& all, const ChunkLayout& layout, int rank) {
 StepData MakeStepData(const StepCase& c, uint64_t seed) {
   at::manual_seed(seed);
   StepData data;
-  ModelConfig wide = c.model;
+  stream::ModelConfig wide = c.model;
   wide.init_std = 0.1;  // attention that looks somewhere
   data.weights = InitialTensors(wide, c.dtype, seed);
   for (const NamedTensor& named : NamedTensors(c.model, data.weights)) {
@@ -36,6 +37,16 @@ StepData MakeStepData(const StepCase& c, uint64_t seed) {
 
 namespace {
 
+stream::StreamOptions OptionsOf(const StepCase& c, int rank) {
+  stream::StreamOptions options = c.stream;
+  options.model = c.model;
+  options.layout = stream::ChunkLayout(c.seq_len, c.chunk, c.ranks);
+  options.rank = rank;
+  options.dtype =
+      c.dtype == at::kFloat ? stream::Dtype::kFp32 : stream::Dtype::kBf16;
+  return options;
+}
+
 // One rank's part of RunStep.
 class RankStep {
  public:
@@ -48,15 +59,10 @@ class RankStep {
     auto engine = client::CopyEngine::Start(
         {.driver = driver_, .device = DeviceIndex(rank)});
     ASSERT_THAT(engine, IsOk());
-    StreamContext::Options options{
-        .model = case_.model,
-        .layout = ChunkLayout(case_.seq_len, case_.chunk, case_.ranks),
-        .rank = rank,
-        .dtype = case_.dtype,
-        .stream = case_.stream,
-        .collectives = &collectives_,
-        .copies = engine->get()};
-    options.host_size = StreamContext::HostBytes(options);
+    StreamContext::Options options{.stream = OptionsOf(case_, rank),
+                                   .collectives = &collectives_,
+                                   .copies = engine->get()};
+    options.host_size = stream::HostBytes(options.stream);
     const Arena arena(options.host_size);
     options.host = arena.data();
     auto context = StreamContext::Create(options);
@@ -67,10 +73,10 @@ class RankStep {
     for (int step = 0; step < steps; ++step) {
       gradients = ZeroTensors(case_.model, at::kFloat);
       before = driver_->counters();
-      auto done =
-          StreamedStep(**context, data_.weights, gradients,
-                       Deal(data_.tokens, options.layout, rank),
-                       Deal(data_.labels, options.layout, rank), data_.count);
+      auto done = StreamedStep(**context, data_.weights, gradients,
+                               Deal(data_.tokens, options.stream.layout, rank),
+                               Deal(data_.labels, options.stream.layout, rank),
+                               data_.count);
       ASSERT_THAT(done, IsOk());
       result = *done;
     }

@@ -11,6 +11,7 @@
 #include "client/torch/stream/streamed_model.h"
 #include "gtest/gtest.h"
 #include "kernels/device/sim/sim.h"
+#include "planner/stream/stream_shape.h"
 #include "tests/support/status_matchers.h"
 #include "tests/support/temp_dir.h"
 #include "tests/torch/rank_threads.h"
@@ -18,11 +19,11 @@
 namespace sluice::runtime {
 
 struct StepCase {
-  ModelConfig model;
+  stream::ModelConfig model;
   int64_t seq_len = 64;
   int64_t chunk = 16;
   int ranks = 1;
-  StreamOptions stream;
+  stream::StreamOptions stream;
   at::ScalarType dtype = at::kFloat;
   double link_speed = 0;  // bytes per second each way; 0: not throttled
 };
@@ -61,7 +62,8 @@ class Arena {
 };
 
 // Rows of a global per-token tensor that rank r holds, chunk after chunk.
-at::Tensor Deal(const at::Tensor& all, const ChunkLayout& layout, int rank);
+at::Tensor Deal(const at::Tensor& all, const stream::ChunkLayout& layout,
+                int rank);
 
 // Weights away from their special initial values, and a text with some labels
 // ignored.

@@ -11,8 +11,8 @@
 namespace sluice::runtime {
 namespace {
 
-ModelConfig Llama(int64_t heads = 4, int64_t kv_heads = 4) {
-  return {.arch = Arch::kLlama,
+stream::ModelConfig Llama(int64_t heads = 4, int64_t kv_heads = 4) {
+  return {.arch = stream::Arch::kLlama,
           .layers = 2,
           .hidden = heads * 8,
           .heads = heads,
@@ -20,8 +20,8 @@ ModelConfig Llama(int64_t heads = 4, int64_t kv_heads = 4) {
           .ffn = 44,
           .vocab = 50};
 }
-ModelConfig Gpt(int64_t heads = 4) {
-  return {.arch = Arch::kGpt,
+stream::ModelConfig Gpt(int64_t heads = 4) {
+  return {.arch = stream::Arch::kGpt,
           .layers = 2,
           .hidden = heads * 8,
           .heads = heads,
@@ -52,7 +52,7 @@ TEST_P(StreamedStepGradient, IsThatOfPlainAutograd) {
   EXPECT_GT(error.worst, 0);  // fp32 against fp64: never exactly equal
 }
 
-StreamOptions Alpha(double alpha, int depth = 2) {
+stream::StreamOptions Alpha(double alpha, int depth = 2) {
   return {.alpha = alpha, .prefetch_depth = depth};
 }
 
@@ -94,15 +94,16 @@ INSTANTIATE_TEST_SUITE_P(
     [](const auto& info) { return std::string(info.param.name); });
 
 // Fractions of each class drawn by `seed`; some keep rows in HBM.
-StreamOptions Mixed(const ModelConfig& model, uint64_t seed) {
+stream::StreamOptions Mixed(const stream::ModelConfig& model, uint64_t seed) {
   std::mt19937 random(seed);
   const auto draw = [&random] { return static_cast<double>(random() % 9) / 8; };
-  StreamOptions options{.alpha = draw(),
-                        .prefetch_depth = 1 + static_cast<int>(random() % 3),
-                        .ffn_chunk_rows = static_cast<int64_t>(random() % 6)};
-  for (const FreeClass& c : kFreeClasses) {
-    if (c.gated_only && model.arch != Arch::kLlama) continue;
-    ClassFractions f{0, draw()};
+  stream::StreamOptions options{
+      .alpha = draw(),
+      .prefetch_depth = 1 + static_cast<int>(random() % 3),
+      .ffn_chunk_rows = static_cast<int64_t>(random() % 6)};
+  for (const stream::FreeClass& c : stream::kFreeClasses) {
+    if (c.gated_only && model.arch != stream::Arch::kLlama) continue;
+    stream::ClassFractions f{0, draw()};
     if (c.can_keep && random() % 2 == 0) f.keep = (1 - f.swap) * draw();
     if (random() % 8 != 0) options.fractions[c.name] = f;
   }

@@ -4,6 +4,8 @@
 
 #include <algorithm>
 
+#include "planner/stream/profile.h"
+#include "planner/stream/stream_shape.h"
 #include "tests/torch/stream_fixture.h"
 
 namespace sluice::runtime {
@@ -31,15 +33,15 @@ class StreamMemory : public ::testing::Test {
   ~StreamMemory() override { allocator_.Disarm(); }
 
   StreamContext::Options Options(int64_t seq_len, double alpha = 0.5) {
-    return {.model = {.layers = 2,
-                      .hidden = 32,
-                      .heads = 4,
-                      .kv_heads = 2,
-                      .ffn = 44,
-                      .vocab = 50},
-            .layout = ChunkLayout(seq_len, 16, 1),
-            .dtype = dtype_,
-            .stream = {.alpha = alpha},
+    return {.stream = {.model = {.layers = 2,
+                                 .hidden = 32,
+                                 .heads = 4,
+                                 .kv_heads = 2,
+                                 .ffn = 44,
+                                 .vocab = 50},
+                       .layout = stream::ChunkLayout(seq_len, 16, 1),
+                       .dtype = dtype_,
+                       .alpha = alpha},
             .copies = engine_.get(),
             .allocator = &allocator_};
   }
@@ -57,12 +59,13 @@ class StreamMemory : public ::testing::Test {
 
   // Runs a step; the peak of what it allocated beside tokens and weights.
   Bytes Step(StreamContext::Options options) {
-    options.host_size = StreamContext::HostBytes(options);
+    options.host_size = stream::HostBytes(options.stream);
     const Arena arena(options.host_size);
     options.host = arena.data();
-    const ModelTensors weights = InitialTensors(options.model, dtype_, 1);
-    ModelTensors gradients = ZeroTensors(options.model, at::kFloat);
-    const int64_t rows = options.layout.seq_len();
+    const ModelTensors weights =
+        InitialTensors(options.stream.model, TorchType(dtype_), 1);
+    ModelTensors gradients = ZeroTensors(options.stream.model, at::kFloat);
+    const int64_t rows = options.stream.layout.seq_len();
     const at::Tensor tokens = at::zeros({rows}, at::kLong);
     const Bytes before = allocator_.stats().used;
     allocator_.ResetPeak();
@@ -99,7 +102,7 @@ class StreamMemory : public ::testing::Test {
   std::unique_ptr<client::CopyEngine> engine_;
   const Arena hbm_{kHbm};
   RegionAllocator allocator_{hbm_.data(), kHbm};
-  at::ScalarType dtype_ = at::kFloat;
+  stream::Dtype dtype_ = stream::Dtype::kFp32;
 };
 
 TEST_F(StreamMemory, NothingInHbmGrowsWithTheSequence) {
@@ -112,7 +115,7 @@ TEST_F(StreamMemory, NothingInHbmGrowsWithTheSequence) {
 
 TEST_F(StreamMemory, RingBytesAreWhatCreateAllocates) {
   for (StreamContext::Options options : {Options(71), MixedOptions(71)}) {
-    options.host_size = StreamContext::HostBytes(options);
+    options.host_size = stream::HostBytes(options.stream);
     const Arena arena(options.host_size);
     options.host = arena.data();
     const Bytes before = allocator_.stats().used;
@@ -120,16 +123,16 @@ TEST_F(StreamMemory, RingBytesAreWhatCreateAllocates) {
     ASSERT_THAT(context, IsOk());
     EXPECT_EQ(
         allocator_.stats().used - before,
-        StreamContext::RingBytes(options) + StreamContext::KeptBytes(options));
+        stream::RingBytes(options.stream) + stream::KeptBytes(options.stream));
   }
-  EXPECT_EQ(StreamContext::KeptBytes(Options(71)), Bytes(0));
+  EXPECT_EQ(stream::KeptBytes(Options(71).stream), Bytes(0));
 }
 
 // A quarter of norm1, half of x2, an eighth of up and all activations.
 TEST_F(StreamMemory, KeptBytesAreTheFractionsOfTheirClasses) {
   int64_t kept = 0;
   const StreamContext::Options options = MixedOptions(128);
-  const plan::RankProfile profile = StreamContext::Profile(options, {});
+  const plan::RankProfile profile = stream::Profile(options.stream, {});
   for (const plan::SkeletalClass& c : profile.classes) {
     const auto f = options.stream.fractions.find(c.name);
     if (f == options.stream.fractions.end()) continue;
@@ -137,19 +140,19 @@ TEST_F(StreamMemory, KeptBytesAreTheFractionsOfTheirClasses) {
         f->second.keep *
         static_cast<double>(profile.layers * c.bytes_per_layer.count()));
   }
-  EXPECT_GE(StreamContext::KeptBytes(options).count(), kept);
-  EXPECT_LE(StreamContext::KeptBytes(options).count(), kept + 2 * 8 * 4 * 63)
+  EXPECT_GE(stream::KeptBytes(options.stream).count(), kept);
+  EXPECT_LE(stream::KeptBytes(options.stream).count(), kept + 2 * 8 * 4 * 63)
       << "aligned by layer, chunk and class";
   // Where rows are not whole they are fewer, and the reserve is for alignment.
   const StreamContext::Options odd = MixedOptions(135);
   EXPECT_LE(
-      StreamContext::KeptBytes(odd).count(),
-      kept * 135 / 128 + StreamContext::Profile(odd, {}).keep_reserve.count());
+      stream::KeptBytes(odd.stream).count(),
+      kept * 135 / 128 + stream::Profile(odd.stream, {}).keep_reserve.count());
 }
 
 TEST_F(StreamMemory, ASmallerHostRegionIsRefusedWithBothSizes) {
   StreamContext::Options options = Options(71);
-  options.host_size = StreamContext::HostBytes(options) - Bytes(1);
+  options.host_size = stream::HostBytes(options.stream) - Bytes(1);
   const Arena arena(options.host_size);
   options.host = arena.data();
   EXPECT_THAT(StreamContext::Create(options).status(),
@@ -157,8 +160,8 @@ TEST_F(StreamMemory, ASmallerHostRegionIsRefusedWithBothSizes) {
 }
 
 TEST_F(StreamMemory, HostBytesShrinkWithAlpha) {
-  EXPECT_LT(StreamContext::HostBytes(Options(800, 0)),
-            StreamContext::HostBytes(Options(800, 1)));
+  EXPECT_LT(stream::HostBytes(Options(800, 0).stream),
+            stream::HostBytes(Options(800, 1).stream));
 }
 
 // A plan from a calibration of two chunks and the tail fits a longer step.
@@ -167,7 +170,7 @@ void ExpectReplay(RegionAllocator& allocator,
                   const std::function<std::vector<plan::SegmentPlan>(
                       const std::vector<plan::SegmentKind>&, Bytes*)>& place) {
   allocator.RecordSegments(true);
-  step(StreamContext::CalibrationLayout(ChunkLayout(135, 16, 1)).seq_len());
+  step(stream::CalibrationLayout(stream::ChunkLayout(135, 16, 1)).seq_len());
   const std::vector<plan::SegmentKind> kinds = allocator.TakeRecorded();
   allocator.RecordSegments(false);
   EXPECT_GE(kinds.size(), 20u);
@@ -185,7 +188,7 @@ TEST_F(StreamMemory, ACalibrationsPlanIsReplayedWithoutMismatch) {
 }
 
 TEST_F(StreamMemory, ACalibrationsPlanIsReplayedWithoutMismatchInBf16) {
-  dtype_ = at::kBFloat16;
+  dtype_ = stream::Dtype::kBf16;
   ExpectReplay(
       allocator_, [&](int64_t n) { Step(Options(n)); }, SideBySide);
 }
@@ -200,10 +203,10 @@ TEST_F(StreamMemory, TheKeepReserveCoversWhatRingsAndTransientsGrowBy) {
   Step(Options(135, 1));
   const Bytes recorded = Step(Options(135, 1));
   const Bytes reserve =
-      StreamContext::Profile(Options(135, 1), {}).keep_reserve;
+      stream::Profile(Options(135, 1).stream, {}).keep_reserve;
   for (const StreamContext::Options& options :
        {Options(135, 0), Options(135, 0.5), MixedOptions(135)}) {
-    EXPECT_LE(Step(options) - StreamContext::KeptBytes(options),
+    EXPECT_LE(Step(options) - stream::KeptBytes(options.stream),
               recorded + reserve);
   }
 }
@@ -222,16 +225,16 @@ TEST_F(StreamMemory, TheProfileCountsExecutionsAndBoundsHostBytes) {
   const auto kinds = allocator_.TakeRecorded();
   for (const double alpha : {0.0, 0.3, 1.0}) {
     const StreamContext::Options options = Options(135, alpha);
-    const plan::RankProfile profile = StreamContext::Profile(options, kinds);
+    const plan::RankProfile profile = stream::Profile(options.stream, kinds);
     double host = double(profile.host_fixed.count());
     for (const plan::SkeletalClass& c : profile.classes) {
       host += double(profile.layers * c.bytes_per_layer.count()) *
               (c.must_swap ? 1 : alpha);
     }
-    EXPECT_GE(host, double(StreamContext::HostBytes(options).count()));
+    EXPECT_GE(host, double(stream::HostBytes(options.stream).count()));
   }
   const StreamContext::Options mixed = MixedOptions(135);
-  const plan::RankProfile mixed_profile = StreamContext::Profile(mixed, kinds);
+  const plan::RankProfile mixed_profile = stream::Profile(mixed.stream, kinds);
   double host = double(mixed_profile.host_fixed.count());
   for (const plan::SkeletalClass& c : mixed_profile.classes) {
     const auto f = mixed.stream.fractions.find(c.name);
@@ -241,9 +244,9 @@ TEST_F(StreamMemory, TheProfileCountsExecutionsAndBoundsHostBytes) {
                             : mixed.stream.alpha;
     host += double(mixed_profile.layers * c.bytes_per_layer.count()) * swap;
   }
-  EXPECT_GE(host, double(StreamContext::HostBytes(mixed).count()));
+  EXPECT_GE(host, double(stream::HostBytes(mixed.stream).count()));
   // Recorded in the whole step itself, so counted alike.
-  const auto profile = StreamContext::Profile(Options(135), kinds);
+  const auto profile = stream::Profile(Options(135).stream, kinds);
   ASSERT_EQ(profile.segments.size(), kinds.size());
   for (size_t i = 0; i < kinds.size(); ++i) {
     EXPECT_EQ(profile.segments[i].executions, kinds[i].executions)
@@ -257,7 +260,7 @@ TEST_F(StreamMemory, TheProfileCountsExecutionsAndBoundsHostBytes) {
 TEST_F(StreamMemory, AStepMovesTheBytesThatTheProfileTells) {
   for (const double alpha : {0.0, 1.0}) {
     const StreamContext::Options options = Options(135, alpha);
-    const plan::RankProfile profile = StreamContext::Profile(options, {});
+    const plan::RankProfile profile = stream::Profile(options.stream, {});
     int64_t in =
         (profile.forward_h2d_fixed + profile.backward_h2d_fixed).count();
     int64_t out =
@@ -286,7 +289,7 @@ TEST_F(StreamMemory, AStepMovesTheBytesThatTheProfileTells) {
 // moves nowhere, a dropped one does not come back.
 TEST_F(StreamMemory, AStepFetchesWhatItsFractionsTell) {
   const StreamContext::Options options = MixedOptions(128);
-  const plan::RankProfile profile = StreamContext::Profile(options, {});
+  const plan::RankProfile profile = stream::Profile(options.stream, {});
   double in =
       double((profile.forward_h2d_fixed + profile.backward_h2d_fixed).count());
   double hidden = 0;

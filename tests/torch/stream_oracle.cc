@@ -11,9 +11,9 @@ namespace {
 
 using at::Tensor;
 
-Tensor Norm(const ModelConfig& c, const Tensor& x, const Tensor& weight,
+Tensor Norm(const stream::ModelConfig& c, const Tensor& x, const Tensor& weight,
             const Tensor& bias) {
-  if (c.arch == Arch::kGpt) {
+  if (c.arch == stream::Arch::kGpt) {
     return at::layer_norm(x, {c.hidden}, weight, bias, c.norm_epsilon);
   }
   const Tensor x2 = x.to(at::kDouble);
@@ -23,7 +23,7 @@ Tensor Norm(const ModelConfig& c, const Tensor& x, const Tensor& weight,
 }
 
 // x [heads, rows, dim]
-Tensor Rotate(const ModelConfig& c, const Tensor& x) {
+Tensor Rotate(const stream::ModelConfig& c, const Tensor& x) {
   const int64_t rows = x.size(1), dim = x.size(2);
   const Tensor exponent = at::arange(0, dim, 2, at::kDouble) / dim;
   const Tensor angle =
@@ -35,7 +35,8 @@ Tensor Rotate(const ModelConfig& c, const Tensor& x) {
   return (x * both.cos() + turned * both.sin()).to(x.scalar_type());
 }
 
-Tensor Attention(const ModelConfig& c, const LayerTensors& w, const Tensor& x) {
+Tensor Attention(const stream::ModelConfig& c, const LayerTensors& w,
+                 const Tensor& x) {
   const int64_t rows = x.size(0), dim = c.head_dim();
   const auto heads = [&](const Tensor& weight, const Tensor& bias,
                          int64_t count) {
@@ -46,7 +47,7 @@ Tensor Attention(const ModelConfig& c, const LayerTensors& w, const Tensor& x) {
   Tensor q = heads(w.q_weight, w.q_bias, c.heads);
   Tensor k = heads(w.k_weight, w.k_bias, c.kv_heads);
   Tensor v = heads(w.v_weight, w.v_bias, c.kv_heads);
-  if (c.arch == Arch::kLlama) {
+  if (c.arch == stream::Arch::kLlama) {
     q = Rotate(c, q);
     k = Rotate(c, k);
   }
@@ -61,8 +62,9 @@ Tensor Attention(const ModelConfig& c, const LayerTensors& w, const Tensor& x) {
                     w.o_bias.defined() ? w.o_bias : Tensor());
 }
 
-Tensor Ffn(const ModelConfig& c, const LayerTensors& w, const Tensor& x) {
-  if (c.arch == Arch::kGpt) {
+Tensor Ffn(const stream::ModelConfig& c, const LayerTensors& w,
+           const Tensor& x) {
+  if (c.arch == stream::Arch::kGpt) {
     return at::linear(at::gelu(at::linear(x, w.up_weight, w.up_bias), "tanh"),
                       w.down_weight, w.down_bias);
   }
@@ -73,9 +75,10 @@ Tensor Ffn(const ModelConfig& c, const LayerTensors& w, const Tensor& x) {
 
 }  // namespace
 
-OracleResult RunOracle(const ModelConfig& config, const ModelTensors& weights,
-                       const Tensor& tokens, const Tensor& labels,
-                       int64_t global_count, at::ScalarType dtype) {
+OracleResult RunOracle(const stream::ModelConfig& config,
+                       const ModelTensors& weights, const Tensor& tokens,
+                       const Tensor& labels, int64_t global_count,
+                       at::ScalarType dtype) {
   ModelTensors source = weights, copy;
   copy.layers.resize(config.layers);
   const auto from = NamedTensors(config, source);
@@ -104,7 +107,7 @@ OracleResult RunOracle(const ModelConfig& config, const ModelTensors& weights,
   return result;
 }
 
-GradientError CompareGradients(const ModelConfig& config,
+GradientError CompareGradients(const stream::ModelConfig& config,
                                ModelTensors& gradients,
                                const std::vector<Tensor>& expected) {
   const auto named = NamedTensors(config, gradients);

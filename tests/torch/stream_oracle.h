@@ -19,9 +19,9 @@ struct OracleResult {
 
 // Gradients of loss_sum / global_count. `dtype` kDouble, or kBFloat16 for what
 // plain torch would give in bf16.
-OracleResult RunOracle(const ModelConfig& config, const ModelTensors& weights,
-                       const at::Tensor& tokens, const at::Tensor& labels,
-                       int64_t global_count,
+OracleResult RunOracle(const stream::ModelConfig& config,
+                       const ModelTensors& weights, const at::Tensor& tokens,
+                       const at::Tensor& labels, int64_t global_count,
                        at::ScalarType dtype = at::kDouble);
 
 // max|a - b| / max(max|b|, 0.01 * the largest max|b| of that layer), a
@@ -30,7 +30,7 @@ struct GradientError {
   double worst = 0;
   std::string parameter;
 };
-GradientError CompareGradients(const ModelConfig& config,
+GradientError CompareGradients(const stream::ModelConfig& config,
                                ModelTensors& gradients,
                                const std::vector<at::Tensor>& expected);
 

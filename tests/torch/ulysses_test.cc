@@ -34,8 +34,8 @@ struct Case {
 class HeadExchangeTest : public ::testing::TestWithParam<Case> {
  protected:
   const Case c = GetParam();
-  const ChunkLayout layout{c.seq_len, c.chunk, c.ranks};
-  const HeadLayout heads{c.heads, c.kv_heads, c.ranks};
+  const stream::ChunkLayout layout{c.seq_len, c.chunk, c.ranks};
+  const stream::HeadLayout heads{c.heads, c.kv_heads, c.ranks};
 
   // The chunk's rows of every rank, all heads.
   at::Tensor Global(int64_t m, int64_t count, uint64_t seed) const {
@@ -146,7 +146,7 @@ INSTANTIATE_TEST_SUITE_P(
 
 TEST(HeadExchange, OneRankMayShareBothSides) {
   HeadExchange exchange(2, 2, 1, 0, nullptr);
-  const ChunkLayout layout(6, 6, 1);
+  const stream::ChunkLayout layout(6, 6, 1);
   const at::Tensor q = Numbers({6, 2, kDim}, 1, at::kFloat);
   const at::Tensor before = q.clone();
   EXPECT_TRUE(exchange.local());

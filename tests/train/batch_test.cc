@@ -34,7 +34,7 @@ TEST(Dealer, DealsEachTokenOnceWithTheNextAsItsLabel) {
   const auto corpus = Counting(dir, 200);
   for (const int64_t ranks : {1, 2, 3, 4}) {
     for (const int64_t seq_len : {5, 32, 33, 90}) {
-      const runtime::ChunkLayout layout(seq_len, 16, ranks);
+      const stream::ChunkLayout layout(seq_len, 16, ranks);
       std::vector<int> seen(200, 0);
       for (int64_t rank = 0; rank < ranks; ++rank) {
         Dealer dealer(corpus.get(), layout, rank);
@@ -56,7 +56,7 @@ TEST(Dealer, DealsEachTokenOnceWithTheNextAsItsLabel) {
 TEST(Dealer, SequencesWrapAtTheEnd) {
   const TempDir dir;
   const auto corpus = Counting(dir, 31);  // three of 10, and their last label
-  Dealer dealer(corpus.get(), runtime::ChunkLayout(10, 10, 1), 0);
+  Dealer dealer(corpus.get(), stream::ChunkLayout(10, 10, 1), 0);
   std::vector<int64_t> ids(10), labels(10);
   ASSERT_THAT(dealer.Deal(5, ids, labels), IsOk());
   EXPECT_EQ(ids[0], 20);
@@ -67,7 +67,7 @@ TEST(Dealer, SequencesWrapAtTheEnd) {
 TEST(Dealer, TooLittleTextSaysHowMuchIsNeeded) {
   const TempDir dir;
   const auto corpus = Counting(dir, 32);
-  EXPECT_THAT(Dealer(corpus.get(), runtime::ChunkLayout(32, 8, 1), 0).Check(),
+  EXPECT_THAT(Dealer(corpus.get(), stream::ChunkLayout(32, 8, 1), 0).Check(),
               StatusIs(absl::StatusCode::kInvalidArgument,
                        AllOf(HasSubstr("32 tokens"), HasSubstr("33"))));
 }

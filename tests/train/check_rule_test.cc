@@ -43,8 +43,8 @@ class Oracle : public ::testing::TestWithParam<bool> {};
 
 TEST_P(Oracle, ItsGradientsAreTheSlopesOfItsLoss) {
   const bool llama = GetParam();
-  runtime::ModelConfig config;
-  config.arch = llama ? runtime::Arch::kLlama : runtime::Arch::kGpt;
+  stream::ModelConfig config;
+  config.arch = llama ? stream::Arch::kLlama : stream::Arch::kGpt;
   config.layers = 2;
   config.hidden = 8;
   config.heads = 4;
@@ -80,10 +80,10 @@ TEST_P(Oracle, ItsGradientsAreTheSlopesOfItsLoss) {
 INSTANTIATE_TEST_SUITE_P(LlamaAndGpt, Oracle, ::testing::Bool());
 
 TEST(HfTensors, NameEveryParameterOnceWithItsShape) {
-  for (const auto arch : {runtime::Arch::kGpt, runtime::Arch::kLlama}) {
-    runtime::ModelConfig config;
+  for (const auto arch : {stream::Arch::kGpt, stream::Arch::kLlama}) {
+    stream::ModelConfig config;
     config.arch = arch;
-    config.max_positions = arch == runtime::Arch::kGpt ? 9 : 0;
+    config.max_positions = arch == stream::Arch::kGpt ? 9 : 0;
     int64_t elements = 0;
     std::set<std::string> names;
     for (const HfTensor& t : HfTensors(config)) {

@@ -17,8 +17,8 @@ namespace {
 
 using ::sluice::testing::IsOk;
 
-runtime::ModelConfig Small(runtime::Arch arch) {
-  runtime::ModelConfig config;
+stream::ModelConfig Small(stream::Arch arch) {
+  stream::ModelConfig config;
   config.arch = arch;
   config.layers = 2;
   config.hidden = 16;
@@ -26,13 +26,13 @@ runtime::ModelConfig Small(runtime::Arch arch) {
   config.kv_heads = 1;
   config.ffn = 20;
   config.vocab = 30;
-  config.max_positions = arch == runtime::Arch::kGpt ? 12 : 0;
+  config.max_positions = arch == stream::Arch::kGpt ? 12 : 0;
   return config;
 }
 
 TEST(FlatModel, TensorsTileTheBufferWithoutGaps) {
-  for (const auto arch : {runtime::Arch::kGpt, runtime::Arch::kLlama}) {
-    const runtime::ModelConfig config = Small(arch);
+  for (const auto arch : {stream::Arch::kGpt, stream::Arch::kLlama}) {
+    const stream::ModelConfig config = Small(arch);
     FlatModel model(config, at::kFloat);
     EXPECT_EQ(model.size(), config.parameters());
     model.flat().copy_(at::arange(model.size(), at::kFloat));
@@ -46,7 +46,7 @@ TEST(FlatModel, TensorsTileTheBufferWithoutGaps) {
 }
 
 TEST(FlatModel, OnlyMatricesDecay) {
-  for (const FlatEntry& e : FlatEntries(Small(runtime::Arch::kGpt))) {
+  for (const FlatEntry& e : FlatEntries(Small(stream::Arch::kGpt))) {
     const bool matrix = e.name.find("bias") == std::string::npos &&
                         e.name.find("norm") == std::string::npos;
     EXPECT_EQ(e.decays, matrix) << e.name;
@@ -89,7 +89,7 @@ struct PaperAdamW {
 };
 
 TEST(AdamW, FollowsThePaperWithClippingAndDecay) {
-  const runtime::ModelConfig config = Small(runtime::Arch::kGpt);
+  const stream::ModelConfig config = Small(stream::Arch::kGpt);
   FlatModel weights(config, at::kFloat), gradients(config, at::kFloat);
   weights.Initialize(config, 7);
   const AdamWOptions options{.lr = 1e-2, .warmup = 2, .clip = 0.5};
@@ -120,7 +120,7 @@ TEST(AdamW, FollowsThePaperWithClippingAndDecay) {
 
 // bf16 weights alone would lose updates below half a unit in the last place.
 TEST(AdamW, Bf16WeightsMoveByTheirFp32Master) {
-  const runtime::ModelConfig config = Small(runtime::Arch::kLlama);
+  const stream::ModelConfig config = Small(stream::Arch::kLlama);
   FlatModel weights(config, at::kBFloat16), gradients(config, at::kFloat);
   weights.flat().fill_(1.0);
   const AdamWOptions options{

@@ -31,7 +31,7 @@ TEST(CommandLine, ReadsEveryKindOfFlag) {
           "--dtype bf16 --method recompute --hbm 36MiB --ranks 2 --json")));
   const RunOptions& o = parsed.options;
   EXPECT_EQ(o.command, Command::kTrain);
-  EXPECT_EQ(o.model.arch, runtime::Arch::kGpt);
+  EXPECT_EQ(o.model.arch, stream::Arch::kGpt);
   EXPECT_EQ(o.model.kv_heads, 8);  // as many as heads
   EXPECT_EQ(o.model.max_positions, 333);
   EXPECT_EQ(o.alpha, 0.25);
@@ -56,12 +56,12 @@ TEST(CommandLine, ReadsFractionsByClass) {
       ParseCommandLine(Split("check --fractions "
                              "norm2=0,ffn_up=0.5,ffn_activation=keep:0.25+0.5,"
                              "norm1=keep:1")));
-  const runtime::FractionMap& f = parsed.options.fractions;
+  const stream::FractionMap& f = parsed.options.fractions;
   ASSERT_EQ(f.size(), 4u);
-  EXPECT_EQ(f.at("norm2"), (runtime::ClassFractions{0, 0}));
-  EXPECT_EQ(f.at("ffn_up"), (runtime::ClassFractions{0, 0.5}));
-  EXPECT_EQ(f.at("ffn_activation"), (runtime::ClassFractions{0.25, 0.5}));
-  EXPECT_EQ(f.at("norm1"), (runtime::ClassFractions{1, 0}));
+  EXPECT_EQ(f.at("norm2"), (stream::ClassFractions{0, 0}));
+  EXPECT_EQ(f.at("ffn_up"), (stream::ClassFractions{0, 0.5}));
+  EXPECT_EQ(f.at("ffn_activation"), (stream::ClassFractions{0.25, 0.5}));
+  EXPECT_EQ(f.at("norm1"), (stream::ClassFractions{1, 0}));
 }
 
 struct BadLine {

@@ -84,11 +84,11 @@ class BaselineRun {
                   int64_t global_count, StepResult& result);
 
   const BaselineOptions& options_;
-  const ModelConfig& model_;
+  const stream::ModelConfig& model_;
   const ModelTensors& weights_;
   ModelTensors& gradients_;
   const int ranks_, rank_;
-  const ChunkLayout layout_;
+  const stream::ChunkLayout layout_;
   const RowRuns runs_;
   HeadExchange exchange_;
   std::optional<Rotation> rotation_;
@@ -96,7 +96,7 @@ class BaselineRun {
 
 at::Tensor BaselineRun::Embed(const at::Tensor& tokens) const {
   at::Tensor x = at::index_select(weights_.embed, 0, tokens);
-  if (model_.arch == Arch::kGpt) {
+  if (model_.arch == stream::Arch::kGpt) {
     x.add_(weights_.positions.narrow(0, layout_.local_offset(0, rank_),
                                      tokens.size(0)));
   }
@@ -107,7 +107,7 @@ void BaselineRun::EmbedBackward(const at::Tensor& tokens,
                                 const at::Tensor& gradient) {
   const at::Tensor gradient32 = gradient.to(at::kFloat);
   gradients_.embed.index_add_(0, tokens, gradient32);
-  if (model_.arch == Arch::kGpt) {
+  if (model_.arch == stream::Arch::kGpt) {
     gradients_.positions
         .narrow(0, layout_.local_offset(0, rank_), tokens.size(0))
         .add_(gradient32);
@@ -116,7 +116,7 @@ void BaselineRun::EmbedBackward(const at::Tensor& tokens,
 
 at::Tensor BaselineRun::Norm(const at::Tensor& x, const at::Tensor& weight,
                              const at::Tensor& bias) const {
-  if (model_.arch == Arch::kLlama) {
+  if (model_.arch == stream::Arch::kLlama) {
     return baseline::RmsNorm(x, weight, model_.norm_epsilon);
   }
   return at::layer_norm(x, {model_.hidden}, weight, bias, model_.norm_epsilon);
@@ -148,7 +148,7 @@ at::Tensor BaselineRun::SelfAttention(const at::Tensor& h,
 at::Tensor BaselineRun::FeedForward(const at::Tensor& h,
                                     const LayerTensors& w) const {
   at::Tensor up = at::linear(h, w.up_weight, w.up_bias);
-  if (model_.arch == Arch::kGpt) {
+  if (model_.arch == stream::Arch::kGpt) {
     up = at::gelu(up, "tanh");
   } else {
     up = at::silu(at::linear(h, w.gate_weight)) * up;
@@ -208,7 +208,7 @@ at::Tensor BaselineRun::Head(const at::Tensor& x, const at::Tensor& labels,
   std::vector<NamedTensor> gradients = {
       {"final_norm_weight", &gradients_.final_norm_weight}};
   at::Tensor bias;
-  if (model_.arch == Arch::kGpt) {
+  if (model_.arch == stream::Arch::kGpt) {
     bias = Leaf(weights_.final_norm_bias);
     norm.parameters.push_back(bias);
     gradients.push_back({"final_norm_bias", &gradients_.final_norm_bias});
@@ -229,7 +229,7 @@ at::Tensor BaselineRun::Head(const at::Tensor& x, const at::Tensor& labels,
 StepResult BaselineRun::Step(const at::Tensor& tokens, const at::Tensor& labels,
                              int64_t global_count) {
   const at::AutoGradMode no_gradients(false);
-  if (model_.arch == Arch::kLlama) {
+  if (model_.arch == stream::Arch::kLlama) {
     rotation_ =
         baseline::MakeRotation(layout_.local_offset(0, rank_), tokens.size(0),
                                model_.head_dim(), model_.rope_theta);
@@ -251,7 +251,8 @@ absl::Status CheckRows(const BaselineOptions& options, const at::Tensor& tokens,
   const int ranks = options.collectives ? options.collectives->world_size() : 1;
   const int rank = options.collectives ? options.collectives->rank() : 0;
   const int64_t rows =
-      ChunkLayout(options.seq_len, options.seq_len, ranks).local_rows(0, rank);
+      stream::ChunkLayout(options.seq_len, options.seq_len, ranks)
+          .local_rows(0, rank);
   if (tokens.numel() == rows && labels.numel() == rows) return absl::OkStatus();
   return absl::InvalidArgumentError(fmt::format(
       "{} tokens and {} labels on rank {} of {}: a sequence of {} has {} rows "

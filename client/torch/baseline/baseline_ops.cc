@@ -102,7 +102,7 @@ struct ToHeadsFunction : Function<ToHeadsFunction> {
     context->saved_data["heads"] = q.size(1);
     context->saved_data["kv_heads"] = k.size(1);
     context->saved_data["rows"] = q.size(0);
-    const HeadLayout& layout = route.exchange->heads();
+    const stream::HeadLayout& layout = route.exchange->heads();
     const int64_t rows = route.chunk_rows();
     const at::Tensor q_out = Like(q, rows, layout.q_per_rank);
     const at::Tensor k_out = Like(k, rows, layout.kv_per_rank);

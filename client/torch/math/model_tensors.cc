@@ -16,9 +16,9 @@ struct LayerMember {
   std::vector<int64_t> shape;
 };
 
-std::vector<LayerMember> LayerMembers(const ModelConfig& c) {
+std::vector<LayerMember> LayerMembers(const stream::ModelConfig& c) {
   using L = LayerTensors;
-  const bool gpt = c.arch == Arch::kGpt;
+  const bool gpt = c.arch == stream::Arch::kGpt;
   const int64_t kv = c.kv_heads * c.head_dim();
   std::vector<LayerMember> members;
   const auto add = [&](bool has, const char* name, at::Tensor L::*member,
@@ -49,7 +49,7 @@ bool EndsWith(const std::string& name, const char* suffix) {
   return name.ends_with(suffix);
 }
 
-void Initialize(const ModelConfig& config, const std::string& name,
+void Initialize(const stream::ModelConfig& config, const std::string& name,
                 at::Generator& generator, at::Tensor& tensor) {
   if (EndsWith(name, "bias")) return;  // zero already
   if (EndsWith(name, "norm_weight") || EndsWith(name, "norm1_weight") ||
@@ -68,7 +68,7 @@ void Initialize(const ModelConfig& config, const std::string& name,
 
 }  // namespace
 
-std::vector<NamedTensor> NamedTensors(const ModelConfig& config,
+std::vector<NamedTensor> NamedTensors(const stream::ModelConfig& config,
                                       LayerTensors& tensors) {
   std::vector<NamedTensor> named;
   for (const LayerMember& m : LayerMembers(config)) {
@@ -77,9 +77,9 @@ std::vector<NamedTensor> NamedTensors(const ModelConfig& config,
   return named;
 }
 
-std::vector<NamedTensor> NamedTensors(const ModelConfig& config,
+std::vector<NamedTensor> NamedTensors(const stream::ModelConfig& config,
                                       ModelTensors& tensors) {
-  const bool gpt = config.arch == Arch::kGpt;
+  const bool gpt = config.arch == stream::Arch::kGpt;
   tensors.layers.resize(config.layers);
   std::vector<NamedTensor> named = {{"embed", &tensors.embed}};
   if (gpt) named.push_back({"positions", &tensors.positions});
@@ -94,8 +94,9 @@ std::vector<NamedTensor> NamedTensors(const ModelConfig& config,
   return named;
 }
 
-std::vector<std::vector<int64_t>> TensorShapes(const ModelConfig& config) {
-  const bool gpt = config.arch == Arch::kGpt;
+std::vector<std::vector<int64_t>> TensorShapes(
+    const stream::ModelConfig& config) {
+  const bool gpt = config.arch == stream::Arch::kGpt;
   std::vector<std::vector<int64_t>> shapes = {{config.vocab, config.hidden}};
   if (gpt) shapes.push_back({config.max_positions, config.hidden});
   const std::vector<LayerMember> members = LayerMembers(config);
@@ -108,7 +109,8 @@ std::vector<std::vector<int64_t>> TensorShapes(const ModelConfig& config) {
   return shapes;
 }
 
-ModelTensors ZeroTensors(const ModelConfig& config, at::ScalarType dtype) {
+ModelTensors ZeroTensors(const stream::ModelConfig& config,
+                         at::ScalarType dtype) {
   ModelTensors tensors;
   const std::vector<std::vector<int64_t>> shapes = TensorShapes(config);
   const std::vector<NamedTensor> named = NamedTensors(config, tensors);
@@ -118,8 +120,8 @@ ModelTensors ZeroTensors(const ModelConfig& config, at::ScalarType dtype) {
   return tensors;
 }
 
-ModelTensors InitialTensors(const ModelConfig& config, at::ScalarType dtype,
-                            uint64_t seed) {
+ModelTensors InitialTensors(const stream::ModelConfig& config,
+                            at::ScalarType dtype, uint64_t seed) {
   ModelTensors tensors = ZeroTensors(config, dtype);
   at::Generator generator = at::detail::createCPUGenerator(seed);
   for (const NamedTensor& t : NamedTensors(config, tensors)) {

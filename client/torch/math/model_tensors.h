@@ -11,9 +11,13 @@
 #include <utility>
 #include <vector>
 
-#include "client/torch/stream/shapes.h"
+#include "planner/stream/options.h"
 
 namespace sluice::runtime {
+
+inline at::ScalarType TorchType(stream::Dtype dtype) {
+  return dtype == stream::Dtype::kFp32 ? at::kFloat : at::kBFloat16;
+}
 
 // One layer's tensors; unused ones are undefined. Linear weights are
 // [out, in]. Used for weights (model dtype) and for gradients (fp32).
@@ -59,22 +63,24 @@ struct NamedTensor {
 // the order in which optimizers, checkpoints and reductions walk a model.
 // `tensors.layers` is resized to the config's. Pointers live as long as
 // `tensors` is not resized.
-std::vector<NamedTensor> NamedTensors(const ModelConfig& config,
+std::vector<NamedTensor> NamedTensors(const stream::ModelConfig& config,
                                       ModelTensors& tensors);
-std::vector<NamedTensor> NamedTensors(const ModelConfig& config,
+std::vector<NamedTensor> NamedTensors(const stream::ModelConfig& config,
                                       LayerTensors& tensors);
 
 // The shape that each of NamedTensors() must have, in the same order.
-std::vector<std::vector<int64_t>> TensorShapes(const ModelConfig& config);
+std::vector<std::vector<int64_t>> TensorShapes(
+    const stream::ModelConfig& config);
 
 // A model of zeros (gradients: kFloat). Allocates one tensor each.
-ModelTensors ZeroTensors(const ModelConfig& config, at::ScalarType dtype);
+ModelTensors ZeroTensors(const stream::ModelConfig& config,
+                         at::ScalarType dtype);
 
 // Truncated to nothing fancier than GPT-2's habit: normal(0, init_std), the
 // projections back into the residual stream scaled by 1/sqrt(2 layers), norms
 // one, biases zero. The same seed gives the same weights in every dtype (drawn
 // in fp32, tensor by tensor).
-ModelTensors InitialTensors(const ModelConfig& config, at::ScalarType dtype,
-                            uint64_t seed);
+ModelTensors InitialTensors(const stream::ModelConfig& config,
+                            at::ScalarType dtype, uint64_t seed);
 
 }  // namespace sluice::runtime

@@ -9,13 +9,13 @@
 
 #include <ATen/core/Tensor.h>
 
-#include "client/torch/stream/shapes.h"
+#include "planner/stream/shapes.h"
 
 namespace sluice::runtime {
 
 // --- norms (LayerNorm for GPT, RMSNorm for Llama) ---------------------------
 struct NormWeights {
-  Arch arch;
+  stream::Arch arch;
   const at::Tensor& weight;
   const at::Tensor& bias;  // undefined for RMSNorm
   double epsilon;

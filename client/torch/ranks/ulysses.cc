@@ -50,11 +50,11 @@ struct HeadExchange::Messages {
   std::function<void(MessageCursor&, int64_t p)> pack, unpack;
 };
 
-RowRuns RowRuns::Whole(const ChunkLayout& layout, int64_t m) {
+RowRuns RowRuns::Whole(const stream::ChunkLayout& layout, int64_t m) {
   return Rest(layout, m, std::vector<int64_t>(layout.ranks(), 0));
 }
 
-RowRuns RowRuns::Rest(const ChunkLayout& layout, int64_t m,
+RowRuns RowRuns::Rest(const stream::ChunkLayout& layout, int64_t m,
                       const std::vector<int64_t>& kept) {
   RowRuns runs;
   for (int64_t p = 0; p < layout.ranks(); ++p) {

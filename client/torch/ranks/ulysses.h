@@ -28,7 +28,7 @@
 
 #include "absl/status/status.h"
 #include "client/torch/ranks/collectives.h"
-#include "client/torch/stream/shapes.h"
+#include "planner/stream/shapes.h"
 
 namespace sluice::runtime {
 
@@ -39,10 +39,10 @@ struct RowRuns {
   std::vector<int64_t> begin, count;
 
   // All rows of chunk m.
-  static RowRuns Whole(const ChunkLayout& layout, int64_t m);
+  static RowRuns Whole(const stream::ChunkLayout& layout, int64_t m);
   // Of each rank p's rows of chunk m all but the first kept[p]: what
   // token-wise recomputation rebuilds.
-  static RowRuns Rest(const ChunkLayout& layout, int64_t m,
+  static RowRuns Rest(const stream::ChunkLayout& layout, int64_t m,
                       const std::vector<int64_t>& kept);
 };
 
@@ -60,7 +60,7 @@ class HeadExchange {
   HeadExchange(int64_t heads, int64_t kv_heads, int64_t ranks, int rank,
                Collectives* collectives);
 
-  const HeadLayout& heads() const { return layout_; }
+  const stream::HeadLayout& heads() const { return layout_; }
   // With one rank both sides of a part may be the same tensor: no copy.
   bool local() const { return ranks_ == 1; }
 
@@ -91,7 +91,7 @@ class HeadExchange {
 
   int64_t ranks_;
   int rank_;
-  HeadLayout layout_;
+  stream::HeadLayout layout_;
   std::vector<Range> kv_ranges_;  // of kv heads, a rank
   Collectives* collectives_;
 };

@@ -57,9 +57,9 @@ void Poison([[maybe_unused]] Slot& slot) {
 at::Tensor Slot::Take(at::IntArrayRef sizes, at::ScalarType type) {
   int64_t bytes = static_cast<int64_t>(c10::elementSize(type));
   for (const int64_t size : sizes) bytes *= size;
-  SLUICE_CHECK(used_ + AlignSlot(bytes) <= size_);
+  SLUICE_CHECK(used_ + stream::AlignSlot(bytes) <= size_);
   std::byte* at = data_ + used_;
-  used_ += AlignSlot(bytes);
+  used_ += stream::AlignSlot(bytes);
   return at::from_blob(at, sizes, at::TensorOptions().dtype(type));
 }
 
@@ -121,7 +121,7 @@ Ticket StagingRing::SendNow(client::CopyEngine& copies, const at::Tensor& from,
 
 void Fetch::Field(int64_t size) {
   field_ = used_;
-  used_ += AlignSlot(size);
+  used_ += stream::AlignSlot(size);
 }
 
 void Fetch::Piece(HostBuffer& from, int64_t offset, int64_t at, int64_t size) {

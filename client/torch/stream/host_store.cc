@@ -7,42 +7,38 @@ HostStore::Chunks HostStore::Carve(SizeOf size_of) {
   Chunks chunks(shape_.chunks());
   for (int64_t m = 0; m < shape_.chunks(); ++m) {
     chunks[m].size = size_of(m);
-    if (base_ != nullptr) chunks[m].data = base_ + used_;
-    used_ += AlignSlot(chunks[m].size);
+    chunks[m].data = base_ + used_;
+    used_ += stream::AlignSlot(chunks[m].size);
   }
   return chunks;
 }
 
-HostStore::HostStore(const StreamShape& shape, std::byte* base)
+HostStore::HostStore(const stream::StreamShape& shape, std::byte* base)
     : shape_(shape), base_(base) {
   for (int64_t unit = 0; unit <= shape.layers; ++unit) {
     hidden_.push_back(Carve([&](int64_t m) { return shape.hidden_bytes(m); }));
     free_hidden_.push_back(shape.layers - unit);  // unit 0 is taken first
   }
-  fixed_ = used_;
   saved_.resize(shape.layers);
   for (std::vector<Chunks>& layer : saved_) {
-    for (const Saved which : kAllSaved) {
-      const int64_t row_bytes = shape.saved(which).row_bytes;
+    for (const stream::Saved which : stream::kAllSaved) {
       layer.push_back(
-          Carve([&](int64_t m) { return shape.stored(which, m) * row_bytes; }));
+          Carve([&](int64_t m) { return shape.stored_bytes(which, m); }));
     }
   }
-  const int64_t before_scratch = used_;
-  for (const Saved which : kHeadSaved) {
-    const int64_t row_bytes = shape.saved(which).row_bytes;
-    dropped_[static_cast<int>(which) - static_cast<int>(Saved::kQ)] = Carve(
-        [&](int64_t m) { return shape.head_dropped(which, m) * row_bytes; });
+  for (const stream::Saved which : stream::kHeadSaved) {
+    dropped_[static_cast<int>(which) - static_cast<int>(stream::Saved::kQ)] =
+        Carve([&](int64_t m) { return shape.dropped_bytes(which, m); });
   }
   output_gradient_ =
       Carve([&](int64_t m) { return shape.rows(m) * shape.query_row_bytes(); });
   query_gradient_ =
       Carve([&](int64_t m) { return shape.query_gradient_bytes(m); });
-  fixed_ += used_ - before_scratch;
 }
 
-HostBuffer& HostStore::dropped(Saved which, int64_t m) {
-  return dropped_[static_cast<int>(which) - static_cast<int>(Saved::kQ)][m];
+HostBuffer& HostStore::dropped(stream::Saved which, int64_t m) {
+  return dropped_[static_cast<int>(which) - static_cast<int>(stream::Saved::kQ)]
+                 [m];
 }
 
 int64_t HostStore::TakeHidden() {

@@ -24,7 +24,7 @@
 #include <vector>
 
 #include "client/copy/copy_engine.h"
-#include "client/torch/stream/stream_shape.h"
+#include "planner/stream/stream_shape.h"
 
 namespace sluice::runtime {
 
@@ -36,22 +36,19 @@ struct HostBuffer {
 
 class HostStore {
  public:
-  // With `base` null it only counts.
-  HostStore(const StreamShape& shape, std::byte* base);
+  // Carves `shape.host_bytes()` from `base`.
+  HostStore(const stream::StreamShape& shape, std::byte* base);
   HostStore(const HostStore&) = delete;
 
-  Bytes size() const { return Bytes(used_); }
-  // Of those: hidden states and scratch, which no choice of fractions for the
-  // saved classes changes (dropped q, k, v aside).
-  Bytes fixed() const { return Bytes(fixed_); }
+  Bytes size() const { return Bytes(used_); }  // what was carved
 
   HostBuffer& hidden(int64_t unit, int64_t m) { return hidden_[unit][m]; }
-  HostBuffer& saved(int64_t layer, Saved which, int64_t m) {
+  HostBuffer& saved(int64_t layer, stream::Saved which, int64_t m) {
     return saved_[layer][static_cast<int>(which)][m];
   }
   // The rows of q, k or v that are not stored: written in forward (k, v) for
   // later chunks, and once more in backward when they were recomputed.
-  HostBuffer& dropped(Saved which, int64_t m);
+  HostBuffer& dropped(stream::Saved which, int64_t m);
   HostBuffer& output_gradient(int64_t m) { return output_gradient_[m]; }
   HostBuffer& query_gradient(int64_t m) { return query_gradient_[m]; }
 
@@ -64,9 +61,9 @@ class HostStore {
   template <typename SizeOf>
   Chunks Carve(SizeOf size_of);
 
-  const StreamShape& shape_;
+  const stream::StreamShape& shape_;
   std::byte* base_;
-  int64_t used_ = 0, fixed_ = 0;
+  int64_t used_ = 0;
   std::vector<Chunks> hidden_;
   std::vector<std::vector<Chunks>> saved_;
   Chunks dropped_[3];

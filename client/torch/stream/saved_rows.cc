@@ -6,11 +6,11 @@
 
 namespace sluice::runtime {
 
-KeptStore::KeptStore(const StreamShape& shape) : shape_(shape) {
-  for (const Saved which : kAllSaved) {
+KeptStore::KeptStore(const stream::StreamShape& shape) : shape_(shape) {
+  for (const stream::Saved which : stream::kAllSaved) {
     for (int64_t m = 0; m < shape.chunks(); ++m) {
       offsets_.push_back(layer_bytes_);
-      layer_bytes_ += AlignSlot(shape.kept_bytes(which, m));
+      layer_bytes_ += stream::AlignSlot(shape.kept_bytes(which, m));
     }
   }
   if (layer_bytes_ == 0) return;
@@ -18,8 +18,8 @@ KeptStore::KeptStore(const StreamShape& shape) : shape_(shape) {
   for (int64_t layer = 0; layer < shape.layers; ++layer) Dead(layer);
 }
 
-at::Tensor KeptStore::rows(int64_t layer, Saved which, int64_t m, int64_t width,
-                           at::ScalarType type) const {
+at::Tensor KeptStore::rows(int64_t layer, stream::Saved which, int64_t m,
+                           int64_t width, at::ScalarType type) const {
   const at::TensorOptions options = at::TensorOptions().dtype(type);
   const int64_t rows = shape_.kept(which, m);
   if (rows == 0) return at::from_blob(nullptr, {0, width}, options);

@@ -15,7 +15,7 @@
 #include <vector>
 
 #include "client/torch/stream/chunk_io.h"
-#include "client/torch/stream/stream_shape.h"
+#include "planner/stream/stream_shape.h"
 
 namespace sluice::runtime {
 
@@ -25,14 +25,14 @@ namespace sluice::runtime {
 class KeptStore {
  public:
   // Allocates StreamShape::kept_bytes.
-  explicit KeptStore(const StreamShape& shape);
+  explicit KeptStore(const stream::StreamShape& shape);
   // [kept rows, width]
-  at::Tensor rows(int64_t layer, Saved which, int64_t m, int64_t width,
+  at::Tensor rows(int64_t layer, stream::Saved which, int64_t m, int64_t width,
                   at::ScalarType type) const;
   void Dead(int64_t layer);
 
  private:
-  const StreamShape& shape_;
+  const stream::StreamShape& shape_;
   int64_t layer_bytes_ = 0;
   std::vector<int64_t> offsets_;  // in a layer, by class and chunk
   at::Tensor memory_;

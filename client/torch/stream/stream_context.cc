@@ -13,42 +13,12 @@ namespace sluice::runtime {
 namespace {
 
 absl::Status Validate(const StreamContext::Options& options) {
-  SLUICE_RETURN_IF_ERROR(options.model.Validate(options.layout.ranks()));
-  const StreamOptions& stream = options.stream;
-  if (!(stream.alpha >= 0 && stream.alpha <= 1)) {
-    return absl::InvalidArgumentError(
-        fmt::format("alpha is {}: it must lie between 0 and 1", stream.alpha));
-  }
-  SLUICE_RETURN_IF_ERROR(CheckFractions(stream.fractions, options.model.arch));
-  if (stream.prefetch_depth < 1) {
-    return absl::InvalidArgumentError(fmt::format(
-        "prefetch depth is {}: it must be 1 or more", stream.prefetch_depth));
-  }
+  SLUICE_RETURN_IF_ERROR(stream::Validate(options.stream));
   if (options.copies == nullptr ||
-      (options.layout.ranks() > 1 && options.collectives == nullptr)) {
+      (options.stream.layout.ranks() > 1 && options.collectives == nullptr)) {
     return absl::InvalidArgumentError(
         "a streamed step needs a copy engine, and collectives when there are "
         "several ranks");
-  }
-  if (options.rank < 0 || options.rank >= options.layout.ranks()) {
-    return absl::InvalidArgumentError(
-        fmt::format("rank {} of a layout for {} ranks", options.rank,
-                    options.layout.ranks()));
-  }
-  if (options.layout.seq_len() < 1) {
-    return absl::InvalidArgumentError("the sequence has no token");
-  }
-  if (options.dtype != at::kFloat && options.dtype != at::kBFloat16) {
-    return absl::InvalidArgumentError(
-        "the streamed layer runs in fp32 or bf16");
-  }
-  const int64_t positions = options.model.max_positions;
-  if (options.model.arch == Arch::kGpt &&
-      options.layout.seq_len() > positions) {
-    return absl::InvalidArgumentError(fmt::format(
-        "a sequence of {} tokens needs as many learned positions; the model "
-        "has {}",
-        options.layout.seq_len(), positions));
   }
   return absl::OkStatus();
 }
@@ -85,16 +55,17 @@ class Cutter {
 
 StreamState::StreamState(const Options& o)
     : options(o),
-      shape(o),
+      shape(o.stream),
+      dtype(TorchType(o.stream.dtype)),
       store(shape, o.host),
       kept(shape),
-      exchange(o.model.heads, o.model.kv_heads, shape.ranks, o.rank,
-               o.collectives),
+      exchange(o.stream.model.heads, o.stream.model.kv_heads, shape.ranks,
+               o.stream.rank, o.collectives),
       memory_(at::empty({shape.ring_bytes()}, at::kByte)) {}
 
 StreamState::~StreamState() { copies().Drain().IgnoreError(); }
 
-absl::Status StreamState::Enter(Phase phase) {
+absl::Status StreamState::Enter(stream::Phase phase) {
   if (rings_ && rings_->phase == phase) return absl::OkStatus();
   if (rings_) {
     std::vector<client::Ticket> uses;
@@ -106,7 +77,7 @@ absl::Status StreamState::Enter(Phase phase) {
       SLUICE_RETURN_IF_ERROR(copies().Wait(use));
     }
   }
-  const RingSizes sizes = shape.rings(phase);
+  const stream::RingSizes sizes = shape.rings(phase);
   const std::array<int64_t, 3> query = {shape.rows(0), shape.q_heads,
                                         shape.dim};
   const std::array<int64_t, 3> key = {shape.rows(0), shape.kv_heads, shape.dim};
@@ -133,20 +104,21 @@ absl::StatusOr<std::unique_ptr<ChunkHandle>> StreamState::NewHidden() {
   return std::make_unique<ChunkHandle>(&store, unit);
 }
 
-RowWriter StreamState::Write(int64_t layer, Saved which, int64_t m) {
+RowWriter StreamState::Write(int64_t layer, stream::Saved which, int64_t m) {
   const int64_t width = shape.saved(which).row_bytes / shape.element;
-  return {kept.rows(layer, which, m, width, options.dtype),
-          staging().Take({shape.stored(which, m), width}, options.dtype),
+  return {kept.rows(layer, which, m, width, dtype),
+          staging().Take({shape.stored(which, m), width}, dtype),
           store.saved(layer, which, m)};
 }
 
-RowReader StreamState::Read(int64_t layer, Saved which, int64_t m, Slot& slot) {
+RowReader StreamState::Read(int64_t layer, stream::Saved which, int64_t m,
+                            Slot& slot) {
   const int64_t width = shape.saved(which).row_bytes / shape.element;
-  return {kept.rows(layer, which, m, width, options.dtype),
-          slot.Take({shape.stored(which, m), width}, options.dtype)};
+  return {kept.rows(layer, which, m, width, dtype),
+          slot.Take({shape.stored(which, m), width}, dtype)};
 }
 
-RowRuns StreamState::Dropped(Saved which, int64_t m) const {
+RowRuns StreamState::Dropped(stream::Saved which, int64_t m) const {
   RowRuns runs;
   int64_t at = 0;
   for (int64_t p = 0; p < shape.ranks; ++p) {
@@ -164,36 +136,24 @@ RopeTables StreamState::Rope(int64_t m, int64_t skip) const {
   const int64_t begin =
       shape.layout.begin(m) + shape.layout.local_offset(m, shape.rank) + skip;
   return MakeRopeTables(begin, shape.local(m) - skip, shape.dim,
-                        options.model.rope_theta);
+                        options.stream.model.rope_theta);
 }
 
 absl::StatusOr<std::unique_ptr<StreamContext>> StreamContext::Create(
     const Options& options) {
   SLUICE_RETURN_IF_ERROR(Validate(options));
-  const Bytes needed = HostBytes(options);
+  const Bytes needed(stream::StreamShape(options.stream).host_bytes());
   if (needed > options.host_size) {
     return absl::ResourceExhaustedError(fmt::format(
         "a step of {} tokens needs {} bytes of host memory for this rank, the "
         "leased region has {}",
-        options.layout.seq_len(), needed.count(), options.host_size.count()));
+        options.stream.layout.seq_len(), needed.count(),
+        options.host_size.count()));
   }
   using Result = absl::StatusOr<std::unique_ptr<StreamContext>>;
   return CatchStatus(
       "allocate the rings of the streamed layer",
       [&]() -> Result { return std::make_unique<StreamState>(options); });
-}
-
-Bytes StreamContext::HostBytes(const Options& options) {
-  const StreamShape shape(options);
-  return HostStore(shape, nullptr).size();
-}
-
-Bytes StreamContext::RingBytes(const Options& options) {
-  return Bytes(StreamShape(options).ring_bytes());
-}
-
-Bytes StreamContext::KeptBytes(const Options& options) {
-  return Bytes(StreamShape(options).kept_bytes());
 }
 
 LayerOutput::LayerOutput() = default;

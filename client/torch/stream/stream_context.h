@@ -18,8 +18,8 @@
 #include "client/torch/stream/chunk_io.h"
 #include "client/torch/stream/host_store.h"
 #include "client/torch/stream/saved_rows.h"
-#include "client/torch/stream/stream_shape.h"
 #include "client/torch/stream/streamed_layer.h"
+#include "planner/stream/stream_shape.h"
 
 namespace sluice::runtime {
 
@@ -40,31 +40,34 @@ class StreamState final : public StreamContext {
   }
   absl::StatusOr<std::unique_ptr<ChunkHandle>> NewHidden();
   NormWeights Norm(const at::Tensor& weight, const at::Tensor& bias) const {
-    return {options.model.arch, weight, bias, options.model.norm_epsilon};
+    return {model().arch, weight, bias, model().norm_epsilon};
   }
   // Whole chunks between token and head layout.
   RowRuns Whole(int64_t m) const { return RowRuns::Whole(shape.layout, m); }
   // The dropped rows of q, k or v, back to back.
-  RowRuns Dropped(Saved which, int64_t m) const;
+  RowRuns Dropped(stream::Saved which, int64_t m) const;
   // Tables for this rank's rows of chunk m from its `skip`-th on; none but for
   // Llama.
   RopeTables Rope(int64_t m, int64_t skip) const;
-  bool rope() const { return options.model.arch == Arch::kLlama; }
+  bool rope() const { return model().arch == stream::Arch::kLlama; }
+
+  const stream::ModelConfig& model() const { return options.stream.model; }
 
   const Options options;
-  const StreamShape shape;
+  const stream::StreamShape shape;
+  const at::ScalarType dtype;  // of weights and activations
   HostStore store;
   KeptStore kept;
   HeadExchange exchange;
 
   // A class's rows of chunk m: on their way out of forward (the next piece of
   // the staging slot), and back (`slot`'s next).
-  RowWriter Write(int64_t layer, Saved which, int64_t m);
-  RowReader Read(int64_t layer, Saved which, int64_t m, Slot& slot);
+  RowWriter Write(int64_t layer, stream::Saved which, int64_t m);
+  RowReader Read(int64_t layer, stream::Saved which, int64_t m, Slot& slot);
 
   // Cuts the ring memory for `phase`, once all copies of the phase before are
   // out; nothing if it is cut so already. No fetch program may be alive.
-  absl::Status Enter(Phase phase);
+  absl::Status Enter(stream::Phase phase);
   StagingRing& staging() { return rings_->staging; }
   FetchRing& inputs() { return rings_->inputs; }
   FetchRing& blocks() { return rings_->blocks; }
@@ -76,7 +79,7 @@ class StreamState final : public StreamContext {
 
  private:
   struct Rings {
-    Phase phase;
+    stream::Phase phase;
     StagingRing staging;
     FetchRing inputs, blocks, keys;
     at::Tensor query_sum, key_sum, value_sum;
@@ -141,7 +144,7 @@ class AttentionBackward {
   bool first(int64_t i) const { return i == shape_.active.front(); }
 
   StreamState& state_;
-  const StreamShape& shape_;
+  const stream::StreamShape& shape_;
   const int64_t layer_;
   const std::vector<Block> blocks_;
   size_t next_ = 0;  // of blocks_
@@ -159,15 +162,15 @@ Projected Project(const StreamState& state, const LayerTensors& weights,
                   const at::Tensor& normed, int64_t m);
 // q, k or v of some rows; `tables` are theirs.
 at::Tensor ProjectOne(const StreamState& state, const LayerTensors& weights,
-                      Saved which, const at::Tensor& normed,
+                      stream::Saved which, const at::Tensor& normed,
                       const RopeTables& tables);
 
 // Adds the field of a q, k or v chunk in head layout to a fetch.
-void FetchHeads(StreamState& state, int64_t layer, Saved which, int64_t m,
-                Fetch& fetch);
+void FetchHeads(StreamState& state, int64_t layer, stream::Saved which,
+                int64_t m, Fetch& fetch);
 // Queues one for host memory: stored rows, and dropped rows to scratch.
-void SendHeads(StreamState& state, int64_t layer, Saved which, int64_t m,
-               const at::Tensor& heads, bool with_dropped);
+void SendHeads(StreamState& state, int64_t layer, stream::Saved which,
+               int64_t m, const at::Tensor& heads, bool with_dropped);
 
 // Calls body(first, rows) for [begin, end) in runs of at most `step` rows.
 template <typename Body>

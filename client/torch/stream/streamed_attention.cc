@@ -45,8 +45,10 @@ AttentionBackward::AttentionBackward(StreamState& state, int64_t layer)
       sent_(state.shape.chunks(), -1),
       keys_(&state.keys(), static_cast<int64_t>(shape_.active.size()), "k, v",
             [this](int64_t k, Fetch& fetch) {
-              FetchHeads(state_, layer_, Saved::kK, shape_.active[k], fetch);
-              FetchHeads(state_, layer_, Saved::kV, shape_.active[k], fetch);
+              FetchHeads(state_, layer_, stream::Saved::kK, shape_.active[k],
+                         fetch);
+              FetchHeads(state_, layer_, stream::Saved::kV, shape_.active[k],
+                         fetch);
               return true;
             }),
       queries_(
@@ -59,9 +61,9 @@ bool AttentionBackward::FetchQuery(int64_t k, Fetch& fetch) {
   const bool has_gradient = !first(i);
   if (has_gradient && sent_[j] < shape_.previous(i)) return false;
   HostStore& store = state_.store;
-  FetchHeads(state_, layer_, Saved::kQ, j, fetch);
-  fetch.Whole(store.saved(layer_, Saved::kO, j));
-  fetch.Whole(store.saved(layer_, Saved::kLse, j));
+  FetchHeads(state_, layer_, stream::Saved::kQ, j, fetch);
+  fetch.Whole(store.saved(layer_, stream::Saved::kO, j));
+  fetch.Whole(store.saved(layer_, stream::Saved::kLse, j));
   fetch.Whole(store.output_gradient(j));
   if (has_gradient) {
     fetch.Whole(store.query_gradient(j));
@@ -75,7 +77,7 @@ AttentionBackward::QueryItem AttentionBackward::Take(Slot& slot,
                                                      int64_t j) const {
   const std::array<int64_t, 3> sizes = {shape_.rows(j), shape_.q_heads,
                                         shape_.dim};
-  const at::ScalarType type = state_.options.dtype;
+  const at::ScalarType type = state_.dtype;
   QueryItem item;
   item.q = slot.Take(sizes, type);
   item.output = slot.Take(sizes, at::kFloat);
@@ -125,8 +127,8 @@ absl::Status AttentionBackward::Run(
     SLUICE_ASSIGN_OR_RETURN(Slot * slot, keys_.Next());
     const std::array<int64_t, 3> sizes = {shape_.rows(i), shape_.kv_heads,
                                           shape_.dim};
-    const at::Tensor k = slot->Take(sizes, state_.options.dtype);
-    const at::Tensor v = slot->Take(sizes, state_.options.dtype);
+    const at::Tensor k = slot->Take(sizes, state_.dtype);
+    const at::Tensor v = slot->Take(sizes, state_.dtype);
     while (next_ < blocks_.size() && blocks_[next_].i == i) {
       SLUICE_RETURN_IF_ERROR(RunBlock(blocks_[next_++], k, v));
     }
@@ -143,14 +145,14 @@ AttentionForward::AttentionForward(StreamState& state, int64_t layer)
                [this, layer](int64_t n, Fetch& fetch) {
                  const int64_t i = blocks_[n].i;
                  if (i > sent_) return false;
-                 FetchHeads(state_, layer, Saved::kK, i, fetch);
-                 FetchHeads(state_, layer, Saved::kV, i, fetch);
+                 FetchHeads(state_, layer, stream::Saved::kK, i, fetch);
+                 FetchHeads(state_, layer, stream::Saved::kV, i, fetch);
                  return true;
                }) {}
 
 absl::Status AttentionForward::Run(int64_t m, const Heads& heads,
                                    at::Tensor& output) {
-  const StreamShape& shape = state_.shape;
+  const stream::StreamShape& shape = state_.shape;
   sent_ = m;
   fetches_.Pump();
   at::Tensor lse = heads.lse;
@@ -165,8 +167,8 @@ absl::Status AttentionForward::Run(int64_t m, const Heads& heads,
     SLUICE_ASSIGN_OR_RETURN(Slot * slot, fetches_.Next());
     const std::array<int64_t, 3> sizes = {shape.rows(blocks_[next_].i),
                                           shape.kv_heads, shape.dim};
-    const at::Tensor k = slot->Take(sizes, state_.options.dtype);
-    const at::Tensor v = slot->Take(sizes, state_.options.dtype);
+    const at::Tensor k = slot->Take(sizes, state_.dtype);
+    const at::Tensor v = slot->Take(sizes, state_.dtype);
     {
       SegmentScope segment(state_.options.allocator,
                            state_.Kind("block.offdiagonal.forward", m));

@@ -53,7 +53,7 @@ class Backward {
   void FeedForward(const at::Tensor& dy, PostRows saved, const at::Tensor& dx2);
   absl::Status Recompute(int64_t m, const at::Tensor& x);
   absl::Status ProjectAgain(int64_t m, const at::Tensor& x,
-                            const std::map<Saved, at::Tensor>& to);
+                            const std::map<stream::Saved, at::Tensor>& to);
   absl::Status ProjectionsChunk(int64_t m, Fetches& inputs);
   void Projections(int64_t m, const at::Tensor& x, const at::Tensor& dx2,
                    const RowReader& norm1, const Projected& d,
@@ -68,7 +68,7 @@ class Backward {
   }
 
   StreamState& state_;
-  const StreamShape& shape_;
+  const stream::StreamShape& shape_;
   const LayerTensors& weights_;
   LayerTensors& gradients_;
   const int64_t layer_;
@@ -81,29 +81,29 @@ class Backward {
 void Backward::FetchPost(int64_t m, Fetch& fetch) {
   fetch.Whole(gradient_.chunk(m));
   fetch.Whole(input_.chunk(m));
-  fetch.Whole(state_.store.saved(layer_, Saved::kO, m));
-  for (const Saved which : kPostSaved) {
+  fetch.Whole(state_.store.saved(layer_, stream::Saved::kO, m));
+  for (const stream::Saved which : stream::kPostSaved) {
     fetch.Whole(state_.store.saved(layer_, which, m));
   }
 }
 
 Backward::PostInputs Backward::TakePost(Slot& slot, int64_t m) {
-  const at::ScalarType type = state_.options.dtype;
+  const at::ScalarType type = state_.dtype;
   const int64_t hidden = shape_.hidden;
   PostInputs in;
   in.dy = slot.Take({shape_.local(m), hidden}, type);
   in.x = slot.Take({shape_.local(m), hidden}, type);
   in.o = slot.Take({shape_.rows(m), shape_.q_heads, shape_.dim}, at::kFloat);
-  in.x2 = state_.Read(layer_, Saved::kX2, m, slot);
-  in.norm2 = state_.Read(layer_, Saved::kNorm2, m, slot);
-  in.up = state_.Read(layer_, Saved::kUp, m, slot);
-  in.gate = state_.Read(layer_, Saved::kGate, m, slot);
-  in.act = state_.Read(layer_, Saved::kAct, m, slot);
+  in.x2 = state_.Read(layer_, stream::Saved::kX2, m, slot);
+  in.norm2 = state_.Read(layer_, stream::Saved::kNorm2, m, slot);
+  in.up = state_.Read(layer_, stream::Saved::kUp, m, slot);
+  in.gate = state_.Read(layer_, stream::Saved::kGate, m, slot);
+  in.act = state_.Read(layer_, stream::Saved::kAct, m, slot);
   return in;
 }
 
 absl::Status Backward::PhaseA() {
-  SLUICE_RETURN_IF_ERROR(state_.Enter(Phase::kTokens));
+  SLUICE_RETURN_IF_ERROR(state_.Enter(stream::Phase::kTokens));
   const std::vector<int64_t>& chunks = shape_.active;
   Fetches inputs(&state_.inputs(), static_cast<int64_t>(chunks.size()),
                  "saved rows", [&](int64_t k, Fetch& fetch) {
@@ -178,17 +178,15 @@ void Backward::FeedForward(const at::Tensor& dy, PostRows saved,
 absl::Status Backward::PostChunk(int64_t m, const PostInputs& in) {
   const int64_t rows = shape_.local(m);
   const at::Tensor dx2 =
-      state_.staging().Take({rows, shape_.hidden}, state_.options.dtype);
-  const at::Tensor d_o =
-      state_.staging().Take(in.o.sizes(), state_.options.dtype);
+      state_.staging().Take({rows, shape_.hidden}, state_.dtype);
+  const at::Tensor d_o = state_.staging().Take(in.o.sizes(), state_.dtype);
   {
     SegmentScope segment(state_.options.allocator,
                          state_.Kind("post.backward", m));
-    const at::Tensor o = in.o.to(state_.options.dtype);
+    const at::Tensor o = in.o.to(state_.dtype);
     at::Tensor home = o;
     if (!state_.exchange.local()) {
-      home = at::empty({rows, state_.options.model.heads, shape_.dim},
-                       o.options());
+      home = at::empty({rows, state_.model().heads, shape_.dim}, o.options());
     }
     SLUICE_RETURN_IF_ERROR(state_.exchange.ToTokens(
         state_.Whole(m), {{HeadKind::kQuery, home, o}}));
@@ -201,7 +199,7 @@ absl::Status Backward::PostChunk(int64_t m, const PostInputs& in) {
                          gradients_.o_bias);
     const at::Tensor d_home =
         LinearBackwardInput(dx2, weights_.o_weight)
-            .view({rows, state_.options.model.heads, shape_.dim});
+            .view({rows, state_.model().heads, shape_.dim});
     SLUICE_RETURN_IF_ERROR(state_.exchange.ToHeads(
         state_.Whole(m), {{HeadKind::kQuery, d_home, d_o}}));
   }
@@ -214,13 +212,14 @@ absl::Status Backward::PostChunk(int64_t m, const PostInputs& in) {
 // The dropped rows of q, k, v, once, into scratch. All ranks agree on whether
 // there are any: they have the same fractions of these classes.
 absl::Status Backward::Recompute(int64_t m, const at::Tensor& x) {
-  std::map<Saved, at::Tensor> again;
-  for (const Saved which : kHeadSaved) {
+  std::map<stream::Saved, at::Tensor> again;
+  for (const stream::Saved which : stream::kHeadSaved) {
     const int64_t dropped = shape_.head_dropped(which, m);
     if (dropped == 0) continue;
-    const int64_t heads = which == Saved::kQ ? shape_.q_heads : shape_.kv_heads;
-    again[which] = state_.staging().Take({dropped, heads, shape_.dim},
-                                         state_.options.dtype);
+    const int64_t heads =
+        which == stream::Saved::kQ ? shape_.q_heads : shape_.kv_heads;
+    again[which] =
+        state_.staging().Take({dropped, heads, shape_.dim}, state_.dtype);
   }
   if (again.empty()) return absl::OkStatus();
   {
@@ -236,8 +235,9 @@ absl::Status Backward::Recompute(int64_t m, const at::Tensor& x) {
 }
 
 // Classes that are cut at the same rows travel together.
-absl::Status Backward::ProjectAgain(int64_t m, const at::Tensor& x,
-                                    const std::map<Saved, at::Tensor>& to) {
+absl::Status Backward::ProjectAgain(
+    int64_t m, const at::Tensor& x,
+    const std::map<stream::Saved, at::Tensor>& to) {
   int64_t first = x.size(0);
   for (const auto& [which, rows] : to) {
     first = std::min(first, shape_.present(which, m));
@@ -245,19 +245,19 @@ absl::Status Backward::ProjectAgain(int64_t m, const at::Tensor& x,
   const int64_t all = x.size(0) - first;
   const at::Tensor normed = NormForward(x.narrow(0, first, all), Norm1());
   const RopeTables tables = state_.Rope(m, first);
-  const auto cut = [this](Saved which) {
+  const auto cut = [this](stream::Saved which) {
     return shape_.fractions[static_cast<size_t>(which)];
   };
   std::vector<ExchangePart> parts;
   for (auto at = to.begin(); at != to.end(); ++at) {
-    const Saved which = at->first;
+    const stream::Saved which = at->first;
     const int64_t skip = shape_.present(which, m) - first, n = all - skip;
     RopeTables own = tables;
     if (state_.rope()) {
       own = {tables.cos.narrow(0, skip, n), tables.sin.narrow(0, skip, n)};
     }
     parts.push_back(
-        {which == Saved::kQ ? HeadKind::kQuery : HeadKind::kKeyValue,
+        {which == stream::Saved::kQ ? HeadKind::kQuery : HeadKind::kKeyValue,
          ProjectOne(state_, weights_, which, normed.narrow(0, skip, n), own),
          at->second});
     const auto next = std::next(at);
@@ -272,17 +272,17 @@ absl::Status Backward::ProjectAgain(int64_t m, const at::Tensor& x,
 // --- phases B and C ---------------------------------------------------------
 
 absl::Status Backward::PhasesBandC() {
-  SLUICE_RETURN_IF_ERROR(state_.Enter(Phase::kAttention));
+  SLUICE_RETURN_IF_ERROR(state_.Enter(stream::Phase::kAttention));
   const std::vector<int64_t>& chunks = shape_.active;
   AttentionBackward attention(state_, layer_);  // its fetches come first
-  Fetches inputs(
-      &state_.inputs(), static_cast<int64_t>(chunks.size()), "x, dX",
-      [&](int64_t k, Fetch& fetch) {
-        fetch.Whole(input_.chunk(chunks[k]));
-        fetch.Whole(gradient_.chunk(chunks[k]));
-        fetch.Whole(state_.store.saved(layer_, Saved::kNorm1, chunks[k]));
-        return true;
-      });
+  Fetches inputs(&state_.inputs(), static_cast<int64_t>(chunks.size()), "x, dX",
+                 [&](int64_t k, Fetch& fetch) {
+                   fetch.Whole(input_.chunk(chunks[k]));
+                   fetch.Whole(gradient_.chunk(chunks[k]));
+                   fetch.Whole(state_.store.saved(layer_, stream::Saved::kNorm1,
+                                                  chunks[k]));
+                   return true;
+                 });
   SLUICE_RETURN_IF_ERROR(
       attention.Run([&](int64_t i) { return ProjectionsChunk(i, inputs); }));
   state_.kept.Dead(layer_);
@@ -292,7 +292,7 @@ absl::Status Backward::PhasesBandC() {
 // dq, dk, dv of chunk m in token layout, turned back.
 absl::Status Backward::GradientsHome(int64_t m, Projected& d) {
   const int64_t rows = shape_.local(m);
-  const ModelConfig& model = state_.options.model;
+  const stream::ModelConfig& model = state_.model();
   const Projected sums{state_.query_sum(m), state_.key_sum(m),
                        state_.value_sum(m)};
   if (state_.exchange.local()) {
@@ -338,11 +338,11 @@ void Backward::Projections(int64_t m, const at::Tensor& x,
 
 absl::Status Backward::ProjectionsChunk(int64_t m, Fetches& inputs) {
   SLUICE_ASSIGN_OR_RETURN(Slot * slot, inputs.Next());
-  const at::ScalarType type = state_.options.dtype;
+  const at::ScalarType type = state_.dtype;
   const int64_t rows = shape_.local(m), hidden = shape_.hidden;
   const at::Tensor x = slot->Take({rows, hidden}, type);
   const at::Tensor dx2 = slot->Take({rows, hidden}, type);
-  const RowReader norm1 = state_.Read(layer_, Saved::kNorm1, m, *slot);
+  const RowReader norm1 = state_.Read(layer_, stream::Saved::kNorm1, m, *slot);
   SLUICE_RETURN_IF_ERROR(state_.staging().Begin());
   const at::Tensor dx = state_.staging().Take({rows, hidden}, type);
   {

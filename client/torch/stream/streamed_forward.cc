@@ -41,12 +41,12 @@ class Forward {
   absl::Status Project(int64_t m, const at::Tensor& x, const Heads& heads);
   absl::Status Post(int64_t m, const at::Tensor& x, const Heads& heads);
   void FeedForward(int64_t m, const at::Tensor& x2);
-  RowWriter Write(Saved which, int64_t m) {
+  RowWriter Write(stream::Saved which, int64_t m) {
     return state_.Write(layer_, which, m);
   }
 
   StreamState& state_;
-  const StreamShape& shape_;
+  const stream::StreamShape& shape_;
   const LayerTensors& weights_;
   ChunkHandle& input_;
   ChunkHandle& output_;
@@ -57,7 +57,7 @@ class Forward {
 
 Heads Forward::TakeHeads(int64_t m) {
   const int64_t rows = shape_.rows(m), dim = shape_.dim;
-  const at::ScalarType type = state_.options.dtype;
+  const at::ScalarType type = state_.dtype;
   StagingRing& staging = state_.staging();
   Heads heads;
   heads.q = staging.Take({rows, shape_.q_heads, dim}, type);
@@ -73,7 +73,7 @@ absl::Status Forward::Project(int64_t m, const at::Tensor& x,
   SegmentScope segment(state_.options.allocator, state_.Kind("qkv.forward", m));
   const at::Tensor normed =
       NormForward(x, state_.Norm(weights_.norm1_weight, weights_.norm1_bias));
-  RowWriter norm1 = Write(Saved::kNorm1, m);
+  RowWriter norm1 = Write(stream::Saved::kNorm1, m);
   norm1.Store(0, normed);
   norm1.Send(state_.staging());
   const Projected local = runtime::Project(state_, weights_, normed, m);
@@ -81,20 +81,23 @@ absl::Status Forward::Project(int64_t m, const at::Tensor& x,
       state_.Whole(m), {{HeadKind::kQuery, local.q, heads.q},
                         {HeadKind::kKeyValue, local.k, heads.k},
                         {HeadKind::kKeyValue, local.v, heads.v}}));
-  SendHeads(state_, layer_, Saved::kQ, m, heads.q, /*with_dropped=*/false);
-  SendHeads(state_, layer_, Saved::kK, m, heads.k, /*with_dropped=*/true);
-  SendHeads(state_, layer_, Saved::kV, m, heads.v, /*with_dropped=*/true);
+  SendHeads(state_, layer_, stream::Saved::kQ, m, heads.q,
+            /*with_dropped=*/false);
+  SendHeads(state_, layer_, stream::Saved::kK, m, heads.k,
+            /*with_dropped=*/true);
+  SendHeads(state_, layer_, stream::Saved::kV, m, heads.v,
+            /*with_dropped=*/true);
   state_.staging().Flush("q, k, v out");
   return absl::OkStatus();
 }
 
 void Forward::FeedForward(int64_t m, const at::Tensor& x2) {
-  const at::Tensor y = state_.staging().Take({shape_.local(m), shape_.hidden},
-                                             state_.options.dtype);
-  RowWriter norm2 = Write(Saved::kNorm2, m);
-  RowWriter up_rows = Write(Saved::kUp, m);
-  RowWriter gate_rows = Write(Saved::kGate, m);
-  RowWriter act_rows = Write(Saved::kAct, m);
+  const at::Tensor y =
+      state_.staging().Take({shape_.local(m), shape_.hidden}, state_.dtype);
+  RowWriter norm2 = Write(stream::Saved::kNorm2, m);
+  RowWriter up_rows = Write(stream::Saved::kUp, m);
+  RowWriter gate_rows = Write(stream::Saved::kGate, m);
+  RowWriter act_rows = Write(stream::Saved::kAct, m);
   ForRows(0, shape_.local(m), shape_.ffn_rows, [&](int64_t row, int64_t n) {
     const at::Tensor residual = x2.narrow(0, row, n);
     const at::Tensor normed = NormForward(
@@ -124,18 +127,17 @@ absl::Status Forward::Post(int64_t m, const at::Tensor& x, const Heads& heads) {
   SegmentScope segment(state_.options.allocator,
                        state_.Kind("post.forward", m));
   const int64_t rows = shape_.local(m);
-  const at::Tensor o = heads.o.to(state_.options.dtype);
+  const at::Tensor o = heads.o.to(state_.dtype);
   at::Tensor home = o;
   if (!state_.exchange.local()) {
-    home =
-        at::empty({rows, state_.options.model.heads, shape_.dim}, o.options());
+    home = at::empty({rows, state_.model().heads, shape_.dim}, o.options());
   }
   SLUICE_RETURN_IF_ERROR(
       state_.exchange.ToTokens(state_.Whole(m), {{HeadKind::kQuery, home, o}}));
   const at::Tensor x2 = LinearForward(home.view({rows, shape_.hidden}),
                                       weights_.o_weight, weights_.o_bias)
                             .add_(x);
-  RowWriter residual = Write(Saved::kX2, m);
+  RowWriter residual = Write(stream::Saved::kX2, m);
   residual.Store(0, x2);
   residual.Send(state_.staging());
   FeedForward(m, x2);
@@ -146,14 +148,16 @@ absl::Status Forward::Post(int64_t m, const at::Tensor& x, const Heads& heads) {
 absl::Status Forward::Chunk(int64_t m) {
   SLUICE_ASSIGN_OR_RETURN(Slot * slot, inputs_.Next());
   const at::Tensor x =
-      slot->Take({shape_.local(m), shape_.hidden}, state_.options.dtype);
+      slot->Take({shape_.local(m), shape_.hidden}, state_.dtype);
   SLUICE_RETURN_IF_ERROR(state_.staging().Begin());
   const Heads heads = TakeHeads(m);
   SLUICE_RETURN_IF_ERROR(Project(m, x, heads));
   at::Tensor output = heads.o;  // summed where it is sent from
   SLUICE_RETURN_IF_ERROR(attention_.Run(m, heads, output));
-  state_.staging().Send(heads.o, state_.store.saved(layer_, Saved::kO, m));
-  state_.staging().Send(heads.lse, state_.store.saved(layer_, Saved::kLse, m));
+  state_.staging().Send(heads.o,
+                        state_.store.saved(layer_, stream::Saved::kO, m));
+  state_.staging().Send(heads.lse,
+                        state_.store.saved(layer_, stream::Saved::kLse, m));
   state_.staging().Flush("o, lse out");
   SLUICE_RETURN_IF_ERROR(Post(m, x, heads));
   inputs_.Done();
@@ -170,7 +174,7 @@ absl::StatusOr<LayerOutput> LayerForward(StreamContext& context,
   const at::NoGradGuard no_grad;
   const auto body = [&]() -> absl::StatusOr<LayerOutput> {
     LayerOutput result;
-    SLUICE_RETURN_IF_ERROR(state.Enter(Phase::kForward));
+    SLUICE_RETURN_IF_ERROR(state.Enter(stream::Phase::kForward));
     SLUICE_ASSIGN_OR_RETURN(result.output, state.NewHidden());
     SLUICE_RETURN_IF_ERROR(
         Forward(state, weights, *input, *result.output, layer).Run());

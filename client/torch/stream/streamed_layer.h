@@ -25,8 +25,6 @@
 #include <ATen/core/Tensor.h>
 
 #include <memory>
-#include <string>
-#include <vector>
 
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
@@ -34,36 +32,16 @@
 #include "client/torch/math/model_tensors.h"
 #include "client/torch/memory/region_allocator.h"
 #include "client/torch/ranks/collectives.h"
-#include "client/torch/stream/fractions.h"
-#include "client/torch/stream/shapes.h"
-#include "proto/plan/profile.h"
+#include "planner/stream/options.h"
 
 namespace sluice::runtime {
-
-struct StreamOptions {
-  // Token fractions of the free classes (fractions.h); those that are not
-  // named swap alpha and keep nothing (MEMO's policy).
-  double alpha = 1.0;
-  FractionMap fractions;
-  int prefetch_depth = 2;  // slots of the block ring: one in use, the others
-                           // in flight; 1 fetches nothing ahead
-  int64_t ffn_chunk_rows = 0;   // rows of one FFN call; 0: half a chunk's
-  int64_t loss_chunk_rows = 0;  // rows of logits at a time; 0: from the vocab
-  // Runs only the first two chunks and the last (`--probe`): every segment
-  // kind and all memory, but not a step whose numbers mean anything.
-  bool probe = false;
-};
 
 // Everything a rank's streamed layers share: layout, copy engine, host arena,
 // rings, kept rows. Made anew for another sequence length or other fractions.
 class StreamContext {
  public:
   struct Options {
-    ModelConfig model;
-    ChunkLayout layout{0, 1, 1};
-    int rank = 0;
-    at::ScalarType dtype = at::kFloat;
-    StreamOptions stream;
+    stream::StreamOptions stream;        // what decides all sizes
     Collectives* collectives = nullptr;  // outlive the context; may be null
                                          // with one rank
     client::CopyEngine* copies = nullptr;
@@ -71,32 +49,13 @@ class StreamContext {
     std::byte* host = nullptr;  // the leased host region, 64-byte aligned
     Bytes host_size;
   };
-  // Allocates the rings and the kept rows (in HBM), lays out the host arena.
+  // Allocates the rings and the kept rows (in HBM), lays out the host arena:
+  // what planner/stream/stream_shape.h says in bytes, no more and no less.
   // InvalidArgument: a shape or option out of range. ResourceExhausted: the
   // host region is too small: asked, given.
   static absl::StatusOr<std::unique_ptr<StreamContext>> Create(
       const Options& options);
   virtual ~StreamContext() = default;
-
-  // Host bytes a rank needs for a whole training step of `options` (every
-  // layer's saved rows, one layer's scratch, hidden states and gradients):
-  // exact, what Create carves. Needs no `copies`, `collectives` or `host`.
-  static Bytes HostBytes(const Options& options);
-  // HBM that Create allocates: rings and accumulators (not transients), and
-  // rows that are kept from forward to backward.
-  static Bytes RingBytes(const Options& options);
-  static Bytes KeptBytes(const Options& options);
-  // What the planner needs of this rank: skeletal classes with bytes and
-  // recompute times, fixed traffic, host bytes, windows. `recorded` are the
-  // segment kinds of a calibration run with the same chunk size and ranks
-  // (RegionAllocator::TakeRecorded); executions are filled in for
-  // `options.layout`. job, rank, gpu, numa, transient_capacity and what is
-  // asked for are the caller's.
-  static plan::RankProfile Profile(
-      const Options& options, const std::vector<plan::SegmentKind>& recorded);
-  // Two full chunks and the tail of `layout`: the shortest sequence that runs
-  // every segment kind a step of `layout` has.
-  static ChunkLayout CalibrationLayout(const ChunkLayout& layout);
 };
 
 // Chunks of hidden states [local rows, hidden], wherever they are. Gives its

@@ -47,7 +47,7 @@ class Step {
   }
 
   StreamState& state_;
-  const StreamShape& shape_;
+  const stream::StreamShape& shape_;
   const ModelTensors& weights_;
   ModelTensors& gradients_;
   const at::Tensor& tokens_;
@@ -57,11 +57,11 @@ class Step {
 };
 
 absl::Status Step::Embed(ChunkHandle& output) {
-  SLUICE_RETURN_IF_ERROR(state_.Enter(Phase::kForward));
+  SLUICE_RETURN_IF_ERROR(state_.Enter(stream::Phase::kForward));
   for (const int64_t m : shape_.active) {
     SLUICE_RETURN_IF_ERROR(state_.staging().Begin());
-    at::Tensor x = state_.staging().Take({shape_.local(m), shape_.hidden},
-                                         state_.options.dtype);
+    at::Tensor x =
+        state_.staging().Take({shape_.local(m), shape_.hidden}, state_.dtype);
     {
       SegmentScope segment(state_.options.allocator,
                            state_.Kind("embed.forward", m));
@@ -90,7 +90,7 @@ at::Tensor Step::LossChunk(int64_t m, const at::Tensor& x) {
 
 // Turns the last layer's output into its gradient, in place.
 absl::Status Step::Loss(ChunkHandle& hidden) {
-  SLUICE_RETURN_IF_ERROR(state_.Enter(Phase::kTokens));
+  SLUICE_RETURN_IF_ERROR(state_.Enter(stream::Phase::kTokens));
   const std::vector<int64_t>& chunks = shape_.active;
   Fetches inputs(&state_.inputs(), static_cast<int64_t>(chunks.size()), "y",
                  [&](int64_t k, Fetch& fetch) {
@@ -100,9 +100,9 @@ absl::Status Step::Loss(ChunkHandle& hidden) {
   for (const int64_t m : chunks) {
     SLUICE_ASSIGN_OR_RETURN(Slot * slot, inputs.Next());
     const std::array<int64_t, 2> sizes = {shape_.local(m), shape_.hidden};
-    const at::Tensor x = slot->Take(sizes, state_.options.dtype);
+    const at::Tensor x = slot->Take(sizes, state_.dtype);
     SLUICE_RETURN_IF_ERROR(state_.staging().Begin());
-    const at::Tensor dx = state_.staging().Take(sizes, state_.options.dtype);
+    const at::Tensor dx = state_.staging().Take(sizes, state_.dtype);
     {
       SegmentScope segment(state_.options.allocator, state_.Kind("loss", m));
       if (x.size(0) > 0) dx.copy_(LossChunk(m, x));
@@ -115,7 +115,7 @@ absl::Status Step::Loss(ChunkHandle& hidden) {
 }
 
 absl::Status Step::EmbedBackward(ChunkHandle& gradient) {
-  SLUICE_RETURN_IF_ERROR(state_.Enter(Phase::kAttention));
+  SLUICE_RETURN_IF_ERROR(state_.Enter(stream::Phase::kAttention));
   const std::vector<int64_t>& chunks = shape_.active;
   Fetches inputs(&state_.inputs(), static_cast<int64_t>(chunks.size()), "dX",
                  [&](int64_t k, Fetch& fetch) {
@@ -125,7 +125,7 @@ absl::Status Step::EmbedBackward(ChunkHandle& gradient) {
   for (const int64_t m : chunks) {
     SLUICE_ASSIGN_OR_RETURN(Slot * slot, inputs.Next());
     const at::Tensor dx =
-        slot->Take({shape_.local(m), shape_.hidden}, state_.options.dtype);
+        slot->Take({shape_.local(m), shape_.hidden}, state_.dtype);
     {
       SegmentScope segment(state_.options.allocator,
                            state_.Kind("embed.backward", m));
@@ -184,7 +184,7 @@ absl::StatusOr<StepResult> StreamedStep(StreamContext& context,
                                         int64_t global_count) {
   StreamState& state = StreamState::Of(context);
   const at::NoGradGuard no_grad;
-  const int64_t rows = state.shape.layout.total_local_rows(state.options.rank);
+  const int64_t rows = state.shape.layout.total_local_rows(state.shape.rank);
   SLUICE_RETURN_IF_ERROR(CheckTokens("tokens", tokens, rows));
   SLUICE_RETURN_IF_ERROR(CheckTokens("labels", labels, rows));
   return CatchStatus("a streamed step", [&] {

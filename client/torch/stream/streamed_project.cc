@@ -5,16 +5,17 @@
 namespace sluice::runtime {
 
 at::Tensor ProjectOne(const StreamState& state, const LayerTensors& weights,
-                      Saved which, const at::Tensor& normed,
+                      stream::Saved which, const at::Tensor& normed,
                       const RopeTables& tables) {
-  const bool query = which == Saved::kQ, key = which == Saved::kK;
+  const bool query = which == stream::Saved::kQ,
+             key = which == stream::Saved::kK;
   const at::Tensor& weight = query ? weights.q_weight
                              : key ? weights.k_weight
                                    : weights.v_weight;
   const at::Tensor& bias = query ? weights.q_bias
                            : key ? weights.k_bias
                                  : weights.v_bias;
-  const ModelConfig& model = state.options.model;
+  const stream::ModelConfig& model = state.model();
   at::Tensor out =
       LinearForward(normed, weight, bias)
           .view({normed.size(0), query ? model.heads : model.kv_heads,
@@ -26,16 +27,16 @@ at::Tensor ProjectOne(const StreamState& state, const LayerTensors& weights,
 Projected Project(const StreamState& state, const LayerTensors& weights,
                   const at::Tensor& normed, int64_t m) {
   const RopeTables tables = state.Rope(m, 0);
-  return {ProjectOne(state, weights, Saved::kQ, normed, tables),
-          ProjectOne(state, weights, Saved::kK, normed, tables),
-          ProjectOne(state, weights, Saved::kV, normed, tables)};
+  return {ProjectOne(state, weights, stream::Saved::kQ, normed, tables),
+          ProjectOne(state, weights, stream::Saved::kK, normed, tables),
+          ProjectOne(state, weights, stream::Saved::kV, normed, tables)};
 }
 
-void FetchHeads(StreamState& state, int64_t layer, Saved which, int64_t m,
-                Fetch& fetch) {
+void FetchHeads(StreamState& state, int64_t layer, stream::Saved which,
+                int64_t m, Fetch& fetch) {
   const int64_t row_bytes = state.shape.saved(which).row_bytes;
   fetch.Field(state.shape.rows(m) * row_bytes);
-  for (const RowPiece& piece : state.shape.pieces(which, m)) {
+  for (const stream::RowPiece& piece : state.shape.pieces(which, m)) {
     HostBuffer& from = piece.stored ? state.store.saved(layer, which, m)
                                     : state.store.dropped(which, m);
     fetch.Piece(from, piece.place * row_bytes, piece.row * row_bytes,
@@ -43,10 +44,10 @@ void FetchHeads(StreamState& state, int64_t layer, Saved which, int64_t m,
   }
 }
 
-void SendHeads(StreamState& state, int64_t layer, Saved which, int64_t m,
-               const at::Tensor& heads, bool with_dropped) {
+void SendHeads(StreamState& state, int64_t layer, stream::Saved which,
+               int64_t m, const at::Tensor& heads, bool with_dropped) {
   const int64_t row_bytes = state.shape.saved(which).row_bytes;
-  for (const RowPiece& piece : state.shape.pieces(which, m)) {
+  for (const stream::RowPiece& piece : state.shape.pieces(which, m)) {
     if (!piece.stored && !with_dropped) continue;
     HostBuffer& to = piece.stored ? state.store.saved(layer, which, m)
                                   : state.store.dropped(which, m);

@@ -73,7 +73,7 @@ void Roughen(FlatModel& weights, int64_t hidden, uint64_t seed) {
   }
 }
 
-void DealRows(const Text& text, const runtime::ChunkLayout& layout, int rank,
+void DealRows(const Text& text, const stream::ChunkLayout& layout, int rank,
               at::Tensor& tokens, at::Tensor& labels) {
   int64_t at = 0;
   for (int64_t m = 0; m < layout.chunks(); ++m) {
@@ -102,8 +102,8 @@ at::Tensor ToTensor(const std::vector<int64_t>& values) {
 void Judge(const StepperContext& context, const Text& text, double loss,
            CheckReport* report) {
   const runtime::HostScope host("the reference of check");
-  const runtime::ModelConfig& m = context.options->model;
-  const ReferenceModel model{m.arch == runtime::Arch::kLlama,
+  const stream::ModelConfig& m = context.options->model;
+  const ReferenceModel model{m.arch == stream::Arch::kLlama,
                              m.layers,
                              m.hidden,
                              m.heads,
@@ -211,7 +211,7 @@ absl::Status RunCheck(const StepperContext& context, PeerWatch& watch,
   Roughen(*context.weights, o.model.hidden, static_cast<uint64_t>(o.seed));
   SLUICE_ASSIGN_OR_RETURN(const auto stepper,
                           MakeStreamedStepper(context, nullptr));
-  const runtime::ChunkLayout layout = stepper->layout();
+  const stream::ChunkLayout layout = stepper->layout();
   const int64_t rows = layout.total_local_rows(rank);
   at::Tensor tokens = at::empty({rows}, at::kLong);
   at::Tensor labels = at::empty({rows}, at::kLong);

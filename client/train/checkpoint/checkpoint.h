@@ -42,7 +42,7 @@ struct Checkpoint {
   std::string path;
   TrainingState state;
   int ranks = 1;  // that wrote it
-  runtime::ModelConfig model;
+  stream::ModelConfig model;
   int rank = 0;  // who reads
   int world_size = 1;
 

@@ -29,8 +29,8 @@ constexpr char kStateName[] = "trainer_state.json";
 
 // The flags that weights and states only make sense with.
 Json ModelFlags(const RunOptions& o) {
-  const runtime::ModelConfig& m = o.model;
-  Json flags = {{"--arch", m.arch == runtime::Arch::kGpt ? "gpt" : "llama"},
+  const stream::ModelConfig& m = o.model;
+  Json flags = {{"--arch", m.arch == stream::Arch::kGpt ? "gpt" : "llama"},
                 {"--layers", m.layers},
                 {"--hidden", m.hidden},
                 {"--heads", m.heads},
@@ -39,7 +39,7 @@ Json ModelFlags(const RunOptions& o) {
                 {"--vocab", m.vocab},
                 {"--dtype", Name(o.dtype)}};
   // A learned position table is as long as the sequence.
-  if (m.arch == runtime::Arch::kGpt) flags["--seq-len"] = o.seq_len;
+  if (m.arch == stream::Arch::kGpt) flags["--seq-len"] = o.seq_len;
   return flags;
 }
 

@@ -11,8 +11,8 @@ namespace sluice::train {
 namespace {
 
 using Json = nlohmann::ordered_json;
-using runtime::Arch;
-using runtime::ModelConfig;
+using stream::Arch;
+using stream::ModelConfig;
 
 struct Pair {
   const char* ours;

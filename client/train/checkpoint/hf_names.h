@@ -9,9 +9,9 @@
 #include <string>
 #include <vector>
 
-#include "client/torch/stream/shapes.h"
 #include "client/train/checkpoint/safetensors.h"
 #include "client/train/flat_model.h"
+#include "planner/stream/shapes.h"
 
 namespace sluice::train {
 
@@ -24,10 +24,10 @@ struct HfTensor {
   std::vector<int64_t> shape() const;
 };
 
-std::vector<HfTensor> HfTensors(const runtime::ModelConfig& config);
+std::vector<HfTensor> HfTensors(const stream::ModelConfig& config);
 
 // The text of config.json. `bf16`: of the weights.
-std::string HfConfig(const runtime::ModelConfig& config, int64_t seq_len,
+std::string HfConfig(const stream::ModelConfig& config, int64_t seq_len,
                      bool bf16);
 
 }  // namespace sluice::train

@@ -12,15 +12,15 @@
 #include <vector>
 
 #include "absl/status/status.h"
-#include "client/torch/stream/shapes.h"
 #include "client/train/data/corpus.h"
+#include "planner/stream/shapes.h"
 
 namespace sluice::train {
 
 class Dealer {
  public:
   // The corpus outlives the dealer.
-  Dealer(Corpus* corpus, const runtime::ChunkLayout& layout, int64_t rank)
+  Dealer(Corpus* corpus, const stream::ChunkLayout& layout, int64_t rank)
       : corpus_(corpus), layout_(layout), rank_(rank) {}
 
   // InvalidArgument when the corpus has not one whole sequence and its last
@@ -37,7 +37,7 @@ class Dealer {
   int64_t sequences() const;
 
   Corpus* corpus_;
-  runtime::ChunkLayout layout_;
+  stream::ChunkLayout layout_;
   int64_t rank_;
   std::vector<int64_t> tokens_;  // of one chunk, and one more
 };

@@ -102,14 +102,14 @@ class Chunked {
 
   absl::Status Run() {
     StreamState& state = StreamState::Of(*context_);
-    SLUICE_RETURN_IF_ERROR(state.Enter(Phase::kForward));
+    SLUICE_RETURN_IF_ERROR(state.Enter(stream::Phase::kForward));
     {
       AttentionForward attention(state, 0);
       for (const int64_t m : state.shape.active) {
         SLUICE_RETURN_IF_ERROR(Forward(state, attention, m));
       }
     }
-    SLUICE_RETURN_IF_ERROR(state.Enter(Phase::kAttention));
+    SLUICE_RETURN_IF_ERROR(state.Enter(stream::Phase::kAttention));
     return AttentionBackward(state, 0).Run([&](int64_t i) {
       Part(problem_.dq, i).copy_(state.query_sum(i));
       Part(problem_.dk, i).copy_(state.key_sum(i));
@@ -120,19 +120,19 @@ class Chunked {
 
  private:
   static StreamContext::Options Options(int64_t tokens, int64_t chunk) {
-    return {.model = {.layers = 1,
-                      .hidden = kHeads * kDim,
-                      .heads = kHeads,
-                      .kv_heads = kHeads,
-                      .ffn = 1,
-                      .vocab = 2},
-            .layout = ChunkLayout(tokens, chunk, 1)};
+    return {.stream = {.model = {.layers = 1,
+                                 .hidden = kHeads * kDim,
+                                 .heads = kHeads,
+                                 .kv_heads = kHeads,
+                                 .ffn = 1,
+                                 .vocab = 2},
+                       .layout = stream::ChunkLayout(tokens, chunk, 1)}};
   }
   static Bytes HostBytes(int64_t tokens, int64_t chunk) {
-    return StreamContext::HostBytes(Options(tokens, chunk));
+    return stream::HostBytes(Options(tokens, chunk).stream);
   }
   at::Tensor Part(const HostTensor& t, int64_t m) const {
-    const StreamShape& shape = StreamState::Of(*context_).shape;
+    const stream::StreamShape& shape = StreamState::Of(*context_).shape;
     return t.tensor.narrow(0, shape.layout.begin(m), shape.rows(m));
   }
   // As in a layer's forward, with copies in place of projections.
@@ -149,13 +149,14 @@ class Chunked {
     heads.q.copy_(Part(problem_.q, m));
     heads.k.copy_(Part(problem_.k, m));
     heads.v.copy_(Part(problem_.v, m));
-    SendHeads(state, 0, Saved::kQ, m, heads.q, true);
-    SendHeads(state, 0, Saved::kK, m, heads.k, true);
-    SendHeads(state, 0, Saved::kV, m, heads.v, true);
+    SendHeads(state, 0, stream::Saved::kQ, m, heads.q, true);
+    SendHeads(state, 0, stream::Saved::kK, m, heads.k, true);
+    SendHeads(state, 0, stream::Saved::kV, m, heads.v, true);
     state.staging().Flush("q, k, v out");
     SLUICE_RETURN_IF_ERROR(attention.Run(m, heads, heads.o));
-    state.staging().Send(heads.o, state.store.saved(0, Saved::kO, m));
-    state.staging().Send(heads.lse, state.store.saved(0, Saved::kLse, m));
+    state.staging().Send(heads.o, state.store.saved(0, stream::Saved::kO, m));
+    state.staging().Send(heads.lse,
+                         state.store.saved(0, stream::Saved::kLse, m));
     state.staging().Flush("o, lse out");
     return absl::OkStatus();
   }

@@ -8,6 +8,7 @@
 #include <algorithm>
 
 #include "client/torch/stream/streamed_model.h"
+#include "planner/stream/stream_shape.h"
 #include "proto/base/status.h"
 #include "tests/bench/report.h"
 #include "tests/torch/bench/bench_node.h"
@@ -55,16 +56,16 @@ class Step {
   Step(Node& node, CopyEngine& copies)
       : copies_(copies),
         options_(Options(node, copies)),
-        host_(StreamContext::HostBytes(options_)) {
+        host_(stream::HostBytes(options_.stream)) {
     options_.host = host_.data();
     options_.host_size = host_.size();
     auto context = StreamContext::Create(options_);
     SLUICE_CHECK_OK(context.status());
     context_ = *std::move(context);
-    weights_ = InitialTensors(options_.model, at::kFloat, 1);
-    gradients_ = ZeroTensors(options_.model, at::kFloat);
-    tokens_ = at::randint(options_.model.vocab, {options_.layout.seq_len()},
-                          at::kLong);
+    weights_ = InitialTensors(options_.stream.model, at::kFloat, 1);
+    gradients_ = ZeroTensors(options_.stream.model, at::kFloat);
+    tokens_ = at::randint(options_.stream.model.vocab,
+                          {options_.stream.layout.seq_len()}, at::kLong);
   }
 
   // Seconds until the step's last copy is out as well.
@@ -80,14 +81,15 @@ class Step {
 
  private:
   static StreamContext::Options Options(Node& node, CopyEngine& copies) {
-    return {.model = {.layers = 2,
-                      .hidden = 256,
-                      .heads = 4,
-                      .kv_heads = 4,
-                      .ffn = 256,
-                      .vocab = 256},
-            .layout = ChunkLayout(16 * kChunk, kChunk, 1),
-            .stream = {.alpha = 0.5, .prefetch_depth = 3},
+    return {.stream = {.model = {.layers = 2,
+                                 .hidden = 256,
+                                 .heads = 4,
+                                 .kv_heads = 4,
+                                 .ffn = 256,
+                                 .vocab = 256},
+                       .layout = stream::ChunkLayout(16 * kChunk, kChunk, 1),
+                       .alpha = 0.5,
+                       .prefetch_depth = 3},
             .copies = &copies,
             .allocator = &node.allocator()};
   }
@@ -140,8 +142,9 @@ std::vector<Entry> Measure() {
        fmt::format("{} layers, {} chunks of {} tokens: {:.2f} s against "
                    "{:.2f} s resident; attention {:.0f} % of compute, {} in "
                    "and {} out at {:.2f} GB/s each way",
-                   step.options().model.layers, step.options().layout.chunks(),
-                   kChunk, Median(streamed_s), Median(resident_s), 100 * share,
+                   step.options().stream.model.layers,
+                   step.options().stream.layout.chunks(), kChunk,
+                   Median(streamed_s), Median(resident_s), 100 * share,
                    FormatBytes(in), FormatBytes(out), speed / 1e9)},
       {"overlap attention share", share, "of compute", 0.8, false,
        "with less the overlap figure would not count"}};

@@ -1,13 +1,13 @@
-// What the planner is told of a streamed step.
+#include "planner/stream/profile.h"
+
 #include <algorithm>
 #include <iterator>
 #include <map>
 #include <string>
 
-#include "client/torch/stream/host_store.h"
-#include "client/torch/stream/stream_shape.h"
+#include "planner/stream/stream_shape.h"
 
-namespace sluice::runtime {
+namespace sluice::stream {
 namespace {
 
 // Full chunks and shorter ones (none or one).
@@ -121,7 +121,7 @@ Share ShareOf(const StreamShape& shape, Saved which, double q_width,
 
 class ProfileBuilder {
  public:
-  ProfileBuilder(const StreamContext::Options& options,
+  ProfileBuilder(const StreamOptions& options,
                  const std::vector<plan::SegmentKind>& recorded)
       : options_(options), shape_(options), counts_(CountExecutions(shape_)) {
     profile_.layers = shape_.layers;
@@ -160,7 +160,7 @@ class ProfileBuilder {
   Bytes Rounding() const;
   Bytes KeepReserve() const;
 
-  const StreamContext::Options& options_;
+  const StreamOptions& options_;
   const StreamShape shape_;
   const Executions counts_;
   Seconds seconds_;
@@ -225,11 +225,11 @@ Bytes ProfileBuilder::Rounding() const {
 // are computed again a block's transient places.
 Bytes ProfileBuilder::KeepReserve() const {
   const auto rings = [this](double heads) {
-    StreamContext::Options options = options_;
-    options.stream.alpha = 1;
-    options.stream.fractions.clear();
+    StreamOptions options = options_;
+    options.alpha = 1;
+    options.fractions.clear();
     for (const FreeClass& c : kFreeClasses) {
-      if (c.shared) options.stream.fractions[c.name] = {0, heads};
+      if (c.shared) options.fractions[c.name] = {0, heads};
     }
     return StreamShape(options).ring_bytes();
   };
@@ -271,16 +271,9 @@ void ProfileBuilder::Traffic() {
 
 }  // namespace
 
-plan::RankProfile StreamContext::Profile(
-    const Options& options, const std::vector<plan::SegmentKind>& recorded) {
+plan::RankProfile Profile(const StreamOptions& options,
+                          const std::vector<plan::SegmentKind>& recorded) {
   return ProfileBuilder(options, recorded).Build();
 }
 
-ChunkLayout StreamContext::CalibrationLayout(const ChunkLayout& layout) {
-  const int64_t chunk = layout.max_rows();
-  const int64_t tail = layout.seq_len() % chunk;
-  const int64_t full = std::min<int64_t>(layout.seq_len() / chunk, 2);
-  return ChunkLayout(full * chunk + tail, chunk, layout.ranks());
-}
-
-}  // namespace sluice::runtime
+}  // namespace sluice::stream

@@ -8,9 +8,9 @@
 #include <string>
 
 #include "absl/status/status.h"
-#include "client/torch/stream/shapes.h"
+#include "planner/stream/shapes.h"
 
-namespace sluice::runtime {
+namespace sluice::stream {
 
 // Token fractions of a class: of a rank's rows of a chunk the first `keep`
 // stay in HBM, the next `swap` in host memory; the rest is computed again.
@@ -49,4 +49,4 @@ const FreeClass* FindFreeClass(const std::string& name);
 // fraction or sum outside [0, 1], rows kept that cannot be.
 absl::Status CheckFractions(const FractionMap& fractions, Arch arch);
 
-}  // namespace sluice::runtime
+}  // namespace sluice::stream

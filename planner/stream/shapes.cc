@@ -1,10 +1,10 @@
-#include "client/torch/stream/shapes.h"
+#include "planner/stream/shapes.h"
 
 #include <fmt/format.h>
 
 #include <algorithm>
 
-namespace sluice::runtime {
+namespace sluice::stream {
 namespace {
 
 // One named number with the least it may be.
@@ -154,4 +154,4 @@ HeadLayout::HeadLayout(int64_t heads, int64_t kv_heads, int64_t ranks)
   }
 }
 
-}  // namespace sluice::runtime
+}  // namespace sluice::stream

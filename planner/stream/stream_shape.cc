@@ -1,11 +1,9 @@
-#include "client/torch/stream/stream_shape.h"
-
-#include <c10/core/ScalarType.h>
+#include "planner/stream/stream_shape.h"
 
 #include <algorithm>
 #include <cmath>
 
-namespace sluice::runtime {
+namespace sluice::stream {
 namespace {
 
 // Logits of so many rows are about as large as two hidden states of a chunk
@@ -25,7 +23,7 @@ std::vector<int64_t> ActiveChunks(int64_t chunks, bool probe) {
 
 }  // namespace
 
-StreamShape::StreamShape(const StreamContext::Options& options)
+StreamShape::StreamShape(const StreamOptions& options)
     : layout(options.layout),
       rank(options.rank),
       ranks(options.layout.ranks()),
@@ -34,25 +32,24 @@ StreamShape::StreamShape(const StreamContext::Options& options)
       ffn(options.model.ffn),
       vocab(options.model.vocab),
       dim(options.model.head_dim()),
-      element(static_cast<int64_t>(c10::elementSize(options.dtype))),
-      prefetch_depth(options.stream.prefetch_depth),
+      element(ElementBytes(options.dtype)),
+      prefetch_depth(options.prefetch_depth),
       gated(options.model.arch == Arch::kLlama),
-      active(ActiveChunks(options.layout.chunks(), options.stream.probe)) {
+      active(ActiveChunks(options.layout.chunks(), options.probe)) {
   const HeadLayout heads(options.model.heads, options.model.kv_heads, ranks);
   q_heads = heads.q_per_rank;
   kv_heads = heads.kv_per_rank;
   for (const Saved which : kAllSaved) {
-    const auto given = options.stream.fractions.find(saved(which).name);
+    const auto given = options.fractions.find(saved(which).name);
     fractions[static_cast<size_t>(which)] =
-        given != options.stream.fractions.end()
-            ? given->second
-            : ClassFractions{0, options.stream.alpha};
+        given != options.fractions.end() ? given->second
+                                         : ClassFractions{0, options.alpha};
   }
   const int64_t rows = std::max<int64_t>(local(0), 1);
-  ffn_rows = options.stream.ffn_chunk_rows > 0 ? options.stream.ffn_chunk_rows
-                                               : (rows + 1) / 2;
-  loss_rows = options.stream.loss_chunk_rows > 0
-                  ? options.stream.loss_chunk_rows
+  ffn_rows =
+      options.ffn_chunk_rows > 0 ? options.ffn_chunk_rows : (rows + 1) / 2;
+  loss_rows = options.loss_chunk_rows > 0
+                  ? options.loss_chunk_rows
                   : DefaultLossRows(rows, hidden, vocab);
 }
 
@@ -188,6 +185,22 @@ int64_t StreamShape::ring_bytes() const {
   return most;
 }
 
+int64_t StreamShape::host_bytes() const {
+  int64_t hidden_states = 0, layer = 0, scratch = 0;
+  for (int64_t m = 0; m < chunks(); ++m) {
+    hidden_states += AlignSlot(hidden_bytes(m));
+    for (const Saved which : kAllSaved) {
+      layer += AlignSlot(stored_bytes(which, m));
+    }
+    for (const Saved which : kHeadSaved) {
+      scratch += AlignSlot(dropped_bytes(which, m));
+    }
+    scratch += AlignSlot(rows(m) * query_row_bytes()) +  // dO
+               AlignSlot(query_gradient_bytes(m));
+  }
+  return (layers + 1) * hidden_states + layers * layer + scratch;
+}
+
 int64_t StreamShape::kept_bytes() const {
   int64_t layer = 0;
   for (const Saved which : kAllSaved) {
@@ -198,4 +211,16 @@ int64_t StreamShape::kept_bytes() const {
   return layers * layer;
 }
 
-}  // namespace sluice::runtime
+Bytes HostBytes(const StreamOptions& options) {
+  return Bytes(StreamShape(options).host_bytes());
+}
+
+Bytes RingBytes(const StreamOptions& options) {
+  return Bytes(StreamShape(options).ring_bytes());
+}
+
+Bytes KeptBytes(const StreamOptions& options) {
+  return Bytes(StreamShape(options).kept_bytes());
+}
+
+}  // namespace sluice::stream

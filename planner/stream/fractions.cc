@@ -1,10 +1,10 @@
-#include "client/torch/stream/fractions.h"
+#include "planner/stream/fractions.h"
 
 #include <fmt/format.h>
 
 #include "proto/base/status.h"
 
-namespace sluice::runtime {
+namespace sluice::stream {
 namespace {
 
 // Fractions are sums of decimals.
@@ -50,4 +50,4 @@ absl::Status CheckFractions(const FractionMap& fractions, Arch arch) {
   return absl::OkStatus();
 }
 
-}  // namespace sluice::runtime
+}  // namespace sluice::stream

@@ -10,9 +10,10 @@
 #include <cstdint>
 #include <vector>
 
-#include "client/torch/stream/streamed_layer.h"
+#include "planner/stream/options.h"
+#include "proto/base/units.h"
 
-namespace sluice::runtime {
+namespace sluice::stream {
 
 // What backward may need of a layer's forward beside the layer's input
 // (MEMO's skeletal classes).
@@ -87,7 +88,7 @@ struct RingSizes {
 
 class StreamShape {
  public:
-  explicit StreamShape(const StreamContext::Options& options);
+  explicit StreamShape(const StreamOptions& options);
 
   int64_t chunks() const { return layout.chunks(); }
   bool full(int64_t m) const { return layout.rows(m) == layout.rows(0); }
@@ -142,6 +143,18 @@ class StreamShape {
   // of all layers.
   int64_t ring_bytes() const;
   int64_t kept_bytes() const;
+  // Bytes of chunk m of a class in host memory, stored rows and (of q, k, v)
+  // dropped ones.
+  int64_t stored_bytes(Saved which, int64_t m) const {
+    return stored(which, m) * saved(which).row_bytes;
+  }
+  int64_t dropped_bytes(Saved which, int64_t m) const {
+    return head_dropped(which, m) * saved(which).row_bytes;
+  }
+  // Host memory of a whole training step: hidden states of every layer's
+  // input and the last output, every layer's saved rows, one layer's scratch.
+  // To the byte what the run carves (client/torch/stream/host_store.h).
+  int64_t host_bytes() const;
 
   ChunkLayout layout;
   int64_t rank, ranks, layers;
@@ -156,4 +169,9 @@ class StreamShape {
   std::vector<int64_t> active;
 };
 
-}  // namespace sluice::runtime
+// Of a whole step of one rank: StreamShape's sums.
+Bytes HostBytes(const StreamOptions& options);
+Bytes RingBytes(const StreamOptions& options);
+Bytes KeptBytes(const StreamOptions& options);
+
+}  // namespace sluice::stream

@@ -1,11 +1,11 @@
-#include "client/torch/stream/shapes.h"
+#include "planner/stream/shapes.h"
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
 #include <numeric>
 
-namespace sluice::runtime {
+namespace sluice::stream {
 namespace {
 
 using ::testing::ElementsAre;
@@ -149,4 +149,4 @@ TEST(HeadLayout, EachLocalQHeadFindsItsKvHead) {
 }
 
 }  // namespace
-}  // namespace sluice::runtime
+}  // namespace sluice::stream

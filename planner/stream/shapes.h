@@ -9,7 +9,7 @@
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
 
-namespace sluice::runtime {
+namespace sluice::stream {
 
 enum class Arch { kGpt, kLlama };
 
@@ -79,4 +79,4 @@ struct HeadLayout {
   std::vector<std::vector<int64_t>> kv_of_rank;
 };
 
-}  // namespace sluice::runtime
+}  // namespace sluice::stream

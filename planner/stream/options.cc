@@ -1,0 +1,48 @@
+#include "planner/stream/options.h"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+
+#include "proto/base/status.h"
+
+namespace sluice::stream {
+
+absl::Status Validate(const StreamOptions& options) {
+  SLUICE_RETURN_IF_ERROR(options.model.Validate(options.layout.ranks()));
+  if (!(options.alpha >= 0 && options.alpha <= 1)) {
+    return absl::InvalidArgumentError(
+        fmt::format("alpha is {}: it must lie between 0 and 1", options.alpha));
+  }
+  SLUICE_RETURN_IF_ERROR(CheckFractions(options.fractions, options.model.arch));
+  if (options.prefetch_depth < 1) {
+    return absl::InvalidArgumentError(fmt::format(
+        "prefetch depth is {}: it must be 1 or more", options.prefetch_depth));
+  }
+  if (options.rank < 0 || options.rank >= options.layout.ranks()) {
+    return absl::InvalidArgumentError(
+        fmt::format("rank {} of a layout for {} ranks", options.rank,
+                    options.layout.ranks()));
+  }
+  if (options.layout.seq_len() < 1) {
+    return absl::InvalidArgumentError("the sequence has no token");
+  }
+  const int64_t positions = options.model.max_positions;
+  if (options.model.arch == Arch::kGpt &&
+      options.layout.seq_len() > positions) {
+    return absl::InvalidArgumentError(fmt::format(
+        "a sequence of {} tokens needs as many learned positions; the model "
+        "has {}",
+        options.layout.seq_len(), positions));
+  }
+  return absl::OkStatus();
+}
+
+ChunkLayout CalibrationLayout(const ChunkLayout& layout) {
+  const int64_t chunk = layout.max_rows();
+  const int64_t tail = layout.seq_len() % chunk;
+  const int64_t full = std::min<int64_t>(layout.seq_len() / chunk, 2);
+  return ChunkLayout(full * chunk + tail, chunk, layout.ranks());
+}
+
+}  // namespace sluice::stream

@@ -1,0 +1,47 @@
+// What decides the arithmetic of one rank's streamed step: model, layout, and
+// how it is cut. The run fills it from flags or from a plan, the desk from a
+// question; everything in this folder follows from it.
+//
+// Thread safety: values.
+#pragma once
+
+#include <cstdint>
+
+#include "absl/status/status.h"
+#include "planner/stream/fractions.h"
+#include "planner/stream/shapes.h"
+
+namespace sluice::stream {
+
+// The type of weights and activations.
+enum class Dtype { kFp32, kBf16 };
+constexpr int64_t ElementBytes(Dtype dtype) {
+  return dtype == Dtype::kFp32 ? 4 : 2;
+}
+
+struct StreamOptions {
+  ModelConfig model;
+  ChunkLayout layout{0, 1, 1};
+  int rank = 0;
+  Dtype dtype = Dtype::kFp32;
+  // Token fractions of the free classes (fractions.h); those that are not
+  // named swap alpha and keep nothing (MEMO's policy).
+  double alpha = 1.0;
+  FractionMap fractions;
+  int prefetch_depth = 2;  // slots of the block ring: one in use, the others
+                           // in flight; 1 fetches nothing ahead
+  int64_t ffn_chunk_rows = 0;   // rows of one FFN call; 0: half a chunk's
+  int64_t loss_chunk_rows = 0;  // rows of logits at a time; 0: from the vocab
+  // Runs only the first two chunks and the last (`--probe`): every segment
+  // kind and all memory, but not a step whose numbers mean anything.
+  bool probe = false;
+};
+
+// InvalidArgument, one line: what is out of range, its value, the limit.
+absl::Status Validate(const StreamOptions& options);
+
+// Two full chunks and the tail of `layout`: the shortest sequence that runs
+// every segment kind a step of `layout` has.
+ChunkLayout CalibrationLayout(const ChunkLayout& layout);
+
+}  // namespace sluice::stream
