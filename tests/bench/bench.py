@@ -1,32 +1,24 @@
 #!/usr/bin/env python3
 """Runs the benchmarks, prints one table: bench.py --bin DIR [NAME…].
 
-A benchmark is a program bench-NAME in DIR that takes `--json FILE` and writes
-a list of {"name", "value", "unit", "target", "better", "detail"} into it;
-what it compares, it measures side by side in the one run. `better` is "lower"
-or "higher"; `target` may be null: then the figure is only shown.
+With --against REV the same is measured with the build of REV as well, in
+turns, and judged row by row (against.py). What a benchmark is: programs.py.
 """
 
 import argparse
 import json
-import os
-import subprocess
 import sys
-import tempfile
 import time
 
-KNOWN = ["ipc", "grant", "attention", "overlap", "planner"]
-FIELDS = {"name", "value", "unit", "target", "better", "detail"}
+import against
+import programs
 
-
-def checked(entry, origin):
-    missing = FIELDS - set(entry)
-    if missing:
-        raise ValueError(f"{origin}: an entry lacks {sorted(missing)}")
-    if entry["better"] not in ("lower", "higher"):
-        raise ValueError(f"{origin}: better is '{entry['better']}', must be "
-                         "lower or higher")
-    return entry
+EXAMPLES = """examples:
+  ./dev bench                          all of them, once, with their targets
+  ./dev bench ipc grant --json out.json
+  ./dev bench --against main           have my changes made anything slower?
+  ./dev bench --against HEAD~3 --rounds 9 planner
+"""
 
 
 def verdict(entry):
@@ -35,17 +27,6 @@ def verdict(entry):
     met = (entry["value"] <= entry["target"] if entry["better"] == "lower"
            else entry["value"] >= entry["target"])
     return "met" if met else "MISSED"
-
-
-def run(binary):
-    with tempfile.NamedTemporaryFile(suffix=".json") as out:
-        subprocess.run([binary, "--json", out.name], check=True,
-                       stdin=subprocess.DEVNULL, stdout=sys.stderr)
-        with open(out.name, encoding="utf-8") as file:
-            entries = json.load(file)
-    if not entries:
-        raise ValueError(f"{binary}: wrote no entry")
-    return [checked(entry, os.path.basename(binary)) for entry in entries]
 
 
 def number(value):
@@ -71,35 +52,43 @@ def show(entries):
 
 
 def parse_arguments():
-    parser = argparse.ArgumentParser(prog="./dev bench",
-                                     description=__doc__.splitlines()[0])
+    parser = argparse.ArgumentParser(
+        prog="./dev bench", description=__doc__.splitlines()[0],
+        epilog=EXAMPLES, formatter_class=argparse.RawTextHelpFormatter)
     parser.add_argument("names", nargs="*", metavar="NAME",
-                        help="of " + ", ".join(KNOWN) + "; default: all")
+                        help="of " + ", ".join(programs.KNOWN) +
+                        "; default: all")
     parser.add_argument("--bin", required=True, help=argparse.SUPPRESS)
+    parser.add_argument("--jobs", type=int, default=1, help=argparse.SUPPRESS)
     parser.add_argument("--json", metavar="FILE", help="write the list here")
+    parser.add_argument(
+        "--against", metavar="REV",
+        help="build this commit under build/against/, run both builds in\n"
+        "turns; exit status 1 where a row has got slower")
+    parser.add_argument("--rounds", type=int, default=7, metavar="N",
+                        help="with --against: runs of each build; default 7")
     arguments = parser.parse_args()
     for name in arguments.names:
-        if name not in KNOWN:
-            parser.exit(2, f"error: no benchmark '{name}'; there are: "
-                        f"{' '.join(KNOWN)}\n")
+        if name not in programs.KNOWN:
+            raise programs.Usage(f"no benchmark '{name}'; there are: "
+                                 + " ".join(programs.KNOWN))
+    if arguments.rounds < 1:
+        raise programs.Usage(f"--rounds {arguments.rounds}: must be at least "
+                             "1; 7 tell a regression from noise")
+    if arguments.json:  # before anything is measured
+        with open(arguments.json, "w", encoding="utf-8"):
+            pass
     return arguments
 
 
-def main():
-    arguments = parse_arguments()
+def run_once(arguments, names):
     entries, failed = [], []
-    for name in arguments.names or KNOWN:
-        binary = os.path.join(arguments.bin, "bench-" + name)
-        if not os.path.exists(binary):
-            print(f"error: bench: {name}: there is no {binary}",
-                  file=sys.stderr)
-            failed.append(name)
-            continue
+    for name in names:
         started = time.monotonic()
         print(f"bench: {name} …", file=sys.stderr, flush=True)
         try:
-            entries += run(binary)
-        except (subprocess.CalledProcessError, ValueError, OSError) as error:
+            entries += programs.run(arguments.bin, name, sys.stderr)
+        except (programs.Failed, OSError) as error:
             print(f"error: bench: {name}: {error}", file=sys.stderr)
             failed.append(name)
         print(f"bench: {name}: {time.monotonic() - started:.0f} s",
@@ -110,6 +99,24 @@ def main():
             file.write("\n")
     show(entries)
     return 1 if failed or not entries else 0
+
+
+def main():
+    try:
+        arguments = parse_arguments()
+        names = arguments.names or programs.KNOWN
+        if arguments.against:
+            return against.main(arguments, names)
+        return run_once(arguments, names)
+    except programs.Usage as error:
+        print(f"error: bench: {error}", file=sys.stderr)
+        return 2
+    except (programs.Failed, OSError) as error:
+        print(f"error: bench: {error}", file=sys.stderr)
+        return 1
+    except KeyboardInterrupt:
+        print("bench: interrupted", file=sys.stderr)
+        return 130
 
 
 if __name__ == "__main__":

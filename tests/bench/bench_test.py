@@ -2,13 +2,16 @@
 """The benchmark driver judges and refuses as it says."""
 
 import os
+import signal
 import stat
 import subprocess
 import sys
 import tempfile
+import time
 import unittest
 
 import bench
+import programs
 
 HERE = os.path.dirname(os.path.abspath(__file__))
 
@@ -16,6 +19,19 @@ HERE = os.path.dirname(os.path.abspath(__file__))
 def entry(value, target, better="lower"):
     return {"name": "x", "value": value, "unit": "s", "target": target,
             "better": better, "detail": {}}
+
+
+def gone(pid):
+    """No such process, or one that only waits to be reaped."""
+    for _ in range(100):
+        try:
+            with open(f"/proc/{pid}/stat", encoding="utf-8") as file:
+                if file.read().rpartition(")")[2].split()[0] == "Z":
+                    return True
+        except FileNotFoundError:
+            return True
+        time.sleep(0.1)
+    return False
 
 
 class Verdict(unittest.TestCase):
@@ -30,8 +46,8 @@ class Verdict(unittest.TestCase):
     def test_an_incomplete_entry_is_refused(self):
         broken = entry(1, 2)
         del broken["unit"]
-        with self.assertRaises(ValueError):
-            bench.checked(broken, "bench-x")
+        with self.assertRaises(programs.Failed):
+            programs.checked(broken, "bench-x")
 
 
 class Driver(unittest.TestCase):
@@ -71,6 +87,33 @@ class Driver(unittest.TestCase):
         run = self.drive("exit 0\n", "nonsense")
         self.assertEqual(run.returncode, 2)
         self.assertIn("no benchmark 'nonsense'", run.stderr)
+
+    def test_a_revision_that_is_none_is_refused_in_one_line(self):
+        run = self.drive("exit 0\n", "--against", "no/such/revision")
+        self.assertEqual(run.returncode, 2)
+        self.assertRegex(run.stderr, "^error: bench: --against 'no/such/"
+                         "revision': no such commit.*\n$")
+
+    def test_no_rounds_are_refused(self):
+        run = self.drive("exit 0\n", "--against", "HEAD", "--rounds", "0")
+        self.assertEqual(run.returncode, 2)
+        self.assertIn("--rounds 0: must be at least 1", run.stderr)
+
+    def test_ctrl_c_ends_what_the_benchmark_started(self):
+        with tempfile.TemporaryDirectory() as folder:
+            program = os.path.join(folder, "bench-ipc")
+            with open(program, "w", encoding="utf-8") as file:
+                file.write("#!/bin/sh\nsleep 300 &\necho $! >&2\nwait\n")
+            os.chmod(program, stat.S_IRWXU)
+            with subprocess.Popen(
+                    [sys.executable, os.path.join(HERE, "bench.py"), "--bin",
+                     folder, "ipc"], stderr=subprocess.PIPE, text=True) as run:
+                self.assertIn("bench: ipc", run.stderr.readline())
+                started = int(run.stderr.readline())
+                run.send_signal(signal.SIGINT)
+                self.assertIn("interrupted", run.stderr.read())
+            self.assertEqual(run.returncode, 130)
+            self.assertTrue(gone(started))
 
 
 if __name__ == "__main__":

@@ -88,7 +88,7 @@ void Iterations(BenchReport& report) {
     fewest = std::min(fewest, trace.buffers.size());
     most = std::max(most, trace.buffers.size());
     if (!p.optimal()) {
-      report.Add({"iteration_gap", p.gap() * 100, "%", 0, true, spec.name});
+      report.Add({"iteration_gap_" + spec.name, p.gap() * 100, "%", 0, true});
     }
   }
   report.Add({"iterations_proved", proved, fmt::format("of {}", all), all,

@@ -1,0 +1,98 @@
+"""What a benchmark program is, and how one is run.
+
+A benchmark NAME is the program bench-NAME of a build, or a script here that
+drives the build's own programs (SCRIPTS). It takes `--json FILE` and writes a
+list of {"name", "value", "unit", "target", "better", "detail"} into it; what
+it compares, it measures side by side in the one run. `better` is "lower" or
+"higher"; `target` may be null: then the figure is only shown.
+"""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import tempfile
+
+HERE = os.path.dirname(os.path.abspath(__file__))
+KNOWN = ["ipc", "grant", "attention", "overlap", "planner", "train"]
+SCRIPTS = {"train": "train_steps.py"}
+# What a script needs built; a program needs only itself.
+NEEDS = {"train": ["sluice-train", "sluiced", "sluice-worker"]}
+FIELDS = {"name", "value", "unit", "target", "better", "detail"}
+
+
+class Failed(Exception):
+    """A benchmark that cannot be run, or wrote what is no result."""
+
+
+class Usage(Exception):
+    """A wrong argument: one line, exit status 2."""
+
+
+def targets(name):
+    return NEEDS.get(name, ["bench-" + name])
+
+
+def command(folder, name):
+    """The command of benchmark `name` over the programs in `folder`."""
+    needed = [os.path.join(folder, target) for target in targets(name)]
+    for path in needed:
+        if not os.path.exists(path):
+            raise Failed(f"there is no {path}")
+    if name in SCRIPTS:
+        return [sys.executable, os.path.join(HERE, SCRIPTS[name]), "--bin",
+                folder]
+    return needed
+
+
+def checked(entry, origin):
+    missing = FIELDS - set(entry)
+    if missing:
+        raise Failed(f"{origin}: an entry lacks {sorted(missing)}")
+    if entry["better"] not in ("lower", "higher"):
+        raise Failed(f"{origin}: better is '{entry['better']}', must be lower "
+                     "or higher")
+    return entry
+
+
+def finish(arguments, **options):
+    """Runs to the end, in a process group of its own: Ctrl-C ends all of it,
+    daemons and ranks that a benchmark started included."""
+    with subprocess.Popen(arguments, stdin=subprocess.DEVNULL,
+                          start_new_session=True, **options) as process:
+        try:
+            return process.wait()
+        except BaseException:
+            end_group(process)
+            raise
+
+
+def end_group(process):
+    for number, patience in ((signal.SIGTERM, 5), (signal.SIGKILL, None)):
+        try:
+            os.killpg(process.pid, number)
+        except ProcessLookupError:
+            return
+        try:
+            process.wait(patience)
+        except subprocess.TimeoutExpired:
+            pass
+
+
+def run(folder, name, output):
+    """The entries that benchmark `name` wrote; what it prints goes to the
+    file `output`."""
+    with tempfile.NamedTemporaryFile(suffix=".json") as out:
+        status = finish([*command(folder, name), "--json", out.name],
+                        stdout=output, stderr=output)
+        if status != 0:
+            raise Failed(f"it ended with status {status}")
+        with open(out.name, encoding="utf-8") as file:
+            try:
+                entries = json.load(file)
+            except ValueError as error:
+                raise Failed(f"what it wrote is no JSON: {error}") from error
+    if not entries:
+        raise Failed("it wrote no entry")
+    return [checked(entry, "bench-" + name) for entry in entries]
