@@ -13,6 +13,7 @@
 #include "client/ctl/train_flags.h"
 #include "client/ctl/train_page.h"
 #include "client/ctl/train_words.h"
+#include "planner/train/evidence.h"
 #include "proto/base/status.h"
 
 namespace sluice::ctl {
@@ -44,6 +45,8 @@ absl::StatusOr<TrainAnswer> Ask(const TrainFlags& flags) {
   }
   SLUICE_ASSIGN_OR_RETURN(answer.estimate,
                           planner::train::BestEstimate(answer.request, given));
+  SLUICE_ASSIGN_OR_RETURN(answer.remedies,
+                          planner::train::FindRemedies(answer.request, given));
   return answer;
 }
 
@@ -52,6 +55,7 @@ absl::StatusOr<MfuCurve> CurveOf(Request request,
                                  const planner::train::GivenSettings& given) {
   MfuCurve curve;
   curve.method = planner::train::MethodName(request.method);
+  curve.validated = !planner::train::EvidenceOf(request).speed.empty();
   SLUICE_ASSIGN_OR_RETURN(const auto longest,
                           planner::train::FindLongest(request, given));
   constexpr double kSteps = 4;  // points a doubling

@@ -155,9 +155,9 @@ constexpr double kPlotHeight = 270;
 class MfuPlot {
  public:
   MfuPlot(const std::vector<MfuCurve>& curves, int64_t asked,
-          double asked_mfu) {
+          std::optional<double> asked_mfu) {
     low_ = high_ = std::log2(double(asked));
-    most_ = asked_mfu;
+    most_ = asked_mfu.value_or(0);
     for (const MfuCurve& curve : curves) {
       for (const MfuPoint& point : curve.points) {
         low_ = std::min(low_, std::log2(double(point.tokens)));
@@ -223,14 +223,19 @@ class MfuPlot {
     return text;
   }
 
-  std::string Asked(int64_t tokens, double mfu, bool fits) const {
-    return Line(X(tokens), kPlotTop, X(tokens), kPlotTop + kPlotHeight,
-                "rule dash") +
+  std::string Asked(int64_t tokens, std::optional<double> mfu) const {
+    const std::string rule = Line(X(tokens), kPlotTop, X(tokens),
+                                  kPlotTop + kPlotHeight, "rule dash");
+    if (!mfu) {
+      return rule + Text(X(tokens) - 6, kPlotTop + 12, "e limit-text",
+                         TokensText(tokens) + " does not fit");
+    }
+    return rule +
            fmt::format(
-               "<circle cx=\"{:.1f}\" cy=\"{:.1f}\" r=\"6.5\" class=\"asked"
-               "{}\"><title>asked: {} tokens, {:.2f} %</title></circle>",
-               X(tokens), Y(mfu), fits ? "" : " no", TokensText(tokens),
-               100 * mfu);
+               "<circle cx=\"{:.1f}\" cy=\"{:.1f}\" r=\"6.5\" "
+               "class=\"asked\"><title>asked: {} tokens, {:.2f} %</title>"
+               "</circle>",
+               X(tokens), Y(*mfu), TokensText(tokens), 100 * *mfu);
   }
 
  private:
@@ -293,7 +298,7 @@ std::string LayerTimeline(const LayerTimes& layer) {
 }
 
 std::string MfuChart(const std::vector<MfuCurve>& curves, int64_t asked,
-                     double asked_mfu, bool asked_fits) {
+                     std::optional<double> asked_mfu) {
   const MfuPlot plot(curves, asked, asked_mfu);
   std::string text = plot.Axes();
   std::vector<const MfuCurve*> named;
@@ -304,7 +309,7 @@ std::string MfuChart(const std::vector<MfuCurve>& curves, int64_t asked,
       named.push_back(&curve);
     }
   }
-  text += plot.Asked(asked, asked_mfu, asked_fits) + plot.Names(named);
+  text += plot.Asked(asked, asked_mfu) + plot.Names(named);
   return Svg(kPlotTop + kPlotHeight + 52, "MFU over length", text);
 }
 

@@ -4,6 +4,7 @@
 // Thread safety: pure functions.
 #pragma once
 
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -25,8 +26,8 @@ std::string StackedBar(const NamedParts& parts, double whole, double limit,
 // meanwhile.
 std::string LayerTimeline(const planner::train::LayerTimes& layer);
 
-// MFU over length; `asked` is marked.
+// MFU over length; `asked` is marked, with no MFU where it does not fit.
 std::string MfuChart(const std::vector<MfuCurve>& curves, int64_t asked,
-                     double asked_mfu, bool asked_fits);
+                     std::optional<double> asked_mfu);
 
 }  // namespace sluice::ctl

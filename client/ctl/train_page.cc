@@ -68,7 +68,6 @@ font-weight:600;font-variant-numeric:tabular-nums}
 .curve.chosen{stroke-width:3.2;opacity:1}.dot{stroke:var(--card)}
 svg .name{font-weight:500}svg .name.chosen{font-weight:700}
 .asked{fill:var(--card);stroke:var(--ink);stroke-width:2.4}
-.asked.no{stroke:var(--bad)}
 footer{margin-top:22px;font-size:13px;color:var(--soft)}
 )";
 
@@ -133,26 +132,40 @@ std::string Legend(const NamedParts& parts, double whole, bool bytes) {
 std::string Head(const TrainAnswer& answer) {
   const Request& request = answer.request;
   const Estimate& estimate = answer.estimate;
+  std::string remedies;
+  for (const auto& remedy : answer.remedies) {
+    remedies += (remedies.empty() ? "" : "; or ") + remedy.Text();
+  }
   return fmt::format(
-      "<h1>{} · {} tokens · {} × {}</h1>\n<p>method {}: {} · <span "
-      "class=\"verdict{}\">{}</span></p>\n",
+      "<h1>{} · {} tokens · {} × {}</h1>\n<p>method {}{} · <span "
+      "class=\"verdict{}\">{}</span>{}</p>\n",
       EscapeHtml(request.model.name), TokensText(request.seq_len), request.gpus,
       EscapeHtml(request.hardware.name),
       planner::train::MethodName(request.method),
-      EscapeHtml(SettingsText(request, estimate.settings)),
-      estimate.fits ? "" : " no", EscapeHtml(ReasonText(estimate)));
+      HasMemory(estimate)
+          ? ": " + EscapeHtml(SettingsText(request, estimate.settings))
+          : "",
+      estimate.fits ? "" : " no", EscapeHtml(ReasonText(answer)),
+      remedies.empty() ? "" : "<br>It would fit: " + EscapeHtml(remedies));
 }
 
 std::string Tiles(const TrainAnswer& answer) {
   const Estimate& estimate = answer.estimate;
-  std::string tiles =
-      Tile(fmt::format("{:.1f} %", 100 * estimate.mfu), "MFU") +
-      Tile(Count(estimate.tokens_per_gpu_per_s), "tokens a GPU and second") +
-      Tile(Span(estimate.step_s),
-           fmt::format("a step of {} sequences", answer.request.global_batch)) +
-      Tile(Size(int64_t(estimate.gpu_peak_bytes)),
-           "of a GPU, " + Size(int64_t(estimate.gpu_usable_bytes)) + " usable");
-  if (estimate.host_bytes_per_node > 0) {
+  std::string tiles;
+  if (estimate.fits) {
+    tiles =
+        Tile(fmt::format("{:.1f} %", 100 * estimate.mfu),
+             "MFU, " + SpeedEvidence(answer.request)) +
+        Tile(Count(estimate.tokens_per_gpu_per_s), "tokens a GPU and second") +
+        Tile(Span(estimate.step_s), fmt::format("a step of {} sequences",
+                                                answer.request.global_batch));
+  }
+  if (HasMemory(estimate)) {
+    tiles += Tile(
+        Size(int64_t(estimate.gpu_peak_bytes)),
+        "of a GPU, " + Size(int64_t(estimate.gpu_usable_bytes)) + " usable");
+  }
+  if (HasMemory(estimate) && estimate.host_bytes_per_node > 0) {
     tiles += Tile(Size(int64_t(estimate.host_bytes_per_node)),
                   "host memory a node, " +
                       Size(int64_t(estimate.host_usable_bytes)) + " usable");
@@ -172,6 +185,7 @@ std::string Tiles(const TrainAnswer& answer) {
 
 std::string MemoryCard(const TrainAnswer& answer) {
   const Estimate& estimate = answer.estimate;
+  if (!HasMemory(estimate)) return "";
   const NamedParts parts = MemoryParts(estimate.memory);
   return Card(
       "Memory of a GPU at its peak",
@@ -185,6 +199,7 @@ std::string MemoryCard(const TrainAnswer& answer) {
 
 std::string StepCards(const TrainAnswer& answer) {
   const Estimate& estimate = answer.estimate;
+  if (!estimate.fits) return "";
   const NamedParts parts = StepParts(estimate.breakdown);
   return Card("The step",
               "Where its time goes; copies and network only as "
@@ -195,6 +210,19 @@ std::string StepCards(const TrainAnswer& answer) {
               "One sequence on one GPU. The lower lanes show how busy the "
               "link to host memory is while the layer computes.",
               LayerTimeline(estimate.layer));
+}
+
+// Which curves nobody has measured.
+std::string NotValidated(const Request& request,
+                         const std::vector<MfuCurve>& curves) {
+  std::string names;
+  for (const MfuCurve& curve : curves) {
+    if (curve.validated || curve.points.empty()) continue;
+    names += (names.empty() ? "" : ", ") + curve.method;
+  }
+  if (names.empty()) return "";
+  return fmt::format(" Not validated on {} by any published table: {}.",
+                     request.hardware.name, names);
 }
 
 }  // namespace
@@ -211,14 +239,19 @@ std::string TrainPage(const TrainAnswer& answer,
   page += Card(
       "MFU over length",
       "Each method with its best settings, up to the longest "
-      "sequence that fits; the ring is what was asked for.",
-      MfuChart(curves, answer.request.seq_len, estimate.mfu, estimate.fits));
-  const std::string note = answer.request.hardware.note;
+      "sequence that fits; the ring is what was asked for." +
+          NotValidated(answer.request, curves),
+      MfuChart(curves, answer.request.seq_len,
+               estimate.fits ? std::optional(estimate.mfu) : std::nullopt));
+  std::string notes;
+  for (const std::string& note : NotesOf(answer)) {
+    notes += "Note: " + EscapeHtml(note) + ".<br>";
+  }
   page += fmt::format(
       "<footer>{}MFU counts causal attention as half and no recomputation "
       "(MEMO). `sluicectl plan validate` shows the model beside published "
       "tables.</footer>\n</main></body></html>\n",
-      note.empty() ? "" : "Hardware: " + EscapeHtml(note) + ". ");
+      notes);
   return page;
 }
 

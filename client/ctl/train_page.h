@@ -21,7 +21,8 @@ struct MfuPoint {
 // at its longest sequence.
 struct MfuCurve {
   std::string method;
-  bool chosen = false;  // the method asked for, with the settings given
+  bool chosen = false;     // the method asked for, with the settings given
+  bool validated = false;  // its speed on this machine, by a published table
   std::vector<MfuPoint> points;
 };
 

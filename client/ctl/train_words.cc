@@ -6,6 +6,7 @@
 
 #include "client/ctl/format.h"
 #include "client/ctl/table.h"
+#include "planner/train/evidence.h"
 #include "proto/base/text.h"
 
 namespace sluice::ctl {
@@ -60,6 +61,85 @@ nlohmann::ordered_json SettingsJson(const TrainAnswer& answer) {
   return json;
 }
 
+template <typename Value>
+nlohmann::ordered_json OrNull(bool there, const Value& value) {
+  return there ? nlohmann::ordered_json(value) : nullptr;
+}
+
+nlohmann::ordered_json RemediesJson(const TrainAnswer& answer) {
+  nlohmann::ordered_json all = nlohmann::ordered_json::array();
+  for (const auto& remedy : answer.remedies) {
+    nlohmann::ordered_json one = {{"flag", remedy.flag},
+                                  {"value", remedy.value},
+                                  {"without", remedy.without}};
+    all.push_back(std::move(one));
+  }
+  return all;
+}
+
+std::string EvidenceText(const Request& request, const std::string& table) {
+  if (!table.empty()) return "validated on " + table;
+  return fmt::format("not validated: no published table has {} on {}",
+                     planner::train::MethodName(request.method),
+                     Printable(request.hardware.name));
+}
+
+std::string Row(const char* name, const std::string& value) {
+  return fmt::format("  {:<12}{}\n", name, value);
+}
+
+std::string RemedyWords(const TrainAnswer& answer) {
+  if (answer.estimate.fits) return "";
+  if (answer.remedies.empty()) {
+    return Row("would fit",
+               "with no other settings, method, length, or up to 64 times the "
+               "GPUs");
+  }
+  std::string text;
+  for (const auto& remedy : answer.remedies) {
+    text += Row(text.empty() ? "would fit" : "or", remedy.Text());
+  }
+  return text;
+}
+
+std::string SpeedWords(const TrainAnswer& answer) {
+  const Estimate& estimate = answer.estimate;
+  return Row("MFU", fmt::format("{:.2f} % ({})", 100 * estimate.mfu,
+                                SpeedEvidence(answer.request))) +
+         Row("speed", fmt::format("{} tokens a GPU and second",
+                                  Count(estimate.tokens_per_gpu_per_s))) +
+         Row("step", fmt::format("{} ({} sequences)", Span(estimate.step_s),
+                                 answer.request.global_batch));
+}
+
+std::string MemoryWords(const Estimate& estimate) {
+  std::string text =
+      Row("GPU", fmt::format("{} of {} usable", Sized(estimate.gpu_peak_bytes),
+                             Sized(estimate.gpu_usable_bytes)));
+  if (estimate.host_bytes_per_node > 0) {
+    text += Row("host", fmt::format("{} a node of {} usable",
+                                    Sized(estimate.host_bytes_per_node),
+                                    Sized(estimate.host_usable_bytes)));
+  }
+  return text;
+}
+
+std::string LongestWords(const TrainAnswer& answer) {
+  const auto& longest = *answer.longest;
+  if (longest.tokens == 0) {
+    return Row("longest", fmt::format("not even {} tokens: stopped by {}",
+                                      TokensText(planner::train::kLengthStep),
+                                      ReasonName(longest.stopped_by)));
+  }
+  return Row(
+      "longest",
+      fmt::format("{} tokens; stopped by {} ({})", TokensText(longest.tokens),
+                  longest.stopped_by == Reason::kOk
+                      ? "nothing up to " + TokensText(planner::train::kLongest)
+                      : std::string(ReasonName(longest.stopped_by)),
+                  MemoryEvidence(answer.request)));
+}
+
 }  // namespace
 
 NamedParts StepParts(const planner::train::Breakdown& b) {
@@ -99,7 +179,9 @@ std::string SettingsText(const Request& request, const Settings& s) {
   return text;
 }
 
-std::string ReasonText(const Estimate& estimate) {
+std::string ReasonText(const TrainAnswer& answer) {
+  const Estimate& estimate = answer.estimate;
+  const Request& request = answer.request;
   switch (estimate.reason) {
     case Reason::kOk:
       return "fits";
@@ -112,10 +194,54 @@ std::string ReasonText(const Estimate& estimate) {
           "does not fit: needs {} of a node's host memory, {} are usable",
           Sized(estimate.host_bytes_per_node),
           Sized(estimate.host_usable_bytes));
+    case Reason::kBatch:
+      return fmt::format(
+          "does not fit: {} sequences a step ({}) cannot be shared by {} GPUs; "
+          "{} can",
+          request.global_batch,
+          request.global_batch == Request().global_batch
+              ? "the default of --global-batch"
+              : "--global-batch",
+          request.gpus, estimate.batch_that_divides);
     case Reason::kHeads:
       break;
   }
-  return "does not fit: the attention heads do not divide by the ranks";
+  return fmt::format(
+      "does not fit: the {} attention heads do not divide by the ranks",
+      request.model.heads);
+}
+
+std::string SpeedEvidence(const Request& request) {
+  return EvidenceText(request, planner::train::EvidenceOf(request).speed);
+}
+
+std::string MemoryEvidence(const Request& request) {
+  return EvidenceText(request, planner::train::EvidenceOf(request).memory);
+}
+
+bool HasMemory(const Estimate& estimate) {
+  return estimate.reason != Reason::kHeads && estimate.reason != Reason::kBatch;
+}
+
+std::vector<std::string> NotesOf(const TrainAnswer& answer) {
+  const Request& request = answer.request;
+  std::vector<std::string> notes;
+  if (request.method == Method::kSluice && answer.estimate.settings.zero >= 3) {
+    notes.emplace_back(
+        "ZeRO 3 shards the weights, which sluice-train does not do itself: "
+        "this is the streamed layer under FSDP2");
+  }
+  if (answer.estimate.fits && answer.estimate.reorganisation_unknown) {
+    notes.push_back(fmt::format(
+        "a caching allocator would reorganise its memory here, as it was seen "
+        "to on {}; what that costs on {} was never measured and is not "
+        "charged",
+        planner::train::kMemoHardware, Printable(request.hardware.name)));
+  }
+  if (!request.hardware.note.empty()) {
+    notes.push_back(Printable(request.hardware.note));
+  }
+  return notes;
 }
 
 std::string TrainWords(const TrainAnswer& answer) {
@@ -124,62 +250,59 @@ std::string TrainWords(const TrainAnswer& answer) {
   std::string text = fmt::format(
       "{} on {} x {}, {} tokens, {}: {}\n", request.model.name, request.gpus,
       request.hardware.name, TokensText(request.seq_len),
-      planner::train::MethodName(request.method), ReasonText(estimate));
-  text += fmt::format("  {:<12}{}\n", "settings",
-                      SettingsText(request, estimate.settings));
-  text += fmt::format("  {:<12}{:.2f} %\n", "MFU", 100 * estimate.mfu);
-  text += fmt::format("  {:<12}{} tokens a GPU and second\n", "speed",
-                      Count(estimate.tokens_per_gpu_per_s));
-  text += fmt::format("  {:<12}{} ({} sequences)\n", "step",
-                      Span(estimate.step_s), request.global_batch);
-  text += fmt::format("  {:<12}{} of {} usable\n", "GPU",
-                      Sized(estimate.gpu_peak_bytes),
-                      Sized(estimate.gpu_usable_bytes));
-  if (estimate.host_bytes_per_node > 0) {
-    text += fmt::format("  {:<12}{} a node of {} usable\n", "host",
-                        Sized(estimate.host_bytes_per_node),
-                        Sized(estimate.host_usable_bytes));
+      planner::train::MethodName(request.method), ReasonText(answer));
+  text += RemedyWords(answer);
+  if (HasMemory(estimate)) {
+    text += Row("settings", SettingsText(request, estimate.settings));
   }
-  if (answer.longest) {
-    const auto& longest = *answer.longest;
-    text += fmt::format(
-        "  {:<12}{} tokens; stopped by {}\n", "longest",
-        TokensText(longest.tokens),
-        longest.stopped_by == Reason::kOk
-            ? "nothing up to " + TokensText(planner::train::kLongest)
-            : std::string(ReasonName(longest.stopped_by)));
+  if (estimate.fits) text += SpeedWords(answer);
+  if (HasMemory(estimate)) text += MemoryWords(estimate);
+  if (answer.longest) text += LongestWords(answer);
+  if (estimate.fits) {
+    text += "the step\n" +
+            PartsTable(StepParts(estimate.breakdown), estimate.step_s, false);
   }
-  text += "the step\n" +
-          PartsTable(StepParts(estimate.breakdown), estimate.step_s, false);
-  text +=
-      "a GPU's memory at its peak\n" +
-      PartsTable(MemoryParts(estimate.memory), estimate.gpu_peak_bytes, true);
-  if (!request.hardware.note.empty()) {
-    text += "note: " + Printable(request.hardware.note) + "\n";
+  if (HasMemory(estimate)) {
+    text +=
+        "a GPU's memory at its peak\n" +
+        PartsTable(MemoryParts(estimate.memory), estimate.gpu_peak_bytes, true);
   }
+  for (const std::string& note : NotesOf(answer))
+    text += "note: " + note + "\n";
   return text;
 }
 
 std::string TrainJson(const TrainAnswer& answer) {
   const Estimate& estimate = answer.estimate;
+  const auto evidence = planner::train::EvidenceOf(answer.request);
+  const bool memory = HasMemory(estimate);
+  // No speed of what does not fit, and no memory of a division that there is
+  // not.
   nlohmann::ordered_json json = {
       {"fits", estimate.fits},
       {"reason", ReasonName(estimate.reason)},
-      {"mfu", estimate.mfu},
-      {"tokens_per_gpu_per_s", estimate.tokens_per_gpu_per_s},
-      {"step_s", estimate.step_s},
-      {"gpu_peak_bytes", int64_t(estimate.gpu_peak_bytes)},
-      {"host_bytes_per_node", int64_t(estimate.host_bytes_per_node)},
+      {"mfu", OrNull(estimate.fits, estimate.mfu)},
+      {"tokens_per_gpu_per_s",
+       OrNull(estimate.fits, estimate.tokens_per_gpu_per_s)},
+      {"step_s", OrNull(estimate.fits, estimate.step_s)},
+      {"speed_validated_on", OrNull(!evidence.speed.empty(), evidence.speed)},
+      {"memory_validated_on",
+       OrNull(!evidence.memory.empty(), evidence.memory)},
+      {"gpu_peak_bytes", OrNull(memory, int64_t(estimate.gpu_peak_bytes))},
+      {"host_bytes_per_node",
+       OrNull(memory, int64_t(estimate.host_bytes_per_node))},
       {"settings", SettingsJson(answer)}};
   nlohmann::ordered_json breakdown;
   for (const auto& [name, seconds] : StepParts(estimate.breakdown)) {
     breakdown[name] = seconds;
   }
-  json["breakdown"] = breakdown;
+  json["breakdown"] = OrNull(estimate.fits, breakdown);
   if (answer.longest) {
     json["max_seq_len"] = answer.longest->tokens;
     json["stopped_by"] = ReasonName(answer.longest->stopped_by);
   }
+  if (!estimate.fits) json["would_fit"] = RemediesJson(answer);
+  json["notes"] = NotesOf(answer);
   return json.dump() + "\n";
 }
 

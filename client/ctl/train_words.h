@@ -6,6 +6,7 @@
 #include <utility>
 #include <vector>
 
+#include "planner/train/remedy.h"
 #include "planner/train/search.h"
 
 namespace sluice::ctl {
@@ -15,6 +16,8 @@ struct TrainAnswer {
   planner::train::Request request;
   planner::train::Estimate estimate;
   std::optional<planner::train::LongestSequence> longest;
+  // Where it does not fit: the changes that help, the nearest first.
+  std::vector<planner::train::Remedy> remedies;
 };
 
 // Named parts that add up: of the step in seconds, of the GPU in bytes. Those
@@ -26,8 +29,15 @@ NamedParts MemoryParts(const planner::train::GpuMemory& memory);
 // "TP 4, CP 2, ZeRO 1, alpha 0.5": what is not 1.
 std::string SettingsText(const planner::train::Request& request,
                          const planner::train::Settings& settings);
-// "needs 91 GiB of a GPU, 72 GiB are usable".
-std::string ReasonText(const planner::train::Estimate& estimate);
+// "does not fit: needs 91 GiB of a GPU, 72 GiB are usable".
+std::string ReasonText(const TrainAnswer& answer);
+// "not validated: no published table has sluice on h100-80g".
+std::string SpeedEvidence(const planner::train::Request& request);
+std::string MemoryEvidence(const planner::train::Request& request);
+// Whether memory was estimated of a division of the GPUs that there is.
+bool HasMemory(const planner::train::Estimate& estimate);
+// What is to be known beside the figures, a sentence each.
+std::vector<std::string> NotesOf(const TrainAnswer& answer);
 
 std::string TrainWords(const TrainAnswer& answer);
 std::string TrainJson(const TrainAnswer& answer);

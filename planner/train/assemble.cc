@@ -13,9 +13,10 @@ double Microbatches(const Request& request, const Settings& settings) {
 Breakdown WorkOfStage(const Request& request, const Settings& settings,
                       const StepParts& parts) {
   const double sequences = Microbatches(request, settings);
-  const double layers =
-      sequences * double(request.model.layers) / double(settings.pp);
-  const double swapped = sequences * parts.swapped_layers / double(settings.pp);
+  const double stage = StageLayers(request, settings);
+  const double layers = sequences * stage;
+  const double swapped =
+      sequences * parts.swapped_layers * stage / double(request.model.layers);
   const LayerTimes& layer = parts.layer;
   Breakdown work;
   work.attention =
@@ -71,6 +72,8 @@ std::string_view ReasonName(Reason reason) {
       return "host_memory";
     case Reason::kHeads:
       return "heads";
+    case Reason::kBatch:
+      return "global_batch";
   }
   return "";
 }
@@ -81,6 +84,7 @@ Estimate Assemble(const Request& request, const Settings& settings,
   result.settings = settings;
   result.layer = parts.layer;
   result.memory = parts.memory;
+  result.reorganisation_unknown = parts.reorganisation_unknown;
   result.gpu_peak_bytes = parts.memory.total();
   result.gpu_usable_bytes = parts.gpu_usable_bytes;
   result.host_bytes_per_node = parts.host_bytes_per_node;

@@ -86,10 +86,9 @@ inline constexpr double kRecomputeCollectives = 3;  // all but the last scatter
 // A caching allocator that runs out frees its cached blocks and asks the
 // driver again (MEMO section 3.2: 6 times an iteration at 128K, 16 at 256K).
 // It begins once activations fill the first part of what states leave (7B: no
-// at 64K, 0.13), happens at its full rate from the second (7B: 128K, 0.22), and
-// then costs seconds a byte of skeletal tensors that passes through.
+// at 64K, 0.13) and happens at its full rate from the second (7B: 128K, 0.22).
+// What it then costs is the machine's (Hardware::reorganisation_s_per_byte).
 inline constexpr double kReorganisationStart = 0.125;
 inline constexpr double kReorganisationFull = 0.22;
-inline constexpr double kReorganisationSeconds = 0.20e-9;
 
 }  // namespace sluice::planner::train

@@ -59,13 +59,16 @@ struct GpuMemory {
   }
 };
 
-enum class Reason { kOk, kGpuMemory, kHostMemory, kHeads };
-// "ok", "gpu_memory", "host_memory", "heads".
+enum class Reason { kOk, kGpuMemory, kHostMemory, kHeads, kBatch };
+// "ok", "gpu_memory", "host_memory", "heads", "global_batch".
 std::string_view ReasonName(Reason reason);
 
 struct Estimate {
   bool fits = false;
   Reason reason = Reason::kOk;
+  int64_t batch_that_divides = 0;  // with kBatch: sequences that would do
+  // Of a step that does not fit, the figures below compare settings and are
+  // nobody's answer; with kHeads and kBatch there is no such division at all.
   double mfu = 0;  // fraction, MEMO's definition
   double tokens_per_gpu_per_s = 0;
   double step_s = 0;
@@ -77,6 +80,9 @@ struct Estimate {
   Breakdown breakdown;
   GpuMemory memory;
   LayerTimes layer;  // one layer, one sequence
+  // A caching allocator would reorganise here, as it was seen to do on another
+  // machine; what that costs on this one nobody measured: it is not charged.
+  bool reorganisation_unknown = false;
 };
 
 // The model of one method with settings that are whole (alpha and chunk too).

@@ -21,6 +21,7 @@ struct Key {
   const char* name;
   double Hardware::*value;
   bool fraction = false;
+  bool optional = false;  // 0 where it is left out
 };
 constexpr Key kKeys[] = {
     {"gpu", "peak_flops", &Hardware::peak_flops},
@@ -35,7 +36,13 @@ constexpr Key kKeys[] = {
     {"links", "host_bytes_per_s", &Hardware::host_link_bytes_per_s},
     {"links", "gpu_bytes_per_s", &Hardware::gpu_link_bytes_per_s},
     {"links", "network_bytes_per_s", &Hardware::network_bytes_per_s},
+    {"allocator", "reorganisation_s_per_byte",
+     &Hardware::reorganisation_s_per_byte, false, true},
 };
+
+// What is meant by names that are no profile's.
+constexpr std::pair<std::string_view, std::string_view> kOtherNames[] = {
+    {"a100-80g", "dgx-a100"}, {"a100-40g", "dgx-a100-40g"}};
 
 absl::Status Fault(std::string_view source, std::string what) {
   return absl::InvalidArgumentError(
@@ -71,6 +78,7 @@ absl::Status CheckKeys(const toml::table& root, std::string_view source) {
 
 absl::Status ReadNumber(const toml::table& root, const Key& key,
                         std::string_view source, Hardware& hardware) {
+  if (key.optional && !root[key.table][key.name]) return absl::OkStatus();
   const auto value = root[key.table][key.name].value<double>();
   if (!value) {
     return Fault(source, fmt::format("'{}.{}' is missing or no number",
@@ -121,8 +129,12 @@ absl::StatusOr<Hardware> ReadHardware(std::string_view toml,
 }
 
 absl::StatusOr<Hardware> FindHardware(std::string_view name) {
+  std::string_view meant = name;
+  for (const auto& [other, profile] : kOtherNames) {
+    if (name == other) meant = profile;
+  }
   for (const ShippedFile& file : ShippedHardware()) {
-    if (file.name == name) return ReadHardware(file.text, file.name);
+    if (file.name == meant) return ReadHardware(file.text, file.name);
   }
   return absl::NotFoundError(
       fmt::format("no hardware '{}'; there are {}, or give a TOML file", name,

@@ -41,6 +41,13 @@ struct Hardware {
   double host_link_bytes_per_s = 0;
   double gpu_link_bytes_per_s = 0;
   double network_bytes_per_s = 0;
+
+  // What a caching allocator that reorganises costs, a byte of the tensors
+  // that pass through it, where that was observed on this machine; else 0 and
+  // nothing is charged. Only machines that somebody measured have it.
+  double reorganisation_s_per_byte = 0;
+
+  bool operator==(const Hardware&) const = default;
 };
 
 // Reads a profile; unknown and missing keys are faults. `source` names the
@@ -48,7 +55,8 @@ struct Hardware {
 absl::StatusOr<Hardware> ReadHardware(std::string_view toml,
                                       std::string_view source);
 
-// A shipped profile; NotFound lists the names.
+// A shipped profile; NotFound lists the names. "a100-80g" and "a100-40g" are
+// read as DGX A100s: the names belonged to FPDT's cluster once.
 absl::StatusOr<Hardware> FindHardware(std::string_view name);
 std::vector<std::string> HardwareNames();
 

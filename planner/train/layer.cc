@@ -73,6 +73,10 @@ double LinkBandwidth(const Hardware& hardware, double gpus) {
                                                 : hardware.network_bytes_per_s;
 }
 
+double StageLayers(const Request& request, const Settings& settings) {
+  return double((request.model.layers + settings.pp - 1) / settings.pp);
+}
+
 double GpusInNode(const Request& request) {
   return double(std::min(request.gpus, request.hardware.gpus_per_node));
 }

@@ -26,6 +26,9 @@ double HiddenBytes(const Request& request, double gpus);
 // inside a node, else the network.
 double LinkBandwidth(const Hardware& hardware, double gpus);
 
+// Layers of the fullest pipeline stage.
+double StageLayers(const Request& request, const Settings& settings);
+
 // GPUs of a node that work on this run.
 double GpusInNode(const Request& request);
 
@@ -41,9 +44,10 @@ double OptimizerSeconds(const Request& request, double parameters,
 struct StepParts {
   LayerTimes layer;
   double swapped_layers = 0;  // layers whose copies are exposed (default none)
-  double reorganisation_s = 0;  // a sequence
-  double gradient_sync_s = 0;   // a step
-  double optimizer_s = 0;       // a step
+  double reorganisation_s = 0;          // a sequence
+  bool reorganisation_unknown = false;  // as in Estimate
+  double gradient_sync_s = 0;           // a step
+  double optimizer_s = 0;               // a step
   GpuMemory memory;
   double gpu_usable_bytes = 0;
   double host_bytes_per_node = 0;

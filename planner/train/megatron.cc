@@ -50,10 +50,13 @@ void AddNetwork(const Request& request, const Group& group, LayerTimes& layer) {
                            Exposed(2 * ring, layer.backward.attention);
 }
 
-double ParametersPerGpu(const Request& request, const Group& group) {
+// Of the fullest stage, which is taken to have embedding and head too.
+double ParametersPerGpu(const Request& request, const Settings& settings) {
   const ModelShape& model = request.model;
-  const double layers = double(model.layers) * model.layer_weights();
-  return (layers / group.pp + model.parameters() - layers) / group.tp;
+  const double rest =
+      model.parameters() - double(model.layers) * model.layer_weights();
+  const double stage = StageLayers(request, settings) * model.layer_weights();
+  return (stage + rest) / double(settings.tp);
 }
 
 double States(const Request& request, const Group& group,
@@ -62,21 +65,43 @@ double States(const Request& request, const Group& group,
   const double sharded_gradient = settings.zero >= 2 ? shards : 1;
   const double sharded_weight = settings.zero >= 3 ? shards : 1;
   const double sharded_optimizer = settings.zero >= 1 ? shards : 1;
-  return ParametersPerGpu(request, group) *
+  return ParametersPerGpu(request, settings) *
          (kWeightBytes / sharded_weight + kMegatronGradient / sharded_gradient +
           kOptimizerBytes / sharded_optimizer);
 }
 
-void AddStep(const Request& request, const Group& group, StepParts& parts) {
+// The optimizer, and what ZeRO sends among the `shards`: once a step what is
+// not sharded for every sequence; else under each layer's compute, gradients
+// from stage 2 on, weights before each of the `weight_passes` with stage 3.
+// Call it when the layer's passes are set.
+void AddStep(const Request& request, const Group& group,
+             const Settings& settings, int weight_passes, StepParts& parts) {
   const double shards = group.dp * group.cp;
-  const double parameters = ParametersPerGpu(request, group);
-  if (shards > 1) {
-    const double bytes = parameters * (kMegatronGradient + kWeightBytes);
-    parts.gradient_sync_s =
-        bytes * (shards - 1) / shards /
-        LinkBandwidth(request.hardware, group.gpus * group.dp);
-  }
-  parts.optimizer_s = OptimizerSeconds(request, parameters, shards);
+  const double parameters = ParametersPerGpu(request, settings);
+  const double sharded = settings.zero >= 3 ? shards : 1;
+  parts.optimizer_s =
+      OptimizerSeconds(request, parameters / sharded, shards / sharded);
+  if (shards == 1) return;
+  const auto seconds = [&](double bytes_per_parameter) {
+    return parameters * bytes_per_parameter * (shards - 1) / shards /
+           LinkBandwidth(request.hardware, group.gpus * group.dp);
+  };
+  double a_step = settings.zero >= 3 ? 0 : kWeightBytes;
+  double a_sequence = settings.zero >= 3 ? weight_passes * kWeightBytes : 0;
+  (settings.zero >= 2 ? a_sequence : a_step) += kMegatronGradient;
+  parts.gradient_sync_s = seconds(a_step);
+  parts.layer.backward.network +=
+      Exposed(seconds(a_sequence) / StageLayers(request, settings),
+              parts.layer.forward.compute() + parts.layer.recompute.compute() +
+                  parts.layer.backward.compute());
+}
+
+// With stage 3 two layers' weights and one's gradients, gathered.
+double GatheredBytes(const Request& request, const Group& group,
+                     const Settings& settings) {
+  if (settings.zero < 3 || group.dp * group.cp == 1) return 0;
+  return request.model.layer_weights() / group.tp *
+         (2 * kWeightBytes + kMegatronGradient);
 }
 
 double TransientHiddens(const Group& group, bool planned) {
@@ -109,18 +134,23 @@ void AddTransients(bool share, double transient, double logits,
   }
 }
 
-double Reorganisation(const Request& request, const Group& group,
-                      const GpuMemory& memory) {
+// Whether a caching allocator would reorganise: 0 never, 1 at its full rate.
+double ReorganisationRate(const Request& request, const GpuMemory& memory) {
   const double free = request.hardware.memory_bytes - memory.states;
   const double used = memory.total() - memory.states;
-  const double rate =
-      std::clamp((used / std::max(free, 1.0) - kReorganisationStart) /
-                     (kReorganisationFull - kReorganisationStart),
-                 0.0, 1.0);
-  const double skeletal = double(request.seq_len) / group.gpus *
-                          request.model.skeletal_elements() * kElementBytes;
-  return rate * kReorganisationSeconds * skeletal *
-         double(request.model.layers) / group.pp;
+  return std::clamp((used / std::max(free, 1.0) - kReorganisationStart) /
+                        (kReorganisationFull - kReorganisationStart),
+                    0.0, 1.0);
+}
+
+// Charged where it was observed; elsewhere the estimate says that it is not.
+void AddReorganisation(const Request& request, const Settings& settings,
+                       double skeletal, StepParts& parts) {
+  const double rate = ReorganisationRate(request, parts.memory);
+  const double seconds = request.hardware.reorganisation_s_per_byte;
+  parts.reorganisation_s =
+      rate * seconds * skeletal * StageLayers(request, settings);
+  parts.reorganisation_unknown = rate > 0 && seconds == 0;
 }
 
 }  // namespace
@@ -134,7 +164,7 @@ StepParts MegatronStep(const Request& request, const Settings& settings) {
   layer.backward = BackwardKernels(request, group.gpus, true);
   AddNetwork(request, group, layer);
   layer.recompute = layer.forward;
-  AddStep(request, group, parts);
+  AddStep(request, group, settings, 3, parts);
 
   // A stage keeps the inputs of its layers, of every sequence in flight.
   const double in_flight =
@@ -143,8 +173,8 @@ StepParts MegatronStep(const Request& request, const Settings& settings) {
                           request.model.skeletal_elements() * kElementBytes;
   GpuMemory& memory = parts.memory;
   memory.states = States(request, group, settings);
-  memory.skeletal =
-      double(request.model.layers) / group.pp * in_flight * group.hidden;
+  memory.buffers = GatheredBytes(request, group, settings);
+  memory.skeletal = StageLayers(request, settings) * in_flight * group.hidden;
   const double transient =
       skeletal + TransientHiddens(group, planned) * group.hidden;
   double logits = Logits(request, group);
@@ -152,9 +182,7 @@ StepParts MegatronStep(const Request& request, const Settings& settings) {
   AddTransients(planned || group.cp == 1, transient, logits, memory);
   parts.gpu_usable_bytes = request.hardware.memory_bytes *
                            (planned ? kPlannedMemory : kCachedMemory);
-  if (!planned) {
-    parts.reorganisation_s = Reorganisation(request, group, memory);
-  }
+  if (!planned) AddReorganisation(request, settings, skeletal, parts);
   return parts;
 }
 
@@ -170,7 +198,7 @@ StepParts MemoStep(const Request& request, const Settings& settings) {
   layer.recompute = RecomputeKernels(request, group.gpus, 1 - alpha);
   layer.recompute.network =
       (1 - alpha) * kRecomputeCollectives * CollectiveSeconds(request, group);
-  AddStep(request, group, parts);
+  AddStep(request, group, settings, 2, parts);
 
   // Input and attention output whole, alpha of the rest.
   const double token = double(request.seq_len) / group.gpus * kElementBytes;
@@ -187,6 +215,7 @@ StepParts MemoStep(const Request& request, const Settings& settings) {
   // Two rounding buffers; at alpha 0 what is not swapped needs only one.
   GpuMemory& memory = parts.memory;
   memory.states = States(request, group, settings);
+  memory.buffers = GatheredBytes(request, group, settings);
   memory.skeletal = 2 * always + (alpha > 0 ? 2 : 1) * others;
   const double transient =
       token * model.ffn_width() + TransientHiddens(group, true) * group.hidden;
@@ -194,7 +223,8 @@ StepParts MemoStep(const Request& request, const Settings& settings) {
   AddTransients(true, transient, logits, memory);
   parts.gpu_usable_bytes = request.hardware.memory_bytes * kPlannedMemory;
   parts.host_bytes_per_node =
-      parts.swapped_layers / group.pp * moved * GpusInNode(request);
+      parts.swapped_layers * StageLayers(request, settings) /
+      double(model.layers) * moved * GpusInNode(request);
   parts.host_usable_bytes = request.hardware.host_memory_bytes * kMemoHost;
   return parts;
 }

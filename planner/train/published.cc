@@ -159,7 +159,7 @@ std::vector<PublishedLength> PublishedLengths() {
     if (length.or_more) tokens.pop_back();
     const auto model = models.find(row.Text("model"));
     length.model = model == models.end() ? row.Text("model") : model->second;
-    length.hardware = Lower(row.Text("gpu"));
+    length.hardware = "fpdt-" + Lower(row.Text("gpu"));
     length.gpus = row.Whole("gpus").value_or(0);
     length.tokens = ParseTokens(tokens).value_or(0);
     lengths.push_back(std::move(length));

@@ -1,6 +1,7 @@
 #include "planner/train/search.h"
 
 #include <algorithm>
+#include <optional>
 #include <vector>
 
 #include "proto/base/status.h"
@@ -56,11 +57,8 @@ bool Better(const Estimate& a, const Estimate& b) {
   return Overdraft(a) < Overdraft(b);
 }
 
-}  // namespace
-
-absl::StatusOr<Estimate> BestEstimate(const Request& request,
-                                      const GivenSettings& given) {
-  if (absl::Status s = Validate(request, given); !s.ok()) return s;
+absl::StatusOr<Estimate> BestOf(const Request& request,
+                                const GivenSettings& given) {
   bool no_heads = false;
   absl::StatusOr<std::vector<Settings>> candidates =
       Candidates(request, given, &no_heads);
@@ -80,9 +78,26 @@ absl::StatusOr<Estimate> BestEstimate(const Request& request,
   }
   if (no_heads) {
     best.fits = false;
-    best.reason = Reason::kHeads;
+    const std::optional<int64_t> batch = BatchThatDivides(request, given);
+    best.reason = batch ? Reason::kBatch : Reason::kHeads;
+    best.batch_that_divides = batch.value_or(0);
   }
   return best;
+}
+
+}  // namespace
+
+absl::StatusOr<Estimate> BestEstimate(const Request& request,
+                                      const GivenSettings& given) {
+  SLUICE_RETURN_IF_ERROR(Validate(request, given));
+  SLUICE_ASSIGN_OR_RETURN(Estimate best, BestOf(request, given));
+  if (best.fits || given.zero || request.method != Method::kSluice) return best;
+  // What sluice-train runs as it is comes first; sharded weights where only
+  // they fit.
+  GivenSettings sharded = given;
+  sharded.zero = 3;
+  SLUICE_ASSIGN_OR_RETURN(Estimate other, BestOf(request, sharded));
+  return Better(other, best) ? other : best;
 }
 
 absl::StatusOr<LongestSequence> FindLongest(Request request,

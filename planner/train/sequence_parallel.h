@@ -12,9 +12,10 @@ double ExchangeSeconds(const Request& request, double sp);
 // Bytes of weights, gradients and optimizer states on a GPU.
 double ZeroStates(const Request& request, int zero, double gradient_bytes);
 
-// Adds what ZeRO sends: once a step below 3, weights `weight_passes` times and
-// gradients once a layer with 3, as far as compute does not hide them. Call it
-// when the layer's kernels are set.
+// Adds what ZeRO sends: once a step what is not sharded for every sequence;
+// gradients a layer from stage 2 on, weights `weight_passes` times a layer with
+// 3, as far as compute does not hide them. Call it when the layer's kernels are
+// set.
 void AddZero(const Request& request, int zero, int weight_passes,
              double gradient_bytes, StepParts& parts);
 

@@ -14,8 +14,11 @@ bool TensorParallel(Method method) {
   return method == Method::kMegatron || method == Method::kMemo;
 }
 
-int DefaultZero(Method method) {
-  return method == Method::kUlysses || method == Method::kFpdt ? 3 : 1;
+// The ZeRO stages to try where none is given. `sluice`: what sluice-train does;
+// BestEstimate asks for 3 where that does not fit.
+std::vector<int> Stages(Method method) {
+  if (method == Method::kSluice) return {1};
+  return {1, 2, 3};
 }
 
 std::vector<int64_t> Divisors(int64_t n) {
@@ -66,18 +69,28 @@ class Enumeration {
     if (request_.gpus % used != 0) return;
     s.dp = request_.gpus / used;
     if (request_.global_batch % s.dp != 0) return;
-    if (request_.model.layers % s.pp != 0) return;
+    // Stages may be uneven (126 layers on 4: 32, 32, 31, 31); none is empty.
+    if (s.pp > request_.model.layers) return;
     if (!Allows(given_.tp, s.tp) || !Allows(given_.cp, s.cp) ||
         !Allows(given_.sp, s.sp) || !Allows(given_.dp, s.dp) ||
         !Allows(given_.pp, s.pp)) {
       return;
     }
-    s.zero = int(given_.zero.value_or(DefaultZero(request_.method)));
     s.alpha = given_.alpha.value_or(0);
     s.chunk = given_.chunk.value_or(0);
     s.memory_plan = given_.memory_plan.value_or(
         request_.method == Method::kMemo || request_.method == Method::kSluice);
-    found_.push_back(s);
+    if (given_.zero) {
+      s.zero = int(*given_.zero);
+      found_.push_back(s);
+      return;
+    }
+    for (const int stage : Stages(request_.method)) {
+      // No framework shards gradients or weights inside a pipeline.
+      if (stage > 1 && s.pp > 1) continue;
+      s.zero = stage;
+      found_.push_back(s);
+    }
   }
 
   const Request& request_;
@@ -174,6 +187,22 @@ absl::Status Validate(const Request& request, const GivenSettings& given) {
   return CheckKind(request, given);
 }
 
+std::optional<int64_t> BatchThatDivides(const Request& request,
+                                        const GivenSettings& given) {
+  std::optional<int64_t> fewest;
+  Request tried = request;
+  for (const int64_t dp : Divisors(request.gpus)) {
+    tried.global_batch = (request.global_batch + dp - 1) / dp * dp;
+    if (fewest && tried.global_batch >= *fewest) continue;
+    const std::vector<Settings> all = Enumeration(tried, given).All();
+    if (std::any_of(all.begin(), all.end(),
+                    [&](const Settings& s) { return HeadsDivide(tried, s); })) {
+      fewest = tried.global_batch;
+    }
+  }
+  return fewest;
+}
+
 absl::StatusOr<std::vector<Settings>> Candidates(const Request& request,
                                                  const GivenSettings& given,
                                                  bool* no_heads) {
@@ -181,7 +210,7 @@ absl::StatusOr<std::vector<Settings>> Candidates(const Request& request,
   if (all.empty()) {
     return absl::InvalidArgumentError(fmt::format(
         "no settings of {} use all {} GPUs with what is given: degrees must "
-        "multiply to {}, dp divide the global batch of {}, pp divide {} "
+        "multiply to {}, dp divide the global batch of {}, pp be at most {} "
         "layers",
         MethodName(request.method), request.gpus, request.gpus,
         request.global_batch, request.model.layers));

@@ -65,6 +65,11 @@ absl::StatusOr<std::vector<Settings>> Candidates(const Request& request,
                                                  const GivenSettings& given,
                                                  bool* no_heads);
 
+// The fewest sequences a step, at least the request's, that these GPUs can
+// share with heads that divide; none where no number helps.
+std::optional<int64_t> BatchThatDivides(const Request& request,
+                                        const GivenSettings& given);
+
 // InvalidArgument: flag, value, limit.
 absl::Status Validate(const Request& request, const GivenSettings& given);
 

@@ -41,14 +41,13 @@ double SyncSeconds(const Request& request, double bytes_per_parameter) {
 
 void AddZero(const Request& request, int zero, int weight_passes,
              double gradient_bytes, StepParts& parts) {
-  if (zero < 3) {
-    parts.gradient_sync_s = SyncSeconds(request, gradient_bytes + kWeightBytes);
-    return;
-  }
   // Weights gathered before each pass, gradients scattered, under compute.
+  double a_step = zero >= 3 ? 0 : kWeightBytes;
+  double a_sequence = zero >= 3 ? weight_passes * kWeightBytes : 0;
+  (zero >= 2 ? a_sequence : a_step) += gradient_bytes;
+  parts.gradient_sync_s = SyncSeconds(request, a_step);
   const double a_layer =
-      SyncSeconds(request, weight_passes * kWeightBytes + gradient_bytes) /
-      double(request.model.layers);
+      SyncSeconds(request, a_sequence) / double(request.model.layers);
   parts.layer.backward.network +=
       Exposed(a_layer, parts.layer.total() - parts.layer.forward.network -
                            parts.layer.backward.network);

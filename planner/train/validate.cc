@@ -4,14 +4,13 @@
 #include <cstdlib>
 
 #include "planner/train/constants.h"
+#include "planner/train/evidence.h"
 #include "planner/train/published.h"
 #include "planner/train/search.h"
 #include "proto/base/status.h"
 
 namespace sluice::planner::train {
 namespace {
-
-constexpr const char* kMemoHardware = "a800-80g";
 
 // The summaries, and the limits in points of MFU.
 struct Group {
@@ -41,6 +40,8 @@ absl::StatusOr<ValidatedCell> ValidateCell(const PublishedCell& cell,
       *degree = degree->value_or(1);
     }
   }
+  // Nor did the papers search ZeRO: DeepSpeed's 3, Megatron's 1.
+  given.zero = given.zero.value_or(cell.method == Method::kUlysses ? 3 : 1);
   absl::StatusOr<Estimate> estimate = BestEstimate(request, given);
   if (!estimate.ok()) return estimate.status();
   ValidatedCell result;
@@ -76,7 +77,7 @@ absl::StatusOr<ValidatedLength> ValidateLength(const PublishedLength& row) {
                         .seq_len = kLengthStep,
                         .global_batch = 1};
   // Batch 1: all GPUs share the sequence; chunks as the paper's.
-  const GivenSettings given{.sp = row.gpus, .chunk = kFpdtChunk};
+  const GivenSettings given{.sp = row.gpus, .zero = 3, .chunk = kFpdtChunk};
   absl::StatusOr<LongestSequence> longest = FindLongest(request, given);
   if (!longest.ok()) return longest.status();
   ValidatedLength result{.model = row.model,

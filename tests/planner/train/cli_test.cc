@@ -1,5 +1,6 @@
 // sluicectl plan train and plan validate as a process.
 #include <algorithm>
+#include <cstring>
 #include <fstream>
 #include <nlohmann/json.hpp>
 #include <set>
@@ -83,10 +84,100 @@ TEST(PlanTrain, WhatDoesNotFitIsExitStatusThreeWithTheAnswer) {
   const Json json = Json::parse(result.out);
   EXPECT_EQ(json["fits"], false);
   EXPECT_EQ(json["reason"], "gpu_memory");
-  EXPECT_GT(json["mfu"].get<double>(), 0.4);
+  for (const char* speed : {"mfu", "tokens_per_gpu_per_s", "step_s"}) {
+    EXPECT_TRUE(json[speed].is_null()) << speed;
+  }
+  EXPECT_TRUE(json["breakdown"].is_null());
   const ChildResult words = Plan(std::string(kMemo) + "--seq-len 1152K");
   EXPECT_EQ(words.exit_code, 3);
   EXPECT_THAT(words.out, HasSubstr("does not fit: needs"));
+  for (const char* speed : {"MFU", "tokens a GPU", "the step", " s "}) {
+    EXPECT_THAT(words.out, ::testing::Not(HasSubstr(speed))) << words.out;
+  }
+}
+
+TEST(PlanTrain, AFigureThatNobodyMeasuredSaysSoBesideIt) {
+  const std::string rest = " --gpus 8 --seq-len 256K --global-batch 16 ";
+  const std::string h100 = "train --model llama-8b --hardware h100-80g" + rest;
+  EXPECT_THAT(Plan(h100).out,
+              HasSubstr("% (not validated: no published table has sluice on "
+                        "h100-80g)"));
+  const Json json = Json::parse(Plan(h100 + "--json").out);
+  EXPECT_TRUE(json["speed_validated_on"].is_null());
+  EXPECT_TRUE(json["memory_validated_on"].is_null());
+  const std::string a800 = "train --model gpt-7b --hardware a800-80g" + rest;
+  EXPECT_THAT(Plan(a800 + "--method memo").out,
+              HasSubstr("% (validated on MEMO, tables 3 to 7)"));
+  EXPECT_EQ(Json::parse(
+                Plan(a800 + "--method memo --json").out)["speed_validated_on"],
+            "MEMO, tables 3 to 7");
+  // Sluice itself is in no table.
+  EXPECT_THAT(Plan(a800).out, HasSubstr("(not validated: no published table "
+                                        "has sluice on a800-80g)"));
+}
+
+TEST(PlanTrain, AnUnknownReorganisationIsANoteAndNoSeconds) {
+  const std::string asked =
+      "train --model llama-8b --hardware h100-80g --gpus 8 --seq-len 32K "
+      "--global-batch 8 --method megatron --tp 1 --cp 1 --zero 3";
+  const ChildResult words = Plan(asked);
+  EXPECT_EQ(words.exit_code, 0);
+  EXPECT_THAT(words.out, HasSubstr("seen to on a800-80g; what that costs on "
+                                   "h100-80g was never measured"));
+  const Json json = Json::parse(Plan(asked + " --json").out);
+  EXPECT_EQ(json["breakdown"]["reorganisation"], 0.0);
+  EXPECT_EQ(json["notes"].size(), 1u);
+}
+
+TEST(PlanTrain, A100SaysWhichMachineIsMeant) {
+  const ChildResult words =
+      Plan("train --model gpt-7b --hardware a100-80g --gpus 8 --seq-len 64K");
+  EXPECT_EQ(words.exit_code, 0);
+  EXPECT_THAT(words.out, HasSubstr("8 x dgx-a100,"));
+  EXPECT_THAT(words.out, HasSubstr("note: DGX A100, nodes of 8 (also read for "
+                                   "a100-80g)"));
+}
+
+TEST(PlanTrain, ShardedWeightsAreSaidAndWhatRunsThem) {
+  const ChildResult words = Plan(
+      "train --model llama-70b --hardware h100-80g --gpus 64 --seq-len 1M");
+  EXPECT_EQ(words.exit_code, 0);
+  EXPECT_THAT(words.out, HasSubstr("ZeRO 3"));
+  EXPECT_THAT(words.out, HasSubstr("sluice-train does not do itself"));
+}
+
+TEST(PlanTrain, TooFewSequencesAreNamedAsTheDefaultThatTheyAre) {
+  const ChildResult words = Plan(
+      "train --model llama-8b --hardware h100-80g --gpus 4096 --seq-len 128K");
+  EXPECT_EQ(words.exit_code, 3);
+  EXPECT_THAT(words.out,
+              HasSubstr("16 sequences a step (the default of --global-batch) "
+                        "cannot be shared by 4096 GPUs; 128 can"));
+  EXPECT_THAT(words.out, HasSubstr("would fit   --global-batch 128"));
+  EXPECT_THAT(words.out, ::testing::Not(HasSubstr("heads do not divide")));
+}
+
+// The remedy in a refusal is a command that works as it is printed.
+TEST(PlanTrain, WhatWouldFitFitsAsPrinted) {
+  const std::string asked =
+      "train --model llama-70b --hardware h100-80g --gpus 32 --seq-len 3M ";
+  const ChildResult words = Plan(asked);
+  EXPECT_EQ(words.exit_code, 3);
+  EXPECT_THAT(words.out, HasSubstr("would fit"));
+  const Json json = Json::parse(Plan(asked + "--json").out);
+  EXPECT_GE(json["would_fit"].size(), 2u);
+  for (const Json& remedy : json["would_fit"]) {
+    const std::string change = remedy["flag"].get<std::string>() + " " +
+                               remedy["value"].get<std::string>();
+    EXPECT_THAT(words.out, HasSubstr(change));
+    std::string command = asked + change;
+    for (const char* flag : {"--seq-len 3M ", "--gpus 32 "}) {
+      const std::string name(flag, std::string_view(flag).find(' '));
+      if (remedy["flag"] == name)
+        command.erase(command.find(flag), strlen(flag));
+    }
+    EXPECT_EQ(Plan(command).exit_code, 0) << command;
+  }
 }
 
 TEST(PlanTrain, AModelIsANameAConfigOrFlags) {
@@ -142,13 +233,29 @@ TEST(PlanTrain, HtmlIsOnePageWithoutTheNetwork) {
   std::stringstream page;
   page << in.rdbuf();
   for (const char* part :
-       {"<!doctype html>", "Memory of a GPU at its peak", "One layer of it",
-        "MFU over length", "does not fit: needs", "prefers-color-scheme:dark",
-        "memo 1M", "sluice 2M", "</html>"}) {
+       {"<!doctype html>", "Memory of a GPU at its peak", "MFU over length",
+        "does not fit: needs", "prefers-color-scheme:dark", "memo 1M",
+        "sluice 2M", "</html>", "It would fit: ", "1152K does not fit"}) {
     EXPECT_THAT(page.str(), HasSubstr(part));
+  }
+  EXPECT_THAT(page.str(), HasSubstr("Not validated on a800-80g by any "
+                                    "published table: fpdt, sluice."));
+  // No speed of what does not fit.
+  for (const char* part : {"tokens a GPU and second", "a step of", "The step",
+                           "class=\"asked", "One layer of it"}) {
+    EXPECT_THAT(page.str(), ::testing::Not(HasSubstr(part)));
   }
   for (const char* remote : {"http:", "https:", "src=", "@import", "url("}) {
     EXPECT_THAT(page.str(), ::testing::Not(HasSubstr(remote)));
+  }
+  Plan(std::string(kMemo) + "--seq-len 1M --html " + path);
+  std::ifstream fits(path);
+  page.str("");
+  page << fits.rdbuf();
+  for (const char* part :
+       {"One layer of it", "The step", "MFU, validated on MEMO, tables 3 to 7",
+        "class=\"asked\""}) {
+    EXPECT_THAT(page.str(), HasSubstr(part));
   }
   ExpectOneLine(std::string(kMemo) + "--seq-len 64K --html /nonexistent/x.html",
                 "/nonexistent/x.html");

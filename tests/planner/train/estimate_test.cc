@@ -178,6 +178,55 @@ TEST(TrainEstimate, ASmallHostIsWhatStopsMemo) {
   EXPECT_EQ(EstimateStep(request, all).reason, Reason::kOk);
 }
 
+TEST(TrainEstimate, ReorganisationIsChargedOnlyWhereItWasObserved) {
+  // Megatron without parallelism inside a layer, sharded: the reorganisation
+  // was 83 % of this step on an H100, at the A800's price.
+  Request request = Ask("llama-8b", "a800-80g", Method::kMegatron, 8, 32 * K);
+  request.global_batch = 8;
+  const Settings settings{.dp = 8, .zero = 3};
+  const Estimate seen = EstimateStep(request, settings);
+  EXPECT_GT(seen.breakdown.reorganisation, 0);
+  EXPECT_FALSE(seen.reorganisation_unknown);
+  for (const std::string& name : HardwareNames()) {
+    if (name == "a800-80g") continue;
+    request.hardware = *FindHardware(name);
+    const Estimate other = EstimateStep(request, settings);
+    EXPECT_EQ(other.breakdown.reorganisation, 0) << name;
+    EXPECT_TRUE(other.reorganisation_unknown) << name;
+  }
+  request.hardware = *FindHardware("h100-80g");
+  EXPECT_GT(EstimateStep(request, settings).mfu, 0.3);
+}
+
+TEST(TrainEstimate, MegatronOnAnH100FallsNowhereWithTheLength) {
+  // It fell from 40 to 11 % at 96K and rose again.
+  double before = 0;
+  for (const int64_t length : {48 * K, 64 * K, 96 * K, 128 * K, 192 * K}) {
+    SLUICE_ASSERT_OK_AND_ASSIGN(
+        const Estimate best,
+        BestEstimate(Ask("llama-8b", "h100-80g", Method::kMegatron, 8, length),
+                     {}));
+    ASSERT_TRUE(best.fits) << length;
+    EXPECT_GT(best.mfu, 0.9 * before) << length;
+    before = best.mfu;
+  }
+}
+
+TEST(TrainEstimate, ShardedGradientsAndWeightsCostTheirTraffic) {
+  // What is not hidden by compute: short sequences over a slow network.
+  for (const Method method :
+       {Method::kMegatron, Method::kMemo, Method::kUlysses}) {
+    Request request = Ask("llama-8b", "fpdt-a100-80g", method, 16, 2 * K);
+    request.global_batch = 64;
+    double before = 0;
+    for (const int zero : {1, 2, 3}) {
+      const Estimate e = EstimateStep(request, {.dp = 16, .zero = zero});
+      EXPECT_GT(e.step_s, before) << MethodName(method) << " " << zero;
+      before = e.step_s;
+    }
+  }
+}
+
 TEST(TrainEstimate, TheSearchIsNeverWorseThanAnyOfItsCandidates) {
   for (const Method method : kMethods) {
     const Request request = Ask("gpt-7b", "a800-80g", method, 8, 128 * K);

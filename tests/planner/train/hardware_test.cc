@@ -24,15 +24,48 @@ std::string Profile(const std::string& gpu_extra = "",
 }
 
 TEST(TrainHardware, AllShippedProfilesReadAndBearTheirName) {
-  EXPECT_THAT(HardwareNames(),
-              IsSupersetOf({"a800-80g", "a100-40g", "a100-80g", "h100-80g",
-                            "h200-141g", "gh200", "b200"}));
+  EXPECT_THAT(
+      HardwareNames(),
+      IsSupersetOf({"a800-80g", "fpdt-a100-40g", "fpdt-a100-80g", "dgx-a100",
+                    "dgx-a100-40g", "h100-80g", "h200-141g", "gh200", "b200"}));
   for (const std::string& name : HardwareNames()) {
     SLUICE_ASSERT_OK_AND_ASSIGN(const Hardware hardware, FindHardware(name));
     EXPECT_EQ(hardware.name, name);
   }
   EXPECT_THAT(FindHardware("v100"),
               StatusIs(absl::StatusCode::kNotFound, HasSubstr("a800-80g")));
+}
+
+TEST(TrainHardware, A100IsANodeOfEightAndFpdtsClusterBearsItsOwnName) {
+  for (const auto& [name, meant] : {std::pair("a100-80g", "dgx-a100"),
+                                    std::pair("a100-40g", "dgx-a100-40g")}) {
+    SLUICE_ASSERT_OK_AND_ASSIGN(const Hardware hardware, FindHardware(name));
+    EXPECT_EQ(hardware.name, meant);
+    EXPECT_EQ(hardware.gpus_per_node, 8);
+    EXPECT_THAT(hardware.note, HasSubstr(std::string("fpdt-") + name));
+  }
+  for (const char* name : {"fpdt-a100-40g", "fpdt-a100-80g"}) {
+    SLUICE_ASSERT_OK_AND_ASSIGN(const Hardware hardware, FindHardware(name));
+    EXPECT_EQ(hardware.gpus_per_node, 4);
+    EXPECT_EQ(hardware.network_bytes_per_s, 5e9);
+    EXPECT_THAT(hardware.note, HasSubstr("FPDT"));
+  }
+}
+
+TEST(TrainHardware, ReorganisationBelongsToTheMachineItWasSeenOn) {
+  for (const std::string& name : HardwareNames()) {
+    SLUICE_ASSERT_OK_AND_ASSIGN(const Hardware hardware, FindHardware(name));
+    EXPECT_EQ(hardware.reorganisation_s_per_byte > 0, name == "a800-80g")
+        << name;
+  }
+  SLUICE_ASSERT_OK_AND_ASSIGN(const Hardware without,
+                              ReadHardware(Profile(), "p"));
+  EXPECT_EQ(without.reorganisation_s_per_byte, 0);
+  SLUICE_ASSERT_OK_AND_ASSIGN(
+      const Hardware with,
+      ReadHardware(
+          Profile() + "[allocator]\nreorganisation_s_per_byte = 1e-9\n", "p"));
+  EXPECT_EQ(with.reorganisation_s_per_byte, 1e-9);
 }
 
 TEST(TrainHardware, ReadsEveryKeyAndTakesWholeNumbersForNumbers) {

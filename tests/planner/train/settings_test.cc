@@ -21,6 +21,15 @@ Request Ask(Method method, int64_t gpus, int64_t seq_len = 64 << 10) {
           .seq_len = seq_len};
 }
 
+ModelShape Llama405b() {
+  ModelShape model = *FindModel("llama-70b");
+  model.layers = 126;
+  model.hidden = 16384;
+  model.heads = 128;
+  model.ffn = 53248;
+  return model;
+}
+
 TEST(TrainSettings, EveryCandidateUsesAllGpusAndDividesHeadsLayersBatch) {
   for (const Method method : kMethods) {
     const Request request = Ask(method, 16);
@@ -56,6 +65,66 @@ TEST(TrainSettings, HeadsThatDoNotDivideAreTheReason) {
   EXPECT_FALSE(best.fits);
   EXPECT_EQ(best.reason, Reason::kHeads);
   EXPECT_GT(best.mfu, 0);
+}
+
+TEST(TrainSettings, TooFewSequencesAreTheReasonAndHowManyWouldDoIsSaid) {
+  // 32 heads on 4,096 GPUs: 128 sequences at once, not the default's 16.
+  Request request = Ask(Method::kSluice, 4096, 128 << 10);
+  request.model = *FindModel("llama-8b");
+  SLUICE_ASSERT_OK_AND_ASSIGN(const Estimate best, BestEstimate(request, {}));
+  EXPECT_FALSE(best.fits);
+  EXPECT_EQ(best.reason, Reason::kBatch);
+  EXPECT_EQ(best.batch_that_divides, 128);
+  request.global_batch = best.batch_that_divides;
+  SLUICE_ASSERT_OK_AND_ASSIGN(const Estimate more, BestEstimate(request, {}));
+  EXPECT_TRUE(more.fits);
+}
+
+TEST(TrainSettings, ZeRO3IsSearchedForEveryMethod) {
+  for (const Method method : kMethods) {
+    Request request = Ask(method, 1024, 128 << 10);
+    request.model = Llama405b();
+    request.hardware = *FindHardware("h100-80g");
+    request.global_batch = 128;
+    SLUICE_ASSERT_OK_AND_ASSIGN(const Estimate best, BestEstimate(request, {}));
+    GivenSettings three;
+    three.zero = 3;
+    SLUICE_ASSERT_OK_AND_ASSIGN(const Estimate sharded,
+                                BestEstimate(request, three));
+    EXPECT_EQ(best.fits, sharded.fits || best.fits) << MethodName(method);
+    if (sharded.fits && method != Method::kSluice) {
+      EXPECT_LE(best.step_s, sharded.step_s);
+    }
+  }
+  // What sluice-train runs itself comes first; 3 where only that fits.
+  Request request = Ask(Method::kSluice, 64, 1 << 20);
+  request.hardware = *FindHardware("h100-80g");
+  SLUICE_ASSERT_OK_AND_ASSIGN(const Estimate small, BestEstimate(request, {}));
+  EXPECT_TRUE(small.fits);
+  EXPECT_EQ(small.settings.zero, 1);
+  request.model = *FindModel("llama-70b");
+  SLUICE_ASSERT_OK_AND_ASSIGN(const Estimate large, BestEstimate(request, {}));
+  EXPECT_TRUE(large.fits);
+  EXPECT_EQ(large.settings.zero, 3);
+}
+
+TEST(TrainSettings, PipelineStagesNeedNotDivideTheLayers) {
+  Request request = Ask(Method::kMegatron, 8);
+  request.model.layers = 30;
+  GivenSettings given;
+  given.pp = 4;
+  SLUICE_ASSERT_OK_AND_ASSIGN(const Estimate uneven,
+                              BestEstimate(request, given));
+  EXPECT_EQ(uneven.settings.pp, 4);
+  // The fullest stage has 8 of 30 layers, as of 32.
+  request.model.layers = 32;
+  SLUICE_ASSERT_OK_AND_ASSIGN(const Estimate even,
+                              BestEstimate(request, given));
+  EXPECT_NEAR(uneven.step_s, even.step_s, 1e-9 * even.step_s);
+  GivenSettings many;
+  many.pp = 64;
+  EXPECT_THAT(BestEstimate(Ask(Method::kMegatron, 64), many),
+              StatusIs(kInvalid, HasSubstr("pp be at most 32")));
 }
 
 TEST(TrainSettings, FpdtTakesUnevenHeadsAndWaitsForTheFullestRank) {

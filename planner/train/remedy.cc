@@ -1,0 +1,134 @@
+#include "planner/train/remedy.h"
+
+#include <fmt/format.h>
+#include <fmt/ranges.h>
+
+#include <algorithm>
+#include <optional>
+
+#include "proto/base/status.h"
+
+namespace sluice::planner::train {
+namespace {
+
+constexpr int64_t kMostTimesGpus = 64;
+constexpr int64_t kShortest = 1 << 10;
+
+std::vector<std::string> FlagsOf(const GivenSettings& given) {
+  const std::pair<const char*, bool> flags[] = {
+      {"--tp", given.tp.has_value()},
+      {"--cp", given.cp.has_value()},
+      {"--sp", given.sp.has_value()},
+      {"--dp", given.dp.has_value()},
+      {"--pp", given.pp.has_value()},
+      {"--zero", given.zero.has_value()},
+      {"--alpha", given.alpha.has_value()},
+      {"--chunk", given.chunk.has_value()}};
+  std::vector<std::string> names;
+  for (const auto& [name, there] : flags) {
+    if (there) names.emplace_back(name);
+  }
+  return names;
+}
+
+bool Fits(const Request& request, const GivenSettings& given) {
+  const absl::StatusOr<Estimate> estimate = BestEstimate(request, given);
+  return estimate.ok() && estimate->fits;
+}
+
+std::optional<Remedy> Sharding(const Request& request, GivenSettings given) {
+  if (given.zero.value_or(3) >= 3) return std::nullopt;
+  given.zero = 3;
+  if (!Fits(request, given)) return std::nullopt;
+  return Remedy{.flag = "--zero", .value = "3"};
+}
+
+std::optional<Remedy> FreeSearch(const Request& request,
+                                 const GivenSettings& given) {
+  const std::vector<std::string> flags = FlagsOf(given);
+  if (flags.empty() || !Fits(request, {})) return std::nullopt;
+  return Remedy{.without = flags};
+}
+
+std::optional<Remedy> Batch(Request request, const GivenSettings& given) {
+  const std::optional<int64_t> batch = BatchThatDivides(request, given);
+  if (!batch) return std::nullopt;
+  request.global_batch = *batch;
+  if (!Fits(request, given)) return std::nullopt;
+  return Remedy{.flag = "--global-batch", .value = fmt::format("{}", *batch)};
+}
+
+// The fastest of the others that fits with what it finds itself.
+std::optional<Remedy> OtherMethod(Request request, const GivenSettings& given) {
+  std::optional<Remedy> best;
+  double best_s = 0;
+  const Method asked = request.method;
+  for (const Method method : kMethods) {
+    if (method == asked) continue;
+    request.method = method;
+    const absl::StatusOr<Estimate> estimate = BestEstimate(request, {});
+    if (!estimate.ok() || !estimate->fits) continue;
+    if (best && estimate->step_s >= best_s) continue;
+    best_s = estimate->step_s;
+    best = Remedy{.flag = "--method",
+                  .value = std::string(MethodName(method)),
+                  .without = FlagsOf(given)};
+  }
+  return best;
+}
+
+absl::StatusOr<std::optional<Remedy>> Shorter(Request request,
+                                              const GivenSettings& given) {
+  SLUICE_ASSIGN_OR_RETURN(const LongestSequence longest,
+                          FindLongest(request, given));
+  int64_t tokens = longest.tokens;
+  if (tokens == 0 || tokens >= request.seq_len) {
+    const int64_t asked = request.seq_len;
+    for (tokens = kLengthStep; tokens >= kShortest; tokens /= 2) {
+      request.seq_len = tokens;
+      if (tokens < asked && Fits(request, given)) break;
+    }
+  }
+  if (tokens < kShortest) return std::nullopt;
+  return Remedy{.flag = "--seq-len", .value = TokensText(tokens)};
+}
+
+std::optional<Remedy> MoreGpus(Request request, const GivenSettings& given) {
+  for (int64_t times = 2; times <= kMostTimesGpus; times *= 2) {
+    Request more = request;
+    more.gpus *= times;
+    if (!Fits(more, given)) continue;
+    return Remedy{.flag = "--gpus", .value = fmt::format("{}", more.gpus)};
+  }
+  return std::nullopt;
+}
+
+}  // namespace
+
+std::string Remedy::Text() const {
+  std::string text = flag;
+  if (!value.empty()) text += " " + value;
+  if (without.empty()) return text;
+  return fmt::format("{}without {}", text.empty() ? "" : text + ", ",
+                     fmt::join(without, " "));
+}
+
+absl::StatusOr<std::vector<Remedy>> FindRemedies(const Request& request,
+                                                 const GivenSettings& given) {
+  SLUICE_ASSIGN_OR_RETURN(const Estimate asked, BestEstimate(request, given));
+  std::vector<Remedy> remedies;
+  if (asked.fits) return remedies;
+  const auto add = [&](std::optional<Remedy> remedy) {
+    if (remedy) remedies.push_back(*std::move(remedy));
+  };
+  add(Sharding(request, given));
+  add(FreeSearch(request, given));
+  add(Batch(request, given));
+  add(OtherMethod(request, given));
+  SLUICE_ASSIGN_OR_RETURN(auto shorter, Shorter(request, given));
+  add(std::move(shorter));
+  add(MoreGpus(request, given));
+  return remedies;
+}
+
+}  // namespace sluice::planner::train

@@ -1,0 +1,27 @@
+// What would make a run fit that does not: one change at a time, each tried.
+//
+// Thread safety: pure functions.
+#pragma once
+
+#include <string>
+#include <vector>
+
+#include "absl/status/statusor.h"
+#include "planner/train/search.h"
+
+namespace sluice::planner::train {
+
+// One change of the command after which it fits.
+struct Remedy {
+  std::string flag, value;           // "--seq-len", "1728K"; "" for none
+  std::vector<std::string> without;  // flags to leave out, "--tp"
+  std::string Text() const;          // "--method fpdt, without --tp"
+};
+
+// The nearest of each kind, the cheapest kind first: settings that were given,
+// sequences a step, the method, the length, GPUs. Empty where it fits or
+// nothing of that helps.
+absl::StatusOr<std::vector<Remedy>> FindRemedies(const Request& request,
+                                                 const GivenSettings& given);
+
+}  // namespace sluice::planner::train

@@ -1,0 +1,97 @@
+// What would make it fit does make it fit; what was measured is known.
+#include "planner/train/remedy.h"
+
+#include "planner/train/evidence.h"
+#include "tests/support/status_matchers.h"
+
+namespace sluice::planner::train {
+namespace {
+
+constexpr int64_t K = 1 << 10;
+
+Request Ask(const char* model, const char* hardware, Method method,
+            int64_t gpus, int64_t seq_len) {
+  return {.model = *FindModel(model),
+          .hardware = *FindHardware(hardware),
+          .method = method,
+          .gpus = gpus,
+          .seq_len = seq_len};
+}
+
+// The request and settings with the change.
+void Apply(const Remedy& remedy, Request& request, GivenSettings& given) {
+  for (const std::string& flag : remedy.without) {
+    if (flag == "--tp") given.tp.reset();
+    if (flag == "--cp") given.cp.reset();
+    if (flag == "--sp") given.sp.reset();
+    if (flag == "--zero") given.zero.reset();
+    if (flag == "--alpha") given.alpha.reset();
+    if (flag == "--chunk") given.chunk.reset();
+  }
+  if (remedy.flag == "--zero") given.zero = 3;
+  if (remedy.flag == "--method") request.method = *FindMethod(remedy.value);
+  if (remedy.flag == "--seq-len") request.seq_len = *ParseTokens(remedy.value);
+  if (remedy.flag == "--gpus") request.gpus = std::stoll(remedy.value);
+  if (remedy.flag == "--global-batch") {
+    request.global_batch = std::stoll(remedy.value);
+  }
+}
+
+TEST(TrainRemedy, EveryRemedyFitsWhenItIsDone) {
+  GivenSettings tensor;
+  tensor.tp = 4;
+  tensor.cp = 2;
+  GivenSettings whole;
+  whole.zero = 1;
+  GivenSettings chunked;
+  chunked.chunk = K;
+  const std::pair<Request, GivenSettings> cases[] = {
+      {Ask("llama-70b", "h100-80g", Method::kSluice, 32, 8192 * K), {}},
+      {Ask("llama-70b", "h100-80g", Method::kSluice, 32, 256 * K), whole},
+      {Ask("gpt-7b", "a800-80g", Method::kMegatron, 8, 1024 * K), tensor},
+      {Ask("llama-8b", "h100-80g", Method::kUlysses, 8, 512 * K), {}},
+      {Ask("llama-8b", "h100-80g", Method::kSluice, 4096, 128 * K), {}},
+      {Ask("llama-8b", "h100-80g", Method::kSluice, 8, 16384 * K), chunked}};
+  for (const auto& [request, given] : cases) {
+    SLUICE_ASSERT_OK_AND_ASSIGN(const auto remedies,
+                                FindRemedies(request, given));
+    EXPECT_FALSE(remedies.empty());
+    for (const Remedy& remedy : remedies) {
+      Request changed = request;
+      GivenSettings rest = given;
+      Apply(remedy, changed, rest);
+      SLUICE_ASSERT_OK_AND_ASSIGN(const Estimate estimate,
+                                  BestEstimate(changed, rest));
+      EXPECT_TRUE(estimate.fits) << remedy.Text();
+    }
+  }
+}
+
+TEST(TrainRemedy, WhatFitsNeedsNone) {
+  SLUICE_ASSERT_OK_AND_ASSIGN(
+      const auto remedies,
+      FindRemedies(Ask("gpt-7b", "a800-80g", Method::kMemo, 8, 64 * K), {}));
+  EXPECT_TRUE(remedies.empty());
+}
+
+TEST(TrainEvidence, FollowsFromTheTablesAndTheMachineTheyWereMeasuredOn) {
+  const auto evidence = [](const char* hardware, Method method) {
+    return EvidenceOf(Ask("gpt-7b", hardware, method, 8, 64 * K));
+  };
+  for (const Method method :
+       {Method::kMegatron, Method::kUlysses, Method::kMemo}) {
+    EXPECT_EQ(evidence("a800-80g", method).speed, "MEMO, tables 3 to 7");
+    EXPECT_EQ(evidence("h100-80g", method).speed, "");
+    EXPECT_EQ(evidence("dgx-a100", method).memory, "");
+  }
+  EXPECT_EQ(evidence("fpdt-a100-80g", Method::kFpdt).memory, "FPDT, table 1");
+  EXPECT_EQ(evidence("fpdt-a100-80g", Method::kFpdt).speed, "");
+  EXPECT_EQ(evidence("a800-80g", Method::kSluice).speed, "");
+  // A changed copy is another machine.
+  Request changed = Ask("gpt-7b", "a800-80g", Method::kMemo, 8, 64 * K);
+  changed.hardware.network_bytes_per_s *= 2;
+  EXPECT_EQ(EvidenceOf(changed).speed, "");
+}
+
+}  // namespace
+}  // namespace sluice::planner::train
