@@ -51,17 +51,16 @@ absl::StatusOr<ModelShape> ShapeOfFlags(const TrainFlags& flags) {
         "give --model (a name or a config.json), or at least --layers, "
         "--hidden and --heads");
   }
-  ModelShape model{.name = "given",
+  ModelShape sizes{.name = "given",
                    .layers = *flags.layers,
                    .hidden = *flags.hidden,
                    .heads = *flags.heads,
                    .kv_heads = flags.kv_heads.value_or(*flags.heads),
-                   .head_dim = flags.head_dim.value_or(
-                       *flags.heads > 0 ? *flags.hidden / *flags.heads : 0),
+                   .head_size = flags.head_dim,
                    .ffn = flags.ffn.value_or(4 * *flags.hidden),
-                   .vocab = flags.vocab.value_or(50257),
-                   .gated = flags.swiglu,
-                   .tied = !flags.swiglu};
+                   .vocab = flags.vocab.value_or(50257)};
+  const ModelShape model = flags.swiglu ? stream::Llama(std::move(sizes))
+                                        : stream::Gpt(std::move(sizes));
   SLUICE_RETURN_IF_ERROR(model.Validate());
   return model;
 }

@@ -238,7 +238,6 @@ absl::Status ReadFractions(const std::string& text, stream::FractionMap& out) {
 }
 
 absl::Status Convert(const RawFlags& raw, RunOptions& o) {
-  using stream::Arch;
   SLUICE_RETURN_IF_ERROR(ReadAlpha(raw.alpha, o.alpha));
   SLUICE_RETURN_IF_ERROR(ReadFractions(raw.fractions, o.fractions));
   SLUICE_RETURN_IF_ERROR(ReadBytes("--hbm", raw.hbm, o.hbm));
@@ -248,9 +247,9 @@ absl::Status Convert(const RawFlags& raw, RunOptions& o) {
                                          {"recompute", Method::kRecompute},
                                          {"sluice", Method::kSluice}},
                                         o.method));
-  SLUICE_RETURN_IF_ERROR(Choose<Arch>(
-      "--arch", raw.arch, {{"gpt", Arch::kGpt}, {"llama", Arch::kLlama}},
-      o.model.arch));
+  bool gpt = false;
+  SLUICE_RETURN_IF_ERROR(
+      Choose<bool>("--arch", raw.arch, {{"gpt", true}, {"llama", false}}, gpt));
   SLUICE_RETURN_IF_ERROR(
       Choose<Dtype>("--dtype", raw.dtype,
                     {{"fp32", Dtype::kFp32}, {"bf16", Dtype::kBf16}}, o.dtype));
@@ -259,7 +258,9 @@ absl::Status Convert(const RawFlags& raw, RunOptions& o) {
         fmt::format("--dropout {}: only 0 is there yet", raw.dropout));
   }
   o.model.kv_heads = raw.kv_heads != 0 ? raw.kv_heads : o.model.heads;
-  o.model.max_positions = o.model.arch == stream::Arch::kGpt ? o.seq_len : 0;
+  o.model = gpt ? stream::Gpt(o.model) : stream::Llama(o.model);
+  o.model.name = raw.arch;
+  o.model.max_positions = gpt ? o.seq_len : 0;
   return absl::OkStatus();
 }
 

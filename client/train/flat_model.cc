@@ -4,7 +4,7 @@
 
 namespace sluice::train {
 
-std::vector<FlatEntry> FlatEntries(const stream::ModelConfig& config) {
+std::vector<FlatEntry> FlatEntries(const stream::ModelShape& config) {
   runtime::ModelTensors unused;
   const auto named = runtime::NamedTensors(config, unused);
   const auto shapes = runtime::TensorShapes(config);
@@ -19,7 +19,7 @@ std::vector<FlatEntry> FlatEntries(const stream::ModelConfig& config) {
   return entries;
 }
 
-FlatModel::FlatModel(const stream::ModelConfig& config, at::ScalarType dtype)
+FlatModel::FlatModel(const stream::ModelShape& config, at::ScalarType dtype)
     : entries_(FlatEntries(config)) {
   flat_ = at::zeros({entries_.back().offset + entries_.back().size}, dtype);
   const auto named = runtime::NamedTensors(config, tensors_);
@@ -30,7 +30,7 @@ FlatModel::FlatModel(const stream::ModelConfig& config, at::ScalarType dtype)
   }
 }
 
-void FlatModel::Initialize(const stream::ModelConfig& config, uint64_t seed) {
+void FlatModel::Initialize(const stream::ModelShape& config, uint64_t seed) {
   // A second copy for a moment: at this point neither gradients nor optimizer
   // states exist yet, so the peak of the run is elsewhere.
   runtime::ModelTensors initial =

@@ -15,7 +15,7 @@
 #include <vector>
 
 #include "client/torch/math/model_tensors.h"
-#include "planner/stream/shapes.h"
+#include "planner/stream/layouts.h"
 
 namespace sluice::train {
 
@@ -28,12 +28,12 @@ struct FlatEntry {
   bool decays = false;  // weight decay: matrices yes, norms and biases no
 };
 
-std::vector<FlatEntry> FlatEntries(const stream::ModelConfig& config);
+std::vector<FlatEntry> FlatEntries(const stream::ModelShape& config);
 
 class FlatModel {
  public:
   // Zeros. Allocates one tensor from c10's current CPU allocator.
-  FlatModel(const stream::ModelConfig& config, at::ScalarType dtype);
+  FlatModel(const stream::ModelShape& config, at::ScalarType dtype);
 
   const std::vector<FlatEntry>& entries() const { return entries_; }
   const at::Tensor& flat() const { return flat_; }
@@ -41,7 +41,7 @@ class FlatModel {
   int64_t size() const { return flat_.numel(); }
 
   // The initial weights of `seed`: the same for every number of ranks.
-  void Initialize(const stream::ModelConfig& config, uint64_t seed);
+  void Initialize(const stream::ModelShape& config, uint64_t seed);
 
  private:
   std::vector<FlatEntry> entries_;

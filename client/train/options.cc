@@ -83,14 +83,14 @@ const char* Name(Dtype dtype) {
 absl::Status Validate(const RunOptions& o) {
   SLUICE_RETURN_IF_ERROR(CheckNumbers(o));
   if (o.command != Command::kProfile) {  // it has no model
-    SLUICE_RETURN_IF_ERROR(o.model.Validate(o.ranks));
+    SLUICE_RETURN_IF_ERROR(o.model.ValidateStream(o.ranks));
   }
   if (o.alpha > 1) {
     return BadInput(
         fmt::format("--alpha {}: must be between 0 and 1, or 'auto'", o.alpha));
   }
   if (const absl::Status fractions =
-          stream::CheckFractions(o.fractions, o.model.arch);
+          stream::CheckFractions(o.fractions, o.model);
       !fractions.ok()) {
     return BadInput(
         fmt::format("--fractions: {}", std::string(fractions.message())));

@@ -27,7 +27,7 @@ struct RunOptions {
   std::string job = "train";
   bool private_daemon = false;
   Method method = Method::kSluice;
-  stream::ModelConfig model;
+  stream::ModelShape model;
   int64_t seq_len = 1024;         // global tokens
   int64_t chunk = 512;            // global tokens
   double alpha = -1;              // negative: the planner chooses

@@ -102,7 +102,7 @@ absl::Status RankRun::Work() {
   at::set_num_threads(options_.threads);
   if (environment_.world_size != options_.ranks &&
       options_.command != Command::kProfile) {
-    SLUICE_RETURN_IF_ERROR(options_.model.Validate(environment_.world_size));
+    SLUICE_RETURN_IF_ERROR(options_.model.ValidateStream(environment_.world_size));
   }
   std::unique_ptr<runtime::Collectives> collectives;
   if (environment_.world_size > 1) {

@@ -18,7 +18,7 @@
 #include "client/train/plan_change.h"
 #include "client/train/rank_memory.h"
 #include "client/train/result.h"
-#include "planner/stream/shapes.h"
+#include "planner/stream/layouts.h"
 #include "proto/plan/plan.h"
 #include "proto/plan/profile.h"
 

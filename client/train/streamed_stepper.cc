@@ -211,7 +211,7 @@ stream::FractionMap StreamedStepper::AskedFor() const {
   const double alpha = context_.options->alpha;
   stream::FractionMap fractions;
   for (const stream::FreeClass& c : stream::kFreeClasses) {
-    if (!c.of(context_.options->model.arch)) continue;
+    if (!c.of(context_.options->model)) continue;
     fractions[c.name] = {0, alpha >= 0 ? alpha : 1};
   }
   for (const auto& [name, f] : context_.options->fractions) {

@@ -10,10 +10,10 @@ namespace {
 // Fractions are sums of decimals.
 constexpr double kDigits = 1e-9;
 
-std::string Names(Arch arch) {
+std::string Names(const ModelShape& model) {
   std::string names;
   for (const FreeClass& c : kFreeClasses) {
-    if (!c.of(arch)) continue;
+    if (!c.of(model)) continue;
     if (!names.empty()) names += ", ";
     names += c.name;
   }
@@ -29,13 +29,14 @@ const FreeClass* FindFreeClass(const std::string& name) {
   return nullptr;
 }
 
-absl::Status CheckFractions(const FractionMap& fractions, Arch arch) {
+absl::Status CheckFractions(const FractionMap& fractions,
+                            const ModelShape& model) {
   for (const auto& [name, f] : fractions) {
     const FreeClass* known = FindFreeClass(name);
-    if (known == nullptr || !known->of(arch)) {
+    if (known == nullptr || !known->of(model)) {
       return absl::InvalidArgumentError(fmt::format(
           "'{}' is no class of this model with fractions: there are {}", name,
-          Names(arch)));
+          Names(model)));
     }
     if (!(f.keep >= 0 && f.swap >= 0 && f.keep + f.swap <= 1 + kDigits)) {
       return absl::InvalidArgumentError(fmt::format(

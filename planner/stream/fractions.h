@@ -8,7 +8,7 @@
 #include <string>
 
 #include "absl/status/status.h"
-#include "planner/stream/shapes.h"
+#include "planner/stream/model_shape.h"
 
 namespace sluice::stream {
 
@@ -29,7 +29,7 @@ struct FreeClass {
   // come from all of them.
   bool shared;
   bool gated_only;  // SwiGLU's
-  bool of(Arch arch) const { return !gated_only || arch == Arch::kLlama; }
+  bool of(const ModelShape& model) const { return !gated_only || model.gated; }
 };
 inline constexpr FreeClass kFreeClasses[] = {
     {"norm1", true, false, false},
@@ -45,8 +45,9 @@ inline constexpr FreeClass kFreeClasses[] = {
 // Null: no free class of that name.
 const FreeClass* FindFreeClass(const std::string& name);
 
-// InvalidArgument, one line: a class that a model of `arch` has not, a
-// fraction or sum outside [0, 1], rows kept that cannot be.
-absl::Status CheckFractions(const FractionMap& fractions, Arch arch);
+// InvalidArgument, one line: a class that the model has not, a fraction or sum
+// outside [0, 1], rows kept that cannot be.
+absl::Status CheckFractions(const FractionMap& fractions,
+                            const ModelShape& model);
 
 }  // namespace sluice::stream

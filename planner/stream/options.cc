@@ -9,12 +9,12 @@
 namespace sluice::stream {
 
 absl::Status Validate(const StreamOptions& options) {
-  SLUICE_RETURN_IF_ERROR(options.model.Validate(options.layout.ranks()));
+  SLUICE_RETURN_IF_ERROR(options.model.ValidateStream(options.layout.ranks()));
   if (!(options.alpha >= 0 && options.alpha <= 1)) {
     return absl::InvalidArgumentError(
         fmt::format("alpha is {}: it must lie between 0 and 1", options.alpha));
   }
-  SLUICE_RETURN_IF_ERROR(CheckFractions(options.fractions, options.model.arch));
+  SLUICE_RETURN_IF_ERROR(CheckFractions(options.fractions, options.model));
   if (options.prefetch_depth < 1) {
     return absl::InvalidArgumentError(fmt::format(
         "prefetch depth is {}: it must be 1 or more", options.prefetch_depth));
@@ -28,8 +28,7 @@ absl::Status Validate(const StreamOptions& options) {
     return absl::InvalidArgumentError("the sequence has no token");
   }
   const int64_t positions = options.model.max_positions;
-  if (options.model.arch == Arch::kGpt &&
-      options.layout.seq_len() > positions) {
+  if (positions > 0 && options.layout.seq_len() > positions) {
     return absl::InvalidArgumentError(fmt::format(
         "a sequence of {} tokens needs as many learned positions; the model "
         "has {}",

@@ -9,7 +9,8 @@
 
 #include "absl/status/status.h"
 #include "planner/stream/fractions.h"
-#include "planner/stream/shapes.h"
+#include "planner/stream/layouts.h"
+#include "planner/stream/model_shape.h"
 
 namespace sluice::stream {
 
@@ -20,7 +21,7 @@ constexpr int64_t ElementBytes(Dtype dtype) {
 }
 
 struct StreamOptions {
-  ModelConfig model;
+  ModelShape model;
   ChunkLayout layout{0, 1, 1};
   int rank = 0;
   Dtype dtype = Dtype::kFp32;

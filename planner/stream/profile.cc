@@ -168,7 +168,7 @@ class ProfileBuilder {
 };
 
 double ProfileBuilder::RecomputeSeconds(Saved which) const {
-  const ModelConfig& model = options_.model;
+  const ModelShape& model = options_.model;
   const auto dim = static_cast<double>(model.head_dim());
   const double q_width = dim * static_cast<double>(model.heads);
   const double kv_width = dim * static_cast<double>(model.kv_heads);

@@ -34,7 +34,7 @@ StreamShape::StreamShape(const StreamOptions& options)
       dim(options.model.head_dim()),
       element(ElementBytes(options.dtype)),
       prefetch_depth(options.prefetch_depth),
-      gated(options.model.arch == Arch::kLlama),
+      gated(options.model.gated),
       active(ActiveChunks(options.layout.chunks(), options.probe)) {
   const HeadLayout heads(options.model.heads, options.model.kv_heads, ranks);
   q_heads = heads.q_per_rank;

@@ -58,8 +58,9 @@ double Breakdown::total() const {
 double CountedFlops(const ModelShape& model, double seq_len) {
   const double weights =
       double(model.layers) * model.layer_weights() + model.head_weights();
-  return 6 * seq_len * weights +
-         6 * double(model.layers) * model.query_width() * seq_len * seq_len;
+  return 6 * seq_len * weights + 6 * double(model.layers) *
+                                     double(model.query_width()) * seq_len *
+                                     seq_len;
 }
 
 std::string_view ReasonName(Reason reason) {

@@ -38,10 +38,11 @@ void AddCopies(const Request& request, double sp, double chunk,
   const double link = request.hardware.host_link_bytes_per_s;
   const double tokens = double(request.seq_len);
   const double chunks = std::max(1.0, tokens / chunk);
-  const double query_row = request.model.query_width() / sp * kElementBytes;
-  const double key_row =
-      std::max(request.model.key_width() / sp, double(request.model.head_dim)) *
-      kElementBytes;
+  const double query_row =
+      double(request.model.query_width()) / sp * kElementBytes;
+  const double key_row = std::max(double(request.model.key_width()) / sp,
+                                  double(request.model.head_dim())) *
+                         kElementBytes;
   layer.forward.copy_in = tokens * (chunks - 1) / 2 * 2 * key_row / link;
   layer.forward.copy_out = tokens * 2 * (query_row + key_row) / link;
   layer.backward.copy_in =

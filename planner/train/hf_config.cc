@@ -49,7 +49,7 @@ ModelShape LlamaLike(Reader& in) {
   model.hidden = in.Whole("hidden_size");
   model.heads = in.Whole("num_attention_heads");
   model.kv_heads = in.Whole("num_key_value_heads", model.heads);
-  model.head_dim =
+  model.head_size =
       in.Whole("head_dim", model.heads > 0 ? model.hidden / model.heads : 0);
   model.ffn = in.Whole("intermediate_size");
   model.vocab = in.Whole("vocab_size");
@@ -59,12 +59,11 @@ ModelShape LlamaLike(Reader& in) {
 }
 
 ModelShape Gpt2(Reader& in) {
-  ModelShape model;
+  ModelShape model = stream::Gpt({});
   model.layers = in.Whole("n_layer");
   model.hidden = in.Whole("n_embd");
   model.heads = in.Whole("n_head");
   model.kv_heads = model.heads;
-  model.head_dim = model.heads > 0 ? model.hidden / model.heads : 0;
   model.ffn = in.Whole("n_inner", 4 * model.hidden);
   model.vocab = in.Whole("vocab_size");
   model.tied = in.Flag("tie_word_embeddings", true);
@@ -75,6 +74,9 @@ ModelShape Gpt2(Reader& in) {
 ModelShape GptNeoX(Reader& in) {
   ModelShape model = LlamaLike(in);
   model.gated = false;
+  model.norm = stream::NormKind::kLayerNorm;
+  model.biases = stream::Biases::All();
+  model.parallel_residual = in.Flag("use_parallel_residual", true);
   return model;
 }
 
@@ -89,6 +91,9 @@ absl::StatusOr<ModelShape> ReadHuggingFaceConfig(std::string_view json,
   ModelShape model = family == "gpt2"       ? Gpt2(in)
                      : family == "gpt_neox" ? GptNeoX(in)
                                             : LlamaLike(in);
+  if (family == "qwen2")
+    model.biases.q = model.biases.k = model.biases.v = true;
+  model.query_key_norm = family == "qwen3";
   if (status.ok()) status = model.Validate();
   if (!status.ok()) return Annotate(status, source);
   model.name = family;

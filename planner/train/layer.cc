@@ -19,7 +19,7 @@ double AttentionSeconds(const Request& request, double gpus, bool causal,
                         double matmuls, double efficiency) {
   const double s = Tokens(request);
   const double square = s * s * (causal ? 0.5 : 1.0);
-  return 2 * matmuls * square * request.model.query_width() / gpus /
+  return 2 * matmuls * square * double(request.model.query_width()) / gpus /
          (request.hardware.peak_flops * efficiency);
 }
 

@@ -33,8 +33,9 @@ double CollectiveSeconds(const Request& request, const Group& group) {
 
 // k and v of every other context-parallel rank pass through this one.
 double RingSeconds(const Request& request, const Group& group) {
-  const double heads_share = std::max(request.model.key_width() / group.tp,
-                                      double(request.model.head_dim));
+  const double heads_share =
+      std::max(double(request.model.key_width()) / group.tp,
+               double(request.model.head_dim()));
   const double bytes = double(request.seq_len) / group.cp * 2 * heads_share *
                        kElementBytes * (group.cp - 1);
   return bytes / LinkBandwidth(request.hardware, group.gpus);
@@ -202,7 +203,8 @@ StepParts MemoStep(const Request& request, const Settings& settings) {
 
   // Input and attention output whole, alpha of the rest.
   const double token = double(request.seq_len) / group.gpus * kElementBytes;
-  const double always = token * (double(model.hidden) + model.query_width());
+  const double always =
+      token * (double(model.hidden) + double(model.query_width()));
   const double others = token * model.skeletal_others();
   const double moved = always + alpha * others;
   const double link = request.hardware.host_link_bytes_per_s;

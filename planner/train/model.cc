@@ -3,21 +3,18 @@
 #include <fmt/format.h>
 #include <fmt/ranges.h>
 
-#include "proto/base/status.h"
-
 namespace sluice::planner::train {
 namespace {
 
 ModelShape Gpt(std::string name, int64_t layers, int64_t hidden,
                int64_t heads) {
-  return {.name = std::move(name),
-          .layers = layers,
-          .hidden = hidden,
-          .heads = heads,
-          .kv_heads = heads,
-          .head_dim = hidden / heads,
-          .ffn = 4 * hidden,
-          .vocab = 50257};
+  return stream::Gpt({.name = std::move(name),
+                      .layers = layers,
+                      .hidden = hidden,
+                      .heads = heads,
+                      .kv_heads = heads,
+                      .ffn = 4 * hidden,
+                      .vocab = 50257});
 }
 
 struct LlamaWidths {
@@ -26,16 +23,16 @@ struct LlamaWidths {
 };
 
 ModelShape Llama(std::string name, const LlamaWidths& w) {
-  return {.name = std::move(name),
-          .layers = w.layers,
-          .hidden = w.hidden,
-          .heads = w.heads,
-          .kv_heads = w.kv_heads,
-          .head_dim = w.head_dim,
-          .ffn = w.ffn,
-          .vocab = w.vocab,
-          .gated = true,
-          .tied = w.tied};
+  ModelShape model = stream::Llama({.name = std::move(name),
+                                    .layers = w.layers,
+                                    .hidden = w.hidden,
+                                    .heads = w.heads,
+                                    .kv_heads = w.kv_heads,
+                                    .head_size = w.head_dim,
+                                    .ffn = w.ffn,
+                                    .vocab = w.vocab});
+  model.tied = w.tied;
+  return model;
 }
 
 // gpt-7b to gpt-65b: MEMO, section 5.1 (its table of model configurations).
@@ -63,46 +60,6 @@ const std::vector<ModelShape>& Models() {
 }
 
 }  // namespace
-
-double ModelShape::layer_weights() const {
-  const double h = double(hidden);
-  const double attention = h * (2 * query_width() + 2 * key_width());
-  return attention + h * ffn_width() + down_weights();
-}
-
-double ModelShape::parameters() const {
-  return double(layers) * layer_weights() +
-         (tied ? 1.0 : 2.0) * head_weights() +
-         double(max_positions) * double(hidden);
-}
-
-double ModelShape::skeletal_elements() const {
-  return double(hidden) + query_width() + skeletal_others();
-}
-
-double ModelShape::skeletal_others() const {
-  // Two norms and the residual; q, k, v; up (and gate) and the activation.
-  return 3 * double(hidden) + query_width() + 2 * key_width() + ffn_width() +
-         double(ffn);
-}
-
-absl::Status ModelShape::Validate() const {
-  const std::pair<const char*, int64_t> fields[] = {
-      {"layers", layers},     {"hidden", hidden},     {"heads", heads},
-      {"kv_heads", kv_heads}, {"head_dim", head_dim}, {"ffn", ffn},
-      {"vocab", vocab}};
-  for (const auto& [name, value] : fields) {
-    if (value < 1 || value > kMost) {
-      return absl::InvalidArgumentError(fmt::format(
-          "model: {} is {}; it must be 1 to {}", name, value, kMost));
-    }
-  }
-  if (heads % kv_heads != 0) {
-    return absl::InvalidArgumentError(fmt::format(
-        "model: {} heads do not divide by {} kv_heads", heads, kv_heads));
-  }
-  return absl::OkStatus();
-}
 
 absl::StatusOr<ModelShape> FindModel(std::string_view name) {
   for (const ModelShape& model : Models()) {

@@ -11,11 +11,12 @@ double ExchangeSeconds(const Request& request, double sp) {
   if (sp == 1) return 0;
   const ModelShape& model = request.model;
   // kv heads travel once per rank that uses them.
-  const double key = std::max(model.key_width(), sp * double(model.head_dim));
-  const double bytes =
-      double(request.seq_len) / sp *
-      (2 * model.query_width() + 2 * std::min(key, model.query_width())) *
-      kElementBytes;
+  const double key =
+      std::max(double(model.key_width()), sp * double(model.head_dim()));
+  const double bytes = double(request.seq_len) / sp *
+                       (2 * double(model.query_width()) +
+                        2 * std::min(key, double(model.query_width()))) *
+                       kElementBytes;
   const double node = double(request.hardware.gpus_per_node);
   if (sp <= node) {
     return bytes * (sp - 1) / sp / request.hardware.gpu_link_bytes_per_s;

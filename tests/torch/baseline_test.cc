@@ -17,32 +17,30 @@ namespace {
 
 using ::testing::HasSubstr;
 
-stream::ModelConfig Gpt() {
-  return {.arch = stream::Arch::kGpt,
-          .layers = 2,
-          .hidden = 48,
-          .heads = 4,
-          .kv_heads = 4,
-          .ffn = 96,
-          .vocab = 65,
-          .max_positions = 64,
-          .init_std = 0.2};
+stream::ModelShape Gpt() {
+  return stream::Gpt({.layers = 2,
+                      .hidden = 48,
+                      .heads = 4,
+                      .kv_heads = 4,
+                      .ffn = 96,
+                      .vocab = 65,
+                      .max_positions = 64,
+                      .init_std = 0.2});
 }
 
-stream::ModelConfig Llama(int64_t heads, int64_t kv_heads) {
-  return {.arch = stream::Arch::kLlama,
-          .layers = 2,
-          .hidden = 8 * heads,
-          .heads = heads,
-          .kv_heads = kv_heads,
-          .ffn = 100,
-          .vocab = 65,
-          .init_std = 0.2};
+stream::ModelShape Llama(int64_t heads, int64_t kv_heads) {
+  return stream::Llama({.layers = 2,
+                        .hidden = 8 * heads,
+                        .heads = heads,
+                        .kv_heads = kv_heads,
+                        .ffn = 100,
+                        .vocab = 65,
+                        .init_std = 0.2});
 }
 
 struct Case {
   const char* name;
-  stream::ModelConfig model;
+  stream::ModelShape model;
   int64_t seq_len;
   int ranks;
   BaselineMethod method;
@@ -54,7 +52,7 @@ struct Sequence {
 };
 
 // Some labels are ignored.
-Sequence MakeSequence(const stream::ModelConfig& model, int64_t length) {
+Sequence MakeSequence(const stream::ModelShape& model, int64_t length) {
   at::Generator generator = at::detail::createCPUGenerator(5);
   const at::Tensor all =
       at::randint(model.vocab, {length + 1}, generator, at::kLong);
@@ -99,7 +97,7 @@ Found RunBaseline(const Case& c, const ModelTensors& weights,
   return found;
 }
 
-ModelTensors AsTensors(const stream::ModelConfig& model,
+ModelTensors AsTensors(const stream::ModelShape& model,
                        const std::vector<at::Tensor>& in_order) {
   ModelTensors tensors;
   size_t i = 0;
@@ -113,7 +111,7 @@ class BaselineTest : public ::testing::TestWithParam<Case> {};
 
 TEST_P(BaselineTest, GradientsMatchPlainAutogradInFp64) {
   const Case& c = GetParam();
-  ASSERT_TRUE(c.model.Validate(c.ranks).ok());
+  ASSERT_TRUE(c.model.ValidateStream(c.ranks).ok());
   const ModelTensors weights = InitialTensors(c.model, at::kFloat, 1);
   const Sequence sequence = MakeSequence(c.model, c.seq_len);
   const int64_t count = sequence.count();
@@ -165,7 +163,7 @@ INSTANTIATE_TEST_SUITE_P(
 
 // The peak of one step inside an armed region, in units of [rows, hidden],
 // beside weights and gradients.
-double PeakUnits(const stream::ModelConfig& model, int64_t rows,
+double PeakUnits(const stream::ModelShape& model, int64_t rows,
                  at::ScalarType dtype, BaselineMethod method) {
   const Bytes size = MiB(512);
   std::byte* memory =
@@ -193,27 +191,26 @@ double PeakUnits(const stream::ModelConfig& model, int64_t rows,
 }
 
 TEST(BaselineMemory, RecomputeNeedsAtMostLayersAnd32Units) {
-  stream::ModelConfig llama{.layers = 4,
-                            .hidden = 128,
-                            .heads = 2,
-                            .kv_heads = 2,
-                            .ffn = 344,
-                            .vocab = 256};
-  stream::ModelConfig gpt{.arch = stream::Arch::kGpt,
-                          .layers = 6,
-                          .hidden = 128,
-                          .heads = 4,
-                          .kv_heads = 4,
-                          .ffn = 512,
-                          .vocab = 256,
-                          .max_positions = 2048};
-  for (const stream::ModelConfig& model : {llama, gpt}) {
+  stream::ModelShape llama{.layers = 4,
+                           .hidden = 128,
+                           .heads = 2,
+                           .kv_heads = 2,
+                           .ffn = 344,
+                           .vocab = 256};
+  stream::ModelShape gpt = stream::Gpt({.layers = 6,
+                                        .hidden = 128,
+                                        .heads = 4,
+                                        .kv_heads = 4,
+                                        .ffn = 512,
+                                        .vocab = 256,
+                                        .max_positions = 2048});
+  for (const stream::ModelShape& model : {llama, gpt}) {
     for (at::ScalarType dtype : {at::kFloat, at::kBFloat16}) {
       const double units =
           PeakUnits(model, 2048, dtype, BaselineMethod::kRecompute);
       std::printf("recompute, %s, %s: %.1f units of %.1f allowed\n",
-                  model.arch == stream::Arch::kGpt ? "gpt" : "llama",
-                  c10::toString(dtype), units, model.layers + 32.0);
+                  !model.rope ? "gpt" : "llama", c10::toString(dtype), units,
+                  model.layers + 32.0);
       EXPECT_LE(units, model.layers + 32.0);
       EXPECT_GE(units, model.layers);  // it does keep the inputs
     }
@@ -221,12 +218,12 @@ TEST(BaselineMemory, RecomputeNeedsAtMostLayersAnd32Units) {
 }
 
 TEST(BaselineMemory, KeepAllGrowsByAWholeLayerALayer) {
-  stream::ModelConfig model{.layers = 2,
-                            .hidden = 128,
-                            .heads = 2,
-                            .kv_heads = 2,
-                            .ffn = 344,
-                            .vocab = 256};
+  stream::ModelShape model{.layers = 2,
+                           .hidden = 128,
+                           .heads = 2,
+                           .kv_heads = 2,
+                           .ffn = 344,
+                           .vocab = 256};
   const double two =
       PeakUnits(model, 1024, at::kFloat, BaselineMethod::kKeepAll);
   model.layers = 4;
@@ -236,7 +233,7 @@ TEST(BaselineMemory, KeepAllGrowsByAWholeLayerALayer) {
 }
 
 TEST(BaselineMemory, RunningOutIsAStatusAndLeaksNothing) {
-  const stream::ModelConfig model = Llama(4, 4);
+  const stream::ModelShape model = Llama(4, 4);
   const Sequence sequence = MakeSequence(model, 512);
   const Bytes size = MiB(1);
   std::byte* memory =
@@ -263,7 +260,7 @@ TEST(BaselineMemory, RunningOutIsAStatusAndLeaksNothing) {
 }
 
 TEST(Baseline, RefusesAWrongNumberOfTokens) {
-  const stream::ModelConfig model = Llama(4, 4);
+  const stream::ModelShape model = Llama(4, 4);
   const Sequence sequence = MakeSequence(model, 8);
   const ModelTensors weights = InitialTensors(model, at::kFloat, 1);
   ModelTensors gradients = ZeroTensors(model, at::kFloat);

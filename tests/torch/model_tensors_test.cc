@@ -8,23 +8,22 @@
 namespace sluice::runtime {
 namespace {
 
-const stream::ModelConfig kGpt{.arch = stream::Arch::kGpt,
-                               .layers = 3,
-                               .hidden = 32,
-                               .heads = 4,
-                               .kv_heads = 2,
-                               .ffn = 64,
-                               .vocab = 50,
-                               .max_positions = 16};
-const stream::ModelConfig kLlama{.layers = 3,
-                                 .hidden = 32,
-                                 .heads = 4,
-                                 .kv_heads = 2,
-                                 .ffn = 64,
-                                 .vocab = 50};
+const stream::ModelShape kGpt = stream::Gpt({.layers = 3,
+                                             .hidden = 32,
+                                             .heads = 4,
+                                             .kv_heads = 2,
+                                             .ffn = 64,
+                                             .vocab = 50,
+                                             .max_positions = 16});
+const stream::ModelShape kLlama{.layers = 3,
+                                .hidden = 32,
+                                .heads = 4,
+                                .kv_heads = 2,
+                                .ffn = 64,
+                                .vocab = 50};
 
 TEST(ModelTensors, NamesShapesAndParameterCountAgree) {
-  for (const stream::ModelConfig& config : {kGpt, kLlama}) {
+  for (const stream::ModelShape& config : {kGpt, kLlama}) {
     ModelTensors tensors = ZeroTensors(config, at::kFloat);
     const auto named = NamedTensors(config, tensors);
     const auto shapes = TensorShapes(config);
@@ -34,7 +33,7 @@ TEST(ModelTensors, NamesShapesAndParameterCountAgree) {
       EXPECT_EQ(named[i].tensor->sizes().vec(), shapes[i]) << named[i].name;
       parameters += named[i].tensor->numel();
     }
-    EXPECT_EQ(parameters, config.parameters());
+    EXPECT_EQ(parameters, config.trained_parameters());
   }
 }
 

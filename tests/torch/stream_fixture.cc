@@ -20,7 +20,7 @@ at::Tensor Deal(const at::Tensor& all, const stream::ChunkLayout& layout,
 StepData MakeStepData(const StepCase& c, uint64_t seed) {
   at::manual_seed(seed);
   StepData data;
-  stream::ModelConfig wide = c.model;
+  stream::ModelShape wide = c.model;
   wide.init_std = 0.1;  // attention that looks somewhere
   data.weights = InitialTensors(wide, c.dtype, seed);
   for (const NamedTensor& named : NamedTensors(c.model, data.weights)) {

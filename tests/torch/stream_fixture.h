@@ -19,7 +19,7 @@
 namespace sluice::runtime {
 
 struct StepCase {
-  stream::ModelConfig model;
+  stream::ModelShape model;
   int64_t seq_len = 64;
   int64_t chunk = 16;
   int ranks = 1;

@@ -11,24 +11,22 @@
 namespace sluice::runtime {
 namespace {
 
-stream::ModelConfig Llama(int64_t heads = 4, int64_t kv_heads = 4) {
-  return {.arch = stream::Arch::kLlama,
-          .layers = 2,
-          .hidden = heads * 8,
-          .heads = heads,
-          .kv_heads = kv_heads,
-          .ffn = 44,
-          .vocab = 50};
+stream::ModelShape Llama(int64_t heads = 4, int64_t kv_heads = 4) {
+  return stream::Llama({.layers = 2,
+                        .hidden = heads * 8,
+                        .heads = heads,
+                        .kv_heads = kv_heads,
+                        .ffn = 44,
+                        .vocab = 50});
 }
-stream::ModelConfig Gpt(int64_t heads = 4) {
-  return {.arch = stream::Arch::kGpt,
-          .layers = 2,
-          .hidden = heads * 8,
-          .heads = heads,
-          .kv_heads = heads,
-          .ffn = 48,
-          .vocab = 50,
-          .max_positions = 200};
+stream::ModelShape Gpt(int64_t heads = 4) {
+  return stream::Gpt({.layers = 2,
+                      .hidden = heads * 8,
+                      .heads = heads,
+                      .kv_heads = heads,
+                      .ffn = 48,
+                      .vocab = 50,
+                      .max_positions = 200});
 }
 
 struct Named {
@@ -94,7 +92,7 @@ INSTANTIATE_TEST_SUITE_P(
     [](const auto& info) { return std::string(info.param.name); });
 
 // Fractions of each class drawn by `seed`; some keep rows in HBM.
-stream::StreamOptions Mixed(const stream::ModelConfig& model, uint64_t seed) {
+stream::StreamOptions Mixed(const stream::ModelShape& model, uint64_t seed) {
   std::mt19937 random(seed);
   const auto draw = [&random] { return static_cast<double>(random() % 9) / 8; };
   stream::StreamOptions options{
@@ -102,7 +100,7 @@ stream::StreamOptions Mixed(const stream::ModelConfig& model, uint64_t seed) {
       .prefetch_depth = 1 + static_cast<int>(random() % 3),
       .ffn_chunk_rows = static_cast<int64_t>(random() % 6)};
   for (const stream::FreeClass& c : stream::kFreeClasses) {
-    if (c.gated_only && model.arch != stream::Arch::kLlama) continue;
+    if (!c.of(model)) continue;
     stream::ClassFractions f{0, draw()};
     if (c.can_keep && random() % 2 == 0) f.keep = (1 - f.swap) * draw();
     if (random() % 8 != 0) options.fractions[c.name] = f;

@@ -11,9 +11,9 @@ namespace {
 
 using at::Tensor;
 
-Tensor Norm(const stream::ModelConfig& c, const Tensor& x, const Tensor& weight,
+Tensor Norm(const stream::ModelShape& c, const Tensor& x, const Tensor& weight,
             const Tensor& bias) {
-  if (c.arch == stream::Arch::kGpt) {
+  if (c.norm == stream::NormKind::kLayerNorm) {
     return at::layer_norm(x, {c.hidden}, weight, bias, c.norm_epsilon);
   }
   const Tensor x2 = x.to(at::kDouble);
@@ -23,19 +23,19 @@ Tensor Norm(const stream::ModelConfig& c, const Tensor& x, const Tensor& weight,
 }
 
 // x [heads, rows, dim]
-Tensor Rotate(const stream::ModelConfig& c, const Tensor& x) {
+Tensor Rotate(const stream::ModelShape& c, const Tensor& x) {
   const int64_t rows = x.size(1), dim = x.size(2);
   const Tensor exponent = at::arange(0, dim, 2, at::kDouble) / dim;
   const Tensor angle =
       at::arange(rows, at::kDouble).unsqueeze(1) /
-      at::pow(at::scalar_tensor(c.rope_theta, at::kDouble), exponent);
+      at::pow(at::scalar_tensor(c.rope->theta, at::kDouble), exponent);
   const Tensor both = at::cat({angle, angle}, 1);
   const std::vector<Tensor> half = x.chunk(2, -1);
   const Tensor turned = at::cat({-half[1], half[0]}, -1);
   return (x * both.cos() + turned * both.sin()).to(x.scalar_type());
 }
 
-Tensor Attention(const stream::ModelConfig& c, const LayerTensors& w,
+Tensor Attention(const stream::ModelShape& c, const LayerTensors& w,
                  const Tensor& x) {
   const int64_t rows = x.size(0), dim = c.head_dim();
   const auto heads = [&](const Tensor& weight, const Tensor& bias,
@@ -47,7 +47,7 @@ Tensor Attention(const stream::ModelConfig& c, const LayerTensors& w,
   Tensor q = heads(w.q_weight, w.q_bias, c.heads);
   Tensor k = heads(w.k_weight, w.k_bias, c.kv_heads);
   Tensor v = heads(w.v_weight, w.v_bias, c.kv_heads);
-  if (c.arch == stream::Arch::kLlama) {
+  if (c.rope) {
     q = Rotate(c, q);
     k = Rotate(c, k);
   }
@@ -58,24 +58,25 @@ Tensor Attention(const stream::ModelConfig& c, const LayerTensors& w,
   scores = scores.masked_fill(future, -INFINITY);
   const Tensor p = at::softmax(scores.to(at::kDouble), -1);
   const Tensor o = at::matmul(p.to(v.scalar_type()), v);
-  return at::linear(o.transpose(0, 1).reshape({rows, c.hidden}), w.o_weight,
-                    w.o_bias.defined() ? w.o_bias : Tensor());
+  return at::linear(o.transpose(0, 1).reshape({rows, c.query_width()}),
+                    w.o_weight, w.o_bias.defined() ? w.o_bias : Tensor());
 }
 
-Tensor Ffn(const stream::ModelConfig& c, const LayerTensors& w,
+Tensor Ffn(const stream::ModelShape& c, const LayerTensors& w,
            const Tensor& x) {
-  if (c.arch == stream::Arch::kGpt) {
-    return at::linear(at::gelu(at::linear(x, w.up_weight, w.up_bias), "tanh"),
-                      w.down_weight, w.down_bias);
-  }
-  return at::linear(
-      at::silu(at::linear(x, w.gate_weight)) * at::linear(x, w.up_weight),
-      w.down_weight);
+  const auto linear = [](const Tensor& in, const Tensor& weight,
+                         const Tensor& bias) {
+    return at::linear(in, weight, bias.defined() ? bias : Tensor());
+  };
+  const Tensor up = linear(x, w.up_weight, w.up_bias);
+  const Tensor wide = c.gated ? at::silu(at::linear(x, w.gate_weight)) * up
+                              : at::gelu(up, "tanh");
+  return linear(wide, w.down_weight, w.down_bias);
 }
 
 }  // namespace
 
-OracleResult RunOracle(const stream::ModelConfig& config,
+OracleResult RunOracle(const stream::ModelShape& config,
                        const ModelTensors& weights, const Tensor& tokens,
                        const Tensor& labels, int64_t global_count,
                        at::ScalarType dtype) {
@@ -107,7 +108,7 @@ OracleResult RunOracle(const stream::ModelConfig& config,
   return result;
 }
 
-GradientError CompareGradients(const stream::ModelConfig& config,
+GradientError CompareGradients(const stream::ModelShape& config,
                                ModelTensors& gradients,
                                const std::vector<Tensor>& expected) {
   const auto named = NamedTensors(config, gradients);

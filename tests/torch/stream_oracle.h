@@ -19,7 +19,7 @@ struct OracleResult {
 
 // Gradients of loss_sum / global_count. `dtype` kDouble, or kBFloat16 for what
 // plain torch would give in bf16.
-OracleResult RunOracle(const stream::ModelConfig& config,
+OracleResult RunOracle(const stream::ModelShape& config,
                        const ModelTensors& weights, const at::Tensor& tokens,
                        const at::Tensor& labels, int64_t global_count,
                        at::ScalarType dtype = at::kDouble);
@@ -30,7 +30,7 @@ struct GradientError {
   double worst = 0;
   std::string parameter;
 };
-GradientError CompareGradients(const stream::ModelConfig& config,
+GradientError CompareGradients(const stream::ModelShape& config,
                                ModelTensors& gradients,
                                const std::vector<at::Tensor>& expected);
 

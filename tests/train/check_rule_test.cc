@@ -43,8 +43,7 @@ class Oracle : public ::testing::TestWithParam<bool> {};
 
 TEST_P(Oracle, ItsGradientsAreTheSlopesOfItsLoss) {
   const bool llama = GetParam();
-  stream::ModelConfig config;
-  config.arch = llama ? stream::Arch::kLlama : stream::Arch::kGpt;
+  stream::ModelShape config = llama ? stream::Llama({}) : stream::Gpt({});
   config.layers = 2;
   config.hidden = 8;
   config.heads = 4;
@@ -80,10 +79,8 @@ TEST_P(Oracle, ItsGradientsAreTheSlopesOfItsLoss) {
 INSTANTIATE_TEST_SUITE_P(LlamaAndGpt, Oracle, ::testing::Bool());
 
 TEST(HfTensors, NameEveryParameterOnceWithItsShape) {
-  for (const auto arch : {stream::Arch::kGpt, stream::Arch::kLlama}) {
-    stream::ModelConfig config;
-    config.arch = arch;
-    config.max_positions = arch == stream::Arch::kGpt ? 9 : 0;
+  for (const stream::ModelShape& config :
+       {stream::Gpt({.max_positions = 9}), stream::Llama({})}) {
     int64_t elements = 0;
     std::set<std::string> names;
     for (const HfTensor& t : HfTensors(config)) {
@@ -92,7 +89,7 @@ TEST(HfTensors, NameEveryParameterOnceWithItsShape) {
       for (const int64_t size : t.shape()) n *= size;
       elements += n;
     }
-    EXPECT_EQ(elements, config.parameters());
+    EXPECT_EQ(elements, config.trained_parameters());
   }
 }
 

@@ -17,24 +17,20 @@ namespace {
 
 using ::sluice::testing::IsOk;
 
-stream::ModelConfig Small(stream::Arch arch) {
-  stream::ModelConfig config;
-  config.arch = arch;
-  config.layers = 2;
-  config.hidden = 16;
-  config.heads = 2;
-  config.kv_heads = 1;
-  config.ffn = 20;
-  config.vocab = 30;
-  config.max_positions = arch == stream::Arch::kGpt ? 12 : 0;
-  return config;
-}
+const stream::ModelShape kSizes = {.layers = 2,
+                                   .hidden = 16,
+                                   .heads = 2,
+                                   .kv_heads = 1,
+                                   .ffn = 20,
+                                   .vocab = 30,
+                                   .max_positions = 12};
+stream::ModelShape SmallGpt() { return stream::Gpt(kSizes); }
+stream::ModelShape SmallLlama() { return stream::Llama(kSizes); }
 
 TEST(FlatModel, TensorsTileTheBufferWithoutGaps) {
-  for (const auto arch : {stream::Arch::kGpt, stream::Arch::kLlama}) {
-    const stream::ModelConfig config = Small(arch);
+  for (const stream::ModelShape& config : {SmallGpt(), SmallLlama()}) {
     FlatModel model(config, at::kFloat);
-    EXPECT_EQ(model.size(), config.parameters());
+    EXPECT_EQ(model.size(), config.trained_parameters());
     model.flat().copy_(at::arange(model.size(), at::kFloat));
     int64_t next = 0;
     for (const auto& t : runtime::NamedTensors(config, model.tensors())) {
@@ -46,7 +42,7 @@ TEST(FlatModel, TensorsTileTheBufferWithoutGaps) {
 }
 
 TEST(FlatModel, OnlyMatricesDecay) {
-  for (const FlatEntry& e : FlatEntries(Small(stream::Arch::kGpt))) {
+  for (const FlatEntry& e : FlatEntries(SmallGpt())) {
     const bool matrix = e.name.find("bias") == std::string::npos &&
                         e.name.find("norm") == std::string::npos;
     EXPECT_EQ(e.decays, matrix) << e.name;
@@ -89,7 +85,7 @@ struct PaperAdamW {
 };
 
 TEST(AdamW, FollowsThePaperWithClippingAndDecay) {
-  const stream::ModelConfig config = Small(stream::Arch::kGpt);
+  const stream::ModelShape config = SmallGpt();
   FlatModel weights(config, at::kFloat), gradients(config, at::kFloat);
   weights.Initialize(config, 7);
   const AdamWOptions options{.lr = 1e-2, .warmup = 2, .clip = 0.5};
@@ -120,7 +116,7 @@ TEST(AdamW, FollowsThePaperWithClippingAndDecay) {
 
 // bf16 weights alone would lose updates below half a unit in the last place.
 TEST(AdamW, Bf16WeightsMoveByTheirFp32Master) {
-  const stream::ModelConfig config = Small(stream::Arch::kLlama);
+  const stream::ModelShape config = SmallLlama();
   FlatModel weights(config, at::kBFloat16), gradients(config, at::kFloat);
   weights.flat().fill_(1.0);
   const AdamWOptions options{

@@ -31,7 +31,8 @@ TEST(CommandLine, ReadsEveryKindOfFlag) {
           "--dtype bf16 --method recompute --hbm 36MiB --ranks 2 --json")));
   const RunOptions& o = parsed.options;
   EXPECT_EQ(o.command, Command::kTrain);
-  EXPECT_EQ(o.model.arch, stream::Arch::kGpt);
+  EXPECT_FALSE(o.model.rope);
+  EXPECT_EQ(o.model.name, "gpt");
   EXPECT_EQ(o.model.kv_heads, 8);  // as many as heads
   EXPECT_EQ(o.model.max_positions, 333);
   EXPECT_EQ(o.alpha, 0.25);

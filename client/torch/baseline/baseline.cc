@@ -84,7 +84,7 @@ class BaselineRun {
                   int64_t global_count, StepResult& result);
 
   const BaselineOptions& options_;
-  const stream::ModelConfig& model_;
+  const stream::ModelShape& model_;
   const ModelTensors& weights_;
   ModelTensors& gradients_;
   const int ranks_, rank_;
@@ -96,7 +96,7 @@ class BaselineRun {
 
 at::Tensor BaselineRun::Embed(const at::Tensor& tokens) const {
   at::Tensor x = at::index_select(weights_.embed, 0, tokens);
-  if (model_.arch == stream::Arch::kGpt) {
+  if (model_.max_positions > 0) {
     x.add_(weights_.positions.narrow(0, layout_.local_offset(0, rank_),
                                      tokens.size(0)));
   }
@@ -107,7 +107,7 @@ void BaselineRun::EmbedBackward(const at::Tensor& tokens,
                                 const at::Tensor& gradient) {
   const at::Tensor gradient32 = gradient.to(at::kFloat);
   gradients_.embed.index_add_(0, tokens, gradient32);
-  if (model_.arch == stream::Arch::kGpt) {
+  if (model_.max_positions > 0) {
     gradients_.positions
         .narrow(0, layout_.local_offset(0, rank_), tokens.size(0))
         .add_(gradient32);
@@ -116,7 +116,7 @@ void BaselineRun::EmbedBackward(const at::Tensor& tokens,
 
 at::Tensor BaselineRun::Norm(const at::Tensor& x, const at::Tensor& weight,
                              const at::Tensor& bias) const {
-  if (model_.arch == stream::Arch::kLlama) {
+  if (model_.norm == stream::NormKind::kRmsNorm) {
     return baseline::RmsNorm(x, weight, model_.norm_epsilon);
   }
   return at::layer_norm(x, {model_.hidden}, weight, bias, model_.norm_epsilon);
@@ -142,16 +142,17 @@ at::Tensor BaselineRun::SelfAttention(const at::Tensor& h,
   if (!exchange_.local()) {
     o = baseline::ToTokens(&exchange_, &runs_, o, rows, model_.heads);
   }
-  return at::linear(o.reshape({rows, model_.hidden}), w.o_weight, w.o_bias);
+  return at::linear(o.reshape({rows, model_.query_width()}), w.o_weight,
+                    w.o_bias);
 }
 
 at::Tensor BaselineRun::FeedForward(const at::Tensor& h,
                                     const LayerTensors& w) const {
   at::Tensor up = at::linear(h, w.up_weight, w.up_bias);
-  if (model_.arch == stream::Arch::kGpt) {
-    up = at::gelu(up, "tanh");
-  } else {
+  if (model_.gated) {
     up = at::silu(at::linear(h, w.gate_weight)) * up;
+  } else {
+    up = at::gelu(up, "tanh");
   }
   return at::linear(up, w.down_weight, w.down_bias);
 }
@@ -208,7 +209,7 @@ at::Tensor BaselineRun::Head(const at::Tensor& x, const at::Tensor& labels,
   std::vector<NamedTensor> gradients = {
       {"final_norm_weight", &gradients_.final_norm_weight}};
   at::Tensor bias;
-  if (model_.arch == stream::Arch::kGpt) {
+  if (model_.biases.norms) {
     bias = Leaf(weights_.final_norm_bias);
     norm.parameters.push_back(bias);
     gradients.push_back({"final_norm_bias", &gradients_.final_norm_bias});
@@ -229,10 +230,10 @@ at::Tensor BaselineRun::Head(const at::Tensor& x, const at::Tensor& labels,
 StepResult BaselineRun::Step(const at::Tensor& tokens, const at::Tensor& labels,
                              int64_t global_count) {
   const at::AutoGradMode no_gradients(false);
-  if (model_.arch == stream::Arch::kLlama) {
+  if (model_.rope) {
     rotation_ =
         baseline::MakeRotation(layout_.local_offset(0, rank_), tokens.size(0),
-                               model_.head_dim(), model_.rope_theta);
+                               model_.head_dim(), model_.rope->theta);
   }
   std::vector<Graph> kept;
   StepResult result;

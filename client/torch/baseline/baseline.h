@@ -24,14 +24,14 @@
 #include "absl/status/statusor.h"
 #include "client/torch/math/model_tensors.h"
 #include "client/torch/ranks/collectives.h"
-#include "planner/stream/shapes.h"
+#include "planner/stream/layouts.h"
 
 namespace sluice::runtime {
 
 enum class BaselineMethod { kKeepAll, kRecompute };
 
 struct BaselineOptions {
-  stream::ModelConfig model;
+  stream::ModelShape model;
   int64_t seq_len = 0;
   BaselineMethod method = BaselineMethod::kRecompute;
   Collectives* collectives = nullptr;  // null: one rank; outlives the call

@@ -16,32 +16,32 @@ struct LayerMember {
   std::vector<int64_t> shape;
 };
 
-std::vector<LayerMember> LayerMembers(const stream::ModelConfig& c) {
+std::vector<LayerMember> LayerMembers(const stream::ModelShape& c) {
   using L = LayerTensors;
-  const bool gpt = c.arch == stream::Arch::kGpt;
-  const int64_t kv = c.kv_heads * c.head_dim();
+  const int64_t q = c.query_width(), kv = c.key_width();
+  const stream::Biases& bias = c.biases;
   std::vector<LayerMember> members;
   const auto add = [&](bool has, const char* name, at::Tensor L::*member,
                        std::vector<int64_t> shape) {
     if (has) members.push_back({name, member, std::move(shape)});
   };
   add(true, "norm1_weight", &L::norm1_weight, {c.hidden});
-  add(gpt, "norm1_bias", &L::norm1_bias, {c.hidden});
-  add(true, "q_weight", &L::q_weight, {c.hidden, c.hidden});
-  add(gpt, "q_bias", &L::q_bias, {c.hidden});
+  add(bias.norms, "norm1_bias", &L::norm1_bias, {c.hidden});
+  add(true, "q_weight", &L::q_weight, {q, c.hidden});
+  add(bias.q, "q_bias", &L::q_bias, {q});
   add(true, "k_weight", &L::k_weight, {kv, c.hidden});
-  add(gpt, "k_bias", &L::k_bias, {kv});
+  add(bias.k, "k_bias", &L::k_bias, {kv});
   add(true, "v_weight", &L::v_weight, {kv, c.hidden});
-  add(gpt, "v_bias", &L::v_bias, {kv});
-  add(true, "o_weight", &L::o_weight, {c.hidden, c.hidden});
-  add(gpt, "o_bias", &L::o_bias, {c.hidden});
+  add(bias.v, "v_bias", &L::v_bias, {kv});
+  add(true, "o_weight", &L::o_weight, {c.hidden, q});
+  add(bias.o, "o_bias", &L::o_bias, {c.hidden});
   add(true, "norm2_weight", &L::norm2_weight, {c.hidden});
-  add(gpt, "norm2_bias", &L::norm2_bias, {c.hidden});
-  add(!gpt, "gate_weight", &L::gate_weight, {c.ffn, c.hidden});
+  add(bias.norms, "norm2_bias", &L::norm2_bias, {c.hidden});
+  add(c.gated, "gate_weight", &L::gate_weight, {c.ffn, c.hidden});
   add(true, "up_weight", &L::up_weight, {c.ffn, c.hidden});
-  add(gpt, "up_bias", &L::up_bias, {c.ffn});
+  add(bias.ffn, "up_bias", &L::up_bias, {c.ffn});
   add(true, "down_weight", &L::down_weight, {c.hidden, c.ffn});
-  add(gpt, "down_bias", &L::down_bias, {c.hidden});
+  add(bias.ffn, "down_bias", &L::down_bias, {c.hidden});
   return members;
 }
 
@@ -49,7 +49,7 @@ bool EndsWith(const std::string& name, const char* suffix) {
   return name.ends_with(suffix);
 }
 
-void Initialize(const stream::ModelConfig& config, const std::string& name,
+void Initialize(const stream::ModelShape& config, const std::string& name,
                 at::Generator& generator, at::Tensor& tensor) {
   if (EndsWith(name, "bias")) return;  // zero already
   if (EndsWith(name, "norm_weight") || EndsWith(name, "norm1_weight") ||
@@ -68,7 +68,7 @@ void Initialize(const stream::ModelConfig& config, const std::string& name,
 
 }  // namespace
 
-std::vector<NamedTensor> NamedTensors(const stream::ModelConfig& config,
+std::vector<NamedTensor> NamedTensors(const stream::ModelShape& config,
                                       LayerTensors& tensors) {
   std::vector<NamedTensor> named;
   for (const LayerMember& m : LayerMembers(config)) {
@@ -77,39 +77,43 @@ std::vector<NamedTensor> NamedTensors(const stream::ModelConfig& config,
   return named;
 }
 
-std::vector<NamedTensor> NamedTensors(const stream::ModelConfig& config,
+std::vector<NamedTensor> NamedTensors(const stream::ModelShape& config,
                                       ModelTensors& tensors) {
-  const bool gpt = config.arch == stream::Arch::kGpt;
   tensors.layers.resize(config.layers);
   std::vector<NamedTensor> named = {{"embed", &tensors.embed}};
-  if (gpt) named.push_back({"positions", &tensors.positions});
+  if (config.max_positions > 0) {
+    named.push_back({"positions", &tensors.positions});
+  }
   for (int64_t i = 0; i < config.layers; ++i) {
     for (NamedTensor& t : NamedTensors(config, tensors.layers[i])) {
       named.push_back({"layers." + std::to_string(i) + "." + t.name, t.tensor});
     }
   }
   named.push_back({"final_norm_weight", &tensors.final_norm_weight});
-  if (gpt) named.push_back({"final_norm_bias", &tensors.final_norm_bias});
-  if (!gpt) named.push_back({"head", &tensors.head});
+  if (config.biases.norms) {
+    named.push_back({"final_norm_bias", &tensors.final_norm_bias});
+  }
+  if (!config.tied) named.push_back({"head", &tensors.head});
   return named;
 }
 
 std::vector<std::vector<int64_t>> TensorShapes(
-    const stream::ModelConfig& config) {
-  const bool gpt = config.arch == stream::Arch::kGpt;
+    const stream::ModelShape& config) {
   std::vector<std::vector<int64_t>> shapes = {{config.vocab, config.hidden}};
-  if (gpt) shapes.push_back({config.max_positions, config.hidden});
+  if (config.max_positions > 0) {
+    shapes.push_back({config.max_positions, config.hidden});
+  }
   const std::vector<LayerMember> members = LayerMembers(config);
   for (int64_t i = 0; i < config.layers; ++i) {
     for (const LayerMember& m : members) shapes.push_back(m.shape);
   }
   shapes.push_back({config.hidden});
-  shapes.push_back(gpt ? std::vector<int64_t>{config.hidden}
-                       : std::vector<int64_t>{config.vocab, config.hidden});
+  if (config.biases.norms) shapes.push_back({config.hidden});
+  if (!config.tied) shapes.push_back({config.vocab, config.hidden});
   return shapes;
 }
 
-ModelTensors ZeroTensors(const stream::ModelConfig& config,
+ModelTensors ZeroTensors(const stream::ModelShape& config,
                          at::ScalarType dtype) {
   ModelTensors tensors;
   const std::vector<std::vector<int64_t>> shapes = TensorShapes(config);
@@ -120,7 +124,7 @@ ModelTensors ZeroTensors(const stream::ModelConfig& config,
   return tensors;
 }
 
-ModelTensors InitialTensors(const stream::ModelConfig& config,
+ModelTensors InitialTensors(const stream::ModelShape& config,
                             at::ScalarType dtype, uint64_t seed) {
   ModelTensors tensors = ZeroTensors(config, dtype);
   at::Generator generator = at::detail::createCPUGenerator(seed);

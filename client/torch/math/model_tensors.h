@@ -30,8 +30,8 @@ struct LayerTensors {
   at::Tensor up_weight, up_bias, down_weight, down_bias;
 };
 
-// The whole model. `head` is undefined where the head is tied to `embed`
-// (GPT); `positions` and `final_norm_bias` are GPT's.
+// The whole model. `head` is undefined where the head is tied to `embed`;
+// `positions` and `final_norm_bias` where the model has none.
 struct ModelTensors {
   at::Tensor embed;      // [vocab, hidden]
   at::Tensor positions;  // [max_positions, hidden]
@@ -63,24 +63,24 @@ struct NamedTensor {
 // the order in which optimizers, checkpoints and reductions walk a model.
 // `tensors.layers` is resized to the config's. Pointers live as long as
 // `tensors` is not resized.
-std::vector<NamedTensor> NamedTensors(const stream::ModelConfig& config,
+std::vector<NamedTensor> NamedTensors(const stream::ModelShape& config,
                                       ModelTensors& tensors);
-std::vector<NamedTensor> NamedTensors(const stream::ModelConfig& config,
+std::vector<NamedTensor> NamedTensors(const stream::ModelShape& config,
                                       LayerTensors& tensors);
 
 // The shape that each of NamedTensors() must have, in the same order.
 std::vector<std::vector<int64_t>> TensorShapes(
-    const stream::ModelConfig& config);
+    const stream::ModelShape& config);
 
 // A model of zeros (gradients: kFloat). Allocates one tensor each.
-ModelTensors ZeroTensors(const stream::ModelConfig& config,
+ModelTensors ZeroTensors(const stream::ModelShape& config,
                          at::ScalarType dtype);
 
 // Truncated to nothing fancier than GPT-2's habit: normal(0, init_std), the
 // projections back into the residual stream scaled by 1/sqrt(2 layers), norms
 // one, biases zero. The same seed gives the same weights in every dtype (drawn
 // in fp32, tensor by tensor).
-ModelTensors InitialTensors(const stream::ModelConfig& config,
+ModelTensors InitialTensors(const stream::ModelShape& config,
                             at::ScalarType dtype, uint64_t seed);
 
 }  // namespace sluice::runtime

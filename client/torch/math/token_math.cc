@@ -68,7 +68,7 @@ at::Tensor LayerNormBackward(const at::Tensor& x, const at::Tensor& dy,
 }  // namespace
 
 at::Tensor NormForward(const at::Tensor& x, const NormWeights& norm) {
-  if (norm.arch == stream::Arch::kLlama) return RmsNormForward(x, norm);
+  if (norm.kind == stream::NormKind::kRmsNorm) return RmsNormForward(x, norm);
   return std::get<0>(at::native_layer_norm(x, {x.size(1)}, norm.weight,
                                            norm.bias, norm.epsilon));
 }
@@ -77,7 +77,7 @@ at::Tensor NormBackward(const at::Tensor& x, const at::Tensor& dy,
                         const NormWeights& norm, at::Tensor& weight_gradient,
                         at::Tensor& bias_gradient) {
   if (x.size(0) == 0) return at::zeros_like(x, at::kFloat);
-  if (norm.arch == stream::Arch::kLlama) {
+  if (norm.kind == stream::NormKind::kRmsNorm) {
     return RmsNormBackward(x, dy, norm, weight_gradient);
   }
   return LayerNormBackward(x, dy, norm, weight_gradient, bias_gradient);

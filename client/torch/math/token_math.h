@@ -9,13 +9,13 @@
 
 #include <ATen/core/Tensor.h>
 
-#include "planner/stream/shapes.h"
+#include "planner/stream/model_shape.h"
 
 namespace sluice::runtime {
 
-// --- norms (LayerNorm for GPT, RMSNorm for Llama) ---------------------------
+// --- norms ---------------------------
 struct NormWeights {
-  stream::Arch arch;
+  stream::NormKind kind;
   const at::Tensor& weight;
   const at::Tensor& bias;  // undefined for RMSNorm
   double epsilon;

@@ -28,7 +28,7 @@
 
 #include "absl/status/status.h"
 #include "client/torch/ranks/collectives.h"
-#include "planner/stream/shapes.h"
+#include "planner/stream/layouts.h"
 
 namespace sluice::runtime {
 

@@ -136,7 +136,7 @@ RopeTables StreamState::Rope(int64_t m, int64_t skip) const {
   const int64_t begin =
       shape.layout.begin(m) + shape.layout.local_offset(m, shape.rank) + skip;
   return MakeRopeTables(begin, shape.local(m) - skip, shape.dim,
-                        options.stream.model.rope_theta);
+                        options.stream.model.rope->theta);
 }
 
 absl::StatusOr<std::unique_ptr<StreamContext>> StreamContext::Create(

@@ -40,7 +40,7 @@ class StreamState final : public StreamContext {
   }
   absl::StatusOr<std::unique_ptr<ChunkHandle>> NewHidden();
   NormWeights Norm(const at::Tensor& weight, const at::Tensor& bias) const {
-    return {model().arch, weight, bias, model().norm_epsilon};
+    return {model().norm, weight, bias, model().norm_epsilon};
   }
   // Whole chunks between token and head layout.
   RowRuns Whole(int64_t m) const { return RowRuns::Whole(shape.layout, m); }
@@ -49,9 +49,9 @@ class StreamState final : public StreamContext {
   // Tables for this rank's rows of chunk m from its `skip`-th on; none but for
   // Llama.
   RopeTables Rope(int64_t m, int64_t skip) const;
-  bool rope() const { return model().arch == stream::Arch::kLlama; }
+  bool rope() const { return model().rope.has_value(); }
 
-  const stream::ModelConfig& model() const { return options.stream.model; }
+  const stream::ModelShape& model() const { return options.stream.model; }
 
   const Options options;
   const stream::StreamShape shape;

@@ -190,7 +190,8 @@ absl::Status Backward::PostChunk(int64_t m, const PostInputs& in) {
     }
     SLUICE_RETURN_IF_ERROR(state_.exchange.ToTokens(
         state_.Whole(m), {{HeadKind::kQuery, home, o}}));
-    const at::Tensor home_rows = home.view({rows, shape_.hidden});
+    const at::Tensor home_rows =
+        home.view({rows, state_.model().query_width()});
     ForRows(0, rows, shape_.ffn_rows, [&](int64_t row, int64_t n) {
       FeedForward(in.dy.narrow(0, row, n), RowsOf(in, home_rows, row, n),
                   dx2.narrow(0, row, n));
@@ -292,7 +293,7 @@ absl::Status Backward::PhasesBandC() {
 // dq, dk, dv of chunk m in token layout, turned back.
 absl::Status Backward::GradientsHome(int64_t m, Projected& d) {
   const int64_t rows = shape_.local(m);
-  const stream::ModelConfig& model = state_.model();
+  const stream::ModelShape& model = state_.model();
   const Projected sums{state_.query_sum(m), state_.key_sum(m),
                        state_.value_sum(m)};
   if (state_.exchange.local()) {

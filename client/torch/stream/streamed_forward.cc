@@ -134,9 +134,10 @@ absl::Status Forward::Post(int64_t m, const at::Tensor& x, const Heads& heads) {
   }
   SLUICE_RETURN_IF_ERROR(
       state_.exchange.ToTokens(state_.Whole(m), {{HeadKind::kQuery, home, o}}));
-  const at::Tensor x2 = LinearForward(home.view({rows, shape_.hidden}),
-                                      weights_.o_weight, weights_.o_bias)
-                            .add_(x);
+  const at::Tensor x2 =
+      LinearForward(home.view({rows, state_.model().query_width()}),
+                    weights_.o_weight, weights_.o_bias)
+          .add_(x);
   RowWriter residual = Write(stream::Saved::kX2, m);
   residual.Store(0, x2);
   residual.Send(state_.staging());

@@ -15,7 +15,7 @@ at::Tensor ProjectOne(const StreamState& state, const LayerTensors& weights,
   const at::Tensor& bias = query ? weights.q_bias
                            : key ? weights.k_bias
                                  : weights.v_bias;
-  const stream::ModelConfig& model = state.model();
+  const stream::ModelShape& model = state.model();
   at::Tensor out =
       LinearForward(normed, weight, bias)
           .view({normed.size(0), query ? model.heads : model.kv_heads,

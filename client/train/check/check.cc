@@ -102,14 +102,10 @@ at::Tensor ToTensor(const std::vector<int64_t>& values) {
 void Judge(const StepperContext& context, const Text& text, double loss,
            CheckReport* report) {
   const runtime::HostScope host("the reference of check");
-  const stream::ModelConfig& m = context.options->model;
-  const ReferenceModel model{m.arch == stream::Arch::kLlama,
-                             m.layers,
-                             m.hidden,
-                             m.heads,
-                             m.kv_heads,
-                             m.rope_theta,
-                             m.norm_epsilon};
+  const stream::ModelShape& m = context.options->model;
+  const ReferenceModel model{
+      m.rope.has_value(),         m.layers,      m.hidden, m.heads, m.kv_heads,
+      m.rope ? m.rope->theta : 0, m.norm_epsilon};
   const auto weights = Named(*context.weights);
   const at::Tensor ids = ToTensor(text.ids), labels = ToTensor(text.labels);
   const ReferenceResult truth =

@@ -68,7 +68,7 @@ absl::Status WriteTransposed(const HfTensor& tensor, const at::Tensor& flat,
 }
 
 absl::Status WriteWeights(const std::string& path,
-                          const stream::ModelConfig& config,
+                          const stream::ModelShape& config,
                           const at::Tensor& flat) {
   const runtime::HostScope host("writing a checkpoint");
   const std::vector<HfTensor> tensors = HfTensors(config);

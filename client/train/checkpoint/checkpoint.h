@@ -42,7 +42,7 @@ struct Checkpoint {
   std::string path;
   TrainingState state;
   int ranks = 1;  // that wrote it
-  stream::ModelConfig model;
+  stream::ModelShape model;
   int rank = 0;  // who reads
   int world_size = 1;
 

@@ -29,17 +29,13 @@ constexpr char kStateName[] = "trainer_state.json";
 
 // The flags that weights and states only make sense with.
 Json ModelFlags(const RunOptions& o) {
-  const stream::ModelConfig& m = o.model;
-  Json flags = {{"--arch", m.arch == stream::Arch::kGpt ? "gpt" : "llama"},
-                {"--layers", m.layers},
-                {"--hidden", m.hidden},
-                {"--heads", m.heads},
-                {"--kv-heads", m.kv_heads},
-                {"--ffn", m.ffn},
-                {"--vocab", m.vocab},
-                {"--dtype", Name(o.dtype)}};
+  const stream::ModelShape& m = o.model;
+  Json flags = {{"--arch", m.name},         {"--layers", m.layers},
+                {"--hidden", m.hidden},     {"--heads", m.heads},
+                {"--kv-heads", m.kv_heads}, {"--ffn", m.ffn},
+                {"--vocab", m.vocab},       {"--dtype", Name(o.dtype)}};
   // A learned position table is as long as the sequence.
-  if (m.arch == stream::Arch::kGpt) flags["--seq-len"] = o.seq_len;
+  if (m.max_positions > 0) flags["--seq-len"] = o.seq_len;
   return flags;
 }
 

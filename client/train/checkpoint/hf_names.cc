@@ -11,8 +11,7 @@ namespace sluice::train {
 namespace {
 
 using Json = nlohmann::ordered_json;
-using stream::Arch;
-using stream::ModelConfig;
+using stream::ModelShape;
 
 struct Pair {
   const char* ours;
@@ -39,7 +38,7 @@ constexpr Pair kGptLayer[] = {
 
 class Builder {
  public:
-  explicit Builder(const ModelConfig& config) {
+  explicit Builder(const ModelShape& config) {
     for (FlatEntry& e : FlatEntries(config)) {
       const std::string name = e.name;
       entries_.emplace(name, std::move(e));
@@ -65,7 +64,7 @@ class Builder {
   std::vector<HfTensor> tensors_;
 };
 
-std::vector<HfTensor> Llama(const ModelConfig& config) {
+std::vector<HfTensor> LlamaTensors(const ModelShape& config) {
   Builder builder(config);
   builder.Add("model.embed_tokens.weight", {"embed"});
   for (int64_t i = 0; i < config.layers; ++i) {
@@ -79,7 +78,7 @@ std::vector<HfTensor> Llama(const ModelConfig& config) {
   return builder.Take();
 }
 
-std::vector<HfTensor> Gpt(const ModelConfig& config) {
+std::vector<HfTensor> GptTensors(const ModelShape& config) {
   Builder builder(config);
   builder.Add("wte.weight", {"embed"});
   builder.Add("wpe.weight", {"positions"});
@@ -102,7 +101,7 @@ std::vector<HfTensor> Gpt(const ModelConfig& config) {
   return builder.Take();
 }
 
-Json LlamaConfig(const ModelConfig& c, int64_t seq_len) {
+Json LlamaConfig(const ModelShape& c, int64_t seq_len) {
   return {{"architectures", {"LlamaForCausalLM"}},
           {"model_type", "llama"},
           {"hidden_size", c.hidden},
@@ -112,7 +111,7 @@ Json LlamaConfig(const ModelConfig& c, int64_t seq_len) {
           {"num_key_value_heads", c.kv_heads},
           {"vocab_size", c.vocab},
           {"max_position_embeddings", seq_len},
-          {"rope_theta", c.rope_theta},
+          {"rope_theta", c.rope->theta},
           {"rms_norm_eps", c.norm_epsilon},
           {"hidden_act", "silu"},
           {"attention_bias", false},
@@ -120,7 +119,7 @@ Json LlamaConfig(const ModelConfig& c, int64_t seq_len) {
           {"tie_word_embeddings", false}};
 }
 
-Json GptConfig(const ModelConfig& c) {
+Json GptConfig(const ModelShape& c) {
   Json json = {{"architectures", {"GPT2LMHeadModel"}},
                {"model_type", "gpt2"},
                {"n_embd", c.hidden},
@@ -152,13 +151,12 @@ std::vector<int64_t> HfTensor::shape() const {
   return shape;
 }
 
-std::vector<HfTensor> HfTensors(const ModelConfig& config) {
-  return config.arch == Arch::kLlama ? Llama(config) : Gpt(config);
+std::vector<HfTensor> HfTensors(const ModelShape& config) {
+  return config.rope ? LlamaTensors(config) : GptTensors(config);
 }
 
-std::string HfConfig(const ModelConfig& config, int64_t seq_len, bool bf16) {
-  Json json = config.arch == Arch::kLlama ? LlamaConfig(config, seq_len)
-                                          : GptConfig(config);
+std::string HfConfig(const ModelShape& config, int64_t seq_len, bool bf16) {
+  Json json = config.rope ? LlamaConfig(config, seq_len) : GptConfig(config);
   json["torch_dtype"] = bf16 ? "bfloat16" : "float32";
   return json.dump(2) + "\n";
 }

@@ -11,7 +11,7 @@
 
 #include "client/train/checkpoint/safetensors.h"
 #include "client/train/flat_model.h"
-#include "planner/stream/shapes.h"
+#include "planner/stream/layouts.h"
 
 namespace sluice::train {
 
@@ -24,10 +24,10 @@ struct HfTensor {
   std::vector<int64_t> shape() const;
 };
 
-std::vector<HfTensor> HfTensors(const stream::ModelConfig& config);
+std::vector<HfTensor> HfTensors(const stream::ModelShape& config);
 
 // The text of config.json. `bf16`: of the weights.
-std::string HfConfig(const stream::ModelConfig& config, int64_t seq_len,
+std::string HfConfig(const stream::ModelShape& config, int64_t seq_len,
                      bool bf16);
 
 }  // namespace sluice::train

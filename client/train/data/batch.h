@@ -13,7 +13,7 @@
 
 #include "absl/status/status.h"
 #include "client/train/data/corpus.h"
-#include "planner/stream/shapes.h"
+#include "planner/stream/layouts.h"
 
 namespace sluice::train {
 

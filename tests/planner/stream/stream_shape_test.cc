@@ -55,12 +55,12 @@ TEST(StreamShape, KeptStoredAndDroppedRowsAreAllRows) {
 
 TEST(Fractions, WhatNoModelHasIsRefusedInOneLine) {
   const auto complaint = [](const FractionMap& fractions,
-                            Arch arch = Arch::kLlama) {
-    return std::string(CheckFractions(fractions, arch).message());
+                            const ModelShape& model = {}) {
+    return std::string(CheckFractions(fractions, model).message());
   };
   EXPECT_EQ(complaint({{"norm1", {0.5, 0.5}}, {"q", {0, 1}}}), "");
   EXPECT_EQ(complaint({{"ffn_gate", {0, 0}}}), "");
-  EXPECT_EQ(complaint({{"ffn_gate", {0, 0}}}, Arch::kGpt),
+  EXPECT_EQ(complaint({{"ffn_gate", {0, 0}}}, Gpt({})),
             "'ffn_gate' is no class of this model with fractions: there are "
             "norm1, q, k, v, attention_residual, norm2, ffn_up, "
             "ffn_activation");

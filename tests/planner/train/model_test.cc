@@ -65,7 +65,7 @@ TEST(HuggingFaceConfig, LlamaWithoutKvHeadsAndHeadDimHasAsManyAsHeads) {
         "intermediate_size": 11008, "vocab_size": 32000})",
                                                     "c"));
   EXPECT_EQ(model.kv_heads, 32);
-  EXPECT_EQ(model.head_dim, 128);
+  EXPECT_EQ(model.head_dim(), 128);
   EXPECT_NEAR(model.parameters() / 1e9, 6.74, 0.01);  // Llama 2 7B
 }
 

@@ -1,4 +1,4 @@
-#include "planner/stream/shapes.h"
+#include "planner/stream/layouts.h"
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
@@ -9,50 +9,6 @@ namespace sluice::stream {
 namespace {
 
 using ::testing::ElementsAre;
-using ::testing::HasSubstr;
-
-std::string Refusal(const ModelConfig& config, int64_t ranks) {
-  return std::string(config.Validate(ranks).message());
-}
-
-TEST(ModelConfig, AcceptsTheDemoShape) {
-  EXPECT_TRUE(ModelConfig{}.Validate(2).ok());
-}
-
-TEST(ModelConfig, RefusalsNameValueAndLimit) {
-  ModelConfig config{.heads = 4, .kv_heads = 3};
-  EXPECT_THAT(Refusal(config, 2), HasSubstr("--heads 4 does not divide by "
-                                            "--kv-heads 3"));
-  config.kv_heads = 2;
-  EXPECT_THAT(Refusal(config, 3), HasSubstr("--ranks 3"));
-  config.hidden = 130;
-  EXPECT_THAT(Refusal(config, 2), HasSubstr("--hidden 130"));
-  config.hidden = 12;
-  EXPECT_THAT(Refusal(config, 2), HasSubstr("must be even"));
-  config.arch = Arch::kGpt;
-  EXPECT_THAT(Refusal(config, 2), HasSubstr("max_positions is 0"));
-  config.layers = 0;
-  EXPECT_THAT(Refusal(config, 2), HasSubstr("--layers is 0"));
-}
-
-TEST(ModelConfig, CountsTheParametersOfGpt2AndLlama7B) {
-  const ModelConfig gpt2{.arch = Arch::kGpt,
-                         .layers = 12,
-                         .hidden = 768,
-                         .heads = 12,
-                         .kv_heads = 12,
-                         .ffn = 3072,
-                         .vocab = 50257,
-                         .max_positions = 1024};
-  EXPECT_EQ(gpt2.parameters(), 124439808);
-  const ModelConfig llama{.layers = 32,
-                          .hidden = 4096,
-                          .heads = 32,
-                          .kv_heads = 32,
-                          .ffn = 11008,
-                          .vocab = 32000};
-  EXPECT_EQ(llama.parameters(), 6738415616);
-}
 
 TEST(ChunkLayout, FirstRanksGetTheRemainder) {
   const ChunkLayout layout(21, 8, 3);

@@ -1,41 +1,12 @@
-// Shapes: what a model is, how a sequence is cut and dealt, which rank holds
-// which heads. Pure arithmetic, no torch. Thread safety: values.
+// How a sequence is cut and dealt, and which rank holds which heads.
+//
+// Thread safety: values.
 #pragma once
 
 #include <cstdint>
-#include <string>
 #include <vector>
 
-#include "absl/status/status.h"
-#include "absl/status/statusor.h"
-
 namespace sluice::stream {
-
-enum class Arch { kGpt, kLlama };
-
-// One transformer. GPT: LayerNorm with bias, GELU (tanh), biases, learned
-// positions, tied head. Llama: RMSNorm, SwiGLU, no biases, RoPE (rotate-half),
-// untied head.
-struct ModelConfig {
-  Arch arch = Arch::kLlama;
-  int64_t layers = 4;
-  int64_t hidden = 128;
-  int64_t heads = 2;
-  int64_t kv_heads = 2;
-  int64_t ffn = 344;
-  int64_t vocab = 256;
-  int64_t max_positions = 0;  // GPT's learned table; 0 for Llama
-  double rope_theta = 10000;
-  double norm_epsilon = 1e-5;
-  double init_std = 0.02;
-
-  int64_t head_dim() const { return hidden / heads; }
-  int64_t parameters() const;
-  // InvalidArgument: what, value, limit, what to do. `ranks` is the Ulysses
-  // degree: heads % ranks = 0 and heads % kv_heads = 0 (ATen's CPU attention
-  // silently accepts 4/3).
-  absl::Status Validate(int64_t ranks) const;
-};
 
 // How a global sequence is cut into chunks and each chunk dealt to ranks
 // (FPDT's rank-ordinal layout): global chunk m is contiguous, [begin, end);

@@ -1,0 +1,136 @@
+// The classes of activations that a streamed step has between two chunks or
+// two passes: one table, from which fractions, sizes, the host arena and the
+// profile follow.
+//
+// Thread safety: values and pure functions.
+#pragma once
+
+#include <array>
+#include <cstdint>
+#include <string_view>
+
+#include "planner/stream/model_shape.h"
+
+namespace sluice::stream {
+
+// MEMO's skeletal tensors (section 3.1) and what FPDT keeps between blocks.
+enum class Class {
+  kNorm1,
+  kQ,
+  kK,
+  kV,
+  kO,    // attention's output, merged
+  kLse,  // its log-sum-exp
+  kX2,   // the residual after attention
+  kNorm2,
+  kUp,
+  kGate,
+  kAct,
+  kInput,           // hidden states: a layer's input, later its gradient
+  kOutputGradient,  // dO
+  kQueryGradient,   // dq, summed block by block
+};
+inline constexpr int kClassCount = 14;
+
+// Which rows a rank has: its own of each chunk, or all of the chunk's, of its
+// heads (Ulysses).
+enum class Rows { kTokens, kHeads };
+// Elements of a row: of the hidden state, of this rank's q heads, of its k (or
+// v) heads, of the FFN; or one for each q head.
+enum class Width { kHidden, kQuery, kKey, kFfn, kPerHead };
+// fp32 whatever the dtype, or the dtype's.
+enum class Precision { kActivation, kFp32 };
+// How long rows live: from a layer's forward to its backward, of every layer
+// at once; over the whole step, one set a layer and one more; or within one
+// layer's backward, in scratch that the next layer overwrites.
+enum class Life { kLayer, kStep, kScratch };
+
+struct ClassTraits {
+  Class which;
+  const char* name;  // as in profile and plan
+  Rows rows;
+  Width width;
+  Precision precision;
+  Life life;
+  // What may become of rows until they are needed again. All may be swapped;
+  // those that may be nothing else must be.
+  bool can_keep;       // in HBM
+  bool can_recompute;  // dropped, and made again from the layer's input
+  // All ranks must have the same fractions: rows lie in head layout, and come
+  // from all of them.
+  bool shared;
+  bool gated_only;      // SwiGLU's
+  const char* made_by;  // the segment of forward that makes it; null: no one
+
+  // With fractions to choose: neither must rows be swapped, nor are they
+  // scratch.
+  constexpr bool free() const { return can_recompute; }
+  bool of(const ModelShape& model) const { return !gated_only || model.gated; }
+};
+
+// o is fp32 in bf16 too: backward takes rowsum(dO o) from it, which must
+// cancel against the blocks' own sums (rounded to bf16 it was the largest error
+// of a GPT's gradients, in k's bias). k and v always travel, because later
+// chunks read them: their rows can be dropped, which only says that scratch
+// holds them instead of memory of the layer's own.
+inline constexpr std::array<ClassTraits, kClassCount> kClasses = {{
+    // class, name, rows, width, precision, life, keep, recompute, shared,
+    // gated only, made by
+    {Class::kNorm1, "norm1", Rows::kTokens, Width::kHidden,
+     Precision::kActivation, Life::kLayer, true, true, false, false,
+     "qkv.forward"},
+    {Class::kQ, "q", Rows::kHeads, Width::kQuery, Precision::kActivation,
+     Life::kLayer, false, true, true, false, "qkv.forward"},
+    {Class::kK, "k", Rows::kHeads, Width::kKey, Precision::kActivation,
+     Life::kLayer, false, true, true, false, "qkv.forward"},
+    {Class::kV, "v", Rows::kHeads, Width::kKey, Precision::kActivation,
+     Life::kLayer, false, true, true, false, "qkv.forward"},
+    {Class::kO, "attention_output", Rows::kHeads, Width::kQuery,
+     Precision::kFp32, Life::kLayer, false, false, false, false, nullptr},
+    {Class::kLse, "lse", Rows::kHeads, Width::kPerHead, Precision::kFp32,
+     Life::kLayer, false, false, false, false, nullptr},
+    {Class::kX2, "attention_residual", Rows::kTokens, Width::kHidden,
+     Precision::kActivation, Life::kLayer, true, true, false, false,
+     "post.forward"},
+    {Class::kNorm2, "norm2", Rows::kTokens, Width::kHidden,
+     Precision::kActivation, Life::kLayer, true, true, false, false,
+     "post.forward"},
+    {Class::kUp, "ffn_up", Rows::kTokens, Width::kFfn, Precision::kActivation,
+     Life::kLayer, true, true, false, false, "post.forward"},
+    {Class::kGate, "ffn_gate", Rows::kTokens, Width::kFfn,
+     Precision::kActivation, Life::kLayer, true, true, false, true,
+     "post.forward"},
+    {Class::kAct, "ffn_activation", Rows::kTokens, Width::kFfn,
+     Precision::kActivation, Life::kLayer, true, true, false, false,
+     "post.forward"},
+    {Class::kInput, "layer_input", Rows::kTokens, Width::kHidden,
+     Precision::kActivation, Life::kStep, false, false, false, false, nullptr},
+    {Class::kOutputGradient, "output_gradient", Rows::kHeads, Width::kQuery,
+     Precision::kActivation, Life::kScratch, false, false, false, false,
+     nullptr},
+    {Class::kQueryGradient, "query_gradient", Rows::kHeads, Width::kQuery,
+     Precision::kFp32, Life::kScratch, false, false, false, false, nullptr},
+}};
+
+constexpr const ClassTraits& Traits(Class which) {
+  return kClasses[static_cast<size_t>(which)];
+}
+
+// What a layer's forward leaves for its backward, in the order of the arena.
+inline constexpr Class kLayerClasses[] = {
+    Class::kNorm1, Class::kQ,    Class::kK,  Class::kV,
+    Class::kO,     Class::kLse,  Class::kX2, Class::kNorm2,
+    Class::kUp,    Class::kGate, Class::kAct};
+// Of those, in head layout and free; and what the second half of a layer
+// makes, each from the ones before.
+inline constexpr Class kHeadClasses[] = {Class::kQ, Class::kK, Class::kV};
+inline constexpr Class kPostClasses[] = {Class::kX2, Class::kNorm2, Class::kUp,
+                                         Class::kGate, Class::kAct};
+inline constexpr Class kFreeClasses[] = {
+    Class::kNorm1, Class::kQ,  Class::kK,    Class::kV,  Class::kX2,
+    Class::kNorm2, Class::kUp, Class::kGate, Class::kAct};
+
+// The free class of that name; null: there is none.
+const ClassTraits* FindFreeClass(std::string_view name);
+
+}  // namespace sluice::stream
