@@ -1,5 +1,6 @@
 // Attention, forward and backward, in chunks with q, k, v, o streamed from
-// host memory, against one whole call: time, and peak memory of both.
+// host memory, against one whole call: time, and peak memory of both; and the
+// blocks of a real step against one whole call (attention_step.h).
 #include <ATen/Parallel.h>
 #include <ATen/core/grad_mode.h>
 #include <ATen/ops/_scaled_dot_product_flash_attention_for_cpu.h>
@@ -15,6 +16,7 @@
 #include "client/torch/stream/stream_context.h"
 #include "proto/base/status.h"
 #include "tests/bench/report.h"
+#include "tests/torch/bench/attention_step.h"
 #include "tests/torch/bench/bench_node.h"
 
 namespace sluice::bench {
@@ -220,7 +222,7 @@ void Compare(int64_t chunks, int64_t chunk, std::vector<Entry>& entries) {
 }
 
 std::vector<Entry> Measure() {
-  std::vector<Entry> entries;
+  std::vector<Entry> entries = AttentionOfSteps();
   for (const int64_t chunks : {16, 24}) Compare(chunks, 1024, entries);
   return entries;
 }

@@ -1,0 +1,15 @@
+// The attention blocks of a real step against ATen's whole attention.
+#pragma once
+
+#include <cstdint>
+#include <vector>
+
+#include "tests/bench/report.h"
+
+namespace sluice::bench {
+
+// A step of `tokens` tokens on one thread, once per chunk size, in turns with
+// the whole attention of the same shape: the median ratio of 7 rounds.
+std::vector<Entry> AttentionOfSteps();
+
+}  // namespace sluice::bench
