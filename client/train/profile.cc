@@ -1,8 +1,10 @@
 #include "client/train/profile.h"
 
 #include <ATen/ops/empty.h>
+#include <ATen/ops/empty_like.h>
 #include <ATen/ops/mm.h>
 #include <ATen/ops/randn.h>
+#include <ATen/ops/zeros_like.h>
 #include <fmt/format.h>
 
 #include <algorithm>
@@ -69,13 +71,20 @@ void MeasureKernels(Measured& m) {
   const auto rows = [] { return at::randn({kRows, kHeads, kDim}); };
   const at::Tensor q = rows(), k = rows(), v = rows(), gradient = rows();
   const double square = 2.0 * kRows * kRows * kHeads * kDim;
+  const runtime::RunningAttention running{at::empty_like(q),
+                                          at::empty({kHeads, kRows})};
+  using runtime::Sum;
   m.forward_flops =
-      2 * square / Seconds([&] { runtime::AttendBlock(q, k, v, false); });
-  const runtime::BlockOutput block = runtime::AttendBlock(q, k, v, false);
-  m.backward_flops = 5 * square / Seconds([&] {
-                       runtime::AttendBlockBackward(
-                           gradient, q, k, v, block.output, block.lse, false);
-                     });
+      2 * square / Seconds([&] {
+        runtime::AttendBlock(q, k, v, false, Sum::kBegin, running);
+      });
+  const runtime::GradientSums sums{at::zeros_like(q), at::zeros_like(k),
+                                   at::zeros_like(v)};
+  m.backward_flops =
+      5 * square / Seconds([&] {
+        runtime::AttendBlockBackward({q, gradient, running.output, running.lse},
+                                     k, v, false, Sum::kAdd, Sum::kAdd, sums);
+      });
 
   const at::Tensor from = at::randn({kStreamed});
   at::Tensor to = at::empty({kStreamed});

@@ -1,8 +1,11 @@
 // The pieces of a streamed step against plain torch, where a whole step's
 // gradients would not show a defect.
+#include <ATen/ops/_scaled_dot_product_flash_attention_for_cpu.h>
+#include <ATen/ops/_scaled_dot_product_flash_attention_for_cpu_backward.h>
 #include <ATen/ops/abs.h>
 #include <ATen/ops/arange.h>
 #include <ATen/ops/cat.h>
+#include <ATen/ops/empty.h>
 #include <ATen/ops/randint.h>
 #include <ATen/ops/randn.h>
 #include <ATen/ops/zeros.h>
@@ -45,16 +48,49 @@ TEST(Attention, BlocksMergeToTheWholeAlsoWhereScoresAreHuge) {
   const at::Tensor q = at::randn({7, 2, 8}) * 60;
   const at::Tensor k = at::randn({24, 2, 8}) * 60;
   const at::Tensor v = at::randn({24, 2, 8});
-  const BlockOutput whole = AttendBlock(q, k, v, false);
-  BlockOutput merged =
-      AttendBlock(q, k.narrow(0, 0, 8), v.narrow(0, 0, 8), false);
-  at::Tensor output = merged.output.clone(), lse = merged.lse.clone();
-  for (const int64_t row : {8, 16}) {
-    MergeBlock(output, lse,
-               AttendBlock(q, k.narrow(0, row, 8), v.narrow(0, row, 8), false));
+  const auto attend = [&](int64_t rows_at_once) {
+    RunningAttention running{at::empty({7, 2, 8}), at::empty({2, 7})};
+    for (int64_t row = 0; row < k.size(0); row += rows_at_once) {
+      AttendBlock(q, k.narrow(0, row, rows_at_once),
+                  v.narrow(0, row, rows_at_once), false,
+                  row == 0 ? Sum::kBegin : Sum::kAdd, running);
+    }
+    return running;
+  };
+  const RunningAttention whole = attend(24), merged = attend(8);
+  EXPECT_LT(Largest(merged.output - whole.output), 1e-4);
+  EXPECT_LT(Largest(merged.lse - whole.lse) / Largest(whole.lse), 1e-6);
+}
+
+// Halves of a causal block are cut where rows are not a multiple of anything,
+// and begin or add to what is there.
+TEST(Attention, ACausalBlockCutInHalvesIsTheWholeOne) {
+  for (const int64_t rows : {1, 256, 257, 512, 700, 1025}) {
+    const auto random = [&] { return at::randn({rows, 2, 16}); };
+    const at::Tensor q = random(), k = random(), v = random();
+    const at::Tensor d_o = random();
+    const auto batched = [](const at::Tensor& t) {
+      return t.transpose(0, 1).unsqueeze(0);
+    };
+    const auto [o, lse] = at::_scaled_dot_product_flash_attention_for_cpu(
+        batched(q), batched(k), batched(v), 0, true);
+    const auto [dq, dk, dv] =
+        at::_scaled_dot_product_flash_attention_for_cpu_backward(
+            batched(d_o), batched(q), batched(k), batched(v), o, lse, 0, true);
+
+    const RunningAttention running{random(), at::randn({2, rows})};
+    AttendBlock(q, k, v, true, Sum::kBegin, running);
+    EXPECT_LT(Largest(batched(running.output) - o), 2e-6) << rows;
+    EXPECT_LT(Largest(running.lse - lse.squeeze(0)), 4e-6) << rows;
+
+    const at::Tensor before = random();
+    const GradientSums sums{before.clone(), random(), random()};
+    AttendBlockBackward({q, d_o, running.output, running.lse}, k, v, true,
+                        Sum::kAdd, Sum::kBegin, sums);
+    EXPECT_LT(Largest(batched(sums.q - before) - dq), 1e-5) << rows;
+    EXPECT_LT(Largest(batched(sums.k) - dk), 1e-5) << rows;
+    EXPECT_LT(Largest(batched(sums.v) - dv), 1e-5) << rows;
   }
-  EXPECT_LT(Largest(output - whole.output), 1e-4);
-  EXPECT_LT(Largest(lse - whole.lse) / Largest(whole.lse), 1e-6);
 }
 
 TEST(ChunkedLoss, DoesNotDependOnRowsAtOnceAndSurvivesLargeLogits) {

@@ -111,7 +111,7 @@ class AttentionForward {
   AttentionForward(StreamState& state, int64_t layer);
   // Attends chunk m, whose k and v have been sent (flushed), to chunks 0..m;
   // fills `output` (fp32) and heads.lse.
-  absl::Status Run(int64_t m, const Heads& heads, at::Tensor& output);
+  absl::Status Run(int64_t m, const Heads& heads, const at::Tensor& output);
 
  private:
   StreamState& state_;

@@ -27,14 +27,6 @@ std::vector<Block> BackwardBlocks(const std::vector<int64_t>& chunks) {
   return blocks;
 }
 
-void Accumulate(const at::Tensor& sum, const at::Tensor& part, bool first) {
-  if (first) {
-    sum.copy_(part);
-  } else {
-    sum.add_(part);
-  }
-}
-
 }  // namespace
 
 AttentionBackward::AttentionBackward(StreamState& state, int64_t layer)
@@ -95,11 +87,10 @@ void AttentionBackward::Compute(const Block& block, const at::Tensor& k,
                        state_.Kind(diagonal ? "block.diagonal.backward"
                                             : "block.offdiagonal.backward",
                                    j));
-  const BlockGradients gradients = AttendBlockBackward(
-      item.output_gradient, item.q, k, v, item.output, item.lse, diagonal);
-  Accumulate(state_.key_sum(i), gradients.k, diagonal);
-  Accumulate(state_.value_sum(i), gradients.v, diagonal);
-  Accumulate(item.gradient, gradients.q, first(i));
+  AttendBlockBackward({item.q, item.output_gradient, item.output, item.lse}, k,
+                      v, diagonal, first(i) ? Sum::kBegin : Sum::kAdd,
+                      diagonal ? Sum::kBegin : Sum::kAdd,
+                      {item.gradient, state_.key_sum(i), state_.value_sum(i)});
   // No key chunk after the diagonal: dq_j is whole.
   if (diagonal) state_.query_sum(i).copy_(item.gradient);
 }
@@ -151,17 +142,15 @@ AttentionForward::AttentionForward(StreamState& state, int64_t layer)
                }) {}
 
 absl::Status AttentionForward::Run(int64_t m, const Heads& heads,
-                                   at::Tensor& output) {
+                                   const at::Tensor& output) {
   const stream::StreamShape& shape = state_.shape;
   sent_ = m;
   fetches_.Pump();
-  at::Tensor lse = heads.lse;
+  const RunningAttention running{output, heads.lse};
   {
     SegmentScope segment(state_.options.allocator,
                          state_.Kind("block.diagonal.forward", m));
-    const BlockOutput block = AttendBlock(heads.q, heads.k, heads.v, true);
-    output.copy_(block.output);
-    lse.copy_(block.lse);
+    AttendBlock(heads.q, heads.k, heads.v, true, Sum::kBegin, running);
   }
   for (; next_ < blocks_.size() && blocks_[next_].j == m; ++next_) {
     SLUICE_ASSIGN_OR_RETURN(Slot * slot, fetches_.Next());
@@ -172,7 +161,7 @@ absl::Status AttentionForward::Run(int64_t m, const Heads& heads,
     {
       SegmentScope segment(state_.options.allocator,
                            state_.Kind("block.offdiagonal.forward", m));
-      MergeBlock(output, lse, AttendBlock(heads.q, k, v, false));
+      AttendBlock(heads.q, k, v, false, Sum::kAdd, running);
     }
     fetches_.Done();
   }
