@@ -169,7 +169,8 @@ RingSizes StreamShape::rings(Phase phase) const {
     case Phase::kAttention:
       return {.staging = x,
               .inputs = 2 * x + norm1,
-              .blocks = 2 * q + o + lse + query_sum,
+              .blocks = 2 * q + o + lse,
+              .gradients = query_sum,
               .keys = kv,
               .query_sum = query_sum,
               .key_sum = AlignSlot(rows(0) * kv_heads * dim * 4)};

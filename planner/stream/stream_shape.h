@@ -74,15 +74,15 @@ enum class Phase {
 inline constexpr Phase kPhases[] = {Phase::kForward, Phase::kTokens,
                                     Phase::kAttention};
 
-// Bytes of a slot (staging, inputs and keys have two slots, blocks has
-// prefetch_depth), each large enough for the largest record of the phase, and
-// of the fp32 sums of a chunk.
+// Bytes of a slot (staging, inputs and keys have two slots, blocks and
+// gradients prefetch_depth), each large enough for the largest record of the
+// phase, and of the fp32 sums of a chunk.
 struct RingSizes {
-  int64_t staging = 0, inputs = 0, blocks = 0, keys = 0;
+  int64_t staging = 0, inputs = 0, blocks = 0, gradients = 0, keys = 0;
   int64_t query_sum = 0, key_sum = 0;  // one, and one each for k and v
   int64_t Total(int prefetch_depth) const {
-    return 2 * (staging + inputs + keys + key_sum) + prefetch_depth * blocks +
-           query_sum;
+    return 2 * (staging + inputs + keys + key_sum) +
+           prefetch_depth * (blocks + gradients) + query_sum;
   }
 };
 

@@ -126,6 +126,23 @@ TEST_F(StreamIo, AFetchedSlotIsNotRefilledBeforeItsLastUse) {
   EXPECT_TRUE(Holds(chunk, 2));
 }
 
+TEST_F(StreamIo, ASlotToWhichNothingIsFetchedWaitsForItsLastUseToo) {
+  FetchRing ring = Ring(1);
+  Fetches fetches(&ring, 2, "in", [](int64_t, Fetch& fetch) {
+    fetch.Field(kSize);
+    return true;
+  });
+  for (const int k : {0, 1}) {
+    auto slot = fetches.Next();
+    ASSERT_THAT(slot, IsOk());
+    const at::Tensor chunk = (*slot)->Take({kNumbers}, at::kFloat);
+    chunk.fill_(float(k));
+    fetches.Done(StagingRing::SendNow(*engine_, chunk, host_[k], "back"));
+  }
+  ASSERT_THAT(engine_->Drain(), IsOk());
+  EXPECT_EQ(reinterpret_cast<float*>(host_[0].data)[kNumbers - 1], 0);
+}
+
 TEST_F(StreamIo, AProgramStopsWhereItsDataWasNotSentYet) {
   StagingRing staging = Staging(2);
   FetchRing ring = Ring(3);

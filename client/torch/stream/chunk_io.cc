@@ -181,8 +181,9 @@ bool Fetches::IssueOne() {
   for (HostBuffer* from : fetch.buffers_) {
     request.after.push_back(from->written);
   }
+  // Nothing to bring: the slot is there as soon as it may be written.
   slot.ready_ = request.pieces.empty()
-                    ? Ticket()
+                    ? slot.last_use_
                     : ring_->copies_->Enqueue(std::move(request));
   for (HostBuffer* from : fetch.buffers_) from->read = slot.ready_;
   ring_->next_ = (ring_->next_ + 1) % ring_->slots_.size();

@@ -70,7 +70,8 @@ absl::Status StreamState::Enter(stream::Phase phase) {
   if (rings_) {
     std::vector<client::Ticket> uses;
     staging().AppendLastUses(uses);
-    for (const FetchRing* ring : {&inputs(), &blocks(), &keys()}) {
+    for (const FetchRing* ring :
+         {&inputs(), &blocks(), &gradients(), &keys()}) {
       ring->AppendLastUses(uses);
     }
     for (const client::Ticket& use : uses) {
@@ -88,6 +89,7 @@ absl::Status StreamState::Enter(stream::Phase phase) {
       phase, cut.Cut<StagingRing>(sizes.staging, 2),
       cut.Cut<FetchRing>(sizes.inputs, 2),
       cut.Cut<FetchRing>(sizes.blocks, shape.prefetch_depth),
+      cut.Cut<FetchRing>(sizes.gradients, shape.prefetch_depth),
       cut.Cut<FetchRing>(sizes.keys, 2), cut.CutSum(sizes.query_sum, query),
       cut.CutSum(sizes.key_sum, key), cut.CutSum(sizes.key_sum, key)});
   return absl::OkStatus();

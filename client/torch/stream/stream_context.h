@@ -12,6 +12,7 @@
 #include <string>
 #include <vector>
 
+#include "client/torch/math/attention_blocks.h"
 #include "client/torch/math/rope.h"
 #include "client/torch/math/token_math.h"
 #include "client/torch/ranks/ulysses.h"
@@ -71,6 +72,7 @@ class StreamState final : public StreamContext {
   StagingRing& staging() { return rings_->staging; }
   FetchRing& inputs() { return rings_->inputs; }
   FetchRing& blocks() { return rings_->blocks; }
+  FetchRing& gradients() { return rings_->gradients; }
   FetchRing& keys() { return rings_->keys; }
   // fp32 sums of chunk m in the attention phase: dq, dk, dv.
   at::Tensor query_sum(int64_t m) const { return Sum(rings_->query_sum, m); }
@@ -81,7 +83,7 @@ class StreamState final : public StreamContext {
   struct Rings {
     stream::Phase phase;
     StagingRing staging;
-    FetchRing inputs, blocks, keys;
+    FetchRing inputs, blocks, gradients, keys;
     at::Tensor query_sum, key_sum, value_sum;
   };
   at::Tensor Sum(const at::Tensor& largest, int64_t m) const {
@@ -131,16 +133,13 @@ class AttentionBackward {
   absl::Status Run(const std::function<absl::Status(int64_t i)>& finished);
 
  private:
-  // One query chunk with all that its backward blocks need.
-  struct QueryItem {
-    at::Tensor q, output, lse, output_gradient, gradient;
-  };
-  bool FetchQuery(int64_t k, Fetch& fetch);
-  QueryItem Take(Slot& slot, int64_t j) const;
+  void FetchQuery(int64_t k, Fetch& fetch);
+  bool FetchGradient(int64_t k, Fetch& fetch);
+  QueryRows Take(Slot& slot, int64_t j) const;
   absl::Status RunBlock(const Block& block, const at::Tensor& k,
                         const at::Tensor& v);
   void Compute(const Block& block, const at::Tensor& k, const at::Tensor& v,
-               QueryItem& item);
+               const QueryRows& queries, const at::Tensor& gradient);
   bool first(int64_t i) const { return i == shape_.active.front(); }
 
   StreamState& state_;
@@ -151,6 +150,9 @@ class AttentionBackward {
   // The last key chunk whose dq_j has been sent back.
   std::vector<int64_t> sent_;
   Fetches keys_, queries_;
+  // dq_j has a ring of its own: its slot is in use until dq_j has gone back to
+  // host memory, and the next queries need not wait for that.
+  Fetches gradients_;
 };
 
 // --- pieces shared by forward and recomputation (streamed_project.cc) -------

@@ -43,56 +43,65 @@ AttentionBackward::AttentionBackward(StreamState& state, int64_t layer)
                          fetch);
               return true;
             }),
-      queries_(
-          &state.blocks(), static_cast<int64_t>(blocks_.size()), "query chunk",
-          [this](int64_t k, Fetch& fetch) { return FetchQuery(k, fetch); }) {}
+      queries_(&state.blocks(), static_cast<int64_t>(blocks_.size()),
+               "query chunk",
+               [this](int64_t k, Fetch& fetch) {
+                 FetchQuery(k, fetch);
+                 return true;
+               }),
+      gradients_(
+          &state.gradients(), static_cast<int64_t>(blocks_.size()), "dq",
+          [this](int64_t k, Fetch& fetch) { return FetchGradient(k, fetch); }) {
+}
 
-// dq_j of the previous key chunk must have been sent before it is fetched.
-bool AttentionBackward::FetchQuery(int64_t k, Fetch& fetch) {
-  const auto [i, j] = blocks_[k];
-  const bool has_gradient = !first(i);
-  if (has_gradient && sent_[j] < shape_.previous(i)) return false;
+void AttentionBackward::FetchQuery(int64_t k, Fetch& fetch) {
+  const int64_t j = blocks_[k].j;
   HostStore& store = state_.store;
   FetchHeads(state_, layer_, stream::Saved::kQ, j, fetch);
   fetch.Whole(store.saved(layer_, stream::Saved::kO, j));
   fetch.Whole(store.saved(layer_, stream::Saved::kLse, j));
   fetch.Whole(store.output_gradient(j));
-  if (has_gradient) {
-    fetch.Whole(store.query_gradient(j));
-  } else {
+}
+
+// dq_j of the previous key chunk must have been sent before it is fetched.
+bool AttentionBackward::FetchGradient(int64_t k, Fetch& fetch) {
+  const auto [i, j] = blocks_[k];
+  if (first(i)) {
     fetch.Field(shape_.query_gradient_bytes(j));
+    return true;
   }
+  if (sent_[j] < shape_.previous(i)) return false;
+  fetch.Whole(state_.store.query_gradient(j));
   return true;
 }
 
-AttentionBackward::QueryItem AttentionBackward::Take(Slot& slot,
-                                                     int64_t j) const {
+QueryRows AttentionBackward::Take(Slot& slot, int64_t j) const {
   const std::array<int64_t, 3> sizes = {shape_.rows(j), shape_.q_heads,
                                         shape_.dim};
   const at::ScalarType type = state_.dtype;
-  QueryItem item;
-  item.q = slot.Take(sizes, type);
-  item.output = slot.Take(sizes, at::kFloat);
-  item.lse = slot.Take({shape_.q_heads, shape_.rows(j)}, at::kFloat);
-  item.output_gradient = slot.Take(sizes, type);
-  item.gradient = slot.Take(sizes, at::kFloat);
-  return item;
+  QueryRows queries;
+  queries.q = slot.Take(sizes, type);
+  queries.output = slot.Take(sizes, at::kFloat);
+  queries.lse = slot.Take({shape_.q_heads, shape_.rows(j)}, at::kFloat);
+  queries.output_gradient = slot.Take(sizes, type);
+  return queries;
 }
 
 void AttentionBackward::Compute(const Block& block, const at::Tensor& k,
-                                const at::Tensor& v, QueryItem& item) {
+                                const at::Tensor& v, const QueryRows& queries,
+                                const at::Tensor& gradient) {
   const auto [i, j] = block;
   const bool diagonal = i == j;
   SegmentScope segment(state_.options.allocator,
                        state_.Kind(diagonal ? "block.diagonal.backward"
                                             : "block.offdiagonal.backward",
                                    j));
-  AttendBlockBackward({item.q, item.output_gradient, item.output, item.lse}, k,
-                      v, diagonal, first(i) ? Sum::kBegin : Sum::kAdd,
+  AttendBlockBackward(queries, k, v, diagonal,
+                      first(i) ? Sum::kBegin : Sum::kAdd,
                       diagonal ? Sum::kBegin : Sum::kAdd,
-                      {item.gradient, state_.key_sum(i), state_.value_sum(i)});
+                      {gradient, state_.key_sum(i), state_.value_sum(i)});
   // No key chunk after the diagonal: dq_j is whole.
-  if (diagonal) state_.query_sum(i).copy_(item.gradient);
+  if (diagonal) state_.query_sum(i).copy_(gradient);
 }
 
 absl::Status AttentionBackward::RunBlock(const Block& block,
@@ -100,15 +109,18 @@ absl::Status AttentionBackward::RunBlock(const Block& block,
                                          const at::Tensor& v) {
   const auto [i, j] = block;
   SLUICE_ASSIGN_OR_RETURN(Slot * slot, queries_.Next());
-  QueryItem item = Take(*slot, j);
-  Compute(block, k, v, item);
+  SLUICE_ASSIGN_OR_RETURN(Slot * gradient_slot, gradients_.Next());
+  const at::Tensor gradient = gradient_slot->Take(
+      {shape_.rows(j), shape_.q_heads, shape_.dim}, at::kFloat);
+  Compute(block, k, v, Take(*slot, j), gradient);
+  queries_.Done();
   if (i == j) {
-    queries_.Done();
+    gradients_.Done();
     return absl::OkStatus();
   }
   sent_[j] = i;
-  queries_.Done(StagingRing::SendNow(state_.copies(), item.gradient,
-                                     state_.store.query_gradient(j), "dq"));
+  gradients_.Done(StagingRing::SendNow(state_.copies(), gradient,
+                                       state_.store.query_gradient(j), "dq"));
   return absl::OkStatus();
 }
 
