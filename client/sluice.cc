@@ -14,6 +14,7 @@
 #include "client/copy/copy_engine.h"
 #include "client/copy/ticket_table.h"
 #include "client/session/session.h"
+#include "proto/base/shortage.h"
 #include "proto/base/status.h"
 #include "proto/plan/codec.h"
 
@@ -83,7 +84,7 @@ int Guard(const Body& body) {
   try {
     return body();
   } catch (const std::bad_alloc&) {
-    return Fail(absl::ResourceExhaustedError("out of ordinary memory"));
+    return Fail(ShortOf(Shortage::kHostMemory, "out of ordinary memory"));
   } catch (const std::exception& error) {
     return Fail(absl::InternalError(error.what()));
   }

@@ -11,6 +11,7 @@
 #include <cstring>
 #include <utility>
 
+#include "proto/base/shortage.h"
 #include "proto/base/status.h"
 
 namespace sluice::wire {
@@ -176,10 +177,13 @@ absl::StatusOr<std::optional<Message>> Receive(int socket, int flags) {
         fmt::format("a packet is over the limit of {} bytes", kMaxPacketBytes));
   }
   if (header.msg_flags & MSG_CTRUNC) {
-    return absl::InvalidArgumentError(fmt::format(
-        "a packet's file descriptors did not all arrive ({} did): more than {} "
-        "were sent, or this process is at its limit of open files (ulimit -n)",
-        fds.size(), kMaxFds));
+    return Mark(
+        absl::InvalidArgumentError(fmt::format(
+            "a packet's file descriptors did not all arrive ({} did): more "
+            "than {} were sent, or this process is at its limit of open files "
+            "(ulimit -n)",
+            fds.size(), kMaxFds)),
+        fds.size() < kMaxFds ? Shortage::kOpenFiles : Shortage::kNone);
   }
   auto message =
       Parse(buffer.data(), static_cast<size_t>(size), std::move(fds));

@@ -27,7 +27,8 @@ absl::Status FaultOf(const wire::Error& error) {
   const auto code = error.code() >= 1 && error.code() <= 16
                         ? static_cast<absl::StatusCode>(error.code())
                         : absl::StatusCode::kUnknown;
-  return absl::Status(code, error.message());
+  return Mark(absl::Status(code, error.message()),
+              ShortageNamed(error.shortage()).value_or(Shortage::kNone));
 }
 
 }  // namespace
@@ -62,10 +63,12 @@ void Connection::Close() {
 }
 
 absl::Status Connection::Gone() const {
-  return absl::UnavailableError(fmt::format(
-      "{}: what is mapped stays and copies run on, but nothing new can be "
-      "leased or planned; start the daemon and open a session again",
-      gone_reason_));
+  return Mark(
+      absl::UnavailableError(fmt::format(
+          "{}: what is mapped stays and copies run on, but nothing new can be "
+          "leased or planned; start the daemon and open a session again",
+          gone_reason_)),
+      gone_shortage_);
 }
 
 absl::Status Connection::SendPacket(const wire::Packet& packet,
@@ -173,12 +176,13 @@ void Connection::OnReply(wire::Message message) {
   if (call.complete) changed_.notify_all();
 }
 
-void Connection::Disconnect(const std::string& reason) {
+void Connection::Disconnect(const std::string& reason, Shortage shortage) {
   bool told;
   {
     const std::lock_guard lock(mutex_);
     gone_ = true;
     gone_reason_ = reason;
+    gone_shortage_ = shortage;
     told = closing_;  // by us: nothing to report
   }
   changed_.notify_all();
@@ -190,7 +194,8 @@ void Connection::Run() {
     auto received = wire::Receive(socket_.get());
     if (!received.ok()) {
       return Disconnect(fmt::format("the session with sluiced broke: {}",
-                                    std::string(received.status().message())));
+                                    std::string(received.status().message())),
+                        ShortageOf(received.status()));
     }
     if (!received->has_value()) {
       return Disconnect("sluiced has closed the session");

@@ -23,6 +23,7 @@
 
 #include "absl/status/statusor.h"
 #include "absl/time/time.h"
+#include "proto/base/shortage.h"
 #include "proto/wire.h"
 
 namespace sluice::client {
@@ -63,7 +64,8 @@ class Connection {
   void Run();
   void OnReply(wire::Message message);
   void ReturnLostLease(const wire::Message& message);
-  void Disconnect(const std::string& reason);
+  void Disconnect(const std::string& reason,
+                  Shortage shortage = Shortage::kNone);
   absl::Status SendPacket(const wire::Packet& packet, std::span<const int> fds,
                           absl::Time deadline);
   absl::Status Gone() const;
@@ -82,6 +84,7 @@ class Connection {
   bool closing_ = false;
   bool gone_ = false;
   std::string gone_reason_;
+  Shortage gone_shortage_ = Shortage::kNone;
   std::thread thread_;  // last: it uses all of the above
 };
 

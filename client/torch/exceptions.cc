@@ -6,6 +6,8 @@
 #include <new>
 #include <string>
 
+#include "client/torch/memory/host_scope.h"
+#include "proto/base/shortage.h"
 #include "proto/base/status.h"
 
 namespace sluice::runtime {
@@ -23,15 +25,20 @@ absl::Status CurrentExceptionAsStatus(std::string_view what) {
     throw;
   } catch (const StatusException& error) {
     return Annotate(error.status(), what);
+  } catch (const host_memory::OverCap& error) {
+    return ShortOf(
+        Shortage::kHostMemory,
+        fmt::format("{}: {}", what, FirstLine(error.what_without_backtrace())));
   } catch (const c10::OutOfMemoryError& error) {
-    return absl::ResourceExhaustedError(
+    return ShortOf(
+        Shortage::kGpuMemory,
         fmt::format("{}: {}", what, FirstLine(error.what_without_backtrace())));
   } catch (const c10::Error& error) {
     return absl::InternalError(
         fmt::format("{}: {}", what, FirstLine(error.what_without_backtrace())));
   } catch (const std::bad_alloc&) {
-    return absl::ResourceExhaustedError(
-        fmt::format("{}: the machine is out of memory", what));
+    return ShortOf(Shortage::kHostMemory,
+                   fmt::format("{}: the machine is out of memory", what));
   } catch (const std::exception& error) {
     return absl::InternalError(
         fmt::format("{}: {}", what, FirstLine(error.what())));

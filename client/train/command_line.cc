@@ -42,6 +42,10 @@ constexpr char kTrainExamples[] = R"(Examples:
 
   # Does this length fit, without training?
   sluice-train train --method recompute --seq-len 8192 --probe --json
+
+Exit status: 0 done, 1 fault, 2 bad input, 3 GPU or host memory ran out
+  (limited_by says which), 4 a disk is full, 5 too many open files,
+  130 interrupted.
 )";
 
 constexpr char kCheckExamples[] = R"(Example:

@@ -19,7 +19,8 @@ namespace sluice::train {
 namespace {
 
 int Fail(const absl::Status& status) {
-  std::fprintf(stderr, "error: %s\n", std::string(status.message()).c_str());
+  std::fprintf(stderr, "error: %s\n",
+               std::string(WithAdvice(status).message()).c_str());
   return ExitCode(status);
 }
 

@@ -9,6 +9,7 @@
 #include <nlohmann/json.hpp>
 
 #include "absl/time/clock.h"
+#include "client/train/launch/outcome.h"
 #include "proto/base/status.h"
 
 namespace sluice::train {
@@ -69,8 +70,10 @@ absl::StatusOr<std::unique_ptr<StepLog>> StepLog::Open(const std::string& jsonl,
   if (!jsonl.empty()) {
     log->file_ = std::fopen(jsonl.c_str(), "ae");
     if (log->file_ == nullptr) {
-      return absl::InvalidArgumentError(
-          fmt::format("--log-jsonl {}: {}", jsonl, std::strerror(errno)));
+      const int error = errno;
+      return BadInput(
+          fmt::format("--log-jsonl {}: {}", jsonl, std::strerror(error)),
+          error);
     }
   }
   return log;

@@ -4,6 +4,8 @@
 
 #include <map>
 
+#include "proto/base/shortage.h"
+
 namespace sluice::train {
 
 std::vector<bool> WhoTakes(const std::vector<PlanOffer>& offers) {
@@ -22,11 +24,14 @@ std::vector<bool> WhoTakes(const std::vector<PlanOffer>& offers) {
 absl::Status RoomToRecord(const RecordingMemory& m) {
   const Bytes needed = m.used + m.rings + m.kept + m.transient;
   if (needed <= m.lease) return absl::OkStatus();
-  return absl::ResourceExhaustedError(fmt::format(
-      "its fractions need {} of GPU memory for rings and kept rows beside {} "
-      "in use and {} of transient buffers, the rank has {}: raise --hbm",
-      FormatBytes(m.rings + m.kept), FormatBytes(m.used),
-      FormatBytes(m.transient), FormatBytes(m.lease)));
+  return ShortOf(
+      Shortage::kGpuMemory,
+      fmt::format(
+          "its fractions need {} of GPU memory for rings and kept rows beside "
+          "{} "
+          "in use and {} of transient buffers, the rank has {}: raise --hbm",
+          FormatBytes(m.rings + m.kept), FormatBytes(m.used),
+          FormatBytes(m.transient), FormatBytes(m.lease)));
 }
 
 }  // namespace sluice::train

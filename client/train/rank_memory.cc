@@ -3,6 +3,7 @@
 #include <fmt/format.h>
 
 #include "client/train/launch/outcome.h"
+#include "proto/base/shortage.h"
 #include "proto/base/status.h"
 
 namespace sluice::train {
@@ -10,7 +11,10 @@ namespace {
 
 // A daemon that is not there is the user's to fix.
 absl::Status AsBadInput(const absl::Status& status) {
-  if (status.code() != absl::StatusCode::kUnavailable) return status;
+  if (status.code() != absl::StatusCode::kUnavailable ||
+      ShortageOf(status) != Shortage::kNone) {
+    return status;
+  }
   return absl::NotFoundError(std::string(status.message()));
 }
 
@@ -45,8 +49,9 @@ absl::StatusOr<std::unique_ptr<RankMemory>> RankMemory::Open(
   const int64_t on_gpu = (environment.local_world_size - 1 - gpu) / *gpus + 1;
   const Bytes size = HbmSize(options, memory->session_->limits(), on_gpu);
   auto region = memory->session_->LeaseGpu(size);
-  if (region.status().code() == absl::StatusCode::kResourceExhausted) {
-    return DoesNotFit(kGpuMemory, region.status());
+  // The daemon's line says what to do.
+  if (IsOutOfMemory(region.status())) {
+    return DoesNotFit(LimitedBy(region.status()), region.status());
   }
   SLUICE_RETURN_IF_ERROR(region.status());
   memory->region_ = *std::move(region);

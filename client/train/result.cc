@@ -7,6 +7,7 @@
 #include <sstream>
 
 #include "client/train/launch/outcome.h"
+#include "proto/base/shortage.h"
 #include "proto/base/status.h"
 
 namespace sluice::train {
@@ -27,7 +28,7 @@ Json Fractions(const std::vector<plan::ClassPlan>& classes) {
 
 std::string ToJson(const RunReport& r, const absl::Status& status) {
   Json json = {{"ok", status.ok()},
-               {"fits", LimitedBy(status) == "none"},
+               {"fits", !IsOutOfMemory(status)},
                {"limited_by", LimitedBy(status)},
                {"message", std::string(status.message())},
                {"method", r.method},

@@ -5,6 +5,7 @@
 
 #include "client/torch/baseline/baseline.h"
 #include "client/train/launch/outcome.h"
+#include "proto/base/shortage.h"
 #include "proto/base/status.h"
 
 namespace sluice::train {
@@ -66,13 +67,7 @@ absl::Status Agree(runtime::Collectives* collectives,
 }
 
 absl::Status ClassifyStepError(const absl::Status& status) {
-  if (status.ok() || LimitedBy(status) != "none") return status;
-  if (status.code() == absl::StatusCode::kResourceExhausted) {
-    return DoesNotFit(
-        kGpuMemory,
-        fmt::format("{}; shorten --seq-len, raise --hbm, or take more --ranks",
-                    std::string(status.message())));
-  }
+  if (ShortageOf(status) != Shortage::kNone) return WithAdvice(status);
   if (status.code() == absl::StatusCode::kUnavailable) {
     return CausedByPeer(status);
   }

@@ -87,7 +87,7 @@ absl::Status Agree(runtime::Collectives* collectives,
 // fine. An error is a lost peer.
 absl::StatusOr<bool> AllAgree(runtime::Collectives* collectives, bool fine);
 
-// Out of memory inside a step is the GPU's; a lost collective a peer's.
+// What ran out is said with what to do; a lost collective is a peer's.
 absl::Status ClassifyStepError(const absl::Status& status);
 
 }  // namespace sluice::train

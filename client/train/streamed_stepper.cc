@@ -12,6 +12,7 @@
 #include "client/train/launch/outcome.h"
 #include "planner/stream/profile.h"
 #include "planner/stream/stream_shape.h"
+#include "proto/base/shortage.h"
 #include "proto/base/status.h"
 #include "proto/plan/validate.h"
 
@@ -58,8 +59,9 @@ absl::StatusOr<std::unique_ptr<client::Region>> StreamedStepper::LeaseHost(
                     FormatBytes(size), FormatBytes(limit), FormatBytes(share)));
   }
   auto region = context_.memory->session().LeaseHost(size);
-  if (region.status().code() == absl::StatusCode::kResourceExhausted) {
-    return DoesNotFit(kHostMemory, region.status());
+  // The daemon's line says what to do.
+  if (IsOutOfMemory(region.status())) {
+    return DoesNotFit(LimitedBy(region.status()), region.status());
   }
   return region;
 }

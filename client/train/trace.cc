@@ -94,10 +94,11 @@ absl::Status CheckTracePath(const std::string& path) {
   const UniqueFd fd(
       open(path.c_str(), O_WRONLY | O_CREAT | O_APPEND | O_CLOEXEC, 0666));
   if (!fd) {
-    return BadInput(
-        fmt::format("--trace {}: {}; name a file in a folder that "
-                    "can be written",
-                    path, std::strerror(errno)));
+    const int error = errno;
+    return BadInput(fmt::format("--trace {}: {}; name a file in a folder that "
+                                "can be written",
+                                path, std::strerror(error)),
+                    error);
   }
   if (!was_there) unlink(path.c_str());
   return absl::OkStatus();

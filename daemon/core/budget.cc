@@ -4,6 +4,7 @@
 
 #include <algorithm>
 
+#include "proto/base/shortage.h"
 #include "proto/base/status.h"
 
 namespace sluice::daemon {
@@ -15,11 +16,13 @@ std::string_view KindName(PoolKind kind) {
 
 absl::Status OverBudget(const std::string& who, const std::string& flags,
                         PoolKind kind, Bytes asked, Bytes used, Bytes limit) {
-  return absl::ResourceExhaustedError(fmt::format(
-      "asked {} of {} memory, but {} uses {} of its limit of {}; an "
-      "administrator can raise it: sluicectl budget {} --{}-bytes N",
-      FormatBytes(asked), KindName(kind), who, FormatBytes(used),
-      FormatBytes(limit), flags, kind == PoolKind::kGpu ? "gpu" : "host"));
+  return ShortOf(
+      kind == PoolKind::kGpu ? Shortage::kGpuMemory : Shortage::kHostMemory,
+      fmt::format(
+          "asked {} of {} memory, but {} uses {} of its limit of {}; an "
+          "administrator can raise it: sluicectl budget {} --{}-bytes N",
+          FormatBytes(asked), KindName(kind), who, FormatBytes(used),
+          FormatBytes(limit), flags, kind == PoolKind::kGpu ? "gpu" : "host"));
 }
 
 bool Over(const Limits& limits, Bytes gpu, Bytes host) {

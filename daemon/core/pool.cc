@@ -4,6 +4,7 @@
 
 #include <algorithm>
 
+#include "proto/base/shortage.h"
 #include "proto/base/status.h"
 
 namespace sluice::daemon {
@@ -53,11 +54,13 @@ absl::Status Pool::Refusal(Bytes asked) const {
         "; {} belong to sessions that ended while their process lives",
         FormatBytes(quarantined_));
   }
-  return absl::ResourceExhaustedError(fmt::format(
-      "{}: asked {}, free {} of {}{}; free a lease, wait for one to end "
-      "(sluicectl status), or give the pool more in [pools]",
-      Name(id_), FormatBytes(asked), FormatBytes(free()), FormatBytes(total_),
-      held));
+  return ShortOf(
+      id_.kind == PoolKind::kGpu ? Shortage::kGpuMemory : Shortage::kHostMemory,
+      fmt::format(
+          "{}: asked {}, free {} of {}{}; free a lease, wait for one to end "
+          "(sluicectl status), or give the pool more in [pools]",
+          Name(id_), FormatBytes(asked), FormatBytes(free()),
+          FormatBytes(total_), held));
 }
 
 std::vector<ExtentId> Pool::Reclaimable(

@@ -5,6 +5,7 @@
 #include <algorithm>
 
 #include "absl/strings/numbers.h"
+#include "proto/base/shortage.h"
 #include "proto/wire.h"
 
 namespace sluice::daemon {
@@ -99,6 +100,8 @@ wire::Packet ErrorPacket(RequestId request, const absl::Status& status) {
   auto* error = packet.mutable_reply()->mutable_error();
   error->set_code(static_cast<int>(status.code()));
   error->set_message(std::string(status.message()));
+  const Shortage shortage = ShortageOf(status);
+  if (shortage != Shortage::kNone) error->set_shortage(Name(shortage));
   return packet;
 }
 

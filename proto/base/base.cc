@@ -8,8 +8,10 @@
 #include <cstring>
 #include <ctime>
 
+#include "absl/strings/cord.h"
 #include "absl/strings/numbers.h"
 #include "proto/base/clock.h"
+#include "proto/base/shortage.h"
 #include "proto/base/status.h"
 #include "proto/base/text.h"
 #include "proto/base/unique_fd.h"
@@ -87,14 +89,19 @@ double MonotonicSeconds() {
 }
 
 absl::Status ErrnoStatus(int error, std::string_view what) {
-  return absl::ErrnoToStatus(error, std::string(what));
+  return Mark(absl::ErrnoToStatus(error, std::string(what)),
+              ShortageOfErrno(error));
 }
 
 absl::Status Annotate(const absl::Status& status, std::string_view context) {
   if (status.ok()) return status;
-  return absl::Status(
+  absl::Status annotated(
       status.code(),
       fmt::format("{}: {}", context, std::string(status.message())));
+  status.ForEachPayload([&](auto url, const absl::Cord& payload) {
+    annotated.SetPayload(url, payload);
+  });
+  return annotated;
 }
 
 void CheckFailed(const char* file, int line, const char* what,

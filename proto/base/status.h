@@ -15,10 +15,11 @@
 
 namespace sluice {
 
-// errno to Status, once, at the edge: `ErrnoStatus(errno, "mmap 4 MiB")`.
+// errno to Status, once, at the edge: `ErrnoStatus(errno, "mmap 4 MiB")`. What
+// ran out is marked on it (shortage.h).
 absl::Status ErrnoStatus(int error, std::string_view what);
 
-// Puts `context: ` in front of a fault's message, keeping its code.
+// Puts `context: ` in front of a fault's message, keeping its code and marks.
 absl::Status Annotate(const absl::Status& status, std::string_view context);
 
 // Ends the process. For invariants only: a CHECK that a user can reach is a

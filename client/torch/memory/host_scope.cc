@@ -28,13 +28,12 @@ HostBlocks& Blocks() {
 }
 
 [[noreturn]] void ThrowOverCap(Bytes size, Bytes used, Bytes cap) {
-  TORCH_CHECK_WITH(
-      OutOfMemoryError, false,
+  throw host_memory::OverCap(
+      {__func__, __FILE__, static_cast<uint32_t>(__LINE__)},
       fmt::format("host scope '{}' asked {} with {} in use, above its cap of "
                   "{}: what is large belongs in a leased host region",
                   innermost, FormatBytes(size), FormatBytes(used),
                   FormatBytes(cap)));
-  std::abort();  // not reached: the check throws
 }
 
 }  // namespace

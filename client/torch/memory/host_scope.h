@@ -2,13 +2,20 @@
 // Thread safety: thread-safe.
 #pragma once
 
+#include <c10/util/Exception.h>
+
 #include "proto/base/units.h"
 
 namespace sluice::runtime::host_memory {
 
+// What is full is not the GPU.
+struct OverCap final : c10::OutOfMemoryError {
+  using OutOfMemoryError::OutOfMemoryError;
+};
+
 // Is this thread inside a HostScope?
 bool Active();
-// Throws c10::OutOfMemoryError beyond the cap, naming the scope.
+// Throws OverCap beyond the cap, naming the scope.
 void* Allocate(Bytes size);
 // False: not one of ours.
 bool Free(void* block);

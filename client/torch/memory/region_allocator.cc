@@ -17,6 +17,7 @@
 #include "client/torch/memory/region_pool.h"
 #include "client/torch/memory/segments.h"
 #include "proto/base/clock.h"
+#include "proto/base/shortage.h"
 #include "proto/base/status.h"
 
 namespace sluice::runtime {
@@ -227,11 +228,13 @@ absl::Status RegionAllocator::SetPlan(
     if (impl.plan_size > Bytes(0)) {
       impl.plan_base = *impl.pool.AllocateLow(impl.plan_size);
     }
-    return absl::ResourceExhaustedError(fmt::format(
-        "the plan needs {} in one piece, and the largest free piece of the "
-        "region's {} is {}: {} is in use",
-        FormatBytes(peak), FormatBytes(impl.size), FormatBytes(largest),
-        FormatBytes(impl.used)));
+    return ShortOf(
+        Shortage::kGpuMemory,
+        fmt::format(
+            "the plan needs {} in one piece, and the largest free piece of the "
+            "region's {} is {}: {} is in use",
+            FormatBytes(peak), FormatBytes(impl.size), FormatBytes(largest),
+            FormatBytes(impl.used)));
   }
   impl.plan_base = *place;
   impl.plan_size = peak;

@@ -7,6 +7,7 @@
 #include <array>
 
 #include "client/torch/exceptions.h"
+#include "proto/base/shortage.h"
 #include "proto/base/status.h"
 
 namespace sluice::runtime {
@@ -146,11 +147,12 @@ absl::StatusOr<std::unique_ptr<StreamContext>> StreamContext::Create(
   SLUICE_RETURN_IF_ERROR(Validate(options));
   const Bytes needed(stream::StreamShape(options.stream).host_bytes());
   if (needed > options.host_size) {
-    return absl::ResourceExhaustedError(fmt::format(
-        "a step of {} tokens needs {} bytes of host memory for this rank, the "
-        "leased region has {}",
-        options.stream.layout.seq_len(), needed.count(),
-        options.host_size.count()));
+    return ShortOf(Shortage::kHostMemory,
+                   fmt::format("a step of {} tokens needs {} bytes of host "
+                               "memory for this rank, the "
+                               "leased region has {}",
+                               options.stream.layout.seq_len(), needed.count(),
+                               options.host_size.count()));
   }
   using Result = absl::StatusOr<std::unique_ptr<StreamContext>>;
   return CatchStatus(

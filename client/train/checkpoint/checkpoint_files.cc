@@ -166,24 +166,24 @@ absl::StatusOr<std::string> FindCheckpoint(const std::string& path) {
 
 absl::Status CheckSaveFolder(const std::string& folder) {
   // Only making a folder shows whether one can be made: permissions say yes
-  // to root, and of a full or virtual file system nothing.
+  // to root, and of a full or virtual file system nothing. It is made under a
+  // name of its own in the deepest folder that is there: what others may be
+  // making at this moment, such as our parents, is not touched.
   std::error_code error;
-  std::vector<fs::path> made;
-  for (fs::path at = fs::absolute(folder, error); !fs::exists(at, error);
-       at = at.parent_path()) {
-    if (at.has_filename()) made.push_back(at);
-    if (at == at.root_path()) break;
+  fs::path at = fs::absolute(folder, error);
+  while (!fs::exists(at, error) && at != at.parent_path()) {
+    at = at.parent_path();
   }
-  std::string probe = folder + "/.sluice-XXXXXX";
-  fs::create_directories(folder, error);
-  const bool possible = !error && mkdtemp(probe.data()) != nullptr;
-  const std::string why = error ? error.message() : std::strerror(errno);
-  std::error_code ignored;
-  if (possible) fs::remove(probe, ignored);
-  for (const fs::path& path : made) fs::remove(path, ignored);
-  if (possible) return absl::OkStatus();
-  return BadInput(fmt::format(
-      "--save {}: {}; name a folder that can be written", folder, why));
+  std::string probe = (at / ".sluice-XXXXXX").string();
+  if (mkdtemp(probe.data()) == nullptr) {
+    const int why = errno;
+    return BadInput(
+        fmt::format("--save {}: {}; name a folder that can be written", folder,
+                    std::strerror(why)),
+        why);
+  }
+  fs::remove(probe, error);
+  return absl::OkStatus();
 }
 
 absl::StatusOr<std::string> BeginFolder(const std::string& folder,
@@ -194,7 +194,8 @@ absl::StatusOr<std::string> BeginFolder(const std::string& folder,
   fs::create_directories(temporary, error);
   if (error) {
     return BadInput(fmt::format("--save {}: cannot make {}: {}", folder,
-                                temporary, error.message()));
+                                temporary, error.message()),
+                    error.value());
   }
   return temporary;
 }
@@ -211,8 +212,8 @@ absl::Status CommitFolder(const std::string& temporary,
   if (replaces) fs::rename(place, old, error);
   if (!error) fs::rename(temporary, place, error);
   if (error) {
-    return absl::InternalError(
-        fmt::format("rename {} to {}: {}", temporary, place, error.message()));
+    return ErrnoStatus(error.value(),
+                       fmt::format("rename {} to {}", temporary, place));
   }
   fs::remove_all(old, error);
   return Sync(folder, O_RDONLY | O_DIRECTORY);
@@ -224,18 +225,24 @@ void RemoveFolder(const std::string& temporary) {
 }
 
 absl::Status WriteFile(const std::string& path, const std::string& text) {
-  std::ofstream out(path, std::ios::binary);
-  out << text;
-  out.close();
-  if (!out) return ErrnoStatus(errno, "write " + path);
-  return Sync(path, O_RDONLY);
+  const UniqueFd fd(
+      open(path.c_str(), O_WRONLY | O_CREAT | O_TRUNC | O_CLOEXEC, 0666));
+  if (!fd) return ErrnoStatus(errno, "write " + path);
+  for (size_t at = 0; at < text.size();) {
+    const ssize_t n = write(fd.get(), text.data() + at, text.size() - at);
+    if (n < 0 && errno == EINTR) continue;
+    if (n <= 0) return ErrnoStatus(n < 0 ? errno : EIO, "write " + path);
+    at += static_cast<size_t>(n);
+  }
+  if (fsync(fd.get()) != 0) return ErrnoStatus(errno, "sync " + path);
+  return absl::OkStatus();
 }
 
 absl::StatusOr<std::string> ReadFile(const std::string& path) {
   std::ifstream in(path, std::ios::binary);
   if (!in) {
-    return absl::NotFoundError(
-        fmt::format("{}: {}", path, std::strerror(errno)));
+    const int error = errno;
+    return BadInput(fmt::format("{}: {}", path, std::strerror(error)), error);
   }
   std::stringstream text;
   text << in.rdbuf();

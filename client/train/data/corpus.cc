@@ -13,6 +13,7 @@
 
 #include "client/train/data/token_file.h"
 #include "client/train/launch/outcome.h"
+#include "proto/base/shortage.h"
 #include "proto/base/status.h"
 
 namespace sluice::train {
@@ -22,9 +23,15 @@ namespace {
 constexpr int64_t kProbeBytes = 4096;
 
 // Text as git judges it: no NUL in the first bytes.
-bool LooksBinary(const std::string& path) {
+absl::StatusOr<bool> LooksBinary(const std::string& path) {
   const UniqueFd fd(open(path.c_str(), O_RDONLY | O_CLOEXEC));
-  if (!fd) return true;
+  if (!fd) {
+    // A file that may not be read is none of the text, but one that could not
+    // be opened for want of descriptors would be missing without a word.
+    const absl::Status why = ErrnoStatus(errno, "open " + path);
+    if (ShortageOf(why) != Shortage::kNone) return why;
+    return true;
+  }
   char probe[kProbeBytes];
   const ssize_t n = read(fd.get(), probe, sizeof(probe));
   return n < 0 || std::memchr(probe, 0, static_cast<size_t>(n)) != nullptr;
@@ -53,9 +60,12 @@ absl::StatusOr<std::unique_ptr<Corpus>> Corpus::Open(const Options& options) {
   }
   struct stat info;
   if (stat(own.path.c_str(), &info) != 0) {
-    return absl::NotFoundError(fmt::format(
-        "--data {}: {}; name a text file, a folder or a .bin of token ids",
-        own.path, std::strerror(errno)));
+    const int error = errno;
+    return BadInput(
+        fmt::format(
+            "--data {}: {}; name a text file, a folder or a .bin of token ids",
+            own.path, std::strerror(error)),
+        error);
   }
   if (S_ISDIR(info.st_mode)) {
     SLUICE_RETURN_IF_ERROR(corpus->AddFolder(own.path));
@@ -90,11 +100,14 @@ absl::Status Corpus::AddFolder(const std::string& path) {
     const std::string name = it->path().string();
     if (!name.ends_with(options_.suffix)) continue;
     const int64_t size = static_cast<int64_t>(it->file_size(ignored));
-    if (size > 0 && !LooksBinary(name)) found.emplace_back(name, size);
+    if (size == 0) continue;
+    SLUICE_ASSIGN_OR_RETURN(const bool binary, LooksBinary(name));
+    if (!binary) found.emplace_back(name, size);
   }
   if (error) {
     return BadInput(fmt::format("--data {}: cannot walk the folder: {}", path,
-                                error.message()));
+                                error.message()),
+                    error.value());
   }
   std::sort(found.begin(), found.end());
   for (const auto& [name, size] : found) {

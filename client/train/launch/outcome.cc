@@ -1,19 +1,44 @@
 #include "client/train/launch/outcome.h"
 
+#include <fmt/format.h>
+
+#include <utility>
+
 #include "absl/strings/cord.h"
+#include "proto/base/shortage.h"
 
 namespace sluice::train {
 namespace {
 
-constexpr char kLimitedByUrl[] = "sluice/limited_by";
+constexpr char kAdvisedUrl[] = "sluice/advised";
 constexpr char kPeerUrl[] = "sluice/caused_by_peer";
+
+absl::Status Advised(absl::Status status) {
+  status.SetPayload(kAdvisedUrl, absl::Cord(std::string("1")));
+  return status;
+}
+
+const char* AdviceFor(Shortage shortage) {
+  switch (shortage) {
+    case Shortage::kGpuMemory:
+      return "shorten --seq-len, raise --hbm, or take more --ranks";
+    case Shortage::kHostMemory:
+      return "shorten --seq-len, or free memory of this machine";
+    case Shortage::kDisk:
+      return "free some space there, or name a folder that has more";
+    case Shortage::kOpenFiles:
+      return "raise the limit with ulimit -n";
+    case Shortage::kNone:
+      break;
+  }
+  return "";
+}
 
 }  // namespace
 
 absl::Status DoesNotFit(std::string_view limited_by, std::string_view message) {
-  absl::Status status = absl::ResourceExhaustedError(std::string(message));
-  status.SetPayload(kLimitedByUrl, absl::Cord(std::string(limited_by)));
-  return status;
+  return Advised(
+      ShortOf(ShortageNamed(limited_by).value_or(Shortage::kNone), message));
 }
 
 absl::Status DoesNotFit(std::string_view limited_by,
@@ -25,14 +50,32 @@ absl::Status BadInput(std::string_view message) {
   return absl::InvalidArgumentError(std::string(message));
 }
 
+absl::Status BadInput(std::string_view message, int error) {
+  return Mark(BadInput(message), ShortageOfErrno(error));
+}
+
+absl::Status WithAdvice(const absl::Status& status) {
+  const Shortage shortage = ShortageOf(status);
+  if (shortage == Shortage::kNone ||
+      status.GetPayload(kAdvisedUrl).has_value()) {
+    return status;
+  }
+  absl::Status advised(status.code(),
+                       fmt::format("{}; {}", std::string(status.message()),
+                                   AdviceFor(shortage)));
+  status.ForEachPayload([&](auto url, const absl::Cord& payload) {
+    advised.SetPayload(url, payload);
+  });
+  return Advised(std::move(advised));
+}
+
 absl::Status CausedByPeer(absl::Status status) {
   status.SetPayload(kPeerUrl, absl::Cord(std::string("1")));
   return status;
 }
 
 std::string LimitedBy(const absl::Status& status) {
-  const auto payload = status.GetPayload(kLimitedByUrl);
-  return payload.has_value() ? std::string(*payload) : "none";
+  return Name(ShortageOf(status));
 }
 
 bool IsCausedByPeer(const absl::Status& status) {
@@ -41,7 +84,17 @@ bool IsCausedByPeer(const absl::Status& status) {
 
 int ExitCode(const absl::Status& status) {
   if (status.ok()) return kExitOk;
-  if (LimitedBy(status) != "none") return kExitDoesNotFit;
+  switch (ShortageOf(status)) {
+    case Shortage::kGpuMemory:
+    case Shortage::kHostMemory:
+      return kExitDoesNotFit;
+    case Shortage::kDisk:
+      return kExitDiskFull;
+    case Shortage::kOpenFiles:
+      return kExitOpenFiles;
+    case Shortage::kNone:
+      break;
+  }
   switch (status.code()) {
     case absl::StatusCode::kInvalidArgument:
     case absl::StatusCode::kNotFound:

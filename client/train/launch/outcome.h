@@ -1,9 +1,9 @@
 // How a run ended, and how that becomes an exit status.
 //
-// A Status says what happened; these helpers add the two things a launcher
-// must know and a message cannot tell: that the run did not fit (and which
-// memory ran out), and that this rank only failed because another one did.
-// Both travel as Status payloads, so every layer in between just returns.
+// A Status says what happened and what ran out (proto/base/shortage.h); these
+// helpers add what a launcher must know beside that: that this rank only
+// failed because another one did. It travels as a Status payload, so every
+// layer in between just returns.
 // Thread safety: pure functions.
 #pragma once
 
@@ -18,22 +18,29 @@ namespace sluice::train {
 inline constexpr int kExitOk = 0;
 inline constexpr int kExitFault = 1;
 inline constexpr int kExitBadInput = 2;
-inline constexpr int kExitDoesNotFit = 3;
+inline constexpr int kExitDoesNotFit = 3;  // GPU or host memory ran out
+inline constexpr int kExitDiskFull = 4;
+inline constexpr int kExitOpenFiles = 5;
 
 // What did not fit; the names of the report's `limited_by`.
 inline constexpr char kGpuMemory[] = "gpu_memory";
 inline constexpr char kHostMemory[] = "host_memory";
 
-// ResourceExhausted, marked with the memory that ran out.
+// ResourceExhausted, marked with the memory that ran out. The message says
+// what to do: WithAdvice leaves it as it is.
 absl::Status DoesNotFit(std::string_view limited_by, std::string_view message);
 absl::Status DoesNotFit(std::string_view limited_by,
                         const absl::Status& status);  // its message
 // InvalidArgument: the user can fix it.
 absl::Status BadInput(std::string_view message);
+// The same after a system call: what ran out, if that is why, is marked.
+absl::Status BadInput(std::string_view message, int error);
+// What to do when this ran out, once, at the end of the message.
+absl::Status WithAdvice(const absl::Status& status);
 // Marks a fault that another rank's end caused.
 absl::Status CausedByPeer(absl::Status status);
 
-// "none" when the status is not a DoesNotFit.
+// The word for what ran out: "none" when nothing did.
 std::string LimitedBy(const absl::Status& status);
 bool IsCausedByPeer(const absl::Status& status);
 int ExitCode(const absl::Status& status);

@@ -8,6 +8,7 @@
 #include <fstream>
 #include <utility>
 
+#include "proto/base/shortage.h"
 #include "proto/base/status.h"
 
 namespace sluice::device::cuda {
@@ -237,9 +238,10 @@ absl::Status CudaDriver::SetAccess(Address address, Bytes size,
 absl::Status CudaDriver::HostRegister(Address address, Bytes size) {
   SLUICE_ASSIGN_OR_RETURN(const auto scope,
                           ContextScope::Enter(library_.get(), contexts_.Any()));
-  SLUICE_CUDA(library_, cuMemHostRegister_v2, RangeName(address, size), address,
-              size.size(), kHostRegisterPortable);
-  return absl::OkStatus();
+  return library_->ToStatus(library_->functions().cuMemHostRegister_v2(
+                                address, size.size(), kHostRegisterPortable),
+                            "cuMemHostRegister_v2 " + RangeName(address, size),
+                            Shortage::kHostMemory);
 }
 
 absl::Status CudaDriver::HostUnregister(Address address) {

@@ -77,18 +77,20 @@ absl::StatusCode CodeOf(Result result) {
   }
 }
 
-absl::Status LoadedLibrary::ToStatus(Result result,
-                                     const std::string& call) const {
+absl::Status LoadedLibrary::ToStatus(Result result, const std::string& call,
+                                     Shortage memory) const {
   if (result == kSuccess) return absl::OkStatus();
   const char* name = nullptr;
   const char* text = nullptr;
   functions_.cuGetErrorName(result, &name);
   functions_.cuGetErrorString(result, &text);
-  return absl::Status(
-      CodeOf(result),
-      fmt::format("{}: {} ({})", call,
-                  name != nullptr ? name : fmt::format("error {}", result),
-                  text != nullptr ? text : "unknown to this driver"));
+  return Mark(
+      absl::Status(
+          CodeOf(result),
+          fmt::format("{}: {} ({})", call,
+                      name != nullptr ? name : fmt::format("error {}", result),
+                      text != nullptr ? text : "unknown to this driver")),
+      result == kOutOfMemory ? memory : Shortage::kNone);
 }
 
 }  // namespace sluice::device::cuda

@@ -8,6 +8,7 @@
 #include "absl/status/statusor.h"
 #include "kernels/device/cuda/api.h"
 #include "kernels/device/driver.h"
+#include "proto/base/shortage.h"
 
 namespace sluice::device::cuda {
 
@@ -25,7 +26,9 @@ class LoadedLibrary {
 
   const Functions& functions() const { return functions_; }
   // Ok for kSuccess. `call`: the function and the arguments that matter.
-  absl::Status ToStatus(Result result, const std::string& call) const;
+  // `memory`: what a failure for lack of memory is marked with.
+  absl::Status ToStatus(Result result, const std::string& call,
+                        Shortage memory = Shortage::kGpuMemory) const;
 
  private:
   Functions functions_;

@@ -12,6 +12,7 @@
 #include <cerrno>
 #include <utility>
 
+#include "proto/base/shortage.h"
 #include "proto/base/status.h"
 
 namespace sluice::device::cuda {
@@ -129,8 +130,11 @@ absl::StatusOr<MemoryPointer> MemoryMaker::Create(Placement where,
   if (UsesMemfd(where)) return CreateMemfd(where, size);
   const AllocationProperties properties = Properties(where);
   MemoryHandle handle = 0;
-  SLUICE_CUDA(library_, cuMemCreate, Describe(where, size), &handle,
-              size.size(), &properties, 0);
+  SLUICE_RETURN_IF_ERROR(library_->ToStatus(
+      library_->functions().cuMemCreate(&handle, size.size(), &properties, 0),
+      fmt::format("cuMemCreate {}", Describe(where, size)),
+      where.kind == Placement::Kind::kGpu ? Shortage::kGpuMemory
+                                          : Shortage::kHostMemory));
   return std::make_shared<PhysicalMemory>(library_, handle, where, size);
 }
 
@@ -141,9 +145,10 @@ absl::StatusOr<MemoryPointer> MemoryMaker::CreateMemfd(Placement where,
   // Taken now: a page that is missing later would be a SIGBUS in a rank.
   const NumaBinding binding(where.ordinal);
   if (fallocate(fd.get(), 0, 0, size.count()) != 0) {
+    // A memfd lies in memory: what is full is no disk.
     return errno == ENOSPC || errno == ENOMEM
-               ? absl::ResourceExhaustedError("no host memory left " +
-                                              Describe(where, size))
+               ? ShortOf(Shortage::kHostMemory,
+                         "no host memory left " + Describe(where, size))
                : ErrnoStatus(errno, "host memory " + Describe(where, size));
   }
   if (fcntl(fd.get(), F_ADD_SEALS, F_SEAL_SHRINK | F_SEAL_GROW | F_SEAL_SEAL) !=
@@ -297,8 +302,11 @@ absl::Status AddressSpace::AllowOurs(Book::Tile& tile) {
   }
   SLUICE_ASSIGN_OR_RETURN(const auto scope,
                           ContextScope::Enter(library_, contexts_->Any()));
-  SLUICE_CUDA(library_, cuMemHostRegister_v2, RangeName(address, mapping.size),
-              address, mapping.size.size(), kHostRegisterPortable);
+  SLUICE_RETURN_IF_ERROR(library_->ToStatus(
+      library_->functions().cuMemHostRegister_v2(address, mapping.size.size(),
+                                                 kHostRegisterPortable),
+      "cuMemHostRegister_v2 " + RangeName(address, mapping.size),
+      Shortage::kHostMemory));
   mapping.access = true;
   return absl::OkStatus();
 }

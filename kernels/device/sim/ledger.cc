@@ -14,6 +14,7 @@
 #include <string>
 #include <utility>
 
+#include "proto/base/shortage.h"
 #include "proto/base/status.h"
 
 namespace sluice::device {
@@ -166,10 +167,13 @@ absl::StatusOr<int> Ledger::AddLocked(Placement where, Bytes size,
   if (Used(state, where) + size > total) DropDeadHolders(state);
   const Bytes used = Used(state, where);
   if (used + size > total) {
-    return absl::ResourceExhaustedError(fmt::format(
-        "{} asked on {}, {} of {} used: free some, or simulate more",
-        FormatBytes(size), PlacementName(where), FormatBytes(used),
-        FormatBytes(total)));
+    return ShortOf(
+        where.kind == Placement::Kind::kGpu ? Shortage::kGpuMemory
+                                            : Shortage::kHostMemory,
+        fmt::format(
+            "{} asked on {}, {} of {} used: free some, or simulate more",
+            FormatBytes(size), PlacementName(where), FormatBytes(used),
+            FormatBytes(total)));
   }
   const int index = FreeSlot(state);
   if (index < 0) {

@@ -16,6 +16,7 @@
 #include "absl/time/clock.h"
 #include "client/copy/copy_engine.h"
 #include "proto/base/clock.h"
+#include "proto/base/shortage.h"
 #include "tests/integration/daemon/harness.h"
 #include "tests/support/status_matchers.h"
 
@@ -132,6 +133,16 @@ TEST(ClientIntegration, ARefusalSaysAskedAndFree) {
   EXPECT_THAT(session->LeaseGpu(GiB(1)),
               StatusIs(absl::StatusCode::kResourceExhausted,
                        AllOf(HasSubstr("1 GiB"), HasSubstr("36 MiB"))));
+}
+
+TEST(ClientIntegration, ARefusalKeepsItsCauseOverTheSocket) {
+  RunningDaemon daemon;
+  SLUICE_ASSERT_OK_AND_ASSIGN(const auto session,
+                              Session::Open(RankOf(daemon, 0, 1)));
+  EXPECT_EQ(ShortageOf(session->LeaseGpu(GiB(1)).status()),
+            Shortage::kGpuMemory);
+  EXPECT_EQ(ShortageOf(session->LeaseHost(GiB(900)).status()),
+            Shortage::kHostMemory);
 }
 
 TEST(ClientIntegration, AGpuTheNodeHasNotIsRefused) {

@@ -1,0 +1,81 @@
+#include "proto/base/shortage.h"
+
+#include <array>
+#include <cerrno>
+#include <string>
+#include <utility>
+
+#include "absl/strings/cord.h"
+
+namespace sluice {
+namespace {
+
+constexpr char kUrl[] = "sluice/shortage";
+
+struct Word {
+  Shortage shortage;
+  const char* name;
+};
+
+constexpr std::array<Word, 5> kWords = {{{Shortage::kNone, "none"},
+                                         {Shortage::kGpuMemory, "gpu_memory"},
+                                         {Shortage::kHostMemory, "host_memory"},
+                                         {Shortage::kDisk, "disk"},
+                                         {Shortage::kOpenFiles, "open_files"}}};
+
+}  // namespace
+
+const char* Name(Shortage shortage) {
+  for (const Word& word : kWords) {
+    if (word.shortage == shortage) return word.name;
+  }
+  return "none";
+}
+
+std::optional<Shortage> ShortageNamed(std::string_view name) {
+  for (const Word& word : kWords) {
+    if (word.name == name) return word.shortage;
+  }
+  return std::nullopt;
+}
+
+absl::Status ShortOf(Shortage shortage, std::string_view message) {
+  return Mark(absl::ResourceExhaustedError(std::string(message)), shortage);
+}
+
+absl::Status Mark(absl::Status status, Shortage shortage) {
+  if (status.ok() || shortage == Shortage::kNone ||
+      ShortageOf(status) != Shortage::kNone) {
+    return status;
+  }
+  status.SetPayload(kUrl, absl::Cord(std::string(Name(shortage))));
+  return status;
+}
+
+Shortage ShortageOf(const absl::Status& status) {
+  const auto payload = status.GetPayload(kUrl);
+  if (!payload.has_value()) return Shortage::kNone;
+  return ShortageNamed(std::string(*payload)).value_or(Shortage::kNone);
+}
+
+Shortage ShortageOfErrno(int error) {
+  switch (error) {
+    case ENOSPC:
+    case EDQUOT:
+      return Shortage::kDisk;
+    case EMFILE:
+    case ENFILE:
+      return Shortage::kOpenFiles;
+    case ENOMEM:
+      return Shortage::kHostMemory;
+    default:
+      return Shortage::kNone;
+  }
+}
+
+bool IsOutOfMemory(const absl::Status& status) {
+  const Shortage shortage = ShortageOf(status);
+  return shortage == Shortage::kGpuMemory || shortage == Shortage::kHostMemory;
+}
+
+}  // namespace sluice

@@ -1,0 +1,77 @@
+"""What runs out is called by its name, and only memory means that a run does
+not fit."""
+
+import json
+import os
+import resource
+import subprocess
+import unittest
+
+import harness
+
+DOES_NOT_FIT, DISK_FULL, OPEN_FILES = 3, 4, 5
+RUN = [*harness.MODEL, "--private", "--seq-len", "300", "--json"]
+
+
+def in_small_disk(folder, size, command, after="true"):
+    """`command` in a mount namespace of its own, with a tmpfs on `folder`;
+    `after` is a line of shell that sees it too."""
+    script = (f"mount -t tmpfs -o size={size} none {folder} || exit 99\n"
+              f'"$@"\ncode=$?\n{after} >&2\nexit $code')
+    return ["unshare", "-rm", "sh", "-c", script, "sh", *command]
+
+
+class Shortage(harness.TrainTest):
+    def setUp(self):
+        super().setUp()
+        self.disk = self.path("disk")
+        os.mkdir(self.disk)
+
+    def run_in_disk(self, size, *arguments, after="true"):
+        process = self.start(
+            in_small_disk(self.disk, size,
+                          [harness.TRAIN, "train", *RUN, "--data", self.text,
+                           *arguments], after),
+            stdout=subprocess.PIPE, stderr=subprocess.PIPE)
+        out, err = process.communicate(timeout=120)
+        if process.returncode in (1, 99) and ("unshare" in err
+                                              or "mount" in err):
+            self.skipTest("no mount namespace to be had: " + err)
+        return process.returncode, out, err
+
+    def test_a_full_disk_is_no_small_gpu(self):
+        code, out, err = self.run_in_disk(
+            "100k", "--steps", "2", "--save", os.path.join(self.disk, "save"))
+        self.assertEqual(code, DISK_FULL, err)
+        result = json.loads(out)
+        self.assertEqual((result["fits"], result["limited_by"]),
+                         (True, "disk"))
+        self.assertIn("No space left", result["message"])
+        self.assertNotIn("seq-len", err)
+
+    def refuses_open_files(self, limit, *arguments):
+        process = self.start(
+            [harness.TRAIN, "train", *harness.MODEL, "--seq-len", "300",
+             "--json", "--steps", "1", "--data", self.text, *arguments],
+            stdout=subprocess.PIPE, stderr=subprocess.PIPE,
+            preexec_fn=lambda: resource.setrlimit(resource.RLIMIT_NOFILE,
+                                                  (limit, limit)))
+        out, err = process.communicate(timeout=120)
+        self.assertEqual(process.returncode, OPEN_FILES, err)
+        result = json.loads(out)
+        self.assertEqual((result["fits"], result["limited_by"]),
+                         (True, "open_files"))
+        self.assertIn("ulimit -n", err)
+        self.assertNotIn("seq-len", err)
+
+    def test_too_many_open_files_are_no_small_gpu(self):
+        # The daemon's own, the rank's while it maps, and while it receives.
+        self.refuses_open_files(48, "--private")
+        socket = self.daemon()
+        for limit in (26, 16):
+            self.refuses_open_files(limit, "--socket", socket, "--hbm",
+                                    "64MiB")
+
+
+if __name__ == "__main__":
+    unittest.main()
