@@ -26,7 +26,9 @@ constexpr const char* kExamples = R"(Examples:
   generate | sluicectl plan swap - --json
 
 NODE.json has links, numa and ranks (sluicectl plan swap --example). Exit
-status: 0 done; 2 bad input; 3 nothing fits; 1 a fault.)";
+status: 0 done; 2 bad input; 3 memory does not
+suffice; 1 a fault. Links that are too slow refuse nothing: the answer says by
+how much the step is longer.)";
 
 constexpr const char* kExample = R"({"links": [
   {"name": "pcie0", "h2d_bytes_per_s": 25e9, "d2h_bytes_per_s": 25e9, "total_bytes_per_s": 40e9},

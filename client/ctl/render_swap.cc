@@ -57,8 +57,14 @@ std::string FractionBar(const SwapFractions& f) {
   return bar;
 }
 
+bool Stays(const NodeSwapProblem& problem, size_t rank) {
+  return problem.ranks[rank].resident_layers >= problem.ranks[rank].layers;
+}
+
 bool Alike(const NodeSwapProblem& problem, const NodeSwapResult& result,
            size_t a, size_t b) {
+  if (Stays(problem, a) != Stays(problem, b)) return false;
+  if (Stays(problem, a)) return true;
   const auto& x = problem.ranks[a].tensors;
   const auto& y = problem.ranks[b].tensors;
   if (x.size() != y.size()) return false;
@@ -90,6 +96,11 @@ std::string Fractions(const NodeSwapProblem& problem,
     }
     text +=
         fmt::format("\nrank{} {}\n", count > 1 ? "s" : "", Printable(names));
+    if (Stays(problem, r)) {
+      text +=
+          "  all layers stay on the GPU: nothing is swapped or recomputed\n";
+      continue;
+    }
     Table table({{"  TENSOR"},
                  {"A LAYER", Align::kRight},
                  {"KEPT", Align::kRight},
@@ -190,22 +201,39 @@ std::string Objectives(const NodeSwapResult& result) {
   return text;
 }
 
-std::string Infeasible(const NodeSwapProblem& problem,
-                       const NodeSwapResult& result) {
+std::string Excess(const NodeSwapProblem& problem,
+                   const NodeSwapResult& result) {
   Table table({{"  CAPACITY"},
                {"NEEDED", Align::kRight},
                {"THERE IS", Align::kRight},
                {"EXCESS", Align::kRight}});
-  double sum = 0;
   for (const CapacityRow& row : result.rows) {
-    sum += row.excess;
     if (row.excess <= 1e-9) continue;
     table.Add({"  " + planner::RowName(problem, row), AmountOf(row, row.used),
                AmountOf(row, row.capacity), Percent(row.excess)});
   }
+  return table.Text();
+}
+
+std::string Infeasible(const NodeSwapProblem& problem,
+                       const NodeSwapResult& result) {
+  double sum = 0;
+  for (const CapacityRow& row : result.rows) sum += row.excess;
   return fmt::format(
       "Nothing fits. The least that is missing, {:.4g} capacities in all:\n{}",
-      sum, table.Text());
+      sum, Excess(problem, result));
+}
+
+// Links are no refusal; by how much the step is longer is what one must know.
+std::string Overload(const NodeSwapProblem& problem,
+                     const NodeSwapResult& result) {
+  if (result.in_time) return "";
+  const double step = result.joint->step_s;
+  return fmt::format(
+      "What must be copied does not hide: the step takes {} ({:.1f} %) longer, "
+      "{}. The links lack\n{}",
+      Seconds(result.stall_s), 100 * result.stall_s / step,
+      Seconds(step + result.stall_s), Excess(problem, result));
 }
 
 }  // namespace
@@ -217,6 +245,7 @@ std::string RenderSwap(const NodeSwapProblem& problem,
   if (joint && !result.feasible) return Infeasible(problem, result);
   std::string text = Objectives(result);
   if (!result.feasible) return text;
+  if (joint) text += Overload(problem, result);
   text += Ranks(problem, result) + Fractions(problem, result);
   text += Use(problem, result);
   return text +

@@ -34,8 +34,13 @@ Json Ranks(const NodeSwapProblem& problem, const NodeSwapResult& result) {
   Json ranks = Json::array();
   for (size_t r = 0; r < result.ranks.size(); ++r) {
     Json tensors = Json::array();
-    for (size_t t = 0; t < problem.ranks[r].tensors.size(); ++t) {
-      const planner::SwapFractions& f = result.ranks[r].tensors[t];
+    const NodeSwapProblem::Rank& rank = problem.ranks[r];
+    const int64_t moving = rank.layers - rank.resident_layers;
+    for (size_t t = 0; t < rank.tensors.size(); ++t) {
+      // Of layers that stay nothing is swapped, whatever was chosen.
+      const planner::SwapFractions f = moving > 0
+                                           ? result.ranks[r].tensors[t]
+                                           : planner::SwapFractions{.keep = 1};
       tensors.push_back({{"name", problem.ranks[r].tensors[t].name},
                          {"keep", f.keep},
                          {"swap", f.swap},
@@ -44,7 +49,9 @@ Json Ranks(const NodeSwapProblem& problem, const NodeSwapResult& result) {
     ranks.push_back({{"name", problem.ranks[r].name},
                      {"added_s", result.ranks[r].added_s},
                      {"step_s", result.ranks[r].step_s},
+                     {"stall_s", result.ranks[r].stall_s},
                      {"slowest", result.ranks[r].slowest},
+                     {"moving_layers", moving},
                      {"tensors", std::move(tensors)}});
   }
   return ranks;
@@ -134,6 +141,8 @@ std::string SwapJson(const NodeSwapProblem& problem,
                      const NodeSwapResult& result, planner::SwapPolicy policy) {
   const bool joint = policy == planner::SwapPolicy::kJoint;
   Json json = {{"feasible", result.feasible},
+               {"in_time", result.in_time},
+               {"stall_s", result.stall_s},
                {"policy", joint ? "joint" : "memo"},
                {"joint", result.joint ? Objective(*result.joint) : nullptr},
                {"memo", Memo(result)}};
@@ -145,7 +154,8 @@ std::string SwapJson(const NodeSwapProblem& problem,
   json["binding"] = Binding(problem, result);
   if (result.feasible) {
     json["one_more_buys"] = Buys(problem, result);
-  } else {
+  }
+  if (!result.feasible || !result.in_time) {
     json["excess"] = Excess(problem, result);
   }
   return json.dump(-1, ' ', false, Json::error_handler_t::replace) + "\n";

@@ -353,21 +353,41 @@ NodeFractions JointProgram::Fractions() const {
   return fractions;
 }
 
+absl::StatusOr<double> JointProgram::LeastExcess(Answer* answer) {
+  State& s = *state_;
+  SLUICE_ASSIGN_OR_RETURN(const double sum, s.solver->Minimise(s.excess_sum));
+  answer->excess.clear();
+  for (const int column : s.excess) {
+    answer->excess.push_back(std::max(0.0, s.solver->Value(column)));
+  }
+  return sum;
+}
+
 absl::StatusOr<JointProgram::Answer> JointProgram::Solve(
     const SwapObjective* known) {
   State& s = *state_;
-  SLUICE_ASSIGN_OR_RETURN(const double sum, s.solver->Minimise(s.excess_sum));
-  Answer answer{.feasible = sum <= kNoExcess, .fractions = {}, .excess = {}};
-  for (const int column : s.excess) {
-    answer.excess.push_back(std::max(0.0, s.solver->Value(column)));
-  }
-  if (answer.feasible) {
+  Answer answer;
+  SLUICE_ASSIGN_OR_RETURN(const double sum, LeastExcess(&answer));
+  answer.feasible = answer.in_time = sum <= kNoExcess;
+  if (!answer.feasible) {
+    // Memory is a wall, a link is not: without an excess of memory, the least
+    // of the links is what must be copied.
+    answer.fractions = Fractions();
     for (size_t i = 0; i < s.excess.size(); ++i) {
-      const bool digits = answer.excess[i] < kNoDigits;
-      s.solver->SetColumn(s.excess[i], 0, digits ? 0 : answer.excess[i]);
+      if (IsMemory(s.capacities[i])) s.solver->SetColumn(s.excess[i], 0, 0);
     }
-    SLUICE_RETURN_IF_ERROR(Stages(known));
+    Answer slow;
+    const absl::StatusOr<double> links = LeastExcess(&slow);
+    if (absl::IsNotFound(links.status())) return answer;
+    if (!links.ok()) return links.status();
+    answer.excess = std::move(slow.excess);
+    answer.feasible = true;
   }
+  for (size_t i = 0; i < s.excess.size(); ++i) {
+    const bool digits = answer.excess[i] < kNoDigits;
+    s.solver->SetColumn(s.excess[i], 0, digits ? 0 : answer.excess[i]);
+  }
+  SLUICE_RETURN_IF_ERROR(Stages(known));
   answer.fractions = Fractions();
   return answer;
 }

@@ -18,7 +18,8 @@ class JointProgram {
   ~JointProgram();
 
   struct Answer {
-    bool feasible = false;
+    bool feasible = false;       // in memory
+    bool in_time = false;        // and on the links
     NodeFractions fractions;     // those of the least excess where infeasible
     std::vector<double> excess;  // of each row of CapacitiesOf, in its units
   };
@@ -33,6 +34,8 @@ class JointProgram {
  private:
   class Build;
   struct State;
+  // The least excess of all rows; NotFound where held ones do not allow it.
+  absl::StatusOr<double> LeastExcess(Answer* answer);
   absl::Status Stages(const SwapObjective* known);
   NodeFractions Fractions() const;
 

@@ -14,6 +14,9 @@ namespace {
 
 using Problem = NodeSwapProblem;
 
+// An excess of digits.
+constexpr double kNoExcess = 1e-9;
+
 // Positions of `items` in the order of their keys.
 template <typename Item, typename Key>
 std::vector<size_t> OrderOf(const std::vector<Item>& items, Key Item::*key) {
@@ -73,10 +76,19 @@ SwapObjective Fall(const SwapObjective& from, const SwapObjective& to) {
 
 // A row with room left buys nothing: the optimum of an LP does not move with
 // a row that it does not touch.
-absl::Status BuyJoint(const SwapObjective& now, JointProgram* program,
+absl::Status BuyJoint(const Problem& problem, const NodeFractions& fractions,
+                      const SwapObjective& now, JointProgram* program,
                       std::vector<CapacityRow>* rows) {
   for (size_t i = 0; i < rows->size(); ++i) {
-    if (!(*rows)[i].binds) continue;
+    CapacityRow& row = (*rows)[i];
+    if (!row.binds) continue;
+    if (row.excess > 0) {
+      // More of an overloaded link only shortens what shows of its copies.
+      const Problem more = WithMore(problem, row, OneMore(row));
+      row.one_more.step_s =
+          StepWithStalls(problem, fractions) - StepWithStalls(more, fractions);
+      continue;
+    }
     SLUICE_ASSIGN_OR_RETURN(const SwapObjective then,
                             program->SolveWithOneMore(i));
     (*rows)[i].one_more = Fall(now, then);
@@ -128,14 +140,19 @@ class Planner {
                          JointProgram* program) {
     Use(problem_, joint.fractions, &result_.rows);
     result_.feasible = joint.feasible;
-    if (joint.feasible) {
-      result_.ranks = RanksOf(problem_, joint.fractions);
-      return BuyJoint(*result_.joint, program, &result_.rows);
+    for (size_t i = 0; i < result_.rows.size() && !joint.in_time; ++i) {
+      result_.rows[i].excess =
+          joint.excess[i] < kNoExcess ? 0 : joint.excess[i];
     }
-    for (size_t i = 0; i < result_.rows.size(); ++i) {
-      result_.rows[i].excess = joint.excess[i];
+    if (!joint.feasible) return absl::OkStatus();
+    result_.ranks = RanksOf(problem_, joint.fractions);
+    result_.in_time = joint.in_time;
+    if (!joint.in_time) {
+      result_.stall_s =
+          StepWithStalls(problem_, joint.fractions) - result_.joint->step_s;
     }
-    return absl::OkStatus();
+    return BuyJoint(problem_, joint.fractions, *result_.joint, program,
+                    &result_.rows);
   }
 
   absl::Status FillMemo(const MemoPlan& memo) {

@@ -94,6 +94,7 @@ struct SwapFractions {
 struct RankSwap {
   double added_s = 0;  // recomputation in its step
   double step_s = 0;
+  double stall_s = 0;    // its compute waits for copies, beside step_s
   bool slowest = false;  // its row 5 binds
   std::vector<SwapFractions> tensors;
 };
@@ -106,8 +107,9 @@ struct CapacityRow {
   double used = 0;      // bytes/s of a link, else bytes
   double capacity = 0;  // likewise
   bool binds = false;   // no room left, within 1e-6
-  // Where nothing fits: how much more is needed, in units of `capacity` (of
-  // 1 GiB or 1 GB/s where that is 0).
+  // How much more is needed, in units of `capacity` (of 1 GiB or 1 GB/s where
+  // that is 0): of memory where nothing fits, of a link also where what must be
+  // copied overloads it.
   double excess = 0;
   // What one more GB/s or GiB buys: by how much each objective falls when the
   // whole is solved again. Later ones may rise when earlier ones fall.
@@ -116,6 +118,11 @@ struct CapacityRow {
 
 struct NodeSwapResult {
   bool feasible = false;  // under the policy that was asked for
+  // Whether all copies hide under the windows. Links are no refusal: where
+  // what must be copied overloads them those copies show, nothing is added to
+  // them, and the step takes `stall_s` more than the objective says.
+  bool in_time = true;
+  double stall_s = 0;
   std::optional<SwapObjective> joint;
   struct Memo {
     SwapObjective objective;

@@ -13,6 +13,7 @@ using Kind = CapacityRow::Kind;
 // Full within the accuracy that is promised of a plan.
 constexpr double kBinds = 1e-6;
 constexpr double kSlowest = 1e-9;
+constexpr double kUnlimited = 1e300;
 
 // A layer's bytes by what happens to them.
 struct LayerBytes {
@@ -65,6 +66,85 @@ double UseOf(const Problem& problem, const NodeFractions& fractions,
     }
   }
   return used;
+}
+
+// A link's use by all ranks, and its capacity, one of its three rows.
+struct LinkRow {
+  double used = 0;
+  double capacity = 0;
+};
+
+// Of a pass of a layer: the window, or longer where its copies take more. Each
+// rank has of an overloaded link the part that it uses of it.
+double PassSeconds(double window, double bytes, double rate,
+                   const LinkRow& row) {
+  if (row.used <= row.capacity || rate <= 0) return window;
+  return std::max(window, bytes * row.used / (rate * row.capacity));
+}
+
+struct NodeRates {
+  std::vector<CopyRates> ranks;
+  std::vector<LinkRow> d2h, h2d, total;  // of each link
+};
+
+NodeRates RatesOfNode(const Problem& problem, const NodeFractions& fractions) {
+  NodeRates all;
+  for (size_t r = 0; r < problem.ranks.size(); ++r) {
+    const double copied = LayerOf(problem.ranks[r], fractions[r]).copied;
+    all.ranks.push_back(RatesOf(problem.ranks[r], copied));
+  }
+  for (const Problem::Link& link : problem.links) {
+    LinkRow out{.capacity = link.d2h_bytes_per_s};
+    LinkRow in{.capacity = link.h2d_bytes_per_s};
+    LinkRow both{.capacity = link.total_bytes_per_s.value_or(kUnlimited)};
+    for (size_t r = 0; r < problem.ranks.size(); ++r) {
+      if (!IsOn(problem.ranks[r], link.name)) continue;
+      out.used += all.ranks[r].d2h;
+      in.used += all.ranks[r].h2d;
+      both.used += all.ranks[r].total;
+    }
+    all.d2h.push_back(out);
+    all.h2d.push_back(in);
+    all.total.push_back(both);
+  }
+  return all;
+}
+
+// What one layer of a rank takes beside its windows, `copied` bytes swapped.
+double LayerStall(const Problem& problem, const NodeRates& all, size_t r,
+                  double copied) {
+  const Problem::Rank& rank = problem.ranks[r];
+  const double fo = copied + rank.forward_d2h_fixed_bytes;
+  const double fi = rank.forward_h2d_fixed_bytes;
+  const double bo = rank.backward_d2h_fixed_bytes;
+  const double bi = copied + rank.backward_h2d_fixed_bytes;
+  double forward = rank.forward_layer_s, backward = rank.backward_layer_s;
+  for (size_t l = 0; l < problem.links.size(); ++l) {
+    if (!IsOn(rank, problem.links[l].name)) continue;
+    const CopyRates& rate = all.ranks[r];
+    forward = PassSeconds(forward, fo, rate.d2h, all.d2h[l]);
+    forward = PassSeconds(forward, fi, rate.h2d, all.h2d[l]);
+    forward = PassSeconds(forward, fo + fi, rate.total, all.total[l]);
+    backward = PassSeconds(backward, bo, rate.d2h, all.d2h[l]);
+    backward = PassSeconds(backward, bi, rate.h2d, all.h2d[l]);
+    backward = PassSeconds(backward, bo + bi, rate.total, all.total[l]);
+  }
+  return (forward - rank.forward_layer_s) + (backward - rank.backward_layer_s);
+}
+
+std::vector<double> StallsOf(const Problem& problem,
+                             const NodeFractions& fractions) {
+  const NodeRates all = RatesOfNode(problem, fractions);
+  std::vector<double> stalls;
+  for (size_t r = 0; r < problem.ranks.size(); ++r) {
+    const Problem::Rank& rank = problem.ranks[r];
+    const double copied = LayerOf(rank, fractions[r]).copied;
+    const double moving = MovingLayers(rank);
+    stalls.push_back(moving * LayerStall(problem, all, r, copied) +
+                     (static_cast<double>(rank.layers) - moving) *
+                         LayerStall(problem, all, r, 0));
+  }
+  return stalls;
 }
 
 }  // namespace
@@ -183,9 +263,18 @@ SwapObjective ObjectiveOf(const Problem& problem,
   return sum;
 }
 
+double StepWithStalls(const Problem& problem, const NodeFractions& fractions) {
+  double slowest = 0;
+  for (const RankSwap& rank : RanksOf(problem, fractions)) {
+    slowest = std::max(slowest, rank.step_s + rank.stall_s);
+  }
+  return slowest;
+}
+
 std::vector<RankSwap> RanksOf(const Problem& problem,
                               const NodeFractions& fractions) {
   const double slowest = ObjectiveOf(problem, fractions).step_s;
+  const std::vector<double> stalls = StallsOf(problem, fractions);
   std::vector<RankSwap> ranks;
   for (size_t r = 0; r < problem.ranks.size(); ++r) {
     const Problem::Rank& rank = problem.ranks[r];
@@ -193,6 +282,7 @@ std::vector<RankSwap> RanksOf(const Problem& problem,
     RankSwap swap{.added_s = AddedSeconds(rank, fractions[r]),
                   .tensors = fractions[r]};
     swap.step_s = static_cast<double>(rank.layers) * window + swap.added_s;
+    swap.stall_s = stalls[r];
     swap.slowest = swap.step_s >= slowest * (1 - kSlowest);
     ranks.push_back(std::move(swap));
   }

@@ -45,6 +45,9 @@ void Use(const NodeSwapProblem& problem, const NodeFractions& fractions,
          std::vector<CapacityRow>* rows);
 SwapObjective ObjectiveOf(const NodeSwapProblem& problem,
                           const NodeFractions& fractions);
+// The slowest rank's step with what its copies take beside the windows.
+double StepWithStalls(const NodeSwapProblem& problem,
+                      const NodeFractions& fractions);
 std::vector<RankSwap> RanksOf(const NodeSwapProblem& problem,
                               const NodeFractions& fractions);
 

@@ -130,6 +130,44 @@ TEST_F(PlanSwapCli, WhatDoesNotFitIsStatusThreeAndNamed) {
   EXPECT_GT(json["excess"][0]["excess"], 0.1);
 }
 
+TEST_F(PlanSwapCli, ASlowLinkIsNoRefusalAndSaysWhatItCosts) {
+  nlohmann::json node = Example();
+  for (auto& link : node["links"]) {
+    for (const char* key :
+         {"h2d_bytes_per_s", "d2h_bytes_per_s", "total_bytes_per_s"}) {
+      if (link.contains(key)) link[key] = 2e9;
+    }
+  }
+  const std::string path = Write(node.dump());
+  const ChildResult words = Swap({path});
+  EXPECT_EQ(words.exit_code, 0) << words.out;
+  EXPECT_THAT(words.out, HasSubstr("What must be copied does not hide: the "
+                                   "step takes "));
+  EXPECT_THAT(words.out, HasSubstr(" %) longer, "));
+  const ChildResult result = Swap({path, "--json"});
+  EXPECT_EQ(result.exit_code, 0);
+  const auto json = nlohmann::json::parse(result.out);
+  EXPECT_EQ(json["feasible"], true);
+  EXPECT_EQ(json["in_time"], false);
+  EXPECT_GT(json["stall_s"], 1);
+  EXPECT_FALSE(json["excess"].empty());
+  EXPECT_EQ(json["ranks"][0]["stall_s"], json["stall_s"]);
+}
+
+TEST_F(PlanSwapCli, LayersThatStaySwapNothing) {
+  nlohmann::json node = Example();
+  node["ranks"][0]["resident_layers"] = node["ranks"][0]["layers"];
+  const std::string path = Write(node.dump());
+  EXPECT_THAT(Swap({path}).out,
+              HasSubstr("all layers stay on the GPU: nothing is swapped"));
+  const auto json = nlohmann::json::parse(Swap({path, "--json"}).out);
+  EXPECT_EQ(json["ranks"][0]["moving_layers"], 0);
+  for (const auto& tensor : json["ranks"][0]["tensors"]) {
+    EXPECT_EQ(tensor["swap"], 0.0);
+    EXPECT_EQ(tensor["recompute"], 0.0);
+  }
+}
+
 TEST_F(PlanSwapCli, WrongFieldsAreNamedWithTheirPath) {
   nlohmann::json node = Example();
   node["ranks"][0]["tensors"][1]["bytes"] = -1;

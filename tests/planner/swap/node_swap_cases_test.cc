@@ -122,6 +122,45 @@ TEST(NodeSwap, WhatDoesNotFitIsNamedWithItsLeastExcess) {
   EXPECT_NEAR(result.rows[3].excess, 0, 1e-9);
 }
 
+TEST(NodeSwap, ALinkThatIsTooSlowMakesTheStepLongerAndRefusesNothing) {
+  // 6 GB out in 1 s and in again in 2 s, at 3 GB/s: a second more forward.
+  Problem p = OneRank();
+  p.ranks[0].tensors = {
+      {.name = "x", .bytes = 6e9, .must = Problem::Must::kSwap},
+      {.name = "ffn", .bytes = 4e9, .recompute_s = 0.1}};
+  const NodeSwapResult result = MustPlan(p);
+  ASSERT_TRUE(result.feasible);
+  EXPECT_FALSE(result.in_time);
+  // Nothing is added to those copies.
+  EXPECT_NEAR(result.ranks[0].tensors[1].recompute, 1, 1e-9);
+  EXPECT_NEAR(result.joint->step_s, 10 * (3 + 0.1), 1e-9);
+  EXPECT_NEAR(result.ranks[0].stall_s, 10, 1e-6);
+  EXPECT_NEAR(result.stall_s, 10, 1e-6);
+  EXPECT_NEAR(result.rows[0].excess, 1, 1e-9);
+  EXPECT_EQ(result.rows[1].excess, 0);
+  // With 1 GB/s more they take 1.5 s.
+  EXPECT_NEAR(result.rows[0].one_more.step_s, 5, 1e-6);
+}
+
+TEST(NodeSwap, RanksOnAnOverloadedLinkWaitEachForItsPart) {
+  Problem p = OneRank();
+  p.ranks[0].tensors = {
+      {.name = "x", .bytes = 3e9, .must = Problem::Must::kSwap}};
+  p.ranks.push_back(p.ranks[0]);
+  p.ranks[1].name = "1";
+  p.ranks[1].forward_layer_s = 2;  // half the rate
+  p.ranks[1].backward_layer_s = 4;
+  const NodeSwapResult result = MustPlan(p);
+  ASSERT_TRUE(result.feasible);
+  // Out: 3 + 1.5 of 3 GB/s, so forward takes half longer.
+  EXPECT_NEAR(result.ranks[0].stall_s, 10 * 0.5, 1e-6);
+  EXPECT_NEAR(result.ranks[1].stall_s, 10 * 1.0, 1e-6);
+  EXPECT_NEAR(result.stall_s, 10, 1e-6);
+  // What has a window as long as its copies take hides them.
+  p.ranks[1].resident_layers = 10;
+  EXPECT_EQ(MustPlan(p).ranks[1].stall_s, 0);
+}
+
 TEST(NodeSwap, ALayerThatStaysCostsNoMemoryButItsWindow) {
   Problem p = OneRank();
   p.ranks[0].resident_layers = 10;
