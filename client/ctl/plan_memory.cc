@@ -37,6 +37,8 @@ constexpr const char* kExamples = R"(Examples:
   sluicectl plan memory trace.csv -o plan.csv --svg plan.svg
   sluicectl plan memory run.json --device cuda:0 --time-limit 10 --json
   sluicectl plan memory trace.csv --capacity 1045504 does it fit?
+  sluicectl plan memory trace.csv --effort 20 --time-limit 600
+                                                     look for longer
   generate | sluicectl plan memory - -o - > plan.csv
 
 TRACE is a MiniMalloc CSV (id,lower,upper,size), a log of `malloc ID SIZE` and
@@ -44,12 +46,15 @@ TRACE is a MiniMalloc CSV (id,lower,upper,size), a log of `malloc ID SIZE` and
 profiler writes; its content tells which. Exit status: 0 done; 2 bad input; 3
 no plan within --capacity was found; 1 a fault.)";
 
+constexpr int64_t kMostEffort = 1'000'000;
+
 struct MemoryFlags {
   std::string trace;
   std::string format;
   std::string device;
   double time_limit = 60;
   std::string capacity;
+  int64_t effort = 1;
   std::optional<int64_t> align;  // default: by the format
   std::string plan;
   std::string svg;
@@ -65,6 +70,11 @@ absl::Status CheckFlags(const MemoryFlags& flags) {
     return absl::InvalidArgumentError(
         fmt::format("--time-limit {}: give seconds above 0 and up to 86400",
                     flags.time_limit));
+  }
+  if (flags.effort < 1 || flags.effort > kMostEffort) {
+    return absl::InvalidArgumentError(
+        fmt::format("--effort {}: give 1 (the usual work) to {} times that",
+                    flags.effort, kMostEffort));
   }
   if (!flags.capacity.empty()) {
     SLUICE_ASSIGN_OR_RETURN(const Bytes capacity, ParseBytes(flags.capacity));
@@ -180,6 +190,7 @@ absl::StatusOr<MemoryPlan> PlanOf(const MemoryFlags& flags,
   for (const planner::Mark& mark : named.marks) {
     options.passes.push_back({mark.lower, mark.upper});
   }
+  options.effort = flags.effort;
   options.mip_program = MipProgram();
   options.use_cbc = !options.mip_program.empty();
   ProgressLine line;
@@ -190,9 +201,11 @@ absl::StatusOr<MemoryPlan> PlanOf(const MemoryFlags& flags,
   return planner::PlanMemory(named.trace, options);
 }
 
-std::string Json(const MemoryPlan& plan, bool capacity) {
+std::string Json(const MemoryPlan& plan, const NamedTrace& named,
+                 bool capacity) {
   nlohmann::ordered_json json = {
       {"buffers", plan.offsets.size()},
+      {"align_bytes", named.trace.alignment.count()},
       {"peak_bytes", plan.peak.count()},
       {"max_live_bytes", plan.max_live.count()},
       {"lower_bound_bytes", plan.lower_bound.count()},
@@ -215,6 +228,13 @@ std::string Exact(Bytes size) {
                      Count(static_cast<double>(size.count())));
 }
 
+// What a bound of sizes that are rounded up is a bound of: the last buffer's
+// padding may lie beyond the end of a region.
+std::string OfRounded(const NamedTrace& named) {
+  const int64_t align = named.trace.alignment.count();
+  return align > 1 ? fmt::format(", of sizes rounded up to {}", align) : "";
+}
+
 std::string Proof(const MemoryPlan& plan) {
   if (!plan.optimal()) {
     return fmt::format("no proof that less is impossible; gap {:.3g} %",
@@ -228,19 +248,25 @@ std::string Proof(const MemoryPlan& plan) {
 }
 
 std::string Words(const MemoryPlan& plan, const NamedTrace& named,
-                  const std::string& capacity) {
+                  const std::string& capacity, int64_t effort) {
   std::string text = fmt::format(
       "{} buffers ({}), planned in {} by {}{}\n"
       "  peak        {}\n"
-      "  at least    {}\n"
+      "  at least    {}{}\n"
       "  alive       {} at most at once\n"
       "  {}\n",
       Count(static_cast<double>(plan.offsets.size())), Printable(named.source),
       Span(plan.seconds), plan.method.empty() ? "nothing" : plan.method,
       plan.levels > 1 ? " on two levels" : "", Exact(plan.peak),
-      Exact(plan.lower_bound), Exact(plan.max_live), Proof(plan));
+      Exact(plan.lower_bound), OfRounded(named), Exact(plan.max_live),
+      Proof(plan));
   if (plan.stopped_by == "time") {
     text += "  stopped by --time-limit: more may be possible\n";
+  }
+  if (plan.stopped_by == "work") {
+    text += fmt::format(
+        "  stopped after its usual work{}: --effort {} looks for longer\n",
+        effort > 1 ? fmt::format(" x {}", effort) : "", 8 * effort);
   }
   if (!capacity.empty()) {
     text += fmt::format("  {} in --capacity {}\n",
@@ -270,7 +296,8 @@ absl::StatusOr<int> Run(const MemoryFlags& flags) {
   const bool capacity = !flags.capacity.empty();
   const bool taken = flags.plan == "-" || flags.svg == "-";
   const std::string said =
-      flags.json ? Json(plan, capacity) : Words(plan, named, flags.capacity);
+      flags.json ? Json(plan, named, capacity)
+                 : Words(plan, named, flags.capacity, flags.effort);
   if (taken) {
     std::fputs(said.c_str(), stderr);
   } else {
@@ -293,6 +320,9 @@ DeskCommand AddPlanMemory(CLI::App& plan) {
   memory->add_option("--capacity", flags->capacity,
                      "stop at the first plan within this size; says whether "
                      "it fits");
+  memory->add_option("--effort", flags->effort,
+                     "so many times the usual work where that ends without a "
+                     "proof (default 1)");
   memory->add_option("--align", flags->align,
                      "offsets are multiples of it, a power of two (default: "
                      "1 for CSV, else 512)");

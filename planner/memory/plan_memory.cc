@@ -59,7 +59,8 @@ PortfolioOptions OptionsOf(const MemoryOptions& options, const Problem& problem,
                          .use_cbc = options.use_cbc,
                          .mip_program = options.mip_program,
                          .deadline = start + options.time_limit,
-                         .goal = problem.max_live};
+                         .goal = problem.max_live,
+                         .effort = std::max<int64_t>(options.effort, 1)};
   if (options.capacity) {
     const int64_t units = options.capacity->count() / problem.unit;
     inner.goal_is_capacity = units >= problem.max_live;
@@ -167,10 +168,65 @@ bool RunGreedyAndLevels(const plan::Trace& trace, const Problem& problem,
          leveled;
 }
 
+// What one go through the arms found.
+struct Found {
+  Knowledge known;
+  bool leveled = false;
+  bool expired = false;
+};
+
+Found SolveOnce(const plan::Trace& trace, const Problem& problem,
+                const MemoryOptions& options, absl::Time start) {
+  const PortfolioOptions inner = OptionsOf(options, problem, start);
+  const std::vector<Pass> passes = PassesOf(trace, problem, options);
+  Found found;
+  Knowledge& known = found.known;
+  found.leveled = RunGreedyAndLevels(trace, problem, passes, inner, &known);
+  if (known.peak > inner.goal && !inner.Expired()) {
+    const int64_t before = known.peak;
+    // With passes, the early arms have run.
+    RunPieces(problem, passes.empty() ? inner : Half(inner, /*early=*/false),
+              &known);
+    found.leveled = found.leveled && known.peak == before;
+  }
+  found.expired = inner.Expired();
+  return found;
+}
+
+// The better plan and the better bound of two goes.
+Found BestOf(Found first, Found second) {
+  const Knowledge& bound =
+      first.known.bound > second.known.bound ? first.known : second.known;
+  const int64_t most = bound.bound;
+  const std::string proved_by = bound.proved_by;
+  Found& best = first.known.peak < second.known.peak ? first : second;
+  best.expired = second.expired;
+  best.known.bound = most;
+  best.known.proved_by = proved_by;
+  return std::move(best);
+}
+
+// With a capacity: asks for that, and where no plan is found for all that one
+// may do without.
+Found Solve(const plan::Trace& trace, const Problem& problem,
+            const MemoryOptions& options, absl::Time start) {
+  if (!options.capacity) return SolveOnce(trace, problem, options, start);
+  const int64_t units = options.capacity->count() / problem.unit;
+  MemoryOptions free = options;
+  free.capacity.reset();
+  // Nothing can fit, which max-live proves.
+  if (units < problem.max_live) return SolveOnce(trace, problem, free, start);
+  MemoryOptions asked = options;
+  asked.time_limit = options.time_limit / 2;
+  Found found = SolveOnce(trace, problem, asked, start);
+  if (found.known.peak <= units) return found;
+  return BestOf(std::move(found), SolveOnce(trace, problem, free, start));
+}
+
 const char* StoppedBy(const MemoryPlan& plan, const MemoryOptions& options,
                       bool expired) {
   if (plan.optimal()) return "proof";
-  if (plan.fits.has_value() && options.capacity) return "capacity";
+  if (options.capacity && plan.fits == true) return "capacity";
   return expired ? "time" : "work";
 }
 
@@ -181,32 +237,14 @@ absl::StatusOr<MemoryPlan> PlanMemory(const plan::Trace& trace,
   SLUICE_RETURN_IF_ERROR(CheckTrace(trace));
   const absl::Time start = absl::Now();
   const Problem problem = Normalise(trace);
-  const PortfolioOptions inner = OptionsOf(options, problem, start);
-  // Nothing can fit: any plan will do.
-  const bool hopeless =
-      options.capacity &&
-      *options.capacity < Bytes(problem.max_live * problem.unit);
-  Knowledge known;
-  const std::vector<Pass> passes =
-      hopeless ? std::vector<Pass>() : PassesOf(trace, problem, options);
-  bool leveled = RunGreedyAndLevels(trace, problem, passes, inner, &known);
-  const auto open = [&] {
-    return !hopeless && known.peak > inner.goal && !inner.Expired();
-  };
-  if (open()) {
-    const int64_t before = known.peak;
-    // With passes, the early arms have run.
-    RunPieces(problem, passes.empty() ? inner : Half(inner, /*early=*/false),
-              &known);
-    leveled = leveled && known.peak == before;
-  }
-  MemoryPlan plan = PlanOf(trace, problem, known);
-  plan.levels = leveled ? 2 : 1;
+  const Found found = Solve(trace, problem, options, start);
+  MemoryPlan plan = PlanOf(trace, problem, found.known);
+  plan.levels = found.leveled ? 2 : 1;
   if (options.capacity) {
     if (plan.peak <= *options.capacity) plan.fits = true;
     if (plan.lower_bound > *options.capacity) plan.fits = false;
   }
-  plan.stopped_by = StoppedBy(plan, options, inner.Expired());
+  plan.stopped_by = StoppedBy(plan, options, found.expired);
   SLUICE_RETURN_IF_ERROR(ValidatePlacement(trace, plan));
   plan.valid = true;
   plan.seconds = absl::ToDoubleSeconds(absl::Now() - start);

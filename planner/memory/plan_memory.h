@@ -35,8 +35,12 @@ struct MemoryProgress {
 struct MemoryOptions {
   // Wall time, checks of the input and the plan included.
   absl::Duration time_limit = absl::Seconds(10);
-  // Stops at the first plan whose peak is at most this.
+  // Stops at the first plan whose peak is at most this. Half of the time is for
+  // finding one; where none is found, the answer is what no capacity gives.
   std::optional<Bytes> capacity;
+  // So many times the usual work where that ends without a proof, 1 at least;
+  // what 1 finds is where more goes on.
+  int64_t effort = 1;
   // Known repetition, disjoint and ascending; may be empty.
   std::vector<Pass> passes;
   // Called from the calling thread.
@@ -54,7 +58,7 @@ struct MemoryPlan : plan::Placement {
   size_t buffers = 0;
   Bytes max_live;  // most bytes alive at once, sizes rounded up
   int levels = 1;  // 2: the best plan is that of the passes
-  // "proof": the peak is the bound; "capacity": a plan fits, or none can;
+  // "proof": the peak is the bound; "capacity": a plan fits in it;
   // "work": all arms did what they may; "time".
   std::string stopped_by;
   // With a capacity: whether a plan fits; nullopt: not known.

@@ -84,11 +84,21 @@ class PieceSolver {
   }
 
   void RunLate(bool small) {
-    const size_t n = problem_.items.size();
-    if (options_.use_search && Open() && n <= kMaxSqueakyItems) Squeaky();
-    if (options_.use_search && Open() && n >= kMinEjectionItems) Eject();
+    Improve(1);
     if (small && Open()) Search();
+    const size_t n = problem_.items.size();
     if (options_.use_cbc && Open() && n <= kMaxCbcItems) Cbc();
+    // More effort goes on from what the usual found, so it is never worse.
+    if (options_.effort == 1) return;
+    if (small && Open()) Descend(options_.effort - 1);
+    Improve(options_.effort);
+  }
+
+  void Improve(int64_t effort) {
+    const size_t n = problem_.items.size();
+    if (!options_.use_search) return;
+    if (Open() && n <= kMaxSqueakyItems) Squeaky(effort);
+    if (Open() && n >= kMinEjectionItems) Eject(effort);
   }
 
   bool Open() const {
@@ -124,7 +134,7 @@ class PieceSolver {
     return result;
   }
 
-  void Squeaky() {
+  void Squeaky(int64_t effort) {
     Begin("squeaky wheel");
     const auto n = static_cast<int64_t>(problem_.items.size());
     // From the order that did best, if one of the race did.
@@ -137,7 +147,7 @@ class PieceSolver {
     auto offsets = SqueakyWheel(
         problem_, (best == orders.end() ? orders.begin() : best)->order, fit,
         known_.peak, std::max(goal_, known_.bound),
-        std::min(kSqueakyRounds * n, kSqueakyPlacements), expired_);
+        std::min(kSqueakyRounds * n, kSqueakyPlacements) * effort, expired_);
     if (offsets) Adopt(*std::move(offsets), "squeaky");
   }
 
@@ -148,11 +158,11 @@ class PieceSolver {
     if (offsets) Adopt(*std::move(offsets), "window");
   }
 
-  void Eject() {
+  void Eject(int64_t effort) {
     Begin("ejection");
-    auto offsets =
-        LowerByEjection(problem_, known_.offsets, std::max(goal_, known_.bound),
-                        EjectionVisits(problem_.items.size()), expired_);
+    auto offsets = LowerByEjection(
+        problem_, known_.offsets, std::max(goal_, known_.bound),
+        EjectionVisits(problem_.items.size()) * effort, expired_);
     if (offsets) Adopt(*std::move(offsets), "ejection");
   }
 
@@ -171,6 +181,33 @@ class PieceSolver {
     if (!Open()) return;
     Ask("search", std::max(goal_, known_.bound), nodes * 3 / 8);
     if (Open()) Bisect(nodes / 12, nodes / 2);
+  }
+
+  // A capacity a part of the gap below the best plan; what is found is where
+  // the next begins. The part halves with each failure; once it is small, all
+  // is asked again with twice the nodes. With a capacity, that alone.
+  void Descend(int64_t effort) {
+    int64_t nodes_each = NodesFor(problem_.items.size(), kCapacityNodes);
+    int64_t nodes = nodes_each * effort;
+    if (options_.goal_is_capacity) {
+      Ask("search", goal_, nodes);
+      return;
+    }
+    constexpr double kFirst = 0.25, kLeast = 1.0 / 64;
+    double part = kFirst;
+    while (nodes > 0 && Open()) {
+      const int64_t gap = known_.peak - std::max(goal_, known_.bound);
+      const auto step = std::max<int64_t>(
+          1, static_cast<int64_t>(part * static_cast<double>(gap)));
+      const SearchResult result =
+          Ask("search", known_.peak - step, std::min(nodes, nodes_each));
+      nodes -= result.nodes;
+      part =
+          result.verdict == Verdict::kFits ? std::min(2 * part, 0.5) : part / 2;
+      if (part >= kLeast) continue;
+      part = kFirst;
+      nodes_each *= 2;
+    }
   }
 
   void Bisect(int64_t nodes_each, int64_t nodes) {

@@ -35,6 +35,8 @@ struct PortfolioOptions {
   int64_t goal = 0;
   // Whether nothing below the goal is wanted, so that only it is asked for.
   bool goal_is_capacity = false;
+  // So many times the usual work of the arms that run out of it.
+  int64_t effort = 1;
   // Told before each arm and after each better plan.
   std::function<void(const std::string& arm, const Knowledge&)> progress;
 

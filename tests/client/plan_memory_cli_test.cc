@@ -138,10 +138,11 @@ TEST(PlanMemoryCli, JsonIsOneObjectAndNothingElseIsOnStdout) {
   const json got = json::parse(result.out);
   std::vector<std::string> keys;
   for (const auto& [key, value] : got.items()) keys.push_back(key);
-  EXPECT_THAT(keys, ::testing::UnorderedElementsAre(
-                        "buffers", "peak_bytes", "max_live_bytes",
-                        "lower_bound_bytes", "gap", "optimal", "proved_by",
-                        "method", "levels", "stopped_by", "seconds", "valid"));
+  EXPECT_THAT(keys,
+              ::testing::UnorderedElementsAre(
+                  "buffers", "align_bytes", "peak_bytes", "max_live_bytes",
+                  "lower_bound_bytes", "gap", "optimal", "proved_by", "method",
+                  "levels", "stopped_by", "seconds", "valid"));
   EXPECT_EQ(got["buffers"], 4);
   EXPECT_EQ(got["peak_bytes"], 12);
   EXPECT_EQ(got["lower_bound_bytes"], 12);
@@ -174,6 +175,28 @@ TEST(PlanMemoryCli, AlignmentRoundsThePlanAndNotItsSizes) {
   EXPECT_EQ(got["max_live_bytes"], 128);
   EXPECT_EQ(CheckedPeak(Slurp(plan), 64), 128);
   EXPECT_EQ(Table(Slurp(plan))[0].at("size"), "8");
+}
+
+// Of 1 and 513 bytes 1,025 suffice: what is proved is of rounded sizes.
+TEST(PlanMemoryCli, WhatIsProvedUnderAnAlignmentIsSaidToBeOfRoundedSizes) {
+  const TempDir dir;
+  const std::string trace =
+      Write(dir, "t.csv", "id,lower,upper,size\n1,0,2,1\n2,0,2,513\n");
+  const ChildResult result = Plan({trace, "--align", "512"});
+  EXPECT_THAT(result.out, HasSubstr("(1,536 bytes), of sizes rounded up to "
+                                    "512\n"));
+  EXPECT_THAT(Plan({trace}).out, ::testing::Not(HasSubstr("rounded up")));
+  const json got = json::parse(Plan({trace, "--align", "512", "--json"}).out);
+  EXPECT_EQ(got["align_bytes"], 512);
+}
+
+TEST(PlanMemoryCli, EffortIsANumberOfTimesTheWork) {
+  const TempDir dir;
+  const std::string trace = Write(dir, "t.csv", kSmall);
+  EXPECT_EQ(Plan({trace, "--effort", "3"}).exit_code, 0);
+  const ChildResult none = Plan({trace, "--effort", "0"});
+  EXPECT_EQ(none.exit_code, 2);
+  EXPECT_THAT(none.err, HasSubstr("--effort 0: give 1"));
 }
 
 TEST(PlanMemoryCli, AWholeIterationsPlanHoldsFromEachFormat) {

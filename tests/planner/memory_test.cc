@@ -73,6 +73,41 @@ TEST(PlanMemory, NonsenseIsRefusedInOneLine) {
             "the trace's alignment 48 is no power of two");
 }
 
+// Half of the asks below are refuted, half are below what is alive at once.
+TEST(PlanMemory, AMissedCapacityIsNeverWorseThanNone) {
+  std::mt19937 random(31);
+  for (int round = 0; round < 200; ++round) {
+    const plan::Trace trace = RandomTrace(random, 40, 30, 9);
+    const MemoryPlan free = MustPlan(trace);
+    if (!free.optimal() || free.peak <= Bytes(1)) continue;
+    const Bytes below(round % 2 ? free.peak.count() - 1
+                                : free.peak.count() / 2);
+    const MemoryPlan asked = MustPlan(trace, {.capacity = below});
+    EXPECT_EQ(asked.peak, free.peak) << round;
+    EXPECT_EQ(asked.fits, false) << round;
+    EXPECT_EQ(asked.proved_by, free.proved_by) << round;
+  }
+  // Found greedily at 29 % above it; the default run proves the optimum.
+  const plan::Trace a = ReadCsv("A.1048576.csv");
+  const MemoryPlan asked = MustPlan(a, {.capacity = Bytes(1'000'000)});
+  EXPECT_EQ(asked.peak, Bytes(1'048'576));
+  EXPECT_EQ(asked.fits, false);
+}
+
+TEST(PlanMemory, MoreEffortIsNeverWorseAndTheSamePlanEveryTime) {
+  std::mt19937 random(33);
+  for (int round = 0; round < 6; ++round) {
+    const plan::Trace trace = RandomTrace(random, 120, 60, 1000);
+    const MemoryPlan usual = MustPlan(trace, {.use_cbc = false});
+    const MemoryOptions more = {.effort = 2, .use_cbc = false};
+    const MemoryPlan once = MustPlan(trace, more);
+    EXPECT_LE(once.peak, usual.peak);
+    EXPECT_GE(once.lower_bound, usual.lower_bound);
+    const MemoryPlan again = MustPlan(trace, more);
+    EXPECT_EQ(once.offsets, again.offsets);
+  }
+}
+
 TEST(PlanMemory, SmallTracesReachTheBruteForceOptimumAndProveIt) {
   std::mt19937 random(1);
   for (int round = 0; round < 2000; ++round) {
