@@ -20,9 +20,19 @@ constexpr size_t kNone = SIZE_MAX;
 // Where the columns we read are; `offset` is one an earlier plan added.
 struct Columns {
   size_t id = kNone, lower = kNone, upper = kNone, size = kNone;
-  size_t offset = kNone;
+  size_t offset = kNone, alignment = kNone, gaps = kNone;
   size_t count = 0;
+  bool last = false;  // `upper` is the last unit of time, not the one after
 };
+
+// MiniMalloc's names of before, and what they are now. Its `end` is the last
+// unit of time of a lifetime.
+constexpr std::pair<const char*, const char*> kOldNames[] = {
+    {"buffer", "id"},
+    {"buffer_id", "id"},
+    {"begin", "lower"},
+    {"start", "lower"},
+    {"end", "upper"}};
 
 std::string Lower(std::string_view text) {
   std::string lower(text);
@@ -47,6 +57,7 @@ class CsvReader {
     while (lines_.Next()) SLUICE_RETURN_IF_ERROR(ReadRow());
     SLUICE_RETURN_IF_ERROR(lines_.status());
     builder_.out().source = "MiniMalloc CSV";
+    ApplyAlignment();
     return builder_.Take(end_);
   }
 
@@ -55,15 +66,14 @@ class CsvReader {
     const std::vector<std::string_view> fields = Fields(lines_.line());
     columns_.count = fields.size();
     const std::pair<const char*, size_t*> wanted[] = {
-        {"id", &columns_.id},
-        {"lower", &columns_.lower},
-        {"upper", &columns_.upper},
-        {"size", &columns_.size},
-        {"offset", &columns_.offset}};
+        {"id", &columns_.id},         {"lower", &columns_.lower},
+        {"upper", &columns_.upper},   {"size", &columns_.size},
+        {"offset", &columns_.offset}, {"alignment", &columns_.alignment},
+        {"gaps", &columns_.gaps}};
     for (size_t k = 0; k < fields.size(); ++k) {
-      SLUICE_RETURN_IF_ERROR(CheckSupported(fields[k]));
+      const std::string called = NewName(Lower(fields[k]));
       for (const auto& [name, column] : wanted) {
-        if (Lower(fields[k]) != name) continue;
+        if (called != name) continue;
         if (*column != kNone) {
           return lines_.Wrong(fields[k],
                               fmt::format("column '{}' occurs twice", name));
@@ -72,7 +82,10 @@ class CsvReader {
       }
     }
     for (const auto& [name, column] : wanted) {
-      if (*column == kNone && column != &columns_.offset) {
+      const bool needed = column != &columns_.offset &&
+                          column != &columns_.alignment &&
+                          column != &columns_.gaps;
+      if (*column == kNone && needed) {
         return lines_.Wrong(
             fmt::format("column '{}' is missing from the header {}: needed "
                         "are id, lower, upper and size, in any order",
@@ -82,20 +95,43 @@ class CsvReader {
     return absl::OkStatus();
   }
 
-  // Columns of MiniMalloc's that would change what a plan may be.
-  absl::Status CheckSupported(std::string_view field) {
-    const std::string name = Lower(field);
-    if (name == "alignment") {
-      return lines_.Wrong(field,
-                          "column 'alignment' is not supported: remove it and "
-                          "give one alignment for all with --align");
+  std::string NewName(std::string name) {
+    for (const auto& [old, now] : kOldNames) {
+      if (name != old) continue;
+      columns_.last |= name == "end";
+      return now;
     }
-    if (name == "gaps") {
-      return lines_.Wrong(field,
-                          "column 'gaps' is not supported: split such a "
-                          "buffer into one row a lifetime");
+    return name;
+  }
+
+  // One alignment for all: the largest of the rows.
+  absl::Status ReadAlignment(const std::vector<std::string_view>& fields) {
+    if (columns_.alignment == kNone) return absl::OkStatus();
+    const std::string_view field = fields[columns_.alignment];
+    int64_t alignment = 0;
+    SLUICE_RETURN_IF_ERROR(Integer("alignment", field, &alignment));
+    constexpr int64_t kMost = int64_t{1} << 30;
+    if (alignment < 1 || alignment > kMost ||
+        (alignment & (alignment - 1)) != 0) {
+      return lines_.Wrong(
+          field, fmt::format("alignment = {}: give a power of two from 1 to {}",
+                             alignment, kMost));
     }
+    const bool first = largest_ == 0;
+    mixed_ |= !first && alignment != largest_;
+    largest_ = std::max(largest_, alignment);
     return absl::OkStatus();
+  }
+
+  void ApplyAlignment() {
+    plan::Trace& trace = builder_.out().trace;
+    if (largest_ <= trace.alignment.count()) return;
+    trace.alignment = Bytes(largest_);
+    if (!mixed_) return;
+    builder_.out().notes.push_back(fmt::format(
+        "rows have different alignments: all offsets are multiples of {}, the "
+        "largest, and sizes are rounded up to it",
+        largest_));
   }
 
   absl::Status ReadRow() {
@@ -109,6 +145,13 @@ class CsvReader {
     int64_t lower = 0, upper = 0, size = 0;
     SLUICE_RETURN_IF_ERROR(Time("lower", fields[columns_.lower], &lower));
     SLUICE_RETURN_IF_ERROR(Time("upper", fields[columns_.upper], &upper));
+    if (columns_.last) ++upper;
+    SLUICE_RETURN_IF_ERROR(ReadAlignment(fields));
+    if (columns_.gaps != kNone && !fields[columns_.gaps].empty()) {
+      return lines_.Wrong(fields[columns_.gaps],
+                          "a lifetime with gaps is not supported: split such a "
+                          "buffer into one row a lifetime");
+    }
     SLUICE_RETURN_IF_ERROR(Integer("size", fields[columns_.size], &size));
     if (lower >= upper) {
       return lines_.Wrong(
@@ -185,6 +228,8 @@ class CsvReader {
   Columns columns_;
   std::unordered_set<std::string> ids_;
   int64_t end_ = 0;
+  int64_t largest_ = 0;  // alignment of a row
+  bool mixed_ = false;
 };
 
 }  // namespace

@@ -94,6 +94,11 @@ absl::StatusOr<TraceFormat> Detect(std::string_view prefix,
   if (prefix.starts_with("\x1f\x8b")) {
     return At(place, "is compressed: gunzip it first");
   }
+  if (prefix.starts_with("\x80")) {
+    return At(place,
+              "is a pickle, as PyTorch's memory snapshots are, which is not "
+              "read: give a trace of its profiler (profile_memory=True)");
+  }
   const std::string_view line = FirstLine(prefix);
   if (line.empty()) return At(place, "is empty: there is nothing to plan");
   if (line.front() == '{' || line.front() == '[') return JsonFormat(prefix);

@@ -113,13 +113,50 @@ TEST(CsvTrace, WhatWouldOverflowIsRefused) {
               HasSubstr("t:2:5: upper = 9223372036854775807 is beyond"));
 }
 
-TEST(CsvTrace, ColumnsThatAreMissingTwiceOrNotSupportedAreNamed) {
+TEST(CsvTrace, MiniMallocsOldNamesAreRead) {
+  // `end` is the last unit of time, `upper` the one after it.
+  for (const char* header :
+       {"buffer_id,start,end,size", "buffer,begin,end,size"}) {
+    const auto named = Read(std::string(header) + "\n1,0,3,8\n2,4,4,8\n");
+    ASSERT_THAT(named, IsOk());
+    EXPECT_THAT(Rows(*named), ElementsAre("1 [0, 4) 8", "2 [4, 5) 8"));
+    EXPECT_THAT(PlanCsv(*named, {Bytes(0), Bytes(8)}),
+                HasSubstr("1,0,3,8,0\n"));
+  }
+  EXPECT_THAT(Refusal("id,buffer,lower,upper,size\n"),
+              HasSubstr("column 'id' occurs twice"));
+}
+
+TEST(CsvTrace, TheLargestAlignmentHoldsForAllRows) {
+  const std::string header = "id,lower,upper,size,alignment\n";
+  const auto same = Read(header + "1,0,3,8,64\n2,0,3,8,64\n");
+  ASSERT_THAT(same, IsOk());
+  EXPECT_EQ(same->trace.alignment, Bytes(64));
+  EXPECT_TRUE(same->notes.empty());
+  const auto mixed = Read(header + "1,0,3,8,64\n2,0,3,8,512\n");
+  ASSERT_THAT(mixed, IsOk());
+  EXPECT_EQ(mixed->trace.alignment, Bytes(512));
+  ASSERT_EQ(mixed->notes.size(), 1u);
+  EXPECT_THAT(mixed->notes[0], HasSubstr("multiples of 512"));
+  const auto given = Read(header + "1,0,3,8,64\n", {.alignment = Bytes(256)});
+  ASSERT_THAT(given, IsOk());
+  EXPECT_EQ(given->trace.alignment, Bytes(256));
+  EXPECT_THAT(Refusal(header + "1,0,3,8,48\n"),
+              HasSubstr("t:2:9: alignment = 48"));
+}
+
+TEST(CsvTrace, AnEmptyColumnOfGapsIsNoneAndAGapIsRefusedInItsRow) {
+  const std::string header = "id,lower,upper,size,gaps\n";
+  EXPECT_THAT(Read(header + "1,0,3,8,\n"), IsOk());
+  EXPECT_THAT(Refusal(header + "1,0,3,8,\n2,0,9,8,2-5\n"),
+              HasSubstr("t:3:9: a lifetime with gaps"));
+}
+
+TEST(CsvTrace, ColumnsThatAreMissingOrTwiceAreNamed) {
   EXPECT_THAT(Refusal("id,lower,size\n1,0,8\n"),
               HasSubstr("t:1: column 'upper' is missing"));
   EXPECT_THAT(Refusal("id,lower,size,upper,size\n"),
               HasSubstr("t:1:21: column 'size' occurs twice"));
-  EXPECT_THAT(Refusal("id,lower,size,upper,alignment\n"), HasSubstr("--align"));
-  EXPECT_THAT(Refusal("id,lower,size,upper,gaps\n"), HasSubstr("'gaps'"));
 }
 
 // ---- Request log -----------------------------------------------------------
@@ -328,6 +365,7 @@ TEST(ReadTrace, WhatIsNoTraceIsRefused) {
   EXPECT_THAT(Refusal("\n \n"), HasSubstr("t: is empty"));
   EXPECT_THAT(Refusal("hello\n"), HasSubstr("begins with 'hello'"));
   EXPECT_THAT(Refusal("\x1f\x8b\x08"), HasSubstr("gunzip"));
+  EXPECT_THAT(Refusal("\x80\x04\x95"), HasSubstr("is a pickle"));
   EXPECT_THAT(Refusal(std::string(100000, ',')), HasSubstr("65536 bytes"));
   EXPECT_THAT(Refusal(std::string("id\0,lower,upper,size\n", 21)),
               HasSubstr("'id' is missing"));
