@@ -149,6 +149,31 @@ std::string Head(const TrainAnswer& answer) {
       remedies.empty() ? "" : "<br>It would fit: " + EscapeHtml(remedies));
 }
 
+// What ends the longest sequence, for a reader.
+std::string Ended(Reason reason) {
+  switch (reason) {
+    case Reason::kOk:
+      return "looked for";
+    case Reason::kGpuMemory:
+      return "then the GPU is full";
+    case Reason::kHostMemory:
+      return "then host memory is full";
+    case Reason::kHeads:
+    case Reason::kBatch:
+      break;
+  }
+  return "the GPUs cannot share it";
+}
+
+std::string LongestTile(const TrainAnswer& answer) {
+  const auto& longest = *answer.longest;
+  return Tile(longest.tokens > 0
+                  ? TokensText(longest.tokens)
+                  : "below " + TokensText(planner::train::kLengthStep),
+              fmt::format("longest sequence; {}; {}", Ended(longest.stopped_by),
+                          MemoryEvidence(answer.request)));
+}
+
 std::string Tiles(const TrainAnswer& answer) {
   const Estimate& estimate = answer.estimate;
   std::string tiles;
@@ -170,16 +195,7 @@ std::string Tiles(const TrainAnswer& answer) {
                   "host memory a node, " +
                       Size(int64_t(estimate.host_usable_bytes)) + " usable");
   }
-  if (answer.longest) {
-    const bool none = answer.longest->stopped_by == Reason::kOk;
-    tiles += Tile(
-        TokensText(answer.longest->tokens),
-        none ? "longest sequence looked for"
-             : fmt::format("longest sequence; then {} is full",
-                           answer.longest->stopped_by == Reason::kHostMemory
-                               ? "host memory"
-                               : "the GPU"));
-  }
+  if (answer.longest) tiles += LongestTile(answer);
   return "<div class=\"tiles\">" + tiles + "</div>\n";
 }
 

@@ -1,8 +1,11 @@
 // Hugging Face's config.json: field names differ by family.
+#include <fmt/format.h>
+
 #include <string>
 
 #include "planner/train/model.h"
 #include "proto/base/status.h"
+#include "proto/base/text.h"
 #include "proto/plan/json_reader.h"
 
 namespace sluice::planner::train {
@@ -17,7 +20,7 @@ constexpr size_t kMostBytes = 16 << 20;
 class Reader {
  public:
   Reader(const nlohmann::json& json, absl::Status* status)
-      : json_(json), fields_(json, "", status) {}
+      : json_(json), status_(status), fields_(json, "", status) {}
 
   int64_t Whole(const char* key) {
     return fields_.Int(key, 0, ModelShape::kMost);
@@ -27,6 +30,23 @@ class Reader {
   }
   bool Flag(const char* key, bool otherwise) {
     return Given(key) ? fields_.Flag(key) : otherwise;
+  }
+  // What the model has and the cost model does not know.
+  void RefuseUnknown() {
+    for (const Unknown& unknown : kUnknown) {
+      if (!fields_.ok() || !Given(unknown.key)) continue;
+      const nlohmann::json& value = json_.at(unknown.key);
+      if (!value.is_number() || value <= unknown.harmless) continue;
+      *status_ = absl::InvalidArgumentError(
+          fmt::format("{}: {}: {} are not modelled", unknown.key, value.dump(),
+                      unknown.what));
+    }
+  }
+  // Where the weights are from, if the file says so.
+  std::string Origin() {
+    constexpr size_t kMost = 200;
+    if (!Given("_name_or_path")) return "";
+    return Printable(fields_.Text("_name_or_path", kMost));
   }
   std::string Family() {
     return fields_.Choice("model_type", {"llama", "mistral", "qwen2", "qwen3",
@@ -38,7 +58,23 @@ class Reader {
     return fields_.Has(key) && !json_.at(key).is_null();
   }
 
+  // A field above `harmless` means what `what` says.
+  struct Unknown {
+    const char* key;
+    double harmless;
+    const char* what;
+  };
+  static constexpr Unknown kUnknown[] = {
+      {"num_local_experts", 1, "mixtures of experts"},
+      {"num_experts", 1, "mixtures of experts"},
+      {"n_routed_experts", 1, "mixtures of experts"},
+      {"moe_num_experts", 1, "mixtures of experts"},
+      {"kv_lora_rank", 0, "latent keys and values"},
+      {"attn_logit_softcapping", 0, "soft-capped attention scores"},
+      {"final_logit_softcapping", 0, "soft-capped logits"}};
+
   const nlohmann::json& json_;
+  absl::Status* status_;
   FieldReader fields_;
 };
 
@@ -87,6 +123,8 @@ absl::StatusOr<ModelShape> ReadHuggingFaceConfig(std::string_view json,
   absl::Status status;
   const nlohmann::json parsed = plan::ParseChecked(json, kMostBytes, &status);
   Reader in(parsed, &status);
+  in.RefuseUnknown();
+  const std::string origin = in.Origin();
   const std::string family = in.Family();
   ModelShape model = family == "gpt2"       ? Gpt2(in)
                      : family == "gpt_neox" ? GptNeoX(in)
@@ -96,7 +134,8 @@ absl::StatusOr<ModelShape> ReadHuggingFaceConfig(std::string_view json,
   model.query_key_norm = family == "qwen3";
   if (status.ok()) status = model.Validate();
   if (!status.ok()) return Annotate(status, source);
-  model.name = family;
+  model.name = fmt::format("{} ({})", family,
+                           origin.empty() ? std::string(source) : origin);
   return model;
 }
 

@@ -78,6 +78,8 @@ class Enumeration {
     }
     s.alpha = given_.alpha.value_or(0);
     s.chunk = given_.chunk.value_or(0);
+    // A rank without a row of a chunk is none.
+    if (s.chunk > 0 && s.chunk < s.sp) return;
     s.memory_plan = given_.memory_plan.value_or(
         request_.method == Method::kMemo || request_.method == Method::kSluice);
     if (given_.zero) {
@@ -165,6 +167,8 @@ absl::StatusOr<Method> FindMethod(std::string_view name) {
 absl::Status Validate(const Request& request, const GivenSettings& given) {
   if (absl::Status s = request.model.Validate(); !s.ok()) return s;
   constexpr int64_t kMostGpus = 1 << 16;
+  // Of fewer rows the kernels' efficiencies say nothing.
+  constexpr int64_t kLeastChunk = 128;
   const std::tuple<const char*, int64_t, int64_t, int64_t> whole[] = {
       {"--gpus", request.gpus, 1, kMostGpus},
       {"--seq-len", request.seq_len, 1, int64_t{1} << 30},
@@ -175,7 +179,8 @@ absl::Status Validate(const Request& request, const GivenSettings& given) {
       {"--dp", given.dp.value_or(1), 1, kMostGpus},
       {"--pp", given.pp.value_or(1), 1, kMostGpus},
       {"--zero", given.zero.value_or(1), 0, 3},
-      {"--chunk", given.chunk.value_or(1024), 1, int64_t{1} << 30}};
+      {"--chunk", given.chunk.value_or(kLeastChunk), kLeastChunk,
+       int64_t{1} << 30}};
   for (const auto& [flag, value, least, most] : whole) {
     if (absl::Status s = Check(flag, value, least, most); !s.ok()) return s;
   }

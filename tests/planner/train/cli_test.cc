@@ -138,6 +138,23 @@ TEST(PlanTrain, A100SaysWhichMachineIsMeant) {
                                    "a100-80g)"));
 }
 
+TEST(PlanTrain, NoLengthAtAllIsSaidInWords) {
+  const testing::TempDir folder;
+  const std::string path = folder.path() + "/plan.html";
+  const ChildResult words = Plan(
+      "train --model llama-70b --hardware h100-80g --gpus 1 --max-seq-len "
+      "--html " +
+      path);
+  EXPECT_EQ(words.exit_code, 3);
+  EXPECT_THAT(words.out, HasSubstr("not even 64K tokens: stopped by"));
+  EXPECT_THAT(words.out, ::testing::Not(HasSubstr("0M")));
+  std::ifstream in(path);
+  std::stringstream page;
+  page << in.rdbuf();
+  EXPECT_THAT(page.str(), HasSubstr("below 64K"));
+  EXPECT_THAT(page.str(), ::testing::Not(HasSubstr("0M")));
+}
+
 TEST(PlanTrain, ShardedWeightsAreSaidAndWhatRunsThem) {
   const ChildResult words = Plan(
       "train --model llama-70b --hardware h100-80g --gpus 64 --seq-len 1M");

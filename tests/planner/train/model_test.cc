@@ -93,6 +93,37 @@ TEST(HuggingFaceConfig, GptNeoXIsUntiedAndNotGated) {
   EXPECT_NEAR(model.parameters() / 1e9, 20.55, 0.1);
 }
 
+TEST(HuggingFaceConfig, IsNamedByItsFamilyAndOriginOrFile) {
+  SLUICE_ASSERT_OK_AND_ASSIGN(const ModelShape file,
+                              ReadHuggingFaceConfig(kQwen3, "c.json"));
+  EXPECT_EQ(file.name, "qwen3 (c.json)");
+  std::string named(kQwen3);
+  named.insert(1, R"("_name_or_path": "Qwen/Qwen3-8B", )");
+  SLUICE_ASSERT_OK_AND_ASSIGN(const ModelShape origin,
+                              ReadHuggingFaceConfig(named, "c.json"));
+  EXPECT_EQ(origin.name, "qwen3 (Qwen/Qwen3-8B)");
+}
+
+TEST(HuggingFaceConfig, WhatIsNotModelledIsRefusedByItsField) {
+  const auto refusal = [](const char* field) {
+    return std::string(
+        ReadHuggingFaceConfig(
+            std::string("{\"model_type\": \"mixtral\", ") + field + "}", "c")
+            .status()
+            .message());
+  };
+  EXPECT_THAT(refusal("\"num_local_experts\": 8"),
+              HasSubstr("c: num_local_experts: 8: mixtures of experts are not "
+                        "modelled"));
+  EXPECT_THAT(refusal("\"n_routed_experts\": 256"),
+              HasSubstr("n_routed_experts: 256"));
+  EXPECT_THAT(refusal("\"attn_logit_softcapping\": 50.0"),
+              HasSubstr("attn_logit_softcapping: 50.0"));
+  // Fields that switch nothing on are none.
+  EXPECT_THAT(refusal("\"num_experts\": 1, \"attn_logit_softcapping\": null"),
+              HasSubstr("'mixtral' is none of"));
+}
+
 TEST(HuggingFaceConfig, FaultsNameFileFieldAndValue) {
   EXPECT_THAT(ReadHuggingFaceConfig("[1]", "x.json"),
               StatusIs(kInvalid, HasSubstr("x.json: not a JSON object")));

@@ -160,6 +160,8 @@ TEST(TrainSettings, WhatNoStrategyCanBeIsBadInput) {
   GivenSettings chunk;
   chunk.chunk = 1024;
   refused(Ask(Method::kMemo, 8), chunk, "--chunk: method memo");
+  chunk.chunk = 1;
+  refused(Ask(Method::kSluice, 8), chunk, "--chunk is 1; it must be 128 to");
   refused(Ask(Method::kMemo, 0), {}, "--gpus is 0");
   refused(Ask(Method::kMemo, 8, 0), {}, "--seq-len is 0");
   GivenSettings zero;
