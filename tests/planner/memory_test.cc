@@ -89,7 +89,8 @@ TEST(PlanMemory, AMissedCapacityIsNeverWorseThanNone) {
   }
   // Found greedily at 29 % above it; the default run proves the optimum.
   const plan::Trace a = ReadCsv("A.1048576.csv");
-  const MemoryPlan asked = MustPlan(a, {.capacity = Bytes(1'000'000)});
+  const MemoryPlan asked = MustPlan(
+      a, {.time_limit = absl::Seconds(200), .capacity = Bytes(1'000'000)});
   EXPECT_EQ(asked.peak, Bytes(1'048'576));
   EXPECT_EQ(asked.fits, false);
 }
