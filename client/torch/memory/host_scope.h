@@ -1,12 +1,33 @@
-// The counted host memory behind HostScope (region_allocator.h).
-// Thread safety: thread-safe.
+// What on a GPU would be host memory, on sim: exempt from the region, counted
+// and capped.
+//
+// Thread safety: a HostScope is its thread's; the counted memory is
+// thread-safe.
 #pragma once
 
 #include <c10/util/Exception.h>
 
 #include "proto/base/units.h"
 
-namespace sluice::runtime::host_memory {
+namespace sluice::runtime {
+
+// RAII, thread-local, nests: allocations of this thread come from ordinary
+// host memory, counted. While training they are capped at 16 MiB in all;
+// beyond it host_memory::OverCap names the scope.
+class HostScope {
+ public:
+  explicit HostScope(const char* what);
+  ~HostScope();
+  HostScope(const HostScope&) = delete;
+  // 16 MiB unless set; Bytes(0): no cap (check's reference).
+  static void SetCap(Bytes cap);
+
+ private:
+  const char* outer_;
+};
+
+// The counted memory behind it, for the allocator.
+namespace host_memory {
 
 // What is full is not the GPU.
 struct OverCap final : c10::OutOfMemoryError {
@@ -23,4 +44,5 @@ Bytes Used();
 Bytes Peak();
 void ResetPeak();
 
-}  // namespace sluice::runtime::host_memory
+}  // namespace host_memory
+}  // namespace sluice::runtime

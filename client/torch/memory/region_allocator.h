@@ -33,6 +33,7 @@
 #include <vector>
 
 #include "absl/status/status.h"
+#include "client/torch/memory/host_scope.h"
 #include "proto/base/units.h"
 #include "proto/plan/plan.h"
 #include "proto/plan/profile.h"
@@ -120,21 +121,6 @@ class SegmentScope {
 
  private:
   RegionAllocator* allocator_;
-};
-
-// RAII, thread-local, nests: allocations of this thread come from ordinary
-// host memory, counted. While training they are capped at 16 MiB in all;
-// beyond it c10::OutOfMemoryError names the scope.
-class HostScope {
- public:
-  explicit HostScope(const char* what);
-  ~HostScope();
-  HostScope(const HostScope&) = delete;
-  // 16 MiB unless set; Bytes(0): no cap (check's reference).
-  static void SetCap(Bytes cap);
-
- private:
-  const char* outer_;
 };
 
 }  // namespace sluice::runtime
