@@ -119,15 +119,6 @@ struct AdminServer::Impl final : admin::Admin::Service {
     return grpc::Status::OK;
   }
 
-  grpc::Status ShowPlan(grpc::ServerContext*,
-                        const admin::ShowPlanRequest* request,
-                        admin::ShowPlanReply* reply) override {
-    auto plan = service->ReadPlan(PlanId(request->plan_id()));
-    if (!plan.ok()) return ToGrpc(plan.status());
-    reply->set_plan(*std::move(plan));
-    return grpc::Status::OK;
-  }
-
   daemon::Service* service;
   std::function<std::string(const Snapshot&)> render;
   std::string path;

@@ -12,7 +12,6 @@
 #include "daemon/service/log.h"
 #include "daemon/service/peer.h"
 #include "proto/base/status.h"
-#include "proto/plan/codec.h"
 #include "proto/wire.h"
 
 namespace sluice::daemon {
@@ -214,17 +213,6 @@ absl::StatusOr<Snapshot> Service::Read() {
     *snapshot = core_.TakeSnapshot(nullptr, loop_->now());
   }));
   return std::move(*snapshot);
-}
-
-absl::StatusOr<std::string> Service::ReadPlan(PlanId plan) {
-  auto found = std::make_shared<std::shared_ptr<const plan::NodePlan>>();
-  SLUICE_RETURN_IF_ERROR(
-      OnLoop([this, plan, found] { *found = core_.FindPlan(plan, nullptr); }));
-  if (*found == nullptr) {
-    return absl::NotFoundError(
-        fmt::format("no plan {}: sluicectl status lists them", plan.value()));
-  }
-  return plan::Encode(**found);
 }
 
 absl::StatusOr<Limits> Service::SetBudget(const BudgetTarget& target,

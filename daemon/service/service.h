@@ -58,8 +58,6 @@ class Service {
   // Everything there is to see; Unavailable when the loop does not answer
   // within a second.
   absl::StatusOr<Snapshot> Read();
-  // A plan as versioned bytes; NotFound.
-  absl::StatusOr<std::string> ReadPlan(PlanId plan);
   // As Core's.
   absl::StatusOr<Limits> SetBudget(const BudgetTarget& target,
                                    std::optional<Bytes> gpu,
