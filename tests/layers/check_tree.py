@@ -4,13 +4,19 @@
 Rules, one function each: third-party headers stay in the folders that own
 them; an include never goes up a layer; no file is over 500 lines; nothing
 names a machine, its paths or its mirrors; every top-level and layer folder
-has a README.md; at the top level is what belongs there. Prints a line a violation and exits 1 if there is any.
+has a README.md; at the top level is what belongs there. check_rooms.py:
+arrows between a layer's rooms, folder sizes, names of headers.
+check_contracts.py: metrics, messages and RPCs are in their README's table.
+Prints one line per violation and exits 1 if there is any.
 """
 
 import os
 import re
 import subprocess
 import sys
+
+import check_contracts
+import check_rooms
 
 # Header family -> (pattern of the include, folders that may include it).
 # A folder means itself and everything below; tests/ may use what the layer it
@@ -250,6 +256,15 @@ def check(root):
     problems += check_machine(texts)
     problems += check_top_level(paths)
     problems += check_readmes(set(paths), layer_table(cmake)[1])
+    problems += check_rooms.check_rooms(code)
+    problems += check_rooms.check_folder_sizes(code)
+    problems += check_rooms.check_header_names(code)
+    problems += check_contracts.check_metrics(
+        code, texts[check_contracts.METRICS])
+    problems += check_contracts.check_messages(
+        texts["proto/session.proto"], texts[check_contracts.MESSAGES])
+    problems += check_contracts.check_rpcs(
+        texts["proto/admin/admin.proto"], texts[check_contracts.RPCS], code)
     return problems, len(code)
 
 

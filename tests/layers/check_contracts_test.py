@@ -1,0 +1,85 @@
+#!/usr/bin/env python3
+"""Every rule of check_contracts.py must be able to fail."""
+
+import unittest
+
+import check_contracts
+
+PROTO = """
+message Packet {
+  oneof body {
+    Request request = 3;
+  }
+}
+message Request {
+  oneof body {
+    Hello hello = 1;  // first
+    StepReport step_report = 5;
+  }
+}
+message Reply {
+  Error error = 1;
+  oneof body {
+    Noted noted = 6;
+  }
+}
+message Event {
+  oneof body {
+    PeerDied peer_died = 1;
+  }
+}
+"""
+
+
+class Metrics(unittest.TestCase):
+
+    def check(self, code, readme):
+        return list(check_contracts.check_metrics(
+            {"daemon/metrics/text.cc": code,
+             "client/a.cc": '"sluice_not_a_metric"'}, readme))
+
+    def test_code_and_table_agree_in_both_directions(self):
+        code = 'to.Add("sluice_a_total"); {"sluice_job", name}'
+        self.assertEqual(
+            self.check(code, "| `sluice_a_total{gpu}` | counter |"), [])
+        [missing] = self.check(code, "sluice_a_total, but in no table")
+        self.assertIn("the metric sluice_a_total is in no table", missing)
+        [surplus] = self.check("", "| `sluice_a_total` |")
+        self.assertIn("there is no metric sluice_a_total", surplus)
+
+    def test_a_shorthand_is_not_enough(self):
+        self.assertTrue(self.check('"sluice_a_b", "sluice_a_c"',
+                                   "| `sluice_a_b`, `_c` |"))
+
+
+class Messages(unittest.TestCase):
+
+    def test_every_message_is_in_the_table(self):
+        names = ["Hello", "StepReport", "Error", "Noted", "PeerDied"]
+        self.assertEqual(list(check_contracts.messages_of(PROTO)), names)
+        for left_out in names:
+            table = "".join(f"| rank | `{n}` |\n" for n in names
+                            if n != left_out)
+            [found] = check_contracts.check_messages(PROTO, table)
+            self.assertIn(f"the message {left_out} is in no table", found)
+
+
+class Rpcs(unittest.TestCase):
+    admin = "service Admin {\n  rpc Evict(EvictRequest) returns (X);\n}\n"
+
+    def check(self, readme, files):
+        return list(check_contracts.check_rpcs(self.admin, readme, files))
+
+    def test_each_is_in_the_table_and_called(self):
+        call = {"client/ctl/admin.cc": "stub->Evict(&context, request, &r)"}
+        self.assertEqual(self.check("| `Evict` |", call), [])
+        [untold] = self.check("", call)
+        self.assertIn("the RPC Evict is in no table", untold)
+        for files in ({}, {"daemon/service/x.cc": "service->Evict(&job)"},
+                      {"client/ctl/x.cc": "Evict(socket, eviction)"}):
+            [uncalled] = self.check("| `Evict` |", files)
+            self.assertIn("nobody calls the RPC Evict", uncalled)
+
+
+if __name__ == "__main__":
+    unittest.main()

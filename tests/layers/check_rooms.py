@@ -1,0 +1,159 @@
+"""Rules inside a layer: rooms, folder sizes, names of headers.
+
+A room is a folder of a layer that is cut into several. CMake sees one target
+there, so the arrows between its rooms are kept here.
+"""
+
+import os
+import re
+
+# Room -> rooms of the same layer that it may include. A layer's own folder
+# (client/train) is its front, above all its rooms, unless it is listed.
+ROOMS = {
+    "client/copy": [],
+    "client/session": ["client/copy"],
+    "client/torch/memory": [],
+    # What the rooms above it need: exceptions, the precompiled header.
+    "client/torch": ["client/torch/memory"],
+    "client/torch/ranks": ["client/torch"],
+    "client/torch/math": ["client/torch"],
+    "client/torch/stream": ["client/torch", "client/torch/memory",
+                            "client/torch/ranks", "client/torch/math"],
+    "client/torch/baseline": ["client/torch", "client/torch/memory",
+                              "client/torch/ranks", "client/torch/math"],
+    "client/torch/run": ["client/torch", "client/torch/memory",
+                         "client/torch/ranks", "client/torch/math",
+                         "client/torch/stream", "client/torch/baseline"],
+    "client/train/launch": [],
+    "client/train/data": ["client/train/launch"],
+    "client/train/checkpoint": ["client/train/launch"],
+    "client/train/check": ["client/train/launch"],
+}
+LAYERS = ["client/torch", "client/train", "client"]  # the inner ones first
+
+# (source, header) that still go up: headers of client/train's front that
+# belong into a room below launch. An arrow that is gone must leave the list.
+STILL_UPWARD = {
+    ("client/train/check/check.cc", "client/train/adamw.h"),
+    ("client/train/check/check.h", "client/train/stepper.h"),
+    ("client/train/checkpoint/checkpoint.h", "client/train/adamw.h"),
+    ("client/train/checkpoint/checkpoint.h", "client/train/stepper.h"),
+    ("client/train/checkpoint/checkpoint_files.h", "client/train/options.h"),
+    ("client/train/checkpoint/hf_names.h", "client/train/flat_model.h"),
+    ("client/train/launch/launcher.cc", "client/train/rank.h"),
+    ("client/train/launch/launcher.cc", "client/train/result.h"),
+    ("client/train/launch/launcher.h", "client/train/options.h"),
+    ("client/train/launch/private_sizes.h", "client/train/options.h"),
+}
+
+MAX_SOURCES = 22
+# Folders of client/torch and client/train that are layers, not rooms.
+NO_ROOMS = ["client/torch/cuda"]
+
+# Headers named after their subject, which no class of theirs is called by.
+SUBJECTS = {
+    "client/torch/ranks/ulysses.h",  # a method's name
+    "client/torch/stream/chunk_io.h",
+    "client/train/data/batch.h",
+    "client/train/launch/process.h",
+    "daemon/runtime_dir.h",
+    "planner/stream/shapes.h",
+    "planner/swap/lp.h",  # LinearProgram
+    "proto/base/units.h",
+}
+# (header, class) where another header of the folder has the class's name.
+STILL_ELSEWHERE = {
+    ("client/torch/stream/streamed_layer.h", "StreamContext"),
+}
+
+INCLUDE = re.compile(r'^\s*#\s*include\s*"([^"]+)"')
+DEFINITION = re.compile(
+    r"^(class|struct)\s+(?:[A-Z]+_[A-Z_]+(?:\([^)]*\))?\s+)?(\w+)[^;{(]*\{",
+    re.M)
+
+
+def layer_of(path):
+    for layer in LAYERS:
+        if path.startswith(layer + "/"):
+            return layer
+    return None
+
+
+def includes(text):
+    for number, line in enumerate(text.splitlines(), 1):
+        match = INCLUDE.match(line)
+        if match:
+            yield number, match.group(1)
+
+
+def check_rooms(files):
+    """files: {path: text} of C++ sources and headers."""
+    unused = {(s, h) for s, h in STILL_UPWARD if s in files}
+    for path, text in files.items():
+        room = os.path.dirname(path)
+        if room not in ROOMS:
+            inner = layer_of(path) in ("client/torch", "client/train")
+            if inner and room not in LAYERS and room not in NO_ROOMS:
+                yield (f"{path}: room {room} is not in ROOMS of "
+                       "tests/layers/check_rooms.py: add what it may include")
+            continue
+        for number, header in includes(text):
+            other = os.path.dirname(header)
+            if layer_of(header) != layer_of(path) or other == room:
+                continue
+            if (path, header) in STILL_UPWARD:
+                unused.discard((path, header))
+            elif other not in ROOMS[room]:
+                yield (f"{path}:{number}: room {room} must not include "
+                       f"{header}; it may include: "
+                       f"{', '.join(ROOMS[room]) or 'none'}")
+    for source, header in sorted(unused):
+        yield (f"{source}: no longer includes {header}: take the pair out of "
+               "STILL_UPWARD")
+
+
+def check_folder_sizes(paths):
+    counts = {}
+    for path in paths:
+        if path.endswith(".cc"):
+            folder = os.path.dirname(path)
+            counts[folder] = counts.get(folder, 0) + 1
+    for folder, count in sorted(counts.items()):
+        if count > MAX_SOURCES:
+            yield (f"{folder}: {count} .cc files, at most {MAX_SOURCES}: cut "
+                   "it into rooms")
+
+
+def words_of_class(name):
+    return {singular(w.lower())
+            for w in re.findall(r"[A-Z]+(?![a-z])|[A-Z][a-z0-9]*", name)}
+
+
+def singular(word):
+    return word[:-1] if word.endswith("s") and len(word) > 2 else word
+
+
+def file_name_of(name):
+    return re.sub(r"(?<=[a-z0-9])(?=[A-Z])", "_", name).lower() + ".h"
+
+
+def check_header_names(files):
+    """A header that defines classes shares a word with one of them, and no
+    class is defined beside the header that bears its name."""
+    for path, text in files.items():
+        if not path.endswith(".h") or path.startswith("tests/"):
+            continue
+        found = DEFINITION.findall(text)
+        folder, base = os.path.split(path)
+        for kind, name in found:
+            home = f"{folder}/{file_name_of(name)}"
+            if (kind == "class" and home != path and home in files
+                    and (path, name) not in STILL_ELSEWHERE):
+                yield f"{path}: class {name} belongs in {home}"
+        if not any(kind == "class" for kind, _ in found) or path in SUBJECTS:
+            continue
+        stem = {singular(w) for w in base[:-2].split("_")}
+        if not any(stem & (words_of_class(name) | {name.lower()})
+                   for _, name in found):
+            names = ", ".join(name for _, name in found)
+            yield f"{path}: named after none of what it defines ({names})"

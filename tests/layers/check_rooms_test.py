@@ -1,0 +1,99 @@
+#!/usr/bin/env python3
+"""Every rule of check_rooms.py must be able to fail."""
+
+import unittest
+
+import check_rooms
+
+
+def rooms(path, *headers):
+    text = "".join(f'#include "{h}"\n' for h in headers)
+    return list(check_rooms.check_rooms({path: text}))
+
+
+class Rooms(unittest.TestCase):
+
+    def test_includes_go_down_only(self):
+        self.assertEqual(rooms("client/torch/stream/a.cc",
+                               "client/torch/math/a.h", "client/torch/x.h",
+                               "client/torch/stream/b.h", "client/copy/a.h",
+                               "planner/stream/shapes.h"), [])
+        for path, header in (
+                ("client/torch/math/a.cc", "client/torch/stream/b.h"),
+                ("client/torch/memory/a.h", "client/torch/ranks/b.h"),
+                ("client/torch/stream/a.h", "client/torch/run/b.h"),
+                ("client/torch/x.h", "client/torch/ranks/b.h"),
+                ("client/torch/memory/a.h", "client/torch/x.h"),
+                ("client/copy/a.cc", "client/session/session.h"),
+                ("client/session/a.h", "client/sluice.h"),
+                ("client/train/data/a.cc", "client/train/options.h")):
+            found = rooms(path, header)
+            self.assertEqual(len(found), 1, (path, header))
+            self.assertIn(f"must not include {header}", found[0])
+
+    def test_the_front_includes_every_room(self):
+        self.assertEqual(rooms("client/train/trainer.cc",
+                               "client/train/data/batch.h",
+                               "client/train/check/check.h"), [])
+
+    def test_a_new_room_is_asked_about(self):
+        [found] = rooms("client/train/report/a.cc")
+        self.assertIn("client/train/report is not in ROOMS", found)
+        self.assertEqual(rooms("client/torch/cuda/a.cc"), [])
+
+    def test_an_arrow_that_is_gone_leaves_the_list(self):
+        source, header = sorted(check_rooms.STILL_UPWARD)[0]
+        there = {h for s, h in check_rooms.STILL_UPWARD if s == source}
+        self.assertEqual(rooms(source, *there), [])
+        [found] = rooms(source, *(there - {header}))
+        self.assertIn(f"no longer includes {header}", found)
+
+    def test_the_table_has_no_circle(self):
+        seen = set()
+        left = dict(check_rooms.ROOMS)
+        while left:
+            free = [r for r, uses in left.items() if set(uses) <= seen]
+            self.assertTrue(free, left)
+            seen |= set(free)
+            for room in free:
+                del left[room]
+
+
+class Folders(unittest.TestCase):
+
+    def test_too_many_sources_are_named(self):
+        def found(count):
+            return list(check_rooms.check_folder_sizes(
+                [f"a/b/{i}.cc" for i in range(count)] + ["a/b/x.h"] * 9))
+        self.assertEqual(found(22), [])
+        [problem] = found(23)
+        self.assertIn("a/b: 23 .cc files, at most 22", problem)
+
+
+class HeaderNames(unittest.TestCase):
+
+    def named(self, **headers):
+        return list(check_rooms.check_header_names(
+            {f"a/{name}.h": text for name, text in headers.items()}))
+
+    def test_a_header_is_named_after_a_class_of_its(self):
+        for name, text in (
+                ("copy_lane", "class CopyLane {\n"),
+                ("budget", "struct Line {\n};\nclass Budgets final {\n"),
+                ("adamw", "class AdamW : public X {\n"),
+                ("mutex", "class ABSL_LOCKABLE Mutex {\n"),
+                ("words", "struct Other {\n"),  # no class: free
+                ("forward", "class Other;\n")):
+            self.assertEqual(self.named(**{name: text}), [], name)
+        [found] = self.named(helpers="class Launcher {\n")
+        self.assertIn("named after none of what it defines (Launcher)", found)
+
+    def test_a_class_is_in_the_header_that_bears_its_name(self):
+        [found] = self.named(
+            stream="class Stream {\n};\nclass CopyLane {\n",
+            copy_lane="class CopyLaneState {\n")
+        self.assertIn("class CopyLane belongs in a/copy_lane.h", found)
+
+
+if __name__ == "__main__":
+    unittest.main()
