@@ -84,7 +84,8 @@ int Guard(const Body& body) {
   try {
     return body();
   } catch (const std::bad_alloc&) {
-    return Fail(ShortOf(Shortage::kHostMemory, "out of ordinary memory"));
+    return Fail(sluice::ShortOf(sluice::Shortage::kHostMemory,
+                                "out of ordinary memory"));
   } catch (const std::exception& error) {
     return Fail(absl::InternalError(error.what()));
   }
