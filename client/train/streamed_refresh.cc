@@ -9,6 +9,7 @@
 #include "absl/time/clock.h"
 #include "client/train/launch/outcome.h"
 #include "client/train/streamed_stepper.h"
+#include "planner/stream/loss_rows.h"
 #include "planner/stream/stream_shape.h"
 #include "proto/base/status.h"
 #include "proto/plan/validate.h"
@@ -41,8 +42,8 @@ absl::StatusOr<bool> StreamedStepper::AllFine(const absl::Status& own) {
 absl::Status StreamedStepper::CheckRoom(const stream::FractionMap& chosen,
                                         const SavedPlan& before) const {
   const plan::RankPlan* own = plan::PartOf(before.plan, before.profile);
-  const stream::StreamOptions options =
-      StreamOptions(stream::CalibrationLayout(layout_), chosen).stream;
+  stream::StreamOptions options = StreamOptions(layout_, chosen).stream;
+  options.layout = stream::CalibrationLayout(options);
   return RoomToRecord(
       {.lease = context_.memory->size(),
        .used = context_.memory->allocator().stats().used,

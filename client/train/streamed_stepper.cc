@@ -10,6 +10,7 @@
 #include <utility>
 
 #include "client/train/launch/outcome.h"
+#include "planner/stream/loss_rows.h"
 #include "planner/stream/profile.h"
 #include "planner/stream/stream_shape.h"
 #include "proto/base/shortage.h"
@@ -83,12 +84,12 @@ Bytes CalibrationBytes(stream::StreamOptions options) {
 
 }  // namespace
 
-// One forward and backward over two full chunks and the tail: every segment
+// One forward and backward over the first and the last chunks: every segment
 // kind runs, with the real code; its gradients are thrown away.
 absl::StatusOr<std::vector<plan::SegmentKind>> StreamedStepper::Calibrate(
     const stream::FractionMap& fractions) {
-  StreamContext::Options options =
-      StreamOptions(stream::CalibrationLayout(layout_), fractions);
+  StreamContext::Options options = StreamOptions(layout_, fractions);
+  options.stream.layout = stream::CalibrationLayout(options.stream);
   // While a run goes on, in the memory it has.
   std::unique_ptr<client::Region> leased;
   const Bytes needed = CalibrationBytes(options.stream);

@@ -37,11 +37,4 @@ absl::Status Validate(const StreamOptions& options) {
   return absl::OkStatus();
 }
 
-ChunkLayout CalibrationLayout(const ChunkLayout& layout) {
-  const int64_t chunk = layout.max_rows();
-  const int64_t tail = layout.seq_len() % chunk;
-  const int64_t full = std::min<int64_t>(layout.seq_len() / chunk, 2);
-  return ChunkLayout(full * chunk + tail, chunk, layout.ranks());
-}
-
 }  // namespace sluice::stream

@@ -32,17 +32,15 @@ struct StreamOptions {
   int prefetch_depth = 2;  // slots of the block ring: one in use, the others
                            // in flight; 1 fetches nothing ahead
   int64_t ffn_chunk_rows = 0;   // rows of one FFN call; 0: half a chunk's
-  int64_t loss_chunk_rows = 0;  // rows of logits at a time; 0: from the vocab
-  // Runs only the first two chunks and the last (`--probe`): every segment
-  // kind and all memory, but not a step whose numbers mean anything.
+  int64_t loss_chunk_rows = 0;  // rows of logits at a time; 0: by cost
+                                // (loss_rows.h)
+  // Runs only chunks of the first and of the last group of the loss, two at
+  // least (`--probe`): every segment kind and all memory, but not a step whose
+  // numbers mean anything.
   bool probe = false;
 };
 
 // InvalidArgument, one line: what is out of range, its value, the limit.
 absl::Status Validate(const StreamOptions& options);
-
-// Two full chunks and the tail of `layout`: the shortest sequence that runs
-// every segment kind a step of `layout` has.
-ChunkLayout CalibrationLayout(const ChunkLayout& layout);
 
 }  // namespace sluice::stream

@@ -44,8 +44,11 @@ Executions CountExecutions(const StreamShape& shape) {
                            "block.diagonal.backward", "qkv.backward"}) {
     add(count.backward, kind);
   }
-  for (const char* kind : {"embed.forward", "loss", "embed.backward"}) {
+  for (const char* kind : {"embed.forward", "embed.backward"}) {
     add(count.outside, kind);
+  }
+  for (const LossGroup& group : GroupChunks(shape.layout, shape.loss.chunks)) {
+    ++count.outside[std::string("loss") + Suffix(group.full)];
   }
   const int64_t pairs = full * (full - 1) / 2;
   count.forward["block.offdiagonal.forward.full"] = pairs;

@@ -6,17 +6,16 @@
 namespace sluice::stream {
 namespace {
 
-// Logits of so many rows are about as large as two hidden states of a chunk
-// (the paper's vocabulary / hidden * 2 loss chunks would be half of that).
-int64_t DefaultLossRows(int64_t rows, int64_t hidden, int64_t vocab) {
-  return std::clamp<int64_t>(rows * hidden * 2 / vocab, 1,
-                             std::max<int64_t>(rows, 1));
-}
-
-std::vector<int64_t> ActiveChunks(int64_t chunks, bool probe) {
+// A probe: the first two, and the first and the last group of the loss.
+std::vector<int64_t> ActiveChunks(const StreamOptions& options) {
+  const int64_t chunks = options.layout.chunks();
+  const int64_t group = CutLoss(options).chunks;
+  const int64_t last = (chunks - 1) / group * group;
   std::vector<int64_t> active;
   for (int64_t m = 0; m < chunks; ++m) {
-    if (!probe || m < 2 || m == chunks - 1) active.push_back(m);
+    if (!options.probe || m < std::max<int64_t>(group, 2) || m >= last) {
+      active.push_back(m);
+    }
   }
   return active;
 }
@@ -35,7 +34,8 @@ StreamShape::StreamShape(const StreamOptions& options)
       element(ElementBytes(options.dtype)),
       prefetch_depth(options.prefetch_depth),
       gated(options.model.gated),
-      active(ActiveChunks(options.layout.chunks(), options.probe)) {
+      probe(options.probe),
+      active(ActiveChunks(options)) {
   const HeadLayout heads(options.model.heads, options.model.kv_heads, ranks);
   q_heads = heads.q_per_rank;
   kv_heads = heads.kv_per_rank;
@@ -48,9 +48,7 @@ StreamShape::StreamShape(const StreamOptions& options)
   const int64_t rows = std::max<int64_t>(local(0), 1);
   ffn_rows =
       options.ffn_chunk_rows > 0 ? options.ffn_chunk_rows : (rows + 1) / 2;
-  loss_rows = options.loss_chunk_rows > 0
-                  ? options.loss_chunk_rows
-                  : DefaultLossRows(rows, hidden, vocab);
+  loss = CutLoss(options);
 }
 
 // Down: what is kept never takes more than its fraction.
@@ -94,6 +92,17 @@ std::vector<RowPiece> StreamShape::pieces(Saved which, int64_t m) const {
     add(false, layout.local_rows(m, p) - present);
   }
   return pieces;
+}
+
+std::vector<LossGroup> StreamShape::loss_groups() const {
+  std::vector<LossGroup> groups = GroupChunks(layout, loss.chunks);
+  if (probe && groups.size() > 2) groups = {groups.front(), groups.back()};
+  return groups;
+}
+
+int64_t StreamShape::loss_rows(const LossGroup& group) const {
+  return layout.local_rows_before(group.first + group.chunks, rank) -
+         layout.local_rows_before(group.first, rank);
 }
 
 int64_t StreamShape::previous(int64_t m) const {
@@ -151,6 +160,9 @@ RingSizes StreamShape::rings(Phase phase) const {
   const int64_t kv = 2 * AlignSlot(rows(0) * key_row_bytes());
   const int64_t lse = AlignSlot(rows(0) * q_heads * 4);
   const int64_t x = AlignSlot(hidden_bytes(0));
+  // The last layer's output, as the loss takes it.
+  const LossGroup most{0, std::min(loss.chunks, chunks()), true};
+  const int64_t y = AlignSlot(loss_rows(most) * hidden * element);
   const int64_t query_sum = AlignSlot(query_gradient_bytes(0));
   int64_t post = 0;
   for (const Saved which : kPostSaved) post += most_stored_bytes(which);
@@ -165,7 +177,8 @@ RingSizes StreamShape::rings(Phase phase) const {
               .inputs = x,
               .blocks = kv};
     case Phase::kTokens:
-      return {.staging = q + x + dropped, .inputs = 2 * x + o + post};
+      return {.staging = std::max(q + x + dropped, y),
+              .inputs = std::max(2 * x + o + post, y)};
     case Phase::kAttention:
       return {.staging = x,
               .inputs = 2 * x + norm1,

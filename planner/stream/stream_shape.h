@@ -10,6 +10,7 @@
 #include <cstdint>
 #include <vector>
 
+#include "planner/stream/loss_rows.h"
 #include "planner/stream/options.h"
 #include "proto/base/units.h"
 
@@ -64,6 +65,9 @@ constexpr int64_t AlignSlot(int64_t bytes) {
   return (bytes + kSlotAlignment - 1) / kSlotAlignment * kSlotAlignment;
 }
 
+// ".full" or ".tail": every segment kind's ending.
+constexpr const char* Suffix(bool full) { return full ? ".full" : ".tail"; }
+
 // What a step is doing, as far as it decides which rings it needs. They share
 // one piece of HBM, cut anew from phase to phase.
 enum class Phase {
@@ -92,8 +96,7 @@ class StreamShape {
 
   int64_t chunks() const { return layout.chunks(); }
   bool full(int64_t m) const { return layout.rows(m) == layout.rows(0); }
-  // ".full" or ".tail": every segment kind's ending.
-  const char* suffix(int64_t m) const { return full(m) ? ".full" : ".tail"; }
+  const char* suffix(int64_t m) const { return Suffix(full(m)); }
   // Rows of chunk m over all ranks, and of this rank.
   int64_t rows(int64_t m) const { return layout.rows(m); }
   int64_t local(int64_t m) const { return layout.local_rows(m, rank); }
@@ -112,6 +115,11 @@ class StreamShape {
   }
   // Chunk m of q, k or v in head layout, row by row, as pieces.
   std::vector<RowPiece> pieces(Saved which, int64_t m) const;
+
+  // Groups of chunks whose loss a step runs: all of them, or the first and the
+  // last (`probe`). This rank's rows of one.
+  std::vector<LossGroup> loss_groups() const;
+  int64_t loss_rows(const LossGroup& group) const;
 
   // The chunk that a step runs before chunk m (-1: none).
   int64_t previous(int64_t m) const;
@@ -163,9 +171,11 @@ class StreamShape {
   int64_t element;            // bytes of an activation
   std::array<ClassFractions, kSavedClasses> fractions;  // as Saved
   int prefetch_depth;
-  int64_t ffn_rows, loss_rows;  // of one call
-  bool gated;                   // SwiGLU
-  // The chunks a step runs: all of them, or the first two and the last.
+  int64_t ffn_rows;  // of one call
+  LossCut loss;      // the same on all ranks
+  bool gated;        // SwiGLU
+  bool probe;
+  // The chunks a step runs: all of them, or a probe's.
   std::vector<int64_t> active;
 };
 

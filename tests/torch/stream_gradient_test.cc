@@ -105,6 +105,7 @@ stream::StreamOptions Mixed(const stream::ModelShape& model, uint64_t seed) {
     if (c.can_keep && random() % 2 == 0) f.keep = (1 - f.swap) * draw();
     if (random() % 8 != 0) options.fractions[c.name] = f;
   }
+  options.loss_chunk_rows = static_cast<int64_t>(random() % 40);
   return options;
 }
 

@@ -166,36 +166,69 @@ TEST_F(StreamMemory, HostBytesShrinkWithAlpha) {
 
 // A plan from a calibration of two chunks and the tail fits a longer step.
 void ExpectReplay(RegionAllocator& allocator,
+                  const StreamContext::Options& whole,
                   const std::function<void(int64_t)>& step,
                   const std::function<std::vector<plan::SegmentPlan>(
                       const std::vector<plan::SegmentKind>&, Bytes*)>& place) {
   allocator.RecordSegments(true);
-  step(stream::CalibrationLayout(stream::ChunkLayout(135, 16, 1)).seq_len());
+  step(stream::CalibrationLayout(whole.stream).seq_len());
   const std::vector<plan::SegmentKind> kinds = allocator.TakeRecorded();
   allocator.RecordSegments(false);
   EXPECT_GE(kinds.size(), 20u);
   Bytes peak;
   const auto plans = place(kinds, &peak);
   ASSERT_THAT(allocator.SetPlan(plans, kinds, peak), IsOk());
-  step(135);
+  step(whole.stream.layout.seq_len());
   EXPECT_EQ(allocator.stats().mismatches, 0);
   EXPECT_GT(allocator.stats().planned_allocations, 1000);
 }
 
 TEST_F(StreamMemory, ACalibrationsPlanIsReplayedWithoutMismatch) {
   ExpectReplay(
-      allocator_, [&](int64_t n) { Step(Options(n)); }, SideBySide);
+      allocator_, Options(135), [&](int64_t n) { Step(Options(n)); },
+      SideBySide);
+}
+
+// Whatever the last group of the loss has: whole chunks, a tail, both.
+TEST_F(StreamMemory, AnyGroupsOfTheLossAreReplayedWithoutMismatch) {
+  for (const int64_t seq_len : {135, 151, 167}) {
+    const auto options = [&](int64_t n) {
+      StreamContext::Options three = Options(n);
+      three.stream.loss_chunk_rows = 50;  // of 16 rows each
+      return three;
+    };
+    ASSERT_THAT(allocator_.SetPlan({}, {}, Bytes(0)), IsOk());
+    ExpectReplay(
+        allocator_, options(seq_len), [&](int64_t n) { Step(options(n)); },
+        SideBySide);
+  }
+}
+
+// Each group reads and writes the whole head gradient once.
+TEST_F(StreamMemory, SmallChunksShareTheLoss) {
+  StreamContext::Options options = Options(192);
+  options.stream.layout = stream::ChunkLayout(192, 8, 1);
+  allocator_.RecordSegments(true);
+  Step(options);
+  for (const plan::SegmentKind& kind : allocator_.TakeRecorded()) {
+    if (kind.name == "loss.full") {
+      EXPECT_EQ(kind.executions, 192 / 32);
+    }
+    EXPECT_NE(kind.name, "loss.tail");
+  }
 }
 
 TEST_F(StreamMemory, ACalibrationsPlanIsReplayedWithoutMismatchInBf16) {
   dtype_ = stream::Dtype::kBf16;
   ExpectReplay(
-      allocator_, [&](int64_t n) { Step(Options(n)); }, SideBySide);
+      allocator_, Options(135), [&](int64_t n) { Step(Options(n)); },
+      SideBySide);
 }
 
 TEST_F(StreamMemory, FractionsByClassAreReplayedWithoutMismatch) {
   ExpectReplay(
-      allocator_, [&](int64_t n) { Step(MixedOptions(n)); }, SideBySide);
+      allocator_, MixedOptions(135), [&](int64_t n) { Step(MixedOptions(n)); },
+      SideBySide);
 }
 
 // The reserve covers what other fractions than those recorded need.

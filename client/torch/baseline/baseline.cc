@@ -14,6 +14,7 @@
 
 #include "client/torch/baseline/baseline_ops.h"
 #include "client/torch/exceptions.h"
+#include "planner/stream/loss_rows.h"
 
 namespace sluice::runtime {
 namespace {
@@ -220,9 +221,9 @@ at::Tensor BaselineRun::Head(const at::Tensor& x, const at::Tensor& labels,
   }
   at::Tensor& head_gradient =
       weights_.head.defined() ? gradients_.head : gradients_.embed;
-  baseline::LossAndGradient loss =
-      baseline::ChunkedLoss(norm.output.detach(), weights_.logits_weight(),
-                            head_gradient, labels, global_count);
+  baseline::LossAndGradient loss = baseline::ChunkedLoss(
+      norm.output.detach(), weights_.logits_weight(), head_gradient, labels,
+      global_count, stream::LossRows(model_, x.element_size()));
   result = loss.result;
   return norm.Backward(std::move(loss.hidden_gradient), gradients);
 }

@@ -8,6 +8,7 @@
 #include <algorithm>
 
 #include "client/torch/baseline/baseline_ops.h"
+#include "planner/stream/loss_rows.h"
 
 namespace sluice::runtime::baseline {
 namespace {
@@ -34,10 +35,10 @@ at::Tensor RowsLoss(const at::Tensor& logits, const at::Tensor& labels,
 
 LossAndGradient ChunkedLoss(const at::Tensor& hidden, const at::Tensor& weight,
                             at::Tensor& weight_gradient,
-                            const at::Tensor& labels, int64_t global_count) {
-  const int64_t rows = hidden.size(0), width = hidden.size(1);
-  const int64_t chunks = 2 * ((weight.size(0) + width - 1) / width);
-  const int64_t step = std::max<int64_t>(1, (rows + chunks - 1) / chunks);
+                            const at::Tensor& labels, int64_t global_count,
+                            int64_t rows_at_once) {
+  const int64_t rows = hidden.size(0);
+  const int64_t step = stream::CutLoss(rows, rows_at_once).rows;
   LossAndGradient loss{.hidden_gradient = at::empty_like(hidden)};
   for (int64_t begin = 0; begin < rows; begin += step) {
     const int64_t count = std::min(step, rows - begin);

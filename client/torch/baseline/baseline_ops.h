@@ -40,15 +40,16 @@ at::Tensor ToTokens(HeadExchange* exchange, const RowRuns* runs,
 at::Tensor Attention(const at::Tensor& q, const at::Tensor& k,
                      const at::Tensor& v);
 
-// The loss of `hidden` [rows, hidden] and, at once, its gradients: a few rows
-// of logits at a time (FPDT: 2 vocab / hidden chunks). Adds to
-// `weight_gradient` (fp32); `hidden_gradient` is what to go on with.
+// The loss of `hidden` [rows, hidden] and, at once, its gradients: logits of at
+// most `rows_at_once` rows at a time. Adds to `weight_gradient` (fp32);
+// `hidden_gradient` is what to go on with.
 struct LossAndGradient {
   StepResult result;
   at::Tensor hidden_gradient;
 };
 LossAndGradient ChunkedLoss(const at::Tensor& hidden, const at::Tensor& weight,
                             at::Tensor& weight_gradient,
-                            const at::Tensor& labels, int64_t global_count);
+                            const at::Tensor& labels, int64_t global_count,
+                            int64_t rows_at_once);
 
 }  // namespace sluice::runtime::baseline

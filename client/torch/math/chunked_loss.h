@@ -14,7 +14,7 @@ inline constexpr int64_t kIgnoredLabel = -100;
 // Loss and gradients of `normed` [rows, hidden] against `labels` [rows].
 //   loss_sum  fp64 scalar tensor: the sum of losses is added (no host wait)
 //   weight_gradient  fp32 [vocab, hidden]: added to
-//   returns   d(normed), in normed's dtype
+//   returns   d(normed), in fp32
 // Gradients are of loss * scale.
 at::Tensor LossForwardBackward(const at::Tensor& normed,
                                const at::Tensor& labels,

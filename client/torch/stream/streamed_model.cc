@@ -32,13 +32,22 @@ class Step {
  private:
   absl::Status Embed(ChunkHandle& output);
   absl::Status Loss(ChunkHandle& hidden);
+  void FetchGroup(const stream::LossGroup& group, ChunkHandle& hidden,
+                  Fetch& fetch) const;
+  void SendGroup(const stream::LossGroup& group, const at::Tensor& rows,
+                 ChunkHandle& hidden);
   absl::Status EmbedBackward(ChunkHandle& gradient);
-  at::Tensor LossChunk(int64_t m, const at::Tensor& x);
+  at::Tensor LossOf(const at::Tensor& x, const at::Tensor& labels);
 
   // This rank's rows of chunk m of a per-token tensor, or of the positions.
   at::Tensor Local(const at::Tensor& per_token, int64_t m) const {
     return per_token.narrow(0, shape_.layout.local_rows_before(m, shape_.rank),
                             shape_.local(m));
+  }
+  at::Tensor LabelsOf(const stream::LossGroup& group) const {
+    return labels_.narrow(
+        0, shape_.layout.local_rows_before(group.first, shape_.rank),
+        shape_.loss_rows(group));
   }
   at::Tensor Positions(const at::Tensor& table, int64_t m) const {
     return table.narrow(
@@ -76,38 +85,63 @@ absl::Status Step::Embed(ChunkHandle& output) {
   return absl::OkStatus();
 }
 
-at::Tensor Step::LossChunk(int64_t m, const at::Tensor& x) {
+at::Tensor Step::LossOf(const at::Tensor& x, const at::Tensor& labels) {
   const NormWeights norm =
       state_.Norm(weights_.final_norm_weight, weights_.final_norm_bias);
   at::Tensor& head_gradient =
       gradients_.head.defined() ? gradients_.head : gradients_.embed;
   const at::Tensor d_normed = LossForwardBackward(
-      NormForward(x, norm), Local(labels_, m), weights_.logits_weight(), scale_,
-      shape_.loss_rows, loss_sum_, head_gradient);
+      NormForward(x, norm), labels, weights_.logits_weight(), scale_,
+      shape_.loss.rows, loss_sum_, head_gradient);
   return NormBackward(x, d_normed, norm, gradients_.final_norm_weight,
                       gradients_.final_norm_bias);
 }
 
-// Turns the last layer's output into its gradient, in place.
+// The chunks of a group, back to back.
+void Step::FetchGroup(const stream::LossGroup& group, ChunkHandle& hidden,
+                      Fetch& fetch) const {
+  fetch.Field(shape_.loss_rows(group) * shape_.hidden * shape_.element);
+  int64_t at = 0;
+  for (int64_t m = group.first; m < group.first + group.chunks; ++m) {
+    HostBuffer& from = hidden.chunk(m);
+    fetch.Piece(from, 0, at, from.size);
+    at += from.size;
+  }
+}
+
+void Step::SendGroup(const stream::LossGroup& group, const at::Tensor& rows,
+                     ChunkHandle& hidden) {
+  int64_t row = 0;
+  for (int64_t m = group.first; m < group.first + group.chunks; ++m) {
+    state_.staging().Send(rows.narrow(0, row, shape_.local(m)),
+                          hidden.chunk(m));
+    row += shape_.local(m);
+  }
+}
+
+// Turns the last layer's output into its gradient, in place, a group of chunks
+// at a time.
 absl::Status Step::Loss(ChunkHandle& hidden) {
   SLUICE_RETURN_IF_ERROR(state_.Enter(stream::Phase::kTokens));
-  const std::vector<int64_t>& chunks = shape_.active;
-  Fetches inputs(&state_.inputs(), static_cast<int64_t>(chunks.size()), "y",
+  const std::vector<stream::LossGroup> groups = shape_.loss_groups();
+  Fetches inputs(&state_.inputs(), static_cast<int64_t>(groups.size()), "y",
                  [&](int64_t k, Fetch& fetch) {
-                   fetch.Whole(hidden.chunk(chunks[k]));
+                   FetchGroup(groups[k], hidden, fetch);
                    return true;
                  });
-  for (const int64_t m : chunks) {
+  for (const stream::LossGroup& group : groups) {
     SLUICE_ASSIGN_OR_RETURN(Slot * slot, inputs.Next());
-    const std::array<int64_t, 2> sizes = {shape_.local(m), shape_.hidden};
+    const std::array<int64_t, 2> sizes = {shape_.loss_rows(group),
+                                          shape_.hidden};
     const at::Tensor x = slot->Take(sizes, state_.dtype);
     SLUICE_RETURN_IF_ERROR(state_.staging().Begin());
     const at::Tensor dx = state_.staging().Take(sizes, state_.dtype);
     {
-      SegmentScope segment(state_.options.allocator, state_.Kind("loss", m));
-      if (x.size(0) > 0) dx.copy_(LossChunk(m, x));
+      SegmentScope segment(state_.options.allocator,
+                           std::string("loss") + stream::Suffix(group.full));
+      if (x.size(0) > 0) dx.copy_(LossOf(x, LabelsOf(group)));
     }
-    state_.staging().Send(dx, hidden.chunk(m));
+    SendGroup(group, dx, hidden);
     state_.staging().Flush("dY out");
     inputs.Done();
   }

@@ -1,0 +1,60 @@
+#include "planner/stream/loss_rows.h"
+
+#include <algorithm>
+#include <cmath>
+
+namespace sluice::stream {
+
+int64_t LossRows(const ModelShape& model, int64_t element) {
+  const double traffic =
+      model.head_weights() * static_cast<double>(2 * 4 + 2 * element);
+  // Of a row: two to go forward, four to come back. Attention only adds to it.
+  const double operations = 6.0 * model.parameters();
+  const double rows =
+      traffic * kOperationsPerByte / (kHeadTrafficShare * operations);
+  return std::min(std::max<int64_t>(std::llround(rows), kLeastLossRows),
+                  std::max<int64_t>(model.hidden, 1));
+}
+
+LossCut CutLoss(int64_t rows, int64_t wanted) {
+  const int64_t chunk = std::max<int64_t>(rows, 1);
+  const int64_t chunks =
+      std::clamp<int64_t>(wanted / chunk, 1, kMostLossChunks);
+  // Calls of about the same size: a short one costs as much as a whole one.
+  const int64_t all = chunks * chunk, calls = (all + wanted - 1) / wanted;
+  return {chunks, (all + calls - 1) / calls};
+}
+
+LossCut CutLoss(const StreamOptions& options) {
+  const int64_t wanted =
+      options.loss_chunk_rows > 0
+          ? options.loss_chunk_rows
+          : LossRows(options.model, ElementBytes(options.dtype));
+  // Rank 0 has the most rows of a chunk.
+  return CutLoss(options.layout.local_rows(0, 0), wanted);
+}
+
+std::vector<LossGroup> GroupChunks(const ChunkLayout& layout,
+                                   int64_t loss_chunks) {
+  std::vector<LossGroup> groups;
+  for (int64_t m = 0; m < layout.chunks(); m += loss_chunks) {
+    const int64_t end = std::min(m + loss_chunks, layout.chunks());
+    const bool full =
+        end - m == loss_chunks && layout.rows(end - 1) == layout.max_rows();
+    groups.push_back({m, end - m, full});
+  }
+  return groups;
+}
+
+ChunkLayout CalibrationLayout(const StreamOptions& options) {
+  const ChunkLayout& layout = options.layout;
+  const int64_t loss_chunks = CutLoss(options).chunks;
+  const int64_t chunk = layout.max_rows();
+  const int64_t all = layout.seq_len() / chunk;
+  const int64_t last = all % loss_chunks;  // full chunks of the last group
+  const int64_t full = std::min(all, std::max<int64_t>(loss_chunks + last, 2));
+  return ChunkLayout(full * chunk + layout.seq_len() % chunk, chunk,
+                     layout.ranks());
+}
+
+}  // namespace sluice::stream

@@ -1,0 +1,103 @@
+#include "planner/stream/loss_rows.h"
+
+#include <gtest/gtest.h>
+
+#include <algorithm>
+
+namespace sluice::stream {
+namespace {
+
+ModelShape Model(int64_t layers, int64_t hidden, int64_t vocab) {
+  return {
+      .layers = layers, .hidden = hidden, .ffn = 4 * hidden, .vocab = vocab};
+}
+
+// Where nearly all the work is the head's, logits are as large as its gradient.
+TEST(LossRows, AreManyWhereTheVocabularyIsLarge) {
+  for (const int64_t hidden : {128, 256, 1024}) {
+    EXPECT_EQ(LossRows(Model(2, hidden, 32768), 4), hidden);
+  }
+}
+
+// Llama 8B: more rows would only take memory, 128 MiB for every 256 of them.
+TEST(LossRows, AreFewerWhereTheHeadIsASmallPart) {
+  const int64_t rows = LossRows(Model(32, 4096, 128256), 2);
+  EXPECT_GE(rows, kLeastLossRows);
+  EXPECT_LT(rows, 512);
+}
+
+TEST(LossRows, DoNotDependOnTheChunk) {
+  for (const int64_t chunk : {64, 128, 256, 512, 1024, 2048}) {
+    StreamOptions options{.model = Model(2, 256, 32768),
+                          .layout = ChunkLayout(4096, chunk, 1)};
+    const LossCut cut = CutLoss(options);
+    EXPECT_EQ(cut.rows, 256);
+    EXPECT_EQ(cut.chunks, std::max<int64_t>(256 / chunk, 1));
+  }
+}
+
+TEST(LossRows, AChunkIsCutIntoEqualCalls) {
+  EXPECT_EQ(CutLoss(2048, 256).rows, 256);
+  EXPECT_EQ(CutLoss(300, 256).rows, 150);
+  EXPECT_EQ(CutLoss(300, 256).chunks, 1);
+}
+
+TEST(LossRows, AreAtMostWhatIsWanted) {
+  for (int64_t rows = 0; rows < 70; ++rows) {
+    for (int64_t wanted = 1; wanted < 70; ++wanted) {
+      const LossCut cut = CutLoss(rows, wanted);
+      EXPECT_GE(cut.chunks, 1);
+      EXPECT_LE(cut.chunks, kMostLossChunks);
+      EXPECT_GE(cut.rows, 1);
+      EXPECT_LE(cut.rows, wanted);
+    }
+  }
+}
+
+// Every chunk is in one group, and only the last group is shorter.
+TEST(LossGroups, CoverAllChunksOnce) {
+  for (int64_t seq_len = 1; seq_len < 60; ++seq_len) {
+    for (int64_t size = 1; size < 6; ++size) {
+      const ChunkLayout layout(seq_len, 8, 1);
+      int64_t next = 0;
+      for (const LossGroup& group : GroupChunks(layout, size)) {
+        EXPECT_EQ(group.first, next);
+        next += group.chunks;
+        const int64_t rows = layout.local_rows_before(next, 0) -
+                             layout.local_rows_before(group.first, 0);
+        EXPECT_EQ(group.full, rows == size * layout.max_rows());
+        if (!group.full) {
+          EXPECT_EQ(next, layout.chunks());
+        }
+      }
+      EXPECT_EQ(next, layout.chunks());
+    }
+  }
+}
+
+// A calibration's last group has the rows of the last group of the sequence;
+// it has a full one if the sequence has; and two full chunks if it can.
+TEST(CalibrationLayout, HasEveryKindOfGroup) {
+  for (int64_t seq_len = 1; seq_len < 100; ++seq_len) {
+    for (int64_t size = 1; size < 6; ++size) {
+      const ChunkLayout layout(seq_len, 8, 2);
+      StreamOptions options{.layout = layout};
+      options.loss_chunk_rows = size * layout.local_rows(0, 0);
+      const ChunkLayout short_one = CalibrationLayout(options);
+      EXPECT_LE(short_one.seq_len(), seq_len);
+      EXPECT_EQ(short_one.max_rows(), layout.max_rows());
+      const auto groups = GroupChunks(layout, size);
+      const auto few = GroupChunks(short_one, size);
+      EXPECT_EQ(few.front().full, groups.front().full);
+      EXPECT_EQ(few.back().full, groups.back().full);
+      EXPECT_EQ(few.back().chunks, groups.back().chunks);
+      EXPECT_EQ(short_one.rows(short_one.chunks() - 1),
+                layout.rows(layout.chunks() - 1));
+      EXPECT_GE(short_one.seq_len() / 8, std::min<int64_t>(2, seq_len / 8));
+      EXPECT_LE(short_one.chunks(), std::max<int64_t>(2 * size, 3));
+    }
+  }
+}
+
+}  // namespace
+}  // namespace sluice::stream

@@ -1,0 +1,127 @@
+// What the chunk's size costs where the vocabulary is large: seconds of a
+// streamed step over chunks of 64 to 2,048 tokens, each length of chunk in
+// turn.
+#include <ATen/Parallel.h>
+#include <ATen/ops/randint.h>
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "client/torch/stream/streamed_model.h"
+#include "planner/stream/stream_shape.h"
+#include "proto/base/status.h"
+#include "tests/bench/report.h"
+#include "tests/torch/bench/bench_node.h"
+
+namespace sluice::bench {
+namespace {
+
+using namespace sluice::runtime;
+
+constexpr int64_t kSequence = 2048;
+constexpr int64_t kChunks[] = {64, 128, 256, 512, 1024, 2048};
+constexpr int kRounds = 5;
+
+const stream::ModelShape kModel = {.layers = 2,
+                                   .hidden = 256,
+                                   .heads = 2,
+                                   .kv_heads = 2,
+                                   .ffn = 344,
+                                   .vocab = 32768};
+
+// Weights, gradients and a text, which all chunks' sizes share.
+struct Run {
+  Run()
+      : weights(InitialTensors(kModel, at::kFloat, 1)),
+        gradients(ZeroTensors(kModel, at::kFloat)),
+        tokens(at::randint(kModel.vocab, {kSequence}, at::kLong)) {}
+  ModelTensors weights, gradients;
+  at::Tensor tokens;
+};
+
+class Step {
+ public:
+  Step(Node& node, Run& run, int64_t chunk)
+      : node_(node),
+        run_(run),
+        options_(Options(node, chunk)),
+        host_(stream::HostBytes(options_.stream)) {
+    options_.host = host_.data();
+    options_.host_size = host_.size();
+  }
+
+  // Seconds until the step's last copy is out as well. HBM is this step's
+  // alone while it runs.
+  double Seconds() {
+    auto context = StreamContext::Create(options_);
+    SLUICE_CHECK_OK(context.status());
+    return bench::Seconds([&] {
+      SLUICE_CHECK_OK(StreamedStep(**context, run_.weights, run_.gradients,
+                                   run_.tokens, run_.tokens, kSequence)
+                          .status());
+      SLUICE_CHECK_OK(node_.engine().Drain());
+    });
+  }
+
+ private:
+  static StreamContext::Options Options(Node& node, int64_t chunk) {
+    return {.stream = {.model = kModel,
+                       .layout = stream::ChunkLayout(kSequence, chunk, 1)},
+            .copies = &node.engine(),
+            .allocator = &node.allocator()};
+  }
+
+  Node& node_;
+  Run& run_;
+  StreamContext::Options options_;
+  Memory host_;
+};
+
+std::vector<Entry> Measure() {
+  Node node(GiB(1));
+  Run run;
+  std::vector<std::unique_ptr<Step>> steps;
+  for (const int64_t chunk : kChunks) {
+    steps.push_back(std::make_unique<Step>(node, run, chunk));
+    steps.back()->Seconds();  // the first is slower
+  }
+  std::vector<std::vector<double>> seconds(steps.size());
+  for (int round = 0; round < kRounds; ++round) {
+    for (size_t i = 0; i < steps.size(); ++i) {
+      seconds[i].push_back(steps[i]->Seconds());
+    }
+  }
+  std::vector<Entry> entries;
+  double best = 0, worst = 0;
+  std::string all;
+  for (size_t i = 0; i < steps.size(); ++i) {
+    const double median = Median(seconds[i]);
+    best = i == 0 ? median : std::min(best, median);
+    worst = std::max(worst, median);
+    all +=
+        fmt::format("{}{} in {:.2f} s", i == 0 ? "" : ", ", kChunks[i], median);
+    entries.push_back({fmt::format("step at chunk {}", kChunks[i]),
+                       median,
+                       "s",
+                       {},
+                       true,
+                       ""});
+  }
+  entries.push_back({"loss", worst / best, "worst/best chunk", 1.25, true,
+                     fmt::format("a step of {} tokens, vocabulary {}, hidden "
+                                 "{}, {} layers, chunks of {}",
+                                 kSequence, kModel.vocab, kModel.hidden,
+                                 kModel.layers, all)});
+  return entries;
+}
+
+}  // namespace
+}  // namespace sluice::bench
+
+int main(int argc, char** argv) {
+  at::set_num_threads(1);
+  return sluice::bench::Report(argc, argv, sluice::bench::Measure);
+}
