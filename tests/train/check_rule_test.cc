@@ -9,7 +9,7 @@
 #include <cmath>
 #include <set>
 
-#include "client/train/check/check.h"
+#include "client/train/check/judge.h"
 #include "client/train/check/reference.h"
 #include "client/train/checkpoint/hf_names.h"
 
@@ -37,6 +37,52 @@ TEST(CheckRule, NanIsTheWorst) {
   ours.gradients["b"] = Of(5);
   EXPECT_EQ(Compare(ours, truth).worst_parameter, "a");
   EXPECT_TRUE(std::isnan(Compare(ours, truth).grad_max_rel_error));
+}
+
+at::Tensor Pair(double x, double y) {
+  at::Tensor t = at::full({2}, x, at::kDouble);
+  t[1] = y;
+  return t;
+}
+
+// One parameter is as far off as plain torch's worst, but far more than plain
+// torch's own.
+TEST(CheckRule, InBf16EachParameterIsJudgedByItself) {
+  const ReferenceResult truth{2.0, {{"a", Pair(1, 1)}, {"b", Pair(1, 1)}}};
+  ReferenceResult plain = truth, ours = truth;
+  plain.gradients["a"] = Pair(1.4, 0.6);
+  plain.gradients["b"] = Pair(1.001, 0.999);
+  ours.gradients["b"] = Pair(1.3, 0.7);
+  const CheckReport report = JudgeBf16(ours, plain, truth);
+  EXPECT_FALSE(report.ok);
+  EXPECT_EQ(report.norm_parameter, "b");
+  EXPECT_NEAR(report.norm_over_plain, 300, 1e-6);
+  EXPECT_TRUE(JudgeBf16(plain, plain, truth).ok);
+}
+
+// Noise falls to both sides, a factor does not.
+TEST(CheckRule, InBf16AScaleIsFoundUnderPlainTorchsNoise) {
+  const ReferenceResult truth{2.0, {{"a", Pair(1, 1)}}};
+  ReferenceResult plain = truth, ours = truth;
+  plain.gradients["a"] = Pair(1.4, 0.6);
+  ours.gradients["a"] = Pair(1.05, 1.05);
+  const CheckReport report = JudgeBf16(ours, plain, truth);
+  EXPECT_FALSE(report.ok);
+  EXPECT_NEAR(report.scale_error, 0.05, 1e-12);
+  EXPECT_LT(report.norm_over_plain, 1);
+}
+
+// The bias of K without RoPE: nothing but rounding on both sides.
+TEST(CheckRule, InBf16AGradientThatIsZeroHasNoScale) {
+  const ReferenceResult truth{
+      2.0, {{"layers.0.w", Pair(1, 1)}, {"layers.0.k_bias", Pair(1e-17, 0)}}};
+  ReferenceResult plain = truth, ours = truth;
+  plain.gradients["layers.0.w"] = Pair(1.01, 0.99);
+  plain.gradients["layers.0.k_bias"] = Pair(1e-4, 0);
+  ours.gradients["layers.0.k_bias"] = Pair(0, 1.2e-4);
+  EXPECT_TRUE(JudgeBf16(ours, plain, truth).ok);
+  ours.gradients["layers.0.k_bias"] = Pair(0, 2e-4);
+  EXPECT_FALSE(JudgeBf16(ours, plain, truth).ok);
 }
 
 class Oracle : public ::testing::TestWithParam<bool> {};
