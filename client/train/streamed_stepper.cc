@@ -213,7 +213,8 @@ absl::Status StreamedStepper::PlanWith(const Round& round) {
 stream::FractionMap StreamedStepper::AskedFor() const {
   const double alpha = context_.options->alpha;
   stream::FractionMap fractions;
-  for (const stream::FreeClass& c : stream::kFreeClasses) {
+  for (const stream::Class which : stream::kFreeClasses) {
+    const stream::ClassTraits& c = stream::Traits(which);
     if (!c.of(context_.options->model)) continue;
     fractions[c.name] = {0, alpha >= 0 ? alpha : 1};
   }

@@ -10,6 +10,7 @@
 #include <string_view>
 
 #include "planner/stream/model_shape.h"
+#include "planner/stream/segments.h"
 
 namespace sluice::stream {
 
@@ -59,8 +60,8 @@ struct ClassTraits {
   // All ranks must have the same fractions: rows lie in head layout, and come
   // from all of them.
   bool shared;
-  bool gated_only;      // SwiGLU's
-  const char* made_by;  // the segment of forward that makes it; null: no one
+  bool gated_only;  // SwiGLU's
+  Segment made_by;  // of a free class: the segment of forward that makes it
 
   // With fractions to choose: neither must rows be swapped, nor are they
   // scratch.
@@ -78,38 +79,82 @@ inline constexpr std::array<ClassTraits, kClassCount> kClasses = {{
     // gated only, made by
     {Class::kNorm1, "norm1", Rows::kTokens, Width::kHidden,
      Precision::kActivation, Life::kLayer, true, true, false, false,
-     "qkv.forward"},
+     Segment::kQkvForward},
     {Class::kQ, "q", Rows::kHeads, Width::kQuery, Precision::kActivation,
-     Life::kLayer, false, true, true, false, "qkv.forward"},
+     Life::kLayer, false, true, true, false, Segment::kQkvForward},
     {Class::kK, "k", Rows::kHeads, Width::kKey, Precision::kActivation,
-     Life::kLayer, false, true, true, false, "qkv.forward"},
+     Life::kLayer, false, true, true, false, Segment::kQkvForward},
     {Class::kV, "v", Rows::kHeads, Width::kKey, Precision::kActivation,
-     Life::kLayer, false, true, true, false, "qkv.forward"},
-    {Class::kO, "attention_output", Rows::kHeads, Width::kQuery,
-     Precision::kFp32, Life::kLayer, false, false, false, false, nullptr},
-    {Class::kLse, "lse", Rows::kHeads, Width::kPerHead, Precision::kFp32,
-     Life::kLayer, false, false, false, false, nullptr},
+     Life::kLayer, false, true, true, false, Segment::kQkvForward},
+    {Class::kO,
+     "attention_output",
+     Rows::kHeads,
+     Width::kQuery,
+     Precision::kFp32,
+     Life::kLayer,
+     false,
+     false,
+     false,
+     false,
+     {}},
+    {Class::kLse,
+     "lse",
+     Rows::kHeads,
+     Width::kPerHead,
+     Precision::kFp32,
+     Life::kLayer,
+     false,
+     false,
+     false,
+     false,
+     {}},
     {Class::kX2, "attention_residual", Rows::kTokens, Width::kHidden,
      Precision::kActivation, Life::kLayer, true, true, false, false,
-     "post.forward"},
+     Segment::kPostForward},
     {Class::kNorm2, "norm2", Rows::kTokens, Width::kHidden,
      Precision::kActivation, Life::kLayer, true, true, false, false,
-     "post.forward"},
+     Segment::kPostForward},
     {Class::kUp, "ffn_up", Rows::kTokens, Width::kFfn, Precision::kActivation,
-     Life::kLayer, true, true, false, false, "post.forward"},
+     Life::kLayer, true, true, false, false, Segment::kPostForward},
     {Class::kGate, "ffn_gate", Rows::kTokens, Width::kFfn,
      Precision::kActivation, Life::kLayer, true, true, false, true,
-     "post.forward"},
+     Segment::kPostForward},
     {Class::kAct, "ffn_activation", Rows::kTokens, Width::kFfn,
      Precision::kActivation, Life::kLayer, true, true, false, false,
-     "post.forward"},
-    {Class::kInput, "layer_input", Rows::kTokens, Width::kHidden,
-     Precision::kActivation, Life::kStep, false, false, false, false, nullptr},
-    {Class::kOutputGradient, "output_gradient", Rows::kHeads, Width::kQuery,
-     Precision::kActivation, Life::kScratch, false, false, false, false,
-     nullptr},
-    {Class::kQueryGradient, "query_gradient", Rows::kHeads, Width::kQuery,
-     Precision::kFp32, Life::kScratch, false, false, false, false, nullptr},
+     Segment::kPostForward},
+    {Class::kInput,
+     "layer_input",
+     Rows::kTokens,
+     Width::kHidden,
+     Precision::kActivation,
+     Life::kStep,
+     false,
+     false,
+     false,
+     false,
+     {}},
+    {Class::kOutputGradient,
+     "output_gradient",
+     Rows::kHeads,
+     Width::kQuery,
+     Precision::kActivation,
+     Life::kScratch,
+     false,
+     false,
+     false,
+     false,
+     {}},
+    {Class::kQueryGradient,
+     "query_gradient",
+     Rows::kHeads,
+     Width::kQuery,
+     Precision::kFp32,
+     Life::kScratch,
+     false,
+     false,
+     false,
+     false,
+     {}},
 }};
 
 constexpr const ClassTraits& Traits(Class which) {

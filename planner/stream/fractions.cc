@@ -12,7 +12,8 @@ constexpr double kDigits = 1e-9;
 
 std::string Names(const ModelShape& model) {
   std::string names;
-  for (const FreeClass& c : kFreeClasses) {
+  for (const Class which : kFreeClasses) {
+    const ClassTraits& c = Traits(which);
     if (!c.of(model)) continue;
     if (!names.empty()) names += ", ";
     names += c.name;
@@ -22,17 +23,10 @@ std::string Names(const ModelShape& model) {
 
 }  // namespace
 
-const FreeClass* FindFreeClass(const std::string& name) {
-  for (const FreeClass& c : kFreeClasses) {
-    if (name == c.name) return &c;
-  }
-  return nullptr;
-}
-
 absl::Status CheckFractions(const FractionMap& fractions,
                             const ModelShape& model) {
   for (const auto& [name, f] : fractions) {
-    const FreeClass* known = FindFreeClass(name);
+    const ClassTraits* known = FindFreeClass(name);
     if (known == nullptr || !known->of(model)) {
       return absl::InvalidArgumentError(fmt::format(
           "'{}' is no class of this model with fractions: there are {}", name,

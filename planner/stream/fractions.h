@@ -8,7 +8,7 @@
 #include <string>
 
 #include "absl/status/status.h"
-#include "planner/stream/model_shape.h"
+#include "planner/stream/classes.h"
 
 namespace sluice::stream {
 
@@ -20,30 +20,6 @@ struct ClassFractions {
   bool operator==(const ClassFractions&) const = default;
 };
 using FractionMap = std::map<std::string, ClassFractions>;  // by class
-
-// A class that need not be swapped whole.
-struct FreeClass {
-  const char* name;  // as in profile and plan
-  bool can_keep;
-  // All ranks must have the same fractions: its rows lie in head layout, and
-  // come from all of them.
-  bool shared;
-  bool gated_only;  // SwiGLU's
-  bool of(const ModelShape& model) const { return !gated_only || model.gated; }
-};
-inline constexpr FreeClass kFreeClasses[] = {
-    {"norm1", true, false, false},
-    {"q", false, true, false},
-    {"k", false, true, false},
-    {"v", false, true, false},
-    {"attention_residual", true, false, false},
-    {"norm2", true, false, false},
-    {"ffn_up", true, false, false},
-    {"ffn_gate", true, false, true},
-    {"ffn_activation", true, false, false}};
-
-// Null: no free class of that name.
-const FreeClass* FindFreeClass(const std::string& name);
 
 // InvalidArgument, one line: a class that the model has not, a fraction or sum
 // outside [0, 1], rows kept that cannot be.

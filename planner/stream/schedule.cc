@@ -1,22 +1,6 @@
 #include "planner/stream/schedule.h"
 
 namespace sluice::stream {
-namespace {
-
-constexpr bool TableIsInOrder() {
-  for (int i = 0; i < kSegmentCount; ++i) {
-    if (static_cast<int>(kSegments[i].which) != i) return false;
-  }
-  return true;
-}
-static_assert(TableIsInOrder());
-
-}  // namespace
-
-std::string KindOf(Segment which, bool full) {
-  return std::string(Traits(which).name) + (full ? ".full" : ".tail");
-}
-
 std::vector<Block> ForwardBlocks(const std::vector<int64_t>& chunks) {
   std::vector<Block> blocks;
   for (size_t j = 0; j < chunks.size(); ++j) {
@@ -47,31 +31,73 @@ Executions CountExecutions(const StreamShape& shape, Segment which) {
   return {full, tail};
 }
 
-LayerTraffic FixedTraffic(const StreamShape& shape) {
-  const int64_t q = shape.class_bytes(Class::kQ);
-  const int64_t kv = 2 * shape.class_bytes(Class::kK);
-  const int64_t lse = shape.class_bytes(Class::kLse);
+namespace {
+
+// Bytes of blocks: what forward fetches of earlier chunks' k and v; what
+// backward fetches for query chunks, and their sums on the way out and in. All
+// chunks but the last are equal, so sums over blocks have a closed form.
+struct BlockTraffic {
+  int64_t keys = 0, queries = 0, sums = 0;
+};
+
+BlockTraffic CountBlocks(const StreamShape& shape) {
+  const int64_t last = shape.chunks() - 1;
+  const int64_t earlier = last * (last + 1) / 2;  // blocks, diagonal aside
+  const auto query_row = [&](int64_t m) {
+    return shape.chunk_bytes(Class::kQ, m) +
+           shape.chunk_bytes(Class::kOutputGradient, m) +
+           shape.chunk_bytes(Class::kO, m) + shape.chunk_bytes(Class::kLse, m);
+  };
+  // Query chunk m has m + 1 blocks, m of them not its first.
+  return {
+      .keys = earlier * 2 * shape.chunk_bytes(Class::kK, 0),
+      .queries = earlier * query_row(0) + (last + 1) * query_row(last),
+      .sums = (earlier - last) * shape.chunk_bytes(Class::kQueryGradient, 0) +
+              last * shape.chunk_bytes(Class::kQueryGradient, last)};
+}
+
+}  // namespace
+
+LayerTraffic CountTraffic(const StreamShape& shape) {
+  const BlockTraffic blocks = CountBlocks(shape);
   const int64_t x = shape.class_bytes(Class::kInput);
-  int64_t keys_again = 0, queries = 0, sums = 0;
-  for (int64_t m = 0; m < shape.chunks(); ++m) {
-    const int64_t later = shape.chunks() - 1 - m;
-    keys_again += later * 2 * shape.chunk_bytes(Class::kK, m);
-    queries += (m + 1) * (2 * shape.chunk_bytes(Class::kQ, m) +  // q, dO
-                          shape.chunk_bytes(Class::kO, m) +
-                          shape.chunk_bytes(Class::kLse, m));
-    sums += m * shape.chunk_bytes(Class::kQueryGradient, m);
+  const int64_t kv = 2 * shape.class_bytes(Class::kK);
+  const int64_t o = shape.class_bytes(Class::kO);
+  int64_t local = shape.swapped_bytes(Class::kNorm1);
+  for (const Class which : kPostClasses) local += shape.swapped_bytes(which);
+  int64_t dropped = 0;
+  for (const Class which : kHeadClasses) {
+    dropped += shape.class_bytes(which) - shape.swapped_bytes(which);
   }
   LayerTraffic traffic;
-  // x comes; k and v leave, and q as if all of it stayed. Each later chunk
-  // fetches k and v again.
-  traffic.forward = {.in = x + keys_again, .out = q + kv};
-  // dY for the FFN; x and dX2 for the projections. dO, dX2 and dX leave, and
-  // q, k, v as if all of them were recomputed.
-  traffic.tokens = {.in = 3 * x, .out = 2 * q + 2 * x + kv};
-  // k and v once; a query chunk's q, o, lse and dO for each of its blocks, and
-  // dq, out and in again, for all but its first. lse comes in only here, so
-  // once less than the classes say.
-  traffic.blocks = {.in = kv + queries + sums - lse, .out = sums};
+  // The layer's input comes, its output leaves.
+  traffic.forward = {.in = x + blocks.keys,
+                     .out = x + kv + shape.swapped_bytes(Class::kQ) + o +
+                            shape.class_bytes(Class::kLse) + local};
+  // Phase A fetches dY, x and o, phase C x and dX2; dO, dX2 and dX leave.
+  traffic.tokens = {
+      .in = 4 * x + o + local,
+      .out = shape.class_bytes(Class::kOutputGradient) + 2 * x + dropped};
+  traffic.blocks = {.in = kv + blocks.queries + blocks.sums,
+                    .out = blocks.sums};
+  return traffic;
+}
+
+LayerTraffic FixedTraffic(const StreamShape& shape) {
+  const BlockTraffic blocks = CountBlocks(shape);
+  const int64_t q = shape.class_bytes(Class::kQ);
+  const int64_t kv = 2 * shape.class_bytes(Class::kK);
+  const int64_t x = shape.class_bytes(Class::kInput);
+  LayerTraffic traffic;
+  traffic.forward = {.in = x + blocks.keys, .out = q + kv};
+  // x comes twice and once with its class.
+  traffic.tokens = {
+      .in = 3 * x,
+      .out = q + shape.class_bytes(Class::kOutputGradient) + 2 * x + kv};
+  // lse comes in only here, so once less than its class says.
+  traffic.blocks = {
+      .in = kv + blocks.queries + blocks.sums - shape.class_bytes(Class::kLse),
+      .out = blocks.sums};
   return traffic;
 }
 

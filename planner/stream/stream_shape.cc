@@ -39,9 +39,10 @@ StreamShape::StreamShape(const StreamOptions& options)
   const HeadLayout heads(options.model.heads, options.model.kv_heads, ranks);
   q_heads = heads.q_per_rank;
   kv_heads = heads.kv_per_rank;
-  for (const Saved which : kAllSaved) {
-    const auto given = options.fractions.find(saved(which).name);
-    fractions[static_cast<size_t>(which)] =
+  fractions_.fill({.keep = 0, .swap = 1});
+  for (const Class which : kFreeClasses) {
+    const auto given = options.fractions.find(Traits(which).name);
+    fractions_[static_cast<size_t>(which)] =
         given != options.fractions.end() ? given->second
                                          : ClassFractions{0, options.alpha};
   }
@@ -52,28 +53,28 @@ StreamShape::StreamShape(const StreamOptions& options)
 }
 
 // Down: what is kept never takes more than its fraction.
-int64_t StreamShape::kept_of(Saved which, int64_t m, int64_t p) const {
-  const double keep = fractions[static_cast<size_t>(which)].keep;
+int64_t StreamShape::kept_of(Class which, int64_t m, int64_t p) const {
+  const double keep = fractions(which).keep;
   const auto rows = static_cast<double>(layout.local_rows(m, p));
   return static_cast<int64_t>(std::floor(keep * rows));
 }
 
 // Stored rows are rounded by themselves, so that host memory is known to half
 // a row whatever is kept; where the two do not add up a row is dropped.
-int64_t StreamShape::present_of(Saved which, int64_t m, int64_t p) const {
-  const double swap = fractions[static_cast<size_t>(which)].swap;
+int64_t StreamShape::present_of(Class which, int64_t m, int64_t p) const {
+  const double swap = fractions(which).swap;
   const int64_t rows = layout.local_rows(m, p);
   const int64_t stored = std::llround(swap * static_cast<double>(rows));
   return std::min(kept_of(which, m, p) + stored, rows);
 }
 
-int64_t StreamShape::head_stored(Saved which, int64_t m) const {
+int64_t StreamShape::head_stored(Class which, int64_t m) const {
   int64_t sum = 0;
   for (int64_t p = 0; p < ranks; ++p) sum += present_of(which, m, p);
   return sum;
 }
 
-std::vector<RowPiece> StreamShape::pieces(Saved which, int64_t m) const {
+std::vector<RowPiece> StreamShape::pieces(Class which, int64_t m) const {
   std::vector<RowPiece> pieces;
   int64_t row = 0, placed[2] = {0, 0};
   const auto add = [&](bool stored, int64_t rows) {
@@ -113,63 +114,53 @@ int64_t StreamShape::previous(int64_t m) const {
   return before;
 }
 
-SavedClass StreamShape::saved(Saved which) const {
-  const int64_t wide = hidden * element;
-  const int64_t up = ffn * element;
-  switch (which) {
-    case Saved::kNorm1:
-      return {"norm1", false, false, wide};
-    case Saved::kQ:
-      return {"q", true, false, query_row_bytes()};
-    case Saved::kK:
-      return {"k", true, false, key_row_bytes()};
-    case Saved::kV:
-      return {"v", true, false, key_row_bytes()};
-    case Saved::kO:
-      return {"attention_output", true, true, output_row_bytes()};
-    case Saved::kLse:
-      return {"lse", true, true, q_heads * 4};
-    case Saved::kX2:
-      return {"attention_residual", false, false, wide};
-    case Saved::kNorm2:
-      return {"norm2", false, false, wide};
-    case Saved::kUp:
-      return {"ffn_up", false, false, up};
-    case Saved::kGate:
-      return {"ffn_gate", false, false, gated ? up : 0};
-    case Saved::kAct:
-      return {"ffn_activation", false, false, up};
+int64_t StreamShape::row_bytes(Class which) const {
+  const ClassTraits& traits = Traits(which);
+  if (traits.gated_only && !gated) return 0;
+  const int64_t bytes = traits.precision == Precision::kFp32 ? 4 : element;
+  switch (traits.width) {
+    case Width::kHidden:
+      return hidden * bytes;
+    case Width::kQuery:
+      return q_heads * dim * bytes;
+    case Width::kKey:
+      return kv_heads * dim * bytes;
+    case Width::kFfn:
+      return ffn * bytes;
+    case Width::kPerHead:
+      return q_heads * bytes;
   }
-  return {};
+  return 0;
 }
 
-int64_t StreamShape::stored(Saved which, int64_t m) const {
-  const SavedClass info = saved(which);
-  if (info.whole) return rows(m);
-  return info.head_layout ? head_stored(which, m)
-                          : present(which, m) - kept(which, m);
-}
-
-int64_t StreamShape::most_stored_bytes(Saved which) const {
-  return AlignSlot(stored(which, 0) * saved(which).row_bytes);
+int64_t StreamShape::stored(Class which, int64_t m) const {
+  const ClassTraits& traits = Traits(which);
+  if (!traits.free()) return class_rows(which, m);
+  return traits.rows == Rows::kHeads ? head_stored(which, m)
+                                     : present(which, m) - kept(which, m);
 }
 
 RingSizes StreamShape::rings(Phase phase) const {
-  const int64_t q = AlignSlot(rows(0) * query_row_bytes());
-  const int64_t o = AlignSlot(rows(0) * output_row_bytes());
-  const int64_t kv = 2 * AlignSlot(rows(0) * key_row_bytes());
-  const int64_t lse = AlignSlot(rows(0) * q_heads * 4);
-  const int64_t x = AlignSlot(hidden_bytes(0));
+  // Of the tallest chunk: whole, the stored rows, the dropped rows.
+  const auto whole = [this](Class which) {
+    return AlignSlot(chunk_bytes(which, 0));
+  };
+  const auto part = [this](Class which) {
+    return AlignSlot(stored_bytes(which, 0));
+  };
+  const int64_t q = whole(Class::kQ), o = whole(Class::kO);
+  const int64_t kv = whole(Class::kK) + whole(Class::kV);
+  const int64_t lse = whole(Class::kLse), x = whole(Class::kInput);
   // The last layer's output, as the loss takes it.
   const LossGroup most{0, std::min(loss.chunks, chunks()), true};
-  const int64_t y = AlignSlot(loss_rows(most) * hidden * element);
-  const int64_t query_sum = AlignSlot(query_gradient_bytes(0));
-  int64_t post = 0;
-  for (const Saved which : kPostSaved) post += most_stored_bytes(which);
-  const int64_t norm1 = most_stored_bytes(Saved::kNorm1);
-  int64_t dropped = 0;
-  for (const Saved which : kHeadSaved) {
-    dropped += AlignSlot(head_dropped(which, 0) * saved(which).row_bytes);
+  const int64_t y = AlignSlot(loss_rows(most) * row_bytes(Class::kInput));
+  const int64_t d_o = whole(Class::kOutputGradient);
+  const int64_t query_sum = whole(Class::kQueryGradient);
+  const int64_t norm1 = part(Class::kNorm1);
+  int64_t post = 0, dropped = 0;
+  for (const Class which : kPostClasses) post += part(which);
+  for (const Class which : kHeadClasses) {
+    dropped += AlignSlot(dropped_bytes(which, 0));
   }
   switch (phase) {
     case Phase::kForward:
@@ -177,12 +168,12 @@ RingSizes StreamShape::rings(Phase phase) const {
               .inputs = x,
               .blocks = kv};
     case Phase::kTokens:
-      return {.staging = std::max(q + x + dropped, y),
+      return {.staging = std::max(d_o + x + dropped, y),
               .inputs = std::max(2 * x + o + post, y)};
     case Phase::kAttention:
       return {.staging = x,
               .inputs = 2 * x + norm1,
-              .blocks = 2 * q + o + lse,
+              .blocks = q + d_o + o + lse,
               .gradients = query_sum,
               .keys = kv,
               .query_sum = query_sum,
@@ -200,29 +191,34 @@ int64_t StreamShape::ring_bytes() const {
 }
 
 int64_t StreamShape::host_bytes() const {
-  int64_t hidden_states = 0, layer = 0, scratch = 0;
-  for (int64_t m = 0; m < chunks(); ++m) {
-    hidden_states += AlignSlot(hidden_bytes(m));
-    for (const Saved which : kAllSaved) {
-      layer += AlignSlot(stored_bytes(which, m));
+  const int64_t hidden_states = SumOverChunks(
+      [this](int64_t m) { return AlignSlot(chunk_bytes(Class::kInput, m)); });
+  const int64_t layer = SumOverChunks([this](int64_t m) {
+    int64_t sum = 0;
+    for (const Class which : kLayerClasses) {
+      sum += AlignSlot(stored_bytes(which, m));
     }
-    for (const Saved which : kHeadSaved) {
-      scratch += AlignSlot(dropped_bytes(which, m));
+    return sum;
+  });
+  const int64_t scratch = SumOverChunks([this](int64_t m) {
+    int64_t sum = AlignSlot(chunk_bytes(Class::kOutputGradient, m)) +
+                  AlignSlot(chunk_bytes(Class::kQueryGradient, m));
+    for (const Class which : kHeadClasses) {
+      sum += AlignSlot(dropped_bytes(which, m));
     }
-    scratch += AlignSlot(rows(m) * query_row_bytes()) +  // dO
-               AlignSlot(query_gradient_bytes(m));
-  }
+    return sum;
+  });
   return (layers + 1) * hidden_states + layers * layer + scratch;
 }
 
 int64_t StreamShape::kept_bytes() const {
-  int64_t layer = 0;
-  for (const Saved which : kAllSaved) {
-    for (int64_t m = 0; m < chunks(); ++m) {
-      layer += AlignSlot(kept_bytes(which, m));
-    }
-  }
-  return layers * layer;
+  return layers * SumOverChunks([this](int64_t m) {
+           int64_t sum = 0;
+           for (const Class which : kLayerClasses) {
+             sum += AlignSlot(kept_bytes(which, m));
+           }
+           return sum;
+         });
 }
 
 Bytes HostBytes(const StreamOptions& options) {

@@ -1,5 +1,5 @@
-// The arithmetic of one rank's streamed step: rows kept in HBM, stored in host
-// memory and dropped (computed again) of every class, bytes of
+// The arithmetic of one rank's streamed step: of every class the rows kept in
+// HBM, stored in host memory and dropped (computed again), and the bytes of
 // every buffer in host memory and in HBM. No memory is touched here, so that
 // "how much would it need" and "allocate it" cannot disagree.
 //
@@ -10,46 +10,12 @@
 #include <cstdint>
 #include <vector>
 
+#include "planner/stream/classes.h"
 #include "planner/stream/loss_rows.h"
 #include "planner/stream/options.h"
 #include "proto/base/units.h"
 
 namespace sluice::stream {
-
-// What backward may need of a layer's forward beside the layer's input
-// (MEMO's skeletal classes).
-enum class Saved {
-  kNorm1,
-  kQ,
-  kK,
-  kV,
-  kO,
-  kLse,
-  kX2,
-  kNorm2,
-  kUp,
-  kGate,
-  kAct
-};
-inline constexpr int kSavedClasses = 11;
-inline constexpr Saved kAllSaved[kSavedClasses] = {
-    Saved::kNorm1, Saved::kQ,    Saved::kK,  Saved::kV,
-    Saved::kO,     Saved::kLse,  Saved::kX2, Saved::kNorm2,
-    Saved::kUp,    Saved::kGate, Saved::kAct};
-
-// Those in head layout that may be dropped, and those that the second half of
-// a layer makes, each from the ones before.
-inline constexpr Saved kHeadSaved[] = {Saved::kQ, Saved::kK, Saved::kV};
-inline constexpr Saved kPostSaved[] = {Saved::kX2, Saved::kNorm2, Saved::kUp,
-                                       Saved::kGate, Saved::kAct};
-
-struct SavedClass {
-  const char* name;   // as in the profile
-  bool head_layout;   // rows of the whole chunk, of this rank's heads; else
-                      // this rank's rows, all of hidden or ffn
-  bool whole;         // every row stays in host memory
-  int64_t row_bytes;  // 0: this model has no such class
-};
 
 // Consecutive rows of a chunk in head layout that are all stored or all
 // dropped.
@@ -95,6 +61,7 @@ class StreamShape {
   explicit StreamShape(const StreamOptions& options);
 
   int64_t chunks() const { return layout.chunks(); }
+  bool has_tail() const { return !full(chunks() - 1); }
   bool full(int64_t m) const { return layout.rows(m) == layout.rows(0); }
   const char* suffix(int64_t m) const { return Suffix(full(m)); }
   // Rows of chunk m over all ranks, and of this rank.
@@ -102,19 +69,24 @@ class StreamShape {
   int64_t local(int64_t m) const { return layout.local_rows(m, rank); }
   // Of a rank's rows of chunk m the first are kept in HBM, those from there up
   // to `present` stored in host memory; the rest is dropped.
-  int64_t kept(Saved which, int64_t m) const { return kept_of(which, m, rank); }
-  int64_t kept_of(Saved which, int64_t m, int64_t p) const;
-  int64_t present(Saved which, int64_t m) const {
+  int64_t kept(Class which, int64_t m) const { return kept_of(which, m, rank); }
+  int64_t kept_of(Class which, int64_t m, int64_t p) const;
+  int64_t present(Class which, int64_t m) const {
     return present_of(which, m, rank);
   }
-  int64_t present_of(Saved which, int64_t m, int64_t p) const;
+  int64_t present_of(Class which, int64_t m, int64_t p) const;
   // q, k, v in head layout: stored rows of all ranks, and the others.
-  int64_t head_stored(Saved which, int64_t m) const;
-  int64_t head_dropped(Saved which, int64_t m) const {
+  int64_t head_stored(Class which, int64_t m) const;
+  int64_t head_dropped(Class which, int64_t m) const {
     return rows(m) - head_stored(which, m);
   }
+  // What becomes of a class's rows: as asked for, or all of them in host
+  // memory.
+  const ClassFractions& fractions(Class which) const {
+    return fractions_[static_cast<size_t>(which)];
+  }
   // Chunk m of q, k or v in head layout, row by row, as pieces.
-  std::vector<RowPiece> pieces(Saved which, int64_t m) const;
+  std::vector<RowPiece> pieces(Class which, int64_t m) const;
 
   // Groups of chunks whose loss a step runs: all of them, or the first and the
   // last (`probe`). This rank's rows of one.
@@ -124,26 +96,32 @@ class StreamShape {
   // The chunk that a step runs before chunk m (-1: none).
   int64_t previous(int64_t m) const;
 
-  SavedClass saved(Saved which) const;
-  // Rows of a class that stay in host memory for chunk m, and their bytes in
-  // the tallest chunk.
-  int64_t stored(Saved which, int64_t m) const;
-  int64_t most_stored_bytes(Saved which) const;
-  // Bytes of the rows of chunk m that are kept.
-  int64_t kept_bytes(Saved which, int64_t m) const {
-    return kept(which, m) * saved(which).row_bytes;
+  // Bytes of one row of a class; 0: this model has no such class.
+  int64_t row_bytes(Class which) const;
+  // Rows of chunk m that this rank has of a class, and their bytes; the bytes
+  // of all chunks.
+  int64_t class_rows(Class which, int64_t m) const {
+    return Traits(which).rows == Rows::kHeads ? rows(m) : local(m);
   }
-
-  // Bytes of one chunk m of hidden states; of a row of q (or dO), k (or v).
-  int64_t hidden_bytes(int64_t m) const { return local(m) * hidden * element; }
-  int64_t query_row_bytes() const { return q_heads * dim * element; }
-  int64_t key_row_bytes() const { return kv_heads * dim * element; }
-  // o stays in fp32 whatever the dtype: backward takes rowsum(dO o) from it,
-  // which must cancel against the blocks' own sums (rounded to bf16 it was the
-  // largest error of a GPT's gradients, in k's bias).
-  int64_t output_row_bytes() const { return q_heads * dim * 4; }
-  int64_t query_gradient_bytes(int64_t m) const {  // fp32 whatever the dtype
-    return rows(m) * q_heads * dim * 4;
+  int64_t chunk_bytes(Class which, int64_t m) const {
+    return class_rows(which, m) * row_bytes(which);
+  }
+  int64_t class_bytes(Class which) const {
+    return SumOverChunks([&](int64_t m) { return chunk_bytes(which, m); });
+  }
+  // Of those rows: stored in host memory, dropped, kept in HBM.
+  int64_t stored(Class which, int64_t m) const;
+  int64_t stored_bytes(Class which, int64_t m) const {
+    return stored(which, m) * row_bytes(which);
+  }
+  int64_t swapped_bytes(Class which) const {
+    return SumOverChunks([&](int64_t m) { return stored_bytes(which, m); });
+  }
+  int64_t dropped_bytes(Class which, int64_t m) const {
+    return head_dropped(which, m) * row_bytes(which);
+  }
+  int64_t kept_bytes(Class which, int64_t m) const {
+    return kept(which, m) * row_bytes(which);
   }
 
   RingSizes rings(Phase phase) const;
@@ -151,14 +129,6 @@ class StreamShape {
   // of all layers.
   int64_t ring_bytes() const;
   int64_t kept_bytes() const;
-  // Bytes of chunk m of a class in host memory, stored rows and (of q, k, v)
-  // dropped ones.
-  int64_t stored_bytes(Saved which, int64_t m) const {
-    return stored(which, m) * saved(which).row_bytes;
-  }
-  int64_t dropped_bytes(Saved which, int64_t m) const {
-    return head_dropped(which, m) * saved(which).row_bytes;
-  }
   // Host memory of a whole training step: hidden states of every layer's
   // input and the last output, every layer's saved rows, one layer's scratch.
   // To the byte what the run carves (client/torch/stream/host_store.h).
@@ -169,7 +139,6 @@ class StreamShape {
   int64_t hidden, ffn, vocab, dim;
   int64_t q_heads, kv_heads;  // this rank's, kv after expansion
   int64_t element;            // bytes of an activation
-  std::array<ClassFractions, kSavedClasses> fractions;  // as Saved
   int prefetch_depth;
   int64_t ffn_rows;  // of one call
   LossCut loss;      // the same on all ranks
@@ -177,6 +146,17 @@ class StreamShape {
   bool probe;
   // The chunks a step runs: all of them, or a probe's.
   std::vector<int64_t> active;
+
+ private:
+  // All chunks but the last are equal, so that a question costs the same for
+  // any length.
+  template <typename BytesOf>
+  int64_t SumOverChunks(BytesOf bytes_of) const {
+    const int64_t last = chunks() - 1;
+    return last * bytes_of(0) + bytes_of(last);
+  }
+
+  std::array<ClassFractions, kClassCount> fractions_;  // by Class
 };
 
 // Of a whole step of one rank: StreamShape's sums.

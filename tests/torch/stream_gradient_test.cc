@@ -99,7 +99,8 @@ stream::StreamOptions Mixed(const stream::ModelShape& model, uint64_t seed) {
       .alpha = draw(),
       .prefetch_depth = 1 + static_cast<int>(random() % 3),
       .ffn_chunk_rows = static_cast<int64_t>(random() % 6)};
-  for (const stream::FreeClass& c : stream::kFreeClasses) {
+  for (const stream::Class which : stream::kFreeClasses) {
+    const stream::ClassTraits& c = stream::Traits(which);
     if (!c.of(model)) continue;
     stream::ClassFractions f{0, draw()};
     if (c.can_keep && random() % 2 == 0) f.keep = (1 - f.swap) * draw();

@@ -16,28 +16,32 @@ HostStore::Chunks HostStore::Carve(SizeOf size_of) {
 HostStore::HostStore(const stream::StreamShape& shape, std::byte* base)
     : shape_(shape), base_(base) {
   for (int64_t unit = 0; unit <= shape.layers; ++unit) {
-    hidden_.push_back(Carve([&](int64_t m) { return shape.hidden_bytes(m); }));
+    hidden_.push_back(Carve([&](int64_t m) {
+      return shape.chunk_bytes(stream::Class::kInput, m);
+    }));
     free_hidden_.push_back(shape.layers - unit);  // unit 0 is taken first
   }
   saved_.resize(shape.layers);
   for (std::vector<Chunks>& layer : saved_) {
-    for (const stream::Saved which : stream::kAllSaved) {
+    for (const stream::Class which : stream::kLayerClasses) {
       layer.push_back(
           Carve([&](int64_t m) { return shape.stored_bytes(which, m); }));
     }
   }
-  for (const stream::Saved which : stream::kHeadSaved) {
-    dropped_[static_cast<int>(which) - static_cast<int>(stream::Saved::kQ)] =
+  for (const stream::Class which : stream::kHeadClasses) {
+    dropped_[static_cast<int>(which) - static_cast<int>(stream::Class::kQ)] =
         Carve([&](int64_t m) { return shape.dropped_bytes(which, m); });
   }
-  output_gradient_ =
-      Carve([&](int64_t m) { return shape.rows(m) * shape.query_row_bytes(); });
-  query_gradient_ =
-      Carve([&](int64_t m) { return shape.query_gradient_bytes(m); });
+  output_gradient_ = Carve([&](int64_t m) {
+    return shape.chunk_bytes(stream::Class::kOutputGradient, m);
+  });
+  query_gradient_ = Carve([&](int64_t m) {
+    return shape.chunk_bytes(stream::Class::kQueryGradient, m);
+  });
 }
 
-HostBuffer& HostStore::dropped(stream::Saved which, int64_t m) {
-  return dropped_[static_cast<int>(which) - static_cast<int>(stream::Saved::kQ)]
+HostBuffer& HostStore::dropped(stream::Class which, int64_t m) {
+  return dropped_[static_cast<int>(which) - static_cast<int>(stream::Class::kQ)]
                  [m];
 }
 

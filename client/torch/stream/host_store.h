@@ -43,12 +43,12 @@ class HostStore {
   Bytes size() const { return Bytes(used_); }  // what was carved
 
   HostBuffer& hidden(int64_t unit, int64_t m) { return hidden_[unit][m]; }
-  HostBuffer& saved(int64_t layer, stream::Saved which, int64_t m) {
+  HostBuffer& saved(int64_t layer, stream::Class which, int64_t m) {
     return saved_[layer][static_cast<int>(which)][m];
   }
   // The rows of q, k or v that are not stored: written in forward (k, v) for
   // later chunks, and once more in backward when they were recomputed.
-  HostBuffer& dropped(stream::Saved which, int64_t m);
+  HostBuffer& dropped(stream::Class which, int64_t m);
   HostBuffer& output_gradient(int64_t m) { return output_gradient_[m]; }
   HostBuffer& query_gradient(int64_t m) { return query_gradient_[m]; }
 

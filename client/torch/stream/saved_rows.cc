@@ -7,7 +7,7 @@
 namespace sluice::runtime {
 
 KeptStore::KeptStore(const stream::StreamShape& shape) : shape_(shape) {
-  for (const stream::Saved which : stream::kAllSaved) {
+  for (const stream::Class which : stream::kLayerClasses) {
     for (int64_t m = 0; m < shape.chunks(); ++m) {
       offsets_.push_back(layer_bytes_);
       layer_bytes_ += stream::AlignSlot(shape.kept_bytes(which, m));
@@ -18,7 +18,7 @@ KeptStore::KeptStore(const stream::StreamShape& shape) : shape_(shape) {
   for (int64_t layer = 0; layer < shape.layers; ++layer) Dead(layer);
 }
 
-at::Tensor KeptStore::rows(int64_t layer, stream::Saved which, int64_t m,
+at::Tensor KeptStore::rows(int64_t layer, stream::Class which, int64_t m,
                            int64_t width, at::ScalarType type) const {
   const at::TensorOptions options = at::TensorOptions().dtype(type);
   const int64_t rows = shape_.kept(which, m);

@@ -27,7 +27,7 @@ class KeptStore {
   // Allocates StreamShape::kept_bytes.
   explicit KeptStore(const stream::StreamShape& shape);
   // [kept rows, width]
-  at::Tensor rows(int64_t layer, stream::Saved which, int64_t m, int64_t width,
+  at::Tensor rows(int64_t layer, stream::Class which, int64_t m, int64_t width,
                   at::ScalarType type) const;
   void Dead(int64_t layer);
 

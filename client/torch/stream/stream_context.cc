@@ -107,21 +107,21 @@ absl::StatusOr<std::unique_ptr<ChunkHandle>> StreamState::NewHidden() {
   return std::make_unique<ChunkHandle>(&store, unit);
 }
 
-RowWriter StreamState::Write(int64_t layer, stream::Saved which, int64_t m) {
-  const int64_t width = shape.saved(which).row_bytes / shape.element;
+RowWriter StreamState::Write(int64_t layer, stream::Class which, int64_t m) {
+  const int64_t width = shape.row_bytes(which) / shape.element;
   return {kept.rows(layer, which, m, width, dtype),
           staging().Take({shape.stored(which, m), width}, dtype),
           store.saved(layer, which, m)};
 }
 
-RowReader StreamState::Read(int64_t layer, stream::Saved which, int64_t m,
+RowReader StreamState::Read(int64_t layer, stream::Class which, int64_t m,
                             Slot& slot) {
-  const int64_t width = shape.saved(which).row_bytes / shape.element;
+  const int64_t width = shape.row_bytes(which) / shape.element;
   return {kept.rows(layer, which, m, width, dtype),
           slot.Take({shape.stored(which, m), width}, dtype)};
 }
 
-RowRuns StreamState::Dropped(stream::Saved which, int64_t m) const {
+RowRuns StreamState::Dropped(stream::Class which, int64_t m) const {
   RowRuns runs;
   int64_t at = 0;
   for (int64_t p = 0; p < shape.ranks; ++p) {

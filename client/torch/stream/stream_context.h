@@ -46,7 +46,7 @@ class StreamState final : public StreamContext {
   // Whole chunks between token and head layout.
   RowRuns Whole(int64_t m) const { return RowRuns::Whole(shape.layout, m); }
   // The dropped rows of q, k or v, back to back.
-  RowRuns Dropped(stream::Saved which, int64_t m) const;
+  RowRuns Dropped(stream::Class which, int64_t m) const;
   // Tables for this rank's rows of chunk m from its `skip`-th on; none but for
   // Llama.
   RopeTables Rope(int64_t m, int64_t skip) const;
@@ -63,8 +63,8 @@ class StreamState final : public StreamContext {
 
   // A class's rows of chunk m: on their way out of forward (the next piece of
   // the staging slot), and back (`slot`'s next).
-  RowWriter Write(int64_t layer, stream::Saved which, int64_t m);
-  RowReader Read(int64_t layer, stream::Saved which, int64_t m, Slot& slot);
+  RowWriter Write(int64_t layer, stream::Class which, int64_t m);
+  RowReader Read(int64_t layer, stream::Class which, int64_t m, Slot& slot);
 
   // Cuts the ring memory for `phase`, once all copies of the phase before are
   // out; nothing if it is cut so already. No fetch program may be alive.
@@ -164,14 +164,14 @@ Projected Project(const StreamState& state, const LayerTensors& weights,
                   const at::Tensor& normed, int64_t m);
 // q, k or v of some rows; `tables` are theirs.
 at::Tensor ProjectOne(const StreamState& state, const LayerTensors& weights,
-                      stream::Saved which, const at::Tensor& normed,
+                      stream::Class which, const at::Tensor& normed,
                       const RopeTables& tables);
 
 // Adds the field of a q, k or v chunk in head layout to a fetch.
-void FetchHeads(StreamState& state, int64_t layer, stream::Saved which,
+void FetchHeads(StreamState& state, int64_t layer, stream::Class which,
                 int64_t m, Fetch& fetch);
 // Queues one for host memory: stored rows, and dropped rows to scratch.
-void SendHeads(StreamState& state, int64_t layer, stream::Saved which,
+void SendHeads(StreamState& state, int64_t layer, stream::Class which,
                int64_t m, const at::Tensor& heads, bool with_dropped);
 
 // Calls body(first, rows) for [begin, end) in runs of at most `step` rows.

@@ -37,9 +37,9 @@ AttentionBackward::AttentionBackward(StreamState& state, int64_t layer)
       sent_(state.shape.chunks(), -1),
       keys_(&state.keys(), static_cast<int64_t>(shape_.active.size()), "k, v",
             [this](int64_t k, Fetch& fetch) {
-              FetchHeads(state_, layer_, stream::Saved::kK, shape_.active[k],
+              FetchHeads(state_, layer_, stream::Class::kK, shape_.active[k],
                          fetch);
-              FetchHeads(state_, layer_, stream::Saved::kV, shape_.active[k],
+              FetchHeads(state_, layer_, stream::Class::kV, shape_.active[k],
                          fetch);
               return true;
             }),
@@ -57,9 +57,9 @@ AttentionBackward::AttentionBackward(StreamState& state, int64_t layer)
 void AttentionBackward::FetchQuery(int64_t k, Fetch& fetch) {
   const int64_t j = blocks_[k].j;
   HostStore& store = state_.store;
-  FetchHeads(state_, layer_, stream::Saved::kQ, j, fetch);
-  fetch.Whole(store.saved(layer_, stream::Saved::kO, j));
-  fetch.Whole(store.saved(layer_, stream::Saved::kLse, j));
+  FetchHeads(state_, layer_, stream::Class::kQ, j, fetch);
+  fetch.Whole(store.saved(layer_, stream::Class::kO, j));
+  fetch.Whole(store.saved(layer_, stream::Class::kLse, j));
   fetch.Whole(store.output_gradient(j));
 }
 
@@ -67,7 +67,7 @@ void AttentionBackward::FetchQuery(int64_t k, Fetch& fetch) {
 bool AttentionBackward::FetchGradient(int64_t k, Fetch& fetch) {
   const auto [i, j] = blocks_[k];
   if (first(i)) {
-    fetch.Field(shape_.query_gradient_bytes(j));
+    fetch.Field(shape_.chunk_bytes(stream::Class::kQueryGradient, j));
     return true;
   }
   if (sent_[j] < shape_.previous(i)) return false;
@@ -148,8 +148,8 @@ AttentionForward::AttentionForward(StreamState& state, int64_t layer)
                [this, layer](int64_t n, Fetch& fetch) {
                  const int64_t i = blocks_[n].i;
                  if (i > sent_) return false;
-                 FetchHeads(state_, layer, stream::Saved::kK, i, fetch);
-                 FetchHeads(state_, layer, stream::Saved::kV, i, fetch);
+                 FetchHeads(state_, layer, stream::Class::kK, i, fetch);
+                 FetchHeads(state_, layer, stream::Class::kV, i, fetch);
                  return true;
                }) {}
 

@@ -53,7 +53,7 @@ class Backward {
   void FeedForward(const at::Tensor& dy, PostRows saved, const at::Tensor& dx2);
   absl::Status Recompute(int64_t m, const at::Tensor& x);
   absl::Status ProjectAgain(int64_t m, const at::Tensor& x,
-                            const std::map<stream::Saved, at::Tensor>& to);
+                            const std::map<stream::Class, at::Tensor>& to);
   absl::Status ProjectionsChunk(int64_t m, Fetches& inputs);
   void Projections(int64_t m, const at::Tensor& x, const at::Tensor& dx2,
                    const RowReader& norm1, const Projected& d,
@@ -81,8 +81,8 @@ class Backward {
 void Backward::FetchPost(int64_t m, Fetch& fetch) {
   fetch.Whole(gradient_.chunk(m));
   fetch.Whole(input_.chunk(m));
-  fetch.Whole(state_.store.saved(layer_, stream::Saved::kO, m));
-  for (const stream::Saved which : stream::kPostSaved) {
+  fetch.Whole(state_.store.saved(layer_, stream::Class::kO, m));
+  for (const stream::Class which : stream::kPostClasses) {
     fetch.Whole(state_.store.saved(layer_, which, m));
   }
 }
@@ -94,11 +94,11 @@ Backward::PostInputs Backward::TakePost(Slot& slot, int64_t m) {
   in.dy = slot.Take({shape_.local(m), hidden}, type);
   in.x = slot.Take({shape_.local(m), hidden}, type);
   in.o = slot.Take({shape_.rows(m), shape_.q_heads, shape_.dim}, at::kFloat);
-  in.x2 = state_.Read(layer_, stream::Saved::kX2, m, slot);
-  in.norm2 = state_.Read(layer_, stream::Saved::kNorm2, m, slot);
-  in.up = state_.Read(layer_, stream::Saved::kUp, m, slot);
-  in.gate = state_.Read(layer_, stream::Saved::kGate, m, slot);
-  in.act = state_.Read(layer_, stream::Saved::kAct, m, slot);
+  in.x2 = state_.Read(layer_, stream::Class::kX2, m, slot);
+  in.norm2 = state_.Read(layer_, stream::Class::kNorm2, m, slot);
+  in.up = state_.Read(layer_, stream::Class::kUp, m, slot);
+  in.gate = state_.Read(layer_, stream::Class::kGate, m, slot);
+  in.act = state_.Read(layer_, stream::Class::kAct, m, slot);
   return in;
 }
 
@@ -213,12 +213,12 @@ absl::Status Backward::PostChunk(int64_t m, const PostInputs& in) {
 // The dropped rows of q, k, v, once, into scratch. All ranks agree on whether
 // there are any: they have the same fractions of these classes.
 absl::Status Backward::Recompute(int64_t m, const at::Tensor& x) {
-  std::map<stream::Saved, at::Tensor> again;
-  for (const stream::Saved which : stream::kHeadSaved) {
+  std::map<stream::Class, at::Tensor> again;
+  for (const stream::Class which : stream::kHeadClasses) {
     const int64_t dropped = shape_.head_dropped(which, m);
     if (dropped == 0) continue;
     const int64_t heads =
-        which == stream::Saved::kQ ? shape_.q_heads : shape_.kv_heads;
+        which == stream::Class::kQ ? shape_.q_heads : shape_.kv_heads;
     again[which] =
         state_.staging().Take({dropped, heads, shape_.dim}, state_.dtype);
   }
@@ -238,7 +238,7 @@ absl::Status Backward::Recompute(int64_t m, const at::Tensor& x) {
 // Classes that are cut at the same rows travel together.
 absl::Status Backward::ProjectAgain(
     int64_t m, const at::Tensor& x,
-    const std::map<stream::Saved, at::Tensor>& to) {
+    const std::map<stream::Class, at::Tensor>& to) {
   int64_t first = x.size(0);
   for (const auto& [which, rows] : to) {
     first = std::min(first, shape_.present(which, m));
@@ -246,19 +246,19 @@ absl::Status Backward::ProjectAgain(
   const int64_t all = x.size(0) - first;
   const at::Tensor normed = NormForward(x.narrow(0, first, all), Norm1());
   const RopeTables tables = state_.Rope(m, first);
-  const auto cut = [this](stream::Saved which) {
-    return shape_.fractions[static_cast<size_t>(which)];
+  const auto cut = [this](stream::Class which) {
+    return shape_.fractions(which);
   };
   std::vector<ExchangePart> parts;
   for (auto at = to.begin(); at != to.end(); ++at) {
-    const stream::Saved which = at->first;
+    const stream::Class which = at->first;
     const int64_t skip = shape_.present(which, m) - first, n = all - skip;
     RopeTables own = tables;
     if (state_.rope()) {
       own = {tables.cos.narrow(0, skip, n), tables.sin.narrow(0, skip, n)};
     }
     parts.push_back(
-        {which == stream::Saved::kQ ? HeadKind::kQuery : HeadKind::kKeyValue,
+        {which == stream::Class::kQ ? HeadKind::kQuery : HeadKind::kKeyValue,
          ProjectOne(state_, weights_, which, normed.narrow(0, skip, n), own),
          at->second});
     const auto next = std::next(at);
@@ -280,7 +280,7 @@ absl::Status Backward::PhasesBandC() {
                  [&](int64_t k, Fetch& fetch) {
                    fetch.Whole(input_.chunk(chunks[k]));
                    fetch.Whole(gradient_.chunk(chunks[k]));
-                   fetch.Whole(state_.store.saved(layer_, stream::Saved::kNorm1,
+                   fetch.Whole(state_.store.saved(layer_, stream::Class::kNorm1,
                                                   chunks[k]));
                    return true;
                  });
@@ -343,7 +343,7 @@ absl::Status Backward::ProjectionsChunk(int64_t m, Fetches& inputs) {
   const int64_t rows = shape_.local(m), hidden = shape_.hidden;
   const at::Tensor x = slot->Take({rows, hidden}, type);
   const at::Tensor dx2 = slot->Take({rows, hidden}, type);
-  const RowReader norm1 = state_.Read(layer_, stream::Saved::kNorm1, m, *slot);
+  const RowReader norm1 = state_.Read(layer_, stream::Class::kNorm1, m, *slot);
   SLUICE_RETURN_IF_ERROR(state_.staging().Begin());
   const at::Tensor dx = state_.staging().Take({rows, hidden}, type);
   {

@@ -41,7 +41,7 @@ class Forward {
   absl::Status Project(int64_t m, const at::Tensor& x, const Heads& heads);
   absl::Status Post(int64_t m, const at::Tensor& x, const Heads& heads);
   void FeedForward(int64_t m, const at::Tensor& x2);
-  RowWriter Write(stream::Saved which, int64_t m) {
+  RowWriter Write(stream::Class which, int64_t m) {
     return state_.Write(layer_, which, m);
   }
 
@@ -73,7 +73,7 @@ absl::Status Forward::Project(int64_t m, const at::Tensor& x,
   SegmentScope segment(state_.options.allocator, state_.Kind("qkv.forward", m));
   const at::Tensor normed =
       NormForward(x, state_.Norm(weights_.norm1_weight, weights_.norm1_bias));
-  RowWriter norm1 = Write(stream::Saved::kNorm1, m);
+  RowWriter norm1 = Write(stream::Class::kNorm1, m);
   norm1.Store(0, normed);
   norm1.Send(state_.staging());
   const Projected local = runtime::Project(state_, weights_, normed, m);
@@ -81,11 +81,11 @@ absl::Status Forward::Project(int64_t m, const at::Tensor& x,
       state_.Whole(m), {{HeadKind::kQuery, local.q, heads.q},
                         {HeadKind::kKeyValue, local.k, heads.k},
                         {HeadKind::kKeyValue, local.v, heads.v}}));
-  SendHeads(state_, layer_, stream::Saved::kQ, m, heads.q,
+  SendHeads(state_, layer_, stream::Class::kQ, m, heads.q,
             /*with_dropped=*/false);
-  SendHeads(state_, layer_, stream::Saved::kK, m, heads.k,
+  SendHeads(state_, layer_, stream::Class::kK, m, heads.k,
             /*with_dropped=*/true);
-  SendHeads(state_, layer_, stream::Saved::kV, m, heads.v,
+  SendHeads(state_, layer_, stream::Class::kV, m, heads.v,
             /*with_dropped=*/true);
   state_.staging().Flush("q, k, v out");
   return absl::OkStatus();
@@ -94,10 +94,10 @@ absl::Status Forward::Project(int64_t m, const at::Tensor& x,
 void Forward::FeedForward(int64_t m, const at::Tensor& x2) {
   const at::Tensor y =
       state_.staging().Take({shape_.local(m), shape_.hidden}, state_.dtype);
-  RowWriter norm2 = Write(stream::Saved::kNorm2, m);
-  RowWriter up_rows = Write(stream::Saved::kUp, m);
-  RowWriter gate_rows = Write(stream::Saved::kGate, m);
-  RowWriter act_rows = Write(stream::Saved::kAct, m);
+  RowWriter norm2 = Write(stream::Class::kNorm2, m);
+  RowWriter up_rows = Write(stream::Class::kUp, m);
+  RowWriter gate_rows = Write(stream::Class::kGate, m);
+  RowWriter act_rows = Write(stream::Class::kAct, m);
   ForRows(0, shape_.local(m), shape_.ffn_rows, [&](int64_t row, int64_t n) {
     const at::Tensor residual = x2.narrow(0, row, n);
     const at::Tensor normed = NormForward(
@@ -138,7 +138,7 @@ absl::Status Forward::Post(int64_t m, const at::Tensor& x, const Heads& heads) {
       LinearForward(home.view({rows, state_.model().query_width()}),
                     weights_.o_weight, weights_.o_bias)
           .add_(x);
-  RowWriter residual = Write(stream::Saved::kX2, m);
+  RowWriter residual = Write(stream::Class::kX2, m);
   residual.Store(0, x2);
   residual.Send(state_.staging());
   FeedForward(m, x2);
@@ -156,9 +156,9 @@ absl::Status Forward::Chunk(int64_t m) {
   at::Tensor output = heads.o;  // summed where it is sent from
   SLUICE_RETURN_IF_ERROR(attention_.Run(m, heads, output));
   state_.staging().Send(heads.o,
-                        state_.store.saved(layer_, stream::Saved::kO, m));
+                        state_.store.saved(layer_, stream::Class::kO, m));
   state_.staging().Send(heads.lse,
-                        state_.store.saved(layer_, stream::Saved::kLse, m));
+                        state_.store.saved(layer_, stream::Class::kLse, m));
   state_.staging().Flush("o, lse out");
   SLUICE_RETURN_IF_ERROR(Post(m, x, heads));
   inputs_.Done();

@@ -5,10 +5,10 @@
 namespace sluice::runtime {
 
 at::Tensor ProjectOne(const StreamState& state, const LayerTensors& weights,
-                      stream::Saved which, const at::Tensor& normed,
+                      stream::Class which, const at::Tensor& normed,
                       const RopeTables& tables) {
-  const bool query = which == stream::Saved::kQ,
-             key = which == stream::Saved::kK;
+  const bool query = which == stream::Class::kQ,
+             key = which == stream::Class::kK;
   const at::Tensor& weight = query ? weights.q_weight
                              : key ? weights.k_weight
                                    : weights.v_weight;
@@ -27,14 +27,14 @@ at::Tensor ProjectOne(const StreamState& state, const LayerTensors& weights,
 Projected Project(const StreamState& state, const LayerTensors& weights,
                   const at::Tensor& normed, int64_t m) {
   const RopeTables tables = state.Rope(m, 0);
-  return {ProjectOne(state, weights, stream::Saved::kQ, normed, tables),
-          ProjectOne(state, weights, stream::Saved::kK, normed, tables),
-          ProjectOne(state, weights, stream::Saved::kV, normed, tables)};
+  return {ProjectOne(state, weights, stream::Class::kQ, normed, tables),
+          ProjectOne(state, weights, stream::Class::kK, normed, tables),
+          ProjectOne(state, weights, stream::Class::kV, normed, tables)};
 }
 
-void FetchHeads(StreamState& state, int64_t layer, stream::Saved which,
+void FetchHeads(StreamState& state, int64_t layer, stream::Class which,
                 int64_t m, Fetch& fetch) {
-  const int64_t row_bytes = state.shape.saved(which).row_bytes;
+  const int64_t row_bytes = state.shape.row_bytes(which);
   fetch.Field(state.shape.rows(m) * row_bytes);
   for (const stream::RowPiece& piece : state.shape.pieces(which, m)) {
     HostBuffer& from = piece.stored ? state.store.saved(layer, which, m)
@@ -44,9 +44,9 @@ void FetchHeads(StreamState& state, int64_t layer, stream::Saved which,
   }
 }
 
-void SendHeads(StreamState& state, int64_t layer, stream::Saved which,
+void SendHeads(StreamState& state, int64_t layer, stream::Class which,
                int64_t m, const at::Tensor& heads, bool with_dropped) {
-  const int64_t row_bytes = state.shape.saved(which).row_bytes;
+  const int64_t row_bytes = state.shape.row_bytes(which);
   for (const stream::RowPiece& piece : state.shape.pieces(which, m)) {
     if (!piece.stored && !with_dropped) continue;
     HostBuffer& to = piece.stored ? state.store.saved(layer, which, m)

@@ -12,7 +12,7 @@ TEST(StreamShape, PiecesCoverAChunkOnce) {
                              .layout = ChunkLayout(71, 16, 4),
                              .alpha = alpha});
     for (int64_t m = 0; m < shape.chunks(); ++m) {
-      for (const Saved which : kHeadSaved) {
+      for (const Class which : kHeadClasses) {
         int64_t row = 0, placed[2] = {0, 0};
         for (const RowPiece& piece : shape.pieces(which, m)) {
           EXPECT_EQ(piece.row, row);
@@ -40,14 +40,14 @@ TEST(StreamShape, KeptStoredAndDroppedRowsAreAllRows) {
            .fractions = {{"ffn_up", {keep, swap}}}});
       for (int64_t m = 0; m < shape.chunks(); ++m) {
         const auto rows = static_cast<double>(shape.local(m));
-        const int64_t kept = shape.kept(Saved::kUp, m);
-        const int64_t present = shape.present(Saved::kUp, m);
+        const int64_t kept = shape.kept(Class::kUp, m);
+        const int64_t present = shape.present(Class::kUp, m);
         EXPECT_LE(static_cast<double>(kept), keep * rows);
         EXPECT_GT(static_cast<double>(kept), keep * rows - 1);
         EXPECT_NEAR(static_cast<double>(present - kept), swap * rows, 0.5);
         EXPECT_LE(present, shape.local(m));
-        EXPECT_EQ(shape.stored(Saved::kUp, m), present - kept);
-        EXPECT_EQ(shape.stored(Saved::kGate, m), shape.local(m));
+        EXPECT_EQ(shape.stored(Class::kUp, m), present - kept);
+        EXPECT_EQ(shape.stored(Class::kGate, m), shape.local(m));
       }
     }
   }

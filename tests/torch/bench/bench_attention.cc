@@ -151,14 +151,14 @@ class Chunked {
     heads.q.copy_(Part(problem_.q, m));
     heads.k.copy_(Part(problem_.k, m));
     heads.v.copy_(Part(problem_.v, m));
-    SendHeads(state, 0, stream::Saved::kQ, m, heads.q, true);
-    SendHeads(state, 0, stream::Saved::kK, m, heads.k, true);
-    SendHeads(state, 0, stream::Saved::kV, m, heads.v, true);
+    SendHeads(state, 0, stream::Class::kQ, m, heads.q, true);
+    SendHeads(state, 0, stream::Class::kK, m, heads.k, true);
+    SendHeads(state, 0, stream::Class::kV, m, heads.v, true);
     state.staging().Flush("q, k, v out");
     SLUICE_RETURN_IF_ERROR(attention.Run(m, heads, heads.o));
-    state.staging().Send(heads.o, state.store.saved(0, stream::Saved::kO, m));
+    state.staging().Send(heads.o, state.store.saved(0, stream::Class::kO, m));
     state.staging().Send(heads.lse,
-                         state.store.saved(0, stream::Saved::kLse, m));
+                         state.store.saved(0, stream::Class::kLse, m));
     state.staging().Flush("o, lse out");
     return absl::OkStatus();
   }

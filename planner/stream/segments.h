@@ -1,0 +1,61 @@
+// The pieces of compute of a streamed step, by the names that traces, plans
+// and profiles know them by.
+//
+// Thread safety: values.
+#pragma once
+
+#include <array>
+#include <cstddef>
+#include <string>
+
+namespace sluice::stream {
+
+// A piece of compute that the memory plan knows by name. Each runs on full
+// chunks and, under a name of its own, on the shorter last one.
+enum class Segment {
+  kEmbedForward,
+  kQkvForward,
+  kDiagonalForward,
+  kOffdiagonalForward,
+  kPostForward,
+  kLoss,
+  kPostBackward,
+  kQkvRecompute,  // only where rows of q, k or v are dropped
+  kDiagonalBackward,
+  kOffdiagonalBackward,
+  kQkvBackward,
+  kEmbedBackward,
+};
+inline constexpr int kSegmentCount = 12;
+
+// Whose time a segment is: of each layer's forward or backward, or of the step.
+enum class Part { kForward, kBackward, kStep };
+
+struct SegmentTraits {
+  Segment which;
+  const char* name;
+  Part part;
+};
+inline constexpr std::array<SegmentTraits, kSegmentCount> kSegments = {{
+    {Segment::kEmbedForward, "embed.forward", Part::kStep},
+    {Segment::kQkvForward, "qkv.forward", Part::kForward},
+    {Segment::kDiagonalForward, "block.diagonal.forward", Part::kForward},
+    {Segment::kOffdiagonalForward, "block.offdiagonal.forward", Part::kForward},
+    {Segment::kPostForward, "post.forward", Part::kForward},
+    {Segment::kLoss, "loss", Part::kStep},
+    {Segment::kPostBackward, "post.backward", Part::kBackward},
+    {Segment::kQkvRecompute, "qkv.recompute", Part::kBackward},
+    {Segment::kDiagonalBackward, "block.diagonal.backward", Part::kBackward},
+    {Segment::kOffdiagonalBackward, "block.offdiagonal.backward",
+     Part::kBackward},
+    {Segment::kQkvBackward, "qkv.backward", Part::kBackward},
+    {Segment::kEmbedBackward, "embed.backward", Part::kStep},
+}};
+constexpr const SegmentTraits& Traits(Segment which) {
+  return kSegments[static_cast<size_t>(which)];
+}
+
+// "qkv.forward.full", "qkv.forward.tail": a kind, as plans name it.
+std::string KindOf(Segment which, bool full);
+
+}  // namespace sluice::stream
