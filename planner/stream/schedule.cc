@@ -28,6 +28,11 @@ Executions CountExecutions(const StreamShape& shape, Segment which) {
   const bool pairs = which == Segment::kOffdiagonalForward ||
                      which == Segment::kOffdiagonalBackward;
   if (pairs) return {full * (full - 1) / 2, full * tail};
+  if (which == Segment::kLoss) {
+    const int64_t group = shape.loss.chunks;
+    const int64_t groups = (shape.chunks() + group - 1) / group;
+    return {full / group, groups - full / group};
+  }
   return {full, tail};
 }
 

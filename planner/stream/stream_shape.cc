@@ -4,23 +4,6 @@
 #include <cmath>
 
 namespace sluice::stream {
-namespace {
-
-// A probe: the first two, and the first and the last group of the loss.
-std::vector<int64_t> ActiveChunks(const StreamOptions& options) {
-  const int64_t chunks = options.layout.chunks();
-  const int64_t group = CutLoss(options).chunks;
-  const int64_t last = (chunks - 1) / group * group;
-  std::vector<int64_t> active;
-  for (int64_t m = 0; m < chunks; ++m) {
-    if (!options.probe || m < std::max<int64_t>(group, 2) || m >= last) {
-      active.push_back(m);
-    }
-  }
-  return active;
-}
-
-}  // namespace
 
 StreamShape::StreamShape(const StreamOptions& options)
     : layout(options.layout),
@@ -34,8 +17,7 @@ StreamShape::StreamShape(const StreamOptions& options)
       element(ElementBytes(options.dtype)),
       prefetch_depth(options.prefetch_depth),
       gated(options.model.gated),
-      probe(options.probe),
-      active(ActiveChunks(options)) {
+      probe(options.probe) {
   const HeadLayout heads(options.model.heads, options.model.kv_heads, ranks);
   q_heads = heads.q_per_rank;
   kv_heads = heads.kv_per_rank;
@@ -106,12 +88,16 @@ int64_t StreamShape::loss_rows(const LossGroup& group) const {
          layout.local_rows_before(group.first, rank);
 }
 
-int64_t StreamShape::previous(int64_t m) const {
-  int64_t before = -1;
-  for (const int64_t i : active) {
-    if (i < m) before = i;
+// A probe: the first two, and the first and the last group of the loss.
+std::vector<int64_t> StreamShape::active_chunks() const {
+  const int64_t last = (chunks() - 1) / loss.chunks * loss.chunks;
+  std::vector<int64_t> active;
+  for (int64_t m = 0; m < chunks(); ++m) {
+    if (!probe || m < std::max<int64_t>(loss.chunks, 2) || m >= last) {
+      active.push_back(m);
+    }
   }
-  return before;
+  return active;
 }
 
 int64_t StreamShape::row_bytes(Class which) const {

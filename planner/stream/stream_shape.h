@@ -31,9 +31,6 @@ constexpr int64_t AlignSlot(int64_t bytes) {
   return (bytes + kSlotAlignment - 1) / kSlotAlignment * kSlotAlignment;
 }
 
-// ".full" or ".tail": every segment kind's ending.
-constexpr const char* Suffix(bool full) { return full ? ".full" : ".tail"; }
-
 // What a step is doing, as far as it decides which rings it needs. They share
 // one piece of HBM, cut anew from phase to phase.
 enum class Phase {
@@ -63,7 +60,6 @@ class StreamShape {
   int64_t chunks() const { return layout.chunks(); }
   bool has_tail() const { return !full(chunks() - 1); }
   bool full(int64_t m) const { return layout.rows(m) == layout.rows(0); }
-  const char* suffix(int64_t m) const { return Suffix(full(m)); }
   // Rows of chunk m over all ranks, and of this rank.
   int64_t rows(int64_t m) const { return layout.rows(m); }
   int64_t local(int64_t m) const { return layout.local_rows(m, rank); }
@@ -93,8 +89,8 @@ class StreamShape {
   std::vector<LossGroup> loss_groups() const;
   int64_t loss_rows(const LossGroup& group) const;
 
-  // The chunk that a step runs before chunk m (-1: none).
-  int64_t previous(int64_t m) const;
+  // The chunks a step runs: all of them, or a probe's.
+  std::vector<int64_t> active_chunks() const;
 
   // Bytes of one row of a class; 0: this model has no such class.
   int64_t row_bytes(Class which) const;
@@ -144,8 +140,6 @@ class StreamShape {
   LossCut loss;      // the same on all ranks
   bool gated;        // SwiGLU
   bool probe;
-  // The chunks a step runs: all of them, or a probe's.
-  std::vector<int64_t> active;
 
  private:
   // All chunks but the last are equal, so that a question costs the same for

@@ -58,6 +58,7 @@ StreamState::StreamState(const Options& o)
     : options(o),
       shape(o.stream),
       dtype(TorchType(o.stream.dtype)),
+      active(shape.active_chunks()),
       store(shape, o.host),
       kept(shape),
       exchange(o.stream.model.heads, o.stream.model.kv_heads, shape.ranks,

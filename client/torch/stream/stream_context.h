@@ -20,6 +20,7 @@
 #include "client/torch/stream/host_store.h"
 #include "client/torch/stream/saved_rows.h"
 #include "client/torch/stream/streamed_layer.h"
+#include "planner/stream/schedule.h"
 #include "planner/stream/stream_shape.h"
 
 namespace sluice::runtime {
@@ -35,9 +36,13 @@ class StreamState final : public StreamContext {
   }
 
   client::CopyEngine& copies() { return *options.copies; }
-  // Names the segment of chunk m: `kind` + ".full" or ".tail".
-  std::string Kind(const char* kind, int64_t m) const {
-    return std::string(kind) + shape.suffix(m);
+  // The kind of a segment of chunk m.
+  std::string Kind(stream::Segment segment, int64_t m) const {
+    return stream::KindOf(segment, shape.full(m));
+  }
+  // The chunk that a step runs before chunk m, which is not its first.
+  int64_t previous(int64_t m) const {
+    return *std::prev(std::ranges::lower_bound(active, m));
   }
   absl::StatusOr<std::unique_ptr<ChunkHandle>> NewHidden();
   NormWeights Norm(const at::Tensor& weight, const at::Tensor& bias) const {
@@ -56,7 +61,8 @@ class StreamState final : public StreamContext {
 
   const Options options;
   const stream::StreamShape shape;
-  const at::ScalarType dtype;  // of weights and activations
+  const at::ScalarType dtype;         // of weights and activations
+  const std::vector<int64_t> active;  // the chunks a step runs, in order
   HostStore store;
   KeptStore kept;
   HeadExchange exchange;
@@ -95,11 +101,6 @@ class StreamState final : public StreamContext {
 };
 
 // --- chunked attention (streamed_attention.cc) ------------------------------
-// Key chunk i against query chunk j >= i.
-struct Block {
-  int64_t i, j;
-};
-
 // A chunk in head layout: q, k, v [rows, heads, dim], o as q, lse
 // [heads, rows].
 struct Heads {
@@ -117,7 +118,7 @@ class AttentionForward {
 
  private:
   StreamState& state_;
-  const std::vector<Block> blocks_;
+  const std::vector<stream::Block> blocks_;
   size_t next_ = 0;
   int64_t sent_ = -1;  // the last chunk whose k and v have been sent
   Fetches fetches_;
@@ -136,16 +137,17 @@ class AttentionBackward {
   void FetchQuery(int64_t k, Fetch& fetch);
   bool FetchGradient(int64_t k, Fetch& fetch);
   QueryRows Take(Slot& slot, int64_t j) const;
-  absl::Status RunBlock(const Block& block, const at::Tensor& k,
+  absl::Status RunBlock(const stream::Block& block, const at::Tensor& k,
                         const at::Tensor& v);
-  void Compute(const Block& block, const at::Tensor& k, const at::Tensor& v,
-               const QueryRows& queries, const at::Tensor& gradient);
-  bool first(int64_t i) const { return i == shape_.active.front(); }
+  void Compute(const stream::Block& block, const at::Tensor& k,
+               const at::Tensor& v, const QueryRows& queries,
+               const at::Tensor& gradient);
+  bool first(int64_t i) const { return i == 0; }
 
   StreamState& state_;
   const stream::StreamShape& shape_;
   const int64_t layer_;
-  const std::vector<Block> blocks_;
+  const std::vector<stream::Block> blocks_;
   size_t next_ = 0;  // of blocks_
   // The last key chunk whose dq_j has been sent back.
   std::vector<int64_t> sent_;

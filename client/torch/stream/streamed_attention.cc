@@ -9,21 +9,12 @@
 namespace sluice::runtime {
 namespace {
 
-std::vector<Block> ForwardBlocks(const std::vector<int64_t>& chunks) {
-  std::vector<Block> blocks;
-  for (size_t j = 0; j < chunks.size(); ++j) {
-    for (size_t i = 0; i < j; ++i) blocks.push_back({chunks[i], chunks[j]});
-  }
-  return blocks;
-}
-
-std::vector<Block> BackwardBlocks(const std::vector<int64_t>& chunks) {
-  std::vector<Block> blocks;
-  for (size_t i = 0; i < chunks.size(); ++i) {
-    for (size_t j = i; j < chunks.size(); ++j) {
-      blocks.push_back({chunks[i], chunks[j]});
-    }
-  }
+// Forward makes a diagonal block from what it just projected; the others come
+// from host memory.
+std::vector<stream::Block> FetchedBlocks(std::vector<stream::Block> blocks) {
+  std::erase_if(blocks, [](const stream::Block& block) {
+    return block.mask() == stream::Mask::kCausal;
+  });
   return blocks;
 }
 
@@ -33,13 +24,13 @@ AttentionBackward::AttentionBackward(StreamState& state, int64_t layer)
     : state_(state),
       shape_(state.shape),
       layer_(layer),
-      blocks_(BackwardBlocks(state.shape.active)),
+      blocks_(stream::BackwardBlocks(state.active)),
       sent_(state.shape.chunks(), -1),
-      keys_(&state.keys(), static_cast<int64_t>(shape_.active.size()), "k, v",
+      keys_(&state.keys(), static_cast<int64_t>(state_.active.size()), "k, v",
             [this](int64_t k, Fetch& fetch) {
-              FetchHeads(state_, layer_, stream::Class::kK, shape_.active[k],
+              FetchHeads(state_, layer_, stream::Class::kK, state_.active[k],
                          fetch);
-              FetchHeads(state_, layer_, stream::Class::kV, shape_.active[k],
+              FetchHeads(state_, layer_, stream::Class::kV, state_.active[k],
                          fetch);
               return true;
             }),
@@ -70,7 +61,7 @@ bool AttentionBackward::FetchGradient(int64_t k, Fetch& fetch) {
     fetch.Field(shape_.chunk_bytes(stream::Class::kQueryGradient, j));
     return true;
   }
-  if (sent_[j] < shape_.previous(i)) return false;
+  if (sent_[j] < state_.previous(i)) return false;
   fetch.Whole(state_.store.query_gradient(j));
   return true;
 }
@@ -87,15 +78,16 @@ QueryRows AttentionBackward::Take(Slot& slot, int64_t j) const {
   return queries;
 }
 
-void AttentionBackward::Compute(const Block& block, const at::Tensor& k,
+void AttentionBackward::Compute(const stream::Block& block, const at::Tensor& k,
                                 const at::Tensor& v, const QueryRows& queries,
                                 const at::Tensor& gradient) {
   const auto [i, j] = block;
   const bool diagonal = i == j;
-  SegmentScope segment(state_.options.allocator,
-                       state_.Kind(diagonal ? "block.diagonal.backward"
-                                            : "block.offdiagonal.backward",
-                                   j));
+  SegmentScope segment(
+      state_.options.allocator,
+      state_.Kind(diagonal ? stream::Segment::kDiagonalBackward
+                           : stream::Segment::kOffdiagonalBackward,
+                  j));
   AttendBlockBackward(queries, k, v, diagonal,
                       first(i) ? Sum::kBegin : Sum::kAdd,
                       diagonal ? Sum::kBegin : Sum::kAdd,
@@ -104,7 +96,7 @@ void AttentionBackward::Compute(const Block& block, const at::Tensor& k,
   if (diagonal) state_.query_sum(i).copy_(gradient);
 }
 
-absl::Status AttentionBackward::RunBlock(const Block& block,
+absl::Status AttentionBackward::RunBlock(const stream::Block& block,
                                          const at::Tensor& k,
                                          const at::Tensor& v) {
   const auto [i, j] = block;
@@ -126,7 +118,7 @@ absl::Status AttentionBackward::RunBlock(const Block& block,
 
 absl::Status AttentionBackward::Run(
     const std::function<absl::Status(int64_t i)>& finished) {
-  for (const int64_t i : shape_.active) {
+  for (const int64_t i : state_.active) {
     SLUICE_ASSIGN_OR_RETURN(Slot * slot, keys_.Next());
     const std::array<int64_t, 3> sizes = {shape_.rows(i), shape_.kv_heads,
                                           shape_.dim};
@@ -143,7 +135,7 @@ absl::Status AttentionBackward::Run(
 
 AttentionForward::AttentionForward(StreamState& state, int64_t layer)
     : state_(state),
-      blocks_(ForwardBlocks(state.shape.active)),
+      blocks_(FetchedBlocks(stream::ForwardBlocks(state.active))),
       fetches_(&state.blocks(), static_cast<int64_t>(blocks_.size()), "k, v",
                [this, layer](int64_t n, Fetch& fetch) {
                  const int64_t i = blocks_[n].i;
@@ -161,7 +153,7 @@ absl::Status AttentionForward::Run(int64_t m, const Heads& heads,
   const RunningAttention running{output, heads.lse};
   {
     SegmentScope segment(state_.options.allocator,
-                         state_.Kind("block.diagonal.forward", m));
+                         state_.Kind(stream::Segment::kDiagonalForward, m));
     AttendBlock(heads.q, heads.k, heads.v, true, Sum::kBegin, running);
   }
   for (; next_ < blocks_.size() && blocks_[next_].j == m; ++next_) {
@@ -171,8 +163,9 @@ absl::Status AttentionForward::Run(int64_t m, const Heads& heads,
     const at::Tensor k = slot->Take(sizes, state_.dtype);
     const at::Tensor v = slot->Take(sizes, state_.dtype);
     {
-      SegmentScope segment(state_.options.allocator,
-                           state_.Kind("block.offdiagonal.forward", m));
+      SegmentScope segment(
+          state_.options.allocator,
+          state_.Kind(stream::Segment::kOffdiagonalForward, m));
       AttendBlock(heads.q, k, v, false, Sum::kAdd, running);
     }
     fetches_.Done();

@@ -104,7 +104,7 @@ Backward::PostInputs Backward::TakePost(Slot& slot, int64_t m) {
 
 absl::Status Backward::PhaseA() {
   SLUICE_RETURN_IF_ERROR(state_.Enter(stream::Phase::kTokens));
-  const std::vector<int64_t>& chunks = shape_.active;
+  const std::vector<int64_t>& chunks = state_.active;
   Fetches inputs(&state_.inputs(), static_cast<int64_t>(chunks.size()),
                  "saved rows", [&](int64_t k, Fetch& fetch) {
                    FetchPost(chunks[k], fetch);
@@ -182,7 +182,7 @@ absl::Status Backward::PostChunk(int64_t m, const PostInputs& in) {
   const at::Tensor d_o = state_.staging().Take(in.o.sizes(), state_.dtype);
   {
     SegmentScope segment(state_.options.allocator,
-                         state_.Kind("post.backward", m));
+                         state_.Kind(stream::Segment::kPostBackward, m));
     const at::Tensor o = in.o.to(state_.dtype);
     at::Tensor home = o;
     if (!state_.exchange.local()) {
@@ -225,7 +225,7 @@ absl::Status Backward::Recompute(int64_t m, const at::Tensor& x) {
   if (again.empty()) return absl::OkStatus();
   {
     SegmentScope segment(state_.options.allocator,
-                         state_.Kind("qkv.recompute", m));
+                         state_.Kind(stream::Segment::kQkvRecompute, m));
     SLUICE_RETURN_IF_ERROR(ProjectAgain(m, x, again));
   }
   for (const auto& [which, rows] : again) {
@@ -274,7 +274,7 @@ absl::Status Backward::ProjectAgain(
 
 absl::Status Backward::PhasesBandC() {
   SLUICE_RETURN_IF_ERROR(state_.Enter(stream::Phase::kAttention));
-  const std::vector<int64_t>& chunks = shape_.active;
+  const std::vector<int64_t>& chunks = state_.active;
   AttentionBackward attention(state_, layer_);  // its fetches come first
   Fetches inputs(&state_.inputs(), static_cast<int64_t>(chunks.size()), "x, dX",
                  [&](int64_t k, Fetch& fetch) {
@@ -348,7 +348,7 @@ absl::Status Backward::ProjectionsChunk(int64_t m, Fetches& inputs) {
   const at::Tensor dx = state_.staging().Take({rows, hidden}, type);
   {
     SegmentScope segment(state_.options.allocator,
-                         state_.Kind("qkv.backward", m));
+                         state_.Kind(stream::Segment::kQkvBackward, m));
     Projected d;
     SLUICE_RETURN_IF_ERROR(GradientsHome(m, d));
     if (rows > 0) Projections(m, x, dx2, norm1, d, dx);

@@ -20,16 +20,16 @@ class Forward {
         input_(input),
         output_(output),
         layer_(layer),
-        inputs_(&state.inputs(), static_cast<int64_t>(shape_.active.size()),
+        inputs_(&state.inputs(), static_cast<int64_t>(state_.active.size()),
                 "x",
                 [this](int64_t k, Fetch& fetch) {
-                  fetch.Whole(input_.chunk(shape_.active[k]));
+                  fetch.Whole(input_.chunk(state_.active[k]));
                   return true;
                 }),
         attention_(state, layer) {}
 
   absl::Status Run() {
-    for (const int64_t m : shape_.active) {
+    for (const int64_t m : state_.active) {
       SLUICE_RETURN_IF_ERROR(Chunk(m));
     }
     return absl::OkStatus();
@@ -70,7 +70,8 @@ Heads Forward::TakeHeads(int64_t m) {
 
 absl::Status Forward::Project(int64_t m, const at::Tensor& x,
                               const Heads& heads) {
-  SegmentScope segment(state_.options.allocator, state_.Kind("qkv.forward", m));
+  SegmentScope segment(state_.options.allocator,
+                       state_.Kind(stream::Segment::kQkvForward, m));
   const at::Tensor normed =
       NormForward(x, state_.Norm(weights_.norm1_weight, weights_.norm1_bias));
   RowWriter norm1 = Write(stream::Class::kNorm1, m);
@@ -125,7 +126,7 @@ void Forward::FeedForward(int64_t m, const at::Tensor& x2) {
 
 absl::Status Forward::Post(int64_t m, const at::Tensor& x, const Heads& heads) {
   SegmentScope segment(state_.options.allocator,
-                       state_.Kind("post.forward", m));
+                       state_.Kind(stream::Segment::kPostForward, m));
   const int64_t rows = shape_.local(m);
   const at::Tensor o = heads.o.to(state_.dtype);
   at::Tensor home = o;

@@ -67,13 +67,13 @@ class Step {
 
 absl::Status Step::Embed(ChunkHandle& output) {
   SLUICE_RETURN_IF_ERROR(state_.Enter(stream::Phase::kForward));
-  for (const int64_t m : shape_.active) {
+  for (const int64_t m : state_.active) {
     SLUICE_RETURN_IF_ERROR(state_.staging().Begin());
     at::Tensor x =
         state_.staging().Take({shape_.local(m), shape_.hidden}, state_.dtype);
     {
       SegmentScope segment(state_.options.allocator,
-                           state_.Kind("embed.forward", m));
+                           state_.Kind(stream::Segment::kEmbedForward, m));
       at::index_select_out(x, weights_.embed, 0, Local(tokens_, m));
       if (weights_.positions.defined()) {
         x.add_(Positions(weights_.positions, m));
@@ -138,7 +138,7 @@ absl::Status Step::Loss(ChunkHandle& hidden) {
     const at::Tensor dx = state_.staging().Take(sizes, state_.dtype);
     {
       SegmentScope segment(state_.options.allocator,
-                           std::string("loss") + stream::Suffix(group.full));
+                           stream::KindOf(stream::Segment::kLoss, group.full));
       if (x.size(0) > 0) dx.copy_(LossOf(x, LabelsOf(group)));
     }
     SendGroup(group, dx, hidden);
@@ -150,7 +150,7 @@ absl::Status Step::Loss(ChunkHandle& hidden) {
 
 absl::Status Step::EmbedBackward(ChunkHandle& gradient) {
   SLUICE_RETURN_IF_ERROR(state_.Enter(stream::Phase::kAttention));
-  const std::vector<int64_t>& chunks = shape_.active;
+  const std::vector<int64_t>& chunks = state_.active;
   Fetches inputs(&state_.inputs(), static_cast<int64_t>(chunks.size()), "dX",
                  [&](int64_t k, Fetch& fetch) {
                    fetch.Whole(gradient.chunk(chunks[k]));
@@ -162,7 +162,7 @@ absl::Status Step::EmbedBackward(ChunkHandle& gradient) {
         slot->Take({shape_.local(m), shape_.hidden}, state_.dtype);
     {
       SegmentScope segment(state_.options.allocator,
-                           state_.Kind("embed.backward", m));
+                           state_.Kind(stream::Segment::kEmbedBackward, m));
       const at::Tensor dx32 = dx.to(at::kFloat);
       gradients_.embed.index_add_(0, Local(tokens_, m), dx32);
       if (gradients_.positions.defined()) {

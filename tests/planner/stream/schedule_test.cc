@@ -35,9 +35,10 @@ TEST(Schedule, ExecutionsAreThoseOfTheBlocks) {
   for (const int64_t seq_len : {1, 7, 16, 17, 48, 71, 128}) {
     const StreamShape shape = Shape(seq_len, 16);
     for (const auto& [blocks, diagonal, offdiagonal] :
-         {std::tuple(ForwardBlocks(shape.active), Segment::kDiagonalForward,
-                     Segment::kOffdiagonalForward),
-          std::tuple(BackwardBlocks(shape.active), Segment::kDiagonalBackward,
+         {std::tuple(ForwardBlocks(shape.active_chunks()),
+                     Segment::kDiagonalForward, Segment::kOffdiagonalForward),
+          std::tuple(BackwardBlocks(shape.active_chunks()),
+                     Segment::kDiagonalBackward,
                      Segment::kOffdiagonalBackward)}) {
       for (const Segment segment : {diagonal, offdiagonal}) {
         const auto count = [&](bool full) {
@@ -59,11 +60,11 @@ TEST(Schedule, BlocksMoveTheirOperandsOnceEach) {
   for (const int64_t seq_len : {1, 16, 17, 71, 128}) {
     const StreamShape shape = Shape(seq_len, 16);
     int64_t keys = 0, queries = 0, sums = 0;
-    for (const Block& b : ForwardBlocks(shape.active)) {
+    for (const Block& b : ForwardBlocks(shape.active_chunks())) {
       if (b.mask() == Mask::kNone)
         keys += 2 * shape.chunk_bytes(Class::kK, b.i);
     }
-    for (const Block& b : BackwardBlocks(shape.active)) {
+    for (const Block& b : BackwardBlocks(shape.active_chunks())) {
       for (const Class which :
            {Class::kQ, Class::kOutputGradient, Class::kO, Class::kLse}) {
         queries += shape.chunk_bytes(which, b.j);

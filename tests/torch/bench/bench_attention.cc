@@ -107,7 +107,7 @@ class Chunked {
     SLUICE_RETURN_IF_ERROR(state.Enter(stream::Phase::kForward));
     {
       AttentionForward attention(state, 0);
-      for (const int64_t m : state.shape.active) {
+      for (const int64_t m : state.active) {
         SLUICE_RETURN_IF_ERROR(Forward(state, attention, m));
       }
     }
