@@ -70,6 +70,7 @@ INSTANTIATE_TEST_SUITE_P(
                       Named{"AlphaMost", {Llama(), 71, 16, 1, Alpha(0.9, 3)}},
                       Named{"Grouped", {Llama(4, 2), 71, 16, 1, Alpha(0.5)}},
                       Named{"OneKvHead", {Llama(4, 1), 71, 16, 1, Alpha(0.5)}},
+                      Named{"CausalBlocksInHalves", {Llama(4, 2), 900, 400}},
                       Named{"Gpt", {Gpt(), 71, 16}},
                       Named{"GptAlphaHalf", {Gpt(), 71, 16, 1, Alpha(0.5)}}),
     [](const auto& info) { return std::string(info.param.name); });
@@ -87,6 +88,7 @@ INSTANTIATE_TEST_SUITE_P(
         Named{"FewerKvHeadsThanRanks", {Llama(4, 2), 71, 16, 4, Alpha(0.5)}},
         Named{"GroupsThatDoNotAlign", {Llama(12, 3), 71, 16, 4, Alpha(0.5)}},
         Named{"FewerTokensThanRanks", {Llama(), 3, 16, 4, Alpha(0.5)}},
+        Named{"CausalBlocksInHalves", {Llama(), 900, 400, 2, Alpha(0.5)}},
         Named{"GptTwo", {Gpt(), 71, 16, 2, Alpha(0.5)}},
         Named{"GptFour", {Gpt(), 66, 16, 4, Alpha(1)}}),
     [](const auto& info) { return std::string(info.param.name); });
