@@ -12,7 +12,9 @@
 #include <filesystem>
 #include <fstream>
 #include <functional>
+#include <memory>
 #include <string>
+#include <utility>
 
 #include "proto/base/status.h"
 
@@ -121,21 +123,19 @@ class TableReader {
  private:
   absl::Status ReadSize(const toml::node& node,
                         const std::function<void(Bytes)>& use) const {
-    Bytes size(-1);
-    if (const auto number = node.value_exact<int64_t>()) {
-      size = Bytes(*number);
-    } else if (const auto text = node.value_exact<std::string>()) {
-      const auto parsed = ParseBytes(*text);
-      if (!parsed.ok()) {
-        return Error(node, std::string(parsed.status().message()));
-      }
-      size = *parsed;
+    constexpr const char* kNeeded =
+        "must be a size above 0 in quotes, such as \"36MiB\"";
+    if (const auto number = node.value_exact<int64_t>();
+        number && *number > 0) {
+      return Error(node, fmt::format("{}, or \"{}B\" for {} bytes", kNeeded,
+                                     *number, *number));
     }
-    if (size <= Bytes(0)) {
-      return Error(node,
-                   "must be a size above 0: bytes, or text such as \"36MiB\"");
-    }
-    use(size);
+    const auto text = node.value_exact<std::string>();
+    if (!text) return Error(node, kNeeded);
+    const auto size = ParseBytes(*text);
+    if (!size.ok()) return Error(node, std::string(size.status().message()));
+    if (*size <= Bytes(0)) return Error(node, kNeeded);
+    use(*size);
     return absl::OkStatus();
   }
 
@@ -176,6 +176,23 @@ class ConfigReader {
   TableReader Table(const std::string& name) const {
     return TableReader(path_, name);
   }
+  // `what`_memory, as the flags of the other programs are called, or
+  // `what`_bytes: one of them.
+  template <typename T>
+  static void Memory(TableReader& table, const std::string& what, T* to) {
+    const auto given = std::make_shared<bool>(false);
+    for (const char* ending : {"_bytes", "_memory"}) {
+      table.Key(what + ending, [=, &table](const toml::node& node) {
+        if (std::exchange(*given, true)) {  // keys come sorted
+          return table.Error(
+              node, fmt::format("is {}_bytes by another name: give one of them",
+                                what));
+        }
+        return table.Size(to)(node);
+      });
+    }
+  }
+
   absl::Status Device(const toml::node& node) {
     TableReader table = Table("[device]");
     table.Key("driver",
@@ -220,19 +237,18 @@ class ConfigReader {
 
   absl::Status Pools(const toml::node& node) {
     TableReader table = Table("[pools]");
-    table.Key("gpu_bytes", table.Size(&config_.gpu_pool));
-    table.Key("host_bytes", table.Size(&config_.host_pool));
+    Memory(table, "gpu", &config_.gpu_pool);
+    Memory(table, "host", &config_.host_pool);
     table.Key("extent_bytes", table.Size(&config_.extent));
     return table.Read(node);
   }
 
   absl::Status Budgets(const toml::node& node) {
     TableReader table = Table("[budgets]");
-    table.Key("principal_gpu_bytes", table.Size(&config_.principal_limits.gpu));
-    table.Key("principal_host_bytes",
-              table.Size(&config_.principal_limits.host));
-    table.Key("job_gpu_bytes", table.Size(&config_.job_limits.gpu));
-    table.Key("job_host_bytes", table.Size(&config_.job_limits.host));
+    Memory(table, "principal_gpu", &config_.principal_limits.gpu);
+    Memory(table, "principal_host", &config_.principal_limits.host);
+    Memory(table, "job_gpu", &config_.job_limits.gpu);
+    Memory(table, "job_host", &config_.job_limits.host);
     table.Key("job",
               table.List([this](const toml::node& n) { return JobBudget(n); }));
     return table.Read(node);
@@ -243,8 +259,8 @@ class ConfigReader {
     Limits limits;
     TableReader table = Table("[[budgets.job]]");
     table.Key("name", table.Text(&name));
-    table.Key("gpu_bytes", table.Size(&limits.gpu));
-    table.Key("host_bytes", table.Size(&limits.host));
+    Memory(table, "gpu", &limits.gpu);
+    Memory(table, "host", &limits.host);
     SLUICE_RETURN_IF_ERROR(table.Read(node));
     if (name.empty()) return table.Error(node, "a job's budget needs a name");
     config_.named_job_limits[name] = limits;

@@ -20,6 +20,7 @@
 #include "daemon/service/service.h"
 #include "proto/base/clock.h"
 #include "proto/base/status.h"
+#include "proto/cli/cli.h"
 
 namespace sluice::daemon {
 namespace {
@@ -123,6 +124,14 @@ absl::Status Serve(const Arguments& arguments) {
   return absl::OkStatus();
 }
 
+int Fail(const absl::Status& status) {
+  fmt::print(stderr, "error: {}\n", std::string(status.message()));
+  const bool bad_input = absl::IsInvalidArgument(status) ||
+                         absl::IsAlreadyExists(status) ||
+                         absl::IsNotFound(status);
+  return bad_input ? 2 : 1;
+}
+
 int Main(int argc, char** argv) {
   TuneMemory();
   BlockSignals();
@@ -136,21 +145,12 @@ int Main(int argc, char** argv) {
   app.add_option("--runtime-dir", arguments.runtime_dir,
                  "where the sockets are")
       ->capture_default_str();
-  try {
-    app.parse(argc, argv);
-  } catch (const CLI::ParseError& error) {
-    if (error.get_exit_code() == 0) return app.exit(error);
-    fmt::print(stderr, "error: {}; sluiced --help lists the flags\n",
-               error.what());
-    return 2;
-  }
+  app.name("sluiced");
+  const auto done = cli::Parse(app, {argv + 1, argv + argc});
+  if (!done.ok()) return Fail(done.status());
+  if (*done) return **done;
   const absl::Status status = Serve(arguments);
-  if (status.ok()) return 0;
-  fmt::print(stderr, "error: {}\n", std::string(status.message()));
-  return absl::IsInvalidArgument(status) || absl::IsAlreadyExists(status) ||
-                 absl::IsNotFound(status)
-             ? 2
-             : 1;
+  return status.ok() ? 0 : Fail(status);
 }
 
 }  // namespace

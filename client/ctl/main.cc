@@ -9,7 +9,9 @@
 #include <vector>
 
 #include "client/ctl/commands.h"
+#include "client/ctl/output.h"
 #include "client/ctl/plan_commands.h"
+#include "proto/cli/cli.h"
 
 namespace sluice::ctl {
 namespace {
@@ -17,16 +19,53 @@ namespace {
 constexpr const char* kExamples = R"(Examples:
   sluicectl status                        pools, ranks, plans, latest events
   sluicectl --socket /tmp/s/session.sock status --json
-  sluicectl jobs                          one line a job
-  sluicectl plan show 3                   what a plan keeps, swaps, recomputes
-  sluicectl plan show 3 --explain         and why
-  sluicectl plan swap node.json           a whole node's swap plan, at a desk
-  sluicectl budget                        limits and what is used of them
+  sluicectl plan show 3 --explain         what a plan does, and why
+  sluicectl plan train --model llama-8b --hardware h100-80g --gpus 8 --seq-len 1M
   sluicectl budget set --job tune --gpu 40GiB --host unlimited
-  sluicectl evict tune --reason "the node is drained"
 
-A plain user sees what is its own, the daemon's user everything. `budget set`
-and `evict` are for administrators: those who may open admin.sock.)";
+Each command has its own: sluicectl budget --help. A plain user sees what is its
+own, the daemon's user everything. `budget set` and `evict` are for
+administrators: those who may open admin.sock.)";
+
+constexpr const char* kStatusExamples = R"(Examples:
+  sluicectl status
+  sluicectl status --json | python3 -m json.tool
+  watch -n 1 sluicectl status)";
+
+constexpr const char* kJobsExamples = R"(Examples:
+  sluicectl jobs             one line per job
+  sluicectl jobs --json      with every rank)";
+
+constexpr const char* kPlanExamples = R"(Examples:
+  sluicectl plan show 3                  a plan of the node's daemon
+  sluicectl plan train --model llama-8b --hardware h100-80g --gpus 8 --seq-len 1M
+  sluicectl plan memory trace.csv        where every tensor goes
+  sluicectl plan swap --example          a node to start from
+  sluicectl plan validate                how far the cost model is off)";
+
+constexpr const char* kShowExamples = R"(Examples:
+  sluicectl plan show 3                  what plan 3 keeps, swaps, recomputes
+  sluicectl plan show 3 --explain        and why, and what more would buy
+  sluicectl plan show 3 --json > plan.json
+
+The numbers of plans are in sluicectl status.)";
+
+constexpr const char* kBudgetExamples = R"(Examples:
+  sluicectl budget                       every limit that is set, and its use
+  sluicectl budget --json
+  sluicectl budget set --job tune --gpu 40GiB --host unlimited)";
+
+constexpr const char* kSetExamples = R"(Examples:
+  sluicectl budget set --job tune --gpu 40GiB --host unlimited
+  sluicectl budget set --user alice --host 200GB
+  sluicectl budget set --user 1000 --cgroup /slurm/job_7 --gpu 80GiB
+
+40GiB is 40 x 1024^3 bytes, 40GB is 40 x 1000^3. A limit binds at once and lasts
+until the daemon ends; [budgets] in its file lasts longer.)";
+
+constexpr const char* kEvictExamples = R"(Examples:
+  sluicectl evict tune --reason "the node is drained"
+  sluicectl evict tune --user alice --kill)";
 
 // A plan at a desk: a line a command.
 const std::vector<AddDeskCommand> kDeskCommands = {
@@ -40,46 +79,34 @@ class CommandLine {
  public:
   CommandLine() {
     app_.footer(kExamples);
-    app_.require_subcommand(0, 1);  // so that a wrong word is named
+    app_.require_subcommand(1);
     app_.add_option("--socket", flags_.socket,
                     "the daemon's session socket (default: $SLUICE_SOCKET, "
                     "else /run/sluice/session.sock)");
     app_.add_option("--admin-socket", flags_.admin_socket,
                     "its admin socket (default: admin.sock beside it)");
-    Json(
-        Add(&app_, "status", "pools, ranks, plans, latest events", ShowStatus));
-    Json(Add(&app_, "jobs", "one line a job", ShowJobs));
+    Json(Add(&app_, "status", "pools, ranks, plans, latest events", ShowStatus,
+             kStatusExamples));
+    Json(Add(&app_, "jobs", "one line per job", ShowJobs, kJobsExamples));
     AddPlan();
     AddBudget();
     AddEvict();
   }
 
   int Run(int argc, char** argv) {
-    try {
-      app_.parse(argc, argv);
-    } catch (const CLI::CallForHelp& help) {
-      return app_.exit(help);
-    } catch (const CLI::ParseError& error) {
-      return Misuse(error.what());
-    }
-    if (!chosen_) {
-      return Misuse("say what to do: status, jobs, plan, budget or evict");
-    }
-    return chosen_();
+    const auto done = cli::Parse(app_, {argv + 1, argv + argc});
+    if (!done.ok()) return ReportError(done.status());
+    return *done ? **done : chosen_();
   }
 
  private:
   using Command = int (*)(const Flags&);
   using Runner = std::function<int()>;
 
-  static int Misuse(const char* what) {
-    fmt::print(stderr, "error: {} (see sluicectl --help)\n", what);
-    return 2;
-  }
-
   CLI::App* Add(CLI::App* to, const char* name, const char* help,
-                Command command) {
+                Command command, const char* examples) {
     CLI::App* added = to->add_subcommand(name, help);
+    added->footer(examples);
     if (command != nullptr) {
       Choose(added, [this, command] { return command(flags_); });
     }
@@ -95,15 +122,17 @@ class CommandLine {
   }
 
   CLI::App* Json(CLI::App* command) {
-    command->add_flag("--json", flags_.json, "print JSON");
+    command->add_flag("--json", flags_.json, "print one line of JSON");
     return command;
   }
 
   void AddPlan() {
     CLI::App* plan =
-        Add(&app_, "plan", "plans of your jobs, and plans at a desk", nullptr);
+        Add(&app_, "plan", "plans of your jobs, and plans at a desk", nullptr,
+            kPlanExamples);
     plan->fallthrough()->require_subcommand(1);
-    CLI::App* show = Json(Add(plan, "show", "one plan", ShowPlan));
+    CLI::App* show =
+        Json(Add(plan, "show", "one plan", ShowPlan, kShowExamples));
     show->add_option("ID", flags_.plan, "its number in sluicectl status")
         ->required();
     show->add_flag("--explain", flags_.explain,
@@ -116,21 +145,23 @@ class CommandLine {
 
   void AddBudget() {
     CLI::App* budget =
-        Json(Add(&app_, "budget", "limits and what is used", ShowBudgets));
-    CLI::App* set = Add(budget, "set", "change a limit, at once", ChangeBudget);
+        Json(Add(&app_, "budget", "every limit that is set, and what is used",
+                 ShowBudgets, kBudgetExamples));
+    CLI::App* set = Add(budget, "set", "change a limit, at once", ChangeBudget,
+                        kSetExamples);
     set->add_option("--user", flags_.user, "a user's name or number");
     set->add_option("--cgroup", flags_.cgroup,
                     "with --user: only in this cgroup");
     set->add_option("--job", flags_.job, "a job's label");
-    set->add_option("--gpu", flags_.gpu,
+    set->add_option("--gpu,--gpu-memory", flags_.gpu,
                     "GPU memory of the node: a size, or unlimited");
-    set->add_option("--host", flags_.host,
+    set->add_option("--host,--host-memory", flags_.host,
                     "pinned host memory of the node, likewise");
   }
 
   void AddEvict() {
-    CLI::App* evict =
-        Add(&app_, "evict", "end every session of a job", EvictJob);
+    CLI::App* evict = Add(&app_, "evict", "end every session of a job",
+                          EvictJob, kEvictExamples);
     evict->add_option("JOB", flags_.job, "the job's label")->required();
     evict->add_option("--user", flags_.user, "only this user's job");
     evict->add_flag("--kill", flags_.kill,

@@ -24,6 +24,7 @@
 #include "planner/trace/read_trace.h"
 #include "proto/base/status.h"
 #include "proto/base/text.h"
+#include "proto/cli/cli.h"
 
 namespace sluice::ctl {
 namespace {
@@ -36,7 +37,7 @@ constexpr const char* kExamples = R"(Examples:
   sluicectl plan memory trace.csv                    peak, bound, proof
   sluicectl plan memory trace.csv -o plan.csv --svg plan.svg
   sluicectl plan memory run.json --device cuda:0 --time-limit 10 --json
-  sluicectl plan memory trace.csv --capacity 1045504 does it fit?
+  sluicectl plan memory trace.csv --capacity 1021KiB  does it fit?
   sluicectl plan memory trace.csv --effort 20 --time-limit 600
                                                      look for longer
   generate | sluicectl plan memory - -o - > plan.csv
@@ -53,9 +54,9 @@ struct MemoryFlags {
   std::string format;
   std::string device;
   double time_limit = 60;
-  std::string capacity;
+  std::optional<Bytes> capacity;
   int64_t effort = 1;
-  std::optional<int64_t> align;  // default: by the format
+  std::optional<Bytes> align;  // default: by the format
   std::string plan;
   std::string svg;
   bool json = false;
@@ -75,13 +76,6 @@ absl::Status CheckFlags(const MemoryFlags& flags) {
     return absl::InvalidArgumentError(
         fmt::format("--effort {}: give 1 (the usual work) to {} times that",
                     flags.effort, kMostEffort));
-  }
-  if (!flags.capacity.empty()) {
-    SLUICE_ASSIGN_OR_RETURN(const Bytes capacity, ParseBytes(flags.capacity));
-    if (capacity < Bytes(0)) {
-      return absl::InvalidArgumentError(
-          fmt::format("--capacity {}: give bytes, at least 0", flags.capacity));
-    }
   }
   const int to_stdout =
       (flags.json ? 1 : 0) + (flags.plan == "-") + (flags.svg == "-");
@@ -105,7 +99,7 @@ absl::StatusOr<planner::TraceOptions> TraceOptionsOf(const MemoryFlags& flags) {
   planner::TraceOptions options = {
       .file = flags.trace == "-" ? "standard input" : Printable(flags.trace),
       .device = flags.device};
-  if (flags.align) options.alignment = Bytes(*flags.align);
+  options.alignment = flags.align;
   if (flags.format.empty()) return options;
   options.format = planner::TraceFormatOf(flags.format);
   if (!options.format) {
@@ -184,9 +178,7 @@ absl::StatusOr<MemoryPlan> PlanOf(const MemoryFlags& flags,
                                   const NamedTrace& named,
                                   Clock::time_point start) {
   planner::MemoryOptions options;
-  if (!flags.capacity.empty()) {
-    SLUICE_ASSIGN_OR_RETURN(options.capacity, ParseBytes(flags.capacity));
-  }
+  options.capacity = flags.capacity;
   for (const planner::Mark& mark : named.marks) {
     options.passes.push_back({mark.lower, mark.upper});
   }
@@ -248,7 +240,7 @@ std::string Proof(const MemoryPlan& plan) {
 }
 
 std::string Words(const MemoryPlan& plan, const NamedTrace& named,
-                  const std::string& capacity, int64_t effort) {
+                  const std::optional<Bytes>& capacity, int64_t effort) {
   std::string text = fmt::format(
       "{} buffers ({}), planned in {} by {}{}\n"
       "  peak        {}\n"
@@ -268,12 +260,12 @@ std::string Words(const MemoryPlan& plan, const NamedTrace& named,
         "  stopped after its usual work{}: --effort {} looks for longer\n",
         effort > 1 ? fmt::format(" x {}", effort) : "", 8 * effort);
   }
-  if (!capacity.empty()) {
+  if (capacity) {
     text += fmt::format("  {} in --capacity {}\n",
                         !plan.fits   ? "no plan was found, nor refuted,"
                         : *plan.fits ? "fits"
                                      : "proved not to fit",
-                        capacity);
+                        Exact(*capacity));
   }
   return text;
 }
@@ -293,7 +285,7 @@ absl::StatusOr<int> Run(const MemoryFlags& flags) {
   if (!flags.svg.empty()) {
     SLUICE_RETURN_IF_ERROR(WriteOutput(flags.svg, PlanSvg(named, plan)));
   }
-  const bool capacity = !flags.capacity.empty();
+  const bool capacity = flags.capacity.has_value();
   const bool taken = flags.plan == "-" || flags.svg == "-";
   const std::string said =
       flags.json ? Json(plan, named, capacity)
@@ -317,15 +309,14 @@ DeskCommand AddPlanMemory(CLI::App& plan) {
       ->required();
   memory->add_option("--time-limit", flags->time_limit,
                      "seconds, reading included (default 60)");
-  memory->add_option("--capacity", flags->capacity,
-                     "stop at the first plan within this size; says whether "
-                     "it fits");
-  memory->add_option("--effort", flags->effort,
-                     "so many times the usual work where that ends without a "
-                     "proof (default 1)");
-  memory->add_option("--align", flags->align,
-                     "offsets are multiples of it, a power of two (default: "
-                     "1 for CSV, else 512)");
+  cli::AddSize(*memory, "--capacity", flags->capacity,
+               "stop at the first plan within this size; says whether "
+               "it fits");
+  cli::AddCount(*memory, "--effort", flags->effort,
+                "so many times the usual work where that ends without a proof");
+  cli::AddSize(*memory, "--align", flags->align,
+               "offsets are multiples of it, a power of two (default: 1B for "
+               "CSV, else 512B)");
   memory->add_option("-o,--output", flags->plan,
                      "write the plan: the trace's rows with offset; -: stdout");
   memory->add_option("--svg", flags->svg, "draw the plan; -: stdout");

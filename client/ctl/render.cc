@@ -277,7 +277,7 @@ absl::StatusOr<std::string> RenderBudgets(const std::string& text) {
 absl::StatusOr<std::string> JsonPart(const std::string& text,
                                      const std::string& key) {
   return Render(text, [&](const json& node) {
-    return (key.empty() ? node : node.at(key)).dump(2) + "\n";
+    return (key.empty() ? node : node.at(key)).dump() + "\n";
   });
 }
 

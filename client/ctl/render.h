@@ -18,7 +18,7 @@ absl::StatusOr<std::string> RenderBudgets(const std::string& json);
 // `explain`: also why, what binds, what is proved, what more would buy.
 std::string RenderPlan(const plan::NodePlan& plan, bool explain = false);
 
-// A part of the snapshot ("jobs", "budgets"), indented, for --json; the whole
+// A part of the snapshot ("jobs", "budgets") on one line, for --json; the whole
 // of it where `key` is empty.
 absl::StatusOr<std::string> JsonPart(const std::string& json,
                                      const std::string& key);

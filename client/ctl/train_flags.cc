@@ -2,6 +2,7 @@
 
 #include <fmt/format.h>
 
+#include <CLI/CLI.hpp>
 #include <filesystem>
 #include <fstream>
 #include <iterator>
@@ -10,6 +11,7 @@
 #include "planner/train/search.h"
 #include "proto/base/status.h"
 #include "proto/base/text.h"
+#include "proto/cli/cli.h"
 
 namespace sluice::ctl {
 namespace {
@@ -46,6 +48,15 @@ absl::StatusOr<std::string> ReadSmallFile(const std::string& path) {
 
 // A shape from --layers, --hidden, …; what is left out is GPT's.
 absl::StatusOr<ModelShape> ShapeOfFlags(const TrainFlags& flags) {
+  if (flags.arch != "" && flags.arch != "gpt" && flags.arch != "llama") {
+    return absl::InvalidArgumentError(fmt::format(
+        "--arch '{}': must be gpt or llama", Printable(flags.arch)));
+  }
+  if (flags.arch == "gpt" && flags.swiglu) {
+    return absl::InvalidArgumentError(
+        "--arch gpt has no --swiglu: give --arch llama, or leave one out");
+  }
+  const bool llama = flags.swiglu || flags.arch == "llama";
   if (!flags.layers || !flags.hidden || !flags.heads) {
     return absl::InvalidArgumentError(
         "give --model (a name or a config.json), or at least --layers, "
@@ -59,7 +70,7 @@ absl::StatusOr<ModelShape> ShapeOfFlags(const TrainFlags& flags) {
                    .head_size = flags.head_dim,
                    .ffn = flags.ffn.value_or(4 * *flags.hidden),
                    .vocab = flags.vocab.value_or(50257)};
-  const ModelShape model = flags.swiglu ? stream::Llama(std::move(sizes))
+  const ModelShape model = llama ? stream::Llama(std::move(sizes))
                                         : stream::Gpt(std::move(sizes));
   SLUICE_RETURN_IF_ERROR(model.Validate());
   return model;
@@ -67,7 +78,7 @@ absl::StatusOr<ModelShape> ShapeOfFlags(const TrainFlags& flags) {
 
 bool AnyShapeFlag(const TrainFlags& f) {
   return f.layers || f.hidden || f.heads || f.kv_heads || f.head_dim || f.ffn ||
-         f.vocab || f.swiglu;
+         f.vocab || f.swiglu || !f.arch.empty();
 }
 
 absl::StatusOr<ModelShape> ModelOf(const TrainFlags& flags) {
@@ -93,19 +104,7 @@ absl::StatusOr<planner::train::Hardware> HardwareOf(const TrainFlags& flags) {
   return planner::train::ReadHardware(text, Printable(flags.hardware));
 }
 
-}  // namespace
-
-void AddTrainFlags(CLI::App& app, TrainFlags& f) {
-  app.add_option("--model", f.model,
-                 "a shipped shape or a Hugging Face config.json");
-  app.add_option("--hardware", f.hardware, "a shipped profile or a TOML file")
-      ->required();
-  app.add_option("--gpus", f.gpus, "GPUs in all")->required();
-  app.add_option("--seq-len", f.seq_len, "tokens: 131072, 128K, 1M");
-  app.add_flag("--max-seq-len", f.max_seq_len,
-               "also the longest that fits, in steps of 64K");
-  app.add_option("--method", f.method, "megatron ulysses memo fpdt sluice");
-  app.add_option("--global-batch", f.global_batch, "sequences a step");
+void AddSearched(CLI::App& app, TrainFlags& f) {
   const char* searched = "What is not given is searched";
   app.add_option("--tp", f.given.tp, "tensor parallel degree")->group(searched);
   app.add_option("--cp", f.given.cp, "context parallel")->group(searched);
@@ -113,19 +112,59 @@ void AddTrainFlags(CLI::App& app, TrainFlags& f) {
   app.add_option("--dp", f.given.dp, "data parallel")->group(searched);
   app.add_option("--pp", f.given.pp, "pipeline parallel")->group(searched);
   app.add_option("--zero", f.given.zero, "ZeRO stage, 0 to 3")->group(searched);
-  app.add_option("--alpha", f.given.alpha, "fraction swapped, 0 to 1")
+  app.add_option("--alpha", f.alpha, "fraction swapped, 0 to 1, or 'auto'")
       ->group(searched);
-  app.add_option("--chunk", f.chunk, "tokens of a chunk: 64K")->group(searched);
+  cli::AddCount(app, "--chunk", f.given.chunk, "tokens of a chunk: 64K")
+      ->group(searched);
+}
+
+void AddShape(CLI::App& app, TrainFlags& f) {
   const char* shape = "A shape, instead of --model";
-  app.add_option("--layers", f.layers)->group(shape);
-  app.add_option("--hidden", f.hidden)->group(shape);
-  app.add_option("--heads", f.heads)->group(shape);
-  app.add_option("--kv-heads", f.kv_heads)->group(shape);
-  app.add_option("--head-dim", f.head_dim)->group(shape);
-  app.add_option("--ffn", f.ffn)->group(shape);
-  app.add_option("--vocab", f.vocab)->group(shape);
-  app.add_flag("--swiglu", f.swiglu, "Llama's FFN, untied head")->group(shape);
-  app.add_flag("--json", f.json, "print JSON");
+  app.add_option("--arch", f.arch, "gpt (default) or llama")->group(shape);
+  cli::AddCount(app, "--layers", f.layers)->group(shape);
+  cli::AddCount(app, "--hidden", f.hidden)->group(shape);
+  cli::AddCount(app, "--heads", f.heads)->group(shape);
+  cli::AddCount(app, "--kv-heads", f.kv_heads)->group(shape);
+  cli::AddCount(app, "--head-dim", f.head_dim)->group(shape);
+  cli::AddCount(app, "--ffn", f.ffn)->group(shape);
+  cli::AddCount(app, "--vocab", f.vocab)->group(shape);
+  app.add_flag("--swiglu", f.swiglu, "the same as --arch llama")->group(shape);
+}
+
+absl::StatusOr<int64_t> GlobalBatch(const TrainFlags& f) {
+  const int64_t product = f.batch.value_or(1) * f.accumulate.value_or(1);
+  if (f.global_batch && (f.batch || f.accumulate) &&
+      *f.global_batch != product) {
+    return absl::InvalidArgumentError(fmt::format(
+        "--global-batch {} is not --batch {} times --accumulate {}: give one "
+        "of them",
+        *f.global_batch, f.batch.value_or(1), f.accumulate.value_or(1)));
+  }
+  if (f.batch || f.accumulate) return product;
+  return f.global_batch.value_or(16);
+}
+
+}  // namespace
+
+void AddTrainFlags(CLI::App& app, TrainFlags& f) {
+  app.add_option("--model", f.model,
+                 "a shipped shape or a Hugging Face config.json");
+  app.add_option("--hardware", f.hardware, "a shipped profile or a TOML file")
+      ->required();
+  app.add_option("--gpus,--ranks", f.gpus, "GPUs in all, a rank on each")
+      ->required();
+  cli::AddCount(app, "--seq-len", f.seq_len, "tokens: 131072, 128K, 1.5M");
+  app.add_flag("--max-seq-len", f.max_seq_len,
+               "also the longest that fits, in steps of 64K");
+  app.add_option("--method", f.method, "megatron ulysses memo fpdt sluice");
+  cli::AddCount(app, "--global-batch", f.global_batch,
+                "sequences per step (default 16)");
+  cli::AddCount(app, "--batch", f.batch,
+                "the same as sequences per micro-batch, times --accumulate");
+  cli::AddCount(app, "--accumulate", f.accumulate, "micro-batches per step");
+  AddSearched(app, f);
+  AddShape(app, f);
+  app.add_flag("--json", f.json, "print one JSON object");
   app.add_option("--html", f.html, "write a page with pictures there");
 }
 
@@ -136,14 +175,15 @@ absl::StatusOr<planner::train::Request> TrainRequest(const TrainFlags& flags) {
   SLUICE_ASSIGN_OR_RETURN(request.method,
                           planner::train::FindMethod(Printable(flags.method)));
   request.gpus = flags.gpus;
-  request.global_batch = flags.global_batch;
-  if (flags.seq_len.empty() && !flags.max_seq_len) {
+  SLUICE_ASSIGN_OR_RETURN(request.global_batch, GlobalBatch(flags));
+  if (!flags.seq_len && !flags.max_seq_len) {
     return absl::InvalidArgumentError(
         "give --seq-len (tokens, e.g. 1M), or --max-seq-len to look for it");
   }
-  if (!flags.seq_len.empty()) {
-    SLUICE_ASSIGN_OR_RETURN(
-        request.seq_len, planner::train::ParseTokens(Printable(flags.seq_len)));
+  request.seq_len = flags.seq_len.value_or(0);
+  if (flags.seq_len && request.seq_len < 1) {
+    return absl::InvalidArgumentError(
+        fmt::format("--seq-len is {}; it must be at least 1", request.seq_len));
   }
   return request;
 }
@@ -151,9 +191,14 @@ absl::StatusOr<planner::train::Request> TrainRequest(const TrainFlags& flags) {
 absl::StatusOr<planner::train::GivenSettings> TrainSettings(
     const TrainFlags& flags) {
   planner::train::GivenSettings given = flags.given;
-  if (!flags.chunk.empty()) {
-    SLUICE_ASSIGN_OR_RETURN(
-        given.chunk, planner::train::ParseTokens(Printable(flags.chunk)));
+  if (flags.alpha != "auto") {
+    double alpha = 0;
+    if (!CLI::detail::lexical_cast(flags.alpha, alpha)) {
+      return absl::InvalidArgumentError(
+          fmt::format("--alpha '{}': must be between 0 and 1, or 'auto'",
+                      Printable(flags.alpha)));
+    }
+    given.alpha = alpha;
   }
   return given;
 }

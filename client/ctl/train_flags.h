@@ -4,6 +4,7 @@
 #pragma once
 
 #include <CLI/App.hpp>
+#include <cstdint>
 #include <optional>
 #include <string>
 
@@ -15,14 +16,16 @@ namespace sluice::ctl {
 struct TrainFlags {
   std::string model;
   std::optional<int64_t> layers, hidden, heads, kv_heads, head_dim, ffn, vocab;
+  std::string arch;  // gpt, llama; empty: gpt, or llama with swiglu
   bool swiglu = false;
   std::string hardware;
   int64_t gpus = 0;
-  std::string seq_len;
+  std::optional<int64_t> seq_len;
   std::string method = "sluice";
   planner::train::GivenSettings given;
-  std::string chunk;
-  int64_t global_batch = 16;
+  std::string alpha = "auto";
+  // Sequences per step; as one number, or as micro-batches of some.
+  std::optional<int64_t> global_batch, batch, accumulate;
   bool max_seq_len = false;
   bool json = false;
   std::string html;

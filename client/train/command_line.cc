@@ -8,11 +8,13 @@
 #include <cstdlib>
 #include <map>
 #include <memory>
+#include <optional>
 #include <string_view>
 
 #include "client/train/launch/outcome.h"
 #include "client/train/options.h"
 #include "proto/base/status.h"
+#include "proto/cli/cli.h"
 
 namespace sluice::train {
 namespace {
@@ -21,13 +23,12 @@ namespace {
 struct RawFlags {
   std::string alpha = "auto";
   std::string fractions;
-  std::string hbm = "0";
-  std::string host = "0";
   std::string method = "sluice";
   std::string arch = "llama";
   std::string dtype = "fp32";
   int64_t kv_heads = 0;
   double dropout = 0;
+  std::optional<int64_t> global_batch;
 };
 
 constexpr char kTrainExamples[] = R"(Examples:
@@ -35,9 +36,9 @@ constexpr char kTrainExamples[] = R"(Examples:
   sluice-train train --private --seq-len 4096 --steps 20
 
   # Two ranks on the node's daemon, resumable:
-  sluice-train train --ranks 2 --seq-len 32768 --chunk 512 \
+  sluice-train train --ranks 2 --seq-len 32K --chunk 512 \
       --data corpus.txt --steps 1000 --save out/run --save-every 100
-  sluice-train train --ranks 2 --seq-len 32768 --chunk 512 \
+  sluice-train train --ranks 2 --seq-len 32K --chunk 512 \
       --data corpus.txt --steps 2000 --save out/run --resume out/run
 
   # Does this length fit, without training?
@@ -57,17 +58,16 @@ constexpr char kCheckExamples[] = R"(Example:
 void AddShared(CLI::App& app, RunOptions& o, RawFlags& raw) {
   app.add_option("--job", o.job, "label of the job; budgets bind it");
   app.add_option("--arch", raw.arch, "gpt or llama")->capture_default_str();
-  app.add_option("--layers", o.model.layers)->capture_default_str();
-  app.add_option("--hidden", o.model.hidden)->capture_default_str();
-  app.add_option("--heads", o.model.heads)->capture_default_str();
-  app.add_option("--kv-heads", raw.kv_heads, "default: as many as --heads");
-  app.add_option("--ffn", o.model.ffn)->capture_default_str();
-  app.add_option("--vocab", o.model.vocab, "256 for bytes")
-      ->capture_default_str();
-  app.add_option("--seq-len", o.seq_len, "global tokens of a sequence")
-      ->capture_default_str();
-  app.add_option("--chunk", o.chunk, "global tokens of a chunk")
-      ->capture_default_str();
+  cli::AddCount(app, "--layers", o.model.layers);
+  cli::AddCount(app, "--hidden", o.model.hidden);
+  cli::AddCount(app, "--heads", o.model.heads);
+  cli::AddCount(app, "--kv-heads", raw.kv_heads, "as many as --heads")
+      ->default_str("--heads");
+  cli::AddCount(app, "--ffn", o.model.ffn);
+  cli::AddCount(app, "--vocab", o.model.vocab, "256 for bytes");
+  cli::AddCount(app, "--seq-len", o.seq_len,
+                "global tokens of a sequence: 4096, 128K, 1.5M");
+  cli::AddCount(app, "--chunk", o.chunk, "global tokens of a chunk");
   app.add_option("--alpha", raw.alpha,
                  "token fraction swapped to the host, 0 to 1, or 'auto'")
       ->capture_default_str();
@@ -80,19 +80,18 @@ void AddShared(CLI::App& app, RunOptions& o, RawFlags& raw) {
   app.add_option("--prefetch", o.prefetch, "chunks in flight")
       ->capture_default_str();
   app.add_option("--dtype", raw.dtype, "fp32 or bf16")->capture_default_str();
-  app.add_option("--ranks", o.ranks,
-                 "ranks to start (ignored where RANK is set already)")
+  app.add_option("--ranks,--gpus", o.ranks,
+                 "ranks to start, one per GPU (ignored where RANK is set "
+                 "already)")
       ->capture_default_str();
-  app.add_option("--threads", o.threads, "compute threads a rank")
+  app.add_option("--threads", o.threads, "compute threads per rank")
       ->capture_default_str();
   app.add_option("--seed", o.seed)->capture_default_str();
-  app.add_option("--hbm", raw.hbm,
-                 "GPU memory of a rank, e.g. 36MiB (0: its share of the pool)")
-      ->capture_default_str();
-  app.add_option("--host", raw.host,
-                 "host memory of all local ranks together (0: what the "
-                 "daemon's budgets allow)")
-      ->capture_default_str();
+  cli::AddSize(app, "--hbm,--gpu-memory", o.hbm,
+               "GPU memory per rank, e.g. 36MiB (0: its share of the pool)");
+  cli::AddSize(app, "--host,--host-memory", o.host,
+               "host memory of all local ranks together (0: what the daemon's "
+               "budgets allow)");
   app.add_flag("--json", o.json, "one JSON object on stdout at the end");
   app.add_option("--dropout", raw.dropout, "only 0 is there yet");
 }
@@ -110,9 +109,9 @@ void AddProfile(CLI::App& app, RunOptions& o) {
   app.add_option("--job", o.job, "label of the job; budgets bind it");
   app.add_flag("--private", o.private_daemon,
                "start a sluiced with simulated GPUs for this run only");
-  app.add_option("--ranks", o.ranks, "ranks that measure at once")
+  app.add_option("--ranks,--gpus", o.ranks, "ranks that measure at once")
       ->capture_default_str();
-  app.add_option("--threads", o.threads, "compute threads a rank")
+  app.add_option("--threads", o.threads, "compute threads per rank")
       ->capture_default_str();
   app.footer(kProfileExamples);
 }
@@ -123,24 +122,23 @@ void AddTraining(CLI::App& app, RunOptions& o, RawFlags& raw) {
                  "/run/sluice/session.sock)");
   app.add_flag("--private", o.private_daemon,
                "start a sluiced for this run only, with a simulated GPU of "
-               "--hbm (256 MiB) a rank and host memory of --host (1 GiB)");
+               "--hbm (256 MiB) per rank and host memory of --host (1 GiB)");
   app.add_option("--method", raw.method, "keep-all, recompute or sluice")
       ->capture_default_str();
-  app.add_option("--steps", o.steps, "steps in all, those resumed included")
-      ->capture_default_str();
+  cli::AddCount(app, "--steps", o.steps,
+                "steps in all, those resumed included");
   app.add_option("--lr", o.lr)->capture_default_str();
-  app.add_option("--warmup", o.warmup, "steps of linear warm-up")
-      ->capture_default_str();
+  cli::AddCount(app, "--warmup", o.warmup, "steps of linear warm-up");
   app.add_option("--clip", o.clip, "global gradient norm; 0: no clipping")
       ->capture_default_str();
   app.add_option("--weight-decay", o.weight_decay, "not on norms, biases")
       ->capture_default_str();
   app.add_option("--beta1", o.beta1)->capture_default_str();
   app.add_option("--beta2", o.beta2)->capture_default_str();
-  app.add_option("--batch", o.batch, "sequences of a micro-batch")
-      ->capture_default_str();
-  app.add_option("--accumulate", o.accumulate, "micro-batches of a step")
-      ->capture_default_str();
+  cli::AddCount(app, "--batch", o.batch, "sequences of a micro-batch");
+  cli::AddCount(app, "--accumulate", o.accumulate, "micro-batches of a step");
+  cli::AddCount(app, "--global-batch", raw.global_batch,
+                "sequences of a step: --batch times --accumulate");
   app.add_option("--data", o.data,
                  "text file or folder (bytes as tokens), or a .bin of token "
                  "ids (default: torch's Python sources)");
@@ -149,8 +147,7 @@ void AddTraining(CLI::App& app, RunOptions& o, RawFlags& raw) {
   app.add_option("--token-bytes", o.token_bytes,
                  "2 or 4: ids of a .bin without a header");
   app.add_option("--save", o.save, "checkpoint folder");
-  app.add_option("--save-every", o.save_every, "steps; 0: at the end only")
-      ->capture_default_str();
+  cli::AddCount(app, "--save-every", o.save_every, "steps; 0: at the end only");
   app.add_option("--resume", o.resume, "checkpoint folder to go on from");
   app.add_option("--log-jsonl", o.log_jsonl, "one line a step");
   app.add_option("--trace", o.trace, "timeline of rank 0's last step, JSON");
@@ -173,13 +170,19 @@ absl::Status Choose(const char* flag, const std::string& text,
   return BadInput(fmt::format("{} '{}': must be one of {}", flag, text, list));
 }
 
-absl::Status ReadBytes(const char* flag, const std::string& text, Bytes& out) {
-  auto bytes = ParseBytes(text);
-  if (!bytes.ok() || bytes->count() < 0) {
+// --global-batch in micro-batches of --batch.
+absl::Status ReadGlobalBatch(const RawFlags& raw, RunOptions& o) {
+  if (!raw.global_batch) return absl::OkStatus();
+  const int64_t global = *raw.global_batch;
+  const bool accumulates = o.accumulate > 1;
+  if (o.batch < 1 || global < 1 || global % o.batch != 0 ||
+      (accumulates && global != o.batch * o.accumulate)) {
     return BadInput(fmt::format(
-        "{} '{}': not an amount of memory, write 36MiB or 4096", flag, text));
+        "--global-batch {}: must be --batch {} times {}", global, o.batch,
+        accumulates ? fmt::format("--accumulate {}", o.accumulate)
+                    : "a whole number of micro-batches"));
   }
-  out = *bytes;
+  o.accumulate = global / o.batch;
   return absl::OkStatus();
 }
 
@@ -244,8 +247,7 @@ absl::Status ReadFractions(const std::string& text, stream::FractionMap& out) {
 absl::Status Convert(const RawFlags& raw, RunOptions& o) {
   SLUICE_RETURN_IF_ERROR(ReadAlpha(raw.alpha, o.alpha));
   SLUICE_RETURN_IF_ERROR(ReadFractions(raw.fractions, o.fractions));
-  SLUICE_RETURN_IF_ERROR(ReadBytes("--hbm", raw.hbm, o.hbm));
-  SLUICE_RETURN_IF_ERROR(ReadBytes("--host", raw.host, o.host));
+  SLUICE_RETURN_IF_ERROR(ReadGlobalBatch(raw, o));
   SLUICE_RETURN_IF_ERROR(Choose<Method>("--method", raw.method,
                                         {{"keep-all", Method::kKeepAll},
                                          {"recompute", Method::kRecompute},
@@ -268,23 +270,11 @@ absl::Status Convert(const RawFlags& raw, RunOptions& o) {
   return absl::OkStatus();
 }
 
-// CLI11's message, without its second line of advice.
-std::string FirstLine(const std::string& text) {
-  return text.substr(0, text.find('\n'));
-}
-
 }  // namespace
 
 absl::StatusOr<ParsedCommand> ParseCommandLine(
     const std::vector<std::string>& arguments) {
   ParsedCommand parsed;
-  if (!arguments.empty() && !arguments[0].starts_with('-') &&
-      arguments[0] != "train" && arguments[0] != "check" &&
-      arguments[0] != "profile") {
-    return BadInput(
-        fmt::format("'{}': not a command; there are train, check and profile",
-                    arguments[0]));
-  }
   RunOptions train, check, profile;
   RawFlags train_raw, check_raw;
   profile.command = Command::kProfile;
@@ -304,20 +294,15 @@ absl::StatusOr<ParsedCommand> ParseCommandLine(
   check_app->add_option(
       "--socket", check.socket,
       "a daemon's session socket (default: a private sluiced, with a simulated "
-      "GPU of --hbm (1 GiB) a rank and host memory of --host (4 GiB))");
+      "GPU of --hbm (1 GiB) per rank and host memory of --host (4 GiB))");
   check_app->footer(kCheckExamples);
   CLI::App* const profile_app = app.add_subcommand(
       "profile", "measure this machine for sluicectl plan train, as TOML");
   AddProfile(*profile_app, profile);
-  std::vector<std::string> reversed(arguments.rbegin(), arguments.rend());
-  try {
-    app.parse(reversed);
-  } catch (const CLI::CallForHelp& e) {
-    parsed.exit = app.exit(e);
+  SLUICE_ASSIGN_OR_RETURN(const auto done, cli::Parse(app, arguments));
+  if (done) {
+    parsed.exit = *done;
     return parsed;
-  } catch (const CLI::ParseError& e) {
-    return BadInput(fmt::format("{} (sluice-train --help lists the flags)",
-                                FirstLine(e.what())));
   }
   if (profile_app->parsed()) {
     parsed.options = profile;

@@ -1,6 +1,7 @@
 # The layer table of the design: what each target is allowed to use. A link
 # that is not listed (itself or through what is listed) fails at configure.
 set(SLUICE_LAYER_base "")
+set(SLUICE_LAYER_cli base)
 set(SLUICE_LAYER_plan_format base)
 set(SLUICE_LAYER_wire plan_format)
 set(SLUICE_LAYER_admin wire)
@@ -12,12 +13,12 @@ set(SLUICE_LAYER_worker planner)
 set(SLUICE_LAYER_core plan_format)
 set(SLUICE_LAYER_service core wire admin device)
 set(SLUICE_LAYER_metrics core)
-set(SLUICE_LAYER_sluiced service metrics)
+set(SLUICE_LAYER_sluiced service metrics cli)
 set(SLUICE_LAYER_client wire device)
 set(SLUICE_LAYER_torch client ops stream plan_format)
 set(SLUICE_LAYER_torch_cuda torch)
-set(SLUICE_LAYER_train torch)
-set(SLUICE_LAYER_ctl client admin planner)
+set(SLUICE_LAYER_train torch cli)
+set(SLUICE_LAYER_ctl client admin planner cli)
 
 # Everything `layer` may use, transitively, into `out`.
 function(sluice_layer_closure layer out)
@@ -92,7 +93,7 @@ endfunction()
 
 # The layer of a source folder: the longest of these that it starts with.
 set(SLUICE_LAYER_FOLDERS
-  proto/base=base proto/plan=plan_format proto/admin=admin proto=wire
+  proto/base=base proto/cli=cli proto/plan=plan_format proto/admin=admin proto=wire
   kernels/device=device kernels/ops=ops
   planner/stream=stream planner/worker=worker planner=planner
   daemon/core=core daemon/service=service daemon/metrics=metrics daemon=sluiced

@@ -3,9 +3,9 @@
 #include <fmt/format.h>
 
 #include <algorithm>
-#include <charconv>
 
 #include "proto/base/status.h"
+#include "proto/base/sizes.h"
 
 namespace sluice::planner::train {
 namespace {
@@ -228,22 +228,13 @@ absl::StatusOr<std::vector<Settings>> Candidates(const Request& request,
 }
 
 absl::StatusOr<int64_t> ParseTokens(std::string_view text) {
-  int64_t value = 0;
-  const char* end = text.data() + text.size();
-  const auto [rest, error] = std::from_chars(text.data(), end, value);
-  std::string_view unit(rest, size_t(end - rest));
-  int64_t scale = 0;
-  if (unit.empty()) scale = 1;
-  if (unit == "K" || unit == "k") scale = 1 << 10;
-  if (unit == "M" || unit == "m") scale = 1 << 20;
-  if (error != std::errc() || scale == 0 || value < 1 ||
-      value > (int64_t{1} << 30) / scale) {
-    return absl::InvalidArgumentError(fmt::format(
-        "'{}' is no number of tokens; give 131072, 128K or 1M (K = 1,024; at "
-        "most 1024M)",
-        text));
+  const auto count = ParseCount(text);
+  if (!count.ok()) return count.status();
+  if (*count < 1 || *count > int64_t{1} << 30) {
+    return absl::InvalidArgumentError(
+        fmt::format("'{}' tokens: give 1 to 1024M", text));
   }
-  return value * scale;
+  return count;
 }
 
 std::string TokensText(int64_t tokens) {

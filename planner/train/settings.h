@@ -73,7 +73,7 @@ std::optional<int64_t> BatchThatDivides(const Request& request,
 // InvalidArgument: flag, value, limit.
 absl::Status Validate(const Request& request, const GivenSettings& given);
 
-// "131072", "128K", "1M" (K = 1,024, M = 1,048,576) as tokens.
+// ParseCount (proto/base/sizes.h) within what a sequence may have.
 absl::StatusOr<int64_t> ParseTokens(std::string_view text);
 // "1M", "640K", "1000".
 std::string TokensText(int64_t tokens);

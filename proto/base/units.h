@@ -64,8 +64,8 @@ constexpr Bytes RoundUp(Bytes size, Bytes unit) {
 // "36 MiB", "1.5 GiB", "512 B": for people, at most one decimal.
 std::string FormatBytes(Bytes size);
 
-// Reads "36MiB", "1.5 GiB", "4096", "64k": binary units, case-insensitive,
-// with or without "iB" / "B". InvalidArgument names the text and the form.
+// Reads "36MiB" (2^20), "36MB" (10^6), "4096B"; a number without a unit is
+// InvalidArgument, which names the text and what to write. See sizes.h.
 absl::StatusOr<Bytes> ParseBytes(std::string_view text);
 
 }  // namespace sluice

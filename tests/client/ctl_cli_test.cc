@@ -52,8 +52,9 @@ TEST(SluicectlCli, ABudgetWithoutWhoseOrWhichOrASizeIsRefused) {
                 "'much' is not a size");
   ExpectOneLine(Ctl({"budget", "set", "--job", "a", "--gpu", "0"}),
                 "above 0, or 'unlimited'");
-  ExpectOneLine(Ctl({"budget", "set", "--user", "no-such-user", "--gpu", "1"}),
-                "no user 'no-such-user'");
+  ExpectOneLine(
+      Ctl({"budget", "set", "--user", "no-such-user", "--gpu", "1GiB"}),
+      "no user 'no-such-user'");
 }
 
 TEST(SluicectlCli, AnAdminSocketThatIsNotThereIsOneClearLine) {

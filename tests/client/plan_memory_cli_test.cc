@@ -169,7 +169,7 @@ TEST(PlanMemoryCli, AlignmentRoundsThePlanAndNotItsSizes) {
   const TempDir dir;
   const std::string plan = dir.File("p.csv");
   const ChildResult result = Plan(
-      {Write(dir, "t.csv", kSmall), "--align", "64", "--json", "-o", plan});
+      {Write(dir, "t.csv", kSmall), "--align", "64B", "--json", "-o", plan});
   const json got = json::parse(result.out);
   EXPECT_EQ(got["peak_bytes"], 128);
   EXPECT_EQ(got["max_live_bytes"], 128);
@@ -207,7 +207,7 @@ TEST(PlanMemoryCli, AWholeIterationsPlanHoldsFromEachFormat) {
           .trace;
   const std::string plan = dir.File("p.csv");
   const ChildResult csv = Plan({Write(dir, "t.csv", planner::ToCsv(trace)),
-                                "--align", "512", "--json", "-o", plan});
+                                "--align", "512B", "--json", "-o", plan});
   ASSERT_EQ(csv.exit_code, 0) << csv.err;
   const json got = json::parse(csv.out);
   EXPECT_EQ(CheckedPeak(Slurp(plan), 512), got["peak_bytes"]);
@@ -223,13 +223,26 @@ TEST(PlanMemoryCli, AWholeIterationsPlanHoldsFromEachFormat) {
 TEST(PlanMemoryCli, CapacityDecidesTheExitStatus) {
   const TempDir dir;
   const std::string trace = Write(dir, "t.csv", kSmall);
-  const ChildResult fits = Plan({trace, "--capacity", "12", "--json"});
+  const ChildResult fits = Plan({trace, "--capacity", "12B", "--json"});
   EXPECT_EQ(fits.exit_code, 0);
   EXPECT_EQ(json::parse(fits.out)["fits"], true);
-  const ChildResult not_fits = Plan({trace, "--capacity", "11", "--json"});
+  const ChildResult not_fits = Plan({trace, "--capacity", "11B", "--json"});
   EXPECT_EQ(not_fits.exit_code, 3);
   EXPECT_EQ(json::parse(not_fits.out)["fits"], false);
   EXPECT_EQ(json::parse(not_fits.out)["valid"], true);
+}
+
+// Wrong once: 1MB was read as 1 MiB, and said to fit what 1,000,000 did not.
+TEST(PlanMemoryCli, AMegabyteIsAMillionBytes) {
+  const TempDir dir;
+  const std::string trace =
+      Write(dir, "t.csv", "id,lower,upper,size\n1,0,4,1047552\n");
+  const ChildResult mb = Plan({trace, "--capacity", "1MB"});
+  EXPECT_EQ(mb.exit_code, 3);
+  EXPECT_THAT(mb.out, HasSubstr("proved not to fit in --capacity 976.6 KiB "
+                                "(1,000,000 bytes)"));
+  EXPECT_EQ(Plan({trace, "--capacity", "1MiB"}).exit_code, 0);
+  ExpectRefusal(Plan({trace, "--capacity", "1000000"}), "names no unit");
 }
 
 TEST(PlanMemoryCli, ThePlanMayGoToStdout) {
@@ -261,7 +274,7 @@ TEST(PlanMemoryCli, WhatIsWrongIsOneLineAndNothingIsWritten) {
   ExpectRefusal(Plan({dir.path()}), "is a folder");
   ExpectRefusal(Plan({good, "-o", dir.File("no/such/p.csv")}), "cannot write");
   ExpectRefusal(Plan({good, "-o", dir.path()}), "cannot write");
-  ExpectRefusal(Plan({good, "--align", "3"}), "power of two");
+  ExpectRefusal(Plan({good, "--align", "3B"}), "power of two");
   ExpectRefusal(Plan({good, "--align", "0"}), "power of two");
   ExpectRefusal(Plan({good, "--time-limit", "0"}), "--time-limit 0");
   ExpectRefusal(Plan({good, "--time-limit", "-1"}), "--time-limit -1");

@@ -33,7 +33,7 @@ driver = "sim"
 [sim]
 gpus = 4
 gpu_memory = "48MiB"
-host_memory = 1073741824
+host_memory = "1073741824B"
 numa_nodes = 2
 granularity = "4KiB"
 links = [{name = "a", h2d_bytes_per_s = 2e9, d2h_bytes_per_s = 1000000}, {name = "b"}]
@@ -117,6 +117,34 @@ TEST(Config, WhatIsWrongIsOneLineWithFileAndLine) {
         << c.text;
     EXPECT_EQ(config.status().message().find('\n'), std::string::npos);
   }
+}
+
+// Wrong once: `gpu_bytes = 40` was 40 bytes in silence, and "40GB" 40 GiB.
+TEST(Config, SizesHaveUnitsAsOnTheCommandLines) {
+  const auto bare = ParseConfig("[pools]\ngpu_bytes = 40\n", "c.toml");
+  EXPECT_THAT(bare, StatusIs(absl::StatusCode::kInvalidArgument,
+                             HasSubstr("'gpu_bytes' must be a size above 0 in "
+                                       "quotes, such as \"36MiB\", or \"40B\" "
+                                       "for 40 bytes")));
+  EXPECT_THAT(
+      ParseConfig("[pools]\ngpu_bytes = \"40\"\n", "c.toml"),
+      StatusIs(absl::StatusCode::kInvalidArgument, HasSubstr("names no unit")));
+  SLUICE_ASSERT_OK_AND_ASSIGN(
+      const Config config,
+      ParseConfig("[pools]\ngpu_memory = \"40GB\"\n[budgets]\n"
+                  "job_host_memory = \"1MB\"\n",
+                  "c.toml"));
+  EXPECT_EQ(config.gpu_pool, Bytes(40'000'000'000));
+  EXPECT_EQ(config.job_limits.host, Bytes(1'000'000));
+}
+
+TEST(Config, TwoNamesOfOneSettingAreNotBothGiven) {
+  EXPECT_THAT(
+      ParseConfig("[pools]\ngpu_bytes = \"1GiB\"\ngpu_memory = \"2GiB\"\n",
+                  "c.toml"),
+      StatusIs(absl::StatusCode::kInvalidArgument,
+               HasSubstr("c.toml:3: 'gpu_memory' is gpu_bytes by another name: "
+                         "give one of them")));
 }
 
 TEST(Config, FileIsReadAndFaultsNameIt) {

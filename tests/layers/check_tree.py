@@ -34,7 +34,7 @@ FAMILIES = {
     "cbc": (r"(Cbc|Cgl|Coin|Osi)\w*\.(h|hpp)$|coin/", ["planner"]),
     "glpk": (r"glpk\.h$", ["tests"]),
     "toml++": (r"toml(\+\+|plusplus)/|toml\.hpp$", ["daemon", "planner"]),
-    "cli11": (r"CLI/", ["daemon", "client/ctl", "client/train",
+    "cli11": (r"CLI/", ["proto/cli", "daemon", "client/ctl", "client/train",
                         "client/examples", "planner/worker"]),
     "json": (r"nlohmann/", ["proto/plan", "planner", "daemon/metrics",
                             "client/ctl", "client/train"]),

@@ -42,6 +42,24 @@ TEST(CommandLine, ReadsEveryKindOfFlag) {
   EXPECT_TRUE(o.json);
 }
 
+// Wrong once: `--seq-len 4K` was of sluicectl plan train only.
+TEST(CommandLine, TakesTheSizesAndNamesOfTheOtherPrograms) {
+  SLUICE_ASSERT_OK_AND_ASSIGN(
+      const ParsedCommand parsed,
+      ParseCommandLine(
+          Split("train --gpus 2 --seq-len 1.5K --chunk 0.5K --vocab 32K "
+                "--gpu-memory 36MB --host-memory 1GiB --batch 2 "
+                "--global-batch 8")));
+  const RunOptions& o = parsed.options;
+  EXPECT_EQ(o.ranks, 2);
+  EXPECT_EQ(o.seq_len, 1536);
+  EXPECT_EQ(o.chunk, 512);
+  EXPECT_EQ(o.model.vocab, 32768);
+  EXPECT_EQ(o.hbm, Bytes(36'000'000));
+  EXPECT_EQ(o.host, GiB(1));
+  EXPECT_EQ(o.batch * o.accumulate, 8);
+}
+
 TEST(CommandLine, CheckHasADaemonOfItsOwnUnlessASocketIsNamed) {
   SLUICE_ASSERT_OK_AND_ASSIGN(const ParsedCommand own,
                               ParseCommandLine(Split("check")));
@@ -105,6 +123,11 @@ INSTANTIATE_TEST_SUITE_P(
                               "'ffn_gate' is no class"},
                       BadLine{"train --lr nan", "--lr nan"},
                       BadLine{"train --hbm lots", "--hbm 'lots'"},
+                      BadLine{"train --hbm 40", "names no unit"},
+                      BadLine{"train --seqlen 1M", "did you mean --seq-len?"},
+                      BadLine{"tarin", "did you mean train?"},
+                      BadLine{"train --batch 3 --global-batch 8",
+                              "--global-batch 8: must be --batch 3 times"},
                       BadLine{"train --hbm=-1", "--hbm '-1'"},
                       BadLine{"train --method magic",
                               "keep-all, recompute, sluice"},
@@ -122,7 +145,7 @@ TEST(PrivateConfig, NamesALinkForEachGpu) {
   const std::string config = PrivateConfig(
       {.gpus = 2, .gpu_memory = MiB(36), .host_memory = MiB(384)});
   EXPECT_THAT(config, AllOf(HasSubstr("gpus = 2"), HasSubstr("\"pcie1\""),
-                            HasSubstr("gpu_memory = \"37748736\"")));
+                            HasSubstr("gpu_memory = \"36MiB\"")));
 }
 
 }  // namespace

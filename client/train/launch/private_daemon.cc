@@ -13,6 +13,7 @@
 #include <fstream>
 
 #include "absl/time/clock.h"
+#include "proto/base/sizes.h"
 #include "proto/base/status.h"
 #include "proto/base/unique_fd.h"
 
@@ -77,8 +78,9 @@ std::string PrivateConfig(const PrivateDaemon::Options& options) {
       "links = [{}]\ngpu_links = [{}]\n"
       "[pools]\nhost_bytes = \"{}\"\nextent_bytes = \"4MiB\"\n"
       "[http]\nlisten = \"\"\n[log]\nlevel = \"warning\"\n",
-      options.gpus, options.gpu_memory.count(), options.host_memory.count(),
-      links, names, options.host_memory.count());
+      options.gpus, ExactBytes(options.gpu_memory),
+      ExactBytes(options.host_memory), links, names,
+      ExactBytes(options.host_memory));
 }
 
 absl::StatusOr<std::unique_ptr<PrivateDaemon>> PrivateDaemon::Start(

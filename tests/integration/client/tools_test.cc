@@ -49,7 +49,7 @@ TEST(Tools, StatusShowsWhoHoldsWhat) {
   const ChildResult jobs = RunTool(daemon, {"sluicectl", "jobs"});
   EXPECT_THAT(jobs.out, HasSubstr("1,200")) << "600 tokens in half a second";
   const ChildResult json = RunTool(daemon, {"sluicectl", "jobs", "--json"});
-  EXPECT_THAT(json.out, HasSubstr("\"gpu_bytes\": 5242880"));
+  EXPECT_THAT(json.out, HasSubstr("\"gpu_bytes\":5242880"));
 }
 
 TEST(Tools, AnAdministratorSetsABudgetThatHoldsAtOnce) {

@@ -55,7 +55,7 @@ class Fractions(harness.TrainTest):
         some = []
         for part in (0.4, 0.6, 0.8):
             hbm = int(low + part * (high - low))
-            report = self.train(*RUN, "--hbm", str(hbm))
+            report = self.train(*RUN, "--hbm", f"{hbm}B")
             self.assert_same_run(report, roomy)
             self.assertLessEqual(report["peak_hbm_bytes"],
                                  report["hbm_bytes_per_gpu"])
@@ -67,7 +67,7 @@ class Fractions(harness.TrainTest):
         least = self.train(*RUN, "--hbm", "64MiB", "--alpha", "0")
         budget = (whole["host_bytes"] + least["host_bytes"]) // 2
         daemon = self.daemon(extra=f"[budgets]\nprincipal_host_bytes = "
-                                   f"{budget}\n")
+                                   f"\"{budget}B\"\n")
         report = self.train("--socket", daemon, *RUN[1:], "--hbm", "64MiB",
                             "--no-keep")
         self.assert_same_run(report, whole)
@@ -84,7 +84,8 @@ class Fractions(harness.TrainTest):
         least = self.train("--private", *flags, "--ranks", "2", "--alpha", "0")
         few = int(0.45 * least["host_bytes"] + 0.05 * whole["host_bytes"])
         sockets = [self.daemon(), self.daemon(
-            name="tight", extra=f"[budgets]\nprincipal_host_bytes = {few}\n")]
+            name="tight", extra=f"[budgets]\nprincipal_host_bytes = "
+                  f"\"{few}B\"\n")]
         with socket.socket() as free:
             free.bind(("127.0.0.1", 0))
             port = str(free.getsockname()[1])
@@ -108,7 +109,7 @@ class Fractions(harness.TrainTest):
     def test_more_than_the_gpu_has_is_refused_before_the_first_step(self):
         low = self.train(*RUN, "--hbm", "64MiB", "--no-keep")["peak_hbm_bytes"]
         report = self.train(
-            *RUN, "--hbm", str(low + 2**19), "--fractions",
+            *RUN, "--hbm", f"{low + 2**19}B", "--fractions",
             ",".join(f"{name}=keep:1" for name in FREE if name not in "qkv"),
             status=3)
         self.assertEqual(report["limited_by"], "gpu_memory")

@@ -51,7 +51,7 @@ class Replan(harness.TrainTest):
         whole = self.planned_host_bytes(*joining, "--alpha", "1")
         ranks = 3 if "--ranks" in running else 2
         return self.daemon(extra=f"[budgets]\nprincipal_host_bytes = "
-                                 f"{least + whole + ranks * 65536}\n")
+                                 f"\"{least + whole + ranks * 65536}B\"\n")
 
     def start_job(self, socket, name, *flags):
         log = self.path(name + ".jsonl")
@@ -127,7 +127,7 @@ class Replan(harness.TrainTest):
     def test_a_full_node_makes_room_for_one_that_would_calibrate(self):
         least = self.planned_host_bytes("--alpha", "0")
         socket = self.daemon(extra=f"[budgets]\nprincipal_host_bytes = "
-                                   f"{2 * least + 256 * 1024}\n")
+                                   f"\"{2 * least + 256 * 1024}B\"\n")
         first, log = self.start_long_job(socket, "first")
         second, _ = self.start_job(socket, "second", "--steps", "2")
         joined = self.finish(second)

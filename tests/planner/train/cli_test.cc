@@ -212,6 +212,26 @@ TEST(PlanTrain, AModelIsANameAConfigOrFlags) {
   EXPECT_EQ(name.out, flags.out);
 }
 
+// The trainer's names and sizes mean the same at the desk.
+TEST(PlanTrain, TakesTheTrainersFlags) {
+  const std::string model = "train --hardware a800-80g --method memo ";
+  const ChildResult own =
+      Plan(model +
+           "--layers 32 --hidden 4096 --heads 32 --swiglu --gpus 8 --seq-len "
+           "1572864 --global-batch 8 --json");
+  const ChildResult trainers = Plan(
+      model +
+      "--layers 32 --hidden 4K --heads 32 --arch llama --ranks 8 --seq-len "
+      "1.5M --batch 2 --accumulate 4 --alpha auto --json");
+  EXPECT_NE(own.out, "");
+  EXPECT_EQ(own.out, trainers.out);
+  const std::string good =
+      "train --model gpt-7b --hardware a800-80g --gpus 8 --seq-len 64K ";
+  ExpectOneLine(good + "--global-batch 8 --batch 3", "--global-batch 8 is not");
+  ExpectOneLine(good + "--alpha much", "--alpha 'much'");
+  ExpectOneLine(good + "--seqlen 1M", "did you mean --seq-len?");
+}
+
 TEST(PlanTrain, BadInputIsOneLine) {
   const std::string good = " --hardware a800-80g --gpus 8 --seq-len 64K";
   ExpectOneLine("train" + good, "give --model");

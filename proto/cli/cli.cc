@@ -1,0 +1,162 @@
+#include "proto/cli/cli.h"
+
+#include <fmt/format.h>
+
+#include <CLI/CLI.hpp>
+#include <algorithm>
+
+#include "proto/base/sizes.h"
+#include "proto/base/text.h"
+#include "proto/cli/suggest.h"
+
+namespace sluice::cli {
+namespace {
+
+// CLI11 speaks in exceptions; they end in Parse below.
+template <typename T, typename To>
+CLI::Option* Add(CLI::App& app, const std::string& names, To& to,
+                 const std::string& help,
+                 absl::StatusOr<T> (*parse)(std::string_view)) {
+  const std::string name = names.substr(0, names.find(','));
+  const auto read = [&to, name, parse](const CLI::results_t& texts) {
+    const absl::StatusOr<T> value = parse(texts.back());
+    if (!value.ok()) {
+      throw CLI::ValidationError(
+          fmt::format("{} {}", name, std::string(value.status().message())));
+    }
+    to = *value;
+    return true;
+  };
+  return app.add_option(names, read, help);
+}
+
+template <typename T>
+CLI::Option* Sized(CLI::App& app, const std::string& names, T& to,
+                   const std::string& help) {
+  return Add<Bytes>(app, names, to, help, &ParseBytes)->type_name("SIZE");
+}
+
+template <typename T>
+CLI::Option* Counted(CLI::App& app, const std::string& names, T& to,
+                     const std::string& help) {
+  return Add<int64_t>(app, names, to, help, &ParseCount)->type_name("COUNT");
+}
+
+CLI::App* Deepest(CLI::App& app) {
+  CLI::App* at = &app;
+  while (!at->get_subcommands().empty()) at = at->get_subcommands().back();
+  return at;
+}
+
+// The words by which `app` is called: "sluicectl plan train".
+std::string Called(const CLI::App* app) {
+  const CLI::App* parent = app->get_parent();
+  return parent == nullptr ? app->get_name()
+                           : Called(parent) + " " + app->get_name();
+}
+
+std::vector<std::string> Commands(const CLI::App& app) {
+  std::vector<std::string> names;
+  for (const CLI::App* each : app.get_subcommands({})) {
+    names.push_back(each->get_name());
+  }
+  return names;
+}
+
+// Of `app` and of those whose flags it takes too.
+std::vector<std::string> FlagsOf(const CLI::App& app) {
+  std::vector<std::string> names;
+  for (const CLI::App* at = &app; at != nullptr; at = at->get_parent()) {
+    for (const CLI::Option* option : at->get_options()) {
+      for (const std::string& name : option->get_lnames()) {
+        names.push_back("--" + name);
+      }
+    }
+  }
+  return names;
+}
+
+std::string Listed(const std::vector<std::string>& names) {
+  std::string text;
+  for (size_t i = 0; i < names.size(); ++i) {
+    text += (i == 0 ? "" : i + 1 < names.size() ? ", " : " and ") + names[i];
+  }
+  return text;
+}
+
+// About the first word that nothing takes.
+std::string Unknown(const CLI::App& app, std::string word) {
+  const bool flag = word.starts_with('-');
+  if (flag) word = word.substr(0, word.find('='));
+  const auto known = flag ? FlagsOf(app) : Commands(app);
+  const std::string what =
+      flag || !known.empty()
+          ? fmt::format("'{}' is no {} of {}", Printable(word),
+                        flag ? "flag" : "subcommand", Called(&app))
+          : fmt::format("{} takes no '{}'", Called(&app), Printable(word));
+  const std::string meant = Nearest(word, known);
+  if (!meant.empty()) return what + ": did you mean " + meant + "?";
+  return flag || known.empty() ? what : what + ": there are " + Listed(known);
+}
+
+std::string FirstLine(const std::string& text) {
+  return text.substr(0, text.find('\n'));
+}
+
+absl::Status Misuse(CLI::App& app, const CLI::ParseError& error) {
+  const CLI::App* at = Deepest(app);
+  const bool missing = dynamic_cast<const CLI::RequiredError*>(&error);
+  const bool extra = dynamic_cast<const CLI::ExtrasError*>(&error);
+  const std::vector<std::string> left = app.remaining(true);
+  std::string what = Printable(FirstLine(error.what()));
+  // A word that nothing takes explains what is missing, not the reverse.
+  if ((missing || extra) && !left.empty()) {
+    what = Unknown(*at, left.front());
+  } else if (missing && !Commands(*at).empty()) {
+    what = fmt::format("say what to do: the subcommands of {} are {}",
+                       Called(at), Listed(Commands(*at)));
+  }
+  return absl::InvalidArgumentError(
+      fmt::format("{} (see {} --help)", what, Called(at)));
+}
+
+}  // namespace
+
+CLI::Option* AddSize(CLI::App& app, const std::string& names, Bytes& to,
+                     const std::string& help) {
+  return Sized(app, names, to, help)->default_str(ExactBytes(to));
+}
+
+CLI::Option* AddSize(CLI::App& app, const std::string& names,
+                     std::optional<Bytes>& to, const std::string& help) {
+  return Sized(app, names, to, help);
+}
+
+CLI::Option* AddCount(CLI::App& app, const std::string& names, int64_t& to,
+                      const std::string& help) {
+  return Counted(app, names, to, help)->default_str(std::to_string(to));
+}
+
+CLI::Option* AddCount(CLI::App& app, const std::string& names,
+                      std::optional<int64_t>& to, const std::string& help) {
+  return Counted(app, names, to, help);
+}
+
+absl::StatusOr<std::optional<int>> Parse(
+    CLI::App& app, const std::vector<std::string>& arguments) {
+  app.set_version_flag("--version",
+                       fmt::format("{} {}", app.get_name(), Version()),
+                       "print the version and end");
+  try {
+    app.parse(std::vector<std::string>(arguments.rbegin(), arguments.rend()));
+  } catch (const CLI::Success& done) {
+    return app.exit(done);
+  } catch (const CLI::ParseError& error) {
+    return Misuse(app, error);
+  }
+  return std::nullopt;
+}
+
+std::string Version() { return SLUICE_VERSION; }
+
+}  // namespace sluice::cli

@@ -1,0 +1,40 @@
+// What the command lines of all three programs share: sizes and counts,
+// --version, --json, and one clear line for what was typed wrong.
+//
+// Thread safety: none; a command line is read before there are threads.
+#pragma once
+
+#include <CLI/App.hpp>
+#include <cstdint>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "absl/status/statusor.h"
+#include "proto/base/units.h"
+
+namespace sluice::cli {
+
+// A flag or argument that is an amount of memory (ParseBytes) or a count
+// (ParseCount); a wrong one is refused with its name. What `to` holds is shown
+// as the default.
+CLI::Option* AddSize(CLI::App& app, const std::string& names, Bytes& to,
+                     const std::string& help);
+CLI::Option* AddSize(CLI::App& app, const std::string& names,
+                     std::optional<Bytes>& to, const std::string& help);
+CLI::Option* AddCount(CLI::App& app, const std::string& names, int64_t& to,
+                      const std::string& help = "");
+CLI::Option* AddCount(CLI::App& app, const std::string& names,
+                      std::optional<int64_t>& to, const std::string& help = "");
+
+// Reads `arguments` (without the program's name) into `app`, whose name is the
+// program's; adds --version. A value: there is nothing left to do (help or the
+// version was printed), end with it. InvalidArgument, in one line: what is
+// wrong, what was probably meant, and the command that shows what there is.
+absl::StatusOr<std::optional<int>> Parse(
+    CLI::App& app, const std::vector<std::string>& arguments);
+
+// "0.1.0".
+std::string Version();
+
+}  // namespace sluice::cli
