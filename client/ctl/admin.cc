@@ -2,10 +2,12 @@
 
 #include <fmt/format.h>
 #include <grpcpp/grpcpp.h>
+#include <pwd.h>
 #include <unistd.h>
 
 #include <cerrno>
 #include <chrono>
+#include <cstdlib>
 #include <filesystem>
 #include <memory>
 
@@ -56,12 +58,44 @@ void SetDeadline(grpc::ClientContext& context) {
   context.set_deadline(std::chrono::system_clock::now() + kDeadline);
 }
 
+// This user's name; through sudo, whose it was before.
+std::string OwnName() {
+  const passwd* entry = getpwuid(getuid());
+  const std::string name =
+      entry != nullptr ? entry->pw_name : std::to_string(getuid());
+  const char* before = std::getenv("SUDO_USER");
+  return before != nullptr ? fmt::format("{} ({})", name, before) : name;
+}
+
 }  // namespace
 
 std::string AdminSocketOf(const std::string& session_socket) {
   return std::filesystem::path(session_socket)
       .replace_filename("admin.sock")
       .string();
+}
+
+absl::StatusOr<std::string> ReadStatus(const std::string& admin_socket) {
+  SLUICE_ASSIGN_OR_RETURN(const auto stub, Connect(admin_socket));
+  grpc::ClientContext context;
+  SetDeadline(context);
+  admin::StatusReply reply;
+  SLUICE_RETURN_IF_ERROR(ToAbsl(
+      stub->Status(&context, admin::StatusRequest(), &reply), admin_socket));
+  return reply.json();
+}
+
+absl::StatusOr<std::string> ReadPlan(const std::string& admin_socket,
+                                     uint64_t plan) {
+  SLUICE_ASSIGN_OR_RETURN(const auto stub, Connect(admin_socket));
+  admin::ShowPlanRequest request;
+  request.set_plan_id(plan);
+  grpc::ClientContext context;
+  SetDeadline(context);
+  admin::ShowPlanReply reply;
+  SLUICE_RETURN_IF_ERROR(
+      ToAbsl(stub->ShowPlan(&context, request, &reply), admin_socket));
+  return reply.plan();
 }
 
 absl::StatusOr<BudgetLimits> SetBudget(const std::string& admin_socket,
@@ -75,6 +109,7 @@ absl::StatusOr<BudgetLimits> SetBudget(const std::string& admin_socket,
   } else {
     request.set_job(target.job);
   }
+  request.set_by(OwnName());
   if (limits.gpu) request.set_gpu_bytes(limits.gpu->size());
   if (limits.host) request.set_host_bytes(limits.host->size());
   grpc::ClientContext context;

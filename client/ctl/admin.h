@@ -31,7 +31,14 @@ struct BudgetLimits {
   std::optional<Bytes> host;
 };
 
-// The limits as they are now.
+// The whole snapshot, everybody's, as JSON.
+absl::StatusOr<std::string> ReadStatus(const std::string& admin_socket);
+// A plan's bytes (plan::Decode); NotFound.
+absl::StatusOr<std::string> ReadPlan(const std::string& admin_socket,
+                                     uint64_t plan);
+
+// The limits as they are now. The daemon notes this process's user as who set
+// them.
 absl::StatusOr<BudgetLimits> SetBudget(const std::string& admin_socket,
                                        const BudgetTarget& target,
                                        const BudgetLimits& limits);

@@ -6,6 +6,8 @@
 #include <charconv>
 #include <cstdio>
 #include <optional>
+#include <utility>
+#include <vector>
 
 #include "client/ctl/admin.h"
 #include "client/ctl/output.h"
@@ -13,6 +15,7 @@
 #include "client/session/query.h"
 #include "client/session/session.h"
 #include "proto/base/status.h"
+#include "proto/base/text.h"
 #include "proto/base/units.h"
 #include "proto/plan/codec.h"
 
@@ -30,17 +33,27 @@ int Print(const absl::StatusOr<std::string>& text) {
   return ReportError(text.status());
 }
 
-// The snapshot as `render` shows it, or its part `key` as JSON.
-absl::StatusOr<std::string> Snapshot(const Flags& flags, Renderer render,
-                                     const std::string& key) {
-  SLUICE_ASSIGN_OR_RETURN(const auto status, client::QueryNode(flags.socket));
-  return flags.json ? JsonPart(status.json, key) : render(status.json);
-}
-
 std::string AdminSocket(const Flags& flags) {
   if (!flags.admin_socket.empty()) return flags.admin_socket;
   return AdminSocketOf(flags.socket.empty() ? client::DefaultSocket()
                                             : flags.socket);
+}
+
+bool AsAdministrator(const Flags& flags) {
+  return flags.admin || !flags.admin_socket.empty();
+}
+
+absl::StatusOr<std::string> SnapshotJson(const Flags& flags) {
+  if (AsAdministrator(flags)) return ReadStatus(AdminSocket(flags));
+  SLUICE_ASSIGN_OR_RETURN(auto status, client::QueryNode(flags.socket));
+  return std::move(status.json);
+}
+
+// The snapshot as `render` shows it, or its parts `keys` as JSON.
+absl::StatusOr<std::string> Snapshot(const Flags& flags, Renderer render,
+                                     const std::vector<std::string>& keys) {
+  SLUICE_ASSIGN_OR_RETURN(const std::string json, SnapshotJson(flags));
+  return flags.json ? JsonPart(json, keys) : render(json);
 }
 
 absl::StatusOr<uint32_t> UserId(const std::string& user) {
@@ -108,23 +121,41 @@ absl::StatusOr<std::string> DoEvict(const Flags& flags) {
                      flags.kill ? ", processes killed" : "");
 }
 
+absl::StatusOr<plan::NodePlan> PlanOf(const Flags& flags) {
+  if (!AsAdministrator(flags)) {
+    SLUICE_ASSIGN_OR_RETURN(auto status,
+                            client::QueryNode(flags.socket, flags.plan));
+    return *std::move(status.plan);
+  }
+  uint64_t id = 0;
+  const char* end = flags.plan.data() + flags.plan.size();
+  const auto [at, error] = std::from_chars(flags.plan.data(), end, id);
+  if (error != std::errc() || at != end) {
+    return absl::InvalidArgumentError(fmt::format(
+        "plan '{}' is not a number: sluicectl --admin status lists them",
+        Printable(flags.plan)));
+  }
+  SLUICE_ASSIGN_OR_RETURN(const std::string bytes,
+                          ReadPlan(AdminSocket(flags), id));
+  return plan::DecodeNodePlan(bytes);
+}
+
 absl::StatusOr<std::string> DoShowPlan(const Flags& flags) {
-  SLUICE_ASSIGN_OR_RETURN(const auto status,
-                          client::QueryNode(flags.socket, flags.plan));
-  return flags.json ? plan::Encode(*status.plan) + "\n"
-                    : RenderPlan(*status.plan, flags.explain);
+  SLUICE_ASSIGN_OR_RETURN(const plan::NodePlan plan, PlanOf(flags));
+  return flags.json ? plan::Encode(plan) + "\n"
+                    : RenderPlan(plan, flags.explain);
 }
 
 }  // namespace
 
 int ShowStatus(const Flags& flags) {
-  return Print(Snapshot(flags, RenderStatus, ""));
+  return Print(Snapshot(flags, RenderStatus, {}));
 }
 int ShowJobs(const Flags& flags) {
-  return Print(Snapshot(flags, RenderJobs, "jobs"));
+  return Print(Snapshot(flags, RenderJobs, {"jobs"}));
 }
 int ShowBudgets(const Flags& flags) {
-  return Print(Snapshot(flags, RenderBudgets, "budgets"));
+  return Print(Snapshot(flags, RenderBudgets, {"limits", "budgets"}));
 }
 int ShowPlan(const Flags& flags) { return Print(DoShowPlan(flags)); }
 int ChangeBudget(const Flags& flags) { return Print(DoChangeBudget(flags)); }

@@ -12,6 +12,7 @@ namespace sluice::ctl {
 struct Flags {
   std::string socket;
   std::string admin_socket;
+  bool admin = false;  // ask the admin socket: see everything
   bool json = false;
   std::string plan;
   bool explain = false;

@@ -29,6 +29,7 @@ administrators: those who may open admin.sock.)";
 
 constexpr const char* kStatusExamples = R"(Examples:
   sluicectl status
+  sluicectl --admin status           of everybody, for administrators
   sluicectl status --json | python3 -m json.tool
   watch -n 1 sluicectl status)";
 
@@ -85,6 +86,8 @@ class CommandLine {
                     "else /run/sluice/session.sock)");
     app_.add_option("--admin-socket", flags_.admin_socket,
                     "its admin socket (default: admin.sock beside it)");
+    app_.add_flag("--admin", flags_.admin,
+                  "ask the admin socket: an administrator sees everything");
     Json(Add(&app_, "status", "pools, ranks, plans, latest events", ShowStatus,
              kStatusExamples));
     Json(Add(&app_, "jobs", "one line per job", ShowJobs, kJobsExamples));

@@ -161,7 +161,11 @@ DeskCommand AddPlanValidate(CLI::App& plan) {
       "validate", "the cost model beside the papers' tables");
   auto json = std::make_shared<bool>(false);
   app->add_flag("--json", *json, "print JSON");
-  app->footer("Exit status: 0 within the project's limits of error; 1 beyond.");
+  app->footer(
+      "Examples:\n"
+      "  sluicectl plan validate             how far the cost model is off\n"
+      "  sluicectl plan validate --json\n\n"
+      "Exit status: 0 within the project's limits of error; 1 beyond.");
   return {app, [json] { return Run(*json); }};
 }
 

@@ -235,6 +235,36 @@ std::string JobLines(const json& node) {
   return table.empty() ? "no jobs\n" : table.Text();
 }
 
+// "root, 3 min ago", "configuration".
+std::string SetByText(const json& limit) {
+  if (Text(limit, "set_by") != "live") return Text(limit, "set_by");
+  const std::string who = Text(limit, "by");
+  return fmt::format("{}, {} ago", who.empty() ? "an administrator" : who,
+                     Span(limit.at("age_s").get<double>()));
+}
+
+std::string LimitText(int64_t bytes) {
+  return bytes < 0 ? "unlimited" : Size(bytes);
+}
+
+std::string LimitLines(const json& node) {
+  Table table({{"LIMIT OF"},
+               {"GPU LIMIT", Align::kRight},
+               {"HOST LIMIT", Align::kRight},
+               {"SET BY"}});
+  for (const json& limit : node.at("limits")) {
+    std::string of = Text(limit, "of");
+    if (!limit.at("job").is_null()) of += " " + Text(limit, "job");
+    if (!limit.at("uid").is_null()) {
+      of += fmt::format(" {}", Number(limit, "uid"));
+    }
+    if (!limit.at("cgroup").is_null()) of += " in " + Text(limit, "cgroup");
+    table.Add({of, LimitText(Number(limit, "gpu_limit_bytes")),
+               LimitText(Number(limit, "host_limit_bytes")), SetByText(limit)});
+  }
+  return table.empty() ? "no limit is set\n" : table.Text();
+}
+
 std::string BudgetLines(const json& node) {
   Table table({{"USER", Align::kRight},
                {"CGROUP"},
@@ -243,18 +273,16 @@ std::string BudgetLines(const json& node) {
                {"GPU LIMIT", Align::kRight},
                {"HOST USED", Align::kRight},
                {"HOST LIMIT", Align::kRight}});
-  const auto limit = [](int64_t bytes) {
-    return bytes < 0 ? "unlimited" : Size(bytes);
-  };
   for (const json& line : node.at("budgets")) {
     table.Add({fmt::format("{}", Number(line, "uid")), Text(line, "cgroup"),
                line.at("job").is_null() ? "(all)" : Text(line, "job"),
                Size(Number(line, "gpu_used_bytes")),
-               limit(Number(line, "gpu_limit_bytes")),
+               LimitText(Number(line, "gpu_limit_bytes")),
                Size(Number(line, "host_used_bytes")),
-               limit(Number(line, "host_limit_bytes"))});
+               LimitText(Number(line, "host_limit_bytes"))});
   }
-  return table.empty() ? "no budgets in use\n" : table.Text();
+  return LimitLines(node) + "\n" +
+         (table.empty() ? "nobody holds memory\n" : table.Text());
 }
 
 }  // namespace
@@ -275,9 +303,13 @@ absl::StatusOr<std::string> RenderBudgets(const std::string& text) {
 }
 
 absl::StatusOr<std::string> JsonPart(const std::string& text,
-                                     const std::string& key) {
+                                     const std::vector<std::string>& keys) {
   return Render(text, [&](const json& node) {
-    return (key.empty() ? node : node.at(key)).dump() + "\n";
+    if (keys.empty()) return node.dump() + "\n";
+    if (keys.size() == 1) return node.at(keys[0]).dump() + "\n";
+    json parts;
+    for (const std::string& key : keys) parts[key] = node.at(key);
+    return parts.dump() + "\n";
   });
 }
 

@@ -4,6 +4,7 @@
 #pragma once
 
 #include <string>
+#include <vector>
 
 #include "absl/status/statusor.h"
 #include "proto/plan/plan.h"
@@ -18,9 +19,9 @@ absl::StatusOr<std::string> RenderBudgets(const std::string& json);
 // `explain`: also why, what binds, what is proved, what more would buy.
 std::string RenderPlan(const plan::NodePlan& plan, bool explain = false);
 
-// A part of the snapshot ("jobs", "budgets") on one line, for --json; the whole
-// of it where `key` is empty.
+// For --json, on one line: the whole snapshot (no key), a part of it ("jobs"),
+// or an object of some.
 absl::StatusOr<std::string> JsonPart(const std::string& json,
-                                     const std::string& key);
+                                     const std::vector<std::string>& keys);
 
 }  // namespace sluice::ctl

@@ -97,9 +97,11 @@ void AddShared(CLI::App& app, RunOptions& o, RawFlags& raw) {
 }
 
 constexpr char kProfileExamples[] = R"(Example:
-  sluice-train profile --ranks 2 > node.toml
-  sluicectl plan train --model gpt-2.7b --hardware node.toml --gpus 2 \
-      --seq-len 64K
+  # On a machine without a GPU: how fast are its simulated GPUs?
+  sluice-train profile --private --ranks 2 > node.toml
+  # What would the trainer's own small model do on them?
+  sluicectl plan train --hardware node.toml --gpus 2 --arch llama --layers 4 \
+      --hidden 128 --heads 2 --ffn 344 --vocab 256 --seq-len 64K
 )";
 
 void AddProfile(CLI::App& app, RunOptions& o) {

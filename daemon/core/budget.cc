@@ -5,7 +5,9 @@
 #include <algorithm>
 
 #include "proto/base/shortage.h"
+#include "proto/base/sizes.h"
 #include "proto/base/status.h"
+#include "proto/base/text.h"
 
 namespace sluice::daemon {
 namespace {
@@ -14,15 +16,17 @@ std::string_view KindName(PoolKind kind) {
   return kind == PoolKind::kGpu ? "GPU" : "host";
 }
 
+// The command at its end works as printed: it makes room for what was asked.
 absl::Status OverBudget(const std::string& who, const std::string& flags,
                         PoolKind kind, Bytes asked, Bytes used, Bytes limit) {
   return ShortOf(
       kind == PoolKind::kGpu ? Shortage::kGpuMemory : Shortage::kHostMemory,
       fmt::format(
           "asked {} of {} memory, but {} uses {} of its limit of {}; an "
-          "administrator can raise it: sluicectl budget {} --{}-bytes N",
+          "administrator can raise it: sluicectl budget set {} --{} {}",
           FormatBytes(asked), KindName(kind), who, FormatBytes(used),
-          FormatBytes(limit), flags, kind == PoolKind::kGpu ? "gpu" : "host"));
+          FormatBytes(limit), flags, kind == PoolKind::kGpu ? "gpu" : "host",
+          ExactBytes(used + asked)));
 }
 
 bool Over(const Limits& limits, Bytes gpu, Bytes host) {
@@ -33,21 +37,28 @@ bool Over(const Limits& limits, Bytes gpu, Bytes host) {
 
 Budgets::Budgets(Limits principal_default, Limits job_default,
                  std::map<std::string, Limits> named_jobs)
-    : principal_default_(principal_default),
-      job_default_(job_default),
-      named_jobs_(std::move(named_jobs)) {}
+    : principal_default_(principal_default), job_default_(job_default) {
+  for (const auto& [job, limits] : named_jobs) named_jobs_[job] = {limits, {}};
+}
+
+std::string Budgets::FlagsOf(const Principal& principal) const {
+  const std::string user = fmt::format("--user {}", principal.uid);
+  return principals_.contains(principal)
+             ? user + " --cgroup " + ShellWord(principal.cgroup)
+             : user;
+}
 
 Limits Budgets::PrincipalLimits(const Principal& principal) const {
   if (const auto own = principals_.find(principal); own != principals_.end()) {
-    return own->second;
+    return own->second.limits;
   }
   const auto uid = uids_.find(principal.uid);
-  return uid != uids_.end() ? uid->second : principal_default_;
+  return uid != uids_.end() ? uid->second.limits : principal_default_;
 }
 
 Limits Budgets::JobLimits(const std::string& job) const {
   const auto named = named_jobs_.find(job);
-  return named != named_jobs_.end() ? named->second : job_default_;
+  return named != named_jobs_.end() ? named->second.limits : job_default_;
 }
 
 Bytes Budgets::UsedBy(const Principal& principal, PoolKind kind) const {
@@ -67,14 +78,13 @@ absl::Status Budgets::Admit(const Principal& principal, const std::string& job,
   if (size > principal_limit - by_principal) {
     return OverBudget(
         fmt::format("user {} ({})", principal.uid, principal.cgroup),
-        fmt::format("--uid {}", principal.uid), kind, size, by_principal,
-        principal_limit);
+        FlagsOf(principal), kind, size, by_principal, principal_limit);
   }
   const Bytes by_job = UsedBy(JobKey{principal, job}, kind);
   const Bytes job_limit = JobLimits(job).of(kind);
   if (size > job_limit - by_job) {
-    return OverBudget(fmt::format("job '{}'", job), "--job " + job, kind, size,
-                      by_job, job_limit);
+    return OverBudget(fmt::format("job '{}'", job), "--job " + ShellWord(job),
+                      kind, size, by_job, job_limit);
   }
   return absl::OkStatus();
 }
@@ -99,7 +109,8 @@ void Budgets::Refund(const Principal& principal, const std::string& job,
   drop(used_by_job_, JobKey{principal, job});
 }
 
-absl::Status Budgets::Set(const BudgetTarget& target, const Limits& limits) {
+absl::Status Budgets::Set(const BudgetTarget& target, const Limits& limits,
+                          SetBy by) {
   const auto refuse = [&](const std::string& who, const Used& used) {
     return absl::FailedPreconditionError(fmt::format(
         "{} already uses {} of GPU and {} of host memory, more than the new "
@@ -112,7 +123,7 @@ absl::Status Budgets::Set(const BudgetTarget& target, const Limits& limits) {
         return refuse(fmt::format("job '{}'", target.job), used);
       }
     }
-    named_jobs_[target.job] = limits;
+    named_jobs_[target.job] = {limits, std::move(by)};
     return absl::OkStatus();
   }
   if (const auto known = Get(target); !known.ok()) return known.status();
@@ -126,9 +137,9 @@ absl::Status Budgets::Set(const BudgetTarget& target, const Limits& limits) {
     }
   }
   if (target.cgroup.empty()) {
-    uids_[*target.uid] = limits;
+    uids_[*target.uid] = {limits, std::move(by)};
   } else {
-    principals_[{*target.uid, target.cgroup}] = limits;
+    principals_[{*target.uid, target.cgroup}] = {limits, std::move(by)};
   }
   return absl::OkStatus();
 }
@@ -171,6 +182,26 @@ std::vector<BudgetLine> Budgets::Lines() const {
   for (const auto& [key, used] : used_by_job_) {
     lines.push_back(
         {key.first, key.second, used.gpu, used.host, JobLimits(key.second)});
+  }
+  return lines;
+}
+
+std::vector<LimitLine> Budgets::SetLimits() const {
+  using Of = LimitLine::Of;
+  std::vector<LimitLine> lines;
+  const auto add = [&](Of of, BudgetTarget target, const Given& given) {
+    lines.push_back({of, std::move(target), given.limits, given.by});
+  };
+  if (principal_default_ != Limits()) {
+    add(Of::kEveryUser, {}, {principal_default_, {}});
+  }
+  for (const auto& [uid, given] : uids_) add(Of::kUser, {.uid = uid}, given);
+  for (const auto& [principal, given] : principals_) {
+    add(Of::kUser, {.uid = principal.uid, .cgroup = principal.cgroup}, given);
+  }
+  if (job_default_ != Limits()) add(Of::kEveryJob, {}, {job_default_, {}});
+  for (const auto& [job, given] : named_jobs_) {
+    add(Of::kJob, {.job = job}, given);
   }
   return lines;
 }

@@ -14,6 +14,7 @@
 
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
+#include "absl/time/time.h"
 #include "daemon/core/types.h"
 
 namespace sluice::daemon {
@@ -26,7 +27,24 @@ struct BudgetTarget {
   std::string job;
 };
 
-// One line of `sluicectl status`.
+// Who set a limit: the configuration, or an administrator while the daemon ran.
+struct SetBy {
+  bool live = false;
+  std::string who;  // as the caller said it; empty: it did not
+  absl::Time at;    // monotonic; live only
+};
+
+// A limit that is set, whether or not somebody uses it. Neither uid nor job:
+// the default of every user, or of every job.
+struct LimitLine {
+  enum class Of { kEveryUser, kUser, kEveryJob, kJob };
+  Of of = Of::kEveryUser;
+  BudgetTarget target;
+  Limits limits;
+  SetBy by;
+};
+
+// What one principal, or one job of it, holds, and the limit that binds it.
 struct BudgetLine {
   Principal principal;
   std::string job;  // empty: the principal's own
@@ -49,7 +67,7 @@ class Budgets {
 
   // FailedPrecondition where someone already holds more than the new limit:
   // memory in use cannot be taken back, so the promise would be broken.
-  absl::Status Set(const BudgetTarget& target, const Limits& limits);
+  absl::Status Set(const BudgetTarget& target, const Limits& limits, SetBy by);
   // What holds for it now. InvalidArgument: neither a user nor a job.
   absl::StatusOr<Limits> Get(const BudgetTarget& target) const;
 
@@ -62,6 +80,8 @@ class Budgets {
                   PoolKind kind) const;
   // Everyone who holds something.
   std::vector<BudgetLine> Lines() const;
+  // Every limit that is set, used or not.
+  std::vector<LimitLine> SetLimits() const;
 
   void CheckInvariants() const;
 
@@ -74,7 +94,13 @@ class Budgets {
     }
   };
   using JobKey = std::pair<Principal, std::string>;
+  struct Given {
+    Limits limits;
+    SetBy by;
+  };
 
+  // The target to raise so that `principal` may have more.
+  std::string FlagsOf(const Principal& principal) const;
   Limits PrincipalLimits(const Principal& principal) const;
   Limits JobLimits(const std::string& job) const;
   Bytes UsedBy(const Principal& principal, PoolKind kind) const;
@@ -82,9 +108,9 @@ class Budgets {
 
   const Limits principal_default_;
   const Limits job_default_;
-  std::map<std::string, Limits> named_jobs_;
-  std::map<uint32_t, Limits> uids_;
-  std::map<Principal, Limits> principals_;
+  std::map<std::string, Given> named_jobs_;
+  std::map<uint32_t, Given> uids_;
+  std::map<Principal, Given> principals_;
   std::map<Principal, Used> used_;
   std::map<JobKey, Used> used_by_job_;
 };

@@ -7,6 +7,7 @@
 
 #include "proto/base/grant_page.h"
 #include "proto/base/status.h"
+#include "proto/base/text.h"
 
 namespace sluice::daemon {
 
@@ -30,19 +31,20 @@ Core::Core(NodeConfig config, absl::Time now)
 absl::StatusOr<Limits> Core::SetBudget(const BudgetTarget& target,
                                        std::optional<Bytes> gpu,
                                        std::optional<Bytes> host,
-                                       absl::Time now) {
+                                       absl::Time now, const std::string& who) {
   SLUICE_ASSIGN_OR_RETURN(Limits limits, budgets_.Get(target));
   limits.gpu = gpu.value_or(limits.gpu);
   limits.host = host.value_or(limits.host);
-  SLUICE_RETURN_IF_ERROR(budgets_.Set(target, limits));
+  SLUICE_RETURN_IF_ERROR(budgets_.Set(target, limits, {true, who, now}));
   const auto text = [](Bytes limit) {
     return limit == Limits::kUnlimited ? "unlimited" : FormatBytes(limit);
   };
   Log(now, "budget",
-      fmt::format("{}: GPU {}, host {}",
+      fmt::format("{}: GPU {}, host {}, set by {}",
                   target.job.empty() ? fmt::format("user {}", *target.uid)
                                      : "job " + target.job,
-                  text(limits.gpu), text(limits.host)),
+                  text(limits.gpu), text(limits.host),
+                  who.empty() ? "an administrator" : Printable(who)),
       {});
   return limits;
 }
@@ -139,6 +141,12 @@ Snapshot Core::TakeSnapshot(const Principal* viewer, absl::Time now) const {
   snapshot.jobs = Jobs(viewer);
   for (BudgetLine& line : budgets_.Lines()) {
     if (visible(line.principal)) snapshot.budgets.push_back(std::move(line));
+  }
+  for (LimitLine& line : budgets_.SetLimits()) {
+    // Others' limits are theirs; those of jobs bind whoever runs one.
+    if (!viewer || !line.target.uid || *line.target.uid == viewer->uid) {
+      snapshot.limits.push_back(std::move(line));
+    }
   }
   for (const auto& kept : rounds_.kept()) {
     if (visible(kept.job.principal)) {

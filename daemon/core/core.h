@@ -77,10 +77,12 @@ class Core {
   absl::Time NextDeadline() const;
 
   // --- administration ------------------------------------------------------
-  // A limit that is not given stays. Returns those that hold now.
+  // A limit that is not given stays. Returns those that hold now. `who` sets
+  // it, as far as it said; for the event and for SetLimits.
   absl::StatusOr<Limits> SetBudget(const BudgetTarget& target,
                                    std::optional<Bytes> gpu,
-                                   std::optional<Bytes> host, absl::Time now);
+                                   std::optional<Bytes> host, absl::Time now,
+                                   const std::string& who = "");
   // Ends every session of a job (of every principal, or only of `uid`);
   // returns how many. Their memory is quarantined until the processes end;
   // `kill` ends those too.

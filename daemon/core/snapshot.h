@@ -84,6 +84,7 @@ struct Snapshot {
   std::vector<PoolSnapshot> hosts;
   std::vector<JobSnapshot> jobs;
   std::vector<BudgetLine> budgets;
+  std::vector<LimitLine> limits;
   std::vector<PlanSnapshot> plans;
   std::vector<PlanningSnapshot> planning;
   std::vector<LoggedEvent> events;

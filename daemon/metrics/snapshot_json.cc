@@ -79,6 +79,38 @@ json Budget(const BudgetLine& line) {
           {"host_limit_bytes", LimitOf(line.limits.host)}};
 }
 
+const char* NameOf(LimitLine::Of of) {
+  switch (of) {
+    case LimitLine::Of::kEveryUser:
+      return "every user";
+    case LimitLine::Of::kUser:
+      return "user";
+    case LimitLine::Of::kEveryJob:
+      return "every job";
+    case LimitLine::Of::kJob:
+      return "job";
+  }
+  return "";
+}
+
+json Limit(const LimitLine& line, absl::Time now) {
+  const auto text = [](const std::string& name) {
+    return name.empty() ? json(nullptr) : json(name);
+  };
+  json to = {{"of", NameOf(line.of)},
+             {"uid", nullptr},
+             {"cgroup", text(line.target.cgroup)},
+             {"job", text(line.target.job)},
+             {"gpu_limit_bytes", LimitOf(line.limits.gpu)},
+             {"host_limit_bytes", LimitOf(line.limits.host)},
+             {"set_by", line.by.live ? "live" : "configuration"},
+             {"by", line.by.who},
+             {"age_s", nullptr}};
+  if (line.target.uid) to["uid"] = *line.target.uid;
+  if (line.by.live) to["age_s"] = absl::ToDoubleSeconds(now - line.by.at);
+  return to;
+}
+
 json Plan(const PlanSnapshot& kept) {
   json ranks = json::array();
   for (const plan::RankPlan& rank : kept.plan->ranks) {
@@ -168,6 +200,9 @@ std::string SnapshotJson(const Snapshot& snapshot) {
   });
   to["jobs"] = list(snapshot.jobs, Job);
   to["budgets"] = list(snapshot.budgets, Budget);
+  to["limits"] = list(snapshot.limits, [&](const LimitLine& line) {
+    return Limit(line, snapshot.now);
+  });
   to["plans"] = list(snapshot.plans, Plan);
   to["planning"] = list(snapshot.planning, Planning);
   to["events"] = list(snapshot.events, [&](const LoggedEvent& event) {

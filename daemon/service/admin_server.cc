@@ -23,22 +23,6 @@ grpc::Status ToGrpc(const absl::Status& status) {
                       std::string(status.message()));
 }
 
-void Fill(const JobSnapshot& from, admin::Job& to) {
-  to.set_name(from.name);
-  to.set_uid(from.principal.uid);
-  to.set_cgroup(from.principal.cgroup);
-  to.set_plan_id(from.plan.value());
-  for (const RankSnapshot& rank : from.ranks) {
-    admin::Rank& each = *to.add_ranks();
-    each.set_rank(static_cast<uint32_t>(rank.rank.value()));
-    each.set_pid(rank.pid);
-    each.set_gpu(static_cast<uint32_t>(rank.gpu.value()));
-    each.set_gpu_bytes(rank.gpu_bytes.size());
-    each.set_host_bytes(rank.host_bytes.size());
-    if (rank.step) each.set_step(rank.step->step);
-  }
-}
-
 // 0 on the wire is "unlimited".
 uint64_t ToWire(Bytes limit) {
   return limit == Limits::kUnlimited ? 0 : limit.size();
@@ -67,14 +51,6 @@ struct AdminServer::Impl final : admin::Admin::Service {
     return grpc::Status::OK;
   }
 
-  grpc::Status Jobs(grpc::ServerContext*, const admin::JobsRequest*,
-                    admin::JobsReply* reply) override {
-    const auto snapshot = service->Read();
-    if (!snapshot.ok()) return ToGrpc(snapshot.status());
-    for (const JobSnapshot& job : snapshot->jobs) Fill(job, *reply->add_jobs());
-    return grpc::Status::OK;
-  }
-
   grpc::Status SetBudget(grpc::ServerContext*,
                          const admin::SetBudgetRequest* request,
                          admin::SetBudgetReply* reply) override {
@@ -98,7 +74,9 @@ struct AdminServer::Impl final : admin::Admin::Service {
       return absl::OkStatus();
     };
     if (const absl::Status bad = read(); !bad.ok()) return ToGrpc(bad);
-    const auto set = service->SetBudget(target, gpu, host);
+    constexpr size_t kLongestName = 64;
+    const auto set = service->SetBudget(target, gpu, host,
+                                        request->by().substr(0, kLongestName));
     if (!set.ok()) return ToGrpc(set.status());
     reply->set_gpu_bytes(ToWire(set->gpu));
     reply->set_host_bytes(ToWire(set->host));

@@ -7,7 +7,10 @@
 #include <sys/socket.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <cerrno>
+#include <cstring>
+#include <iterator>
 
 #include "daemon/service/log.h"
 #include "daemon/service/peer.h"
@@ -42,11 +45,11 @@ absl::Status Service::Prepare() {
   if (fcntl(listener_.get(), F_SETFL, O_NONBLOCK) != 0) {
     return ErrnoStatus(errno, "prepare the session socket");
   }
-  sigset_t ending;
-  sigemptyset(&ending);
-  sigaddset(&ending, SIGTERM);
-  sigaddset(&ending, SIGINT);
-  signals_ = UniqueFd(signalfd(-1, &ending, SFD_CLOEXEC | SFD_NONBLOCK));
+  sigset_t taken;
+  sigemptyset(&taken);
+  for (const int signal : kEndingSignals) sigaddset(&taken, signal);
+  for (const int signal : kNotedSignals) sigaddset(&taken, signal);
+  signals_ = UniqueFd(signalfd(-1, &taken, SFD_CLOEXEC | SFD_NONBLOCK));
   if (!signals_) return ErrnoStatus(errno, "make a signalfd");
   spare_ = SpareFd();
 
@@ -90,10 +93,24 @@ Service::~Service() {
 void Service::Run() { loop_->Run(); }
 
 void Service::Stop() {
-  loop_->Post([this] { OnSignal(); });
+  loop_->Post([this] { End(); });
 }
 
 void Service::OnSignal() {
+  signalfd_siginfo info;
+  if (read(signals_.get(), &info, sizeof(info)) != sizeof(info)) return;
+  const int signal = static_cast<int>(info.ssi_signo);
+  if (std::count(std::begin(kEndingSignals), std::end(kEndingSignals), signal) >
+      0) {
+    return End();
+  }
+  WriteLog(LogLevel::kWarning,
+           fmt::format("SIG{} is ignored: the configuration is read at the "
+                       "start only (sluiced --check-config checks it)",
+                       sigabbrev_np(signal)));
+}
+
+void Service::End() {
   loop_->Remove(signals_.get());
   Execute(core_.ShutDown("sluiced was stopped", loop_->now()));
   loop_->Stop();
@@ -217,10 +234,11 @@ absl::StatusOr<Snapshot> Service::Read() {
 
 absl::StatusOr<Limits> Service::SetBudget(const BudgetTarget& target,
                                           std::optional<Bytes> gpu,
-                                          std::optional<Bytes> host) {
+                                          std::optional<Bytes> host,
+                                          const std::string& who) {
   auto result = std::make_shared<absl::StatusOr<Limits>>();
   SLUICE_RETURN_IF_ERROR(OnLoop([=, this] {
-    *result = core_.SetBudget(target, gpu, host, loop_->now());
+    *result = core_.SetBudget(target, gpu, host, loop_->now(), who);
     WriteNewEvents();
   }));
   return *result;

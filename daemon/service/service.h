@@ -10,6 +10,8 @@
 // Thread safety: Read, Administer and Stop from any thread, Run from one.
 #pragma once
 
+#include <signal.h>
+
 #include <functional>
 #include <map>
 #include <memory>
@@ -32,6 +34,12 @@
 
 namespace sluice::daemon {
 
+// A service ends on these and only notes those; the caller blocks them all
+// before it starts threads. Else each would end the process and leave its
+// sockets.
+inline constexpr int kEndingSignals[] = {SIGTERM, SIGINT, SIGQUIT};
+inline constexpr int kNotedSignals[] = {SIGHUP, SIGUSR1, SIGUSR2};
+
 struct ServiceOptions {
   std::string socket;      // path of the session socket
   int socket_mode = 0666;  // who may attach; budgets bind principals
@@ -51,7 +59,7 @@ class Service {
   static absl::StatusOr<std::unique_ptr<Service>> Start(ServiceOptions options);
   ~Service();
 
-  // Serves until Stop, or SIGTERM or SIGINT, which the caller has blocked.
+  // Serves until Stop, or one of kEndingSignals.
   void Run();
   void Stop();
 
@@ -61,7 +69,8 @@ class Service {
   // As Core's.
   absl::StatusOr<Limits> SetBudget(const BudgetTarget& target,
                                    std::optional<Bytes> gpu,
-                                   std::optional<Bytes> host);
+                                   std::optional<Bytes> host,
+                                   const std::string& who);
   // How many sessions were ended; NotFound: none.
   absl::StatusOr<int> Evict(const std::string& job, std::optional<uint32_t> uid,
                             bool kill, const std::string& reason);
@@ -77,6 +86,7 @@ class Service {
   void Expire();
   absl::Time NextDeadline() const;
   void OnSignal();
+  void End();
   template <typename Task>
   absl::Status OnLoop(Task task);
 

@@ -22,6 +22,17 @@ std::string Printable(std::string text) {
   return text;
 }
 
+std::string ShellWord(const std::string& word) {
+  constexpr std::string_view kPlain =
+      "abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789-_./:@+=,";
+  if (!word.empty() && word.find_first_not_of(kPlain) == word.npos) return word;
+  std::string quoted = "'";
+  for (const char c : word) {
+    c == '\'' ? quoted += "'\\''" : quoted += c;
+  }
+  return quoted + "'";
+}
+
 absl::Time MonotonicClock::Now() const {
   timespec now;
   clock_gettime(CLOCK_MONOTONIC, &now);

@@ -1,5 +1,6 @@
 // sluicectl as a process: what a user types wrong is one line and exit 2.
 #include <algorithm>
+#include <set>
 
 #include "gmock/gmock.h"
 #include "tests/client/scripted_daemon.h"
@@ -42,6 +43,46 @@ TEST(SluicectlCli, AWrongWordIsNamed) {
   ExpectOneLine(Ctl({"evict"}), "JOB");
 }
 
+TEST(SluicectlCli, ATypoIsSuggested) {
+  ExpectOneLine(Ctl({"statsu"}), "did you mean status?");
+  ExpectOneLine(Ctl({"budget", "sett"}), "did you mean set?");
+  ExpectOneLine(Ctl({"budget", "set", "--jbo", "a"}), "did you mean --job?");
+  ExpectOneLine(Ctl({"plan", "trian", "--gpus", "8"}), "did you mean train?");
+}
+
+// Wrong once: all ended with the same nine.
+TEST(SluicectlCli, EachCommandsHelpHasExamplesOfItsOwn) {
+  const std::vector<std::vector<std::string>> commands = {{},
+                                                          {"status"},
+                                                          {"jobs"},
+                                                          {"budget"},
+                                                          {"budget", "set"},
+                                                          {"evict"},
+                                                          {"plan"},
+                                                          {"plan", "show"},
+                                                          {"plan", "train"},
+                                                          {"plan", "memory"},
+                                                          {"plan", "swap"},
+                                                          {"plan", "validate"}};
+  std::set<std::string> footers;
+  for (std::vector<std::string> command : commands) {
+    std::string example = "\n  sluicectl";
+    for (const std::string& word : command) example += " " + word;
+    command.push_back("--help");
+    const ChildResult help = Ctl(command);
+    EXPECT_EQ(help.exit_code, 0);
+    const size_t at = help.out.find("Examples:\n");
+    ASSERT_NE(at, std::string::npos) << example;
+    const std::string footer = help.out.substr(at);
+    EXPECT_THAT(footer, HasSubstr(example));
+    EXPECT_TRUE(footers.insert(footer).second) << example;
+  }
+}
+
+TEST(SluicectlCli, TheVersionIsPrinted) {
+  EXPECT_THAT(Ctl({"--version"}).out, HasSubstr("sluicectl 0."));
+}
+
 TEST(SluicectlCli, ABudgetWithoutWhoseOrWhichOrASizeIsRefused) {
   ExpectOneLine(Ctl({"budget", "set", "--gpu", "1GiB"}), "whose budget?");
   ExpectOneLine(
@@ -50,6 +91,8 @@ TEST(SluicectlCli, ABudgetWithoutWhoseOrWhichOrASizeIsRefused) {
   ExpectOneLine(Ctl({"budget", "set", "--job", "a"}), "which limit?");
   ExpectOneLine(Ctl({"budget", "set", "--job", "a", "--gpu", "much"}),
                 "'much' is not a size");
+  ExpectOneLine(Ctl({"budget", "set", "--job", "a", "--gpu", "40"}),
+                "names no unit: write 40GiB");
   ExpectOneLine(Ctl({"budget", "set", "--job", "a", "--gpu", "0"}),
                 "above 0, or 'unlimited'");
   ExpectOneLine(

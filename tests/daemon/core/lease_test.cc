@@ -1,4 +1,6 @@
 // Leases, pools and budgets through Core.
+#include <fmt/format.h>
+
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
 #include "tests/daemon/core/core_driver.h"
@@ -164,7 +166,8 @@ TEST(Budget, RefusalSaysAskedUsedLimitAndWhoCanChangeIt) {
       StatusIs(absl::StatusCode::kResourceExhausted,
                HasSubstr("asked 3 MiB of host memory, but job 'demo' uses 8 "
                          "MiB of its limit of 10 MiB; an administrator can "
-                         "raise it: sluicectl budget --job demo")));
+                         "raise it: sluicectl budget set --job demo --host "
+                         "11MiB")));
   // The principal's limit binds over all its jobs.
   const SessionId b = node.Attach("other", 0);
   ASSERT_THAT(node.Lease(a, Gpu(0), MiB(8)), IsOk());
@@ -189,6 +192,40 @@ TEST(Budget, QuarantineCountsUntilTheProcessIsGone) {
               StatusIs(absl::StatusCode::kResourceExhausted));
   node.Apply(node.core.ProcessGone(a, {}, node.clock.Now()));
   EXPECT_THAT(node.Lease(b, Gpu(1), MiB(4)), IsOk());
+}
+
+// Wrong once: a limit was listed only while somebody held memory under it.
+TEST(Budget, EveryLimitThatIsSetIsListedUsedOrNot) {
+  using Of = LimitLine::Of;
+  NodeConfig config = SmallNode();
+  config.job_limits = {.gpu = MiB(8)};
+  config.named_job_limits["night"] = {.host = MiB(4)};
+  CoreDriver node(config);
+  const absl::Time at = node.clock.Now();
+  ASSERT_THAT(node.core.SetBudget({.uid = 7}, MiB(3), {}, at, "root"), IsOk());
+  ASSERT_THAT(node.core.SetBudget({.uid = 8, .cgroup = "/b"}, MiB(2), {}, at),
+              IsOk());
+  const auto list = [&](const Principal* viewer) {
+    std::vector<std::string> lines;
+    for (const LimitLine& line : node.core.TakeSnapshot(viewer, at).limits) {
+      lines.push_back(
+          fmt::format("{} {}{}{} {}", int(line.of), line.target.uid.value_or(0),
+                      line.target.cgroup, line.target.job,
+                      line.by.live ? "live " + line.by.who : "configured"));
+    }
+    return lines;
+  };
+  const std::string user = fmt::format("{} ", int(Of::kUser));
+  const std::string every_job =
+      fmt::format("{} 0 configured", int(Of::kEveryJob));
+  const std::string night = fmt::format("{} 0night configured", int(Of::kJob));
+  EXPECT_THAT(list(nullptr),
+              ::testing::ElementsAre(user + "7 live root", user + "8/b live ",
+                                     every_job, night));
+  const Principal other{8, "/c"};
+  EXPECT_THAT(list(&other),
+              ::testing::ElementsAre(user + "8/b live ", every_job, night))
+      << "limits of others are theirs";
 }
 
 TEST(Budget, SetIsRefusedBelowWhatIsInUseAndElseBindsAtOnce) {

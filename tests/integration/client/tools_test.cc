@@ -1,4 +1,7 @@
 // What a user runs, against a real daemon: the C example, sluicectl.
+#include <pwd.h>
+#include <unistd.h>
+
 #include <mutex>
 #include <vector>
 
@@ -65,6 +68,48 @@ TEST(Tools, AnAdministratorSetsABudgetThatHoldsAtOnce) {
       session->LeaseGpu(MiB(11)),
       StatusIs(absl::StatusCode::kResourceExhausted, HasSubstr("10 MiB")));
   EXPECT_THAT(session->LeaseGpu(MiB(10)), IsOk());
+}
+
+// Wrong once: a limit that nobody used was nowhere to be seen.
+TEST(Tools, EveryLimitThatIsSetIsListedWithWhoSetIt) {
+  RunningDaemon daemon(
+      "[budgets]\nprincipal_host_bytes = \"300MiB\"\n"
+      "[[budgets.job]]\nname = \"night\"\ngpu_bytes = \"8MiB\"\n");
+  ASSERT_EQ(RunTool(daemon, {"sluicectl", "budget", "set", "--job", "tune",
+                             "--gpu", "10MiB"})
+                .exit_code,
+            0);
+  const ChildResult budget = RunTool(daemon, {"sluicectl", "budget"});
+  EXPECT_EQ(budget.exit_code, 0) << budget.err;
+  EXPECT_THAT(budget.out,
+              ::testing::ContainsRegex("every user +unlimited +300 MiB +"
+                                       "configuration"));
+  EXPECT_THAT(budget.out, ::testing::ContainsRegex(
+                              "job night +8 MiB +unlimited +configuration"));
+  const passwd* self = getpwuid(getuid());
+  const std::string name = self != nullptr ? self->pw_name : "";
+  EXPECT_THAT(budget.out,
+              ::testing::ContainsRegex("job tune +10 MiB +unlimited +" + name));
+  EXPECT_THAT(budget.out, HasSubstr("nobody holds memory"));
+  const ChildResult status = RunTool(daemon, {"sluicectl", "status"});
+  EXPECT_THAT(status.out, HasSubstr("job tune: GPU 10 MiB, host unlimited, set "
+                                    "by " +
+                                    name));
+}
+
+TEST(Tools, AnAdministratorAsksTheAdminSocket) {
+  RunningDaemon daemon;
+  SLUICE_ASSERT_OK_AND_ASSIGN(
+      const auto session,
+      Session::Open({.socket = daemon.socket(), .job = "held"}));
+  for (const char* what : {"status", "jobs"}) {
+    const ChildResult all = RunTool(daemon, {"sluicectl", "--admin", what});
+    EXPECT_EQ(all.exit_code, 0) << all.err;
+    EXPECT_THAT(all.out, HasSubstr("held"));
+  }
+  EXPECT_THAT(
+      RunTool(daemon, {"sluicectl", "--admin", "plan", "show", "99"}).err,
+      HasSubstr("no plan 99"));
 }
 
 TEST(Tools, AnEvictedRankIsToldWhy) {

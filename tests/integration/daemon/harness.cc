@@ -24,6 +24,9 @@ RunningDaemon::RunningDaemon(const std::string& toml) {
   if (toml.find("[http]") == std::string::npos) {
     file << "[http]\nlisten = \"\"\n";
   }
+  if (toml.find("[device]") == std::string::npos) {
+    file << "[device]\ndriver = \"sim\"\n";
+  }
   file << toml;
   file.close();
   process_ = Child::Spawn({BinaryPath("sluiced"), "--config", config,

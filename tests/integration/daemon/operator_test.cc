@@ -11,6 +11,7 @@
 #include <array>
 #include <filesystem>
 #include <fstream>
+#include <nlohmann/json.hpp>
 #include <vector>
 
 #include "absl/time/clock.h"
@@ -18,6 +19,7 @@
 #include "gtest/gtest.h"
 #include "proto/admin/admin.grpc.pb.h"
 #include "tests/integration/daemon/harness.h"
+#include "tests/integration/daemon/http.h"
 #include "tests/support/status_matchers.h"
 
 namespace sluice::testing {
@@ -26,29 +28,6 @@ namespace {
 using ::testing::HasSubstr;
 
 constexpr char kHttpOn[] = "[http]\nlisten = \"127.0.0.1:0\"\n";
-
-// The whole answer to a GET.
-std::string Get(const std::string& address, const std::string& path) {
-  UniqueFd fd(socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0));
-  sockaddr_in to = {};
-  to.sin_family = AF_INET;
-  to.sin_port = htons(
-      static_cast<uint16_t>(std::stoi(address.substr(address.find(':') + 1))));
-  to.sin_addr.s_addr = htonl(INADDR_LOOPBACK);
-  if (connect(fd.get(), reinterpret_cast<sockaddr*>(&to), sizeof(to)) != 0) {
-    return "no connection";
-  }
-  const std::string request =
-      fmt::format("GET {} HTTP/1.1\r\nHost: localhost\r\n\r\n", path);
-  if (write(fd.get(), request.data(), request.size()) < 0) return "no request";
-  std::string answer;
-  std::array<char, 4096> buffer;
-  ssize_t got;
-  while ((got = read(fd.get(), buffer.data(), buffer.size())) > 0) {
-    answer.append(buffer.data(), static_cast<size_t>(got));
-  }
-  return answer;
-}
 
 std::unique_ptr<admin::Admin::Stub> AdminStub(const RunningDaemon& daemon) {
   return admin::Admin::NewStub(
@@ -73,7 +52,7 @@ wire::Request Step(uint64_t step) {
 TEST(DaemonMetrics, ScrapeTellsPoolsLeasesStepsAndDeaths) {
   RunningDaemon daemon(kHttpOn);
   const std::string address = daemon.ReadyField("http");
-  EXPECT_THAT(Get(address, "/metrics"),
+  EXPECT_THAT(HttpGet(address, "/metrics"),
               HasSubstr("sluice_client_deaths_total{reason=\"signal\"} 0"));
   SLUICE_ASSERT_OK_AND_ASSIGN(RawClient client,
                               RawClient::Connect(daemon.socket()));
@@ -82,7 +61,7 @@ TEST(DaemonMetrics, ScrapeTellsPoolsLeasesStepsAndDeaths) {
   ASSERT_THAT(client.Lease(wire::Lease::HOST, MiB(16)), IsOk());
   ASSERT_THAT(client.Call(Step(1)), IsOk());
   ASSERT_THAT(client.Call(Step(2)), IsOk());
-  const std::string text = Get(address, "/metrics");
+  const std::string text = HttpGet(address, "/metrics");
   for (const char* line : {
            "sluice_pool_bytes{gpu=\"0\",UUID=\"GPU-sim-0\",state=\"leased\"} "
            "8388608\n",
@@ -115,13 +94,14 @@ TEST(DaemonMetrics, ScrapeTellsPoolsLeasesStepsAndDeaths) {
 TEST(DaemonMetrics, StatusPageIsSelfContainedAndItsDataIsJson) {
   RunningDaemon daemon(kHttpOn);
   const std::string address = daemon.ReadyField("http");
-  const std::string page = Get(address, "/");
+  const std::string page = HttpGet(address, "/");
   EXPECT_THAT(page, HasSubstr("200 OK"));
   EXPECT_THAT(page, HasSubstr("text/html"));
   EXPECT_THAT(page, ::testing::Not(HasSubstr("http://")));
   EXPECT_THAT(page, ::testing::Not(HasSubstr("https://")));
-  EXPECT_THAT(Get(address, "/status.json"), HasSubstr("\"driver\":\"sim\""));
-  EXPECT_THAT(Get(address, "/nothing"), HasSubstr("404"));
+  EXPECT_THAT(HttpGet(address, "/status.json"),
+              HasSubstr("\"driver\":\"sim\""));
+  EXPECT_THAT(HttpGet(address, "/nothing"), HasSubstr("404"));
 }
 
 TEST(DaemonMetrics, ReaderThatSendsNothingDoesNotHoldUpOthers) {
@@ -140,7 +120,7 @@ TEST(DaemonMetrics, ReaderThatSendsNothingDoesNotHoldUpOthers) {
               0);
   }
   const absl::Time start = absl::Now();
-  EXPECT_THAT(Get(address, "/metrics"), HasSubstr("sluice_build_info"));
+  EXPECT_THAT(HttpGet(address, "/metrics"), HasSubstr("sluice_build_info"));
   EXPECT_LT(absl::Now() - start, absl::Seconds(10));
 }
 
@@ -276,26 +256,24 @@ TEST(DaemonAdmin, EvictWithKillEndsTheProcess) {
   EXPECT_EQ(rank->Join().signal, 9);
 }
 
-TEST(DaemonAdmin, JobsAndStatusShowWhoHoldsWhat) {
+TEST(DaemonAdmin, StatusShowsWhoHoldsWhat) {
   RunningDaemon daemon;
   const auto stub = AdminStub(daemon);
   SLUICE_ASSERT_OK_AND_ASSIGN(RawClient client,
                               RawClient::Connect(daemon.socket()));
   ASSERT_THAT(client.Hello("demo", 0, 1, 1), IsOk());
   ASSERT_THAT(client.Lease(wire::Lease::GPU, MiB(8), 1), IsOk());
-  grpc::ClientContext jobs_context, status_context;
-  admin::JobsReply jobs;
-  ASSERT_TRUE(stub->Jobs(&jobs_context, {}, &jobs).ok());
-  ASSERT_EQ(jobs.jobs_size(), 1);
-  EXPECT_EQ(jobs.jobs(0).name(), "demo");
-  EXPECT_EQ(jobs.jobs(0).uid(), geteuid());
-  ASSERT_EQ(jobs.jobs(0).ranks_size(), 1);
-  EXPECT_EQ(jobs.jobs(0).ranks(0).pid(), getpid());
-  EXPECT_EQ(jobs.jobs(0).ranks(0).gpu(), 1u);
-  EXPECT_EQ(jobs.jobs(0).ranks(0).gpu_bytes(), MiB(8).size());
+  grpc::ClientContext context;
   admin::StatusReply status;
-  ASSERT_TRUE(stub->Status(&status_context, {}, &status).ok());
-  EXPECT_THAT(status.json(), HasSubstr("\"name\":\"demo\""));
+  ASSERT_TRUE(stub->Status(&context, {}, &status).ok());
+  const auto jobs = nlohmann::json::parse(status.json()).at("jobs");
+  ASSERT_EQ(jobs.size(), 1u);
+  EXPECT_EQ(jobs[0].at("name"), "demo");
+  EXPECT_EQ(jobs[0].at("uid"), geteuid());
+  ASSERT_EQ(jobs[0].at("ranks").size(), 1u);
+  EXPECT_EQ(jobs[0].at("ranks")[0].at("pid"), getpid());
+  EXPECT_EQ(jobs[0].at("ranks")[0].at("gpu"), 1);
+  EXPECT_EQ(jobs[0].at("ranks")[0].at("gpu_bytes"), MiB(8).size());
 }
 
 }  // namespace

@@ -69,7 +69,7 @@ TEST(Counts, KAndMAreThoseOfSequenceLengths) {
   EXPECT_EQ(ParseCount("0.5k").value(), 512);
   EXPECT_EQ(ParseCount("-5").value(), -5) << "the range is the flag's";
   for (const char* text : {"", "K", "1.3K", "1.5", "4 K", "1G", "many", "--5",
-                           "1e6", "99999999M", "9999999999999999999999"}) {
+                           "1e6", "99999999999M", "9999999999999999999999"}) {
     EXPECT_THAT(ParseCount(text),
                 StatusIs(kInvalid, HasSubstr("'" + std::string(text) + "'")));
   }

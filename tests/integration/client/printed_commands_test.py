@@ -1,0 +1,125 @@
+#!/usr/bin/env python3
+"""Every command of ours that a text prints exists: printed_commands_test.py
+ROOT BIN [PROGRAM…].
+
+Texts are the string literals of the sources (refusals, --help), and the blocks
+and `code` of the READMEs. A command's subcommands must be those of the program
+and its flags in that subcommand's --help."""
+
+import functools
+import os
+import re
+import subprocess
+import sys
+
+FOLDERS = ["daemon", "client", "proto", "planner", "kernels", "deploy"]
+LITERAL = re.compile(r'R"(\w*)\((.*?)\)\1"|"((?:[^"\\\n]|\\.)*)"', re.S)
+# A command ends where prose goes on.
+ENDS = re.compile(r"[`;)|<>&]|\n|#|\s(?:and|or|lists|prints|measures)\s|$")
+
+
+@functools.lru_cache(None)
+def help_of(binary, *words):
+    run = subprocess.run([binary, *words, "--help"], capture_output=True,
+                         text=True, timeout=60)
+    assert run.returncode == 0, (binary, words, run.stderr)
+    return run.stdout
+
+
+def subcommands(text):
+    block = re.search(r"^Subcommands:\n(.*?)(?:\n\n|\Z)", text, re.S | re.M)
+    return re.findall(r"^  ([a-z-]+)", block.group(1), re.M) if block else []
+
+
+def literals(text):
+    """String literals, neighbours joined as the compiler does; raw ones as
+    they are."""
+    joined, end = "", None
+    for match in LITERAL.finditer(text):
+        between = text[end:match.start()] if end is not None else "x"
+        if between.strip():
+            yield joined
+            joined = ""
+        if match.group(3) is None:
+            joined += match.group(2)
+        else:
+            joined += match.group(3).replace("\\n", "\n").replace('\\"', '"')
+        end = match.end()
+    yield joined
+
+
+def markdown(text):
+    for block in re.findall(r"(?:^(?:    .*)?\n)+", text, re.M):
+        yield block
+    yield from re.findall(r"`([^`]+)`", text)
+
+
+def texts(root):
+    files = subprocess.run(["git", "-C", root, "ls-files", *FOLDERS,
+                            "README.md"], capture_output=True, text=True,
+                           check=True).stdout.split("\n")
+    for path in files:
+        if path.endswith((".cc", ".h")):
+            with open(os.path.join(root, path), encoding="utf-8") as file:
+                yield from ((path, t) for t in literals(file.read()))
+        elif path.endswith(".md"):
+            with open(os.path.join(root, path), encoding="utf-8") as file:
+                yield from ((path, t) for t in markdown(file.read()))
+
+
+def commands(text, programs):
+    text = re.sub(r"\\\n\s*", " ", text)  # continued lines
+    for match in re.finditer(r"(?<![\w/.-])(%s) (?=[-a-z])" %
+                             "|".join(programs), text):
+        rest = text[match.end():]
+        yield match.group(1), rest[:ENDS.search(rest).start()]
+
+
+def check(binary, rest):
+    """What is wrong with `rest`; None: nothing. Prose that only names the
+    program ("sluicectl knows") is no command."""
+    words = rest.split()
+    chosen, flags = [], []
+    known = subcommands(help_of(binary))
+    for word in words:
+        if word.startswith("-"):
+            flags.append(word.split("=")[0].rstrip(".,:'\""))
+        elif not flags and word.rstrip(".,:'") in known:
+            chosen.append(word.rstrip(".,:'"))
+            known = subcommands(help_of(binary, *chosen))
+        elif not flags:
+            break
+    if not chosen and not flags:
+        return None
+    have = help_of(binary) + help_of(binary, *chosen)
+    for at in range(1, len(chosen)):
+        have += help_of(binary, *chosen[:at])
+    # Flags may stand before the subcommand, too.
+    for word in words:
+        if word in known and word not in chosen:
+            chosen.append(word)
+            known = subcommands(help_of(binary, *chosen))
+            have += help_of(binary, *chosen)
+    for flag in flags:
+        if flag not in ("-", "--") and not re.search(
+                r"(?<![\w-])%s(?![\w-])" % re.escape(flag), have):
+            return f"{flag} is no flag of {' '.join(chosen)}"
+    return None
+
+
+def main():
+    root, folder, programs = sys.argv[1], sys.argv[2], sys.argv[3:]
+    count, wrong = 0, []
+    for path, text in texts(root):
+        for program, rest in commands(text, programs):
+            count += 1
+            problem = check(os.path.join(folder, program), rest)
+            if problem:
+                wrong.append(f"{path}: {program} {rest}: {problem}")
+    print("\n".join(wrong))
+    print(f"{count} printed commands, {len(wrong)} wrong")
+    sys.exit(1 if wrong or count < 40 else 0)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,134 @@
+// The command in a refusal works as printed, and then what was refused works.
+#include <fmt/format.h>
+#include <unistd.h>
+
+#include <filesystem>
+#include <regex>
+#include <string>
+#include <vector>
+
+#include "client/session/session.h"
+#include "tests/integration/daemon/harness.h"
+#include "tests/support/status_matchers.h"
+
+namespace sluice::client {
+namespace {
+
+using ::sluice::testing::BinaryPath;
+using ::sluice::testing::Child;
+using ::sluice::testing::ChildResult;
+using ::sluice::testing::IsOk;
+using ::sluice::testing::RunningDaemon;
+using ::testing::HasSubstr;
+
+// The first command in a message: up to the bracket it stands in, words that
+// follow a colon, else the end.
+std::string CommandIn(const std::string& message) {
+  static const std::regex kCommand(
+      R"(sluice(ctl|-train|d)( (-[a-z-]+|[a-z]+))*?( lists|\)|$))");
+  std::smatch found;
+  if (message.find("sluicectl budget set ") != message.npos) {
+    return message.substr(message.find("sluicectl budget set "));
+  }
+  if (!std::regex_search(message, found, kCommand)) return "";
+  return message.substr(found.position(), found.length() - found.str(4).size());
+}
+
+// Through a shell, as whoever copies it.
+ChildResult RunAsPrinted(const RunningDaemon& daemon,
+                         const std::string& command) {
+  const std::string folder =
+      std::filesystem::path(BinaryPath("sluicectl")).parent_path();
+  return Child::Spawn(
+             {"/bin/sh", "-c", "PATH=" + folder + ":$PATH; " + command},
+             {"SLUICE_SOCKET=" + daemon.socket()})
+      ->Join();
+}
+
+// Leases until it is refused `why`, then obeys the refusals, each of which may
+// name one more limit.
+void ExpectRemedied(const RunningDaemon& daemon, Session& session, bool host,
+                    const std::string& why) {
+  const Bytes size = MiB(6) + KiB(64);
+  const auto lease = [&] {
+    return host ? session.LeaseHost(size).status()
+                : session.LeaseGpu(size).status();
+  };
+  absl::Status refused = lease();
+  ASSERT_EQ(refused.code(), absl::StatusCode::kResourceExhausted);
+  EXPECT_THAT(std::string(refused.message()), HasSubstr(why));
+  for (int i = 0; i < 2 && !refused.ok(); ++i) {
+    const std::string command = CommandIn(std::string(refused.message()));
+    ASSERT_NE(command, "") << refused;
+    const ChildResult ran = RunAsPrinted(daemon, command);
+    ASSERT_EQ(ran.exit_code, 0) << command << "\n" << ran.err;
+    refused = lease();
+  }
+  EXPECT_THAT(refused, IsOk());
+}
+
+TEST(Remedies, OverAJobsOrAUsersLimitTheCommandMakesRoom) {
+  for (const bool host : {false, true}) {
+    for (const char* toml :
+         {"job_gpu_bytes = \"4MiB\"\njob_host_bytes = \"4MiB\"\n",
+          "principal_gpu_bytes = \"4MiB\"\nprincipal_host_bytes = \"4MiB\"\n",
+          "[[budgets.job]]\nname = \"tune\"\ngpu_bytes = \"4MB\"\nhost_bytes = "
+          "\"4MB\"\n"}) {
+      RunningDaemon daemon(std::string("[budgets]\n") + toml);
+      SLUICE_ASSERT_OK_AND_ASSIGN(
+          const auto session,
+          Session::Open({.socket = daemon.socket(), .job = "tune"}));
+      ExpectRemedied(daemon, *session, host, "of its limit of");
+    }
+  }
+}
+
+TEST(Remedies, AJobsNameIsQuotedForTheShell) {
+  RunningDaemon daemon("[budgets]\njob_gpu_bytes = \"4MiB\"\n");
+  SLUICE_ASSERT_OK_AND_ASSIGN(
+      const auto session, Session::Open({.socket = daemon.socket(),
+                                         .job = "o'brien;$(exit${IFS}1)&"}));
+  ExpectRemedied(daemon, *session, false, "o'brien");
+}
+
+TEST(Remedies, ALimitOfOneCgroupIsRaisedThere) {
+  RunningDaemon daemon;
+  SLUICE_ASSERT_OK_AND_ASSIGN(
+      const auto session,
+      Session::Open({.socket = daemon.socket(), .job = "tune"}));
+  const ChildResult json = RunAsPrinted(daemon, "sluicectl jobs --json");
+  std::smatch cgroup;
+  ASSERT_TRUE(std::regex_search(json.out, cgroup,
+                                std::regex(R"re("cgroup":"([^"]+)")re")));
+  const ChildResult set = RunAsPrinted(
+      daemon, fmt::format("sluicectl budget set --user {} --cgroup '{}' --gpu "
+                          "4MiB",
+                          geteuid(), cgroup.str(1)));
+  ASSERT_EQ(set.exit_code, 0) << set.err;
+  ExpectRemedied(daemon, *session, false, "of its limit of 4 MiB");
+}
+
+TEST(Remedies, WhatListsWhatThereIsDoes) {
+  RunningDaemon daemon;
+  for (const char* wrong :
+       {"sluicectl plan show 99", "sluicectl plan show x",
+        "sluicectl --admin plan show 99", "sluicectl --admin plan show x",
+        "sluicectl evict nobody", "sluicectl statsu", "sluicectl plan",
+        "sluicectl plan train --seqlen 1M", "sluicectl plan swap",
+        "sluicectl budget set --gpus 1GiB", "sluiced --confg x"}) {
+    const ChildResult refused = RunAsPrinted(daemon, wrong);
+    EXPECT_EQ(refused.exit_code, 2) << wrong;
+    std::string message = refused.err;
+    message.erase(message.find_last_not_of('\n') + 1);
+    const std::string command = CommandIn(message);
+    if (std::string(wrong) == "sluicectl plan swap") {
+      EXPECT_THAT(message, HasSubstr("--example prints one"));
+      continue;
+    }
+    ASSERT_NE(command, "") << message;
+    EXPECT_EQ(RunAsPrinted(daemon, command).exit_code, 0) << command;
+  }
+}
+
+}  // namespace
+}  // namespace sluice::client
