@@ -21,6 +21,12 @@
 namespace sluice::daemon {
 namespace {
 
+std::map<std::string, Config::DriverChoice> Drivers() {
+  return {{"auto", Config::DriverChoice::kAuto},
+          {"sim", Config::DriverChoice::kSim},
+          {"cuda", Config::DriverChoice::kCuda}};
+}
+
 // One table of the file being read: each known key has a reader, every other
 // key is an error that lists them.
 class TableReader {
@@ -196,10 +202,7 @@ class ConfigReader {
   absl::Status Device(const toml::node& node) {
     TableReader table = Table("[device]");
     table.Key("driver",
-              table.Choice<Config::DriverChoice>(
-                  &config_.driver, {{"auto", Config::DriverChoice::kAuto},
-                                    {"sim", Config::DriverChoice::kSim},
-                                    {"cuda", Config::DriverChoice::kCuda}}));
+              table.Choice<Config::DriverChoice>(&config_.driver, Drivers()));
     return table.Read(node);
   }
 
@@ -324,6 +327,16 @@ class ConfigReader {
 };
 
 }  // namespace
+
+absl::StatusOr<Config::DriverChoice> ParseDriver(const std::string& text) {
+  const auto drivers = Drivers();
+  const auto found = drivers.find(text);
+  if (found == drivers.end()) {
+    return absl::InvalidArgumentError(
+        fmt::format("--driver '{}': must be auto, cuda or sim", text));
+  }
+  return found->second;
+}
 
 absl::StatusOr<Config> ParseConfig(std::string_view text,
                                    const std::string& path) {

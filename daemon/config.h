@@ -46,6 +46,9 @@ struct Config {
   LogLevel log_level = LogLevel::kInfo;
 };
 
+// "auto", "sim", "cuda".
+absl::StatusOr<Config::DriverChoice> ParseDriver(const std::string& text);
+
 // InvalidArgument in one line: "sluiced.toml:7: …" with the key, its value,
 // and what it may be. `path` is only for messages.
 absl::StatusOr<Config> ParseConfig(std::string_view text,

@@ -28,7 +28,18 @@ namespace {
 struct Arguments {
   std::string config;
   std::string runtime_dir = "/run/sluice";
+  std::string driver;  // empty: the configuration's
+  bool check = false;
 };
+
+constexpr char kExamples[] = R"(Examples:
+  sluiced                                     /run/sluice, every default
+  sluiced --config sluiced.toml --runtime-dir /tmp/s
+  sluiced --config sluiced.toml --check-config
+  sluiced --driver sim --runtime-dir /tmp/s   simulated GPUs
+
+SIGTERM and SIGINT end it; SIGHUP is only noted: what the file says holds from
+the next start. Exit status: 0 ended by a signal; 2 bad input; 1 a fault.)";
 
 // Resident memory stays small: few arenas, and what was freed goes back.
 void TuneMemory() {
@@ -50,8 +61,8 @@ void RaiseDescriptorLimit() {
 void BlockSignals() {
   sigset_t ending;
   sigemptyset(&ending);
-  sigaddset(&ending, SIGTERM);
-  sigaddset(&ending, SIGINT);
+  for (const int signal : kEndingSignals) sigaddset(&ending, signal);
+  for (const int signal : kNotedSignals) sigaddset(&ending, signal);
   pthread_sigmask(SIG_BLOCK, &ending, nullptr);
   signal(SIGPIPE, SIG_IGN);
 }
@@ -77,17 +88,44 @@ absl::StatusOr<std::unique_ptr<HttpServer>> StartHttp(const Config& config,
   return http;
 }
 
-absl::Status Serve(const Arguments& arguments) {
+absl::StatusOr<Config> ConfigOf(const Arguments& arguments) {
   Config config;
   if (!arguments.config.empty()) {
     SLUICE_ASSIGN_OR_RETURN(config, ReadConfig(arguments.config));
   }
+  if (!arguments.driver.empty()) {
+    SLUICE_ASSIGN_OR_RETURN(config.driver, ParseDriver(arguments.driver));
+  }
+  return config;
+}
+
+// Everything that a start would refuse but the ports and the sockets, which
+// may be the running daemon's.
+absl::Status CheckConfig(const Arguments& arguments) {
+  SLUICE_ASSIGN_OR_RETURN(const Config config, ConfigOf(arguments));
+  if (config.http_listen && !config.http_listen->empty()) {
+    SLUICE_RETURN_IF_ERROR(CheckListen(*config.http_listen));
+  }
+  SLUICE_ASSIGN_OR_RETURN(const OwnedFolder folder, TemporaryRuntimeDir());
+  SLUICE_ASSIGN_OR_RETURN(const Node node, OpenNode(config, folder.path()));
+  fmt::print("{}: good: {}\n",
+             arguments.config.empty() ? "defaults" : arguments.config,
+             node.description);
+  if (!node.warning.empty()) {
+    fmt::print(stderr, "warning: {}\n", node.warning);
+  }
+  return absl::OkStatus();
+}
+
+absl::Status Serve(const Arguments& arguments) {
+  SLUICE_ASSIGN_OR_RETURN(const Config config, ConfigOf(arguments));
   SetLogLevel(config.log_level);
   // First, so that it goes last: what the rest leaves is gone by then.
   SLUICE_ASSIGN_OR_RETURN(const RuntimeLock lock,
                           RuntimeLock::Take(arguments.runtime_dir));
   SLUICE_ASSIGN_OR_RETURN(Node node, OpenNode(config, arguments.runtime_dir));
   WriteLog(LogLevel::kInfo, node.description);
+  if (!node.warning.empty()) WriteLog(LogLevel::kWarning, node.warning);
 
   MonotonicClock clock;
   ServiceOptions options;
@@ -145,11 +183,17 @@ int Main(int argc, char** argv) {
   app.add_option("--runtime-dir", arguments.runtime_dir,
                  "where the sockets are")
       ->capture_default_str();
+  app.add_option("--driver", arguments.driver,
+                 "auto, cuda or sim; wins over [device] driver");
+  app.add_flag("--check-config", arguments.check,
+               "say whether a start would work, and end");
+  app.footer(kExamples);
   app.name("sluiced");
   const auto done = cli::Parse(app, {argv + 1, argv + argc});
   if (!done.ok()) return Fail(done.status());
   if (*done) return **done;
-  const absl::Status status = Serve(arguments);
+  const absl::Status status =
+      arguments.check ? CheckConfig(arguments) : Serve(arguments);
   return status.ok() ? 0 : Fail(status);
 }
 

@@ -8,6 +8,7 @@
 #include <fstream>
 
 #include "daemon/cgroup.h"
+#include "daemon/nvidia.h"
 #include "kernels/device/sim/sim.h"
 #include "proto/base/status.h"
 
@@ -155,20 +156,33 @@ std::string Describe(const Node& node) {
       FormatBytes(node.config.extent), FormatBytes(node.config.granularity));
 }
 
+// A driver that is broken must not become simulated GPUs in silence.
+absl::Status MaySimulate(Config::DriverChoice driver, const absl::Status& why,
+                         const std::string& root) {
+  if (driver == Config::DriverChoice::kCuda) return why;
+  const std::string device = FindNvidiaDevice(root);
+  if (device.empty()) return absl::OkStatus();
+  return absl::FailedPreconditionError(fmt::format(
+      "this machine has an NVIDIA GPU ({}), but its driver cannot be used: {}; "
+      "mend it, or simulate GPUs on purpose with sluiced --driver sim",
+      device, std::string(why.message())));
+}
+
 }  // namespace
 
 absl::StatusOr<Node> OpenNode(const Config& config,
-                              const std::string& runtime_dir) {
+                              const std::string& runtime_dir,
+                              const std::string& root) {
   Node node;
-  std::string no_cuda;
   if (config.driver != Config::DriverChoice::kSim) {
     auto cuda = device::OpenCudaDriver();
     if (cuda.ok()) {
       node.driver = *std::move(cuda);
-    } else if (config.driver == Config::DriverChoice::kCuda) {
-      return cuda.status();
     } else {
-      no_cuda = std::string(cuda.status().message());
+      SLUICE_RETURN_IF_ERROR(MaySimulate(config.driver, cuda.status(), root));
+      node.warning = fmt::format(
+          "no NVIDIA device here: GPUs are simulated, nothing runs on one ({})",
+          std::string(cuda.status().message()));
     }
   }
   if (node.driver == nullptr) {
@@ -183,9 +197,6 @@ absl::StatusOr<Node> OpenNode(const Config& config,
   SLUICE_RETURN_IF_ERROR(AddGpus(config, node));
   SLUICE_RETURN_IF_ERROR(SizePools(config, node));
   node.description = Describe(node);
-  if (!no_cuda.empty()) {
-    node.description += fmt::format(" (no GPU used: {})", no_cuda);
-  }
   return node;
 }
 

@@ -27,9 +27,15 @@ struct Node {
   std::string sim_directory;  // empty on cuda
   // One line for the log: what was detected.
   std::string description;
+  // GPUs are simulated though nobody asked for it; else empty.
+  std::string warning;
 };
 
+// Driver `auto` simulates GPUs only where there is no NVIDIA device at all:
+// one whose driver does not work is FailedPrecondition. `root` is where that is
+// looked for (nvidia.h).
 absl::StatusOr<Node> OpenNode(const Config& config,
-                              const std::string& runtime_dir);
+                              const std::string& runtime_dir,
+                              const std::string& root = "");
 
 }  // namespace sluice::daemon

@@ -7,6 +7,7 @@
 #include <unistd.h>
 
 #include <cerrno>
+#include <cstdlib>
 #include <filesystem>
 #include <utility>
 
@@ -50,6 +51,19 @@ absl::StatusOr<RuntimeLock> RuntimeLock::Take(const std::string& directory) {
 
 RuntimeLock::~RuntimeLock() {
   if (held_) unlink(path_.c_str());
+}
+
+absl::StatusOr<OwnedFolder> TemporaryRuntimeDir() {
+  std::error_code error;
+  std::string path =
+      (std::filesystem::temp_directory_path(error) / "sluiced.XXXXXX").string();
+  if (error || mkdtemp(path.data()) == nullptr) {
+    return ErrnoStatus(error ? error.value() : errno,
+                       "make a temporary folder " + path);
+  }
+  OwnedFolder folder;
+  folder.Own(path);
+  return folder;
 }
 
 OwnedFolder::~OwnedFolder() {

@@ -37,9 +37,13 @@ class OwnedFolder {
   OwnedFolder(OwnedFolder&& other) noexcept;
 
   void Own(const std::string& path) { path_ = path; }
+  const std::string& path() const { return path_; }
 
  private:
   std::string path_;  // empty: owns none
 };
+
+// An empty folder below the system's temporary one, for this user only.
+absl::StatusOr<OwnedFolder> TemporaryRuntimeDir();
 
 }  // namespace sluice::daemon

@@ -67,6 +67,9 @@ void AddPages(httplib::Server& http, const HttpServer::Source& source) {
   };
   serve("/metrics", "text/plain; version=0.0.4; charset=utf-8", PrometheusText);
   serve("/status.json", "application/json", SnapshotJson);
+  // For probes: whether the daemon's loop answers.
+  serve("/healthz", "text/plain",
+        [](const Snapshot&) { return std::string("ok\n"); });
   http.Get("/", [](const httplib::Request&, httplib::Response& reply) {
     reply.set_header("Content-Security-Policy",
                      "default-src 'self' 'unsafe-inline'");
@@ -75,6 +78,10 @@ void AddPages(httplib::Server& http, const HttpServer::Source& source) {
 }
 
 }  // namespace
+
+absl::Status CheckListen(const std::string& listen) {
+  return ParseAddress(listen).status();
+}
 
 struct HttpServer::Server {
   httplib::Server http;

@@ -16,6 +16,9 @@
 
 namespace sluice::daemon {
 
+// InvalidArgument: not "ADDRESS:PORT".
+absl::Status CheckListen(const std::string& listen);
+
 class HttpServer {
  public:
   using Source = std::function<absl::StatusOr<Snapshot>()>;

@@ -1,0 +1,59 @@
+#include "daemon/nvidia.h"
+
+#include <algorithm>
+#include <filesystem>
+#include <fstream>
+#include <vector>
+
+namespace sluice::daemon {
+namespace {
+
+// Names in a folder, sorted; none where it is not there.
+std::vector<std::string> Names(const std::string& folder) {
+  std::vector<std::string> names;
+  std::error_code error;
+  for (std::filesystem::directory_iterator at(folder, error), end;
+       !error && at != end; at.increment(error)) {
+    names.push_back(at->path().filename().string());
+  }
+  std::sort(names.begin(), names.end());
+  return names;
+}
+
+std::string FirstWord(const std::string& path) {
+  std::ifstream file(path);
+  std::string word;
+  file >> word;
+  return word;
+}
+
+// nvidia0, nvidiactl, nvidia-uvm …
+bool IsDeviceFile(const std::string& name) {
+  return name.starts_with("nvidia");
+}
+
+// A display or 3D controller of NVIDIA's: its sound and USB functions are on
+// the bus beside it.
+bool IsGpu(const std::string& device) {
+  return FirstWord(device + "/vendor") == "0x10de" &&
+         FirstWord(device + "/class").starts_with("0x03");
+}
+
+}  // namespace
+
+std::string FindNvidiaDevice(const std::string& root) {
+  for (const std::string& name : Names(root + "/dev")) {
+    if (IsDeviceFile(name)) return "/dev/" + name;
+  }
+  std::error_code error;
+  for (const char* path : {"/proc/driver/nvidia", "/proc/driver/nvidia-uvm"}) {
+    if (std::filesystem::exists(root + path, error)) return path;
+  }
+  const std::string bus = "/sys/bus/pci/devices";
+  for (const std::string& name : Names(root + bus)) {
+    if (IsGpu(root + bus + "/" + name)) return "PCI device " + name;
+  }
+  return "";
+}
+
+}  // namespace sluice::daemon

@@ -1,0 +1,94 @@
+// Whether there is an NVIDIA GPU, and what `auto` does about it.
+#include "daemon/nvidia.h"
+
+#include <filesystem>
+#include <fstream>
+#include <string>
+
+#include "daemon/node.h"
+#include "gmock/gmock.h"
+#include "gtest/gtest.h"
+#include "tests/support/status_matchers.h"
+#include "tests/support/temp_dir.h"
+
+namespace sluice::daemon {
+namespace {
+
+using sluice::testing::StatusIs;
+using sluice::testing::TempDir;
+using ::testing::AllOf;
+using ::testing::HasSubstr;
+
+void Write(const TempDir& root, const std::string& path,
+           const std::string& text = "") {
+  const std::filesystem::path file(root.path() + path);
+  std::filesystem::create_directories(file.parent_path());
+  std::ofstream(file) << text;
+}
+
+void AddPciDevice(const TempDir& root, const std::string& name,
+                  const std::string& vendor, const std::string& kind) {
+  const std::string folder = "/sys/bus/pci/devices/" + name;
+  Write(root, folder + "/vendor", vendor + "\n");
+  Write(root, folder + "/class", kind + "\n");
+}
+
+TEST(NvidiaDevice, IsSeenByItsFilesOrOnTheBus) {
+  const TempDir files, loaded, bus;
+  Write(files, "/dev/nvidiactl");
+  Write(files, "/dev/null");
+  EXPECT_EQ(FindNvidiaDevice(files.path()), "/dev/nvidiactl");
+  Write(loaded, "/proc/driver/nvidia/version", "NVRM version: 580\n");
+  EXPECT_EQ(FindNvidiaDevice(loaded.path()), "/proc/driver/nvidia");
+  // Its kernel module is not loaded: only the bus knows.
+  AddPciDevice(bus, "0000:3b:00.0", "0x10de", "0x030200");
+  EXPECT_EQ(FindNvidiaDevice(bus.path()), "PCI device 0000:3b:00.0");
+}
+
+TEST(NvidiaDevice, OthersAndItsSoundFunctionAreNone) {
+  const TempDir root;
+  EXPECT_EQ(FindNvidiaDevice(root.path()), "");
+  AddPciDevice(root, "0000:00:02.0", "0x8086", "0x030000");
+  AddPciDevice(root, "0000:3b:00.1", "0x10de", "0x040300");
+  Write(root, "/dev/nvram");
+  EXPECT_EQ(FindNvidiaDevice(root.path()), "");
+}
+
+absl::StatusOr<Node> OpenAuto(const TempDir& run, const TempDir& root) {
+  return OpenNode(Config(), run.path(), root.path());
+}
+
+// Wrong once: a broken driver became simulated GPUs in silence.
+TEST(DriverAuto, IsRefusedWhereADeviceHasNoWorkingDriver) {
+  if (device::OpenCudaDriver().ok()) GTEST_SKIP() << "its driver works";
+  const TempDir run, root;
+  Write(root, "/dev/nvidia0");
+  EXPECT_THAT(OpenAuto(run, root),
+              StatusIs(absl::StatusCode::kFailedPrecondition,
+                       AllOf(HasSubstr("an NVIDIA GPU (/dev/nvidia0), but its "
+                                       "driver cannot be used: "),
+                             HasSubstr("sluiced --driver sim"))));
+  EXPECT_TRUE(std::filesystem::is_empty(run.path()));
+}
+
+TEST(DriverAuto, SimulatesWhereThereIsNoneAndWarns) {
+  if (device::OpenCudaDriver().ok()) GTEST_SKIP() << "its driver works";
+  const TempDir run, root;
+  SLUICE_ASSERT_OK_AND_ASSIGN(const Node node, OpenAuto(run, root));
+  EXPECT_EQ(node.config.driver, "sim");
+  EXPECT_THAT(node.warning, HasSubstr("GPUs are simulated"));
+}
+
+TEST(DriverSim, IsWhatWasAskedForBesideABrokenDriverToo) {
+  const TempDir run, root;
+  Write(root, "/dev/nvidia0");
+  Config config;
+  config.driver = Config::DriverChoice::kSim;
+  SLUICE_ASSERT_OK_AND_ASSIGN(const Node node,
+                              OpenNode(config, run.path(), root.path()));
+  EXPECT_EQ(node.config.driver, "sim");
+  EXPECT_EQ(node.warning, "");
+}
+
+}  // namespace
+}  // namespace sluice::daemon

@@ -1,0 +1,96 @@
+// What an operator does around a daemon: checks its file, sends it signals,
+// probes it.
+#include <signal.h>
+
+#include <filesystem>
+#include <fstream>
+#include <string>
+
+#include "absl/time/clock.h"
+#include "gmock/gmock.h"
+#include "gtest/gtest.h"
+#include "tests/integration/daemon/harness.h"
+#include "tests/integration/daemon/http.h"
+#include "tests/support/status_matchers.h"
+
+namespace sluice::testing {
+namespace {
+
+using ::testing::HasSubstr;
+
+ChildResult Sluiced(std::vector<std::string> arguments) {
+  arguments.insert(arguments.begin(), BinaryPath("sluiced"));
+  return Child::Spawn(arguments)->Join();
+}
+
+// Wrong once: it ended the process and left both sockets and sim/.
+TEST(DaemonSignals, HupAndUserSignalsAreNotedAndTheDaemonServesOn) {
+  RunningDaemon daemon;
+  for (const int signal : {SIGHUP, SIGUSR1, SIGUSR2}) {
+    daemon.process().Kill(signal);
+    EXPECT_THAT(GpuPool(daemon.socket(), 0), IsOk()) << signal;
+  }
+  daemon.process().Kill(SIGTERM);
+  const ChildResult end = daemon.process().Join();
+  EXPECT_EQ(end.exit_code, 0);
+  EXPECT_THAT(end.err, HasSubstr("SIGHUP is ignored: the configuration is read "
+                                 "at the start only"));
+}
+
+TEST(DaemonSignals, EveryOneThatEndsItLeavesNothingBehind) {
+  for (const int signal : {SIGTERM, SIGINT, SIGQUIT}) {
+    RunningDaemon daemon;
+    daemon.process().Kill(signal);
+    EXPECT_EQ(daemon.process().Join().exit_code, 0) << signal;
+    for (const char* left : {"session.sock", "admin.sock", "sim", "lock"}) {
+      EXPECT_FALSE(std::filesystem::exists(daemon.runtime_dir() + "/" + left))
+          << left;
+    }
+  }
+}
+
+TEST(DaemonCheckConfig, SaysWhatAStartWouldSayAndTouchesNothing) {
+  const TempDir directory;
+  const std::string config = directory.File("c.toml");
+  const std::string run = directory.File("run");
+  const auto check = [&](const std::string& text) {
+    std::ofstream(config) << "[device]\ndriver = \"sim\"\n" << text;
+    return Sluiced(
+        {"--config", config, "--runtime-dir", run, "--check-config"});
+  };
+  const ChildResult good = check("");
+  EXPECT_EQ(good.exit_code, 0) << good.err;
+  EXPECT_THAT(good.out, HasSubstr(config + ": good: sim driver: GPU 0"));
+  for (const auto& [text, says] :
+       {std::pair{"[sim]\nspeed = 1\n", "unknown key 'speed'"},
+        std::pair{"[pools]\ngpu_bytes = \"1GiB\"\n", "gpu_bytes in [pools] is"},
+        std::pair{"[http]\nlisten = \"nowhere\"\n",
+                  "'nowhere' is no address"}}) {
+    const ChildResult bad = check(text);
+    EXPECT_EQ(bad.exit_code, 2) << text;
+    EXPECT_THAT(bad.err, HasSubstr(says));
+  }
+  EXPECT_FALSE(std::filesystem::exists(run));
+}
+
+TEST(DaemonCommandLine, TyposAreSuggestedAndTheVersionIsPrinted) {
+  const ChildResult typo = Sluiced({"--confg", "x"});
+  EXPECT_EQ(typo.exit_code, 2);
+  EXPECT_THAT(typo.err, HasSubstr("did you mean --config?"));
+  const ChildResult version = Sluiced({"--version"});
+  EXPECT_EQ(version.exit_code, 0);
+  EXPECT_THAT(version.out, HasSubstr("sluiced 0."));
+  EXPECT_THAT(Sluiced({"--help"}).out, HasSubstr("--check-config"));
+  EXPECT_THAT(Sluiced({"--driver", "rocm"}).err,
+              HasSubstr("--driver 'rocm': must be auto, cuda or sim"));
+}
+
+TEST(DaemonHealth, AnswersAProbe) {
+  RunningDaemon daemon("[http]\nlisten = \"127.0.0.1:0\"\n");
+  const std::string answer = HttpGet(daemon.ReadyField("http"), "/healthz");
+  EXPECT_THAT(answer, HasSubstr("200 OK"));
+  EXPECT_THAT(answer, HasSubstr("ok\n"));
+}
+
+}  // namespace
+}  // namespace sluice::testing
