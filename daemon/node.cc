@@ -4,6 +4,7 @@
 #include <unistd.h>
 
 #include <algorithm>
+#include <array>
 #include <filesystem>
 #include <fstream>
 
@@ -11,6 +12,7 @@
 #include "daemon/nvidia.h"
 #include "kernels/device/sim/sim.h"
 #include "proto/base/status.h"
+#include "proto/base/text.h"
 
 namespace sluice::daemon {
 namespace {
@@ -187,6 +189,10 @@ absl::StatusOr<Node> OpenNode(const Config& config,
   }
   if (node.driver == nullptr) {
     SLUICE_RETURN_IF_ERROR(OpenSim(config.sim, runtime_dir + "/sim", node));
+  }
+  std::array<char, 256> name = {};
+  if (gethostname(name.data(), name.size() - 1) == 0) {
+    node.config.hostname = Printable(name.data());
   }
   node.config.driver = std::string(node.driver->name());
   node.config.own_uid = geteuid();

@@ -35,8 +35,9 @@ std::string Loss(double value) { return fmt::format("{:.4f}", value); }
 
 std::string RenderHeader(const json& node) {
   return fmt::format(
-      "sluiced  driver {}, up {}, generation {}, {} session{}\n\n",
-      Text(node, "driver"), Span(node.at("uptime_s").get<double>()),
+      "sluiced {} on {}  driver {}, up {}, generation {}, {} session{}\n\n",
+      Text(node, "version"), Text(node, "hostname"), Text(node, "driver"),
+      Span(node.at("uptime_s").get<double>()),
       node.at("generation").get<uint64_t>(), Number(node, "sessions"),
       Number(node, "sessions") == 1 ? "" : "s");
 }

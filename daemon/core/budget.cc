@@ -35,6 +35,20 @@ bool Over(const Limits& limits, Bytes gpu, Bytes host) {
 
 }  // namespace
 
+const char* LimitName(LimitLine::Of of) {
+  switch (of) {
+    case LimitLine::Of::kEveryUser:
+      return "every user";
+    case LimitLine::Of::kUser:
+      return "user";
+    case LimitLine::Of::kEveryJob:
+      return "every job";
+    case LimitLine::Of::kJob:
+      return "job";
+  }
+  return "";
+}
+
 Budgets::Budgets(Limits principal_default, Limits job_default,
                  std::map<std::string, Limits> named_jobs)
     : principal_default_(principal_default), job_default_(job_default) {

@@ -44,6 +44,9 @@ struct LimitLine {
   SetBy by;
 };
 
+// "every user", "user", "every job", "job".
+const char* LimitName(LimitLine::Of of);
+
 // What one principal, or one job of it, holds, and the limit that binds it.
 struct BudgetLine {
   Principal principal;

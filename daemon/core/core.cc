@@ -124,7 +124,9 @@ Snapshot Core::TakeSnapshot(const Principal* viewer, absl::Time now) const {
     return !viewer || whose == *viewer;
   };
   Snapshot snapshot;
+  snapshot.hostname = config_.hostname;
   snapshot.driver = config_.driver;
+  snapshot.links = config_.links;
   snapshot.generation = config_.generation;
   snapshot.uptime = now - started_;
   snapshot.now = now;

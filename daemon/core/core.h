@@ -67,6 +67,8 @@ class Core {
                      absl::Time now, std::vector<KeyedUnit> units = {});
   // A PlanChangedNotice that did not leave: the rank counts as refusing it.
   Effects ChangeNotSent(SessionId id, PlanId plan, absl::Time now);
+  // What ranks have copied, by grant slot, from their use pages.
+  void CopiesSeen(const std::map<int, Directions>& used);
   // How far a worker is; of rounds that are over: ignored.
   void PlanProgressed(PlanRoundId round, const plan::PlanProgress& progress);
   // What an earlier daemon saved, or why it is of no use.
@@ -273,6 +275,7 @@ class Core {
                     const std::set<JobKey>& except) const;
 
   // Reading and invariants (core.cc).
+  void CountCopies(Session& session);
   RankSnapshot SnapshotOf(const Session& session) const;
   std::vector<JobSnapshot> Jobs(const Principal* viewer) const;
   void CheckPools() const;

@@ -1,6 +1,8 @@
 // Requests: executed once each, and the small ones.
 #include <fmt/format.h>
 
+#include <algorithm>
+
 #include "daemon/core/core.h"
 #include "proto/base/grant_page.h"
 #include "proto/base/status.h"
@@ -169,12 +171,35 @@ void Core::Handle(Session& session, RequestId request, const StepRequest& step,
   job.stall_seconds += step.stall_seconds;
   job.grant_wait_seconds += step.grant_wait_seconds;
   job.plan_mismatches += step.plan_mismatches;
-  GpuStats& gpu = stats_.gpus[session.hello.gpu.value()];
-  gpu.h2d += step.h2d;
-  gpu.d2h += step.d2h;
-  stats_.step_seconds.Observe(step.seconds);
+  session.copies_reported[kH2d] += step.h2d.size();
+  session.copies_reported[kD2h] += step.d2h.size();
+  CountCopies(session);
+  job.step_seconds.Observe(step.seconds);
   stats_.grant_wait_seconds.Observe(step.grant_wait_seconds);
   Answer(session, request, NotedReply{}, effects);
+}
+
+void Core::CopiesSeen(const std::map<int, Directions>& used) {
+  for (auto& [id, session] : sessions_) {
+    if (!session.is_rank()) continue;
+    const auto seen = used.find(session.grant_slot);
+    if (seen == used.end()) continue;
+    session.copies_seen = seen->second;
+    CountCopies(session);
+  }
+}
+
+void Core::CountCopies(Session& session) {
+  GpuStats& gpu = stats_.gpus[session.hello.gpu.value()];
+  for (const int d : {kH2d, kD2h}) {
+    const uint64_t now =
+        std::max(session.copies_reported[d], session.copies_seen[d]);
+    uint64_t& counted = session.copies_counted[d];
+    if (now <= counted) continue;  // counters never fall
+    (d == kH2d ? gpu.h2d : gpu.d2h) +=
+        Bytes(static_cast<int64_t>(now - counted));
+    counted = now;
+  }
 }
 
 void Core::Handle(Session& session, RequestId request,

@@ -49,6 +49,12 @@ Directions GrantPolicy::Attach(int slot, int link,
 
 void GrantPolicy::Detach(int slot) { ranks_.erase(slot); }
 
+std::map<int, Directions> GrantPolicy::used() const {
+  std::map<int, Directions> used;
+  for (const auto& [slot, rank] : ranks_) used[slot] = rank.used;
+  return used;
+}
+
 std::map<int, Directions> GrantPolicy::Refill(
     const std::map<int, Directions>& used, absl::Duration elapsed) {
   for (auto& [slot, rank] : ranks_) {

@@ -40,6 +40,8 @@ class GrantPolicy {
   // Returns the first limits.
   Directions Attach(int slot, int link, double guaranteed_bytes_per_second);
   void Detach(int slot);
+  // What each attached slot has used, as far as believed at the last refill.
+  std::map<int, Directions> used() const;
   bool idle() const { return ranks_.empty(); }
 
   // `used` of every attached slot, read just now. Returns the new limits,

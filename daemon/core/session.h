@@ -15,6 +15,7 @@
 #include <set>
 #include <string>
 
+#include "daemon/core/grants.h"
 #include "daemon/core/requests.h"
 
 namespace sluice::daemon {
@@ -59,6 +60,10 @@ struct Session {
   std::optional<StepRequest> last_step;
   double stall_seconds = 0, grant_wait_seconds = 0;  // sums
   Bytes hbm_peak;
+  // Bytes copied since it began: by its step reports, by its use page, and
+  // as they are counted for its GPU (the larger: a page moves within a step).
+  Directions copies_reported = {0, 0}, copies_seen = {0, 0},
+             copies_counted = {0, 0};
 
   bool is_rank() const { return state == State::kAttached && !hello.observer; }
 };

@@ -76,12 +76,14 @@ struct PlanningSnapshot {
 };
 
 struct Snapshot {
+  std::string hostname;
   std::string driver;
   uint64_t generation = 0;
   absl::Duration uptime;
   absl::Time now;
   std::vector<GpuSnapshot> gpus;
   std::vector<PoolSnapshot> hosts;
+  std::vector<LinkSpeed> links;
   std::vector<JobSnapshot> jobs;
   std::vector<BudgetLine> budgets;
   std::vector<LimitLine> limits;

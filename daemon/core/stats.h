@@ -29,6 +29,13 @@ class Histogram {
     ++count_;
   }
 
+  // Of the same bounds.
+  void Merge(const Histogram& other) {
+    for (size_t i = 0; i < counts_.size(); ++i) counts_[i] += other.counts_[i];
+    sum_ += other.sum_;
+    count_ += other.count_;
+  }
+
   const std::vector<double>& bounds() const { return bounds_; }
   const std::vector<uint64_t>& counts() const { return counts_; }
   double sum() const { return sum_; }
@@ -52,6 +59,9 @@ struct JobStats {
   double stall_seconds = 0;
   double grant_wait_seconds = 0;
   uint64_t plan_mismatches = 0;
+  // A step of a million tokens takes hours.
+  Histogram step_seconds{
+      {0.01, 0.03, 0.1, 0.3, 1, 3, 10, 30, 100, 300, 1000, 3600, 10800}};
 };
 
 struct Stats {
@@ -81,7 +91,6 @@ struct Stats {
   Histogram lease_seconds{
       {0.0001, 0.0003, 0.001, 0.003, 0.01, 0.03, 0.1, 0.3, 1, 3, 10}};
   Histogram plan_seconds{{0.01, 0.03, 0.1, 0.3, 1, 3, 10, 30}};
-  Histogram step_seconds{{0.01, 0.03, 0.1, 0.3, 1, 3, 10, 30, 100, 300}};
   Histogram grant_wait_seconds{
       {0.0001, 0.001, 0.01, 0.03, 0.1, 0.3, 1, 3, 10, 30}};
 };

@@ -89,6 +89,7 @@ struct Limits {
 // Everything policy must know of the node and its settings; fixed for the
 // life of a Core.
 struct NodeConfig {
+  std::string hostname;
   std::string driver;  // "sim", "cuda"
   uint64_t generation = 1;
   uint32_t own_uid = 0;  // of the daemon: sees everything

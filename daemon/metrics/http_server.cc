@@ -65,7 +65,10 @@ void AddPages(httplib::Server& http, const HttpServer::Source& source) {
       reply.set_content(render(*snapshot), type);
     });
   };
-  serve("/metrics", "text/plain; version=0.0.4; charset=utf-8", PrometheusText);
+  serve("/metrics", "text/plain; version=0.0.4; charset=utf-8",
+        [](const Snapshot& snapshot) {
+          return PrometheusText(snapshot, ReadProcessStats());
+        });
   serve("/status.json", "application/json", SnapshotJson);
   // For probes: whether the daemon's loop answers.
   serve("/healthz", "text/plain",

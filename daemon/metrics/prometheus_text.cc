@@ -50,7 +50,12 @@ class Families {
   }
   void AddHistogram(const char* name, const char* help, const Histogram& from) {
     Add(name, help, MetricType::Histogram);
+    HistogramValue({}, from);
+  }
+  // Of the family added last.
+  void HistogramValue(Labels labels, const Histogram& from) {
     ClientMetric metric;
+    metric.label = std::move(labels);
     metric.histogram.sample_count = from.count();
     metric.histogram.sample_sum = from.sum();
     uint64_t cumulative = 0;
@@ -128,13 +133,27 @@ struct JobSums {
   std::map<uint64_t, Bytes> gpu_bytes;  // by GPU
   Bytes host_bytes, hbm_peak;
   double ranks = 0, step = 0, loss = NAN, tokens_per_second = 0;
+  double alpha = NAN;  // of the rank that swaps least
   JobStats stats;
 };
+
+// NaN: it has no plan, or one that does not fit.
+double LeastAlpha(const Snapshot& from, PlanId id) {
+  double least = NAN;
+  for (const PlanSnapshot& kept : from.plans) {
+    if (kept.plan->id != id || !kept.plan->infeasible.empty()) continue;
+    for (const plan::RankPlan& rank : kept.plan->ranks) {
+      least = std::fmin(least, rank.alpha);
+    }
+  }
+  return least;
+}
 
 std::map<JobLabel, JobSums> SumJobs(const Snapshot& from) {
   std::map<JobLabel, JobSums> jobs;
   for (const JobSnapshot& job : from.jobs) {
     JobSums& sums = jobs[{job.name, job.principal.uid}];
+    sums.alpha = std::fmin(sums.alpha, LeastAlpha(from, job.plan));
     for (const RankSnapshot& rank : job.ranks) {
       if (!rank.closed) ++sums.ranks;
       sums.gpu_bytes[rank.gpu.value()] += rank.gpu_bytes;
@@ -157,6 +176,7 @@ std::map<JobLabel, JobSums> SumJobs(const Snapshot& from) {
     sums.stall_seconds += stats.stall_seconds;
     sums.grant_wait_seconds += stats.grant_wait_seconds;
     sums.plan_mismatches += stats.plan_mismatches;
+    sums.step_seconds.Merge(stats.step_seconds);
   }
   return jobs;
 }
@@ -197,6 +217,14 @@ void AddJobs(const Snapshot& from, Families& to) {
   gauge("sluice_job_hbm_peak_bytes",
         "Highest GPU memory use a local rank of the job reported.",
         [](const JobSums& job) { return Count(job.hbm_peak); });
+  gauge("sluice_job_alpha",
+        "Fraction of rows swapped by the rank that swaps least; NaN: no plan.",
+        [](const JobSums& job) { return job.alpha; });
+  to.Add("sluice_step_seconds", "Steps as ranks report them.",
+         MetricType::Histogram);
+  for (const auto& [label, job] : jobs) {
+    to.HistogramValue(LabelsOf(label), job.stats.step_seconds);
+  }
   counter("sluice_job_steps_total", "Steps reported, every rank's counted.",
           [](const JobSums& job) { return job.stats.steps; });
   counter("sluice_job_tokens_total", "Tokens trained on by local ranks.",
@@ -212,9 +240,60 @@ void AddJobs(const Snapshot& from, Families& to) {
           [](const JobSums& job) { return job.stats.plan_mismatches; });
 }
 
+void AddBudgets(const Snapshot& from, Families& to) {
+  to.Add("sluice_budget_limit_bytes",
+         "Limits that are set, whether or not they are used.",
+         MetricType::Gauge);
+  for (const LimitLine& line : from.limits) {
+    Labels labels = {{"of", LimitName(line.of)}};
+    const auto add = [&](const char* name, const std::string& value) {
+      if (!value.empty()) labels = With(std::move(labels), name, value);
+    };
+    add("uid", line.target.uid ? std::to_string(*line.target.uid) : "");
+    add("cgroup", line.target.cgroup);
+    add("sluice_job", line.target.job);
+    for (const auto& [kind, limit] : {std::pair{"gpu", line.limits.gpu},
+                                      std::pair{"host", line.limits.host}}) {
+      if (limit == Limits::kUnlimited) continue;
+      to.Value(With(labels, "memory", kind), Count(limit));
+    }
+  }
+}
+
+void AddProcess(const ProcessStats& from, Families& to) {
+  to.Counter("process_cpu_seconds_total", "CPU time of sluiced.",
+             from.cpu_seconds);
+  to.Gauge("process_resident_memory_bytes", "Resident memory of sluiced.",
+           from.resident_bytes);
+  to.Gauge("process_virtual_memory_bytes", "Address space of sluiced.",
+           from.virtual_bytes);
+  to.Gauge("process_open_fds", "File descriptors sluiced has open.",
+           from.open_fds);
+  to.Gauge("process_max_fds", "File descriptors sluiced may have open.",
+           from.max_fds);
+  to.Gauge("process_start_time_seconds",
+           "When sluiced started, in seconds since 1970.",
+           from.start_time_seconds);
+}
+
+void AddLinks(const Snapshot& from, Families& to) {
+  to.Add("sluice_link_capacity_bytes_per_second",
+         "What a link between GPUs and host memory carries; only where known.",
+         MetricType::Gauge);
+  for (const LinkSpeed& link : from.links) {
+    for (const auto& [direction, speed] :
+         {std::pair{"h2d", link.h2d_bytes_per_second},
+          std::pair{"d2h", link.d2h_bytes_per_second}}) {
+      if (speed > 0) {
+        to.Value({{"link", link.name}, {"direction", direction}}, speed);
+      }
+    }
+  }
+}
+
 void AddSwap(const Snapshot& from, Families& to) {
   to.Add("sluice_swap_bytes_total",
-         "Bytes copied between a GPU and host memory, as ranks report them.",
+         "Bytes copied between a GPU and host memory, by ranks' use pages.",
          MetricType::Counter);
   for (size_t i = 0; i < from.gpus.size(); ++i) {
     const Labels labels = GpuLabels(from.gpus[i].gpu);
@@ -277,8 +356,6 @@ void AddService(const Snapshot& from, Families& to) {
   to.AddHistogram("sluice_plan_seconds",
                   "From the last profile until the worker's plan is checked.",
                   stats.plan_seconds);
-  to.AddHistogram("sluice_step_seconds", "Steps as ranks report them.",
-                  stats.step_seconds);
   to.AddHistogram("sluice_grant_wait_seconds",
                   "Time a step's copies waited for bandwidth grants.",
                   stats.grant_wait_seconds);
@@ -286,12 +363,16 @@ void AddService(const Snapshot& from, Families& to) {
 
 }  // namespace
 
-std::string PrometheusText(const Snapshot& snapshot) {
+std::string PrometheusText(const Snapshot& snapshot,
+                           const ProcessStats& process) {
   SLUICE_CHECK(snapshot.stats.has_value());
   Families families;
   AddService(snapshot, families);
   AddPools(snapshot, families);
   AddSwap(snapshot, families);
+  AddLinks(snapshot, families);
+  AddBudgets(snapshot, families);
+  AddProcess(process, families);
   AddJobs(snapshot, families);
   return families.Text();
 }

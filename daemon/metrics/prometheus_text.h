@@ -7,10 +7,12 @@
 #include <string>
 
 #include "daemon/core/snapshot.h"
+#include "daemon/metrics/process_stats.h"
 
 namespace sluice::daemon {
 
-// `snapshot` is a whole one (with statistics).
-std::string PrometheusText(const Snapshot& snapshot);
+// `snapshot` is a whole one (with statistics); `process` is the daemon's own.
+std::string PrometheusText(const Snapshot& snapshot,
+                           const ProcessStats& process);
 
 }  // namespace sluice::daemon

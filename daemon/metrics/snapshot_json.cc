@@ -79,25 +79,11 @@ json Budget(const BudgetLine& line) {
           {"host_limit_bytes", LimitOf(line.limits.host)}};
 }
 
-const char* NameOf(LimitLine::Of of) {
-  switch (of) {
-    case LimitLine::Of::kEveryUser:
-      return "every user";
-    case LimitLine::Of::kUser:
-      return "user";
-    case LimitLine::Of::kEveryJob:
-      return "every job";
-    case LimitLine::Of::kJob:
-      return "job";
-  }
-  return "";
-}
-
 json Limit(const LimitLine& line, absl::Time now) {
   const auto text = [](const std::string& name) {
     return name.empty() ? json(nullptr) : json(name);
   };
-  json to = {{"of", NameOf(line.of)},
+  json to = {{"of", LimitName(line.of)},
              {"uid", nullptr},
              {"cgroup", text(line.target.cgroup)},
              {"job", text(line.target.job)},
@@ -189,6 +175,8 @@ std::string SnapshotJson(const Snapshot& snapshot) {
   };
   json to;
   to["generation"] = snapshot.generation;
+  to["hostname"] = snapshot.hostname;
+  to["version"] = SLUICE_VERSION;
   to["driver"] = snapshot.driver;
   to["uptime_s"] = absl::ToDoubleSeconds(snapshot.uptime);
   to["sessions"] = snapshot.sessions;

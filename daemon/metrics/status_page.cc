@@ -43,6 +43,7 @@ th { color:var(--dim); font-weight:500; border-top:0 }
 <h2>Memory <span class="dim">leased, quarantined, kept for its owner, free
 </span></h2><div class="pools" id="pools"></div>
 <h2>Jobs</h2><div class="wide"><table id="jobs"></table></div>
+<h2>Limits</h2><div class="wide"><table id="limits"></table></div>
 <h2>Budgets in use</h2><div class="wide"><table id="budgets"></table></div>
 <h2>Plans</h2><div class="wide"><table id="plans"></table></div>
 <h2>Events</h2><div class="wide"><table id="events"></table></div>
@@ -82,7 +83,9 @@ function table(id, heads, rows, none) { const t = $(id);
   for (const row of rows) { const r = t.insertRow();
     for (const v of row) r.append(cell("td", v)); } }
 function show(s) {
-  $("about").textContent = s.driver + " · " + s.gpus.length + " GPUs · " +
+  document.title = "sluiced on " + s.hostname;
+  $("about").textContent = s.version + " on " + s.hostname + " · " + s.driver +
+    (s.driver === "sim" ? " (simulated)" : "") + " · " + s.gpus.length + " GPUs · " +
     s.sessions + " sessions · up " + span(s.uptime_s);
   $("pools").replaceChildren(
     ...s.gpus.map(g => pool("GPU " + g.index, g.name + " · " + g.link, g)),
@@ -95,9 +98,14 @@ function show(s) {
       num(r.loss, 4), num(r.tokens_per_second, 0),
       num(r.stall_seconds, 2) + " s", num(r.grant_wait_seconds, 2) + " s"])),
     "No job is attached.");
+  table("limits", [["limit of"], "GPU", "host", ["set by"]], s.limits.map(l =>
+    [[[l.of, l.job, l.uid, l.cgroup && "in " + l.cgroup].filter(x => x !==
+      null).join(" ")], bytes(l.gpu_limit_bytes), bytes(l.host_limit_bytes),
+      [l.set_by === "live" ? (l.by || "an administrator") + ", " +
+        span(l.age_s) + " ago" : l.set_by]]), "No limit is set.");
   table("budgets", [["whose"], "user", "GPU used", "GPU limit", "host used",
-    "host limit"], s.budgets.map(b => [[b.job === null ? "user in " +
-      b.cgroup : "job " + b.job], b.uid, bytes(b.gpu_used_bytes),
+    "host limit"], s.budgets.map(b => [[b.job === null ? "user " + b.uid +
+      " in " + b.cgroup : "job " + b.job], b.uid, bytes(b.gpu_used_bytes),
       bytes(b.gpu_limit_bytes), bytes(b.host_used_bytes),
       bytes(b.host_limit_bytes)]), "Nobody holds memory.");
   table("plans", ["plan", ["job"], "solved in", "alpha", "GPU transient peak",

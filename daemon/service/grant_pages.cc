@@ -111,6 +111,11 @@ void GrantPages::Detach(int slot) {
   pages_.erase(slot);
 }
 
+std::map<int, Directions> GrantPages::Used() {
+  const std::lock_guard lock(mutex_);
+  return policy_.used();
+}
+
 void GrantPages::Refill() {
   std::map<int, Directions> used;
   for (const auto& [slot, page] : pages_) {

@@ -39,6 +39,8 @@ class GrantPages {
   absl::StatusOr<UniqueFd> Attach(int slot, int link,
                                   double guaranteed_bytes_per_second);
   void Detach(int slot);
+  // What the attached slots have used, at most a refill old.
+  std::map<int, Directions> Used();
   // For sending: read-only.
   std::shared_ptr<const UniqueFd> limits() const { return limits_reader_; }
 

@@ -147,8 +147,11 @@ void Service::Accept() {
         Channel::Handlers{
             .message = [this,
                         id](wire::Message m) { OnMessage(id, std::move(m)); },
-            .ended = [this,
-                      id] { Execute(core_.SocketEnded(id, loop_->now())); },
+            .ended =
+                [this, id] {
+                  ReadCopies();
+                  Execute(core_.SocketEnded(id, loop_->now()));
+                },
             .broken =
                 [this, id](const std::string& why) {
                   Execute(core_.ProtocolBroken(id, why, loop_->now()));
@@ -189,6 +192,7 @@ void Service::OnGone(SessionId id) {
   const auto channel = channels_.find(id);
   const Session* session = core_.session(id);
   if (channel == channels_.end() || session == nullptr) return;
+  ReadCopies();
   const Exit exit = ReadExit(channel->second->pidfd(), session->peer);
   Execute(core_.ProcessGone(id, exit, loop_->now()));
 }
@@ -227,6 +231,7 @@ absl::StatusOr<Snapshot> Service::Read() {
   auto snapshot = std::make_shared<Snapshot>();
   SLUICE_RETURN_IF_ERROR(OnLoop([this, snapshot] {
     ReadProgress();
+    ReadCopies();
     *snapshot = core_.TakeSnapshot(nullptr, loop_->now());
   }));
   return std::move(*snapshot);
@@ -249,6 +254,7 @@ absl::StatusOr<int> Service::Evict(const std::string& job,
                                    const std::string& reason) {
   auto sessions = std::make_shared<int>(0);
   SLUICE_RETURN_IF_ERROR(OnLoop([=, this] {
+    ReadCopies();
     Core::Evicted evicted = core_.Evict(job, uid, kill, reason, loop_->now());
     *sessions = evicted.sessions;
     Execute(std::move(evicted.effects));

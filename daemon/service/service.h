@@ -107,6 +107,8 @@ class Service {
   void Do(SaveUnits& effect);
   // What the workers say since they were asked last.
   void ReadProgress();
+  // What ranks have copied by now; before what ends a session, or reads.
+  void ReadCopies();
   void Send(SessionId session, Outgoing out);
   std::vector<Outgoing> ToPackets(SessionId session, RequestId request,
                                   const Reply& reply);

@@ -114,8 +114,9 @@ Outgoing Service::SnapshotPacket(SessionId id, const SnapshotReply& snapshot) {
   const Session* session = core_.session(id);
   if (session == nullptr) return out;
   ReadProgress();
-  const std::string json = options_.render(
-      core_.TakeSnapshot(core_.ViewerOf(*session), loop_->now()));
+  Snapshot node = core_.TakeSnapshot(core_.ViewerOf(*session), loop_->now());
+  if (session->hello.observer) --node.sessions;  // whoever asks, only asks
+  const std::string json = options_.render(node);
   const auto fail = [&](const absl::Status& status) {
     out.fds.clear();
     out.packet = ErrorPacket(RequestId(), status);
@@ -253,6 +254,8 @@ void Service::Do(StopSolving& effect) { solver_->Stop(effect.round); }
 void Service::Do(SaveUnits& effect) {
   if (unit_file_) unit_file_->Save(std::move(effect.units));
 }
+
+void Service::ReadCopies() { core_.CopiesSeen(grants_->Used()); }
 
 void Service::ReadProgress() {
   for (const auto& [round, progress] : solver_->Progress()) {

@@ -4,6 +4,7 @@
 #include <grpcpp/create_channel.h>
 #include <grpcpp/security/credentials.h>
 #include <netinet/in.h>
+#include <sys/mman.h>
 #include <sys/socket.h>
 #include <sys/stat.h>
 #include <unistd.h>
@@ -18,6 +19,7 @@
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
 #include "proto/admin/admin.grpc.pb.h"
+#include "proto/base/grant_page.h"
 #include "tests/integration/daemon/harness.h"
 #include "tests/integration/daemon/http.h"
 #include "tests/support/status_matchers.h"
@@ -89,6 +91,87 @@ TEST(DaemonMetrics, ScrapeTellsPoolsLeasesStepsAndDeaths) {
     }
     EXPECT_THAT(text, HasSubstr(expected));
   }
+}
+
+// Wrong once: swap counters stood still within a step, which may take hours.
+TEST(DaemonMetrics, SwapCountersMoveWithTheUsePagesWithinAStep) {
+  RunningDaemon daemon(kHttpOn);
+  const std::string address = daemon.ReadyField("http");
+  SLUICE_ASSERT_OK_AND_ASSIGN(RawClient client,
+                              RawClient::Connect(daemon.socket()));
+  SLUICE_ASSERT_OK_AND_ASSIGN(const auto hello, client.Hello("demo"));
+  ASSERT_EQ(hello.fds.size(), 2u);
+  void* page = mmap(nullptr, sizeof(GrantUse), PROT_READ | PROT_WRITE,
+                    MAP_SHARED, hello.fds[1].get(), 0);
+  ASSERT_NE(page, MAP_FAILED);
+  auto* use = static_cast<GrantUse*>(page);
+  const auto expect = [&](const char* direction, uint64_t bytes) {
+    const std::string line = fmt::format(
+        "sluice_swap_bytes_total{{gpu=\"0\",UUID=\"GPU-sim-0\",direction=\"{}"
+        "\"}} {}\n",
+        direction, bytes);
+    absl::SleepFor(absl::Milliseconds(20));  // a few refills
+    EXPECT_THAT(HttpGet(address, "/metrics"), HasSubstr(line));
+  };
+  use->slot.used_bytes[kH2d] = 5000;
+  expect("h2d", 5000);
+  ASSERT_THAT(client.Call(Step(1)), IsOk());  // 1000 and 2000: counted already
+  expect("h2d", 5000);
+  expect("d2h", 2000);
+  use->slot.used_bytes[kH2d] = 7000;
+  use->slot.used_bytes[kD2h] = 2500;
+  absl::SleepFor(absl::Milliseconds(20));
+  client.socket().Reset();  // it dies within a step
+  expect("h2d", 7000);
+  expect("d2h", 2500);
+  munmap(page, sizeof(GrantUse));
+}
+
+TEST(DaemonMetrics, StepsHaveTheirJobAndLimitsLinksAndTheProcessAreThere) {
+  RunningDaemon daemon(std::string(kHttpOn) +
+                       "[budgets]\nprincipal_host_bytes = \"300MiB\"\n"
+                       "[[budgets.job]]\nname = \"night\"\n"
+                       "gpu_bytes = \"8MiB\"\n");
+  SLUICE_ASSERT_OK_AND_ASSIGN(RawClient client,
+                              RawClient::Connect(daemon.socket()));
+  ASSERT_THAT(client.Hello("demo"), IsOk());
+  wire::Request step = Step(1);
+  step.mutable_step_report()->set_seconds(7200);
+  ASSERT_THAT(client.Call(step), IsOk());
+  const std::string text = HttpGet(daemon.ReadyField("http"), "/metrics");
+  const std::string job =
+      fmt::format("sluice_job=\"demo\",uid=\"{}\"", geteuid());
+  for (const std::string& line :
+       {"sluice_step_seconds_bucket{" + job + ",le=\"3600\"} 0\n",
+        "sluice_step_seconds_bucket{" + job + ",le=\"10800\"} 1\n",
+        "sluice_job_alpha{" + job + "} N",
+        std::string("sluice_budget_limit_bytes{of=\"every user\",memory="
+                    "\"host\"} 314572800\n"),
+        std::string("sluice_budget_limit_bytes{of=\"job\",sluice_job="
+                    "\"night\",memory=\"gpu\"} 8388608\n"),
+        std::string("sluice_link_capacity_bytes_per_second{link=\"pcie1\","
+                    "direction=\"d2h\"} 2000000000\n"),
+        std::string("process_start_time_seconds 1"),
+        std::string("process_resident_memory_bytes ")}) {
+    EXPECT_THAT(text, HasSubstr(line));
+  }
+}
+
+TEST(DaemonMetrics, WhoAsksForTheStatusIsNotCounted) {
+  RunningDaemon daemon;
+  SLUICE_ASSERT_OK_AND_ASSIGN(RawClient rank,
+                              RawClient::Connect(daemon.socket()));
+  ASSERT_THAT(rank.Hello("demo"), IsOk());
+  SLUICE_ASSERT_OK_AND_ASSIGN(RawClient asker,
+                              RawClient::Connect(daemon.socket()));
+  ASSERT_THAT(asker.Observe(), IsOk());
+  wire::Request query;
+  query.mutable_query();
+  SLUICE_ASSERT_OK_AND_ASSIGN(const auto reply, asker.Call(query));
+  const auto json = nlohmann::json::parse(reply.body.snapshot().json());
+  EXPECT_EQ(json.at("sessions"), 1);
+  EXPECT_NE(json.at("hostname"), "");
+  EXPECT_NE(json.at("version"), "");
 }
 
 TEST(DaemonMetrics, StatusPageIsSelfContainedAndItsDataIsJson) {

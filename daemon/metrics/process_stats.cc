@@ -1,0 +1,70 @@
+#include "daemon/metrics/process_stats.h"
+
+#include <sys/resource.h>
+#include <time.h>
+#include <unistd.h>
+
+#include <filesystem>
+#include <fstream>
+#include <iterator>
+#include <sstream>
+#include <string>
+
+namespace sluice::daemon {
+namespace {
+
+double Seconds(const timespec& time) {
+  return static_cast<double>(time.tv_sec) +
+         static_cast<double>(time.tv_nsec) * 1e-9;
+}
+
+double Now(clockid_t clock) {
+  timespec time = {};
+  clock_gettime(clock, &time);
+  return Seconds(time);
+}
+
+// Field 22 of /proc/self/stat is when it started, in ticks since boot; its
+// name, field 2, may hold blanks and brackets.
+double StartTicks() {
+  std::ifstream file("/proc/self/stat");
+  std::string text((std::istreambuf_iterator<char>(file)), {});
+  const size_t name = text.rfind(')');
+  if (name == text.npos) return 0;
+  std::istringstream rest(text.substr(name + 1));
+  std::string field;
+  double ticks = 0;
+  for (int i = 3; i < 22; ++i) rest >> field;
+  rest >> ticks;
+  return ticks;
+}
+
+double OpenFds() {
+  std::error_code error;
+  const std::filesystem::directory_iterator fds("/proc/self/fd", error);
+  if (error) return 0;
+  return static_cast<double>(std::distance(begin(fds), end(fds)));
+}
+
+}  // namespace
+
+ProcessStats ReadProcessStats() {
+  ProcessStats stats;
+  stats.cpu_seconds = Now(CLOCK_PROCESS_CPUTIME_ID);
+  double pages = 0, resident = 0;
+  std::ifstream("/proc/self/statm") >> pages >> resident;
+  const auto page = static_cast<double>(sysconf(_SC_PAGESIZE));
+  stats.virtual_bytes = pages * page;
+  stats.resident_bytes = resident * page;
+  stats.open_fds = OpenFds();
+  rlimit limit = {};
+  if (getrlimit(RLIMIT_NOFILE, &limit) == 0) {
+    stats.max_fds = static_cast<double>(limit.rlim_cur);
+  }
+  stats.start_time_seconds =
+      Now(CLOCK_REALTIME) - Now(CLOCK_BOOTTIME) +
+      StartTicks() / static_cast<double>(sysconf(_SC_CLK_TCK));
+  return stats;
+}
+
+}  // namespace sluice::daemon
