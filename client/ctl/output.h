@@ -13,6 +13,7 @@ namespace sluice::ctl {
 
 inline constexpr int kBadInput = 2;
 inline constexpr int kDoesNotFit = 3;
+inline constexpr int kInterrupted = 130;  // as shells count SIGINT
 
 // Prints one `error:` line to stderr. 2 where the caller is at fault
 // (InvalidArgument, NotFound), else 1.

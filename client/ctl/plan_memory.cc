@@ -2,18 +2,23 @@
 #include "planner/memory/plan_memory.h"
 
 #include <fmt/format.h>
+#include <signal.h>
 #include <unistd.h>
 
 #include <CLI/CLI.hpp>
+#include <atomic>
 #include <chrono>
+#include <condition_variable>
 #include <cstdio>
 #include <filesystem>
 #include <fstream>
 #include <iostream>
 #include <memory>
+#include <mutex>
 #include <nlohmann/json.hpp>
 #include <optional>
 #include <string>
+#include <thread>
 
 #include "absl/time/time.h"
 #include "client/ctl/format.h"
@@ -45,7 +50,8 @@ constexpr const char* kExamples = R"(Examples:
 TRACE is a MiniMalloc CSV (id,lower,upper,size), a log of `malloc ID SIZE` and
 `free ID`, a PyTorch profiler trace (profile_memory=True), or what Sluice's own
 profiler writes; its content tells which. Exit status: 0 done; 2 bad input; 3
-no plan within --capacity was found; 1 a fault.)";
+no plan within --capacity was found; 130 the best plan when Ctrl-C came (a
+second one drops it); 1 a fault.)";
 
 constexpr int64_t kMostEffort = 1'000'000;
 
@@ -137,32 +143,89 @@ absl::StatusOr<NamedTrace> ReadTraceOf(const MemoryFlags& flags) {
 }
 
 // One line that is written over, on a terminal; else a line now and then once
-// it lasts.
+// it lasts. A thread of its own writes it, so that its clock goes on between
+// two better plans.
 class ProgressLine {
  public:
-  ProgressLine() : terminal_(isatty(STDERR_FILENO) == 1) {}
+  ProgressLine() : terminal_(isatty(STDERR_FILENO) == 1) {
+    // Ctrl-C must interrupt the search's waits, not this thread's.
+    sigset_t all, before;
+    sigfillset(&all);
+    pthread_sigmask(SIG_SETMASK, &all, &before);
+    writer_ = std::thread([this] { Write(); });
+    pthread_sigmask(SIG_SETMASK, &before, nullptr);
+  }
   ~ProgressLine() {
+    {
+      const std::lock_guard lock(mutex_);
+      ended_ = true;
+    }
+    changed_.notify_all();
+    writer_.join();
     if (shown_ && terminal_) std::fputs("\r\x1b[K", stderr);
   }
   ProgressLine(const ProgressLine&) = delete;
 
   void Show(const planner::MemoryProgress& progress) {
-    const double now = SecondsSince(start_);
-    if (now < next_) return;
-    next_ = now + (terminal_ ? 0.1 : 2);
-    shown_ = true;
-    const std::string text = fmt::format(
-        "{}{}: peak {}, at least {}, {:.1f} s{}", terminal_ ? "\r\x1b[K" : "",
-        progress.arm, Size(progress.peak.count()),
-        Size(progress.lower_bound.count()), now, terminal_ ? "" : "\n");
-    std::fputs(text.c_str(), stderr);  // fmt::print throws where it is closed
+    const std::lock_guard lock(mutex_);
+    if (!known_ || progress.peak != known_->peak) {
+      better_at_ = SecondsSince(start_);
+    }
+    known_ = progress;
   }
 
  private:
+  void Write() {
+    std::unique_lock lock(mutex_);
+    const auto every = std::chrono::milliseconds(terminal_ ? 250 : 2000);
+    auto wait = std::chrono::milliseconds(2000);
+    while (!changed_.wait_for(lock, wait, [this] { return ended_; })) {
+      wait = every;
+      shown_ = true;
+      const std::string text =
+          fmt::format("{}{}, {:.1f} s{}", terminal_ ? "\r\x1b[K" : "", Known(),
+                      SecondsSince(start_), terminal_ ? "" : "\n");
+      std::fputs(text.c_str(), stderr);  // fmt::print throws where it is closed
+    }
+  }
+
+  // Holding mutex_.
+  std::string Known() const {
+    if (!known_) return "no plan yet";
+    return fmt::format("{}: peak {} since {:.1f} s, at least {}", known_->arm,
+                       Size(known_->peak.count()), better_at_,
+                       Size(known_->lower_bound.count()));
+  }
+
   const Clock::time_point start_ = Clock::now();
   const bool terminal_;
-  double next_ = 2;
-  bool shown_ = false;
+  std::mutex mutex_;
+  std::condition_variable changed_;
+  std::optional<planner::MemoryProgress> known_;  // guarded by mutex_
+  double better_at_ = 0;                          // guarded by mutex_
+  bool ended_ = false;                            // guarded by mutex_
+  bool shown_ = false;  // the writer's, until it has ended
+  std::thread writer_;
+};
+
+// While it lives, the first Ctrl-C only asks the search to end; the second one
+// ends the process as ever.
+class Interrupt {
+ public:
+  Interrupt() {
+    struct sigaction action = {};
+    action.sa_handler = [](int) { came_ = true; };
+    action.sa_flags = static_cast<int>(SA_RESETHAND);  // and waits end early
+    sigaction(SIGINT, &action, &before_);
+  }
+  ~Interrupt() { sigaction(SIGINT, &before_, nullptr); }
+  Interrupt(const Interrupt&) = delete;
+
+  static const std::atomic<bool>* came() { return &came_; }
+
+ private:
+  static inline std::atomic<bool> came_ = false;
+  struct sigaction before_;
 };
 
 // CBC runs in a program of its own, sluice-worker beside this one; without it
@@ -185,6 +248,8 @@ absl::StatusOr<MemoryPlan> PlanOf(const MemoryFlags& flags,
   options.effort = flags.effort;
   options.mip_program = MipProgram();
   options.use_cbc = !options.mip_program.empty();
+  const Interrupt interrupt;
+  options.stop = Interrupt::came();
   ProgressLine line;
   options.progress = [&](const auto& progress) { line.Show(progress); };
   // The limit is the command's: reading has used some of it.
@@ -260,6 +325,10 @@ std::string Words(const MemoryPlan& plan, const NamedTrace& named,
         "  stopped after its usual work{}: --effort {} looks for longer\n",
         effort > 1 ? fmt::format(" x {}", effort) : "", 8 * effort);
   }
+  if (plan.stopped_by == "stopped") {
+    text += fmt::format("  stopped by Ctrl-C after {}: more may be possible\n",
+                        Span(plan.seconds));
+  }
   if (capacity) {
     text += fmt::format("  {} in --capacity {}\n",
                         !plan.fits   ? "no plan was found, nor refuted,"
@@ -295,6 +364,7 @@ absl::StatusOr<int> Run(const MemoryFlags& flags) {
   } else {
     SLUICE_RETURN_IF_ERROR(WriteOutput("-", said));
   }
+  if (plan.stopped_by == "stopped") return kInterrupted;
   return capacity && !plan.fits.value_or(false) ? kDoesNotFit : 0;
 }
 

@@ -70,8 +70,8 @@ absl::StatusOr<ModelShape> ShapeOfFlags(const TrainFlags& flags) {
                    .head_size = flags.head_dim,
                    .ffn = flags.ffn.value_or(4 * *flags.hidden),
                    .vocab = flags.vocab.value_or(50257)};
-  const ModelShape model = llama ? stream::Llama(std::move(sizes))
-                                        : stream::Gpt(std::move(sizes));
+  const ModelShape model =
+      llama ? stream::Llama(std::move(sizes)) : stream::Gpt(std::move(sizes));
   SLUICE_RETURN_IF_ERROR(model.Validate());
   return model;
 }

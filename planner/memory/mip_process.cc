@@ -107,7 +107,8 @@ pid_t Spawn(const std::string& program, int in_fd, int out_fd) {
 }
 
 // Whether the child ended by itself, and well, before the deadline.
-bool Await(pid_t pid, absl::Time deadline) {
+bool Await(pid_t pid, absl::Time deadline,
+           const std::function<bool()>& stopped) {
   const Fd pidfd(static_cast<int>(syscall(SYS_pidfd_open, pid, 0)));
   pollfd ended{.fd = pidfd.get(), .events = POLLIN, .revents = 0};
   int ready = -1;
@@ -116,7 +117,7 @@ bool Await(pid_t pid, absl::Time deadline) {
     const int64_t left = absl::ToInt64Milliseconds(deadline - absl::Now()) + 1;
     ready = poll(&ended, pidfd.get() >= 0 ? 1 : 0,
                  static_cast<int>(std::clamp<int64_t>(left, 0, 1 << 30)));
-  } while (ready < 0 && errno == EINTR);
+  } while (ready < 0 && errno == EINTR && !stopped());
   if (ready != 1) kill(pid, SIGKILL);
   int status = -1;
   while (waitpid(pid, &status, 0) < 0 && errno == EINTR) {
@@ -160,7 +161,8 @@ MipResult Checked(const Problem& problem, int64_t start_peak, int64_t bound,
 }  // namespace
 
 MipResult SolveMip(const Problem& problem, const Offsets& start, int64_t bound,
-                   absl::Duration time_limit, const std::string& program) {
+                   absl::Duration time_limit, const std::string& program,
+                   const std::function<bool()>& stopped) {
   if (program.empty()) return SolveDsaMip(problem, start, bound, time_limit);
   const absl::Time deadline = absl::Now() + time_limit;
   const Fd question(memfd_create("sluice-mip-question", MFD_CLOEXEC));
@@ -172,7 +174,7 @@ MipResult SolveMip(const Problem& problem, const Offsets& start, int64_t bound,
   }
   lseek(question.get(), 0, SEEK_SET);
   const pid_t pid = Spawn(program, question.get(), answer.get());
-  if (pid < 0 || !Await(pid, deadline)) return {.bound = bound};
+  if (pid < 0 || !Await(pid, deadline, stopped)) return {.bound = bound};
   return Checked(problem, PeakOf(problem, start), bound,
                  ReadWords(answer.get()));
 }

@@ -2,6 +2,7 @@
 // a hang or a print of CBC's costs its certificate and nothing else.
 #pragma once
 
+#include <functional>
 #include <string>
 
 #include "absl/time/time.h"
@@ -13,9 +14,11 @@ namespace sluice::planner {
 // when `program` is empty. The helper is killed at the limit. What it answers
 // is not trusted: a placement is checked and put right, a bound must lie
 // between `bound` and the start's peak. No answer, or one that does not hold:
-// nothing new is known.
+// nothing new is known. `stopped` is asked whenever a signal interrupts the
+// wait; true gives the helper up.
 MipResult SolveMip(const Problem& problem, const Offsets& start, int64_t bound,
-                   absl::Duration time_limit, const std::string& program);
+                   absl::Duration time_limit, const std::string& program,
+                   const std::function<bool()>& stopped);
 
 // What the helper does: reads a question from `in_fd`, writes the answer to
 // `out_fd`. The exit status of the program.

@@ -59,6 +59,7 @@ PortfolioOptions OptionsOf(const MemoryOptions& options, const Problem& problem,
                          .use_cbc = options.use_cbc,
                          .mip_program = options.mip_program,
                          .deadline = start + options.time_limit,
+                         .stop = options.stop,
                          .goal = problem.max_live,
                          .effort = std::max<int64_t>(options.effort, 1)};
   if (options.capacity) {
@@ -100,7 +101,8 @@ bool RunLevels(const plan::Trace& trace, const Problem& problem,
   const auto flat =
       [&](const plan::Trace& level) -> absl::StatusOr<plan::Placement> {
     const Problem part = Normalise(level);
-    const MemoryOptions own{.time_limit = share, .use_cbc = false};
+    const MemoryOptions own{
+        .time_limit = share, .stop = inner.stop, .use_cbc = false};
     PortfolioOptions arms = OptionsOf(own, part, absl::Now());
     // A level as large as that is not what levels are for.
     arms.late = part.items.size() < kMinLeveledFirst;
@@ -227,6 +229,7 @@ const char* StoppedBy(const MemoryPlan& plan, const MemoryOptions& options,
                       bool expired) {
   if (plan.optimal()) return "proof";
   if (options.capacity && plan.fits == true) return "capacity";
+  if (options.stop != nullptr && options.stop->load()) return "stopped";
   return expired ? "time" : "work";
 }
 

@@ -4,6 +4,7 @@
 // Thread safety: pure functions; calls may run side by side.
 #pragma once
 
+#include <atomic>
 #include <cstdint>
 #include <functional>
 #include <optional>
@@ -35,6 +36,9 @@ struct MemoryProgress {
 struct MemoryOptions {
   // Wall time, checks of the input and the plan included.
   absl::Duration time_limit = absl::Seconds(10);
+  // Set from a signal or another thread: the search ends with the best plan
+  // there is, as if time were up.
+  const std::atomic<bool>* stop = nullptr;
   // Stops at the first plan whose peak is at most this. Half of the time is for
   // finding one; where none is found, the answer is what no capacity gives.
   std::optional<Bytes> capacity;
@@ -59,7 +63,7 @@ struct MemoryPlan : plan::Placement {
   Bytes max_live;  // most bytes alive at once, sizes rounded up
   int levels = 1;  // 2: the best plan is that of the passes
   // "proof": the peak is the bound; "capacity": a plan fits in it;
-  // "work": all arms did what they may; "time".
+  // "work": all arms did what they may; "time"; "stopped".
   std::string stopped_by;
   // With a capacity: whether a plan fits; nullopt: not known.
   std::optional<bool> fits;
@@ -75,7 +79,8 @@ struct MemoryPlan : plan::Placement {
 };
 
 // Always a valid plan for a valid trace; the same one every time unless
-// `stopped_by` is "time". InvalidArgument names the buffer that is nonsense.
+// `stopped_by` is "time" or "stopped". InvalidArgument names the buffer that is
+// nonsense.
 absl::StatusOr<MemoryPlan> PlanMemory(const plan::Trace& trace,
                                       const MemoryOptions& options);
 

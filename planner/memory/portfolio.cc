@@ -221,9 +221,9 @@ class PieceSolver {
 
   void Cbc() {
     Begin("cbc");
-    MipResult result =
-        SolveMip(problem_, known_.offsets, known_.bound,
-                 options_.deadline - absl::Now(), options_.mip_program);
+    MipResult result = SolveMip(
+        problem_, known_.offsets, known_.bound, options_.deadline - absl::Now(),
+        options_.mip_program, [this] { return options_.Stopped(); });
     if (result.offsets) Adopt(*std::move(result.offsets), "cbc");
     Raise(result.bound, "cbc");
   }

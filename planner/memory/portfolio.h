@@ -2,6 +2,7 @@
 // budget in counted work (internal to the planner). README.md lists them.
 #pragma once
 
+#include <atomic>
 #include <cstdint>
 #include <functional>
 #include <string>
@@ -31,6 +32,7 @@ struct PortfolioOptions {
   bool late = true;
   std::string mip_program;
   absl::Time deadline;
+  const std::atomic<bool>* stop = nullptr;
   // Plans at or below this are good enough; at least max_live.
   int64_t goal = 0;
   // Whether nothing below the goal is wanted, so that only it is asked for.
@@ -40,7 +42,8 @@ struct PortfolioOptions {
   // Told before each arm and after each better plan.
   std::function<void(const std::string& arm, const Knowledge&)> progress;
 
-  bool Expired() const { return absl::Now() >= deadline; }
+  bool Stopped() const { return stop != nullptr && stop->load(); }
+  bool Expired() const { return Stopped() || absl::Now() >= deadline; }
 };
 
 // The greedy race on the whole problem.

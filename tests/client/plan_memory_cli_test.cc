@@ -302,16 +302,44 @@ TEST(PlanMemoryCli, TheClockEndsTheRunAndTheResultSaysSo) {
   EXPECT_EQ(CheckedPeak(Slurp(plan), 1), got["peak_bytes"]);
 }
 
-TEST(PlanMemoryCli, CtrlCLeavesNothingBehind) {
+// Wrong once: Ctrl-C dropped the plan that a minute had found.
+TEST(PlanMemoryCli, CtrlCKeepsTheBestPlan) {
+  const TempDir dir;
+  const std::string plan = dir.File("p.csv");
+  const auto child = Start({Write(dir, "t.csv", Hard()), "--json", "-o", plan});
+  std::this_thread::sleep_for(std::chrono::milliseconds(1500));
+  const auto start = std::chrono::steady_clock::now();
+  child->Kill(SIGINT);
+  const ChildResult result = child->Join();
+  const std::chrono::duration<double> wall =
+      std::chrono::steady_clock::now() - start;
+  EXPECT_EQ(result.exit_code, 130) << result.err;
+  EXPECT_LE(wall.count(), 2.0) << "at once";
+  const json got = json::parse(result.out);
+  EXPECT_EQ(got["stopped_by"], "stopped");
+  EXPECT_EQ(got["valid"], true);
+  EXPECT_EQ(CheckedPeak(Slurp(plan), 1), got["peak_bytes"]);
+}
+
+TEST(PlanMemoryCli, TheClockOnTheProgressLineGoesOn) {
+  const TempDir dir;
+  const ChildResult result =
+      Plan({Write(dir, "t.csv", Hard()), "--time-limit", "5"});
+  EXPECT_EQ(result.exit_code, 0);
+  EXPECT_THAT(result.err, ::testing::ContainsRegex(", 2\\.[0-9] s\n"));
+  EXPECT_THAT(result.err, ::testing::ContainsRegex(", 4\\.[0-9] s\n"));
+}
+
+TEST(PlanMemoryCli, BeingKilledLeavesNothingBehind) {
   const TempDir dir;
   const std::string trace = Write(dir, "t.csv", Hard());
   const std::string plan = Write(dir, "p.csv", "as it was");
   const auto child = Start({trace, "-o", plan, "--svg", dir.File("p.svg")});
   // It reads in milliseconds, and solves for as long as it may.
   std::this_thread::sleep_for(std::chrono::milliseconds(500));
-  child->Kill(SIGINT);
+  child->Kill(SIGTERM);
   const ChildResult result = child->Join();
-  EXPECT_EQ(result.signal, SIGINT);
+  EXPECT_EQ(result.signal, SIGTERM);
   EXPECT_EQ(result.out, "");
   EXPECT_EQ(Slurp(plan), "as it was");
   int files = 0;
