@@ -31,6 +31,14 @@ struct RawFlags {
   std::optional<int64_t> global_batch;
 };
 
+constexpr char kExamples[] = R"(Examples:
+  sluice-train train --private --seq-len 4K --steps 20
+  sluice-train check --seq-len 333 --chunk 64 --ranks 2 --heads 4
+  sluice-train profile --private --ranks 2 > node.toml
+
+Each command has its own: sluice-train train --help. Exit status: 0 done; 2 bad
+input; 3 it does not fit; 1 a fault; 130 ended by Ctrl-C.)";
+
 constexpr char kTrainExamples[] = R"(Examples:
   # A tiny Llama on torch's own Python sources, with a daemon of its own:
   sluice-train train --private --seq-len 4096 --steps 20
@@ -284,7 +292,7 @@ absl::StatusOr<ParsedCommand> ParseCommandLine(
   check.private_daemon = true;
   CLI::App app("Trains language models on sequences longer than GPU memory");
   app.name("sluice-train");
-  app.footer(kTrainExamples);
+  app.footer(kExamples);
   app.require_subcommand(1);
   CLI::App* const train_app = app.add_subcommand("train", "train a model");
   AddShared(*train_app, train, train_raw);

@@ -29,9 +29,16 @@ int LaunchHere(const RunOptions& options,
   HoldSignals();
   std::unique_ptr<PrivateDaemon> daemon;
   if (options.private_daemon) {
-    auto started = PrivateDaemon::Start(PrivateSizes(options));
+    const PrivateDaemon::Options sizes = PrivateSizes(options);
+    auto started = PrivateDaemon::Start(sizes);
     if (!started.ok()) return Fail(started.status());
     daemon = *std::move(started);
+    fmt::print(
+        stderr,
+        "note: simulated: a sluiced for this run with {} GPU{} of {} and "
+        "{} of host memory, computed by the CPU\n",
+        sizes.gpus, sizes.gpus == 1 ? "" : "s", FormatBytes(sizes.gpu_memory),
+        FormatBytes(sizes.host_memory));
   }
   return Launch(options, BinaryFolder() + "/sluice-train", arguments,
                 daemon != nullptr ? daemon->socket() : options.socket);

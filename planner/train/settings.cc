@@ -238,6 +238,7 @@ absl::StatusOr<int64_t> ParseTokens(std::string_view text) {
 }
 
 std::string TokensText(int64_t tokens) {
+  if (tokens == 0) return "0";
   if (tokens % (1 << 20) == 0) return fmt::format("{}M", tokens >> 20);
   if (tokens % (1 << 10) == 0) return fmt::format("{}K", tokens >> 10);
   return fmt::format("{}", tokens);

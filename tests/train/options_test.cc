@@ -3,6 +3,7 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include <set>
 #include <sstream>
 
 #include "client/train/launch/outcome.h"
@@ -58,6 +59,29 @@ TEST(CommandLine, TakesTheSizesAndNamesOfTheOtherPrograms) {
   EXPECT_EQ(o.hbm, Bytes(36'000'000));
   EXPECT_EQ(o.host, GiB(1));
   EXPECT_EQ(o.batch * o.accumulate, 8);
+}
+
+TEST(CommandLine, EachCommandsHelpHasExamplesOfItsOwnAndThereIsAVersion) {
+  std::set<std::string> footers;
+  for (const char* command : {"", "train ", "check ", "profile "}) {
+    ::testing::internal::CaptureStdout();
+    SLUICE_ASSERT_OK_AND_ASSIGN(
+        const ParsedCommand parsed,
+        ParseCommandLine(Split(std::string(command) + "--help")));
+    const std::string help = ::testing::internal::GetCapturedStdout();
+    EXPECT_EQ(parsed.exit, 0);
+    const size_t at = help.find("\nExample");
+    ASSERT_NE(at, std::string::npos) << command;
+    EXPECT_THAT(help.substr(at),
+                HasSubstr("sluice-train " + std::string(command)));
+    EXPECT_TRUE(footers.insert(help.substr(at)).second) << command;
+  }
+  ::testing::internal::CaptureStdout();
+  SLUICE_ASSERT_OK_AND_ASSIGN(const ParsedCommand parsed,
+                              ParseCommandLine({"--version"}));
+  EXPECT_EQ(parsed.exit, 0);
+  EXPECT_THAT(::testing::internal::GetCapturedStdout(),
+              HasSubstr("sluice-train 0."));
 }
 
 TEST(CommandLine, CheckHasADaemonOfItsOwnUnlessASocketIsNamed) {

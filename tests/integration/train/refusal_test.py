@@ -95,6 +95,16 @@ class Refusal(harness.TrainTest):
         self.assertEqual(json.loads(out)["limited_by"], "gpu_memory")
         self.assertEqual(self.leased(socket), 0)
 
+    def test_a_private_daemon_says_that_it_is_simulated(self):
+        code, out, err = self.run_train(
+            *harness.MODEL, "--private", "--gpus", "2", "--seq-len", "0.25K",
+            "--steps", "1", "--gpu-memory", "64MiB", "--data", self.text,
+            "--json")
+        self.assertEqual(code, 0, err)
+        self.assertIn("note: simulated: a sluiced for this run with 2 GPUs of "
+                      "64 MiB and 1 GiB of host memory", err)
+        self.assertEqual(json.loads(out)["ok"], True)
+
     def test_a_probe_of_what_fits_says_so(self):
         for method in ("keep-all", "recompute", "sluice"):
             result = self.train("--private", "--probe", "--method", method,

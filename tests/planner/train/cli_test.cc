@@ -232,6 +232,16 @@ TEST(PlanTrain, TakesTheTrainersFlags) {
   ExpectOneLine(good + "--seqlen 1M", "did you mean --seq-len?");
 }
 
+// Wrong once: "longest 0M tokens".
+TEST(PlanTrain, WhereNoLengthFitsItSaysSo) {
+  const ChildResult result = Plan(
+      "train --model llama-70b --hardware a100-40g --gpus 1 --method megatron "
+      "--max-seq-len");
+  EXPECT_EQ(result.exit_code, 3);
+  EXPECT_THAT(result.out, HasSubstr("longest     not even 64K tokens: stopped by"));
+  EXPECT_THAT(result.out, ::testing::Not(HasSubstr("0M tokens")));
+}
+
 TEST(PlanTrain, BadInputIsOneLine) {
   const std::string good = " --hardware a800-80g --gpus 8 --seq-len 64K";
   ExpectOneLine("train" + good, "give --model");

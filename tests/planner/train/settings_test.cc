@@ -176,6 +176,7 @@ TEST(TrainSettings, TokensAreReadAndWrittenInBinaryUnits) {
   EXPECT_EQ(TokensText(1 << 20), "1M");
   EXPECT_EQ(TokensText(1152 << 10), "1152K");
   EXPECT_EQ(TokensText(1000), "1000");
+  EXPECT_EQ(TokensText(0), "0") << "and not 0M";
   EXPECT_EQ(*ParseTokens("1.5M"), 3 << 19);
   for (const char* wrong : {"", "K", "-1", "0", "1.3K", "1G", "12 K", "2048M",
                             "99999999999999999999"}) {
