@@ -85,8 +85,8 @@ function table(id, heads, rows, none) { const t = $(id);
 function show(s) {
   document.title = "sluiced on " + s.hostname;
   $("about").textContent = s.version + " on " + s.hostname + " · " + s.driver +
-    (s.driver === "sim" ? " (simulated)" : "") + " · " + s.gpus.length + " GPUs · " +
-    s.sessions + " sessions · up " + span(s.uptime_s);
+    (s.driver === "sim" ? " (simulated)" : "") + " · " + s.gpus.length +
+    " GPUs · " + s.sessions + " sessions · up " + span(s.uptime_s);
   $("pools").replaceChildren(
     ...s.gpus.map(g => pool("GPU " + g.index, g.name + " · " + g.link, g)),
     ...s.host.map(h => pool("Host, NUMA node " + h.numa, "pinned", h)));

@@ -4,8 +4,8 @@
 
 #include <algorithm>
 
-#include "proto/base/status.h"
 #include "proto/base/sizes.h"
+#include "proto/base/status.h"
 
 namespace sluice::planner::train {
 namespace {

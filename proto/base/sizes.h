@@ -2,9 +2,9 @@
 // reader behind every flag of every program and every key of a file.
 //
 // Sizes: KB, MB, GB and TB are powers of 1000, KiB, MiB, GiB and TiB of 1024, B
-// is bytes; case and blanks do not count, decimals are allowed. A number without
-// a unit ("40", but for "0") is refused, and so is a bare letter ("40G"), which
-// people read both ways.
+// is bytes; case and blanks do not count, decimals are allowed. A number
+// without a unit ("40", but for "0") is refused, and so is a bare letter
+// ("40G"), which people read both ways.
 //
 // Thread safety: pure functions.
 #pragma once

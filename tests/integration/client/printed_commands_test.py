@@ -4,7 +4,8 @@ ROOT BIN [PROGRAM…].
 
 Texts are the string literals of the sources (refusals, --help), and the blocks
 and `code` of the READMEs. A command's subcommands must be those of the program
-and its flags in that subcommand's --help."""
+and its flags in that subcommand's --help; a flag that stands alone must be one
+of some program."""
 
 import functools
 import os
@@ -91,7 +92,9 @@ def check(binary, rest):
             break
     if not chosen and not flags:
         return None
-    have = help_of(binary) + help_of(binary, *chosen)
+    # Prose may name a program's flag without the subcommand that has it.
+    have = help_of(binary) + (help_of(binary, *chosen) if chosen else
+                              whole_help(binary))
     for at in range(1, len(chosen)):
         have += help_of(binary, *chosen[:at])
     # Flags may stand before the subcommand, too.
@@ -107,10 +110,31 @@ def check(binary, rest):
     return None
 
 
+def whole_help(binary, *words):
+    text = help_of(binary, *words)
+    for name in subcommands(text):
+        text += whole_help(binary, *words, name)
+    return text
+
+
+def unknown_flags(text, have):
+    if "var(--" in text:  # a page with its colours
+        return
+    for flag in re.findall(r"(?<![\w-])--[a-z][a-z0-9-]+", text):
+        if not re.search(
+                r"(?<![\w-])%s(?![\w-])" % re.escape(flag), have):
+            yield flag
+
+
 def main():
     root, folder, programs = sys.argv[1], sys.argv[2], sys.argv[3:]
+    have = "".join(whole_help(os.path.join(folder, p))
+                   for p in [*programs, "sluice-worker"])
     count, wrong = 0, []
     for path, text in texts(root):
+        if path.endswith((".cc", ".h")) and "sluice-train" in programs:
+            wrong += [f"{path}: no program has {flag}"
+                      for flag in unknown_flags(text, have)]
         for program, rest in commands(text, programs):
             count += 1
             problem = check(os.path.join(folder, program), rest)

@@ -2,6 +2,7 @@
 #include <pwd.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <mutex>
 #include <vector>
 
@@ -95,6 +96,29 @@ TEST(Tools, EveryLimitThatIsSetIsListedWithWhoSetIt) {
   EXPECT_THAT(status.out, HasSubstr("job tune: GPU 10 MiB, host unlimited, set "
                                     "by " +
                                     name));
+}
+
+// Wrong once: one line from plan and sluice-train, twenty from status.
+TEST(Tools, JsonIsOneLineFromEveryCommand) {
+  RunningDaemon daemon;
+  for (const std::vector<std::string>& command :
+       std::vector<std::vector<std::string>>{
+           {"status"},
+           {"jobs"},
+           {"budget"},
+           {"--admin", "status"},
+           {"plan", "validate"},
+           {"plan", "train", "--model", "llama-8b", "--hardware", "h100-80g",
+            "--gpus", "8", "--seq-len", "64K"}}) {
+    std::vector<std::string> arguments = {"sluicectl"};
+    arguments.insert(arguments.end(), command.begin(), command.end());
+    arguments.push_back("--json");
+    const ChildResult result = RunTool(daemon, arguments);
+    EXPECT_EQ(result.exit_code, 0) << result.err;
+    EXPECT_EQ(std::count(result.out.begin(), result.out.end(), '\n'), 1)
+        << command[0];
+    EXPECT_EQ(result.out.back(), '\n');
+  }
 }
 
 TEST(Tools, AnAdministratorAsksTheAdminSocket) {

@@ -238,7 +238,8 @@ TEST(PlanTrain, WhereNoLengthFitsItSaysSo) {
       "train --model llama-70b --hardware a100-40g --gpus 1 --method megatron "
       "--max-seq-len");
   EXPECT_EQ(result.exit_code, 3);
-  EXPECT_THAT(result.out, HasSubstr("longest     not even 64K tokens: stopped by"));
+  EXPECT_THAT(result.out,
+              HasSubstr("longest     not even 64K tokens: stopped by"));
   EXPECT_THAT(result.out, ::testing::Not(HasSubstr("0M tokens")));
 }
 
