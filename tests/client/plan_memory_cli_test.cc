@@ -182,11 +182,11 @@ TEST(PlanMemoryCli, WhatIsProvedUnderAnAlignmentIsSaidToBeOfRoundedSizes) {
   const TempDir dir;
   const std::string trace =
       Write(dir, "t.csv", "id,lower,upper,size\n1,0,2,1\n2,0,2,513\n");
-  const ChildResult result = Plan({trace, "--align", "512"});
+  const ChildResult result = Plan({trace, "--align", "512B"});
   EXPECT_THAT(result.out, HasSubstr("(1,536 bytes), of sizes rounded up to "
                                     "512\n"));
   EXPECT_THAT(Plan({trace}).out, ::testing::Not(HasSubstr("rounded up")));
-  const json got = json::parse(Plan({trace, "--align", "512", "--json"}).out);
+  const json got = json::parse(Plan({trace, "--align", "512B", "--json"}).out);
   EXPECT_EQ(got["align_bytes"], 512);
 }
 
