@@ -85,19 +85,6 @@ absl::StatusOr<std::string> ReadStatus(const std::string& admin_socket) {
   return reply.json();
 }
 
-absl::StatusOr<std::string> ReadPlan(const std::string& admin_socket,
-                                     uint64_t plan) {
-  SLUICE_ASSIGN_OR_RETURN(const auto stub, Connect(admin_socket));
-  admin::ShowPlanRequest request;
-  request.set_plan_id(plan);
-  grpc::ClientContext context;
-  SetDeadline(context);
-  admin::ShowPlanReply reply;
-  SLUICE_RETURN_IF_ERROR(
-      ToAbsl(stub->ShowPlan(&context, request, &reply), admin_socket));
-  return reply.plan();
-}
-
 absl::StatusOr<BudgetLimits> SetBudget(const std::string& admin_socket,
                                        const BudgetTarget& target,
                                        const BudgetLimits& limits) {

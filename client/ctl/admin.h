@@ -33,9 +33,6 @@ struct BudgetLimits {
 
 // The whole snapshot, everybody's, as JSON.
 absl::StatusOr<std::string> ReadStatus(const std::string& admin_socket);
-// A plan's bytes (plan::Decode); NotFound.
-absl::StatusOr<std::string> ReadPlan(const std::string& admin_socket,
-                                     uint64_t plan);
 
 // The limits as they are now. The daemon notes this process's user as who set
 // them.

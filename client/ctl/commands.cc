@@ -15,7 +15,6 @@
 #include "client/session/query.h"
 #include "client/session/session.h"
 #include "proto/base/status.h"
-#include "proto/base/text.h"
 #include "proto/base/units.h"
 #include "proto/plan/codec.h"
 
@@ -121,29 +120,11 @@ absl::StatusOr<std::string> DoEvict(const Flags& flags) {
                      flags.kill ? ", processes killed" : "");
 }
 
-absl::StatusOr<plan::NodePlan> PlanOf(const Flags& flags) {
-  if (!AsAdministrator(flags)) {
-    SLUICE_ASSIGN_OR_RETURN(auto status,
-                            client::QueryNode(flags.socket, flags.plan));
-    return *std::move(status.plan);
-  }
-  uint64_t id = 0;
-  const char* end = flags.plan.data() + flags.plan.size();
-  const auto [at, error] = std::from_chars(flags.plan.data(), end, id);
-  if (error != std::errc() || at != end) {
-    return absl::InvalidArgumentError(fmt::format(
-        "plan '{}' is not a number: sluicectl --admin status lists them",
-        Printable(flags.plan)));
-  }
-  SLUICE_ASSIGN_OR_RETURN(const std::string bytes,
-                          ReadPlan(AdminSocket(flags), id));
-  return plan::DecodeNodePlan(bytes);
-}
-
 absl::StatusOr<std::string> DoShowPlan(const Flags& flags) {
-  SLUICE_ASSIGN_OR_RETURN(const plan::NodePlan plan, PlanOf(flags));
-  return flags.json ? plan::Encode(plan) + "\n"
-                    : RenderPlan(plan, flags.explain);
+  SLUICE_ASSIGN_OR_RETURN(const auto status,
+                          client::QueryNode(flags.socket, flags.plan));
+  return flags.json ? plan::Encode(*status.plan) + "\n"
+                    : RenderPlan(*status.plan, flags.explain);
 }
 
 }  // namespace

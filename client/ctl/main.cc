@@ -87,7 +87,7 @@ class CommandLine {
     app_.add_option("--admin-socket", flags_.admin_socket,
                     "its admin socket (default: admin.sock beside it)");
     app_.add_flag("--admin", flags_.admin,
-                  "ask the admin socket: an administrator sees everything");
+                  "ask the admin socket for status, jobs, budget: everybody's");
     Json(Add(&app_, "status", "pools, ranks, plans, latest events", ShowStatus,
              kStatusExamples));
     Json(Add(&app_, "jobs", "one line per job", ShowJobs, kJobsExamples));

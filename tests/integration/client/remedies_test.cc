@@ -112,7 +112,6 @@ TEST(Remedies, WhatListsWhatThereIsDoes) {
   RunningDaemon daemon;
   for (const char* wrong :
        {"sluicectl plan show 99", "sluicectl plan show x",
-        "sluicectl --admin plan show 99", "sluicectl --admin plan show x",
         "sluicectl evict nobody", "sluicectl statsu", "sluicectl plan",
         "sluicectl plan train --seqlen 1M", "sluicectl plan swap",
         "sluicectl budget set --gpus 1GiB", "sluiced --confg x"}) {

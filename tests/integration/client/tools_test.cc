@@ -131,9 +131,6 @@ TEST(Tools, AnAdministratorAsksTheAdminSocket) {
     EXPECT_EQ(all.exit_code, 0) << all.err;
     EXPECT_THAT(all.out, HasSubstr("held"));
   }
-  EXPECT_THAT(
-      RunTool(daemon, {"sluicectl", "--admin", "plan", "show", "99"}).err,
-      HasSubstr("no plan 99"));
 }
 
 TEST(Tools, AnEvictedRankIsToldWhy) {
