@@ -160,9 +160,12 @@ class Demo:
         if not result["fits"]:
             raise RunFailed(f"{method} at {length} tokens fitted when probed "
                             f"but not when trained: {result['message']}")
+        # Of one step there is one loss: an arrow would look like a failure.
+        loss = (f"{result['first_loss']:.4f} → {result['last_loss']:.4f}"
+                if len(result["losses"]) > 1
+                else f"{result['last_loss']:.4f} (one step)")
         self.screen.line(
-            f"{label}{self.screen.bar(1)} {length:>8,} tokens  loss "
-            f"{result['first_loss']:.4f} → {result['last_loss']:.4f}  "
+            f"{label}{self.screen.bar(1)} {length:>8,} tokens  loss {loss}  "
             f"{result['tokens_per_second']:,.0f} tokens/s")
         return {"result": result, "steps": lines, "trace": trace}
 

@@ -54,6 +54,19 @@ TEST_F(CorpusTest, AFileIsItsBytes) {
   EXPECT_THAT(All(*corpus), ElementsAre('a', 'b', 255));
 }
 
+TEST_F(CorpusTest, ANamedFileThatIsNoTextIsRefusedUnlessItsIdsAreTold) {
+  const std::string picture =
+      Write("picture.png", std::string("\x89PNG\r\n\x1a\n\0\0\0\rIHDR", 16));
+  EXPECT_THAT(Corpus::Open({.path = picture}).status(),
+              StatusIs(absl::StatusCode::kInvalidArgument,
+                       AllOf(HasSubstr("picture.png: not text"),
+                             HasSubstr("--token-bytes"))));
+  SLUICE_ASSERT_OK_AND_ASSIGN(
+      auto ids,
+      Corpus::Open({.path = picture, .token_bytes = 2, .vocab = 65536}));
+  EXPECT_EQ(ids->tokens(), 8);
+}
+
 TEST_F(CorpusTest, AFolderIsItsTextFilesInSortedOrder) {
   Write("d/b.txt", "B");
   Write("d/a/z.txt", "Z");

@@ -69,8 +69,14 @@ absl::StatusOr<std::unique_ptr<Corpus>> Corpus::Open(const Options& options) {
   }
   if (S_ISDIR(info.st_mode)) {
     SLUICE_RETURN_IF_ERROR(corpus->AddFolder(own.path));
-  } else if (own.path.ends_with(".bin")) {
+  } else if (own.path.ends_with(".bin") || own.token_bytes > 0) {
     SLUICE_RETURN_IF_ERROR(corpus->AddIds(own.path, info.st_size));
+  } else if (info.st_size > 0 && LooksBinary(own.path)) {
+    return BadInput(fmt::format(
+        "--data {}: not text (its first {} bytes cannot be read or hold a NUL "
+        "byte); name a text file, or give --token-bytes 2 or 4 where it holds "
+        "token ids",
+        own.path, kProbeBytes));
   } else {
     SLUICE_RETURN_IF_ERROR(corpus->AddText(own.path, info.st_size));
   }
