@@ -26,9 +26,19 @@ absl::StatusOr<Observer> Observe(const std::string& socket) {
   return observer;
 }
 
-absl::StatusOr<int64_t> CountGpus(const std::string& socket) {
+absl::StatusOr<std::vector<GpuState>> ListGpus(const std::string& socket) {
   SLUICE_ASSIGN_OR_RETURN(const Observer observer, Observe(socket));
-  return observer.welcome.packet.reply().welcome().gpus_size();
+  std::vector<GpuState> gpus;
+  for (const wire::Gpu& gpu :
+       observer.welcome.packet.reply().welcome().gpus()) {
+    gpus.push_back({Bytes(static_cast<int64_t>(gpu.pool().total_bytes())),
+                    Bytes(static_cast<int64_t>(gpu.pool().leased_bytes()))});
+  }
+  return gpus;
+}
+
+bool DaemonListens(const std::string& socket) {
+  return wire::Connect(socket.empty() ? DefaultSocket() : socket).ok();
 }
 
 absl::StatusOr<NodeStatus> QueryNode(const std::string& socket,

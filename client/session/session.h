@@ -63,6 +63,7 @@ struct NodeLimits {
   // renumber): what Driver and CopyEngine take.
   DeviceIndex device;
   Bytes gpu_total, gpu_free;    // of the session's GPU
+  Bytes gpu_leased;             // by whomever
   Bytes host_total, host_free;  // of its NUMA node
   Bytes granularity;            // of leases
   NumaIndex numa;
@@ -130,9 +131,17 @@ class Session {
   virtual void OnEvent(EventHandler handler) = 0;
 };
 
-// How many GPUs the daemon's node has, for choosing SessionOptions::gpu: asked
-// as an observer, so no rank joins a job. Errors as Session::Open.
-absl::StatusOr<int64_t> CountGpus(const std::string& socket);
+// The GPUs of the daemon's node in their order, for choosing
+// SessionOptions::gpu: asked as an observer, so no rank joins a job. Errors as
+// Session::Open.
+struct GpuState {
+  Bytes total, leased;
+  // What is leased, or still held by a dead job's process, comes back.
+  Bytes available() const { return total - leased; }
+};
+absl::StatusOr<std::vector<GpuState>> ListGpus(const std::string& socket);
+// Whether a daemon listens at the socket (empty: DefaultSocket()). At once.
+bool DaemonListens(const std::string& socket);
 
 // The session socket used when none is named: $SLUICE_SOCKET, else
 // /run/sluice/session.sock.

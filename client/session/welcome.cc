@@ -43,6 +43,7 @@ absl::StatusOr<Welcome> ReadWelcome(const wire::Message& message,
     limits.numa = NumaIndex(candidate.numa());
     limits.gpu_total = ToBytes(candidate.pool().total_bytes());
     limits.gpu_free = ToBytes(candidate.pool().free_bytes());
+    limits.gpu_leased = ToBytes(candidate.pool().leased_bytes());
   }
   if (out.gpu_uuid.empty()) {
     return Unusable(fmt::format("without GPU {}", gpu.value()));

@@ -11,7 +11,9 @@
 #include <optional>
 #include <string_view>
 
+#include "client/train/launch/gpu_choice.h"
 #include "client/train/launch/outcome.h"
+#include "client/train/not_yet.h"
 #include "client/train/options.h"
 #include "proto/base/status.h"
 #include "proto/cli/cli.h"
@@ -29,6 +31,9 @@ struct RawFlags {
   int64_t kv_heads = 0;
   double dropout = 0;
   std::optional<int64_t> global_batch;
+  std::string late_after = "auto";
+  std::string end_after = "auto";
+  std::string gpus;
 };
 
 constexpr char kExamples[] = R"(Examples:
@@ -96,10 +101,14 @@ void AddShared(CLI::App& app, RunOptions& o, RawFlags& raw) {
       ->capture_default_str();
   app.add_option("--seed", o.seed)->capture_default_str();
   cli::AddSize(app, "--hbm,--gpu-memory", o.hbm,
-               "GPU memory per rank, e.g. 36MiB (0: its share of the pool)");
+               "GPU memory per rank, e.g. 36MiB (0: all that is "
+               "free of its GPU, shared with the ranks beside it)");
   cli::AddSize(app, "--host,--host-memory", o.host,
                "host memory of all local ranks together (0: what the daemon's "
                "budgets allow)");
+  app.add_option("--gpu", raw.gpus,
+                 "GPU of the node, or one per rank: 1 or 0,2 (default: those "
+                 "with the most free memory)");
   app.add_flag("--json", o.json, "one JSON object on stdout at the end");
   app.add_option("--dropout", raw.dropout, "only 0 is there yet");
 }
@@ -162,6 +171,14 @@ void AddTraining(CLI::App& app, RunOptions& o, RawFlags& raw) {
   app.add_option("--log-jsonl", o.log_jsonl, "one line a step");
   app.add_option("--trace", o.trace, "timeline of rank 0's last step, JSON");
   app.add_flag("--probe", o.probe, "only find out whether it fits");
+  app.add_option("--late-after", raw.late_after,
+                 "seconds without progress after which a rank is named; 0: "
+                 "never, 'auto': two steps, at least 30")
+      ->capture_default_str();
+  app.add_option("--end-after", raw.end_after,
+                 "seconds without progress after which the run is ended; 0: "
+                 "never, 'auto': 20 steps, at least 600")
+      ->capture_default_str();
 }
 
 // Keyed by text; the message lists what there is.
@@ -206,6 +223,22 @@ absl::Status ReadAlpha(const std::string& text, double& out) {
   if (text.empty() || *end != '\0' || !(out >= 0 && out <= 1)) {
     return BadInput(
         fmt::format("--alpha '{}': must be between 0 and 1, or 'auto'", text));
+  }
+  return absl::OkStatus();
+}
+
+absl::Status ReadSeconds(const char* flag, const std::string& text,
+                         double& out) {
+  if (text == "auto") {
+    out = -1;
+    return absl::OkStatus();
+  }
+  char* end = nullptr;
+  out = std::strtod(text.c_str(), &end);
+  if (text.empty() || *end != '\0' || !(out >= 0 && out <= 1e9)) {
+    return BadInput(
+        fmt::format("{} '{}': must be seconds from 0 (never) to 1e9, or 'auto'",
+                    flag, text));
   }
   return absl::OkStatus();
 }
@@ -258,6 +291,11 @@ absl::Status Convert(const RawFlags& raw, RunOptions& o) {
   SLUICE_RETURN_IF_ERROR(ReadAlpha(raw.alpha, o.alpha));
   SLUICE_RETURN_IF_ERROR(ReadFractions(raw.fractions, o.fractions));
   SLUICE_RETURN_IF_ERROR(ReadGlobalBatch(raw, o));
+  SLUICE_RETURN_IF_ERROR(
+      ReadSeconds("--late-after", raw.late_after, o.late_after));
+  SLUICE_RETURN_IF_ERROR(
+      ReadSeconds("--end-after", raw.end_after, o.end_after));
+  SLUICE_ASSIGN_OR_RETURN(o.gpus, ParseGpuList(raw.gpus));
   SLUICE_RETURN_IF_ERROR(Choose<Method>("--method", raw.method,
                                         {{"keep-all", Method::kKeepAll},
                                          {"recompute", Method::kRecompute},
@@ -309,6 +347,7 @@ absl::StatusOr<ParsedCommand> ParseCommandLine(
   CLI::App* const profile_app = app.add_subcommand(
       "profile", "measure this machine for sluicectl plan train, as TOML");
   AddProfile(*profile_app, profile);
+  SLUICE_RETURN_IF_ERROR(RefuseNotYet(arguments));
   SLUICE_ASSIGN_OR_RETURN(const auto done, cli::Parse(app, arguments));
   if (done) {
     parsed.exit = *done;

@@ -7,6 +7,8 @@
 #include <string>
 #include <vector>
 
+#include "client/session/session.h"
+#include "client/train/launch/gpu_choice.h"
 #include "client/train/launch/launcher.h"
 #include "client/train/launch/outcome.h"
 #include "client/train/launch/private_daemon.h"
@@ -29,6 +31,8 @@ int LaunchHere(const RunOptions& options,
   HoldSignals();
   std::unique_ptr<PrivateDaemon> daemon;
   if (options.private_daemon) {
+    const absl::Status fits = CheckPrivateSizes(options, MachineMemory());
+    if (!fits.ok()) return Fail(fits);
     const PrivateDaemon::Options sizes = PrivateSizes(options);
     auto started = PrivateDaemon::Start(sizes);
     if (!started.ok()) return Fail(started.status());
@@ -40,8 +44,15 @@ int LaunchHere(const RunOptions& options,
         sizes.gpus, sizes.gpus == 1 ? "" : "s", FormatBytes(sizes.gpu_memory),
         FormatBytes(sizes.host_memory));
   }
-  return Launch(options, BinaryFolder() + "/sluice-train", arguments,
-                daemon != nullptr ? daemon->socket() : options.socket);
+  const std::string socket =
+      daemon != nullptr ? daemon->socket() : options.socket;
+  const auto node = client::ListGpus(socket);
+  if (!node.ok()) return Fail(AsBadInput(node.status()));
+  const auto gpus = ChooseGpus(*node, options.gpus, options.ranks,
+                               /*spread=*/true);
+  if (!gpus.ok()) return Fail(gpus.status());
+  return Launch(options, BinaryFolder() + "/sluice-train", arguments, socket,
+                *gpus);
 }
 
 int Main(const std::vector<std::string>& arguments) {

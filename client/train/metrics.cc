@@ -1,7 +1,6 @@
 #include "client/train/metrics.h"
 
 #include <fmt/format.h>
-#include <unistd.h>
 
 #include <algorithm>
 #include <cerrno>
@@ -39,6 +38,7 @@ std::string ToJsonLine(const StepMetrics& m) {
       {"lr", m.lr},
       {"tokens", m.tokens},
       {"seconds", m.seconds},
+      {"expected_seconds", m.expected_seconds},
       {"tokens_per_second", m.tokens_per_second()},
       {"hbm_peak_bytes", m.hbm_peak.count()},
       {"hbm_total_bytes", m.hbm_total.count()},
@@ -62,11 +62,12 @@ std::string ProgressLine(const StepMetrics& m, int64_t steps, bool bar) {
 }
 
 absl::StatusOr<std::unique_ptr<StepLog>> StepLog::Open(const std::string& jsonl,
-                                                       int64_t steps) {
+                                                       int64_t steps,
+                                                       Console* console) {
   std::unique_ptr<StepLog> log(new StepLog());
   log->steps_ = steps;
   log->path_ = jsonl;
-  log->terminal_ = isatty(STDERR_FILENO) == 1;
+  log->console_ = console;
   if (!jsonl.empty()) {
     log->file_ = std::fopen(jsonl.c_str(), "ae");
     if (log->file_ == nullptr) {
@@ -80,20 +81,16 @@ absl::StatusOr<std::unique_ptr<StepLog>> StepLog::Open(const std::string& jsonl,
 }
 
 StepLog::~StepLog() {
-  if (line_open_) std::fputc('\n', stderr);
   if (file_ != nullptr) std::fclose(file_);
 }
 
 void StepLog::Show(const StepMetrics& metrics) {
   const absl::Time now = absl::Now();
-  const bool due =
-      terminal_ || metrics.step == steps_ || now - shown_ > absl::Seconds(2);
+  const bool due = console_->terminal() || metrics.step == steps_ ||
+                   now - shown_ > absl::Seconds(2);
   if (!due) return;
   shown_ = now;
-  const std::string line = ProgressLine(metrics, steps_, terminal_);
-  std::fprintf(stderr, terminal_ ? "\r\033[K%s" : "%s\n", line.c_str());
-  std::fflush(stderr);
-  line_open_ = terminal_;
+  console_->Line(ProgressLine(metrics, steps_, console_->terminal()));
 }
 
 absl::Status StepLog::Step(const StepMetrics& metrics) {
@@ -105,11 +102,6 @@ absl::Status StepLog::Step(const StepMetrics& metrics) {
     return ErrnoStatus(errno, "write " + path_);
   }
   return absl::OkStatus();
-}
-
-void StepLog::Note(const std::string& text) {
-  std::fprintf(stderr, "%s%s\n", line_open_ ? "\r\033[K" : "", text.c_str());
-  line_open_ = false;
 }
 
 }  // namespace sluice::train

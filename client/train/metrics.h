@@ -1,8 +1,8 @@
 // What a person and a program see of each step: the progress line and the
 // JSONL file.
 //
-// Rank 0 only. On a terminal one line is rewritten; elsewhere (a log file, a
-// pipe) a line is printed at most every two seconds, and the last.
+// Rank 0 only. On a terminal one line is rewritten (console.h); elsewhere a
+// line is printed at most every two seconds, and the last.
 // Thread safety: one thread.
 #pragma once
 
@@ -14,6 +14,7 @@
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "absl/time/time.h"
+#include "client/train/watch/console.h"
 #include "proto/base/units.h"
 
 namespace sluice::train {
@@ -26,6 +27,7 @@ struct StepMetrics {
   double lr = 0;
   int64_t tokens = 0;
   double seconds = 0;
+  double expected_seconds = 0;    // as calibrated; 0: not known
   Bytes hbm_peak;                 // most of any rank
   Bytes hbm_total;                // a rank's region
   Bytes host;                     // sum over ranks
@@ -47,12 +49,14 @@ class StepLog {
  public:
   // `jsonl` empty: no file. A file that exists is appended to: a resumed run
   // goes on in the same log.
+  // The console outlives the log.
   static absl::StatusOr<std::unique_ptr<StepLog>> Open(const std::string& jsonl,
-                                                       int64_t steps);
+                                                       int64_t steps,
+                                                       Console* console);
   ~StepLog();
   absl::Status Step(const StepMetrics& metrics);
   // A line of its own, above the progress line.
-  void Note(const std::string& text);
+  void Note(const std::string& text) { console_->Note(text); }
 
  private:
   StepLog() = default;
@@ -61,8 +65,7 @@ class StepLog {
   std::FILE* file_ = nullptr;
   std::string path_;
   int64_t steps_ = 0;
-  bool terminal_ = false;
-  bool line_open_ = false;
+  Console* console_ = nullptr;
   absl::Time shown_ = absl::InfinitePast();
 };
 

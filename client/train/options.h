@@ -57,6 +57,11 @@ struct RunOptions {
   std::string resume;
   std::string log_jsonl;
   std::string trace;
+  // Of a rank without progress, seconds; 0: never, negative: from the step's
+  // expected time (watch/watchdog.h).
+  double late_after = -1;
+  double end_after = -1;
+  std::vector<int64_t> gpus;  // of the node, for ranks in turn; empty: spread
   bool probe = false;
   bool json = false;
 };

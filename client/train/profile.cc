@@ -205,9 +205,8 @@ absl::Status MeasureMachine(const RunOptions& options, RankMemory& memory,
     SLUICE_RETURN_IF_ERROR(MeasureExchange(*collectives, measured));
     SLUICE_RETURN_IF_ERROR(Average(*collectives, measured));
   }
-  SLUICE_ASSIGN_OR_RETURN(const int64_t gpus,
-                          client::CountGpus(options.socket));
-  *toml = Toml(measured, gpus, options.ranks, options.threads);
+  SLUICE_ASSIGN_OR_RETURN(const auto gpus, client::ListGpus(options.socket));
+  *toml = Toml(measured, std::ssize(gpus), options.ranks, options.threads);
   return absl::OkStatus();
 }
 

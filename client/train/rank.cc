@@ -4,10 +4,12 @@
 #include <fmt/format.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <atomic>
 #include <cstdio>
 #include <memory>
 
+#include "client/session/session.h"
 #include "client/torch/exceptions.h"
 #include "client/train/check/check.h"
 #include "client/train/launch/outcome.h"
@@ -15,6 +17,9 @@
 #include "client/train/profile.h"
 #include "client/train/stepper.h"
 #include "client/train/trainer.h"
+#include "client/train/watch/rank_watch.h"
+#include "client/train/watch/stop.h"
+#include "client/train/watch/watched_collectives.h"
 #include "proto/base/status.h"
 
 namespace sluice::train {
@@ -33,13 +38,23 @@ absl::Status Explain(const absl::Status& status, const PeerWatch& watch,
   return status.ok() ? status : CausedByPeer(absl::UnavailableError(reason));
 }
 
+double CollectiveTimeout(double end_after_s) {
+  constexpr double kDay = 24 * 3600;
+  if (end_after_s == 0) return 7 * kDay;
+  return std::clamp(10 * end_after_s, kDay, 7 * kDay);
+}
+
 class RankRun {
  public:
   RankRun(const RunOptions& options, const RankEnvironment& environment)
       : options_(options),
         environment_(environment),
+        progress_(MakeWatch()),
         watch_([this](const std::string& reason) { GiveUp(reason); },
-               RequestStop) {
+               RequestStop,
+               [this](const std::string& reason) {
+                 progress_->DaemonGone(reason);
+               }) {
     report_.method = Name(options.method);
     report_.seq_len = options.seq_len;
     report_.ranks = environment.world_size;
@@ -48,12 +63,16 @@ class RankRun {
   int Run();
 
  private:
+  std::unique_ptr<RankWatch> MakeWatch();
   absl::Status Work();
   absl::Status WithMemory(runtime::Collectives* collectives);
   absl::Status WithModel(RankMemory& memory, runtime::Collectives* collectives);
   // For the watch: the main thread is stuck, or works on. What that thread
   // writes (the reports) is not read here.
   void GiveUp(const std::string& reason);
+  // For the watchdog of a rank that no launcher of ours watches.
+  void EndLate(const std::string& why);
+  [[noreturn]] void Leave(const absl::Status& status);
   std::string Report(const absl::Status& status) const;
   void Tell(const absl::Status& status, const std::string& report,
             bool interrupted);
@@ -64,6 +83,7 @@ class RankRun {
   CheckReport check_;
   std::string machine_;               // profile: the TOML
   std::atomic<bool> telling_{false};  // one thread does
+  const std::unique_ptr<RankWatch> progress_;
   PeerWatch watch_;
 };
 
@@ -73,8 +93,10 @@ absl::Status RankRun::WithModel(RankMemory& memory,
   FlatModel weights(options_.model, runtime::TorchType(options_.dtype));
   weights.Initialize(options_.model, static_cast<uint64_t>(options_.seed));
   FlatModel gradients(options_.model, at::kFloat);
-  const StepperContext context{&options_,   &environment_, &memory,
-                               collectives, &weights,      &gradients};
+  const StepperContext context{&options_,      &environment_, &memory,
+                               collectives,    &weights,      &gradients,
+                               progress_.get()};
+  memory.allocator().Observe(progress_.get());
   return options_.command == Command::kCheck
              ? RunCheck(context, watch_, &check_)
              : Trainer(context, &report_).Run();
@@ -102,7 +124,8 @@ absl::Status RankRun::Work() {
   at::set_num_threads(options_.threads);
   if (environment_.world_size != options_.ranks &&
       options_.command != Command::kProfile) {
-    SLUICE_RETURN_IF_ERROR(options_.model.ValidateStream(environment_.world_size));
+    SLUICE_RETURN_IF_ERROR(
+        options_.model.ValidateStream(environment_.world_size));
   }
   std::unique_ptr<runtime::Collectives> collectives;
   if (environment_.world_size > 1) {
@@ -112,9 +135,36 @@ absl::Status RankRun::Work() {
     c.master_addr = environment_.master_addr;
     c.master_port = environment_.master_port;
     c.master_listen_fd = environment_.master_listen_fd;
+    // The watchdog decides, who knows which rank it is; this is for what it
+    // does not see.
+    c.timeout_s = CollectiveTimeout(options_.end_after);
     SLUICE_ASSIGN_OR_RETURN(collectives, runtime::Collectives::Connect(c));
+    collectives = Watched(std::move(collectives), progress_.get());
   }
   return WithMemory(collectives.get());
+}
+
+std::unique_ptr<RankWatch> RankRun::MakeWatch() {
+  RankWatch::Options o;
+  o.page_file = environment_.page_file;
+  o.speaks = environment_.rank == 0 && options_.command == Command::kTrain;
+  o.launched = environment_.launcher_pid > 0;
+  o.steps = options_.steps;
+  o.save = options_.save;
+  o.daemon =
+      options_.socket.empty() ? client::DefaultSocket() : options_.socket;
+  // One rank per node of a training run tells of its daemon.
+  if (options_.command == Command::kTrain && environment_.local_rank == 0) {
+    o.daemon_answers = [this] {
+      return client::DaemonListens(options_.socket);
+    };
+  }
+  if (!o.launched && environment_.world_size > 1) {
+    o.limits = {options_.late_after, options_.end_after};
+    o.rank = environment_.rank;
+    o.end = [this](const std::string& why) { EndLate(why); };
+  }
+  return RankWatch::Start(o);
 }
 
 std::string RankRun::Report(const absl::Status& status) const {
@@ -143,13 +193,24 @@ void RankRun::GiveUp(const std::string& reason) {
   if (telling_.exchange(true)) return;  // the main thread ends by itself
   absl::Status status = absl::UnavailableError(reason);
   if (!watch_.evicted()) status = CausedByPeer(status);
+  Leave(status);
+}
+
+void RankRun::EndLate(const std::string& why) {
+  if (telling_.exchange(true)) return;
+  Leave(absl::DeadlineExceededError(why));
+}
+
+void RankRun::Leave(const absl::Status& status) {
+  progress_->console().Close();
   Tell(status, "", false);
   std::fflush(nullptr);
   _exit(ExitCode(status));
 }
 
 int RankRun::Run() {
-  InstallStopSignals();
+  // Nothing else looks for them at a step's end, or has something to save.
+  if (options_.command == Command::kTrain) InstallStopSignals();
   const absl::Status worked =
       runtime::CatchStatus(fmt::format("rank {}", environment_.rank),
                            [this]() -> absl::Status { return Work(); });
@@ -157,6 +218,7 @@ int RankRun::Run() {
       Explain(ClassifyStepError(worked), watch_, report_.interrupted);
   // The watch was first and leaves the process.
   while (telling_.exchange(true)) pause();
+  progress_->console().Close();
   const bool compared = !check_.worst_parameter.empty();  // on rank 0
   if (compared && !options_.json) std::fputs(ToText(check_).c_str(), stdout);
   if (status.ok() && environment_.rank == 0) {

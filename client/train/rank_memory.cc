@@ -2,39 +2,53 @@
 
 #include <fmt/format.h>
 
+#include "client/train/launch/gpu_choice.h"
 #include "client/train/launch/outcome.h"
-#include "proto/base/shortage.h"
 #include "proto/base/status.h"
 
 namespace sluice::train {
 namespace {
 
-// A daemon that is not there is the user's to fix.
-absl::Status AsBadInput(const absl::Status& status) {
-  if (status.code() != absl::StatusCode::kUnavailable ||
-      ShortageOf(status) != Shortage::kNone) {
-    return status;
-  }
-  return absl::NotFoundError(std::string(status.message()));
+// The lease that nobody asked a size of: what other jobs leave of the GPU,
+// shared by this job's ranks on it.
+absl::StatusOr<Bytes> HbmSize(const RunOptions& options,
+                              const client::NodeLimits& limits,
+                              const GpuPlace& place) {
+  if (options.hbm.count() > 0) return options.hbm;
+  // Ranks that share it lease one after the other, and must not count each
+  // other's.
+  const Bytes all =
+      place.ranks > 1 ? limits.gpu_total : limits.gpu_total - limits.gpu_leased;
+  const Bytes size =
+      (all / place.ranks / limits.granularity) * limits.granularity;
+  if (size > Bytes(0)) return size;
+  return DoesNotFit(
+      kGpuMemory,
+      fmt::format("GPU {} has {}, of which jobs hold {}: nothing is left; name "
+                  "another by --gpu, or wait (sluicectl status)",
+                  place.gpu, FormatBytes(limits.gpu_total),
+                  FormatBytes(limits.gpu_leased)));
 }
 
-Bytes HbmSize(const RunOptions& options, const client::NodeLimits& limits,
-              int64_t ranks_on_gpu) {
-  if (options.hbm.count() > 0) return options.hbm;
-  return (limits.gpu_total / ranks_on_gpu / limits.granularity) *
-         limits.granularity;
+absl::StatusOr<GpuPlace> PlaceOf(const RunOptions& options,
+                                 const RankEnvironment& environment) {
+  if (environment.gpu.has_value()) return *environment.gpu;
+  const auto gpus = client::ListGpus(options.socket);
+  if (!gpus.ok()) return AsBadInput(gpus.status());
+  SLUICE_ASSIGN_OR_RETURN(
+      const auto places,
+      ChooseGpus(*gpus, options.gpus, environment.local_world_size,
+                 /*spread=*/environment.local_world_size == 1));
+  return places[environment.local_rank];
 }
 
 }  // namespace
 
 absl::StatusOr<std::unique_ptr<RankMemory>> RankMemory::Open(
     const RunOptions& options, const RankEnvironment& environment) {
-  const auto gpus = client::CountGpus(options.socket);
-  if (!gpus.ok()) return AsBadInput(gpus.status());
-  if (*gpus < 1) return BadInput("the daemon's node has no GPU");
+  SLUICE_ASSIGN_OR_RETURN(const GpuPlace place, PlaceOf(options, environment));
   std::unique_ptr<RankMemory> memory(new RankMemory());
-  const int64_t gpu = environment.local_rank % *gpus;
-  memory->gpu_ = DeviceIndex(static_cast<uint64_t>(gpu));
+  memory->gpu_ = DeviceIndex(static_cast<uint64_t>(place.gpu));
   client::SessionOptions session;
   session.socket = options.socket;
   session.job = options.job;
@@ -45,9 +59,8 @@ absl::StatusOr<std::unique_ptr<RankMemory>> RankMemory::Open(
   auto opened = client::Session::Open(session);
   if (!opened.ok()) return AsBadInput(opened.status());
   memory->session_ = *std::move(opened);
-  // Local ranks gpu, gpu + gpus, gpu + 2 gpus, … share this one.
-  const int64_t on_gpu = (environment.local_world_size - 1 - gpu) / *gpus + 1;
-  const Bytes size = HbmSize(options, memory->session_->limits(), on_gpu);
+  SLUICE_ASSIGN_OR_RETURN(const Bytes size,
+                          HbmSize(options, memory->session_->limits(), place));
   auto region = memory->session_->LeaseGpu(size);
   // The daemon's line says what to do.
   if (IsOutOfMemory(region.status())) {

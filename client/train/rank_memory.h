@@ -17,8 +17,9 @@ namespace sluice::train {
 
 class RankMemory {
  public:
-  // Opens the session and leases the HBM: --hbm, else the GPU's pool divided
-  // by the local ranks on it. Rank r of the node uses GPU r % gpus.
+  // Opens the session on this rank's GPU (gpu_choice.h) and leases the HBM:
+  // --hbm, else what other jobs leave of the GPU, shared with the ranks of
+  // this job on it.
   static absl::StatusOr<std::unique_ptr<RankMemory>> Open(
       const RunOptions& options, const RankEnvironment& environment);
   ~RankMemory();

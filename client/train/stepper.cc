@@ -21,6 +21,7 @@ class BaselineStepper final : public Stepper {
                           ? runtime::BaselineMethod::kKeepAll
                           : runtime::BaselineMethod::kRecompute;
     options_.collectives = context.collectives;
+    options_.allocator = &context.memory->allocator();
   }
 
   absl::StatusOr<runtime::StepResult> Run(const at::Tensor& tokens,
@@ -35,6 +36,14 @@ class BaselineStepper final : public Stepper {
   stream::ChunkLayout layout() const override {
     return stream::ChunkLayout(options_.seq_len, options_.seq_len,
                                context_.environment->world_size);
+  }
+
+  // Backward is two forwards, and one more where a layer runs again.
+  SegmentCosts costs() const override {
+    const int64_t layers = options_.model.layers;
+    const bool again = options_.method == runtime::BaselineMethod::kRecompute;
+    return {{"layer.forward", {1, layers}},
+            {"layer.backward", {again ? 3.0 : 2.0, layers}}};
   }
 
  private:

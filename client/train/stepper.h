@@ -18,6 +18,7 @@
 #include "client/train/plan_change.h"
 #include "client/train/rank_memory.h"
 #include "client/train/result.h"
+#include "client/train/watch/rank_watch.h"
 #include "planner/stream/layouts.h"
 #include "proto/plan/plan.h"
 #include "proto/plan/profile.h"
@@ -32,6 +33,7 @@ struct StepperContext {
   runtime::Collectives* collectives = nullptr;  // null: one rank
   FlatModel* weights = nullptr;
   FlatModel* gradients = nullptr;
+  RankWatch* watch = nullptr;
 };
 
 // A plan and the recording it answers: what a resumed run replays.
@@ -48,6 +50,8 @@ class Stepper {
                                                   const at::Tensor& labels,
                                                   int64_t global_count) = 0;
   virtual stream::ChunkLayout layout() const = 0;
+  // What a sequence's segments take: measured, or (baselines) their ratios.
+  virtual SegmentCosts costs() const = 0;
   // Of the streamed method; the others copy nothing and have no plan.
   virtual Bytes host_bytes() const { return Bytes(0); }
   virtual client::CopyStats copies() const { return {}; }

@@ -69,10 +69,8 @@ absl::StatusOr<std::unique_ptr<client::Region>> StreamedStepper::LeaseHost(
 
 namespace {
 
-// Calibrations with different fractions lease the same size. A freed extent is
-// only leased again whole while this process lives, so another odd size would
-// cost the node host memory that the plan has just given away.
-Bytes CalibrationBytes(stream::StreamOptions options) {
+// The most that any fractions need.
+Bytes MostBytes(stream::StreamOptions options) {
   Bytes most = stream::HostBytes(options);
   options.fractions.clear();
   for (const double alpha : {0.0, 1.0}) {
@@ -84,28 +82,47 @@ Bytes CalibrationBytes(stream::StreamOptions options) {
 
 }  // namespace
 
+// Calibrations with different fractions lease the same size where it is to be
+// had. A freed extent is only leased again whole while this process lives, so
+// another odd size would cost the node host memory that the plan has just given
+// away. Where it is not to be had, what these fractions need is enough. Null:
+// the run goes on meanwhile, and has as much.
+absl::StatusOr<std::unique_ptr<client::Region>>
+StreamedStepper::LeaseForCalibration(const stream::StreamOptions& options) {
+  const Bytes needed = stream::HostBytes(options);
+  if (host_ != nullptr && host_->size() >= needed) return nullptr;
+  // More than its share would be another rank's.
+  if (const Bytes most = MostBytes(options); most <= HostRoom()) {
+    auto region = LeaseHost(most);
+    if (region.ok() || LimitedBy(region.status()) != kHostMemory) return region;
+  }
+  return LeaseHost(needed);
+}
+
+// This rank's share of the host memory that there is.
+Bytes StreamedStepper::HostRoom() const {
+  const Bytes given = context_.options->host;
+  return (given.count() > 0 ? given
+                            : context_.memory->session().limits().host_free) /
+         context_.environment->local_world_size;
+}
+
 // One forward and backward over the first and the last chunks: every segment
 // kind runs, with the real code; its gradients are thrown away.
 absl::StatusOr<std::vector<plan::SegmentKind>> StreamedStepper::Calibrate(
     const stream::FractionMap& fractions) {
   StreamContext::Options options = StreamOptions(layout_, fractions);
   options.stream.layout = stream::CalibrationLayout(options.stream);
-  // While a run goes on, in the memory it has.
-  std::unique_ptr<client::Region> leased;
-  const Bytes needed = CalibrationBytes(options.stream);
-  absl::Status status;
-  if (host_ == nullptr || host_->size() < needed) {
-    auto region = LeaseHost(needed);
-    status = region.status();
-    if (region.ok()) leased = *std::move(region);
-  }
-  SLUICE_RETURN_IF_ERROR(Agree(context_.collectives, status));
-  const client::Region& host = leased != nullptr ? *leased : *host_;
+  auto leased = LeaseForCalibration(options.stream);
+  SLUICE_RETURN_IF_ERROR(Agree(context_.collectives, leased.status()));
+  const client::Region& host = *leased != nullptr ? **leased : *host_;
   options.host = host.data();
   options.host_size = host.size();
   runtime::RegionAllocator& allocator = context_.memory->allocator();
+  context_.watch->BeginCalibration(context_.options->model.layers,
+                                   options.stream.layout.chunks());
   allocator.RecordSegments(true);
-  status = Rehearse(options);
+  const absl::Status status = Rehearse(options);
   out_of_step_ = !status.ok() && context_.collectives != nullptr;
   const absl::Status drained = copies_->Drain();
   allocator.RecordSegments(false);
@@ -200,7 +217,9 @@ void StreamedStepper::Ask(const Round& round,
 absl::Status StreamedStepper::PlanWith(const Round& round) {
   SLUICE_ASSIGN_OR_RETURN(const auto recorded, Calibrate(round.fractions));
   plan::RankProfile profile = Profile(recorded, round);
+  context_.watch->Enter(RankPhase::kPlanning);
   auto plan = context_.memory->session().Plan(profile, kPlanTimeout);
+  context_.watch->Enter(RankPhase::kStarting);
   SLUICE_RETURN_IF_ERROR(ClassifyStepError(plan.status()));
   if (!plan->infeasible.empty()) {
     return DoesNotFit(plan->limited_by, plan->infeasible);
@@ -209,19 +228,35 @@ absl::Status StreamedStepper::PlanWith(const Round& round) {
   return absl::OkStatus();
 }
 
-// Of every free class: what the user gives; alpha, or all of it, else.
-stream::FractionMap StreamedStepper::AskedFor() const {
-  const double alpha = context_.options->alpha;
+// Of every free class: what the user gives, else alpha.
+stream::FractionMap StreamedStepper::AskedFor(double alpha) const {
   stream::FractionMap fractions;
   for (const stream::Class which : stream::kFreeClasses) {
     const stream::ClassTraits& c = stream::Traits(which);
     if (!c.of(context_.options->model)) continue;
-    fractions[c.name] = {0, alpha >= 0 ? alpha : 1};
+    fractions[c.name] = {0, alpha};
   }
   for (const auto& [name, f] : context_.options->fractions) {
     fractions[name] = f;
   }
   return fractions;
+}
+
+// What the first calibration runs with. The planner is free to choose less
+// than everything, so no more is asked than there is host memory for: the
+// largest of a few fractions that fits on all ranks.
+absl::StatusOr<stream::FractionMap> StreamedStepper::FirstFractions() const {
+  const double asked = context_.options->alpha;
+  if (asked >= 0) return AskedFor(asked);
+  double most = 1;
+  for (; most > 0; most -= 0.25) {
+    const Bytes needed = stream::HostBytes(
+        StreamOptions(stream::CalibrationLayout(layout_), AskedFor(most))
+            .stream);
+    if (needed <= HostRoom()) break;
+  }
+  SLUICE_ASSIGN_OR_RETURN(most, LeastOfRanks(most));
+  return AskedFor(most);
 }
 
 stream::FractionMap StreamedStepper::PlannedFractions() const {
@@ -235,20 +270,24 @@ stream::FractionMap StreamedStepper::PlannedFractions() const {
   return fractions;
 }
 
+absl::StatusOr<double> StreamedStepper::LeastOfRanks(double own) const {
+  runtime::Collectives* const all = context_.collectives;
+  if (all == nullptr) return own;
+  const runtime::HostScope host("fractions of the ranks");
+  at::Tensor each = at::zeros({all->world_size()}, at::kDouble);
+  each.data_ptr<double>()[all->rank()] = own;
+  SLUICE_RETURN_IF_ERROR(ClassifyStepError(all->SumAll(each)));
+  return at::min(each).item<double>();
+}
+
 // A rank stores the q, k and v of its heads for the rows of all ranks: how
 // many stay is one number for the run. Plans of other nodes may say more or
 // less, so the least counts, which fits everywhere.
 absl::StatusOr<stream::FractionMap> StreamedStepper::AgreedFractions() const {
   stream::FractionMap fractions = PlannedFractions();
-  runtime::Collectives* const all = context_.collectives;
-  if (all == nullptr) return fractions;
-  const runtime::HostScope host("fractions of the ranks");
   for (auto& [name, f] : fractions) {
     if (!stream::FindFreeClass(name)->shared) continue;
-    at::Tensor swaps = at::zeros({all->world_size()}, at::kDouble);
-    swaps.data_ptr<double>()[all->rank()] = f.swap;
-    SLUICE_RETURN_IF_ERROR(ClassifyStepError(all->SumAll(swaps)));
-    f.swap = at::min(swaps).item<double>();
+    SLUICE_ASSIGN_OR_RETURN(f.swap, LeastOfRanks(f.swap));
   }
   return fractions;
 }
@@ -264,7 +303,7 @@ absl::StatusOr<bool> StreamedStepper::AnyRank(bool own) const {
 }
 
 absl::Status StreamedStepper::MakePlan() {
-  const stream::FractionMap asked = AskedFor();
+  SLUICE_ASSIGN_OR_RETURN(const stream::FractionMap asked, FirstFractions());
   SLUICE_ASSIGN_OR_RETURN(const bool fits, PlanOnAll({asked, false}));
   if (!fits) return GpuTooSmall();
   SLUICE_ASSIGN_OR_RETURN(stream::FractionMap chosen, AgreedFractions());
@@ -311,6 +350,14 @@ absl::Status StreamedStepper::CheckShared() const {
   return absl::InternalError(
       "this rank's plan swaps more of q, k or v than another's: it must be as "
       "much");
+}
+
+SegmentCosts StreamedStepper::costs() const {
+  SegmentCosts costs;
+  for (const plan::SegmentKind& kind : saved_.profile.segments) {
+    costs[kind.name] = {kind.seconds, kind.executions};
+  }
+  return costs;
 }
 
 double StreamedStepper::alpha() const {

@@ -34,6 +34,7 @@ class StreamedStepper final : public Stepper {
                                  global_count);
   }
   stream::ChunkLayout layout() const override { return layout_; }
+  SegmentCosts costs() const override;
   Bytes host_bytes() const override { return host_->size(); }
   client::CopyStats copies() const override { return copies_->stats(); }
   double alpha() const override;
@@ -57,6 +58,9 @@ class StreamedStepper final : public Stepper {
       const stream::ChunkLayout& layout,
       const stream::FractionMap& fractions) const;
   absl::StatusOr<std::unique_ptr<client::Region>> LeaseHost(Bytes size);
+  Bytes HostRoom() const;
+  absl::StatusOr<std::unique_ptr<client::Region>> LeaseForCalibration(
+      const stream::StreamOptions& options);
   absl::StatusOr<std::vector<plan::SegmentKind>> Calibrate(
       const stream::FractionMap& fractions);
   absl::Status Rehearse(const StreamContext::Options& options);
@@ -65,7 +69,9 @@ class StreamedStepper final : public Stepper {
   absl::StatusOr<bool> PlanOnAll(const Round& round);
   absl::Status Settle(stream::FractionMap chosen);
   absl::Status GpuTooSmall() const;
-  stream::FractionMap AskedFor() const;
+  stream::FractionMap AskedFor(double alpha) const;
+  absl::StatusOr<stream::FractionMap> FirstFractions() const;
+  absl::StatusOr<double> LeastOfRanks(double own) const;
   stream::FractionMap PlannedFractions() const;
   absl::StatusOr<stream::FractionMap> AgreedFractions() const;
   absl::StatusOr<bool> AnyRank(bool own) const;

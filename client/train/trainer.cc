@@ -3,23 +3,22 @@
 #include <ATen/Context.h>
 #include <ATen/ops/zeros.h>
 #include <fmt/format.h>
-#include <signal.h>
 
 #include <algorithm>
-#include <atomic>
 #include <cmath>
 
 #include "absl/time/clock.h"
+#include "client/train/announce.h"
 #include "client/train/checkpoint/checkpoint_files.h"
 #include "client/train/launch/outcome.h"
+#include "client/train/nonfinite.h"
 #include "client/train/trace.h"
+#include "client/train/watch/stop.h"
+#include "client/train/watch/words.h"
 #include "proto/base/status.h"
 
 namespace sluice::train {
 namespace {
-
-std::atomic<bool> stop_requested{false};
-static_assert(std::atomic<bool>::is_always_lock_free);
 
 std::span<int64_t> Span(const at::Tensor& tensor) {
   return {tensor.data_ptr<int64_t>(), static_cast<size_t>(tensor.numel())};
@@ -44,22 +43,6 @@ void ReportChoice(const Stepper& stepper, RunReport* report) {
 }
 
 }  // namespace
-
-void InstallStopSignals() {
-  struct sigaction action {};
-  action.sa_handler = [](int) { stop_requested = true; };
-  // Reads and writes go on: only the end of the step looks at the flag.
-  action.sa_flags = SA_RESTART;
-  sigaction(SIGINT, &action, nullptr);
-  sigaction(SIGTERM, &action, nullptr);
-  struct sigaction hangup {};
-  sigaction(SIGHUP, nullptr, &hangup);
-  // nohup ignores it: then a closed terminal must not end the run.
-  if (hangup.sa_handler != SIG_IGN) sigaction(SIGHUP, &action, nullptr);
-}
-
-void RequestStop() { stop_requested = true; }
-bool StopRequested() { return stop_requested; }
 
 Trainer::~Trainer() = default;
 
@@ -110,7 +93,8 @@ absl::Status Trainer::PrepareOptimizer() {
 absl::Status Trainer::PrepareOutputs() {
   const RunOptions& o = *context_.options;
   if (context_.environment->rank != 0 || o.probe) return absl::OkStatus();
-  SLUICE_ASSIGN_OR_RETURN(log_, StepLog::Open(o.log_jsonl, o.steps));
+  SLUICE_ASSIGN_OR_RETURN(
+      log_, StepLog::Open(o.log_jsonl, o.steps, &context_.watch->console()));
   if (!o.trace.empty()) SLUICE_RETURN_IF_ERROR(CheckTracePath(o.trace));
   return o.save.empty() ? absl::OkStatus() : CheckSaveFolder(o.save);
 }
@@ -131,6 +115,8 @@ absl::Status Trainer::Prepare() {
   labels_ = at::zeros({rows}, at::kLong);
   SLUICE_RETURN_IF_ERROR(PrepareStepper());
   ReportChoice(*stepper_, report_);
+  ExpectSteps(context_, *stepper_);
+  Announce(context_, *stepper_);
   if (corpus_ != nullptr) {
     dealer_ = std::make_unique<Dealer>(corpus_.get(), layout, rank);
     SLUICE_RETURN_IF_ERROR(dealer_->Check());
@@ -144,6 +130,7 @@ absl::StatusOr<runtime::StepResult> Trainer::RunMicroBatches() {
   context_.gradients->flat().zero_();
   runtime::StepResult sum;
   for (int64_t i = 0; i < sequences(); ++i) {
+    context_.watch->BeginSequence(i);
     if (dealer_ != nullptr) {
       SLUICE_RETURN_IF_ERROR(dealer_->Deal(state_.next_sequence + i,
                                            Span(tokens_), Span(labels_)));
@@ -195,17 +182,17 @@ absl::StatusOr<Trainer::Sums> Trainer::SumOverRanks(
 
 absl::Status Trainer::Step() {
   const absl::Time start = absl::Now();
+  context_.watch->BeginStep(state_.step + 1, sequences());
   copies_before_ = stepper_->copies();
   mismatches_before_ = context_.memory->allocator().stats().mismatches;
   SLUICE_ASSIGN_OR_RETURN(const runtime::StepResult own, RunMicroBatches());
+  context_.watch->At("the optimizer");
   SLUICE_ASSIGN_OR_RETURN(const Sums before, SumOverRanks(own));
+  context_.watch->StopHeard();
   auto norm = optimizer_->ReduceGradients();
   SLUICE_RETURN_IF_ERROR(ClassifyStepError(norm.status()));
   if (!std::isfinite(before.loss) || !std::isfinite(*norm)) {
-    return absl::InternalError(fmt::format(
-        "step {}: the loss is {} and the gradient norm {}; stopped before the "
-        "update: lower --lr or --clip",
-        state_.step + 1, before.loss, *norm));
+    return absl::InternalError(WhatWentWrong(before.loss, *norm));
   }
   SLUICE_RETURN_IF_ERROR(
       ClassifyStepError(optimizer_->Update(state_.step, *norm)));
@@ -213,7 +200,22 @@ absl::Status Trainer::Step() {
   state_.next_sequence += sequences();
   stop_ = before.stop;
   takes_ = before.takes;
-  return Record(before, *norm, absl::ToDoubleSeconds(absl::Now() - start));
+  const double seconds = absl::ToDoubleSeconds(absl::Now() - start);
+  context_.watch->EndStep(seconds);
+  return Record(before, *norm, seconds);
+}
+
+std::string Trainer::WhatWentWrong(double loss, double norm) const {
+  NonFinite what;
+  what.step = state_.step + 1;
+  what.first_step = what.step - report_->steps;
+  what.resumed = resumed_.has_value();
+  what.loss = loss;
+  what.norm = norm;
+  what.lr = LearningRate(OptimizerOptions(*context_.options), state_.step);
+  what.weight = FirstNonFinite(*context_.weights);
+  if (std::isfinite(loss)) what.gradient = FirstNonFinite(*context_.gradients);
+  return Explain(what, *context_.options);
 }
 
 absl::Status Trainer::Record(const Sums& sums, double norm, double seconds) {
@@ -225,6 +227,7 @@ absl::Status Trainer::Record(const Sums& sums, double norm, double seconds) {
   m.lr = LearningRate(OptimizerOptions(*context_.options), state_.step - 1);
   m.tokens = sequences() * context_.options->seq_len;
   m.seconds = seconds;
+  m.expected_seconds = context_.watch->expected_s();
   m.hbm_peak = sums.hbm_peak;
   m.hbm_total = context_.memory->size();
   m.host = Bytes(static_cast<int64_t>(sums.host));
@@ -253,7 +256,12 @@ absl::Status Trainer::Record(const Sums& sums, double norm, double seconds) {
   step.plan_mismatches = m.plan_mismatches - mismatches_before_;
   // A daemon that is away costs a report, never a step.
   context_.memory->session().Report(step).IgnoreError();
-  return log_ != nullptr ? log_->Step(m) : absl::OkStatus();
+  if (log_ == nullptr) return absl::OkStatus();
+  if (report_->steps == 1 && m.expected_seconds > 0) {
+    log_->Note(fmt::format("step {} took {}; {} were expected", m.step,
+                           Duration(seconds), Duration(m.expected_seconds)));
+  }
+  return log_->Step(m);
 }
 
 // All ranks, or none: they decided from the same sum.
@@ -267,6 +275,8 @@ absl::Status Trainer::TakePlan(const std::vector<bool>& takes) {
   change.step = state_.step;
   if (log_ != nullptr) log_->Note(change.note);
   ReportChoice(*stepper_, report_);
+  ExpectSteps(context_, *stepper_);
+  context_.watch->Enter(RankPhase::kReady);
   report_->plan_changes.push_back(std::move(change));
   return absl::OkStatus();
 }
@@ -276,13 +286,17 @@ absl::Status Trainer::MaybeSave(bool last) {
   if (o.save.empty()) return absl::OkStatus();
   const bool due = o.save_every > 0 && state_.step % o.save_every == 0;
   if (!last && !due) return absl::OkStatus();
-  return SaveCheckpoint(o.save, context_, state_, *optimizer_,
-                        stepper_->saved_plan());
+  context_.watch->Enter(RankPhase::kSaving);
+  const absl::Status saved = SaveCheckpoint(
+      o.save, context_, state_, *optimizer_, stepper_->saved_plan());
+  context_.watch->Enter(RankPhase::kReady);
+  return saved;
 }
 
 absl::Status Trainer::Loop() {
   const RunOptions& o = *context_.options;
   bool saved = false;
+  const int64_t first = state_.step;
   if (state_.step >= o.steps && log_ != nullptr) {
     log_->Note(fmt::format(
         "nothing to do: step {} is reached and --steps is {}; raise --steps to "
@@ -303,8 +317,10 @@ absl::Status Trainer::Loop() {
   // A signal in the last step interrupted nothing.
   report_->interrupted = stop_ && state_.step < o.steps;
   if (report_->interrupted && log_ != nullptr) {
-    log_->Note(fmt::format("stopped after step {}{}", state_.step,
-                           saved && !o.save.empty() ? ", saved" : ""));
+    log_->Note(state_.step == first
+                   ? std::string("stopped before the first step")
+                   : fmt::format("stopped after step {}{}", state_.step,
+                                 saved && !o.save.empty() ? ", saved" : ""));
   }
   return absl::OkStatus();
 }
@@ -332,8 +348,18 @@ void Trainer::FinishReport() {
       seconds_;
 }
 
+// A wish to stop that came during the set-up: there is nothing to save.
+absl::Status Trainer::StopBeforeSteps() {
+  SLUICE_ASSIGN_OR_RETURN(const bool on,
+                          AllAgree(context_.collectives, !StopRequested()));
+  stop_ = !on;
+  context_.watch->Enter(RankPhase::kReady);
+  return absl::OkStatus();
+}
+
 absl::Status Trainer::Run() {
   absl::Status status = Prepare();
+  if (status.ok()) status = StopBeforeSteps();
   if (status.ok()) status = context_.options->probe ? Probe() : Loop();
   FinishReport();
   return status;

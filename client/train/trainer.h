@@ -50,11 +50,13 @@ class Trainer {
   absl::Status PrepareData();
   absl::Status PrepareStepper();
   absl::Status PrepareOptimizer();
+  absl::Status StopBeforeSteps();
   absl::Status Probe();
   absl::Status Loop();
   absl::Status Step();
   absl::StatusOr<runtime::StepResult> RunMicroBatches();
   absl::StatusOr<Sums> SumOverRanks(const runtime::StepResult& own);
+  std::string WhatWentWrong(double loss, double norm) const;
   absl::Status Record(const Sums& sums, double norm, double seconds);
   absl::Status TakePlan(const std::vector<bool>& takes);
   absl::Status MaybeSave(bool last);
@@ -79,11 +81,5 @@ class Trainer {
   bool stop_ = false;
   std::vector<bool> takes_;  // at this step's end
 };
-
-// SIGINT, SIGTERM and SIGHUP (unless ignored) ask for a stop at the next
-// step's end, as RequestStop does, which any thread may call.
-void InstallStopSignals();
-void RequestStop();
-bool StopRequested();
 
 }  // namespace sluice::train

@@ -17,12 +17,15 @@ using ::sluice::testing::TempDir;
 using ::testing::AllOf;
 using ::testing::HasSubstr;
 
-// Bytes 0, 1, 2, …: a token's value is its place.
+// Ids 0, 1, 2, …: a token's value is its place.
 std::unique_ptr<Corpus> Counting(const TempDir& dir, int size) {
   std::string bytes;
-  for (int i = 0; i < size; ++i) bytes += static_cast<char>(i);
+  for (int i = 0; i < size; ++i) {
+    bytes += static_cast<char>(i);
+    bytes += '\0';
+  }
   std::ofstream(dir.File("counting"), std::ios::binary) << bytes;
-  auto corpus = Corpus::Open({.path = dir.File("counting")});
+  auto corpus = Corpus::Open({.path = dir.File("counting"), .token_bytes = 2});
   SLUICE_CHECK_OK(corpus.status());
   return *std::move(corpus);
 }

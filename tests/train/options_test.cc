@@ -172,5 +172,47 @@ TEST(PrivateConfig, NamesALinkForEachGpu) {
                             HasSubstr("gpu_memory = \"36MiB\"")));
 }
 
+TEST(CommandLine, WatchdogAndGpuAreSecondsAndNumbers) {
+  SLUICE_ASSERT_OK_AND_ASSIGN(
+      const ParsedCommand parsed,
+      ParseCommandLine(Split("train --late-after 45 --end-after 0 --gpu 1,3")));
+  EXPECT_EQ(parsed.options.late_after, 45);
+  EXPECT_EQ(parsed.options.end_after, 0);
+  EXPECT_EQ(parsed.options.gpus, (std::vector<int64_t>{1, 3}));
+  SLUICE_ASSERT_OK_AND_ASSIGN(const ParsedCommand plain,
+                              ParseCommandLine(Split("train")));
+  EXPECT_LT(plain.options.late_after, 0) << "derived from the step";
+  for (const char* flags :
+       {"--late-after soon", "--end-after -1", "--late-after nan", "--gpu x"}) {
+    const auto refused = ParseCommandLine(Split(std::string("train ") + flags));
+    ASSERT_FALSE(refused.ok()) << flags;
+    EXPECT_THAT(std::string(refused.status().message()),
+                HasSubstr(Split(flags)[0]));
+  }
+}
+
+TEST(CommandLine, WhatIsNotThereYetIsNamedWithWhatThereIs) {
+  for (const char* flags : {"--lora", "--rope-theta 5e5", "--zero=3"}) {
+    const auto refused = ParseCommandLine(Split(std::string("train ") + flags));
+    ASSERT_FALSE(refused.ok()) << flags;
+    EXPECT_THAT(std::string(refused.status().message()),
+                HasSubstr(": not there yet; "));
+  }
+}
+
+TEST(PrivateSizes, MoreThanTheMachineHasIsRefusedWithItsLimit) {
+  RunOptions o;
+  o.hbm = GiB(100 * 1024);
+  const absl::Status refused = CheckPrivateSizes(o, GiB(16));
+  EXPECT_EQ(ExitCode(refused), kExitBadInput);
+  EXPECT_THAT(std::string(refused.message()),
+              AllOf(HasSubstr("--hbm 100 TiB"), HasSubstr("16 GiB")));
+  o.hbm = GiB(16);
+  EXPECT_TRUE(CheckPrivateSizes(o, GiB(16)).ok());
+  o.host = GiB(17);
+  EXPECT_FALSE(CheckPrivateSizes(o, GiB(16)).ok());
+  EXPECT_GT(MachineMemory(), MiB(64));
+}
+
 }  // namespace
 }  // namespace sluice::train

@@ -178,6 +178,7 @@ Graph BaselineRun::LayerGraph(const at::Tensor& x, int64_t layer) {
 
 at::Tensor BaselineRun::LayersForward(at::Tensor x, std::vector<Graph>& kept) {
   for (int64_t i = 0; i < model_.layers; ++i) {
+    const SegmentScope segment(options_.allocator, "layer.forward");
     if (options_.method == BaselineMethod::kKeepAll) {
       kept.push_back(LayerGraph(x, i));
       x = kept.back().output.detach();
@@ -192,6 +193,7 @@ at::Tensor BaselineRun::LayersForward(at::Tensor x, std::vector<Graph>& kept) {
 at::Tensor BaselineRun::LayersBackward(at::Tensor gradient,
                                        std::vector<Graph> kept) {
   for (int64_t i = model_.layers - 1; i >= 0; --i) {
+    const SegmentScope segment(options_.allocator, "layer.backward");
     Graph graph = std::move(kept.back());
     kept.pop_back();
     if (options_.method == BaselineMethod::kRecompute) {

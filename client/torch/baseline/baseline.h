@@ -23,6 +23,7 @@
 
 #include "absl/status/statusor.h"
 #include "client/torch/math/model_tensors.h"
+#include "client/torch/memory/region_allocator.h"
 #include "client/torch/ranks/collectives.h"
 #include "planner/stream/layouts.h"
 
@@ -35,6 +36,8 @@ struct BaselineOptions {
   int64_t seq_len = 0;
   BaselineMethod method = BaselineMethod::kRecompute;
   Collectives* collectives = nullptr;  // null: one rank; outlives the call
+  // Layers are its segments "layer.forward" and "layer.backward"; null: none.
+  RegionAllocator* allocator = nullptr;
 };
 
 // Adds the gradients of (sum of this rank's losses / `global_count`) to

@@ -68,6 +68,8 @@ struct RegionAllocator::Impl {
   std::vector<SegmentRun> runs;
   std::vector<BlockRecord> records;
 
+  SegmentObserver* observer = nullptr;
+
   c10::Allocator* former = nullptr;  // not null: armed
 
   bool OnComputeThread() const {
@@ -247,6 +249,7 @@ void RegionAllocator::BeginSegment(const std::string& kind) {
   Impl& impl = *impl_;
   if (!impl.OnComputeThread() || impl.segment_depth++ > 0) return;
   impl.segment = *impl.names.insert(kind).first;
+  if (impl.observer != nullptr) impl.observer->SegmentBegan(impl.segment);
   if (impl.record_timeline) impl.segment_start_s = MonotonicSeconds();
   impl.replay.Begin(kind);
   if (impl.record_segments && !impl.replay.planned(kind)) {
@@ -262,6 +265,7 @@ void RegionAllocator::EndSegment() {
     impl.runs.push_back(
         {impl.segment, impl.segment_start_s, MonotonicSeconds()});
   }
+  if (impl.observer != nullptr) impl.observer->SegmentEnded(impl.segment);
   impl.segment = {};
   impl.replay.End();
   if (impl.recorder.recording()) impl.recorder.End(MonotonicSeconds());
@@ -275,6 +279,11 @@ std::vector<plan::SegmentKind> RegionAllocator::TakeRecorded() {
 void RegionAllocator::RecordSegments(bool on) {
   const std::lock_guard lock(Regions().mutex);
   impl_->record_segments = on;
+}
+
+void RegionAllocator::Observe(SegmentObserver* observer) {
+  const std::lock_guard lock(Regions().mutex);
+  impl_->observer = observer;
 }
 
 void RegionAllocator::RecordTimeline(bool on) {

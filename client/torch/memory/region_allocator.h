@@ -34,6 +34,7 @@
 
 #include "absl/status/status.h"
 #include "client/torch/memory/host_scope.h"
+#include "client/torch/memory/segment_observer.h"
 #include "proto/base/units.h"
 #include "proto/plan/plan.h"
 #include "proto/plan/profile.h"
@@ -90,6 +91,9 @@ class RegionAllocator final : public c10::Allocator {
   // Kinds recorded so far, with measured seconds (the fastest execution).
   std::vector<plan::SegmentKind> TakeRecorded();
   void RecordSegments(bool on);
+  // Tells it of every outermost segment from now on; null: nobody. It
+  // outlives the allocator or is taken off again.
+  void Observe(SegmentObserver* observer);
   // For the report: when segments ran, and the lives of blocks, those alive
   // when it is switched on included. Views live as long as the allocator.
   void RecordTimeline(bool on);

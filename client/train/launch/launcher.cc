@@ -10,6 +10,7 @@
 
 #include <cstdio>
 #include <cstdlib>
+#include <memory>
 #include <optional>
 
 #include "absl/time/clock.h"
@@ -17,6 +18,9 @@
 #include "client/train/launch/process.h"
 #include "client/train/rank.h"
 #include "client/train/result.h"
+#include "client/train/watch/rank_page.h"
+#include "client/train/watch/watchdog.h"
+#include "proto/base/clock.h"
 #include "proto/base/status.h"
 #include "proto/base/unique_fd.h"
 
@@ -47,7 +51,8 @@ absl::StatusOr<Listener> Listen() {
 struct RankProcess {
   int rank = 0;
   pid_t pid = -1;
-  std::string result_file;
+  std::string result_file, page_file;
+  std::unique_ptr<RankPage> page;
   std::optional<int> status;  // wait status, once it ended
   bool ended_by_us = false;   // by SIGKILL at the time limit
 };
@@ -55,15 +60,18 @@ struct RankProcess {
 // The ranks of one run and what happened to them.
 class Ranks {
  public:
+  // `gpus`: a place per rank, or none (they choose).
   absl::Status Start(const RunOptions& options, const std::string& binary,
                      const std::vector<std::string>& arguments,
-                     const std::string& socket, const std::string& folder);
+                     const std::string& socket, const std::string& folder,
+                     const std::vector<GpuPlace>& gpus);
   // Until every rank has ended.
   void Watch(const sigset_t& signals);
   int Report(const RunOptions& options) const;
 
  private:
   void Reap();
+  void Look(double now_s);
   void EndOthers();
   void Forward(int signal);
   void Signal(int signal);
@@ -74,6 +82,9 @@ class Ranks {
 
   std::vector<RankProcess> processes_;
   std::vector<size_t> order_;  // of ending
+  std::optional<Watchdog> watchdog_;
+  double looked_s_ = 0;
+  std::string late_;  // why the watchdog ended the run
   std::optional<absl::Time> failed_at_;
   int forwarded_ = 0;
   bool terminated_ = false;
@@ -81,14 +92,20 @@ class Ranks {
 
 absl::Status Ranks::Start(const RunOptions& options, const std::string& binary,
                           const std::vector<std::string>& arguments,
-                          const std::string& socket,
-                          const std::string& folder) {
+                          const std::string& socket, const std::string& folder,
+                          const std::vector<GpuPlace>& gpus) {
   SLUICE_ASSIGN_OR_RETURN(const Listener listener, Listen());
+  if (options.command != Command::kProfile) {
+    watchdog_.emplace(WatchLimits{options.late_after, options.end_after},
+                      /*alone=*/false);
+  }
   const std::string world = std::to_string(options.ranks);
   for (int rank = 0; rank < options.ranks; ++rank) {
     RankProcess process;
     process.rank = rank;
     process.result_file = fmt::format("{}/rank{}.json", folder, rank);
+    process.page_file = fmt::format("{}/rank{}.page", folder, rank);
+    SLUICE_ASSIGN_OR_RETURN(process.page, RankPage::Open(process.page_file));
     SpawnOptions spawn;
     spawn.argv = {binary};
     spawn.argv.insert(spawn.argv.end(), arguments.begin(), arguments.end());
@@ -99,7 +116,14 @@ absl::Status Ranks::Start(const RunOptions& options, const std::string& binary,
                          {"MASTER_ADDR", "127.0.0.1"},
                          {"MASTER_PORT", std::to_string(listener.port)},
                          {"SLUICE_RESULT_FILE", process.result_file},
+                         {"SLUICE_PAGE_FILE", process.page_file},
                          {"SLUICE_LAUNCHER_PID", std::to_string(getpid())}};
+    if (!gpus.empty()) {
+      spawn.environment.push_back(
+          {"SLUICE_GPU", fmt::format("{}", gpus[rank].gpu)});
+      spawn.environment.push_back(
+          {"SLUICE_GPU_RANKS", fmt::format("{}", gpus[rank].ranks)});
+    }
     if (rank == 0) {
       spawn.inherited_fd = listener.fd.get();
       spawn.environment.push_back(
@@ -113,7 +137,7 @@ absl::Status Ranks::Start(const RunOptions& options, const std::string& binary,
       return pid.status();
     }
     process.pid = *pid;
-    processes_.push_back(process);
+    processes_.push_back(std::move(process));
   }
   return absl::OkStatus();
 }
@@ -151,6 +175,30 @@ void Ranks::EndOthers() {
   }
 }
 
+// Who is late is said at once; who is too late ends the run.
+void Ranks::Look(double now_s) {
+  if (!watchdog_.has_value() || now_s - looked_s_ < 0.5) return;
+  looked_s_ = now_s;
+  std::vector<WatchedRank> ranks;
+  for (const RankProcess& p : processes_) {
+    const bool ended = p.status.has_value();
+    ranks.push_back(
+        {p.rank, p.pid, ended, !ended && IsStopped(p.pid), p.page->Read()});
+  }
+  const WatchVerdict verdict = watchdog_->Look(ranks, now_s);
+  // Above the line that rank 0 rewrites on a terminal.
+  const char* clear = isatty(STDERR_FILENO) == 1 ? "\r\033[K" : "";
+  for (const std::string& note : verdict.notes) {
+    std::fprintf(stderr, "%s%s\n", clear, note.c_str());
+  }
+  if (verdict.end.empty() || failed_at_.has_value()) return;
+  late_ = verdict.end;
+  if (*clear != '\0') std::fputc('\n', stderr);
+  // One that is stopped or hangs hears nothing else, and the others wait.
+  for (RankProcess& p : processes_) p.ended_by_us |= !p.status.has_value();
+  Signal(SIGKILL);
+}
+
 void Ranks::Forward(int signal) {
   // A closing terminal may send several.
   if (signal == SIGHUP && forwarded_ > 0) return;
@@ -162,6 +210,7 @@ void Ranks::Watch(const sigset_t& signals) {
     Reap();
     if (!running()) return;
     EndOthers();
+    Look(MonotonicSeconds());
     const timespec wait{0, 100'000'000};
     const int signal = sigtimedwait(&signals, nullptr, &wait);
     if (signal == SIGINT || signal == SIGTERM || signal == SIGHUP) {
@@ -210,6 +259,10 @@ std::string Ranks::Blame(const RankProcess& p) const {
 }
 
 int Ranks::Report(const RunOptions& options) const {
+  if (!late_.empty()) {
+    std::fprintf(stderr, "error: %s\n", late_.c_str());
+    return kExitFault;
+  }
   const bool interrupted = Interrupted();
   const RankProcess* cause = Cause();
   if (cause != nullptr && interrupted && WIFSIGNALED(*cause->status)) {
@@ -251,13 +304,14 @@ void HoldSignals() {
 }
 
 int Launch(const RunOptions& options, const std::string& binary,
-           const std::vector<std::string>& arguments,
-           const std::string& socket) {
+           const std::vector<std::string>& arguments, const std::string& socket,
+           const std::vector<GpuPlace>& gpus) {
   auto folder = TemporaryFolder::Make("sluice-run");
   absl::Status status = folder.status();
   Ranks ranks;
   if (status.ok()) {
-    status = ranks.Start(options, binary, arguments, socket, folder->path());
+    status =
+        ranks.Start(options, binary, arguments, socket, folder->path(), gpus);
   }
   if (!status.ok()) {
     std::fprintf(stderr, "error: %s\n", std::string(status.message()).c_str());

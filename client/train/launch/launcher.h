@@ -1,5 +1,8 @@
 // Starts the ranks of a run on this node and sees them all end.
 //
+// It looks at the ranks' progress pages (watch/rank_page.h) twice a second: who
+// is late is said by name, and ends the run after --end-after.
+//
 // Each rank is this binary again, with RANK, WORLD_SIZE, LOCAL_RANK,
 // LOCAL_WORLD_SIZE, MASTER_ADDR and MASTER_PORT set, as torchrun would. When
 // one ends badly the others get kGrace to notice by themselves, then SIGTERM,
@@ -10,11 +13,13 @@
 // Thread safety: one thread, which must be the process's first.
 #pragma once
 
+#include <optional>
 #include <string>
 #include <vector>
 
 #include "absl/status/statusor.h"
 #include "absl/time/time.h"
+#include "client/train/launch/gpu_choice.h"
 #include "client/train/options.h"
 
 namespace sluice::train {
@@ -31,8 +36,10 @@ struct RankEnvironment {
   int node = 0;  // any number that the ranks of one node, and only they, share
   std::string master_addr = "127.0.0.1";
   int master_port = 0;
-  int master_listen_fd = -1;  // rank 0 of our launcher: already listening
-  std::string result_file;    // empty: no launcher of ours
+  int master_listen_fd = -1;    // rank 0 of our launcher: already listening
+  std::string result_file;      // empty: no launcher of ours
+  std::string page_file;        // of its progress (watch/rank_page.h), as that
+  std::optional<GpuPlace> gpu;  // chosen by the launcher
   int launcher_pid = 0;
 };
 
@@ -44,10 +51,11 @@ absl::StatusOr<RankEnvironment> ReadRankEnvironment();
 // looks at them: call before anything that must be undone on Ctrl-C.
 void HoldSignals();
 
-// Runs `binary arguments` as options.ranks ranks, prints the one line or
-// object the user sees, and returns the exit status.
+// Runs `binary arguments` as options.ranks ranks on those GPUs (none: each
+// rank chooses), prints the one line or object the user sees, and returns the
+// exit status.
 int Launch(const RunOptions& options, const std::string& binary,
-           const std::vector<std::string>& arguments,
-           const std::string& socket);
+           const std::vector<std::string>& arguments, const std::string& socket,
+           const std::vector<GpuPlace>& gpus = {});
 
 }  // namespace sluice::train

@@ -69,6 +69,14 @@ absl::Status WithAdvice(const absl::Status& status) {
   return Advised(std::move(advised));
 }
 
+absl::Status AsBadInput(const absl::Status& status) {
+  if (status.code() != absl::StatusCode::kUnavailable ||
+      ShortageOf(status) != Shortage::kNone) {
+    return status;
+  }
+  return absl::NotFoundError(std::string(status.message()));
+}
+
 absl::Status CausedByPeer(absl::Status status) {
   status.SetPayload(kPeerUrl, absl::Cord(std::string("1")));
   return status;

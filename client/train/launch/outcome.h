@@ -37,6 +37,8 @@ absl::Status BadInput(std::string_view message);
 absl::Status BadInput(std::string_view message, int error);
 // What to do when this ran out, once, at the end of the message.
 absl::Status WithAdvice(const absl::Status& status);
+// A daemon that is not there is the user's to fix.
+absl::Status AsBadInput(const absl::Status& status);
 // Marks a fault that another rank's end caused.
 absl::Status CausedByPeer(absl::Status status);
 

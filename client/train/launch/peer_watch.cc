@@ -5,9 +5,11 @@
 namespace sluice::train {
 
 PeerWatch::PeerWatch(std::function<void(const std::string&)> on_timeout,
-                     std::function<void()> on_evicted)
+                     std::function<void()> on_evicted,
+                     std::function<void(const std::string&)> on_gone)
     : on_timeout_(std::move(on_timeout)),
       on_evicted_(std::move(on_evicted)),
+      on_gone_(std::move(on_gone)),
       thread_([this] { Run(); }) {}
 
 PeerWatch::~PeerWatch() {
@@ -37,6 +39,7 @@ bool PeerWatch::evicted() const {
 
 void PeerWatch::OnEvent(const client::SessionEvent& event) {
   using Kind = client::SessionEvent::Kind;
+  if (event.kind == Kind::kDisconnected) on_gone_(event.detail);
   // A daemon that is gone or going slows no step: mappings stay.
   const bool ends =
       event.kind == Kind::kPeerDied || event.kind == Kind::kEvicted;

@@ -7,6 +7,7 @@
 //
 // An eviction asks for an orderly end: `on_evicted` is called at once, and
 // the run has kEvictedGrace to end its step and save.
+// A daemon that is gone slows no step: that is only told, to `on_gone`.
 // Thread safety: safe.
 #pragma once
 
@@ -27,9 +28,10 @@ class PeerWatch {
 
   static constexpr absl::Duration kEvictedGrace = absl::Seconds(30);
 
-  // `on_evicted` runs on the session's thread.
+  // `on_evicted` and `on_gone` (with the reason) run on the session's thread.
   PeerWatch(std::function<void(const std::string&)> on_timeout,
-            std::function<void()> on_evicted);
+            std::function<void()> on_evicted,
+            std::function<void(const std::string&)> on_gone);
   ~PeerWatch();
 
   void Attach(client::Session& session);
@@ -45,6 +47,7 @@ class PeerWatch {
 
   const std::function<void(const std::string&)> on_timeout_;
   const std::function<void()> on_evicted_;
+  const std::function<void(const std::string&)> on_gone_;
   mutable std::mutex mutex_;
   std::condition_variable changed_;
   std::string reason_;

@@ -1,5 +1,10 @@
 #include "client/train/launch/private_sizes.h"
 
+#include <fmt/format.h>
+#include <unistd.h>
+
+#include "client/train/launch/outcome.h"
+
 namespace sluice::train {
 namespace {
 
@@ -19,6 +24,26 @@ PrivateDaemon::Options PrivateSizes(const RunOptions& options) {
   sizes.host_memory = OrDefault(options.host, check ? GiB(4) : GiB(1));
   sizes.throttled = !check;
   return sizes;
+}
+
+absl::Status CheckPrivateSizes(const RunOptions& options, Bytes machine) {
+  struct Size {
+    const char* flag;
+    Bytes size;
+    const char* what;
+  };
+  for (const Size& s : {Size{"--hbm", options.hbm, "a simulated GPU"},
+                        Size{"--host", options.host, "its host pool"}}) {
+    if (s.size <= machine) continue;
+    return BadInput(fmt::format(
+        "{} {}: {} is made of this machine's memory, which has {}: give less",
+        s.flag, FormatBytes(s.size), s.what, FormatBytes(machine)));
+  }
+  return absl::OkStatus();
+}
+
+Bytes MachineMemory() {
+  return Bytes(int64_t{sysconf(_SC_PHYS_PAGES)} * sysconf(_SC_PAGE_SIZE));
 }
 
 }  // namespace sluice::train

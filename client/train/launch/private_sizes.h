@@ -12,4 +12,9 @@ namespace sluice::train {
 // is sparse, so what is not touched costs nothing.
 PrivateDaemon::Options PrivateSizes(const RunOptions& options);
 
+// InvalidArgument: --hbm or --host is more than the machine has, which is what
+// simulated memory is made of.
+absl::Status CheckPrivateSizes(const RunOptions& options, Bytes machine);
+Bytes MachineMemory();
+
 }  // namespace sluice::train

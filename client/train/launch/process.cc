@@ -11,6 +11,7 @@
 #include <cstdlib>
 #include <cstring>
 #include <filesystem>
+#include <fstream>
 
 #include "absl/time/clock.h"
 #include "proto/base/status.h"
@@ -101,6 +102,19 @@ void EndProcess(pid_t pid, absl::Duration grace) {
   if (WaitFor(pid, grace)) return;
   kill(pid, SIGKILL);
   WaitFor(pid, absl::Seconds(10));
+}
+
+bool IsStopped(pid_t pid) {
+  std::ifstream in(fmt::format("/proc/{}/stat", pid));
+  std::string text;
+  std::getline(in, text);
+  // "PID (NAME) STATE …"; a name may hold anything.
+  const size_t name_end = text.rfind(')');
+  if (name_end == std::string::npos || name_end + 2 >= text.size()) {
+    return false;
+  }
+  const char state = text[name_end + 2];
+  return state == 'T' || state == 't';
 }
 
 std::string DescribeWaitStatus(int status) {

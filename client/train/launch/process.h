@@ -36,6 +36,9 @@ std::optional<int> WaitFor(pid_t pid, absl::Duration timeout);
 // SIGTERM, and SIGKILL after `grace`; reaps it.
 void EndProcess(pid_t pid, absl::Duration grace);
 
+// Stopped by a signal or a debugger, and not ended.
+bool IsStopped(pid_t pid);
+
 // "exit status 3", "signal 9 (Killed)".
 std::string DescribeWaitStatus(int status);
 

@@ -157,6 +157,14 @@ absl::StatusOr<RankEnvironment> ReadRankEnvironment(
                                       std::nullopt, e.master_listen_fd));
   }
   e.result_file = variables("SLUICE_RESULT_FILE").value_or("");
+  if (variables("SLUICE_GPU").has_value()) {
+    int gpu = 0, ranks = 1;
+    SLUICE_RETURN_IF_ERROR(
+        ReadNumber(variables, "SLUICE_GPU", std::nullopt, gpu));
+    SLUICE_RETURN_IF_ERROR(ReadNumber(variables, "SLUICE_GPU_RANKS", 1, ranks));
+    e.gpu = GpuPlace{gpu, ranks};
+  }
+  e.page_file = variables("SLUICE_PAGE_FILE").value_or("");
   return e;
 }
 

@@ -4,6 +4,7 @@ daemon that dies takes nothing."""
 import os
 import random
 import signal
+import socket as socketlib
 import statistics
 import subprocess
 import time
@@ -150,6 +151,94 @@ class Death(harness.TrainTest):
         before = statistics.median(seconds[1:alive_until])
         after = statistics.median(seconds[alive_until + 1:])
         self.assertLess(after, 10 * before)
+
+    def test_a_stopped_rank_is_named_and_the_run_goes_on_after_it(self):
+        socket = self.daemon()
+        run, log = self.start_run(socket, "napping", "--ranks", "2", "--hbm",
+                                  "16MiB", "--late-after", "3")
+        ranks = harness.ranks_of(run.pid)
+        os.kill(ranks[1], signal.SIGSTOP)
+        begun = time.monotonic()
+        seen = ""
+        while "rank 1 is stopped" not in seen:
+            seen += run.stderr.readline()
+        self.assertLess(time.monotonic() - begun, 8)
+        self.assertRegex(seen, r"rank 1 is stopped by a signal or a debugger "
+                               r"\(step \d+.*kill -CONT " + str(ranks[1]))
+        while "rank 1 is late" not in seen:
+            seen += run.stderr.readline()
+        self.assertRegex(seen, r"rank 1 is late: nothing new for .*\(step \d+")
+        self.assertNotIn("rank 0 is late", seen)
+        os.kill(ranks[1], signal.SIGCONT)
+        while "rank 1 goes on after" not in seen:
+            seen += run.stderr.readline()
+        steps = len(harness.lines_of(log))
+        self.wait_until(lambda: len(harness.lines_of(log)) > steps + 2, 30,
+                        "the run stands still")
+
+    def test_a_run_ends_when_a_rank_is_too_late_and_names_it(self):
+        socket = self.daemon()
+        run, _ = self.start_run(socket, "hung", "--ranks", "2", "--hbm",
+                                "16MiB", "--late-after", "2", "--end-after",
+                                "5")
+        os.kill(harness.ranks_of(run.pid)[0], signal.SIGSTOP)
+        _, err = run.communicate(timeout=30)
+        self.assertEqual(run.returncode, 1, err)
+        self.assertEqual(err.count("error:"), 1, err)
+        self.assertRegex(err, r"error: rank 0 is late: .*\(step \d+.*stopped.*"
+                              r"--end-after")
+        self.wait_until(lambda: self.leased(socket) == 0, 2,
+                        "a hung job's memory is not free")
+
+    def test_ranks_of_torchrun_watch_themselves(self):
+        socket = self.daemon()
+        with socketlib.socket() as probe:
+            probe.bind(("127.0.0.1", 0))
+            port = probe.getsockname()[1]
+        log = self.path("steps")
+        ranks = [self.start(
+            [harness.TRAIN, "train", *harness.MODEL, *LONG, "--socket", socket,
+             "--ranks", "2", "--hbm", "16MiB", "--data", self.text,
+             "--late-after", "2", "--end-after", "5", "--log-jsonl", log],
+            {"RANK": str(rank), "WORLD_SIZE": "2", "LOCAL_RANK": str(rank),
+             "LOCAL_WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1",
+             "MASTER_PORT": str(port)}, stderr=subprocess.PIPE)
+            for rank in (0, 1)]
+        self.wait_until(lambda: len(harness.lines_of(log)) >= 2, 60, "starts")
+        ranks[1].send_signal(signal.SIGSTOP)
+        _, err = ranks[0].communicate(timeout=30)
+        ranks[1].send_signal(signal.SIGCONT)
+        self.assertEqual(ranks[0].returncode, 1, err)
+        self.assertRegex(err, "rank 0 waits for another rank: nothing new for")
+        self.assertRegex(err, r"error: rank 0: .*--end-after")
+
+    def test_one_line_says_that_the_daemon_goes_and_one_that_it_is_back(self):
+        socket = self.daemon()
+        run, log = self.start_run(socket, "patient", "--ranks", "2", "--hbm",
+                                  "16MiB")
+        self.sluiced.kill()
+        self.sluiced.wait()
+        seen = ""
+        while "the daemon at" not in seen:
+            seen += run.stderr.readline()
+        self.assertRegex(seen, f"the daemon at {socket} is gone .*steps go on; "
+                               "no new plan or memory can be had")
+        again = self.start(
+            [os.path.join(harness.BIN, "sluiced"), "--config",
+             self.path("run.toml"), "--runtime-dir", self.path("run")],
+            stdout=subprocess.PIPE, stderr=subprocess.PIPE)
+        self.assertIn("ready", again.stdout.readline())
+        while "is back" not in seen:
+            seen += run.stderr.readline()
+        self.assertRegex(seen, f"a daemon is back at {socket} after .*cannot "
+                               "rejoin it; steps go on")
+        steps = len(harness.lines_of(log))
+        self.wait_until(lambda: len(harness.lines_of(log)) > steps + 2, 30,
+                        "the run stands still")
+        run.send_signal(signal.SIGINT)
+        _, err = run.communicate(timeout=20)
+        self.assertEqual((seen + err).count("the daemon at"), 1)
+        self.assertEqual((seen + err).count("is back"), 1)
 
     def test_a_job_as_large_as_the_one_before_it_fits_again(self):
         socket = self.daemon(gpu_memory="16MiB", host_memory="16MiB")

@@ -41,6 +41,38 @@ class Refusal(harness.TrainTest):
             with self.subTest(says):
                 self.refused(arguments, says)
 
+    def test_what_is_larger_than_the_machine_is_refused_at_once(self):
+        for flag in ("--hbm", "--host"):
+            self.refused([*harness.MODEL, "--private", flag, "100TiB",
+                          "--data", self.text],
+                         f"{flag} 100 TiB: ")
+
+    def test_a_gpu_that_is_not_there_is_refused_by_name_and_limit(self):
+        socket = self.daemon(gpus=2)
+        self.refused([*harness.MODEL, "--socket", socket, "--data", self.text,
+                      "--gpu", "5"], "--gpu 5: the node has GPUs 0 to 1")
+        self.refused([*harness.MODEL, "--private", "--data", self.text,
+                      "--gpu", "1"], "--gpu 1: the node has GPU 0 only")
+
+    def test_what_is_not_there_yet_is_refused_by_its_name(self):
+        for flags in ("--model x", "--lora", "--zero=3", "--rope-theta 5e5",
+                      "--dropout 0.1"):
+            self.refused([*harness.MODEL, "--private", *flags.split()],
+                         flags.split()[0].split("=")[0])
+
+    def test_a_picture_is_no_text(self):
+        picture = self.path("picture.png")
+        with open(picture, "wb") as file:
+            file.write(b"\x89PNG\r\n\x1a\n\0\0\0\rIHDR" + bytes(range(128))
+                       * 80)
+        run = [*harness.MODEL, "--private", "--seq-len", "100", "--steps", "1",
+               "--data", picture]
+        self.refused(run, f"--data {picture}: not text")
+        # Token ids, if that is said.
+        code, _, err = self.run_train(*run, "--token-bytes", "2", "--vocab",
+                                      "65536")
+        self.assertEqual(code, 0, err)
+
     def test_what_is_written_last_is_tried_first(self):
         # So many steps take longer than refused() waits.
         run = [*harness.MODEL, "--private", "--seq-len", "500", "--steps",
@@ -124,6 +156,11 @@ class Refusal(harness.TrainTest):
         self.assertEqual((result["ok"], result["fits"], result["limited_by"]),
                          (False, True, "none"))
         self.assertRegex(err, r"error: step \d+: the loss is -?(nan|inf)")
+        # What is known decides what is advised.
+        self.assertRegex(err, r"\(lr 1e\+03, fp32\)")
+        self.assertRegex(err, r"lower --lr \(it was 1e\+03.*--clip 1; it is off")
+        self.assertRegex(err, r"(the weight \S+ \(element \d+\) is not finite|"
+                              r"all weights are finite)")
 
     def test_nothing_is_left_behind(self):
         temporary = self.path("tmp")

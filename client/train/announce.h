@@ -1,0 +1,14 @@
+// A run's first words, from what the stepper knows once it is prepared.
+// Thread safety: one thread.
+#pragma once
+
+#include "client/train/stepper.h"
+
+namespace sluice::train {
+
+// Tells the watch how a step goes by and how long it should take.
+void ExpectSteps(const StepperContext& context, const Stepper& stepper);
+// On rank 0: the banner.
+void Announce(const StepperContext& context, const Stepper& stepper);
+
+}  // namespace sluice::train

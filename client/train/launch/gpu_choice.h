@@ -1,0 +1,36 @@
+// Which GPU of the node a rank takes.
+//
+// Named ones (--gpu) are taken in turn. Else ranks spread: where a job has
+// fewer ranks than the node has GPUs, its ranks take those with the most free
+// memory, so that jobs of one rank do not all land on the first; where it has
+// as many or more, rank r takes GPU r mod GPUs, as everybody expects.
+// Thread safety: pure functions.
+#pragma once
+
+#include <cstdint>
+#include <string>
+#include <vector>
+
+#include "absl/status/statusor.h"
+#include "client/session/session.h"
+
+namespace sluice::train {
+
+// One rank's, and how many ranks of the job share it.
+struct GpuPlace {
+  int64_t gpu = 0;
+  int64_t ranks = 1;
+};
+
+// Of each local rank. `spread` false: rank r takes GPU r mod GPUs where none
+// are named; ranks that choose by themselves, one by one, must not be told
+// apart by what is free at their moment. InvalidArgument: a GPU that the node
+// has not, by name and limit; NotFound: the node has none.
+absl::StatusOr<std::vector<GpuPlace>> ChooseGpus(
+    const std::vector<client::GpuState>& gpus,
+    const std::vector<int64_t>& named, int local_ranks, bool spread);
+
+// "1" or "0,2,3". InvalidArgument: what it is not.
+absl::StatusOr<std::vector<int64_t>> ParseGpuList(const std::string& text);
+
+}  // namespace sluice::train

@@ -1,0 +1,30 @@
+// What to say where a step's loss or gradient is no finite number.
+// Thread safety: one thread.
+#pragma once
+
+#include <cstdint>
+#include <string>
+
+#include "client/train/flat_model.h"
+#include "client/train/options.h"
+
+namespace sluice::train {
+
+// A parameter by name with where its first non-finite value is; empty: all
+// are finite.
+std::string FirstNonFinite(const FlatModel& model);
+
+// What is known of a step that went wrong.
+struct NonFinite {
+  int64_t step = 0;        // counts from 1
+  int64_t first_step = 1;  // of this run (not the resumed one's)
+  double loss = 0, norm = 0, lr = 0;
+  std::string weight;    // FirstNonFinite of the weights before the update
+  std::string gradient;  // of this rank's gradients
+  bool resumed = false;
+};
+// "step 7: the loss is nan and the gradient norm nan (lr 0.001, fp32); …;
+// stopped before the update: …"
+std::string Explain(const NonFinite& what, const RunOptions& options);
+
+}  // namespace sluice::train

@@ -1,0 +1,163 @@
+#include "client/train/watch/banner.h"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <cmath>
+
+#include "client/train/watch/words.h"
+
+namespace sluice::train {
+namespace {
+
+std::string Percent(double fraction) {
+  return fmt::format("{:.0f} %", 100 * fraction);
+}
+
+// "swapped", or "40 % kept, 60 % swapped".
+std::string Treatment(const plan::ClassPlan& c) {
+  struct Part {
+    double fraction;
+    const char* word;
+  };
+  std::string text;
+  for (const Part& part :
+       {Part{c.keep, "kept on the GPU"}, Part{c.swap, "swapped"},
+        Part{c.recompute, "recomputed"}}) {
+    if (part.fraction > 0.995) return part.word;
+    if (part.fraction < 0.005) continue;
+    text += fmt::format("{}{} {}", text.empty() ? "" : ", ",
+                        Percent(part.fraction), part.word);
+  }
+  return text;
+}
+
+std::string ModelLine(const BannerFacts& f) {
+  const stream::ModelShape& m = f.model;
+  return fmt::format(
+      "model   {} parameters: {}, {} layers, hidden {}, {} heads ({} for k, "
+      "v), ffn {}, vocab {}, {}",
+      Count(static_cast<double>(m.trained_parameters())), m.name, m.layers,
+      m.hidden, m.heads, m.kv_heads, m.ffn, m.vocab, f.dtype);
+}
+
+std::string StepLine(const BannerFacts& f) {
+  std::string text = fmt::format("step    {} on {} rank{}: {} tokens", f.method,
+                                 f.ranks, f.ranks == 1 ? "" : "s", f.seq_len);
+  if (f.sequences > 1) text += fmt::format(" x {} sequences", f.sequences);
+  if (f.chunk > 0) {
+    text += fmt::format(
+        ", {} chunk{} of {}", (f.seq_len + f.chunk - 1) / f.chunk,
+        f.seq_len > f.chunk ? "s" : "", std::min(f.chunk, f.seq_len));
+  }
+  if (f.compute_s <= 0)
+    return text + "; its time is not known before the first";
+  text += fmt::format("; about {} expected (compute {}",
+                      Duration(std::max(f.compute_s, f.copy_s)),
+                      Duration(f.compute_s));
+  if (f.copy_s > 0) {
+    text += fmt::format(", copies beside it {}", Duration(f.copy_s));
+  }
+  return text + ", as calibrated; without the optimizer)";
+}
+
+std::string PlanLine(const BannerFacts& f) {
+  if (!f.classes.empty()) return "plan    " + PlanInWords(f.classes);
+  return f.method == "keep-all"
+             ? "plan    every activation kept on the GPU"
+             : "plan    layer inputs kept on the GPU, layers recomputed";
+}
+
+std::string MemoryLine(const BannerFacts& f) {
+  std::string text = fmt::format(
+      "memory  {}: {} of {} leased per rank{}; ", f.gpu, FormatBytes(f.leased),
+      FormatBytes(f.gpu_total),
+      f.asked ? "" : " (all that was free for it; --hbm SIZE takes less)");
+  if (f.transient.has_value()) {
+    text += fmt::format("{} in use, {} more in a step", FormatBytes(f.used),
+                        FormatBytes(*f.transient));
+  } else {
+    text += fmt::format(
+        "{} in use, what activations need is not known before the first step",
+        FormatBytes(f.used));
+  }
+  if (f.host <= Bytes(0)) return text + "; no host memory";
+  return text + fmt::format("; host {} of {}{}", FormatBytes(f.host),
+                            FormatBytes(f.host_limit),
+                            f.host_asked ? " (its share of --host)" : "");
+}
+
+}  // namespace
+
+std::string Count(double number) {
+  struct Unit {
+    double size;
+    const char* name;
+  };
+  for (const Unit& unit : {Unit{1e9, "B"}, Unit{1e6, "M"}, Unit{1e3, "k"}}) {
+    if (number < unit.size) continue;
+    const double count = number / unit.size;
+    return count < 100 ? fmt::format("{:.3g}{}", count, unit.name)
+                       : fmt::format("{:.0f}{}", count, unit.name);
+  }
+  return fmt::format("{:.0f}", number);
+}
+
+std::string PlanInWords(const std::vector<plan::ClassPlan>& classes) {
+  // In the order in which treatments come first.
+  std::vector<std::pair<std::string, std::string>> groups;
+  for (const plan::ClassPlan& c : classes) {
+    const std::string treatment = Treatment(c);
+    const auto group =
+        std::find_if(groups.begin(), groups.end(),
+                     [&](const auto& g) { return g.first == treatment; });
+    if (group == groups.end()) {
+      groups.emplace_back(treatment, c.name);
+    } else {
+      group->second += ", " + c.name;
+    }
+  }
+  std::string text;
+  for (const auto& [treatment, names] : groups) {
+    text += fmt::format("{}{}: {}", text.empty() ? "" : "; ", treatment, names);
+  }
+  return text;
+}
+
+std::vector<std::string> Banner(const BannerFacts& facts) {
+  return {ModelLine(facts), PlanLine(facts), MemoryLine(facts),
+          StepLine(facts)};
+}
+
+double ComputeSeconds(const plan::RankProfile& profile) {
+  double sum = 0;
+  for (const plan::SegmentKind& kind : profile.segments) {
+    sum += kind.seconds * static_cast<double>(kind.executions);
+  }
+  return sum;
+}
+
+double CopySeconds(const plan::RankProfile& profile, const plan::RankPlan& plan,
+                   double h2d_bytes_per_second, double d2h_bytes_per_second) {
+  double in = static_cast<double>(
+      (profile.forward_h2d_fixed + profile.backward_h2d_fixed).count());
+  double out = static_cast<double>(
+      (profile.forward_d2h_fixed + profile.backward_d2h_fixed).count());
+  for (const plan::SkeletalClass& c : profile.classes) {
+    if (c.traffic_in_fixed) continue;
+    for (const plan::ClassPlan& planned : plan.classes) {
+      if (planned.name != c.name) continue;
+      const double bytes =
+          planned.swap * static_cast<double>(c.bytes_per_layer.count());
+      in += bytes;
+      out += bytes;
+    }
+  }
+  const auto seconds = [&](double bytes, double speed) {
+    return speed > 0 ? bytes * static_cast<double>(profile.layers) / speed : 0;
+  };
+  return std::max(seconds(in, h2d_bytes_per_second),
+                  seconds(out, d2h_bytes_per_second));
+}
+
+}  // namespace sluice::train

@@ -1,0 +1,49 @@
+// What a run says before its first step: the model, the plan in words, the
+// memory, and how long a step will take.
+// Thread safety: pure functions.
+#pragma once
+
+#include <cstdint>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "planner/stream/model_shape.h"
+#include "proto/base/units.h"
+#include "proto/plan/plan.h"
+#include "proto/plan/profile.h"
+
+namespace sluice::train {
+
+struct BannerFacts {
+  stream::ModelShape model;
+  std::string dtype, method;
+  int ranks = 1;
+  int64_t seq_len = 0, sequences = 1;    // of a step
+  int64_t chunk = 0;                     // 0: not cut
+  std::vector<plan::ClassPlan> classes;  // none: a baseline
+  // Of this rank.
+  std::string gpu;  // "GPU 0"
+  Bytes leased, gpu_total;
+  bool asked = false;  // --hbm says how much is leased
+  Bytes used;          // before the first step, rings and kept rows included
+  std::optional<Bytes> transient;  // planned; none: not known before
+  Bytes host, host_limit;          // 0 and 0: the method needs none
+  bool host_asked = false;         // --host is the limit
+  // Of a step, calibrated; 0: not known before the first.
+  double compute_s = 0, copy_s = 0;
+};
+
+// "12.3M", "256"
+std::string Count(double number);
+// "swapped: k, v; recomputed: norm1; 40 % kept, 60 % swapped: ffn_up"
+std::string PlanInWords(const std::vector<plan::ClassPlan>& classes);
+std::vector<std::string> Banner(const BannerFacts& facts);
+
+// Seconds of a step's segments (one sequence), and of its longer copy stream
+// at these speeds (0: unlimited).
+double ComputeSeconds(const plan::RankProfile& profile);
+double CopySeconds(const plan::RankProfile& profile, const plan::RankPlan& plan,
+                   double h2d_bytes_per_second, double d2h_bytes_per_second);
+
+}  // namespace sluice::train

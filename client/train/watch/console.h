@@ -1,0 +1,32 @@
+// What people read while a run goes on: stderr, so that stdout stays the
+// object of --json.
+//
+// On a terminal one line is rewritten, and notes go above it; elsewhere (a log
+// file, a pipe) everything is a line of its own.
+// Thread safety: safe.
+#pragma once
+
+#include <mutex>
+#include <string>
+
+namespace sluice::train {
+
+class Console {
+ public:
+  Console();
+  ~Console();
+  bool terminal() const { return terminal_; }
+  // How the run goes: replaces what the last call wrote, on a terminal.
+  void Line(const std::string& text);
+  // A line of its own, which stays.
+  void Note(const std::string& text);
+  // Ends the rewritten line, for who writes to stderr next.
+  void Close();
+
+ private:
+  const bool terminal_;
+  std::mutex mutex_;
+  bool open_ = false;  // the rewritten line has no newline yet
+};
+
+}  // namespace sluice::train

@@ -1,0 +1,169 @@
+#include "client/train/watch/rank_watch.h"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <chrono>
+#include <utility>
+
+#include "client/train/watch/stop.h"
+#include "client/train/watch/words.h"
+#include "proto/base/clock.h"
+
+namespace sluice::train {
+namespace {
+
+constexpr std::chrono::milliseconds kTick(100);
+// What is over sooner is told by its end.
+constexpr double kQuietSeconds = 2;
+constexpr double kTerminalSeconds = 0.5;
+constexpr double kLogSeconds = 10;
+// Between two looks for a daemon that is gone, and at this rank itself.
+constexpr double kDaemonSeconds = 2;
+
+}  // namespace
+
+std::unique_ptr<RankWatch> RankWatch::Start(const Options& options) {
+  auto page = RankPage::Open(options.page_file);
+  if (!page.ok()) page = RankPage::Open("");
+  return std::unique_ptr<RankWatch>(
+      new RankWatch(options, std::move(page).value()));
+}
+
+RankWatch::RankWatch(const Options& options, std::unique_ptr<RankPage> page)
+    : options_(options),
+      page_(std::move(page)),
+      watchdog_(options.limits, /*alone=*/true) {
+  Enter(RankPhase::kStarting);
+  thread_ = std::thread([this] { Run(); });
+}
+
+RankWatch::~RankWatch() {
+  {
+    const std::lock_guard lock(mutex_);
+    ending_ = true;
+  }
+  changed_.notify_all();
+  thread_.join();
+}
+
+void RankWatch::Enter(RankPhase phase) {
+  page_->Enter(phase, MonotonicSeconds());
+}
+
+void RankWatch::BeginCalibration(int64_t layers, int64_t chunks) {
+  tracker_ = StepTracker(layers, chunks, {});
+  Enter(RankPhase::kCalibrating);
+}
+
+void RankWatch::Expect(StepTracker tracker, double seconds) {
+  step_ = std::move(tracker);
+  expected_s_ = seconds;
+  measured_s_ = 0;
+  page_->SetExpected(seconds);
+}
+
+void RankWatch::BeginStep(int64_t step, int64_t sequences) {
+  tracker_ = step_;
+  tracker_.BeginStep(sequences);
+  last_step_ = step;
+  page_->BeginStep(step, measured_s_ > 0 ? measured_s_ : expected_s_);
+  Enter(RankPhase::kStep);
+}
+
+void RankWatch::BeginSequence(int64_t index) {
+  tracker_.BeginSequence(index);
+  page_->SetSegment("", tracker_);
+}
+
+void RankWatch::EndStep(double seconds) {
+  measured_s_ = seconds;
+  Enter(RankPhase::kReady);
+}
+
+void RankWatch::At(std::string_view what) {
+  tracker_.LeaveChunks();
+  page_->SetSegment(what, tracker_);
+}
+
+void RankWatch::StopHeard() { ++last_step_; }
+
+void RankWatch::SegmentBegan(std::string_view kind) {
+  tracker_.Began(kind);
+  page_->SetSegment(kind, tracker_);
+}
+
+void RankWatch::SegmentEnded(std::string_view kind) {
+  tracker_.Ended(kind);
+  page_->SetSegment("", tracker_);
+}
+
+void RankWatch::Run() {
+  std::unique_lock lock(mutex_);
+  while (!changed_.wait_for(lock, kTick, [this] { return ending_; })) {
+    const double now_s = MonotonicSeconds();
+    const RankSample sample = page_->Read();
+    // Not under the lock: what it asks or ends may take long.
+    lock.unlock();
+    SayDaemon(now_s);
+    LookAtSelf(sample, now_s);
+    lock.lock();
+    if (!options_.speaks) continue;
+    SayStop(sample, now_s);
+    SayProgress(sample, now_s);
+  }
+}
+
+void RankWatch::SayProgress(const RankSample& sample, double now_s) {
+  if (sample.phase == RankPhase::kReady) return;
+  if (now_s - sample.phase_began_s < kQuietSeconds) return;
+  const double since = std::max(shown_s_, sample.phase_began_s);
+  const double pause = console_.terminal() ? kTerminalSeconds : kLogSeconds;
+  if (now_s - since < pause) return;
+  shown_s_ = now_s;
+  console_.Line(ProgressText(sample, options_.steps, now_s));
+}
+
+void RankWatch::SayStop(const RankSample& sample, double now_s) {
+  if (stop_said_ || !StopRequested()) return;
+  stop_said_ = true;
+  console_.Note(StopText({.signal = StopSignal(),
+                          .last_step = last_step_,
+                          .save = options_.save,
+                          .second_kills = options_.launched},
+                         sample, now_s));
+}
+
+void RankWatch::DaemonGone(const std::string& reason) {
+  if (options_.daemon_answers == nullptr) return;
+  daemon_gone_s_ = MonotonicSeconds();
+  console_.Note(fmt::format(
+      "the daemon at {} is gone ({}): steps go on; no new plan or memory can "
+      "be had",
+      options_.daemon, reason));
+}
+
+// A daemon that was started again knows nothing of this run.
+void RankWatch::SayDaemon(double now_s) {
+  const double gone_s = daemon_gone_s_;
+  if (gone_s == 0 || now_s - asked_daemon_s_ < kDaemonSeconds) return;
+  asked_daemon_s_ = now_s;
+  if (!options_.daemon_answers()) return;
+  daemon_gone_s_ = 0;
+  console_.Note(fmt::format(
+      "a daemon is back at {} after {}: this run cannot rejoin it; steps go "
+      "on, no new plan or memory can be had",
+      options_.daemon, Duration(now_s - gone_s)));
+}
+
+void RankWatch::LookAtSelf(const RankSample& sample, double now_s) {
+  if (options_.end == nullptr) return;
+  WatchedRank self;
+  self.rank = options_.rank;
+  self.sample = sample;
+  const WatchVerdict verdict = watchdog_.Look({self}, now_s);
+  for (const std::string& note : verdict.notes) console_.Note(note);
+  if (!verdict.end.empty()) options_.end(verdict.end);
+}
+
+}  // namespace sluice::train

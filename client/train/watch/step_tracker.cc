@@ -1,0 +1,81 @@
+#include "client/train/watch/step_tracker.h"
+
+#include <algorithm>
+
+namespace sluice::train {
+namespace {
+
+bool Has(std::string_view kind, std::string_view part) {
+  return kind.find(part) != std::string_view::npos;
+}
+
+// Without ".full" or ".tail".
+std::string_view Base(std::string_view kind) {
+  if (kind.ends_with(".full") || kind.ends_with(".tail")) {
+    kind.remove_suffix(5);
+  }
+  return kind;
+}
+
+// Others run several times per chunk, or not at each: they are where the one
+// before them was.
+bool OncePerChunk(std::string_view kind) {
+  return !Has(kind, "offdiagonal") && !Has(kind, "recompute");
+}
+
+bool OfLayer(std::string_view kind) {
+  return !kind.starts_with("embed") && !kind.starts_with("loss");
+}
+
+}  // namespace
+
+double TotalSeconds(const SegmentCosts& costs) {
+  double sum = 0;
+  for (const auto& [kind, cost] : costs) {
+    sum += cost.seconds * static_cast<double>(cost.executions);
+  }
+  return sum;
+}
+
+void StepTracker::BeginStep(int64_t sequences) {
+  sequences_ = std::max<int64_t>(sequences, 1);
+  BeginSequence(0);
+}
+
+void StepTracker::BeginSequence(int64_t index) {
+  sequence_ = index;
+  begun_.clear();
+  done_ = 0;
+  place_ = {};
+}
+
+void StepTracker::Began(std::string_view kind) {
+  const std::string_view base = Base(kind);
+  if (!OncePerChunk(base)) return;
+  const auto found = begun_.find(base);
+  const int64_t before = found != begun_.end()
+                             ? found->second++
+                             : begun_.emplace(base, 1).first->second - 1;
+  place_.backward = Has(base, "backward");
+  place_.chunk = before % std::max<int64_t>(chunks_, 1);
+  const int64_t nth = before / std::max<int64_t>(chunks_, 1);
+  place_.layer = !OfLayer(base)    ? -1
+                 : place_.backward ? std::max<int64_t>(layers_ - 1 - nth, 0)
+                                   : nth;
+}
+
+void StepTracker::Ended(std::string_view kind) {
+  const auto cost = costs_.find(kind);
+  if (cost != costs_.end()) done_ += cost->second.seconds;
+}
+
+double StepTracker::fraction() const {
+  if (total_ <= 0) return 0;
+  const double sequences = static_cast<double>(sequences_);
+  const double done =
+      (static_cast<double>(sequence_) + std::min(done_ / total_, 1.0)) /
+      sequences;
+  return std::clamp(done, 0.0, 1.0);
+}
+
+}  // namespace sluice::train

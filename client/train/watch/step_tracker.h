@@ -1,0 +1,67 @@
+// Where a step is and how much of it is done, from the segments that ran.
+//
+// Segments come in the order of the streamed step (client/torch/README.md): a
+// kind that runs once per chunk tells its chunk and layer by how often it ran;
+// backward walks the layers from the last to the first. The baselines' layers
+// are segments too, with the whole sequence as one chunk.
+// Thread safety: one thread.
+#pragma once
+
+#include <cstdint>
+#include <map>
+#include <string>
+#include <string_view>
+#include <utility>
+
+namespace sluice::train {
+
+struct StepPlace {
+  int64_t layer = -1;  // counts from 0; -1: in none
+  int64_t chunk = -1;
+  bool backward = false;
+};
+
+// A kind's share of one sequence. Only ratios matter for the fraction.
+struct SegmentCost {
+  double seconds = 0;  // one execution
+  int64_t executions = 0;
+};
+using SegmentCosts = std::map<std::string, SegmentCost, std::less<>>;
+
+// Of one sequence.
+double TotalSeconds(const SegmentCosts& costs);
+
+class StepTracker {
+ public:
+  StepTracker() = default;
+  StepTracker(int64_t layers, int64_t chunks, SegmentCosts costs)
+      : layers_(layers),
+        chunks_(chunks),
+        costs_(std::move(costs)),
+        total_(TotalSeconds(costs_)) {}
+
+  // The first of `sequences` of a step.
+  void BeginStep(int64_t sequences);
+  void BeginSequence(int64_t index);
+  void Began(std::string_view kind);
+  void Ended(std::string_view kind);
+  // The work goes on in no chunk.
+  void LeaveChunks() { place_ = {}; }
+
+  const StepPlace& place() const { return place_; }
+  // Of the step's segments, 0 to 1; what is not a segment counts nothing.
+  double fraction() const;
+  int64_t layers() const { return layers_; }
+  int64_t chunks() const { return chunks_; }
+
+ private:
+  int64_t layers_ = 0, chunks_ = 1;
+  SegmentCosts costs_;
+  double total_ = 0;  // of one sequence
+  int64_t sequences_ = 1, sequence_ = 0;
+  std::map<std::string, int64_t, std::less<>> begun_;  // without the ending
+  double done_ = 0;  // of this sequence, in seconds of `costs_`
+  StepPlace place_;
+};
+
+}  // namespace sluice::train

@@ -1,0 +1,73 @@
+// Which rank is late, and where: from the pages of the ranks of one node.
+//
+// A rank is quiet while its page does not change. One that hangs or is stopped
+// is quiet, and so is every other one, for it waits in a collective: late is
+// who is not in the collective that the others have entered, or is stopped.
+// Ranks that all wait in the same collective are not late themselves.
+//
+// Time is what the watchdog saw pass: between two looks at most a second, so
+// that a suspended node, or a launcher that was stopped too, accuses nobody.
+// Thread safety: one thread.
+#pragma once
+
+#include <string>
+#include <vector>
+
+#include "client/train/watch/rank_page.h"
+
+namespace sluice::train {
+
+// Seconds; 0: never; negative: derived from how long a step takes.
+struct WatchLimits {
+  double late_after_s = -1;
+  double end_after_s = -1;
+};
+
+// What the limits are for steps of `expected_s` (0: not known).
+double LateAfter(const WatchLimits& limits, double expected_s);
+double EndAfter(const WatchLimits& limits, double expected_s);
+
+// One rank, at one look.
+struct WatchedRank {
+  int rank = 0;
+  int pid = 0;
+  bool ended = false;
+  bool stopped = false;  // by a signal or a debugger
+  RankSample sample;
+};
+
+struct WatchVerdict {
+  std::vector<std::string> notes;  // to be said now
+  std::string end;  // not empty: the run has to end, and this is why
+};
+
+class Watchdog {
+ public:
+  // `alone`: the ranks that are not looked at may be the late ones.
+  Watchdog(const WatchLimits& limits, bool alone)
+      : limits_(limits), alone_(alone) {}
+
+  // The same ranks in the same order at every look, about twice a second.
+  WatchVerdict Look(const std::vector<WatchedRank>& ranks, double now_s);
+
+ private:
+  struct Seen {
+    uint64_t events = 0;
+    double quiet_s = 0, stopped_s = 0;
+    double say_next_s = 0;  // 0: nothing was said of it
+    bool stop_said = false;
+  };
+  void Update(const WatchedRank& rank, double passed_s, Seen& seen,
+              WatchVerdict& verdict) const;
+  void Judge(const std::vector<WatchedRank>& ranks, size_t i, bool waits,
+             WatchVerdict& verdict);
+  std::string Accuse(const WatchedRank& rank, const Seen& seen,
+                     bool waits) const;
+
+  const WatchLimits limits_;
+  const bool alone_;
+  std::vector<Seen> seen_;
+  double last_look_s_ = 0;
+};
+
+}  // namespace sluice::train

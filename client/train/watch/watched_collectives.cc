@@ -1,0 +1,57 @@
+#include "client/train/watch/watched_collectives.h"
+
+#include <utility>
+
+namespace sluice::train {
+namespace {
+
+class WatchedCollectives final : public runtime::Collectives {
+ public:
+  WatchedCollectives(std::unique_ptr<runtime::Collectives> real,
+                     RankWatch* watch)
+      : real_(std::move(real)), watch_(watch) {}
+
+  int rank() const override { return real_->rank(); }
+  int world_size() const override { return real_->world_size(); }
+  absl::Status AllToAll(const at::Tensor& receive,
+                        const std::vector<int64_t>& receive_counts,
+                        const at::Tensor& send,
+                        const std::vector<int64_t>& send_counts) override {
+    return Watch("all-to-all", [&] {
+      return real_->AllToAll(receive, receive_counts, send, send_counts);
+    });
+  }
+  absl::Status SumAll(at::Tensor& tensor) override {
+    return Watch("sum over ranks", [&] { return real_->SumAll(tensor); });
+  }
+  absl::Status SumTo(at::Tensor& tensor, int root) override {
+    return Watch("sum to one rank", [&] { return real_->SumTo(tensor, root); });
+  }
+  absl::Status Broadcast(at::Tensor& tensor, int root) override {
+    return Watch("broadcast", [&] { return real_->Broadcast(tensor, root); });
+  }
+  absl::Status Barrier() override {
+    return Watch("barrier", [&] { return real_->Barrier(); });
+  }
+
+ private:
+  template <typename Body>
+  absl::Status Watch(const char* what, Body body) {
+    watch_->CollectiveBegan(what);
+    const absl::Status status = body();
+    watch_->CollectiveEnded();
+    return status;
+  }
+
+  const std::unique_ptr<runtime::Collectives> real_;
+  RankWatch* const watch_;
+};
+
+}  // namespace
+
+std::unique_ptr<runtime::Collectives> Watched(
+    std::unique_ptr<runtime::Collectives> collectives, RankWatch* watch) {
+  return std::make_unique<WatchedCollectives>(std::move(collectives), watch);
+}
+
+}  // namespace sluice::train

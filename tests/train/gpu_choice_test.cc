@@ -1,0 +1,79 @@
+// Which GPU a rank takes.
+#include "client/train/launch/gpu_choice.h"
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include "client/train/launch/outcome.h"
+
+namespace sluice::train {
+namespace {
+
+using ::testing::ElementsAre;
+using ::testing::HasSubstr;
+
+// GPUs of 100 MiB of which so many are leased.
+std::vector<client::GpuState> Node(const std::vector<int64_t>& leased) {
+  std::vector<client::GpuState> gpus;
+  for (const int64_t mib : leased) gpus.push_back({MiB(100), MiB(mib)});
+  return gpus;
+}
+
+std::vector<int64_t> Gpus(const std::vector<GpuPlace>& places) {
+  std::vector<int64_t> gpus;
+  for (const GpuPlace& place : places) gpus.push_back(place.gpu);
+  return gpus;
+}
+
+TEST(ChooseGpus, OneRankTakesTheGpuWithMostFreeMemory) {
+  EXPECT_THAT(Gpus(*ChooseGpus(Node({0, 0}), {}, 1, true)), ElementsAre(0));
+  EXPECT_THAT(Gpus(*ChooseGpus(Node({60, 20, 40}), {}, 1, true)),
+              ElementsAre(1));
+  EXPECT_THAT(Gpus(*ChooseGpus(Node({60, 20, 40}), {}, 2, true)),
+              ElementsAre(1, 2));
+}
+
+TEST(ChooseGpus, AsManyRanksAsGpusTakeThemInOrder) {
+  EXPECT_THAT(Gpus(*ChooseGpus(Node({60, 20}), {}, 2, true)),
+              ElementsAre(0, 1));
+  const auto places = *ChooseGpus(Node({0, 0}), {}, 3, true);
+  EXPECT_THAT(Gpus(places), ElementsAre(0, 1, 0));
+  EXPECT_EQ(places[0].ranks, 2);
+  EXPECT_EQ(places[1].ranks, 1);
+}
+
+TEST(ChooseGpus, RanksOfTorchrunDoNotLookAtWhatIsFree) {
+  EXPECT_THAT(Gpus(*ChooseGpus(Node({60, 20, 40}), {}, 2, false)),
+              ElementsAre(0, 1));
+}
+
+TEST(ChooseGpus, NamedOnesAreTakenInTurn) {
+  const auto places = *ChooseGpus(Node({0, 0, 0}), {2, 0}, 3, true);
+  EXPECT_THAT(Gpus(places), ElementsAre(2, 0, 2));
+  EXPECT_EQ(places[0].ranks, 2);
+}
+
+TEST(ChooseGpus, AGpuThatIsNotThereIsRefusedByNameAndLimit) {
+  const auto two = ChooseGpus(Node({0, 0}), {5}, 1, true);
+  EXPECT_EQ(ExitCode(two.status()), kExitBadInput);
+  EXPECT_THAT(std::string(two.status().message()),
+              HasSubstr("--gpu 5: the node has GPUs 0 to 1"));
+  EXPECT_THAT(
+      std::string(ChooseGpus(Node({0}), {1}, 1, true).status().message()),
+      HasSubstr("--gpu 1: the node has GPU 0 only"));
+  EXPECT_EQ(ExitCode(ChooseGpus({}, {}, 1, true).status()), kExitBadInput);
+}
+
+TEST(ParseGpuList, TakesNumbersAndNothingElse) {
+  EXPECT_THAT(*ParseGpuList("1"), ElementsAre(1));
+  EXPECT_THAT(*ParseGpuList("0,2,3"), ElementsAre(0, 2, 3));
+  EXPECT_TRUE(ParseGpuList("")->empty());
+  for (const char* text : {"a", "1,", "-1", "1 2", "1,,2", "0x1"}) {
+    const auto parsed = ParseGpuList(text);
+    ASSERT_FALSE(parsed.ok()) << text;
+    EXPECT_THAT(std::string(parsed.status().message()), HasSubstr(text));
+  }
+}
+
+}  // namespace
+}  // namespace sluice::train
