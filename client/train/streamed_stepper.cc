@@ -82,21 +82,28 @@ Bytes MostBytes(stream::StreamOptions options) {
 
 }  // namespace
 
-// Calibrations with different fractions lease the same size where it is to be
-// had. A freed extent is only leased again whole while this process lives, so
-// another odd size would cost the node host memory that the plan has just given
-// away. Where it is not to be had, what these fractions need is enough. Null:
-// the run goes on meanwhile, and has as much.
+// Calibrations with different fractions lease the same size where there is room
+// for it: a freed extent is only leased again whole while this process lives,
+// so another odd size would cost the node host memory that the plan has just
+// given away. Where room is tight, what was leased is held (spare_) until the
+// run has its own, so that the plan may count on it. Null: the rank has as much
+// already.
 absl::StatusOr<std::unique_ptr<client::Region>>
 StreamedStepper::LeaseForCalibration(const stream::StreamOptions& options) {
   const Bytes needed = stream::HostBytes(options);
-  if (host_ != nullptr && host_->size() >= needed) return nullptr;
-  // More than its share would be another rank's.
-  if (const Bytes most = MostBytes(options); most <= HostRoom()) {
-    auto region = LeaseHost(most);
-    if (region.ok() || LimitedBy(region.status()) != kHostMemory) return region;
+  for (const auto* had : {&host_, &spare_}) {
+    if (*had != nullptr && (*had)->size() >= needed) return nullptr;
   }
-  return LeaseHost(needed);
+  spare_.reset();
+  const Bytes most = MostBytes(options), room = HostRoom();
+  if (most > room) {  // more than its share would be another rank's
+    SLUICE_ASSIGN_OR_RETURN(spare_, LeaseHost(needed));
+    return nullptr;
+  }
+  SLUICE_ASSIGN_OR_RETURN(auto region, LeaseHost(most));
+  if (2 * most < room) return region;
+  spare_ = std::move(region);
+  return nullptr;
 }
 
 // This rank's share of the host memory that there is.
@@ -115,7 +122,11 @@ absl::StatusOr<std::vector<plan::SegmentKind>> StreamedStepper::Calibrate(
   options.stream.layout = stream::CalibrationLayout(options.stream);
   auto leased = LeaseForCalibration(options.stream);
   SLUICE_RETURN_IF_ERROR(Agree(context_.collectives, leased.status()));
-  const client::Region& host = *leased != nullptr ? **leased : *host_;
+  const bool enough =
+      host_ != nullptr && host_->size() >= stream::HostBytes(options.stream);
+  const client::Region& host = *leased != nullptr ? **leased
+                               : enough           ? *host_
+                                                  : *spare_;
   options.host = host.data();
   options.host_size = host.size();
   runtime::RegionAllocator& allocator = context_.memory->allocator();
@@ -380,9 +391,13 @@ absl::Status StreamedStepper::AdoptPlan() {
 absl::Status StreamedStepper::Start() {
   StreamContext::Options options = StreamOptions(layout_, PlannedFractions());
   options.stream.probe = context_.options->probe;
+  const Bytes needed = stream::HostBytes(options.stream);
+  if (host_ == nullptr && spare_ != nullptr && spare_->size() >= needed) {
+    host_ = std::move(spare_);
+  }
+  spare_.reset();
   if (host_ == nullptr) {
-    SLUICE_ASSIGN_OR_RETURN(host_,
-                            LeaseHost(stream::HostBytes(options.stream)));
+    SLUICE_ASSIGN_OR_RETURN(host_, LeaseHost(needed));
   }
   options.host = host_->data();
   options.host_size = host_->size();

@@ -98,6 +98,7 @@ class StreamedStepper final : public Stepper {
   stream::ChunkLayout layout_;
   std::unique_ptr<client::CopyEngine> copies_;
   std::unique_ptr<client::Region> host_;
+  std::unique_ptr<client::Region> spare_;  // a calibration's, where it is tight
   std::unique_ptr<StreamContext> stream_;
   SavedPlan saved_;
   std::shared_ptr<const plan::NodePlan> offered_;

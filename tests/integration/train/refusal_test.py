@@ -137,6 +137,13 @@ class Refusal(harness.TrainTest):
                       "64 MiB and 1 GiB of host memory", err)
         self.assertEqual(json.loads(out)["ok"], True)
 
+    def test_what_fits_is_not_refused_for_its_calibration(self):
+        run = ["--private", "--seq-len", "256", "--ranks", "2", "--steps", "1"]
+        result = self.train(*run, "--host", "1200KiB")
+        self.assertLessEqual(result["host_bytes"], 1200 * 1024)
+        free = self.train(*run, "--host", "64MiB")
+        self.assertAlmostEqual(result["last_loss"], free["last_loss"], 5)
+
     def test_a_probe_of_what_fits_says_so(self):
         for method in ("keep-all", "recompute", "sluice"):
             result = self.train("--private", "--probe", "--method", method,
