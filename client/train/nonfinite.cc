@@ -7,7 +7,7 @@
 #include <algorithm>
 #include <cmath>
 
-#include "client/torch/memory/region_allocator.h"
+#include "client/torch/memory/host_scope.h"
 
 namespace sluice::train {
 namespace {

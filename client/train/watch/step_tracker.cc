@@ -57,7 +57,9 @@ void StepTracker::Began(std::string_view kind) {
                              ? found->second++
                              : begun_.emplace(base, 1).first->second - 1;
   place_.backward = Has(base, "backward");
-  place_.chunk = before % std::max<int64_t>(chunks_, 1);
+  // The loss takes several small chunks at once.
+  place_.chunk =
+      base.starts_with("loss") ? -1 : before % std::max<int64_t>(chunks_, 1);
   const int64_t nth = before / std::max<int64_t>(chunks_, 1);
   place_.layer = !OfLayer(base)    ? -1
                  : place_.backward ? std::max<int64_t>(layers_ - 1 - nth, 0)
