@@ -27,11 +27,20 @@ absl::Status FaultOf(const wire::Error& error) {
   const auto code = error.code() >= 1 && error.code() <= 16
                         ? static_cast<absl::StatusCode>(error.code())
                         : absl::StatusCode::kUnknown;
-  return Mark(absl::Status(code, error.message()),
-              ShortageNamed(error.shortage()).value_or(Shortage::kNone));
+  return FromDaemon(absl::Status(code, error.message()), error.shortage());
 }
 
 }  // namespace
+
+absl::Status FromDaemon(const absl::Status& fault,
+                        const std::string& shortage) {
+  const absl::Status marked =
+      Mark(fault, ShortageNamed(shortage).value_or(Shortage::kNone));
+  // The limit that was reached is the daemon's, not this process's.
+  const bool of_process =
+      ShortageOf(marked) != Shortage::kNone && !IsOutOfMemory(marked);
+  return of_process ? Annotate(marked, "in sluiced") : marked;
+}
 
 absl::StatusOr<std::unique_ptr<Connection>> Connection::Open(
     const std::string& socket, EventHandler on_event, GoneHandler on_gone) {

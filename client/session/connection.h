@@ -88,4 +88,8 @@ class Connection {
   std::thread thread_;  // last: it uses all of the above
 };
 
+// A fault that the daemon reported, with the word it gave for what ran out
+// (empty: nothing).
+absl::Status FromDaemon(const absl::Status& fault, const std::string& shortage);
+
 }  // namespace sluice::client

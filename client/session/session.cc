@@ -256,8 +256,9 @@ void SessionImpl::OnWireEvent(wire::Message message) {
     case wire::Event::kPlanReady:
       return inbox_.Put(ReadPlan(message.fds[0]));
     case wire::Event::kPlanFailed:
-      return inbox_.Put(
-          absl::FailedPreconditionError(event.plan_failed().reason()));
+      return inbox_.Put(FromDaemon(
+          absl::FailedPreconditionError(event.plan_failed().reason()),
+          event.plan_failed().shortage()));
     case wire::Event::kPlanChanged:
       return OnChanged(PlanId(event.plan_changed().plan_id()), message);
     case wire::Event::kShuttingDown:

@@ -176,8 +176,9 @@ void RankRun::Tell(const absl::Status& status, const std::string& report,
                    bool interrupted) {
   RankResult result = MakeResult(status, report);
   result.interrupted = interrupted;
-  if (!environment_.result_file.empty()) {
-    WriteResult(environment_.result_file, result).IgnoreError();
+  // Where even that cannot be written, the rank speaks for itself.
+  if (!environment_.result_file.empty() &&
+      WriteResult(environment_.result_file, result).ok()) {
     return;
   }
   if (options_.json && environment_.rank == 0 && !report.empty()) {

@@ -184,14 +184,14 @@ class Core {
                    std::shared_ptr<const plan::NodePlan> plan, absl::Time now,
                    Effects& effects);
   void RoundFailed(PlanRounds::Round round, const char* outcome,
-                   const std::string& reason, absl::Time now, Effects& effects);
+                   const absl::Status& why, absl::Time now, Effects& effects);
   void LogPlan(const JobKey& job, const plan::NodePlan& plan, absl::Time now);
   UnitCache::Units KnownUnits(const std::vector<Asking>& asking);
   std::vector<PlanningSnapshot> Planning(const Principal* viewer,
                                          absl::Time now) const;
   void GivePlan(const Asking& asking, PlanId plan, Effects& effects);
   void FailPlan(const JobKey& job, const std::vector<Rank>& ranks,
-                const std::string& reason, Effects& effects);
+                const PlanFailedNotice& notice, Effects& effects);
 
   // All jobs together (core_replan.cc).
   void StartTogether(absl::Time now, Effects& effects);

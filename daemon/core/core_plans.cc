@@ -164,8 +164,7 @@ Effects Core::PlanSolved(PlanRoundId id, absl::StatusOr<plan::NodePlan> solved,
   if (!round) return effects;
   stats_.plan_seconds.Observe(absl::ToDoubleSeconds(now - round->started));
   if (!solved.ok()) {
-    RoundFailed(*std::move(round), "failed",
-                std::string(solved.status().message()), now, effects);
+    RoundFailed(*std::move(round), "failed", solved.status(), now, effects);
     Settle(now, effects);
     return effects;
   }
@@ -181,8 +180,8 @@ Effects Core::PlanSolved(PlanRoundId id, absl::StatusOr<plan::NodePlan> solved,
     const auto plan = rounds_.Keep(job, round->cache_key, *std::move(solved));
     AloneSolved(*std::move(round), plan, now, effects);
   } else if (!feasible && round->jobs.size() > 1) {
-    RoundFailed(*std::move(round), "infeasible", solved->infeasible, now,
-                effects);
+    RoundFailed(*std::move(round), "infeasible",
+                absl::ResourceExhaustedError(solved->infeasible), now, effects);
   } else {
     const auto plan =
         rounds_.KeepTogether(round->cache_key, *std::move(solved));
@@ -214,8 +213,9 @@ void Core::AloneSolved(PlanRounds::Round round,
 }
 
 void Core::RoundFailed(PlanRounds::Round round, const char* outcome,
-                       const std::string& reason, absl::Time now,
+                       const absl::Status& why, absl::Time now,
                        Effects& effects) {
+  const std::string reason(why.message());
   if (std::string_view(outcome) == "failed") ++stats_.plans[outcome];
   // Its message may name what is another principal's.
   Log(now, "plan",
@@ -232,7 +232,7 @@ void Core::RoundFailed(PlanRounds::Round round, const char* outcome,
     }
     std::vector<Rank> ranks;
     for (const auto& [rank, read] : asking.profiles) ranks.push_back(rank);
-    FailPlan(asking.job, ranks, reason, effects);
+    FailPlan(asking.job, ranks, {reason, ShortageOf(why)}, effects);
   }
 }
 
@@ -342,12 +342,12 @@ void Core::GivePlan(const Asking& asking, PlanId plan, Effects& effects) {
 }
 
 void Core::FailPlan(const JobKey& job, const std::vector<Rank>& ranks,
-                    const std::string& reason, Effects& effects) {
+                    const PlanFailedNotice& notice, Effects& effects) {
   for (const Session* session : RanksOf(job)) {
     if (std::count(ranks.begin(), ranks.end(), session->hello.rank) == 0) {
       continue;
     }
-    effects.push_back(SendNotice{session->id, PlanFailedNotice{reason}});
+    effects.push_back(SendNotice{session->id, notice});
   }
 }
 

@@ -177,8 +177,8 @@ void Core::AbandonPlans(const Session& session, absl::Time now,
     }
   }
   FailPlan(job, abandoned.ranks,
-           fmt::format("rank {} of job {} left before the plan was made",
-                       session.hello.rank.value(), job.name),
+           {fmt::format("rank {} of job {} left before the plan was made",
+                        session.hello.rank.value(), job.name)},
            effects);
   joining_.insert(joining_.begin(),
                   std::make_move_iterator(abandoned.again.begin()),

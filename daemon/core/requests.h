@@ -12,6 +12,7 @@
 #include "absl/status/status.h"
 #include "daemon/core/pool.h"
 #include "daemon/core/types.h"
+#include "proto/base/shortage.h"
 #include "proto/plan/plan.h"
 #include "proto/plan/profile.h"
 
@@ -97,6 +98,7 @@ struct PlanChangedNotice {
 };
 struct PlanFailedNotice {
   std::string reason;
+  Shortage shortage = Shortage::kNone;  // what ran out while it was planned
 };
 struct ShuttingDownNotice {
   std::string reason;

@@ -181,6 +181,9 @@ wire::Event ToEvent(const Notice& notice) {
     }
     void operator()(const PlanFailedNotice& from) {
       event.mutable_plan_failed()->set_reason(from.reason);
+      if (from.shortage != Shortage::kNone) {
+        event.mutable_plan_failed()->set_shortage(Name(from.shortage));
+      }
     }
     void operator()(const ShuttingDownNotice& from) {
       event.mutable_shutting_down()->set_reason(from.reason);

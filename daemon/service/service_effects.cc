@@ -177,8 +177,8 @@ void Service::Do(SendNotice& effect) {
       });
       return;
     } else {
-      *out.packet.mutable_event() =
-          ToEvent(PlanFailedNotice{std::string(fd.status().message())});
+      *out.packet.mutable_event() = ToEvent(PlanFailedNotice{
+          std::string(fd.status().message()), ShortageOf(fd.status())});
     }
   }
   Send(effect.session, std::move(out));

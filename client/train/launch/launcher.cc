@@ -282,7 +282,11 @@ int Ranks::Report(const RunOptions& options) const {
     std::puts(result->report.c_str());
   }
   std::fprintf(stderr, "error: %s\n", Blame(*cause).c_str());
-  return spoke ? result->exit : kExitFault;
+  if (spoke) return result->exit;
+  // It could not write its result, but its status is one of ours.
+  const int own =
+      WIFEXITED(*cause->status) ? WEXITSTATUS(*cause->status) : kExitFault;
+  return own <= kExitOpenFiles ? own : kExitFault;
 }
 
 sigset_t HeldSignals() {
