@@ -13,16 +13,31 @@
 
 namespace sluice::train {
 
+namespace {
+
+constexpr int64_t kLine = 64 / 4;  // in elements
+
+int64_t DivideUp(int64_t a, int64_t b) { return (a + b - 1) / b; }
+
+}  // namespace
+
 double LearningRate(const AdamWOptions& options, int64_t step) {
   if (step >= options.warmup) return options.lr;
   return options.lr * static_cast<double>(step + 1) /
          static_cast<double>(options.warmup);
 }
 
-std::vector<Bucket> CutBuckets(int64_t elements, int ranks) {
+std::vector<Bucket> CutBuckets(int64_t elements, int ranks, Dealing dealing) {
+  int64_t size = kBucketElements;
+  if (dealing == Dealing::kEven) {
+    const int64_t rounds =
+        std::max<int64_t>(DivideUp(elements, kBucketElements * ranks), 1);
+    // Of whole cache lines.
+    size = DivideUp(DivideUp(elements, rounds * ranks), kLine) * kLine;
+  }
   std::vector<Bucket> buckets;
-  for (int64_t at = 0; at < elements; at += kBucketElements) {
-    buckets.push_back({at, std::min(kBucketElements, elements - at),
+  for (int64_t at = 0; at < elements; at += size) {
+    buckets.push_back({at, std::min(size, elements - at),
                        static_cast<int>(buckets.size()) % ranks});
   }
   return buckets;

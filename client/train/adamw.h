@@ -1,11 +1,11 @@
 // AdamW with ZeRO-1: every rank holds all weights and gradients, but the
 // optimizer's states of only its own buckets.
 //
-// The flat buffers are cut into buckets of at most 1 MiB of fp32, bucket b
-// owned by rank b % ranks. A step sums each bucket's gradient to its owner,
-// clips by the global norm, lets the owner update, and broadcasts the new
-// weights. The states are fp32: m, v and, where the weights are bf16, a
-// master copy of them.
+// The flat buffers are cut into equal buckets of at most 1 MiB of fp32, as many
+// for each rank, bucket b owned by rank b % ranks. A step sums each bucket's
+// gradient to its owner, clips by the global norm, lets the owner update, and
+// broadcasts the new weights. The states are fp32: m, v and, where the weights
+// are bf16, a master copy of them.
 //
 // Gradients arrive as sums over tokens already divided by the global number
 // of labels, so they are summed over ranks, not averaged.
@@ -47,7 +47,13 @@ struct Bucket {
 
 inline constexpr int64_t kBucketElements = (1 << 20) / 4;
 
-std::vector<Bucket> CutBuckets(int64_t elements, int ranks);
+// kEven: each rank gets the same number of equal buckets, up to rounding.
+// kMebibytes: buckets of 1 MiB, which leave a small model to rank 0; so were
+// checkpoints of format 1 dealt.
+enum class Dealing { kEven, kMebibytes };
+
+std::vector<Bucket> CutBuckets(int64_t elements, int ranks,
+                               Dealing dealing = Dealing::kEven);
 
 class AdamW {
  public:

@@ -167,7 +167,13 @@ void AddTraining(CLI::App& app, RunOptions& o, RawFlags& raw) {
                  "2 or 4: ids of a .bin without a header");
   app.add_option("--save", o.save, "checkpoint folder");
   cli::AddCount(app, "--save-every", o.save_every, "steps; 0: at the end only");
-  app.add_option("--resume", o.resume, "checkpoint folder to go on from");
+  app.add_option("--keep-checkpoints", o.keep_checkpoints,
+                 "the newest so many of this run stay in --save; 0: all")
+      ->capture_default_str();
+  app.add_option("--resume", o.resume,
+                 "checkpoint to go on from, or a folder of them: the newest");
+  app.add_flag("--allow-other-data", o.allow_other_data,
+               "--resume with another text than the run was trained on");
   app.add_option("--log-jsonl", o.log_jsonl, "one line a step");
   app.add_option("--trace", o.trace, "timeline of rank 0's last step, JSON");
   app.add_flag("--probe", o.probe, "only find out whether it fits");

@@ -3,12 +3,9 @@
 #include <fmt/format.h>
 
 #include <algorithm>
-#include <cerrno>
-#include <cstring>
 #include <nlohmann/json.hpp>
 
 #include "absl/time/clock.h"
-#include "client/train/launch/outcome.h"
 #include "proto/base/status.h"
 
 namespace sluice::train {
@@ -66,23 +63,14 @@ absl::StatusOr<std::unique_ptr<StepLog>> StepLog::Open(const std::string& jsonl,
                                                        Console* console) {
   std::unique_ptr<StepLog> log(new StepLog());
   log->steps_ = steps;
-  log->path_ = jsonl;
   log->console_ = console;
   if (!jsonl.empty()) {
-    log->file_ = std::fopen(jsonl.c_str(), "ae");
-    if (log->file_ == nullptr) {
-      const int error = errno;
-      return BadInput(
-          fmt::format("--log-jsonl {}: {}", jsonl, std::strerror(error)),
-          error);
-    }
+    SLUICE_ASSIGN_OR_RETURN(log->file_, JsonlFile::Open(jsonl));
   }
   return log;
 }
 
-StepLog::~StepLog() {
-  if (file_ != nullptr) std::fclose(file_);
-}
+StepLog::~StepLog() = default;
 
 void StepLog::Show(const StepMetrics& metrics) {
   const absl::Time now = absl::Now();
@@ -93,15 +81,16 @@ void StepLog::Show(const StepMetrics& metrics) {
   console_->Line(ProgressLine(metrics, steps_, console_->terminal()));
 }
 
-absl::Status StepLog::Step(const StepMetrics& metrics) {
+void StepLog::Step(const StepMetrics& metrics) {
   Show(metrics);
-  if (file_ == nullptr) return absl::OkStatus();
-  const std::string line = ToJsonLine(metrics) + "\n";
-  if (std::fwrite(line.data(), 1, line.size(), file_) != line.size() ||
-      std::fflush(file_) != 0) {
-    return ErrnoStatus(errno, "write " + path_);
-  }
-  return absl::OkStatus();
+  if (file_ == nullptr) return;
+  file_->Append(ToJsonLine(metrics));
+  const std::string note = file_->TakeNote();
+  if (!note.empty()) Note(note);
+}
+
+int64_t StepLog::unwritten() const {
+  return file_ != nullptr ? file_->waiting() + file_->lost() : 0;
 }
 
 }  // namespace sluice::train

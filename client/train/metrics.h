@@ -14,6 +14,7 @@
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "absl/time/time.h"
+#include "client/train/jsonl_file.h"
 #include "client/train/watch/console.h"
 #include "proto/base/units.h"
 
@@ -54,7 +55,8 @@ class StepLog {
                                                        int64_t steps,
                                                        Console* console);
   ~StepLog();
-  absl::Status Step(const StepMetrics& metrics);
+  void Step(const StepMetrics& metrics);
+  int64_t unwritten() const;  // lines of the file
   // A line of its own, above the progress line.
   void Note(const std::string& text) { console_->Note(text); }
 
@@ -62,8 +64,7 @@ class StepLog {
   StepLog() = default;
   void Show(const StepMetrics& metrics);
 
-  std::FILE* file_ = nullptr;
-  std::string path_;
+  std::unique_ptr<JsonlFile> file_;
   int64_t steps_ = 0;
   Console* console_ = nullptr;
   absl::Time shown_ = absl::InfinitePast();

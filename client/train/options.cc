@@ -45,6 +45,7 @@ absl::Status CheckNumbers(const RunOptions& o) {
       {"--batch", o.batch, 1, 1 << 20},
       {"--accumulate", o.accumulate, 1, 1 << 20},
       {"--save-every", o.save_every, 0, kMany},
+      {"--keep-checkpoints", o.keep_checkpoints, 0, kMany},
       {"--seed", o.seed, 0, INT64_MAX},
       {"--layers", o.model.layers, 1, 4096},
       {"--hidden", o.model.hidden, 1, 1 << 20},
@@ -97,6 +98,12 @@ absl::Status Validate(const RunOptions& o) {
   }
   if (o.save_every > 0 && o.save.empty()) {
     return BadInput("--save-every needs --save DIR to save to");
+  }
+  if (o.keep_checkpoints > 0 && o.save.empty()) {
+    return BadInput("--keep-checkpoints needs --save DIR to save to");
+  }
+  if (o.allow_other_data && o.resume.empty()) {
+    return BadInput("--allow-other-data needs --resume DIR to go on from");
   }
   if (o.private_daemon && !o.socket.empty()) {
     return BadInput(fmt::format(

@@ -54,7 +54,9 @@ struct RunOptions {
   Bytes host;  // all local ranks together; 0: what the budgets allow
   std::string save;
   int64_t save_every = 0;
+  int64_t keep_checkpoints = 0;  // the newest so many; 0: all
   std::string resume;
+  bool allow_other_data = false;  // than the resumed run's
   std::string log_jsonl;
   std::string trace;
   // Of a rank without progress, seconds; 0: never, negative: from the step's

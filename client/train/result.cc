@@ -24,6 +24,25 @@ Json Fractions(const std::vector<plan::ClassPlan>& classes) {
   return json;
 }
 
+Json Resumed(const ResumeReport& r) {
+  if (r.checkpoint.empty()) return nullptr;
+  return {{"checkpoint", r.checkpoint}, {"step", r.step}, {"run", r.run}};
+}
+
+Json Saves(const SaveReport& s) {
+  Json json = {{"done", s.done},
+               {"failed", s.failed},
+               {"last_step", nullptr},
+               {"last_failure", nullptr}};
+  if (s.last_step >= 0) json["last_step"] = s.last_step;
+  if (s.failed > 0) {
+    json["last_failure"] = {{"step", s.failed_step},
+                            {"limited_by", s.limited_by},
+                            {"message", s.failure}};
+  }
+  return json;
+}
+
 }  // namespace
 
 std::string ToJson(const RunReport& r, const absl::Status& status) {
@@ -31,6 +50,7 @@ std::string ToJson(const RunReport& r, const absl::Status& status) {
                {"fits", !IsOutOfMemory(status)},
                {"limited_by", LimitedBy(status)},
                {"message", std::string(status.message())},
+               {"run", r.run},
                {"method", r.method},
                {"seq_len", r.seq_len},
                {"ranks", r.ranks},
@@ -53,6 +73,9 @@ std::string ToJson(const RunReport& r, const absl::Status& status) {
                {"grant_wait_seconds", r.grant_wait_seconds},
                {"stall_seconds", r.stall_seconds},
                {"interrupted", r.interrupted}};
+  json["resumed"] = Resumed(r.resumed);
+  json["saves"] = Saves(r.saves);
+  json["log_lines_unwritten"] = r.log_lines_unwritten;
   json["plan_changes"] = Json::array();
   for (const PlanChangeRecord& change : r.plan_changes) {
     json["plan_changes"].push_back({{"after_step", change.step},

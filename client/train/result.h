@@ -26,8 +26,24 @@ struct PlanSummary {
   int64_t mismatches = 0;
 };
 
+// What became of a run's saves.
+struct SaveReport {
+  int64_t done = 0, failed = 0;
+  int64_t last_step = -1;                    // that was saved; negative: none
+  int64_t failed_step = -1;                  // the last that could not be
+  std::string limited_by = "none", failure;  // why not
+};
+
+// What a resumed run goes on from.
+struct ResumeReport {
+  std::string checkpoint;  // empty: it is new
+  int64_t step = 0;
+  std::string run;  // the checkpoint's; empty: of before runs had ids
+};
+
 // The object of --json for `train`.
 struct RunReport {
+  std::string run;  // its id
   std::string method;
   int64_t seq_len = 0;
   int ranks = 1;
@@ -42,6 +58,9 @@ struct RunReport {
   std::vector<plan::ClassPlan> fractions;
   PlanSummary plan;
   std::vector<PlanChangeRecord> plan_changes;  // while it ran, rank 0's
+  SaveReport saves;
+  ResumeReport resumed;
+  int64_t log_lines_unwritten = 0;  // of --log-jsonl
   double grant_wait_seconds = 0;
   double stall_seconds = 0;
   bool interrupted = false;

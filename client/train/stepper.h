@@ -59,6 +59,8 @@ class Stepper {
   virtual const plan::RankPlan* own_plan() const { return nullptr; }
   virtual PlanSummary plan() const { return {}; }
   virtual const SavedPlan* saved_plan() const { return nullptr; }
+  // One line on how it came by its plan; empty: as usual.
+  virtual std::string note() const { return ""; }
   virtual std::vector<client::CopyRecord> TakeCopies() { return {}; }
   // The plan that the daemon wants this rank to take next (plan_change.h); 0:
   // none. Stays what it was until Refresh.
@@ -76,7 +78,8 @@ class Stepper {
 std::unique_ptr<Stepper> MakeBaselineStepper(const StepperContext& context);
 
 // Calibrates, has the daemon plan, leases the host region. `saved` (may be
-// null) skips calibration and planning. DoesNotFit with what ran out.
+// null) skips calibration and planning where it still fits. DoesNotFit with
+// what ran out.
 absl::StatusOr<std::unique_ptr<Stepper>> MakeStreamedStepper(
     const StepperContext& context, const SavedPlan* saved);
 

@@ -3,7 +3,8 @@
 // The stream is made anew with the new fractions: record with them, in the
 // host memory the rank has; have memory planned (a settled question); only
 // then give the old host lease back and lease what the plan says. Weights,
-// gradients and the optimizer are not touched.
+// gradients and the optimizer are not touched. A saved plan that has become too
+// large is left in the same way.
 #include <fmt/format.h>
 
 #include "absl/time/clock.h"
@@ -79,6 +80,30 @@ absl::StatusOr<bool> StreamedStepper::Restart(bool release) {
   stream_.reset();
   if (release) host_.reset();
   return false;
+}
+
+// Runs by a plan that was saved, where every rank has the memory for it. Else
+// it is forgotten, on all ranks: what it chose belongs to a larger machine.
+absl::StatusOr<bool> StreamedStepper::Replay(const SavedPlan& saved) {
+  saved_ = saved;
+  SLUICE_ASSIGN_OR_RETURN(bool fine, AllFine(AdoptPlan()));
+  if (fine) {
+    SLUICE_ASSIGN_OR_RETURN(fine, AllFine(CheckShared()));
+  }
+  if (fine) {
+    SLUICE_ASSIGN_OR_RETURN(fine, AllFine(Start()));
+  }
+  if (fine) return true;
+  note_ = fmt::format("the saved plan does not fit here ({}): planned anew",
+                      why_.empty() ? "another rank refused it" : why_);
+  why_.clear();
+  stream_.reset();
+  host_.reset();
+  saved_ = {};
+  SLUICE_ASSIGN_OR_RETURN(
+      fine, AllFine(context_.memory->allocator().SetPlan({}, {}, Bytes(0))));
+  if (fine) return false;
+  return absl::InternalError("a saved plan cannot be undone: " + why_);
 }
 
 // By fractions that the daemon has room for by now.

@@ -416,10 +416,10 @@ absl::Status StreamedStepper::Prepare(const SavedPlan* saved) {
       !context_.options->trace.empty() && context_.environment->rank == 0;
   SLUICE_ASSIGN_OR_RETURN(copies_, client::CopyEngine::Start(copies));
   if (saved != nullptr) {
-    saved_ = *saved;
-  } else {
-    SLUICE_RETURN_IF_ERROR(MakePlan());
+    SLUICE_ASSIGN_OR_RETURN(const bool runs, Replay(*saved));
+    if (runs) return absl::OkStatus();
   }
+  SLUICE_RETURN_IF_ERROR(MakePlan());
   SLUICE_RETURN_IF_ERROR(Agree(context_.collectives, AdoptPlan()));
   SLUICE_RETURN_IF_ERROR(Agree(context_.collectives, CheckShared()));
   return Agree(context_.collectives, Start());

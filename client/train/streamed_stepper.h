@@ -41,6 +41,7 @@ class StreamedStepper final : public Stepper {
   const plan::RankPlan* own_plan() const override { return OwnPlan(); }
   PlanSummary plan() const override;
   const SavedPlan* saved_plan() const override { return &saved_; }
+  std::string note() const override { return note_; }
   std::vector<client::CopyRecord> TakeCopies() override {
     return copies_->TakeTimeline();
   }
@@ -78,6 +79,7 @@ class StreamedStepper final : public Stepper {
   absl::Status CheckShared() const;
   absl::Status AdoptPlan();
   absl::Status Start();
+  absl::StatusOr<bool> Replay(const SavedPlan& saved);
 
   // Refresh's (streamed_refresh.cc). Of those that return a bool: false on
   // all ranks where it cannot be had, with a word in `why_`.
@@ -105,6 +107,7 @@ class StreamedStepper final : public Stepper {
   // A rank failed inside collectives: the ranks are out of step.
   bool out_of_step_ = false;
   std::string why_;
+  std::string note_;
 };
 
 }  // namespace sluice::train

@@ -9,9 +9,10 @@
 
 #include "absl/time/clock.h"
 #include "client/train/announce.h"
-#include "client/train/checkpoint/checkpoint_files.h"
+#include "client/train/checkpoint/save_folder.h"
 #include "client/train/launch/outcome.h"
 #include "client/train/nonfinite.h"
+#include "client/train/shared_text.h"
 #include "client/train/trace.h"
 #include "client/train/watch/stop.h"
 #include "client/train/watch/words.h"
@@ -52,6 +53,8 @@ absl::Status Trainer::PrepareData() {
   SLUICE_ASSIGN_OR_RETURN(
       corpus_,
       Corpus::Open({o.data, o.data_suffix, o.token_bytes, o.model.vocab}));
+  identity_.data_tokens = corpus_->tokens();
+  SLUICE_ASSIGN_OR_RETURN(identity_.data, corpus_->Fingerprint());
   return absl::OkStatus();
 }
 
@@ -77,16 +80,61 @@ absl::Status Trainer::PrepareOptimizer() {
   at::Generator generator = at::globalContext().defaultGenerator(at::kCPU);
   generator.set_current_seed(static_cast<uint64_t>(o.seed));
   if (!o.resume.empty()) {
-    SLUICE_ASSIGN_OR_RETURN(resumed_,
-                            OpenCheckpoint(o.resume, o, *context_.environment));
-    SLUICE_RETURN_IF_ERROR(resumed_->LoadWeights(*context_.weights));
-    state_ = resumed_->state;
+    SLUICE_RETURN_IF_ERROR(Resume());
   }
   optimizer_ =
       std::make_unique<AdamW>(OptimizerOptions(o), context_.weights,
                               context_.gradients, context_.collectives);
   if (!resumed_.has_value()) return absl::OkStatus();
   return resumed_->LoadOptimizer(*optimizer_);
+}
+
+absl::Status Trainer::Resume() {
+  const RunOptions& o = *context_.options;
+  SLUICE_ASSIGN_OR_RETURN(resumed_,
+                          OpenCheckpoint(o.resume, o, *context_.environment));
+  if (corpus_ != nullptr) {
+    SLUICE_RETURN_IF_ERROR(resumed_->CheckData(o, identity_));
+    state_.next_token = resumed_->state.NextToken(corpus_->tokens());
+  }
+  state_.step = resumed_->state.step;
+  identity_.run = resumed_->state.identity.run;
+  report_->resumed = {resumed_->path, state_.step, identity_.run};
+  return resumed_->LoadWeights(*context_.weights);
+}
+
+// The ranks' own views of what they go on from and of the text are one, and
+// only then the folder is this run's.
+absl::Status Trainer::PrepareSaver() {
+  const RunOptions& o = *context_.options;
+  const std::string own =
+      fmt::format("step {} of run '{}', on the text {}", state_.step,
+                  identity_.run, identity_.data);
+  SLUICE_ASSIGN_OR_RETURN(const std::string first,
+                          ShareText(context_.collectives, own, 0));
+  SLUICE_RETURN_IF_ERROR(Agree(
+      context_.collectives,
+      own == first ? absl::OkStatus()
+                   : BadInput(fmt::format(
+                         "this rank starts from {}, rank 0 from {}: give all "
+                         "ranks the same --resume and --data",
+                         own, first))));
+  if (identity_.run.empty()) {
+    SLUICE_ASSIGN_OR_RETURN(identity_.run,
+                            ShareText(context_.collectives, NewRunId(), 0));
+  }
+  report_->run = identity_.run;
+  if (!o.save.empty() && !o.probe) {
+    saver_ = std::make_unique<Saver>(context_, identity_, &report_->saves);
+    SLUICE_RETURN_IF_ERROR(
+        saver_->Claim(resumed_.has_value() ? &resumed_->state : nullptr));
+  }
+  if (resumed_.has_value()) Note(resumed_->Describe());
+  return absl::OkStatus();
+}
+
+void Trainer::Note(const std::string& text) {
+  if (log_ != nullptr && !text.empty()) log_->Note(text);
 }
 
 // What is written at the end of a run is tried at its start.
@@ -105,6 +153,7 @@ absl::Status Trainer::Prepare() {
   if (status.ok()) status = PrepareData();
   if (status.ok()) status = PrepareOptimizer();
   SLUICE_RETURN_IF_ERROR(Agree(context_.collectives, status));
+  SLUICE_RETURN_IF_ERROR(PrepareSaver());
   // Before the plan, so that what it leaves to transients is true.
   const int rank = context_.environment->rank;
   const stream::ChunkLayout layout(
@@ -117,6 +166,7 @@ absl::Status Trainer::Prepare() {
   ReportChoice(*stepper_, report_);
   ExpectSteps(context_, *stepper_);
   Announce(context_, *stepper_);
+  Note(stepper_->note());
   if (corpus_ != nullptr) {
     dealer_ = std::make_unique<Dealer>(corpus_.get(), layout, rank);
     SLUICE_RETURN_IF_ERROR(dealer_->Check());
@@ -129,11 +179,13 @@ absl::StatusOr<runtime::StepResult> Trainer::RunMicroBatches() {
   const int64_t global_count = sequences() * context_.options->seq_len;
   context_.gradients->flat().zero_();
   runtime::StepResult sum;
+  next_token_ = state_.next_token;
   for (int64_t i = 0; i < sequences(); ++i) {
     context_.watch->BeginSequence(i);
     if (dealer_ != nullptr) {
-      SLUICE_RETURN_IF_ERROR(dealer_->Deal(state_.next_sequence + i,
-                                           Span(tokens_), Span(labels_)));
+      SLUICE_RETURN_IF_ERROR(
+          dealer_->Deal(next_token_, Span(tokens_), Span(labels_)));
+      next_token_ = dealer_->Next(next_token_);
     }
     auto one = stepper_->Run(tokens_, labels_, global_count);
     SLUICE_RETURN_IF_ERROR(ClassifyStepError(one.status()));
@@ -197,7 +249,7 @@ absl::Status Trainer::Step() {
   SLUICE_RETURN_IF_ERROR(
       ClassifyStepError(optimizer_->Update(state_.step, *norm)));
   ++state_.step;
-  state_.next_sequence += sequences();
+  state_.next_token = next_token_;
   stop_ = before.stop;
   takes_ = before.takes;
   const double seconds = absl::ToDoubleSeconds(absl::Now() - start);
@@ -261,7 +313,8 @@ absl::Status Trainer::Record(const Sums& sums, double norm, double seconds) {
     log_->Note(fmt::format("step {} took {}; {} were expected", m.step,
                            Duration(seconds), Duration(m.expected_seconds)));
   }
-  return log_->Step(m);
+  log_->Step(m);
+  return absl::OkStatus();
 }
 
 // All ranks, or none: they decided from the same sum.
@@ -287,10 +340,27 @@ absl::Status Trainer::MaybeSave(bool last) {
   const bool due = o.save_every > 0 && state_.step % o.save_every == 0;
   if (!last && !due) return absl::OkStatus();
   context_.watch->Enter(RankPhase::kSaving);
-  const absl::Status saved = SaveCheckpoint(
-      o.save, context_, state_, *optimizer_, stepper_->saved_plan());
+  const absl::Status saved =
+      saver_->Save(state_, *optimizer_, stepper_->saved_plan());
   context_.watch->Enter(RankPhase::kReady);
-  return saved;
+  SLUICE_RETURN_IF_ERROR(saved);
+  if (!saver_->failure().ok() && !last) {
+    Note(fmt::format(
+        "step {} is not saved: {}; the run goes on and saves again when the "
+        "next save is due",
+        state_.step, std::string(saver_->failure().message())));
+  }
+  return absl::OkStatus();
+}
+
+// A run whose last state is not kept has failed, after all its steps.
+absl::Status Trainer::SaveFailure() const {
+  if (saver_ == nullptr || saver_->failure().ok()) return absl::OkStatus();
+  const absl::Status status =
+      Annotate(saver_->failure(),
+               fmt::format("step {}, the last, is not saved", state_.step));
+  return context_.environment->rank == 0 ? WithAdvice(status)
+                                         : CausedByPeer(status);
 }
 
 absl::Status Trainer::Loop() {
@@ -317,12 +387,13 @@ absl::Status Trainer::Loop() {
   // A signal in the last step interrupted nothing.
   report_->interrupted = stop_ && state_.step < o.steps;
   if (report_->interrupted && log_ != nullptr) {
+    const bool kept = saved && saver_ != nullptr && saver_->failure().ok();
     log_->Note(state_.step == first
                    ? std::string("stopped before the first step")
                    : fmt::format("stopped after step {}{}", state_.step,
-                                 saved && !o.save.empty() ? ", saved" : ""));
+                                 kept ? ", saved" : ""));
   }
-  return absl::OkStatus();
+  return saved ? SaveFailure() : absl::OkStatus();
 }
 
 // Everything is allocated by now; one pass shows whether the rest fits.
@@ -338,6 +409,7 @@ absl::Status Trainer::Probe() {
 
 void Trainer::FinishReport() {
   report_->plan = stepper_ != nullptr ? stepper_->plan() : PlanSummary{};
+  if (log_ != nullptr) report_->log_lines_unwritten = log_->unwritten();
   report_->peak_hbm =
       std::max(report_->peak_hbm, context_.memory->allocator().stats().peak);
   if (seconds_ <= 0 || report_->steps == 0) return;

@@ -20,6 +20,7 @@
 #include "client/train/data/corpus.h"
 #include "client/train/metrics.h"
 #include "client/train/result.h"
+#include "client/train/saver.h"
 #include "client/train/stepper.h"
 
 namespace sluice::train {
@@ -51,6 +52,8 @@ class Trainer {
   absl::Status PrepareStepper();
   absl::Status PrepareOptimizer();
   absl::Status StopBeforeSteps();
+  absl::Status Resume();
+  absl::Status PrepareSaver();
   absl::Status Probe();
   absl::Status Loop();
   absl::Status Step();
@@ -60,6 +63,8 @@ class Trainer {
   absl::Status Record(const Sums& sums, double norm, double seconds);
   absl::Status TakePlan(const std::vector<bool>& takes);
   absl::Status MaybeSave(bool last);
+  absl::Status SaveFailure() const;
+  void Note(const std::string& text);
   void FinishReport();
   int64_t sequences() const {
     return context_.options->batch * context_.options->accumulate;
@@ -72,9 +77,12 @@ class Trainer {
   std::unique_ptr<Stepper> stepper_;
   std::unique_ptr<AdamW> optimizer_;
   std::unique_ptr<StepLog> log_;
+  std::unique_ptr<Saver> saver_;
   std::optional<Checkpoint> resumed_;
   at::Tensor tokens_, labels_;
+  RunIdentity identity_;
   TrainingState state_;
+  int64_t next_token_ = 0;           // after this step
   client::CopyStats copies_before_;  // the step
   int64_t mismatches_before_ = 0;
   double seconds_ = 0;  // of all steps of this run

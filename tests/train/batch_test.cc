@@ -43,7 +43,7 @@ TEST(Dealer, DealsEachTokenOnceWithTheNextAsItsLabel) {
         Dealer dealer(corpus.get(), layout, rank);
         ASSERT_THAT(dealer.Check(), IsOk());
         std::vector<int64_t> ids(layout.total_local_rows(rank)), labels = ids;
-        ASSERT_THAT(dealer.Deal(1, ids, labels), IsOk());
+        ASSERT_THAT(dealer.Deal(seq_len, ids, labels), IsOk());
         for (size_t i = 0; i < ids.size(); ++i) {
           EXPECT_EQ(labels[i], ids[i] + 1);
           ++seen[ids[i]];
@@ -61,10 +61,51 @@ TEST(Dealer, SequencesWrapAtTheEnd) {
   const auto corpus = Counting(dir, 31);  // three of 10, and their last label
   Dealer dealer(corpus.get(), stream::ChunkLayout(10, 10, 1), 0);
   std::vector<int64_t> ids(10), labels(10);
-  ASSERT_THAT(dealer.Deal(5, ids, labels), IsOk());
-  EXPECT_EQ(ids[0], 20);
-  ASSERT_THAT(dealer.Deal(6, ids, labels), IsOk());
-  EXPECT_EQ(ids[0], 0);
+  int64_t cursor = 0;
+  for (int sequence = 0; sequence < 7; ++sequence) {
+    ASSERT_THAT(dealer.Deal(cursor, ids, labels), IsOk());
+    EXPECT_EQ(ids[0], sequence % 3 * 10);
+    cursor = dealer.Next(cursor);
+  }
+}
+
+TEST(Dealer, AnotherLengthGoesOnWhereTheFirstStopped) {
+  const TempDir dir;
+  const auto corpus = Counting(dir, 200);
+  Dealer brief(corpus.get(), stream::ChunkLayout(10, 10, 1), 0);
+  Dealer longer(corpus.get(), stream::ChunkLayout(40, 10, 1), 0);
+  int64_t cursor = 0;
+  for (int i = 0; i < 3; ++i) cursor = brief.Next(cursor);
+  std::vector<int64_t> ids(40), labels(40);
+  ASSERT_THAT(longer.Deal(cursor, ids, labels), IsOk());
+  EXPECT_EQ(ids[0], 30);
+  EXPECT_EQ(longer.Next(cursor), 70);
+}
+
+TEST(Corpus, AFingerprintTellsTextsApartAndNotPlaces) {
+  const TempDir dir, other;
+  SLUICE_ASSERT_OK_AND_ASSIGN(const auto one,
+                              Counting(dir, 250)->Fingerprint());
+  SLUICE_ASSERT_OK_AND_ASSIGN(const auto same,
+                              Counting(other, 250)->Fingerprint());
+  SLUICE_ASSERT_OK_AND_ASSIGN(const auto shorter,
+                              Counting(other, 249)->Fingerprint());
+  EXPECT_EQ(one, same);
+  EXPECT_NE(one, shorter);
+  std::string text(1 << 20, 'a');
+  const auto fingerprint = [&] {
+    std::ofstream(dir.File("long"), std::ios::binary) << text;
+    const auto corpus = Corpus::Open({.path = dir.File("long")});
+    SLUICE_CHECK_OK(corpus.status());
+    const auto print = (*corpus)->Fingerprint();
+    SLUICE_CHECK_OK(print.status());
+    return *print;
+  };
+  const std::string whole = fingerprint();
+  text.back() = 'b';
+  EXPECT_NE(fingerprint(), whole);
+  text.back() = 'a';
+  EXPECT_EQ(fingerprint(), whole);
 }
 
 TEST(Dealer, TooLittleTextSaysHowMuchIsNeeded) {

@@ -162,6 +162,8 @@ INSTANTIATE_TEST_SUITE_P(
                       BadLine{"train --heads 2 --ranks 4", "ranks"},
                       BadLine{"train --heads 4 --kv-heads 3", "kv"},
                       BadLine{"train --save-every 5", "--save"},
+                      BadLine{"train --keep-checkpoints 2", "--save"},
+                      BadLine{"train --allow-other-data", "--resume"},
                       BadLine{"train --private --socket /s", "--private"},
                       BadLine{"train --token-bytes 3", "--token-bytes 3"}));
 

@@ -146,7 +146,15 @@ std::vector<std::pair<const char*, at::Tensor>> NamedStates(AdamW& optimizer) {
   return named;
 }
 
-absl::Status WriteOptimizer(const std::string& path, AdamW& optimizer) {
+// A shard bears its place: those of all ranks may be of one size.
+std::string ShardLabel(int rank, int ranks, int64_t step,
+                       const std::string& run) {
+  return fmt::format("rank {} of {}, step {} of run {}", rank, ranks, step,
+                     run);
+}
+
+absl::Status WriteOptimizer(const std::string& path, AdamW& optimizer,
+                            const std::string& label) {
   const runtime::HostScope host("writing a checkpoint");
   const at::Tensor random = RandomState();
   std::vector<TensorInfo> infos;
@@ -155,7 +163,7 @@ absl::Status WriteOptimizer(const std::string& path, AdamW& optimizer) {
   }
   infos.push_back({"rng_state", TensorType::kU8, {random.numel()}});
   SLUICE_ASSIGN_OR_RETURN(const auto writer,
-                          SafetensorsWriter::Create(path, infos));
+                          SafetensorsWriter::Create(path, infos, label));
   for (const auto& [name, t] : NamedStates(optimizer)) {
     SLUICE_RETURN_IF_ERROR(writer->Append(t.data_ptr(), Bytewise(t)));
   }
@@ -200,15 +208,19 @@ std::optional<SavedPlan> ReadPlan(const std::string& path,
   return SavedPlan{*std::move(profile), *std::move(plan)};
 }
 
-absl::Status WriteOwnFiles(const std::string& folder,
-                           const StepperContext& context,
-                           const TrainingState& state, AdamW& optimizer,
-                           const SavedPlan* plan) {
+}  // namespace
+
+absl::Status WriteCheckpoint(const std::string& folder,
+                             const StepperContext& context,
+                             const TrainingState& state,
+                             const RunIdentity& identity, AdamW& optimizer,
+                             const SavedPlan* plan) {
   const int rank = context.environment->rank;
   const int ranks = context.environment->world_size;
   const RunOptions& o = *context.options;
   SLUICE_RETURN_IF_ERROR(
-      WriteOptimizer(OptimizerFile(folder, rank, ranks), optimizer));
+      WriteOptimizer(OptimizerFile(folder, rank, ranks), optimizer,
+                     ShardLabel(rank, ranks, state.step, identity.run)));
   SLUICE_RETURN_IF_ERROR(
       WritePlan(PlanFile(folder, rank, ranks), context, plan));
   if (rank != 0) return absl::OkStatus();
@@ -217,48 +229,54 @@ absl::Status WriteOwnFiles(const std::string& folder,
   SLUICE_RETURN_IF_ERROR(
       WriteFile(folder + "/config.json",
                 HfConfig(o.model, o.seq_len, o.dtype == Dtype::kBf16)));
-  return WriteState(folder, o, {state.step, state.next_sequence, ranks});
-}
-
-}  // namespace
-
-absl::Status SaveCheckpoint(const std::string& folder,
-                            const StepperContext& context,
-                            const TrainingState& state, AdamW& optimizer,
-                            const SavedPlan* plan) {
-  const bool first = context.environment->rank == 0;
-  std::string temporary =
-      fmt::format("{}/checkpoint-{}.tmp", folder, state.step);
-  absl::Status status;
-  if (first) status = BeginFolder(folder, state.step).status();
-  status = Agree(context.collectives, status);
-  if (status.ok()) {
-    status = Agree(context.collectives,
-                   WriteOwnFiles(temporary, context, state, optimizer, plan));
-    if (!status.ok() && first) RemoveFolder(temporary);
-  }
-  SLUICE_RETURN_IF_ERROR(status);
-  if (first) status = CommitFolder(temporary, folder, state.step);
-  return Agree(context.collectives, status);
+  StateFile file;
+  file.step = state.step;
+  file.next_token = state.next_token;
+  file.ranks = ranks;
+  file.identity = identity;
+  return WriteState(folder, o, file);
 }
 
 absl::StatusOr<Checkpoint> OpenCheckpoint(const std::string& path,
                                           const RunOptions& options,
                                           const RankEnvironment& environment) {
-  SLUICE_ASSIGN_OR_RETURN(const std::string folder, FindCheckpoint(path));
-  SLUICE_ASSIGN_OR_RETURN(const StateFile state, ReadState(folder, options));
+  SLUICE_ASSIGN_OR_RETURN(const FoundCheckpoint found, FindCheckpoint(path));
+  SLUICE_RETURN_IF_ERROR(CheckFlags(found.path, options));
   Checkpoint checkpoint;
-  checkpoint.path = folder;
-  checkpoint.state = {state.step, state.next_sequence};
-  checkpoint.ranks = state.ranks;
+  checkpoint.path = found.path;
+  checkpoint.passed_over = found.passed_over;
+  checkpoint.state = found.state;
   checkpoint.model = options.model;
   checkpoint.rank = environment.rank;
   checkpoint.world_size = environment.world_size;
   return checkpoint;
 }
 
+absl::Status Checkpoint::CheckData(const RunOptions& options,
+                                   const RunIdentity& now) const {
+  const RunIdentity& then = state.identity;
+  if (then.data.empty() || then.data == now.data || options.allow_other_data) {
+    return absl::OkStatus();
+  }
+  return BadInput(fmt::format(
+      "--resume {}: run {} was trained on another text ({} tokens, fingerprint "
+      "{}) than --data {} ({} tokens, {}): give that text, or go on with this "
+      "one by --allow-other-data",
+      path, then.run, then.data_tokens, then.data.substr(0, 8),
+      options.data.empty() ? "(the default)" : options.data, now.data_tokens,
+      now.data.substr(0, 8)));
+}
+
+std::string Checkpoint::Describe() const {
+  return fmt::format("goes on from {}: step {} of {}{}", path, state.step,
+                     state.identity.run.empty() ? "a run of before runs had ids"
+                                                : "run " + state.identity.run,
+                     passed_over.empty() ? "" : "; " + passed_over);
+}
+
 std::optional<SavedPlan> Checkpoint::LoadPlan(
     const StepperContext& context) const {
+  const int ranks = state.ranks;
   if (ranks != context.environment->world_size) return std::nullopt;
   return ReadPlan(PlanFile(path, rank, ranks),
                   PlanKey(*context.options, ranks, context.memory->size()),
@@ -278,39 +296,99 @@ absl::Status Checkpoint::LoadWeights(FlatModel& weights) const {
   return absl::OkStatus();
 }
 
-// Bucket b was the (b / ranks)-th of rank b % ranks, whoever owns it now.
+// The shards of those who wrote it, opened as they are needed.
+class Checkpoint::Shards {
+ public:
+  Shards(const Checkpoint& checkpoint, int64_t elements)
+      : checkpoint_(checkpoint),
+        buckets_(CutBuckets(elements, checkpoint.state.ranks,
+                            checkpoint.state.format == 1 ? Dealing::kMebibytes
+                                                         : Dealing::kEven)),
+        sizes_(static_cast<size_t>(checkpoint.state.ranks)),
+        readers_(static_cast<size_t>(checkpoint.state.ranks)) {
+    for (const Bucket& b : buckets_) {
+      int64_t& size = sizes_[static_cast<size_t>(b.owner)];
+      places_.push_back(size);
+      size += b.size;
+    }
+  }
+
+  using Named = std::vector<std::pair<const char*, at::Tensor>>;
+
+  absl::StatusOr<const SafetensorsReader*> Open(int owner, const Named& named) {
+    auto& reader = readers_[static_cast<size_t>(owner)];
+    if (reader != nullptr) return reader.get();
+    SLUICE_ASSIGN_OR_RETURN(
+        auto opened, SafetensorsReader::Open(OptimizerFile(
+                         checkpoint_.path, owner, checkpoint_.state.ranks)));
+    for (const auto& [name, t] : named) {
+      SLUICE_RETURN_IF_ERROR(opened->Expect(
+          {name, TensorType::kF32, {sizes_[static_cast<size_t>(owner)]}}));
+    }
+    const StateFile& state = checkpoint_.state;
+    const std::string wanted =
+        ShardLabel(owner, state.ranks, state.step, state.identity.run);
+    // Those of before have none.
+    if (state.format > 1 && opened->label() != wanted) {
+      return BadInput(fmt::format(
+          "{}: it is the shard of {}, not of {}: it was put there from "
+          "elsewhere",
+          OptimizerFile(checkpoint_.path, owner, state.ranks),
+          opened->label().empty() ? "nobody" : opened->label(), wanted));
+    }
+    reader = std::move(opened);
+    return reader.get();
+  }
+
+  // Elements [offset, offset + size) of the flat buffer to [to, to + size) of
+  // each of `named`.
+  absl::Status Read(int64_t offset, int64_t size, int64_t to,
+                    const Named& named) {
+    // All but the last are of one size.
+    for (size_t b = static_cast<size_t>(offset / buckets_[0].size); size > 0;
+         ++b) {
+      const Bucket& bucket = buckets_[b];
+      const int64_t skip = offset - bucket.offset;
+      const int64_t n = std::min(bucket.size - skip, size);
+      SLUICE_ASSIGN_OR_RETURN(const SafetensorsReader* const reader,
+                              Open(bucket.owner, named));
+      for (const auto& [name, t] : named) {
+        SLUICE_RETURN_IF_ERROR(reader->Read(name, (places_[b] + skip) * 4,
+                                            t.data_ptr<float>() + to, n * 4));
+      }
+      offset += n;
+      to += n;
+      size -= n;
+    }
+    return absl::OkStatus();
+  }
+
+ private:
+  const Checkpoint& checkpoint_;
+  const std::vector<Bucket> buckets_;  // as they were cut then
+  std::vector<int64_t> places_;        // of each in its owner's shard
+  std::vector<int64_t> sizes_;         // of the shards
+  std::vector<std::unique_ptr<SafetensorsReader>> readers_;
+};
+
 absl::Status Checkpoint::LoadOptimizer(AdamW& optimizer) const {
   const runtime::HostScope host("reading a checkpoint");
   int64_t elements = 0;
   for (const Bucket& b : optimizer.buckets()) elements += b.size;
-  const std::vector<Bucket> former = CutBuckets(elements, ranks);
-  std::vector<int64_t> sizes(ranks);  // of the shards, in elements
-  for (const Bucket& b : former) sizes[b.owner] += b.size;
-  std::vector<std::unique_ptr<SafetensorsReader>> readers(ranks);
+  Shards shards(*this, elements);
+  const Shards::Named named = NamedStates(optimizer);
   int64_t to = 0;
-  for (size_t b = 0; b < former.size(); ++b) {
-    if (optimizer.buckets()[b].owner != rank) continue;
-    auto& reader = readers[former[b].owner];
-    if (reader == nullptr) {
-      SLUICE_ASSIGN_OR_RETURN(reader, SafetensorsReader::Open(OptimizerFile(
-                                          path, former[b].owner, ranks)));
-      for (const auto& [name, t] : NamedStates(optimizer)) {
-        SLUICE_RETURN_IF_ERROR(
-            reader->Expect({name, TensorType::kF32, {sizes[former[b].owner]}}));
-      }
-    }
-    const int64_t from = static_cast<int64_t>(b) / ranks * kBucketElements;
-    for (auto& [name, t] : NamedStates(optimizer)) {
-      SLUICE_RETURN_IF_ERROR(reader->Read(
-          name, from * 4, t.data_ptr<float>() + to, former[b].size * 4));
-    }
-    to += former[b].size;
+  for (const Bucket& bucket : optimizer.buckets()) {
+    if (bucket.owner != rank) continue;
+    SLUICE_RETURN_IF_ERROR(shards.Read(bucket.offset, bucket.size, to, named));
+    to += bucket.size;
   }
-  // Another number of ranks has no state of its own to go on with.
-  if (world_size != ranks || readers[rank] == nullptr) {
-    return absl::OkStatus();
-  }
-  return LoadRandomState(*readers[rank]);
+  // Another number of ranks has no state of its own to go on with. Of the same
+  // number each opens its own shard, also one that owns no bucket.
+  if (world_size != state.ranks) return absl::OkStatus();
+  SLUICE_ASSIGN_OR_RETURN(const SafetensorsReader* const own,
+                          shards.Open(rank, named));
+  return LoadRandomState(*own);
 }
 
 }  // namespace sluice::train

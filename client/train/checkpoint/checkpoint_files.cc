@@ -4,16 +4,19 @@
 #include <fmt/format.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <cerrno>
 #include <cstdlib>
 #include <cstring>
 #include <filesystem>
 #include <fstream>
-#include <nlohmann/json.hpp>
+#include <functional>
+#include <map>
 #include <sstream>
-#include <vector>
 
+#include "client/train/checkpoint/safetensors.h"
 #include "client/train/launch/outcome.h"
+#include "proto/base/shortage.h"
 #include "proto/base/status.h"
 #include "proto/base/unique_fd.h"
 
@@ -21,33 +24,7 @@ namespace sluice::train {
 namespace fs = std::filesystem;
 namespace {
 
-using Json = nlohmann::ordered_json;
-
-constexpr int kFormat = 1;
 constexpr char kPrefix[] = "checkpoint-";
-constexpr char kStateName[] = "trainer_state.json";
-
-// The flags that weights and states only make sense with.
-Json ModelFlags(const RunOptions& o) {
-  const stream::ModelShape& m = o.model;
-  Json flags = {{"--arch", m.name},         {"--layers", m.layers},
-                {"--hidden", m.hidden},     {"--heads", m.heads},
-                {"--kv-heads", m.kv_heads}, {"--ffn", m.ffn},
-                {"--vocab", m.vocab},       {"--dtype", Name(o.dtype)}};
-  // A learned position table is as long as the sequence.
-  if (m.max_positions > 0) flags["--seq-len"] = o.seq_len;
-  return flags;
-}
-
-absl::Status Sync(const std::string& path, int flags) {
-  const UniqueFd fd(open(path.c_str(), flags | O_CLOEXEC));
-  if (!fd || fsync(fd.get()) != 0) return ErrnoStatus(errno, "sync " + path);
-  return absl::OkStatus();
-}
-
-std::string FinalName(const std::string& folder, int64_t step) {
-  return fmt::format("{}/{}{}", folder, kPrefix, step);
-}
 
 // The step in a checkpoint folder's name; negative: it is none.
 int64_t StepOf(const fs::path& path) {
@@ -59,21 +36,26 @@ int64_t StepOf(const fs::path& path) {
   return *digits != '\0' && *end == '\0' ? step : -1;
 }
 
-absl::Status CompareFlags(const std::string& path, const Json& saved,
-                          const RunOptions& options) {
-  const Json wanted = ModelFlags(options);
-  for (const auto& [flag, value] : wanted.items()) {
-    if (!saved.is_object() || !saved.contains(flag)) {
-      return BadInput(fmt::format("{}: does not say {}", path, flag));
-    }
-    if (saved[flag] != value) {
-      return BadInput(fmt::format(
-          "--resume {}: it was trained with {} {}, this run has {}: give the "
-          "same",
-          path, flag, saved[flag].dump(), value.dump()));
-    }
+// InvalidArgument: whole checkpoints of more than one run lie there. Those of
+// before runs had ids may be of any.
+absl::Status CheckOneRun(const std::string& folder,
+                         const std::vector<int64_t>& steps) {
+  std::map<std::string, int64_t> newest;
+  for (const int64_t step : steps) {
+    const auto state = ReadState(CheckpointName(folder, step));
+    if (!state.ok() || state->identity.run.empty()) continue;
+    newest.try_emplace(state->identity.run, step);
   }
-  return absl::OkStatus();
+  if (newest.size() < 2) return absl::OkStatus();
+  std::string list;
+  for (const auto& [run, step] : newest) {
+    list += fmt::format("{}{}{} is of run {}", list.empty() ? "" : ", ",
+                        kPrefix, step, run);
+  }
+  return BadInput(
+      fmt::format("--resume {}: it holds checkpoints of {} runs ({}): name "
+                  "one of them",
+                  folder, newest.size(), list));
 }
 
 }  // namespace
@@ -90,138 +72,71 @@ std::string PlanFile(const std::string& folder, int rank, int ranks) {
   return fmt::format("{}/plan-{}-of-{}.json", folder, rank, ranks);
 }
 
-absl::Status WriteState(const std::string& folder, const RunOptions& options,
-                        const StateFile& state) {
-  const Json json = {{"format", kFormat},
-                     {"step", state.step},
-                     {"next_sequence", state.next_sequence},
-                     {"ranks", state.ranks},
-                     {"seed", options.seed},
-                     {"seq_len", options.seq_len},
-                     {"method", Name(options.method)},
-                     {"model", ModelFlags(options)}};
-  return WriteFile(folder + "/" + kStateName, json.dump(2) + "\n");
+std::string CheckpointName(const std::string& folder, int64_t step) {
+  return fmt::format("{}/{}{}", folder, kPrefix, step);
 }
 
-absl::StatusOr<StateFile> ReadState(const std::string& folder,
-                                    const RunOptions& options) {
-  const std::string path = folder + "/" + kStateName;
-  SLUICE_ASSIGN_OR_RETURN(const std::string text, ReadFile(path));
-  const Json json = Json::parse(text, nullptr, /*allow_exceptions=*/false);
-  const auto number = [&](const char* name) -> int64_t {
-    if (!json.is_object() || !json.contains(name) ||
-        !json[name].is_number_unsigned()) {
-      return -1;
-    }
-    return json[name].get<int64_t>();
-  };
-  StateFile state;
-  state.step = number("step");
-  state.next_sequence = number("next_sequence");
-  const int64_t ranks = number("ranks");
-  if (number("format") != kFormat || state.step < 0 ||
-      state.next_sequence < 0 || ranks < 1 || ranks > 1 << 20) {
-    return BadInput(fmt::format("{}: not a whole trainer state of format {}",
-                                path, kFormat));
+std::vector<int64_t> StepsIn(const std::string& folder) {
+  std::vector<int64_t> steps;
+  std::error_code error;
+  for (const auto& entry : fs::directory_iterator(folder, error)) {
+    const int64_t step = StepOf(entry.path());
+    if (step >= 0) steps.push_back(step);
   }
-  state.ranks = static_cast<int>(ranks);
-  SLUICE_RETURN_IF_ERROR(
-      CompareFlags(path, json.value("model", Json()), options));
+  std::sort(steps.begin(), steps.end(), std::greater<>());
+  return steps;
+}
+
+absl::StatusOr<StateFile> ReadWhole(const std::string& folder) {
+  SLUICE_ASSIGN_OR_RETURN(StateFile state, ReadState(folder));
+  SLUICE_RETURN_IF_ERROR(SafetensorsReader::Open(WeightsFile(folder)).status());
+  for (int rank = 0; rank < state.ranks; ++rank) {
+    SLUICE_RETURN_IF_ERROR(
+        SafetensorsReader::Open(OptimizerFile(folder, rank, state.ranks))
+            .status());
+  }
   return state;
 }
 
-std::string PlanKey(const RunOptions& o, int ranks, Bytes hbm) {
-  Json key = ModelFlags(o);
-  key["--seq-len"] = o.seq_len;
-  key["--chunk"] = o.chunk;
-  key["--alpha"] = o.alpha;
-  if (!o.keep) key["--no-keep"] = true;
-  for (const auto& [name, f] : o.fractions) {
-    key["--fractions"][name] = {f.keep, f.swap};
+absl::StatusOr<FoundCheckpoint> FindCheckpoint(const std::string& path) {
+  std::error_code error;
+  FoundCheckpoint found;
+  if (fs::exists(StatePath(path), error)) {
+    SLUICE_ASSIGN_OR_RETURN(found.state, ReadWhole(path));
+    found.path = path;
+    return found;
   }
-  key["--prefetch"] = o.prefetch;
-  key["ranks"] = ranks;
-  key["hbm"] = hbm.count();
-  return key.dump();
+  const std::vector<int64_t> steps = StepsIn(path);
+  SLUICE_RETURN_IF_ERROR(CheckOneRun(path, steps));
+  absl::Status newest;
+  for (const int64_t step : steps) {
+    const std::string name = CheckpointName(path, step);
+    auto state = ReadWhole(name);
+    if (state.ok()) {
+      found.path = name;
+      found.state = *std::move(state);
+      return found;
+    }
+    if (absl::IsOutOfRange(state.status()) ||
+        ShortageOf(state.status()) != Shortage::kNone) {
+      return state.status();
+    }
+    if (newest.ok()) newest = state.status();
+    found.passed_over += fmt::format(
+        "{}{}{} is not whole ({})", found.passed_over.empty() ? "" : "; ",
+        kPrefix, step, std::string(state.status().message()));
+  }
+  if (!newest.ok()) return newest;
+  fs::directory_iterator(path, error);
+  return absl::NotFoundError(
+      fmt::format("--resume {}: {}; name a folder that --save wrote", path,
+                  error ? error.message() : "no checkpoint in it"));
 }
 
-absl::StatusOr<std::string> FindCheckpoint(const std::string& path) {
-  std::error_code error;
-  if (fs::exists(path + "/" + kStateName, error)) return path;
-  std::string best;
-  int64_t best_step = -1;
-  for (const auto& entry : fs::directory_iterator(path, error)) {
-    const int64_t step = StepOf(entry.path());
-    if (step <= best_step) continue;
-    best_step = step;
-    best = entry.path().string();
-  }
-  if (best.empty()) {
-    return absl::NotFoundError(
-        fmt::format("--resume {}: {}; name a folder that --save wrote", path,
-                    error ? error.message() : "no checkpoint in it"));
-  }
-  return best;
-}
-
-absl::Status CheckSaveFolder(const std::string& folder) {
-  // Only making a folder shows whether one can be made: permissions say yes
-  // to root, and of a full or virtual file system nothing. It is made under a
-  // name of its own in the deepest folder that is there: what others may be
-  // making at this moment, such as our parents, is not touched.
-  std::error_code error;
-  fs::path at = fs::absolute(folder, error);
-  while (!fs::exists(at, error) && at != at.parent_path()) {
-    at = at.parent_path();
-  }
-  std::string probe = (at / ".sluice-XXXXXX").string();
-  if (mkdtemp(probe.data()) == nullptr) {
-    const int why = errno;
-    return BadInput(
-        fmt::format("--save {}: {}; name a folder that can be written", folder,
-                    std::strerror(why)),
-        why);
-  }
-  fs::remove(probe, error);
+absl::Status SyncPath(const std::string& path, int flags) {
+  const UniqueFd fd(open(path.c_str(), flags | O_CLOEXEC));
+  if (!fd || fsync(fd.get()) != 0) return ErrnoStatus(errno, "sync " + path);
   return absl::OkStatus();
-}
-
-absl::StatusOr<std::string> BeginFolder(const std::string& folder,
-                                        int64_t step) {
-  const std::string temporary = FinalName(folder, step) + ".tmp";
-  std::error_code error;
-  fs::remove_all(temporary, error);
-  fs::create_directories(temporary, error);
-  if (error) {
-    return BadInput(fmt::format("--save {}: cannot make {}: {}", folder,
-                                temporary, error.message()),
-                    error.value());
-  }
-  return temporary;
-}
-
-absl::Status CommitFolder(const std::string& temporary,
-                          const std::string& folder, int64_t step) {
-  SLUICE_RETURN_IF_ERROR(Sync(temporary, O_RDONLY | O_DIRECTORY));
-  const std::string place = FinalName(folder, step);
-  const std::string old = place + ".old";
-  std::error_code error;
-  fs::remove_all(old, error);
-  // A directory cannot be renamed over a full one: move that one away first.
-  const bool replaces = fs::exists(place, error);
-  if (replaces) fs::rename(place, old, error);
-  if (!error) fs::rename(temporary, place, error);
-  if (error) {
-    return ErrnoStatus(error.value(),
-                       fmt::format("rename {} to {}", temporary, place));
-  }
-  fs::remove_all(old, error);
-  return Sync(folder, O_RDONLY | O_DIRECTORY);
-}
-
-void RemoveFolder(const std::string& temporary) {
-  std::error_code ignored;
-  fs::remove_all(temporary, ignored);
 }
 
 absl::Status WriteFile(const std::string& path, const std::string& text) {
@@ -242,7 +157,9 @@ absl::StatusOr<std::string> ReadFile(const std::string& path) {
   std::ifstream in(path, std::ios::binary);
   if (!in) {
     const int error = errno;
-    return BadInput(fmt::format("{}: {}", path, std::strerror(error)), error);
+    return Mark(
+        absl::NotFoundError(fmt::format("{}: {}", path, std::strerror(error))),
+        ShortageOfErrno(error));
   }
   std::stringstream text;
   text << in.rdbuf();

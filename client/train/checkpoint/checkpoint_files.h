@@ -1,12 +1,14 @@
-// Names and small files of a checkpoint.
+// Names and small files of a checkpoint, and finding the one to go on from.
 // Thread safety: pure functions on files.
 #pragma once
 
+#include <cstdint>
 #include <string>
+#include <vector>
 
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
-#include "client/train/options.h"
+#include "client/train/checkpoint/trainer_state.h"
 
 namespace sluice::train {
 
@@ -14,35 +16,29 @@ std::string WeightsFile(const std::string& folder);
 std::string OptimizerFile(const std::string& folder, int rank, int ranks);
 std::string PlanFile(const std::string& folder, int rank, int ranks);
 
-// trainer_state.json.
-struct StateFile {
-  int64_t step = 0, next_sequence = 0;
-  int ranks = 1;
+// folder/checkpoint-<step>
+std::string CheckpointName(const std::string& folder, int64_t step);
+// The checkpoints of a folder by their names, the newest first, whole or not.
+std::vector<int64_t> StepsIn(const std::string& folder);
+
+// Is everything there that a resumed run reads, of the size its header says?
+// InvalidArgument or NotFound: what is not. OutOfRange (a newer program's
+// format) and a shortage (open files) say nothing about that.
+absl::StatusOr<StateFile> ReadWhole(const std::string& folder);
+
+struct FoundCheckpoint {
+  std::string path;
+  StateFile state;
+  std::string passed_over;  // newer ones that are not whole, in a line
 };
-absl::Status WriteState(const std::string& folder, const RunOptions& options,
-                        const StateFile& state);
-// Checks that the options are those of the run that wrote it.
-absl::StatusOr<StateFile> ReadState(const std::string& folder,
-                                    const RunOptions& options);
-
-// What a saved plan was made for; another text means another plan.
-std::string PlanKey(const RunOptions& options, int ranks, Bytes hbm);
-
-// folder itself when it is a checkpoint, else its checkpoint of the last step.
-absl::StatusOr<std::string> FindCheckpoint(const std::string& path);
-
-// InvalidArgument: no checkpoint could be written there. Leaves nothing new.
-absl::Status CheckSaveFolder(const std::string& folder);
-// The folder to write to, empty; what an earlier attempt left is removed.
-absl::StatusOr<std::string> BeginFolder(const std::string& folder,
-                                        int64_t step);
-// Puts it in its place, over one of the same step.
-absl::Status CommitFolder(const std::string& temporary,
-                          const std::string& folder, int64_t step);
-void RemoveFolder(const std::string& temporary);
+// `path` itself when it is a checkpoint, else its newest whole one. Refuses a
+// folder that holds checkpoints of several runs.
+absl::StatusOr<FoundCheckpoint> FindCheckpoint(const std::string& path);
 
 // Writes and syncs.
 absl::Status WriteFile(const std::string& path, const std::string& text);
 absl::StatusOr<std::string> ReadFile(const std::string& path);
+// Of an open file's or folder's content.
+absl::Status SyncPath(const std::string& path, int flags);
 
 }  // namespace sluice::train

@@ -52,8 +52,10 @@ absl::Status WriteAll(int fd, const void* data, int64_t bytes,
   return absl::OkStatus();
 }
 
-std::string MakeHeader(const std::vector<TensorInfo>& tensors) {
+std::string MakeHeader(const std::vector<TensorInfo>& tensors,
+                       const std::string& label) {
   Json json = {{"__metadata__", {{"format", "pt"}}}};
+  if (!label.empty()) json["__metadata__"]["label"] = label;
   int64_t offset = 0;
   for (const TensorInfo& t : tensors) {
     json[t.name] = {{"dtype", TypeName(t.type)},
@@ -130,14 +132,15 @@ int64_t TensorInfo::elements() const {
 }
 
 absl::StatusOr<std::unique_ptr<SafetensorsWriter>> SafetensorsWriter::Create(
-    const std::string& path, std::vector<TensorInfo> tensors) {
+    const std::string& path, std::vector<TensorInfo> tensors,
+    const std::string& label) {
   std::unique_ptr<SafetensorsWriter> writer(new SafetensorsWriter());
   writer->path_ = path;
   writer->fd_ = UniqueFd(
       open(path.c_str(), O_CREAT | O_TRUNC | O_WRONLY | O_CLOEXEC, 0644));
   if (!writer->fd_) return ErrnoStatus(errno, "create " + path);
   for (const TensorInfo& t : tensors) writer->expected_ += t.bytes();
-  const std::string header = MakeHeader(tensors);
+  const std::string header = MakeHeader(tensors, label);
   const uint64_t size = header.size();
   const int fd = writer->fd_.get();
   SLUICE_RETURN_IF_ERROR(WriteAll(fd, &size, sizeof(size), path));
@@ -197,7 +200,12 @@ absl::Status SafetensorsReader::ParseHeader(const std::string& header,
     return BadInput(fmt::format("{}: its header is not JSON", path_));
   }
   for (const auto& [name, entry] : json.items()) {
-    if (name == "__metadata__") continue;
+    if (name == "__metadata__") {
+      const bool has = entry.is_object() && entry.contains("label") &&
+                       entry["label"].is_string();
+      if (has) label_ = entry["label"].get<std::string>();
+      continue;
+    }
     const auto parsed = ParseEntry(name, entry, data_bytes);
     if (!parsed.has_value()) {
       return BadInput(fmt::format(

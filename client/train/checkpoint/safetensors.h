@@ -35,8 +35,10 @@ struct TensorInfo {
 
 class SafetensorsWriter {
  public:
+  // `label`: what the file is, for who reads it back.
   static absl::StatusOr<std::unique_ptr<SafetensorsWriter>> Create(
-      const std::string& path, std::vector<TensorInfo> tensors);
+      const std::string& path, std::vector<TensorInfo> tensors,
+      const std::string& label = "");
   // The bytes of all tensors, in the order given to Create, in any pieces.
   absl::Status Append(const void* data, int64_t bytes);
   // Flushes to the disk; an error when bytes are missing.
@@ -54,6 +56,7 @@ class SafetensorsReader {
  public:
   static absl::StatusOr<std::unique_ptr<SafetensorsReader>> Open(
       const std::string& path);
+  const std::string& label() const { return label_; }  // empty: none
   // Null when there is none.
   const TensorInfo* Find(const std::string& name) const;
   // As Find, and of this type and shape; InvalidArgument says both.
@@ -72,6 +75,7 @@ class SafetensorsReader {
                            int64_t data_bytes);
 
   std::string path_;
+  std::string label_;
   UniqueFd fd_;
   std::map<std::string, Place> places_;
 };

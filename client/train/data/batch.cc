@@ -9,21 +9,22 @@
 
 namespace sluice::train {
 
-int64_t Dealer::sequences() const {
-  return (corpus_->tokens() - 1) / layout_.seq_len();
+// The last token of a sequence needs one more, its label.
+int64_t Dealer::Start(int64_t cursor) const {
+  return cursor + layout_.seq_len() < corpus_->tokens() ? cursor : 0;
 }
 
 absl::Status Dealer::Check() const {
-  if (sequences() >= 1) return absl::OkStatus();
+  if (layout_.seq_len() < corpus_->tokens()) return absl::OkStatus();
   return BadInput(fmt::format(
       "--data has {} tokens, --seq-len {} needs {}: give more text or a "
       "shorter length",
       corpus_->tokens(), layout_.seq_len(), layout_.seq_len() + 1));
 }
 
-absl::Status Dealer::Deal(int64_t sequence, std::span<int64_t> ids,
+absl::Status Dealer::Deal(int64_t cursor, std::span<int64_t> ids,
                           std::span<int64_t> labels) {
-  const int64_t start = (sequence % sequences()) * layout_.seq_len();
+  const int64_t start = Start(cursor);
   for (int64_t m = 0; m < layout_.chunks(); ++m) {
     const int64_t rows = layout_.local_rows(m, rank_);
     if (rows == 0) continue;

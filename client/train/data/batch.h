@@ -1,10 +1,10 @@
 // Which tokens a rank sees: a cursor over the corpus, and the dealing of one
 // sequence to the ranks.
 //
-// The cursor is global and counts sequences, so it means the same whatever
-// the number of ranks. Labels are the next token, shifted before dealing: a
-// rank's last row has its label though the token itself lies on another rank.
-// Thread safety: one thread.
+// The cursor is global and counts tokens of the corpus, so it means the same
+// whatever the number of ranks and the length. Labels are the next token,
+// shifted before dealing: a rank's last row has its label though the token
+// itself lies on another rank. Thread safety: one thread.
 #pragma once
 
 #include <cstdint>
@@ -27,14 +27,18 @@ class Dealer {
   // label: have, need, what to do.
   absl::Status Check() const;
 
-  // This rank's ids and labels of sequence number `sequence` (they wrap round
-  // at the corpus' end), chunk after chunk. Both spans hold
-  // layout.total_local_rows(rank) entries.
-  absl::Status Deal(int64_t sequence, std::span<int64_t> ids,
+  // This rank's ids and labels of the sequence that starts at token `cursor`
+  // (at the corpus' start where there is not one whole sequence left), chunk
+  // after chunk. Both spans hold layout.total_local_rows(rank) entries.
+  absl::Status Deal(int64_t cursor, std::span<int64_t> ids,
                     std::span<int64_t> labels);
+  // Where the sequence after it starts.
+  int64_t Next(int64_t cursor) const {
+    return Start(cursor) + layout_.seq_len();
+  }
 
  private:
-  int64_t sequences() const;
+  int64_t Start(int64_t cursor) const;
 
   Corpus* corpus_;
   stream::ChunkLayout layout_;

@@ -15,12 +15,16 @@
 #include "client/train/launch/outcome.h"
 #include "proto/base/shortage.h"
 #include "proto/base/status.h"
+#include "proto/plan/units.h"
 
 namespace sluice::train {
 namespace fs = std::filesystem;
 namespace {
 
 constexpr int64_t kProbeBytes = 4096;
+// Of a fingerprint.
+constexpr int64_t kPieces = 64;
+constexpr int64_t kPieceTokens = 4096;
 
 // Text as git judges it: no NUL in the first bytes.
 absl::StatusOr<bool> LooksBinary(const std::string& path) {
@@ -61,11 +65,11 @@ absl::StatusOr<std::unique_ptr<Corpus>> Corpus::Open(const Options& options) {
   struct stat info;
   if (stat(own.path.c_str(), &info) != 0) {
     const int error = errno;
-    return BadInput(
-        fmt::format(
+    return Mark(
+        absl::NotFoundError(fmt::format(
             "--data {}: {}; name a text file, a folder or a .bin of token ids",
-            own.path, std::strerror(error)),
-        error);
+            own.path, std::strerror(error))),
+        ShortageOfErrno(error));
   }
   if (S_ISDIR(info.st_mode)) {
     SLUICE_RETURN_IF_ERROR(corpus->AddFolder(own.path));
@@ -191,6 +195,26 @@ absl::Status Corpus::Read(int64_t first, std::span<int64_t> out) {
     ++index;
   }
   return absl::OkStatus();
+}
+
+absl::StatusOr<std::string> Corpus::Fingerprint() {
+  std::string bytes = fmt::format("{} tokens;", total_);
+  const int64_t size = std::min(kPieceTokens, total_);
+  std::vector<int64_t> tokens(static_cast<size_t>(size));
+  int64_t done = 0;  // pieces of a short text overlap
+  for (int64_t i = 0; i < kPieces; ++i) {
+    const int64_t first = (total_ - size) / (kPieces - 1) * i;
+    const int64_t at = i + 1 == kPieces ? total_ - size : first;
+    if (at + size <= done) continue;
+    SLUICE_RETURN_IF_ERROR(Read(at, tokens));
+    for (const int64_t token : tokens) {
+      for (int shift = 0; shift < 32; shift += 8) {
+        bytes += static_cast<char>(token >> shift & 0xff);
+      }
+    }
+    done = at + size;
+  }
+  return plan::HashBytes(bytes);
 }
 
 }  // namespace sluice::train

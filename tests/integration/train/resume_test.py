@@ -5,6 +5,7 @@ import json
 import os
 import shutil
 import struct
+import subprocess
 import unittest
 
 import harness
@@ -123,7 +124,7 @@ class Resume(harness.TrainTest):
             shutil.rmtree(self.path("broken"))
 
     def test_a_shard_of_another_rank_is_refused(self):
-        # Two buckets of different sizes, one a rank.
+        # Of one size or not, a shard is one rank's.
         flags = [*FLAGS, "--ranks", "2", "--vocab", "3000"]
         save = self.path("save")
         self.train(*flags, "--steps", "1", "--save", save)
@@ -136,6 +137,190 @@ class Resume(harness.TrainTest):
         self.assertEqual(code, 2, err)
         self.assertEqual(len(err.strip().splitlines()), 1, err)
         self.assertIn("optimizer-1-of-2.safetensors", err)
+
+    def lines(self, *arguments, status=0):
+        """What a run that ends so says, by lines; a refusal is one line."""
+        code, _, err = self.run_train(*harness.MODEL, *FLAGS, *arguments)
+        self.assertEqual(code, status, err)
+        said = err.splitlines()
+        if status != 0:
+            said = [line for line in said if line.startswith("error:")]
+            self.assertEqual(len(said), 1, err)
+        return said
+
+    def state_of(self, name):
+        with open(self.path(name + "/trainer_state.json"),
+                  encoding="utf-8") as file:
+            return json.load(file)
+
+    def test_a_resumed_run_says_what_it_took_and_keeps_its_id(self):
+        save = self.path("save")
+        first = self.train(*FLAGS, "--steps", "2", "--save", save)
+        second = self.train(*FLAGS, "--steps", "3", "--save", save, "--resume",
+                            save)
+        self.assertEqual(len(first["run"]), 16)
+        self.assertIsNone(first["resumed"])
+        self.assertEqual(second["run"], first["run"])
+        self.assertEqual(second["resumed"],
+                         {"checkpoint": save + "/checkpoint-2", "step": 2,
+                          "run": first["run"]})
+        self.assertEqual(self.state_of("save/checkpoint-3")["run"],
+                         first["run"])
+        said = self.lines("--data", self.text, "--steps", "4", "--resume", save)
+        self.assertIn(f"goes on from {save}/checkpoint-3: step 3 of run "
+                      f"{first['run']}", said)
+
+    def test_two_runs_do_not_save_into_one_folder(self):
+        save = self.path("save")
+        first = self.train(*FLAGS, "--steps", "2", "--save", save)
+        said = self.lines("--data", self.text, "--steps", "5", "--save", save,
+                          status=2)
+        self.assertIn(f"checkpoint-2 of run {first['run']}", said[0])
+        self.assertIn("--resume " + save, said[0])
+        # Nor where they are copied together.
+        other = self.path("other")
+        self.train(*FLAGS, "--steps", "3", "--save", other)
+        shutil.move(other + "/checkpoint-3", save)
+        said = self.lines("--data", self.text, "--steps", "5", "--resume",
+                          save, status=2)
+        self.assertIn("checkpoints of 2 runs", said[-1])
+        self.lines("--data", self.text, "--steps", "3", "--resume",
+                   save + "/checkpoint-2")
+
+    def test_a_folder_is_saved_into_by_one_process_at_a_time(self):
+        save = self.path("save")
+        command = [harness.TRAIN, "train", *harness.MODEL, *FLAGS, "--data",
+                   self.text, "--steps", "100000", "--save", save,
+                   "--save-every", "20"]
+        first = self.start(command, stderr=subprocess.PIPE)
+        self.wait_until(lambda: os.path.isdir(save + "/checkpoint-20"), 60,
+                        "nothing is saved")
+        said = self.lines("--data", self.text, "--steps", "9", "--save", save,
+                          "--resume", save, status=2)
+        self.assertIn("another run is saving into it now", said[-1])
+        self.assertIsNone(first.poll())
+
+    def test_the_past_of_a_run_is_not_mixed_with_its_future(self):
+        save = self.path("save")
+        self.train(*FLAGS, "--steps", "4", "--save", save, "--save-every", "2")
+        said = self.lines("--data", self.text, "--steps", "6", "--save", save,
+                          "--resume", save + "/checkpoint-2", status=2)
+        self.assertIn("checkpoint-4 of this run, which goes on from step 2",
+                      said[-1])
+        self.train(*FLAGS, "--steps", "6", "--save", self.path("branch"),
+                   "--resume", save + "/checkpoint-2")
+
+    def test_another_text_is_refused_with_the_remedy(self):
+        save = self.path("save")
+        first = self.train(*FLAGS, "--steps", "2", "--save", save)
+        other = self.path("other.txt")
+        with open(other, "w", encoding="utf-8") as file:
+            file.write("another text\n" * 2000)
+        resume = ["--data", other, "--steps", "3", "--resume", save]
+        said = self.lines(*resume, status=2)
+        self.assertIn(f"run {first['run']} was trained on another text",
+                      said[0])
+        self.assertIn("--allow-other-data", said[0])
+        self.lines(*resume, "--allow-other-data")
+        # The same text elsewhere is the same text.
+        moved = shutil.copy(self.text, self.path("moved"))
+        self.lines("--data", moved, "--steps", "3", "--resume", save)
+
+    def test_keep_checkpoints_leaves_the_newest(self):
+        save = self.path("save")
+        result = self.train(*FLAGS, "--steps", "5", "--save", save,
+                            "--save-every", "1", "--keep-checkpoints", "2")
+        self.assertEqual(sorted(os.listdir(save)),
+                         ["checkpoint-4", "checkpoint-5"])
+        self.assertEqual(result["saves"], {"done": 5, "failed": 0,
+                                           "last_step": 5,
+                                           "last_failure": None})
+        self.train(*FLAGS, "--steps", "6", "--save", save, "--resume", save,
+                   "--keep-checkpoints", "1")
+        self.assertEqual(os.listdir(save), ["checkpoint-6"])
+
+    def test_a_cut_or_empty_checkpoint_is_passed_over(self):
+        save = self.path("save")
+        self.train(*FLAGS, "--steps", "3", "--save", save, "--save-every", "1")
+        os.mkdir(save + "/checkpoint-9")
+        weights = save + "/checkpoint-3/optimizer-0-of-1.safetensors"
+        with open(weights, "r+b") as file:
+            file.truncate(os.path.getsize(weights) - 1)
+        said = self.lines("--data", self.text, "--steps", "4", "--resume",
+                          save, "--save", save)
+        line = [l for l in said if "goes on from" in l]
+        self.assertEqual(len(line), 1, said)
+        self.assertIn("checkpoint-2: step 2 of run", line[0])
+        self.assertIn("checkpoint-9 is not whole", line[0])
+        self.assertIn("checkpoint-3 is not whole", line[0])
+
+    def test_another_length_neither_skips_nor_repeats(self):
+        save = self.path("save")
+        one = ["--private", "--accumulate", "1"]
+        self.train(*one, "--seq-len", "300", "--steps", "4", "--save", save)
+        self.assertEqual(self.state_of("save/checkpoint-4")["next_token"],
+                         4 * 300)
+        self.train(*one, "--seq-len", "700", "--steps", "6", "--resume",
+                   save, "--save", save)
+        self.assertEqual(self.state_of("save/checkpoint-6")["next_token"],
+                         4 * 300 + 2 * 700)
+
+    def test_a_resumed_run_plans_anew_for_a_smaller_host(self):
+        save = self.path("save")
+        big = ["--private", "--seq-len", "8000", "--hbm", "24MiB",
+               "--no-keep"]
+        first = self.train(*big, "--host", "256MiB", "--steps", "1", "--alpha",
+                           "auto", "--save", save)
+        small = first["host_bytes"] * 3 // 4
+        code, out, err = self.run_train(
+            *harness.MODEL, *big, "--json", "--data", self.text, "--host",
+            str(small), "--steps", "2", "--resume", save)
+        self.assertEqual(code, 0, err)
+        self.assertLessEqual(json.loads(out)["host_bytes"], small)
+        self.assertIn("the saved plan does not fit here", err)
+
+    def test_a_checkpoint_of_before_is_read(self):
+        save = self.path("save")
+        whole = self.train(*FLAGS, "--steps", "4")
+        self.train(*FLAGS, "--steps", "2", "--save", save)
+
+        def former(text):
+            state = json.loads(text)
+            del state["run"], state["data"], state["next_token"]
+            # Two sequences a step. Its shards were dealt by whole
+            # mebibytes, which is the same for one rank and so little.
+            return json.dumps({**state, "format": 1, "next_sequence": 4})
+
+        self.edit(save + "/checkpoint-2/trainer_state.json", former)
+        rest = self.train(*FLAGS, "--steps", "4", "--resume", save, "--save",
+                          save)
+        self.assertEqual(rest["losses"], whole["losses"][2:])
+        self.assertEqual(rest["resumed"]["run"], "")
+        self.assertEqual(self.state_of("save/checkpoint-4")["run"],
+                         rest["run"])
+
+        def later(text):
+            return json.dumps({**json.loads(text), "format": 3})
+
+        self.edit(save + "/checkpoint-4/trainer_state.json", later)
+        said = self.lines("--data", self.text, "--steps", "5", "--resume",
+                          save, status=2)
+        self.assertIn("format 3, written by a newer sluice-train", said[-1])
+
+    def test_each_rank_has_its_share_and_reads_its_shard(self):
+        save = self.path("save")
+        self.train(*FLAGS, "--ranks", "2", "--steps", "1", "--save", save)
+        sizes = []
+        for rank in (0, 1):
+            shard = f"{save}/checkpoint-1/optimizer-{rank}-of-2.safetensors"
+            sizes.append(tensors_of(shard)["m"][1][0])
+        # Each rank has its half of a small model's optimizer.
+        self.assertLess(abs(sizes[0] - sizes[1]), 64)
+        with open(shard, "r+b") as file:
+            file.truncate(os.path.getsize(shard) - 1)
+        said = self.lines("--data", self.text, "--ranks", "2", "--steps", "2",
+                          "--resume", save, status=2)
+        self.assertIn("optimizer-1-of-2.safetensors", said[-1])
 
     def test_a_run_that_is_done_says_so(self):
         save = self.path("save")

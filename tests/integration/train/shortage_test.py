@@ -49,6 +49,65 @@ class Shortage(harness.TrainTest):
         self.assertIn("No space left", result["message"])
         self.assertNotIn("seq-len", err)
 
+    def test_a_failed_save_ends_no_run(self):
+        # Room for one checkpoint; what fills it up goes after step 2 is
+        # refused, and step 4 finds room again.
+        save = os.path.join(self.disk, "save")
+        log = self.path("log.jsonl")
+        filler = os.path.join(self.disk, "filler")
+        script = (f"mount -t tmpfs -o size=6m none {self.disk} || exit 99\n"
+                  f"dd if=/dev/zero of={filler} bs=512k count=11 2>/dev/null\n"
+                  f"(while ! grep -q '\"step\":3,' {log} 2>/dev/null; do "
+                  f"sleep 0.05; done; rm {filler}) & \n"
+                  f'"$@"\ncode=$?\nls {save}\nexit $code')
+        process = self.start(
+            ["unshare", "-rm", "sh", "-c", script, "sh", harness.TRAIN,
+             "train", *RUN, "--data", self.text, "--steps", "60", "--save",
+             save, "--save-every", "1", "--keep-checkpoints", "2",
+             "--log-jsonl", log],
+            stdout=subprocess.PIPE, stderr=subprocess.PIPE)
+        out, err = process.communicate(timeout=200)
+        if "unshare" in err or "mount:" in err:
+            self.skipTest("no mount namespace to be had: " + err)
+        self.assertEqual(process.returncode, 0, err)
+        result = json.loads(out.splitlines()[0])
+        saves = result["saves"]
+        self.assertEqual(result["steps"], 60)
+        self.assertEqual(saves["done"] + saves["failed"], 60)
+        self.assertGreaterEqual(saves["failed"], 2)
+        self.assertEqual(saves["last_step"], 60)
+        self.assertEqual(saves["last_failure"]["limited_by"], "disk")
+        self.assertIn("step 1 is not saved: ", err)
+        self.assertIn("No space left", err)
+        self.assertEqual(out.splitlines()[1:],
+                         ["checkpoint-59", "checkpoint-60"])
+
+    def test_a_log_that_a_full_disk_refuses_ends_no_run(self):
+        code, out, err = self.run_train(
+            *RUN, "--data", self.text, "--steps", "3", "--log-jsonl",
+            "/dev/full")
+        self.assertEqual(code, 0, err)
+        result = json.loads(out)
+        self.assertEqual((result["ok"], result["steps"]), (True, 3))
+        self.assertEqual(result["log_lines_unwritten"], 3)
+        self.assertEqual(err.count("--log-jsonl /dev/full: No space left"), 1)
+
+    def test_a_full_folder_of_temporary_files_is_named_too(self):
+        # The launcher's own files, and those of its private daemon.
+        script = (f"mount -t tmpfs -o size=64k none {self.disk} || exit 99\n"
+                  f"dd if=/dev/zero of={self.disk}/filler bs=4k 2>/dev/null\n"
+                  f'TMPDIR={self.disk} "$@"')
+        process = self.start(
+            ["unshare", "-rm", "sh", "-c", script, "sh", harness.TRAIN,
+             "train", *RUN, "--data", self.text, "--steps", "1"],
+            stdout=subprocess.PIPE, stderr=subprocess.PIPE)
+        _, err = process.communicate(timeout=60)
+        if "unshare" in err or "mount:" in err:
+            self.skipTest("no mount namespace to be had: " + err)
+        self.assertEqual(process.returncode, DISK_FULL, err)
+        self.assertIn("No space left", err)
+        self.assertNotIn("seq-len", err)
+
     def refuses_open_files(self, limit, *arguments):
         process = self.start(
             [harness.TRAIN, "train", *harness.MODEL, "--seq-len", "300",

@@ -1,0 +1,153 @@
+#include "client/train/checkpoint/trainer_state.h"
+
+#include <fmt/format.h>
+
+#include <nlohmann/json.hpp>
+#include <random>
+
+#include "client/train/checkpoint/checkpoint_files.h"
+#include "client/train/launch/outcome.h"
+#include "proto/base/status.h"
+
+namespace sluice::train {
+namespace {
+
+using Json = nlohmann::ordered_json;
+
+constexpr int kFormat = 2;
+
+// The flags that weights and states only make sense with.
+Json ModelFlags(const RunOptions& o) {
+  const stream::ModelShape& m = o.model;
+  Json flags = {{"--arch", m.name},         {"--layers", m.layers},
+                {"--hidden", m.hidden},     {"--heads", m.heads},
+                {"--kv-heads", m.kv_heads}, {"--ffn", m.ffn},
+                {"--vocab", m.vocab},       {"--dtype", Name(o.dtype)}};
+  // A learned position table is as long as the sequence.
+  if (m.max_positions > 0) flags["--seq-len"] = o.seq_len;
+  return flags;
+}
+
+// Negative: there is no such whole number.
+int64_t Number(const Json& json, const char* name) {
+  if (!json.is_object() || !json.contains(name) ||
+      !json[name].is_number_unsigned()) {
+    return -1;
+  }
+  return json[name].get<int64_t>();
+}
+
+std::string Text(const Json& json, const char* name) {
+  if (!json.is_object() || !json.contains(name)) return "";
+  return json[name].is_string() ? json[name].get<std::string>() : "";
+}
+
+// No object: it is none.
+absl::Status ReadJson(const std::string& folder, Json* json) {
+  SLUICE_ASSIGN_OR_RETURN(const std::string text, ReadFile(StatePath(folder)));
+  *json = Json::parse(text, nullptr, /*allow_exceptions=*/false);
+  return absl::OkStatus();
+}
+
+}  // namespace
+
+std::string NewRunId() {
+  std::random_device random;
+  return fmt::format("{:08x}{:08x}", random(), random());
+}
+
+std::string StatePath(const std::string& folder) {
+  return folder + "/trainer_state.json";
+}
+
+int64_t StateFile::NextToken(int64_t tokens) const {
+  if (format != 1) return next_token;
+  const int64_t sequences = (tokens - 1) / seq_len;
+  return sequences < 1 ? 0 : next_sequence % sequences * seq_len;
+}
+
+absl::Status WriteState(const std::string& folder, const RunOptions& options,
+                        const StateFile& state) {
+  const Json json = {{"format", kFormat},
+                     {"run", state.identity.run},
+                     {"step", state.step},
+                     {"next_token", state.next_token},
+                     {"data",
+                      {{"fingerprint", state.identity.data},
+                       {"tokens", state.identity.data_tokens}}},
+                     {"ranks", state.ranks},
+                     {"seed", options.seed},
+                     {"seq_len", options.seq_len},
+                     {"method", Name(options.method)},
+                     {"model", ModelFlags(options)}};
+  return WriteFile(StatePath(folder), json.dump(2) + "\n");
+}
+
+absl::StatusOr<StateFile> ReadState(const std::string& folder) {
+  Json json;
+  SLUICE_RETURN_IF_ERROR(ReadJson(folder, &json));
+  const std::string path = StatePath(folder);
+  const int64_t format = Number(json, "format");
+  if (format > kFormat) {
+    return absl::OutOfRangeError(fmt::format(
+        "{}: format {}, written by a newer sluice-train; this one reads "
+        "formats 1 to {}: resume with the program that wrote it",
+        path, format, kFormat));
+  }
+  StateFile state;
+  state.format = static_cast<int>(format);
+  state.step = Number(json, "step");
+  state.seq_len = Number(json, "seq_len");
+  const int64_t ranks = Number(json, "ranks");
+  const char* const cursor = format == 1 ? "next_sequence" : "next_token";
+  int64_t& place = format == 1 ? state.next_sequence : state.next_token;
+  place = Number(json, cursor);
+  if (format < 1 || state.step < 0 || place < 0 || state.seq_len < 1 ||
+      ranks < 1 || ranks > 1 << 20) {
+    return BadInput(fmt::format("{}: not a whole trainer state", path));
+  }
+  state.ranks = static_cast<int>(ranks);
+  state.identity.run = Text(json, "run");
+  if (json.contains("data")) {
+    state.identity.data = Text(json["data"], "fingerprint");
+    state.identity.data_tokens = Number(json["data"], "tokens");
+  }
+  return state;
+}
+
+absl::Status CheckFlags(const std::string& folder, const RunOptions& options) {
+  Json json;
+  SLUICE_RETURN_IF_ERROR(ReadJson(folder, &json));
+  const std::string path = StatePath(folder);
+  const Json saved = json.is_object() ? json.value("model", Json()) : Json();
+  const Json wanted = ModelFlags(options);
+  for (const auto& [flag, value] : wanted.items()) {
+    if (!saved.is_object() || !saved.contains(flag)) {
+      return BadInput(fmt::format("{}: does not say {}", path, flag));
+    }
+    if (saved[flag] != value) {
+      return BadInput(fmt::format(
+          "--resume {}: it was trained with {} {}, this run has {}: give the "
+          "same",
+          path, flag, saved[flag].dump(), value.dump()));
+    }
+  }
+  return absl::OkStatus();
+}
+
+std::string PlanKey(const RunOptions& o, int ranks, Bytes hbm) {
+  Json key = ModelFlags(o);
+  key["--seq-len"] = o.seq_len;
+  key["--chunk"] = o.chunk;
+  key["--alpha"] = o.alpha;
+  if (!o.keep) key["--no-keep"] = true;
+  for (const auto& [name, f] : o.fractions) {
+    key["--fractions"][name] = {f.keep, f.swap};
+  }
+  key["--prefetch"] = o.prefetch;
+  key["ranks"] = ranks;
+  key["hbm"] = hbm.count();
+  return key.dump();
+}
+
+}  // namespace sluice::train

@@ -1,0 +1,231 @@
+#include "client/train/checkpoint/save_folder.h"
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <filesystem>
+#include <fstream>
+#include <thread>
+#include <vector>
+
+#include "client/train/checkpoint/checkpoint_files.h"
+#include "client/train/checkpoint/safetensors.h"
+#include "client/train/jsonl_file.h"
+#include "tests/support/status_matchers.h"
+#include "tests/support/temp_dir.h"
+
+namespace sluice::train {
+namespace {
+
+namespace fs = std::filesystem;
+using ::sluice::testing::IsOk;
+using ::sluice::testing::StatusIs;
+using ::testing::AllOf;
+using ::testing::ElementsAre;
+using ::testing::HasSubstr;
+using ::testing::IsEmpty;
+
+const RunIdentity kOwn{"aaaaaaaaaaaaaaaa", "text", 100};
+const RunIdentity kOther{"bbbbbbbbbbbbbbbb", "text", 100};
+constexpr auto kBad = absl::StatusCode::kInvalidArgument;
+
+void WriteTensors(const std::string& path) {
+  auto writer = SafetensorsWriter::Create(path, {{"a", TensorType::kF32, {1}}});
+  SLUICE_CHECK_OK(writer.status());
+  const float one = 1;
+  SLUICE_CHECK_OK((*writer)->Append(&one, sizeof(one)));
+  SLUICE_CHECK_OK((*writer)->Close());
+}
+
+// What a rank writes, as far as finding one goes.
+void Fill(const std::string& checkpoint, int64_t step, const RunIdentity& run) {
+  fs::create_directories(checkpoint);
+  WriteTensors(WeightsFile(checkpoint));
+  WriteTensors(OptimizerFile(checkpoint, 0, 1));
+  StateFile state;
+  state.step = step;
+  state.identity = run;
+  SLUICE_CHECK_OK(WriteState(checkpoint, RunOptions(), state));
+}
+
+class SaveFolderTest : public ::testing::Test {
+ protected:
+  std::string folder() const { return dir_.File("save"); }
+  absl::Status Save(SaveFolder& into, int64_t step) {
+    SLUICE_RETURN_IF_ERROR(into.Begin(step));
+    Fill(SaveFolder::Temporary(folder(), step), step, kOwn);
+    return into.Commit(step);
+  }
+  absl::StatusOr<std::unique_ptr<SaveFolder>> Claim(
+      const StateFile* goes_on_from = nullptr) {
+    return SaveFolder::Claim(folder(), kOwn, goes_on_from);
+  }
+  sluice::testing::TempDir dir_;
+};
+
+// Each probes a folder of its own below one parent that is not there yet, and
+// then makes it.
+TEST_F(SaveFolderTest, JobsThatShareANewParentDoNotDisturbEachOther) {
+  for (int round = 0; round < 100; ++round) {
+    const std::string parent = dir_.File("parent" + std::to_string(round));
+    std::vector<absl::Status> ends(3);
+    std::vector<std::thread> jobs;
+    for (size_t job = 0; job < ends.size(); ++job) {
+      jobs.emplace_back([&, job] {
+        const std::string own = parent + "/new/job" + std::to_string(job);
+        ends[job] = CheckSaveFolder(own);
+        if (ends[job].ok()) {
+          ends[job] = SaveFolder::Claim(own, kOwn, nullptr).status();
+        }
+      });
+    }
+    for (std::thread& job : jobs) job.join();
+    for (const absl::Status& end : ends) ASSERT_THAT(end, IsOk());
+  }
+}
+
+TEST_F(SaveFolderTest, TryingAFolderLeavesNothing) {
+  ASSERT_THAT(CheckSaveFolder(dir_.File("a/b/c")), IsOk());
+  EXPECT_FALSE(fs::exists(dir_.File("a")));
+  EXPECT_TRUE(fs::is_empty(dir_.File("")));
+}
+
+TEST_F(SaveFolderTest, OneProcessAtATimeSavesIntoAFolder) {
+  SLUICE_ASSERT_OK_AND_ASSIGN(auto first, Claim());
+  EXPECT_THAT(Claim(), StatusIs(kBad, HasSubstr("saving into it now")));
+  first.reset();
+  // A folder that it made for nothing is gone.
+  EXPECT_FALSE(fs::exists(folder()));
+  EXPECT_THAT(Claim(), IsOk());
+}
+
+TEST_F(SaveFolderTest, AnotherRunsCheckpointsAreNotOurs) {
+  Fill(folder() + "/checkpoint-3", 3, kOther);
+  EXPECT_THAT(Claim(), StatusIs(kBad, AllOf(HasSubstr("run " + kOther.run),
+                                            HasSubstr("--resume"))));
+  // One that is not whole is nobody's.
+  fs::remove(WeightsFile(folder() + "/checkpoint-3"));
+  EXPECT_THAT(Claim(), IsOk());
+}
+
+TEST_F(SaveFolderTest, ARunDoesNotSaveBesideItsOwnFuture) {
+  Fill(folder() + "/checkpoint-3", 3, kOwn);
+  Fill(folder() + "/checkpoint-6", 6, kOwn);
+  StateFile from;
+  from.step = 3;
+  EXPECT_THAT(Claim(&from), StatusIs(kBad, HasSubstr("checkpoint-6")));
+  from.step = 6;
+  EXPECT_THAT(Claim(&from), IsOk());
+}
+
+TEST_F(SaveFolderTest, WhatADeadProcessLeftIsTakenUp) {
+  Fill(folder() + "/checkpoint-3.old", 3, kOwn);
+  Fill(folder() + "/checkpoint-6.old", 6, kOwn);
+  Fill(folder() + "/checkpoint-6", 6, kOwn);
+  Fill(folder() + "/checkpoint-9.tmp", 9, kOwn);
+  StateFile from;
+  from.step = 6;
+  ASSERT_THAT(Claim(&from), IsOk());
+  // It died after it had moved 3 away, and before it put the new one there.
+  EXPECT_THAT(StepsIn(folder()), ElementsAre(6, 3));
+  EXPECT_FALSE(fs::exists(folder() + "/checkpoint-6.old"));
+  EXPECT_FALSE(fs::exists(folder() + "/checkpoint-9.tmp"));
+}
+
+TEST_F(SaveFolderTest, RotationKeepsTheNewestWholeOnes) {
+  SLUICE_ASSERT_OK_AND_ASSIGN(auto save, Claim());
+  for (const int64_t step : {3, 6, 9, 12}) {
+    ASSERT_THAT(Save(*save, step), IsOk());
+  }
+  // It does not count as one that could be resumed.
+  fs::remove(WeightsFile(folder() + "/checkpoint-9"));
+  save->Rotate(2);
+  EXPECT_THAT(StepsIn(folder()), ElementsAre(12, 6));
+  save->Rotate(0);
+  EXPECT_THAT(StepsIn(folder()), ElementsAre(12, 6));
+  save->Rotate(1);
+  EXPECT_THAT(StepsIn(folder()), ElementsAre(12));
+}
+
+TEST_F(SaveFolderTest, RotationLeavesWhatIsResumedUntilANewerOneIsWhole) {
+  Fill(folder() + "/checkpoint-3", 3, kOwn);
+  StateFile from;
+  from.step = 3;
+  SLUICE_ASSERT_OK_AND_ASSIGN(auto save, Claim(&from));
+  ASSERT_THAT(save->Begin(6), IsOk());
+  save->Abandon(6);  // the disk is full
+  save->Rotate(1);
+  EXPECT_THAT(StepsIn(folder()), ElementsAre(3));
+  ASSERT_THAT(Save(*save, 9), IsOk());
+  save->Rotate(1);
+  EXPECT_THAT(StepsIn(folder()), ElementsAre(9));
+}
+
+TEST_F(SaveFolderTest, TheSameStepIsReplacedWhole) {
+  SLUICE_ASSERT_OK_AND_ASSIGN(auto save, Claim());
+  ASSERT_THAT(Save(*save, 3), IsOk());
+  ASSERT_THAT(Save(*save, 3), IsOk());
+  EXPECT_THAT(StepsIn(folder()), ElementsAre(3));
+  EXPECT_THAT(ReadWhole(folder() + "/checkpoint-3"), IsOk());
+}
+
+TEST_F(SaveFolderTest, TheNewestWholeOneIsFoundAndTheOthersAreNamed) {
+  Fill(folder() + "/checkpoint-6", 6, kOwn);
+  Fill(folder() + "/checkpoint-8", 8, kOwn);
+  fs::resize_file(OptimizerFile(folder() + "/checkpoint-8", 0, 1), 20);
+  fs::create_directories(folder() + "/checkpoint-9");
+  SLUICE_ASSERT_OK_AND_ASSIGN(const auto found, FindCheckpoint(folder()));
+  EXPECT_EQ(found.path, folder() + "/checkpoint-6");
+  EXPECT_EQ(found.state.step, 6);
+  EXPECT_THAT(found.passed_over, AllOf(HasSubstr("checkpoint-8 is not whole"),
+                                       HasSubstr("checkpoint-9 is not whole")));
+}
+
+TEST_F(SaveFolderTest, CheckpointsOfTwoRunsAreToldApart) {
+  Fill(folder() + "/checkpoint-6", 6, kOwn);
+  Fill(folder() + "/checkpoint-9", 9, kOther);
+  EXPECT_THAT(FindCheckpoint(folder()),
+              StatusIs(kBad, AllOf(HasSubstr(kOwn.run), HasSubstr(kOther.run),
+                                   HasSubstr("name one"))));
+  SLUICE_ASSERT_OK_AND_ASSIGN(const auto named,
+                              FindCheckpoint(folder() + "/checkpoint-6"));
+  EXPECT_EQ(named.state.identity.run, kOwn.run);
+}
+
+TEST(StateFile, ACursorOfBeforeCountsSequencesOfItsOwnLength) {
+  StateFile state;
+  state.format = 1;
+  state.seq_len = 10;
+  state.next_sequence = 7;
+  EXPECT_EQ(state.NextToken(31), 10);  // three a round
+  EXPECT_EQ(state.NextToken(1000), 70);
+  state.format = 2;
+  state.next_token = 35;
+  EXPECT_EQ(state.NextToken(1000), 35);
+}
+
+TEST(JsonlFile, WhatAFullDiskRefusesWaitsAndIsSaidOnce) {
+  SLUICE_ASSERT_OK_AND_ASSIGN(const auto file, JsonlFile::Open("/dev/full"));
+  file->Append("{}");
+  EXPECT_THAT(file->TakeNote(), HasSubstr("No space left"));
+  file->Append("{}");
+  EXPECT_THAT(file->TakeNote(), IsEmpty());
+  EXPECT_EQ(file->waiting(), 2);
+  file->Append(std::string(2 << 20, 'x'));
+  EXPECT_EQ(file->lost(), 1);
+}
+
+TEST(JsonlFile, LinesAreAppendedToWhatIsThere) {
+  const sluice::testing::TempDir dir;
+  std::ofstream(dir.File("log")) << "before\n";
+  SLUICE_ASSERT_OK_AND_ASSIGN(const auto file,
+                              JsonlFile::Open(dir.File("log")));
+  file->Append("one");
+  file->Append("two");
+  EXPECT_EQ(file->waiting(), 0);
+  SLUICE_ASSERT_OK_AND_ASSIGN(const auto text, ReadFile(dir.File("log")));
+  EXPECT_EQ(text, "before\none\ntwo\n");
+}
+
+}  // namespace
+}  // namespace sluice::train
