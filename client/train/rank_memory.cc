@@ -4,6 +4,7 @@
 
 #include "client/train/launch/gpu_choice.h"
 #include "client/train/launch/outcome.h"
+#include "proto/base/shortage.h"
 #include "proto/base/status.h"
 
 namespace sluice::train {

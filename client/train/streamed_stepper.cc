@@ -261,9 +261,10 @@ absl::StatusOr<stream::FractionMap> StreamedStepper::FirstFractions() const {
   if (asked >= 0) return AskedFor(asked);
   double most = 1;
   for (; most > 0; most -= 0.25) {
-    const Bytes needed = stream::HostBytes(
-        StreamOptions(stream::CalibrationLayout(layout_), AskedFor(most))
-            .stream);
+    stream::StreamOptions options =
+        StreamOptions(layout_, AskedFor(most)).stream;
+    options.layout = stream::CalibrationLayout(options);
+    const Bytes needed = stream::HostBytes(options);
     if (needed <= HostRoom()) break;
   }
   SLUICE_ASSIGN_OR_RETURN(most, LeastOfRanks(most));

@@ -75,13 +75,15 @@ absl::StatusOr<std::unique_ptr<Corpus>> Corpus::Open(const Options& options) {
     SLUICE_RETURN_IF_ERROR(corpus->AddFolder(own.path));
   } else if (own.path.ends_with(".bin") || own.token_bytes > 0) {
     SLUICE_RETURN_IF_ERROR(corpus->AddIds(own.path, info.st_size));
-  } else if (info.st_size > 0 && LooksBinary(own.path)) {
-    return BadInput(fmt::format(
-        "--data {}: not text (its first {} bytes cannot be read or hold a NUL "
-        "byte); name a text file, or give --token-bytes 2 or 4 where it holds "
-        "token ids",
-        own.path, kProbeBytes));
   } else {
+    SLUICE_ASSIGN_OR_RETURN(const bool binary, LooksBinary(own.path));
+    if (info.st_size > 0 && binary) {
+      return BadInput(fmt::format(
+          "--data {}: not text (its first {} bytes cannot be read or hold a "
+          "NUL byte); name a text file, or give --token-bytes 2 or 4 where it "
+          "holds token ids",
+          own.path, kProbeBytes));
+    }
     SLUICE_RETURN_IF_ERROR(corpus->AddText(own.path, info.st_size));
   }
   if (corpus->total_ == 0) {
