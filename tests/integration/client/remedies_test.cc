@@ -27,8 +27,10 @@ std::string CommandIn(const std::string& message) {
   static const std::regex kCommand(
       R"(sluice(ctl|-train|d)( (-[a-z-]+|[a-z]+))*?( lists|\)|$))");
   std::smatch found;
-  if (message.find("sluicectl budget set ") != message.npos) {
-    return message.substr(message.find("sluicectl budget set "));
+  // Sizes and names are no plain words; the command ends the message.
+  const size_t set = message.find("sluicectl budget set ");
+  if (set != message.npos && message.find("--help", set) == message.npos) {
+    return message.substr(set);
   }
   if (!std::regex_search(message, found, kCommand)) return "";
   return message.substr(found.position(), found.length() - found.str(4).size());
