@@ -3,8 +3,10 @@
 #include <fmt/format.h>
 
 #include <algorithm>
+#include <cstdlib>
 #include <string>
 
+#include "client/train/launch/private_daemon.h"
 #include "client/train/watch/banner.h"
 #include "client/train/watch/rank_watch.h"
 
@@ -71,6 +73,9 @@ void ExpectSteps(const StepperContext& context, const Stepper& stepper) {
 
 void Announce(const StepperContext& context, const Stepper& stepper) {
   if (context.environment->rank != 0) return;
+  if (const char* note = std::getenv(kPrivateNote)) {
+    context.watch->console().Note(note);
+  }
   for (const std::string& line : Banner(FactsOf(context, stepper))) {
     context.watch->console().Note(line);
   }

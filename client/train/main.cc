@@ -3,6 +3,7 @@
 
 #include <csignal>
 #include <cstdio>
+#include <cstdlib>
 #include <memory>
 #include <string>
 #include <vector>
@@ -37,12 +38,14 @@ int LaunchHere(const RunOptions& options,
     auto started = PrivateDaemon::Start(sizes);
     if (!started.ok()) return Fail(started.status());
     daemon = *std::move(started);
-    fmt::print(
-        stderr,
-        "note: simulated: a sluiced for this run with {} GPU{} of {} and "
-        "{} of host memory, computed by the CPU\n",
+    // Rank 0 says it with the run's other facts: what is refused before that
+    // stays one line.
+    const std::string note = fmt::format(
+        "note: simulated: a sluiced for this run with {} GPU{} of {} and {} of "
+        "host memory, computed by the CPU",
         sizes.gpus, sizes.gpus == 1 ? "" : "s", FormatBytes(sizes.gpu_memory),
         FormatBytes(sizes.host_memory));
+    setenv(kPrivateNote, note.c_str(), /*overwrite=*/1);
   }
   const std::string socket =
       daemon != nullptr ? daemon->socket() : options.socket;

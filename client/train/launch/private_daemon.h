@@ -16,6 +16,9 @@
 
 namespace sluice::train {
 
+// The launcher tells its ranks here what their daemon is; rank 0 says it.
+inline constexpr char kPrivateNote[] = "SLUICE_PRIVATE_NOTE";
+
 class PrivateDaemon {
  public:
   struct Options {

@@ -274,7 +274,7 @@ class Resume(harness.TrainTest):
         small = first["host_bytes"] * 3 // 4
         code, out, err = self.run_train(
             *harness.MODEL, *big, "--json", "--data", self.text, "--host",
-            str(small), "--steps", "2", "--resume", save)
+            f"{small}B", "--steps", "2", "--resume", save)
         self.assertEqual(code, 0, err)
         self.assertLessEqual(json.loads(out)["host_bytes"], small)
         self.assertIn("the saved plan does not fit here", err)
