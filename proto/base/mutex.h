@@ -1,0 +1,97 @@
+// Mutex, MutexLock and CondVar: those of the standard library, with the
+// attributes that clang's -Wthread-safety needs to prove that a member is
+// touched only under its lock (`./dev lint`).
+//
+// Every lock of the tree is one of these. A member says what guards it
+// (ABSL_GUARDED_BY(mutex_)), a function what its caller must hold
+// (ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_)). The analysis does not look through
+// a lambda's caller, which is why CondVar takes no predicate: wait in a loop.
+//
+//   const MutexLock lock(mutex_);
+//   while (queue_.empty()) changed_.Wait(mutex_);
+//
+// Not absl::Mutex: the one that is packaged (20220623) turns a timeout into a
+// time of the wall clock, which an administrator may set.
+#pragma once
+
+#include <chrono>
+#include <condition_variable>
+#include <mutex>
+
+#include "absl/base/thread_annotations.h"
+#include "absl/time/time.h"
+
+namespace sluice {
+
+class ABSL_LOCKABLE Mutex {
+ public:
+  void Lock() ABSL_EXCLUSIVE_LOCK_FUNCTION() { mutex_.lock(); }
+  void Unlock() ABSL_UNLOCK_FUNCTION() { mutex_.unlock(); }
+
+ private:
+  friend class CondVar;
+  std::mutex mutex_;
+};
+
+// Holds `mutex` for a scope. Unlock lets go before its end, Lock takes it
+// again; the analysis follows both.
+class ABSL_SCOPED_LOCKABLE MutexLock {
+ public:
+  explicit MutexLock(Mutex& mutex) ABSL_EXCLUSIVE_LOCK_FUNCTION(mutex)
+      : mutex_(mutex) {
+    mutex_.Lock();
+  }
+  ~MutexLock() ABSL_UNLOCK_FUNCTION() {
+    if (held_) mutex_.Unlock();
+  }
+  MutexLock(const MutexLock&) = delete;
+  MutexLock& operator=(const MutexLock&) = delete;
+
+  void Lock() ABSL_EXCLUSIVE_LOCK_FUNCTION() {
+    mutex_.Lock();
+    held_ = true;
+  }
+  void Unlock() ABSL_UNLOCK_FUNCTION() {
+    held_ = false;
+    mutex_.Unlock();
+  }
+
+ private:
+  Mutex& mutex_;
+  bool held_ = true;
+};
+
+class CondVar {
+ public:
+  // Lets go of `mutex`, sleeps until notified or (spuriously) not, takes it
+  // again.
+  void Wait(Mutex& mutex) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex) {
+    std::unique_lock lock(mutex.mutex_, std::adopt_lock);
+    condition_.wait(lock);
+    lock.release();
+  }
+  // False: the time is over. A loop that waits several times needs one
+  // deadline for all of them: see Deadline.
+  bool WaitUntil(Mutex& mutex, std::chrono::steady_clock::time_point deadline)
+      ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex) {
+    std::unique_lock lock(mutex.mutex_, std::adopt_lock);
+    const std::cv_status status = condition_.wait_until(lock, deadline);
+    lock.release();
+    return status == std::cv_status::no_timeout;
+  }
+  void NotifyOne() { condition_.notify_one(); }
+  void NotifyAll() { condition_.notify_all(); }
+
+  // For WaitUntil: `timeout` from now. An infinite one is far in the future.
+  static std::chrono::steady_clock::time_point Deadline(
+      absl::Duration timeout) {
+    const auto now = std::chrono::steady_clock::now();
+    constexpr absl::Duration kFar = absl::Hours(24 * 365);
+    return now + absl::ToChronoNanoseconds(timeout < kFar ? timeout : kFar);
+  }
+
+ private:
+  std::condition_variable condition_;
+};
+
+}  // namespace sluice
