@@ -9,7 +9,7 @@
 namespace sluice::device::cuda {
 
 Contexts::~Contexts() {
-  const absl::MutexLock lock(&mutex_);
+  const MutexLock lock(mutex_);
   for (const auto& [device, context] : contexts_) {
     library_->functions().cuDevicePrimaryCtxRelease_v2(
         devices_[device.value()]);
@@ -22,7 +22,7 @@ absl::StatusOr<Context> Contexts::Of(DeviceIndex device) {
         fmt::format("there is no GPU {}; the node has {}", device.value(),
                     devices_.size()));
   }
-  const absl::MutexLock lock(&mutex_);
+  const MutexLock lock(mutex_);
   const auto it = contexts_.find(device);
   if (it != contexts_.end()) return it->second;
   Context context = nullptr;
@@ -38,7 +38,7 @@ absl::StatusOr<Context> Contexts::Any() {
   SLUICE_CUDA(library_, cuCtxGetCurrent, "", &current);
   if (current != nullptr) return current;
   {
-    const absl::MutexLock lock(&mutex_);
+    const MutexLock lock(mutex_);
     if (!contexts_.empty()) return contexts_.begin()->second;
   }
   return Of(DeviceIndex(0));

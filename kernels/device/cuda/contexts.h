@@ -10,8 +10,8 @@
 #include "absl/base/thread_annotations.h"
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
-#include "absl/synchronization/mutex.h"
 #include "kernels/device/cuda/library.h"
+#include "proto/base/mutex.h"
 
 namespace sluice::device::cuda {
 
@@ -34,7 +34,7 @@ class Contexts {
  private:
   const LoadedLibrary* const library_;
   const std::vector<Device> devices_;
-  absl::Mutex mutex_;
+  Mutex mutex_;
   std::map<DeviceIndex, Context> contexts_ ABSL_GUARDED_BY(mutex_);
 };
 

@@ -103,7 +103,7 @@ CudaDriver::CudaDriver(std::unique_ptr<LoadedLibrary> library,
       addresses_(library_.get(), &contexts_, &maker_) {}
 
 CudaDriver::~CudaDriver() {
-  const absl::MutexLock lock(&stream_mutex_);
+  const MutexLock lock(stream_mutex_);
   const Functions& f = library_->functions();
   for (const auto& [id, entry] : streams_) {
     const auto scope = Enter(entry.device);
@@ -171,13 +171,13 @@ absl::StatusOr<MemoryUse> CudaDriver::Usage(Placement where) {
 
 Memory CudaDriver::Adopt(MemoryPointer memory) {
   const Memory handle(next_id_++);
-  const absl::MutexLock lock(&memory_mutex_);
+  const MutexLock lock(memory_mutex_);
   memories_.emplace(handle, std::move(memory));
   return handle;
 }
 
 absl::StatusOr<MemoryPointer> CudaDriver::Find(Memory memory) const {
-  const absl::MutexLock lock(&memory_mutex_);
+  const MutexLock lock(memory_mutex_);
   const auto it = memories_.find(memory);
   if (it != memories_.end()) return it->second;
   return Bad(fmt::format("there is no memory {}", memory.value()));
@@ -200,7 +200,7 @@ absl::StatusOr<Memory> CudaDriver::Import(const UniqueFd& fd, Placement where,
 }
 
 absl::Status CudaDriver::Release(Memory memory) {
-  const absl::MutexLock lock(&memory_mutex_);
+  const MutexLock lock(memory_mutex_);
   if (memories_.erase(memory) == 1) return absl::OkStatus();
   return Bad(fmt::format("there is no memory {}", memory.value()));
 }
@@ -209,29 +209,29 @@ absl::Status CudaDriver::Release(Memory memory) {
 
 absl::StatusOr<Address> CudaDriver::Reserve(Bytes size, Placement::Kind kind) {
   if (size.count() <= 0) return Bad("Reserve of an empty range");
-  const absl::MutexLock lock(&memory_mutex_);
+  const MutexLock lock(memory_mutex_);
   return addresses_.Reserve(size, kind);
 }
 
 absl::Status CudaDriver::FreeReservation(Address address, Bytes size) {
-  const absl::MutexLock lock(&memory_mutex_);
+  const MutexLock lock(memory_mutex_);
   return addresses_.Free(address, size);
 }
 
 absl::Status CudaDriver::Map(Address address, Bytes size, Memory memory) {
   SLUICE_ASSIGN_OR_RETURN(auto physical, Find(memory));
-  const absl::MutexLock lock(&memory_mutex_);
+  const MutexLock lock(memory_mutex_);
   return addresses_.Map(address, size, std::move(physical));
 }
 
 absl::Status CudaDriver::Unmap(Address address, Bytes size) {
-  const absl::MutexLock lock(&memory_mutex_);
+  const MutexLock lock(memory_mutex_);
   return addresses_.Unmap(address, size);
 }
 
 absl::Status CudaDriver::SetAccess(Address address, Bytes size,
                                    DeviceIndex device) {
-  const absl::MutexLock lock(&memory_mutex_);
+  const MutexLock lock(memory_mutex_);
   return addresses_.Allow(address, size, device);
 }
 
@@ -261,14 +261,14 @@ absl::StatusOr<Module> CudaDriver::LoadModule(
               fmt::format("of {} bytes", fatbin.size()), &library,
               fatbin.data(), nullptr, nullptr, 0, nullptr, nullptr, 0);
   const Module handle(next_id_++);
-  const absl::MutexLock lock(&stream_mutex_);
+  const MutexLock lock(stream_mutex_);
   modules_.emplace(handle, library);
   return handle;
 }
 
 absl::StatusOr<Function> CudaDriver::GetFunction(Module module,
                                                  const std::string& name) {
-  const absl::MutexLock lock(&stream_mutex_);
+  const MutexLock lock(stream_mutex_);
   const auto it = modules_.find(module);
   if (it == modules_.end()) {
     return Bad(fmt::format("there is no module {}", module.value()));

@@ -8,11 +8,11 @@
 #include <vector>
 
 #include "absl/base/thread_annotations.h"
-#include "absl/synchronization/mutex.h"
 #include "kernels/device/cuda/contexts.h"
 #include "kernels/device/cuda/library.h"
 #include "kernels/device/cuda/memory.h"
 #include "kernels/device/driver.h"
+#include "proto/base/mutex.h"
 
 namespace sluice::device::cuda {
 
@@ -93,11 +93,11 @@ class CudaDriver final : public Driver {
   Contexts contexts_;
   const MemoryMaker maker_;
 
-  mutable absl::Mutex memory_mutex_;
+  mutable Mutex memory_mutex_;
   std::map<Memory, MemoryPointer> memories_ ABSL_GUARDED_BY(memory_mutex_);
   AddressSpace addresses_ ABSL_GUARDED_BY(memory_mutex_);
 
-  mutable absl::Mutex stream_mutex_;
+  mutable Mutex stream_mutex_;
   std::map<Stream, StreamEntry> streams_ ABSL_GUARDED_BY(stream_mutex_);
   std::map<Event, EventEntry> events_ ABSL_GUARDED_BY(stream_mutex_);
   std::map<Module, Library> modules_ ABSL_GUARDED_BY(stream_mutex_);

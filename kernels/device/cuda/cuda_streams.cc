@@ -4,6 +4,7 @@
 #include <utility>
 
 #include "kernels/device/cuda/cuda_driver.h"
+#include "proto/base/mutex.h"
 #include "proto/base/status.h"
 
 namespace sluice::device::cuda {
@@ -30,7 +31,7 @@ absl::StatusOr<StreamPointer> CudaDriver::MakeStream(DeviceIndex device) {
 absl::StatusOr<Stream> CudaDriver::CreateStream(DeviceIndex device) {
   SLUICE_ASSIGN_OR_RETURN(const StreamPointer stream, MakeStream(device));
   const Stream handle(next_id_++);
-  const absl::MutexLock lock(&stream_mutex_);
+  const MutexLock lock(stream_mutex_);
   streams_.emplace(handle, StreamEntry{stream, device});
   return handle;
 }
@@ -38,7 +39,7 @@ absl::StatusOr<Stream> CudaDriver::CreateStream(DeviceIndex device) {
 absl::Status CudaDriver::DestroyStream(Stream stream) {
   StreamEntry entry;
   {
-    const absl::MutexLock lock(&stream_mutex_);
+    const MutexLock lock(stream_mutex_);
     const auto it = streams_.find(stream);
     if (it == streams_.end() || stream.value() >= kComputeStreams) {
       return Bad(fmt::format("there is no stream {}", stream.value()));
@@ -56,7 +57,7 @@ Stream CudaDriver::ComputeStream(DeviceIndex device) {
 }
 
 absl::StatusOr<CudaDriver::StreamEntry> CudaDriver::Find(Stream stream) {
-  const absl::MutexLock lock(&stream_mutex_);
+  const MutexLock lock(stream_mutex_);
   const auto it = streams_.find(stream);
   if (it != streams_.end()) return it->second;
   if (stream.value() < kComputeStreams) {
@@ -69,13 +70,13 @@ absl::StatusOr<CudaDriver::StreamEntry> CudaDriver::Find(Stream stream) {
 
 absl::StatusOr<Event> CudaDriver::CreateEvent() {
   const Event handle(next_id_++);
-  const absl::MutexLock lock(&stream_mutex_);
+  const MutexLock lock(stream_mutex_);
   events_.emplace(handle, EventEntry{});
   return handle;
 }
 
 absl::StatusOr<CudaDriver::EventEntry> CudaDriver::Find(Event event) const {
-  const absl::MutexLock lock(&stream_mutex_);
+  const MutexLock lock(stream_mutex_);
   const auto it = events_.find(event);
   if (it != events_.end()) return it->second;
   return Bad(fmt::format("there is no event {}", event.value()));
@@ -84,7 +85,7 @@ absl::StatusOr<CudaDriver::EventEntry> CudaDriver::Find(Event event) const {
 absl::Status CudaDriver::DestroyEvent(Event event) {
   SLUICE_ASSIGN_OR_RETURN(const EventEntry entry, Find(event));
   {
-    const absl::MutexLock lock(&stream_mutex_);
+    const MutexLock lock(stream_mutex_);
     events_.erase(event);
   }
   // Waits that were enqueued keep what they need.
@@ -97,7 +98,7 @@ absl::Status CudaDriver::DestroyEvent(Event event) {
 // The event in the context of `device`, which is current.
 absl::StatusOr<EventPointer> CudaDriver::EventOn(Event event,
                                                  DeviceIndex device) {
-  const absl::MutexLock lock(&stream_mutex_);
+  const MutexLock lock(stream_mutex_);
   const auto it = events_.find(event);
   if (it == events_.end()) {
     return Bad(fmt::format("there is no event {}", event.value()));
@@ -185,7 +186,7 @@ absl::Status CudaDriver::Launch(Function function, const LaunchShape& shape,
   SLUICE_ASSIGN_OR_RETURN(const StreamEntry on, Find(stream));
   Kernel kernel = nullptr;
   {
-    const absl::MutexLock lock(&stream_mutex_);
+    const MutexLock lock(stream_mutex_);
     const auto it = functions_.find(function);
     if (it == functions_.end()) {
       return Bad(fmt::format("there is no function {}", function.value()));

@@ -38,7 +38,7 @@ SimDriver::SimDriver(std::unique_ptr<NodeMapping> node)
 SimDriver::~SimDriver() {
   std::map<Stream, std::shared_ptr<SimStream>> streams;
   {
-    const absl::MutexLock lock(&stream_mutex_);
+    const MutexLock lock(stream_mutex_);
     streams.swap(streams_);
   }
   streams.clear();
@@ -89,7 +89,7 @@ absl::StatusOr<Memory> SimDriver::Adopt(
     std::string_view call) {
   if (!memory.ok()) return Annotate(memory.status(), call);
   const Memory handle(next_id_++);
-  const absl::MutexLock lock(&memory_mutex_);
+  const MutexLock lock(memory_mutex_);
   memories_.emplace(handle, *std::move(memory));
   return handle;
 }
@@ -103,7 +103,7 @@ absl::StatusOr<Memory> SimDriver::Create(Placement where, Bytes size) {
 
 absl::StatusOr<UniqueFd> SimDriver::Export(Memory memory) {
   SLUICE_RETURN_IF_ERROR(node_->Enter("Export"));
-  const absl::MutexLock lock(&memory_mutex_);
+  const MutexLock lock(memory_mutex_);
   const auto it = memories_.find(memory);
   if (it == memories_.end()) return NoSuch("memory", memory);
   SLUICE_RETURN_IF_ERROR(node_->CheckPlacement(it->second->where()));
@@ -120,7 +120,7 @@ absl::StatusOr<Memory> SimDriver::Import(const UniqueFd& fd, Placement where,
 
 absl::Status SimDriver::Release(Memory memory) {
   SLUICE_RETURN_IF_ERROR(node_->Enter("Release"));
-  const absl::MutexLock lock(&memory_mutex_);
+  const MutexLock lock(memory_mutex_);
   if (memories_.erase(memory) == 0) return NoSuch("memory", memory);
   return absl::OkStatus();
 }
@@ -130,19 +130,19 @@ absl::Status SimDriver::Release(Memory memory) {
 absl::StatusOr<Address> SimDriver::Reserve(Bytes size, Placement::Kind kind) {
   SLUICE_RETURN_IF_ERROR(node_->Enter("Reserve"));
   SLUICE_RETURN_IF_ERROR(CheckSize(size));
-  const absl::MutexLock lock(&memory_mutex_);
+  const MutexLock lock(memory_mutex_);
   return addresses_.Reserve(size, kind);
 }
 
 absl::Status SimDriver::FreeReservation(Address address, Bytes size) {
   SLUICE_RETURN_IF_ERROR(node_->Enter("FreeReservation"));
-  const absl::MutexLock lock(&memory_mutex_);
+  const MutexLock lock(memory_mutex_);
   return addresses_.Free(address, size);
 }
 
 absl::Status SimDriver::Map(Address address, Bytes size, Memory memory) {
   SLUICE_RETURN_IF_ERROR(node_->Enter("Map"));
-  const absl::MutexLock lock(&memory_mutex_);
+  const MutexLock lock(memory_mutex_);
   const auto it = memories_.find(memory);
   if (it == memories_.end()) return NoSuch("memory", memory);
   return addresses_.Map(address, size, it->second);
@@ -150,7 +150,7 @@ absl::Status SimDriver::Map(Address address, Bytes size, Memory memory) {
 
 absl::Status SimDriver::Unmap(Address address, Bytes size) {
   SLUICE_RETURN_IF_ERROR(node_->Enter("Unmap"));
-  const absl::MutexLock lock(&memory_mutex_);
+  const MutexLock lock(memory_mutex_);
   return addresses_.Unmap(address, size);
 }
 
@@ -158,7 +158,7 @@ absl::Status SimDriver::SetAccess(Address address, Bytes size,
                                   DeviceIndex device) {
   SLUICE_RETURN_IF_ERROR(node_->Enter("SetAccess"));
   SLUICE_RETURN_IF_ERROR(node_->CheckPlacement(Placement::Gpu(device)));
-  const absl::MutexLock lock(&memory_mutex_);
+  const MutexLock lock(memory_mutex_);
   return addresses_.Allow(address, size);
 }
 
@@ -167,14 +167,14 @@ absl::Status SimDriver::HostRegister(Address address, Bytes size) {
   if (address == nullptr || size.count() <= 0) {
     return absl::InvalidArgumentError("HostRegister of an empty range");
   }
-  const absl::MutexLock lock(&memory_mutex_);
+  const MutexLock lock(memory_mutex_);
   if (registered_.emplace(address, size).second) return absl::OkStatus();
   return absl::InvalidArgumentError("this host memory is registered already");
 }
 
 absl::Status SimDriver::HostUnregister(Address address) {
   SLUICE_RETURN_IF_ERROR(node_->Enter("HostUnregister"));
-  const absl::MutexLock lock(&memory_mutex_);
+  const MutexLock lock(memory_mutex_);
   if (registered_.erase(address) == 1) return absl::OkStatus();
   return absl::InvalidArgumentError("this host memory is not registered");
 }
@@ -185,7 +185,7 @@ absl::StatusOr<Stream> SimDriver::CreateStream(DeviceIndex device) {
   SLUICE_RETURN_IF_ERROR(node_->Enter("CreateStream"));
   SLUICE_RETURN_IF_ERROR(node_->CheckPlacement(Placement::Gpu(device)));
   const Stream handle(next_id_++);
-  const absl::MutexLock lock(&stream_mutex_);
+  const MutexLock lock(stream_mutex_);
   streams_.emplace(handle, std::make_shared<SimStream>(node_.get(), device));
   return handle;
 }
@@ -193,7 +193,7 @@ absl::StatusOr<Stream> SimDriver::CreateStream(DeviceIndex device) {
 absl::Status SimDriver::DestroyStream(Stream stream) {
   SLUICE_RETURN_IF_ERROR(node_->Enter("DestroyStream"));
   std::shared_ptr<SimStream> ends;  // outside the lock: it finishes its work
-  const absl::MutexLock lock(&stream_mutex_);
+  const MutexLock lock(stream_mutex_);
   const auto it = streams_.find(stream);
   if (it == streams_.end()) return NoSuch("stream", stream);
   ends = std::move(it->second);
@@ -214,7 +214,7 @@ absl::StatusOr<std::shared_ptr<SimStream>> SimDriver::FindStream(
   }
   std::shared_ptr<SimStream> found;
   {
-    const absl::MutexLock lock(&stream_mutex_);
+    const MutexLock lock(stream_mutex_);
     const auto it = streams_.find(stream);
     if (it == streams_.end()) return NoSuch("stream", stream);
     found = it->second;
@@ -227,14 +227,14 @@ absl::StatusOr<std::shared_ptr<SimStream>> SimDriver::FindStream(
 absl::StatusOr<Event> SimDriver::CreateEvent() {
   SLUICE_RETURN_IF_ERROR(node_->Enter("CreateEvent"));
   const Event handle(next_id_++);
-  const absl::MutexLock lock(&stream_mutex_);
+  const MutexLock lock(stream_mutex_);
   events_.emplace(handle, nullptr);
   return handle;
 }
 
 absl::Status SimDriver::DestroyEvent(Event event) {
   SLUICE_RETURN_IF_ERROR(node_->Enter("DestroyEvent"));
-  const absl::MutexLock lock(&stream_mutex_);
+  const MutexLock lock(stream_mutex_);
   if (events_.erase(event) == 0) return NoSuch("event", event);
   return absl::OkStatus();
 }
@@ -245,7 +245,7 @@ absl::Status SimDriver::RecordEvent(Event event, Stream stream) {
   // What the calling thread computed before this call is done.
   auto record = copies == nullptr ? nullptr : std::make_shared<Completion>();
   {
-    const absl::MutexLock lock(&stream_mutex_);
+    const MutexLock lock(stream_mutex_);
     const auto it = events_.find(event);
     if (it == events_.end()) return NoSuch("event", event);
     it->second = record;
@@ -256,7 +256,7 @@ absl::Status SimDriver::RecordEvent(Event event, Stream stream) {
 
 absl::StatusOr<SimDriver::CompletionPointer> SimDriver::LatestRecord(
     Event event) const {
-  const absl::MutexLock lock(&stream_mutex_);
+  const MutexLock lock(stream_mutex_);
   const auto it = events_.find(event);
   if (it == events_.end()) return NoSuch("event", event);
   return it->second;
@@ -314,7 +314,7 @@ absl::Status SimDriver::CopyAsync(Address to, const std::byte* from, Bytes size,
                     static_cast<const void*>(from), static_cast<void*>(to)));
   }
   {
-    const absl::MutexLock lock(&memory_mutex_);
+    const MutexLock lock(memory_mutex_);
     SLUICE_RETURN_IF_ERROR(addresses_.CheckTouchable(from, size));
     SLUICE_RETURN_IF_ERROR(addresses_.CheckTouchable(to, size));
   }

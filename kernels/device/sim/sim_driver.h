@@ -13,12 +13,12 @@
 #include <vector>
 
 #include "absl/base/thread_annotations.h"
-#include "absl/synchronization/mutex.h"
 #include "kernels/device/driver.h"
 #include "kernels/device/sim/ledger.h"
 #include "kernels/device/sim/memory.h"
 #include "kernels/device/sim/node.h"
 #include "kernels/device/sim/stream.h"
+#include "proto/base/mutex.h"
 
 namespace sluice::device {
 
@@ -85,13 +85,13 @@ class SimDriver final : public Driver {
   const std::unique_ptr<NodeMapping> node_;
   Ledger ledger_;
 
-  mutable absl::Mutex memory_mutex_;
+  mutable Mutex memory_mutex_;
   std::map<Memory, std::shared_ptr<PhysicalMemory>> memories_
       ABSL_GUARDED_BY(memory_mutex_);
   AddressSpace addresses_ ABSL_GUARDED_BY(memory_mutex_);
   std::map<Address, Bytes> registered_ ABSL_GUARDED_BY(memory_mutex_);
 
-  mutable absl::Mutex stream_mutex_;
+  mutable Mutex stream_mutex_;
   std::map<Stream, std::shared_ptr<SimStream>> streams_
       ABSL_GUARDED_BY(stream_mutex_);
   std::map<Event, CompletionPointer> events_ ABSL_GUARDED_BY(stream_mutex_);

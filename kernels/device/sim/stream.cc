@@ -21,14 +21,15 @@ SimStream::SimStream(const NodeMapping* node, DeviceIndex gpu)
 
 SimStream::~SimStream() {
   {
-    const absl::MutexLock lock(&mutex_);
+    const MutexLock lock(mutex_);
     stopping_ = true;
   }
+  changed_.NotifyOne();
   thread_.join();
 }
 
 absl::Status SimStream::status() const {
-  const absl::MutexLock lock(&mutex_);
+  const MutexLock lock(mutex_);
   return status_;
 }
 
@@ -45,8 +46,11 @@ void SimStream::Wait(std::shared_ptr<Completion> completion) {
 }
 
 void SimStream::Push(Operation operation) {
-  const absl::MutexLock lock(&mutex_);
-  queue_.push_back(std::move(operation));
+  {
+    const MutexLock lock(mutex_);
+    queue_.push_back(std::move(operation));
+  }
+  changed_.NotifyOne();
 }
 
 void SimStream::Run() {
@@ -58,11 +62,8 @@ void SimStream::Run() {
 
 // False when the stream is destroyed and all is done.
 bool SimStream::Next(Operation& operation) {
-  const auto wake = [this]() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_) {
-    return stopping_ || !queue_.empty();
-  };
-  const absl::MutexLock lock(&mutex_);
-  mutex_.Await(absl::Condition(&wake));
+  const MutexLock lock(mutex_);
+  while (!stopping_ && queue_.empty()) changed_.Wait(mutex_);
   if (queue_.empty()) return false;
   operation = std::move(queue_.front());
   queue_.pop_front();
@@ -91,7 +92,7 @@ void SimStream::ExecuteCopy(const CopyOperation& copy) {
                           copy.direction, ready_ns_);
   }
   if (status.ok()) return;
-  const absl::MutexLock lock(&mutex_);
+  const MutexLock lock(mutex_);
   status_ = std::move(status);
 }
 

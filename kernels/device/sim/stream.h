@@ -9,9 +9,9 @@
 
 #include "absl/base/thread_annotations.h"
 #include "absl/status/status.h"
-#include "absl/synchronization/mutex.h"
 #include "kernels/device/driver.h"
 #include "kernels/device/sim/node.h"
+#include "proto/base/mutex.h"
 
 namespace sluice::device {
 
@@ -71,7 +71,8 @@ class SimStream {
   const NodeMapping* const node_;
   const DeviceIndex gpu_;
   int64_t ready_ns_ = 0;  // the thread's: virtual time reached by the stream
-  mutable absl::Mutex mutex_;
+  mutable Mutex mutex_;
+  CondVar changed_;
   std::deque<Operation> queue_ ABSL_GUARDED_BY(mutex_);
   bool stopping_ ABSL_GUARDED_BY(mutex_) = false;
   absl::Status status_ ABSL_GUARDED_BY(mutex_);
