@@ -37,7 +37,7 @@ absl::StatusOr<Extents::Extent> Extents::Share(device::Memory memory) {
 }
 
 void Extents::Make(ExtentId id, PoolId pool, Bytes size) {
-  const std::lock_guard lock(mutex_);
+  const MutexLock lock(mutex_);
   if (!open_) {
     open_ = std::make_shared<Batch>();
     device_.Run([this, batch = open_] { MakeBatch(batch); });
@@ -49,7 +49,7 @@ void Extents::Make(ExtentId id, PoolId pool, Bytes size) {
 void Extents::MakeBatch(const std::shared_ptr<Batch>& batch) {
   Batch wanted;
   {
-    const std::lock_guard lock(mutex_);
+    const MutexLock lock(mutex_);
     if (open_ == batch) open_ = nullptr;
     wanted.swap(*batch);
   }
@@ -96,7 +96,7 @@ void Extents::Destroy(ExtentId id) {
   auto extent = std::make_shared<Extent>(std::move(found->second));
   extents_.erase(found);
   {
-    const std::lock_guard lock(mutex_);
+    const MutexLock lock(mutex_);
     open_ = nullptr;
   }
   device_.Run([this, extent] {

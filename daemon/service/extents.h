@@ -15,7 +15,6 @@
 #include <functional>
 #include <map>
 #include <memory>
-#include <mutex>
 #include <vector>
 
 #include "absl/status/status.h"
@@ -25,6 +24,7 @@
 #include "daemon/service/task_thread.h"
 #include "kernels/device/driver.h"
 #include "proto/base/clock.h"
+#include "proto/base/mutex.h"
 #include "proto/base/unique_fd.h"
 
 namespace sluice::daemon {
@@ -73,10 +73,10 @@ class Extents {
   const absl::Duration patience_;
   const MonotonicClock clock_;
   std::map<ExtentId, Extent> extents_;
-  std::mutex mutex_;
-  // The batch that more can join; guarded by mutex_. Null once it has begun,
-  // and after a Destroy: what is wanted later may need its memory.
-  std::shared_ptr<Batch> open_;
+  Mutex mutex_;
+  // The batch that more can join. Null once it has begun, and after a Destroy:
+  // what is wanted later may need its memory.
+  std::shared_ptr<Batch> open_ ABSL_GUARDED_BY(mutex_);
   TaskThread device_;  // last: its tasks use the rest
 };
 

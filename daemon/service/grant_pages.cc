@@ -70,10 +70,10 @@ absl::StatusOr<std::unique_ptr<GrantPages>> GrantPages::Start(
 GrantPages::~GrantPages() {
   if (thread_.joinable()) {
     {
-      const std::lock_guard lock(mutex_);
+      const MutexLock lock(mutex_);
       stopping_ = true;
     }
-    changed_.notify_all();
+    changed_.NotifyAll();
     thread_.join();
   }
   if (limits_ != nullptr) munmap(limits_, sizeof(GrantLimits));
@@ -91,7 +91,7 @@ absl::StatusOr<UniqueFd> GrantPages::Attach(
                           MakePage("sluice grant use", sizeof(GrantUse)));
   SLUICE_ASSIGN_OR_RETURN(void* page, MapPage(fd, sizeof(GrantUse)));
   {
-    const std::lock_guard lock(mutex_);
+    const MutexLock lock(mutex_);
     pages_[slot] = std::make_unique<UsePage>(page);
     const Directions limits =
         policy_.Attach(slot, link, guaranteed_bytes_per_second);
@@ -101,18 +101,18 @@ absl::StatusOr<UniqueFd> GrantPages::Attach(
     }
     Beat();
   }
-  changed_.notify_all();
+  changed_.NotifyAll();
   return fd;
 }
 
 void GrantPages::Detach(int slot) {
-  const std::lock_guard lock(mutex_);
+  const MutexLock lock(mutex_);
   policy_.Detach(slot);
   pages_.erase(slot);
 }
 
 std::map<int, Directions> GrantPages::Used() {
-  const std::lock_guard lock(mutex_);
+  const MutexLock lock(mutex_);
   return policy_.used();
 }
 
@@ -136,16 +136,17 @@ void GrantPages::Refill() {
 }
 
 void GrantPages::Work() {
-  std::unique_lock lock(mutex_);
+  const MutexLock lock(mutex_);
   while (!stopping_) {
     if (policy_.idle()) {
-      changed_.wait(lock, [this] { return stopping_ || !policy_.idle(); });
+      while (!stopping_ && policy_.idle()) changed_.Wait(mutex_);
       last_refill_ = clock_->Now();
       continue;
     }
     Refill();
-    changed_.wait_for(lock, absl::ToChronoMicroseconds(kRefill),
-                      [this] { return stopping_; });
+    const auto next = CondVar::Deadline(kRefill);
+    while (!stopping_ && changed_.WaitUntil(mutex_, next)) {
+    }
   }
 }
 

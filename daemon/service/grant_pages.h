@@ -10,10 +10,8 @@
 // Thread safety: Attach and Detach from one thread.
 #pragma once
 
-#include <condition_variable>
 #include <map>
 #include <memory>
-#include <mutex>
 #include <thread>
 #include <vector>
 
@@ -21,6 +19,7 @@
 #include "daemon/core/grants.h"
 #include "proto/base/clock.h"
 #include "proto/base/grant_page.h"
+#include "proto/base/mutex.h"
 #include "proto/base/unique_fd.h"
 
 namespace sluice::daemon {
@@ -47,7 +46,7 @@ class GrantPages {
  private:
   struct UsePage;
   GrantPages(std::vector<LinkSpeed> links, const Clock* clock);
-  void Refill();
+  void Refill() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   void Beat();
   void Work();
 
@@ -55,12 +54,12 @@ class GrantPages {
   std::shared_ptr<const UniqueFd> limits_reader_;
   GrantLimits* limits_ = nullptr;  // mapped
 
-  std::mutex mutex_;
-  std::condition_variable changed_;
-  GrantPolicy policy_;                             // guarded by mutex_
-  std::map<int, std::unique_ptr<UsePage>> pages_;  // guarded by mutex_
-  absl::Time last_refill_;                         // guarded by mutex_
-  bool stopping_ = false;                          // guarded by mutex_
+  Mutex mutex_;
+  CondVar changed_;
+  GrantPolicy policy_ ABSL_GUARDED_BY(mutex_);
+  std::map<int, std::unique_ptr<UsePage>> pages_ ABSL_GUARDED_BY(mutex_);
+  absl::Time last_refill_ ABSL_GUARDED_BY(mutex_);
+  bool stopping_ ABSL_GUARDED_BY(mutex_) = false;
   std::thread thread_;
 };
 

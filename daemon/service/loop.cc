@@ -6,7 +6,6 @@
 
 #include <array>
 #include <cerrno>
-#include <condition_variable>
 
 #include "proto/base/status.h"
 
@@ -50,7 +49,7 @@ void Loop::Remove(int fd) {
 
 bool Loop::Post(std::function<void()> task) {
   {
-    const std::lock_guard lock(mutex_);
+    const MutexLock lock(mutex_);
     if (ended_) return false;
     posted_.push_back(std::move(task));
     if (posted_.size() > 1) return true;  // woken already, and not yet there
@@ -62,21 +61,23 @@ bool Loop::Post(std::function<void()> task) {
 
 bool Loop::Call(std::function<void()> task, absl::Duration timeout) {
   struct Done {
-    std::mutex mutex;
-    std::condition_variable ready;
-    bool is = false;
+    Mutex mutex;
+    CondVar ready;
+    bool is ABSL_GUARDED_BY(mutex) = false;
   };
   auto done = std::make_shared<Done>();
   const bool posted = Post([done, task = std::move(task)] {
     task();
-    const std::lock_guard lock(done->mutex);
+    const MutexLock lock(done->mutex);
     done->is = true;
-    done->ready.notify_all();
+    done->ready.NotifyAll();
   });
   if (!posted) return false;
-  std::unique_lock lock(done->mutex);
-  return done->ready.wait_for(lock, absl::ToChronoMicroseconds(timeout),
-                              [&] { return done->is; });
+  const auto deadline = CondVar::Deadline(timeout);
+  const MutexLock lock(done->mutex);
+  while (!done->is && done->ready.WaitUntil(done->mutex, deadline)) {
+  }
+  return done->is;
 }
 
 void Loop::SetTimer(std::function<absl::Time()> deadline,
@@ -90,7 +91,7 @@ void Loop::RunPosted() {
   [[maybe_unused]] const ssize_t got = read(wake_.get(), &count, sizeof(count));
   std::vector<std::function<void()>> tasks;
   {
-    const std::lock_guard lock(mutex_);
+    const MutexLock lock(mutex_);
     tasks.swap(posted_);
   }
   for (auto& task : tasks) task();
@@ -119,7 +120,7 @@ void Loop::Run() {
     }
     if (deadline_ && deadline_() <= clock_->Now()) expired_();
   }
-  const std::lock_guard lock(mutex_);
+  const MutexLock lock(mutex_);
   ended_ = true;
   posted_.clear();
 }

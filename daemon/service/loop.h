@@ -9,13 +9,13 @@
 #include <cstdint>
 #include <functional>
 #include <memory>
-#include <mutex>
 #include <unordered_map>
 #include <vector>
 
 #include "absl/status/statusor.h"
 #include "absl/time/time.h"
 #include "proto/base/clock.h"
+#include "proto/base/mutex.h"
 #include "proto/base/unique_fd.h"
 
 namespace sluice::daemon {
@@ -72,9 +72,9 @@ class Loop {
   absl::Time awake_until_ = absl::InfinitePast();
   bool stopping_ = false;  // loop thread
 
-  std::mutex mutex_;
-  std::vector<std::function<void()>> posted_;  // guarded by mutex_
-  bool ended_ = false;                         // guarded by mutex_
+  Mutex mutex_;
+  std::vector<std::function<void()>> posted_ ABSL_GUARDED_BY(mutex_);
+  bool ended_ ABSL_GUARDED_BY(mutex_) = false;
 };
 
 }  // namespace sluice::daemon

@@ -10,32 +10,32 @@ TaskThread::TaskThread(const std::string& name) : thread_([this] { Work(); }) {
 
 TaskThread::~TaskThread() {
   {
-    const std::lock_guard lock(mutex_);
+    const MutexLock lock(mutex_);
     stopping_ = true;
   }
-  ready_.notify_all();
+  ready_.NotifyAll();
   thread_.join();
 }
 
 void TaskThread::Run(std::function<void()> task) {
   {
-    const std::lock_guard lock(mutex_);
+    const MutexLock lock(mutex_);
     tasks_.push_back(std::move(task));
   }
-  ready_.notify_one();
+  ready_.NotifyOne();
 }
 
 void TaskThread::Work() {
-  std::unique_lock lock(mutex_);
+  MutexLock lock(mutex_);
   while (true) {
-    ready_.wait(lock, [this] { return stopping_ || !tasks_.empty(); });
+    while (!stopping_ && tasks_.empty()) ready_.Wait(mutex_);
     if (stopping_) return;
     auto task = std::move(tasks_.front());
     tasks_.pop_front();
-    lock.unlock();
+    lock.Unlock();
     task();
     task = nullptr;
-    lock.lock();
+    lock.Lock();
   }
 }
 

@@ -6,11 +6,11 @@
 #include <unistd.h>
 
 #include <cerrno>
-#include <mutex>
 #include <optional>
 #include <utility>
 
 #include "daemon/service/log.h"
+#include "proto/base/mutex.h"
 #include "proto/base/status.h"
 #include "proto/base/unique_fd.h"
 
@@ -72,8 +72,8 @@ absl::Status Replace(const std::string& path, std::string_view bytes) {
 
 struct UnitFile::Shared {
   std::string path;
-  std::mutex mutex;
-  std::optional<UnitCache::Units> waiting;
+  Mutex mutex;
+  std::optional<UnitCache::Units> waiting ABSL_GUARDED_BY(mutex);
 };
 
 UnitFile::UnitFile(std::string path, TaskThread* codec)
@@ -102,7 +102,7 @@ absl::StatusOr<std::vector<KeyedUnit>> UnitFile::Read() const {
 
 void UnitFile::Save(UnitCache::Units units) {
   {
-    const std::lock_guard lock(shared_->mutex);
+    const MutexLock lock(shared_->mutex);
     const bool queued = shared_->waiting.has_value();
     shared_->waiting = std::move(units);
     if (queued) return;
@@ -113,7 +113,7 @@ void UnitFile::Save(UnitCache::Units units) {
 void UnitFile::Write(Shared& shared) {
   std::optional<UnitCache::Units> units;
   {
-    const std::lock_guard lock(shared.mutex);
+    const MutexLock lock(shared.mutex);
     units = std::exchange(shared.waiting, std::nullopt);
   }
   if (!units) return;

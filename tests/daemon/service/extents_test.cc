@@ -2,9 +2,7 @@
 // old is gone, so any change of order shows.
 #include "daemon/service/extents.h"
 
-#include <condition_variable>
 #include <memory>
-#include <mutex>
 #include <thread>
 #include <vector>
 
@@ -12,6 +10,7 @@
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
 #include "kernels/device/sim/sim.h"
+#include "proto/base/mutex.h"
 #include "tests/support/status_matchers.h"
 #include "tests/support/temp_dir.h"
 
@@ -46,9 +45,9 @@ class ExtentsTest : public ::testing::Test {
     extents_ = std::make_unique<Extents>(
         driver_.get(), loop_.get(),
         [this](ExtentId, absl::Status status) {
-          const std::lock_guard lock(mutex_);
+          const MutexLock lock(mutex_);
           made_.push_back(std::move(status));
-          more_.notify_one();
+          more_.NotifyOne();
         },
         kPatience);
     thread_ = std::thread([this] { loop_->Run(); });
@@ -68,9 +67,11 @@ class ExtentsTest : public ::testing::Test {
 
   // What came of the first `count` that were asked for.
   std::vector<absl::Status> Made(size_t count) {
-    std::unique_lock lock(mutex_);
-    EXPECT_TRUE(more_.wait_for(lock, std::chrono::seconds(10),
-                               [&] { return made_.size() >= count; }));
+    const auto deadline = CondVar::Deadline(absl::Seconds(10));
+    const MutexLock lock(mutex_);
+    while (made_.size() < count && more_.WaitUntil(mutex_, deadline)) {
+    }
+    EXPECT_GE(made_.size(), count);
     return made_;
   }
 
@@ -78,9 +79,9 @@ class ExtentsTest : public ::testing::Test {
   testing::TempDir directory_;
   std::unique_ptr<device::Driver> driver_;
   std::unique_ptr<Loop> loop_;
-  std::mutex mutex_;
-  std::condition_variable more_;
-  std::vector<absl::Status> made_;    // guarded by mutex_
+  Mutex mutex_;
+  CondVar more_;
+  std::vector<absl::Status> made_ ABSL_GUARDED_BY(mutex_);
   std::unique_ptr<Extents> extents_;  // its thread uses what is above
   std::thread thread_;
 };
