@@ -7,19 +7,19 @@
 
 #include <algorithm>
 #include <cmath>
-#include <mutex>
 #include <numeric>
 #include <string>
 #include <utility>
 #include <vector>
 
 #include "planner/memory/dsa_mip.h"
+#include "proto/base/mutex.h"
 
 namespace sluice::planner {
 namespace {
 
-std::mutex& SolverMutex() {
-  static std::mutex mutex;
+Mutex& SolverMutex() {
+  static Mutex mutex;
   return mutex;
 }
 
@@ -273,7 +273,7 @@ class DsaMip {
 
 MipResult SolveDsaMip(const Problem& problem, const Offsets& start,
                       int64_t bound, absl::Duration time_limit) {
-  const std::lock_guard<std::mutex> lock(SolverMutex());
+  const MutexLock lock(SolverMutex());
   DsaMip mip(problem, start, bound);
   return mip.Solve(time_limit);
 }

@@ -2,18 +2,18 @@
 #include <coin/Clp_C_Interface.h>
 #include <fmt/format.h>
 
-#include <mutex>
 #include <vector>
 
 #include "planner/swap/lp.h"
+#include "proto/base/mutex.h"
 
 namespace sluice::planner {
 namespace {
 
 // Clp's models are apart from each other, but nobody promises it for all of
 // CoinUtils; plans take milliseconds, so one lock costs nothing.
-std::mutex& ClpMutex() {
-  static std::mutex mutex;
+Mutex& ClpMutex() {
+  static Mutex mutex;
   return mutex;
 }
 
@@ -78,7 +78,7 @@ struct LinearSolver::Model {
 
 LinearSolver::LinearSolver(const LinearProgram& program)
     : model_(std::make_unique<Model>()) {
-  const std::lock_guard<std::mutex> lock(ClpMutex());
+  const MutexLock lock(ClpMutex());
   Model& m = *model_;
   for (const LinearProgram::Column& column : program.columns) {
     m.lower.push_back(ClpBound(column.lower));
@@ -105,7 +105,7 @@ LinearSolver::LinearSolver(const LinearProgram& program)
 }
 
 LinearSolver::~LinearSolver() {
-  const std::lock_guard<std::mutex> lock(ClpMutex());
+  const MutexLock lock(ClpMutex());
   Clp_deleteModel(model_->clp);
 }
 
@@ -122,7 +122,7 @@ void LinearSolver::SetRowUpper(int row, double upper) {
 }
 
 absl::StatusOr<double> LinearSolver::Minimise(int column) {
-  const std::lock_guard<std::mutex> lock(ClpMutex());
+  const MutexLock lock(ClpMutex());
   Model& m = *model_;
   m.cost.assign(m.cost.size(), 0);
   m.cost[static_cast<size_t>(column)] = 1;

@@ -2,9 +2,10 @@
 
 #include <algorithm>
 #include <limits>
-#include <mutex>
 #include <thread>
 #include <utility>
+
+#include "proto/base/mutex.h"
 
 namespace sluice::planner {
 namespace {
@@ -41,6 +42,7 @@ class Race {
   }
 
   GreedyResult Take() {
+    const MutexLock lock(mutex_);
     if (!best_.offsets.empty()) {
       for (size_t i = 0; i < frozen_.items.size(); ++i) {
         best_.offsets[frozen_.items[i]] = frozen_.offsets[i];
@@ -72,7 +74,7 @@ class Race {
   }
 
   std::optional<Heat> Next() {
-    const std::lock_guard<std::mutex> lock(mutex_);
+    const MutexLock lock(mutex_);
     if (best_.peak <= target_ || expired_() ||
         next_ == 2 * static_cast<int>(orders_.size())) {
       return std::nullopt;
@@ -83,13 +85,13 @@ class Race {
   // An earlier run has met the target, or time is up.
   bool Over(const Heat& heat) {
     if (expired_()) return true;
-    const std::lock_guard<std::mutex> lock(mutex_);
+    const MutexLock lock(mutex_);
     return best_.peak <= target_ && index_ < heat.index;
   }
 
   void Offer(const Heat& heat, Offsets offsets) {
     const int64_t peak = PeakOf(problem_, offsets);
-    const std::lock_guard<std::mutex> lock(mutex_);
+    const MutexLock lock(mutex_);
     const bool earlier = heat.index < index_;
     const bool better = best_.peak <= target_ ? earlier && peak <= target_
                         : peak <= target_     ? true
@@ -108,10 +110,11 @@ class Race {
   const Frozen& frozen_;
   const int64_t target_;
   const std::function<bool()>& expired_;
-  std::mutex mutex_;
-  int next_ = 0;
-  int index_ = -1;  // of best_; -1: what was known before the race
-  GreedyResult best_;
+  Mutex mutex_;
+  int next_ ABSL_GUARDED_BY(mutex_) = 0;
+  // Of best_; -1: what was known before the race.
+  int index_ ABSL_GUARDED_BY(mutex_) = -1;
+  GreedyResult best_ ABSL_GUARDED_BY(mutex_);
 };
 
 }  // namespace
