@@ -1,12 +1,14 @@
 // Copies between host and GPU memory, each direction on its own stream, gated
 // by grants, ordered by tickets only.
 //
-// How it works. One issuing thread a direction takes requests in order. For
+// How it works. One issuing thread per direction takes requests in order. For
 // each it waits until the request's `after` tickets have been issued, makes
 // the copy stream wait for their events, takes a grant (one atomic operation
 // when bandwidth is there), enqueues the copies and records the ticket's
-// event. The compute thread never waits for a grant and never synchronises a
-// stream; it waits on tickets, through events.
+// event. The compute thread takes no grant and never synchronises a stream;
+// it waits on tickets, through events. That wait holds the thread back until
+// the ticket's event is recorded, so a request that still waits for its grant
+// holds back whoever waits for its ticket; `stall` counts that time.
 //
 // Why tickets and not bare events: an event that was not yet recorded counts
 // as complete in CUDA, so a wait enqueued too early would pass silently. A
@@ -94,8 +96,9 @@ class CopyEngine {
   // A ticket reached when all compute enqueued so far is done.
   virtual Ticket MarkCompute() = 0;
   virtual Ticket Enqueue(CopyRequest request) = 0;
-  // Compute enqueued from now on runs after the ticket. On sim this blocks
-  // the caller until it is reached, counted as stall.
+  // Compute enqueued from now on runs after the ticket. Blocks the caller
+  // until the ticket's event is recorded (see above), on sim until it is
+  // reached; both are counted as stall.
   virtual absl::Status Wait(const Ticket& ticket) = 0;
   // Host wait for everything enqueued: the end of a run and tests only.
   virtual absl::Status Drain() = 0;

@@ -14,14 +14,14 @@ namespace sluice::client {
 
 void Fault::Keep(const absl::Status& status) {
   if (status.ok()) return;
-  const std::lock_guard lock(mutex_);
+  const MutexLock lock(mutex_);
   if (status_.ok()) status_ = status;
   set_.store(true, std::memory_order_release);
 }
 
 absl::Status Fault::Get() const {
   if (!set()) return absl::OkStatus();
-  const std::lock_guard lock(mutex_);
+  const MutexLock lock(mutex_);
   return status_;
 }
 
@@ -48,10 +48,10 @@ CopyLane::~CopyLane() {
 
 void CopyLane::Stop() {
   {
-    const std::lock_guard lock(mutex_);
+    const MutexLock lock(mutex_);
     stopping_ = true;
   }
-  changed_.notify_all();
+  changed_.NotifyAll();
 }
 
 void CopyLane::Push(CopyRequest request,
@@ -59,34 +59,34 @@ void CopyLane::Push(CopyRequest request,
   Item item{std::move(request), std::move(ticket),
             timeline_ ? MonotonicSeconds() : 0};
   {
-    const std::lock_guard lock(mutex_);
+    const MutexLock lock(mutex_);
     queue_.push_back(std::move(item));
   }
-  changed_.notify_all();
+  changed_.NotifyAll();
 }
 
 void CopyLane::AwaitIdle() {
-  std::unique_lock lock(mutex_);
-  changed_.wait(lock, [this] { return queue_.empty(); });
+  const MutexLock lock(mutex_);
+  while (!queue_.empty()) changed_.Wait(mutex_);
 }
 
 void CopyLane::Run() {
-  std::unique_lock lock(mutex_);
+  MutexLock lock(mutex_);
   for (;;) {
-    changed_.wait(lock, [this] { return stopping_ || !queue_.empty(); });
+    while (!stopping_ && queue_.empty()) changed_.Wait(mutex_);
     if (queue_.empty()) return;
     // A deque's front stays in place while others are pushed.
     const Item& item = queue_.front();
-    lock.unlock();
+    lock.Unlock();
     const absl::Status status = Issue(item);
     if (!status.ok()) {
       fault_->Keep(status);
       item.ticket->Set(TicketAccess::State::kFailed);
     }
     last_ = item.ticket;
-    lock.lock();
+    lock.Lock();
     queue_.pop_front();
-    if (queue_.empty()) changed_.notify_all();
+    if (queue_.empty()) changed_.NotifyAll();
   }
 }
 

@@ -6,15 +6,14 @@
 #pragma once
 
 #include <atomic>
-#include <condition_variable>
 #include <deque>
 #include <memory>
-#include <mutex>
 #include <thread>
 
 #include "client/copy/copy_engine.h"
 #include "client/copy/copy_timeline.h"
 #include "client/copy/ticket_state.h"
+#include "proto/base/mutex.h"
 
 namespace sluice::client {
 
@@ -28,8 +27,8 @@ class Fault {
 
  private:
   std::atomic<bool> set_{false};
-  mutable std::mutex mutex_;
-  absl::Status status_;
+  mutable Mutex mutex_;
+  absl::Status status_ ABSL_GUARDED_BY(mutex_);
 };
 
 class CopyLane {
@@ -83,10 +82,11 @@ class CopyLane {
   // The last request's ticket: poisoning waits for it (debug builds).
   std::shared_ptr<TicketAccess::State> last_;
 
-  std::mutex mutex_;
-  std::condition_variable changed_;
-  std::deque<Item> queue_;  // its front is the one being issued
-  std::thread thread_;      // last: it uses all of the above
+  Mutex mutex_;
+  CondVar changed_;
+  // Its front is the one being issued.
+  std::deque<Item> queue_ ABSL_GUARDED_BY(mutex_);
+  std::thread thread_;  // last: it uses all of the above
 };
 
 }  // namespace sluice::client

@@ -16,10 +16,10 @@ CopyTimeline::CopyTimeline() : thread_([this] { Run(); }) {}
 
 CopyTimeline::~CopyTimeline() {
   {
-    const std::lock_guard lock(mutex_);
+    const MutexLock lock(mutex_);
     stopping_ = true;
   }
-  changed_.notify_all();
+  changed_.NotifyAll();
   thread_.join();
 }
 
@@ -29,20 +29,20 @@ void CopyTimeline::Add(const CopyRecord& record,
   const int lane =
       record.direction == device::CopyDirection::kHostToDevice ? kH2d : kD2h;
   {
-    const std::lock_guard lock(mutex_);
+    const MutexLock lock(mutex_);
     pending_[lane].push_back({record, TicketAccess::Make(std::move(start)),
                               TicketAccess::Make(std::move(end))});
   }
-  changed_.notify_all();
+  changed_.NotifyAll();
 }
 
 void CopyTimeline::AwaitAll() {
-  std::unique_lock lock(mutex_);
-  changed_.wait(lock, [this] { return Empty() || stopping_; });
+  const MutexLock lock(mutex_);
+  while (!Empty() && !stopping_) changed_.Wait(mutex_);
 }
 
 std::vector<CopyRecord> CopyTimeline::Take() {
-  const std::lock_guard lock(mutex_);
+  const MutexLock lock(mutex_);
   return std::exchange(ended_, {});
 }
 
@@ -63,17 +63,17 @@ bool CopyTimeline::Poll(std::deque<Pending>& queue) {
 }
 
 void CopyTimeline::Run() {
-  std::unique_lock lock(mutex_);
+  MutexLock lock(mutex_);
   while (!stopping_) {
     const bool h2d = Poll(pending_[kH2d]);
     const bool d2h = Poll(pending_[kD2h]);
     if (h2d || d2h) {
-      lock.unlock();
+      lock.Unlock();
       std::this_thread::sleep_for(kPoll);
-      lock.lock();
+      lock.Lock();
     } else {
-      changed_.notify_all();
-      changed_.wait(lock, [this] { return stopping_ || !Empty(); });
+      changed_.NotifyAll();
+      while (!stopping_ && Empty()) changed_.Wait(mutex_);
     }
   }
 }

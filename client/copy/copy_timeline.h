@@ -8,15 +8,14 @@
 // Thread safety: Add from issuing threads, Take from any.
 #pragma once
 
-#include <condition_variable>
 #include <deque>
 #include <memory>
-#include <mutex>
 #include <thread>
 #include <vector>
 
 #include "client/copy/copy_engine.h"
 #include "client/copy/ticket_state.h"
+#include "proto/base/mutex.h"
 
 namespace sluice::client {
 
@@ -41,14 +40,16 @@ class CopyTimeline {
   };
 
   void Run();
-  bool Poll(std::deque<Pending>& queue);
-  bool Empty() const { return pending_[0].empty() && pending_[1].empty(); }
+  bool Poll(std::deque<Pending>& queue) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  bool Empty() const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_) {
+    return pending_[0].empty() && pending_[1].empty();
+  }
 
-  std::mutex mutex_;
-  std::condition_variable changed_;
-  bool stopping_ = false;
-  std::deque<Pending> pending_[2];  // a direction
-  std::vector<CopyRecord> ended_;
+  Mutex mutex_;
+  CondVar changed_;
+  bool stopping_ ABSL_GUARDED_BY(mutex_) = false;
+  std::deque<Pending> pending_[2] ABSL_GUARDED_BY(mutex_);  // per direction
+  std::vector<CopyRecord> ended_ ABSL_GUARDED_BY(mutex_);
   std::thread thread_;  // last: it uses all of the above
 };
 

@@ -46,7 +46,7 @@ void GrantGate::Forgive(int direction, uint64_t end) {
 
 int64_t GrantGate::Book(int direction, uint64_t bytes) {
   Pace& pace = pace_[direction];
-  const std::lock_guard lock(pace.mutex);
+  const MutexLock lock(pace.mutex);
   const int64_t start = std::max(NowNs(), pace.free_at_ns);
   pace.free_at_ns =
       start + std::llround(static_cast<double>(bytes) / guaranteed_ * 1e9);

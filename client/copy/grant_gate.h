@@ -13,11 +13,11 @@
 
 #include <atomic>
 #include <cstdint>
-#include <mutex>
 
 #include "absl/time/time.h"
 #include "proto/base/clock.h"
 #include "proto/base/grant_page.h"
+#include "proto/base/mutex.h"
 #include "proto/base/units.h"
 
 namespace sluice::client {
@@ -56,8 +56,9 @@ class GrantGate {
  private:
   // Pacing of one direction while nobody grants.
   struct Pace {
-    std::mutex mutex;
-    int64_t free_at_ns = 0;  // when the next copy may start
+    Mutex mutex;
+    // When the next copy may start.
+    int64_t free_at_ns ABSL_GUARDED_BY(mutex) = 0;
   };
 
   // Up to which byte the daemon lets this rank start copies.

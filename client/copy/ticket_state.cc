@@ -5,7 +5,7 @@
 namespace sluice::client {
 
 absl::StatusOr<device::Event> EventPool::Take() {
-  const std::lock_guard lock(mutex_);
+  const MutexLock lock(mutex_);
   if (!free_.empty()) {
     const device::Event event = free_.back();
     free_.pop_back();
@@ -17,23 +17,23 @@ absl::StatusOr<device::Event> EventPool::Take() {
 }
 
 void EventPool::Return(device::Event event) {
-  const std::lock_guard lock(mutex_);
+  const MutexLock lock(mutex_);
   if (!closed_) free_.push_back(event);
 }
 
 absl::StatusOr<bool> EventPool::Reached(device::Event event) {
-  const std::lock_guard lock(mutex_);
+  const MutexLock lock(mutex_);
   if (closed_) return true;
   return driver_->QueryEvent(event);
 }
 
 bool EventPool::closed() {
-  const std::lock_guard lock(mutex_);
+  const MutexLock lock(mutex_);
   return closed_;
 }
 
 void EventPool::Close() {
-  const std::lock_guard lock(mutex_);
+  const MutexLock lock(mutex_);
   closed_ = true;
   for (const device::Event event : all_) {
     driver_->DestroyEvent(event).IgnoreError();  // the device may be lost

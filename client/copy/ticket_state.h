@@ -4,10 +4,10 @@
 
 #include <atomic>
 #include <memory>
-#include <mutex>
 #include <vector>
 
 #include "client/copy/copy_engine.h"
+#include "proto/base/mutex.h"
 
 namespace sluice::client {
 
@@ -31,9 +31,10 @@ class EventPool {
 
  private:
   device::Driver* const driver_;
-  std::mutex mutex_;
-  bool closed_ = false;
-  std::vector<device::Event> free_, all_;
+  Mutex mutex_;
+  bool closed_ ABSL_GUARDED_BY(mutex_) = false;
+  std::vector<device::Event> free_ ABSL_GUARDED_BY(mutex_);
+  std::vector<device::Event> all_ ABSL_GUARDED_BY(mutex_);
 };
 
 struct Ticket::State {

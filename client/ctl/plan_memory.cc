@@ -8,13 +8,11 @@
 #include <CLI/CLI.hpp>
 #include <atomic>
 #include <chrono>
-#include <condition_variable>
 #include <cstdio>
 #include <filesystem>
 #include <fstream>
 #include <iostream>
 #include <memory>
-#include <mutex>
 #include <nlohmann/json.hpp>
 #include <optional>
 #include <string>
@@ -27,6 +25,7 @@
 #include "client/ctl/plan_svg.h"
 #include "client/ctl/table.h"
 #include "planner/trace/read_trace.h"
+#include "proto/base/mutex.h"
 #include "proto/base/status.h"
 #include "proto/base/text.h"
 #include "proto/cli/cli.h"
@@ -157,17 +156,17 @@ class ProgressLine {
   }
   ~ProgressLine() {
     {
-      const std::lock_guard lock(mutex_);
+      const MutexLock lock(mutex_);
       ended_ = true;
     }
-    changed_.notify_all();
+    changed_.NotifyAll();
     writer_.join();
     if (shown_ && terminal_) std::fputs("\r\x1b[K", stderr);
   }
   ProgressLine(const ProgressLine&) = delete;
 
   void Show(const planner::MemoryProgress& progress) {
-    const std::lock_guard lock(mutex_);
+    const MutexLock lock(mutex_);
     if (!known_ || progress.peak != known_->peak) {
       better_at_ = SecondsSince(start_);
     }
@@ -176,11 +175,12 @@ class ProgressLine {
 
  private:
   void Write() {
-    std::unique_lock lock(mutex_);
     const auto every = std::chrono::milliseconds(terminal_ ? 250 : 2000);
-    auto wait = std::chrono::milliseconds(2000);
-    while (!changed_.wait_for(lock, wait, [this] { return ended_; })) {
-      wait = every;
+    auto due = std::chrono::steady_clock::now() + std::chrono::seconds(2);
+    const MutexLock lock(mutex_);
+    while (!ended_) {
+      if (changed_.WaitUntil(mutex_, due)) continue;
+      due = std::chrono::steady_clock::now() + every;
       shown_ = true;
       const std::string text =
           fmt::format("{}{}, {:.1f} s{}", terminal_ ? "\r\x1b[K" : "", Known(),
@@ -189,8 +189,7 @@ class ProgressLine {
     }
   }
 
-  // Holding mutex_.
-  std::string Known() const {
+  std::string Known() const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_) {
     if (!known_) return "no plan yet";
     return fmt::format("{}: peak {} since {:.1f} s, at least {}", known_->arm,
                        Size(known_->peak.count()), better_at_,
@@ -199,11 +198,11 @@ class ProgressLine {
 
   const Clock::time_point start_ = Clock::now();
   const bool terminal_;
-  std::mutex mutex_;
-  std::condition_variable changed_;
-  std::optional<planner::MemoryProgress> known_;  // guarded by mutex_
-  double better_at_ = 0;                          // guarded by mutex_
-  bool ended_ = false;                            // guarded by mutex_
+  Mutex mutex_;
+  CondVar changed_;
+  std::optional<planner::MemoryProgress> known_ ABSL_GUARDED_BY(mutex_);
+  double better_at_ ABSL_GUARDED_BY(mutex_) = 0;
+  bool ended_ ABSL_GUARDED_BY(mutex_) = false;
   bool shown_ = false;  // the writer's, until it has ended
   std::thread writer_;
 };

@@ -62,7 +62,7 @@ Connection::~Connection() { Close(); }
 
 void Connection::Close() {
   {
-    const std::lock_guard lock(mutex_);
+    const MutexLock lock(mutex_);
     closing_ = true;
   }
   // Wakes the receiver, whatever it waits for. The daemon sees the end even
@@ -84,7 +84,7 @@ absl::Status Connection::SendPacket(const wire::Packet& packet,
                                     std::span<const int> fds,
                                     absl::Time deadline) {
   const MonotonicClock clock;
-  const std::lock_guard lock(send_mutex_);
+  const MutexLock lock(send_mutex_);
   for (;;) {
     const absl::Status status = wire::Send(socket_.get(), packet, fds);
     if (!absl::IsResourceExhausted(status)) return status;
@@ -99,15 +99,14 @@ absl::Status Connection::SendPacket(const wire::Packet& packet,
 
 // Most answers come within a fraction of a millisecond, of which putting this
 // thread to sleep and waking it would be a good part.
-void Connection::AwaitBriefly(std::unique_lock<std::mutex>& lock,
-                              const PendingCall& call) {
+void Connection::AwaitBriefly(const PendingCall& call) {
   const auto give_up =
       std::chrono::steady_clock::now() + std::chrono::microseconds(500);
   while (!call.complete && !gone_ &&
          std::chrono::steady_clock::now() < give_up) {
-    lock.unlock();
+    mutex_.Unlock();
     sched_yield();
-    lock.lock();
+    mutex_.Lock();
   }
 }
 
@@ -118,18 +117,19 @@ absl::StatusOr<std::vector<wire::Message>> Connection::Call(
   wire::Packet packet;
   *packet.mutable_request() = request;
   {
-    const std::lock_guard lock(mutex_);
+    const MutexLock lock(mutex_);
     if (gone_) return Gone();
     packet.set_id(next_id_++);
     calls_[packet.id()];
   }
   const absl::Status sent = SendPacket(packet, fds, clock.Now() + timeout);
-  std::unique_lock lock(mutex_);
+  const MutexLock lock(mutex_);
   PendingCall& call = calls_[packet.id()];
   if (sent.ok()) {
-    AwaitBriefly(lock, call);
-    changed_.wait_for(lock, absl::ToChronoNanoseconds(timeout),
-                      [&] { return call.complete || gone_; });
+    AwaitBriefly(call);
+    const auto deadline = CondVar::Deadline(timeout);
+    while (!call.complete && !gone_ && changed_.WaitUntil(mutex_, deadline)) {
+    }
   }
   PendingCall done = std::move(call);
   calls_.erase(packet.id());
@@ -148,11 +148,11 @@ absl::Status Connection::Post(const wire::Request& request) {
   wire::Packet packet;
   *packet.mutable_request() = request;
   {
-    const std::lock_guard lock(mutex_);
+    const MutexLock lock(mutex_);
     if (gone_) return Gone();
     packet.set_id(next_id_++);
   }
-  const std::lock_guard lock(send_mutex_);
+  const MutexLock lock(send_mutex_);
   return wire::Send(socket_.get(), packet);
 }
 
@@ -162,39 +162,39 @@ void Connection::ReturnLostLease(const wire::Message& message) {
   if (!reply.has_granted() || reply.granted().part() != 0) return;
   wire::Packet packet;
   {
-    const std::lock_guard lock(mutex_);
+    const MutexLock lock(mutex_);
     packet.set_id(next_id_++);
   }
   packet.mutable_request()->mutable_free()->set_lease_id(
       reply.granted().lease_id());
-  const std::lock_guard lock(send_mutex_);
+  const MutexLock lock(send_mutex_);
   wire::Send(socket_.get(), packet).IgnoreError();
 }
 
 void Connection::OnReply(wire::Message message) {
-  std::unique_lock lock(mutex_);
+  MutexLock lock(mutex_);
   const auto it = calls_.find(message.packet.id());
   if (it == calls_.end()) {
-    lock.unlock();
+    lock.Unlock();
     return ReturnLostLease(message);
   }
   PendingCall& call = it->second;
   const size_t parts = PartsOf(message);
   call.parts.push_back(std::move(message));
   call.complete = call.parts.size() >= parts;
-  if (call.complete) changed_.notify_all();
+  if (call.complete) changed_.NotifyAll();
 }
 
 void Connection::Disconnect(const std::string& reason, Shortage shortage) {
   bool told;
   {
-    const std::lock_guard lock(mutex_);
+    const MutexLock lock(mutex_);
     gone_ = true;
     gone_reason_ = reason;
     gone_shortage_ = shortage;
     told = closing_;  // by us: nothing to report
   }
-  changed_.notify_all();
+  changed_.NotifyAll();
   if (!told) on_gone_(reason);
 }
 

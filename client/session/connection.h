@@ -10,12 +10,10 @@
 #pragma once
 
 #include <atomic>
-#include <condition_variable>
 #include <cstdint>
 #include <functional>
 #include <map>
 #include <memory>
-#include <mutex>
 #include <span>
 #include <string>
 #include <thread>
@@ -23,6 +21,7 @@
 
 #include "absl/status/statusor.h"
 #include "absl/time/time.h"
+#include "proto/base/mutex.h"
 #include "proto/base/shortage.h"
 #include "proto/wire.h"
 
@@ -68,23 +67,23 @@ class Connection {
                   Shortage shortage = Shortage::kNone);
   absl::Status SendPacket(const wire::Packet& packet, std::span<const int> fds,
                           absl::Time deadline);
-  absl::Status Gone() const;
-  void AwaitBriefly(std::unique_lock<std::mutex>& lock,
-                    const PendingCall& call);
+  absl::Status Gone() const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  void AwaitBriefly(const PendingCall& call)
+      ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
 
   UniqueFd socket_;
   const EventHandler on_event_;
   const GoneHandler on_gone_;
-  std::mutex send_mutex_;
+  Mutex send_mutex_;  // packets leave whole, one after the other
 
-  std::mutex mutex_;
-  std::condition_variable changed_;
-  uint64_t next_id_ = 1;
-  std::map<uint64_t, PendingCall> calls_;
-  bool closing_ = false;
-  bool gone_ = false;
-  std::string gone_reason_;
-  Shortage gone_shortage_ = Shortage::kNone;
+  Mutex mutex_;
+  CondVar changed_;
+  uint64_t next_id_ ABSL_GUARDED_BY(mutex_) = 1;
+  std::map<uint64_t, PendingCall> calls_ ABSL_GUARDED_BY(mutex_);
+  bool closing_ ABSL_GUARDED_BY(mutex_) = false;
+  bool gone_ ABSL_GUARDED_BY(mutex_) = false;
+  std::string gone_reason_ ABSL_GUARDED_BY(mutex_);
+  Shortage gone_shortage_ ABSL_GUARDED_BY(mutex_) = Shortage::kNone;
   std::thread thread_;  // last: it uses all of the above
 };
 

@@ -5,14 +5,14 @@
 namespace sluice::client {
 
 void EventRelay::Set(Session::EventHandler handler) {
-  const std::lock_guard lock(mutex_);
+  const MutexLock lock(mutex_);
   handler_ = std::move(handler);
   if (!handler_) return;
   for (const SessionEvent& event : std::exchange(early_, {})) handler_(event);
 }
 
 void EventRelay::Deliver(const SessionEvent& event) {
-  const std::lock_guard lock(mutex_);
+  const MutexLock lock(mutex_);
   if (handler_) {
     handler_(event);
   } else {

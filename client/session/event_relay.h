@@ -1,10 +1,10 @@
 // Session events on their way to the one handler. Internal to client.
 #pragma once
 
-#include <mutex>
 #include <vector>
 
 #include "client/session/session.h"
+#include "proto/base/mutex.h"
 
 namespace sluice::client {
 
@@ -16,9 +16,9 @@ class EventRelay {
   void Deliver(const SessionEvent& event);
 
  private:
-  std::mutex mutex_;
-  Session::EventHandler handler_;
-  std::vector<SessionEvent> early_;
+  Mutex mutex_;
+  Session::EventHandler handler_ ABSL_GUARDED_BY(mutex_);
+  std::vector<SessionEvent> early_ ABSL_GUARDED_BY(mutex_);
 };
 
 }  // namespace sluice::client

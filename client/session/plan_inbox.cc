@@ -13,23 +13,25 @@
 namespace sluice::client {
 
 void PlanInbox::Clear() {
-  const std::lock_guard lock(mutex_);
+  const MutexLock lock(mutex_);
   plan_.reset();
 }
 
 void PlanInbox::Put(absl::StatusOr<plan::NodePlan> plan) {
   {
-    const std::lock_guard lock(mutex_);
+    const MutexLock lock(mutex_);
     // The first answer stands: a peer's death after it changes nothing.
     if (!plan_) plan_ = std::move(plan);
   }
-  changed_.notify_all();
+  changed_.NotifyAll();
 }
 
 absl::StatusOr<plan::NodePlan> PlanInbox::Await(absl::Duration timeout) {
-  std::unique_lock lock(mutex_);
-  if (!changed_.wait_for(lock, absl::ToChronoNanoseconds(timeout),
-                         [this] { return plan_.has_value(); })) {
+  const auto deadline = CondVar::Deadline(timeout);
+  const MutexLock lock(mutex_);
+  while (!plan_ && changed_.WaitUntil(mutex_, deadline)) {
+  }
+  if (!plan_) {
     return absl::DeadlineExceededError(fmt::format(
         "no plan after {}: have all local ranks of the job sent a profile?",
         absl::FormatDuration(timeout)));
@@ -39,17 +41,17 @@ absl::StatusOr<plan::NodePlan> PlanInbox::Await(absl::Duration timeout) {
 
 void PlanInbox::PutChanged(plan::NodePlan plan) {
   auto shared = std::make_shared<const plan::NodePlan>(std::move(plan));
-  const std::lock_guard lock(mutex_);
+  const MutexLock lock(mutex_);
   changed_plan_ = std::move(shared);
 }
 
 std::shared_ptr<const plan::NodePlan> PlanInbox::changed() const {
-  const std::lock_guard lock(mutex_);
+  const MutexLock lock(mutex_);
   return changed_plan_;
 }
 
 void PlanInbox::DropChanged(PlanId plan) {
-  const std::lock_guard lock(mutex_);
+  const MutexLock lock(mutex_);
   if (changed_plan_ != nullptr && changed_plan_->id == plan) {
     changed_plan_.reset();
   }

@@ -1,13 +1,12 @@
 // Where the plan that a rank waits for arrives. Internal to client.
 #pragma once
 
-#include <condition_variable>
 #include <memory>
-#include <mutex>
 #include <optional>
 
 #include "absl/status/statusor.h"
 #include "absl/time/time.h"
+#include "proto/base/mutex.h"
 #include "proto/base/unique_fd.h"
 #include "proto/plan/plan.h"
 
@@ -29,10 +28,10 @@ class PlanInbox {
   void DropChanged(PlanId plan);
 
  private:
-  mutable std::mutex mutex_;
-  std::condition_variable changed_;
-  std::optional<absl::StatusOr<plan::NodePlan>> plan_;
-  std::shared_ptr<const plan::NodePlan> changed_plan_;
+  mutable Mutex mutex_;
+  CondVar changed_;
+  std::optional<absl::StatusOr<plan::NodePlan>> plan_ ABSL_GUARDED_BY(mutex_);
+  std::shared_ptr<const plan::NodePlan> changed_plan_ ABSL_GUARDED_BY(mutex_);
 };
 
 // The plan in a sealed memfd.

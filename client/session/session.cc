@@ -5,7 +5,6 @@
 #include <array>
 #include <atomic>
 #include <cstdlib>
-#include <mutex>
 #include <utility>
 
 #include "client/copy/grant_pages.h"
@@ -14,6 +13,7 @@
 #include "client/session/mapping.h"
 #include "client/session/plan_inbox.h"
 #include "client/session/welcome.h"
+#include "proto/base/mutex.h"
 #include "proto/base/status.h"
 #include "proto/plan/codec.h"
 #include "proto/plan/validate.h"
@@ -124,7 +124,7 @@ class SessionImpl final : public Session {
   std::atomic<bool> gone_{false};
   EventRelay relay_;
   PlanInbox inbox_;
-  std::mutex plan_mutex_;  // one Plan at a time
+  Mutex plan_mutex_;  // one Plan at a time: the inbox has room for one
   std::shared_ptr<Connection> connection_;
 };
 
@@ -194,7 +194,7 @@ absl::Status SessionImpl::Submit(const plan::RankProfile& profile) {
 
 absl::StatusOr<plan::NodePlan> SessionImpl::Plan(
     const plan::RankProfile& profile, absl::Duration timeout) {
-  const std::lock_guard lock(plan_mutex_);
+  const MutexLock lock(plan_mutex_);
   inbox_.Clear();
   SLUICE_RETURN_IF_ERROR(Submit(profile));
   SLUICE_ASSIGN_OR_RETURN(plan::NodePlan plan, inbox_.Await(timeout));

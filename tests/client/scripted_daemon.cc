@@ -49,7 +49,7 @@ ScriptedDaemon::~ScriptedDaemon() {
 }
 
 void ScriptedDaemon::SetScript(Script script) {
-  const std::lock_guard lock(mutex_);
+  const MutexLock lock(mutex_);
   script_ = std::move(script);
 }
 
@@ -89,7 +89,7 @@ void ScriptedDaemon::SendEvent(const wire::Event& event,
 void ScriptedDaemon::Hang() { shutdown(peer_.get(), SHUT_RDWR); }
 
 int ScriptedDaemon::count(wire::Request::BodyCase kind) const {
-  const std::lock_guard lock(mutex_);
+  const MutexLock lock(mutex_);
   return static_cast<int>(std::count(seen_.begin(), seen_.end(), kind));
 }
 
@@ -102,7 +102,7 @@ void ScriptedDaemon::Run() {
     SLUICE_CHECK_OK(wire::CheckRequest(**message));
     Script script;
     {
-      const std::lock_guard lock(mutex_);
+      const MutexLock lock(mutex_);
       seen_.push_back((*message)->packet.request().body_case());
       script = script_;
     }

@@ -6,7 +6,6 @@
 #include <atomic>
 #include <functional>
 #include <memory>
-#include <mutex>
 #include <string>
 #include <thread>
 #include <vector>
@@ -14,6 +13,7 @@
 #include "client/session/session.h"
 #include "kernels/device/driver.h"
 #include "proto/base/grant_page.h"
+#include "proto/base/mutex.h"
 #include "proto/wire.h"
 #include "tests/support/temp_dir.h"
 
@@ -58,9 +58,9 @@ class ScriptedDaemon {
   UniqueFd limits_fd_, use_fd_, listener_, peer_;
   GrantLimits* limits_;
   GrantUse* use_;
-  mutable std::mutex mutex_;
-  Script script_;
-  std::vector<wire::Request::BodyCase> seen_;
+  mutable Mutex mutex_;
+  Script script_ ABSL_GUARDED_BY(mutex_);
+  std::vector<wire::Request::BodyCase> seen_ ABSL_GUARDED_BY(mutex_);
   std::thread thread_;
 };
 

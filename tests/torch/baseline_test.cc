@@ -6,9 +6,9 @@
 #include <gtest/gtest.h>
 
 #include <cstdlib>
-#include <mutex>
 
 #include "client/torch/memory/region_allocator.h"
+#include "proto/base/mutex.h"
 #include "tests/torch/rank_threads.h"
 #include "tests/torch/stream_oracle.h"
 
@@ -72,7 +72,7 @@ Found RunBaseline(const Case& c, const ModelTensors& weights,
                   const Sequence& sequence, int64_t count) {
   const stream::ChunkLayout layout(c.seq_len, c.seq_len, c.ranks);
   Found found{.gradients = ZeroTensors(c.model, at::kFloat)};
-  std::mutex mutex;
+  Mutex mutex;
   RunRanks(c.ranks, [&](Collectives& ranks) {
     const int64_t first = layout.local_offset(0, ranks.rank());
     const int64_t rows = layout.local_rows(0, ranks.rank());
@@ -85,7 +85,7 @@ Found RunBaseline(const Case& c, const ModelTensors& weights,
                      weights, gradients, sequence.tokens.narrow(0, first, rows),
                      sequence.labels.narrow(0, first, rows), count);
     ASSERT_TRUE(result.ok()) << result.status();
-    const std::lock_guard lock(mutex);
+    const MutexLock lock(mutex);
     found.loss_sum += result->loss_sum;
     found.count += result->count;
     const auto sums = NamedTensors(c.model, found.gradients);

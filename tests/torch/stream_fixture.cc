@@ -2,6 +2,8 @@
 
 #include <ATen/ATen.h>
 
+#include "proto/base/mutex.h"
+
 namespace sluice::runtime {
 
 using ::sluice::testing::IsOk;
@@ -54,7 +56,7 @@ class RankStep {
            Collectives& collectives)
       : case_(c), data_(data), driver_(driver), collectives_(collectives) {}
 
-  void Run(int steps, std::mutex& mutex, StepOutcome& outcome) {
+  void Run(int steps, Mutex& mutex, StepOutcome& outcome) {
     const int rank = collectives_.rank();
     auto engine = client::CopyEngine::Start(
         {.driver = driver_, .device = DeviceIndex(rank)});
@@ -83,7 +85,7 @@ class RankStep {
     const device::CallCounters after = driver_->counters();
     ASSERT_THAT((*engine)->Drain(), IsOk());
     EXPECT_TRUE(arena.GuardIntact());
-    const std::lock_guard lock(mutex);
+    const MutexLock lock(mutex);
     Add(result, gradients, outcome);
     if (rank == 0) {
       outcome.copies = (*engine)->stats();
@@ -122,7 +124,7 @@ StepOutcome RunStep(const StepCase& c, const StepData& data, int steps) {
   EXPECT_THAT(device::CreateSimNode(directory.path(), node), IsOk());
   auto driver = device::OpenSimDriver(directory.path());
   EXPECT_THAT(driver, IsOk());
-  std::mutex mutex;
+  Mutex mutex;
   RunRanks(c.ranks, [&](Collectives& collectives) {
     RankStep(c, data, driver->get(), collectives).Run(steps, mutex, outcome);
   });

@@ -4,7 +4,6 @@
 
 #include <cstdlib>
 #include <memory>
-#include <mutex>
 #include <vector>
 
 #include "client/copy/copy_engine.h"

@@ -5,10 +5,10 @@
 
 #include <algorithm>
 #include <cstdlib>
-#include <mutex>
 #include <unordered_map>
 
 #include "client/torch/memory/region_allocator.h"
+#include "proto/base/mutex.h"
 
 namespace sluice::runtime {
 namespace {
@@ -16,10 +16,10 @@ namespace {
 thread_local const char* innermost = nullptr;
 
 struct HostBlocks {
-  std::mutex mutex;
-  std::unordered_map<void*, Bytes> blocks;
-  Bytes used, peak;
-  Bytes cap = MiB(16);
+  Mutex mutex;
+  std::unordered_map<void*, Bytes> blocks ABSL_GUARDED_BY(mutex);
+  Bytes used ABSL_GUARDED_BY(mutex), peak ABSL_GUARDED_BY(mutex);
+  Bytes cap ABSL_GUARDED_BY(mutex) = MiB(16);
 };
 
 HostBlocks& Blocks() {
@@ -44,10 +44,10 @@ bool Active() { return innermost != nullptr; }
 
 void* Allocate(Bytes size) {
   HostBlocks& host = Blocks();
-  std::unique_lock lock(host.mutex);
+  MutexLock lock(host.mutex);
   if (host.cap > Bytes(0) && host.used + size > host.cap) {
     const Bytes used = host.used, cap = host.cap;
-    lock.unlock();
+    lock.Unlock();
     ThrowOverCap(size, used, cap);
   }
   void* block = std::aligned_alloc(64, RoundUp(size, kRegionAlignment).size());
@@ -61,7 +61,7 @@ void* Allocate(Bytes size) {
 bool Free(void* block) {
   HostBlocks& host = Blocks();
   {
-    std::lock_guard lock(host.mutex);
+    const MutexLock lock(host.mutex);
     const auto found = host.blocks.find(block);
     if (found == host.blocks.end()) return false;
     host.used -= found->second;
@@ -72,17 +72,17 @@ bool Free(void* block) {
 }
 
 Bytes Used() {
-  std::lock_guard lock(Blocks().mutex);
+  const MutexLock lock(Blocks().mutex);
   return Blocks().used;
 }
 
 Bytes Peak() {
-  std::lock_guard lock(Blocks().mutex);
+  const MutexLock lock(Blocks().mutex);
   return Blocks().peak;
 }
 
 void ResetPeak() {
-  std::lock_guard lock(Blocks().mutex);
+  const MutexLock lock(Blocks().mutex);
   Blocks().peak = Blocks().used;
 }
 
@@ -93,7 +93,7 @@ HostScope::HostScope(const char* what) : outer_(innermost) { innermost = what; }
 HostScope::~HostScope() { innermost = outer_; }
 
 void HostScope::SetCap(Bytes cap) {
-  std::lock_guard lock(Blocks().mutex);
+  const MutexLock lock(Blocks().mutex);
   Blocks().cap = cap;
 }
 

@@ -7,7 +7,6 @@
 #include <algorithm>
 #include <cstdio>
 #include <cstring>
-#include <mutex>
 #include <set>
 #include <thread>
 #include <unordered_map>
@@ -17,6 +16,7 @@
 #include "client/torch/memory/region_pool.h"
 #include "client/torch/memory/segments.h"
 #include "proto/base/clock.h"
+#include "proto/base/mutex.h"
 #include "proto/base/shortage.h"
 #include "proto/base/status.h"
 
@@ -24,6 +24,10 @@ namespace sluice::runtime {
 namespace {
 
 constexpr uint8_t kArmedPriority = 100;
+
+// One lock for all regions: the deleter knows a block's address and nothing
+// else. It is never destroyed: tensors are freed at exit, too.
+constinit Mutex region_mutex;
 
 void Poison([[maybe_unused]] std::byte* block, [[maybe_unused]] Bytes size) {
 #ifdef SLUICE_POISON
@@ -33,7 +37,6 @@ void Poison([[maybe_unused]] std::byte* block, [[maybe_unused]] Bytes size) {
 
 }  // namespace
 
-// Everything but the address range is guarded by the table's lock.
 struct RegionAllocator::Impl {
   struct Block {
     Bytes size;
@@ -47,40 +50,50 @@ struct RegionAllocator::Impl {
 
   std::byte* const base;
   const Bytes size;
-  RegionPool pool;
-  std::unordered_map<int64_t, Block> blocks;  // by offset
-  Bytes used, peak;
-  bool retired = false;  // its allocator is gone
+  RegionPool pool ABSL_GUARDED_BY(region_mutex);
+  // By offset.
+  std::unordered_map<int64_t, Block> blocks ABSL_GUARDED_BY(region_mutex);
+  Bytes used ABSL_GUARDED_BY(region_mutex);
+  Bytes peak ABSL_GUARDED_BY(region_mutex);
+  // Its allocator is gone.
+  bool retired ABSL_GUARDED_BY(region_mutex) = false;
 
-  Bytes plan_base, plan_size;  // the planned area
-  PlanReplay replay;
-  int64_t planned_allocations = 0;
-  int64_t mismatches = 0;
+  // The planned area.
+  Bytes plan_base ABSL_GUARDED_BY(region_mutex);
+  Bytes plan_size ABSL_GUARDED_BY(region_mutex);
+  PlanReplay replay ABSL_GUARDED_BY(region_mutex);
+  int64_t planned_allocations ABSL_GUARDED_BY(region_mutex) = 0;
+  int64_t mismatches ABSL_GUARDED_BY(region_mutex) = 0;
 
-  std::thread::id compute_thread = std::this_thread::get_id();
-  int segment_depth = 0;
-  std::string_view segment;     // in `names`
-  std::set<std::string> names;  // kinds seen; nodes of a set never move
-  bool record_segments = false;
-  SegmentRecorder recorder;
-  bool record_timeline = false;
-  double segment_start_s = 0;
-  std::vector<SegmentRun> runs;
-  std::vector<BlockRecord> records;
+  std::thread::id compute_thread ABSL_GUARDED_BY(region_mutex) =
+      std::this_thread::get_id();
+  int segment_depth ABSL_GUARDED_BY(region_mutex) = 0;
+  // In `names`: kinds seen; nodes of a set never move.
+  std::string_view segment ABSL_GUARDED_BY(region_mutex);
+  std::set<std::string> names ABSL_GUARDED_BY(region_mutex);
+  bool record_segments ABSL_GUARDED_BY(region_mutex) = false;
+  SegmentRecorder recorder ABSL_GUARDED_BY(region_mutex);
+  bool record_timeline ABSL_GUARDED_BY(region_mutex) = false;
+  double segment_start_s ABSL_GUARDED_BY(region_mutex) = 0;
+  std::vector<SegmentRun> runs ABSL_GUARDED_BY(region_mutex);
+  std::vector<BlockRecord> records ABSL_GUARDED_BY(region_mutex);
 
-  SegmentObserver* observer = nullptr;
+  SegmentObserver* observer ABSL_GUARDED_BY(region_mutex) = nullptr;
 
-  c10::Allocator* former = nullptr;  // not null: armed
+  // Not null: armed.
+  c10::Allocator* former ABSL_GUARDED_BY(region_mutex) = nullptr;
 
-  bool OnComputeThread() const {
+  bool OnComputeThread() const ABSL_EXCLUSIVE_LOCKS_REQUIRED(region_mutex) {
     return std::this_thread::get_id() == compute_thread;
   }
-  std::optional<Bytes> Place(Bytes bytes, bool* planned);
+  std::optional<Bytes> Place(Bytes bytes, bool* planned)
+      ABSL_EXCLUSIVE_LOCKS_REQUIRED(region_mutex);
   // Null: out of memory.
-  std::byte* Allocate(Bytes bytes);
-  void Free(Bytes offset);
-  void Mismatched();
-  std::string OutOfMemory(Bytes bytes) const;
+  std::byte* Allocate(Bytes bytes) ABSL_EXCLUSIVE_LOCKS_REQUIRED(region_mutex);
+  void Free(Bytes offset) ABSL_EXCLUSIVE_LOCKS_REQUIRED(region_mutex);
+  void Mismatched() ABSL_EXCLUSIVE_LOCKS_REQUIRED(region_mutex);
+  std::string OutOfMemory(Bytes bytes) const
+      ABSL_EXCLUSIVE_LOCKS_REQUIRED(region_mutex);
 };
 
 std::optional<Bytes> RegionAllocator::Impl::Place(Bytes bytes, bool* planned) {
@@ -149,10 +162,8 @@ std::string RegionAllocator::Impl::OutOfMemory(Bytes bytes) const {
 }
 
 // Regions of the process, those of destroyed allocators while blocks live.
-// One lock for all: the deleter knows a block's address and nothing else.
 struct RegionAllocator::Table {
-  std::mutex mutex;
-  std::vector<std::shared_ptr<Impl>> regions;
+  std::vector<std::shared_ptr<Impl>> regions ABSL_GUARDED_BY(region_mutex);
 };
 
 RegionAllocator::Table& RegionAllocator::Regions() {
@@ -163,7 +174,7 @@ RegionAllocator::Table& RegionAllocator::Regions() {
 void RegionAllocator::Delete(void* block) {
   if (block == nullptr || host_memory::Free(block)) return;
   Table& table = Regions();
-  const std::lock_guard lock(table.mutex);
+  const MutexLock lock(region_mutex);
   for (auto region = table.regions.rbegin(); region != table.regions.rend();
        ++region) {
     Impl& impl = **region;
@@ -182,13 +193,13 @@ RegionAllocator::RegionAllocator(std::byte* base, Bytes size)
     : impl_(std::make_shared<Impl>(base, size)) {
   SLUICE_CHECK(reinterpret_cast<uintptr_t>(base) % kRegionAlignment.size() ==
                0);
-  const std::lock_guard lock(Regions().mutex);
+  const MutexLock lock(region_mutex);
   Regions().regions.push_back(impl_);
 }
 
 RegionAllocator::~RegionAllocator() {
   Disarm();
-  const std::lock_guard lock(Regions().mutex);
+  const MutexLock lock(region_mutex);
   impl_->retired = true;
   impl_->records.clear();
   impl_->runs.clear();
@@ -196,7 +207,7 @@ RegionAllocator::~RegionAllocator() {
 }
 
 void RegionAllocator::Arm() {
-  const std::lock_guard lock(Regions().mutex);
+  const MutexLock lock(region_mutex);
   impl_->compute_thread = std::this_thread::get_id();
   if (impl_->former != nullptr) return;
   impl_->former = c10::GetCPUAllocator();
@@ -204,7 +215,7 @@ void RegionAllocator::Arm() {
 }
 
 void RegionAllocator::Disarm() {
-  const std::lock_guard lock(Regions().mutex);
+  const MutexLock lock(region_mutex);
   if (impl_->former == nullptr) return;
   c10::SetCPUAllocator(std::exchange(impl_->former, nullptr), kArmedPriority);
 }
@@ -212,7 +223,7 @@ void RegionAllocator::Disarm() {
 absl::Status RegionAllocator::SetPlan(
     const std::vector<plan::SegmentPlan>& segments,
     const std::vector<plan::SegmentKind>& kinds, Bytes peak) {
-  const std::lock_guard lock(Regions().mutex);
+  const MutexLock lock(region_mutex);
   Impl& impl = *impl_;
   if (!impl.replay.idle()) {
     return absl::FailedPreconditionError(
@@ -245,7 +256,7 @@ absl::Status RegionAllocator::SetPlan(
 }
 
 void RegionAllocator::BeginSegment(const std::string& kind) {
-  const std::lock_guard lock(Regions().mutex);
+  const MutexLock lock(region_mutex);
   Impl& impl = *impl_;
   if (!impl.OnComputeThread() || impl.segment_depth++ > 0) return;
   impl.segment = *impl.names.insert(kind).first;
@@ -258,7 +269,7 @@ void RegionAllocator::BeginSegment(const std::string& kind) {
 }
 
 void RegionAllocator::EndSegment() {
-  const std::lock_guard lock(Regions().mutex);
+  const MutexLock lock(region_mutex);
   Impl& impl = *impl_;
   if (!impl.OnComputeThread() || --impl.segment_depth > 0) return;
   if (impl.record_timeline) {
@@ -272,22 +283,22 @@ void RegionAllocator::EndSegment() {
 }
 
 std::vector<plan::SegmentKind> RegionAllocator::TakeRecorded() {
-  const std::lock_guard lock(Regions().mutex);
+  const MutexLock lock(region_mutex);
   return impl_->recorder.Take();
 }
 
 void RegionAllocator::RecordSegments(bool on) {
-  const std::lock_guard lock(Regions().mutex);
+  const MutexLock lock(region_mutex);
   impl_->record_segments = on;
 }
 
 void RegionAllocator::Observe(SegmentObserver* observer) {
-  const std::lock_guard lock(Regions().mutex);
+  const MutexLock lock(region_mutex);
   impl_->observer = observer;
 }
 
 void RegionAllocator::RecordTimeline(bool on) {
-  const std::lock_guard lock(Regions().mutex);
+  const MutexLock lock(region_mutex);
   impl_->record_timeline = on;
   if (!on) return;
   const double now_s = MonotonicSeconds();
@@ -295,12 +306,12 @@ void RegionAllocator::RecordTimeline(bool on) {
 }
 
 std::vector<SegmentRun> RegionAllocator::TakeRuns() {
-  const std::lock_guard lock(Regions().mutex);
+  const MutexLock lock(region_mutex);
   return std::exchange(impl_->runs, {});
 }
 
 std::vector<BlockRecord> RegionAllocator::TakeBlocks() {
-  const std::lock_guard lock(Regions().mutex);
+  const MutexLock lock(region_mutex);
   std::vector<BlockRecord> records = std::exchange(impl_->records, {});
   for (const auto& [offset, block] : impl_->blocks) {
     records.push_back({Bytes(offset), block.size, block.born_s,
@@ -310,7 +321,7 @@ std::vector<BlockRecord> RegionAllocator::TakeBlocks() {
 }
 
 AllocatorStats RegionAllocator::stats() const {
-  const std::lock_guard lock(Regions().mutex);
+  const MutexLock lock(region_mutex);
   return {.used = impl_->used,
           .peak = impl_->peak,
           .planned = impl_->plan_size,
@@ -321,7 +332,7 @@ AllocatorStats RegionAllocator::stats() const {
 }
 
 void RegionAllocator::ResetPeak() {
-  const std::lock_guard lock(Regions().mutex);
+  const MutexLock lock(region_mutex);
   impl_->peak = impl_->used;
   host_memory::ResetPeak();
 }
@@ -336,7 +347,7 @@ c10::DataPtr RegionAllocator::allocate(size_t bytes) {
   }
   std::string failure;
   {
-    const std::lock_guard lock(Regions().mutex);
+    const MutexLock lock(region_mutex);
     std::byte* block = impl_->Allocate(RoundUp(size, kRegionAlignment));
     if (block != nullptr) return {block, block, &Delete, cpu};
     failure = impl_->OutOfMemory(size);

@@ -22,18 +22,18 @@ void PeerWatch::Attach(client::Session& session) {
 }
 
 void PeerWatch::Disarm() {
-  const std::lock_guard lock(mutex_);
+  const MutexLock lock(mutex_);
   disarmed_ = true;
-  changed_.notify_all();
+  changed_.NotifyAll();
 }
 
 std::string PeerWatch::reason() const {
-  const std::lock_guard lock(mutex_);
+  const MutexLock lock(mutex_);
   return reason_;
 }
 
 bool PeerWatch::evicted() const {
-  const std::lock_guard lock(mutex_);
+  const MutexLock lock(mutex_);
   return evicted_;
 }
 
@@ -44,25 +44,26 @@ void PeerWatch::OnEvent(const client::SessionEvent& event) {
   const bool ends =
       event.kind == Kind::kPeerDied || event.kind == Kind::kEvicted;
   if (!ends) return;
-  const std::lock_guard lock(mutex_);
+  const MutexLock lock(mutex_);
   if (!reason_.empty()) return;
   evicted_ = event.kind == Kind::kEvicted;
   if (evicted_) on_evicted_();
   reason_ = event.kind == Kind::kPeerDied
                 ? fmt::format("{} ended; this rank ends too", event.detail)
                 : fmt::format("the daemon evicted this rank: {}", event.detail);
-  changed_.notify_all();
+  changed_.NotifyAll();
 }
 
 void PeerWatch::Run() {
-  std::unique_lock lock(mutex_);
-  changed_.wait(lock, [this] { return disarmed_ || !reason_.empty(); });
+  MutexLock lock(mutex_);
+  while (!disarmed_ && reason_.empty()) changed_.Wait(mutex_);
   const absl::Duration grace = evicted_ ? kEvictedGrace : kGrace;
-  const bool ended = changed_.wait_for(lock, absl::ToChronoMilliseconds(grace),
-                                       [this] { return disarmed_; });
-  if (ended) return;
+  const auto deadline = CondVar::Deadline(grace);
+  while (!disarmed_ && changed_.WaitUntil(mutex_, deadline)) {
+  }
+  if (disarmed_) return;
   const std::string reason = reason_;
-  lock.unlock();
+  lock.Unlock();
   on_timeout_(reason);
 }
 

@@ -11,14 +11,13 @@
 // Thread safety: safe.
 #pragma once
 
-#include <condition_variable>
 #include <functional>
-#include <mutex>
 #include <string>
 #include <thread>
 
 #include "absl/time/time.h"
 #include "client/session/session.h"
+#include "proto/base/mutex.h"
 
 namespace sluice::train {
 
@@ -48,11 +47,11 @@ class PeerWatch {
   const std::function<void(const std::string&)> on_timeout_;
   const std::function<void()> on_evicted_;
   const std::function<void(const std::string&)> on_gone_;
-  mutable std::mutex mutex_;
-  std::condition_variable changed_;
-  std::string reason_;
-  bool evicted_ = false;
-  bool disarmed_ = false;
+  mutable Mutex mutex_;
+  CondVar changed_;
+  std::string reason_ ABSL_GUARDED_BY(mutex_);
+  bool evicted_ ABSL_GUARDED_BY(mutex_) = false;
+  bool disarmed_ ABSL_GUARDED_BY(mutex_) = false;
   std::thread thread_;
 };
 

@@ -11,20 +11,20 @@ Console::Console() : terminal_(isatty(STDERR_FILENO) == 1) {}
 Console::~Console() { Close(); }
 
 void Console::Close() {
-  const std::lock_guard lock(mutex_);
+  const MutexLock lock(mutex_);
   if (open_) std::fputc('\n', stderr);
   open_ = false;
 }
 
 void Console::Line(const std::string& text) {
-  const std::lock_guard lock(mutex_);
+  const MutexLock lock(mutex_);
   std::fprintf(stderr, terminal_ ? "\r\033[K%s" : "%s\n", text.c_str());
   std::fflush(stderr);
   open_ = terminal_;
 }
 
 void Console::Note(const std::string& text) {
-  const std::lock_guard lock(mutex_);
+  const MutexLock lock(mutex_);
   std::fprintf(stderr, "%s%s\n", open_ ? "\r\033[K" : "", text.c_str());
   std::fflush(stderr);
   open_ = false;

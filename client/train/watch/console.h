@@ -6,8 +6,9 @@
 // Thread safety: safe.
 #pragma once
 
-#include <mutex>
 #include <string>
+
+#include "proto/base/mutex.h"
 
 namespace sluice::train {
 
@@ -25,8 +26,9 @@ class Console {
 
  private:
   const bool terminal_;
-  std::mutex mutex_;
-  bool open_ = false;  // the rewritten line has no newline yet
+  Mutex mutex_;
+  // The rewritten line has no newline yet.
+  bool open_ ABSL_GUARDED_BY(mutex_) = false;
 };
 
 }  // namespace sluice::train

@@ -3,7 +3,6 @@
 #include <fmt/format.h>
 
 #include <algorithm>
-#include <chrono>
 #include <utility>
 
 #include "client/train/watch/stop.h"
@@ -13,7 +12,7 @@
 namespace sluice::train {
 namespace {
 
-constexpr std::chrono::milliseconds kTick(100);
+constexpr absl::Duration kTick = absl::Milliseconds(100);
 // What is over sooner is told by its end.
 constexpr double kQuietSeconds = 2;
 constexpr double kTerminalSeconds = 0.5;
@@ -40,10 +39,10 @@ RankWatch::RankWatch(const Options& options, std::unique_ptr<RankPage> page)
 
 RankWatch::~RankWatch() {
   {
-    const std::lock_guard lock(mutex_);
+    const MutexLock lock(mutex_);
     ending_ = true;
   }
-  changed_.notify_all();
+  changed_.NotifyAll();
   thread_.join();
 }
 
@@ -99,18 +98,22 @@ void RankWatch::SegmentEnded(std::string_view kind) {
 }
 
 void RankWatch::Run() {
-  std::unique_lock lock(mutex_);
-  while (!changed_.wait_for(lock, kTick, [this] { return ending_; })) {
+  MutexLock lock(mutex_);
+  auto tick = CondVar::Deadline(kTick);
+  while (!ending_) {
+    if (changed_.WaitUntil(mutex_, tick)) continue;
     const double now_s = MonotonicSeconds();
     const RankSample sample = page_->Read();
     // Not under the lock: what it asks or ends may take long.
-    lock.unlock();
+    lock.Unlock();
     SayDaemon(now_s);
     LookAtSelf(sample, now_s);
-    lock.lock();
-    if (!options_.speaks) continue;
-    SayStop(sample, now_s);
-    SayProgress(sample, now_s);
+    if (options_.speaks) {
+      SayStop(sample, now_s);
+      SayProgress(sample, now_s);
+    }
+    lock.Lock();
+    tick = CondVar::Deadline(kTick);
   }
 }
 

@@ -10,10 +10,8 @@
 #pragma once
 
 #include <atomic>
-#include <condition_variable>
 #include <functional>
 #include <memory>
-#include <mutex>
 #include <string>
 #include <thread>
 
@@ -23,6 +21,7 @@
 #include "client/train/watch/rank_page.h"
 #include "client/train/watch/step_tracker.h"
 #include "client/train/watch/watchdog.h"
+#include "proto/base/mutex.h"
 
 namespace sluice::train {
 
@@ -94,9 +93,9 @@ class RankWatch final : public runtime::SegmentObserver {
   std::atomic<double> daemon_gone_s_{0};  // 0: it is there, or is back
   double measured_s_ = 0;                 // the last step
 
-  std::mutex mutex_;
-  std::condition_variable changed_;
-  bool ending_ = false;
+  Mutex mutex_;
+  CondVar changed_;
+  bool ending_ ABSL_GUARDED_BY(mutex_) = false;
   std::thread thread_;
 };
 

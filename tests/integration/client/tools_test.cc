@@ -3,10 +3,10 @@
 #include <unistd.h>
 
 #include <algorithm>
-#include <mutex>
 #include <vector>
 
 #include "client/session/session.h"
+#include "proto/base/mutex.h"
 #include "tests/integration/daemon/harness.h"
 #include "tests/support/status_matchers.h"
 
@@ -138,10 +138,10 @@ TEST(Tools, AnEvictedRankIsToldWhy) {
   SLUICE_ASSERT_OK_AND_ASSIGN(
       const auto session,
       Session::Open({.socket = daemon.socket(), .job = "tune"}));
-  std::mutex mutex;
+  Mutex mutex;
   std::vector<SessionEvent> events;
   session->OnEvent([&](const SessionEvent& event) {
-    const std::lock_guard lock(mutex);
+    const MutexLock lock(mutex);
     events.push_back(event);
   });
   const ChildResult evict = RunTool(
