@@ -10,6 +10,7 @@ there are any.
 import concurrent.futures
 import json
 import os
+import re
 import shlex
 import subprocess
 import sys
@@ -20,8 +21,17 @@ DROP = {"-c", "-MD", "-MMD", "-Winvalid-pch", "-fpch-preprocess"}
 CLANG = ["-Wthread-safety", "-Wno-unknown-warning-option"]
 
 
+def precompiled(path):
+    """What the header that CMake precompiles includes; none: it is another.
+    clang cannot read g++'s result, and sources rely on what is in it."""
+    if "cmake_pch" not in path:
+        return []
+    with open(path, encoding="utf-8") as file:
+        return re.findall(r'^#include "([^"]+)"', file.read(), re.M)
+
+
 def arguments(entry):
-    """The compiler's arguments without outputs, launcher and g++'s PCH."""
+    """The compiler's arguments without outputs and launcher."""
     words = shlex.split(entry["command"])
     start = next(i for i, w in enumerate(words)
                  if os.path.basename(w).startswith(("c++", "g++", "clang++")))
@@ -31,8 +41,8 @@ def arguments(entry):
             next(words)
         elif word == "-include":
             value = next(words)
-            if "cmake_pch" not in value:
-                kept += [word, value]
+            for header in precompiled(value) or [value]:
+                kept += [word, header]
         elif word not in DROP:
             kept.append(word)
     return kept

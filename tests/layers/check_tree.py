@@ -2,12 +2,13 @@
 """Checks the source tree against the layer table: check_tree.py ROOT.
 
 Rules, one function each: third-party headers stay in the folders that own
-them; an include never goes up a layer; no file is over 500 lines; nothing
-names a machine, its paths or its mirrors; every top-level and layer folder
-has a README.md; at the top level is what belongs there. check_rooms.py:
-arrows between a layer's rooms, folder sizes, names of headers.
-check_contracts.py: metrics, messages and RPCs are in their README's table.
-Prints one line per violation and exits 1 if there is any.
+them; an include never goes up a layer; every lock is one that clang can
+check; no file is over 500 lines; nothing names a machine, its paths or its
+mirrors; every top-level and layer folder has a README.md; at the top level is
+what belongs there. check_rooms.py: arrows between a layer's rooms, folder
+sizes, names of headers. check_contracts.py: metrics, messages and RPCs are in
+their README's table. Prints one line per violation and exits 1 if there is
+any.
 """
 
 import os
@@ -72,6 +73,11 @@ TOP_LEVEL = ["daemon", "client", "proto", "kernels", "planner", "deploy",
 TOP_FILES = ["CMakeLists.txt", "CMakePresets.json", "LICENSE", "README.md",
              "dev"]
 MAX_LINES = 500
+ANNOTATED_LOCKS = "proto/base/mutex.h"
+BARE_LOCK = re.compile(
+    r"\bstd::((recursive_|shared_|timed_)*mutex|condition_variable\w*|"
+    r"(lock_guard|unique_lock|shared_lock|scoped_lock))\b|"
+    r"\babsl::(Mutex\w*|CondVar)\b")
 LONG_FILES = (".md", ".json", ".csv", ".txt", ".bin")  # not code
 HOSTS = re.compile(r"^(127\.0\.0\.1|0\.0\.0\.0|localhost|.*\.(example|invalid)"
                    r"|(www\.)?(w3|apache|arxiv|debian|pypi|python)\.org"
@@ -165,6 +171,17 @@ def check_public_header(path, used):
                    "free of protobuf")
 
 
+def check_locks(files):
+    for path, text in files.items():
+        if path == ANNOTATED_LOCKS:
+            continue
+        for number, line in enumerate(text.splitlines(), 1):
+            found = BARE_LOCK.search(line.split("//")[0])
+            if found:
+                yield (f"{path}:{number}: {found.group()}: use the annotated "
+                       f"ones of {ANNOTATED_LOCKS}, which clang can check")
+
+
 def layer_table(cmake):
     """(uses, folders) of deploy/cmake/SluiceLayers.cmake's text."""
     uses = {}
@@ -252,6 +269,7 @@ def check(root):
     cmake = texts["deploy/cmake/SluiceLayers.cmake"]
     problems = list(check_third_party(code))
     problems += check_layers(code, cmake)
+    problems += check_locks(code)
     problems += check_lengths(texts)
     problems += check_machine(texts)
     problems += check_top_level(paths)

@@ -94,6 +94,17 @@ class Tree(unittest.TestCase):
         self.assertEqual(set(uses), set(folders.values()))
         self.assertGreater(len(uses), 15)
 
+    def test_locks_that_clang_cannot_check_are_named(self):
+        for bare in ("std::mutex m;", "const std::lock_guard lock(m);",
+                     "std::condition_variable_any c;", "absl::Mutex m;",
+                     "absl::MutexLock lock(&m);", "std::shared_mutex m;"):
+            self.assertEqual(
+                len(list(check_tree.check_locks({"a.cc": bare}))), 1, bare)
+            self.assertEqual(list(check_tree.check_locks(
+                {"proto/base/mutex.h": bare})), [])
+        for good in ("Mutex m;", "const MutexLock lock(m);", "// std::mutex"):
+            self.assertEqual(list(check_tree.check_locks({"a.cc": good})), [])
+
     def test_long_files_are_named(self):
         files = {"a.cc": "\n" * 501, "b.cc": "\n" * 500, "c.md": "\n" * 900}
         self.assertEqual(len(list(check_tree.check_lengths(files))), 1)

@@ -1,0 +1,92 @@
+#!/usr/bin/env python3
+"""Every removed lock is found: locks_test.py BUILD_DIR.
+
+Takes real sources, removes one lock from a copy of each, and expects clang's
+analysis to name the mutex that is no longer held. The untouched source must
+pass, so that the complaint is about what was removed.
+"""
+
+import concurrent.futures
+import os
+import sys
+import tempfile
+import unittest
+
+HERE = os.path.dirname(os.path.abspath(__file__))
+sys.path.insert(0, os.path.join(HERE, "../../deploy/lint"))
+import locks  # noqa: E402
+
+# (source, the function it is in, the mutex): one per folder that has locks.
+# The first lock after the function's head goes.
+REMOVED = [
+    ("client/copy/copy_lane.cc", "void CopyLane::Push(", "mutex_"),
+    ("client/session/plan_inbox.cc", "PlanInbox::Await(", "mutex_"),
+    ("client/torch/memory/region_allocator.cc",
+     "void RegionAllocator::BeginSegment(", "region_mutex"),
+    ("client/train/watch/console.cc", "void Console::Line(", "mutex_"),
+    ("daemon/service/task_thread.cc", "void TaskThread::Run(", "mutex_"),
+    ("kernels/device/sim/stream.cc", "bool SimStream::Next(", "mutex_"),
+    ("planner/memory/greedy.cc", "std::optional<Heat> Next(", "mutex_"),
+]
+
+
+def without_lock(text, function):
+    """`text` without the first MutexLock after `function`."""
+    start = text.index(function)
+    at = text.index("MutexLock ", start)
+    begin = text.rindex("\n", 0, at) + 1
+    end = text.index("\n", at) + 1
+    return text[:begin] + text[end:]
+
+
+class RemovedLocks(unittest.TestCase):
+    entries = {}
+
+    def said(self, path, text):
+        with tempfile.TemporaryDirectory() as folder:
+            copy = os.path.join(folder, os.path.basename(path))
+            with open(copy, "w", encoding="utf-8") as file:
+                file.write(text)
+            return locks.complaints(self.entries[path], copy)
+
+    def both(self, case):
+        """What clang says of the source, and of it without the lock."""
+        path, function, _ = case
+        text = locks.read(os.path.join(locks.ROOT, path))
+        return (self.said(path, text),
+                self.said(path, without_lock(text, function)))
+
+    def test_each_is_found(self):
+        # A build without torch has not all of them.
+        cases = [case for case in REMOVED
+                 if case[0] in self.entries or "torch" not in case[0]]
+        self.assertGreaterEqual(len(cases), 5)
+        with concurrent.futures.ThreadPoolExecutor(os.cpu_count()) as pool:
+            for (path, _, mutex), (whole, without) in zip(
+                    cases, pool.map(self.both, cases)):
+                with self.subTest(path):
+                    self.assertEqual(whole, "")
+                    self.assertRegex(
+                        without,
+                        rf"requires holding mutex '[\w:>.-]*{mutex}'")
+
+
+class Sight(unittest.TestCase):
+
+    def test_goes_through_headers_and_survives_circles(self):
+        files = {"a.cc": '#include "b.h"\n', "b.h": '#include "c.h"\n',
+                 "c.h": f'#include "b.h"\n  #include "{locks.MUTEX}"\n',
+                 "d.cc": '#include "e.h"\n#include <mutex>\n', "e.h": ""}
+        with tempfile.TemporaryDirectory() as root:
+            for name, text in files.items():
+                with open(os.path.join(root, name), "w",
+                          encoding="utf-8") as file:
+                    file.write(text)
+            includes = locks.Includes(root)
+            self.assertTrue(includes.sees_mutex("a.cc"))
+            self.assertFalse(includes.sees_mutex("d.cc"))
+
+
+if __name__ == "__main__":
+    RemovedLocks.entries = locks.entries(sys.argv.pop(1))
+    unittest.main()
