@@ -130,7 +130,7 @@ SessionOptions Translate(const sluice_session_options& in) {
   return out;
 }
 
-sluice::client::StepReport Translate(const sluice_step_report& in) {
+sluice::StepReport Translate(const sluice_step_report& in) {
   const auto bytes = [](uint64_t n) { return Bytes(static_cast<int64_t>(n)); };
   return {.step = static_cast<int64_t>(in.step),
           .seconds = in.seconds,

@@ -83,6 +83,7 @@ absl::Status Check(const Lease& lease) {
 }
 
 absl::Status Check(const StepReport& report) {
+  SLUICE_RETURN_IF_ERROR(CheckRange("step", report.step(), 0, kMaxSize - 1));
   SLUICE_RETURN_IF_ERROR(CheckSeconds("seconds", report.seconds()));
   SLUICE_RETURN_IF_ERROR(CheckSeconds("stall_seconds", report.stall_seconds()));
   SLUICE_RETURN_IF_ERROR(

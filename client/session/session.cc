@@ -17,6 +17,7 @@
 #include "proto/base/status.h"
 #include "proto/plan/codec.h"
 #include "proto/plan/validate.h"
+#include "proto/step_report.h"
 
 namespace sluice::client {
 namespace {
@@ -222,18 +223,7 @@ absl::Status SessionImpl::AnswerChange(PlanId plan, bool taken,
 
 absl::Status SessionImpl::Report(const StepReport& report) {
   wire::Request request;
-  wire::StepReport* out = request.mutable_step_report();
-  out->set_step(static_cast<uint64_t>(report.step));
-  out->set_seconds(report.seconds);
-  out->set_bytes_h2d(report.h2d.size());
-  out->set_bytes_d2h(report.d2h.size());
-  out->set_stall_seconds(report.stall_seconds);
-  out->set_grant_wait_seconds(report.grant_wait_seconds);
-  out->set_hbm_peak_bytes(report.hbm_peak.size());
-  out->set_host_peak_bytes(report.host_peak.size());
-  out->set_tokens(static_cast<uint64_t>(report.tokens));
-  out->set_loss(report.loss);
-  out->set_plan_mismatches(static_cast<uint64_t>(report.plan_mismatches));
+  wire::ToWire(report, request.mutable_step_report());
   // No step waits for the daemon: its answer is not awaited.
   return connection_->Post(request);
 }

@@ -17,6 +17,7 @@
 #include "absl/time/time.h"
 #include "client/copy/grant_gate.h"
 #include "kernels/device/driver.h"
+#include "proto/base/step_report.h"
 #include "proto/plan/plan.h"
 #include "proto/plan/profile.h"
 
@@ -69,18 +70,6 @@ struct NodeLimits {
   NumaIndex numa;
   double h2d_bytes_per_second = 0;
   double d2h_bytes_per_second = 0;
-};
-
-struct StepReport {
-  int64_t step = 0;
-  double seconds = 0;
-  Bytes h2d, d2h;
-  double stall_seconds = 0;
-  double grant_wait_seconds = 0;
-  Bytes hbm_peak, host_peak;
-  int64_t tokens = 0;
-  double loss = 0;
-  int64_t plan_mismatches = 0;  // of this step; the daemon adds up
 };
 
 class Session {

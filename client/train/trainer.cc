@@ -297,8 +297,8 @@ absl::Status Trainer::Record(const Sums& sums, double norm, double seconds) {
   report_->host = m.host;
   report_->grant_wait_seconds += m.grant_wait_seconds;
   report_->stall_seconds += m.stall_seconds;
-  client::StepReport step{m.step, seconds,         m.h2d,
-                          m.d2h,  m.stall_seconds, m.grant_wait_seconds};
+  StepReport step{m.step, seconds,         m.h2d,
+                  m.d2h,  m.stall_seconds, m.grant_wait_seconds};
   step.hbm_peak = context_.memory->allocator().stats().peak;
   step.host_peak = stepper_->host_bytes();
   step.tokens =

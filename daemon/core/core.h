@@ -134,7 +134,7 @@ class Core {
   void Handle(Session&, RequestId, const LeaseRequest&, absl::Time, Effects&);
   void Handle(Session&, RequestId, const FreeRequest&, absl::Time, Effects&);
   void Handle(Session&, RequestId, const ProfileRequest&, absl::Time, Effects&);
-  void Handle(Session&, RequestId, const StepRequest&, absl::Time, Effects&);
+  void Handle(Session&, RequestId, const StepReport&, absl::Time, Effects&);
   void Handle(Session&, RequestId, const PlanTakenRequest&, absl::Time,
               Effects&);
   void Handle(Session&, RequestId, const QueryRequest&, absl::Time, Effects&);

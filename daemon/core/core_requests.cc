@@ -149,7 +149,7 @@ void Core::Handle(Session& session, RequestId request,
          WelcomeReply{hello.observer, session.grant_slot, hello.gpu}, effects);
 }
 
-void Core::Handle(Session& session, RequestId request, const StepRequest& step,
+void Core::Handle(Session& session, RequestId request, const StepReport& step,
                   absl::Time, Effects& effects) {
   if (!session.is_rank()) {
     return Answer(

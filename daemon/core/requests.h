@@ -13,6 +13,7 @@
 #include "daemon/core/pool.h"
 #include "daemon/core/types.h"
 #include "proto/base/shortage.h"
+#include "proto/base/step_report.h"
 #include "proto/plan/plan.h"
 #include "proto/plan/profile.h"
 
@@ -36,17 +37,6 @@ struct FreeRequest {
 };
 // The profile itself follows by Core::ProfileRead.
 struct ProfileRequest {};
-struct StepRequest {
-  uint64_t step = 0;
-  double seconds = 0;
-  Bytes h2d, d2h;
-  double stall_seconds = 0;
-  double grant_wait_seconds = 0;
-  Bytes hbm_peak, host_peak;
-  uint64_t tokens = 0;
-  double loss = 0;
-  uint64_t plan_mismatches = 0;
-};
 // What became of a PlanChangedNotice.
 struct PlanTakenRequest {
   PlanId plan;
@@ -59,7 +49,7 @@ struct QueryRequest {
 };
 using Request =
     std::variant<HelloRequest, LeaseRequest, FreeRequest, ProfileRequest,
-                 StepRequest, PlanTakenRequest, QueryRequest>;
+                 StepReport, PlanTakenRequest, QueryRequest>;
 
 struct WelcomeReply {
   bool observer = false;

@@ -57,7 +57,7 @@ struct Session {
   Bytes quarantined_gpu, quarantined_host;
   bool had_leases_at_close = false;
 
-  std::optional<StepRequest> last_step;
+  std::optional<StepReport> last_step;
   double stall_seconds = 0, grant_wait_seconds = 0;  // sums
   Bytes hbm_peak;
   // Bytes copied since it began: by its step reports, by its use page, and

@@ -33,7 +33,7 @@ struct RankSnapshot {
   SessionId session;
   Bytes gpu_bytes, host_bytes;  // leased
   bool closed = false;          // its socket ended, its process lives
-  std::optional<StepRequest> step;
+  std::optional<StepReport> step;
   double stall_seconds = 0, grant_wait_seconds = 0;
   Bytes hbm_peak;
 };

@@ -6,6 +6,7 @@
 
 #include "absl/strings/numbers.h"
 #include "proto/base/shortage.h"
+#include "proto/step_report.h"
 #include "proto/wire.h"
 
 namespace sluice::daemon {
@@ -26,22 +27,6 @@ LeaseRequest From(const wire::Lease& lease) {
   const PoolKind kind =
       lease.kind() == wire::Lease::GPU ? PoolKind::kGpu : PoolKind::kHost;
   return {{kind, lease.ordinal()}, Bytes(static_cast<int64_t>(lease.bytes()))};
-}
-
-Bytes ToBytes(uint64_t count) { return Bytes(static_cast<int64_t>(count)); }
-
-StepRequest From(const wire::StepReport& step) {
-  return {.step = step.step(),
-          .seconds = step.seconds(),
-          .h2d = ToBytes(step.bytes_h2d()),
-          .d2h = ToBytes(step.bytes_d2h()),
-          .stall_seconds = step.stall_seconds(),
-          .grant_wait_seconds = step.grant_wait_seconds(),
-          .hbm_peak = ToBytes(step.hbm_peak_bytes()),
-          .host_peak = ToBytes(step.host_peak_bytes()),
-          .tokens = step.tokens(),
-          .loss = step.loss(),
-          .plan_mismatches = step.plan_mismatches()};
 }
 
 PlanTakenRequest From(const wire::PlanTaken& taken) {
@@ -83,7 +68,7 @@ absl::StatusOr<Request> ToRequest(const wire::Request& request) {
     case wire::Request::kSubmitProfile:
       return ProfileRequest{};
     case wire::Request::kStepReport:
-      return From(request.step_report());
+      return wire::FromWire(request.step_report());
     case wire::Request::kPlanTaken:
       return From(request.plan_taken());
     case wire::Request::kQuery:

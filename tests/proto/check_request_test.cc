@@ -117,6 +117,9 @@ TEST(CheckRequest, ReportsHoldFiniteTimesButMayReportANanLoss) {
   report->set_plan_mismatches(static_cast<uint64_t>(-1));
   EXPECT_THAT(CheckRequest(message),
               StatusIs(kBad, HasSubstr("plan_mismatches")));
+  report->set_plan_mismatches(0);
+  report->set_step(static_cast<uint64_t>(-1));
+  EXPECT_THAT(CheckRequest(message), StatusIs(kBad, HasSubstr("step")));
 }
 
 TEST(CheckRequest, OnlyRequestsWithAnIdAndABodyPass) {
