@@ -180,7 +180,8 @@ absl::StatusOr<LayerOutput> LayerForward(StreamContext& context,
     SLUICE_ASSIGN_OR_RETURN(result.output, state.NewHidden());
     SLUICE_RETURN_IF_ERROR(
         Forward(state, weights, *input, *result.output, layer).Run());
-    result.saved = std::make_unique<SavedLayer>(layer, std::move(input));
+    result.saved =
+        std::make_unique<SavedLayer>(SavedLayer{layer, std::move(input)});
     return result;
   };
   return CatchStatus("forward of a streamed layer", body);
