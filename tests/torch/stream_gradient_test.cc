@@ -1,5 +1,6 @@
 // Every shape a user may give has the gradients of plain autograd.
 #include <ATen/Parallel.h>
+#include <ATen/ops/ones_like.h>
 
 #include <cmath>
 #include <random>
@@ -159,6 +160,20 @@ TEST(StreamedStep, IsTheSameHoweverSlowTheLink) {
   for (size_t i = 0; i < a.size(); ++i) {
     EXPECT_TRUE(a[i].tensor->equal(*b[i].tensor)) << a[i].name;
   }
+}
+
+TEST(StreamedStepOracle, TakesANaNForTheWorstErrorWhateverFollowsIt) {
+  const stream::ModelShape model = Llama();
+  ModelTensors gradients = ZeroTensors(model, at::kFloat);
+  const auto named = NamedTensors(model, gradients);
+  std::vector<at::Tensor> expected;
+  for (const NamedTensor& n : named) {
+    expected.push_back(at::ones_like(*n.tensor, at::kDouble));
+  }
+  named[1].tensor->fill_(std::nan(""));
+  const GradientError error = CompareGradients(model, gradients, expected);
+  EXPECT_TRUE(std::isnan(error.worst));
+  EXPECT_EQ(error.parameter, named[1].name);
 }
 
 // bf16: no worse than what plain torch makes of bf16.

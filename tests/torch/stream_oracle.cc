@@ -130,8 +130,9 @@ GradientError CompareGradients(const stream::ModelShape& config,
                            .max()
                            .item<double>();
     const double relative = scale > 0 ? off / scale : off;
-    // A NaN is the worst error of all.
     if (!(relative <= error.worst)) error = {relative, named[i].name};
+    // A NaN is the worst error of all, and compares as less than none.
+    if (std::isnan(error.worst)) break;
   }
   return error;
 }
