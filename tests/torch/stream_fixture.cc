@@ -61,9 +61,12 @@ class RankStep {
     auto engine = client::CopyEngine::Start(
         {.driver = driver_, .device = DeviceIndex(rank)});
     ASSERT_THAT(engine, IsOk());
-    StreamContext::Options options{.stream = OptionsOf(case_, rank),
-                                   .collectives = &collectives_,
-                                   .copies = engine->get()};
+    std::unique_ptr<client::CopyEngine> wrapped;
+    if (case_.wrap_engine) wrapped = case_.wrap_engine(engine->get());
+    StreamContext::Options options{
+        .stream = OptionsOf(case_, rank),
+        .collectives = &collectives_,
+        .copies = wrapped ? wrapped.get() : engine->get()};
     options.host_size = stream::HostBytes(options.stream);
     const Arena arena(options.host_size);
     options.host = arena.data();
@@ -118,7 +121,7 @@ StepOutcome RunStep(const StepCase& c, const StepData& data, int steps) {
   StepOutcome outcome;
   outcome.gradients = ZeroTensors(c.model, at::kFloat);
   const testing::TempDir directory;
-  device::SimConfig node{.links = {{"pcie0", c.link_speed, c.link_speed}},
+  device::SimConfig node{.links = {{"pcie0", c.in_speed, c.out_speed}},
                          .host_memory = MiB(1)};
   node.gpus.assign(c.ranks, {MiB(1), "pcie0", NumaIndex(0)});
   EXPECT_THAT(device::CreateSimNode(directory.path(), node), IsOk());

@@ -3,6 +3,7 @@
 #pragma once
 
 #include <cstdlib>
+#include <functional>
 #include <memory>
 #include <vector>
 
@@ -24,7 +25,11 @@ struct StepCase {
   int ranks = 1;
   stream::StreamOptions stream;
   at::ScalarType dtype = at::kFloat;
-  double link_speed = 0;  // bytes per second each way; 0: not throttled
+  double in_speed = 0;   // bytes per second into HBM; 0: not throttled
+  double out_speed = 0;  // and out of it
+  // What the step copies through in place of its engine; none: the engine.
+  std::function<std::unique_ptr<client::CopyEngine>(client::CopyEngine*)>
+      wrap_engine;
 };
 
 struct StepOutcome {

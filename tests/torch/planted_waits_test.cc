@@ -1,0 +1,191 @@
+// A step that lacks one kind of its waits is wrong, and the oracle says so:
+// each of them is needed, and the tests of the streamed step, poisoned, would
+// find that it is gone.
+//
+// A wait is left out between the step and its copy engine, so the step knows
+// nothing of it. The copies waited for are so slow that they are still under
+// way, and SLUICE_POISON (this file is built with it only) sees to it that
+// nobody reads by chance what was there before.
+#include <algorithm>
+#include <atomic>
+#include <functional>
+#include <memory>
+#include <ostream>
+#include <string>
+#include <unordered_map>
+#include <utility>
+
+#include "client/copy/ticket_state.h"
+#include "tests/torch/stream_fixture.h"
+#include "tests/torch/stream_oracle.h"
+
+namespace sluice::runtime {
+namespace {
+
+using client::CopyRequest;
+using client::Ticket;
+
+constexpr char kCompute[] = "compute";
+constexpr double kLimit = 1e-4;  // of stream_gradient_test, in fp32
+
+// Waits of `waiter` (compute, or copies of a kind) for copies of a kind.
+struct StepWait {
+  const char* name;
+  std::string waiter, waited;
+  int64_t seq_len;  // at which they find copies under way
+
+  bool operator==(const StepWait& other) const {
+    return waiter == other.waiter && waited == other.waited;
+  }
+  friend void PrintTo(const StepWait& wait, std::ostream* out) {
+    *out << wait.waiter << " for " << wait.waited;
+  }
+};
+
+// A copy's kind: its label and direction, "x in", "dX out".
+std::string KindOf(const CopyRequest& request) {
+  std::string kind = request.label;
+  if (kind.ends_with(" out")) kind.resize(kind.size() - 4);
+  const bool in = request.direction == device::CopyDirection::kHostToDevice;
+  return kind + (in ? " in" : " out");
+}
+
+// Wraps an engine. Asks `leave_out` about every wait that finds its copy under
+// way; on its yes that wait is not made.
+class CarelessEngine final : public client::CopyEngine {
+ public:
+  using LeaveOut = std::function<bool(const StepWait& wait)>;
+  CarelessEngine(CopyEngine* engine, LeaveOut leave_out)
+      : engine_(engine), leave_out_(std::move(leave_out)) {}
+
+  Ticket MarkCompute() override { return engine_->MarkCompute(); }
+  Ticket Enqueue(CopyRequest request) override {
+    const std::string kind = KindOf(request);
+    std::erase_if(request.after,
+                  [&](const Ticket& t) { return IsLeftOut(kind, t); });
+    const Ticket ticket = engine_->Enqueue(std::move(request));
+    kinds_[client::TicketAccess::StateOf(ticket)] = kind;
+    return ticket;
+  }
+  absl::Status Wait(const Ticket& ticket) override {
+    if (IsLeftOut(kCompute, ticket)) return absl::OkStatus();
+    return engine_->Wait(ticket);
+  }
+  absl::Status Drain() override { return engine_->Drain(); }
+  client::CopyStats stats() const override { return engine_->stats(); }
+  std::vector<client::CopyRecord> TakeTimeline() override {
+    return engine_->TakeTimeline();
+  }
+
+ private:
+  bool IsLeftOut(const std::string& waiter, const Ticket& ticket) const {
+    const auto found = kinds_.find(client::TicketAccess::StateOf(ticket));
+    return found != kinds_.end() && !ticket.done() &&
+           leave_out_({"", waiter, found->second, 0});
+  }
+
+  CopyEngine* const engine_;
+  const LeaveOut leave_out_;
+  // Of the copies so far. Holds them, so that no two have one address.
+  std::unordered_map<std::shared_ptr<client::TicketAccess::State>, std::string>
+      kinds_;
+};
+
+// Two chunks, and so many that a slot of every ring is reused.
+constexpr int64_t kShort = 32, kLong = 135;
+
+// All that a step of either length makes, see AreAllThatAStepMakes.
+const StepWait kWaits[] = {
+    {"ForALayersInput", kCompute, "x in", kLong},
+    {"ForKeysAndValues", kCompute, "k, v in", kLong},
+    {"ForTheLastLayersOutput", kCompute, "y in", kLong},
+    {"ForSavedRows", kCompute, "saved rows in", kLong},
+    {"ForAQueryChunk", kCompute, "query chunk in", kLong},
+    {"ForTheQueryGradientSoFar", kCompute, "dq in", kLong},
+    {"ForInputAndGradient", kCompute, "x, dX in", kShort},
+    {"ForTheEmbeddingsGradient", kCompute, "dX in", kLong},
+    {"ForAStagingSlotOfTheEmbedding", kCompute, "embedding out", kLong},
+    {"ForAStagingSlotOfForward", kCompute, "layer out", kLong},
+    {"ForAStagingSlotOfTheLoss", kCompute, "dY out", kLong},
+    {"ForAStagingSlotOfBackward", kCompute, "q, k, v again out", kLong},
+    {"ForTheStagingOfThePhaseBefore", kCompute, "dX out", kLong},
+    {"ForASlotOfTheQueryGradient", kCompute, "dq out", kLong},
+    {"OfALayersInputForTheEmbedding", "x in", "embedding out", kShort},
+    {"OfALayersInputForTheLayerBefore", "x in", "layer out", kShort},
+    {"OfKeysAndValuesForTheirWayOut", "k, v in", "q, k, v out", kLong},
+    {"OfSavedRowsForTheLossGradient", "saved rows in", "dY out", kShort},
+    {"OfTheQueryGradientForItsWayOut", "dq in", "dq out", kLong},
+    {"OfTheEmbeddingsGradientForItsWayOut", "dX in", "dX out", kShort},
+};
+
+StepCase CaseOf(int64_t seq_len) {
+  return {// Heads are narrow, so that the staging ring of attention lies where
+          // that of the next layer's phase A does.
+          .model = stream::Llama({.layers = 2,
+                                  .hidden = 64,
+                                  .heads = 4,
+                                  .kv_heads = 4,
+                                  .head_size = 8,
+                                  .ffn = 44,
+                                  .vocab = 50}),
+          .seq_len = seq_len,
+          .chunk = 16,
+          .stream = {.alpha = 0.5, .prefetch_depth = 3}};
+}
+// A step takes a second or two on either.
+double SlowLink(int64_t seq_len) { return seq_len == kShort ? 1e5 : 1e6; }
+
+// NaN where a gradient is.
+double ErrorOf(StepCase c, const CarelessEngine::LeaveOut& leave_out) {
+  c.wrap_engine = [&](client::CopyEngine* engine) {
+    return std::make_unique<CarelessEngine>(engine, leave_out);
+  };
+  const StepData data = MakeStepData(c, 5);
+  const OracleResult expected =
+      RunOracle(c.model, data.weights, data.tokens, data.labels, data.count);
+  StepOutcome got = RunStep(c, data);
+  return CompareGradients(c.model, got.gradients, expected.gradients).worst;
+}
+
+class PlantedWait : public ::testing::TestWithParam<StepWait> {};
+
+TEST_P(PlantedWait, IsFound) {
+  const StepWait& planted = GetParam();
+  StepCase c = CaseOf(planted.seq_len);
+  const bool in = planted.waited.ends_with(" in");
+  (in ? c.in_speed : c.out_speed) = SlowLink(c.seq_len);
+  std::atomic<int> left_out = 0;
+  const double error = ErrorOf(c, [&](const StepWait& wait) {
+    if (!(wait == planted)) return false;
+    ++left_out;
+    return true;
+  });
+  EXPECT_GT(left_out, 0) << "no such wait found its copy under way";
+  EXPECT_FALSE(error <= kLimit) << error << ", " << left_out << " left out";
+}
+
+INSTANTIATE_TEST_SUITE_P(Removed, PlantedWait, ::testing::ValuesIn(kWaits),
+                         [](const auto& info) { return info.param.name; });
+
+class PlantedWaits : public ::testing::TestWithParam<int64_t> {};
+
+// Else a new one would be tested by nobody. The rest of the waits in the code
+// are implied by these: copies of a direction follow each other.
+TEST_P(PlantedWaits, AreAllThatAStepMakes) {
+  for (const bool in : {true, false}) {
+    StepCase c = CaseOf(GetParam());
+    (in ? c.in_speed : c.out_speed) = SlowLink(c.seq_len);
+    const double error = ErrorOf(c, [](const StepWait& wait) {
+      EXPECT_TRUE(std::ranges::count(kWaits, wait))
+          << "not in kWaits: " << ::testing::PrintToString(wait);
+      return false;
+    });
+    EXPECT_LE(error, kLimit);
+  }
+}
+
+INSTANTIATE_TEST_SUITE_P(Lengths, PlantedWaits,
+                         ::testing::Values(kShort, kLong));
+
+}  // namespace
+}  // namespace sluice::runtime
