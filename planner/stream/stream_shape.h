@@ -127,7 +127,7 @@ class StreamShape {
   int64_t kept_bytes() const;
   // Host memory of a whole training step: hidden states of every layer's
   // input and the last output, every layer's saved rows, one layer's scratch.
-  // To the byte what the run carves (client/torch/stream/host_store.h).
+  // To the byte what the run carves (client/torch/stream/chunk_store.h).
   int64_t host_bytes() const;
 
   ChunkLayout layout;

@@ -28,7 +28,7 @@ class StreamIo : public ::testing::Test {
     driver_ = *device::OpenSimDriver(directory_.path());
     engine_ =
         *client::CopyEngine::Start({.driver = driver_.get(), .slice = KiB(4)});
-    for (HostBuffer& buffer : host_) {
+    for (ChunkBuffer& buffer : host_) {
       buffer.data = reinterpret_cast<std::byte*>(
           std::aligned_alloc(64, static_cast<size_t>(kSize)));
       buffer.size = kSize;
@@ -36,11 +36,11 @@ class StreamIo : public ::testing::Test {
   }
   ~StreamIo() override {
     engine_.reset();
-    for (HostBuffer& buffer : host_) std::free(buffer.data);
+    for (ChunkBuffer& buffer : host_) std::free(buffer.data);
   }
 
   // Sends a chunk full of `value` to `to`.
-  void Send(StagingRing& staging, float value, HostBuffer& to) {
+  void Send(StagingRing& staging, float value, ChunkBuffer& to) {
     ASSERT_THAT(staging.Begin(), IsOk());
     const at::Tensor chunk = staging.Take({kNumbers}, at::kFloat);
     chunk.fill_(value);
@@ -60,7 +60,7 @@ class StreamIo : public ::testing::Test {
   const testing::TempDir directory_;
   std::unique_ptr<device::Driver> driver_;
   std::unique_ptr<client::CopyEngine> engine_;
-  HostBuffer host_[4];
+  ChunkBuffer host_[4];
   alignas(64) std::byte out_[2 * kSize], in_[3 * kSize];
 };
 

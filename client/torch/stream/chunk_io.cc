@@ -39,7 +39,7 @@ void Append(std::vector<CopyPiece>& pieces, std::byte* to,
   pieces.push_back({to, from, Bytes(size)});
 }
 
-void AddUnique(std::vector<HostBuffer*>& buffers, HostBuffer* buffer) {
+void AddUnique(std::vector<ChunkBuffer*>& buffers, ChunkBuffer* buffer) {
   if (std::find(buffers.begin(), buffers.end(), buffer) == buffers.end()) {
     buffers.push_back(buffer);
   }
@@ -83,7 +83,8 @@ absl::Status StagingRing::Begin() {
   return absl::OkStatus();
 }
 
-void StagingRing::Send(const at::Tensor& from, HostBuffer& to, int64_t offset) {
+void StagingRing::Send(const at::Tensor& from, ChunkBuffer& to,
+                       int64_t offset) {
   const int64_t size = static_cast<int64_t>(from.nbytes());
   SLUICE_CHECK(from.is_contiguous() && offset + size <= to.size);
   Append(pieces_, to.data + offset,
@@ -95,18 +96,18 @@ void StagingRing::Flush(const char* label) {
   CopyRequest request{
       CopyDirection::kDeviceToHost, std::move(pieces_), {}, label};
   request.after.push_back(copies_->MarkCompute());
-  for (HostBuffer* buffer : buffers_) request.after.push_back(buffer->read);
+  for (ChunkBuffer* buffer : buffers_) request.after.push_back(buffer->read);
   pieces_.clear();
   if (!request.pieces.empty()) {
     const Ticket sent = copies_->Enqueue(std::move(request));
-    for (HostBuffer* buffer : buffers_) buffer->written = sent;
+    for (ChunkBuffer* buffer : buffers_) buffer->written = sent;
     slots_[current_].last_use_ = sent;
   }
   buffers_.clear();
 }
 
 Ticket StagingRing::SendNow(client::CopyEngine& copies, const at::Tensor& from,
-                            HostBuffer& to, const char* label) {
+                            ChunkBuffer& to, const char* label) {
   const int64_t size = static_cast<int64_t>(from.nbytes());
   SLUICE_CHECK(from.is_contiguous() && size == to.size);
   CopyRequest request{CopyDirection::kDeviceToHost, {}, {}, label};
@@ -124,13 +125,13 @@ void Fetch::Field(int64_t size) {
   used_ += stream::AlignSlot(size);
 }
 
-void Fetch::Piece(HostBuffer& from, int64_t offset, int64_t at, int64_t size) {
+void Fetch::Piece(ChunkBuffer& from, int64_t offset, int64_t at, int64_t size) {
   SLUICE_CHECK(offset + size <= from.size && field_ + at + size <= used_);
   parts_.push_back({field_ + at, from.data + offset, size});
   AddUnique(buffers_, &from);
 }
 
-void Fetch::Whole(HostBuffer& from) {
+void Fetch::Whole(ChunkBuffer& from) {
   Field(from.size);
   Piece(from, 0, 0, from.size);
 }
@@ -178,14 +179,14 @@ bool Fetches::IssueOne() {
   for (const Fetch::Part& part : fetch.parts_) {
     Append(request.pieces, slot.data_ + part.to, part.from, part.size);
   }
-  for (HostBuffer* from : fetch.buffers_) {
+  for (ChunkBuffer* from : fetch.buffers_) {
     request.after.push_back(from->written);
   }
   // Nothing to bring: the slot is there as soon as it may be written.
   slot.ready_ = request.pieces.empty()
                     ? slot.last_use_
                     : ring_->copies_->Enqueue(std::move(request));
-  for (HostBuffer* from : fetch.buffers_) from->read = slot.ready_;
+  for (ChunkBuffer* from : fetch.buffers_) from->read = slot.ready_;
   ring_->next_ = (ring_->next_ + 1) % ring_->slots_.size();
   ++issued_;
   return true;

@@ -26,7 +26,7 @@
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "client/copy/copy_engine.h"
-#include "client/torch/stream/host_store.h"
+#include "client/torch/stream/chunk_store.h"
 
 namespace sluice::runtime {
 
@@ -68,12 +68,12 @@ class StagingRing {
     return slots_[current_].Take(sizes, type);
   }
   // Queues contiguous `from` (in the current slot) for `to`, at `offset`.
-  void Send(const at::Tensor& from, HostBuffer& to, int64_t offset = 0);
+  void Send(const at::Tensor& from, ChunkBuffer& to, int64_t offset = 0);
   // Sends what is queued once compute enqueued so far is done.
   void Flush(const char* label);
   // The same for memory elsewhere; the ticket is its last use.
   static client::Ticket SendNow(client::CopyEngine& copies,
-                                const at::Tensor& from, HostBuffer& to,
+                                const at::Tensor& from, ChunkBuffer& to,
                                 const char* label);
 
  private:
@@ -81,7 +81,7 @@ class StagingRing {
   std::vector<Slot> slots_;
   size_t current_ = 0;
   std::vector<client::CopyPiece> pieces_;
-  std::vector<HostBuffer*> buffers_;
+  std::vector<ChunkBuffer*> buffers_;
 };
 
 // What one fetch brings: fields, each made of pieces. The reader takes the
@@ -91,9 +91,9 @@ class Fetch {
   // Begins a field of `size` bytes in the slot.
   void Field(int64_t size);
   // Bytes [offset, offset + size) of `from` to `at` of the current field.
-  void Piece(HostBuffer& from, int64_t offset, int64_t at, int64_t size);
+  void Piece(ChunkBuffer& from, int64_t offset, int64_t at, int64_t size);
   // A field that is one whole buffer.
-  void Whole(HostBuffer& from);
+  void Whole(ChunkBuffer& from);
 
  private:
   friend class Fetches;
@@ -104,7 +104,7 @@ class Fetch {
   };
   int64_t field_ = 0, used_ = 0;
   std::vector<Part> parts_;
-  std::vector<HostBuffer*> buffers_;
+  std::vector<ChunkBuffer*> buffers_;
 };
 
 class FetchRing {

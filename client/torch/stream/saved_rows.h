@@ -42,7 +42,7 @@ class KeptStore {
 class RowWriter {
  public:
   // `stored` is the piece of the staging slot for those that leave for `to`.
-  RowWriter(at::Tensor kept, at::Tensor stored, HostBuffer& to)
+  RowWriter(at::Tensor kept, at::Tensor stored, ChunkBuffer& to)
       : kept_(std::move(kept)), stored_(std::move(stored)), to_(to) {}
 
   // `part` is rows [first, first + n) of the class.
@@ -51,7 +51,7 @@ class RowWriter {
 
  private:
   at::Tensor kept_, stored_;
-  HostBuffer& to_;
+  ChunkBuffer& to_;
 };
 
 // The same in backward.

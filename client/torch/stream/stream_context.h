@@ -17,7 +17,7 @@
 #include "client/torch/math/token_math.h"
 #include "client/torch/ranks/ulysses.h"
 #include "client/torch/stream/chunk_io.h"
-#include "client/torch/stream/host_store.h"
+#include "client/torch/stream/chunk_store.h"
 #include "client/torch/stream/saved_rows.h"
 #include "client/torch/stream/streamed_layer.h"
 #include "planner/stream/schedule.h"
@@ -63,7 +63,7 @@ class StreamState final : public StreamContext {
   const stream::StreamShape shape;
   const at::ScalarType dtype;         // of weights and activations
   const std::vector<int64_t> active;  // the chunks a step runs, in order
-  HostStore store;
+  ChunkStore store;
   KeptStore kept;
   HeadExchange exchange;
 

@@ -47,7 +47,7 @@ AttentionBackward::AttentionBackward(StreamState& state, int64_t layer)
 
 void AttentionBackward::FetchQuery(int64_t k, Fetch& fetch) {
   const int64_t j = blocks_[k].j;
-  HostStore& store = state_.store;
+  ChunkStore& store = state_.store;
   FetchHeads(state_, layer_, stream::Class::kQ, j, fetch);
   fetch.Whole(store.saved(layer_, stream::Class::kO, j));
   fetch.Whole(store.saved(layer_, stream::Class::kLse, j));

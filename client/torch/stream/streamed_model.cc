@@ -103,7 +103,7 @@ void Step::FetchGroup(const stream::LossGroup& group, ChunkHandle& hidden,
   fetch.Field(shape_.loss_rows(group) * shape_.hidden * shape_.element);
   int64_t at = 0;
   for (int64_t m = group.first; m < group.first + group.chunks; ++m) {
-    HostBuffer& from = hidden.chunk(m);
+    ChunkBuffer& from = hidden.chunk(m);
     fetch.Piece(from, 0, at, from.size);
     at += from.size;
   }

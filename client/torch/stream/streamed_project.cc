@@ -37,8 +37,8 @@ void FetchHeads(StreamState& state, int64_t layer, stream::Class which,
   const int64_t row_bytes = state.shape.row_bytes(which);
   fetch.Field(state.shape.rows(m) * row_bytes);
   for (const stream::RowPiece& piece : state.shape.pieces(which, m)) {
-    HostBuffer& from = piece.stored ? state.store.saved(layer, which, m)
-                                    : state.store.dropped(which, m);
+    ChunkBuffer& from = piece.stored ? state.store.saved(layer, which, m)
+                                     : state.store.dropped(which, m);
     fetch.Piece(from, piece.place * row_bytes, piece.row * row_bytes,
                 piece.rows * row_bytes);
   }
@@ -49,8 +49,8 @@ void SendHeads(StreamState& state, int64_t layer, stream::Class which,
   const int64_t row_bytes = state.shape.row_bytes(which);
   for (const stream::RowPiece& piece : state.shape.pieces(which, m)) {
     if (!piece.stored && !with_dropped) continue;
-    HostBuffer& to = piece.stored ? state.store.saved(layer, which, m)
-                                  : state.store.dropped(which, m);
+    ChunkBuffer& to = piece.stored ? state.store.saved(layer, which, m)
+                                   : state.store.dropped(which, m);
     state.staging().Send(heads.narrow(0, piece.row, piece.rows), to,
                          piece.place * row_bytes);
   }

@@ -28,36 +28,36 @@
 
 namespace sluice::runtime {
 
-struct HostBuffer {
+struct ChunkBuffer {
   std::byte* data = nullptr;
   int64_t size = 0;
   client::Ticket written, read;
 };
 
-class HostStore {
+class ChunkStore {
  public:
   // Carves `shape.host_bytes()` from `base`.
-  HostStore(const stream::StreamShape& shape, std::byte* base);
-  HostStore(const HostStore&) = delete;
+  ChunkStore(const stream::StreamShape& shape, std::byte* base);
+  ChunkStore(const ChunkStore&) = delete;
 
   Bytes size() const { return Bytes(used_); }  // what was carved
 
-  HostBuffer& hidden(int64_t unit, int64_t m) { return hidden_[unit][m]; }
-  HostBuffer& saved(int64_t layer, stream::Class which, int64_t m) {
+  ChunkBuffer& hidden(int64_t unit, int64_t m) { return hidden_[unit][m]; }
+  ChunkBuffer& saved(int64_t layer, stream::Class which, int64_t m) {
     return saved_[layer][static_cast<int>(which)][m];
   }
   // The rows of q, k or v that are not stored: written in forward (k, v) for
   // later chunks, and once more in backward when they were recomputed.
-  HostBuffer& dropped(stream::Class which, int64_t m);
-  HostBuffer& output_gradient(int64_t m) { return output_gradient_[m]; }
-  HostBuffer& query_gradient(int64_t m) { return query_gradient_[m]; }
+  ChunkBuffer& dropped(stream::Class which, int64_t m);
+  ChunkBuffer& output_gradient(int64_t m) { return output_gradient_[m]; }
+  ChunkBuffer& query_gradient(int64_t m) { return query_gradient_[m]; }
 
   // A whole sequence of hidden states; -1 when all are taken.
   int64_t TakeHidden();
   void GiveHidden(int64_t unit) { free_hidden_.push_back(unit); }
 
  private:
-  using Chunks = std::vector<HostBuffer>;
+  using Chunks = std::vector<ChunkBuffer>;
   template <typename SizeOf>
   Chunks Carve(SizeOf size_of);
 
@@ -74,15 +74,15 @@ class HostStore {
 // Chunks of hidden states in host memory; gives them back when destroyed.
 class ChunkHandle {
  public:
-  ChunkHandle(HostStore* store, int64_t unit) : store_(store), unit_(unit) {}
+  ChunkHandle(ChunkStore* store, int64_t unit) : store_(store), unit_(unit) {}
   ~ChunkHandle() { store_->GiveHidden(unit_); }
   ChunkHandle(const ChunkHandle&) = delete;
   ChunkHandle& operator=(const ChunkHandle&) = delete;
 
-  HostBuffer& chunk(int64_t m) { return store_->hidden(unit_, m); }
+  ChunkBuffer& chunk(int64_t m) { return store_->hidden(unit_, m); }
 
  private:
-  HostStore* store_;
+  ChunkStore* store_;
   int64_t unit_;
 };
 

@@ -1,9 +1,9 @@
-#include "client/torch/stream/host_store.h"
+#include "client/torch/stream/chunk_store.h"
 
 namespace sluice::runtime {
 
 template <typename SizeOf>
-HostStore::Chunks HostStore::Carve(SizeOf size_of) {
+ChunkStore::Chunks ChunkStore::Carve(SizeOf size_of) {
   Chunks chunks(shape_.chunks());
   for (int64_t m = 0; m < shape_.chunks(); ++m) {
     chunks[m].size = size_of(m);
@@ -13,7 +13,7 @@ HostStore::Chunks HostStore::Carve(SizeOf size_of) {
   return chunks;
 }
 
-HostStore::HostStore(const stream::StreamShape& shape, std::byte* base)
+ChunkStore::ChunkStore(const stream::StreamShape& shape, std::byte* base)
     : shape_(shape), base_(base) {
   for (int64_t unit = 0; unit <= shape.layers; ++unit) {
     hidden_.push_back(Carve([&](int64_t m) {
@@ -40,12 +40,12 @@ HostStore::HostStore(const stream::StreamShape& shape, std::byte* base)
   });
 }
 
-HostBuffer& HostStore::dropped(stream::Class which, int64_t m) {
+ChunkBuffer& ChunkStore::dropped(stream::Class which, int64_t m) {
   return dropped_[static_cast<int>(which) - static_cast<int>(stream::Class::kQ)]
                  [m];
 }
 
-int64_t HostStore::TakeHidden() {
+int64_t ChunkStore::TakeHidden() {
   if (free_hidden_.empty()) return -1;
   const int64_t unit = free_hidden_.back();
   free_hidden_.pop_back();
