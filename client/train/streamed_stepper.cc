@@ -276,7 +276,7 @@ stream::FractionMap StreamedStepper::PlannedFractions() const {
   const plan::RankPlan* own = OwnPlan();
   if (own == nullptr) return fractions;
   for (const plan::ClassPlan& c : own->classes) {
-    if (stream::FindFreeClass(c.name) == nullptr) continue;
+    if (stream::FindClass(c.name) == nullptr) continue;
     fractions[c.name] = {c.keep, c.swap};
   }
   return fractions;
@@ -298,7 +298,7 @@ absl::StatusOr<double> StreamedStepper::LeastOfRanks(double own) const {
 absl::StatusOr<stream::FractionMap> StreamedStepper::AgreedFractions() const {
   stream::FractionMap fractions = PlannedFractions();
   for (auto& [name, f] : fractions) {
-    if (!stream::FindFreeClass(name)->shared) continue;
+    if (!stream::FindClass(name)->shared) continue;
     SLUICE_ASSIGN_OR_RETURN(f.swap, LeastOfRanks(f.swap));
   }
   return fractions;

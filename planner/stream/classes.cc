@@ -21,9 +21,9 @@ static_assert(FreeClassesAreThose());
 
 }  // namespace
 
-const ClassTraits* FindFreeClass(std::string_view name) {
-  for (const Class which : kFreeClasses) {
-    if (name == Traits(which).name) return &Traits(which);
+const ClassTraits* FindClass(std::string_view name) {
+  for (const ClassTraits& c : kClasses) {
+    if (name == c.name) return &c;
   }
   return nullptr;
 }

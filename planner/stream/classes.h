@@ -46,6 +46,11 @@ enum class Precision { kActivation, kFp32 };
 // layer's backward, in scratch that the next layer overwrites.
 enum class Life { kLayer, kStep, kScratch };
 
+// What of a class can stay in HBM until it is needed again: the first of a
+// rank's rows of every chunk, or all rows or none (they are used in place, a
+// whole chunk at a time).
+enum class Keep { kRows, kWhole };
+
 struct ClassTraits {
   Class which;
   const char* name;  // as in profile and plan
@@ -53,9 +58,8 @@ struct ClassTraits {
   Width width;
   Precision precision;
   Life life;
-  // What may become of rows until they are needed again. All may be swapped;
-  // those that may be nothing else must be.
-  bool can_keep;       // in HBM
+  // What may become of rows until they are needed again: all may be swapped.
+  Keep keep;           // in HBM
   bool can_recompute;  // dropped, and made again from the layer's input
   // All ranks must have the same fractions: rows lie in head layout, and come
   // from all of them.
@@ -63,99 +67,65 @@ struct ClassTraits {
   bool gated_only;  // SwiGLU's
   Segment made_by;  // of a free class: the segment of forward that makes it
 
-  // With fractions to choose: neither must rows be swapped, nor are they
-  // scratch.
+  // With fractions to choose, class by class.
   constexpr bool free() const { return can_recompute; }
   bool of(const ModelShape& model) const { return !gated_only || model.gated; }
 };
 
 // o is fp32 in bf16 too: backward takes rowsum(dO o) from it, which must
 // cancel against the blocks' own sums (rounded to bf16 it was the largest error
-// of a GPT's gradients, in k's bias). k and v always travel, because later
-// chunks read them: their rows can be dropped, which only says that scratch
-// holds them instead of memory of the layer's own.
+// of a GPT's gradients, in k's bias). k and v that are not kept travel in any
+// case, because later chunks read them: their rows can be dropped, which only
+// says that scratch holds them instead of memory of the layer's own.
+// clang-format off
 inline constexpr std::array<ClassTraits, kClassCount> kClasses = {{
-    // class, name, rows, width, precision, life, keep, recompute, shared,
-    // gated only, made by
-    {Class::kNorm1, "norm1", Rows::kTokens, Width::kHidden,
-     Precision::kActivation, Life::kLayer, true, true, false, false,
-     Segment::kQkvForward},
-    {Class::kQ, "q", Rows::kHeads, Width::kQuery, Precision::kActivation,
-     Life::kLayer, false, true, true, false, Segment::kQkvForward},
-    {Class::kK, "k", Rows::kHeads, Width::kKey, Precision::kActivation,
-     Life::kLayer, false, true, true, false, Segment::kQkvForward},
-    {Class::kV, "v", Rows::kHeads, Width::kKey, Precision::kActivation,
-     Life::kLayer, false, true, true, false, Segment::kQkvForward},
-    {Class::kO,
-     "attention_output",
-     Rows::kHeads,
-     Width::kQuery,
-     Precision::kFp32,
-     Life::kLayer,
-     false,
-     false,
-     false,
-     false,
-     {}},
-    {Class::kLse,
-     "lse",
-     Rows::kHeads,
-     Width::kPerHead,
-     Precision::kFp32,
-     Life::kLayer,
-     false,
-     false,
-     false,
-     false,
-     {}},
-    {Class::kX2, "attention_residual", Rows::kTokens, Width::kHidden,
-     Precision::kActivation, Life::kLayer, true, true, false, false,
-     Segment::kPostForward},
-    {Class::kNorm2, "norm2", Rows::kTokens, Width::kHidden,
-     Precision::kActivation, Life::kLayer, true, true, false, false,
-     Segment::kPostForward},
-    {Class::kUp, "ffn_up", Rows::kTokens, Width::kFfn, Precision::kActivation,
-     Life::kLayer, true, true, false, false, Segment::kPostForward},
-    {Class::kGate, "ffn_gate", Rows::kTokens, Width::kFfn,
-     Precision::kActivation, Life::kLayer, true, true, false, true,
-     Segment::kPostForward},
-    {Class::kAct, "ffn_activation", Rows::kTokens, Width::kFfn,
-     Precision::kActivation, Life::kLayer, true, true, false, false,
-     Segment::kPostForward},
-    {Class::kInput,
-     "layer_input",
-     Rows::kTokens,
-     Width::kHidden,
-     Precision::kActivation,
-     Life::kStep,
-     false,
-     false,
-     false,
-     false,
-     {}},
-    {Class::kOutputGradient,
-     "output_gradient",
-     Rows::kHeads,
-     Width::kQuery,
-     Precision::kActivation,
-     Life::kScratch,
-     false,
-     false,
-     false,
-     false,
-     {}},
-    {Class::kQueryGradient,
-     "query_gradient",
-     Rows::kHeads,
-     Width::kQuery,
-     Precision::kFp32,
-     Life::kScratch,
-     false,
-     false,
-     false,
-     false,
-     {}},
+    // class, name,
+    //   rows, width, precision, life,
+    //   keep, recompute, shared, gated only, made by
+    {Class::kNorm1, "norm1",
+     Rows::kTokens, Width::kHidden, Precision::kActivation, Life::kLayer,
+     Keep::kRows, true, false, false, Segment::kQkvForward},
+    {Class::kQ, "q",
+     Rows::kHeads, Width::kQuery, Precision::kActivation, Life::kLayer,
+     Keep::kWhole, true, true, false, Segment::kQkvForward},
+    {Class::kK, "k",
+     Rows::kHeads, Width::kKey, Precision::kActivation, Life::kLayer,
+     Keep::kWhole, true, true, false, Segment::kQkvForward},
+    {Class::kV, "v",
+     Rows::kHeads, Width::kKey, Precision::kActivation, Life::kLayer,
+     Keep::kWhole, true, true, false, Segment::kQkvForward},
+    {Class::kO, "attention_output",
+     Rows::kHeads, Width::kQuery, Precision::kFp32, Life::kLayer,
+     Keep::kWhole, false, false, false, {}},
+    {Class::kLse, "lse",
+     Rows::kHeads, Width::kPerHead, Precision::kFp32, Life::kLayer,
+     Keep::kWhole, false, false, false, {}},
+    {Class::kX2, "attention_residual",
+     Rows::kTokens, Width::kHidden, Precision::kActivation, Life::kLayer,
+     Keep::kRows, true, false, false, Segment::kPostForward},
+    {Class::kNorm2, "norm2",
+     Rows::kTokens, Width::kHidden, Precision::kActivation, Life::kLayer,
+     Keep::kRows, true, false, false, Segment::kPostForward},
+    {Class::kUp, "ffn_up",
+     Rows::kTokens, Width::kFfn, Precision::kActivation, Life::kLayer,
+     Keep::kRows, true, false, false, Segment::kPostForward},
+    {Class::kGate, "ffn_gate",
+     Rows::kTokens, Width::kFfn, Precision::kActivation, Life::kLayer,
+     Keep::kRows, true, false, true, Segment::kPostForward},
+    {Class::kAct, "ffn_activation",
+     Rows::kTokens, Width::kFfn, Precision::kActivation, Life::kLayer,
+     Keep::kRows, true, false, false, Segment::kPostForward},
+    {Class::kInput, "layer_input",
+     Rows::kTokens, Width::kHidden, Precision::kActivation, Life::kStep,
+     Keep::kWhole, false, false, false, {}},
+    {Class::kOutputGradient, "output_gradient",
+     Rows::kHeads, Width::kQuery, Precision::kActivation, Life::kScratch,
+     Keep::kWhole, false, false, false, {}},
+    {Class::kQueryGradient, "query_gradient",
+     Rows::kHeads, Width::kQuery, Precision::kFp32, Life::kScratch,
+     Keep::kWhole, false, false, false, {}},
 }};
+// clang-format on
 
 constexpr const ClassTraits& Traits(Class which) {
   return kClasses[static_cast<size_t>(which)];
@@ -175,7 +145,7 @@ inline constexpr Class kFreeClasses[] = {
     Class::kNorm1, Class::kQ,  Class::kK,    Class::kV,  Class::kX2,
     Class::kNorm2, Class::kUp, Class::kGate, Class::kAct};
 
-// The free class of that name; null: there is none.
-const ClassTraits* FindFreeClass(std::string_view name);
+// The class of that name; null: there is none.
+const ClassTraits* FindClass(std::string_view name);
 
 }  // namespace sluice::stream

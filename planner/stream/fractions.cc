@@ -12,8 +12,7 @@ constexpr double kDigits = 1e-9;
 
 std::string Names(const ModelShape& model) {
   std::string names;
-  for (const Class which : kFreeClasses) {
-    const ClassTraits& c = Traits(which);
+  for (const ClassTraits& c : kClasses) {
     if (!c.of(model)) continue;
     if (!names.empty()) names += ", ";
     names += c.name;
@@ -21,26 +20,45 @@ std::string Names(const ModelShape& model) {
   return names;
 }
 
+absl::Status Check(const ClassTraits& c, const ClassFractions& f) {
+  if (!(f.keep >= 0 && f.swap >= 0 && f.keep + f.swap <= 1 + kDigits)) {
+    return absl::InvalidArgumentError(fmt::format(
+        "{}: keep {} and swap {} must be 0 or more and 1 at most together",
+        c.name, f.keep, f.swap));
+  }
+  if (c.keep == Keep::kWhole && f.keep != 0 && f.keep != 1) {
+    return absl::InvalidArgumentError(fmt::format(
+        "{}: keep {}: it stays on the GPU whole or not at all, 1 or 0", c.name,
+        f.keep));
+  }
+  if (!c.can_recompute && f.keep + f.swap < 1 - kDigits) {
+    return absl::InvalidArgumentError(fmt::format(
+        "{}: keep {} and swap {} must be 1 together: it cannot be computed "
+        "again",
+        c.name, f.keep, f.swap));
+  }
+  return absl::OkStatus();
+}
+
 }  // namespace
+
+FractionMap KeepEverything(const ModelShape& model) {
+  FractionMap fractions;
+  for (const ClassTraits& c : kClasses) {
+    if (c.of(model)) fractions[c.name] = {.keep = 1, .swap = 0};
+  }
+  return fractions;
+}
 
 absl::Status CheckFractions(const FractionMap& fractions,
                             const ModelShape& model) {
   for (const auto& [name, f] : fractions) {
-    const ClassTraits* known = FindFreeClass(name);
+    const ClassTraits* known = FindClass(name);
     if (known == nullptr || !known->of(model)) {
       return absl::InvalidArgumentError(fmt::format(
-          "'{}' is no class of this model with fractions: there are {}", name,
-          Names(model)));
+          "'{}' is no class of this model: there are {}", name, Names(model)));
     }
-    if (!(f.keep >= 0 && f.swap >= 0 && f.keep + f.swap <= 1 + kDigits)) {
-      return absl::InvalidArgumentError(fmt::format(
-          "{}: keep {} and swap {} must be 0 or more and 1 at most together",
-          name, f.keep, f.swap));
-    }
-    if (f.keep > 0 && !known->can_keep) {
-      return absl::InvalidArgumentError(fmt::format(
-          "{}: keep {}: its rows cannot be kept on the GPU", name, f.keep));
-    }
+    SLUICE_RETURN_IF_ERROR(Check(*known, f));
   }
   return absl::OkStatus();
 }

@@ -13,7 +13,8 @@
 namespace sluice::stream {
 
 // Token fractions of a class: of a rank's rows of a chunk the first `keep`
-// stay in HBM, the next `swap` in host memory; the rest is computed again.
+// stay in HBM, the next `swap` in host memory; the rest is computed again. A
+// class that is used in place (Keep::kWhole) stays whole or not at all.
 struct ClassFractions {
   double keep = 0;
   double swap = 0;
@@ -21,8 +22,12 @@ struct ClassFractions {
 };
 using FractionMap = std::map<std::string, ClassFractions>;  // by class
 
+// All of every class, scratch too: a step of these moves nothing.
+FractionMap KeepEverything(const ModelShape& model);
+
 // InvalidArgument, one line: a class that the model has not, a fraction or sum
-// outside [0, 1], rows kept that cannot be.
+// outside [0, 1], a part kept of what is whole, a part lost of what cannot be
+// computed again.
 absl::Status CheckFractions(const FractionMap& fractions,
                             const ModelShape& model);
 

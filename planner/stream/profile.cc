@@ -129,21 +129,24 @@ void ProfileBuilder::AddClasses() {
   profile_.classes.push_back(
       {.name = Traits(Class::kInput).name,
        .bytes_per_layer = Bytes(shape_.class_bytes(Class::kInput)),
-       .must_swap = true});
+       .must_swap = !shape_.resident(Class::kInput),
+       .can_keep = shape_.resident(Class::kInput)});
   for (const Class which : kLayerClasses) {
     if (shape_.row_bytes(which) == 0) continue;
     const ClassTraits& traits = Traits(which);
     // q, k, v move the same bytes whatever stays: k and v go out for later
     // chunks, and block by block all are fetched, kept or recomputed.
     const bool fixed_traffic = traits.free() && traits.shared;
+    // Kept whole or not at all, which was decided before.
+    const bool resident = shape_.resident(which);
     profile_.classes.push_back(
         {.name = traits.name,
          .bytes_per_layer = Bytes(shape_.class_bytes(which)),
          .recompute_seconds = traits.free() ? RecomputeSeconds(which) : 0,
-         .must_swap = !traits.free(),
+         .must_swap = !traits.free() && !resident,
          .traffic_in_fixed = fixed_traffic,
          .shared = traits.shared,
-         .can_keep = traits.can_keep});
+         .can_keep = traits.keep == Keep::kRows || resident});
   }
 }
 
@@ -167,9 +170,12 @@ Bytes ProfileBuilder::KeepReserve() const {
   const auto rings = [this](double heads) {
     StreamOptions options = options_;
     options.alpha = 1;
-    options.fractions.clear();
+    std::erase_if(options.fractions, [this](const auto& f) {
+      return !shape_.resident(FindClass(f.first)->which);
+    });
     for (const Class which : kHeadClasses) {
-      options.fractions[Traits(which).name] = {0, heads};
+      options.fractions.try_emplace(Traits(which).name,
+                                    ClassFractions{0, heads});
     }
     return StreamShape(options).ring_bytes();
   };
@@ -192,10 +198,11 @@ void ProfileBuilder::AddTraffic() {
   // The last layer's output, and scratch: dq, dO, and q, k, v as if all of
   // them were dropped.
   profile_.host_fixed =
-      Bytes(shape_.class_bytes(Class::kInput) +
-            shape_.class_bytes(Class::kQueryGradient) +
-            shape_.class_bytes(Class::kOutputGradient) +
-            shape_.class_bytes(Class::kQ) + 2 * shape_.class_bytes(Class::kK)) +
+      Bytes(shape_.moved_bytes(Class::kInput) +
+            shape_.moved_bytes(Class::kQueryGradient) +
+            shape_.moved_bytes(Class::kOutputGradient) +
+            shape_.moved_bytes(Class::kQ) + shape_.moved_bytes(Class::kK) +
+            shape_.moved_bytes(Class::kV)) +
       Rounding();
 }
 

@@ -49,40 +49,42 @@ BlockTraffic CountBlocks(const StreamShape& shape) {
   const int64_t last = shape.chunks() - 1;
   const int64_t earlier = last * (last + 1) / 2;  // blocks, diagonal aside
   const auto query_row = [&](int64_t m) {
-    return shape.chunk_bytes(Class::kQ, m) +
-           shape.chunk_bytes(Class::kOutputGradient, m) +
-           shape.chunk_bytes(Class::kO, m) + shape.chunk_bytes(Class::kLse, m);
+    return shape.moved_bytes(Class::kQ, m) +
+           shape.moved_bytes(Class::kOutputGradient, m) +
+           shape.moved_bytes(Class::kO, m) + shape.moved_bytes(Class::kLse, m);
   };
   // Query chunk m has m + 1 blocks, m of them not its first.
   return {
-      .keys = earlier * 2 * shape.chunk_bytes(Class::kK, 0),
+      .keys = earlier * (shape.moved_bytes(Class::kK, 0) +
+                         shape.moved_bytes(Class::kV, 0)),
       .queries = earlier * query_row(0) + (last + 1) * query_row(last),
-      .sums = (earlier - last) * shape.chunk_bytes(Class::kQueryGradient, 0) +
-              last * shape.chunk_bytes(Class::kQueryGradient, last)};
+      .sums = (earlier - last) * shape.moved_bytes(Class::kQueryGradient, 0) +
+              last * shape.moved_bytes(Class::kQueryGradient, last)};
 }
 
 }  // namespace
 
 LayerTraffic CountTraffic(const StreamShape& shape) {
   const BlockTraffic blocks = CountBlocks(shape);
-  const int64_t x = shape.class_bytes(Class::kInput);
-  const int64_t kv = 2 * shape.class_bytes(Class::kK);
-  const int64_t o = shape.class_bytes(Class::kO);
+  const int64_t x = shape.moved_bytes(Class::kInput);
+  const int64_t kv =
+      shape.moved_bytes(Class::kK) + shape.moved_bytes(Class::kV);
+  const int64_t o = shape.moved_bytes(Class::kO);
   int64_t local = shape.swapped_bytes(Class::kNorm1);
   for (const Class which : kPostClasses) local += shape.swapped_bytes(which);
   int64_t dropped = 0;
   for (const Class which : kHeadClasses) {
-    dropped += shape.class_bytes(which) - shape.swapped_bytes(which);
+    dropped += shape.moved_bytes(which) - shape.swapped_bytes(which);
   }
   LayerTraffic traffic;
   // The layer's input comes, its output leaves.
   traffic.forward = {.in = x + blocks.keys,
                      .out = x + kv + shape.swapped_bytes(Class::kQ) + o +
-                            shape.class_bytes(Class::kLse) + local};
+                            shape.moved_bytes(Class::kLse) + local};
   // Phase A fetches dY, x and o, phase C x and dX2; dO, dX2 and dX leave.
   traffic.tokens = {
       .in = 4 * x + o + local,
-      .out = shape.class_bytes(Class::kOutputGradient) + 2 * x + dropped};
+      .out = shape.moved_bytes(Class::kOutputGradient) + 2 * x + dropped};
   traffic.blocks = {.in = kv + blocks.queries + blocks.sums,
                     .out = blocks.sums};
   return traffic;
@@ -90,18 +92,19 @@ LayerTraffic CountTraffic(const StreamShape& shape) {
 
 LayerTraffic FixedTraffic(const StreamShape& shape) {
   const BlockTraffic blocks = CountBlocks(shape);
-  const int64_t q = shape.class_bytes(Class::kQ);
-  const int64_t kv = 2 * shape.class_bytes(Class::kK);
-  const int64_t x = shape.class_bytes(Class::kInput);
+  const int64_t q = shape.moved_bytes(Class::kQ);
+  const int64_t kv =
+      shape.moved_bytes(Class::kK) + shape.moved_bytes(Class::kV);
+  const int64_t x = shape.moved_bytes(Class::kInput);
   LayerTraffic traffic;
   traffic.forward = {.in = x + blocks.keys, .out = q + kv};
   // x comes twice and once with its class.
   traffic.tokens = {
       .in = 3 * x,
-      .out = q + shape.class_bytes(Class::kOutputGradient) + 2 * x + kv};
+      .out = q + shape.moved_bytes(Class::kOutputGradient) + 2 * x + kv};
   // lse comes in only here, so once less than its class says.
   traffic.blocks = {
-      .in = kv + blocks.queries + blocks.sums - shape.class_bytes(Class::kLse),
+      .in = kv + blocks.queries + blocks.sums - shape.moved_bytes(Class::kLse),
       .out = blocks.sums};
   return traffic;
 }

@@ -22,11 +22,12 @@ StreamShape::StreamShape(const StreamOptions& options)
   q_heads = heads.q_per_rank;
   kv_heads = heads.kv_per_rank;
   fractions_.fill({.keep = 0, .swap = 1});
-  for (const Class which : kFreeClasses) {
-    const auto given = options.fractions.find(Traits(which).name);
-    fractions_[static_cast<size_t>(which)] =
-        given != options.fractions.end() ? given->second
-                                         : ClassFractions{0, options.alpha};
+  for (const ClassTraits& c : kClasses) {
+    const auto given = options.fractions.find(c.name);
+    fractions_[static_cast<size_t>(c.which)] =
+        given != options.fractions.end()
+            ? given->second
+            : ClassFractions{0, c.free() ? options.alpha : 1};
   }
   const int64_t rows = std::max<int64_t>(local(0), 1);
   ffn_rows =
@@ -36,6 +37,7 @@ StreamShape::StreamShape(const StreamOptions& options)
 
 // Down: what is kept never takes more than its fraction.
 int64_t StreamShape::kept_of(Class which, int64_t m, int64_t p) const {
+  if (Traits(which).keep == Keep::kWhole) return 0;
   const double keep = fractions(which).keep;
   const auto rows = static_cast<double>(layout.local_rows(m, p));
   return static_cast<int64_t>(std::floor(keep * rows));
@@ -46,6 +48,7 @@ int64_t StreamShape::kept_of(Class which, int64_t m, int64_t p) const {
 int64_t StreamShape::present_of(Class which, int64_t m, int64_t p) const {
   const double swap = fractions(which).swap;
   const int64_t rows = layout.local_rows(m, p);
+  if (resident(which)) return rows;
   const int64_t stored = std::llround(swap * static_cast<double>(rows));
   return std::min(kept_of(which, m, p) + stored, rows);
 }
@@ -121,15 +124,17 @@ int64_t StreamShape::row_bytes(Class which) const {
 
 int64_t StreamShape::stored(Class which, int64_t m) const {
   const ClassTraits& traits = Traits(which);
+  if (resident(which)) return 0;
   if (!traits.free()) return class_rows(which, m);
   return traits.rows == Rows::kHeads ? head_stored(which, m)
                                      : present(which, m) - kept(which, m);
 }
 
 RingSizes StreamShape::rings(Phase phase) const {
-  // Of the tallest chunk: whole, the stored rows, the dropped rows.
+  // Of the tallest chunk: whole, the stored rows, the dropped rows. What is
+  // resident is used where it lies.
   const auto whole = [this](Class which) {
-    return AlignSlot(chunk_bytes(which, 0));
+    return AlignSlot(moved_bytes(which, 0));
   };
   const auto part = [this](Class which) {
     return AlignSlot(stored_bytes(which, 0));
@@ -139,7 +144,9 @@ RingSizes StreamShape::rings(Phase phase) const {
   const int64_t lse = whole(Class::kLse), x = whole(Class::kInput);
   // The last layer's output, as the loss takes it.
   const LossGroup most{0, std::min(loss.chunks, chunks()), true};
-  const int64_t y = AlignSlot(loss_rows(most) * row_bytes(Class::kInput));
+  const int64_t y = resident(Class::kInput)
+                        ? 0
+                        : AlignSlot(loss_rows(most) * row_bytes(Class::kInput));
   const int64_t d_o = whole(Class::kOutputGradient);
   const int64_t query_sum = whole(Class::kQueryGradient);
   const int64_t norm1 = part(Class::kNorm1);
@@ -160,7 +167,7 @@ RingSizes StreamShape::rings(Phase phase) const {
       return {.staging = x,
               .inputs = 2 * x + norm1,
               .blocks = q + d_o + o + lse,
-              .gradients = query_sum,
+              .gradients = query_sum,  // dq_i is summed in place if resident
               .keys = kv,
               .query_sum = query_sum,
               .key_sum = AlignSlot(rows(0) * kv_heads * dim * 4)};
@@ -178,7 +185,7 @@ int64_t StreamShape::ring_bytes() const {
 
 int64_t StreamShape::host_bytes() const {
   const int64_t hidden_states = SumOverChunks(
-      [this](int64_t m) { return AlignSlot(chunk_bytes(Class::kInput, m)); });
+      [this](int64_t m) { return AlignSlot(moved_bytes(Class::kInput, m)); });
   const int64_t layer = SumOverChunks([this](int64_t m) {
     int64_t sum = 0;
     for (const Class which : kLayerClasses) {
@@ -187,8 +194,8 @@ int64_t StreamShape::host_bytes() const {
     return sum;
   });
   const int64_t scratch = SumOverChunks([this](int64_t m) {
-    int64_t sum = AlignSlot(chunk_bytes(Class::kOutputGradient, m)) +
-                  AlignSlot(chunk_bytes(Class::kQueryGradient, m));
+    int64_t sum = AlignSlot(moved_bytes(Class::kOutputGradient, m)) +
+                  AlignSlot(moved_bytes(Class::kQueryGradient, m));
     for (const Class which : kHeadClasses) {
       sum += AlignSlot(dropped_bytes(which, m));
     }
@@ -207,6 +214,26 @@ int64_t StreamShape::kept_bytes() const {
          });
 }
 
+// All chunks of a class: hidden states back to back, since the loss takes
+// several chunks as one, the others each at an aligned place.
+int64_t StreamShape::placed_bytes(Class which) const {
+  if (which == Class::kInput) return AlignSlot(class_bytes(which));
+  return SumOverChunks(
+      [&](int64_t m) { return AlignSlot(chunk_bytes(which, m)); });
+}
+
+int64_t StreamShape::resident_bytes() const {
+  int64_t sum = 0;
+  for (const ClassTraits& c : kClasses) {
+    if (!resident(c.which)) continue;
+    const int64_t times = c.life == Life::kLayer  ? layers
+                          : c.life == Life::kStep ? layers + 1
+                                                  : 1;
+    sum += times * placed_bytes(c.which);
+  }
+  return sum;
+}
+
 Bytes HostBytes(const StreamOptions& options) {
   return Bytes(StreamShape(options).host_bytes());
 }
@@ -216,7 +243,8 @@ Bytes RingBytes(const StreamOptions& options) {
 }
 
 Bytes KeptBytes(const StreamOptions& options) {
-  return Bytes(StreamShape(options).kept_bytes());
+  const StreamShape shape(options);
+  return Bytes(shape.kept_bytes() + shape.resident_bytes());
 }
 
 }  // namespace sluice::stream

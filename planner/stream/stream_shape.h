@@ -3,6 +3,9 @@
 // every buffer in host memory and in HBM. No memory is touched here, so that
 // "how much would it need" and "allocate it" cannot disagree.
 //
+// A class is resident where all of it stays in HBM and is used there, in
+// place: it has no room in rings and in host memory, and is never copied.
+//
 // Thread safety: values.
 #pragma once
 
@@ -63,8 +66,13 @@ class StreamShape {
   // Rows of chunk m over all ranks, and of this rank.
   int64_t rows(int64_t m) const { return layout.rows(m); }
   int64_t local(int64_t m) const { return layout.local_rows(m, rank); }
+  // Used in place: a class that may be kept whole, and is.
+  bool resident(Class which) const {
+    return Traits(which).keep == Keep::kWhole && fractions(which).keep == 1;
+  }
   // Of a rank's rows of chunk m the first are kept in HBM, those from there up
-  // to `present` stored in host memory; the rest is dropped.
+  // to `present` stored in host memory; the rest is dropped. Where a class is
+  // resident none are kept by rows, and all are present.
   int64_t kept(Class which, int64_t m) const { return kept_of(which, m, rank); }
   int64_t kept_of(Class which, int64_t m, int64_t p) const;
   int64_t present(Class which, int64_t m) const {
@@ -105,7 +113,14 @@ class StreamShape {
   int64_t class_bytes(Class which) const {
     return SumOverChunks([&](int64_t m) { return chunk_bytes(which, m); });
   }
-  // Of those rows: stored in host memory, dropped, kept in HBM.
+  // The bytes that move whenever the class is brought or sent whole.
+  int64_t moved_bytes(Class which, int64_t m) const {
+    return resident(which) ? 0 : chunk_bytes(which, m);
+  }
+  int64_t moved_bytes(Class which) const {
+    return SumOverChunks([&](int64_t m) { return moved_bytes(which, m); });
+  }
+  // Of those rows: stored in host memory, dropped, kept in HBM by rows.
   int64_t stored(Class which, int64_t m) const;
   int64_t stored_bytes(Class which, int64_t m) const {
     return stored(which, m) * row_bytes(which);
@@ -121,10 +136,11 @@ class StreamShape {
   }
 
   RingSizes rings(Phase phase) const;
-  // HBM that the rings and sums of the tallest phase take, and the kept rows
-  // of all layers.
+  // HBM that the rings and sums of the tallest phase take, the kept rows of
+  // all layers, and the resident classes.
   int64_t ring_bytes() const;
   int64_t kept_bytes() const;
+  int64_t resident_bytes() const;
   // Host memory of a whole training step: hidden states of every layer's
   // input and the last output, every layer's saved rows, one layer's scratch.
   // To the byte what the run carves (client/torch/stream/chunk_store.h).
@@ -144,6 +160,7 @@ class StreamShape {
  private:
   // All chunks but the last are equal, so that a question costs the same for
   // any length.
+  int64_t placed_bytes(Class which) const;
   template <typename BytesOf>
   int64_t SumOverChunks(BytesOf bytes_of) const {
     const int64_t last = chunks() - 1;
@@ -153,7 +170,7 @@ class StreamShape {
   std::array<ClassFractions, kClassCount> fractions_;  // by Class
 };
 
-// Of a whole step of one rank: StreamShape's sums.
+// Of a whole step of one rank: StreamShape's sums. Kept: by rows and whole.
 Bytes HostBytes(const StreamOptions& options);
 Bytes RingBytes(const StreamOptions& options);
 Bytes KeptBytes(const StreamOptions& options);

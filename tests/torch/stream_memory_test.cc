@@ -57,6 +57,12 @@ class StreamMemory : public ::testing::Test {
     return options;
   }
 
+  StreamContext::Options ResidentOptions(int64_t seq_len) {
+    StreamContext::Options options = Options(seq_len);
+    options.stream.fractions = stream::KeepEverything(options.stream.model);
+    return options;
+  }
+
   // Runs a step; the peak of what it allocated beside tokens and weights.
   Bytes Step(StreamContext::Options options) {
     options.host_size = stream::HostBytes(options.stream);
@@ -114,7 +120,8 @@ TEST_F(StreamMemory, NothingInHbmGrowsWithTheSequence) {
 }
 
 TEST_F(StreamMemory, RingBytesAreWhatCreateAllocates) {
-  for (StreamContext::Options options : {Options(71), MixedOptions(71)}) {
+  for (StreamContext::Options options :
+       {Options(71), MixedOptions(71), ResidentOptions(71)}) {
     options.host_size = stream::HostBytes(options.stream);
     const Arena arena(options.host_size);
     options.host = arena.data();
@@ -126,6 +133,16 @@ TEST_F(StreamMemory, RingBytesAreWhatCreateAllocates) {
         stream::RingBytes(options.stream) + stream::KeptBytes(options.stream));
   }
   EXPECT_EQ(stream::KeptBytes(Options(71).stream), Bytes(0));
+}
+
+TEST_F(StreamMemory, WhereEverythingIsKeptAStepMovesNothing) {
+  const StreamContext::Options options = ResidentOptions(135);
+  EXPECT_EQ(stream::HostBytes(options.stream), Bytes(0));
+  const client::CopyStats before = engine_->stats();
+  Step(options);
+  const client::CopyStats after = engine_->stats();
+  EXPECT_EQ(after.h2d, before.h2d);
+  EXPECT_EQ(after.d2h, before.d2h);
 }
 
 // A quarter of norm1, half of x2, an eighth of up and all activations.
@@ -223,6 +240,12 @@ TEST_F(StreamMemory, ACalibrationsPlanIsReplayedWithoutMismatchInBf16) {
   ExpectReplay(
       allocator_, Options(135), [&](int64_t n) { Step(Options(n)); },
       SideBySide);
+}
+
+TEST_F(StreamMemory, KeptEverythingIsReplayedWithoutMismatch) {
+  ExpectReplay(
+      allocator_, ResidentOptions(135),
+      [&](int64_t n) { Step(ResidentOptions(n)); }, SideBySide);
 }
 
 TEST_F(StreamMemory, FractionsByClassAreReplayedWithoutMismatch) {

@@ -45,6 +45,11 @@ void AddUnique(std::vector<ChunkBuffer*>& buffers, ChunkBuffer* buffer) {
   }
 }
 
+// What is resident was computed where it lies.
+void CheckThere(const at::Tensor& from, const ChunkBuffer& to, int64_t offset) {
+  SLUICE_CHECK(from.numel() == 0 || from.data_ptr() == to.data + offset);
+}
+
 // All bits set is a NaN in fp32, fp64 and bf16.
 void Poison([[maybe_unused]] Slot& slot) {
 #ifdef SLUICE_POISON
@@ -57,6 +62,11 @@ void Poison([[maybe_unused]] Slot& slot) {
 at::Tensor Slot::Take(at::IntArrayRef sizes, at::ScalarType type) {
   int64_t bytes = static_cast<int64_t>(c10::elementSize(type));
   for (const int64_t size : sizes) bytes *= size;
+  const size_t field = taken_++;
+  if (field < resident_.size() && resident_[field] != nullptr) {
+    return at::from_blob(resident_[field], sizes,
+                         at::TensorOptions().dtype(type));
+  }
   SLUICE_CHECK(used_ + stream::AlignSlot(bytes) <= size_);
   std::byte* at = data_ + used_;
   used_ += stream::AlignSlot(bytes);
@@ -83,10 +93,20 @@ absl::Status StagingRing::Begin() {
   return absl::OkStatus();
 }
 
+at::Tensor StagingRing::TakeFor(const ChunkBuffer& to, at::IntArrayRef sizes,
+                                at::ScalarType type) {
+  if (!to.resident) return Take(sizes, type);
+  const at::Tensor place =
+      at::from_blob(to.data, sizes, at::TensorOptions().dtype(type));
+  SLUICE_CHECK(static_cast<int64_t>(place.nbytes()) == to.size);
+  return place;
+}
+
 void StagingRing::Send(const at::Tensor& from, ChunkBuffer& to,
                        int64_t offset) {
   const int64_t size = static_cast<int64_t>(from.nbytes());
   SLUICE_CHECK(from.is_contiguous() && offset + size <= to.size);
+  if (to.resident) return CheckThere(from, to, offset);
   Append(pieces_, to.data + offset,
          static_cast<const std::byte*>(from.data_ptr()), size);
   AddUnique(buffers_, &to);
@@ -110,6 +130,10 @@ Ticket StagingRing::SendNow(client::CopyEngine& copies, const at::Tensor& from,
                             ChunkBuffer& to, const char* label) {
   const int64_t size = static_cast<int64_t>(from.nbytes());
   SLUICE_CHECK(from.is_contiguous() && size == to.size);
+  if (to.resident) {
+    CheckThere(from, to, 0);
+    return copies.MarkCompute();
+  }
   CopyRequest request{CopyDirection::kDeviceToHost, {}, {}, label};
   Append(request.pieces, to.data,
          static_cast<const std::byte*>(from.data_ptr()), size);
@@ -123,6 +147,15 @@ Ticket StagingRing::SendNow(client::CopyEngine& copies, const at::Tensor& from,
 void Fetch::Field(int64_t size) {
   field_ = used_;
   used_ += stream::AlignSlot(size);
+  resident_.push_back(nullptr);
+}
+
+void Fetch::Space(ChunkBuffer& buffer) {
+  if (buffer.resident) {
+    resident_.push_back(buffer.data);
+  } else {
+    Field(buffer.size);
+  }
 }
 
 void Fetch::Piece(ChunkBuffer& from, int64_t offset, int64_t at, int64_t size) {
@@ -132,8 +165,8 @@ void Fetch::Piece(ChunkBuffer& from, int64_t offset, int64_t at, int64_t size) {
 }
 
 void Fetch::Whole(ChunkBuffer& from) {
-  Field(from.size);
-  Piece(from, 0, 0, from.size);
+  Space(from);
+  if (!from.resident) Piece(from, 0, 0, from.size);
 }
 
 FetchRing::FetchRing(client::CopyEngine* copies, std::byte* memory,
@@ -170,6 +203,7 @@ bool Fetches::IssueOne() {
   if (!program_(issued_, fetch)) return false;
   Slot& slot = ring_->slots_[ring_->next_];
   SLUICE_CHECK(fetch.used_ <= slot.size_);
+  slot.resident_ = std::move(fetch.resident_);
   CopyRequest request{
       CopyDirection::kHostToDevice, {}, {slot.last_use_}, label_};
 #ifdef SLUICE_POISON

@@ -30,14 +30,15 @@
 
 namespace sluice::runtime {
 
-// A slot's memory, handed out in typed pieces from the front.
+// A slot's memory, handed out in typed pieces from the front. What a fetch
+// found resident is handed out where it lies, and takes no room.
 class Slot {
  public:
   Slot(std::byte* data, int64_t size, const client::Ticket& free)
       : data_(data), size_(size), last_use_(free) {}
 
   at::Tensor Take(at::IntArrayRef sizes, at::ScalarType type);
-  void Rewind() { used_ = 0; }
+  void Rewind() { used_ = taken_ = 0; }
   std::byte* data() const { return data_; }
   int64_t size() const { return size_; }
 
@@ -48,8 +49,10 @@ class Slot {
   std::byte* data_;
   int64_t size_;
   int64_t used_ = 0;
-  client::Ticket ready_;     // fetch ring: its bytes are there
-  client::Ticket last_use_;  // the slot may be written again
+  size_t taken_ = 0;
+  std::vector<std::byte*> resident_;  // by field; null: in the slot
+  client::Ticket ready_;              // fetch ring: its bytes are there
+  client::Ticket last_use_;           // the slot may be written again
 };
 
 class StagingRing {
@@ -67,11 +70,15 @@ class StagingRing {
   at::Tensor Take(at::IntArrayRef sizes, at::ScalarType type) {
     return slots_[current_].Take(sizes, type);
   }
-  // Queues contiguous `from` (in the current slot) for `to`, at `offset`.
+  // A piece to be sent to `to` whole: `to` itself where it is resident.
+  at::Tensor TakeFor(const ChunkBuffer& to, at::IntArrayRef sizes,
+                     at::ScalarType type);
+  // Queues contiguous `from` (in the current slot) for `to`, at `offset`;
+  // nothing where it lies there already.
   void Send(const at::Tensor& from, ChunkBuffer& to, int64_t offset = 0);
   // Sends what is queued once compute enqueued so far is done.
   void Flush(const char* label);
-  // The same for memory elsewhere; the ticket is its last use.
+  // The same at once, for memory elsewhere; the ticket is its last use.
   static client::Ticket SendNow(client::CopyEngine& copies,
                                 const at::Tensor& from, ChunkBuffer& to,
                                 const char* label);
@@ -90,6 +97,8 @@ class Fetch {
  public:
   // Begins a field of `size` bytes in the slot.
   void Field(int64_t size);
+  // A field for one whole buffer, of which nothing is to be brought.
+  void Space(ChunkBuffer& buffer);
   // Bytes [offset, offset + size) of `from` to `at` of the current field.
   void Piece(ChunkBuffer& from, int64_t offset, int64_t at, int64_t size);
   // A field that is one whole buffer.
@@ -103,6 +112,7 @@ class Fetch {
     int64_t size;
   };
   int64_t field_ = 0, used_ = 0;
+  std::vector<std::byte*> resident_;  // by field; null: in the slot
   std::vector<Part> parts_;
   std::vector<ChunkBuffer*> buffers_;
 };

@@ -1,43 +1,87 @@
 #include "client/torch/stream/chunk_store.h"
 
+#include <ATen/ops/empty.h>
+
+#include <cstring>
+
 namespace sluice::runtime {
 
-template <typename SizeOf>
-ChunkStore::Chunks ChunkStore::Carve(SizeOf size_of) {
-  Chunks chunks(shape_.chunks());
-  for (int64_t m = 0; m < shape_.chunks(); ++m) {
-    chunks[m].size = size_of(m);
-    chunks[m].data = base_ + used_;
-    used_ += stream::AlignSlot(chunks[m].size);
+namespace {
+
+// All bits set is a NaN in fp32, fp64 and bf16.
+void Poison([[maybe_unused]] const std::vector<ChunkBuffer>& chunks) {
+#ifdef SLUICE_POISON
+  for (const ChunkBuffer& chunk : chunks) {
+    if (!chunk.resident) continue;
+    std::memset(chunk.data, 0xff, static_cast<size_t>(chunk.size));
   }
+#endif
+}
+
+}  // namespace
+
+// Hidden states in HBM lie back to back, since the loss takes several chunks
+// as one.
+template <typename SizeOf>
+ChunkStore::Chunks ChunkStore::Carve(stream::Class which, SizeOf size_of) {
+  Chunks chunks(shape_.chunks());
+  const bool resident = shape_.resident(which);
+  Arena& arena = resident ? resident_ : host_;
+  const bool dense = resident && which == stream::Class::kInput;
+  for (int64_t m = 0; m < shape_.chunks(); ++m) {
+    const int64_t size = size_of(m);
+    chunks[m] = {.data = arena.base + arena.used,
+                 .size = size,
+                 .resident = resident,
+                 .written = {},
+                 .read = {}};
+    arena.used += dense ? size : stream::AlignSlot(size);
+  }
+  arena.used = stream::AlignSlot(arena.used);
+  Poison(chunks);
   return chunks;
 }
 
+ChunkStore::Chunks ChunkStore::CarveWhole(stream::Class which) {
+  return Carve(which, [&](int64_t m) { return shape_.chunk_bytes(which, m); });
+}
+
 ChunkStore::ChunkStore(const stream::StreamShape& shape, std::byte* base)
-    : shape_(shape), base_(base) {
+    : shape_(shape),
+      resident_memory_(at::empty({shape.resident_bytes()}, at::kByte)),
+      host_{base},
+      resident_{static_cast<std::byte*>(resident_memory_.data_ptr())} {
   for (int64_t unit = 0; unit <= shape.layers; ++unit) {
-    hidden_.push_back(Carve([&](int64_t m) {
-      return shape.chunk_bytes(stream::Class::kInput, m);
-    }));
+    hidden_.push_back(CarveWhole(stream::Class::kInput));
     free_hidden_.push_back(shape.layers - unit);  // unit 0 is taken first
   }
   saved_.resize(shape.layers);
   for (std::vector<Chunks>& layer : saved_) {
     for (const stream::Class which : stream::kLayerClasses) {
-      layer.push_back(
-          Carve([&](int64_t m) { return shape.stored_bytes(which, m); }));
+      layer.push_back(shape.resident(which)
+                          ? CarveWhole(which)
+                          : Carve(which, [&](int64_t m) {
+                              return shape.stored_bytes(which, m);
+                            }));
     }
   }
   for (const stream::Class which : stream::kHeadClasses) {
     dropped_[static_cast<int>(which) - static_cast<int>(stream::Class::kQ)] =
-        Carve([&](int64_t m) { return shape.dropped_bytes(which, m); });
+        Carve(which, [&](int64_t m) { return shape.dropped_bytes(which, m); });
   }
-  output_gradient_ = Carve([&](int64_t m) {
-    return shape.chunk_bytes(stream::Class::kOutputGradient, m);
-  });
-  query_gradient_ = Carve([&](int64_t m) {
-    return shape.chunk_bytes(stream::Class::kQueryGradient, m);
-  });
+  output_gradient_ = CarveWhole(stream::Class::kOutputGradient);
+  query_gradient_ = CarveWhole(stream::Class::kQueryGradient);
+}
+
+void ChunkStore::GiveHidden(int64_t unit) {
+  Poison(hidden_[unit]);
+  free_hidden_.push_back(unit);
+}
+
+void ChunkStore::Dead(int64_t layer) {
+  for (const Chunks& chunks : saved_[layer]) Poison(chunks);
+  Poison(output_gradient_);
+  Poison(query_gradient_);
 }
 
 ChunkBuffer& ChunkStore::dropped(stream::Class which, int64_t m) {

@@ -1,8 +1,10 @@
-// Where everything of a streamed step lies in the leased host region.
+// Where everything of a streamed step lies between its uses: in the leased host
+// region, or, where a class is resident, in HBM.
 //
-// The arena is carved once, in a fixed order, from shapes alone; nothing is
+// Both are carved once, in a fixed order, from shapes alone; nothing is
 // allocated or freed while training. A buffer is rewritten every step (scratch
-// every layer), so each carries the two tickets that make reuse safe:
+// every layer), so each in host memory carries the two tickets that make reuse
+// safe; compute alone touches those in HBM, so its order is all they take:
 //
 //   state      meaning                         next
 //   free       nobody needs the bytes          a copy out of HBM after `read`
@@ -18,6 +20,8 @@
 // Thread safety: one compute thread.
 #pragma once
 
+#include <ATen/core/Tensor.h>
+
 #include <cstddef>
 #include <memory>
 #include <utility>
@@ -31,16 +35,17 @@ namespace sluice::runtime {
 struct ChunkBuffer {
   std::byte* data = nullptr;
   int64_t size = 0;
+  bool resident = false;  // in HBM: used in place, never copied
   client::Ticket written, read;
 };
 
 class ChunkStore {
  public:
-  // Carves `shape.host_bytes()` from `base`.
+  // Carves `shape.host_bytes()` from `base`; allocates `resident_bytes()`.
   ChunkStore(const stream::StreamShape& shape, std::byte* base);
   ChunkStore(const ChunkStore&) = delete;
 
-  Bytes size() const { return Bytes(used_); }  // what was carved
+  Bytes size() const { return Bytes(host_.used); }  // what was carved
 
   ChunkBuffer& hidden(int64_t unit, int64_t m) { return hidden_[unit][m]; }
   ChunkBuffer& saved(int64_t layer, stream::Class which, int64_t m) {
@@ -54,16 +59,24 @@ class ChunkStore {
 
   // A whole sequence of hidden states; -1 when all are taken.
   int64_t TakeHidden();
-  void GiveHidden(int64_t unit) { free_hidden_.push_back(unit); }
+  void GiveHidden(int64_t unit);
+  // A layer's backward is over: nothing reads its saved rows, nor scratch, any
+  // more (with SLUICE_POISON, what is resident is filled with NaN).
+  void Dead(int64_t layer);
 
  private:
   using Chunks = std::vector<ChunkBuffer>;
+  struct Arena {
+    std::byte* base = nullptr;
+    int64_t used = 0;
+  };
   template <typename SizeOf>
-  Chunks Carve(SizeOf size_of);
+  Chunks Carve(stream::Class which, SizeOf size_of);
+  Chunks CarveWhole(stream::Class which);
 
   const stream::StreamShape& shape_;
-  std::byte* base_;
-  int64_t used_ = 0;
+  at::Tensor resident_memory_;
+  Arena host_, resident_;
   std::vector<Chunks> hidden_;
   std::vector<std::vector<Chunks>> saved_;
   Chunks dropped_[3];

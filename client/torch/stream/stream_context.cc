@@ -135,6 +135,13 @@ RowRuns StreamState::Dropped(stream::Class which, int64_t m) const {
   return runs;
 }
 
+at::Tensor StreamState::query_sum(int64_t m) {
+  const ChunkBuffer& whole = store.query_gradient(m);
+  if (!whole.resident) return Sum(rings_->query_sum, m);
+  return at::from_blob(whole.data, {shape.rows(m), shape.q_heads, shape.dim},
+                       at::TensorOptions().dtype(at::kFloat));
+}
+
 RopeTables StreamState::Rope(int64_t m, int64_t skip) const {
   if (!rope()) return {};
   const int64_t begin =

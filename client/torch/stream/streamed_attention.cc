@@ -58,7 +58,7 @@ void AttentionBackward::FetchQuery(int64_t k, Fetch& fetch) {
 bool AttentionBackward::FetchGradient(int64_t k, Fetch& fetch) {
   const auto [i, j] = blocks_[k];
   if (first(i)) {
-    fetch.Field(shape_.chunk_bytes(stream::Class::kQueryGradient, j));
+    fetch.Space(state_.store.query_gradient(j));
     return true;
   }
   if (sent_[j] < state_.previous(i)) return false;
@@ -93,7 +93,9 @@ void AttentionBackward::Compute(const stream::Block& block, const at::Tensor& k,
                       diagonal ? Sum::kBegin : Sum::kAdd,
                       {gradient, state_.key_sum(i), state_.value_sum(i)});
   // No key chunk after the diagonal: dq_j is whole.
-  if (diagonal) state_.query_sum(i).copy_(gradient);
+  if (diagonal && !shape_.resident(stream::Class::kQueryGradient)) {
+    state_.query_sum(i).copy_(gradient);
+  }
 }
 
 absl::Status AttentionBackward::RunBlock(const stream::Block& block,

@@ -154,7 +154,8 @@ Backward::PostRows Backward::RowsOf(const PostInputs& in,
   return out;
 }
 
-// FFN and norm2 back.
+// FFN and norm2 back. dx2 may lie where dy does: a row of it is written when
+// that row of dy is not needed any more.
 void Backward::FeedForward(const at::Tensor& dy, PostRows saved,
                            const at::Tensor& dx2) {
   const auto& [x2, norm2, up, gate, act] = saved;
@@ -177,9 +178,10 @@ void Backward::FeedForward(const at::Tensor& dy, PostRows saved,
 
 absl::Status Backward::PostChunk(int64_t m, const PostInputs& in) {
   const int64_t rows = shape_.local(m);
-  const at::Tensor dx2 =
-      state_.staging().Take({rows, shape_.hidden}, state_.dtype);
-  const at::Tensor d_o = state_.staging().Take(in.o.sizes(), state_.dtype);
+  const at::Tensor dx2 = state_.staging().TakeFor(
+      gradient_.chunk(m), {rows, shape_.hidden}, state_.dtype);
+  const at::Tensor d_o = state_.staging().TakeFor(
+      state_.store.output_gradient(m), in.o.sizes(), state_.dtype);
   {
     SegmentScope segment(state_.options.allocator,
                          state_.Kind(stream::Segment::kPostBackward, m));
@@ -287,6 +289,7 @@ absl::Status Backward::PhasesBandC() {
   SLUICE_RETURN_IF_ERROR(
       attention.Run([&](int64_t i) { return ProjectionsChunk(i, inputs); }));
   state_.kept.Dead(layer_);
+  state_.store.Dead(layer_);
   return absl::OkStatus();
 }
 
@@ -345,7 +348,8 @@ absl::Status Backward::ProjectionsChunk(int64_t m, Fetches& inputs) {
   const at::Tensor dx2 = slot->Take({rows, hidden}, type);
   const RowReader norm1 = state_.Read(layer_, stream::Class::kNorm1, m, *slot);
   SLUICE_RETURN_IF_ERROR(state_.staging().Begin());
-  const at::Tensor dx = state_.staging().Take({rows, hidden}, type);
+  const at::Tensor dx =
+      state_.staging().TakeFor(gradient_.chunk(m), {rows, hidden}, type);
   {
     SegmentScope segment(state_.options.allocator,
                          state_.Kind(stream::Segment::kQkvBackward, m));

@@ -58,13 +58,17 @@ class Forward {
 Heads Forward::TakeHeads(int64_t m) {
   const int64_t rows = shape_.rows(m), dim = shape_.dim;
   const at::ScalarType type = state_.dtype;
-  StagingRing& staging = state_.staging();
+  const auto take = [&](stream::Class which, at::IntArrayRef sizes,
+                        at::ScalarType type) {
+    return state_.staging().TakeFor(state_.store.saved(layer_, which, m), sizes,
+                                    type);
+  };
   Heads heads;
-  heads.q = staging.Take({rows, shape_.q_heads, dim}, type);
-  heads.k = staging.Take({rows, shape_.kv_heads, dim}, type);
-  heads.v = staging.Take({rows, shape_.kv_heads, dim}, type);
-  heads.o = staging.Take({rows, shape_.q_heads, dim}, at::kFloat);
-  heads.lse = staging.Take({shape_.q_heads, rows}, at::kFloat);
+  heads.q = take(stream::Class::kQ, {rows, shape_.q_heads, dim}, type);
+  heads.k = take(stream::Class::kK, {rows, shape_.kv_heads, dim}, type);
+  heads.v = take(stream::Class::kV, {rows, shape_.kv_heads, dim}, type);
+  heads.o = take(stream::Class::kO, {rows, shape_.q_heads, dim}, at::kFloat);
+  heads.lse = take(stream::Class::kLse, {shape_.q_heads, rows}, at::kFloat);
   return heads;
 }
 
@@ -93,8 +97,8 @@ absl::Status Forward::Project(int64_t m, const at::Tensor& x,
 }
 
 void Forward::FeedForward(int64_t m, const at::Tensor& x2) {
-  const at::Tensor y =
-      state_.staging().Take({shape_.local(m), shape_.hidden}, state_.dtype);
+  const at::Tensor y = state_.staging().TakeFor(
+      output_.chunk(m), {shape_.local(m), shape_.hidden}, state_.dtype);
   RowWriter norm2 = Write(stream::Class::kNorm2, m);
   RowWriter up_rows = Write(stream::Class::kUp, m);
   RowWriter gate_rows = Write(stream::Class::kGate, m);

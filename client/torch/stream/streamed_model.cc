@@ -69,8 +69,8 @@ absl::Status Step::Embed(ChunkHandle& output) {
   SLUICE_RETURN_IF_ERROR(state_.Enter(stream::Phase::kForward));
   for (const int64_t m : state_.active) {
     SLUICE_RETURN_IF_ERROR(state_.staging().Begin());
-    at::Tensor x =
-        state_.staging().Take({shape_.local(m), shape_.hidden}, state_.dtype);
+    at::Tensor x = state_.staging().TakeFor(
+        output.chunk(m), {shape_.local(m), shape_.hidden}, state_.dtype);
     {
       SegmentScope segment(state_.options.allocator,
                            state_.Kind(stream::Segment::kEmbedForward, m));
@@ -100,6 +100,9 @@ at::Tensor Step::LossOf(const at::Tensor& x, const at::Tensor& labels) {
 // The chunks of a group, back to back.
 void Step::FetchGroup(const stream::LossGroup& group, ChunkHandle& hidden,
                       Fetch& fetch) const {
+  if (shape_.resident(stream::Class::kInput)) {
+    return fetch.Space(hidden.chunk(group.first));
+  }
   fetch.Field(shape_.loss_rows(group) * shape_.hidden * shape_.element);
   int64_t at = 0;
   for (int64_t m = group.first; m < group.first + group.chunks; ++m) {
@@ -135,7 +138,9 @@ absl::Status Step::Loss(ChunkHandle& hidden) {
                                           shape_.hidden};
     const at::Tensor x = slot->Take(sizes, state_.dtype);
     SLUICE_RETURN_IF_ERROR(state_.staging().Begin());
-    const at::Tensor dx = state_.staging().Take(sizes, state_.dtype);
+    const at::Tensor dx = shape_.resident(stream::Class::kInput)
+                              ? x
+                              : state_.staging().Take(sizes, state_.dtype);
     {
       SegmentScope segment(state_.options.allocator,
                            stream::KindOf(stream::Segment::kLoss, group.full));

@@ -34,6 +34,9 @@ Projected Project(const StreamState& state, const LayerTensors& weights,
 
 void FetchHeads(StreamState& state, int64_t layer, stream::Class which,
                 int64_t m, Fetch& fetch) {
+  if (state.shape.resident(which)) {
+    return fetch.Whole(state.store.saved(layer, which, m));
+  }
   const int64_t row_bytes = state.shape.row_bytes(which);
   fetch.Field(state.shape.rows(m) * row_bytes);
   for (const stream::RowPiece& piece : state.shape.pieces(which, m)) {

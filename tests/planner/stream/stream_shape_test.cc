@@ -1,6 +1,7 @@
 #include "planner/stream/stream_shape.h"
 
 #include "gtest/gtest.h"
+#include "planner/stream/schedule.h"
 
 namespace sluice::stream {
 namespace {
@@ -53,6 +54,34 @@ TEST(StreamShape, KeptStoredAndDroppedRowsAreAllRows) {
   }
 }
 
+// One byte more would be a class that still goes through host memory.
+TEST(StreamShape, WhereEverythingIsKeptThereIsNoRoomToMoveThings) {
+  StreamOptions options{.model = Llama({.layers = 3,
+                                        .hidden = 32,
+                                        .heads = 4,
+                                        .kv_heads = 2,
+                                        .ffn = 44,
+                                        .vocab = 50}),
+                        .layout = ChunkLayout(71, 16, 2)};
+  options.fractions = KeepEverything(options.model);
+  const StreamShape shape(options);
+  EXPECT_EQ(shape.host_bytes(), 0);
+  for (const Phase phase : kPhases) {
+    const RingSizes rings = shape.rings(phase);
+    EXPECT_EQ(rings.staging + rings.inputs + rings.blocks + rings.gradients +
+                  rings.keys,
+              0);
+  }
+  const LayerTraffic traffic = CountTraffic(shape);
+  for (const Traffic& each :
+       {traffic.forward, traffic.tokens, traffic.blocks}) {
+    EXPECT_EQ(each.in, 0);
+    EXPECT_EQ(each.out, 0);
+  }
+  options.fractions["lse"] = {0, 1};
+  EXPECT_GT(StreamShape(options).host_bytes(), 0);
+}
+
 TEST(Fractions, WhatNoModelHasIsRefusedInOneLine) {
   const auto complaint = [](const FractionMap& fractions,
                             const ModelShape& model = {}) {
@@ -61,14 +90,18 @@ TEST(Fractions, WhatNoModelHasIsRefusedInOneLine) {
   EXPECT_EQ(complaint({{"norm1", {0.5, 0.5}}, {"q", {0, 1}}}), "");
   EXPECT_EQ(complaint({{"ffn_gate", {0, 0}}}), "");
   EXPECT_EQ(complaint({{"ffn_gate", {0, 0}}}, Gpt({})),
-            "'ffn_gate' is no class of this model with fractions: there are "
-            "norm1, q, k, v, attention_residual, norm2, ffn_up, "
-            "ffn_activation");
+            "'ffn_gate' is no class of this model: there are norm1, q, k, v, "
+            "attention_output, lse, attention_residual, norm2, ffn_up, "
+            "ffn_activation, layer_input, output_gradient, query_gradient");
   EXPECT_EQ(complaint({{"norm2", {0.5, 0.75}}}),
             "norm2: keep 0.5 and swap 0.75 must be 0 or more and 1 at most "
             "together");
   EXPECT_EQ(complaint({{"k", {0.5, 0.5}}}),
-            "k: keep 0.5: its rows cannot be kept on the GPU");
+            "k: keep 0.5: it stays on the GPU whole or not at all, 1 or 0");
+  EXPECT_EQ(complaint({{"lse", {0, 0.5}}}),
+            "lse: keep 0 and swap 0.5 must be 1 together: it cannot be "
+            "computed again");
+  EXPECT_EQ(complaint(KeepEverything(Gpt({})), Gpt({})), "");
 }
 
 }  // namespace
