@@ -29,9 +29,13 @@ enum class Class {
   kAct,
   kInput,           // hidden states: a layer's input, later its gradient
   kOutputGradient,  // dO
-  kQueryGradient,   // dq, summed block by block
+  // The inner side's gradients, summed block by block: dq with keys outer, dk
+  // and dv with queries outer.
+  kQueryGradient,
+  kKeyGradient,
+  kValueGradient,
 };
-inline constexpr int kClassCount = 14;
+inline constexpr int kClassCount = 16;
 
 // Which rows a rank has: its own of each chunk, or all of the chunk's, of its
 // heads (Ulysses).
@@ -123,6 +127,12 @@ inline constexpr std::array<ClassTraits, kClassCount> kClasses = {{
      Keep::kWhole, false, false, false, {}},
     {Class::kQueryGradient, "query_gradient",
      Rows::kHeads, Width::kQuery, Precision::kFp32, Life::kScratch,
+     Keep::kWhole, false, false, false, {}},
+    {Class::kKeyGradient, "key_gradient",
+     Rows::kHeads, Width::kKey, Precision::kFp32, Life::kScratch,
+     Keep::kWhole, false, false, false, {}},
+    {Class::kValueGradient, "value_gradient",
+     Rows::kHeads, Width::kKey, Precision::kFp32, Life::kScratch,
      Keep::kWhole, false, false, false, {}},
 }};
 // clang-format on

@@ -20,6 +20,13 @@ constexpr int64_t ElementBytes(Dtype dtype) {
   return dtype == Dtype::kFp32 ? 4 : 2;
 }
 
+// Which side of backward's blocks of attention stays while the other passes.
+// Keys outer: k_i, v_i stay, their gradients are summed in HBM, and for each
+// later query chunk q, o, lse and dO come, dq comes and goes (FPDT). Queries
+// outer: the other way round; k, v, dk and dv travel, which is less where few
+// kv heads serve many q heads.
+enum class BackwardOrder { kKeysOuter, kQueriesOuter };
+
 struct StreamOptions {
   ModelShape model;
   ChunkLayout layout{0, 1, 1};
@@ -31,6 +38,7 @@ struct StreamOptions {
   FractionMap fractions;
   int prefetch_depth = 2;  // slots of the block ring: one in use, the others
                            // in flight; 1 fetches nothing ahead
+  BackwardOrder order = BackwardOrder::kKeysOuter;
   int64_t ffn_chunk_rows = 0;   // rows of one FFN call; 0: half a chunk's
   int64_t loss_chunk_rows = 0;  // rows of logits at a time; 0: by cost
                                 // (loss_rows.h)

@@ -200,6 +200,8 @@ void ProfileBuilder::AddTraffic() {
   profile_.host_fixed =
       Bytes(shape_.moved_bytes(Class::kInput) +
             shape_.moved_bytes(Class::kQueryGradient) +
+            shape_.moved_bytes(Class::kKeyGradient) +
+            shape_.moved_bytes(Class::kValueGradient) +
             shape_.moved_bytes(Class::kOutputGradient) +
             shape_.moved_bytes(Class::kQ) + shape_.moved_bytes(Class::kK) +
             shape_.moved_bytes(Class::kV)) +

@@ -1,5 +1,7 @@
 #include "planner/stream/schedule.h"
 
+#include <algorithm>
+
 namespace sluice::stream {
 std::vector<Block> ForwardBlocks(const std::vector<int64_t>& chunks) {
   std::vector<Block> blocks;
@@ -10,11 +12,22 @@ std::vector<Block> ForwardBlocks(const std::vector<int64_t>& chunks) {
   return blocks;
 }
 
-std::vector<Block> BackwardBlocks(const std::vector<int64_t>& chunks) {
+std::vector<int64_t> OuterChunks(const std::vector<int64_t>& chunks,
+                                 BackwardOrder order) {
+  std::vector<int64_t> outer = chunks;
+  if (order == BackwardOrder::kQueriesOuter) std::ranges::reverse(outer);
+  return outer;
+}
+
+std::vector<Block> BackwardBlocks(const std::vector<int64_t>& chunks,
+                                  BackwardOrder order) {
+  const bool keys_outer = order == BackwardOrder::kKeysOuter;
+  const std::vector<int64_t> outer = OuterChunks(chunks, order);
   std::vector<Block> blocks;
-  for (size_t i = 0; i < chunks.size(); ++i) {
-    for (size_t j = i; j < chunks.size(); ++j) {
-      blocks.push_back({chunks[i], chunks[j]});
+  for (size_t o = 0; o < outer.size(); ++o) {
+    for (size_t n = o; n < outer.size(); ++n) {
+      blocks.push_back(keys_outer ? Block{outer[o], outer[n]}
+                                  : Block{outer[n], outer[o]});
     }
   }
   return blocks;
@@ -38,28 +51,41 @@ Executions CountExecutions(const StreamShape& shape, Segment which) {
 
 namespace {
 
-// Bytes of blocks: what forward fetches of earlier chunks' k and v; what
-// backward fetches for query chunks, and their sums on the way out and in. All
-// chunks but the last are equal, so sums over blocks have a closed form.
+// Bytes of blocks. Forward fetches the k and v of earlier chunks. Backward
+// fetches the outer side once a chunk and the inner side once a block, and the
+// inner side's sums go out and come in between two of its blocks. All chunks
+// but the last are equal, so sums over blocks have a closed form.
 struct BlockTraffic {
-  int64_t keys = 0, queries = 0, sums = 0;
+  int64_t forward = 0, outer = 0, inner = 0, sums = 0;
 };
 
 BlockTraffic CountBlocks(const StreamShape& shape) {
   const int64_t last = shape.chunks() - 1;
   const int64_t earlier = last * (last + 1) / 2;  // blocks, diagonal aside
-  const auto query_row = [&](int64_t m) {
+  const auto keys = [&](int64_t m) {
+    return shape.moved_bytes(Class::kK, m) + shape.moved_bytes(Class::kV, m);
+  };
+  const auto queries = [&](int64_t m) {
     return shape.moved_bytes(Class::kQ, m) +
            shape.moved_bytes(Class::kOutputGradient, m) +
            shape.moved_bytes(Class::kO, m) + shape.moved_bytes(Class::kLse, m);
   };
+  BlockTraffic traffic{.forward = earlier * keys(0)};
+  if (shape.order == BackwardOrder::kQueriesOuter) {
+    // Every key chunk but the last, which is only on a diagonal, is a full one.
+    traffic.outer = last * queries(0) + queries(last);
+    traffic.inner = (earlier + last) * keys(0) + keys(last);
+    traffic.sums = earlier * (shape.moved_bytes(Class::kKeyGradient, 0) +
+                              shape.moved_bytes(Class::kValueGradient, 0));
+    return traffic;
+  }
   // Query chunk m has m + 1 blocks, m of them not its first.
-  return {
-      .keys = earlier * (shape.moved_bytes(Class::kK, 0) +
-                         shape.moved_bytes(Class::kV, 0)),
-      .queries = earlier * query_row(0) + (last + 1) * query_row(last),
-      .sums = (earlier - last) * shape.moved_bytes(Class::kQueryGradient, 0) +
-              last * shape.moved_bytes(Class::kQueryGradient, last)};
+  traffic.outer = last * keys(0) + keys(last);
+  traffic.inner = earlier * queries(0) + (last + 1) * queries(last);
+  traffic.sums =
+      (earlier - last) * shape.moved_bytes(Class::kQueryGradient, 0) +
+      last * shape.moved_bytes(Class::kQueryGradient, last);
+  return traffic;
 }
 
 }  // namespace
@@ -78,14 +104,14 @@ LayerTraffic CountTraffic(const StreamShape& shape) {
   }
   LayerTraffic traffic;
   // The layer's input comes, its output leaves.
-  traffic.forward = {.in = x + blocks.keys,
+  traffic.forward = {.in = x + blocks.forward,
                      .out = x + kv + shape.swapped_bytes(Class::kQ) + o +
                             shape.moved_bytes(Class::kLse) + local};
   // Phase A fetches dY, x and o, phase C x and dX2; dO, dX2 and dX leave.
   traffic.tokens = {
       .in = 4 * x + o + local,
       .out = shape.moved_bytes(Class::kOutputGradient) + 2 * x + dropped};
-  traffic.blocks = {.in = kv + blocks.queries + blocks.sums,
+  traffic.blocks = {.in = blocks.outer + blocks.inner + blocks.sums,
                     .out = blocks.sums};
   return traffic;
 }
@@ -97,15 +123,15 @@ LayerTraffic FixedTraffic(const StreamShape& shape) {
       shape.moved_bytes(Class::kK) + shape.moved_bytes(Class::kV);
   const int64_t x = shape.moved_bytes(Class::kInput);
   LayerTraffic traffic;
-  traffic.forward = {.in = x + blocks.keys, .out = q + kv};
+  traffic.forward = {.in = x + blocks.forward, .out = q + kv};
   // x comes twice and once with its class.
   traffic.tokens = {
       .in = 3 * x,
       .out = q + shape.moved_bytes(Class::kOutputGradient) + 2 * x + kv};
   // lse comes in only here, so once less than its class says.
-  traffic.blocks = {
-      .in = kv + blocks.queries + blocks.sums - shape.moved_bytes(Class::kLse),
-      .out = blocks.sums};
+  traffic.blocks = {.in = blocks.outer + blocks.inner + blocks.sums -
+                          shape.moved_bytes(Class::kLse),
+                    .out = blocks.sums};
   return traffic;
 }
 

@@ -21,10 +21,16 @@ struct Block {
   bool operator==(const Block&) const = default;
 };
 
-// In the order they run: forward with q outer, each row up to its diagonal;
-// backward with k/v outer, so that a key chunk's gradients are whole first.
+// In the order they run: forward with queries outer, each row up to its
+// diagonal. Backward begins each outer chunk at its diagonal, and takes outer
+// chunks in the order (OuterChunks) in which that diagonal is the last block
+// that adds to the inner side's gradients: all three gradients of a chunk are
+// whole when its turn as the outer one ends.
 std::vector<Block> ForwardBlocks(const std::vector<int64_t>& chunks);
-std::vector<Block> BackwardBlocks(const std::vector<int64_t>& chunks);
+std::vector<Block> BackwardBlocks(const std::vector<int64_t>& chunks,
+                                  BackwardOrder order);
+std::vector<int64_t> OuterChunks(const std::vector<int64_t>& chunks,
+                                 BackwardOrder order);
 
 // How often one layer (of Part::kStep: one step) runs each kind.
 struct Executions {

@@ -16,6 +16,7 @@ StreamShape::StreamShape(const StreamOptions& options)
       dim(options.model.head_dim()),
       element(ElementBytes(options.dtype)),
       prefetch_depth(options.prefetch_depth),
+      order(options.order),
       gated(options.model.gated),
       probe(options.probe) {
   const HeadLayout heads(options.model.heads, options.model.kv_heads, ranks);
@@ -106,6 +107,11 @@ std::vector<int64_t> StreamShape::active_chunks() const {
 int64_t StreamShape::row_bytes(Class which) const {
   const ClassTraits& traits = Traits(which);
   if (traits.gated_only && !gated) return 0;
+  const bool of_queries = which == Class::kQueryGradient;
+  const bool of_keys =
+      which == Class::kKeyGradient || which == Class::kValueGradient;
+  if (of_queries && order != BackwardOrder::kKeysOuter) return 0;
+  if (of_keys && order != BackwardOrder::kQueriesOuter) return 0;
   const int64_t bytes = traits.precision == Precision::kFp32 ? 4 : element;
   switch (traits.width) {
     case Width::kHidden:
@@ -148,7 +154,13 @@ RingSizes StreamShape::rings(Phase phase) const {
                         ? 0
                         : AlignSlot(loss_rows(most) * row_bytes(Class::kInput));
   const int64_t d_o = whole(Class::kOutputGradient);
-  const int64_t query_sum = whole(Class::kQueryGradient);
+  const int64_t queries = q + d_o + o + lse;
+  // A chunk's sums, unless they are summed where a resident class lies.
+  const auto sum = [&](Class which, int64_t heads) {
+    const bool in_place = resident(which) && row_bytes(which) > 0;
+    return in_place ? 0 : AlignSlot(rows(0) * heads * dim * 4);
+  };
+  const bool keys_outer = order == BackwardOrder::kKeysOuter;
   const int64_t norm1 = part(Class::kNorm1);
   int64_t post = 0, dropped = 0;
   for (const Class which : kPostClasses) post += part(which);
@@ -166,11 +178,14 @@ RingSizes StreamShape::rings(Phase phase) const {
     case Phase::kAttention:
       return {.staging = x,
               .inputs = 2 * x + norm1,
-              .blocks = q + d_o + o + lse,
-              .gradients = query_sum,  // dq_i is summed in place if resident
-              .keys = kv,
-              .query_sum = query_sum,
-              .key_sum = AlignSlot(rows(0) * kv_heads * dim * 4)};
+              .blocks = keys_outer ? queries : kv,
+              .gradients = whole(Class::kQueryGradient) +
+                           whole(Class::kKeyGradient) +
+                           whole(Class::kValueGradient),
+              .outer = keys_outer ? kv : queries,
+              .query_sum = sum(Class::kQueryGradient, q_heads),
+              .key_sum = std::max(sum(Class::kKeyGradient, kv_heads),
+                                  sum(Class::kValueGradient, kv_heads))};
   }
   return {};
 }
@@ -194,8 +209,10 @@ int64_t StreamShape::host_bytes() const {
     return sum;
   });
   const int64_t scratch = SumOverChunks([this](int64_t m) {
-    int64_t sum = AlignSlot(moved_bytes(Class::kOutputGradient, m)) +
-                  AlignSlot(moved_bytes(Class::kQueryGradient, m));
+    int64_t sum = 0;
+    for (const ClassTraits& c : kClasses) {
+      if (c.life == Life::kScratch) sum += AlignSlot(moved_bytes(c.which, m));
+    }
     for (const Class which : kHeadClasses) {
       sum += AlignSlot(dropped_bytes(which, m));
     }

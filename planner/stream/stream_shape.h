@@ -44,14 +44,15 @@ enum class Phase {
 inline constexpr Phase kPhases[] = {Phase::kForward, Phase::kTokens,
                                     Phase::kAttention};
 
-// Bytes of a slot (staging, inputs and keys have two slots, blocks and
+// Bytes of a slot (staging, inputs and outer have two slots, blocks and
 // gradients prefetch_depth), each large enough for the largest record of the
-// phase, and of the fp32 sums of a chunk.
+// phase, and of the fp32 sums of a chunk. Backward's blocks: `outer` brings the
+// outer side, `blocks` the inner side, `gradients` what the inner side sums.
 struct RingSizes {
-  int64_t staging = 0, inputs = 0, blocks = 0, gradients = 0, keys = 0;
+  int64_t staging = 0, inputs = 0, blocks = 0, gradients = 0, outer = 0;
   int64_t query_sum = 0, key_sum = 0;  // one, and one each for k and v
   int64_t Total(int prefetch_depth) const {
-    return 2 * (staging + inputs + keys + key_sum) +
+    return 2 * (staging + inputs + outer + key_sum) +
            prefetch_depth * (blocks + gradients) + query_sum;
   }
 };
@@ -100,7 +101,7 @@ class StreamShape {
   // The chunks a step runs: all of them, or a probe's.
   std::vector<int64_t> active_chunks() const;
 
-  // Bytes of one row of a class; 0: this model has no such class.
+  // Bytes of one row of a class; 0: this model or order has no such class.
   int64_t row_bytes(Class which) const;
   // Rows of chunk m that this rank has of a class, and their bytes; the bytes
   // of all chunks.
@@ -152,6 +153,7 @@ class StreamShape {
   int64_t q_heads, kv_heads;  // this rank's, kv after expansion
   int64_t element;            // bytes of an activation
   int prefetch_depth;
+  BackwardOrder order;
   int64_t ffn_rows;  // of one call
   LossCut loss;      // the same on all ranks
   bool gated;        // SwiGLU

@@ -15,7 +15,8 @@ import sys
 import tempfile
 
 HERE = os.path.dirname(os.path.abspath(__file__))
-KNOWN = ["ipc", "grant", "attention", "loss", "overlap", "planner", "train"]
+KNOWN = ["ipc", "grant", "attention", "fits", "loss", "overlap", "planner",
+         "train"]
 SCRIPTS = {"train": "train_steps.py"}
 # What a script needs built; a program needs only itself.
 NEEDS = {"train": ["sluice-train", "sluiced", "sluice-worker"]}

@@ -55,6 +55,39 @@ stream::StreamOptions Alpha(double alpha, int depth = 2) {
   return {.alpha = alpha, .prefetch_depth = depth};
 }
 
+stream::StreamOptions QueriesOuter(double alpha, int depth = 2) {
+  return {.alpha = alpha,
+          .prefetch_depth = depth,
+          .order = stream::BackwardOrder::kQueriesOuter};
+}
+
+// dv stays, dk goes over a slow link: its slot is in use until it is out.
+StepCase OneOfTwoSumsResident() {
+  StepCase c{Llama(4, 2), 71, 16, 1, QueriesOuter(1)};
+  c.stream.fractions = {{"value_gradient", {.keep = 1, .swap = 0}}};
+  c.out_speed = 4e6;
+  return c;
+}
+
+INSTANTIATE_TEST_SUITE_P(
+    QueriesOuter, StreamedStepGradient,
+    ::testing::Values(
+        Named{"OneOfTwoSumsResident", OneOfTwoSumsResident()},
+        Named{"OneChunk", {Llama(), 40, 64, 1, QueriesOuter(1)}},
+        Named{"WholeChunks", {Llama(), 64, 16, 1, QueriesOuter(1)}},
+        Named{"Tail", {Llama(4, 2), 71, 16, 1, QueriesOuter(0.5)}},
+        Named{"TailOfOneToken", {Llama(4, 1), 65, 16, 1, QueriesOuter(0, 3)}},
+        Named{"ChunksOfOneToken", {Llama(), 5, 1, 1, QueriesOuter(1)}},
+        Named{"DepthOne", {Llama(4, 2), 71, 16, 1, QueriesOuter(1, 1)}},
+        Named{"DepthNine", {Llama(4, 2), 71, 16, 1, QueriesOuter(0.5, 9)}},
+        Named{"Gpt", {Gpt(), 71, 16, 1, QueriesOuter(1)}},
+        Named{"TwoTail", {Llama(), 71, 16, 2, QueriesOuter(0.5)}},
+        Named{"ARankWithoutTail", {Llama(), 65, 16, 2, QueriesOuter(0.5)}},
+        Named{"FewerKvHeads", {Llama(4, 2), 71, 16, 4, QueriesOuter(0.5)}},
+        Named{"GroupsAmiss", {Llama(12, 3), 71, 16, 4, QueriesOuter(0.5)}},
+        Named{"CausalInHalves", {Llama(), 900, 400, 2, QueriesOuter(0.5)}}),
+    [](const auto& info) { return std::string(info.param.name); });
+
 INSTANTIATE_TEST_SUITE_P(
     OneRank, StreamedStepGradient,
     ::testing::Values(Named{"OneChunk", {Llama(), 40, 64}},
@@ -124,6 +157,7 @@ stream::StreamOptions MixedResident(const stream::ModelShape& model,
     return options;
   }
   std::mt19937 random(2000 + seed);
+  if (random() % 2 == 0) options.order = stream::BackwardOrder::kQueriesOuter;
   for (const stream::ClassTraits& c : stream::kClasses) {
     if (c.keep == stream::Keep::kWhole && random() % 2 == 0) {
       options.fractions[c.name] = {.keep = 1, .swap = 0};

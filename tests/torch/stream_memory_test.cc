@@ -57,6 +57,11 @@ class StreamMemory : public ::testing::Test {
     return options;
   }
 
+  StreamContext::Options QueriesOuter(StreamContext::Options options) {
+    options.stream.order = stream::BackwardOrder::kQueriesOuter;
+    return options;
+  }
+
   StreamContext::Options ResidentOptions(int64_t seq_len) {
     StreamContext::Options options = Options(seq_len);
     options.stream.fractions = stream::KeepEverything(options.stream.model);
@@ -121,7 +126,8 @@ TEST_F(StreamMemory, NothingInHbmGrowsWithTheSequence) {
 
 TEST_F(StreamMemory, RingBytesAreWhatCreateAllocates) {
   for (StreamContext::Options options :
-       {Options(71), MixedOptions(71), ResidentOptions(71)}) {
+       {Options(71), MixedOptions(71), ResidentOptions(71),
+        QueriesOuter(Options(71)), QueriesOuter(ResidentOptions(71))}) {
     options.host_size = stream::HostBytes(options.stream);
     const Arena arena(options.host_size);
     options.host = arena.data();
@@ -136,13 +142,15 @@ TEST_F(StreamMemory, RingBytesAreWhatCreateAllocates) {
 }
 
 TEST_F(StreamMemory, WhereEverythingIsKeptAStepMovesNothing) {
-  const StreamContext::Options options = ResidentOptions(135);
-  EXPECT_EQ(stream::HostBytes(options.stream), Bytes(0));
-  const client::CopyStats before = engine_->stats();
-  Step(options);
-  const client::CopyStats after = engine_->stats();
-  EXPECT_EQ(after.h2d, before.h2d);
-  EXPECT_EQ(after.d2h, before.d2h);
+  for (const StreamContext::Options& options :
+       {ResidentOptions(135), QueriesOuter(ResidentOptions(135))}) {
+    EXPECT_EQ(stream::HostBytes(options.stream), Bytes(0));
+    const client::CopyStats before = engine_->stats();
+    Step(options);
+    const client::CopyStats after = engine_->stats();
+    EXPECT_EQ(after.h2d, before.h2d);
+    EXPECT_EQ(after.d2h, before.d2h);
+  }
 }
 
 // A quarter of norm1, half of x2, an eighth of up and all activations.
@@ -242,6 +250,12 @@ TEST_F(StreamMemory, ACalibrationsPlanIsReplayedWithoutMismatchInBf16) {
       SideBySide);
 }
 
+TEST_F(StreamMemory, QueriesOuterIsReplayedWithoutMismatch) {
+  ExpectReplay(
+      allocator_, QueriesOuter(MixedOptions(135)),
+      [&](int64_t n) { Step(QueriesOuter(MixedOptions(n))); }, SideBySide);
+}
+
 TEST_F(StreamMemory, KeptEverythingIsReplayedWithoutMismatch) {
   ExpectReplay(
       allocator_, ResidentOptions(135),
@@ -301,21 +315,27 @@ TEST_F(StreamMemory, TheProfileCountsExecutionsAndBoundsHostBytes) {
     host += double(mixed_profile.layers * c.bytes_per_layer.count()) * swap;
   }
   EXPECT_GE(host, double(stream::HostBytes(mixed.stream).count()));
-  // Recorded in the whole step itself, so counted alike.
-  const auto profile = stream::Profile(Options(135).stream, kinds);
+  // Recorded in the whole step itself, so counted alike; were each execution to
+  // take a second, a layer would take as many as it executes.
+  auto timed = kinds;
+  for (plan::SegmentKind& kind : timed) kind.seconds = 1;
+  const auto profile = stream::Profile(Options(135).stream, timed);
   ASSERT_EQ(profile.segments.size(), kinds.size());
   for (size_t i = 0; i < kinds.size(); ++i) {
     EXPECT_EQ(profile.segments[i].executions, kinds[i].executions)
         << kinds[i].name;
   }
-  EXPECT_GT(profile.forward_layer_seconds, 0);
-  EXPECT_GT(profile.backward_layer_seconds, profile.forward_layer_seconds / 2);
+  // 9 chunks: projections, the second half, blocks; and q, k, v once more.
+  EXPECT_EQ(profile.forward_layer_seconds, 9 + 9 + 45);
+  EXPECT_EQ(profile.backward_layer_seconds, 9 + 9 + 45 + 9);
 }
 
 // Exactly so where nothing is rounded; what comes in hides the most.
 TEST_F(StreamMemory, AStepMovesTheBytesThatTheProfileTells) {
-  for (const double alpha : {0.0, 1.0}) {
-    const StreamContext::Options options = Options(135, alpha);
+  for (const auto& [alpha, options] :
+       {std::pair(0.0, Options(135, 0)), std::pair(1.0, Options(135, 1)),
+        std::pair(0.0, QueriesOuter(Options(135, 0))),
+        std::pair(1.0, QueriesOuter(Options(135, 1)))}) {
     const plan::RankProfile profile = stream::Profile(options.stream, {});
     int64_t in =
         (profile.forward_h2d_fixed + profile.backward_h2d_fixed).count();

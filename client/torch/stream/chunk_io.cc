@@ -129,11 +129,7 @@ void StagingRing::Flush(const char* label) {
 Ticket StagingRing::SendNow(client::CopyEngine& copies, const at::Tensor& from,
                             ChunkBuffer& to, const char* label) {
   const int64_t size = static_cast<int64_t>(from.nbytes());
-  SLUICE_CHECK(from.is_contiguous() && size == to.size);
-  if (to.resident) {
-    CheckThere(from, to, 0);
-    return copies.MarkCompute();
-  }
+  SLUICE_CHECK(from.is_contiguous() && size == to.size && !to.resident);
   CopyRequest request{CopyDirection::kDeviceToHost, {}, {}, label};
   Append(request.pieces, to.data,
          static_cast<const std::byte*>(from.data_ptr()), size);

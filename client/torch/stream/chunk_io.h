@@ -78,7 +78,7 @@ class StagingRing {
   void Send(const at::Tensor& from, ChunkBuffer& to, int64_t offset = 0);
   // Sends what is queued once compute enqueued so far is done.
   void Flush(const char* label);
-  // The same at once, for memory elsewhere; the ticket is its last use.
+  // Sends memory that is elsewhere at once; the ticket is its last use.
   static client::Ticket SendNow(client::CopyEngine& copies,
                                 const at::Tensor& from, ChunkBuffer& to,
                                 const char* label);

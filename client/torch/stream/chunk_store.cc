@@ -69,8 +69,10 @@ ChunkStore::ChunkStore(const stream::StreamShape& shape, std::byte* base)
     dropped_[static_cast<int>(which) - static_cast<int>(stream::Class::kQ)] =
         Carve(which, [&](int64_t m) { return shape.dropped_bytes(which, m); });
   }
-  output_gradient_ = CarveWhole(stream::Class::kOutputGradient);
-  query_gradient_ = CarveWhole(stream::Class::kQueryGradient);
+  for (const stream::ClassTraits& c : stream::kClasses) {
+    if (c.life != stream::Life::kScratch) continue;
+    scratch_[static_cast<int>(c.which)] = CarveWhole(c.which);
+  }
 }
 
 void ChunkStore::GiveHidden(int64_t unit) {
@@ -80,8 +82,7 @@ void ChunkStore::GiveHidden(int64_t unit) {
 
 void ChunkStore::Dead(int64_t layer) {
   for (const Chunks& chunks : saved_[layer]) Poison(chunks);
-  Poison(output_gradient_);
-  Poison(query_gradient_);
+  for (const Chunks& chunks : scratch_) Poison(chunks);
 }
 
 ChunkBuffer& ChunkStore::dropped(stream::Class which, int64_t m) {

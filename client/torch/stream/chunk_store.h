@@ -15,13 +15,14 @@
 // covers the ones before it.
 //
 // Layout: hidden states [layers + 1][chunk] | saved rows [layer][class][chunk]
-// | one layer's scratch: dropped q, k, v [chunk], dO [chunk], dq [chunk].
+// | one layer's scratch: dropped q, k, v [chunk], dO [chunk], sums [chunk].
 //
 // Thread safety: one compute thread.
 #pragma once
 
 #include <ATen/core/Tensor.h>
 
+#include <array>
 #include <cstddef>
 #include <memory>
 #include <utility>
@@ -54,8 +55,10 @@ class ChunkStore {
   // The rows of q, k or v that are not stored: written in forward (k, v) for
   // later chunks, and once more in backward when they were recomputed.
   ChunkBuffer& dropped(stream::Class which, int64_t m);
-  ChunkBuffer& output_gradient(int64_t m) { return output_gradient_[m]; }
-  ChunkBuffer& query_gradient(int64_t m) { return query_gradient_[m]; }
+  // dO, and the sums of backward's inner side.
+  ChunkBuffer& scratch(stream::Class which, int64_t m) {
+    return scratch_[static_cast<int>(which)][m];
+  }
 
   // A whole sequence of hidden states; -1 when all are taken.
   int64_t TakeHidden();
@@ -80,7 +83,7 @@ class ChunkStore {
   std::vector<Chunks> hidden_;
   std::vector<std::vector<Chunks>> saved_;
   Chunks dropped_[3];
-  Chunks output_gradient_, query_gradient_;
+  std::array<Chunks, stream::kClassCount> scratch_;  // by Class
   std::vector<int64_t> free_hidden_;
 };
 

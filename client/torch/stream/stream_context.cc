@@ -73,7 +73,7 @@ absl::Status StreamState::Enter(stream::Phase phase) {
     std::vector<client::Ticket> uses;
     staging().AppendLastUses(uses);
     for (const FetchRing* ring :
-         {&inputs(), &blocks(), &gradients(), &keys()}) {
+         {&inputs(), &blocks(), &gradients(), &outer()}) {
       ring->AppendLastUses(uses);
     }
     for (const client::Ticket& use : uses) {
@@ -92,7 +92,7 @@ absl::Status StreamState::Enter(stream::Phase phase) {
       cut.Cut<FetchRing>(sizes.inputs, 2),
       cut.Cut<FetchRing>(sizes.blocks, shape.prefetch_depth),
       cut.Cut<FetchRing>(sizes.gradients, shape.prefetch_depth),
-      cut.Cut<FetchRing>(sizes.keys, 2), cut.CutSum(sizes.query_sum, query),
+      cut.Cut<FetchRing>(sizes.outer, 2), cut.CutSum(sizes.query_sum, query),
       cut.CutSum(sizes.key_sum, key), cut.CutSum(sizes.key_sum, key)});
   return absl::OkStatus();
 }
@@ -135,11 +135,17 @@ RowRuns StreamState::Dropped(stream::Class which, int64_t m) const {
   return runs;
 }
 
-at::Tensor StreamState::query_sum(int64_t m) {
-  const ChunkBuffer& whole = store.query_gradient(m);
-  if (!whole.resident) return Sum(rings_->query_sum, m);
-  return at::from_blob(whole.data, {shape.rows(m), shape.q_heads, shape.dim},
-                       at::TensorOptions().dtype(at::kFloat));
+// Gradients of a resident class are summed where they lie.
+at::Tensor StreamState::Sum(const at::Tensor& largest, stream::Class which,
+                            int64_t m) {
+  if (!shape.resident(which) || shape.row_bytes(which) == 0) {
+    return largest.narrow(0, 0, shape.rows(m));
+  }
+  const bool query = which == stream::Class::kQueryGradient;
+  return at::from_blob(
+      store.scratch(which, m).data,
+      {shape.rows(m), query ? shape.q_heads : shape.kv_heads, shape.dim},
+      at::TensorOptions().dtype(at::kFloat));
 }
 
 RopeTables StreamState::Rope(int64_t m, int64_t skip) const {

@@ -40,10 +40,6 @@ class StreamState final : public StreamContext {
   std::string Kind(stream::Segment segment, int64_t m) const {
     return stream::KindOf(segment, shape.full(m));
   }
-  // The chunk that a step runs before chunk m, which is not its first.
-  int64_t previous(int64_t m) const {
-    return *std::prev(std::ranges::lower_bound(active, m));
-  }
   absl::StatusOr<std::unique_ptr<ChunkHandle>> NewHidden();
   NormWeights Norm(const at::Tensor& weight, const at::Tensor& bias) const {
     return {model().norm, weight, bias, model().norm_epsilon};
@@ -79,22 +75,27 @@ class StreamState final : public StreamContext {
   FetchRing& inputs() { return rings_->inputs; }
   FetchRing& blocks() { return rings_->blocks; }
   FetchRing& gradients() { return rings_->gradients; }
-  FetchRing& keys() { return rings_->keys; }
-  // fp32 sums of chunk m in the attention phase: dq, dk, dv.
-  at::Tensor query_sum(int64_t m);
-  at::Tensor key_sum(int64_t m) const { return Sum(rings_->key_sum, m); }
-  at::Tensor value_sum(int64_t m) const { return Sum(rings_->value_sum, m); }
+  FetchRing& outer() { return rings_->outer; }
+  // Chunk m's fp32 gradients in the attention phase: dq, dk, dv. The outer
+  // side's are summed here, and the inner side's come here when they are whole.
+  at::Tensor query_sum(int64_t m) {
+    return Sum(rings_->query_sum, stream::Class::kQueryGradient, m);
+  }
+  at::Tensor key_sum(int64_t m) {
+    return Sum(rings_->key_sum, stream::Class::kKeyGradient, m);
+  }
+  at::Tensor value_sum(int64_t m) {
+    return Sum(rings_->value_sum, stream::Class::kValueGradient, m);
+  }
 
  private:
   struct Rings {
     stream::Phase phase;
     StagingRing staging;
-    FetchRing inputs, blocks, gradients, keys;
+    FetchRing inputs, blocks, gradients, outer;
     at::Tensor query_sum, key_sum, value_sum;
   };
-  at::Tensor Sum(const at::Tensor& largest, int64_t m) const {
-    return largest.defined() ? largest.narrow(0, 0, shape.rows(m)) : largest;
-  }
+  at::Tensor Sum(const at::Tensor& largest, stream::Class which, int64_t m);
 
   at::Tensor memory_;
   std::optional<Rings> rings_;
@@ -124,36 +125,56 @@ class AttentionForward {
   Fetches fetches_;
 };
 
-// That of its backward: all blocks, k/v outer.
+// That of its backward: all blocks, one side's chunks outer, the other's inner
+// (stream::BackwardOrder).
 class AttentionBackward {
  public:
   // Issues the first fetches.
   AttentionBackward(StreamState& state, int64_t layer);
-  // Calls `finished` for each chunk i once its gradients are whole, in
+  // The chunks in the order in which Run finishes them.
+  const std::vector<int64_t>& order() const { return outer_; }
+  // Calls `finished` for each chunk once its gradients are whole, in
   // state.query_sum, key_sum, value_sum.
-  absl::Status Run(const std::function<absl::Status(int64_t i)>& finished);
+  absl::Status Run(const std::function<absl::Status(int64_t m)>& finished);
 
  private:
-  void FetchQuery(int64_t k, Fetch& fetch);
-  bool FetchGradient(int64_t k, Fetch& fetch);
-  QueryRows Take(Slot& slot, int64_t j) const;
-  absl::Status RunBlock(const stream::Block& block, const at::Tensor& k,
-                        const at::Tensor& v);
-  void Compute(const stream::Block& block, const at::Tensor& k,
-               const at::Tensor& v, const QueryRows& queries,
-               const at::Tensor& gradient);
-  bool first(int64_t i) const { return i == 0; }
+  struct Keys {
+    at::Tensor k, v;
+  };
+  // The inner side's gradients: dq, or dk and dv.
+  using Gradients = std::vector<at::Tensor>;
+
+  int64_t OuterOf(const stream::Block& block) const {
+    return keys_outer_ ? block.i : block.j;
+  }
+  int64_t InnerOf(const stream::Block& block) const {
+    return keys_outer_ ? block.j : block.i;
+  }
+  void FetchKeys(int64_t i, Fetch& fetch);
+  void FetchQueries(int64_t j, Fetch& fetch);
+  bool FetchGradients(const stream::Block& block, Fetch& fetch);
+  Keys TakeKeys(Slot& slot, int64_t i) const;
+  QueryRows TakeQueries(Slot& slot, int64_t j) const;
+  Gradients TakeGradients(Slot& slot, int64_t m) const;
+  absl::Status RunBlock(const stream::Block& block, const Keys& keys,
+                        const QueryRows& queries);
+  void Compute(const stream::Block& block, const Keys& keys,
+               const QueryRows& queries, const Gradients& inner);
+  void Whole(int64_t m, const Gradients& inner);
 
   StreamState& state_;
   const stream::StreamShape& shape_;
   const int64_t layer_;
+  const bool keys_outer_;
+  const std::vector<int64_t> outer_;
   const std::vector<stream::Block> blocks_;
-  size_t next_ = 0;  // of blocks_
-  // The last key chunk whose dq_j has been sent back.
+  const std::vector<stream::Class> summed_;  // the inner side's
+  size_t next_ = 0;                          // of blocks_
+  // The last outer chunk after which an inner one's gradients were sent back.
   std::vector<int64_t> sent_;
-  Fetches keys_, queries_;
-  // dq_j has a ring of its own: its slot is in use until dq_j has gone back to
-  // host memory, and the next queries need not wait for that.
+  Fetches outer_fetches_, inner_fetches_;
+  // Gradients have a ring of their own: a slot is in use until they have gone
+  // back to host memory, and the next inner chunk need not wait for that.
   Fetches gradients_;
 };
 

@@ -1,6 +1,8 @@
 // FPDT's pipeline: blocks of chunked attention with k/v (forward) or queries
 // (backward) streamed from host memory.
+#include <algorithm>
 #include <array>
+#include <iterator>
 
 #include "client/torch/math/attention_blocks.h"
 #include "client/torch/stream/stream_context.h"
@@ -8,6 +10,8 @@
 
 namespace sluice::runtime {
 namespace {
+
+constexpr int64_t kNone = -1;
 
 // Forward makes a diagonal block from what it just projected; the others come
 // from host memory.
@@ -24,113 +28,176 @@ AttentionBackward::AttentionBackward(StreamState& state, int64_t layer)
     : state_(state),
       shape_(state.shape),
       layer_(layer),
-      blocks_(stream::BackwardBlocks(state.active)),
-      sent_(state.shape.chunks(), -1),
-      keys_(&state.keys(), static_cast<int64_t>(state_.active.size()), "k, v",
-            [this](int64_t k, Fetch& fetch) {
-              FetchHeads(state_, layer_, stream::Class::kK, state_.active[k],
-                         fetch);
-              FetchHeads(state_, layer_, stream::Class::kV, state_.active[k],
-                         fetch);
-              return true;
-            }),
-      queries_(&state.blocks(), static_cast<int64_t>(blocks_.size()),
-               "query chunk",
-               [this](int64_t k, Fetch& fetch) {
-                 FetchQuery(k, fetch);
-                 return true;
-               }),
-      gradients_(
-          &state.gradients(), static_cast<int64_t>(blocks_.size()), "dq",
-          [this](int64_t k, Fetch& fetch) { return FetchGradient(k, fetch); }) {
+      keys_outer_(shape_.order == stream::BackwardOrder::kKeysOuter),
+      outer_(stream::OuterChunks(state.active, shape_.order)),
+      blocks_(stream::BackwardBlocks(state.active, shape_.order)),
+      summed_(keys_outer_ ? std::vector{stream::Class::kQueryGradient}
+                          : std::vector{stream::Class::kKeyGradient,
+                                        stream::Class::kValueGradient}),
+      sent_(state.shape.chunks(), kNone),
+      outer_fetches_(&state.outer(), static_cast<int64_t>(outer_.size()),
+                     "outer chunk",
+                     [this](int64_t k, Fetch& fetch) {
+                       keys_outer_ ? FetchKeys(outer_[k], fetch)
+                                   : FetchQueries(outer_[k], fetch);
+                       return true;
+                     }),
+      inner_fetches_(
+          &state.blocks(), static_cast<int64_t>(blocks_.size()), "inner chunk",
+          [this](int64_t k, Fetch& fetch) {
+            const int64_t m = InnerOf(blocks_[k]);
+            keys_outer_ ? FetchQueries(m, fetch) : FetchKeys(m, fetch);
+            return true;
+          }),
+      gradients_(&state.gradients(), static_cast<int64_t>(blocks_.size()),
+                 "gradients of inner chunk", [this](int64_t k, Fetch& fetch) {
+                   return FetchGradients(blocks_[k], fetch);
+                 }) {}
+
+void AttentionBackward::FetchKeys(int64_t i, Fetch& fetch) {
+  FetchHeads(state_, layer_, stream::Class::kK, i, fetch);
+  FetchHeads(state_, layer_, stream::Class::kV, i, fetch);
 }
 
-void AttentionBackward::FetchQuery(int64_t k, Fetch& fetch) {
-  const int64_t j = blocks_[k].j;
+void AttentionBackward::FetchQueries(int64_t j, Fetch& fetch) {
   ChunkStore& store = state_.store;
   FetchHeads(state_, layer_, stream::Class::kQ, j, fetch);
   fetch.Whole(store.saved(layer_, stream::Class::kO, j));
   fetch.Whole(store.saved(layer_, stream::Class::kLse, j));
-  fetch.Whole(store.output_gradient(j));
+  fetch.Whole(store.scratch(stream::Class::kOutputGradient, j));
 }
 
-// dq_j of the previous key chunk must have been sent before it is fetched.
-bool AttentionBackward::FetchGradient(int64_t k, Fetch& fetch) {
-  const auto [i, j] = blocks_[k];
-  if (first(i)) {
-    fetch.Space(state_.store.query_gradient(j));
-    return true;
+// What the outer chunk before left must have been sent before it is fetched.
+bool AttentionBackward::FetchGradients(const stream::Block& block,
+                                       Fetch& fetch) {
+  const int64_t outer = OuterOf(block), inner = InnerOf(block);
+  const bool first = outer == outer_.front();
+  if (!first && sent_[inner] != *std::prev(std::ranges::find(outer_, outer))) {
+    return false;
   }
-  if (sent_[j] < state_.previous(i)) return false;
-  fetch.Whole(state_.store.query_gradient(j));
+  for (const stream::Class which : summed_) {
+    ChunkBuffer& sums = state_.store.scratch(which, inner);
+    first ? fetch.Space(sums) : fetch.Whole(sums);
+  }
   return true;
 }
 
-QueryRows AttentionBackward::Take(Slot& slot, int64_t j) const {
+AttentionBackward::Keys AttentionBackward::TakeKeys(Slot& slot,
+                                                    int64_t i) const {
+  const std::array<int64_t, 3> sizes = {shape_.rows(i), shape_.kv_heads,
+                                        shape_.dim};
+  Keys keys;
+  keys.k = slot.Take(sizes, state_.dtype);
+  keys.v = slot.Take(sizes, state_.dtype);
+  return keys;
+}
+
+QueryRows AttentionBackward::TakeQueries(Slot& slot, int64_t j) const {
   const std::array<int64_t, 3> sizes = {shape_.rows(j), shape_.q_heads,
                                         shape_.dim};
-  const at::ScalarType type = state_.dtype;
   QueryRows queries;
-  queries.q = slot.Take(sizes, type);
+  queries.q = slot.Take(sizes, state_.dtype);
   queries.output = slot.Take(sizes, at::kFloat);
   queries.lse = slot.Take({shape_.q_heads, shape_.rows(j)}, at::kFloat);
-  queries.output_gradient = slot.Take(sizes, type);
+  queries.output_gradient = slot.Take(sizes, state_.dtype);
   return queries;
 }
 
-void AttentionBackward::Compute(const stream::Block& block, const at::Tensor& k,
-                                const at::Tensor& v, const QueryRows& queries,
-                                const at::Tensor& gradient) {
+AttentionBackward::Gradients AttentionBackward::TakeGradients(Slot& slot,
+                                                              int64_t m) const {
+  Gradients gradients;
+  for (size_t i = 0; i < summed_.size(); ++i) {
+    gradients.push_back(
+        slot.Take({shape_.rows(m),
+                   keys_outer_ ? shape_.q_heads : shape_.kv_heads, shape_.dim},
+                  at::kFloat));
+  }
+  return gradients;
+}
+
+// An inner chunk's gradients begin with the first outer chunk, an outer one's
+// with its diagonal.
+void AttentionBackward::Compute(const stream::Block& block, const Keys& keys,
+                                const QueryRows& queries,
+                                const Gradients& inner) {
   const auto [i, j] = block;
-  const bool diagonal = i == j;
+  const bool diagonal = block.mask() == stream::Mask::kCausal;
   SegmentScope segment(
       state_.options.allocator,
       state_.Kind(diagonal ? stream::Segment::kDiagonalBackward
                            : stream::Segment::kOffdiagonalBackward,
                   j));
-  AttendBlockBackward(queries, k, v, diagonal,
-                      first(i) ? Sum::kBegin : Sum::kAdd,
-                      diagonal ? Sum::kBegin : Sum::kAdd,
-                      {gradient, state_.key_sum(i), state_.value_sum(i)});
-  // No key chunk after the diagonal: dq_j is whole.
-  if (diagonal && !shape_.resident(stream::Class::kQueryGradient)) {
-    state_.query_sum(i).copy_(gradient);
+  const Sum inner_sum =
+      OuterOf(block) == outer_.front() ? Sum::kBegin : Sum::kAdd;
+  const Sum outer_sum = diagonal ? Sum::kBegin : Sum::kAdd;
+  const GradientSums sums =
+      keys_outer_
+          ? GradientSums{inner[0], state_.key_sum(i), state_.value_sum(i)}
+          : GradientSums{state_.query_sum(j), inner[0], inner[1]};
+  AttendBlockBackward(queries, keys.k, keys.v, diagonal,
+                      keys_outer_ ? inner_sum : outer_sum,
+                      keys_outer_ ? outer_sum : inner_sum, sums);
+  if (diagonal) Whole(i, inner);
+}
+
+// After the diagonal nothing adds to the inner side's gradients any more.
+void AttentionBackward::Whole(int64_t m, const Gradients& inner) {
+  const Gradients to = keys_outer_
+                           ? Gradients{state_.query_sum(m)}
+                           : Gradients{state_.key_sum(m), state_.value_sum(m)};
+  for (size_t i = 0; i < inner.size(); ++i) {
+    if (!shape_.resident(summed_[i])) to[i].copy_(inner[i]);
   }
 }
 
 absl::Status AttentionBackward::RunBlock(const stream::Block& block,
-                                         const at::Tensor& k,
-                                         const at::Tensor& v) {
-  const auto [i, j] = block;
-  SLUICE_ASSIGN_OR_RETURN(Slot * slot, queries_.Next());
-  SLUICE_ASSIGN_OR_RETURN(Slot * gradient_slot, gradients_.Next());
-  const at::Tensor gradient = gradient_slot->Take(
-      {shape_.rows(j), shape_.q_heads, shape_.dim}, at::kFloat);
-  Compute(block, k, v, Take(*slot, j), gradient);
-  queries_.Done();
-  if (i == j) {
+                                         const Keys& keys,
+                                         const QueryRows& queries) {
+  const int64_t inner = InnerOf(block);
+  SLUICE_ASSIGN_OR_RETURN(Slot * slot, gradients_.Next());
+  const Gradients gradients = TakeGradients(*slot, inner);
+  Compute(block, keys, queries, gradients);
+  inner_fetches_.Done();
+  if (block.mask() == stream::Mask::kCausal) {
     gradients_.Done();
     return absl::OkStatus();
   }
-  sent_[j] = i;
-  gradients_.Done(StagingRing::SendNow(state_.copies(), gradient,
-                                       state_.store.query_gradient(j), "dq"));
+  sent_[inner] = OuterOf(block);
+  // Copies out run in order, so the last one's ticket covers the others.
+  client::Ticket last_use = state_.copies().MarkCompute();
+  for (size_t i = 0; i < gradients.size(); ++i) {
+    ChunkBuffer& to = state_.store.scratch(summed_[i], inner);
+    if (to.resident) continue;
+    last_use = StagingRing::SendNow(state_.copies(), gradients[i], to,
+                                    "gradients of inner chunk");
+  }
+  gradients_.Done(last_use);
   return absl::OkStatus();
 }
 
 absl::Status AttentionBackward::Run(
-    const std::function<absl::Status(int64_t i)>& finished) {
-  for (const int64_t i : state_.active) {
-    SLUICE_ASSIGN_OR_RETURN(Slot * slot, keys_.Next());
-    const std::array<int64_t, 3> sizes = {shape_.rows(i), shape_.kv_heads,
-                                          shape_.dim};
-    const at::Tensor k = slot->Take(sizes, state_.dtype);
-    const at::Tensor v = slot->Take(sizes, state_.dtype);
-    while (next_ < blocks_.size() && blocks_[next_].i == i) {
-      SLUICE_RETURN_IF_ERROR(RunBlock(blocks_[next_++], k, v));
+    const std::function<absl::Status(int64_t m)>& finished) {
+  for (const int64_t m : outer_) {
+    SLUICE_ASSIGN_OR_RETURN(Slot * outer, outer_fetches_.Next());
+    Keys keys;
+    QueryRows queries;
+    if (keys_outer_) {
+      keys = TakeKeys(*outer, m);
+    } else {
+      queries = TakeQueries(*outer, m);
     }
-    keys_.Done();
-    SLUICE_RETURN_IF_ERROR(finished(i));
+    for (; next_ < blocks_.size() && OuterOf(blocks_[next_]) == m; ++next_) {
+      const stream::Block& block = blocks_[next_];
+      SLUICE_ASSIGN_OR_RETURN(Slot * inner, inner_fetches_.Next());
+      if (keys_outer_) {
+        queries = TakeQueries(*inner, block.j);
+      } else {
+        keys = TakeKeys(*inner, block.i);
+      }
+      SLUICE_RETURN_IF_ERROR(RunBlock(block, keys, queries));
+    }
+    outer_fetches_.Done();
+    SLUICE_RETURN_IF_ERROR(finished(m));
   }
   return absl::OkStatus();
 }

@@ -1,7 +1,7 @@
 // A layer's backward. Attention is never recomputed:
 //   A  a chunk at a time: dropped rows again, FFN and output projection back,
 //      dO to head layout and to host memory;
-//   B  blocks of attention, k/v outer (streamed_attention.cc);
+//   B  blocks of attention, in either order (streamed_attention.cc);
 //   C  as each chunk's dq, dk, dv become whole: projections and norm back.
 #include <ATen/core/grad_mode.h>
 #include <ATen/ops/empty.h>
@@ -181,7 +181,8 @@ absl::Status Backward::PostChunk(int64_t m, const PostInputs& in) {
   const at::Tensor dx2 = state_.staging().TakeFor(
       gradient_.chunk(m), {rows, shape_.hidden}, state_.dtype);
   const at::Tensor d_o = state_.staging().TakeFor(
-      state_.store.output_gradient(m), in.o.sizes(), state_.dtype);
+      state_.store.scratch(stream::Class::kOutputGradient, m), in.o.sizes(),
+      state_.dtype);
   {
     SegmentScope segment(state_.options.allocator,
                          state_.Kind(stream::Segment::kPostBackward, m));
@@ -207,7 +208,8 @@ absl::Status Backward::PostChunk(int64_t m, const PostInputs& in) {
         state_.Whole(m), {{HeadKind::kQuery, d_home, d_o}}));
   }
   state_.staging().Send(dx2, gradient_.chunk(m));
-  state_.staging().Send(d_o, state_.store.output_gradient(m));
+  state_.staging().Send(
+      d_o, state_.store.scratch(stream::Class::kOutputGradient, m));
   state_.staging().Flush("dO, dX out");
   return absl::OkStatus();
 }
@@ -276,8 +278,8 @@ absl::Status Backward::ProjectAgain(
 
 absl::Status Backward::PhasesBandC() {
   SLUICE_RETURN_IF_ERROR(state_.Enter(stream::Phase::kAttention));
-  const std::vector<int64_t>& chunks = state_.active;
   AttentionBackward attention(state_, layer_);  // its fetches come first
+  const std::vector<int64_t>& chunks = attention.order();
   Fetches inputs(&state_.inputs(), static_cast<int64_t>(chunks.size()), "x, dX",
                  [&](int64_t k, Fetch& fetch) {
                    fetch.Whole(input_.chunk(chunks[k]));
@@ -287,7 +289,7 @@ absl::Status Backward::PhasesBandC() {
                    return true;
                  });
   SLUICE_RETURN_IF_ERROR(
-      attention.Run([&](int64_t i) { return ProjectionsChunk(i, inputs); }));
+      attention.Run([&](int64_t m) { return ProjectionsChunk(m, inputs); }));
   state_.kept.Dead(layer_);
   state_.store.Dead(layer_);
   return absl::OkStatus();

@@ -10,23 +10,53 @@ namespace {
 
 using ::testing::ElementsAre;
 
-StreamShape Shape(int64_t seq_len, int64_t chunk) {
+constexpr BackwardOrder kOrders[] = {BackwardOrder::kKeysOuter,
+                                     BackwardOrder::kQueriesOuter};
+
+StreamShape Shape(int64_t seq_len, int64_t chunk,
+                  BackwardOrder order = BackwardOrder::kKeysOuter) {
   return StreamShape({.model = {.hidden = 32, .heads = 4, .kv_heads = 2},
-                      .layout = ChunkLayout(seq_len, chunk, 2)});
+                      .layout = ChunkLayout(seq_len, chunk, 2),
+                      .order = order});
 }
 
 TEST(Schedule, ForwardEndsARowBeforeTheNextAndBackwardAKeyChunk) {
   EXPECT_THAT(ForwardBlocks({0, 1, 2}),
               ElementsAre(Block{0, 0}, Block{1, 1}, Block{0, 1}, Block{2, 2},
                           Block{0, 2}, Block{1, 2}));
-  EXPECT_THAT(BackwardBlocks({0, 1, 2}),
+  EXPECT_THAT(BackwardBlocks({0, 1, 2}, BackwardOrder::kKeysOuter),
               ElementsAre(Block{0, 0}, Block{0, 1}, Block{0, 2}, Block{1, 1},
                           Block{1, 2}, Block{2, 2}));
+  EXPECT_THAT(BackwardBlocks({0, 1, 2}, BackwardOrder::kQueriesOuter),
+              ElementsAre(Block{2, 2}, Block{1, 2}, Block{0, 2}, Block{1, 1},
+                          Block{0, 1}, Block{0, 0}));
+}
+
+// When an outer chunk's turn ends, no later block adds to its gradients.
+TEST(Schedule, AChunksGradientsAreWholeWhenItsTurnEnds) {
+  for (const BackwardOrder order : kOrders) {
+    const std::vector<int64_t> chunks = {0, 1, 2, 5};
+    const std::vector<Block> blocks = BackwardBlocks(chunks, order);
+    auto at = blocks.begin();
+    for (const int64_t outer : OuterChunks(chunks, order)) {
+      EXPECT_EQ(*at, (Block{outer, outer}));
+      while (at != blocks.end() &&
+             (order == BackwardOrder::kKeysOuter ? at->i : at->j) == outer) {
+        ++at;
+      }
+      EXPECT_TRUE(std::none_of(at, blocks.end(), [&](const Block& b) {
+        return b.i == outer || b.j == outer;
+      }));
+    }
+    EXPECT_EQ(at, blocks.end());
+  }
 }
 
 TEST(Schedule, OnlyDiagonalBlocksAreMasked) {
-  for (const Block& block : BackwardBlocks({0, 1, 5})) {
-    EXPECT_EQ(block.mask(), block.i == block.j ? Mask::kCausal : Mask::kNone);
+  for (const BackwardOrder order : kOrders) {
+    for (const Block& block : BackwardBlocks({0, 1, 5}, order)) {
+      EXPECT_EQ(block.mask(), block.i == block.j ? Mask::kCausal : Mask::kNone);
+    }
   }
 }
 
@@ -37,7 +67,11 @@ TEST(Schedule, ExecutionsAreThoseOfTheBlocks) {
     for (const auto& [blocks, diagonal, offdiagonal] :
          {std::tuple(ForwardBlocks(shape.active_chunks()),
                      Segment::kDiagonalForward, Segment::kOffdiagonalForward),
-          std::tuple(BackwardBlocks(shape.active_chunks()),
+          std::tuple(
+              BackwardBlocks(shape.active_chunks(), BackwardOrder::kKeysOuter),
+              Segment::kDiagonalBackward, Segment::kOffdiagonalBackward),
+          std::tuple(BackwardBlocks(shape.active_chunks(),
+                                    BackwardOrder::kQueriesOuter),
                      Segment::kDiagonalBackward,
                      Segment::kOffdiagonalBackward)}) {
       for (const Segment segment : {diagonal, offdiagonal}) {
@@ -57,25 +91,41 @@ TEST(Schedule, ExecutionsAreThoseOfTheBlocks) {
 
 // The closed form against block by block.
 TEST(Schedule, BlocksMoveTheirOperandsOnceEach) {
-  for (const int64_t seq_len : {1, 16, 17, 71, 128}) {
-    const StreamShape shape = Shape(seq_len, 16);
-    int64_t keys = 0, queries = 0, sums = 0;
-    for (const Block& b : ForwardBlocks(shape.active_chunks())) {
-      if (b.mask() == Mask::kNone)
-        keys += 2 * shape.chunk_bytes(Class::kK, b.i);
-    }
-    for (const Block& b : BackwardBlocks(shape.active_chunks())) {
-      for (const Class which :
-           {Class::kQ, Class::kOutputGradient, Class::kO, Class::kLse}) {
-        queries += shape.chunk_bytes(which, b.j);
+  for (const BackwardOrder order : kOrders) {
+    for (const int64_t seq_len : {1, 16, 17, 71, 128}) {
+      const StreamShape shape = Shape(seq_len, 16, order);
+      const bool keys_outer = order == BackwardOrder::kKeysOuter;
+      const auto bytes = [&](std::vector<Class> classes, int64_t m) {
+        int64_t sum = 0;
+        for (const Class which : classes) sum += shape.chunk_bytes(which, m);
+        return sum;
+      };
+      const std::vector<Class> keys = {Class::kK, Class::kV};
+      const std::vector<Class> queries = {Class::kQ, Class::kOutputGradient,
+                                          Class::kO, Class::kLse};
+      const std::vector<Class> sums = {
+          Class::kQueryGradient, Class::kKeyGradient, Class::kValueGradient};
+      int64_t forward = 0, in = 0, out = 0;
+      for (const Block& b : ForwardBlocks(shape.active_chunks())) {
+        if (b.mask() == Mask::kNone) forward += bytes(keys, b.i);
       }
-      if (b.i > 0) sums += shape.chunk_bytes(Class::kQueryGradient, b.j);
+      const int64_t first = OuterChunks(shape.active_chunks(), order).front();
+      for (const Block& b : BackwardBlocks(shape.active_chunks(), order)) {
+        const int64_t outer = keys_outer ? b.i : b.j;
+        const int64_t inner = keys_outer ? b.j : b.i;
+        in += bytes(keys_outer ? queries : keys, inner);
+        if (b.mask() == Mask::kCausal) {
+          in += bytes(keys_outer ? keys : queries, outer);
+        } else {
+          out += bytes(sums, inner);
+        }
+        if (outer != first) in += bytes(sums, inner);
+      }
+      const LayerTraffic traffic = CountTraffic(shape);
+      EXPECT_EQ(traffic.forward.in, shape.class_bytes(Class::kInput) + forward);
+      EXPECT_EQ(traffic.blocks.in, in);
+      EXPECT_EQ(traffic.blocks.out, out);
     }
-    const LayerTraffic traffic = CountTraffic(shape);
-    EXPECT_EQ(traffic.forward.in, shape.class_bytes(Class::kInput) + keys);
-    EXPECT_EQ(traffic.blocks.in,
-              queries + sums + 2 * shape.class_bytes(Class::kK));
-    EXPECT_EQ(traffic.blocks.out, sums);
   }
 }
 
@@ -102,12 +152,16 @@ TEST(Schedule, FixedTrafficAndSwappedClassesAreAllTraffic) {
 
 TEST(Classes, EachHasAWidthInTheModelsThatHaveIt) {
   const StreamShape gated = Shape(64, 16);
+  const StreamShape queries_outer = Shape(64, 16, BackwardOrder::kQueriesOuter);
   ModelShape gpt =
       Gpt({.hidden = 32, .heads = 4, .kv_heads = 2, .max_positions = 64});
   const StreamShape plain({.model = gpt, .layout = ChunkLayout(64, 16, 2)});
   for (const ClassTraits& c : kClasses) {
-    EXPECT_GT(gated.row_bytes(c.which), 0) << c.name;
-    EXPECT_EQ(plain.row_bytes(c.which) > 0, !c.gated_only) << c.name;
+    EXPECT_GT(gated.row_bytes(c.which) + queries_outer.row_bytes(c.which), 0)
+        << c.name;
+    EXPECT_EQ(plain.row_bytes(c.which) > 0,
+              gated.row_bytes(c.which) > 0 && !c.gated_only)
+        << c.name;
   }
 }
 

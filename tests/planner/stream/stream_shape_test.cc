@@ -69,7 +69,7 @@ TEST(StreamShape, WhereEverythingIsKeptThereIsNoRoomToMoveThings) {
   for (const Phase phase : kPhases) {
     const RingSizes rings = shape.rings(phase);
     EXPECT_EQ(rings.staging + rings.inputs + rings.blocks + rings.gradients +
-                  rings.keys,
+                  rings.outer,
               0);
   }
   const LayerTraffic traffic = CountTraffic(shape);
@@ -92,7 +92,8 @@ TEST(Fractions, WhatNoModelHasIsRefusedInOneLine) {
   EXPECT_EQ(complaint({{"ffn_gate", {0, 0}}}, Gpt({})),
             "'ffn_gate' is no class of this model: there are norm1, q, k, v, "
             "attention_output, lse, attention_residual, norm2, ffn_up, "
-            "ffn_activation, layer_input, output_gradient, query_gradient");
+            "ffn_activation, layer_input, output_gradient, query_gradient, "
+            "key_gradient, value_gradient");
   EXPECT_EQ(complaint({{"norm2", {0.5, 0.75}}}),
             "norm2: keep 0.5 and swap 0.75 must be 0 or more and 1 at most "
             "together");

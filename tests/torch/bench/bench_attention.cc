@@ -96,7 +96,7 @@ class Chunked {
     context_ = *std::move(context);
     StreamState& state = StreamState::Of(*context_);
     for (int64_t m = 0; m < state.shape.chunks(); ++m) {
-      ChunkBuffer& to = state.store.output_gradient(m);
+      ChunkBuffer& to = state.store.scratch(stream::Class::kOutputGradient, m);
       std::memcpy(to.data, Part(problem.d_o, m).data_ptr(),
                   static_cast<size_t>(to.size));
     }
