@@ -5,7 +5,7 @@
 #include <cstdint>
 #include <string>
 
-#include "client/train/flat_model.h"
+#include "client/train/optimizer/flat_model.h"
 #include "client/train/options.h"
 
 namespace sluice::train {

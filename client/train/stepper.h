@@ -13,7 +13,7 @@
 #include "client/copy/copy_engine.h"
 #include "client/torch/math/model_tensors.h"
 #include "client/torch/ranks/collectives.h"
-#include "client/train/flat_model.h"
+#include "client/train/optimizer/flat_model.h"
 #include "client/train/options.h"
 #include "client/train/plan_change.h"
 #include "client/train/rank_memory.h"

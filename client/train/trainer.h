@@ -14,11 +14,11 @@
 #include <vector>
 
 #include "absl/status/status.h"
-#include "client/train/adamw.h"
 #include "client/train/checkpoint/checkpoint.h"
 #include "client/train/data/batch.h"
 #include "client/train/data/corpus.h"
 #include "client/train/metrics.h"
+#include "client/train/optimizer/adamw.h"
 #include "client/train/result.h"
 #include "client/train/saver.h"
 #include "client/train/stepper.h"

@@ -9,8 +9,8 @@
 #include <cmath>
 #include <set>
 
-#include "client/train/adamw.h"
-#include "client/train/flat_model.h"
+#include "client/train/optimizer/adamw.h"
+#include "client/train/optimizer/flat_model.h"
 #include "tests/support/status_matchers.h"
 
 namespace sluice::train {

@@ -9,8 +9,8 @@
 #include <cmath>
 #include <random>
 
-#include "client/train/adamw.h"
 #include "client/train/launch/outcome.h"
+#include "client/train/optimizer/adamw.h"
 #include "proto/base/status.h"
 
 namespace sluice::train {

@@ -22,8 +22,8 @@
 
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
-#include "client/train/adamw.h"
 #include "client/train/checkpoint/trainer_state.h"
+#include "client/train/optimizer/adamw.h"
 #include "client/train/stepper.h"
 
 namespace sluice::train {

@@ -10,7 +10,7 @@
 #include <vector>
 
 #include "client/train/checkpoint/safetensors.h"
-#include "client/train/flat_model.h"
+#include "client/train/optimizer/flat_model.h"
 #include "planner/stream/layouts.h"
 
 namespace sluice::train {

@@ -1,4 +1,4 @@
-#include "client/train/flat_model.h"
+#include "client/train/optimizer/flat_model.h"
 
 #include <ATen/ops/zeros.h>
 

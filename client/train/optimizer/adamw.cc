@@ -1,4 +1,4 @@
-#include "client/train/adamw.h"
+#include "client/train/optimizer/adamw.h"
 
 #include <ATen/ops/_fused_adamw.h>
 #include <ATen/ops/dot.h>

@@ -21,7 +21,7 @@
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "client/torch/ranks/collectives.h"
-#include "client/train/flat_model.h"
+#include "client/train/optimizer/flat_model.h"
 
 namespace sluice::train {
 
