@@ -12,9 +12,9 @@
 #include <string_view>
 
 #include "client/train/launch/gpu_choice.h"
+#include "client/train/launch/options.h"
 #include "client/train/launch/outcome.h"
 #include "client/train/not_yet.h"
-#include "client/train/options.h"
 #include "proto/base/status.h"
 #include "proto/cli/cli.h"
 

@@ -11,11 +11,11 @@
 #include "client/session/session.h"
 #include "client/train/launch/gpu_choice.h"
 #include "client/train/launch/launcher.h"
+#include "client/train/launch/options.h"
 #include "client/train/launch/outcome.h"
 #include "client/train/launch/private_daemon.h"
 #include "client/train/launch/private_sizes.h"
 #include "client/train/launch/process.h"
-#include "client/train/options.h"
 #include "client/train/rank.h"
 
 namespace sluice::train {

@@ -5,8 +5,8 @@
 #include <cstdint>
 #include <string>
 
+#include "client/train/launch/options.h"
 #include "client/train/optimizer/flat_model.h"
-#include "client/train/options.h"
 
 namespace sluice::train {
 

@@ -12,7 +12,7 @@
 #include "absl/status/status.h"
 #include "client/torch/ranks/collectives.h"
 #include "client/train/launch/launcher.h"
-#include "client/train/options.h"
+#include "client/train/launch/options.h"
 #include "client/train/rank_memory.h"
 
 namespace sluice::train {

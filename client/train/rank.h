@@ -2,7 +2,7 @@
 #pragma once
 
 #include "client/train/launch/launcher.h"
-#include "client/train/options.h"
+#include "client/train/launch/options.h"
 
 namespace sluice::train {
 

@@ -11,7 +11,7 @@
 #include "client/session/session.h"
 #include "client/torch/memory/region_allocator.h"
 #include "client/train/launch/launcher.h"
-#include "client/train/options.h"
+#include "client/train/launch/options.h"
 
 namespace sluice::train {
 

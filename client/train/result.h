@@ -12,7 +12,7 @@
 
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
-#include "client/train/options.h"
+#include "client/train/launch/options.h"
 #include "client/train/plan_change.h"
 #include "proto/base/units.h"
 #include "proto/plan/plan.h"

@@ -26,7 +26,7 @@ class Rooms(unittest.TestCase):
                 ("client/torch/memory/a.h", "client/torch/x.h"),
                 ("client/copy/a.cc", "client/session/session.h"),
                 ("client/session/a.h", "client/sluice.h"),
-                ("client/train/data/a.cc", "client/train/options.h")):
+                ("client/train/data/a.cc", "client/train/rank.h")):
             found = rooms(path, header)
             self.assertEqual(len(found), 1, (path, header))
             self.assertIn(f"must not include {header}", found[0])

@@ -1,4 +1,4 @@
-#include "client/train/options.h"
+#include "client/train/launch/options.h"
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>

@@ -11,7 +11,7 @@
 
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
-#include "client/train/options.h"
+#include "client/train/launch/options.h"
 
 namespace sluice::train {
 

@@ -20,7 +20,7 @@
 #include "absl/status/statusor.h"
 #include "absl/time/time.h"
 #include "client/train/launch/gpu_choice.h"
-#include "client/train/options.h"
+#include "client/train/launch/options.h"
 
 namespace sluice::train {
 

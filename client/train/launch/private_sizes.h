@@ -1,8 +1,8 @@
 // How large a private daemon's simulated node is for a run.
 #pragma once
 
+#include "client/train/launch/options.h"
 #include "client/train/launch/private_daemon.h"
-#include "client/train/options.h"
 
 namespace sluice::train {
 
