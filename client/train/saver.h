@@ -10,7 +10,7 @@
 #include "absl/status/status.h"
 #include "client/train/checkpoint/checkpoint.h"
 #include "client/train/checkpoint/save_folder.h"
-#include "client/train/result.h"
+#include "client/train/run_report.h"
 #include "client/train/shared_text.h"
 
 namespace sluice::train {

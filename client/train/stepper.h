@@ -17,7 +17,7 @@
 #include "client/train/optimizer/flat_model.h"
 #include "client/train/plan_change.h"
 #include "client/train/rank_memory.h"
-#include "client/train/result.h"
+#include "client/train/run_report.h"
 #include "client/train/watch/rank_watch.h"
 #include "planner/stream/layouts.h"
 #include "proto/plan/plan.h"

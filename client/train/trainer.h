@@ -19,7 +19,7 @@
 #include "client/train/data/corpus.h"
 #include "client/train/metrics.h"
 #include "client/train/optimizer/adamw.h"
-#include "client/train/result.h"
+#include "client/train/run_report.h"
 #include "client/train/saver.h"
 #include "client/train/stepper.h"
 

@@ -41,7 +41,7 @@ STILL_UPWARD = {
     ("client/train/check/check.h", "client/train/stepper.h"),
     ("client/train/checkpoint/checkpoint.h", "client/train/stepper.h"),
     ("client/train/launch/launcher.cc", "client/train/rank.h"),
-    ("client/train/launch/launcher.cc", "client/train/result.h"),
+    ("client/train/launch/launcher.cc", "client/train/run_report.h"),
 }
 
 MAX_SOURCES = 22

@@ -17,7 +17,7 @@
 #include "client/train/launch/outcome.h"
 #include "client/train/launch/process.h"
 #include "client/train/rank.h"
-#include "client/train/result.h"
+#include "client/train/run_report.h"
 #include "client/train/watch/rank_page.h"
 #include "client/train/watch/watchdog.h"
 #include "proto/base/clock.h"

@@ -1,4 +1,4 @@
-#include "client/train/result.h"
+#include "client/train/run_report.h"
 
 #include <cerrno>
 #include <cstdio>
