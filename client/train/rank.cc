@@ -14,6 +14,7 @@
 #include "client/train/check/check.h"
 #include "client/train/launch/outcome.h"
 #include "client/train/launch/peer_watch.h"
+#include "client/train/launch/rank_result.h"
 #include "client/train/profile.h"
 #include "client/train/stepper.h"
 #include "client/train/trainer.h"

@@ -6,9 +6,6 @@
 
 namespace sluice::train {
 
-// The exit status of a run that a signal stopped, as a shell shows SIGINT's.
-inline constexpr int kExitInterrupted = 130;
-
 // Trains or checks; writes the result file (or, without a launcher of ours,
 // prints). Returns the exit status; under our launcher, which is told by the
 // file, that of an interrupted rank is 0.

@@ -1,9 +1,4 @@
-// What a rank hands to its launcher, and what a run prints at its end.
-//
-// Each rank writes one small JSON file; the launcher alone decides which
-// line and which object the user sees, because only it knows who failed
-// first and who only lost a peer. Without a launcher (torchrun, Slurm) every
-// rank speaks for itself.
+// What a run prints at its end: the object of --json.
 // Thread safety: values and pure functions.
 #pragma once
 
@@ -11,7 +6,6 @@
 #include <vector>
 
 #include "absl/status/status.h"
-#include "absl/status/statusor.h"
 #include "client/train/launch/options.h"
 #include "client/train/plan_change.h"
 #include "proto/base/units.h"
@@ -66,21 +60,7 @@ struct RunReport {
   bool interrupted = false;
 };
 
-// One rank's end. `report` is the object to print: RunReport's or check's.
-struct RankResult {
-  int exit = 0;
-  std::string message;
-  std::string limited_by = "none";
-  bool caused_by_peer = false;
-  bool interrupted = false;
-  std::string report;  // JSON text
-};
-
 // The object of --json; `status` gives fits, limited_by and message.
 std::string ToJson(const RunReport& report, const absl::Status& status);
-
-RankResult MakeResult(const absl::Status& status, const std::string& report);
-absl::Status WriteResult(const std::string& path, const RankResult& result);
-absl::StatusOr<RankResult> ReadResult(const std::string& path);
 
 }  // namespace sluice::train

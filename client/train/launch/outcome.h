@@ -21,6 +21,7 @@ inline constexpr int kExitBadInput = 2;
 inline constexpr int kExitDoesNotFit = 3;  // GPU or host memory ran out
 inline constexpr int kExitDiskFull = 4;
 inline constexpr int kExitOpenFiles = 5;
+inline constexpr int kExitInterrupted = 130;  // as a shell shows SIGINT's
 
 // What did not fit; the names of the report's `limited_by`.
 inline constexpr char kGpuMemory[] = "gpu_memory";
