@@ -12,8 +12,10 @@
 #include <memory>
 #include <ostream>
 #include <string>
+#include <tuple>
 #include <unordered_map>
 #include <utility>
+#include <vector>
 
 #include "client/copy/ticket_state.h"
 #include "tests/torch/stream_fixture.h"
@@ -24,6 +26,7 @@ namespace {
 
 using client::CopyRequest;
 using client::Ticket;
+using Order = stream::BackwardOrder;
 
 constexpr char kCompute[] = "compute";
 constexpr double kLimit = 1e-4;  // of stream_gradient_test, in fp32
@@ -33,6 +36,8 @@ struct StepWait {
   const char* name;
   std::string waiter, waited;
   int64_t seq_len;  // at which they find copies under way
+  Order order = Order::kKeysOuter;
+  std::vector<const char*> resident = {};  // classes; else this is implied
 
   bool operator==(const StepWait& other) const {
     return waiter == other.waiter && waited == other.waited;
@@ -95,14 +100,34 @@ class CarelessEngine final : public client::CopyEngine {
 // so many that a slot of every ring is reused.
 constexpr int64_t kShort = 32, kThree = 48, kLong = 135;
 
+// Of attention's backward, whichever side is outer.
+constexpr char kOuter[] = "outer chunk in", kInner[] = "inner chunk in",
+               kGradientsIn[] = "gradients of inner chunk in",
+               kGradientsOut[] = "gradients of inner chunk out";
+
 // All that a step of these lengths makes, see AreAllThatAStepMakes.
 const StepWait kWaits[] = {
     {"ForALayersInput", kCompute, "x in", kLong},
     {"ForKeysAndValues", kCompute, "k, v in", kLong},
     {"ForTheLastLayersOutput", kCompute, "y in", kLong},
     {"ForSavedRows", kCompute, "saved rows in", kLong},
-    {"ForAQueryChunk", kCompute, "query chunk in", kLong},
-    {"ForTheQueryGradientSoFar", kCompute, "dq in", kLong},
+    {"ForOuterKeys",
+     kCompute,
+     kOuter,
+     kLong,
+     Order::kKeysOuter,
+     {"q", "attention_output", "lse", "output_gradient", "query_gradient"}},
+    {"ForInnerQueries", kCompute, kInner, kLong},
+    {"ForQueryGradientsSoFar", kCompute, kGradientsIn, kLong},
+    {"ForOuterQueries",
+     kCompute,
+     kOuter,
+     kLong,
+     Order::kQueriesOuter,
+     {"k", "v", "key_gradient", "value_gradient"}},
+    {"ForInnerKeys", kCompute, kInner, kLong, Order::kQueriesOuter},
+    {"ForKeyGradientsSoFar", kCompute, kGradientsIn, kLong,
+     Order::kQueriesOuter},
     {"ForInputAndGradient", kCompute, "x, dX in", kShort},
     {"ForTheEmbeddingsGradient", kCompute, "dX in", kLong},
     {"ForAStagingSlotOfTheEmbedding", kCompute, "embedding out", kLong},
@@ -110,16 +135,20 @@ const StepWait kWaits[] = {
     {"ForAStagingSlotOfTheLoss", kCompute, "dY out", kLong},
     {"ForAStagingSlotOfBackward", kCompute, "q, k, v again out", kLong},
     {"ForTheStagingOfThePhaseBefore", kCompute, "dX out", kThree},
-    {"ForASlotOfTheQueryGradient", kCompute, "dq out", kLong},
+    {"ForASlotOfQueryGradients", kCompute, kGradientsOut, kLong},
+    {"ForASlotOfKeyGradients", kCompute, kGradientsOut, kLong,
+     Order::kQueriesOuter},
     {"OfALayersInputForTheEmbedding", "x in", "embedding out", kShort},
     {"OfALayersInputForTheLayerBefore", "x in", "layer out", kShort},
     {"OfKeysAndValuesForTheirWayOut", "k, v in", "q, k, v out", kLong},
     {"OfSavedRowsForTheLossGradient", "saved rows in", "dY out", kShort},
-    {"OfTheQueryGradientForItsWayOut", "dq in", "dq out", kLong},
+    {"OfQueryGradientsForTheirWayOut", kGradientsIn, kGradientsOut, kLong},
+    {"OfKeyGradientsForTheirWayOut", kGradientsIn, kGradientsOut, kLong,
+     Order::kQueriesOuter},
     {"OfTheEmbeddingsGradientForItsWayOut", "dX in", "dX out", kShort},
 };
 
-StepCase CaseOf(int64_t seq_len) {
+StepCase CaseOf(int64_t seq_len, Order order) {
   return {// Heads are narrow, so that the staging ring of attention lies where
           // that of the next layer's phase A does.
           .model = stream::Llama({.layers = 2,
@@ -131,7 +160,7 @@ StepCase CaseOf(int64_t seq_len) {
                                   .vocab = 50}),
           .seq_len = seq_len,
           .chunk = 16,
-          .stream = {.alpha = 0.5, .prefetch_depth = 3}};
+          .stream = {.alpha = 0.5, .prefetch_depth = 3, .order = order}};
 }
 // A step takes a few seconds.
 double SlowLink(int64_t seq_len) { return seq_len == kLong ? 1e6 : 1e5; }
@@ -152,7 +181,10 @@ class PlantedWait : public ::testing::TestWithParam<StepWait> {};
 
 TEST_P(PlantedWait, IsFound) {
   const StepWait& planted = GetParam();
-  StepCase c = CaseOf(planted.seq_len);
+  StepCase c = CaseOf(planted.seq_len, planted.order);
+  for (const char* name : planted.resident) {
+    c.stream.fractions[name] = {.keep = 1, .swap = 0};
+  }
   const bool in = planted.waited.ends_with(" in");
   (in ? c.in_speed : c.out_speed) = SlowLink(c.seq_len);
   std::atomic<int> left_out = 0;
@@ -168,13 +200,14 @@ TEST_P(PlantedWait, IsFound) {
 INSTANTIATE_TEST_SUITE_P(Removed, PlantedWait, ::testing::ValuesIn(kWaits),
                          [](const auto& info) { return info.param.name; });
 
-class PlantedWaits : public ::testing::TestWithParam<int64_t> {};
+class PlantedWaits
+    : public ::testing::TestWithParam<std::tuple<int64_t, Order>> {};
 
 // Else a new one would be tested by nobody. The rest of the waits in the code
 // are implied by these: copies of a direction follow each other.
 TEST_P(PlantedWaits, AreAllThatAStepMakes) {
   for (const bool in : {true, false}) {
-    StepCase c = CaseOf(GetParam());
+    StepCase c = CaseOf(std::get<0>(GetParam()), std::get<1>(GetParam()));
     (in ? c.in_speed : c.out_speed) = SlowLink(c.seq_len);
     const double error = ErrorOf(c, [](const StepWait& wait) {
       EXPECT_TRUE(std::ranges::count(kWaits, wait))
@@ -185,8 +218,11 @@ TEST_P(PlantedWaits, AreAllThatAStepMakes) {
   }
 }
 
-INSTANTIATE_TEST_SUITE_P(Lengths, PlantedWaits,
-                         ::testing::Values(kShort, kThree, kLong));
+INSTANTIATE_TEST_SUITE_P(
+    LengthsAndOrders, PlantedWaits,
+    ::testing::Combine(::testing::Values(kShort, kThree, kLong),
+                       ::testing::Values(Order::kKeysOuter,
+                                         Order::kQueriesOuter)));
 
 }  // namespace
 }  // namespace sluice::runtime
