@@ -71,12 +71,15 @@ void ExpectSteps(const StepperContext& context, const Stepper& stepper) {
                         ExpectedOf(context, stepper).seconds());
 }
 
-void Announce(const StepperContext& context, const Stepper& stepper) {
+void Announce(const StepperContext& context, const Stepper& stepper,
+              const std::string& cut) {
   if (context.environment->rank != 0) return;
   if (const char* note = std::getenv(kPrivateNote)) {
     context.watch->console().Note(note);
   }
-  for (const std::string& line : Banner(FactsOf(context, stepper))) {
+  BannerFacts facts = FactsOf(context, stepper);
+  facts.cut = cut;
+  for (const std::string& line : Banner(facts)) {
     context.watch->console().Note(line);
   }
 }

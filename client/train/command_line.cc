@@ -34,6 +34,9 @@ struct RawFlags {
   std::string late_after = "auto";
   std::string end_after = "auto";
   std::string gpus;
+  std::optional<int64_t> chunk;
+  std::optional<int> prefetch;
+  std::string order = "auto";
 };
 
 constexpr char kExamples[] = R"(Examples:
@@ -80,7 +83,9 @@ void AddShared(CLI::App& app, RunOptions& o, RawFlags& raw) {
   cli::AddCount(app, "--vocab", o.model.vocab, "256 for bytes");
   cli::AddCount(app, "--seq-len", o.seq_len,
                 "global tokens of a sequence: 4096, 128K, 1.5M");
-  cli::AddCount(app, "--chunk", o.chunk, "global tokens of a chunk");
+  cli::AddCount(app, "--chunk", raw.chunk,
+                "global tokens of a chunk (train: the fastest of those it "
+                "measures; check: 512)");
   app.add_option("--alpha", raw.alpha,
                  "token fraction swapped to the host, 0 to 1, or 'auto'")
       ->capture_default_str();
@@ -90,7 +95,11 @@ void AddShared(CLI::App& app, RunOptions& o, RawFlags& raw) {
                  "(norm2=0,ffn_up=0.5,ffn_activation=keep:0.25+0.5)");
   app.add_flag("--no-keep{false}", o.keep,
                "let the planner keep no rows on the GPU");
-  app.add_option("--prefetch", o.prefetch, "chunks in flight")
+  app.add_option("--prefetch", raw.prefetch,
+                 "slots through which chunks come back (with --chunk: 2)");
+  app.add_option("--backward-order", raw.order,
+                 "which side of attention's backward stays: keys or queries "
+                 "(auto: with --chunk keys)")
       ->capture_default_str();
   app.add_option("--dtype", raw.dtype, "fp32 or bf16")->capture_default_str();
   app.add_option("--ranks,--gpus", o.ranks,
@@ -293,7 +302,36 @@ absl::Status ReadFractions(const std::string& text, stream::FractionMap& out) {
   return absl::OkStatus();
 }
 
+// What follows from --chunk: with it a run is the same every time, without it
+// everything about chunks is open, and measured.
+absl::Status ReadSettings(const RawFlags& raw, RunOptions& o) {
+  if (raw.chunk && *raw.chunk < 1) {
+    return BadInput(fmt::format(
+        "--chunk {}: must be 1 or more (leave it out to have it measured)",
+        *raw.chunk));
+  }
+  if (raw.prefetch && *raw.prefetch < 1) {
+    return BadInput(
+        fmt::format("--prefetch {}: must be between 1 and 64", *raw.prefetch));
+  }
+  using stream::BackwardOrder;
+  using Order = std::optional<BackwardOrder>;
+  SLUICE_RETURN_IF_ERROR(
+      Choose<Order>("--backward-order", raw.order,
+                    {{"auto", Order()},
+                     {"keys", BackwardOrder::kKeysOuter},
+                     {"queries", BackwardOrder::kQueriesOuter}},
+                    o.order));
+  o.chunk = raw.chunk.value_or(o.command == Command::kTrain ? 0 : 512);
+  o.prefetch = raw.prefetch.value_or(0);
+  if (o.chunk == 0) return absl::OkStatus();
+  if (o.prefetch == 0) o.prefetch = 2;
+  if (!o.order.has_value()) o.order = BackwardOrder::kKeysOuter;
+  return absl::OkStatus();
+}
+
 absl::Status Convert(const RawFlags& raw, RunOptions& o) {
+  SLUICE_RETURN_IF_ERROR(ReadSettings(raw, o));
   SLUICE_RETURN_IF_ERROR(ReadAlpha(raw.alpha, o.alpha));
   SLUICE_RETURN_IF_ERROR(ReadFractions(raw.fractions, o.fractions));
   SLUICE_RETURN_IF_ERROR(ReadGlobalBatch(raw, o));

@@ -19,6 +19,18 @@ Json Fractions(const std::vector<plan::ClassPlan>& classes) {
   return json;
 }
 
+// How a streamed step was cut, and why; null of a baseline.
+Json SettingsOf(const RunReport& r) {
+  if (!r.settings.has_value()) return nullptr;
+  Json json = {{"chunk", r.settings->chunk},
+               {"prefetch", r.settings->prefetch},
+               {"backward_order", stream::Name(r.settings->order)},
+               {"resident", r.settings->resident},
+               {"why", nullptr}};
+  if (!r.settings_why.empty()) json["why"] = r.settings_why;
+  return json;
+}
+
 Json Resumed(const ResumeReport& r) {
   if (r.checkpoint.empty()) return nullptr;
   return {{"checkpoint", r.checkpoint}, {"step", r.step}, {"run", r.run}};
@@ -49,6 +61,7 @@ std::string ToJson(const RunReport& r, const absl::Status& status) {
                {"method", r.method},
                {"seq_len", r.seq_len},
                {"ranks", r.ranks},
+               {"settings", SettingsOf(r)},
                {"steps", r.steps},
                {"losses", r.losses},
                {"first_loss", nullptr},

@@ -2,12 +2,14 @@
 // Thread safety: values and pure functions.
 #pragma once
 
+#include <optional>
 #include <string>
 #include <vector>
 
 #include "absl/status/status.h"
 #include "client/train/launch/options.h"
 #include "client/train/plan_change.h"
+#include "planner/stream/settings.h"
 #include "proto/base/units.h"
 #include "proto/plan/plan.h"
 
@@ -50,6 +52,8 @@ struct RunReport {
   double seconds_per_step = 0;
   double alpha = 0;  // of this rank, as its fractions
   std::vector<plan::ClassPlan> fractions;
+  std::optional<stream::Settings> settings;  // none: a baseline
+  std::string settings_why;                  // empty: they were given
   PlanSummary plan;
   std::vector<PlanChangeRecord> plan_changes;  // while it ran, rank 0's
   SaveReport saves;

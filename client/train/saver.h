@@ -36,7 +36,7 @@ class Saver {
   absl::StatusOr<SharedFault> Try(const TrainingState& state, AdamW& optimizer,
                                   const SavedPlan* plan);
 
-  StepperContext context_;
+  const StepperContext& context_;  // the trainer's, which outlives this
   RunIdentity identity_;
   SaveReport* report_;
   std::unique_ptr<SaveFolder> folder_;  // rank 0's

@@ -144,7 +144,7 @@ absl::StatusOr<PlanChangeRecord> StreamedStepper::Refresh(bool mine) {
   const SavedPlan before = saved_;
   const double alpha_before = alpha();
   const stream::FractionMap fractions_before = PlannedFractions();
-  const Bytes host_before = host_->size();
+  const Bytes host_before = host_bytes();
   PlanChangeRecord record;
   if (offered != nullptr) {
     record.plan = offered->id.value();
@@ -175,7 +175,7 @@ absl::StatusOr<PlanChangeRecord> StreamedStepper::Refresh(bool mine) {
   record.alpha = alpha();
   record.note += fmt::format(
       ": alpha {:.4g} -> {:.4g}, host memory {} -> {}, {:.2f} s", alpha_before,
-      alpha(), FormatBytes(host_before), FormatBytes(host_->size()),
+      alpha(), FormatBytes(host_before), FormatBytes(host_bytes()),
       absl::ToDoubleSeconds(absl::Now() - start));
   if (offered != nullptr) {
     context_.memory->session()

@@ -10,6 +10,7 @@
 #include <utility>
 
 #include "client/train/launch/outcome.h"
+#include "client/train/rehearsal.h"
 #include "planner/stream/loss_rows.h"
 #include "planner/stream/profile.h"
 #include "planner/stream/stream_shape.h"
@@ -34,17 +35,17 @@ StreamedStepper::~StreamedStepper() {
 StreamContext::Options StreamedStepper::StreamOptions(
     const stream::ChunkLayout& layout,
     const stream::FractionMap& fractions) const {
-  StreamContext::Options o;
-  o.stream.model = context_.options->model;
-  o.stream.layout = layout;
-  o.stream.rank = context_.environment->rank;
-  o.stream.dtype = context_.options->dtype;
-  o.stream.fractions = fractions;
-  o.stream.prefetch_depth = context_.options->prefetch;
-  o.collectives = context_.collectives;
-  o.copies = copies_.get();
-  o.allocator = &context_.memory->allocator();
-  return o;
+  const RunOptions& o = *context_.options;
+  return ContextOptions(
+      context_,
+      {.model = o.model,
+       .layout = layout,
+       .rank = context_.environment->rank,
+       .dtype = o.dtype,
+       .fractions = fractions,
+       .prefetch_depth = o.prefetch,
+       .order = o.order.value_or(stream::BackwardOrder::kKeysOuter)},
+      copies_.get());
 }
 
 // --host binds all local ranks together, so each its share.
@@ -91,6 +92,7 @@ Bytes MostBytes(stream::StreamOptions options) {
 absl::StatusOr<std::unique_ptr<client::Region>>
 StreamedStepper::LeaseForCalibration(const stream::StreamOptions& options) {
   const Bytes needed = stream::HostBytes(options);
+  if (needed == Bytes(0)) return nullptr;
   for (const auto* had : {&host_, &spare_}) {
     if (*had != nullptr && (*had)->size() >= needed) return nullptr;
   }
@@ -122,37 +124,18 @@ absl::StatusOr<std::vector<plan::SegmentKind>> StreamedStepper::Calibrate(
   options.stream.layout = stream::CalibrationLayout(options.stream);
   auto leased = LeaseForCalibration(options.stream);
   SLUICE_RETURN_IF_ERROR(Agree(context_.collectives, leased.status()));
-  const bool enough =
-      host_ != nullptr && host_->size() >= stream::HostBytes(options.stream);
-  const client::Region& host = *leased != nullptr ? **leased
-                               : enough           ? *host_
-                                                  : *spare_;
-  options.host = host.data();
-  options.host_size = host.size();
-  runtime::RegionAllocator& allocator = context_.memory->allocator();
-  context_.watch->BeginCalibration(context_.options->model.layers,
-                                   options.stream.layout.chunks());
-  allocator.RecordSegments(true);
-  const absl::Status status = Rehearse(options);
-  out_of_step_ = !status.ok() && context_.collectives != nullptr;
-  const absl::Status drained = copies_->Drain();
-  allocator.RecordSegments(false);
-  SLUICE_RETURN_IF_ERROR(drained);
-  SLUICE_RETURN_IF_ERROR(status);
-  context_.gradients->flat().zero_();
-  return allocator.TakeRecorded();
-}
-
-absl::Status StreamedStepper::Rehearse(const StreamContext::Options& options) {
-  SLUICE_ASSIGN_OR_RETURN(const auto stream, StreamContext::Create(options));
-  const int64_t rows =
-      options.stream.layout.total_local_rows(options.stream.rank);
-  const at::Tensor tokens = at::zeros({rows}, at::kLong);
-  return ClassifyStepError(
-      runtime::StreamedStep(*stream, context_.weights->tensors(),
-                            context_.gradients->tensors(), tokens, tokens,
-                            options.stream.layout.seq_len())
-          .status());
+  const Bytes needed = stream::HostBytes(options.stream);
+  const bool enough = host_ != nullptr && host_->size() >= needed;
+  const client::Region* host = *leased != nullptr ? leased->get()
+                               : enough           ? host_.get()
+                                                  : spare_.get();
+  if (needed > Bytes(0)) {
+    options.host = host->data();
+    options.host_size = host->size();
+  }
+  auto recorded = Rehearse(context_, options, /*times=*/1);
+  out_of_step_ = !recorded.ok() && context_.collectives != nullptr;
+  return recorded;
 }
 
 plan::RankProfile StreamedStepper::Profile(
@@ -194,8 +177,9 @@ plan::RankProfile StreamedStepper::Profile(
 // user asked for.
 void StreamedStepper::Ask(const Round& round,
                           plan::RankProfile* profile) const {
-  const stream::FractionMap& asked =
-      round.settled ? round.fractions : context_.options->fractions;
+  const stream::FractionMap& asked = round.settled || resident_
+                                         ? round.fractions
+                                         : context_.options->fractions;
   for (plan::SkeletalClass& c : profile->classes) {
     const auto own = asked.find(c.name);
     if (own != asked.end()) {
@@ -241,6 +225,7 @@ absl::Status StreamedStepper::PlanWith(const Round& round) {
 
 // Of every free class: what the user gives, else alpha.
 stream::FractionMap StreamedStepper::AskedFor(double alpha) const {
+  if (resident_) return stream::KeepEverything(context_.options->model);
   stream::FractionMap fractions;
   for (const stream::Class which : stream::kFreeClasses) {
     const stream::ClassTraits& c = stream::Traits(which);
@@ -258,7 +243,7 @@ stream::FractionMap StreamedStepper::AskedFor(double alpha) const {
 // largest of a few fractions that fits on all ranks.
 absl::StatusOr<stream::FractionMap> StreamedStepper::FirstFractions() const {
   const double asked = context_.options->alpha;
-  if (asked >= 0) return AskedFor(asked);
+  if (asked >= 0 || resident_) return AskedFor(asked);
   double most = 1;
   for (; most > 0; most -= 0.25) {
     stream::StreamOptions options =
@@ -275,8 +260,11 @@ stream::FractionMap StreamedStepper::PlannedFractions() const {
   stream::FractionMap fractions;
   const plan::RankPlan* own = OwnPlan();
   if (own == nullptr) return fractions;
+  // Scratch is no class of a plan: it goes with the rest.
+  if (resident_) return stream::KeepEverything(context_.options->model);
   for (const plan::ClassPlan& c : own->classes) {
-    if (stream::FindClass(c.name) == nullptr) continue;
+    const stream::ClassTraits* known = stream::FindClass(c.name);
+    if (known == nullptr || !known->free()) continue;
     fractions[c.name] = {c.keep, c.swap};
   }
   return fractions;
@@ -315,8 +303,14 @@ absl::StatusOr<bool> StreamedStepper::AnyRank(bool own) const {
 }
 
 absl::Status StreamedStepper::MakePlan() {
-  SLUICE_ASSIGN_OR_RETURN(const stream::FractionMap asked, FirstFractions());
-  SLUICE_ASSIGN_OR_RETURN(const bool fits, PlanOnAll({asked, false}));
+  SLUICE_ASSIGN_OR_RETURN(stream::FractionMap asked, FirstFractions());
+  SLUICE_ASSIGN_OR_RETURN(bool fits, PlanOnAll({asked, false}));
+  if (!fits && resident_) {  // it was an estimate
+    resident_ = false;
+    note_ = "not everything fits on the GPU after all: some of it moves";
+    SLUICE_ASSIGN_OR_RETURN(asked, FirstFractions());
+    SLUICE_ASSIGN_OR_RETURN(fits, PlanOnAll({asked, false}));
+  }
   if (!fits) return GpuTooSmall();
   SLUICE_ASSIGN_OR_RETURN(stream::FractionMap chosen, AgreedFractions());
   SLUICE_ASSIGN_OR_RETURN(const bool other, AnyRank(chosen != asked));
@@ -397,11 +391,13 @@ absl::Status StreamedStepper::Start() {
     host_ = std::move(spare_);
   }
   spare_.reset();
-  if (host_ == nullptr) {
-    SLUICE_ASSIGN_OR_RETURN(host_, LeaseHost(needed));
+  if (needed > Bytes(0)) {
+    if (host_ == nullptr) {
+      SLUICE_ASSIGN_OR_RETURN(host_, LeaseHost(needed));
+    }
+    options.host = host_->data();
+    options.host_size = host_->size();
   }
-  options.host = host_->data();
-  options.host_size = host_->size();
   auto stream = StreamContext::Create(options);
   SLUICE_RETURN_IF_ERROR(ClassifyStepError(stream.status()));
   stream_ = *std::move(stream);

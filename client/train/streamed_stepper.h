@@ -21,7 +21,8 @@ class StreamedStepper final : public Stepper {
   explicit StreamedStepper(const StepperContext& context)
       : context_(context),
         layout_(context.options->seq_len, context.options->chunk,
-                context.environment->world_size) {}
+                context.environment->world_size),
+        resident_(context.options->resident) {}
   ~StreamedStepper() override;
 
   absl::Status Prepare(const SavedPlan* saved);
@@ -35,7 +36,9 @@ class StreamedStepper final : public Stepper {
   }
   stream::ChunkLayout layout() const override { return layout_; }
   SegmentCosts costs() const override;
-  Bytes host_bytes() const override { return host_->size(); }
+  Bytes host_bytes() const override {
+    return host_ != nullptr ? host_->size() : Bytes(0);
+  }
   client::CopyStats copies() const override { return copies_->stats(); }
   double alpha() const override;
   const plan::RankPlan* own_plan() const override { return OwnPlan(); }
@@ -64,7 +67,6 @@ class StreamedStepper final : public Stepper {
       const stream::StreamOptions& options);
   absl::StatusOr<std::vector<plan::SegmentKind>> Calibrate(
       const stream::FractionMap& fractions);
-  absl::Status Rehearse(const StreamContext::Options& options);
   absl::Status MakePlan();
   absl::Status PlanWith(const Round& round);
   absl::StatusOr<bool> PlanOnAll(const Round& round);
@@ -98,6 +100,7 @@ class StreamedStepper final : public Stepper {
 
   StepperContext context_;
   stream::ChunkLayout layout_;
+  bool resident_;  // every class is kept; not any more where it did not fit
   std::unique_ptr<client::CopyEngine> copies_;
   std::unique_ptr<client::Region> host_;
   std::unique_ptr<client::Region> spare_;  // a calibration's, where it is tight

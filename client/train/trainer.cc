@@ -10,6 +10,7 @@
 #include "absl/time/clock.h"
 #include "client/train/announce.h"
 #include "client/train/checkpoint/save_folder.h"
+#include "client/train/choose_settings.h"
 #include "client/train/launch/outcome.h"
 #include "client/train/nonfinite.h"
 #include "client/train/shared_text.h"
@@ -36,8 +37,15 @@ AdamWOptions OptimizerOptions(const RunOptions& o) {
   return options;
 }
 
-void ReportChoice(const Stepper& stepper, RunReport* report) {
+void ReportChoice(const RunOptions& options, const Stepper& stepper,
+                  RunReport* report) {
   report->alpha = stepper.alpha();
+  if (options.method == Method::kSluice) {
+    report->settings = {.chunk = options.chunk,
+                        .prefetch = options.prefetch,
+                        .order = *options.order,
+                        .resident = options.resident};
+  }
   if (const plan::RankPlan* plan = stepper.own_plan()) {
     report->fractions = plan->classes;
   }
@@ -55,6 +63,26 @@ absl::Status Trainer::PrepareData() {
       Corpus::Open({o.data, o.data_suffix, o.token_bytes, o.model.vocab}));
   identity_.data_tokens = corpus_->tokens();
   SLUICE_ASSIGN_OR_RETURN(identity_.data, corpus_->Fingerprint());
+  return absl::OkStatus();
+}
+
+// A resumed run is cut as it was, where that is known to all ranks.
+absl::Status Trainer::Choose() {
+  const RunOptions& o = *context_.options;
+  if (o.method != Method::kSluice || o.chunk > 0) return absl::OkStatus();
+  std::optional<stream::Settings> saved;
+  if (resumed_.has_value()) saved = resumed_->LoadSettings();
+  SLUICE_ASSIGN_OR_RETURN(const bool all,
+                          AllAgree(context_.collectives, saved.has_value()));
+  ChosenSettings chosen;
+  if (all) {
+    chosen = {*saved, stream::ToString(*saved) + ", as before"};
+  } else {
+    SLUICE_ASSIGN_OR_RETURN(chosen, ChooseSettings(context_));
+  }
+  chosen_ = With(o, chosen.settings);
+  context_.options = &chosen_;
+  report_->settings_why = chosen.why;
   return absl::OkStatus();
 }
 
@@ -154,18 +182,20 @@ absl::Status Trainer::Prepare() {
   if (status.ok()) status = PrepareOptimizer();
   SLUICE_RETURN_IF_ERROR(Agree(context_.collectives, status));
   SLUICE_RETURN_IF_ERROR(PrepareSaver());
+  SLUICE_RETURN_IF_ERROR(Choose());
   // Before the plan, so that what it leaves to transients is true.
   const int rank = context_.environment->rank;
   const stream::ChunkLayout layout(
-      o.seq_len, o.method == Method::kSluice ? o.chunk : o.seq_len,
+      o.seq_len,
+      o.method == Method::kSluice ? context_.options->chunk : o.seq_len,
       context_.environment->world_size);
   const int64_t rows = layout.total_local_rows(rank);
   tokens_ = at::zeros({rows}, at::kLong);
   labels_ = at::zeros({rows}, at::kLong);
   SLUICE_RETURN_IF_ERROR(PrepareStepper());
-  ReportChoice(*stepper_, report_);
+  ReportChoice(*context_.options, *stepper_, report_);
   ExpectSteps(context_, *stepper_);
-  Announce(context_, *stepper_);
+  Announce(context_, *stepper_, report_->settings_why);
   Note(stepper_->note());
   if (corpus_ != nullptr) {
     dealer_ = std::make_unique<Dealer>(corpus_.get(), layout, rank);
@@ -327,7 +357,7 @@ absl::Status Trainer::TakePlan(const std::vector<bool>& takes) {
                           stepper_->Refresh(takes[rank]));
   change.step = state_.step;
   if (log_ != nullptr) log_->Note(change.note);
-  ReportChoice(*stepper_, report_);
+  ReportChoice(*context_.options, *stepper_, report_);
   ExpectSteps(context_, *stepper_);
   context_.watch->Enter(RankPhase::kReady);
   report_->plan_changes.push_back(std::move(change));

@@ -49,6 +49,7 @@ class Trainer {
   absl::Status Prepare();
   absl::Status PrepareOutputs();
   absl::Status PrepareData();
+  absl::Status Choose();
   absl::Status PrepareStepper();
   absl::Status PrepareOptimizer();
   absl::Status StopBeforeSteps();
@@ -71,6 +72,7 @@ class Trainer {
   }
 
   StepperContext context_;
+  RunOptions chosen_;  // context_'s options with open settings filled in
   RunReport* report_;
   std::unique_ptr<Corpus> corpus_;
   std::unique_ptr<Dealer> dealer_;

@@ -16,10 +16,10 @@ import tempfile
 
 HERE = os.path.dirname(os.path.abspath(__file__))
 KNOWN = ["ipc", "grant", "attention", "fits", "loss", "overlap", "planner",
-         "train"]
-SCRIPTS = {"train": "train_steps.py"}
+         "settings", "train"]
+SCRIPTS = {"settings": "settings.py", "train": "train_steps.py"}
 # What a script needs built; a program needs only itself.
-NEEDS = {"train": ["sluice-train", "sluiced", "sluice-worker"]}
+NEEDS = dict.fromkeys(SCRIPTS, ["sluice-train", "sluiced", "sluice-worker"])
 FIELDS = {"name", "value", "unit", "target", "better", "detail"}
 
 

@@ -43,6 +43,24 @@ TEST(CommandLine, ReadsEveryKindOfFlag) {
   EXPECT_TRUE(o.json);
 }
 
+// With --chunk a run is the same every time; without it all is measured.
+TEST(CommandLine, LeavesEverythingAboutChunksOpenOrNothing) {
+  SLUICE_ASSERT_OK_AND_ASSIGN(ParsedCommand parsed,
+                              ParseCommandLine(Split("train")));
+  EXPECT_EQ(parsed.options.chunk, 0);
+  EXPECT_EQ(parsed.options.prefetch, 0);
+  EXPECT_FALSE(parsed.options.order.has_value());
+  SLUICE_ASSERT_OK_AND_ASSIGN(parsed,
+                              ParseCommandLine(Split("train --chunk 1K")));
+  EXPECT_EQ(parsed.options.chunk, 1024);
+  EXPECT_EQ(parsed.options.prefetch, 2);
+  EXPECT_EQ(parsed.options.order, stream::BackwardOrder::kKeysOuter);
+  SLUICE_ASSERT_OK_AND_ASSIGN(
+      parsed, ParseCommandLine(Split("check --backward-order queries")));
+  EXPECT_EQ(parsed.options.chunk, 512);
+  EXPECT_EQ(parsed.options.order, stream::BackwardOrder::kQueriesOuter);
+}
+
 // Wrong once: `--seq-len 4K` was of sluicectl plan train only.
 TEST(CommandLine, TakesTheSizesAndNamesOfTheOtherPrograms) {
   SLUICE_ASSERT_OK_AND_ASSIGN(
@@ -128,6 +146,9 @@ INSTANTIATE_TEST_SUITE_P(
                       BadLine{"train --seq-len -5", "--seq-len -5"},
                       BadLine{"train --seq-len many", "--seq-len"},
                       BadLine{"train --chunk 0", "--chunk 0"},
+                      BadLine{"train --prefetch 0", "--prefetch 0"},
+                      BadLine{"train --backward-order up",
+                              "must be one of auto, keys, queries"},
                       BadLine{"train --ranks 0", "--ranks 0"},
                       BadLine{"train --nonsense 1", "--nonsense"},
                       BadLine{"train --alpha 1.5", "--alpha '1.5'"},

@@ -283,6 +283,14 @@ std::optional<SavedPlan> Checkpoint::LoadPlan(
                   Rank(static_cast<uint64_t>(rank)));
 }
 
+std::optional<stream::Settings> Checkpoint::LoadSettings() const {
+  if (state.ranks != world_size) return std::nullopt;
+  const auto text = ReadFile(PlanFile(path, rank, world_size));
+  if (!text.ok()) return std::nullopt;
+  return SettingsOf(
+      TextOf(nlohmann::json::parse(*text, nullptr, false), "key"));
+}
+
 absl::Status Checkpoint::LoadWeights(FlatModel& weights) const {
   const runtime::HostScope host("reading a checkpoint");
   SLUICE_ASSIGN_OR_RETURN(const auto reader,

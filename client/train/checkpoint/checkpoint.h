@@ -60,6 +60,8 @@ struct Checkpoint {
   absl::Status LoadOptimizer(AdamW& optimizer) const;
   // Only if it was made for this run's shape, ranks, alpha and HBM.
   std::optional<SavedPlan> LoadPlan(const StepperContext& context) const;
+  // How the saved plan's step was cut, whatever it was made for.
+  std::optional<stream::Settings> LoadSettings() const;
 
  private:
   class Shards;

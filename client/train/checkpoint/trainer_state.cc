@@ -145,9 +145,35 @@ std::string PlanKey(const RunOptions& o, int ranks, Bytes hbm) {
     key["--fractions"][name] = {f.keep, f.swap};
   }
   key["--prefetch"] = o.prefetch;
+  key["--backward-order"] =
+      stream::Name(o.order.value_or(stream::BackwardOrder::kKeysOuter));
+  if (o.resident) key["resident"] = true;
   key["ranks"] = ranks;
   key["hbm"] = hbm.count();
   return key.dump();
+}
+
+std::optional<stream::Settings> SettingsOf(const std::string& key) {
+  const Json json = Json::parse(key, nullptr, false);
+  const auto number = [&](const char* name) -> int64_t {
+    const bool there = json.is_object() && json.contains(name) &&
+                       json[name].is_number_integer();
+    return there ? json[name].get<int64_t>() : 0;
+  };
+  stream::Settings settings;
+  settings.chunk = number("--chunk");
+  settings.prefetch = static_cast<int>(number("--prefetch"));
+  if (settings.chunk < 1 || settings.prefetch < 1 || settings.prefetch > 64 ||
+      !json.contains("--backward-order")) {
+    return std::nullopt;
+  }
+  using stream::BackwardOrder;
+  settings.order =
+      json["--backward-order"] == stream::Name(BackwardOrder::kQueriesOuter)
+          ? BackwardOrder::kQueriesOuter
+          : BackwardOrder::kKeysOuter;
+  settings.resident = json.contains("resident");
+  return settings;
 }
 
 }  // namespace sluice::train

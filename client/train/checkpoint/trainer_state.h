@@ -7,11 +7,13 @@
 #pragma once
 
 #include <cstdint>
+#include <optional>
 #include <string>
 
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "client/train/launch/options.h"
+#include "planner/stream/settings.h"
 
 namespace sluice::train {
 
@@ -50,5 +52,7 @@ absl::Status CheckFlags(const std::string& folder, const RunOptions& options);
 
 // What a saved plan was made for; another text means another plan.
 std::string PlanKey(const RunOptions& options, int ranks, Bytes hbm);
+// What such a key was written with; none: a key of before, or no key.
+std::optional<stream::Settings> SettingsOf(const std::string& key);
 
 }  // namespace sluice::train

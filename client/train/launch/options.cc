@@ -36,8 +36,8 @@ constexpr int64_t kMany = int64_t{1} << 40;
 absl::Status CheckNumbers(const RunOptions& o) {
   SLUICE_RETURN_IF_ERROR(CheckLimits<int64_t>({
       {"--seq-len", o.seq_len, 1, int64_t{1} << 32},
-      {"--chunk", o.chunk, 1, int64_t{1} << 32},
-      {"--prefetch", o.prefetch, 1, 64},
+      {"--chunk", o.chunk, 0, int64_t{1} << 32},
+      {"--prefetch", o.prefetch, 0, 64},
       {"--ranks", o.ranks, 1, 1024},
       {"--threads", o.threads, 1, 1024},
       {"--steps", o.steps, 0, kMany},

@@ -4,6 +4,7 @@
 #pragma once
 
 #include <cstdint>
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -28,12 +29,16 @@ struct RunOptions {
   bool private_daemon = false;
   Method method = Method::kSluice;
   stream::ModelShape model;
-  int64_t seq_len = 1024;         // global tokens
-  int64_t chunk = 512;            // global tokens
+  int64_t seq_len = 1024;  // global tokens
+  // Of the streamed method; 0 and none: open, chosen by what they would cost
+  // (choose_settings.h).
+  int64_t chunk = 0;  // global tokens
+  int prefetch = 0;
+  std::optional<stream::BackwardOrder> order;
+  bool resident = false;          // chosen: every class stays in HBM
   double alpha = -1;              // negative: the planner chooses
   stream::FractionMap fractions;  // of classes that are given by themselves
   bool keep = true;               // false: the planner keeps no rows on the GPU
-  int prefetch = 2;
   Dtype dtype = Dtype::kFp32;
   int ranks = 1;
   int threads = 1;  // of ATen, a rank

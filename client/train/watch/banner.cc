@@ -125,8 +125,12 @@ std::string PlanInWords(const std::vector<plan::ClassPlan>& classes) {
 }
 
 std::vector<std::string> Banner(const BannerFacts& facts) {
-  return {ModelLine(facts), PlanLine(facts), MemoryLine(facts),
-          StepLine(facts)};
+  std::vector<std::string> lines = {ModelLine(facts), PlanLine(facts),
+                                    MemoryLine(facts), StepLine(facts)};
+  if (!facts.cut.empty()) {
+    lines.insert(lines.begin() + 1, "cut     " + facts.cut);
+  }
+  return lines;
 }
 
 double ComputeSeconds(const plan::RankProfile& profile) {

@@ -21,6 +21,7 @@ struct BannerFacts {
   int ranks = 1;
   int64_t seq_len = 0, sequences = 1;    // of a step
   int64_t chunk = 0;                     // 0: not cut
+  std::string cut;                       // why so; empty: it was given
   std::vector<plan::ClassPlan> classes;  // none: a baseline
   // Of this rank.
   std::string gpu;  // "GPU 0"

@@ -1,0 +1,27 @@
+// One forward and backward of a streamed step whose numbers nobody wants: what
+// its segments ask for and how long they take, with the real code.
+//
+// Thread safety: one thread; with several ranks all call it together.
+#pragma once
+
+#include <vector>
+
+#include "client/torch/stream/streamed_model.h"
+#include "client/train/stepper.h"
+#include "planner/stream/options.h"
+
+namespace sluice::train {
+
+// `stream` with the run's model, rank and dtype is the caller's.
+runtime::StreamContext::Options ContextOptions(
+    const StepperContext& context, const stream::StreamOptions& stream,
+    client::CopyEngine* copies);
+
+// Runs `times` steps of `options` on zeros, with its host region; the segments
+// have the least seconds of all. Gradients are zero afterwards. A failure with
+// several ranks leaves them out of step.
+absl::StatusOr<std::vector<plan::SegmentKind>> Rehearse(
+    const StepperContext& context,
+    const runtime::StreamContext::Options& options, int times);
+
+}  // namespace sluice::train

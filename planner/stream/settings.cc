@@ -1,0 +1,154 @@
+#include "planner/stream/settings.h"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <cmath>
+#include <limits>
+
+#include "planner/stream/stream_shape.h"
+#include "planner/stream/transients.h"
+
+namespace sluice::stream {
+namespace {
+
+constexpr int64_t kFirstChunk = 512, kLeastChunk = 64;
+// The search goes on past a size that is so little worse than the best: times
+// are measured, and a step may be flat here and fall later.
+constexpr double kSlack = 1.03;
+constexpr int kDepths[] = {1, 2, 4};
+constexpr double kAlphas[] = {1, 0.75, 0.5, 0.25, 0};
+constexpr double kNever = std::numeric_limits<double>::infinity();
+
+// Rings and transient buffers, without what is kept.
+int64_t WorkingBytes(const StreamOptions& options) {
+  const StreamShape shape(options);
+  return shape.ring_bytes() + TransientBytes(shape);
+}
+
+// Rows of free classes kept with what rings and transients leave, the others
+// swapped by `alpha`.
+FractionMap Shared(const SettingsQuestion& q, StreamOptions options,
+                   double alpha) {
+  FractionMap fractions = q.stream.fractions;
+  options.fractions = fractions;
+  options.alpha = alpha;
+  const int64_t left = q.hbm.count() - WorkingBytes(options);
+  for (const double keep : {1.0, 0.0}) {
+    for (const Class which : kFreeClasses) {
+      const ClassTraits& c = Traits(which);
+      if (!c.of(options.model) || q.stream.fractions.contains(c.name)) continue;
+      const double kept = c.keep == Keep::kRows ? keep : 0;
+      fractions[c.name] = {kept, (1 - kept) * alpha};
+    }
+    if (keep == 0 || !q.may_keep || q.stream.alpha >= 0) continue;
+    options.fractions = fractions;
+    const auto all = static_cast<double>(StreamShape(options).kept_bytes());
+    const double share =
+        all > 0 ? std::clamp(static_cast<double>(left) / all, 0.0, 1.0) : 0;
+    for (const Class which : kFreeClasses) {
+      const ClassTraits& c = Traits(which);
+      if (!c.of(options.model) || c.keep != Keep::kRows) continue;
+      if (q.stream.fractions.contains(c.name)) continue;
+      fractions[c.name] = {share, (1 - share) * alpha};
+    }
+    return fractions;
+  }
+  return fractions;
+}
+
+bool Fits(const SettingsQuestion& q, const StreamOptions& options) {
+  const StreamShape shape(options);
+  return shape.host_bytes() <= q.host.count() &&
+         WorkingBytes(options) + shape.kept_bytes() + shape.resident_bytes() <=
+             q.hbm.count();
+}
+
+}  // namespace
+
+std::vector<Settings> SettingsOf(const SettingsQuestion& q, int64_t chunk) {
+  std::vector<Settings> all;
+  const bool may_stay =
+      q.may_keep && q.stream.alpha < 0 && q.stream.fractions.empty();
+  if (may_stay) {
+    all.push_back({.chunk = chunk,
+                   .prefetch = q.prefetch.value_or(1),
+                   .order = q.order.value_or(BackwardOrder::kKeysOuter),
+                   .resident = true});
+  }
+  for (const BackwardOrder order :
+       {BackwardOrder::kKeysOuter, BackwardOrder::kQueriesOuter}) {
+    if (q.order.has_value() && *q.order != order) continue;
+    for (const int depth : kDepths) {
+      const int prefetch = q.prefetch.value_or(depth);
+      if (q.prefetch.has_value() && depth != kDepths[0]) continue;
+      all.push_back({.chunk = chunk, .prefetch = prefetch, .order = order});
+    }
+  }
+  return all;
+}
+
+StreamOptions StreamOf(const SettingsQuestion& q, const Settings& settings) {
+  StreamOptions options = q.stream;
+  options.layout =
+      ChunkLayout(q.seq_len, settings.chunk, q.stream.layout.ranks());
+  options.prefetch_depth = settings.prefetch;
+  options.order = settings.order;
+  if (settings.resident) {
+    options.fractions = KeepEverything(options.model);
+    return options;
+  }
+  const double asked = q.stream.alpha;
+  for (const double alpha : kAlphas) {
+    options.alpha = asked >= 0 ? asked : alpha;
+    options.fractions = Shared(q, options, options.alpha);
+    if (asked >= 0 || Fits(q, options)) break;
+  }
+  return options;
+}
+
+double PredictSeconds(const SettingsQuestion& q, const Settings& settings,
+                      const std::vector<plan::SegmentKind>& recorded,
+                      const LinkSpeeds& links) {
+  if (recorded.empty()) return kNever;
+  const StreamOptions options = StreamOf(q, settings);
+  return Fits(q, options) ? StepSeconds(options, recorded, links) : kNever;
+}
+
+ChunkSearch::ChunkSearch(const SettingsQuestion& q)
+    : most_(q.chunk.value_or(q.seq_len)),
+      least_(q.chunk.value_or(kLeastChunk)),
+      first_(q.chunk.value_or(std::min(kFirstChunk, q.seq_len))),
+      next_(first_),
+      first_seconds_(kNever),
+      best_(kNever) {}
+
+void ChunkSearch::Tell(double seconds) {
+  const int64_t told = *next_;
+  if (told == first_) first_seconds_ = seconds;
+  best_ = std::min(best_, seconds);
+  const auto near_best = [this](double s) { return s <= best_ * kSlack; };
+  next_ = std::nullopt;
+  if (up_ && std::isfinite(seconds) && near_best(seconds) && told < most_) {
+    next_ = std::min(2 * told, most_);
+    return;
+  }
+  const int64_t above = up_ ? first_ : told;
+  const double seconds_above = up_ ? first_seconds_ : seconds;
+  up_ = false;
+  if (near_best(seconds_above) && above / 2 >= least_) next_ = above / 2;
+}
+
+const char* Name(BackwardOrder order) {
+  return order == BackwardOrder::kKeysOuter ? "keys" : "queries";
+}
+
+std::string ToString(const Settings& s) {
+  if (s.resident) {
+    return fmt::format("chunk {}, everything kept on the GPU", s.chunk);
+  }
+  return fmt::format("chunk {}, prefetch {}, {} outer in backward", s.chunk,
+                     s.prefetch, Name(s.order));
+}
+
+}  // namespace sluice::stream

@@ -1,0 +1,147 @@
+#!/usr/bin/env python3
+"""bench-settings: what the trainer chooses by itself, beside the best of all
+that could be chosen by hand.
+
+    settings.py --bin DIR --json FILE [--shape NAME]
+
+Each shape is trained with every chunk x prefetch x backward order of a grid
+and, before and after it, without any of these flags, on the same daemon, link
+and memory. The value is the best median of the grid over the one that was
+chosen: 1 is as fast, 0.9 is 10 % slower.
+"""
+
+import argparse
+import contextlib
+import itertools
+import json
+import os
+import statistics
+import subprocess
+import sys
+import tempfile
+
+STEPS = 3  # the first touches the memory, and does not count
+CHUNKS = [128, 256, 512, 1024, 2048]
+PREFETCHES = [1, 2, 4]
+ORDERS = ["keys", "queries"]
+TARGET = 0.9
+
+MODEL = ["--hidden", "128", "--ffn", "344", "--vocab", "256",
+         "--layers", "2", "--threads", "1"]
+HEADS = ["--heads", "4"]
+# Link speed, bytes per second each way (0: as fast as memory), and flags.
+SHAPES = {
+    "fits": (0, [*HEADS, "--seq-len", "4096", "--hbm", "128MiB", "--host", "256MiB"]),
+    "long": (0, [*HEADS, "--seq-len", "8192", "--hbm", "26MiB", "--host", "256MiB"]),
+    "slow link": (1e8, [*HEADS, "--seq-len", "6144", "--hbm", "26MiB", "--host",
+                        "256MiB"]),
+    "one kv head": (1e8, ["--seq-len", "6144", "--heads", "8", "--kv-heads",
+                          "1", "--hbm", "26MiB", "--host", "256MiB"]),
+    "two ranks": (2e8, [*HEADS, "--seq-len", "8192", "--ranks", "2", "--hbm", "24MiB",
+                        "--host", "256MiB"]),
+    "large vocabulary, little host memory": (
+        0, [*HEADS, "--seq-len", "4096", "--vocab", "8192", "--hbm", "80MiB",
+            "--host", "32MiB", "--arch", "gpt"]),
+}
+CONFIG = """\
+[device]
+driver = "sim"
+[sim]
+gpus = 2
+gpu_memory = "256MiB"
+host_memory = "512MiB"
+links = [{{ name = "link", h2d_bytes_per_s = {speed:.0f}, d2h_bytes_per_s = {speed:.0f} }}]
+gpu_links = ["link", "link"]
+[pools]
+host_bytes = "512MiB"
+[http]
+listen = ""
+"""
+
+
+@contextlib.contextmanager
+def node(folder, speed):
+    """A daemon with such a link, and a text: gives the folder of both."""
+    with tempfile.TemporaryDirectory() as runtime:
+        config = os.path.join(runtime, "sluiced.toml")
+        with open(config, "w", encoding="utf-8") as file:
+            file.write(CONFIG.format(speed=speed))
+        with open(os.path.join(runtime, "text"), "w", encoding="utf-8") as file:
+            file.writelines(f"line {i} of a text\n" for i in range(4000))
+        with subprocess.Popen(
+                [os.path.join(folder, "sluiced"), "--config", config,
+                 "--runtime-dir", runtime],
+                stdout=subprocess.PIPE, stderr=subprocess.DEVNULL,
+                stdin=subprocess.DEVNULL, text=True) as daemon:
+            if "ready" not in daemon.stdout.readline():
+                sys.exit("error: sluiced did not start")
+            try:
+                yield runtime
+            finally:
+                daemon.terminate()
+
+
+def train(folder, runtime, flags):
+    """Seconds of a step and the settings it ran with; None: does not fit."""
+    with tempfile.NamedTemporaryFile(suffix=".jsonl") as log:
+        run = subprocess.run(
+            [os.path.join(folder, "sluice-train"), "train", "--socket",
+             os.path.join(runtime, "session.sock"), "--json", "--steps", str(STEPS), "--log-jsonl", log.name,
+             "--data", os.path.join(runtime, "text"), *flags],
+            capture_output=True, text=True, stdin=subprocess.DEVNULL,
+            check=False)
+        if run.returncode == 3:
+            return None
+        if run.returncode != 0:
+            sys.exit(f"error: sluice-train {' '.join(flags)}: status "
+                     f"{run.returncode}: {run.stderr.strip()}")
+        lines = [json.loads(line) for line in log.read().splitlines()]
+    seconds = [line["seconds"] for line in lines if "seconds" in line]
+    return (statistics.median(seconds[1:]),
+            json.loads(run.stdout)["settings"])
+
+
+def measure(folder, name):
+    speed, flags = SHAPES[name]
+    flags = [*MODEL, *flags]
+    grid, chosen = {}, []
+    with node(folder, speed) as runtime:
+        chosen.append(train(folder, runtime, flags))
+        for chunk, prefetch, order in itertools.product(CHUNKS, PREFETCHES,
+                                                        ORDERS):
+            one = train(folder, runtime,
+                        [*flags, "--chunk", str(chunk), "--prefetch",
+                         str(prefetch), "--backward-order", order])
+            if one:
+                grid[f"chunk {chunk}, prefetch {prefetch}, {order}"] = one[0]
+        chosen.append(train(folder, runtime, flags))
+    if None in chosen:
+        sys.exit(f"error: {name}: what was chosen does not fit")
+    seconds = statistics.median(one[0] for one in chosen)
+    best = min(grid, key=grid.get)
+    settings = chosen[-1][1]
+    detail = (f"chose chunk {settings['chunk']}, prefetch "
+              f"{settings['prefetch']}, {settings['backward_order']}"
+              f"{', everything kept' if settings['resident'] else ''}: "
+              f"{seconds:.2f} s; of {len(grid)} that fit the best is {best}: "
+              f"{grid[best]:.2f} s, the worst {max(grid.values()):.2f} s")
+    print(f"{name}: {detail}", flush=True)
+    return {"name": f"settings, {name}", "value": grid[best] / seconds,
+            "unit": "x the best by hand", "target": TARGET,
+            "better": "higher", "detail": detail}
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--bin", required=True)
+    parser.add_argument("--json", required=True)
+    parser.add_argument("--shape", choices=SHAPES, help="only this one")
+    arguments = parser.parse_args()
+    names = [arguments.shape] if arguments.shape else list(SHAPES)
+    entries = [measure(arguments.bin, name) for name in names]
+    with open(arguments.json, "w", encoding="utf-8") as file:
+        json.dump(entries, file)
+
+
+if __name__ == "__main__":
+    main()

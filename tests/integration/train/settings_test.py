@@ -1,0 +1,67 @@
+"""How a step is cut where the user leaves that open: chunk, prefetch depth,
+backward's order, and whether everything stays on the GPU."""
+
+import json
+import re
+import unittest
+
+import harness
+
+OPEN = "--layers 2 --hidden 64 --heads 4 --kv-heads 2 --ffn 96 --threads 1"
+
+
+class Settings(harness.TrainTest):
+    def run_open(self, *flags):
+        """A run without --chunk: its report and what it said."""
+        code, out, err = self.run_train(*OPEN.split(), "--private", "--data",
+                                        self.text, "--json", *flags)
+        self.assertEqual(code, 0, err)
+        return json.loads(out), err
+
+    def test_everything_stays_on_the_gpu_where_it_fits_and_nothing_moves(self):
+        report, said = self.run_open("--seq-len", "700", "--steps", "2")
+        settings = report["settings"]
+        self.assertTrue(settings["resident"])
+        self.assertEqual(report["host_bytes"], 0)
+        for name, of in report["fractions"].items():
+            self.assertEqual((of["keep"], of["swap"]), (1, 0), name)
+        self.assertIn("the fastest of those tried", settings["why"])
+        self.assertRegex(said, r"(?m)^cut +chunk \d+, everything kept")
+        given = self.train("--private", "--seq-len", "700", "--steps", "2",
+                           "--alpha", "1")
+        self.assertIsNone(given["settings"]["why"])
+        for open_, moved in zip(report["losses"], given["losses"], strict=True):
+            self.assertLess(abs(open_ / moved - 1), 1e-6)
+
+    def test_ranks_agree_and_a_small_gpu_gets_chunks_that_fit(self):
+        report, _ = self.run_open("--seq-len", "6000", "--steps", "1",
+                                  "--ranks", "2", "--hbm", "8MiB")
+        settings = report["settings"]
+        self.assertFalse(settings["resident"])
+        self.assertLess(settings["chunk"], 6000)
+        self.assertGreater(report["host_bytes"], 0)
+        self.assertEqual(report["plan"]["mismatches"], 0)
+        self.assertRegex(settings["why"], "does not fit|about")
+
+    def test_what_is_given_is_not_measured(self):
+        report, said = self.run_open(
+            "--seq-len", "700", "--steps", "1", "--chunk", "100",
+            "--backward-order", "queries", "--prefetch", "3")
+        self.assertEqual(
+            report["settings"],
+            {"chunk": 100, "prefetch": 3, "backward_order": "queries",
+             "resident": False, "why": None})
+        self.assertIsNone(re.search(r"(?m)^cut", said))
+
+    def test_a_resumed_run_is_cut_as_it_was(self):
+        save = self.path("save")
+        flags = ["--seq-len", "700", "--save", save]
+        first, _ = self.run_open(*flags, "--steps", "1")
+        again, said = self.run_open(*flags, "--steps", "2", "--resume", save)
+        for name in ("chunk", "prefetch", "backward_order", "resident"):
+            self.assertEqual(again["settings"][name], first["settings"][name])
+        self.assertIn("as before", said)
+
+
+if __name__ == "__main__":
+    unittest.main()

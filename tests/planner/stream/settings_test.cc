@@ -1,0 +1,172 @@
+// Settings that are chosen: which are looked at, what fits, what is faster.
+#include "planner/stream/settings.h"
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <cmath>
+#include <limits>
+#include <map>
+
+#include "planner/stream/stream_shape.h"
+#include "planner/stream/transients.h"
+
+namespace sluice::stream {
+namespace {
+
+using ::testing::ElementsAre;
+
+constexpr double kNever = std::numeric_limits<double>::infinity();
+
+SettingsQuestion Question(int64_t seq_len, int64_t kv_heads = 8) {
+  SettingsQuestion q;
+  q.stream.model = Llama({.layers = 4,
+                          .hidden = 256,
+                          .heads = 8,
+                          .kv_heads = kv_heads,
+                          .ffn = 688,
+                          .vocab = 1024});
+  q.stream.alpha = -1;
+  q.seq_len = seq_len;
+  q.hbm = GiB(1);
+  q.host = GiB(8);
+  return q;
+}
+
+// Every segment takes what its operations take at one speed.
+std::vector<plan::SegmentKind> Recorded(const SettingsQuestion& q,
+                                        int64_t chunk) {
+  const auto rows = static_cast<double>(chunk);
+  const ModelShape& m = q.stream.model;
+  const double h = double(m.hidden), f = double(m.ffn);
+  const std::map<Segment, double> operations = {
+      {Segment::kQkvForward, 6 * rows * h * h},
+      {Segment::kDiagonalForward, 2 * rows * rows * h},
+      {Segment::kOffdiagonalForward, 4 * rows * rows * h},
+      {Segment::kPostForward, 2 * rows * h * (h + 3 * f)},
+      {Segment::kPostBackward, 4 * rows * h * (h + 3 * f)},
+      {Segment::kDiagonalBackward, 5 * rows * rows * h},
+      {Segment::kOffdiagonalBackward, 10 * rows * rows * h},
+      {Segment::kQkvBackward, 12 * rows * h * h}};
+  std::vector<plan::SegmentKind> kinds;
+  for (const auto& [segment, count] : operations) {
+    kinds.push_back({.name = KindOf(segment, true), .seconds = count / 1e11});
+  }
+  return kinds;
+}
+
+std::vector<int64_t> Tried(const SettingsQuestion& q,
+                           const std::map<int64_t, double>& seconds) {
+  std::vector<int64_t> tried;
+  for (ChunkSearch search(q); search.Next().has_value();) {
+    const int64_t chunk = *search.Next();
+    tried.push_back(chunk);
+    const auto found = seconds.find(chunk);
+    search.Tell(found != seconds.end() ? found->second : kNever);
+  }
+  return tried;
+}
+
+TEST(ChunkSearch, GoesUpAsLongAsThatDoesNotLose) {
+  EXPECT_THAT(Tried(Question(1 << 20), {{512, 10}, {1024, 8}, {2048, 9}}),
+              ElementsAre(512, 1024, 2048));
+  EXPECT_THAT(Tried(Question(2000), {{512, 10}, {1024, 8}, {2000, 7}}),
+              ElementsAre(512, 1024, 2000));
+}
+
+TEST(ChunkSearch, GoesDownWhereTheFirstIsBestOrDoesNotFit) {
+  EXPECT_THAT(Tried(Question(1 << 20), {{256, 9}, {512, 10}, {1024, 12}}),
+              ElementsAre(512, 1024, 256, 128));
+  EXPECT_THAT(Tried(Question(1 << 20), {{128, 9}}),
+              ElementsAre(512, 256, 128, 64));
+  EXPECT_THAT(Tried(Question(1 << 20), {}), ElementsAre(512, 256, 128, 64));
+}
+
+TEST(ChunkSearch, AsksOnceAboutAnAskedSizeAndAShortSequence) {
+  SettingsQuestion q = Question(1 << 20);
+  q.chunk = 300;
+  EXPECT_THAT(Tried(q, {{300, 1}}), ElementsAre(300));
+  EXPECT_THAT(Tried(Question(40), {{40, 1}}), ElementsAre(40));
+}
+
+TEST(Settings, WhatIsAskedForIsNotOpen) {
+  SettingsQuestion q = Question(4096);
+  EXPECT_EQ(SettingsOf(q, 512).size(), 1 + 2 * 3);
+  EXPECT_TRUE(SettingsOf(q, 512).front().resident);
+  q.prefetch = 3;
+  q.order = BackwardOrder::kQueriesOuter;
+  q.stream.alpha = 0.5;  // some is to be swapped
+  EXPECT_THAT(SettingsOf(q, 512),
+              ElementsAre(Settings{512, 3, BackwardOrder::kQueriesOuter}));
+}
+
+// The least time over all settings of a chunk size.
+Settings Best(const SettingsQuestion& q, int64_t chunk,
+              const LinkSpeeds& links) {
+  Settings best;
+  double least = kNever;
+  for (const Settings& settings : SettingsOf(q, chunk)) {
+    const double seconds =
+        PredictSeconds(q, settings, Recorded(q, chunk), links);
+    if (seconds < least) {
+      least = seconds;
+      best = settings;
+    }
+  }
+  EXPECT_TRUE(std::isfinite(least));
+  return best;
+}
+
+TEST(Settings, EverythingIsKeptWhereItFitsAndNotWhereItDoesNot) {
+  SettingsQuestion q = Question(4096);
+  EXPECT_TRUE(Best(q, 1024, {1e9, 1e9}).resident);
+  q.hbm = MiB(96);
+  EXPECT_FALSE(Best(q, 1024, {1e9, 1e9}).resident);
+}
+
+TEST(Settings, FewKvHeadsAreTheInnerSideOverASlowLink) {
+  SettingsQuestion q = Question(1 << 17, /*kv_heads=*/1);
+  q.hbm = MiB(64);
+  EXPECT_EQ(Best(q, 512, {1e8, 1e8}).order, BackwardOrder::kQueriesOuter);
+}
+
+TEST(Settings, ASlowLinkWantsMoreSlots) {
+  SettingsQuestion q = Question(1 << 17);
+  q.hbm = MiB(64);
+  EXPECT_GT(Best(q, 512, {4e9, 4e9}).prefetch, 1);
+}
+
+TEST(Settings, WhatIsPredictedFits) {
+  for (const int64_t seq_len : {1000, 40000, 300000}) {
+    SettingsQuestion q = Question(seq_len);
+    q.hbm = MiB(80);
+    q.host = GiB(1);
+    for (const Settings& settings : SettingsOf(q, 512)) {
+      const StreamOptions options = StreamOf(q, settings);
+      const bool fits = HostBytes(options) <= q.host &&
+                        RingBytes(options) + KeptBytes(options) +
+                                Bytes(TransientBytes(StreamShape(options))) <=
+                            q.hbm;
+      EXPECT_EQ(std::isfinite(
+                    PredictSeconds(q, settings, Recorded(q, 512), {1e9, 1e9})),
+                fits)
+          << ToString(settings);
+    }
+  }
+}
+
+// Dropping rows costs time, moving them over a slow link does too.
+TEST(StepTime, GrowsWithWhatIsRecomputedAndWithSlowerLinks) {
+  SettingsQuestion q = Question(1 << 15);
+  const auto recorded = Recorded(q, 512);
+  StreamOptions options = q.stream;
+  options.layout = ChunkLayout(q.seq_len, 512, 1);
+  options.alpha = 1;
+  const double swapped = StepSeconds(options, recorded, {});
+  EXPECT_GT(StepSeconds(options, recorded, {1e8, 1e8}), swapped);
+  options.alpha = 0;
+  EXPECT_GT(StepSeconds(options, recorded, {}), swapped);
+}
+
+}  // namespace
+}  // namespace sluice::stream
