@@ -2,28 +2,24 @@
 
 #include <ATen/TensorOperators.h>
 #include <ATen/core/grad_mode.h>
-#include <ATen/ops/gelu.h>
-#include <ATen/ops/index_select.h>
-#include <ATen/ops/layer_norm.h>
 #include <ATen/ops/linear.h>
-#include <ATen/ops/silu.h>
 #include <torch/csrc/autograd/autograd.h>
 
 #include <optional>
 #include <utility>
 
 #include "client/torch/baseline/baseline_ops.h"
+#include "client/torch/baseline/baseline_parts.h"
 #include "client/torch/exceptions.h"
 #include "planner/stream/loss_rows.h"
 
 namespace sluice::runtime {
 namespace {
 
+using baseline::FeedForward;
+using baseline::Leaf;
+using baseline::Norm;
 using baseline::Rotation;
-
-at::Tensor Leaf(const at::Tensor& tensor) {
-  return tensor.detach().requires_grad_(true);
-}
 
 // A layer (or the final norm) that ran with gradients: its input and
 // parameters as leaves, and its output.
@@ -69,12 +65,7 @@ class BaselineRun {
                   int64_t global_count);
 
  private:
-  at::Tensor Embed(const at::Tensor& tokens) const;
-  void EmbedBackward(const at::Tensor& tokens, const at::Tensor& gradient);
-  at::Tensor Norm(const at::Tensor& x, const at::Tensor& weight,
-                  const at::Tensor& bias) const;
   at::Tensor SelfAttention(const at::Tensor& h, const LayerTensors& w);
-  at::Tensor FeedForward(const at::Tensor& h, const LayerTensors& w) const;
   at::Tensor Layer(const at::Tensor& x, const LayerTensors& w);
   Graph LayerGraph(const at::Tensor& x, int64_t layer);
   // Runs all layers; `kept` gets a graph (keep-all) or an input (recompute).
@@ -94,34 +85,6 @@ class BaselineRun {
   HeadExchange exchange_;
   std::optional<Rotation> rotation_;
 };
-
-at::Tensor BaselineRun::Embed(const at::Tensor& tokens) const {
-  at::Tensor x = at::index_select(weights_.embed, 0, tokens);
-  if (model_.max_positions > 0) {
-    x.add_(weights_.positions.narrow(0, layout_.local_offset(0, rank_),
-                                     tokens.size(0)));
-  }
-  return x;
-}
-
-void BaselineRun::EmbedBackward(const at::Tensor& tokens,
-                                const at::Tensor& gradient) {
-  const at::Tensor gradient32 = gradient.to(at::kFloat);
-  gradients_.embed.index_add_(0, tokens, gradient32);
-  if (model_.max_positions > 0) {
-    gradients_.positions
-        .narrow(0, layout_.local_offset(0, rank_), tokens.size(0))
-        .add_(gradient32);
-  }
-}
-
-at::Tensor BaselineRun::Norm(const at::Tensor& x, const at::Tensor& weight,
-                             const at::Tensor& bias) const {
-  if (model_.norm == stream::NormKind::kRmsNorm) {
-    return baseline::RmsNorm(x, weight, model_.norm_epsilon);
-  }
-  return at::layer_norm(x, {model_.hidden}, weight, bias, model_.norm_epsilon);
-}
 
 at::Tensor BaselineRun::SelfAttention(const at::Tensor& h,
                                       const LayerTensors& w) {
@@ -147,21 +110,12 @@ at::Tensor BaselineRun::SelfAttention(const at::Tensor& h,
                     w.o_bias);
 }
 
-at::Tensor BaselineRun::FeedForward(const at::Tensor& h,
-                                    const LayerTensors& w) const {
-  at::Tensor up = at::linear(h, w.up_weight, w.up_bias);
-  if (model_.gated) {
-    up = at::silu(at::linear(h, w.gate_weight)) * up;
-  } else {
-    up = at::gelu(up, "tanh");
-  }
-  return at::linear(up, w.down_weight, w.down_bias);
-}
-
 at::Tensor BaselineRun::Layer(const at::Tensor& x, const LayerTensors& w) {
   at::Tensor middle =
-      x + SelfAttention(Norm(x, w.norm1_weight, w.norm1_bias), w);
-  return middle + FeedForward(Norm(middle, w.norm2_weight, w.norm2_bias), w);
+      x + SelfAttention(Norm(model_, x, w.norm1_weight, w.norm1_bias), w);
+  return middle +
+         FeedForward(model_, Norm(model_, middle, w.norm2_weight, w.norm2_bias),
+                     w);
 }
 
 Graph BaselineRun::LayerGraph(const at::Tensor& x, int64_t layer) {
@@ -219,7 +173,7 @@ at::Tensor BaselineRun::Head(const at::Tensor& x, const at::Tensor& labels,
   }
   {
     const at::AutoGradMode with_gradients(true);
-    norm.output = Norm(norm.input, norm.parameters[0], bias);
+    norm.output = Norm(model_, norm.input, norm.parameters[0], bias);
   }
   at::Tensor& head_gradient =
       weights_.head.defined() ? gradients_.head : gradients_.embed;
@@ -242,11 +196,14 @@ StepResult BaselineRun::Step(const at::Tensor& tokens, const at::Tensor& labels,
   StepResult result;
   at::Tensor gradient;
   {
-    const at::Tensor x = LayersForward(Embed(tokens), kept);
+    const at::Tensor x = LayersForward(
+        baseline::Embed(weights_, tokens, layout_.local_offset(0, rank_)),
+        kept);
     gradient = Head(x, labels, global_count, result);
   }
   gradient = LayersBackward(std::move(gradient), std::move(kept));
-  EmbedBackward(tokens, gradient);
+  baseline::EmbedBackward(gradients_, tokens, gradient,
+                          layout_.local_offset(0, rank_));
   return result;
 }
 
