@@ -58,7 +58,7 @@ constexpr char kTrainExamples[] = R"(Examples:
       --data corpus.txt --steps 2000 --save out/run --resume out/run
 
   # Does this length fit, without training?
-  sluice-train train --method recompute --seq-len 8192 --probe --json
+  sluice-train train --method alst --seq-len 8192 --probe --json
 
 Exit status: 0 done, 1 fault, 2 bad input, 3 GPU or host memory ran out
   (limited_by says which), 4 a disk is full, 5 too many open files,
@@ -69,10 +69,15 @@ constexpr char kCheckExamples[] = R"(Example:
   sluice-train check --layers 2 --hidden 64 --heads 4 --kv-heads 2 --ffn 96 \
       --arch llama --seq-len 333 --chunk 64 --ranks 2 --alpha 0.5 \
       --dtype fp32 --json
+  sluice-train check --method alst --heads 4 --seq-len 333 --ranks 2
 )";
 
 void AddShared(CLI::App& app, RunOptions& o, RawFlags& raw) {
   app.add_option("--job", o.job, "label of the job; budgets bind it");
+  app.add_option("--method", raw.method,
+                 "keep-all, recompute, alst (Ulysses, tiled layers and loss, "
+                 "layer inputs in host memory) or sluice")
+      ->capture_default_str();
   app.add_option("--arch", raw.arch, "gpt or llama")->capture_default_str();
   cli::AddCount(app, "--layers", o.model.layers);
   cli::AddCount(app, "--hidden", o.model.hidden);
@@ -151,8 +156,6 @@ void AddTraining(CLI::App& app, RunOptions& o, RawFlags& raw) {
   app.add_flag("--private", o.private_daemon,
                "start a sluiced for this run only, with a simulated GPU of "
                "--hbm (256 MiB) per rank and host memory of --host (1 GiB)");
-  app.add_option("--method", raw.method, "keep-all, recompute or sluice")
-      ->capture_default_str();
   cli::AddCount(app, "--steps", o.steps,
                 "steps in all, those resumed included");
   app.add_option("--lr", o.lr)->capture_default_str();
@@ -341,7 +344,8 @@ absl::Status Convert(const RawFlags& raw, RunOptions& o) {
       ReadSeconds("--end-after", raw.end_after, o.end_after));
   SLUICE_ASSIGN_OR_RETURN(o.gpus, ParseGpuList(raw.gpus));
   SLUICE_RETURN_IF_ERROR(Choose<Method>("--method", raw.method,
-                                        {{"keep-all", Method::kKeepAll},
+                                        {{"alst", Method::kAlst},
+                                         {"keep-all", Method::kKeepAll},
                                          {"recompute", Method::kRecompute},
                                          {"sluice", Method::kSluice}},
                                         o.method));

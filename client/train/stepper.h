@@ -1,4 +1,4 @@
-// One micro-batch forward and backward, by each of the three methods.
+// One micro-batch forward and backward, by each of the methods.
 //
 // Thread safety: one thread.
 #pragma once
@@ -52,9 +52,10 @@ class Stepper {
   virtual stream::ChunkLayout layout() const = 0;
   // What a sequence's segments take: measured, or (baselines) their ratios.
   virtual SegmentCosts costs() const = 0;
-  // Of the streamed method; the others copy nothing and have no plan.
+  // Of sluice and alst; the others copy nothing.
   virtual Bytes host_bytes() const { return Bytes(0); }
   virtual client::CopyStats copies() const { return {}; }
+  // Of sluice; the others have no plan.
   virtual double alpha() const { return 0; }
   virtual const plan::RankPlan* own_plan() const { return nullptr; }
   virtual PlanSummary plan() const { return {}; }
@@ -75,13 +76,24 @@ class Stepper {
   }
 };
 
-std::unique_ptr<Stepper> MakeBaselineStepper(const StepperContext& context);
+// By --method; a collective but for keep-all and recompute. `saved`: as
+// MakeStreamedStepper's. DoesNotFit with what ran out.
+absl::StatusOr<std::unique_ptr<Stepper>> MakeStepper(
+    const StepperContext& context, const SavedPlan* saved);
 
 // Calibrates, has the daemon plan, leases the host region. `saved` (may be
 // null) skips calibration and planning where it still fits. DoesNotFit with
 // what ran out.
 absl::StatusOr<std::unique_ptr<Stepper>> MakeStreamedStepper(
     const StepperContext& context, const SavedPlan* saved);
+
+// What several steppers need (internal to them).
+absl::StatusOr<std::unique_ptr<client::CopyEngine>> StartCopies(
+    const StepperContext& context);
+// --host binds all local ranks together, so each its share. DoesNotFit: more
+// than that, or than the daemon leases.
+absl::StatusOr<std::unique_ptr<client::Region>> LeaseHost(
+    const StepperContext& context, Bytes size);
 
 // All ranks learn whether every one of them is fine: the first collective
 // after work that only some may have failed. A failed rank gets its own

@@ -48,26 +48,6 @@ StreamContext::Options StreamedStepper::StreamOptions(
       copies_.get());
 }
 
-// --host binds all local ranks together, so each its share.
-absl::StatusOr<std::unique_ptr<client::Region>> StreamedStepper::LeaseHost(
-    Bytes size) {
-  const Bytes limit = context_.options->host;
-  const Bytes share = limit / context_.environment->local_world_size;
-  if (limit.count() > 0 && size > share) {
-    return DoesNotFit(
-        kHostMemory,
-        fmt::format("{} of host memory needed, this rank's share of --host {} "
-                    "is {}: raise --host or shorten --seq-len",
-                    FormatBytes(size), FormatBytes(limit), FormatBytes(share)));
-  }
-  auto region = context_.memory->session().LeaseHost(size);
-  // The daemon's line says what to do.
-  if (IsOutOfMemory(region.status())) {
-    return DoesNotFit(LimitedBy(region.status()), region.status());
-  }
-  return region;
-}
-
 namespace {
 
 // The most that any fractions need.
@@ -99,10 +79,10 @@ StreamedStepper::LeaseForCalibration(const stream::StreamOptions& options) {
   spare_.reset();
   const Bytes most = MostBytes(options), room = HostRoom();
   if (most > room) {  // more than its share would be another rank's
-    SLUICE_ASSIGN_OR_RETURN(spare_, LeaseHost(needed));
+    SLUICE_ASSIGN_OR_RETURN(spare_, LeaseHost(context_, needed));
     return nullptr;
   }
-  SLUICE_ASSIGN_OR_RETURN(auto region, LeaseHost(most));
+  SLUICE_ASSIGN_OR_RETURN(auto region, LeaseHost(context_, most));
   if (2 * most < room) return region;
   spare_ = std::move(region);
   return nullptr;
@@ -393,7 +373,7 @@ absl::Status StreamedStepper::Start() {
   spare_.reset();
   if (needed > Bytes(0)) {
     if (host_ == nullptr) {
-      SLUICE_ASSIGN_OR_RETURN(host_, LeaseHost(needed));
+      SLUICE_ASSIGN_OR_RETURN(host_, LeaseHost(context_, needed));
     }
     options.host = host_->data();
     options.host_size = host_->size();
@@ -405,13 +385,7 @@ absl::Status StreamedStepper::Start() {
 }
 
 absl::Status StreamedStepper::Prepare(const SavedPlan* saved) {
-  client::CopyEngine::Options copies;
-  copies.driver = &context_.memory->session().driver();
-  copies.device = context_.memory->session().limits().device;
-  copies.gate = &context_.memory->session().grants();
-  copies.record_timeline =
-      !context_.options->trace.empty() && context_.environment->rank == 0;
-  SLUICE_ASSIGN_OR_RETURN(copies_, client::CopyEngine::Start(copies));
+  SLUICE_ASSIGN_OR_RETURN(copies_, StartCopies(context_));
   if (saved != nullptr) {
     SLUICE_ASSIGN_OR_RETURN(const bool runs, Replay(*saved));
     if (runs) return absl::OkStatus();

@@ -88,18 +88,18 @@ absl::Status Trainer::Choose() {
 
 absl::Status Trainer::PrepareStepper() {
   const RunOptions& o = *context_.options;
+  std::optional<SavedPlan> saved;
+  bool replay = false;
   if (o.method == Method::kSluice) {
-    std::optional<SavedPlan> saved;
     if (resumed_.has_value()) saved = resumed_->LoadPlan(context_);
     // All ranks replay theirs, or all plan anew: planning is collective.
-    const absl::Status all =
+    replay =
         Agree(context_.collectives,
-              saved.has_value() ? absl::OkStatus() : absl::NotFoundError(""));
-    SLUICE_ASSIGN_OR_RETURN(
-        stepper_, MakeStreamedStepper(context_, all.ok() ? &*saved : nullptr));
-    return absl::OkStatus();
+              saved.has_value() ? absl::OkStatus() : absl::NotFoundError(""))
+            .ok();
   }
-  stepper_ = MakeBaselineStepper(context_);
+  SLUICE_ASSIGN_OR_RETURN(stepper_,
+                          MakeStepper(context_, replay ? &*saved : nullptr));
   return absl::OkStatus();
 }
 

@@ -8,7 +8,10 @@
 #include <cstdlib>
 
 #include "client/torch/memory/region_allocator.h"
+#include "kernels/device/sim/sim.h"
 #include "proto/base/mutex.h"
+#include "tests/support/status_matchers.h"
+#include "tests/support/temp_dir.h"
 #include "tests/torch/rank_threads.h"
 #include "tests/torch/stream_oracle.h"
 
@@ -38,12 +41,68 @@ stream::ModelShape Llama(int64_t heads, int64_t kv_heads) {
                         .init_std = 0.2});
 }
 
+// A simulated node whose engine copies between this process's memories.
+class Node {
+ public:
+  Node() {
+    EXPECT_THAT(
+        device::CreateSimNode(directory_.path(),
+                              {.gpus = {{MiB(1), "pcie0", NumaIndex(0)}},
+                               .links = {{"pcie0", 0, 0}},
+                               .host_memory = MiB(1)}),
+        testing::IsOk());
+    driver_ = *device::OpenSimDriver(directory_.path());
+  }
+  std::unique_ptr<client::CopyEngine> NewEngine() {
+    return *client::CopyEngine::Start({.driver = driver_.get()});
+  }
+
+ private:
+  testing::TempDir directory_;
+  std::unique_ptr<device::Driver> driver_;
+};
+
+// Host memory for the layers' inputs of one rank, exactly what they need.
+class Inputs {
+ public:
+  Inputs(const stream::ModelShape& model, int64_t rows, at::ScalarType dtype,
+         client::CopyEngine* copies) {
+    HostInputs::Options options{.layers = model.layers,
+                                .rows = rows,
+                                .hidden = model.hidden,
+                                .dtype = dtype,
+                                .copies = copies};
+    options.host_size = HostInputs::HostBytes(options);
+    size_ = options.host_size.size();
+    host_.reset(static_cast<std::byte*>(std::aligned_alloc(64, size_ + 64)));
+    std::fill_n(host_.get(), size_ + 64, std::byte{0xff});
+    options.host = host_.get();
+    inputs_ = *HostInputs::Create(options);
+  }
+  ~Inputs() {
+    inputs_.reset();
+    for (size_t i = size_; i < size_ + 64; ++i) {
+      EXPECT_EQ(host_.get()[i], std::byte{0xff}) << "written behind its end";
+    }
+  }
+  HostInputs* get() const { return inputs_.get(); }
+
+ private:
+  struct Free {
+    void operator()(std::byte* p) const { std::free(p); }
+  };
+  size_t size_ = 0;
+  std::unique_ptr<std::byte, Free> host_;
+  std::unique_ptr<HostInputs> inputs_;
+};
+
 struct Case {
   const char* name;
   stream::ModelShape model;
   int64_t seq_len;
   int ranks;
   BaselineMethod method;
+  int64_t tile_rows = 0;
 };
 
 struct Sequence {
@@ -73,15 +132,21 @@ Found RunBaseline(const Case& c, const ModelTensors& weights,
   const stream::ChunkLayout layout(c.seq_len, c.seq_len, c.ranks);
   Found found{.gradients = ZeroTensors(c.model, at::kFloat)};
   Mutex mutex;
+  Node node;
   RunRanks(c.ranks, [&](Collectives& ranks) {
     const int64_t first = layout.local_offset(0, ranks.rank());
     const int64_t rows = layout.local_rows(0, ranks.rank());
     ModelTensors gradients = ZeroTensors(c.model, at::kFloat);
+    const auto copies = node.NewEngine();
+    const Inputs inputs(c.model, rows, weights.embed.scalar_type(),
+                        copies.get());
     const auto result =
         BaselineStep({.model = c.model,
                       .seq_len = c.seq_len,
                       .method = c.method,
-                      .collectives = &ranks},
+                      .collectives = &ranks,
+                      .inputs = inputs.get(),
+                      .tile_rows = c.tile_rows},
                      weights, gradients, sequence.tokens.narrow(0, first, rows),
                      sequence.labels.narrow(0, first, rows), count);
     ASSERT_TRUE(result.ok()) << result.status();
@@ -155,20 +220,34 @@ INSTANTIATE_TEST_SUITE_P(
         Case{"llama", Llama(4, 2), 37, 2, BaselineMethod::kKeepAll},
         Case{"llama_expanded", Llama(12, 3), 21, 4, BaselineMethod::kRecompute},
         Case{"llama_replicated", Llama(8, 2), 21, 4, BaselineMethod::kKeepAll},
-        Case{"llama_empty_rank", Llama(4, 1), 3, 4,
-             BaselineMethod::kRecompute}),
+        Case{"llama_empty_rank", Llama(4, 1), 3, 4, BaselineMethod::kRecompute},
+        Case{"alst_gpt", Gpt(), 37, 1, BaselineMethod::kAlst, 5},
+        Case{"alst_gpt_2", Gpt(), 37, 2, BaselineMethod::kAlst, 7},
+        Case{"alst_gpt_4", Gpt(), 61, 4, BaselineMethod::kAlst},
+        Case{"alst_llama", Llama(4, 4), 37, 1, BaselineMethod::kAlst},
+        Case{"alst_llama_tile_of_1", Llama(4, 4), 13, 1, BaselineMethod::kAlst,
+             1},
+        Case{"alst_llama_3", Llama(6, 3), 40, 3, BaselineMethod::kAlst, 4},
+        Case{"alst_llama_expanded", Llama(12, 3), 21, 4, BaselineMethod::kAlst,
+             2},
+        Case{"alst_llama_replicated", Llama(8, 2), 21, 4, BaselineMethod::kAlst,
+             4},
+        Case{"alst_llama_empty_rank", Llama(4, 1), 3, 4,
+             BaselineMethod::kAlst}),
     [](const auto& info) {
       return std::string(info.param.name) + "_" + std::to_string(info.index);
     });
 
-// The peak of one step inside an armed region, in units of [rows, hidden],
-// beside weights and gradients.
-double PeakUnits(const stream::ModelShape& model, int64_t rows,
-                 at::ScalarType dtype, BaselineMethod method) {
+// The peak of one step inside an armed region beside weights and gradients.
+double Peak(const stream::ModelShape& model, int64_t rows, at::ScalarType dtype,
+            BaselineMethod method) {
+  Node node;
+  const auto copies = node.NewEngine();
+  const Inputs inputs(model, rows, dtype, copies.get());
   const Bytes size = MiB(512);
   std::byte* memory =
       static_cast<std::byte*>(std::aligned_alloc(64, size.size()));
-  double units = 0;
+  double peak = 0;
   {
     const Sequence sequence = MakeSequence(model, rows);
     RegionAllocator allocator(memory, size);
@@ -177,17 +256,35 @@ double PeakUnits(const stream::ModelShape& model, int64_t rows,
     ModelTensors gradients = ZeroTensors(model, at::kFloat);
     const Bytes states = allocator.stats().used;
     allocator.ResetPeak();
-    const auto result = BaselineStep(
-        {.model = model, .seq_len = rows, .method = method}, weights, gradients,
-        sequence.tokens, sequence.labels, rows);
+    const auto result = BaselineStep({.model = model,
+                                      .seq_len = rows,
+                                      .method = method,
+                                      .inputs = inputs.get()},
+                                     weights, gradients, sequence.tokens,
+                                     sequence.labels, rows);
     EXPECT_TRUE(result.ok()) << result.status();
-    const double unit = rows * model.hidden * c10::elementSize(dtype);
-    units = (allocator.stats().peak - states).count() / unit;
+    peak = static_cast<double>((allocator.stats().peak - states).count());
     EXPECT_EQ(allocator.stats().used, states);  // nothing stays behind
     allocator.Disarm();
   }
   std::free(memory);
-  return units;
+  return peak;
+}
+
+// In units of [rows, hidden].
+double PeakUnits(const stream::ModelShape& model, int64_t rows,
+                 at::ScalarType dtype, BaselineMethod method) {
+  const double unit = rows * model.hidden * c10::elementSize(dtype);
+  return Peak(model, rows, dtype, method) / unit;
+}
+
+// How many more hidden states each more row costs.
+double UnitsPerRow(const stream::ModelShape& model, at::ScalarType dtype,
+                   BaselineMethod method) {
+  constexpr int64_t kFew = 1024, kMany = 2048;
+  const double more =
+      Peak(model, kMany, dtype, method) - Peak(model, kFew, dtype, method);
+  return more / (kMany - kFew) / (model.hidden * c10::elementSize(dtype));
 }
 
 TEST(BaselineMemory, RecomputeNeedsAtMostLayersAnd32Units) {
@@ -217,6 +314,39 @@ TEST(BaselineMemory, RecomputeNeedsAtMostLayersAnd32Units) {
   }
 }
 
+// Attention's backward is the peak; without grouped queries the largest.
+TEST(BaselineMemory, AlstGrowsByAtMost14UnitsARowHoweverManyLayers) {
+  stream::ModelShape llama{.layers = 2,
+                           .hidden = 128,
+                           .heads = 2,
+                           .kv_heads = 2,
+                           .ffn = 344,
+                           .vocab = 256};
+  const stream::ModelShape gpt = stream::Gpt({.layers = 2,
+                                              .hidden = 128,
+                                              .heads = 4,
+                                              .kv_heads = 4,
+                                              .ffn = 512,
+                                              .vocab = 256,
+                                              .max_positions = 2048});
+  for (stream::ModelShape model : {llama, gpt}) {
+    for (at::ScalarType dtype : {at::kFloat, at::kBFloat16}) {
+      const auto grows = [&] {
+        return UnitsPerRow(model, dtype, BaselineMethod::kAlst);
+      };
+      model.layers = 2;
+      const double two = grows();
+      model.layers = 6;
+      const double six = grows();
+      std::printf("alst, %s, %s: %.2f units a row\n",
+                  model.gated ? "llama" : "gpt", c10::toString(dtype), six);
+      EXPECT_LE(two, 14);
+      EXPECT_NEAR(six, two, 0.01);
+      EXPECT_GE(six, 8);  // q, k, v, o, dO, dq, dk, dv are whole
+    }
+  }
+}
+
 TEST(BaselineMemory, KeepAllGrowsByAWholeLayerALayer) {
   stream::ModelShape model{.layers = 2,
                            .hidden = 128,
@@ -235,6 +365,9 @@ TEST(BaselineMemory, KeepAllGrowsByAWholeLayerALayer) {
 TEST(BaselineMemory, RunningOutIsAStatusAndLeaksNothing) {
   const stream::ModelShape model = Llama(4, 4);
   const Sequence sequence = MakeSequence(model, 512);
+  Node node;
+  const auto copies = node.NewEngine();
+  const Inputs inputs(model, 512, at::kFloat, copies.get());
   const Bytes size = MiB(1);
   std::byte* memory =
       static_cast<std::byte*>(std::aligned_alloc(64, size.size()));
@@ -242,13 +375,17 @@ TEST(BaselineMemory, RunningOutIsAStatusAndLeaksNothing) {
     RegionAllocator allocator(memory, size);
     allocator.Arm();
     for (BaselineMethod method :
-         {BaselineMethod::kKeepAll, BaselineMethod::kRecompute}) {
+         {BaselineMethod::kKeepAll, BaselineMethod::kRecompute,
+          BaselineMethod::kAlst}) {
       const ModelTensors weights = InitialTensors(model, at::kFloat, 1);
       ModelTensors gradients = ZeroTensors(model, at::kFloat);
       const Bytes before = allocator.stats().used;
-      const auto result = BaselineStep(
-          {.model = model, .seq_len = 512, .method = method}, weights,
-          gradients, sequence.tokens, sequence.labels, 512);
+      const auto result = BaselineStep({.model = model,
+                                        .seq_len = 512,
+                                        .method = method,
+                                        .inputs = inputs.get()},
+                                       weights, gradients, sequence.tokens,
+                                       sequence.labels, 512);
       EXPECT_EQ(result.status().code(), absl::StatusCode::kResourceExhausted);
       EXPECT_THAT(std::string(result.status().message()),
                   HasSubstr("out of GPU memory: asked"));
@@ -270,6 +407,22 @@ TEST(Baseline, RefusesAWrongNumberOfTokens) {
   EXPECT_EQ(result.status().code(), absl::StatusCode::kInvalidArgument);
   EXPECT_THAT(std::string(result.status().message()),
               HasSubstr("a sequence of 9 has 9 rows"));
+}
+
+TEST(Baseline, AlstNeedsHostMemoryForItsInputs) {
+  const stream::ModelShape model = Llama(4, 4);
+  const Sequence sequence = MakeSequence(model, 8);
+  const ModelTensors weights = InitialTensors(model, at::kFloat, 1);
+  ModelTensors gradients = ZeroTensors(model, at::kFloat);
+  const auto result = BaselineStep(
+      {.model = model, .seq_len = 8, .method = BaselineMethod::kAlst}, weights,
+      gradients, sequence.tokens, sequence.labels, 8);
+  EXPECT_EQ(result.status().code(), absl::StatusCode::kInvalidArgument);
+  HostInputs::Options options{.layers = 2, .rows = 8, .hidden = 32};
+  EXPECT_EQ(HostInputs::HostBytes(options), Bytes(2 * 8 * 32 * 4));
+  options.host_size = Bytes(2 * 8 * 32 * 4 - 1);
+  EXPECT_EQ(HostInputs::Create(options).status().code(),
+            absl::StatusCode::kResourceExhausted);
 }
 
 }  // namespace

@@ -175,7 +175,7 @@ INSTANTIATE_TEST_SUITE_P(
                               "--global-batch 8: must be --batch 3 times"},
                       BadLine{"train --hbm=-1", "--hbm '-1'"},
                       BadLine{"train --method magic",
-                              "keep-all, recompute, sluice"},
+                              "alst, keep-all, recompute, sluice"},
                       BadLine{"train --arch rnn", "gpt, llama"},
                       BadLine{"train --dtype fp8", "bf16, fp32"},
                       BadLine{"train --dropout 0.1", "--dropout 0.1"},

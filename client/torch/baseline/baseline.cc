@@ -8,6 +8,7 @@
 #include <optional>
 #include <utility>
 
+#include "client/torch/baseline/alst.h"
 #include "client/torch/baseline/baseline_ops.h"
 #include "client/torch/baseline/baseline_parts.h"
 #include "client/torch/exceptions.h"
@@ -207,13 +208,29 @@ StepResult BaselineRun::Step(const at::Tensor& tokens, const at::Tensor& labels,
   return result;
 }
 
-absl::Status CheckRows(const BaselineOptions& options, const at::Tensor& tokens,
-                       const at::Tensor& labels) {
+const char* Name(BaselineMethod method) {
+  switch (method) {
+    case BaselineMethod::kKeepAll:
+      return "keep-all";
+    case BaselineMethod::kRecompute:
+      return "recompute";
+    case BaselineMethod::kAlst:
+      return "alst";
+  }
+  return "?";
+}
+
+absl::Status Check(const BaselineOptions& options, const at::Tensor& tokens,
+                   const at::Tensor& labels) {
   const int ranks = options.collectives ? options.collectives->world_size() : 1;
   const int rank = options.collectives ? options.collectives->rank() : 0;
   const int64_t rows =
       stream::ChunkLayout(options.seq_len, options.seq_len, ranks)
           .local_rows(0, rank);
+  if (options.method == BaselineMethod::kAlst && options.inputs == nullptr) {
+    return absl::InvalidArgumentError(
+        "a step of alst without host memory for its layers' inputs");
+  }
   if (tokens.numel() == rows && labels.numel() == rows) return absl::OkStatus();
   return absl::InvalidArgumentError(fmt::format(
       "{} tokens and {} labels on rank {} of {}: a sequence of {} has {} rows "
@@ -229,11 +246,13 @@ absl::StatusOr<StepResult> BaselineStep(const BaselineOptions& options,
                                         const at::Tensor& tokens,
                                         const at::Tensor& labels,
                                         int64_t global_count) {
-  if (absl::Status s = CheckRows(options, tokens, labels); !s.ok()) return s;
-  const char* what = options.method == BaselineMethod::kKeepAll
-                         ? "a step of keep-all"
-                         : "a step of recompute";
+  if (absl::Status s = Check(options, tokens, labels); !s.ok()) return s;
+  const auto what = fmt::format("a step of {}", Name(options.method));
   return CatchStatus(what, [&]() -> absl::StatusOr<StepResult> {
+    if (options.method == BaselineMethod::kAlst) {
+      return baseline::AlstStep(options, weights, gradients, tokens, labels,
+                                global_count);
+    }
     return BaselineRun(options, weights, gradients)
         .Step(tokens, labels, global_count);
   });

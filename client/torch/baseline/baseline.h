@@ -5,11 +5,14 @@
 //   keep-all   every layer's autograd graph stays until its backward
 //   recompute  only layer inputs stay; a layer runs again, with gradients, in
 //              backward (full activation checkpointing)
+//   alst       layer inputs lie in host memory; all but attention runs, and
+//              runs again, over tiles of rows (alst.h)
 //
-// Both walk backward a layer at a time and add weight gradients to the
-// caller's fp32 tensors as they go, so that neither holds a second copy of
+// All walk backward a layer at a time and add weight gradients to the
+// caller's fp32 tensors as they go, so that none holds a second copy of
 // all gradients. recompute's peak is at most (layers + 32) x [local rows,
-// hidden] beside the weights and gradients (tested).
+// hidden] beside the weights and gradients, alst's at most 14 and a tile's
+// (tested).
 //
 // The sequence is one chunk: rank r has rows local_offset(0, r) and on of
 // ChunkLayout(seq_len, seq_len, ranks).
@@ -22,6 +25,7 @@
 #include <cstdint>
 
 #include "absl/status/statusor.h"
+#include "client/torch/baseline/host_inputs.h"
 #include "client/torch/math/model_tensors.h"
 #include "client/torch/memory/region_allocator.h"
 #include "client/torch/ranks/collectives.h"
@@ -29,7 +33,7 @@
 
 namespace sluice::runtime {
 
-enum class BaselineMethod { kKeepAll, kRecompute };
+enum class BaselineMethod { kKeepAll, kRecompute, kAlst };
 
 struct BaselineOptions {
   stream::ModelShape model;
@@ -38,6 +42,9 @@ struct BaselineOptions {
   Collectives* collectives = nullptr;  // null: one rank; outlives the call
   // Layers are its segments "layer.forward" and "layer.backward"; null: none.
   RegionAllocator* allocator = nullptr;
+  // alst only.
+  HostInputs* inputs = nullptr;  // of this model and rank; outlives the call
+  int64_t tile_rows = 0;         // 0: as many as `hidden`
 };
 
 // Adds the gradients of (sum of this rank's losses / `global_count`) to

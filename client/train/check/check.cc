@@ -130,8 +130,7 @@ absl::Status RunCheck(const StepperContext& context, PeerWatch& watch,
   const Text text =
       RandomText(o.seq_len, o.model.vocab, static_cast<uint64_t>(o.seed));
   Roughen(*context.weights, o.model.hidden, static_cast<uint64_t>(o.seed));
-  SLUICE_ASSIGN_OR_RETURN(const auto stepper,
-                          MakeStreamedStepper(context, nullptr));
+  SLUICE_ASSIGN_OR_RETURN(const auto stepper, MakeStepper(context, nullptr));
   const stream::ChunkLayout layout = stepper->layout();
   const int64_t rows = layout.total_local_rows(rank);
   at::Tensor tokens = at::empty({rows}, at::kLong);

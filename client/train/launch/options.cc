@@ -71,6 +71,8 @@ const char* Name(Method method) {
       return "keep-all";
     case Method::kRecompute:
       return "recompute";
+    case Method::kAlst:
+      return "alst";
     case Method::kSluice:
       return "sluice";
   }

@@ -16,7 +16,7 @@
 namespace sluice::train {
 
 enum class Command { kTrain, kCheck, kProfile };
-enum class Method { kKeepAll, kRecompute, kSluice };
+enum class Method { kKeepAll, kRecompute, kAlst, kSluice };
 using stream::Dtype;
 
 const char* Name(Method method);

@@ -19,7 +19,7 @@ class Parity(harness.TrainTest):
         for arch in ("llama", "gpt"):
             expected = None
             for ranks in ("1", "2", "4"):
-                for method in ("keep-all", "recompute", "sluice"):
+                for method in ("keep-all", "recompute", "alst", "sluice"):
                     what = f"{arch}, {method}, {ranks} ranks"
                     result = self.train(*FLAGS, "--arch", arch, "--method",
                                         method, "--ranks", ranks)

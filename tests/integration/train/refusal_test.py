@@ -104,6 +104,9 @@ class Refusal(harness.TrainTest):
         for method, ranks, more, memory in [
                 ("keep-all", "1", ["--hbm", "8MiB"], "gpu_memory"),
                 ("recompute", "2", ["--hbm", "6MiB"], "gpu_memory"),
+                ("alst", "2", ["--hbm", "6MiB"], "gpu_memory"),
+                ("alst", "2", ["--hbm", "64MiB", "--host", "3MiB"],
+                 "host_memory"),
                 ("sluice", "2", ["--hbm", "64MiB", "--host", "8MiB"],
                  "host_memory"),
                 ("sluice", "1", ["--hbm", "2MiB"], "gpu_memory")]:
@@ -144,8 +147,23 @@ class Refusal(harness.TrainTest):
         free = self.train(*run, "--host", "64MiB")
         self.assertAlmostEqual(result["last_loss"], free["last_loss"], 5)
 
+    def test_alst_counts_its_layers_inputs_against_the_hosts_budget(self):
+        # 2 layers of 4,000 rows of 64 fp32 each, on 2 ranks: 4 MB.
+        flags = ["--method", "alst", "--seq-len", "8000", "--ranks", "2",
+                 "--probe", "--hbm", "64MiB"]
+        result = self.train("--private", *flags)
+        needed = 2 * 8000 * 64 * 4
+        self.assertGreaterEqual(result["host_bytes"], needed)
+        self.assertLess(result["host_bytes"], needed + 2 * 2**16)  # rounded
+        socket = self.daemon(extra='[budgets]\njob_host_bytes = "2MiB"\n')
+        out = self.refused(
+            [*harness.MODEL, "--socket", socket, "--data", self.text, "--json",
+             *flags], "udget", DOES_NOT_FIT)
+        self.assertEqual(json.loads(out)["limited_by"], "host_memory")
+        self.assertEqual(self.leased(socket), 0)
+
     def test_a_probe_of_what_fits_says_so(self):
-        for method in ("keep-all", "recompute", "sluice"):
+        for method in ("keep-all", "recompute", "alst", "sluice"):
             result = self.train("--private", "--probe", "--method", method,
                                 "--seq-len", "700", "--ranks", "2")
             self.assertTrue(result["fits"])

@@ -1,0 +1,422 @@
+#include "client/torch/baseline/alst.h"
+
+#include <ATen/TensorOperators.h>
+#include <ATen/core/grad_mode.h>
+#include <ATen/ops/_scaled_dot_product_flash_attention_for_cpu.h>
+#include <ATen/ops/_scaled_dot_product_flash_attention_for_cpu_backward.h>
+#include <ATen/ops/empty.h>
+#include <ATen/ops/linear.h>
+#include <ATen/ops/sum.h>
+#include <torch/csrc/autograd/autograd.h>
+
+#include <algorithm>
+#include <tuple>
+#include <utility>
+
+#include "client/torch/baseline/baseline_ops.h"
+#include "client/torch/baseline/baseline_parts.h"
+#include "client/torch/exceptions.h"
+#include "planner/stream/loss_rows.h"
+
+namespace sluice::runtime::baseline {
+namespace {
+
+using Member = at::Tensor LayerTensors::*;
+using L = LayerTensors;
+constexpr Member kProjections[] = {&L::norm1_weight, &L::norm1_bias,
+                                   &L::q_weight, &L::k_weight, &L::v_weight};
+constexpr Member kOutput[] = {&L::o_weight, &L::o_bias};
+constexpr Member kFeedForward[] = {
+    &L::norm2_weight, &L::norm2_bias,  &L::gate_weight, &L::up_weight,
+    &L::up_bias,      &L::down_weight, &L::down_bias};
+
+// A part of the model that runs again, with gradients, a tile at a time.
+class Section {
+ public:
+  Section() = default;
+  // The given members of a layer; those that it has.
+  template <size_t n>
+  Section(const LayerTensors& weights, const LayerTensors& gradients,
+          const Member (&members)[n]) {
+    for (const Member member : members) {
+      layer_.*member = Add(weights.*member, gradients.*member);
+    }
+  }
+
+  // A parameter; its leaf, undefined where there is none.
+  at::Tensor Add(const at::Tensor& weight, const at::Tensor& gradient) {
+    if (!weight.defined()) return {};
+    inputs_.push_back(Leaf(weight));
+    gradients_.push_back(gradient);
+    return inputs_.back();
+  }
+  const LayerTensors& layer() const { return layer_; }
+
+  // A bias that is in every row of `rows` (on the way to the outputs): its
+  // gradient is summed in fp32. Autograd would round each tile's sum to bf16,
+  // and that shows where the whole sum is zero but for rounding: k's bias
+  // without RoPE.
+  void AddSummed(const at::Tensor& rows, const at::Tensor& gradient) {
+    if (!gradient.defined()) return;
+    summed_.push_back(rows);
+    sums_.push_back(gradient);
+  }
+
+  // Of `outputs` (made from leaf `x` and the parameters) and their gradients:
+  // adds the parameters' gradients and returns x's.
+  at::Tensor Backward(std::vector<at::Tensor> outputs,
+                      std::vector<at::Tensor> seeds, const at::Tensor& x) {
+    std::vector<at::Tensor> inputs = inputs_;
+    const std::vector<at::Tensor> summed = std::exchange(summed_, {});
+    inputs.insert(inputs.end(), summed.begin(), summed.end());
+    inputs.push_back(x);
+    const std::vector<at::Tensor> found =
+        torch::autograd::grad(outputs, inputs, seeds);
+    for (size_t i = 0; i < gradients_.size(); ++i) {
+      gradients_[i].add_(found[i]);
+    }
+    for (size_t i = 0; i < summed.size(); ++i) {
+      sums_[i].add_(
+          at::sum(found[gradients_.size() + i], {0}, false, at::kFloat)
+              .view_as(sums_[i]));
+    }
+    sums_.clear();
+    return found.back();
+  }
+
+ private:
+  LayerTensors layer_;  // leaves
+  std::vector<at::Tensor> inputs_, gradients_;
+  std::vector<at::Tensor> summed_, sums_;  // of the next Backward
+};
+
+// Copies still in flight when a step ends early keep their memory until done.
+class SettleAtEnd {
+ public:
+  explicit SettleAtEnd(HostInputs& inputs) : inputs_(inputs) {}
+  ~SettleAtEnd() { inputs_.Settle(); }
+  SettleAtEnd(const SettleAtEnd&) = delete;
+
+ private:
+  HostInputs& inputs_;
+};
+
+// A tile of rows.
+struct Tile {
+  int64_t begin, count;
+  at::Tensor Of(const at::Tensor& t) const { return t.narrow(0, begin, count); }
+};
+
+// Of all heads on the token side, or of all rows on the head side.
+struct Projected {
+  at::Tensor q, k, v;
+};
+
+class AlstRun {
+ public:
+  AlstRun(const BaselineOptions& options, const ModelTensors& weights,
+          ModelTensors& gradients)
+      : options_(options),
+        model_(options.model),
+        weights_(weights),
+        gradients_(gradients),
+        inputs_(*options.inputs),
+        ranks_(options.collectives ? options.collectives->world_size() : 1),
+        rank_(options.collectives ? options.collectives->rank() : 0),
+        layout_(options.seq_len, options.seq_len, ranks_),
+        runs_(RowRuns::Whole(layout_, 0)),
+        rows_(layout_.local_rows(0, rank_)),
+        exchange_(model_.heads, model_.kv_heads, ranks_, rank_,
+                  options.collectives) {}
+
+  StepResult Step(const at::Tensor& tokens, const at::Tensor& labels,
+                  int64_t global_count);
+
+ private:
+  // Those of this rank's rows, in order.
+  std::vector<Tile> Tiles() const;
+  at::Tensor TokenSide(HeadKind kind) const;
+  at::Tensor ToHeads(HeadKind kind, at::Tensor token_side);
+  at::Tensor ToTokens(HeadKind kind, at::Tensor head_side);
+  // q, k and v of a tile, in token layout, before RoPE; and RoPE.
+  Projected ProjectTile(const at::Tensor& x, const Tile& tile,
+                        const LayerTensors& w) const;
+  Projected RotateTile(Projected heads, const Tile& tile) const;
+  // Of the whole sequence, in head layout.
+  Projected Project(const at::Tensor& x, const LayerTensors& w);
+  at::Tensor OutputTile(const at::Tensor& o, const LayerTensors& w) const;
+  at::Tensor FeedForwardTile(const at::Tensor& middle,
+                             const LayerTensors& w) const;
+  // x becomes the layer's output.
+  void LayerForward(at::Tensor& x, int64_t layer);
+  // `gradient` becomes that of the layer's input.
+  void LayerBackward(at::Tensor& gradient, int64_t layer);
+  // From the layer's output to attention's: `gradient` becomes that of the
+  // residual between the halves, `o` (token layout) its own gradient.
+  void OutputBackward(const at::Tensor& x, at::Tensor& o, at::Tensor& gradient,
+                      int64_t layer);
+  Projected AttentionBackward(const Projected& heads, const at::Tensor& o,
+                              const at::Tensor& lse, const at::Tensor& d_o);
+  void ProjectBackward(const at::Tensor& x, const Projected& d,
+                       at::Tensor& gradient, int64_t layer);
+  // Final norm and loss: x becomes its own gradient.
+  StepResult Head(at::Tensor& x, const at::Tensor& labels,
+                  int64_t global_count);
+
+  const BaselineOptions& options_;
+  const stream::ModelShape& model_;
+  const ModelTensors& weights_;
+  ModelTensors& gradients_;
+  HostInputs& inputs_;
+  const int ranks_, rank_;
+  const stream::ChunkLayout layout_;
+  const RowRuns runs_;
+  const int64_t rows_;
+  HeadExchange exchange_;
+};
+
+// [rows, heads, dim] -> [1, heads, rows, dim], and back.
+at::Tensor Batched(const at::Tensor& t) {
+  return t.unsqueeze(0).transpose(1, 2);
+}
+at::Tensor Unbatched(const at::Tensor& t) {
+  return t.transpose(1, 2).squeeze(0);
+}
+
+std::vector<Tile> AlstRun::Tiles() const {
+  // The original cuts a sequence into ceil(rows / hidden) shards.
+  const int64_t step =
+      options_.tile_rows > 0 ? options_.tile_rows : model_.hidden;
+  std::vector<Tile> tiles;
+  for (int64_t begin = 0; begin < rows_; begin += step) {
+    tiles.push_back({begin, std::min(step, rows_ - begin)});
+  }
+  return tiles;
+}
+
+at::Tensor AlstRun::TokenSide(HeadKind kind) const {
+  const int64_t heads =
+      kind == HeadKind::kQuery ? model_.heads : model_.kv_heads;
+  return at::empty({rows_, heads, model_.head_dim()}, weights_.embed.options());
+}
+
+at::Tensor AlstRun::ToHeads(HeadKind kind, at::Tensor token_side) {
+  if (exchange_.local()) return token_side;
+  const int64_t heads = kind == HeadKind::kQuery
+                            ? exchange_.heads().q_per_rank
+                            : exchange_.heads().kv_per_rank;
+  at::Tensor head_side = at::empty({options_.seq_len, heads, model_.head_dim()},
+                                   token_side.options());
+  ThrowIfError(exchange_.ToHeads(runs_, {{kind, token_side, head_side}}));
+  return head_side;
+}
+
+at::Tensor AlstRun::ToTokens(HeadKind kind, at::Tensor head_side) {
+  if (exchange_.local()) return head_side;
+  at::Tensor token_side = TokenSide(kind);
+  ThrowIfError(exchange_.ToTokens(runs_, {{kind, token_side, head_side}}));
+  return token_side;
+}
+
+Projected AlstRun::ProjectTile(const at::Tensor& x, const Tile& tile,
+                               const LayerTensors& w) const {
+  const int64_t dim = model_.head_dim();
+  const at::Tensor h = Norm(model_, x, w.norm1_weight, w.norm1_bias);
+  const auto heads = [&](const at::Tensor& weight, const at::Tensor& bias) {
+    return at::linear(h, weight, bias)
+        .view({tile.count, weight.size(0) / dim, dim});
+  };
+  return {heads(w.q_weight, w.q_bias), heads(w.k_weight, w.k_bias),
+          heads(w.v_weight, w.v_bias)};
+}
+
+Projected AlstRun::RotateTile(Projected heads, const Tile& tile) const {
+  if (!model_.rope) return heads;
+  const Rotation rotation =
+      MakeRotation(layout_.local_offset(0, rank_) + tile.begin, tile.count,
+                   model_.head_dim(), model_.rope->theta);
+  return {Rotate(heads.q, rotation), Rotate(heads.k, rotation), heads.v};
+}
+
+Projected AlstRun::Project(const at::Tensor& x, const LayerTensors& w) {
+  Projected all{TokenSide(HeadKind::kQuery), TokenSide(HeadKind::kKeyValue),
+                TokenSide(HeadKind::kKeyValue)};
+  for (const Tile& tile : Tiles()) {
+    const Projected part = RotateTile(ProjectTile(tile.Of(x), tile, w), tile);
+    tile.Of(all.q).copy_(part.q);
+    tile.Of(all.k).copy_(part.k);
+    tile.Of(all.v).copy_(part.v);
+  }
+  all.q = ToHeads(HeadKind::kQuery, std::move(all.q));
+  all.k = ToHeads(HeadKind::kKeyValue, std::move(all.k));
+  all.v = ToHeads(HeadKind::kKeyValue, std::move(all.v));
+  return all;
+}
+
+at::Tensor AlstRun::OutputTile(const at::Tensor& o,
+                               const LayerTensors& w) const {
+  return at::linear(o.reshape({o.size(0), model_.query_width()}), w.o_weight,
+                    w.o_bias);
+}
+
+at::Tensor AlstRun::FeedForwardTile(const at::Tensor& middle,
+                                    const LayerTensors& w) const {
+  return FeedForward(model_, Norm(model_, middle, w.norm2_weight, w.norm2_bias),
+                     w);
+}
+
+std::pair<at::Tensor, at::Tensor> WholeAttention(const Projected& heads) {
+  const auto [o, lse] = at::_scaled_dot_product_flash_attention_for_cpu(
+      Batched(heads.q), Batched(heads.k), Batched(heads.v),
+      /*dropout_p=*/0.0, /*is_causal=*/true);
+  return {Unbatched(o), lse};
+}
+
+void AlstRun::LayerForward(at::Tensor& x, int64_t layer) {
+  const SegmentScope segment(options_.allocator, "layer.forward");
+  const LayerTensors& w = weights_.layers[layer];
+  inputs_.Save(layer, x);
+  at::Tensor o = WholeAttention(Project(x, w)).first;
+  o = ToTokens(HeadKind::kQuery, std::move(o));
+  ThrowIfError(inputs_.AwaitSaved());
+  for (const Tile& tile : Tiles()) {
+    at::Tensor part = tile.Of(x);
+    part.add_(OutputTile(tile.Of(o), w));
+    part.add_(FeedForwardTile(part, w));
+  }
+}
+
+void AlstRun::OutputBackward(const at::Tensor& x, at::Tensor& o,
+                             at::Tensor& gradient, int64_t layer) {
+  const LayerTensors& w = weights_.layers[layer];
+  Section output(w, gradients_.layers[layer], kOutput);
+  Section feed_forward(w, gradients_.layers[layer], kFeedForward);
+  for (const Tile& tile : Tiles()) {
+    at::Tensor seed = tile.Of(gradient);
+    const at::Tensor part = Leaf(tile.Of(o));
+    at::Tensor projected, middle, out;
+    {
+      const at::AutoGradMode with_gradients(true);
+      projected = OutputTile(part, output.layer());
+      middle = Leaf(tile.Of(x) + projected);
+      out = FeedForwardTile(middle, feed_forward.layer());
+    }
+    seed.add_(feed_forward.Backward({std::exchange(out, {})}, {seed}, middle));
+    tile.Of(o).copy_(
+        output.Backward({std::exchange(projected, {})}, {seed}, part));
+  }
+}
+
+Projected AlstRun::AttentionBackward(const Projected& heads,
+                                     const at::Tensor& o, const at::Tensor& lse,
+                                     const at::Tensor& d_o) {
+  const auto [dq, dk, dv] =
+      at::_scaled_dot_product_flash_attention_for_cpu_backward(
+          Batched(d_o), Batched(heads.q), Batched(heads.k), Batched(heads.v),
+          Batched(o), lse, /*dropout_p=*/0.0, /*is_causal=*/true);
+  return {Unbatched(dq), Unbatched(dk), Unbatched(dv)};
+}
+
+void AlstRun::ProjectBackward(const at::Tensor& x, const Projected& d,
+                              at::Tensor& gradient, int64_t layer) {
+  const LayerTensors& w = weights_.layers[layer];
+  const LayerTensors& g = gradients_.layers[layer];
+  Section section(w, g, kProjections);
+  LayerTensors leaves = section.layer();
+  std::tie(leaves.q_bias, leaves.k_bias, leaves.v_bias) =
+      std::tie(w.q_bias, w.k_bias, w.v_bias);
+  for (const Tile& tile : Tiles()) {
+    const at::Tensor part = Leaf(tile.Of(x));
+    std::vector<at::Tensor> outputs;
+    {
+      const at::AutoGradMode with_gradients(true);
+      const Projected heads = ProjectTile(part, tile, leaves);
+      section.AddSummed(heads.q, g.q_bias);
+      section.AddSummed(heads.k, g.k_bias);
+      section.AddSummed(heads.v, g.v_bias);
+      const Projected out = RotateTile(heads, tile);
+      outputs = {out.q, out.k, out.v};
+    }
+    tile.Of(gradient).add_(section.Backward(
+        std::move(outputs), {tile.Of(d.q), tile.Of(d.k), tile.Of(d.v)}, part));
+  }
+}
+
+void AlstRun::LayerBackward(at::Tensor& gradient, int64_t layer) {
+  const SegmentScope segment(options_.allocator, "layer.backward");
+  absl::StatusOr<at::Tensor> input = inputs_.Take(layer);
+  ThrowIfError(input.status());
+  const at::Tensor x = *std::move(input);
+  Projected d;
+  {
+    const Projected heads = Project(x, weights_.layers[layer]);
+    const auto [o, lse] = WholeAttention(heads);
+    // Its own copy, as it becomes dO.
+    at::Tensor d_o = exchange_.local() ? o.clone() : o;
+    d_o = ToTokens(HeadKind::kQuery, std::move(d_o));
+    OutputBackward(x, d_o, gradient, layer);
+    d_o = ToHeads(HeadKind::kQuery, std::move(d_o));
+    d = AttentionBackward(heads, o, lse, d_o);
+  }
+  d.q = ToTokens(HeadKind::kQuery, std::move(d.q));
+  d.k = ToTokens(HeadKind::kKeyValue, std::move(d.k));
+  d.v = ToTokens(HeadKind::kKeyValue, std::move(d.v));
+  // Under the projections' backward, where there is room.
+  if (layer > 0) inputs_.Fetch(layer - 1);
+  ProjectBackward(x, d, gradient, layer);
+}
+
+StepResult AlstRun::Head(at::Tensor& x, const at::Tensor& labels,
+                         int64_t global_count) {
+  Section norm;
+  const at::Tensor weight =
+      norm.Add(weights_.final_norm_weight, gradients_.final_norm_weight);
+  const at::Tensor bias =
+      norm.Add(weights_.final_norm_bias, gradients_.final_norm_bias);
+  at::Tensor& head_gradient =
+      weights_.head.defined() ? gradients_.head : gradients_.embed;
+  StepResult result;
+  for (const Tile& tile : Tiles()) {
+    const at::Tensor part = Leaf(tile.Of(x));
+    at::Tensor normed;
+    {
+      const at::AutoGradMode with_gradients(true);
+      normed = Norm(model_, part, weight, bias);
+    }
+    LossAndGradient loss =
+        ChunkedLoss(normed.detach(), weights_.logits_weight(), head_gradient,
+                    tile.Of(labels), global_count,
+                    stream::LossRows(model_, x.element_size()));
+    result.loss_sum += loss.result.loss_sum;
+    result.count += loss.result.count;
+    tile.Of(x).copy_(norm.Backward({std::exchange(normed, {})},
+                                   {std::move(loss.hidden_gradient)}, part));
+  }
+  return result;
+}
+
+StepResult AlstRun::Step(const at::Tensor& tokens, const at::Tensor& labels,
+                         int64_t global_count) {
+  const at::AutoGradMode no_gradients(false);
+  const SettleAtEnd settle(inputs_);
+  const int64_t first = layout_.local_offset(0, rank_);
+  at::Tensor x = Embed(weights_, tokens, first);
+  for (int64_t i = 0; i < model_.layers; ++i) LayerForward(x, i);
+  const StepResult result = Head(x, labels, global_count);
+  for (int64_t i = model_.layers - 1; i >= 0; --i) LayerBackward(x, i);
+  for (const Tile& tile : Tiles()) {
+    EmbedBackward(gradients_, tile.Of(tokens), tile.Of(x), first + tile.begin);
+  }
+  return result;
+}
+
+}  // namespace
+
+StepResult AlstStep(const BaselineOptions& options, const ModelTensors& weights,
+                    ModelTensors& gradients, const at::Tensor& tokens,
+                    const at::Tensor& labels, int64_t global_count) {
+  return AlstRun(options, weights, gradients)
+      .Step(tokens, labels, global_count);
+}
+
+}  // namespace sluice::runtime::baseline

@@ -1,0 +1,74 @@
+// Where `alst` keeps the inputs of its layers: in leased host memory, copied
+// by the rank's engine.
+//
+//   forward   Save(i, x) starts the copy out; AwaitSaved before x is written
+//   backward  Fetch(i) starts the copy in, as early as there is room for it;
+//             Take(i) waits and gives the tensor
+//
+// A tensor that a copy still reads or writes is held here, so that nothing else
+// gets its memory; after a failed step Settle waits for such copies.
+// Thread safety: the compute thread only.
+#pragma once
+
+#include <ATen/core/Tensor.h>
+
+#include <cstddef>
+#include <cstdint>
+#include <memory>
+#include <optional>
+#include <vector>
+
+#include "absl/status/status.h"
+#include "absl/status/statusor.h"
+#include "client/copy/copy_engine.h"
+
+namespace sluice::runtime {
+
+class HostInputs {
+ public:
+  struct Options {
+    int64_t layers = 0, rows = 0, hidden = 0;  // rows: of this rank
+    at::ScalarType dtype = at::kFloat;
+    client::CopyEngine* copies = nullptr;  // outlives the inputs
+    std::byte* host = nullptr;             // leased, HostBytes long; as copies
+    Bytes host_size;
+  };
+  // What a step needs of host memory, to the byte.
+  static Bytes HostBytes(const Options& options);
+  // ResourceExhausted: less host memory than that.
+  static absl::StatusOr<std::unique_ptr<HostInputs>> Create(
+      const Options& options);
+  ~HostInputs() { Settle(); }
+  HostInputs(const HostInputs&) = delete;
+
+  // `x` is [rows, hidden], contiguous.
+  void Save(int64_t layer, const at::Tensor& x);
+  absl::Status AwaitSaved();
+
+  // No effect where the layer's fetch has begun already. May throw
+  // c10::OutOfMemoryError.
+  void Fetch(int64_t layer);
+  absl::StatusOr<at::Tensor> Take(int64_t layer);
+
+  void Settle();
+
+ private:
+  explicit HostInputs(const Options& options)
+      : options_(options), stored_(options.layers) {}
+  std::byte* HostOf(int64_t layer) const;
+
+  // A layer's place in host memory.
+  struct Stored {
+    client::Ticket written, read;
+  };
+  struct InFlight {
+    int64_t layer;
+    at::Tensor tensor;
+  };
+
+  const Options options_;
+  std::vector<Stored> stored_;
+  std::optional<InFlight> leaving_, arriving_;
+};
+
+}  // namespace sluice::runtime
