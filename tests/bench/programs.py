@@ -15,8 +15,8 @@ import sys
 import tempfile
 
 HERE = os.path.dirname(os.path.abspath(__file__))
-KNOWN = ["ipc", "grant", "attention", "fits", "loss", "overlap", "planner",
-         "settings", "train"]
+KNOWN = ["ipc", "grant", "attention", "fits", "loss", "methods", "overlap",
+         "planner", "settings", "train"]
 SCRIPTS = {"settings": "settings.py", "train": "train_steps.py"}
 # What a script needs built; a program needs only itself.
 NEEDS = dict.fromkeys(SCRIPTS, ["sluice-train", "sluiced", "sluice-worker"])
