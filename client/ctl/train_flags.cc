@@ -156,7 +156,8 @@ void AddTrainFlags(CLI::App& app, TrainFlags& f) {
   cli::AddCount(app, "--seq-len", f.seq_len, "tokens: 131072, 128K, 1.5M");
   app.add_flag("--max-seq-len", f.max_seq_len,
                "also the longest that fits, in steps of 64K");
-  app.add_option("--method", f.method, "megatron ulysses memo fpdt sluice");
+  app.add_option("--method", f.method,
+                 "megatron ulysses memo fpdt alst sluice");
   cli::AddCount(app, "--global-batch", f.global_batch,
                 "sequences per step (default 16)");
   cli::AddCount(app, "--batch", f.batch,

@@ -120,6 +120,8 @@ Estimate EstimateStep(const Request& request, const Settings& settings) {
       return Assemble(request, settings, MemoStep(request, settings));
     case Method::kFpdt:
       return Assemble(request, settings, FpdtStep(request, settings));
+    case Method::kAlst:
+      return Assemble(request, settings, AlstStep(request, settings));
     case Method::kSluice:
       break;
   }

@@ -17,6 +17,9 @@ inline constexpr double kCachedMemory = 0.765;
 // FPDT's states are static and its chunks few: 70B on 16 A100-80GB holds 70.6
 // GB of states and 1M tokens.
 inline constexpr double kFpdtMemory = 0.96;
+// ALST: expandable segments (its recipes set them) lose little to cuts;
+// context, communicators and workspaces take the rest.
+inline constexpr double kAlstMemory = 0.90;
 // Our own lease is one region, planned; context and communicators the rest.
 inline constexpr double kLeasedMemory = 0.93;
 // Pinned host memory, of what a node has. MEMO: 1.03 TB of 2 TB is used
@@ -30,6 +33,8 @@ inline constexpr double kWeightBytes = 2;       // bf16
 inline constexpr double kMegatronGradient = 4;  // fp32, as its DDP accumulates
 inline constexpr double kDeepSpeedGradient = 2;
 inline constexpr double kOptimizerBytes = 12;  // fp32 weights, two moments
+// ALST: DeepSpeed's optimizer in host memory, fp32 gradients beside it.
+inline constexpr double kAlstHostStates = 16;
 // ZeRO-3's live parameters and buckets (stage3_max_live_parameters 1e9 and
 // two buckets of 5e8 elements at bf16, partly filled).
 inline constexpr double kZero3Buffers = 3e9;
@@ -70,6 +75,17 @@ inline constexpr double kFpdtHostHiddens = 8;
 // q, k, v, o, dO, dq, dk, dv of a chunk, double-buffered, in chunk hiddens.
 inline constexpr double kFpdtChunkHiddens = 16;
 inline constexpr int kFpdtChunk = 64 << 10;
+// ALST, at the peak in attention's backward: input, norm1's output, q, o, dO,
+// residual's gradient, o's before its exchange, dq, and k, v, dk, dv by the
+// share of kv heads; norms' fp32 copies, the kernel's fp32 dq and expanded dk,
+// dv, and the all-to-all's buffers. One number for what Llama-8B reaches on 1,
+// 8 and 32 H100 (500K, 3.7M, 15M).
+inline constexpr double kAlstHiddens = 18;
+// Its loss takes tiles of 1 GB of fp32 logits; softmax and gradient beside.
+inline constexpr double kAlstLogits = 2e9;
+// A shard of weights and gradients above this part of the GPU goes to host
+// memory, as its one-GPU recipes have it.
+inline constexpr double kAlstStatesOnGpu = 0.20;
 
 // --- Time ------------------------------------------------------------------
 // Elementwise kernels (norms, GELU, residual, casts, the softmax's tail) move

@@ -62,6 +62,7 @@ StepParts MegatronStep(const Request& request, const Settings& settings);
 StepParts MemoStep(const Request& request, const Settings& settings);
 StepParts UlyssesStep(const Request& request, const Settings& settings);
 StepParts FpdtStep(const Request& request, const Settings& settings);
+StepParts AlstStep(const Request& request, const Settings& settings);
 StepParts SluiceStep(const Request& request, const Settings& settings);
 
 }  // namespace sluice::planner::train

@@ -14,10 +14,12 @@ bool TensorParallel(Method method) {
   return method == Method::kMegatron || method == Method::kMemo;
 }
 
-// The ZeRO stages to try where none is given. `sluice`: what sluice-train does;
-// BestEstimate asks for 3 where that does not fit.
+// The ZeRO stages to try where none is given. `alst`: its recipes' own.
+// `sluice`: what sluice-train does; BestEstimate asks for 3 where that does not
+// fit.
 std::vector<int> Stages(Method method) {
   if (method == Method::kSluice) return {1};
+  if (method == Method::kAlst) return {3};
   return {1, 2, 3};
 }
 
@@ -150,6 +152,8 @@ std::string_view MethodName(Method method) {
       return "memo";
     case Method::kFpdt:
       return "fpdt";
+    case Method::kAlst:
+      return "alst";
     case Method::kSluice:
       return "sluice";
   }
@@ -161,7 +165,8 @@ absl::StatusOr<Method> FindMethod(std::string_view name) {
     if (MethodName(method) == name) return method;
   }
   return absl::InvalidArgumentError(fmt::format(
-      "no method '{}'; there are megatron ulysses memo fpdt sluice", name));
+      "no method '{}'; there are megatron ulysses memo fpdt alst sluice",
+      name));
 }
 
 absl::Status Validate(const Request& request, const GivenSettings& given) {

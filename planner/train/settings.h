@@ -15,15 +15,15 @@
 
 namespace sluice::planner::train {
 
-enum class Method { kMegatron, kUlysses, kMemo, kFpdt, kSluice };
+enum class Method { kMegatron, kUlysses, kMemo, kFpdt, kAlst, kSluice };
 inline constexpr Method kMethods[] = {Method::kMegatron, Method::kUlysses,
-                                      Method::kMemo, Method::kFpdt,
-                                      Method::kSluice};
+                                      Method::kMemo,     Method::kFpdt,
+                                      Method::kAlst,     Method::kSluice};
 
 std::string_view MethodName(Method method);
 absl::StatusOr<Method> FindMethod(std::string_view name);
 
-// megatron, memo: tp x cp x dp x pp GPUs. ulysses, fpdt, sluice: sp x dp.
+// megatron, memo: tp x cp x dp x pp GPUs. The others: sp x dp.
 struct Settings {
   int64_t tp = 1, cp = 1, sp = 1, dp = 1, pp = 1;
   int zero = 1;

@@ -287,7 +287,7 @@ TEST(PlanTrain, HtmlIsOnePageWithoutTheNetwork) {
     EXPECT_THAT(page.str(), HasSubstr(part));
   }
   EXPECT_THAT(page.str(), HasSubstr("Not validated on a800-80g by any "
-                                    "published table: fpdt, sluice."));
+                                    "published table: fpdt, alst, sluice."));
   // No speed of what does not fit.
   for (const char* part : {"tokens a GPU and second", "a step of", "The step",
                            "class=\"asked", "One layer of it"}) {

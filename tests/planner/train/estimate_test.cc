@@ -76,8 +76,9 @@ TEST(TrainEstimate, ALongerSequenceNeverUsesLessMemory) {
 // need not and so do not.
 TEST(TrainEstimate, MoreGpusNeverShortenTheLongestSequence) {
   for (const char* model : {"gpt-7b", "llama-8b"}) {
-    for (const Method method : {Method::kMegatron, Method::kUlysses,
-                                Method::kMemo, Method::kSluice}) {
+    for (const Method method :
+         {Method::kMegatron, Method::kUlysses, Method::kMemo, Method::kAlst,
+          Method::kSluice}) {
       int64_t before = 0;
       for (const int64_t gpus : {1, 2, 4, 8, 16, 32}) {
         SLUICE_ASSERT_OK_AND_ASSIGN(

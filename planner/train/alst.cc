@@ -1,0 +1,82 @@
+// ALST as published (Arctic Long Sequence Training, arXiv 2506.13996, in
+// DeepSpeed and ArcticTraining): Ulysses with whole attention, ZeRO-3 with the
+// optimizer in host memory, whole layers computed again, their inputs in host
+// memory in between, MLP and loss over tiles of the sequence.
+#include "planner/train/constants.h"
+#include "planner/train/layer.h"
+#include "planner/train/sequence_parallel.h"
+
+namespace sluice::planner::train {
+namespace {
+
+// The tiled MLP runs forward a third time, inside its own backward.
+double TiledForwardSeconds(const Request& request, double sp) {
+  const ModelShape& model = request.model;
+  const double mlp =
+      model.down_weights() + double(model.hidden) * model.ffn_width();
+  return ForwardKernels(request, sp, true).matmul * mlp / model.layer_weights();
+}
+
+// A layer's input leaves and comes back on the compute stream's own time.
+void AddCopies(const Request& request, double sp, LayerTimes& layer) {
+  const double seconds =
+      HiddenBytes(request, sp) / request.hardware.host_link_bytes_per_s;
+  layer.forward.copy_out = layer.forward.exposed_copy = seconds;
+  layer.backward.copy_in = layer.backward.exposed_copy = seconds;
+}
+
+// ZeRO-3's shard: weights and gradients on the GPU, or all of it in host memory
+// where the shard would leave little room (its one-GPU recipe does so).
+void PlaceStates(const Request& request, StepParts& parts) {
+  const double share = request.model.parameters() / double(request.gpus);
+  const double on_gpu = share * (kWeightBytes + kDeepSpeedGradient);
+  const double link = request.hardware.host_link_bytes_per_s;
+  double on_host = share * kAlstHostStates;
+  if (on_gpu > kAlstStatesOnGpu * parts.gpu_usable_bytes) {
+    on_host += share * kWeightBytes;
+    // Weights come in for each of three passes, under compute.
+    const double seconds =
+        3 * share * kWeightBytes / double(request.model.layers) / link;
+    PassTimes& backward = parts.layer.backward;
+    backward.copy_in += seconds;
+    backward.exposed_copy += Exposed(seconds, parts.layer.total());
+  } else {
+    parts.memory.states = on_gpu;
+  }
+  parts.host_bytes_per_node += on_host * GpusInNode(request);
+  // Gradients out, new weights in.
+  parts.optimizer_s += on_gpu / link;
+}
+
+}  // namespace
+
+StepParts AlstStep(const Request& request, const Settings& settings) {
+  const ModelShape& model = request.model;
+  const double sp = double(settings.sp);
+  StepParts parts;
+  LayerTimes& layer = parts.layer;
+  layer.forward = ForwardKernels(request, sp, true);
+  layer.backward = BackwardKernels(request, sp, true);
+  layer.forward.network = layer.backward.network = ExchangeSeconds(request, sp);
+  layer.recompute = layer.forward;
+  layer.recompute.matmul += TiledForwardSeconds(request, sp);
+  AddCopies(request, sp, layer);
+  AddZero(request, settings.zero, 3, kDeepSpeedGradient, parts);
+  parts.swapped_layers = double(model.layers);
+  parts.optimizer_s =
+      OptimizerSeconds(request, model.parameters() / double(request.gpus), 1);
+
+  const double hidden = HiddenBytes(request, sp);
+  GpuMemory& memory = parts.memory;
+  memory.transient = kAlstHiddens * hidden;
+  memory.logits = kAlstLogits;
+  memory.buffers = kZero3Buffers;
+  parts.gpu_usable_bytes = request.hardware.memory_bytes * kAlstMemory;
+  parts.host_bytes_per_node =
+      double(model.layers) * hidden * GpusInNode(request);
+  parts.host_usable_bytes = request.hardware.host_memory_bytes * kPinnedHost;
+  PlaceStates(request, parts);
+  return parts;
+}
+
+}  // namespace sluice::planner::train
