@@ -2,8 +2,9 @@
 """The demo: train past the memory limit, end to end. See README.md.
 
 Starts a daemon with simulated GPUs and a Prometheus that scrapes it, finds
-the longest sequence of each method, trains all three at a common length and
-Sluice at its longest, and writes report.json and report.html.
+the longest sequence of each method, trains all four at a common length and
+each at its longest, asks the cost model about real GPUs, and writes report.json
+and report.html.
 """
 
 import argparse
@@ -13,8 +14,10 @@ import shutil
 import signal
 import sys
 import tempfile
+import textwrap
 import time
 
+import desk
 import report
 from node import Daemon, Prometheus
 from processes import Processes
@@ -22,7 +25,7 @@ from screen import Screen, mib, tokens
 from search import longest
 from trainer import RunFailed, Trainer
 
-METHODS = ["keep-all", "recompute", "sluice"]
+METHODS = ["keep-all", "recompute", "alst", "sluice"]
 
 SETTINGS = {
     # The node.
@@ -40,7 +43,8 @@ SETTINGS = {
 }
 
 # Where doubling starts, so that little is probed twice.
-SEARCH_FROM = {"keep-all": 512, "recompute": 1024, "sluice": 16384}
+SEARCH_FROM = {"keep-all": 512, "recompute": 1024, "alst": 4096,
+               "sluice": 16384}
 
 
 class Demo:
@@ -59,7 +63,8 @@ class Demo:
         parity = self.train_alike(lengths)
         best = self.train_longest(lengths, parity)
         scraped = self.ask_prometheus()
-        return self.collect(lengths, parity, best, scraped)
+        answers = self.ask_desk()
+        return self.collect(lengths, parity, best, scraped, answers)
 
     def start_node(self):
         s = self.settings
@@ -184,7 +189,21 @@ class Demo:
                                             for n in names),
                 "series": series, "ok": up and len(names) > 0}
 
-    def collect(self, lengths, parity, best, scraped):
+    def ask_desk(self):
+        answers = desk.ask(self.arguments.bin)
+        q = answers["question"]
+        self.screen.head(f"the cost model on {q['model']}, {q['gpus']} x "
+                         f"{q['hardware']} (estimated, not run)")
+        rows = [(name, tokens(a["max_seq_len"]), mfu(a["mfu_at_1m"]),
+                 gb(a["gpu_bytes"]), gb(a["host_bytes_per_node"]),
+                 a["stopped_by"]) for name, a in answers["methods"].items()]
+        self.screen.table(("method", "longest", "MFU at 1M", "of a GPU",
+                           "host per node", "stopped by"), rows)
+        for line in textwrap.wrap(answers["verdict"], 76):
+            self.screen.line("  " + line)
+        return answers
+
+    def collect(self, lengths, parity, best, scraped, answers):
         s = self.settings
         mib_bytes = 1 << 20
         methods = {}
@@ -217,6 +236,10 @@ class Demo:
                        "max_abs_loss_diff": max(differences)},
             "sluice_over_recompute":
                 lengths["sluice"] / max(1, lengths["recompute"]),
+            "sluice_over_alst": lengths["sluice"] / max(1, lengths["alst"]),
+            "alst_over_recompute":
+                lengths["alst"] / max(1, lengths["recompute"]),
+            "desk": answers,
             "prometheus_scraped": scraped["ok"],
             "seconds": round(self.screen.seconds(), 1),
             "settings": s,
@@ -224,18 +247,35 @@ class Demo:
         return facts, parity, best, scraped
 
 
+def mfu(share):
+    return "does not fit" if share is None else f"{100 * share:.1f} %"
+
+
+def gb(count):
+    return f"{count / 1e9:,.1f} GB"
+
+
 def show(screen, facts):
     screen.head("result")
+    screen.line("  each method has " +
+                mib(facts["hbm_bytes_per_gpu"]) + " of HBM per GPU and " +
+                mib(facts["host_budget_bytes"]) + " of host memory; they use")
     rows = [(name, tokens(m["max_seq_len"]), mib(m["peak_hbm_bytes"]),
              mib(m["host_bytes"]), f"{m['tokens_per_second']:,.0f}",
              m["limited_by"]) for name, m in facts["methods"].items()]
-    screen.table(("method", "longest", "HBM peak a GPU", "host", "tokens/s",
+    screen.table(("method", "longest", "HBM per GPU", "host in all", "tokens/s",
                   "limited by"), rows)
     parity = facts["parity"]
     screen.line()
     screen.line("  Sluice / full recomputation  " +
                 screen.bold(f"{facts['sluice_over_recompute']:.1f}x") +
                 "  in the same memory (target: at least 8x)")
+    screen.line("  Sluice / alst                " +
+                screen.bold(f"{facts['sluice_over_alst']:.1f}x") +
+                "  in the same memory (target: at least 5x)")
+    screen.line("  alst / full recomputation    " +
+                screen.bold(f"{facts['alst_over_recompute']:.1f}x") +
+                "  in the same memory (target: at least 2.3x)")
     screen.line(f"  losses over {parity['steps']} steps       " +
                 screen.bold(f"{parity['max_abs_loss_diff']:.1e}") +
                 "  apart at most (target: at most 1e-3)")
@@ -254,6 +294,7 @@ def parse_arguments():
         SETTINGS["parity_steps"] = 5
     for path in (arguments.prometheus, arguments.data,
                  os.path.join(arguments.bin, "sluiced"),
+                 os.path.join(arguments.bin, "sluicectl"),
                  os.path.join(arguments.bin, "sluice-train")):
         if not os.path.exists(path):
             parser.exit(2, f"error: {path} is not there: run it as ./dev demo"
@@ -280,7 +321,8 @@ def main():
     except KeyboardInterrupt:
         screen.line("demo: interrupted; everything it started is stopped")
         return 130
-    except (RunFailed, RuntimeError, OSError, KeyError, ValueError) as error:
+    except (RunFailed, desk.DeskFailed, RuntimeError, OSError, KeyError,
+            ValueError) as error:
         screen.line()
         print(f"error: demo: {error}", file=sys.stderr)
         return 1

@@ -16,7 +16,8 @@ DEPENDENCIES = os.environ.get("SLUICE_DEPS") or os.path.expanduser(
 PROMETHEUS = os.path.join(DEPENDENCIES, "prometheus/usr/bin/prometheus")
 
 KEYS = {"hbm_bytes_per_gpu", "gpus", "host_budget_bytes", "methods", "parity",
-        "sluice_over_recompute", "prometheus_scraped", "seconds"}
+        "sluice_over_recompute", "sluice_over_alst", "desk",
+        "prometheus_scraped", "seconds"}
 METHOD_KEYS = {"max_seq_len", "peak_hbm_bytes", "host_bytes",
                "tokens_per_second", "limited_by"}
 
@@ -26,12 +27,15 @@ def check(report):
     if missing := KEYS - set(report):
         yield f"report.json lacks {sorted(missing)}"
         return
-    for name in ("keep-all", "recompute", "sluice"):
+    for name in ("keep-all", "recompute", "alst", "sluice"):
         if missing := METHOD_KEYS - set(report["methods"].get(name, {})):
             yield f"report.json's {name} lacks {sorted(missing)}"
     if report["sluice_over_recompute"] < 8:
         yield (f"Sluice reaches {report['sluice_over_recompute']:.2f} times "
                "recomputation's length, must be 8")
+    if report["sluice_over_alst"] < 5:
+        yield (f"Sluice reaches {report['sluice_over_alst']:.2f} times alst's "
+               "length, must be 5")
     difference = report["parity"]["max_abs_loss_diff"]
     if not difference <= 1e-3:
         yield f"losses are {difference} apart, at most 1e-3"

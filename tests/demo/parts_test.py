@@ -17,6 +17,7 @@ sys.path.insert(0, DEMO)
 
 # pylint: disable=wrong-import-position
 import demo_test
+import desk
 import report
 from processes import Processes
 from search import longest
@@ -111,17 +112,39 @@ class Trainer(unittest.TestCase):
         self.assertEqual([s["step"] for s in seen], list(range(100)))
 
 
+class Desk(unittest.TestCase):
+
+    def methods(self, sluice, alst, by="host_memory", mfu=0.45):
+        return {"sluice": {"max_seq_len": sluice, "stopped_by": by,
+                           "mfu_at_1m": mfu},
+                "alst": {"max_seq_len": alst, "stopped_by": "gpu_memory",
+                         "mfu_at_1m": 0.36}}
+
+    def test_who_reaches_further_is_said_whoever_it_is(self):
+        said = desk.verdict(self.methods(2 << 20, 3604480))
+        self.assertIn("alst reaches further: 3,604,480 tokens against "
+                      "sluice's 2,097,152", said)
+        self.assertIn("Host memory is the limit of sluice", said)
+        self.assertIn("sluice is at 45.0 % MFU, alst at 36.0 %", said)
+        said = desk.verdict(self.methods(4 << 20, 3604480, "gpu_memory", None))
+        self.assertIn("sluice reaches further: 4,194,304", said)
+        self.assertNotIn("Host memory", said)
+        self.assertNotIn("MFU", said)
+
+
 class WholeRun(unittest.TestCase):
 
     def test_the_check_of_the_demos_report_can_fail(self):
         method = dict.fromkeys(demo_test.METHOD_KEYS, 1)
         good = dict.fromkeys(demo_test.KEYS, 1) | {
-            "methods": dict.fromkeys(["keep-all", "recompute", "sluice"],
-                                     method),
+            "methods": dict.fromkeys(
+                ["keep-all", "recompute", "alst", "sluice"], method),
             "parity": {"max_abs_loss_diff": 1e-4},
-            "sluice_over_recompute": 8.0, "prometheus_scraped": True}
+            "sluice_over_recompute": 8.0, "sluice_over_alst": 5.0,
+            "prometheus_scraped": True}
         self.assertEqual(list(demo_test.check(good)), [])
-        bad = [{"sluice_over_recompute": 7.9}, {"prometheus_scraped": False},
+        bad = [{"sluice_over_recompute": 7.9}, {"sluice_over_alst": 4.9},
+               {"prometheus_scraped": False},
                {"parity": {"max_abs_loss_diff": 2e-3}},
                {"parity": {"max_abs_loss_diff": float("nan")}},
                {"methods": good["methods"] | {"sluice": {}}}]

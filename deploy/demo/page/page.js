@@ -2,7 +2,7 @@
 // Fills the page from the data that the demo embedded.
 
 const DATA = JSON.parse(byId('data').textContent);
-const METHODS = ['keep-all', 'recompute', 'sluice'];
+const METHODS = ['keep-all', 'recompute', 'alst', 'sluice'];
 const WHY = {
   gpu_memory: 'HBM is full', host_memory: 'the host budget is spent',
   none: 'no limit was met',
@@ -14,7 +14,8 @@ function head() {
       facts.sluice_over_recompute.toFixed(1) + '<small>×</small>';
   byId('claim').textContent = `Sluice trains on ` +
       `${count(facts.methods.sluice.max_seq_len)} tokens where full ` +
-      `recomputation stops at ${count(facts.methods.recompute.max_seq_len)}` +
+      `recomputation stops at ${count(facts.methods.recompute.max_seq_len)} ` +
+      `and ALST’s practice at ${count(facts.methods.alst.max_seq_len)}` +
       ', in the same simulated GPU memory and with the same loss.';
   const met = (ok) => ok ? 'met' : 'missed';
   const rows = [
@@ -22,6 +23,8 @@ function head() {
     ['Host memory', bytes(facts.host_budget_bytes)],
     ['Sluice / recompute, at least 8×', facts.sluice_over_recompute.toFixed(1) +
         '×', met(facts.sluice_over_recompute >= 8)],
+    ['Sluice / alst, at least 5×', facts.sluice_over_alst.toFixed(1) + '×',
+     met(facts.sluice_over_alst >= 5)],
     ['Losses apart, at most 10⁻³',
      facts.parity.max_abs_loss_diff.toExponential(1),
      met(facts.parity.max_abs_loss_diff <= 1e-3)],
@@ -36,16 +39,17 @@ function head() {
 function lengths() {
   const {methods} = DATA.facts;
   byId('length-note').textContent = 'Found by running: doubling, then ' +
-      'bisecting to a sixteenth. The axis is logarithmic. All three run ' +
-      'Ulysses, flash attention and the chunked loss in the same leased ' +
-      'memory; keep-all keeps every activation, recompute only the layers’ ' +
-      'inputs.';
+      'bisecting to a sixteenth. The axis is logarithmic. All four run ' +
+      'Ulysses, flash attention and a chunked loss in the same leased ' +
+      'memory, with the same host budget; keep-all keeps every activation, ' +
+      'recompute only the layers’ inputs; alst (Arctic Long Sequence ' +
+      'Training) sends those to the host and tiles all but attention.';
   logBars('lengths', METHODS.map((name) => ({
     name, value: methods[name].max_seq_len, color: css('--' + name),
     note: WHY[methods[name].limited_by] || methods[name].limited_by,
   })), 'Longest sequence by method');
   byId('table').innerHTML = '<tr><th></th><th>longest</th>' +
-      '<th>HBM peak a GPU</th><th>host memory</th><th>a step</th>' +
+      '<th>HBM peak per GPU</th><th>host memory in all</th><th>a step</th>' +
       '<th>tokens/s</th><th>refused at</th></tr>' + METHODS.map((name) => {
     const m = methods[name];
     return `<tr><td>${name}</td><td>${count(m.max_seq_len)}</td>` +
@@ -54,6 +58,23 @@ function lengths() {
         `<td>${count(m.tokens_per_second)}</td>` +
         `<td>${m.refused_at ? count(m.refused_at) : '–'}</td></tr>`;
   }).join('');
+}
+
+function desk() {
+  const {question, methods, verdict} = DATA.facts.desk;
+  const gb = (v) => count(Math.round(v / 1e9)) + ' GB';
+  byId('desk-note').textContent = `What the cost model says of ` +
+      `${question.model} on ${question.gpus} × ${question.hardware}: ` +
+      'estimated, not run. ulysses is DeepSpeed-Ulysses with full ' +
+      'recomputation. ' + verdict;
+  byId('desk-table').innerHTML = '<tr><th></th><th>longest</th>' +
+      '<th>MFU at 1M tokens</th><th>of a GPU</th><th>host per node</th>' +
+      '<th>stopped by</th></tr>' + Object.entries(methods).map(([name, a]) =>
+    `<tr><td>${name}</td><td>${count(a.max_seq_len)}</td>` +
+    `<td>${a.mfu_at_1m === null ? 'does not fit' :
+      (100 * a.mfu_at_1m).toFixed(1) + ' %'}</td>` +
+    `<td>${gb(a.gpu_bytes)}</td><td>${gb(a.host_bytes_per_node)}</td>` +
+    `<td>${WHY[a.stopped_by] || a.stopped_by}</td></tr>`).join('');
 }
 
 function losses() {
@@ -65,7 +86,7 @@ function losses() {
         DATA.losses[m].every((v, i) => v === DATA.losses['keep-all'][i]) ?
           ` ${m} equals keep-all to the last bit.` : '').join('');
   const shape = {'keep-all': [9, 0.45], 'recompute': [5, 0.75],
-                 'sluice': [1.8, 1]};
+                 'alst': [3, 0.9], 'sluice': [1.8, 1]};
   legend('loss-legend', METHODS.map((m) => [m, css('--' + m)]));
   lineChart('losses', METHODS.map((name) => ({
     name, color: css('--' + name), width: shape[name][0],
@@ -199,7 +220,8 @@ function foot() {
 }
 
 function drawAll() {
-  for (const part of [head, lengths, losses, step, waits, series, foot]) part();
+  const parts = [head, lengths, desk, losses, step, waits, series, foot];
+  for (const part of parts) part();
 }
 drawAll();
 addEventListener('resize', () => view && view.draw());

@@ -1,0 +1,76 @@
+"""What the cost model says of real GPUs: sluicectl plan train.
+
+Nothing here is run: it is the desk's estimate, shown beside the demo's measured
+lengths so that nobody takes those for a GPU's.
+"""
+
+import json
+import os
+import subprocess
+
+# "recompute" of the demo is the desk's ulysses: DeepSpeed-Ulysses with full
+# recomputation.
+METHODS = ["ulysses", "alst", "sluice"]
+QUESTION = {"model": "llama-8b", "hardware": "h100-80g", "gpus": 8}
+SHORT = 1 << 20
+
+
+class DeskFailed(Exception):
+    """sluicectl gave no answer."""
+
+
+def ask(binaries):
+    """{"question", "methods": {name: longest, stopped by, …}, "verdict"}."""
+    methods = {method: _ask(binaries, method) for method in METHODS}
+    return {"question": QUESTION, "methods": methods,
+            "verdict": verdict(methods)}
+
+
+# What a method is short of, as a sentence has it.
+SHORT_OF = {"gpu_memory": "GPU memory", "host_memory": "host memory"}
+
+
+def verdict(methods):
+    """Sluice beside alst in a sentence or two, whoever reaches further."""
+    ours, theirs = methods["sluice"], methods["alst"]
+    further, other = (("sluice", "alst")
+                      if ours["max_seq_len"] >= theirs["max_seq_len"] else
+                      ("alst", "sluice"))
+    said = (f"There {further} reaches further: "
+            f"{methods[further]['max_seq_len']:,} tokens against {other}'s "
+            f"{methods[other]['max_seq_len']:,}.")
+    if ours["stopped_by"] == "host_memory" != theirs["stopped_by"]:
+        said += (" Host memory is the limit of sluice, which keeps more per "
+                 "layer there than alst does, and "
+                 f"{SHORT_OF.get(theirs['stopped_by'], 'another limit')} that "
+                 "of alst. The demo's model has few layers, so a token takes "
+                 "little host memory there.")
+    if ours["mfu_at_1m"] and theirs["mfu_at_1m"]:
+        said += (f" At 1M tokens sluice is at {100 * ours['mfu_at_1m']:.1f} % "
+                 f"MFU, alst at {100 * theirs['mfu_at_1m']:.1f} %.")
+    return said
+
+
+def _ask(binaries, method):
+    longest = _answer(binaries, method, ["--max-seq-len"])
+    short = _answer(binaries, method, ["--seq-len", str(SHORT)])
+    return {"max_seq_len": longest["max_seq_len"],
+            "stopped_by": longest["stopped_by"],
+            "gpu_bytes": longest["gpu_peak_bytes"],
+            "host_bytes_per_node": longest["host_bytes_per_node"],
+            "mfu_at_1m": short["mfu"] if short["fits"] else None}
+
+
+def _answer(binaries, method, more):
+    command = [os.path.join(binaries, "sluicectl"), "plan", "train", "--model",
+               QUESTION["model"], "--hardware", QUESTION["hardware"], "--gpus",
+               str(QUESTION["gpus"]), "--global-batch", "1", "--method",
+               method, "--json"] + more
+    done = subprocess.run(command, capture_output=True, text=True, timeout=60,
+                          check=False)
+    # 3: it does not fit, which is an answer.
+    if done.returncode not in (0, 3):
+        raise DeskFailed(f"sluicectl ended with status {done.returncode}: "
+                         f"{done.stderr.strip()}\n  command: "
+                         f"{' '.join(command)}")
+    return json.loads(done.stdout)
