@@ -112,8 +112,9 @@ absl::StatusOr<double> GatherStep(const StepperContext& context,
   sums.data_ptr<double>()[0] = own.loss_sum;
   sums.data_ptr<double>()[1] = static_cast<double>(own.count);
   SLUICE_RETURN_IF_ERROR(ClassifyStepError(all->SumAll(sums)));
-  const auto buckets = CutBuckets(context.gradients->size(), all->world_size());
-  for (const Bucket& bucket : buckets) {
+  const auto buckets =
+      stream::CutBuckets(context.gradients->size(), all->world_size());
+  for (const stream::Bucket& bucket : buckets) {
     at::Tensor part =
         context.gradients->flat().narrow(0, bucket.offset, bucket.size);
     SLUICE_RETURN_IF_ERROR(ClassifyStepError(all->SumTo(part, 0)));

@@ -309,12 +309,13 @@ class Checkpoint::Shards {
  public:
   Shards(const Checkpoint& checkpoint, int64_t elements)
       : checkpoint_(checkpoint),
-        buckets_(CutBuckets(elements, checkpoint.state.ranks,
-                            checkpoint.state.format == 1 ? Dealing::kMebibytes
-                                                         : Dealing::kEven)),
+        buckets_(stream::CutBuckets(elements, checkpoint.state.ranks,
+                                    checkpoint.state.format == 1
+                                        ? stream::Dealing::kMebibytes
+                                        : stream::Dealing::kEven)),
         sizes_(static_cast<size_t>(checkpoint.state.ranks)),
         readers_(static_cast<size_t>(checkpoint.state.ranks)) {
-    for (const Bucket& b : buckets_) {
+    for (const stream::Bucket& b : buckets_) {
       int64_t& size = sizes_[static_cast<size_t>(b.owner)];
       places_.push_back(size);
       size += b.size;
@@ -355,7 +356,7 @@ class Checkpoint::Shards {
     // All but the last are of one size.
     for (size_t b = static_cast<size_t>(offset / buckets_[0].size); size > 0;
          ++b) {
-      const Bucket& bucket = buckets_[b];
+      const stream::Bucket& bucket = buckets_[b];
       const int64_t skip = offset - bucket.offset;
       const int64_t n = std::min(bucket.size - skip, size);
       SLUICE_ASSIGN_OR_RETURN(const SafetensorsReader* const reader,
@@ -373,7 +374,7 @@ class Checkpoint::Shards {
 
  private:
   const Checkpoint& checkpoint_;
-  const std::vector<Bucket> buckets_;  // as they were cut then
+  const std::vector<stream::Bucket> buckets_;  // as they were cut then
   std::vector<int64_t> places_;        // of each in its owner's shard
   std::vector<int64_t> sizes_;         // of the shards
   std::vector<std::unique_ptr<SafetensorsReader>> readers_;
@@ -382,11 +383,11 @@ class Checkpoint::Shards {
 absl::Status Checkpoint::LoadOptimizer(AdamW& optimizer) const {
   const runtime::HostScope host("reading a checkpoint");
   int64_t elements = 0;
-  for (const Bucket& b : optimizer.buckets()) elements += b.size;
+  for (const stream::Bucket& b : optimizer.buckets()) elements += b.size;
   Shards shards(*this, elements);
   const Shards::Named named = NamedStates(optimizer);
   int64_t to = 0;
-  for (const Bucket& bucket : optimizer.buckets()) {
+  for (const stream::Bucket& bucket : optimizer.buckets()) {
     if (bucket.owner != rank) continue;
     SLUICE_RETURN_IF_ERROR(shards.Read(bucket.offset, bucket.size, to, named));
     to += bucket.size;

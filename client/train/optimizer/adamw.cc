@@ -13,34 +13,10 @@
 
 namespace sluice::train {
 
-namespace {
-
-constexpr int64_t kLine = 64 / 4;  // in elements
-
-int64_t DivideUp(int64_t a, int64_t b) { return (a + b - 1) / b; }
-
-}  // namespace
-
 double LearningRate(const AdamWOptions& options, int64_t step) {
   if (step >= options.warmup) return options.lr;
   return options.lr * static_cast<double>(step + 1) /
          static_cast<double>(options.warmup);
-}
-
-std::vector<Bucket> CutBuckets(int64_t elements, int ranks, Dealing dealing) {
-  int64_t size = kBucketElements;
-  if (dealing == Dealing::kEven) {
-    const int64_t rounds =
-        std::max<int64_t>(DivideUp(elements, kBucketElements * ranks), 1);
-    // Of whole cache lines.
-    size = DivideUp(DivideUp(elements, rounds * ranks), kLine) * kLine;
-  }
-  std::vector<Bucket> buckets;
-  for (int64_t at = 0; at < elements; at += size) {
-    buckets.push_back({at, std::min(size, elements - at),
-                       static_cast<int>(buckets.size()) % ranks});
-  }
-  return buckets;
 }
 
 AdamW::AdamW(const AdamWOptions& options, FlatModel* weights,
@@ -50,11 +26,12 @@ AdamW::AdamW(const AdamWOptions& options, FlatModel* weights,
       gradients_(gradients),
       collectives_(collectives),
       rank_(collectives != nullptr ? collectives->rank() : 0),
-      buckets_(CutBuckets(weights->size(), collectives != nullptr
-                                               ? collectives->world_size()
-                                               : 1)) {
+      buckets_(stream::CutBuckets(
+          weights->size(),
+          collectives != nullptr ? collectives->world_size() : 1)) {
   int64_t owned = 0;
-  for (const Bucket& b : buckets_) owned += b.owner == rank_ ? b.size : 0;
+  for (const stream::Bucket& b : buckets_)
+    owned += b.owner == rank_ ? b.size : 0;
   states_.m = at::zeros({owned}, at::kFloat);
   states_.v = at::zeros({owned}, at::kFloat);
   if (weights->flat().scalar_type() != at::kFloat) {
@@ -70,7 +47,7 @@ AdamW::AdamW(const AdamWOptions& options, FlatModel* weights,
 // Pieces are cut at tensor bounds because weight decay differs by tensor.
 void AdamW::MakePieces() {
   int64_t state_offset = 0;
-  for (const Bucket& bucket : buckets_) {
+  for (const stream::Bucket& bucket : buckets_) {
     if (bucket.owner != rank_) continue;
     for (const FlatEntry& entry : weights_->entries()) {
       const int64_t begin = std::max(bucket.offset, entry.offset);
@@ -95,7 +72,7 @@ void AdamW::MakePieces() {
 
 absl::StatusOr<double> AdamW::ReduceGradients() {
   double squares = 0;
-  for (const Bucket& bucket : buckets_) {
+  for (const stream::Bucket& bucket : buckets_) {
     at::Tensor part = gradients_->flat().narrow(0, bucket.offset, bucket.size);
     if (collectives_ != nullptr) {
       SLUICE_RETURN_IF_ERROR(collectives_->SumTo(part, bucket.owner));
@@ -142,7 +119,7 @@ absl::Status AdamW::Update(int64_t step, double norm) {
     for (Piece& piece : pieces_) piece.weight.copy_(piece.target);
   }
   if (collectives_ == nullptr) return absl::OkStatus();
-  for (const Bucket& bucket : buckets_) {
+  for (const stream::Bucket& bucket : buckets_) {
     at::Tensor part = weights_->flat().narrow(0, bucket.offset, bucket.size);
     SLUICE_RETURN_IF_ERROR(collectives_->Broadcast(part, bucket.owner));
   }

@@ -2,10 +2,10 @@
 // optimizer's states of only its own buckets.
 //
 // The flat buffers are cut into equal buckets of at most 1 MiB of fp32, as many
-// for each rank, bucket b owned by rank b % ranks. A step sums each bucket's
-// gradient to its owner, clips by the global norm, lets the owner update, and
-// broadcasts the new weights. The states are fp32: m, v and, where the weights
-// are bf16, a master copy of them.
+// for each rank, bucket b owned by rank b % ranks (planner/stream/states.h). A
+// step sums each bucket's gradient to its owner, clips by the global norm, lets
+// the owner update, and broadcasts the new weights. The states are fp32: m, v
+// and, where the weights are bf16, a master copy of them.
 //
 // Gradients arrive as sums over tokens already divided by the global number
 // of labels, so they are summed over ranks, not averaged.
@@ -22,6 +22,7 @@
 #include "absl/status/statusor.h"
 #include "client/torch/ranks/collectives.h"
 #include "client/train/optimizer/flat_model.h"
+#include "planner/stream/states.h"
 
 namespace sluice::train {
 
@@ -37,23 +38,6 @@ struct AdamWOptions {
 
 // Linear warm-up to `lr`, then constant. `step` counts from 0.
 double LearningRate(const AdamWOptions& options, int64_t step);
-
-// A contiguous run of the flat buffer with one owner, in elements.
-struct Bucket {
-  int64_t offset = 0;
-  int64_t size = 0;
-  int owner = 0;
-};
-
-inline constexpr int64_t kBucketElements = (1 << 20) / 4;
-
-// kEven: each rank gets the same number of equal buckets, up to rounding.
-// kMebibytes: buckets of 1 MiB, which leave a small model to rank 0; so were
-// checkpoints of format 1 dealt.
-enum class Dealing { kEven, kMebibytes };
-
-std::vector<Bucket> CutBuckets(int64_t elements, int ranks,
-                               Dealing dealing = Dealing::kEven);
 
 class AdamW {
  public:
@@ -74,7 +58,7 @@ class AdamW {
     at::Tensor m, v, master;
   };
   States& states() { return states_; }
-  const std::vector<Bucket>& buckets() const { return buckets_; }
+  const std::vector<stream::Bucket>& buckets() const { return buckets_; }
 
  private:
   struct Piece {  // of one tensor, inside one owned bucket
@@ -89,7 +73,7 @@ class AdamW {
   FlatModel* gradients_;
   runtime::Collectives* collectives_;
   int rank_;
-  std::vector<Bucket> buckets_;
+  std::vector<stream::Bucket> buckets_;
   States states_;
   std::vector<Piece> pieces_;
   at::Tensor step_;  // AdamW's own count, as its kernel wants it
