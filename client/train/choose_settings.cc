@@ -134,8 +134,9 @@ absl::StatusOr<std::vector<double>> Chooser::WorstOfRanks(
 // asked before.
 absl::StatusOr<bool> Chooser::FitsEverywhere(
     const stream::StreamOptions& probe) {
-  const stream::StreamShape shape(probe);
-  const Bytes hbm(shape.ring_bytes() + stream::TransientBytes(shape));
+  const Bytes hbm =
+      stream::RingBytes(probe) +
+      stream::TransientBytes(probe, {.threads = context_.options->threads});
   const Bytes needed = stream::HostBytes(probe);
   bool fits = hbm <= question_.hbm && needed <= question_.host;
   if (fits && (host_ == nullptr || host_->size() < needed)) {

@@ -22,8 +22,7 @@ constexpr double kNever = std::numeric_limits<double>::infinity();
 
 // Rings and transient buffers, without what is kept.
 int64_t WorkingBytes(const StreamOptions& options) {
-  const StreamShape shape(options);
-  return shape.ring_bytes() + TransientBytes(shape);
+  return (RingBytes(options) + TransientBytes(options)).count();
 }
 
 // Rows of free classes kept with what rings and transients leave, the others

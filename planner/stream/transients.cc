@@ -2,49 +2,52 @@
 
 #include <algorithm>
 
+#include "planner/stream/stream_shape.h"
+#include "planner/stream/transient_segments.h"
+
 namespace sluice::stream {
 namespace {
 
-// A block's backward: copies of q, k, v, o, dO in fp32, and gradients.
-int64_t BlockBackward(const StreamShape& shape) {
-  return 4 * shape.rows(0) * shape.dim * 4 * (shape.q_heads + shape.kv_heads);
-}
+// Of the whole step: the first chunk is as any full one, but that the second is
+// the first to see an earlier one's keys.
+class Transients {
+ public:
+  Transients(const StreamOptions& options, const Kernels& kernels)
+      : shape_(options),
+        heads_(options.model.heads, options.model.kv_heads, shape_.ranks),
+        first_(shape_, options.model, heads_, kernels, 0),
+        second_(shape_, options.model, heads_, kernels,
+                std::min<int64_t>(1, shape_.chunks() - 1)),
+        last_(shape_, options.model, heads_, kernels, shape_.chunks() - 1) {}
 
-// The FFN's backward, some rows at a time: its wide tensors and their
-// gradients, beside hidden states of the chunk.
-int64_t FfnBackward(const StreamShape& shape) {
-  const int64_t wide = (shape.gated ? 3 : 2) * shape.ffn;
-  return 2 * shape.ffn_rows * wide * shape.element +
-         4 * shape.chunk_bytes(Class::kInput, 0);
-}
+  int64_t Peak(Segment which) {
+    const bool offdiagonal = which == Segment::kOffdiagonalForward ||
+                             which == Segment::kOffdiagonalBackward;
+    int64_t most = (offdiagonal ? second_ : first_).Peak(which);
+    if (shape_.has_tail()) most = std::max(most, last_.Peak(which));
+    return most;
+  }
 
-// Logits: in the activation's type, in fp32, and their gradient.
-int64_t Loss(const StreamShape& shape) {
-  return shape.loss.rows * shape.vocab * (shape.element + 4 + 4);
-}
+ private:
+  const StreamShape shape_;
+  const HeadLayout heads_;
+  TransientSegments first_, second_, last_;
+};
 
 }  // namespace
 
-int64_t TransientBytes(const StreamShape& shape, Segment which) {
-  switch (which) {
-    case Segment::kDiagonalBackward:
-    case Segment::kOffdiagonalBackward:
-      return BlockBackward(shape);
-    case Segment::kPostBackward:
-      return FfnBackward(shape);
-    case Segment::kLoss:
-      return Loss(shape);
-    default:
-      return 0;  // smaller than those
-  }
+Bytes TransientBytes(const StreamOptions& options, Segment which,
+                     const Kernels& kernels) {
+  return Bytes(Transients(options, kernels).Peak(which));
 }
 
-int64_t TransientBytes(const StreamShape& shape) {
+Bytes TransientBytes(const StreamOptions& options, const Kernels& kernels) {
+  Transients transients(options, kernels);
   int64_t most = 0;
   for (const SegmentTraits& segment : kSegments) {
-    most = std::max(most, TransientBytes(shape, segment.which));
+    most = std::max(most, transients.Peak(segment.which));
   }
-  return most;
+  return Bytes(most);
 }
 
 }  // namespace sluice::stream

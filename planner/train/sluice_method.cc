@@ -5,6 +5,7 @@
 #include <algorithm>
 
 #include "planner/stream/schedule.h"
+#include "planner/stream/states.h"
 #include "planner/stream/transients.h"
 #include "planner/train/constants.h"
 #include "planner/train/layer.h"
@@ -30,12 +31,26 @@ stream::ModelShape DividedBy(stream::ModelShape model, int64_t ranks) {
   return model;
 }
 
-StreamShape ShapeOf(const Request& request, const Settings& settings) {
-  return StreamShape({.model = DividedBy(request.model, settings.sp),
-                      .layout = stream::ChunkLayout(
-                          request.seq_len, settings.chunk, settings.sp),
-                      .dtype = stream::Dtype::kBf16,
-                      .alpha = settings.alpha});
+stream::StreamOptions OptionsOf(const Request& request,
+                                const Settings& settings) {
+  return {.model = DividedBy(request.model, settings.sp),
+          .layout =
+              stream::ChunkLayout(request.seq_len, settings.chunk, settings.sp),
+          .dtype = stream::Dtype::kBf16,
+          .alpha = settings.alpha};
+}
+
+// What the run allocates on its fullest rank, to the byte; with ZeRO-3, which
+// sluice-train does not do, what FSDP2 leaves of it.
+double States(const Request& request, const Settings& settings) {
+  if (settings.zero >= 2) {
+    return ZeroStates(request, settings.zero, kMegatronGradient);
+  }
+  const int shards = settings.zero == 1 ? static_cast<int>(request.gpus) : 1;
+  return double(stream::CountStates(request.model, stream::Dtype::kBf16, shards,
+                                    /*rank=*/0)
+                    .total()
+                    .count());
 }
 
 double ExposedOf(const Traffic& traffic, double link, double compute) {
@@ -80,7 +95,8 @@ double RecomputedNetwork(const StreamShape& shape, double dropped,
 
 StepParts SluiceStep(const Request& request, const Settings& settings) {
   const ModelShape& model = request.model;
-  const StreamShape shape = ShapeOf(request, settings);
+  const stream::StreamOptions options = OptionsOf(request, settings);
+  const StreamShape shape(options);
   const double sp = double(settings.sp), dropped = 1 - settings.alpha;
   StepParts parts;
   LayerTimes& layer = parts.layer;
@@ -98,8 +114,8 @@ StepParts SluiceStep(const Request& request, const Settings& settings) {
       double(request.gpus));
 
   GpuMemory& memory = parts.memory;
-  memory.states = ZeroStates(request, settings.zero, kMegatronGradient);
-  memory.transient = double(stream::TransientBytes(shape));
+  memory.states = States(request, settings);
+  memory.transient = double(stream::TransientBytes(options).count());
   memory.buffers = double(shape.ring_bytes()) +
                    kIdBytes * double(shape.layout.total_local_rows(0));
   if (settings.zero >= 3) {

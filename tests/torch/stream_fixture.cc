@@ -37,8 +37,6 @@ StepData MakeStepData(const StepCase& c, uint64_t seed) {
   return data;
 }
 
-namespace {
-
 stream::StreamOptions OptionsOf(const StepCase& c, int rank) {
   stream::StreamOptions options = c.stream;
   options.model = c.model;
@@ -48,6 +46,8 @@ stream::StreamOptions OptionsOf(const StepCase& c, int rank) {
       c.dtype == at::kFloat ? stream::Dtype::kFp32 : stream::Dtype::kBf16;
   return options;
 }
+
+namespace {
 
 // One rank's part of RunStep.
 class RankStep {

@@ -32,6 +32,9 @@ struct StepCase {
       wrap_engine;
 };
 
+// What decides the sizes of one rank's step.
+stream::StreamOptions OptionsOf(const StepCase& c, int rank);
+
 struct StepOutcome {
   double loss_sum = 0;
   int64_t count = 0;

@@ -143,10 +143,10 @@ TEST(Settings, WhatIsPredictedFits) {
     q.host = GiB(1);
     for (const Settings& settings : SettingsOf(q, 512)) {
       const StreamOptions options = StreamOf(q, settings);
-      const bool fits = HostBytes(options) <= q.host &&
-                        RingBytes(options) + KeptBytes(options) +
-                                Bytes(TransientBytes(StreamShape(options))) <=
-                            q.hbm;
+      const bool fits =
+          HostBytes(options) <= q.host &&
+          RingBytes(options) + KeptBytes(options) + TransientBytes(options) <=
+              q.hbm;
       EXPECT_EQ(std::isfinite(
                     PredictSeconds(q, settings, Recorded(q, 512), {1e9, 1e9})),
                 fits)

@@ -1,0 +1,283 @@
+#include "planner/stream/transient_math.h"
+
+#include <algorithm>
+#include <iterator>
+#include <set>
+
+namespace sluice::stream {
+namespace {
+
+using Tensor = TransientHeap::Tensor;
+
+constexpr int64_t kIndex = 8;   // bytes of an int64 or fp64 element
+constexpr int64_t kNumber = 8;  // a scalar on its own
+
+// attention_blocks.cc cuts causal blocks so.
+constexpr int64_t kCausalRows = 256;
+constexpr int64_t kTileRows = 64;
+
+// ATen's CPU attention goes through queries and keys in tiles.
+int64_t QueryTile(int64_t queries) {
+  const int64_t tile = queries >= 768 ? 256 : queries >= 192 ? 64 : 32;
+  return std::min(tile, queries);
+}
+int64_t KeyTile(int64_t keys) { return std::min<int64_t>(512, keys); }
+
+// ATen gives a product of bf16 to oneDNN if it has more operations than that.
+constexpr int64_t kLeastPacked = 16 * 16 * 16;
+// A panel of 64 columns in whole tiles of 32 rows, and tiles of sums; rows that
+// do not fill a tile are copied to one.
+int64_t PackedBytes(int64_t in) {
+  const int64_t tiles = (in + 31) / 32;
+  const bool copied = in > 32 && in % 32 != 0;
+  return tiles * 32 * 64 * 2 + (copied ? 6 : 5) * 1024;
+}
+
+}  // namespace
+
+void TransientMath::Scalar() const {
+  const Tensor number = heap_.Take(kNumber);
+  heap_.Pass(kNumber);
+}
+
+// --- token_math --------------------------------------------------------------
+
+Tensor TransientMath::InverseRms(int64_t rows) const {
+  Tensor rms = MakeFp32(rows);
+  Mixed(rows * model_.hidden);
+  Scalar();  // div_
+  Scalar();  // add_
+  return rms;
+}
+
+Tensor TransientMath::NormForward(int64_t rows) const {
+  if (model_.norm == NormKind::kLayerNorm) {
+    Tensor out = Make(rows * model_.hidden);
+    const Tensor mean = Make(rows), scale = Make(rows);
+    return out;
+  }
+  const Tensor scale = InverseRms(rows);
+  const Tensor normed = ToFp32(rows * model_.hidden);
+  Mixed(model_.hidden);  // the weight
+  return Make(rows * model_.hidden);
+}
+
+Tensor TransientMath::RmsNormBackward(int64_t rows) const {
+  const int64_t size = rows * model_.hidden;
+  const Tensor scale = InverseRms(rows);
+  const Tensor normed = [&] {
+    const Tensor x = ToFp32(size);
+    return MakeFp32(size);
+  }();
+  {
+    const Tensor product = MakeFp32(size);
+    heap_.Pass(model_.hidden * 4);  // its sum
+  }
+  Tensor dx = [&] {
+    const Tensor weight = ToFp32(model_.hidden);
+    return MakeFp32(size);
+  }();
+  const Tensor product = MakeFp32(size), mean = MakeFp32(rows);
+  Scalar();
+  return dx;
+}
+
+Tensor TransientMath::LayerNormBackward(int64_t rows) const {
+  const int64_t size = rows * model_.hidden;
+  const Tensor x = ToFp32(size), weight = ToFp32(model_.hidden),
+               bias = ToFp32(model_.hidden);
+  const Tensor out = MakeFp32(size), mean = MakeFp32(rows),
+               scale = MakeFp32(rows);
+  Tensor dx = MakeFp32(size);
+  const Tensor dweight = MakeFp32(model_.hidden),
+               dbias = MakeFp32(model_.hidden);
+  heap_.Pass(2 * model_.hidden * 4 * kernels_.threads);  // sums by thread
+  return dx;
+}
+
+// Gradients come in fp32, and go out so.
+Tensor TransientMath::NormBackward(int64_t rows) const {
+  return model_.norm == NormKind::kLayerNorm ? LayerNormBackward(rows)
+                                             : RmsNormBackward(rows);
+}
+
+Tensor TransientMath::MatrixProduct(int64_t rows, int64_t in,
+                                    int64_t out) const {
+  Tensor product = Make(rows * out);
+  if (narrow() && kernels_.packs_bf16 && rows * in * out > kLeastPacked) {
+    heap_.Pass(PackedBytes(in) * kernels_.threads);
+  }
+  return product;
+}
+
+Tensor TransientMath::LinearForward(int64_t rows, int64_t in,
+                                    int64_t out) const {
+  return MatrixProduct(rows, in, out);
+}
+
+void TransientMath::LinearBackwardWeight(int64_t rows, int64_t in, int64_t out,
+                                         bool bias, Precision gradient) const {
+  if (rows == 0) return;
+  const Tensor dy =
+      gradient == Precision::kFp32 ? Tensor() : ToFp32(rows * out);
+  { const Tensor x = ToFp32(rows * in); }
+  if (bias) heap_.Pass(out * 4);
+}
+
+Tensor TransientMath::LinearBackwardInput(int64_t rows, int64_t in, int64_t out,
+                                          Precision gradient) const {
+  const Tensor dy =
+      gradient == Precision::kFp32 ? FromFp32(rows * out) : Tensor();
+  return MatrixProduct(rows, out, in);
+}
+
+Tensor TransientMath::ActivationForward(int64_t rows) const {
+  return Make(rows * model_.ffn);
+}
+
+TransientMath::ActivationGradients TransientMath::ActivationBackward(
+    int64_t rows) const {
+  const int64_t size = rows * model_.ffn;
+  ActivationGradients d;
+  if (!model_.gated) {
+    d.up = Make(size);
+    return d;
+  }
+  const Tensor by_gate = Make(size);
+  d.gate = Make(size);
+  d.up = Make(size);
+  return d;
+}
+
+// --- rope
+// ---------------------------------------------------------------------
+
+// Angles in fp64.
+TransientMath::RopeTables TransientMath::MakeRopeTables(int64_t rows) const {
+  RopeTables tables;
+  if (!model_.rope) return tables;
+  const int64_t half = model_.head_dim() / 2;
+  const Tensor pair = heap_.Take(half * kIndex);
+  const Tensor frequency = [&] {
+    const Tensor power = [&] {
+      const Tensor number = heap_.Take(kNumber);
+      return heap_.Take(half * kIndex);
+    }();
+    Tensor out = heap_.Take(half * kIndex);
+    heap_.Pass(kNumber);
+    return out;
+  }();
+  const Tensor position = heap_.Take(rows * kIndex);
+  const Tensor angle = heap_.Take(rows * half * kIndex);
+  const Tensor cos = heap_.Take(rows * half * kIndex);
+  tables.cos = MakeFp32(rows * half);
+  const Tensor sin = heap_.Take(rows * half * kIndex);
+  tables.sin = MakeFp32(rows * half);
+  return tables;
+}
+
+void TransientMath::ApplyRope(int64_t rows, int64_t heads, Precision x) const {
+  if (!model_.rope) return;
+  const int64_t size = rows * heads * (model_.head_dim() / 2);
+  const bool copies = x != Precision::kFp32;
+  const Tensor a = copies ? ToFp32(size) : Tensor(),
+               b = copies ? ToFp32(size) : Tensor();
+  const Tensor turned = MakeFp32(size);
+  heap_.Pass(size * 4);
+}
+
+// --- chunked_loss
+// --------------------------------------------------------------
+
+void TransientMath::LossOfRows(int64_t rows) const {
+  const int64_t logits = rows * model_.vocab, size = rows * model_.hidden;
+  const Tensor counted = MakeFp32(rows);
+  const Tensor log_p = [&] {
+    const Tensor product = MatrixProduct(rows, model_.hidden, model_.vocab);
+    const Tensor in_fp32 = ToFp32(logits);
+    Tensor out = MakeFp32(logits);
+    const Tensor column = heap_.Take(rows * kIndex), picked = MakeFp32(rows);
+    const Tensor of_counted = MakeFp32(rows);
+    const Tensor sum = heap_.Take(kNumber);
+    heap_.Pass(rows * kIndex);  // summed in fp64
+    return out;
+  }();
+  const Tensor factor = MakeFp32(rows);
+  Scalar();
+  {
+    // x * factor; the weight's gradient is summed without a copy of either.
+    const Tensor x = ToFp32(size), product = MakeFp32(size);
+  }
+  const Tensor dx =
+      LinearBackwardInput(rows, model_.hidden, model_.vocab, Precision::kFp32);
+  Mixed(size);
+}
+
+// The last rows are at most as many.
+Tensor TransientMath::LossForwardBackward(int64_t rows,
+                                          int64_t rows_at_once) const {
+  Tensor gradient = MakeFp32(rows * model_.hidden);
+  LossOfRows(std::min(rows, rows_at_once));
+  return gradient;
+}
+
+// --- attention_blocks, all in fp32
+// ----------------------------------------------
+
+void TransientMath::Attend(const BlockSize& b) const {
+  const int64_t dim = model_.head_dim();
+  const Tensor output = MakeFp32(b.queries * b.q_heads * dim),
+               lse = MakeFp32(b.queries * b.q_heads);
+  const int64_t tile = QueryTile(b.queries);
+  // Scores, their greatest and their sum, and the output of a tile.
+  heap_.Pass(4 * kernels_.threads * tile * (KeyTile(b.keys) + 2 + dim));
+}
+
+void TransientMath::Backward(const BlockSize& b) const {
+  const int64_t dim = model_.head_dim();
+  const Tensor dq = MakeFp32(b.queries * b.q_heads * dim),
+               dk = MakeFp32(b.keys * b.kv_heads * dim),
+               dv = MakeFp32(b.keys * b.kv_heads * dim);
+  const int64_t tile = QueryTile(b.queries);
+  // Scores and their gradients, and rowsum(dO o) of a tile.
+  const Tensor scores = MakeFp32(2 * kernels_.threads * tile * KeyTile(b.keys));
+  heap_.Pass(tile * 4);
+}
+
+// A causal block is cut in halves down to a few rows. Of each size one call is
+// enough, and there are few sizes: halves are of whole tiles.
+template <typename Call>
+void Causal(TransientMath::BlockSize b, Call call) {
+  std::set<int64_t> sizes = {b.queries};
+  while (!sizes.empty()) {
+    const int64_t rows = sizes.extract(std::prev(sizes.end())).value();
+    b.queries = b.keys = rows;
+    if (rows > kCausalRows) {
+      b.keys = ((rows + 1) / 2 + kTileRows - 1) / kTileRows * kTileRows;
+      b.queries = rows - b.keys;
+      sizes.insert({b.keys, b.queries});
+    }
+    call(b);
+  }
+}
+
+void TransientMath::AttendBlock(const BlockSize& b, bool causal) const {
+  const int64_t dim = model_.head_dim();
+  const Tensor q = ToFp32(b.queries * b.q_heads * dim),
+               k = ToFp32(b.keys * b.kv_heads * dim),
+               v = ToFp32(b.keys * b.kv_heads * dim);
+  if (!causal) return Attend(b);
+  Causal(b, [this](const BlockSize& part) { Attend(part); });
+}
+
+void TransientMath::AttendBlockBackward(const BlockSize& b, bool causal) const {
+  const int64_t dim = model_.head_dim();
+  const Tensor q = ToFp32(b.queries * b.q_heads * dim),
+               d_o = ToFp32(b.queries * b.q_heads * dim),
+               k = ToFp32(b.keys * b.kv_heads * dim),
+               v = ToFp32(b.keys * b.kv_heads * dim);
+  if (!causal) return Backward(b);
+  Causal(b, [this](const BlockSize& part) { Backward(part); });
+}
+
+}  // namespace sluice::stream

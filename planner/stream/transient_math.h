@@ -1,0 +1,92 @@
+// The tensors that client/torch/math takes and gives back, function by
+// function under the same names: what these return is alive as long as what
+// those return. Sizes of operands come as rows and widths.
+//
+// ATen's own temporaries are in it, as its CPU kernels have them: operands
+// turned to fp32 where types differ, statistics of norms, workspaces.
+//
+// Thread safety: none.
+#pragma once
+
+#include "planner/stream/classes.h"
+#include "planner/stream/model_shape.h"
+#include "planner/stream/transient_heap.h"
+#include "planner/stream/transients.h"
+
+namespace sluice::stream {
+
+class TransientMath {
+ public:
+  using Tensor = TransientHeap::Tensor;
+  // What rows are made of: bytes of an element of weights and activations.
+  TransientMath(TransientHeap* heap, const ModelShape& model, int64_t element,
+                const Kernels& kernels)
+      : heap_(*heap), model_(model), element_(element), kernels_(kernels) {}
+
+  Tensor Make(int64_t elements) const {
+    return heap_.Take(elements * element_);
+  }
+  Tensor MakeFp32(int64_t elements) const { return heap_.Take(elements * 4); }
+  // tensor.to(float) and back: nothing in fp32.
+  Tensor ToFp32(int64_t elements) const {
+    return narrow() ? MakeFp32(elements) : Tensor();
+  }
+  Tensor FromFp32(int64_t elements) const {
+    return narrow() ? Make(elements) : Tensor();
+  }
+  // a.add_(b) and the like of an fp32 and a narrow tensor.
+  void Mixed(int64_t elements) const {
+    if (narrow()) heap_.Pass(elements * 4);
+  }
+
+  // --- token_math.h; `rows` of hidden states --------------------------------
+  Tensor NormForward(int64_t rows) const;
+  Tensor NormBackward(int64_t rows) const;
+  Tensor LinearForward(int64_t rows, int64_t in, int64_t out) const;
+  void LinearBackwardWeight(int64_t rows, int64_t in, int64_t out, bool bias,
+                            Precision gradient = Precision::kActivation) const;
+  Tensor LinearBackwardInput(int64_t rows, int64_t in, int64_t out,
+                             Precision gradient = Precision::kActivation) const;
+  Tensor ActivationForward(int64_t rows) const;
+  struct ActivationGradients {
+    Tensor gate, up;
+  };
+  ActivationGradients ActivationBackward(int64_t rows) const;
+
+  // --- rope.h ---------------------------------------------------------------
+  struct RopeTables {
+    Tensor cos, sin;
+  };
+  RopeTables MakeRopeTables(int64_t rows) const;
+  void ApplyRope(int64_t rows, int64_t heads,
+                 Precision x = Precision::kActivation) const;
+
+  // --- chunked_loss.h -------------------------------------------------------
+  Tensor LossForwardBackward(int64_t rows, int64_t rows_at_once) const;
+
+  // --- attention_blocks.h ---------------------------------------------------
+  struct BlockSize {
+    int64_t queries, keys, q_heads, kv_heads;
+  };
+  void AttendBlock(const BlockSize& block, bool causal) const;
+  void AttendBlockBackward(const BlockSize& block, bool causal) const;
+
+ private:
+  bool narrow() const { return element_ < 4; }
+  // A number beside a tensor: as it is, and in the tensor's type.
+  void Scalar() const;
+  Tensor InverseRms(int64_t rows) const;
+  Tensor RmsNormBackward(int64_t rows) const;
+  Tensor LayerNormBackward(int64_t rows) const;
+  Tensor MatrixProduct(int64_t rows, int64_t in, int64_t out) const;
+  void LossOfRows(int64_t rows) const;
+  void Attend(const BlockSize& block) const;
+  void Backward(const BlockSize& block) const;
+
+  TransientHeap& heap_;
+  const ModelShape& model_;
+  const int64_t element_;
+  const Kernels kernels_;
+};
+
+}  // namespace sluice::stream

@@ -1,0 +1,121 @@
+#include "planner/stream/transient_segments.h"
+
+#include <optional>
+#include <vector>
+
+namespace sluice::stream {
+
+using Tensor = TransientHeap::Tensor;
+
+void TransientSegments::Run(Segment which) {
+  switch (which) {
+    case Segment::kEmbedForward:
+      return;  // straight into the staging slot
+    case Segment::kQkvForward:
+      return QkvForward();
+    case Segment::kDiagonalForward:
+      return math_.AttendBlock(BlockOf(shape_.rows(m_)), true);
+    case Segment::kOffdiagonalForward:
+      if (m_ > 0) math_.AttendBlock(BlockOf(shape_.rows(0)), false);
+      return;
+    case Segment::kPostForward:
+      return PostForward();
+    case Segment::kLoss:
+      return Loss();
+    case Segment::kPostBackward:
+      return PostBackward();
+    case Segment::kQkvRecompute:
+      return QkvRecompute();
+    case Segment::kDiagonalBackward:
+      return math_.AttendBlockBackward(BlockOf(shape_.rows(m_)), true);
+    case Segment::kOffdiagonalBackward:
+      if (m_ > 0) math_.AttendBlockBackward(BlockOf(shape_.rows(0)), false);
+      return;
+    case Segment::kQkvBackward:
+      return QkvBackward();
+    case Segment::kEmbedBackward:
+      return EmbedBackward();
+  }
+}
+
+// --- what several of them do
+// --------------------------------------------------
+
+void TransientSegments::Exchange(const Travellers& what, Towards where) {
+  if (shape_.ranks == 1) return;
+  std::vector<int64_t> rows;
+  for (int64_t p = 0; p < shape_.ranks; ++p) {
+    rows.push_back(shape_.layout.local_rows(m_, p));
+  }
+  stream::Exchange(heap_, heads_, shape_.rank, rows, what, where);
+}
+
+void TransientSegments::ExchangeDropped(Class which, const Travellers& what) {
+  if (shape_.ranks == 1) return;
+  std::vector<int64_t> rows;
+  for (int64_t p = 0; p < shape_.ranks; ++p) {
+    rows.push_back(shape_.layout.local_rows(m_, p) -
+                   shape_.present_of(which, m_, p));
+  }
+  stream::Exchange(heap_, heads_, shape_.rank, rows, what, Towards::kHeads);
+}
+
+Tensor TransientSegments::Project(Class which, int64_t rows) {
+  const bool query = which == Class::kQ;
+  Tensor out =
+      math_.LinearForward(rows, hidden(), query ? this->query() : key());
+  if (which != Class::kV) {
+    math_.ApplyRope(rows, query ? model_.heads : model_.kv_heads);
+  }
+  return out;
+}
+
+// o in the activations' type, and in token layout.
+TransientSegments::Output TransientSegments::OutputHome() {
+  Output o;
+  o.heads = math_.FromFp32(shape_.rows(m_) * shape_.q_heads * shape_.dim);
+  if (shape_.ranks > 1) o.tokens = math_.Make(local_ * query());
+  Exchange(Carry(1, 0, shape_.element), Towards::kTokens);
+  return o;
+}
+
+// --- forward
+// -------------------------------------------------------------------
+
+void TransientSegments::QkvForward() {
+  const Tensor normed = math_.NormForward(local_);
+  std::optional tables = math_.MakeRopeTables(local_);
+  const Tensor q = Project(Class::kQ, local_), k = Project(Class::kK, local_),
+               v = Project(Class::kV, local_);
+  tables.reset();
+  Exchange(Carry(1, 2, shape_.element), Towards::kHeads);
+}
+
+void TransientSegments::PostForward() {
+  const Output o = OutputHome();
+  const Tensor x2 = math_.LinearForward(local_, query(), hidden());
+  ForRows([this](int64_t, int64_t rows) { FeedForward(rows); });
+}
+
+void TransientSegments::FeedForward(int64_t rows) {
+  const Tensor normed = math_.NormForward(rows);
+  const Tensor up = math_.LinearForward(rows, hidden(), model_.ffn);
+  const Tensor gate =
+      model_.gated ? math_.LinearForward(rows, hidden(), model_.ffn) : Tensor();
+  const Tensor act = math_.ActivationForward(rows);
+  const Tensor y = math_.LinearForward(rows, model_.ffn, hidden());
+}
+
+void TransientSegments::Loss() {
+  // The first group has most rows.
+  const int64_t rows = shape_.loss_rows(
+      {0, std::min(shape_.loss.chunks, shape_.chunks()), true});
+  if (rows == 0) return;
+  const Tensor d_normed = [&] {
+    const Tensor normed = math_.NormForward(rows);
+    return math_.LossForwardBackward(rows, shape_.loss.rows);
+  }();
+  const Tensor dx = math_.NormBackward(rows);
+}
+
+}  // namespace sluice::stream

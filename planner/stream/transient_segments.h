@@ -1,0 +1,112 @@
+// The transient tensors of each segment of a streamed step, chunk by chunk
+// (transients.h is the front).
+//
+// Thread safety: none.
+#pragma once
+
+#include <algorithm>
+#include <cstdint>
+
+#include "planner/stream/segments.h"
+#include "planner/stream/stream_shape.h"
+#include "planner/stream/transient_exchange.h"
+#include "planner/stream/transient_heap.h"
+#include "planner/stream/transient_math.h"
+
+namespace sluice::stream {
+
+// The segments of one chunk, as client/torch/stream runs them: streamed_forward
+// and streamed_project, streamed_attention, streamed_backward, streamed_model.
+// What lies in rings, kept rows or states is not taken from this heap.
+class TransientSegments {
+ public:
+  using Tensor = TransientHeap::Tensor;
+  // All but `m` outlive it.
+  TransientSegments(const StreamShape& shape, const ModelShape& model,
+                    const HeadLayout& heads, const Kernels& kernels, int64_t m)
+      : model_(model),
+        shape_(shape),
+        heads_(heads),
+        m_(m),
+        local_(shape.local(m)),
+        math_(&heap_, model_, shape.element, kernels) {}
+
+  // The tallest heap of a segment of chunk m.
+  int64_t Peak(Segment which) {
+    heap_.ResetPeak();
+    Run(which);
+    return heap_.peak();
+  }
+
+ private:
+  void Run(Segment which);
+  void QkvForward();
+  void PostForward();
+  void PostBackward();
+  void QkvRecompute();
+  void QkvBackward();
+  void Loss();
+  void EmbedBackward();
+
+  // Parts of those.
+  Tensor Project(Class which, int64_t rows);
+  struct Output {
+    Tensor heads, tokens;
+  };
+  Output OutputHome();
+  void FeedForward(int64_t rows);
+  void FeedForwardAgain(int64_t row, int64_t rows);
+  void FeedForwardBackward(int64_t rows, Tensor act);
+  Tensor NormGradient(int64_t rows, int64_t width, Precision gradient);
+  void AddNormGradient(int64_t rows, int64_t width, Precision gradient);
+
+  // All rows of the chunk, or those of a class that are dropped.
+  void Exchange(const Travellers& what, Towards where);
+  void ExchangeDropped(Class which, const Travellers& what);
+  Travellers Carry(int queries, int keys, int64_t element) const {
+    return {queries, keys, shape_.dim, element};
+  }
+  template <typename Again>
+  Tensor Rows(Class which, int64_t first, int64_t count, Again again);
+  template <typename Body>
+  void ForRows(Body body) const;
+
+  // Of the hidden state, of all q and all k heads.
+  int64_t hidden() const { return model_.hidden; }
+  int64_t query() const { return model_.query_width(); }
+  int64_t key() const { return model_.key_width(); }
+  TransientMath::BlockSize BlockOf(int64_t keys) const {
+    return {shape_.rows(m_), keys, shape_.q_heads, shape_.kv_heads};
+  }
+
+  const ModelShape& model_;
+  const StreamShape& shape_;
+  const HeadLayout& heads_;
+  const int64_t m_, local_;
+  TransientHeap heap_;
+  const TransientMath math_;
+};
+
+// RowReader: a view where all rows are kept, or all are stored; else put
+// together.
+template <typename Again>
+TransientHeap::Tensor TransientSegments::Rows(Class which, int64_t first,
+                                              int64_t count, Again again) {
+  const int64_t end = first + count;
+  const int64_t kept = std::clamp(shape_.kept(which, m_), first, end);
+  const int64_t present = std::clamp(shape_.present(which, m_), kept, end);
+  if (kept == end || (kept == first && present == end)) return {};
+  if (present == first) return again(count);
+  Tensor rows = heap_.Take(count * shape_.row_bytes(which));
+  if (end > present) const Tensor dropped = again(end - present);
+  return rows;
+}
+
+template <typename Body>
+void TransientSegments::ForRows(Body body) const {
+  for (int64_t row = 0; row < local_; row += shape_.ffn_rows) {
+    body(row, std::min(shape_.ffn_rows, local_ - row));
+  }
+}
+
+}  // namespace sluice::stream

@@ -1,0 +1,144 @@
+// The desk's bytes against a real step's: what planner/stream says beforehand,
+// and what the region allocator, the memory that was written and the recorded
+// segments show afterwards. 200 random shapes; one alone is run by
+// --gtest_filter='*/17'.
+#include <ATen/Parallel.h>
+#include <ATen/ops/mm.h>
+#include <ATen/ops/zeros.h>
+
+#include <algorithm>
+#include <string>
+
+#include "planner/stream/states.h"
+#include "planner/stream/transients.h"
+#include "tests/torch/measured_step.h"
+#include "tests/torch/random_steps.h"
+
+namespace sluice::runtime {
+namespace {
+
+constexpr uint64_t kShapes = 200;
+// Of the tallest heap of transients that was recorded.
+constexpr double kMostTransients = 1.15;
+
+// Does this CPU pack the weights of a product in bf16?
+bool PacksBf16() {
+  static const bool packs = [] {
+    const Arena memory(MiB(8));
+    RegionAllocator allocator(memory.data(), MiB(8));
+    allocator.Arm();
+    const at::Tensor matrix = at::zeros({64, 64}, at::kBFloat16);
+    allocator.RecordSegments(true);
+    {
+      const SegmentScope segment(&allocator, "product");
+      const at::Tensor product = at::mm(matrix, matrix);
+    }
+    return allocator.TakeRecorded().front().trace.buffers.size() > 1;
+  }();
+  return packs;
+}
+
+// The sums of the inner side are the last in the arena. With queries outer the
+// last chunk's never leave: its keys have one block, the diagonal.
+Bytes NeverSent(const stream::StreamShape& shape) {
+  const int64_t last = shape.chunks() - 1;
+  int64_t bytes = 0;
+  for (const stream::Class which :
+       {stream::Class::kKeyGradient, stream::Class::kValueGradient}) {
+    const int64_t sums = shape.moved_bytes(which, last);
+    if (sums > 0) bytes = stream::AlignSlot(sums);
+  }
+  return Bytes(bytes);
+}
+
+// Does every slot of every ring get the largest record that it is there for?
+bool FillsItsRings(const stream::StreamShape& shape) {
+  int64_t chunks = 0, groups = 0;
+  for (int64_t m = 0; m < shape.chunks(); ++m) chunks += shape.full(m);
+  for (const stream::LossGroup& group : shape.loss_groups()) {
+    groups += group.full;
+  }
+  for (const stream::ClassTraits& c : stream::kClasses) {
+    if (shape.resident(c.which)) return false;  // their places stay empty
+  }
+  return chunks >= 2 && groups >= 2 &&
+         chunks * (chunks - 1) / 2 >= shape.prefetch_depth;
+}
+
+class DeskAgainstRun : public ::testing::TestWithParam<uint64_t> {
+ protected:
+  DeskAgainstRun()
+      : case_(RandomStep(GetParam())),
+        rank_(static_cast<int>(GetParam() % uint64_t(case_.ranks))),
+        options_(OptionsOf(case_, rank_)),
+        run_(MeasureStep(case_, rank_, /*steps=*/1)) {}
+
+  void ExpectBuffers() const;
+  // Returns the tallest that was recorded.
+  Bytes ExpectSegments() const;
+
+  const StepCase case_;
+  const int rank_;
+  const stream::StreamOptions options_;
+  const MeasuredStep run_;
+  const stream::Kernels cpu_ = {.threads = at::get_num_threads(),
+                                .packs_bf16 = PacksBf16()};
+};
+
+void DeskAgainstRun::ExpectBuffers() const {
+  const stream::StreamShape shape(options_);
+  EXPECT_EQ(stream::RingBytes(options_), run_.rings.size);
+  EXPECT_EQ(stream::KeptBytes(options_), run_.kept.size);
+  EXPECT_TRUE(run_.host_guard_intact);
+  if (shape.chunks() > 1) {
+    EXPECT_EQ(stream::HostBytes(options_),
+              run_.host.written_end + NeverSent(shape));
+  }
+#ifndef SLUICE_POISON
+  EXPECT_EQ(stream::KeptBytes(options_), run_.kept.written);
+  if (FillsItsRings(shape)) {
+    EXPECT_EQ(stream::RingBytes(options_), run_.rings.written_end);
+  }
+#endif
+}
+
+// In fp32 to the byte. In bf16 oneDNN's panels are counted at their largest.
+Bytes DeskAgainstRun::ExpectSegments() const {
+  Bytes tallest;
+  for (const stream::SegmentTraits& segment : stream::kSegments) {
+    Bytes peak;
+    for (const plan::SegmentKind& kind : run_.kinds) {
+      if (kind.name.starts_with(segment.name)) {
+        peak = std::max(peak, PeakOf(kind.trace));
+      }
+    }
+    const Bytes desk = stream::TransientBytes(options_, segment.which, cpu_);
+    if (options_.dtype == stream::Dtype::kFp32) {
+      EXPECT_EQ(desk, peak) << segment.name;
+    } else {
+      EXPECT_GE(desk, peak) << segment.name;
+      EXPECT_LE(desk, peak + peak / 10 + KiB(4)) << segment.name;
+    }
+    tallest = std::max(tallest, peak);
+  }
+  return tallest;
+}
+
+TEST_P(DeskAgainstRun, SaysWhatAStepTakes) {
+  SCOPED_TRACE(ToString(case_));
+  EXPECT_EQ(stream::CountStates(case_.model, options_.dtype, case_.ranks, rank_)
+                .total(),
+            run_.states);
+  ExpectBuffers();
+  const auto tallest = static_cast<double>(ExpectSegments().count());
+  const auto desk =
+      static_cast<double>(stream::TransientBytes(options_, cpu_).count());
+  EXPECT_GE(desk, tallest);
+  EXPECT_LE(desk, kMostTransients * tallest);
+}
+
+INSTANTIATE_TEST_SUITE_P(Shapes, DeskAgainstRun,
+                         ::testing::Range(uint64_t{0}, kShapes));
+
+}  // namespace
+}  // namespace sluice::runtime
