@@ -210,11 +210,14 @@ absl::StatusOr<ChosenSettings> Chooser::Choose() {
   const Rated& best = *std::ranges::min_element(best_, {}, &Rated::seconds);
   if (!std::isfinite(best.seconds)) {
     // Rings are least with the least of everything.
+    const auto smallest = std::ranges::min_element(
+        best_, {}, [](const Rated& rated) { return rated.settings.chunk; });
     return ChosenSettings{
-        {.chunk = question_.chunk.value_or(best_.front().settings.chunk),
-         .prefetch = question_.prefetch.value_or(2),
+        {.chunk = smallest->settings.chunk,
+         .prefetch = question_.prefetch.value_or(1),
          .order = question_.order.value_or(stream::BackwardOrder::kKeysOuter)},
-        "no setting fits by the estimate"};
+        fmt::format("chunk {}: by the estimate nothing that was tried fits",
+                    smallest->settings.chunk)};
   }
   return ChosenSettings{best.settings,
                         fmt::format("{}, the fastest of those tried ({})",
@@ -222,11 +225,6 @@ absl::StatusOr<ChosenSettings> Chooser::Choose() {
 }
 
 }  // namespace
-
-bool HasOpenSettings(const RunOptions& o) {
-  const bool may_stay = o.keep && o.alpha < 0 && o.fractions.empty();
-  return o.chunk == 0 || o.prefetch == 0 || !o.order.has_value() || may_stay;
-}
 
 absl::StatusOr<ChosenSettings> ChooseSettings(const StepperContext& context) {
   return Chooser(context).Choose();

@@ -17,12 +17,9 @@ struct ChosenSettings {
   std::string why;  // one line: what was chosen, beside what
 };
 
-// Whether anything is open.
-bool HasOpenSettings(const RunOptions& options);
-
-// What is asked for is taken as it is. Where nothing fits by the estimate the
-// defaults are returned, and planning says what is short. Errors: a lost peer,
-// a fault of a rehearsal.
+// What is asked for is taken as it is. Where nothing fits by the estimate, the
+// answer is the smallest chunk that was tried, and planning says what is short.
+// Errors: a lost peer, a fault of a rehearsal.
 absl::StatusOr<ChosenSettings> ChooseSettings(const StepperContext& context);
 
 // `options` with these settings.

@@ -12,7 +12,8 @@
 
 namespace sluice::train {
 
-// `stream` with the run's model, rank and dtype is the caller's.
+// `stream` on this rank's memory, copies and peers; the host region is still to
+// be given.
 runtime::StreamContext::Options ContextOptions(
     const StepperContext& context, const stream::StreamOptions& stream,
     client::CopyEngine* copies);

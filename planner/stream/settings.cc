@@ -25,35 +25,29 @@ int64_t WorkingBytes(const StreamOptions& options) {
   return (RingBytes(options) + TransientBytes(options)).count();
 }
 
-// Rows of free classes kept with what rings and transients leave, the others
-// swapped by `alpha`.
-FractionMap Shared(const SettingsQuestion& q, StreamOptions options,
-                   double alpha) {
+// The free classes that the question leaves open: of those that may be kept by
+// rows `keep` stays, and of what does not stay `alpha` is swapped.
+FractionMap Share(const SettingsQuestion& q, double keep, double alpha) {
   FractionMap fractions = q.stream.fractions;
-  options.fractions = fractions;
-  options.alpha = alpha;
-  const int64_t left = q.hbm.count() - WorkingBytes(options);
-  for (const double keep : {1.0, 0.0}) {
-    for (const Class which : kFreeClasses) {
-      const ClassTraits& c = Traits(which);
-      if (!c.of(options.model) || q.stream.fractions.contains(c.name)) continue;
-      const double kept = c.keep == Keep::kRows ? keep : 0;
-      fractions[c.name] = {kept, (1 - kept) * alpha};
-    }
-    if (keep == 0 || !q.may_keep || q.stream.alpha >= 0) continue;
-    options.fractions = fractions;
-    const auto all = static_cast<double>(StreamShape(options).kept_bytes());
-    const double share =
-        all > 0 ? std::clamp(static_cast<double>(left) / all, 0.0, 1.0) : 0;
-    for (const Class which : kFreeClasses) {
-      const ClassTraits& c = Traits(which);
-      if (!c.of(options.model) || c.keep != Keep::kRows) continue;
-      if (q.stream.fractions.contains(c.name)) continue;
-      fractions[c.name] = {share, (1 - share) * alpha};
-    }
-    return fractions;
+  for (const Class which : kFreeClasses) {
+    const ClassTraits& c = Traits(which);
+    if (!c.of(q.stream.model)) continue;
+    const double kept = c.keep == Keep::kRows ? keep : 0;
+    fractions.try_emplace(c.name, ClassFractions{kept, (1 - kept) * alpha});
   }
   return fractions;
+}
+
+// As many rows kept as rings and transients leave room for. The planner shares
+// that room out by class; in time it comes to about the same.
+FractionMap ShareRoom(const SettingsQuestion& q, StreamOptions options) {
+  const double alpha = options.alpha;
+  options.fractions = Share(q, 0, alpha);
+  if (!q.may_keep || q.stream.alpha >= 0) return options.fractions;
+  const auto left = static_cast<double>(q.hbm.count() - WorkingBytes(options));
+  options.fractions = Share(q, 1, alpha);
+  const auto all = static_cast<double>(StreamShape(options).kept_bytes());
+  return Share(q, all > 0 ? std::clamp(left / all, 0.0, 1.0) : 0, alpha);
 }
 
 bool Fits(const SettingsQuestion& q, const StreamOptions& options) {
@@ -100,7 +94,7 @@ StreamOptions StreamOf(const SettingsQuestion& q, const Settings& settings) {
   const double asked = q.stream.alpha;
   for (const double alpha : kAlphas) {
     options.alpha = asked >= 0 ? asked : alpha;
-    options.fractions = Shared(q, options, options.alpha);
+    options.fractions = ShareRoom(q, options);
     if (asked >= 0 || Fits(q, options)) break;
   }
   return options;
