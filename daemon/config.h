@@ -24,7 +24,7 @@ struct SimSettings {
   Bytes host_memory = MiB(384);
   int numa_nodes = 1;
   Bytes granularity = KiB(64);
-  // Empty: one link a GPU ("pcie0", …) of 2 GB/s each way.
+  // Empty: one link per GPU ("pcie0", …) of 2 GB/s each way.
   std::vector<LinkSpeed> links;
   std::vector<std::string> gpu_links;  // empty: GPU i on link i (modulo)
 };

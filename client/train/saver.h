@@ -2,7 +2,7 @@
 //
 // Collective: all ranks call the same, and all know how it ended. Status
 // results are lost peers unless said otherwise.
-// Thread safety: one thread a rank.
+// Thread safety: one thread per rank.
 #pragma once
 
 #include <memory>

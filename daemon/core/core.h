@@ -224,8 +224,8 @@ class Core {
   // Whether others of its principal could free what the lease needs.
   bool MayEverFit(const JobKey& job, const LeaseRequest& asked) const;
   void ReleaseLeases(absl::Time now, Effects& effects);
-  // Nobody waits a second time for who has not shrunk by now.
-  void GiveUpShrinking();
+  // Later joins no longer wait for jobs that missed their deadline.
+  void MarkShrinkersLate();
   bool ShrinksLate() const;
   // Memory of sessions that ended, whose processes have not yet.
   bool Returning(const Principal& principal) const;

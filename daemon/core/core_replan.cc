@@ -208,7 +208,7 @@ bool Core::ShrinksLate() const {
   });
 }
 
-void Core::GiveUpShrinking() {
+void Core::MarkShrinkersLate() {
   for (const JobKey& job : Shrinking()) members_.at(job).change->late = true;
   replan_when_changed_ = true;
 }
@@ -251,7 +251,7 @@ void Core::ReleaseHeld(absl::Time now, Effects& effects) {
     rounds_.Use(join.asking.job, join.plan);
     GivePlan(join.asking, join.plan, effects);
   }
-  if (!late.empty()) GiveUpShrinking();
+  if (!late.empty()) MarkShrinkersLate();
   for (HeldJoin& join : late) {
     Log(now, "plan",
         fmt::format("job {}: no memory came back within {:g} s; planned with "
@@ -275,8 +275,8 @@ void Core::Handle(Session& session, RequestId request,
   Member& member = found->second;
   PlanChange& change = *member.change;
   if (change.plan != taken.plan) {
-    // Of a change that another one followed: that one counts. But if it is
-    // refused, they run by this one.
+    // The answer is to a superseded change. Only the newer one counts; if that
+    // is refused, the job runs by this one.
     if (taken.taken && !member.settled.empty()) change.before = member.settled;
     return;
   }
@@ -404,7 +404,7 @@ void Core::ReleaseLeases(absl::Time now, Effects& effects) {
     RefuseLease(session, lease.request, refusal, now, effects);
     return true;
   });
-  if (late) GiveUpShrinking();
+  if (late) MarkShrinkersLate();
 }
 
 void Core::LeaveTogether(const JobKey& job, absl::Time now) {

@@ -161,8 +161,8 @@ std::vector<plan::HostLimit> Core::NumaLimits(
       return config_.gpus[each.profile->gpu.value()].numa == numa &&
              (!of || each.job.principal == *of);
     });
-    // What is left to chance where several jobs' leases are cut anew: tails of
-    // extents, and the room of a calibration.
+    // Where several jobs' leases are cut anew, the tails of extents and the room
+    // of a calibration cannot be predicted.
     if (jobs.size() > 1 || !waiting_leases_.empty()) {
       bytes -= config_.extent * std::ssize(ranks);
     }

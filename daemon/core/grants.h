@@ -1,6 +1,6 @@
 // Bandwidth policy: how far each rank's limit moves at a refill.
 //
-// Fair share a link and direction. In each refill a link gives out what it
+// Fair share per link and direction. In each refill a link gives out what it
 // carried in the time since the last one. Every rank wants its limit to stand
 // a window ahead of its use. First each gets what it was guaranteed, then the
 // rest is shared evenly among those that still want (max-min: what one leaves

@@ -46,7 +46,7 @@ enum class Width { kHidden, kQuery, kKey, kFfn, kPerHead };
 // fp32 whatever the dtype, or the dtype's.
 enum class Precision { kActivation, kFp32 };
 // How long rows live: from a layer's forward to its backward, of every layer
-// at once; over the whole step, one set a layer and one more; or within one
+// at once; over the whole step, one set per layer and one more; or within one
 // layer's backward, in scratch that the next layer overwrites.
 enum class Life { kLayer, kStep, kScratch };
 

@@ -1,4 +1,4 @@
-// MEMO's policy: one alpha a rank, each for itself (internal to the planner).
+// MEMO's policy: one alpha per rank, each for itself (internal to the planner).
 #pragma once
 
 #include <string>

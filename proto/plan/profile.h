@@ -92,8 +92,8 @@ struct RankProfile {
   // What the rank's GPU lease has beside states and rounding buffers; 0: not
   // told, the plan is not checked against it and keeps nothing.
   Bytes transient_capacity;
-  // Of it, what kept rows must leave beside the transient buffers: buffers of
-  // this profile may be smaller than those of the fractions that are chosen.
+  // The part of `transient_capacity` that kept rows may not use, because buffers
+  // recorded with other fractions may be smaller than those of the plan.
   Bytes keep_reserve;
   // MEMO's policy, asked for by the user: all free classes swap this fraction
   // and keep nothing, but for what a class asks for itself; negative: the

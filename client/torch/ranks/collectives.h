@@ -41,7 +41,7 @@ class Collectives {
   // calls in the same order.
 
   // Flat all-to-all: `send` and `receive` are contiguous 1-D tensors of one
-  // type, counts in elements, a count a rank; uneven and empty are fine.
+  // type, counts in elements, a count per rank; uneven and empty are fine.
   virtual absl::Status AllToAll(const at::Tensor& receive,
                                 const std::vector<int64_t>& receive_counts,
                                 const at::Tensor& send,

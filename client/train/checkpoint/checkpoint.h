@@ -13,7 +13,7 @@
 // the plan is made anew).
 //
 // Errors: InvalidArgument, one line: which file, what is broken in it.
-// Thread safety: one thread a rank.
+// Thread safety: one thread per rank.
 #pragma once
 
 #include <cstdint>
