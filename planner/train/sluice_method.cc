@@ -31,13 +31,26 @@ stream::ModelShape DividedBy(stream::ModelShape model, int64_t ranks) {
   return model;
 }
 
+// Backward's blocks in the order that moves less: what the run chooses, too,
+// where copies show (planner/stream/settings.h).
 stream::StreamOptions OptionsOf(const Request& request,
                                 const Settings& settings) {
-  return {.model = DividedBy(request.model, settings.sp),
-          .layout =
-              stream::ChunkLayout(request.seq_len, settings.chunk, settings.sp),
-          .dtype = stream::Dtype::kBf16,
-          .alpha = settings.alpha};
+  stream::StreamOptions options = {
+      .model = DividedBy(request.model, settings.sp),
+      .layout =
+          stream::ChunkLayout(request.seq_len, settings.chunk, settings.sp),
+      .dtype = stream::Dtype::kBf16,
+      .alpha = settings.alpha};
+  const auto moved = [&options](stream::BackwardOrder order) {
+    options.order = order;
+    const Traffic blocks = stream::CountTraffic(StreamShape(options)).blocks;
+    return blocks.in + blocks.out;
+  };
+  const int64_t keys_outer = moved(stream::BackwardOrder::kKeysOuter);
+  if (moved(stream::BackwardOrder::kQueriesOuter) >= keys_outer) {
+    options.order = stream::BackwardOrder::kKeysOuter;
+  }
+  return options;
 }
 
 // What the run allocates on its fullest rank, to the byte; with ZeRO-3, which
