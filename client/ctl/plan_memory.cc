@@ -40,7 +40,8 @@ using Clock = std::chrono::steady_clock;
 constexpr const char* kExamples = R"(Examples:
   sluicectl plan memory trace.csv                    peak, bound, proof
   sluicectl plan memory trace.csv -o plan.csv --svg plan.svg
-  sluicectl plan memory run.json --device cuda:0 --time-limit 10 --json
+  sluicectl plan memory run.pt.trace.json.gz --device cuda:0 --time-limit 10
+  sluicectl plan memory run.json --device cuda:0 --json
   sluicectl plan memory trace.csv --capacity 1021KiB  does it fit?
   sluicectl plan memory trace.csv --effort 20 --time-limit 600
                                                      look for longer
@@ -48,9 +49,9 @@ constexpr const char* kExamples = R"(Examples:
 
 TRACE is a MiniMalloc CSV (id,lower,upper,size), a log of `malloc ID SIZE` and
 `free ID`, a PyTorch profiler trace (profile_memory=True), or what Sluice's own
-profiler writes; its content tells which. Exit status: 0 done; 2 bad input; 3
-no plan within --capacity was found; 130 the best plan when Ctrl-C came (a
-second one drops it); 1 a fault.)";
+profiler writes, each gzipped or not; its content tells which. Exit status: 0
+done; 2 bad input; 3 no plan within --capacity was found; 130 the best plan
+when Ctrl-C came (a second one drops it); 1 a fault.)";
 
 constexpr int64_t kMostEffort = 1'000'000;
 

@@ -1,4 +1,5 @@
-// Chooses the reader by the content, and writes plans as CSV.
+// Chooses the reader by the content, through gzip or not, and writes plans as
+// CSV.
 #include "planner/trace/read_trace.h"
 
 #include <fmt/format.h>
@@ -11,6 +12,7 @@
 
 #include "planner/trace/builder.h"
 #include "planner/trace/formats.h"
+#include "planner/trace/gunzip.h"
 #include "planner/trace/json_records.h"
 #include "planner/trace/lines.h"
 #include "proto/base/status.h"
@@ -91,8 +93,8 @@ std::string_view FirstLine(std::string_view prefix) {
 absl::StatusOr<TraceFormat> Detect(std::string_view prefix,
                                    const std::string& file) {
   const Place place{.file = file};
-  if (prefix.starts_with("\x1f\x8b")) {
-    return At(place, "is compressed: gunzip it first");
+  if (IsGzip(prefix)) {
+    return At(place, "is compressed twice: gunzip it first");
   }
   if (prefix.starts_with("\x80")) {
     return At(place,
@@ -130,6 +132,31 @@ absl::StatusOr<NamedTrace> Read(TraceFormat format, std::istream& in,
   return absl::InternalError("a trace format without a reader");
 }
 
+absl::StatusOr<NamedTrace> ReadText(Sniffed& text,
+                                    const TraceOptions& options) {
+  TraceFormat format = TraceFormat::kMiniMalloc;
+  if (options.format) {
+    format = *options.format;
+  } else {
+    SLUICE_ASSIGN_OR_RETURN(format, Detect(text.prefix(), options.file));
+  }
+  std::istream stream(&text);
+  const Bytes usual(format == TraceFormat::kMiniMalloc ? 1 : 512);
+  return Read(format, stream, options, options.alignment.value_or(usual));
+}
+
+absl::StatusOr<NamedTrace> ReadGzip(Sniffed& gzip,
+                                    const TraceOptions& options) {
+  Gunzip gunzip(&gzip);
+  Sniffed text(&gunzip);
+  auto named = ReadText(text, options);
+  // What came before the fault may look like a whole input, or like a bad one.
+  if (!gunzip.fault().empty()) {
+    return At({.file = options.file}, gunzip.fault());
+  }
+  return named;
+}
+
 absl::Status CheckAlignment(Bytes alignment) {
   constexpr int64_t kMost = int64_t{1} << 30;
   const int64_t n = alignment.count();
@@ -159,18 +186,10 @@ absl::StatusOr<NamedTrace> ReadTrace(std::istream& in,
   if (options.alignment) {
     SLUICE_RETURN_IF_ERROR(CheckAlignment(*options.alignment));
   }
-  Sniffed sniffed(in.rdbuf());
-  std::istream stream(&sniffed);
-  TraceFormat format = TraceFormat::kMiniMalloc;
-  if (options.format) {
-    format = *options.format;
-  } else {
-    if (sniffed.failed()) return At({.file = options.file}, "cannot be read");
-    SLUICE_ASSIGN_OR_RETURN(format, Detect(sniffed.prefix(), options.file));
-  }
-  const Bytes usual(format == TraceFormat::kMiniMalloc ? 1 : 512);
-  auto named = Read(format, stream, options, options.alignment.value_or(usual));
-  if (sniffed.failed()) return At({.file = options.file}, "cannot be read");
+  Sniffed given(in.rdbuf());
+  auto named = IsGzip(given.prefix()) ? ReadGzip(given, options)
+                                      : ReadText(given, options);
+  if (given.failed()) return At({.file = options.file}, "cannot be read");
   return named;
 }
 

@@ -1,5 +1,6 @@
 // Traces from files: MiniMalloc CSV, the paper's request log, PyTorch profiler
-// traces and what our own profiler writes. README.md has the formats.
+// traces and what our own profiler writes, each gzipped or not. README.md has
+// the formats.
 //
 // A fault of the input is InvalidArgument in one line that starts with the
 // place: "FILE:LINE:COLUMN: what, value, limit, what to do". Nothing of the

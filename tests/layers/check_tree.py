@@ -33,6 +33,7 @@ FAMILIES = {
     "httplib": (r"httplib\.h$", ["daemon/metrics", "daemon/service"]),
     "clp": (r"(coin/)?Clp\w*\.(h|hpp)$", ["planner"]),
     "cbc": (r"(Cbc|Cgl|Coin|Osi)\w*\.(h|hpp)$|coin/", ["planner"]),
+    "zlib": (r"zlib\.h$", ["planner/trace"]),
     "glpk": (r"glpk\.h$", ["tests"]),
     "toml++": (r"toml(\+\+|plusplus)/|toml\.hpp$", ["daemon", "planner"]),
     "cli11": (r"CLI/", ["proto/cli", "daemon", "client/ctl", "client/train",
