@@ -120,11 +120,17 @@ def measure(folder, name):
     seconds = statistics.median(one[0] for one in chosen)
     best = min(grid, key=grid.get)
     settings = chosen[-1][1]
-    detail = (f"chose chunk {settings['chunk']}, prefetch "
-              f"{settings['prefetch']}, {settings['backward_order']}"
-              f"{', everything kept' if settings['resident'] else ''}: "
-              f"{seconds:.2f} s; of {len(grid)} that fit the best is {best}: "
-              f"{grid[best]:.2f} s, the worst {max(grid.values()):.2f} s")
+    choice = (f"chunk {settings['chunk']}, prefetch {settings['prefetch']}, "
+              f"{settings['backward_order']}")
+    if settings["resident"]:
+        how = "everything kept"
+    elif choice in grid:  # how far apart two runs of the same are
+        how = f"{grid[choice]:.2f} s by hand"
+    else:
+        how = "not in the grid"
+    detail = (f"chose {choice} ({how}): {seconds:.2f} s; of {len(grid)} that "
+              f"fit the best is {best}: {grid[best]:.2f} s, the worst "
+              f"{max(grid.values()):.2f} s")
     print(f"{name}: {detail}", flush=True)
     return {"name": f"settings, {name}", "value": grid[best] / seconds,
             "unit": "x the best by hand", "target": TARGET,
