@@ -57,15 +57,10 @@ class Chooser {
 };
 
 absl::Status Chooser::Open() {
-  client::Session& session = context_.memory->session();
-  client::CopyEngine::Options copies;
-  copies.driver = &session.driver();
-  copies.device = session.limits().device;
-  copies.gate = &session.grants();
-  copies.record_timeline = true;  // how fast links are
-  SLUICE_ASSIGN_OR_RETURN(copies_, client::CopyEngine::Start(copies));
-  links_ = {session.limits().h2d_bytes_per_second,
-            session.limits().d2h_bytes_per_second};
+  // The timeline tells how fast links are.
+  SLUICE_ASSIGN_OR_RETURN(copies_, StartCopies(context_, /*timeline=*/true));
+  const client::NodeLimits limits = context_.memory->session().limits();
+  links_ = {limits.h2d_bytes_per_second, limits.d2h_bytes_per_second};
   question_ = Ask();
   return absl::OkStatus();
 }
@@ -89,10 +84,7 @@ stream::SettingsQuestion Chooser::Ask() const {
   q.hbm = std::max(Bytes(0), context_.memory->size() -
                                  context_.memory->allocator().stats().used -
                                  text - KiB(64));
-  const Bytes host = options_.host.count() > 0
-                         ? options_.host
-                         : context_.memory->session().limits().host_free;
-  q.host = host / context_.environment->local_world_size;
+  q.host = HostRoom(context_);
   return q;
 }
 

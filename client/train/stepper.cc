@@ -82,7 +82,8 @@ class BaselineStepper final : public Stepper {
 
  private:
   absl::Status MakeInputs() {
-    SLUICE_ASSIGN_OR_RETURN(copies_, StartCopies(context_));
+    SLUICE_ASSIGN_OR_RETURN(copies_,
+                            StartCopies(context_, WantsTrace(context_)));
     runtime::HostInputs::Options inputs;
     inputs.layers = options_.model.layers;
     inputs.rows = layout().total_local_rows(context_.environment->rank);
@@ -109,14 +110,24 @@ class BaselineStepper final : public Stepper {
 }  // namespace
 
 absl::StatusOr<std::unique_ptr<client::CopyEngine>> StartCopies(
-    const StepperContext& context) {
+    const StepperContext& context, bool timeline) {
   client::CopyEngine::Options copies;
   copies.driver = &context.memory->session().driver();
   copies.device = context.memory->session().limits().device;
   copies.gate = &context.memory->session().grants();
-  copies.record_timeline =
-      !context.options->trace.empty() && context.environment->rank == 0;
+  copies.record_timeline = timeline;
   return client::CopyEngine::Start(copies);
+}
+
+bool WantsTrace(const StepperContext& context) {
+  return !context.options->trace.empty() && context.environment->rank == 0;
+}
+
+Bytes HostRoom(const StepperContext& context) {
+  const Bytes given = context.options->host;
+  return (given.count() > 0 ? given
+                            : context.memory->session().limits().host_free) /
+         context.environment->local_world_size;
 }
 
 absl::StatusOr<std::unique_ptr<client::Region>> LeaseHost(

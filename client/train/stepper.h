@@ -88,8 +88,13 @@ absl::StatusOr<std::unique_ptr<Stepper>> MakeStreamedStepper(
     const StepperContext& context, const SavedPlan* saved);
 
 // What several steppers need (internal to them).
+// `timeline`: keeps a record of every copy.
 absl::StatusOr<std::unique_ptr<client::CopyEngine>> StartCopies(
-    const StepperContext& context);
+    const StepperContext& context, bool timeline);
+// The timeline that --trace writes is rank 0's.
+bool WantsTrace(const StepperContext& context);
+// This rank's share of the host memory that there is.
+Bytes HostRoom(const StepperContext& context);
 // --host binds all local ranks together, so each its share. DoesNotFit: more
 // than that, or than the daemon leases.
 absl::StatusOr<std::unique_ptr<client::Region>> LeaseHost(

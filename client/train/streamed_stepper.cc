@@ -77,7 +77,7 @@ StreamedStepper::LeaseForCalibration(const stream::StreamOptions& options) {
     if (*had != nullptr && (*had)->size() >= needed) return nullptr;
   }
   spare_.reset();
-  const Bytes most = MostBytes(options), room = HostRoom();
+  const Bytes most = MostBytes(options), room = HostRoom(context_);
   if (most > room) {  // more than its share would be another rank's
     SLUICE_ASSIGN_OR_RETURN(spare_, LeaseHost(context_, needed));
     return nullptr;
@@ -86,14 +86,6 @@ StreamedStepper::LeaseForCalibration(const stream::StreamOptions& options) {
   if (2 * most < room) return region;
   spare_ = std::move(region);
   return nullptr;
-}
-
-// This rank's share of the host memory that there is.
-Bytes StreamedStepper::HostRoom() const {
-  const Bytes given = context_.options->host;
-  return (given.count() > 0 ? given
-                            : context_.memory->session().limits().host_free) /
-         context_.environment->local_world_size;
 }
 
 // One forward and backward over the first and the last chunks: every segment
@@ -230,7 +222,7 @@ absl::StatusOr<stream::FractionMap> StreamedStepper::FirstFractions() const {
         StreamOptions(layout_, AskedFor(most)).stream;
     options.layout = stream::CalibrationLayout(options);
     const Bytes needed = stream::HostBytes(options);
-    if (needed <= HostRoom()) break;
+    if (needed <= HostRoom(context_)) break;
   }
   SLUICE_ASSIGN_OR_RETURN(most, LeastOfRanks(most));
   return AskedFor(most);
@@ -385,7 +377,7 @@ absl::Status StreamedStepper::Start() {
 }
 
 absl::Status StreamedStepper::Prepare(const SavedPlan* saved) {
-  SLUICE_ASSIGN_OR_RETURN(copies_, StartCopies(context_));
+  SLUICE_ASSIGN_OR_RETURN(copies_, StartCopies(context_, WantsTrace(context_)));
   if (saved != nullptr) {
     SLUICE_ASSIGN_OR_RETURN(const bool runs, Replay(*saved));
     if (runs) return absl::OkStatus();

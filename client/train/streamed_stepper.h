@@ -61,7 +61,6 @@ class StreamedStepper final : public Stepper {
   StreamContext::Options StreamOptions(
       const stream::ChunkLayout& layout,
       const stream::FractionMap& fractions) const;
-  Bytes HostRoom() const;
   absl::StatusOr<std::unique_ptr<client::Region>> LeaseForCalibration(
       const stream::StreamOptions& options);
   absl::StatusOr<std::vector<plan::SegmentKind>> Calibrate(

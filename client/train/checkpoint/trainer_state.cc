@@ -155,18 +155,14 @@ std::string PlanKey(const RunOptions& o, int ranks, Bytes hbm) {
 
 std::optional<stream::Settings> SettingsOf(const std::string& key) {
   const Json json = Json::parse(key, nullptr, false);
-  const auto number = [&](const char* name) -> int64_t {
-    const bool there = json.is_object() && json.contains(name) &&
-                       json[name].is_number_integer();
-    return there ? json[name].get<int64_t>() : 0;
-  };
   stream::Settings settings;
-  settings.chunk = number("--chunk");
-  settings.prefetch = static_cast<int>(number("--prefetch"));
-  if (settings.chunk < 1 || settings.prefetch < 1 || settings.prefetch > 64 ||
+  settings.chunk = Number(json, "--chunk");
+  const int64_t prefetch = Number(json, "--prefetch");
+  if (settings.chunk < 1 || prefetch < 1 || prefetch > 64 ||
       !json.contains("--backward-order")) {
     return std::nullopt;
   }
+  settings.prefetch = static_cast<int>(prefetch);
   using stream::BackwardOrder;
   settings.order =
       json["--backward-order"] == stream::Name(BackwardOrder::kQueriesOuter)
