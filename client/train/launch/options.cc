@@ -98,6 +98,14 @@ absl::Status Validate(const RunOptions& o) {
     return BadInput(
         fmt::format("--fractions: {}", std::string(fractions.message())));
   }
+  for (const auto& [name, f] : o.fractions) {
+    if (stream::FindClass(name)->free()) continue;
+    return BadInput(
+        fmt::format("--fractions: {} cannot be given by itself: it is kept "
+                    "where everything "
+                    "is, which a run without --chunk chooses where it fits",
+                    name));
+  }
   if (o.save_every > 0 && o.save.empty()) {
     return BadInput("--save-every needs --save DIR to save to");
   }
