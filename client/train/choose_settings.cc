@@ -142,6 +142,8 @@ absl::StatusOr<bool> Chooser::FitsEverywhere(
   return std::isfinite(worst[0]);
 }
 
+// What the daemon promises is a GPU's share while all GPUs behind its link
+// copy; a rehearsal, with all ranks of this run, sees what there is now.
 void Chooser::MeasureLinks() {
   double bytes[2] = {}, seconds[2] = {};
   for (const client::CopyRecord& copy : copies_->TakeTimeline()) {
@@ -149,13 +151,11 @@ void Chooser::MeasureLinks() {
     bytes[out] += static_cast<double>(copy.size.count());
     seconds[out] += copy.finished_s - copy.started_s;
   }
-  const auto speed = [&](bool out, double& known) {
-    if (seconds[out] <= 0) return;
-    const double measured = bytes[out] / seconds[out];
-    known = known > 0 ? std::min(known, measured) : measured;
+  const auto raise = [&](bool out, double& known) {
+    if (seconds[out] > 0) known = std::max(known, bytes[out] / seconds[out]);
   };
-  speed(false, links_.h2d);
-  speed(true, links_.d2h);
+  raise(false, links_.h2d);
+  raise(true, links_.d2h);
 }
 
 // The least seconds of a step with chunks of this size.

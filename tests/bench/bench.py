@@ -57,7 +57,8 @@ def parse_arguments():
         epilog=EXAMPLES, formatter_class=argparse.RawTextHelpFormatter)
     parser.add_argument("names", nargs="*", metavar="NAME",
                         help="of " + ", ".join(programs.KNOWN) +
-                        "; default: all")
+                        "; default: all, with\n--against all but " +
+                        ", ".join(programs.LONG))
     parser.add_argument("--bin", required=True, help=argparse.SUPPRESS)
     parser.add_argument("--jobs", type=int, default=1, help=argparse.SUPPRESS)
     parser.add_argument("--json", metavar="FILE", help="write the list here")
@@ -106,6 +107,8 @@ def main():
         arguments = parse_arguments()
         names = arguments.names or programs.KNOWN
         if arguments.against:
+            if not arguments.names:
+                names = [n for n in names if n not in programs.LONG]
             return against.main(arguments, names)
         return run_once(arguments, names)
     except programs.Usage as error:
