@@ -46,6 +46,20 @@ class ThirdParty(unittest.TestCase):
                 self.assertEqual(len(third_party("daemon/core/x.cc", header)),
                                  1)
 
+    def test_only_the_backend_knows_which_attention_a_device_has(self):
+        for header in (
+                "ATen/ops/_scaled_dot_product_flash_attention_for_cpu.h",
+                "ATen/ops/_scaled_dot_product_flash_attention_for_cpu_"
+                "backward.h",
+                "ATen/ops/_flash_attention_forward.h",
+                "ATen/ops/_scaled_dot_product_efficient_attention.h",
+                "ATen/ops/_scaled_dot_product_cudnn_attention_backward.h",
+                "kernels/ops/merge.h"):
+            home = "client/torch/math/backend.cc"
+            self.assertEqual(third_party(home, header), [])
+            [found] = third_party("client/torch/baseline/alst.cc", header)
+            self.assertIn("belongs in client/torch/math/backend.cc", found)
+
     def test_torch_and_protobuf_never_meet(self):
         self.assertTrue(third_party("tests/torch/x.cc", "torch/torch.h",
                                     "proto/session.pb.h"))

@@ -2,8 +2,6 @@
 
 #include <ATen/TensorOperators.h>
 #include <ATen/core/grad_mode.h>
-#include <ATen/ops/_scaled_dot_product_flash_attention_for_cpu.h>
-#include <ATen/ops/_scaled_dot_product_flash_attention_for_cpu_backward.h>
 #include <ATen/ops/empty.h>
 #include <ATen/ops/linear.h>
 #include <ATen/ops/sum.h>
@@ -16,6 +14,7 @@
 #include "client/torch/baseline/baseline_ops.h"
 #include "client/torch/baseline/baseline_parts.h"
 #include "client/torch/exceptions.h"
+#include "client/torch/math/backend.h"
 #include "planner/stream/loss_rows.h"
 
 namespace sluice::runtime::baseline {
@@ -155,8 +154,6 @@ class AlstRun {
   // residual between the halves, `o` (token layout) its own gradient.
   void OutputBackward(const at::Tensor& x, at::Tensor& o, at::Tensor& gradient,
                       int64_t layer);
-  Projected AttentionBackward(const Projected& heads, const at::Tensor& o,
-                              const at::Tensor& lse, const at::Tensor& d_o);
   void ProjectBackward(const at::Tensor& x, const Projected& d,
                        at::Tensor& gradient, int64_t layer);
   // Final norm and loss: x becomes its own gradient.
@@ -174,14 +171,6 @@ class AlstRun {
   const int64_t rows_;
   HeadExchange exchange_;
 };
-
-// [rows, heads, dim] -> [1, heads, rows, dim], and back.
-at::Tensor Batched(const at::Tensor& t) {
-  return t.unsqueeze(0).transpose(1, 2);
-}
-at::Tensor Unbatched(const at::Tensor& t) {
-  return t.transpose(1, 2).squeeze(0);
-}
 
 std::vector<Tile> AlstRun::Tiles() const {
   // The original cuts a sequence into ceil(rows / hidden) shards.
@@ -265,18 +254,15 @@ at::Tensor AlstRun::FeedForwardTile(const at::Tensor& middle,
                      w);
 }
 
-std::pair<at::Tensor, at::Tensor> WholeAttention(const Projected& heads) {
-  const auto [o, lse] = at::_scaled_dot_product_flash_attention_for_cpu(
-      Batched(heads.q), Batched(heads.k), Batched(heads.v),
-      /*dropout_p=*/0.0, /*is_causal=*/true);
-  return {Unbatched(o), lse};
+AttentionResult WholeAttention(const Projected& heads) {
+  return BackendOf(heads.q).attend(heads.q, heads.k, heads.v, /*causal=*/true);
 }
 
 void AlstRun::LayerForward(at::Tensor& x, int64_t layer) {
   const SegmentScope segment(options_.allocator, "layer.forward");
   const LayerTensors& w = weights_.layers[layer];
   inputs_.Save(layer, x);
-  at::Tensor o = WholeAttention(Project(x, w)).first;
+  at::Tensor o = WholeAttention(Project(x, w)).output;
   o = ToTokens(HeadKind::kQuery, std::move(o));
   ThrowIfError(inputs_.AwaitSaved());
   for (const Tile& tile : Tiles()) {
@@ -305,16 +291,6 @@ void AlstRun::OutputBackward(const at::Tensor& x, at::Tensor& o,
     tile.Of(o).copy_(
         output.Backward({std::exchange(projected, {})}, {seed}, part));
   }
-}
-
-Projected AlstRun::AttentionBackward(const Projected& heads,
-                                     const at::Tensor& o, const at::Tensor& lse,
-                                     const at::Tensor& d_o) {
-  const auto [dq, dk, dv] =
-      at::_scaled_dot_product_flash_attention_for_cpu_backward(
-          Batched(d_o), Batched(heads.q), Batched(heads.k), Batched(heads.v),
-          Batched(o), lse, /*dropout_p=*/0.0, /*is_causal=*/true);
-  return {Unbatched(dq), Unbatched(dk), Unbatched(dv)};
 }
 
 void AlstRun::ProjectBackward(const at::Tensor& x, const Projected& d,
@@ -356,7 +332,9 @@ void AlstRun::LayerBackward(at::Tensor& gradient, int64_t layer) {
     d_o = ToTokens(HeadKind::kQuery, std::move(d_o));
     OutputBackward(x, d_o, gradient, layer);
     d_o = ToHeads(HeadKind::kQuery, std::move(d_o));
-    d = AttentionBackward(heads, o, lse, d_o);
+    const AttentionGradients gradients = BackendOf(o).attend_backward(
+        {heads.q, d_o, o, lse}, heads.k, heads.v, /*causal=*/true);
+    d = {gradients.q, gradients.k, gradients.v};
   }
   d.q = ToTokens(HeadKind::kQuery, std::move(d.q));
   d.k = ToTokens(HeadKind::kKeyValue, std::move(d.k));

@@ -1,7 +1,6 @@
 #include "client/torch/baseline/baseline_ops.h"
 
 #include <ATen/TensorOperators.h>
-#include <ATen/ops/_scaled_dot_product_flash_attention_for_cpu.h>
 #include <ATen/ops/arange.h>
 #include <ATen/ops/cat.h>
 #include <ATen/ops/cos.h>
@@ -16,6 +15,7 @@
 #include <torch/csrc/autograd/custom_function.h>
 
 #include "client/torch/exceptions.h"
+#include "client/torch/math/backend.h"
 
 namespace sluice::runtime::baseline {
 namespace {
@@ -189,13 +189,7 @@ at::Tensor ToTokens(HeadExchange* exchange, const RowRuns* runs,
 
 at::Tensor Attention(const at::Tensor& q, const at::Tensor& k,
                      const at::Tensor& v) {
-  const auto batched = [](const at::Tensor& t) {
-    return t.unsqueeze(0).transpose(1, 2);  // [1, heads, rows, dim]
-  };
-  const auto [o, lse] = at::_scaled_dot_product_flash_attention_for_cpu(
-      batched(q), batched(k), batched(v), /*dropout_p=*/0.0,
-      /*is_causal=*/true);
-  return o.transpose(1, 2).squeeze(0);
+  return BackendOf(q).attend(q, k, v, /*causal=*/true).output;
 }
 
 }  // namespace sluice::runtime::baseline

@@ -1,12 +1,14 @@
 // One block of chunked attention: a chunk of queries against a chunk of keys,
-// added to what earlier blocks left. The kernels are ATen's flash attention,
-// which returns the log-sum-exp; its backward takes the *merged* output and
-// log-sum-exp of the whole row, which is what makes block-wise backward exact.
+// added to what earlier blocks left. The kernels are those of the tensors'
+// device (backend.h). Attention returns the log-sum-exp; its backward takes the
+// *merged* output and log-sum-exp of the whole row, which is what makes
+// block-wise backward exact.
 //
-// A causal block is cut in halves until they are small, and what lies above
-// its diagonal is never computed. (ATen's CPU kernel would compute most of it:
-// it goes through whole tiles of 512 keys, and an off-diagonal block of 512 x
-// 512 costs as much as a causal one.)
+// Where the device wants it (the CPU: Backend::causal_rows), a causal block is
+// cut in halves until they are small, and what lies above its diagonal is never
+// computed. (ATen's CPU kernel would compute most of it: it goes through whole
+// tiles of 512 keys, and an off-diagonal block of 512 x 512 costs as much as a
+// causal one.)
 //
 // In bf16 the CPU's blocks are computed in fp32: their outputs would otherwise
 // be rounded before they are merged, the known error of chunked attention
@@ -17,35 +19,28 @@
 // [q heads, q rows] fp32. Strides are free but for the last dimension. A
 // causal block has as many rows of k as of q.
 //
-// Throws what ATen throws. Thread safety: pure functions.
+// Throws what ATen throws, and StatusException on a device without attention.
+// Thread safety: pure functions.
 #pragma once
 
 #include <ATen/core/Tensor.h>
+
+#include "client/torch/math/backend.h"
 
 namespace sluice::runtime {
 
 // What a block does to a sum: begins it, whatever it holds, or adds to it.
 enum class Sum { kBegin, kAdd };
 
-// Attention of some queries over the keys seen so far.
-struct RunningAttention {
-  at::Tensor output;  // [q rows, q heads, dim], fp32
-  at::Tensor lse;     // [q heads, q rows], fp32
-};
+// Attention of some queries over the keys seen so far, both in fp32.
+using RunningAttention = AttentionResult;
 // `running` := that of these keys (kBegin), or of these and the keys before
 // (kAdd). Max-stabilised: a log-sum-exp of -inf (no key yet) or a difference
 // of any size is fine.
 void AttendBlock(const at::Tensor& q, const at::Tensor& k, const at::Tensor& v,
                  bool causal, Sum sum, const RunningAttention& running);
 
-// The queries of a block's backward: with the output and log-sum-exp of their
-// whole rows.
-struct QueryRows {
-  at::Tensor q, output_gradient, output, lse;
-};
-struct GradientSums {
-  at::Tensor q, k, v;  // shaped as q, k, v, fp32
-};
+using GradientSums = AttentionGradients;  // fp32
 // Adds the block's gradients to `sums`: dq as `query_sum` says, dk and dv as
 // `key_sum` says.
 void AttendBlockBackward(const QueryRows& queries, const at::Tensor& k,

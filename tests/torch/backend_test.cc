@@ -1,0 +1,60 @@
+// Which attention a device has, and that what has none is refused by name
+// instead of being computed elsewhere.
+#include "client/torch/math/backend.h"
+
+#include <ATen/ops/empty.h>
+#include <ATen/ops/randn.h>
+
+#include "client/torch/exceptions.h"
+#include "client/torch/math/attention_blocks.h"
+#include "gmock/gmock.h"
+#include "gtest/gtest.h"
+
+namespace sluice::runtime {
+namespace {
+
+using ::testing::HasSubstr;
+
+TEST(Backend, TheCpuHasOneAndItsTensorsFindIt) {
+  const auto found = FindBackend(at::kCPU);
+  ASSERT_TRUE(found.ok());
+  EXPECT_STREQ((*found)->name, "cpu");
+  EXPECT_EQ(&BackendOf(at::empty({1})), *found);
+}
+
+TEST(Backend, ADeviceWithoutAttentionIsRefusedByItsName) {
+  for (const at::Device device :
+       {at::Device(at::kCUDA, 1), at::Device(at::kMeta)}) {
+    const absl::Status status = FindBackend(device).status();
+    EXPECT_EQ(status.code(), absl::StatusCode::kUnimplemented);
+    EXPECT_THAT(std::string(status.message()), HasSubstr(device.str()));
+  }
+}
+
+// ATen would give tensors without values, without a word.
+TEST(Backend, BlocksOnSuchADeviceAreRefusedNotComputed) {
+  const at::Tensor q = at::empty({4, 2, 8}, at::TensorOptions(at::kMeta));
+  const at::Tensor lse = at::empty({2, 4}, at::TensorOptions(at::kMeta));
+  const absl::Status status = CatchStatus("a block", [&] {
+    AttendBlock(q, q, q, true, Sum::kBegin, {q, lse});
+    return absl::OkStatus();
+  });
+  EXPECT_EQ(status.code(), absl::StatusCode::kUnimplemented) << status;
+  EXPECT_THAT(std::string(status.message()), HasSubstr("attention on meta"));
+}
+
+// A merge of all keys in two halves is attention over all of them.
+TEST(Backend, ItsMergeUndoesACutOfTheKeys) {
+  const Backend& cpu = BackendOf(at::empty({1}));
+  const at::Tensor q = at::randn({5, 2, 8}), k = at::randn({6, 2, 8});
+  const at::Tensor v = at::randn({6, 2, 8});
+  const AttentionResult whole = cpu.attend(q, k, v, false);
+  const AttentionResult merged =
+      cpu.attend(q, k.narrow(0, 0, 2), v.narrow(0, 0, 2), false);
+  cpu.merge(merged, cpu.attend(q, k.narrow(0, 2, 4), v.narrow(0, 2, 4), false));
+  EXPECT_LT((merged.output - whole.output).abs().max().item<double>(), 1e-6);
+  EXPECT_LT((merged.lse - whole.lse).abs().max().item<double>(), 1e-6);
+}
+
+}  // namespace
+}  // namespace sluice::runtime
