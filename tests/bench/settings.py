@@ -21,7 +21,8 @@ import subprocess
 import sys
 import tempfile
 
-STEPS = 3  # the first touches the memory, and does not count
+# Of a run; the first touches the memory, and does not count.
+SURVEY_STEPS, STEPS = 2, 3
 CHUNKS = [128, 256, 512, 1024, 2048]
 PREFETCHES = [1, 2, 4]
 ORDERS = ["keys", "queries"]
@@ -29,8 +30,7 @@ FINALISTS = 3  # of the grid, by one run each
 ROUNDS = 3  # of finalists and what was chosen, in turns
 TARGET = 0.9
 
-MODEL = ["--hidden", "128", "--ffn", "344", "--vocab", "256",
-         "--layers", "2", "--threads", "1"]
+MODEL = ["--hidden", "128", "--ffn", "344", "--layers", "2", "--threads", "1"]
 HEADS = ["--heads", "4"]
 # Link speed, bytes per second each way (0: as fast as memory), and flags.
 SHAPES = {
@@ -89,13 +89,13 @@ def node(folder, speed):
                 daemon.terminate()
 
 
-def train(folder, runtime, flags):
+def train(folder, runtime, flags, steps=STEPS):
     """Seconds of a step and the settings it ran with; None: does not fit."""
     with tempfile.NamedTemporaryFile(suffix=".jsonl") as log:
         run = subprocess.run(
             [os.path.join(folder, "sluice-train"), "train", "--socket",
              os.path.join(runtime, "session.sock"), "--json", "--steps",
-             str(STEPS), "--log-jsonl", log.name, "--data",
+             str(steps), "--log-jsonl", log.name, "--data",
              os.path.join(runtime, "text"), *flags],
             capture_output=True, text=True, stdin=subprocess.DEVNULL,
             check=False)
@@ -119,7 +119,7 @@ def survey(folder, runtime, flags):
         name = f"chunk {chunk}, prefetch {prefetch}, {order}"
         by_hand[name] = [*flags, "--chunk", str(chunk), "--prefetch",
                          str(prefetch), "--backward-order", order]
-        one = train(folder, runtime, by_hand[name])
+        one = train(folder, runtime, by_hand[name], SURVEY_STEPS)
         if one:
             seconds[name] = one[0]
     fastest = sorted(seconds, key=seconds.get)[:FINALISTS]

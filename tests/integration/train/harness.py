@@ -23,6 +23,7 @@ driver = "sim"
 gpus = {gpus}
 gpu_memory = "{gpu_memory}"
 host_memory = "{host_memory}"
+{sim}
 [pools]
 host_bytes = "{host_memory}"
 extent_bytes = "4MiB"
@@ -76,16 +77,16 @@ class TrainTest(unittest.TestCase):
                 stream.close()
 
     def daemon(self, gpus=2, gpu_memory="64MiB", host_memory="256MiB",
-               extra="", name="run"):
-        """Starts sluiced; returns its socket."""
+               sim="", extra="", name="run"):
+        """Starts sluiced; returns its socket. `sim`: more of that table."""
         runtime = self.path(name)
         os.mkdir(runtime, 0o700)
         config = self.path(name + ".toml")
         with open(config, "w", encoding="utf-8") as file:
             file.write(CONFIG.format(gpus=gpus, gpu_memory=gpu_memory,
-                                     host_memory=host_memory) + extra)
-        self.sluiced = self.start([os.path.join(BIN, "sluiced"), "--config", config,
-                                   "--runtime-dir", runtime],
+                                     host_memory=host_memory, sim=sim) + extra)
+        self.sluiced = self.start([os.path.join(BIN, "sluiced"), "--config",
+                                   config, "--runtime-dir", runtime],
                                   stdout=subprocess.PIPE,
                                   stderr=subprocess.PIPE)
         line = self.sluiced.stdout.readline()

@@ -3,17 +3,26 @@ backward's order, and whether everything stays on the GPU."""
 
 import json
 import re
+import statistics
 import unittest
 
 import harness
 
+# Two GPUs behind one link that is slow enough to set a step's time.
+SLOW = """\
+gpu_links = ["link", "link"]
+[[sim.links]]
+name = "link"
+h2d_bytes_per_s = 1e7
+d2h_bytes_per_s = 1e7
+"""
 OPEN = "--layers 2 --hidden 64 --heads 4 --kv-heads 2 --ffn 96 --threads 1"
 
 
 class Settings(harness.TrainTest):
-    def run_open(self, *flags):
+    def run_open(self, *flags, node=("--private",)):
         """A run without --chunk: its report and what it said."""
-        code, out, err = self.run_train(*OPEN.split(), "--private", "--data",
+        code, out, err = self.run_train(*OPEN.split(), *node, "--data",
                                         self.text, "--json", *flags)
         self.assertEqual(code, 0, err)
         return json.loads(out), err
@@ -42,6 +51,19 @@ class Settings(harness.TrainTest):
         self.assertGreater(report["host_bytes"], 0)
         self.assertEqual(report["plan"]["mismatches"], 0)
         self.assertRegex(settings["why"], "does not fit|about")
+
+    def test_a_lone_rank_counts_on_all_of_a_shared_link(self):
+        socket = self.daemon(sim=SLOW)
+        log = self.path("log.jsonl")
+        report, _ = self.run_open(
+            "--seq-len", "2000", "--steps", "3", "--hbm", "2500KiB",
+            "--log-jsonl", log, node=("--socket", socket))
+        self.assertFalse(report["settings"]["resident"])
+        about = [float(s) for s in re.findall(r"about ([\d.]+) s",
+                                              report["settings"]["why"])]
+        seconds = [line["seconds"] for line in harness.lines_of(log)
+                   if "seconds" in line]
+        self.assertLess(min(about), 1.5 * statistics.median(seconds))
 
     def test_what_is_given_is_not_measured(self):
         report, said = self.run_open(
