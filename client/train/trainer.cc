@@ -87,16 +87,17 @@ absl::Status Trainer::Choose() {
 }
 
 absl::Status Trainer::PrepareStepper() {
-  const RunOptions& o = *context_.options;
-  std::optional<SavedPlan> saved;
+  absl::StatusOr<SavedPlan> saved = absl::NotFoundError("it is a new run");
   bool replay = false;
-  if (o.method == Method::kSluice) {
-    if (resumed_.has_value()) saved = resumed_->LoadPlan(context_);
+  if (context_.options->method == Method::kSluice && resumed_.has_value()) {
+    saved = resumed_->LoadPlan(context_);
     // All ranks replay theirs, or all plan anew: planning is collective.
-    replay =
-        Agree(context_.collectives,
-              saved.has_value() ? absl::OkStatus() : absl::NotFoundError(""))
-            .ok();
+    SLUICE_ASSIGN_OR_RETURN(replay, AllAgree(context_.collectives, saved.ok()));
+    if (!replay) {
+      Note(fmt::format("the saved plan is not for this run ({}): planned anew",
+                       saved.ok() ? "another rank has none"
+                                  : std::string(saved.status().message())));
+    }
   }
   SLUICE_ASSIGN_OR_RETURN(stepper_,
                           MakeStepper(context_, replay ? &*saved : nullptr));

@@ -188,23 +188,31 @@ std::string TextOf(const nlohmann::json& json, const char* name) {
   return json[name].is_string() ? json[name].get<std::string>() : "";
 }
 
+absl::Status IsBroken(const absl::Status& status) {
+  if (status.ok()) return status;
+  return absl::NotFoundError(
+      fmt::format("it is broken: {}", std::string(status.message())));
+}
+
 // A plan that is missing, broken or of another run is made anew. It comes
 // from a file, so it is validated as one that comes from the daemon is.
-std::optional<SavedPlan> ReadPlan(const std::string& path,
-                                  const std::string& key, Rank rank) {
+absl::StatusOr<SavedPlan> ReadPlan(const std::string& path,
+                                   const std::string& key, Rank rank) {
   const auto text = ReadFile(path);
-  if (!text.ok()) return std::nullopt;
+  if (!text.ok()) return absl::NotFoundError("the checkpoint has none");
   const auto json = nlohmann::json::parse(*text, nullptr, false);
-  if (TextOf(json, "key") != key) return std::nullopt;
+  if (const std::string saved = TextOf(json, "key"); saved != key) {
+    return absl::NotFoundError(WhyAnotherKey(saved, key));
+  }
   auto profile = plan::DecodeRankProfile(TextOf(json, "profile"));
+  SLUICE_RETURN_IF_ERROR(IsBroken(profile.status()));
   auto plan = plan::DecodeNodePlan(TextOf(json, "plan"));
-  if (!profile.ok() || !plan.ok() || profile->rank != rank) {
-    return std::nullopt;
-  }
+  SLUICE_RETURN_IF_ERROR(IsBroken(plan.status()));
   const plan::RankPlan* part = plan::PartOf(*plan, *profile);
-  if (part == nullptr || !plan::ValidateRankPlan(*profile, *part).ok()) {
-    return std::nullopt;
+  if (part == nullptr || profile->rank != rank) {
+    return absl::NotFoundError("it is another rank's");
   }
+  SLUICE_RETURN_IF_ERROR(IsBroken(plan::ValidateRankPlan(*profile, *part)));
   return SavedPlan{*std::move(profile), *std::move(plan)};
 }
 
@@ -274,10 +282,13 @@ std::string Checkpoint::Describe() const {
                      passed_over.empty() ? "" : "; " + passed_over);
 }
 
-std::optional<SavedPlan> Checkpoint::LoadPlan(
+absl::StatusOr<SavedPlan> Checkpoint::LoadPlan(
     const StepperContext& context) const {
   const int ranks = state.ranks;
-  if (ranks != context.environment->world_size) return std::nullopt;
+  if (ranks != world_size) {
+    return absl::NotFoundError(fmt::format(
+        "it was made for {} ranks, this run has {}", ranks, world_size));
+  }
   return ReadPlan(PlanFile(path, rank, ranks),
                   PlanKey(*context.options, ranks, context.memory->size()),
                   Rank(static_cast<uint64_t>(rank)));
@@ -375,8 +386,8 @@ class Checkpoint::Shards {
  private:
   const Checkpoint& checkpoint_;
   const std::vector<stream::Bucket> buckets_;  // as they were cut then
-  std::vector<int64_t> places_;        // of each in its owner's shard
-  std::vector<int64_t> sizes_;         // of the shards
+  std::vector<int64_t> places_;                // of each in its owner's shard
+  std::vector<int64_t> sizes_;                 // of the shards
   std::vector<std::unique_ptr<SafetensorsReader>> readers_;
 };
 

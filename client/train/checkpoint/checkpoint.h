@@ -58,8 +58,9 @@ struct Checkpoint {
   absl::Status LoadWeights(FlatModel& weights) const;
   // After the optimizer was made: its states were zero.
   absl::Status LoadOptimizer(AdamW& optimizer) const;
-  // Only if it was made for this run's shape, ranks, alpha and HBM.
-  std::optional<SavedPlan> LoadPlan(const StepperContext& context) const;
+  // Only if it was made for this run's shape, ranks, alpha and HBM. NotFound
+  // with the reason, for people.
+  absl::StatusOr<SavedPlan> LoadPlan(const StepperContext& context) const;
   // How the saved plan's step was cut, whatever it was made for.
   std::optional<stream::Settings> LoadSettings() const;
 

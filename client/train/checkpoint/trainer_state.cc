@@ -42,6 +42,20 @@ std::string Text(const Json& json, const char* name) {
   return json[name].is_string() ? json[name].get<std::string>() : "";
 }
 
+// A setting of a plan's key.
+std::string InWords(const Json& key, const std::string& name) {
+  if (name == "hbm" && key.contains(name)) {
+    return FormatBytes(Bytes(Number(key, "hbm"))) + " of GPU memory per rank";
+  }
+  if (name == "resident") {
+    return key.contains(name) ? "everything kept on the GPU"
+                              : "not everything kept on the GPU";
+  }
+  if (!key.contains(name)) return "no " + name;
+  if (name == "--alpha" && key[name] < 0) return "--alpha auto";
+  return fmt::format("{} {}", name, key[name].dump());
+}
+
 // No object: it is none.
 absl::Status ReadJson(const std::string& folder, Json* json) {
   SLUICE_ASSIGN_OR_RETURN(const std::string text, ReadFile(StatePath(folder)));
@@ -151,6 +165,25 @@ std::string PlanKey(const RunOptions& o, int ranks, Bytes hbm) {
   key["ranks"] = ranks;
   key["hbm"] = hbm.count();
   return key.dump();
+}
+
+std::string WhyAnotherKey(const std::string& saved, const std::string& wanted) {
+  const Json then = Json::parse(saved, nullptr, false);
+  const Json now = Json::parse(wanted, nullptr, false);
+  if (!then.is_object() || !now.is_object()) {
+    return "it does not say what it was made for";
+  }
+  for (const auto& [name, value] : now.items()) {
+    if (then.contains(name) && then[name] == value) continue;
+    return fmt::format("it was made with {}, this run has {}",
+                       InWords(then, name), InWords(now, name));
+  }
+  for (const auto& [name, value] : then.items()) {
+    if (now.contains(name)) continue;
+    return fmt::format("it was made with {}, this run has {}",
+                       InWords(then, name), InWords(now, name));
+  }
+  return "its flags are in another order";
 }
 
 std::optional<stream::Settings> SettingsOf(const std::string& key) {

@@ -65,6 +65,13 @@ class Resume(harness.TrainTest):
                                           second=("--ranks", second))
                 for a, b in zip(whole[3:], rest, strict=True):
                     self.assertLess(abs(a - b), 1e-4)
+                said = self.lines("--ranks", first, "--data", self.text,
+                                  "--steps", "6", "--resume",
+                                  self.path("half"))
+                self.assertIn(
+                    f"the saved plan is not for this run (it was made for "
+                    f"{second} ranks, this run has {first}): planned anew",
+                    said)
 
     def test_the_files_are_hugging_faces(self):
         self.train(*FLAGS, "--steps", "1", "--save", self.path("llama"))
