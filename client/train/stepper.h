@@ -19,6 +19,7 @@
 #include "client/train/rank_memory.h"
 #include "client/train/run_report.h"
 #include "client/train/watch/rank_watch.h"
+#include "planner/stream/fractions.h"
 #include "planner/stream/layouts.h"
 #include "proto/plan/plan.h"
 #include "proto/plan/profile.h"
@@ -57,6 +58,8 @@ class Stepper {
   virtual client::CopyStats copies() const { return {}; }
   // Of sluice; the others have no plan.
   virtual double alpha() const { return 0; }
+  // Of every class, scratch too, as it runs.
+  virtual stream::FractionMap fractions() const { return {}; }
   virtual const plan::RankPlan* own_plan() const { return nullptr; }
   virtual PlanSummary plan() const { return {}; }
   virtual const SavedPlan* saved_plan() const { return nullptr; }

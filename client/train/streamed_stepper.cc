@@ -25,6 +25,11 @@ namespace {
 // jobs have given up memory; where it is gone, the session says so.
 constexpr absl::Duration kPlanTimeout = absl::Minutes(10);
 
+bool KeepsAll(const plan::RankPlan& plan) {
+  return std::ranges::all_of(
+      plan.classes, [](const plan::ClassPlan& c) { return c.keep == 1; });
+}
+
 }  // namespace
 
 StreamedStepper::~StreamedStepper() {
@@ -145,16 +150,13 @@ plan::RankProfile StreamedStepper::Profile(
   return profile;
 }
 
-// Settled: everything, for the reasons that the last plan gave. Else what the
-// user asked for.
+// Settled: for the reasons that the last plan gave.
 void StreamedStepper::Ask(const Round& round,
                           plan::RankProfile* profile) const {
-  const stream::FractionMap& asked = round.settled || resident_
-                                         ? round.fractions
-                                         : context_.options->fractions;
   for (plan::SkeletalClass& c : profile->classes) {
-    const auto own = asked.find(c.name);
-    if (own != asked.end()) {
+    if (c.must_swap) continue;
+    const auto own = round.given.find(c.name);
+    if (own != round.given.end()) {
       c.keep = own->second.keep;
       c.swap = own->second.swap;
     } else if (c.can_keep && !context_.options->keep) {
@@ -195,48 +197,48 @@ absl::Status StreamedStepper::PlanWith(const Round& round) {
   return absl::OkStatus();
 }
 
-// Of every free class: what the user gives, else alpha.
-stream::FractionMap StreamedStepper::AskedFor(double alpha) const {
-  if (resident_) return stream::KeepEverything(context_.options->model);
-  stream::FractionMap fractions;
-  for (const stream::Class which : stream::kFreeClasses) {
-    const stream::ClassTraits& c = stream::Traits(which);
-    if (!c.of(context_.options->model)) continue;
-    fractions[c.name] = {0, alpha};
-  }
-  for (const auto& [name, f] : context_.options->fractions) {
-    fractions[name] = f;
-  }
-  return fractions;
+// Whether everything is to stay on the GPU: that was chosen by an estimate,
+// and no plan has had to do with less since.
+bool StreamedStepper::MayKeepEverything() const {
+  const plan::RankPlan* own = OwnPlan();
+  return context_.options->resident && (own == nullptr || KeepsAll(*own));
+}
+
+stream::FractionMap StreamedStepper::Given(bool everything) const {
+  return everything ? stream::KeepEverything(context_.options->model)
+                    : context_.options->fractions;
 }
 
 // What the first calibration runs with. The planner is free to choose less
 // than everything, so no more is asked than there is host memory for: the
 // largest of a few fractions that fits on all ranks.
-absl::StatusOr<stream::FractionMap> StreamedStepper::FirstFractions() const {
+absl::StatusOr<StreamedStepper::Round> StreamedStepper::FirstRound(
+    bool everything) const {
+  const stream::FractionMap given = Given(everything);
+  const auto filled = [&](double alpha) {
+    return stream::FillFractions(context_.options->model, given, alpha);
+  };
   const double asked = context_.options->alpha;
-  if (asked >= 0 || resident_) return AskedFor(asked);
+  if (asked >= 0 || everything) return Round{filled(asked), given};
   double most = 1;
   for (; most > 0; most -= 0.25) {
-    stream::StreamOptions options =
-        StreamOptions(layout_, AskedFor(most)).stream;
+    stream::StreamOptions options = StreamOptions(layout_, filled(most)).stream;
     options.layout = stream::CalibrationLayout(options);
     const Bytes needed = stream::HostBytes(options);
     if (needed <= HostRoom(context_)) break;
   }
   SLUICE_ASSIGN_OR_RETURN(most, LeastOfRanks(most));
-  return AskedFor(most);
+  return Round{filled(most), given};
 }
 
+// Scratch is no class of a plan: it is as it was given when this was planned.
 stream::FractionMap StreamedStepper::PlannedFractions() const {
-  stream::FractionMap fractions;
   const plan::RankPlan* own = OwnPlan();
-  if (own == nullptr) return fractions;
-  // Scratch is no class of a plan: it goes with the rest.
-  if (resident_) return stream::KeepEverything(context_.options->model);
+  if (own == nullptr) return {};
+  stream::FractionMap fractions = stream::FillFractions(
+      context_.options->model, Given(MayKeepEverything()), /*alpha=*/1);
   for (const plan::ClassPlan& c : own->classes) {
-    const stream::ClassTraits* known = stream::FindClass(c.name);
-    if (known == nullptr || !known->free()) continue;
+    if (stream::FindClass(c.name) == nullptr) continue;
     fractions[c.name] = {c.keep, c.swap};
   }
   return fractions;
@@ -275,18 +277,18 @@ absl::StatusOr<bool> StreamedStepper::AnyRank(bool own) const {
 }
 
 absl::Status StreamedStepper::MakePlan() {
-  SLUICE_ASSIGN_OR_RETURN(stream::FractionMap asked, FirstFractions());
-  SLUICE_ASSIGN_OR_RETURN(bool fits, PlanOnAll({asked, false}));
-  if (!fits && resident_) {  // it was an estimate
-    resident_ = false;
-    note_ = "not everything fits on the GPU after all: some of it moves";
-    SLUICE_ASSIGN_OR_RETURN(asked, FirstFractions());
-    SLUICE_ASSIGN_OR_RETURN(fits, PlanOnAll({asked, false}));
+  const bool everything = MayKeepEverything();
+  SLUICE_ASSIGN_OR_RETURN(Round round, FirstRound(everything));
+  SLUICE_ASSIGN_OR_RETURN(bool fits, PlanOnAll(round));
+  if (!fits && everything) {
+    why_.clear();
+    SLUICE_ASSIGN_OR_RETURN(round, FirstRound(/*everything=*/false));
+    SLUICE_ASSIGN_OR_RETURN(fits, PlanOnAll(round));
   }
   if (!fits) return GpuTooSmall();
-  SLUICE_ASSIGN_OR_RETURN(stream::FractionMap chosen, AgreedFractions());
-  SLUICE_ASSIGN_OR_RETURN(const bool other, AnyRank(chosen != asked));
-  return other ? Settle(std::move(chosen)) : absl::OkStatus();
+  SLUICE_ASSIGN_OR_RETURN(const stream::FractionMap chosen, AgreedFractions());
+  SLUICE_ASSIGN_OR_RETURN(const bool other, AnyRank(chosen != round.fractions));
+  return other ? Settle(chosen) : absl::OkStatus();
 }
 
 // A segment's requests depend on fractions, and fractions on what was
@@ -294,13 +296,13 @@ absl::Status StreamedStepper::MakePlan() {
 // ranks record again with the planned ones, for the daemon plans them
 // together. Rings and transient buffers are others then; where kept rows do not
 // leave them enough after all, nothing is kept.
-absl::Status StreamedStepper::Settle(stream::FractionMap chosen) {
-  SLUICE_ASSIGN_OR_RETURN(bool fits, PlanOnAll({chosen, /*settled=*/true}));
+absl::Status StreamedStepper::Settle(const stream::FractionMap& chosen) {
+  SLUICE_ASSIGN_OR_RETURN(bool fits,
+                          PlanOnAll({chosen, chosen, /*settled=*/true}));
   if (fits) return absl::OkStatus();
-  for (auto& [name, f] : chosen) {
-    if (!context_.options->fractions.contains(name)) f.keep = 0;
-  }
-  SLUICE_ASSIGN_OR_RETURN(fits, PlanOnAll({chosen, /*settled=*/true}));
+  const stream::FractionMap less =
+      stream::WithoutKept(chosen, context_.options->fractions);
+  SLUICE_ASSIGN_OR_RETURN(fits, PlanOnAll({less, less, /*settled=*/true}));
   return fits ? absl::OkStatus() : GpuTooSmall();
 }
 
@@ -386,6 +388,13 @@ absl::Status StreamedStepper::Prepare(const SavedPlan* saved) {
   SLUICE_RETURN_IF_ERROR(Agree(context_.collectives, AdoptPlan()));
   SLUICE_RETURN_IF_ERROR(Agree(context_.collectives, CheckShared()));
   return Agree(context_.collectives, Start());
+}
+
+std::string StreamedStepper::note() const {
+  if (!context_.options->resident || MayKeepEverything()) return note_;
+  return fmt::format(
+      "{}{}not everything fits on the GPU after all: some of it moves", note_,
+      note_.empty() ? "" : "; ");
 }
 
 PlanSummary StreamedStepper::plan() const {

@@ -21,8 +21,7 @@ class StreamedStepper final : public Stepper {
   explicit StreamedStepper(const StepperContext& context)
       : context_(context),
         layout_(context.options->seq_len, context.options->chunk,
-                context.environment->world_size),
-        resident_(context.options->resident) {}
+                context.environment->world_size) {}
   ~StreamedStepper() override;
 
   absl::Status Prepare(const SavedPlan* saved);
@@ -41,10 +40,11 @@ class StreamedStepper final : public Stepper {
   }
   client::CopyStats copies() const override { return copies_->stats(); }
   double alpha() const override;
+  stream::FractionMap fractions() const override { return PlannedFractions(); }
   const plan::RankPlan* own_plan() const override { return OwnPlan(); }
   PlanSummary plan() const override;
   const SavedPlan* saved_plan() const override { return &saved_; }
-  std::string note() const override { return note_; }
+  std::string note() const override;
   std::vector<client::CopyRecord> TakeCopies() override {
     return copies_->TakeTimeline();
   }
@@ -52,10 +52,11 @@ class StreamedStepper final : public Stepper {
   absl::StatusOr<PlanChangeRecord> Refresh(bool mine) override;
 
  private:
-  // What a calibration runs with, and a profile asks for.
+  // What a calibration runs with, and what of it the planner must keep to.
   struct Round {
-    stream::FractionMap fractions;  // of every free class
-    bool settled = false;           // they are chosen; else what is free is
+    stream::FractionMap fractions;  // of every class
+    stream::FractionMap given;
+    bool settled = false;  // all are given, by the plan before
   };
 
   StreamContext::Options StreamOptions(
@@ -68,10 +69,11 @@ class StreamedStepper final : public Stepper {
   absl::Status MakePlan();
   absl::Status PlanWith(const Round& round);
   absl::StatusOr<bool> PlanOnAll(const Round& round);
-  absl::Status Settle(stream::FractionMap chosen);
+  absl::Status Settle(const stream::FractionMap& chosen);
   absl::Status GpuTooSmall() const;
-  stream::FractionMap AskedFor(double alpha) const;
-  absl::StatusOr<stream::FractionMap> FirstFractions() const;
+  bool MayKeepEverything() const;
+  stream::FractionMap Given(bool everything) const;
+  absl::StatusOr<Round> FirstRound(bool everything) const;
   absl::StatusOr<double> LeastOfRanks(double own) const;
   stream::FractionMap PlannedFractions() const;
   absl::StatusOr<stream::FractionMap> AgreedFractions() const;
@@ -98,7 +100,6 @@ class StreamedStepper final : public Stepper {
 
   StepperContext context_;
   stream::ChunkLayout layout_;
-  bool resident_;  // every class is kept; not any more where it did not fit
   std::unique_ptr<client::CopyEngine> copies_;
   std::unique_ptr<client::Region> host_;
   std::unique_ptr<client::Region> spare_;  // a calibration's, where it is tight

@@ -37,17 +37,23 @@ AdamWOptions OptimizerOptions(const RunOptions& o) {
   return options;
 }
 
+// What really runs: everything was to stay on the GPU by an estimate only.
 void ReportChoice(const RunOptions& options, const Stepper& stepper,
                   RunReport* report) {
   report->alpha = stepper.alpha();
-  if (options.method == Method::kSluice) {
-    report->settings = {.chunk = options.chunk,
-                        .prefetch = options.prefetch,
-                        .order = *options.order,
-                        .resident = options.resident};
-  }
-  if (const plan::RankPlan* plan = stepper.own_plan()) {
-    report->fractions = plan->classes;
+  if (options.method != Method::kSluice) return;
+  const stream::FractionMap fractions = stepper.fractions();
+  report->settings = {
+      .chunk = options.chunk,
+      .prefetch = options.prefetch,
+      .order = *options.order,
+      .resident = fractions == stream::KeepEverything(options.model)};
+  report->fractions = stepper.own_plan()->classes;
+  for (const auto& [name, f] : fractions) {  // scratch is none of a plan's
+    const stream::ClassTraits& c = *stream::FindClass(name);
+    if (c.life != stream::Life::kScratch) continue;
+    if (!HasClass(*options.order, c.which)) continue;
+    report->fractions.push_back({.name = name, .keep = f.keep, .swap = f.swap});
   }
 }
 
@@ -195,6 +201,9 @@ absl::Status Trainer::Prepare() {
   labels_ = at::zeros({rows}, at::kLong);
   SLUICE_RETURN_IF_ERROR(PrepareStepper());
   ReportChoice(*context_.options, *stepper_, report_);
+  if (context_.options->resident && !report_->settings->resident) {
+    report_->settings_why += "; " + stepper_->note();
+  }
   ExpectSteps(context_, *stepper_);
   Announce(context_, *stepper_, report_->settings_why);
   Note(stepper_->note());

@@ -50,6 +50,24 @@ FractionMap KeepEverything(const ModelShape& model) {
   return fractions;
 }
 
+FractionMap FillFractions(const ModelShape& model, const FractionMap& given,
+                          double alpha) {
+  FractionMap fractions = given;
+  for (const ClassTraits& c : kClasses) {
+    if (!c.of(model)) continue;
+    fractions.try_emplace(c.name, ClassFractions{0, c.free() ? alpha : 1});
+  }
+  return fractions;
+}
+
+FractionMap WithoutKept(FractionMap fractions, const FractionMap& given) {
+  for (auto& [name, f] : fractions) {
+    if (given.contains(name)) continue;
+    f = {.keep = 0, .swap = FindClass(name)->can_recompute ? f.swap : 1};
+  }
+  return fractions;
+}
+
 absl::Status CheckFractions(const FractionMap& fractions,
                             const ModelShape& model) {
   for (const auto& [name, f] : fractions) {

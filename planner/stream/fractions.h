@@ -25,6 +25,14 @@ using FractionMap = std::map<std::string, ClassFractions>;  // by class
 // All of every class, scratch too: a step of these moves nothing.
 FractionMap KeepEverything(const ModelShape& model);
 
+// Every class of the model: as it is given, else swapped, of a free class the
+// share `alpha`.
+FractionMap FillFractions(const ModelShape& model, const FractionMap& given,
+                          double alpha);
+
+// Nothing kept but what is given. What cannot be recomputed is swapped instead.
+FractionMap WithoutKept(FractionMap fractions, const FractionMap& given);
+
 // InvalidArgument, one line: a class that the model has not, a fraction or sum
 // outside [0, 1], a part kept of what is whole, a part lost of what cannot be
 // computed again.

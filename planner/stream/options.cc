@@ -8,6 +8,18 @@
 
 namespace sluice::stream {
 
+bool HasClass(BackwardOrder order, Class which) {
+  switch (which) {
+    case Class::kQueryGradient:
+      return order == BackwardOrder::kKeysOuter;
+    case Class::kKeyGradient:
+    case Class::kValueGradient:
+      return order == BackwardOrder::kQueriesOuter;
+    default:
+      return true;
+  }
+}
+
 absl::Status Validate(const StreamOptions& options) {
   SLUICE_RETURN_IF_ERROR(options.model.ValidateStream(options.layout.ranks()));
   if (!(options.alpha >= 0 && options.alpha <= 1)) {

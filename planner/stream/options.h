@@ -27,6 +27,10 @@ constexpr int64_t ElementBytes(Dtype dtype) {
 // kv heads serve many q heads.
 enum class BackwardOrder { kKeysOuter, kQueriesOuter };
 
+// Whether a step of that order has the class: the sums of the side that stays
+// are no class.
+bool HasClass(BackwardOrder order, Class which);
+
 struct StreamOptions {
   ModelShape model;
   ChunkLayout layout{0, 1, 1};

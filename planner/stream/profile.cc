@@ -75,6 +75,7 @@ class ProfileBuilder {
   double Seconds(Segment which) const;
   double RecomputeSeconds(Class which) const;
   Bytes Rounding() const;
+  int64_t KeptBesideClasses() const;
   Bytes KeepReserve() const;
 
   const StreamOptions& options_;
@@ -163,6 +164,17 @@ Bytes ProfileBuilder::Rounding() const {
                (chunk + kSlotAlignment));
 }
 
+// What resident classes take of HBM and no class of the profile tells: scratch,
+// the last layer's output, alignment.
+int64_t ProfileBuilder::KeptBesideClasses() const {
+  int64_t told = 0;
+  for (const ClassTraits& c : kClasses) {
+    if (c.life == Life::kScratch || !shape_.resident(c.which)) continue;
+    told += shape_.layers * shape_.class_bytes(c.which);
+  }
+  return shape_.resident_bytes() - told;
+}
+
 // Kept rows are aligned a chunk at a time. Rings and transient buffers may be
 // larger than they were: rows that are fetched need places in rings, rows that
 // are computed again a block's transient places.
@@ -185,7 +197,7 @@ Bytes ProfileBuilder::KeepReserve() const {
       shape_.ffn_rows * (2 * shape_.hidden + 3 * shape_.ffn) * shape_.element;
   const int64_t alignment = shape_.layers * shape_.chunks() * kSlotAlignment *
                             static_cast<int64_t>(std::size(kFreeClasses));
-  return Bytes(alignment + ring_growth + block +
+  return Bytes(alignment + ring_growth + block + KeptBesideClasses() +
                2 * shape_.chunk_bytes(Class::kInput, 0));
 }
 

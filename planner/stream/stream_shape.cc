@@ -109,11 +109,7 @@ std::vector<int64_t> StreamShape::active_chunks() const {
 int64_t StreamShape::row_bytes(Class which) const {
   const ClassTraits& traits = Traits(which);
   if (traits.gated_only && !gated) return 0;
-  const bool of_queries = which == Class::kQueryGradient;
-  const bool of_keys =
-      which == Class::kKeyGradient || which == Class::kValueGradient;
-  if (of_queries && order != BackwardOrder::kKeysOuter) return 0;
-  if (of_keys && order != BackwardOrder::kQueriesOuter) return 0;
+  if (!HasClass(order, which)) return 0;
   const int64_t bytes = traits.precision == Precision::kFp32 ? 4 : element;
   switch (traits.width) {
     case Width::kHidden:

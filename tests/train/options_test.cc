@@ -1,5 +1,6 @@
 #include "client/train/launch/options.h"
 
+#include <fmt/format.h>
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
@@ -125,6 +126,18 @@ TEST(CommandLine, ReadsFractionsByClass) {
   EXPECT_EQ(f.at("norm1"), (stream::ClassFractions{1, 0}));
 }
 
+// Wrong once: what is not free was refused, and before that dropped.
+TEST(CommandLine, TakesFractionsOfEveryClass) {
+  for (const stream::ClassTraits& c : stream::kClasses) {
+    const std::string flags =
+        fmt::format("train --fractions {}=keep:1", c.name);
+    SLUICE_ASSERT_OK_AND_ASSIGN(const ParsedCommand parsed,
+                                ParseCommandLine(Split(flags)));
+    EXPECT_EQ(parsed.options.fractions.at(c.name),
+              (stream::ClassFractions{1, 0}));
+  }
+}
+
 struct BadLine {
   const char* line;
   const char* says;
@@ -155,10 +168,16 @@ INSTANTIATE_TEST_SUITE_P(
                       BadLine{"train --alpha nan", "--alpha 'nan'"},
                       BadLine{"check --fractions norm2", "'norm2': write"},
                       BadLine{"check --fractions =1", "'=1': write"},
-                      BadLine{"check --fractions layer_input=keep:1",
-                              "layer_input cannot be given by itself"},
-                      BadLine{"check --fractions query_gradient=1",
-                              "query_gradient cannot be given by itself"},
+                      BadLine{"check --fractions layer_input=keep:0.5+0.5",
+                              "layer_input: keep 0.5: it stays on the GPU "
+                              "whole or not at all"},
+                      BadLine{"check --fractions lse=0.5",
+                              "lse: keep 0 and swap 0.5 must be 1 together"},
+                      BadLine{"check --fractions key_gradient=keep:1",
+                              "key_gradient is no class of this step"},
+                      BadLine{"train --backward-order queries --fractions "
+                              "query_gradient=keep:1",
+                              "sums it in place with --backward-order queries"},
                       BadLine{"check --fractions norm2=0,", "'': write"},
                       BadLine{"check --fractions norm2=1.5", "'norm2=1.5'"},
                       BadLine{"check --fractions norm2=nan", "'norm2=nan'"},

@@ -5,6 +5,7 @@
 #include <cmath>
 
 #include "client/train/launch/outcome.h"
+#include "planner/stream/settings.h"
 #include "proto/base/status.h"
 
 namespace sluice::train {
@@ -32,6 +33,24 @@ absl::Status CheckLimits(std::initializer_list<Limit<T>> limits) {
 }
 
 constexpr int64_t kMany = int64_t{1} << 40;
+
+absl::Status CheckFractions(const RunOptions& o) {
+  const absl::Status fractions = stream::CheckFractions(o.fractions, o.model);
+  if (!fractions.ok()) {
+    return BadInput(
+        fmt::format("--fractions: {}", std::string(fractions.message())));
+  }
+  for (const auto& [name, f] : o.fractions) {
+    if (!o.order || HasClass(*o.order, stream::FindClass(name)->which)) {
+      continue;
+    }
+    return BadInput(fmt::format(
+        "--fractions: {} is no class of this step: backward sums it in place "
+        "with --backward-order {}",
+        name, stream::Name(*o.order)));
+  }
+  return absl::OkStatus();
+}
 
 absl::Status CheckNumbers(const RunOptions& o) {
   SLUICE_RETURN_IF_ERROR(CheckLimits<int64_t>({
@@ -92,20 +111,7 @@ absl::Status Validate(const RunOptions& o) {
     return BadInput(
         fmt::format("--alpha {}: must be between 0 and 1, or 'auto'", o.alpha));
   }
-  if (const absl::Status fractions =
-          stream::CheckFractions(o.fractions, o.model);
-      !fractions.ok()) {
-    return BadInput(
-        fmt::format("--fractions: {}", std::string(fractions.message())));
-  }
-  for (const auto& [name, f] : o.fractions) {
-    if (stream::FindClass(name)->free()) continue;
-    return BadInput(
-        fmt::format("--fractions: {} cannot be given by itself: it is kept "
-                    "where everything "
-                    "is, which a run without --chunk chooses where it fits",
-                    name));
-  }
+  SLUICE_RETURN_IF_ERROR(CheckFractions(o));
   if (o.save_every > 0 && o.save.empty()) {
     return BadInput("--save-every needs --save DIR to save to");
   }

@@ -35,7 +35,7 @@ struct RunOptions {
   int64_t chunk = 0;  // global tokens
   int prefetch = 0;
   std::optional<stream::BackwardOrder> order;
-  bool resident = false;          // chosen: every class stays in HBM
+  bool resident = false;          // chosen: all stays in HBM, if it fits
   double alpha = -1;              // negative: the planner chooses
   stream::FractionMap fractions;  // of classes that are given by themselves
   bool keep = true;               // false: the planner keeps no rows on the GPU

@@ -32,6 +32,12 @@ SHAPES = [
     "norm1=keep:0.5,q=0,k=0.3,norm2=0,ffn_up=keep:0.25+0.5,ffn_gate=0.7",
     "--arch gpt --seq-len 130 --chunk 33 --ranks 2 --alpha 0.3 --fractions "
     "attention_residual=keep:1,ffn_activation=keep:0.4+0.2",
+    # those that are used in place too, scratch among them
+    "--seq-len 201 --chunk 50 --ranks 3 --hidden 60 --heads 3 --fractions "
+    "layer_input=keep:1,lse=keep:1,query_gradient=keep:1,q=keep:1",
+    "--arch gpt --seq-len 130 --chunk 33 --ranks 2 --alpha 0.3 "
+    "--backward-order queries --fractions attention_output=keep:1,k=keep:1,"
+    "output_gradient=keep:1,value_gradient=keep:1,norm2=keep:0.5",
 ]
 # The same plain torch judges alst.
 ALST_SHAPES = [

@@ -39,6 +39,43 @@ class Fractions(harness.TrainTest):
         self.assertEqual(of["ffn_gate"],
                          {"keep": 0.25, "swap": 0.5, "recompute": 0.25})
 
+    def test_classes_that_are_used_in_place_stay_where_they_are_asked_to(self):
+        # Elements of a token: of every layer, or of one layer's scratch.
+        row = {"layer_input": 3 * 64, "attention_output": 2 * 64,
+               "lse": 2 * 4, "q": 2 * 64, "output_gradient": 64,
+               "query_gradient": 64}
+        plain = self.train(*RUN, "--alpha", "1")
+        for name, elements in row.items():
+            kept = self.train(*RUN, "--alpha", "1", "--fractions",
+                              f"{name}=keep:1")
+            self.assert_same_run(kept, plain)
+            self.assertEqual(kept["fractions"][name]["keep"], 1)
+            self.assertFalse(kept["settings"]["resident"])
+            less = plain["host_bytes"] - kept["host_bytes"]
+            # Leases are whole pieces of 64 KiB.
+            self.assertGreater(less, 0)
+            self.assertLessEqual(abs(less - 1500 * 4 * elements), 2**16, name)
+        every = [*FREE, *row, "k", "v"]
+        all_ = self.train(*RUN, "--fractions",
+                          ",".join(f"{name}=keep:1" for name in set(every)))
+        self.assert_same_run(all_, plain)
+        self.assertEqual(all_["host_bytes"], 0)
+        self.assertFalse(any(f["swap"] for f in all_["fractions"].values()))
+
+    def test_the_planner_leaves_room_for_what_stays_besides_its_classes(self):
+        given = ["--fractions", "layer_input=keep:1,output_gradient=keep:1,"
+                 "query_gradient=keep:1,lse=keep:1"]
+        roomy = self.train(*RUN, "--hbm", "64MiB", *given)
+        least = self.train(*RUN, "--hbm", "64MiB", "--no-keep", *given)
+        low, high = least["peak_hbm_bytes"], roomy["peak_hbm_bytes"]
+        for part in (0.1, 0.5, 0.9):
+            report = self.train(*RUN, "--hbm",
+                                f"{int(low + part * (high - low))}B", *given)
+            self.assert_same_run(report, roomy)
+            self.assertEqual(report["fractions"]["layer_input"]["keep"], 1)
+            self.assertLessEqual(report["peak_hbm_bytes"],
+                                 report["hbm_bytes_per_gpu"])
+
     def test_gpu_memory_that_is_left_is_kept_in_to_the_last_of_it(self):
         roomy = self.train(*RUN, "--hbm", "64MiB")
         self.assertEqual(self.recomputed(roomy), 0)

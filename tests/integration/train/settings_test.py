@@ -84,6 +84,53 @@ class Settings(harness.TrainTest):
             self.assertEqual(again["settings"][name], first["settings"][name])
         self.assertIn("as before", said)
 
+    def plan_of(self, save, step):
+        with open(f"{save}/checkpoint-{step}/plan-0-of-1.json",
+                  encoding="utf-8") as file:
+            return file.read()
+
+    def test_what_was_to_stay_but_does_not_fit_is_said_and_goes_on_so(self):
+        save = self.path("save")
+        flags = ["--seq-len", "700", "--save", save]
+        first, _ = self.run_open(*flags, "--steps", "1", "--hbm", "64MiB")
+        self.assertTrue(first["settings"]["resident"])
+        moved, _ = self.run_open("--seq-len", "700", "--steps", "1",
+                                 "--no-keep", "--chunk",
+                                 str(first["settings"]["chunk"]))
+        hbm = (first["peak_hbm_bytes"] + moved["peak_hbm_bytes"]) // 2
+        flags += ["--hbm", f"{hbm}B", "--resume", save]
+        # It is cut as before, which on this GPU is an estimate that is wrong.
+        second, said = self.run_open(*flags, "--steps", "2")
+        sentence = "not everything fits on the GPU after all"
+        self.assertIn("the saved plan is not for this run (it was made with "
+                      "64 MiB of GPU memory per rank", said)
+        self.assertIn(sentence, said)
+        self.assertIn(sentence, second["settings"]["why"])
+        self.assertFalse(second["settings"]["resident"])
+        self.assertGreater(second["host_bytes"], 0)
+        # Wrong once: everything was kept, against the plan that was replayed.
+        third, said = self.run_open(*flags, "--steps", "3")
+        self.assertNotIn("planned anew", said)
+        self.assertIn(sentence, said)
+        self.assertEqual(self.plan_of(save, 3), self.plan_of(save, 2))
+        self.assertFalse(third["settings"]["resident"])
+        for name in ("host_bytes", "fractions", "peak_hbm_bytes"):
+            self.assertEqual(third[name], second[name], name)
+        for report in (second, third):
+            self.assertEqual(report["plan"]["mismatches"], 0)
+
+    def test_a_run_that_moves_nothing_replays_its_plan(self):
+        save = self.path("save")
+        flags = ["--seq-len", "700", "--save", save]
+        first, _ = self.run_open(*flags, "--steps", "1")
+        again, said = self.run_open(*flags, "--steps", "2", "--resume", save)
+        self.assertNotIn("planned anew", said)
+        self.assertEqual(self.plan_of(save, 2), self.plan_of(save, 1))
+        for report in (first, again):
+            self.assertTrue(report["settings"]["resident"])
+            self.assertEqual(report["host_bytes"], 0)
+            self.assertEqual(report["plan"]["mismatches"], 0)
+
 
 if __name__ == "__main__":
     unittest.main()

@@ -1,0 +1,79 @@
+#include "planner/stream/fractions.h"
+
+#include "gtest/gtest.h"
+#include "planner/stream/profile.h"
+#include "planner/stream/stream_shape.h"
+
+namespace sluice::stream {
+namespace {
+
+ModelShape Model() {
+  return Llama({.layers = 3,
+                .hidden = 32,
+                .heads = 4,
+                .kv_heads = 2,
+                .ffn = 44,
+                .vocab = 50});
+}
+
+TEST(FillFractions, HasEveryClassOfTheModelAndWhatIsGivenAsItIs) {
+  const FractionMap given = {{"layer_input", {.keep = 1, .swap = 0}},
+                             {"norm2", {.keep = 0.25, .swap = 0.5}}};
+  const FractionMap filled = FillFractions(Model(), given, 0.5);
+  EXPECT_EQ(filled.size(), KeepEverything(Model()).size());
+  EXPECT_EQ(filled.at("layer_input"), given.at("layer_input"));
+  EXPECT_EQ(filled.at("norm2"), given.at("norm2"));
+  EXPECT_EQ(filled.at("q"), (ClassFractions{0, 0.5}));
+  EXPECT_EQ(filled.at("lse"), (ClassFractions{0, 1})) << "it is not free";
+  EXPECT_TRUE(CheckFractions(filled, Model()).ok());
+}
+
+// What is left out is what StreamShape takes it for.
+TEST(FillFractions, ChangesNoStep) {
+  StreamOptions options{
+      .model = Model(), .layout = ChunkLayout(71, 16, 2), .alpha = 0.5};
+  options.fractions = {{"lse", {.keep = 1, .swap = 0}}};
+  StreamOptions filled = options;
+  filled.fractions = FillFractions(Model(), options.fractions, options.alpha);
+  for (const ClassTraits& c : kClasses) {
+    EXPECT_EQ(StreamShape(filled).fractions(c.which),
+              StreamShape(options).fractions(c.which))
+        << c.name;
+  }
+}
+
+// Wrong once: where everything was kept, what cannot be computed again was
+// dropped.
+TEST(WithoutKept, SwapsWhatCannotBeComputedAgainAndLeavesWhatIsGiven) {
+  const FractionMap given = {{"lse", {.keep = 1, .swap = 0}},
+                             {"norm2", {.keep = 0.5, .swap = 0.25}}};
+  FractionMap all = KeepEverything(Model());
+  all["norm2"] = given.at("norm2");
+  const FractionMap less = WithoutKept(all, given);
+  EXPECT_TRUE(CheckFractions(less, Model()).ok());
+  for (const auto& [name, f] : less) {
+    if (given.contains(name)) {
+      EXPECT_EQ(f, given.at(name));
+    } else {
+      EXPECT_EQ(f.keep, 0) << name;
+    }
+  }
+  EXPECT_EQ(less.at("layer_input").swap, 1);
+}
+
+// A plan keeps rows in what the reserve leaves, and knows classes only.
+TEST(Profile, ReservesForResidentBuffersThatNoClassTells) {
+  StreamOptions options{.model = Model(), .layout = ChunkLayout(7100, 710, 2)};
+  options.fractions = {{"output_gradient", {.keep = 1, .swap = 0}},
+                       {"layer_input", {.keep = 1, .swap = 0}}};
+  const StreamShape shape(options);
+  const int64_t told = shape.layers * shape.class_bytes(Class::kInput);
+  const int64_t beside = shape.class_bytes(Class::kInput) +
+                         shape.class_bytes(Class::kOutputGradient);
+  EXPECT_GE(shape.resident_bytes(), told + beside);
+  EXPECT_GE(Profile(options, {}).keep_reserve,
+            Bytes(shape.resident_bytes() - told));
+}
+
+}  // namespace
+}  // namespace sluice::stream
