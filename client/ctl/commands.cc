@@ -15,6 +15,7 @@
 #include "client/session/query.h"
 #include "client/session/session.h"
 #include "proto/base/status.h"
+#include "proto/base/text.h"
 #include "proto/base/units.h"
 #include "proto/plan/codec.h"
 
@@ -68,15 +69,21 @@ absl::StatusOr<uint32_t> UserId(const std::string& user) {
 }
 
 // "" stays as it is; "unlimited" is 0 on the wire.
-absl::StatusOr<std::optional<Bytes>> Limit(const std::string& text) {
+absl::StatusOr<std::optional<Bytes>> Limit(const char* flag,
+                                           const std::string& text) {
   if (text.empty()) return std::nullopt;
   if (text == "unlimited") return Bytes(0);
-  SLUICE_ASSIGN_OR_RETURN(const Bytes size, ParseBytes(text));
-  if (size <= Bytes(0)) {
-    return absl::InvalidArgumentError(fmt::format(
-        "a budget of '{}': give a size above 0, or 'unlimited'", text));
+  const absl::StatusOr<Bytes> size = ParseBytes(text);
+  if (!size.ok()) {
+    return absl::InvalidArgumentError(
+        fmt::format("{} {}, or unlimited (see sluicectl budget set --help)",
+                    flag, std::string(size.status().message())));
   }
-  return size;
+  if (*size <= Bytes(0)) {
+    return absl::InvalidArgumentError(fmt::format(
+        "{} '{}': give a size above 0, or 'unlimited'", flag, text));
+  }
+  return *size;
 }
 
 std::string LimitText(const std::optional<Bytes>& limit) {
@@ -97,8 +104,8 @@ absl::StatusOr<std::string> DoChangeBudget(const Flags& flags) {
     SLUICE_ASSIGN_OR_RETURN(target.uid, UserId(flags.user));
   }
   BudgetLimits limits;
-  SLUICE_ASSIGN_OR_RETURN(limits.gpu, Limit(flags.gpu));
-  SLUICE_ASSIGN_OR_RETURN(limits.host, Limit(flags.host));
+  SLUICE_ASSIGN_OR_RETURN(limits.gpu, Limit("--gpu", flags.gpu));
+  SLUICE_ASSIGN_OR_RETURN(limits.host, Limit("--host", flags.host));
   SLUICE_ASSIGN_OR_RETURN(const BudgetLimits now,
                           SetBudget(AdminSocket(flags), target, limits));
   return fmt::format("{} {}: GPU memory {}, host memory {}\n",
@@ -121,6 +128,12 @@ absl::StatusOr<std::string> DoEvict(const Flags& flags) {
 }
 
 absl::StatusOr<std::string> DoShowPlan(const Flags& flags) {
+  if (flags.plan.find_first_not_of("0123456789") != std::string::npos) {
+    return absl::InvalidArgumentError(
+        fmt::format("plan '{}' is not a number: sluicectl status lists the "
+                    "plans",
+                    Printable(flags.plan)));
+  }
   SLUICE_ASSIGN_OR_RETURN(const auto status,
                           client::QueryNode(flags.socket, flags.plan));
   return flags.json ? plan::Encode(*status.plan) + "\n"

@@ -125,8 +125,11 @@ std::string RenderPlans(const json& node) {
     table.Add({fmt::format("{}", Number(plan, "id")), Text(plan, "job"),
                fmt::format("{}", plan.at("ranks").size()),
                feasible ? fmt::format("{:.3f}", least) : "-",
-               feasible ? limit : Text(plan, "infeasible"), Size(host),
-               Span(plan.at("seconds").get<double>())});
+               // Why takes a sentence: that would stretch the column.
+               feasible ? limit
+                        : fmt::format("does not fit: sluicectl plan show {}",
+                                      Number(plan, "id")),
+               Size(host), Span(plan.at("seconds").get<double>())});
   }
   return table.empty() ? "" : "\n" + table.Text();
 }

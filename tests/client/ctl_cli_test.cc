@@ -90,14 +90,21 @@ TEST(SluicectlCli, ABudgetWithoutWhoseOrWhichOrASizeIsRefused) {
       "whose budget?");
   ExpectOneLine(Ctl({"budget", "set", "--job", "a"}), "which limit?");
   ExpectOneLine(Ctl({"budget", "set", "--job", "a", "--gpu", "much"}),
-                "'much' is not a size");
+                "--gpu 'much' is not a size");
   ExpectOneLine(Ctl({"budget", "set", "--job", "a", "--gpu", "40"}),
                 "names no unit: write 40GiB");
+  ExpectOneLine(Ctl({"budget", "set", "--job", "a", "--host", "40"}),
+                "--host '40' is not a size");
   ExpectOneLine(Ctl({"budget", "set", "--job", "a", "--gpu", "0"}),
                 "above 0, or 'unlimited'");
   ExpectOneLine(
       Ctl({"budget", "set", "--user", "no-such-user", "--gpu", "1GiB"}),
       "no user 'no-such-user'");
+}
+
+TEST(SluicectlCli, APlanThatIsNoNumberIsSaidWithoutADaemon) {
+  ExpectOneLine(Ctl({"--socket", "/nonexistent/s", "plan", "show", "x"}),
+                "plan 'x' is not a number");
 }
 
 TEST(SluicectlCli, AnAdminSocketThatIsNotThereIsOneClearLine) {
