@@ -42,7 +42,7 @@ absl::Status ConnectFault(int error, const std::string& path) {
     case ENOTDIR:
       return absl::NotFoundError(
           fmt::format("no socket at {}: is sluiced running? start it, or name "
-                      "its session socket",
+                      "its session socket with --socket or SLUICE_SOCKET",
                       path));
     case ECONNREFUSED:
       return absl::UnavailableError(fmt::format(

@@ -27,6 +27,15 @@ int Fail(const absl::Status& status) {
   return ExitCode(status);
 }
 
+// Who has no daemon need not start one to try it.
+absl::Status WithoutDaemon(Command command, const absl::Status& status) {
+  if (command == Command::kCheck || !absl::IsNotFound(status)) return status;
+  return absl::NotFoundError(
+      fmt::format("{}; with --private a run has one of its own, with simulated "
+                  "GPUs",
+                  std::string(status.message())));
+}
+
 int LaunchHere(const RunOptions& options,
                const std::vector<std::string>& arguments) {
   HoldSignals();
@@ -50,7 +59,8 @@ int LaunchHere(const RunOptions& options,
   const std::string socket =
       daemon != nullptr ? daemon->socket() : options.socket;
   const auto node = client::ListGpus(socket);
-  if (!node.ok()) return Fail(AsBadInput(node.status()));
+  if (!node.ok())
+    return Fail(WithoutDaemon(options.command, AsBadInput(node.status())));
   const auto gpus = ChooseGpus(*node, options.gpus, options.ranks,
                                /*spread=*/true);
   if (!gpus.ok()) return Fail(gpus.status());

@@ -99,6 +99,28 @@ std::string Unknown(const CLI::App& app, std::string word) {
   return flag || known.empty() ? what : what + ": there are " + Listed(known);
 }
 
+// CLI11 says "Could not convert: --lr = abc".
+std::string NoNumber(const CLI::App& app, const std::string& said) {
+  const size_t colon = said.find(": "), equals = said.find(" = ");
+  if (colon == said.npos || equals == said.npos || equals < colon) return said;
+  const std::string name = said.substr(colon + 2, equals - colon - 2);
+  const CLI::Option* option = app.get_option_no_throw(name);
+  const bool whole = option != nullptr && (option->get_type_name() == "INT" ||
+                                           option->get_type_name() == "UINT");
+  return fmt::format("{} '{}' is not a {}number", name, said.substr(equals + 3),
+                     whole ? "whole " : "");
+}
+
+// "--seq-len: 1 required COUNT missing".
+std::string NoValue(const CLI::App& app, const std::string& said) {
+  const std::string name = said.substr(0, said.find(':'));
+  const CLI::Option* option = app.get_option_no_throw(name);
+  if (option == nullptr) return said;
+  if (option->count() > 1) return name + " is given twice: give one of them";
+  return fmt::format("{} needs a value: {} {}", name, name,
+                     option->get_type_name());
+}
+
 std::string FirstLine(const std::string& text) {
   return text.substr(0, text.find('\n'));
 }
@@ -115,6 +137,10 @@ absl::Status Misuse(CLI::App& app, const CLI::ParseError& error) {
   } else if (missing && !Commands(*at).empty()) {
     what = fmt::format("say what to do: the subcommands of {} are {}",
                        Called(at), Listed(Commands(*at)));
+  } else if (dynamic_cast<const CLI::ConversionError*>(&error) != nullptr) {
+    what = NoNumber(*at, what);
+  } else if (dynamic_cast<const CLI::ArgumentMismatch*>(&error) != nullptr) {
+    what = NoValue(*at, what);
   }
   return absl::InvalidArgumentError(
       fmt::format("{} (see {} --help)", what, Called(at)));

@@ -21,7 +21,9 @@ TEST(UnixSocket, AMissingSocketIsNamedWithWhatToDo) {
   EXPECT_THAT(Connect("/nonexistent/session.sock"),
               StatusIs(absl::StatusCode::kNotFound,
                        HasSubstr("no socket at /nonexistent/session.sock: is "
-                                 "sluiced running?")));
+                                 "sluiced running? start it, or name its "
+                                 "session socket with --socket or "
+                                 "SLUICE_SOCKET")));
 }
 
 TEST(UnixSocket, ATooLongPathIsRefused) {

@@ -27,6 +27,8 @@ class Refusal(harness.TrainTest):
         private = [*harness.MODEL, "--private"]
         cases = [
             (["--socket", "/no/such.sock"], "/no/such.sock"),
+            # Who has no daemon need not start one to try it.
+            (["--socket", "/no/such.sock"], "with --private a run has one"),
             ([*private, "--data", "/no/such/file"], "/no/such/file"),
             ([*private, "--data", short], "9 tokens"),
             ([*private, "--ranks", "3"], "--ranks 3"),

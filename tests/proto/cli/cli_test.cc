@@ -29,6 +29,8 @@ class Program {
     AddCount(*train, "--seq-len", seq_len);
     AddSize(*train, "--hbm,--gpu-memory", hbm, "memory");
     train->add_option("--model", model)->required();
+    train->add_option("--lr", lr);
+    train->add_option("--ranks", ranks);
     app_.add_subcommand("status");
   }
   absl::StatusOr<std::optional<int>> Read(std::vector<std::string> arguments) {
@@ -43,6 +45,8 @@ class Program {
   int64_t seq_len = 7;
   std::optional<Bytes> hbm;
   std::string model;
+  double lr = 0;
+  int ranks = 0;
 
  private:
   CLI::App app_{"", "prog"};
@@ -87,6 +91,19 @@ TEST(CommandLines, WhatIsFarFromEverythingGetsTheListInstead) {
   EXPECT_THAT(Program().Fault({"plan", "train"}), HasSubstr("--model"));
   EXPECT_THAT(Program().Fault({"plan", "train", "--oh\n\x1b[1m"}),
               Not(HasSubstr("\n")));
+}
+
+TEST(CommandLines, WhatIsNoNumberOrHasNoValueIsNamed) {
+  const std::string help = " (see prog plan train --help)";
+  EXPECT_EQ(Program().Fault({"plan", "train", "--model", "m", "--lr", "abc"}),
+            "--lr 'abc' is not a number" + help);
+  EXPECT_EQ(
+      Program().Fault({"plan", "train", "--model", "m", "--ranks", "1.5"}),
+      "--ranks '1.5' is not a whole number" + help);
+  EXPECT_EQ(Program().Fault({"plan", "train", "--model"}),
+            "--model needs a value: --model TEXT" + help);
+  EXPECT_EQ(Program().Fault({"plan", "train", "--model", "m", "--model", "n"}),
+            "--model is given twice: give one of them" + help);
 }
 
 TEST(CommandLines, HelpAndVersionEndTheProgramWithZero) {
