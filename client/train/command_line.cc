@@ -45,7 +45,8 @@ constexpr char kExamples[] = R"(Examples:
   sluice-train profile --private --ranks 2 > node.toml
 
 Each command has its own: sluice-train train --help. Exit status: 0 done; 2 bad
-input; 3 it does not fit; 1 a fault; 130 ended by Ctrl-C.)";
+input; 3 GPU or host memory ran out; 4 a disk is full; 5 too many open files;
+130 ended by Ctrl-C; 1 a fault.)";
 
 constexpr char kTrainExamples[] = R"(Examples:
   # A tiny Llama on torch's own Python sources, with a daemon of its own:
@@ -60,16 +61,19 @@ constexpr char kTrainExamples[] = R"(Examples:
   # Does this length fit, without training?
   sluice-train train --method alst --seq-len 8192 --probe --json
 
-Exit status: 0 done, 1 fault, 2 bad input, 3 GPU or host memory ran out
+Exit status: 0 done, 1 a fault, 2 bad input, 3 GPU or host memory ran out
   (limited_by says which), 4 a disk is full, 5 too many open files,
   130 interrupted.
 )";
 
-constexpr char kCheckExamples[] = R"(Example:
+constexpr char kCheckExamples[] = R"(Examples:
   sluice-train check --layers 2 --hidden 64 --heads 4 --kv-heads 2 --ffn 96 \
       --arch llama --seq-len 333 --chunk 64 --ranks 2 --alpha 0.5 \
       --dtype fp32 --json
   sluice-train check --method alst --heads 4 --seq-len 333 --ranks 2
+
+Exit status: 0 the gradients agree; 1 they do not, or a fault; 2 bad input; 3
+  GPU or host memory ran out; 130 interrupted.
 )";
 
 void AddShared(CLI::App& app, RunOptions& o, RawFlags& raw) {
@@ -127,12 +131,14 @@ void AddShared(CLI::App& app, RunOptions& o, RawFlags& raw) {
   app.add_option("--dropout", raw.dropout, "only 0 is there yet");
 }
 
-constexpr char kProfileExamples[] = R"(Example:
+constexpr char kProfileExamples[] = R"(Examples:
   # On a machine without a GPU: how fast are its simulated GPUs?
   sluice-train profile --private --ranks 2 > node.toml
   # What would the trainer's own small model do on them?
   sluicectl plan train --hardware node.toml --gpus 2 --arch llama --layers 4 \
       --hidden 128 --heads 2 --ffn 344 --vocab 256 --seq-len 64K
+
+Exit status: 0 done; 2 bad input; 130 interrupted; 1 a fault.
 )";
 
 void AddProfile(CLI::App& app, RunOptions& o) {
@@ -186,7 +192,7 @@ void AddTraining(CLI::App& app, RunOptions& o, RawFlags& raw) {
                  "checkpoint to go on from, or a folder of them: the newest");
   app.add_flag("--allow-other-data", o.allow_other_data,
                "--resume with another text than the run was trained on");
-  app.add_option("--log-jsonl", o.log_jsonl, "one line a step");
+  app.add_option("--log-jsonl", o.log_jsonl, "one line per step");
   app.add_option("--trace", o.trace, "timeline of rank 0's last step, JSON");
   app.add_flag("--probe", o.probe, "only find out whether it fits");
   app.add_option("--late-after", raw.late_after,

@@ -53,6 +53,13 @@ TEST(ChooseGpus, NamedOnesAreTakenInTurn) {
   EXPECT_EQ(places[0].ranks, 2);
 }
 
+TEST(ChooseGpus, MoreNamesThanRanksAreRefused) {
+  const auto two = ChooseGpus(Node({0, 0}), {0, 1}, 1, true);
+  EXPECT_EQ(ExitCode(two.status()), kExitBadInput);
+  EXPECT_THAT(std::string(two.status().message()),
+              HasSubstr("--gpu names 2 GPUs for 1 rank: name one, or one per"));
+}
+
 TEST(ChooseGpus, AGpuThatIsNotThereIsRefusedByNameAndLimit) {
   const auto two = ChooseGpus(Node({0, 0}), {5}, 1, true);
   EXPECT_EQ(ExitCode(two.status()), kExitBadInput);

@@ -80,6 +80,23 @@ TEST(CommandLine, TakesTheSizesAndNamesOfTheOtherPrograms) {
   EXPECT_EQ(o.batch * o.accumulate, 8);
 }
 
+// All causes that have an exit status of their own, wherever they are listed.
+TEST(CommandLine, HelpHasEveryExitStatus) {
+  for (const char* command : {"", "train "}) {
+    ::testing::internal::CaptureStdout();
+    SLUICE_ASSERT_OK_AND_ASSIGN(
+        const ParsedCommand parsed,
+        ParseCommandLine(Split(std::string(command) + "--help")));
+    EXPECT_EQ(parsed.exit, 0);
+    std::string help = ::testing::internal::GetCapturedStdout();
+    help = help.substr(help.rfind("Exit status"));
+    for (const char* says : {"0 done", "1 a fault", "2 bad", "3 GPU or host",
+                             "4 a disk", "5 too many open", "130 "}) {
+      EXPECT_THAT(help, ::testing::HasSubstr(says)) << command;
+    }
+  }
+}
+
 TEST(CommandLine, EachCommandsHelpHasExamplesOfItsOwnAndThereIsAVersion) {
   std::set<std::string> footers;
   for (const char* command : {"", "train ", "check ", "profile "}) {

@@ -122,6 +122,14 @@ TEST(Words, ProgressSaysWhereHowMuchAndHowLong) {
             "waiting for the daemon's plan, 12 s so far");
 }
 
+TEST(Words, WhereThereIsNoChunkProgressNamesThePartOfTheStep) {
+  RankSample sample = HalfDone();
+  sample.place = {};
+  sample.segment = "loss.full";
+  EXPECT_EQ(ProgressText(sample, 20, 130),
+            "step 3/20  50 %  in loss  about 30 s left");
+}
+
 TEST(Words, TimeLeftIsTheStepsOwnOnceItIsKnown) {
   RankSample sample = HalfDone();
   sample.expected_s = 1000;
@@ -149,6 +157,7 @@ TEST(Words, ASignalIsAnsweredWithWhatItWillDo) {
 }
 
 TEST(Words, DurationsAreReadAtAGlance) {
+  EXPECT_EQ(Duration(0.0034), "3 ms");
   EXPECT_EQ(Duration(0.25), "0.2 s");
   EXPECT_EQ(Duration(34.4), "34 s");
   EXPECT_EQ(Duration(300), "5 min");

@@ -116,6 +116,8 @@ Json LlamaConfig(const ModelShape& c, int64_t seq_len) {
           {"hidden_act", "silu"},
           {"attention_bias", false},
           {"mlp_bias", false},
+          {"bos_token_id", nullptr},  // a text's bytes have none
+          {"eos_token_id", nullptr},
           {"tie_word_embeddings", false}};
 }
 
@@ -133,6 +135,8 @@ Json GptConfig(const ModelShape& c) {
                {"resid_pdrop", 0.0},
                {"embd_pdrop", 0.0},
                {"attn_pdrop", 0.0},
+               {"bos_token_id", nullptr},  // else 50256, beyond most of ours
+               {"eos_token_id", nullptr},
                {"tie_word_embeddings", true}};
   // GPT-2 itself has no grouped queries; say so rather than mislead.
   if (c.kv_heads != c.heads) {

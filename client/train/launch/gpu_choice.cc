@@ -37,6 +37,12 @@ absl::StatusOr<std::vector<GpuPlace>> ChooseGpus(
                         : fmt::format("--gpu {}: the node has GPUs 0 to {}",
                                       gpu, count - 1));
   }
+  if (static_cast<int64_t>(named.size()) > local_ranks) {
+    return BadInput(
+        fmt::format("--gpu names {} GPUs for {} rank{}: name one, or one per "
+                    "rank",
+                    named.size(), local_ranks, local_ranks == 1 ? "" : "s"));
+  }
   std::vector<int64_t> order = named;
   if (order.empty() && spread && local_ranks < count) {
     order = ByFreeMemory(gpus);

@@ -27,6 +27,10 @@ std::string Left(const RankSample& sample, double now_s) {
 
 std::string Duration(double seconds) {
   const auto whole = static_cast<int64_t>(std::llround(std::max(seconds, 0.0)));
+  if (seconds > 0 && seconds < 0.095) {
+    return fmt::format("{} ms",
+                       std::max<int64_t>(std::llround(1e3 * seconds), 1));
+  }
   if (whole < 10 && seconds < 9.95) return fmt::format("{:.1f} s", seconds);
   if (whole < 120) return fmt::format("{} s", whole);
   if (whole < 7200) return fmt::format("{} min", (whole + 30) / 60);
@@ -42,6 +46,7 @@ std::string ProgressText(const RankSample& s, int64_t steps, double now_s) {
   place.waits_in.clear();
   // The number of the step is said before, a segment's name is for experts.
   if (s.place.chunk >= 0) place.segment.clear();
+  place.segment = place.segment.substr(0, place.segment.find('.'));
   std::string where = Where(place);
   const size_t comma = where.find(", ");
   where = comma != std::string::npos ? where.substr(comma + 2) + "  " : "";

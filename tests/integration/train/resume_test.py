@@ -89,6 +89,12 @@ class Resume(harness.TrainTest):
         gpt = tensors_of(self.path("gpt/checkpoint-1/model.safetensors"))
         self.assertEqual(gpt["h.0.attn.c_attn.weight"][1], [64, 128])
         self.assertEqual(gpt["h.0.mlp.c_fc.weight"][1], [64, 96])
+        for path in (folder, self.path("gpt/checkpoint-1/")):
+            with open(path + "config.json", encoding="utf-8") as file:
+                config = json.load(file)
+            # Left out, transformers would take its own: GPT-2's is 50256.
+            for key in ("bos_token_id", "eos_token_id"):
+                self.assertIsNone(config.get(key, "transformers' own"), path)
 
     def edit(self, path, change):
         with open(path, encoding="utf-8") as file:
