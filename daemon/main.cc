@@ -1,4 +1,4 @@
-// sluiced: one a node. Wiring, signals, configuration.
+// sluiced: one per node. Wiring, signals, configuration.
 #include <fmt/format.h>
 #include <malloc.h>
 #include <signal.h>

@@ -178,8 +178,9 @@ class Core {
   void PlanFor(Asking asking, absl::Time now, Effects& effects);
   void StartAlone(Asking asking, absl::Time now, Effects& effects);
   // Asks the worker, or answers from the cache.
-  void Ask(PlanRounds::Round round, std::vector<Position> positions,
-           plan::NodeResources resources, absl::Time now, Effects& effects);
+  void StartRound(PlanRounds::Round round, std::vector<Position> positions,
+                  plan::NodeResources resources, absl::Time now,
+                  Effects& effects);
   void AloneSolved(PlanRounds::Round round,
                    std::shared_ptr<const plan::NodePlan> plan, absl::Time now,
                    Effects& effects);
@@ -199,18 +200,19 @@ class Core {
                       std::shared_ptr<const plan::NodePlan> plan,
                       absl::Time now, Effects& effects);
   // A joining job's part; held back where it waits for memory.
-  void Join(Asking asking, const std::shared_ptr<const plan::NodePlan>& plan,
-            absl::Time now, Effects& effects);
-  void Change(const JobKey& job,
-              const std::shared_ptr<const plan::NodePlan>& plan,
-              const std::string& why, absl::Time now);
+  void AdmitJoin(Asking asking,
+                 const std::shared_ptr<const plan::NodePlan>& plan,
+                 absl::Time now, Effects& effects);
+  void ProposeChange(const JobKey& job,
+                     const std::shared_ptr<const plan::NodePlan>& plan,
+                     const std::string& why, absl::Time now);
   // After each event: what waited and need not any more.
   void Settle(absl::Time now, Effects& effects);
   void ReleaseHeld(absl::Time now, Effects& effects);
   // Tells members' ranks of their changes, where what these grow by is there
   // or nobody who was told gives it back.
-  void TellChanges(absl::Time now, Effects& effects);
-  void Tell(const JobKey& job, absl::Time now, Effects& effects);
+  void AnnounceChanges(absl::Time now, Effects& effects);
+  void AnnounceChange(const JobKey& job, absl::Time now, Effects& effects);
   bool AwaitsTold(const JobKey& job) const;
   // All its ranks have answered: with `refused` empty it is taken.
   void EndChange(const JobKey& job, Member& member, const std::string& note,
@@ -308,7 +310,7 @@ class Core {
     absl::Time since, deadline;
   };
   std::map<JobKey, HeldJoin> held_;
-  // Host leases, at most one a session: what the calibration of a job without
+  // Host leases, at most one per session: what the calibration of a job without
   // a plan needs, or a member that grows.
   struct WaitingLease {
     SessionId session;

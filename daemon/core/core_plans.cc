@@ -95,8 +95,8 @@ void Core::StartAlone(Asking asking, absl::Time now, Effects& effects) {
   PlanRounds::Round round;
   round.jobs = {asking.job};
   round.asking.push_back(std::move(asking));
-  Ask(std::move(round), std::move(positions), std::move(resources), now,
-      effects);
+  StartRound(std::move(round), std::move(positions), std::move(resources), now,
+             effects);
 }
 
 UnitCache::Units Core::KnownUnits(const std::vector<Asking>& asking) {
@@ -109,9 +109,9 @@ UnitCache::Units Core::KnownUnits(const std::vector<Asking>& asking) {
   return units_.Find(keys);
 }
 
-void Core::Ask(PlanRounds::Round round, std::vector<Position> positions,
-               plan::NodeResources resources, absl::Time now,
-               Effects& effects) {
+void Core::StartRound(PlanRounds::Round round, std::vector<Position> positions,
+                      plan::NodeResources resources, absl::Time now,
+                      Effects& effects) {
   std::vector<std::string> hashes;
   SolvePlan question;
   for (const Position& position : positions) {

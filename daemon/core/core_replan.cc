@@ -36,8 +36,8 @@ void Core::StartTogether(absl::Time now, Effects& effects) {
     }
   }
   plan::NodeResources resources = ResourcesFor(positions);
-  Ask(std::move(round), std::move(positions), std::move(resources), now,
-      effects);
+  StartRound(std::move(round), std::move(positions), std::move(resources), now,
+             effects);
 }
 
 void Core::TogetherSolved(PlanRounds::Round round,
@@ -70,18 +70,18 @@ void Core::TogetherSolved(PlanRounds::Round round,
         round.asking.empty()
             ? WhyReplanned(job)
             : NameFor(round.asking[0].job, &job.principal) + " joins";
-    Change(job, parts.at(job), joins, now);
+    ProposeChange(job, parts.at(job), joins, now);
   }
   for (Asking& asking : round.asking) {
     const auto part = parts.at(asking.job);
-    Join(std::move(asking), part, now, effects);
+    AdmitJoin(std::move(asking), part, now, effects);
   }
   ReleaseHeld(now, effects);
 }
 
-void Core::Change(const JobKey& job,
-                  const std::shared_ptr<const plan::NodePlan>& plan,
-                  const std::string& why, absl::Time now) {
+void Core::ProposeChange(const JobKey& job,
+                         const std::shared_ptr<const plan::NodePlan>& plan,
+                         const std::string& why, absl::Time now) {
   Member& member = members_.at(job);
   std::map<Rank, plan::RankPlan> ranks = PlansOf(*plan);
   if (const auto held = held_.find(job); held != held_.end()) {
@@ -105,10 +105,10 @@ void Core::Change(const JobKey& job,
       job.principal);
   member.ranks = std::move(ranks);
   member.change = std::move(change);
-  member.leased = false;
+  member.holds_planned_memory = false;
 }
 
-void Core::TellChanges(absl::Time now, Effects& effects) {
+void Core::AnnounceChanges(absl::Time now, Effects& effects) {
   // Who gives back first, then who gives back in sum but grows somewhere: two
   // of these may wait for each other, and are told together. Then who grows.
   for (const auto chosen : {+[](bool fits, bool) { return fits; },
@@ -122,7 +122,7 @@ void Core::TellChanges(absl::Time now, Effects& effects) {
         next.push_back(job);
       }
     }
-    for (const JobKey& job : next) Tell(job, now, effects);
+    for (const JobKey& job : next) AnnounceChange(job, now, effects);
   }
 }
 
@@ -135,7 +135,7 @@ bool Core::AwaitsTold(const JobKey& job) const {
   });
 }
 
-void Core::Tell(const JobKey& job, absl::Time now, Effects& effects) {
+void Core::AnnounceChange(const JobKey& job, absl::Time now, Effects& effects) {
   Member& member = members_.at(job);
   member.change->told = true;
   member.change->deadline = now + config_.change_wait;
@@ -146,9 +146,9 @@ void Core::Tell(const JobKey& job, absl::Time now, Effects& effects) {
   }
 }
 
-void Core::Join(Asking asking,
-                const std::shared_ptr<const plan::NodePlan>& plan,
-                absl::Time now, Effects& effects) {
+void Core::AdmitJoin(Asking asking,
+                     const std::shared_ptr<const plan::NodePlan>& plan,
+                     absl::Time now, Effects& effects) {
   const JobKey job = asking.job;
   rounds_.Use(job, plan->id);
   LogPlan(job, *plan, now);
@@ -246,7 +246,7 @@ void Core::ReleaseHeld(absl::Time now, Effects& effects) {
     (give ? free : late).push_back(std::move(entry.second));
     return true;
   });
-  TellChanges(now, effects);
+  AnnounceChanges(now, effects);
   for (HeldJoin& join : free) {
     rounds_.Use(join.asking.job, join.plan);
     GivePlan(join.asking, join.plan, effects);
@@ -331,7 +331,7 @@ void Core::EndChange(const JobKey& job, Member& member, const std::string& note,
     replan_when_changed_ = false;  // asking again would be refused again
   }
   member.change.reset();
-  member.leased = true;
+  member.holds_planned_memory = true;
 }
 
 bool Core::WaitForLease(const Session& session, RequestId request,

@@ -159,7 +159,7 @@ void Core::Handle(Session& session, RequestId request, const StepReport& step,
   }
   if (const auto member = members_.find(KeyOf(session));
       member != members_.end() && !member->second.change) {
-    member->second.leased = true;
+    member->second.holds_planned_memory = true;
   }
   session.last_step = step;
   session.stall_seconds += step.stall_seconds;

@@ -118,7 +118,7 @@ Bytes Core::MemberGrowth(std::optional<uint64_t> numa, const Principal* of,
   Bytes growth;
   for (const auto& [job, member] : members_) {
     // A plan's host bytes are an upper bound of what a rank leases.
-    if (member.leased || except.contains(job)) continue;
+    if (member.holds_planned_memory || except.contains(job)) continue;
     if (of && job.principal != *of) continue;
     growth +=
         std::max(HostPromised(member, member.ranks, numa) - HostHeld(job, numa),
@@ -134,7 +134,7 @@ Bytes Core::LeaseGrowth(std::optional<uint64_t> numa, const Principal* of,
     const Session& session = sessions_.at(lease.session);
     // What a member's plan promised is in MemberGrowth.
     const auto member = members_.find(KeyOf(session));
-    if ((member != members_.end() && !member->second.leased) ||
+    if ((member != members_.end() && !member->second.holds_planned_memory) ||
         except.contains(KeyOf(session)) ||
         (of && session.peer.principal != *of) ||
         numa.value_or(lease.asked.pool.ordinal) != lease.asked.pool.ordinal) {
@@ -161,8 +161,8 @@ std::vector<plan::HostLimit> Core::NumaLimits(
       return config_.gpus[each.profile->gpu.value()].numa == numa &&
              (!of || each.job.principal == *of);
     });
-    // Where several jobs' leases are cut anew, the tails of extents and the room
-    // of a calibration cannot be predicted.
+    // Where several jobs' leases are cut anew, the tails of extents and the
+    // room of a calibration cannot be predicted.
     if (jobs.size() > 1 || !waiting_leases_.empty()) {
       bytes -= config_.extent * std::ssize(ranks);
     }

@@ -50,8 +50,8 @@ struct Member {
   std::optional<PlanChange> change;
   // The last answer to a settled question.
   std::map<Rank, plan::RankPlan> settled;
-  // It has leased what its plan says: it trains.
-  bool leased = false;
+  // The host memory that its plan says is leased: it trains.
+  bool holds_planned_memory = false;
 };
 
 // One rank of a question for all, in the order of the question.

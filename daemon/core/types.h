@@ -56,7 +56,7 @@ struct Exit {
   int code = 0;  // exit status or signal number
 };
 
-// Two directions of a link, bytes a second; 0: not known or not throttled.
+// Two directions of a link, bytes per second; 0: not known or not throttled.
 struct LinkSpeed {
   std::string name;
   double h2d_bytes_per_second = 0;

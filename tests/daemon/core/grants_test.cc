@@ -20,7 +20,8 @@ class Link {
     limit[slot] = policy.Attach(slot, link, guaranteed);
     used[slot] = {0, 0};
   }
-  // `hunger[slot]`: the bytes a second it would use; missing: all it gets.
+  // `hunger[slot]`: the bytes per second that it would use; missing: all it
+  // gets.
   void Run(absl::Duration time, const std::map<int, double>& hunger = {}) {
     for (absl::Duration t; t < time; t += kTick) {
       for (auto& [slot, now] : used) {

@@ -121,7 +121,7 @@ TEST(Plan, DoesNotCountFreeMemoryThatNotEveryLeaseCouldHave) {
   CoreDriver node;
   const SessionId a = node.Attach("demo", 0);
   // Freed, but perhaps still mapped: whole extents serve again, the odd tail
-  // is left to chance.
+  // cannot be predicted.
   SLUICE_ASSERT_OK_AND_ASSIGN(const auto lease, node.Lease(a, Host(0), MiB(9)));
   node.Ask(a, FreeRequest{lease.lease});
   EXPECT_EQ(node.core.pool(Host(0)).free, MiB(32));
