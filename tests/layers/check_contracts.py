@@ -47,6 +47,12 @@ def check_messages(session_proto, readme):
     for name in messages_of(session_proto):
         if name not in told:
             yield f"{MESSAGES}: the message {name} is in no table"
+        # What a row is about is the first word of its cell: of two rows one
+        # is older than the other.
+        rows = re.findall(rf"^\| (?:rank|daemon)[^|]*\|[^|`]*`{name}`",
+                          readme, re.M)
+        if len(rows) > 1:
+            yield f"{MESSAGES}: the message {name} has {len(rows)} rows"
 
 
 def check_rpcs(admin_proto, readme, files):

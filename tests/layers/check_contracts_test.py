@@ -63,6 +63,15 @@ class Messages(unittest.TestCase):
             [found] = check_contracts.check_messages(PROTO, table)
             self.assertIn(f"the message {left_out} is in no table", found)
 
+    def test_a_message_has_one_row(self):
+        table = "".join(f"| rank | `{n}` | | |\n" for n in
+                        check_contracts.messages_of(PROTO))
+        self.assertEqual(list(check_contracts.check_messages(PROTO, table)),
+                         [])
+        table += "| daemon | event `PeerDied`: as it once was | | `Noted` |\n"
+        [found] = check_contracts.check_messages(PROTO, table)
+        self.assertIn("the message PeerDied has 2 rows", found)
+
 
 class Rpcs(unittest.TestCase):
     admin = "service Admin {\n  rpc Evict(EvictRequest) returns (X);\n}\n"
