@@ -22,7 +22,7 @@ namespace {
 
 constexpr const char* kExamples = R"(Examples:
   sluicectl plan swap node.json                 what each rank does, and why
-  sluicectl plan swap node.json --policy memo   one alpha a rank, as the paper
+  sluicectl plan swap node.json --policy memo   one alpha per rank, as the paper
   generate | sluicectl plan swap - --json
 
 NODE.json has links, numa and ranks (sluicectl plan swap --example). Exit
@@ -108,7 +108,7 @@ DeskCommand AddPlanSwap(CLI::App& plan) {
   swap->add_option("NODE", flags->node, "the node's JSON file; -: stdin");
   swap->add_option("--policy", flags->policy,
                    "joint: one LP over all ranks (default); memo: the paper's "
-                   "one alpha a rank");
+                   "one alpha per rank");
   swap->add_flag("--example", flags->example, "print a node to start from");
   swap->add_flag("--json", flags->json, "print one JSON object");
   return {swap, [flags] {

@@ -58,7 +58,7 @@ absl::StatusOr<MfuCurve> CurveOf(Request request,
   curve.validated = !planner::train::EvidenceOf(request).speed.empty();
   SLUICE_ASSIGN_OR_RETURN(const auto longest,
                           planner::train::FindLongest(request, given));
-  constexpr double kSteps = 4;  // points a doubling
+  constexpr double kSteps = 4;  // points per doubling
   const double most = std::log2(double(longest.tokens));
   for (double power = 14; longest.tokens > 0 && power < most;
        power += 1 / kSteps) {

@@ -151,7 +151,7 @@ void AddTrainFlags(CLI::App& app, TrainFlags& f) {
                  "a shipped shape or a Hugging Face config.json");
   app.add_option("--hardware", f.hardware, "a shipped profile or a TOML file")
       ->required();
-  app.add_option("--gpus,--ranks", f.gpus, "GPUs in all, a rank on each")
+  app.add_option("--gpus,--ranks", f.gpus, "GPUs in all, one rank on each")
       ->required();
   cli::AddCount(app, "--seq-len", f.seq_len, "tokens: 131072, 128K, 1.5M");
   app.add_flag("--max-seq-len", f.max_seq_len,

@@ -181,7 +181,8 @@ std::string Tiles(const TrainAnswer& answer) {
     tiles =
         Tile(fmt::format("{:.1f} %", 100 * estimate.mfu),
              "MFU, " + SpeedEvidence(answer.request)) +
-        Tile(Count(estimate.tokens_per_gpu_per_s), "tokens a GPU and second") +
+        Tile(Count(estimate.tokens_per_gpu_per_s),
+             "tokens per GPU and second") +
         Tile(Span(estimate.step_s), fmt::format("a step of {} sequences",
                                                 answer.request.global_batch));
   }

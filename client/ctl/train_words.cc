@@ -106,7 +106,7 @@ std::string SpeedWords(const TrainAnswer& answer) {
   const Estimate& estimate = answer.estimate;
   return Row("MFU", fmt::format("{:.2f} % ({})", 100 * estimate.mfu,
                                 SpeedEvidence(answer.request))) +
-         Row("speed", fmt::format("{} tokens a GPU and second",
+         Row("speed", fmt::format("{} tokens per GPU and second",
                                   Count(estimate.tokens_per_gpu_per_s))) +
          Row("step", fmt::format("{} ({} sequences)", Span(estimate.step_s),
                                  answer.request.global_batch));
@@ -117,7 +117,7 @@ std::string MemoryWords(const Estimate& estimate) {
       Row("GPU", fmt::format("{} of {} usable", Sized(estimate.gpu_peak_bytes),
                              Sized(estimate.gpu_usable_bytes)));
   if (estimate.host_bytes_per_node > 0) {
-    text += Row("host", fmt::format("{} a node of {} usable",
+    text += Row("host", fmt::format("{} per node of {} usable",
                                     Sized(estimate.host_bytes_per_node),
                                     Sized(estimate.host_usable_bytes)));
   }
@@ -196,7 +196,8 @@ std::string ReasonText(const TrainAnswer& answer) {
           Sized(estimate.host_usable_bytes));
     case Reason::kBatch:
       return fmt::format(
-          "does not fit: {} sequences a step ({}) cannot be shared by {} GPUs; "
+          "does not fit: {} sequences per step ({}) cannot be shared by {} "
+          "GPUs; "
           "{} can",
           request.global_batch,
           request.global_batch == Request().global_batch

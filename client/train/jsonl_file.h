@@ -1,4 +1,4 @@
-// A file of one JSON object a line that may be refused room for a while.
+// A file of one JSON object per line that may be refused room for a while.
 //
 // A line is never left cut in two for good, and no line is lost while fewer
 // than 1 MiB of them wait: what a full disk does not take now is written before

@@ -35,7 +35,7 @@ constexpr int kRepeats = 5;
 // Averages over the ranks; the order is that of the sum's tensor.
 struct Measured {
   double matmul_flops = 0, forward_flops = 0, backward_flops = 0;
-  double memory = 0, h2d = 0, d2h = 0, exchange = 0;  // bytes a second
+  double memory = 0, h2d = 0, d2h = 0, exchange = 0;  // bytes per second
   double gpu_bytes = 0, host_bytes = 0;
 };
 constexpr double Measured::*kFields[] = {&Measured::matmul_flops,

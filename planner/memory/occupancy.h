@@ -6,7 +6,7 @@
 // has AVX2, and keeps the highest address reached by those that live in the
 // slots asked for. (A segment tree over the slots, which looks at fewer, took 3
 // to 10 times as long on random lifetimes and as long on a training run's.) 28
-// bytes an item; no pair of items is ever stored.
+// bytes per item; no pair of items is ever stored.
 #pragma once
 
 #include <cstddef>

@@ -18,7 +18,7 @@ const char* const kOrders[] = {"TWA", "Twa", "WAT", "waT", "TAW", "Taw", "TOW",
                                "AWT", "awT", "OZW", "ZWT", "TZW", "OTA", "OWA"};
 
 constexpr int64_t kFirstBudget = 2000;
-// Runs of mixtures: most that ever end do so within this many nodes an item.
+// Runs of mixtures: most that ever end do so within this many nodes per item.
 constexpr int64_t kMixtureNodes = 2;
 
 // Uniform in [low, high), the same on every machine.

@@ -19,7 +19,7 @@ struct Remedy {
 };
 
 // The nearest of each kind, the cheapest kind first: settings that were given,
-// sequences a step, the method, the length, GPUs. Empty where it fits or
+// sequences per step, the method, the length, GPUs. Empty where it fits or
 // nothing of that helps.
 absl::StatusOr<std::vector<Remedy>> FindRemedies(const Request& request,
                                                  const GivenSettings& given);

@@ -13,9 +13,9 @@ double ExchangeSeconds(const Request& request, double sp);
 double ZeroStates(const Request& request, int zero, double gradient_bytes);
 
 // Adds what ZeRO sends: once a step what is not sharded for every sequence;
-// gradients a layer from stage 2 on, weights `weight_passes` times a layer with
-// 3, as far as compute does not hide them. Call it when the layer's kernels are
-// set.
+// gradients per layer from stage 2 on, weights `weight_passes` times per layer
+// with 3, as far as compute does not hide them. Call it when the layer's
+// kernels are set.
 void AddZero(const Request& request, int zero, int weight_passes,
              double gradient_bytes, StepParts& parts);
 

@@ -54,7 +54,7 @@ struct Request {
   Method method = Method::kSluice;
   int64_t gpus = 0;
   int64_t seq_len = 0;
-  int64_t global_batch = 16;  // sequences a step
+  int64_t global_batch = 16;  // sequences per step
 };
 
 // Every combination that uses all GPUs and that `given` allows, alpha and
@@ -65,7 +65,7 @@ absl::StatusOr<std::vector<Settings>> Candidates(const Request& request,
                                                  const GivenSettings& given,
                                                  bool* no_heads);
 
-// The fewest sequences a step, at least the request's, that these GPUs can
+// The fewest sequences per step, at least the request's, that these GPUs can
 // share with heads that divide; none where no number helps.
 std::optional<int64_t> BatchThatDivides(const Request& request,
                                         const GivenSettings& given);

@@ -18,7 +18,7 @@ namespace {
 
 using nlohmann::json;
 
-constexpr double kMaxRate = 1e15;  // bytes a second
+constexpr double kMaxRate = 1e15;  // bytes per second
 constexpr double kMaxReal = 1e300;
 constexpr size_t kMaxTextBytes = 1024;
 constexpr int64_t kMaxCount = int64_t{1} << 40;

@@ -275,7 +275,7 @@ double Rate(double bytes, double seconds) {
 }
 
 // Bytes a second a rank moves, the worse of its two passes, when it swaps
-// `moved` bytes a layer.
+// `moved` bytes per layer.
 struct Rates {
   double d2h = 0;
   double h2d = 0;

@@ -6,7 +6,7 @@
 
 namespace sluice::train {
 
-// GPUs: one a rank, of --hbm (default 256 MiB). Host: --host (default 1 GiB).
+// GPUs: one per rank, of --hbm (default 256 MiB). Host: --host (default 1 GiB).
 // `check` wants correctness, not a limit: sizes that any shape of a few
 // thousand tokens fits in, and links without a speed limit. Simulated memory
 // is sparse, so what is not touched costs nothing.

@@ -124,7 +124,7 @@ absl::Status AddressSpace::Unmap(Address address, Bytes size) {
 
 absl::Status AddressSpace::Allow(Address address, Bytes size) {
   SLUICE_ASSIGN_OR_RETURN(const auto tiles, book_.Tiling(address, size));
-  // Here and not in Map: one call a range instead of one an extent, and what
+  // Here and not in Map: one call per range instead of one per extent, and what
   // has no access yet is of no use to a forked child or a dump.
   madvise(address, size.size(), MADV_DONTFORK);
   madvise(address, size.size(), MADV_DONTDUMP);

@@ -300,7 +300,7 @@ class Resume(harness.TrainTest):
         def former(text):
             state = json.loads(text)
             del state["run"], state["data"], state["next_token"]
-            # Two sequences a step. Its shards were dealt by whole
+            # Two sequences per step. Its shards were dealt by whole
             # mebibytes, which is the same for one rank and so little.
             return json.dumps({**state, "format": 1, "next_sequence": 4})
 

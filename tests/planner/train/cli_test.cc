@@ -91,7 +91,7 @@ TEST(PlanTrain, WhatDoesNotFitIsExitStatusThreeWithTheAnswer) {
   const ChildResult words = Plan(std::string(kMemo) + "--seq-len 1152K");
   EXPECT_EQ(words.exit_code, 3);
   EXPECT_THAT(words.out, HasSubstr("does not fit: needs"));
-  for (const char* speed : {"MFU", "tokens a GPU", "the step", " s "}) {
+  for (const char* speed : {"MFU", "tokens per GPU", "the step", " s "}) {
     EXPECT_THAT(words.out, ::testing::Not(HasSubstr(speed))) << words.out;
   }
 }
@@ -168,7 +168,7 @@ TEST(PlanTrain, TooFewSequencesAreNamedAsTheDefaultThatTheyAre) {
       "train --model llama-8b --hardware h100-80g --gpus 4096 --seq-len 128K");
   EXPECT_EQ(words.exit_code, 3);
   EXPECT_THAT(words.out,
-              HasSubstr("16 sequences a step (the default of --global-batch) "
+              HasSubstr("16 sequences per step (the default of --global-batch) "
                         "cannot be shared by 4096 GPUs; 128 can"));
   EXPECT_THAT(words.out, HasSubstr("would fit   --global-batch 128"));
   EXPECT_THAT(words.out, ::testing::Not(HasSubstr("heads do not divide")));
@@ -289,7 +289,7 @@ TEST(PlanTrain, HtmlIsOnePageWithoutTheNetwork) {
   EXPECT_THAT(page.str(), HasSubstr("Not validated on a800-80g by any "
                                     "published table: fpdt, alst, sluice."));
   // No speed of what does not fit.
-  for (const char* part : {"tokens a GPU and second", "a step of", "The step",
+  for (const char* part : {"tokens per GPU and second", "a step of", "The step",
                            "class=\"asked", "One layer of it"}) {
     EXPECT_THAT(page.str(), ::testing::Not(HasSubstr(part)));
   }
