@@ -111,8 +111,8 @@ absl::Status CheckConfig(const Arguments& arguments) {
   fmt::print("{}: good: {}\n",
              arguments.config.empty() ? "defaults" : arguments.config,
              node.description);
-  if (!node.warning.empty()) {
-    fmt::print(stderr, "warning: {}\n", node.warning);
+  for (const std::string& warning : node.config.warnings) {
+    fmt::print(stderr, "warning: {}\n", warning);
   }
   return absl::OkStatus();
 }
@@ -125,7 +125,6 @@ absl::Status Serve(const Arguments& arguments) {
                           RuntimeLock::Take(arguments.runtime_dir));
   SLUICE_ASSIGN_OR_RETURN(Node node, OpenNode(config, arguments.runtime_dir));
   WriteLog(LogLevel::kInfo, node.description);
-  if (!node.warning.empty()) WriteLog(LogLevel::kWarning, node.warning);
 
   MonotonicClock clock;
   ServiceOptions options;

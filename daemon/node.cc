@@ -139,6 +139,32 @@ absl::Status SizePools(const Config& config, Node& node) {
   return absl::OkStatus();
 }
 
+// What outlived an earlier daemon, or never had one, has no session here: the
+// pools count it as free.
+absl::Status WarnOfOthers(Node& node) {
+  const auto look = [&](device::Placement where, Bytes pool,
+                        const std::string& name) -> absl::Status {
+    SLUICE_ASSIGN_OR_RETURN(const auto use, node.driver->Usage(where));
+    const Bytes held = use.used - (use.total - pool);
+    if (held <= Bytes(0)) return absl::OkStatus();
+    node.config.warnings.push_back(fmt::format(
+        "{}: processes without a session, such as ranks of a daemon that was "
+        "killed, hold {} of the pool's {}: it shows as free, and leases of it "
+        "are refused until they end",
+        name, FormatBytes(held), FormatBytes(pool)));
+    return absl::OkStatus();
+  };
+  for (const GpuConfig& gpu : node.config.gpus) {
+    SLUICE_RETURN_IF_ERROR(look(device::Placement::Gpu(gpu.index), gpu.pool,
+                                fmt::format("GPU {}", gpu.index.value())));
+  }
+  // What is used of it is not told by NUMA node.
+  Bytes host;
+  for (const HostConfig& each : node.config.hosts) host += each.pool;
+  return look(device::Placement::Host(node.config.hosts.at(0).numa), host,
+              "host memory");
+}
+
 std::string Describe(const Node& node) {
   std::string gpus;
   for (const GpuConfig& gpu : node.config.gpus) {
@@ -182,9 +208,9 @@ absl::StatusOr<Node> OpenNode(const Config& config,
       node.driver = *std::move(cuda);
     } else {
       SLUICE_RETURN_IF_ERROR(MaySimulate(config.driver, cuda.status(), root));
-      node.warning = fmt::format(
+      node.config.warnings.push_back(fmt::format(
           "no NVIDIA device here: GPUs are simulated, nothing runs on one ({})",
-          std::string(cuda.status().message()));
+          std::string(cuda.status().message())));
     }
   }
   if (node.driver == nullptr) {
@@ -202,6 +228,7 @@ absl::StatusOr<Node> OpenNode(const Config& config,
   node.config.plan_time_limit = config.plan_time_limit;
   SLUICE_RETURN_IF_ERROR(AddGpus(config, node));
   SLUICE_RETURN_IF_ERROR(SizePools(config, node));
+  SLUICE_RETURN_IF_ERROR(WarnOfOthers(node));
   node.description = Describe(node);
   return node;
 }

@@ -27,8 +27,6 @@ struct Node {
   std::string sim_directory;  // empty on cuda
   // One line for the log: what was detected.
   std::string description;
-  // GPUs are simulated though nobody asked for it; else empty.
-  std::string warning;
 };
 
 // Driver `auto` simulates GPUs only where there is no NVIDIA device at all:

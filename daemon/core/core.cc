@@ -26,6 +26,9 @@ Core::Core(NodeConfig config, absl::Time now)
     pools_.emplace(id, Pool(id, host.pool, config_.extent));
   }
   stats_.gpus.resize(config_.gpus.size());
+  for (const std::string& warning : config_.warnings) {
+    Log(now, "start", warning, {config_.own_uid, ""});
+  }
 }
 
 absl::StatusOr<Limits> Core::SetBudget(const BudgetTarget& target,

@@ -98,6 +98,8 @@ struct NodeConfig {
   std::vector<LinkSpeed> links;
   Bytes extent = MiB(64);
   Bytes granularity = KiB(64);
+  // What an operator should know of this start, one sentence each.
+  std::vector<std::string> warnings;
   Limits principal_limits;
   Limits job_limits;
   std::map<std::string, Limits> named_job_limits;

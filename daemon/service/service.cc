@@ -72,8 +72,8 @@ absl::Status Service::Prepare() {
   if (!options_.plan_cache.empty()) {
     unit_file_ = std::make_unique<UnitFile>(options_.plan_cache, codec_.get());
     core_.UnitsRead(unit_file_->Read(), loop_->now());
-    WriteNewEvents();
   }
+  WriteNewEvents();
   loop_->Add(listener_.get(), EPOLLIN, [this](uint32_t) { Accept(); });
   loop_->Add(signals_.get(), EPOLLIN, [this](uint32_t) { OnSignal(); });
   loop_->SetTimer([this] { return NextDeadline(); }, [this] { Expire(); });

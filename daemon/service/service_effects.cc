@@ -18,7 +18,8 @@ constexpr size_t kMaxInlineJson = 32 << 10;
 
 LogLevel LevelOf(const std::string& kind) {
   if (kind == "lease" || kind == "detach") return LogLevel::kDebug;
-  if (kind == "death" || kind == "protocol" || kind == "refuse") {
+  if (kind == "death" || kind == "protocol" || kind == "refuse" ||
+      kind == "start") {
     return LogLevel::kWarning;
   }
   return LogLevel::kInfo;

@@ -17,7 +17,9 @@ namespace {
 using sluice::testing::StatusIs;
 using sluice::testing::TempDir;
 using ::testing::AllOf;
+using ::testing::ElementsAre;
 using ::testing::HasSubstr;
+using ::testing::IsEmpty;
 
 void Write(const TempDir& root, const std::string& path,
            const std::string& text = "") {
@@ -76,7 +78,8 @@ TEST(DriverAuto, SimulatesWhereThereIsNoneAndWarns) {
   const TempDir run, root;
   SLUICE_ASSERT_OK_AND_ASSIGN(const Node node, OpenAuto(run, root));
   EXPECT_EQ(node.config.driver, "sim");
-  EXPECT_THAT(node.warning, HasSubstr("GPUs are simulated"));
+  EXPECT_THAT(node.config.warnings,
+              ElementsAre(HasSubstr("GPUs are simulated")));
 }
 
 TEST(DriverSim, IsWhatWasAskedForBesideABrokenDriverToo) {
@@ -87,7 +90,7 @@ TEST(DriverSim, IsWhatWasAskedForBesideABrokenDriverToo) {
   SLUICE_ASSERT_OK_AND_ASSIGN(const Node node,
                               OpenNode(config, run.path(), root.path()));
   EXPECT_EQ(node.config.driver, "sim");
-  EXPECT_EQ(node.warning, "");
+  EXPECT_THAT(node.config.warnings, IsEmpty());
 }
 
 }  // namespace

@@ -1,5 +1,6 @@
 // What a user runs, against a real daemon: the C example, sluicectl.
 #include <pwd.h>
+#include <signal.h>
 #include <unistd.h>
 
 #include <algorithm>
@@ -54,6 +55,33 @@ TEST(Tools, StatusShowsWhoHoldsWhat) {
   EXPECT_THAT(jobs.out, HasSubstr("1,200")) << "600 tokens in half a second";
   const ChildResult json = RunTool(daemon, {"sluicectl", "jobs", "--json"});
   EXPECT_THAT(json.out, HasSubstr("\"gpu_bytes\":5242880"));
+}
+
+// Wrong once: after a crash the next daemon showed its pools as all free, and
+// said nothing.
+TEST(Tools, ADaemonAfterACrashSaysWhatRanksStillHold) {
+  RunningDaemon daemon;
+  SLUICE_ASSERT_OK_AND_ASSIGN(
+      const auto session,
+      Session::Open({.socket = daemon.socket(), .job = "held"}));
+  SLUICE_ASSERT_OK_AND_ASSIGN(const auto gpu, session->LeaseGpu(MiB(5)));
+  SLUICE_ASSERT_OK_AND_ASSIGN(const auto host, session->LeaseHost(MiB(3)));
+  daemon.process().Kill(SIGKILL);
+  daemon.process().Join();
+  const auto next = Child::Spawn({BinaryPath("sluiced"), "--runtime-dir",
+                                  daemon.runtime_dir(), "--config",
+                                  daemon.runtime_dir() + "/sluiced.toml"});
+  ASSERT_TRUE(next->WaitForOutput("sluiced: ready", absl::Seconds(10)));
+  const ChildResult status = RunTool(daemon, {"sluicectl", "status"});
+  EXPECT_THAT(status.out, HasSubstr("GPU 0: processes without a session, such "
+                                    "as ranks of a daemon that was killed, "
+                                    "hold 5 MiB of the pool's"));
+  EXPECT_THAT(status.out, HasSubstr("host memory: processes without a session, "
+                                    "such as ranks of a daemon that was "
+                                    "killed, hold 3 MiB"));
+  EXPECT_THAT(status.out, ::testing::Not(HasSubstr("GPU 1: processes")));
+  next->Kill(SIGTERM);
+  EXPECT_THAT(next->Join().err, HasSubstr("warning start: GPU 0: processes"));
 }
 
 TEST(Tools, AnAdministratorSetsABudgetThatHoldsAtOnce) {
