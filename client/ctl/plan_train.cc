@@ -23,6 +23,8 @@ using planner::train::Request;
 
 constexpr const char* kExamples = R"(Examples:
   sluicectl plan train --model llama-8b --hardware h100-80g --gpus 8 --seq-len 1M
+  sluicectl plan train --model llama-8b --hardware h100-80g --gpus 8 \
+      --seq-len 256K --compare
   sluicectl plan train --model gpt-7b --hardware a800-80g --gpus 8 \
       --method memo --max-seq-len
   sluicectl plan train --model ./config.json --hardware ./node.toml --gpus 16 \
@@ -45,6 +47,10 @@ absl::StatusOr<TrainAnswer> Ask(const TrainFlags& flags) {
   }
   SLUICE_ASSIGN_OR_RETURN(answer.estimate,
                           planner::train::BestEstimate(answer.request, given));
+  if (flags.compare) {
+    SLUICE_ASSIGN_OR_RETURN(answer.methods,
+                            AnswerEveryMethod(answer.request, given));
+  }
   SLUICE_ASSIGN_OR_RETURN(answer.remedies,
                           planner::train::FindRemedies(answer.request, given));
   return answer;

@@ -158,6 +158,9 @@ void AddTrainFlags(CLI::App& app, TrainFlags& f) {
                "also the longest that fits, in steps of 64K");
   app.add_option("--method", f.method,
                  "megatron ulysses memo fpdt alst sluice");
+  app.add_flag("--compare", f.compare,
+               "also every other method on the same GPUs, and the longest "
+               "that fits by each");
   cli::AddCount(app, "--global-batch", f.global_batch,
                 "sequences per step (default 16)");
   cli::AddCount(app, "--batch", f.batch,

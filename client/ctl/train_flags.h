@@ -27,6 +27,7 @@ struct TrainFlags {
   // Sequences per step; as one number, or as micro-batches of some.
   std::optional<int64_t> global_batch, batch, accumulate;
   bool max_seq_len = false;
+  bool compare = false;
   bool json = false;
   std::string html;
 };

@@ -43,24 +43,6 @@ std::string PartsTable(const NamedParts& parts, double whole, bool bytes) {
   return text.substr(text.find('\n') + 1);  // without the empty titles
 }
 
-nlohmann::ordered_json SettingsJson(const TrainAnswer& answer) {
-  const Settings& s = answer.estimate.settings;
-  const Method method = answer.request.method;
-  nlohmann::ordered_json json = {{"method", planner::train::MethodName(method)},
-                                 {"seq_len", answer.request.seq_len},
-                                 {"gpus", answer.request.gpus},
-                                 {"global_batch", answer.request.global_batch},
-                                 {"tp", s.tp},
-                                 {"cp", s.cp},
-                                 {"sp", s.sp},
-                                 {"dp", s.dp},
-                                 {"pp", s.pp},
-                                 {"zero", s.zero}};
-  json["alpha"] = Swapped(method) ? nlohmann::ordered_json(s.alpha) : nullptr;
-  json["chunk"] = Chunked(method) ? nlohmann::ordered_json(s.chunk) : nullptr;
-  return json;
-}
-
 template <typename Value>
 nlohmann::ordered_json OrNull(bool there, const Value& value) {
   return there ? nlohmann::ordered_json(value) : nullptr;
@@ -98,6 +80,16 @@ std::string RemedyWords(const TrainAnswer& answer) {
   std::string text;
   for (const auto& remedy : answer.remedies) {
     text += Row(text.empty() ? "would fit" : "or", remedy.Text());
+  }
+  return text;
+}
+
+std::string Indented(const std::string& table) {
+  std::string text;
+  for (size_t at = 0; at < table.size();) {
+    const size_t end = table.find('\n', at) + 1;
+    text += "  " + table.substr(at, end - at);
+    at = end;
   }
   return text;
 }
@@ -161,6 +153,23 @@ NamedParts MemoryParts(const planner::train::GpuMemory& m) {
           {"transient", m.transient},
           {"logits", m.logits},
           {"buffers", m.buffers}};
+}
+
+nlohmann::ordered_json SettingsJson(const Request& request, const Settings& s) {
+  const Method method = request.method;
+  nlohmann::ordered_json json = {{"method", planner::train::MethodName(method)},
+                                 {"seq_len", request.seq_len},
+                                 {"gpus", request.gpus},
+                                 {"global_batch", request.global_batch},
+                                 {"tp", s.tp},
+                                 {"cp", s.cp},
+                                 {"sp", s.sp},
+                                 {"dp", s.dp},
+                                 {"pp", s.pp},
+                                 {"zero", s.zero}};
+  json["alpha"] = Swapped(method) ? nlohmann::ordered_json(s.alpha) : nullptr;
+  json["chunk"] = Chunked(method) ? nlohmann::ordered_json(s.chunk) : nullptr;
+  return json;
 }
 
 std::string SettingsText(const Request& request, const Settings& s) {
@@ -268,6 +277,10 @@ std::string TrainWords(const TrainAnswer& answer) {
         "a GPU's memory at its peak\n" +
         PartsTable(MemoryParts(estimate.memory), estimate.gpu_peak_bytes, true);
   }
+  if (!answer.methods.empty()) {
+    text += "every method, at its best settings\n" +
+            Indented(MethodsTable(answer.methods));
+  }
   for (const std::string& note : NotesOf(answer))
     text += "note: " + note + "\n";
   return text;
@@ -292,7 +305,7 @@ std::string TrainJson(const TrainAnswer& answer) {
       {"gpu_peak_bytes", OrNull(memory, int64_t(estimate.gpu_peak_bytes))},
       {"host_bytes_per_node",
        OrNull(memory, int64_t(estimate.host_bytes_per_node))},
-      {"settings", SettingsJson(answer)}};
+      {"settings", SettingsJson(answer.request, estimate.settings)}};
   nlohmann::ordered_json breakdown;
   for (const auto& [name, seconds] : StepParts(estimate.breakdown)) {
     breakdown[name] = seconds;
@@ -303,6 +316,7 @@ std::string TrainJson(const TrainAnswer& answer) {
     json["stopped_by"] = ReasonName(answer.longest->stopped_by);
   }
   if (!estimate.fits) json["would_fit"] = RemediesJson(answer);
+  if (!answer.methods.empty()) json["methods"] = MethodsJson(answer.methods);
   json["notes"] = NotesOf(answer);
   return json.dump() + "\n";
 }

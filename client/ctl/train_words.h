@@ -1,11 +1,13 @@
 // A cost model's estimate for people. Thread safety: pure functions.
 #pragma once
 
+#include <nlohmann/json_fwd.hpp>
 #include <optional>
 #include <string>
 #include <utility>
 #include <vector>
 
+#include "client/ctl/train_methods.h"
 #include "planner/train/remedy.h"
 #include "planner/train/search.h"
 
@@ -18,6 +20,8 @@ struct TrainAnswer {
   std::optional<planner::train::LongestSequence> longest;
   // Where it does not fit: the changes that help, the nearest first.
   std::vector<planner::train::Remedy> remedies;
+  // With --compare: every method, the one asked for among them.
+  std::vector<MethodAnswer> methods;
 };
 
 // Named parts that add up: of the step in seconds, of the GPU in bytes. Those
@@ -29,6 +33,8 @@ NamedParts MemoryParts(const planner::train::GpuMemory& memory);
 // "TP 4, CP 2, ZeRO 1, alpha 0.5": what is not 1.
 std::string SettingsText(const planner::train::Request& request,
                          const planner::train::Settings& settings);
+nlohmann::ordered_json SettingsJson(const planner::train::Request& request,
+                                    const planner::train::Settings& settings);
 // "does not fit: needs 91 GiB of a GPU, 72 GiB are usable".
 std::string ReasonText(const TrainAnswer& answer);
 // "not validated: no published table has sluice on h100-80g".

@@ -138,6 +138,30 @@ TEST(PlanTrain, A100SaysWhichMachineIsMeant) {
                                    "a100-80g)"));
 }
 
+// Wrong once: methods stood side by side in a picture only.
+TEST(PlanTrain, CompareAnswersForEveryMethodAsIfItWereAsked) {
+  const std::string where =
+      "--model llama-8b --hardware h100-80g --gpus 8 --seq-len 256K ";
+  const ChildResult words = Plan("train --compare " + where);
+  EXPECT_EQ(words.exit_code, 0);
+  EXPECT_THAT(words.out, HasSubstr("TOKENS/S PER GPU"));
+  const Json methods =
+      Json::parse(Plan("train --compare --json " + where).out)["methods"];
+  ASSERT_EQ(methods.size(), 6u);
+  for (const Json& one : methods) {
+    const std::string name = one["method"];
+    const Json alone = Json::parse(
+        Plan("train --max-seq-len --json --method " + name + " " + where).out);
+    EXPECT_THAT(words.out, HasSubstr("\n  " + name + " "));
+    for (const char* key :
+         {"fits", "reason", "mfu", "tokens_per_gpu_per_s", "gpu_peak_bytes",
+          "max_seq_len", "stopped_by", "settings", "speed_validated_on",
+          "memory_validated_on"}) {
+      EXPECT_EQ(one[key], alone[key]) << name << " " << key;
+    }
+  }
+}
+
 TEST(PlanTrain, NoLengthAtAllIsSaidInWords) {
   const testing::TempDir folder;
   const std::string path = folder.path() + "/plan.html";
