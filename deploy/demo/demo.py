@@ -281,15 +281,26 @@ def show(screen, facts):
                 "  apart at most (target: at most 1e-3)")
 
 
+class OneLine(argparse.ArgumentParser):
+    """Says what is wrong in one line, as the programs do."""
+
+    def error(self, message):
+        self.exit(2, f"error: {self.prog}: {message} (see {self.prog} "
+                  "--help)\n")
+
+
 def parse_arguments():
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--bin", required=True, help="folder of the programs")
-    parser.add_argument("--prometheus", required=True)
-    parser.add_argument("--data", required=True, help="text to train on")
-    parser.add_argument("--out", default="out/demo")
+    parser = OneLine(prog="./dev demo", description=__doc__.splitlines()[0])
+    # ./dev gives these.
+    for flag in ("--bin", "--prometheus", "--data", "--out"):
+        parser.add_argument(flag, required=True, help=argparse.SUPPRESS)
+    parser.add_argument("--only-parse", action="store_true",
+                        help=argparse.SUPPRESS)
     parser.add_argument("--quick", action="store_true",
                         help="5 steps instead of 50, to see it work")
     arguments = parser.parse_args()
+    if arguments.only_parse:
+        sys.exit(0)
     if arguments.quick:
         SETTINGS["parity_steps"] = 5
     for path in (arguments.prometheus, arguments.data,

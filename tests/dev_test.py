@@ -1,0 +1,46 @@
+#!/usr/bin/env python3
+"""What is typed wrong after ./dev is said before anything is built."""
+
+import os
+import subprocess
+import unittest
+
+ROOT = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
+
+
+def dev(*words):
+    return subprocess.run([os.path.join(ROOT, "dev"), *words],
+                          capture_output=True, text=True, timeout=30)
+
+
+class BadInput(unittest.TestCase):
+
+    def test_is_one_line_and_starts_nothing(self):
+        for words, says in (
+                (["demo", "--quik"], "unrecognized arguments: --quik"),
+                (["lint", "--foo"], "only --all"),
+                (["format", "a", "b"], "only --all"),
+                (["test", "--foo"], "unknown option '--foo'"),
+                (["build", "--foo"], "unknown option '--foo'")):
+            with self.subTest(words):
+                run = dev(*words)
+                self.assertEqual(run.returncode, 2)
+                self.assertEqual(run.stdout, "")
+                [line] = run.stderr.splitlines()
+                self.assertIn(says, line)
+
+
+class Help(unittest.TestCase):
+
+    def test_is_there_for_every_command(self):
+        for command, says in (("demo", "--quick"), ("bench", "--against"),
+                              ("test", "--deep"), ("setup", "./dev COMMAND")):
+            for flag in ("-h", "--help"):
+                run = dev(command, flag)
+                self.assertEqual(run.returncode, 0, run.stderr)
+                self.assertIn(says, run.stdout)
+                self.assertNotIn("--only-parse", run.stdout)
+
+
+if __name__ == "__main__":
+    unittest.main()
