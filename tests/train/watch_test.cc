@@ -228,6 +228,19 @@ TEST(Banner, WhatIsNotKnownIsNotGuessed) {
   EXPECT_THAT(text, Not(HasSubstr("expected")));
 }
 
+// Wrong once: alst's inputs were said to stay on the GPU.
+TEST(Banner, EachBaselineSaysWhereItsActivationsAre) {
+  BannerFacts f = Facts();
+  f.classes.clear();
+  for (const auto& [method, says] :
+       {std::pair{"keep-all", "every activation kept on the GPU"},
+        std::pair{"recompute", "layer inputs kept on the GPU"},
+        std::pair{"alst", "layer inputs in host memory"}}) {
+    f.method = method;
+    EXPECT_THAT(Joined(f), HasSubstr(std::string("plan    ") + says));
+  }
+}
+
 TEST(Banner, ExpectedSecondsAreSegmentsTimesExecutionsAndTheLongerCopyStream) {
   plan::RankProfile profile;
   profile.layers = 2;

@@ -63,9 +63,12 @@ std::string StepLine(const BannerFacts& f) {
 
 std::string PlanLine(const BannerFacts& f) {
   if (!f.classes.empty()) return "plan    " + PlanInWords(f.classes);
-  return f.method == "keep-all"
-             ? "plan    every activation kept on the GPU"
-             : "plan    layer inputs kept on the GPU, layers recomputed";
+  if (f.method == "keep-all") return "plan    every activation kept on the GPU";
+  if (f.method == "alst") {
+    return "plan    layer inputs in host memory, layers recomputed, all but "
+           "attention tile by tile";
+  }
+  return "plan    layer inputs kept on the GPU, layers recomputed";
 }
 
 std::string MemoryLine(const BannerFacts& f) {
