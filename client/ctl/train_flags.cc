@@ -121,13 +121,17 @@ void AddSearched(CLI::App& app, TrainFlags& f) {
 void AddShape(CLI::App& app, TrainFlags& f) {
   const char* shape = "A shape, instead of --model";
   app.add_option("--arch", f.arch, "gpt (default) or llama")->group(shape);
-  cli::AddCount(app, "--layers", f.layers)->group(shape);
-  cli::AddCount(app, "--hidden", f.hidden)->group(shape);
-  cli::AddCount(app, "--heads", f.heads)->group(shape);
-  cli::AddCount(app, "--kv-heads", f.kv_heads)->group(shape);
-  cli::AddCount(app, "--head-dim", f.head_dim)->group(shape);
-  cli::AddCount(app, "--ffn", f.ffn)->group(shape);
-  cli::AddCount(app, "--vocab", f.vocab)->group(shape);
+  const auto add = [&](const char* name, std::optional<int64_t>& to,
+                       const char* help) {
+    cli::AddCount(app, name, to, help)->group(shape);
+  };
+  add("--layers", f.layers, "transformer layers");
+  add("--hidden", f.hidden, "width of a hidden state");
+  add("--heads", f.heads, "attention heads");
+  add("--kv-heads", f.kv_heads, "heads of k and v (default --heads)");
+  add("--head-dim", f.head_dim, "width of a head (default hidden / heads)");
+  add("--ffn", f.ffn, "inner width of the FFN (default 4 x hidden)");
+  add("--vocab", f.vocab, "token ids (default 50257)");
   app.add_flag("--swiglu", f.swiglu, "the same as --arch llama")->group(shape);
 }
 
@@ -157,7 +161,7 @@ void AddTrainFlags(CLI::App& app, TrainFlags& f) {
   app.add_flag("--max-seq-len", f.max_seq_len,
                "also the longest that fits, in steps of 64K");
   app.add_option("--method", f.method,
-                 "megatron ulysses memo fpdt alst sluice");
+                 "megatron, ulysses, memo, fpdt, alst or sluice (default)");
   app.add_flag("--compare", f.compare,
                "also every other method on the same GPUs, and the longest "
                "that fits by each");

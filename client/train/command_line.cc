@@ -83,13 +83,13 @@ void AddShared(CLI::App& app, RunOptions& o, RawFlags& raw) {
                  "layer inputs in host memory) or sluice")
       ->capture_default_str();
   app.add_option("--arch", raw.arch, "gpt or llama")->capture_default_str();
-  cli::AddCount(app, "--layers", o.model.layers);
-  cli::AddCount(app, "--hidden", o.model.hidden);
-  cli::AddCount(app, "--heads", o.model.heads);
-  cli::AddCount(app, "--kv-heads", raw.kv_heads, "as many as --heads")
+  cli::AddCount(app, "--layers", o.model.layers, "transformer layers");
+  cli::AddCount(app, "--hidden", o.model.hidden, "width of a hidden state");
+  cli::AddCount(app, "--heads", o.model.heads, "attention heads");
+  cli::AddCount(app, "--kv-heads", raw.kv_heads, "heads of k and v")
       ->default_str("--heads");
-  cli::AddCount(app, "--ffn", o.model.ffn);
-  cli::AddCount(app, "--vocab", o.model.vocab, "256 for bytes");
+  cli::AddCount(app, "--ffn", o.model.ffn, "inner width of the FFN");
+  cli::AddCount(app, "--vocab", o.model.vocab, "token ids; 256 for bytes");
   cli::AddCount(app, "--seq-len", o.seq_len,
                 "global tokens of a sequence: 4096, 128K, 1.5M");
   cli::AddCount(app, "--chunk", raw.chunk,
@@ -102,8 +102,9 @@ void AddShared(CLI::App& app, RunOptions& o, RawFlags& raw) {
                  "of classes by themselves, beside --alpha: CLASS=SWAP, "
                  "CLASS=keep:KEEP or CLASS=keep:KEEP+SWAP, with commas between "
                  "(norm2=0,ffn_up=0.5,ffn_activation=keep:0.25+0.5)");
-  app.add_flag("--no-keep{false}", o.keep,
-               "let the planner keep no rows on the GPU");
+  app.add_flag_callback(
+      "--no-keep", [&o] { o.keep = false; },
+      "let the planner keep no rows on the GPU");
   app.add_option("--prefetch", raw.prefetch,
                  "slots through which chunks come back (with --chunk: 2)");
   app.add_option("--backward-order", raw.order,
@@ -117,7 +118,8 @@ void AddShared(CLI::App& app, RunOptions& o, RawFlags& raw) {
       ->capture_default_str();
   app.add_option("--threads", o.threads, "compute threads per rank")
       ->capture_default_str();
-  app.add_option("--seed", o.seed)->capture_default_str();
+  app.add_option("--seed", o.seed, "of the first weights")
+      ->capture_default_str();
   cli::AddSize(app, "--hbm,--gpu-memory", o.hbm,
                "GPU memory per rank, e.g. 36MiB (0: all that is "
                "free of its GPU, shared with the ranks beside it)");
@@ -164,14 +166,17 @@ void AddTraining(CLI::App& app, RunOptions& o, RawFlags& raw) {
                "--hbm (256 MiB) per rank and host memory of --host (1 GiB)");
   cli::AddCount(app, "--steps", o.steps,
                 "steps in all, those resumed included");
-  app.add_option("--lr", o.lr)->capture_default_str();
+  app.add_option("--lr", o.lr, "learning rate after the warm-up")
+      ->capture_default_str();
   cli::AddCount(app, "--warmup", o.warmup, "steps of linear warm-up");
   app.add_option("--clip", o.clip, "global gradient norm; 0: no clipping")
       ->capture_default_str();
   app.add_option("--weight-decay", o.weight_decay, "not on norms, biases")
       ->capture_default_str();
-  app.add_option("--beta1", o.beta1)->capture_default_str();
-  app.add_option("--beta2", o.beta2)->capture_default_str();
+  app.add_option("--beta1", o.beta1, "AdamW's mean of gradients")
+      ->capture_default_str();
+  app.add_option("--beta2", o.beta2, "AdamW's mean of their squares")
+      ->capture_default_str();
   cli::AddCount(app, "--batch", o.batch, "sequences of a micro-batch");
   cli::AddCount(app, "--accumulate", o.accumulate, "micro-batches of a step");
   cli::AddCount(app, "--global-batch", raw.global_batch,

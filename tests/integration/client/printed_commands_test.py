@@ -128,11 +128,27 @@ def unknown_flags(text, have):
             yield flag
 
 
+def undescribed(text):
+    """Flags and arguments of a --help that have no words beside them, or
+    below where they are too long."""
+    lines = text.split("\n")
+    for line, next_line in zip(lines, lines[1:]):
+        found = re.match(r"  (-[^\s]+)(?: [A-Z]+\S*)?(?: REQUIRED)?(  .*)?$",
+                         line.rstrip())
+        if found and not found.group(2) and not next_line.startswith(" " * 20):
+            yield found.group(1)
+        if found and "{" in found.group(1):
+            yield found.group(1)
+
+
 def main():
     root, folder, programs = sys.argv[1], sys.argv[2], sys.argv[3:]
     have = "".join(whole_help(os.path.join(folder, p))
                    for p in [*programs, "sluice-worker"])
-    count, wrong = 0, []
+    count = 0
+    wrong = [f"{program} --help: {flag} has no words" for program in programs
+             for flag in undescribed(whole_help(os.path.join(folder,
+                                                             program)))]
     for path, text in texts(root):
         if path == OF_OTHERS and re.fullmatch("--[a-z0-9-]+", text):
             continue
