@@ -8,6 +8,7 @@
 #include "client/torch/baseline/baseline.h"
 #include "client/train/launch/outcome.h"
 #include "proto/base/shortage.h"
+#include "proto/base/sizes.h"
 #include "proto/base/status.h"
 
 namespace sluice::train {
@@ -138,8 +139,10 @@ absl::StatusOr<std::unique_ptr<client::Region>> LeaseHost(
     return DoesNotFit(
         kHostMemory,
         fmt::format("{} of host memory needed, this rank's share of --host {} "
-                    "is {}: raise --host or shorten --seq-len",
-                    FormatBytes(size), FormatBytes(limit), FormatBytes(share)));
+                    "is {}: give --host {}, or shorten --seq-len",
+                    FormatBytes(size), FormatBytes(limit), FormatBytes(share),
+                    ExactBytes(RoundUp(size, MiB(1)) *
+                               context.environment->local_world_size)));
   }
   auto region = context.memory->session().LeaseHost(size);
   // The daemon's line says what to do.

@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 import subprocess
 import unittest
 
@@ -123,6 +124,17 @@ class Refusal(harness.TrainTest):
                     self.assertFalse(result["fits"])
                     self.assertEqual(result["limited_by"], memory)
                     self.assertTrue(result["message"])
+
+    def test_the_host_memory_that_a_refusal_names_is_enough(self):
+        flags = [*harness.MODEL, "--private", "--seq-len", "8000", "--data",
+                 self.text, "--json", "--method", "alst", "--ranks", "2",
+                 "--steps", "1", "--hbm", "64MiB", "--host"]
+        out = self.refused([*flags, "3MiB"], "give --host", DOES_NOT_FIT)
+        message = json.loads(out)["message"]
+        size = re.search(r"give --host (\S+),", message).group(1)
+        code, out, err = self.run_train(*flags, size, limit_s=60)
+        self.assertEqual(code, 0, err)
+        self.assertTrue(json.loads(out)["fits"])
 
     def test_a_budget_is_named(self):
         socket = self.daemon(extra='[budgets]\njob_gpu_bytes = "8MiB"\n')
