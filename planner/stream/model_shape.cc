@@ -127,6 +127,12 @@ absl::Status ModelShape::Validate() const {
     return absl::InvalidArgumentError(fmt::format(
         "model: {} heads do not divide by {} kv_heads", heads, kv_heads));
   }
+  if (!head_size && hidden % heads != 0) {
+    return absl::InvalidArgumentError(
+        fmt::format("model: hidden {} does not divide by {} heads: choose a "
+                    "multiple, or give head_dim",
+                    hidden, heads));
+  }
   return absl::OkStatus();
 }
 

@@ -15,6 +15,7 @@
 #include "planner/trace/gunzip.h"
 #include "planner/trace/json_records.h"
 #include "planner/trace/lines.h"
+#include "proto/base/sizes.h"
 #include "proto/base/status.h"
 
 namespace sluice::planner {
@@ -140,6 +141,15 @@ absl::StatusOr<NamedTrace> ReadText(Sniffed& text,
   } else {
     SLUICE_ASSIGN_OR_RETURN(format, Detect(text.prefix(), options.file));
   }
+  const bool of_one_device = format == TraceFormat::kMiniMalloc ||
+                             format == TraceFormat::kRequestLog ||
+                             format == TraceFormat::kRunTrace;
+  if (of_one_device && !options.device.empty()) {
+    return At({.file = options.file},
+              fmt::format("has no devices to choose from, as it is of format "
+                          "{}: leave --device {} out",
+                          NameOf(format), Quoted(options.device)));
+  }
   std::istream stream(&text);
   const Bytes usual(format == TraceFormat::kMiniMalloc ? 1 : 512);
   return Read(format, stream, options, options.alignment.value_or(usual));
@@ -161,8 +171,9 @@ absl::Status CheckAlignment(Bytes alignment) {
   constexpr int64_t kMost = int64_t{1} << 30;
   const int64_t n = alignment.count();
   if (n >= 1 && n <= kMost && (n & (n - 1)) == 0) return absl::OkStatus();
-  return absl::InvalidArgumentError(fmt::format(
-      "an alignment of {}: give a power of two from 1 to {}", n, kMost));
+  return absl::InvalidArgumentError(
+      fmt::format("an alignment of {}: give a power of two from 1B to {}",
+                  ExactBytes(alignment), ExactBytes(Bytes(kMost))));
 }
 
 }  // namespace

@@ -293,7 +293,9 @@ TEST(PlanMemoryCli, WhatIsWrongIsOneLineAndNothingIsWritten) {
   ExpectRefusal(Plan({good, "-o", dir.File("no/such/p.csv")}), "cannot write");
   ExpectRefusal(Plan({good, "-o", dir.path()}), "cannot write");
   ExpectRefusal(Plan({good, "--align", "3B"}), "power of two");
-  ExpectRefusal(Plan({good, "--align", "0"}), "power of two");
+  ExpectRefusal(Plan({good, "--align", "0"}), "power of two from 1B to 1GiB");
+  ExpectRefusal(Plan({good, "--device", "cuda:3"}),
+                "has no devices to choose from, as it is of format minimalloc");
   ExpectRefusal(Plan({good, "--time-limit", "0"}), "--time-limit 0");
   ExpectRefusal(Plan({good, "--time-limit", "-1"}), "--time-limit -1");
   ExpectRefusal(Plan({good, "--capacity", "much"}), "'much' is not a size");

@@ -273,6 +273,9 @@ TEST(PlanTrain, BadInputIsOneLine) {
   ExpectOneLine("train --model gpt-8b" + good, "no model 'gpt-8b'");
   ExpectOneLine("train --model gpt-7b --layers 3" + good, "give one of them");
   ExpectOneLine("train --layers 3 --hidden 0 --heads 4" + good, "hidden is 0");
+  // Wrong once: answered for heads of 33.
+  ExpectOneLine("train --layers 2 --hidden 100 --heads 3" + good,
+                "hidden 100 does not divide by 3 heads");
   ExpectOneLine("train --model /nonexistent/c.json" + good,
                 "cannot read '/nonexistent/c.json'");
   ExpectOneLine("train --model " + Data("") + good, "cannot read");
