@@ -22,6 +22,7 @@ constexpr double kMaxRate = 1e15;  // bytes per second
 constexpr double kMaxReal = 1e300;
 constexpr size_t kMaxTextBytes = 1024;
 constexpr int64_t kMaxCount = int64_t{1} << 40;
+constexpr int64_t kMaxTraffic = int64_t{1} << 56;
 // Stands for a fraction that is not asked for.
 constexpr double kNotAsked = -1;
 
@@ -132,6 +133,12 @@ json Write(const RankPlan& plan) {
 
 // ---- Reading ---------------------------------------------------------------
 
+// What is copied per layer grows with the square of the length, and is no
+// memory.
+Bytes ReadTraffic(FieldReader& in, const char* key) {
+  return Bytes(in.Int(key, 0, kMaxTraffic));
+}
+
 Bytes ReadBytes(FieldReader& in, const char* key) {
   return Bytes(in.Int(key, 0, kMaxAmount));
 }
@@ -206,10 +213,10 @@ RankProfile ReadRankProfile(FieldReader& in) {
   p.forward_layer_seconds = in.Number("forward_layer_seconds", 0, kMaxSeconds);
   p.backward_layer_seconds =
       in.Number("backward_layer_seconds", 0, kMaxSeconds);
-  p.forward_d2h_fixed = ReadBytes(in, "forward_d2h_fixed");
-  p.forward_h2d_fixed = ReadBytes(in, "forward_h2d_fixed");
-  p.backward_d2h_fixed = ReadBytes(in, "backward_d2h_fixed");
-  p.backward_h2d_fixed = ReadBytes(in, "backward_h2d_fixed");
+  p.forward_d2h_fixed = ReadTraffic(in, "forward_d2h_fixed");
+  p.forward_h2d_fixed = ReadTraffic(in, "forward_h2d_fixed");
+  p.backward_d2h_fixed = ReadTraffic(in, "backward_d2h_fixed");
+  p.backward_h2d_fixed = ReadTraffic(in, "backward_h2d_fixed");
   p.host_fixed = ReadBytes(in, "host_fixed");
   p.transient_capacity = ReadBytes(in, "transient_capacity");
   p.keep_reserve = ReadBytes(in, "keep_reserve");

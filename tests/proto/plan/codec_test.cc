@@ -11,6 +11,9 @@
 namespace sluice::plan {
 namespace {
 
+// Of a layer of ten million tokens in small chunks: more than any memory.
+constexpr Bytes kManyCopies = GiB(int64_t{1} << 21);
+
 using nlohmann::json;
 using ::testing::HasSubstr;
 using ::testing::Not;
@@ -44,7 +47,7 @@ RankProfile SampleProfile(uint64_t rank) {
   p.forward_d2h_fixed = KiB(1);
   p.forward_h2d_fixed = KiB(2);
   p.backward_d2h_fixed = KiB(3);
-  p.backward_h2d_fixed = KiB(4);
+  p.backward_h2d_fixed = kManyCopies;
   p.host_fixed = KiB(5);
   p.transient_capacity = MiB(30);
   p.keep_reserve = KiB(6);
@@ -94,7 +97,7 @@ TEST(PlanCodec, EverythingSurvivesARoundTrip) {
   EXPECT_EQ(Encode(*decoded), Encode(request));
   EXPECT_EQ(decoded->profiles[1].classes[1].recompute_seconds, 1.0 / 3);
   EXPECT_EQ(decoded->profiles[0].segments[0].trace.buffers[1].size, Bytes(100));
-  EXPECT_EQ(decoded->profiles[1].backward_h2d_fixed, KiB(4));
+  EXPECT_EQ(decoded->profiles[1].backward_h2d_fixed, kManyCopies);
   EXPECT_EQ(decoded->profiles[1].alpha, -1);
   EXPECT_EQ(decoded->profiles[1].classes[1].keep, 0.125);
   EXPECT_EQ(decoded->profiles[1].classes[1].swap, std::nullopt);
