@@ -21,6 +21,7 @@
 #include "client/train/watch/rank_watch.h"
 #include "client/train/watch/stop.h"
 #include "client/train/watch/watched_collectives.h"
+#include "planner/stream/states.h"
 #include "proto/base/status.h"
 
 namespace sluice::train {
@@ -67,6 +68,8 @@ class RankRun {
   std::unique_ptr<RankWatch> MakeWatch();
   absl::Status Work();
   absl::Status WithMemory(runtime::Collectives* collectives);
+  // What no length makes smaller, before it is allocated.
+  absl::Status CheckStates(Bytes memory) const;
   absl::Status WithModel(RankMemory& memory, runtime::Collectives* collectives);
   // For the watch: the main thread is stuck, or works on. What that thread
   // writes (the reports) is not read here.
@@ -88,8 +91,24 @@ class RankRun {
   PeerWatch watch_;
 };
 
+absl::Status RankRun::CheckStates(Bytes memory) const {
+  if (options_.command != Command::kTrain) return absl::OkStatus();
+  const Bytes states =
+      stream::CountStates(options_.model, options_.dtype,
+                          environment_.world_size, environment_.rank)
+          .total();
+  if (states <= memory) return absl::OkStatus();
+  return DoesNotFit(
+      kGpuMemory,
+      fmt::format("weights, gradients and optimizer states need {} on each GPU "
+                  "before any activation, there are {}: raise --hbm beyond "
+                  "that, take more --ranks or a smaller model",
+                  FormatBytes(states), FormatBytes(memory)));
+}
+
 absl::Status RankRun::WithModel(RankMemory& memory,
                                 runtime::Collectives* collectives) {
+  SLUICE_RETURN_IF_ERROR(Agree(collectives, CheckStates(memory.size())));
   memory.Arm();
   FlatModel weights(options_.model, runtime::TorchType(options_.dtype));
   weights.Initialize(options_.model, static_cast<uint64_t>(options_.seed));
@@ -225,6 +244,11 @@ int RankRun::Run() {
   if (compared && !options_.json) std::fputs(ToText(check_).c_str(), stdout);
   if (status.ok() && environment_.rank == 0) {
     std::fputs(machine_.c_str(), stdout);
+    if (options_.probe && !options_.json) {
+      fmt::print("fits: {} of {} of GPU memory per rank, {} of host memory\n",
+                 FormatBytes(report_.peak_hbm),
+                 FormatBytes(report_.hbm_per_gpu), FormatBytes(report_.host));
+    }
   }
   Tell(status, Report(status), report_.interrupted);
   std::fflush(nullptr);

@@ -67,6 +67,8 @@ absl::Status Trainer::PrepareData() {
   SLUICE_ASSIGN_OR_RETURN(
       corpus_,
       Corpus::Open({o.data, o.data_suffix, o.token_bytes, o.model.vocab}));
+  // Before anything is measured or planned for a length that cannot be.
+  SLUICE_RETURN_IF_ERROR(CheckLength(*corpus_, o.seq_len));
   identity_.data_tokens = corpus_->tokens();
   SLUICE_ASSIGN_OR_RETURN(identity_.data, corpus_->Fingerprint());
   return absl::OkStatus();
@@ -209,7 +211,6 @@ absl::Status Trainer::Prepare() {
   Note(stepper_->note());
   if (corpus_ != nullptr) {
     dealer_ = std::make_unique<Dealer>(corpus_.get(), layout, rank);
-    SLUICE_RETURN_IF_ERROR(dealer_->Check());
   }
   context_.memory->allocator().ResetPeak();
   return absl::OkStatus();

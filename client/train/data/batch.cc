@@ -14,12 +14,12 @@ int64_t Dealer::Start(int64_t cursor) const {
   return cursor + layout_.seq_len() < corpus_->tokens() ? cursor : 0;
 }
 
-absl::Status Dealer::Check() const {
-  if (layout_.seq_len() < corpus_->tokens()) return absl::OkStatus();
+absl::Status CheckLength(const Corpus& corpus, int64_t seq_len) {
+  if (seq_len < corpus.tokens()) return absl::OkStatus();
   return BadInput(fmt::format(
       "--data has {} tokens, --seq-len {} needs {}: give more text or a "
       "shorter length",
-      corpus_->tokens(), layout_.seq_len(), layout_.seq_len() + 1));
+      corpus.tokens(), seq_len, seq_len + 1));
 }
 
 absl::Status Dealer::Deal(int64_t cursor, std::span<int64_t> ids,

@@ -17,15 +17,15 @@
 
 namespace sluice::train {
 
+// InvalidArgument when the corpus has not one whole sequence and its last
+// label: have, need, what to do.
+absl::Status CheckLength(const Corpus& corpus, int64_t seq_len);
+
 class Dealer {
  public:
   // The corpus outlives the dealer.
   Dealer(Corpus* corpus, const stream::ChunkLayout& layout, int64_t rank)
       : corpus_(corpus), layout_(layout), rank_(rank) {}
-
-  // InvalidArgument when the corpus has not one whole sequence and its last
-  // label: have, need, what to do.
-  absl::Status Check() const;
 
   // This rank's ids and labels of the sequence that starts at token `cursor`
   // (at the corpus' start where there is not one whole sequence left), chunk

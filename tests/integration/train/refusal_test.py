@@ -28,6 +28,9 @@ class Refusal(harness.TrainTest):
         private = [*harness.MODEL, "--private"]
         cases = [
             (["--socket", "/no/such.sock"], "/no/such.sock"),
+            # Before a step of that length is measured and planned.
+            ([*private, "--seq-len", "10M", "--data", self.text],
+             "--seq-len 10485760 needs 10485761"),
             # Who has no daemon need not start one to try it.
             (["--socket", "/no/such.sock"], "with --private a run has one"),
             ([*private, "--data", "/no/such/file"], "/no/such/file"),
@@ -136,6 +139,16 @@ class Refusal(harness.TrainTest):
         self.assertEqual(code, 0, err)
         self.assertTrue(json.loads(out)["fits"])
 
+    def test_states_that_do_not_fit_are_no_matter_of_the_length(self):
+        for method in ("recompute", "sluice"):
+            out = self.refused(
+                [*harness.MODEL, "--private", "--data", self.text, "--json",
+                 "--method", method, "--hbm", "1MiB"],
+                "weights, gradients and optimizer states need", DOES_NOT_FIT)
+            result = json.loads(out)
+            self.assertEqual(result["limited_by"], "gpu_memory")
+            self.assertNotIn("--seq-len", result["message"])
+
     def test_a_budget_is_named(self):
         socket = self.daemon(extra='[budgets]\njob_gpu_bytes = "8MiB"\n')
         out = self.refused(
@@ -175,6 +188,14 @@ class Refusal(harness.TrainTest):
              *flags], "udget", DOES_NOT_FIT)
         self.assertEqual(json.loads(out)["limited_by"], "host_memory")
         self.assertEqual(self.leased(socket), 0)
+
+    def test_a_probe_without_json_says_so_in_words(self):
+        code, out, err = self.run_train(
+            *harness.MODEL, "--private", "--probe", "--seq-len", "500",
+            "--method", "recompute", "--hbm", "64MiB", limit_s=60)
+        self.assertEqual(code, 0, err)
+        self.assertRegex(out, r"^fits: \S+ MiB of 64 MiB of GPU memory per "
+                         r"rank, 0 B of host memory\n$")
 
     def test_a_probe_of_what_fits_says_so(self):
         for method in ("keep-all", "recompute", "alst", "sluice"):
