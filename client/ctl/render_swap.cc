@@ -102,7 +102,7 @@ std::string Fractions(const NodeSwapProblem& problem,
       continue;
     }
     Table table({{"  TENSOR"},
-                 {"A LAYER", Align::kRight},
+                 {"PER LAYER", Align::kRight},
                  {"KEPT", Align::kRight},
                  {"SWAPPED", Align::kRight},
                  {"RECOMPUTED", Align::kRight},
