@@ -241,7 +241,7 @@ absl::StatusOr<Trainer::Sums> Trainer::SumOverRanks(
   const runtime::HostScope host("sums of a step");
   const int world = context_.environment->world_size;
   const int rank = context_.environment->rank;
-  // Peaks, and plans that were offered, have a slot a rank: a maximum or a
+  // Peaks, and plans that were offered, have a slot per rank: a maximum or a
   // list made of a sum.
   at::Tensor sums = at::zeros({4 + 3 * world}, at::kDouble);
   double* values = sums.data_ptr<double>();

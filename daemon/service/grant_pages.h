@@ -1,8 +1,8 @@
 // The shared grant pages and the thread that refills them.
 //
-// One limits page a node: the daemon alone writes it; sessions get a
+// One limits page per node: the daemon alone writes it; sessions get a
 // descriptor that was opened for reading only, of a file nobody else may open
-// for writing. One use page a session, sealed against a change of size, or a
+// for writing. One use page per session, sealed against a change of size, or a
 // rank could make the daemon fault. The refill thread sets heartbeat and
 // limits every ~2 ms while a rank is attached, and sleeps otherwise; the loop
 // never holds it up for longer than an insertion.

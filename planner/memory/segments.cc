@@ -11,7 +11,7 @@
 namespace sluice::planner {
 namespace {
 
-// Level 2's trace: one pseudo request a segment kind, alive while it runs.
+// Level 2's trace: one pseudo request per segment kind, alive while it runs.
 // Segments run one after another, so none live together; what outlives a
 // segment would be a longer request here.
 plan::Trace SequenceOf(const std::vector<plan::SegmentPlan>& segments,

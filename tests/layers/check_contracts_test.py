@@ -85,6 +85,7 @@ class Rpcs(unittest.TestCase):
         [untold] = self.check("", call)
         self.assertIn("the RPC Evict is in no table", untold)
         for files in ({}, {"daemon/service/x.cc": "service->Evict(&job)"},
+                      {"tests/x_test.cc": "stub->Evict(&context, request)"},
                       {"client/ctl/x.cc": "Evict(socket, eviction)"}):
             [uncalled] = self.check("| `Evict` |", files)
             self.assertIn("nobody calls the RPC Evict", uncalled)
