@@ -10,6 +10,7 @@
 #include <utility>
 #include <vector>
 
+#include "client/torch/placement.h"
 #include "client/train/launch/outcome.h"
 #include "client/train/rehearsal.h"
 #include "client/train/watch/words.h"
@@ -106,7 +107,8 @@ absl::StatusOr<std::vector<double>> Chooser::WorstOfRanks(
   if (all == nullptr) return own;
   const runtime::HostScope host("step times of the ranks");
   const auto count = static_cast<int64_t>(own.size());
-  at::Tensor each = at::zeros({all->world_size(), count}, at::kDouble);
+  at::Tensor each =
+      at::zeros({all->world_size(), count}, runtime::OnHost(at::kDouble));
   double* const values = each.data_ptr<double>();
   // Infinity times nothing is no number: it travels as a large one.
   for (int64_t i = 0; i < count; ++i) {

@@ -16,6 +16,7 @@
 
 #include "client/copy/copy_engine.h"
 #include "client/torch/math/attention_blocks.h"
+#include "client/torch/placement.h"
 #include "client/train/launch/outcome.h"
 #include "proto/base/status.h"
 
@@ -63,16 +64,18 @@ double Seconds(const std::function<void()>& work) {
   return seconds[kRepeats / 2];
 }
 
-void MeasureKernels(Measured& m) {
-  const at::Tensor a = at::randn({kSide, kSide}), b = at::randn({kSide, kSide});
+void MeasureKernels(at::Device device, Measured& m) {
+  const at::TensorOptions float32 = runtime::On(device, at::kFloat);
+  const at::Tensor a = at::randn({kSide, kSide}, float32);
+  const at::Tensor b = at::randn({kSide, kSide}, float32);
   const double matmul = 2.0 * kSide * kSide * kSide;
   m.matmul_flops = matmul / Seconds([&] { at::mm(a, b); });
 
-  const auto rows = [] { return at::randn({kRows, kHeads, kDim}); };
+  const auto rows = [&] { return at::randn({kRows, kHeads, kDim}, float32); };
   const at::Tensor q = rows(), k = rows(), v = rows(), gradient = rows();
   const double square = 2.0 * kRows * kRows * kHeads * kDim;
   const runtime::RunningAttention running{at::empty_like(q),
-                                          at::empty({kHeads, kRows})};
+                                          at::empty({kHeads, kRows}, float32)};
   using runtime::Sum;
   m.forward_flops =
       2 * square / Seconds([&] {
@@ -86,8 +89,8 @@ void MeasureKernels(Measured& m) {
                                      k, v, false, Sum::kAdd, Sum::kAdd, sums);
       });
 
-  const at::Tensor from = at::randn({kStreamed});
-  at::Tensor to = at::empty({kStreamed});
+  const at::Tensor from = at::randn({kStreamed}, float32);
+  at::Tensor to = at::empty({kStreamed}, float32);
   m.memory = 2.0 * kStreamed * 4 / Seconds([&] { to.copy_(from); });
 }
 
@@ -129,12 +132,14 @@ absl::Status MeasureCopies(RankMemory& memory,
 }
 
 // What a rank sends to others a second in an all-to-all.
-absl::Status MeasureExchange(runtime::Collectives& collectives, Measured& m) {
+absl::Status MeasureExchange(runtime::Collectives& collectives,
+                             at::Device device, Measured& m) {
+  const at::TensorOptions float32 = runtime::On(device, at::kFloat);
   const int64_t ranks = collectives.world_size();
   const std::vector<int64_t> counts(static_cast<size_t>(ranks),
                                     kExchanged / ranks);
-  const at::Tensor send = at::randn({kExchanged / ranks * ranks});
-  at::Tensor receive = at::empty({kExchanged / ranks * ranks});
+  const at::Tensor send = at::randn({kExchanged / ranks * ranks}, float32);
+  at::Tensor receive = at::empty({kExchanged / ranks * ranks}, float32);
   absl::Status status;
   const double seconds = Seconds([&] {
     status.Update(collectives.AllToAll(receive, counts, send, counts));
@@ -145,8 +150,8 @@ absl::Status MeasureExchange(runtime::Collectives& collectives, Measured& m) {
 }
 
 absl::Status Average(runtime::Collectives& collectives, Measured& m) {
-  at::Tensor sums =
-      at::empty({static_cast<int64_t>(std::size(kFields))}, at::kDouble);
+  at::Tensor sums = at::empty({static_cast<int64_t>(std::size(kFields))},
+                              runtime::OnHost(at::kDouble));
   double* const values = sums.data_ptr<double>();
   for (size_t i = 0; i < std::size(kFields); ++i) values[i] = m.*kFields[i];
   SLUICE_RETURN_IF_ERROR(collectives.SumAll(sums));
@@ -190,19 +195,14 @@ absl::Status MeasureMachine(const RunOptions& options, RankMemory& memory,
                             runtime::Collectives* collectives,
                             std::string* toml) {
   const client::NodeLimits limits = memory.session().limits();
-  if (limits.driver != "sim") {
-    return BadInput(fmt::format(
-        "profile: the daemon's driver is '{}'; this build's kernels run on "
-        "the CPU and can only measure a simulated node: edit a shipped profile",
-        limits.driver));
-  }
   Measured measured;
   measured.gpu_bytes = static_cast<double>(limits.gpu_total.count());
   measured.host_bytes = static_cast<double>(limits.host_total.count());
-  MeasureKernels(measured);
+  MeasureKernels(memory.device(), measured);
   SLUICE_RETURN_IF_ERROR(MeasureCopies(memory, collectives, measured));
   if (collectives != nullptr) {
-    SLUICE_RETURN_IF_ERROR(MeasureExchange(*collectives, measured));
+    SLUICE_RETURN_IF_ERROR(
+        MeasureExchange(*collectives, memory.device(), measured));
     SLUICE_RETURN_IF_ERROR(Average(*collectives, measured));
   }
   SLUICE_ASSIGN_OR_RETURN(const auto gpus, client::ListGpus(options.socket));

@@ -18,8 +18,7 @@
 namespace sluice::train {
 
 // All ranks call it (`collectives` is null for one); `toml` is the same on
-// every rank. InvalidArgument on a node whose GPUs are real: this build's
-// tensors are on the CPU.
+// every rank.
 absl::Status MeasureMachine(const RunOptions& options, RankMemory& memory,
                             runtime::Collectives* collectives,
                             std::string* toml);

@@ -110,9 +110,10 @@ absl::Status RankRun::WithModel(RankMemory& memory,
                                 runtime::Collectives* collectives) {
   SLUICE_RETURN_IF_ERROR(Agree(collectives, CheckStates(memory.size())));
   memory.Arm();
-  FlatModel weights(options_.model, runtime::TorchType(options_.dtype));
+  FlatModel weights(options_.model, runtime::TorchType(options_.dtype),
+                    memory.device());
   weights.Initialize(options_.model, static_cast<uint64_t>(options_.seed));
-  FlatModel gradients(options_.model, at::kFloat);
+  FlatModel gradients(options_.model, at::kFloat, memory.device());
   const StepperContext context{&options_,      &environment_, &memory,
                                collectives,    &weights,      &gradients,
                                progress_.get()};
@@ -149,7 +150,8 @@ absl::Status RankRun::Work() {
   }
   std::unique_ptr<runtime::Collectives> collectives;
   if (environment_.world_size > 1) {
-    runtime::Collectives::Options c;
+    // On simulated GPUs; RankMemory::Open refuses others.
+    runtime::Collectives::Options c{.device = at::kCPU};
     c.rank = environment_.rank;
     c.world_size = environment_.world_size;
     c.master_addr = environment_.master_addr;

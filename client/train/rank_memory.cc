@@ -2,6 +2,7 @@
 
 #include <fmt/format.h>
 
+#include "client/torch/placement.h"
 #include "client/train/launch/gpu_choice.h"
 #include "client/train/launch/outcome.h"
 #include "proto/base/shortage.h"
@@ -60,6 +61,8 @@ absl::StatusOr<std::unique_ptr<RankMemory>> RankMemory::Open(
   auto opened = client::Session::Open(session);
   if (!opened.ok()) return AsBadInput(opened.status());
   memory->session_ = *std::move(opened);
+  const auto device = runtime::DeviceOf(memory->session_->limits().driver);
+  if (!device.ok()) return BadInput(device.status().message());
   SLUICE_ASSIGN_OR_RETURN(const Bytes size,
                           HbmSize(options, memory->session_->limits(), place));
   auto region = memory->session_->LeaseGpu(size);
@@ -70,7 +73,7 @@ absl::StatusOr<std::unique_ptr<RankMemory>> RankMemory::Open(
   SLUICE_RETURN_IF_ERROR(region.status());
   memory->region_ = *std::move(region);
   memory->allocator_ = std::make_unique<runtime::RegionAllocator>(
-      memory->region_->data(), memory->region_->size());
+      *device, memory->region_->data(), memory->region_->size());
   return memory;
 }
 

@@ -19,7 +19,7 @@ class RankMemory {
  public:
   // Opens the session on this rank's GPU (gpu_choice.h) and leases the HBM:
   // --hbm, else what other jobs leave of the GPU, shared with the ranks of
-  // this job on it.
+  // this job on it. InvalidArgument: a GPU that this build has no tensors on.
   static absl::StatusOr<std::unique_ptr<RankMemory>> Open(
       const RunOptions& options, const RankEnvironment& environment);
   ~RankMemory();
@@ -27,6 +27,8 @@ class RankMemory {
   client::Session& session() { return *session_; }
   runtime::RegionAllocator& allocator() { return *allocator_; }
   DeviceIndex gpu() const { return gpu_; }
+  // Torch's, of tensors in this memory.
+  at::Device device() const { return allocator_->device(); }
   Bytes size() const { return region_->size(); }
   // The leased region itself; nothing else may use it unless armed.
   std::byte* data() const { return region_->data(); }

@@ -2,6 +2,7 @@
 
 #include <ATen/ops/zeros.h>
 
+#include "client/torch/placement.h"
 #include "proto/base/status.h"
 
 namespace sluice::train {
@@ -14,7 +15,8 @@ absl::Status RunSteps(const StepperContext& context,
                           runtime::StreamContext::Create(options));
   const int64_t rows =
       options.stream.layout.total_local_rows(options.stream.rank);
-  const at::Tensor tokens = at::zeros({rows}, at::kLong);
+  const at::Tensor tokens =
+      at::zeros({rows}, runtime::On(options.device, at::kLong));
   for (int i = 0; i < times; ++i) {
     SLUICE_RETURN_IF_ERROR(ClassifyStepError(
         runtime::StreamedStep(*stream, context.weights->tensors(),
@@ -31,6 +33,7 @@ runtime::StreamContext::Options ContextOptions(
     const StepperContext& context, const stream::StreamOptions& stream,
     client::CopyEngine* copies) {
   return {.stream = stream,
+          .device = context.memory->device(),
           .collectives = context.collectives,
           .copies = copies,
           .allocator = &context.memory->allocator()};

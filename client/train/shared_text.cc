@@ -8,6 +8,7 @@
 #include <cstring>
 
 #include "client/torch/memory/host_scope.h"
+#include "client/torch/placement.h"
 #include "client/train/stepper.h"
 #include "proto/base/shortage.h"
 #include "proto/base/status.h"
@@ -24,7 +25,7 @@ absl::StatusOr<std::string> ShareText(runtime::Collectives* collectives,
   if (collectives == nullptr) return text;
   // Not in HBM: that may be what just ran out.
   const runtime::HostScope host("a text of the ranks");
-  at::Tensor bytes = at::zeros({kTextBytes}, at::kByte);
+  at::Tensor bytes = at::zeros({kTextBytes}, runtime::OnHost(at::kByte));
   char* const data = static_cast<char*>(bytes.data_ptr());
   std::memcpy(data, text.data(),
               std::min(text.size(), static_cast<size_t>(kTextBytes - 1)));
@@ -40,7 +41,7 @@ absl::StatusOr<SharedFault> ShareFault(runtime::Collectives* collectives,
   int first = world;
   {
     const runtime::HostScope host("faults of the ranks");
-    at::Tensor failed = at::zeros({world}, at::kDouble);
+    at::Tensor failed = at::zeros({world}, runtime::OnHost(at::kDouble));
     double* const values = failed.data_ptr<double>();
     values[collectives->rank()] = own.ok() ? 0 : 1;
     SLUICE_RETURN_IF_ERROR(ClassifyStepError(collectives->SumAll(failed)));

@@ -6,6 +6,7 @@
 #include <utility>
 
 #include "client/torch/baseline/baseline.h"
+#include "client/torch/placement.h"
 #include "client/train/launch/outcome.h"
 #include "proto/base/shortage.h"
 #include "proto/base/sizes.h"
@@ -29,14 +30,14 @@ runtime::BaselineMethod BaselineMethodOf(Method method) {
 
 class BaselineStepper final : public Stepper {
  public:
-  explicit BaselineStepper(const StepperContext& context) : context_(context) {
-    const RunOptions& o = *context.options;
-    options_.model = o.model;
-    options_.seq_len = o.seq_len;
-    options_.method = BaselineMethodOf(o.method);
-    options_.collectives = context.collectives;
-    options_.allocator = &context.memory->allocator();
-  }
+  explicit BaselineStepper(const StepperContext& context)
+      : context_(context),
+        options_{.model = context.options->model,
+                 .seq_len = context.options->seq_len,
+                 .method = BaselineMethodOf(context.options->method),
+                 .device = context.memory->device(),
+                 .collectives = context.collectives,
+                 .allocator = &context.memory->allocator()} {}
   ~BaselineStepper() override {
     inputs_.reset();
     if (copies_ != nullptr) copies_->Drain().IgnoreError();
@@ -85,7 +86,7 @@ class BaselineStepper final : public Stepper {
   absl::Status MakeInputs() {
     SLUICE_ASSIGN_OR_RETURN(copies_,
                             StartCopies(context_, WantsTrace(context_)));
-    runtime::HostInputs::Options inputs;
+    runtime::HostInputs::Options inputs{.device = options_.device};
     inputs.layers = options_.model.layers;
     inputs.rows = layout().total_local_rows(context_.environment->rank);
     inputs.hidden = options_.model.hidden;
@@ -168,7 +169,8 @@ absl::StatusOr<bool> AllAgree(runtime::Collectives* collectives, bool fine) {
   if (collectives == nullptr) return fine;
   // Not in HBM: that may be what just ran out.
   const runtime::HostScope host("agreement of the ranks");
-  at::Tensor failed = at::full({1}, fine ? 0.0 : 1.0, at::kDouble);
+  at::Tensor failed =
+      at::full({1}, fine ? 0.0 : 1.0, runtime::OnHost(at::kDouble));
   SLUICE_RETURN_IF_ERROR(ClassifyStepError(collectives->SumAll(failed)));
   return failed.item<double>() == 0;
 }

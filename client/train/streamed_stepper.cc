@@ -9,6 +9,7 @@
 #include <cmath>
 #include <utility>
 
+#include "client/torch/placement.h"
 #include "client/train/launch/outcome.h"
 #include "client/train/rehearsal.h"
 #include "planner/stream/loss_rows.h"
@@ -248,7 +249,8 @@ absl::StatusOr<double> StreamedStepper::LeastOfRanks(double own) const {
   runtime::Collectives* const all = context_.collectives;
   if (all == nullptr) return own;
   const runtime::HostScope host("fractions of the ranks");
-  at::Tensor each = at::zeros({all->world_size()}, at::kDouble);
+  at::Tensor each =
+      at::zeros({all->world_size()}, runtime::OnHost(at::kDouble));
   each.data_ptr<double>()[all->rank()] = own;
   SLUICE_RETURN_IF_ERROR(ClassifyStepError(all->SumAll(each)));
   return at::min(each).item<double>();
@@ -270,7 +272,7 @@ absl::StatusOr<bool> StreamedStepper::AnyRank(bool own) const {
   runtime::Collectives* const all = context_.collectives;
   if (all == nullptr) return own;
   const runtime::HostScope host("a question to the ranks");
-  at::Tensor yes = at::zeros({1}, at::kDouble);
+  at::Tensor yes = at::zeros({1}, runtime::OnHost(at::kDouble));
   yes.data_ptr<double>()[0] = own ? 1 : 0;
   SLUICE_RETURN_IF_ERROR(ClassifyStepError(all->SumAll(yes)));
   return yes.data_ptr<double>()[0] > 0;

@@ -8,6 +8,7 @@
 #include <cmath>
 
 #include "absl/time/clock.h"
+#include "client/torch/placement.h"
 #include "client/train/announce.h"
 #include "client/train/checkpoint/save_folder.h"
 #include "client/train/choose_settings.h"
@@ -199,8 +200,10 @@ absl::Status Trainer::Prepare() {
       o.method == Method::kSluice ? context_.options->chunk : o.seq_len,
       context_.environment->world_size);
   const int64_t rows = layout.total_local_rows(rank);
-  tokens_ = at::zeros({rows}, at::kLong);
-  labels_ = at::zeros({rows}, at::kLong);
+  const at::TensorOptions ids =
+      runtime::On(context_.memory->device(), at::kLong);
+  tokens_ = at::zeros({rows}, ids);
+  labels_ = at::zeros({rows}, ids);
   SLUICE_RETURN_IF_ERROR(PrepareStepper());
   ReportChoice(*context_.options, *stepper_, report_);
   if (context_.options->resident && !report_->settings->resident) {
@@ -243,7 +246,7 @@ absl::StatusOr<Trainer::Sums> Trainer::SumOverRanks(
   const int rank = context_.environment->rank;
   // Peaks, and plans that were offered, have a slot per rank: a maximum or a
   // list made of a sum.
-  at::Tensor sums = at::zeros({4 + 3 * world}, at::kDouble);
+  at::Tensor sums = at::zeros({4 + 3 * world}, runtime::OnHost(at::kDouble));
   double* values = sums.data_ptr<double>();
   values[0] = own.loss_sum;
   values[1] = static_cast<double>(own.count);

@@ -2,13 +2,13 @@
 """Checks the source tree against the layer table: check_tree.py ROOT.
 
 Rules, one function each: third-party headers stay in the folders that own
-them; an include never goes up a layer; every lock is one that clang can
-check; no file is over 500 lines; nothing names a machine, its paths or its
-mirrors; every top-level and layer folder has a README.md; at the top level is
-what belongs there. check_rooms.py: arrows between a layer's rooms, folder
-sizes, names of headers. check_contracts.py: metrics, messages and RPCs are in
-their README's table. Prints one line per violation and exits 1 if there is
-any.
+them; an include never goes up a layer; a tensor that is made says on which
+device; every lock is one that clang can check; no file is over 500 lines;
+nothing names a machine, its paths or its mirrors; every top-level and layer
+folder has a README.md; at the top level is what belongs there.
+check_rooms.py: arrows between a layer's rooms, folder sizes, names of headers.
+check_contracts.py: metrics, messages and RPCs are in their README's table.
+Prints one line per violation and exits 1 if there is any.
 """
 
 import os
@@ -83,6 +83,12 @@ BARE_LOCK = re.compile(
     r"\bstd::((recursive_|shared_|timed_)*mutex|condition_variable\w*|"
     r"(lock_guard|unique_lock|shared_lock|scoped_lock))\b|"
     r"\babsl::(Mutex\w*|CondVar)\b")
+MAKES_TENSOR = re.compile(
+    r"\bat::(empty|zeros|ones|full|arange|rand|randn|randint|randperm|eye|"
+    r"linspace|scalar_tensor|tensor|from_blob)\(")
+# The last are names of options that were made by one of the first.
+SAYS_WHERE = re.compile(
+    r"\bOn(Host)?\(|\boptions\(\)|\b(options|float32|wide|ids)\b")
 LONG_FILES = (".md", ".json", ".csv", ".txt", ".bin")  # not code
 HOSTS = re.compile(r"^(127\.0\.0\.1|0\.0\.0\.0|localhost|.*\.(example|invalid)"
                    r"|(www\.)?(w3|apache|arxiv|debian|pypi|python)\.org"
@@ -174,6 +180,29 @@ def check_public_header(path, used):
         if "protobuf" in used and not path.endswith("_internal.h"):
             yield (f"{path}:{used['protobuf']}: client's public headers are "
                    "free of protobuf")
+
+
+def arguments(text, at):
+    """What is between the parenthesis at `at` and the one that closes it."""
+    depth = 0
+    for end in range(at, len(text)):
+        depth += {"(": 1, ")": -1}.get(text[end], 0)
+        if depth == 0:
+            return text[at + 1:end]
+    return text[at + 1:]
+
+
+def check_placement(files):
+    """A tensor that is made says where it is: client/torch/placement.h."""
+    for path, text in files.items():
+        if not path.startswith(("client/torch/", "client/train/")):
+            continue
+        for call in MAKES_TENSOR.finditer(text):
+            if not SAYS_WHERE.search(arguments(text, call.end() - 1)):
+                number = text.count("\n", 0, call.start()) + 1
+                yield (f"{path}:{number}: {call.group()}...) says no device: "
+                       "give it On(device, type) or OnHost(type) of "
+                       "client/torch/placement.h")
 
 
 def check_locks(files):
@@ -275,6 +304,7 @@ def check(root):
     problems = list(check_third_party(code))
     problems += check_layers(code, cmake)
     problems += check_locks(code)
+    problems += check_placement(code)
     problems += check_lengths(texts)
     problems += check_machine(texts)
     problems += check_top_level(paths)

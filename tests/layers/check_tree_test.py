@@ -109,6 +109,21 @@ class Tree(unittest.TestCase):
         self.assertEqual(set(uses), set(folders.values()))
         self.assertGreater(len(uses), 15)
 
+    def test_a_tensor_that_says_no_device_is_named(self):
+        def found(text, path="client/torch/stream/x.cc"):
+            return list(check_tree.check_placement({path: text}))
+        for call in ("at::empty({n}, at::kByte)", "at::zeros({})",
+                     "at::arange(Half(dim), at::kDouble)",
+                     "at::from_blob(p, sizes)", "at::randn({2, 3})"):
+            [line] = found("\nat::Tensor t = " + call + ";")
+            self.assertIn("x.cc:2: at::", line)
+            self.assertEqual(found(call, "tests/torch/x.cc"), [])
+        for call in ("at::empty({n}, On(device, at::kByte))",
+                     "at::zeros({}, runtime::OnHost(at::kDouble))",
+                     "at::empty(x.sizes(),\n x.options().dtype(at::kFloat))",
+                     "at::empty_like(x)", "at::zeros_like(x, at::kFloat)"):
+            self.assertEqual(found(call), [])
+
     def test_locks_that_clang_cannot_check_are_named(self):
         for bare in ("std::mutex m;", "const std::lock_guard lock(m);",
                      "std::condition_variable_any c;", "absl::Mutex m;",

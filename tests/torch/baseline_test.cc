@@ -71,6 +71,7 @@ class Inputs {
                                 .rows = rows,
                                 .hidden = model.hidden,
                                 .dtype = dtype,
+                                .device = at::kCPU,
                                 .copies = copies};
     options.host_size = HostInputs::HostBytes(options);
     size_ = options.host_size.size();
@@ -130,13 +131,13 @@ struct Found {
 Found RunBaseline(const Case& c, const ModelTensors& weights,
                   const Sequence& sequence, int64_t count) {
   const stream::ChunkLayout layout(c.seq_len, c.seq_len, c.ranks);
-  Found found{.gradients = ZeroTensors(c.model, at::kFloat)};
+  Found found{.gradients = ZeroTensors(c.model, at::kFloat, at::kCPU)};
   Mutex mutex;
   Node node;
   RunRanks(c.ranks, [&](Collectives& ranks) {
     const int64_t first = layout.local_offset(0, ranks.rank());
     const int64_t rows = layout.local_rows(0, ranks.rank());
-    ModelTensors gradients = ZeroTensors(c.model, at::kFloat);
+    ModelTensors gradients = ZeroTensors(c.model, at::kFloat, at::kCPU);
     const auto copies = node.NewEngine();
     const Inputs inputs(c.model, rows, weights.embed.scalar_type(),
                         copies.get());
@@ -144,6 +145,7 @@ Found RunBaseline(const Case& c, const ModelTensors& weights,
         BaselineStep({.model = c.model,
                       .seq_len = c.seq_len,
                       .method = c.method,
+                      .device = at::kCPU,
                       .collectives = &ranks,
                       .inputs = inputs.get(),
                       .tile_rows = c.tile_rows},
@@ -177,7 +179,7 @@ class BaselineTest : public ::testing::TestWithParam<Case> {};
 TEST_P(BaselineTest, GradientsMatchPlainAutogradInFp64) {
   const Case& c = GetParam();
   ASSERT_TRUE(c.model.ValidateStream(c.ranks).ok());
-  const ModelTensors weights = InitialTensors(c.model, at::kFloat, 1);
+  const ModelTensors weights = InitialTensors(c.model, at::kFloat, at::kCPU, 1);
   const Sequence sequence = MakeSequence(c.model, c.seq_len);
   const int64_t count = sequence.count();
   const OracleResult want =
@@ -193,7 +195,8 @@ TEST_P(BaselineTest, GradientsMatchPlainAutogradInFp64) {
 // Ours against fp64 may be half as far off again as plain torch in bf16 is.
 TEST_P(BaselineTest, Bf16IsNoWorseThanPlainTorchInBf16) {
   const Case& c = GetParam();
-  const ModelTensors weights = InitialTensors(c.model, at::kBFloat16, 1);
+  const ModelTensors weights =
+      InitialTensors(c.model, at::kBFloat16, at::kCPU, 1);
   const Sequence sequence = MakeSequence(c.model, c.seq_len);
   const int64_t count = sequence.count();
   const auto oracle = [&](at::ScalarType dtype) {
@@ -250,15 +253,16 @@ double Peak(const stream::ModelShape& model, int64_t rows, at::ScalarType dtype,
   double peak = 0;
   {
     const Sequence sequence = MakeSequence(model, rows);
-    RegionAllocator allocator(memory, size);
+    RegionAllocator allocator(at::kCPU, memory, size);
     allocator.Arm();
-    const ModelTensors weights = InitialTensors(model, dtype, 1);
-    ModelTensors gradients = ZeroTensors(model, at::kFloat);
+    const ModelTensors weights = InitialTensors(model, dtype, at::kCPU, 1);
+    ModelTensors gradients = ZeroTensors(model, at::kFloat, at::kCPU);
     const Bytes states = allocator.stats().used;
     allocator.ResetPeak();
     const auto result = BaselineStep({.model = model,
                                       .seq_len = rows,
                                       .method = method,
+                                      .device = at::kCPU,
                                       .inputs = inputs.get()},
                                      weights, gradients, sequence.tokens,
                                      sequence.labels, rows);
@@ -372,17 +376,19 @@ TEST(BaselineMemory, RunningOutIsAStatusAndLeaksNothing) {
   std::byte* memory =
       static_cast<std::byte*>(std::aligned_alloc(64, size.size()));
   {
-    RegionAllocator allocator(memory, size);
+    RegionAllocator allocator(at::kCPU, memory, size);
     allocator.Arm();
     for (BaselineMethod method :
          {BaselineMethod::kKeepAll, BaselineMethod::kRecompute,
           BaselineMethod::kAlst}) {
-      const ModelTensors weights = InitialTensors(model, at::kFloat, 1);
-      ModelTensors gradients = ZeroTensors(model, at::kFloat);
+      const ModelTensors weights =
+          InitialTensors(model, at::kFloat, at::kCPU, 1);
+      ModelTensors gradients = ZeroTensors(model, at::kFloat, at::kCPU);
       const Bytes before = allocator.stats().used;
       const auto result = BaselineStep({.model = model,
                                         .seq_len = 512,
                                         .method = method,
+                                        .device = at::kCPU,
                                         .inputs = inputs.get()},
                                        weights, gradients, sequence.tokens,
                                        sequence.labels, 512);
@@ -399,26 +405,50 @@ TEST(BaselineMemory, RunningOutIsAStatusAndLeaksNothing) {
 TEST(Baseline, RefusesAWrongNumberOfTokens) {
   const stream::ModelShape model = Llama(4, 4);
   const Sequence sequence = MakeSequence(model, 8);
-  const ModelTensors weights = InitialTensors(model, at::kFloat, 1);
-  ModelTensors gradients = ZeroTensors(model, at::kFloat);
+  const ModelTensors weights = InitialTensors(model, at::kFloat, at::kCPU, 1);
+  ModelTensors gradients = ZeroTensors(model, at::kFloat, at::kCPU);
   const auto result =
-      BaselineStep({.model = model, .seq_len = 9}, weights, gradients,
-                   sequence.tokens, sequence.labels, 8);
+      BaselineStep({.model = model, .seq_len = 9, .device = at::kCPU}, weights,
+                   gradients, sequence.tokens, sequence.labels, 8);
   EXPECT_EQ(result.status().code(), absl::StatusCode::kInvalidArgument);
   EXPECT_THAT(std::string(result.status().message()),
               HasSubstr("a sequence of 9 has 9 rows"));
 }
 
+TEST(Baseline, WhatIsNotOnItsDeviceIsRefusedByName) {
+  const stream::ModelShape model = Llama(4, 4);
+  const Sequence sequence = MakeSequence(model, 8);
+  const ModelTensors weights = InitialTensors(model, at::kFloat, at::kCPU, 1);
+  ModelTensors gradients = ZeroTensors(model, at::kFloat, at::kCPU);
+  const auto step = [&](at::Device device, const at::Tensor& labels) {
+    return BaselineStep({.model = model, .seq_len = 8, .device = device},
+                        weights, gradients, sequence.tokens, labels, 8)
+        .status();
+  };
+  const absl::Status elsewhere = step(at::kCPU, sequence.labels.to(at::kMeta));
+  EXPECT_EQ(elsewhere.code(), absl::StatusCode::kInvalidArgument);
+  EXPECT_THAT(std::string(elsewhere.message()),
+              HasSubstr("labels must be on cpu, where the step is, and are on "
+                        "meta"));
+  const absl::Status unknown = step(at::Device(at::kCUDA, 0), sequence.labels);
+  EXPECT_EQ(unknown.code(), absl::StatusCode::kUnimplemented);
+  EXPECT_THAT(std::string(unknown.message()), HasSubstr("cuda:0"));
+}
+
 TEST(Baseline, AlstNeedsHostMemoryForItsInputs) {
   const stream::ModelShape model = Llama(4, 4);
   const Sequence sequence = MakeSequence(model, 8);
-  const ModelTensors weights = InitialTensors(model, at::kFloat, 1);
-  ModelTensors gradients = ZeroTensors(model, at::kFloat);
-  const auto result = BaselineStep(
-      {.model = model, .seq_len = 8, .method = BaselineMethod::kAlst}, weights,
-      gradients, sequence.tokens, sequence.labels, 8);
+  const ModelTensors weights = InitialTensors(model, at::kFloat, at::kCPU, 1);
+  ModelTensors gradients = ZeroTensors(model, at::kFloat, at::kCPU);
+  const auto result =
+      BaselineStep({.model = model,
+                    .seq_len = 8,
+                    .method = BaselineMethod::kAlst,
+                    .device = at::kCPU},
+                   weights, gradients, sequence.tokens, sequence.labels, 8);
   EXPECT_EQ(result.status().code(), absl::StatusCode::kInvalidArgument);
-  HostInputs::Options options{.layers = 2, .rows = 8, .hidden = 32};
+  HostInputs::Options options{
+      .layers = 2, .rows = 8, .hidden = 32, .device = at::kCPU};
   EXPECT_EQ(HostInputs::HostBytes(options), Bytes(2 * 8 * 32 * 4));
   options.host_size = Bytes(2 * 8 * 32 * 4 - 1);
   EXPECT_EQ(HostInputs::Create(options).status().code(),

@@ -82,7 +82,7 @@ TEST(Collectives, TakesNothingFromTheRegion) {
   const Bytes size = MiB(1);
   auto* memory = static_cast<std::byte*>(std::aligned_alloc(64, size.size()));
   {
-    RegionAllocator region(memory, size);
+    RegionAllocator region(at::kCPU, memory, size);
     region.Arm();
     RunRanks(2, [&](Collectives& ranks) {
       at::Tensor sums = at::full({20000}, 1.0);
@@ -112,16 +112,35 @@ TEST(Collectives, RefusesATensorWithHoles) {
   });
 }
 
+// Gloo would read a GPU's address on the CPU.
+TEST(Collectives, RefusesWhatIsNotOnTheCpuByItsDevice) {
+  RunRanks(2, [](Collectives& ranks) {
+    at::Tensor elsewhere = at::empty({4}, at::TensorOptions(at::kMeta));
+    const absl::Status status = ranks.SumAll(elsewhere);
+    EXPECT_EQ(status.code(), absl::StatusCode::kInvalidArgument);
+    EXPECT_THAT(std::string(status.message()), HasSubstr("on meta"));
+  });
+  const auto refused = Collectives::Connect({.device = at::Device(at::kCUDA, 1),
+                                             .rank = 1,
+                                             .world_size = 2,
+                                             .master_port = 9});
+  EXPECT_EQ(refused.status().code(), absl::StatusCode::kUnimplemented);
+  EXPECT_THAT(std::string(refused.status().message()), HasSubstr("cuda:1"));
+}
+
 TEST(Collectives, RefusesARankOutsideTheWorld) {
-  const auto refused =
-      Collectives::Connect({.rank = 2, .world_size = 2, .master_port = 1});
+  const auto refused = Collectives::Connect(
+      {.device = at::kCPU, .rank = 2, .world_size = 2, .master_port = 1});
   EXPECT_THAT(std::string(refused.status().message()),
               HasSubstr("rank 2 of world size 2"));
 }
 
 TEST(Collectives, NobodyToMeetIsOneClearLine) {
-  const auto lonely = Collectives::Connect(
-      {.rank = 1, .world_size = 2, .master_port = 9, .timeout_s = 1});
+  const auto lonely = Collectives::Connect({.device = at::kCPU,
+                                            .rank = 1,
+                                            .world_size = 2,
+                                            .master_port = 9,
+                                            .timeout_s = 1});
   EXPECT_EQ(lonely.status().code(), absl::StatusCode::kUnavailable);
   const std::string message(lonely.status().message());
   EXPECT_THAT(message, HasSubstr("127.0.0.1:9"));
@@ -131,7 +150,8 @@ TEST(Collectives, NobodyToMeetIsOneClearLine) {
 // The peer is a process that is killed inside the run.
 TEST(CollectivesDeath, APeerThatDiesIsAStatusAndNoHang) {
   const Listener listener = ListenOnFreePort();
-  Collectives::Options options{.rank = 1,
+  Collectives::Options options{.device = at::kCPU,
+                               .rank = 1,
                                .world_size = 2,
                                .master_port = listener.port,
                                .timeout_s = 60};

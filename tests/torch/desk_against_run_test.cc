@@ -25,7 +25,7 @@ constexpr double kMostTransients = 1.15;
 bool PacksBf16() {
   static const bool packs = [] {
     const Arena memory(MiB(8));
-    RegionAllocator allocator(memory.data(), MiB(8));
+    RegionAllocator allocator(at::kCPU, memory.data(), MiB(8));
     allocator.Arm();
     const at::Tensor matrix = at::zeros({64, 64}, at::kBFloat16);
     allocator.RecordSegments(true);

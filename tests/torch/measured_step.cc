@@ -50,7 +50,7 @@ class RankRun {
         collectives_(collectives),
         measured_(measured) {
     if (measured_ == nullptr) return;
-    allocator_.emplace(Region().data(), kRegion);
+    allocator_.emplace(at::kCPU, Region().data(), kRegion);
     allocator_->Arm();
   }
 
@@ -88,12 +88,12 @@ class RankRun {
 // As the trainer has them.
 void RankRun::MakeStates() {
   const Bytes before = measured_ ? allocator_->stats().used : Bytes(0);
-  weights_.emplace(case_.model, case_.dtype);
+  weights_.emplace(case_.model, case_.dtype, at::kCPU);
   ModelTensors initial = data_.weights;
   const auto from = NamedTensors(case_.model, initial);
   const auto to = NamedTensors(case_.model, weights_->tensors());
   for (size_t i = 0; i < to.size(); ++i) to[i].tensor->copy_(*from[i].tensor);
-  gradients_.emplace(case_.model, at::kFloat);
+  gradients_.emplace(case_.model, at::kFloat, at::kCPU);
   optimizer_.emplace(train::AdamWOptions{}, &*weights_, &*gradients_,
                      case_.ranks > 1 ? &collectives_ : nullptr);
   if (measured_) measured_->states = allocator_->stats().used - before;
@@ -102,6 +102,7 @@ void RankRun::MakeStates() {
 void RankRun::MakeContext() {
   StreamContext::Options options{
       .stream = OptionsOf(case_, collectives_.rank()),
+      .device = at::kCPU,
       .collectives = &collectives_,
       .copies = engine_.get(),
       .allocator = measured_ ? &*allocator_ : nullptr};

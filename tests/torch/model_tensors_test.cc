@@ -24,7 +24,7 @@ const stream::ModelShape kLlama{.layers = 3,
 
 TEST(ModelTensors, NamesShapesAndParameterCountAgree) {
   for (const stream::ModelShape& config : {kGpt, kLlama}) {
-    ModelTensors tensors = ZeroTensors(config, at::kFloat);
+    ModelTensors tensors = ZeroTensors(config, at::kFloat, at::kCPU);
     const auto named = NamedTensors(config, tensors);
     const auto shapes = TensorShapes(config);
     ASSERT_EQ(named.size(), shapes.size());
@@ -38,16 +38,16 @@ TEST(ModelTensors, NamesShapesAndParameterCountAgree) {
 }
 
 TEST(ModelTensors, GptTiesItsHeadAndLlamaDoesNot) {
-  const ModelTensors gpt = ZeroTensors(kGpt, at::kFloat);
+  const ModelTensors gpt = ZeroTensors(kGpt, at::kFloat, at::kCPU);
   EXPECT_TRUE(gpt.logits_weight().is_same(gpt.embed));
-  const ModelTensors llama = ZeroTensors(kLlama, at::kFloat);
+  const ModelTensors llama = ZeroTensors(kLlama, at::kFloat, at::kCPU);
   EXPECT_TRUE(llama.logits_weight().is_same(llama.head));
 }
 
 TEST(ModelTensors, ASeedGivesTheSameWeightsInEveryType) {
-  ModelTensors fp32 = InitialTensors(kGpt, at::kFloat, 7);
-  ModelTensors bf16 = InitialTensors(kGpt, at::kBFloat16, 7);
-  ModelTensors other = InitialTensors(kGpt, at::kFloat, 8);
+  ModelTensors fp32 = InitialTensors(kGpt, at::kFloat, at::kCPU, 7);
+  ModelTensors bf16 = InitialTensors(kGpt, at::kBFloat16, at::kCPU, 7);
+  ModelTensors other = InitialTensors(kGpt, at::kFloat, at::kCPU, 8);
   const auto a = NamedTensors(kGpt, fp32), b = NamedTensors(kGpt, bf16);
   for (size_t i = 0; i < a.size(); ++i) {
     EXPECT_TRUE(a[i].tensor->to(at::kBFloat16).equal(*b[i].tensor))

@@ -48,7 +48,8 @@ inline void RunRanks(int ranks, const std::function<void(Collectives&)>& body) {
   std::vector<std::thread> threads;
   for (int rank = 0; rank < ranks; ++rank) {
     threads.emplace_back([&, rank] {
-      Collectives::Options options{.rank = rank,
+      Collectives::Options options{.device = at::kCPU,
+                                   .rank = rank,
                                    .world_size = ranks,
                                    .master_port = listener.port,
                                    .timeout_s = 60,

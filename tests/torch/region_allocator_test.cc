@@ -56,7 +56,7 @@ class RegionAllocatorTest : public ::testing::Test {
   };
   std::unique_ptr<std::byte, FreeMemory> memory_{
       static_cast<std::byte*>(std::aligned_alloc(64, kSize.size()))};
-  RegionAllocator allocator_{memory_.get(), kSize};
+  RegionAllocator allocator_{at::kCPU, memory_.get(), kSize};
 };
 
 // A plan of places for one segment.
@@ -119,7 +119,8 @@ TEST_F(RegionAllocatorTest, FreesFromOtherThreadsAndAfterDisarmingAreRight) {
 }
 
 TEST_F(RegionAllocatorTest, ATensorMayOutliveTheAllocator) {
-  auto other = std::make_unique<RegionAllocator>(memory_.get(), KiB(512));
+  auto other =
+      std::make_unique<RegionAllocator>(at::kCPU, memory_.get(), KiB(512));
   other->Arm();
   at::Tensor survivor = at::full({4}, 3.0);
   other.reset();

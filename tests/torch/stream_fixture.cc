@@ -24,7 +24,7 @@ StepData MakeStepData(const StepCase& c, uint64_t seed) {
   StepData data;
   stream::ModelShape wide = c.model;
   wide.init_std = 0.1;  // attention that looks somewhere
-  data.weights = InitialTensors(wide, c.dtype, seed);
+  data.weights = InitialTensors(wide, c.dtype, at::kCPU, seed);
   for (const NamedTensor& named : NamedTensors(c.model, data.weights)) {
     named.tensor->add_(at::randn(named.tensor->sizes()), 0.05);
   }
@@ -65,6 +65,7 @@ class RankStep {
     if (case_.wrap_engine) wrapped = case_.wrap_engine(engine->get());
     StreamContext::Options options{
         .stream = OptionsOf(case_, rank),
+        .device = at::kCPU,
         .collectives = &collectives_,
         .copies = wrapped ? wrapped.get() : engine->get()};
     options.host_size = stream::HostBytes(options.stream);
@@ -76,7 +77,7 @@ class RankStep {
     StepResult result;
     device::CallCounters before;
     for (int step = 0; step < steps; ++step) {
-      gradients = ZeroTensors(case_.model, at::kFloat);
+      gradients = ZeroTensors(case_.model, at::kFloat, at::kCPU);
       before = driver_->counters();
       auto done = StreamedStep(**context, data_.weights, gradients,
                                Deal(data_.tokens, options.stream.layout, rank),
@@ -119,7 +120,7 @@ class RankStep {
 
 StepOutcome RunStep(const StepCase& c, const StepData& data, int steps) {
   StepOutcome outcome;
-  outcome.gradients = ZeroTensors(c.model, at::kFloat);
+  outcome.gradients = ZeroTensors(c.model, at::kFloat, at::kCPU);
   const testing::TempDir directory;
   device::SimConfig node{.links = {{"pcie0", c.in_speed, c.out_speed}},
                          .host_memory = MiB(1)};

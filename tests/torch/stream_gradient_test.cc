@@ -234,7 +234,7 @@ TEST(StreamedStep, IsTheSameHoweverSlowTheLink) {
 
 TEST(StreamedStepOracle, TakesANaNForTheWorstErrorWhateverFollowsIt) {
   const stream::ModelShape model = Llama();
-  ModelTensors gradients = ZeroTensors(model, at::kFloat);
+  ModelTensors gradients = ZeroTensors(model, at::kFloat, at::kCPU);
   const auto named = NamedTensors(model, gradients);
   std::vector<at::Tensor> expected;
   for (const NamedTensor& n : named) {
@@ -259,7 +259,7 @@ TEST_P(StreamedStepInBf16, IsAsGoodAsPlainTorch) {
   };
   const OracleResult expected = oracle(at::kDouble);
   const OracleResult plain = oracle(at::kBFloat16);
-  ModelTensors plain_gradients = ZeroTensors(c.model, at::kDouble);
+  ModelTensors plain_gradients = ZeroTensors(c.model, at::kDouble, at::kCPU);
   const auto named = NamedTensors(c.model, plain_gradients);
   for (size_t i = 0; i < named.size(); ++i) {
     *named[i].tensor = plain.gradients[i];

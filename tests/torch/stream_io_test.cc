@@ -48,10 +48,10 @@ class StreamIo : public ::testing::Test {
     staging.Flush("out");
   }
   StagingRing Staging(int slots) {
-    return StagingRing(engine_.get(), out_, kSize, slots, {});
+    return StagingRing(engine_.get(), {at::kCPU, out_, kSize, slots}, {});
   }
   FetchRing Ring(int slots) {
-    return FetchRing(engine_.get(), in_, kSize, slots, {});
+    return FetchRing(engine_.get(), {at::kCPU, in_, kSize, slots}, {});
   }
   static bool Holds(const at::Tensor& chunk, float value) {
     return at::equal(chunk, at::full({kNumbers}, value));

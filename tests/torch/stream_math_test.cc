@@ -25,7 +25,7 @@ double Largest(const at::Tensor& t) { return t.abs().max().item<double>(); }
 
 TEST(Rope, IsExactAtPositionsInTheMillions) {
   const int64_t position = 9'876'543, dim = 64;
-  const RopeTables tables = MakeRopeTables(position, 1, dim, 10000);
+  const RopeTables tables = MakeRopeTables(position, 1, dim, 10000, at::kCPU);
   for (int64_t i = 0; i < dim / 2; ++i) {
     const double angle =
         double(position) * std::pow(10000.0, -2.0 * double(i) / double(dim));
@@ -35,7 +35,7 @@ TEST(Rope, IsExactAtPositionsInTheMillions) {
 }
 
 TEST(Rope, TurnsBack) {
-  const RopeTables tables = MakeRopeTables(1000, 5, 8, 10000);
+  const RopeTables tables = MakeRopeTables(1000, 5, 8, 10000, at::kCPU);
   const at::Tensor x = at::randn({5, 3, 8});
   at::Tensor turned = x.clone();
   ApplyRope(turned, tables);

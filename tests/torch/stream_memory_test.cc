@@ -13,6 +13,7 @@ namespace {
 
 using ::sluice::testing::IsOk;
 using ::sluice::testing::StatusIs;
+using ::testing::HasSubstr;
 
 constexpr Bytes kHbm = MiB(64);
 
@@ -42,6 +43,7 @@ class StreamMemory : public ::testing::Test {
                        .layout = stream::ChunkLayout(seq_len, 16, 1),
                        .dtype = dtype_,
                        .alpha = alpha},
+            .device = at::kCPU,
             .copies = engine_.get(),
             .allocator = &allocator_};
   }
@@ -74,8 +76,9 @@ class StreamMemory : public ::testing::Test {
     const Arena arena(options.host_size);
     options.host = arena.data();
     const ModelTensors weights =
-        InitialTensors(options.stream.model, TorchType(dtype_), 1);
-    ModelTensors gradients = ZeroTensors(options.stream.model, at::kFloat);
+        InitialTensors(options.stream.model, TorchType(dtype_), at::kCPU, 1);
+    ModelTensors gradients =
+        ZeroTensors(options.stream.model, at::kFloat, at::kCPU);
     const int64_t rows = options.stream.layout.seq_len();
     const at::Tensor tokens = at::zeros({rows}, at::kLong);
     const Bytes before = allocator_.stats().used;
@@ -112,7 +115,7 @@ class StreamMemory : public ::testing::Test {
   std::unique_ptr<device::Driver> driver_;
   std::unique_ptr<client::CopyEngine> engine_;
   const Arena hbm_{kHbm};
-  RegionAllocator allocator_{hbm_.data(), kHbm};
+  RegionAllocator allocator_{at::kCPU, hbm_.data(), kHbm};
   stream::Dtype dtype_ = stream::Dtype::kFp32;
 };
 
@@ -182,6 +185,13 @@ TEST_F(StreamMemory, ASmallerHostRegionIsRefusedWithBothSizes) {
   options.host = arena.data();
   EXPECT_THAT(StreamContext::Create(options).status(),
               StatusIs(absl::StatusCode::kResourceExhausted));
+}
+
+TEST_F(StreamMemory, ADeviceWithoutAttentionIsRefusedByName) {
+  StreamContext::Options options = Options(71);
+  options.device = at::Device(at::kCUDA, 0);
+  EXPECT_THAT(StreamContext::Create(options),
+              StatusIs(absl::StatusCode::kUnimplemented, HasSubstr("cuda:0")));
 }
 
 TEST_F(StreamMemory, HostBytesShrinkWithAlpha) {

@@ -30,7 +30,7 @@ stream::ModelShape SmallLlama() { return stream::Llama(kSizes); }
 
 TEST(FlatModel, TensorsTileTheBufferWithoutGaps) {
   for (const stream::ModelShape& config : {SmallGpt(), SmallLlama()}) {
-    FlatModel model(config, at::kFloat);
+    FlatModel model(config, at::kFloat, at::kCPU);
     EXPECT_EQ(model.size(), config.trained_parameters());
     model.flat().copy_(at::arange(model.size(), at::kFloat));
     int64_t next = 0;
@@ -78,7 +78,8 @@ struct PaperAdamW {
 
 TEST(AdamW, FollowsThePaperWithClippingAndDecay) {
   const stream::ModelShape config = SmallGpt();
-  FlatModel weights(config, at::kFloat), gradients(config, at::kFloat);
+  FlatModel weights(config, at::kFloat, at::kCPU),
+      gradients(config, at::kFloat, at::kCPU);
   weights.Initialize(config, 7);
   const AdamWOptions options{.lr = 1e-2, .warmup = 2, .clip = 0.5};
   AdamW adamw(options, &weights, &gradients, nullptr);
@@ -109,7 +110,8 @@ TEST(AdamW, FollowsThePaperWithClippingAndDecay) {
 // bf16 weights alone would lose updates below half a unit in the last place.
 TEST(AdamW, Bf16WeightsMoveByTheirFp32Master) {
   const stream::ModelShape config = SmallLlama();
-  FlatModel weights(config, at::kBFloat16), gradients(config, at::kFloat);
+  FlatModel weights(config, at::kBFloat16, at::kCPU),
+      gradients(config, at::kFloat, at::kCPU);
   weights.flat().fill_(1.0);
   const AdamWOptions options{
       .lr = 1e-4, .warmup = 0, .clip = 0, .weight_decay = 0};

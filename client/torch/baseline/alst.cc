@@ -223,7 +223,7 @@ Projected AlstRun::RotateTile(Projected heads, const Tile& tile) const {
   if (!model_.rope) return heads;
   const Rotation rotation =
       MakeRotation(layout_.local_offset(0, rank_) + tile.begin, tile.count,
-                   model_.head_dim(), model_.rope->theta);
+                   model_.head_dim(), model_.rope->theta, options_.device);
   return {Rotate(heads.q, rotation), Rotate(heads.k, rotation), heads.v};
 }
 

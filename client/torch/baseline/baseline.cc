@@ -12,6 +12,8 @@
 #include "client/torch/baseline/baseline_ops.h"
 #include "client/torch/baseline/baseline_parts.h"
 #include "client/torch/exceptions.h"
+#include "client/torch/math/backend.h"
+#include "client/torch/placement.h"
 #include "planner/stream/loss_rows.h"
 
 namespace sluice::runtime {
@@ -189,9 +191,9 @@ StepResult BaselineRun::Step(const at::Tensor& tokens, const at::Tensor& labels,
                              int64_t global_count) {
   const at::AutoGradMode no_gradients(false);
   if (model_.rope) {
-    rotation_ =
-        baseline::MakeRotation(layout_.local_offset(0, rank_), tokens.size(0),
-                               model_.head_dim(), model_.rope->theta);
+    rotation_ = baseline::MakeRotation(layout_.local_offset(0, rank_),
+                                       tokens.size(0), model_.head_dim(),
+                                       model_.rope->theta, options_.device);
   }
   std::vector<Graph> kept;
   StepResult result;
@@ -220,8 +222,15 @@ const char* Name(BaselineMethod method) {
   return "?";
 }
 
-absl::Status Check(const BaselineOptions& options, const at::Tensor& tokens,
-                   const at::Tensor& labels) {
+absl::Status Check(const BaselineOptions& options, const at::Tensor& weights,
+                   const at::Tensor& tokens, const at::Tensor& labels) {
+  if (const auto backend = FindBackend(options.device); !backend.ok()) {
+    return backend.status();
+  }
+  absl::Status there = CheckOn("weights", weights, options.device);
+  there.Update(CheckOn("tokens", tokens, options.device));
+  there.Update(CheckOn("labels", labels, options.device));
+  if (!there.ok()) return there;
   const int ranks = options.collectives ? options.collectives->world_size() : 1;
   const int rank = options.collectives ? options.collectives->rank() : 0;
   const int64_t rows =
@@ -246,7 +255,8 @@ absl::StatusOr<StepResult> BaselineStep(const BaselineOptions& options,
                                         const at::Tensor& tokens,
                                         const at::Tensor& labels,
                                         int64_t global_count) {
-  if (absl::Status s = Check(options, tokens, labels); !s.ok()) return s;
+  if (absl::Status s = Check(options, weights.embed, tokens, labels); !s.ok())
+    return s;
   const auto what = fmt::format("a step of {}", Name(options.method));
   return CatchStatus(what, [&]() -> absl::StatusOr<StepResult> {
     if (options.method == BaselineMethod::kAlst) {

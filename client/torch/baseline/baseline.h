@@ -39,6 +39,7 @@ struct BaselineOptions {
   stream::ModelShape model;
   int64_t seq_len = 0;
   BaselineMethod method = BaselineMethod::kRecompute;
+  at::Device device;                   // of all tensors
   Collectives* collectives = nullptr;  // null: one rank; outlives the call
   // Layers are its segments "layer.forward" and "layer.backward"; null: none.
   RegionAllocator* allocator = nullptr;
@@ -52,8 +53,9 @@ struct BaselineOptions {
 //
 // `tokens` and `labels` are int64 [local rows]; labels are shifted already,
 // -100 is ignored. The result is this rank's: sum of its losses, labels
-// counted. ResourceExhausted: out of memory, with the allocator's line;
-// Unavailable: a collective failed.
+// counted. InvalidArgument: a tensor on another device or of other rows;
+// Unimplemented: a device without attention; ResourceExhausted: out of memory,
+// with the allocator's line; Unavailable: a collective failed.
 absl::StatusOr<StepResult> BaselineStep(const BaselineOptions& options,
                                         const ModelTensors& weights,
                                         ModelTensors& gradients,

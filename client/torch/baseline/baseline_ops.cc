@@ -16,6 +16,7 @@
 
 #include "client/torch/exceptions.h"
 #include "client/torch/math/backend.h"
+#include "client/torch/placement.h"
 
 namespace sluice::runtime::baseline {
 namespace {
@@ -158,11 +159,12 @@ at::Tensor RmsNorm(const at::Tensor& x, const at::Tensor& weight,
 }
 
 Rotation MakeRotation(int64_t first_position, int64_t rows, int64_t dim,
-                      double theta) {
+                      double theta, at::Device device) {
+  const at::TensorOptions wide = On(device, at::kDouble);
   const at::Tensor frequency =
-      at::pow(theta, at::arange(0, dim, 2, at::kDouble).neg_().div_(dim));
+      at::pow(theta, at::arange(0, dim, 2, wide).neg_().div_(dim));
   const at::Tensor angle =
-      at::outer(at::arange(first_position, first_position + rows, at::kDouble),
+      at::outer(at::arange(first_position, first_position + rows, wide),
                 frequency)
           .view({rows, 1, dim / 2});
   return {at::cos(angle).to(at::kFloat), at::sin(angle).to(at::kFloat)};

@@ -22,7 +22,7 @@ struct Rotation {
   at::Tensor cos, sin;
 };
 Rotation MakeRotation(int64_t first_position, int64_t rows, int64_t dim,
-                      double theta);
+                      double theta, at::Device device);
 at::Tensor Rotate(const at::Tensor& x, const Rotation& rotation);
 
 // q, k, v of this rank's tokens -> of this rank's heads. `exchange` must live

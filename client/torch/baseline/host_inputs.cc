@@ -5,6 +5,8 @@
 
 #include <utility>
 
+#include "client/torch/placement.h"
+
 namespace sluice::runtime {
 namespace {
 
@@ -58,7 +60,8 @@ absl::Status HostInputs::AwaitSaved() {
 
 void HostInputs::Fetch(int64_t layer) {
   if (arriving_.has_value() && arriving_->layer == layer) return;
-  at::Tensor x = at::empty({options_.rows, options_.hidden}, options_.dtype);
+  at::Tensor x = at::empty({options_.rows, options_.hidden},
+                           On(options_.device, options_.dtype));
   if (x.numel() > 0) {
     Stored& stored = stored_[layer];
     client::CopyRequest request;

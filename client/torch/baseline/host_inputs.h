@@ -29,6 +29,7 @@ class HostInputs {
   struct Options {
     int64_t layers = 0, rows = 0, hidden = 0;  // rows: of this rank
     at::ScalarType dtype = at::kFloat;
+    at::Device device;                     // where an input comes back to
     client::CopyEngine* copies = nullptr;  // outlives the inputs
     std::byte* host = nullptr;             // leased, HostBytes long; as copies
     Bytes host_size;

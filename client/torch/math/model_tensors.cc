@@ -6,6 +6,8 @@
 
 #include <cmath>
 
+#include "client/torch/placement.h"
+
 namespace sluice::runtime {
 namespace {
 
@@ -61,7 +63,7 @@ void Initialize(const stream::ModelShape& config, const std::string& name,
   if (EndsWith(name, "o_weight") || EndsWith(name, "down_weight")) {
     scale /= std::sqrt(2.0 * static_cast<double>(config.layers));
   }
-  at::Tensor drawn = at::empty(tensor.sizes(), at::kFloat);
+  at::Tensor drawn = at::empty(tensor.sizes(), OnHost(at::kFloat));
   drawn.normal_(0, scale, generator);
   tensor.copy_(drawn);
 }
@@ -113,20 +115,21 @@ std::vector<std::vector<int64_t>> TensorShapes(
   return shapes;
 }
 
-ModelTensors ZeroTensors(const stream::ModelShape& config,
-                         at::ScalarType dtype) {
+ModelTensors ZeroTensors(const stream::ModelShape& config, at::ScalarType dtype,
+                         at::Device device) {
   ModelTensors tensors;
   const std::vector<std::vector<int64_t>> shapes = TensorShapes(config);
   const std::vector<NamedTensor> named = NamedTensors(config, tensors);
   for (size_t i = 0; i < named.size(); ++i) {
-    *named[i].tensor = at::zeros(shapes[i], dtype);
+    *named[i].tensor = at::zeros(shapes[i], On(device, dtype));
   }
   return tensors;
 }
 
 ModelTensors InitialTensors(const stream::ModelShape& config,
-                            at::ScalarType dtype, uint64_t seed) {
-  ModelTensors tensors = ZeroTensors(config, dtype);
+                            at::ScalarType dtype, at::Device device,
+                            uint64_t seed) {
+  ModelTensors tensors = ZeroTensors(config, dtype, device);
   at::Generator generator = at::detail::createCPUGenerator(seed);
   for (const NamedTensor& t : NamedTensors(config, tensors)) {
     Initialize(config, t.name, generator, *t.tensor);

@@ -7,15 +7,18 @@
 #include <ATen/ops/pow.h>
 #include <ATen/ops/sin.h>
 
+#include "client/torch/placement.h"
+
 namespace sluice::runtime {
 
 RopeTables MakeRopeTables(int64_t begin, int64_t rows, int64_t dim,
-                          double theta) {
+                          double theta, at::Device device) {
+  const at::TensorOptions wide = On(device, at::kDouble);
   const int64_t half = dim / 2;
-  const at::Tensor pair = at::arange(half, at::kDouble);
+  const at::Tensor pair = at::arange(half, wide);
   const at::Tensor frequency =
       at::pow(theta, pair.mul(-2.0 / static_cast<double>(dim)));
-  const at::Tensor position = at::arange(begin, begin + rows, at::kDouble);
+  const at::Tensor position = at::arange(begin, begin + rows, wide);
   const at::Tensor angle = at::outer(position, frequency).view({rows, 1, half});
   return {at::cos(angle).to(at::kFloat), at::sin(angle).to(at::kFloat)};
 }

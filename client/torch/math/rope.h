@@ -17,7 +17,7 @@ struct RopeTables {
 
 // Of positions [begin, begin + rows).
 RopeTables MakeRopeTables(int64_t begin, int64_t rows, int64_t dim,
-                          double theta);
+                          double theta, at::Device device);
 
 // Turns x [rows, heads, dim] in place; `inverse` turns back, which is also
 // the gradient. bf16 is turned in fp32.

@@ -189,8 +189,10 @@ void RegionAllocator::Delete(void* block) {
   SLUICE_CHECK(!"freed a block that no region knows");
 }
 
-RegionAllocator::RegionAllocator(std::byte* base, Bytes size)
-    : impl_(std::make_shared<Impl>(base, size)) {
+RegionAllocator::RegionAllocator(c10::Device device, std::byte* base,
+                                 Bytes size)
+    : device_(device), impl_(std::make_shared<Impl>(base, size)) {
+  SLUICE_CHECK(device.is_cpu());
   SLUICE_CHECK(reinterpret_cast<uintptr_t>(base) % kRegionAlignment.size() ==
                0);
   const MutexLock lock(region_mutex);
@@ -338,18 +340,17 @@ void RegionAllocator::ResetPeak() {
 }
 
 c10::DataPtr RegionAllocator::allocate(size_t bytes) {
-  const c10::Device cpu(c10::DeviceType::CPU);
-  if (bytes == 0) return {nullptr, nullptr, &Delete, cpu};
+  if (bytes == 0) return {nullptr, nullptr, &Delete, device_};
   const Bytes size(static_cast<int64_t>(bytes));
   if (host_memory::Active()) {
     void* block = host_memory::Allocate(size);
-    return {block, block, &Delete, cpu};
+    return {block, block, &Delete, device_};
   }
   std::string failure;
   {
     const MutexLock lock(region_mutex);
     std::byte* block = impl_->Allocate(RoundUp(size, kRegionAlignment));
-    if (block != nullptr) return {block, block, &Delete, cpu};
+    if (block != nullptr) return {block, block, &Delete, device_};
     failure = impl_->OutOfMemory(size);
   }
   TORCH_CHECK_WITH(OutOfMemoryError, false, failure);

@@ -25,6 +25,7 @@
 #pragma once
 
 #include <c10/core/Allocator.h>
+#include <c10/core/Device.h>
 
 #include <cstddef>
 #include <memory>
@@ -68,12 +69,15 @@ struct SegmentRun {
 
 class RegionAllocator final : public c10::Allocator {
  public:
-  // `base` (64-byte aligned) outlives every tensor in it. The allocator may go
-  // first: its block table stays until the last block is freed.
-  RegionAllocator(std::byte* base, Bytes size);
+  // `base` (64-byte aligned), memory of `device`, outlives every tensor in it.
+  // The allocator may go first: its block table stays until the last block is
+  // freed. REQUIRES: `device` is the CPU (placement.h, DeviceOf).
+  RegionAllocator(c10::Device device, std::byte* base, Bytes size);
   ~RegionAllocator() override;
 
-  // Installs this allocator as c10's CPU allocator / puts the former back.
+  c10::Device device() const { return device_; }
+
+  // Installs this allocator as c10's of the device / puts the former back.
   void Arm();
   void Disarm();
 
@@ -113,6 +117,7 @@ class RegionAllocator final : public c10::Allocator {
   static Table& Regions();
   static void Delete(void* block);
 
+  const c10::Device device_;
   std::shared_ptr<Impl> impl_;  // shared with the table of regions
 };
 

@@ -1,6 +1,5 @@
 #include "client/torch/ranks/collectives.h"
 
-#include <ATen/ops/from_blob.h>
 #include <c10/util/Logging.h>
 #include <fmt/format.h>
 
@@ -13,6 +12,7 @@
 #include <utility>
 
 #include "client/torch/exceptions.h"
+#include "client/torch/placement.h"
 #include "proto/base/status.h"
 #include "proto/base/units.h"
 
@@ -33,7 +33,12 @@ std::chrono::milliseconds Milliseconds(double seconds) {
   return std::chrono::milliseconds(static_cast<int64_t>(seconds * 1000));
 }
 
-absl::Status CheckContiguous(const char* what, const at::Tensor& tensor) {
+absl::Status CheckSendable(const char* what, const at::Tensor& tensor) {
+  if (!tensor.is_cpu()) {
+    return absl::InvalidArgumentError(
+        fmt::format("{}: the tensor is on {}, and Gloo sends from the CPU",
+                    what, tensor.device().str()));
+  }
   if (tensor.is_contiguous()) return absl::OkStatus();
   return absl::InvalidArgumentError(
       fmt::format("{}: the tensor is not contiguous", what));
@@ -102,7 +107,8 @@ absl::Status GlooRanks::Run(const char* what, int64_t bytes,
 // some time after the caller has been told that the work is done; a late free
 // would still hold a transient's planned place when the next one asks for it.
 at::Tensor Alias(const at::Tensor& tensor) {
-  return at::from_blob(tensor.data_ptr(), tensor.sizes(), tensor.options());
+  return ViewOf(tensor.data_ptr(), tensor.sizes(), tensor.scalar_type(),
+                tensor.device());
 }
 
 // Bytes on the wire: Gloo need not know the type, and then every type works.
@@ -116,8 +122,8 @@ absl::Status GlooRanks::AllToAll(const at::Tensor& receive,
                                  const std::vector<int64_t>& receive_counts,
                                  const at::Tensor& send,
                                  const std::vector<int64_t>& send_counts) {
-  SLUICE_RETURN_IF_ERROR(CheckContiguous("all-to-all", receive));
-  SLUICE_RETURN_IF_ERROR(CheckContiguous("all-to-all", send));
+  SLUICE_RETURN_IF_ERROR(CheckSendable("all-to-all", receive));
+  SLUICE_RETURN_IF_ERROR(CheckSendable("all-to-all", send));
   const int64_t size = static_cast<int64_t>(send.element_size());
   return Run("all-to-all", send.numel() * size, [&] {
     at::Tensor to = Alias(receive).view(at::kByte);
@@ -129,14 +135,14 @@ absl::Status GlooRanks::AllToAll(const at::Tensor& receive,
 }
 
 absl::Status GlooRanks::SumAll(at::Tensor& tensor) {
-  SLUICE_RETURN_IF_ERROR(CheckContiguous("sum over ranks", tensor));
+  SLUICE_RETURN_IF_ERROR(CheckSendable("sum over ranks", tensor));
   std::vector<at::Tensor> tensors = {Alias(tensor)};
   return Run("sum over ranks", static_cast<int64_t>(tensor.nbytes()),
              [&] { return group_->allreduce(tensors); });
 }
 
 absl::Status GlooRanks::SumTo(at::Tensor& tensor, int root) {
-  SLUICE_RETURN_IF_ERROR(CheckContiguous("sum to one rank", tensor));
+  SLUICE_RETURN_IF_ERROR(CheckSendable("sum to one rank", tensor));
   std::vector<at::Tensor> tensors = {Alias(tensor)};
   c10d::ReduceOptions reduce;
   reduce.rootRank = root;
@@ -145,7 +151,7 @@ absl::Status GlooRanks::SumTo(at::Tensor& tensor, int root) {
 }
 
 absl::Status GlooRanks::Broadcast(at::Tensor& tensor, int root) {
-  SLUICE_RETURN_IF_ERROR(CheckContiguous("broadcast", tensor));
+  SLUICE_RETURN_IF_ERROR(CheckSendable("broadcast", tensor));
   std::vector<at::Tensor> tensors = {Alias(tensor)};
   c10d::BroadcastOptions broadcast;
   broadcast.rootRank = root;
@@ -206,6 +212,12 @@ absl::Status CheckOptions(const Options& options) {
     return absl::InvalidArgumentError(
         fmt::format("master port {}: it must be 1 to 65535 (MASTER_PORT)",
                     options.master_port));
+  }
+  if (options.world_size > 1 && !options.device.is_cpu()) {
+    return absl::UnimplementedError(fmt::format(
+        "{} ranks on {}: this build exchanges tensors over Gloo, which sends "
+        "from the CPU; run one rank",
+        options.world_size, options.device.str()));
   }
   return absl::OkStatus();
 }

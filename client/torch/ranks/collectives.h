@@ -1,5 +1,5 @@
-// What the pipelines need of c10d, over Gloo on CPU tensors (NCCL later). We
-// write no transport.
+// What the pipelines need of c10d, over Gloo on CPU tensors: the host's, and
+// those in sim's HBM. We write no transport.
 //
 // A failed collective (a peer died) throws nothing across targets: it is an
 // absl::Status that names the operation; the trainer ends the run with it.
@@ -20,6 +20,7 @@ namespace sluice::runtime {
 class Collectives {
  public:
   struct Options {
+    at::Device device;  // of the tensors that travel, beside the host's
     int rank = 0;
     int world_size = 1;
     std::string master_addr = "127.0.0.1";
@@ -29,7 +30,8 @@ class Collectives {
     // that a launcher can choose a free port without a race; -1: it binds.
     int master_listen_fd = -1;
   };
-  // World size 1 needs no network and no store.
+  // World size 1 needs no network and no store. Unimplemented: several ranks on
+  // a device that Gloo does not send from.
   static absl::StatusOr<std::unique_ptr<Collectives>> Connect(
       const Options& options);
   virtual ~Collectives() = default;
@@ -37,8 +39,8 @@ class Collectives {
   virtual int rank() const = 0;
   virtual int world_size() const = 0;
 
-  // All tensors must be contiguous CPU tensors; every rank makes the same
-  // calls in the same order.
+  // All tensors must be contiguous, and on the device or the host; every rank
+  // makes the same calls in the same order.
 
   // Flat all-to-all: `send` and `receive` are contiguous 1-D tensors of one
   // type, counts in elements, a count per rank; uneven and empty are fine.

@@ -1,10 +1,9 @@
 #include "client/torch/stream/chunk_io.h"
 
-#include <ATen/ops/from_blob.h>
-
 #include <algorithm>
 #include <cstring>
 
+#include "client/torch/placement.h"
 #include "proto/base/status.h"
 
 namespace sluice::runtime {
@@ -16,11 +15,11 @@ using client::Ticket;
 using device::CopyDirection;
 
 // Pieces are views by address, so taking one allocates nothing.
-std::vector<Slot> CutSlots(std::byte* memory, int64_t slot_bytes, int slots,
-                           const Ticket& free) {
+std::vector<Slot> CutSlots(const RingMemory& memory, const Ticket& free) {
   std::vector<Slot> cut;
-  for (int i = 0; i < slots; ++i) {
-    cut.emplace_back(memory + i * slot_bytes, slot_bytes, free);
+  for (int i = 0; i < memory.slots; ++i) {
+    cut.emplace_back(memory.device, memory.data + i * memory.slot_bytes,
+                     memory.slot_bytes, free);
   }
   return cut;
 }
@@ -64,20 +63,19 @@ at::Tensor Slot::Take(at::IntArrayRef sizes, at::ScalarType type) {
   for (const int64_t size : sizes) bytes *= size;
   const size_t field = taken_++;
   if (field < resident_.size() && resident_[field] != nullptr) {
-    return at::from_blob(resident_[field], sizes,
-                         at::TensorOptions().dtype(type));
+    return ViewOf(resident_[field], sizes, type, device_);
   }
   SLUICE_CHECK(used_ + stream::AlignSlot(bytes) <= size_);
   std::byte* at = data_ + used_;
   used_ += stream::AlignSlot(bytes);
-  return at::from_blob(at, sizes, at::TensorOptions().dtype(type));
+  return ViewOf(at, sizes, type, device_);
 }
 
 // --- staging ----------------------------------------------------------------
 
-StagingRing::StagingRing(client::CopyEngine* copies, std::byte* memory,
-                         int64_t slot_bytes, int slots, const Ticket& free)
-    : copies_(copies), slots_(CutSlots(memory, slot_bytes, slots, free)) {}
+StagingRing::StagingRing(client::CopyEngine* copies, const RingMemory& memory,
+                         const Ticket& free)
+    : copies_(copies), slots_(CutSlots(memory, free)) {}
 
 void StagingRing::AppendLastUses(std::vector<Ticket>& uses) const {
   for (const Slot& slot : slots_) uses.push_back(slot.last_use_);
@@ -97,7 +95,7 @@ at::Tensor StagingRing::TakeFor(const ChunkBuffer& to, at::IntArrayRef sizes,
                                 at::ScalarType type) {
   if (!to.resident) return Take(sizes, type);
   const at::Tensor place =
-      at::from_blob(to.data, sizes, at::TensorOptions().dtype(type));
+      ViewOf(to.data, sizes, type, slots_[current_].device_);
   SLUICE_CHECK(static_cast<int64_t>(place.nbytes()) == to.size);
   return place;
 }
@@ -165,9 +163,9 @@ void Fetch::Whole(ChunkBuffer& from) {
   if (!from.resident) Piece(from, 0, 0, from.size);
 }
 
-FetchRing::FetchRing(client::CopyEngine* copies, std::byte* memory,
-                     int64_t slot_bytes, int slots, const Ticket& free)
-    : copies_(copies), slots_(CutSlots(memory, slot_bytes, slots, free)) {}
+FetchRing::FetchRing(client::CopyEngine* copies, const RingMemory& memory,
+                     const Ticket& free)
+    : copies_(copies), slots_(CutSlots(memory, free)) {}
 
 void FetchRing::AppendLastUses(std::vector<Ticket>& uses) const {
   for (const Slot& slot : slots_) uses.push_back(slot.last_use_);

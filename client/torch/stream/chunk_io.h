@@ -34,8 +34,9 @@ namespace sluice::runtime {
 // found resident is handed out where it lies, and takes no room.
 class Slot {
  public:
-  Slot(std::byte* data, int64_t size, const client::Ticket& free)
-      : data_(data), size_(size), last_use_(free) {}
+  Slot(at::Device device, std::byte* data, int64_t size,
+       const client::Ticket& free)
+      : device_(device), data_(data), size_(size), last_use_(free) {}
 
   at::Tensor Take(at::IntArrayRef sizes, at::ScalarType type);
   void Rewind() { used_ = taken_ = 0; }
@@ -46,6 +47,7 @@ class Slot {
   friend class StagingRing;
   friend class FetchRing;
   friend class Fetches;
+  at::Device device_;
   std::byte* data_;
   int64_t size_;
   int64_t used_ = 0;
@@ -55,12 +57,20 @@ class Slot {
   client::Ticket last_use_;           // the slot may be written again
 };
 
+// What a ring is cut from: 64-byte aligned memory of `device`, slots *
+// slot_bytes of it.
+struct RingMemory {
+  at::Device device;
+  std::byte* data = nullptr;
+  int64_t slot_bytes = 0;
+  int slots = 0;
+};
+
 class StagingRing {
  public:
-  // `memory` (64-byte aligned, slots * slot_bytes) outlives the ring and may be
-  // written once `free` is reached.
-  StagingRing(client::CopyEngine* copies, std::byte* memory, int64_t slot_bytes,
-              int slots, const client::Ticket& free);
+  // `memory` outlives the ring and may be written once `free` is reached.
+  StagingRing(client::CopyEngine* copies, const RingMemory& memory,
+              const client::Ticket& free);
   // The last uses of its memory.
   void AppendLastUses(std::vector<client::Ticket>& uses) const;
 
@@ -119,8 +129,8 @@ class Fetch {
 
 class FetchRing {
  public:
-  FetchRing(client::CopyEngine* copies, std::byte* memory, int64_t slot_bytes,
-            int slots, const client::Ticket& free);  // as a StagingRing
+  FetchRing(client::CopyEngine* copies, const RingMemory& memory,
+            const client::Ticket& free);  // as a StagingRing
   void AppendLastUses(std::vector<client::Ticket>& uses) const;
 
  private:

@@ -4,6 +4,8 @@
 
 #include <cstring>
 
+#include "client/torch/placement.h"
+
 namespace sluice::runtime {
 
 namespace {
@@ -46,9 +48,11 @@ ChunkStore::Chunks ChunkStore::CarveWhole(stream::Class which) {
   return Carve(which, [&](int64_t m) { return shape_.chunk_bytes(which, m); });
 }
 
-ChunkStore::ChunkStore(const stream::StreamShape& shape, std::byte* base)
+ChunkStore::ChunkStore(const stream::StreamShape& shape, at::Device device,
+                       std::byte* base)
     : shape_(shape),
-      resident_memory_(at::empty({shape.resident_bytes()}, at::kByte)),
+      resident_memory_(
+          at::empty({shape.resident_bytes()}, On(device, at::kByte))),
       host_{base},
       resident_{static_cast<std::byte*>(resident_memory_.data_ptr())} {
   for (int64_t unit = 0; unit <= shape.layers; ++unit) {

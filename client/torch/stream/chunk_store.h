@@ -42,8 +42,10 @@ struct ChunkBuffer {
 
 class ChunkStore {
  public:
-  // Carves `shape.host_bytes()` from `base`; allocates `resident_bytes()`.
-  ChunkStore(const stream::StreamShape& shape, std::byte* base);
+  // Carves `shape.host_bytes()` from `base`; allocates `resident_bytes()` on
+  // `device`.
+  ChunkStore(const stream::StreamShape& shape, at::Device device,
+             std::byte* base);
   ChunkStore(const ChunkStore&) = delete;
 
   Bytes size() const { return Bytes(host_.used); }  // what was carved

@@ -1,12 +1,13 @@
 #include "client/torch/stream/saved_rows.h"
 
-#include <ATen/ops/from_blob.h>
-
 #include <cstring>
+
+#include "client/torch/placement.h"
 
 namespace sluice::runtime {
 
-KeptStore::KeptStore(const stream::StreamShape& shape) : shape_(shape) {
+KeptStore::KeptStore(const stream::StreamShape& shape, at::Device device)
+    : shape_(shape), device_(device) {
   for (const stream::Class which : stream::kLayerClasses) {
     for (int64_t m = 0; m < shape.chunks(); ++m) {
       offsets_.push_back(layer_bytes_);
@@ -14,20 +15,19 @@ KeptStore::KeptStore(const stream::StreamShape& shape) : shape_(shape) {
     }
   }
   if (layer_bytes_ == 0) return;
-  memory_ = at::empty({shape.layers * layer_bytes_}, at::kByte);
+  memory_ = at::empty({shape.layers * layer_bytes_}, On(device, at::kByte));
   for (int64_t layer = 0; layer < shape.layers; ++layer) Dead(layer);
 }
 
 at::Tensor KeptStore::rows(int64_t layer, stream::Class which, int64_t m,
                            int64_t width, at::ScalarType type) const {
-  const at::TensorOptions options = at::TensorOptions().dtype(type);
   const int64_t rows = shape_.kept(which, m);
-  if (rows == 0) return at::from_blob(nullptr, {0, width}, options);
+  if (rows == 0) return ViewOf(nullptr, {0, width}, type, device_);
   const auto at =
       static_cast<size_t>(static_cast<int64_t>(which) * shape_.chunks() + m);
   std::byte* const base = static_cast<std::byte*>(memory_.data_ptr());
-  return at::from_blob(base + layer * layer_bytes_ + offsets_[at],
-                       {rows, width}, options);
+  return ViewOf(base + layer * layer_bytes_ + offsets_[at], {rows, width}, type,
+                device_);
 }
 
 void KeptStore::Dead([[maybe_unused]] int64_t layer) {

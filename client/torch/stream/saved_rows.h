@@ -25,7 +25,7 @@ namespace sluice::runtime {
 class KeptStore {
  public:
   // Allocates StreamShape::kept_bytes.
-  explicit KeptStore(const stream::StreamShape& shape);
+  KeptStore(const stream::StreamShape& shape, at::Device device);
   // [kept rows, width]
   at::Tensor rows(int64_t layer, stream::Class which, int64_t m, int64_t width,
                   at::ScalarType type) const;
@@ -33,6 +33,7 @@ class KeptStore {
 
  private:
   const stream::StreamShape& shape_;
+  const at::Device device_;
   int64_t layer_bytes_ = 0;
   std::vector<int64_t> offsets_;  // in a layer, by class and chunk
   at::Tensor memory_;

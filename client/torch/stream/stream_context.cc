@@ -1,12 +1,13 @@
 #include "client/torch/stream/stream_context.h"
 
 #include <ATen/ops/empty.h>
-#include <ATen/ops/from_blob.h>
 #include <fmt/format.h>
 
 #include <array>
 
 #include "client/torch/exceptions.h"
+#include "client/torch/math/backend.h"
+#include "client/torch/placement.h"
 #include "proto/base/shortage.h"
 #include "proto/base/status.h"
 
@@ -21,24 +22,28 @@ absl::Status Validate(const StreamContext::Options& options) {
         "a streamed step needs a copy engine, and collectives when there are "
         "several ranks");
   }
-  return absl::OkStatus();
+  return FindBackend(options.device).status();
 }
 
 // Cuts typed pieces and rings from the front of the ring memory.
 class Cutter {
  public:
-  Cutter(client::CopyEngine* copies, std::byte* memory, client::Ticket free)
-      : copies_(copies), next_(memory), free_(std::move(free)) {}
+  Cutter(client::CopyEngine* copies, const at::Tensor& memory,
+         client::Ticket free)
+      : copies_(copies),
+        device_(memory.device()),
+        next_(static_cast<std::byte*>(memory.data_ptr())),
+        free_(std::move(free)) {}
 
   template <typename Ring>
   Ring Cut(int64_t slot_bytes, int slots) {
-    return Ring(copies_, Take(slots * slot_bytes), slot_bytes, slots, free_);
+    return Ring(copies_, {device_, Take(slots * slot_bytes), slot_bytes, slots},
+                free_);
   }
   // Undefined if there is none in this phase.
   at::Tensor CutSum(int64_t bytes, const std::array<int64_t, 3>& sizes) {
     if (bytes == 0) return {};
-    return at::from_blob(Take(bytes), sizes,
-                         at::TensorOptions().dtype(at::kFloat));
+    return ViewOf(Take(bytes), sizes, at::kFloat, device_);
   }
 
  private:
@@ -48,6 +53,7 @@ class Cutter {
     return at;
   }
   client::CopyEngine* copies_;
+  at::Device device_;
   std::byte* next_;
   client::Ticket free_;
 };
@@ -59,11 +65,11 @@ StreamState::StreamState(const Options& o)
       shape(o.stream),
       dtype(TorchType(o.stream.dtype)),
       active(shape.active_chunks()),
-      store(shape, o.host),
-      kept(shape),
+      store(shape, o.device, o.host),
+      kept(shape, o.device),
       exchange(o.stream.model.heads, o.stream.model.kv_heads, shape.ranks,
                o.stream.rank, o.collectives),
-      memory_(at::empty({shape.ring_bytes()}, at::kByte)) {}
+      memory_(at::empty({shape.ring_bytes()}, On(o.device, at::kByte))) {}
 
 StreamState::~StreamState() { copies().Drain().IgnoreError(); }
 
@@ -84,8 +90,7 @@ absl::Status StreamState::Enter(stream::Phase phase) {
   const std::array<int64_t, 3> query = {shape.rows(0), shape.q_heads,
                                         shape.dim};
   const std::array<int64_t, 3> key = {shape.rows(0), shape.kv_heads, shape.dim};
-  Cutter cut(&copies(), static_cast<std::byte*>(memory_.data_ptr()),
-             copies().MarkCompute());
+  Cutter cut(&copies(), memory_, copies().MarkCompute());
   // Braces evaluate in order, and so lay out in this order.
   rings_.emplace(Rings{
       phase, cut.Cut<StagingRing>(sizes.staging, 2),
@@ -142,10 +147,10 @@ at::Tensor StreamState::Sum(const at::Tensor& largest, stream::Class which,
     return largest.narrow(0, 0, shape.rows(m));
   }
   const bool query = which == stream::Class::kQueryGradient;
-  return at::from_blob(
+  return ViewOf(
       store.scratch(which, m).data,
       {shape.rows(m), query ? shape.q_heads : shape.kv_heads, shape.dim},
-      at::TensorOptions().dtype(at::kFloat));
+      at::kFloat, options.device);
 }
 
 RopeTables StreamState::Rope(int64_t m, int64_t skip) const {
@@ -153,7 +158,7 @@ RopeTables StreamState::Rope(int64_t m, int64_t skip) const {
   const int64_t begin =
       shape.layout.begin(m) + shape.layout.local_offset(m, shape.rank) + skip;
   return MakeRopeTables(begin, shape.local(m) - skip, shape.dim,
-                        options.stream.model.rope->theta);
+                        options.stream.model.rope->theta, options.device);
 }
 
 absl::StatusOr<std::unique_ptr<StreamContext>> StreamContext::Create(

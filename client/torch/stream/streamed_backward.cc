@@ -9,6 +9,7 @@
 #include <map>
 
 #include "client/torch/exceptions.h"
+#include "client/torch/placement.h"
 #include "client/torch/stream/stream_context.h"
 #include "proto/base/status.h"
 
@@ -304,9 +305,10 @@ absl::Status Backward::GradientsHome(int64_t m, Projected& d) {
   if (state_.exchange.local()) {
     d = sums;
   } else {
-    d.q = at::empty({rows, model.heads, shape_.dim}, at::kFloat);
-    d.k = at::empty({rows, model.kv_heads, shape_.dim}, at::kFloat);
-    d.v = at::empty({rows, model.kv_heads, shape_.dim}, at::kFloat);
+    const at::TensorOptions float32 = On(state_.options.device, at::kFloat);
+    d.q = at::empty({rows, model.heads, shape_.dim}, float32);
+    d.k = at::empty({rows, model.kv_heads, shape_.dim}, float32);
+    d.v = at::empty({rows, model.kv_heads, shape_.dim}, float32);
   }
   SLUICE_RETURN_IF_ERROR(state_.exchange.ToTokens(
       state_.Whole(m), {{HeadKind::kQuery, d.q, sums.q},

@@ -42,6 +42,7 @@ class StreamContext {
  public:
   struct Options {
     stream::StreamOptions stream;        // what decides all sizes
+    at::Device device;                   // of every tensor of a step
     Collectives* collectives = nullptr;  // outlive the context; may be null
                                          // with one rank
     client::CopyEngine* copies = nullptr;
@@ -51,7 +52,8 @@ class StreamContext {
   };
   // Allocates the rings and the kept rows (in HBM), lays out the host arena:
   // what planner/stream/stream_shape.h says in bytes, no more and no less.
-  // InvalidArgument: a shape or option out of range. ResourceExhausted: the
+  // InvalidArgument: a shape or option out of range. Unimplemented: a device
+  // that this build has no attention on. ResourceExhausted: the
   // host region is too small: asked, given.
   static absl::StatusOr<std::unique_ptr<StreamContext>> Create(
       const Options& options);

@@ -8,6 +8,7 @@
 
 #include "client/torch/exceptions.h"
 #include "client/torch/math/chunked_loss.h"
+#include "client/torch/placement.h"
 #include "client/torch/stream/stream_context.h"
 #include "proto/base/status.h"
 
@@ -25,7 +26,7 @@ class Step {
         tokens_(tokens),
         labels_(labels),
         scale_(1.0 / static_cast<double>(std::max<int64_t>(global_count, 1))),
-        loss_sum_(at::zeros({}, at::kDouble)) {}
+        loss_sum_(at::zeros({}, On(state.options.device, at::kDouble))) {}
 
   absl::StatusOr<StepResult> Run();
 
@@ -204,7 +205,8 @@ absl::StatusOr<StepResult> Step::Run() {
 }
 
 absl::Status CheckTokens(const char* what, const at::Tensor& t,
-                         int64_t expected) {
+                         int64_t expected, at::Device device) {
+  SLUICE_RETURN_IF_ERROR(CheckOn(what, t, device));
   if (t.dim() == 1 && t.size(0) == expected && t.scalar_type() == at::kLong) {
     return absl::OkStatus();
   }
@@ -224,8 +226,11 @@ absl::StatusOr<StepResult> StreamedStep(StreamContext& context,
   StreamState& state = StreamState::Of(context);
   const at::NoGradGuard no_grad;
   const int64_t rows = state.shape.layout.total_local_rows(state.shape.rank);
-  SLUICE_RETURN_IF_ERROR(CheckTokens("tokens", tokens, rows));
-  SLUICE_RETURN_IF_ERROR(CheckTokens("labels", labels, rows));
+  const at::Device device = state.options.device;
+  SLUICE_RETURN_IF_ERROR(CheckOn("weights", weights.embed, device));
+  SLUICE_RETURN_IF_ERROR(CheckOn("gradients", gradients.embed, device));
+  SLUICE_RETURN_IF_ERROR(CheckTokens("tokens", tokens, rows, device));
+  SLUICE_RETURN_IF_ERROR(CheckTokens("labels", labels, rows, device));
   return CatchStatus("a streamed step", [&] {
     return Step(state, weights, gradients, tokens, labels, global_count).Run();
   });

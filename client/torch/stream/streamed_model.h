@@ -18,7 +18,8 @@ namespace sluice::runtime {
 // `tokens` and `labels` are int64 [layout.total_local_rows(rank)] in HBM: this
 // rank's rows of chunk 0, then of chunk 1, ... Labels are already shifted;
 // -100 is ignored. `global_count` is the number of labels not ignored over all
-// ranks (and micro-batches, when gradients accumulate).
+// ranks (and micro-batches, when gradients accumulate). InvalidArgument: a
+// tensor that is not on the context's device, or not of such rows.
 //
 // The result is this rank's: sum of its losses (in fp64), labels counted.
 absl::StatusOr<StepResult> StreamedStep(StreamContext& context,

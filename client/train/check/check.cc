@@ -9,6 +9,7 @@
 #include <cmath>
 #include <random>
 
+#include "client/torch/placement.h"
 #include "client/train/launch/outcome.h"
 #include "client/train/optimizer/adamw.h"
 #include "proto/base/status.h"
@@ -46,7 +47,7 @@ void Roughen(FlatModel& weights, int64_t hidden, uint64_t seed) {
   at::Generator random = at::detail::createCPUGenerator(seed);
   const double spread = 1 / std::sqrt(static_cast<double>(hidden));
   for (const FlatEntry& entry : weights.entries()) {
-    at::Tensor drawn = at::empty({entry.size}, at::kFloat);
+    at::Tensor drawn = at::empty({entry.size}, runtime::OnHost(at::kFloat));
     drawn.normal_(0, spread, random);
     if (entry.name.find("norm") != std::string::npos &&
         entry.name.ends_with("weight")) {
@@ -77,7 +78,8 @@ std::map<std::string, at::Tensor> Named(FlatModel& model) {
 }
 
 at::Tensor ToTensor(const std::vector<int64_t>& values) {
-  at::Tensor t = at::empty({static_cast<int64_t>(values.size())}, at::kLong);
+  at::Tensor t = at::empty({static_cast<int64_t>(values.size())},
+                           runtime::OnHost(at::kLong));
   std::copy(values.begin(), values.end(), t.data_ptr<int64_t>());
   return t;
 }
@@ -108,7 +110,7 @@ absl::StatusOr<double> GatherStep(const StepperContext& context,
   runtime::Collectives* const all = context.collectives;
   if (all == nullptr) return own.loss_sum / static_cast<double>(own.count);
   const runtime::HostScope host("sums of check");
-  at::Tensor sums = at::empty({2}, at::kDouble);
+  at::Tensor sums = at::empty({2}, runtime::OnHost(at::kDouble));
   sums.data_ptr<double>()[0] = own.loss_sum;
   sums.data_ptr<double>()[1] = static_cast<double>(own.count);
   SLUICE_RETURN_IF_ERROR(ClassifyStepError(all->SumAll(sums)));
@@ -134,8 +136,10 @@ absl::Status RunCheck(const StepperContext& context, PeerWatch& watch,
   SLUICE_ASSIGN_OR_RETURN(const auto stepper, MakeStepper(context, nullptr));
   const stream::ChunkLayout layout = stepper->layout();
   const int64_t rows = layout.total_local_rows(rank);
-  at::Tensor tokens = at::empty({rows}, at::kLong);
-  at::Tensor labels = at::empty({rows}, at::kLong);
+  const at::TensorOptions ids =
+      runtime::On(context.memory->device(), at::kLong);
+  at::Tensor tokens = at::empty({rows}, ids);
+  at::Tensor labels = at::empty({rows}, ids);
   DealRows(text, layout, rank, tokens, labels);
   const auto own = stepper->Run(tokens, labels, text.count);
   SLUICE_RETURN_IF_ERROR(ClassifyStepError(own.status()));

@@ -8,6 +8,7 @@
 #include <algorithm>
 #include <nlohmann/json.hpp>
 
+#include "client/torch/placement.h"
 #include "client/train/checkpoint/checkpoint_files.h"
 #include "client/train/checkpoint/hf_names.h"
 #include "client/train/checkpoint/safetensors.h"
@@ -93,7 +94,8 @@ absl::Status ReadTransposed(const SafetensorsReader& reader,
                             const HfTensor& tensor, const at::Tensor& flat) {
   const int64_t width = tensor.shape()[1];
   for (const Rows& rows : CutRows(tensor)) {
-    at::Tensor piece = at::empty({rows.n, width}, flat.scalar_type());
+    at::Tensor piece =
+        at::empty({rows.n, width}, runtime::OnHost(flat.scalar_type()));
     SLUICE_RETURN_IF_ERROR(
         reader.Read(tensor.name, rows.first * width * piece.element_size(),
                     piece.data_ptr(), Bytewise(piece)));

@@ -9,6 +9,7 @@
 #include <algorithm>
 #include <cmath>
 
+#include "client/torch/placement.h"
 #include "proto/base/status.h"
 
 namespace sluice::train {
@@ -32,12 +33,14 @@ AdamW::AdamW(const AdamWOptions& options, FlatModel* weights,
   int64_t owned = 0;
   for (const stream::Bucket& b : buckets_)
     owned += b.owner == rank_ ? b.size : 0;
-  states_.m = at::zeros({owned}, at::kFloat);
-  states_.v = at::zeros({owned}, at::kFloat);
+  const at::TensorOptions float32 =
+      runtime::On(weights->flat().device(), at::kFloat);
+  states_.m = at::zeros({owned}, float32);
+  states_.v = at::zeros({owned}, float32);
   if (weights->flat().scalar_type() != at::kFloat) {
-    states_.master = at::empty({owned}, at::kFloat);
+    states_.master = at::empty({owned}, float32);
   }
-  step_ = at::zeros({}, at::kFloat);
+  step_ = at::zeros({}, float32);
   MakePieces();
   for (Piece& piece : pieces_) {
     if (states_.master.defined()) piece.target.copy_(piece.weight);
@@ -80,7 +83,7 @@ absl::StatusOr<double> AdamW::ReduceGradients() {
     if (bucket.owner == rank_) squares += at::dot(part, part).item<float>();
   }
   if (collectives_ != nullptr) {
-    at::Tensor sum = at::full({1}, squares, at::kDouble);
+    at::Tensor sum = at::full({1}, squares, runtime::OnHost(at::kDouble));
     SLUICE_RETURN_IF_ERROR(collectives_->SumAll(sum));
     squares = sum.item<double>();
   }

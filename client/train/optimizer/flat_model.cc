@@ -2,6 +2,8 @@
 
 #include <ATen/ops/zeros.h>
 
+#include "client/torch/placement.h"
+
 namespace sluice::train {
 
 std::vector<FlatEntry> FlatEntries(const stream::ModelShape& config) {
@@ -19,9 +21,11 @@ std::vector<FlatEntry> FlatEntries(const stream::ModelShape& config) {
   return entries;
 }
 
-FlatModel::FlatModel(const stream::ModelShape& config, at::ScalarType dtype)
+FlatModel::FlatModel(const stream::ModelShape& config, at::ScalarType dtype,
+                     at::Device device)
     : entries_(FlatEntries(config)) {
-  flat_ = at::zeros({entries_.back().offset + entries_.back().size}, dtype);
+  flat_ = at::zeros({entries_.back().offset + entries_.back().size},
+                    runtime::On(device, dtype));
   const auto named = runtime::NamedTensors(config, tensors_);
   for (size_t i = 0; i < entries_.size(); ++i) {
     const FlatEntry& entry = entries_[i];
@@ -33,8 +37,8 @@ FlatModel::FlatModel(const stream::ModelShape& config, at::ScalarType dtype)
 void FlatModel::Initialize(const stream::ModelShape& config, uint64_t seed) {
   // A second copy for a moment: at this point neither gradients nor optimizer
   // states exist yet, so the peak of the run is elsewhere.
-  runtime::ModelTensors initial =
-      runtime::InitialTensors(config, flat_.scalar_type(), seed);
+  runtime::ModelTensors initial = runtime::InitialTensors(
+      config, flat_.scalar_type(), flat_.device(), seed);
   const auto from = runtime::NamedTensors(config, initial);
   const auto to = runtime::NamedTensors(config, tensors_);
   for (size_t i = 0; i < to.size(); ++i) to[i].tensor->copy_(*from[i].tensor);

@@ -32,8 +32,9 @@ std::vector<FlatEntry> FlatEntries(const stream::ModelShape& config);
 
 class FlatModel {
  public:
-  // Zeros. Allocates one tensor from c10's current CPU allocator.
-  FlatModel(const stream::ModelShape& config, at::ScalarType dtype);
+  // Zeros. Allocates one tensor from c10's current allocator of the device.
+  FlatModel(const stream::ModelShape& config, at::ScalarType dtype,
+            at::Device device);
 
   const std::vector<FlatEntry>& entries() const { return entries_; }
   const at::Tensor& flat() const { return flat_; }

@@ -128,7 +128,8 @@ class Chunked {
                                  .kv_heads = kHeads,
                                  .ffn = 1,
                                  .vocab = 2},
-                       .layout = stream::ChunkLayout(tokens, chunk, 1)}};
+                       .layout = stream::ChunkLayout(tokens, chunk, 1)},
+            .device = at::kCPU};
   }
   static Bytes HostBytes(int64_t tokens, int64_t chunk) {
     return stream::HostBytes(Options(tokens, chunk).stream);

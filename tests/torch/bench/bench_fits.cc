@@ -35,8 +35,8 @@ const stream::ModelShape kModel = {.layers = 4,
 
 struct Run {
   Run()
-      : weights(InitialTensors(kModel, at::kFloat, 1)),
-        gradients(ZeroTensors(kModel, at::kFloat)),
+      : weights(InitialTensors(kModel, at::kFloat, at::kCPU, 1)),
+        gradients(ZeroTensors(kModel, at::kFloat, at::kCPU)),
         tokens(at::randint(kModel.vocab, {kSequence}, at::kLong)) {}
   ModelTensors weights, gradients;
   at::Tensor tokens;
@@ -47,6 +47,7 @@ double KeepAll(Node& node, Run& run) {
     SLUICE_CHECK_OK(BaselineStep({.model = kModel,
                                   .seq_len = kSequence,
                                   .method = BaselineMethod::kKeepAll,
+                                  .device = at::kCPU,
                                   .allocator = &node.allocator()},
                                  run.weights, run.gradients, run.tokens,
                                  run.tokens, kSequence)
@@ -61,6 +62,7 @@ double Streamed(Node& node, Run& run, int64_t chunk) {
       .stream = {.model = kModel,
                  .layout = stream::ChunkLayout(kSequence, chunk, 1),
                  .fractions = stream::KeepEverything(kModel)},
+      .device = at::kCPU,
       .copies = &node.engine(),
       .allocator = &node.allocator()};
   SLUICE_CHECK(stream::HostBytes(options.stream) == Bytes(0));

@@ -35,8 +35,8 @@ const stream::ModelShape kModel = {.layers = 2,
 // Weights, gradients and a text, which all chunks' sizes share.
 struct Run {
   Run()
-      : weights(InitialTensors(kModel, at::kFloat, 1)),
-        gradients(ZeroTensors(kModel, at::kFloat)),
+      : weights(InitialTensors(kModel, at::kFloat, at::kCPU, 1)),
+        gradients(ZeroTensors(kModel, at::kFloat, at::kCPU)),
         tokens(at::randint(kModel.vocab, {kSequence}, at::kLong)) {}
   ModelTensors weights, gradients;
   at::Tensor tokens;
@@ -70,6 +70,7 @@ class Step {
   static StreamContext::Options Options(Node& node, int64_t chunk) {
     return {.stream = {.model = kModel,
                        .layout = stream::ChunkLayout(kSequence, chunk, 1)},
+            .device = at::kCPU,
             .copies = &node.engine(),
             .allocator = &node.allocator()};
   }

@@ -34,8 +34,8 @@ class Rank {
  public:
   Rank()
       : node_(MiB(36)),
-        weights_(InitialTensors(Model(), at::kFloat, 1)),
-        gradients_(ZeroTensors(Model(), at::kFloat)),
+        weights_(InitialTensors(Model(), at::kFloat, at::kCPU, 1)),
+        gradients_(ZeroTensors(Model(), at::kFloat, at::kCPU)),
         moments_(at::empty({static_cast<int64_t>(Model().parameters())},
                            at::kFloat)),
         states_(node_.allocator().stats().used) {}
@@ -45,6 +45,7 @@ class Rank {
     HostInputs::Options inputs{.layers = Model().layers,
                                .rows = rows,
                                .hidden = Model().hidden,
+                               .device = at::kCPU,
                                .copies = &node_.engine()};
     inputs.host_size = HostInputs::HostBytes(inputs);
     const Memory host(inputs.host_size);
@@ -79,6 +80,7 @@ class Rank {
       return BaselineStep({.model = Model(),
                            .seq_len = rows,
                            .method = method,
+                           .device = at::kCPU,
                            .inputs = inputs},
                           weights_, gradients_, tokens, tokens, rows)
           .status();

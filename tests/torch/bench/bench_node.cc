@@ -34,7 +34,7 @@ Memory::Memory(Bytes size)
 Node::Node(Bytes hbm)
     : node_(MakeNode(directory_.path())),
       hbm_(hbm),
-      allocator_(hbm_.data(), hbm_.size()) {
+      allocator_(at::kCPU, hbm_.data(), hbm_.size()) {
   auto driver = device::OpenSimDriver(directory_.path());
   SLUICE_CHECK_OK(driver.status());
   driver_ = *std::move(driver);

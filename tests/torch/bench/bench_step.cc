@@ -12,14 +12,15 @@ BenchStep::BenchStep(Node& node, const stream::StreamOptions& options)
       options_(options),
       host_(stream::HostBytes(options)) {
   auto context = runtime::StreamContext::Create({.stream = options,
+                                                 .device = at::kCPU,
                                                  .copies = &copies_,
                                                  .allocator = &node.allocator(),
                                                  .host = host_.data(),
                                                  .host_size = host_.size()});
   SLUICE_CHECK_OK(context.status());
   context_ = *std::move(context);
-  weights_ = runtime::InitialTensors(options_.model, at::kFloat, 1);
-  gradients_ = runtime::ZeroTensors(options_.model, at::kFloat);
+  weights_ = runtime::InitialTensors(options_.model, at::kFloat, at::kCPU, 1);
+  gradients_ = runtime::ZeroTensors(options_.model, at::kFloat, at::kCPU);
   tokens_ =
       at::randint(options_.model.vocab, {options_.layout.seq_len()}, at::kLong);
 }

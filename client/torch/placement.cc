@@ -1,0 +1,33 @@
+#include "client/torch/placement.h"
+
+#include <ATen/ops/from_blob.h>
+#include <fmt/format.h>
+
+namespace sluice::runtime {
+
+at::Tensor ViewOf(void* data, at::IntArrayRef sizes, at::ScalarType type,
+                  at::Device device) {
+  return at::for_blob(data, sizes)
+      .options(On(device, type))
+      .target_device(device)
+      .make_tensor();
+}
+
+absl::Status CheckOn(std::string_view name, const at::Tensor& tensor,
+                     at::Device device) {
+  if (tensor.device() == device) return absl::OkStatus();
+  return absl::InvalidArgumentError(
+      fmt::format("{} must be on {}, where the step is, and are on {}", name,
+                  device.str(), tensor.device().str()));
+}
+
+absl::StatusOr<at::Device> DeviceOf(std::string_view driver) {
+  if (driver == "sim") return at::Device(at::kCPU);
+  return absl::UnimplementedError(fmt::format(
+      "this node's GPUs are real (driver \"{}\"), and this build's tensors are "
+      "on the CPU: it runs on simulated GPUs only, of a sluiced whose [device] "
+      "driver is \"sim\"",
+      driver));
+}
+
+}  // namespace sluice::runtime

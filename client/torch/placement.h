@@ -1,0 +1,41 @@
+// Where tensors are: said wherever one is made, for torch's own default is the
+// CPU, whatever the rest of a step is on (tests/layers looks for calls that do
+// not say it).
+//
+// Device tensors are in the rank's HBM; on sim that is the CPU's memory, out of
+// the leased region (RegionAllocator). Host tensors are the CPU's everywhere:
+// small sums of the ranks, what a seed draws, files. On sim they are in the
+// region too, unless a HostScope is open.
+//
+// Thread safety: pure functions.
+#pragma once
+
+#include <ATen/core/Tensor.h>
+
+#include <string_view>
+
+#include "absl/status/status.h"
+#include "absl/status/statusor.h"
+
+namespace sluice::runtime {
+
+inline at::TensorOptions On(at::Device device, at::ScalarType type) {
+  return at::TensorOptions().device(device).dtype(type);
+}
+inline at::TensorOptions OnHost(at::ScalarType type) {
+  return On(at::kCPU, type);
+}
+
+// Memory that is somebody else's, as a tensor on `device`, where it is.
+at::Tensor ViewOf(void* data, at::IntArrayRef sizes, at::ScalarType type,
+                  at::Device device);
+
+// InvalidArgument: `tensor` is elsewhere, by its name and both devices.
+absl::Status CheckOn(std::string_view name, const at::Tensor& tensor,
+                     at::Device device);
+
+// Torch's device for the GPU memory of a session (NodeLimits::driver).
+// Unimplemented: this build has no tensors there, with what to do.
+absl::StatusOr<at::Device> DeviceOf(std::string_view driver);
+
+}  // namespace sluice::runtime
