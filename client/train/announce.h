@@ -4,7 +4,7 @@
 
 #include <string>
 
-#include "client/train/stepper.h"
+#include "client/train/step/stepper.h"
 
 namespace sluice::train {
 

@@ -11,9 +11,9 @@
 
 #include "absl/status/status.h"
 #include "client/torch/ranks/collectives.h"
+#include "client/torch/run/rank_memory.h"
 #include "client/train/launch/launcher.h"
 #include "client/train/launch/options.h"
-#include "client/train/rank_memory.h"
 
 namespace sluice::train {
 

@@ -16,7 +16,7 @@
 #include "client/train/launch/peer_watch.h"
 #include "client/train/launch/rank_result.h"
 #include "client/train/profile.h"
-#include "client/train/stepper.h"
+#include "client/train/step/stepper.h"
 #include "client/train/trainer.h"
 #include "client/train/watch/rank_watch.h"
 #include "client/train/watch/stop.h"

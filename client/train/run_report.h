@@ -7,8 +7,8 @@
 #include <vector>
 
 #include "absl/status/status.h"
+#include "client/torch/run/plan_change.h"
 #include "client/train/launch/options.h"
-#include "client/train/plan_change.h"
 #include "planner/stream/settings.h"
 #include "proto/base/units.h"
 #include "proto/plan/plan.h"

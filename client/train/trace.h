@@ -5,7 +5,7 @@
 #include <string>
 
 #include "absl/status/status.h"
-#include "client/train/stepper.h"
+#include "client/train/step/stepper.h"
 
 namespace sluice::train {
 

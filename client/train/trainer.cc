@@ -9,9 +9,9 @@
 
 #include "absl/time/clock.h"
 #include "client/torch/placement.h"
+#include "client/torch/run/choose_settings.h"
 #include "client/train/announce.h"
 #include "client/train/checkpoint/save_folder.h"
-#include "client/train/choose_settings.h"
 #include "client/train/launch/outcome.h"
 #include "client/train/nonfinite.h"
 #include "client/train/shared_text.h"

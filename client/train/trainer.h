@@ -21,7 +21,7 @@
 #include "client/train/optimizer/adamw.h"
 #include "client/train/run_report.h"
 #include "client/train/saver.h"
-#include "client/train/stepper.h"
+#include "client/train/step/stepper.h"
 
 namespace sluice::train {
 

@@ -5,7 +5,7 @@
 #include <iterator>
 
 #include "client/torch/math/attention_blocks.h"
-#include "client/torch/stream/stream_context.h"
+#include "client/torch/stream/stream_state.h"
 #include "proto/base/status.h"
 
 namespace sluice::runtime {

@@ -10,7 +10,7 @@
 
 #include "client/torch/exceptions.h"
 #include "client/torch/placement.h"
-#include "client/torch/stream/stream_context.h"
+#include "client/torch/stream/stream_state.h"
 #include "proto/base/status.h"
 
 namespace sluice::runtime {

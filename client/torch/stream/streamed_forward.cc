@@ -4,7 +4,7 @@
 #include <ATen/ops/empty.h>
 
 #include "client/torch/exceptions.h"
-#include "client/torch/stream/stream_context.h"
+#include "client/torch/stream/stream_state.h"
 #include "proto/base/status.h"
 
 namespace sluice::runtime {

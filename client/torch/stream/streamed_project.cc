@@ -1,6 +1,6 @@
 // What forward and recomputation share: projections, and q, k, v on their way
 // to host memory and back.
-#include "client/torch/stream/stream_context.h"
+#include "client/torch/stream/stream_state.h"
 
 namespace sluice::runtime {
 

@@ -8,7 +8,7 @@
 #include "absl/status/status.h"
 #include "client/train/check/judge.h"
 #include "client/train/launch/peer_watch.h"
-#include "client/train/stepper.h"
+#include "client/train/step/stepper.h"
 
 namespace sluice::train {
 

@@ -24,7 +24,7 @@
 #include "absl/status/statusor.h"
 #include "client/train/checkpoint/trainer_state.h"
 #include "client/train/optimizer/adamw.h"
-#include "client/train/stepper.h"
+#include "client/train/step/stepper.h"
 
 namespace sluice::train {
 

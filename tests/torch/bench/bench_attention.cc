@@ -13,7 +13,7 @@
 #include <array>
 #include <cstring>
 
-#include "client/torch/stream/stream_context.h"
+#include "client/torch/stream/stream_state.h"
 #include "proto/base/status.h"
 #include "tests/bench/report.h"
 #include "tests/torch/bench/attention_step.h"

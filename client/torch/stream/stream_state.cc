@@ -1,4 +1,4 @@
-#include "client/torch/stream/stream_context.h"
+#include "client/torch/stream/stream_state.h"
 
 #include <ATen/ops/empty.h>
 #include <fmt/format.h>

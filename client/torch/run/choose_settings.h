@@ -7,7 +7,7 @@
 #include <string>
 
 #include "absl/status/statusor.h"
-#include "client/train/stepper.h"
+#include "client/train/step/stepper.h"
 #include "planner/stream/settings.h"
 
 namespace sluice::train {

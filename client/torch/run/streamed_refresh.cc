@@ -8,8 +8,8 @@
 #include <fmt/format.h>
 
 #include "absl/time/clock.h"
+#include "client/torch/run/streamed_stepper.h"
 #include "client/train/launch/outcome.h"
-#include "client/train/streamed_stepper.h"
 #include "planner/stream/loss_rows.h"
 #include "planner/stream/stream_shape.h"
 #include "proto/base/status.h"

@@ -1,4 +1,4 @@
-#include "client/train/rehearsal.h"
+#include "client/torch/run/rehearsal.h"
 
 #include <ATen/ops/zeros.h>
 

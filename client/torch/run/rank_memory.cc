@@ -1,4 +1,4 @@
-#include "client/train/rank_memory.h"
+#include "client/torch/run/rank_memory.h"
 
 #include <fmt/format.h>
 

@@ -1,5 +1,5 @@
 // The sluice method: calibrate, plan, lease the host region, stream.
-#include "client/train/streamed_stepper.h"
+#include "client/torch/run/streamed_stepper.h"
 
 #include <ATen/ops/min.h>
 #include <ATen/ops/zeros.h>
@@ -10,8 +10,8 @@
 #include <utility>
 
 #include "client/torch/placement.h"
+#include "client/torch/run/rehearsal.h"
 #include "client/train/launch/outcome.h"
-#include "client/train/rehearsal.h"
 #include "planner/stream/loss_rows.h"
 #include "planner/stream/profile.h"
 #include "planner/stream/stream_shape.h"

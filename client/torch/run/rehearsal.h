@@ -7,7 +7,7 @@
 #include <vector>
 
 #include "client/torch/stream/streamed_model.h"
-#include "client/train/stepper.h"
+#include "client/train/step/stepper.h"
 #include "planner/stream/options.h"
 
 namespace sluice::train {

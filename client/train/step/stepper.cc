@@ -1,4 +1,4 @@
-#include "client/train/stepper.h"
+#include "client/train/step/stepper.h"
 
 #include <ATen/ops/full.h>
 #include <fmt/format.h>

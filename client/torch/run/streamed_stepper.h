@@ -10,7 +10,7 @@
 #include <vector>
 
 #include "client/torch/stream/streamed_model.h"
-#include "client/train/stepper.h"
+#include "client/train/step/stepper.h"
 
 namespace sluice::train {
 

@@ -1,4 +1,4 @@
-#include "client/train/plan_change.h"
+#include "client/torch/run/plan_change.h"
 
 #include <fmt/format.h>
 

@@ -1,5 +1,5 @@
 // Which ranks take a new plan at a step boundary.
-#include "client/train/plan_change.h"
+#include "client/torch/run/plan_change.h"
 
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"

@@ -1,4 +1,4 @@
-#include "client/train/choose_settings.h"
+#include "client/torch/run/choose_settings.h"
 
 #include <ATen/ops/zeros.h>
 #include <fmt/format.h>
@@ -11,8 +11,8 @@
 #include <vector>
 
 #include "client/torch/placement.h"
+#include "client/torch/run/rehearsal.h"
 #include "client/train/launch/outcome.h"
-#include "client/train/rehearsal.h"
 #include "client/train/watch/words.h"
 #include "planner/stream/loss_rows.h"
 #include "planner/stream/stream_shape.h"
