@@ -22,7 +22,7 @@ struct Expected {
 int64_t SequencesOf(const RunOptions& o) { return o.batch * o.accumulate; }
 
 Expected ExpectedOf(const StepperContext& context, const Stepper& stepper) {
-  const SavedPlan* saved = stepper.saved_plan();
+  const runtime::SavedPlan* saved = stepper.saved_plan();
   const plan::RankPlan* own = stepper.own_plan();
   if (saved == nullptr || own == nullptr) return {};
   const client::NodeLimits limits = context.memory->session().limits();

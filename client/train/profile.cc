@@ -94,7 +94,7 @@ void MeasureKernels(at::Device device, Measured& m) {
   m.memory = 2.0 * kStreamed * 4 / Seconds([&] { to.copy_(from); });
 }
 
-absl::Status MeasureCopies(RankMemory& memory,
+absl::Status MeasureCopies(runtime::RankMemory& memory,
                            runtime::Collectives* collectives, Measured& m) {
   client::Session& session = memory.session();
   const Bytes size = std::min(kCopied, memory.size());
@@ -191,7 +191,8 @@ std::string Toml(const Measured& m, int64_t gpus, int ranks, int threads) {
 
 }  // namespace
 
-absl::Status MeasureMachine(const RunOptions& options, RankMemory& memory,
+absl::Status MeasureMachine(const RunOptions& options,
+                            runtime::RankMemory& memory,
                             runtime::Collectives* collectives,
                             std::string* toml) {
   const client::NodeLimits limits = memory.session().limits();

@@ -19,7 +19,8 @@ namespace sluice::train {
 
 // All ranks call it (`collectives` is null for one); `toml` is the same on
 // every rank.
-absl::Status MeasureMachine(const RunOptions& options, RankMemory& memory,
+absl::Status MeasureMachine(const RunOptions& options,
+                            runtime::RankMemory& memory,
                             runtime::Collectives* collectives,
                             std::string* toml);
 

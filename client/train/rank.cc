@@ -15,6 +15,7 @@
 #include "client/train/launch/outcome.h"
 #include "client/train/launch/peer_watch.h"
 #include "client/train/launch/rank_result.h"
+#include "client/train/open_memory.h"
 #include "client/train/profile.h"
 #include "client/train/step/stepper.h"
 #include "client/train/trainer.h"
@@ -70,7 +71,8 @@ class RankRun {
   absl::Status WithMemory(runtime::Collectives* collectives);
   // What no length makes smaller, before it is allocated.
   absl::Status CheckStates(Bytes memory) const;
-  absl::Status WithModel(RankMemory& memory, runtime::Collectives* collectives);
+  absl::Status WithModel(runtime::RankMemory& memory,
+                         runtime::Collectives* collectives);
   // For the watch: the main thread is stuck, or works on. What that thread
   // writes (the reports) is not read here.
   void GiveUp(const std::string& reason);
@@ -106,9 +108,10 @@ absl::Status RankRun::CheckStates(Bytes memory) const {
                   FormatBytes(states), FormatBytes(memory)));
 }
 
-absl::Status RankRun::WithModel(RankMemory& memory,
+absl::Status RankRun::WithModel(runtime::RankMemory& memory,
                                 runtime::Collectives* collectives) {
-  SLUICE_RETURN_IF_ERROR(Agree(collectives, CheckStates(memory.size())));
+  SLUICE_RETURN_IF_ERROR(
+      runtime::Agree(collectives, CheckStates(memory.size())));
   memory.Arm();
   FlatModel weights(options_.model, runtime::TorchType(options_.dtype),
                     memory.device());
@@ -124,8 +127,8 @@ absl::Status RankRun::WithModel(RankMemory& memory,
 }
 
 absl::Status RankRun::WithMemory(runtime::Collectives* collectives) {
-  auto memory = RankMemory::Open(options_, environment_);
-  SLUICE_RETURN_IF_ERROR(Agree(collectives, memory.status()));
+  auto memory = OpenMemory(options_, environment_);
+  SLUICE_RETURN_IF_ERROR(runtime::Agree(collectives, memory.status()));
   report_.hbm_per_gpu = (*memory)->size();
   watch_.Attach((*memory)->session());
   const absl::Status status =

@@ -85,7 +85,7 @@ std::string ToJson(const RunReport& r, const absl::Status& status) {
   json["saves"] = Saves(r.saves);
   json["log_lines_unwritten"] = r.log_lines_unwritten;
   json["plan_changes"] = Json::array();
-  for (const PlanChangeRecord& change : r.plan_changes) {
+  for (const runtime::PlanChangeRecord& change : r.plan_changes) {
     json["plan_changes"].push_back({{"after_step", change.step},
                                     {"plan_id", change.plan},
                                     {"taken", change.taken},

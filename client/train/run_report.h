@@ -8,19 +8,13 @@
 
 #include "absl/status/status.h"
 #include "client/torch/run/plan_change.h"
+#include "client/torch/run/saved_plan.h"
 #include "client/train/launch/options.h"
 #include "planner/stream/settings.h"
 #include "proto/base/units.h"
 #include "proto/plan/plan.h"
 
 namespace sluice::train {
-
-// The plan as the report shows it.
-struct PlanSummary {
-  Bytes peak, lower_bound;
-  std::string proved_by;
-  int64_t mismatches = 0;
-};
 
 // What became of a run's saves.
 struct SaveReport {
@@ -54,8 +48,9 @@ struct RunReport {
   std::vector<plan::ClassPlan> fractions;
   std::optional<stream::Settings> settings;  // none: a baseline
   std::string settings_why;                  // empty: they were given
-  PlanSummary plan;
-  std::vector<PlanChangeRecord> plan_changes;  // while it ran, rank 0's
+  runtime::PlanSummary plan;
+  std::vector<runtime::PlanChangeRecord>
+      plan_changes;  // while it ran, rank 0's
   SaveReport saves;
   ResumeReport resumed;
   int64_t log_lines_unwritten = 0;  // of --log-jsonl

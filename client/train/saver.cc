@@ -15,12 +15,12 @@ absl::Status Saver::Claim(const StateFile* goes_on_from) {
     status = claimed.status();
     if (claimed.ok()) folder_ = *std::move(claimed);
   }
-  return Agree(context_.collectives, status);
+  return runtime::Agree(context_.collectives, status);
 }
 
 absl::StatusOr<SharedFault> Saver::Try(const TrainingState& state,
                                        AdamW& optimizer,
-                                       const SavedPlan* plan) {
+                                       const runtime::SavedPlan* plan) {
   runtime::Collectives* const all = context_.collectives;
   absl::Status own;
   if (folder_ != nullptr) own = folder_->Begin(state.step);
@@ -40,7 +40,7 @@ absl::StatusOr<SharedFault> Saver::Try(const TrainingState& state,
 }
 
 absl::Status Saver::Save(const TrainingState& state, AdamW& optimizer,
-                         const SavedPlan* plan) {
+                         const runtime::SavedPlan* plan) {
   SLUICE_ASSIGN_OR_RETURN(const SharedFault fault, Try(state, optimizer, plan));
   failure_ = fault.status;
   if (!failure_.ok()) {

@@ -28,13 +28,13 @@ class Saver {
   // Writes the state after `state.step`, then removes what --keep-checkpoints
   // leaves no room for.
   absl::Status Save(const TrainingState& state, AdamW& optimizer,
-                    const SavedPlan* plan);
+                    const runtime::SavedPlan* plan);
   // Of the last Save, alike on all ranks; OK: it is there, whole.
   const absl::Status& failure() const { return failure_; }
 
  private:
   absl::StatusOr<SharedFault> Try(const TrainingState& state, AdamW& optimizer,
-                                  const SavedPlan* plan);
+                                  const runtime::SavedPlan* plan);
 
   const StepperContext& context_;  // the trainer's, which outlives this
   RunIdentity identity_;

@@ -9,9 +9,9 @@
 
 #include "absl/time/clock.h"
 #include "client/torch/placement.h"
-#include "client/torch/run/choose_settings.h"
 #include "client/train/announce.h"
 #include "client/train/checkpoint/save_folder.h"
+#include "client/train/choose_settings.h"
 #include "client/train/launch/outcome.h"
 #include "client/train/nonfinite.h"
 #include "client/train/shared_text.h"
@@ -81,8 +81,9 @@ absl::Status Trainer::Choose() {
   if (o.method != Method::kSluice || o.chunk > 0) return absl::OkStatus();
   std::optional<stream::Settings> saved;
   if (resumed_.has_value()) saved = resumed_->LoadSettings();
-  SLUICE_ASSIGN_OR_RETURN(const bool all,
-                          AllAgree(context_.collectives, saved.has_value()));
+  SLUICE_ASSIGN_OR_RETURN(
+      const bool all,
+      runtime::AllAgree(context_.collectives, saved.has_value()));
   ChosenSettings chosen;
   if (all) {
     chosen = {*saved, stream::ToString(*saved) + ", as before"};
@@ -96,12 +97,14 @@ absl::Status Trainer::Choose() {
 }
 
 absl::Status Trainer::PrepareStepper() {
-  absl::StatusOr<SavedPlan> saved = absl::NotFoundError("it is a new run");
+  absl::StatusOr<runtime::SavedPlan> saved =
+      absl::NotFoundError("it is a new run");
   bool replay = false;
   if (context_.options->method == Method::kSluice && resumed_.has_value()) {
     saved = resumed_->LoadPlan(context_);
     // All ranks replay theirs, or all plan anew: planning is collective.
-    SLUICE_ASSIGN_OR_RETURN(replay, AllAgree(context_.collectives, saved.ok()));
+    SLUICE_ASSIGN_OR_RETURN(
+        replay, runtime::AllAgree(context_.collectives, saved.ok()));
     if (!replay) {
       Note(fmt::format("the saved plan is not for this run ({}): planned anew",
                        saved.ok() ? "another rank has none"
@@ -150,7 +153,7 @@ absl::Status Trainer::PrepareSaver() {
                   identity_.run, identity_.data);
   SLUICE_ASSIGN_OR_RETURN(const std::string first,
                           ShareText(context_.collectives, own, 0));
-  SLUICE_RETURN_IF_ERROR(Agree(
+  SLUICE_RETURN_IF_ERROR(runtime::Agree(
       context_.collectives,
       own == first ? absl::OkStatus()
                    : BadInput(fmt::format(
@@ -190,7 +193,7 @@ absl::Status Trainer::Prepare() {
   absl::Status status = PrepareOutputs();
   if (status.ok()) status = PrepareData();
   if (status.ok()) status = PrepareOptimizer();
-  SLUICE_RETURN_IF_ERROR(Agree(context_.collectives, status));
+  SLUICE_RETURN_IF_ERROR(runtime::Agree(context_.collectives, status));
   SLUICE_RETURN_IF_ERROR(PrepareSaver());
   SLUICE_RETURN_IF_ERROR(Choose());
   // Before the plan, so that what it leaves to transients is true.
@@ -265,14 +268,14 @@ absl::StatusOr<Trainer::Sums> Trainer::SumOverRanks(
   }
   Sums result{values[0] / values[1], values[1], values[2],
               values[3] > 0,         Bytes(0),  {}};
-  std::vector<PlanOffer> offers;
+  std::vector<runtime::PlanOffer> offers;
   for (int r = 0; r < world; ++r) {
     const Bytes peak(static_cast<int64_t>(peaks[r]));
     result.hbm_peak = std::max(result.hbm_peak, peak);
     offers.push_back(
         {static_cast<uint64_t>(plans[r]), static_cast<int64_t>(nodes[r])});
   }
-  result.takes = WhoTakes(offers);
+  result.takes = runtime::WhoTakes(offers);
   return result;
 }
 
@@ -367,7 +370,7 @@ absl::Status Trainer::TakePlan(const std::vector<bool>& takes) {
     return absl::OkStatus();
   }
   const auto rank = static_cast<size_t>(context_.environment->rank);
-  SLUICE_ASSIGN_OR_RETURN(PlanChangeRecord change,
+  SLUICE_ASSIGN_OR_RETURN(runtime::PlanChangeRecord change,
                           stepper_->Refresh(takes[rank]));
   change.step = state_.step;
   if (log_ != nullptr) log_->Note(change.note);
@@ -452,7 +455,8 @@ absl::Status Trainer::Probe() {
 }
 
 void Trainer::FinishReport() {
-  report_->plan = stepper_ != nullptr ? stepper_->plan() : PlanSummary{};
+  report_->plan =
+      stepper_ != nullptr ? stepper_->plan() : runtime::PlanSummary{};
   if (log_ != nullptr) report_->log_lines_unwritten = log_->unwritten();
   report_->peak_hbm =
       std::max(report_->peak_hbm, context_.memory->allocator().stats().peak);
@@ -466,8 +470,8 @@ void Trainer::FinishReport() {
 
 // A wish to stop that came during the set-up: there is nothing to save.
 absl::Status Trainer::StopBeforeSteps() {
-  SLUICE_ASSIGN_OR_RETURN(const bool on,
-                          AllAgree(context_.collectives, !StopRequested()));
+  SLUICE_ASSIGN_OR_RETURN(
+      const bool on, runtime::AllAgree(context_.collectives, !StopRequested()));
   stop_ = !on;
   context_.watch->Enter(RankPhase::kReady);
   return absl::OkStatus();

@@ -11,6 +11,7 @@ namespace sluice {
 namespace {
 
 constexpr char kUrl[] = "sluice/shortage";
+constexpr char kAdvisedUrl[] = "sluice/advised";
 
 struct Word {
   Shortage shortage;
@@ -56,6 +57,15 @@ Shortage ShortageOf(const absl::Status& status) {
   const auto payload = status.GetPayload(kUrl);
   if (!payload.has_value()) return Shortage::kNone;
   return ShortageNamed(std::string(*payload)).value_or(Shortage::kNone);
+}
+
+absl::Status Advised(absl::Status status) {
+  status.SetPayload(kAdvisedUrl, absl::Cord(std::string("1")));
+  return status;
+}
+
+bool IsAdvised(const absl::Status& status) {
+  return status.GetPayload(kAdvisedUrl).has_value();
 }
 
 Shortage ShortageOfErrno(int error) {

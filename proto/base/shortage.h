@@ -33,6 +33,9 @@ Shortage ShortageOf(const absl::Status& status);
 // files, ENOMEM ordinary memory. A memfd's ENOSPC is host memory: mark it
 // there.
 Shortage ShortageOfErrno(int error);
+// The same, its message saying what to do: nobody has to add that.
+absl::Status Advised(absl::Status status);
+bool IsAdvised(const absl::Status& status);
 // Memory of either kind: what "it does not fit" means.
 bool IsOutOfMemory(const absl::Status& status);
 

@@ -29,19 +29,16 @@ ROOMS = {
     "client/train/data": ["client/train/launch"],
     # Weights in one flat buffer, and AdamW over it.
     "client/train/optimizer": [],
+    # One micro-batch by each method, and what a rank works on.
+    "client/train/step": ["client/train/launch", "client/train/optimizer",
+                          "client/train/watch"],
     "client/train/checkpoint": ["client/train/launch",
-                                "client/train/optimizer"],
-    "client/train/check": ["client/train/launch", "client/train/optimizer"],
+                                "client/train/optimizer",
+                                "client/train/step"],
+    "client/train/check": ["client/train/launch", "client/train/optimizer",
+                           "client/train/step"],
 }
 LAYERS = ["client/torch", "client/train", "client"]  # the inner ones first
-
-# (source, header) that still go up: what check and checkpoint need of
-# stepper.h belongs into a room below them. An arrow that is gone must leave
-# the list.
-STILL_UPWARD = {
-    ("client/train/check/check.h", "client/train/step/stepper.h"),
-    ("client/train/checkpoint/checkpoint.h", "client/train/step/stepper.h"),
-}
 
 MAX_SOURCES = 22
 # Folders of client/torch and client/train that are layers, not rooms.
@@ -58,11 +55,6 @@ SUBJECTS = {
     "planner/swap/lp.h",  # LinearProgram
     "proto/base/units.h",
 }
-# (header, class) where another header of the folder has the class's name.
-STILL_ELSEWHERE = {
-    ("client/torch/stream/streamed_layer.h", "StreamContext"),
-}
-
 INCLUDE = re.compile(r'^\s*#\s*include\s*"([^"]+)"')
 DEFINITION = re.compile(
     r"^(class|struct)\s+(?:[A-Z]+_[A-Z_]+(?:\([^)]*\))?\s+)?(\w+)[^;{(]*\{",
@@ -85,7 +77,6 @@ def includes(text):
 
 def check_rooms(files):
     """files: {path: text} of C++ sources and headers."""
-    unused = {(s, h) for s, h in STILL_UPWARD if s in files}
     for path, text in files.items():
         room = os.path.dirname(path)
         if room not in ROOMS:
@@ -98,15 +89,10 @@ def check_rooms(files):
             other = os.path.dirname(header)
             if layer_of(header) != layer_of(path) or other == room:
                 continue
-            if (path, header) in STILL_UPWARD:
-                unused.discard((path, header))
-            elif other not in ROOMS[room]:
+            if other not in ROOMS[room]:
                 yield (f"{path}:{number}: room {room} must not include "
                        f"{header}; it may include: "
                        f"{', '.join(ROOMS[room]) or 'none'}")
-    for source, header in sorted(unused):
-        yield (f"{source}: no longer includes {header}: take the pair out of "
-               "STILL_UPWARD")
 
 
 def check_folder_sizes(paths):
@@ -144,8 +130,7 @@ def check_header_names(files):
         folder, base = os.path.split(path)
         for kind, name in found:
             home = f"{folder}/{file_name_of(name)}"
-            if (kind == "class" and home != path and home in files
-                    and (path, name) not in STILL_ELSEWHERE):
+            if kind == "class" and home != path and home in files:
                 yield f"{path}: class {name} belongs in {home}"
         if not any(kind == "class" for kind, _ in found) or path in SUBJECTS:
             continue

@@ -4,7 +4,7 @@
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
 
-namespace sluice::train {
+namespace sluice::runtime {
 namespace {
 
 using ::testing::ElementsAre;
@@ -49,4 +49,4 @@ TEST(PlanChange, FractionsThatCannotBeRecordedInTheLeaseAreRefusedBefore) {
 }
 
 }  // namespace
-}  // namespace sluice::train
+}  // namespace sluice::runtime

@@ -4,25 +4,31 @@
 // Thread safety: one thread; all ranks call it together.
 #pragma once
 
-#include <string>
+#include <vector>
 
 #include "absl/status/statusor.h"
-#include "client/train/step/stepper.h"
+#include "client/torch/run/run_context.h"
 #include "planner/stream/settings.h"
 
-namespace sluice::train {
+namespace sluice::runtime {
+
+struct RatedSettings {
+  stream::Settings settings;
+  double seconds = 0;  // of a step, on the slowest rank; infinity: no room
+};
 
 struct ChosenSettings {
   stream::Settings settings;
-  std::string why;  // one line: what was chosen, beside what
+  // False: by the estimate nothing that was tried does, and this is the
+  // smallest chunk of them; planning says what is short.
+  bool fits = false;
+  std::vector<RatedSettings> tried;  // the best of each chunk size
 };
 
-// What is asked for is taken as it is. Where nothing fits by the estimate, the
-// answer is the smallest chunk that was tried, and planning says what is short.
-// Errors: a lost peer, a fault of a rehearsal.
-absl::StatusOr<ChosenSettings> ChooseSettings(const StepperContext& context);
+// What `question` asks for is taken as it is; the memory there is is filled in.
+// `threads`: of ATen. Errors: a lost peer, a fault of a rehearsal.
+absl::StatusOr<ChosenSettings> ChooseSettings(
+    const RunContext& context, const stream::SettingsQuestion& question,
+    int threads);
 
-// `options` with these settings.
-RunOptions With(RunOptions options, const stream::Settings& settings);
-
-}  // namespace sluice::train
+}  // namespace sluice::runtime

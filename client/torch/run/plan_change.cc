@@ -6,7 +6,7 @@
 
 #include "proto/base/shortage.h"
 
-namespace sluice::train {
+namespace sluice::runtime {
 
 std::vector<bool> WhoTakes(const std::vector<PlanOffer>& offers) {
   std::map<int64_t, uint64_t> of_node;  // 0: not all, or not the same
@@ -29,9 +29,9 @@ absl::Status RoomToRecord(const RecordingMemory& m) {
       fmt::format(
           "its fractions need {} of GPU memory for rings and kept rows beside "
           "{} "
-          "in use and {} of transient buffers, the rank has {}: raise --hbm",
+          "in use and {} of transient buffers, the rank has {}",
           FormatBytes(m.rings + m.kept), FormatBytes(m.used),
           FormatBytes(m.transient), FormatBytes(m.lease)));
 }
 
-}  // namespace sluice::train
+}  // namespace sluice::runtime

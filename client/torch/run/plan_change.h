@@ -14,7 +14,7 @@
 #include "absl/status/status.h"
 #include "proto/base/units.h"
 
-namespace sluice::train {
+namespace sluice::runtime {
 
 // What a rank says: the plan it was told of last (0: none), and its node (any
 // number that ranks of one node share).
@@ -47,4 +47,4 @@ struct PlanChangeRecord {
   std::string note;  // one line for people
 };
 
-}  // namespace sluice::train
+}  // namespace sluice::runtime

@@ -2,78 +2,54 @@
 
 #include <fmt/format.h>
 
+#include <utility>
+
 #include "client/torch/placement.h"
-#include "client/train/launch/gpu_choice.h"
-#include "client/train/launch/outcome.h"
 #include "proto/base/shortage.h"
 #include "proto/base/status.h"
 
-namespace sluice::train {
+namespace sluice::runtime {
 namespace {
+
+// The daemon's line says what to do.
+absl::StatusOr<std::unique_ptr<client::Region>> Leased(
+    absl::StatusOr<std::unique_ptr<client::Region>> region) {
+  if (region.ok() || !IsOutOfMemory(region.status())) return region;
+  return Advised(region.status());
+}
 
 // The lease that nobody asked a size of: what other jobs leave of the GPU,
 // shared by this job's ranks on it.
-absl::StatusOr<Bytes> HbmSize(const RunOptions& options,
-                              const client::NodeLimits& limits,
-                              const GpuPlace& place) {
+absl::StatusOr<Bytes> HbmSize(const RankMemory::Options& options) {
   if (options.hbm.count() > 0) return options.hbm;
+  const client::NodeLimits limits = options.session->limits();
   // Ranks that share it lease one after the other, and must not count each
   // other's.
-  const Bytes all =
-      place.ranks > 1 ? limits.gpu_total : limits.gpu_total - limits.gpu_leased;
+  const Bytes all = options.ranks_on_gpu > 1
+                        ? limits.gpu_total
+                        : limits.gpu_total - limits.gpu_leased;
   const Bytes size =
-      (all / place.ranks / limits.granularity) * limits.granularity;
+      (all / options.ranks_on_gpu / limits.granularity) * limits.granularity;
   if (size > Bytes(0)) return size;
-  return DoesNotFit(
-      kGpuMemory,
-      fmt::format("GPU {} has {}, of which jobs hold {}: nothing is left; name "
-                  "another by --gpu, or wait (sluicectl status)",
-                  place.gpu, FormatBytes(limits.gpu_total),
-                  FormatBytes(limits.gpu_leased)));
-}
-
-absl::StatusOr<GpuPlace> PlaceOf(const RunOptions& options,
-                                 const RankEnvironment& environment) {
-  if (environment.gpu.has_value()) return *environment.gpu;
-  const auto gpus = client::ListGpus(options.socket);
-  if (!gpus.ok()) return AsBadInput(gpus.status());
-  SLUICE_ASSIGN_OR_RETURN(
-      const auto places,
-      ChooseGpus(*gpus, options.gpus, environment.local_world_size,
-                 /*spread=*/environment.local_world_size == 1));
-  return places[environment.local_rank];
+  return Advised(
+      ShortOf(Shortage::kGpuMemory,
+              fmt::format("GPU {} has {}, of which jobs hold {}: nothing is "
+                          "left; take another GPU, or wait (sluicectl status)",
+                          options.gpu.value(), FormatBytes(limits.gpu_total),
+                          FormatBytes(limits.gpu_leased))));
 }
 
 }  // namespace
 
-absl::StatusOr<std::unique_ptr<RankMemory>> RankMemory::Open(
-    const RunOptions& options, const RankEnvironment& environment) {
-  SLUICE_ASSIGN_OR_RETURN(const GpuPlace place, PlaceOf(options, environment));
-  std::unique_ptr<RankMemory> memory(new RankMemory());
-  memory->gpu_ = DeviceIndex(static_cast<uint64_t>(place.gpu));
-  client::SessionOptions session;
-  session.socket = options.socket;
-  session.job = options.job;
-  session.rank = Rank(static_cast<uint64_t>(environment.rank));
-  session.world_size = environment.world_size;
-  session.local_ranks = environment.local_world_size;
-  session.gpu = memory->gpu_;
-  auto opened = client::Session::Open(session);
-  if (!opened.ok()) return AsBadInput(opened.status());
-  memory->session_ = *std::move(opened);
-  const auto device = runtime::DeviceOf(memory->session_->limits().driver);
-  if (!device.ok()) return BadInput(device.status().message());
-  SLUICE_ASSIGN_OR_RETURN(const Bytes size,
-                          HbmSize(options, memory->session_->limits(), place));
-  auto region = memory->session_->LeaseGpu(size);
-  // The daemon's line says what to do.
-  if (IsOutOfMemory(region.status())) {
-    return DoesNotFit(LimitedBy(region.status()), region.status());
-  }
-  SLUICE_RETURN_IF_ERROR(region.status());
-  memory->region_ = *std::move(region);
-  memory->allocator_ = std::make_unique<runtime::RegionAllocator>(
-      *device, memory->region_->data(), memory->region_->size());
+absl::StatusOr<std::unique_ptr<RankMemory>> RankMemory::Open(Options options) {
+  SLUICE_ASSIGN_OR_RETURN(const at::Device device,
+                          DeviceOf(options.session->limits().driver));
+  SLUICE_ASSIGN_OR_RETURN(const Bytes size, HbmSize(options));
+  std::unique_ptr<RankMemory> memory(new RankMemory(std::move(options)));
+  SLUICE_ASSIGN_OR_RETURN(memory->region_,
+                          Leased(memory->session().LeaseGpu(size)));
+  memory->allocator_ = std::make_unique<RegionAllocator>(
+      device, memory->region_->data(), memory->region_->size());
   return memory;
 }
 
@@ -81,4 +57,35 @@ RankMemory::~RankMemory() {
   if (allocator_ != nullptr) allocator_->Disarm();
 }
 
-}  // namespace sluice::train
+Bytes RankMemory::host_room() const {
+  return options_.host_limit.value_or(options_.session->limits().host_free /
+                                      options_.local_ranks);
+}
+
+absl::StatusOr<std::unique_ptr<client::Region>> RankMemory::LeaseHost(
+    Bytes size) {
+  const auto& limit = options_.host_limit;
+  if (!limit.has_value() || size <= *limit) {
+    return Leased(session().LeaseHost(size));
+  }
+  const std::string short_of = fmt::format(
+      "{} of host memory needed, this rank's share of what the run may take is "
+      "{}",
+      FormatBytes(size), FormatBytes(*limit));
+  if (!options_.beyond_limit) return ShortOf(Shortage::kHostMemory, short_of);
+  return Advised(
+      ShortOf(Shortage::kHostMemory,
+              fmt::format("{}: {}", short_of, options_.beyond_limit(size))));
+}
+
+absl::StatusOr<std::unique_ptr<client::CopyEngine>> RankMemory::StartCopies(
+    bool timeline) {
+  client::CopyEngine::Options copies;
+  copies.driver = &session().driver();
+  copies.device = session().limits().device;
+  copies.gate = &session().grants();
+  copies.record_timeline = timeline;
+  return client::CopyEngine::Start(copies);
+}
+
+}  // namespace sluice::runtime

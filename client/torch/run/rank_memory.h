@@ -1,32 +1,45 @@
-// A rank's place on the node: its session, and its HBM.
+// A rank's place on the node: its session, its HBM, and its share of host
+// memory.
 //
 // The HBM is one leased region; on sim it is a hard limit for every tensor of
-// the process from Arm on (runtime::RegionAllocator).
+// the process from Arm on (RegionAllocator).
 // Thread safety: one thread.
 #pragma once
 
+#include <functional>
 #include <memory>
+#include <optional>
+#include <string>
+#include <utility>
 
 #include "absl/status/statusor.h"
+#include "client/copy/copy_engine.h"
 #include "client/session/session.h"
 #include "client/torch/memory/region_allocator.h"
-#include "client/train/launch/launcher.h"
-#include "client/train/launch/options.h"
 
-namespace sluice::train {
+namespace sluice::runtime {
 
 class RankMemory {
  public:
-  // Opens the session on this rank's GPU (gpu_choice.h) and leases the HBM:
-  // --hbm, else what other jobs leave of the GPU, shared with the ranks of
-  // this job on it. InvalidArgument: a GPU that this build has no tensors on.
-  static absl::StatusOr<std::unique_ptr<RankMemory>> Open(
-      const RunOptions& options, const RankEnvironment& environment);
+  struct Options {
+    std::unique_ptr<client::Session> session;  // of this rank
+    DeviceIndex gpu;                           // as the daemon counts
+    Bytes hbm;  // to lease; 0: what other jobs leave of the GPU, shared with
+    int64_t ranks_on_gpu = 1;  // so many ranks of this job there
+    int local_ranks = 1;       // of this job, on the node
+    // This rank's; none: its share of what the budgets allow.
+    std::optional<Bytes> host_limit;
+    // What to do where a lease needs more than that, in its owner's words.
+    std::function<std::string(Bytes needed)> beyond_limit;
+  };
+  // Leases the HBM. Unimplemented: a GPU that this build has no tensors on.
+  // ResourceExhausted: no such memory, in one line that says what to do.
+  static absl::StatusOr<std::unique_ptr<RankMemory>> Open(Options options);
   ~RankMemory();
 
-  client::Session& session() { return *session_; }
-  runtime::RegionAllocator& allocator() { return *allocator_; }
-  DeviceIndex gpu() const { return gpu_; }
+  client::Session& session() { return *options_.session; }
+  RegionAllocator& allocator() { return *allocator_; }
+  DeviceIndex gpu() const { return options_.gpu; }
   // Torch's, of tensors in this memory.
   at::Device device() const { return allocator_->device(); }
   Bytes size() const { return region_->size(); }
@@ -34,13 +47,21 @@ class RankMemory {
   std::byte* data() const { return region_->data(); }
   void Arm() { allocator_->Arm(); }
 
- private:
-  RankMemory() = default;
+  // What a lease of host memory may take now.
+  Bytes host_room() const;
+  // ResourceExhausted: more than the limit, or than the daemon leases.
+  absl::StatusOr<std::unique_ptr<client::Region>> LeaseHost(Bytes size);
+  // Between this HBM and host memory. `timeline`: keeps a record of every
+  // copy.
+  absl::StatusOr<std::unique_ptr<client::CopyEngine>> StartCopies(
+      bool timeline);
 
-  DeviceIndex gpu_;  // as the daemon counts
-  std::unique_ptr<client::Session> session_;
+ private:
+  explicit RankMemory(Options options) : options_(std::move(options)) {}
+
+  Options options_;
   std::unique_ptr<client::Region> region_;
-  std::unique_ptr<runtime::RegionAllocator> allocator_;
+  std::unique_ptr<RegionAllocator> allocator_;
 };
 
-}  // namespace sluice::train
+}  // namespace sluice::runtime

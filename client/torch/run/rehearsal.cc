@@ -3,35 +3,34 @@
 #include <ATen/ops/zeros.h>
 
 #include "client/torch/placement.h"
+#include "client/torch/run/peer_fault.h"
+#include "client/torch/stream/streamed_model.h"
 #include "proto/base/status.h"
 
-namespace sluice::train {
+namespace sluice::runtime {
 namespace {
 
-absl::Status RunSteps(const StepperContext& context,
-                      const runtime::StreamContext::Options& options,
-                      int times) {
-  SLUICE_ASSIGN_OR_RETURN(const auto stream,
-                          runtime::StreamContext::Create(options));
+absl::Status RunSteps(const RunContext& context,
+                      const StreamContext::Options& options, int times) {
+  SLUICE_ASSIGN_OR_RETURN(const auto stream, StreamContext::Create(options));
   const int64_t rows =
       options.stream.layout.total_local_rows(options.stream.rank);
-  const at::Tensor tokens =
-      at::zeros({rows}, runtime::On(options.device, at::kLong));
+  const at::Tensor tokens = at::zeros({rows}, On(options.device, at::kLong));
   for (int i = 0; i < times; ++i) {
-    SLUICE_RETURN_IF_ERROR(ClassifyStepError(
-        runtime::StreamedStep(*stream, context.weights->tensors(),
-                              context.gradients->tensors(), tokens, tokens,
+    SLUICE_RETURN_IF_ERROR(
+        LostPeer(StreamedStep(*stream, context.weights->weights(),
+                              context.weights->gradients(), tokens, tokens,
                               options.stream.layout.seq_len())
-            .status()));
+                     .status()));
   }
   return absl::OkStatus();
 }
 
 }  // namespace
 
-runtime::StreamContext::Options ContextOptions(
-    const StepperContext& context, const stream::StreamOptions& stream,
-    client::CopyEngine* copies) {
+StreamContext::Options ContextOptions(const RunContext& context,
+                                      const stream::StreamOptions& stream,
+                                      client::CopyEngine* copies) {
   return {.stream = stream,
           .device = context.memory->device(),
           .collectives = context.collectives,
@@ -40,19 +39,21 @@ runtime::StreamContext::Options ContextOptions(
 }
 
 absl::StatusOr<std::vector<plan::SegmentKind>> Rehearse(
-    const StepperContext& context,
-    const runtime::StreamContext::Options& options, int times) {
-  runtime::RegionAllocator& allocator = context.memory->allocator();
-  context.watch->BeginCalibration(options.stream.model.layers,
-                                  options.stream.layout.chunks());
+    const RunContext& context, const StreamContext::Options& options,
+    int times) {
+  RegionAllocator& allocator = context.memory->allocator();
+  if (context.watch != nullptr) {
+    context.watch->BeginCalibration(options.stream.model.layers,
+                                    options.stream.layout.chunks());
+  }
   allocator.RecordSegments(true);
   const absl::Status status = RunSteps(context, options, times);
   const absl::Status drained = options.copies->Drain();
   allocator.RecordSegments(false);
   SLUICE_RETURN_IF_ERROR(drained);
   SLUICE_RETURN_IF_ERROR(status);
-  context.gradients->flat().zero_();
+  context.weights->ZeroGradients();
   return allocator.TakeRecorded();
 }
 
-}  // namespace sluice::train
+}  // namespace sluice::runtime

@@ -6,23 +6,23 @@
 
 #include <vector>
 
-#include "client/torch/stream/streamed_model.h"
-#include "client/train/step/stepper.h"
+#include "client/torch/run/run_context.h"
+#include "client/torch/stream/stream_context.h"
 #include "planner/stream/options.h"
 
-namespace sluice::train {
+namespace sluice::runtime {
 
 // `stream` on this rank's memory, copies and peers; the host region is still to
 // be given.
-runtime::StreamContext::Options ContextOptions(
-    const StepperContext& context, const stream::StreamOptions& stream,
-    client::CopyEngine* copies);
+StreamContext::Options ContextOptions(const RunContext& context,
+                                      const stream::StreamOptions& stream,
+                                      client::CopyEngine* copies);
 
 // Runs `times` steps of `options` on zeros, with its host region; the segments
 // have the least seconds of all. Gradients are zero afterwards. A failure with
 // several ranks leaves them out of step.
 absl::StatusOr<std::vector<plan::SegmentKind>> Rehearse(
-    const StepperContext& context,
-    const runtime::StreamContext::Options& options, int times);
+    const RunContext& context, const StreamContext::Options& options,
+    int times);
 
-}  // namespace sluice::train
+}  // namespace sluice::runtime

@@ -8,14 +8,15 @@
 #include <fmt/format.h>
 
 #include "absl/time/clock.h"
+#include "client/torch/run/agreement.h"
 #include "client/torch/run/streamed_stepper.h"
-#include "client/train/launch/outcome.h"
 #include "planner/stream/loss_rows.h"
 #include "planner/stream/stream_shape.h"
+#include "proto/base/shortage.h"
 #include "proto/base/status.h"
 #include "proto/plan/validate.h"
 
-namespace sluice::train {
+namespace sluice::runtime {
 namespace {
 
 // Others give back what this rank is to get a little later, so a lease is
@@ -43,7 +44,7 @@ absl::StatusOr<bool> StreamedStepper::AllFine(const absl::Status& own) {
 absl::Status StreamedStepper::CheckRoom(const stream::FractionMap& chosen,
                                         const SavedPlan& before) const {
   const plan::RankPlan* own = plan::PartOf(before.plan, before.profile);
-  stream::StreamOptions options = StreamOptions(layout_, chosen).stream;
+  stream::StreamOptions options = StreamOptions(chosen).stream;
   options.layout = stream::CalibrationLayout(options);
   return RoomToRecord(
       {.lease = context_.memory->size(),
@@ -132,10 +133,11 @@ absl::StatusOr<bool> StreamedStepper::GoBack(const SavedPlan& before) {
     SLUICE_ASSIGN_OR_RETURN(const bool anew, PlanAnew());
     if (anew) return false;
   }
-  return DoesNotFit(kHostMemory,
-                    fmt::format("the run gave host memory back for a new plan "
-                                "and cannot get any again: {}",
-                                why_));
+  return Advised(
+      ShortOf(Shortage::kHostMemory,
+              fmt::format("the run gave host memory back for a new plan "
+                          "and cannot get any again: {}",
+                          why_)));
 }
 
 absl::StatusOr<PlanChangeRecord> StreamedStepper::Refresh(bool mine) {
@@ -153,8 +155,9 @@ absl::StatusOr<PlanChangeRecord> StreamedStepper::Refresh(bool mine) {
   }
   why_.clear();
   SLUICE_ASSIGN_OR_RETURN(const stream::FractionMap agreed, AgreedFractions());
-  SLUICE_ASSIGN_OR_RETURN(const bool other,
-                          AnyRank(agreed != fractions_before));
+  SLUICE_ASSIGN_OR_RETURN(
+      const bool other,
+      AnyRank(context_.collectives, agreed != fractions_before));
   record.taken = true;
   if (!other) {
     saved_ = before;
@@ -185,4 +188,4 @@ absl::StatusOr<PlanChangeRecord> StreamedStepper::Refresh(bool mine) {
   return record;
 }
 
-}  // namespace sluice::train
+}  // namespace sluice::runtime

@@ -1,25 +1,22 @@
 // The sluice method: calibrate, plan, lease the host region, stream.
 #include "client/torch/run/streamed_stepper.h"
 
-#include <ATen/ops/min.h>
-#include <ATen/ops/zeros.h>
 #include <fmt/format.h>
 
 #include <algorithm>
 #include <cmath>
 #include <utility>
 
-#include "client/torch/placement.h"
+#include "client/torch/run/agreement.h"
+#include "client/torch/run/peer_fault.h"
 #include "client/torch/run/rehearsal.h"
-#include "client/train/launch/outcome.h"
 #include "planner/stream/loss_rows.h"
 #include "planner/stream/profile.h"
 #include "planner/stream/stream_shape.h"
 #include "proto/base/shortage.h"
 #include "proto/base/status.h"
-#include "proto/plan/validate.h"
 
-namespace sluice::train {
+namespace sluice::runtime {
 namespace {
 
 // The daemon has a limit of its own, and may hold a plan back until running
@@ -38,20 +35,17 @@ StreamedStepper::~StreamedStepper() {
   if (copies_ != nullptr) copies_->Drain().IgnoreError();
 }
 
+StreamedStepper::StreamedStepper(const RunContext& context,
+                                 const Options& options)
+    : context_(context), options_(options) {}
+
 StreamContext::Options StreamedStepper::StreamOptions(
-    const stream::ChunkLayout& layout,
     const stream::FractionMap& fractions) const {
-  const RunOptions& o = *context_.options;
-  return ContextOptions(
-      context_,
-      {.model = o.model,
-       .layout = layout,
-       .rank = context_.environment->rank,
-       .dtype = o.dtype,
-       .fractions = fractions,
-       .prefetch_depth = o.prefetch,
-       .order = o.order.value_or(stream::BackwardOrder::kKeysOuter)},
-      copies_.get());
+  stream::StreamOptions stream = options_.stream;
+  stream.alpha = 1;  // every class has fractions of its own
+  stream.fractions = fractions;
+  stream.probe = false;
+  return ContextOptions(context_, stream, copies_.get());
 }
 
 namespace {
@@ -83,12 +77,12 @@ StreamedStepper::LeaseForCalibration(const stream::StreamOptions& options) {
     if (*had != nullptr && (*had)->size() >= needed) return nullptr;
   }
   spare_.reset();
-  const Bytes most = MostBytes(options), room = HostRoom(context_);
+  const Bytes most = MostBytes(options), room = context_.memory->host_room();
   if (most > room) {  // more than its share would be another rank's
-    SLUICE_ASSIGN_OR_RETURN(spare_, LeaseHost(context_, needed));
+    SLUICE_ASSIGN_OR_RETURN(spare_, context_.memory->LeaseHost(needed));
     return nullptr;
   }
-  SLUICE_ASSIGN_OR_RETURN(auto region, LeaseHost(context_, most));
+  SLUICE_ASSIGN_OR_RETURN(auto region, context_.memory->LeaseHost(most));
   if (2 * most < room) return region;
   spare_ = std::move(region);
   return nullptr;
@@ -98,7 +92,7 @@ StreamedStepper::LeaseForCalibration(const stream::StreamOptions& options) {
 // kind runs, with the real code; its gradients are thrown away.
 absl::StatusOr<std::vector<plan::SegmentKind>> StreamedStepper::Calibrate(
     const stream::FractionMap& fractions) {
-  StreamContext::Options options = StreamOptions(layout_, fractions);
+  StreamContext::Options options = StreamOptions(fractions);
   options.stream.layout = stream::CalibrationLayout(options.stream);
   auto leased = LeaseForCalibration(options.stream);
   SLUICE_RETURN_IF_ERROR(Agree(context_.collectives, leased.status()));
@@ -118,10 +112,9 @@ absl::StatusOr<std::vector<plan::SegmentKind>> StreamedStepper::Calibrate(
 
 plan::RankProfile StreamedStepper::Profile(
     const std::vector<plan::SegmentKind>& recorded, const Round& round) const {
-  const stream::StreamOptions options =
-      StreamOptions(layout_, round.fractions).stream;
+  const stream::StreamOptions options = StreamOptions(round.fractions).stream;
   plan::RankProfile profile = stream::Profile(options, recorded);
-  profile.rank = Rank(static_cast<uint64_t>(context_.environment->rank));
+  profile.rank = Rank(static_cast<uint64_t>(options_.stream.rank));
   profile.gpu = context_.memory->gpu();
   profile.numa = context_.memory->session().limits().numa;
   Ask(round, &profile);
@@ -130,7 +123,7 @@ plan::RankProfile StreamedStepper::Profile(
   const Bytes kept = stream::KeptBytes(options);
   // A mask of labels, and the scalars between segments.
   const Bytes outside =
-      Bytes(layout_.total_local_rows(context_.environment->rank)) + KiB(64);
+      Bytes(layout().total_local_rows(options_.stream.rank)) + KiB(64);
   Bytes left = context_.memory->size() - used - stream::RingBytes(options);
   if (round.settled && kept > Bytes(0)) left -= kept + outside;
   // 0 would say that it is not told.
@@ -160,13 +153,13 @@ void StreamedStepper::Ask(const Round& round,
     if (own != round.given.end()) {
       c.keep = own->second.keep;
       c.swap = own->second.swap;
-    } else if (c.can_keep && !context_.options->keep) {
+    } else if (c.can_keep && !options_.may_keep) {
       c.keep = 0;
     }
   }
   const plan::RankPlan* last = OwnPlan();
   if (!round.settled || last == nullptr) {
-    profile->alpha = context_.options->alpha;
+    profile->alpha = options_.stream.alpha;
     return;
   }
   profile->settled = true;
@@ -187,12 +180,14 @@ void StreamedStepper::Ask(const Round& round,
 absl::Status StreamedStepper::PlanWith(const Round& round) {
   SLUICE_ASSIGN_OR_RETURN(const auto recorded, Calibrate(round.fractions));
   plan::RankProfile profile = Profile(recorded, round);
-  context_.watch->Enter(RankPhase::kPlanning);
+  if (context_.watch != nullptr) context_.watch->BeginPlanning();
   auto plan = context_.memory->session().Plan(profile, kPlanTimeout);
-  context_.watch->Enter(RankPhase::kStarting);
-  SLUICE_RETURN_IF_ERROR(ClassifyStepError(plan.status()));
+  if (context_.watch != nullptr) context_.watch->EndPlanning();
+  SLUICE_RETURN_IF_ERROR(LostPeer(plan.status()));
   if (!plan->infeasible.empty()) {
-    return DoesNotFit(plan->limited_by, plan->infeasible);
+    return Advised(
+        ShortOf(ShortageNamed(plan->limited_by).value_or(Shortage::kNone),
+                plan->infeasible));
   }
   saved_ = {std::move(profile), *std::move(plan)};
   return absl::OkStatus();
@@ -202,12 +197,12 @@ absl::Status StreamedStepper::PlanWith(const Round& round) {
 // and no plan has had to do with less since.
 bool StreamedStepper::MayKeepEverything() const {
   const plan::RankPlan* own = OwnPlan();
-  return context_.options->resident && (own == nullptr || KeepsAll(*own));
+  return options_.keep_everything && (own == nullptr || KeepsAll(*own));
 }
 
 stream::FractionMap StreamedStepper::Given(bool everything) const {
-  return everything ? stream::KeepEverything(context_.options->model)
-                    : context_.options->fractions;
+  return everything ? stream::KeepEverything(options_.stream.model)
+                    : options_.stream.fractions;
 }
 
 // What the first calibration runs with. The planner is free to choose less
@@ -217,18 +212,18 @@ absl::StatusOr<StreamedStepper::Round> StreamedStepper::FirstRound(
     bool everything) const {
   const stream::FractionMap given = Given(everything);
   const auto filled = [&](double alpha) {
-    return stream::FillFractions(context_.options->model, given, alpha);
+    return stream::FillFractions(options_.stream.model, given, alpha);
   };
-  const double asked = context_.options->alpha;
+  const double asked = options_.stream.alpha;
   if (asked >= 0 || everything) return Round{filled(asked), given};
   double most = 1;
   for (; most > 0; most -= 0.25) {
-    stream::StreamOptions options = StreamOptions(layout_, filled(most)).stream;
+    stream::StreamOptions options = StreamOptions(filled(most)).stream;
     options.layout = stream::CalibrationLayout(options);
     const Bytes needed = stream::HostBytes(options);
-    if (needed <= HostRoom(context_)) break;
+    if (needed <= context_.memory->host_room()) break;
   }
-  SLUICE_ASSIGN_OR_RETURN(most, LeastOfRanks(most));
+  SLUICE_ASSIGN_OR_RETURN(most, LeastOfRanks(context_.collectives, most));
   return Round{filled(most), given};
 }
 
@@ -237,23 +232,12 @@ stream::FractionMap StreamedStepper::PlannedFractions() const {
   const plan::RankPlan* own = OwnPlan();
   if (own == nullptr) return {};
   stream::FractionMap fractions = stream::FillFractions(
-      context_.options->model, Given(MayKeepEverything()), /*alpha=*/1);
+      options_.stream.model, Given(MayKeepEverything()), /*alpha=*/1);
   for (const plan::ClassPlan& c : own->classes) {
     if (stream::FindClass(c.name) == nullptr) continue;
     fractions[c.name] = {c.keep, c.swap};
   }
   return fractions;
-}
-
-absl::StatusOr<double> StreamedStepper::LeastOfRanks(double own) const {
-  runtime::Collectives* const all = context_.collectives;
-  if (all == nullptr) return own;
-  const runtime::HostScope host("fractions of the ranks");
-  at::Tensor each =
-      at::zeros({all->world_size()}, runtime::OnHost(at::kDouble));
-  each.data_ptr<double>()[all->rank()] = own;
-  SLUICE_RETURN_IF_ERROR(ClassifyStepError(all->SumAll(each)));
-  return at::min(each).item<double>();
 }
 
 // A rank stores the q, k and v of its heads for the rows of all ranks: how
@@ -263,19 +247,9 @@ absl::StatusOr<stream::FractionMap> StreamedStepper::AgreedFractions() const {
   stream::FractionMap fractions = PlannedFractions();
   for (auto& [name, f] : fractions) {
     if (!stream::FindClass(name)->shared) continue;
-    SLUICE_ASSIGN_OR_RETURN(f.swap, LeastOfRanks(f.swap));
+    SLUICE_ASSIGN_OR_RETURN(f.swap, LeastOfRanks(context_.collectives, f.swap));
   }
   return fractions;
-}
-
-absl::StatusOr<bool> StreamedStepper::AnyRank(bool own) const {
-  runtime::Collectives* const all = context_.collectives;
-  if (all == nullptr) return own;
-  const runtime::HostScope host("a question to the ranks");
-  at::Tensor yes = at::zeros({1}, runtime::OnHost(at::kDouble));
-  yes.data_ptr<double>()[0] = own ? 1 : 0;
-  SLUICE_RETURN_IF_ERROR(ClassifyStepError(all->SumAll(yes)));
-  return yes.data_ptr<double>()[0] > 0;
 }
 
 absl::Status StreamedStepper::MakePlan() {
@@ -289,7 +263,8 @@ absl::Status StreamedStepper::MakePlan() {
   }
   if (!fits) return GpuTooSmall();
   SLUICE_ASSIGN_OR_RETURN(const stream::FractionMap chosen, AgreedFractions());
-  SLUICE_ASSIGN_OR_RETURN(const bool other, AnyRank(chosen != round.fractions));
+  SLUICE_ASSIGN_OR_RETURN(const bool other, AnyRank(context_.collectives,
+                                                    chosen != round.fractions));
   return other ? Settle(chosen) : absl::OkStatus();
 }
 
@@ -303,7 +278,7 @@ absl::Status StreamedStepper::Settle(const stream::FractionMap& chosen) {
                           PlanOnAll({chosen, chosen, /*settled=*/true}));
   if (fits) return absl::OkStatus();
   const stream::FractionMap less =
-      stream::WithoutKept(chosen, context_.options->fractions);
+      stream::WithoutKept(chosen, options_.stream.fractions);
   SLUICE_ASSIGN_OR_RETURN(fits, PlanOnAll({less, less, /*settled=*/true}));
   return fits ? absl::OkStatus() : GpuTooSmall();
 }
@@ -312,16 +287,17 @@ absl::Status StreamedStepper::Settle(const stream::FractionMap& chosen) {
 absl::StatusOr<bool> StreamedStepper::PlanOnAll(const Round& round) {
   const absl::Status planned = PlanWith(round);
   if (out_of_step_) return planned;
-  const bool full = LimitedBy(planned) == kGpuMemory;
+  const bool full = ShortageOf(planned) == Shortage::kGpuMemory;
+  full_ = full ? planned : absl::OkStatus();
   if (full) why_ = std::string(planned.message());
   SLUICE_RETURN_IF_ERROR(
       Agree(context_.collectives, full ? absl::OkStatus() : planned));
-  SLUICE_ASSIGN_OR_RETURN(const bool any, AnyRank(full));
+  SLUICE_ASSIGN_OR_RETURN(const bool any, AnyRank(context_.collectives, full));
   return !any;
 }
 
 absl::Status StreamedStepper::GpuTooSmall() const {
-  if (!why_.empty()) return DoesNotFit(kGpuMemory, why_);
+  if (!full_.ok()) return full_;
   return CausedByPeer(
       absl::AbortedError("another rank's transient buffers do not fit"));
 }
@@ -334,34 +310,23 @@ absl::Status StreamedStepper::CheckShared() const {
       "much");
 }
 
-SegmentCosts StreamedStepper::costs() const {
-  SegmentCosts costs;
-  for (const plan::SegmentKind& kind : saved_.profile.segments) {
-    costs[kind.name] = {kind.seconds, kind.executions};
-  }
-  return costs;
-}
-
 double StreamedStepper::alpha() const {
   const plan::RankPlan* own = OwnPlan();
   return own != nullptr ? own->alpha : 1;
 }
 
-const plan::RankPlan* StreamedStepper::OwnPlan() const {
-  return plan::PartOf(saved_.plan, saved_.profile);
-}
-
 absl::Status StreamedStepper::AdoptPlan() {
   const plan::RankPlan* own = OwnPlan();
-  if (own == nullptr) return BadInput("the plan has no part for this rank");
-  const absl::Status set = context_.memory->allocator().SetPlan(
+  if (own == nullptr) {
+    return absl::InvalidArgumentError("the plan has no part for this rank");
+  }
+  return context_.memory->allocator().SetPlan(
       own->segments, saved_.profile.segments, own->transient_peak);
-  return ClassifyStepError(set);
 }
 
 absl::Status StreamedStepper::Start() {
-  StreamContext::Options options = StreamOptions(layout_, PlannedFractions());
-  options.stream.probe = context_.options->probe;
+  StreamContext::Options options = StreamOptions(PlannedFractions());
+  options.stream.probe = options_.stream.probe;
   const Bytes needed = stream::HostBytes(options.stream);
   if (host_ == nullptr && spare_ != nullptr && spare_->size() >= needed) {
     host_ = std::move(spare_);
@@ -369,19 +334,18 @@ absl::Status StreamedStepper::Start() {
   spare_.reset();
   if (needed > Bytes(0)) {
     if (host_ == nullptr) {
-      SLUICE_ASSIGN_OR_RETURN(host_, LeaseHost(context_, needed));
+      SLUICE_ASSIGN_OR_RETURN(host_, context_.memory->LeaseHost(needed));
     }
     options.host = host_->data();
     options.host_size = host_->size();
   }
-  auto stream = StreamContext::Create(options);
-  SLUICE_RETURN_IF_ERROR(ClassifyStepError(stream.status()));
-  stream_ = *std::move(stream);
+  SLUICE_ASSIGN_OR_RETURN(stream_, StreamContext::Create(options));
   return absl::OkStatus();
 }
 
 absl::Status StreamedStepper::Prepare(const SavedPlan* saved) {
-  SLUICE_ASSIGN_OR_RETURN(copies_, StartCopies(context_, WantsTrace(context_)));
+  SLUICE_ASSIGN_OR_RETURN(copies_,
+                          context_.memory->StartCopies(options_.record_copies));
   if (saved != nullptr) {
     SLUICE_ASSIGN_OR_RETURN(const bool runs, Replay(*saved));
     if (runs) return absl::OkStatus();
@@ -393,36 +357,22 @@ absl::Status StreamedStepper::Prepare(const SavedPlan* saved) {
 }
 
 std::string StreamedStepper::note() const {
-  if (!context_.options->resident || MayKeepEverything()) return note_;
+  if (!options_.keep_everything || MayKeepEverything()) return note_;
   return fmt::format(
       "{}{}not everything fits on the GPU after all: some of it moves", note_,
       note_.empty() ? "" : "; ");
 }
 
 PlanSummary StreamedStepper::plan() const {
-  PlanSummary summary;
-  const plan::RankPlan* own = OwnPlan();
-  if (own == nullptr) return summary;
-  summary.peak = own->transient_peak;
-  bool all = true;
-  for (const plan::SegmentPlan& segment : own->segments) {
-    summary.lower_bound =
-        std::max(summary.lower_bound, segment.placement.lower_bound);
-    all = all && segment.placement.optimal();
-    if (summary.proved_by.empty()) {
-      summary.proved_by = segment.placement.proved_by;
-    }
-  }
-  if (!all || summary.peak != summary.lower_bound) summary.proved_by = "none";
-  summary.mismatches = context_.memory->allocator().stats().mismatches;
-  return summary;
+  return Summarize(saved_, context_.memory->allocator().stats().mismatches);
 }
 
-absl::StatusOr<std::unique_ptr<Stepper>> MakeStreamedStepper(
-    const StepperContext& context, const SavedPlan* saved) {
-  auto stepper = std::make_unique<StreamedStepper>(context);
+absl::StatusOr<std::unique_ptr<StreamedStepper>> StreamedStepper::Make(
+    const RunContext& context, const Options& options, const SavedPlan* saved) {
+  std::unique_ptr<StreamedStepper> stepper(
+      new StreamedStepper(context, options));
   SLUICE_RETURN_IF_ERROR(stepper->Prepare(saved));
   return stepper;
 }
 
-}  // namespace sluice::train
+}  // namespace sluice::runtime

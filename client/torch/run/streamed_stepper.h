@@ -1,55 +1,83 @@
-// The sluice method's stepper: calibrate, plan, lease the host region, stream.
-// Internal to client/train: streamed_stepper.cc plans, streamed_refresh.cc
-// takes a new plan while the run goes on.
+// A rank's streamed run: calibrate, have the daemon plan, lease the host
+// region, step; take a new plan while the run goes on (streamed_refresh.cc).
 //
-// Thread safety: one thread.
+// Who trains owns weights, gradients and optimizer, and calls this between its
+// steps. Messages name no flags; what ran out is marked
+// (proto/base/shortage.h), and so is what another rank's end caused
+// (peer_fault.h).
+//
+// Thread safety: one thread; with several ranks all make the same calls
+// together.
 #pragma once
 
 #include <memory>
 #include <string>
 #include <vector>
 
+#include "client/torch/run/plan_change.h"
+#include "client/torch/run/run_context.h"
+#include "client/torch/run/saved_plan.h"
 #include "client/torch/stream/streamed_model.h"
-#include "client/train/step/stepper.h"
+#include "planner/stream/fractions.h"
 
-namespace sluice::train {
+namespace sluice::runtime {
 
-using runtime::StreamContext;
-
-class StreamedStepper final : public Stepper {
+class StreamedStepper {
  public:
-  explicit StreamedStepper(const StepperContext& context)
-      : context_(context),
-        layout_(context.options->seq_len, context.options->chunk,
-                context.environment->world_size) {}
-  ~StreamedStepper() override;
+  struct Options {
+    // Model, layout, rank, dtype, prefetch, order, probe. `fractions` are of
+    // the classes that are given by themselves; `alpha` negative: the planner
+    // chooses what the others do.
+    stream::StreamOptions stream;
+    // False: the planner keeps nothing in HBM beside what is given.
+    bool may_keep = true;
+    // Everything stays in HBM if a plan shows that it fits: an estimate said
+    // so (choose_settings.h).
+    bool keep_everything = false;
+    bool record_copies = false;  // a timeline of them (TakeCopies)
+  };
+  // Plans; `saved` (may be null) skips calibration and planning where it still
+  // fits. All that `context` points to outlives the stepper. Errors:
+  // ResourceExhausted with what ran out; Aborted or Unavailable, marked, where
+  // it was another rank.
+  static absl::StatusOr<std::unique_ptr<StreamedStepper>> Make(
+      const RunContext& context, const Options& options,
+      const SavedPlan* saved);
+  ~StreamedStepper();
+  StreamedStepper(const StreamedStepper&) = delete;
 
-  absl::Status Prepare(const SavedPlan* saved);
-
-  absl::StatusOr<runtime::StepResult> Run(const at::Tensor& tokens,
-                                          const at::Tensor& labels,
-                                          int64_t global_count) override {
-    return runtime::StreamedStep(*stream_, context_.weights->tensors(),
-                                 context_.gradients->tensors(), tokens, labels,
-                                 global_count);
+  // Adds to the gradients; see StreamedStep.
+  absl::StatusOr<StepResult> Run(const at::Tensor& tokens,
+                                 const at::Tensor& labels,
+                                 int64_t global_count) {
+    return StreamedStep(*stream_, context_.weights->weights(),
+                        context_.weights->gradients(), tokens, labels,
+                        global_count);
   }
-  stream::ChunkLayout layout() const override { return layout_; }
-  SegmentCosts costs() const override;
-  Bytes host_bytes() const override {
+  const stream::ChunkLayout& layout() const { return options_.stream.layout; }
+  Bytes host_bytes() const {
     return host_ != nullptr ? host_->size() : Bytes(0);
   }
-  client::CopyStats copies() const override { return copies_->stats(); }
-  double alpha() const override;
-  stream::FractionMap fractions() const override { return PlannedFractions(); }
-  const plan::RankPlan* own_plan() const override { return OwnPlan(); }
-  PlanSummary plan() const override;
-  const SavedPlan* saved_plan() const override { return &saved_; }
-  std::string note() const override;
-  std::vector<client::CopyRecord> TakeCopies() override {
+  client::CopyStats copies() const { return copies_->stats(); }
+  std::vector<client::CopyRecord> TakeCopies() {
     return copies_->TakeTimeline();
   }
-  uint64_t OfferedPlan() override;
-  absl::StatusOr<PlanChangeRecord> Refresh(bool mine) override;
+  double alpha() const;
+  // Of every class, scratch too, as it runs.
+  stream::FractionMap fractions() const { return PlannedFractions(); }
+  const SavedPlan& saved_plan() const { return saved_; }
+  PlanSummary plan() const;
+  // One line on how it came by its plan; empty: as usual.
+  std::string note() const;
+  // The plan that the daemon wants this rank to take next (plan_change.h); 0:
+  // none. Stays what it was until Refresh.
+  uint64_t OfferedPlan();
+  // On all ranks of the run, between steps: those with `mine` take what they
+  // offered, the others go along, as a calibration needs all of them. What
+  // cannot be had is not taken: the run goes on with what it had, or with
+  // what fits now. An error ends the run: a lost peer, no memory at all, or,
+  // with several ranks, one that ran out of HBM inside the calibration.
+  absl::StatusOr<PlanChangeRecord> Refresh(bool mine);
 
  private:
   // What a calibration runs with, and what of it the planner must keep to.
@@ -59,8 +87,9 @@ class StreamedStepper final : public Stepper {
     bool settled = false;  // all are given, by the plan before
   };
 
+  StreamedStepper(const RunContext& context, const Options& options);
+  absl::Status Prepare(const SavedPlan* saved);
   StreamContext::Options StreamOptions(
-      const stream::ChunkLayout& layout,
       const stream::FractionMap& fractions) const;
   absl::StatusOr<std::unique_ptr<client::Region>> LeaseForCalibration(
       const stream::StreamOptions& options);
@@ -74,10 +103,8 @@ class StreamedStepper final : public Stepper {
   bool MayKeepEverything() const;
   stream::FractionMap Given(bool everything) const;
   absl::StatusOr<Round> FirstRound(bool everything) const;
-  absl::StatusOr<double> LeastOfRanks(double own) const;
   stream::FractionMap PlannedFractions() const;
   absl::StatusOr<stream::FractionMap> AgreedFractions() const;
-  absl::StatusOr<bool> AnyRank(bool own) const;
   absl::Status CheckShared() const;
   absl::Status AdoptPlan();
   absl::Status Start();
@@ -93,13 +120,13 @@ class StreamedStepper final : public Stepper {
   absl::StatusOr<bool> Restart(bool release);
   absl::StatusOr<bool> GoBack(const SavedPlan& before);
   absl::StatusOr<bool> PlanAnew();
-  const plan::RankPlan* OwnPlan() const;
+  const plan::RankPlan* OwnPlan() const { return saved_.own(); }
   plan::RankProfile Profile(const std::vector<plan::SegmentKind>& recorded,
                             const Round& round) const;
   void Ask(const Round& round, plan::RankProfile* profile) const;
 
-  StepperContext context_;
-  stream::ChunkLayout layout_;
+  const RunContext context_;
+  const Options options_;
   std::unique_ptr<client::CopyEngine> copies_;
   std::unique_ptr<client::Region> host_;
   std::unique_ptr<client::Region> spare_;  // a calibration's, where it is tight
@@ -108,8 +135,9 @@ class StreamedStepper final : public Stepper {
   std::shared_ptr<const plan::NodePlan> offered_;
   // A rank failed inside collectives: the ranks are out of step.
   bool out_of_step_ = false;
+  absl::Status full_;  // of the last planning: why this GPU is too small
   std::string why_;
   std::string note_;
 };
 
-}  // namespace sluice::train
+}  // namespace sluice::runtime

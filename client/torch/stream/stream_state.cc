@@ -5,25 +5,11 @@
 
 #include <array>
 
-#include "client/torch/exceptions.h"
-#include "client/torch/math/backend.h"
 #include "client/torch/placement.h"
-#include "proto/base/shortage.h"
 #include "proto/base/status.h"
 
 namespace sluice::runtime {
 namespace {
-
-absl::Status Validate(const StreamContext::Options& options) {
-  SLUICE_RETURN_IF_ERROR(stream::Validate(options.stream));
-  if (options.copies == nullptr ||
-      (options.stream.layout.ranks() > 1 && options.collectives == nullptr)) {
-    return absl::InvalidArgumentError(
-        "a streamed step needs a copy engine, and collectives when there are "
-        "several ranks");
-  }
-  return FindBackend(options.device).status();
-}
 
 // Cuts typed pieces and rings from the front of the ring memory.
 class Cutter {
@@ -160,28 +146,5 @@ RopeTables StreamState::Rope(int64_t m, int64_t skip) const {
   return MakeRopeTables(begin, shape.local(m) - skip, shape.dim,
                         options.stream.model.rope->theta, options.device);
 }
-
-absl::StatusOr<std::unique_ptr<StreamContext>> StreamContext::Create(
-    const Options& options) {
-  SLUICE_RETURN_IF_ERROR(Validate(options));
-  const Bytes needed(stream::StreamShape(options.stream).host_bytes());
-  if (needed > options.host_size) {
-    return ShortOf(Shortage::kHostMemory,
-                   fmt::format("a step of {} tokens needs {} bytes of host "
-                               "memory for this rank, the "
-                               "leased region has {}",
-                               options.stream.layout.seq_len(), needed.count(),
-                               options.host_size.count()));
-  }
-  using Result = absl::StatusOr<std::unique_ptr<StreamContext>>;
-  return CatchStatus(
-      "allocate the rings of the streamed layer",
-      [&]() -> Result { return std::make_unique<StreamState>(options); });
-}
-
-LayerOutput::LayerOutput() = default;
-LayerOutput::LayerOutput(LayerOutput&&) noexcept = default;
-LayerOutput& LayerOutput::operator=(LayerOutput&&) noexcept = default;
-LayerOutput::~LayerOutput() = default;
 
 }  // namespace sluice::runtime

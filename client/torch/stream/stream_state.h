@@ -19,6 +19,7 @@
 #include "client/torch/stream/chunk_io.h"
 #include "client/torch/stream/chunk_store.h"
 #include "client/torch/stream/saved_rows.h"
+#include "client/torch/stream/stream_context.h"
 #include "client/torch/stream/streamed_layer.h"
 #include "planner/stream/schedule.h"
 #include "planner/stream/stream_shape.h"

@@ -172,6 +172,11 @@ absl::Status Forward::Chunk(int64_t m) {
 
 }  // namespace
 
+LayerOutput::LayerOutput() = default;
+LayerOutput::LayerOutput(LayerOutput&&) noexcept = default;
+LayerOutput& LayerOutput::operator=(LayerOutput&&) noexcept = default;
+LayerOutput::~LayerOutput() = default;
+
 absl::StatusOr<LayerOutput> LayerForward(StreamContext& context,
                                          const LayerTensors& weights,
                                          std::unique_ptr<ChunkHandle> input,

@@ -174,7 +174,7 @@ absl::Status WriteOptimizer(const std::string& path, AdamW& optimizer,
 }
 
 absl::Status WritePlan(const std::string& path, const StepperContext& context,
-                       const SavedPlan* plan) {
+                       const runtime::SavedPlan* plan) {
   if (plan == nullptr) return absl::OkStatus();
   const nlohmann::ordered_json json = {
       {"key", PlanKey(*context.options, context.environment->world_size,
@@ -198,8 +198,8 @@ absl::Status IsBroken(const absl::Status& status) {
 
 // A plan that is missing, broken or of another run is made anew. It comes
 // from a file, so it is validated as one that comes from the daemon is.
-absl::StatusOr<SavedPlan> ReadPlan(const std::string& path,
-                                   const std::string& key, Rank rank) {
+absl::StatusOr<runtime::SavedPlan> ReadPlan(const std::string& path,
+                                            const std::string& key, Rank rank) {
   const auto text = ReadFile(path);
   if (!text.ok()) return absl::NotFoundError("the checkpoint has none");
   const auto json = nlohmann::json::parse(*text, nullptr, false);
@@ -215,7 +215,7 @@ absl::StatusOr<SavedPlan> ReadPlan(const std::string& path,
     return absl::NotFoundError("it is another rank's");
   }
   SLUICE_RETURN_IF_ERROR(IsBroken(plan::ValidateRankPlan(*profile, *part)));
-  return SavedPlan{*std::move(profile), *std::move(plan)};
+  return runtime::SavedPlan{*std::move(profile), *std::move(plan)};
 }
 
 }  // namespace
@@ -224,7 +224,7 @@ absl::Status WriteCheckpoint(const std::string& folder,
                              const StepperContext& context,
                              const TrainingState& state,
                              const RunIdentity& identity, AdamW& optimizer,
-                             const SavedPlan* plan) {
+                             const runtime::SavedPlan* plan) {
   const int rank = context.environment->rank;
   const int ranks = context.environment->world_size;
   const RunOptions& o = *context.options;
@@ -284,7 +284,7 @@ std::string Checkpoint::Describe() const {
                      passed_over.empty() ? "" : "; " + passed_over);
 }
 
-absl::StatusOr<SavedPlan> Checkpoint::LoadPlan(
+absl::StatusOr<runtime::SavedPlan> Checkpoint::LoadPlan(
     const StepperContext& context) const {
   const int ranks = state.ranks;
   if (ranks != world_size) {

@@ -39,7 +39,7 @@ absl::Status WriteCheckpoint(const std::string& folder,
                              const StepperContext& context,
                              const TrainingState& state,
                              const RunIdentity& identity, AdamW& optimizer,
-                             const SavedPlan* plan);
+                             const runtime::SavedPlan* plan);
 
 struct Checkpoint {
   std::string path;
@@ -60,7 +60,8 @@ struct Checkpoint {
   absl::Status LoadOptimizer(AdamW& optimizer) const;
   // Only if it was made for this run's shape, ranks, alpha and HBM. NotFound
   // with the reason, for people.
-  absl::StatusOr<SavedPlan> LoadPlan(const StepperContext& context) const;
+  absl::StatusOr<runtime::SavedPlan> LoadPlan(
+      const StepperContext& context) const;
   // How the saved plan's step was cut, whatever it was made for.
   std::optional<stream::Settings> LoadSettings() const;
 

@@ -10,20 +10,13 @@
 namespace sluice::train {
 namespace {
 
-constexpr char kAdvisedUrl[] = "sluice/advised";
-constexpr char kPeerUrl[] = "sluice/caused_by_peer";
-
-absl::Status Advised(absl::Status status) {
-  status.SetPayload(kAdvisedUrl, absl::Cord(std::string("1")));
-  return status;
-}
-
 const char* AdviceFor(Shortage shortage) {
   switch (shortage) {
     case Shortage::kGpuMemory:
       return "shorten --seq-len, raise --hbm, or take more --ranks";
     case Shortage::kHostMemory:
-      return "shorten --seq-len, or free memory of this machine";
+      return "shorten --seq-len, raise --host if it was given, or free memory "
+             "of this machine";
     case Shortage::kDisk:
       return "free some space there, or name a folder that has more";
     case Shortage::kOpenFiles:
@@ -56,8 +49,7 @@ absl::Status BadInput(std::string_view message, int error) {
 
 absl::Status WithAdvice(const absl::Status& status) {
   const Shortage shortage = ShortageOf(status);
-  if (shortage == Shortage::kNone ||
-      status.GetPayload(kAdvisedUrl).has_value()) {
+  if (shortage == Shortage::kNone || IsAdvised(status)) {
     return status;
   }
   absl::Status advised(status.code(),
@@ -77,17 +69,8 @@ absl::Status AsBadInput(const absl::Status& status) {
   return absl::NotFoundError(std::string(status.message()));
 }
 
-absl::Status CausedByPeer(absl::Status status) {
-  status.SetPayload(kPeerUrl, absl::Cord(std::string("1")));
-  return status;
-}
-
 std::string LimitedBy(const absl::Status& status) {
   return Name(ShortageOf(status));
-}
-
-bool IsCausedByPeer(const absl::Status& status) {
-  return status.GetPayload(kPeerUrl).has_value();
 }
 
 int ExitCode(const absl::Status& status) {

@@ -1,9 +1,9 @@
 // How a run ended, and how that becomes an exit status.
 //
-// A Status says what happened and what ran out (proto/base/shortage.h); these
-// helpers add what a launcher must know beside that: that this rank only
-// failed because another one did. It travels as a Status payload, so every
-// layer in between just returns.
+// A Status says what happened, what ran out (proto/base/shortage.h), and
+// whether this rank only failed because another one did
+// (client/torch/run/peer_fault.h). These travel as Status payloads, so every
+// layer in between just returns; the words for people are added here.
 // Thread safety: pure functions.
 #pragma once
 
@@ -11,8 +11,12 @@
 #include <string_view>
 
 #include "absl/status/status.h"
+#include "client/torch/run/peer_fault.h"
 
 namespace sluice::train {
+
+using runtime::CausedByPeer;
+using runtime::IsCausedByPeer;
 
 // Exit statuses of sluice-train.
 inline constexpr int kExitOk = 0;
@@ -40,12 +44,9 @@ absl::Status BadInput(std::string_view message, int error);
 absl::Status WithAdvice(const absl::Status& status);
 // A daemon that is not there is the user's to fix.
 absl::Status AsBadInput(const absl::Status& status);
-// Marks a fault that another rank's end caused.
-absl::Status CausedByPeer(absl::Status status);
 
 // The word for what ran out: "none" when nothing did.
 std::string LimitedBy(const absl::Status& status);
-bool IsCausedByPeer(const absl::Status& status);
 int ExitCode(const absl::Status& status);
 
 }  // namespace sluice::train

@@ -1,15 +1,13 @@
 #include "client/train/step/stepper.h"
 
-#include <ATen/ops/full.h>
 #include <fmt/format.h>
 
 #include <utility>
 
 #include "client/torch/baseline/baseline.h"
-#include "client/torch/placement.h"
+#include "client/torch/run/streamed_stepper.h"
 #include "client/train/launch/outcome.h"
 #include "proto/base/shortage.h"
-#include "proto/base/sizes.h"
 #include "proto/base/status.h"
 
 namespace sluice::train {
@@ -46,7 +44,8 @@ class BaselineStepper final : public Stepper {
   // alst only: a collective. Host memory for this rank's layer inputs, and
   // copies through the engine that the sluice method's go through.
   absl::Status PrepareInputs() {
-    return Agree(context_.collectives, MakeInputs());
+    return runtime::Agree(context_.collectives,
+                          ClassifyStepError(MakeInputs()));
   }
 
   absl::StatusOr<runtime::StepResult> Run(const at::Tensor& tokens,
@@ -85,7 +84,7 @@ class BaselineStepper final : public Stepper {
  private:
   absl::Status MakeInputs() {
     SLUICE_ASSIGN_OR_RETURN(copies_,
-                            StartCopies(context_, WantsTrace(context_)));
+                            context_.memory->StartCopies(WantsTrace(context_)));
     runtime::HostInputs::Options inputs{.device = options_.device};
     inputs.layers = options_.model.layers;
     inputs.rows = layout().total_local_rows(context_.environment->rank);
@@ -94,7 +93,8 @@ class BaselineStepper final : public Stepper {
     inputs.copies = copies_.get();
     inputs.host_size = runtime::HostInputs::HostBytes(inputs);
     if (inputs.host_size > Bytes(0)) {  // a rank may have no row
-      SLUICE_ASSIGN_OR_RETURN(host_, LeaseHost(context_, inputs.host_size));
+      SLUICE_ASSIGN_OR_RETURN(host_,
+                              context_.memory->LeaseHost(inputs.host_size));
       inputs.host = host_->data();
     }
     SLUICE_ASSIGN_OR_RETURN(inputs_, runtime::HostInputs::Create(inputs));
@@ -109,54 +109,100 @@ class BaselineStepper final : public Stepper {
   std::unique_ptr<runtime::HostInputs> inputs_;
 };
 
+runtime::StreamedStepper::Options StreamedOptions(
+    const StepperContext& context) {
+  const RunOptions& o = *context.options;
+  return {
+      .stream = {.model = o.model,
+                 .layout = stream::ChunkLayout(o.seq_len, o.chunk,
+                                               context.environment->world_size),
+                 .rank = context.environment->rank,
+                 .dtype = o.dtype,
+                 .alpha = o.alpha,
+                 .fractions = o.fractions,
+                 .prefetch_depth = o.prefetch,
+                 .order = o.order.value_or(stream::BackwardOrder::kKeysOuter),
+                 .probe = o.probe},
+      .may_keep = o.keep,
+      .keep_everything = o.resident,
+      .record_copies = WantsTrace(context)};
+}
+
+// The streamed run of client/torch/run, its errors with words for people.
+class SluiceStepper final : public Stepper {
+ public:
+  explicit SluiceStepper(const StepperContext& context)
+      : context_(context), weights_(context) {}
+
+  absl::Status Prepare(const runtime::SavedPlan* saved) {
+    auto run = runtime::StreamedStepper::Make(RunContextOf(context_, &weights_),
+                                              StreamedOptions(context_), saved);
+    SLUICE_RETURN_IF_ERROR(ClassifyStepError(run.status()));
+    run_ = *std::move(run);
+    return absl::OkStatus();
+  }
+
+  absl::StatusOr<runtime::StepResult> Run(const at::Tensor& tokens,
+                                          const at::Tensor& labels,
+                                          int64_t global_count) override {
+    return run_->Run(tokens, labels, global_count);
+  }
+  stream::ChunkLayout layout() const override { return run_->layout(); }
+  SegmentCosts costs() const override {
+    SegmentCosts costs;
+    for (const plan::SegmentKind& kind : run_->saved_plan().profile.segments) {
+      costs[kind.name] = {kind.seconds, kind.executions};
+    }
+    return costs;
+  }
+  Bytes host_bytes() const override { return run_->host_bytes(); }
+  client::CopyStats copies() const override { return run_->copies(); }
+  double alpha() const override { return run_->alpha(); }
+  stream::FractionMap fractions() const override { return run_->fractions(); }
+  const plan::RankPlan* own_plan() const override {
+    return run_->saved_plan().own();
+  }
+  runtime::PlanSummary plan() const override { return run_->plan(); }
+  const runtime::SavedPlan* saved_plan() const override {
+    return &run_->saved_plan();
+  }
+  std::string note() const override { return run_->note(); }
+  std::vector<client::CopyRecord> TakeCopies() override {
+    return run_->TakeCopies();
+  }
+  uint64_t OfferedPlan() override { return run_->OfferedPlan(); }
+  absl::StatusOr<runtime::PlanChangeRecord> Refresh(bool mine) override {
+    auto record = run_->Refresh(mine);
+    SLUICE_RETURN_IF_ERROR(ClassifyStepError(record.status()));
+    return record;
+  }
+
+ private:
+  const StepperContext context_;
+  FlatWeights weights_;
+  std::unique_ptr<runtime::StreamedStepper> run_;
+};
+
 }  // namespace
 
-absl::StatusOr<std::unique_ptr<client::CopyEngine>> StartCopies(
-    const StepperContext& context, bool timeline) {
-  client::CopyEngine::Options copies;
-  copies.driver = &context.memory->session().driver();
-  copies.device = context.memory->session().limits().device;
-  copies.gate = &context.memory->session().grants();
-  copies.record_timeline = timeline;
-  return client::CopyEngine::Start(copies);
+runtime::RunContext RunContextOf(const StepperContext& context,
+                                 FlatWeights* weights) {
+  return {.memory = context.memory,
+          .collectives = context.collectives,
+          .weights = weights,
+          .watch = context.watch};
 }
 
 bool WantsTrace(const StepperContext& context) {
   return !context.options->trace.empty() && context.environment->rank == 0;
 }
 
-Bytes HostRoom(const StepperContext& context) {
-  const Bytes given = context.options->host;
-  return (given.count() > 0 ? given
-                            : context.memory->session().limits().host_free) /
-         context.environment->local_world_size;
-}
-
-absl::StatusOr<std::unique_ptr<client::Region>> LeaseHost(
-    const StepperContext& context, Bytes size) {
-  const Bytes limit = context.options->host;
-  const Bytes share = limit / context.environment->local_world_size;
-  if (limit.count() > 0 && size > share) {
-    return DoesNotFit(
-        kHostMemory,
-        fmt::format("{} of host memory needed, this rank's share of --host {} "
-                    "is {}: give --host {}, or shorten --seq-len",
-                    FormatBytes(size), FormatBytes(limit), FormatBytes(share),
-                    ExactBytes(RoundUp(size, MiB(1)) *
-                               context.environment->local_world_size)));
-  }
-  auto region = context.memory->session().LeaseHost(size);
-  // The daemon's line says what to do.
-  if (IsOutOfMemory(region.status())) {
-    return DoesNotFit(LimitedBy(region.status()), region.status());
-  }
-  return region;
-}
-
 absl::StatusOr<std::unique_ptr<Stepper>> MakeStepper(
-    const StepperContext& context, const SavedPlan* saved) {
+    const StepperContext& context, const runtime::SavedPlan* saved) {
   if (context.options->method == Method::kSluice) {
-    return MakeStreamedStepper(context, saved);
+    auto stepper = std::make_unique<SluiceStepper>(context);
+    SLUICE_RETURN_IF_ERROR(stepper->Prepare(saved));
+    return stepper;
   }
   auto stepper = std::make_unique<BaselineStepper>(context);
   if (context.options->method == Method::kAlst) {
@@ -165,31 +211,9 @@ absl::StatusOr<std::unique_ptr<Stepper>> MakeStepper(
   return stepper;
 }
 
-absl::StatusOr<bool> AllAgree(runtime::Collectives* collectives, bool fine) {
-  if (collectives == nullptr) return fine;
-  // Not in HBM: that may be what just ran out.
-  const runtime::HostScope host("agreement of the ranks");
-  at::Tensor failed =
-      at::full({1}, fine ? 0.0 : 1.0, runtime::OnHost(at::kDouble));
-  SLUICE_RETURN_IF_ERROR(ClassifyStepError(collectives->SumAll(failed)));
-  return failed.item<double>() == 0;
-}
-
-absl::Status Agree(runtime::Collectives* collectives,
-                   const absl::Status& status) {
-  const auto all = AllAgree(collectives, status.ok());
-  if (!status.ok()) return status;
-  SLUICE_RETURN_IF_ERROR(all.status());
-  if (*all) return absl::OkStatus();
-  return CausedByPeer(absl::AbortedError("another rank failed"));
-}
-
 absl::Status ClassifyStepError(const absl::Status& status) {
   if (ShortageOf(status) != Shortage::kNone) return WithAdvice(status);
-  if (status.code() == absl::StatusCode::kUnavailable) {
-    return CausedByPeer(status);
-  }
-  return status;
+  return runtime::LostPeer(status);
 }
 
 }  // namespace sluice::train

@@ -13,11 +13,13 @@
 #include "client/copy/copy_engine.h"
 #include "client/torch/math/model_tensors.h"
 #include "client/torch/ranks/collectives.h"
+#include "client/torch/run/agreement.h"
 #include "client/torch/run/plan_change.h"
-#include "client/torch/run/rank_memory.h"
+#include "client/torch/run/run_context.h"
+#include "client/torch/run/saved_plan.h"
+#include "client/train/launch/launcher.h"
 #include "client/train/launch/options.h"
 #include "client/train/optimizer/flat_model.h"
-#include "client/train/run_report.h"
 #include "client/train/watch/rank_watch.h"
 #include "planner/stream/fractions.h"
 #include "planner/stream/layouts.h"
@@ -30,18 +32,28 @@ namespace sluice::train {
 struct StepperContext {
   const RunOptions* options = nullptr;
   const RankEnvironment* environment = nullptr;
-  RankMemory* memory = nullptr;
+  runtime::RankMemory* memory = nullptr;
   runtime::Collectives* collectives = nullptr;  // null: one rank
   FlatModel* weights = nullptr;
   FlatModel* gradients = nullptr;
   RankWatch* watch = nullptr;
 };
 
-// A plan and the recording it answers: what a resumed run replays.
-struct SavedPlan {
-  plan::RankProfile profile;
-  plan::NodePlan plan;
+// Its weights and gradients as a streamed run takes them.
+class FlatWeights final : public runtime::WeightSource {
+ public:
+  explicit FlatWeights(const StepperContext& context)
+      : weights_(*context.weights), gradients_(*context.gradients) {}
+  const runtime::ModelTensors& weights() override { return weights_.tensors(); }
+  runtime::ModelTensors& gradients() override { return gradients_.tensors(); }
+  void ZeroGradients() override { gradients_.flat().zero_(); }
+
+ private:
+  FlatModel& weights_;
+  FlatModel& gradients_;
 };
+runtime::RunContext RunContextOf(const StepperContext& context,
+                                 FlatWeights* weights);
 
 class Stepper {
  public:
@@ -61,58 +73,26 @@ class Stepper {
   // Of every class, scratch too, as it runs.
   virtual stream::FractionMap fractions() const { return {}; }
   virtual const plan::RankPlan* own_plan() const { return nullptr; }
-  virtual PlanSummary plan() const { return {}; }
-  virtual const SavedPlan* saved_plan() const { return nullptr; }
+  virtual runtime::PlanSummary plan() const { return {}; }
+  virtual const runtime::SavedPlan* saved_plan() const { return nullptr; }
   // One line on how it came by its plan; empty: as usual.
   virtual std::string note() const { return ""; }
   virtual std::vector<client::CopyRecord> TakeCopies() { return {}; }
-  // The plan that the daemon wants this rank to take next (plan_change.h); 0:
-  // none. Stays what it was until Refresh.
+  // As runtime::StreamedStepper's.
   virtual uint64_t OfferedPlan() { return 0; }
-  // On all ranks of the run, between steps: those with `mine` take what they
-  // offered, the others go along, as a calibration needs all of them. What
-  // cannot be had is not taken: the run goes on with what it had, or with
-  // what fits now. An error ends the run: a lost peer, no memory at all, or,
-  // with several ranks, one that ran out of HBM inside the calibration.
-  virtual absl::StatusOr<PlanChangeRecord> Refresh(bool) {
-    return PlanChangeRecord{};
+  virtual absl::StatusOr<runtime::PlanChangeRecord> Refresh(bool) {
+    return runtime::PlanChangeRecord{};
   }
 };
 
-// By --method; a collective but for keep-all and recompute. `saved`: as
-// MakeStreamedStepper's. DoesNotFit with what ran out.
+// By --method; a collective but for keep-all and recompute. `saved` (may be
+// null) skips a streamed run's calibration and planning where it still fits.
+// DoesNotFit with what ran out.
 absl::StatusOr<std::unique_ptr<Stepper>> MakeStepper(
-    const StepperContext& context, const SavedPlan* saved);
+    const StepperContext& context, const runtime::SavedPlan* saved);
 
-// Calibrates, has the daemon plan, leases the host region. `saved` (may be
-// null) skips calibration and planning where it still fits. DoesNotFit with
-// what ran out.
-absl::StatusOr<std::unique_ptr<Stepper>> MakeStreamedStepper(
-    const StepperContext& context, const SavedPlan* saved);
-
-// What several steppers need (internal to them).
-// `timeline`: keeps a record of every copy.
-absl::StatusOr<std::unique_ptr<client::CopyEngine>> StartCopies(
-    const StepperContext& context, bool timeline);
 // The timeline that --trace writes is rank 0's.
 bool WantsTrace(const StepperContext& context);
-// This rank's share of the host memory that there is.
-Bytes HostRoom(const StepperContext& context);
-// --host binds all local ranks together, so each its share. DoesNotFit: more
-// than that, or than the daemon leases.
-absl::StatusOr<std::unique_ptr<client::Region>> LeaseHost(
-    const StepperContext& context, Bytes size);
-
-// All ranks learn whether every one of them is fine: the first collective
-// after work that only some may have failed. A failed rank gets its own
-// status back, the others CausedByPeer. Not after a failure inside
-// collectives: then the ranks are out of step, and leaving is the message.
-absl::Status Agree(runtime::Collectives* collectives,
-                   const absl::Status& status);
-
-// As Agree where every rank goes on after a refusal: whether all ranks are
-// fine. An error is a lost peer.
-absl::StatusOr<bool> AllAgree(runtime::Collectives* collectives, bool fine);
 
 // What ran out is said with what to do; a lost collective is a peer's.
 absl::Status ClassifyStepError(const absl::Status& status);

@@ -17,6 +17,7 @@
 
 #include "absl/status/statusor.h"
 #include "client/torch/memory/segment_observer.h"
+#include "client/torch/run/run_watch.h"
 #include "client/train/watch/console.h"
 #include "client/train/watch/rank_page.h"
 #include "client/train/watch/step_tracker.h"
@@ -25,7 +26,8 @@
 
 namespace sluice::train {
 
-class RankWatch final : public runtime::SegmentObserver {
+class RankWatch final : public runtime::SegmentObserver,
+                        public runtime::RunWatch {
  public:
   struct Options {
     std::string page_file;  // empty: nobody else reads it
@@ -54,7 +56,9 @@ class RankWatch final : public runtime::SegmentObserver {
   // --- what the rank does ---
   void Enter(RankPhase phase);
   // The tracker of its two chunks, without costs.
-  void BeginCalibration(int64_t layers, int64_t chunks);
+  void BeginCalibration(int64_t layers, int64_t chunks) override;
+  void BeginPlanning() override { Enter(RankPhase::kPlanning); }
+  void EndPlanning() override { Enter(RankPhase::kStarting); }
   // From now on steps look like this; 0: it is not known how long they take.
   void Expect(StepTracker tracker, double seconds);
   void BeginStep(int64_t step, int64_t sequences);

@@ -1,0 +1,79 @@
+#include "client/torch/run/agreement.h"
+
+#include <ATen/ops/full.h>
+#include <ATen/ops/zeros.h>
+
+#include <algorithm>
+#include <limits>
+
+#include "client/torch/memory/host_scope.h"
+#include "client/torch/placement.h"
+#include "client/torch/run/peer_fault.h"
+#include "proto/base/status.h"
+
+namespace sluice::runtime {
+namespace {
+
+// Infinity times nothing is no number: it travels as a large one.
+constexpr double kLarge = 1e300;
+
+// The numbers of every rank, `own.size()` of each.
+absl::StatusOr<at::Tensor> OfEachRank(Collectives& all,
+                                      const std::vector<double>& own) {
+  const auto count = static_cast<int64_t>(own.size());
+  at::Tensor each = at::zeros({all.world_size(), count}, OnHost(at::kDouble));
+  double* const mine = each.data_ptr<double>() + all.rank() * count;
+  for (size_t i = 0; i < own.size(); ++i) mine[i] = std::min(own[i], kLarge);
+  SLUICE_RETURN_IF_ERROR(LostPeer(all.SumAll(each)));
+  return each;
+}
+
+}  // namespace
+
+absl::StatusOr<bool> AllAgree(Collectives* collectives, bool fine) {
+  if (collectives == nullptr) return fine;
+  // Not in HBM: that may be what just ran out.
+  const HostScope host("agreement of the ranks");
+  at::Tensor failed = at::full({1}, fine ? 0.0 : 1.0, OnHost(at::kDouble));
+  SLUICE_RETURN_IF_ERROR(LostPeer(collectives->SumAll(failed)));
+  return failed.item<double>() == 0;
+}
+
+absl::StatusOr<bool> AnyRank(Collectives* collectives, bool own) {
+  SLUICE_ASSIGN_OR_RETURN(const bool none, AllAgree(collectives, !own));
+  return !none;
+}
+
+absl::Status Agree(Collectives* collectives, const absl::Status& status) {
+  const auto all = AllAgree(collectives, status.ok());
+  if (!status.ok()) return status;
+  SLUICE_RETURN_IF_ERROR(all.status());
+  if (*all) return absl::OkStatus();
+  return CausedByPeer(absl::AbortedError("another rank failed"));
+}
+
+absl::StatusOr<double> LeastOfRanks(Collectives* collectives, double own) {
+  if (collectives == nullptr) return own;
+  const HostScope host("least of the ranks");
+  SLUICE_ASSIGN_OR_RETURN(const at::Tensor each,
+                          OfEachRank(*collectives, {own}));
+  return *std::min_element(each.data_ptr<double>(),
+                           each.data_ptr<double>() + each.numel());
+}
+
+absl::StatusOr<std::vector<double>> WorstOfRanks(Collectives* collectives,
+                                                 std::vector<double> own) {
+  if (collectives == nullptr) return own;
+  const HostScope host("worst of the ranks");
+  SLUICE_ASSIGN_OR_RETURN(const at::Tensor each, OfEachRank(*collectives, own));
+  const double* value = each.data_ptr<double>();
+  for (int rank = 0; rank < collectives->world_size(); ++rank) {
+    for (double& worst : own) worst = std::max(worst, *value++);
+  }
+  for (double& worst : own) {
+    if (worst >= kLarge) worst = std::numeric_limits<double>::infinity();
+  }
+  return own;
+}
+
+}  // namespace sluice::runtime

@@ -1,0 +1,30 @@
+// What one rank's run works on.
+// Thread safety: one thread.
+#pragma once
+
+#include "client/torch/math/model_tensors.h"
+#include "client/torch/ranks/collectives.h"
+#include "client/torch/run/rank_memory.h"
+#include "client/torch/run/run_watch.h"
+
+namespace sluice::runtime {
+
+// Whose weights a step runs on: they, the gradients and the optimizer belong to
+// who trains (sluice-train, FSDP2).
+class WeightSource {
+ public:
+  virtual ~WeightSource() = default;
+  virtual const ModelTensors& weights() = 0;
+  virtual ModelTensors& gradients() = 0;  // fp32, added to
+  virtual void ZeroGradients() = 0;
+};
+
+// All outlive what is made with it.
+struct RunContext {
+  RankMemory* memory = nullptr;
+  Collectives* collectives = nullptr;  // null: one rank
+  WeightSource* weights = nullptr;
+  RunWatch* watch = nullptr;  // null: nobody
+};
+
+}  // namespace sluice::runtime

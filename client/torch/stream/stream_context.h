@@ -1,0 +1,43 @@
+// What a rank's streamed layers share (streamed_layer.h).
+//
+// Thread safety: one compute thread per StreamContext.
+#pragma once
+
+#include <c10/core/Device.h>
+
+#include <cstddef>
+#include <memory>
+
+#include "absl/status/statusor.h"
+#include "client/copy/copy_engine.h"
+#include "client/torch/memory/region_allocator.h"
+#include "client/torch/ranks/collectives.h"
+#include "planner/stream/options.h"
+
+namespace sluice::runtime {
+
+// Layout, copy engine, host arena, rings, kept rows. Made anew for another
+// sequence length or other fractions.
+class StreamContext {
+ public:
+  struct Options {
+    stream::StreamOptions stream;        // what decides all sizes
+    at::Device device;                   // of every tensor of a step
+    Collectives* collectives = nullptr;  // outlive the context; may be null
+                                         // with one rank
+    client::CopyEngine* copies = nullptr;
+    RegionAllocator* allocator = nullptr;  // null: plain tensors
+    std::byte* host = nullptr;  // the leased host region, 64-byte aligned
+    Bytes host_size;
+  };
+  // Allocates the rings and the kept rows (in HBM), lays out the host arena:
+  // what planner/stream/stream_shape.h says in bytes, no more and no less.
+  // InvalidArgument: a shape or option out of range. Unimplemented: a device
+  // that this build has no attention on. ResourceExhausted: the
+  // host region is too small: asked, given.
+  static absl::StatusOr<std::unique_ptr<StreamContext>> Create(
+      const Options& options);
+  virtual ~StreamContext() = default;
+};
+
+}  // namespace sluice::runtime

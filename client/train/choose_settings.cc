@@ -1,0 +1,68 @@
+#include "client/train/choose_settings.h"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <cmath>
+
+#include "client/torch/run/choose_settings.h"
+#include "client/train/watch/words.h"
+#include "proto/base/status.h"
+
+namespace sluice::train {
+namespace {
+
+stream::SettingsQuestion Question(const StepperContext& context) {
+  const RunOptions& o = *context.options;
+  stream::SettingsQuestion q;
+  q.stream.model = o.model;
+  q.stream.layout = stream::ChunkLayout(o.seq_len, o.seq_len,
+                                        context.environment->world_size);
+  q.stream.rank = context.environment->rank;
+  q.stream.dtype = o.dtype;
+  q.stream.alpha = o.alpha;
+  q.stream.fractions = o.fractions;
+  q.seq_len = o.seq_len;
+  if (o.chunk > 0) q.chunk = std::min(o.chunk, o.seq_len);
+  if (o.prefetch > 0) q.prefetch = o.prefetch;
+  q.order = o.order;
+  q.may_keep = o.keep;
+  return q;
+}
+
+std::string Why(const runtime::ChosenSettings& chosen) {
+  if (!chosen.fits) {
+    return fmt::format("chunk {}: by the estimate nothing that was tried fits",
+                       chosen.settings.chunk);
+  }
+  std::string text;
+  for (const runtime::RatedSettings& rated : chosen.tried) {
+    text += fmt::format(
+        "{}{}: {}", text.empty() ? "" : "; ", stream::ToString(rated.settings),
+        std::isfinite(rated.seconds) ? "about " + Duration(rated.seconds)
+                                     : "does not fit");
+  }
+  return fmt::format("{}, the fastest of those tried ({})",
+                     stream::ToString(chosen.settings), text);
+}
+
+}  // namespace
+
+absl::StatusOr<ChosenSettings> ChooseSettings(const StepperContext& context) {
+  FlatWeights weights(context);
+  const auto chosen =
+      runtime::ChooseSettings(RunContextOf(context, &weights),
+                              Question(context), context.options->threads);
+  SLUICE_RETURN_IF_ERROR(ClassifyStepError(chosen.status()));
+  return ChosenSettings{chosen->settings, Why(*chosen)};
+}
+
+RunOptions With(RunOptions options, const stream::Settings& settings) {
+  options.chunk = settings.chunk;
+  options.prefetch = settings.prefetch;
+  options.order = settings.order;
+  options.resident = settings.resident;
+  return options;
+}
+
+}  // namespace sluice::train

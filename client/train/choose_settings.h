@@ -1,0 +1,25 @@
+// How a run's step is cut where the command line leaves it open, and why.
+//
+// Thread safety: one thread; all ranks call it together.
+#pragma once
+
+#include <string>
+
+#include "absl/status/statusor.h"
+#include "client/train/step/stepper.h"
+#include "planner/stream/settings.h"
+
+namespace sluice::train {
+
+struct ChosenSettings {
+  stream::Settings settings;
+  std::string why;  // one line: what was chosen, beside what
+};
+
+// As runtime::ChooseSettings (client/torch/run), asked by the command line.
+absl::StatusOr<ChosenSettings> ChooseSettings(const StepperContext& context);
+
+// `options` with these settings.
+RunOptions With(RunOptions options, const stream::Settings& settings);
+
+}  // namespace sluice::train

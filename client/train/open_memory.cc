@@ -1,0 +1,64 @@
+#include "client/train/open_memory.h"
+
+#include <fmt/format.h>
+
+#include <string>
+#include <utility>
+
+#include "client/train/launch/gpu_choice.h"
+#include "client/train/launch/outcome.h"
+#include "proto/base/sizes.h"
+#include "proto/base/status.h"
+
+namespace sluice::train {
+namespace {
+
+absl::StatusOr<GpuPlace> PlaceOf(const RunOptions& options,
+                                 const RankEnvironment& environment) {
+  if (environment.gpu.has_value()) return *environment.gpu;
+  const auto gpus = client::ListGpus(options.socket);
+  if (!gpus.ok()) return AsBadInput(gpus.status());
+  SLUICE_ASSIGN_OR_RETURN(
+      const auto places,
+      ChooseGpus(*gpus, options.gpus, environment.local_world_size,
+                 /*spread=*/environment.local_world_size == 1));
+  return places[environment.local_rank];
+}
+
+}  // namespace
+
+absl::StatusOr<std::unique_ptr<runtime::RankMemory>> OpenMemory(
+    const RunOptions& options, const RankEnvironment& environment) {
+  SLUICE_ASSIGN_OR_RETURN(const GpuPlace place, PlaceOf(options, environment));
+  client::SessionOptions session;
+  session.socket = options.socket;
+  session.job = options.job;
+  session.rank = Rank(static_cast<uint64_t>(environment.rank));
+  session.world_size = environment.world_size;
+  session.local_ranks = environment.local_world_size;
+  session.gpu = DeviceIndex(static_cast<uint64_t>(place.gpu));
+  auto opened = client::Session::Open(session);
+  if (!opened.ok()) return AsBadInput(opened.status());
+  runtime::RankMemory::Options memory{
+      .session = *std::move(opened),
+      .gpu = session.gpu,
+      .hbm = options.hbm,
+      .ranks_on_gpu = place.ranks,
+      .local_ranks = environment.local_world_size};
+  if (options.host.count() > 0) {
+    const int ranks = environment.local_world_size;
+    memory.host_limit = options.host / ranks;
+    memory.beyond_limit = [ranks](Bytes needed) {
+      return fmt::format("give --host {}, or shorten --seq-len",
+                         ExactBytes(RoundUp(needed, MiB(1)) * ranks));
+    };
+  }
+  auto leased = runtime::RankMemory::Open(std::move(memory));
+  if (leased.status().code() == absl::StatusCode::kUnimplemented) {
+    return BadInput(std::string(leased.status().message()));
+  }
+  if (!leased.ok()) return WithAdvice(leased.status());
+  return leased;
+}
+
+}  // namespace sluice::train
