@@ -69,6 +69,14 @@ plan::NodeResources Core::ResourcesFor(
   for (plan::HostLimit& limit : BudgetLimits(positions, jobs)) {
     resources.hosts.push_back(std::move(limit));
   }
+  for (size_t i = 0; i < positions.size(); ++i) {
+    const plan::RankProfile& profile = *positions[i].profile;
+    if (!profile.host_limit.has_value()) continue;
+    resources.hosts.push_back(
+        {fmt::format("host limit of rank {}", positions[i].rank.value()),
+         *profile.host_limit,
+         {i}});
+  }
   // Of two principals' jobs of one name, or one user's cgroups.
   std::map<std::string, int> names;
   for (plan::HostLimit& limit : resources.hosts) {

@@ -57,4 +57,10 @@ ChunkLayout CalibrationLayout(const StreamOptions& options) {
                      layout.ranks());
 }
 
+StreamOptions CalibrationStep(StreamOptions options) {
+  options.layout = CalibrationLayout(options);
+  options.model.layers = 1;
+  return options;
+}
+
 }  // namespace sluice::stream

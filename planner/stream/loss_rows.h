@@ -52,5 +52,8 @@ std::vector<LossGroup> GroupChunks(const ChunkLayout& layout,
 // chunks and the tail, a full group of the loss and the last one. The same on
 // all ranks.
 ChunkLayout CalibrationLayout(const StreamOptions& options);
+// One layer of it: all layers run the same segments, and what is recorded for
+// a step must not need more memory than the step.
+StreamOptions CalibrationStep(StreamOptions options);
 
 }  // namespace sluice::stream

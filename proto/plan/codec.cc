@@ -56,26 +56,30 @@ json WriteAll(const std::vector<T>& items, json (*write)(const T&)) {
 }
 
 json Write(const RankProfile& p) {
-  return {{"job", p.job},
-          {"rank", p.rank.value()},
-          {"gpu", p.gpu.value()},
-          {"numa", p.numa.value()},
-          {"layers", p.layers},
-          {"resident_layers", p.resident_layers},
-          {"segments", WriteAll(p.segments, Write)},
-          {"classes", WriteAll(p.classes, Write)},
-          {"forward_layer_seconds", p.forward_layer_seconds},
-          {"backward_layer_seconds", p.backward_layer_seconds},
-          {"forward_d2h_fixed", p.forward_d2h_fixed.count()},
-          {"forward_h2d_fixed", p.forward_h2d_fixed.count()},
-          {"backward_d2h_fixed", p.backward_d2h_fixed.count()},
-          {"backward_h2d_fixed", p.backward_h2d_fixed.count()},
-          {"host_fixed", p.host_fixed.count()},
-          {"transient_capacity", p.transient_capacity.count()},
-          {"keep_reserve", p.keep_reserve.count()},
-          {"alpha", p.alpha},
-          {"settled", p.settled},
-          {"limited_by", p.limited_by}};
+  json profile = {{"job", p.job},
+                  {"rank", p.rank.value()},
+                  {"gpu", p.gpu.value()},
+                  {"numa", p.numa.value()},
+                  {"layers", p.layers},
+                  {"resident_layers", p.resident_layers},
+                  {"segments", WriteAll(p.segments, Write)},
+                  {"classes", WriteAll(p.classes, Write)},
+                  {"forward_layer_seconds", p.forward_layer_seconds},
+                  {"backward_layer_seconds", p.backward_layer_seconds},
+                  {"forward_d2h_fixed", p.forward_d2h_fixed.count()},
+                  {"forward_h2d_fixed", p.forward_h2d_fixed.count()},
+                  {"backward_d2h_fixed", p.backward_d2h_fixed.count()},
+                  {"backward_h2d_fixed", p.backward_h2d_fixed.count()},
+                  {"host_fixed", p.host_fixed.count()},
+                  {"transient_capacity", p.transient_capacity.count()},
+                  {"keep_reserve", p.keep_reserve.count()},
+                  {"alpha", p.alpha},
+                  {"settled", p.settled},
+                  {"limited_by", p.limited_by}};
+  if (p.host_limit.has_value()) {
+    profile["host_limit"] = p.host_limit->count();
+  }
+  return profile;
 }
 
 json Write(const LinkCapacity& link) {
@@ -218,6 +222,7 @@ RankProfile ReadRankProfile(FieldReader& in) {
   p.backward_d2h_fixed = ReadTraffic(in, "backward_d2h_fixed");
   p.backward_h2d_fixed = ReadTraffic(in, "backward_h2d_fixed");
   p.host_fixed = ReadBytes(in, "host_fixed");
+  if (in.Has("host_limit")) p.host_limit = ReadBytes(in, "host_limit");
   p.transient_capacity = ReadBytes(in, "transient_capacity");
   p.keep_reserve = ReadBytes(in, "keep_reserve");
   p.alpha = ReadFraction(in, "alpha");
@@ -285,7 +290,7 @@ NodeResources ReadResources(FieldReader in, size_t count) {
     resources.links.push_back(ReadLink(element, count, &names));
   });
   std::set<std::string> hosts;
-  in.Each("hosts", kMaxRanks, [&](FieldReader element, size_t) {
+  in.Each("hosts", 2 * kMaxRanks, [&](FieldReader element, size_t) {
     resources.hosts.push_back(ReadHost(element, count, &hosts));
   });
   in.Finish();

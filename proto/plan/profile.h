@@ -89,6 +89,9 @@ struct RankProfile {
   // Host memory of this rank that does not depend on what is chosen (one
   // layer's scratch, the last layer's output, dX).
   Bytes host_fixed;
+  // The most host memory that its user lets the rank have; unset: whatever the
+  // node gives.
+  std::optional<Bytes> host_limit;
   // What the rank's GPU lease has beside states and rounding buffers; 0: not
   // told, the plan is not checked against it and keeps nothing.
   Bytes transient_capacity;

@@ -73,9 +73,7 @@ stream::StreamOptions Chooser::ProbeOf(int64_t chunk) const {
                                      question_.stream.layout.ranks());
   probe.alpha = 1;
   probe.fractions.clear();
-  probe.model.layers = 1;
-  probe.layout = stream::CalibrationLayout(probe);
-  return probe;
+  return stream::CalibrationStep(std::move(probe));
 }
 
 // A rank that ran out of memory in a rehearsal would be out of step, so it is

@@ -47,6 +47,8 @@ class RankMemory {
   std::byte* data() const { return region_->data(); }
   void Arm() { allocator_->Arm(); }
 
+  // As it was opened with.
+  std::optional<Bytes> host_limit() const { return options_.host_limit; }
   // What a lease of host memory may take now.
   Bytes host_room() const;
   // ResourceExhausted: more than the limit, or than the daemon leases.

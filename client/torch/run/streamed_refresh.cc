@@ -44,8 +44,8 @@ absl::StatusOr<bool> StreamedStepper::AllFine(const absl::Status& own) {
 absl::Status StreamedStepper::CheckRoom(const stream::FractionMap& chosen,
                                         const SavedPlan& before) const {
   const plan::RankPlan* own = plan::PartOf(before.plan, before.profile);
-  stream::StreamOptions options = StreamOptions(chosen).stream;
-  options.layout = stream::CalibrationLayout(options);
+  const stream::StreamOptions options =
+      stream::CalibrationStep(StreamOptions(chosen).stream);
   return RoomToRecord(
       {.lease = context_.memory->size(),
        .used = context_.memory->allocator().stats().used,

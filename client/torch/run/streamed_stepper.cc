@@ -88,12 +88,12 @@ StreamedStepper::LeaseForCalibration(const stream::StreamOptions& options) {
   return nullptr;
 }
 
-// One forward and backward over the first and the last chunks: every segment
-// kind runs, with the real code; its gradients are thrown away.
+// One layer's forward and backward over the first and the last chunks: every
+// segment kind runs, with the real code; its gradients are thrown away.
 absl::StatusOr<std::vector<plan::SegmentKind>> StreamedStepper::Calibrate(
     const stream::FractionMap& fractions) {
   StreamContext::Options options = StreamOptions(fractions);
-  options.stream.layout = stream::CalibrationLayout(options.stream);
+  options.stream = stream::CalibrationStep(options.stream);
   auto leased = LeaseForCalibration(options.stream);
   SLUICE_RETURN_IF_ERROR(Agree(context_.collectives, leased.status()));
   const Bytes needed = stream::HostBytes(options.stream);
@@ -117,6 +117,7 @@ plan::RankProfile StreamedStepper::Profile(
   profile.rank = Rank(static_cast<uint64_t>(options_.stream.rank));
   profile.gpu = context_.memory->gpu();
   profile.numa = context_.memory->session().limits().numa;
+  profile.host_limit = context_.memory->host_limit();
   Ask(round, &profile);
   // What states and rings leave: ids and labels are there already.
   const Bytes used = context_.memory->allocator().stats().used;
@@ -218,9 +219,8 @@ absl::StatusOr<StreamedStepper::Round> StreamedStepper::FirstRound(
   if (asked >= 0 || everything) return Round{filled(asked), given};
   double most = 1;
   for (; most > 0; most -= 0.25) {
-    stream::StreamOptions options = StreamOptions(filled(most)).stream;
-    options.layout = stream::CalibrationLayout(options);
-    const Bytes needed = stream::HostBytes(options);
+    const Bytes needed = stream::HostBytes(
+        stream::CalibrationStep(StreamOptions(filled(most)).stream));
     if (needed <= context_.memory->host_room()) break;
   }
   SLUICE_ASSIGN_OR_RETURN(most, LeastOfRanks(context_.collectives, most));

@@ -8,13 +8,15 @@ namespace sluice::daemon {
 namespace {
 
 using sluice::testing::StatusIs;
+using ::testing::ElementsAre;
 using ::testing::HasSubstr;
 using ::testing::IsEmpty;
 using ::testing::SizeIs;
 
 // Submits a profile whose decode succeeds at once.
 void Submit(CoreDriver& node, SessionId id, int rank, uint64_t gpu,
-            const std::string& hash) {
+            const std::string& hash,
+            std::optional<Bytes> host_limit = std::nullopt) {
   node.Ask(id, ProfileRequest{});
   ASSERT_FALSE(node.to_read.empty());
   const ReadProfile read = node.to_read.back();
@@ -22,6 +24,7 @@ void Submit(CoreDriver& node, SessionId id, int rank, uint64_t gpu,
   auto profile = std::make_shared<plan::RankProfile>();
   profile->rank = Rank(rank);
   profile->gpu = DeviceIndex(gpu);
+  profile->host_limit = host_limit;
   node.Apply(node.core.ProfileRead(read.session, read.request,
                                    ProfileWithHash{profile, hash},
                                    node.clock.Now()));
@@ -87,6 +90,20 @@ TEST(Plan, ResourcesAreWhatTheJobMayStillGetOfWhatItShares) {
   ASSERT_THAT(resources.hosts, SizeIs(2));
   EXPECT_EQ(resources.hosts[1].name, "host budget of job demo");
   EXPECT_EQ(resources.hosts[1].bytes, MiB(10));
+}
+
+TEST(Plan, ARanksOwnHostLimitIsPlannedWith) {
+  CoreDriver node;
+  const SessionId a = node.Attach("demo", 0, 2, 1, 0);
+  const SessionId b = node.Attach("demo", 1, 2, 1, 1);
+  Submit(node, a, 0, 0, "h0");
+  Submit(node, b, 1, 1, "h1", MiB(3));
+  ASSERT_THAT(node.to_solve, SizeIs(1));
+  const auto& hosts = node.to_solve[0].resources.hosts;
+  ASSERT_THAT(hosts, SizeIs(2));
+  EXPECT_EQ(hosts[1].name, "host limit of rank 1");
+  EXPECT_EQ(hosts[1].bytes, MiB(3));
+  EXPECT_THAT(hosts[1].profiles, ElementsAre(1));
 }
 
 // Wrong once: the whole link went, and with it the direction that limits.

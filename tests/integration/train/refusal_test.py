@@ -174,6 +174,17 @@ class Refusal(harness.TrainTest):
         free = self.train(*run, "--host", "64MiB")
         self.assertAlmostEqual(result["last_loss"], free["last_loss"], 5)
 
+    def test_a_run_keeps_to_its_own_host_limit_by_recomputing(self):
+        socket = self.daemon(host_memory="64MiB")
+        run = ["--socket", socket, "--seq-len", "256", "--ranks", "2",
+               "--no-keep", "--steps", "1"]
+        free = self.train(*run)
+        self.assertGreater(free["host_bytes"], 1200 * 1024)
+        held = self.train(*run, "--host", "1200KiB")
+        self.assertLessEqual(held["host_bytes"], 1200 * 1024)
+        self.assertGreater(held["host_bytes"], free["host_bytes"] / 2)
+        self.assertAlmostEqual(held["last_loss"], free["last_loss"], 5)
+
     def test_alst_counts_its_layers_inputs_against_the_hosts_budget(self):
         # 2 layers of 4,000 rows of 64 fp32 each, on 2 ranks: 4 MB.
         flags = ["--method", "alst", "--seq-len", "8000", "--ranks", "2",
