@@ -4,7 +4,7 @@
 
 #include <cstdlib>
 
-#include "planner/swap/usage.h"
+#include "planner/swap/swap_accounting.h"
 
 namespace sluice::planner {
 namespace {

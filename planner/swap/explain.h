@@ -7,7 +7,7 @@
 #include <string>
 #include <vector>
 
-#include "planner/swap/asked.h"
+#include "planner/swap/given_fractions.h"
 #include "planner/swap/node_swap.h"
 #include "proto/plan/plan.h"
 #include "proto/plan/profile.h"

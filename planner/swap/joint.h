@@ -6,7 +6,7 @@
 
 #include "absl/status/statusor.h"
 #include "planner/swap/node_swap.h"
-#include "planner/swap/usage.h"
+#include "planner/swap/swap_accounting.h"
 
 namespace sluice::planner {
 

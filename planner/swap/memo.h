@@ -5,7 +5,7 @@
 #include <vector>
 
 #include "planner/swap/node_swap.h"
-#include "planner/swap/usage.h"
+#include "planner/swap/swap_accounting.h"
 
 namespace sluice::planner {
 

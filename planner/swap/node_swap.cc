@@ -6,7 +6,7 @@
 
 #include "planner/swap/joint.h"
 #include "planner/swap/memo.h"
-#include "planner/swap/usage.h"
+#include "planner/swap/swap_accounting.h"
 #include "proto/base/status.h"
 
 namespace sluice::planner {

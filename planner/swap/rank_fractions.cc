@@ -8,9 +8,9 @@
 #include <set>
 #include <utility>
 
-#include "planner/swap/asked.h"
 #include "planner/swap/explain.h"
-#include "planner/swap/usage.h"
+#include "planner/swap/given_fractions.h"
+#include "planner/swap/swap_accounting.h"
 #include "proto/base/status.h"
 
 namespace sluice::planner {

@@ -1,4 +1,4 @@
-#include "planner/swap/usage.h"
+#include "planner/swap/swap_accounting.h"
 
 #include <fmt/format.h>
 

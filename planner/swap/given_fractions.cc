@@ -1,4 +1,4 @@
-#include "planner/swap/asked.h"
+#include "planner/swap/given_fractions.h"
 
 #include <algorithm>
 #include <cmath>
