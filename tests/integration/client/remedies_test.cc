@@ -7,18 +7,18 @@
 #include <string>
 #include <vector>
 
-#include "client/session/session.h"
-#include "tests/integration/daemon/harness.h"
+#include "tests/integration/client/of_daemon.h"
 #include "tests/support/status_matchers.h"
 
 namespace sluice::client {
 namespace {
 
 using ::sluice::testing::BinaryPath;
-using ::sluice::testing::Child;
 using ::sluice::testing::ChildResult;
 using ::sluice::testing::IsOk;
+using ::sluice::testing::OpenSession;
 using ::sluice::testing::RunningDaemon;
+using ::sluice::testing::RunWithSocketOf;
 using ::testing::HasSubstr;
 
 // The first command in a message: up to the bracket it stands in, words that
@@ -41,10 +41,8 @@ ChildResult RunAsPrinted(const RunningDaemon& daemon,
                          const std::string& command) {
   const std::string folder =
       std::filesystem::path(BinaryPath("sluicectl")).parent_path();
-  return Child::Spawn(
-             {"/bin/sh", "-c", "PATH=" + folder + ":$PATH; " + command},
-             {"SLUICE_SOCKET=" + daemon.socket()})
-      ->Join();
+  return RunWithSocketOf(
+      daemon, {"/bin/sh", "-c", "PATH=" + folder + ":$PATH; " + command});
 }
 
 // Leases until it is refused `why`, then obeys the refusals, each of which may
@@ -77,9 +75,7 @@ TEST(Remedies, OverAJobsOrAUsersLimitTheCommandMakesRoom) {
           "[[budgets.job]]\nname = \"tune\"\ngpu_bytes = \"4MB\"\nhost_bytes = "
           "\"4MB\"\n"}) {
       RunningDaemon daemon(std::string("[budgets]\n") + toml);
-      SLUICE_ASSERT_OK_AND_ASSIGN(
-          const auto session,
-          Session::Open({.socket = daemon.socket(), .job = "tune"}));
+      const auto session = OpenSession(daemon, "tune");
       ExpectRemedied(daemon, *session, host, "of its limit of");
     }
   }
@@ -87,17 +83,13 @@ TEST(Remedies, OverAJobsOrAUsersLimitTheCommandMakesRoom) {
 
 TEST(Remedies, AJobsNameIsQuotedForTheShell) {
   RunningDaemon daemon("[budgets]\njob_gpu_bytes = \"4MiB\"\n");
-  SLUICE_ASSERT_OK_AND_ASSIGN(
-      const auto session, Session::Open({.socket = daemon.socket(),
-                                         .job = "o'brien;$(exit${IFS}1)&"}));
+  const auto session = OpenSession(daemon, "o'brien;$(exit${IFS}1)&");
   ExpectRemedied(daemon, *session, false, "o'brien");
 }
 
 TEST(Remedies, ALimitOfOneCgroupIsRaisedThere) {
   RunningDaemon daemon;
-  SLUICE_ASSERT_OK_AND_ASSIGN(
-      const auto session,
-      Session::Open({.socket = daemon.socket(), .job = "tune"}));
+  const auto session = OpenSession(daemon, "tune");
   const ChildResult json = RunAsPrinted(daemon, "sluicectl jobs --json");
   std::smatch cgroup;
   ASSERT_TRUE(std::regex_search(json.out, cgroup,

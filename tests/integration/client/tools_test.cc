@@ -6,9 +6,8 @@
 #include <algorithm>
 #include <vector>
 
-#include "client/session/session.h"
 #include "proto/base/mutex.h"
-#include "tests/integration/daemon/harness.h"
+#include "tests/integration/client/of_daemon.h"
 #include "tests/support/status_matchers.h"
 
 namespace sluice::client {
@@ -18,14 +17,16 @@ using ::sluice::testing::BinaryPath;
 using ::sluice::testing::Child;
 using ::sluice::testing::ChildResult;
 using ::sluice::testing::IsOk;
+using ::sluice::testing::OpenSession;
 using ::sluice::testing::RunningDaemon;
+using ::sluice::testing::RunWithSocketOf;
 using ::sluice::testing::StatusIs;
 using ::testing::HasSubstr;
 
 ChildResult RunTool(const RunningDaemon& daemon,
                     std::vector<std::string> arguments) {
   arguments[0] = BinaryPath(arguments[0]);
-  return Child::Spawn(arguments, {"SLUICE_SOCKET=" + daemon.socket()})->Join();
+  return RunWithSocketOf(daemon, arguments);
 }
 
 TEST(Tools, TheCExampleCopiesThereAndBack) {
@@ -38,9 +39,7 @@ TEST(Tools, TheCExampleCopiesThereAndBack) {
 
 TEST(Tools, StatusShowsWhoHoldsWhat) {
   RunningDaemon daemon;
-  SLUICE_ASSERT_OK_AND_ASSIGN(
-      const auto session,
-      Session::Open({.socket = daemon.socket(), .job = "held"}));
+  const auto session = OpenSession(daemon, "held");
   SLUICE_ASSERT_OK_AND_ASSIGN(const auto region, session->LeaseGpu(MiB(5)));
   ASSERT_THAT(
       session->Report({.step = 3, .seconds = 0.5, .tokens = 600, .loss = 1.25}),
@@ -61,9 +60,7 @@ TEST(Tools, StatusShowsWhoHoldsWhat) {
 // said nothing.
 TEST(Tools, ADaemonAfterACrashSaysWhatRanksStillHold) {
   RunningDaemon daemon;
-  SLUICE_ASSERT_OK_AND_ASSIGN(
-      const auto session,
-      Session::Open({.socket = daemon.socket(), .job = "held"}));
+  const auto session = OpenSession(daemon, "held");
   SLUICE_ASSERT_OK_AND_ASSIGN(const auto gpu, session->LeaseGpu(MiB(5)));
   SLUICE_ASSERT_OK_AND_ASSIGN(const auto host, session->LeaseHost(MiB(3)));
   daemon.process().Kill(SIGKILL);
@@ -90,9 +87,7 @@ TEST(Tools, AnAdministratorSetsABudgetThatHoldsAtOnce) {
                                            "--job", "tune", "--gpu", "10MiB"});
   EXPECT_EQ(set.exit_code, 0) << set.err;
   EXPECT_EQ(set.out, "job tune: GPU memory 10 MiB, host memory unlimited\n");
-  SLUICE_ASSERT_OK_AND_ASSIGN(
-      const auto session,
-      Session::Open({.socket = daemon.socket(), .job = "tune"}));
+  const auto session = OpenSession(daemon, "tune");
   EXPECT_THAT(
       session->LeaseGpu(MiB(11)),
       StatusIs(absl::StatusCode::kResourceExhausted, HasSubstr("10 MiB")));
@@ -151,9 +146,7 @@ TEST(Tools, JsonIsOneLineFromEveryCommand) {
 
 TEST(Tools, AnAdministratorAsksTheAdminSocket) {
   RunningDaemon daemon;
-  SLUICE_ASSERT_OK_AND_ASSIGN(
-      const auto session,
-      Session::Open({.socket = daemon.socket(), .job = "held"}));
+  const auto session = OpenSession(daemon, "held");
   for (const char* what : {"status", "jobs"}) {
     const ChildResult all = RunTool(daemon, {"sluicectl", "--admin", what});
     EXPECT_EQ(all.exit_code, 0) << all.err;
@@ -163,9 +156,7 @@ TEST(Tools, AnAdministratorAsksTheAdminSocket) {
 
 TEST(Tools, AnEvictedRankIsToldWhy) {
   RunningDaemon daemon;
-  SLUICE_ASSERT_OK_AND_ASSIGN(
-      const auto session,
-      Session::Open({.socket = daemon.socket(), .job = "tune"}));
+  const auto session = OpenSession(daemon, "tune");
   Mutex mutex;
   std::vector<SessionEvent> events;
   session->OnEvent([&](const SessionEvent& event) {
