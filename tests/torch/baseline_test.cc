@@ -41,6 +41,26 @@ stream::ModelShape Llama(int64_t heads, int64_t kv_heads) {
                         .init_std = 0.2});
 }
 
+// As wide as the demo's model, to measure memory with.
+stream::ModelShape WideLlama(int64_t layers) {
+  return {.layers = layers,
+          .hidden = 128,
+          .heads = 2,
+          .kv_heads = 2,
+          .ffn = 344,
+          .vocab = 256};
+}
+
+stream::ModelShape WideGpt(int64_t layers) {
+  return stream::Gpt({.layers = layers,
+                      .hidden = 128,
+                      .heads = 4,
+                      .kv_heads = 4,
+                      .ffn = 512,
+                      .vocab = 256,
+                      .max_positions = 2048});
+}
+
 // A simulated node whose engine copies between this process's memories.
 class Node {
  public:
@@ -292,20 +312,7 @@ double UnitsPerRow(const stream::ModelShape& model, at::ScalarType dtype,
 }
 
 TEST(BaselineMemory, RecomputeNeedsAtMostLayersAnd32Units) {
-  stream::ModelShape llama{.layers = 4,
-                           .hidden = 128,
-                           .heads = 2,
-                           .kv_heads = 2,
-                           .ffn = 344,
-                           .vocab = 256};
-  stream::ModelShape gpt = stream::Gpt({.layers = 6,
-                                        .hidden = 128,
-                                        .heads = 4,
-                                        .kv_heads = 4,
-                                        .ffn = 512,
-                                        .vocab = 256,
-                                        .max_positions = 2048});
-  for (const stream::ModelShape& model : {llama, gpt}) {
+  for (const stream::ModelShape& model : {WideLlama(4), WideGpt(6)}) {
     for (at::ScalarType dtype : {at::kFloat, at::kBFloat16}) {
       const double units =
           PeakUnits(model, 2048, dtype, BaselineMethod::kRecompute);
@@ -320,20 +327,7 @@ TEST(BaselineMemory, RecomputeNeedsAtMostLayersAnd32Units) {
 
 // Attention's backward is the peak; without grouped queries the largest.
 TEST(BaselineMemory, AlstGrowsByAtMost14UnitsARowHoweverManyLayers) {
-  stream::ModelShape llama{.layers = 2,
-                           .hidden = 128,
-                           .heads = 2,
-                           .kv_heads = 2,
-                           .ffn = 344,
-                           .vocab = 256};
-  const stream::ModelShape gpt = stream::Gpt({.layers = 2,
-                                              .hidden = 128,
-                                              .heads = 4,
-                                              .kv_heads = 4,
-                                              .ffn = 512,
-                                              .vocab = 256,
-                                              .max_positions = 2048});
-  for (stream::ModelShape model : {llama, gpt}) {
+  for (stream::ModelShape model : {WideLlama(2), WideGpt(2)}) {
     for (at::ScalarType dtype : {at::kFloat, at::kBFloat16}) {
       const auto grows = [&] {
         return UnitsPerRow(model, dtype, BaselineMethod::kAlst);
@@ -352,12 +346,7 @@ TEST(BaselineMemory, AlstGrowsByAtMost14UnitsARowHoweverManyLayers) {
 }
 
 TEST(BaselineMemory, KeepAllGrowsByAWholeLayerALayer) {
-  stream::ModelShape model{.layers = 2,
-                           .hidden = 128,
-                           .heads = 2,
-                           .kv_heads = 2,
-                           .ffn = 344,
-                           .vocab = 256};
+  stream::ModelShape model = WideLlama(2);
   const double two =
       PeakUnits(model, 1024, at::kFloat, BaselineMethod::kKeepAll);
   model.layers = 4;
