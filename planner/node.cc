@@ -55,19 +55,11 @@ std::string TooMuchTransient(const plan::RankProfile& profile,
       profile.transient_capacity.count());
 }
 
-void FillFractions(const plan::RankProfile& profile, RankFractions chosen,
-                   plan::RankPlan* rank) {
+void FillFractions(RankFractions chosen, plan::RankPlan* rank) {
+  rank->classes = std::move(chosen.classes);
   rank->alpha = chosen.alpha;
-  rank->alpha_limited_by = chosen.limited_by;
+  rank->alpha_limited_by = std::move(chosen.alpha_limited_by);
   rank->host_bytes = chosen.host_bytes;
-  for (size_t i = 0; i < profile.classes.size(); ++i) {
-    const SwapFractions& f = chosen.classes[i];
-    rank->classes.push_back({.name = profile.classes[i].name,
-                             .keep = f.keep,
-                             .swap = f.swap,
-                             .recompute = f.recompute,
-                             .why = std::move(chosen.why[i])});
-  }
 }
 
 // What a rank may keep on its GPU beside its transient buffers.
@@ -135,7 +127,7 @@ absl::StatusOr<plan::NodePlan> PlanNode(
   }
   plan.limits = std::move(chosen.limits);
   for (size_t r = 0; r < profiles.size(); ++r) {
-    FillFractions(profiles[r], std::move(chosen.ranks[r]), &plan.ranks[r]);
+    FillFractions(std::move(chosen.ranks[r]), &plan.ranks[r]);
   }
   plan.units_solved = book->solved();
   plan.units_known = book->known();

@@ -39,8 +39,9 @@ std::string Classes(const plan::RankPlan& rank) {
                {"SWAPPED", Align::kRight},
                {"RECOMPUTED", Align::kRight}});
   for (const plan::ClassPlan& each : rank.classes) {
-    table.Add({"  " + each.name, Percent(each.keep), Percent(each.swap),
-               Percent(each.recompute)});
+    table.Add({"  " + each.name, Percent(each.fractions.keep),
+               Percent(each.fractions.swap),
+               Percent(each.fractions.recompute)});
   }
   return table.empty() ? "" : table.Text();
 }

@@ -13,11 +13,11 @@
 namespace sluice::ctl {
 namespace {
 
+using plan::TokenFractions;
 using planner::CapacityRow;
 using planner::NodeSwapProblem;
 using planner::NodeSwapResult;
 using planner::RankSwap;
-using planner::SwapFractions;
 using planner::SwapObjective;
 using Align = Table::Align;
 using Kind = CapacityRow::Kind;
@@ -37,7 +37,7 @@ std::string Seconds(double seconds) { return fmt::format("{:.4g} s", seconds); }
 std::string Percent(double part) { return fmt::format("{:.1f} %", 100 * part); }
 
 // "KKKKKSSSSSSSSSSrrrrr": 20 characters, something never drawn as nothing.
-std::string FractionBar(const SwapFractions& f) {
+std::string FractionBar(const TokenFractions& f) {
   constexpr int kWide = 20;
   const std::pair<double, char> parts[] = {
       {f.keep, 'K'}, {f.swap, 'S'}, {f.recompute, 'r'}};
@@ -69,8 +69,8 @@ bool Alike(const NodeSwapProblem& problem, const NodeSwapResult& result,
   const auto& y = problem.ranks[b].tensors;
   if (x.size() != y.size()) return false;
   for (size_t t = 0; t < x.size(); ++t) {
-    const SwapFractions& f = result.ranks[a].tensors[t];
-    const SwapFractions& g = result.ranks[b].tensors[t];
+    const TokenFractions& f = result.ranks[a].tensors[t];
+    const TokenFractions& g = result.ranks[b].tensors[t];
     if (x[t].name != y[t].name || std::fabs(f.keep - g.keep) > 5e-4 ||
         std::fabs(f.swap - g.swap) > 5e-4) {
       return false;
@@ -108,7 +108,7 @@ std::string Fractions(const NodeSwapProblem& problem,
                  {"RECOMPUTED", Align::kRight},
                  {"Kept Swapped recomputed"}});
     for (size_t t = 0; t < problem.ranks[r].tensors.size(); ++t) {
-      const SwapFractions& f = result.ranks[r].tensors[t];
+      const TokenFractions& f = result.ranks[r].tensors[t];
       const NodeSwapProblem::Tensor& tensor = problem.ranks[r].tensors[t];
       table.Add({"  " + tensor.name, Amount(tensor.bytes), Percent(f.keep),
                  Percent(f.swap), Percent(f.recompute), FractionBar(f)});

@@ -38,9 +38,9 @@ Json Ranks(const NodeSwapProblem& problem, const NodeSwapResult& result) {
     const int64_t moving = rank.layers - rank.resident_layers;
     for (size_t t = 0; t < rank.tensors.size(); ++t) {
       // Of layers that stay nothing is swapped, whatever was chosen.
-      const planner::SwapFractions f = moving > 0
-                                           ? result.ranks[r].tensors[t]
-                                           : planner::SwapFractions{.keep = 1};
+      const plan::TokenFractions f = moving > 0
+                                         ? result.ranks[r].tensors[t]
+                                         : plan::TokenFractions{.keep = 1};
       tensors.push_back({{"name", problem.ranks[r].tensors[t].name},
                          {"keep", f.keep},
                          {"swap", f.swap},

@@ -13,8 +13,9 @@ using Json = nlohmann::ordered_json;
 Json Fractions(const std::vector<plan::ClassPlan>& classes) {
   Json json = Json::object();
   for (const plan::ClassPlan& c : classes) {
-    json[c.name] = {
-        {"keep", c.keep}, {"swap", c.swap}, {"recompute", c.recompute}};
+    json[c.name] = {{"keep", c.fractions.keep},
+                    {"swap", c.fractions.swap},
+                    {"recompute", c.fractions.recompute}};
   }
   return json;
 }

@@ -54,7 +54,10 @@ void ReportChoice(const RunOptions& options, const Stepper& stepper,
     const stream::ClassTraits& c = *stream::FindClass(name);
     if (c.life != stream::Life::kScratch) continue;
     if (!HasClass(*options.order, c.which)) continue;
-    report->fractions.push_back({.name = name, .keep = f.keep, .swap = f.swap});
+    report->fractions.push_back(
+        {.name = name,
+         .fractions = {f.keep, f.swap, 1 - f.keep - f.swap},
+         .why = {}});
   }
 }
 

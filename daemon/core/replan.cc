@@ -108,7 +108,7 @@ bool HasFreeFractions(const Asking& asking) {
     if (read.profile->settled || read.profile->alpha >= 0) continue;
     for (const plan::SkeletalClass& each : read.profile->classes) {
       if (!each.must_swap && each.bytes_per_layer > Bytes(0) &&
-          !(each.keep.has_value() && each.swap.has_value())) {
+          !each.given.all()) {
         return true;
       }
     }
@@ -149,8 +149,9 @@ double Distance(const plan::RankPlan& a, const plan::RankPlan& b) {
   for (const plan::ClassPlan& each : a.classes) {
     const plan::ClassPlan* other = FindClass(b, each.name);
     if (other == nullptr) return 1;
-    most = std::max({most, std::abs(each.keep - other->keep),
-                     std::abs(each.swap - other->swap)});
+    most =
+        std::max({most, std::abs(each.fractions.keep - other->fractions.keep),
+                  std::abs(each.fractions.swap - other->fractions.swap)});
   }
   return most;
 }
@@ -161,7 +162,7 @@ double StepSeconds(const plan::RankProfile& profile,
   for (const plan::SkeletalClass& each : profile.classes) {
     const plan::ClassPlan* chosen = FindClass(plan, each.name);
     if (chosen != nullptr) {
-      recompute += each.recompute_seconds * chosen->recompute;
+      recompute += each.recompute_seconds * chosen->fractions.recompute;
     }
   }
   const auto layers = static_cast<double>(profile.layers);

@@ -94,22 +94,22 @@ absl::Status CheckHosts(const Problem& problem, std::set<std::string>* names) {
 absl::Status CheckGiven(const std::string& path,
                         const Problem::Tensor& tensor) {
   const std::pair<const char*, std::optional<double>> given[] = {
-      {"keep", tensor.keep}, {"swap", tensor.swap}};
+      {"keep", tensor.given.keep}, {"swap", tensor.given.swap}};
   for (const auto& [key, value] : given) {
     if (value && !(*value >= 0 && *value <= 1)) {
       return Wrong(path + key, "{} is not between 0 and 1", *value);
     }
   }
-  const double keep = tensor.keep.value_or(0);
+  const double keep = tensor.given.keep.value_or(0);
   if (keep > 0 && !tensor.can_keep) {
     return Wrong(path + "keep", "{} of a tensor that cannot be kept", keep);
   }
-  const double sum = keep + tensor.swap.value_or(0);
+  const double sum = keep + tensor.given.swap.value_or(0);
   if (sum > 1 + 1e-9) {
     return Wrong(path + "swap", "with keep it is {}: more than 1", sum);
   }
-  const bool keeps = tensor.can_keep && !tensor.keep;
-  if (tensor.swap && !keeps && !tensor.recompute_s && sum < 1 - 1e-9) {
+  const bool keeps = tensor.can_keep && !tensor.given.keep;
+  if (tensor.given.swap && !keeps && !tensor.recompute_s && sum < 1 - 1e-9) {
     return Wrong(path + "swap",
                  "with keep it is {}: less than 1, and the rest cannot be "
                  "recomputed",
@@ -134,8 +134,7 @@ absl::Status CheckTensor(const std::string& path,
 
 // What may be chosen of a tensor.
 bool SameChoice(const Problem::Tensor& a, const Problem::Tensor& b) {
-  return a.must == b.must && a.keep == b.keep && a.swap == b.swap &&
-         a.can_keep == b.can_keep &&
+  return a.must == b.must && a.given == b.given && a.can_keep == b.can_keep &&
          a.recompute_s.has_value() == b.recompute_s.has_value();
 }
 

@@ -65,7 +65,7 @@ std::string Price(const plan::SkeletalClass& c) {
       c.recompute_seconds, bytes > 0 ? c.recompute_seconds * kGiB / bytes : 0);
 }
 
-std::string Chosen(const plan::SkeletalClass& c, const SwapFractions& f,
+std::string Chosen(const plan::SkeletalClass& c, const plan::TokenFractions& f,
                    const std::string& full) {
   const std::string copies =
       c.traffic_in_fixed ? "its copies are made in any case, it costs host "
@@ -90,13 +90,14 @@ std::string Chosen(const plan::SkeletalClass& c, const SwapFractions& f,
 }
 
 std::string WhyOne(const plan::RankProfile& p, const plan::SkeletalClass& c,
-                   const SwapFractions& f, const FullRows& full) {
+                   const plan::TokenFractions& f, const FullRows& full) {
   if (c.must_swap) {
     return "swapped whole: backward needs it and nothing rebuilds it cheaply";
   }
-  if (AskedOf(p, c).all() && (c.swap || p.alpha >= 0)) {
+  if (GivenOf(p, c).all() && (c.given.swap || p.alpha >= 0)) {
     if (!c.why.empty()) return c.why;
-    if (!c.swap) return fmt::format("alpha {:.4g} was asked for", p.alpha);
+    if (!c.given.swap)
+      return fmt::format("alpha {:.4g} was asked for", p.alpha);
     return fmt::format("keep {:.4g}, swap {:.4g} was asked for", f.keep,
                        f.swap);
   }
@@ -154,7 +155,7 @@ std::string LimitedBy(const plan::RankProfile& profile,
   for (size_t i = 0; i < profile.classes.size(); ++i) {
     const plan::SkeletalClass& c = profile.classes[i];
     if (c.must_swap || c.bytes_per_layer <= Bytes(0)) continue;
-    const bool free = !c.swap && profile.alpha < 0;
+    const bool free = !c.given.swap && profile.alpha < 0;
     (free ? chosen : given) = true;
     if (!free || fractions[i].recompute <= 0) continue;
     (c.shared ? shared : own) = true;

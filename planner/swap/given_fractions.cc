@@ -19,26 +19,26 @@ Bytes Whole(double bytes) {
 
 }  // namespace
 
-Asked AskedOf(const plan::RankProfile& profile,
-              const plan::SkeletalClass& skeletal) {
+plan::GivenFractions GivenOf(const plan::RankProfile& profile,
+                             const plan::SkeletalClass& skeletal) {
   if (skeletal.must_swap) return {0.0, 1.0};
-  Asked asked{skeletal.keep, skeletal.swap};
+  plan::GivenFractions given = skeletal.given;
   const bool alpha = profile.alpha >= 0;
-  if (!asked.keep && (alpha || !skeletal.can_keep)) asked.keep = 0;
-  if (!asked.swap && alpha) {
-    asked.swap = std::min(profile.alpha, 1 - *asked.keep);
+  if (!given.keep && (alpha || !skeletal.can_keep)) given.keep = 0;
+  if (!given.swap && alpha) {
+    given.swap = std::min(profile.alpha, 1 - *given.keep);
   }
-  return asked;
+  return given;
 }
 
-Fractions LeastOf(const plan::RankProfile& profile) {
-  Fractions least;
+Fractions GivenOnly(const plan::RankProfile& profile) {
+  Fractions fractions;
   for (const plan::SkeletalClass& c : profile.classes) {
-    const Asked asked = AskedOf(profile, c);
-    const double keep = asked.keep.value_or(0), swap = asked.swap.value_or(0);
-    least.push_back({keep, swap, std::max(0.0, 1 - keep - swap)});
+    const plan::GivenFractions given = GivenOf(profile, c);
+    const double keep = given.keep.value_or(0), swap = given.swap.value_or(0);
+    fractions.push_back({keep, swap, std::max(0.0, 1 - keep - swap)});
   }
-  return least;
+  return fractions;
 }
 
 LayerBytes LayerOf(const plan::RankProfile& profile,

@@ -4,27 +4,22 @@
 // Thread safety: pure functions.
 #pragma once
 
-#include <optional>
 #include <vector>
 
-#include "planner/swap/node_swap.h"
+#include "proto/plan/fractions.h"
 #include "proto/plan/profile.h"
 
 namespace sluice::planner {
 
 // Fractions of a class that are given: by the class, by the user's alpha, or
 // since the runtime has no choice.
-struct Asked {
-  std::optional<double> keep, swap;
-  bool all() const { return keep && swap; }
-};
-Asked AskedOf(const plan::RankProfile& profile,
-              const plan::SkeletalClass& skeletal);
+plan::GivenFractions GivenOf(const plan::RankProfile& profile,
+                             const plan::SkeletalClass& skeletal);
 
-using Fractions = std::vector<SwapFractions>;  // of a profile's classes
+using Fractions = std::vector<plan::TokenFractions>;  // of a profile's classes
 
 // The given ones, and nothing kept or swapped beside them.
-Fractions LeastOf(const plan::RankProfile& profile);
+Fractions GivenOnly(const plan::RankProfile& profile);
 
 // A layer's bytes.
 struct LayerBytes {

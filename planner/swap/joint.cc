@@ -59,8 +59,8 @@ double Snap(double fraction) {
   return fraction < kSnap ? 0 : fraction > 1 - kSnap ? 1 : fraction;
 }
 
-SwapFractions Clean(double swap, double recompute) {
-  SwapFractions f{.swap = Snap(swap), .recompute = Snap(recompute)};
+plan::TokenFractions Clean(double swap, double recompute) {
+  plan::TokenFractions f{.swap = Snap(swap), .recompute = Snap(recompute)};
   const double sum = f.swap + f.recompute;
   if (sum > 1) f.swap /= sum, f.recompute /= sum;
   f.keep = Snap(1 - f.swap - f.recompute);
@@ -130,11 +130,11 @@ class JointProgram::Build {
   }
 
   TensorForms Free(const Problem::Tensor& tensor) {
-    const double room = 1 - tensor.keep.value_or(0);
-    const bool keeps = tensor.can_keep && !tensor.keep;
+    const double room = 1 - tensor.given.keep.value_or(0);
+    const bool keeps = tensor.can_keep && !tensor.given.keep;
     TensorForms forms;
-    if (tensor.swap) {
-      forms.swap = Form::Of(*tensor.swap);
+    if (tensor.given.swap) {
+      forms.swap = Form::Of(*tensor.given.swap);
     } else if (!keeps && !tensor.recompute_s) {
       forms.swap = Form::Of(room);
     } else {
@@ -344,7 +344,7 @@ absl::Status JointProgram::Stages(const SwapObjective* known) {
 NodeFractions JointProgram::Fractions() const {
   NodeFractions fractions;
   for (const std::vector<TensorForms>& rank : state_->tensors) {
-    std::vector<SwapFractions>& all = fractions.emplace_back();
+    std::vector<plan::TokenFractions>& all = fractions.emplace_back();
     for (const TensorForms& tensor : rank) {
       all.push_back(Clean(tensor.swap.At(*state_->solver),
                           tensor.recompute.At(*state_->solver)));

@@ -24,17 +24,17 @@ struct Line {
 // Follows alpha: whoever asks for a kept part has the rest recomputed.
 bool IsFree(const Problem::Tensor& tensor) {
   return tensor.must == Problem::Must::kNothing && tensor.recompute_s &&
-         !tensor.swap && tensor.keep.value_or(0) == 0;
+         !tensor.given.swap && tensor.given.keep.value_or(0) == 0;
 }
 
-SwapFractions At(const Problem::Tensor& tensor, double alpha) {
-  SwapFractions f{.keep = tensor.keep.value_or(0)};
+plan::TokenFractions At(const Problem::Tensor& tensor, double alpha) {
+  plan::TokenFractions f{.keep = tensor.given.keep.value_or(0)};
   if (!tensor.recompute_s) {
-    f.swap = tensor.swap.value_or(1 - f.keep);
+    f.swap = tensor.given.swap.value_or(1 - f.keep);
     f.keep = 1 - f.swap;
     return f;
   }
-  f.swap = tensor.swap.value_or(IsFree(tensor) ? alpha : 0);
+  f.swap = tensor.given.swap.value_or(IsFree(tensor) ? alpha : 0);
   f.recompute = std::max(0.0, 1 - f.keep - f.swap);
   return f;
 }
@@ -42,7 +42,7 @@ SwapFractions At(const Problem::Tensor& tensor, double alpha) {
 template <typename Counts>
 Line SwappedLine(const Problem::Rank& rank, Counts counts) {
   Line line;
-  const std::vector<SwapFractions> at_zero = AtAlpha(rank, 0);
+  const std::vector<plan::TokenFractions> at_zero = AtAlpha(rank, 0);
   for (size_t t = 0; t < rank.tensors.size(); ++t) {
     const Problem::Tensor& tensor = rank.tensors[t];
     if (!counts(tensor)) continue;
@@ -137,7 +137,7 @@ class OneRank {
 
   void Gpu() {
     double kept = 0;
-    const std::vector<SwapFractions> at_zero = AtAlpha(rank_, 0);
+    const std::vector<plan::TokenFractions> at_zero = AtAlpha(rank_, 0);
     for (size_t t = 0; t < rank_.tensors.size(); ++t) {
       kept += rank_.tensors[t].bytes * at_zero[t].keep;
     }
@@ -188,8 +188,9 @@ void MakeEqual(const Problem& problem, std::vector<double>* alphas) {
 
 }  // namespace
 
-std::vector<SwapFractions> AtAlpha(const Problem::Rank& rank, double alpha) {
-  std::vector<SwapFractions> fractions;
+std::vector<plan::TokenFractions> AtAlpha(const Problem::Rank& rank,
+                                          double alpha) {
+  std::vector<plan::TokenFractions> fractions;
   for (const Problem::Tensor& tensor : rank.tensors) {
     switch (tensor.must) {
       case Problem::Must::kKeep:

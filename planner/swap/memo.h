@@ -20,7 +20,7 @@ struct MemoPlan {
 MemoPlan PlanMemo(const NodeSwapProblem& problem);
 
 // A rank's fractions at an alpha.
-std::vector<SwapFractions> AtAlpha(const NodeSwapProblem::Rank& rank,
-                                   double alpha);
+std::vector<plan::TokenFractions> AtAlpha(const NodeSwapProblem::Rank& rank,
+                                          double alpha);
 
 }  // namespace sluice::planner

@@ -14,6 +14,7 @@
 
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
+#include "proto/plan/fractions.h"
 
 namespace sluice::planner {
 
@@ -44,8 +45,7 @@ struct NodeSwapProblem {
     // chosen: it costs host memory only.
     bool traffic_in_fixed = false;
     bool can_keep = true;
-    // Fractions that are given; none: chosen.
-    std::optional<double> keep, swap;
+    plan::GivenFractions given;
     // Tensors that say the same here, of whichever ranks, have the same
     // fractions; empty: its own.
     std::string shared;
@@ -84,19 +84,12 @@ struct SwapObjective {
   double moved_bytes = 0;  // both ways, of all ranks
 };
 
-// Token fractions of a tensor; they sum to 1.
-struct SwapFractions {
-  double keep = 0;
-  double swap = 0;
-  double recompute = 0;
-};
-
 struct RankSwap {
   double added_s = 0;  // recomputation in its step
   double step_s = 0;
   double stall_s = 0;    // its compute waits for copies, beside step_s
-  bool slowest = false;  // its row 5 binds
-  std::vector<SwapFractions> tensors;
+  bool slowest = false;  // no step of a rank is longer
+  std::vector<plan::TokenFractions> tensors;
 };
 
 // A row that says what the node or a GPU has.

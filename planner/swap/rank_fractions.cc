@@ -52,8 +52,8 @@ class Node {
        const std::vector<Bytes>& gpu_room)
       : profiles_(profiles), resources_(resources), room_(gpu_room) {
     for (const RankProfile& p : profiles) {
-      least_.push_back(LeastOf(p));
-      still_.push_back(HidesNothing(p));
+      given_only_.push_back(GivenOnly(p));
+      hides_nothing_.push_back(HidesNothing(p));
     }
     // Host memory is limited by name; a rank of the LP wants a NUMA node.
     problem_.numa.push_back({0, kUnlimited});
@@ -63,9 +63,9 @@ class Node {
   }
 
   const NodeSwapProblem& problem() const { return problem_; }
-  const Fractions& least(size_t r) const { return least_[r]; }
-  bool still(size_t r) const { return still_[r]; }
-  // One line where even the least does not fit.
+  const Fractions& given_only(size_t r) const { return given_only_[r]; }
+  bool hides_nothing(size_t r) const { return hides_nothing_[r]; }
+  // One line where even what is given does not fit by itself.
   void Refuse(FractionsPlan* plan) const;
   // The LP's answer, cut, within every limit.
   std::vector<Fractions> Cut(const NodeSwapResult& result) const;
@@ -75,7 +75,7 @@ class Node {
   void AddLink(const LinkCapacity& link);
   void AddHost(const HostLimit& host);
   NodeSwapProblem::Tensor TensorOf(size_t r, const SkeletalClass& c) const;
-  bool OneStill(int64_t job) const;
+  bool OneOfJobHidesNothing(int64_t job) const;
   CopyRates RatesOn(const LinkCapacity& link,
                     const std::vector<Fractions>& all) const;
   bool Fits(const std::vector<Fractions>& all) const;
@@ -88,13 +88,13 @@ class Node {
   const NodeResources& resources_;
   const std::vector<Bytes>& room_;
   NodeSwapProblem problem_;
-  std::vector<Fractions> least_;
-  std::vector<bool> still_;  // hides nothing
+  std::vector<Fractions> given_only_;
+  std::vector<bool> hides_nothing_;
 };
 
-bool Node::OneStill(int64_t job) const {
+bool Node::OneOfJobHidesNothing(int64_t job) const {
   for (size_t r = 0; r < profiles_.size(); ++r) {
-    if (still_[r] && profiles_[r].job == job) return true;
+    if (hides_nothing_[r] && profiles_[r].job == job) return true;
   }
   return false;
 }
@@ -102,7 +102,6 @@ bool Node::OneStill(int64_t job) const {
 NodeSwapProblem::Tensor Node::TensorOf(size_t r, const SkeletalClass& c) const {
   using Must = NodeSwapProblem::Must;
   const RankProfile& p = profiles_[r];
-  const Asked asked = AskedOf(p, c);
   NodeSwapProblem::Tensor tensor{
       .name = c.name,
       .bytes = AsDouble(c.bytes_per_layer),
@@ -111,11 +110,14 @@ NodeSwapProblem::Tensor Node::TensorOf(size_t r, const SkeletalClass& c) const {
       .traffic_in_fixed = c.traffic_in_fixed,
       .can_keep = c.can_keep};
   if (c.must_swap) return tensor;
-  tensor.keep = asked.keep, tensor.swap = asked.swap;
+  tensor.given = GivenOf(p, c);
   if (c.shared) tensor.shared = fmt::format("{} of job {}", c.name, p.job);
   // Where a copy can't hide none is made that need not be.
-  const bool still = c.shared ? OneStill(p.job) : still_[r];
-  if (still && !c.traffic_in_fixed && !tensor.swap) tensor.swap = 0;
+  const bool no_copies =
+      c.shared ? OneOfJobHidesNothing(p.job) : hides_nothing_[r];
+  if (no_copies && !c.traffic_in_fixed && !tensor.given.swap) {
+    tensor.given.swap = 0;
+  }
   return tensor;
 }
 
@@ -144,7 +146,7 @@ CopyRates Node::RatesOn(const LinkCapacity& link,
                         const std::vector<Fractions>& all) const {
   CopyRates sum;
   for (const size_t r : link.profiles) {
-    if (still_[r]) continue;
+    if (hides_nothing_[r]) continue;
     const CopyRates rates =
         RatesOf(problem_.ranks[r], LayerOf(profiles_[r], all[r]).copied);
     sum.d2h += rates.d2h, sum.h2d += rates.h2d;
@@ -157,9 +159,9 @@ CopyRates Node::RatesOn(const LinkCapacity& link,
 void Node::AddLink(const LinkCapacity& link) {
   if (link.d2h_bytes_per_second <= 0 || link.h2d_bytes_per_second <= 0) return;
   for (const size_t r : link.profiles) {
-    if (!still_[r]) problem_.ranks[r].links.push_back(link.name);
+    if (!hides_nothing_[r]) problem_.ranks[r].links.push_back(link.name);
   }
-  const CopyRates least = RatesOn(link, least_);
+  const CopyRates least = RatesOn(link, given_only_);
   problem_.links.push_back(
       {.name = link.name,
        .h2d_bytes_per_s = std::max(link.h2d_bytes_per_second, least.h2d),
@@ -185,17 +187,18 @@ std::string Node::TooMuchHost(const HostLimit& host) const {
   bool asked = false;
   for (const size_t r : host.profiles) {
     const RankProfile& p = profiles_[r];
-    const Bytes least = HostBytesOf(p, least_[r]);
+    const Bytes least = HostBytesOf(p, given_only_[r]);
     need += least;
     if (p.alpha < 0) {
       fixed += AsDouble(least);
-      for (const SkeletalClass& c : p.classes) asked |= c.swap.value_or(0) > 0;
+      for (const SkeletalClass& c : p.classes)
+        asked |= c.given.swap.value_or(0) > 0;
       continue;
     }
     flag = std::max(flag.value_or(0), p.alpha);
     RankProfile other = p;
     other.alpha = 0;
-    const double at_zero = AsDouble(HostBytesOf(other, LeastOf(other)));
+    const double at_zero = AsDouble(HostBytesOf(other, GivenOnly(other)));
     fixed += at_zero;
     if (p.alpha > 0) slope += (AsDouble(least) - at_zero) / p.alpha;
   }
@@ -220,7 +223,7 @@ std::string Node::TooMuchHost(const HostLimit& host) const {
 
 std::string Node::TooMuchKept(size_t r) const {
   const RankProfile& p = profiles_[r];
-  const Bytes kept = KeptBytesOf(p, least_[r]);
+  const Bytes kept = KeptBytesOf(p, given_only_[r]);
   if (p.settled || kept <= room_[r]) return "";
   return fmt::format(
       "rank {} is asked to keep {} on its GPU, which has {} left beside the "
@@ -258,7 +261,7 @@ bool Node::Fits(const std::vector<Fractions>& all) const {
   }
   for (const LinkCapacity& link : resources_.links) {
     const CopyRates used = RatesOn(link, all);
-    const CopyRates least = RatesOn(link, least_);
+    const CopyRates least = RatesOn(link, given_only_);
     const auto over = [](double use, double capacity, double floor) {
       return use > std::max(capacity, floor) * (1 + kDigits);
     };
@@ -273,18 +276,19 @@ bool Node::Fits(const std::vector<Fractions>& all) const {
 // `fill`: what the LP recomputes nothing of is swapped up to the last row.
 std::vector<Fractions> Node::CutAll(const NodeSwapResult& result, bool fill,
                                     int steps_back) const {
-  std::vector<Fractions> all = least_;
+  std::vector<Fractions> all = given_only_;
   for (size_t r = 0; r < profiles_.size(); ++r) {
     for (size_t i = 0; i < all[r].size(); ++i) {
       const NodeSwapProblem::Tensor& tensor = problem_.ranks[r].tensors[i];
       if (tensor.must != NodeSwapProblem::Must::kNothing) continue;
-      const SwapFractions& from = result.ranks[r].tensors[i];
-      SwapFractions& to = all[r][i];
+      const plan::TokenFractions& from = result.ranks[r].tensors[i];
+      plan::TokenFractions& to = all[r][i];
       const double back = steps_back * kStep;
-      if (!tensor.keep) to.keep = std::max(0.0, CutDown(from.keep) - back);
+      if (!tensor.given.keep)
+        to.keep = std::max(0.0, CutDown(from.keep) - back);
       const double left = 1 - to.keep;
       const bool whole = fill && from.recompute < kNothing;
-      if (!tensor.swap) {
+      if (!tensor.given.swap) {
         to.swap = whole ? left : std::max(0.0, CutDown(from.swap) - back);
       }
       to.recompute = std::max(0.0, left - to.swap);
@@ -301,7 +305,7 @@ std::vector<Fractions> Node::Cut(const NodeSwapResult& result) const {
     all = CutAll(result, /*fill=*/false, back);
     if (Fits(all)) return all;
   }
-  return least_;
+  return given_only_;
 }
 
 // The swapped share of the free classes' bytes.
@@ -319,13 +323,17 @@ double AlphaOf(const RankProfile& p, const Fractions& fractions) {
   return bytes > 0 ? std::clamp(swapped / bytes, 0.0, 1.0) : 1;
 }
 
-RankFractions Explained(const RankProfile& p, Fractions fractions,
+RankFractions Explained(const RankProfile& p, const Fractions& fractions,
                         const FullRows& full) {
-  RankFractions rank{.alpha = AlphaOf(p, fractions),
-                     .limited_by = LimitedBy(p, fractions, full),
+  RankFractions rank{.classes = {},
+                     .alpha = AlphaOf(p, fractions),
+                     .alpha_limited_by = LimitedBy(p, fractions, full),
                      .host_bytes = HostBytesOf(p, fractions)};
-  rank.why = WhyOf(p, fractions, full);
-  rank.classes = std::move(fractions);
+  std::vector<std::string> why = WhyOf(p, fractions, full);
+  for (size_t i = 0; i < p.classes.size(); ++i) {
+    rank.classes.push_back(
+        {p.classes[i].name, fractions[i], std::move(why[i])});
+  }
   return rank;
 }
 
@@ -340,7 +348,7 @@ absl::StatusOr<FractionsPlan> PlanFractions(
   if (!plan.infeasible.empty()) {
     const FullRows nothing{.own = {"host", "nothing fits"}, .job = {}};
     for (size_t r = 0; r < profiles.size(); ++r) {
-      plan.ranks.push_back(Explained(profiles[r], node.least(r), nothing));
+      plan.ranks.push_back(Explained(profiles[r], node.given_only(r), nothing));
     }
     return plan;
   }
@@ -351,16 +359,16 @@ absl::StatusOr<FractionsPlan> PlanFractions(
         "the swap plan does not fit, at fractions that do");
   }
   plan.limits = LimitsOf(node.problem(), result);
-  std::vector<Fractions> all = node.Cut(result);
+  const std::vector<Fractions> all = node.Cut(result);
   for (size_t r = 0; r < profiles.size(); ++r) {
     FullRows full = FullRowsOf(profiles, node.problem(), result, r);
-    if (node.still(r) && full.own.kind.empty()) {
+    if (node.hides_nothing(r) && full.own.kind.empty()) {
       full.own = {"bandwidth",
                   fmt::format("a pass of rank {} has no measured window that "
                               "could hide a copy",
                               profiles[r].rank.value())};
     }
-    plan.ranks.push_back(Explained(profiles[r], std::move(all[r]), full));
+    plan.ranks.push_back(Explained(profiles[r], all[r], full));
   }
   return plan;
 }
@@ -378,18 +386,17 @@ absl::Status Wrong(const RankProfile& p, const SkeletalClass& c,
 }
 
 absl::Status CheckClass(const RankProfile& p, const SkeletalClass& c) {
-  const double keep = c.keep.value_or(0);
-  if (c.must_swap && (keep > 0 || c.swap.value_or(1) < 1)) {
+  const double keep = c.given.keep.value_or(0), swap = c.given.swap.value_or(0);
+  if (c.must_swap && (keep > 0 || c.given.swap.value_or(1) < 1)) {
     return Wrong(p, c, "must be swapped whole, nothing else may be asked for");
   }
   if (keep > 0 && !c.can_keep) {
     return Wrong(p, c, "asks to keep {}, which the runtime cannot", keep);
   }
-  if (keep + c.swap.value_or(0) > 1 + 1e-9) {
-    return Wrong(p, c, "asks for keep {} and swap {}: more than 1", keep,
-                 *c.swap);
+  if (keep + swap > 1 + 1e-9) {
+    return Wrong(p, c, "asks for keep {} and swap {}: more than 1", keep, swap);
   }
-  if (p.settled && !AskedOf(p, c).all()) {
+  if (p.settled && !GivenOf(p, c).all()) {
     return Wrong(p, c, "a settled profile leaves nothing to choose");
   }
   return absl::OkStatus();

@@ -6,19 +6,18 @@
 #include <vector>
 
 #include "absl/status/statusor.h"
-#include "planner/swap/node_swap.h"
 #include "proto/plan/plan.h"
 #include "proto/plan/profile.h"
 #include "proto/plan/request.h"
 
 namespace sluice::planner {
 
+// What a rank's plan says of fractions, under the names of plan::RankPlan.
 struct RankFractions {
-  std::vector<SwapFractions> classes;  // as the profile's
-  double alpha = 0;                    // RankPlan::alpha
-  std::string limited_by;              // RankPlan::alpha_limited_by
+  std::vector<plan::ClassPlan> classes;  // as the profile's
+  double alpha = 0;
+  std::string alpha_limited_by;
   Bytes host_bytes;
-  std::vector<std::string> why;  // of each class, one line
 };
 
 struct FractionsPlan {

@@ -23,7 +23,7 @@ struct LayerBytes {
 };
 
 LayerBytes LayerOf(const Problem::Rank& rank,
-                   const std::vector<SwapFractions>& fractions) {
+                   const std::vector<plan::TokenFractions>& fractions) {
   LayerBytes sum;
   for (size_t t = 0; t < rank.tensors.size(); ++t) {
     const Problem::Tensor& tensor = rank.tensors[t];
@@ -36,7 +36,7 @@ LayerBytes LayerOf(const Problem::Rank& rank,
 }
 
 double AddedSeconds(const Problem::Rank& rank,
-                    const std::vector<SwapFractions>& fractions) {
+                    const std::vector<plan::TokenFractions>& fractions) {
   double sum = 0;
   for (size_t t = 0; t < rank.tensors.size(); ++t) {
     sum += rank.tensors[t].recompute_s.value_or(0) * fractions[t].recompute;

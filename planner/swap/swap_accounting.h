@@ -10,7 +10,8 @@
 
 namespace sluice::planner {
 
-using NodeFractions = std::vector<std::vector<SwapFractions>>;  // rank, tensor
+using NodeFractions =
+    std::vector<std::vector<plan::TokenFractions>>;  // rank, tensor
 
 inline constexpr double kGiB = 1024.0 * 1024 * 1024;
 inline constexpr double kGigaPerSecond = 1e9;

@@ -43,8 +43,8 @@ json Write(const SkeletalClass& skeletal) {
           {"traffic_in_fixed", skeletal.traffic_in_fixed},
           {"shared", skeletal.shared},
           {"can_keep", skeletal.can_keep},
-          {"keep", skeletal.keep.value_or(kNotAsked)},
-          {"swap", skeletal.swap.value_or(kNotAsked)},
+          {"keep", skeletal.given.keep.value_or(kNotAsked)},
+          {"swap", skeletal.given.swap.value_or(kNotAsked)},
           {"why", skeletal.why}};
 }
 
@@ -108,9 +108,9 @@ json Write(const SegmentPlan& segment) {
 
 json Write(const ClassPlan& c) {
   return {{"name", c.name},
-          {"keep", c.keep},
-          {"swap", c.swap},
-          {"recompute", c.recompute},
+          {"keep", c.fractions.keep},
+          {"swap", c.fractions.swap},
+          {"recompute", c.fractions.recompute},
           {"why", c.why}};
 }
 
@@ -191,8 +191,8 @@ SkeletalClass ReadSkeletalClass(FieldReader in, std::set<std::string>* names) {
   skeletal.traffic_in_fixed = in.Flag("traffic_in_fixed");
   skeletal.shared = in.Flag("shared");
   skeletal.can_keep = in.Flag("can_keep");
-  skeletal.keep = ReadAsked(in, "keep");
-  skeletal.swap = ReadAsked(in, "swap");
+  skeletal.given.keep = ReadAsked(in, "keep");
+  skeletal.given.swap = ReadAsked(in, "swap");
   skeletal.why = in.Text("why", kMaxTextBytes);
   in.Finish();
   return skeletal;
@@ -309,10 +309,11 @@ SegmentPlan ReadSegmentPlan(FieldReader in, std::set<std::string>* names) {
 ClassPlan ReadClassPlan(FieldReader in, std::set<std::string>* names) {
   ClassPlan c;
   c.name = ReadName(in, names);
-  c.keep = in.Number("keep", 0, 1);
-  c.swap = in.Number("swap", 0, 1);
-  c.recompute = in.Number("recompute", 0, 1);
-  const double sum = c.keep + c.swap + c.recompute;
+  c.fractions.keep = in.Number("keep", 0, 1);
+  c.fractions.swap = in.Number("swap", 0, 1);
+  c.fractions.recompute = in.Number("recompute", 0, 1);
+  const double sum =
+      c.fractions.keep + c.fractions.swap + c.fractions.recompute;
   if (in.ok() && (sum < 1 - 1e-9 || sum > 1 + 1e-9)) {
     in.Refuse("keep", fmt::format("keep + swap + recompute is {}, not 1", sum));
   }

@@ -8,6 +8,7 @@
 
 #include "proto/base/ids.h"
 #include "proto/base/units.h"
+#include "proto/plan/fractions.h"
 
 namespace sluice::plan {
 
@@ -28,13 +29,9 @@ struct SegmentPlan {
   Placement placement;  // inside the segment (level 1)
 };
 
-// Token fractions of a skeletal class: keep on the GPU, swap to host,
-// recompute. They sum to 1.
 struct ClassPlan {
-  std::string name;
-  double keep = 0;
-  double swap = 0;
-  double recompute = 0;
+  std::string name;  // SkeletalClass::name
+  TokenFractions fractions;
   std::string why;  // one line for people
 };
 

@@ -12,6 +12,7 @@
 
 #include "proto/base/ids.h"
 #include "proto/base/units.h"
+#include "proto/plan/fractions.h"
 
 namespace sluice::plan {
 
@@ -58,8 +59,7 @@ struct SkeletalClass {
   bool shared = false;
   // The runtime can hold it on the GPU.
   bool can_keep = false;
-  // Token fractions asked for; unset: the planner chooses.
-  std::optional<double> keep, swap;
+  GivenFractions given;
   // Why they were asked for, where an earlier round chose them; given back.
   std::string why;
 };
@@ -95,8 +95,9 @@ struct RankProfile {
   // What the rank's GPU lease has beside states and rounding buffers; 0: not
   // told, the plan is not checked against it and keeps nothing.
   Bytes transient_capacity;
-  // The part of `transient_capacity` that kept rows may not use, because buffers
-  // recorded with other fractions may be smaller than those of the plan.
+  // The part of `transient_capacity` that kept rows may not use, because
+  // buffers recorded with other fractions may be smaller than those of the
+  // plan.
   Bytes keep_reserve;
   // MEMO's policy, asked for by the user: all free classes swap this fraction
   // and keep nothing, but for what a class asks for itself; negative: the

@@ -119,39 +119,43 @@ absl::Status CheckSegments(const RankProfile& profile, const RankPlan& plan) {
 absl::Status CheckAsked(const RankProfile& profile,
                         const SkeletalClass& skeletal, const ClassPlan& c) {
   if (skeletal.must_swap) return absl::OkStatus();
-  std::optional<double> keep = skeletal.keep, swap = skeletal.swap;
+  auto [keep, swap] = skeletal.given;
   if (profile.alpha >= 0) {
     if (!keep) keep = 0;
     if (!swap) swap = std::min(profile.alpha, 1 - *keep);
   }
-  if (keep && c.keep != *keep) {
-    return Wrong("class '{}' keeps {}, asked for {}", c.name, c.keep, *keep);
+  if (keep && c.fractions.keep != *keep) {
+    return Wrong("class '{}' keeps {}, asked for {}", c.name, c.fractions.keep,
+                 *keep);
   }
-  if (swap && c.swap != *swap) {
-    return Wrong("class '{}' swaps {}, asked for {}", c.name, c.swap, *swap);
+  if (swap && c.fractions.swap != *swap) {
+    return Wrong("class '{}' swaps {}, asked for {}", c.name, c.fractions.swap,
+                 *swap);
   }
   return absl::OkStatus();
 }
 
 absl::Status CheckClass(const RankProfile& profile,
                         const SkeletalClass& skeletal, const ClassPlan& c) {
-  for (const double fraction : {c.keep, c.swap, c.recompute}) {
+  for (const double fraction :
+       {c.fractions.keep, c.fractions.swap, c.fractions.recompute}) {
     if (!(fraction >= 0 && fraction <= 1)) {
       return Wrong("class '{}' has a fraction {}, not in [0, 1]", c.name,
                    fraction);
     }
   }
-  const double sum = c.keep + c.swap + c.recompute;
+  const double sum =
+      c.fractions.keep + c.fractions.swap + c.fractions.recompute;
   if (std::fabs(sum - 1) > 1e-9) {
     return Wrong("class '{}' has fractions that sum to {}, not 1", c.name, sum);
   }
-  if (skeletal.must_swap && c.swap != 1) {
+  if (skeletal.must_swap && c.fractions.swap != 1) {
     return Wrong("class '{}' must be swapped whole, the plan says {}", c.name,
-                 c.swap);
+                 c.fractions.swap);
   }
-  if (c.keep > 0 && !skeletal.can_keep) {
+  if (c.fractions.keep > 0 && !skeletal.can_keep) {
     return Wrong("class '{}' keeps {}, the runtime cannot keep it", c.name,
-                 c.keep);
+                 c.fractions.keep);
   }
   return CheckAsked(profile, skeletal, c);
 }
@@ -165,7 +169,7 @@ absl::Status CheckAlpha(const RankProfile& profile, const RankPlan& plan) {
     const ClassPlan* c = FindOnce(plan.classes, skeletal.name, &count);
     const auto bytes = static_cast<double>(skeletal.bytes_per_layer.count());
     free += bytes;
-    swapped += c->swap * bytes;
+    swapped += c->fractions.swap * bytes;
   }
   const double share = free > 0 ? swapped / free : plan.alpha;
   if (std::fabs(share - plan.alpha) > 1e-9) {
@@ -189,9 +193,9 @@ Swapped SwappedOf(const RankProfile& profile, const RankPlan& plan) {
     for (const ClassPlan& c : plan.classes) {
       if (c.name != skeletal.name) continue;
       const auto all = static_cast<double>(skeletal.bytes_per_layer.count());
-      sum.held += c.swap * all;
-      sum.kept += c.keep * all;
-      if (!skeletal.traffic_in_fixed) sum.copied += c.swap * all;
+      sum.held += c.fractions.swap * all;
+      sum.kept += c.fractions.keep * all;
+      if (!skeletal.traffic_in_fixed) sum.copied += c.fractions.swap * all;
     }
   }
   return sum;
@@ -237,20 +241,22 @@ absl::Status CheckGpu(const RankProfile& profile, const RankPlan& plan) {
 // Ranks of a job that share a class's fractions.
 absl::Status CheckShared(const std::vector<RankProfile>& profiles,
                          const NodePlan& plan) {
-  std::map<std::pair<int64_t, std::string>, ClassPlan> first;
+  std::map<std::pair<int64_t, std::string>, TokenFractions> first;
   for (const RankProfile& profile : profiles) {
     const RankPlan& rank = *PartOf(plan, profile);
     for (const SkeletalClass& skeletal : profile.classes) {
       if (!skeletal.shared) continue;
       int count = 0;
       const ClassPlan* c = FindOnce(rank.classes, skeletal.name, &count);
-      const auto [at, added] =
-          first.emplace(std::make_pair(profile.job, skeletal.name), *c);
-      if (added || (at->second.keep == c->keep && at->second.swap == c->swap)) {
+      const auto [at, added] = first.emplace(
+          std::make_pair(profile.job, skeletal.name), c->fractions);
+      if (added || (at->second.keep == c->fractions.keep &&
+                    at->second.swap == c->fractions.swap)) {
         continue;
       }
       return Wrong("class '{}' swaps {} on rank {}, {} on another rank",
-                   c->name, c->swap, profile.rank.value(), at->second.swap);
+                   c->name, c->fractions.swap, profile.rank.value(),
+                   at->second.swap);
     }
   }
   return absl::OkStatus();
@@ -300,7 +306,9 @@ double LeastCopied(const RankProfile& p) {
   for (const SkeletalClass& skeletal : p.classes) {
     if (skeletal.traffic_in_fixed) continue;
     const double swap =
-        skeletal.must_swap ? 1 : skeletal.swap.value_or(std::max(p.alpha, 0.0));
+        skeletal.must_swap
+            ? 1
+            : skeletal.given.swap.value_or(std::max(p.alpha, 0.0));
     least += swap * static_cast<double>(skeletal.bytes_per_layer.count());
   }
   return least;

@@ -46,8 +46,8 @@ plan::NodePlan SamplePlan() {
   rank.transient_peak = MiB(9);
   rank.host_bytes = MiB(96);
   rank.classes = {
-      {"layer_input", 0, 1, 0, "swapped whole: backward needs it"},
-      {"ffn_up", 0.125, 0.75, 0.125, "75 % swapped: link pcie0 d2h is full"}};
+      {"layer_input", {0, 1, 0}, "swapped whole: backward needs it"},
+      {"ffn_up", {0.125, 0.75, 0.125}, "75 % swapped: link pcie0 d2h is full"}};
   plan::SegmentPlan segment;
   segment.name = "block.offdiagonal.backward.full";
   segment.base = MiB(1);

@@ -304,7 +304,8 @@ TEST_F(PlanTest, AnInfeasiblePlanIsAnAnswer) {
 TEST_F(PlanTest, APlanThatBreaksARuleIsNotAdopted) {
   Open();
   plan::NodePlan plan = EmptyPlan();
-  plan.ranks[0].classes.push_back({.name = "unasked", .keep = 1});
+  plan.ranks[0].classes.push_back(
+      {.name = "unasked", .fractions = {.keep = 1}, .why = {}});
   AnswerWith(plan);
   EXPECT_THAT(session_->Plan(Profile(), absl::Seconds(20)),
               StatusIs(absl::StatusCode::kInternal));

@@ -60,9 +60,9 @@ TEST(PlanNode, TheClassThatCostsMostAByteIsSwappedFirst) {
                        .recompute_seconds = 0.0001});
   // 1 + 4 + 1 MB in 1 s at 5 MB/s; one alpha would recompute a fifth of both.
   const plan::RankPlan rank = PlanOne(p, Resources(5e6, kPlenty));
-  EXPECT_EQ(rank.classes[1].swap, 1);
-  EXPECT_EQ(rank.classes[2].swap, 0);
-  EXPECT_EQ(rank.classes[2].recompute, 1);
+  EXPECT_EQ(rank.classes[1].fractions.swap, 1);
+  EXPECT_EQ(rank.classes[2].fractions.swap, 0);
+  EXPECT_EQ(rank.classes[2].fractions.recompute, 1);
   EXPECT_EQ(rank.alpha, 0.8);
   EXPECT_EQ(rank.classes[2].why,
             "recomputed: link pcie0 d2h is full; all of it recomputed would "
@@ -82,9 +82,9 @@ TEST(PlanNode, WhatTheTransientBuffersLeaveIsKept) {
   // 10 MB beside the transient ones: a quarter of 10 layers of 4 MB.
   plan::RankProfile p = Keeper(Bytes((1 << 20) + 10'000'000));
   const plan::RankPlan rank = PlanOne(p, Resources(3e6, kPlenty));
-  EXPECT_EQ(rank.classes[1].keep, 0.25);
-  EXPECT_EQ(rank.classes[1].swap, 0.5);
-  EXPECT_EQ(rank.classes[1].recompute, 0.25);
+  EXPECT_EQ(rank.classes[1].fractions.keep, 0.25);
+  EXPECT_EQ(rank.classes[1].fractions.swap, 0.5);
+  EXPECT_EQ(rank.classes[1].fractions.recompute, 0.25);
   EXPECT_EQ(rank.alpha, 0.5);
   EXPECT_EQ(rank.host_bytes, Bytes(30'000'000));
   EXPECT_THAT(rank.classes[1].why,
@@ -92,16 +92,16 @@ TEST(PlanNode, WhatTheTransientBuffersLeaveIsKept) {
                          "swapped, the rest recomputed: link pcie0 d2h is "
                          "full"));
   p.keep_reserve = Bytes(6'000'000);
-  EXPECT_EQ(PlanOne(p, Resources(3e6, kPlenty)).classes[1].keep,
+  EXPECT_EQ(PlanOne(p, Resources(3e6, kPlenty)).classes[1].fractions.keep,
             410. / 4096 - 1. / 4096);
   p.classes[1].can_keep = false;
-  EXPECT_EQ(PlanOne(p, Resources(3e6, kPlenty)).classes[1].keep, 0);
+  EXPECT_EQ(PlanOne(p, Resources(3e6, kPlenty)).classes[1].fractions.keep, 0);
 }
 
 TEST(PlanNode, WhatIsKeptIsNotCopied) {
   const plan::NodePlan plan = MustPlan({Keeper(Bytes((1 << 20) + 100'000'000))},
                                        Resources(kFast, kPlenty));
-  EXPECT_EQ(plan.ranks[0].classes[1].keep, 1);
+  EXPECT_EQ(plan.ranks[0].classes[1].fractions.keep, 1);
   EXPECT_EQ(plan.ranks[0].alpha, 0);
   EXPECT_EQ(plan.ranks[0].alpha_limited_by, "none");
   ASSERT_EQ(plan.limits.back().what, "GPU of rank 0");
@@ -111,14 +111,14 @@ TEST(PlanNode, WhatIsKeptIsNotCopied) {
 
 TEST(PlanNode, WhatIsAskedForIsKeptTo) {
   plan::RankProfile p = Keeper(Bytes((1 << 20) + 10'000'000));
-  p.classes[1].keep = 0.125;
-  p.classes[1].swap = 0.25;
+  p.classes[1].given.keep = 0.125;
+  p.classes[1].given.swap = 0.25;
   const plan::RankPlan rank = PlanOne(p, Resources(kFast, kPlenty));
-  EXPECT_EQ(rank.classes[1].keep, 0.125);
-  EXPECT_EQ(rank.classes[1].swap, 0.25);
+  EXPECT_EQ(rank.classes[1].fractions.keep, 0.125);
+  EXPECT_EQ(rank.classes[1].fractions.swap, 0.25);
   EXPECT_EQ(rank.classes[1].why, "keep 0.125, swap 0.25 was asked for");
   EXPECT_EQ(rank.alpha_limited_by, "flag");
-  p.classes[1].keep = 0.5;
+  p.classes[1].given.keep = 0.5;
   const plan::NodePlan plan = MustPlan({p}, Resources(kFast, kPlenty));
   EXPECT_THAT(plan.infeasible,
               StartsWith("rank 0 is asked to keep 19.1 MiB (20000000 bytes) on "
@@ -131,16 +131,16 @@ TEST(PlanNode, ASettledProfileIsPlannedAsItIs) {
   plan::RankProfile p = Keeper(Bytes(1 << 20));
   p.settled = true;
   p.limited_by = "host";
-  p.classes[1].keep = 0.5;
-  p.classes[1].swap = 0.25;
+  p.classes[1].given.keep = 0.5;
+  p.classes[1].given.swap = 0.25;
   p.classes[1].why = "as an earlier round found";
   const plan::RankPlan rank = PlanOne(p, Resources(1e6, kPlenty));
-  EXPECT_EQ(rank.classes[1].keep, 0.5);
+  EXPECT_EQ(rank.classes[1].fractions.keep, 0.5);
   EXPECT_EQ(rank.classes[1].why, "as an earlier round found");
   EXPECT_EQ(rank.alpha_limited_by, "host");
   p.transient_capacity = Bytes((1 << 20) - 1);
   EXPECT_EQ(MustPlan({p}, Resources(1e6, kPlenty)).limited_by, "gpu_memory");
-  p.classes[1].swap.reset();
+  p.classes[1].given.swap.reset();
   EXPECT_EQ(std::string(PlanNode({p}, {}, {}).status().message()),
             "rank 0, class 'ffn_up': a settled profile leaves nothing to "
             "choose");
@@ -158,8 +158,8 @@ TEST(PlanNode, JobsAreOneNode) {
   EXPECT_EQ(plan.ranks[1].job, 1);
   EXPECT_GT(plan.ranks[1].alpha, plan.ranks[0].alpha);
   profiles[0].settled = true;
-  profiles[0].classes[1].keep = 0;
-  profiles[0].classes[1].swap = 0.75;
+  profiles[0].classes[1].given.keep = 0;
+  profiles[0].classes[1].given.swap = 0.75;
   plan = MustPlan(profiles, resources);
   EXPECT_EQ(plan.ranks[0].alpha, 0.75);
   EXPECT_EQ(plan.ranks[1].alpha, 0.25);
@@ -358,7 +358,7 @@ TEST(PlanNode, RowsHoldAndNoNodeIsWorseThanWithOneAlpha) {
     for (size_t r = 0; r < node.profiles.size(); ++r) {
       swaps.emplace_back();
       for (size_t c = 0; c < plan.ranks[r].classes.size(); ++c) {
-        swaps.back().push_back(plan.ranks[r].classes[c].swap);
+        swaps.back().push_back(plan.ranks[r].classes[c].fractions.swap);
         step += 2 * 10 * node.profiles[r].classes[c].recompute_seconds / 4096;
       }
     }

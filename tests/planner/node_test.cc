@@ -24,8 +24,8 @@ TEST(PlanNode, AlphaIsOneWhereNothingLimitsIt) {
   EXPECT_EQ(rank.alpha_limited_by, "none");
   EXPECT_EQ(rank.host_bytes, Bytes(50'000'000));
   ASSERT_EQ(rank.classes.size(), 2u);
-  EXPECT_EQ(rank.classes[1].swap, 1);
-  EXPECT_EQ(rank.classes[1].recompute, 0);
+  EXPECT_EQ(rank.classes[1].fractions.swap, 1);
+  EXPECT_EQ(rank.classes[1].fractions.recompute, 0);
 }
 
 TEST(PlanNode, TheForwardWindowLimitsAlpha) {
@@ -34,9 +34,9 @@ TEST(PlanNode, TheForwardWindowLimitsAlpha) {
       PlanOne(SampleProfile(0), Resources(3e6, kPlenty));
   EXPECT_EQ(rank.alpha, 0.5);
   EXPECT_EQ(rank.alpha_limited_by, "bandwidth");
-  EXPECT_EQ(rank.classes[0].swap, 1);
-  EXPECT_EQ(rank.classes[1].swap, 0.5);
-  EXPECT_EQ(rank.classes[1].recompute, 0.5);
+  EXPECT_EQ(rank.classes[0].fractions.swap, 1);
+  EXPECT_EQ(rank.classes[1].fractions.swap, 0.5);
+  EXPECT_EQ(rank.classes[1].fractions.recompute, 0.5);
 }
 
 TEST(PlanNode, TheBackwardWindowLimitsAlphaToo) {

@@ -174,11 +174,11 @@ BannerFacts Facts() {
   f.ranks = 2;
   f.seq_len = 32768;
   f.chunk = 512;
-  f.classes = {{"layer_input", 0, 1, 0, ""},
-               {"q", 0, 0.4, 0.6, ""},
-               {"norm1", 0, 0, 1, ""},
-               {"k", 0, 1, 0, ""},
-               {"ffn_up", 1, 0, 0, ""}};
+  f.classes = {{"layer_input", {0, 1, 0}, ""},
+               {"q", {0, 0.4, 0.6}, ""},
+               {"norm1", {0, 0, 1}, ""},
+               {"k", {0, 1, 0}, ""},
+               {"ffn_up", {1, 0, 0}, ""}};
   f.gpu = "GPU 1";
   f.leased = MiB(36);
   f.gpu_total = MiB(64);
@@ -249,7 +249,7 @@ TEST(Banner, ExpectedSecondsAreSegmentsTimesExecutionsAndTheLongerCopyStream) {
   profile.backward_d2h_fixed = Bytes(300);
   profile.classes.push_back({.name = "norm1", .bytes_per_layer = Bytes(1000)});
   plan::RankPlan plan;
-  plan.classes = {{"norm1", 0, 0.5, 0.5, ""}};
+  plan.classes = {{"norm1", {0, 0.5, 0.5}, ""}};
   EXPECT_DOUBLE_EQ(ComputeSeconds(profile), 2.5);
   EXPECT_DOUBLE_EQ(CopySeconds(profile, plan, 1000, 1000), 1.6);
   EXPECT_DOUBLE_EQ(CopySeconds(profile, plan, 0, 0), 0) << "no speed limit";

@@ -24,8 +24,9 @@ namespace {
 constexpr absl::Duration kPlanTimeout = absl::Minutes(10);
 
 bool KeepsAll(const plan::RankPlan& plan) {
-  return std::ranges::all_of(
-      plan.classes, [](const plan::ClassPlan& c) { return c.keep == 1; });
+  return std::ranges::all_of(plan.classes, [](const plan::ClassPlan& c) {
+    return c.fractions.keep == 1;
+  });
 }
 
 }  // namespace
@@ -132,8 +133,8 @@ plan::RankProfile StreamedStepper::Profile(
   double named = 0;  // what is kept, without alignment
   bool free = false;
   for (const plan::SkeletalClass& c : profile.classes) {
-    free |= !c.must_swap && !c.swap && profile.alpha < 0;
-    named += c.keep.value_or(0) * static_cast<double>(profile.layers) *
+    free |= !c.must_swap && !c.given.swap && profile.alpha < 0;
+    named += c.given.keep.value_or(0) * static_cast<double>(profile.layers) *
              static_cast<double>(c.bytes_per_layer.count());
   }
   // It was recorded with what it will do.
@@ -152,10 +153,9 @@ void StreamedStepper::Ask(const Round& round,
     if (c.must_swap) continue;
     const auto own = round.given.find(c.name);
     if (own != round.given.end()) {
-      c.keep = own->second.keep;
-      c.swap = own->second.swap;
+      c.given = {own->second.keep, own->second.swap};
     } else if (c.can_keep && !options_.may_keep) {
-      c.keep = 0;
+      c.given.keep = 0;
     }
   }
   const plan::RankPlan* last = OwnPlan();
@@ -167,13 +167,14 @@ void StreamedStepper::Ask(const Round& round,
   profile->limited_by = last->alpha_limited_by;
   for (plan::SkeletalClass& c : profile->classes) {
     for (const plan::ClassPlan& planned : last->classes) {
-      if (planned.name != c.name || !c.swap) continue;
-      c.why = planned.swap == *c.swap && planned.keep == *c.keep
+      if (planned.name != c.name || !c.given.all()) continue;
+      c.why = planned.fractions.swap == *c.given.swap &&
+                      planned.fractions.keep == *c.given.keep
                   ? planned.why
                   : fmt::format(
                         "{} swapped, {} kept: less than planned, for "
                         "another rank or transient buffers need it",
-                        *c.swap, *c.keep);
+                        *c.given.swap, *c.given.keep);
     }
   }
 }
@@ -235,7 +236,7 @@ stream::FractionMap StreamedStepper::PlannedFractions() const {
       options_.stream.model, Given(MayKeepEverything()), /*alpha=*/1);
   for (const plan::ClassPlan& c : own->classes) {
     if (stream::FindClass(c.name) == nullptr) continue;
-    fractions[c.name] = {c.keep, c.swap};
+    fractions[c.name] = {c.fractions.keep, c.fractions.swap};
   }
   return fractions;
 }

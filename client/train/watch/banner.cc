@@ -21,9 +21,9 @@ std::string Treatment(const plan::ClassPlan& c) {
     const char* word;
   };
   std::string text;
-  for (const Part& part :
-       {Part{c.keep, "kept on the GPU"}, Part{c.swap, "swapped"},
-        Part{c.recompute, "recomputed"}}) {
+  for (const Part& part : {Part{c.fractions.keep, "kept on the GPU"},
+                           Part{c.fractions.swap, "swapped"},
+                           Part{c.fractions.recompute, "recomputed"}}) {
     if (part.fraction > 0.995) return part.word;
     if (part.fraction < 0.005) continue;
     text += fmt::format("{}{} {}", text.empty() ? "" : ", ",
@@ -154,8 +154,8 @@ double CopySeconds(const plan::RankProfile& profile, const plan::RankPlan& plan,
     if (c.traffic_in_fixed) continue;
     for (const plan::ClassPlan& planned : plan.classes) {
       if (planned.name != c.name) continue;
-      const double bytes =
-          planned.swap * static_cast<double>(c.bytes_per_layer.count());
+      const double bytes = planned.fractions.swap *
+                           static_cast<double>(c.bytes_per_layer.count());
       in += bytes;
       out += bytes;
     }

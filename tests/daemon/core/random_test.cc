@@ -191,7 +191,8 @@ class Story {
       rank.rank = question.profiles[i]->rank;
       rank.host_bytes = KiB(64) * Pick(128);
       const double swap = Pick(5) / 4.0;
-      rank.classes = {{.name = "x", .swap = swap, .recompute = 1 - swap}};
+      rank.classes = {
+          {.name = "x", .fractions = {0, swap, 1 - swap}, .why = {}}};
       answer->ranks.push_back(rank);
     }
     if (Pick(6) == 0) answer->infeasible = "too much";

@@ -252,7 +252,9 @@ class ReplanNuma : public ::testing::Test {
         each.job = static_cast<int64_t>(job);
         each.rank = Rank(rank);
         each.host_bytes = parts[job].host[rank];
-        each.classes = {{.name = "ffn_up", .swap = parts[job].swap}};
+        each.classes = {{.name = "ffn_up",
+                         .fractions = {.swap = parts[job].swap},
+                         .why = {}}};
       }
     }
     node.Apply(node.core.PlanSolved(node.to_solve.back().round, plan,

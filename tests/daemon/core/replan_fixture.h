@@ -68,8 +68,8 @@ class Replan : public ::testing::Test {
       rank.alpha = parts[i].swap;
       rank.host_bytes = parts[i].host;
       rank.classes = {{.name = "ffn_up",
-                       .swap = parts[i].swap,
-                       .recompute = 1 - parts[i].swap}};
+                       .fractions = {0, parts[i].swap, 1 - parts[i].swap},
+                       .why = {}}};
       plan.ranks.push_back(std::move(rank));
     }
     return plan;

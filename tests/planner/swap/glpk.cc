@@ -121,8 +121,8 @@ class Glpk {
           Fraction(t.can_keep || t.must == Must::kKeep, t.must == Must::kKeep));
       own.swap.push_back(Fraction(true, t.must == Must::kSwap));
       if (t.must == Must::kNothing) {
-        if (t.keep) Give(own.keep.back(), *t.keep);
-        if (t.swap) Give(own.swap.back(), *t.swap);
+        if (t.given.keep) Give(own.keep.back(), *t.given.keep);
+        if (t.given.swap) Give(own.swap.back(), *t.given.swap);
         if (!t.shared.empty()) Share(t.shared, own);
       }
       own.recompute.push_back(

@@ -53,7 +53,7 @@ double WorstBreach(const Problem& p, const std::vector<RankSwap>& ranks) {
     const double m = static_cast<double>(rank.layers - rank.resident_layers);
     double d = 0, kept = 0;
     for (size_t t = 0; t < rank.tensors.size(); ++t) {
-      const SwapFractions& f = ranks[r].tensors[t];
+      const plan::TokenFractions& f = ranks[r].tensors[t];
       worst = std::max(worst, std::fabs(f.keep + f.swap + f.recompute - 1));
       worst = std::max({worst, -f.keep, -f.swap, -f.recompute});
       const Problem::Tensor& tensor = rank.tensors[t];
@@ -403,7 +403,7 @@ TEST(NodeSwap, TensorsThatAreSharedHaveOneFraction) {
       for (size_t t = 0; t < node.ranks[r].tensors.size(); ++t) {
         const Problem::Tensor& tensor = node.ranks[r].tensors[t];
         if (tensor.must != Problem::Must::kNothing) continue;
-        const SwapFractions& f = one.ranks[r].tensors[t];
+        const plan::TokenFractions& f = one.ranks[r].tensors[t];
         EXPECT_EQ(f.keep, 0);
         if (!tensor.recompute_s) continue;
         if (alpha < 0) alpha = f.swap;
@@ -438,9 +438,9 @@ Problem RandomJobs(std::mt19937& random) {
         tensor.can_keep = false;
         continue;
       }
-      if (random() % 8 == 0) tensor.swap = given;
-      if (random() % 8 == 0) tensor.keep = 1 - given;
-      if (!tensor.keep) tensor.can_keep = random() % 2 == 0;
+      if (random() % 8 == 0) tensor.given.swap = given;
+      if (random() % 8 == 0) tensor.given.keep = 1 - given;
+      if (!tensor.given.keep) tensor.can_keep = random() % 2 == 0;
     }
   }
   for (const char* name : {"job", "user"}) {
@@ -474,9 +474,9 @@ TEST(NodeSwap, WhatADaemonAsksComesOutAsGlpkSays) {
       for (size_t t = 0; t < node.ranks[r].tensors.size(); ++t) {
         const Problem::Tensor& tensor = node.ranks[r].tensors[t];
         if (tensor.must != Problem::Must::kNothing) continue;
-        const SwapFractions& f = result.ranks[r].tensors[t];
-        EXPECT_NEAR(f.swap, tensor.swap.value_or(f.swap), 1e-9);
-        EXPECT_NEAR(f.keep, tensor.keep.value_or(f.keep), 1e-9);
+        const plan::TokenFractions& f = result.ranks[r].tensors[t];
+        EXPECT_NEAR(f.swap, tensor.given.swap.value_or(f.swap), 1e-9);
+        EXPECT_NEAR(f.keep, tensor.given.keep.value_or(f.keep), 1e-9);
         EXPECT_LE(f.keep, tensor.can_keep ? 1 : 1e-9);
         if (tensor.shared.empty()) continue;
         const auto [at, added] = first.emplace(tensor.shared, f.swap);

@@ -41,7 +41,7 @@ RankProfile SampleProfile(uint64_t rank) {
                        .bytes_per_layer = MiB(4),
                        .recompute_seconds = 1.0 / 3,
                        .can_keep = true,
-                       .keep = 0.125,
+                       .given = {.keep = 0.125},
                        .why = "it was \"free\""});
   p.forward_layer_seconds = 0.9;
   p.backward_layer_seconds = 2.1;
@@ -82,7 +82,7 @@ NodePlan SamplePlan() {
                                    .method = "greedy:size",
                                    .seconds = 0.25}}},
        .transient_peak = Bytes(4288),
-       .classes = {{"ffn_up", 0, 0.25, 0.75}},
+       .classes = {{"ffn_up", {0, 0.25, 0.75}, ""}},
        .alpha = 0.25,
        .alpha_limited_by = "host",
        .host_bytes = MiB(77)});
@@ -101,8 +101,8 @@ TEST(PlanCodec, EverythingSurvivesARoundTrip) {
   EXPECT_EQ(decoded->profiles[0].segments[0].trace.buffers[1].size, Bytes(100));
   EXPECT_EQ(decoded->profiles[1].backward_h2d_fixed, kManyCopies);
   EXPECT_EQ(decoded->profiles[1].alpha, -1);
-  EXPECT_EQ(decoded->profiles[1].classes[1].keep, 0.125);
-  EXPECT_EQ(decoded->profiles[1].classes[1].swap, std::nullopt);
+  EXPECT_EQ(decoded->profiles[1].classes[1].given.keep, 0.125);
+  EXPECT_EQ(decoded->profiles[1].classes[1].given.swap, std::nullopt);
   EXPECT_EQ(decoded->resources.links[0].profiles[1], 1u);
   EXPECT_EQ(decoded->resources.hosts[0].bytes, MiB(384));
 

@@ -53,7 +53,8 @@ NodePlan SamplePlan() {
   RankPlan rank;
   rank.segments = {{"ffn.full", Bytes(64), SamplePlacement()}};
   rank.transient_peak = Bytes(256);
-  rank.classes = {{"in", 0, 1, 0}, {"up", 0, 0.5, 0.5}, {"act", 1, 0, 0}};
+  rank.classes = {
+      {"in", {0, 1, 0}, ""}, {"up", {0, 0.5, 0.5}, ""}, {"act", {1, 0, 0}, ""}};
   rank.alpha = 0.5;
   rank.host_bytes = Bytes(2 * (1000 + 2000) + 50);
   NodePlan plan;
@@ -188,30 +189,30 @@ TEST(Validate, WrongFractionsAreNamed) {
        [](P&, R&, N& n) { n.ranks[0].classes[1].name = "in"; }},
       {"class 'in' must be swapped whole",
        [](P&, R&, N& n) {
-         n.ranks[0].classes[0] = {"in", 0, 0.5, 0.5};
+         n.ranks[0].classes[0] = {"in", {0, 0.5, 0.5}, ""};
        }},
       {"alpha is 0.5, the classes swap 0.25 of their bytes",
        [](P&, R&, N& n) {
-         n.ranks[0].classes[1] = {"up", 0, 0.25, 0.75};
+         n.ranks[0].classes[1] = {"up", {0, 0.25, 0.75}, ""};
        }},
       {"class 'up' keeps 0.25, the runtime cannot keep it",
        [](P&, R&, N& n) {
-         n.ranks[0].classes[1] = {"up", 0.25, 0.5, 0.25};
+         n.ranks[0].classes[1] = {"up", {0.25, 0.5, 0.25}, ""};
        }},
       {"class 'act' keeps 1, asked for 0.5",
-       [](P& p, R&, N&) { p.classes[2].keep = 0.5; }},
+       [](P& p, R&, N&) { p.classes[2].given.keep = 0.5; }},
       {"class 'up' swaps 0.5, asked for 0.75",
-       [](P& p, R&, N&) { p.classes[1].swap = 0.75; }},
+       [](P& p, R&, N&) { p.classes[1].given.swap = 0.75; }},
       {"class 'up' has fractions that sum to 0.9",
        [](P&, R&, N& n) {
-         n.ranks[0].classes[1] = {"up", 0, 0.5, 0.4};
+         n.ranks[0].classes[1] = {"up", {0, 0.5, 0.4}, ""};
        }},
       {"class 'up' has a fraction -0.5",
        [](P&, R&, N& n) {
-         n.ranks[0].classes[1] = {"up", -0.5, 0.5, 1};
+         n.ranks[0].classes[1] = {"up", {-0.5, 0.5, 1}, ""};
        }},
       {"class 'up' swaps 0.5, asked for 0.25",
-       [](P& p, R&, N&) { p.alpha = 0.25, p.classes[2].keep = 1; }},
+       [](P& p, R&, N&) { p.alpha = 0.25, p.classes[2].given.keep = 1; }},
   });
 }
 
@@ -276,7 +277,7 @@ TEST(Validate, RanksOfAJobShareTheFractionsOfSharedClasses) {
   NodePlan plan = SamplePlan();
   plan.ranks.push_back(plan.ranks[0]);
   plan.ranks[1].rank = Rank(1);
-  plan.ranks[1].classes[1] = {"up", 0, 0.25, 0.75};
+  plan.ranks[1].classes[1] = {"up", {0, 0.25, 0.75}, ""};
   plan.ranks[1].alpha = 0.25;
   EXPECT_TRUE(ValidateNodePlan(profiles, {}, plan).ok());
   for (RankProfile& p : profiles) p.classes[1].shared = true;
@@ -291,7 +292,7 @@ TEST(Validate, ALinkThatMustCopiesOverloadIsNoErrorAtAlphaZero) {
   profile.forward_d2h_fixed = Bytes(5000);
   NodePlan plan = SamplePlan();
   plan.ranks[0].alpha = 0;
-  plan.ranks[0].classes[1] = {"up", 0, 0, 1};
+  plan.ranks[0].classes[1] = {"up", {0, 0, 1}, ""};
   EXPECT_TRUE(ValidateNodePlan({profile}, SampleResources(), plan).ok());
 }
 
