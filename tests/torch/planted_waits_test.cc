@@ -18,6 +18,7 @@
 #include <vector>
 
 #include "client/copy/ticket_state.h"
+#include "tests/torch/forwarding_engine.h"
 #include "tests/torch/stream_fixture.h"
 #include "tests/torch/stream_oracle.h"
 
@@ -57,29 +58,23 @@ std::string KindOf(const CopyRequest& request) {
 
 // Wraps an engine. Asks `leave_out` about every wait that finds its copy under
 // way; on its yes that wait is not made.
-class CarelessEngine final : public client::CopyEngine {
+class CarelessEngine final : public client::ForwardingEngine {
  public:
   using LeaveOut = std::function<bool(const StepWait& wait)>;
   CarelessEngine(CopyEngine* engine, LeaveOut leave_out)
-      : engine_(engine), leave_out_(std::move(leave_out)) {}
+      : ForwardingEngine(engine), leave_out_(std::move(leave_out)) {}
 
-  Ticket MarkCompute() override { return engine_->MarkCompute(); }
   Ticket Enqueue(CopyRequest request) override {
     const std::string kind = KindOf(request);
     std::erase_if(request.after,
                   [&](const Ticket& t) { return IsLeftOut(kind, t); });
-    const Ticket ticket = engine_->Enqueue(std::move(request));
+    const Ticket ticket = ForwardingEngine::Enqueue(std::move(request));
     kinds_[client::TicketAccess::StateOf(ticket)] = kind;
     return ticket;
   }
   absl::Status Wait(const Ticket& ticket) override {
     if (IsLeftOut(kCompute, ticket)) return absl::OkStatus();
-    return engine_->Wait(ticket);
-  }
-  absl::Status Drain() override { return engine_->Drain(); }
-  client::CopyStats stats() const override { return engine_->stats(); }
-  std::vector<client::CopyRecord> TakeTimeline() override {
-    return engine_->TakeTimeline();
+    return ForwardingEngine::Wait(ticket);
   }
 
  private:
@@ -89,7 +84,6 @@ class CarelessEngine final : public client::CopyEngine {
            leave_out_({"", waiter, found->second, 0});
   }
 
-  CopyEngine* const engine_;
   const LeaveOut leave_out_;
   // Of the copies so far. Holds them, so that no two have one address.
   std::unordered_map<std::shared_ptr<client::TicketAccess::State>, std::string>

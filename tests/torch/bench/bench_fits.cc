@@ -2,7 +2,6 @@
 // streamed layer that keeps every class in HBM, beside keep-all's on the same
 // weights, text and memory, in turns.
 #include <ATen/Parallel.h>
-#include <ATen/ops/randint.h>
 #include <fmt/format.h>
 
 #include <algorithm>
@@ -15,7 +14,7 @@
 #include "planner/stream/stream_shape.h"
 #include "proto/base/status.h"
 #include "tests/bench/report.h"
-#include "tests/torch/bench/bench_node.h"
+#include "tests/torch/bench/bench_step.h"
 
 namespace sluice::bench {
 namespace {
@@ -33,31 +32,22 @@ const stream::ModelShape kModel = {.layers = 4,
                                    .ffn = 688,
                                    .vocab = 4096};
 
-struct Run {
-  Run()
-      : weights(InitialTensors(kModel, at::kFloat, at::kCPU, 1)),
-        gradients(ZeroTensors(kModel, at::kFloat, at::kCPU)),
-        tokens(at::randint(kModel.vocab, {kSequence}, at::kLong)) {}
-  ModelTensors weights, gradients;
-  at::Tensor tokens;
-};
-
-double KeepAll(Node& node, Run& run) {
+double KeepAll(Node& node, StepTensors& tensors) {
   return Seconds([&] {
     SLUICE_CHECK_OK(BaselineStep({.model = kModel,
                                   .seq_len = kSequence,
                                   .method = BaselineMethod::kKeepAll,
                                   .device = at::kCPU,
                                   .allocator = &node.allocator()},
-                                 run.weights, run.gradients, run.tokens,
-                                 run.tokens, kSequence)
+                                 tensors.weights, tensors.gradients,
+                                 tensors.tokens, tensors.tokens, kSequence)
                         .status());
   });
 }
 
 // Its context lives for the step only, as keep-all's tensors do: HBM is the
 // method's alone while it runs.
-double Streamed(Node& node, Run& run, int64_t chunk) {
+double Streamed(Node& node, StepTensors& tensors, int64_t chunk) {
   StreamContext::Options options{
       .stream = {.model = kModel,
                  .layout = stream::ChunkLayout(kSequence, chunk, 1),
@@ -69,20 +59,20 @@ double Streamed(Node& node, Run& run, int64_t chunk) {
   auto context = StreamContext::Create(options);
   SLUICE_CHECK_OK(context.status());
   return Seconds([&] {
-    SLUICE_CHECK_OK(StreamedStep(**context, run.weights, run.gradients,
-                                 run.tokens, run.tokens, kSequence)
+    SLUICE_CHECK_OK(StreamedStep(**context, tensors.weights, tensors.gradients,
+                                 tensors.tokens, tensors.tokens, kSequence)
                         .status());
   });
 }
 
 std::vector<Entry> Measure() {
   Node node(GiB(1));
-  Run run;
+  StepTensors tensors(kModel, kSequence);
   std::vector<double> keep_all, ratios[std::size(kChunks)];
   for (int round = 0; round <= kRounds; ++round) {
-    const double baseline = KeepAll(node, run);
+    const double baseline = KeepAll(node, tensors);
     for (size_t i = 0; i < std::size(kChunks); ++i) {
-      const double streamed = Streamed(node, run, kChunks[i]);
+      const double streamed = Streamed(node, tensors, kChunks[i]);
       if (round > 0) ratios[i].push_back(streamed / baseline);
     }
     if (round > 0) keep_all.push_back(baseline);  // the first warms up

@@ -2,7 +2,6 @@
 // streamed step over chunks of 64 to 2,048 tokens, each length of chunk in
 // turn.
 #include <ATen/Parallel.h>
-#include <ATen/ops/randint.h>
 #include <fmt/format.h>
 
 #include <algorithm>
@@ -14,7 +13,7 @@
 #include "planner/stream/stream_shape.h"
 #include "proto/base/status.h"
 #include "tests/bench/report.h"
-#include "tests/torch/bench/bench_node.h"
+#include "tests/torch/bench/bench_step.h"
 
 namespace sluice::bench {
 namespace {
@@ -32,21 +31,11 @@ const stream::ModelShape kModel = {.layers = 2,
                                    .ffn = 344,
                                    .vocab = 32768};
 
-// Weights, gradients and a text, which all chunks' sizes share.
-struct Run {
-  Run()
-      : weights(InitialTensors(kModel, at::kFloat, at::kCPU, 1)),
-        gradients(ZeroTensors(kModel, at::kFloat, at::kCPU)),
-        tokens(at::randint(kModel.vocab, {kSequence}, at::kLong)) {}
-  ModelTensors weights, gradients;
-  at::Tensor tokens;
-};
-
 class Step {
  public:
-  Step(Node& node, Run& run, int64_t chunk)
+  Step(Node& node, StepTensors& tensors, int64_t chunk)
       : node_(node),
-        run_(run),
+        tensors_(tensors),
         options_(Options(node, chunk)),
         host_(stream::HostBytes(options_.stream)) {
     options_.host = host_.data();
@@ -59,8 +48,9 @@ class Step {
     auto context = StreamContext::Create(options_);
     SLUICE_CHECK_OK(context.status());
     return bench::Seconds([&] {
-      SLUICE_CHECK_OK(StreamedStep(**context, run_.weights, run_.gradients,
-                                   run_.tokens, run_.tokens, kSequence)
+      SLUICE_CHECK_OK(StreamedStep(**context, tensors_.weights,
+                                   tensors_.gradients, tensors_.tokens,
+                                   tensors_.tokens, kSequence)
                           .status());
       SLUICE_CHECK_OK(node_.engine().Drain());
     });
@@ -76,17 +66,17 @@ class Step {
   }
 
   Node& node_;
-  Run& run_;
+  StepTensors& tensors_;
   StreamContext::Options options_;
   Memory host_;
 };
 
 std::vector<Entry> Measure() {
   Node node(GiB(1));
-  Run run;
+  StepTensors tensors(kModel, kSequence);
   std::vector<std::unique_ptr<Step>> steps;
   for (const int64_t chunk : kChunks) {
-    steps.push_back(std::make_unique<Step>(node, run, chunk));
+    steps.push_back(std::make_unique<Step>(node, tensors, chunk));
     steps.back()->Seconds();  // the first is slower
   }
   std::vector<std::vector<double>> seconds(steps.size());

@@ -7,10 +7,16 @@
 
 namespace sluice::bench {
 
+StepTensors::StepTensors(const stream::ModelShape& model, int64_t seq_len)
+    : weights(runtime::InitialTensors(model, at::kFloat, at::kCPU, 1)),
+      gradients(runtime::ZeroTensors(model, at::kFloat, at::kCPU)),
+      tokens(at::randint(model.vocab, {seq_len}, at::kLong)) {}
+
 BenchStep::BenchStep(Node& node, const stream::StreamOptions& options)
     : copies_(&node.engine()),
       options_(options),
-      host_(stream::HostBytes(options)) {
+      host_(stream::HostBytes(options)),
+      tensors_(options.model, options.layout.seq_len()) {
   auto context = runtime::StreamContext::Create({.stream = options,
                                                  .device = at::kCPU,
                                                  .copies = &copies_,
@@ -19,16 +25,14 @@ BenchStep::BenchStep(Node& node, const stream::StreamOptions& options)
                                                  .host_size = host_.size()});
   SLUICE_CHECK_OK(context.status());
   context_ = *std::move(context);
-  weights_ = runtime::InitialTensors(options_.model, at::kFloat, at::kCPU, 1);
-  gradients_ = runtime::ZeroTensors(options_.model, at::kFloat, at::kCPU);
-  tokens_ =
-      at::randint(options_.model.vocab, {options_.layout.seq_len()}, at::kLong);
 }
 
 double BenchStep::Run() {
   return Seconds([&] {
-    SLUICE_CHECK_OK(runtime::StreamedStep(*context_, weights_, gradients_,
-                                          tokens_, tokens_, tokens_.size(0))
+    SLUICE_CHECK_OK(runtime::StreamedStep(*context_, tensors_.weights,
+                                          tensors_.gradients, tensors_.tokens,
+                                          tensors_.tokens,
+                                          tensors_.tokens.size(0))
                         .status());
     SLUICE_CHECK_OK(copies_.Drain());
   });

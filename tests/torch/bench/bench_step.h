@@ -8,34 +8,35 @@
 
 #include "client/torch/stream/streamed_model.h"
 #include "tests/torch/bench/bench_node.h"
+#include "tests/torch/forwarding_engine.h"
 
 namespace sluice::bench {
 
 // Copies that can be switched off: rings then keep what they last held, and
 // every ticket is reached.
-class SwitchedEngine final : public client::CopyEngine {
+class SwitchedEngine final : public client::ForwardingEngine {
  public:
-  explicit SwitchedEngine(client::CopyEngine* engine) : engine_(engine) {}
+  using ForwardingEngine::ForwardingEngine;
   void Switch(bool on) { on_ = on; }
 
   client::Ticket MarkCompute() override {
-    return on_ ? engine_->MarkCompute() : client::Ticket();
+    return on_ ? ForwardingEngine::MarkCompute() : client::Ticket();
   }
   client::Ticket Enqueue(client::CopyRequest request) override {
-    return on_ ? engine_->Enqueue(std::move(request)) : client::Ticket();
-  }
-  absl::Status Wait(const client::Ticket& ticket) override {
-    return engine_->Wait(ticket);
-  }
-  absl::Status Drain() override { return engine_->Drain(); }
-  client::CopyStats stats() const override { return engine_->stats(); }
-  std::vector<client::CopyRecord> TakeTimeline() override {
-    return engine_->TakeTimeline();
+    return on_ ? ForwardingEngine::Enqueue(std::move(request))
+               : client::Ticket();
   }
 
  private:
-  client::CopyEngine* engine_;
   bool on_ = true;
+};
+
+// Weights, gradients and a text, which the steps that are compared share.
+struct StepTensors {
+  StepTensors(const stream::ModelShape& model, int64_t seq_len);
+
+  runtime::ModelTensors weights, gradients;
+  at::Tensor tokens;
 };
 
 class BenchStep {
@@ -52,8 +53,7 @@ class BenchStep {
   const stream::StreamOptions options_;
   Memory host_;
   std::unique_ptr<runtime::StreamContext> context_;
-  runtime::ModelTensors weights_, gradients_;
-  at::Tensor tokens_;
+  StepTensors tensors_;
 };
 
 }  // namespace sluice::bench

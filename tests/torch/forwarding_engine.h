@@ -1,0 +1,34 @@
+// A copy engine that hands everything on to another: what wraps one overrides
+// what it changes.
+#pragma once
+
+#include <utility>
+#include <vector>
+
+#include "client/copy/copy_engine.h"
+
+namespace sluice::client {
+
+class ForwardingEngine : public CopyEngine {
+ public:
+  // `engine` outlives this one.
+  explicit ForwardingEngine(CopyEngine* engine) : engine_(engine) {}
+
+  Ticket MarkCompute() override { return engine_->MarkCompute(); }
+  Ticket Enqueue(CopyRequest request) override {
+    return engine_->Enqueue(std::move(request));
+  }
+  absl::Status Wait(const Ticket& ticket) override {
+    return engine_->Wait(ticket);
+  }
+  absl::Status Drain() override { return engine_->Drain(); }
+  CopyStats stats() const override { return engine_->stats(); }
+  std::vector<CopyRecord> TakeTimeline() override {
+    return engine_->TakeTimeline();
+  }
+
+ private:
+  CopyEngine* const engine_;
+};
+
+}  // namespace sluice::client
