@@ -2,15 +2,13 @@
 
 #include <ATen/TensorOperators.h>
 #include <ATen/core/grad_mode.h>
-#include <ATen/ops/empty.h>
 #include <ATen/ops/linear.h>
-#include <ATen/ops/sum.h>
-#include <torch/csrc/autograd/autograd.h>
 
-#include <algorithm>
 #include <tuple>
 #include <utility>
 
+#include "client/torch/baseline/alst_heads.h"
+#include "client/torch/baseline/alst_section.h"
 #include "client/torch/baseline/baseline_ops.h"
 #include "client/torch/baseline/baseline_parts.h"
 #include "client/torch/exceptions.h"
@@ -20,74 +18,13 @@
 namespace sluice::runtime::baseline {
 namespace {
 
-using Member = at::Tensor LayerTensors::*;
 using L = LayerTensors;
-constexpr Member kProjections[] = {&L::norm1_weight, &L::norm1_bias,
-                                   &L::q_weight, &L::k_weight, &L::v_weight};
-constexpr Member kOutput[] = {&L::o_weight, &L::o_bias};
-constexpr Member kFeedForward[] = {
+constexpr LayerMember kProjections[] = {
+    &L::norm1_weight, &L::norm1_bias, &L::q_weight, &L::k_weight, &L::v_weight};
+constexpr LayerMember kOutput[] = {&L::o_weight, &L::o_bias};
+constexpr LayerMember kFeedForward[] = {
     &L::norm2_weight, &L::norm2_bias,  &L::gate_weight, &L::up_weight,
     &L::up_bias,      &L::down_weight, &L::down_bias};
-
-// A part of the model that runs again, with gradients, a tile at a time.
-class Section {
- public:
-  Section() = default;
-  // The given members of a layer; those that it has.
-  template <size_t n>
-  Section(const LayerTensors& weights, const LayerTensors& gradients,
-          const Member (&members)[n]) {
-    for (const Member member : members) {
-      layer_.*member = Add(weights.*member, gradients.*member);
-    }
-  }
-
-  // A parameter; its leaf, undefined where there is none.
-  at::Tensor Add(const at::Tensor& weight, const at::Tensor& gradient) {
-    if (!weight.defined()) return {};
-    inputs_.push_back(Leaf(weight));
-    gradients_.push_back(gradient);
-    return inputs_.back();
-  }
-  const LayerTensors& layer() const { return layer_; }
-
-  // A bias that is in every row of `rows` (on the way to the outputs): its
-  // gradient is summed in fp32. Autograd would round each tile's sum to bf16,
-  // and that shows where the whole sum is zero but for rounding: k's bias
-  // without RoPE.
-  void AddSummed(const at::Tensor& rows, const at::Tensor& gradient) {
-    if (!gradient.defined()) return;
-    summed_.push_back(rows);
-    sums_.push_back(gradient);
-  }
-
-  // Of `outputs` (made from leaf `x` and the parameters) and their gradients:
-  // adds the parameters' gradients and returns x's.
-  at::Tensor Backward(std::vector<at::Tensor> outputs,
-                      std::vector<at::Tensor> seeds, const at::Tensor& x) {
-    std::vector<at::Tensor> inputs = inputs_;
-    const std::vector<at::Tensor> summed = std::exchange(summed_, {});
-    inputs.insert(inputs.end(), summed.begin(), summed.end());
-    inputs.push_back(x);
-    const std::vector<at::Tensor> found =
-        torch::autograd::grad(outputs, inputs, seeds);
-    for (size_t i = 0; i < gradients_.size(); ++i) {
-      gradients_[i].add_(found[i]);
-    }
-    for (size_t i = 0; i < summed.size(); ++i) {
-      sums_[i].add_(
-          at::sum(found[gradients_.size() + i], {0}, false, at::kFloat)
-              .view_as(sums_[i]));
-    }
-    sums_.clear();
-    return found.back();
-  }
-
- private:
-  LayerTensors layer_;  // leaves
-  std::vector<at::Tensor> inputs_, gradients_;
-  std::vector<at::Tensor> summed_, sums_;  // of the next Backward
-};
 
 // Copies still in flight when a step ends early keep their memory until done.
 class SettleAtEnd {
@@ -100,17 +37,6 @@ class SettleAtEnd {
   HostInputs& inputs_;
 };
 
-// A tile of rows.
-struct Tile {
-  int64_t begin, count;
-  at::Tensor Of(const at::Tensor& t) const { return t.narrow(0, begin, count); }
-};
-
-// Of all heads on the token side, or of all rows on the head side.
-struct Projected {
-  at::Tensor q, k, v;
-};
-
 class AlstRun {
  public:
   AlstRun(const BaselineOptions& options, const ModelTensors& weights,
@@ -120,29 +46,13 @@ class AlstRun {
         weights_(weights),
         gradients_(gradients),
         inputs_(*options.inputs),
-        ranks_(options.collectives ? options.collectives->world_size() : 1),
-        rank_(options.collectives ? options.collectives->rank() : 0),
-        layout_(options.seq_len, options.seq_len, ranks_),
-        runs_(RowRuns::Whole(layout_, 0)),
-        rows_(layout_.local_rows(0, rank_)),
-        exchange_(model_.heads, model_.kv_heads, ranks_, rank_,
-                  options.collectives) {}
+        heads_(options),
+        tiles_(heads_.Tiles()) {}
 
   StepResult Step(const at::Tensor& tokens, const at::Tensor& labels,
                   int64_t global_count);
 
  private:
-  // Those of this rank's rows, in order.
-  std::vector<Tile> Tiles() const;
-  at::Tensor TokenSide(HeadKind kind) const;
-  at::Tensor ToHeads(HeadKind kind, at::Tensor token_side);
-  at::Tensor ToTokens(HeadKind kind, at::Tensor head_side);
-  // q, k and v of a tile, in token layout, before RoPE; and RoPE.
-  Projected ProjectTile(const at::Tensor& x, const Tile& tile,
-                        const LayerTensors& w) const;
-  Projected RotateTile(Projected heads, const Tile& tile) const;
-  // Of the whole sequence, in head layout.
-  Projected Project(const at::Tensor& x, const LayerTensors& w);
   at::Tensor OutputTile(const at::Tensor& o, const LayerTensors& w) const;
   at::Tensor FeedForwardTile(const at::Tensor& middle,
                              const LayerTensors& w) const;
@@ -165,82 +75,9 @@ class AlstRun {
   const ModelTensors& weights_;
   ModelTensors& gradients_;
   HostInputs& inputs_;
-  const int ranks_, rank_;
-  const stream::ChunkLayout layout_;
-  const RowRuns runs_;
-  const int64_t rows_;
-  HeadExchange exchange_;
+  AlstHeads heads_;
+  const std::vector<Tile> tiles_;
 };
-
-std::vector<Tile> AlstRun::Tiles() const {
-  // The original cuts a sequence into ceil(rows / hidden) shards.
-  const int64_t step =
-      options_.tile_rows > 0 ? options_.tile_rows : model_.hidden;
-  std::vector<Tile> tiles;
-  for (int64_t begin = 0; begin < rows_; begin += step) {
-    tiles.push_back({begin, std::min(step, rows_ - begin)});
-  }
-  return tiles;
-}
-
-at::Tensor AlstRun::TokenSide(HeadKind kind) const {
-  const int64_t heads =
-      kind == HeadKind::kQuery ? model_.heads : model_.kv_heads;
-  return at::empty({rows_, heads, model_.head_dim()}, weights_.embed.options());
-}
-
-at::Tensor AlstRun::ToHeads(HeadKind kind, at::Tensor token_side) {
-  if (exchange_.local()) return token_side;
-  const int64_t heads = kind == HeadKind::kQuery
-                            ? exchange_.heads().q_per_rank
-                            : exchange_.heads().kv_per_rank;
-  at::Tensor head_side = at::empty({options_.seq_len, heads, model_.head_dim()},
-                                   token_side.options());
-  ThrowIfError(exchange_.ToHeads(runs_, {{kind, token_side, head_side}}));
-  return head_side;
-}
-
-at::Tensor AlstRun::ToTokens(HeadKind kind, at::Tensor head_side) {
-  if (exchange_.local()) return head_side;
-  at::Tensor token_side = TokenSide(kind);
-  ThrowIfError(exchange_.ToTokens(runs_, {{kind, token_side, head_side}}));
-  return token_side;
-}
-
-Projected AlstRun::ProjectTile(const at::Tensor& x, const Tile& tile,
-                               const LayerTensors& w) const {
-  const int64_t dim = model_.head_dim();
-  const at::Tensor h = Norm(model_, x, w.norm1_weight, w.norm1_bias);
-  const auto heads = [&](const at::Tensor& weight, const at::Tensor& bias) {
-    return at::linear(h, weight, bias)
-        .view({tile.count, weight.size(0) / dim, dim});
-  };
-  return {heads(w.q_weight, w.q_bias), heads(w.k_weight, w.k_bias),
-          heads(w.v_weight, w.v_bias)};
-}
-
-Projected AlstRun::RotateTile(Projected heads, const Tile& tile) const {
-  if (!model_.rope) return heads;
-  const Rotation rotation =
-      MakeRotation(layout_.local_offset(0, rank_) + tile.begin, tile.count,
-                   model_.head_dim(), model_.rope->theta, options_.device);
-  return {Rotate(heads.q, rotation), Rotate(heads.k, rotation), heads.v};
-}
-
-Projected AlstRun::Project(const at::Tensor& x, const LayerTensors& w) {
-  Projected all{TokenSide(HeadKind::kQuery), TokenSide(HeadKind::kKeyValue),
-                TokenSide(HeadKind::kKeyValue)};
-  for (const Tile& tile : Tiles()) {
-    const Projected part = RotateTile(ProjectTile(tile.Of(x), tile, w), tile);
-    tile.Of(all.q).copy_(part.q);
-    tile.Of(all.k).copy_(part.k);
-    tile.Of(all.v).copy_(part.v);
-  }
-  all.q = ToHeads(HeadKind::kQuery, std::move(all.q));
-  all.k = ToHeads(HeadKind::kKeyValue, std::move(all.k));
-  all.v = ToHeads(HeadKind::kKeyValue, std::move(all.v));
-  return all;
-}
 
 at::Tensor AlstRun::OutputTile(const at::Tensor& o,
                                const LayerTensors& w) const {
@@ -262,10 +99,10 @@ void AlstRun::LayerForward(at::Tensor& x, int64_t layer) {
   const SegmentScope segment(options_.allocator, "layer.forward");
   const LayerTensors& w = weights_.layers[layer];
   inputs_.Save(layer, x);
-  at::Tensor o = WholeAttention(Project(x, w)).output;
-  o = ToTokens(HeadKind::kQuery, std::move(o));
+  at::Tensor o = WholeAttention(heads_.Project(x, w)).output;
+  o = heads_.ToTokens(HeadKind::kQuery, std::move(o));
   ThrowIfError(inputs_.AwaitSaved());
-  for (const Tile& tile : Tiles()) {
+  for (const Tile& tile : tiles_) {
     at::Tensor part = tile.Of(x);
     part.add_(OutputTile(tile.Of(o), w));
     part.add_(FeedForwardTile(part, w));
@@ -277,7 +114,7 @@ void AlstRun::OutputBackward(const at::Tensor& x, at::Tensor& o,
   const LayerTensors& w = weights_.layers[layer];
   Section output(w, gradients_.layers[layer], kOutput);
   Section feed_forward(w, gradients_.layers[layer], kFeedForward);
-  for (const Tile& tile : Tiles()) {
+  for (const Tile& tile : tiles_) {
     at::Tensor seed = tile.Of(gradient);
     const at::Tensor part = Leaf(tile.Of(o));
     at::Tensor projected, middle, out;
@@ -301,16 +138,16 @@ void AlstRun::ProjectBackward(const at::Tensor& x, const Projected& d,
   LayerTensors leaves = section.layer();
   std::tie(leaves.q_bias, leaves.k_bias, leaves.v_bias) =
       std::tie(w.q_bias, w.k_bias, w.v_bias);
-  for (const Tile& tile : Tiles()) {
+  for (const Tile& tile : tiles_) {
     const at::Tensor part = Leaf(tile.Of(x));
     std::vector<at::Tensor> outputs;
     {
       const at::AutoGradMode with_gradients(true);
-      const Projected heads = ProjectTile(part, tile, leaves);
+      const Projected heads = heads_.ProjectTile(part, tile, leaves);
       section.AddSummed(heads.q, g.q_bias);
       section.AddSummed(heads.k, g.k_bias);
       section.AddSummed(heads.v, g.v_bias);
-      const Projected out = RotateTile(heads, tile);
+      const Projected out = heads_.RotateTile(heads, tile);
       outputs = {out.q, out.k, out.v};
     }
     tile.Of(gradient).add_(section.Backward(
@@ -325,20 +162,20 @@ void AlstRun::LayerBackward(at::Tensor& gradient, int64_t layer) {
   const at::Tensor x = *std::move(input);
   Projected d;
   {
-    const Projected heads = Project(x, weights_.layers[layer]);
+    const Projected heads = heads_.Project(x, weights_.layers[layer]);
     const auto [o, lse] = WholeAttention(heads);
     // Its own copy, as it becomes dO.
-    at::Tensor d_o = exchange_.local() ? o.clone() : o;
-    d_o = ToTokens(HeadKind::kQuery, std::move(d_o));
+    at::Tensor d_o = heads_.local() ? o.clone() : o;
+    d_o = heads_.ToTokens(HeadKind::kQuery, std::move(d_o));
     OutputBackward(x, d_o, gradient, layer);
-    d_o = ToHeads(HeadKind::kQuery, std::move(d_o));
+    d_o = heads_.ToHeads(HeadKind::kQuery, std::move(d_o));
     const AttentionGradients gradients = BackendOf(o).attend_backward(
         {heads.q, d_o, o, lse}, heads.k, heads.v, /*causal=*/true);
     d = {gradients.q, gradients.k, gradients.v};
   }
-  d.q = ToTokens(HeadKind::kQuery, std::move(d.q));
-  d.k = ToTokens(HeadKind::kKeyValue, std::move(d.k));
-  d.v = ToTokens(HeadKind::kKeyValue, std::move(d.v));
+  d.q = heads_.ToTokens(HeadKind::kQuery, std::move(d.q));
+  d.k = heads_.ToTokens(HeadKind::kKeyValue, std::move(d.k));
+  d.v = heads_.ToTokens(HeadKind::kKeyValue, std::move(d.v));
   // Under the projections' backward, where there is room.
   if (layer > 0) inputs_.Fetch(layer - 1);
   ProjectBackward(x, d, gradient, layer);
@@ -354,7 +191,7 @@ StepResult AlstRun::Head(at::Tensor& x, const at::Tensor& labels,
   at::Tensor& head_gradient =
       weights_.head.defined() ? gradients_.head : gradients_.embed;
   StepResult result;
-  for (const Tile& tile : Tiles()) {
+  for (const Tile& tile : tiles_) {
     const at::Tensor part = Leaf(tile.Of(x));
     at::Tensor normed;
     {
@@ -377,12 +214,12 @@ StepResult AlstRun::Step(const at::Tensor& tokens, const at::Tensor& labels,
                          int64_t global_count) {
   const at::AutoGradMode no_gradients(false);
   const SettleAtEnd settle(inputs_);
-  const int64_t first = layout_.local_offset(0, rank_);
+  const int64_t first = heads_.first_position();
   at::Tensor x = Embed(weights_, tokens, first);
   for (int64_t i = 0; i < model_.layers; ++i) LayerForward(x, i);
   const StepResult result = Head(x, labels, global_count);
   for (int64_t i = model_.layers - 1; i >= 0; --i) LayerBackward(x, i);
-  for (const Tile& tile : Tiles()) {
+  for (const Tile& tile : tiles_) {
     EmbedBackward(gradients_, tile.Of(tokens), tile.Of(x), first + tile.begin);
   }
   return result;

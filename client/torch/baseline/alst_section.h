@@ -1,0 +1,46 @@
+// A part of alst's model that runs again, with gradients, a tile at a time.
+// Internal to client/torch/baseline.
+//
+// Throws c10::Error. Thread safety: one thread.
+#pragma once
+
+#include <ATen/core/Tensor.h>
+
+#include <span>
+#include <vector>
+
+#include "client/torch/math/model_tensors.h"
+
+namespace sluice::runtime::baseline {
+
+using LayerMember = at::Tensor LayerTensors::*;
+
+class Section {
+ public:
+  Section() = default;
+  // The given members of a layer; those that it has.
+  Section(const LayerTensors& weights, const LayerTensors& gradients,
+          std::span<const LayerMember> members);
+
+  // A parameter; its leaf, undefined where there is none.
+  at::Tensor Add(const at::Tensor& weight, const at::Tensor& gradient);
+  const LayerTensors& layer() const { return layer_; }
+
+  // A bias that is in every row of `rows` (on the way to the outputs): its
+  // gradient is summed in fp32. Autograd would round each tile's sum to bf16,
+  // and that shows where the whole sum is zero but for rounding: k's bias
+  // without RoPE.
+  void AddSummed(const at::Tensor& rows, const at::Tensor& gradient);
+
+  // Of `outputs` (made from leaf `x` and the parameters) and their gradients:
+  // adds the parameters' gradients and returns x's.
+  at::Tensor Backward(std::vector<at::Tensor> outputs,
+                      std::vector<at::Tensor> seeds, const at::Tensor& x);
+
+ private:
+  LayerTensors layer_;  // leaves
+  std::vector<at::Tensor> inputs_, gradients_;
+  std::vector<at::Tensor> summed_, sums_;  // of the next Backward
+};
+
+}  // namespace sluice::runtime::baseline
