@@ -86,14 +86,11 @@ absl::StatusOr<bool> Chooser::FitsEverywhere(
   bool fits = hbm <= question_.hbm && needed <= question_.host;
   if (fits && (host_ == nullptr || host_->size() < needed)) {
     host_.reset();
-    auto leased = context_.memory->session().LeaseHost(needed);
+    auto leased = context_.memory->LeaseHost(needed);
     fits = leased.ok();
     if (fits) host_ = *std::move(leased);
   }
-  SLUICE_ASSIGN_OR_RETURN(
-      const auto worst,
-      WorstOfRanks(context_.collectives, {fits ? 0.0 : kNever}));
-  return std::isfinite(worst[0]);
+  return AllAgree(context_.collectives, fits);
 }
 
 // What the daemon promises is a GPU's share while all GPUs behind its link
