@@ -15,7 +15,7 @@ using Kind = CapacityRow::Kind;
 // What fits but for the last digits fits.
 constexpr double kDigits = 1e-9;
 
-// Bytes a layer: fixed + alpha * slope.
+// Bytes per layer: fixed + alpha * slope.
 struct Line {
   double fixed = 0;
   double slope = 0;

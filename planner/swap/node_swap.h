@@ -37,7 +37,7 @@ struct NodeSwapProblem {
   enum class Must { kNothing, kKeep, kSwap, kRecompute };
   struct Tensor {
     std::string name;
-    double bytes = 0;  // a layer
+    double bytes = 0;  // per layer
     // A layer, all tokens, earlier tensors present; none: cannot be recomputed.
     std::optional<double> recompute_s;
     Must must = Must::kNothing;
@@ -61,7 +61,7 @@ struct NodeSwapProblem {
     // Windows: a layer's measured wall times, waits included; above 0.
     double forward_layer_s = 0;
     double backward_layer_s = 0;
-    // Traffic a layer, and host bytes of the rank, whatever is chosen.
+    // Traffic per layer, and host bytes of the rank, whatever is chosen.
     double forward_d2h_fixed_bytes = 0;
     double forward_h2d_fixed_bytes = 0;
     double backward_d2h_fixed_bytes = 0;

@@ -20,8 +20,8 @@ inline constexpr double kGigaPerSecond = 1e9;
 double MovingLayers(const NodeSwapProblem::Rank& rank);
 bool IsOn(const NodeSwapProblem::Rank& rank, const std::string& link);
 bool IsIn(const NodeSwapProblem::Rank& rank, const std::string& host);
-// Copies a second, the worse of both passes, when the rank swaps `copied`
-// bytes a layer.
+// Copies per second, the worse of both passes, when the rank swaps `copied`
+// bytes per layer.
 struct CopyRates {
   double d2h = 0;
   double h2d = 0;

@@ -94,8 +94,8 @@ inline constexpr double kForwardMoves = 24;
 inline constexpr double kBackwardMoves = 40;
 // Of the forward's elementwise kernels, those before the last matmul.
 inline constexpr double kRecomputedMoves = 0.6;
-// Collectives of tensor parallelism a layer that nothing hides: forward gathers
-// and scatters twice; backward's six less those under weight gradients.
+// Collectives of tensor parallelism per layer that nothing hides: forward
+// gathers and scatters twice; backward's six less those under weight gradients.
 inline constexpr double kForwardCollectives = 4;
 inline constexpr double kBackwardCollectives = 3;
 inline constexpr double kRecomputeCollectives = 3;  // all but the last scatter

@@ -1,7 +1,7 @@
 // The two shared pages of swap-bandwidth grants: a contract of memory layout,
 // so it stands with the types both sides use.
 //
-// The daemon writes `GrantLimits`, one page for the node with a slot a session
+// The daemon writes `GrantLimits`, one page per node with one slot per session
 // (clients map it read-only): cumulative bytes each direction may have started
 // since the session began, and its heartbeat. The rank writes `GrantUse`, a
 // page of its own session's: cumulative bytes it has started. The daemon never

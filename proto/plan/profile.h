@@ -48,7 +48,7 @@ struct SegmentKind {
 struct SkeletalClass {
   std::string name;              // "layer_input", "attention_output", "ffn_up"
   Bytes bytes_per_layer;         // this rank, all its tokens
-  double recompute_seconds = 0;  // a layer, all tokens, from the layer input
+  double recompute_seconds = 0;  // per layer, all tokens, from its input
   bool must_swap = false;        // layer input, attention output, lse
   // Its copies are in the rank's `…_fixed` counts already, whatever alpha is
   // (k and v go out in forward and are re-read in any case); its swapped
@@ -81,7 +81,8 @@ struct RankProfile {
   // Windows: one layer's measured forward and backward, waits included.
   double forward_layer_seconds = 0;
   double backward_layer_seconds = 0;
-  // Traffic a layer that does not depend on what is chosen (k/v re-reads, dq).
+  // Traffic per layer that does not depend on what is chosen (k/v re-reads,
+  // dq).
   Bytes forward_d2h_fixed;
   Bytes forward_h2d_fixed;
   Bytes backward_d2h_fixed;
