@@ -34,6 +34,11 @@ def gone(pid):
     return False
 
 
+def heed_interrupts():
+    """A shell's background jobs, this test perhaps, are started without."""
+    signal.signal(signal.SIGINT, signal.SIG_DFL)
+
+
 class Verdict(unittest.TestCase):
 
     def test_follows_the_direction(self):
@@ -107,7 +112,8 @@ class Driver(unittest.TestCase):
             os.chmod(program, stat.S_IRWXU)
             with subprocess.Popen(
                     [sys.executable, os.path.join(HERE, "bench.py"), "--bin",
-                     folder, "ipc"], stderr=subprocess.PIPE, text=True) as run:
+                     folder, "ipc"], stderr=subprocess.PIPE, text=True,
+                    preexec_fn=heed_interrupts) as run:
                 self.assertIn("bench: ipc", run.stderr.readline())
                 started = int(run.stderr.readline())
                 run.send_signal(signal.SIGINT)
