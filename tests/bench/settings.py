@@ -122,6 +122,8 @@ def survey(folder, runtime, flags):
         one = train(folder, runtime, by_hand[name], SURVEY_STEPS)
         if one:
             seconds[name] = one[0]
+    if not seconds:
+        sys.exit("error: nothing of the grid fits")
     fastest = sorted(seconds, key=seconds.get)[:FINALISTS]
     return ({name: by_hand[name] for name in fastest}, len(seconds),
             max(seconds.values()))
