@@ -3,6 +3,7 @@
 
 import os
 import subprocess
+import sys
 import unittest
 
 ROOT = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
@@ -34,12 +35,26 @@ class Help(unittest.TestCase):
 
     def test_is_there_for_every_command(self):
         for command, says in (("demo", "--quick"), ("bench", "--against"),
-                              ("test", "--deep"), ("setup", "./dev COMMAND")):
+                              ("test", "--deep"), ("test", "python)"),
+                              ("setup", "./dev COMMAND")):
             for flag in ("-h", "--help"):
                 run = dev(command, flag)
                 self.assertEqual(run.returncode, 0, run.stderr)
                 self.assertIn(says, run.stdout)
                 self.assertNotIn("--only-parse", run.stdout)
+
+
+class PythonTests(unittest.TestCase):
+
+    def test_a_missing_environment_fails_them_with_what_to_type(self):
+        run = subprocess.run(
+            [sys.executable, os.path.join(ROOT, "tests/python/run.py"),
+             "/nowhere/bin/python", "arena_test.py"],
+            capture_output=True, text=True, timeout=30)
+        self.assertEqual(run.returncode, 1)
+        [line] = run.stderr.splitlines()
+        self.assertTrue(line.startswith("error: no Python of the tests at "))
+        self.assertIn("./dev setup python", line)
 
 
 if __name__ == "__main__":

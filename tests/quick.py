@@ -3,7 +3,8 @@
 
 Runs all unit tests, and every other test (gpu, bench and deep aside) with a
 program, script or file of its command that changed since this last passed; for
-a test that starts programs of bin/ (integration, gradient) any of those too.
+a test that starts programs of bin/ (integration, gradient, python) any of those
+too.
 """
 
 import glob
@@ -13,8 +14,9 @@ import subprocess
 import sys
 
 LEFT_OUT = {"gpu", "bench", "deep"}
-STARTS_PROGRAMS = {"integration", "gradient"}
-PROGRAMS = ["sluiced", "sluice-worker", "sluicectl", "sluice-train"]
+STARTS_PROGRAMS = {"integration", "gradient", "python"}
+PROGRAMS = ["bin/sluiced", "bin/sluice-worker", "bin/sluicectl",
+            "bin/sluice-train", "lib/libsluice.so"]
 
 
 def mtime(path):
@@ -26,11 +28,16 @@ def mtime(path):
 
 def newest(command):
     """When what a test's command runs last changed: the program, every path
-    among its arguments, and the modules beside a Python script (the program
-    of a Python test is the interpreter, which never changes)."""
+    among its arguments, the modules in a folder among them, and those beside
+    a Python script (the program of a Python test is the interpreter, which
+    never changes)."""
     times = [0]
     for word in command:
         times.append(mtime(word))
+        if os.path.isdir(word):
+            times += map(mtime, glob.glob(
+                os.path.join(glob.escape(word), "**", "*.py"),
+                recursive=True))
         if word.endswith(".py"):
             times += map(mtime, glob.glob(
                 os.path.join(glob.escape(os.path.dirname(word)), "*.py")))
@@ -51,7 +58,7 @@ def wanted(test, build, since):
         return True
     changed = newest(test.get("command", [])) > since
     if kinds & STARTS_PROGRAMS:
-        changed |= any(mtime(os.path.join(build, "bin", p)) > since
+        changed |= any(mtime(os.path.join(build, p)) > since
                        for p in PROGRAMS)
     return changed
 

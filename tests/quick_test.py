@@ -42,6 +42,20 @@ class Changed(unittest.TestCase):
                                             self.data))
                 os.utime(path, (100, 100))
 
+    def test_a_newer_module_anywhere_in_a_folder_among_the_arguments(self):
+        os.mkdir(os.path.join(self.folder, "deep"))
+        module = self.file("deep/module.py", 100)
+        os.utime(self.folder, (100, 100))
+        self.assertFalse(self.wanted(self.data, self.folder, since=200))
+        os.utime(module, (300, 300))
+        self.assertTrue(self.wanted(self.data, self.folder, since=200))
+
+    def test_a_newer_program_for_what_starts_programs(self):
+        os.mkdir(os.path.join(self.folder, "lib"))
+        self.file("lib/libsluice.so", 10**10 + 1)
+        self.assertTrue(self.wanted(self.data, label="python"))
+        self.assertFalse(self.wanted(self.data, label="golden"))
+
     def test_units_always_and_deep_ones_never(self):
         self.assertTrue(self.wanted(self.data, label="unit"))
         self.assertFalse(self.wanted(self.data, label="deep", since=0))

@@ -93,12 +93,39 @@ unpack_wheels() {
   rm -rf "$deps/python.old"
 }
 
+# An environment that runs torch and transformers, for tests/python; made beside
+# the old one, which it replaces as a whole when the list changes.
+make_venv() {
+  local venv=$deps/venv new=$deps/venv.new hash
+  hash=$(list "$here/venv.txt" | sha256sum | cut -d' ' -f1)
+  [ "$(cat "$venv/.stamp" 2>/dev/null)" != "$hash" ] || return 0
+  rm -rf "$new" "$deps/venv.old"
+  step "an environment for the tests in Python" \
+    /usr/bin/python3 -m venv --prompt sluice "$new"
+  # Everything is in the list: pip need not look for what else is needed.
+  step "PyPI: $(list "$here/venv.txt" | head -n 4 | xargs) and what they need \
+(about 2.5 GB to download, 5 GB on disk)" \
+    "$new/bin/python" -m pip install --no-deps --only-binary :all: \
+    --no-compile --no-input --progress-bar off -r "$here/venv.txt"
+  step "what was installed fits together" "$new/bin/python" -m pip check
+  # The scripts of bin/ name the folder that they were made in.
+  grep -rlIZ -- "$new" "$new/bin" "$new/pyvenv.cfg" |
+    xargs -r0 sed -i "s|$new|$venv|g"
+  echo "$hash" >"$new/.stamp"
+  [ ! -e "$venv" ] || mv "$venv" "$deps/venv.old"
+  mv "$new" "$venv"
+  rm -rf "$deps/venv.old"
+}
+
 command -v apt-get >/dev/null || fail "no apt-get: Sluice is built on Debian 12"
 exec 9>"$deps/lock"
 flock -n 9 || { echo "setup: waiting for another setup"; flock 9; }
 install_packages
 case " ${groups[*]} " in
   *" base "*) unpack_prometheus; unpack_wheels ;;
+esac
+case " ${groups[*]} " in
+  *" python "*) make_venv ;;
 esac
 [ $((SECONDS - started)) -lt 2 ] ||
   printf 'setup: everything is there, %d s\n' $((SECONDS - started))
