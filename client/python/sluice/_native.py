@@ -1,0 +1,136 @@
+"""libsluice.so by ctypes, C ABI 1: signatures, structs, status -> `Error`.
+
+The one file that knows the C interface (client/sluice.h); nothing here owns a
+handle. Handles are plain integers, 0 or None is NULL, which every function of
+the library answers with INVALID_ARGUMENT.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import functools
+from ctypes import POINTER, c_char_p, c_double, c_int, c_size_t, c_uint32
+from ctypes import c_uint64, c_void_p
+
+from sluice.errors import Error, Status
+
+ABI_VERSION = 1
+GPU, HOST = 0, 1  # sluice_memory_kind
+HOST_TO_GPU, GPU_TO_HOST = 0, 1  # sluice_direction
+
+
+class _Versioned(ctypes.Structure):
+    """A struct that starts with its own size; the constructor sets it."""
+
+    _fields_ = [("size", c_size_t)]
+
+    def __init__(self, **fields: object) -> None:
+        super().__init__(size=ctypes.sizeof(type(self)), **fields)
+
+
+class SessionOptions(_Versioned):
+    _fields_ = [
+        ("socket", c_char_p), ("job", c_char_p), ("rank", c_uint32),
+        ("world_size", c_uint32), ("local_ranks", c_uint32),
+        ("gpu", c_uint32), ("guaranteed_bytes_per_second", c_double),
+    ]
+
+
+class Limits(_Versioned):
+    _fields_ = [
+        ("gpu_total", c_uint64), ("gpu_free", c_uint64),
+        ("host_total", c_uint64), ("host_free", c_uint64),
+        ("granularity", c_uint64), ("h2d_bytes_per_second", c_double),
+        ("d2h_bytes_per_second", c_double),
+    ]
+
+
+class StepReport(_Versioned):
+    _fields_ = [
+        ("step", c_uint64), ("seconds", c_double),
+        ("host_to_gpu_bytes", c_uint64), ("gpu_to_host_bytes", c_uint64),
+        ("stall_seconds", c_double), ("grant_wait_seconds", c_double),
+        ("gpu_peak_bytes", c_uint64), ("host_peak_bytes", c_uint64),
+        ("tokens", c_uint64), ("loss", c_double),
+        ("plan_mismatches", c_uint64),
+    ]
+
+
+class CopyStats(_Versioned):
+    _fields_ = [
+        ("host_to_gpu_bytes", c_uint64), ("gpu_to_host_bytes", c_uint64),
+        ("grant_wait_seconds", c_double), ("stall_seconds", c_double),
+    ]
+
+
+# Function -> (result, arguments). c_int results are a sluice_status.
+_SIGNATURES = {
+    "sluice_last_error": (c_char_p, []),
+    "sluice_abi_version": (c_int, []),
+    "sluice_session_open": (
+        c_int, [POINTER(SessionOptions), POINTER(c_void_p)]),
+    "sluice_session_close": (None, [c_void_p]),
+    "sluice_session_limits": (c_int, [c_void_p, POINTER(Limits)]),
+    "sluice_session_report": (c_int, [c_void_p, POINTER(StepReport)]),
+    "sluice_region_lease": (
+        c_int, [c_void_p, c_int, c_uint64, POINTER(c_void_p)]),
+    "sluice_region_free": (None, [c_void_p]),
+    "sluice_region_data": (c_void_p, [c_void_p]),
+    "sluice_region_size": (c_uint64, [c_void_p]),
+    "sluice_engine_start": (c_int, [c_void_p, POINTER(c_void_p)]),
+    "sluice_engine_stop": (None, [c_void_p]),
+    "sluice_engine_wait": (c_int, [c_void_p, c_uint64]),
+    "sluice_engine_drain": (c_int, [c_void_p]),
+    "sluice_engine_stats": (c_int, [c_void_p, POINTER(CopyStats)]),
+}
+# They never wait, and are called for every copy. Through PyDLL they keep the
+# interpreter's lock: giving it up could cost a switch interval (5 ms) where
+# other Python threads are busy, a thousand times what the call takes.
+# Pointers are plain c_void_p: `byref` of a scratch passes without a check.
+_BRIEF_SIGNATURES = {
+    "sluice_engine_copy": (
+        c_int, [c_void_p, c_int, c_void_p, c_void_p, c_uint64, c_void_p,
+                c_size_t, c_void_p]),
+    "sluice_engine_mark_compute": (c_int, [c_void_p, c_void_p]),
+}
+
+
+class Library:
+    """The functions of one libsluice.so, by their names without `sluice_`.
+
+    Thread safety: safe, as far as the library's own handles are.
+    """
+
+    def __init__(self, path: str) -> None:
+        try:
+            waiting, brief = ctypes.CDLL(path), ctypes.PyDLL(path)
+            for library, table in ((waiting, _SIGNATURES),
+                                   (brief, _BRIEF_SIGNATURES)):
+                for name, (result, arguments) in table.items():
+                    function = getattr(library, name)
+                    function.restype, function.argtypes = result, arguments
+                    setattr(self, name.removeprefix("sluice_"), function)
+        except (OSError, AttributeError) as error:
+            raise Error(Status.NOT_FOUND, f"cannot load {path}: {error}: "
+                        "set SLUICE_BIN_DIR to the folder of a built sluiced"
+                        ) from None
+        self.path = path
+        version = self.abi_version()
+        if version < ABI_VERSION:
+            raise Error(Status.FAILED_PRECONDITION,
+                        f"{path} has C ABI {version}, this package needs "
+                        f"{ABI_VERSION}: install both from one release")
+
+    def error(self, status: int) -> Error:
+        """What the calling thread's last failed call says."""
+        return Error(status, self.last_error().decode("utf-8", "replace"))
+
+    def check(self, status: int) -> None:
+        if status:
+            raise self.error(status)
+
+
+@functools.cache
+def load(path: str) -> Library:
+    """Errors: NOT_FOUND, FAILED_PRECONDITION (an older library)."""
+    return Library(path)

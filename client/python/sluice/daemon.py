@@ -1,0 +1,242 @@
+"""Finds libsluice.so and sluiced, and runs a private simulated sluiced.
+
+A private daemon serves one process: simulated GPUs, a runtime folder of its
+own under the temporary folder, no HTTP. It ends with `close()`, with the
+interpreter, and with the process, also when that is killed; the folder goes
+with it (_guard.py).
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+import pathlib
+import re
+import select
+import shutil
+import subprocess
+import sys
+import tempfile
+import time
+import weakref
+
+from sluice.errors import Error, Status
+
+__all__ = ["PrivateDaemon", "Programs", "find_programs"]
+
+START_TIMEOUT_S = 30.0
+STOP_TIMEOUT_S = 10.0
+LEAST_BYTES = 64 << 20  # of a pool that is sized by what is free
+MAX_SOCKET_PATH = 107  # of a Unix socket, without the closing zero
+_PID = re.compile(rb"^pid (\d+)\n", re.MULTILINE)
+_PACKAGE = pathlib.Path(__file__).resolve().parent
+
+
+@dataclasses.dataclass(frozen=True)
+class Programs:
+    """Paths of one build; what it does not have is None."""
+
+    library: str | None  # libsluice.so
+    sluiced: str | None
+
+    def need_library(self) -> str:
+        return self.library or _missing("libsluice.so")
+
+    def need_sluiced(self) -> str:
+        return self.sluiced or _missing("sluiced")
+
+
+def _missing(name: str) -> str:
+    told = os.environ.get("SLUICE_BIN_DIR")
+    where = (f"SLUICE_BIN_DIR={told}" if told else
+             "the package or in a build of its source tree")
+    raise Error(Status.NOT_FOUND, f"no {name} in {where}: install the wheel, "
+                "or build with ./dev build and set SLUICE_BIN_DIR to its "
+                "build/release/bin")
+
+
+def _candidates() -> list[tuple[pathlib.Path, tuple[pathlib.Path, ...]]]:
+    """(folder of sluiced, folders of libsluice.so), the first that has
+    anything counts. What the user names is not mixed with anything else."""
+    told = os.environ.get("SLUICE_BIN_DIR")
+    if told:
+        folder = pathlib.Path(told)
+        return [(folder, (folder.parent / "lib", folder))]
+    # In the wheel, then in the tree that this file is checked out in.
+    found = [(_PACKAGE / "bin", (_PACKAGE / "lib",))]
+    if (_PACKAGE.parents[2] / "CMakeLists.txt").is_file():
+        build = _PACKAGE.parents[2] / "build" / "release"
+        found.append((build / "bin", (build / "lib",)))
+    return found
+
+
+def find_programs() -> Programs:
+    """$SLUICE_BIN_DIR, else the wheel's own, else the source tree's build.
+
+    Never fails: what is missing is an error when it is needed.
+    """
+    for binaries, libraries in _candidates():
+        sluiced = binaries / "sluiced"
+        library = next((folder / "libsluice.so" for folder in libraries
+                        if (folder / "libsluice.so").is_file()), None)
+        if library or sluiced.is_file():
+            return Programs(str(library) if library else None,
+                            str(sluiced) if sluiced.is_file() else None)
+    return Programs(None, None)
+
+
+def available_bytes() -> int:
+    """What this process could still allocate: of the machine and, where a
+    container sets a limit, of that."""
+    with open("/proc/meminfo", encoding="ascii") as file:
+        [kib] = [line.split()[1] for line in file
+                 if line.startswith("MemAvailable:")]
+    available = int(kib) << 10
+    try:
+        limit, used = (
+            pathlib.Path("/sys/fs/cgroup", name).read_text("ascii").strip()
+            for name in ("memory.max", "memory.current"))
+        if limit != "max":
+            available = min(available, max(0, int(limit) - int(used)))
+    except (OSError, ValueError):  # no cgroup v2, or not ours to read
+        pass
+    return available
+
+
+def _config(gpus: int, gpu_bytes: int, host_bytes: int,
+            link_bytes_per_second: float) -> str:
+    """The text of config.toml: one place to see what a private daemon is."""
+    speed = f"{link_bytes_per_second:.1f}"
+    links = ", ".join(
+        f'{{name = "pcie{i}", h2d_bytes_per_s = {speed}, '
+        f'd2h_bytes_per_s = {speed}}}' for i in range(gpus))
+    names = ", ".join(f'"pcie{i}"' for i in range(gpus))
+    gpu, host = f"{gpu_bytes >> 10}KiB", f"{host_bytes >> 10}KiB"
+    return (f'[device]\ndriver = "sim"\n'
+            f'[sim]\ngpus = {gpus}\ngpu_memory = "{gpu}"\n'
+            f'host_memory = "{host}"\n'
+            f'links = [{links}]\ngpu_links = [{names}]\n'
+            f'[pools]\nhost_bytes = "{host}"\n'
+            f'[http]\nlisten = ""\n[log]\nlevel = "warning"\n')
+
+
+def _make_folder() -> str:
+    folder = tempfile.mkdtemp(prefix="sluice-")
+    if len(os.path.join(folder, "session.sock")) <= MAX_SOCKET_PATH:
+        return folder
+    os.rmdir(folder)  # $TMPDIR is too long for a socket's address
+    return tempfile.mkdtemp(prefix="sluice-", dir="/tmp")
+
+
+class PrivateDaemon:
+    """A sluiced of this process's own.
+
+    Args:
+        gpus: simulated GPUs.
+        gpu_bytes: memory of each; None: a quarter of what the machine has
+            free, shared among them. Simulated memory takes what is written to
+            it, no more.
+        host_bytes: host memory in all; None: half of what is free.
+        link_bytes_per_second: of each GPU, each way; 0: not throttled.
+        start_timeout_s: until it must serve.
+
+    Attributes:
+        socket: path for `Session(socket=...)`.
+        pid: of sluiced.
+
+    Raises:
+        Error: NOT_FOUND where there is no sluiced; INTERNAL with the last
+            line of its log when it does not start; DEADLINE_EXCEEDED.
+
+    Thread safety: one thread. A forked child does not end it.
+    """
+
+    def __init__(self, *, gpus: int = 1, gpu_bytes: int | None = None,
+                 host_bytes: int | None = None,
+                 link_bytes_per_second: float = 0.0,
+                 start_timeout_s: float = START_TIMEOUT_S) -> None:
+        sluiced = find_programs().need_sluiced()
+        free = available_bytes()
+        folder = _make_folder()
+        try:
+            config = os.path.join(folder, "config.toml")
+            with open(config, "w", encoding="ascii") as file:
+                file.write(_config(
+                    gpus, gpu_bytes or max(free // 4 // gpus, LEAST_BYTES),
+                    host_bytes or max(free // 2, LEAST_BYTES),
+                    link_bytes_per_second))
+            guard = _start_guard(folder, [sluiced, "--config", config,
+                                          "--runtime-dir", folder])
+        except BaseException:
+            shutil.rmtree(folder, ignore_errors=True)
+            raise
+        self.socket = os.path.join(folder, "session.sock")
+        self._end = weakref.finalize(self, _end, guard, folder, os.getpid())
+        try:
+            self.pid = _await_ready(guard, folder, start_timeout_s)
+        except BaseException:
+            self.close()
+            raise
+        finally:
+            guard.stdout.close()
+
+    def close(self) -> None:
+        """Ends it; sessions go on without it. Closing twice is fine."""
+        self._end()
+
+    @property
+    def closed(self) -> bool:
+        return not self._end.alive
+
+
+def _log_path(folder: str) -> str:
+    return os.path.join(folder, "log")
+
+
+def _start_guard(folder: str, command: list[str]) -> subprocess.Popen[bytes]:
+    guard = [sys.executable, "-I", "-S", str(_PACKAGE / "_guard.py"),
+             str(os.getpid()), folder, *command]
+    with open(_log_path(folder), "ab") as log:
+        # A session of its own: Ctrl-C at the terminal is the user's program's.
+        return subprocess.Popen(guard, stdin=subprocess.DEVNULL,
+                                stdout=subprocess.PIPE, stderr=log,
+                                start_new_session=True)
+
+
+def _await_ready(guard: subprocess.Popen[bytes], folder: str,
+                 timeout_s: float) -> int:
+    """The pid of a sluiced that serves."""
+    deadline, text = time.monotonic() + timeout_s, b""
+    # Two processes write: either line may come first.
+    while b"sluiced: ready" not in text or not _PID.search(text):
+        left = deadline - time.monotonic()
+        if left <= 0:
+            raise Error(Status.DEADLINE_EXCEEDED, "the private sluiced was not "
+                        f"ready after {timeout_s:g} s: {_last_line(folder)}")
+        if not select.select([guard.stdout], [], [], left)[0]:
+            continue
+        piece = os.read(guard.stdout.fileno(), 4096)
+        if not piece:
+            raise Error(Status.INTERNAL, "the private sluiced did not start: "
+                        f"{_last_line(folder)}")
+        text += piece
+    return int(_PID.search(text).group(1))
+
+
+def _last_line(folder: str) -> str:
+    with open(_log_path(folder), encoding="utf-8", errors="replace") as file:
+        lines = [line.strip() for line in file if line.strip()]
+    return lines[-1] if lines else "it said nothing"
+
+
+def _end(guard: subprocess.Popen[bytes], folder: str, owner: int) -> None:
+    if os.getpid() != owner:  # a forked child has a copy of the object only
+        guard.returncode = 0  # and nothing to wait for
+        return
+    guard.terminate()
+    try:
+        guard.wait(STOP_TIMEOUT_S)
+    except subprocess.TimeoutExpired:
+        guard.kill()  # sluiced ends with it
+        guard.wait()
+    shutil.rmtree(folder, ignore_errors=True)

@@ -1,0 +1,78 @@
+"""What this package raises: `Error` from the library, `Unsupported` of its own.
+
+Both are one line: what, which value, which limit, what to do.
+"""
+
+from __future__ import annotations
+
+import enum
+
+__all__ = ["Error", "Status", "Unsupported"]
+
+
+class Status(enum.IntEnum):
+    """The numbers of `sluice_status` (sluice.h), without OK."""
+
+    CANCELLED = 1
+    UNKNOWN = 2
+    INVALID_ARGUMENT = 3
+    DEADLINE_EXCEEDED = 4
+    NOT_FOUND = 5
+    ALREADY_EXISTS = 6
+    PERMISSION_DENIED = 7
+    RESOURCE_EXHAUSTED = 8
+    FAILED_PRECONDITION = 9
+    ABORTED = 10
+    OUT_OF_RANGE = 11
+    UNIMPLEMENTED = 12
+    INTERNAL = 13
+    UNAVAILABLE = 14
+    DATA_LOSS = 15
+    UNAUTHENTICATED = 16
+
+
+class Error(RuntimeError):
+    """The daemon, the library or this package could not do what was asked.
+
+    Attributes:
+        status: which kind of failure; `Status.RESOURCE_EXHAUSTED` is a lease
+            over the budget or the pool, `Status.UNAVAILABLE` a daemon that is
+            gone.
+        line: the library's or the daemon's own line.
+    """
+
+    def __init__(self, status: int, line: str) -> None:
+        # Both are the exception's args, so that it can be pickled.
+        super().__init__(status, line)
+        try:
+            self.status = Status(status)
+        except ValueError:  # of a newer library
+            self.status = Status.UNKNOWN
+        self.line = line
+
+    def __str__(self) -> str:
+        return f"{self.line} ({self.status.name})"
+
+
+class Unsupported(RuntimeError):
+    """A model or a call that cannot be exact is refused, by name.
+
+    Attributes:
+        module: the module or argument it is about, as the user knows it
+            ("model.layers.3.self_attn").
+        feature: what about it cannot be exact.
+        remedy: what to do instead.
+    """
+
+    def __init__(self, module: str, feature: str, remedy: str) -> None:
+        super().__init__(module, feature, remedy)
+        self.module = module
+        self.feature = feature
+        self.remedy = remedy
+
+    def __str__(self) -> str:
+        return f"{self.module}: {self.feature}: {self.remedy}"
+
+
+# Tracebacks name them as users import them.
+Error.__module__ = Unsupported.__module__ = "sluice"

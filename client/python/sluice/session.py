@@ -1,0 +1,275 @@
+"""A session with the node's daemon: what it has, what it is told, leases."""
+
+from __future__ import annotations
+
+import ctypes
+import dataclasses
+import functools
+import math
+import os
+import weakref
+
+from sluice import _native
+from sluice.daemon import PrivateDaemon, find_programs
+from sluice.errors import Error, Status
+from sluice.handle import Handle, forked
+
+__all__ = ["CopyStats", "Engine", "Limits", "Region", "Session"]
+
+
+@dataclasses.dataclass(frozen=True)
+class Limits:
+    """What the session's GPU and its NUMA node have.
+
+    The free bytes are those of the moment in which the session opened.
+    Speeds are of the GPU's link under contention; 0 is unknown.
+    """
+
+    gpu_total_bytes: int
+    gpu_free_bytes: int
+    host_total_bytes: int
+    host_free_bytes: int
+    granularity_bytes: int  # leases are rounded up to a multiple of it
+    h2d_bytes_per_second: float
+    d2h_bytes_per_second: float
+
+
+@dataclasses.dataclass(frozen=True)
+class CopyStats:
+    """Sums of one engine since its start."""
+
+    host_to_gpu_bytes: int
+    gpu_to_host_bytes: int
+    grant_wait_seconds: float  # copies waited for bandwidth
+    stall_seconds: float  # compute waited for copies
+
+
+class Session:
+    """A connection to the daemon, under which memory is leased.
+
+    Args:
+        socket: of the daemon; None: $SLUICE_SOCKET, else a private daemon with
+            simulated GPUs is started, which ends with the session.
+        job: label of the job, at most 64 characters, the same in all of its
+            ranks. None: "python" with the process id, without it where
+            `world` > 1.
+        rank, world: this rank of how many.
+        gpu: the node's GPU that this rank uses.
+        local_world: ranks of the job on this node; None: all.
+
+    Attributes:
+        socket: path; another process or session can open it too.
+        daemon: the private daemon, or None.
+
+    Raises:
+        Error: NOT_FOUND or UNAVAILABLE without a daemon at the socket or
+            without libsluice.so; ALREADY_EXISTS where this rank is attached;
+            INVALID_ARGUMENT.
+
+    A context manager. Thread safety: safe.
+    """
+
+    def __init__(self, socket: str | os.PathLike[str] | None = None,
+                 job: str | None = None, rank: int = 0, world: int = 1,
+                 gpu: int = 0, *, local_world: int | None = None) -> None:
+        _check_place(rank, world, gpu)
+        self._library = _native.load(find_programs().need_library())
+        if job is None:
+            job = f"python-{os.getpid()}" if world == 1 else "python"
+        path = os.fspath(socket) if socket else os.environ.get("SLUICE_SOCKET")
+        self.daemon = None if path else PrivateDaemon(gpus=gpu + 1)
+        if self.daemon:
+            # The other ranks are not at this daemon: none is waited for.
+            path, local_world = self.daemon.socket, 1
+        self.socket = path
+        options = _native.SessionOptions(
+            socket=os.fsencode(path), job=job.encode(), rank=rank,
+            world_size=world, local_ranks=local_world or world, gpu=gpu)
+        opened = ctypes.c_void_p()
+        try:
+            self._library.check(self._library.session_open(
+                ctypes.byref(options), ctypes.byref(opened)))
+        except Error:
+            if self.daemon:
+                self.daemon.close()
+            raise
+        self._handle = Handle(opened.value, self._library.session_close)
+        self._end = weakref.finalize(self, self._handle.end)
+
+    def limits(self) -> Limits:
+        """What the daemon told when the session opened."""
+        told = _native.Limits()
+        self._library.check(self._library.session_limits(
+            self._value(), ctypes.byref(told)))
+        return Limits(told.gpu_total, told.gpu_free, told.host_total,
+                      told.host_free, told.granularity,
+                      told.h2d_bytes_per_second, told.d2h_bytes_per_second)
+
+    def report(self, step: int, seconds: float, tokens: int, *,
+               loss: float = math.nan, copies: CopyStats | None = None,
+               gpu_peak_bytes: int = 0, host_peak_bytes: int = 0) -> None:
+        """One step's figures, for operators; does not wait for the daemon.
+
+        Args:
+            copies: of this step alone, not the engine's sums.
+
+        Raises:
+            Error: UNAVAILABLE when the daemon is gone.
+        """
+        figures = dict(step=step, seconds=seconds, tokens=tokens,
+                       gpu_peak_bytes=gpu_peak_bytes,
+                       host_peak_bytes=host_peak_bytes,
+                       **(dataclasses.asdict(copies) if copies else {}))
+        for name, value in figures.items():
+            if not value >= 0:  # ctypes would make a huge number of it
+                raise Error(Status.INVALID_ARGUMENT,
+                            f"report: {name} is {value}, must be 0 or more")
+        report = _native.StepReport(loss=loss, **figures)
+        self._library.check(self._library.session_report(
+            self._value(), ctypes.byref(report)))
+
+    def lease_host(self, nbytes: int) -> Region:
+        """Pinned host memory on the GPU's NUMA node; see `Region`.
+
+        Raises:
+            Error: RESOURCE_EXHAUSTED over the budget or the pool, with the
+                daemon's line; UNAVAILABLE when the daemon is gone.
+        """
+        return Region(self, _native.HOST, nbytes)
+
+    def lease_gpu(self, nbytes: int) -> Region:
+        """Memory of the session's GPU; otherwise like `lease_host`."""
+        return Region(self, _native.GPU, nbytes)
+
+    def close(self) -> None:
+        """Waits for copies in flight, then gives everything back to the
+        daemon. Regions stay readable; arenas do not. Twice is fine."""
+        self._end()
+        if self.daemon:
+            self.daemon.close()
+
+    @property
+    def closed(self) -> bool:
+        return not self._handle.value
+
+    def __enter__(self) -> Session:
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self.close()
+
+    def __repr__(self) -> str:
+        state = " closed" if self.closed else ""
+        return f"<sluice.Session {self.socket}{state}>"
+
+    def _value(self) -> int:
+        """The handle, to call the library with now."""
+        if not self._handle.ours():
+            raise forked("the session")
+        if not self._handle.value:
+            raise Error(Status.FAILED_PRECONDITION,
+                        "the session is closed: open another")
+        return self._handle.value
+
+
+def _check_place(rank: int, world: int, gpu: int) -> None:
+    if world < 1 or not 0 <= rank < world:
+        raise Error(Status.INVALID_ARGUMENT,
+                    f"rank {rank} of world {world}: ranks go from 0 to "
+                    "world - 1")
+    if gpu < 0:
+        raise Error(Status.INVALID_ARGUMENT,
+                    f"gpu {gpu}: GPUs of a node count from 0")
+
+
+class Region:
+    """A lease, mapped as one range; freed with the object.
+
+    It may outlive the session's close: the range stays readable, but the
+    daemon has the memory back.
+
+    Attributes:
+        address: of the first byte. A forked child has nothing there.
+        nbytes: what was asked for, rounded up to the granularity.
+    """
+
+    def __init__(self, session: Session, kind: int, nbytes: int) -> None:
+        library = session._library
+        leased = ctypes.c_void_p()
+        library.check(library.region_lease(session._value(), kind, nbytes,
+                                           ctypes.byref(leased)))
+        self.session = session
+        self.address: int = library.region_data(leased)
+        self.nbytes: int = library.region_size(leased)
+        self.handle = Handle(leased.value, functools.partial(
+            _free_region, library, session._handle))
+        # Not at exit: the process's end unmaps it.
+        self._end = weakref.finalize(self, self.handle.end)
+        self._end.atexit = False
+
+    def free(self) -> None:
+        """Waits for the copies of the session's engines, then unmaps it.
+        Twice is fine."""
+        self._end()
+
+
+def _free_region(library: _native.Library, session: Handle,
+                 region: int) -> None:
+    for engine in session.before:
+        if engine.value:
+            library.engine_drain(engine.value)  # what failed, `wait` tells
+    library.region_free(region)
+
+
+class Engine:
+    """Both copy directions of a session, ordered by tickets.
+
+    A ticket is a positive number; tickets of one direction are reached in the
+    order in which they were given. The hot calls are the library's own, for
+    callers that keep their scratch: `copy`, `mark_compute`, `wait`.
+
+    Thread safety: one thread at a time, the one that computes.
+    """
+
+    def __init__(self, session: Session) -> None:
+        self.session = session
+        self.library = session._library
+        started = ctypes.c_void_p()
+        self.library.check(self.library.engine_start(session._value(),
+                                                     ctypes.byref(started)))
+        self.handle = Handle(started.value, self.library.engine_stop)
+        self._end = weakref.finalize(self, self.handle.end)
+        session._handle.end_after(self.handle)
+
+    def error(self, status: int) -> Error:
+        """Why a call with `handle.value` failed with `status`."""
+        if not self.handle.ours():
+            return forked("the copy engine")
+        if not self.handle.value:
+            return Error(Status.FAILED_PRECONDITION,
+                         "the session or the arena of this memory is closed: "
+                         "nothing can be copied any more")
+        return self.library.error(status)
+
+    def drain(self) -> None:
+        """Waits until all copies are done; raises the first that failed."""
+        if not self.handle.ours():
+            raise forked("the copy engine")
+        status = self.library.engine_drain(self.handle.value)
+        if status:
+            raise self.error(status)
+
+    def stats(self) -> CopyStats:
+        if not self.handle.ours():
+            raise forked("the copy engine")
+        told = _native.CopyStats()
+        status = self.library.engine_stats(self.handle.value,
+                                           ctypes.byref(told))
+        if status:
+            raise self.error(status)
+        return CopyStats(told.host_to_gpu_bytes, told.gpu_to_host_bytes,
+                         told.grant_wait_seconds, told.stall_seconds)
+
+    def stop(self) -> None:
+        """Waits for copies in flight and ends. Twice is fine."""
+        self._end()
