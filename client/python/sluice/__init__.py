@@ -1,0 +1,12 @@
+"""Sluice: train language models on sequences that do not fit into GPU memory.
+
+See client/python/README.md.
+"""
+
+from __future__ import annotations
+
+from sluice.errors import Error, Unsupported
+from sluice.session import Session
+from sluice.streaming import Stats, Stream, stream
+
+__all__ = ["Error", "Session", "Stats", "Stream", "Unsupported", "stream"]

@@ -1,0 +1,76 @@
+"""python -m sluice doctor | probe: see --help."""
+from __future__ import annotations
+
+import argparse
+import dataclasses
+import json
+import sys
+
+from sluice.errors import Error
+
+_EXAMPLES = """examples:
+  python -m sluice doctor                    is everything there, does it work?
+  python -m sluice doctor --socket /run/sluice/session.sock --json
+  python -m sluice probe ~/models/my-model   can this model be streamed?
+"""
+
+
+def main(arguments: list[str] | None = None) -> int:
+    """The exit status: 0; 1 where something is missing or a model cannot be
+    streamed; 2 for wrong arguments; 130 after Ctrl-C."""
+    parser = argparse.ArgumentParser(
+        prog="python -m sluice", epilog=_EXAMPLES,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+        description="Looks at a set-up or a model before a run.")
+    commands = parser.add_subparsers(dest="command", required=True)
+    doctor = commands.add_parser(
+        "doctor", help="what is installed, and whether a session works")
+    doctor.add_argument("--socket", help="of the daemon; default: "
+                        "$SLUICE_SOCKET, else a private simulated one")
+    probe = commands.add_parser(
+        "probe", help="whether a model can be streamed exactly, and why not")
+    probe.add_argument("model", metavar="MODEL_DIR",
+                       help="a folder with the model's config.json; weights "
+                       "are not read")
+    for command in (doctor, probe):
+        command.add_argument("--json", action="store_true",
+                             help="one JSON object on stdout")
+    given = parser.parse_args(arguments)
+    try:
+        return {"doctor": _doctor, "probe": _probe}[given.command](given)
+    except KeyboardInterrupt:
+        return 130
+    except (Error, OSError) as error:
+        print(f"error: {error}", file=sys.stderr)
+        return 1
+
+
+def _doctor(given: argparse.Namespace) -> int:
+    from sluice.doctor import examine
+    found = []
+    for finding in examine(given.socket):
+        found.append(finding)
+        if not given.json:
+            mark = "ok  " if finding.ok else "FAIL"
+            print(f"{mark}  {finding.what:<13} {finding.said}", flush=True)
+    good = all(finding.ok for finding in found)
+    if given.json:
+        print(json.dumps({"ok": good, "findings": [
+            dataclasses.asdict(f) for f in found]}))
+    return 0 if good else 1
+
+
+def _probe(given: argparse.Namespace) -> int:
+    from sluice.adapters.verdict import verdict
+    found = verdict(given.model)
+    if given.json:
+        print(json.dumps(dataclasses.asdict(found)))
+    elif found.exact:
+        print(f"{found.model}: can be streamed: {found.said}")
+    else:
+        print(f"{found.model}: cannot be streamed: {found.said}")
+    return 0 if found.exact else 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())

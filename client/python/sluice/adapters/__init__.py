@@ -1,0 +1,1 @@
+"""What joins a stream to a library's models."""

@@ -1,0 +1,313 @@
+"""The model's own head and loss over chunks of rows.
+
+[Note: chunked head]
+Logits of a million tokens do not fit anywhere. With `labels`, the causal
+model's own forward is run once per chunk of rows with a stub in the place of
+its base model, which hands out those rows of the real hidden states; so
+whatever the head does (caps, scales, biases) is done. The loss is the
+model's `loss_function` on labels shifted beforehand. Gradients are made
+chunk by chunk in forward, so nothing of a chunk stays.
+"""
+from __future__ import annotations
+
+import contextlib
+import functools
+import inspect
+from collections.abc import Callable, Iterator
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor, nn
+from torch.autograd.function import once_differentiable
+from torch.distributed.fsdp import FSDPModule
+from transformers.modeling_outputs import CausalLMOutputWithPast
+
+from sluice import calls
+from sluice.randomness import undisturbed
+from sluice.replay import Gradients, Slot, distinct, leaves
+from sluice.step import current
+from sluice.adapters import units
+from sluice.adapters.stand_in import Recorded, Recorder, Stub
+
+if TYPE_CHECKING:
+    from sluice.streaming import Stream
+
+IGNORED = -100  # the label of a row that counts nothing
+LIMIT = 1e-5  # of a norm, in fp32: rounding gives 1e-7
+ROWS = 256  # per chunk: logits are its rows times the vocabulary
+# Arguments that do not change how the loss is made of the logits; with any
+# other the whole rows go through the model's own head and loss.
+_KNOWN = frozenset({
+    "input_ids", "inputs_embeds", "attention_mask", "position_ids",
+    "cache_position", "past_key_values", "use_cache", "labels", "shift_labels",
+    "num_items_in_batch", "logits_to_keep", "token_type_ids", "return_dict",
+    "output_hidden_states", "output_attentions",
+})
+
+
+class Head:
+    """What is left of a causal model without its base model."""
+
+    def __init__(self, causal: nn.Module, decoder: nn.Module, stream: Stream):
+        self.causal, self.decoder, self.stream = causal, decoder, stream
+        self._places = _places(causal, decoder)
+        self._parent, self._name = self._places[0]
+        # What the user or accelerate put in the place of it counts too.
+        self._own = vars(causal).get("forward") or functools.partial(
+            type(causal).forward, causal)
+        self._loss_function = causal.loss_function
+
+    @staticmethod
+    def fits(causal: nn.Module, decoder: nn.Module) -> bool:
+        """Whether it is a causal model whose base model holds the decoder."""
+        base = causal._modules.get(getattr(causal, "base_model_prefix", ""))
+        return (base is not None and causal is not decoder
+                and any(m is decoder for m in base.modules())
+                and "labels" in inspect.signature(
+                    type(causal).forward).parameters
+                and callable(getattr(causal, "loss_function", None)))
+
+    def forward(self) -> Callable:
+        accepts = inspect.signature(type(self.causal).forward)
+
+        def forward(self_: nn.Module, *args: Any, **kwargs: Any) -> Any:
+            given = calls.arguments_of(accepts, self_, args, kwargs)
+            if current() is None and self.stream.head == "rows" and (
+                    self._can_chunk(given)):
+                return self._chunked(given)
+            return self._own(*args, **kwargs)
+
+        return forward
+
+    def _can_chunk(self, given: dict[str, Any]) -> bool:
+        """Whether the call's loss is a sum over rows that was probed, and
+        its result one that has room for it."""
+        kept = given.get("logits_to_keep", 0)
+        weight = self.causal.get_output_embeddings().weight
+        kind = weight.device.type
+        # Gradients are made before the loss is scaled: fp16 has no room.
+        half = torch.float16 in (weight.dtype, torch.get_autocast_dtype(
+            kind) if torch.is_autocast_enabled(kind) else None)
+        return (given.get("labels") is not None and not half
+                and isinstance(kept, int) and kept == 0
+                and given.get("return_dict") in (None, True)
+                and getattr(self.causal.config, "return_dict", True)
+                and _KNOWN.issuperset(
+                    name for name, value in given.items() if value is not None)
+                and self.causal.loss_function == self._loss_function)
+
+    def _chunked(self, given: dict[str, Any]) -> CausalLMOutputWithPast:
+        count = given.pop("num_items_in_batch", None)
+        shifted = given.pop("shift_labels", None)
+        if shifted is None:
+            shifted = nn.functional.pad(given["labels"], (0, 1),
+                                        value=IGNORED)[:, 1:]
+        if count is None:
+            count = (shifted != IGNORED).sum()
+        out = self._of_base({**given, "use_cache": False})
+        return CausalLMOutputWithPast(
+            loss=self.loss(out[0], shifted, count),
+            hidden_states=getattr(out, "hidden_states", None))
+
+    def _of_base(self, given: dict[str, Any]) -> Any:
+        """What the base model returns to the model's own forward, with
+        whatever that does to the inputs before."""
+        with self._instead(Recorder(self._base)) as base:
+            try:
+                self._own(**given)
+            except Recorded:
+                pass
+        return base.output
+
+    def loss(self, hidden: Tensor, shifted: Tensor, count: Tensor | int,
+             chunk: int = ROWS) -> Tensor:
+        """The loss () of hidden [B, S, H] against labels [B, S] that are
+        shifted already: the sum over rows divided by `count`."""
+        def by_rows(h: Tensor) -> Tensor:
+            found = self._slots()  # of FSDP2's units: whole only by now
+            return _Loss.apply(self, shifted, count, found, chunk,
+                               torch.is_grad_enabled(), h, *distinct(found))
+
+        for unit in self._units():
+            by_rows = functools.partial(units.through, unit, by_rows)
+        return by_rows(hidden)
+
+    def rows(self, hidden: Tensor, shifted: Tensor,
+             count: Tensor | int) -> Tensor:
+        """The part of some rows in the loss."""
+        with self._stub(hidden) as base, units.unhooked(self._units()):
+            logits = self._own(inputs_embeds=hidden, use_cache=False).logits
+        if not base.called:
+            raise RuntimeError("the head does not call its base model")
+        return self.causal.loss_function(
+            logits=logits, labels=None, shift_labels=shifted.contiguous(),
+            vocab_size=logits.shape[-1], num_items_in_batch=count)
+
+    @contextlib.contextmanager
+    def _instead(self, module: nn.Module) -> Iterator[nn.Module]:
+        """The base model's place is taken."""
+        modules, before = self._parent._modules, self._base
+        modules[self._name] = module
+        try:
+            yield module
+        finally:
+            modules[self._name] = before
+
+    @property
+    def _base(self) -> nn.Module:
+        return self._parent._modules[self._name]
+
+    def _stub(self, hidden: Tensor):
+        return self._instead(Stub(self._base, hidden))
+
+    def _modules(self) -> list[nn.Module]:
+        base = set(self._base.modules())
+        return [m for m in self.causal.modules() if m not in base]
+
+    def _units(self) -> list[nn.Module]:
+        """The head's modules that are FSDP2 units; the model itself is one
+        around all of it."""
+        return [m for m in self._modules()
+                if isinstance(m, FSDPModule) and m is not self.causal]
+
+    def _slots(self) -> list[Slot]:
+        """The head's trainable parameters: a tied one is the embedding's."""
+        return [Slot(owner, name, parameter)
+                for owner in self._modules()
+                for name, parameter in owner._parameters.items()
+                if parameter is not None and parameter.requires_grad]
+
+    # --- does it do what the model does? ------------------------------------
+
+    def probe(self) -> None:
+        """Compares with the model's own loss on the rows as a whole; where
+        they differ the head is left to the model (`stream.head`)."""
+        device = self.causal.get_input_embeddings().weight.device
+        self.stream.head = "whole"
+        for self._parent, self._name in self._places:
+            try:
+                with undisturbed(device):
+                    same = self._is_of_transformers() and self._same()
+            except Exception:  # the user's own code on input it never saw
+                same = False
+            if same:
+                self.stream.head = "rows"
+                return
+
+    def _is_of_transformers(self) -> bool:
+        """A forward of the user's may tell calls apart in ways that a probe
+        does not meet."""
+        own = type(self.causal).forward
+        return getattr(self._own, "func", None) is own and (
+            own.__module__.startswith("transformers."))
+
+    def _same(self) -> bool:
+        with self._wide():
+            return self._same_wide()
+
+    @contextlib.contextmanager
+    def _wide(self) -> Iterator[None]:
+        """The head's parameters are in fp32, as copies."""
+        places = [(owner, name, parameter) for owner in self._modules()
+                  for name, parameter in owner._parameters.items()
+                  if parameter is not None]
+        for owner, name, parameter in places:
+            owner._parameters[name] = parameter.detach().to(
+                torch.promote_types(parameter.dtype, torch.float32)
+            ).requires_grad_(parameter.requires_grad)
+        try:
+            yield
+        finally:
+            for owner, name, parameter in places:
+                owner._parameters[name] = parameter
+
+    def _same_wide(self) -> bool:
+        weight = self.causal.get_output_embeddings().weight
+        torch.manual_seed(0)
+        hidden = torch.randn(2, 40, weight.shape[1], device=weight.device,
+                             dtype=weight.dtype)
+        labels = torch.randint(weight.shape[0], (2, 40)).to(weight.device)
+        labels[0, 5:17] = IGNORED
+        shifted = nn.functional.pad(labels, (0, 1), value=IGNORED)[:, 1:]
+        count = (shifted != IGNORED).sum()
+        found = distinct(self._slots())
+
+        def of(loss: Callable[[Tensor], Tensor]) -> list[Tensor]:
+            h = hidden.clone().requires_grad_()
+            value = loss(h)
+            return [value, *torch.autograd.grad(value, [h, *found],
+                                                allow_unused=True)]
+
+        def whole(h: Tensor) -> Tensor:
+            with self._stub(h):
+                return self._own(inputs_embeds=h, labels=labels,
+                                 use_cache=False).loss
+
+        with torch.enable_grad():
+            ends = leaves(self.rows(hidden, shifted, count))
+            if not all(any(e is p for p in found) for e in ends):
+                return False  # a weight of the base model's, say
+            # In chunks of 16, the last one a rest.
+            ours = of(lambda h: self.loss(h, shifted, count, 16))
+            theirs = of(whole)
+        return all(_close(a, b) for a, b in zip(ours, theirs))
+
+
+def _places(causal: nn.Module, decoder: nn.Module
+            ) -> list[tuple[nn.Module, str]]:
+    """(parent, name) of what a head may call: the base model, or past it the
+    decoder that lies in there."""
+    found = [(causal, causal.base_model_prefix)]
+    found += [(parent, name) for parent in causal.modules()
+              for name, child in parent._modules.items()
+              if child is decoder and parent is not causal]
+    return found
+
+
+def _close(a: Tensor | None, b: Tensor | None) -> bool:
+    if a is None or b is None:
+        return a is b
+    a, b = a.double(), b.double()
+    return bool((a - b).norm() <= LIMIT * b.norm() + 1e-12)
+
+
+class _Loss(torch.autograd.Function):
+    """See [Note: chunked head]."""
+
+    @staticmethod
+    def forward(ctx, head: Head, shifted: Tensor, count, found: list[Slot],
+                chunk: int, needs: bool, hidden: Tensor,
+                *parameters: Tensor) -> Tensor:
+        needs_h = needs and ctx.needs_input_grad[6]
+        needs = needs_h or (needs and any(ctx.needs_input_grad[7:]))
+        total = torch.zeros((), dtype=torch.float64, device=hidden.device)
+        dh = torch.empty_like(hidden) if needs_h else None
+        gradients = Gradients(found) if needs else None
+        with gradients.in_place() if needs else contextlib.nullcontext(), (
+                torch.set_grad_enabled(needs)):
+            for a in range(0, hidden.shape[1], chunk):
+                h = hidden[:, a:a + chunk].detach().requires_grad_(needs_h)
+                loss = head.rows(h, shifted[:, a:a + chunk], count)
+                total += loss.detach()
+                if needs:
+                    torch.autograd.backward(loss)
+                if needs_h:
+                    dh[:, a:a + chunk] = h.grad
+        ctx.kept = (dh, gradients.take()) if needs else None
+        return total.to(torch.promote_types(hidden.dtype, torch.float32))
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx, scale: Tensor):
+        if ctx.kept is None:
+            raise RuntimeError(calls.ONCE)
+        (dh, of_parameters), ctx.kept = ctx.kept, None
+        return None, None, None, None, None, None, _times(dh, scale), *[
+            _times(g, scale) for g in of_parameters]
+
+
+def _times(gradient: Tensor | None, scale: Tensor) -> Tensor | None:
+    return None if gradient is None else gradient.mul_(scale)
+
+
+__all__ = ["Head"]

@@ -1,0 +1,263 @@
+"""A transformers model: its decoder layers, its decoder, its head.
+
+Only instances are patched, and only their `forward`; `detach` takes it back.
+The model's attention implementation is `sluice` while a step is engaged and
+its own at all other times, so generate, evaluation with a cache and saving
+see the model as it was.
+"""
+from __future__ import annotations
+
+import contextlib
+import inspect
+from collections.abc import Callable, Iterator
+from typing import TYPE_CHECKING, Any
+
+from torch import Tensor, nn
+from torch.distributed.fsdp import FSDPModule
+from torch.distributed.tensor import DTensor
+from torch.nn.utils import parametrize
+from transformers import PretrainedConfig, PreTrainedModel
+
+from sluice import layer as layers_
+from sluice import calls, probe, rows, sdpa
+from sluice.errors import Unsupported
+from sluice.patch import Patch
+from sluice.step import Step, current
+from sluice.adapters import registry
+from sluice.adapters.head import Head
+
+if TYPE_CHECKING:
+    from sluice.streaming import Stream
+
+registry.register()
+
+
+class Adapter:
+    """One model's patches."""
+
+    def __init__(self, model: nn.Module):
+        self.causal = model.get_base_model() if hasattr(
+            model, "peft_config") else model
+        self.decoder, self.layers = find_decoder(self.causal)
+        self.configs = list({id(m.config): m.config
+                             for m in self.causal.modules()
+                             if isinstance(getattr(m, "config", None),
+                                           PretrainedConfig)}.values())
+        self._by_sdpa = False
+        self._patches: dict[nn.Module, Patch] = {}
+        self._refuse_setup()
+
+    # --- attaching ----------------------------------------------------------
+
+    def attach(self, stream: Stream) -> None:
+        """Patches the model and probes it; raises `Unsupported`.
+
+        Attention is met in transformers' registry, else, where the model was
+        loaded with SDPA, in what it asks torch for.
+        """
+        if len(set(self.layers)) < len(self.layers):
+            raise Unsupported(type(self.decoder).__name__, "a layer that is "
+                              "run several times", "do not stream this model")
+        for layer in self.layers:
+            self._patch(layer, self._layer_forward(stream, layer))
+        self._patch(self.decoder, self._decoder_forward(stream))
+        try:
+            probe.probe(self, stream)
+        except Unsupported as refused:
+            if self.decoder.config._attn_implementation != "sdpa":
+                raise
+            self._by_sdpa = True
+            try:
+                probe.probe(self, stream)
+            except Unsupported:
+                raise refused from None
+        if Head.fits(self.causal, self.decoder):
+            head = Head(self.causal, self.decoder, stream)
+            self._patch(self.causal, head.forward())
+            head.probe()
+
+    def detach(self) -> None:
+        while self._patches:
+            self._patches.popitem()[1].undo()
+
+    def _patch(self, module: nn.Module, forward: Callable) -> None:
+        self._patches[module] = Patch(module, forward)
+
+    def own_forward(self, module: nn.Module) -> Callable:
+        """The module's forward of before, bound to it."""
+        return self._patches[module].own
+
+    @contextlib.contextmanager
+    def engage(self) -> Iterator[None]:
+        """The model's attention and masks are ours, and no layer is
+        checkpointed: Trainer switches that on, and a stream needs none."""
+        switched = [] if self._by_sdpa else self.configs
+        before = [c._attn_implementation for c in switched]
+        checkpointed = [m for m in (self.decoder, *self.layers) if getattr(
+            m, "gradient_checkpointing", False)]
+        try:
+            for module in checkpointed:
+                module.gradient_checkpointing = False
+            for config in switched:
+                config._attn_implementation_internal = registry.NAME
+            yield
+        finally:
+            for config, name in zip(switched, before):
+                config._attn_implementation_internal = name
+            for module in checkpointed:
+                module.gradient_checkpointing = True
+
+    def inside(self) -> contextlib.AbstractContextManager:
+        return sdpa.Cut() if self._by_sdpa else contextlib.nullcontext()
+
+    # --- the forwards -------------------------------------------------------
+
+    def _layer_forward(self, stream: Stream, layer: nn.Module) -> Callable:
+        names = rows.names_of(type(layer).forward)
+
+        def forward(self_: nn.Module, *args: Any, **kwargs: Any) -> Any:
+            step, own = current(), self.own_forward(self_)
+            if step is None or layers_.running() is not None:
+                return own(*args, **kwargs)
+            if args:
+                x, args = args[0], args[1:]
+            else:
+                x = kwargs.pop("hidden_states", None)
+            rows.check_hidden(self_, x)
+            _refuse_shards_within(self_)
+            if x.shape[1] != step.length:
+                raise Unsupported(
+                    type(self_).__name__, f"{x.shape[1]} rows in a layer of a "
+                    f"sequence of {step.length}", "do not stream this model")
+            call = layers_.LayerCall(step, self_, own, rows.Arguments(
+                self_, step, args, kwargs, names, stream.rows))
+            y = layers_.run(call, x)
+            return (y,) if call.returns_tuple else y
+
+        return forward
+
+    def _decoder_forward(self, stream: Stream) -> Callable:
+        accepts = inspect.signature(type(self.decoder).forward)
+
+        def forward(self_: nn.Module, *args: Any, **kwargs: Any) -> Any:
+            own = self.own_forward(self_)
+            given = calls.arguments_of(accepts, self_, args, kwargs)
+            if current() is not None or not _wanted(self_, given,
+                                                    stream.min_tokens):
+                return own(*args, **kwargs)
+            x = _input(given)
+            refuse_call(self_, given)
+            if "use_cache" in accepts.parameters:
+                kwargs = {**kwargs, "use_cache": False}
+            step = stream.begin(x.shape[1], x.device, self)
+            with step.engaged():
+                out = own(*args, **kwargs)
+            stream.ended(step)
+            return out
+
+        return forward
+
+    # --- what cannot be streamed --------------------------------------------
+
+    def _refuse_setup(self) -> None:
+        for name, module in self.causal.named_modules():
+            kind = type(module)
+            for package in ("bitsandbytes", "liger_kernel"):
+                if kind.__module__.startswith(package):
+                    raise Unsupported(f"{name} ({kind.__name__})",
+                                      f"a module of {package}",
+                                      f"load the model without {package}")
+        rows.check_parameters(self.causal)
+        for name, parameter in self.causal.named_parameters():
+            if isinstance(parameter, DTensor):
+                raise Unsupported(name, "a sharded weight (DTensor), which "
+                                  "cannot be probed", "call sluice.stream "
+                                  "before fully_shard")
+        if any(getattr(c, "output_router_logits", False)
+               for c in self.configs):
+            raise Unsupported(
+                type(self.causal).__name__, "config.output_router_logits: the "
+                "auxiliary loss needs the logits of all rows at once",
+                "set it to False")
+
+
+def _refuse_shards_within(layer: nn.Module) -> None:
+    """A layer is gathered as a whole: a shard inside would come and go with
+    each chunk."""
+    for name, module in layer.named_modules():
+        if name and isinstance(module, FSDPModule):
+            raise Unsupported(
+                type(layer).__name__, f"'{name}' is an FSDP2 unit inside a "
+                "streamed layer", "shard the layer as a whole: "
+                "fully_shard(layer)")
+
+
+def find_decoder(model: nn.Module) -> tuple[PreTrainedModel, nn.ModuleList]:
+    """The innermost model that runs the decoder layers, and those layers: the
+    longest list of modules that each hold something with a `layer_idx`."""
+    best: tuple[str, nn.ModuleList] | None = None
+    for name, module in model.named_modules():
+        if not isinstance(module, nn.ModuleList) or len(module) == 0:
+            continue
+        if not all(any(hasattr(m, "layer_idx") for m in item.modules())
+                   for item in module):
+            continue
+        if best is not None and name.startswith(best[0] + "."):
+            continue  # the experts of a layer, say
+        if best is None or len(module) > len(best[1]):
+            best = (name, module)
+    # Masks are made by models, not by the encoders or stacks within them.
+    name = "" if best is None else best[0]
+    while best is not None:
+        name = name.rpartition(".")[0]
+        decoder = model.get_submodule(name)
+        if isinstance(decoder, PreTrainedModel):
+            return decoder, best[1]
+        if not name:
+            break
+    raise Unsupported(
+        type(model).__name__, "no list of decoder layers whose attention goes "
+        "through transformers' attention registry",
+        "pass a causal language model of transformers")
+
+
+def refuse_call(module: nn.Module, given: dict[str, Any]) -> None:
+    """What one call asks for that a stream cannot give exactly."""
+    name = type(module).__name__
+    if parametrize._cache_enabled:
+        raise Unsupported(name, "parametrize.cached(): what is cached without "
+                          "a gradient would be used with one", "leave it out")
+    for wish in ("output_attentions", "output_router_logits"):
+        if given.get(wish, getattr(module.config, wish, False)):
+            raise Unsupported(name, wish, "leave it out")
+    mask = given.get("attention_mask")
+    if isinstance(mask, dict) or (isinstance(mask, Tensor)
+                                  and mask.dim() != 2):
+        raise Unsupported(
+            name, "an attention_mask that is not [B, S]", "describe documents "
+            "by position_ids that restart, padding by a 2-D mask")
+    for packed in ("cu_seq_lens_q", "cu_seq_lens_k", "seq_idx"):
+        if given.get(packed) is not None:
+            raise Unsupported(name, packed,
+                              "pass position_ids that restart instead")
+
+
+def _input(given: dict[str, Any]) -> Tensor | None:
+    ids = given.get("input_ids")
+    return given.get("inputs_embeds") if ids is None else ids
+
+
+def _wanted(module: nn.Module, given: dict[str, Any], least: int) -> bool:
+    """Training is streamed, and what is asked for without a cache."""
+    x = _input(given)
+    if not isinstance(x, Tensor) or x.dim() < 2 or x.shape[1] < max(1, least):
+        return False
+    if any(given.get(cache) is not None for cache in (
+            "past_key_values", "past_key_value", "cache_params")):
+        return False
+    cache = given.get("use_cache")
+    if module.training:
+        return True
+    if cache is None:
+        cache = getattr(module.config, "use_cache", False)
+    return not cache

@@ -1,0 +1,117 @@
+"""What is registered with transformers: an attention and a mask function of
+the name `sluice`, the only global state of this package. Models ask for them
+only while a step is engaged (`step.Step.engaged`)."""
+from __future__ import annotations
+
+import functools
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from transformers import AttentionInterface, AttentionMaskInterface
+from transformers.masking_utils import and_masks, padding_mask_function
+
+from sluice import blocks, layer, masks, step
+from sluice.errors import Unsupported
+from sluice.intervals import Intervals
+
+NAME = "sluice"
+
+# Arguments of attention that change nothing about its result here: they are
+# for other kernels, for caches, or say again what the mask says.
+_SAID_ELSEWHERE = frozenset({
+    "position_ids", "cache_position", "use_cache", "output_attentions",
+    "output_hidden_states", "output_router_logits", "return_dict",
+    "num_items_in_batch", "is_causal", "position_embeddings", "layer_idx",
+    "max_length_q", "max_length_k", "shift_labels", "labels", "target_dtype",
+    "deterministic", "logits_to_keep", "token_type_ids",
+})
+
+
+def register() -> None:
+    AttentionInterface.register(NAME, attention)
+    AttentionMaskInterface.register(NAME, mask)
+
+
+def attention(module: nn.Module, query: Tensor, key: Tensor, value: Tensor,
+              attention_mask: Tensor | None, scaling: float | None = None,
+              dropout: float = 0.0, sliding_window: int | None = None,
+              softcap: float | None = None, s_aux: Tensor | None = None,
+              is_causal: bool | None = None, **rest: Any
+              ) -> tuple[Tensor, None]:
+    """transformers' attention interface: q [B, H, c, D], k, v [B, Hkv, c, D]
+    of one chunk -> ([B, c, H, Dv], None)."""
+    call, here = layer.running(), step.current()
+    name = type(module).__name__
+    if call is None or here is None:
+        raise Unsupported(name, "attention outside the decoder layers",
+                          "do not stream this model")
+    if dropout:
+        raise Unsupported(name, f"attention dropout of {dropout}",
+                          "set config.attention_dropout = 0")
+    if rest.get("output_attentions"):
+        raise Unsupported(name, "output_attentions",
+                          "attention weights never exist here; leave it out")
+    unknown = [k for k, v in rest.items()
+               if v is not None and k not in _SAID_ELSEWHERE]
+    if unknown:
+        raise Unsupported(name, f"attention's argument '{unknown[0]}'",
+                          "do not stream this model")
+    if is_causal is None:
+        is_causal = getattr(module, "is_causal", True)
+    seen = here.mask_of(module, attention_mask, bool(is_causal))
+    _check_shapes(name, query, key, sliding_window, seen)
+    query, key, value = _one_dtype(query, key, value)
+    scale = query.shape[-1] ** -0.5 if scaling is None else scaling
+    o = call.attend(query, key, value, seen,
+                    blocks.Scores(float(scale), softcap), s_aux)
+    return o.transpose(1, 2).contiguous(), None
+
+
+def mask(batch_size: int, mask_function, attention_mask: Tensor | None = None,
+         **rest: Any) -> Tensor:
+    """transformers' mask interface: a marker of the intervals that the
+    model's own `mask_function` has (see [Note: mask markers] in step)."""
+    here = step.current()
+    if here is None:
+        raise Unsupported("attention mask", "a mask outside a streamed step",
+                          "do not stream this model")
+    if attention_mask is not None and not bool(attention_mask.all()):
+        seen = attention_mask.to(torch.bool)
+        if bool((seen[:, 1:] & ~seen[:, :-1]).any()):
+            raise Unsupported(
+                "attention_mask", "zeros with ones after them (left padding, "
+                "or holes)", "pad on the right, or leave the padding out of "
+                "the batch")
+        mask_function = and_masks(mask_function, padding_mask_function(
+            attention_mask.to(torch.bool)))
+    config = rest.get("config")
+    heads = getattr(config, "num_attention_heads", None) or 1
+    return here.marker(batch_size, functools.partial(
+        masks.find, mask_function, batch_size, here.length, int(heads),
+        here.device))
+
+
+def _check_shapes(name: str, query: Tensor, key: Tensor,
+                  window: int | None, seen: Intervals) -> None:
+    if key.shape[2] != query.shape[2]:
+        raise Unsupported(
+            name, f"{query.shape[2]} rows of q against {key.shape[2]} of k in "
+            "one chunk", "do not stream this model")
+    if window is not None and seen.widest > window:
+        raise Unsupported(
+            name, f"a sliding_window of {window} whose mask reaches "
+            f"{seen.widest} tokens back: its attention implementations "
+            "disagree", "set config.sliding_window to what is meant")
+
+
+def _one_dtype(q: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, ...]:
+    """Under autocast RoPE leaves q and k in fp32 and v in bf16."""
+    kind = q.device.type
+    if torch.is_autocast_enabled(kind):
+        wanted = torch.get_autocast_dtype(kind)
+    elif q.dtype != v.dtype or k.dtype != v.dtype:
+        wanted = v.dtype
+    else:
+        return q, k, v
+    return q.to(wanted), k.to(wanted), v.to(wanted)

@@ -1,0 +1,62 @@
+"""What stands in a causal model for its base model while the head is run by
+itself, or while only the base model's answer is wanted."""
+from __future__ import annotations
+
+from typing import Any
+
+from torch import Tensor, nn
+
+
+class Output(dict):
+    """What a base model returns, to any head: the hidden states, and None
+    for whatever else is asked."""
+
+    def __getattr__(self, name: str) -> Any:
+        if name.startswith("__"):
+            raise AttributeError(name)
+        return self.get(name)
+
+    def __getitem__(self, key: Any) -> Any:
+        if key == 0:
+            return self["last_hidden_state"]
+        return () if isinstance(key, slice) else self.get(key)
+
+
+class Instead(nn.Module):
+    """Stands for the base model, whose other attributes it has."""
+
+    def __init__(self, base: nn.Module):
+        super().__init__()
+        object.__setattr__(self, "_base", base)
+
+    def __getattr__(self, name: str) -> Any:
+        try:
+            return super().__getattr__(name)
+        except AttributeError:
+            return getattr(object.__getattribute__(self, "_base"), name)
+
+
+class Stub(Instead):
+    """Answers `hidden`."""
+
+    def __init__(self, base: nn.Module, hidden: Tensor):
+        super().__init__(base)
+        self._hidden, self.called = hidden, False
+
+    def forward(self, *args: Any, **kwargs: Any) -> Output:
+        self.called = True
+        return Output(last_hidden_state=self._hidden)
+
+
+class Recorded(BaseException):
+    """The base model has answered; nothing else of the forward is wanted."""
+
+
+class Recorder(Instead):
+    """Keeps what the base model answers, and ends the forward there."""
+
+    output: Any = None
+
+    def forward(self, *args: Any, **kwargs: Any) -> Any:
+        self.output = self._base(*args, **kwargs)
+        raise Recorded

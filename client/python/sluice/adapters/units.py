@@ -1,0 +1,45 @@
+"""Modules that are FSDP2 units of their own, run by chunks.
+
+[Note: units] FSDP2 gathers a unit's weights in hooks around its forward and
+its backward, and reduces their gradients after it. A forward that runs by
+chunks must do that once, not once per chunk: so the whole loop over the
+chunks is the unit's forward (`through`), and within the loop the unit runs
+without its hooks, on the weights that are there by then (`unhooked`).
+"""
+from __future__ import annotations
+
+import contextlib
+from collections import OrderedDict
+from collections.abc import Callable, Iterator, Sequence
+
+from torch import Tensor, nn
+
+
+def through(unit: nn.Module, run: Callable[[Tensor], Tensor],
+            hidden: Tensor) -> Tensor:
+    """`run(hidden)` as the unit's forward, with its hooks around it."""
+    before = vars(unit).get("forward")
+    unit.forward = run
+    try:
+        return unit(hidden)
+    finally:
+        del unit.forward
+        if before is not None:
+            unit.forward = before
+
+
+@contextlib.contextmanager
+def unhooked(units: Sequence[nn.Module]) -> Iterator[None]:
+    """The units have their own forwards and no hooks."""
+    kept = [(vars(unit).pop("forward", None), unit._forward_pre_hooks,
+             unit._forward_hooks) for unit in units]
+    try:
+        for unit in units:
+            unit._forward_pre_hooks = OrderedDict()
+            unit._forward_hooks = OrderedDict()
+        yield
+    finally:
+        for unit, (forward, before, after) in zip(units, kept):
+            unit._forward_pre_hooks, unit._forward_hooks = before, after
+            if forward is not None:
+                unit.forward = forward

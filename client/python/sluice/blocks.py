@@ -1,0 +1,133 @@
+"""One block of attention: some rows against some keys, and what joins blocks.
+
+Shapes in this file: q [B, H, c, D]; k [B, Hkv, n, D]; v [B, Hkv, n, Dv];
+o [B, H, c, Dv] and lse [B, H, c], both fp32; a mask is an `intervals.Whole` or
+bool [B or 1, 1, c, n], True where a row sees a key.
+
+Plain blocks go to ATen's flash kernel for CPUs, which reads grouped k, v as
+they are; masked, capped or unequal ones are computed here with their scores
+whole, which costs B * H * c * n fp32 at a time.
+"""
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from sluice.intervals import Whole
+
+Mask = Whole | Tensor
+_NOTHING = -math.inf  # lse of a row that saw no key yet
+
+
+@dataclass(frozen=True)
+class Scores:
+    """How a product of q and k becomes a score."""
+
+    scale: float
+    softcap: float | None = None  # tanh(score / softcap) * softcap
+
+
+def forward(q: Tensor, k: Tensor, v: Tensor, mask: Mask,
+            scores: Scores) -> tuple[Tensor, Tensor]:
+    """(o, lse) of the block alone; rows that see nothing get 0 and -inf."""
+    if _plain(q, v, mask, scores):
+        o, lse = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu(
+            q, k, v, 0.0, mask is Whole.CAUSAL, scale=scores.scale)
+        wide = torch.promote_types(q.dtype, torch.float32)
+        return o.to(wide), lse.to(wide)
+    s = _scores(q, k, mask, scores)
+    lse = torch.logsumexp(s, dim=-1)
+    # exp(-inf - -inf) is not a number, so the empty row is taken from 0.
+    p = torch.exp(s - lse.masked_fill(lse == _NOTHING, 0.0)[..., None])
+    return p @ _per_head(v, q.shape[1]).to(p.dtype), lse
+
+
+def backward(do: Tensor, q: Tensor, k: Tensor, v: Tensor, o: Tensor,
+             lse: Tensor, mask: Mask,
+             scores: Scores) -> tuple[Tensor, Tensor, Tensor]:
+    """Gradients (dq, dk, dv) of one block, given the *whole* row's o and lse
+    (FlashAttention-2, algorithm 2: blocks need nothing of each other)."""
+    if _plain(q, v, mask, scores):
+        return torch.ops.aten._scaled_dot_product_flash_attention_for_cpu_backward(
+            do, q, k, v, o.to(q.dtype), lse, 0.0, mask is Whole.CAUSAL,
+            scale=scores.scale)
+    s = _scores(q, k, mask, scores)
+    p = torch.exp(s - lse.masked_fill(lse == _NOTHING, 0.0)[..., None])
+    do, o = do.to(p.dtype), o.to(p.dtype)
+    keys, values = _per_head(k, q.shape[1]), _per_head(v, q.shape[1])
+    delta = (do * o).sum(dim=-1, keepdim=True)
+    ds = p * (do @ values.to(p.dtype).transpose(-1, -2) - delta)
+    if scores.softcap is not None:
+        bent = s.masked_fill(s == _NOTHING, 0.0) / scores.softcap
+        ds = ds * (1 - bent * bent)
+    ds = ds * scores.scale
+    return (ds @ keys.to(p.dtype),
+            _per_group(ds.transpose(-1, -2) @ q.to(p.dtype), k.shape[1]),
+            _per_group(p.transpose(-1, -2) @ do, v.shape[1]))
+
+
+def merge(o: Tensor, lse: Tensor, block_o: Tensor, block_lse: Tensor) -> Tensor:
+    """Joins a block to what its rows saw before; changes `o` in place and
+    returns the new lse."""
+    # In double: backward takes exp(s - lse), so each rounding of lse would
+    # scale a whole row of probabilities.
+    before, block = lse.double(), block_lse.double()
+    total = torch.logaddexp(before, block)
+    base = total.masked_fill(total == _NOTHING, 0.0)
+    o.mul_(torch.exp(before - base).to(o.dtype)[..., None])
+    o.addcmul_(block_o, torch.exp(block - base).to(o.dtype)[..., None])
+    return total.to(lse.dtype)
+
+
+def nothing(q: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
+    """(o, lse) of rows that saw no key yet, for `merge`."""
+    wide = torch.promote_types(q.dtype, torch.float32)
+    return (torch.zeros(*q.shape[:-1], v.shape[-1], dtype=wide,
+                        device=q.device),
+            torch.full(q.shape[:-1], _NOTHING, dtype=wide, device=q.device))
+
+
+def sink(o: Tensor, lse: Tensor, sinks: Tensor) -> Tensor:
+    """Adds one column without a value to each row's softmax: sinks [H].
+    Changes `o` in place and returns the new lse."""
+    column = sinks.to(lse.dtype)[None, :, None]
+    total = torch.logaddexp(lse, column)
+    o.mul_(torch.exp(lse - total)[..., None])
+    return total
+
+
+def sink_backward(do: Tensor, o: Tensor, lse: Tensor,
+                  sinks: Tensor) -> Tensor:
+    """d sinks [H], given the o and lse that `sink` left."""
+    share = torch.exp(sinks.to(lse.dtype)[None, :, None] - lse)
+    return -(share * (do.to(o.dtype) * o).sum(dim=-1)).sum(dim=(0, 2))
+
+
+def _plain(q: Tensor, v: Tensor, mask: Mask, scores: Scores) -> bool:
+    return (q.device.type == "cpu" and isinstance(mask, Whole)
+            and scores.softcap is None and q.shape[-1] == v.shape[-1]
+            and q.dtype == v.dtype)
+
+
+def _scores(q: Tensor, k: Tensor, mask: Mask, scores: Scores) -> Tensor:
+    """fp32 (double where q is), -inf where a row does not see a key."""
+    wide = torch.promote_types(q.dtype, torch.float32)
+    s = q.to(wide) @ _per_head(k, q.shape[1]).to(wide).transpose(-1, -2)
+    s = s * scores.scale
+    if scores.softcap is not None:
+        s = scores.softcap * torch.tanh(s / scores.softcap)
+    if mask is Whole.CAUSAL:
+        mask = torch.ones(q.shape[2], k.shape[2], dtype=torch.bool,
+                          device=q.device).tril()
+    return s.masked_fill(~mask, _NOTHING) if isinstance(mask, Tensor) else s
+
+
+def _per_head(x: Tensor, heads: int) -> Tensor:
+    return x.repeat_interleave(heads // x.shape[1], dim=1)
+
+
+def _per_group(x: Tensor, groups: int) -> Tensor:
+    return x.view(x.shape[0], groups, -1, *x.shape[2:]).sum(dim=2)

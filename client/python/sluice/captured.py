@@ -1,0 +1,156 @@
+"""What a model calls its layers with, plain and streamed, for the probe."""
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Iterator
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import torch
+from torch import Tensor, nn
+
+from sluice.errors import Unsupported
+from sluice.replay import Buffers
+from sluice.rows import check_hidden
+from sluice.step import current
+
+if TYPE_CHECKING:
+    from sluice.adapters.hf import Adapter
+    from sluice.step import Step
+    from sluice.streaming import Stream
+
+TOKENS = 70  # in chunks of 24: the last one is a rest
+
+
+class Seen(NamedTuple):
+    """What one layer was called with."""
+
+    x: Tensor
+    args: tuple
+    kwargs: dict[str, Any]
+    step: Step | None  # whose masks are among them
+
+
+def probe_tokens(adapter: Adapter) -> Tensor:
+    """ids [1, TOKENS], without the padding token, which some models count
+    positions by."""
+    config = adapter.decoder.config
+    weight = getattr(adapter.decoder.get_input_embeddings(), "weight", None)
+    if weight is None:
+        raise Unsupported(type(adapter.decoder).__name__, "embeddings that "
+                          "are not one table", "do not stream this model")
+    length = min(TOKENS, getattr(config, "max_position_embeddings", None)
+                 or TOKENS)
+    ids = torch.arange(length) * 7 % max(1, weight.shape[0] - 4) + 3
+    pad = getattr(config, "pad_token_id", None)
+    ids[ids == pad] = 3 if pad != 3 else 4
+    return ids[None].to(weight.device)
+
+
+def capture(adapter: Adapter, stream: Stream, ids: Tensor
+             ) -> tuple[dict[int, Seen], dict[int, Seen]]:
+    """What the layers are called with, plain and streamed."""
+    def decoder(**more):
+        return adapter.own_forward(adapter.decoder)(
+            input_ids=ids, use_cache=False, **more)
+
+    def plainly():
+        with torch.no_grad(), _recorded(adapter, plain):
+            decoder()
+
+    def streamed():
+        step = stream.begin(ids.shape[1], ids.device, adapter,
+                            chunk=ids.shape[1], check=False)
+        with torch.no_grad(), _recorded(adapter, chunked), step.engaged():
+            decoder()
+
+    plain, chunked = {}, {}
+    held = {layer: Buffers(layer) for layer in adapter.layers}
+    refusing(adapter.decoder, "a forward on %d tokens fails" % ids.shape[1],
+              plainly)
+    for layer, buffers in held.items():
+        stream.written[layer] = buffers.written()
+    refusing(adapter.decoder, "its forward fails when streamed", streamed)
+    for index in range(len(adapter.layers)):
+        if index not in plain or index not in chunked:
+            raise Unsupported(
+                f"layer {index}", "it is not called by the decoder once per "
+                "forward", "do not stream this model")
+    return plain, chunked
+
+
+@contextlib.contextmanager
+def _recorded(adapter: Adapter, into: dict[int, Seen]) -> Iterator[None]:
+    def hook(index: int):
+        def record(module: nn.Module, args: tuple, kwargs: dict) -> None:
+            kwargs = dict(kwargs)
+            x = args[0] if args else kwargs.pop("hidden_states", None)
+            check_hidden(module, x)
+            if index in into:
+                raise Unsupported(f"layer {index}", "it is called several "
+                                  "times per forward", "do not stream this "
+                                  "model")
+            into[index] = Seen(x.detach(), tuple(args[1:]), kwargs, current())
+        return record
+
+    hooks = [layer.register_forward_pre_hook(hook(i), with_kwargs=True)
+             for i, layer in enumerate(adapter.layers)]
+    try:
+        yield
+    finally:
+        for handle in hooks:
+            handle.remove()
+
+
+def one_of_each_kind(layers: nn.ModuleList) -> list[int]:
+    """The first layer of each kind: same classes, shapes and settings."""
+    kinds: dict[str, int] = {}
+    for index, layer in enumerate(layers):
+        kinds.setdefault(_kind(layer), index)
+    return list(kinds.values())
+
+
+def _kind(layer: nn.Module) -> str:
+    parts = []
+    for name, module in layer.named_modules():
+        # transformers' own modules use it to find their cache; a user's may
+        # do what they like with it.
+        skip = {"layer_idx"} if type(module).__module__.startswith(
+            "transformers.") else set()
+        settings = [(k, v) for k, v in sorted(vars(module).items())
+                    if k not in skip and _is_setting(v)]
+        shapes = [(n, tuple(p.shape), p.requires_grad)
+                  for n, p in module._parameters.items() if p is not None]
+        added = [_code(f) for f in (
+            *module._forward_pre_hooks.values(),
+            *module._forward_hooks.values(), vars(module).get("forward"))]
+        parts.append((name, id(type(module)), settings, shapes, added))
+    return repr(parts)
+
+
+def _is_setting(value: Any) -> bool:
+    if isinstance(value, (tuple, list)):
+        return all(map(_is_setting, value))
+    return isinstance(value, (bool, int, float, str))
+
+
+def _code(function: Any) -> int:
+    """The same for the same function bound to other modules."""
+    function = getattr(function, "own", function)  # of a Patch
+    function = getattr(function, "func", function)  # of a partial
+    function = getattr(function, "__func__", function)
+    return id(getattr(function, "__code__", function))
+
+
+def refusing(name: Any, what: str, action: Callable[[], Any]) -> Any:
+    """Whatever the user's own code raises on rows it never saw is a reason
+    not to stream it."""
+    try:
+        return action()
+    except Unsupported:
+        raise
+    except Exception as error:
+        name = name if isinstance(name, str) else type(name).__name__
+        raise Unsupported(
+            name, f"{what} ({type(error).__name__}: "
+            f"{str(error).splitlines()[0] if str(error) else ''})",
+            "do not stream this model") from error

@@ -1,0 +1,123 @@
+"""Masks in which each row sees one interval of keys, cut into blocks."""
+from __future__ import annotations
+
+import enum
+from dataclasses import dataclass, field
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+# Documents of fewer rows than this on average cost more calls than a mask.
+LEAST_ROWS = 16
+
+
+class Whole(enum.Enum):
+    """What a rectangle of attention is where it needs no tensor to say it."""
+
+    FULL = 0  # every row sees every key
+    CAUSAL = 1  # square, on the diagonal: row i sees keys 0 .. i
+
+
+class Piece(NamedTuple):
+    """A rectangle of a block in which something is seen; slices count from
+    the block's own first batch row, row and key."""
+
+    batch: slice
+    rows: slice
+    keys: slice
+    mask: Whole | Tensor  # or bool [1 or B, 1, rows, keys], True where seen
+
+    @property
+    def is_whole_block(self) -> bool:
+        return self.batch == self.rows == self.keys == slice(None)
+
+
+@dataclass(frozen=True)
+class Intervals:
+    """Row q of batch row b attends to the keys first[b, q] .. last[b, q].
+
+    Both are int64 of shape [B, S], or [1, S] where all batch rows agree, and
+    are read only. `widest` is the longest reach of any row, in tokens with
+    itself.
+    """
+
+    first: Tensor
+    last: Tensor
+    widest: int
+    # What was found for a block before: all layers of a step ask the same.
+    _found: dict[tuple[range, range], list[Piece]] = field(
+        default_factory=dict, repr=False, compare=False)
+
+    @staticmethod
+    def causal(length: int, device: torch.device) -> Intervals:
+        rows = torch.arange(length, device=device)[None]
+        return Intervals(torch.zeros_like(rows), rows, length)
+
+    def pieces(self, rows: range, keys: range) -> list[Piece]:
+        """What rows `rows` see of keys `keys`, as rectangles; none where they
+        see nothing.
+
+        Documents are rectangles: beside the diagonal one document of the rows
+        sees one piece of the keys, all of it; on the diagonal each has a
+        causal square. Where that does not do (windows), the block is one
+        piece with a mask.
+        """
+        if (rows, keys) not in self._found:
+            self._found[rows, keys] = self._cut(rows, keys)
+        return [p if isinstance(p.mask, Whole) else p._replace(
+            mask=self._seen(p, rows, keys)) for p in self._found[rows, keys]]
+
+    def _cut(self, rows: range, keys: range) -> list[Piece]:
+        first = self.first[:, rows.start:rows.stop]
+        last = self.last[:, rows.start:rows.stop]
+        if not bool(((first < keys.stop) & (last >= keys.start)).any()):
+            return []
+        if len(first) == 1:
+            return _of_row(slice(None), first[0], last[0], rows, keys)
+        return [piece for b in range(len(first)) for piece in _of_row(
+            slice(b, b + 1), first[b], last[b], rows, keys)]
+
+    def _seen(self, piece: Piece, rows: range, keys: range) -> Tensor:
+        """The mask of a piece that is as large as its block; not kept: masks
+        of all blocks together would be as large as the mask."""
+        first = self.first[piece.batch, rows.start:rows.stop, None]
+        last = self.last[piece.batch, rows.start:rows.stop, None]
+        key = torch.arange(keys.start, keys.stop, device=first.device)
+        return ((key >= first) & (key <= last))[:, None]
+
+
+_MASKED = torch.empty(0)  # stands for a mask that is made when it is asked
+
+
+def _of_row(batch: slice, first: Tensor, last: Tensor, rows: range,
+            keys: range) -> list[Piece]:
+    """The pieces of one batch row: first, last [len(rows)]."""
+    starts, counts = (t.tolist() for t in torch.unique_consecutive(
+        first.clamp(min=keys.start), return_counts=True))
+    masked = [Piece(batch, slice(None), slice(None), _MASKED)]
+    if len(counts) * LEAST_ROWS > len(rows) + LEAST_ROWS:
+        return masked
+    own = torch.arange(rows.start, rows.stop, device=last.device)
+    diagonal = rows == keys
+    if not bool((last == own).all() if diagonal else
+                (last >= keys.stop - 1).all()):
+        return masked
+    pieces, at = [], 0
+    for start, count in zip(starts, counts):
+        here, begin = slice(at, at + count), start - keys.start
+        before = at if diagonal else len(keys)
+        if begin < before:
+            pieces.append(Piece(batch, here, slice(begin, before),
+                                Whole.FULL))
+        if diagonal:
+            pieces.append(Piece(batch, here, here, Whole.CAUSAL))
+        at += count
+    return [_widest(piece, len(rows), len(keys)) for piece in pieces]
+
+
+def _widest(piece: Piece, rows: int, keys: int) -> Piece:
+    """A slice that is everything is said so."""
+    return piece._replace(
+        rows=slice(None) if piece.rows == slice(0, rows) else piece.rows,
+        keys=slice(None) if piece.keys == slice(0, keys) else piece.keys)

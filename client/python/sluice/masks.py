@@ -1,0 +1,122 @@
+"""Which keys each row attends to, found from the model's own mask function.
+
+[Note: interval masks]
+A causal mask, a sliding window, chunked attention, packed documents, right
+padding and any intersection of them have one thing in common: row q of batch
+row b attends to one interval of keys, first[b, q] .. last[b, q], with
+last[b, q] <= q. So nothing is recognised by its name: the mask function of
+the model is asked, row by row, where its interval begins and ends (a binary
+search over all rows at once), and then asked again at random places whether
+there is anything outside or missing inside. What fails is no interval mask
+(a prefix that sees itself whole, image tokens, global tokens) and is refused.
+"""
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+
+import torch
+from torch import Tensor
+
+from sluice.errors import Unsupported
+from sluice.intervals import Intervals
+
+# Random keys that each row is asked about, beside both ends of its interval.
+SAMPLES = 16
+EVERYWHERE = 1 << 18  # questions that are few
+
+
+def find(function: Callable[[Tensor, Tensor, Tensor, Tensor], Tensor],
+         batch: int, length: int, heads: int,
+         device: torch.device) -> Intervals:
+    """The intervals of a mask function of transformers, which is called with
+    index tensors (batch, head, query, key) that broadcast.
+
+    Raises `Unsupported` where the function's mask is not made of intervals
+    that end at or before the row itself, or leaves a row without any key.
+    """
+    ask = _Asker(function, batch, length, heads, device)
+    row = torch.arange(length, device=device).expand(batch, length)
+    # A row that does not see itself is padding: what it sees, if anything,
+    # ends where the padding begins.
+    itself = ask(row)
+    seed = torch.where(itself, row, -1).cummax(dim=1).values
+    if not bool(((seed >= 0) & ask(seed.clamp(min=0))).all()):
+        raise Unsupported(
+            "attention mask", "rows that attend to no key (left padding)",
+            "pad on the right, or leave the padding out of the batch")
+    first = _edge(ask, low=torch.full_like(row, -1), high=seed)
+    last = _edge(ask, low=row + 1, high=seed)
+    _verify(ask, row, first, last)
+    if bool((first == first[:1]).all()) and bool((last == last[:1]).all()):
+        first, last = first[:1], last[:1]
+    return Intervals(first.contiguous(), last.contiguous(),
+                     int((torch.arange(length, device=device) - first)
+                         .max()) + 1)
+
+
+class _Asker:
+    """The mask function over [B, S] or [B, S, n] keys, one per row."""
+
+    def __init__(self, function, batch, length, heads, device):
+        self.function = function
+        self.rows = torch.arange(length, device=device)
+        self.batch = torch.arange(batch, device=device)
+        self.heads = heads
+        self.device = device
+
+    def __call__(self, keys: Tensor, head: int = 0) -> Tensor:
+        flat = keys if keys.dim() == 3 else keys[..., None]
+        shape = flat.shape
+        try:
+            seen = self.function(
+                self.batch[:, None, None].expand(shape),
+                torch.full((), head, device=self.device).expand(shape),
+                self.rows[None, :, None].expand(shape), flat)
+        except Exception as error:  # the user's own function: anything
+            raise Unsupported(
+                "attention mask", f"a mask function that cannot be asked for "
+                f"single places ({type(error).__name__}: {error})",
+                "write it on index tensors (batch, head, query, key) that "
+                "broadcast") from error
+        return seen.to(torch.bool).expand(shape).reshape(keys.shape)
+
+
+def _edge(ask: _Asker, low: Tensor, high: Tensor) -> Tensor:
+    """The last place seen on the way from `high`, which is seen, to `low`,
+    which counts as not seen; per row, by halving."""
+    unseen, seen = low.clone(), high.clone()
+    while bool(((seen - unseen).abs() > 1).any()):
+        middle = torch.div(seen + unseen, 2, rounding_mode="floor")
+        # Where they are neighbours already, the middle is one of the two.
+        open_ = (seen - unseen).abs() > 1
+        hit = ask(middle.clamp(min=0))
+        seen = torch.where(open_ & hit, middle, seen)
+        unseen = torch.where(open_ & ~hit, middle, unseen)
+    return seen
+
+
+def _verify(ask: _Asker, row: Tensor, first: Tensor, last: Tensor) -> None:
+    """Asks everywhere where that is little, as in the probe of a model, else
+    at random keys, the same in every run, and at the key after the row."""
+    batch, length = row.shape
+    heads: Iterable[int] = range(ask.heads)
+    if batch * length * length * ask.heads <= EVERYWHERE:
+        keys = torch.arange(length, device=row.device).expand(
+            batch, length, length)
+    else:
+        heads = {0, ask.heads - 1}
+        generator = torch.Generator().manual_seed(length)
+        anywhere = torch.randint(length, (batch, length, SAMPLES),
+                                 generator=generator).to(row.device)
+        # Long rows are mostly right by chance: half of the samples lie near.
+        near = (row[..., None] + anywhere % 64 - 32).clamp(0, length - 1)
+        after = (row[..., None] + 1).clamp(max=length - 1)
+        keys = torch.cat([anywhere, near, after], dim=-1)
+    expected = (keys >= first[..., None]) & (keys <= last[..., None])
+    for head in heads:
+        if not bool((ask(keys, head) == expected).all()):
+            raise Unsupported(
+                "attention mask", "a mask that is not, for each row, one "
+                "interval of keys that ends at or before it, the same for "
+                "all heads", "use causal, sliding-window, chunked or "
+                "document masks, or do not stream this model")

@@ -1,0 +1,54 @@
+"""A forward of ours in the place of a module's own, on the instance."""
+from __future__ import annotations
+
+import copy
+import functools
+import inspect
+import types
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import nn
+
+from sluice.errors import Unsupported
+
+
+class Patch:
+    """`module.forward` while it lives there; `own` is what it was before.
+
+    It is an object and no method because methods are copied with a module: a
+    copy of a streamed model has its own forwards back, and is not streamed.
+    """
+
+    def __init__(self, module: nn.Module, forward: Callable):
+        self.module, self._forward = module, torch.compiler.disable(forward)
+        self._before = vars(module).get("forward")
+        if isinstance(self._before, Patch):
+            raise Unsupported(type(module).__name__, "it is streamed already",
+                              "call unstream() on what stream() returned")
+        self.own = self._before or functools.partial(
+            type(module).forward, module)
+        # Trainer and generate ask which arguments the model takes.
+        self.__signature__ = inspect.signature(self.own)
+        module.forward = self
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        return self._forward(self.module, *args, **kwargs)
+
+    def undo(self) -> None:
+        """Leaves what somebody put over it since."""
+        if vars(self.module).get("forward") is self:
+            del self.module.forward
+            if self._before is not None:
+                self.module.forward = self._before
+        self._forward = lambda _, *args, **kwargs: self.own(*args, **kwargs)
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> Callable:
+        copied = copy.deepcopy(self.module, memo)
+        if self._before is not None:
+            return copy.deepcopy(self._before, memo)
+        return types.MethodType(type(copied).forward, copied)
+
+    def __reduce__(self):
+        return getattr, (self.module, "forward")

@@ -1,0 +1,163 @@
+"""Whether a model's layers, cut into chunks, compute what they compute whole.
+
+Each kind of layer is copied in fp32 and run twice on the same rows: as the
+model runs it, with the model's own attention and mask, and streamed in three
+chunks. Outputs, gradients of the input and of the parameters, and buffers
+must agree. That finds, without knowing any model, layers that mix tokens
+outside attention, losses that a layer adds on its way, routers with a
+capacity, masks that are not what they say. Rows are also probed skewed (all
+of them near one direction), because a capacity shows only where one expert
+is crowded. Layers that draw random numbers cannot be compared that way: their
+replay must be bitwise, and their gradient is compared with differences of
+their own output along it.
+"""
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import torch
+from torch import Tensor
+
+from sluice.captured import (Seen, capture, one_of_each_kind, probe_tokens,
+                             refusing)
+from sluice.errors import Unsupported
+from sluice.randomness import Still, undisturbed
+from sluice.replay import Snapshot
+from sluice.trial import CHUNK, Result, run_chunked, run_whole, weights, wide
+
+if TYPE_CHECKING:
+    from sluice.adapters.hf import Adapter
+    from sluice.streaming import Stream
+
+# Of a norm: rounding gives 1e-6 here, a wrong mask or a lost loss 1e-1.
+LIMIT = 1e-3
+# Of the output's: gradients of some models are ill-conditioned, outputs not.
+OUTPUT_LIMIT = 2e-5
+SLOPE_LIMIT = 5e-2  # of a gradient against differences in fp32
+
+
+def probe(adapter: Adapter, stream: Stream) -> None:
+    """Raises `Unsupported` for the first kind of layer that is not exact.
+    Leaves parameters, gradients, buffers and random state as they were."""
+    ids = probe_tokens(adapter)
+    device = ids.device
+    kept = Snapshot([(m, n) for m in adapter.decoder.modules()
+                     for n, b in m._buffers.items() if b is not None])
+    were = [(m, m.training) for m in adapter.decoder.modules()]
+    with undisturbed(device), torch.autocast(device.type, enabled=False):
+        torch.manual_seed(1)
+        adapter.decoder.train()
+        try:
+            plain, streamed = capture(adapter, stream, ids)
+            for index in one_of_each_kind(adapter.layers):
+                _probe_layer(adapter, stream, index, plain[index],
+                             streamed[index])
+            _call_model(adapter, ids)
+        finally:
+            for module, training in were:  # each had its own
+                module.training = training
+            kept.restore()
+
+
+def _call_model(adapter: Adapter, ids: Tensor) -> None:
+    """What the model around the decoder hands to it may be refused too."""
+    try:
+        with torch.no_grad():
+            adapter.causal(input_ids=ids, use_cache=False)
+    except Unsupported:
+        raise
+    except Exception:  # it needs more than ids; its own calls will show
+        pass
+
+
+def _probe_layer(adapter: Adapter, stream: Stream, index: int, plain: Seen,
+                 streamed: Seen) -> None:
+    name = f"layer {index} ({type(adapter.layers[index]).__name__})"
+    skewed = plain.x.mean(dim=1, keepdim=True) + 0.05 * (
+        plain.x - plain.x.mean(dim=1, keepdim=True))
+    # Without a gradient from outside, what is left is of its own losses.
+    for what, x, scale in (("", plain.x, 1.0), ("", plain.x, 0.0),
+                           (" with skewed rows", skewed, 1.0)):
+        def both() -> tuple[Result, Result]:
+            whole = refusing(name, "it fails on its own", lambda: run_whole(
+                adapter, index, wide(x), plain, name, scale))
+            return whole, refusing(
+                name, f"it fails when it runs on {CHUNK} of {x.shape[1]} rows",
+                lambda: run_chunked(adapter, stream, index, wide(x), streamed,
+                                 scale))
+
+        whole, cut = both()
+        if whole.drew:
+            if scale:
+                _compare_slopes(adapter, stream, index, wide(x), streamed,
+                                name, cut)
+            with Still():
+                whole, cut = both()
+            if whole.drew:
+                raise Unsupported(name, "random numbers that do not come from "
+                                  "torch's usual functions",
+                                  "do not stream this model")
+        _compare(name + what, whole, cut)
+
+
+def _compare(name: str, whole: Result, cut: Result) -> None:
+    if not _near(whole.y, cut.y, 0.0, OUTPUT_LIMIT):
+        raise Unsupported(
+            name, f"its output differs by {_apart(whole.y, cut.y):.1e} when "
+            "its rows run in chunks: it mixes tokens outside attention",
+            "do not stream this model")
+    norm = sum(float(g.norm()) ** 2 for g in whole.gradients.values()
+               if g is not None) ** 0.5
+    for key, expected in whole.gradients.items():
+        got = cut.gradients[key]
+        if expected is None and got is None:
+            continue
+        zero = torch.zeros_like(expected if got is None else got)
+        expected = zero if expected is None else expected
+        got = zero if got is None else got
+        if not _near(expected, got, norm):
+            raise Unsupported(
+                name, f"the gradient of '{key}' differs by "
+                f"{_apart(expected, got):.1e} when its rows run in chunks: "
+                "it counts rows, or adds a loss of its own",
+                "switch that off, or do not stream this model")
+    for key, expected in whole.buffers.items():
+        if not _near(expected, cut.buffers[key], 0.0):
+            raise Unsupported(
+                name, f"its buffer '{key}' differs when its rows run in "
+                "chunks", "do not stream this model")
+
+
+def _compare_slopes(adapter: Adapter, stream: Stream, index: int, x: Tensor,
+                    seen: Seen, name: str, cut: Result) -> None:
+    """The streamed gradient of the input against differences of the streamed
+    output along it, with the same random numbers."""
+    direction = cut.gradients["input"]
+    step = 1e-2 * float(x.norm()) / float(direction.norm())
+
+    def value(at: Tensor) -> float:
+        with torch.no_grad():
+            y = run_chunked(adapter, stream, index, at, seen).y
+        return float((y.double() * weights(y).double()).sum())
+
+    slope = (value(x + step * direction) - value(x - step * direction)) / (
+        2 * step)
+    expected = float(direction.double().norm()) ** 2
+    if abs(slope - expected) > SLOPE_LIMIT * expected:
+        raise Unsupported(
+            name, f"it draws random numbers, and its gradient is "
+            f"{abs(slope - expected) / expected:.0%} off the slope of its "
+            "output when its rows run in chunks",
+            "do not stream this model")
+
+
+def _apart(a: Tensor, b: Tensor) -> float:
+    return float((a.double() - b.double()).norm() / (
+        a.double().norm() + 1e-30))
+
+
+def _near(a: Tensor, b: Tensor, whole: float, limit: float = LIMIT) -> bool:
+    """Within the limit of its own norm, or 1e-5 of all gradients'."""
+    a, b = a.double(), b.double()
+    return float((a - b).norm()) <= max(
+        limit * float(a.norm()), 1e-5 * whole, 1e-9)

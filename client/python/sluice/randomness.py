@@ -1,0 +1,83 @@
+"""The random state of a chunk: kept where the chunk drew from it.
+
+A layer that drops out or samples draws other numbers when its forward runs a
+second time, and the gradient would be of another function. So each chunk
+that moved a generator keeps the state from before it; the replay starts from
+that state, and what the user draws afterwards is as if there had been none.
+"""
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator
+
+import torch
+from torch import Tensor
+from torch.utils._python_dispatch import TorchDispatchMode
+
+
+class RandomState:
+    """The states of the CPU's generator and of the one of `device`."""
+
+    def __init__(self, device: torch.device):
+        self._device = device
+        self._cpu = torch.get_rng_state()
+        self._own = _module(device).get_rng_state(device) if _has_own(
+            device) else None
+
+    def restore(self) -> None:
+        torch.set_rng_state(self._cpu)
+        if self._own is not None:
+            _module(self._device).set_rng_state(self._own, self._device)
+
+    def moved(self) -> bool:
+        """Whether anything was drawn since this was taken."""
+        now = RandomState(self._device)
+        return not _same(self._cpu, now._cpu) or not _same(self._own, now._own)
+
+
+@contextlib.contextmanager
+def undisturbed(device: torch.device) -> Iterator[None]:
+    """What is drawn inside leaves no trace outside."""
+    before = RandomState(device)
+    try:
+        yield
+    finally:
+        before.restore()
+
+
+class Still(TorchDispatchMode):
+    """Inside, torch's random functions give always the same and draw nothing,
+    so that a layer that drops out or samples can be compared with itself."""
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        constant = _CONSTANTS.get(func.overloadpacket.__name__)
+        state = RandomState(torch.device("cpu"))
+        out = func(*args, **(kwargs or {}))
+        if constant is None:
+            return out
+        state.restore()
+        if constant == "likeliest":
+            return args[0].topk(out.shape[-1]).indices
+        return out.fill_(constant)
+
+
+# What each gives in the place of its random numbers. Dropout is made of
+# bernoulli_ outside of CUDA.
+_CONSTANTS = {
+    "bernoulli_": 1, "bernoulli": 1, "rand": 0.5, "rand_like": 0.5,
+    "uniform_": 0.5, "uniform": 0.5, "randn": 0.3, "randn_like": 0.3,
+    "normal_": 0.3, "normal": 0.3, "exponential_": 1.0, "exponential": 1.0,
+    "randint": 0, "randint_like": 0, "multinomial": "likeliest",
+}
+
+
+def _has_own(device: torch.device) -> bool:
+    return device.type not in ("cpu", "meta")
+
+
+def _module(device: torch.device):
+    return torch.get_device_module(device)
+
+
+def _same(a: Tensor | None, b: Tensor | None) -> bool:
+    return a is b or torch.equal(a, b)

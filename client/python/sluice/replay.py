@@ -1,0 +1,152 @@
+"""What a layer's second forward needs to be bitwise the first: parameters as
+leaves of our own, the buffers it had, its random numbers.
+
+[Note: aliases]
+Replaying a layer chunk by chunk runs autograd once per chunk. On the real
+parameters that would fire the hooks of DDP, FSDP and optimizers once per
+chunk, and add partial gradients into `.grad` in the parameter's own type. So
+the replay sees detached aliases in their place; their gradients are summed in
+fp32, and the layer's autograd node returns each sum once.
+"""
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator, Sequence
+
+import torch
+from torch import Tensor, nn
+
+
+class Slot:
+    """Where a module holds a parameter."""
+
+    def __init__(self, owner: nn.Module, name: str, parameter: nn.Parameter):
+        self.owner, self.name, self.parameter = owner, name, parameter
+
+
+def slots(module: nn.Module) -> list[Slot]:
+    """Every place under `module` that holds a parameter; tied ones have
+    several. Frozen ones too: functional_call puts others in for a while."""
+    return [Slot(owner, name, parameter) for owner in module.modules()
+            for name, parameter in owner._parameters.items()
+            if parameter is not None]
+
+
+def distinct(found: Sequence[Slot]) -> list[nn.Parameter]:
+    """The trainable ones, each once."""
+    return list({id(s.parameter): s.parameter for s in found
+                 if s.parameter.requires_grad}.values())
+
+
+def leaves(of: Tensor) -> list[Tensor]:
+    """The tensors into whose `.grad` a backward from `of` would add."""
+    todo, seen, found = [of.grad_fn], {None}, []
+    while todo:
+        node = todo.pop()
+        if node not in seen:
+            seen.add(node)
+            if type(node).__name__ == "AccumulateGrad":
+                found.append(node.variable)
+            todo += [following for following, _ in node.next_functions]
+    return found
+
+
+class Gradients:
+    """Aliases of parameters, and the sums of their gradients."""
+
+    def __init__(self, found: Sequence[Slot]):
+        self._slots = found
+        self._parameters = distinct(found)
+        self._sums: dict[int, Tensor] = {}
+        self._aliases = {id(p): p.detach().requires_grad_()
+                         for p in self._parameters}
+        for key, alias in self._aliases.items():
+            alias.register_post_accumulate_grad_hook(self._collector(key))
+
+    def _collector(self, key: int):
+        def collect(leaf: Tensor) -> None:
+            part, leaf.grad = leaf.grad, None
+            if key in self._sums:
+                self._sums[key].add_(part)
+            else:
+                self._sums[key] = part.to(
+                    torch.promote_types(part.dtype, torch.float32))
+        return collect
+
+    @contextlib.contextmanager
+    def in_place(self) -> Iterator[None]:
+        """The module computes with the aliases."""
+        now = [slot.owner._parameters[slot.name] for slot in self._slots]
+        for slot in self._slots:
+            slot.owner._parameters[slot.name] = self._aliases.get(
+                id(slot.parameter), slot.parameter)
+        try:
+            yield
+        finally:
+            for slot, parameter in zip(self._slots, now):
+                slot.owner._parameters[slot.name] = parameter
+
+    def take(self) -> list[Tensor | None]:
+        """The sums, in the order of `distinct`; None where nothing came."""
+        return [self._sums[id(p)].to(p.dtype) if id(p) in self._sums else None
+                for p in self._parameters]
+
+
+class Setting:
+    """What a layer's forward depends on beside its inputs, as it was: whether
+    each module trains, and which contents its parameters had."""
+
+    def __init__(self, module: nn.Module, found: Sequence[Slot]):
+        self._training = [(m, m.training) for m in module.modules()]
+        self._versions = [(s, s.parameter._version) for s in found]
+
+    def check(self) -> None:
+        for slot, version in self._versions:
+            if slot.parameter._version != version:
+                raise RuntimeError(
+                    f"sluice: '{slot.name}' of {type(slot.owner).__name__} was"
+                    " changed in place between forward and backward: its "
+                    "gradient would be of another function; step the optimizer"
+                    " after all backwards")
+
+    @contextlib.contextmanager
+    def in_place(self) -> Iterator[None]:
+        now = [m.training for m, _ in self._training]
+        for module, training in self._training:
+            module.training = training
+        try:
+            yield
+        finally:
+            for (module, _), training in zip(self._training, now):
+                module.training = training
+
+
+class Buffers:
+    """The buffers under a module, and which of them a call has written."""
+
+    def __init__(self, module: nn.Module):
+        self._held = [(owner, name, buffer, buffer._version)
+                      for owner in module.modules()
+                      for name, buffer in owner._buffers.items()
+                      if buffer is not None]
+
+    def written(self) -> list[tuple[nn.Module, str]]:
+        return [(owner, name) for owner, name, buffer, version in self._held
+                if owner._buffers.get(name) is not buffer
+                or buffer._version != version]
+
+
+class Snapshot:
+    """Copies of some buffers, to be put back."""
+
+    def __init__(self, places: Sequence[tuple[nn.Module, str]]):
+        self._kept = [(owner, name, owner._buffers[name],
+                       owner._buffers[name].clone())
+                      for owner, name in places]
+
+    def restore(self) -> None:
+        """The same tensor objects with the contents of then."""
+        for owner, name, buffer, value in self._kept:
+            with torch.no_grad():
+                buffer.copy_(value)
+            owner._buffers[name] = buffer

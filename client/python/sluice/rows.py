@@ -1,0 +1,183 @@
+"""A layer's arguments: which have rows, along which dimension.
+
+Rows are known by the names that layers declare, never by their length: a
+tensor that happens to be as long as the sequence would be cut in silence. A
+tensor of the sequence's length under another name is refused by that name.
+"""
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Mapping
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import torch
+from torch import Tensor, nn
+from torch.distributed.tensor import DTensor
+from torch.utils import _pytree as pytree
+
+from sluice.errors import Unsupported
+
+if TYPE_CHECKING:
+    from sluice.step import Step
+
+# Name of a layer's argument -> the dimension of its rows. [B, S, ...] where
+# it is 1; counted from the end where leading dimensions vary.
+ROWS: Mapping[str, int] = {
+    "hidden_states": 1,
+    "position_ids": -1,  # [B, S] or [1, S]
+    "cache_position": -1,  # [S]
+    "token_type_ids": -1,
+    "position_embeddings": -2,  # (cos, sin), each [B or 1, S, D]
+    "position_embeddings_global": -2,
+    "position_embeddings_local": -2,
+    "rotary_pos_emb": -2,
+    "attention_scaling": 2,  # [B, 1, S, 1]: per row of the scores
+    "per_layer_input": 1,  # [B, S, width]
+    "per_layer_inputs": 1,
+}
+MASKS = frozenset({"attention_mask", "causal_mask", "mask"})
+# What says that a cache or an output is wanted which a stream cannot give.
+_CACHES = frozenset({"past_key_values", "past_key_value", "layer_past",
+                     "cache_params"})
+_PLAIN = (type(None), bool, int, float, str, torch.dtype, torch.device)
+
+
+class Leaf(NamedTuple):
+    """One tensor or value among the arguments."""
+
+    name: str  # of the argument it belongs to
+    value: Any
+    dim: int | None  # of its rows; None: every chunk sees it whole
+
+
+class Arguments:
+    """One call's arguments beside the hidden states, flattened.
+
+    `tensors` are the leaves that need a gradient, in order: they are inputs
+    of the layer's autograd node. `chunk` puts the arguments of one chunk
+    together again.
+    """
+
+    def __init__(self, layer: nn.Module, step: Step, args: tuple,
+                 kwargs: dict[str, Any], names: Callable[[int], str],
+                 declared: Mapping[str, int]):
+        self._positional = len(args)
+        named = [(names(i), value) for i, value in enumerate(args)]
+        named += list(kwargs.items())
+        self._specs, self.leaves = [], []
+        for name, value in named:
+            if isinstance(value, dict):
+                raise Unsupported(
+                    type(layer).__name__, f"argument '{name}', a dictionary "
+                    "through which layers hand tensors to each other",
+                    "do not stream this model")
+            leaves, spec = pytree.tree_flatten(value)
+            self._specs.append((name, spec))
+            self.leaves += [_leaf(layer, name, leaf, step, declared)
+                            for leaf in leaves]
+        self.tensors = [leaf.value for leaf in self.leaves if _needs_grad(
+            leaf.value)]
+
+    def chunk(self, rows: range, replaced: list[Tensor | None]
+              ) -> tuple[tuple, dict[str, Any]]:
+        """(args, kwargs) of the rows `rows`; `replaced` stands for `tensors`,
+        already cut."""
+        replaced, values = iter(replaced), []
+        for leaf in self.leaves:
+            if _needs_grad(leaf.value):
+                values.append(next(replaced))
+            else:
+                values.append(cut(leaf, rows))
+        out, at = [], 0
+        for name, spec in self._specs:
+            part = values[at:at + spec.num_leaves]
+            out.append((name, pytree.tree_unflatten(part, spec)))
+            at += spec.num_leaves
+        return (tuple(value for _, value in out[:self._positional]),
+                dict(out[self._positional:]))
+
+    def differentiable(self) -> list[Leaf]:
+        return [leaf for leaf in self.leaves if _needs_grad(leaf.value)]
+
+
+def cut(leaf: Leaf, rows: range) -> Any:
+    """The rows of a leaf; one row for all stays one row."""
+    if leaf.dim is None or leaf.value.shape[leaf.dim] == 1:
+        return leaf.value
+    return leaf.value.narrow(leaf.dim, rows.start, len(rows))
+
+
+def names_of(forward: Callable) -> Callable[[int], str]:
+    """The name of positional argument i after self and the hidden states."""
+    names = [p.name for p in inspect.signature(forward).parameters.values()
+             if p.kind in (p.POSITIONAL_ONLY, p.POSITIONAL_OR_KEYWORD)][2:]
+    return lambda i: names[i] if i < len(names) else f"argument {i + 2}"
+
+
+def check_hidden(layer: nn.Module, hidden: Any) -> None:
+    if not isinstance(hidden, Tensor) or hidden.dim() != 3:
+        what = (f"hidden states of shape {tuple(hidden.shape)}" if isinstance(
+            hidden, Tensor) else f"hidden states as {type(hidden).__name__}")
+        raise Unsupported(type(layer).__name__, what,
+                          "only [B, S, H] can be cut into chunks of rows")
+
+
+def check_parameters(module: nn.Module) -> None:
+    """Refuses weights that a replayed layer cannot read as they are."""
+    for name, parameter in module.named_parameters():
+        if isinstance(parameter, DTensor) and any(
+                mesh in ("tp", "cp", "ep")
+                for mesh in parameter.device_mesh.mesh_dim_names or ()):
+            raise Unsupported(name, "a weight split by tensor parallelism",
+                              "stream the model without it")
+        if type(parameter).__module__.startswith("bitsandbytes"):
+            raise Unsupported(name, "a bitsandbytes weight",
+                              "load the model without quantisation")
+
+
+def _needs_grad(value: Any) -> bool:
+    return isinstance(value, Tensor) and value.requires_grad
+
+
+def _leaf(layer: nn.Module, name: str, value: Any, step: Step,
+          declared: Mapping[str, int]) -> Leaf:
+    module = type(layer).__name__
+    if name in _CACHES and value is not None:
+        raise Unsupported(module, f"a cache ('{name}')",
+                          "pass use_cache=False")
+    if name in MASKS:
+        return Leaf(name, value, None)
+    if isinstance(value, Tensor):
+        if step.is_marker(value):  # a mask that has another name
+            return Leaf(name, value, None)
+        return _tensor(module, name, value, step.length, declared)
+    if not isinstance(value, _PLAIN):
+        raise Unsupported(
+            module, f"argument '{name}' of type {type(value).__name__}, "
+            "through which layers could hand tensors to each other",
+            "do not stream this model")
+    return Leaf(name, value, None)
+
+
+def _tensor(module: str, name: str, value: Tensor, length: int,
+            declared: Mapping[str, int]) -> Leaf:
+    dim = declared.get(name)
+    if dim is None:
+        if length > 1 and length in value.shape:
+            raise Unsupported(
+                module, f"argument '{name}' of shape {tuple(value.shape)}, "
+                f"which has the sequence's length {length} and is not known",
+                f"if it has rows, say along which dimension: "
+                f"stream(…, rows={{'{name}': 1}})")
+        return Leaf(name, value, None)
+    if name == "position_ids" and value.dim() > 2:
+        raise Unsupported(module, f"position_ids of shape "
+                          f"{tuple(value.shape)} (M-RoPE)",
+                          "do not stream this model")
+    if not -value.dim() <= dim < value.dim() or value.shape[dim] not in (
+            1, length):
+        raise Unsupported(
+            module, f"argument '{name}' of shape {tuple(value.shape)}, whose "
+            f"dimension {dim} should be the sequence's {length} rows",
+            "do not stream this model")
+    return Leaf(name, value, dim)

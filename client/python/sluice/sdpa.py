@@ -1,0 +1,50 @@
+"""Attention that a layer asks torch for, by F.scaled_dot_product_attention.
+
+Models whose attention does not go through transformers' registry, or that
+make masks of their own, still ask torch for causal attention where they are
+loaded with SDPA. Inside a streamed layer that call is answered here.
+"""
+from __future__ import annotations
+
+from typing import Any
+
+import torch.nn.functional as F
+from torch import Tensor
+from torch.overrides import TorchFunctionMode
+
+from sluice import blocks
+from sluice.errors import Unsupported
+from sluice.layer import running
+from sluice.step import current
+
+
+class Cut(TorchFunctionMode):
+    """Inside, the attention of the layer that runs is the stream's."""
+
+    def __torch_function__(self, func, types, args=(), kwargs=None) -> Any:
+        if func is F.scaled_dot_product_attention:
+            return _attention(*args, **(kwargs or {}))
+        return func(*args, **(kwargs or {}))
+
+
+def _attention(query: Tensor, key: Tensor, value: Tensor,
+               attn_mask: Tensor | None = None, dropout_p: float = 0.0,
+               is_causal: bool = False, scale: float | None = None,
+               enable_gqa: bool = False) -> Tensor:
+    """As torch's: q [B, H, c, D], k [B, Hkv, c, D], v [B, Hkv, c, Dv] of one
+    chunk -> [B, H, c, Dv]."""
+    call = running()
+    name = type(call.layer).__name__
+    if dropout_p:
+        raise Unsupported(name, f"attention dropout of {dropout_p}",
+                          "set config.attention_dropout = 0")
+    if query.dim() != 4 or key.shape[2] != query.shape[2]:
+        raise Unsupported(
+            name, f"attention of q {tuple(query.shape)} to k "
+            f"{tuple(key.shape)} in one chunk", "do not stream this model")
+    # Models do not call one row alone causal: it sees itself either way, and
+    # the probe has seen what more rows do.
+    one = attn_mask is None and query.shape[2] == 1
+    seen = current().mask_of(call.layer, attn_mask, is_causal or one)
+    scores = blocks.Scores(query.shape[-1] ** -0.5 if scale is None else scale)
+    return call.attend(query, key, value, seen, scores, None)

@@ -1,0 +1,126 @@
+"""One forward of the decoder through its streamed layers: how the sequence is
+cut, what its masks are, where its tensors go."""
+from __future__ import annotations
+
+import contextlib
+import functools
+import threading
+from collections import deque
+from collections.abc import Callable, Iterator
+from typing import TYPE_CHECKING, Protocol
+
+import torch
+from torch import Tensor, nn
+
+from sluice.errors import Unsupported
+from sluice.intervals import Intervals
+
+if TYPE_CHECKING:
+    from sluice.arena import HostArena, HostTensor
+
+_current = threading.local()  # .step: the one this thread is in
+
+
+def current() -> Step | None:
+    """The step this thread runs or replays, if any."""
+    return getattr(_current, "step", None)
+
+
+def chunks_of(length: int, chunk: int) -> list[range]:
+    """The rows 0 .. length in pieces of `chunk`, the last one the rest."""
+    return [range(a, min(a + chunk, length)) for a in range(0, length, chunk)]
+
+
+class Engaging(Protocol):
+    """What a model is to a step."""
+
+    def engage(self) -> contextlib.AbstractContextManager:
+        """The model asks the current step for masks and attention."""
+
+    def inside(self) -> contextlib.AbstractContextManager:
+        """Around a layer's own forward on one chunk."""
+
+
+class Step:
+    """Lives as long as a layer call of it may be replayed; belongs to the
+    thread that runs it.
+
+    [Note: mask markers]
+    transformers hands the mask from the model to each attention as a tensor.
+    A [B, 1, S, S] mask of millions of tokens cannot exist, so the model gets
+    a marker: one element expanded to that shape. Layers may pass it on and
+    take views of it; what they compute with it has other storage and is not
+    known here, and so it is refused instead of ignored.
+    """
+
+    def __init__(self, arena: HostArena, length: int, chunk: int,
+                 device: torch.device, check: bool,
+                 model: Engaging,
+                 written: dict[nn.Module, list[tuple[nn.Module, str]]],
+                 abandoned: deque[HostTensor]):
+        self.arena, self.length, self.device = arena, length, device
+        self.chunks = chunks_of(length, chunk)
+        self.check = check
+        self.blocks_run = 0
+        self.abandoned = abandoned  # of layer calls without a backward
+        self._model, self._written = model, written
+        # By storage: the marker's element, and how its intervals are found.
+        self._masks: dict[int, tuple[Tensor, Callable[[], Intervals]]] = {}
+        self._causal: Intervals | None = None
+
+    @contextlib.contextmanager
+    def engaged(self) -> Iterator[None]:
+        """The model asks this step for masks and attention."""
+        before, _current.step = current(), self
+        try:
+            with self._model.engage():
+                yield
+        finally:
+            _current.step = before
+
+    def inside(self) -> contextlib.AbstractContextManager:
+        """Around a layer's own forward on one chunk."""
+        return self._model.inside()
+
+    def written_by(self, layer: nn.Module) -> list[tuple[nn.Module, str]]:
+        """The buffers (owner, name) that a forward of the layer writes."""
+        return self._written.get(layer, [])
+
+    def causal(self) -> Intervals:
+        if self._causal is None:
+            self._causal = Intervals.causal(self.length, self.device)
+        return self._causal
+
+    def marker(self, batch: int, find: Callable[[], Intervals]) -> Tensor:
+        """What the model carries in the place of a mask: bool, expanded to
+        [batch, 1, S, S]. `find` is asked once, when a layer uses the mask:
+        models also make masks that none of their layers has."""
+        one = torch.ones(1, dtype=torch.bool, device=self.device)
+        self._masks[one.untyped_storage().data_ptr()] = (
+            one, functools.cache(find))
+        return one.view(1, 1, 1, 1).expand(batch, 1, self.length, self.length)
+
+    def adopt(self, other: Step) -> None:
+        """Knows the other step's markers too: both are as long."""
+        self._masks.update(other._masks)
+
+    def is_marker(self, tensor: Tensor) -> bool:
+        return tensor.untyped_storage().data_ptr() in self._masks
+
+    def mask_of(self, module: nn.Module, marker: Tensor | None,
+                is_causal: bool) -> Intervals:
+        """The mask that arrived at an attention module."""
+        name = type(module).__name__
+        if marker is None:
+            if is_causal:
+                return self.causal()
+            raise Unsupported(name, "attention in both directions",
+                              "do not stream this model")
+        found = self._masks.get(marker.untyped_storage().data_ptr())
+        if found is None:
+            raise Unsupported(
+                name, f"a mask tensor of shape {tuple(marker.shape)} and type "
+                f"{marker.dtype}: given by the caller in 4-D, or computed by "
+                "the model itself", "pass a 2-D attention_mask or position_ids"
+                " that restart, or do not stream this model")
+        return found[1]()

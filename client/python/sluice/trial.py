@@ -1,0 +1,181 @@
+"""One layer run as the model runs it, and streamed, on the same rows."""
+from __future__ import annotations
+
+import copy
+import gc
+import random
+import sys
+import weakref
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import torch
+from torch import Tensor, nn
+from torch.utils import _pytree as pytree
+
+from sluice.captured import Seen
+from sluice.errors import Unsupported
+from sluice.layer import LayerCall, run
+from sluice.randomness import RandomState
+from sluice.replay import leaves
+from sluice.rows import Arguments, names_of
+
+if TYPE_CHECKING:
+    from sluice.adapters.hf import Adapter
+    from sluice.streaming import Stream
+
+CHUNK = 24
+
+
+class Result(NamedTuple):
+    """What a layer made of it, fp32."""
+
+    y: Tensor
+    gradients: dict[str, Tensor | None]  # "input" and the parameters'
+    buffers: dict[str, Tensor]
+    drew: bool
+
+
+def run_whole(adapter: Adapter, index: int, x: Tensor, seen: Seen, name: str,
+           scale: float) -> Result:
+    """The layer as the model runs it, with the model's own attention."""
+    layer = _wide_copy(adapter, index)
+    own = _own(adapter, index, layer)
+    args, kwargs = _wide_all((seen.args, seen.kwargs))
+    arguments = [v for v in pytree.tree_leaves((args, kwargs))
+                 if isinstance(v, Tensor)]
+    mark = _Mark()
+    alive = weakref.ref(mark)
+
+    def forward(h: Tensor) -> Tensor:
+        y = _first(own(_Marked.apply(h, mark), *args, **kwargs))
+        for end in leaves(y):
+            if not any(end is t for t in (h, *layer.parameters(), *arguments)):
+                raise Unsupported(
+                    name, f"a tensor of shape {tuple(end.shape)} that needs a "
+                    "gradient and is no parameter of the layer",
+                    "register it as a parameter of a module in the layer")
+        return y
+
+    python = _python_random()
+    result = _result(layer, x, forward, scale)
+    if python != _python_random():
+        raise Unsupported(name, "random numbers of Python or numpy, which a "
+                          "replay would draw again", "use torch's")
+    del mark, forward
+    if alive() is not None:
+        gc.collect()
+    if alive() is not None:
+        raise Unsupported(
+            name, "a tensor with its graph that is kept after its forward, "
+            "by a hook or an attribute: here it would have none",
+            "do not make losses of what is inside of layers, or do not stream "
+            "this model")
+    return result
+
+
+class _Mark:
+    """Lives as long as something has the graph of the layer's input."""
+
+
+class _Marked(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, x: Tensor, mark: _Mark) -> Tensor:
+        ctx.mark = mark
+        return x.clone()
+
+    @staticmethod
+    def backward(ctx, dy: Tensor):
+        return dy, None
+
+
+def run_chunked(adapter: Adapter, stream: Stream, index: int, x: Tensor,
+             seen: Seen, scale: float = 1.0) -> Result:
+    """The layer streamed in three chunks."""
+    layer = _wide_copy(adapter, index)
+    own = _own(adapter, index, layer)
+    step = stream.begin(x.shape[1], x.device, adapter, chunk=CHUNK,
+                        check=True)
+    step.adopt(seen.step)
+    args, kwargs = _wide_all((seen.args, seen.kwargs))
+    places = {owner: path for path, owner in
+              adapter.layers[index].named_modules()}
+    stream.written[layer] = [
+        (layer.get_submodule(places[owner]), name)
+        for owner, name in stream.written[adapter.layers[index]]]
+
+    def streamed(h: Tensor) -> Tensor:
+        arguments = Arguments(layer, step, args, kwargs, names_of(
+            type(layer).forward), stream.rows)
+        with step.engaged():
+            return run(LayerCall(step, layer, own, arguments), h)
+
+    try:
+        return _result(layer, x, streamed, scale)
+    finally:
+        del stream.written[layer]
+
+
+def _result(layer: nn.Module, x: Tensor,
+            forward: Callable[[Tensor], Tensor], scale: float) -> Result:
+    """Output and gradients of a sum with fixed weights times `scale`; the
+    same random numbers in every call."""
+    torch.manual_seed(2)
+    before = RandomState(x.device)
+    leaf = x.clone().requires_grad_()
+    with torch.enable_grad():
+        y = forward(leaf)
+        drew = before.moved()
+        names = [n for n, p in layer.named_parameters() if p.requires_grad]
+        found = torch.autograd.grad(
+            y, [leaf, *(layer.get_parameter(n) for n in names)],
+            scale * weights(y), allow_unused=True)
+    return Result(y.detach(), dict(zip(["input", *names], found)),
+                  dict(layer.named_buffers()), drew)
+
+
+def weights(y: Tensor) -> Tensor:
+    generator = torch.Generator().manual_seed(3)
+    return torch.randn(y.shape, generator=generator).to(y)
+
+
+def _own(adapter: Adapter, index: int, layer: nn.Module) -> Callable:
+    """The forward of before, bound to a copy of the layer."""
+    own = adapter.own_forward(adapter.layers[index])
+    function = getattr(own, "__func__", None) or getattr(own, "func", None)
+    if function is None:
+        raise Unsupported(f"layer {index}", "a forward on the instance that is"
+                          " no method of it", "make it one (types.MethodType)")
+    return lambda *args, **kwargs: function(layer, *args, **kwargs)
+
+
+def _wide_copy(adapter: Adapter, index: int) -> nn.Module:
+    # The configs stay shared: what is engaged is engaged for the copy too.
+    shared = {id(config): config for config in adapter.configs}
+    made = copy.deepcopy(adapter.layers[index], shared)
+    for tensor in (*made.parameters(), *made.buffers()):
+        tensor.data = wide(tensor.data)
+    vars(made).pop("forward", None)
+    if getattr(made, "gradient_checkpointing", False):
+        made.gradient_checkpointing = False
+    return made
+
+
+def _wide_all(tree: Any) -> Any:
+    return pytree.tree_map(
+        lambda v: wide(v) if isinstance(v, Tensor) else v, tree)
+
+
+def wide(x: Tensor) -> Tensor:
+    return x.float() if x.dtype in (torch.bfloat16, torch.float16) else x
+
+
+def _first(out: Any) -> Tensor:
+    return out[0] if isinstance(out, (tuple, list)) else out
+
+
+def _python_random() -> tuple:
+    if "numpy" not in sys.modules:
+        return random.getstate(), ()
+    kind, keys, *rest = sys.modules["numpy"].random.get_state()
+    return random.getstate(), (kind, keys.tobytes(), *rest)
