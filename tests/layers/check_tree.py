@@ -8,6 +8,7 @@ nothing names a machine, its paths or its mirrors; every top-level and layer
 folder has a README.md; at the top level is what belongs there.
 check_rooms.py: arrows between a layer's rooms, folder sizes, names of headers.
 check_contracts.py: metrics, messages and RPCs are in their README's table.
+check_python.py: which module of the Python package may import which.
 Prints one line per violation and exits 1 if there is any.
 """
 
@@ -17,6 +18,7 @@ import subprocess
 import sys
 
 import check_contracts
+import check_python
 import check_rooms
 
 # Header family -> (pattern of the include, folders that may include it).
@@ -312,6 +314,7 @@ def check(root):
     problems += check_rooms.check_rooms(code)
     problems += check_rooms.check_folder_sizes(code)
     problems += check_rooms.check_header_names(code)
+    problems += check_python.check_python(texts)
     problems += check_contracts.check_metrics(
         code, texts[check_contracts.METRICS])
     problems += check_contracts.check_messages(
