@@ -1,0 +1,116 @@
+"""How far a streamed step is from the plain one, parameter by parameter.
+
+Exact means: for every parameter the difference of the gradients has a norm of
+at most max(1e-5, 5 x the plain model's own eager-SDPA difference) of the
+gradient's norm. A parameter whose gradient is below 1e-6 of the whole norm
+has only rounding in it, and its difference is held against 1e-6 of the whole.
+
+The plain model's own difference is the larger of those on the two batches: it
+stands for how well conditioned the parameter is, and one batch alone may be
+lucky (a gradient that is a small rest of large sums differs by 4e-6 on one
+batch and by 1e-5 on the next).
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+
+import torch
+
+from .plain import Step, norm
+
+LEAST = 1e-5
+# Two attentions that are further apart than this do not round differently:
+# they compute different things (one of them forgets a window, say).
+DISAGREE = 1e-3
+TIMES_OWN = 5.0
+NEGLIGIBLE = 1e-6
+
+
+@dataclasses.dataclass
+class Worst:
+    """The parameter that comes closest to its limit, or exceeds it most.
+
+    `difference` is relative to the gradient's norm (to the whole norm, where
+    that is negligible); `ratio` is difference / limit: exact means <= 1.
+    """
+
+    name: str
+    difference: float
+    ratio: float
+
+    def exceeds(self) -> bool:
+        return self.ratio > 1.0
+
+
+def _gap(a: torch.Tensor | None, b: torch.Tensor | None) -> tuple[float, float]:
+    """Norms of `a - b` and `a`, in fp64; a missing gradient is zero."""
+    if a is None and b is None:
+        return 0.0, 0.0
+    if a is None:
+        return float(b.double().norm()), 0.0
+    if b is None:
+        return float(a.double().norm()), float(a.double().norm())
+    return float((a.double() - b.double()).norm()), float(a.double().norm())
+
+
+def _relative(a: float, b: float) -> float:
+    return abs(a - b) / max(abs(a), 1e-30)
+
+
+def own_differences(
+    batches: list[dict[str, Step]],
+) -> dict[str, float]:
+    """Per parameter, and for "loss", the plain model's eager-SDPA difference:
+    the largest over `batches`, each {attention: step}; relative."""
+    found: dict[str, float] = {}
+    for steps in batches:
+        eager, other = steps["eager"], steps.get("sdpa", steps["eager"])
+        whole = norm(eager.gradients)
+        gaps = {"loss": _relative(eager.loss, other.loss)}
+        for name, gradient in eager.gradients.items():
+            gap, size = _gap(gradient, other.gradients[name])
+            gaps[name] = gap / size if size >= NEGLIGIBLE * whole else 0.0
+        found = {n: max(gap, found.get(n, 0.0)) for n, gap in gaps.items()}
+    return found
+
+
+def worst(plain: Step, own: dict[str, float], streamed: Step) -> Worst:
+    """The worst of loss and gradients of `streamed` against `plain`; `own`
+    is what `own_differences` found."""
+    whole = norm(plain.gradients)
+    gap = _relative(plain.loss, streamed.loss)
+    found = Worst("loss", gap, _ratio(gap, _limit(own["loss"])))
+    for name, gradient in plain.gradients.items():
+        difference, size = _gap(gradient, streamed.gradients[name])
+        if size < NEGLIGIBLE * whole:
+            gap, limit = difference / whole, NEGLIGIBLE
+        else:
+            gap, limit = difference / size, _limit(own[name])
+        if _ratio(gap, limit) > found.ratio:
+            found = Worst(name, gap, _ratio(gap, limit))
+    return found
+
+
+def _ratio(gap: float, limit: float) -> float:
+    """gap / limit; infinite where it is NaN, which would compare as small."""
+    return math.inf if math.isnan(gap) else gap / limit
+
+
+def _limit(own: float) -> float:
+    return max(LEAST, TIMES_OWN * own)
+
+
+def moved_buffer(plain: Step, streamed: Step) -> str | None:
+    """The name of a buffer that the streamed step left otherwise, or None."""
+    for name, value in plain.buffers.items():
+        other = streamed.buffers.get(name)
+        if other is None or other.shape != value.shape:
+            return name
+        if not torch.allclose(
+            value.double(), other.double(), rtol=1e-5, atol=1e-6,
+            equal_nan=True,
+        ):
+            return name
+    return None

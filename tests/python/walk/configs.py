@@ -1,0 +1,168 @@
+"""A tiny random model for each causal language model of transformers.
+
+`names()` lists them, `tiny(name)` builds one on the CPU, without a hub, in
+fp32: about 10 K to 100 K parameters, dropout 0, and no parameter at a value
+(0, 1) that would hide an error in how it is used.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import inspect
+
+import torch
+import transformers
+from transformers.models.auto.configuration_auto import CONFIG_MAPPING
+from transformers.models.auto.modeling_auto import (
+    MODEL_FOR_CAUSAL_LM_MAPPING_NAMES,
+)
+
+from . import fields
+from .exceptions import ENCODERS, EXCEPTIONS
+
+
+def names() -> list[str]:
+    """The names of the installed mapping, sorted."""
+    return sorted(MODEL_FOR_CAUSAL_LM_MAPPING_NAMES)
+
+
+def class_name(name: str) -> str:
+    """The model class that the mapping gives `name`."""
+    value = MODEL_FOR_CAUSAL_LM_MAPPING_NAMES[name]
+    return value if isinstance(value, str) else value[0]
+
+
+def config_class(name: str) -> type:
+    """The configuration class that the model class of `name` takes.
+
+    Where the mapping names a composite (text, vision, audio), that may be the
+    text's alone.
+    """
+    model_class = getattr(transformers, class_name(name))
+    return model_class.config_class or CONFIG_MAPPING[name]
+
+
+def defaults_of(cls: type) -> dict[str, object]:
+    """The fields that configuration class `cls` has, and their defaults."""
+    if dataclasses.is_dataclass(cls):  # transformers 5
+        common = transformers.PretrainedConfig
+        common_fields = {f.name for f in dataclasses.fields(common)}
+        return {
+            f.name: None if f.default is dataclasses.MISSING else f.default
+            for f in dataclasses.fields(cls)
+            if f.name not in common_fields
+        }
+    signature = inspect.signature(cls.__init__)
+    return {
+        name: None if p.default is p.empty else p.default
+        for name, p in signature.parameters.items()
+        if name != "self" and p.kind is not p.VAR_KEYWORD
+    }
+
+
+def _is_token(name: str, default: object) -> bool:
+    return name.endswith(("_token_id", "_token_index", "_id", "_index")) and (
+        type(default) is int
+    )
+
+
+def _layer_kinds(released: object, name: str, layers: int) -> list | None:
+    """`layers` kinds that show all those in the released list `name`."""
+    kinds = list(dict.fromkeys(getattr(released, name, None) or ()))
+    if len(kinds) < 2:
+        return None
+    return [kinds[i % len(kinds)] for i in range(layers)]
+
+
+def _field(name: str, default: object, layers: int) -> object:
+    """What the general rules give a field, or its default."""
+    if name in fields.LAYERS:
+        return layers
+    if name in fields.SIZES:
+        return fields.SIZES[name]
+    if name.endswith(fields.RANDOM_ENDINGS) and default is not None:
+        return type(default)(0)
+    return default
+
+
+def _nested(cls: type, released: object) -> dict[str, type]:
+    """The classes of the configurations nested in one of class `cls`."""
+    found = {}
+    for key, declared in getattr(cls, "sub_configs", {}).items():
+        value = getattr(released, key, None)
+        if isinstance(value, transformers.PretrainedConfig):
+            found[key] = type(value)
+        elif getattr(declared, "model_type", ""):  # AutoConfig has none
+            found[key] = declared
+    return found
+
+
+def tiny_fields(cls: type) -> dict[str, object]:
+    """What the general rules set in a configuration of class `cls`."""
+    defaults = defaults_of(cls)
+    released = cls()
+    layers = 4 if any(f in defaults for f in fields.LAYER_PATTERN) else 2
+    chosen: dict[str, object] = {}
+    token = fields.VOCAB - 1
+    for name, default in defaults.items():
+        value = _field(name, default, layers)
+        if name in fields.LAYER_KINDS:
+            value = _layer_kinds(released, name, layers)
+        elif _is_token(name, default) and default >= fields.VOCAB:
+            value, token = token, token - 1  # the walk's tokens stay below
+        if value is not default:
+            chosen[name] = value
+    if "qk_rope_head_dim" in defaults:
+        chosen.update({k: v for k, v in fields.LATENT.items() if k in defaults})
+    for key, nested in _nested(cls, released).items():
+        if key in defaults:
+            chosen[key] = tiny_fields(nested)
+            chosen[key]["model_type"] = nested.model_type
+    return chosen
+
+
+def _merge(into: dict, more: dict) -> dict:
+    for key, value in more.items():
+        if isinstance(value, dict) and isinstance(into.get(key), dict):
+            _merge(into[key], value)
+        else:
+            into[key] = value
+    return into
+
+
+def tiny_config(name: str) -> transformers.PretrainedConfig:
+    """The configuration of the tiny model for `name`."""
+    cls = config_class(name)
+    chosen = _merge(tiny_fields(cls), EXCEPTIONS.get(name, {}))
+    if name in ENCODERS:
+        chosen["is_decoder"] = True
+    return cls(**chosen)
+
+
+@torch.no_grad()
+def _perturb(model: torch.nn.Module) -> None:
+    """Moves every parameter off its initial value.
+
+    Biases start at 0 and norm weights at 1: an error that drops or doubles
+    them would not show.
+    """
+    for parameter in model.parameters():
+        scale = 0.1 if parameter.dim() == 1 else 0.05
+        parameter.add_(torch.randn_like(parameter) * scale)
+
+
+def tiny(name: str, attention: str = "eager") -> torch.nn.Module:
+    """The tiny model for `name`, in fp32 and train mode.
+
+    The same name gives the same weights, whatever the attention. Raises
+    whatever transformers does where it cannot be made; ValueError or
+    ImportError where the model has no such attention.
+    """
+    torch.manual_seed(0)
+    model_class = getattr(transformers, class_name(name))
+    model = model_class._from_config(
+        tiny_config(name), attn_implementation=attention
+    )
+    model = model.float()
+    _perturb(model)
+    return model.train()

@@ -1,0 +1,160 @@
+"""The verdict on one name: runs it plain, then streamed, and compares."""
+
+from __future__ import annotations
+
+import dataclasses
+import time
+import traceback
+
+from . import compare, configs, exceptions, kinds, plain
+
+BATCHES = ("few", "many")  # labels left out
+CHUNK = 16  # 75 tokens: four chunks and a tail of 11
+
+# Verdicts. BUILT is what --plain-only ends with.
+EXACT, REFUSED, UNBUILT, BUILT = "exact", "refused", "unbuilt", "built"
+WRONG, FAILED = "WRONG", "failed"
+BAD = (WRONG, FAILED)
+
+
+@dataclasses.dataclass
+class Row:
+    """One name of the table."""
+
+    name: str
+    model_class: str
+    kind: str = ""
+    verdict: str = FAILED
+    worst: str = ""  # parameter
+    difference: float | None = None
+    ratio: float | None = None  # difference / limit
+    own: float | None = None  # the plain model's eager-SDPA difference
+    blocks: int | None = None  # attention blocks that ran streamed
+    reason: str = ""
+    remedy: str = ""
+    streamed: bool = False  # sluice.stream() returned
+    seconds: float = 0.0
+    trace: str = ""
+
+
+def _one_line(text: object) -> str:
+    return " ".join(str(text).split())
+
+
+def _fail(row: Row, where: str, error: BaseException) -> None:
+    row.verdict = FAILED
+    row.reason = _one_line(f"{where}: {type(error).__name__}: {error}")[:400]
+    row.trace = "".join(traceback.format_exception(error)[-12:])
+
+
+def plain_steps(name: str, left_out: str) -> dict[str, plain.Step]:
+    """Steps of the plain model by attention: eager, and SDPA where it has it.
+
+    Raises plain.Odd where the eager one cannot judge anything.
+    """
+    ids, labels = plain.batch(left_out)
+    steps = {
+        attention: plain.step(configs.tiny(name, attention), name, ids, labels)
+        for attention in plain.attentions(name)
+    }
+    plain.check(steps["eager"])
+    return steps
+
+
+def _plain(row: Row) -> dict[str, dict[str, plain.Step]]:
+    """The plain model's steps on both batches."""
+    found = {left_out: plain_steps(row.name, left_out) for left_out in BATCHES}
+    own = compare.own_differences(list(found.values()))
+    row.own = max(own.values())
+    return found
+
+
+def yardstick(
+    row: Row, steps: dict[str, dict[str, plain.Step]]
+) -> tuple[dict[str, float], str]:
+    """The plain model's own differences, and the attention to compare with.
+
+    That is eager. Where its two attentions do not compute the same, it is the
+    one that the streamed model was loaded with, and nothing is forgiven.
+    """
+    own = compare.own_differences(list(steps.values()))
+    if max(own.values()) <= compare.DISAGREE:
+        return own, "eager"
+    row.reason = f"held against SDPA: eager differs by {max(own.values()):.1g}"
+    return dict.fromkeys(own, 0.0), "sdpa"
+
+
+def _stream_and_compare(
+    row: Row, session: object, steps: dict[str, dict[str, plain.Step]]
+) -> None:
+    """Streams the model on both batches, a fresh one each, and compares."""
+    import sluice
+
+    row.verdict = EXACT
+    own, attention = yardstick(row, steps)
+    worst = compare.Worst("", 0.0, -1.0)
+    for left_out, expected in steps.items():
+        model = configs.tiny(row.name, list(expected)[-1])
+        reference = expected[attention]
+        stream = sluice.stream(model, session=session, chunk=CHUNK)
+        row.streamed = True
+        found = plain.step(model, row.name, *plain.batch(left_out))
+        stats = stream.stats()
+        stream.unstream()
+        row.blocks = stats.blocks
+        here = compare.worst(reference, own, found)
+        if here.ratio > worst.ratio:
+            worst = here
+        moved = compare.moved_buffer(reference, found)
+        # Without the first the walk could compare the plain model with
+        # itself.
+        if stats.blocks == 0:
+            row.verdict, row.reason = WRONG, "no attention block ran streamed"
+        elif here.exceeds():
+            row.verdict = WRONG
+            row.reason = f"{here.ratio:.3g} x its limit ({left_out} left out)"
+        elif moved:
+            row.verdict, row.reason = WRONG, f"buffer {moved} differs"
+        elif stats.host_bytes != 0:
+            row.verdict = WRONG
+            row.reason = f"{stats.host_bytes} host bytes held after the step"
+    row.worst, row.difference = worst.name, worst.difference
+    row.ratio = worst.ratio
+
+
+def judge(name: str, plain_only: bool) -> Row:
+    """The row of `name`. Never raises: what is raised becomes a verdict."""
+    row = Row(name=name, model_class=configs.class_name(name))
+    began = time.monotonic()
+    where = "plain"
+    try:
+        row.kind = kinds.kind_of(name)
+        why = exceptions.unbuilt(name)
+        if why:
+            row.verdict, row.reason = UNBUILT, why
+            return row
+        steps = _plain(row)
+        row.verdict = BUILT
+        if not plain_only:
+            where = "streamed"
+            _streamed(row, steps)
+    except Exception as error:  # the table's row says what it was
+        _fail(row, where, error)
+    finally:
+        row.seconds = round(time.monotonic() - began, 2)
+    return row
+
+
+def _streamed(row: Row, steps: dict[str, dict[str, plain.Step]]) -> None:
+    import sluice
+
+    try:
+        with sluice.Session() as session:
+            _stream_and_compare(row, session, steps)
+    except sluice.Unsupported as refusal:
+        # stream() is where a model is refused; later, somebody has begun.
+        row.verdict = FAILED if row.streamed else REFUSED
+        late = "refused only in the step: " if row.streamed else ""
+        row.reason = late + _one_line(refusal)
+        row.remedy = _one_line(getattr(refusal, "remedy", ""))
+        row.worst, row.difference, row.ratio = "", None, None

@@ -1,0 +1,184 @@
+"""The walk over transformers' causal models: its tables, a quick part of it,
+and that it would notice what is wrong."""
+
+from __future__ import annotations
+
+import collections
+import json
+import os
+import pathlib
+import re
+import signal
+import subprocess
+import sys
+import time
+
+import pytest
+import torch
+import transformers
+from support import environment
+
+from walk import children, compare, configs, judge, plain
+
+WALK = pathlib.Path(__file__).resolve().parent / "walk"
+TABLES = {
+    # transformers: the least of exact rows
+    "5.23.0": 100,
+    "4.57.1": 65,
+}
+# Grouped and shared heads, QK norm, windows, caps, sinks, latent attention,
+# mixtures of experts, learned positions, an encoder's and an encoder-decoder's
+# decoder; one that mixes tokens by recurrence, one that picks its tokens.
+QUICK = (
+    "bart bert deepseek_v3 deepseek_v32 gemma2 gpt2 gpt_oss llama opt"
+    " qwen3_moe qwen3_next starcoder2"
+).split()
+
+
+def table(version: str) -> dict[str, list[str]]:
+    """Name -> its cells, of the committed table; names occur once."""
+    text = (WALK / f"transformers-{version}.md").read_text(encoding="utf-8")
+    rows = re.findall(r"^\| `([^`]+)` \| (.*) \|$", text, re.MULTILINE)
+    twice = [n for n, k in collections.Counter(n for n, _ in rows).items()
+             if k > 1]
+    assert not twice, f"named more than once: {twice}"
+    return {name: re.split(r" \| ", cells) for name, cells in rows}
+
+
+def verdicts(version: str) -> dict[str, str]:
+    return {name: cells[2].strip() for name, cells in table(version).items()}
+
+
+def walk(*arguments: str, timeout_s: float = 280,
+         **changes: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [sys.executable, "-m", "walk", *arguments], cwd=WALK.parent, text=True,
+        env=environment(**changes), capture_output=True, timeout=timeout_s)
+
+
+def test_the_table_names_every_name_of_the_installed_mapping_once():
+    version = transformers.__version__
+    if version not in TABLES:
+        pytest.skip(f"no table of transformers {version}; python -m walk "
+                    f"--markdown walk/transformers-{version}.md makes one")
+    assert sorted(table(version)) == configs.names()
+
+
+@pytest.mark.parametrize("version", TABLES)
+def test_nothing_in_a_table_is_wrong_and_little_is_unbuilt(version):
+    found = collections.Counter(verdicts(version).values())
+    assert set(found) <= {judge.EXACT, judge.REFUSED, judge.UNBUILT}, found
+    assert found[judge.EXACT] >= TABLES[version]
+    unbuilt = [name for name, cells in table(version).items()
+               if cells[2] == judge.UNBUILT and cells[1] in (
+                   "decoder", "hybrid")]
+    assert len(unbuilt) <= 10, unbuilt
+
+
+def test_a_quick_walk_finds_what_the_table_says(tmp_path):
+    version = transformers.__version__
+    known = verdicts(version if version in TABLES else "5.23.0")
+    told = tmp_path / "rows.json"
+    found = walk("--json", str(told), *QUICK)
+    assert found.returncode == 0, found.stdout + found.stderr
+    rows = json.loads(told.read_text())["rows"]
+    assert {row["name"]: row["verdict"] for row in rows} == {
+        name: known[name] for name in QUICK}
+    assert all(row["blocks"] > 0 for row in rows
+               if row["verdict"] == judge.EXACT)
+
+
+def test_a_name_that_transformers_does_not_have_is_one_line():
+    found = walk("lama")
+    assert found.returncode == 2
+    assert len(found.stderr.splitlines()) == 1 and "lama" in found.stderr
+
+
+def test_an_interrupted_walk_writes_nothing_and_leaves_no_child(tmp_path):
+    told = tmp_path / "rows.json"
+    with subprocess.Popen(
+        [sys.executable, "-m", "walk", "--plain-only", "--json", str(told)],
+        cwd=WALK.parent, env=environment(), text=True,
+        stdout=subprocess.PIPE, stderr=subprocess.PIPE,
+    ) as process:
+        process.stderr.readline()  # the first row is there
+        process.send_signal(signal.SIGINT)
+        assert process.wait(timeout=30) == 130
+        assert "interrupted after" in process.stderr.read()
+    assert not told.exists()
+
+
+# --- it would notice --------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def llama():
+    """Both batches of a plain llama, {batch: {attention: step}}."""
+    return {left_out: judge.plain_steps("llama", left_out)
+            for left_out in judge.BATCHES}
+
+
+def altered(step: plain.Step, name: str, by) -> plain.Step:
+    gradients = dict(step.gradients)
+    gradients[name] = by(gradients[name])
+    return plain.Step(step.loss, gradients, step.buffers, step.draws)
+
+
+@pytest.mark.parametrize("by", [
+    lambda g: g * 1.001, torch.zeros_like, lambda g: g * float("nan"),
+    lambda g: None,
+], ids=["scaled", "zero", "nan", "missing"])
+def test_a_gradient_that_is_off_is_found(llama, by):
+    own = compare.own_differences(list(llama.values()))
+    eager, name = llama["few"]["eager"], "model.norm.weight"
+    assert not compare.worst(eager, own, eager).exceeds()
+    worst = compare.worst(eager, own, altered(eager, name, by))
+    assert worst.exceeds() and worst.name == name
+
+
+def test_a_loss_that_is_off_is_found(llama):
+    own = compare.own_differences(list(llama.values()))
+    eager = llama["few"]["eager"]
+    off = plain.Step(eager.loss * 1.001, eager.gradients, {}, False)
+    worst = compare.worst(eager, own, off)
+    assert worst.exceeds() and worst.name == "loss"
+
+
+def test_a_buffer_counted_twice_is_found(llama):
+    eager = llama["few"]["eager"]
+    a = plain.Step(eager.loss, {}, {"count": torch.tensor([2])}, False)
+    b = plain.Step(eager.loss, {}, {"count": torch.tensor([4])}, False)
+    assert compare.moved_buffer(a, a) is None
+    assert compare.moved_buffer(a, b) == "count"
+
+
+def test_plain_attentions_that_disagree_forgive_nothing(llama):
+    off = {"few": dict(llama["few"])}
+    off["few"]["sdpa"] = altered(
+        off["few"]["eager"], "model.norm.weight", lambda g: 2 * g)
+    row = judge.Row("llama", "LlamaForCausalLM")
+    own, attention = judge.yardstick(row, off)
+    assert attention == "sdpa" and max(own.values()) == 0 and row.reason
+
+
+def rows_of(function, limit_s: float = 30) -> list[judge.Row]:
+    return list(children.rows(
+        ["a", "b"], function, lambda name: judge.Row(name, "A"), jobs=1,
+        limit_s=limit_s))
+
+
+def test_a_crash_is_one_row():
+    def crash(name):
+        if name == "a":
+            os.abort()
+        return judge.Row(name, "B", verdict=judge.EXACT)
+
+    a, b = rows_of(crash)
+    assert a.verdict == judge.FAILED and f"signal {signal.SIGABRT}" in a.reason
+    assert b.verdict == judge.EXACT
+
+
+def test_a_hang_is_one_row():
+    a, b = rows_of(lambda name: time.sleep(60), limit_s=0.3)
+    assert a.verdict == b.verdict == judge.FAILED
+    assert "not done after 0.3 s" in a.reason
