@@ -1,0 +1,103 @@
+"""One rank of data_parallel_test: trains a tiny model streamed and not, both
+wrapped the same way, on batches that differ per rank, and compares.
+
+    data_parallel.py RANK WORLD FILE_OF_THE_GROUP SOCKET CASE...
+"""
+
+from __future__ import annotations
+
+import datetime
+import sys
+
+import sluice
+import torch
+import torch.distributed as dist
+from models import assert_same, batch, run, tiny
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.fsdp import CPUOffloadPolicy, fully_shard
+from torch.distributed.tensor import DTensor
+from torch.nn.parallel import DistributedDataParallel
+
+TIED = dict(tie_word_embeddings=True)
+MOE = dict(num_local_experts=4, num_experts_per_tok=2)
+
+
+def ddp(**options):
+    return lambda model: DistributedDataParallel(model, **options)
+
+
+def fsdp(units=(), shape=None, **options):
+    """The layers, then the named modules as units of their own, the rest as
+    the root."""
+    def wrap(model):
+        world = dist.get_world_size()
+        mesh = init_device_mesh("cpu", shape or (world,), mesh_dim_names=(
+            ("replicate", "shard") if shape else ("shard",)))
+        for layer in model.model.layers:
+            fully_shard(layer, mesh=mesh, **options)
+        for unit in units:
+            fully_shard(model.get_submodule(unit), mesh=mesh, **options)
+        return fully_shard(model, mesh=mesh, **options)
+    return wrap
+
+
+# name -> (model, its config, wrapping, batches per step)
+CASES = {
+    "ddp": ("llama", {}, ddp(), 1),
+    "ddp, static graph, bucket views": (
+        "llama", {}, ddp(static_graph=True, gradient_as_bucket_view=True), 1),
+    "fsdp2": ("llama", {}, fsdp(), 1),
+    "fsdp2, tied": ("qwen2", TIED, fsdp(), 1),
+    "fsdp2, experts": ("mixtral", MOE, fsdp(), 1),
+    "fsdp2, head of its own": ("llama", {}, fsdp(["lm_head"]), 1),
+    "fsdp2, embedding, norm and head of their own": (
+        "llama", {}, fsdp(["model.embed_tokens", "model.norm", "lm_head"]), 2),
+    "fsdp2, kept after forward": (
+        "llama", {}, fsdp(["lm_head"], reshard_after_forward=False), 2),
+    "fsdp2, weights on the host": (
+        "llama", {}, fsdp(
+            offload_policy=CPUOffloadPolicy(pin_memory=False)), 1),
+    "hsdp": ("llama", {}, fsdp(["lm_head"], shape=(2, 2)), 1),
+    "frozen embedding and layer": ("llama", {}, fsdp(["lm_head"]), 1),
+}
+
+
+def train(case: str, rank: int, streamed: sluice.Session | None):
+    kind, changes, wrap, batches = CASES[case]
+    model = tiny(kind, **changes)
+    if case.startswith("frozen"):
+        model.model.embed_tokens.requires_grad_(False)
+        model.model.layers[0].requires_grad_(False)
+    stream = streamed and sluice.stream(model, session=streamed, chunk=16,
+                                        quiet=True)
+    model = wrap(model)
+    found = [run(model, batch(2, 60 + 5 * rank, seed=10 * rank + i))
+             for i in range(batches)]
+    if stream:
+        stats = stream.stats()
+        assert stats.blocks > 0 and stats.host_bytes == 0, stats
+    for one in found:
+        one.gradients = {n: g.full_tensor() if isinstance(g, DTensor) else g
+                         for n, g in one.gradients.items()}
+    return found
+
+
+def main() -> None:
+    rank, world, file, socket, *cases = sys.argv[1:]
+    rank, world = int(rank), int(world)
+    torch.set_num_threads(1)
+    dist.init_process_group("gloo", f"file://{file}", rank=rank,
+                            world_size=world,
+                            timeout=datetime.timedelta(seconds=120))
+    with sluice.Session(socket, job="dp", rank=rank, world=world) as session:
+        for case in cases:
+            print("case:", case, flush=True)
+            plain = train(case, rank, None)
+            for got, expected in zip(train(case, rank, session), plain):
+                assert_same(got, expected)
+            dist.barrier()
+    dist.destroy_process_group()
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,59 @@
+"""DDP, FSDP2 and HSDP around a streamed model: the gradients of the same
+wrapping around the model itself. One process per rank, on Gloo."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import subprocess
+import sys
+
+import pytest
+import sluice
+import torch.distributed as dist
+from data_parallel import CASES
+from models import batch, tiny
+from sluice.daemon import PrivateDaemon
+from support import environment
+from torch.distributed.fsdp import fully_shard
+
+WORKER = os.path.join(os.path.dirname(__file__), "data_parallel.py")
+
+
+@pytest.mark.parametrize("world", [2, 4])
+def test_gradients_are_those_of_the_model_itself(tmp_path, world):
+    cases = [case for case in CASES if (case == "hsdp") == (world == 4)]
+    with contextlib.closing(PrivateDaemon(gpus=1)) as daemon:
+        ranks = [subprocess.Popen(
+            [sys.executable, WORKER, str(rank), str(world),
+             str(tmp_path / "group"), daemon.socket, *cases],
+            env=environment(), text=True, stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT) for rank in range(world)]
+        said = [rank.communicate(timeout=500)[0] for rank in ranks]
+    assert [rank.returncode for rank in ranks] == [0] * world, "\n".join(said)
+
+
+@pytest.fixture
+def alone(tmp_path):
+    dist.init_process_group("gloo", f"file://{tmp_path}/group", rank=0,
+                            world_size=1)
+    yield
+    dist.destroy_process_group()
+
+
+def test_a_shard_inside_a_streamed_layer_is_refused(session, alone):
+    model = tiny()
+    sluice.stream(model, session=session, chunk=16)
+    for layer in model.model.layers:
+        fully_shard(layer.mlp)
+    fully_shard(model)
+    with pytest.raises(sluice.Unsupported, match="'mlp' is an FSDP2 unit "
+                       "inside.*fully_shard\\(layer\\)"):
+        model(**batch())
+
+
+def test_a_model_that_is_sharded_already_is_refused(session, alone):
+    model = tiny()
+    fully_shard(model)
+    with pytest.raises(sluice.Unsupported, match="before fully_shard"):
+        sluice.stream(model, session=session, chunk=16)

@@ -1,0 +1,134 @@
+"""Intervals found from mask functions, against the mask written out."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from sluice import Unsupported, intervals
+from sluice.intervals import LEAST_ROWS, Intervals, Whole
+from sluice.masks import find
+from sluice.step import chunks_of
+from transformers import masking_utils as hf
+
+CPU = torch.device("cpu")
+
+
+def documents(*rows):
+    ids = torch.tensor(rows)
+    return hf.and_masks(hf.causal_mask_function,
+                        hf.packed_sequence_mask_function(ids))
+
+
+def padded(*lengths, length):
+    mask = torch.arange(length)[None] < torch.tensor(lengths)[:, None]
+    return hf.and_masks(hf.causal_mask_function,
+                        hf.padding_mask_function(mask))
+
+
+MASKS = {
+    "causal": (hf.causal_mask_function, 1, 37),
+    "one row": (hf.causal_mask_function, 2, 1),
+    "window": (hf.sliding_window_causal_mask_function(7), 1, 37),
+    "window of one": (hf.sliding_window_causal_mask_function(1), 1, 37),
+    "window wider than all": (
+        hf.sliding_window_causal_mask_function(100), 1, 37),
+    "chunked": (hf.chunked_causal_mask_function(
+        8, torch.zeros(1, dtype=torch.long)), 1, 37),
+    "documents": (documents([0] * 5 + [1] * 20 + [2] * 12), 1, 37),
+    "documents that differ per batch row": (documents(
+        [0] * 5 + [1] * 20 + [2] * 12, [0] * 36 + [1]), 2, 37),
+    "documents in a window": (hf.and_masks(
+        documents([0] * 5 + [1] * 32),
+        hf.sliding_window_overlay(6)), 1, 37),
+    "right padding": (padded(37, 20, length=37), 2, 37),
+}
+
+
+def written_out(function, batch, length):
+    b = torch.arange(batch)[:, None, None]
+    q = torch.arange(length)[None, :, None]
+    k = torch.arange(length)[None, None, :]
+    return function(b, torch.zeros_like(b), q, k).expand(batch, length, length)
+
+
+@pytest.mark.parametrize("name", MASKS)
+@pytest.mark.parametrize("chunk", [1, 4, 8, 37])
+@pytest.mark.parametrize("least", [1, LEAST_ROWS])
+def test_pieces_are_the_mask(monkeypatch, name, chunk, least):
+    monkeypatch.setattr(intervals, "LEAST_ROWS", least)
+    function, batch, length = MASKS[name]
+    expected = written_out(function, batch, length)
+    found = find(function, batch, length, heads=2, device=CPU)
+    chunks = chunks_of(length, chunk)
+    for rows in chunks:
+        for keys in chunks[:chunks.index(rows) + 1]:
+            wanted = expected[:, rows.start:rows.stop, keys.start:keys.stop]
+            times = torch.zeros_like(wanted, dtype=torch.long)
+            for b, r, c, mask in found.pieces(rows, keys):
+                place = times[b, r, c]
+                if mask is Whole.FULL:
+                    place += 1
+                elif mask is Whole.CAUSAL:
+                    assert place.shape[1] == place.shape[2]
+                    place += torch.ones_like(place).tril()
+                else:
+                    place += mask[:, 0]
+            assert torch.equal(times, wanted.long())  # once, and all
+
+
+def pieces(function, length, rows, keys):
+    return [p.mask for p in find(function, 1, length, 1, CPU).pieces(
+        rows, keys)]
+
+
+def test_what_all_rows_see_needs_no_tensor():
+    causal = hf.causal_mask_function
+    assert pieces(causal, 64, range(48, 64), range(16)) == [Whole.FULL]
+    assert pieces(causal, 64, range(48, 64), range(48, 64)) == [Whole.CAUSAL]
+    window = hf.sliding_window_causal_mask_function(8)
+    assert pieces(window, 64, range(48, 64), range(16)) == []
+
+
+def test_documents_need_no_tensor():
+    packed = documents([0] * 30 + [1] * 50 + [2] * 48)
+    assert pieces(packed, 128, range(64, 128), range(64, 128)) == [
+        Whole.CAUSAL, Whole.CAUSAL]
+    assert pieces(packed, 128, range(64, 128), range(64)) == [Whole.FULL]
+
+
+def test_batch_rows_that_agree_are_kept_once():
+    same = find(documents([0] * 9 + [1] * 7, [0] * 9 + [1] * 7), 2, 16, 1, CPU)
+    assert same.first.shape == (1, 16)
+
+
+@pytest.mark.parametrize("function", [
+    hf.or_masks(hf.causal_mask_function,
+                lambda b, h, q, k: (q < 10) & (k < 10)),
+    hf.bidirectional_mask_function,
+    lambda b, h, q, k: (k <= q) & ((k >= q - 4) | (k < 2)),
+    lambda b, h, q, k: (k <= q) & ((h == 0) | (k >= q - 4)),
+    lambda b, h, q, k: (k <= q) & (k % 2 == q % 2),
+], ids=["prefix", "both directions", "global tokens", "per head", "strided"])
+def test_a_mask_that_is_no_interval_is_refused(function):
+    with pytest.raises(Unsupported, match="attention mask.*interval"):
+        find(function, 1, 64, heads=2, device=CPU)
+
+
+def test_left_padding_is_refused_by_name():
+    mask = torch.arange(20)[None] >= torch.tensor([[0], [5]])
+    with pytest.raises(Unsupported, match="left padding.*pad on the right"):
+        find(hf.and_masks(hf.causal_mask_function,
+                          hf.padding_mask_function(mask)), 2, 20, 1, CPU)
+
+
+def test_a_function_that_cannot_be_asked_is_refused():
+    def branching(b, h, q, k):
+        return q >= k if q > 3 else k == 0
+    with pytest.raises(Unsupported, match="cannot be asked"):
+        find(branching, 1, 20, 1, CPU)
+
+
+def test_widest_is_the_longest_reach():
+    assert find(hf.sliding_window_causal_mask_function(7), 1, 37, 1,
+                CPU).widest == 7
+    assert Intervals.causal(37, CPU).widest == 37

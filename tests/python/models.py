@@ -1,0 +1,84 @@
+"""Tiny models of transformers, and the comparison with themselves unstreamed."""
+
+from __future__ import annotations
+
+import copy
+import dataclasses
+
+import torch
+import transformers
+from torch import nn
+from transformers import AutoModelForCausalLM
+
+transformers.logging.set_verbosity_error()
+
+VOCAB = 97
+SIZES = dict(vocab_size=VOCAB, hidden_size=32, intermediate_size=48,
+             num_hidden_layers=2, num_attention_heads=4,
+             num_key_value_heads=2, head_dim=8, max_position_embeddings=512,
+             pad_token_id=0, attention_dropout=0.0)
+
+
+def tiny(kind: str = "llama", **changes) -> nn.Module:
+    """A model in train mode, eager attention, no weight at 0 or 1 exactly."""
+    config = transformers.CONFIG_MAPPING[kind](**{**SIZES, **changes})
+    torch.manual_seed(0)
+    model = AutoModelForCausalLM.from_config(config,
+                                             attn_implementation="eager")
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.add_(torch.randn_like(parameter) * 0.05)
+    return model.float().train()
+
+
+def batch(rows: int = 2, length: int = 75, seed: int = 1
+          ) -> dict[str, torch.Tensor]:
+    """ids and labels [rows, length], with unequal numbers of labels."""
+    generator = torch.Generator().manual_seed(seed)
+    ids = torch.randint(3, VOCAB, (rows, length), generator=generator)
+    labels = ids.clone()
+    labels[0, length // 5:length // 2] = -100
+    return {"input_ids": ids, "labels": labels}
+
+
+@dataclasses.dataclass
+class Run:
+    loss: float
+    gradients: dict[str, torch.Tensor | None]
+
+
+def run(model: nn.Module, inputs: dict) -> Run:
+    model.zero_grad()
+    loss = model(**inputs).loss
+    loss.backward()
+    return Run(loss.item(), {n: None if p.grad is None else p.grad.clone()
+                             for n, p in model.named_parameters()})
+
+
+def unstreamed(model: nn.Module, inputs: dict, attention: str | None = None
+               ) -> Run:
+    """What a copy of the model makes of it by itself."""
+    twin = copy.deepcopy(model)
+    if attention is not None:
+        twin.set_attn_implementation(attention)
+    return run(twin, inputs)
+
+
+def assert_same(got: Run, expected: Run, other: Run | None = None) -> None:
+    """Per parameter within max(1e-5, 5 x the model's own difference between
+    its attention implementations) of its gradient's norm; gradients below
+    1e-6 of all are judged by all."""
+    whole = sum(float(g.norm()) ** 2 for g in expected.gradients.values()
+                if g is not None) ** 0.5
+    assert abs(got.loss - expected.loss) <= 1e-5 * abs(expected.loss)
+    for name, wanted in expected.gradients.items():
+        gradient = got.gradients[name]
+        if wanted is None or gradient is None:
+            assert wanted is gradient or not (
+                gradient if wanted is None else wanted).any(), name
+            continue
+        norm = max(float(wanted.norm()), 1e-6 * whole)
+        own = 0.0 if other is None else float(
+            (other.gradients[name] - wanted).norm())
+        apart = float((gradient - wanted).norm())
+        assert apart <= max(1e-5 * norm, 5 * own), (name, apart / norm)

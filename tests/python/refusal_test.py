@@ -1,0 +1,269 @@
+"""What cannot be exact is refused in stream(), by name; what was wrong in
+silence once (notes: python.md, second look) stays refused or exact."""
+
+from __future__ import annotations
+
+import pytest
+import sluice
+import torch
+import torch.nn.functional as F
+from models import assert_same, batch, run, tiny, unstreamed
+from sluice import Unsupported
+from torch import nn
+
+
+class Mlp(nn.Module):
+    """A layer's own feed-forward, and something after it."""
+
+    def __init__(self, inner):
+        super().__init__()
+        self.inner = inner
+        self.register_buffer("load", torch.zeros(4))
+
+    def forward(self, x):
+        return self.after(self.inner(x), x)
+
+
+class FunctionalDropout(Mlp):
+    def after(self, y, x):
+        return F.dropout(y, 0.3, self.training)
+
+
+class SampledRouting(Mlp):
+    def after(self, y, x):
+        return y * (torch.rand(x.shape[:2] + (1,)) < 0.5) * 2
+
+
+class TokenShift(Mlp):
+    def after(self, y, x):
+        return y + F.pad(x, (0, 0, 1, -1))
+
+
+class RowsSum(Mlp):
+    def after(self, y, x):
+        return y + x.cumsum(1) * 0.01
+
+
+class InventedPositions(Mlp):
+    def after(self, y, x):
+        return y + torch.arange(x.shape[1])[:, None] * 0.01
+
+
+class _AddLoss(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, y, loss):
+        return y.clone()
+
+    @staticmethod
+    def backward(ctx, dy):
+        return dy, torch.ones(())
+
+
+class AuxiliaryLoss(Mlp):
+    """Balances experts over all rows: a product of two means."""
+
+    def after(self, y, x):
+        share = torch.softmax(y[..., :4], -1).mean((0, 1))
+        return _AddLoss.apply(y, (share * share).sum() * 100)
+
+
+class CapacityRouter(Mlp):
+    """Each expert takes the first rows that want it, up to a share."""
+
+    def after(self, y, x):
+        wish = x[..., :4].argmax(-1)
+        place = F.one_hot(wish, 4).cumsum(1).gather(-1, wish[..., None])
+        return y * (place <= x.shape[1] // 2)
+
+
+class LoadCounter(Mlp):
+    def after(self, y, x):
+        if self.training:
+            self.load += F.one_hot(x[..., :4].argmax(-1), 4).sum((0, 1))
+        return y
+
+
+class BatchStatistics(Mlp):
+    def after(self, y, x):
+        return (y - y.mean((0, 1))) * 2
+
+
+class InPlace(Mlp):
+    def after(self, y, x):
+        return y.add_(1)
+
+
+def with_mlp(kind):
+    model = tiny()
+    for layer in model.model.layers:
+        layer.mlp = kind(layer.mlp)
+    return model.train()
+
+
+@pytest.mark.parametrize("kind,names", [
+    (TokenShift, "output differs"),
+    (RowsSum, "output differs"),
+    (InventedPositions, "output differs"),
+    (AuxiliaryLoss, "gradient of"),
+    (CapacityRouter, "output differs"),
+    (BatchStatistics, "output differs"),
+])
+def test_what_mixes_or_counts_rows_is_refused(session, kind, names):
+    model = with_mlp(kind)
+    forwards = [vars(m).get("forward") for m in model.modules()]
+    with pytest.raises(Unsupported, match=names):
+        sluice.stream(model, session=session, chunk=16)
+    assert [vars(m).get("forward") for m in model.modules()] == forwards
+
+
+def test_a_load_counter_counts_each_row_once(session):
+    model, inputs = with_mlp(LoadCounter), batch()
+    sluice.stream(model, session=session, chunk=16)
+    counted = [m for m in model.modules() if isinstance(m, LoadCounter)]
+    assert all(not m.load.any() for m in counted)  # the probe leaves none
+    run(model, inputs)
+    assert all(m.load.sum() == inputs["input_ids"].numel() for m in counted)
+
+
+def test_an_in_place_write_on_its_own_result_is_exact(session):
+    model, inputs = with_mlp(InPlace), batch()
+    expected = unstreamed(model, inputs)
+    other = unstreamed(model, inputs, "sdpa")
+    sluice.stream(model, session=session, chunk=16)
+    assert_same(run(model, inputs), expected, other)
+
+
+@pytest.mark.parametrize("kind", [FunctionalDropout, SampledRouting])
+def test_random_layers_have_the_gradient_of_what_they_drew(session, kind):
+    """Against differences along the gradient, with the same numbers drawn."""
+    model, inputs = with_mlp(kind).double(), batch()
+    sluice.stream(model, session=session, chunk=16, check="always")
+    state = torch.get_rng_state()
+    run(model, inputs)
+    weight = model.model.layers[0].mlp.inner.up_proj.weight
+    direction = weight.grad.clone()
+
+    def loss(step):
+        torch.set_rng_state(state)
+        with torch.no_grad():
+            weight.add_(step * direction)
+            found = model(**inputs).loss.item()
+            weight.sub_(step * direction)
+        return found
+
+    step = 1e-2
+    slope = (loss(step) - loss(-step)) / (2 * step)
+    expected = float(direction.norm()) ** 2
+    assert abs(slope - expected) <= 1e-3 * expected
+
+
+def test_what_is_drawn_after_a_step_is_drawn_as_after_its_forward(session):
+    model = with_mlp(FunctionalDropout)
+    sluice.stream(model, session=session, chunk=16)
+    loss = model(**batch()).loss
+    state = torch.get_rng_state()
+    loss.backward()
+    assert torch.equal(torch.get_rng_state(), state)
+
+
+def test_chunked_attention_is_the_masks(session):
+    """llama4's layers see pieces of the sequence: the mask says so."""
+    model = tiny("llama4_text", attention_chunk_size=24, num_local_experts=2,
+                 num_experts_per_tok=1, intermediate_size_mlp=48,
+                 interleave_moe_layer_step=1, no_rope_layers=[1, 1],
+                 layer_types=["chunked_attention"] * 2)
+    inputs = batch()
+    expected = unstreamed(model, inputs)
+    try:
+        sluice.stream(model, session=session, chunk=16)
+    except Unsupported:
+        return
+    assert_same(run(model, inputs), expected)
+
+
+@pytest.mark.parametrize("given,names", [
+    (dict(attention_mask=torch.ones(2, 1, 75, 75, dtype=torch.bool).tril()),
+     "not \\[B, S\\]"),
+    (dict(attention_mask=torch.arange(75)[None].expand(2, 75) > 3),
+     "left padding"),
+    (dict(cu_seq_lens_q=torch.tensor([0, 75])), "cu_seq_lens_q"),
+    (dict(output_attentions=True), "output_attentions"),
+], ids=["4-D mask", "left padding", "cu_seq_lens", "attention weights"])
+def test_calls_that_cannot_be_exact_are_refused(session, given, names):
+    model = tiny()
+    stream = sluice.stream(model, session=session, chunk=16)
+    with pytest.raises(Unsupported, match=names):
+        model(**batch(), **given)
+    assert stream.stats().host_bytes == 0
+
+
+def test_an_unknown_argument_as_long_as_the_sequence_is_refused(session):
+    class Shifted(nn.Module):
+        def __init__(self, inner):
+            super().__init__()
+            self.inner = inner
+
+        def forward(self, hidden_states, shift=None, **kwargs):
+            return self.inner(hidden_states + shift, **kwargs)
+
+    def made():
+        model = tiny()
+        for i in range(2):
+            model.model.layers[i] = Shifted(model.model.layers[i])
+            model.model.layers[i].register_forward_pre_hook(
+                lambda m, a, k: (a, {**k, "shift": torch.arange(
+                    a[0].shape[1])[None, :, None] * 0.01}), with_kwargs=True)
+        return model
+
+    with pytest.raises(Unsupported, match="'shift'.*rows="):
+        sluice.stream(made(), session=session, chunk=16)
+    model, inputs = made(), batch()
+    expected = unstreamed(model, inputs)
+    sluice.stream(model, session=session, chunk=16, rows={"shift": 1})
+    assert_same(run(model, inputs), expected)
+
+
+@pytest.mark.parametrize("change,names", [
+    (dict(attention_dropout=0.1), "attention dropout.*attention_dropout = 0"),
+])
+def test_configurations_that_cannot_be_exact_are_refused(session, change,
+                                                         names):
+    with pytest.raises(Unsupported, match=names):
+        sluice.stream(tiny(**change), session=session, chunk=16)
+
+
+def test_router_logits_are_refused(session):
+    model = tiny("mixtral", num_local_experts=4, num_experts_per_tok=2,
+                 output_router_logits=True)
+    with pytest.raises(Unsupported, match="output_router_logits"):
+        sluice.stream(model, session=session, chunk=16)
+
+
+def test_a_model_without_the_registry_is_refused(session):
+    with pytest.raises(Unsupported, match="no list of decoder layers"):
+        sluice.stream(nn.Linear(3, 3), session=session)
+
+
+def test_a_second_backward_says_what_to_do(session):
+    model = tiny()
+    sluice.stream(model, session=session, chunk=16)
+    loss = model(**batch()).loss
+    loss.backward(retain_graph=True)
+    with pytest.raises(RuntimeError, match="runs once.*retain_graph"):
+        loss.backward()
+
+
+def test_weights_changed_before_the_backward_are_noticed(session):
+    model = tiny()
+    sluice.stream(model, session=session, chunk=16, check="off")
+    loss = model(**batch()).loss
+    with torch.no_grad():
+        model.model.layers[1].mlp.up_proj.weight.mul_(1.1)
+    with pytest.raises(RuntimeError, match="changed in place"):
+        loss.backward()
+
+
+@pytest.mark.parametrize("chunk", [0, -4])
+def test_a_chunk_has_rows(chunk):
+    with pytest.raises(ValueError, match=f"chunk = {chunk}"):
+        sluice.stream(tiny(), chunk=chunk)

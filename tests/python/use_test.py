@@ -1,0 +1,261 @@
+"""How users call, copy, change and break a streamed model."""
+
+from __future__ import annotations
+
+import copy
+import gc
+import inspect
+
+import pytest
+import sluice
+import torch
+from models import assert_same, batch, run, tiny, unstreamed
+from sluice import masks
+from torch.nn import functional as F
+from torch.nn.utils import parametrize
+from transformers import LlamaForCausalLM
+
+
+@pytest.fixture
+def streamed(session):
+    """Makes a model streamed until the test's end."""
+    streams = []
+
+    def make(model, **options):
+        streams.append(sluice.stream(model, session=session, quiet=True,
+                                     **{"chunk": 16, **options}))
+        return streams[-1]
+
+    yield make
+    for stream in streams:
+        stream.unstream()
+
+
+def same_after(change, streamed, inputs=None, model=None, **options):
+    """Stream, change both, and compare."""
+    model, inputs = model or tiny(), inputs or batch()
+    twin = copy.deepcopy(model)
+    stream = streamed(model, **options)
+    change(model)
+    change(twin)
+    assert_same(run(model, inputs), run(twin, inputs),
+                unstreamed(twin, inputs, "sdpa"))
+    assert stream.stats().host_bytes == 0
+    return stream
+
+
+# --- the head and its loss --------------------------------------------------
+
+def mean_loss(logits, labels=None, vocab_size=None, shift_labels=None, **_):
+    if shift_labels is None:
+        shift_labels = F.pad(labels, (0, 1), value=-100)[:, 1:]
+    return F.cross_entropy(logits.flatten(0, 1), shift_labels.flatten())
+
+
+@pytest.mark.parametrize("early", [True, False])
+def test_a_loss_that_takes_a_mean_is_exact_over_many_head_chunks(streamed,
+                                                                 early):
+    model = tiny(max_position_embeddings=1024)
+    if early:
+        model.loss_function = mean_loss
+    same_after(lambda m: setattr(m, "loss_function", mean_loss), streamed,
+               batch(length=600), model, chunk=256)
+
+
+class Weighted(LlamaForCausalLM):
+    def forward(self, input_ids=None, labels=None, weight=1.0, **more):
+        out = super().forward((input_ids + 1) % 90, labels=labels, **more)
+        out.loss = out.loss * weight
+        return out
+
+
+def test_a_forward_of_the_users_own_is_run(streamed):
+    torch.manual_seed(0)
+    same_after(lambda m: None, streamed, {**batch(), "weight": 3.0},
+               Weighted(tiny().config).train())
+
+
+@pytest.mark.parametrize("given", [
+    {"num_items_in_batch": 77}, {"output_hidden_states": True},
+    {"shift_labels": batch(seed=3)["labels"]},
+    {"token_type_ids": torch.zeros(2, 75, dtype=torch.long)},
+], ids=str)
+def test_what_trainers_pass_is_exact(streamed, given):
+    same_after(lambda m: None, streamed, {**batch(), **given})
+
+
+def test_no_return_dict_gives_loss_and_logits(streamed):
+    model = tiny()
+    streamed(model)
+    loss, logits = model(**batch(), return_dict=False)[:2]
+    assert loss.dim() == 0 and logits.shape[:2] == (2, 75)
+
+
+def test_inference_mode_runs(streamed):
+    model = tiny()
+    expected = unstreamed(model, batch()).loss
+    streamed(model)
+    with torch.inference_mode():
+        assert abs(float(model(**batch()).loss) - expected) < 1e-5
+
+
+def test_fp16_gradients_keep_the_losss_scale(streamed):
+    model = tiny().half()
+    twin = copy.deepcopy(model)
+    streamed(model)
+    for each in model, twin:
+        (each(**batch()).loss * 2 ** 14).backward()
+    ours, theirs = model.lm_head.weight.grad, twin.lm_head.weight.grad
+    assert (ours - theirs).norm() < 1e-2 * theirs.norm()
+
+
+# --- masks ------------------------------------------------------------------
+
+@pytest.mark.parametrize("at", [-3, 1, 40])
+def test_a_hole_in_a_mask_is_refused(streamed, at):
+    model, inputs = tiny(), batch()
+    streamed(model)
+    inputs["attention_mask"] = torch.ones(2, 75, dtype=torch.long)
+    inputs["attention_mask"][0, at] = 0
+    with pytest.raises(sluice.Unsupported, match="holes"):
+        model(**inputs)
+
+
+@pytest.mark.parametrize("function", [
+    lambda b, h, q, k: (k <= q) | ((k == 41) & (q == 40)),
+    lambda b, h, q, k: (k <= q) & ~((k == 40) & (q == 60)),
+    lambda b, h, q, k: (k <= q) & ~((h == 1) & (k < q - 5))])
+def test_one_place_off_is_found_in_the_probes_rows(function):
+    with pytest.raises(sluice.Unsupported):
+        masks.find(function, 1, 70, 4, torch.device("cpu"))
+
+
+def restarting():
+    places = torch.cat([torch.arange(30), torch.arange(45)]).expand(2, -1)
+    return {**batch(), "position_ids": places}
+
+
+def test_packed_rows_without_a_cache_are_exact(streamed):
+    same_after(lambda m: None, streamed, {**restarting(), "use_cache": False})
+
+
+def test_packed_rows_are_kept_apart_without_saying_so(streamed):
+    """transformers mixes them while config.use_cache makes a cache."""
+    model = tiny()
+    expected = unstreamed(model, {**restarting(), "use_cache": False})
+    streamed(model)
+    assert_same(run(model, restarting()), expected)
+
+
+# --- copies and changes -----------------------------------------------------
+
+def test_a_copy_computes_with_its_own_weights_and_is_not_streamed(streamed):
+    model = tiny()
+    stream = streamed(model)
+    twin, expected = copy.deepcopy(model), tiny()
+    with torch.no_grad():
+        for each in twin, expected:
+            each.lm_head.weight.mul_(1.5)
+    assert_same(run(twin, batch()), run(expected, batch()))
+    assert stream.stats().steps == 0
+    assert all(p.grad is None for p in model.parameters())
+
+
+def test_the_forwards_signature_stays(streamed):
+    model = tiny()
+    before = inspect.signature(model.forward)
+    streamed(model)
+    assert inspect.signature(model.forward) == before
+
+
+def test_streaming_twice_is_refused_and_changes_nothing(streamed):
+    def again(model):
+        if "forward" in vars(model):
+            with pytest.raises(sluice.Unsupported, match="already"):
+                streamed(model)
+    same_after(again, streamed)
+
+
+@pytest.mark.parametrize("frozen", [False, True])
+def test_functional_call_is_exact_and_leaves_the_parameters(streamed, frozen):
+    model = tiny()
+    twin = copy.deepcopy(model)
+    streamed(model, check="off")
+    found = []
+    for each in model, twin:
+        own = dict(each.named_parameters())
+        given = {n: (p.detach() * 1.1).requires_grad_(
+            not frozen or "q_proj" in n) for n, p in own.items()}
+        torch.func.functional_call(each, given, kwargs=batch()).loss.backward()
+        assert all(p is own[n] for n, p in each.named_parameters())
+        found.append({n: p.grad for n, p in given.items()})
+    for name, gradient in found[1].items():
+        assert gradient is None or (found[0][name] - gradient).norm() < (
+            3e-5 * gradient.norm())
+
+
+def test_eval_between_forward_and_backward_is_exact(streamed):
+    results = []
+    for model in tiny(), tiny():
+        for layer in model.model.layers:
+            layer.mlp.register_forward_hook(
+                lambda module, args, y: y * (2 if module.training else 1))
+        if not results:
+            streamed(model, check="off")
+        loss = model(**batch()).loss
+        model.eval()
+        loss.backward()
+        results.append(model.model.layers[0].mlp.up_proj.weight.grad)
+    assert torch.allclose(*results, rtol=1e-4, atol=1e-6)
+
+
+def test_cached_parametrizations_are_refused(streamed):
+    model = tiny()
+    streamed(model)
+    with parametrize.cached(), pytest.raises(sluice.Unsupported):
+        model(**batch())
+
+
+def test_the_first_check_is_of_the_first_step_that_trains(streamed):
+    model = tiny()
+    stream = streamed(model)
+    with torch.no_grad():
+        model(**batch())
+    assert not stream._checked
+    run(model, batch())
+    assert stream._checked
+
+
+@pytest.mark.parametrize("backend", ["eager", "aot_eager"])
+def test_a_compiled_model_is_exact(streamed, backend):
+    model = tiny()
+    expected = unstreamed(model, batch())
+    streamed(model)
+    torch.compile(model, backend=backend)(**batch()).loss.backward()
+    gradient = model.lm_head.weight.grad
+    assert torch.allclose(gradient, expected.gradients["lm_head.weight"],
+                          rtol=1e-4, atol=1e-6)
+    torch._dynamo.reset()
+
+
+# --- failures ---------------------------------------------------------------
+
+@pytest.mark.parametrize("error", [RuntimeError, KeyboardInterrupt])
+@pytest.mark.parametrize("call", [1, 5, 6, 9, 10])
+def test_an_exception_in_a_layer_leaves_nothing(streamed, error, call):
+    def fail(module, args):
+        fail.calls += 1
+        if fail.calls == call:
+            raise error("told to")
+
+    def break_it(model):
+        if "forward" not in vars(model):
+            return
+        fail.calls = 0
+        hook = model.model.layers[1].mlp.register_forward_pre_hook(fail)
+        with pytest.raises(error):
+            run(model, batch())
+        hook.remove()
+        gc.collect()
+
+    same_after(break_it, streamed)
