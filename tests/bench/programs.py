@@ -16,12 +16,15 @@ import tempfile
 
 HERE = os.path.dirname(os.path.abspath(__file__))
 KNOWN = ["ipc", "grant", "attention", "fits", "loss", "methods", "overlap",
-         "planner", "settings", "train"]
-# Too long for two builds in turns: compared only where they are named.
-LONG = ["settings"]
-SCRIPTS = {"settings": "settings.py", "train": "train_steps.py"}
+         "planner", "python", "settings", "train"]
+# Too long for two builds in turns, or the same package for both: compared only
+# where they are named.
+LONG = ["python", "settings"]
+SCRIPTS = {"python": "python_step.py", "settings": "settings.py",
+           "train": "train_steps.py"}
 # What a script needs built; a program needs only itself.
-NEEDS = dict.fromkeys(SCRIPTS, ["sluice-train", "sluiced", "sluice-worker"])
+NEEDS = {**dict.fromkeys(SCRIPTS, ["sluice-train", "sluiced",
+                                   "sluice-worker"]), "python": ["sluiced"]}
 FIELDS = {"name", "value", "unit", "target", "better", "detail"}
 
 
