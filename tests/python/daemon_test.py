@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import signal
 import threading
+import time
 
 import pytest
 import sluice
@@ -148,6 +149,29 @@ def test_it_ends_with_a_killed_process(number):
     assert len(processes_of(folder)) == 2  # sluiced and its guard
     child.send_signal(number)
     child.wait(10)
+    await_nothing_left(pid, folder)
+
+
+def test_the_folder_of_a_sluiced_that_ended_first_goes_with_the_process():
+    child = start(OPENS + "    sys.stdin.read()")
+    pid, folder = place(child.stdout.readline())
+    os.kill(pid, signal.SIGTERM)
+    await_true("sluiced ends", lambda: not is_running(pid))
+    time.sleep(0.3)  # what the guard does then, it has done
+    assert os.path.exists(folder)
+    child.send_signal(signal.SIGKILL)
+    child.wait(10)
+    await_nothing_left(pid, folder)
+
+
+def test_a_process_killed_while_it_closes_leaves_nothing():
+    child = start(OPENS + """
+    import shutil, signal
+    shutil.rmtree = lambda *_, **__: os.kill(os.getpid(), signal.SIGKILL)
+    session.close()
+    """)
+    pid, folder = place(child.stdout.readline())
+    assert child.wait(10) == -signal.SIGKILL
     await_nothing_left(pid, folder)
 
 

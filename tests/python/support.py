@@ -29,7 +29,8 @@ def environment(**changes: str | None) -> dict[str, str]:
 def start(code: str, **changes: str | None) -> subprocess.Popen[str]:
     return subprocess.Popen([sys.executable, "-c", textwrap.dedent(code)],
                             env=environment(**changes), text=True,
-                            stdout=subprocess.PIPE, stderr=subprocess.PIPE)
+                            stdin=subprocess.PIPE, stdout=subprocess.PIPE,
+                            stderr=subprocess.PIPE)
 
 
 def run(code: str, timeout_s: float = 60,

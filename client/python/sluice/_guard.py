@@ -50,17 +50,17 @@ def _watch(process: int) -> int | None:
         return None
 
 
-def _await_end(parent: int, child: subprocess.Popen[bytes]) -> None:
-    """Returns when the parent or the child has ended."""
-    watched = [fd for fd in (_watch(parent), _watch(child.pid))
-               if fd is not None]
+def _await_end(parent: int, child: subprocess.Popen[bytes] | None) -> None:
+    """Returns when the parent has ended, or the child, if one is given."""
+    pids = [parent] if child is None else [parent, child.pid]
+    watched = [fd for fd in map(_watch, pids) if fd is not None]
     poll = select.poll()
     for fd in watched:
         poll.register(fd, select.POLLIN)
-    timeout_ms = None if len(watched) == 2 else NO_PIDFD_POLL_MS
+    timeout_ms = None if len(watched) == len(pids) else NO_PIDFD_POLL_MS
     # An adopted process has another parent: asked after the watch is set up,
     # so that an end before it is not missed, nor a number that is used again.
-    while os.getppid() == parent and child.poll() is None:
+    while os.getppid() == parent and (child is None or child.poll() is None):
         poll.poll(timeout_ms)
 
 
@@ -73,26 +73,37 @@ def _end(child: subprocess.Popen[bytes]) -> None:
         child.wait()
 
 
+def _start(command: list[str]) -> subprocess.Popen[bytes] | None:
+    try:
+        return subprocess.Popen(command, preexec_fn=_end_with_guard,
+                                stdin=subprocess.DEVNULL)
+    except OSError as error:
+        print(f"error: cannot start {command[0]}: {error}", file=sys.stderr)
+        return None
+
+
 def main() -> int:
     parent, folder, command = int(sys.argv[1]), sys.argv[2], sys.argv[3:]
     signal.signal(signal.SIGTERM, _stop)
     child = None
     try:
-        child = subprocess.Popen(command, preexec_fn=_end_with_guard,
-                                 stdin=subprocess.DEVNULL)
-        print(f"pid {child.pid}", flush=True)
-        _await_end(parent, child)
+        child = _start(command)
+        if child is not None:
+            print(f"pid {child.pid}", flush=True)
+            _await_end(parent, child)
+        if child is None or child.poll() is not None:
+            # The parent reads the log when it sees the end of this pipe; the
+            # folder is its own until it tells, or ends.
+            os.close(sys.stdout.fileno())
+            _await_end(parent, None)
     except (_Told, BrokenPipeError):
         pass
-    except OSError as error:
-        print(f"error: cannot start {command[0]}: {error}", file=sys.stderr)
     finally:
         signal.signal(signal.SIGTERM, signal.SIG_IGN)
         if child is not None and child.poll() is None:
             _end(child)
-        # Not the folder itself while the parent lives: it reads the log.
-        if os.getppid() != parent:
-            shutil.rmtree(folder, ignore_errors=True)
+        # Also when it was told: who tells may be killed before it removes it.
+        shutil.rmtree(folder, ignore_errors=True)
     return 1 if child is None else 0
 
 
