@@ -41,6 +41,18 @@ def batch(rows: int = 2, length: int = 75, seed: int = 1
     return {"input_ids": ids, "labels": labels}
 
 
+class AddLoss(torch.autograd.Function):
+    """As in DeepSeek-V2's own code: y, and a loss of gradient 1."""
+
+    @staticmethod
+    def forward(ctx, y, loss):
+        return y.clone()
+
+    @staticmethod
+    def backward(ctx, dy):
+        return dy, torch.ones(())
+
+
 @dataclasses.dataclass
 class Run:
     loss: float

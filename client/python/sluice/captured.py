@@ -47,11 +47,10 @@ def probe_tokens(adapter: Adapter) -> Tensor:
 
 
 def capture(adapter: Adapter, stream: Stream, ids: Tensor
-             ) -> tuple[dict[int, Seen], dict[int, Seen]]:
+            ) -> tuple[dict[int, Seen], dict[int, Seen]]:
     """What the layers are called with, plain and streamed."""
-    def decoder(**more):
-        return adapter.own_forward(adapter.decoder)(
-            input_ids=ids, use_cache=False, **more)
+    def decoder():
+        adapter.own_forward(adapter.decoder)(input_ids=ids, use_cache=False)
 
     def plainly():
         with torch.no_grad(), _recorded(adapter, plain):
@@ -66,7 +65,7 @@ def capture(adapter: Adapter, stream: Stream, ids: Tensor
     plain, chunked = {}, {}
     held = {layer: Buffers(layer) for layer in adapter.layers}
     refusing(adapter.decoder, "a forward on %d tokens fails" % ids.shape[1],
-              plainly)
+             plainly)
     for layer, buffers in held.items():
         stream.written[layer] = buffers.written()
     refusing(adapter.decoder, "its forward fails when streamed", streamed)

@@ -57,7 +57,6 @@ class LayerCall:
         self._x: list = []  # the input's chunks, in the host
         self._random: list[RandomState | None] = []
         self._buffers: list[Snapshot | None] = []
-        self._written: list[tuple[nn.Module, str]] = []
         self._hashes: list[int] = []
         self._autocast = None
         self._setting: Setting | None = None

@@ -130,6 +130,10 @@ def check_parameters(module: nn.Module) -> None:
                 for mesh in parameter.device_mesh.mesh_dim_names or ()):
             raise Unsupported(name, "a weight split by tensor parallelism",
                               "stream the model without it")
+        if isinstance(parameter, DTensor):
+            raise Unsupported(name, "a sharded weight (DTensor), which cannot "
+                              "be probed", "call sluice.stream before "
+                              "fully_shard")
         if type(parameter).__module__.startswith("bitsandbytes"):
             raise Unsupported(name, "a bitsandbytes weight",
                               "load the model without quantisation")

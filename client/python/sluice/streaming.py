@@ -11,7 +11,6 @@ import torch
 from torch import nn
 
 from sluice.arena import HostArena, HostTensor
-from sluice.errors import Unsupported
 from sluice.rows import ROWS
 from sluice.session import Session
 from sluice.step import Engaging, Step
@@ -163,4 +162,4 @@ def _line(made: Stream, adapter: Adapter) -> str:
             f"{where}")
 
 
-__all__ = ["Stats", "Stream", "Unsupported", "stream"]
+__all__ = ["Stats", "Stream", "stream"]

@@ -37,7 +37,7 @@ class Result(NamedTuple):
 
 
 def run_whole(adapter: Adapter, index: int, x: Tensor, seen: Seen, name: str,
-           scale: float) -> Result:
+              scale: float) -> Result:
     """The layer as the model runs it, with the model's own attention."""
     layer = _wide_copy(adapter, index)
     own = _own(adapter, index, layer)
@@ -90,7 +90,7 @@ class _Marked(torch.autograd.Function):
 
 
 def run_chunked(adapter: Adapter, stream: Stream, index: int, x: Tensor,
-             seen: Seen, scale: float = 1.0) -> Result:
+                seen: Seen, scale: float = 1.0) -> Result:
     """The layer streamed in three chunks."""
     layer = _wide_copy(adapter, index)
     own = _own(adapter, index, layer)

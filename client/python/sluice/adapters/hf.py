@@ -14,7 +14,6 @@ from typing import TYPE_CHECKING, Any
 
 from torch import Tensor, nn
 from torch.distributed.fsdp import FSDPModule
-from torch.distributed.tensor import DTensor
 from torch.nn.utils import parametrize
 from transformers import PretrainedConfig, PreTrainedModel
 
@@ -22,7 +21,7 @@ from sluice import layer as layers_
 from sluice import calls, probe, rows, sdpa
 from sluice.errors import Unsupported
 from sluice.patch import Patch
-from sluice.step import Step, current
+from sluice.step import current
 from sluice.adapters import registry
 from sluice.adapters.head import Head
 
@@ -168,11 +167,6 @@ class Adapter:
                                       f"a module of {package}",
                                       f"load the model without {package}")
         rows.check_parameters(self.causal)
-        for name, parameter in self.causal.named_parameters():
-            if isinstance(parameter, DTensor):
-                raise Unsupported(name, "a sharded weight (DTensor), which "
-                                  "cannot be probed", "call sluice.stream "
-                                  "before fully_shard")
         if any(getattr(c, "output_router_logits", False)
                for c in self.configs):
             raise Unsupported(
@@ -208,13 +202,11 @@ def find_decoder(model: nn.Module) -> tuple[PreTrainedModel, nn.ModuleList]:
             best = (name, module)
     # Masks are made by models, not by the encoders or stacks within them.
     name = "" if best is None else best[0]
-    while best is not None:
+    while name:
         name = name.rpartition(".")[0]
         decoder = model.get_submodule(name)
         if isinstance(decoder, PreTrainedModel):
             return decoder, best[1]
-        if not name:
-            break
     raise Unsupported(
         type(model).__name__, "no list of decoder layers whose attention goes "
         "through transformers' attention registry",
