@@ -121,6 +121,23 @@ class Driver(unittest.TestCase):
             self.assertEqual(run.returncode, 130)
             self.assertTrue(gone(started))
 
+    def test_ctrl_c_while_it_starts_is_heeded_too(self):
+        code = ("import os, signal, sys, programs\n"
+                "signal.signal(signal.SIGINT, signal.default_int_handler)\n"
+                "def press():\n"
+                "    sys.stdout.write(f'{os.getpid()}\\n')\n"
+                "    sys.stdout.flush()\n"
+                "    os.kill(os.getppid(), signal.SIGINT)\n"
+                "try:\n"
+                "    programs.finish(['sleep', '300'], preexec_fn=press)\n"
+                "except KeyboardInterrupt:\n"
+                "    sys.exit(130)\n")
+        run = subprocess.run(
+            [sys.executable, "-c", code], stdout=subprocess.PIPE, text=True,
+            timeout=30, env={**os.environ, "PYTHONPATH": HERE}, check=False)
+        self.assertEqual(run.returncode, 130)
+        self.assertTrue(gone(int(run.stdout)))
+
 
 if __name__ == "__main__":
     unittest.main()

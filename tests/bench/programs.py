@@ -7,6 +7,7 @@ it compares, it measures side by side in the one run. `better` is "lower" or
 "higher"; `target` may be null: then the figure is only shown.
 """
 
+import contextlib
 import json
 import os
 import signal
@@ -65,13 +66,37 @@ def checked(entry, origin):
 def finish(arguments, **options):
     """Runs to the end, in a process group of its own: Ctrl-C ends all of it,
     daemons and ranks that a benchmark started included."""
-    with subprocess.Popen(arguments, stdin=subprocess.DEVNULL,
-                          start_new_session=True, **options) as process:
-        try:
-            return process.wait()
-        except BaseException:
-            end_group(process)
-            raise
+    with interrupts_held() as release:
+        with subprocess.Popen(arguments, stdin=subprocess.DEVNULL,
+                              start_new_session=True, **options) as process:
+            try:
+                release()
+                return process.wait()
+            except BaseException:
+                end_group(process)
+                raise
+
+
+@contextlib.contextmanager
+def interrupts_held():
+    """Ctrl-C raises only from release() on: one between a process's start and
+    the handle that ends it would leave the process behind."""
+    before = signal.getsignal(signal.SIGINT)
+    pressed = []
+
+    def release():
+        if before is not signal.SIG_IGN:
+            signal.signal(signal.SIGINT, before)
+        if pressed:
+            raise KeyboardInterrupt
+
+    if before is not signal.SIG_IGN:
+        signal.signal(signal.SIGINT, lambda *_: pressed.append(True))
+    try:
+        yield release
+    finally:
+        if before is not signal.SIG_IGN:
+            signal.signal(signal.SIGINT, before)
 
 
 def end_group(process):
