@@ -103,8 +103,8 @@ make_venv() {
   step "an environment for the tests in Python" \
     /usr/bin/python3 -m venv --prompt sluice "$new"
   # Everything is in the list: pip need not look for what else is needed.
-  step "PyPI: $(list "$here/venv.txt" | head -n 4 | xargs) and what they need \
-(about 2.5 GB to download, 5 GB on disk)" \
+  step "PyPI: $(list "$here/venv.txt" | head -n 7 | xargs) and what they need \
+(about 2.6 GB to download, 5 GB on disk)" \
     "$new/bin/python" -m pip install --no-deps --only-binary :all: \
     --no-compile --no-input --progress-bar off -r "$here/venv.txt"
   step "what was installed fits together" "$new/bin/python" -m pip check

@@ -17,7 +17,7 @@ ORDER = [
     "intervals", "masks", "calls", "randomness", "replay", "rows", "blocks",
     "attention", "step", "layer", "sdpa", "captured", "trial", "probe",
     "patch", "adapters.registry", "adapters.stand_in", "adapters.units",
-    "adapters.head", "adapters.hf", "streaming",
+    "adapters.head", "adapters.packed", "adapters.hf", "streaming",
     # Before a run.
     "adapters.verdict", "doctor", "__main__",
 ]

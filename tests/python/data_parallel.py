@@ -13,6 +13,7 @@ import sluice
 import torch
 import torch.distributed as dist
 from models import assert_same, batch, run, tiny
+from peft import LoraConfig, get_peft_model
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import CPUOffloadPolicy, fully_shard
 from torch.distributed.tensor import DTensor
@@ -26,6 +27,22 @@ def ddp(**options):
     return lambda model: DistributedDataParallel(model, **options)
 
 
+def lora(model):
+    torch.manual_seed(1)
+    return get_peft_model(model, LoraConfig(
+        r=4, lora_dropout=0.0, init_lora_weights=False, target_modules=[
+            "q_proj", "down_proj", "embed_tokens"],
+        modules_to_save=["lm_head"]))
+
+
+def packed(rows, length, seed):
+    """Documents that differ in the batch, described by position_ids."""
+    places = torch.stack([torch.cat([torch.arange(cut), torch.arange(
+        length - cut)]) for cut in range(11 + seed % 5, 11 + seed % 5 + rows)])
+    return {**batch(rows, length, seed), "position_ids": places,
+            "use_cache": False}
+
+
 def fsdp(units=(), shape=None, **options):
     """The layers, then the named modules as units of their own, the rest as
     the root."""
@@ -33,7 +50,9 @@ def fsdp(units=(), shape=None, **options):
         world = dist.get_world_size()
         mesh = init_device_mesh("cpu", shape or (world,), mesh_dim_names=(
             ("replicate", "shard") if shape else ("shard",)))
-        for layer in model.model.layers:
+        base = model.get_base_model() if hasattr(
+            model, "peft_config") else model
+        for layer in base.model.layers:
             fully_shard(layer, mesh=mesh, **options)
         for unit in units:
             fully_shard(model.get_submodule(unit), mesh=mesh, **options)
@@ -54,6 +73,9 @@ CASES = {
         "llama", {}, fsdp(["model.embed_tokens", "model.norm", "lm_head"]), 2),
     "fsdp2, kept after forward": (
         "llama", {}, fsdp(["lm_head"], reshard_after_forward=False), 2),
+    "fsdp2, lora": ("llama", {}, fsdp(), 2),
+    "ddp, lora": ("llama", {}, ddp(), 1),
+    "fsdp2, packed rows": ("llama", {}, fsdp(["lm_head"]), 2),
     "fsdp2, weights on the host": (
         "llama", {}, fsdp(
             offload_policy=CPUOffloadPolicy(pin_memory=False)), 1),
@@ -70,8 +92,9 @@ def train(case: str, rank: int, streamed: sluice.Session | None):
         model.model.layers[0].requires_grad_(False)
     stream = streamed and sluice.stream(model, session=streamed, chunk=16,
                                         quiet=True)
-    model = wrap(model)
-    found = [run(model, batch(2, 60 + 5 * rank, seed=10 * rank + i))
+    made = packed if case.endswith("packed rows") else batch
+    model = wrap(lora(model) if case.endswith("lora") else model)
+    found = [run(model, made(2, 60 + 5 * rank, seed=10 * rank + i))
              for i in range(batches)]
     if stream:
         stats = stream.stats()

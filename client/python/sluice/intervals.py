@@ -48,11 +48,21 @@ class Intervals:
     # What was found for a block before: all layers of a step ask the same.
     _found: dict[tuple[range, range], list[Piece]] = field(
         default_factory=dict, repr=False, compare=False)
+    _within: dict[int, bool] = field(
+        default_factory=dict, repr=False, compare=False)
 
     @staticmethod
     def causal(length: int, device: torch.device) -> Intervals:
         rows = torch.arange(length, device=device)[None]
         return Intervals(torch.zeros_like(rows), rows, length)
+
+    def within(self, documents: Tensor) -> bool:
+        """Whether no row sees a key before documents[b, q]."""
+        known = self._within.get(id(documents))
+        if known is None:
+            known = bool((self.first >= documents).all())
+            self._within[id(documents)] = known
+        return known
 
     def pieces(self, rows: range, keys: range) -> list[Piece]:
         """What rows `rows` see of keys `keys`, as rectangles; none where they

@@ -67,6 +67,9 @@ class Step:
         # By storage: the marker's element, and how its intervals are found.
         self._masks: dict[int, tuple[Tensor, Callable[[], Intervals]]] = {}
         self._causal: Intervals | None = None
+        # Of packed rows: the first row [B, S] of each row's document. What
+        # says so beside the mask was left out: the mask must have it too.
+        self.documents: Tensor | None = None
 
     @contextlib.contextmanager
     def engaged(self) -> Iterator[None]:
@@ -111,6 +114,14 @@ class Step:
                 is_causal: bool) -> Intervals:
         """The mask that arrived at an attention module."""
         name = type(module).__name__
+        seen = self._mask_of(name, marker, is_causal)
+        if self.documents is not None and not seen.within(self.documents):
+            raise Unsupported(name, "a mask that does not keep packed "
+                              "documents apart", "do not pack this model")
+        return seen
+
+    def _mask_of(self, name: str, marker: Tensor | None,
+                 is_causal: bool) -> Intervals:
         if marker is None:
             if is_causal:
                 return self.causal()

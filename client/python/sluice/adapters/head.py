@@ -41,7 +41,8 @@ _KNOWN = frozenset({
     "input_ids", "inputs_embeds", "attention_mask", "position_ids",
     "cache_position", "past_key_values", "use_cache", "labels", "shift_labels",
     "num_items_in_batch", "logits_to_keep", "token_type_ids", "return_dict",
-    "output_hidden_states", "output_attentions",
+    "output_hidden_states", "output_attentions", "cu_seq_lens_q",
+    "cu_seq_lens_k", "max_length_q", "max_length_k", "seq_idx",
 })
 
 

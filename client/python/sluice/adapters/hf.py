@@ -22,7 +22,7 @@ from sluice import calls, probe, rows, sdpa
 from sluice.errors import Unsupported
 from sluice.patch import Patch
 from sluice.step import current
-from sluice.adapters import registry
+from sluice.adapters import packed, registry
 from sluice.adapters.head import Head
 
 if TYPE_CHECKING:
@@ -146,9 +146,12 @@ class Adapter:
                 return own(*args, **kwargs)
             x = _input(given)
             refuse_call(self_, given)
+            documents = packed.take(type(self_).__name__, given)
+            kwargs = {k: v for k, v in kwargs.items() if k in given}
             if "use_cache" in accepts.parameters:
                 kwargs = {**kwargs, "use_cache": False}
             step = stream.begin(x.shape[1], x.device, self)
+            step.documents = documents
             with step.engaged():
                 out = own(*args, **kwargs)
             stream.ended(step)
@@ -228,10 +231,6 @@ def refuse_call(module: nn.Module, given: dict[str, Any]) -> None:
         raise Unsupported(
             name, "an attention_mask that is not [B, S]", "describe documents "
             "by position_ids that restart, padding by a 2-D mask")
-    for packed in ("cu_seq_lens_q", "cu_seq_lens_k", "seq_idx"):
-        if given.get(packed) is not None:
-            raise Unsupported(name, packed,
-                              "pass position_ids that restart instead")
 
 
 def _input(given: dict[str, Any]) -> Tensor | None:

@@ -1,0 +1,102 @@
+"""Other people's loops around a tiny model, streamed and not: Trainer's and
+TRL's, and what they log in each step."""
+
+from __future__ import annotations
+
+import contextlib
+import io
+import tempfile
+import warnings
+from collections.abc import Callable
+from typing import Any
+
+import datasets
+import sluice
+import torch
+import transformers
+from models import VOCAB, tiny
+from tokenizers import Tokenizer, models, pre_tokenizers
+from torch import nn
+from transformers import PreTrainedTokenizerFast, TrainerCallback
+
+datasets.disable_progress_bars()
+datasets.logging.set_verbosity_error()
+LENGTHS = (30, 41, 22, 61, 18, 60, 33, 20, 47, 12)
+
+
+def tokenizer() -> PreTrainedTokenizerFast:
+    words = {"<unk>": 0, "<s>": 1, "</s>": 2,
+             **{f"w{i}": i for i in range(3, VOCAB)}}
+    made = Tokenizer(models.WordLevel(words, unk_token="<unk>"))
+    made.pre_tokenizer = pre_tokenizers.Whitespace()
+    return PreTrainedTokenizerFast(
+        tokenizer_object=made, unk_token="<unk>", bos_token="<s>",
+        eos_token="</s>", pad_token="<unk>")
+
+
+def rows(lengths=LENGTHS, labels: bool = False) -> datasets.Dataset:
+    """Sequences of random ids, of unequal lengths."""
+    generator = torch.Generator().manual_seed(5)
+    ids = [torch.randint(3, VOCAB, (n,), generator=generator).tolist()
+           for n in lengths]
+    made = {"input_ids": ids}
+    if labels:
+        made["labels"] = [[-100] * (n % 7) + one[n % 7:]
+                          for n, one in zip(lengths, ids)]
+    return datasets.Dataset.from_dict(made)
+
+
+class Log(TrainerCallback):
+    """What a loop says in each step."""
+
+    def __init__(self) -> None:
+        self.said: list[dict[str, float]] = []
+
+    def on_log(self, args, state, control, logs=None, **_) -> None:
+        self.said.append({k: float(v) for k, v in logs.items()
+                          if isinstance(v, (int, float))})
+
+
+def settings(**more: Any) -> dict[str, Any]:
+    """What all loops here have in common."""
+    return dict(output_dir=tempfile.mkdtemp(), per_device_train_batch_size=2,
+                max_steps=20, learning_rate=1e-3, logging_steps=1,
+                lr_scheduler_type="constant", save_strategy="no",
+                report_to=[], use_cpu=True, disable_tqdm=True, bf16=False,
+                seed=3) | more
+
+
+def train(make: Callable[[nn.Module, Log], transformers.Trainer],
+          session: sluice.Session | None, model: nn.Module | None = None,
+          late: bool = False) -> list[dict[str, float]]:
+    """The loop's log over its steps; streamed where there is a session, after
+    the trainer was made where `late`."""
+    model, log = tiny() if model is None else model, Log()
+    options = dict(session=session, chunk=16, quiet=True)
+    stream = session and not late and sluice.stream(model, **options)
+    with warnings.catch_warnings(), contextlib.redirect_stdout(io.StringIO()):
+        warnings.simplefilter("ignore")
+        trainer = make(model, log)
+        if session and late:
+            stream = sluice.stream(trainer.model, **options)
+        trainer.train()
+    if stream:
+        stats = stream.stats()
+        assert stats.blocks > 0 and stats.host_bytes == 0, stats
+        stream.unstream()
+    return log.said
+
+
+def assert_equal_logs(got, expected, digits: float = 1e-5) -> None:
+    assert len(got) == len(expected) and "loss" in got[0]
+    compared = 0
+    for step, (ours, theirs) in enumerate(zip(got, expected)):
+        for name in theirs:
+            # Rewards are differences of what is nearly the same.
+            if any(part in name for part in (
+                    "runtime", "per_second", "flos", "rewards/")):
+                continue
+            compared += 1
+            assert abs(ours[name] - theirs[name]) <= digits * abs(
+                theirs[name]), (step, name, ours[name], theirs[name])
+    assert compared > 2 * len(got) - 2

@@ -1,0 +1,156 @@
+"""Trainer's, TRL's and PEFT's loops around a streamed model say in each of 20
+steps what they say around the model itself."""
+
+from __future__ import annotations
+
+import datasets
+import pytest
+import sluice
+import torch
+from loops import assert_equal_logs, rows, settings, tokenizer, train
+from models import assert_same, batch, run, tiny, unstreamed
+from peft import LoraConfig, get_peft_model
+from transformers import (DataCollatorForSeq2Seq, DataCollatorWithFlattening,
+                          Trainer, TrainingArguments, masking_utils)
+from trl import DPOConfig, DPOTrainer, SFTConfig, SFTTrainer
+
+
+def trainer(collator=None, **more):
+    return lambda model, log: Trainer(
+        model=model, args=TrainingArguments(**settings(**more)),
+        train_dataset=rows(labels=True), callbacks=[log],
+        data_collator=collator or DataCollatorForSeq2Seq(tokenizer()))
+
+
+def sft(adapters=None, **more):
+    return lambda model, log: SFTTrainer(
+        model=model, train_dataset=rows(), processing_class=tokenizer(),
+        args=SFTConfig(**settings(**{"max_length": 64, **more})),
+        callbacks=[log], peft_config=adapters)
+
+
+def dpo(model, log):
+    def words(first, count):
+        return " ".join(f"w{3 + (first + 5 * i) % 90}" for i in range(count))
+
+    pairs = datasets.Dataset.from_list([
+        {"prompt": words(i, 6 + i), "chosen": " " + words(2 * i, 21 - i),
+         "rejected": " " + words(3 * i, 9 + 2 * i)} for i in range(8)])
+    return DPOTrainer(  # the reference is the model without its adapters
+        model=model, train_dataset=pairs, callbacks=[log],
+        args=DPOConfig(**settings()), processing_class=tokenizer(),
+        peft_config=lora())
+
+
+def lora(**more):
+    return LoraConfig(**{"r": 4, "lora_dropout": 0.0, "target_modules": [
+        "q_proj", "down_proj"], **more})
+
+
+# name -> (the trainer, whether stream() comes after it was made)
+LOOPS = {
+    "trainer, accumulating, checkpointing": (trainer(
+        gradient_accumulation_steps=2, gradient_checkpointing=True,
+        max_grad_norm=0.5), False),
+    "trainer, label smoothing": (trainer(label_smoothing_factor=0.1), False),
+    "trainer, flattened": (trainer(DataCollatorWithFlattening(
+        return_flash_attn_kwargs=True, return_seq_idx=True)), False),
+    "sft, accumulating": (sft(gradient_accumulation_steps=2), False),
+    "sft, after it was made": (sft(), True),
+    "sft, packed": (sft(packing=True), False),
+    "sft, padding-free": (sft(padding_free=True, max_length=None), False),
+    "sft, its dft loss": (sft(loss_type="dft"), False),
+    "sft, lora": (sft(lora()), False),
+    "sft, lora, packed, after it was made": (sft(lora(), packing=True), True),
+    "sft, lora on the embedding, head saved": (sft(lora(
+        target_modules=["v_proj", "embed_tokens"],
+        modules_to_save=["lm_head"])), False),
+    "dpo": (dpo, False),
+}
+
+
+@pytest.mark.parametrize("name", LOOPS)
+def test_each_step_is_logged_as_by_the_model_itself(session, name):
+    make, late = LOOPS[name]
+    assert_equal_logs(train(make, session, late=late), train(make, None))
+
+
+@pytest.mark.parametrize("made", [
+    lora(), lora(use_dora=True), lora(target_modules=["lm_head", "o_proj"]),
+    lora(target_modules=["embed_tokens", "up_proj"]),
+    lora(modules_to_save=["lm_head", "embed_tokens", "norm"]),
+], ids=["layers", "dora", "head", "embedding", "saved modules"])
+@pytest.mark.parametrize("late", [False, True])
+def test_adapters_have_the_gradients_of_the_model_itself(session, made, late):
+    def adapted(model):
+        torch.manual_seed(1)
+        model = get_peft_model(model, made)
+        with torch.no_grad():  # new ones are zero in half
+            for name, parameter in model.named_parameters():
+                if "lora_" in name:
+                    parameter.copy_(torch.randn_like(parameter) * 0.1)
+        return model
+
+    inputs, model = batch(), tiny()
+    expected = run(adapted(tiny()), inputs)
+    if late:
+        model = adapted(model)
+    stream = sluice.stream(model, session=session, chunk=16, quiet=True)
+    got = run(model if late else adapted(model), inputs)
+    assert any(g is not None and g.any() for g in got.gradients.values())
+    assert_same(got, expected)
+    assert stream.stats().blocks > 0 and stream.stats().host_bytes == 0
+    stream.unstream()
+
+
+# --- packed documents -------------------------------------------------------
+
+def packed(**changes):
+    """[1, 75] of three documents, as flattening collators describe them."""
+    cut = torch.tensor([0, 20, 21, 75], dtype=torch.int32)
+    lengths = cut.diff().tolist()
+    return {**batch(1), "use_cache": False, "cu_seq_lens_q": cut,
+            "cu_seq_lens_k": cut, "max_length_q": 54, "max_length_k": 54,
+            "position_ids": torch.cat([torch.arange(n) for n in lengths])[
+                None],
+            "seq_idx": torch.repeat_interleave(torch.arange(
+                3, dtype=torch.int32), cut.diff())[None], **changes}
+
+
+def test_documents_described_twice_are_exact(session):
+    model = tiny()
+    expected = unstreamed(model, packed())
+    apart = unstreamed(model, {**batch(1), "use_cache": False})
+    assert abs(apart.loss - expected.loss) > 1e-3  # they matter
+    sluice.stream(model, session=session, chunk=16)
+    assert_same(run(model, packed()), expected)
+    again = packed()
+    both = {**batch(2), "use_cache": False, "position_ids": again[
+        "position_ids"].expand(2, -1), "cu_seq_lens_q": torch.cat([
+            again["cu_seq_lens_q"][:-1], 75 + again["cu_seq_lens_q"]])}
+    assert_same(run(model, both), unstreamed(model, both))
+
+
+@pytest.mark.parametrize("change,names", [
+    (dict(position_ids=None), "cu_seq_lens_q without position_ids"),
+    (dict(position_ids=torch.arange(75)[None]), "cu_seq_lens_q, which does"),
+    (dict(cu_seq_lens_k=torch.tensor([0, 20, 75])), "cu_seq_lens_k, which"),
+    (dict(seq_idx=torch.zeros(1, 75)), "seq_idx, which does not say"),
+    (dict(attention_mask=torch.ones(1, 75)), "beside an attention_mask"),
+], ids=str)
+def test_documents_that_do_not_agree_are_refused(session, change, names):
+    model = tiny()
+    stream = sluice.stream(model, session=session, chunk=16)
+    with pytest.raises(sluice.Unsupported, match=names):
+        model(**packed(**change))
+    assert stream.stats().host_bytes == 0
+
+
+def test_a_model_whose_mask_has_no_documents_is_refused(session,
+                                                        monkeypatch):
+    model = tiny()
+    sluice.stream(model, session=session, chunk=16)
+    monkeypatch.setattr(masking_utils, "find_packed_sequence_indices",
+                        lambda positions: None)
+    with pytest.raises(sluice.Unsupported, match="keep packed documents"):
+        model(**packed())
