@@ -34,7 +34,7 @@ def _attention(query: Tensor, key: Tensor, value: Tensor,
     """As torch's: q [B, H, c, D], k [B, Hkv, c, D], v [B, Hkv, c, Dv] of one
     chunk -> [B, H, c, Dv]."""
     call = running()
-    name = type(call.layer).__name__
+    name = type(call.module).__name__
     if dropout_p:
         raise Unsupported(name, f"attention dropout of {dropout_p}",
                           "set config.attention_dropout = 0")
@@ -45,6 +45,6 @@ def _attention(query: Tensor, key: Tensor, value: Tensor,
     # Models do not call one row alone causal: it sees itself either way, and
     # the probe has seen what more rows do.
     one = attn_mask is None and query.shape[2] == 1
-    seen = current().mask_of(call.layer, attn_mask, is_causal or one)
+    seen = current().mask_of(call.module, attn_mask, is_causal or one)
     scores = blocks.Scores(query.shape[-1] ** -0.5 if scale is None else scale)
     return call.attend(query, key, value, seen, scores, None)

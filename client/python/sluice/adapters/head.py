@@ -23,8 +23,7 @@ from torch.distributed.fsdp import FSDPModule
 from transformers.modeling_outputs import CausalLMOutputWithPast
 
 from sluice import calls
-from sluice.randomness import undisturbed
-from sluice.replay import Gradients, Slot, distinct, leaves
+from sluice.replay import Gradients, Slot, distinct
 from sluice.step import current
 from sluice.adapters import units
 from sluice.adapters.stand_in import Recorded, Recorder, Stub
@@ -33,7 +32,6 @@ if TYPE_CHECKING:
     from sluice.streaming import Stream
 
 IGNORED = -100  # the label of a row that counts nothing
-LIMIT = 1e-5  # of a norm, in fp32: rounding gives 1e-7
 ROWS = 256  # per chunk: logits are its rows times the vocabulary
 # Arguments that do not change how the loss is made of the logits; with any
 # other the whole rows go through the model's own head and loss.
@@ -51,10 +49,10 @@ class Head:
 
     def __init__(self, causal: nn.Module, decoder: nn.Module, stream: Stream):
         self.causal, self.decoder, self.stream = causal, decoder, stream
-        self._places = _places(causal, decoder)
-        self._parent, self._name = self._places[0]
+        self.places = _places(causal, decoder)
+        self.place = self.places[0]  # (parent, name) of what it calls
         # What the user or accelerate put in the place of it counts too.
-        self._own = vars(causal).get("forward") or functools.partial(
+        self.own = vars(causal).get("forward") or functools.partial(
             type(causal).forward, causal)
         self._loss_function = causal.loss_function
 
@@ -76,7 +74,7 @@ class Head:
             if current() is None and self.stream.head == "rows" and (
                     self._can_chunk(given)):
                 return self._chunked(given)
-            return self._own(*args, **kwargs)
+            return self.own(*args, **kwargs)
 
         return forward
 
@@ -115,7 +113,7 @@ class Head:
         whatever that does to the inputs before."""
         with self._instead(Recorder(self._base)) as base:
             try:
-                self._own(**given)
+                self.own(**given)
             except Recorded:
                 pass
         return base.output
@@ -125,7 +123,7 @@ class Head:
         """The loss () of hidden [B, S, H] against labels [B, S] that are
         shifted already: the sum over rows divided by `count`."""
         def by_rows(h: Tensor) -> Tensor:
-            found = self._slots()  # of FSDP2's units: whole only by now
+            found = self.slots()  # of FSDP2's units: whole only by now
             return _Loss.apply(self, shifted, count, found, chunk,
                                torch.is_grad_enabled(), h, *distinct(found))
 
@@ -136,8 +134,8 @@ class Head:
     def rows(self, hidden: Tensor, shifted: Tensor,
              count: Tensor | int) -> Tensor:
         """The part of some rows in the loss."""
-        with self._stub(hidden) as base, units.unhooked(self._units()):
-            logits = self._own(inputs_embeds=hidden, use_cache=False).logits
+        with self.stub(hidden) as base, units.unhooked(self._units()):
+            logits = self.own(inputs_embeds=hidden, use_cache=False).logits
         if not base.called:
             raise RuntimeError("the head does not call its base model")
         return self.causal.loss_function(
@@ -147,111 +145,37 @@ class Head:
     @contextlib.contextmanager
     def _instead(self, module: nn.Module) -> Iterator[nn.Module]:
         """The base model's place is taken."""
-        modules, before = self._parent._modules, self._base
-        modules[self._name] = module
+        (parent, name), before = self.place, self._base
+        parent._modules[name] = module
         try:
             yield module
         finally:
-            modules[self._name] = before
+            parent._modules[name] = before
 
     @property
     def _base(self) -> nn.Module:
-        return self._parent._modules[self._name]
+        parent, name = self.place
+        return parent._modules[name]
 
-    def _stub(self, hidden: Tensor):
+    def stub(self, hidden: Tensor):
         return self._instead(Stub(self._base, hidden))
 
-    def _modules(self) -> list[nn.Module]:
+    def modules(self) -> list[nn.Module]:
         base = set(self._base.modules())
         return [m for m in self.causal.modules() if m not in base]
 
     def _units(self) -> list[nn.Module]:
         """The head's modules that are FSDP2 units; the model itself is one
         around all of it."""
-        return [m for m in self._modules()
+        return [m for m in self.modules()
                 if isinstance(m, FSDPModule) and m is not self.causal]
 
-    def _slots(self) -> list[Slot]:
+    def slots(self) -> list[Slot]:
         """The head's trainable parameters: a tied one is the embedding's."""
         return [Slot(owner, name, parameter)
-                for owner in self._modules()
+                for owner in self.modules()
                 for name, parameter in owner._parameters.items()
                 if parameter is not None and parameter.requires_grad]
-
-    # --- does it do what the model does? ------------------------------------
-
-    def probe(self) -> None:
-        """Compares with the model's own loss on the rows as a whole; where
-        they differ the head is left to the model (`stream.head`)."""
-        device = self.causal.get_input_embeddings().weight.device
-        self.stream.head = "whole"
-        for self._parent, self._name in self._places:
-            try:
-                with undisturbed(device):
-                    same = self._is_of_transformers() and self._same()
-            except Exception:  # the user's own code on input it never saw
-                same = False
-            if same:
-                self.stream.head = "rows"
-                return
-
-    def _is_of_transformers(self) -> bool:
-        """A forward of the user's may tell calls apart in ways that a probe
-        does not meet."""
-        own = type(self.causal).forward
-        return getattr(self._own, "func", None) is own and (
-            own.__module__.startswith("transformers."))
-
-    def _same(self) -> bool:
-        with self._wide():
-            return self._same_wide()
-
-    @contextlib.contextmanager
-    def _wide(self) -> Iterator[None]:
-        """The head's parameters are in fp32, as copies."""
-        places = [(owner, name, parameter) for owner in self._modules()
-                  for name, parameter in owner._parameters.items()
-                  if parameter is not None]
-        for owner, name, parameter in places:
-            owner._parameters[name] = parameter.detach().to(
-                torch.promote_types(parameter.dtype, torch.float32)
-            ).requires_grad_(parameter.requires_grad)
-        try:
-            yield
-        finally:
-            for owner, name, parameter in places:
-                owner._parameters[name] = parameter
-
-    def _same_wide(self) -> bool:
-        weight = self.causal.get_output_embeddings().weight
-        torch.manual_seed(0)
-        hidden = torch.randn(2, 40, weight.shape[1], device=weight.device,
-                             dtype=weight.dtype)
-        labels = torch.randint(weight.shape[0], (2, 40)).to(weight.device)
-        labels[0, 5:17] = IGNORED
-        shifted = nn.functional.pad(labels, (0, 1), value=IGNORED)[:, 1:]
-        count = (shifted != IGNORED).sum()
-        found = distinct(self._slots())
-
-        def of(loss: Callable[[Tensor], Tensor]) -> list[Tensor]:
-            h = hidden.clone().requires_grad_()
-            value = loss(h)
-            return [value, *torch.autograd.grad(value, [h, *found],
-                                                allow_unused=True)]
-
-        def whole(h: Tensor) -> Tensor:
-            with self._stub(h):
-                return self._own(inputs_embeds=h, labels=labels,
-                                 use_cache=False).loss
-
-        with torch.enable_grad():
-            ends = leaves(self.rows(hidden, shifted, count))
-            if not all(any(e is p for p in found) for e in ends):
-                return False  # a weight of the base model's, say
-            # In chunks of 16, the last one a rest.
-            ours = of(lambda h: self.loss(h, shifted, count, 16))
-            theirs = of(whole)
-        return all(_close(a, b) for a, b in zip(ours, theirs))
 
 
 def _places(causal: nn.Module, decoder: nn.Module
@@ -263,13 +187,6 @@ def _places(causal: nn.Module, decoder: nn.Module
               for name, child in parent._modules.items()
               if child is decoder and parent is not causal]
     return found
-
-
-def _close(a: Tensor | None, b: Tensor | None) -> bool:
-    if a is None or b is None:
-        return a is b
-    a, b = a.double(), b.double()
-    return bool((a - b).norm() <= LIMIT * b.norm() + 1e-12)
 
 
 class _Loss(torch.autograd.Function):

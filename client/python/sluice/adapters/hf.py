@@ -22,7 +22,7 @@ from sluice import calls, probe, rows, sdpa
 from sluice.errors import Unsupported
 from sluice.patch import Patch
 from sluice.step import current
-from sluice.adapters import packed, registry
+from sluice.adapters import head_trial, packed, registry
 from sluice.adapters.head import Head
 
 if TYPE_CHECKING:
@@ -73,7 +73,7 @@ class Adapter:
         if Head.fits(self.causal, self.decoder):
             head = Head(self.causal, self.decoder, stream)
             self._patch(self.causal, head.forward())
-            head.probe()
+            head_trial.probe(head)
 
     def detach(self) -> None:
         while self._patches:

@@ -1,0 +1,106 @@
+"""Whether the chunked head does what the model's own head and loss do."""
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Iterator
+from typing import TYPE_CHECKING
+
+import torch
+from torch import Tensor, nn
+
+from sluice.adapters.head import IGNORED
+from sluice.randomness import undisturbed
+from sluice.replay import distinct, leaves
+
+if TYPE_CHECKING:
+    from sluice.adapters.head import Head
+
+LIMIT = 1e-5  # of a norm, in fp32: rounding gives 1e-7
+
+
+def probe(head: Head) -> None:
+    """Compares with the model's own loss on the rows as a whole; where they
+    differ the head is left to the model (`stream.head`)."""
+    device = head.causal.get_input_embeddings().weight.device
+    head.stream.head = "whole"
+    for head.place in head.places:
+        try:
+            with undisturbed(device):
+                same = _is_of_transformers(head) and _same(head)
+        except Exception:  # the user's own code on input it never saw
+            same = False
+        if same:
+            head.stream.head = "rows"
+            return
+
+
+def _is_of_transformers(head: Head) -> bool:
+    """A forward of the user's may tell calls apart in ways that a probe does
+    not meet."""
+    own = type(head.causal).forward
+    return getattr(head.own, "func", None) is own and (
+        own.__module__.startswith("transformers."))
+
+
+def _same(head: Head) -> bool:
+    with _wide(head):
+        return _same_wide(head)
+
+
+@contextlib.contextmanager
+def _wide(head: Head) -> Iterator[None]:
+    """The head's parameters are in fp32, as copies."""
+    places = [(owner, name, parameter) for owner in head.modules()
+              for name, parameter in owner._parameters.items()
+              if parameter is not None]
+    for owner, name, parameter in places:
+        owner._parameters[name] = parameter.detach().to(
+            torch.promote_types(parameter.dtype, torch.float32)
+        ).requires_grad_(parameter.requires_grad)
+    try:
+        yield
+    finally:
+        for owner, name, parameter in places:
+            owner._parameters[name] = parameter
+
+
+def _same_wide(head: Head) -> bool:
+    weight = head.causal.get_output_embeddings().weight
+    torch.manual_seed(0)
+    hidden = torch.randn(2, 40, weight.shape[1], device=weight.device,
+                         dtype=weight.dtype)
+    labels = torch.randint(weight.shape[0], (2, 40)).to(weight.device)
+    labels[0, 5:17] = IGNORED
+    shifted = nn.functional.pad(labels, (0, 1), value=IGNORED)[:, 1:]
+    count = (shifted != IGNORED).sum()
+    found = distinct(head.slots())
+
+    def of(loss: Callable[[Tensor], Tensor]) -> list[Tensor]:
+        h = hidden.clone().requires_grad_()
+        value = loss(h)
+        return [value, *torch.autograd.grad(value, [h, *found],
+                                            allow_unused=True)]
+
+    def whole(h: Tensor) -> Tensor:
+        with head.stub(h):
+            return head.own(inputs_embeds=h, labels=labels,
+                            use_cache=False).loss
+
+    with torch.enable_grad():
+        ends = leaves(head.rows(hidden, shifted, count))
+        if not all(any(e is p for p in found) for e in ends):
+            return False  # a weight of the base model's, say
+        # In chunks of 16, the last one a rest.
+        ours = of(lambda h: head.loss(h, shifted, count, 16))
+        theirs = of(whole)
+    return all(_close(a, b) for a, b in zip(ours, theirs))
+
+
+def _close(a: Tensor | None, b: Tensor | None) -> bool:
+    if a is None or b is None:
+        return a is b
+    a, b = a.double(), b.double()
+    return bool((a - b).norm() <= LIMIT * b.norm() + 1e-12)
+
+
+__all__ = ["probe"]

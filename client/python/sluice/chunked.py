@@ -1,0 +1,231 @@
+"""A module run chunk by chunk as one autograd node.
+
+[Note: chunked module]
+Forward, without autograd: for each chunk of rows the module's own forward.
+Only its input stays, in the host. Backward, from the last chunk to the first:
+the module's own forward again, now with autograd, then autograd through that
+one chunk. One chunk's activations exist at a time.
+"""
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, Protocol
+
+import torch
+from torch import Tensor, nn
+from torch.autograd.function import once_differentiable
+
+from sluice import calls
+from sluice.errors import Unsupported
+from sluice.randomness import RandomState
+from sluice.replay import (Buffers, Gradients, Setting, Slot, Snapshot,
+                           distinct, slots)
+from sluice.rows import Leaf, cut
+
+if TYPE_CHECKING:
+    from sluice.host_tensor import HostTensor
+    from sluice.step import Step
+
+
+class Modules(Protocol):
+    """What a chunked forward computes with: a module, or some of them."""
+
+    def modules(self) -> Iterator[nn.Module]:
+        """All that hold its parameters and buffers."""
+
+
+class ChunkedCall:
+    """One forward of a module over all rows, and its backward.
+
+    Belongs to the thread that runs it. What it keeps in the host is given
+    back when backward is over, or when the call is dropped without one.
+    """
+
+    def __init__(self, step: Step, module: Modules, name: str):
+        self.step, self.module, self.name = step, module, name
+        self.keeps = False  # whether a backward may come
+        self.replays = False  # whether it has come
+        self._x: list[HostTensor] = []  # the input's chunks, in the host
+        self._random: list[RandomState | None] = []
+        self._buffers: list[Snapshot | None] = []
+        self._hashes: list[int] = []
+        self._autocast = None
+        self._setting: Setting | None = None
+
+    # --- what a subclass says -----------------------------------------------
+
+    def compute(self, m: int, x: Tensor, extra: list[Tensor]) -> Tensor:
+        """The module's own forward on chunk `m`: y [B, c, H']."""
+        raise NotImplementedError
+
+    def arguments(self) -> list[Leaf]:
+        """Arguments beside x that need a gradient."""
+        return []
+
+    def kept(self) -> list[HostTensor]:
+        """All that is in the host for this call."""
+        return self._x
+
+    def release(self) -> None:
+        """Gives back what is still kept in the host. Safe to call again."""
+        while self._x:
+            self.step.arena.drop(self._x.pop())
+
+    # --- forward ------------------------------------------------------------
+
+    def forward(self, x: Tensor, extra: list[Tensor],
+                found: list[Slot]) -> Tensor:
+        """y [B, S, H'] of x [B, S, H], without autograd."""
+        self._autocast = torch.autocast(
+            x.device.type, torch.get_autocast_dtype(x.device.type),
+            torch.is_autocast_enabled(x.device.type))
+        if self.keeps:
+            self._setting = Setting(self.module, found)
+        y = None
+        for m, rows in enumerate(self.step.chunks):
+            part = self._first_run(m, x[:, rows.start:rows.stop],
+                                   self._cut(extra, rows))
+            if y is None:
+                y = part.new_empty(*x.shape[:2], *part.shape[2:])
+            y[:, rows.start:rows.stop] = part
+        if not self.keeps:
+            self.release()
+        return y
+
+    def _first_run(self, m: int, x: Tensor, extra: list[Tensor]) -> Tensor:
+        if self.keeps:
+            self._x.append(self.step.arena.put(x))
+        random = RandomState(x.device)
+        held, version = Buffers(self.module), _version(x)
+        before = Snapshot(self.step.written_by(self.module))
+        y = self.compute(m, x, extra)
+        self._random.append(random if random.moved() else None)
+        self._buffers.append(before)
+        self._check_buffers(held)
+        if _version(x) != version:
+            raise Unsupported(self.name, "it writes its input in place",
+                              "do not stream this model")
+        if self.step.check and self.keeps:
+            self._hashes.append(_hash(y))
+        return y
+
+    def _check_buffers(self, held: Buffers) -> None:
+        known = self.step.written_by(self.module)
+        new = [name for owner, name in held.written()
+               if (owner, name) not in known]
+        if new and self.keeps:
+            raise Unsupported(
+                self.name, f"buffer '{new[0]}', which it did not write when "
+                "it was probed", "stream the model again after what has "
+                "changed in it")
+
+    def _cut(self, extra: list[Tensor], rows: range) -> list[Tensor]:
+        return [cut(leaf._replace(value=value), rows)
+                for leaf, value in zip(self.arguments(), extra)]
+
+    # --- backward -----------------------------------------------------------
+
+    def backward(self, dy: Tensor, found: list[Slot], shape: torch.Size,
+                 dtype: torch.dtype, needs_x: bool
+                 ) -> tuple[Tensor | None, list[Tensor | None], list]:
+        """(dx, gradients of the arguments, gradients of the parameters)."""
+        dx = dy.new_empty(shape, dtype=dtype) if needs_x else None
+        gradients, leaves = Gradients(found), self.arguments()
+        of_arguments = [torch.zeros_like(leaf.value, dtype=torch.promote_types(
+            leaf.value.dtype, torch.float32)) for leaf in leaves]
+        random = RandomState(dy.device)
+        now = Snapshot(self.step.written_by(self.module))
+        self.replays = True
+        try:
+            self._setting.check()
+            with gradients.in_place(), self._setting.in_place():
+                for m in range(len(self.step.chunks) - 1, -1, -1):
+                    part = self._backward_chunk(m, dy, needs_x, of_arguments)
+                    if dx is not None:
+                        rows = self.step.chunks[m]
+                        dx[:, rows.start:rows.stop] = (
+                            0 if part is None else part)
+        finally:
+            random.restore()
+            now.restore()
+            self.release()
+        return dx, [g.to(leaf.value.dtype) for g, leaf in zip(
+            of_arguments, leaves)], gradients.take()
+
+    def _backward_chunk(self, m: int, dy: Tensor, needs_x: bool,
+                        of_arguments: list[Tensor]) -> Tensor | None:
+        rows, arena = self.step.chunks[m], self.step.arena
+        x = arena.get(self._x[m], dy.device).requires_grad_(needs_x)
+        if m:
+            arena.prefetch(self._x[m - 1], dy.device)
+        leaves = self.arguments()
+        extra = [cut(leaf, rows).detach().requires_grad_() for leaf in leaves]
+        if self._random[m] is not None:
+            self._random[m].restore()
+        self._buffers[m].restore()
+        with torch.enable_grad(), self._autocast, self.step.engaged():
+            y = self.compute(m, x, extra)
+        if self._hashes and _hash(y) != self._hashes[m]:
+            raise RuntimeError(
+                f"sluice: chunk {m} of {self.name} was not the same in its "
+                "second forward: its gradient would be of another function; "
+                "report this model, and do not stream it")
+        if y.requires_grad:  # it may have what it does not use here
+            torch.autograd.backward(y, dy[:, rows.start:rows.stop])
+        for total, leaf, part in zip(of_arguments, leaves, extra):
+            if part.grad is not None:
+                cut(leaf._replace(value=total), rows).add_(part.grad)
+        arena.drop(self._x.pop())
+        return x.grad
+
+    def __del__(self):
+        # A forward whose backward never came. The collector may run this in
+        # the midst of the arena's own work: it is told later.
+        self.step.abandoned.extend(self.kept())
+
+
+class _Node(torch.autograd.Function):
+    """The call in the user's graph: inputs x, the arguments that need a
+    gradient, and the parameters themselves, which FSDP2 refills in place."""
+
+    @staticmethod
+    def forward(ctx, call: ChunkedCall, found: list[Slot], extra: int,
+                x: Tensor, *rest: Tensor) -> Tensor:
+        ctx.call, ctx.found = call, found
+        ctx.shape, ctx.dtype = x.shape, x.dtype
+        return call.forward(x, list(rest[:extra]), found)
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx, dy: Tensor):
+        call, ctx.call = ctx.call, None
+        if call is None:
+            raise RuntimeError(calls.ONCE)
+        dx, of_arguments, of_parameters = call.backward(
+            dy, ctx.found, ctx.shape, ctx.dtype, ctx.needs_input_grad[3])
+        return None, None, None, dx, *of_arguments, *of_parameters
+
+
+def run(call: ChunkedCall, x: Tensor) -> Tensor:
+    """y [B, S, H'] of the module of `call`, one node of the user's graph."""
+    found = slots(call.module)
+    extra = [leaf.value for leaf in call.arguments()]
+    trainable = distinct(found)
+    call.keeps = torch.is_grad_enabled() and bool(
+        x.requires_grad or extra or trainable)
+    try:
+        return _Node.apply(call, found, len(extra), x, *extra, *trainable)
+    except BaseException:
+        call.release()
+        raise
+
+
+def _version(x: Tensor) -> int | None:
+    return None if x.is_inference() else x._version
+
+
+def _hash(y: Tensor) -> int:
+    return torch.hash_tensor(y.detach().contiguous()).view(torch.int64).item()
+
+
+__all__ = ["ChunkedCall", "Modules", "run"]
