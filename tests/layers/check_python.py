@@ -15,10 +15,10 @@ ORDER = [
     "_native", "daemon", "handle", "session", "arena",
     # One layer, chunk by chunk.
     "intervals", "masks", "calls", "randomness", "replay", "rows", "blocks",
-    "attention", "step", "chunked", "layer", "sdpa", "captured", "trial",
-    "probe", "patch", "adapters.registry", "adapters.stand_in",
-    "adapters.units", "adapters.head", "adapters.head_trial",
-    "adapters.packed", "adapters.hf", "streaming",
+    "attention", "step", "chunked", "layer", "written_out", "sdpa",
+    "captured", "trial", "probe", "patch", "adapters.registry",
+    "adapters.stand_in", "adapters.units", "adapters.head",
+    "adapters.head_trial", "adapters.packed", "adapters.hf", "streaming",
     # Before a run.
     "adapters.verdict", "doctor", "__main__",
 ]

@@ -127,6 +127,18 @@ class Attend(torch.autograd.Function):
         return None, dq.to(q.dtype), dk.to(k.dtype), dv.to(v.dtype), ds
 
 
+def one_dtype(q: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, ...]:
+    """Under autocast RoPE leaves q and k in fp32 and v in bf16."""
+    kind = q.device.type
+    if torch.is_autocast_enabled(kind):
+        wanted = torch.get_autocast_dtype(kind)
+    elif q.dtype != v.dtype or k.dtype != v.dtype:
+        wanted = v.dtype
+    else:
+        return q, k, v
+    return q.to(wanted), k.to(wanted), v.to(wanted)
+
+
 def _forward(question: Question, q: Tensor, k: Tensor, v: Tensor,
              sinks: Tensor | None) -> tuple[Tensor, Tensor]:
     site, m = question.site, question.chunk

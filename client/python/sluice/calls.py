@@ -9,6 +9,11 @@ ONCE = ("sluice: the backward of a streamed model runs once; run its forward "
         "again instead of retain_graph=True")
 
 
+class Standing:
+    """Stands for a tensor that is never computed. A layer may hand it on
+    (attention weights, mostly); nobody can use it."""
+
+
 def arguments_of(signature: inspect.Signature, self_: Any, args: tuple,
                  kwargs: dict[str, Any]) -> dict[str, Any]:
     """The arguments of one call of a method by name, those of its **kwargs

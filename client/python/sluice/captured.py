@@ -38,8 +38,8 @@ def probe_tokens(adapter: Adapter) -> Tensor:
     if weight is None:
         raise Unsupported(type(adapter.decoder).__name__, "embeddings that "
                           "are not one table", "do not stream this model")
-    length = min(TOKENS, getattr(config, "max_position_embeddings", None)
-                 or TOKENS)
+    most = getattr(config, "max_position_embeddings", None) or TOKENS
+    length = TOKENS if most < 1 else min(TOKENS, most)  # -1: any number
     ids = torch.arange(length) * 7 % max(1, weight.shape[0] - 4) + 3
     pad = getattr(config, "pad_token_id", None)
     ids[ids == pad] = 3 if pad != 3 else 4

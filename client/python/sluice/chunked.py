@@ -83,8 +83,10 @@ class ChunkedCall:
             self._setting = Setting(self.module, found)
         y = None
         for m, rows in enumerate(self.step.chunks):
-            part = self._first_run(m, x[:, rows.start:rows.stop],
-                                   self._cut(extra, rows))
+            # Layers may view their input as [B * S, H].
+            part = self._first_run(
+                m, x[:, rows.start:rows.stop].contiguous(),
+                self._cut(extra, rows))
             if y is None:
                 y = part.new_empty(*x.shape[:2], *part.shape[2:])
             y[:, rows.start:rows.stop] = part

@@ -76,3 +76,7 @@ class Unsupported(RuntimeError):
 
 # Tracebacks name them as users import them.
 Error.__module__ = Unsupported.__module__ = "sluice"
+
+
+class NoAttention(Unsupported):
+    """A layer in which attention was not met: perhaps it is elsewhere."""

@@ -8,6 +8,8 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from sluice.errors import Unsupported
+
 # Documents of fewer rows than this on average cost more calls than a mask.
 LEAST_ROWS = 16
 
@@ -63,6 +65,17 @@ class Intervals:
             known = bool((self.first >= documents).all())
             self._within[id(documents)] = known
         return known
+
+    def both(self, other: Intervals) -> Intervals:
+        """What rows see where this and the other are masks together."""
+        first = torch.maximum(self.first, other.first)
+        last = torch.minimum(self.last, other.last)
+        if bool((first > last).any()):
+            raise Unsupported(
+                "attention mask", "rows that attend to no key",
+                "leave the padding out of the batch")
+        rows = torch.arange(first.shape[1], device=first.device)
+        return Intervals(first, last, int((rows - first).max()) + 1)
 
     def pieces(self, rows: range, keys: range) -> list[Piece]:
         """What rows `rows` see of keys `keys`, as rectangles; none where they

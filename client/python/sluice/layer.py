@@ -12,9 +12,9 @@ from typing import TYPE_CHECKING, Any
 
 from torch import Tensor, nn
 
-from sluice import chunked
+from sluice import calls, chunked
 from sluice.attention import Attend, Question, Site
-from sluice.errors import Unsupported
+from sluice.errors import NoAttention, Unsupported
 from sluice.rows import Arguments, Leaf
 
 if TYPE_CHECKING:
@@ -55,10 +55,9 @@ class LayerCall(chunked.ChunkedCall):
         finally:
             _running.call = before
         if self._site == 0:
-            raise Unsupported(
-                self.name, "a layer without attention through transformers' "
-                "attention registry: it mixes tokens elsewhere, or has its "
-                "attention written out", "do not stream this model")
+            raise NoAttention(
+                self.name, "a layer without attention, through transformers' "
+                "registry, torch's or written out", "do not stream this model")
         if self._site != len(self._sites):
             raise Unsupported(
                 self.name, f"{self._site} calls of attention in chunk {m}, "
@@ -68,8 +67,8 @@ class LayerCall(chunked.ChunkedCall):
     def _hidden_of(self, out: Any, x: Tensor) -> Tensor:
         self.returns_tuple = isinstance(out, (tuple, list))
         hidden = out[0] if self.returns_tuple else out
-        more = [o for o in out[1:] if o is not None] if (
-            self.returns_tuple) else []
+        more = [o for o in out[1:] if o is not None and not isinstance(
+            o, calls.Standing)] if self.returns_tuple else []
         if more or not isinstance(hidden, Tensor) or (
                 hidden.shape[:2] != x.shape[:2]):
             raise Unsupported(
@@ -98,6 +97,11 @@ class LayerCall(chunked.ChunkedCall):
         for site in self._sites:
             site.release()
         super().release()
+
+    @property
+    def rows_of_chunk(self) -> int:
+        """How many rows the chunk has that runs."""
+        return len(self.step.chunks[self._chunk])
 
     @property
     def blocks_run(self) -> int:

@@ -32,6 +32,7 @@ ROWS: Mapping[str, int] = {
     "position_embeddings_local": -2,
     "rotary_pos_emb": -2,
     "attention_scaling": 2,  # [B, 1, S, 1]: per row of the scores
+    "sinusoidal_pos": -2,  # [1, 1, S, D]
     "per_layer_input": 1,  # [B, S, width]
     "per_layer_inputs": 1,
 }
@@ -48,6 +49,7 @@ class Leaf(NamedTuple):
     name: str  # of the argument it belongs to
     value: Any
     dim: int | None  # of its rows; None: every chunk sees it whole
+    marker: bool = False  # a mask's, as large as the chunk for each chunk
 
 
 class Arguments:
@@ -102,6 +104,8 @@ class Arguments:
 
 def cut(leaf: Leaf, rows: range) -> Any:
     """The rows of a leaf; one row for all stays one row."""
+    if leaf.marker:
+        return leaf.value[..., :len(rows), :len(rows)]
     if leaf.dim is None or leaf.value.shape[leaf.dim] == 1:
         return leaf.value
     return leaf.value.narrow(leaf.dim, rows.start, len(rows))
@@ -149,11 +153,11 @@ def _leaf(layer: nn.Module, name: str, value: Any, step: Step,
     if name in _CACHES and value is not None:
         raise Unsupported(module, f"a cache ('{name}')",
                           "pass use_cache=False")
+    if isinstance(value, Tensor) and step.is_marker(value):
+        return Leaf(name, value, None, marker=True)
     if name in MASKS:
         return Leaf(name, value, None)
     if isinstance(value, Tensor):
-        if step.is_marker(value):  # a mask that has another name
-            return Leaf(name, value, None)
         return _tensor(module, name, value, step.length, declared)
     if not isinstance(value, _PLAIN):
         raise Unsupported(

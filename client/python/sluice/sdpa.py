@@ -1,8 +1,9 @@
-"""Attention that a layer asks torch for, by F.scaled_dot_product_attention.
+"""Attention that a layer asks torch for: by F.scaled_dot_product_attention,
+or as products of matrices (`written_out`).
 
 Models whose attention does not go through transformers' registry, or that
-make masks of their own, still ask torch for causal attention where they are
-loaded with SDPA. Inside a streamed layer that call is answered here.
+make masks of their own, still ask torch for causal attention. Inside a
+streamed layer those calls are answered here.
 """
 from __future__ import annotations
 
@@ -12,7 +13,7 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch.overrides import TorchFunctionMode
 
-from sluice import blocks
+from sluice import blocks, written_out
 from sluice.errors import Unsupported
 from sluice.layer import running
 from sluice.step import current
@@ -22,9 +23,13 @@ class Cut(TorchFunctionMode):
     """Inside, the attention of the layer that runs is the stream's."""
 
     def __torch_function__(self, func, types, args=(), kwargs=None) -> Any:
+        kwargs = kwargs or {}
         if func is F.scaled_dot_product_attention:
-            return _attention(*args, **(kwargs or {}))
-        return func(*args, **(kwargs or {}))
+            return _attention(*args, **kwargs)
+        if any(issubclass(t, written_out.Scores) for t in types):
+            return written_out.apply(func, args, kwargs)
+        scores = written_out.product(func, args, kwargs)
+        return func(*args, **kwargs) if scores is None else scores
 
 
 def _attention(query: Tensor, key: Tensor, value: Tensor,

@@ -6,8 +6,8 @@ import contextlib
 import functools
 import threading
 from collections import deque
-from collections.abc import Callable, Iterator
-from typing import TYPE_CHECKING, Protocol
+from collections.abc import Callable, Hashable, Iterator
+from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
 import torch
 from torch import Tensor, nn
@@ -18,6 +18,7 @@ from sluice.intervals import Intervals
 if TYPE_CHECKING:
     from sluice.arena import HostArena, HostTensor
 
+T = TypeVar("T")
 _current = threading.local()  # .step: the one this thread is in
 
 
@@ -66,10 +67,10 @@ class Step:
         self._model, self._written = model, written
         # By storage: the marker's element, and how its intervals are found.
         self._masks: dict[int, tuple[Tensor, Callable[[], Intervals]]] = {}
-        self._causal: Intervals | None = None
         # Of packed rows: the first row [B, S] of each row's document. What
         # says so beside the mask was left out: the mask must have it too.
         self.documents: Tensor | None = None
+        self._once: dict[Hashable, Any] = {}
 
     @contextlib.contextmanager
     def engaged(self) -> Iterator[None]:
@@ -90,9 +91,14 @@ class Step:
         return self._written.get(layer, [])
 
     def causal(self) -> Intervals:
-        if self._causal is None:
-            self._causal = Intervals.causal(self.length, self.device)
-        return self._causal
+        return self.once("causal", lambda: Intervals.causal(
+            self.length, self.device))
+
+    def once(self, key: Hashable, make: Callable[[], T]) -> T:
+        """What `make` returned for this key: all layers ask alike."""
+        if key not in self._once:
+            self._once[key] = make()
+        return self._once[key]
 
     def marker(self, batch: int, find: Callable[[], Intervals]) -> Tensor:
         """What the model carries in the place of a mask: bool, expanded to

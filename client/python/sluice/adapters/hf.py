@@ -19,7 +19,7 @@ from transformers import PretrainedConfig, PreTrainedModel
 
 from sluice import layer as layers_
 from sluice import calls, probe, rows, sdpa
-from sluice.errors import Unsupported
+from sluice.errors import NoAttention, Unsupported
 from sluice.patch import Patch
 from sluice.step import current
 from sluice.adapters import head_trial, packed, registry
@@ -42,7 +42,7 @@ class Adapter:
                              for m in self.causal.modules()
                              if isinstance(getattr(m, "config", None),
                                            PretrainedConfig)}.values())
-        self._by_sdpa = False
+        self._way = "registry"
         self._patches: dict[nn.Module, Patch] = {}
         self._refuse_setup()
 
@@ -60,20 +60,31 @@ class Adapter:
         for layer in self.layers:
             self._patch(layer, self._layer_forward(stream, layer))
         self._patch(self.decoder, self._decoder_forward(stream))
-        try:
-            probe.probe(self, stream)
-        except Unsupported as refused:
-            if self.decoder.config._attn_implementation != "sdpa":
-                raise
-            self._by_sdpa = True
-            try:
-                probe.probe(self, stream)
-            except Unsupported:
-                raise refused from None
+        self._probe(stream)
         if Head.fits(self.causal, self.decoder):
             head = Head(self.causal, self.decoder, stream)
             self._patch(self.causal, head.forward())
             head_trial.probe(head)
+
+    def _probe(self, stream: Stream) -> None:
+        """Finds the way in which attention is met; where there is none, the
+        first refusal that is about something else, if any, is the reason.
+
+        That is transformers' registry, else where a layer writes attention
+        out, else, where the model was loaded with SDPA, in what it asks torch
+        for with a mask of its own.
+        """
+        ways = ["registry", "written out"]
+        if self.decoder.config._attn_implementation == "sdpa":
+            ways.append("sdpa")
+        refusals: list[Unsupported] = []
+        for self._way in ways:
+            try:
+                return probe.probe(self, stream)
+            except Unsupported as refused:
+                refusals.append(refused)
+        raise next((r for r in refusals if not isinstance(r, NoAttention)),
+                   refusals[0])
 
     def detach(self) -> None:
         while self._patches:
@@ -90,7 +101,7 @@ class Adapter:
     def engage(self) -> Iterator[None]:
         """The model's attention and masks are ours, and no layer is
         checkpointed: Trainer switches that on, and a stream needs none."""
-        switched = [] if self._by_sdpa else self.configs
+        switched = [] if self._way == "sdpa" else self.configs
         before = [c._attn_implementation for c in switched]
         checkpointed = [m for m in (self.decoder, *self.layers) if getattr(
             m, "gradient_checkpointing", False)]
@@ -107,7 +118,8 @@ class Adapter:
                 module.gradient_checkpointing = True
 
     def inside(self) -> contextlib.AbstractContextManager:
-        return sdpa.Cut() if self._by_sdpa else contextlib.nullcontext()
+        return (contextlib.nullcontext() if self._way == "registry" else
+                sdpa.Cut())
 
     # --- the forwards -------------------------------------------------------
 
@@ -191,18 +203,11 @@ def _refuse_shards_within(layer: nn.Module) -> None:
 
 def find_decoder(model: nn.Module) -> tuple[PreTrainedModel, nn.ModuleList]:
     """The innermost model that runs the decoder layers, and those layers: the
-    longest list of modules that each hold something with a `layer_idx`."""
-    best: tuple[str, nn.ModuleList] | None = None
-    for name, module in model.named_modules():
-        if not isinstance(module, nn.ModuleList) or len(module) == 0:
-            continue
-        if not all(any(hasattr(m, "layer_idx") for m in item.modules())
-                   for item in module):
-            continue
-        if best is not None and name.startswith(best[0] + "."):
-            continue  # the experts of a layer, say
-        if best is None or len(module) > len(best[1]):
-            best = (name, module)
+    longest list of modules that each hold something with a `layer_idx`, or,
+    where no module has one, the longest list."""
+    best = _longest_list(model, lambda item: any(
+        hasattr(m, "layer_idx") for m in item.modules()))
+    best = best or _longest_list(model, lambda item: any(item.children()))
     # Masks are made by models, not by the encoders or stacks within them.
     name = "" if best is None else best[0]
     while name:
@@ -214,6 +219,21 @@ def find_decoder(model: nn.Module) -> tuple[PreTrainedModel, nn.ModuleList]:
         type(model).__name__, "no list of decoder layers whose attention goes "
         "through transformers' attention registry",
         "pass a causal language model of transformers")
+
+
+def _longest_list(model: nn.Module, is_layer: Callable[[nn.Module], bool]
+                  ) -> tuple[str, nn.ModuleList] | None:
+    best: tuple[str, nn.ModuleList] | None = None
+    for name, module in model.named_modules():
+        if not isinstance(module, nn.ModuleList) or len(module) == 0:
+            continue
+        if not all(map(is_layer, module)):
+            continue
+        if best is not None and name.startswith(best[0] + "."):
+            continue  # the experts of a layer, say
+        if best is None or len(module) > len(best[1]):
+            best = (name, module)
+    return best
 
 
 def refuse_call(module: nn.Module, given: dict[str, Any]) -> None:

@@ -12,6 +12,7 @@ from transformers import AttentionInterface, AttentionMaskInterface
 from transformers.masking_utils import and_masks, padding_mask_function
 
 from sluice import blocks, layer, masks, step
+from sluice.attention import one_dtype
 from sluice.errors import Unsupported
 from sluice.intervals import Intervals
 
@@ -61,7 +62,7 @@ def attention(module: nn.Module, query: Tensor, key: Tensor, value: Tensor,
         is_causal = getattr(module, "is_causal", True)
     seen = here.mask_of(module, attention_mask, bool(is_causal))
     _check_shapes(name, query, key, sliding_window, seen)
-    query, key, value = _one_dtype(query, key, value)
+    query, key, value = one_dtype(query, key, value)
     scale = query.shape[-1] ** -0.5 if scaling is None else scaling
     o = call.attend(query, key, value, seen,
                     blocks.Scores(float(scale), softcap), s_aux)
@@ -103,15 +104,3 @@ def _check_shapes(name: str, query: Tensor, key: Tensor,
             name, f"a sliding_window of {window} whose mask reaches "
             f"{seen.widest} tokens back: its attention implementations "
             "disagree", "set config.sliding_window to what is meant")
-
-
-def _one_dtype(q: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, ...]:
-    """Under autocast RoPE leaves q and k in fp32 and v in bf16."""
-    kind = q.device.type
-    if torch.is_autocast_enabled(kind):
-        wanted = torch.get_autocast_dtype(kind)
-    elif q.dtype != v.dtype or k.dtype != v.dtype:
-        wanted = v.dtype
-    else:
-        return q, k, v
-    return q.to(wanted), k.to(wanted), v.to(wanted)

@@ -1,0 +1,247 @@
+"""Attention that layers write out as products of matrices: exact in every
+form, or refused by name."""
+
+from __future__ import annotations
+
+import copy
+import math
+
+import pytest
+import sluice
+import torch
+from models import assert_same, batch, run, tiny, unstreamed
+from torch import nn
+from torch.nn import functional as F
+from transformers.models.llama.modeling_llama import (apply_rotary_pos_emb,
+                                                      repeat_kv)
+
+
+class WrittenOut(nn.Module):
+    """A Llama's attention with its products in `form(self, q, k, v, mask)`:
+    all [B, H, S, D], mask as eager attention gets it."""
+
+    def __init__(self, inner, form, rows=96, window=None):
+        super().__init__()
+        self.inner, self.form = inner, form
+        seen = torch.ones(rows, rows).tril()
+        if window:
+            seen -= seen.tril(-window)
+        self.register_buffer("seen", seen.bool()[None, None])
+        self.register_buffer("ones", seen[None, None])
+
+    def forward(self, hidden_states, position_embeddings, attention_mask=None,
+                **_):
+        own = self.inner
+        q, k, v = (p(hidden_states).view(*hidden_states.shape[:2], -1,
+                                         own.head_dim).transpose(1, 2)
+                   for p in (own.q_proj, own.k_proj, own.v_proj))
+        q, k = apply_rotary_pos_emb(q, k, *position_embeddings)
+        k, v = (repeat_kv(x, q.shape[1] // x.shape[1]) for x in (k, v))
+        o, weights = self.form(self, q, k, v, attention_mask)
+        o = o.transpose(1, 2).reshape(*hidden_states.shape[:2], -1)
+        return own.o_proj(o), weights
+
+
+def written(form, **options):
+    model = tiny()
+    for layer in model.model.layers:
+        layer.self_attn = WrittenOut(layer.self_attn, form, **options)
+    return model
+
+
+def scaled(q, k):
+    return torch.matmul(q, k.transpose(-1, -2)) / math.sqrt(q.shape[-1])
+
+
+def plain(self, q, k, v, mask):
+    p = F.softmax(scaled(q, k) + mask, dim=-1)
+    return torch.matmul(p, v), p
+
+
+def in_place(self, q, k, v, mask):
+    s = q @ k.transpose(-1, -2)
+    s /= math.sqrt(q.shape[-1])
+    s += mask[:, :, :, :k.shape[-2]]
+    p = nn.Softmax(dim=-1)(s).to(v.dtype)
+    return F.dropout(p, 0.1, training=False) @ v, None
+
+
+def mask_first(self, q, k, v, mask):
+    s = torch.matmul(q.float(), k.float().transpose(-1, -2)) + mask
+    s = s * torch.tensor(q.shape[-1] ** -0.5)
+    return torch.matmul(torch.softmax(s, -1, torch.float32).to(v.dtype), v), s
+
+
+def heads_as_batch(self, q, k, v, mask):
+    b, h, c, d = q.shape
+    q, k, v = (x.reshape(b * h, c, d) for x in (q * d ** -0.5, k, v))
+    s = torch.bmm(q, k.transpose(1, 2))
+    assert s.size() == (b * h, c, c) and mask.size() == (b, 1, c, c)
+    s = s.view(b, h, c, c) + mask
+    s = torch.max(s, torch.full((), torch.finfo(s.dtype).min))
+    p = F.softmax(s.view(b * h, c, c), dim=-1)
+    o = torch.bmm(p, v)
+    return o.view(b, h, c, d), p.view(b, h, c, c)
+
+
+def added_to_zeros(self, q, k, v, mask):
+    b, h, c, d = q.shape
+    s = torch.baddbmm(torch.zeros(b * h, c, c), q.reshape(b * h, c, d),
+                      k.reshape(b * h, c, d).transpose(1, 2), beta=1.0,
+                      alpha=d ** -0.5).view(b, h, c, -1)
+    return torch.matmul(F.softmax(s + mask, dim=-1), v), None
+
+
+def where_seen(self, q, k, v, mask):
+    c = q.shape[-2]
+    s = torch.where(self.seen[:, :, :c, :c], scaled(q, k),
+                    torch.tensor(torch.finfo(q.dtype).min))
+    return torch.matmul(F.softmax(s + mask, dim=-1), v), None
+
+
+def times_seen(self, q, k, v, mask):
+    ones = self.ones[:, :, :q.shape[-2], :k.shape[-2]]
+    s = scaled(q, k) * ones + -1e4 * (1 - ones)
+    return torch.matmul(F.softmax(s, dim=-1), v), None
+
+
+def product_beside(self, q, k, v, mask):
+    """A product with as many columns as a chunk has rows is no score."""
+    b, h, c, d = q.shape
+    square = torch.linspace(-1, 1, d * 16).view(d, 16)
+    v = v + torch.matmul(v, square.expand(b, h, d, 16)).relu().sum(
+        -1, keepdim=True)
+    return plain(self, q, k, v, mask)
+
+
+EXACT = [plain, in_place, mask_first, heads_as_batch, added_to_zeros,
+         where_seen, times_seen, product_beside]
+
+
+def packed(length=75):
+    """Two rows whose documents end at different places."""
+    inputs = batch(2, length)
+    inputs["position_ids"] = torch.stack(
+        [torch.cat([torch.arange(n) for n in ends])
+         for ends in ((30, length - 30), (7, 41, length - 48))])
+    return inputs
+
+
+def exact(session, model, inputs):
+    expected = unstreamed(model, inputs)
+    stream = sluice.stream(model, session=session, chunk=16)
+    try:
+        assert_same(run(model, inputs), expected)
+        assert stream.stats().host_bytes == 0 and stream.stats().blocks > 0
+    finally:
+        stream.unstream()
+
+
+@pytest.mark.parametrize("form", EXACT)
+def test_every_form_is_exact(session, form):
+    exact(session, written(form), batch())
+
+
+@pytest.mark.parametrize("form", [plain, heads_as_batch, where_seen])
+def test_packed_documents_are_kept_apart(session, form):
+    inputs = {**packed(), "use_cache": False}
+    model = written(form)
+    mixed = unstreamed(model, {**batch(), "use_cache": False})
+    assert abs(mixed.loss - unstreamed(model, inputs).loss) > 1e-4
+    exact(session, model, inputs)
+
+
+@pytest.mark.parametrize("form", [where_seen, times_seen])
+def test_a_window_in_a_buffer_is_that_of_all_rows(session, form):
+    """A chunk's own corner of it looks like a causal mask."""
+    model = written(form, window=20)
+    assert abs(unstreamed(model, batch()).loss
+               - unstreamed(written(form), batch()).loss) > 1e-5
+    exact(session, model, batch())
+
+
+def test_bf16_is_as_near_to_fp32_as_by_itself(session):
+    model = written(mask_first)
+    exact_run = unstreamed(model, batch())
+    model.bfloat16()
+    own = unstreamed(model, batch())
+    stream = sluice.stream(model, session=session, chunk=16)
+    got = run(model, batch())
+    stream.unstream()
+
+    def error(of):
+        return math.sqrt(sum(float((of.gradients[n].float() - g).norm()) ** 2
+                             for n, g in exact_run.gradients.items()))
+    assert error(got) <= 1.2 * error(own)
+
+
+# --- refused -----------------------------------------------------------------
+
+def with_bias(self, q, k, v, mask):
+    far = -torch.arange(k.shape[-2]).flip(0) * 0.1
+    return F.softmax(scaled(q, k) + mask + far, dim=-1) @ v, None
+
+
+def with_dropout(self, q, k, v, mask):
+    p = F.softmax(scaled(q, k) + mask, dim=-1)
+    return F.dropout(p, 0.3, self.training) @ v, None
+
+
+def head_mask(self, q, k, v, mask):
+    p = F.softmax(scaled(q, k) + mask, dim=-1)
+    return (p * torch.linspace(0.5, 1, q.shape[1]).view(-1, 1, 1)) @ v, None
+
+
+def both_directions(self, q, k, v, mask):
+    return F.softmax(scaled(q, k), dim=-1) @ v, None
+
+
+def weights_are_used(self, q, k, v, mask):
+    p = F.softmax(scaled(q, k) + mask, dim=-1)
+    return p @ v + p.mean(), None
+
+
+def against_itself(self, q, k, v, mask):
+    return F.softmax((scaled(q, k) + mask) * -1, dim=-1) @ v, None
+
+
+def over_the_rows(self, q, k, v, mask):
+    return F.softmax(scaled(q, k) + mask, dim=-2) @ v, None
+
+
+def own_mask(self, q, k, v, mask):
+    c = q.shape[-2]
+    made = torch.full((c, c), -1e30).triu(1)
+    return F.softmax(scaled(q, k) + made, dim=-1) @ v, None
+
+
+def by_einsum(self, q, k, v, mask):
+    s = torch.einsum("bhid,bhjd->bhij", q, k) * 0.3
+    ones = self.ones[:, :, :q.shape[-2], :q.shape[-2]]
+    return F.softmax(s + -1e4 * (1 - ones), dim=-1) @ v, None
+
+
+def from_the_middle(self, q, k, v, mask):
+    """A part of the buffer that is not that of the first rows."""
+    c = q.shape[-2]
+    s = torch.where(self.seen[:, :, 5:5 + c, :c], scaled(q, k),
+                    torch.tensor(-1e9))
+    return F.softmax(s, dim=-1) @ v, None
+
+
+REFUSED = {with_bias: "'add'", with_dropout: "attention dropout of 0.3",
+           head_mask: "'mul'", both_directions: "in both directions",
+           weights_are_used: "'mean'", against_itself: "'mul'",
+           over_the_rows: "'softmax'", own_mask: "without attention",
+           by_einsum: "without attention", from_the_middle:
+           "without attention"}
+
+
+@pytest.mark.parametrize("form", REFUSED)
+def test_what_chunks_cannot_do_is_refused_in_stream(session, form):
+    model = written(form)
+    before = copy.deepcopy(model)
+    with pytest.raises(sluice.Unsupported, match=REFUSED[form]):
+        sluice.stream(model, session=session, chunk=16)
+    if form is not with_dropout:
+        assert run(model, batch()).loss == run(before, batch()).loss
