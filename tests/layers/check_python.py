@@ -15,8 +15,8 @@ ORDER = [
     "_native", "daemon", "handle", "session", "arena",
     # One layer, chunk by chunk.
     "intervals", "masks", "calls", "randomness", "replay", "rows", "blocks",
-    "attention", "step", "chunked", "layer", "written_out", "sdpa",
-    "captured", "trial", "probe", "patch", "adapters.registry",
+    "attention", "step", "chunked", "layer", "buffer_masks", "written_out",
+    "sdpa", "captured", "trial", "probe", "patch", "adapters.registry",
     "adapters.stand_in", "adapters.units", "adapters.head",
     "adapters.head_trial", "adapters.packed", "adapters.hf", "streaming",
     # Before a run.

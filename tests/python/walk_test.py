@@ -28,10 +28,11 @@ TABLES = {
 }
 # Grouped and shared heads, QK norm, windows, caps, sinks, latent attention,
 # mixtures of experts, learned positions, an encoder's and an encoder-decoder's
-# decoder; one that mixes tokens by recurrence, one that picks its tokens.
+# decoder; attention written out; masks of a model around the decoder; one that
+# mixes tokens by recurrence, one that picks its tokens.
 QUICK = (
-    "bart bert deepseek_v3 deepseek_v32 gemma2 gpt2 gpt_oss llama opt"
-    " qwen3_moe qwen3_next starcoder2"
+    "bart bert deepseek_v3 deepseek_v32 falcon gemma2 gemma3 gpt2 gpt_neo"
+    " gpt_oss llama openai-gpt opt qwen3_moe qwen3_next starcoder2 xglm"
 ).split()
 
 

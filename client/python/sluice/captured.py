@@ -50,7 +50,7 @@ def capture(adapter: Adapter, stream: Stream, ids: Tensor
             ) -> tuple[dict[int, Seen], dict[int, Seen]]:
     """What the layers are called with, plain and streamed."""
     def decoder():
-        adapter.own_forward(adapter.decoder)(input_ids=ids, use_cache=False)
+        adapter.own_forward(adapter.entry)(input_ids=ids, use_cache=False)
 
     def plainly():
         with torch.no_grad(), _recorded(adapter, plain):
@@ -64,11 +64,11 @@ def capture(adapter: Adapter, stream: Stream, ids: Tensor
 
     plain, chunked = {}, {}
     held = {layer: Buffers(layer) for layer in adapter.layers}
-    refusing(adapter.decoder, "a forward on %d tokens fails" % ids.shape[1],
+    refusing(adapter.entry, "a forward on %d tokens fails" % ids.shape[1],
              plainly)
     for layer, buffers in held.items():
         stream.written[layer] = buffers.written()
-    refusing(adapter.decoder, "its forward fails when streamed", streamed)
+    refusing(adapter.entry, "its forward fails when streamed", streamed)
     for index in range(len(adapter.layers)):
         if index not in plain or index not in chunked:
             raise Unsupported(

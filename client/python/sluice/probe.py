@@ -41,12 +41,12 @@ def probe(adapter: Adapter, stream: Stream) -> None:
     Leaves parameters, gradients, buffers and random state as they were."""
     ids = probe_tokens(adapter)
     device = ids.device
-    kept = Snapshot([(m, n) for m in adapter.decoder.modules()
+    kept = Snapshot([(m, n) for m in adapter.entry.modules()
                      for n, b in m._buffers.items() if b is not None])
-    were = [(m, m.training) for m in adapter.decoder.modules()]
+    were = [(m, m.training) for m in adapter.entry.modules()]
     with undisturbed(device), torch.autocast(device.type, enabled=False):
         torch.manual_seed(1)
-        adapter.decoder.train()
+        adapter.entry.train()
         try:
             plain, streamed = capture(adapter, stream, ids)
             for index in one_of_each_kind(adapter.layers):

@@ -38,10 +38,15 @@ class Adapter:
         self.causal = model.get_base_model() if hasattr(
             model, "peft_config") else model
         self.decoder, self.layers = find_decoder(self.causal)
-        self.configs = list({id(m.config): m.config
-                             for m in self.causal.modules()
-                             if isinstance(getattr(m, "config", None),
-                                           PretrainedConfig)}.values())
+        # What is streamed: the decoder, or a model around it that makes its
+        # masks (one of text and pictures).
+        self.entry = self.decoder
+        # Not those of a tower beside it, whose attention is its own.
+        self.configs = list({id(m.config): m.config for m in (
+            self.decoder, *(m for layer in self.layers
+                            for m in layer.modules()))
+            if isinstance(getattr(m, "config", None),
+                          PretrainedConfig)}.values())
         self._way = "registry"
         self._patches: dict[nn.Module, Patch] = {}
         self._refuse_setup()
@@ -59,7 +64,6 @@ class Adapter:
                               "run several times", "do not stream this model")
         for layer in self.layers:
             self._patch(layer, self._layer_forward(stream, layer))
-        self._patch(self.decoder, self._decoder_forward(stream))
         self._probe(stream)
         if Head.fits(self.causal, self.decoder):
             head = Head(self.causal, self.decoder, stream)
@@ -78,11 +82,14 @@ class Adapter:
         if self.decoder.config._attn_implementation == "sdpa":
             ways.append("sdpa")
         refusals: list[Unsupported] = []
-        for self._way in ways:
-            try:
-                return probe.probe(self, stream)
-            except Unsupported as refused:
-                refusals.append(refused)
+        for self.entry in (self.decoder, *around(self.decoder, self.causal)):
+            self._patch(self.entry, self._entry_forward(stream))
+            for self._way in ways:
+                try:
+                    return probe.probe(self, stream)
+                except Unsupported as refused:
+                    refusals.append(refused)
+            self._patches.pop(self.entry).undo()
         raise next((r for r in refusals if not isinstance(r, NoAttention)),
                    refusals[0])
 
@@ -103,7 +110,8 @@ class Adapter:
         checkpointed: Trainer switches that on, and a stream needs none."""
         switched = [] if self._way == "sdpa" else self.configs
         before = [c._attn_implementation for c in switched]
-        checkpointed = [m for m in (self.decoder, *self.layers) if getattr(
+        checkpointed = [m for m in (self.entry, self.decoder,
+                                    *self.layers) if getattr(
             m, "gradient_checkpointing", False)]
         try:
             for module in checkpointed:
@@ -147,8 +155,8 @@ class Adapter:
 
         return forward
 
-    def _decoder_forward(self, stream: Stream) -> Callable:
-        accepts = inspect.signature(type(self.decoder).forward)
+    def _entry_forward(self, stream: Stream) -> Callable:
+        accepts = inspect.signature(type(self.entry).forward)
 
         def forward(self_: nn.Module, *args: Any, **kwargs: Any) -> Any:
             own = self.own_forward(self_)
@@ -182,6 +190,12 @@ class Adapter:
                                       f"a module of {package}",
                                       f"load the model without {package}")
         rows.check_parameters(self.causal)
+        if "pixel_values" in inspect.signature(
+                type(self.decoder).forward).parameters:
+            raise Unsupported(
+                type(self.decoder).__name__, "pictures that become rows of "
+                "the decoder, with a mask of their own",
+                "do not stream this model")
         if any(getattr(c, "output_router_logits", False)
                for c in self.configs):
             raise Unsupported(
@@ -219,6 +233,14 @@ def find_decoder(model: nn.Module) -> tuple[PreTrainedModel, nn.ModuleList]:
         type(model).__name__, "no list of decoder layers whose attention goes "
         "through transformers' attention registry",
         "pass a causal language model of transformers")
+
+
+def around(decoder: nn.Module, causal: nn.Module) -> list[nn.Module]:
+    """The models within the causal one that hold the decoder, the outermost
+    first."""
+    return [m for m in causal.modules()
+            if isinstance(m, PreTrainedModel) and m is not causal
+            and m is not decoder and any(d is decoder for d in m.modules())]
 
 
 def _longest_list(model: nn.Module, is_layer: Callable[[nn.Module], bool]
