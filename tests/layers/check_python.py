@@ -17,7 +17,9 @@ ORDER = [
     "intervals", "masks", "calls", "randomness", "replay", "rows", "blocks",
     "attention", "step", "chunked", "layer", "buffer_masks", "written_out",
     "sdpa", "captured", "trial", "probe", "patch", "adapters.registry",
-    "adapters.stand_in", "adapters.units", "adapters.head",
+    "adapters.stand_in", "adapters.units",
+    "adapters.absent",
+    "adapters.head",
     "adapters.head_trial", "adapters.packed", "adapters.hf", "streaming",
     # Before a run.
     "adapters.verdict", "doctor", "__main__",

@@ -72,7 +72,7 @@ def train(make: Callable[[nn.Module, Log], transformers.Trainer],
     """The loop's log over its steps; streamed where there is a session, after
     the trainer was made where `late`."""
     model, log = tiny() if model is None else model, Log()
-    options = dict(session=session, chunk=16, quiet=True)
+    options = dict(session=session, chunk=24, quiet=True)
     stream = session and not late and sluice.stream(model, **options)
     with warnings.catch_warnings(), contextlib.redirect_stdout(io.StringIO()):
         warnings.simplefilter("ignore")

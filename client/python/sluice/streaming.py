@@ -99,6 +99,7 @@ class Stream:
 def stream(model: nn.Module, *, session: Session | None = None,
            chunk: int = 1024, rows: Mapping[str, int] | None = None,
            check: Check = "first", min_tokens: int = 0,
+           head: Literal["rows", "whole"] = "rows",
            quiet: bool = False) -> Stream:
     """Runs the decoder layers of a transformers model chunk by chunk, with
     k, v, attention's results and the layers' inputs in host memory.
@@ -106,7 +107,7 @@ def stream(model: nn.Module, *, session: Session | None = None,
     The model stays itself: its class, its parameters, `generate`, saving and
     loading. Training forwards (and others without a cache) are streamed;
     with `labels` the head and the loss run on chunks of rows too, and
-    `logits` is None then.
+    whatever reads `logits` then raises `Unsupported`.
 
     Args:
       model: a decoder of transformers whose attention goes through the
@@ -119,6 +120,9 @@ def stream(model: nn.Module, *, session: Session | None = None,
       check: compare each replayed chunk with its first forward, bit by bit:
         "first" in the first step, "always", or "off".
       min_tokens: shorter sequences are not streamed.
+      head: "whole": with labels too, the model's own head and loss over all
+        rows at once, with logits [B, S, vocabulary]; also later, by the
+        attribute `head` of what is returned.
       quiet: do not say in one line on stderr what is streamed, and how.
 
     Raises:
@@ -132,12 +136,16 @@ def stream(model: nn.Module, *, session: Session | None = None,
         raise ValueError(f"chunk = {chunk}: at least one row per chunk")
     if check not in ("first", "always", "off"):
         raise ValueError(f"check = {check!r}: 'first', 'always' or 'off'")
+    if head not in ("rows", "whole"):
+        raise ValueError(f"head = {head!r}: 'rows' or 'whole'")
     adapter = hf.Adapter(model)
     own = session is None
     made = Stream(Session() if own else session, own, chunk, rows or {},
                   check, min_tokens)
     try:
         adapter.attach(made)
+        if made.head == "rows":
+            made.head = head
         made.reset_stats()  # of the probe
         made._adapter = adapter
         if not quiet:
@@ -153,8 +161,7 @@ def stream(model: nn.Module, *, session: Session | None = None,
 
 def _line(made: Stream, adapter: Adapter) -> str:
     head = {"rows": "head and loss by rows", "none": "no head",
-            "whole": "head and loss whole, as the model computes its loss "
-                     "by itself"}[made.head]
+            "whole": "head and loss whole"}[made.head]
     where = (made.session.socket if made.session.daemon is None else
              "a private simulated daemon")
     return (f"sluice: {type(adapter.causal).__name__}: {len(adapter.layers)} "

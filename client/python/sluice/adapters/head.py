@@ -26,6 +26,7 @@ from sluice import calls
 from sluice.replay import Gradients, Slot, distinct
 from sluice.step import current
 from sluice.adapters import units
+from sluice.adapters.absent import AbsentLogits
 from sluice.adapters.stand_in import Recorded, Recorder, Stub
 
 if TYPE_CHECKING:
@@ -104,8 +105,10 @@ class Head:
         if count is None:
             count = (shifted != IGNORED).sum()
         out = self._of_base({**given, "use_cache": False})
+        vocabulary = self.causal.get_output_embeddings().weight.shape[0]
         return CausalLMOutputWithPast(
-            loss=self.loss(out[0], shifted, count),
+            loss=self.loss(out[0], shifted, count), logits=AbsentLogits(
+                (*shifted.shape, vocabulary), shifted.device),
             hidden_states=getattr(out, "hidden_states", None))
 
     def _of_base(self, given: dict[str, Any]) -> Any:
