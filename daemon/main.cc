@@ -73,14 +73,17 @@ std::string Sibling(const std::string& name) {
   return (self.parent_path() / name).string();
 }
 
-// Null: off. The default port may be another program's: then it serves
-// without, and says so; a port that was asked for must be had.
+// Null: off. The default port may be another program's, and the wheel's daemon
+// has no HTTP: then it serves without, and says so; a port that was asked for
+// must be had.
 absl::StatusOr<std::unique_ptr<HttpServer>> StartHttp(const Config& config,
                                                       Service* service) {
   const std::string listen = config.http_listen.value_or(kDefaultHttpListen);
   if (listen.empty()) return nullptr;
   auto http = HttpServer::Start(listen, [service] { return service->Read(); });
-  if (absl::IsAlreadyExists(http.status()) && !config.http_listen) {
+  const bool lacking = absl::IsAlreadyExists(http.status()) ||
+                       absl::IsUnimplemented(http.status());
+  if (lacking && !config.http_listen) {
     WriteLog(LogLevel::kWarning,
              "no metrics: " + std::string(http.status().message()));
     return nullptr;
@@ -163,9 +166,9 @@ absl::Status Serve(const Arguments& arguments) {
 
 int Fail(const absl::Status& status) {
   fmt::print(stderr, "error: {}\n", std::string(status.message()));
-  const bool bad_input = absl::IsInvalidArgument(status) ||
-                         absl::IsAlreadyExists(status) ||
-                         absl::IsNotFound(status);
+  const bool bad_input =
+      absl::IsInvalidArgument(status) || absl::IsAlreadyExists(status) ||
+      absl::IsUnimplemented(status) || absl::IsNotFound(status);
   return bad_input ? 2 : 1;
 }
 

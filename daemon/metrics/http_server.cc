@@ -5,7 +5,7 @@
 
 #include <thread>
 
-#include "absl/strings/numbers.h"
+#include "daemon/metrics/http_address.h"
 #include "daemon/metrics/prometheus_text.h"
 #include "daemon/metrics/snapshot_json.h"
 #include "daemon/metrics/status_page.h"
@@ -16,25 +16,6 @@ namespace {
 
 constexpr int kThreads = 3;
 constexpr int kTimeoutSeconds = 2;
-
-struct Address {
-  std::string host;
-  int port = 0;
-};
-
-absl::StatusOr<Address> ParseAddress(const std::string& listen) {
-  const size_t colon = listen.rfind(':');
-  int port = -1;
-  if (colon == std::string::npos || colon == 0 ||
-      !absl::SimpleAtoi(listen.substr(colon + 1), &port) || port < 0 ||
-      port > 65535) {
-    return absl::InvalidArgumentError(fmt::format(
-        "'{}' is no address to listen on: write ADDRESS:PORT, such as "
-        "127.0.0.1:9435, or \"\" for none",
-        listen));
-  }
-  return Address{listen.substr(0, colon), port};
-}
 
 void SetLimits(httplib::Server& http) {
   http.new_task_queue = [] { return new httplib::ThreadPool(kThreads); };
@@ -82,14 +63,12 @@ void AddPages(httplib::Server& http, const HttpServer::Source& source) {
 
 }  // namespace
 
-absl::Status CheckListen(const std::string& listen) {
-  return ParseAddress(listen).status();
-}
-
 struct HttpServer::Server {
   httplib::Server http;
   std::thread thread;
 };
+
+absl::Status HttpServer::Available() { return absl::OkStatus(); }
 
 HttpServer::HttpServer() : server_(std::make_unique<Server>()) {}
 
@@ -100,7 +79,7 @@ HttpServer::~HttpServer() {
 
 absl::StatusOr<std::unique_ptr<HttpServer>> HttpServer::Start(
     const std::string& listen, Source source) {
-  SLUICE_ASSIGN_OR_RETURN(Address address, ParseAddress(listen));
+  SLUICE_ASSIGN_OR_RETURN(HttpAddress address, ParseHttpAddress(listen));
   auto server = std::unique_ptr<HttpServer>(new HttpServer());
   httplib::Server& http = server->server_->http;
   SetLimits(http);

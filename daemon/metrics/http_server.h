@@ -16,15 +16,19 @@
 
 namespace sluice::daemon {
 
-// InvalidArgument: not "ADDRESS:PORT".
+// InvalidArgument: not "ADDRESS:PORT". Unimplemented: see
+// HttpServer::Available.
 absl::Status CheckListen(const std::string& listen);
 
 class HttpServer {
  public:
   using Source = std::function<absl::StatusOr<Snapshot>()>;
 
+  // Unimplemented in a daemon that was built without HTTP (the wheel's).
+  static absl::Status Available();
+
   // `listen` is "ADDRESS:PORT", port 0 for any. InvalidArgument: not of that
-  // form; AlreadyExists: the port is taken.
+  // form; AlreadyExists: the port is taken; Unimplemented: see Available.
   static absl::StatusOr<std::unique_ptr<HttpServer>> Start(
       const std::string& listen, Source source);
   ~HttpServer();

@@ -1,20 +1,11 @@
 # Every third-party package, found once. What each is used for, and where, is
 # in the layer table (SluiceLayers.cmake) and tests/layers.
+if(SLUICE_STATIC)
+  set(Protobuf_USE_STATIC_LIBS ON)
+  set(ZLIB_USE_STATIC_LIBS ON)
+endif()
 find_package(Threads REQUIRED)
 find_package(absl REQUIRED)
-if(SLUICE_STATIC)
-  # Debian's packages name the shared libraries; the archives lie beside them.
-  get_property(imported DIRECTORY PROPERTY IMPORTED_TARGETS)
-  list(FILTER imported INCLUDE REGEX "^absl::")
-  foreach(target IN LISTS imported)
-    get_target_property(shared ${target} IMPORTED_LOCATION_NONE)
-    string(REGEX REPLACE "\\.so.*$" ".a" archive "${shared}")
-    if(EXISTS "${archive}")
-      set_target_properties(${target} PROPERTIES
-        IMPORTED_LOCATION_NONE "${archive}")
-    endif()
-  endforeach()
-endif()
 # Debian's absl::string_view is not std::string_view, so messages are made
 # with fmt, and absl only sees std::string.
 find_package(fmt REQUIRED)
@@ -22,12 +13,17 @@ find_package(Protobuf REQUIRED)
 find_package(gRPC REQUIRED)
 find_package(nlohmann_json REQUIRED)
 find_package(CLI11 REQUIRED)
-find_package(prometheus-cpp REQUIRED)
+if(SLUICE_ENABLE_HTTP)
+  find_package(prometheus-cpp REQUIRED)
+endif()
 find_package(GTest REQUIRED)
 find_package(ZLIB REQUIRED)
 find_package(PkgConfig REQUIRED)
 pkg_check_modules(CBC REQUIRED IMPORTED_TARGET cbc)
 pkg_check_modules(TOMLPLUSPLUS REQUIRED IMPORTED_TARGET tomlplusplus)
+if(SLUICE_STATIC)
+  include(SluiceStatic)
+endif()
 
 # libtorch is the PyPI wheel that `./dev setup` unpacks; Debian's is too old.
 # Only libtorch_cpu and libc10 are linked; libtorch_cuda is opened at run time

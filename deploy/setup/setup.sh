@@ -93,28 +93,77 @@ unpack_wheels() {
   rm -rf "$deps/python.old"
 }
 
-# An environment that runs torch and transformers, for tests/python; made beside
-# the old one, which it replaces as a whole when the list changes.
+# make_venv NAME LIST SIZE: a virtual environment of what LIST names; made
+# beside the old one, which it replaces as a whole when the list changes.
 make_venv() {
-  local venv=$deps/venv new=$deps/venv.new hash
-  hash=$(list "$here/venv.txt" | sha256sum | cut -d' ' -f1)
+  local venv=$deps/$1 list=$here/$2 size=$3 new=$deps/$1.new hash
+  hash=$(list "$list" | sha256sum | cut -d' ' -f1)
   [ "$(cat "$venv/.stamp" 2>/dev/null)" != "$hash" ] || return 0
-  rm -rf "$new" "$deps/venv.old"
-  step "an environment for the tests in Python" \
-    /usr/bin/python3 -m venv --prompt sluice "$new"
+  rm -rf "$new" "$venv.old"
+  step "a virtual environment for $2" \
+    /usr/bin/python3 -m venv --prompt "sluice-$1" "$new"
   # Everything is in the list: pip need not look for what else is needed.
-  step "PyPI: $(list "$here/venv.txt" | head -n 7 | xargs) and what they need \
-(about 2.6 GB to download, 5 GB on disk)" \
+  step "PyPI: $(list "$list" | head -n 7 | xargs) and what they need ($size)" \
     "$new/bin/python" -m pip install --no-deps --only-binary :all: \
-    --no-compile --no-input --progress-bar off -r "$here/venv.txt"
+    --no-compile --no-input --progress-bar off -r "$list"
   step "what was installed fits together" "$new/bin/python" -m pip check
   # The scripts of bin/ name the folder that they were made in.
   grep -rlIZ -- "$new" "$new/bin" "$new/pyvenv.cfg" |
     xargs -r0 sed -i "s|$new|$venv|g"
   echo "$hash" >"$new/.stamp"
-  [ ! -e "$venv" ] || mv "$venv" "$deps/venv.old"
+  [ ! -e "$venv" ] || mv "$venv" "$venv.old"
   mv "$new" "$venv"
-  rm -rf "$deps/venv.old"
+  rm -rf "$venv.old"
+}
+
+# What SluiceStatic.cmake compiles again as position-independent code: Debian's
+# archives of these packages are not, so no shared library can take them.
+fetch_sources() {
+  local folder=$deps/debian-sources new=$deps/debian-sources.new stamp
+  stamp=$(dpkg-query -W -f '${source:Package} ${source:Version} ' \
+    libprotobuf-dev libabsl-dev)
+  [ "$(cat "$folder/.stamp" 2>/dev/null)" != "$stamp" ] || return 0
+  rm -rf "$new" "$folder.old"; mkdir -p "$new"
+  step "Debian's sources of protobuf and Abseil (17 MB to download)" \
+    in_folder "$new" fetch_sources_here
+  echo "$stamp" >"$new/.stamp"
+  [ ! -e "$folder" ] || mv "$folder" "$folder.old"
+  mv "$new" "$folder"
+  rm -rf "$folder.old"
+}
+
+in_folder() (set -e; cd "$1"; shift; "$@")
+
+# The machine's own mirrors are asked, for sources; their index lies here, and
+# the machine's own lists stay as they are.
+fetch_sources_here() {
+  local file options
+  mkdir -p apt/parts apt/lists/partial apt/cache/archives/partial
+  for file in /etc/apt/sources.list.d/*.sources; do
+    [ ! -e "$file" ] || ! grep -qi '^URIs:.*debian' "$file" ||
+      sed 's/^Types:.*/Types: deb-src/' "$file" >"apt/parts/${file##*/}"
+  done
+  [ ! -s /etc/apt/sources.list ] ||
+    sed -n 's/^deb /deb-src /p' /etc/apt/sources.list >apt/parts/main.list
+  options=(-q -o "Dir::Etc::SourceList=/dev/null"
+    -o "Dir::Etc::SourceParts=$PWD/apt/parts"
+    -o "Dir::State::Lists=$PWD/apt/lists" -o "Dir::Cache=$PWD/apt/cache")
+  apt-get "${options[@]}" update
+  source_tree libprotobuf-dev src/google google
+  source_tree libabsl-dev absl absl
+  rm -rf apt
+}
+
+# source_tree PACKAGE PATH NAME: that folder of the source that the installed
+# package was made from, patches applied.
+source_tree() {
+  local version source
+  version=$(dpkg-query -W -f '${source:Version}' "$1")
+  source=$(dpkg-query -W -f '${source:Package}' "$1")
+  apt-get "${options[@]}" source --download-only "$source=$version"
+  dpkg-source --no-check -x "$source"_*.dsc unpacked
+  mv "unpacked/$2" "$3"
+  rm -rf unpacked "$source"_*
 }
 
 command -v apt-get >/dev/null || fail "no apt-get: Sluice is built on Debian 12"
@@ -125,7 +174,13 @@ case " ${groups[*]} " in
   *" base "*) unpack_prometheus; unpack_wheels ;;
 esac
 case " ${groups[*]} " in
-  *" python "*) make_venv ;;
+  *" python "*)
+    make_venv venv venv.txt "about 2.6 GB to download, 5 GB on disk" ;;
+esac
+case " ${groups[*]} " in
+  *" wheel "*)
+    make_venv wheel wheel.txt "1 MB to download"
+    fetch_sources ;;
 esac
 [ $((SECONDS - started)) -lt 2 ] ||
   printf 'setup: everything is there, %d s\n' $((SECONDS - started))

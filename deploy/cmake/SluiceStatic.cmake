@@ -1,0 +1,106 @@
+# SLUICE_STATIC: the packages that SluiceDependencies.cmake found become
+# archives, so that a program needs glibc, libstdc++ and libgcc alone. Objects
+# are compiled with the same flags as without it: ccache has them already.
+#
+# A map of each program, NAME.map, says what was linked: deploy/wheel reads it.
+add_link_options("LINKER:-Map=$<TARGET_PROPERTY:NAME>.map")
+
+# Debian's packages name shared libraries; the archives lie beside them.
+function(sluice_archive_of shared out)
+  string(REGEX REPLACE "\\.so[.0-9]*$" ".a" archive "${shared}")
+  if(NOT EXISTS "${archive}")
+    message(FATAL_ERROR "no archive beside ${shared}: it cannot be linked "
+      "statically")
+  endif()
+  set(${out} "${archive}" PARENT_SCOPE)
+endfunction()
+
+get_property(imported DIRECTORY PROPERTY IMPORTED_TARGETS)
+list(FILTER imported INCLUDE REGEX "^absl::")
+foreach(target IN LISTS imported ITEMS gRPC::grpc++_unsecure
+    gRPC::grpc_unsecure gRPC::gpr gRPC::upb gRPC::address_sorting)
+  get_target_property(shared ${target} IMPORTED_LOCATION_NONE)
+  if(shared)
+    sluice_archive_of("${shared}" archive)
+    set_target_properties(${target} PROPERTIES
+      IMPORTED_LOCATION_NONE "${archive}")
+  endif()
+endforeach()
+
+# gRPC's targets name c-ares and re2, which Debian has without CMake files;
+# an archive has to be told what it needs.
+find_library(SLUICE_CARES libcares.a REQUIRED)
+find_library(SLUICE_RE2 libre2.a REQUIRED)
+get_target_property(links gRPC::grpc_unsecure INTERFACE_LINK_LIBRARIES)
+list(TRANSFORM links REPLACE "^c-ares::cares$" "${SLUICE_CARES}")
+set_target_properties(gRPC::grpc_unsecure PROPERTIES
+  INTERFACE_LINK_LIBRARIES "${links}")
+# Its compile options stay: other ones would be other objects for ccache.
+set_target_properties(re2::re2 PROPERTIES
+  INTERFACE_LINK_LIBRARIES "${SLUICE_RE2}")
+
+# Cbc and all that it is made of. What LAPACK says of a wrong argument is ours,
+# or libgfortran's whole input and output would be linked for it.
+add_library(sluice_archive_xerbla STATIC
+  ${CMAKE_CURRENT_LIST_DIR}/archives/xerbla.cc)
+set(parts sluice_archive_xerbla)
+foreach(part CbcSolver Cbc Cgl OsiClp OsiCbc Clp Osi CoinUtils lapack blas
+    bz2)
+  find_library(SLUICE_ARCHIVE_${part} lib${part}.a REQUIRED)
+  list(APPEND parts ${SLUICE_ARCHIVE_${part}})
+endforeach()
+execute_process(COMMAND ${CMAKE_CXX_COMPILER} -print-file-name=libgfortran.a
+  OUTPUT_VARIABLE fortran OUTPUT_STRIP_TRAILING_WHITESPACE)
+set_target_properties(PkgConfig::CBC PROPERTIES INTERFACE_LINK_LIBRARIES
+  "${parts};${fortran};ZLIB::ZLIB;m;Threads::Threads")
+
+# Debian has these two as shared libraries only, but their whole source is in
+# the headers.
+foreach(name fmt toml)
+  add_library(sluice_archive_${name} STATIC
+    ${CMAKE_CURRENT_LIST_DIR}/archives/${name}.cc)
+  set_target_properties(sluice_archive_${name} PROPERTIES
+    CXX_VISIBILITY_PRESET hidden)
+endforeach()
+set_target_properties(PkgConfig::TOMLPLUSPLUS PROPERTIES
+  INTERFACE_LINK_LIBRARIES sluice_archive_toml)
+set(fmt_archive ${CMAKE_CURRENT_BINARY_DIR}/libsluice_archive_fmt.a)
+set_target_properties(fmt::fmt PROPERTIES
+  IMPORTED_LOCATION_NONE "${fmt_archive}")
+add_dependencies(fmt::fmt sluice_archive_fmt)
+
+# Debian's archives of protobuf and Abseil are code for programs. In a shared
+# library, where it links at all, its thread-local variables lie in the block
+# that glibc sets aside, which is full once torch is loaded. libsluice.so takes
+# these files anew from the sources of Debian's package; the linker, or
+# deploy/wheel/needs.py (STATIC_TLS), refuses one that is missing here.
+set(default_deps "$ENV{SLUICE_DEPS}")
+if(NOT default_deps)
+  set(default_deps "$ENV{HOME}/.cache/sluice")
+endif()
+set(SLUICE_DEBIAN_SOURCES "${default_deps}/debian-sources" CACHE PATH
+  "sources of protobuf and Abseil (./dev setup wheel)")
+if(NOT EXISTS "${SLUICE_DEBIAN_SOURCES}/google/protobuf")
+  message(FATAL_ERROR "no ${SLUICE_DEBIAN_SOURCES}/google/protobuf: run "
+    "./dev setup wheel")
+endif()
+set(again
+  google/protobuf/any.cc google/protobuf/arena.cc google/protobuf/descriptor.cc
+  google/protobuf/dynamic_message.cc google/protobuf/extension_set_heavy.cc
+  google/protobuf/generated_message_reflection.cc google/protobuf/map_field.cc
+  google/protobuf/message.cc google/protobuf/reflection_ops.cc
+  google/protobuf/repeated_field.cc google/protobuf/repeated_ptr_field.cc
+  google/protobuf/stubs/common.cc google/protobuf/stubs/int128.cc
+  google/protobuf/text_format.cc google/protobuf/wire_format.cc
+  absl/base/internal/sysinfo.cc absl/base/internal/throw_delegate.cc
+  absl/numeric/int128.cc absl/strings/cord.cc
+  absl/strings/internal/cord_rep_btree.cc
+  absl/strings/internal/cordz_functions.cc
+  absl/time/internal/cctz/src/time_zone_info.cc)
+list(TRANSFORM again PREPEND ${SLUICE_DEBIAN_SOURCES}/)
+add_library(sluice_archive_pic STATIC ${again})
+# After the system's headers: only what Debian does not install is from there.
+target_compile_options(sluice_archive_pic PRIVATE
+  -w "SHELL:-idirafter ${SLUICE_DEBIAN_SOURCES}")
+target_compile_definitions(sluice_archive_pic PRIVATE HAVE_PTHREAD=1)
+set_target_properties(sluice_archive_pic PROPERTIES CXX_STANDARD 17)

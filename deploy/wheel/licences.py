@@ -1,0 +1,88 @@
+"""The licences of all that is linked into the wheel's programs.
+
+What that is, the build knows: the archives that the linker took a member from
+(its maps) and the headers that were included (ninja's dependencies). Each
+belongs to a Debian package, which says its licence in
+/usr/share/doc/PACKAGE/copyright.
+"""
+
+from __future__ import annotations
+
+import pathlib
+import re
+import subprocess
+
+# The compiler's and glibc's own: their licences let programs be made with them.
+OF_THE_COMPILER = re.compile(
+    r"^(libc6|linux-libc-dev|libstdc\+\+-|libgcc-|libcrypt|cpp|gcc|g\+\+)")
+# Compiled anew from Debian's sources (deploy/cmake/SluiceStatic.cmake).
+FROM_SOURCE = {"google": "libprotobuf-dev", "absl": "libabsl-dev"}
+DOCUMENTS = pathlib.Path("/usr/share/doc")
+COMMON = pathlib.Path("/usr/share/common-licenses")
+
+_MEMBER = re.compile(r"(?<!\S)(/\S+\.a)\(")
+_COMMON = re.compile(rf"{COMMON}/([\w.+-]*[\w+-])")
+
+
+def write(build: pathlib.Path, folder: pathlib.Path) -> list[str]:
+    """Writes THIRD_PARTY into `folder`; the packages in it.
+
+    Raises:
+        RuntimeError: a file of no package, or a package without a licence.
+    """
+    packages = sorted(_packages(_files(build)))
+    if not packages:
+        raise RuntimeError(f"{build} has linked nothing: build it first")
+    parts = ["The programs of this wheel contain code of these Debian packages."
+             f"\n\n  {' '.join(packages)}\n"]
+    common: set[str] = set()
+    for package in packages:
+        text = (DOCUMENTS / package / "copyright").read_text("utf-8")
+        common |= set(_COMMON.findall(text))
+        parts.append(_title(package) + text)
+    for name in sorted(common):
+        parts.append(_title(f"{COMMON}/{name}")
+                     + (COMMON / name).read_text("utf-8"))
+    folder.mkdir(parents=True, exist_ok=True)
+    (folder / "THIRD_PARTY").write_text("\n".join(parts), "utf-8")
+    return packages
+
+
+def _title(name: str) -> str:
+    return f"{'=' * 79}\n{name}\n{'=' * 79}\n\n"
+
+
+def _files(build: pathlib.Path) -> set[str]:
+    """Archives and headers outside the tree that are in the programs."""
+    found = set()
+    for path in build.glob("*.map"):
+        found |= set(_MEMBER.findall(path.read_text("utf-8", "replace")))
+    said = subprocess.run(["ninja", "-C", build, "-t", "deps"], check=True,
+                          text=True, stdout=subprocess.PIPE).stdout
+    found |= {line.strip() for line in said.splitlines()
+              if line.startswith("    /")}
+    # Of the build itself; a package's files are not below a home folder.
+    own = f"{build.resolve()}/"
+    tree = f"{pathlib.Path(__file__).resolve().parents[2]}/"
+    return {str(pathlib.Path(path).resolve()) for path in found
+            if not path.startswith((own, tree))}
+
+
+def _packages(files: set[str]) -> set[str]:
+    found = set()
+    installed = []
+    for path in files:
+        source = re.search(r"/debian-sources/(\w+)/", path)
+        if source:
+            found.add(FROM_SOURCE[source.group(1)])
+        else:
+            installed.append(path)
+    said = subprocess.run(["dpkg-query", "-S", *installed],
+                          capture_output=True, text=True)
+    if said.returncode:
+        raise RuntimeError("files of no Debian package: " + said.stderr)
+    for line in said.stdout.splitlines():
+        owners = line.partition(": ")[0]
+        found |= {owner.partition(":")[0] for owner in owners.split(", ")}
+    return {package for package in found
+            if not OF_THE_COMPILER.match(package)}

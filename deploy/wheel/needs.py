@@ -1,0 +1,74 @@
+"""What a binary needs of a machine, against what manylinux_2_35 promises.
+
+The promises are those of PyPA's policy (auditwheel's manylinux_2_35: Ubuntu
+22.04 with its GCC 12): symbols up to these versions, of these libraries.
+"""
+
+from __future__ import annotations
+
+import pathlib
+import re
+import subprocess
+from collections.abc import Iterable
+
+PROMISED = {"GLIBC": (2, 35), "GLIBCXX": (3, 4, 30), "CXXABI": (1, 3, 13),
+            "GCC": (12, 0, 0)}
+LIBRARIES = {"libc.so.6", "libm.so.6", "libstdc++.so.6", "libgcc_s.so.1",
+             "ld-linux-x86-64.so.2"}
+
+_NEEDED = re.compile(r"^\s+NEEDED\s+(\S+)", re.MULTILINE)
+_SEARCHED = re.compile(r"^\s+(R(?:UN)?PATH)\s+(\S+)", re.MULTILINE)
+# DF_STATIC_TLS, 0x10, of the dynamic section's FLAGS; on a line of its own.
+_STATIC_TLS = re.compile(r"^\s+FLAGS\s+0x[0-9a-f]*[13579bdf][0-9a-f]\s*$",
+                         re.MULTILINE)
+# "0x06969190 0x00 05 GLIBC_2.34" below "required from libc.so.6:".
+_VERSION = re.compile(r"^\s+0x\w+ 0x\w+ \d+ (\w+?)_(\d[\d.]*)$", re.MULTILINE)
+_UNNUMBERED = re.compile(r"^\s+0x\w+ 0x\w+ \d+ ((?!\w+?_\d)\S+)$",
+                         re.MULTILINE)
+
+
+def _headers(binary: pathlib.Path) -> str:
+    return subprocess.run(["objdump", "-p", binary], check=True, text=True,
+                          stdout=subprocess.PIPE).stdout
+
+
+def _numbers(version: str) -> tuple[int, ...]:
+    return tuple(int(part) for part in version.split("."))
+
+
+def _references(headers: str) -> str:
+    """What the binary asks for, without what it defines itself."""
+    return headers.partition("Version References:")[2]
+
+
+def newest(binary: pathlib.Path) -> list[str]:
+    """The newest version needed of each kind: "GLIBC_2.34"."""
+    most: dict[str, str] = {}
+    for kind, version in _VERSION.findall(_references(_headers(binary))):
+        most[kind] = max(most.get(kind, version), version, key=_numbers)
+    return [f"{kind}_{version}" for kind, version in sorted(most.items())]
+
+
+def problems_of(name: str, headers: str) -> list[str]:
+    """Why a binary with such `objdump -p` cannot be in the wheel."""
+    found = [f"{name} needs {library}"
+             for library in _NEEDED.findall(headers)
+             if library not in LIBRARIES]
+    found += [f"{name} has {kind} {path}"
+              for kind, path in _SEARCHED.findall(headers)]
+    if _STATIC_TLS.search(headers):
+        found.append(f"{name} has STATIC_TLS: it cannot be loaded after torch")
+    references = _references(headers)
+    for kind, version in sorted(set(_VERSION.findall(references))):
+        if kind not in PROMISED:
+            found.append(f"{name} needs {kind}_{version}")
+        elif _numbers(version) > PROMISED[kind]:
+            limit = ".".join(map(str, PROMISED[kind]))
+            found.append(f"{name} needs {kind}_{version}, over {kind}_{limit}")
+    found += [f"{name} needs {tag}" for tag in _UNNUMBERED.findall(references)]
+    return found
+
+
+def check(binaries: Iterable[pathlib.Path]) -> list[str]:
+    return [problem for binary in binaries
+            for problem in problems_of(binary.name, _headers(binary))]

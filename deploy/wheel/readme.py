@@ -1,0 +1,33 @@
+"""A README's lines as a reader types them: what it says to install with pip,
+and its program."""
+
+from __future__ import annotations
+
+import pathlib
+
+
+def _blocks(page: pathlib.Path) -> list[list[str]]:
+    """The indented blocks; an empty line does not end one."""
+    blocks: list[list[str]] = [[]]
+    for line in page.read_text("utf-8").splitlines():
+        if line.startswith("    "):
+            blocks[-1].append(line[4:])
+        elif line.strip():
+            if blocks[-1]:
+                blocks.append([])
+        elif blocks[-1]:
+            blocks[-1].append("")
+    return [block for block in blocks if block]
+
+
+def install_lines(page: pathlib.Path) -> list[str]:
+    return [line for block in _blocks(page) for line in block
+            if line.startswith("pip install ")]
+
+
+def program(page: pathlib.Path) -> str:
+    """The block that streams a model and prints a loss."""
+    [found] = [block for block in _blocks(page)
+               if any("sluice.stream(" in line for line in block)
+               and any("print(" in line for line in block)]
+    return "\n".join(found) + "\n"

@@ -1,0 +1,144 @@
+"""The wheel: what is in it, and the READMEs' lines as typed.
+
+The environment is empty but for torch and transformers, which it takes from
+the tests' own through a .pth file: that spares a download of 2.5 GB, and does
+not show that pip finds versions that fit; `./dev wheel --matrix` does.
+"""
+
+from __future__ import annotations
+
+import os
+import pathlib
+import subprocess
+import sys
+import sysconfig
+import zipfile
+
+import pytest
+
+TREE = pathlib.Path(__file__).resolve().parents[2]
+DIST = TREE / "build" / "wheel" / "dist"
+sys.path.insert(0, str(TREE / "deploy" / "wheel"))
+
+import needs  # noqa: E402
+import readme  # noqa: E402
+
+GOOD = """
+Dynamic Section:
+  NEEDED               libstdc++.so.6
+  NEEDED               libc.so.6
+
+Version References:
+  required from libc.so.6:
+    0x06969190 0x00 05 GLIBC_2.34
+    0x06969185 0x00 03 GLIBC_2.2.5
+  required from libstdc++.so.6:
+    0x0297f861 0x00 02 GLIBCXX_3.4.30
+"""
+
+
+@pytest.mark.parametrize("was, put, said", [
+    ("GLIBC_2.34", "GLIBC_2.36", "needs GLIBC_2.36, over GLIBC_2.35"),
+    ("GLIBCXX_3.4.30", "GLIBCXX_3.4.31", "GLIBCXX_3.4.31, over"),
+    ("GLIBC_2.34", "GLIBC_ABI_DT_RELR", "needs GLIBC_ABI_DT_RELR"),
+    ("libstdc++.so.6\n", "libfmt.so.9\n", "needs libfmt.so.9"),
+    ("\nVersion", "  FLAGS                0x0000000000000010\n\nVersion",
+     "has STATIC_TLS"),
+    ("NEEDED               libc.so.6", "RUNPATH  /tmp", "has RUNPATH /tmp"),
+])
+def test_what_is_over_the_tag_is_found(was: str, put: str, said: str) -> None:
+    assert not needs.problems_of("x", GOOD)
+    [problem] = needs.problems_of("x", GOOD.replace(was, put, 1))
+    assert said in problem
+
+
+@pytest.fixture(scope="module")
+def wheel() -> pathlib.Path:
+    made = subprocess.run([TREE / "dev", "wheel"], capture_output=True,
+                          text=True)
+    assert made.returncode == 0, made.stdout + made.stderr
+    [path] = DIST.glob("*.whl")
+    return path
+
+
+def empty_environment(folder: pathlib.Path) -> dict[str, str]:
+    """Variables of a new environment in `folder`, with nothing of the tree."""
+    subprocess.run([sys.executable, "-m", "venv", folder], check=True)
+    theirs = pathlib.Path(sysconfig.get_path(
+        "purelib", vars={"base": str(folder), "platbase": str(folder)}))
+    (theirs / "torch_of_the_tests.pth").write_text(
+        sysconfig.get_path("purelib") + "\n")
+    kept = {name: value for name, value in os.environ.items()
+            if not name.startswith(("SLUICE_", "PYTHON", "PIP_"))}
+    return {**kept, "PATH": f"{folder}/bin:{os.environ['PATH']}",
+            "PIP_DISABLE_PIP_VERSION_CHECK": "1"}
+
+
+@pytest.fixture(scope="module")
+def environment(wheel, tmp_path_factory) -> dict[str, str]:
+    """With the wheel installed, by the line of the package's README."""
+    folder = tmp_path_factory.mktemp("wheel")
+    made = empty_environment(folder / "environment")
+    [install] = readme.install_lines(TREE / "client/python/README.md")
+    done = subprocess.run(install, shell=True, cwd=wheel.parent, env=made,
+                          capture_output=True, text=True)
+    assert done.returncode == 0, done.stdout + done.stderr
+    return made
+
+
+def run(environment: dict[str, str], where: pathlib.Path, *words: str,
+        ) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(words, cwd=where, env=environment,
+                          capture_output=True, text=True)
+
+
+def test_the_wheel_is_whole(wheel: pathlib.Path) -> None:
+    with zipfile.ZipFile(wheel) as file:
+        names = set(file.namelist())
+    modules = {f"sluice/{path.relative_to(TREE / 'client/python/sluice')}"
+               for path in (TREE / "client/python/sluice").rglob("*.py")}
+    assert modules | {
+        "sluice/py.typed", "sluice/bin/sluiced", "sluice/bin/sluice-worker",
+        "sluice/bin/sluicectl", "sluice/lib/libsluice.so",
+        "sluice/licenses/LICENSE", "sluice/licenses/THIRD_PARTY"} <= names
+
+
+def test_its_programs_are_its_own(environment, tmp_path) -> None:
+    done = run(environment, tmp_path, "python", "-c",
+               "import sluice.daemon as d; print(d.__file__); "
+               "p = d.find_programs(); print(p.library, p.sluiced)")
+    assert done.returncode == 0, done.stderr
+    assert str(TREE) not in done.stdout
+    assert "/sluice/lib/libsluice.so " in done.stdout
+    assert "/sluice/bin/sluiced\n" in done.stdout
+
+
+def test_doctor_is_content(environment, tmp_path) -> None:
+    done = run(environment, tmp_path, "python", "-m", "sluice", "doctor")
+    assert done.returncode == 0, done.stdout + done.stderr
+
+
+@pytest.mark.parametrize("page", ["README.md", "client/python/README.md"])
+def test_the_readmes_lines_train_a_model(environment, tmp_path, page) -> None:
+    (tmp_path / "typed.py").write_text(readme.program(TREE / page))
+    done = run(environment, tmp_path, "python", "typed.py")
+    assert done.returncode == 0, done.stdout + done.stderr
+    losses = [float(line.split()[-1]) for line in done.stdout.splitlines()]
+    assert len(losses) >= 5 and losses[-1] < losses[0] - 0.5
+
+
+def test_the_main_readmes_wheel_is_the_one_made(wheel) -> None:
+    [install] = readme.install_lines(TREE / "README.md")
+    assert (TREE / install.split()[-1]) == wheel
+
+
+def test_its_daemon_refuses_http_by_name(environment, tmp_path) -> None:
+    config = tmp_path / "config.toml"
+    config.write_text('[device]\ndriver = "sim"\n'
+                      '[http]\nlisten = "127.0.0.1:0"\n')
+    [sluiced] = pathlib.Path(environment["PATH"].split(":")[0]).parent.glob(
+        "lib/python*/site-packages/sluice/bin/sluiced")
+    done = run(environment, tmp_path, str(sluiced), "--config", str(config),
+               "--runtime-dir", str(tmp_path / "run"))
+    assert done.returncode == 2
+    assert "built without HTTP" in done.stderr
