@@ -15,10 +15,11 @@ ORDER = [
     "_native", "daemon", "handle", "session", "arena",
     # One layer, chunk by chunk.
     "intervals", "masks", "calls", "randomness", "replay", "rows", "blocks",
+    "scoring",
     "attention", "step", "chunked", "layer", "buffer_masks", "written_out",
     "sdpa", "captured", "trial", "probe", "patch", "adapters.registry",
     "adapters.stand_in", "adapters.units",
-    "adapters.absent",
+    "adapters.absent", "adapters.logprobs",
     "adapters.head",
     "adapters.head_trial", "adapters.packed", "adapters.hf", "streaming",
     # Before a run.

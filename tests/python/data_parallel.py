@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import datetime
 import sys
+from types import SimpleNamespace
 
 import sluice
 import torch
@@ -75,6 +76,11 @@ CASES = {
         "llama", {}, fsdp(["lm_head"], reshard_after_forward=False), 2),
     "fsdp2, lora": ("llama", {}, fsdp(), 2),
     "ddp, lora": ("llama", {}, ddp(), 1),
+    "fsdp2, log-probabilities": ("llama", {}, fsdp(), 2),
+    "fsdp2, head of its own, log-probabilities": (
+        "llama", {}, fsdp(["lm_head"]), 2),
+    "ddp, static graph, log-probabilities": (
+        "llama", {}, ddp(static_graph=True), 1),
     "fsdp2, packed rows": ("llama", {}, fsdp(["lm_head"]), 2),
     "fsdp2, weights on the host": (
         "llama", {}, fsdp(
@@ -82,6 +88,18 @@ CASES = {
     "hsdp": ("llama", {}, fsdp(["lm_head"], shape=(2, 2)), 1),
     "frozen embedding and layer": ("llama", {}, fsdp(["lm_head"]), 1),
 }
+
+
+class Scored(torch.nn.Module):
+    """Its loss is made of log-probabilities by rows."""
+
+    def __init__(self, model):
+        super().__init__()
+        self.model = model
+
+    def forward(self, **inputs):
+        found, entropy = sluice.logprobs(self.model, entropy=True, **inputs)
+        return SimpleNamespace(loss=(found * found + entropy).mean())
 
 
 def train(case: str, rank: int, streamed: sluice.Session | None):
@@ -94,6 +112,8 @@ def train(case: str, rank: int, streamed: sluice.Session | None):
                                         quiet=True)
     made = packed if case.endswith("packed rows") else batch
     model = wrap(lora(model) if case.endswith("lora") else model)
+    if case.endswith("log-probabilities"):
+        model = Scored(model)
     found = [run(model, made(2, 60 + 5 * rank, seed=10 * rank + i))
              for i in range(batches)]
     if stream:

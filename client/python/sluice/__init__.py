@@ -6,7 +6,9 @@ See client/python/README.md.
 from __future__ import annotations
 
 from sluice.errors import Error, Unsupported
+from sluice.scoring import logprobs
 from sluice.session import Session
 from sluice.streaming import Stats, Stream, stream
 
-__all__ = ["Error", "Session", "Stats", "Stream", "Unsupported", "stream"]
+__all__ = ["Error", "Session", "Stats", "Stream", "Unsupported", "logprobs",
+           "stream"]

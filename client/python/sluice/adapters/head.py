@@ -22,10 +22,10 @@ from torch.autograd.function import once_differentiable
 from torch.distributed.fsdp import FSDPModule
 from transformers.modeling_outputs import CausalLMOutputWithPast
 
-from sluice import calls
+from sluice import calls, scoring
 from sluice.replay import Gradients, Slot, distinct
 from sluice.step import current
-from sluice.adapters import units
+from sluice.adapters import logprobs, units
 from sluice.adapters.absent import AbsentLogits
 from sluice.adapters.stand_in import Recorded, Recorder, Stub
 
@@ -73,27 +73,33 @@ class Head:
         def forward(self_: nn.Module, *args: Any, **kwargs: Any) -> Any:
             given = calls.arguments_of(accepts, self_, args, kwargs)
             if current() is None and self.stream.head == "rows" and (
-                    self._can_chunk(given)):
-                return self._chunked(given)
+                    self._by_rows(given)):
+                asked = scoring.asked()
+                if asked is not None:
+                    return logprobs.answer(self, asked, self._of_base(given))
+                if self._can_chunk(given):
+                    return self._chunked(given)
             return self.own(*args, **kwargs)
 
         return forward
 
-    def _can_chunk(self, given: dict[str, Any]) -> bool:
-        """Whether the call's loss is a sum over rows that was probed, and
-        its result one that has room for it."""
+    def _by_rows(self, given: dict[str, Any]) -> bool:
+        """Whether the call's logits are made of its rows as was probed."""
         kept = given.get("logits_to_keep", 0)
+        return (isinstance(kept, int) and kept == 0
+                and given.get("return_dict") in (None, True)
+                and getattr(self.causal.config, "return_dict", True)
+                and _KNOWN.issuperset(name for name, value in given.items()
+                                      if value is not None))
+
+    def _can_chunk(self, given: dict[str, Any]) -> bool:
+        """Whether its loss too is a sum over rows that was probed."""
         weight = self.causal.get_output_embeddings().weight
         kind = weight.device.type
         # Gradients are made before the loss is scaled: fp16 has no room.
         half = torch.float16 in (weight.dtype, torch.get_autocast_dtype(
             kind) if torch.is_autocast_enabled(kind) else None)
         return (given.get("labels") is not None and not half
-                and isinstance(kept, int) and kept == 0
-                and given.get("return_dict") in (None, True)
-                and getattr(self.causal.config, "return_dict", True)
-                and _KNOWN.issuperset(
-                    name for name, value in given.items() if value is not None)
                 and self.causal.loss_function == self._loss_function)
 
     def _chunked(self, given: dict[str, Any]) -> CausalLMOutputWithPast:
@@ -130,6 +136,11 @@ class Head:
             return _Loss.apply(self, shifted, count, found, chunk,
                                torch.is_grad_enabled(), h, *distinct(found))
 
+        return self.through_units(by_rows, hidden)
+
+    def through_units(self, by_rows: Callable[[Tensor], Tensor],
+                      hidden: Tensor) -> Tensor:
+        """`by_rows(hidden)` with the FSDP2 units of the head gathered."""
         for unit in self._units():
             by_rows = functools.partial(units.through, unit, by_rows)
         return by_rows(hidden)
@@ -137,13 +148,18 @@ class Head:
     def rows(self, hidden: Tensor, shifted: Tensor,
              count: Tensor | int) -> Tensor:
         """The part of some rows in the loss."""
+        logits = self.logits(hidden)
+        return self.causal.loss_function(
+            logits=logits, labels=None, shift_labels=shifted.contiguous(),
+            vocab_size=logits.shape[-1], num_items_in_batch=count)
+
+    def logits(self, hidden: Tensor) -> Tensor:
+        """[B, c, V] of some rows."""
         with self.stub(hidden) as base, units.unhooked(self._units()):
             logits = self.own(inputs_embeds=hidden, use_cache=False).logits
         if not base.called:
             raise RuntimeError("the head does not call its base model")
-        return self.causal.loss_function(
-            logits=logits, labels=None, shift_labels=shifted.contiguous(),
-            vocab_size=logits.shape[-1], num_items_in_batch=count)
+        return logits
 
     @contextlib.contextmanager
     def _instead(self, module: nn.Module) -> Iterator[nn.Module]:

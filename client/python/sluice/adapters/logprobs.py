@@ -1,0 +1,59 @@
+"""The streamed head's answer to `sluice.logprobs`."""
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, Any
+
+from torch import Tensor
+from transformers.modeling_outputs import CausalLMOutputWithPast
+
+from sluice import chunked
+from sluice.scoring import Asked
+
+if TYPE_CHECKING:
+    from sluice.adapters.head import Head
+    from sluice.step import Step
+
+ROWS = 256  # per chunk, as for the loss
+
+
+class _Call(chunked.ChunkedCall):
+    """The head over all rows: [B, S, H] -> [B, S, 1 or 2]."""
+
+    def __init__(self, step: Step, head: Head, asked: Asked):
+        super().__init__(step, head, type(head.causal).__name__)
+        self._head, self._asked = head, asked
+
+    def compute(self, m: int, x: Tensor, extra: list[Tensor]) -> Tensor:
+        rows = self.step.chunks[m]
+        targets = self._asked.targets[:, rows.start:rows.stop]
+        return self._asked.of(self._head.logits(x), targets)
+
+
+class _Alone:
+    """The head needs nothing of a step but its chunks and its memory."""
+
+    @contextlib.contextmanager
+    def engage(self) -> Iterator[None]:
+        yield
+
+    inside = engage
+
+
+def answer(head: Head, asked: Asked, base: Any) -> CausalLMOutputWithPast:
+    """What `asked` wants, in the place of logits, of the base model's
+    output."""
+    hidden: Tensor = base[0]
+    if asked.targets.shape != hidden.shape[:2]:
+        raise ValueError(
+            f"targets of shape {tuple(asked.targets.shape)} for "
+            f"{tuple(hidden.shape[:2])} rows")
+    step = head.stream.begin(hidden.shape[1], hidden.device, _Alone(),
+                             chunk=ROWS)
+    asked.answered = True
+    return CausalLMOutputWithPast(logits=head.through_units(
+        lambda h: chunked.run(_Call(step, head, asked), h), hidden))
+
+
+__all__ = ["answer"]
