@@ -6,16 +6,19 @@ backward repeats, it is answered from the kept (o, lse).
 """
 from __future__ import annotations
 
+import contextlib
 import threading
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
+import torch
 from torch import Tensor, nn
 
 from sluice import calls, chunked
 from sluice.attention import Attend, Question, Site
 from sluice.errors import NoAttention, Unsupported
 from sluice.rows import Arguments, Leaf
+from sluice.tape import Tape
 
 if TYPE_CHECKING:
     from sluice.blocks import Scores
@@ -41,6 +44,7 @@ class LayerCall(chunked.ChunkedCall):
         self.returns_tuple = False
         self._chunk = self._site = 0  # where the layer is just now
         self._sites: list[Site] = []
+        self._tape: Tape | None = None
 
     def arguments(self) -> list[Leaf]:
         return self._arguments.differentiable()
@@ -50,7 +54,7 @@ class LayerCall(chunked.ChunkedCall):
         args, kwargs = self._arguments.chunk(self.step.chunks[m], extra)
         before, _running.call = running(), self
         try:
-            with self.step.inside():
+            with self.step.inside(), self._taping(m, x.device):
                 out = self.own(x, *args, **kwargs)
         finally:
             _running.call = before
@@ -63,6 +67,16 @@ class LayerCall(chunked.ChunkedCall):
                 self.name, f"{self._site} calls of attention in chunk {m}, "
                 f"{len(self._sites)} before", "do not stream this model")
         return self._hidden_of(out, x)
+
+    def _taping(self, m: int, device: torch.device
+                ) -> contextlib.AbstractContextManager:
+        if not self.keeps or not self.step.policy.shares:
+            return contextlib.nullcontext()
+        if self._tape is None:
+            self._tape = Tape(self.step.policy, self.step.arena, self.module,
+                              len(self.step.chunks))
+        return (self._tape.answering(m, device) if self.replays else
+                self._tape.recording(m))
 
     def _hidden_of(self, out: Any, x: Tensor) -> Tensor:
         self.returns_tuple = isinstance(out, (tuple, list))
@@ -87,13 +101,19 @@ class LayerCall(chunked.ChunkedCall):
             self._sites.append(Site(self.step.arena, self.step.chunks))
         site = self._sites[self._site]
         self._site += 1
-        return Attend.apply(Question(site, self._chunk, self.replays, mask,
-                                     scores), q, k, v, sinks)
+        with (contextlib.nullcontext() if self._tape is None else
+              self._tape.paused()):
+            return Attend.apply(Question(site, self._chunk, self.replays, mask,
+                                         scores), q, k, v, sinks)
 
     def kept(self) -> list[HostTensor]:
-        return [*super().kept(), *(h for s in self._sites for h in s.kept())]
+        tape = [] if self._tape is None else self._tape.kept()
+        return [*super().kept(), *tape,
+                *(h for s in self._sites for h in s.kept())]
 
     def release(self) -> None:
+        if self._tape is not None:
+            self._tape.release()
         for site in self._sites:
             site.release()
         super().release()

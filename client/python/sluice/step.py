@@ -14,6 +14,7 @@ from torch import Tensor, nn
 
 from sluice.errors import Unsupported
 from sluice.intervals import Intervals
+from sluice.policy import Policy
 
 if TYPE_CHECKING:
     from sluice.arena import HostArena, HostTensor
@@ -58,10 +59,10 @@ class Step:
                  device: torch.device, check: bool,
                  model: Engaging,
                  written: dict[nn.Module, list[tuple[nn.Module, str]]],
-                 abandoned: deque[HostTensor]):
+                 abandoned: deque[HostTensor], policy: Policy = Policy()):
         self.arena, self.length, self.device = arena, length, device
         self.chunks = chunks_of(length, chunk)
-        self.check = check
+        self.check, self.policy = check, policy
         self.blocks_run = 0
         self.abandoned = abandoned  # of layer calls without a backward
         self._model, self._written = model, written

@@ -11,6 +11,7 @@ import torch
 from torch import nn
 
 from sluice.arena import HostArena, HostTensor
+from sluice.policy import Policy
 from sluice.rows import ROWS
 from sluice.session import Session
 from sluice.step import Engaging, Step
@@ -40,10 +41,12 @@ class Stream:
     """
 
     def __init__(self, session: Session, owns_session: bool, chunk: int,
-                 rows: Mapping[str, int], check: Check, min_tokens: int):
+                 rows: Mapping[str, int], check: Check, min_tokens: int,
+                 policy: Policy):
         self.session, self._owns_session = session, owns_session
         self.arena = HostArena(session)
         self.chunk, self.check, self.min_tokens = chunk, check, min_tokens
+        self.policy = policy
         self.rows = {**ROWS, **rows}
         self.written: dict[nn.Module, list[tuple[nn.Module, str]]] = {}
         # How the head runs: "rows", "whole", or "none" where there is none.
@@ -61,7 +64,7 @@ class Stream:
                 self.check == "first" and not self._checked)
         self._collect()
         return Step(self.arena, length, chunk or self.chunk, device, check,
-                    model, self.written, self._abandoned)
+                    model, self.written, self._abandoned, self.policy)
 
     def ended(self, step: Step) -> None:
         self._blocks += step.blocks_run
@@ -98,6 +101,7 @@ class Stream:
 
 def stream(model: nn.Module, *, session: Session | None = None,
            chunk: int = 1024, rows: Mapping[str, int] | None = None,
+           policy: str | Mapping[str, Mapping[str, float]] = "recompute",
            check: Check = "first", min_tokens: int = 0,
            head: Literal["rows", "whole"] = "rows",
            quiet: bool = False) -> Stream:
@@ -117,6 +121,10 @@ def stream(model: nn.Module, *, session: Session | None = None,
         closed by `unstream()` only where it was made here.
       chunk: rows per chunk.
       rows: further layer arguments that have rows, name -> dimension.
+      policy: what backward does with a layer's products of matrices:
+        "recompute", or by the name of a weight or a module in the layer
+        (`fnmatch`) which parts of the chunks are kept on the device or
+        swapped to the host: {"mlp.*": {"keep": 0.25, "swap": 0.5}}.
       check: compare each replayed chunk with its first forward, bit by bit:
         "first" in the first step, "always", or "off".
       min_tokens: shorter sequences are not streamed.
@@ -138,10 +146,13 @@ def stream(model: nn.Module, *, session: Session | None = None,
         raise ValueError(f"check = {check!r}: 'first', 'always' or 'off'")
     if head not in ("rows", "whole"):
         raise ValueError(f"head = {head!r}: 'rows' or 'whole'")
+    policy = Policy.of(policy)
     adapter = hf.Adapter(model)
+    policy.check(name for layer in adapter.layers
+                 for name, _ in layer.named_parameters())
     own = session is None
     made = Stream(Session() if own else session, own, chunk, rows or {},
-                  check, min_tokens)
+                  check, min_tokens, policy)
     try:
         adapter.attach(made)
         if made.head == "rows":

@@ -1,0 +1,92 @@
+"""What of a layer's products is kept, swapped or computed again.
+
+MEMO (section 4.1) splits each layer's activations along the tokens: a part
+alpha is swapped to the host, the rest is computed again. Here tokens go by
+whole chunks: of each product of matrices the last chunks are kept on the
+device, where backward begins, those before them are swapped, the first ones
+are computed again.
+"""
+from __future__ import annotations
+
+import enum
+import fnmatch
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+
+
+class Action(enum.Enum):
+    """What happens to one product of one chunk between its two forwards."""
+
+    RECOMPUTE = 0
+    SWAP = 1  # in the host
+    KEEP = 2  # on the device
+
+
+@dataclass(frozen=True)
+class Share:
+    """Parts of the chunks: keep + swap <= 1, the rest is computed again."""
+
+    keep: float = 0.0
+    swap: float = 0.0
+
+    def action(self, chunk: int, chunks: int) -> Action:
+        """Of chunk 0 .. chunks - 1; parts are rounded to whole chunks."""
+        kept = round(self.keep * chunks)
+        stored = max(kept, round((self.keep + self.swap) * chunks))
+        if chunk >= chunks - kept:
+            return Action.KEEP
+        return Action.SWAP if chunk >= chunks - stored else Action.RECOMPUTE
+
+
+@dataclass(frozen=True)
+class Policy:
+    """Shares by the name of the weight within its layer, the first pattern
+    that fits (`fnmatch`: "mlp.*", "self_attn.?_proj")."""
+
+    shares: tuple[tuple[str, Share], ...] = ()
+
+    @staticmethod
+    def of(given: str | Mapping[str, Mapping[str, float]]) -> Policy:
+        """Of what a user gives to `stream(policy=)`; ValueError in one line."""
+        if given == "recompute":
+            return Policy()
+        if not isinstance(given, Mapping):
+            raise ValueError(f"policy = {given!r}: 'recompute' or a mapping "
+                             "like {'mlp.*': {'keep': 0.25, 'swap': 0.5}}")
+        return Policy(tuple((pattern, _share(pattern, parts))
+                            for pattern, parts in given.items()))
+
+    def check(self, names: Iterable[str]) -> None:
+        """ValueError where a pattern fits none of the layers' weights."""
+        names = sorted(set(names))
+        for pattern, _ in self.shares:
+            if not any(_fits(name, pattern) for name in names):
+                raise ValueError(f"policy: '{pattern}' fits no weight of the "
+                                 f"layers; there are: {', '.join(names)}")
+
+    def share(self, name: str) -> Share:
+        return next((share for pattern, share in self.shares
+                     if _fits(name, pattern)), Share())
+
+
+def _fits(name: str, pattern: str) -> bool:
+    """The weight's name, or that of the module it belongs to."""
+    return fnmatch.fnmatchcase(name, pattern) or fnmatch.fnmatchcase(
+        name.rpartition(".")[0], pattern)
+
+
+def _share(pattern: str, parts: Mapping[str, float]) -> Share:
+    unknown = set(parts) - {"keep", "swap"}
+    if unknown:
+        raise ValueError(f"policy['{pattern}']: '{unknown.pop()}': 'keep' or "
+                         "'swap', each a part of the chunks")
+    share = Share(**parts)
+    for name, part in (("keep", share.keep), ("swap", share.swap),
+                       ("keep + swap", share.keep + share.swap)):
+        if not 0 <= part <= 1:
+            raise ValueError(f"policy['{pattern}']: {name} = {part:g}: "
+                             "between 0 and 1")
+    return share
+
+
+__all__ = ["Action", "Policy", "Share"]
