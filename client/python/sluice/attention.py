@@ -32,6 +32,7 @@ class Site:
     arena: HostArena
     chunks: list[range]
     blocks_run: int = 0
+    heads: tuple[int, int] = (0, 0)  # of q, of k and v, on this rank
     k: list[HostTensor] = field(default_factory=list)  # [B, Hkv, c, D]
     v: list[HostTensor] = field(default_factory=list)  # [B, Hkv, c, Dv]
     o: list[HostTensor] = field(default_factory=list)  # [B, H, c, Dv], fp32
@@ -142,6 +143,7 @@ def one_dtype(q: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, ...]:
 def _forward(question: Question, q: Tensor, k: Tensor, v: Tensor,
              sinks: Tensor | None) -> tuple[Tensor, Tensor]:
     site, m = question.site, question.chunk
+    site.heads = q.shape[1], k.shape[1]
     site.k.append(site.arena.put(k))
     site.v.append(site.arena.put(v))
     o = lse = None

@@ -53,13 +53,14 @@ def capture(adapter: Adapter, stream: Stream, ids: Tensor
         adapter.own_forward(adapter.entry)(input_ids=ids, use_cache=False)
 
     def plainly():
-        with torch.no_grad(), _recorded(adapter, plain):
+        with torch.no_grad(), _recorded(adapter, stream, plain):
             decoder()
 
     def streamed():
         step = stream.begin(ids.shape[1], ids.device, adapter,
-                            chunk=ids.shape[1], check=False)
-        with torch.no_grad(), _recorded(adapter, chunked), step.engaged():
+                            chunk=ids.shape[1], check=False, alone=True)
+        with torch.no_grad(), _recorded(adapter, stream, chunked), (
+                step.engaged()):
             decoder()
 
     plain, chunked = {}, {}
@@ -78,7 +79,8 @@ def capture(adapter: Adapter, stream: Stream, ids: Tensor
 
 
 @contextlib.contextmanager
-def _recorded(adapter: Adapter, into: dict[int, Seen]) -> Iterator[None]:
+def _recorded(adapter: Adapter, stream: Stream, into: dict[int, Seen]
+              ) -> Iterator[None]:
     def hook(index: int):
         def record(module: nn.Module, args: tuple, kwargs: dict) -> None:
             kwargs = dict(kwargs)
@@ -91,8 +93,13 @@ def _recorded(adapter: Adapter, into: dict[int, Seen]) -> Iterator[None]:
             into[index] = Seen(x.detach(), tuple(args[1:]), kwargs, current())
         return record
 
+    def returned(module: nn.Module, _: tuple, out: Any) -> None:
+        stream.returns_tuple[module] = isinstance(out, (tuple, list))
+
     hooks = [layer.register_forward_pre_hook(hook(i), with_kwargs=True)
              for i, layer in enumerate(adapter.layers)]
+    hooks += [layer.register_forward_hook(returned)
+              for layer in adapter.layers]
     try:
         yield
     finally:

@@ -151,8 +151,11 @@ class ChunkedCall:
             random.restore()
             now.restore()
             self.release()
+        of_parameters, ranks = gradients.take(), self.step.ranks
+        if ranks is not None:
+            of_parameters = ranks.filled(of_parameters, distinct(found))
         return dx, [g.to(leaf.value.dtype) for g, leaf in zip(
-            of_arguments, leaves)], gradients.take()
+            of_arguments, leaves)], of_parameters
 
     def _backward_chunk(self, m: int, dy: Tensor, needs_x: bool,
                         of_arguments: list[Tensor]) -> Tensor | None:

@@ -15,8 +15,9 @@ import torch
 from torch import Tensor, nn
 
 from sluice import calls, chunked
-from sluice.attention import Attend, Question, Site
+from sluice.attention import Question, Site
 from sluice.errors import NoAttention, Unsupported
+from sluice.exchange import attend
 from sluice.rows import Arguments, Leaf
 from sluice.tape import Tape
 
@@ -98,13 +99,18 @@ class LayerCall(chunked.ChunkedCall):
         """o [B, H, c, Dv] of this chunk's q [B, H, c, D] and its own k, v
         [B, Hkv, c, D or Dv] with those of all chunks before."""
         if self._site == len(self._sites):
-            self._sites.append(Site(self.step.arena, self.step.chunks))
+            self._sites.append(Site(self.step.arena, self.step.whole))
         site = self._sites[self._site]
         self._site += 1
         with (contextlib.nullcontext() if self._tape is None else
               self._tape.paused()):
-            return Attend.apply(Question(site, self._chunk, self.replays, mask,
-                                         scores), q, k, v, sinks)
+            return attend(self.step.ranks, Question(
+                site, self._chunk, self.replays, mask, scores), q, k, v, sinks)
+
+    @property
+    def heads(self) -> list[tuple[int, int]]:
+        """Of each call of attention: heads of q, heads of k and v."""
+        return [site.heads for site in self._sites]
 
     def kept(self) -> list[HostTensor]:
         tape = [] if self._tape is None else self._tape.kept()

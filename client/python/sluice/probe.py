@@ -52,15 +52,19 @@ def probe(adapter: Adapter, stream: Stream) -> None:
             for index in one_of_each_kind(adapter.layers):
                 _probe_layer(adapter, stream, index, plain[index],
                              streamed[index])
-            _call_model(adapter, ids)
+            if stream.ranks is not None:
+                refusing(adapter.decoder, "it fails on a rank's rows",
+                         lambda: adapter.dealing.check(ids, CHUNK))
+            _call_model(adapter, stream, ids)
         finally:
             for module, training in were:  # each had its own
                 module.training = training
             kept.restore()
 
 
-def _call_model(adapter: Adapter, ids: Tensor) -> None:
+def _call_model(adapter: Adapter, stream: Stream, ids: Tensor) -> None:
     """What the model around the decoder hands to it may be refused too."""
+    ranks, stream.ranks = stream.ranks, None  # the others are not asked
     try:
         with torch.no_grad():
             adapter.causal(input_ids=ids, use_cache=False)
@@ -68,6 +72,8 @@ def _call_model(adapter: Adapter, ids: Tensor) -> None:
         raise
     except Exception:  # it needs more than ids; its own calls will show
         pass
+    finally:
+        stream.ranks = ranks
 
 
 def _probe_layer(adapter: Adapter, stream: Stream, index: int, plain: Seen,

@@ -8,6 +8,7 @@ that state, and what the user draws afterwards is as if there had been none.
 from __future__ import annotations
 
 import contextlib
+import zlib
 from collections.abc import Iterator
 
 import torch
@@ -45,6 +46,25 @@ def undisturbed(device: torch.device) -> Iterator[None]:
         before.restore()
 
 
+@contextlib.contextmanager
+def apart(rank: int, device: torch.device) -> Iterator[None]:
+    """Inside, each rank of a group draws numbers of its own, although all may
+    have been seeded alike. Outside, what is drawn next is another number if
+    some were drawn inside, the same on ranks that were the same before."""
+    before = RandomState(device)
+    _seed(zlib.crc32(bytes(before._cpu.tolist())) * 4096 + rank, device)
+    began = RandomState(device)
+    try:
+        yield
+    finally:
+        moved = began.moved()
+        before.restore()
+        if moved:
+            torch.rand(())
+            if _has_own(device):
+                torch.rand((), device=device)
+
+
 class Still(TorchDispatchMode):
     """Inside, torch's random functions give always the same and draw nothing,
     so that a layer that drops out or samples can be compared with itself."""
@@ -73,6 +93,12 @@ _CONSTANTS = {
 
 def _has_own(device: torch.device) -> bool:
     return device.type not in ("cpu", "meta")
+
+
+def _seed(seed: int, device: torch.device) -> None:
+    torch.default_generator.manual_seed(seed)
+    if _has_own(device):
+        _module(device).manual_seed(seed)
 
 
 def _module(device: torch.device):

@@ -141,12 +141,15 @@ class Snapshot:
 
     def __init__(self, places: Sequence[tuple[nn.Module, str]]):
         self._kept = [(owner, name, owner._buffers[name],
-                       owner._buffers[name].clone())
+                       owner._buffers[name].clone(),
+                       owner._buffers[name]._version)
                       for owner, name in places]
 
-    def restore(self) -> None:
-        """The same tensor objects with the contents of then."""
-        for owner, name, buffer, value in self._kept:
-            with torch.no_grad():
-                buffer.copy_(value)
+    def restore(self, if_written: bool = False) -> None:
+        """The same tensor objects with the contents of then; `if_written`
+        leaves those alone that hold them still, for a graph may need them."""
+        for owner, name, buffer, value, version in self._kept:
+            if not if_written or buffer._version != version:
+                with torch.no_grad():
+                    buffer.copy_(value)
             owner._buffers[name] = buffer

@@ -75,8 +75,8 @@ class Arguments:
                     "do not stream this model")
             leaves, spec = pytree.tree_flatten(value)
             self._specs.append((name, spec))
-            self.leaves += [_leaf(layer, name, leaf, step, declared)
-                            for leaf in leaves]
+            self.leaves += [leaf_of(layer, name, leaf, step, step.rows,
+                                    declared) for leaf in leaves]
         self.tensors = [leaf.value for leaf in self.leaves if _needs_grad(
             leaf.value)]
 
@@ -147,8 +147,9 @@ def _needs_grad(value: Any) -> bool:
     return isinstance(value, Tensor) and value.requires_grad
 
 
-def _leaf(layer: nn.Module, name: str, value: Any, step: Step,
-          declared: Mapping[str, int]) -> Leaf:
+def leaf_of(layer: nn.Module, name: str, value: Any, step: Step, length: int,
+            declared: Mapping[str, int]) -> Leaf:
+    """One tensor or value of argument `name`, for `length` rows."""
     module = type(layer).__name__
     if name in _CACHES and value is not None:
         raise Unsupported(module, f"a cache ('{name}')",
@@ -158,7 +159,7 @@ def _leaf(layer: nn.Module, name: str, value: Any, step: Step,
     if name in MASKS:
         return Leaf(name, value, None)
     if isinstance(value, Tensor):
-        return _tensor(module, name, value, step.length, declared)
+        return _tensor(module, name, value, length, declared)
     if not isinstance(value, _PLAIN):
         raise Unsupported(
             module, f"argument '{name}' of type {type(value).__name__}, "

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import itertools
 import threading
 from collections import deque
-from collections.abc import Callable, Hashable, Iterator
+from collections.abc import Callable, Hashable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
 import torch
@@ -18,6 +19,7 @@ from sluice.policy import Policy
 
 if TYPE_CHECKING:
     from sluice.arena import HostArena, HostTensor
+    from sluice.ranks import Ranks
 
 T = TypeVar("T")
 _current = threading.local()  # .step: the one this thread is in
@@ -28,9 +30,19 @@ def current() -> Step | None:
     return getattr(_current, "step", None)
 
 
-def chunks_of(length: int, chunk: int) -> list[range]:
-    """The rows 0 .. length in pieces of `chunk`, the last one the rest."""
-    return [range(a, min(a + chunk, length)) for a in range(0, length, chunk)]
+def chunks_of(length: int, chunk: int, least: int = 1) -> list[range]:
+    """The rows 0 .. length in pieces of `chunk`, the last one the rest; a rest
+    of fewer than `least` rows belongs to the piece before it."""
+    starts = list(range(0, length, chunk))
+    if len(starts) > 1 and length - starts[-1] < least:
+        starts.pop()
+    return [range(a, b) for a, b in zip(starts, [*starts[1:], length])]
+
+
+def end_to_end(pieces: Sequence[range]) -> list[range]:
+    """As long as the pieces, one after the other from 0."""
+    ends = list(itertools.accumulate(map(len, pieces)))
+    return [range(b - len(p), b) for p, b in zip(pieces, ends)]
 
 
 class Engaging(Protocol):
@@ -59,9 +71,18 @@ class Step:
                  device: torch.device, check: bool,
                  model: Engaging,
                  written: dict[nn.Module, list[tuple[nn.Module, str]]],
-                 abandoned: deque[HostTensor], policy: Policy = Policy()):
+                 abandoned: deque[HostTensor], policy: Policy = Policy(),
+                 ranks: Ranks | None = None):
         self.arena, self.length, self.device = arena, length, device
-        self.chunks = chunks_of(length, chunk)
+        self.ranks = ranks  # those that share the sequence's rows
+        # Of the whole sequence, which attention sees, and of this rank's own
+        # rows, which everything else sees.
+        self.whole = chunks_of(length, chunk, ranks.size if ranks else 1)
+        self.chunks = self.whole if ranks is None else end_to_end(
+            ranks.own(self.whole))
+        self.rows = self.chunks[-1].stop
+        # What layers are called with, of the whole sequence; only with ranks.
+        self.arguments: Callable | None = None
         self.check, self.policy = check, policy
         self.blocks_run = 0
         self.abandoned = abandoned  # of layer calls without a backward

@@ -1,17 +1,34 @@
-"""`sluice.stream`: a model whose decoder layers run chunk by chunk."""
+"""`sluice.stream`: a model whose decoder layers run chunk by chunk.
+
+[Note: shared sequences]
+With a group of P ranks, `loss` is the mean over the labels of the whole
+sequences, the same on each of them. A parameter's gradient on one rank is P
+times the part of that rank's rows, so that the *average* over the ranks is
+the gradient of `loss`. DDP and FSDP2 average over all of their ranks, groups
+and data parallel ones alike, and nothing more is to be done. Without them:
+
+    for p in model.parameters():
+        torch.distributed.all_reduce(p.grad, group=group)
+        p.grad /= P
+
+Without `labels` the model's output is that of this rank's own rows.
+"""
 from __future__ import annotations
 
 import sys
 from collections import deque
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 import torch
-from torch import nn
+import torch.distributed as dist
+from torch import Tensor, nn
 
+from sluice import agreement
 from sluice.arena import HostArena, HostTensor
 from sluice.policy import Policy
+from sluice.ranks import Ranks
 from sluice.rows import ROWS
 from sluice.session import Session
 from sluice.step import Engaging, Step
@@ -42,12 +59,18 @@ class Stream:
 
     def __init__(self, session: Session, owns_session: bool, chunk: int,
                  rows: Mapping[str, int], check: Check, min_tokens: int,
-                 policy: Policy):
+                 policy: Policy, ranks: Ranks | None = None):
         self.session, self._owns_session = session, owns_session
         self.arena = HostArena(session)
         self.chunk, self.check, self.min_tokens = chunk, check, min_tokens
         self.policy = policy
         self.rows = {**ROWS, **rows}
+        self.ranks = ranks  # that share each sequence
+        # Of this rank, in the decoder's latest forward; None: of no other.
+        self.own_rows: Tensor | None = None
+        # What of the call of the causal model needs all rows.
+        self.needs_all: str | None = None
+        self.returns_tuple: dict[nn.Module, bool] = {}  # found by the probe
         self.written: dict[nn.Module, list[tuple[nn.Module, str]]] = {}
         # How the head runs: "rows", "whole", or "none" where there is none.
         self.head: Literal["rows", "whole", "none"] = "none"
@@ -57,14 +80,30 @@ class Stream:
         self._checked = False  # a step that may have a backward
 
     def begin(self, length: int, device: torch.device, model: Engaging,
-              chunk: int | None = None, check: bool | None = None) -> Step:
-        """A step over `length` rows; the adapter calls it."""
+              chunk: int | None = None, check: bool | None = None,
+              alone: bool = False) -> Step:
+        """A step over `length` rows, shared with no other rank if `alone`;
+        the adapter calls it."""
         if check is None:
             check = self.check == "always" or (
                 self.check == "first" and not self._checked)
         self._collect()
         return Step(self.arena, length, chunk or self.chunk, device, check,
-                    model, self.written, self._abandoned, self.policy)
+                    model, self.written, self._abandoned, self.policy,
+                    None if alone else self.ranks)
+
+    @property
+    def least_rows(self) -> int:
+        """Shorter sequences are run by the model itself, whole."""
+        return max(1, self.min_tokens, self.ranks.size if self.ranks else 1)
+
+    def agree(self, call: str, x: Tensor, given: Mapping[str, Any]) -> None:
+        """Raises `Error` where ranks of the group have other rows `x`
+        [B, S, ...], arguments or settings; a collective with a group."""
+        if self.ranks is not None:
+            agreement.agree(self.ranks, x.device, {
+                "call": call, "chunk": self.chunk, "length": x.shape[1],
+                "min_tokens": self.min_tokens}, given)
 
     def ended(self, step: Step) -> None:
         self._blocks += step.blocks_run
@@ -104,6 +143,7 @@ def stream(model: nn.Module, *, session: Session | None = None,
            policy: str | Mapping[str, Mapping[str, float]] = "recompute",
            check: Check = "first", min_tokens: int = 0,
            head: Literal["rows", "whole"] = "rows",
+           group: dist.ProcessGroup | None = None,
            quiet: bool = False) -> Stream:
     """Runs the decoder layers of a transformers model chunk by chunk, with
     k, v, attention's results and the layers' inputs in host memory.
@@ -131,6 +171,9 @@ def stream(model: nn.Module, *, session: Session | None = None,
       head: "whole": with labels too, the model's own head and loss over all
         rows at once, with logits [B, S, vocabulary]; also later, by the
         attribute `head` of what is returned.
+      group: its ranks share each sequence: every one of them is given the
+        same whole rows, and works on its part of them; see
+        [Note: shared sequences].
       quiet: do not say in one line on stderr what is streamed, and how.
 
     Raises:
@@ -147,12 +190,18 @@ def stream(model: nn.Module, *, session: Session | None = None,
     if head not in ("rows", "whole"):
         raise ValueError(f"head = {head!r}: 'rows' or 'whole'")
     policy = Policy.of(policy)
+    ranks = None
+    if group is not None and dist.get_world_size(group) > 1:
+        ranks = Ranks(group)
+        if chunk < ranks.size:
+            raise ValueError(f"chunk = {chunk}: at least one row for each of "
+                             f"the group's {ranks.size} ranks")
     adapter = hf.Adapter(model)
     policy.check(name for layer in adapter.layers
                  for name, _ in layer.named_parameters())
     own = session is None
     made = Stream(Session() if own else session, own, chunk, rows or {},
-                  check, min_tokens, policy)
+                  check, min_tokens, policy, ranks)
     try:
         adapter.attach(made)
         if made.head == "rows":
@@ -175,9 +224,11 @@ def _line(made: Stream, adapter: Adapter) -> str:
             "whole": "head and loss whole"}[made.head]
     where = (made.session.socket if made.session.daemon is None else
              "a private simulated daemon")
+    shared = "" if made.ranks is None else (
+        f" dealt to {made.ranks.size} ranks")
     return (f"sluice: {type(adapter.causal).__name__}: {len(adapter.layers)} "
-            f"layers in chunks of {made.chunk} rows, {head}; host memory from "
-            f"{where}")
+            f"layers in chunks of {made.chunk} rows{shared}, {head}; host "
+            f"memory from {where}")
 
 
 __all__ = ["Stats", "Stream", "stream"]

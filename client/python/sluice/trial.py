@@ -95,7 +95,7 @@ def run_chunked(adapter: Adapter, stream: Stream, index: int, x: Tensor,
     layer = _wide_copy(adapter, index)
     own = _own(adapter, index, layer)
     step = stream.begin(x.shape[1], x.device, adapter, chunk=CHUNK,
-                        check=True)
+                        check=True, alone=True)
     step.adopt(seen.step)
     args, kwargs = _wide_all((seen.args, seen.kwargs))
     places = {owner: path for path, owner in
@@ -107,8 +107,13 @@ def run_chunked(adapter: Adapter, stream: Stream, index: int, x: Tensor,
     def streamed(h: Tensor) -> Tensor:
         arguments = Arguments(layer, step, args, kwargs, names_of(
             type(layer).forward), stream.rows)
+        call = LayerCall(step, layer, own, arguments)
         with step.engaged():
-            return run(LayerCall(step, layer, own, arguments), h)
+            y = run(call, h)
+        if stream.ranks is not None:
+            for heads, kv_heads in call.heads:
+                stream.ranks.check_heads(type(layer).__name__, heads, kv_heads)
+        return y
 
     try:
         return _result(layer, x, streamed, scale)

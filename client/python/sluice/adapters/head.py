@@ -25,7 +25,7 @@ from transformers.modeling_outputs import CausalLMOutputWithPast
 from sluice import calls, scoring
 from sluice.replay import Gradients, Slot, distinct
 from sluice.step import current
-from sluice.adapters import logprobs, units
+from sluice.adapters import logprobs, shared, units
 from sluice.adapters.absent import AbsentLogits
 from sluice.adapters.stand_in import Recorded, Recorder, Stub
 
@@ -76,10 +76,16 @@ class Head:
                     self._by_rows(given)):
                 asked = scoring.asked()
                 if asked is not None:
+                    self.stream.agree(
+                        "sluice.logprobs", asked.targets, {
+                            **given, "labels": asked.targets,
+                            "temperature": asked.temperature,
+                            "entropy": asked.entropy})
                     return logprobs.answer(self, asked, self._of_base(given))
                 if self._can_chunk(given):
                     return self._chunked(given)
-            return self.own(*args, **kwargs)
+            return shared.whole(self.stream, given, functools.partial(
+                self.own, *args, **kwargs))
 
         return forward
 
@@ -103,6 +109,7 @@ class Head:
                 and self.causal.loss_function == self._loss_function)
 
     def _chunked(self, given: dict[str, Any]) -> CausalLMOutputWithPast:
+        self.stream.agree("the loss", given["labels"], given)
         count = given.pop("num_items_in_batch", None)
         shifted = given.pop("shift_labels", None)
         if shifted is None:
@@ -113,8 +120,8 @@ class Head:
         out = self._of_base({**given, "use_cache": False})
         vocabulary = self.causal.get_output_embeddings().weight.shape[0]
         return CausalLMOutputWithPast(
-            loss=self.loss(out[0], shifted, count), logits=AbsentLogits(
-                (*shifted.shape, vocabulary), shifted.device),
+            loss=shared.loss(self.stream, self.loss, out[0], shifted, count),
+            logits=AbsentLogits((*shifted.shape, vocabulary), shifted.device),
             hidden_states=getattr(out, "hidden_states", None))
 
     def _of_base(self, given: dict[str, Any]) -> Any:

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 from torch import Tensor, nn
 from torch.distributed.fsdp import FSDPModule
 from torch.nn.utils import parametrize
-from transformers import PretrainedConfig, PreTrainedModel
+from transformers import PretrainedConfig
 
 from sluice import layer as layers_
 from sluice import calls, probe, rows, sdpa
@@ -23,6 +23,8 @@ from sluice.errors import NoAttention, Unsupported
 from sluice.patch import Patch
 from sluice.step import current
 from sluice.adapters import head_trial, packed, registry
+from sluice.adapters.dealing import Dealing
+from sluice.adapters.decoders import around, find_decoder
 from sluice.adapters.head import Head
 
 if TYPE_CHECKING:
@@ -48,6 +50,7 @@ class Adapter:
             if isinstance(getattr(m, "config", None),
                           PretrainedConfig)}.values())
         self._way = "registry"
+        self.dealing: Dealing | None = None  # with a group
         self._patches: dict[nn.Module, Patch] = {}
         self._refuse_setup()
 
@@ -69,6 +72,11 @@ class Adapter:
             head = Head(self.causal, self.decoder, stream)
             self._patch(self.causal, head.forward())
             head_trial.probe(head)
+            if stream.ranks is not None and stream.head == "whole":
+                raise Unsupported(
+                    type(self.causal).__name__, "a loss that the model makes "
+                    "of all rows at once, under a group", "stream its base "
+                    "model, and make the loss of st.shard()'s labels")
 
     def _probe(self, stream: Stream) -> None:
         """Finds the way in which attention is met; where there is none, the
@@ -144,10 +152,12 @@ class Adapter:
                 x = kwargs.pop("hidden_states", None)
             rows.check_hidden(self_, x)
             _refuse_shards_within(self_)
-            if x.shape[1] != step.length:
+            if x.shape[1] != step.rows:
                 raise Unsupported(
                     type(self_).__name__, f"{x.shape[1]} rows in a layer of a "
-                    f"sequence of {step.length}", "do not stream this model")
+                    f"sequence of {step.rows}", "do not stream this model")
+            if step.arguments is not None:
+                args, kwargs = step.arguments(self_, args, kwargs)
             call = layers_.LayerCall(step, self_, own, rows.Arguments(
                 self_, step, args, kwargs, names, stream.rows))
             y = layers_.run(call, x)
@@ -157,23 +167,32 @@ class Adapter:
 
     def _entry_forward(self, stream: Stream) -> Callable:
         accepts = inspect.signature(type(self.entry).forward)
+        if stream.ranks is not None:
+            self.dealing = Dealing(self, stream, accepts.parameters)
 
         def forward(self_: nn.Module, *args: Any, **kwargs: Any) -> Any:
             own = self.own_forward(self_)
             given = calls.arguments_of(accepts, self_, args, kwargs)
-            if current() is not None or not _wanted(self_, given,
-                                                    stream.min_tokens):
+            stream.own_rows = None
+            if current() is not None or not _wanted(self_, given):
                 return own(*args, **kwargs)
             x = _input(given)
+            stream.agree("the decoder", x, given)
+            if x.shape[1] < stream.least_rows:
+                return own(*args, **kwargs)
             refuse_call(self_, given)
             documents = packed.take(type(self_).__name__, given)
             kwargs = {k: v for k, v in kwargs.items() if k in given}
+            if stream.ranks is not None:
+                self.dealing.refuse(given)
             if "use_cache" in accepts.parameters:
                 kwargs = {**kwargs, "use_cache": False}
+                given["use_cache"] = False
             step = stream.begin(x.shape[1], x.device, self)
             step.documents = documents
             with step.engaged():
-                out = own(*args, **kwargs)
+                out = own(*args, **kwargs) if step.ranks is None else (
+                    self.dealing.forward(step, given))
             stream.ended(step)
             return out
 
@@ -215,49 +234,6 @@ def _refuse_shards_within(layer: nn.Module) -> None:
                 "fully_shard(layer)")
 
 
-def find_decoder(model: nn.Module) -> tuple[PreTrainedModel, nn.ModuleList]:
-    """The innermost model that runs the decoder layers, and those layers: the
-    longest list of modules that each hold something with a `layer_idx`, or,
-    where no module has one, the longest list."""
-    best = _longest_list(model, lambda item: any(
-        hasattr(m, "layer_idx") for m in item.modules()))
-    best = best or _longest_list(model, lambda item: any(item.children()))
-    # Masks are made by models, not by the encoders or stacks within them.
-    name = "" if best is None else best[0]
-    while name:
-        name = name.rpartition(".")[0]
-        decoder = model.get_submodule(name)
-        if isinstance(decoder, PreTrainedModel):
-            return decoder, best[1]
-    raise Unsupported(
-        type(model).__name__, "no list of decoder layers whose attention goes "
-        "through transformers' attention registry",
-        "pass a causal language model of transformers")
-
-
-def around(decoder: nn.Module, causal: nn.Module) -> list[nn.Module]:
-    """The models within the causal one that hold the decoder, the outermost
-    first."""
-    return [m for m in causal.modules()
-            if isinstance(m, PreTrainedModel) and m is not causal
-            and m is not decoder and any(d is decoder for d in m.modules())]
-
-
-def _longest_list(model: nn.Module, is_layer: Callable[[nn.Module], bool]
-                  ) -> tuple[str, nn.ModuleList] | None:
-    best: tuple[str, nn.ModuleList] | None = None
-    for name, module in model.named_modules():
-        if not isinstance(module, nn.ModuleList) or len(module) == 0:
-            continue
-        if not all(map(is_layer, module)):
-            continue
-        if best is not None and name.startswith(best[0] + "."):
-            continue  # the experts of a layer, say
-        if best is None or len(module) > len(best[1]):
-            best = (name, module)
-    return best
-
-
 def refuse_call(module: nn.Module, given: dict[str, Any]) -> None:
     """What one call asks for that a stream cannot give exactly."""
     name = type(module).__name__
@@ -280,10 +256,11 @@ def _input(given: dict[str, Any]) -> Tensor | None:
     return given.get("inputs_embeds") if ids is None else ids
 
 
-def _wanted(module: nn.Module, given: dict[str, Any], least: int) -> bool:
-    """Training is streamed, and what is asked for without a cache."""
+def _wanted(module: nn.Module, given: dict[str, Any]) -> bool:
+    """Training is streamed, and what is asked for without a cache, if it is
+    long enough."""
     x = _input(given)
-    if not isinstance(x, Tensor) or x.dim() < 2 or x.shape[1] < max(1, least):
+    if not isinstance(x, Tensor) or x.dim() < 2:
         return False
     if any(given.get(cache) is not None for cache in (
             "past_key_values", "past_key_value", "cache_params")):

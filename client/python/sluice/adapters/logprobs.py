@@ -10,6 +10,7 @@ from transformers.modeling_outputs import CausalLMOutputWithPast
 
 from sluice import chunked
 from sluice.scoring import Asked
+from sluice.adapters import shared
 
 if TYPE_CHECKING:
     from sluice.adapters.head import Head
@@ -21,13 +22,14 @@ ROWS = 256  # per chunk, as for the loss
 class _Call(chunked.ChunkedCall):
     """The head over all rows: [B, S, H] -> [B, S, 1 or 2]."""
 
-    def __init__(self, step: Step, head: Head, asked: Asked):
+    def __init__(self, step: Step, head: Head, asked: Asked,
+                 targets: Tensor):
         super().__init__(step, head, type(head.causal).__name__)
-        self._head, self._asked = head, asked
+        self._head, self._asked, self._targets = head, asked, targets
 
     def compute(self, m: int, x: Tensor, extra: list[Tensor]) -> Tensor:
         rows = self.step.chunks[m]
-        targets = self._asked.targets[:, rows.start:rows.stop]
+        targets = self._targets[:, rows.start:rows.stop]
         return self._asked.of(self._head.logits(x), targets)
 
 
@@ -45,15 +47,18 @@ def answer(head: Head, asked: Asked, base: Any) -> CausalLMOutputWithPast:
     """What `asked` wants, in the place of logits, of the base model's
     output."""
     hidden: Tensor = base[0]
-    if asked.targets.shape != hidden.shape[:2]:
+    targets = shared.own_rows(head.stream, asked.targets)
+    if targets.shape != hidden.shape[:2]:
         raise ValueError(
             f"targets of shape {tuple(asked.targets.shape)} for "
             f"{tuple(hidden.shape[:2])} rows")
     step = head.stream.begin(hidden.shape[1], hidden.device, _Alone(),
-                             chunk=ROWS)
+                             chunk=ROWS, alone=True)
     asked.answered = True
-    return CausalLMOutputWithPast(logits=head.through_units(
-        lambda h: chunked.run(_Call(step, head, asked), h), hidden))
+    found = head.through_units(lambda h: chunked.run(
+        _Call(step, head, asked, targets), h), hidden)
+    return CausalLMOutputWithPast(logits=shared.of_all_rows(
+        head.stream, found, asked.targets.shape[1]))
 
 
 __all__ = ["answer"]

@@ -1,0 +1,84 @@
+"""Whether all ranks of a group were called with the same.
+
+Ranks that hold other rows, or cut them otherwise, would wait for each other
+in a collective until it times out, or exchange rows that do not belong
+together. So each step begins with one small all-reduce of hashes, and every
+rank raises the same error where they differ.
+"""
+from __future__ import annotations
+
+import zlib
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from sluice.errors import Error, Status
+from sluice.ranks import Ranks
+
+# What is told apart in the error; all else is "another argument". Always as
+# many, because ranks that have other arguments must not reduce other shapes.
+SETTINGS = ("call", "chunk", "min_tokens", "length")
+INPUTS = ("input_ids", "position_ids", "attention_mask", "labels",
+          "shift_labels", "num_items_in_batch")
+
+
+def agree(ranks: Ranks, device: torch.device, settings: Mapping[str, Any],
+          given: Mapping[str, Any]) -> None:
+    """Raises `Error` on all ranks where one differs; a collective.
+
+    Args:
+      settings: plain values, of SETTINGS.
+      given: arguments of a forward; of tensors with fractions the shape counts.
+    """
+    names = [*SETTINGS, *INPUTS, "another argument"]
+    hashes = [_of_values(settings.get(name)) for name in SETTINGS]
+    hashes += [_of(given.get(name), device) for name in INPUTS]
+    hashes.append(sum((_of(given[name], device) ^ zlib.crc32(name.encode())
+                       for name in sorted(given)
+                       if name not in INPUTS and given[name] is not None),
+                      torch.zeros((), dtype=torch.int64, device=device)))
+    own = torch.stack([h if isinstance(h, Tensor) else torch.tensor(
+        h, device=device) for h in hashes])
+    most = torch.stack([own, ~own])
+    dist.all_reduce(most, dist.ReduceOp.MAX, group=ranks.group)
+    differ = (most[0] != ~most[1]).tolist()
+    wrong = [name for name, differs in zip(names, differ) if differs]
+    if wrong:
+        shown = {name: settings[name] for name in wrong if name in settings}
+        raise Error(Status.INVALID_ARGUMENT, (
+            f"the {ranks.size} ranks of the sequence group do not agree on "
+            f"{', '.join(wrong)}" + (f" (rank {ranks.rank} of the group: "
+                                     f"{shown})" if shown else "") +
+            ": give each of them the same whole rows and the same settings; "
+            "sequences are dealt to the ranks by sluice, not by the loader"))
+
+
+def _of(value: Any, device: torch.device) -> Tensor:
+    """int64 (): of a tensor's numbers and their places, on `device`."""
+    if not isinstance(value, Tensor):
+        # Of other objects only that they are there.
+        plain = isinstance(value, (type(None), bool, int, float, str))
+        return torch.tensor(_of_values(value if plain else "object"),
+                            device=device)
+    shape = torch.tensor(_of_values((tuple(value.shape), str(value.dtype))),
+                         device=device)
+    if value.is_floating_point() or value.is_complex():
+        return shape
+    numbers = value.detach().to(device, torch.int64).flatten()
+    places = torch.arange(numbers.numel(), device=device)
+    return _mixed(_mixed(numbers) + places).sum() ^ shape
+
+
+def _mixed(x: Tensor) -> Tensor:
+    """The bits of each number, well stirred (Steele et al., splitmix64)."""
+    x = x * -7046029254386353131
+    x = (x ^ (x >> 30)) * -4658895280553007687
+    x = (x ^ (x >> 27)) * -7723592293110705685
+    return x ^ (x >> 31)
+
+
+def _of_values(value: Any) -> int:
+    return zlib.crc32(repr(value).encode())

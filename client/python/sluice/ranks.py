@@ -1,0 +1,109 @@
+"""The ranks of a process group that share each sequence, and what is whose.
+
+[Note: dealing]
+Every rank is given the same whole rows. Of each chunk of the sequence, rank r
+of P has the r-th slice (FPDT, section 4.1), so the ranks' work is even under
+a causal mask, and what the exchange of one chunk puts together is contiguous:
+the chunk. A rank's own rows are its slices one after the other. Slices of a
+chunk differ by one row at most, and none is empty: what would be a last chunk
+of fewer rows than ranks belongs to the chunk before it, and a sequence of
+fewer rows than ranks is not dealt at all; each rank runs it whole.
+"""
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from sluice.errors import Unsupported
+
+
+class Ranks:
+    """A process group with more than one rank, seen from one of them.
+
+    Every method that says so is a collective: all ranks call it in the same
+    order.
+    """
+
+    def __init__(self, group: dist.ProcessGroup):
+        self.group = group
+        self.rank, self.size = dist.get_rank(group), dist.get_world_size(group)
+
+    # --- rows ---------------------------------------------------------------
+
+    def slices(self, rows: range) -> list[range]:
+        """The rows of a chunk by rank."""
+        least, more = divmod(len(rows), self.size)
+        starts = [rows.start + r * least + min(r, more)
+                  for r in range(self.size + 1)]
+        return [range(a, b) for a, b in zip(starts, starts[1:])]
+
+    def own(self, chunks: Sequence[range], rank: int | None = None
+            ) -> list[range]:
+        """This rank's (or another's) slice of each chunk."""
+        rank = self.rank if rank is None else rank
+        return [self.slices(rows)[rank] for rows in chunks]
+
+    # --- heads --------------------------------------------------------------
+
+    def check_heads(self, name: str, heads: int, kv_heads: int) -> None:
+        if heads % self.size or heads % kv_heads:
+            raise Unsupported(
+                name, f"{heads} heads of attention ({kv_heads} of k and v), "
+                f"which {self.size} ranks cannot share evenly", "use a group "
+                "whose size divides the number of heads")
+
+    def kv_heads(self, heads: int, kv_heads: int) -> list[int]:
+        """Which heads of k, v each rank needs, rank after rank; as many for
+        each. With fewer of them than ranks one goes to several; where a
+        rank's heads share k, v unevenly, it has one of them per head of q."""
+        per_rank, per_kv = heads // self.size, heads // kv_heads
+        every = per_kv if per_rank % per_kv == 0 else (
+            per_rank if per_kv % per_rank == 0 else 1)
+        return [head // per_kv for head in range(0, heads, every)]
+
+    # --- collectives --------------------------------------------------------
+
+    def any(self, flags: Sequence[bool], device: torch.device) -> list[bool]:
+        """Of each flag, whether some rank has it; a collective."""
+        told = torch.tensor(flags, dtype=torch.uint8, device=device)
+        dist.all_reduce(told, dist.ReduceOp.MAX, group=self.group)
+        return [bool(flag) for flag in told.tolist()]
+
+    def filled(self, parts: Sequence[Tensor | None], like: Sequence[Tensor]
+               ) -> list[Tensor | None]:
+        """Gradients `parts` of the parameters `like`, zero where only other
+        ranks have one (of an expert that no row of this rank took): what
+        reduces them over ranks needs the same ones on each. A collective."""
+        if not parts:
+            return []
+        some = self.any([p is not None for p in parts], like[0].device)
+        return [torch.zeros_like(p) if part is None and needed else part
+                for part, p, needed in zip(parts, like, some)]
+
+    def sum(self, part: Tensor) -> Tensor:
+        """The sum of the ranks' parts, on each; a collective. Its gradient to
+        each part is multiplied by the number of ranks, so that an average of
+        parameters' gradients over all ranks is the whole sequence's."""
+        return _Sum.apply(self, part)
+
+
+class _Sum(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, ranks: Ranks, part: Tensor) -> Tensor:
+        ctx.size = ranks.size
+        total = part.detach().clone()
+        dist.all_reduce(total, group=ranks.group)
+        return total
+
+    @staticmethod
+    def backward(ctx, scale: Tensor):
+        return None, scale * ctx.size
+
+
+def indices(rows: Sequence[range], device: torch.device) -> Tensor:
+    """int64 [all rows]: the numbers in `rows`, in their order."""
+    return torch.cat([torch.arange(r.start, r.stop, device=device)
+                      for r in rows])

@@ -1,0 +1,28 @@
+"""Sequences that the ranks of a group share: the gradients of the model itself
+on the whole sequences. Real processes, on Gloo."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import subprocess
+import sys
+
+import pytest
+from groups import BEHAVIOURS, CASES
+from sluice.daemon import PrivateDaemon
+from support import environment
+
+WORKER = os.path.join(os.path.dirname(__file__), "groups.py")
+
+
+@pytest.mark.parametrize("world,cases", [
+    (2, CASES[2]), (4, CASES[4]), (2, BEHAVIOURS)],
+    ids=["two ranks", "four ranks", "behaviour"])
+def test_sequences_that_ranks_share(tmp_path, world, cases):
+    with contextlib.closing(PrivateDaemon(gpus=1)) as daemon:
+        ranks = subprocess.run(
+            [sys.executable, WORKER, str(world), str(tmp_path / "group"),
+             daemon.socket, *cases], env=environment(), text=True,
+            timeout=300, stdout=subprocess.PIPE, stderr=subprocess.STDOUT)
+    assert ranks.returncode == 0, ranks.stdout
