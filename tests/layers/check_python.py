@@ -51,6 +51,7 @@ ORDER = [
     "adapters.head_trial",
     "adapters.packed",
     "adapters.hf",
+    "adapters.layers",
     "streaming",
     # Before a run.
     "adapters.verdict", "doctor", "__main__",
@@ -61,6 +62,7 @@ ORDER = [
 TORCHLESS = {"errors", "_guard", "ranges", "_native", "daemon", "handle",
              "session"}
 TRANSFORMERS = ("adapters.", "doctor")
+NO_TRANSFORMERS = {"adapters.layers", "adapters.units"}
 
 NAMED = re.compile(r"^(\s*)from sluice(?:\.([\w.]+))? import (\(?[^#\n]*)")
 PLAIN = re.compile(r"^(\s*)import ([\w.]+)")
@@ -112,7 +114,8 @@ def check_python(files):
             if package == "torch" and module in TORCHLESS:
                 yield f"{path}:{number}: {module} does without torch"
             if package == "transformers" and (
-                    not module.startswith(TRANSFORMERS)):
+                    not module.startswith(TRANSFORMERS)
+                    or module in NO_TRANSFORMERS):
                 yield (f"{path}:{number}: transformers is imported in "
                        "sluice/adapters and by the commands only")
         if module in ("", "adapters"):

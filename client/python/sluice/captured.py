@@ -2,7 +2,8 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Iterator
+import functools
+from collections.abc import Callable, Iterable, Iterator
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
@@ -53,13 +54,13 @@ def capture(adapter: Adapter, stream: Stream, ids: Tensor
         adapter.own_forward(adapter.entry)(input_ids=ids, use_cache=False)
 
     def plainly():
-        with torch.no_grad(), _recorded(adapter, stream, plain):
+        with torch.no_grad(), recorded(adapter.layers, stream, plain):
             decoder()
 
     def streamed():
         step = stream.begin(ids.shape[1], ids.device, adapter,
                             chunk=ids.shape[1], check=False, alone=True)
-        with torch.no_grad(), _recorded(adapter, stream, chunked), (
+        with torch.no_grad(), recorded(adapter.layers, stream, chunked), (
                 step.engaged()):
             decoder()
 
@@ -79,12 +80,15 @@ def capture(adapter: Adapter, stream: Stream, ids: Tensor
 
 
 @contextlib.contextmanager
-def _recorded(adapter: Adapter, stream: Stream, into: dict[int, Seen]
-              ) -> Iterator[None]:
+def recorded(layers: Iterable[nn.Module], stream: Stream,
+             into: dict[int, Seen], first: str = "hidden_states"
+             ) -> Iterator[None]:
+    """What the layers are called with meanwhile; `first` is the name of
+    their first argument."""
     def hook(index: int):
         def record(module: nn.Module, args: tuple, kwargs: dict) -> None:
             kwargs = dict(kwargs)
-            x = args[0] if args else kwargs.pop("hidden_states", None)
+            x = args[0] if args else kwargs.pop(first, None)
             check_hidden(module, x)
             if index in into:
                 raise Unsupported(f"layer {index}", "it is called several "
@@ -97,9 +101,8 @@ def _recorded(adapter: Adapter, stream: Stream, into: dict[int, Seen]
         stream.returns_tuple[module] = isinstance(out, (tuple, list))
 
     hooks = [layer.register_forward_pre_hook(hook(i), with_kwargs=True)
-             for i, layer in enumerate(adapter.layers)]
-    hooks += [layer.register_forward_hook(returned)
-              for layer in adapter.layers]
+             for i, layer in enumerate(layers)]
+    hooks += [layer.register_forward_hook(returned) for layer in layers]
     try:
         yield
     finally:
@@ -107,12 +110,17 @@ def _recorded(adapter: Adapter, stream: Stream, into: dict[int, Seen]
             handle.remove()
 
 
-def one_of_each_kind(layers: nn.ModuleList) -> list[int]:
-    """The first layer of each kind: same classes, shapes and settings."""
+def one_of_each_kind(layers: Iterable[nn.Module]) -> list[int]:
+    """The first layer of each kind."""
+    return sorted(set(first_of_kind(layers)))
+
+
+def first_of_kind(layers: Iterable[nn.Module]) -> list[int]:
+    """For each layer the first one of its kind: same classes, shapes and
+    settings."""
     kinds: dict[str, int] = {}
-    for index, layer in enumerate(layers):
-        kinds.setdefault(_kind(layer), index)
-    return list(kinds.values())
+    return [kinds.setdefault(_kind(layer), index)
+            for index, layer in enumerate(layers)]
 
 
 def _kind(layer: nn.Module) -> str:
@@ -122,8 +130,8 @@ def _kind(layer: nn.Module) -> str:
         # do what they like with it.
         skip = {"layer_idx"} if type(module).__module__.startswith(
             "transformers.") else set()
-        settings = [(k, v) for k, v in sorted(vars(module).items())
-                    if k not in skip and _is_setting(v)]
+        settings = [(k, _setting(v)) for k, v in sorted(vars(module).items())
+                    if k not in skip]
         shapes = [(n, tuple(p.shape), p.requires_grad)
                   for n, p in module._parameters.items() if p is not None]
         added = [_code(f) for f in (
@@ -133,18 +141,31 @@ def _kind(layer: nn.Module) -> str:
     return repr(parts)
 
 
-def _is_setting(value: Any) -> bool:
+def _setting(value: Any) -> Any:
+    """What tells apart how two modules compute that have it as an attribute:
+    a number, what a function does. Of others their type."""
     if isinstance(value, (tuple, list)):
-        return all(map(_is_setting, value))
-    return isinstance(value, (bool, int, float, str))
+        return [_setting(v) for v in value]
+    if isinstance(value, (bool, int, float, str)):
+        return value
+    if callable(value) and not isinstance(value, (nn.Module, type)):
+        return _code(value)
+    return id(type(value))
 
 
-def _code(function: Any) -> int:
+def _code(function: Any) -> Any:
     """The same for the same function bound to other modules."""
     function = getattr(function, "own", function)  # of a Patch
-    function = getattr(function, "func", function)  # of a partial
+    bound: list[Any] = []
+    if isinstance(function, functools.partial):
+        bound = [*function.args, *function.keywords.values()]
+        function = function.func
     function = getattr(function, "__func__", function)
-    return id(getattr(function, "__code__", function))
+    with contextlib.suppress(ValueError):  # a cell that is empty yet
+        bound += [cell.cell_contents for cell in
+                  getattr(function, "__closure__", None) or ()]
+    return [id(getattr(function, "__code__", function)),
+            *(v for v in bound if isinstance(v, (bool, int, float, str)))]
 
 
 def refusing(name: Any, what: str, action: Callable[[], Any]) -> Any:

@@ -13,10 +13,12 @@ their own output along it.
 """
 from __future__ import annotations
 
+import contextlib
+from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from sluice.captured import (Seen, capture, one_of_each_kind, probe_tokens,
                              refusing)
@@ -40,25 +42,30 @@ def probe(adapter: Adapter, stream: Stream) -> None:
     """Raises `Unsupported` for the first kind of layer that is not exact.
     Leaves parameters, gradients, buffers and random state as they were."""
     ids = probe_tokens(adapter)
-    device = ids.device
-    kept = Snapshot([(m, n) for m in adapter.entry.modules()
+    with probing(adapter.entry, ids.device):
+        plain, streamed = capture(adapter, stream, ids)
+        for index in one_of_each_kind(adapter.layers):
+            probe_layer(adapter, stream, index, plain[index], streamed[index])
+        if stream.ranks is not None:
+            refusing(adapter.decoder, "it fails on a rank's rows",
+                     lambda: adapter.dealing.check(ids, CHUNK))
+        _call_model(adapter, stream, ids)
+
+
+@contextlib.contextmanager
+def probing(module: nn.Module, device: torch.device) -> Iterator[None]:
+    """The module trains, and is left as it was."""
+    kept = Snapshot([(m, n) for m in module.modules()
                      for n, b in m._buffers.items() if b is not None])
-    were = [(m, m.training) for m in adapter.entry.modules()]
+    were = [(m, m.training) for m in module.modules()]
     with undisturbed(device), torch.autocast(device.type, enabled=False):
         torch.manual_seed(1)
-        adapter.entry.train()
+        module.train()
         try:
-            plain, streamed = capture(adapter, stream, ids)
-            for index in one_of_each_kind(adapter.layers):
-                _probe_layer(adapter, stream, index, plain[index],
-                             streamed[index])
-            if stream.ranks is not None:
-                refusing(adapter.decoder, "it fails on a rank's rows",
-                         lambda: adapter.dealing.check(ids, CHUNK))
-            _call_model(adapter, stream, ids)
+            yield
         finally:
-            for module, training in were:  # each had its own
-                module.training = training
+            for each, training in were:  # each had its own
+                each.training = training
             kept.restore()
 
 
@@ -76,8 +83,9 @@ def _call_model(adapter: Adapter, stream: Stream, ids: Tensor) -> None:
         stream.ranks = ranks
 
 
-def _probe_layer(adapter: Adapter, stream: Stream, index: int, plain: Seen,
-                 streamed: Seen) -> None:
+def probe_layer(adapter: Adapter, stream: Stream, index: int, plain: Seen,
+                streamed: Seen) -> None:
+    """Raises `Unsupported` where one layer is not exact on what was seen."""
     name = f"layer {index} ({type(adapter.layers[index]).__name__})"
     skewed = plain.x.mean(dim=1, keepdim=True) + 0.05 * (
         plain.x - plain.x.mean(dim=1, keepdim=True))

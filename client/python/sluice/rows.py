@@ -183,8 +183,9 @@ def _tensor(module: str, name: str, value: Tensor, length: int,
         raise Unsupported(module, f"position_ids of shape "
                           f"{tuple(value.shape)} (M-RoPE)",
                           "do not stream this model")
-    if not -value.dim() <= dim < value.dim() or value.shape[dim] not in (
-            1, length):
+    has = value.shape[dim] if -value.dim() <= dim < value.dim() else 0
+    # What the user says has rows may be a table with more than are used.
+    if has not in (1, length) and (name in ROWS or has < length):
         raise Unsupported(
             module, f"argument '{name}' of shape {tuple(value.shape)}, whose "
             f"dimension {dim} should be the sequence's {length} rows",

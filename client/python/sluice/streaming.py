@@ -17,7 +17,7 @@ from __future__ import annotations
 
 import sys
 from collections import deque
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -27,6 +27,7 @@ from torch import Tensor, nn
 
 from sluice import agreement
 from sluice.arena import HostArena, HostTensor
+from sluice.errors import Unsupported
 from sluice.policy import Policy
 from sluice.ranks import Ranks
 from sluice.rows import ROWS
@@ -35,6 +36,7 @@ from sluice.step import Engaging, Step
 
 if TYPE_CHECKING:
     from sluice.adapters.hf import Adapter
+    from sluice.adapters.layers import Layers, OwnLayers
 
 Check = Literal["first", "always", "off"]
 
@@ -138,15 +140,24 @@ class Stream:
                 self.session.close()
 
 
-def stream(model: nn.Module, *, session: Session | None = None,
+def stream(model: nn.Module | None = None, *,
+           layers: Layers | None = None,
+           attention: Literal["sdpa"] | None = None,
+           sample: Callable[[], object] | None = None,
+           session: Session | None = None,
            chunk: int = 1024, rows: Mapping[str, int] | None = None,
            policy: str | Mapping[str, Mapping[str, float]] = "recompute",
            check: Check = "first", min_tokens: int = 0,
            head: Literal["rows", "whole"] = "rows",
            group: dist.ProcessGroup | None = None,
            quiet: bool = False) -> Stream:
-    """Runs the decoder layers of a transformers model chunk by chunk, with
-    k, v, attention's results and the layers' inputs in host memory.
+    """Runs the decoder layers of a model chunk by chunk, with k, v,
+    attention's results and the layers' inputs in host memory.
+
+    A model of transformers is passed as `model`. Of any other, pass the layers
+    and attention="sdpa": each takes hidden states [B, S, H] first and returns
+    them, and asks torch for causal attention; embedding, head and loss stay as
+    they are.
 
     The model stays itself: its class, its parameters, `generate`, saving and
     loading. Training forwards (and others without a cache) are streamed;
@@ -156,11 +167,19 @@ def stream(model: nn.Module, *, session: Session | None = None,
     Args:
       model: a decoder of transformers whose attention goes through the
         attention registry (also as a PEFT model).
+      layers: in the place of `model`: the decoder layers in order.
+      attention: "sdpa" with `layers`: their attention is asked of
+        F.scaled_dot_product_attention(is_causal=True), or written out.
+      sample: with `layers`: runs the model on 64 tokens or more, as
+        `lambda: model(ids)`; by it the layers are probed in stream(). Without
+        it they are probed, and refused, in the first call with so many rows;
+        shorter ones before that are not streamed.
       session: a session with the node's daemon; None: `Session()`, which
         takes $SLUICE_SOCKET or starts a private simulated daemon. It is
         closed by `unstream()` only where it was made here.
       chunk: rows per chunk.
-      rows: further layer arguments that have rows, name -> dimension.
+      rows: further layer arguments that have rows, name -> dimension; a
+        table with a row per position may have more rows than the sequence.
       policy: what backward does with a layer's products of matrices:
         "recompute", or by the name of a weight or a module in the layer
         (`fnmatch`) which parts of the chunks are kept on the device or
@@ -181,8 +200,6 @@ def stream(model: nn.Module, *, session: Session | None = None,
         names the module, the feature and what to do. Nothing was changed.
       Error: no daemon, or no memory.
     """
-    from sluice.adapters import hf  # imports transformers
-
     if chunk < 1:
         raise ValueError(f"chunk = {chunk}: at least one row per chunk")
     if check not in ("first", "always", "off"):
@@ -196,7 +213,11 @@ def stream(model: nn.Module, *, session: Session | None = None,
         if chunk < ranks.size:
             raise ValueError(f"chunk = {chunk}: at least one row for each of "
                              f"the group's {ranks.size} ranks")
-    adapter = hf.Adapter(model)
+        if layers is not None:
+            raise Unsupported("group", "a sequence over several ranks, of "
+                              "layers without their model",
+                              "leave the group out")
+    adapter = _adapter(model, layers, attention, sample)
     policy.check(name for layer in adapter.layers
                  for name, _ in layer.named_parameters())
     own = session is None
@@ -219,14 +240,31 @@ def stream(model: nn.Module, *, session: Session | None = None,
     return made
 
 
-def _line(made: Stream, adapter: Adapter) -> str:
+def _adapter(model: nn.Module | None, layers: Layers | None,
+             attention: str | None, sample: Callable | None
+             ) -> Adapter | OwnLayers:
+    if (model is None) == (layers is None) or (
+            (layers is None) != (attention is None)) or (
+            sample is not None and layers is None):
+        raise ValueError("stream(model), or stream(layers=…, attention="
+                         "'sdpa', sample=…)")
+    if layers is None:
+        from sluice.adapters import hf  # imports transformers
+        return hf.Adapter(model)
+    if attention != "sdpa":
+        raise ValueError(f"attention = {attention!r}: 'sdpa'")
+    from sluice.adapters.layers import OwnLayers
+    return OwnLayers(layers, sample)
+
+
+def _line(made: Stream, adapter: Adapter | OwnLayers) -> str:
     head = {"rows": "head and loss by rows", "none": "no head",
             "whole": "head and loss whole"}[made.head]
     where = (made.session.socket if made.session.daemon is None else
              "a private simulated daemon")
     shared = "" if made.ranks is None else (
         f" dealt to {made.ranks.size} ranks")
-    return (f"sluice: {type(adapter.causal).__name__}: {len(adapter.layers)} "
+    return (f"sluice: {adapter.name}: {len(adapter.layers)} "
             f"layers in chunks of {made.chunk} rows{shared}, {head}; host "
             f"memory from {where}")
 

@@ -17,7 +17,7 @@ from sluice.captured import Seen
 from sluice.errors import Unsupported
 from sluice.layer import LayerCall, run
 from sluice.randomness import RandomState
-from sluice.replay import leaves
+from sluice.replay import Buffers, leaves
 from sluice.rows import Arguments, names_of
 
 if TYPE_CHECKING:
@@ -39,7 +39,7 @@ class Result(NamedTuple):
 def run_whole(adapter: Adapter, index: int, x: Tensor, seen: Seen, name: str,
               scale: float) -> Result:
     """The layer as the model runs it, with the model's own attention."""
-    layer = _wide_copy(adapter, index)
+    layer = wide_copy(adapter, index)
     own = _own(adapter, index, layer)
     args, kwargs = _wide_all((seen.args, seen.kwargs))
     arguments = [v for v in pytree.tree_leaves((args, kwargs))
@@ -92,11 +92,12 @@ class _Marked(torch.autograd.Function):
 def run_chunked(adapter: Adapter, stream: Stream, index: int, x: Tensor,
                 seen: Seen, scale: float = 1.0) -> Result:
     """The layer streamed in three chunks."""
-    layer = _wide_copy(adapter, index)
+    layer = wide_copy(adapter, index)
     own = _own(adapter, index, layer)
     step = stream.begin(x.shape[1], x.device, adapter, chunk=CHUNK,
                         check=True, alone=True)
-    step.adopt(seen.step)
+    if seen.step is not None:
+        step.adopt(seen.step)
     args, kwargs = _wide_all((seen.args, seen.kwargs))
     places = {owner: path for path, owner in
               adapter.layers[index].named_modules()}
@@ -119,6 +120,19 @@ def run_chunked(adapter: Adapter, stream: Stream, index: int, x: Tensor,
         return _result(layer, x, streamed, scale)
     finally:
         del stream.written[layer]
+
+
+def written_by(adapter: Adapter, index: int, seen: Seen
+               ) -> list[tuple[str, str]]:
+    """The buffers (path of the owner, name) that the layer's forward writes,
+    asked of a copy."""
+    layer = wide_copy(adapter, index)
+    paths = {owner: path for path, owner in layer.named_modules()}
+    held = Buffers(layer)
+    args, kwargs = _wide_all((seen.args, seen.kwargs))
+    with torch.no_grad():
+        _own(adapter, index, layer)(wide(seen.x), *args, **kwargs)
+    return [(paths[owner], name) for owner, name in held.written()]
 
 
 def _result(layer: nn.Module, x: Tensor,
@@ -154,7 +168,7 @@ def _own(adapter: Adapter, index: int, layer: nn.Module) -> Callable:
     return lambda *args, **kwargs: function(layer, *args, **kwargs)
 
 
-def _wide_copy(adapter: Adapter, index: int) -> nn.Module:
+def wide_copy(adapter: Adapter, index: int) -> nn.Module:
     # The configs stay shared: what is engaged is engaged for the copy too.
     shared = {id(config): config for config in adapter.configs}
     made = copy.deepcopy(adapter.layers[index], shared)

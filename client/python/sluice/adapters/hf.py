@@ -13,7 +13,6 @@ from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Any
 
 from torch import Tensor, nn
-from torch.distributed.fsdp import FSDPModule
 from torch.nn.utils import parametrize
 from transformers import PretrainedConfig
 
@@ -26,6 +25,7 @@ from sluice.adapters import head_trial, packed, registry
 from sluice.adapters.dealing import Dealing
 from sluice.adapters.decoders import around, find_decoder
 from sluice.adapters.head import Head
+from sluice.adapters.units import refuse_within
 
 if TYPE_CHECKING:
     from sluice.streaming import Stream
@@ -39,6 +39,7 @@ class Adapter:
     def __init__(self, model: nn.Module):
         self.causal = model.get_base_model() if hasattr(
             model, "peft_config") else model
+        self.name = type(self.causal).__name__
         self.decoder, self.layers = find_decoder(self.causal)
         # What is streamed: the decoder, or a model around it that makes its
         # masks (one of text and pictures).
@@ -151,7 +152,7 @@ class Adapter:
             else:
                 x = kwargs.pop("hidden_states", None)
             rows.check_hidden(self_, x)
-            _refuse_shards_within(self_)
+            refuse_within(self_)
             if x.shape[1] != step.rows:
                 raise Unsupported(
                     type(self_).__name__, f"{x.shape[1]} rows in a layer of a "
@@ -223,15 +224,6 @@ class Adapter:
                 "set it to False")
 
 
-def _refuse_shards_within(layer: nn.Module) -> None:
-    """A layer is gathered as a whole: a shard inside would come and go with
-    each chunk."""
-    for name, module in layer.named_modules():
-        if name and isinstance(module, FSDPModule):
-            raise Unsupported(
-                type(layer).__name__, f"'{name}' is an FSDP2 unit inside a "
-                "streamed layer", "shard the layer as a whole: "
-                "fully_shard(layer)")
 
 
 def refuse_call(module: nn.Module, given: dict[str, Any]) -> None:

@@ -13,6 +13,11 @@ from collections import OrderedDict
 from collections.abc import Callable, Iterator, Sequence
 
 from torch import Tensor, nn
+from torch.distributed.algorithms._checkpoint.checkpoint_wrapper import (
+    CheckpointWrapper)
+from torch.distributed.fsdp import FSDPModule
+
+from sluice.errors import Unsupported
 
 
 def through(unit: nn.Module, run: Callable[[Tensor], Tensor],
@@ -43,3 +48,20 @@ def unhooked(units: Sequence[nn.Module]) -> Iterator[None]:
             unit._forward_pre_hooks, unit._forward_hooks = before, after
             if forward is not None:
                 unit.forward = forward
+
+
+def refuse_within(layer: nn.Module) -> None:
+    """A layer is gathered as a whole, a shard inside would come and go with
+    each chunk; and it is run again as a whole, what a part of it runs again
+    would ask for attention when no chunk runs."""
+    for name, module in layer.named_modules():
+        if name and isinstance(module, FSDPModule):
+            raise Unsupported(
+                type(layer).__name__, f"'{name}' is an FSDP2 unit inside a "
+                "streamed layer", "shard the layer as a whole: "
+                "fully_shard(layer)")
+        if isinstance(module, CheckpointWrapper):
+            raise Unsupported(
+                type(layer).__name__, f"'{name}' is checkpointed inside a "
+                "streamed layer", "leave activation checkpointing out: of a "
+                "streamed layer only its input is kept")

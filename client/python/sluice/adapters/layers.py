@@ -1,0 +1,212 @@
+"""Decoder layers of the user's own, without transformers: they are given, and
+ask torch for attention. Embedding, head and loss are not touched.
+
+Nothing is known of the model around them. So there is no forward that could
+be probed before somebody calls it: `sample` does, or the first call is it.
+"""
+from __future__ import annotations
+
+import contextlib
+import inspect
+from collections.abc import Callable, Iterable
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor, nn
+from torch.distributed.fsdp import FSDPModule
+
+from sluice import layer as layers_
+from sluice import probe, rows, sdpa, trial
+from sluice.adapters.units import refuse_within
+from sluice.captured import (TOKENS, Seen, first_of_kind, recorded,
+                             refusing)
+from sluice.errors import Unsupported
+from sluice.patch import Patch
+
+if TYPE_CHECKING:
+    from sluice.step import Step
+    from sluice.streaming import Stream
+
+LEAST = 64  # rows that show what a layer does
+
+Layers = nn.ModuleList | nn.ModuleDict | Iterable[nn.Module]
+
+
+class OwnLayers:
+    """The patches of some layers."""
+
+    def __init__(self, layers: Layers, sample: Callable[[], Any] | None):
+        self.layers = list(layers.values() if isinstance(
+            layers, nn.ModuleDict) else layers)
+        if not self.layers:
+            raise ValueError("stream(layers=…): there is none")
+        self.name = type(self.layers[0]).__name__
+        self.configs: list = []  # of transformers
+        self._sample = sample
+        self._index = {layer: i for i, layer in enumerate(self.layers)}
+        self._patches: dict[nn.Module, Patch] = {}
+        self._kind: list[int] = []  # of each layer, the first of its kind
+        self._probed: set[int] = set()  # kinds
+        self._whole = False  # layers run as they are
+        self._step: tuple[Step, int] | None = None  # and the last layer run
+        self._refuse_setup()
+
+    def attach(self, stream: Stream) -> None:
+        """Patches the layers, and probes them where there is a sample."""
+        for layer in self.layers:
+            self._patches[layer] = Patch(layer, self._forward(stream, layer))
+        self._kind = first_of_kind(self.layers)
+        if self._sample is not None:
+            for index, seen in self._seen(stream).items():
+                if index == self._kind[index]:
+                    self._probe(stream, index, seen)
+
+    def detach(self) -> None:
+        while self._patches:
+            self._patches.popitem()[1].undo()
+
+    def own_forward(self, module: nn.Module) -> Callable:
+        """The module's forward of before, bound to it."""
+        return self._patches[module].own
+
+    @contextlib.contextmanager
+    def engage(self):
+        yield
+
+    def inside(self) -> contextlib.AbstractContextManager:
+        return sdpa.Cut()
+
+    # --- the forward --------------------------------------------------------
+
+    def _forward(self, stream: Stream, layer: nn.Module) -> Callable:
+        names = rows.names_of(type(layer).forward)
+        first = _first(layer)
+
+        def forward(self_: nn.Module, *args: Any, **kwargs: Any) -> Any:
+            own = self.own_forward(self_)
+            if self._whole or layers_.running() is not None:
+                return own(*args, **kwargs)
+            x, more, named = (args[0], args[1:], kwargs) if args else (
+                kwargs.get(first), (), {k: v for k, v in kwargs.items()
+                                        if k != first})
+            rows.check_hidden(self_, x)
+            refuse_within(self_)
+            index, length = self._index[self_], x.shape[1]
+            known = self._kind[index] in self._probed
+            if length < (stream.min_tokens if known else LEAST):
+                return own(*args, **kwargs)
+            if not known:
+                self._probe(stream, self._kind[index],
+                            Seen(x.detach(), more, named, None), index)
+            step = self._step_of(stream, index, x)
+            call = layers_.LayerCall(step, self_, own, rows.Arguments(
+                self_, step, more, named, names, stream.rows))
+            with step.engaged():
+                y = layers_.run(call, x)
+            self._ran(stream, index)
+            return (y,) if call.returns_tuple else y
+
+        return forward
+
+    def _step_of(self, stream: Stream, index: int, x: Tensor) -> Step:
+        """The step that this call goes on with, else a new one."""
+        step, last = self._step or (None, -1)
+        if step is None or step.length != x.shape[1] or index <= last:
+            if step is not None:
+                stream.ended(step)
+            step = stream.begin(x.shape[1], x.device, self)
+        self._step = step, index
+        return step
+
+    def _ran(self, stream: Stream, index: int) -> None:
+        if index == len(self.layers) - 1:
+            stream.ended(self._step[0])
+            self._step = None
+
+    # --- the probe ----------------------------------------------------------
+
+    def _seen(self, stream: Stream) -> dict[int, Seen]:
+        """What the sample calls the layers with."""
+        seen: dict[int, Seen] = {}
+        self._whole = True
+        try:
+            with torch.no_grad(), recorded(
+                    self.layers, stream, seen, _first(self.layers[0])):
+                self._sample()
+        finally:
+            self._whole = False
+        for index in range(len(self.layers)):
+            if index not in seen:
+                raise Unsupported(f"layer {index}", "the sample does not call "
+                                  "it", "pass sample=lambda: model(ids)")
+        if seen[0].x.shape[1] < LEAST:
+            raise Unsupported(
+                "sample", f"it runs {seen[0].x.shape[1]} rows, which do not "
+                "show what a layer does", f"run {LEAST} or more")
+        return seen
+
+    def _probe(self, stream: Stream, kind: int, seen: Seen,
+               index: int | None = None) -> None:
+        """Of the first layer of its kind, on the first rows of what a layer
+        was called with."""
+        layer = self.layers[kind if index is None else index]
+        if isinstance(layer, FSDPModule):
+            raise Unsupported(
+                self.name, "it is sharded, and was not probed before",
+                "pass sample=lambda: model(ids) to stream(), and call it "
+                "before fully_shard")
+        seen = self._first_rows(stream, layer, seen)
+        at = self._index[layer]
+        self._whole = True
+        try:
+            with probe.probing(nn.ModuleList(self.layers), seen.x.device):
+                self._find_written(stream, at, seen)
+                probe.probe_layer(self, stream, at, seen, seen)
+        finally:
+            self._whole = False
+        self._probed.add(kind)
+
+    def _first_rows(self, stream: Stream, layer: nn.Module,
+                    seen: Seen) -> Seen:
+        x = seen.x
+        step = stream.begin(x.shape[1], x.device, self, check=False,
+                            alone=True)
+        arguments = rows.Arguments(layer, step, seen.args, seen.kwargs,
+                                   rows.names_of(type(layer).forward),
+                                   stream.rows)
+        few = range(min(TOKENS, x.shape[1]))
+        args, kwargs = arguments.chunk(few, [
+            rows.cut(leaf, few).detach().requires_grad_()
+            for leaf in arguments.differentiable()])
+        return Seen(x[:, :len(few)], args, kwargs, None)
+
+    def _find_written(self, stream: Stream, index: int, seen: Seen) -> None:
+        """Which buffers the layers of its kind write."""
+        name = f"layer {index} ({self.name})"
+        written = refusing(name, f"it fails on {seen.x.shape[1]} rows",
+                           lambda: trial.written_by(self, index, seen))
+        for layer, kind in zip(self.layers, self._kind):
+            if kind == self._kind[index]:
+                stream.written[layer] = [(layer.get_submodule(path), name)
+                                         for path, name in written]
+
+    # --- what cannot be streamed --------------------------------------------
+
+    def _refuse_setup(self) -> None:
+        for index, layer in enumerate(self.layers):
+            if isinstance(layer, torch._dynamo.OptimizedModule):
+                raise Unsupported(f"layer {index}", "it is compiled",
+                                  "stream the layers, then compile them")
+            rows.check_parameters(layer)
+        if len(self._index) < len(self.layers):
+            raise Unsupported(self.name, "a layer that is run several times",
+                              "do not stream this model")
+
+
+def _first(layer: nn.Module) -> str:
+    """The name of the argument that has the hidden states."""
+    names = list(inspect.signature(type(layer).forward).parameters)
+    return names[1] if len(names) > 1 else ""
+
+
+__all__ = ["Layers", "OwnLayers"]

@@ -1,0 +1,198 @@
+"""Decoder layers of the user's own, without transformers: exact, or refused
+in stream() where there is a sample, in the first call where there is none."""
+
+from __future__ import annotations
+
+import copy
+import gc
+
+import pytest
+import sluice
+import torch
+import torch.distributed as dist
+from models import Run, assert_same
+from support import run as run_code
+from titan import loss_of, titan, tokens
+from torch import nn
+from torch.distributed.algorithms._checkpoint.checkpoint_wrapper import (
+    checkpoint_wrapper)
+from torch.distributed.fsdp import fully_shard
+from torch.distributed.tensor import DTensor
+from torch.nn import functional as F
+
+ROWS = {"freqs_cis": 0}
+
+
+def graded(model, ids) -> Run:
+    model.zero_grad()
+    loss = loss_of(model, ids)
+    loss.backward()
+    whole = {n: p.grad for n, p in model.named_parameters()}
+    return Run(loss.item(), {n: g.full_tensor() if isinstance(
+        g, DTensor) else g for n, g in whole.items()})
+
+
+def streamed(model, session, sample=True, **options):
+    return sluice.stream(
+        layers=model.layers, attention="sdpa", session=session, quiet=True,
+        sample=(lambda: model(tokens())) if sample else None,
+        **{"rows": ROWS, "chunk": 16, **options})
+
+
+@pytest.mark.parametrize("sample", [True, False], ids=["sample", "first call"])
+@pytest.mark.parametrize("repeats", [True, False], ids=["repeat", "gqa"])
+def test_gradients_are_the_models_own(session, sample, repeats):
+    model = titan(repeats=repeats)
+    expected = [graded(copy.deepcopy(model), tokens(2, n)) for n in (75, 100)]
+    stream = streamed(model, session, sample, check="always")
+    for n, wanted in zip((75, 100), expected):
+        assert_same(graded(model, tokens(2, n)), wanted)
+    stats = stream.stats()
+    assert stats.steps == 2 and stats.blocks > 0 and stats.host_bytes == 0
+    layers, kv, heads = 2, 32 if repeats else 16, 4
+    per_row = layers * (4 * 32 + 2 * 4 * kv + 4 * 32 + 4 * heads)
+    last = 100 - 6 * 16  # rows of the last chunk, whose sums are never kept
+    assert stats.host_peak_bytes == 2 * (100 * (per_row + 8 * kv)
+                                         - last * 8 * kv)
+    stream.unstream()
+    assert "forward" not in vars(model.layers["0"])
+    assert_same(graded(model, tokens()), expected[0])
+
+
+class Shift(nn.Module):
+    """Hands each token's features to the next one."""
+
+    def __init__(self, inner):
+        super().__init__()
+        self.inner = inner
+
+    def forward(self, x):
+        return self.inner(x) + F.pad(x, (0, 0, 1, -1))
+
+
+def shifting():
+    model = titan()
+    model.layers["1"].feed_forward = Shift(model.layers["1"].feed_forward)
+    return model
+
+
+def test_what_mixes_rows_is_refused_with_a_sample_in_stream(session):
+    model = shifting()
+    with pytest.raises(sluice.Unsupported, match="layer 1.*output differs"):
+        streamed(model, session)
+    assert "forward" not in vars(model.layers["0"])
+
+
+def test_what_mixes_rows_is_refused_without_one_in_the_first_call(session):
+    model = shifting()
+    stream = streamed(model, session, sample=False)
+    model(tokens(2, 40))  # too short to show anything, and not streamed
+    assert stream.stats().blocks == 0
+    with pytest.raises(sluice.Unsupported, match="layer 1.*output differs"):
+        model(tokens())
+    gc.collect()
+    assert stream.stats().host_bytes == 0
+
+
+def test_a_table_that_is_not_said_to_have_rows_is_refused(session):
+    with pytest.raises(sluice.Unsupported, match="output differs"):
+        streamed(titan(), session, rows={})
+    exact = titan()
+    exact.freqs_cis = exact.freqs_cis[:75]
+    with pytest.raises(sluice.Unsupported, match="rows={'freqs_cis': 1}"):
+        streamed(exact, session, rows={})
+
+
+@pytest.mark.parametrize("change,names", [
+    (dict(is_causal=False), "attention in both directions"),
+    (dict(dropout_p=0.1, is_causal=True), "dropout"),
+    (dict(attn_mask=torch.ones(75, 75).tril().bool()), "mask tensor"),
+], ids=["both directions", "dropout", "mask"])
+def test_attention_that_is_not_causal_is_refused(session, change, names):
+    def attend(q, k, v, is_causal=False, enable_gqa=False):
+        given = dict(change)
+        if "attn_mask" in given:
+            given["attn_mask"] = given["attn_mask"][:q.shape[2], :q.shape[2]]
+        return F.scaled_dot_product_attention(
+            q, k, v, enable_gqa=enable_gqa, **given)
+
+    model = titan()
+    model.layers["1"].attention.attend = attend
+    with pytest.raises(sluice.Unsupported, match=names):
+        streamed(model, session)
+
+
+def test_checkpointing_within_a_layer_is_refused(session):
+    model = titan()
+    streamed(model, session)
+    model.layers["0"].attention = checkpoint_wrapper(
+        model.layers["0"].attention)
+    with pytest.raises(sluice.Unsupported, match="'attention' is checkp"):
+        model(tokens())
+
+
+def test_checkpointing_around_a_layer_is_exact(session):
+    model = titan()
+    expected = graded(copy.deepcopy(model), tokens())
+    stream = streamed(model, session)
+    for name in model.layers:
+        model.layers[name] = checkpoint_wrapper(model.layers[name])
+    loss = loss_of(model, tokens())
+    loss.backward()
+    got = Run(loss.item(), {n.replace("_checkpoint_wrapped_module.", ""):
+                            p.grad for n, p in model.named_parameters()})
+    assert_same(got, expected)
+    assert stream.stats().host_bytes == 0
+
+
+def test_a_short_sample_and_wrong_arguments_are_refused(session):
+    model = titan()
+    with pytest.raises(sluice.Unsupported, match="sample: it runs 20 rows"):
+        sluice.stream(layers=model.layers, attention="sdpa", rows=ROWS,
+                      session=session, sample=lambda: model(tokens(1, 20)))
+    with pytest.raises(sluice.Unsupported, match="does not call it"):
+        sluice.stream(layers=model.layers, attention="sdpa", rows=ROWS,
+                      session=session, sample=lambda: None)
+    for wrong in (dict(layers=model.layers), dict(attention="sdpa"), {},
+                  dict(layers=model.layers, attention="flash")):
+        with pytest.raises(ValueError):
+            sluice.stream(session=session, **wrong)
+
+
+def test_sharded_layers_are_exact(session, tmp_path):
+    dist.init_process_group("gloo", f"file://{tmp_path}/group", rank=0,
+                            world_size=1)
+    try:
+        model = titan()
+        expected = graded(copy.deepcopy(model), tokens())
+        streamed(model, session)
+        late = titan()
+        streamed(late, session, sample=False)
+        for each in model, late:
+            for layer in each.layers.values():
+                fully_shard(layer)
+            fully_shard(each)
+        assert_same(graded(model, tokens()), expected)
+        with pytest.raises(sluice.Unsupported, match="pass sample="):
+            late(tokens())
+    finally:
+        dist.destroy_process_group()
+
+
+def test_transformers_is_not_needed():
+    done = run_code("""
+        import sys
+        sys.modules["transformers"] = None  # an import of it fails
+        sys.path.insert(0, "tests/python")
+        import sluice
+        from titan import loss_of, titan, tokens
+        model = titan()
+        stream = sluice.stream(
+            layers=model.layers, attention="sdpa", rows={"freqs_cis": 0},
+            chunk=16, sample=lambda: model(tokens()))
+        loss_of(model, tokens()).backward()
+        print(stream.stats().blocks)
+        """)
+    assert done.returncode == 0, done.stderr
+    assert int(done.stdout) > 0
+    assert "Block: 2 layers in chunks of 16 rows" in done.stderr
