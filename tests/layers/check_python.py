@@ -27,7 +27,9 @@ ORDER = [
     "exchange",
     "agreement",
     "policy",
+    "products",
     "tape",
+    "measured",
     "step",
     "chunked",
     "layer",
@@ -52,6 +54,7 @@ ORDER = [
     "adapters.packed",
     "adapters.hf",
     "adapters.layers",
+    "planned",
     "streaming",
     # Before a run.
     "adapters.verdict", "doctor", "__main__",

@@ -72,6 +72,9 @@ _SIGNATURES = {
     "sluice_session_close": (None, [c_void_p]),
     "sluice_session_limits": (c_int, [c_void_p, POINTER(Limits)]),
     "sluice_session_report": (c_int, [c_void_p, POINTER(StepReport)]),
+    "sluice_session_plan": (
+        c_int, [c_void_p, c_char_p, c_double, POINTER(c_void_p)]),
+    "sluice_string_free": (None, [c_void_p]),
     "sluice_region_lease": (
         c_int, [c_void_p, c_int, c_uint64, POINTER(c_void_p)]),
     "sluice_region_free": (None, [c_void_p]),

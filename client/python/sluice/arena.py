@@ -18,7 +18,7 @@ from sluice.errors import Error, Status
 from sluice.host_tensor import HostTensor, check_device, flat, is_on
 from sluice.in_flight import InFlight
 from sluice.ranges import FreeRanges, rounded
-from sluice.session import Engine, Region, Session
+from sluice.session import CopyStats, Engine, Region, Session
 
 __all__ = ["HostArena", "HostTensor"]
 
@@ -166,6 +166,10 @@ class HostArena:
             self._free.give(host._address, rounded(host.nbytes), host._read)
 
     # --- the arena ----------------------------------------------------------
+
+    def copied(self) -> CopyStats:
+        """Sums of this arena's copies."""
+        return self._engine.stats()
 
     def reset_peak(self) -> None:
         self.peak_bytes = self.used_bytes

@@ -18,6 +18,7 @@ from sluice import calls, chunked
 from sluice.attention import Question, Site
 from sluice.errors import NoAttention, Unsupported
 from sluice.exchange import attend
+from sluice.products import Products
 from sluice.rows import Arguments, Leaf
 from sluice.tape import Tape
 
@@ -45,7 +46,22 @@ class LayerCall(chunked.ChunkedCall):
         self.returns_tuple = False
         self._chunk = self._site = 0  # where the layer is just now
         self._sites: list[Site] = []
+        watched = step.policy.shares or step.measured is not None
+        self._products = Products(layer) if watched else None
         self._tape: Tape | None = None
+
+    def forward(self, *args: Any) -> Tensor:
+        with self._timed("forward"):
+            return super().forward(*args)
+
+    def backward(self, *args: Any) -> Any:
+        with self._timed("backward"):
+            return super().backward(*args)
+
+    def _timed(self, direction: str) -> contextlib.AbstractContextManager:
+        if self.step.measured is None or not self.keeps:
+            return contextlib.nullcontext()
+        return self.step.measured.layer(direction)
 
     def arguments(self) -> list[Leaf]:
         return self._arguments.differentiable()
@@ -71,11 +87,14 @@ class LayerCall(chunked.ChunkedCall):
 
     def _taping(self, m: int, device: torch.device
                 ) -> contextlib.AbstractContextManager:
-        if not self.keeps or not self.step.policy.shares:
+        if not self.keeps or self._products is None:
             return contextlib.nullcontext()
+        if self.step.measured is not None:
+            return (contextlib.nullcontext() if self.replays else
+                    self.step.measured.metering(self._products))
         if self._tape is None:
-            self._tape = Tape(self.step.policy, self.step.arena, self.module,
-                              len(self.step.chunks))
+            self._tape = Tape(self.step.policy, self.step.arena,
+                              self._products, len(self.step.chunks))
         return (self._tape.answering(m, device) if self.replays else
                 self._tape.recording(m))
 
@@ -102,8 +121,8 @@ class LayerCall(chunked.ChunkedCall):
             self._sites.append(Site(self.step.arena, self.step.whole))
         site = self._sites[self._site]
         self._site += 1
-        with (contextlib.nullcontext() if self._tape is None else
-              self._tape.paused()):
+        with (contextlib.nullcontext() if self._products is None else
+              self._products.paused()):
             return attend(self.step.ranks, Question(
                 site, self._chunk, self.replays, mask, scores), q, k, v, sinks)
 

@@ -14,6 +14,9 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
 
+_ROUNDING = 1e-6
+
+
 class Action(enum.Enum):
     """What happens to one product of one chunk between its two forwards."""
 
@@ -24,15 +27,16 @@ class Action(enum.Enum):
 
 @dataclass(frozen=True)
 class Share:
-    """Parts of the chunks: keep + swap <= 1, the rest is computed again."""
+    """Parts of the chunks: keep + swap <= 1, the rest is computed again.
+    Of a part that is no whole chunks at most so many."""
 
     keep: float = 0.0
     swap: float = 0.0
 
     def action(self, chunk: int, chunks: int) -> Action:
-        """Of chunk 0 .. chunks - 1; parts are rounded to whole chunks."""
-        kept = round(self.keep * chunks)
-        stored = max(kept, round((self.keep + self.swap) * chunks))
+        """Of chunk 0 .. chunks - 1."""
+        kept = int(self.keep * chunks + _ROUNDING)
+        stored = int((self.keep + self.swap) * chunks + _ROUNDING)
         if chunk >= chunks - kept:
             return Action.KEEP
         return Action.SWAP if chunk >= chunks - stored else Action.RECOMPUTE

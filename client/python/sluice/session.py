@@ -5,9 +5,12 @@ from __future__ import annotations
 import ctypes
 import dataclasses
 import functools
+import json
 import math
 import os
 import weakref
+from collections.abc import Mapping
+from typing import Any
 
 from sluice import _native
 from sluice.daemon import PrivateDaemon, find_programs
@@ -60,6 +63,7 @@ class Session:
     Attributes:
         socket: path; another process or session can open it too.
         daemon: the private daemon, or None.
+        rank, gpu: as given.
 
     Raises:
         Error: NOT_FOUND or UNAVAILABLE without a daemon at the socket or
@@ -81,7 +85,7 @@ class Session:
         if self.daemon:
             # The other ranks are not at this daemon: none is waited for.
             path, local_world = self.daemon.socket, 1
-        self.socket = path
+        self.socket, self.rank, self.gpu = path, rank, gpu
         options = _native.SessionOptions(
             socket=os.fsencode(path), job=job.encode(), rank=rank,
             world_size=world, local_ranks=local_world or world, gpu=gpu)
@@ -127,6 +131,26 @@ class Session:
         report = _native.StepReport(loss=loss, **figures)
         self._library.check(self._library.session_report(
             self._value(), ctypes.byref(report)))
+
+    def plan(self, profile: Mapping[str, Any], timeout_s: float = 60.0
+             ) -> dict[str, Any]:
+        """Submits this rank's profile of one step (proto/plan, as JSON) and
+        waits until the job's other ranks on this node have submitted theirs
+        and the daemon has planned. A plan whose "infeasible" is not empty is
+        an answer too.
+
+        Raises:
+            Error: INVALID_ARGUMENT for a profile that is none;
+                DEADLINE_EXCEEDED; UNAVAILABLE when the daemon is gone.
+        """
+        text = ctypes.c_void_p()
+        self._library.check(self._library.session_plan(
+            self._value(), json.dumps(profile).encode(), timeout_s,
+            ctypes.byref(text)))
+        try:
+            return json.loads(ctypes.string_at(text.value))
+        finally:
+            self._library.string_free(text)
 
     def lease_host(self, nbytes: int) -> Region:
         """Pinned host memory on the GPU's NUMA node; see `Region`.

@@ -15,6 +15,7 @@ from torch import Tensor, nn
 
 from sluice.errors import Unsupported
 from sluice.intervals import Intervals
+from sluice.measured import Measured
 from sluice.policy import Policy
 
 if TYPE_CHECKING:
@@ -72,7 +73,8 @@ class Step:
                  model: Engaging,
                  written: dict[nn.Module, list[tuple[nn.Module, str]]],
                  abandoned: deque[HostTensor], policy: Policy = Policy(),
-                 ranks: Ranks | None = None):
+                 ranks: Ranks | None = None,
+                 measured: Measured | None = None):
         self.arena, self.length, self.device = arena, length, device
         self.ranks = ranks  # those that share the sequence's rows
         # Of the whole sequence, which attention sees, and of this rank's own
@@ -83,7 +85,7 @@ class Step:
         self.rows = self.chunks[-1].stop
         # What layers are called with, of the whole sequence; only with ranks.
         self.arguments: Callable | None = None
-        self.check, self.policy = check, policy
+        self.check, self.policy, self.measured = check, policy, measured
         self.blocks_run = 0
         self.abandoned = abandoned  # of layer calls without a backward
         self._model, self._written = model, written

@@ -28,6 +28,8 @@ from torch import Tensor, nn
 from sluice import agreement
 from sluice.arena import HostArena, HostTensor
 from sluice.errors import Unsupported
+from sluice.measured import Measured
+from sluice.planned import Planning
 from sluice.policy import Policy
 from sluice.ranks import Ranks
 from sluice.rows import ROWS
@@ -66,6 +68,7 @@ class Stream:
         self.arena = HostArena(session)
         self.chunk, self.check, self.min_tokens = chunk, check, min_tokens
         self.policy = policy
+        self.planning: Planning | None = None
         self.rows = {**ROWS, **rows}
         self.ranks = ranks  # that share each sequence
         # Of this rank, in the decoder's latest forward; None: of no other.
@@ -90,9 +93,13 @@ class Stream:
             check = self.check == "always" or (
                 self.check == "first" and not self._checked)
         self._collect()
+        measured = None
+        if self.planning is not None and chunk is None and (
+                torch.is_grad_enabled()):
+            measured = self._plan()
         return Step(self.arena, length, chunk or self.chunk, device, check,
                     model, self.written, self._abandoned, self.policy,
-                    None if alone else self.ranks)
+                    None if alone else self.ranks, measured)
 
     @property
     def least_rows(self) -> int:
@@ -107,7 +114,15 @@ class Stream:
                 "call": call, "chunk": self.chunk, "length": x.shape[1],
                 "min_tokens": self.min_tokens}, given)
 
+    def _plan(self) -> Measured | None:
+        """Takes the plan that the step before has been measured for."""
+        self.policy = (self.planning.policy(self.arena.peak_bytes)
+                       or self.policy)
+        return self.planning.begin()
+
     def ended(self, step: Step) -> None:
+        if step.measured is not None:
+            self.planning.forward_over(self.arena.used_bytes)
         self._blocks += step.blocks_run
         self._count += 1
         self._checked |= step.check and torch.is_grad_enabled()
@@ -127,6 +142,12 @@ class Stream:
         self._collect()
         self._blocks = self._count = 0
         self.arena.reset_peak()
+
+    @property
+    def plan(self) -> dict[str, Any] | None:
+        """With `policy="plan"`, from the third step on: this rank's part of
+        the daemon's plan (proto/plan), `why` of each class among it."""
+        return None if self.planning is None else self.planning.plan
 
     def unstream(self) -> None:
         """Gives the model its own forwards back and ends the lease; a
@@ -183,7 +204,9 @@ def stream(model: nn.Module | None = None, *,
       policy: what backward does with a layer's products of matrices:
         "recompute", or by the name of a weight or a module in the layer
         (`fnmatch`) which parts of the chunks are kept on the device or
-        swapped to the host: {"mlp.*": {"keep": 0.25, "swap": 0.5}}.
+        swapped to the host: {"mlp.*": {"keep": 0.25, "swap": 0.5}}; "plan":
+        the second training step is measured, from the third on it is as the
+        daemon has planned for this node (`Stream.plan`).
       check: compare each replayed chunk with its first forward, bit by bit:
         "first" in the first step, "always", or "off".
       min_tokens: shorter sequences are not streamed.
@@ -206,7 +229,8 @@ def stream(model: nn.Module | None = None, *,
         raise ValueError(f"check = {check!r}: 'first', 'always' or 'off'")
     if head not in ("rows", "whole"):
         raise ValueError(f"head = {head!r}: 'rows' or 'whole'")
-    policy = Policy.of(policy)
+    planned = policy == "plan"
+    policy = Policy() if planned else Policy.of(policy)
     ranks = None
     if group is not None and dist.get_world_size(group) > 1:
         ranks = Ranks(group)
@@ -228,6 +252,9 @@ def stream(model: nn.Module | None = None, *,
         if made.head == "rows":
             made.head = head
         made.reset_stats()  # of the probe
+        if planned:
+            made.planning = Planning(made.session, len(adapter.layers),
+                                     made.arena.copied, quiet)
         made._adapter = adapter
         if not quiet:
             print(_line(made, adapter), file=sys.stderr)

@@ -1,0 +1,188 @@
+"""`policy="plan"`: a step is measured, the daemon plans, the plan is run."""
+
+from __future__ import annotations
+
+import os
+import signal
+import threading
+
+import pytest
+import sluice
+import torch
+from models import assert_same, batch, run, tiny, unstreamed
+from sluice.daemon import PrivateDaemon
+from sluice.errors import Status
+from sluice.planned import BASE
+from sluice.policy import Policy
+from support import await_true, is_running
+
+CHUNK = 16
+PRODUCTS = 7  # per layer: q, k, v, o, gate, up, down
+
+
+def planned(session, model, steps=4, **options):
+    """The stream after some steps, and each step's run."""
+    stream = sluice.stream(model, session=session, chunk=CHUNK, policy="plan",
+                           quiet=True, **options)
+    return stream, [run(model, batch()) for _ in range(steps)]
+
+
+def test_the_third_step_runs_as_planned_with_the_same_gradients(session):
+    stream, runs = planned(session, tiny())
+    expected = unstreamed(tiny(), batch())
+    for made in runs:
+        assert_same(made, expected, unstreamed(tiny(), batch(), "sdpa"))
+        for name, gradient in runs[0].gradients.items():
+            assert torch.equal(made.gradients[name], gradient)
+    swapped = {c["name"]: c["swap"] for c in stream.plan["classes"]}
+    assert len(swapped) == 1 + PRODUCTS and swapped.pop(BASE) == 1.0
+    assert any(swapped.values()), "nothing swapped on a link without limit"
+    assert [stream.policy.share(n).swap for n in swapped] == list(
+        swapped.values())
+    assert stream.stats().host_bytes == 0
+    assert stream.stats().host_peak_bytes <= stream.plan["host_bytes"]
+    stream.unstream()
+
+
+def test_what_is_profiled_is_what_was_there(session, monkeypatch):
+    seen = []
+    monkeypatch.setattr(type(session), "plan", lambda self, given: seen.append(
+        given) or {"infeasible": "only looking"})
+    stream, _ = planned(session, tiny(), steps=3)
+    stream.unstream()
+    [given] = seen
+    rows, layers = 2 * 75, 2
+    classes = {c["name"]: c for c in given["classes"]}
+    # e H + 2 e Hkv + 4 H + 4 heads per token, all fp32.
+    assert classes[BASE]["bytes_per_layer"] == rows * (
+        4 * 32 + 2 * 4 * 16 + 4 * 32 + 4 * 4)
+    assert classes["mlp.up_proj.weight"]["bytes_per_layer"] == rows * 48 * 4
+    assert classes["self_attn.k_proj.weight"]["bytes_per_layer"] == (
+        rows * 16 * 4)
+    assert given["layers"] == layers and given["job"] == 0
+    windows = [given["forward_layer_seconds"], given["backward_layer_seconds"]]
+    recomputed = sum(c["recompute_seconds"] for c in classes.values())
+    assert 0 < recomputed < windows[0] and 0 < windows[1]
+    # What goes out in forward is what is held after it.
+    assert abs(given["forward_d2h_fixed"]
+               - classes[BASE]["bytes_per_layer"]) <= rows * 4 * 48
+    assert given["backward_h2d_fixed"] > classes[BASE]["bytes_per_layer"] / 2
+
+
+def test_too_little_host_memory_swaps_less():
+    """4 MiB: what must be there, and not all of the rest."""
+    def swapped(host_bytes):
+        daemon = PrivateDaemon(gpu_bytes=64 << 20, host_bytes=host_bytes)
+        inputs = batch(2, 1024)
+        model = tiny(max_position_embeddings=1024)
+        with sluice.Session(daemon.socket) as session:
+            stream = sluice.stream(model, session=session, chunk=128,
+                                   policy="plan", quiet=True)
+            for _ in range(3):
+                made = run(model, inputs)
+            parts = [c["swap"] for c in stream.plan["classes"]
+                     if c["name"] != BASE]
+            assert stream.stats().host_peak_bytes <= stream.plan["host_bytes"]
+            assert stream.plan["host_bytes"] <= host_bytes
+            stream.unstream()
+        daemon.close()
+        return sum(parts) / len(parts), made.loss
+
+    plenty, loss = swapped(256 << 20)
+    tight, same = swapped(4 << 20)
+    assert plenty == 1.0 and 0 <= tight < 0.9 and loss == same
+
+
+def test_a_link_that_is_full_swaps_nothing():
+    """20 MB/s carry in 3 ms what goes out in any case, and no more."""
+    daemon = PrivateDaemon(gpu_bytes=64 << 20, host_bytes=256 << 20,
+                           link_bytes_per_second=2e7)
+    with sluice.Session(daemon.socket) as session:
+        model = tiny()
+        stream, _ = planned(session, model, steps=2)
+        stream.planning._session = Asked(
+            session, forward_layer_seconds=3e-3, backward_layer_seconds=9e-3)
+        run(model, batch())
+        assert stream.plan["alpha_limited_by"] == "bandwidth"
+        assert sum(c["swap"] for c in stream.plan["classes"]
+                   if c["name"] != BASE) < 0.1 * PRODUCTS
+        stream.unstream()
+    daemon.close()
+
+
+def test_without_a_daemon_there_is_no_plan_and_training_goes_on(
+        daemon, session, capsys):
+    model = tiny()
+    stream = sluice.stream(model, session=session, chunk=CHUNK, policy="plan")
+    first = run(model, batch())
+    os.kill(daemon.pid, signal.SIGKILL)
+    await_true("sluiced is gone", lambda: not is_running(daemon.pid))
+    losses = [run(model, batch()).loss for _ in range(3)]
+    assert losses == [first.loss] * 3
+    assert stream.plan is None and stream.policy == Policy()
+    assert capsys.readouterr().err.count("no plan, all is computed again") == 1
+    stream.unstream()
+
+
+def test_a_forward_without_backward_is_not_planned_by(session):
+    model = tiny()
+    stream = sluice.stream(model, session=session, chunk=CHUNK, policy="plan",
+                           quiet=True)
+    for _ in range(3):
+        model(**batch())
+    assert stream.plan is None
+    run(model, batch())
+    run(model, batch())
+    assert stream.plan is not None
+    stream.unstream()
+
+
+def test_ranks_of_a_job_are_planned_together(daemon, session):
+    """One is answered only when both have asked; each gets its own part."""
+    model = tiny()
+    stream, _ = planned(session, model, steps=2)
+    stream.planning._session = asked = Asked(session)
+    run(model, batch())
+    stream.unstream()
+
+    ranks = [sluice.Session(daemon.socket, job="two", rank=r, world=2, gpu=r)
+             for r in range(2)]
+    plans = {}
+
+    def ask(session):
+        plans[session.rank] = session.plan(
+            {**asked.profile, "rank": session.rank, "gpu": session.gpu}, 30)
+
+    threads = [threading.Thread(target=ask, args=[r]) for r in ranks]
+    threads[0].start()
+    threads[0].join(0.3)
+    assert threads[0].is_alive(), "it did not wait for the other rank"
+    threads[1].start()
+    for thread in threads:
+        thread.join(30)
+    for rank in ranks:
+        assert [r["rank"] for r in plans[rank.rank]["ranks"]].count(
+            rank.rank) == 1
+        rank.close()
+
+
+class Asked:
+    """A session that keeps what it is asked, and asks with some changes."""
+
+    def __init__(self, session, **changes):
+        self._session, self._changes = session, changes
+        self.profile = None
+
+    def plan(self, profile):
+        self.profile = {**profile, **self._changes}
+        return self._session.plan(self.profile)
+
+    def __getattr__(self, name):
+        return getattr(self._session, name)
+
+
+def test_a_profile_that_is_none_is_refused_in_one_line(session):
+    with pytest.raises(sluice.Error) as error:
+        session.plan({"format": "sluice.rank_profile", "version": 2})
+    assert error.value.status == Status.INVALID_ARGUMENT
+    assert "\n" not in str(error.value)
