@@ -113,6 +113,13 @@ int ReadVersioned(const T* in, T* out) {
   return SLUICE_OK;
 }
 
+// For a caller who ends it with sluice_string_free.
+char* NewText(const std::string& text) {
+  char* copy = new char[text.size() + 1];
+  std::memcpy(copy, text.c_str(), text.size() + 1);
+  return copy;
+}
+
 double Seconds(absl::Duration duration) {
   return absl::ToDoubleSeconds(duration);
 }
@@ -126,7 +133,7 @@ SessionOptions Translate(const sluice_session_options& in) {
   out.local_ranks = static_cast<int>(std::max(1u, in.local_ranks));
   out.gpu = sluice::DeviceIndex(in.gpu);
   out.guaranteed_bytes_per_second = in.guaranteed_bytes_per_second;
-  out.takes_changes = false;  // there is no call to get or answer one
+  out.takes_changes = in.takes_changes != 0;
   return out;
 }
 
@@ -217,10 +224,33 @@ int sluice_session_plan(sluice_session* session, const char* profile,
     const auto solved =
         session->session->Plan(*decoded, absl::Seconds(timeout));
     if (!solved.ok()) return Fail(solved.status());
-    const std::string text = sluice::plan::Encode(*solved);
-    *plan = new char[text.size() + 1];
-    std::memcpy(*plan, text.c_str(), text.size() + 1);
+    *plan = NewText(sluice::plan::Encode(*solved));
     return int{SLUICE_OK};
+  });
+}
+
+int sluice_session_changed_plan(sluice_session* session, char** plan,
+                                uint64_t* id) {
+  if (plan == nullptr || id == nullptr) {
+    return BadArgument("sluice_session_changed_plan: plan or id is NULL");
+  }
+  *plan = nullptr;
+  if (session == nullptr) return BadArgument("session is NULL");
+  return Guard([&] {
+    if (const auto changed = session->session->ChangedPlan()) {
+      *plan = NewText(sluice::plan::Encode(*changed));
+      *id = changed->id.value();
+    }
+    return int{SLUICE_OK};
+  });
+}
+
+int sluice_session_answer_change(sluice_session* session, uint64_t id,
+                                 int taken, const char* note) {
+  if (session == nullptr) return BadArgument("session is NULL");
+  return Guard([&] {
+    return Return(session->session->AnswerChange(sluice::PlanId(id), taken != 0,
+                                                 note ? note : ""));
   });
 }
 
@@ -286,15 +316,23 @@ int sluice_engine_copy(sluice_engine* engine, int direction, void* to,
                        const void* from, uint64_t bytes,
                        const sluice_ticket* after, size_t count,
                        sluice_ticket* out) {
+  const sluice_piece piece = {.to = to, .from = from, .bytes = bytes};
+  return sluice_engine_copy_pieces(engine, direction, &piece, 1, after, count,
+                                   out);
+}
+
+int sluice_engine_copy_pieces(sluice_engine* engine, int direction,
+                              const sluice_piece* pieces, size_t piece_count,
+                              const sluice_ticket* after, size_t count,
+                              sluice_ticket* out) {
   if (engine == nullptr) return BadArgument("engine is NULL");
-  if (out == nullptr) return BadArgument("sluice_engine_copy: out is NULL");
+  if (out == nullptr) return BadArgument("a copy's out is NULL");
   if (direction != SLUICE_HOST_TO_GPU && direction != SLUICE_GPU_TO_HOST) {
     return BadArgument(
         "direction must be SLUICE_HOST_TO_GPU or SLUICE_GPU_TO_HOST");
   }
-  if (bytes >> 60 || (bytes && (!to || !from)) || (count && !after)) {
-    return BadArgument(
-        "sluice_engine_copy: a NULL range, or a size of 2^60 bytes or more");
+  if ((piece_count && !pieces) || (count && !after)) {
+    return BadArgument("a copy's pieces or after are NULL");
   }
   return Guard([&] {
     CopyRequest request;
@@ -302,10 +340,14 @@ int sluice_engine_copy(sluice_engine* engine, int direction, void* to,
     request.direction = direction == SLUICE_HOST_TO_GPU
                             ? sluice::device::CopyDirection::kHostToDevice
                             : sluice::device::CopyDirection::kDeviceToHost;
-    if (bytes) {
-      request.pieces.push_back({static_cast<std::byte*>(to),
-                                static_cast<const std::byte*>(from),
-                                Bytes(static_cast<int64_t>(bytes))});
+    for (const sluice_piece& piece : std::span(pieces, piece_count)) {
+      if (piece.bytes >> 60 || (piece.bytes && (!piece.to || !piece.from))) {
+        return BadArgument("a copy has a NULL range, or 2^60 bytes or more");
+      }
+      if (piece.bytes == 0) continue;
+      request.pieces.push_back({static_cast<std::byte*>(piece.to),
+                                static_cast<const std::byte*>(piece.from),
+                                Bytes(static_cast<int64_t>(piece.bytes))});
     }
     for (const sluice_ticket ticket : std::span(after, count)) {
       request.after.push_back(engine->tickets.Find(ticket));
@@ -313,6 +355,11 @@ int sluice_engine_copy(sluice_engine* engine, int direction, void* to,
     *out = engine->tickets.Add(engine->engine->Enqueue(std::move(request)));
     return int{SLUICE_OK};
   });
+}
+
+int sluice_engine_use_stream(sluice_engine* engine, void* stream) {
+  if (engine == nullptr) return BadArgument("engine is NULL");
+  return Guard([&] { return Return(engine->engine->UseStream(stream)); });
 }
 
 int sluice_engine_mark_compute(sluice_engine* engine, sluice_ticket* out) {
@@ -330,6 +377,18 @@ int sluice_engine_wait(sluice_engine* engine, sluice_ticket ticket) {
   if (engine == nullptr) return BadArgument("engine is NULL");
   return Guard([&] {
     return Return(engine->engine->Wait(engine->tickets.Find(ticket)));
+  });
+}
+
+int sluice_engine_reached(sluice_engine* engine, sluice_ticket ticket,
+                          int* reached) {
+  if (engine == nullptr) return BadArgument("engine is NULL");
+  if (reached == nullptr) {
+    return BadArgument("sluice_engine_reached: reached is NULL");
+  }
+  return Guard([&] {
+    *reached = engine->tickets.Find(ticket).done();
+    return int{SLUICE_OK};
   });
 }
 

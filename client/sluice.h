@@ -20,7 +20,8 @@
  *              sluice_last_error() is the calling thread's.
  * Versions     a library serves callers built with its own SLUICE_ABI_VERSION
  *              or an older one; structs start with their size, so that fields
- *              can be added at the end.
+ *              can be added at the end. What is marked "since 2" is not in a
+ *              library whose sluice_abi_version() is 1.
  */
 #ifndef SLUICE_H_
 #define SLUICE_H_
@@ -32,7 +33,7 @@
 extern "C" {
 #endif
 
-#define SLUICE_ABI_VERSION 1
+#define SLUICE_ABI_VERSION 2
 
 #if defined(__GNUC__)
 #define SLUICE_API __attribute__((visibility("default")))
@@ -85,6 +86,11 @@ typedef struct sluice_session_options {
   /* Copy bandwidth it keeps when the daemon is gone, a direction; 0: none,
    * then it copies ungated. */
   double guaranteed_bytes_per_second;
+  /* Since 2. Not 0: this rank asks sluice_session_changed_plan between its
+   * steps, and answers; the daemon waits for the answer. 0: each changed plan
+   * is answered "not taken" for it. */
+  uint32_t takes_changes;
+  uint32_t reserved; /* 0 */
 } sluice_session_options;
 
 /* Opens a session; end it with sluice_session_close. */
@@ -113,8 +119,8 @@ typedef enum sluice_event_kind {
   SLUICE_EVENT_EVICTED = 1,   /* by the operator: leases end now */
   SLUICE_EVENT_SHUTTING_DOWN = 2,
   SLUICE_EVENT_DISCONNECTED = 3, /* daemon gone: mappings and copies go on */
-  SLUICE_EVENT_PLAN_CHANGED = 4  /* kept for later: a C session takes no changed
-                                  * plan, each is answered "not taken" for it */
+  SLUICE_EVENT_PLAN_CHANGED = 4  /* sluice_session_changed_plan has one; only
+                                  * in a session that takes changes */
 } sluice_event_kind;
 
 /* `detail` is valid during the call only. */
@@ -139,6 +145,22 @@ SLUICE_API int sluice_session_plan(sluice_session* session, const char* profile,
                                    double timeout, char** plan);
 
 SLUICE_API void sluice_string_free(char* text);
+
+/* Since 2. Jobs came or went on the node: the newest plan that this rank should
+ * run by from its next step boundary on, until it is answered; `*plan` is NULL
+ * where there is none. Only its fractions are meant, and only at a step that
+ * all ranks of the job agree on. End `*plan` with sluice_string_free; `*id`
+ * names it in the answer. Does not wait. */
+SLUICE_API int sluice_session_changed_plan(sluice_session* session, char** plan,
+                                           uint64_t* id);
+
+/* Since 2. What became of it: taken (not 0), or the rank goes on with what it
+ * had. A rank that took it records again and calls sluice_session_plan with a
+ * settled profile. `note`: one line for people, may be NULL. Does not wait for
+ * the daemon. */
+SLUICE_API int sluice_session_answer_change(sluice_session* session,
+                                            uint64_t id, int taken,
+                                            const char* note);
 
 typedef struct sluice_step_report {
   size_t size; /* sizeof(sluice_step_report) */
@@ -205,6 +227,27 @@ SLUICE_API int sluice_engine_copy(sluice_engine* engine, int direction,
                                   const sluice_ticket* after, size_t count,
                                   sluice_ticket* out);
 
+/* Since 2. This layout never changes. */
+typedef struct sluice_piece {
+  void* to;
+  const void* from;
+  uint64_t bytes;
+} sluice_piece;
+
+/* Since 2. Like sluice_engine_copy, for `pieces` that lie apart: one ticket,
+ * reached when all are done; small ones share a grant. */
+SLUICE_API int sluice_engine_copy_pieces(
+    sluice_engine* engine, int direction, const sluice_piece* pieces,
+    size_t piece_count, const sluice_ticket* after, size_t count,
+    sluice_ticket* out);
+
+/* Since 2. Compute is what is enqueued on `stream` from now on: a CUstream of
+ * the session's GPU in its primary context (torch's current stream; NULL is the
+ * default stream), which must live until the next such call or the engine's
+ * end. Before the first call it is a stream of the library's own.
+ * SLUICE_UNIMPLEMENTED on a simulated GPU, where the calling thread computes. */
+SLUICE_API int sluice_engine_use_stream(sluice_engine* engine, void* stream);
+
 /* A ticket reached when all that was computed so far is done: put it into
  * `after` of the copy that takes results away. */
 SLUICE_API int sluice_engine_mark_compute(sluice_engine* engine,
@@ -214,6 +257,12 @@ SLUICE_API int sluice_engine_mark_compute(sluice_engine* engine,
  * this waits; on a real one it enqueues the wait. Returns the first failure of
  * any copy of this engine. */
 SLUICE_API int sluice_engine_wait(sluice_engine* engine, sluice_ticket ticket);
+
+/* Since 2. `*reached`: 1 when the ticket is reached, so that what its copy
+ * reads and writes may be used otherwise, else 0. Never waits. A copy that
+ * failed is reached too: sluice_engine_wait tells. */
+SLUICE_API int sluice_engine_reached(sluice_engine* engine,
+                                     sluice_ticket ticket, int* reached);
 
 /* Waits until all copies are done: for the end of a run. */
 SLUICE_API int sluice_engine_drain(sluice_engine* engine);

@@ -36,12 +36,15 @@ absl::Status Check(const CopyRequest& request) {
 class Engine final : public CopyEngine {
  public:
   explicit Engine(const Options& options)
-      : options_(options), pool_(std::make_shared<EventPool>(options.driver)) {
+      : options_(options),
+        pool_(std::make_shared<EventPool>(options.driver)),
+        compute_(options.driver->ComputeStream(options.device)) {
     if (options.record_timeline) timeline_ = std::make_unique<CopyTimeline>();
   }
   ~Engine() override;
 
   absl::Status StartLanes();
+  absl::Status UseStream(void* native) override;
   Ticket MarkCompute() override;
   Ticket Enqueue(CopyRequest request) override;
   absl::Status Wait(const Ticket& ticket) override;
@@ -63,6 +66,7 @@ class Engine final : public CopyEngine {
   const std::shared_ptr<EventPool> pool_;
   Fault fault_;
   std::unique_ptr<CopyTimeline> timeline_;
+  device::Stream compute_;
   std::array<device::Stream, 2> streams_;
   std::array<std::unique_ptr<CopyLane>, 2> lanes_;
   std::atomic<int64_t> stall_ns_{0};
@@ -106,13 +110,17 @@ std::shared_ptr<TicketAccess::State> Engine::NewTicket(device::Stream stream) {
   return std::make_shared<State>(pool_, *event, stream);
 }
 
+absl::Status Engine::UseStream(void* native) {
+  SLUICE_ASSIGN_OR_RETURN(
+      compute_, options_.driver->AdoptStream(options_.device, native));
+  return absl::OkStatus();
+}
+
 Ticket Engine::MarkCompute() {
-  const device::Stream compute =
-      options_.driver->ComputeStream(options_.device);
-  auto state = NewTicket(compute);
+  auto state = NewTicket(compute_);
   if (!state) return Ticket();
   const absl::Status status =
-      options_.driver->RecordEvent(state->event, compute);
+      options_.driver->RecordEvent(state->event, compute_);
   fault_.Keep(status);
   state->Set(status.ok() ? State::kRecorded : State::kFailed);
   return TicketAccess::Make(std::move(state));
@@ -131,8 +139,8 @@ Ticket Engine::Enqueue(CopyRequest request) {
 absl::Status Engine::WaitOnCompute(const State& state) {
   if (state.AwaitIssued() == State::kFailed) return fault_.Get();
   if (state.pool->closed()) return absl::OkStatus();
-  SLUICE_RETURN_IF_ERROR(options_.driver->StreamWaitEvent(
-      options_.driver->ComputeStream(options_.device), state.event));
+  SLUICE_RETURN_IF_ERROR(
+      options_.driver->StreamWaitEvent(compute_, state.event));
   // The event of a failed copy is reached too. A stream tells its fault to
   // the next call on it, so make one that does nothing.
   return options_.driver->StreamWaitEvent(state.stream, state.event);

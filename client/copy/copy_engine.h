@@ -20,8 +20,8 @@
 //
 // Errors: the first failure of a copy is kept; every later wait returns it,
 // and later copies are not made.
-// Thread safety: one compute thread per engine calls Enqueue, MarkCompute and
-// Wait; stats() is safe from any thread.
+// Thread safety: one compute thread per engine calls Enqueue, MarkCompute,
+// UseStream and Wait; stats() is safe from any thread.
 #pragma once
 
 #include <cstddef>
@@ -92,6 +92,12 @@ class CopyEngine {
   static absl::StatusOr<std::unique_ptr<CopyEngine>> Start(
       const Options& options);
   virtual ~CopyEngine() = default;  // waits for copies in flight
+
+  // Compute is what is enqueued on `native` from now on: a stream of the
+  // caller's on this device (a CUstream; null is the device's default stream),
+  // which must outlive the engine or the next call. Unimplemented on sim, where
+  // the calling thread computes.
+  virtual absl::Status UseStream(void* native) = 0;
 
   // A ticket reached when all compute enqueued so far is done.
   virtual Ticket MarkCompute() = 0;

@@ -153,6 +153,12 @@ class Driver {
   virtual absl::Status DestroyStream(Stream stream) = 0;
   // The stream this thread computes on: see the file comment.
   virtual Stream ComputeStream(DeviceIndex device) = 0;
+  // A stream that somebody else made on the device (torch's CUstream; null is
+  // the device's default stream). The same one gives the same handle, which
+  // stays the driver's and cannot be destroyed; the stream itself must outlive
+  // what is called with it. kUnimplemented on sim, which has no such streams.
+  virtual absl::StatusOr<Stream> AdoptStream(DeviceIndex device,
+                                             void* native) = 0;
   virtual absl::StatusOr<Event> CreateEvent() = 0;
   virtual absl::Status DestroyEvent(Event event) = 0;
   // As in CUDA: an event that was never recorded counts as complete.

@@ -6,30 +6,12 @@
 #include "client/sluice.h"
 #include "gmock/gmock.h"
 #include "proto/plan/codec.h"
-#include "tests/client/scripted_daemon.h"
+#include "tests/client/c_abi_fixture.h"
 
 namespace sluice::client {
 namespace {
 
 using ::testing::HasSubstr;
-
-class CAbiTest : public ::testing::Test {
- protected:
-  CAbiTest() {
-    socket_ = daemon_.options().socket;
-    sluice_session_options options = {.size = sizeof(options)};
-    options.socket = socket_.c_str();
-    EXPECT_EQ(sluice_session_open(&options, &session_), SLUICE_OK)
-        << sluice_last_error();
-    daemon_.limits().slots[0].limit_bytes[kH2d] = 1 << 30;
-    daemon_.limits().slots[0].limit_bytes[kD2h] = 1 << 30;
-  }
-  ~CAbiTest() override { sluice_session_close(session_); }
-
-  ScriptedDaemon daemon_;
-  std::string socket_;
-  sluice_session* session_ = nullptr;
-};
 
 TEST_F(CAbiTest, LeasesCopiesAndWaits) {
   sluice_region *gpu, *host;

@@ -120,6 +120,26 @@ TEST_P(StreamConformance, TheComputeStreamWaitsAndIsWaitedFor) {
   EXPECT_THAT(driver_->DestroyEvent(computed), IsOk());
 }
 
+TEST_P(StreamConformance, ADefaultStreamIsAdoptedWhereThereIsOne) {
+  const auto adopted = driver_->AdoptStream(kGpu, nullptr);
+  if (driver_->name() == "sim") {
+    EXPECT_THAT(adopted, StatusIs(absl::StatusCode::kUnimplemented));
+    return;
+  }
+  ASSERT_THAT(adopted, IsOk());
+  EXPECT_EQ(*driver_->AdoptStream(kGpu, nullptr), *adopted);
+  const Content in = Pattern(memory_->size(), 7);
+  Content out(in.size());
+  ASSERT_THAT(CopyIn(in, first_), IsOk());
+  ASSERT_THAT(driver_->RecordEvent(event_, first_), IsOk());
+  ASSERT_THAT(driver_->StreamWaitEvent(*adopted, event_), IsOk());
+  ASSERT_THAT(CopyOut(out, *adopted), IsOk());
+  ASSERT_THAT(driver_->SynchronizeStream(*adopted), IsOk());
+  EXPECT_TRUE(in == out);
+  EXPECT_THAT(driver_->DestroyStream(*adopted),
+              StatusIs(absl::StatusCode::kInvalidArgument));
+}
+
 TEST_P(StreamConformance, ADestroyedStreamFinishesItsWork) {
   const Content in = Pattern(memory_->size(), 5);
   Content out(in.size());

@@ -91,3 +91,15 @@ def test_functions_take_as_many_arguments_as_the_header_says():
     for table in (_native._SIGNATURES, _native._BRIEF_SIGNATURES):
         for name, (_, arguments) in table.items():
             assert len(arguments) == declared[name], name
+
+
+def test_an_older_library_is_named_with_what_to_do():
+    _native._check_version("libsluice.so", _native.ABI_VERSION)
+    _native._check_version("libsluice.so", _native.ABI_VERSION + 1)
+    with pytest.raises(sluice.Error, match="has C ABI 1, .* needs 2") as found:
+        _native._check_version("libsluice.so", 1)
+    assert found.value.status == Status.FAILED_PRECONDITION
+
+
+def test_the_version_is_the_headers():
+    assert f"#define SLUICE_ABI_VERSION {_native.ABI_VERSION}\n" in HEADER

@@ -14,6 +14,9 @@ class ForwardingEngine : public CopyEngine {
   // `engine` outlives this one.
   explicit ForwardingEngine(CopyEngine* engine) : engine_(engine) {}
 
+  absl::Status UseStream(void* native) override {
+    return engine_->UseStream(native);
+  }
   Ticket MarkCompute() override { return engine_->MarkCompute(); }
   Ticket Enqueue(CopyRequest request) override {
     return engine_->Enqueue(std::move(request));

@@ -1,4 +1,4 @@
-"""libsluice.so by ctypes, C ABI 1: signatures, structs, status -> `Error`.
+"""libsluice.so by ctypes, C ABI 2: signatures, structs, status -> `Error`.
 
 The one file that knows the C interface (client/sluice.h); nothing here owns a
 handle. Handles are plain integers, 0 or None is NULL, which every function of
@@ -14,7 +14,7 @@ from ctypes import c_uint64, c_void_p
 
 from sluice.errors import Error, Status
 
-ABI_VERSION = 1
+ABI_VERSION = 2
 GPU, HOST = 0, 1  # sluice_memory_kind
 HOST_TO_GPU, GPU_TO_HOST = 0, 1  # sluice_direction
 
@@ -33,6 +33,8 @@ class SessionOptions(_Versioned):
         ("socket", c_char_p), ("job", c_char_p), ("rank", c_uint32),
         ("world_size", c_uint32), ("local_ranks", c_uint32),
         ("gpu", c_uint32), ("guaranteed_bytes_per_second", c_double),
+        # 0: changed plans are answered "not taken" by the library.
+        ("takes_changes", c_uint32), ("reserved", c_uint32),
     ]
 
 
@@ -95,7 +97,16 @@ _BRIEF_SIGNATURES = {
         c_int, [c_void_p, c_int, c_void_p, c_void_p, c_uint64, c_void_p,
                 c_size_t, c_void_p]),
     "sluice_engine_mark_compute": (c_int, [c_void_p, c_void_p]),
+    "sluice_engine_reached": (c_int, [c_void_p, c_uint64, c_void_p]),
 }
+
+
+def _check_version(path: str, version: int) -> None:
+    """Before the functions are looked up: an older one has not all."""
+    if version < ABI_VERSION:
+        raise Error(Status.FAILED_PRECONDITION,
+                    f"{path} has C ABI {version}, this package needs "
+                    f"{ABI_VERSION}: install both from one release")
 
 
 class Library:
@@ -107,6 +118,7 @@ class Library:
     def __init__(self, path: str) -> None:
         try:
             waiting, brief = ctypes.CDLL(path), ctypes.PyDLL(path)
+            _check_version(path, waiting.sluice_abi_version())
             for library, table in ((waiting, _SIGNATURES),
                                    (brief, _BRIEF_SIGNATURES)):
                 for name, (result, arguments) in table.items():
@@ -118,11 +130,6 @@ class Library:
                         "set SLUICE_BIN_DIR to the folder of a built sluiced"
                         ) from None
         self.path = path
-        version = self.abi_version()
-        if version < ABI_VERSION:
-            raise Error(Status.FAILED_PRECONDITION,
-                        f"{path} has C ABI {version}, this package needs "
-                        f"{ABI_VERSION}: install both from one release")
 
     def error(self, status: int) -> Error:
         """What the calling thread's last failed call says."""

@@ -76,6 +76,8 @@ class HostArena:
         self._after_ref = ctypes.byref(self._after)
         self._ticket = ctypes.c_uint64()
         self._ticket_ref = ctypes.byref(self._ticket)
+        self._reached = ctypes.c_int()
+        self._reached_ref = ctypes.byref(self._reached)
 
     # --- tensors ------------------------------------------------------------
 
@@ -245,12 +247,21 @@ class HostArena:
         self.copies += 1
         ticket = self._ticket.value
         flight = self._in_flight[direction]
+        flight.let_go_of_reached(self._is_reached)
         flight.held.append((ticket, nbytes, tensor))
         flight.nbytes += nbytes
         if flight.nbytes > self._most_bytes or (
                 len(flight.held) > IN_FLIGHT_COPIES):
             self._thin(direction)
         return ticket
+
+    def _is_reached(self, ticket: int) -> bool:
+        """Never waits; true of a copy that failed too."""
+        status = self._library.engine_reached(self._handle.value, ticket,
+                                              self._reached_ref)
+        if status:
+            raise self._engine.error(status)
+        return bool(self._reached.value)
 
     def _wait(self, direction: int, ticket: int) -> None:
         flight = self._in_flight[direction]

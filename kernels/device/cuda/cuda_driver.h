@@ -46,6 +46,7 @@ class CudaDriver final : public Driver {
   absl::StatusOr<Stream> CreateStream(DeviceIndex device) override;
   absl::Status DestroyStream(Stream stream) override;
   Stream ComputeStream(DeviceIndex device) override;
+  absl::StatusOr<Stream> AdoptStream(DeviceIndex device, void* native) override;
   absl::StatusOr<Event> CreateEvent() override;
   absl::Status DestroyEvent(Event event) override;
   absl::Status RecordEvent(Event event, Stream stream) override;
@@ -68,6 +69,7 @@ class CudaDriver final : public Driver {
   struct StreamEntry {
     StreamPointer stream = nullptr;
     DeviceIndex device;
+    bool adopted = false;  // somebody else's: never destroyed
   };
   // An event belongs to the context it was made in, so it is made when first
   // recorded, and anew when recorded on another GPU.

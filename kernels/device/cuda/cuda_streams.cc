@@ -45,6 +45,10 @@ absl::Status CudaDriver::DestroyStream(Stream stream) {
       return Bad(fmt::format("there is no stream {}", stream.value()));
     }
     entry = it->second;
+    if (entry.adopted) {
+      return Bad(fmt::format("stream {} is not the driver's to destroy",
+                             stream.value()));
+    }
     streams_.erase(it);
   }
   SLUICE_ASSIGN_OR_RETURN(const auto scope, Enter(entry.device));
@@ -54,6 +58,21 @@ absl::Status CudaDriver::DestroyStream(Stream stream) {
 
 Stream CudaDriver::ComputeStream(DeviceIndex device) {
   return Stream(kComputeStreams + device.value());
+}
+
+absl::StatusOr<Stream> CudaDriver::AdoptStream(DeviceIndex device,
+                                               void* native) {
+  SLUICE_RETURN_IF_ERROR(Enter(device).status());  // is there such a GPU?
+  const auto pointer = static_cast<StreamPointer>(native);
+  const MutexLock lock(stream_mutex_);
+  for (const auto& [handle, entry] : streams_) {
+    if (entry.adopted && entry.stream == pointer && entry.device == device) {
+      return handle;
+    }
+  }
+  const Stream handle(next_id_++);
+  streams_.emplace(handle, StreamEntry{pointer, device, /*adopted=*/true});
+  return handle;
 }
 
 absl::StatusOr<CudaDriver::StreamEntry> CudaDriver::Find(Stream stream) {

@@ -205,6 +205,12 @@ Stream SimDriver::ComputeStream(DeviceIndex device) {
   return Stream(kComputeStreams + device.value());
 }
 
+absl::StatusOr<Stream> SimDriver::AdoptStream(DeviceIndex, void*) {
+  return absl::UnimplementedError(
+      "a simulated GPU computes on the calling thread: there is no stream of "
+      "somebody else's to order copies against");
+}
+
 absl::StatusOr<std::shared_ptr<SimStream>> SimDriver::FindStream(
     Stream stream) const {
   if (IsCompute(stream)) {

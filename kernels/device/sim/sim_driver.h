@@ -51,6 +51,7 @@ class SimDriver final : public Driver {
   absl::StatusOr<Stream> CreateStream(DeviceIndex device) override;
   absl::Status DestroyStream(Stream stream) override;
   Stream ComputeStream(DeviceIndex device) override;
+  absl::StatusOr<Stream> AdoptStream(DeviceIndex device, void* native) override;
   absl::StatusOr<Event> CreateEvent() override;
   absl::Status DestroyEvent(Event event) override;
   absl::Status RecordEvent(Event event, Stream stream) override;

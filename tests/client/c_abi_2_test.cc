@@ -1,0 +1,188 @@
+// What ABI 2 added, and that a client of ABI 1 is still served.
+#include <array>
+#include <cstring>
+#include <numeric>
+#include <vector>
+
+#include "gmock/gmock.h"
+#include "proto/plan/codec.h"
+#include "tests/client/c_abi_fixture.h"
+
+extern "C" int RunAbi1Client(const char* socket);
+
+namespace sluice::client {
+namespace {
+
+using ::testing::HasSubstr;
+
+TEST(CAbi1, AnOlderClientRuns) {
+  ScriptedDaemon daemon;
+  daemon.limits().slots[0].limit_bytes[kH2d] = 1 << 30;
+  daemon.limits().slots[0].limit_bytes[kD2h] = 1 << 30;
+  EXPECT_EQ(RunAbi1Client(daemon.options().socket.c_str()), 0)
+      << sluice_last_error();
+}
+
+class CAbi2Test : public CAbiTest {
+ protected:
+  CAbi2Test() {
+    EXPECT_EQ(sluice_region_lease(session_, SLUICE_GPU, kSize, &gpu_), 0);
+    EXPECT_EQ(sluice_region_lease(session_, SLUICE_HOST, kSize, &host_), 0);
+    EXPECT_EQ(sluice_engine_start(session_, &engine_), 0);
+  }
+  ~CAbi2Test() override {
+    sluice_engine_stop(engine_);
+    sluice_region_free(host_);
+    sluice_region_free(gpu_);
+  }
+
+  std::byte* gpu() { return static_cast<std::byte*>(sluice_region_data(gpu_)); }
+  std::byte* host() {
+    return static_cast<std::byte*>(sluice_region_data(host_));
+  }
+
+  static constexpr size_t kSize = 65'536;
+  sluice_region *gpu_ = nullptr, *host_ = nullptr;
+  sluice_engine* engine_ = nullptr;
+};
+
+TEST_F(CAbi2Test, ReachedTellsWithoutWaiting) {
+  int reached = -1;
+  ASSERT_EQ(sluice_engine_reached(engine_, 0, &reached), 0);
+  EXPECT_EQ(reached, 1);
+  // Behind a limit of 0 bytes the copy cannot start, so a wait would not end.
+  daemon_.limits().slots[0].limit_bytes[kH2d] = 0;
+  sluice_ticket ticket;
+  ASSERT_EQ(sluice_engine_copy(engine_, SLUICE_HOST_TO_GPU, gpu(), host(),
+                               kSize, nullptr, 0, &ticket),
+            0);
+  daemon_.Beat();
+  ASSERT_EQ(sluice_engine_reached(engine_, ticket, &reached), 0);
+  EXPECT_EQ(reached, 0);
+  daemon_.limits().slots[0].limit_bytes[kH2d] = 1 << 30;
+  ASSERT_EQ(sluice_engine_wait(engine_, ticket), 0);
+  ASSERT_EQ(sluice_engine_reached(engine_, ticket, &reached), 0);
+  EXPECT_EQ(reached, 1);
+}
+
+TEST_F(CAbi2Test, PiecesThatLieApartAreOneTicket) {
+  std::iota(reinterpret_cast<unsigned char*>(host()),
+            reinterpret_cast<unsigned char*>(host()) + kSize, 0);
+  const std::array<sluice_piece, 3> pieces = {{{gpu() + 100, host(), 50},
+                                               {nullptr, nullptr, 0},
+                                               {gpu(), host() + 1000, 7}}};
+  sluice_ticket ticket;
+  ASSERT_EQ(
+      sluice_engine_copy_pieces(engine_, SLUICE_HOST_TO_GPU, pieces.data(),
+                                pieces.size(), nullptr, 0, &ticket),
+      0);
+  ASSERT_EQ(sluice_engine_wait(engine_, ticket), 0);
+  EXPECT_EQ(std::memcmp(gpu() + 100, host(), 50), 0);
+  EXPECT_EQ(std::memcmp(gpu(), host() + 1000, 7), 0);
+  EXPECT_EQ(gpu()[7], std::byte{0});
+  EXPECT_EQ(gpu()[150], std::byte{0});
+  sluice_copy_stats stats = {.size = sizeof(stats)};
+  ASSERT_EQ(sluice_engine_stats(engine_, &stats), 0);
+  EXPECT_EQ(stats.host_to_gpu_bytes, 57u);
+}
+
+TEST_F(CAbi2Test, ASimulatedGpuHasNoStreamToUse) {
+  int stream = 0;
+  for (void* const named : {static_cast<void*>(&stream), (void*)nullptr}) {
+    EXPECT_EQ(sluice_engine_use_stream(engine_, named), SLUICE_UNIMPLEMENTED);
+    EXPECT_THAT(sluice_last_error(), HasSubstr("calling thread"));
+  }
+  sluice_ticket mark;  // the engine is as it was
+  ASSERT_EQ(sluice_engine_mark_compute(engine_, &mark), 0);
+  EXPECT_EQ(sluice_engine_wait(engine_, mark), 0);
+}
+
+TEST_F(CAbi2Test, BadArgumentsAreErrors) {
+  sluice_ticket ticket;
+  const sluice_piece nowhere = {nullptr, host(), 8};
+  const sluice_piece huge = {gpu(), host(), uint64_t{1} << 60};
+  for (const sluice_piece& piece : {nowhere, huge}) {
+    EXPECT_EQ(sluice_engine_copy_pieces(engine_, SLUICE_HOST_TO_GPU, &piece, 1,
+                                        nullptr, 0, &ticket),
+              SLUICE_INVALID_ARGUMENT);
+  }
+  EXPECT_EQ(sluice_engine_copy_pieces(engine_, SLUICE_HOST_TO_GPU, nullptr, 1,
+                                      nullptr, 0, &ticket),
+            SLUICE_INVALID_ARGUMENT);
+  EXPECT_EQ(sluice_engine_reached(engine_, 0, nullptr),
+            SLUICE_INVALID_ARGUMENT);
+  int reached;
+  EXPECT_EQ(sluice_engine_reached(nullptr, 0, &reached),
+            SLUICE_INVALID_ARGUMENT);
+  EXPECT_EQ(sluice_engine_use_stream(nullptr, nullptr),
+            SLUICE_INVALID_ARGUMENT);
+  uint64_t id;
+  EXPECT_EQ(sluice_session_changed_plan(session_, nullptr, &id),
+            SLUICE_INVALID_ARGUMENT);
+  EXPECT_EQ(sluice_session_answer_change(nullptr, 1, 1, ""),
+            SLUICE_INVALID_ARGUMENT);
+}
+
+class ChangesTest : public CAbiTest {
+ protected:
+  ChangesTest() : CAbiTest(/*takes_changes=*/true) {}
+
+  void Change(uint64_t id) {
+    plan::NodePlan plan;
+    plan.id = PlanId(id);
+    plan.infeasible = "it is a test";
+    plan.profile_hash = plan::HashProfiles({plan::RankProfile{.layers = 1}});
+    wire::Event event;
+    event.mutable_plan_changed()->set_plan_id(id);
+    const auto memfd = *wire::ToMemfd("plan", plan::Encode(plan));
+    daemon_.SendEvent(event, {memfd.get()});
+    AwaitEvents();
+  }
+};
+
+TEST_F(ChangesTest, AChangedPlanIsTakenAndAnswered) {
+  char* plan = nullptr;
+  uint64_t id = 0;
+  ASSERT_EQ(sluice_session_changed_plan(session_, &plan, &id), 0);
+  EXPECT_EQ(plan, nullptr);
+
+  std::vector<wire::PlanTaken> answers;
+  daemon_.SetScript([&](const wire::Message& m) {
+    if (m.packet.request().has_plan_taken()) {
+      answers.push_back(m.packet.request().plan_taken());
+    }
+    return false;
+  });
+  Change(9);
+  EXPECT_TRUE(answers.empty());  // it is the caller's to answer
+  ASSERT_EQ(sluice_session_changed_plan(session_, &plan, &id), 0);
+  ASSERT_NE(plan, nullptr);
+  EXPECT_EQ(id, 9u);
+  EXPECT_THAT(plan, HasSubstr("it is a test"));
+  sluice_string_free(plan);
+
+  ASSERT_EQ(sluice_session_answer_change(session_, id, 1, "step 7"), 0);
+  AwaitEvents();
+  ASSERT_EQ(answers.size(), 1u);
+  EXPECT_EQ(answers[0].plan_id(), 9u);
+  EXPECT_TRUE(answers[0].taken());
+  EXPECT_EQ(answers[0].note(), "step 7");
+  ASSERT_EQ(sluice_session_changed_plan(session_, &plan, &id), 0);
+  EXPECT_EQ(plan, nullptr);
+}
+
+TEST_F(ChangesTest, OnlyTheNewestIsOfferedAndARefusalIsToldToo) {
+  Change(9);
+  Change(10);
+  char* plan = nullptr;
+  uint64_t id = 0;
+  ASSERT_EQ(sluice_session_changed_plan(session_, &plan, &id), 0);
+  EXPECT_EQ(id, 10u);
+  sluice_string_free(plan);
+  ASSERT_EQ(sluice_session_answer_change(session_, id, 0, nullptr), 0);
+  AwaitEvents();
+  EXPECT_EQ(daemon_.count(wire::Request::kPlanTaken), 1);
+}
+
+}  // namespace
+}  // namespace sluice::client
