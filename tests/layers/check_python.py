@@ -26,6 +26,7 @@ ORDER = [
     "ranks",
     "exchange",
     "agreement",
+    "dealt",
     "policy",
     "products",
     "tape",

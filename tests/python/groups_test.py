@@ -9,7 +9,8 @@ import subprocess
 import sys
 
 import pytest
-from groups import BEHAVIOURS, CASES
+from group_behaviours import BEHAVIOURS
+from groups import CASES
 from sluice.daemon import PrivateDaemon
 from support import environment
 

@@ -31,6 +31,18 @@ class Ranks:
         self.group = group
         self.rank, self.size = dist.get_rank(group), dist.get_world_size(group)
 
+    @staticmethod
+    def of(group: dist.ProcessGroup | None, chunk: int) -> Ranks | None:
+        """None where nothing is shared; ValueError where a chunk has no rows
+        for each rank."""
+        if group is None or dist.get_world_size(group) == 1:
+            return None
+        ranks = Ranks(group)
+        if chunk < ranks.size:
+            raise ValueError(f"chunk = {chunk}: at least one row for each of "
+                             f"the group's {ranks.size} ranks")
+        return ranks
+
     # --- rows ---------------------------------------------------------------
 
     def slices(self, rows: range) -> list[range]:

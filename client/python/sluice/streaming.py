@@ -1,18 +1,4 @@
-"""`sluice.stream`: a model whose decoder layers run chunk by chunk.
-
-[Note: shared sequences]
-With a group of P ranks, `loss` is the mean over the labels of the whole
-sequences, the same on each of them. A parameter's gradient on one rank is P
-times the part of that rank's rows, so that the *average* over the ranks is
-the gradient of `loss`. DDP and FSDP2 average over all of their ranks, groups
-and data parallel ones alike, and nothing more is to be done. Without them:
-
-    for p in model.parameters():
-        torch.distributed.all_reduce(p.grad, group=group)
-        p.grad /= P
-
-Without `labels` the model's output is that of this rank's own rows.
-"""
+"""`sluice.stream`: a model whose decoder layers run chunk by chunk."""
 from __future__ import annotations
 
 import sys
@@ -27,14 +13,15 @@ from torch import Tensor, nn
 
 from sluice import agreement
 from sluice.arena import HostArena, HostTensor
+from sluice.dealt import Shard, shard
 from sluice.errors import Unsupported
 from sluice.measured import Measured
 from sluice.planned import Planning
 from sluice.policy import Policy
-from sluice.ranks import Ranks
+from sluice.ranks import Ranks, indices
 from sluice.rows import ROWS
 from sluice.session import Session
-from sluice.step import Engaging, Step
+from sluice.step import Engaging, Step, chunks_of
 
 if TYPE_CHECKING:
     from sluice.adapters.hf import Adapter
@@ -119,6 +106,24 @@ class Stream:
         self.policy = (self.planning.policy(self.arena.peak_bytes)
                        or self.policy)
         return self.planning.begin()
+
+    def shard(self, input_ids: Tensor, labels: Tensor | None = None,
+              position_ids: Tensor | None = None) -> Shard:
+        """This rank's rows of whole rows [B, S], for who has a head or a loss
+        of their own: the streamed model is given the whole rows, and gives
+        the hidden states of `shard`'s rows.
+
+            local = st.shard(ids, labels)
+            h = model.model(ids).last_hidden_state  # [B, own rows, H]
+            loss = local.mean(cross_entropy(
+                head(h).flatten(0, 1), local.shift_labels.flatten(),
+                reduction="sum"))
+        """
+        own, length = None, input_ids.shape[1]
+        if self.ranks is not None and length >= self.least_rows:
+            own = indices(self.ranks.own(chunks_of(
+                length, self.chunk, self.ranks.size)), input_ids.device)
+        return shard(self.ranks, own, input_ids, labels, position_ids)
 
     def ended(self, step: Step) -> None:
         if step.measured is not None:
@@ -215,7 +220,7 @@ def stream(model: nn.Module | None = None, *,
         attribute `head` of what is returned.
       group: its ranks share each sequence: every one of them is given the
         same whole rows, and works on its part of them; see
-        [Note: shared sequences].
+        [Note: shared sequences] in dealt.
       quiet: do not say in one line on stderr what is streamed, and how.
 
     Raises:
@@ -231,12 +236,8 @@ def stream(model: nn.Module | None = None, *,
         raise ValueError(f"head = {head!r}: 'rows' or 'whole'")
     planned = policy == "plan"
     policy = Policy() if planned else Policy.of(policy)
-    ranks = None
-    if group is not None and dist.get_world_size(group) > 1:
-        ranks = Ranks(group)
-        if chunk < ranks.size:
-            raise ValueError(f"chunk = {chunk}: at least one row for each of "
-                             f"the group's {ranks.size} ranks")
+    ranks = Ranks.of(group, chunk)
+    if ranks is not None:
         if layers is not None:
             raise Unsupported("group", "a sequence over several ranks, of "
                               "layers without their model",

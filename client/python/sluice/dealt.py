@@ -1,0 +1,122 @@
+"""What a rank has of sequences that the ranks of a group share: for a loss of
+one's own, and for loaders that deal other rows to each rank.
+
+[Note: shared sequences]
+With a group of P ranks, `loss` is the mean over the labels of the whole
+sequences, the same on each of them. A parameter's gradient on one rank is P
+times the part of that rank's rows, so that the *average* over the ranks is
+the gradient of `loss`. DDP and FSDP2 average over all of their ranks, groups
+and data parallel ones alike, and nothing more is to be done. Without them:
+
+    for p in model.parameters():
+        torch.distributed.all_reduce(p.grad, group=group)
+        p.grad /= P
+
+Without `labels` the model's output is that of this rank's own rows.
+"""
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+from torch.nn import functional as F
+
+from sluice.ranks import Ranks
+
+IGNORED = -100  # the label of a row that counts nothing
+
+
+@dataclass(frozen=True)
+class Shard:
+    """One rank's rows of whole sequences [B, S], in the order in which a
+    streamed model gives them. Without a group, or where the sequence is too
+    short to be dealt, that is all rows.
+
+    `mean` makes the loss of the whole sequences.
+    """
+
+    input_ids: Tensor  # [B, own rows]
+    position_ids: Tensor  # [1 or B, own rows], in the whole sequence
+    shift_labels: Tensor | None  # [B, own rows]; -100 counts nothing
+    count: Tensor | None  # (): labels that count in the whole sequences
+    _ranks: Ranks | None = field(repr=False)
+
+    def mean(self, total: Tensor) -> Tensor:
+        """The loss () of the whole sequences, of the sum () over this rank's
+        rows; gradients as of a streamed model's own loss. A collective."""
+        if self.count is None:
+            raise ValueError("shard() was given no labels to count")
+        if self._ranks is not None:
+            total = self._ranks.sum(total)
+        return total / self.count
+
+
+def shard(ranks: Ranks | None, own: Tensor | None, input_ids: Tensor,
+          labels: Tensor | None, position_ids: Tensor | None) -> Shard:
+    """The rows `own` (None: all) of whole rows [B, S]."""
+    if position_ids is None:
+        position_ids = torch.arange(input_ids.shape[1],
+                                    device=input_ids.device)[None]
+    shifted = None if labels is None else F.pad(labels, (0, 1),
+                                                value=IGNORED)[:, 1:]
+    count = None if labels is None else (shifted != IGNORED).sum()
+
+    def cut(rows: Tensor | None) -> Tensor | None:
+        return rows if rows is None or own is None else rows.index_select(
+            1, own.to(rows.device))
+
+    return Shard(cut(input_ids), cut(position_ids), cut(shifted), count,
+                 None if own is None else ranks)
+
+
+class same_rows:
+    """A loader whose batches all ranks of a group are given alike.
+
+    Loaders of data parallel training give each rank other batches. This one
+    gives every rank of the group the batches of all of them in turn, so that
+    each is trained on once, by all:
+
+        for batch in sluice.same_rows(loader, group): …
+
+        class Shared(Trainer):
+            def get_train_dataloader(self):
+                return sluice.same_rows(super().get_train_dataloader(), group)
+
+    Batches travel between ranks as pickled objects: their tensors lie in CPU
+    memory. It is as long as the loader times the group, and has the loader's
+    other attributes. Iterating is a collective.
+    """
+
+    def __init__(self, loader: Iterable[Any], group: dist.ProcessGroup):
+        self._loader, self._group = loader, group
+
+    def __iter__(self) -> Iterator[Any]:
+        size = dist.get_world_size(self._group)
+        rank = dist.get_rank(self._group)
+        own, more = iter(self._loader), True
+        while more:
+            more = False
+            found = next(((True, batch) for batch in own), (False, None))
+            for source in range(size):
+                told = [found if source == rank else None]
+                dist.broadcast_object_list(told, group=self._group,
+                                           group_src=source)
+                some, batch = told[0]
+                more |= some
+                if some:
+                    yield batch
+
+    def __len__(self) -> int:
+        return len(self._loader) * dist.get_world_size(self._group)
+
+    def __getattr__(self, name: str) -> Any:
+        if name.startswith("_"):
+            raise AttributeError(name)
+        return getattr(self._loader, name)
+
+
+__all__ = ["Shard", "same_rows", "shard"]

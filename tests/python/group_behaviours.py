@@ -1,0 +1,198 @@
+"""What a group of ranks means beside gradients, for groups.py: each function
+is what all of its ranks do."""
+
+from __future__ import annotations
+
+import copy
+
+import pytest
+import sluice
+import torch
+import torch.distributed as dist
+from models import Run, assert_same, batch, run, tiny
+from torch.nn import functional as F
+
+CHUNK = 16
+LEARNED = dict(n_embd=32, n_layer=2, n_head=4, n_positions=512,
+               attn_pdrop=0.0, resid_pdrop=0.0, embd_pdrop=0.0)
+
+
+def host_bytes(session, group) -> None:
+    """Per rank, to the byte, in a whole number of chunks: README.md."""
+    size, layers, hidden, kv, heads, tokens, chunks = (
+        dist.get_world_size(group), 3, 32, 8, 4, 128, 4)
+    replicas = size  # of the one kv head
+    model = tiny(num_hidden_layers=layers, num_key_value_heads=1)
+    stream = sluice.stream(model, session=session, chunk=tokens // chunks,
+                           group=group, quiet=True)
+    model(**batch(1, tokens)).loss.backward()
+    per_token = layers * (2 * 4 * replicas * kv + 4 * hidden + 4 * hidden
+                          + 4 * heads) / size
+    per_token += 8 * replicas * kv / size * (1 - 1 / chunks)
+    assert stream.stats().host_peak_bytes == tokens * per_token
+    assert stream.stats().host_bytes == 0
+
+
+def other_rows(session, group) -> None:
+    """One error on all ranks, and the next step runs."""
+    model, rank = tiny(), dist.get_rank(group)
+    stream = sluice.stream(model, session=session, chunk=CHUNK, group=group,
+                           quiet=True)
+    good = batch()
+    swapped = {n: t.flip(1) if rank else t for n, t in good.items()}
+    longer = batch(length=75 + rank)
+    masked = {**good, "attention_mask": torch.ones(2, 75)}
+    short = batch(length=1) if rank else good
+    relabelled = {**good, "labels": good["labels"] - rank}
+    for inputs, said in (
+            (swapped, "input_ids, labels"), (longer, "length.*'length': "),
+            (masked if rank else good, "attention_mask"),
+            (relabelled, "agree on labels"), (short, "length"),
+            ({**good, "num_items_in_batch": 70 + rank}, "num_items_in_batch"),
+            ({"input_ids": good["input_ids"]} if rank else good, "call")):
+        with pytest.raises(sluice.Error, match=said):
+            model(**inputs)
+        assert stream.stats().host_bytes == 0
+    assert_same(run(model, good), run(model, good))
+    stream.unstream()
+
+
+def other_chunks(session, group) -> None:
+    model = tiny()
+    sluice.stream(model, session=session, group=group, quiet=True,
+                  chunk=CHUNK + dist.get_rank(group))
+    with pytest.raises(sluice.Error, match="agree on chunk.*'chunk': 1"):
+        model(**batch())
+
+
+def refused_models(session, group) -> None:
+    """On each rank alone: no collective has begun."""
+    for kind, changes, said in (
+            ("roberta", dict(is_decoder=True, hidden_dropout_prob=0.0,
+                             attention_probs_dropout_prob=0.0),
+             "positions of its own"),
+            ("llama", dict(hidden_size=24, num_attention_heads=3,
+                           num_key_value_heads=1), "3 heads.*cannot share")):
+        model = tiny(kind, **changes)
+        with pytest.raises(sluice.Unsupported, match=said):
+            sluice.stream(model, session=session, chunk=CHUNK, group=group)
+    with pytest.raises(ValueError, match="at least one row for each"):
+        sluice.stream(tiny(), session=session, chunk=1, group=group)
+
+
+def refused_calls(session, group) -> None:
+    model = tiny()
+    sluice.stream(model, session=session, chunk=CHUNK, group=group,
+                  quiet=True)
+    for more, said in (
+            (dict(output_hidden_states=True), "output_hidden_states"),
+            (dict(logits_to_keep=1), "all rows at once"),
+            (dict(logits_to_keep=1, labels=None), "logits_to_keep")):
+        with pytest.raises(sluice.Unsupported, match=said):
+            model(**{**batch(), **more})
+
+
+def evaluation(session, group) -> None:
+    model, inputs = tiny().eval(), batch()
+    ids = inputs["input_ids"]
+    with torch.no_grad():
+        loss = model(**inputs).loss
+        words = model.generate(ids[:, :9], max_new_tokens=4, do_sample=False)
+        stream = sluice.stream(model, session=session, chunk=CHUNK,
+                               group=group, quiet=True)
+        torch.testing.assert_close(model(**inputs).loss, loss)
+        assert stream.stats().steps == 1
+        assert torch.equal(words, model.generate(
+            ids[:, :9], max_new_tokens=4, do_sample=False))
+        assert stream.stats().steps == 1
+
+
+def logprobs(session, group) -> None:
+    """Of all rows, on every rank, with the whole sequence's gradients."""
+    model, inputs = tiny(), batch()
+    weights = torch.randn(2, 75, generator=torch.Generator().manual_seed(1))
+
+    def found():
+        model.zero_grad()
+        out = sluice.logprobs(model, **inputs, entropy=True)
+        sum(((o * weights).sum() for o in out)).backward()
+        return out, {n: p.grad.clone() for n, p in model.named_parameters()}
+
+    plain, expected = found()
+    stream = sluice.stream(model, session=session, chunk=CHUNK, group=group,
+                           quiet=True)
+    ours, gradients = found()
+    assert stream.stats().steps == 1
+    torch.testing.assert_close(ours, plain, rtol=1e-5, atol=1e-5)
+    for gradient in gradients.values():
+        dist.all_reduce(gradient, group=group)
+        gradient /= dist.get_world_size(group)
+    assert_same(Run(0.0, gradients), Run(0.0, expected))
+
+
+def own_head(session, group) -> None:
+    """The decoder alone, with a head and a loss of the user's."""
+    for length in (75, 1):
+        model, inputs = tiny(), batch(length=length)
+        ids, labels = inputs["input_ids"], inputs["labels"]
+        if length == 1:
+            labels = torch.full_like(labels, -100)
+        stream = sluice.stream(model.model, session=session, chunk=CHUNK,
+                               group=group, quiet=True)
+        local = stream.shard(ids, labels)
+        h = model.model(ids).last_hidden_state
+        total = F.cross_entropy(model.lm_head(h).flatten(0, 1),
+                                local.shift_labels.flatten(), reduction="sum")
+        if length == 1:  # whole on each rank
+            assert torch.equal(local.input_ids, ids) and local.count == 0
+            return
+        loss = local.mean(total)
+        loss.backward()
+        own = local.position_ids
+        assert own.shape[1] in (37, 38) and torch.equal(
+            local.input_ids, ids.index_select(1, own[0]))
+        for parameter in model.parameters():
+            dist.all_reduce(parameter.grad, group=group)
+            parameter.grad /= dist.get_world_size(group)
+        got = Run(loss.item(),
+                  {n: p.grad for n, p in model.named_parameters()})
+        stream.unstream()
+        assert_same(got, run(copy.deepcopy(model), inputs))
+
+
+def loaders(session, group) -> None:
+    """Each rank's batches in turn, on every rank, although one has more."""
+    rank = dist.get_rank(group)
+    own = torch.utils.data.DataLoader(
+        torch.arange(10 * rank, 10 * rank + 6 + 2 * rank), batch_size=2)
+    found = sluice.same_rows(own, group)
+    for _ in range(2):
+        assert [b.tolist() for b in found] == [
+            [0, 1], [10, 11], [2, 3], [12, 13], [4, 5], [14, 15], [16, 17]]
+    assert len(found) == 2 * len(own) and found.batch_size == 2
+
+
+def random_numbers(session, group) -> None:
+    """Ranks that are seeded alike drop out different things, in the replay
+    the same again, and are seeded alike afterwards."""
+    model = tiny("gpt2", **{**LEARNED, "embd_pdrop": 0.5, "resid_pdrop": 0.5})
+    sluice.stream(model, session=session, chunk=CHUNK, group=group,
+                  check="always", quiet=True)
+    dropped = []
+    model.transformer.h[0].mlp.dropout.register_forward_hook(
+        lambda m, a, out: dropped.append(out[0, :8] == 0))
+    torch.manual_seed(5)
+    model(**batch(1, 64)).loss.backward()
+    mine = torch.stack(dropped).to(torch.uint8)
+    assert torch.equal(mine[:4], mine[4:].flip(0))  # forward and replay
+    everyones = [torch.empty_like(mine) for _ in range(2)]
+    dist.all_gather(everyones, mine, group=group)
+    assert not torch.equal(*everyones)
+    states = [torch.empty_like(torch.get_rng_state()) for _ in range(2)]
+    dist.all_gather(states, torch.get_rng_state(), group=group)
+    assert torch.equal(*states)
+
+
+BEHAVIOURS = {f.__name__: f for f in (
+    host_bytes, other_rows, other_chunks, refused_models, refused_calls,
+    evaluation, logprobs, own_head, loaders, random_numbers)}
