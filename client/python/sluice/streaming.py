@@ -286,7 +286,7 @@ def _adapter(model: nn.Module | None, layers: Layers | None,
 
 
 def _line(made: Stream, adapter: Adapter | OwnLayers) -> str:
-    head = {"rows": "head and loss by rows", "none": "no head",
+    head = {"rows": "head and loss by rows", "none": "the rest as it is",
             "whole": "head and loss whole"}[made.head]
     where = (made.session.socket if made.session.daemon is None else
              "a private simulated daemon")

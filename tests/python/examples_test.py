@@ -1,0 +1,45 @@
+"""The package's examples run as typed, and their loss falls."""
+
+from __future__ import annotations
+
+import re
+import subprocess
+import sys
+
+import pytest
+from support import PACKAGE, environment
+
+EXAMPLES = PACKAGE / "examples"
+ALONE = ["trainer", "lora", "packed_sft", "own_decoder"]
+# One runs in main_test, one draws the README's picture.
+ELSEWHERE = {"train_tiny", "memory_over_a_step"}
+
+
+def ran(*arguments: str) -> str:
+    done = subprocess.run([sys.executable, *arguments], text=True,
+                          env=environment(), capture_output=True, timeout=300)
+    assert done.returncode == 0, done.stderr
+    assert "sluice: " in done.stderr  # the line at attach
+    return done.stdout
+
+
+def assert_learned(said: str) -> None:
+    losses = [float(x) for x in re.findall(r"loss'?:? '?([0-9.]+)", said)]
+    assert len(losses) >= 2 and losses[-1] < losses[0] - 0.1, said
+
+
+@pytest.mark.parametrize("name", ALONE)
+def test_an_example_runs_and_learns(name):
+    assert_learned(ran(str(EXAMPLES / f"{name}.py")))
+
+
+def test_the_example_of_fsdp_runs_on_two_ranks():
+    said = ran("-m", "torch.distributed.run", "--standalone",
+               "--nproc-per-node", "2", str(EXAMPLES / "fsdp.py"))
+    assert_learned(said)
+    assert "2 ranks" in said
+
+
+def test_every_example_is_run_here():
+    assert {path.stem for path in EXAMPLES.glob("*.py")} == {
+        *ALONE, *ELSEWHERE, "fsdp"}
