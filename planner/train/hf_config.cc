@@ -42,6 +42,24 @@ class Reader {
                       unknown.what));
     }
   }
+  // Layers whose attention does not see all that came before.
+  void RefuseWindows(const std::string& family) {
+    if (!fields_.ok()) return;
+    // qwen2 and qwen3 name a window that they do not use.
+    const bool used = Flag("use_sliding_window", family == "mistral");
+    if (fields_.ok() && used && Given("sliding_window")) {
+      *status_ = absl::InvalidArgumentError(
+          fmt::format("sliding_window: {}: sliding windows are not modelled",
+                      json_.at("sliding_window").dump()));
+    }
+    if (!fields_.ok() || !Given("layer_types")) return;
+    for (const nlohmann::json& type : json_.at("layer_types")) {
+      if (type == "full_attention") continue;
+      *status_ = absl::InvalidArgumentError(fmt::format(
+          "layer_types: {}: only full_attention is modelled", type.dump()));
+      return;
+    }
+  }
   // Where the weights are from, if the file says so.
   std::string Origin() {
     constexpr size_t kMost = 200;
@@ -126,6 +144,7 @@ absl::StatusOr<ModelShape> ReadHuggingFaceConfig(std::string_view json,
   in.RefuseUnknown();
   const std::string origin = in.Origin();
   const std::string family = in.Family();
+  in.RefuseWindows(family);
   ModelShape model = family == "gpt2"       ? Gpt2(in)
                      : family == "gpt_neox" ? GptNeoX(in)
                                             : LlamaLike(in);

@@ -58,13 +58,13 @@ ORDER = [
     "planned",
     "streaming",
     # Before a run.
-    "adapters.verdict", "doctor", "__main__",
+    "adapters.verdict", "doctor", "desk", "__main__",
 ]
 
 # A session needs no torch, and a streamed layer no transformers: what knows
 # transformers is its adapters, and the commands that load a model.
 TORCHLESS = {"errors", "_guard", "ranges", "_native", "daemon", "handle",
-             "session"}
+             "session", "desk"}
 TRANSFORMERS = ("adapters.", "doctor")
 NO_TRANSFORMERS = {"adapters.layers", "adapters.units"}
 

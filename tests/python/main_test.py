@@ -53,6 +53,43 @@ def test_probe_of_an_empty_folder_says_so(tmp_path):
     assert len(found.stderr.splitlines()) == 1
 
 
+def plan(folder, *more):
+    return sluice("plan", str(folder), "--gpus", "8", *more)
+
+
+def test_plan_reads_a_config_and_says_whether_it_fits(tmp_path):
+    tiny("llama").config.save_pretrained(tmp_path)
+    found = plan(tmp_path, "--seq-len", "64K", "--json")
+    assert found.returncode == 0, found.stderr
+    told = json.loads(found.stdout)
+    assert told["fits"] and told["settings"]["seq_len"] == 65536
+    found = plan(tmp_path, "--seq-len", "64K")
+    assert "8 x h100-80g, 64K tokens, sluice: fits" in found.stdout
+
+
+def test_plan_of_what_does_not_fit_has_a_status_of_its_own(tmp_path):
+    tiny("llama", num_hidden_layers=2).config.save_pretrained(tmp_path)
+    config = tmp_path / "config.json"
+    told = json.loads(config.read_text())
+    told.update(num_hidden_layers=500, hidden_size=16384,
+                intermediate_size=65536, num_attention_heads=128,
+                num_key_value_heads=128, head_dim=128)
+    config.write_text(json.dumps(told))
+    assert plan(tmp_path, "--seq-len", "1M").returncode == 3
+
+
+@pytest.mark.parametrize("kind, said", [
+    ("mixtral", "num_local_experts"), ("gemma2", "attn_logit_softcapping"),
+    ("phi", "model_type"), ("deepseek_v3", "n_routed_experts"),
+    ("mistral", "sliding_window")])
+def test_plan_refuses_a_shape_that_it_does_not_know(tmp_path, kind, said):
+    tiny(kind).config.save_pretrained(tmp_path)
+    found = plan(tmp_path, "--seq-len", "64K")
+    assert found.returncode == 2 and not found.stdout
+    assert found.stderr.startswith("error: ") and said in found.stderr
+    assert len(found.stderr.splitlines()) == 1
+
+
 def test_help_has_examples():
     found = sluice("--help")
     assert found.returncode == 0 and "examples:" in found.stdout

@@ -1,4 +1,4 @@
-"""python -m sluice doctor | probe: see --help."""
+"""python -m sluice doctor | probe | plan: see --help."""
 from __future__ import annotations
 
 import argparse
@@ -12,12 +12,14 @@ _EXAMPLES = """examples:
   python -m sluice doctor                    is everything there, does it work?
   python -m sluice doctor --socket /run/sluice/session.sock --json
   python -m sluice probe ~/models/my-model   can this model be streamed?
+  python -m sluice plan ~/models/my-model --seq-len 1M --gpus 8
 """
 
 
 def main(arguments: list[str] | None = None) -> int:
     """The exit status: 0; 1 where something is missing or a model cannot be
-    streamed; 2 for wrong arguments; 130 after Ctrl-C."""
+    streamed; 2 for wrong arguments or a model whose shape the planner does not
+    know; 3 where it does not fit; 130 after Ctrl-C."""
     parser = argparse.ArgumentParser(
         prog="python -m sluice", epilog=_EXAMPLES,
         formatter_class=argparse.RawDescriptionHelpFormatter,
@@ -32,12 +34,27 @@ def main(arguments: list[str] | None = None) -> int:
     probe.add_argument("model", metavar="MODEL_DIR",
                        help="a folder with the model's config.json; weights "
                        "are not read")
-    for command in (doctor, probe):
+    plan = commands.add_parser(
+        "plan", help="does training it fit, how fast, by the cost model; "
+        "no GPU is needed")
+    plan.add_argument("model", metavar="MODEL_DIR",
+                      help="a folder with the model's config.json")
+    plan.add_argument("--gpus", required=True, metavar="N",
+                      help="in all, one rank on each")
+    plan.add_argument("--seq-len", required=True, metavar="COUNT",
+                      help="tokens: 131072, 128K, 1M")
+    plan.add_argument("--hardware", default="h100-80g", metavar="NAME",
+                      help="a shipped profile or a TOML file; default: "
+                      "%(default)s")
+    plan.add_argument("--compare", action="store_true",
+                      help="also other methods on the same GPUs")
+    for command in (doctor, probe, plan):
         command.add_argument("--json", action="store_true",
                              help="one JSON object on stdout")
     given = parser.parse_args(arguments)
     try:
-        return {"doctor": _doctor, "probe": _probe}[given.command](given)
+        return {"doctor": _doctor, "probe": _probe,
+                "plan": _plan}[given.command](given)
     except KeyboardInterrupt:
         return 130
     except (Error, OSError) as error:
@@ -70,6 +87,12 @@ def _probe(given: argparse.Namespace) -> int:
     else:
         print(f"{found.model}: cannot be streamed: {found.said}")
     return 0 if found.exact else 1
+
+
+def _plan(given: argparse.Namespace) -> int:
+    from sluice.desk import plan
+    return plan(given.model, given.gpus, given.seq_len, given.hardware,
+                compare=given.compare, as_json=given.json)
 
 
 if __name__ == "__main__":

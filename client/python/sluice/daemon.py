@@ -19,6 +19,7 @@ import sys
 import tempfile
 import time
 import weakref
+from collections.abc import Iterable
 
 from sluice.errors import Error, Status
 
@@ -38,12 +39,16 @@ class Programs:
 
     library: str | None  # libsluice.so
     sluiced: str | None
+    sluicectl: str | None
 
     def need_library(self) -> str:
         return self.library or _missing("libsluice.so")
 
     def need_sluiced(self) -> str:
         return self.sluiced or _missing("sluiced")
+
+    def need_sluicectl(self) -> str:
+        return self.sluicectl or _missing("sluicectl")
 
 
 def _missing(name: str) -> str:
@@ -76,13 +81,17 @@ def find_programs() -> Programs:
     Never fails: what is missing is an error when it is needed.
     """
     for binaries, libraries in _candidates():
-        sluiced = binaries / "sluiced"
-        library = next((folder / "libsluice.so" for folder in libraries
-                        if (folder / "libsluice.so").is_file()), None)
-        if library or sluiced.is_file():
-            return Programs(str(library) if library else None,
-                            str(sluiced) if sluiced.is_file() else None)
-    return Programs(None, None)
+        found = Programs(
+            _first_file(folder / "libsluice.so" for folder in libraries),
+            _first_file([binaries / "sluiced"]),
+            _first_file([binaries / "sluicectl"]))
+        if found.library or found.sluiced:
+            return found
+    return Programs(None, None, None)
+
+
+def _first_file(paths: Iterable[pathlib.Path]) -> str | None:
+    return next((str(path) for path in paths if path.is_file()), None)
 
 
 def available_bytes() -> int:

@@ -124,6 +124,25 @@ TEST(HuggingFaceConfig, WhatIsNotModelledIsRefusedByItsField) {
               HasSubstr("'mixtral' is none of"));
 }
 
+TEST(HuggingFaceConfig, WindowsThatAreUsedAreRefused) {
+  const auto read = [](const std::string& family, const char* fields) {
+    std::string text(kQwen3);
+    text.replace(text.find("qwen3"), 5, family);
+    return ReadHuggingFaceConfig(text.insert(1, fields), "c").status();
+  };
+  EXPECT_THAT(read("mistral", R"("sliding_window": 4096, )"),
+              StatusIs(kInvalid, HasSubstr("sliding_window: 4096")));
+  EXPECT_THAT(read("mistral", R"("sliding_window": null, )"), IsOk());
+  EXPECT_THAT(read("qwen3", R"("sliding_window": 4096, )"), IsOk());
+  EXPECT_THAT(read("qwen3", R"("sliding_window": 4096,
+                               "use_sliding_window": true, )"),
+              StatusIs(kInvalid, HasSubstr("sliding windows")));
+  EXPECT_THAT(read("qwen3", R"("layer_types": ["full_attention",
+                               "sliding_attention"], )"),
+              StatusIs(kInvalid, HasSubstr("\"sliding_attention\": only")));
+  EXPECT_THAT(read("qwen3", R"("layer_types": ["full_attention"], )"), IsOk());
+}
+
 TEST(HuggingFaceConfig, FaultsNameFileFieldAndValue) {
   EXPECT_THAT(ReadHuggingFaceConfig("[1]", "x.json"),
               StatusIs(kInvalid, HasSubstr("x.json: not a JSON object")));
