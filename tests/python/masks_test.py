@@ -6,7 +6,7 @@ import pytest
 import torch
 from sluice import Unsupported, intervals
 from sluice.intervals import LEAST_ROWS, Intervals, Whole
-from sluice.masks import find
+from sluice.masks import dense, find
 from sluice.step import chunks_of
 from transformers import masking_utils as hf
 
@@ -132,3 +132,31 @@ def test_widest_is_the_longest_reach():
     assert find(hf.sliding_window_causal_mask_function(7), 1, 37, 1,
                 CPU).widest == 7
     assert Intervals.causal(37, CPU).widest == 37
+
+
+@pytest.mark.parametrize("name", MASKS)
+def test_a_mask_written_out_is_read_as_its_function_is_asked(name):
+    function, batch, length = MASKS[name]
+    asked = find(function, batch, length, 2, CPU)
+    seen = function(torch.arange(batch)[:, None, None, None],
+                    torch.zeros(1, dtype=torch.long),
+                    torch.arange(length)[:, None], torch.arange(length))
+    seen = seen.expand(batch, 1, length, length)
+    for mask in (seen, torch.where(seen, 0.0, -1e9)):
+        read = dense(mask)
+        assert torch.equal(*torch.broadcast_tensors(read.first, asked.first))
+        assert torch.equal(*torch.broadcast_tensors(read.last, asked.last))
+        assert read.widest == asked.widest
+
+
+@pytest.mark.parametrize("spoil, word", [
+    (lambda m: m.__setitem__((0, slice(None), 3, 1), -0.5), "a bias"),
+    (lambda m: m.__setitem__((0, slice(None), 9, 4), -1e9), "one interval"),
+    (lambda m: m.__setitem__((0, slice(None), 3, 5), 0.0), "one interval"),
+    (lambda m: m.__setitem__((0, slice(None), 3), -1e9), "no key"),
+    (lambda m: m.__setitem__((0, 1, 9, 0), -1e9), "the same for all heads")])
+def test_a_mask_written_out_that_is_none_is_refused(spoil, word):
+    mask = torch.full((1, 2, 12, 12), -1e9).triu(1)
+    spoil(mask)
+    with pytest.raises(Unsupported, match=word):
+        dense(mask)

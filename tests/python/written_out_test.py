@@ -12,8 +12,10 @@ import torch
 from models import assert_same, batch, run, tiny, unstreamed
 from torch import nn
 from torch.nn import functional as F
-from transformers.models.llama.modeling_llama import (apply_rotary_pos_emb,
-                                                      repeat_kv)
+from transformers.masking_utils import create_causal_mask
+from transformers.modeling_outputs import BaseModelOutputWithPast
+from transformers.models.llama.modeling_llama import (
+    LlamaModel, apply_rotary_pos_emb, repeat_kv)
 
 
 class WrittenOut(nn.Module):
@@ -245,3 +247,79 @@ def test_what_chunks_cannot_do_is_refused_in_stream(session, form):
         sluice.stream(model, session=session, chunk=16)
     if form is not with_dropout:
         assert run(model, batch()).loss == run(before, batch()).loss
+
+
+# --- masks that a model makes whole, by itself --------------------------------
+
+class OwnMask(LlamaModel):
+    """Models of before transformers' mask functions."""
+
+    def forward(self, input_ids=None, attention_mask=None, use_cache=None,
+                **_):
+        x = self.embed_tokens(input_ids)
+        places = torch.arange(x.shape[1])[None]
+        positions = self.rotary_emb(x, places)
+        mask = self.made(x, attention_mask)
+        for layer in self.layers:
+            x = layer(x, attention_mask=mask, position_embeddings=positions)
+        return BaseModelOutputWithPast(last_hidden_state=self.norm(x))
+
+
+def dense(self, x, padding, more=0):
+    """[B, 1, S, S + more], a window of 20, rows of padding seen by none."""
+    rows = x.shape[1]
+    seen = torch.ones(rows, rows + more).tril()
+    seen = (seen - seen.tril(-20))[None, None].repeat(x.shape[0], 1, 1, 1)
+    if padding is not None:
+        seen[..., :rows] *= padding[:, None, None]
+    return (1 - seen) * torch.finfo(x.dtype).min
+
+
+def with_room(self, x, padding):
+    return dense(self, x, padding, more=1)
+
+
+def asked_for_and_changed(self, x, padding):
+    asked = create_causal_mask(self.config, x, padding, None)
+    return asked + dense(self, x, None)
+
+
+def leaning(self, x, padding):
+    far = torch.arange(x.shape[1])
+    return dense(self, x, padding) - 0.1 * (far[:, None] - far).abs()
+
+
+def sees_all(self, x, padding):
+    return torch.zeros(x.shape[0], 1, x.shape[1], x.shape[1])
+
+
+def own_mask_model(made):
+    model = written(in_place) if made is with_room else tiny()
+    model.model.__class__ = type("Own", (OwnMask,), {"made": made})
+    return model
+
+
+@pytest.mark.parametrize("made", [dense, with_room])
+def test_a_mask_that_a_model_makes_whole_is_read(session, made):
+    inputs = batch()
+    assert abs(unstreamed(own_mask_model(made), inputs).loss
+               - unstreamed(tiny(), inputs).loss) > 1e-5
+    exact(session, own_mask_model(made), inputs)
+
+
+def test_padding_in_a_mask_that_a_model_makes_is_read(session):
+    inputs = batch()
+    inputs["attention_mask"] = torch.ones_like(inputs["input_ids"])
+    inputs["attention_mask"][1, 60:] = 0
+    inputs["labels"][1, 60:] = -100
+    inputs["attention_mask"][0, 70:] = 0
+    inputs["labels"][0, 70:] = -100
+    exact(session, own_mask_model(dense), inputs)
+
+
+@pytest.mark.parametrize("made, word", [
+    (asked_for_and_changed, "a mask tensor"), (leaning, "a bias"),
+    (sees_all, "not, for each row, one interval")])
+def test_a_mask_that_is_none_is_refused(session, made, word):
+    with pytest.raises(sluice.Unsupported, match=word):
+        sluice.stream(own_mask_model(made), session=session, chunk=16)

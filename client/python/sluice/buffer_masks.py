@@ -8,12 +8,8 @@ from torch import Tensor
 
 from sluice.intervals import Intervals
 from sluice.layer import running
-from sluice.masks import find
+from sluice.masks import MASKED, find
 from sluice.step import current
-
-# A score that this was added to, or that was replaced by less, has no weight:
-# beside one of another key its exponential is 0 in fp32.
-MASKED = -1e4
 
 
 def is_mask(value: Any) -> bool:

@@ -2,6 +2,7 @@
 from __future__ import annotations
 
 import contextlib
+import inspect
 import functools
 from collections.abc import Callable, Iterable, Iterator
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -50,8 +51,12 @@ def probe_tokens(adapter: Adapter) -> Tensor:
 def capture(adapter: Adapter, stream: Stream, ids: Tensor
             ) -> tuple[dict[int, Seen], dict[int, Seen]]:
     """What the layers are called with, plain and streamed."""
+    accepts = inspect.signature(type(adapter.entry).forward).parameters
+    no_cache = {"use_cache": False} if "use_cache" in accepts or any(
+        p.kind is p.VAR_KEYWORD for p in accepts.values()) else {}
+
     def decoder():
-        adapter.own_forward(adapter.entry)(input_ids=ids, use_cache=False)
+        adapter.own_forward(adapter.entry)(input_ids=ids, **no_cache)
 
     def plainly():
         with torch.no_grad(), recorded(adapter.layers, stream, plain):

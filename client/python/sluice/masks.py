@@ -23,6 +23,9 @@ from sluice.intervals import Intervals
 # Random keys that each row is asked about, beside both ends of its interval.
 SAMPLES = 16
 EVERYWHERE = 1 << 18  # questions that are few
+# A score that this was added to, or that was replaced by less, has no weight:
+# beside one of another key its exponential is 0 in fp32.
+MASKED = -1e4
 
 
 def find(function: Callable[[Tensor, Tensor, Tensor, Tensor], Tensor],
@@ -52,6 +55,44 @@ def find(function: Callable[[Tensor, Tensor, Tensor, Tensor], Tensor],
     return Intervals(first.contiguous(), last.contiguous(),
                      int((torch.arange(length, device=device) - first)
                          .max()) + 1)
+
+
+def dense(mask: Tensor) -> Intervals:
+    """The intervals of a mask [B, heads or 1, S, S] as models make it: bool,
+    True where seen, or added to the scores, 0 where seen and below `MASKED`
+    where not. Read whole; raises `Unsupported` as `find` does, and where it
+    is a bias."""
+    is_bool = mask.dtype == torch.bool
+    seen = mask if is_bool else mask == 0
+    if not is_bool and not bool((seen | (mask <= MASKED)).all()):
+        raise Unsupported("attention mask", "a bias that is added to the "
+                          "scores", "do not stream this model")
+    if not bool((seen == seen[:, :1]).all()):
+        raise _not_intervals()
+    seen = seen[:, 0]
+    batch, length = seen.shape[:2]
+    places = torch.arange(length, device=mask.device)
+    first = seen.int().argmax(-1)
+    last = length - 1 - seen.flip(-1).int().argmax(-1)
+    if not bool(seen.any(-1).all()):
+        raise Unsupported(
+            "attention mask", "rows that attend to no key (left padding)",
+            "pad on the right, or leave the padding out of the batch")
+    inside = (places >= first[..., None]) & (places <= last[..., None])
+    if not bool((seen == inside).all()) or bool((last > places).any()):
+        raise _not_intervals()
+    if batch > 1 and bool((first == first[:1]).all()) and bool(
+            (last == last[:1]).all()):
+        first, last = first[:1], last[:1]
+    return Intervals(first, last, int((places - first).max()) + 1)
+
+
+def _not_intervals() -> Unsupported:
+    return Unsupported(
+        "attention mask", "a mask that is not, for each row, one interval of "
+        "keys that ends at or before it, the same for all heads",
+        "use causal, sliding-window, chunked or document masks, or do not "
+        "stream this model")
 
 
 class _Asker:
@@ -115,8 +156,4 @@ def _verify(ask: _Asker, row: Tensor, first: Tensor, last: Tensor) -> None:
     expected = (keys >= first[..., None]) & (keys <= last[..., None])
     for head in heads:
         if not bool((ask(keys, head) == expected).all()):
-            raise Unsupported(
-                "attention mask", "a mask that is not, for each row, one "
-                "interval of keys that ends at or before it, the same for "
-                "all heads", "use causal, sliding-window, chunked or "
-                "document masks, or do not stream this model")
+            raise _not_intervals()

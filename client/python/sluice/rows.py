@@ -156,6 +156,10 @@ def leaf_of(layer: nn.Module, name: str, value: Any, step: Step, length: int,
                           "pass use_cache=False")
     if isinstance(value, Tensor) and step.is_marker(value):
         return Leaf(name, value, None, marker=True)
+    if name in MASKS and isinstance(value, Tensor):
+        marker = step.marker_of(value)
+        if marker is not None:
+            return Leaf(name, marker, None, marker=True)
     if name in MASKS:
         return Leaf(name, value, None)
     if isinstance(value, Tensor):

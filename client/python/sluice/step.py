@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 import torch
 from torch import Tensor, nn
 
+from sluice import masks
 from sluice.errors import Unsupported
 from sluice.intervals import Intervals
 from sluice.measured import Measured
@@ -65,7 +66,9 @@ class Step:
     A [B, 1, S, S] mask of millions of tokens cannot exist, so the model gets
     a marker: one element expanded to that shape. Layers may pass it on and
     take views of it; what they compute with it has other storage and is not
-    known here, and so it is refused instead of ignored.
+    known here, and so it is refused instead of ignored. Models that never ask
+    for a mask make the tensor themselves: read whole, it says as much, and
+    layers get a marker in its place.
     """
 
     def __init__(self, arena: HostArena, length: int, chunk: int,
@@ -95,6 +98,7 @@ class Step:
         # says so beside the mask was left out: the mask must have it too.
         self.documents: Tensor | None = None
         self._once: dict[Hashable, Any] = {}
+        self.asked = False  # whether the model asked for a mask
 
     @contextlib.contextmanager
     def engaged(self) -> Iterator[None]:
@@ -136,6 +140,20 @@ class Step:
     def adopt(self, other: Step) -> None:
         """Knows the other step's markers too: both are as long."""
         self._masks.update(other._masks)
+        self.asked |= other.asked
+
+    def marker_of(self, mask: Tensor) -> Tensor | None:
+        """A marker for a mask [B or 1, heads or 1, S, S or more] that the model
+        made; None where it is none, or where some of it may have come from
+        markers, which have no values."""
+        if self.asked or mask.dim() != 4 or mask.shape[-2] != self.length or (
+                mask.shape[-1] < self.length):
+            return None
+        # Some have room for one more token, which attention leaves out.
+        square = mask[..., :self.length]
+        _, marker = self.once(("dense", mask.data_ptr()), lambda: (
+            mask, self.marker(mask.shape[0], lambda: masks.dense(square))))
+        return marker
 
     def is_marker(self, tensor: Tensor) -> bool:
         return tensor.untyped_storage().data_ptr() in self._masks

@@ -77,6 +77,7 @@ def mask(batch_size: int, mask_function, attention_mask: Tensor | None = None,
     if here is None:
         raise Unsupported("attention mask", "a mask outside a streamed step",
                           "do not stream this model")
+    here.asked = True
     if attention_mask is not None and not bool(attention_mask.all()):
         seen = attention_mask.to(torch.bool)
         if bool((seen[:, 1:] & ~seen[:, :-1]).any()):
