@@ -31,6 +31,7 @@ ORDER = [
     "products",
     "tape",
     "measured",
+    "progress",
     "step",
     "chunked",
     "layer",

@@ -56,7 +56,10 @@ class LayerCall(chunked.ChunkedCall):
 
     def backward(self, *args: Any) -> Any:
         with self._timed("backward"):
-            return super().backward(*args)
+            found = super().backward(*args)
+        if self.step.progress is not None:
+            self.step.progress.done(self.module)
+        return found
 
     def _timed(self, direction: str) -> contextlib.AbstractContextManager:
         if self.step.measured is None or not self.keeps:
@@ -68,6 +71,9 @@ class LayerCall(chunked.ChunkedCall):
 
     def compute(self, m: int, x: Tensor, extra: list[Tensor]) -> Tensor:
         self._chunk, self._site = m, 0
+        if self.step.progress is not None:
+            self.step.progress.move(self.step, "backward" if self.replays
+                                    else "forward", self.module, m)
         args, kwargs = self._arguments.chunk(self.step.chunks[m], extra)
         before, _running.call = running(), self
         try:

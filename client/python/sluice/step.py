@@ -21,6 +21,7 @@ from sluice.policy import Policy
 
 if TYPE_CHECKING:
     from sluice.arena import HostArena, HostTensor
+    from sluice.progress import Progress
     from sluice.ranks import Ranks
 
 T = TypeVar("T")
@@ -97,6 +98,7 @@ class Step:
         # Of packed rows: the first row [B, S] of each row's document. What
         # says so beside the mask was left out: the mask must have it too.
         self.documents: Tensor | None = None
+        self.progress: Progress | None = None  # None: nobody looks
         self._once: dict[Hashable, Any] = {}
         self.asked = False  # whether the model asked for a mask
 
@@ -107,6 +109,10 @@ class Step:
         try:
             with self._model.engage():
                 yield
+        except BaseException:
+            if self.progress is not None:
+                self.progress.idle()
+            raise
         finally:
             _current.step = before
 

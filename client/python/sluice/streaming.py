@@ -11,7 +11,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
-from sluice import agreement
+from sluice import agreement, progress
 from sluice.arena import HostArena, HostTensor
 from sluice.dealt import Shard, shard
 from sluice.errors import Unsupported
@@ -66,6 +66,7 @@ class Stream:
         self.written: dict[nn.Module, list[tuple[nn.Module, str]]] = {}
         # How the head runs: "rows", "whole", or "none" where there is none.
         self.head: Literal["rows", "whole", "none"] = "none"
+        self.progress: progress.Progress | None = None  # None: quiet
         self._adapter = None
         self._abandoned: deque[HostTensor] = deque()
         self._blocks = self._count = 0
@@ -84,9 +85,11 @@ class Stream:
         if self.planning is not None and chunk is None and (
                 torch.is_grad_enabled()):
             measured = self._plan()
-        return Step(self.arena, length, chunk or self.chunk, device, check,
+        step = Step(self.arena, length, chunk or self.chunk, device, check,
                     model, self.written, self._abandoned, self.policy,
                     None if alone else self.ranks, measured)
+        step.progress = None if alone else self.progress
+        return step
 
     @property
     def least_rows(self) -> int:
@@ -126,6 +129,8 @@ class Stream:
         return shard(self.ranks, own, input_ids, labels, position_ids)
 
     def ended(self, step: Step) -> None:
+        if self.progress is not None:
+            self.progress.idle()
         if step.measured is not None:
             self.planning.forward_over(self.arena.used_bytes)
         self._blocks += step.blocks_run
@@ -160,6 +165,8 @@ class Stream:
         if self._adapter is not None:
             self._adapter.detach()
             self._adapter = None
+            if self.progress is not None:
+                self.progress.close()
             self._abandoned.clear()
             self.arena.close()
             if self._owns_session:
@@ -176,7 +183,7 @@ def stream(model: nn.Module | None = None, *,
            check: Check = "first", min_tokens: int = 0,
            head: Literal["rows", "whole"] = "rows",
            group: dist.ProcessGroup | None = None,
-           quiet: bool = False) -> Stream:
+           stalled_s: float = 300.0, quiet: bool = False) -> Stream:
     """Runs the decoder layers of a model chunk by chunk, with k, v,
     attention's results and the layers' inputs in host memory.
 
@@ -221,7 +228,10 @@ def stream(model: nn.Module | None = None, *,
       group: its ranks share each sequence: every one of them is given the
         same whole rows, and works on its part of them; see
         [Note: shared sequences] in dealt.
-      quiet: do not say in one line on stderr what is streamed, and how.
+      stalled_s: seconds without a next chunk of a layer, after which each
+        rank says on stderr where it is.
+      quiet: say nothing on stderr: not in one line what is streamed and how,
+        not in a long step where it is, not that nothing moves.
 
     Raises:
       Unsupported: the model, or how it is set up, cannot be streamed exactly;
@@ -258,7 +268,8 @@ def stream(model: nn.Module | None = None, *,
                                      made.arena.copied, quiet)
         made._adapter = adapter
         if not quiet:
-            print(_line(made, adapter), file=sys.stderr)
+            made.progress = progress.Progress(adapter.layers, stalled_s)
+            print(progress.attached(made, adapter), file=sys.stderr)
     except BaseException:
         adapter.detach()
         made.arena.close()
@@ -283,18 +294,6 @@ def _adapter(model: nn.Module | None, layers: Layers | None,
         raise ValueError(f"attention = {attention!r}: 'sdpa'")
     from sluice.adapters.layers import OwnLayers
     return OwnLayers(layers, sample)
-
-
-def _line(made: Stream, adapter: Adapter | OwnLayers) -> str:
-    head = {"rows": "head and loss by rows", "none": "the rest as it is",
-            "whole": "head and loss whole"}[made.head]
-    where = (made.session.socket if made.session.daemon is None else
-             "a private simulated daemon")
-    shared = "" if made.ranks is None else (
-        f" dealt to {made.ranks.size} ranks")
-    return (f"sluice: {adapter.name}: {len(adapter.layers)} "
-            f"layers in chunks of {made.chunk} rows{shared}, {head}; host "
-            f"memory from {where}")
 
 
 __all__ = ["Stats", "Stream", "stream"]

@@ -1,0 +1,243 @@
+"""What is said of long and of stuck steps; and steps that the daemon's end, or
+another job, meets in their midst."""
+
+from __future__ import annotations
+
+import gc
+import os
+import signal
+import subprocess
+import sys
+import time
+from types import SimpleNamespace
+
+import pytest
+import sluice
+import torch
+from models import assert_same, batch, run, tiny, unstreamed
+from sluice import progress
+from sluice.progress import Progress
+from support import await_true, environment, is_running
+from torch import nn
+
+
+class Looked:
+    """A Progress with a clock and an ear of the test's own."""
+
+    def __init__(self, stalled_s=100.0):
+        self.now, self.said = 0.0, []
+        self.layers = [nn.Identity() for _ in range(4)]
+        self.of = Progress(self.layers, stalled_s, lambda: self.now,
+                           self.said.append)
+        self.of._thread = SimpleNamespace()  # none of its own
+
+    def looks(self, seconds):
+        """Once a second."""
+        for _ in range(seconds):
+            self.now += 1
+            self.of.look()
+        said, self.said[:] = list(self.said), []
+        return said
+
+
+class Step:
+    def __init__(self, chunks):
+        self.chunks = range(chunks)
+
+
+def test_a_long_step_says_now_and_then_where_it_is():
+    looked, step = Looked(), Step(7)
+    for chunk in range(7):
+        looked.of.move(step, "forward", looked.layers[2], chunk)
+        assert looked.looks(3) == (
+            ["sluice: forward, layer 3 of 4, chunk 7 of 7, 20 s"]
+            if chunk == 6 else [])
+    looked.of.move(step, "backward", looked.layers[3], 6)
+    assert looked.looks(20) == [
+        "sluice: backward, layer 4 of 4, chunk 7 of 7, 30 s",
+        "sluice: backward, layer 4 of 4, chunk 7 of 7, 40 s"]
+    looked.of.done(looked.layers[3])
+    assert len(looked.looks(10)) == 1
+    looked.of.done(looked.layers[0])
+    assert looked.looks(500) == []  # the user's own time
+
+
+def test_nothing_moving_is_said_and_then_less_and_less():
+    looked, step = Looked(stalled_s=15), Step(2)
+    looked.of.move(step, "forward", looked.layers[1], 0)
+    assert looked.looks(14) == []
+    line = "sluice: rank 0 of 1: nothing has moved for {} s: forward, layer " \
+        "2 of 4, chunk 1 of 2"
+    assert looked.looks(60) == [line.format(15), line.format(30),
+                                line.format(60)]
+    looked.of.move(step, "forward", looked.layers[1], 1)
+    looked.looks(14)
+    assert len(looked.looks(1)) == 1  # again from the limit
+    del step  # it failed
+    gc.collect()
+    assert looked.looks(500) == []
+
+
+@pytest.mark.parametrize("quiet", [False, True])
+def test_a_layer_that_hangs_is_named_while_it_does(session, capsys, quiet,
+                                                   monkeypatch):
+    monkeypatch.setattr(progress, "LOOK_S", 0.02)
+    model, calls = tiny(), []
+
+    def hang(*_):
+        calls.append(0)
+        if len(calls) == 8:  # of 5 chunks each way: the third last, backward
+            time.sleep(0.6)
+
+    stream = sluice.stream(model, session=session, chunk=16, quiet=quiet,
+                           stalled_s=0.3)
+    model.model.layers[1].mlp.register_forward_pre_hook(hang)
+    run(model, batch())
+    said = capsys.readouterr().err
+    assert ("rank 0 of 1: nothing has moved for 0 s: backward, layer 2 of 2, "
+            "chunk 3 of 5" in said) != quiet
+    stream.unstream()
+    assert not quiet or said == ""
+
+
+def test_an_exception_ends_what_is_said(session):
+    model = tiny()
+    stream = sluice.stream(model, session=session, chunk=16)
+    hook = model.model.layers[1].register_forward_pre_hook(
+        lambda *_: 1 / 0)
+    with pytest.raises(ZeroDivisionError):
+        model(**batch())
+    assert stream.progress._place is None
+    hook.remove()
+    run(model, batch())
+    assert stream.progress._place is None
+    stream.unstream()
+    assert stream.progress._ended.is_set()
+
+
+WAITS = """
+import datetime, sys, time
+import sluice, torch, torch.distributed as dist
+from models import batch, tiny
+from sluice import progress
+torch.set_num_threads(1)
+progress.LOOK_S = 0.05
+rank, file, socket = int(sys.argv[1]), *sys.argv[2:]
+dist.init_process_group("gloo", f"file://{file}", rank=rank, world_size=2,
+                        timeout=datetime.timedelta(seconds=60))
+with sluice.Session(socket, job="w", rank=rank, world=2) as session:
+    model = tiny()
+    stream = sluice.stream(model, session=session, chunk=16, stalled_s=1.0)
+    model.model.layers[1].mlp.register_forward_hook(
+        lambda *_: dist.all_reduce(torch.ones(1)))
+    dist.barrier()
+    if rank == 0:
+        time.sleep(4)  # its neighbour waits for it
+    model(**batch())
+    dist.barrier()
+    stream.unstream()
+dist.destroy_process_group()
+"""
+
+
+def test_the_rank_that_waits_says_so(daemon, tmp_path):
+    ranks = [subprocess.Popen(
+        [sys.executable, "-c", WAITS, str(rank), str(tmp_path / "group"),
+         daemon.socket], env=environment(PYTHONPATH=os.pathsep.join(
+             [os.path.dirname(__file__), environment()["PYTHONPATH"]])),
+        text=True, stderr=subprocess.PIPE) for rank in range(2)]
+    said = [rank.communicate(timeout=120)[1] for rank in ranks]
+    assert [rank.returncode for rank in ranks] == [0, 0], said
+    assert "nothing has moved" not in said[0], said[0]
+    assert ("rank 1 of 2: nothing has moved for 1 s: forward, layer 2 of 2, "
+            "chunk 1 of 5" in said[1]), said[1]
+
+
+# --- the daemon and other jobs in the midst of a step -------------------------
+
+def trained(model, steps, meanwhile=lambda step, where: None):
+    """Losses of some steps of AdamW; `meanwhile` is called in the midst of
+    each forward and each backward."""
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2)
+    found, at = [], SimpleNamespace(step=0, where="forward")
+
+    def hook(*_):
+        where, at.where = at.where, ""
+        if where:
+            meanwhile(at.step, where)
+
+    handle = model.model.layers[1].mlp.register_forward_pre_hook(hook)
+    for at.step in range(steps):
+        at.where = "forward"
+        loss = model(**batch(seed=at.step)).loss
+        at.where = "backward"
+        loss.backward()
+        found.append(loss.item())
+        optimizer.step()
+        optimizer.zero_grad()
+    handle.remove()
+    return found
+
+
+def streamed_losses(session, meanwhile=lambda step, where: None):
+    model = tiny()
+    stream = sluice.stream(model, session=session, chunk=16, quiet=True)
+    found = trained(model, 4, meanwhile)
+    assert stream.stats().host_bytes == 0
+    stream.unstream()
+    return found
+
+
+@pytest.mark.parametrize("where", ["forward", "backward"])
+def test_a_daemon_that_is_killed_in_mid_step_changes_no_loss(daemon, where):
+    with sluice.Session(daemon.socket) as session:
+        expected = streamed_losses(session)
+    session = sluice.Session(daemon.socket)
+
+    def kill(step, at):
+        if (step, at) == (1, where):
+            os.kill(daemon.pid, signal.SIGKILL)
+            await_true("sluiced is gone", lambda: not is_running(daemon.pid))
+
+    assert streamed_losses(session, kill) == expected
+    session.close()
+
+
+def test_a_daemon_that_is_killed_before_memory_is_leased_is_said(daemon):
+    model = tiny()
+    expected = unstreamed(model, batch())
+    session = sluice.Session(daemon.socket)
+    stream = sluice.stream(model, session=session, chunk=16, quiet=True)
+    os.kill(daemon.pid, signal.SIGKILL)
+    await_true("sluiced is gone", lambda: not is_running(daemon.pid))
+    long = batch(4, 500)  # more than the probe leased
+    model.zero_grad()
+    with pytest.raises(sluice.Error, match="UNAVAILABLE"):
+        for _ in range(40):
+            model(**long).loss.backward(retain_graph=False)
+            long = {k: v.repeat(2, 1) for k, v in long.items()}
+    gc.collect()
+    assert stream.stats().host_bytes == 0
+    assert_same(run(model, batch()), expected)  # what fits goes on
+    session.close()
+
+
+def test_another_job_that_joins_and_leaves_changes_no_loss(daemon):
+    with sluice.Session(daemon.socket, job="one") as session:
+        expected = streamed_losses(session)
+    others = []
+
+    def meanwhile(step, where):
+        if (step, where) in ((1, "forward"), (2, "backward")):
+            other = sluice.Session(daemon.socket, job=f"other{step}")
+            others.append((other, other.lease_host(8 << 20),
+                           other.lease_gpu(4 << 20)))
+        if (step, where) in ((1, "backward"), (3, "forward")):
+            other, *regions = others.pop()
+            for region in regions:
+                region.free()
+            other.close()
+
+    with sluice.Session(daemon.socket, job="one") as session:
+        assert streamed_losses(session, meanwhile) == expected
+    assert not others
