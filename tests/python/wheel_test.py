@@ -7,6 +7,7 @@ not show that pip finds versions that fit; `./dev wheel --matrix` does.
 
 from __future__ import annotations
 
+import json
 import os
 import pathlib
 import subprocess
@@ -118,9 +119,21 @@ def test_doctor_is_content(environment, tmp_path) -> None:
     assert done.returncode == 0, done.stdout + done.stderr
 
 
-@pytest.mark.parametrize("page", ["README.md", "client/python/README.md"])
-def test_the_readmes_lines_train_a_model(environment, tmp_path, page) -> None:
-    (tmp_path / "typed.py").write_text(readme.program(TREE / page))
+def test_plan_is_answered_by_its_own_sluicectl(environment, tmp_path) -> None:
+    (tmp_path / "config.json").write_text(json.dumps(dict(
+        model_type="llama", hidden_size=4096, intermediate_size=14336,
+        num_hidden_layers=32, num_attention_heads=32, num_key_value_heads=8,
+        vocab_size=128256)))
+    done = run(environment, tmp_path, "python", "-m", "sluice", "plan", ".",
+               "--seq-len", "1M", "--gpus", "8", "--json")
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert json.loads(done.stdout)["fits"]
+
+
+def test_the_readmes_lines_train_a_model(environment, tmp_path) -> None:
+    program = readme.program(TREE / "client/python/README.md")
+    assert program == readme.program(TREE / "README.md")
+    (tmp_path / "typed.py").write_text(program)
     done = run(environment, tmp_path, "python", "typed.py")
     assert done.returncode == 0, done.stdout + done.stderr
     losses = [float(line.split()[-1]) for line in done.stdout.splitlines()]
