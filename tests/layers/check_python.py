@@ -48,6 +48,7 @@ ORDER = [
     "adapters.decoders",
     "adapters.whole_calls",
     "adapters.dealing",
+    "adapters.dealing_trial",
     "adapters.shared",
     "adapters.absent",
     "adapters.logprobs",

@@ -10,9 +10,12 @@ import sluice
 import torch
 import torch.distributed as dist
 from models import Run, assert_same, batch, run, tiny
+from torch import nn
 from torch.nn import functional as F
+from transformers.models.llama.modeling_llama import LlamaModel
 
 CHUNK = 16
+MOE = dict(num_local_experts=4, num_experts_per_tok=2)
 LEARNED = dict(n_embd=32, n_layer=2, n_head=4, n_positions=512,
                attn_pdrop=0.0, resid_pdrop=0.0, embd_pdrop=0.0)
 
@@ -72,7 +75,8 @@ def refused_models(session, group) -> None:
                              attention_probs_dropout_prob=0.0),
              "positions of its own"),
             ("llama", dict(hidden_size=24, num_attention_heads=3,
-                           num_key_value_heads=1), "3 heads.*cannot share")):
+                           num_key_value_heads=1), "3 heads.*cannot share"),
+            ("llama4_text", MOE, "all rows at once, under a group")):
         model = tiny(kind, **changes)
         with pytest.raises(sluice.Unsupported, match=said):
             sluice.stream(model, session=session, chunk=CHUNK, group=group)
@@ -121,13 +125,52 @@ def logprobs(session, group) -> None:
     plain, expected = found()
     stream = sluice.stream(model, session=session, chunk=CHUNK, group=group,
                            quiet=True)
-    ours, gradients = found()
+    ours, _ = found()
     assert stream.stats().steps == 1
     torch.testing.assert_close(ours, plain, rtol=1e-5, atol=1e-5)
-    for gradient in gradients.values():
-        dist.all_reduce(gradient, group=group)
-        gradient /= dist.get_world_size(group)
-    assert_same(Run(0.0, gradients), Run(0.0, expected))
+    _assert_mean_is(model, group, 0.0, Run(0.0, expected))
+
+
+class Embedded(LlamaModel):
+    """Hands each layer what it makes of the embeddings, without a gradient,
+    and scales them in place as some models do."""
+
+    def forward(self, input_ids=None, inputs_embeds=None, **kwargs):
+        embeds = self.embed_tokens(input_ids)
+        more = embeds.detach() * 0.5
+        more *= 3.0
+        return super().forward(inputs_embeds=embeds, per_layer_input=more,
+                               **kwargs)
+
+
+class Adding(nn.Module):
+    def __init__(self, inner):
+        super().__init__()
+        self.inner = inner
+
+    def forward(self, hidden_states, per_layer_input=None, **kwargs):
+        return self.inner(hidden_states, **kwargs) + per_layer_input
+
+
+def made_of_embeddings(session, group) -> None:
+    """Arguments of layers that depend on what the embedding gives."""
+    model, inputs = tiny(), batch()
+    model.model.__class__ = Embedded
+    for i, layer in enumerate(model.model.layers):
+        model.model.layers[i] = Adding(layer)
+    expected = run(copy.deepcopy(model), inputs)
+    sluice.stream(model, session=session, chunk=CHUNK, group=group,
+                  quiet=True)
+    _assert_mean_is(model, group, run(model, inputs).loss, expected)
+
+
+def _assert_mean_is(model, group, loss: float, expected: Run) -> None:
+    """The average of the gradients over the group is the expected one."""
+    for parameter in model.parameters():
+        dist.all_reduce(parameter.grad, group=group)
+        parameter.grad /= dist.get_world_size(group)
+    assert_same(Run(loss, {n: p.grad for n, p in model.named_parameters()}),
+                expected)
 
 
 def own_head(session, group) -> None:
@@ -151,13 +194,9 @@ def own_head(session, group) -> None:
         own = local.position_ids
         assert own.shape[1] in (37, 38) and torch.equal(
             local.input_ids, ids.index_select(1, own[0]))
-        for parameter in model.parameters():
-            dist.all_reduce(parameter.grad, group=group)
-            parameter.grad /= dist.get_world_size(group)
-        got = Run(loss.item(),
-                  {n: p.grad for n, p in model.named_parameters()})
         stream.unstream()
-        assert_same(got, run(copy.deepcopy(model), inputs))
+        _assert_mean_is(model, group, loss.item(),
+                        run(copy.deepcopy(model), inputs))
 
 
 def loaders(session, group) -> None:
@@ -195,4 +234,5 @@ def random_numbers(session, group) -> None:
 
 BEHAVIOURS = {f.__name__: f for f in (
     host_bytes, other_rows, other_chunks, refused_models, refused_calls,
-    evaluation, logprobs, own_head, loaders, random_numbers)}
+    evaluation, logprobs, made_of_embeddings, own_head,
+    loaders, random_numbers)}

@@ -14,7 +14,7 @@ import sys
 import sluice
 import torch
 import torch.distributed as dist
-from group_behaviours import BEHAVIOURS, CHUNK, LEARNED
+from group_behaviours import BEHAVIOURS, CHUNK, LEARNED, MOE
 from models import Run, assert_same, batch, tiny
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
@@ -23,7 +23,6 @@ from torch.nn.parallel import DistributedDataParallel
 
 SOFTCAPS = dict(sliding_window=24, query_pre_attn_scalar=8,
                 attn_logit_softcapping=5.0, final_logit_softcapping=3.0)
-MOE = dict(num_local_experts=4, num_experts_per_tok=2)
 LATENT = dict(
     q_lora_rank=16, kv_lora_rank=16, qk_rope_head_dim=4, qk_nope_head_dim=8,
     v_head_dim=8, head_dim=4, num_key_value_heads=4, n_routed_experts=4,
@@ -104,21 +103,18 @@ CASES = {2: {
     "sinks, experts": ("gpt_oss", {**MOE, "sliding_window": 24}, 2, alone,
                        plain),
     "latent": ("deepseek_v3", LATENT, 2, alone, plain),
-    "learned positions": ("gpt2", LEARNED, 2, alone, plain),
     "learned positions, documents": ("gpt2", LEARNED, 2, alone, documents),
     "positions stretched": ("llama", STRETCHED, 2, alone, plain),
     "written out": ("gptj", {**LEARNED, "rotary_dim": 4, "attn_pdrop": 0.0},
                     2, alone, plain),
     "frozen": ("llama", {}, 2, alone, plain),
     "ddp": ("llama", {}, 2, ddp, plain),
-    "fsdp2": ("llama", {}, 2, fsdp(), plain),
     "fsdp2, experts": ("mixtral", MOE, 2, fsdp(), documents),
     "fsdp2, tied": ("qwen2", dict(tie_word_embeddings=True), 2, fsdp(), plain),
     "fsdp2, units of their own": ("llama", {}, 2, fsdp(
         "model.embed_tokens", "model.norm", "lm_head"), plain),
     "fsdp2, a group of one": ("llama", {}, 1, fsdp(), plain),
 }, 4: {
-    "grouped": ("llama", {}, 4, alone, documents),
     "sinks, experts": ("gpt_oss", {**MOE, "sliding_window": 24}, 4, alone,
                        long(67)),
     "ddp": ("llama", {}, 2, ddp, plain),

@@ -53,7 +53,8 @@ def agree(ranks: Ranks, device: torch.device, settings: Mapping[str, Any],
             f"{', '.join(wrong)}" + (f" (rank {ranks.rank} of the group: "
                                      f"{shown})" if shown else "") +
             ": give each of them the same whole rows and the same settings; "
-            "sequences are dealt to the ranks by sluice, not by the loader"))
+            "sluice deals sequences to the ranks, and sluice.same_rows() makes "
+            "of a loader one that gives all ranks the same"))
 
 
 def _of(value: Any, device: torch.device) -> Tensor:

@@ -48,7 +48,7 @@ def probe(adapter: Adapter, stream: Stream) -> None:
             probe_layer(adapter, stream, index, plain[index], streamed[index])
         if stream.ranks is not None:
             refusing(adapter.decoder, "it fails on a rank's rows",
-                     lambda: adapter.dealing.check(ids, CHUNK))
+                     lambda: adapter.check_dealing(ids, CHUNK))
         _call_model(adapter, stream, ids)
 
 

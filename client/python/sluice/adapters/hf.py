@@ -21,7 +21,7 @@ from sluice import calls, probe, rows, sdpa
 from sluice.errors import NoAttention, Unsupported
 from sluice.patch import Patch
 from sluice.step import current
-from sluice.adapters import head_trial, packed, registry
+from sluice.adapters import dealing_trial, head_trial, packed, registry
 from sluice.adapters.dealing import Dealing
 from sluice.adapters.decoders import around, find_decoder
 from sluice.adapters.head import Head
@@ -73,11 +73,13 @@ class Adapter:
             head = Head(self.causal, self.decoder, stream)
             self._patch(self.causal, head.forward())
             head_trial.probe(head)
-            if stream.ranks is not None and stream.head == "whole":
-                raise Unsupported(
-                    type(self.causal).__name__, "a loss that the model makes "
-                    "of all rows at once, under a group", "stream its base "
-                    "model, and make the loss of st.shard()'s labels")
+        if stream.ranks is not None and stream.head != "rows" and (
+                "labels" in inspect.signature(
+                    type(self.causal).forward).parameters):
+            raise Unsupported(
+                self.name, "a loss that the model makes of all rows at once, "
+                "under a group", "stream its base model, and make the loss of "
+                "st.shard()'s labels")
 
     def _probe(self, stream: Stream) -> None:
         """Finds the way in which attention is met; where there is none, the
@@ -101,6 +103,10 @@ class Adapter:
             self._patches.pop(self.entry).undo()
         raise next((r for r in refusals if not isinstance(r, NoAttention)),
                    refusals[0])
+
+    def check_dealing(self, ids: Tensor, chunk: int) -> None:
+        """Raises `Unsupported` where one rank's rows are not the whole's."""
+        dealing_trial.check(self.dealing, ids, chunk)
 
     def detach(self) -> None:
         while self._patches:

@@ -2,7 +2,7 @@
 one rank's rows of it."""
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
@@ -10,11 +10,15 @@ from torch import Tensor, nn
 from torch.utils import _pytree as pytree
 
 from sluice.errors import Unsupported
-from sluice.rows import leaf_of
+from sluice.rows import leaf_of, names_of
 from sluice.adapters.stand_in import Instead
 
 if TYPE_CHECKING:
     from sluice.step import Step
+
+
+# A tensor among the arguments: number of the layer, name, leaf of the argument.
+Place = tuple[int, str, int]
 
 
 class Call(NamedTuple):
@@ -49,13 +53,20 @@ class Noted(Instead):
         return (x,) if self._returns_tuple else x
 
 
-class Expanded(Instead):
-    """Stands for the embedding: one row of zeros, as long as it is asked."""
+class Zeros(Instead):
+    """Stands for the embedding: zeros, which are one in memory if they
+    `expand`."""
+
+    def __init__(self, table: nn.Module, expand: bool):
+        super().__init__(table)
+        self._expand = expand
 
     def forward(self, ids: Tensor, *_: Any, **__: Any) -> Tensor:
         weight = self._base.weight
-        return torch.zeros((), dtype=weight.dtype, device=ids.device).expand(
-            *ids.shape, weight.shape[-1])
+        shape = (*ids.shape, weight.shape[-1])
+        zeros = torch.zeros(() if self._expand else shape, dtype=weight.dtype,
+                            device=ids.device)
+        return zeros.expand(shape)
 
 
 def rows_of(layer: nn.Module, step: Step, own: Tensor,
@@ -72,36 +83,45 @@ def rows_of(layer: nn.Module, step: Step, own: Tensor,
     return pytree.tree_map(cut, value)
 
 
-def merged(layer: nn.Module, whole: Call, local: Call) -> Call:
-    """The whole sequence's arguments, but what needs a gradient."""
-    name = type(layer).__name__
-    if len(whole.args) != len(local.args) or (
-            whole.kwargs.keys() != local.kwargs.keys()):
-        raise Unsupported(name, "other arguments for some rows than for the "
-                          "whole sequence", "do not use a group")
+def named(layer: nn.Module, call: Call) -> list[tuple[str, Any]]:
+    names = names_of(type(layer).forward)
+    return [*((names(i), v) for i, v in enumerate(call.args)),
+            *call.kwargs.items()]
 
-    def one(known: Any, own: Any) -> Any:
-        mine, spec = pytree.tree_flatten(own)
-        leaves, other = pytree.tree_flatten(known)
+
+def merged(index: int, layer: nn.Module, whole: Call, local: Call,
+           made_of_rows: Collection[Place]) -> Call:
+    """The whole sequence's arguments of layer `index`, but what needs a
+    gradient or is `made_of_rows`."""
+    known, own = dict(named(layer, whole)), dict(named(layer, local))
+    if known.keys() != own.keys() or len(whole.args) != len(local.args):
+        raise Unsupported(type(layer).__name__, "other arguments for some "
+                          "rows than for the whole sequence",
+                          "do not use a group")
+
+    def one(name: str) -> Any:
+        mine, spec = pytree.tree_flatten(own[name])
+        leaves, other = pytree.tree_flatten(known[name])
+        needed = [_needs_grad(m) or (index, name, i) in made_of_rows
+                  for i, m in enumerate(mine)]
         if spec == other:
-            return pytree.tree_unflatten(
-                [_leaf(k, m) for k, m in zip(leaves, mine)], spec)
-        if any(_needs_grad(v) for v in mine):
-            raise Unsupported(name, "an argument that needs a gradient and is "
-                              "another for the whole sequence",
+            return pytree.tree_unflatten([m if n else _typed(k, m) for k, m, n
+                                          in zip(leaves, mine, needed)], spec)
+        if any(needed):
+            raise Unsupported(type(layer).__name__, f"argument '{name}', which"
+                              " is another for the whole sequence",
                               "do not use a group")
-        return known
+        return known[name]
 
-    return Call(tuple(one(k, o) for k, o in zip(whole.args, local.args)),
-                {n: one(whole.kwargs[n], o) for n, o in local.kwargs.items()})
+    values = [one(name) for name in own]
+    return Call(tuple(values[:len(local.args)]),
+                dict(zip(local.kwargs, values[len(local.args):])))
 
 
-def _leaf(known: Any, own: Any) -> Any:
-    if _needs_grad(own):
-        return own
+def _typed(known: Any, own: Any) -> Any:
+    """The zeros' type is not always that of the real embedding."""
     if isinstance(known, Tensor) and isinstance(own, Tensor) and (
             known.is_floating_point()):
-        # The expanded embedding's type is not always that of the real one.
         return known.to(own.dtype)
     return known
 

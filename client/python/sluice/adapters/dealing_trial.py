@@ -1,0 +1,128 @@
+"""Whether what a model makes outside its layers of a rank's rows is what it
+makes of those rows among all (see [Note: whole arguments])."""
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.utils import _pytree as pytree
+
+from sluice.errors import Unsupported
+from sluice.randomness import Still
+from sluice.ranks import indices
+from sluice.rows import leaf_of
+from sluice.step import chunks_of
+from sluice.adapters.dealing import Dealing
+from sluice.adapters.whole_calls import Call, Place, named
+
+# Of a norm: rounding, where matrices of other sizes are multiplied.
+LIMIT, HALF_LIMIT = 1e-5, 2e-2
+
+# What a run of the decoder without its layers gives: tensors, and along which
+# dimension they have rows.
+Made = dict[Place | str, tuple[Tensor, int | None]]
+
+
+def check(dealing: Dealing, ids: Tensor, chunk: int) -> None:
+    """Raises `Unsupported` where the model makes positions of its own; finds
+    which arguments of layers have to be made of a rank's own rows."""
+    given = {"input_ids": ids}
+    all_ = _made(dealing, given)
+    noted = _noted(dealing, given)
+    dealing.made_of_rows = {
+        place for place, (value, _) in all_.items()
+        if not isinstance(place, str) and (
+            value.requires_grad or not _near(value, noted.get(place)))}
+    different = _different(dealing, given, all_, chunk)
+    if different:
+        raise Unsupported(
+            type(dealing.adapter.entry).__name__, f"{different} not the "
+            "same for a rank's rows of a sequence, given with their "
+            "positions, as for the whole of it: it makes positions of its "
+            "own", "do not use a group with this model")
+    if "attention_mask" in dealing.accepts:
+        given["attention_mask"] = torch.ones_like(ids)
+        given["attention_mask"][:, -ids.shape[1] // 3:] = 0
+        different = _different(dealing, given, _made(dealing, given), chunk)
+        if different:
+            dealing.undealt["attention_mask"] = (
+                f"{different} not the same for a rank's rows")
+
+
+def _different(dealing: Dealing, given: dict[str, Any], all_: Made,
+               chunk: int) -> str | None:
+    """What is not the same on some rank, among what is made of its rows."""
+    ranks, length = dealing.stream.ranks, given["input_ids"].shape[1]
+    chunks = chunks_of(length, chunk, ranks.size)
+    for rank in range(ranks.size):
+        own = indices(ranks.own(chunks, rank), given["input_ids"].device)
+        part = _made(dealing, dealing.local(given, length, own))
+        for place, (value, dim) in all_.items():
+            if isinstance(place, str):
+                what = f"{place} is"
+            elif place in dealing.made_of_rows:
+                what = f"argument '{place[1]}' of layer {place[0]} is"
+            else:
+                continue
+            if dim is not None and value.shape[dim] == length:
+                value = value.index_select(dim, own)
+            if not _near(value, part.get(place, (None,))[0]):
+                return what
+    return None
+
+
+def _made(dealing: Dealing, given: dict[str, Any]) -> Made:
+    """What the model makes of `given` outside its layers."""
+    found: Made = {}
+    x = given["input_ids"]
+    step = dealing.stream.begin(x.shape[1], x.device, dealing.adapter,
+                                check=False, alone=True)
+
+    def note(index: int, x: Tensor, call: Call) -> None:
+        found.setdefault("the input of its layers", (x, 1))
+        layer = dealing.layers[index]
+        for name, value in named(layer, call):
+            for i, leaf in enumerate(pytree.tree_leaves(value)):
+                if isinstance(leaf, Tensor) and not step.is_marker(leaf):
+                    found[index, name, i] = leaf, leaf_of(
+                        layer, name, leaf, step, step.length,
+                        dealing.stream.rows).dim
+
+    with torch.enable_grad(), Still(), step.engaged(), dealing.noting(note):
+        out = dealing.adapter.own_forward(dealing.adapter.entry)(
+            **given, use_cache=False)
+    return {**found, "its output": (out[0], 1)}
+
+
+def _noted(dealing: Dealing, given: dict[str, Any]) -> dict[Place, Any]:
+    """The same arguments as they are noted for the whole sequence, without
+    embeddings."""
+    x = given["input_ids"]
+    step = dealing.stream.begin(x.shape[1], x.device, dealing.adapter,
+                                check=False, alone=True)
+    given, rows = {**given, "use_cache": False}, torch.arange(
+        x.shape[1], device=x.device)
+    with step.engaged():
+        try:
+            noted = dealing.whole(step, given, rows)
+        except RuntimeError as error:  # it writes into the embeddings
+            if isinstance(error, Unsupported):
+                raise
+            dealing.expands = False
+            noted = dealing.whole(step, given, rows)
+    return {(index, name, i): leaf for index, call in noted.items()
+            for name, value in named(dealing.layers[index], call)
+            for i, leaf in enumerate(pytree.tree_leaves(value))}
+
+
+def _near(a: Tensor, b: Any) -> bool:
+    if not isinstance(b, Tensor) or a.shape != b.shape:
+        return False
+    limit = HALF_LIMIT if a.dtype in (torch.float16, torch.bfloat16) else LIMIT
+    wide = torch.promote_types(a.dtype, torch.float64)  # complex stays so
+    a, b = a.detach().to(wide), b.detach().to(wide)
+    return bool((a - b).norm() <= limit * a.norm() + 1e-12)
+
+
+__all__ = ["check"]
