@@ -18,8 +18,6 @@
 #include "proto/plan/codec.h"
 
 using sluice::Bytes;
-using sluice::Shortage;
-using sluice::ShortOf;
 using sluice::client::CopyEngine;
 using sluice::client::CopyRequest;
 using sluice::client::Region;
