@@ -15,6 +15,7 @@ import torch
 import torch.distributed as dist
 from models import assert_same, batch, run, tiny
 from peft import LoraConfig, get_peft_model
+from titan import VOCAB, Titan, loss_of, titan, tokens
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import CPUOffloadPolicy, fully_shard
 from torch.distributed.tensor import DTensor
@@ -53,7 +54,9 @@ def fsdp(units=(), shape=None, **options):
             ("replicate", "shard") if shape else ("shard",)))
         base = model.get_base_model() if hasattr(
             model, "peft_config") else model
-        for layer in base.model.layers:
+        layers = (base.layers.values() if isinstance(base, Titan)
+                  else base.model.layers)
+        for layer in layers:
             fully_shard(layer, mesh=mesh, **options)
         for unit in units:
             fully_shard(model.get_submodule(unit), mesh=mesh, **options)
@@ -76,6 +79,7 @@ CASES = {
         "llama", {}, fsdp(["lm_head"], reshard_after_forward=False), 2),
     "fsdp2, lora": ("llama", {}, fsdp(), 2),
     "ddp, lora": ("llama", {}, ddp(), 1),
+    "fsdp2, layers of one's own": ("titan", {}, fsdp(["output"]), 2),
     "fsdp2, log-probabilities": ("llama", {}, fsdp(), 2),
     "fsdp2, head of its own, log-probabilities": (
         "llama", {}, fsdp(["lm_head"]), 2),
@@ -102,18 +106,39 @@ class Scored(torch.nn.Module):
         return SimpleNamespace(loss=(found * found + entropy).mean())
 
 
+class WithLoss(torch.nn.Module):
+    """A decoder without transformers, and the loss that its user computes."""
+
+    def __init__(self, model):
+        super().__init__()
+        self.model = model
+
+    def forward(self, input_ids, labels):
+        return SimpleNamespace(loss=loss_of(self.model, input_ids % VOCAB))
+
+
+def stream_it(model, session):
+    if isinstance(model, Titan):
+        return sluice.stream(
+            layers=model.layers, attention="sdpa", rows={"freqs_cis": 0},
+            sample=lambda: model(tokens()), session=session, chunk=16,
+            quiet=True)
+    return sluice.stream(model, session=session, chunk=16, quiet=True)
+
+
 def train(case: str, rank: int, streamed: sluice.Session | None):
     kind, changes, wrap, batches = CASES[case]
-    model = tiny(kind, **changes)
+    model = titan() if kind == "titan" else tiny(kind, **changes)
     if case.startswith("frozen"):
         model.model.embed_tokens.requires_grad_(False)
         model.model.layers[0].requires_grad_(False)
-    stream = streamed and sluice.stream(model, session=streamed, chunk=16,
-                                        quiet=True)
+    stream = streamed and stream_it(model, streamed)
     made = packed if case.endswith("packed rows") else batch
     model = wrap(lora(model) if case.endswith("lora") else model)
     if case.endswith("log-probabilities"):
         model = Scored(model)
+    if kind == "titan":
+        model = WithLoss(model)
     found = [run(model, made(2, 60 + 5 * rank, seed=10 * rank + i))
              for i in range(batches)]
     if stream:

@@ -3,6 +3,8 @@ steps what they say around the model itself."""
 
 from __future__ import annotations
 
+import copy
+
 import datasets
 import pytest
 import sluice
@@ -101,6 +103,47 @@ def test_adapters_have_the_gradients_of_the_model_itself(session, made, late):
     assert_same(got, expected)
     assert stream.stats().blocks > 0 and stream.stats().host_bytes == 0
     stream.unstream()
+
+
+@pytest.mark.parametrize("late", [False, True])
+def test_an_adapter_of_a_tied_head_is_exact(session, late):
+    def adapted(model):
+        torch.manual_seed(1)
+        return get_peft_model(model, lora(
+            target_modules=["embed_tokens", "v_proj"],
+            init_lora_weights=False))
+
+    model = tiny("qwen2", tie_word_embeddings=True)
+    expected = run(adapted(copy.deepcopy(model)), batch())
+    model = adapted(model) if late else model
+    sluice.stream(model, session=session, chunk=16, quiet=True)
+    assert_same(run(model if late else adapted(model), batch()), expected)
+
+
+def test_adapters_with_dropout_have_the_gradient_of_what_they_drew(session):
+    """Against differences along the gradient, with the same numbers drawn."""
+    torch.manual_seed(1)
+    model = get_peft_model(tiny().double(), lora(
+        lora_dropout=0.3, init_lora_weights=False)).double()
+    sluice.stream(model, session=session, chunk=16, check="always", quiet=True)
+    state = torch.get_rng_state()
+    run(model, batch())
+    trained = [p for p in model.parameters() if p.requires_grad]
+    directions = [p.grad.clone() for p in trained]
+
+    def loss(step):
+        torch.set_rng_state(state)
+        with torch.no_grad():
+            for weight, direction in zip(trained, directions):
+                weight.add_(step * direction)
+            found = model(**batch()).loss.item()
+            for weight, direction in zip(trained, directions):
+                weight.sub_(step * direction)
+        return found
+
+    slope = (loss(2e-2) - loss(-2e-2)) / 4e-2
+    expected = sum(float(d.norm()) ** 2 for d in directions)
+    assert abs(slope - expected) <= 1e-3 * expected
 
 
 # --- packed documents -------------------------------------------------------
