@@ -16,16 +16,17 @@ import sys
 import tempfile
 
 HERE = os.path.dirname(os.path.abspath(__file__))
-KNOWN = ["ipc", "grant", "attention", "fits", "loss", "methods", "overlap",
-         "planner", "python", "settings", "train"]
+KNOWN = ["ipc", "grant", "attention", "fits", "length", "loss", "methods",
+         "overlap", "planner", "python", "settings", "train"]
 # Too long for two builds in turns, or the same package for both: compared only
 # where they are named.
-LONG = ["python", "settings"]
-SCRIPTS = {"python": "python_step.py", "settings": "settings.py",
-           "train": "train_steps.py"}
+LONG = ["length", "python", "settings"]
+SCRIPTS = {"length": "length.py", "python": "python_step.py",
+           "settings": "settings.py", "train": "train_steps.py"}
 # What a script needs built; a program needs only itself.
 NEEDS = {**dict.fromkeys(SCRIPTS, ["sluice-train", "sluiced",
-                                   "sluice-worker"]), "python": ["sluiced"]}
+                                   "sluice-worker"]), "length": ["sluiced"],
+         "python": ["sluiced"]}
 FIELDS = {"name", "value", "unit", "target", "better", "detail"}
 
 

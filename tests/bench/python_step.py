@@ -10,11 +10,11 @@ the environment of deploy/setup/venv.txt, which has torch and transformers.
 
 import argparse
 import json
-import os
 import statistics
-import subprocess
 import sys
 import time
+
+import in_venv
 
 ROUNDS = 7
 CHUNK = 512
@@ -24,9 +24,6 @@ SHAPE = dict(vocab_size=VOCAB, hidden_size=256, intermediate_size=688,
              num_key_value_heads=2, max_position_embeddings=1 << 20,
              use_cache=False)
 TARGETS = {2048: 1.30, 4096: 1.15}  # times the plain model's CPU seconds
-ROOT = os.path.dirname(os.path.dirname(os.path.dirname(
-    os.path.abspath(__file__))))
-INSIDE = "SLUICE_BENCH_INSIDE"
 
 
 def main():
@@ -34,30 +31,12 @@ def main():
     parser.add_argument("--bin", required=True)
     parser.add_argument("--json", required=True)
     arguments = parser.parse_args()
-    if INSIDE not in os.environ:
-        return again(arguments.bin)
+    if not in_venv.is_inside():
+        return in_venv.again(arguments.bin)
     entries = [measured(length, target) for length, target in TARGETS.items()]
     with open(arguments.json, "w", encoding="utf-8") as file:
         json.dump(entries, file)
     return 0
-
-
-def again(folder):
-    """The exit status of this script in the environment that has torch."""
-    deps = os.environ.get("SLUICE_DEPS",
-                          os.path.expanduser("~/.cache/sluice"))
-    python = os.path.join(deps, "venv", "bin", "python")
-    if not os.path.exists(python):
-        print(f"error: no {python}: ./dev setup python makes it",
-              file=sys.stderr)
-        return 1
-    environment = dict(os.environ, OMP_NUM_THREADS="1",
-                       SLUICE_BIN_DIR=os.path.abspath(folder),
-                       PYTHONPATH=os.path.join(ROOT, "client", "python"))
-    environment[INSIDE] = "1"
-    environment.pop("SLUICE_SOCKET", None)
-    return subprocess.run([python, *sys.argv], env=environment,
-                          check=False).returncode
 
 
 def measured(length, target):

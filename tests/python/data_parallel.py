@@ -91,6 +91,15 @@ CASES = {
             offload_policy=CPUOffloadPolicy(pin_memory=False)), 1),
     "hsdp": ("llama", {}, fsdp(["lm_head"], shape=(2, 2)), 1),
     "frozen embedding and layer": ("llama", {}, fsdp(["lm_head"]), 1),
+    "ddp, in the host": ("qwen2", TIED, ddp(), 2),
+    "fsdp2, in the host": ("qwen2", TIED, fsdp(), 2),
+    "fsdp2, units of their own, in the host": (
+        "llama", {}, fsdp(["model.embed_tokens", "model.norm", "lm_head"]), 2),
+    "fsdp2, decoder of its own, in the host": (
+        "llama", {}, fsdp(["model"]), 2),
+    "fsdp2, decoder of its own": ("llama", {}, fsdp(["model"]), 2),
+    "frozen embedding and layer, in the host": (
+        "llama", {}, fsdp(["lm_head"]), 1),
 }
 
 
@@ -117,13 +126,14 @@ class WithLoss(torch.nn.Module):
         return SimpleNamespace(loss=loss_of(self.model, input_ids % VOCAB))
 
 
-def stream_it(model, session):
+def stream_it(model, session, **options):
     if isinstance(model, Titan):
         return sluice.stream(
             layers=model.layers, attention="sdpa", rows={"freqs_cis": 0},
             sample=lambda: model(tokens()), session=session, chunk=16,
             quiet=True)
-    return sluice.stream(model, session=session, chunk=16, quiet=True)
+    return sluice.stream(model, session=session, chunk=16, quiet=True,
+                         **options)
 
 
 def train(case: str, rank: int, streamed: sluice.Session | None):
@@ -132,7 +142,9 @@ def train(case: str, rank: int, streamed: sluice.Session | None):
     if case.startswith("frozen"):
         model.model.embed_tokens.requires_grad_(False)
         model.model.layers[0].requires_grad_(False)
-    stream = streamed and stream_it(model, streamed)
+    stream = streamed and stream_it(
+        model, streamed,
+        hidden="host" if case.endswith("in the host") else "device")
     made = packed if case.endswith("packed rows") else batch
     model = wrap(lora(model) if case.endswith("lora") else model)
     if case.endswith("log-probabilities"):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import weakref
 
 import pytest
 import sluice
@@ -97,23 +98,33 @@ def test_host_bytes_are_the_formulas(session):
     assert stream.stats().host_peak_bytes == expected
 
 
+class Kept:
+    """A tensor that autograd keeps."""
+
+    def __init__(self, tensor):
+        self.tensor = tensor
+
+
 def test_what_autograd_keeps_does_not_grow_with_layers(session):
     def kept(layers):
-        model, found = tiny(num_hidden_layers=layers), {}
+        model, found = tiny(num_hidden_layers=layers), weakref.WeakSet()
         stream = sluice.stream(model, session=session, chunk=32)
         parameters = {p.data_ptr() for p in model.parameters()}
 
         def keep(tensor):
-            if tensor.data_ptr() not in parameters:
-                storage = tensor.untyped_storage()
-                found[storage.data_ptr()] = storage.nbytes()
-            return tensor
+            box = Kept(tensor)
+            found.add(box)
+            return box
 
-        with torch.autograd.graph.saved_tensors_hooks(keep, lambda t: t):
+        with torch.autograd.graph.saved_tensors_hooks(
+                keep, lambda box: box.tensor):
             loss = model(**batch(1, 256)).loss
+        storages = {box.tensor.untyped_storage().data_ptr():
+                    box.tensor.untyped_storage().nbytes() for box in found
+                    if box.tensor.data_ptr() not in parameters}
         loss.backward()
         stream.unstream()
-        return sum(found.values())
+        return sum(storages.values())
     assert kept(4) == kept(2)
 
 

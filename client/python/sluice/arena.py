@@ -27,7 +27,7 @@ LARGEST_SLAB_BYTES = 1 << 30
 # What running copies may keep alive, per direction. Two copies of any size may
 # run, so that large ones overlap.
 IN_FLIGHT_COPIES = 64
-IN_FLIGHT_BYTES = 8 << 20
+IN_FLIGHT_BYTES = 2 << 20
 _CLOSED = object()  # what no tensor is marked with
 
 
@@ -158,6 +158,11 @@ class HostArena:
             # After every read of it: `get` waited for the last one.
             host._written = self._copy(GPU_TO_HOST, host._address, total,
                                        host.nbytes, 0)
+
+    def settle(self, host: HostTensor) -> None:
+        """Waits for the copy into `host`, and holds its source no longer."""
+        self._check(host)
+        self._wait(GPU_TO_HOST, host._written)
 
     def drop(self, host: HostTensor) -> None:
         """Gives the bytes back; dropping twice is an error."""

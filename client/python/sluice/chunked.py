@@ -23,6 +23,7 @@ from sluice.replay import (Buffers, Gradients, Setting, Slot, Snapshot,
 from sluice.rows import Leaf, cut
 
 if TYPE_CHECKING:
+    from sluice.hidden import DeviceRows, HostRows
     from sluice.host_tensor import HostTensor
     from sluice.step import Step
 
@@ -54,7 +55,8 @@ class ChunkedCall:
 
     # --- what a subclass says -----------------------------------------------
 
-    def compute(self, m: int, x: Tensor, extra: list[Tensor]) -> Tensor:
+    def compute(self, m: int, x: Tensor | None,
+                extra: list[Tensor]) -> Tensor:
         """The module's own forward on chunk `m`: y [B, c, H']."""
         raise NotImplementedError
 
@@ -73,31 +75,40 @@ class ChunkedCall:
 
     # --- forward ------------------------------------------------------------
 
-    def forward(self, x: Tensor, extra: list[Tensor],
+    def forward(self, x: Tensor | None, extra: list[Tensor],
                 found: list[Slot]) -> Tensor:
-        """y [B, S, H'] of x [B, S, H], without autograd."""
-        self._autocast = torch.autocast(
-            x.device.type, torch.get_autocast_dtype(x.device.type),
-            torch.is_autocast_enabled(x.device.type))
+        """y [B, S, H'] of x [B, S, H], without autograd. x is None for what
+        makes the hidden states."""
+        kind = self.step.device.type
+        self._autocast = torch.autocast(kind, torch.get_autocast_dtype(kind),
+                                        torch.is_autocast_enabled(kind))
         if self.keeps:
             self._setting = Setting(self.module, found)
-        y = None
+        places = self.step.hidden
+        source = None if x is None else places.reading(x, self.name)
+        y = places.writing()
         for m, rows in enumerate(self.step.chunks):
-            # Layers may view their input as [B * S, H].
-            part = self._first_run(
-                m, x[:, rows.start:rows.stop].contiguous(),
-                self._cut(extra, rows))
-            if y is None:
-                y = part.new_empty(*x.shape[:2], *part.shape[2:])
-            y[:, rows.start:rows.stop] = part
+            part = None
+            if source is not None:
+                # Layers may view their input as [B * S, H].
+                part = source.read(m).contiguous()
+                if m + 1 < len(self.step.chunks):
+                    source.prefetch(m + 1)
+                if self.keeps:
+                    self._x.append(source.keep(m))
+                else:
+                    source.drop(m)
+            y.write(m, self._first_run(m, part, self._cut(extra, rows)))
+        if self._x:
+            # Copies of its chunks that run hold all of x.
+            self.step.arena.settle(self._x[-1])
         if not self.keeps:
             self.release()
-        return y
+        return y.tensor()
 
-    def _first_run(self, m: int, x: Tensor, extra: list[Tensor]) -> Tensor:
-        if self.keeps:
-            self._x.append(self.step.arena.put(x))
-        random = RandomState(x.device)
+    def _first_run(self, m: int, x: Tensor | None,
+                   extra: list[Tensor]) -> Tensor:
+        random = RandomState(self.step.device)
         held, version = Buffers(self.module), _version(x)
         before = Snapshot(self.step.written_by(self.module))
         y = self.compute(m, x, extra)
@@ -127,15 +138,15 @@ class ChunkedCall:
 
     # --- backward -----------------------------------------------------------
 
-    def backward(self, dy: Tensor, found: list[Slot], shape: torch.Size,
-                 dtype: torch.dtype, needs_x: bool
+    def backward(self, dy: Tensor, found: list[Slot], needs_x: bool
                  ) -> tuple[Tensor | None, list[Tensor | None], list]:
         """(dx, gradients of the arguments, gradients of the parameters)."""
-        dx = dy.new_empty(shape, dtype=dtype) if needs_x else None
+        dy = self.step.hidden.reading(dy, self.name)
+        dx = self.step.hidden.writing() if needs_x else None
         gradients, leaves = Gradients(found), self.arguments()
         of_arguments = [torch.zeros_like(leaf.value, dtype=torch.promote_types(
             leaf.value.dtype, torch.float32)) for leaf in leaves]
-        random = RandomState(dy.device)
+        random = RandomState(self.step.device)
         now = Snapshot(self.step.written_by(self.module))
         self.replays = True
         try:
@@ -144,9 +155,7 @@ class ChunkedCall:
                 for m in range(len(self.step.chunks) - 1, -1, -1):
                     part = self._backward_chunk(m, dy, needs_x, of_arguments)
                     if dx is not None:
-                        rows = self.step.chunks[m]
-                        dx[:, rows.start:rows.stop] = (
-                            0 if part is None else part)
+                        dx.write(m, part)
         finally:
             random.restore()
             now.restore()
@@ -154,15 +163,15 @@ class ChunkedCall:
         of_parameters, ranks = gradients.take(), self.step.ranks
         if ranks is not None:
             of_parameters = ranks.filled(of_parameters, distinct(found))
-        return dx, [g.to(leaf.value.dtype) for g, leaf in zip(
-            of_arguments, leaves)], of_parameters
+        return None if dx is None else dx.tensor(), [
+            g.to(leaf.value.dtype) for g, leaf in zip(of_arguments, leaves)
+        ], of_parameters
 
-    def _backward_chunk(self, m: int, dy: Tensor, needs_x: bool,
-                        of_arguments: list[Tensor]) -> Tensor | None:
-        rows, arena = self.step.chunks[m], self.step.arena
-        x = arena.get(self._x[m], dy.device).requires_grad_(needs_x)
-        if m:
-            arena.prefetch(self._x[m - 1], dy.device)
+    def _backward_chunk(self, m: int, dy: DeviceRows | HostRows,
+                        needs_x: bool, of_arguments: list[Tensor]
+                        ) -> Tensor | None:
+        """dx [B, c, H], or None where x is no input."""
+        x, rows = self._input(m, needs_x), self.step.chunks[m]
         leaves = self.arguments()
         extra = [cut(leaf, rows).detach().requires_grad_() for leaf in leaves]
         if self._random[m] is not None:
@@ -175,13 +184,28 @@ class ChunkedCall:
                 f"sluice: chunk {m} of {self.name} was not the same in its "
                 "second forward: its gradient would be of another function; "
                 "report this model, and do not stream it")
+        gradient = dy.read(m)
+        dy.drop(m)
+        if m:
+            dy.prefetch(m - 1)
         if y.requires_grad:  # it may have what it does not use here
-            torch.autograd.backward(y, dy[:, rows.start:rows.stop])
+            torch.autograd.backward(y, gradient)
         for total, leaf, part in zip(of_arguments, leaves, extra):
             if part.grad is not None:
                 cut(leaf._replace(value=total), rows).add_(part.grad)
-        arena.drop(self._x.pop())
-        return x.grad
+        if x is None:
+            return None
+        self.step.arena.drop(self._x.pop())
+        return torch.zeros_like(x) if x.grad is None else x.grad
+
+    def _input(self, m: int, needs_x: bool) -> Tensor | None:
+        """The input's chunk, out of the host."""
+        if not self._x:
+            return None
+        arena, device = self.step.arena, self.step.device
+        if m:
+            arena.prefetch(self._x[m - 1], device)
+        return arena.get(self._x[m], device).requires_grad_(needs_x)
 
     def __del__(self):
         # A forward whose backward never came. The collector may run this in
@@ -195,9 +219,8 @@ class _Node(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx, call: ChunkedCall, found: list[Slot], extra: int,
-                x: Tensor, *rest: Tensor) -> Tensor:
+                x: Tensor | None, *rest: Tensor) -> Tensor:
         ctx.call, ctx.found = call, found
-        ctx.shape, ctx.dtype = x.shape, x.dtype
         return call.forward(x, list(rest[:extra]), found)
 
     @staticmethod
@@ -207,17 +230,17 @@ class _Node(torch.autograd.Function):
         if call is None:
             raise RuntimeError(calls.ONCE)
         dx, of_arguments, of_parameters = call.backward(
-            dy, ctx.found, ctx.shape, ctx.dtype, ctx.needs_input_grad[3])
+            dy, ctx.found, ctx.needs_input_grad[3])
         return None, None, None, dx, *of_arguments, *of_parameters
 
 
-def run(call: ChunkedCall, x: Tensor) -> Tensor:
+def run(call: ChunkedCall, x: Tensor | None) -> Tensor:
     """y [B, S, H'] of the module of `call`, one node of the user's graph."""
     found = slots(call.module)
     extra = [leaf.value for leaf in call.arguments()]
     trainable = distinct(found)
     call.keeps = torch.is_grad_enabled() and bool(
-        x.requires_grad or extra or trainable)
+        extra or trainable or (x is not None and x.requires_grad))
     try:
         return _Node.apply(call, found, len(extra), x, *extra, *trainable)
     except BaseException:
@@ -225,8 +248,8 @@ def run(call: ChunkedCall, x: Tensor) -> Tensor:
         raise
 
 
-def _version(x: Tensor) -> int | None:
-    return None if x.is_inference() else x._version
+def _version(x: Tensor | None) -> int | None:
+    return None if x is None or x.is_inference() else x._version
 
 
 def _hash(y: Tensor) -> int:

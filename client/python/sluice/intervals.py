@@ -56,7 +56,7 @@ class Intervals:
     @staticmethod
     def causal(length: int, device: torch.device) -> Intervals:
         rows = torch.arange(length, device=device)[None]
-        return Intervals(torch.zeros_like(rows), rows, length)
+        return Intervals(rows.new_zeros(1, 1).expand_as(rows), rows, length)
 
     def within(self, documents: Tensor) -> bool:
         """Whether no row sees a key before documents[b, q]."""

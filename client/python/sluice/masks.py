@@ -26,6 +26,7 @@ EVERYWHERE = 1 << 18  # questions that are few
 # A score that this was added to, or that was replaced by less, has no weight:
 # beside one of another key its exponential is 0 in fp32.
 MASKED = -1e4
+ROWS = 8192  # asked about at a time: each question is some bytes per row
 
 
 def find(function: Callable[[Tensor, Tensor, Tensor, Tensor], Tensor],
@@ -37,24 +38,35 @@ def find(function: Callable[[Tensor, Tensor, Tensor, Tensor], Tensor],
     Raises `Unsupported` where the function's mask is not made of intervals
     that end at or before the row itself, or leaves a row without any key.
     """
-    ask = _Asker(function, batch, length, heads, device)
+    ask = _Asker(function, batch, heads, device)
     row = torch.arange(length, device=device).expand(batch, length)
     # A row that does not see itself is padding: what it sees, if anything,
     # ends where the padding begins.
-    itself = ask(row)
-    seed = torch.where(itself, row, -1).cummax(dim=1).values
-    if not bool(((seed >= 0) & ask(seed.clamp(min=0))).all()):
+    seed = torch.where(ask(row, row), row, -1).cummax(dim=1).values
+    few = batch * length * length * heads <= EVERYWHERE
+    edges = [_edges(ask, row[:, a:a + ROWS], seed[:, a:a + ROWS], length, few)
+             for a in range(0, length, ROWS)]
+    first, last = (torch.cat(parts, 1) for parts in zip(*edges))
+    if bool((first == first[:1]).all()) and bool((last == last[:1]).all()):
+        first, last = first[:1], last[:1]
+    widest = int((torch.arange(length, device=device) - first).max()) + 1
+    if bool((first == 0).all()):  # as it mostly is
+        first = first.new_zeros(1, 1).expand_as(first)
+    return Intervals(first, last.contiguous(), widest)
+
+
+def _edges(ask: _Asker, row: Tensor, seed: Tensor, length: int, few: bool
+           ) -> tuple[Tensor, Tensor]:
+    """(first, last) [B, n] of the rows `row` [B, n]; `seed` is a key that
+    each sees, as far as its mask is one of intervals."""
+    if not bool(((seed >= 0) & ask(seed.clamp(min=0), row)).all()):
         raise Unsupported(
             "attention mask", "rows that attend to no key (left padding)",
             "pad on the right, or leave the padding out of the batch")
-    first = _edge(ask, low=torch.full_like(row, -1), high=seed)
-    last = _edge(ask, low=row + 1, high=seed)
-    _verify(ask, row, first, last)
-    if bool((first == first[:1]).all()) and bool((last == last[:1]).all()):
-        first, last = first[:1], last[:1]
-    return Intervals(first.contiguous(), last.contiguous(),
-                     int((torch.arange(length, device=device) - first)
-                         .max()) + 1)
+    first = _edge(ask, row, low=torch.full_like(row, -1), high=seed)
+    last = _edge(ask, row, low=row + 1, high=seed)
+    _verify(ask, row, first, last, length, few)
+    return first, last
 
 
 def dense(mask: Tensor) -> Intervals:
@@ -96,23 +108,22 @@ def _not_intervals() -> Unsupported:
 
 
 class _Asker:
-    """The mask function over [B, S] or [B, S, n] keys, one per row."""
+    """The mask function over [B, n] or [B, n, m] keys of rows [B, n]."""
 
-    def __init__(self, function, batch, length, heads, device):
+    def __init__(self, function, batch, heads, device):
         self.function = function
-        self.rows = torch.arange(length, device=device)
         self.batch = torch.arange(batch, device=device)
         self.heads = heads
         self.device = device
 
-    def __call__(self, keys: Tensor, head: int = 0) -> Tensor:
+    def __call__(self, keys: Tensor, row: Tensor, head: int = 0) -> Tensor:
         flat = keys if keys.dim() == 3 else keys[..., None]
         shape = flat.shape
         try:
             seen = self.function(
                 self.batch[:, None, None].expand(shape),
                 torch.full((), head, device=self.device).expand(shape),
-                self.rows[None, :, None].expand(shape), flat)
+                row[..., None].expand(shape), flat)
         except Exception as error:  # the user's own function: anything
             raise Unsupported(
                 "attention mask", f"a mask function that cannot be asked for "
@@ -122,7 +133,7 @@ class _Asker:
         return seen.to(torch.bool).expand(shape).reshape(keys.shape)
 
 
-def _edge(ask: _Asker, low: Tensor, high: Tensor) -> Tensor:
+def _edge(ask: _Asker, row: Tensor, low: Tensor, high: Tensor) -> Tensor:
     """The last place seen on the way from `high`, which is seen, to `low`,
     which counts as not seen; per row, by halving."""
     unseen, seen = low.clone(), high.clone()
@@ -130,24 +141,24 @@ def _edge(ask: _Asker, low: Tensor, high: Tensor) -> Tensor:
         middle = torch.div(seen + unseen, 2, rounding_mode="floor")
         # Where they are neighbours already, the middle is one of the two.
         open_ = (seen - unseen).abs() > 1
-        hit = ask(middle.clamp(min=0))
+        hit = ask(middle.clamp(min=0), row)
         seen = torch.where(open_ & hit, middle, seen)
         unseen = torch.where(open_ & ~hit, middle, unseen)
     return seen
 
 
-def _verify(ask: _Asker, row: Tensor, first: Tensor, last: Tensor) -> None:
+def _verify(ask: _Asker, row: Tensor, first: Tensor, last: Tensor,
+            length: int, few: bool) -> None:
     """Asks everywhere where that is little, as in the probe of a model, else
     at random keys, the same in every run, and at the key after the row."""
-    batch, length = row.shape
+    shape = row.shape
     heads: Iterable[int] = range(ask.heads)
-    if batch * length * length * ask.heads <= EVERYWHERE:
-        keys = torch.arange(length, device=row.device).expand(
-            batch, length, length)
+    if few:
+        keys = torch.arange(length, device=row.device).expand(*shape, length)
     else:
         heads = {0, ask.heads - 1}
-        generator = torch.Generator().manual_seed(length)
-        anywhere = torch.randint(length, (batch, length, SAMPLES),
+        generator = torch.Generator().manual_seed(length + int(row[0, 0]))
+        anywhere = torch.randint(length, (*shape, SAMPLES),
                                  generator=generator).to(row.device)
         # Long rows are mostly right by chance: half of the samples lie near.
         near = (row[..., None] + anywhere % 64 - 32).clamp(0, length - 1)
@@ -155,5 +166,5 @@ def _verify(ask: _Asker, row: Tensor, first: Tensor, last: Tensor) -> None:
         keys = torch.cat([anywhere, near, after], dim=-1)
     expected = (keys >= first[..., None]) & (keys <= last[..., None])
     for head in heads:
-        if not bool((ask(keys, head) == expected).all()):
+        if not bool((ask(keys, row, head) == expected).all()):
             raise _not_intervals()

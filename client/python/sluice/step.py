@@ -15,6 +15,7 @@ from torch import Tensor, nn
 
 from sluice import masks
 from sluice.errors import Unsupported
+from sluice.hidden import InHost, OnDevice
 from sluice.intervals import Intervals
 from sluice.measured import Measured
 from sluice.policy import Policy
@@ -78,7 +79,7 @@ class Step:
                  written: dict[nn.Module, list[tuple[nn.Module, str]]],
                  abandoned: deque[HostTensor], policy: Policy = Policy(),
                  ranks: Ranks | None = None,
-                 measured: Measured | None = None):
+                 measured: Measured | None = None, in_host: bool = False):
         self.arena, self.length, self.device = arena, length, device
         self.ranks = ranks  # those that share the sequence's rows
         # Of the whole sequence, which attention sees, and of this rank's own
@@ -92,6 +93,9 @@ class Step:
         self.check, self.policy, self.measured = check, policy, measured
         self.blocks_run = 0
         self.abandoned = abandoned  # of layer calls without a backward
+        # Where the hidden states between its layers are.
+        self.hidden = InHost(arena, self.chunks, device, abandoned) if (
+            in_host) else OnDevice(arena, self.chunks)
         self._model, self._written = model, written
         # By storage: the marker's element, and how its intervals are found.
         self._masks: dict[int, tuple[Tensor, Callable[[], Intervals]]] = {}

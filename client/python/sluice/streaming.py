@@ -11,10 +11,9 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
-from sluice import agreement, progress
+from sluice import agreement, progress, settings
 from sluice.arena import HostArena, HostTensor
 from sluice.dealt import Shard, shard
-from sluice.errors import Unsupported
 from sluice.measured import Measured
 from sluice.planned import Planning
 from sluice.policy import Policy
@@ -50,10 +49,13 @@ class Stream:
 
     def __init__(self, session: Session, owns_session: bool, chunk: int,
                  rows: Mapping[str, int], check: Check, min_tokens: int,
-                 policy: Policy, ranks: Ranks | None = None):
+                 policy: Policy, ranks: Ranks | None = None,
+                 hidden: Literal["device", "host"] = "device"):
         self.session, self._owns_session = session, owns_session
         self.arena = HostArena(session)
         self.chunk, self.check, self.min_tokens = chunk, check, min_tokens
+        self.hidden = hidden
+        self.in_host = False  # whether they are: not for the layers' probe
         self.policy = policy
         self.planning: Planning | None = None
         self.rows = {**ROWS, **rows}
@@ -75,8 +77,8 @@ class Stream:
     def begin(self, length: int, device: torch.device, model: Engaging,
               chunk: int | None = None, check: bool | None = None,
               alone: bool = False) -> Step:
-        """A step over `length` rows, shared with no other rank if `alone`;
-        the adapter calls it."""
+        """A step over `length` rows, shared with no other rank and with
+        hidden states on the device if `alone`; the adapter calls it."""
         if check is None:
             check = self.check == "always" or (
                 self.check == "first" and not self._checked)
@@ -87,7 +89,8 @@ class Stream:
             measured = self._plan()
         step = Step(self.arena, length, chunk or self.chunk, device, check,
                     model, self.written, self._abandoned, self.policy,
-                    None if alone else self.ranks, measured)
+                    None if alone else self.ranks, measured,
+                    self.in_host and not alone)
         step.progress = None if alone else self.progress
         return step
 
@@ -183,6 +186,7 @@ def stream(model: nn.Module | None = None, *,
            check: Check = "first", min_tokens: int = 0,
            head: Literal["rows", "whole"] = "rows",
            group: dist.ProcessGroup | None = None,
+           hidden: Literal["device", "host"] = "device",
            stalled_s: float = 300.0, quiet: bool = False) -> Stream:
     """Runs the decoder layers of a model chunk by chunk, with k, v,
     attention's results and the layers' inputs in host memory.
@@ -228,6 +232,9 @@ def stream(model: nn.Module | None = None, *,
       group: its ranks share each sequence: every one of them is given the
         same whole rows, and works on its part of them; see
         [Note: shared sequences] in dealt.
+      hidden: where the hidden states between layers and their gradients are:
+        "device", or "host", chunk by chunk, for sequences of which not even
+        one [B, S, H] should be on the device.
       stalled_s: seconds without a next chunk of a layer, after which each
         rank says on stderr where it is.
       quiet: say nothing on stderr: not in one line what is streamed and how,
@@ -238,26 +245,17 @@ def stream(model: nn.Module | None = None, *,
         names the module, the feature and what to do. Nothing was changed.
       Error: no daemon, or no memory.
     """
-    if chunk < 1:
-        raise ValueError(f"chunk = {chunk}: at least one row per chunk")
-    if check not in ("first", "always", "off"):
-        raise ValueError(f"check = {check!r}: 'first', 'always' or 'off'")
-    if head not in ("rows", "whole"):
-        raise ValueError(f"head = {head!r}: 'rows' or 'whole'")
+    settings.check(chunk, check, head, hidden, group is not None,
+                   layers is not None)
     planned = policy == "plan"
     policy = Policy() if planned else Policy.of(policy)
     ranks = Ranks.of(group, chunk)
-    if ranks is not None:
-        if layers is not None:
-            raise Unsupported("group", "a sequence over several ranks, of "
-                              "layers without their model",
-                              "leave the group out")
     adapter = _adapter(model, layers, attention, sample)
     policy.check(name for layer in adapter.layers
                  for name, _ in layer.named_parameters())
     own = session is None
     made = Stream(Session() if own else session, own, chunk, rows or {},
-                  check, min_tokens, policy, ranks)
+                  check, min_tokens, policy, ranks, hidden)
     try:
         adapter.attach(made)
         if made.head == "rows":

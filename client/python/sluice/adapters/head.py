@@ -13,8 +13,8 @@ from __future__ import annotations
 import contextlib
 import functools
 import inspect
-from collections.abc import Callable, Iterator
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable, Iterator, Sequence
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -23,13 +23,16 @@ from torch.distributed.fsdp import FSDPModule
 from transformers.modeling_outputs import CausalLMOutputWithPast
 
 from sluice import calls, scoring
+from sluice.hidden import OnDevice
 from sluice.replay import Gradients, Slot, distinct
-from sluice.step import current
+from sluice.step import chunks_of, current
 from sluice.adapters import logprobs, shared, units
 from sluice.adapters.absent import AbsentLogits
 from sluice.adapters.stand_in import Recorded, Recorder, Stub
 
 if TYPE_CHECKING:
+    from sluice.adapters.ends import Ends
+    from sluice.adapters.ends_calls import Left
     from sluice.streaming import Stream
 
 IGNORED = -100  # the label of a row that counts nothing
@@ -48,8 +51,10 @@ _KNOWN = frozenset({
 class Head:
     """What is left of a causal model without its base model."""
 
-    def __init__(self, causal: nn.Module, decoder: nn.Module, stream: Stream):
+    def __init__(self, causal: nn.Module, decoder: nn.Module, stream: Stream,
+                 ends: Ends):
         self.causal, self.decoder, self.stream = causal, decoder, stream
+        self._ends = ends
         self.places = _places(causal, decoder)
         self.place = self.places[0]  # (parent, name) of what it calls
         # What the user or accelerate put in the place of it counts too.
@@ -117,10 +122,14 @@ class Head:
                                         value=IGNORED)[:, 1:]
         if count is None:
             count = (shifted != IGNORED).sum()
-        out = self._of_base({**given, "use_cache": False})
+        with (self._ends.leaving() if self._base is self.decoder else
+              contextlib.nullcontext([])) as left:
+            out = self._of_base({**given, "use_cache": False})
         vocabulary = self.causal.get_output_embeddings().weight.shape[0]
         return CausalLMOutputWithPast(
-            loss=shared.loss(self.stream, self.loss, out[0], shifted, count),
+            loss=shared.loss(self.stream, functools.partial(
+                self.loss, left=left[0] if left else None), out[0], shifted,
+                count),
             logits=AbsentLogits((*shifted.shape, vocabulary), shifted.device),
             hidden_states=getattr(out, "hidden_states", None))
 
@@ -135,20 +144,26 @@ class Head:
         return base.output
 
     def loss(self, hidden: Tensor, shifted: Tensor, count: Tensor | int,
-             chunk: int = ROWS) -> Tensor:
+             chunk: int = ROWS, left: Left | None = None) -> Tensor:
         """The loss () of hidden [B, S, H] against labels [B, S] that are
-        shifted already: the sum over rows divided by `count`."""
+        shifted already: the sum over rows divided by `count`. With `left`,
+        `hidden` is what the last layer answered."""
         def by_rows(h: Tensor) -> Tensor:
             found = self.slots()  # of FSDP2's units: whole only by now
-            return _Loss.apply(self, shifted, count, found, chunk,
-                               torch.is_grad_enabled(), h, *distinct(found))
+            if left is not None:
+                found += left.slots()
+            return _Loss.apply(
+                self, Labels(shifted, count, chunk), left, found,
+                torch.is_grad_enabled(), h, *distinct(found))
 
-        return self.through_units(by_rows, hidden)
+        return self.through_units(by_rows, hidden,
+                                  left.units() if left else ())
 
     def through_units(self, by_rows: Callable[[Tensor], Tensor],
-                      hidden: Tensor) -> Tensor:
+                      hidden: Tensor, more: Sequence[nn.Module] = ()
+                      ) -> Tensor:
         """`by_rows(hidden)` with the FSDP2 units of the head gathered."""
-        for unit in self._units():
+        for unit in (*self._units(), *more):
             by_rows = functools.partial(units.through, unit, by_rows)
         return by_rows(hidden)
 
@@ -215,28 +230,37 @@ def _places(causal: nn.Module, decoder: nn.Module
     return found
 
 
+class Labels(NamedTuple):
+    """What hidden states are compared with, and in pieces of how many rows."""
+
+    shifted: Tensor  # [B, S]
+    count: Tensor | int
+    chunk: int
+
+
 class _Loss(torch.autograd.Function):
     """See [Note: chunked head]."""
 
     @staticmethod
-    def forward(ctx, head: Head, shifted: Tensor, count, found: list[Slot],
-                chunk: int, needs: bool, hidden: Tensor,
+    def forward(ctx, head: Head, labels: Labels, left: Left | None,
+                found: list[Slot], needs: bool, hidden: Tensor,
                 *parameters: Tensor) -> Tensor:
-        needs_h = needs and ctx.needs_input_grad[6]
-        needs = needs_h or (needs and any(ctx.needs_input_grad[7:]))
+        needs_h = needs and ctx.needs_input_grad[5]
+        needs = needs_h or (needs and any(ctx.needs_input_grad[6:]))
         total = torch.zeros((), dtype=torch.float64, device=hidden.device)
-        dh = torch.empty_like(hidden) if needs_h else None
+        place = left.step.hidden if left else OnDevice(
+            head.stream.arena, chunks_of(hidden.shape[1], labels.chunk))
+        source = place.reading(hidden, "the head")
+        dh = place.writing() if needs_h else None
         gradients = Gradients(found) if needs else None
         with gradients.in_place() if needs else contextlib.nullcontext(), (
                 torch.set_grad_enabled(needs)):
-            for a in range(0, hidden.shape[1], chunk):
-                h = hidden[:, a:a + chunk].detach().requires_grad_(needs_h)
-                loss = head.rows(h, shifted[:, a:a + chunk], count)
-                total += loss.detach()
-                if needs:
-                    torch.autograd.backward(loss)
+            for m, rows in enumerate(place.chunks):
+                h = source.read(m).detach()
+                source.drop(m)
+                part = _of_rows(head, h, rows, labels, left, total, needs_h)
                 if needs_h:
-                    dh[:, a:a + chunk] = h.grad
+                    dh.write(m, part)
         ctx.kept = (dh, gradients.take()) if needs else None
         return total.to(torch.promote_types(hidden.dtype, torch.float32))
 
@@ -246,12 +270,31 @@ class _Loss(torch.autograd.Function):
         if ctx.kept is None:
             raise RuntimeError(calls.ONCE)
         (dh, of_parameters), ctx.kept = ctx.kept, None
-        return None, None, None, None, None, None, _times(dh, scale), *[
-            _times(g, scale) for g in of_parameters]
+        if dh is not None:
+            dh.scale(scale)
+        return None, None, None, None, None, (
+            None if dh is None else dh.tensor()), *[
+                None if g is None else g.mul_(scale) for g in of_parameters]
 
 
-def _times(gradient: Tensor | None, scale: Tensor) -> Tensor | None:
-    return None if gradient is None else gradient.mul_(scale)
+def _of_rows(head: Head, hidden: Tensor, rows: range, labels: Labels,
+             left: Left | None, total: Tensor, needs_h: bool
+             ) -> Tensor | None:
+    """The gradient of `hidden` [B, c, H], its loss added to `total`."""
+    parts = []
+    for a in range(0, len(rows), labels.chunk):
+        h = hidden[:, a:a + labels.chunk].requires_grad_(needs_h)
+        here = rows[a:a + labels.chunk]
+        loss = head.rows(
+            h if left is None else left.rows(h, here),
+            labels.shifted[:, here.start:here.stop], labels.count)
+        total += loss.detach()
+        if loss.requires_grad:
+            torch.autograd.backward(loss)
+        if needs_h:
+            parts.append(h.grad)
+    return (parts[0] if len(parts) == 1 else torch.cat(parts, 1)) if (
+        needs_h) else None
 
 
 __all__ = ["Head"]

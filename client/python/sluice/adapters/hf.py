@@ -21,9 +21,11 @@ from sluice import calls, probe, rows, sdpa
 from sluice.errors import NoAttention, Unsupported
 from sluice.patch import Patch
 from sluice.step import current
-from sluice.adapters import dealing_trial, head_trial, packed, registry
+from sluice.adapters import (dealing_trial, ends_trial, head_trial, packed,
+                             registry)
 from sluice.adapters.dealing import Dealing
 from sluice.adapters.decoders import around, find_decoder
+from sluice.adapters.ends import Ends
 from sluice.adapters.head import Head
 from sluice.adapters.units import refuse_within
 
@@ -68,9 +70,12 @@ class Adapter:
                               "run several times", "do not stream this model")
         for layer in self.layers:
             self._patch(layer, self._layer_forward(stream, layer))
+        self.ends = Ends(self, stream)
         self._probe(stream)
+        if stream.ranks is None:
+            ends_trial.probe(self.ends)
         if Head.fits(self.causal, self.decoder):
-            head = Head(self.causal, self.decoder, stream)
+            head = Head(self.causal, self.decoder, stream, self.ends)
             self._patch(self.causal, head.forward())
             head_trial.probe(head)
         if stream.ranks is not None and stream.head != "rows" and (
@@ -198,8 +203,8 @@ class Adapter:
             step = stream.begin(x.shape[1], x.device, self)
             step.documents = documents
             with step.engaged():
-                out = own(*args, **kwargs) if step.ranks is None else (
-                    self.dealing.forward(step, given))
+                out = self.ends.run(step, own, args, kwargs, given) if (
+                    step.ranks is None) else self.dealing.forward(step, given)
             stream.ended(step)
             return out
 

@@ -4,7 +4,10 @@ from __future__ import annotations
 
 from typing import Any
 
+import torch
 from torch import Tensor, nn
+
+from sluice.hidden import stand_in
 
 
 class Output(dict):
@@ -49,7 +52,7 @@ class Stub(Instead):
 
 
 class Recorded(BaseException):
-    """The base model has answered; nothing else of the forward is wanted."""
+    """What was asked for is there; nothing else of the forward is wanted."""
 
 
 class Recorder(Instead):
@@ -60,3 +63,33 @@ class Recorder(Instead):
     def forward(self, *args: Any, **kwargs: Any) -> Any:
         self.output = self._base(*args, **kwargs)
         raise Recorded
+
+
+class First(Instead):
+    """Stands for the first layer: ends the forward with what it is given."""
+
+    def forward(self, hidden_states: Tensor, *args: Any, **kwargs: Any):
+        raise Recorded(hidden_states)
+
+
+class Answer(Instead):
+    """Stands for a layer, and answers y."""
+
+    def __init__(self, base: nn.Module, y: Tensor, as_tuple: bool):
+        super().__init__(base)
+        self._answer = (y,) if as_tuple else y
+
+    def forward(self, *args: Any, **kwargs: Any) -> Any:
+        return self._answer
+
+
+class Embedding(Instead):
+    """Stands for the embedding; see [Note: stand-ins]."""
+
+    def __init__(self, base: nn.Module, dtype: torch.dtype):
+        super().__init__(base)
+        self._dtype = dtype
+
+    def forward(self, ids: Tensor, *args: Any, **kwargs: Any) -> Tensor:
+        return stand_in((*ids.shape, self.weight.shape[1]), self._dtype,
+                        ids.device)

@@ -1,0 +1,257 @@
+"""What a decoder computes before its first layer and after its last, run by
+chunks of rows.
+
+[Note: ends]
+The code there is the decoder's own and unknown: embeddings that are scaled,
+positions that are added, norms, dropout. So the decoder's own forward is run
+on the rows of one chunk, with stand-ins for its layers: the first keeps what
+it is called with, or the last answers with a chunk of the real last layer's
+output. Whether a chunk may be computed by itself is found out by running
+(`ends_trial`). In the forward over all rows the layers are the real ones,
+and it ends behind the last of them; with hidden states in the host its
+embedding is a stand-in too, which only says shapes and types.
+"""
+from __future__ import annotations
+
+import contextlib
+import functools
+from collections.abc import Callable, Iterator, Sequence
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor, nn
+from torch.distributed.fsdp import FSDPModule
+
+from sluice import chunked
+from sluice.errors import Unsupported
+from sluice.hidden import Whole
+from sluice.adapters import units
+from sluice.adapters.ends_calls import FirstCall, LastCall, Left
+from sluice.adapters.part import Part
+from sluice.adapters.stand_in import (Answer, Embedding, First, Output,
+                                       Recorded)
+
+if TYPE_CHECKING:
+    from sluice.adapters.hf import Adapter
+    from sluice.step import Step
+    from sluice.streaming import Stream
+
+# Arguments of a decoder with rows -> their dimension.
+_ROWS = {"input_ids": 1, "attention_mask": 1, "position_ids": -1}
+_DEVICE = 'stream it with hidden="device"'
+
+
+class Ends:
+    """The two ends of one decoder. What `ends_trial` finds out is said by
+    the attributes; parts that are None run whole, as the decoder runs them."""
+
+    def __init__(self, adapter: Adapter, stream: Stream):
+        self.adapter, self.stream = adapter, stream
+        self.decoder = adapter.decoder
+        self.before: Part | None = None  # of the first layer
+        self.after: Part | None = None  # of the last layer
+        self.first = self.last = adapter.layers[0]  # as they are called
+        # Positions 0, 1, … must be said where the caller does not.
+        self.says_positions = False
+        self.takes = {"input_ids"}  # of _ROWS: what may be cut
+        self.modules: list[nn.Module] = []  # `outside`, when it was tried
+        self._left: list[Left] | None = None  # see `leaving`
+
+    # --- one forward over all rows ------------------------------------------
+
+    def run(self, step: Step, own: Callable, args: tuple,
+            kwargs: dict[str, Any], given: dict[str, Any]) -> Any:
+        """The decoder's answer; `own` is its forward, with (args, kwargs)
+        over all rows, and `given` the same by name."""
+        given = {name: value for name, value in given.items()
+                 if value is not None and not _sees_all(name, value)}
+        why = self._refusal(given)
+        if why is not None:
+            if step.hidden.in_host:
+                raise Unsupported(type(self.decoder).__name__, f"{why} with "
+                                  'hidden="host"', _DEVICE)
+            return own(*args, **kwargs)
+        ended = None
+        with contextlib.ExitStack() as stack:
+            self._enter(stack, self._first(step, given))
+            if step.hidden.in_host or self._left is not None:
+                hook = self.last.register_forward_hook(_end)
+                stack.callback(hook.remove)
+            try:
+                out = own(*args, **kwargs)
+            except _Ended as caught:  # its frames hold tensors of all rows
+                ended = caught.args
+        if ended is not None:
+            return self._last(step, *ended, given)
+        if step.hidden.in_host:
+            raise Unsupported(type(self.decoder).__name__, "a forward that "
+                              "leaves its last layer out", _DEVICE)
+        return out
+
+    def _enter(self, stack: contextlib.ExitStack, x: Tensor) -> None:
+        """The first layer is called with x, and the embedding makes nothing:
+        what the decoder holds of it all the while is a stand-in."""
+        waiting, dtype = [x], x.dtype  # not held here any longer than needed
+
+        def instead(layer: nn.Module, args: tuple, kwargs: dict) -> tuple:
+            if args:
+                return (waiting.pop(), *args[1:]), kwargs
+            return args, {**kwargs, "hidden_states": waiting.pop()}
+
+        stack.enter_context(self._embedding(
+            lambda base: Embedding(base, dtype)))
+        hook = self.first.register_forward_pre_hook(
+            instead, prepend=True, with_kwargs=True)
+        stack.callback(hook.remove)
+
+    def _refusal(self, given: dict[str, Any]) -> str | None:
+        """What of this call's arguments, or of the modules, cannot be run by
+        chunks."""
+        if self.before is None:
+            return "what it computes outside of its layers"
+        config = self.decoder.config
+        for wish in ("output_hidden_states", "output_attentions"):
+            if given.get(wish, getattr(config, wish, False)):
+                return wish
+        if not given.get("return_dict", getattr(config, "return_dict", True)):
+            return "return_dict=False"
+        for name, value in given.items():
+            if isinstance(value, (list, tuple, dict)) or (
+                    isinstance(value, Tensor) and value.dim()
+                    and name not in self.takes):
+                return f"the argument '{name}'"
+        if self.modules != self.outside() or self.before.has_changed() or (
+                self.after.has_changed()):
+            return "modules or hooks that came after sluice.stream"
+        return None
+
+    def outside(self) -> list[nn.Module]:
+        """The decoder's modules but its layers, the decoder first."""
+        todo, found = [self.decoder], []
+        while todo:
+            module = todo.pop()
+            found.append(module)
+            if module is not self.adapter.layers:
+                todo += [c for c in module._modules.values() if c is not None]
+        return found
+
+    @contextlib.contextmanager
+    def leaving(self) -> Iterator[list[Left]]:
+        """Inside, the decoder may answer what its last layer did, so that
+        the rest runs with the head, on the same chunks; what the rest is
+        stands in the list then. Not where somebody looks at its answer, or
+        gathers its weights for it alone."""
+        left: list[Left] = []
+        if not self.decoder._forward_hooks and not isinstance(
+                self.decoder, FSDPModule):
+            self._left = left
+        try:
+            yield left
+        finally:
+            self._left = None
+
+    # --- the ends -----------------------------------------------------------
+
+    def _first(self, step: Step, given: dict[str, Any]) -> Tensor:
+        """What the first layer is called with, [B, S, H]."""
+        call = FirstCall(self, step, given)
+        return _through(self.before.units(), lambda _: chunked.run(
+            call, None), given["input_ids"])
+
+    def _last(self, step: Step, y: Any, given: dict[str, Any]) -> Any:
+        """The decoder's answer to the last layer's."""
+        as_tuple = isinstance(y, (tuple, list))
+        hidden = y[0] if as_tuple else y
+        if self._left is not None:
+            self._left.append(Left(self, step, given, as_tuple))
+            return Output(last_hidden_state=hidden)
+        call = LastCall(self, step, given, as_tuple)
+        hidden = _through(self.after.units(), lambda h: chunked.run(call, h),
+                          hidden)
+        answer, call.answer = call.answer, None  # the call outlives this
+        answer["last_hidden_state"] = Whole.apply(step.hidden, hidden)
+        return answer
+
+    def x_of(self, given: dict[str, Any], rows: range) -> Tensor:
+        """What the first layer is called with on some rows."""
+        with self.before.still(), units.unhooked(self.before.units()):
+            try:
+                self._own(given, rows, First)
+            except Recorded as recorded:
+                return recorded.args[0]
+        raise RuntimeError("the decoder does not call its layers")
+
+    def answer_of(self, given: dict[str, Any], rows: range, y: Tensor,
+                  as_tuple: bool) -> Any:
+        """The decoder's answer to y [B, c, H] of the last layer."""
+        with self.after.still(), units.unhooked(self.after.units()), (
+                self._embedding(lambda base: Embedding(base, y.dtype))):
+            return self._own(given, rows, lambda base: Answer(
+                base, y, as_tuple))
+
+    def _own(self, given: dict[str, Any], rows: range,
+             instead: Callable[[nn.Module], nn.Module]) -> Any:
+        """The decoder's own forward on some rows, others in the place of its
+        layers."""
+        mine = {name: _cut(name, value, rows)
+                for name, value in given.items()}
+        if self.says_positions and "position_ids" not in mine:
+            mine["position_ids"] = torch.arange(
+                rows.start, rows.stop, device=mine["input_ids"].device)[None]
+        step = self.stream.begin(len(rows), mine["input_ids"].device,
+                                 self.adapter, chunk=len(rows), check=False,
+                                 alone=True)
+        layers = self.adapter.layers
+        real = vars(layers)["_modules"]
+        vars(layers)["_modules"] = {
+            name: instead(base) for name, base in real.items()}
+        try:
+            with step.engaged():
+                return self.adapter.own_forward(self.decoder)(**mine)
+        finally:
+            vars(layers)["_modules"] = real
+
+    @contextlib.contextmanager
+    def _embedding(self, made: Callable[[nn.Module], nn.Module]
+                   ) -> Iterator[None]:
+        """Another module in every place of the embedding."""
+        base = self.decoder.get_input_embeddings()
+        places = [(parent, name) for parent in self.decoder.modules()
+                  for name, child in parent._modules.items() if child is base]
+        for parent, name in places:
+            parent._modules[name] = made(base)
+        try:
+            yield
+        finally:
+            for parent, name in places:
+                parent._modules[name] = base
+
+
+class _Ended(BaseException):
+    """(y,): the last layer has answered; what comes then runs by chunks."""
+
+
+def _end(module: nn.Module, args: tuple, y: Any) -> None:
+    raise _Ended(y)
+
+
+def _through(found: Sequence[nn.Module], run: Callable[[Tensor], Tensor],
+             x: Tensor) -> Tensor:
+    for unit in found:
+        run = functools.partial(units.through, unit, run)
+    return run(x)
+
+
+def _sees_all(name: str, value: Any) -> bool:
+    """A mask that says nothing."""
+    return name == "attention_mask" and isinstance(value, Tensor) and bool(
+        value.all())
+
+
+def _cut(name: str, value: Any, rows: range) -> Any:
+    if name not in _ROWS or value.shape[_ROWS[name]] == 1:
+        return value
+    return value.narrow(_ROWS[name], rows.start, len(rows))
+
+
+__all__ = ["Ends"]

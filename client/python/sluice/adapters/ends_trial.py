@@ -1,0 +1,263 @@
+"""Whether a decoder's two ends compute by chunks what they compute whole.
+
+The decoder runs once as it is, in train mode and with torch's random
+functions held still; what its first layer is called with and what it answers
+must come out of chunks too, with their gradients, and the streamed decoder
+must answer the same with and without the ends in chunks. Where that fails,
+the decoder runs its ends whole, and hidden states in the host are refused.
+"""
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor, nn
+
+from sluice import chunked
+from sluice.captured import probe_tokens
+from sluice.errors import Unsupported
+from sluice.randomness import Still, undisturbed
+from sluice.replay import Buffers, Snapshot, distinct, leaves, slots
+from sluice.step import chunks_of
+from sluice.trial import weights
+from sluice.adapters.ends_calls import FirstCall, LastCall
+from sluice.adapters.part import Part
+
+if TYPE_CHECKING:
+    from sluice.adapters.ends import Ends
+
+CHUNK = 24
+LIMIT = 2e-5  # of a norm in fp32; rows by themselves give the same bits
+GRADIENT_LIMIT = 1e-4
+
+
+def probe(ends: Ends) -> None:
+    """Sets what `ends` says of its decoder; raises `Unsupported` where hidden
+    states are to be in the host and cannot be."""
+    decoder, in_host = ends.decoder, ends.stream.hidden == "host"
+    device = decoder.get_input_embeddings().weight.device
+    were = [(m, m.training) for m in decoder.modules()]
+    kept = Snapshot([(m, n) for m in decoder.modules()
+                     for n, b in m._buffers.items() if b is not None])
+    why = "what it computes before its first layer or after its last"
+    try:
+        if ends.adapter.entry is not decoder:
+            raise ValueError("the model around it makes its masks")
+        with undisturbed(device), torch.autocast(
+                device.type, enabled=False), Still():
+            decoder.train()
+            same = _try(ends)
+    except Exception as error:  # the user's own code on rows it never saw
+        same, why = False, f"{why} ({type(error).__name__}: {error})"
+    finally:
+        for module, training in were:
+            module.training = training
+        kept.restore()
+    if not same:
+        ends.before = ends.after = None
+        if in_host:
+            raise Unsupported(
+                type(decoder).__name__, f'{why}, with hidden="host": it is '
+                "not the same by chunks of rows",
+                'stream it with hidden="device"')
+    ends.stream.in_host = in_host
+
+
+class _Seen:
+    """One forward of the decoder: who ran, and on what."""
+
+    def __init__(self, ends: Ends, ids: Tensor):
+        self.before: list[nn.Module] = []
+        self.after: list[nn.Module] = []
+        self.order: list[nn.Module] = []
+        self.x: Tensor | None = None
+        self.y: Any = None
+        with torch.no_grad(), self._watched(ends):
+            self.answer = ends.adapter.own_forward(ends.decoder)(
+                input_ids=ids, use_cache=False)
+        self.as_tuple = isinstance(self.y, (tuple, list))
+        self.y = self.y[0] if self.as_tuple else self.y
+
+    @contextlib.contextmanager
+    def _watched(self, ends: Ends) -> Iterator[None]:
+        hooks = [m.register_forward_pre_hook(self._outside)
+                 for m in ends.outside()[1:]]
+        for layer in ends.adapter.layers:
+            hooks.append(layer.register_forward_pre_hook(
+                self._entered, with_kwargs=True))
+            hooks.append(layer.register_forward_hook(self._left))
+        try:
+            yield
+        finally:
+            for hook in hooks:
+                hook.remove()
+
+    def _outside(self, module: nn.Module, args: tuple) -> None:
+        (self.after if self.order else self.before).append(module)
+
+    def _entered(self, layer: nn.Module, args: tuple, kwargs: dict) -> None:
+        self.order.append(layer)
+        self.after = []  # what ran between layers is no end
+        if self.x is None:
+            self.x = args[0] if args else kwargs["hidden_states"]
+
+    def _left(self, layer: nn.Module, args: tuple, y: Any) -> None:
+        self.y = y
+
+
+def _try(ends: Ends) -> bool:
+    ids = probe_tokens(ends.adapter)
+    ids = torch.cat([ids, ids.flip(1)])
+    outside = Buffers(Part(ends.outside(), ()))
+    seen = _Seen(ends, ids)
+    if outside.written() or not isinstance(seen.answer, dict) or any(
+            isinstance(v, (Tensor, tuple)) for k, v in seen.answer.items()
+            if k != "last_hidden_state"):
+        return False
+    before, after = (_with_parts(ends, m) for m in (seen.before, seen.after))
+    ends.first, ends.last = seen.order[0], seen.order[-1]
+    ends.before = Part([ends.decoder, *before], before)
+    ends.after = Part([ends.decoder, *after], before)
+    ends.modules = ends.outside()
+    given = {"input_ids": ids, "use_cache": False}
+    ends.says_positions = False
+    if not _first_is_same(ends, given, seen.x):
+        ends.says_positions = True
+        if not _first_is_same(ends, given, seen.x):
+            return False
+    if not _last_is_same(ends, given, seen):
+        return False
+    _try_arguments(ends, ids)
+    with _wide(ends), torch.enable_grad():
+        if not _gradients_are_same(ends, given, seen):
+            return False
+    return _streams_the_same(ends, ids)
+
+
+def _with_parts(ends: Ends, called: list[nn.Module]) -> list[nn.Module]:
+    """What was called and what is in it, which may hold its parameters."""
+    outside = set(ends.outside())
+    return [part for part in dict.fromkeys(
+        part for module in called for part in module.modules())
+        if part in outside and part is not ends.decoder]
+
+
+def _first_is_same(ends: Ends, given: dict[str, Any], x: Tensor) -> bool:
+    with torch.no_grad():
+        parts = [ends.x_of(given, rows) for rows in _chunks(x)]
+    return _near(torch.cat(parts, 1), x)
+
+
+def _last_is_same(ends: Ends, given: dict[str, Any], seen: _Seen) -> bool:
+    with torch.no_grad():
+        parts = [ends.answer_of(given, rows, seen.y[:, rows.start:rows.stop],
+                                seen.as_tuple)["last_hidden_state"]
+                 for rows in _chunks(seen.y)]
+    return _near(torch.cat(parts, 1), seen.answer["last_hidden_state"])
+
+
+def _try_arguments(ends: Ends, ids: Tensor) -> None:
+    """Which other arguments may be cut: positions of documents, and a mask
+    that has padding."""
+    positions = torch.arange(ids.shape[1], device=ids.device).expand_as(ids)
+    mask = torch.ones_like(ids)
+    mask[1, -9:] = 0
+    for name, value in (("position_ids", positions % 31),
+                        ("attention_mask", mask)):
+        given = {"input_ids": ids, "use_cache": False, name: value}
+        try:
+            plain = torch.no_grad()(lambda: ends.x_of(
+                given, range(ids.shape[1])))()
+            if _first_is_same(ends, given, plain):
+                ends.takes.add(name)
+        except Exception:  # it has no such argument, say
+            pass
+
+
+def _gradients_are_same(ends: Ends, given: dict[str, Any],
+                        seen: _Seen) -> bool:
+    """Those of autograd over all rows, and those of the nodes."""
+    rows = range(seen.x.shape[1])
+    device = seen.x.device
+
+    def whole_last(y: Tensor) -> Tensor:
+        return ends.answer_of(given, rows, y, seen.as_tuple)[
+            "last_hidden_state"]
+
+    def step():
+        return ends.stream.begin(len(rows), device, ends.adapter, chunk=CHUNK,
+                                 check=True, alone=True)
+
+    y = seen.y.to(torch.promote_types(seen.y.dtype, torch.float32))
+    for part, inputs, whole, by_chunks in (
+            (ends.before, [], lambda: ends.x_of(given, rows),
+             lambda: chunked.run(FirstCall(ends, step(), given), None)),
+            (ends.after, [y.clone().requires_grad_()], whole_last,
+             lambda h: chunked.run(LastCall(
+                 ends, step(), given, seen.as_tuple), h))):
+        wanted = [*inputs, *distinct(slots(part))]
+        out = whole(*inputs)
+        if not all(any(end is t for t in wanted) for end in leaves(out)):
+            return False  # a weight of who knows whom
+        if not out.requires_grad:
+            continue
+        pairs = [torch.autograd.grad(o, wanted, weights(o), allow_unused=True)
+                 for o in (out, by_chunks(*inputs))]
+        if not all(_near(a, b, GRADIENT_LIMIT) for a, b in zip(*pairs)):
+            return False
+    return True
+
+
+def _streams_the_same(ends: Ends, ids: Tensor) -> bool:
+    """The streamed decoder's answer, with the ends whole and in chunks."""
+    stream, answers = ends.stream, []
+    kept = stream.chunk, stream.min_tokens
+    parts = ends.before, ends.after
+    settings = [((None, None), False), (parts, False)]
+    settings += [(parts, True)] if stream.hidden == "host" else []
+    try:
+        stream.chunk, stream.min_tokens = CHUNK, 0
+        for (ends.before, ends.after), stream.in_host in settings:
+            with torch.no_grad():
+                answers.append(ends.decoder(
+                    input_ids=ids, use_cache=False)["last_hidden_state"])
+    finally:
+        stream.chunk, stream.min_tokens = kept
+        stream.in_host = False
+        ends.before, ends.after = parts
+    return all(_near(answer, answers[0]) for answer in answers[1:])
+
+
+@contextlib.contextmanager
+def _wide(ends: Ends) -> Iterator[None]:
+    """The parameters outside of the layers are fp32 copies that all need a
+    gradient."""
+    places = slots(Part(ends.outside(), ()))
+    copies = {id(s.parameter): s.parameter.detach().to(torch.promote_types(
+        s.parameter.dtype, torch.float32)).requires_grad_(
+            s.parameter.is_floating_point()) for s in places}
+    for slot in places:
+        slot.owner._parameters[slot.name] = copies[id(slot.parameter)]
+    try:
+        yield
+    finally:
+        for slot in places:
+            slot.owner._parameters[slot.name] = slot.parameter
+
+
+def _chunks(x: Tensor) -> list[range]:
+    return chunks_of(x.shape[1], CHUNK)
+
+
+def _near(a: Tensor | None, b: Tensor | None, limit: float = LIMIT) -> bool:
+    if a is None or b is None:
+        return a is b
+    limit = max(limit, 4 * torch.finfo(b.dtype).eps)
+    a, b = a.double(), b.double()
+    return a.shape == b.shape and bool(
+        (a - b).norm() <= limit * b.norm() + 1e-12)
+
+
+__all__ = ["probe"]

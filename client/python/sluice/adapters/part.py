@@ -1,0 +1,52 @@
+"""Some of a decoder's modules outside of its layers."""
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator, Sequence
+
+from torch import nn
+from torch.distributed.fsdp import FSDPModule
+
+
+class Part:
+    """The modules that one end runs: `owners`, the decoder first. What runs
+    with it and is run over all rows too is `others`."""
+
+    def __init__(self, owners: Sequence[nn.Module],
+                 others: Sequence[nn.Module]):
+        self._owners, self._others = owners, others
+        self._hooks = self._hooks_now()
+
+    def modules(self) -> Iterator[nn.Module]:
+        return iter(self._owners)
+
+    def units(self) -> list[nn.Module]:
+        """Those that are FSDP2 units; see [Note: units]."""
+        return [m for m in self._owners[1:] if isinstance(m, FSDPModule)]
+
+    def has_changed(self) -> bool:
+        """Whether hooks came to a module: they may count rows."""
+        return any(was != now for module, was, now in zip(
+            self._owners, self._hooks, self._hooks_now())
+            if not isinstance(module, FSDPModule))
+
+    def _hooks_now(self) -> list[tuple]:
+        return [(*m._forward_hooks.values(), *m._forward_pre_hooks.values(),
+                 vars(m).get("forward")) for m in self._owners]
+
+    @contextlib.contextmanager
+    def still(self) -> Iterator[None]:
+        """What forwards on some rows leave in the modules is undone: rotary
+        embeddings, say, remember the longest sequence they met."""
+        kept = [(m, dict(vars(m)), dict(m._buffers)) for m in self._others]
+        try:
+            yield
+        finally:
+            for module, attributes, buffers in kept:
+                vars(module).clear()
+                vars(module).update(attributes)
+                module._buffers.clear()
+                module._buffers.update(buffers)
+
+
+__all__ = ["Part"]

@@ -1,0 +1,178 @@
+"""Hidden states [B, S, H] of all rows, written and read chunk by chunk: one
+tensor of the device, or chunks in host memory behind a stand-in.
+
+[Note: stand-ins]
+With hidden states in the host, what layers hand to each other in the user's
+graph, and the gradients of that, are stand-ins: tensors of the right shape,
+type and device whose rows are all one element in memory. Nodes of ours know
+them by their storage and read the chunks that they stand for, once. The
+element is not a number, so that nothing made of it passes for a result; what
+is made of it has other storage, and is refused by the next node.
+"""
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+from sluice.arena import HostArena, HostTensor
+from sluice.errors import Unsupported
+
+
+def stand_in(shape: Sequence[int], dtype: torch.dtype,
+             device: torch.device) -> Tensor:
+    """A tensor of this shape, of one element; see [Note: stand-ins]."""
+    made = torch.empty_strided(tuple(shape), (0,) * len(shape), dtype=dtype,
+                               device=device)
+    made.as_strided((1,), (1,)).fill_(float("nan"))
+    return made
+
+
+class DeviceRows:
+    """All rows in one tensor of the device; of one step's chunks."""
+
+    def __init__(self, arena: HostArena, chunks: list[range],
+                 tensor: Tensor | None = None):
+        self._arena, self._chunks, self._tensor = arena, chunks, tensor
+
+    def read(self, m: int) -> Tensor:
+        rows = self._chunks[m]
+        return self._tensor[:, rows.start:rows.stop]
+
+    def keep(self, m: int) -> HostTensor:
+        """The chunk in the host, the caller's own."""
+        return self._arena.put(self.read(m))
+
+    def write(self, m: int, part: Tensor) -> None:
+        """part: [B, c, H]."""
+        if self._tensor is None:
+            self._tensor = part.new_empty(
+                part.shape[0], self._chunks[-1].stop, *part.shape[2:])
+        self.read(m).copy_(part)
+
+    def prefetch(self, m: int) -> None:
+        """Starts to fetch what `read` will ask for."""
+
+    def drop(self, m: int) -> None:
+        """The chunk is not asked for again."""
+
+    def scale(self, factor: Tensor) -> None:
+        self._tensor.mul_(factor)
+
+    def tensor(self) -> Tensor:
+        return self._tensor
+
+
+class HostRows:
+    """The chunks in the host; they go with this object, or before."""
+
+    def __init__(self, place: InHost):
+        self._place = place
+        self._kept: list[HostTensor | None] = [None] * len(place.chunks)
+        self._scale: Tensor | None = None
+
+    def read(self, m: int) -> Tensor:
+        part = self._place.arena.get(self._kept[m], self._place.device)
+        return part if self._scale is None else part.mul_(self._scale)
+
+    def keep(self, m: int) -> HostTensor:
+        kept, self._kept[m] = self._kept[m], None
+        return kept
+
+    def write(self, m: int, part: Tensor) -> None:
+        part = part.detach()
+        self.shape = (part.shape[0], self._place.chunks[-1].stop,
+                      *part.shape[2:])
+        self.dtype = part.dtype
+        self._kept[m] = self._place.arena.put(part)
+
+    def prefetch(self, m: int) -> None:
+        self._place.arena.prefetch(self._kept[m], self._place.device)
+
+    def drop(self, m: int) -> None:
+        self._place.arena.drop(self.keep(m))
+
+    def scale(self, factor: Tensor) -> None:
+        """What is read from now on is multiplied by `factor` ()."""
+        self._scale = factor if self._scale is None else self._scale * factor
+
+    def tensor(self) -> Tensor:
+        """What stands for them, until `InHost.reading` is asked for it."""
+        return self._place.standing(self)
+
+    def __del__(self):  # see ChunkedCall.__del__
+        self._place.abandoned.extend(k for k in self._kept if k is not None)
+
+
+class OnDevice:
+    """Hidden states stay on the device."""
+
+    in_host = False
+
+    def __init__(self, arena: HostArena, chunks: list[range]):
+        self._arena, self.chunks = arena, chunks
+
+    def reading(self, x: Tensor, name: str) -> DeviceRows:
+        return DeviceRows(self._arena, self.chunks, x)
+
+    def writing(self) -> DeviceRows:
+        return DeviceRows(self._arena, self.chunks)
+
+
+class InHost:
+    """Hidden states are in the host, for one step."""
+
+    in_host = True
+
+    def __init__(self, arena: HostArena, chunks: list[range],
+                 device: torch.device, abandoned: deque[HostTensor]):
+        self.arena, self.chunks, self.device = arena, chunks, device
+        self.abandoned = abandoned
+        # By storage, which the stand-in keeps from being used again.
+        self._standing: dict[int, tuple[Tensor, HostRows]] = {}
+
+    def reading(self, x: Tensor, name: str) -> HostRows:
+        """What `x` stands for; asked once. `name` is who asks."""
+        found = self._standing.pop(x.untyped_storage().data_ptr(), None)
+        if found is None or found[0].shape != x.shape:
+            raise Unsupported(
+                name, "hidden states, or gradients of them, that are changed "
+                "between layers or used twice", 'stream it with '
+                'hidden="device"')
+        return found[1]
+
+    def writing(self) -> HostRows:
+        return HostRows(self)
+
+    def standing(self, rows: HostRows) -> Tensor:
+        made = stand_in(rows.shape, rows.dtype, self.device)
+        # Detached: what is kept here must not keep the graph.
+        self._standing[made.untyped_storage().data_ptr()] = (
+            made.detach(), rows)
+        return made
+
+
+class Whole(torch.autograd.Function):
+    """One tensor [B, S, H] of the device of what stands for its chunks."""
+
+    @staticmethod
+    def forward(ctx, place: InHost, x: Tensor) -> Tensor:
+        ctx.place, rows = place, place.reading(x, "the decoder's output")
+        out = torch.empty(x.shape, dtype=x.dtype, device=x.device)
+        for m, chunk in enumerate(place.chunks):
+            out[:, chunk.start:chunk.stop] = rows.read(m)
+            rows.drop(m)
+        return out
+
+    @staticmethod
+    def backward(ctx, dy: Tensor):
+        rows = ctx.place.writing()
+        for m, chunk in enumerate(ctx.place.chunks):
+            rows.write(m, dy[:, chunk.start:chunk.stop])
+        return None, rows.tensor()
+
+
+__all__ = ["DeviceRows", "HostRows", "InHost", "OnDevice", "Whole",
+           "stand_in"]

@@ -1,0 +1,33 @@
+"""Benchmarks of the Python package run again in the environment of
+deploy/setup/venv.txt, which has torch and transformers."""
+
+import os
+import subprocess
+import sys
+
+ROOT = os.path.dirname(os.path.dirname(os.path.dirname(
+    os.path.abspath(__file__))))
+_INSIDE = "SLUICE_BENCH_INSIDE"
+
+
+def is_inside():
+    return _INSIDE in os.environ
+
+
+def again(folder):
+    """The exit status of this command in the environment that has torch, with
+    the programs of `folder`, on one thread."""
+    deps = os.environ.get("SLUICE_DEPS",
+                          os.path.expanduser("~/.cache/sluice"))
+    python = os.path.join(deps, "venv", "bin", "python")
+    if not os.path.exists(python):
+        print(f"error: no {python}: ./dev setup python makes it",
+              file=sys.stderr)
+        return 1
+    environment = dict(os.environ, OMP_NUM_THREADS="1",
+                       SLUICE_BIN_DIR=os.path.abspath(folder),
+                       PYTHONPATH=os.path.join(ROOT, "client", "python"))
+    environment[_INSIDE] = "1"
+    environment.pop("SLUICE_SOCKET", None)
+    return subprocess.run([python, *sys.argv], env=environment,
+                          check=False).returncode

@@ -1,0 +1,125 @@
+#!/usr/bin/env python3
+"""bench-length: how long a sequence a small Llama trains on in 64 MiB of
+device memory beside its parameters, in five ways.
+
+    length.py --bin DIR --json FILE
+
+Device memory is what torch's CPU allocator hands out (counting.cc), at its
+peak in one forward and backward of a fresh model, without its parameters and
+ids. A length is the longest that was really run and fits: guessed from the
+slope between two short ones, then tried.
+"""
+
+import argparse
+import gc
+import json
+import sys
+import time
+
+import in_venv
+
+DEVICE_BYTES = 64 << 20
+# Set-up -> (two lengths for its slope, tokens by which its edge is tried).
+SEARCHED = {
+    "checkpointed": ((1024, 1536), 32),
+    "checkpointed_chunked_loss": ((2048, 3072), 64),
+    "alst": ((4096, 6144), 64),
+}
+STREAMED = (4096, 8192)  # the lengths for its slope; its edge takes minutes
+TARGETS = {"checkpointed": 16, "checkpointed_chunked_loss": 6, "alst": 4}
+NAMES = {"checkpointed": "checkpointing",
+         "checkpointed_chunked_loss": "checkpointing, loss by chunks",
+         "alst": "ALST-like"}
+IN_HOST = (4096, 16384)
+ROWS_TARGET = 0.6  # hidden rows per token
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--bin", required=True)
+    parser.add_argument("--json", required=True)
+    arguments = parser.parse_args()
+    if not in_venv.is_inside():
+        return in_venv.again(arguments.bin)
+    bench = Bench()
+    found = {name: bench.longest(name, *search)
+             for name, search in SEARCHED.items()}
+    row_bytes = 4 * bench.setups.SHAPE["hidden_size"]
+    slope = bench.slope("streamed_in_host", *IN_HOST)
+    entries = [entry("hidden states in the host, a token", slope / row_bytes,
+                     "rows", ROWS_TARGET, "lower", f"{slope:.0f} bytes a token "
+                     f"from {IN_HOST[0]} to {IN_HOST[1]}")]
+    ours = bench.longest_tried_once("streamed", STREAMED)
+    for name, length in found.items():
+        entries.append(entry(
+            f"length over {NAMES[name]}", ours / length, "x", TARGETS[name],
+            "higher", f"{ours} tokens streamed, {length} so, in 64 MiB"))
+    with open(arguments.json, "w", encoding="utf-8") as file:
+        json.dump(entries, file)
+    return 0
+
+
+def entry(name, value, unit, target, better, detail):
+    return {"name": name, "value": value, "unit": unit, "target": target,
+            "better": better, "detail": detail}
+
+
+class Bench:
+    """Runs steps and knows what they took."""
+
+    def __init__(self):
+        import counting
+        import length_setups
+        import torch
+        torch.set_num_threads(1)
+        self.setups = length_setups
+        self._torch, self._counter = torch, counting.Counter()
+
+    def peak_bytes(self, name, length):
+        """Of one step on `length` tokens, without parameters and ids."""
+        model = self.setups.llama()
+        with getattr(self.setups, name)(model) as step:
+            ids = self._torch.randint(3, self.setups.SHAPE["vocab_size"],
+                                      (1, length))
+            gc.collect()
+            before = self._counter.used_bytes
+            self._counter.reset_peak()
+            seconds = time.process_time()
+            step(ids)
+            peak = self._counter.peak_bytes - before
+        print(f"{name:<26} {length:>6} tokens {peak / 2 ** 20:7.2f} MiB "
+              f"{time.process_time() - seconds:7.2f} CPU s", flush=True)
+        return peak
+
+    def slope(self, name, short, long):
+        return (self.peak_bytes(name, long) - self.peak_bytes(name, short)) / (
+            long - short)
+
+    def _guess(self, name, short, long):
+        """The length that should just fit, as a line through two says."""
+        slope, at = self.slope(name, short, long), self.peak_bytes(name, long)
+        return long + int((DEVICE_BYTES - at) / slope)
+
+    def longest(self, name, slope_from, step):
+        """The longest that fits, in multiples of `step`; the next does
+        not."""
+        length = self._guess(name, *slope_from) // step * step
+        while self.peak_bytes(name, length) > DEVICE_BYTES:
+            length -= step
+        while self.peak_bytes(name, length + step) <= DEVICE_BYTES:
+            length += step
+        return length
+
+    def longest_tried_once(self, name, slope_from):
+        """One that fits, a chunk below where the line says; shorter ones only
+        where it does not."""
+        chunk = self.setups.CHUNK
+        length = self._guess(name, *slope_from) // chunk * chunk
+        while True:
+            length -= chunk
+            if self.peak_bytes(name, length) <= DEVICE_BYTES:
+                return length
+
+
+if __name__ == "__main__":
+    sys.exit(main())
