@@ -44,6 +44,9 @@ def dpo(model, log):
         peft_config=lora())
 
 
+MOE = dict(num_local_experts=4, num_experts_per_tok=2)
+
+
 def lora(**more):
     return LoraConfig(**{"r": 4, "lora_dropout": 0.0, "target_modules": [
         "q_proj", "down_proj"], **more})
@@ -75,6 +78,15 @@ LOOPS = {
 def test_each_step_is_logged_as_by_the_model_itself(session, name):
     make, late = LOOPS[name]
     assert_equal_logs(train(make, session, late=late), train(make, None))
+
+
+@pytest.mark.parametrize("late", [False, True])
+def test_an_auxiliary_loss_is_refused_with_what_to_set(session, late):
+    with pytest.raises(sluice.Unsupported, match="router_aux_loss_coef=0"):
+        train(sft(), session, tiny("mixtral", **MOE), late)
+    make = sft(router_aux_loss_coef=0.0, max_steps=3)
+    assert_equal_logs(train(make, session, tiny("mixtral", **MOE), late),
+                      train(make, None, tiny("mixtral", **MOE)))
 
 
 @pytest.mark.parametrize("made", [

@@ -34,6 +34,9 @@ if TYPE_CHECKING:
 
 registry.register()
 
+NO_ROUTER_LOGITS = ("leave it out, and set it to False in the config (of TRL's"
+                    " trainers: router_aux_loss_coef=0)")
+
 
 class Adapter:
     """One model's patches."""
@@ -232,7 +235,7 @@ class Adapter:
             raise Unsupported(
                 type(self.causal).__name__, "config.output_router_logits: the "
                 "auxiliary loss needs the logits of all rows at once",
-                "set it to False")
+                NO_ROUTER_LOGITS)
 
 
 
@@ -243,9 +246,10 @@ def refuse_call(module: nn.Module, given: dict[str, Any]) -> None:
     if parametrize._cache_enabled:
         raise Unsupported(name, "parametrize.cached(): what is cached without "
                           "a gradient would be used with one", "leave it out")
-    for wish in ("output_attentions", "output_router_logits"):
+    for wish, remedy in (("output_attentions", "leave it out"),
+                         ("output_router_logits", NO_ROUTER_LOGITS)):
         if given.get(wish, getattr(module.config, wish, False)):
-            raise Unsupported(name, wish, "leave it out")
+            raise Unsupported(name, wish, remedy)
     mask = given.get("attention_mask")
     if isinstance(mask, dict) or (isinstance(mask, Tensor)
                                   and mask.dim() != 2):
