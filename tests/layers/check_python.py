@@ -19,6 +19,7 @@ ORDER = [
     "calls",
     "randomness",
     "replay",
+    "setting",
     "rows",
     "blocks",
     "scoring",

@@ -85,6 +85,10 @@ CASES = {
         "llama", {}, fsdp(["lm_head"]), 2),
     "ddp, static graph, log-probabilities": (
         "llama", {}, ddp(static_graph=True), 1),
+    # All weights of attention, and those of the MLP, of one size: memory that
+    # one had in forward another has in backward.
+    "fsdp2, stored products": ("llama", dict(
+        num_key_value_heads=4, intermediate_size=32), fsdp(), 2),
     "fsdp2, packed rows": ("llama", {}, fsdp(["lm_head"]), 2),
     "fsdp2, weights on the host": (
         "llama", {}, fsdp(
@@ -133,7 +137,7 @@ def stream_it(model, session, **options):
             sample=lambda: model(tokens()), session=session, chunk=16,
             quiet=True)
     return sluice.stream(model, session=session, chunk=16, quiet=True,
-                         **options)
+                         check="always", **options)
 
 
 def train(case: str, rank: int, streamed: sluice.Session | None):
@@ -144,7 +148,9 @@ def train(case: str, rank: int, streamed: sluice.Session | None):
         model.model.layers[0].requires_grad_(False)
     stream = streamed and stream_it(
         model, streamed,
-        hidden="host" if case.endswith("in the host") else "device")
+        hidden="host" if case.endswith("in the host") else "device",
+        policy={"*": {"keep": 0.3, "swap": 0.5}} if case.endswith(
+            "stored products") else "recompute")
     made = packed if case.endswith("packed rows") else batch
     model = wrap(lora(model) if case.endswith("lora") else model)
     if case.endswith("log-probabilities"):

@@ -44,6 +44,15 @@ def test_the_third_step_runs_as_planned_with_the_same_gradients(session):
     stream.unstream()
 
 
+def test_layers_that_have_no_backward_do_not_hold_the_plan_up(session):
+    model = tiny()
+    model.model.embed_tokens.requires_grad_(False)
+    model.model.layers[0].requires_grad_(False)
+    stream, _ = planned(session, model)
+    assert stream.plan is not None and stream.policy.shares
+    stream.unstream()
+
+
 def test_what_is_profiled_is_what_was_there(session, monkeypatch):
     seen = []
     monkeypatch.setattr(type(session), "plan", lambda self, given: seen.append(

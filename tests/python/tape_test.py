@@ -5,8 +5,10 @@ from __future__ import annotations
 import pytest
 import sluice
 import torch
+import torch.distributed as dist
 from models import assert_same, batch, run, tiny, unstreamed
 from sluice.policy import Action, Policy, Share
+from sluice.products import Products as LayerProducts
 from torch import nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
@@ -134,6 +136,34 @@ def test_a_product_that_is_written_in_place_is_computed_again(session, policy):
     assert computed - products == 2 * 5 * 5  # all but gate, unused, and up
 
 
+class Reduced(Written):
+    """As a layer that reduces a product over ranks, in place."""
+
+    def forward(self, x):
+        up = self.inner.up_proj(x)
+        dist.all_reduce(up.detach())
+        return self.inner.down_proj(up)
+
+
+@pytest.mark.parametrize("policy", [ALL, SWAPPED])
+def test_a_product_that_a_collective_writes_is_computed_again(
+        session, policy, tmp_path):
+    def reduced():
+        model = tiny()
+        for layer in model.model.layers:
+            layer.mlp = Reduced(layer.mlp)
+        return model
+
+    dist.init_process_group("gloo", f"file://{tmp_path}/group", rank=0,
+                            world_size=1)
+    try:
+        _, computed, _ = gradients(session, reduced(), "recompute")
+        _, products, _ = gradients(session, reduced(), policy)
+    finally:
+        dist.destroy_process_group()
+    assert computed - products == 2 * 5 * 5  # all but gate, unused, and up
+
+
 @pytest.mark.parametrize("policy", [ALL, SWAPPED])
 def test_under_autocast_weights_are_known_by_their_copies(session, policy):
     def cast(policy):
@@ -235,3 +265,27 @@ def test_the_first_pattern_that_fits_counts():
     assert policy.share("mlp.up_proj.weight") == Share(1.0)
     assert policy.share("mlp.down_proj.weight") == Share(0.0, 1.0)
     assert policy.share("self_attn.q_proj.weight") == Share()
+
+
+def test_a_pattern_for_a_module_fits_what_peft_makes_within():
+    policy = Policy.of({"self_attn.?_proj": {"swap": 1.0}})
+    for name in ("weight", "base_layer.weight", "lora_A.default.weight"):
+        assert policy.share("self_attn.q_proj." + name) == Share(0.0, 1.0)
+    assert policy.share("mlp.up_proj.weight") == Share()
+
+
+def test_products_are_known_by_weights_and_not_by_where_these_lie():
+    """Memory of a weight is freed and had again elsewhere (FSDP2); what lies
+    where it was is no weight."""
+    layer = nn.Linear(4, 4, bias=False)
+    found = LayerProducts(layer)
+    x, weight = torch.ones(4, 4), layer.weight.detach()
+    memory = weight.untyped_storage()
+    there = memory.data_ptr()
+    memory.resize_(0)
+    others = [torch.ones(4, 4) for _ in range(100)]
+    memory.resize_(64)
+    mm = torch.ops.aten.mm.default
+    assert found.of(mm, (x, layer.weight.t())).weight == "weight"
+    assert memory.data_ptr() != there
+    assert [o for o in others if found.of(mm, (x, o))] == []

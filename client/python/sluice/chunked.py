@@ -18,9 +18,10 @@ from torch.autograd.function import once_differentiable
 from sluice import calls
 from sluice.errors import Unsupported
 from sluice.randomness import RandomState
-from sluice.replay import (Buffers, Gradients, Setting, Slot, Snapshot,
-                           distinct, slots)
+from sluice.replay import (Buffers, Gradients, Slot, Snapshot, distinct,
+                           slots)
 from sluice.rows import Leaf, cut
+from sluice.setting import Setting
 
 if TYPE_CHECKING:
     from sluice.hidden import DeviceRows, HostRows
@@ -83,7 +84,8 @@ class ChunkedCall:
         self._autocast = torch.autocast(kind, torch.get_autocast_dtype(kind),
                                         torch.is_autocast_enabled(kind))
         if self.keeps:
-            self._setting = Setting(self.module, found)
+            self._setting = Setting(self.module, found, self.step.written_by(
+                self.module))
         places = self.step.hidden
         source = None if x is None else places.reading(x, self.name)
         y = places.writing()

@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
-from sluice.products import Mode, Product, Products
+from sluice.products import Mode, Place, Product, Products
 from sluice.session import CopyStats
 
 
@@ -39,7 +39,10 @@ class Measured:
         "forward": 0.0, "backward": 0.0})
     copies: dict[str, Copied] = field(default_factory=lambda: {
         "forward": Copied(), "backward": Copied()})
-    backwards: int = 0  # layers whose backward is over
+    # Layers whose forward is over and whose backward may come (not those that
+    # are frozen, with all before them), and whose backward is over.
+    forwards: int = 0
+    backwards: int = 0
 
     @contextlib.contextmanager
     def layer(self, direction: str) -> Iterator[None]:
@@ -50,6 +53,7 @@ class Measured:
         after, sums = self.copied(), self.copies[direction]
         sums.out += after.gpu_to_host_bytes - before.gpu_to_host_bytes
         sums.back += after.host_to_gpu_bytes - before.host_to_gpu_bytes
+        self.forwards += direction == "forward"
         self.backwards += direction == "backward"
 
     def metering(self, products: Products
@@ -59,8 +63,8 @@ class Measured:
 
     @property
     def whole(self) -> bool:
-        """Forward and backward of all layers, once each."""
-        return self.backwards == self.layers
+        """A backward of each layer that keeps something for it."""
+        return 0 < self.forwards == self.backwards
 
 
 class _Meter(Mode):
@@ -69,7 +73,7 @@ class _Meter(Mode):
         super().__init__(products)
         self._costs = measured.products
 
-    def met(self, place: int, product: Product, args: tuple,
+    def met(self, place: Place, product: Product, args: tuple,
             kwargs: dict) -> Any:
         start = time.perf_counter()
         out = product.function(*args, **kwargs)

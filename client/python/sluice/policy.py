@@ -74,9 +74,11 @@ class Policy:
 
 
 def _fits(name: str, pattern: str) -> bool:
-    """The weight's name, or that of the module it belongs to."""
-    return fnmatch.fnmatchcase(name, pattern) or fnmatch.fnmatchcase(
-        name.rpartition(".")[0], pattern)
+    """The weight's name, or that of a module it belongs to: PEFT makes
+    modules around the ones that a pattern was written for."""
+    while name and not fnmatch.fnmatchcase(name, pattern):
+        name = name.rpartition(".")[0]
+    return bool(name)
 
 
 def _share(pattern: str, parts: Mapping[str, float]) -> Share:

@@ -1,17 +1,25 @@
 """The products of matrices of a layer, met below autograd.
 
-A dispatch mode sees each product of a chunk, in the same order in the first
-and in the second forward. Attention over chunks has products of its own, which
-are not the layer's: around it the mode is paused.
+A dispatch mode sees each product of a chunk, those of one weight in the same
+order in the first and in the second forward. Attention over chunks has
+products of its own, which are not the layer's: around it the mode is paused.
+
+[Note: storages] A weight is known by its storage, because a replay has aliases
+of it; and the storage by a weak reference, never by its address. FSDP2 frees a
+weight's memory between the two forwards and gets it anew elsewhere, perhaps
+where another weight was; copies that autocast made are freed, and what comes
+to lie there is no weight. As long as the reference is held, it is no other's.
 """
 from __future__ import annotations
 
 import contextlib
+from collections import Counter
 from collections.abc import Callable, Iterator
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
+from torch.multiprocessing.reductions import StorageWeakRef
 from torch.utils._python_dispatch import TorchDispatchMode
 
 _aten = torch.ops.aten
@@ -19,6 +27,9 @@ _aten = torch.ops.aten
 _PRODUCTS = {_aten.mm.default: 1, _aten.addmm.default: 2, _aten.bmm.default: 1,
              _aten.baddbmm.default: 2, _aten._grouped_mm.default: 1,
              _aten.linear.default: 1}
+
+
+Place = tuple[str, int]  # a weight's name, which of its products in a chunk
 
 
 class Product(NamedTuple):
@@ -33,7 +44,7 @@ class Products:
     """What is a product of one layer's weights, during one call of it."""
 
     def __init__(self, layer: nn.Module):
-        # Names by storage: FSDP2 refills it, a replay has aliases of it.
+        # See [Note: storages].
         self._names = {storage(p): name
                        for name, p in layer.named_parameters()}
         self._paused = False
@@ -68,7 +79,8 @@ class Mode(TorchDispatchMode):
 
     def __init__(self, products: Products):
         super().__init__()
-        self._products, self._next = products, 0
+        self._products = products
+        self._met: Counter[str] = Counter()  # by weight
 
     def __torch_dispatch__(self, func, types, args=(), kwargs=None) -> Any:
         kwargs, product = kwargs or {}, self._products.of(func, args)
@@ -76,12 +88,13 @@ class Mode(TorchDispatchMode):
             out = self.other(func, args, kwargs)
             self._products.follow_cast(func, args, out)
             return out
-        place, self._next = self._next, self._next + 1
+        place = product.weight, self._met[product.weight]
+        self._met[product.weight] += 1
         return self.met(place, product, args, kwargs)
 
-    def met(self, place: int, product: Product, args: tuple,
+    def met(self, place: Place, product: Product, args: tuple,
             kwargs: dict[str, Any]) -> Tensor:
-        """What the product, the `place`-th of its chunk, is."""
+        """What the product at `place` of its chunk is."""
         raise NotImplementedError
 
     def other(self, func: Callable, args: tuple,
@@ -90,9 +103,9 @@ class Mode(TorchDispatchMode):
         return func(*args, **kwargs)
 
 
-def storage(tensor: Tensor) -> int:
-    """The same for views of one tensor, as long as it lives."""
-    return tensor.untyped_storage().data_ptr()
+def storage(tensor: Tensor) -> StorageWeakRef:
+    """Equal for views of one tensor, and for no other's while it is held."""
+    return StorageWeakRef(tensor.untyped_storage())
 
 
-__all__ = ["Mode", "Product", "Products", "storage"]
+__all__ = ["Mode", "Place", "Product", "Products", "storage"]

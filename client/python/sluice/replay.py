@@ -1,5 +1,5 @@
 """What a layer's second forward needs to be bitwise the first: parameters as
-leaves of our own, the buffers it had, its random numbers.
+leaves of our own, the buffers it had (its attributes: `setting`).
 
 [Note: aliases]
 Replaying a layer chunk by chunk runs autograd once per chunk. On the real
@@ -18,10 +18,12 @@ from torch import Tensor, nn
 
 
 class Slot:
-    """Where a module holds a parameter."""
+    """Where a module holds a parameter, and whether that is trained: as it was
+    when the slot was made, whatever is frozen until backward."""
 
     def __init__(self, owner: nn.Module, name: str, parameter: nn.Parameter):
         self.owner, self.name, self.parameter = owner, name, parameter
+        self.trained = parameter.requires_grad
 
 
 def slots(module: nn.Module) -> list[Slot]:
@@ -35,7 +37,7 @@ def slots(module: nn.Module) -> list[Slot]:
 def distinct(found: Sequence[Slot]) -> list[nn.Parameter]:
     """The trainable ones, each once."""
     return list({id(s.parameter): s.parameter for s in found
-                 if s.parameter.requires_grad}.values())
+                 if s.trained}.values())
 
 
 def leaves(of: Tensor) -> list[Tensor]:
@@ -60,8 +62,11 @@ class Gradients:
         self._sums: dict[int, Tensor] = {}
         self._aliases = {id(p): p.detach().requires_grad_()
                          for p in self._parameters}
+        frozen = {id(s.parameter): s.parameter.detach() for s in found
+                  if s.parameter.requires_grad and not s.trained}
         for key, alias in self._aliases.items():
             alias.register_post_accumulate_grad_hook(self._collector(key))
+        self._aliases |= frozen
 
     def _collector(self, key: int):
         def collect(leaf: Tensor) -> None:
@@ -90,35 +95,6 @@ class Gradients:
         """The sums, in the order of `distinct`; None where nothing came."""
         return [self._sums[id(p)].to(p.dtype) if id(p) in self._sums else None
                 for p in self._parameters]
-
-
-class Setting:
-    """What a layer's forward depends on beside its inputs, as it was: whether
-    each module trains, and which contents its parameters had."""
-
-    def __init__(self, module: nn.Module, found: Sequence[Slot]):
-        self._training = [(m, m.training) for m in module.modules()]
-        self._versions = [(s, s.parameter._version) for s in found]
-
-    def check(self) -> None:
-        for slot, version in self._versions:
-            if slot.parameter._version != version:
-                raise RuntimeError(
-                    f"sluice: '{slot.name}' of {type(slot.owner).__name__} was"
-                    " changed in place between forward and backward: its "
-                    "gradient would be of another function; step the optimizer"
-                    " after all backwards")
-
-    @contextlib.contextmanager
-    def in_place(self) -> Iterator[None]:
-        now = [m.training for m, _ in self._training]
-        for module, training in self._training:
-            module.training = training
-        try:
-            yield
-        finally:
-            for (module, _), training in zip(self._training, now):
-                module.training = training
 
 
 class Buffers:

@@ -15,11 +15,12 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
+from torch.multiprocessing.reductions import StorageWeakRef
 from torch.utils import _pytree as pytree
 
 from sluice.host_tensor import HostTensor
 from sluice.policy import Action, Policy
-from sluice.products import Mode, Product, Products, storage
+from sluice.products import Mode, Place, Product, Products, storage
 
 if TYPE_CHECKING:
     from sluice.arena import HostArena
@@ -35,9 +36,9 @@ class Tape:
     def __init__(self, policy: Policy, arena: HostArena, products: Products,
                  chunks: int):
         self.policy, self._arena, self.products = policy, arena, products
-        # By chunk: the place in the order of products -> what is stored.
-        self._stored: list[dict[int, tuple[Product, Tensor | HostTensor]]] = [
-            {} for _ in range(chunks)]
+        # By chunk: place -> what is stored.
+        self._stored: list[dict[Place, tuple[Product, Tensor | HostTensor]]
+                           ] = [{} for _ in range(chunks)]
 
     @property
     def chunks(self) -> int:
@@ -74,7 +75,7 @@ class Tape:
 
     # --- what the modes call ------------------------------------------------
 
-    def store(self, chunk: int, place: int, product: Product, out: Tensor
+    def store(self, chunk: int, place: Place, product: Product, out: Tensor
               ) -> bool:
         """Whether the policy wants it."""
         action = self.policy.share(product.weight).action(chunk, self.chunks)
@@ -83,12 +84,12 @@ class Tape:
                 out if action is Action.KEEP else self._arena.put(out))
         return action is not Action.RECOMPUTE
 
-    def forget(self, chunk: int, place: int) -> None:
+    def forget(self, chunk: int, place: Place) -> None:
         _, value = self._stored[chunk].pop(place)
         if isinstance(value, HostTensor):
             self._arena.drop(value)
 
-    def answer(self, chunk: int, place: int, product: Product,
+    def answer(self, chunk: int, place: Place, product: Product,
                device: torch.device) -> Tensor | None:
         """None where it is to be computed: it was not stored, or torch folds
         products otherwise where there is autograd."""
@@ -106,9 +107,10 @@ class _Recorder(Mode):
     def __init__(self, tape: Tape, chunk: int):
         super().__init__(tape.products)
         self.tape, self.chunk = tape, chunk
-        self._places: dict[int, int] = {}  # of what is stored, by storage
+        # Of what is stored, by storage.
+        self._places: dict[StorageWeakRef, Place] = {}
 
-    def met(self, place: int, product: Product, args: tuple,
+    def met(self, place: Place, product: Product, args: tuple,
             kwargs: dict) -> Tensor:
         out = product.function(*args, **kwargs)
         if self.tape.store(self.chunk, place, product, out):
@@ -116,7 +118,7 @@ class _Recorder(Mode):
         return out
 
     def other(self, func: Callable, args: tuple, kwargs: dict) -> Any:
-        if self._places and func._schema.is_mutable:
+        if self._places and (func._schema.is_mutable or _is_collective(func)):
             for written in _written(func, args, kwargs):
                 place = self._places.pop(storage(written), None)
                 if place is not None:
@@ -131,17 +133,23 @@ class _Answerer(Mode):
         self.tape, self.chunk = tape, chunk
         self._device = device
 
-    def met(self, place: int, product: Product, args: tuple,
+    def met(self, place: Place, product: Product, args: tuple,
             kwargs: dict) -> Tensor:
         answer = self.tape.answer(self.chunk, place, product, self._device)
         return (product.function(*args, **kwargs) if answer is None else
                 answer)
 
 
+def _is_collective(func: Callable) -> bool:
+    """Their schemas do not say what they write."""
+    return func.namespace == "c10d"
+
+
 def _written(func: Callable, args: tuple, kwargs: dict) -> Iterator[Tensor]:
-    """The tensors that this operator changes."""
+    """The tensors that this operator changes, or may change."""
     for i, argument in enumerate(func._schema.arguments):
-        if argument.alias_info is not None and argument.alias_info.is_write:
+        if _is_collective(func) or (argument.alias_info is not None
+                                    and argument.alias_info.is_write):
             value = args[i] if i < len(args) else kwargs.get(argument.name)
             yield from (v for v in pytree.tree_leaves(value)
                         if isinstance(v, Tensor))

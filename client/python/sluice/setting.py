@@ -1,0 +1,111 @@
+"""What a layer's forward depends on beside its inputs, as it was in the first
+one: attributes are put back for the second, other contents are refused.
+
+[Note: setting] Between a forward and its backward a model may be evaluated,
+PEFT's other adapter be chosen, a scale be changed by a schedule. Autograd's
+graph would not care: it is of the forward that was. So the second forward sees
+the plain attributes (numbers, names, lists and dictionaries of them) that the
+first one saw. Of parameters and buffers there is no copy; they must still be
+the same tensors with the same contents.
+"""
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator, Sequence
+from typing import Any, NoReturn
+
+import torch
+from torch import Tensor, nn
+from torch.multiprocessing.reductions import StorageWeakRef
+
+from sluice.replay import Slot
+
+_PLAIN = (type(None), bool, int, float, str, torch.dtype)
+_TORCHS = frozenset(vars(nn.Module())) - {"training"}
+
+
+class Setting:
+    """Of one call of a module; `written` are the buffers (owner, name) that
+    the call writes, and which are put back otherwise."""
+
+    def __init__(self, module: nn.Module, found: Sequence[Slot],
+                 written: Sequence[tuple[nn.Module, str]]):
+        self._modules = list(module.modules())
+        self._attributes = [_attributes(m) for m in self._modules]
+        self._parameters = [(s, _Contents(s.parameter)) for s in found]
+        self._buffers = [
+            (owner, name, buffer, _Contents(buffer))
+            for owner in self._modules
+            for name, buffer in owner._buffers.items()
+            if buffer is not None and (owner, name) not in written]
+
+    def check(self) -> None:
+        for slot, contents in self._parameters:
+            if not contents.are_of(slot.parameter):
+                _refuse(slot.owner, slot.name)
+        for owner, name, buffer, contents in self._buffers:
+            if owner._buffers.get(name) is not buffer or (
+                    not contents.are_of(buffer)):
+                _refuse(owner, name)
+
+    @contextlib.contextmanager
+    def in_place(self) -> Iterator[None]:
+        """The modules have the attributes of then."""
+        changed = []
+        for module, then in zip(self._modules, self._attributes):
+            now = vars(module)
+            changed += [(module, name, now[name], value)
+                        for name, value in then.items()
+                        if _is_plain(now.get(name, self)) and (
+                            now[name] != value)]
+        for module, name, _, value in changed:
+            vars(module)[name] = value
+        try:
+            yield
+        finally:
+            for module, name, now, _ in changed:
+                vars(module)[name] = now
+
+
+class _Contents:
+    """Which memory a tensor has, and how often it was written."""
+
+    def __init__(self, tensor: Tensor):
+        self._storage = StorageWeakRef(tensor.untyped_storage())
+        self._version = _version(tensor)
+
+    def are_of(self, tensor: Tensor) -> bool:
+        # FSDP2 gives the same storage other memory.
+        return self._version == _version(tensor) and (
+            self._storage == StorageWeakRef(tensor.untyped_storage()))
+
+
+def _version(tensor: Tensor) -> int | None:
+    return None if tensor.is_inference() else tensor._version
+
+
+def _attributes(module: nn.Module) -> dict[str, Any]:
+    """The plain ones, of lists and dictionaries copies."""
+    return {name: value.copy() if isinstance(
+                value, (list, dict, set)) else value
+            for name, value in vars(module).items()
+            if name not in _TORCHS and _is_plain(value)}
+
+
+def _is_plain(value: Any) -> bool:
+    if type(value) in (list, tuple, set):
+        return all(isinstance(v, _PLAIN) for v in value)
+    if type(value) is dict:
+        return all(isinstance(v, _PLAIN) for v in value.values())
+    return isinstance(value, _PLAIN)
+
+
+def _refuse(owner: nn.Module, name: str) -> NoReturn:
+    raise RuntimeError(
+        f"sluice: '{name}' of {type(owner).__name__} was changed in place, or "
+        "replaced, between forward and backward: its gradient would be of "
+        "another function; step the optimizer, and change weights and "
+        "buffers, after all backwards")
+
+
+__all__ = ["Setting"]

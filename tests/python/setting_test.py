@@ -1,0 +1,156 @@
+"""What changes between a forward and its backward: the gradient is that of
+the forward that was, as autograd's own is, or the backward says why not."""
+
+from __future__ import annotations
+
+import copy
+
+import pytest
+import sluice
+import torch
+from models import Run, assert_same, batch, tiny
+from peft import LoraConfig, get_peft_model
+from torch import nn
+
+SQUARE = dict(num_key_value_heads=4, intermediate_size=32)
+
+
+class Scaled(nn.Module):
+    """Times an attribute, what a dictionary says, and a buffer."""
+
+    def __init__(self, inner):
+        super().__init__()
+        self.inner, self.scale, self.on = inner, 1.0, {"a": 1.0}
+        self.chosen = ["a"]
+        self.register_buffer("times", torch.ones(()))
+
+    def forward(self, x):
+        factor = self.scale * sum(self.on[name] for name in self.chosen)
+        return self.inner(x) * factor * self.times
+
+
+def scaled():
+    model = tiny()
+    for layer in model.model.layers:
+        layer.mlp = Scaled(layer.mlp)
+    return model
+
+
+def gradients(model, change):
+    """Of one step, with `change(each MLP's Scaled)` before the backward."""
+    model.zero_grad()
+    loss = model(**batch()).loss
+    for layer in model.model.layers:
+        change(layer.mlp)
+    loss.backward()
+    return Run(loss.item(), {name: p.grad for name, p in
+                             model.named_parameters()})
+
+
+def set_scale(mlp):
+    mlp.scale = 3.0
+
+
+def set_entry(mlp):
+    mlp.on["a"] = 3.0
+
+
+def choose_another(mlp):
+    mlp.on["b"] = 5.0
+    mlp.chosen = ["b"]
+
+
+@pytest.mark.parametrize("change", [set_scale, set_entry, choose_another])
+def test_attributes_are_those_of_the_forward(session, change):
+    model = scaled()
+    expected = gradients(copy.deepcopy(model), change)
+    stream = sluice.stream(model, session=session, chunk=16, check="always",
+                           quiet=True)
+    assert_same(gradients(model, change), expected)
+    mlp = model.model.layers[0].mlp
+    changed = Scaled(nn.Identity())
+    change(changed)
+    assert (mlp.scale, mlp.on, mlp.chosen) == (changed.scale, changed.on,
+                                               changed.chosen)
+    stream.unstream()
+
+
+def replace_buffer(mlp):
+    mlp.times = torch.tensor(3.0)
+
+
+def write_buffer(mlp):
+    mlp.times.mul_(3)
+
+
+def replace_memory(mlp):
+    weight = mlp.inner.up_proj.weight
+    weight.data = weight.data * 3
+
+
+@pytest.mark.parametrize("change, name", [
+    (replace_buffer, "'times' of Scaled"), (write_buffer, "'times' of Scaled"),
+    (replace_memory, "'weight' of Linear")])
+def test_other_contents_are_noticed(session, change, name):
+    model = scaled()
+    stream = sluice.stream(model, session=session, chunk=16, check="off",
+                           quiet=True)
+    with pytest.raises(RuntimeError, match=name + " was changed in place, or "
+                       "replaced"):
+        gradients(model, change)
+    assert stream.stats().host_bytes == 0
+    stream.unstream()
+
+
+def freeze_others(model):
+    """What is trained in forward, and another of the same shapes."""
+    for layer in model.model.layers:
+        attention = layer.self_attn
+        attention.q_proj.weight.requires_grad_(True)
+        attention.o_proj.weight.requires_grad_(False)
+
+
+def test_what_is_trained_is_what_forward_trained(session):
+    """k has k's gradient, though q is trained by now and o is not."""
+    def step(model):
+        for layer in model.model.layers:
+            layer.self_attn.q_proj.weight.requires_grad_(False)
+        loss = model(**batch()).loss
+        freeze_others(model)
+        loss.backward()
+        return Run(loss.item(), {name: p.grad for name, p in
+                                 model.named_parameters()})
+
+    model = tiny(**SQUARE)
+    expected = step(copy.deepcopy(model))
+    stream = sluice.stream(model, session=session, chunk=16, quiet=True)
+    got = step(model)
+    assert got.gradients["model.layers.0.self_attn.q_proj.weight"] is None
+    assert_same(got, expected)
+    stream.unstream()
+
+
+def test_an_adapter_chosen_before_the_backward_of_another(session):
+    def step(model):
+        model.set_adapter("a")
+        first = model(**batch()).loss
+        model.set_adapter("b")
+        second = model(**batch()).loss
+        for name, parameter in model.named_parameters():
+            parameter.requires_grad_("lora" in name)
+        (first + 2 * second).backward()
+        return Run(first.item(), {name: p.grad for name, p in
+                                  model.named_parameters()})
+
+    torch.manual_seed(0)
+    config = LoraConfig(r=4, lora_dropout=0.0, target_modules=[
+        "q_proj", "up_proj"], init_lora_weights=False)
+    model = get_peft_model(tiny(), config, adapter_name="a")
+    model.add_adapter("b", config)
+    expected = step(copy.deepcopy(model))
+    stream = sluice.stream(model, session=session, chunk=16, check="always",
+                           quiet=True)
+    got = step(model)
+    assert sum(g is not None for g in got.gradients.values()) == 16
+    assert_same(got, expected)
+    stream.unstream()
