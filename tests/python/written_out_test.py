@@ -323,3 +323,55 @@ def test_padding_in_a_mask_that_a_model_makes_is_read(session):
 def test_a_mask_that_is_none_is_refused(session, made, word):
     with pytest.raises(sluice.Unsupported, match=word):
         sluice.stream(own_mask_model(made), session=session, chunk=16)
+
+
+# --- products that only look like scores -------------------------------------
+
+class Experts(nn.Module):
+    """As wide as the chunk is long: x times their weights is [E, c, c]."""
+
+    def __init__(self, form):
+        super().__init__()
+        self.form = form
+        torch.manual_seed(4)
+        self.up = nn.Parameter(torch.randn(2, 32, 16) / 6)
+        self.down = nn.Parameter(torch.randn(2, 16, 32) / 4)
+
+    def forward(self, x):
+        rows = x.reshape(1, -1, x.shape[-1]).expand(2, -1, -1)
+        up = self.form(torch.bmm(rows, self.up))
+        return torch.bmm(up, self.down).sum(0).view_as(x)
+
+
+def gated_in_place(up):
+    up.mul_(torch.sigmoid(up.detach()))
+    return torch.relu_(up)
+
+
+def indexed(up):
+    return up[..., :] ** 2 - up
+
+
+@pytest.mark.parametrize("form", [gated_in_place, indexed])
+def test_a_product_with_a_weight_is_no_score(session, form):
+    """The probe has other chunks: there nothing looks like scores."""
+    model = tiny("llama")
+    for layer in model.model.layers:
+        layer.self_attn = WrittenOut(layer.self_attn, plain)
+        layer.mlp = Experts(form)
+    inputs = batch(rows=1)
+    expected = unstreamed(model, inputs)
+    stream = sluice.stream(model, session=session, chunk=16, quiet=True)
+    assert_same(run(model, inputs), expected)
+    stream.unstream()
+
+
+def scaled_in_place(self, q, k, v, mask):
+    s = torch.matmul(q, k.transpose(-1, -2))
+    s.div_(math.sqrt(q.shape[-1]))
+    return torch.matmul(F.softmax(s + mask, dim=-1), v), None
+
+
+def test_scores_that_are_written_in_place_are_refused(session):
+    with pytest.raises(sluice.Unsupported, match="'div_' in place"):
+        sluice.stream(written(scaled_in_place), session=session, chunk=16)

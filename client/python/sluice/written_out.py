@@ -13,7 +13,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, NoReturn
 
 import torch
 from torch import Tensor
@@ -27,6 +27,7 @@ from sluice.errors import Unsupported
 from sluice.intervals import Intervals
 from sluice.layer import running
 from sluice.masks import MASKED
+from sluice.products import storage
 from sluice.step import current
 
 @dataclass(frozen=True, eq=False)
@@ -187,7 +188,12 @@ class Scores(Standing):
     def __getattr__(self, name: str) -> Any:
         if name.startswith("__"):
             raise AttributeError(name)
+        if name.endswith("_"):
+            _refuse_in_place(name)
         return getattr(self.computed(name), name)
+
+    def __setitem__(self, *_: Any) -> None:
+        _refuse_in_place("[…] =")
 
     @classmethod
     def __torch_function__(cls, func: Callable, types: Any, args: tuple = (),
@@ -215,6 +221,8 @@ def product(func: Callable, args: tuple, kwargs: dict[str, Any]
             q.shape[-1] != k.shape[-2]) or q.shape[0] != k.shape[0] or (
             q.dim() == 4 and k.shape[1] not in (1, q.shape[1])):
         return None
+    if _is_weight(k):  # of an expert, say, and as wide as the chunk is long
+        return None
     return Scores(q, k.transpose(-1, -2),
                   torch.Size((*q.shape[:-1], rows)), q.dtype, scale,
                   heads=tuple(q.shape[:2]) if q.dim() == 4 else None)
@@ -222,7 +230,12 @@ def product(func: Callable, args: tuple, kwargs: dict[str, Any]
 
 def apply(func: Callable, args: tuple, kwargs: dict[str, Any]) -> Any:
     """A function of torch, some of whose arguments are `Scores`."""
-    name = getattr(func, "__name__", str(func)).strip("_")
+    name = getattr(func, "__name__", str(func))
+    if name.endswith("_") and not name.endswith("__"):
+        if isinstance(args[0], Scores):
+            _refuse_in_place(name)
+    else:
+        name = name.strip("_")
     if name == "where" and len(args) == 3 and isinstance(args[1], Scores):
         return args[1].where(args[0], args[2])
     if isinstance(args[0], Scores) and name in _ANSWERED:
@@ -238,6 +251,26 @@ _MULTIPLYING = frozenset({torch.matmul, torch.bmm, Tensor.matmul, Tensor.bmm,
 _ADDING = frozenset({torch.baddbmm, Tensor.baddbmm})
 _ANSWERED = frozenset(name for name, value in vars(Scores).items()
                       if callable(value) and not name.startswith("_"))
+
+
+def _computing(name: str) -> Callable:
+    return lambda self, *args: getattr(self.computed(name), name)(*args)
+
+
+for _name in ("getitem", "len", "neg", "abs", "pow", "rpow", "sub", "rsub",
+              "rtruediv", "rmatmul", "lt", "le", "gt", "ge", "eq", "ne"):
+    setattr(Scores, f"__{_name}__", _computing(f"__{_name}__"))
+
+
+def _is_weight(x: Tensor) -> bool:
+    memory = storage(x)
+    return any(storage(p) == memory for p in running().module.parameters())
+
+
+def _refuse_in_place(name: str) -> NoReturn:
+    raise Unsupported(
+        _layer(), f"'{name}' in place of what may be attention's scores, which"
+        " never exist here", "write it out of place, or take another chunk")
 
 
 def _layer() -> str:
