@@ -25,8 +25,7 @@ SCRIPTS = {"length": "length.py", "python": "python_step.py",
            "settings": "settings.py", "train": "train_steps.py"}
 # What a script needs built; a program needs only itself.
 NEEDS = {**dict.fromkeys(SCRIPTS, ["sluice-train", "sluiced",
-                                   "sluice-worker"]), "length": ["sluiced"],
-         "python": ["sluiced"]}
+                                   "sluice-worker"]), "length": ["sluiced"]}
 FIELDS = {"name", "value", "unit", "target", "better", "detail"}
 
 

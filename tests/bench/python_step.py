@@ -1,5 +1,6 @@
 #!/usr/bin/env python3
-"""bench-python: CPU seconds of a training step in Python, streamed beside plain.
+"""bench-python: CPU seconds of a training step in Python, streamed beside plain
+and beside `sluice-train`.
 
     python_step.py --bin DIR --json FILE
 
@@ -9,9 +10,15 @@ the environment of deploy/setup/venv.txt, which has torch and transformers.
 """
 
 import argparse
+import array
 import json
+import os
+import random
+import resource
 import statistics
+import subprocess
 import sys
+import tempfile
 import time
 
 import in_venv
@@ -24,6 +31,10 @@ SHAPE = dict(vocab_size=VOCAB, hidden_size=256, intermediate_size=688,
              num_key_value_heads=2, max_position_embeddings=1 << 20,
              use_cache=False)
 TARGETS = {2048: 1.30, 4096: 1.15}  # times the plain model's CPU seconds
+TRAINER_TARGET = 1.1  # times those of sluice-train
+TRAINER_TOKENS = 4096
+STEPS = 3, 9  # of two runs, whose difference has no start and no first step
+TRAINER_ROUNDS = 3
 
 
 def main():
@@ -34,6 +45,8 @@ def main():
     if not in_venv.is_inside():
         return in_venv.again(arguments.bin)
     entries = [measured(length, target) for length, target in TARGETS.items()]
+    entries.append(beside_trainer(os.path.join(arguments.bin,
+                                               "sluice-train")))
     with open(arguments.json, "w", encoding="utf-8") as file:
         json.dump(entries, file)
     return 0
@@ -51,6 +64,65 @@ def measured(length, target):
             "unit": "x plain", "target": target, "better": "lower",
             "detail": f"CPU seconds {ours:.3f} streamed in chunks of {CHUNK}, "
             f"{alone:.3f} plain (medians of {ROUNDS})"}
+
+
+def beside_trainer(program):
+    """The entry beside sluice-train on the same shape, in turns: both with
+    clipping and AdamW, both computing again what they do not keep."""
+    import torch
+    _, streamed, ids = models(TRAINER_TOKENS)
+    optimizer = torch.optim.AdamW(streamed.parameters(), 1e-3)
+
+    def step():
+        before = time.process_time()
+        streamed(input_ids=ids, labels=ids).loss.backward()
+        torch.nn.utils.clip_grad_norm_(streamed.parameters(), 1.0)
+        optimizer.step()
+        optimizer.zero_grad()
+        return time.process_time() - before
+
+    step()
+    pairs = [(trainer_seconds(program),
+              statistics.median(step() for _ in range(3)))
+             for _ in range(TRAINER_ROUNDS)]
+    theirs, ours = (statistics.median(side) for side in zip(*pairs))
+    return {"name": f"python step, {TRAINER_TOKENS} tokens, trainer",
+            "value": statistics.median(b / a for a, b in pairs),
+            "unit": "x sluice-train", "target": TRAINER_TARGET,
+            "better": "lower", "detail": f"CPU seconds {ours:.3f} streamed, "
+            f"{theirs:.3f} sluice-train, both in chunks of {CHUNK} (medians "
+            f"of {TRAINER_ROUNDS})"}
+
+
+def trainer_seconds(program):
+    """CPU seconds of one step of sluice-train, its daemon's included."""
+    few, many = (_trainer_run(program, steps) for steps in STEPS)
+    return (many - few) / (STEPS[1] - STEPS[0])
+
+
+def _trainer_run(program, steps):
+    with tempfile.TemporaryDirectory() as folder:
+        data = os.path.join(folder, "tokens.bin")
+        draw = random.Random(1)
+        with open(data, "wb") as file:
+            array.array("H", [draw.randrange(3, VOCAB) for _ in range(
+                4 * TRAINER_TOKENS)]).tofile(file)
+        before = resource.getrusage(resource.RUSAGE_CHILDREN)
+        subprocess.run(
+            [program, "train", "--private", "--method", "sluice", "--arch",
+             "llama", "--layers", str(SHAPE["num_hidden_layers"]), "--hidden",
+             str(SHAPE["hidden_size"]), "--heads",
+             str(SHAPE["num_attention_heads"]), "--kv-heads",
+             str(SHAPE["num_key_value_heads"]), "--ffn",
+             str(SHAPE["intermediate_size"]), "--vocab", str(VOCAB),
+             "--seq-len", str(TRAINER_TOKENS), "--chunk", str(CHUNK),
+             "--alpha", "0", "--no-keep", "--threads", "1", "--hbm", "256MiB",
+             "--host", "1GiB", "--data", data, "--token-bytes", "2",
+             "--steps", str(steps)],
+            check=True, stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL)
+        after = resource.getrusage(resource.RUSAGE_CHILDREN)
+    return (after.ru_utime + after.ru_stime
+            - before.ru_utime - before.ru_stime)
 
 
 def models(length):
