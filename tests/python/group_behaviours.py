@@ -10,6 +10,7 @@ import sluice
 import torch
 import torch.distributed as dist
 from models import Run, assert_same, batch, run, tiny
+from sluice.ranks import Ranks
 from torch import nn
 from torch.nn import functional as F
 from transformers.models.llama.modeling_llama import LlamaModel
@@ -211,6 +212,14 @@ def loaders(session, group) -> None:
     assert len(found) == 2 * len(own) and found.batch_size == 2
 
 
+def gradients_of_other_ranks(session, group) -> None:
+    """A parameter that only some rank used has a gradient on all."""
+    ranks, rank = Ranks.of(group, CHUNK), dist.get_rank(group)
+    ones, like = torch.ones(2), [torch.empty(2), torch.empty(3)]
+    used, unused = ranks.filled([None if rank else ones, None], like)
+    assert unused is None and used.tolist() == [1 - rank] * 2
+
+
 def random_numbers(session, group) -> None:
     """Ranks that are seeded alike drop out different things, in the replay
     the same again, and are seeded alike afterwards."""
@@ -235,4 +244,4 @@ def random_numbers(session, group) -> None:
 BEHAVIOURS = {f.__name__: f for f in (
     host_bytes, other_rows, other_chunks, refused_models, refused_calls,
     evaluation, logprobs, made_of_embeddings, own_head,
-    loaders, random_numbers)}
+    loaders, gradients_of_other_ranks, random_numbers)}

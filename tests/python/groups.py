@@ -28,9 +28,12 @@ LATENT = dict(
     v_head_dim=8, head_dim=4, num_key_value_heads=4, n_routed_experts=4,
     num_experts_per_tok=2, n_group=1, topk_group=1, moe_intermediate_size=24,
     first_k_dense_replace=1)
-# The table of rotary positions depends on the greatest one.
-STRETCHED = dict(max_position_embeddings=40, rope_parameters=dict(
-    rope_type="dynamic", factor=2.0, rope_theta=10000.0))
+# The table of rotary positions depends on the greatest one: only the last rank
+# has one that is over the limit.
+STRETCHED = dict(max_position_embeddings=144, rope_parameters=dict(
+    rope_type="longrope", rope_theta=10000.0, factor=2.0,
+    original_max_position_embeddings=72, short_factor=[1.0] * 4,
+    long_factor=[1.0, 1.5, 2.0, 4.0]))
 
 
 # --- batches: (data parallel row, which of the step) -> arguments -------------
