@@ -157,6 +157,12 @@ def test_autocast(session):
         assert apart <= 0.05 * gradient.norm(), name
 
 
+def test_a_head_is_probed_without_autocast(session):
+    with torch.autocast("cpu", torch.bfloat16):
+        stream = sluice.stream(tiny(), session=session, chunk=16)
+    assert stream.head == "rows"
+
+
 def test_frozen_parts_get_no_gradient(session):
     model, inputs = tiny(), batch()
     model.model.embed_tokens.requires_grad_(False)

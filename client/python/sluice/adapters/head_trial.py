@@ -25,7 +25,9 @@ def probe(head: Head) -> None:
     head.stream.head = "whole"
     for head.place in head.places:
         try:
-            with undisturbed(device):
+            # In bf16 both would round, each in its own places.
+            with undisturbed(device), torch.autocast(device.type,
+                                                     enabled=False):
                 same = _is_of_transformers(head) and _same(head)
         except Exception:  # the user's own code on input it never saw
             same = False
