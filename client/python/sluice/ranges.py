@@ -1,8 +1,16 @@
-"""Which bytes of the slabs are free: pure arithmetic over addresses."""
+"""Which bytes of the slabs are free: pure arithmetic over addresses.
+
+[Note: interrupted books] Ctrl-C may come between any two lines. A range that
+is on one list and not on the other would be handed out twice later, and two
+tensors would lie in the same bytes. So the books say while they are written
+that they are not whole; nothing is read from them again if that never ended.
+"""
 
 from __future__ import annotations
 
 import bisect
+
+from sluice.errors import Error, Status
 
 __all__ = ["ALIGNMENT", "FreeRanges", "rounded"]
 
@@ -32,26 +40,33 @@ class FreeRanges:
         # may lie across.
         self._slab_starts: set[int] = set()
         self.free_bytes = 0
+        self._whole = True  # see [Note: interrupted books]
 
     def add_slab(self, start: int, size: int) -> None:
+        self._open()
         self._slab_starts.add(start)
         self._insert(start, size, 0)
         self.free_bytes += size
+        self._whole = True
 
     def take(self, size: int) -> tuple[int, int] | None:
         """(address, mark) of `size` bytes; None: no range is long enough."""
+        self._open()
         at = bisect.bisect_left(self._by_size, (size, 0))
         if at == len(self._by_size):
+            self._whole = True
             return None
         found, start = self._by_size[at]
         mark = self._remove(at)
         if found > size:
             self._insert(start + size, found - size, mark)
         self.free_bytes -= size
+        self._whole = True
         return start, mark
 
     def give(self, start: int, size: int, mark: int) -> None:
         """Takes back what `take` gave."""
+        self._open()
         self.free_bytes += size
         end = start + size
         if end in self._by_start and end not in self._slab_starts:
@@ -64,6 +79,7 @@ class FreeRanges:
             self._remove(bisect.bisect_left(self._by_size, (length, before)))
             start, size, mark = before, size + length, max(mark, other)
         self._insert(start, size, mark)
+        self._whole = True
 
     def largest_bytes(self) -> int:
         return self._by_size[-1][0] if self._by_size else 0
@@ -71,6 +87,14 @@ class FreeRanges:
     def ranges(self) -> list[tuple[int, int]]:
         """(start, size) of every free range, by address."""
         return sorted((start, size) for size, start in self._by_size)
+
+    def _open(self) -> None:
+        if not self._whole:
+            raise Error(Status.FAILED_PRECONDITION, "an interrupt came while "
+                        "host memory was taken or given back, and which of it "
+                        "is free is not known any more: call unstream(), and "
+                        "stream the model again")
+        self._whole = False
 
     def _insert(self, start: int, size: int, mark: int) -> None:
         self._by_start[start] = size, mark
