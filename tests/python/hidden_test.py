@@ -320,3 +320,26 @@ def test_bf16(session):
             (g.double() - exact.gradients[n].double()).norm()) ** 2
             for n, g in got.gradients.items()) ** 0.5
     assert found["host"] == pytest.approx(found["device"], rel=0.1)
+
+
+def test_backward_hooks_of_layers_fire_once_and_change_gradients(session):
+    def step(model):
+        fired = []
+
+        def double(module, grad_input, _):
+            fired.append(module)
+            return (2 * grad_input[0],)
+
+        hooks = [layer.register_full_backward_hook(double)
+                 for layer in model.model.layers]
+        made = run(model, batch())
+        for hook in hooks:
+            hook.remove()
+        assert fired == list(model.model.layers)[::-1]
+        return made
+
+    model = tiny()
+    expected = step(tiny())
+    stream = sluice.stream(model, session=session, chunk=16, quiet=True)
+    assert_same(step(model), expected)
+    stream.unstream()

@@ -123,6 +123,11 @@ class Ends:
         if self.modules != self.outside() or self.before.has_changed() or (
                 self.after.has_changed()):
             return "modules or hooks that came after sluice.stream"
+        # A forward that ends in its last layer would lose them.
+        if self.last._backward_hooks or self.last._backward_pre_hooks or (
+                nn.modules.module._global_backward_hooks) or (
+                nn.modules.module._global_backward_pre_hooks):
+            return "backward hooks of the last layer"
         return None
 
     def outside(self) -> list[nn.Module]:
