@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import copy
 import gc
+import pathlib
 
 import pytest
 import sluice
@@ -180,15 +181,15 @@ def test_sharded_layers_are_exact(session, tmp_path):
 
 
 def test_transformers_is_not_needed():
-    done = run_code("""
+    done = run_code(f"""
         import sys
         sys.modules["transformers"] = None  # an import of it fails
-        sys.path.insert(0, "tests/python")
+        sys.path.insert(0, {str(pathlib.Path(__file__).parent)!r})
         import sluice
         from titan import loss_of, titan, tokens
         model = titan()
         stream = sluice.stream(
-            layers=model.layers, attention="sdpa", rows={"freqs_cis": 0},
+            layers=model.layers, attention="sdpa", rows={{"freqs_cis": 0}},
             chunk=16, sample=lambda: model(tokens()))
         loss_of(model, tokens()).backward()
         print(stream.stats().blocks)

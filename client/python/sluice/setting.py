@@ -33,11 +33,17 @@ class Setting:
         self._modules = list(module.modules())
         self._attributes = [_attributes(m) for m in self._modules]
         self._parameters = [(s, _Contents(s.parameter)) for s in found]
+        self._written = written
+        self.take_buffers()
+
+    def take_buffers(self) -> None:
+        """The buffers are to stay as they are now: again where the rest of
+        the model's forward may have written some (a rotary table that grew)."""
         self._buffers = [
             (owner, name, buffer, _Contents(buffer))
             for owner in self._modules
             for name, buffer in owner._buffers.items()
-            if buffer is not None and (owner, name) not in written]
+            if buffer is not None and (owner, name) not in self._written]
 
     def check(self) -> None:
         for slot, contents in self._parameters:

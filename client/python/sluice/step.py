@@ -6,6 +6,7 @@ import contextlib
 import functools
 import itertools
 import threading
+import weakref
 from collections import deque
 from collections.abc import Callable, Hashable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any, Protocol, TypeVar
@@ -104,6 +105,8 @@ class Step:
         self.documents: Tensor | None = None
         self.progress: Progress | None = None  # None: nobody looks
         self._once: dict[Hashable, Any] = {}
+        # Weak, to be called when the decoder's forward is over.
+        self.at_end: list[weakref.WeakMethod] = []
         self.asked = False  # whether the model asked for a mask
 
     @contextlib.contextmanager

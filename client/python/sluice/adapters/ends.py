@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import weakref
 from collections.abc import Callable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -160,6 +161,7 @@ class Ends:
     def _first(self, step: Step, given: dict[str, Any]) -> Tensor:
         """What the first layer is called with, [B, S, H]."""
         call = FirstCall(self, step, given)
+        step.at_end.append(weakref.WeakMethod(call.settle))
         return _through(self.before.units(), lambda _: chunked.run(
             call, None), given["input_ids"])
 

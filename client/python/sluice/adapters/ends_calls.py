@@ -42,6 +42,12 @@ class FirstCall(chunked.ChunkedCall):
                          + type(ends.decoder).__name__)
         self._ends, self._given = ends, given
 
+    def settle(self) -> None:
+        """The decoder's own forward over all rows, which runs its modules once
+        more, is over."""
+        if self.keeps:
+            self._setting.take_buffers()
+
     def compute(self, m: int, x: None, extra: list[Tensor]) -> Tensor:
         return self._ends.x_of(self._given, self.step.chunks[m])
 
