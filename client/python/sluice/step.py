@@ -105,8 +105,7 @@ class Step:
         self.documents: Tensor | None = None
         self.progress: Progress | None = None  # None: nobody looks
         self._once: dict[Hashable, Any] = {}
-        # Weak, to be called when the decoder's forward is over.
-        self.at_end: list[weakref.WeakMethod] = []
+        self.at_end: list[weakref.WeakMethod] = []  # see forward_over()
         self.asked = False  # whether the model asked for a mask
 
     @contextlib.contextmanager
@@ -130,6 +129,13 @@ class Step:
     def written_by(self, layer: nn.Module) -> list[tuple[nn.Module, str]]:
         """The buffers (owner, name) that a forward of the layer writes."""
         return self._written.get(layer, [])
+
+    def forward_over(self) -> None:
+        """The decoder's forward is: calls what of `at_end` still lives."""
+        for method in self.at_end:
+            action = method()
+            if action is not None:
+                action()
 
     def causal(self) -> Intervals:
         return self.once("causal", lambda: Intervals.causal(

@@ -134,10 +134,7 @@ class Stream:
     def ended(self, step: Step) -> None:
         if self.progress is not None:
             self.progress.idle()
-        for method in step.at_end:
-            action = method()
-            if action is not None:
-                action()
+        step.forward_over()
         if step.measured is not None:
             self.planning.forward_over(self.arena.used_bytes)
         self._blocks += step.blocks_run
