@@ -14,6 +14,7 @@ ORDER = [
     # The native half: library, daemon, session, memory.
     "_native", "daemon", "handle", "session", "arena",
     # One layer, chunk by chunk.
+    "precision",
     "intervals",
     "masks",
     "calls",

@@ -18,6 +18,7 @@ from torch.autograd.function import once_differentiable
 
 from sluice import blocks
 from sluice.intervals import Intervals, Piece
+from sluice.precision import widened
 
 if TYPE_CHECKING:
     from sluice.arena import HostArena, HostTensor
@@ -65,12 +66,12 @@ class Site:
         if chunk in sums:
             self.arena.add(sums[chunk], part)
         else:
-            sums[chunk] = self.arena.put(_wide(part))
+            sums[chunk] = self.arena.put(widened(part))
 
     def whole(self, sums: dict[int, HostTensor], chunk: int,
               own: Tensor | None, like: Tensor) -> Tensor:
         """What the later chunks left for this one, and its own part."""
-        total = torch.zeros_like(_wide(like)) if own is None else _wide(own)
+        total = torch.zeros_like(widened(like)) if own is None else widened(own)
         if chunk in sums:
             total = total + self.arena.get(sums[chunk], like.device)
             self.arena.drop(sums.pop(chunk))
@@ -201,9 +202,9 @@ def _block_backward(question: Question, pieces: list[Piece],
     if len(pieces) == 1 and pieces[0].is_whole_block:
         gq, gk, gv = blocks.backward(do, q, k, v, o, lse, pieces[0].mask,
                                      question.scores)
-        return _wide(gq) if dq is None else dq.add_(gq), gk, gv
-    dq = torch.zeros_like(_wide(q)) if dq is None else dq
-    dk, dv = torch.zeros_like(_wide(k)), torch.zeros_like(_wide(v))
+        return widened(gq) if dq is None else dq.add_(gq), gk, gv
+    dq = torch.zeros_like(widened(q)) if dq is None else dq
+    dk, dv = torch.zeros_like(widened(k)), torch.zeros_like(widened(v))
     for b, r, c, mask in pieces:
         gq, gk, gv = blocks.backward(
             do[b, :, r], q[b, :, r], k[b, :, c], v[b, :, c], o[b, :, r],
@@ -212,7 +213,3 @@ def _block_backward(question: Question, pieces: list[Piece],
         dk[b, :, c] += gk
         dv[b, :, c] += gv
     return dq, dk, dv
-
-
-def _wide(x: Tensor) -> Tensor:
-    return x.to(torch.promote_types(x.dtype, torch.float32))

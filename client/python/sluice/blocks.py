@@ -17,6 +17,7 @@ import torch
 from torch import Tensor
 
 from sluice.intervals import Whole
+from sluice.precision import wide_dtype
 
 Mask = Whole | Tensor
 _NOTHING = -math.inf  # lse of a row that saw no key yet
@@ -36,7 +37,7 @@ def forward(q: Tensor, k: Tensor, v: Tensor, mask: Mask,
     if _plain(q, v, mask, scores):
         o, lse = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu(
             q, k, v, 0.0, mask is Whole.CAUSAL, scale=scores.scale)
-        wide = torch.promote_types(q.dtype, torch.float32)
+        wide = wide_dtype(q)
         return o.to(wide), lse.to(wide)
     s = _scores(q, k, mask, scores)
     lse = torch.logsumexp(s, dim=-1)
@@ -84,7 +85,7 @@ def merge(o: Tensor, lse: Tensor, block_o: Tensor, block_lse: Tensor) -> Tensor:
 
 def nothing(q: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
     """(o, lse) of rows that saw no key yet, for `merge`."""
-    wide = torch.promote_types(q.dtype, torch.float32)
+    wide = wide_dtype(q)
     return (torch.zeros(*q.shape[:-1], v.shape[-1], dtype=wide,
                         device=q.device),
             torch.full(q.shape[:-1], _NOTHING, dtype=wide, device=q.device))
@@ -114,7 +115,7 @@ def _plain(q: Tensor, v: Tensor, mask: Mask, scores: Scores) -> bool:
 
 def _scores(q: Tensor, k: Tensor, mask: Mask, scores: Scores) -> Tensor:
     """fp32 (double where q is), -inf where a row does not see a key."""
-    wide = torch.promote_types(q.dtype, torch.float32)
+    wide = wide_dtype(q)
     s = q.to(wide) @ _per_head(k, q.shape[1]).to(wide).transpose(-1, -2)
     s = s * scores.scale
     if scores.softcap is not None:

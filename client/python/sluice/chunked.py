@@ -17,6 +17,7 @@ from torch.autograd.function import once_differentiable
 
 from sluice import calls
 from sluice.errors import Unsupported
+from sluice.precision import wide_dtype
 from sluice.randomness import RandomState
 from sluice.replay import (Buffers, Gradients, Slot, Snapshot, distinct,
                            slots)
@@ -146,8 +147,8 @@ class ChunkedCall:
         dy = self.step.hidden.reading(dy, self.name)
         dx = self.step.hidden.writing() if needs_x else None
         gradients, leaves = Gradients(found), self.arguments()
-        of_arguments = [torch.zeros_like(leaf.value, dtype=torch.promote_types(
-            leaf.value.dtype, torch.float32)) for leaf in leaves]
+        of_arguments = [torch.zeros_like(leaf.value, dtype=wide_dtype(
+            leaf.value)) for leaf in leaves]
         random = RandomState(self.step.device)
         now = Snapshot(self.step.written_by(self.module))
         self.replays = True

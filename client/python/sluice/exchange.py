@@ -15,6 +15,7 @@ from torch import Tensor
 from torch.autograd.function import once_differentiable
 
 from sluice.attention import Attend, Question
+from sluice.precision import wide_dtype
 from sluice.ranks import Ranks
 
 
@@ -115,7 +116,7 @@ def _summed(parts: Tensor, of: Tensor, heads: int) -> Tensor:
     copy i is of head of[i]."""
     if parts.shape[1] == heads:
         return parts
-    wide = torch.promote_types(parts.dtype, torch.float32)
+    wide = wide_dtype(parts)
     total = parts.new_zeros(parts.shape[0], heads, *parts.shape[2:],
                             dtype=wide)
     return total.index_add_(1, of, parts.to(wide)).to(parts.dtype)

@@ -81,9 +81,6 @@ class FreeRanges:
         self._insert(start, size, mark)
         self._whole = True
 
-    def largest_bytes(self) -> int:
-        return self._by_size[-1][0] if self._by_size else 0
-
     def ranges(self) -> list[tuple[int, int]]:
         """(start, size) of every free range, by address."""
         return sorted((start, size) for size, start in self._by_size)

@@ -16,6 +16,8 @@ from collections.abc import Iterator, Sequence
 import torch
 from torch import Tensor, nn
 
+from sluice.precision import widened
+
 
 class Slot:
     """Where a module holds a parameter, and whether that is trained: as it was
@@ -74,8 +76,7 @@ class Gradients:
             if key in self._sums:
                 self._sums[key].add_(part)
             else:
-                self._sums[key] = part.to(
-                    torch.promote_types(part.dtype, torch.float32))
+                self._sums[key] = widened(part)
         return collect
 
     @contextlib.contextmanager

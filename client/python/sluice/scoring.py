@@ -14,6 +14,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from sluice.precision import widened
+
 IGNORED = -100  # the target of a row that is not asked for
 _asking = threading.local()  # .asked: what this thread wants of a head
 
@@ -30,7 +32,7 @@ class Asked:
     def of(self, logits: Tensor, targets: Tensor) -> Tensor:
         """[B, c, 1 or 2] in fp32 of logits [B, c, V] of some rows: log p of
         the targets [B, c], and the entropy where it is wanted."""
-        logits = logits.to(torch.promote_types(logits.dtype, torch.float32))
+        logits = widened(logits)
         every = F.log_softmax(logits / self.temperature, dim=-1)
         targets = targets.to(logits.device)
         found = [every.gather(-1, targets.clamp(min=0)[..., None])]

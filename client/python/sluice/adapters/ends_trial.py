@@ -18,6 +18,7 @@ from torch import Tensor, nn
 from sluice import chunked
 from sluice.captured import probe_tokens
 from sluice.errors import Unsupported
+from sluice.precision import widened
 from sluice.randomness import Still, undisturbed
 from sluice.replay import Buffers, Snapshot, distinct, leaves, slots
 from sluice.step import chunks_of
@@ -190,7 +191,7 @@ def _gradients_are_same(ends: Ends, given: dict[str, Any],
         return ends.stream.begin(len(rows), device, ends.adapter, chunk=CHUNK,
                                  check=True, alone=True)
 
-    y = seen.y.to(torch.promote_types(seen.y.dtype, torch.float32))
+    y = widened(seen.y)
     for part, inputs, whole, by_chunks in (
             (ends.before, [], lambda: ends.x_of(given, rows),
              lambda: chunked.run(FirstCall(ends, step(), given), None)),
@@ -235,9 +236,8 @@ def _wide(ends: Ends) -> Iterator[None]:
     """The parameters outside of the layers are fp32 copies that all need a
     gradient."""
     places = slots(Part(ends.outside(), ()))
-    copies = {id(s.parameter): s.parameter.detach().to(torch.promote_types(
-        s.parameter.dtype, torch.float32)).requires_grad_(
-            s.parameter.is_floating_point()) for s in places}
+    copies = {id(s.parameter): widened(s.parameter.detach()).requires_grad_(
+        s.parameter.is_floating_point()) for s in places}
     for slot in places:
         slot.owner._parameters[slot.name] = copies[id(slot.parameter)]
     try:

@@ -24,6 +24,7 @@ from transformers.modeling_outputs import CausalLMOutputWithPast
 
 from sluice import calls, scoring
 from sluice.hidden import OnDevice
+from sluice.precision import wide_dtype
 from sluice.replay import Gradients, Slot, distinct
 from sluice.step import chunks_of, current
 from sluice.adapters import logprobs, shared, units
@@ -262,7 +263,7 @@ class _Loss(torch.autograd.Function):
                 if needs_h:
                     dh.write(m, part)
         ctx.kept = (dh, gradients.take()) if needs else None
-        return total.to(torch.promote_types(hidden.dtype, torch.float32))
+        return total.to(wide_dtype(hidden))
 
     @staticmethod
     @once_differentiable

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from sluice.adapters.head import IGNORED
+from sluice.precision import widened
 from sluice.randomness import undisturbed
 from sluice.replay import distinct, leaves
 
@@ -56,9 +57,8 @@ def _wide(head: Head) -> Iterator[None]:
               for name, parameter in owner._parameters.items()
               if parameter is not None]
     for owner, name, parameter in places:
-        owner._parameters[name] = parameter.detach().to(
-            torch.promote_types(parameter.dtype, torch.float32)
-        ).requires_grad_(parameter.requires_grad)
+        owner._parameters[name] = widened(parameter.detach()).requires_grad_(
+            parameter.requires_grad)
     try:
         yield
     finally:

@@ -1,0 +1,18 @@
+"""In which precision sums and softmaxes are: fp32, double where that comes."""
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+
+def wide_dtype(like: Tensor) -> torch.dtype:
+    """fp32, or what `like` has where that is wider."""
+    return torch.promote_types(like.dtype, torch.float32)
+
+
+def widened(x: Tensor) -> Tensor:
+    """x in its wide dtype; x itself where it has that."""
+    return x.to(wide_dtype(x))
+
+
+__all__ = ["wide_dtype", "widened"]
