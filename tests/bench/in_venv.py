@@ -1,6 +1,8 @@
 """Benchmarks of the Python package run again in the environment of
 deploy/setup/venv.txt, which has torch and transformers."""
 
+import argparse
+import json
 import os
 import subprocess
 import sys
@@ -10,11 +12,22 @@ ROOT = os.path.dirname(os.path.dirname(os.path.dirname(
 _INSIDE = "SLUICE_BENCH_INSIDE"
 
 
-def is_inside():
-    return _INSIDE in os.environ
+def main(doc, entries_of):
+    """The exit status of `--bin DIR --json FILE`: `entries_of(DIR)`, run in
+    the environment that has torch, go into the file."""
+    parser = argparse.ArgumentParser(description=doc.splitlines()[0])
+    parser.add_argument("--bin", required=True)
+    parser.add_argument("--json", required=True)
+    arguments = parser.parse_args()
+    if _INSIDE not in os.environ:
+        return _again(arguments.bin)
+    entries = entries_of(arguments.bin)
+    with open(arguments.json, "w", encoding="utf-8") as file:
+        json.dump(entries, file)
+    return 0
 
 
-def again(folder):
+def _again(folder):
     """The exit status of this command in the environment that has torch, with
     the programs of `folder`, on one thread."""
     deps = os.environ.get("SLUICE_DEPS",

@@ -10,9 +10,7 @@ ids. A length is the longest that was really run and fits: guessed from the
 slope between two short ones, then tried.
 """
 
-import argparse
 import gc
-import json
 import sys
 import time
 
@@ -34,13 +32,7 @@ IN_HOST = (4096, 16384)
 ROWS_TARGET = 0.6  # hidden rows per token
 
 
-def main():
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--bin", required=True)
-    parser.add_argument("--json", required=True)
-    arguments = parser.parse_args()
-    if not in_venv.is_inside():
-        return in_venv.again(arguments.bin)
+def entries_of(_):
     bench = Bench()
     found = {name: bench.longest(name, *search)
              for name, search in SEARCHED.items()}
@@ -54,9 +46,7 @@ def main():
         entries.append(entry(
             f"length over {NAMES[name]}", ours / length, "x", TARGETS[name],
             "higher", f"{ours} tokens streamed, {length} so, in 64 MiB"))
-    with open(arguments.json, "w", encoding="utf-8") as file:
-        json.dump(entries, file)
-    return 0
+    return entries
 
 
 def entry(name, value, unit, target, better, detail):
@@ -122,4 +112,4 @@ class Bench:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(in_venv.main(__doc__, entries_of))

@@ -9,9 +9,7 @@ its threads make on the CPU, are counted with the rest. Runs itself again in
 the environment of deploy/setup/venv.txt, which has torch and transformers.
 """
 
-import argparse
 import array
-import json
 import os
 import random
 import resource
@@ -37,19 +35,10 @@ STEPS = 3, 9  # of two runs, whose difference has no start and no first step
 TRAINER_ROUNDS = 3
 
 
-def main():
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--bin", required=True)
-    parser.add_argument("--json", required=True)
-    arguments = parser.parse_args()
-    if not in_venv.is_inside():
-        return in_venv.again(arguments.bin)
+def entries_of(folder):
     entries = [measured(length, target) for length, target in TARGETS.items()]
-    entries.append(beside_trainer(os.path.join(arguments.bin,
-                                               "sluice-train")))
-    with open(arguments.json, "w", encoding="utf-8") as file:
-        json.dump(entries, file)
-    return 0
+    entries.append(beside_trainer(os.path.join(folder, "sluice-train")))
+    return entries
 
 
 def measured(length, target):
@@ -150,4 +139,4 @@ def seconds(model, ids):
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(in_venv.main(__doc__, entries_of))
