@@ -6,19 +6,18 @@ wrapped the same way, on batches that differ per rank, and compares.
 
 from __future__ import annotations
 
-import datetime
 import sys
 from types import SimpleNamespace
 
 import sluice
 import torch
 import torch.distributed as dist
+from gloo import run_cases, whole
 from models import assert_same, batch, run, tiny
 from peft import LoraConfig, get_peft_model
 from titan import VOCAB, Titan, loss_of, titan, tokens
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import CPUOffloadPolicy, fully_shard
-from torch.distributed.tensor import DTensor
 from torch.nn.parallel import DistributedDataParallel
 
 TIED = dict(tie_word_embeddings=True)
@@ -163,8 +162,7 @@ def train(case: str, rank: int, streamed: sluice.Session | None):
         stats = stream.stats()
         assert stats.blocks > 0 and stats.host_bytes == 0, stats
     for one in found:
-        one.gradients = {n: g.full_tensor() if isinstance(g, DTensor) else g
-                         for n, g in one.gradients.items()}
+        one.gradients = {n: whole(g) for n, g in one.gradients.items()}
     return found
 
 
@@ -172,17 +170,13 @@ def main() -> None:
     rank, world, file, socket, *cases = sys.argv[1:]
     rank, world = int(rank), int(world)
     torch.set_num_threads(1)
-    dist.init_process_group("gloo", f"file://{file}", rank=rank,
-                            world_size=world,
-                            timeout=datetime.timedelta(seconds=120))
-    with sluice.Session(socket, job="dp", rank=rank, world=world) as session:
-        for case in cases:
-            print("case:", case, flush=True)
-            plain = train(case, rank, None)
-            for got, expected in zip(train(case, rank, session), plain):
-                assert_same(got, expected)
-            dist.barrier()
-    dist.destroy_process_group()
+
+    def one(case: str, session: sluice.Session) -> None:
+        plain = train(case, rank, None)
+        for got, expected in zip(train(case, rank, session), plain):
+            assert_same(got, expected)
+
+    run_cases(rank, world, file, socket, "dp", cases, one)
 
 
 if __name__ == "__main__":

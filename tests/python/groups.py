@@ -7,18 +7,17 @@ group share, and compare with the model itself on the whole sequences.
 from __future__ import annotations
 
 import copy
-import datetime
 import multiprocessing
 import sys
 
 import sluice
 import torch
 import torch.distributed as dist
+from gloo import run_cases, whole
 from group_behaviours import BEHAVIOURS, CHUNK, LEARNED, MOE
 from models import Run, assert_same, batch, tiny
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
-from torch.distributed.tensor import DTensor
 from torch.nn.parallel import DistributedDataParallel
 
 SOFTCAPS = dict(sliding_window=24, query_pre_attn_scalar=8,
@@ -149,7 +148,7 @@ def check(name: str, case: tuple, session: sluice.Session) -> None:
     stats = stream.stats()
     streamed = name != "fewer rows than ranks"
     assert (stats.blocks > 0) == streamed and stats.host_bytes == 0, stats
-    got = Run(loss, {n.removeprefix("module."): _whole(p.grad)
+    got = Run(loss, {n.removeprefix("module."): whole(p.grad)
                      for n, p in model.named_parameters()})
     if wrap is alone:
         for gradient in got.gradients.values():
@@ -185,26 +184,16 @@ def _backward(model, inputs) -> float:
     return loss.item()
 
 
-def _whole(gradient):
-    return gradient.full_tensor() if isinstance(gradient, DTensor) else (
-        gradient)
-
-
 def work(rank: int, world: int, file: str, socket: str,
          names: list[str]) -> None:
     """One rank, in a process of its own."""
-    dist.init_process_group("gloo", f"file://{file}", rank=rank,
-                            world_size=world,
-                            timeout=datetime.timedelta(seconds=120))
-    with sluice.Session(socket, job="sp", rank=rank, world=world) as session:
-        for name in names:
-            print("case:", name, flush=True)
-            if name in BEHAVIOURS:
-                BEHAVIOURS[name](session, dist.group.WORLD)
-            else:
-                check(name, CASES[world][name], session)
-            dist.barrier()
-    dist.destroy_process_group()
+    def one(name: str, session: sluice.Session) -> None:
+        if name in BEHAVIOURS:
+            BEHAVIOURS[name](session, dist.group.WORLD)
+        else:
+            check(name, CASES[world][name], session)
+
+    run_cases(rank, world, file, socket, "sp", names, one)
 
 
 def main() -> None:

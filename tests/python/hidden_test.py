@@ -8,11 +8,12 @@ import gc
 import pytest
 import sluice
 import torch
-from models import assert_same, batch, run, tiny, unstreamed
+from models import assert_same, batch, run, streamed, tiny, unstreamed
 from torch import nn
 from torch.nn import functional as F
 from torch.utils._python_dispatch import TorchDispatchMode
 
+ALWAYS = dict(quiet=True, check="always")
 KINDS = {
     "grouped": ("llama", {}),
     "tied": ("qwen2", dict(tie_word_embeddings=True)),
@@ -33,23 +34,11 @@ def hidden(request):
     return request.param
 
 
-def streamed(model, session, inputs, **options):
-    stream = sluice.stream(model, session=session, chunk=16, quiet=True,
-                           check="always", **options)
-    try:
-        got = run(model, inputs)
-        gc.collect()
-        assert stream.stats().blocks > 0 and stream.stats().host_bytes == 0
-        return got
-    finally:
-        stream.unstream()
-
-
 @pytest.mark.parametrize("name", KINDS)
 def test_gradients_are_the_models_own(session, name):
     kind, changes = KINDS[name]
     model, inputs = tiny(kind, **changes), batch()
-    got = streamed(model, session, inputs, hidden="host")
+    got = streamed(model, session, inputs, **ALWAYS, hidden="host")
     other = None if kind == "gemma2" else unstreamed(model, inputs, "sdpa")
     assert_same(got, unstreamed(model, inputs), other)
 
@@ -60,13 +49,13 @@ def test_documents_and_padding(session, hidden):
         model, inputs = tiny(kind, **changes), batch()
         inputs["use_cache"] = False
         inputs["position_ids"] = torch.stack([positions, torch.arange(75)])
-        assert_same(streamed(model, session, inputs, hidden=hidden),
+        assert_same(streamed(model, session, inputs, **ALWAYS, hidden=hidden),
                     unstreamed(model, inputs))
         inputs = batch()
         inputs["attention_mask"] = torch.ones(2, 75, dtype=torch.long)
         inputs["attention_mask"][1, 60:] = 0
         inputs["labels"][1, 60:] = -100
-        assert_same(streamed(model, session, inputs, hidden=hidden),
+        assert_same(streamed(model, session, inputs, **ALWAYS, hidden=hidden),
                     unstreamed(model, inputs))
 
 
@@ -155,7 +144,8 @@ def test_frozen_parts(session, hidden):
     model.model.layers[0].requires_grad_(False)
     model.model.norm.requires_grad_(False)
     expected = unstreamed(model, inputs)
-    assert_same(streamed(model, session, inputs, hidden=hidden), expected)
+    assert_same(streamed(model, session, inputs, **ALWAYS, hidden=hidden),
+                expected)
 
 
 def test_accumulation_and_hooks(session, hidden):
@@ -254,7 +244,8 @@ def test_ends_that_mix_rows(session, change):
     change(model)
     with pytest.raises(sluice.Unsupported, match='hidden="device"'):
         sluice.stream(model, session=session, chunk=16, hidden="host")
-    assert_same(streamed(model, session, inputs), unstreamed(model, inputs))
+    assert_same(streamed(model, session, inputs, **ALWAYS),
+                unstreamed(model, inputs))
 
 
 def late_hook(model):
@@ -301,7 +292,7 @@ def test_embeddings_from_the_caller(session):
     inputs["inputs_embeds"] = model.model.embed_tokens(
         inputs.pop("input_ids")).detach()
     expected = unstreamed(model, inputs)
-    assert_same(streamed(model, session, inputs), expected)
+    assert_same(streamed(model, session, inputs, **ALWAYS), expected)
     sluice.stream(model, session=session, chunk=16, hidden="host")
     with pytest.raises(sluice.Unsupported, match="'inputs_embeds' with"):
         run(model, inputs)
@@ -315,7 +306,7 @@ def test_bf16(session):
     inputs = batch()
     exact, found = run(wide, inputs), {}
     for place in ("device", "host"):
-        got = streamed(model, session, inputs, hidden=place)
+        got = streamed(model, session, inputs, **ALWAYS, hidden=place)
         found[place] = sum(float(
             (g.double() - exact.gradients[n].double()).norm()) ** 2
             for n, g in got.gradients.items()) ** 0.5

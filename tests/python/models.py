@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import dataclasses
 
+import sluice
 import torch
 import transformers
 from torch import nn
@@ -65,6 +66,19 @@ def run(model: nn.Module, inputs: dict) -> Run:
     loss.backward()
     return Run(loss.item(), {n: None if p.grad is None else p.grad.clone()
                              for n, p in model.named_parameters()})
+
+
+def streamed(model: nn.Module, session: sluice.Session, inputs: dict,
+             chunk: int = 16, **options) -> Run:
+    """One step of the model streamed, which leaves nothing in the host."""
+    stream = sluice.stream(model, session=session, chunk=chunk, **options)
+    try:
+        got = run(model, inputs)
+        stats = stream.stats()
+        assert stats.blocks > 0 and stats.host_bytes == 0
+        return got
+    finally:
+        stream.unstream()
 
 
 def unstreamed(model: nn.Module, inputs: dict, attention: str | None = None

@@ -11,6 +11,7 @@ import pytest
 import sluice
 import torch
 import torch.distributed as dist
+from gloo import whole
 from models import Run, assert_same
 from support import run as run_code
 from titan import loss_of, titan, tokens
@@ -18,7 +19,6 @@ from torch import nn
 from torch.distributed.algorithms._checkpoint.checkpoint_wrapper import (
     checkpoint_wrapper)
 from torch.distributed.fsdp import fully_shard
-from torch.distributed.tensor import DTensor
 from torch.nn import functional as F
 
 ROWS = {"freqs_cis": 0}
@@ -28,9 +28,8 @@ def graded(model, ids) -> Run:
     model.zero_grad()
     loss = loss_of(model, ids)
     loss.backward()
-    whole = {n: p.grad for n, p in model.named_parameters()}
-    return Run(loss.item(), {n: g.full_tensor() if isinstance(
-        g, DTensor) else g for n, g in whole.items()})
+    return Run(loss.item(), {n: whole(p.grad)
+                             for n, p in model.named_parameters()})
 
 
 def streamed(model, session, sample=True, **options):

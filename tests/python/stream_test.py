@@ -8,7 +8,7 @@ import weakref
 import pytest
 import sluice
 import torch
-from models import assert_same, batch, run, tiny, unstreamed
+from models import assert_same, batch, run, streamed, tiny, unstreamed
 from torch import nn
 from torch.nn import functional as F
 from transformers.models.llama.modeling_llama import apply_rotary_pos_emb
@@ -36,17 +36,6 @@ MODELS = {
     "no rotary on some heads": ("gpt_neox", dict(
         attention_dropout=0.0, hidden_dropout=0.0)),
 }
-
-
-def streamed(model, session, inputs, chunk, **options):
-    stream = sluice.stream(model, session=session, chunk=chunk, **options)
-    try:
-        got = run(model, inputs)
-        stats = stream.stats()
-        assert stats.blocks > 0 and stats.host_bytes == 0
-        return got
-    finally:
-        stream.unstream()
 
 
 @pytest.mark.parametrize("name", MODELS)

@@ -1,0 +1,39 @@
+"""What the ranks of the tests share: a group on Gloo, whole gradients."""
+
+from __future__ import annotations
+
+import contextlib
+import datetime
+from collections.abc import Callable, Iterator
+
+import sluice
+import torch
+import torch.distributed as dist
+from torch.distributed.tensor import DTensor
+
+
+def run_cases(rank: int, world: int, file: str, socket: str, job: str,
+              cases: list[str], run: Callable[[str, sluice.Session], None]
+              ) -> None:
+    """`run` each case as this rank of a new group, all ranks one by one."""
+    with _rank(rank, world, file), sluice.Session(
+            socket, job=job, rank=rank, world=world) as session:
+        for case in cases:
+            print("case:", case, flush=True)
+            run(case, session)
+            dist.barrier()
+
+
+@contextlib.contextmanager
+def _rank(rank: int, world: int, file: str) -> Iterator[None]:
+    dist.init_process_group("gloo", f"file://{file}", rank=rank,
+                            world_size=world,
+                            timeout=datetime.timedelta(seconds=120))
+    yield
+    dist.destroy_process_group()
+
+
+def whole(gradient: torch.Tensor | None) -> torch.Tensor | None:
+    """Of all ranks; a collective where it is sharded."""
+    return gradient.full_tensor() if isinstance(gradient, DTensor) else (
+        gradient)
