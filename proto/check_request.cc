@@ -13,6 +13,10 @@ namespace {
 constexpr uint64_t kMaxSize = uint64_t{1} << 60;
 constexpr uint64_t kMaxOrdinal = 1024;
 constexpr size_t kMaxName = 64;
+// Of one step. The daemon adds reports up for as long as it lives: what no
+// step can be is refused here, so that no sum leaves its type.
+constexpr double kMaxStepSeconds = 366 * 86400.0;
+constexpr uint64_t kMaxStepCount = uint64_t{1} << 40;
 
 absl::Status CheckName(std::string_view what, const std::string& name,
                        bool may_be_empty) {
@@ -45,9 +49,9 @@ absl::Status CheckRange(std::string_view what, uint64_t value, uint64_t first,
 }
 
 absl::Status CheckSeconds(std::string_view what, double value) {
-  if (std::isfinite(value) && value >= 0) return absl::OkStatus();
-  return absl::InvalidArgumentError(
-      fmt::format("{} is {}, it must be finite and not negative", what, value));
+  if (value >= 0 && value <= kMaxStepSeconds) return absl::OkStatus();
+  return absl::InvalidArgumentError(fmt::format(
+      "{} is {}, it must be 0 to {} (a year)", what, value, kMaxStepSeconds));
 }
 
 absl::Status Check(const Hello& hello) {
@@ -95,9 +99,9 @@ absl::Status Check(const StepReport& report) {
         CheckRange("a size of the step report", size, 0, kMaxSize - 1));
   }
   SLUICE_RETURN_IF_ERROR(
-      CheckRange("tokens", report.tokens(), 0, kMaxSize - 1));
-  SLUICE_RETURN_IF_ERROR(
-      CheckRange("plan_mismatches", report.plan_mismatches(), 0, kMaxSize - 1));
+      CheckRange("tokens", report.tokens(), 0, kMaxStepCount));
+  SLUICE_RETURN_IF_ERROR(CheckRange("plan_mismatches", report.plan_mismatches(),
+                                    0, kMaxStepCount));
   // Loss may be NaN: that is worth showing to an operator.
   return absl::OkStatus();
 }

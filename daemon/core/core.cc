@@ -239,6 +239,17 @@ void Core::CheckSessions() const {
       ++slots;
     }
   }
+  std::map<Principal, int> by_principal;
+  for (const auto& [id, session] : sessions_) {
+    ++by_principal[session.peer.principal];
+  }
+  for (const auto& [principal, known] : principals_) {
+    SLUICE_CHECK(known.sessions == by_principal[principal]);
+    SLUICE_CHECK(known.sessions > 0 ||
+                 std::any_of(pools_.begin(), pools_.end(), [&](const auto& p) {
+                   return p.second.Has(known.id);
+                 }));
+  }
   SLUICE_CHECK(leases == leases_.size());
   SLUICE_CHECK(slots == static_cast<size_t>(
                             std::count(slots_.begin(), slots_.end(), true)));

@@ -108,6 +108,8 @@ class Core {
   PoolSnapshot pool(PoolId id) const;
   const EventLog& log() const { return log_; }
   const Session* session(SessionId id) const;
+  // Of whom there is a session or an extent.
+  size_t principals() const { return principals_.size(); }
 
   // Ends the process with a message when bookkeeping contradicts itself.
   void CheckInvariants() const;
@@ -143,6 +145,8 @@ class Core {
   absl::Status AdmitLease(const Session& session,
                           const LeaseRequest& lease) const;
   int TakeSlot();
+  // Not known: no speeds.
+  LinkSpeed LinkOf(DeviceIndex gpu) const;
 
   // Leases (core_leases.cc).
   struct Refusal {
@@ -173,6 +177,8 @@ class Core {
   JobKey KeyOf(const Session& session) const;
   std::vector<Session*> RanksOf(const JobKey& job);
   PrincipalId Intern(const Principal& principal);
+  // Forgets those of whom there is neither a session nor an extent.
+  void ForgetPrincipals();
 
   // Plans (core_plans.cc).
   void PlanFor(Asking asking, absl::Time now, Effects& effects);
@@ -297,7 +303,11 @@ class Core {
   // Extents asked of the device, and the lease that waits for each; 0: the
   // lease ended meanwhile.
   std::map<ExtentId, std::pair<PoolId, LeaseId>> making_;
-  std::map<Principal, PrincipalId> principals_;
+  struct KnownPrincipal {
+    PrincipalId id;
+    int sessions = 0;
+  };
+  std::map<Principal, KnownPrincipal> principals_;
   std::vector<bool> slots_;
   PlanRounds rounds_;
   // All jobs together. Those that ask, in their order; those that run by the

@@ -85,6 +85,7 @@ Core::Refusal Core::TakeLease(Session& session, RequestId request,
   budgets_.Charge(session.peer.principal, session.hello.job, asked.pool.kind,
                   lease.size);
   for (ExtentId gone : taken->destroy) effects.push_back(DestroyExtent{gone});
+  if (!taken->destroy.empty()) ForgetPrincipals();
   for (const Slice& slice : taken->make) {
     making_[slice.id] = {asked.pool, id};
     effects.push_back(MakeExtent{slice.id, asked.pool, slice.size});
@@ -179,6 +180,7 @@ Effects Core::ExtentFailed(ExtentId id, const absl::Status& why,
   const auto [pool_id, lease_id] = making->second;
   making_.erase(making);
   PoolOf(pool_id).Failed(id);
+  ForgetPrincipals();  // its principal may have gone meanwhile
   if (lease_id != LeaseId()) {
     Lease& lease = leases_.at(lease_id);
     std::erase_if(lease.slices, [&](const Slice& s) { return s.id == id; });

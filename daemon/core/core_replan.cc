@@ -223,7 +223,7 @@ bool Core::FitsNow(const JobKey& job) const {
     const uint64_t node = host.numa.value();
     const Pool& pool = pools_.at({PoolKind::kHost, node});
     const Bytes more = short_of(node);
-    if (more > Bytes(0) && more > pool.UsableBy(principals_.at(principal)) -
+    if (more > Bytes(0) && more > pool.UsableBy(principals_.at(principal).id) -
                                       HostGrowth(node, nullptr, {job})) {
       return false;
     }
@@ -383,7 +383,7 @@ bool Core::MayEverFit(const JobKey& job, const LeaseRequest& asked) const {
     anywhere += HostHeld(other, std::nullopt);
   }
   const Pool& pool = pools_.at(asked.pool);
-  return asked.size <= pool.UsableBy(principals_.at(job.principal)) + here &&
+  return asked.size <= pool.UsableBy(principals_.at(job.principal).id) + here &&
          asked.size <=
              budgets_.LeftOfJob(job.principal, job.name, PoolKind::kHost) &&
          (left >= Limits::kUnlimited || asked.size <= left + anywhere);

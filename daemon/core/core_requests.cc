@@ -8,6 +8,25 @@
 #include "proto/base/status.h"
 
 namespace sluice::daemon {
+namespace {
+
+// What a rank may have copied at most, whatever it reports: what its link
+// carries, and one copy ahead. A sum that a lie has filled stays wrong for as
+// long as the daemon lives.
+constexpr double kFastestLink = 1e12;  // bytes per second, where none is known
+constexpr double kOneCopy = 64.0 * (1 << 30);
+
+uint64_t MostCopied(double bytes_per_second, absl::Duration since) {
+  const double rate = bytes_per_second > 0 ? bytes_per_second : kFastestLink;
+  const double most = kOneCopy + rate * absl::ToDoubleSeconds(since);
+  return static_cast<uint64_t>(std::min(most, 0x1p62));
+}
+
+void AddUpTo(uint64_t most, uint64_t more, uint64_t& sum) {
+  sum = more < most - std::min(sum, most) ? sum + more : std::max(sum, most);
+}
+
+}  // namespace
 
 Effects Core::Receive(SessionId id, RequestId request, const Request& body,
                       absl::Time now) {
@@ -106,6 +125,13 @@ absl::Status Core::AdmitHello(const Session& session,
   return absl::OkStatus();
 }
 
+LinkSpeed Core::LinkOf(DeviceIndex gpu) const {
+  for (const LinkSpeed& link : config_.links) {
+    if (link.name == config_.gpus.at(gpu.value()).link) return link;
+  }
+  return {};
+}
+
 int Core::TakeSlot() {
   for (int slot = 0; slot < kGrantSlots; ++slot) {
     if (!slots_[slot]) {
@@ -150,7 +176,7 @@ void Core::Handle(Session& session, RequestId request,
 }
 
 void Core::Handle(Session& session, RequestId request, const StepReport& step,
-                  absl::Time, Effects& effects) {
+                  absl::Time now, Effects& effects) {
   if (!session.is_rank()) {
     return Answer(
         session, request,
@@ -167,12 +193,17 @@ void Core::Handle(Session& session, RequestId request, const StepReport& step,
   session.hbm_peak = std::max(session.hbm_peak, step.hbm_peak);
   JobStats& job = stats_.jobs[{session.peer.principal, session.hello.job}];
   ++job.steps;
-  job.tokens += step.tokens;
+  AddUpTo(UINT64_MAX, static_cast<uint64_t>(step.tokens), job.tokens);
   job.stall_seconds += step.stall_seconds;
   job.grant_wait_seconds += step.grant_wait_seconds;
-  job.plan_mismatches += step.plan_mismatches;
-  session.copies_reported[kH2d] += step.h2d.size();
-  session.copies_reported[kD2h] += step.d2h.size();
+  AddUpTo(UINT64_MAX, static_cast<uint64_t>(step.plan_mismatches),
+          job.plan_mismatches);
+  const LinkSpeed link = LinkOf(session.hello.gpu);
+  const absl::Duration since = now - session.connected_at;
+  AddUpTo(MostCopied(link.h2d_bytes_per_second, since), step.h2d.size(),
+          session.copies_reported[kH2d]);
+  AddUpTo(MostCopied(link.d2h_bytes_per_second, since), step.d2h.size(),
+          session.copies_reported[kD2h]);
   CountCopies(session);
   job.step_seconds.Observe(step.seconds);
   stats_.grant_wait_seconds.Observe(step.grant_wait_seconds);
@@ -196,8 +227,10 @@ void Core::CountCopies(Session& session) {
         std::max(session.copies_reported[d], session.copies_seen[d]);
     uint64_t& counted = session.copies_counted[d];
     if (now <= counted) continue;  // counters never fall
-    (d == kH2d ? gpu.h2d : gpu.d2h) +=
-        Bytes(static_cast<int64_t>(now - counted));
+    Bytes& sum = d == kH2d ? gpu.h2d : gpu.d2h;
+    uint64_t bytes = sum.size();
+    AddUpTo(INT64_MAX, now - counted, bytes);
+    sum = Bytes(static_cast<int64_t>(bytes));
     counted = now;
   }
 }

@@ -187,7 +187,7 @@ std::vector<plan::HostLimit> Core::NumaLimits(
     for (const auto& [principal, theirs] : principals) {
       Bytes held;
       for (const JobKey& job : theirs) held += HostHeld(job, node);
-      const Bytes usable = pool.UsableBy(principals_.at(principal));
+      const Bytes usable = pool.UsableBy(principals_.at(principal).id);
       const Bytes leases =
           settled ? Bytes(0) : LeaseGrowth(node, &principal, jobs);
       all += held + usable - anyones - leases;

@@ -80,10 +80,20 @@ Effects Core::Connect(SessionId id, const Peer& peer, absl::Time now) {
 }
 
 PrincipalId Core::Intern(const Principal& principal) {
-  auto [known, is_new] =
-      principals_.try_emplace(principal, PrincipalId(next_principal_));
-  if (is_new) ++next_principal_;
-  return known->second;
+  KnownPrincipal& known = principals_[principal];
+  if (known.id == PrincipalId()) known.id = PrincipalId(next_principal_++);
+  ++known.sessions;
+  return known.id;
+}
+
+void Core::ForgetPrincipals() {
+  std::erase_if(principals_, [&](const auto& entry) {
+    const KnownPrincipal& known = entry.second;
+    return known.sessions == 0 &&
+           std::none_of(pools_.begin(), pools_.end(), [&](const auto& pool) {
+             return pool.second.Has(known.id);
+           });
+  });
 }
 
 JobKey Core::KeyOf(const Session& session) const {
@@ -199,7 +209,9 @@ void Core::Drop(SessionId id, Effects& effects) {
   refund(PoolKind::kHost, session.quarantined_host);
   memory_came_back_ |= session.quarantined_host > Bytes(0);
   const JobKey job = KeyOf(session);
+  const bool last = --principals_.at(job.principal).sessions == 0;
   sessions_.erase(id);
+  if (last) ForgetPrincipals();
   const bool job_lives =
       std::any_of(sessions_.begin(), sessions_.end(), [&](const auto& entry) {
         return entry.second.state != Session::State::kHalfOpen &&

@@ -26,28 +26,19 @@ Pool::Extent& Pool::at(ExtentId id) {
 }
 
 Bytes Pool::UsableBy(PrincipalId principal) const {
-  Bytes usable = free();
-  for (const auto& [order, id] : kept_by_age_) {
-    const Extent& extent = extents_.at(id);
-    const bool as_it_is =
-        extent.principal == principal && extent.size == extent_;
-    if (!extent.holders.empty() && !as_it_is) usable -= extent.size;
-  }
-  return usable;
+  const auto own = kept_by_size_.find({principal, extent_});
+  const Bytes as_it_is =
+      own != kept_by_size_.end() ? own->second.held : Bytes(0);
+  return free() - (kept_held_ - as_it_is);
 }
 
 absl::Status Pool::Refusal(Bytes asked) const {
   std::string held;
-  Bytes stuck;
-  for (const auto& [order, id] : kept_by_age_) {
-    const Extent& extent = extents_.at(id);
-    if (!extent.holders.empty()) stuck += extent.size;
-  }
-  if (stuck > Bytes(0)) {
+  if (kept_held_ > Bytes(0)) {
     held = fmt::format(
         " ({} of it only as the extents it was freed in, until the processes "
         "that mapped them end)",
-        FormatBytes(stuck));
+        FormatBytes(kept_held_));
   }
   if (quarantined_ > Bytes(0)) {
     held += fmt::format(
@@ -66,12 +57,12 @@ absl::Status Pool::Refusal(Bytes asked) const {
 std::vector<ExtentId> Pool::Reclaimable(
     Bytes need, const std::set<ExtentId>& spared) const {
   std::vector<ExtentId> found;
-  for (const auto& [order, id] : kept_by_age_) {
+  if (need > kept_ - kept_held_) return found;
+  for (const auto& [order, id] : reclaimable_) {
     if (need <= Bytes(0)) break;
-    const Extent& extent = extents_.at(id);
-    if (!extent.holders.empty() || spared.contains(id)) continue;
+    if (spared.contains(id)) continue;
     found.push_back(id);
-    need -= extent.size;
+    need -= extents_.at(id).size;
   }
   if (need > Bytes(0)) found.clear();
   return found;
@@ -94,18 +85,25 @@ std::optional<Pool::Parts> Pool::Regular(PrincipalId principal,
   // Which kept extents serve, newest first: their pages are warm.
   const int64_t whole = size / extent_;
   const Bytes tail = size - whole * extent_;
-  Parts parts;
   Bytes left = size;
-  const auto reuse = [&](Bytes each, int64_t count) {
+  const auto count = [&](Bytes each, int64_t wanted) {
     const auto kept = kept_by_size_.find({principal, each});
-    if (kept == kept_by_size_.end() || count == 0) return;
-    const auto n = std::min<size_t>(count, kept->second.size());
-    parts.reuse.insert(parts.reuse.end(), kept->second.end() - n,
-                       kept->second.end());
-    left -= each * static_cast<int64_t>(n);
+    if (kept == kept_by_size_.end()) return int64_t{0};
+    const int64_t n = std::min(wanted, std::ssize(kept->second.by_age));
+    left -= each * n;
+    return n;
   };
-  reuse(extent_, whole);
-  reuse(tail, tail > Bytes(0) ? 1 : 0);
+  const int64_t wholes = count(extent_, whole);
+  const int64_t tails = count(tail, tail > Bytes(0) ? 1 : 0);
+  if (left > makeable()) return std::nullopt;
+  Parts parts;
+  const auto reuse = [&](Bytes each, int64_t n) {
+    if (n == 0) return;
+    auto id = kept_by_size_.at({principal, each}).by_age.rbegin();
+    for (; n > 0; --n, ++id) parts.reuse.push_back(id->second);
+  };
+  reuse(extent_, wholes);
+  reuse(tail, tails);
   if (!MakeRoom(left, parts)) return std::nullopt;
   return parts;
 }
@@ -115,26 +113,31 @@ std::optional<Pool::Parts> Pool::Regular(PrincipalId principal,
 // is needed.
 std::optional<Pool::Parts> Pool::Patched(PrincipalId principal, Bytes size,
                                          Bytes most) const {
-  Parts parts;
   Bytes left = size;
-  std::vector<ExtentId> spare;  // larger ones first
-  for (auto kept = kept_by_size_.rbegin(); kept != kept_by_size_.rend();
-       ++kept) {
-    if (kept->first.first != principal) continue;
-    for (ExtentId id : kept->second) {
-      const bool fits = kept->first.second <= left;
-      (fits ? parts.reuse : spare).push_back(id);
-      if (fits) left -= kept->first.second;
-    }
+  std::optional<ExtentId> spare;  // the smallest that is too large
+  std::vector<std::pair<const ByAge*, int64_t>> picked;
+  const auto begin = kept_by_size_.lower_bound({principal, Bytes(0)});
+  auto kept = kept_by_size_.lower_bound({principal, extent_ + Bytes(1)});
+  while (kept != begin) {
+    --kept;
+    const Bytes each = kept->first.second;
+    const ByAge& ids = kept->second.by_age;
+    const int64_t n = std::min(left / each, std::ssize(ids));
+    if (n > 0) picked.emplace_back(&ids, n);
+    if (n < std::ssize(ids)) spare = ids.begin()->second;
+    left -= each * n;
+  }
+  if (spare && size - left + extents_.at(*spare).size > most) spare.reset();
+  if (left > makeable() && !spare) return std::nullopt;
+  Parts parts;
+  for (const auto& [ids, n] : picked) {
+    auto id = ids->rbegin();
+    for (int64_t i = 0; i < n; ++i, ++id) parts.reuse.push_back(id->second);
   }
   if (MakeRoom(left, parts)) return parts;
-  for (auto id = spare.rbegin(); id != spare.rend(); ++id) {
-    const Bytes more = extents_.at(*id).size;
-    if (more < left || size - left + more > most) continue;
-    parts.reuse.push_back(*id);
-    return parts;
-  }
-  return std::nullopt;
+  if (!spare) return std::nullopt;
+  parts.reuse.push_back(*spare);
+  return parts;
 }
 
 absl::StatusOr<Pool::Taken> Pool::Take(PrincipalId principal, Bytes size,
@@ -148,7 +151,7 @@ absl::StatusOr<Pool::Taken> Pool::Take(PrincipalId principal, Bytes size,
   taken.destroy = std::move(parts->destroy);
   for (ExtentId id : taken.destroy) {
     Unkeep(id, at(id));
-    extents_.erase(id);
+    Erase(id);
   }
   for (ExtentId id : parts->reuse) {
     Extent& extent = at(id);
@@ -160,6 +163,7 @@ absl::StatusOr<Pool::Taken> Pool::Take(PrincipalId principal, Bytes size,
   for (Bytes each : parts->make) {
     const ExtentId id(next_extent++);
     extents_[id] = {.size = each, .principal = principal};
+    ++owned_[principal];
     leased_ += each;
     taken.make.push_back({id, each});
     taken.slices.push_back({id, each});
@@ -177,7 +181,7 @@ void Pool::Failed(ExtentId id) {
   const Extent& extent = at(id);
   SLUICE_CHECK(extent.state == State::kMaking);
   leased_ -= extent.size;
-  extents_.erase(id);
+  Erase(id);
 }
 
 void Pool::AddHolder(ExtentId id, SessionId by) {
@@ -186,25 +190,46 @@ void Pool::AddHolder(ExtentId id, SessionId by) {
   if (held_[by].insert(id).second) extent.holders.push_back(by);
 }
 
+void Pool::Erase(ExtentId id) {
+  const auto owned = owned_.find(at(id).principal);
+  if (--owned->second == 0) owned_.erase(owned);
+  extents_.erase(id);
+}
+
 void Pool::Keep(ExtentId id, Extent& extent) {
   extent.state = State::kKept;
   extent.kept_order = next_kept_order_++;
   kept_ += extent.size;
-  kept_by_size_[{extent.principal, extent.size}].push_back(id);
-  kept_by_age_[extent.kept_order] = id;
+  Kept& kept = kept_by_size_[{extent.principal, extent.size}];
+  kept.by_age[extent.kept_order] = id;
+  if (extent.holders.empty()) {
+    reclaimable_[extent.kept_order] = id;
+  } else {
+    kept.held += extent.size;
+    kept_held_ += extent.size;
+  }
 }
 
 void Pool::Unkeep(ExtentId id, Extent& extent) {
   SLUICE_CHECK(extent.state == State::kKept);
+  const auto kept = kept_by_size_.find({extent.principal, extent.size});
+  SLUICE_CHECK(kept != kept_by_size_.end() &&
+               kept->second.by_age.at(extent.kept_order) == id);
   kept_ -= extent.size;
-  kept_by_age_.erase(extent.kept_order);
-  const auto list = kept_by_size_.find({extent.principal, extent.size});
-  SLUICE_CHECK(list != kept_by_size_.end());
-  // From the back: the newest are taken first.
-  const auto it = std::find(list->second.rbegin(), list->second.rend(), id);
-  SLUICE_CHECK(it != list->second.rend());
-  list->second.erase(std::next(it).base());
-  if (list->second.empty()) kept_by_size_.erase(list);
+  kept->second.by_age.erase(extent.kept_order);
+  if (reclaimable_.erase(extent.kept_order) == 0) {
+    kept->second.held -= extent.size;
+    kept_held_ -= extent.size;
+  }
+  if (kept->second.by_age.empty()) kept_by_size_.erase(kept);
+}
+
+void Pool::DropHolder(ExtentId id, Extent& extent, SessionId holder) {
+  std::erase(extent.holders, holder);
+  if (extent.state != State::kKept || !extent.holders.empty()) return;
+  reclaimable_[extent.kept_order] = id;
+  kept_by_size_.at({extent.principal, extent.size}).held -= extent.size;
+  kept_held_ -= extent.size;
 }
 
 void Pool::Return(ExtentId id) {
@@ -232,8 +257,8 @@ void Pool::TransferHolds(SessionId from, SessionId to) {
     Extent& extent = at(id);
     SLUICE_CHECK(extent.state != State::kQuarantined ||
                  extent.quarantined_for != from);
-    std::erase(extent.holders, from);
     if (held_[to].insert(id).second) extent.holders.push_back(to);
+    DropHolder(id, extent, from);
   }
 }
 
@@ -243,7 +268,7 @@ Bytes Pool::HolderGone(SessionId session) {
   if (held == held_.end()) return back;
   for (ExtentId id : held->second) {
     Extent& extent = at(id);
-    std::erase(extent.holders, session);
+    DropHolder(id, extent, session);
     if (extent.state == State::kQuarantined &&
         extent.quarantined_for == session) {
       quarantined_ -= extent.size;
@@ -256,10 +281,12 @@ Bytes Pool::HolderGone(SessionId session) {
 }
 
 void Pool::CheckInvariants() const {
-  Bytes leased, quarantined, kept;
+  Bytes leased, quarantined, kept, kept_held;
   size_t kept_count = 0, holds = 0;
+  std::map<PrincipalId, size_t> owned;
   for (const auto& [id, extent] : extents_) {
     SLUICE_CHECK(extent.size > Bytes(0) && extent.size <= extent_);
+    ++owned[extent.principal];
     switch (extent.state) {
       case State::kMaking:
         SLUICE_CHECK(extent.holders.empty());
@@ -276,7 +303,9 @@ void Pool::CheckInvariants() const {
       case State::kKept:
         kept += extent.size;
         ++kept_count;
-        SLUICE_CHECK(kept_by_age_.at(extent.kept_order) == id);
+        if (!extent.holders.empty()) kept_held += extent.size;
+        SLUICE_CHECK(reclaimable_.contains(extent.kept_order) ==
+                     extent.holders.empty());
         break;
     }
     for (SessionId by : extent.holders) {
@@ -286,9 +315,15 @@ void Pool::CheckInvariants() const {
   }
   for (const auto& [by, ids] : held_) holds -= ids.size();
   size_t listed = 0;
-  for (const auto& [key, ids] : kept_by_size_) listed += ids.size();
+  Bytes listed_held;
+  for (const auto& [key, kept_of_size] : kept_by_size_) {
+    listed += kept_of_size.by_age.size();
+    listed_held += kept_of_size.held;
+  }
   SLUICE_CHECK(holds == 0);
-  SLUICE_CHECK(kept_count == kept_by_age_.size() && kept_count == listed);
+  SLUICE_CHECK(owned == owned_);
+  SLUICE_CHECK(kept_count == listed && reclaimable_.size() <= listed);
+  SLUICE_CHECK(kept_held == kept_held_ && listed_held == kept_held_);
   SLUICE_CHECK(leased == leased_ && quarantined == quarantined_ &&
                kept == kept_);
   SLUICE_CHECK(unmade() >= Bytes(0));

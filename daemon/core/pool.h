@@ -76,6 +76,8 @@ class Pool {
   // living process may map.
   Bytes UsableBy(PrincipalId principal) const;
   size_t extents() const { return extents_.size(); }
+  // Whether any extent, in whatever state, is of `principal`.
+  bool Has(PrincipalId principal) const { return owned_.contains(principal); }
 
   void CheckInvariants() const;
 
@@ -90,11 +92,22 @@ class Pool {
     SessionId quarantined_for;
   };
   using KeptKey = std::pair<PrincipalId, Bytes>;
+  // By age: older ones first.
+  using ByAge = std::map<uint64_t, ExtentId>;
+  // Idle extents of one principal and size; `held` is what living processes
+  // may still map of them.
+  struct Kept {
+    ByAge by_age;
+    Bytes held;
+  };
 
   Extent& at(ExtentId id);
   Bytes unmade() const { return total_ - leased_ - quarantined_ - kept_; }
   void Keep(ExtentId id, Extent& extent);
   void Unkeep(ExtentId id, Extent& extent);
+  void Erase(ExtentId id);
+  // Removes a holder of any extent.
+  void DropHolder(ExtentId id, Extent& extent, SessionId holder);
   // Oldest idle extents without holders, not in `spared`, until `need`.
   std::vector<ExtentId> Reclaimable(Bytes need,
                                     const std::set<ExtentId>& spared) const;
@@ -106,9 +119,12 @@ class Pool {
     std::vector<Bytes> make;
   };
   // In whole extents and a tail; of whatever is idle. Nullopt: no room.
+  // Both say no before they look at single extents wherever the sums do.
   std::optional<Parts> Regular(PrincipalId principal, Bytes size) const;
   std::optional<Parts> Patched(PrincipalId principal, Bytes size,
                                Bytes most) const;
+  // What can be made, with all that may be destroyed for it.
+  Bytes makeable() const { return unmade() + kept_ - kept_held_; }
   // Adds what makes room for `bytes` in whole extents and a tail.
   bool MakeRoom(Bytes bytes, Parts& parts) const;
 
@@ -116,11 +132,15 @@ class Pool {
   const Bytes total_;
   const Bytes extent_;
   std::map<ExtentId, Extent> extents_;
-  std::map<KeptKey, std::vector<ExtentId>> kept_by_size_;
-  std::map<uint64_t, ExtentId> kept_by_age_;
+  std::map<PrincipalId, size_t> owned_;  // how many extents; only above 0
+  // What a request looks at must not grow with what is kept: a refusal costs
+  // as much beside 10,000 idle extents as beside none.
+  std::map<KeptKey, Kept> kept_by_size_;
+  ByAge reclaimable_;  // kept, and no living process may map it
   std::map<SessionId, std::set<ExtentId>> held_;
   uint64_t next_kept_order_ = 0;
   Bytes leased_, quarantined_, kept_;
+  Bytes kept_held_;  // the part of `kept_` that is not reclaimable
 };
 
 }  // namespace sluice::daemon

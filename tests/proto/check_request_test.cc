@@ -108,7 +108,17 @@ TEST(CheckRequest, ReportsHoldFiniteTimesButMayReportANanLoss) {
   EXPECT_THAT(CheckRequest(message), StatusIs(kBad));
   report->set_seconds(-1);
   EXPECT_THAT(CheckRequest(message), StatusIs(kBad));
+  // Finite, but two of them would not be.
+  for (const double huge : {1e308, 3.2e7}) {
+    report->set_seconds(huge);
+    EXPECT_THAT(CheckRequest(message), StatusIs(kBad, HasSubstr("seconds")));
+  }
+  report->set_seconds(3e7);
+  EXPECT_THAT(CheckRequest(message), IsOk());
   report->set_seconds(1);
+  report->set_tokens((1ull << 40) + 1);
+  EXPECT_THAT(CheckRequest(message), StatusIs(kBad, HasSubstr("tokens")));
+  report->set_tokens(0);
   report->set_bytes_h2d(1ull << 60);
   EXPECT_THAT(CheckRequest(message), StatusIs(kBad));
   report->set_bytes_h2d(0);

@@ -236,5 +236,53 @@ TEST(Snapshot, ShowsAPlainUserOnlyItsOwn) {
   EXPECT_EQ(node.core.ViewerOf(*node.core.session(root)), nullptr);
 }
 
+TEST(Session, APrincipalIsForgottenWithItsLastSessionAndExtent) {
+  CoreDriver node;
+  for (uint32_t uid = 10; uid < 30; ++uid) node.Die(node.Connect(uid));
+  EXPECT_EQ(node.core.principals(), 0u);
+  const SessionId a = node.Attach("demo", 0, 1, /*uid=*/1);
+  SLUICE_ASSERT_OK_AND_ASSIGN(const auto lease, node.Lease(a, Gpu(0), MiB(16)));
+  node.Die(a);
+  EXPECT_EQ(node.core.principals(), 1u);  // its extents are kept for it
+  const SessionId b = node.Attach("demo", 0, 1, /*uid=*/2);
+  SLUICE_ASSERT_OK_AND_ASSIGN(const auto other, node.Lease(b, Gpu(0), MiB(16)));
+  EXPECT_EQ(node.core.principals(), 1u);  // destroyed: b's alone is left
+  // Gone while its first extent is being made, which then fails.
+  node.make_at_once = false;
+  const SessionId c = node.Attach("demo", 0, 1, /*uid=*/3);
+  node.Ask(c, LeaseRequest{Gpu(1), MiB(4)});
+  node.Die(c);
+  EXPECT_EQ(node.core.principals(), 2u);
+  node.MakeNext(absl::ResourceExhaustedError("no"));
+  EXPECT_EQ(node.core.principals(), 1u);
+}
+
+// What a client says is added up for as long as the daemon lives.
+TEST(StepReport, NoReportMakesASumNegativeInfiniteOrStuck) {
+  CoreDriver node;
+  const SessionId liar = node.Attach("liar", 0);
+  StepReport huge{.seconds = 3e7,
+                  .h2d = Bytes((int64_t{1} << 60) - 1),
+                  .d2h = Bytes((int64_t{1} << 60) - 1),
+                  .stall_seconds = 3e7,
+                  .tokens = int64_t{1} << 40,
+                  .plan_mismatches = int64_t{1} << 40};
+  for (int i = 0; i < 20; ++i) node.Ask(liar, huge);
+  const auto told = [&] {
+    return node.core.TakeSnapshot(nullptr, node.clock.Now()).stats->gpus.at(0);
+  };
+  // The link carries 1 GB/s: no time has passed, so one copy at most.
+  EXPECT_EQ(told().h2d, GiB(64));
+  EXPECT_EQ(told().d2h, GiB(64));
+  // It still counts what honest ranks copy.
+  const SessionId honest = node.Attach("honest", 0);
+  node.Ask(honest, StepReport{.h2d = MiB(5)});
+  EXPECT_EQ(told().h2d, GiB(64) + MiB(5));
+  // A century of it is less than the type holds.
+  node.clock.Advance(absl::Hours(24 * 36525));
+  for (int i = 0; i < 20; ++i) node.Ask(liar, huge);
+  EXPECT_GT(told().h2d, GiB(64));
+}
+
 }  // namespace
 }  // namespace sluice::daemon

@@ -1,0 +1,96 @@
+// What a pool costs the loop: sums instead of scans.
+#include "daemon/core/pool.h"
+
+#include <algorithm>
+#include <chrono>
+#include <functional>
+#include <vector>
+
+#include "gmock/gmock.h"
+#include "gtest/gtest.h"
+#include "tests/support/status_matchers.h"
+
+namespace sluice::daemon {
+namespace {
+
+using sluice::testing::IsOk;
+using sluice::testing::StatusIs;
+
+constexpr PrincipalId kOne(1), kOther(2);
+constexpr SessionId kSession(1);
+
+// `count` granules that a living process freed and may still map.
+Pool WithKept(int count, uint64_t& next_extent) {
+  Pool pool({PoolKind::kHost, 0}, KiB(64) * 10'002, MiB(4));
+  std::vector<ExtentId> leased;
+  for (int i = 0; i < count; ++i) {
+    const auto taken = pool.Take(kOne, KiB(64), KiB(64), next_extent);
+    EXPECT_THAT(taken.status(), IsOk());
+    for (const Slice& slice : taken->make) {
+      pool.Made(slice.id);
+      pool.AddHolder(slice.id, kSession);
+      leased.push_back(slice.id);
+    }
+  }
+  for (ExtentId id : leased) pool.Return(id);
+  return pool;
+}
+
+// The least of many, so that a busy machine does not count.
+double SecondsOf(const std::function<void()>& work) {
+  double least = 1e9;
+  for (int i = 0; i < 200; ++i) {
+    const auto start = std::chrono::steady_clock::now();
+    work();
+    const std::chrono::duration<double> took =
+        std::chrono::steady_clock::now() - start;
+    least = std::min(least, took.count());
+  }
+  return least;
+}
+
+TEST(Pool, ARefusalCostsTheSameBesideTenThousandIdleExtents) {
+  uint64_t next_extent = 1;
+  Pool few = WithKept(2, next_extent), many = WithKept(10'000, next_extent);
+  // Of another, and of the one who had them: neither is served.
+  for (const PrincipalId who : {kOther, kOne}) {
+    const auto refusal = [&](Pool& pool, Bytes size) {
+      return SecondsOf([&, size] {
+        EXPECT_THAT(pool.Take(who, size, size, next_extent),
+                    StatusIs(absl::StatusCode::kResourceExhausted));
+      });
+    };
+    const double beside_few = refusal(few, KiB(64) * 10'003);
+    EXPECT_LE(refusal(many, KiB(64) * 10'003), 10 * beside_few);
+  }
+  // It would fit, but for what living processes map.
+  const double alone = SecondsOf([&] {
+    EXPECT_THAT(few.Take(kOther, KiB(64) * 10'001, KiB(64), next_extent),
+                StatusIs(absl::StatusCode::kResourceExhausted));
+  });
+  EXPECT_LE(SecondsOf([&] {
+              EXPECT_THAT(many.Take(kOther, KiB(64) * 3, KiB(64), next_extent),
+                          StatusIs(absl::StatusCode::kResourceExhausted));
+            }),
+            10 * alone);
+  EXPECT_EQ(many.UsableBy(kOther), KiB(128));
+  many.CheckInvariants();
+}
+
+TEST(Pool, WhatItsHoldersLeftIsDestroyedOldestFirst) {
+  uint64_t next_extent = 1;
+  Pool pool = WithKept(10'000, next_extent);
+  pool.HolderGone(kSession);
+  pool.CheckInvariants();
+  EXPECT_EQ(pool.UsableBy(kOther), pool.total());
+  const auto taken = pool.Take(kOther, KiB(64) * 4, KiB(256), next_extent);
+  EXPECT_THAT(taken.status(), IsOk());
+  ASSERT_EQ(taken->destroy.size(), 2u);
+  EXPECT_EQ(taken->destroy[0], ExtentId(1));
+  EXPECT_EQ(taken->destroy[1], ExtentId(2));
+  EXPECT_TRUE(pool.Has(kOne));
+  pool.CheckInvariants();
+}
+
+}  // namespace
+}  // namespace sluice::daemon
