@@ -43,6 +43,7 @@ ORDER = [
     "sdpa",
     "captured",
     "trial",
+    "tables",
     "probe",
     "patch",
     "adapters.registry",

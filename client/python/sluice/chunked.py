@@ -8,7 +8,7 @@ one chunk. One chunk's activations exist at a time.
 """
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, Protocol
 
 import torch
@@ -66,6 +66,11 @@ class ChunkedCall:
         """Arguments beside x that need a gradient."""
         return []
 
+    def may_grow(self, written: Sequence[tuple[nn.Module, str]]) -> bool:
+        """Whether these buffers (owner, name) are tables that grow in the
+        first chunk, before they are used."""
+        return False
+
     def kept(self) -> list[HostTensor]:
         """All that is in the host for this call."""
         return self._x
@@ -117,7 +122,7 @@ class ChunkedCall:
         y = self.compute(m, x, extra)
         self._random.append(random if random.moved() else None)
         self._buffers.append(before)
-        self._check_buffers(held)
+        self._check_buffers(held, m)
         if _version(x) != version:
             raise Unsupported(self.name, "it writes its input in place",
                               "do not stream this model")
@@ -125,13 +130,16 @@ class ChunkedCall:
             self._hashes.append(_hash(y))
         return y
 
-    def _check_buffers(self, held: Buffers) -> None:
+    def _check_buffers(self, held: Buffers, m: int) -> None:
         known = self.step.written_by(self.module)
-        new = [name for owner, name in held.written()
-               if (owner, name) not in known]
-        if new and self.keeps:
+        new = [place for place in held.written() if place not in known]
+        if not new or not self.keeps:
+            return
+        if m == 0 and self.may_grow(new):
+            self._setting.take()
+        else:
             raise Unsupported(
-                self.name, f"buffer '{new[0]}', which it did not write when "
+                self.name, f"buffer '{new[0][1]}', which it did not write when "
                 "it was probed", "stream the model again after what has "
                 "changed in it")
 

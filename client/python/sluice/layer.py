@@ -7,8 +7,9 @@ backward repeats, it is answered from the kept (o, lse).
 from __future__ import annotations
 
 import contextlib
+import inspect
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -28,12 +29,28 @@ if TYPE_CHECKING:
     from sluice.intervals import Intervals
     from sluice.step import Step
 
+LENGTH = "seq_len"  # of an argument that says how long the sequence is
 _running = threading.local()  # .call: the layer that runs in this thread
 
 
 def running() -> LayerCall | None:
     """The streamed layer whose forward this thread is in, if any."""
     return getattr(_running, "call", None)
+
+
+def tell_length(module: nn.Module, args: tuple, kwargs: dict[str, Any]
+                ) -> tuple[tuple, dict[str, Any]] | None:
+    """Before a forward that is told a chunk's length: the whole sequence's
+    in its place; see [Note: tables] in tables."""
+    call = running()
+    if call is None:
+        return None
+    bound = inspect.signature(module.forward).bind(*args, **kwargs)
+    said = bound.arguments.get(LENGTH)
+    if type(said) is not int or said != call.rows_of_chunk:
+        return None
+    bound.arguments[LENGTH] = call.step.length
+    return bound.args, bound.kwargs
 
 
 class LayerCall(chunked.ChunkedCall):
@@ -68,6 +85,10 @@ class LayerCall(chunked.ChunkedCall):
 
     def arguments(self) -> list[Leaf]:
         return self._arguments.differentiable()
+
+    def may_grow(self, written: Sequence[tuple[nn.Module, str]]) -> bool:
+        return all(tell_length in owner._forward_pre_hooks.values()
+                   for owner, _ in written)
 
     def compute(self, m: int, x: Tensor, extra: list[Tensor]) -> Tensor:
         self._chunk, self._site = m, 0

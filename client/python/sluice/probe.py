@@ -20,11 +20,13 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor, nn
 
+from sluice import tables
 from sluice.captured import (Seen, capture, one_of_each_kind, probe_tokens,
                              refusing)
 from sluice.errors import Unsupported
 from sluice.randomness import Still, undisturbed
 from sluice.replay import Snapshot
+from sluice.setting import unchanged
 from sluice.trial import CHUNK, Result, run_chunked, run_whole, weights, wide
 
 if TYPE_CHECKING:
@@ -38,18 +40,24 @@ OUTPUT_LIMIT = 2e-5
 SLOPE_LIMIT = 5e-2  # of a gradient against differences in fp32
 
 
-def probe(adapter: Adapter, stream: Stream) -> None:
+def probe(adapter: Adapter, stream: Stream) -> tables.Told:
     """Raises `Unsupported` for the first kind of layer that is not exact.
-    Leaves parameters, gradients, buffers and random state as they were."""
+    Leaves parameters, gradients, buffers and random state as they were.
+    Returns which modules are told the sequence's length from now on."""
     ids = probe_tokens(adapter)
     with probing(adapter.entry, ids.device):
         plain, streamed = capture(adapter, stream, ids)
-        for index in one_of_each_kind(adapter.layers):
-            probe_layer(adapter, stream, index, plain[index], streamed[index])
-        if stream.ranks is not None:
-            refusing(adapter.decoder, "it fails on a rank's rows",
-                     lambda: adapter.check_dealing(ids, CHUNK))
-        _call_model(adapter, stream, ids)
+
+        def all_kinds() -> None:
+            for index in one_of_each_kind(adapter.layers):
+                probe_layer(adapter, stream, index, plain[index],
+                            streamed[index])
+            if stream.ranks is not None:
+                refusing(adapter.decoder, "it fails on a rank's rows",
+                         lambda: adapter.check_dealing(ids, CHUNK))
+            _call_model(adapter, stream, ids)
+
+        return tables.probed(adapter.layers, stream, plain, all_kinds)
 
 
 @contextlib.contextmanager
@@ -58,7 +66,8 @@ def probing(module: nn.Module, device: torch.device) -> Iterator[None]:
     kept = Snapshot([(m, n) for m in module.modules()
                      for n, b in m._buffers.items() if b is not None])
     were = [(m, m.training) for m in module.modules()]
-    with undisturbed(device), torch.autocast(device.type, enabled=False):
+    with undisturbed(device), unchanged(module.modules()), torch.autocast(
+            device.type, enabled=False):
         torch.manual_seed(1)
         module.train()
         try:

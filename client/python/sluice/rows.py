@@ -62,7 +62,7 @@ class Arguments:
 
     def __init__(self, layer: nn.Module, step: Step, args: tuple,
                  kwargs: dict[str, Any], names: Callable[[int], str],
-                 declared: Mapping[str, int]):
+                 declared: Mapping[str, int | None]):
         self._positional = len(args)
         named = [(names(i), value) for i, value in enumerate(args)]
         named += list(kwargs.items())
@@ -147,8 +147,15 @@ def _needs_grad(value: Any) -> bool:
     return isinstance(value, Tensor) and value.requires_grad
 
 
+def named_arguments(layer: nn.Module, args: tuple, kwargs: dict[str, Any]
+                    ) -> list[tuple[str, Any]]:
+    """Those beside the hidden states, by name."""
+    names = names_of(type(layer).forward)
+    return [*((names(i), v) for i, v in enumerate(args)), *kwargs.items()]
+
+
 def leaf_of(layer: nn.Module, name: str, value: Any, step: Step, length: int,
-            declared: Mapping[str, int]) -> Leaf:
+            declared: Mapping[str, int | None]) -> Leaf:
     """One tensor or value of argument `name`, for `length` rows."""
     module = type(layer).__name__
     if name in _CACHES and value is not None:
@@ -173,10 +180,10 @@ def leaf_of(layer: nn.Module, name: str, value: Any, step: Step, length: int,
 
 
 def _tensor(module: str, name: str, value: Tensor, length: int,
-            declared: Mapping[str, int]) -> Leaf:
+            declared: Mapping[str, int | None]) -> Leaf:
     dim = declared.get(name)
     if dim is None:
-        if length > 1 and length in value.shape:
+        if name not in declared and length > 1 and length in value.shape:
             raise Unsupported(
                 module, f"argument '{name}' of shape {tuple(value.shape)}, "
                 f"which has the sequence's length {length} and is not known",

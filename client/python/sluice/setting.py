@@ -11,7 +11,7 @@ the same tensors with the same contents.
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Any, NoReturn
 
 import torch
@@ -31,9 +31,13 @@ class Setting:
     def __init__(self, module: nn.Module, found: Sequence[Slot],
                  written: Sequence[tuple[nn.Module, str]]):
         self._modules = list(module.modules())
-        self._attributes = [_attributes(m) for m in self._modules]
         self._parameters = [(s, _Contents(s.parameter)) for s in found]
         self._written = written
+        self.take()
+
+    def take(self) -> None:
+        """Attributes and buffers are to be as they are now."""
+        self._attributes = [_attributes(m) for m in self._modules]
         self.take_buffers()
 
     def take_buffers(self) -> None:
@@ -71,6 +75,19 @@ class Setting:
         finally:
             for module, name, now, _ in changed:
                 vars(module)[name] = now
+
+
+@contextlib.contextmanager
+def unchanged(modules: Iterable[nn.Module]) -> Iterator[None]:
+    """The modules have their plain attributes back afterwards."""
+    then = [(module, _attributes(module)) for module in modules]
+    try:
+        yield
+    finally:
+        for module, attributes in then:
+            vars(module).update({
+                name: value for name, value in attributes.items()
+                if vars(module).get(name) != value})
 
 
 class _Contents:
@@ -114,4 +131,4 @@ def _refuse(owner: nn.Module, name: str) -> NoReturn:
         "buffers, after all backwards")
 
 
-__all__ = ["Setting"]
+__all__ = ["Setting", "unchanged"]

@@ -48,7 +48,7 @@ class Stream:
     """
 
     def __init__(self, session: Session, owns_session: bool, chunk: int,
-                 rows: Mapping[str, int], check: Check, min_tokens: int,
+                 rows: Mapping[str, int | None], check: Check, min_tokens: int,
                  policy: Policy, ranks: Ranks | None = None,
                  hidden: Literal["device", "host"] = "device"):
         self.session, self._owns_session = session, owns_session
@@ -182,7 +182,7 @@ def stream(model: nn.Module | None = None, *,
            attention: Literal["sdpa"] | None = None,
            sample: Callable[[], object] | None = None,
            session: Session | None = None,
-           chunk: int = 1024, rows: Mapping[str, int] | None = None,
+           chunk: int = 1024, rows: Mapping[str, int | None] | None = None,
            policy: str | Mapping[str, Mapping[str, float]] = "recompute",
            check: Check = "first", min_tokens: int = 0,
            head: Literal["rows", "whole"] = "rows",
@@ -218,6 +218,7 @@ def stream(model: nn.Module | None = None, *,
       chunk: rows per chunk.
       rows: further layer arguments that have rows, name -> dimension; a
         table with a row per position may have more rows than the sequence.
+        None in the place of a dimension: each chunk is given all of it.
       policy: what backward does with a layer's products of matrices:
         "recompute", or by the name of a weight or a module in the layer
         (`fnmatch`) which parts of the chunks are kept on the device or

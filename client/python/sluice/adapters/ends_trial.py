@@ -21,6 +21,7 @@ from sluice.errors import Unsupported
 from sluice.precision import widened
 from sluice.randomness import Still, undisturbed
 from sluice.replay import Buffers, Snapshot, distinct, leaves, slots
+from sluice.setting import unchanged
 from sluice.step import chunks_of
 from sluice.trial import weights
 from sluice.adapters.ends_calls import FirstCall, LastCall
@@ -46,7 +47,7 @@ def probe(ends: Ends) -> None:
     try:
         if ends.adapter.entry is not decoder:
             raise ValueError("the model around it makes its masks")
-        with undisturbed(device), torch.autocast(
+        with undisturbed(device), unchanged(decoder.modules()), torch.autocast(
                 device.type, enabled=False), Still():
             decoder.train()
             same = _try(ends)

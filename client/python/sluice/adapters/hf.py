@@ -21,6 +21,7 @@ from sluice import calls, probe, rows, sdpa
 from sluice.errors import NoAttention, Unsupported
 from sluice.patch import Patch
 from sluice.step import current
+from sluice.tables import Told
 from sluice.adapters import (dealing_trial, ends_trial, head_trial, packed,
                              registry)
 from sluice.adapters.dealing import Dealing
@@ -57,6 +58,7 @@ class Adapter:
                           PretrainedConfig)}.values())
         self._way = "registry"
         self.dealing: Dealing | None = None  # with a group
+        self._told: Told | None = None  # how long the sequence is
         self._patches: dict[nn.Module, Patch] = {}
         self._refuse_setup()
 
@@ -105,7 +107,8 @@ class Adapter:
             self._patch(self.entry, self._entry_forward(stream))
             for self._way in ways:
                 try:
-                    return probe.probe(self, stream)
+                    self._told = probe.probe(self, stream)
+                    return
                 except Unsupported as refused:
                     refusals.append(refused)
             self._patches.pop(self.entry).undo()
@@ -117,6 +120,8 @@ class Adapter:
         dealing_trial.check(self.dealing, ids, chunk)
 
     def detach(self) -> None:
+        if self._told is not None:
+            self._told.undo()
         while self._patches:
             self._patches.popitem()[1].undo()
 

@@ -16,12 +16,13 @@ from torch import Tensor, nn
 from torch.distributed.fsdp import FSDPModule
 
 from sluice import layer as layers_
-from sluice import probe, rows, sdpa, trial
+from sluice import probe, rows, sdpa, tables, trial
 from sluice.adapters.units import refuse_within
 from sluice.captured import (TOKENS, Seen, first_of_kind, recorded,
                              refusing)
 from sluice.errors import Unsupported
 from sluice.patch import Patch
+from sluice.tables import Told
 
 if TYPE_CHECKING:
     from sluice.step import Step
@@ -47,6 +48,7 @@ class OwnLayers:
         self._patches: dict[nn.Module, Patch] = {}
         self._kind: list[int] = []  # of each layer, the first of its kind
         self._probed: set[int] = set()  # kinds
+        self._told: list[Told] = []  # of each kind, who knows the length
         self._whole = False  # layers run as they are
         self._step: tuple[Step, int] | None = None  # and the last layer run
         self._refuse_setup()
@@ -62,6 +64,8 @@ class OwnLayers:
                     self._probe(stream, index, seen)
 
     def detach(self) -> None:
+        while self._told:
+            self._told.pop().undo()
         while self._patches:
             self._patches.popitem()[1].undo()
 
@@ -161,7 +165,11 @@ class OwnLayers:
         try:
             with probe.probing(nn.ModuleList(self.layers), seen.x.device):
                 self._find_written(stream, at, seen)
-                probe.probe_layer(self, stream, at, seen, seen)
+                alike = [l for l, k in zip(self.layers, self._kind)
+                         if k == kind]
+                self._told.append(tables.probed(
+                    alike, stream, {alike.index(layer): seen},
+                    lambda: probe.probe_layer(self, stream, at, seen, seen)))
         finally:
             self._whole = False
         self._probed.add(kind)

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from torch.utils import _pytree as pytree
 
 from sluice.errors import Unsupported
-from sluice.rows import leaf_of, names_of
+from sluice.rows import leaf_of, named_arguments
 from sluice.adapters.stand_in import Instead
 
 if TYPE_CHECKING:
@@ -71,7 +71,7 @@ class Zeros(Instead):
 
 def rows_of(layer: nn.Module, step: Step, own: Tensor,
             cuts: dict[int, tuple[Tensor, Tensor]],
-            declared: Mapping[str, int], name: str, value: Any) -> Any:
+            declared: Mapping[str, int | None], name: str, value: Any) -> Any:
     """This rank's rows of an argument for the whole sequence."""
     def cut(part: Any) -> Any:
         leaf = leaf_of(layer, name, part, step, step.length, declared)
@@ -84,9 +84,7 @@ def rows_of(layer: nn.Module, step: Step, own: Tensor,
 
 
 def named(layer: nn.Module, call: Call) -> list[tuple[str, Any]]:
-    names = names_of(type(layer).forward)
-    return [*((names(i), v) for i, v in enumerate(call.args)),
-            *call.kwargs.items()]
+    return named_arguments(layer, call.args, call.kwargs)
 
 
 def merged(index: int, layer: nn.Module, whole: Call, local: Call,

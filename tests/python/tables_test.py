@@ -1,0 +1,202 @@
+"""Layers that index a table with their positions: given it whole, in every
+chunk."""
+
+from __future__ import annotations
+
+import copy
+
+import pytest
+import sluice
+import torch
+from models import assert_same, batch, run, streamed, tiny, unstreamed
+from own_layers_test import graded
+from titan import titan, tokens
+from torch import nn
+from torch.nn import functional as F
+
+WIDTH = 8  # of a head
+
+
+def table_of(length: int, base: float = 10_000.0) -> tuple:
+    """(cos, sin), each [length, WIDTH]."""
+    at = base ** (-torch.arange(0, WIDTH, 2) / WIDTH)
+    angles = torch.outer(torch.arange(length), at)
+    angles = torch.cat((angles, angles), -1)
+    return angles.cos(), angles.sin()
+
+
+class Tables(nn.Module):
+    """In the place of a model's rotary embedding: a table for all rows."""
+
+    def forward(self, x, position_ids):
+        return table_of(int(position_ids.max()) + 1)
+
+
+class Indexing(nn.Module):
+    """A layer around another, which indexes the table it is given."""
+
+    def __init__(self, inner):
+        super().__init__()
+        self.inner = inner
+
+    def forward(self, hidden_states, attention_mask=None, position_ids=None,
+                position_embeddings=None, **rest):
+        cos, sin = self.tables(hidden_states, position_embeddings)
+        return self.inner(
+            hidden_states, attention_mask=attention_mask,
+            position_embeddings=(cos[position_ids], sin[position_ids]))
+
+    def tables(self, x, given):
+        return given
+
+
+class Grown(nn.Module):
+    """A table that is kept, and is made anew for a longer sequence; `base`
+    is that of a sequence of so many rows."""
+
+    def __init__(self, rows, base=lambda rows: 10_000.0):
+        super().__init__()
+        self.base, self.made = base, 0
+        self._make(rows)
+
+    def _make(self, rows):
+        self.rows = rows
+        self.made += 1
+        for name, part in zip(("cos", "sin"), table_of(
+                rows, self.base(rows))):
+            self.register_buffer(name, part, persistent=False)
+
+    def forward(self, x, seq_len=None):
+        if seq_len > self.rows:
+            self._make(seq_len)
+        return self.cos[:seq_len], self.sin[:seq_len]
+
+
+class Asking(Indexing):
+    """Asks a module of its own for the table."""
+
+    def __init__(self, inner, table):
+        super().__init__(inner)
+        self.table = table
+
+    def tables(self, x, given):
+        return self.table(x, seq_len=x.shape[1])
+
+
+def asking(rows, **options):
+    model = tiny()
+    for i, layer in enumerate(model.model.layers):
+        model.model.layers[i] = Asking(layer, Grown(rows, **options))
+    return model
+
+
+def test_a_table_among_the_arguments_is_given_whole(session):
+    model = tiny()
+    model.model.rotary_emb = Tables()
+    for i, layer in enumerate(model.model.layers):
+        model.model.layers[i] = Indexing(layer)
+    inputs = batch()
+    packed = {**inputs, "use_cache": False,
+              "position_ids": torch.arange(75).expand(2, -1) % 40}
+    for each in inputs, packed:
+        assert_same(streamed(model, session, each, check="always"),
+                    unstreamed(model, each))
+
+
+@pytest.mark.parametrize("rows", [512, 75, 30])
+def test_a_table_that_grows_is_as_long_as_the_sequence(session, rows):
+    model, inputs = asking(rows), batch(length=100)
+    expected = unstreamed(model, inputs)
+    stream = sluice.stream(model, session=session, chunk=16, check="always")
+    tables = [layer.table for layer in model.model.layers]
+    assert [(t.rows, len(t.cos)) for t in tables] == [(rows, rows)] * 2
+    made = [t.made for t in tables]
+    assert_same(run(model, inputs), expected)
+    # Once per forward where it was too short, in no second forward.
+    grown = [t.made - m for t, m in zip(tables, made)]
+    assert grown == [1 if rows < 100 else 0] * 2
+    assert_same(run(model, inputs), expected)
+    assert stream.stats().host_bytes == 0
+    stream.unstream()
+    assert not any(m._forward_pre_hooks for m in model.modules())
+
+
+def test_a_table_that_depends_on_the_length_is_the_whole_sequences(session):
+    """The probe has 70 rows, and would not see it."""
+    model = asking(16, base=lambda rows: 10_000.0 * max(1, rows / 90))
+    inputs = batch(length=100)
+    assert_same(streamed(model, session, inputs), unstreamed(model, inputs))
+
+
+class Viewing(nn.Module):
+    """Is told how many rows it is given, which is no length of a table."""
+
+    def __init__(self, inner):
+        super().__init__()
+        self.inner = inner
+
+    def forward(self, x, seq_len=None):
+        return self.inner(x.view(-1, seq_len, x.shape[-1]))
+
+
+class Telling(nn.Module):
+    def __init__(self, inner):
+        super().__init__()
+        self.inner = Viewing(inner)
+
+    def forward(self, x):
+        return self.inner(x, seq_len=x.shape[1])
+
+
+def test_a_module_that_is_told_its_rows_is_told_no_others(session):
+    model, inputs = tiny(), batch()
+    for layer in model.model.layers:
+        layer.mlp = Telling(layer.mlp)
+    assert_same(streamed(model, session, inputs), unstreamed(model, inputs))
+
+
+def test_a_refusal_names_what_is_wrong_and_not_how_it_was_tried(session):
+    model = asking(512)
+    shift = lambda x: F.pad(x, (0, 0, 1, -1))
+    for layer in model.model.layers:
+        layer.inner.mlp.register_forward_hook(lambda m, a, y: y + shift(y))
+    with pytest.raises(sluice.Unsupported, match="mixes tokens"):
+        sluice.stream(model, session=session, chunk=16)
+    assert not any(m._forward_pre_hooks for m in model.modules())
+
+
+class Indexed(nn.Module):
+    """titan's layer, which picks its rows of the table by itself."""
+
+    def __init__(self, inner):
+        super().__init__()
+        self.inner = inner
+
+    def forward(self, x, freqs_cis, positions):
+        return self.inner(x, freqs_cis[positions])
+
+
+class IndexedTitan(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.inner = titan()
+        self.layers = nn.ModuleDict({n: Indexed(layer) for n, layer in
+                                     self.inner.layers.items()})
+        del self.inner.layers
+
+    def forward(self, ids):
+        x, at = self.inner.tok_embeddings(ids), torch.arange(ids.shape[1])
+        for layer in self.layers.values():
+            x = layer(x, self.inner.freqs_cis, at)
+        return self.inner.output(self.inner.norm(x))
+
+
+def test_layers_of_ones_own_are_given_a_table_whole(session):
+    model = IndexedTitan()
+    expected = graded(copy.deepcopy(model), tokens())
+    stream = sluice.stream(
+        layers=model.layers, attention="sdpa", session=session, quiet=True,
+        chunk=16, rows={"freqs_cis": None, "positions": 0}, check="always",
+        sample=lambda: model(tokens()))
+    assert_same(graded(model, tokens()), expected)
+    assert stream.stats().blocks > 0
