@@ -12,7 +12,7 @@ PACKAGE = "client/python/sluice/"
 ORDER = [
     "errors", "_guard", "ranges", "in_flight", "host_tensor",
     # The native half: library, daemon, session, memory.
-    "_native", "daemon", "handle", "session", "arena",
+    "_native", "daemon", "handle", "session", "copies", "books", "arena",
     # One layer, chunk by chunk.
     "precision",
     "intervals",

@@ -31,7 +31,7 @@ def values(shape, dtype, seed=0):
 
 
 def free_ranges(arena):
-    return arena._free.ranges()
+    return arena._books.free.ranges()
 
 
 # --- bytes -----------------------------------------------------------------
@@ -71,7 +71,7 @@ def test_a_tensor_with_a_graph_is_held_without_it(arena):
     result = weight * 2
     host = arena.put(result)
     assert not arena.get(host, "cpu").requires_grad
-    held = [tensor for _, _, tensor in arena._in_flight[1].held]
+    held = [tensor for _, _, tensor in arena._copies.in_flight[1].held]
     assert all(tensor.grad_fn is None for tensor in held)
     arena.add(host, result)  # no graph here either
     assert torch.equal(arena.get(host, "cpu"), torch.full((8, 8), 4.0))
@@ -259,10 +259,10 @@ def slow_arena():
 def test_a_put_does_not_wait_and_holds_its_tensor(slow_arena):
     tensors = [torch.full((MIB // 4,), float(i)) for i in range(4)]
     hosts = [slow_arena.put(tensor) for tensor in tensors]
-    held = [t for _, _, t in slow_arena._in_flight[1].held]
+    held = [t for _, _, t in slow_arena._copies.in_flight[1].held]
     assert [t.data_ptr() for t in held] == [t.data_ptr() for t in tensors]
     slow_arena.drain()
-    assert not slow_arena._in_flight[1].held
+    assert not slow_arena._copies.in_flight[1].held
     for host, tensor in zip(hosts, tensors):
         assert torch.equal(slow_arena.get(host, "cpu"), tensor)
 
@@ -313,35 +313,35 @@ def test_what_a_done_copy_used_is_let_go_of_without_a_wait(slow_arena):
     time.sleep(0.5)
     slow_arena.put(torch.empty(4))
     assert gone() is None
-    assert slow_arena._engine.stats().stall_seconds == 0
+    assert slow_arena._copies.engine.stats().stall_seconds == 0
 
 
 def test_a_reached_ticket_does_not_stand_for_a_wait(slow_arena):
     host = slow_arena.put(torch.empty(4))
     time.sleep(0.2)
-    assert slow_arena._is_reached(host._written)
-    assert slow_arena._in_flight[1].settled == 0
+    assert slow_arena._copies.is_reached(host._written)
+    assert slow_arena._copies.in_flight[1].settled == 0
 
 
 def test_what_copies_keep_alive_is_bounded(session):
     with HostArena(session, in_flight_bytes=4 * MIB) as arena:
         for _ in range(50):
             arena.put(torch.empty(MIB // 4))
-            assert arena._in_flight[1].nbytes <= 4 * MIB
+            assert arena._copies.in_flight[1].nbytes <= 4 * MIB
         for _ in range(50):  # larger than the bound: two may run
             arena.drop(arena.put(torch.empty(2 * MIB)))
-            assert len(arena._in_flight[1].held) <= 2
+            assert len(arena._copies.in_flight[1].held) <= 2
         for _ in range(500):
             arena.drop(arena.put(torch.empty(4)))
-            assert len(arena._in_flight[1].held) <= 64
+            assert len(arena._copies.in_flight[1].held) <= 64
 
 
 def test_a_fetch_settles_the_copies_to_the_host_before_it(arena):
     hosts = [arena.put(torch.empty(100)) for _ in range(20)]
     arena.get(hosts[9], "cpu")
     assert all(ticket > hosts[9]._written
-               for ticket, _, _ in arena._in_flight[1].held)
-    assert not arena._in_flight[0].held
+               for ticket, _, _ in arena._copies.in_flight[1].held)
+    assert not arena._copies.in_flight[0].held
 
 
 # --- refusals --------------------------------------------------------------
@@ -366,12 +366,11 @@ def test_a_lease_over_the_pool_leaves_everything_valid(arena):
 
 
 def test_the_last_bytes_of_the_pool_can_be_used(arena):
-    count = 0
+    hosts = []
     with pytest.raises(sluice.Error):
         while True:
-            arena.put(torch.empty(MIB, dtype=torch.int8))
-            count += 1
-    assert count == HOST_BYTES // MIB == arena.leased_bytes // MIB
+            hosts.append(arena.put(torch.empty(MIB, dtype=torch.int8)))
+    assert len(hosts) == HOST_BYTES // MIB == arena.leased_bytes // MIB
 
 
 def test_dropping_twice_and_use_after_it_are_errors(arena, session):

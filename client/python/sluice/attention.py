@@ -41,10 +41,6 @@ class Site:
     dk: dict[int, HostTensor] = field(default_factory=dict)  # fp32
     dv: dict[int, HostTensor] = field(default_factory=dict)
 
-    def kept(self) -> list[HostTensor]:
-        return [*self.k, *self.v, *self.o, *self.lse, *self.dk.values(),
-                *self.dv.values()]
-
     def release(self) -> None:
         for kept in (self.k, self.v, self.o, self.lse):
             while kept:

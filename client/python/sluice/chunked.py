@@ -41,7 +41,7 @@ class ChunkedCall:
     """One forward of a module over all rows, and its backward.
 
     Belongs to the thread that runs it. What it keeps in the host is given
-    back when backward is over, or when the call is dropped without one.
+    back when backward is over, or when nobody holds the call any more.
     """
 
     def __init__(self, step: Step, module: Modules, name: str):
@@ -70,10 +70,6 @@ class ChunkedCall:
         """Whether these buffers (owner, name) are tables that grow in the
         first chunk, before they are used."""
         return False
-
-    def kept(self) -> list[HostTensor]:
-        """All that is in the host for this call."""
-        return self._x
 
     def release(self) -> None:
         """Gives back what is still kept in the host. Safe to call again."""
@@ -217,11 +213,6 @@ class ChunkedCall:
         if m:
             arena.prefetch(self._x[m - 1], device)
         return arena.get(self._x[m], device).requires_grad_(needs_x)
-
-    def __del__(self):
-        # A forward whose backward never came. The collector may run this in
-        # the midst of the arena's own work: it is told later.
-        self.step.abandoned.extend(self.kept())
 
 
 class _Node(torch.autograd.Function):

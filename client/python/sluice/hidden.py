@@ -11,7 +11,6 @@ is made of it has other storage, and is refused by the next node.
 """
 from __future__ import annotations
 
-from collections import deque
 from collections.abc import Sequence
 
 import torch
@@ -102,9 +101,6 @@ class HostRows:
         """What stands for them, until `InHost.reading` is asked for it."""
         return self._place.standing(self)
 
-    def __del__(self):  # see ChunkedCall.__del__
-        self._place.abandoned.extend(k for k in self._kept if k is not None)
-
 
 class OnDevice:
     """Hidden states stay on the device."""
@@ -127,9 +123,8 @@ class InHost:
     in_host = True
 
     def __init__(self, arena: HostArena, chunks: list[range],
-                 device: torch.device, abandoned: deque[HostTensor]):
+                 device: torch.device):
         self.arena, self.chunks, self.device = arena, chunks, device
-        self.abandoned = abandoned
         # By storage, which the stand-in keeps from being used again.
         self._standing: dict[int, tuple[Tensor, HostRows]] = {}
 

@@ -13,11 +13,12 @@ class HostTensor:
     """A tensor's bytes in an arena; contiguous, whatever it was put from.
 
     Attributes: shape, dtype, nbytes (numel x itemsize). Only the arena's
-    calls read or write it, and it lives until `HostArena.drop`.
+    calls read or write it, and it lives until `HostArena.drop`, or until nobody
+    holds it.
     """
 
     __slots__ = ("shape", "dtype", "nbytes", "_live", "_address", "_written",
-                 "_read", "_ahead")
+                 "_read", "_ahead", "__weakref__")
 
     def __init__(self, shape: torch.Size, dtype: torch.dtype, nbytes: int,
                  address: int, live: object) -> None:

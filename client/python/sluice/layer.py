@@ -25,7 +25,6 @@ from sluice.tape import Tape
 
 if TYPE_CHECKING:
     from sluice.blocks import Scores
-    from sluice.host_tensor import HostTensor
     from sluice.intervals import Intervals
     from sluice.step import Step
 
@@ -96,8 +95,9 @@ class LayerCall(chunked.ChunkedCall):
             self.step.progress.move(self.step, "backward" if self.replays
                                     else "forward", self.module, m)
         args, kwargs = self._arguments.chunk(self.step.chunks[m], extra)
-        before, _running.call = running(), self
+        before = running()
         try:
+            _running.call = self
             with self.step.inside(), self._taping(m, x.device):
                 out = self.own(x, *args, **kwargs)
         finally:
@@ -157,11 +157,6 @@ class LayerCall(chunked.ChunkedCall):
     def heads(self) -> list[tuple[int, int]]:
         """Of each call of attention: heads of q, heads of k and v."""
         return [site.heads for site in self._sites]
-
-    def kept(self) -> list[HostTensor]:
-        tape = [] if self._tape is None else self._tape.kept()
-        return [*super().kept(), *tape,
-                *(h for s in self._sites for h in s.kept())]
 
     def release(self) -> None:
         if self._tape is not None:

@@ -9,6 +9,8 @@ that they are not whole; nothing is read from them again if that never ended.
 from __future__ import annotations
 
 import bisect
+import itertools
+from collections.abc import Iterable, Sequence
 
 from sluice.errors import Error, Status
 
@@ -41,6 +43,24 @@ class FreeRanges:
         self._slab_starts: set[int] = set()
         self.free_bytes = 0
         self._whole = True  # see [Note: interrupted books]
+
+    @classmethod
+    def around(cls, slabs: Iterable[tuple[int, int]],
+               taken: Sequence[tuple[int, int]], mark: int) -> FreeRanges:
+        """What `taken`, (start, size) by address, leaves of the slabs; every
+        range with this mark."""
+        made = cls()
+        for start, size in slabs:
+            made._slab_starts.add(start)
+            end, at = start + size, start
+            first = bisect.bisect_left(taken, (start, 0))
+            for address, length in itertools.chain(itertools.takewhile(
+                    lambda t: t[0] < end, taken[first:]), [(end, 0)]):
+                if address > at:
+                    made._insert(at, address - at, mark)
+                    made.free_bytes += address - at
+                at = address + length
+        return made
 
     def add_slab(self, start: int, size: int) -> None:
         self._open()

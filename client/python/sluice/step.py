@@ -7,7 +7,6 @@ import functools
 import itertools
 import threading
 import weakref
-from collections import deque
 from collections.abc import Callable, Hashable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
@@ -22,7 +21,7 @@ from sluice.measured import Measured
 from sluice.policy import Policy
 
 if TYPE_CHECKING:
-    from sluice.arena import HostArena, HostTensor
+    from sluice.arena import HostArena
     from sluice.progress import Progress
     from sluice.ranks import Ranks
 
@@ -78,7 +77,7 @@ class Step:
                  device: torch.device, check: bool,
                  model: Engaging,
                  written: dict[nn.Module, list[tuple[nn.Module, str]]],
-                 abandoned: deque[HostTensor], policy: Policy = Policy(),
+                 policy: Policy = Policy(),
                  ranks: Ranks | None = None,
                  measured: Measured | None = None, in_host: bool = False):
         self.arena, self.length, self.device = arena, length, device
@@ -93,9 +92,8 @@ class Step:
         self.arguments: Callable | None = None
         self.check, self.policy, self.measured = check, policy, measured
         self.blocks_run = 0
-        self.abandoned = abandoned  # of layer calls without a backward
         # Where the hidden states between its layers are.
-        self.hidden = InHost(arena, self.chunks, device, abandoned) if (
+        self.hidden = InHost(arena, self.chunks, device) if (
             in_host) else OnDevice(arena, self.chunks)
         self._model, self._written = model, written
         # By storage: the marker's element, and how its intervals are found.
@@ -111,8 +109,9 @@ class Step:
     @contextlib.contextmanager
     def engaged(self) -> Iterator[None]:
         """The model asks this step for masks and attention."""
-        before, _current.step = current(), self
+        before = current()
         try:
+            _current.step = self
             with self._model.engage():
                 yield
         except BaseException:

@@ -2,7 +2,6 @@
 from __future__ import annotations
 
 import sys
-from collections import deque
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal
@@ -12,7 +11,7 @@ import torch.distributed as dist
 from torch import Tensor, nn
 
 from sluice import agreement, progress, settings
-from sluice.arena import HostArena, HostTensor
+from sluice.arena import HostArena
 from sluice.dealt import Shard, shard
 from sluice.measured import Measured
 from sluice.planned import Planning
@@ -70,7 +69,6 @@ class Stream:
         self.head: Literal["rows", "whole", "none"] = "none"
         self.progress: progress.Progress | None = None  # None: quiet
         self._adapter = None
-        self._abandoned: deque[HostTensor] = deque()
         self._blocks = self._count = 0
         self._checked = False  # a step that may have a backward
 
@@ -82,13 +80,12 @@ class Stream:
         if check is None:
             check = self.check == "always" or (
                 self.check == "first" and not self._checked)
-        self._collect()
         measured = None
         if self.planning is not None and chunk is None and (
                 torch.is_grad_enabled()):
             measured = self._plan()
         step = Step(self.arena, length, chunk or self.chunk, device, check,
-                    model, self.written, self._abandoned, self.policy,
+                    model, self.written, self.policy,
                     None if alone else self.ranks, measured,
                     self.in_host and not alone)
         step.progress = None if alone else self.progress
@@ -141,19 +138,13 @@ class Stream:
         self._count += 1
         self._checked |= step.check and torch.is_grad_enabled()
 
-    def _collect(self) -> None:
-        while self._abandoned:
-            self.arena.drop(self._abandoned.popleft())
-
     def stats(self) -> Stats:
-        self._collect()
         arena = self.arena
         return Stats(arena.used_bytes, arena.peak_bytes, arena.leased_bytes,
                      self._blocks, self._count)
 
     def reset_stats(self) -> None:
         """Counts and the peak start anew."""
-        self._collect()
         self._blocks = self._count = 0
         self.arena.reset_peak()
 
@@ -171,7 +162,6 @@ class Stream:
             self._adapter = None
             if self.progress is not None:
                 self.progress.close()
-            self._abandoned.clear()
             self.arena.close()
             if self._owns_session:
                 self.session.close()

@@ -58,12 +58,6 @@ class Tape:
             yield
         self._drop(chunk)
 
-    def kept(self) -> list[HostTensor]:
-        """All that is in the host."""
-        return [value for stored in self._stored
-                for _, value in stored.values()
-                if isinstance(value, HostTensor)]
-
     def release(self) -> None:
         """Safe to call again."""
         for chunk in range(self.chunks):

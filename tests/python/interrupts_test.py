@@ -1,0 +1,154 @@
+"""Ctrl-C between any two lines of a step: no byte of the host stays held, and
+the stream goes on."""
+
+from __future__ import annotations
+
+import contextlib
+import gc
+import os
+import pathlib
+import sys
+
+import sluice
+import torch
+from conftest import HOST_BYTES
+from models import assert_same, batch, run, tiny, unstreamed
+from sluice import layer
+from sluice.arena import HostArena
+
+FOLDER = os.fspath(pathlib.Path(sluice.__file__).parent) + os.sep
+OWN = {"arena.py", "books.py", "copies.py", "host_tensor.py", "in_flight.py",
+       "ranges.py"}
+
+
+@contextlib.contextmanager
+def tracing(seen):
+    """Calls `seen(file, line)` before each line of the package that runs."""
+    def trace(frame, event, _):
+        path = frame.f_code.co_filename
+        if not path.startswith(FOLDER):
+            return None
+        if event == "line":
+            seen(path[len(FOLDER):], frame.f_lineno)
+        return trace
+
+    before = sys.gettrace()
+    sys.settrace(trace)
+    try:
+        yield
+    finally:
+        sys.settrace(before)
+
+
+def lines_of(action):
+    """How often each line of the package runs in it."""
+    counts = {}
+
+    def count(*line):
+        counts[line] = counts.get(line, 0) + 1
+
+    with tracing(count):
+        action()
+    return counts
+
+
+def interrupted(action, line, time):
+    """Whether Ctrl-C came before `line` ran for the `time`-th time."""
+    left = [time]
+
+    def stop(*here):
+        if here == line:
+            left[0] -= 1
+            if left[0] == 0:
+                raise KeyboardInterrupt
+
+    try:
+        with tracing(stop):
+            action()
+    except KeyboardInterrupt:
+        return True
+    return False
+
+
+def times(count):
+    """The first time, and one in the middle."""
+    return sorted({1, count // 2 + 1})
+
+
+def test_an_interrupt_in_any_line_of_the_arena_leaves_it_whole(arena):
+    fill = [torch.full((1000 * n,), float(n)) for n in range(1, 5)]
+
+    def use():
+        hosts = [arena.put(tensor) for tensor in fill]
+        arena.prefetch(hosts[1], "cpu")
+        arena.add(hosts[0], fill[0])
+        arena.drop(hosts.pop(2))
+        hosts.append(arena.put(fill[2]))
+        arena.settle(hosts[-1])
+        found = [arena.get(host, "cpu") for host in hosts]
+        for host in hosts:
+            arena.drop(host)
+        arena.drain()
+        return found
+
+    hit = 0
+    for line, count in lines_of(use).items():
+        for time in times(count):
+            kept = arena.put(fill[3])
+            hit += interrupted(use, line, time)
+            gc.collect(1)
+            assert arena.used_bytes == kept.nbytes, line
+            expected = [fill[0] * 2, fill[1], fill[3], fill[2]]
+            assert all(map(torch.equal, use(), expected)), line
+            assert torch.equal(arena.get(kept, "cpu"), fill[3]), line
+            arena.drop(kept)
+            assert sum(size for _, size in arena._books.free.ranges()) == (
+                arena.leased_bytes), line
+    assert hit > 150  # a lease comes once
+
+
+def test_an_interrupt_in_the_first_lease_is_no_loss(session):
+    def use():
+        with HostArena(session) as arena:
+            arena.drop(arena.put(torch.ones(8)))
+
+    for line in lines_of(use):
+        if line[0] in OWN:
+            interrupted(use, line, 1)
+    gc.collect()
+    with HostArena(session) as arena:  # all of it can be leased
+        arena.put(torch.empty(HOST_BYTES, dtype=torch.int8))
+
+
+def interrupt_steps(session, files, apart):
+    """Interrupts a step before its lines of some files, each `apart`-th."""
+    model = tiny(num_hidden_layers=1)
+    inputs = {**batch(rows=1, length=40), "use_cache": False}
+    expected = unstreamed(model, inputs)
+    stream = sluice.stream(model, session=session, chunk=16, quiet=True,
+                           check="off")
+
+    def step():
+        return run(model, inputs)
+
+    step()
+    lines = [line for line in lines_of(step) if line[0] in files]
+    assert len(lines) > 150
+    for line in lines[::apart]:
+        assert interrupted(step, line, 1), line
+        # Where it came between a change and its end, which is not atomic.
+        layer._running.call = None
+        gc.collect(1)
+        assert stream.stats().host_bytes == 0, line
+    assert_same(step(), expected)
+    assert stream.stats().host_bytes == 0
+    stream.unstream()
+
+
+def test_an_interrupt_of_a_copy_in_a_step_leaves_no_bytes(session):
+    interrupt_steps(session, OWN, 3)
+
+
+def test_an_interrupt_of_a_layer_leaves_no_bytes(session):
+    interrupt_steps(session, {"layer.py", "chunked.py", "attention.py",
+                              "hidden.py", "rows.py"}, 4)
