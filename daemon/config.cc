@@ -271,12 +271,12 @@ class ConfigReader {
   }
 
   absl::Status Http(const toml::node& node) {
-    std::string listen = kDefaultHttpListen;
     TableReader table = Table("[http]");
-    table.Key("listen", table.Text(&listen));
-    SLUICE_RETURN_IF_ERROR(table.Read(node));
-    config_.http_listen = listen;
-    return absl::OkStatus();
+    table.Key("listen", [&](const toml::node& value) {
+      return table.Text(&config_.http_listen.emplace())(value);
+    });
+    table.Key("socket_group", table.Text(&config_.http_socket_group));
+    return table.Read(node);
   }
 
   absl::Status Worker(const toml::node& node) {

@@ -42,6 +42,8 @@ struct Config {
   std::map<std::string, Limits> named_job_limits;
   // Empty: off. Not given: the default port, if it is free.
   std::optional<std::string> http_listen;
+  // Who may open the unix socket; empty: the daemon's user only.
+  std::string http_socket_group;
   absl::Duration plan_time_limit = absl::Seconds(20);
   LogLevel log_level = LogLevel::kInfo;
 };

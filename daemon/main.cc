@@ -73,19 +73,29 @@ std::string Sibling(const std::string& name) {
   return (self.parent_path() / name).string();
 }
 
-// Null: off. The default port may be another program's, and the wheel's daemon
-// has no HTTP: then it serves without, and says so; a port that was asked for
-// must be had.
-absl::StatusOr<std::unique_ptr<HttpServer>> StartHttp(const Config& config,
-                                                      Service* service) {
-  const std::string listen = config.http_listen.value_or(kDefaultHttpListen);
-  if (listen.empty()) return nullptr;
-  auto http = HttpServer::Start(listen, [service] { return service->Read(); });
-  const bool lacking = absl::IsAlreadyExists(http.status()) ||
-                       absl::IsUnimplemented(http.status());
-  if (lacking && !config.http_listen) {
+// Null: built without (the wheel's daemon). The default port may be another
+// program's: then only the unix socket is served, and the log says so; a port
+// or a group that was asked for must be had.
+absl::StatusOr<std::unique_ptr<HttpServer>> StartHttp(
+    const Config& config, const std::string& runtime_dir) {
+  HttpOptions options;
+  options.listen = config.http_listen.value_or(kDefaultHttpListen);
+  options.socket = runtime_dir + "/http.sock";
+  options.socket_group = config.http_socket_group;
+  auto http = HttpServer::Start(options);
+  const bool asked = config.http_listen && !options.listen.empty();
+  if (absl::IsAlreadyExists(http.status()) && !asked) {
     WriteLog(LogLevel::kWarning,
-             "no metrics: " + std::string(http.status().message()));
+             "no metrics on TCP: " + std::string(http.status().message()));
+    options.listen.clear();
+    return HttpServer::Start(options);
+  }
+  if (absl::IsUnimplemented(http.status()) && !asked &&
+      options.socket_group.empty()) {
+    if (!options.listen.empty()) {
+      WriteLog(LogLevel::kWarning,
+               "no metrics: " + std::string(http.status().message()));
+    }
     return nullptr;
   }
   return http;
@@ -106,9 +116,9 @@ absl::StatusOr<Config> ConfigOf(const Arguments& arguments) {
 // may be the running daemon's.
 absl::Status CheckConfig(const Arguments& arguments) {
   SLUICE_ASSIGN_OR_RETURN(const Config config, ConfigOf(arguments));
-  if (config.http_listen && !config.http_listen->empty()) {
-    SLUICE_RETURN_IF_ERROR(CheckListen(*config.http_listen));
-  }
+  SLUICE_RETURN_IF_ERROR(CheckHttp({.listen = config.http_listen.value_or(""),
+                                    .socket = {},
+                                    .socket_group = config.http_socket_group}));
   SLUICE_ASSIGN_OR_RETURN(const OwnedFolder folder, TemporaryRuntimeDir());
   SLUICE_ASSIGN_OR_RETURN(const Node node, OpenNode(config, folder.path()));
   fmt::print("{}: good: {}\n",
@@ -126,6 +136,8 @@ absl::Status Serve(const Arguments& arguments) {
   // First, so that it goes last: what the rest leaves is gone by then.
   SLUICE_ASSIGN_OR_RETURN(const RuntimeLock lock,
                           RuntimeLock::Take(arguments.runtime_dir));
+  // Before what takes long, so that /readyz says that it starts.
+  SLUICE_ASSIGN_OR_RETURN(auto http, StartHttp(config, arguments.runtime_dir));
   SLUICE_ASSIGN_OR_RETURN(Node node, OpenNode(config, arguments.runtime_dir));
   WriteLog(LogLevel::kInfo, node.description);
 
@@ -147,11 +159,15 @@ absl::Status Serve(const Arguments& arguments) {
   SLUICE_ASSIGN_OR_RETURN(
       auto admin, AdminServer::Start(arguments.runtime_dir + "/admin.sock",
                                      service.get(), SnapshotJson));
-  SLUICE_ASSIGN_OR_RETURN(auto http, StartHttp(config, service.get()));
+  if (http) {
+    http->Serve({.snapshot = [&service] { return service->Read(); },
+                 .alive = [&service] { return service->Answers(); }});
+  }
+  const bool on_tcp = http && !http->address().empty();
   fmt::print("sluiced: ready: driver={} gpus={} socket={} http={}\n",
              node.config.driver, node.config.gpus.size(),
              arguments.runtime_dir + "/session.sock",
-             http ? http->address() : "off");
+             on_tcp ? http->address() : "off");
   std::fflush(stdout);
   // It serves: from here on an end is an end, whoever still uses the node.
   if (!node.sim_directory.empty()) {

@@ -1,108 +1,340 @@
 #include "daemon/metrics/http_server.h"
 
-#include <fmt/format.h>
-#include <httplib.h>
+#include <fcntl.h>
+#include <pthread.h>
+#include <sys/epoll.h>
+#include <sys/eventfd.h>
+#include <sys/socket.h>
+#include <unistd.h>
 
+#include <algorithm>
+#include <array>
+#include <cerrno>
+#include <list>
+#include <map>
 #include <thread>
+#include <utility>
+#include <vector>
 
-#include "daemon/metrics/http_address.h"
-#include "daemon/metrics/prometheus_text.h"
-#include "daemon/metrics/snapshot_json.h"
-#include "daemon/metrics/status_page.h"
+#include "daemon/metrics/http_connection.h"
+#include "daemon/metrics/http_socket.h"
+#include "daemon/metrics/page_maker.h"
+#include "proto/base/clock.h"
+#include "proto/base/mutex.h"
 #include "proto/base/status.h"
 
 namespace sluice::daemon {
 namespace {
 
-constexpr int kThreads = 3;
-constexpr int kTimeoutSeconds = 2;
+using State = HttpConnection::State;
 
-void SetLimits(httplib::Server& http) {
-  http.new_task_queue = [] { return new httplib::ThreadPool(kThreads); };
-  // A kept connection would occupy one of the few threads.
-  http.set_keep_alive_max_count(1);
-  http.set_keep_alive_timeout(kTimeoutSeconds);
-  http.set_read_timeout(kTimeoutSeconds);
-  http.set_write_timeout(kTimeoutSeconds);
-  http.set_payload_max_length(0);
-  // httplib would share the port with another listener (SO_REUSEPORT).
-  http.set_socket_options([](auto socket) {
-    const int yes = 1;
-    setsockopt(socket, SOL_SOCKET, SO_REUSEADDR, &yes, sizeof(yes));
-  });
-}
+// How often deadlines are looked at, while there are connections.
+constexpr absl::Duration kTick = absl::Milliseconds(50);
+// Answers that are being written: each may hold a page of its own.
+constexpr int kMaxWriting = 16;
+// Numbers of connections begin behind those of everything else.
+constexpr uint64_t kWakeNumber = 0;
+constexpr uint64_t kFirstConnection = 16;
 
-void AddPages(httplib::Server& http, const HttpServer::Source& source) {
-  const auto serve = [&http, source](const char* path, const char* type,
-                                     auto render) {
-    http.Get(path, [=](const httplib::Request&, httplib::Response& reply) {
-      const auto snapshot = source();
-      if (!snapshot.ok()) {
-        reply.status = 503;
-        reply.set_content(std::string(snapshot.status().message()) + "\n",
-                          "text/plain");
-        return;
-      }
-      reply.set_content(render(*snapshot), type);
-    });
-  };
-  serve("/metrics", "text/plain; version=0.0.4; charset=utf-8",
-        [](const Snapshot& snapshot) {
-          return PrometheusText(snapshot, ReadProcessStats());
-        });
-  serve("/status.json", "application/json", SnapshotJson);
-  // For probes: whether the daemon's loop answers.
-  serve("/healthz", "text/plain",
-        [](const Snapshot&) { return std::string("ok\n"); });
-  http.Get("/", [](const httplib::Request&, httplib::Response& reply) {
-    reply.set_header("Content-Security-Policy",
-                     "default-src 'self' 'unsafe-inline'");
-    reply.set_content(std::string(StatusPage()), "text/html; charset=utf-8");
-  });
-}
+struct Listener {
+  UniqueFd socket;
+  Audience audience = Audience::kAnybody;
+  size_t most = 0;  // connections
+  uint64_t number = 0;
+  bool paused = false;
+  std::map<uint64_t, HttpConnection> connections;  // oldest first
+};
+
+UniqueFd SpareFd() { return UniqueFd(open("/dev/null", O_RDONLY | O_CLOEXEC)); }
 
 }  // namespace
 
+absl::Status CheckHttp(const HttpOptions& options) {
+  if (!options.listen.empty()) {
+    SLUICE_RETURN_IF_ERROR(ParseHttpAddress(options.listen).status());
+  }
+  return CheckGroup(options.socket_group);
+}
+
 struct HttpServer::Server {
-  httplib::Server http;
+  ~Server();
+  absl::Status Prepare();
+  void Add(UniqueFd socket, Audience audience, size_t most);
+  void Run();
+  void Stop();
+  void Wake();
+
+  void Accept(Listener& listener);
+  bool MakeRoom(Listener& listener);
+  void Serve(Listener& listener, uint64_t number, uint32_t events);
+  void Settle(Listener& listener, uint64_t number);
+  void TakePages();
+  void Expire();
+  bool idle() const;
+
+  struct Made {
+    uint64_t round = 0;
+    Pages pages;
+  };
+
+  MonotonicClock clock;
+  UniqueFd epoll, wake, spare;
+  std::string path;  // of the unix socket, to be removed
+  std::list<Listener> listeners;
+  uint64_t next_number = kFirstConnection;
+  absl::Time next_tick = absl::InfinitePast();
+  Mutex mutex;
+  std::vector<Made> made ABSL_GUARDED_BY(mutex);
+  bool stopping ABSL_GUARDED_BY(mutex) = false;
+  std::unique_ptr<PageMaker> maker;
   std::thread thread;
 };
+
+HttpServer::Server::~Server() {
+  Stop();
+  maker.reset();
+  if (!path.empty()) unlink(path.c_str());
+}
+
+absl::Status HttpServer::Server::Prepare() {
+  epoll = UniqueFd(epoll_create1(EPOLL_CLOEXEC));
+  wake = UniqueFd(eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK));
+  spare = SpareFd();
+  if (!epoll || !wake) return ErrnoStatus(errno, "prepare HTTP");
+  epoll_event event = {.events = EPOLLIN, .data = {.u64 = kWakeNumber}};
+  epoll_ctl(epoll.get(), EPOLL_CTL_ADD, wake.get(), &event);
+  return absl::OkStatus();
+}
+
+void HttpServer::Server::Add(UniqueFd socket, Audience audience, size_t most) {
+  Listener& listener = listeners.emplace_back();
+  listener.socket = std::move(socket);
+  listener.audience = audience;
+  listener.most = most;
+  listener.number = listeners.size();
+  epoll_event event = {.events = EPOLLIN, .data = {.u64 = listener.number}};
+  epoll_ctl(epoll.get(), EPOLL_CTL_ADD, listener.socket.get(), &event);
+}
+
+void HttpServer::Server::Wake() {
+  const uint64_t one = 1;
+  [[maybe_unused]] const ssize_t wrote = write(wake.get(), &one, sizeof(one));
+}
+
+void HttpServer::Server::Stop() {
+  {
+    const MutexLock lock(mutex);
+    stopping = true;
+  }
+  Wake();
+  if (thread.joinable()) thread.join();
+}
+
+bool HttpServer::Server::idle() const {
+  return std::all_of(listeners.begin(), listeners.end(),
+                     [](const Listener& l) { return l.connections.empty(); });
+}
+
+void HttpServer::Server::Run() {
+  std::array<epoll_event, 64> events;
+  while (true) {
+    const int timeout_ms =
+        idle() ? -1 : static_cast<int>(absl::ToInt64Milliseconds(kTick));
+    const int count =
+        epoll_wait(epoll.get(), events.data(), events.size(), timeout_ms);
+    {
+      const MutexLock lock(mutex);
+      if (stopping) return;
+    }
+    for (int i = 0; i < count; ++i) {
+      const uint64_t number = events[i].data.u64;
+      if (number == kWakeNumber) TakePages();
+      for (Listener& listener : listeners) {
+        if (listener.number == number) Accept(listener);
+        if (number >= kFirstConnection) {
+          Serve(listener, number, events[i].events);
+        }
+      }
+    }
+    Expire();
+  }
+}
+
+// Until nobody waits, or there is no room.
+void HttpServer::Server::Accept(Listener& listener) {
+  for (size_t i = 0; i < listener.most; ++i) {
+    if (listener.connections.size() >= listener.most && !MakeRoom(listener)) {
+      // All wait for a page: Settle goes on when one has it.
+      epoll_event none = {.events = 0, .data = {.u64 = listener.number}};
+      epoll_ctl(epoll.get(), EPOLL_CTL_MOD, listener.socket.get(), &none);
+      listener.paused = true;
+      return;
+    }
+    UniqueFd socket(accept4(listener.socket.get(), nullptr, nullptr,
+                            SOCK_CLOEXEC | SOCK_NONBLOCK));
+    if (!socket && (errno == EMFILE || errno == ENFILE)) {
+      // It would wake the thread for ever: taken with the spare one.
+      spare.Reset();
+      UniqueFd(accept4(listener.socket.get(), nullptr, nullptr, SOCK_CLOEXEC));
+      spare = SpareFd();
+      return;
+    }
+    if (!socket) return;
+    const uint64_t number = next_number++;
+    epoll_event event = {.events = EPOLLIN, .data = {.u64 = number}};
+    if (epoll_ctl(epoll.get(), EPOLL_CTL_ADD, socket.get(), &event) != 0) {
+      return;
+    }
+    listener.connections.try_emplace(number, std::move(socket),
+                                     listener.audience, clock.Now());
+    // A request that is there already cannot be crowded out any more.
+    Serve(listener, number, EPOLLIN);
+  }
+}
+
+// False: all wait for a page, which they get soon.
+bool HttpServer::Server::MakeRoom(Listener& listener) {
+  for (const State state : {State::kEnding, State::kReading, State::kWriting}) {
+    for (auto at = listener.connections.begin();
+         at != listener.connections.end();) {
+      const uint64_t number = at->first;
+      HttpConnection& connection = at->second;
+      ++at;  // what is at `number` may go
+      if (connection.state() != state) continue;
+      // Its request may have come since it was looked at last.
+      if (state == State::kReading) {
+        Serve(listener, number, EPOLLIN);
+        if (listener.connections.size() < listener.most) return true;
+        if (connection.state() != state) continue;
+      }
+      connection.GiveUp(clock.Now());
+      listener.connections.erase(number);
+      return true;
+    }
+  }
+  return false;
+}
+
+void HttpServer::Server::Serve(Listener& listener, uint64_t number,
+                               uint32_t events) {
+  const auto found = listener.connections.find(number);
+  if (found == listener.connections.end()) return;
+  HttpConnection& connection = found->second;
+  if (events & EPOLLOUT) connection.Write(clock.Now());
+  if (events & EPOLLIN) connection.Read(clock.Now());
+  // Both ways are shut: nobody reads an answer.
+  if (events & (EPOLLHUP | EPOLLERR)) connection.PeerGone();
+  Settle(listener, number);
+}
+
+// After something happened to a connection: what it waits for now.
+void HttpServer::Server::Settle(Listener& listener, uint64_t number) {
+  HttpConnection& connection = listener.connections.at(number);
+  if (connection.state() == State::kWaiting && connection.round == 0) {
+    connection.round = maker->Ask(connection.key());
+  }
+  // There is room for another, or one that can make room.
+  if (connection.state() != State::kWaiting &&
+      std::exchange(listener.paused, false)) {
+    epoll_event event = {.events = EPOLLIN, .data = {.u64 = listener.number}};
+    epoll_ctl(epoll.get(), EPOLL_CTL_MOD, listener.socket.get(), &event);
+  }
+  if (connection.state() == State::kOver) {
+    listener.connections.erase(number);
+    return;
+  }
+  epoll_event event = {.events = EPOLLIN, .data = {.u64 = number}};
+  // Its peer may have ended: level-triggered, that would spin.
+  if (connection.state() == State::kWaiting) event.events = 0;
+  if (connection.state() == State::kWriting) event.events = EPOLLOUT;
+  epoll_ctl(epoll.get(), EPOLL_CTL_MOD, connection.fd(), &event);
+}
+
+void HttpServer::Server::TakePages() {
+  uint64_t count;
+  [[maybe_unused]] const ssize_t got = read(wake.get(), &count, sizeof(count));
+  std::vector<Made> taken;
+  {
+    const MutexLock lock(mutex);
+    taken.swap(made);
+  }
+  for (const Made& each : taken) {
+    for (Listener& listener : listeners) {
+      std::vector<uint64_t> answered;
+      for (auto& [number, connection] : listener.connections) {
+        if (connection.state() != State::kWaiting ||
+            connection.round != each.round) {
+          continue;
+        }
+        connection.Answer(each.pages.at(connection.key()), clock.Now());
+        answered.push_back(number);
+      }
+      for (const uint64_t number : answered) Settle(listener, number);
+    }
+  }
+}
+
+void HttpServer::Server::Expire() {
+  const absl::Time now = clock.Now();
+  if (now < next_tick) return;
+  next_tick = now + kTick;
+  for (Listener& listener : listeners) {
+    std::vector<uint64_t> changed;
+    int writing = 0;
+    // Newest first, so that of too many writers the oldest go.
+    for (auto at = listener.connections.rbegin();
+         at != listener.connections.rend(); ++at) {
+      HttpConnection& connection = at->second;
+      const State before = connection.state();
+      if (before == State::kWriting && ++writing > kMaxWriting) {
+        connection.GiveUp(now);
+      }
+      connection.Expire(now);
+      if (connection.state() != before) changed.push_back(at->first);
+    }
+    for (const uint64_t number : changed) Settle(listener, number);
+  }
+}
 
 absl::Status HttpServer::Available() { return absl::OkStatus(); }
 
 HttpServer::HttpServer() : server_(std::make_unique<Server>()) {}
 
-HttpServer::~HttpServer() {
-  server_->http.stop();
-  if (server_->thread.joinable()) server_->thread.join();
+HttpServer::~HttpServer() = default;
+
+void HttpServer::Serve(PageSources sources) {
+  server_->maker->Serve(std::move(sources));
 }
 
 absl::StatusOr<std::unique_ptr<HttpServer>> HttpServer::Start(
-    const std::string& listen, Source source) {
-  SLUICE_ASSIGN_OR_RETURN(HttpAddress address, ParseHttpAddress(listen));
-  auto server = std::unique_ptr<HttpServer>(new HttpServer());
-  httplib::Server& http = server->server_->http;
-  SetLimits(http);
-  AddPages(http, source);
-  bool bound = false;
-  if (address.port == 0) {
-    address.port = http.bind_to_any_port(address.host);
-    bound = address.port > 0;
-  } else {
-    bound = http.bind_to_port(address.host, address.port);
+    const HttpOptions& options) {
+  auto http = std::unique_ptr<HttpServer>(new HttpServer());
+  Server* server = http->server_.get();
+  SLUICE_RETURN_IF_ERROR(server->Prepare());
+  if (!options.listen.empty()) {
+    SLUICE_ASSIGN_OR_RETURN(HttpAddress address,
+                            ParseHttpAddress(options.listen));
+    SLUICE_ASSIGN_OR_RETURN(UniqueFd socket, ListenOnTcp(address));
+    http->address_ = address.text();
+    server->Add(std::move(socket), Audience::kAnybody, kMaxTcp);
   }
-  if (!bound) {
-    return absl::AlreadyExistsError(
-        fmt::format("cannot listen on {}: another program does, or the "
-                    "address is not this machine's; choose another in [http] "
-                    "listen, or \"\" for none",
-                    listen));
+  if (!options.socket.empty()) {
+    SLUICE_ASSIGN_OR_RETURN(UniqueFd socket,
+                            ListenOnUnix(options.socket, options.socket_group));
+    server->path = options.socket;
+    server->Add(std::move(socket), Audience::kOperators, kMaxUnix);
   }
-  server->address_ = fmt::format("{}:{}", address.host, address.port);
-  server->server_->thread = std::thread([&http] { http.listen_after_bind(); });
-  // stop() is lost on a server that does not run yet.
-  while (!http.is_running()) std::this_thread::yield();
-  return server;
+  server->maker =
+      std::make_unique<PageMaker>([server](uint64_t round, Pages pages) {
+        {
+          const MutexLock lock(server->mutex);
+          server->made.push_back({round, std::move(pages)});
+        }
+        server->Wake();
+      });
+  server->thread = std::thread([server] { server->Run(); });
+  pthread_setname_np(server->thread.native_handle(), "http");
+  return http;
 }
 
 }  // namespace sluice::daemon

@@ -1,7 +1,5 @@
 // In the place of http_server.cc where SLUICE_ENABLE_HTTP is off.
-#include "daemon/metrics/http_address.h"
 #include "daemon/metrics/http_server.h"
-#include "proto/base/status.h"
 
 namespace sluice::daemon {
 
@@ -16,10 +14,18 @@ absl::Status HttpServer::Available() {
       "without HTTP: set [http] listen to \"\", or use an installed sluiced");
 }
 
+absl::Status CheckHttp(const HttpOptions& options) {
+  if (options.listen.empty() && options.socket_group.empty()) {
+    return absl::OkStatus();
+  }
+  return HttpServer::Available();
+}
+
 absl::StatusOr<std::unique_ptr<HttpServer>> HttpServer::Start(
-    const std::string& listen, Source) {
-  SLUICE_RETURN_IF_ERROR(ParseHttpAddress(listen).status());
+    const HttpOptions&) {
   return Available();
 }
+
+void HttpServer::Serve(PageSources) {}
 
 }  // namespace sluice::daemon

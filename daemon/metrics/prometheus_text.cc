@@ -240,11 +240,14 @@ void AddJobs(const Snapshot& from, Families& to) {
           [](const JobSums& job) { return job.stats.plan_mismatches; });
 }
 
-void AddBudgets(const Snapshot& from, Families& to) {
+void AddBudgets(const Snapshot& from, Audience audience, Families& to) {
   to.Add("sluice_budget_limit_bytes",
          "Limits that are set, whether or not they are used.",
          MetricType::Gauge);
   for (const LimitLine& line : from.limits) {
+    const bool names = line.target.uid || !line.target.cgroup.empty() ||
+                       !line.target.job.empty();
+    if (names && audience != Audience::kOperators) continue;
     Labels labels = {{"of", LimitName(line.of)}};
     const auto add = [&](const char* name, const std::string& value) {
       if (!value.empty()) labels = With(std::move(labels), name, value);
@@ -364,16 +367,16 @@ void AddService(const Snapshot& from, Families& to) {
 }  // namespace
 
 std::string PrometheusText(const Snapshot& snapshot,
-                           const ProcessStats& process) {
+                           const ProcessStats& process, Audience audience) {
   SLUICE_CHECK(snapshot.stats.has_value());
   Families families;
   AddService(snapshot, families);
   AddPools(snapshot, families);
   AddSwap(snapshot, families);
   AddLinks(snapshot, families);
-  AddBudgets(snapshot, families);
+  AddBudgets(snapshot, audience, families);
   AddProcess(process, families);
-  AddJobs(snapshot, families);
+  if (audience == Audience::kOperators) AddJobs(snapshot, families);
   return families.Text();
 }
 

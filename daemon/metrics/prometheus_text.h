@@ -7,12 +7,14 @@
 #include <string>
 
 #include "daemon/core/snapshot.h"
+#include "daemon/metrics/audience.h"
 #include "daemon/metrics/process_stats.h"
 
 namespace sluice::daemon {
 
 // `snapshot` is a whole one (with statistics); `process` is the daemon's own.
+// For anybody: without the series of jobs, users and cgroups.
 std::string PrometheusText(const Snapshot& snapshot,
-                           const ProcessStats& process);
+                           const ProcessStats& process, Audience audience);
 
 }  // namespace sluice::daemon

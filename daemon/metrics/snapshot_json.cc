@@ -165,14 +165,14 @@ json Planning(const PlanningSnapshot& planning) {
   return to;
 }
 
-}  // namespace
+template <typename From, typename Each>
+json List(const From& from, Each each) {
+  json to = json::array();
+  for (const auto& item : from) to.push_back(each(item));
+  return to;
+}
 
-std::string SnapshotJson(const Snapshot& snapshot) {
-  const auto list = [](const auto& from, auto each) {
-    json to = json::array();
-    for (const auto& item : from) to.push_back(each(item));
-    return to;
-  };
+json Aggregates(const Snapshot& snapshot) {
   json to;
   to["generation"] = snapshot.generation;
   to["hostname"] = snapshot.hostname;
@@ -180,27 +180,42 @@ std::string SnapshotJson(const Snapshot& snapshot) {
   to["driver"] = snapshot.driver;
   to["uptime_s"] = absl::ToDoubleSeconds(snapshot.uptime);
   to["sessions"] = snapshot.sessions;
-  to["gpus"] = list(snapshot.gpus, Gpu);
-  to["host"] = list(snapshot.hosts, [](const PoolSnapshot& pool) {
+  to["gpus"] = List(snapshot.gpus, Gpu);
+  to["host"] = List(snapshot.hosts, [](const PoolSnapshot& pool) {
     json host = {{"numa", pool.id.ordinal}};
     AddPool(pool, host);
     return host;
   });
-  to["jobs"] = list(snapshot.jobs, Job);
-  to["budgets"] = list(snapshot.budgets, Budget);
-  to["limits"] = list(snapshot.limits, [&](const LimitLine& line) {
+  return to;
+}
+
+// Messages may quote bytes of a client that are no UTF-8.
+std::string Text(const json& from) {
+  return from.dump(-1, ' ', false, json::error_handler_t::replace);
+}
+
+}  // namespace
+
+std::string SnapshotJson(const Snapshot& snapshot) {
+  json to = Aggregates(snapshot);
+  to["jobs"] = List(snapshot.jobs, Job);
+  to["budgets"] = List(snapshot.budgets, Budget);
+  to["limits"] = List(snapshot.limits, [&](const LimitLine& line) {
     return Limit(line, snapshot.now);
   });
-  to["plans"] = list(snapshot.plans, Plan);
-  to["planning"] = list(snapshot.planning, Planning);
-  to["events"] = list(snapshot.events, [&](const LoggedEvent& event) {
+  to["plans"] = List(snapshot.plans, Plan);
+  to["planning"] = List(snapshot.planning, Planning);
+  to["events"] = List(snapshot.events, [&](const LoggedEvent& event) {
     return json{{"number", event.number},
                 {"age_s", absl::ToDoubleSeconds(snapshot.now - event.at)},
                 {"kind", event.kind},
                 {"text", event.text}};
   });
-  // Messages may quote bytes of a client that are no UTF-8.
-  return to.dump(-1, ' ', false, json::error_handler_t::replace);
+  return Text(to);
+}
+
+std::string AggregatesJson(const Snapshot& snapshot) {
+  return Text(Aggregates(snapshot));
 }
 
 }  // namespace sluice::daemon

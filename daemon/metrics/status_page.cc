@@ -42,11 +42,15 @@ th { color:var(--dim); font-weight:500; border-top:0 }
 <span id="lost" class="bad"></span></header>
 <h2>Memory <span class="dim">leased, quarantined, kept for its owner, free
 </span></h2><div class="pools" id="pools"></div>
-<h2>Jobs</h2><div class="wide"><table id="jobs"></table></div>
+<p id="sums" class="dim" hidden>Jobs, limits, budgets, plans and events have
+names of users and jobs: the same page at http.sock in the daemon's runtime
+folder shows them to its group.</p>
+<div id="named"><h2>Jobs</h2>
+<div class="wide"><table id="jobs"></table></div>
 <h2>Limits</h2><div class="wide"><table id="limits"></table></div>
 <h2>Budgets in use</h2><div class="wide"><table id="budgets"></table></div>
 <h2>Plans</h2><div class="wide"><table id="plans"></table></div>
-<h2>Events</h2><div class="wide"><table id="events"></table></div>
+<h2>Events</h2><div class="wide"><table id="events"></table></div></div>
 </main><script>
 const $ = id => document.getElementById(id);
 function el(tag, cls, text) { const e = document.createElement(tag);
@@ -90,6 +94,8 @@ function show(s) {
   $("pools").replaceChildren(
     ...s.gpus.map(g => pool("GPU " + g.index, g.name + " · " + g.link, g)),
     ...s.host.map(h => pool("Host, NUMA node " + h.numa, "pinned", h)));
+  $("sums").hidden = Boolean(s.jobs); $("named").hidden = !s.jobs;
+  if (!s.jobs) return;
   table("jobs", [["job"], "user", "rank", "GPU", "GPU memory", "peak",
     "host memory", "step", "loss", "tokens/s", "stall", "grant wait"],
     s.jobs.flatMap(j => j.ranks.map(r => [[j.name], j.uid, r.rank +

@@ -227,6 +227,10 @@ absl::Status Service::OnLoop(Task task) {
   return absl::UnavailableError("sluiced does not answer: it is stopping");
 }
 
+absl::Status Service::Answers() {
+  return OnLoop([] {});
+}
+
 absl::StatusOr<Snapshot> Service::Read() {
   auto snapshot = std::make_shared<Snapshot>();
   SLUICE_RETURN_IF_ERROR(OnLoop([this, snapshot] {

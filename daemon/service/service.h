@@ -66,6 +66,8 @@ class Service {
   // Everything there is to see; Unavailable when the loop does not answer
   // within a second.
   absl::StatusOr<Snapshot> Read();
+  // Whether the loop does, within a second.
+  absl::Status Answers();
   // As Core's.
   absl::StatusOr<Limits> SetBudget(const BudgetTarget& target,
                                    std::optional<Bytes> gpu,

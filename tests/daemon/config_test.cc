@@ -53,6 +53,7 @@ gpu_bytes = "5MiB"
 host_bytes = "6MiB"
 [http]
 listen = ""
+socket_group = "sluice"
 [worker]
 time_limit_s = 2.5
 [log]
@@ -76,6 +77,7 @@ level = "debug"
   EXPECT_EQ(config.job_limits, (Limits{GiB(3), GiB(4)}));
   EXPECT_EQ(config.named_job_limits.at("x"), (Limits{MiB(5), MiB(6)}));
   EXPECT_EQ(config.http_listen, "");
+  EXPECT_EQ(config.http_socket_group, "sluice");
   EXPECT_EQ(config.plan_time_limit, absl::Milliseconds(2500));
   EXPECT_EQ(config.log_level, LogLevel::kDebug);
 }

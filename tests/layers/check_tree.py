@@ -36,7 +36,6 @@ FAMILIES = {
     "protobuf": (r"google/protobuf/|.*\.pb\.h$",
                  ["proto", "daemon/service", "client"]),
     "prometheus": (r"prometheus/", ["daemon/metrics"]),
-    "httplib": (r"httplib\.h$", ["daemon/metrics", "daemon/service"]),
     "clp": (r"(coin/)?Clp\w*\.(h|hpp)$", ["planner"]),
     "cbc": (r"(Cbc|Cgl|Coin|Osi)\w*\.(h|hpp)$|coin/", ["planner"]),
     "zlib": (r"zlib\.h$", ["planner/trace"]),

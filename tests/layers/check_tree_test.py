@@ -26,7 +26,6 @@ class ThirdParty(unittest.TestCase):
             "proto/session.pb.h": "proto/wire.cc",
             "google/protobuf/message.h": "client/session/session.cc",
             "prometheus/registry.h": "daemon/metrics/x.cc",
-            "httplib.h": "daemon/metrics/x.cc",
             "CbcModel.hpp": "planner/cbc.cc",
             "coin/Clp_C_Interface.h": "planner/clp.cc",
             "zlib.h": "planner/trace/x.cc",

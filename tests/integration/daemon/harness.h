@@ -25,6 +25,7 @@ class RunningDaemon {
 
   const std::string& runtime_dir() const { return directory_.path(); }
   std::string socket() const { return directory_.File("session.sock"); }
+  std::string http_socket() const { return directory_.File("http.sock"); }
   Child& process() { return *process_; }
   // The rest of the ready line after `name=`, up to a blank.
   std::string ReadyField(const std::string& name);

@@ -53,7 +53,7 @@ wire::Request Step(uint64_t step) {
 
 TEST(DaemonMetrics, ScrapeTellsPoolsLeasesStepsAndDeaths) {
   RunningDaemon daemon(kHttpOn);
-  const std::string address = daemon.ReadyField("http");
+  const std::string address = daemon.http_socket();
   EXPECT_THAT(HttpGet(address, "/metrics"),
               HasSubstr("sluice_client_deaths_total{reason=\"signal\"} 0"));
   SLUICE_ASSERT_OK_AND_ASSIGN(RawClient client,
@@ -138,7 +138,7 @@ TEST(DaemonMetrics, StepsHaveTheirJobAndLimitsLinksAndTheProcessAreThere) {
   wire::Request step = Step(1);
   step.mutable_step_report()->set_seconds(7200);
   ASSERT_THAT(client.Call(step), IsOk());
-  const std::string text = HttpGet(daemon.ReadyField("http"), "/metrics");
+  const std::string text = HttpGet(daemon.http_socket(), "/metrics");
   const std::string job =
       fmt::format("sluice_job=\"demo\",uid=\"{}\"", geteuid());
   for (const std::string& line :

@@ -42,7 +42,8 @@ TEST(DaemonSignals, EveryOneThatEndsItLeavesNothingBehind) {
     RunningDaemon daemon;
     daemon.process().Kill(signal);
     EXPECT_EQ(daemon.process().Join().exit_code, 0) << signal;
-    for (const char* left : {"session.sock", "admin.sock", "sim", "lock"}) {
+    for (const char* left : {"session.sock", "admin.sock", "http.sock", "sim",
+                             "lock"}) {
       EXPECT_FALSE(std::filesystem::exists(daemon.runtime_dir() + "/" + left))
           << left;
     }

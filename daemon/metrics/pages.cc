@@ -1,0 +1,83 @@
+#include "daemon/metrics/pages.h"
+
+#include <array>
+
+#include "daemon/metrics/prometheus_text.h"
+#include "daemon/metrics/snapshot_json.h"
+#include "daemon/metrics/status_page.h"
+
+namespace sluice::daemon {
+namespace {
+
+struct Place {
+  std::string_view path;
+  PageName name;
+};
+constexpr std::array kPlaces = {
+    Place{"/", PageName::kStatusPage}, Place{"/healthz", PageName::kHealth},
+    Place{"/metrics", PageName::kMetrics}, Place{"/readyz", PageName::kReady},
+    Place{"/status.json", PageName::kStatusJson}};
+
+bool NeedsSnapshot(PageName name) {
+  return name == PageName::kMetrics || name == PageName::kStatusJson;
+}
+
+Page Render(PageKey key, const Snapshot& snapshot) {
+  const auto& [name, audience] = key;
+  if (name == PageName::kMetrics) {
+    return {HttpStatus::kOk, "text/plain; version=0.0.4; charset=utf-8",
+            PrometheusText(snapshot, ReadProcessStats(), audience)};
+  }
+  return {HttpStatus::kOk, "application/json",
+          audience == Audience::kOperators ? SnapshotJson(snapshot)
+                                           : AggregatesJson(snapshot)};
+}
+
+Page Unavailable(const absl::Status& why) {
+  return LinePage(HttpStatus::kUnavailable, std::string(why.message()));
+}
+
+}  // namespace
+
+std::optional<PageName> FindPage(std::string_view path) {
+  for (const Place& place : kPlaces) {
+    if (place.path == path) return place.name;
+  }
+  return std::nullopt;
+}
+
+std::string PagePaths() {
+  std::string paths;
+  for (const Place& place : kPlaces) {
+    paths += (paths.empty() ? "" : ", ") + std::string(place.path);
+  }
+  return paths;
+}
+
+Page LinePage(HttpStatus status, std::string_view line) {
+  return {status, "text/plain; charset=utf-8", std::string(line) + "\n"};
+}
+
+Pages MakePages(const std::set<PageKey>& asked, const PageSources* sources) {
+  absl::Status alive = absl::UnavailableError("sluiced is starting");
+  if (sources != nullptr) alive = sources->alive();
+  std::optional<absl::StatusOr<Snapshot>> snapshot;  // once, for all
+  const auto make = [&](PageKey key) -> Page {
+    if (key.first == PageName::kStatusPage) {
+      return {HttpStatus::kOk, "text/html; charset=utf-8",
+              std::string(StatusPage())};
+    }
+    if (!alive.ok()) return Unavailable(alive);
+    if (!NeedsSnapshot(key.first)) return LinePage(HttpStatus::kOk, "ok");
+    if (!snapshot) snapshot = sources->snapshot();
+    if (!snapshot->ok()) return Unavailable(snapshot->status());
+    return Render(key, **snapshot);
+  };
+  Pages pages;
+  for (const PageKey& key : asked) {
+    pages[key] = std::make_shared<const Page>(make(key));
+  }
+  return pages;
+}
+
+}  // namespace sluice::daemon

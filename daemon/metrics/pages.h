@@ -1,0 +1,53 @@
+// What is served over HTTP, and to whom: each page a pure function of a
+// snapshot.
+//
+// Thread safety: pure, but MakePages calls its sources.
+#pragma once
+
+#include <functional>
+#include <map>
+#include <memory>
+#include <optional>
+#include <set>
+#include <string>
+#include <string_view>
+#include <utility>
+
+#include "absl/status/statusor.h"
+#include "daemon/core/snapshot.h"
+#include "daemon/metrics/audience.h"
+#include "daemon/metrics/http_request.h"
+
+namespace sluice::daemon {
+
+enum class PageName { kHealth, kReady, kMetrics, kStatusJson, kStatusPage };
+
+// "/metrics"; nullopt: there is no such page.
+std::optional<PageName> FindPage(std::string_view path);
+std::string PagePaths();  // for those who ask for another
+
+struct Page {
+  HttpStatus status = HttpStatus::kOk;
+  std::string type;
+  std::string body;
+};
+// One line, as text.
+Page LinePage(HttpStatus status, std::string_view line);
+
+// Where pages come from. Both may wait for the daemon's loop, a second at
+// most.
+struct PageSources {
+  // Everything; Unavailable: the loop does not answer.
+  std::function<absl::StatusOr<Snapshot>()> snapshot;
+  // Whether the loop answers.
+  std::function<absl::Status()> alive;
+};
+
+using PageKey = std::pair<PageName, Audience>;
+using Pages = std::map<PageKey, std::shared_ptr<const Page>>;
+
+// What is asked for, of one snapshot. `sources` null: the daemon starts, and
+// every page but the empty status page is 503.
+Pages MakePages(const std::set<PageKey>& asked, const PageSources* sources);
+
+}  // namespace sluice::daemon
