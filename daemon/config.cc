@@ -170,6 +170,7 @@ class ConfigReader {
         .Key("sim", [this](const auto& n) { return Sim(n); })
         .Key("pools", [this](const auto& n) { return Pools(n); })
         .Key("budgets", [this](const auto& n) { return Budgets(n); })
+        .Key("quota", [this](const auto& n) { return Quota(n); })
         .Key("http", [this](const auto& n) { return Http(n); })
         .Key("worker", [this](const auto& n) { return Worker(n); })
         .Key("log", [this](const auto& n) { return LogTable(n); });
@@ -268,6 +269,27 @@ class ConfigReader {
     if (name.empty()) return table.Error(node, "a job's budget needs a name");
     config_.named_job_limits[name] = limits;
     return absl::OkStatus();
+  }
+
+  absl::Status Quota(const toml::node& node) {
+    std::vector<std::string> prefixes;
+    TableReader table = Table("[quota]");
+    table.Key("cgroups", [&](const toml::node& list) -> absl::Status {
+      SLUICE_RETURN_IF_ERROR(
+          table.List([&](const toml::node& each) -> absl::Status {
+            std::string prefix;
+            SLUICE_RETURN_IF_ERROR(table.Text(&prefix)(each));
+            prefixes.push_back(std::move(prefix));
+            return absl::OkStatus();
+          })(list));
+      auto cut = CgroupCut::Make(prefixes);
+      if (!cut.ok()) {
+        return table.Error(list, std::string(cut.status().message()));
+      }
+      config_.cgroups = *std::move(cut);
+      return absl::OkStatus();
+    });
+    return table.Read(node);
   }
 
   absl::Status Http(const toml::node& node) {

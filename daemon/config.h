@@ -38,6 +38,7 @@ struct Config {
   std::optional<Bytes> gpu_pool;   // a GPU; default: what it has
   std::optional<Bytes> host_pool;  // a NUMA node; default: see node.h
   std::optional<Bytes> extent;  // default: 64 MiB; 4 MiB where pools are small
+  CgroupCut cgroups = CgroupCut::Make(CgroupCut::Defaults()).value();
   Limits principal_limits, job_limits;
   std::map<std::string, Limits> named_job_limits;
   // Empty: off. Not given: the default port, if it is free.

@@ -145,6 +145,7 @@ absl::Status Serve(const Arguments& arguments) {
   ServiceOptions options;
   options.socket = arguments.runtime_dir + "/session.sock";
   options.node = node.config;
+  options.peers = PeerRules::OfThisProcess(config.cgroups);
   // Unlike any earlier daemon's: later ones start later.
   options.node.generation =
       static_cast<uint64_t>(absl::ToUnixNanos(absl::Now()));

@@ -90,9 +90,8 @@ absl::Status Budgets::Admit(const Principal& principal, const std::string& job,
   const Bytes by_principal = UsedBy(principal, kind);
   const Bytes principal_limit = PrincipalLimits(principal).of(kind);
   if (size > principal_limit - by_principal) {
-    return OverBudget(
-        fmt::format("user {} ({})", principal.uid, principal.cgroup),
-        FlagsOf(principal), kind, size, by_principal, principal_limit);
+    return OverBudget(Name(principal), FlagsOf(principal), kind, size,
+                      by_principal, principal_limit);
   }
   const Bytes by_job = UsedBy(JobKey{principal, job}, kind);
   const Bytes job_limit = JobLimits(job).of(kind);

@@ -63,9 +63,11 @@ const Session* Core::session(SessionId id) const {
 }
 
 const Principal* Core::ViewerOf(const Session& session) const {
-  return session.peer.principal.uid == config_.own_uid
+  // uid 0 is often everybody: of containers, of a user namespace's makers.
+  const Principal& who = session.peer.principal;
+  return who.uid == config_.own_uid && who.uid != 0 && who.cgroup.empty()
              ? nullptr
-             : &session.peer.principal;
+             : &who;
 }
 
 PoolSnapshot Core::pool(PoolId id) const {

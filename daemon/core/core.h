@@ -97,7 +97,8 @@ class Core {
   Effects ShutDown(const std::string& reason, absl::Time now);
 
   // --- reading -------------------------------------------------------------
-  // Whose things a session may see; null: everybody's (the daemon's user).
+  // Whose things a session may see; null: everybody's (the daemon's user,
+  // where that is not root: root asks on the administrators' socket).
   const Principal* ViewerOf(const Session& session) const;
   // What belongs to `viewer`; null: everything, with statistics.
   Snapshot TakeSnapshot(const Principal* viewer, absl::Time now) const;

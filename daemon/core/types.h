@@ -10,18 +10,11 @@
 #include <vector>
 
 #include "absl/time/time.h"
+#include "daemon/quota/principal.h"
 #include "proto/base/ids.h"
 #include "proto/base/units.h"
 
 namespace sluice::daemon {
-
-// Who asks: budgets bind principals. Taken from the kernel (SO_PEERCRED,
-// /proc/PID/cgroup), never from what a client says.
-struct Principal {
-  uint32_t uid = 0;
-  std::string cgroup;
-  auto operator<=>(const Principal&) const = default;
-};
 
 // A principal's number inside one daemon generation.
 using PrincipalId = Id<struct PrincipalTag>;

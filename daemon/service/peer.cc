@@ -1,9 +1,12 @@
 #include "daemon/service/peer.h"
 
+#include <fcntl.h>
 #include <fmt/format.h>
+#include <linux/nsfs.h>
 #include <poll.h>
 #include <sys/ioctl.h>
 #include <sys/socket.h>
+#include <sys/stat.h>
 #include <sys/syscall.h>
 #include <sys/wait.h>
 #include <unistd.h>
@@ -12,6 +15,7 @@
 #include <fstream>
 #include <sstream>
 
+#include "proto/base/shortage.h"
 #include "proto/base/status.h"
 
 namespace sluice::daemon {
@@ -65,6 +69,14 @@ absl::Status Gone(int pid) {
       fmt::format("process {} ended before it was identified", pid));
 }
 
+bool OutOfDescriptors(int error) { return error == EMFILE || error == ENFILE; }
+
+absl::Status NoDescriptors() {
+  return ShortOf(Shortage::kOpenFiles,
+                 "sluiced has no file descriptor left for another session: "
+                 "try again, or raise its LimitNOFILE");
+}
+
 Exit FromWaitStatus(int status) {
   if (WIFSIGNALED(status)) return {Exit::Kind::kSignal, WTERMSIG(status)};
   return {Exit::Kind::kStatus, WEXITSTATUS(status)};
@@ -74,7 +86,7 @@ absl::StatusOr<UniqueFd> OpenPidfd(int socket, int pid) {
   const auto before = ReadStat(pid);
   if (!before.ok()) return Gone(pid);
   UniqueFd pidfd(static_cast<int>(syscall(SYS_pidfd_open, pid, 0)));
-  if (!pidfd) return Gone(pid);
+  if (!pidfd) return OutOfDescriptors(errno) ? NoDescriptors() : Gone(pid);
   const auto after = ReadStat(pid);
   pollfd hung_up = {.fd = socket, .events = POLLRDHUP, .revents = 0};
   poll(&hung_up, 1, 0);
@@ -85,7 +97,64 @@ absl::StatusOr<UniqueFd> OpenPidfd(int socket, int pid) {
   return pidfd;
 }
 
+absl::StatusOr<UniqueFd> PidfdOf(int socket, int pid, bool use_peerpidfd) {
+  int pidfd = -1;
+  socklen_t size = sizeof(pidfd);
+  if (use_peerpidfd) {
+    if (getsockopt(socket, SOL_SOCKET, kSoPeerPidfd, &pidfd, &size) == 0) {
+      return UniqueFd(pidfd);
+    }
+    if (OutOfDescriptors(errno)) return NoDescriptors();
+  }
+  return OpenPidfd(socket, pid);
+}
+
+bool SameFile(int a, int b) {
+  struct stat of_a, of_b;
+  return fstat(a, &of_a) == 0 && fstat(b, &of_b) == 0 &&
+         of_a.st_dev == of_b.st_dev && of_a.st_ino == of_b.st_ino;
+}
+
+// Who made the outermost of the user namespaces that lie between `pid` and
+// this process; `uid` where there is none, root made it, or the kernel does
+// not let this process look (it is not root, and the peer is another user's).
+uint32_t AnswersFor(int pid, uint32_t uid) {
+  const UniqueFd own(open("/proc/self/ns/user", O_RDONLY | O_CLOEXEC));
+  UniqueFd space(
+      open(fmt::format("/proc/{}/ns/user", pid).c_str(), O_RDONLY | O_CLOEXEC));
+  uid_t owner = 0;
+  while (own && space && !SameFile(own.get(), space.get())) {
+    if (ioctl(space.get(), NS_GET_OWNER_UID, &owner) != 0) return uid;
+    space = UniqueFd(ioctl(space.get(), NS_GET_PARENT));
+  }
+  return owner != 0 ? owner : uid;
+}
+
+absl::Status Unmapped(const char* what) {
+  return absl::PermissionDeniedError(fmt::format(
+      "the peer is in a {} namespace that sluiced cannot see: give its "
+      "container hostPID, or run sluiced in the same namespace",
+      what));
+}
+
 }  // namespace
+
+bool MapsEveryUser(std::string_view uid_map) {
+  std::istringstream lines{std::string(uid_map)};
+  uint64_t mapped = 0;
+  for (uint64_t inside, outside, count; lines >> inside >> outside >> count;) {
+    mapped += count;
+  }
+  return mapped >= UINT32_MAX;
+}
+
+PeerRules PeerRules::OfThisProcess(CgroupCut cgroups) {
+  PeerRules rules{.cgroups = std::move(cgroups)};
+  std::istringstream overflow(ReadFile("/proc/sys/kernel/overflowuid"));
+  if (uint32_t uid; overflow >> uid) rules.overflow_uid = uid;
+  rules.maps_every_user = MapsEveryUser(ReadFile("/proc/self/uid_map"));
+  return rules;
+}
 
 std::string CgroupFrom(std::string_view text) {
   std::istringstream lines{std::string(text)};
@@ -102,33 +171,29 @@ std::string CgroupFrom(std::string_view text) {
   return unified == "/" && !memory.empty() ? memory : unified;
 }
 
-absl::StatusOr<Identity> IdentifyPeer(int socket, bool use_peerpidfd) {
+absl::StatusOr<Identity> IdentifyPeer(int socket, const PeerRules& rules,
+                                      bool use_peerpidfd) {
   ucred credentials = {};
   socklen_t size = sizeof(credentials);
   if (getsockopt(socket, SOL_SOCKET, SO_PEERCRED, &credentials, &size) != 0) {
     return ErrnoStatus(errno, "read a peer's credentials");
   }
-  if (credentials.pid <= 0 || credentials.uid == static_cast<uid_t>(-1)) {
-    return absl::PermissionDeniedError(
-        "the peer is in a pid or user namespace that sluiced cannot see: give "
-        "its container hostPID, or run sluiced in the same namespace");
+  if (credentials.pid <= 0) return Unmapped("pid");
+  if (credentials.uid == static_cast<uid_t>(-1) ||
+      (credentials.uid == rules.overflow_uid && !rules.maps_every_user)) {
+    return Unmapped("user");
   }
   Identity identity;
-  int pidfd = -1;
-  size = sizeof(pidfd);
-  if (use_peerpidfd &&
-      getsockopt(socket, SOL_SOCKET, kSoPeerPidfd, &pidfd, &size) == 0) {
-    identity.pidfd = UniqueFd(pidfd);
-  } else {
-    SLUICE_ASSIGN_OR_RETURN(identity.pidfd, OpenPidfd(socket, credentials.pid));
-  }
+  SLUICE_ASSIGN_OR_RETURN(identity.pidfd,
+                          PidfdOf(socket, credentials.pid, use_peerpidfd));
   const auto stat = ReadStat(credentials.pid);
   const std::string cgroup =
       ReadFile(fmt::format("/proc/{}/cgroup", credentials.pid));
+  const uint32_t uid = AnswersFor(credentials.pid, credentials.uid);
   // Read after the pidfd was there: still running means these were its.
   pollfd ended = {.fd = identity.pidfd.get(), .events = POLLIN, .revents = 0};
   if (!stat.ok() || poll(&ended, 1, 0) != 0) return Gone(credentials.pid);
-  identity.peer.principal = {credentials.uid, CgroupFrom(cgroup)};
+  identity.peer.principal = {uid, rules.cgroups.Of(CgroupFrom(cgroup))};
   identity.peer.pid = credentials.pid;
   identity.peer.start_ticks = stat->start_ticks;
   return identity;

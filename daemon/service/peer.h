@@ -9,6 +9,7 @@
 // Thread safety: pure functions.
 #pragma once
 
+#include <cstdint>
 #include <string>
 #include <string_view>
 
@@ -18,15 +19,38 @@
 
 namespace sluice::daemon {
 
+// What this process must know of its own namespace, and what the configuration
+// says of cgroups.
+struct PeerRules {
+  CgroupCut cgroups;
+  // The kernel shows every user that the namespace does not map as this one.
+  uint32_t overflow_uid = 65534;
+  // The namespace maps every user there is, so that none is shown so.
+  bool maps_every_user = true;
+
+  // From /proc/sys/kernel/overflowuid and /proc/self/uid_map.
+  static PeerRules OfThisProcess(CgroupCut cgroups);
+};
+
+// Does the text of a uid_map map all 2^32 - 1 users?
+bool MapsEveryUser(std::string_view uid_map);
+
 struct Identity {
   Peer peer;
   UniqueFd pidfd;  // readable once the process is gone
 };
 
 // PermissionDenied with the reason where a peer cannot be identified: it is
-// in a pid namespace this process cannot see (pid 0), or gone already.
-// `use_peerpidfd` false forces the older way.
-absl::StatusOr<Identity> IdentifyPeer(int socket, bool use_peerpidfd = true);
+// in a pid namespace this process cannot see (pid 0), its user is not mapped
+// here (all such users look alike), or it is gone already. ResourceExhausted:
+// this process has no descriptors left. `use_peerpidfd` false forces the older
+// way.
+//
+// A user who makes user namespaces may have thousands of subordinate users
+// there: a peer in one counts as the user who made the outermost of them,
+// unless that was root (a container runtime).
+absl::StatusOr<Identity> IdentifyPeer(int socket, const PeerRules& rules,
+                                      bool use_peerpidfd = true);
 
 // How the process ended, where the kernel tells (a zombie's stat, or
 // PIDFD_GET_INFO once it was reaped, 6.15); kUnknown otherwise. Only after

@@ -15,6 +15,7 @@
 #include "daemon/service/log.h"
 #include "daemon/service/peer.h"
 #include "proto/base/status.h"
+#include "proto/base/text.h"
 #include "proto/wire.h"
 
 namespace sluice::daemon {
@@ -132,7 +133,7 @@ void Service::Accept() {
       return;
     }
     if (!socket) return;
-    auto identity = IdentifyPeer(socket.get());
+    auto identity = IdentifyPeer(socket.get(), options_.peers);
     if (!identity.ok()) {
       WriteLog(LogLevel::kWarning,
                fmt::format("a connection was refused: {}",
@@ -245,6 +246,12 @@ absl::StatusOr<Limits> Service::SetBudget(const BudgetTarget& target,
                                           std::optional<Bytes> gpu,
                                           std::optional<Bytes> host,
                                           const std::string& who) {
+  if (target.cgroup != options_.peers.cgroups.Of(target.cgroup)) {
+    return absl::InvalidArgumentError(fmt::format(
+        "cgroup '{}' counts as no user of its own: only those one level below "
+        "the prefixes of cgroups in [quota] do",
+        Printable(target.cgroup)));
+  }
   auto result = std::make_shared<absl::StatusOr<Limits>>();
   SLUICE_RETURN_IF_ERROR(OnLoop([=, this] {
     *result = core_.SetBudget(target, gpu, host, loop_->now(), who);

@@ -26,6 +26,7 @@
 #include "daemon/service/extents.h"
 #include "daemon/service/grant_pages.h"
 #include "daemon/service/loop.h"
+#include "daemon/service/peer.h"
 #include "daemon/service/plan_solver.h"
 #include "daemon/service/task_thread.h"
 #include "daemon/service/unit_file.h"
@@ -44,6 +45,7 @@ struct ServiceOptions {
   std::string socket;      // path of the session socket
   int socket_mode = 0666;  // who may attach; budgets bind principals
   NodeConfig node;
+  PeerRules peers;
   device::Driver* driver = nullptr;  // outlives the service
   std::string sim_directory;         // told to clients; empty on cuda
   std::string worker_path;           // of sluice-worker

@@ -121,6 +121,19 @@ TEST(Config, WhatIsWrongIsOneLineWithFileAndLine) {
   }
 }
 
+TEST(Config, CgroupsThatCountByThemselvesAreNamed) {
+  SLUICE_ASSERT_OK_AND_ASSIGN(const Config defaults, ParseConfig("", "c.toml"));
+  EXPECT_EQ(defaults.cgroups.Of("/kubepods/pod7/c"), "/kubepods/pod7");
+  SLUICE_ASSERT_OK_AND_ASSIGN(
+      const Config config,
+      ParseConfig("[quota]\ncgroups = [\"/jobs\"]\n", "c.toml"));
+  EXPECT_EQ(config.cgroups.Of("/kubepods/pod7/c"), "");
+  EXPECT_EQ(config.cgroups.Of("/jobs/7/a"), "/jobs/7");
+  EXPECT_THAT(ParseConfig("[quota]\ncgroups = [\"jobs\"]\n", "c.toml"),
+              StatusIs(absl::StatusCode::kInvalidArgument,
+                       HasSubstr("c.toml:2: 'cgroups' 'jobs' is no path")));
+}
+
 // Wrong once: `gpu_bytes = 40` was 40 bytes in silence, and "40GB" 40 GiB.
 TEST(Config, SizesHaveUnitsAsOnTheCommandLines) {
   const auto bare = ParseConfig("[pools]\ngpu_bytes = 40\n", "c.toml");

@@ -232,8 +232,21 @@ TEST(Snapshot, ShowsAPlainUserOnlyItsOwn) {
   }
   EXPECT_FALSE(seen.stats.has_value());
   // The daemon's own user sees all.
-  const SessionId root = node.Connect(/*uid=*/999);
-  EXPECT_EQ(node.core.ViewerOf(*node.core.session(root)), nullptr);
+  const SessionId own = node.Connect(/*uid=*/999, "");
+  EXPECT_EQ(node.core.ViewerOf(*node.core.session(own)), nullptr);
+}
+
+// Wrong once: everybody who was uid 0 in a container saw all jobs of a daemon
+// that root ran.
+TEST(Snapshot, UidZeroIsNoAdministratorOfARootDaemon) {
+  NodeConfig config = SmallNode();
+  config.own_uid = 0;
+  CoreDriver node(config);
+  const SessionId root = node.Connect(/*uid=*/0, "");
+  ASSERT_NE(node.core.ViewerOf(*node.core.session(root)), nullptr);
+  const SessionId pod = node.Connect(/*uid=*/0, "/kubepods/pod7");
+  EXPECT_EQ(node.core.ViewerOf(*node.core.session(pod))->cgroup,
+            "/kubepods/pod7");
 }
 
 TEST(Session, APrincipalIsForgottenWithItsLastSessionAndExtent) {

@@ -1,10 +1,17 @@
 // Who a peer is, by both ways of getting its pidfd, and how it ended.
 #include "daemon/service/peer.h"
 
+#include <fcntl.h>
 #include <poll.h>
+#include <sched.h>
 #include <signal.h>
+#include <sys/prctl.h>
+#include <sys/resource.h>
 #include <sys/socket.h>
+#include <sys/stat.h>
 #include <unistd.h>
+
+#include <string>
 
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
@@ -19,6 +26,7 @@ namespace {
 using sluice::testing::Child;
 using sluice::testing::StatusIs;
 using sluice::testing::TempDir;
+using ::testing::HasSubstr;
 
 // A child that connects to us, says so and does `then`.
 class ConnectedChild {
@@ -45,10 +53,10 @@ class PeerTest : public ::testing::TestWithParam<bool> {};
 TEST_P(PeerTest, IsTheProcessThatConnected) {
   ConnectedChild peer([] { pause(); });
   SLUICE_ASSERT_OK_AND_ASSIGN(const Identity identity,
-                              IdentifyPeer(peer.socket.get(), GetParam()));
+                              IdentifyPeer(peer.socket.get(), {}, GetParam()));
   EXPECT_EQ(identity.peer.pid, peer.child->pid());
   EXPECT_EQ(identity.peer.principal.uid, geteuid());
-  EXPECT_EQ(identity.peer.principal.cgroup.substr(0, 1), "/");
+  EXPECT_EQ(identity.peer.principal.cgroup, "");
   EXPECT_GT(identity.peer.start_ticks, 0u);
   pollfd ended = {.fd = identity.pidfd.get(), .events = POLLIN, .revents = 0};
   EXPECT_EQ(poll(&ended, 1, 0), 0);
@@ -67,7 +75,7 @@ TEST_P(PeerTest, ExitStatusIsToldBeforeItIsReaped) {
     _exit(7);
   });
   SLUICE_ASSERT_OK_AND_ASSIGN(const Identity identity,
-                              IdentifyPeer(peer.socket.get(), GetParam()));
+                              IdentifyPeer(peer.socket.get(), {}, GetParam()));
   pollfd ended = {.fd = identity.pidfd.get(), .events = POLLIN, .revents = 0};
   ASSERT_EQ(poll(&ended, 1, 5000), 1);
   const Exit exit = ReadExit(identity.pidfd.get(), identity.peer);
@@ -78,13 +86,121 @@ TEST_P(PeerTest, ExitStatusIsToldBeforeItIsReaped) {
 TEST_P(PeerTest, OneThatEndedBeforeItWasIdentifiedIsRefused) {
   ConnectedChild peer([] { _exit(0); });
   peer.child->Join();
-  EXPECT_THAT(IdentifyPeer(peer.socket.get(), GetParam()),
+  EXPECT_THAT(IdentifyPeer(peer.socket.get(), {}, GetParam()),
               StatusIs(absl::StatusCode::kPermissionDenied));
+}
+
+// Wrong once: it was called "ended before it was identified".
+TEST_P(PeerTest, WithoutDescriptorsLeftTheFaultIsOurs) {
+  ConnectedChild peer([] { pause(); });
+  rlimit limit;
+  ASSERT_EQ(getrlimit(RLIMIT_NOFILE, &limit), 0);
+  // One for the /proc file that is read first.
+  const rlimit low = {static_cast<rlim_t>(peer.socket.get()) + 1,
+                      limit.rlim_max};
+  ASSERT_EQ(setrlimit(RLIMIT_NOFILE, &low), 0);
+  const auto identity = IdentifyPeer(peer.socket.get(), {}, GetParam());
+  ASSERT_EQ(setrlimit(RLIMIT_NOFILE, &limit), 0);
+  if (GetParam()) {
+    EXPECT_THAT(identity, StatusIs(absl::StatusCode::kResourceExhausted,
+                                   HasSubstr("no file descriptor left")));
+  } else {
+    EXPECT_FALSE(identity.ok());
+  }
 }
 
 INSTANTIATE_TEST_SUITE_P(, PeerTest, ::testing::Bool(), [](const auto& info) {
   return info.param ? "SoPeerPidfd" : "PidfdOpen";
 });
+
+TEST(PeerCgroup, IsCutAsTheConfigurationSays) {
+  ConnectedChild peer([] { pause(); });
+  SLUICE_ASSERT_OK_AND_ASSIGN(const CgroupCut all, CgroupCut::Make({"/"}));
+  SLUICE_ASSERT_OK_AND_ASSIGN(
+      const Identity identity,
+      IdentifyPeer(peer.socket.get(), PeerRules::OfThisProcess(all)));
+  EXPECT_EQ(identity.peer.principal.cgroup.substr(0, 1), "/");
+}
+
+TEST(UserMap, MapsEveryUserOnlyWhereNoneIsLeftOut) {
+  EXPECT_TRUE(MapsEveryUser("         0          0 4294967295\n"));
+  EXPECT_TRUE(MapsEveryUser("0 0 4294967294\n4294967294 4294967294 1\n"));
+  EXPECT_FALSE(MapsEveryUser("         0       1000          1\n"));
+  EXPECT_FALSE(MapsEveryUser("0 100000 65536\n"));
+  EXPECT_FALSE(MapsEveryUser(""));
+}
+
+bool WriteFile(const std::string& path, const std::string& text) {
+  const UniqueFd fd(open(path.c_str(), O_WRONLY | O_CLOEXEC));
+  return fd && write(fd.get(), text.data(), text.size()) ==
+                   static_cast<ssize_t>(text.size());
+}
+
+// Becomes one that may read but its own; the maps of a namespace are root's.
+void BecomeUser(uid_t uid) {
+  ASSERT_EQ(setresuid(uid, uid, uid), 0);
+  ASSERT_EQ(prctl(PR_SET_DUMPABLE, 1), 0);
+}
+
+constexpr char kNeedsRoot[] = "only root can take another user's place";
+
+// Wrong once: in `unshare -U --map-root-user` two users were one, and the
+// second was given the first one's memory.
+TEST(PeerUser, OneThatTheNamespaceDoesNotMapIsRefused) {
+  if (geteuid() != 0) GTEST_SKIP() << kNeedsRoot;
+  TempDir directory;
+  ASSERT_EQ(chmod(directory.path().c_str(), 0755), 0);
+  SLUICE_ASSERT_OK_AND_ASSIGN(const UniqueFd listener,
+                              wire::Listen(directory.File("s"), 0666));
+  const auto other = Child::Fork([&] {
+    BecomeUser(1234);
+    const auto fd = wire::Connect(directory.File("s"));
+    ASSERT_TRUE(fd.ok()) << fd.status();
+    pause();
+  });
+  Child::Fork([&] {
+    ASSERT_EQ(unshare(CLONE_NEWUSER), 0);
+    ASSERT_TRUE(WriteFile("/proc/self/uid_map", "0 0 1"));
+    const UniqueFd socket(
+        accept4(listener.get(), nullptr, nullptr, SOCK_CLOEXEC));
+    EXPECT_THAT(IdentifyPeer(socket.get(), PeerRules::OfThisProcess({})),
+                StatusIs(absl::StatusCode::kPermissionDenied,
+                         HasSubstr("in a user namespace that sluiced cannot")));
+  })->ExpectSuccess();
+}
+
+// A user's subordinate users would else be as many principals.
+TEST(PeerUser, ASubordinateUserIsTheUserWhoMadeItsNamespace) {
+  if (geteuid() != 0) GTEST_SKIP() << kNeedsRoot;
+  TempDir directory;
+  ASSERT_EQ(chmod(directory.path().c_str(), 0755), 0);
+  SLUICE_ASSERT_OK_AND_ASSIGN(const UniqueFd listener,
+                              wire::Listen(directory.File("s"), 0666));
+  const auto rootless = Child::Fork([&] {
+    BecomeUser(1234);
+    ASSERT_EQ(unshare(CLONE_NEWUSER), 0);
+    ASSERT_EQ(write(STDOUT_FILENO, "made\n", 5), 5);
+    while (setresuid(7, 7, 7) != 0) usleep(1000);  // not mapped yet
+    const auto fd = wire::Connect(directory.File("s"));
+    ASSERT_TRUE(fd.ok()) << fd.status();
+    pause();
+  });
+  ASSERT_TRUE(rootless->WaitForOutput("made", absl::Seconds(10)));
+  ASSERT_TRUE(WriteFile("/proc/" + std::to_string(rootless->pid()) + "/uid_map",
+                        "0 1234 1\n1 100000 100\n"));
+  const UniqueFd socket(
+      accept4(listener.get(), nullptr, nullptr, SOCK_CLOEXEC));
+  ucred credentials;
+  socklen_t size = sizeof(credentials);
+  ASSERT_EQ(
+      getsockopt(socket.get(), SOL_SOCKET, SO_PEERCRED, &credentials, &size),
+      0);
+  ASSERT_EQ(credentials.uid, 100006u);
+  SLUICE_ASSERT_OK_AND_ASSIGN(
+      const Identity identity,
+      IdentifyPeer(socket.get(), PeerRules::OfThisProcess({})));
+  EXPECT_EQ(identity.peer.principal.uid, 1234u);
+}
 
 TEST(Cgroup, IsTheUnifiedPathOrTheMemoryControllers) {
   EXPECT_EQ(CgroupFrom("0::/user.slice/a.scope\n"), "/user.slice/a.scope");

@@ -88,7 +88,7 @@ TEST(Remedies, AJobsNameIsQuotedForTheShell) {
 }
 
 TEST(Remedies, ALimitOfOneCgroupIsRaisedThere) {
-  RunningDaemon daemon;
+  RunningDaemon daemon("[quota]\ncgroups = [\"/\"]\n");
   const auto session = OpenSession(daemon, "tune");
   const ChildResult json = RunAsPrinted(daemon, "sluicectl jobs --json");
   std::smatch cgroup;

@@ -1,0 +1,69 @@
+// Which cgroups make principals of their own.
+#include "daemon/quota/principal.h"
+
+#include "gmock/gmock.h"
+#include "gtest/gtest.h"
+#include "tests/support/status_matchers.h"
+
+namespace sluice::daemon {
+namespace {
+
+using sluice::testing::StatusIs;
+using ::testing::HasSubstr;
+
+CgroupCut Cut(const std::vector<std::string>& prefixes) {
+  auto cut = CgroupCut::Make(prefixes);
+  EXPECT_TRUE(cut.ok()) << cut.status();
+  return *std::move(cut);
+}
+
+// Wrong once: each cgroup that a user made had the user's whole budget.
+TEST(CgroupCut, CgroupsThatAUserMayMakeCountForNothing) {
+  const CgroupCut cut = Cut(CgroupCut::Defaults());
+  EXPECT_EQ(cut.Of("/user.slice/user-1000.slice/user@1000.service/a"), "");
+  EXPECT_EQ(cut.Of("/"), "");
+  EXPECT_EQ(cut.Of("/evil/kubepods/pod7"), "");
+  EXPECT_EQ(CgroupCut().Of("/kubepods/pod7"), "");
+}
+
+TEST(CgroupCut, PodsAndJobsCountByThemselvesHoweverDeepTheirProcessesAre) {
+  const CgroupCut cut = Cut(CgroupCut::Defaults());
+  EXPECT_EQ(cut.Of("/kubepods/pod7"), "/kubepods/pod7");
+  EXPECT_EQ(cut.Of("/kubepods/pod7/c1/made/by/the/user"), "/kubepods/pod7");
+  EXPECT_EQ(cut.Of("/kubepods/burstable/pod8/c1"), "/kubepods/burstable/pod8");
+  EXPECT_EQ(cut.Of("/kubepods.slice/kubepods-besteffort.slice/"
+                   "kubepods-besteffort-pod9.slice/cri-containerd-1.scope"),
+            "/kubepods.slice/kubepods-besteffort.slice/"
+            "kubepods-besteffort-pod9.slice");
+  EXPECT_EQ(cut.Of("/system.slice/slurmstepd.scope/job_12/step_0/user/task_0"),
+            "/system.slice/slurmstepd.scope/job_12");
+  EXPECT_EQ(cut.Of("/system.slice/ssh.service"), "");
+}
+
+TEST(CgroupCut, AProcessInThePrefixItselfIsCutThere) {
+  EXPECT_EQ(Cut({"/a*"}).Of("/ab"), "/ab");
+  EXPECT_EQ(Cut({"/"}).Of("/"), "/");
+  EXPECT_EQ(Cut({"/"}).Of("/x/y"), "/x");
+}
+
+TEST(CgroupCut, AStarEndsWithItsName) {
+  EXPECT_EQ(Cut({"/a*c"}).Of("/a/c/d"), "");
+  EXPECT_EQ(Cut({"/a*c"}).Of("/abc/d/e"), "/abc/d");
+}
+
+TEST(CgroupCut, WhatIsNoPathIsRefused) {
+  for (const char* wrong : {"kubepods", "", "/a/../b"}) {
+    EXPECT_THAT(CgroupCut::Make({wrong}).status(),
+                StatusIs(absl::StatusCode::kInvalidArgument,
+                         HasSubstr("no path of a cgroup")))
+        << wrong;
+  }
+}
+
+TEST(Principal, IsNamedForPeople) {
+  EXPECT_EQ(Name(Principal{7, ""}), "user 7");
+  EXPECT_EQ(Name(Principal{0, "/kubepods/pod7"}), "user 0 (/kubepods/pod7)");
+}
+
+}  // namespace
+}  // namespace sluice::daemon
