@@ -1,0 +1,130 @@
+#include "daemon/quota/quotas.h"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <limits>
+
+#include "proto/base/status.h"
+
+namespace sluice::daemon {
+namespace {
+
+constexpr size_t At(Resource what) { return static_cast<size_t>(what); }
+
+struct Words {
+  const char* name;
+  const char* things;  // for people
+  const char* remedy;  // for one who has too many
+};
+
+const Words& WordsOf(Resource what) {
+  static constexpr std::array<Words, kResources> kWords = {{
+      {"sessions", "sessions",
+       "end some of its processes, or raise sessions in [quota]"},
+      {"rank_sessions", "attached ranks",
+       "end some (sluicectl jobs lists them), or raise rank_sessions in "
+       "[quota]"},
+      {"descriptors_in_flight", "descriptors on their way",
+       "let its sessions read what they were sent"},
+      {"queued_bytes", "bytes waiting to be sent",
+       "let its sessions read what they were sent"},
+  }};
+  return kWords[At(what)];
+}
+
+}  // namespace
+
+const char* Name(Resource resource) { return WordsOf(resource).name; }
+
+Shares SharesOf(const QuotaSettings& settings, int64_t open_files) {
+  // For logs, HTTP, gRPC, plans and the worker.
+  const int64_t own = std::clamp<int64_t>(open_files / 8, 24, 512);
+  const int64_t pool = std::max<int64_t>(open_files - own, 8);
+  constexpr int64_t kMostSessions = 2048, kMostRanks = 256;
+  // Half of the pool at the most, so that extents have the other half.
+  const int64_t sessions = std::clamp<int64_t>(pool / 6, 2, kMostSessions);
+  const int64_t in_flight = std::max(open_files - 512, open_files / 2);
+  Shares shares;
+  const auto set = [&](Resource what, int64_t each, int64_t all) {
+    shares[At(what)] = {std::min(each, all), all};
+  };
+  set(Resource::kSessions,
+      settings.sessions.value_or(std::min<int64_t>(512, sessions / 2)),
+      sessions);
+  set(Resource::kRanks, settings.ranks.value_or(kMostRanks / 2), kMostRanks);
+  set(Resource::kInFlight, in_flight / 4, in_flight);
+  set(Resource::kQueuedBytes, int64_t{8} << 20, int64_t{256} << 20);
+  return shares;
+}
+
+absl::Status Quotas::May(const Principal& who, Resource what,
+                         int64_t amount) const {
+  const Words& words = WordsOf(what);
+  const Share& limit = share(what);
+  const int64_t has = used(who, what);
+  if (has + amount > limit.each) {
+    return absl::ResourceExhaustedError(
+        fmt::format("{} has {} {}, and the limit is {}: {}", Name(who), has,
+                    words.things, limit.each, words.remedy));
+  }
+  if (used(what) + amount > limit.all) {
+    return absl::ResourceExhaustedError(fmt::format(
+        "this node has {} {}, and the limit of all users together is {}: wait "
+        "until some end",
+        used(what), words.things, limit.all));
+  }
+  return absl::OkStatus();
+}
+
+absl::Status Quotas::Ask(const Principal& who, Resource what, int64_t amount) {
+  const absl::Status may = May(who, what, amount);
+  if (may.ok()) {
+    Charge(who, what, amount);
+  } else {
+    ++refused_[At(what)];
+  }
+  return may;
+}
+
+void Quotas::Charge(const Principal& who, Resource what, int64_t amount) {
+  SLUICE_CHECK(amount >= 0);
+  if (amount == 0) return;
+  used_[who][At(what)] += amount;
+  total_[At(what)] += amount;
+}
+
+void Quotas::GiveBack(const Principal& who, Resource what, int64_t amount) {
+  if (amount == 0) return;
+  const auto found = used_.find(who);
+  SLUICE_CHECK(amount > 0 && found != used_.end() &&
+               found->second[At(what)] >= amount);
+  found->second[At(what)] -= amount;
+  total_[At(what)] -= amount;
+  if (found->second == Amounts{}) used_.erase(found);
+}
+
+int64_t Quotas::used(const Principal& who, Resource what) const {
+  const auto found = used_.find(who);
+  return found != used_.end() ? found->second[At(what)] : 0;
+}
+
+int64_t Quotas::used(Resource what) const { return total_[At(what)]; }
+
+const Share& Quotas::share(Resource what) const { return shares_[At(what)]; }
+
+uint64_t Quotas::refused(Resource what) const { return refused_[At(what)]; }
+
+void Quotas::CheckInvariants() const {
+  Amounts sum = {};
+  for (const auto& [who, amounts] : used_) {
+    SLUICE_CHECK(amounts != Amounts{});
+    for (size_t i = 0; i < kResources; ++i) {
+      SLUICE_CHECK(amounts[i] >= 0);
+      sum[i] += amounts[i];
+    }
+  }
+  SLUICE_CHECK(sum == total_);
+}
+
+}  // namespace sluice::daemon

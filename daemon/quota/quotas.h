@@ -1,0 +1,82 @@
+// How much of what is countable one principal may take, and everybody together.
+//
+// The daemon asks before it accepts, reads, queues or sends; what was taken is
+// given back when its session, slot or packet is over. Of a principal that
+// holds nothing, nothing is kept.
+//
+// Thread safety: none needed; the loop's thread only.
+#pragma once
+
+#include <array>
+#include <cstdint>
+#include <map>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "absl/status/status.h"
+#include "daemon/quota/principal.h"
+
+namespace sluice::daemon {
+
+enum class Resource {
+  kSessions,     // connections, until their process is gone
+  kRanks,        // attached ranks: each has a slot of the grant pages
+  kInFlight,     // descriptors that were sent and not received
+  kQueuedBytes,  // packets that wait to be sent
+};
+inline constexpr size_t kResources = 4;
+// As the configuration and the metrics call it: "sessions".
+const char* Name(Resource resource);
+
+struct Share {
+  int64_t each = 0;  // of one principal
+  int64_t all = 0;   // of all together
+};
+using Shares = std::array<Share, kResources>;
+
+// What the configuration says of one principal's share; absent: the default.
+struct QuotaSettings {
+  std::optional<int64_t> sessions;
+  std::optional<int64_t> ranks;
+};
+
+// Of a process that may have `open_files` descriptors (its soft limit): a
+// session costs up to three of them, and the kernel lets no more than the soft
+// limit be on their way from one sender's user.
+Shares SharesOf(const QuotaSettings& settings, int64_t open_files);
+
+class Quotas {
+ public:
+  explicit Quotas(Shares shares) : shares_(shares) {}
+
+  // Takes it; ResourceExhausted in one line with the limit and the remedy.
+  absl::Status Ask(const Principal& who, Resource what, int64_t amount = 1);
+  // Would Ask take it?
+  absl::Status May(const Principal& who, Resource what,
+                   int64_t amount = 1) const;
+  // Takes it whatever the limit: it is there already.
+  void Charge(const Principal& who, Resource what, int64_t amount = 1);
+  // At most what was taken.
+  void GiveBack(const Principal& who, Resource what, int64_t amount = 1);
+
+  int64_t used(const Principal& who, Resource what) const;
+  int64_t used(Resource what) const;
+  const Share& share(Resource what) const;
+  // How often Ask refused.
+  uint64_t refused(Resource what) const;
+
+  using Amounts = std::array<int64_t, kResources>;
+  // Everybody who holds something.
+  const std::map<Principal, Amounts>& users() const { return used_; }
+
+  void CheckInvariants() const;
+
+ private:
+  const Shares shares_;
+  std::map<Principal, Amounts> used_;
+  Amounts total_ = {};
+  std::array<uint64_t, kResources> refused_ = {};
+};
+
+}  // namespace sluice::daemon

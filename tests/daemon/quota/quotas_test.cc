@@ -1,0 +1,102 @@
+// What one principal may take, and all together.
+#include "daemon/quota/quotas.h"
+
+#include <map>
+#include <random>
+#include <utility>
+
+#include "gmock/gmock.h"
+#include "gtest/gtest.h"
+#include "tests/support/status_matchers.h"
+
+namespace sluice::daemon {
+namespace {
+
+using sluice::testing::IsOk;
+using sluice::testing::StatusIs;
+using ::testing::HasSubstr;
+
+constexpr auto kExhausted = absl::StatusCode::kResourceExhausted;
+const Principal kA{1, ""}, kB{2, ""}, kPod{1, "/kubepods/pod7"};
+
+Quotas Small() {
+  Shares shares;
+  shares.fill({2, 3});
+  return Quotas(shares);
+}
+
+TEST(Quotas, OnePrincipalsShareLeavesTheRestToOthers) {
+  Quotas quotas = Small();
+  ASSERT_THAT(quotas.Ask(kA, Resource::kSessions, 2), IsOk());
+  EXPECT_THAT(quotas.Ask(kA, Resource::kSessions),
+              StatusIs(kExhausted,
+                       HasSubstr("user 1 has 2 sessions, and the limit is 2: "
+                                 "end some of its processes, or raise sessions "
+                                 "in [quota]")));
+  EXPECT_THAT(quotas.Ask(kPod, Resource::kSessions), IsOk());
+  EXPECT_THAT(quotas.Ask(kB, Resource::kSessions),
+              StatusIs(kExhausted, HasSubstr("all users together is 3")));
+  EXPECT_EQ(quotas.refused(Resource::kSessions), 2u);
+  EXPECT_THAT(quotas.Ask(kB, Resource::kRanks), IsOk());
+  quotas.GiveBack(kA, Resource::kSessions);
+  EXPECT_THAT(quotas.Ask(kB, Resource::kSessions), IsOk());
+}
+
+TEST(Quotas, ARefusalIsOneLine) {
+  Quotas quotas = Small();
+  for (size_t i = 0; i < kResources; ++i) {
+    const absl::Status refused = quotas.Ask(kA, static_cast<Resource>(i), 3);
+    EXPECT_EQ(refused.message().find('\n'), std::string::npos);
+    EXPECT_THAT(std::string(refused.message()), HasSubstr("the limit is 2: "));
+  }
+}
+
+TEST(Quotas, RandomUseAddsUpAndNothingIsLeft) {
+  Quotas quotas = Small();
+  std::mt19937 random(1);
+  std::map<std::pair<uint32_t, size_t>, int64_t> taken;
+  for (int i = 0; i < 50'000; ++i) {
+    const Principal who{static_cast<uint32_t>(random() % 3), ""};
+    const size_t what = random() % kResources;
+    int64_t& has = taken[{who.uid, what}];
+    const auto resource = static_cast<Resource>(what);
+    if (random() % 2 == 0) {
+      const int64_t amount = random() % 3;
+      if (quotas.Ask(who, resource, amount).ok()) has += amount;
+    } else if (has > 0) {
+      quotas.GiveBack(who, resource);
+      --has;
+    }
+    ASSERT_EQ(quotas.used(who, resource), has);
+    ASSERT_LE(quotas.used(who, resource), 2);
+    ASSERT_LE(quotas.used(resource), 3);
+    quotas.CheckInvariants();
+  }
+  for (const auto& [key, has] : taken) {
+    quotas.GiveBack({key.first, ""}, static_cast<Resource>(key.second), has);
+  }
+  EXPECT_TRUE(quotas.users().empty());
+}
+
+// The kernel counts by sender and soft limit.
+TEST(Shares, DescriptorsOnTheirWayStayBelowTheKernelsLimit) {
+  for (const int64_t files : {64, 128, 1024, 20'000, 1'000'000}) {
+    const Shares shares = SharesOf({}, files);
+    const Share flight = shares[static_cast<size_t>(Resource::kInFlight)];
+    EXPECT_LE(flight.all, std::max(files - 512, files / 2));
+    EXPECT_LE(flight.each * 4, flight.all);
+    const Share sessions = shares[static_cast<size_t>(Resource::kSessions)];
+    EXPECT_LE(sessions.all * 3, files / 2);
+    EXPECT_LE(sessions.each, sessions.all);
+    EXPECT_GE(sessions.each, 1);
+  }
+}
+
+TEST(Shares, TheConfigurationSetsOnePrincipalsShare) {
+  const Shares shares = SharesOf({.sessions = 9, .ranks = 8}, 20'000);
+  EXPECT_EQ(shares[static_cast<size_t>(Resource::kSessions)].each, 9);
+  EXPECT_EQ(shares[static_cast<size_t>(Resource::kRanks)].each, 8);
+}
+
+}  // namespace
+}  // namespace sluice::daemon
