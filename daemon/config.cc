@@ -274,6 +274,17 @@ class ConfigReader {
   absl::Status Quota(const toml::node& node) {
     std::vector<std::string> prefixes;
     TableReader table = Table("[quota]");
+    const auto count = [&](std::optional<int64_t>* to) {
+      return [&table, to](const toml::node& n) -> absl::Status {
+        int number = 0;
+        constexpr int kMost = 1'000'000;
+        SLUICE_RETURN_IF_ERROR(table.Whole(&number, 1, kMost)(n));
+        *to = number;
+        return absl::OkStatus();
+      };
+    };
+    table.Key("sessions", count(&config_.quota.sessions));
+    table.Key("rank_sessions", count(&config_.quota.ranks));
     table.Key("cgroups", [&](const toml::node& list) -> absl::Status {
       SLUICE_RETURN_IF_ERROR(
           table.List([&](const toml::node& each) -> absl::Status {

@@ -13,6 +13,7 @@
 #include "absl/status/statusor.h"
 #include "absl/time/time.h"
 #include "daemon/core/types.h"
+#include "daemon/quota/quotas.h"
 #include "daemon/service/log.h"
 #include "proto/base/units.h"
 
@@ -38,6 +39,7 @@ struct Config {
   std::optional<Bytes> gpu_pool;   // a GPU; default: what it has
   std::optional<Bytes> host_pool;  // a NUMA node; default: see node.h
   std::optional<Bytes> extent;  // default: 64 MiB; 4 MiB where pools are small
+  QuotaSettings quota;
   CgroupCut cgroups = CgroupCut::Make(CgroupCut::Defaults()).value();
   Limits principal_limits, job_limits;
   std::map<std::string, Limits> named_job_limits;

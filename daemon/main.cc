@@ -5,9 +5,11 @@
 #include <sys/resource.h>
 
 #include <CLI/CLI.hpp>
+#include <algorithm>
 #include <cstdio>
 #include <filesystem>
 #include <string>
+#include <utility>
 
 #include "absl/time/clock.h"
 #include "daemon/config.h"
@@ -48,13 +50,17 @@ void TuneMemory() {
   mallopt(M_MMAP_THRESHOLD, 1 << 20);
 }
 
-// Every extent is a descriptor, and every session two.
-void RaiseDescriptorLimit() {
-  rlimit limit;
-  if (getrlimit(RLIMIT_NOFILE, &limit) == 0) {
-    limit.rlim_cur = limit.rlim_max;
-    setrlimit(RLIMIT_NOFILE, &limit);
+// Every extent is a descriptor, and every session two. Returns the soft limit:
+// quotas share it out, and the kernel lets so many be on their way.
+int64_t RaiseDescriptorLimit() {
+  rlimit limit = {.rlim_cur = 1024, .rlim_max = 1024};
+  if (getrlimit(RLIMIT_NOFILE, &limit) == 0 &&
+      limit.rlim_cur < limit.rlim_max) {
+    const rlim_t before = std::exchange(limit.rlim_cur, limit.rlim_max);
+    if (setrlimit(RLIMIT_NOFILE, &limit) != 0) limit.rlim_cur = before;
   }
+  constexpr rlim_t kMost = 1 << 20;  // unlimited is what the kernel's is
+  return static_cast<int64_t>(std::min(limit.rlim_cur, kMost));
 }
 
 // Blocked in every thread; the loop's signalfd takes them.
@@ -145,6 +151,7 @@ absl::Status Serve(const Arguments& arguments) {
   ServiceOptions options;
   options.socket = arguments.runtime_dir + "/session.sock";
   options.node = node.config;
+  options.shares = SharesOf(config.quota, RaiseDescriptorLimit());
   options.peers = PeerRules::OfThisProcess(config.cgroups);
   // Unlike any earlier daemon's: later ones start later.
   options.node.generation =
@@ -192,7 +199,6 @@ int Fail(const absl::Status& status) {
 int Main(int argc, char** argv) {
   TuneMemory();
   BlockSignals();
-  RaiseDescriptorLimit();
   Arguments arguments;
   CLI::App app(
       "sluiced: the node's GPU memory service. Owns pinned host memory and "

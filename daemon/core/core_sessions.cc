@@ -51,15 +51,35 @@ std::string Describe(const Session& session) {
 Effects Core::Connect(SessionId id, const Peer& peer, absl::Time now) {
   SLUICE_CHECK(!sessions_.contains(id));
   Effects effects;
-  int half_open = 0;
-  Session* oldest = nullptr;
+  // The oldest one goes of whoever has too many, or has most of too many: a
+  // flood pushes out its own.
+  struct HalfOpen {
+    int count = 0;
+    Session* oldest = nullptr;
+  };
+  std::map<Principal, HalfOpen> half_open;
+  int all = 0;
   for (auto& [other_id, other] : sessions_) {
     if (other.state != Session::State::kHalfOpen) continue;
-    ++half_open;
-    if (!oldest || other.connected_at < oldest->connected_at) oldest = &other;
+    HalfOpen& of = half_open[other.peer.principal];
+    if (of.count++ == 0 || other.connected_at < of.oldest->connected_at) {
+      of.oldest = &other;
+    }
+    ++all;
   }
   const bool full = std::ssize(sessions_) >= config_.max_sessions;
-  if (oldest && (full || half_open >= config_.max_half_open)) {
+  Session* oldest = nullptr;
+  if (const HalfOpen& own = half_open[peer.principal];
+      own.count >= config_.max_half_open_each) {
+    oldest = own.oldest;
+  } else if (full || all >= config_.max_half_open) {
+    oldest = std::max_element(half_open.begin(), half_open.end(),
+                              [](const auto& a, const auto& b) {
+                                return a.second.count < b.second.count;
+                              })
+                 ->second.oldest;
+  }
+  if (oldest) {
     Close(*oldest, now, effects);
     Drop(oldest->id, effects);
     ++stats_.sessions_refused;

@@ -110,6 +110,7 @@ struct NodeConfig {
   absl::Duration hello_timeout = absl::Seconds(10);
   int max_sessions = 2048;
   int max_half_open = 1024;
+  int max_half_open_each = 128;  // of one principal
 };
 
 }  // namespace sluice::daemon

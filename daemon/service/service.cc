@@ -26,11 +26,24 @@ constexpr absl::Duration kCallTimeout = absl::Seconds(1);
 
 UniqueFd SpareFd() { return UniqueFd(open("/dev/null", O_RDONLY | O_CLOEXEC)); }
 
+// Policy's own bounds, where this process can have fewer descriptors.
+NodeConfig Bounded(NodeConfig node, const Shares& shares) {
+  const Share& sessions = shares[static_cast<size_t>(Resource::kSessions)];
+  const auto bound = [](int& limit, int64_t most) {
+    limit = static_cast<int>(std::clamp<int64_t>(most, 1, limit));
+  };
+  bound(node.max_sessions, sessions.all);
+  bound(node.max_half_open, sessions.all / 2);
+  bound(node.max_half_open_each, sessions.each / 2);
+  return node;
+}
+
 }  // namespace
 
 Service::Service(ServiceOptions options)
     : options_(std::move(options)),
-      core_(options_.node, options_.clock->Now()) {}
+      core_(Bounded(options_.node, options_.shares), options_.clock->Now()),
+      quotas_(options_.shares) {}
 
 absl::StatusOr<std::unique_ptr<Service>> Service::Start(
     ServiceOptions options) {
@@ -134,15 +147,16 @@ void Service::Accept() {
     }
     if (!socket) return;
     auto identity = IdentifyPeer(socket.get(), options_.peers);
-    if (!identity.ok()) {
-      WriteLog(LogLevel::kWarning,
-               fmt::format("a connection was refused: {}",
-                           std::string(identity.status().message())));
-      wire::Send(socket.get(), ErrorPacket(RequestId(), identity.status()))
-          .IgnoreError();
+    const absl::Status may =
+        identity.ok()
+            ? quotas_.Ask(identity->peer.principal, Resource::kSessions)
+            : identity.status();
+    if (!may.ok()) {
+      Refuse(socket, may);
       continue;
     }
     const SessionId id(next_session_++);
+    principals_[id] = identity->peer.principal;
     channels_[id] = std::make_unique<Channel>(
         loop_.get(), std::move(socket), std::move(identity->pidfd),
         Channel::Handlers{
@@ -162,6 +176,12 @@ void Service::Accept() {
   }
 }
 
+void Service::Refuse(const UniqueFd& socket, const absl::Status& why) {
+  WriteLog(LogLevel::kWarning, fmt::format("a connection was refused: {}",
+                                           std::string(why.message())));
+  wire::Send(socket.get(), ErrorPacket(RequestId(), why)).IgnoreError();
+}
+
 void Service::OnMessage(SessionId id, wire::Message message) {
   const RequestId request(message.packet.id());
   absl::Status checked = wire::CheckRequest(message);
@@ -175,6 +195,11 @@ void Service::OnMessage(SessionId id, wire::Message message) {
           id, std::string(body.status().message()), loop_->now()));
     }
     return Send(id, {ErrorPacket(request, body.status()), {}});
+  }
+  if (const auto* hello = std::get_if<HelloRequest>(&*body);
+      hello && !hello->observer) {
+    const absl::Status may = quotas_.May(principals_.at(id), Resource::kRanks);
+    if (!may.ok()) return Send(id, {ErrorPacket(request, may), {}});
   }
   const auto key = std::make_pair(id, request);
   const bool profile = std::holds_alternative<ProfileRequest>(*body);

@@ -22,6 +22,7 @@
 #include "absl/status/statusor.h"
 #include "absl/time/time.h"
 #include "daemon/core/core.h"
+#include "daemon/quota/quotas.h"
 #include "daemon/service/channel.h"
 #include "daemon/service/extents.h"
 #include "daemon/service/grant_pages.h"
@@ -46,6 +47,7 @@ struct ServiceOptions {
   int socket_mode = 0666;  // who may attach; budgets bind principals
   NodeConfig node;
   PeerRules peers;
+  Shares shares;                     // SharesOf what this process may open
   device::Driver* driver = nullptr;  // outlives the service
   std::string sim_directory;         // told to clients; empty on cuda
   std::string worker_path;           // of sluice-worker
@@ -86,6 +88,7 @@ class Service {
   // Into the core.
   void Accept();
   void OnMessage(SessionId id, wire::Message message);
+  void Refuse(const UniqueFd& socket, const absl::Status& why);
   void OnGone(SessionId id);
   void Expire();
   absl::Time NextDeadline() const;
@@ -127,6 +130,9 @@ class Service {
   UniqueFd signals_;
   UniqueFd spare_;  // given up when descriptors run out, to refuse politely
   Core core_;
+  Quotas quotas_;
+  std::map<SessionId, Principal> principals_;  // of channels
+  std::map<int, Principal> slots_;             // of the grant pages: whose
   std::map<SessionId, std::unique_ptr<Channel>> channels_;
   std::vector<std::unique_ptr<Channel>> graveyard_;
   // The use pages of attached ranks, and profiles that wait to be read.

@@ -194,6 +194,8 @@ void Service::Do(CloseSocket& effect) {
 void Service::Do(Forget& effect) {
   const auto channel = channels_.find(effect.session);
   if (channel == channels_.end()) return;
+  auto principal = principals_.extract(effect.session);
+  quotas_.GiveBack(principal.mapped(), Resource::kSessions);
   // Its own handler may be running: destroyed by the loop's next turn.
   if (graveyard_.empty()) {
     loop_->Post([this] { graveyard_.clear(); });
@@ -209,6 +211,9 @@ void Service::Do(KillProcess& effect) {
 }
 
 void Service::Do(AttachGrants& effect) {
+  const Principal& who = principals_.at(effect.session);
+  slots_[effect.slot] = who;
+  quotas_.Charge(who, Resource::kRanks);
   const std::string& link = options_.node.gpus[effect.gpu.value()].link;
   int index = -1;
   for (size_t i = 0; i < options_.node.links.size(); ++i) {
@@ -224,7 +229,11 @@ void Service::Do(AttachGrants& effect) {
       std::make_shared<const UniqueFd>(*std::move(page));
 }
 
-void Service::Do(DetachGrants& effect) { grants_->Detach(effect.slot); }
+void Service::Do(DetachGrants& effect) {
+  grants_->Detach(effect.slot);
+  auto slot = slots_.extract(effect.slot);
+  quotas_.GiveBack(slot.mapped(), Resource::kRanks);
+}
 
 void Service::Do(ReadProfile& effect) {
   const auto fd = profiles_.at({effect.session, effect.request});

@@ -126,7 +126,11 @@ TEST(Config, CgroupsThatCountByThemselvesAreNamed) {
   EXPECT_EQ(defaults.cgroups.Of("/kubepods/pod7/c"), "/kubepods/pod7");
   SLUICE_ASSERT_OK_AND_ASSIGN(
       const Config config,
-      ParseConfig("[quota]\ncgroups = [\"/jobs\"]\n", "c.toml"));
+      ParseConfig("[quota]\ncgroups = [\"/jobs\"]\nsessions = 9\n"
+                  "rank_sessions = 8\n",
+                  "c.toml"));
+  EXPECT_EQ(config.quota.sessions, 9);
+  EXPECT_EQ(config.quota.ranks, 8);
   EXPECT_EQ(config.cgroups.Of("/kubepods/pod7/c"), "");
   EXPECT_EQ(config.cgroups.Of("/jobs/7/a"), "/jobs/7");
   EXPECT_THAT(ParseConfig("[quota]\ncgroups = [\"jobs\"]\n", "c.toml"),

@@ -215,6 +215,20 @@ TEST(Evict, TellsEndsAndQuarantinesAndKillsOnlyWhenAsked) {
   EXPECT_TRUE(node.killed.contains(a));
 }
 
+// Wrong once: one user's flood pushed out everybody's.
+TEST(Sessions, AFloodOfHalfOpenOnesPushesOutItsOwn) {
+  NodeConfig config = SmallNode();
+  config.max_half_open = 6;
+  config.max_half_open_each = 4;
+  CoreDriver node(config);
+  const SessionId honest = node.Connect(/*uid=*/2);
+  for (int i = 0; i < 50; ++i) node.Connect(/*uid=*/1);
+  EXPECT_FALSE(node.closed.contains(honest));
+  EXPECT_EQ(node.core.TakeSnapshot(nullptr, node.clock.Now()).half_open, 5);
+  for (uint32_t uid = 3; uid < 8; ++uid) node.Connect(uid);
+  EXPECT_FALSE(node.closed.contains(honest));
+}
+
 TEST(Snapshot, ShowsAPlainUserOnlyItsOwn) {
   CoreDriver node;
   const SessionId a = node.Attach("mine", 0, 1, /*uid=*/1);

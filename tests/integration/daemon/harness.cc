@@ -18,7 +18,8 @@ constexpr absl::Duration kReplyTimeout = absl::Seconds(20);
 
 }  // namespace
 
-RunningDaemon::RunningDaemon(const std::string& toml) {
+RunningDaemon::RunningDaemon(const std::string& toml,
+                             const DaemonLimits& limits) {
   const std::string config = directory_.File("sluiced.toml");
   std::ofstream file(config);
   if (toml.find("[http]") == std::string::npos) {
@@ -29,8 +30,20 @@ RunningDaemon::RunningDaemon(const std::string& toml) {
   }
   file << toml;
   file.close();
-  process_ = Child::Spawn({BinaryPath("sluiced"), "--config", config,
-                           "--runtime-dir", directory_.path()});
+  std::vector<std::string> argv = {BinaryPath("sluiced"), "--config", config,
+                                   "--runtime-dir", directory_.path()};
+  if (limits.user != 0) {
+    EXPECT_EQ(chown(directory_.path().c_str(), limits.user, limits.user), 0);
+    argv.insert(argv.begin(),
+                {"/usr/bin/setpriv", fmt::format("--reuid={}", limits.user),
+                 "--clear-groups", "--inh-caps=-all", "--bounding-set=-all"});
+  }
+  if (limits.open_files != 0) {
+    argv.insert(argv.begin(),
+                {"/usr/bin/prlimit",
+                 fmt::format("--nofile={0}:{0}", limits.open_files)});
+  }
+  process_ = Child::Spawn(argv);
   if (!process_->WaitForOutput("sluiced: ready", absl::Seconds(20))) {
     ADD_FAILURE() << "sluiced did not start: " << process_->Join().err;
   }

@@ -17,11 +17,18 @@
 
 namespace sluice::testing {
 
+// What a daemon may, where it is less than this test.
+struct DaemonLimits {
+  int open_files = 0;  // soft and hard; 0: as this process
+  uid_t user = 0;      // not root: without any capability; only root may
+};
+
 class RunningDaemon {
  public:
   // Starts it with this TOML (HTTP off unless the text switches it on) and
   // waits until it is ready; fails the test otherwise.
-  explicit RunningDaemon(const std::string& toml = "");
+  explicit RunningDaemon(const std::string& toml = "",
+                         const DaemonLimits& limits = {});
 
   const std::string& runtime_dir() const { return directory_.path(); }
   std::string socket() const { return directory_.File("session.sock"); }

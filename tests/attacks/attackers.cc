@@ -1,0 +1,185 @@
+#include "tests/attacks/attackers.h"
+
+#include <fmt/format.h>
+#include <poll.h>
+#include <sys/socket.h>
+#include <unistd.h>
+
+#include <optional>
+#include <random>
+#include <utility>
+#include <vector>
+
+#include "tests/attacks/scene.h"
+
+namespace sluice::testing {
+namespace {
+
+[[noreturn]] void Stay() {
+  while (true) pause();
+}
+
+void MustNameTheLimit(const absl::Status& refused) {
+  const std::string text(refused.message());
+  if (text.find('\n') != std::string::npos ||
+      text.find("the limit is") == std::string::npos) {
+    fmt::print("refused without the limit: {}\n", text);
+    std::fflush(stdout);
+    _exit(4);
+  }
+}
+
+// The answer to a Hello, also one that was given before it was sent.
+absl::Status SayHello(const RawClient& client, const std::string& job,
+                      bool rank) {
+  wire::Packet packet;
+  packet.set_id(1);
+  auto* hello = packet.mutable_request()->mutable_hello();
+  hello->set_protocol(wire::kProtocolVersion);
+  hello->set_observer(!rank);
+  if (rank) {
+    hello->set_job(job);
+    hello->set_world_size(1);
+    hello->set_local_ranks(1);
+  }
+  wire::Send(client.fd(), packet).IgnoreError();
+  // The first may only tell that the socket was closed with a packet unread.
+  for (int i = 0; i < 2; ++i) {
+    const auto message = wire::Receive(client.fd());
+    if (!message.ok()) return message.status();
+    if (!message->has_value()) continue;
+    const wire::Error& error = (*message)->packet.reply().error();
+    if (!(*message)->packet.reply().has_error()) return absl::OkStatus();
+    return absl::Status(static_cast<absl::StatusCode>(error.code()),
+                        error.message());
+  }
+  return absl::UnavailableError("closed without a word");
+}
+
+std::optional<RawClient> Attach(const std::string& socket, int number) {
+  auto client = RawClient::Connect(socket);
+  if (!client.ok()) return std::nullopt;
+  const auto welcome = client->Hello(fmt::format("evil{}", number));
+  if (!welcome.ok()) return std::nullopt;
+  return *std::move(client);
+}
+
+std::vector<RawClient> AttachMany(const std::string& socket, int count) {
+  std::vector<RawClient> clients;
+  for (int i = 0; i < count; ++i) {
+    auto client = Attach(socket, i);
+    if (!client) break;
+    clients.push_back(*std::move(client));
+  }
+  if (clients.empty()) _exit(5);
+  return clients;
+}
+
+// Sends `packet` on all of them and reads what comes, for ever.
+[[noreturn]] void Flood(std::vector<RawClient> clients,
+                        const wire::Request& request) {
+  uint64_t id = 1000;
+  bool said = false;
+  std::vector<pollfd> polled(clients.size());
+  while (true) {
+    wire::Packet packet;
+    *packet.mutable_request() = request;
+    for (size_t i = 0; i < clients.size(); ++i) {
+      packet.set_id(id++);
+      wire::Send(clients[i].fd(), packet).IgnoreError();
+      polled[i] = {.fd = clients[i].fd(), .events = POLLIN, .revents = 0};
+    }
+    if (!std::exchange(said, true)) SayReady();
+    poll(polled.data(), polled.size(), 10);
+    for (const pollfd& each : polled) {
+      if ((each.revents & POLLIN) == 0) continue;
+      wire::Receive(each.fd, MSG_DONTWAIT).status().IgnoreError();
+    }
+  }
+}
+
+}  // namespace
+
+void TakeSessions(const std::string& socket, int wanted, bool ranks) {
+  std::vector<RawClient> taken;
+  for (int i = 0; i < wanted; ++i) {
+    auto client = RawClient::Connect(socket);
+    if (!client.ok()) break;
+    const absl::Status welcome =
+        SayHello(*client, fmt::format("evil{}", i), ranks);
+    if (!welcome.ok()) {
+      MustNameTheLimit(welcome);
+      break;
+    }
+    taken.push_back(*std::move(client));
+  }
+  SayReady();
+  Stay();
+}
+
+void StayHalfOpen(const std::string& socket, int open) {
+  std::vector<UniqueFd> half_open(open);
+  for (size_t at = 0;; at = (at + 1) % half_open.size()) {
+    half_open[at].Reset();
+    auto fd = wire::Connect(socket);
+    if (fd.ok()) half_open[at] = *std::move(fd);
+    if (at + 1 == half_open.size()) SayReady();
+  }
+}
+
+void AskForEverything(const std::string& socket, int sessions) {
+  wire::Request query;
+  query.mutable_query();
+  Flood(AttachMany(socket, sessions), query);
+}
+
+void BeRefused(const std::string& socket, int sessions) {
+  wire::Request lease;
+  lease.mutable_lease()->set_bytes(uint64_t{1} << 40);
+  Flood(AttachMany(socket, sessions), lease);
+}
+
+void NeverRead(const std::string& socket, int sessions, int repeats) {
+  std::vector<RawClient> clients = AttachMany(socket, sessions);
+  wire::Packet packet;
+  packet.set_id(1000);
+  packet.mutable_request()->mutable_lease()->set_bytes(
+      static_cast<uint64_t>(KiB(64).count()));
+  for (RawClient& client : clients) {
+    for (int i = 0; i < repeats; ++i) {
+      wire::Send(client.fd(), packet).IgnoreError();
+    }
+  }
+  SayReady();
+  Stay();
+}
+
+void LeaveSmallExtents(const std::string& socket, int count) {
+  std::vector<RawClient> clients = AttachMany(socket, 1);
+  std::vector<uint64_t> leases;
+  for (int i = 0; i < count; ++i) {
+    const auto lease = clients[0].Lease(wire::Lease::GPU, KiB(64));
+    if (!lease.ok()) break;
+    leases.push_back(lease->body.granted().lease_id());
+  }
+  for (const uint64_t lease : leases) {
+    clients[0].Free(lease).status().IgnoreError();
+  }
+  SayReady();
+  Stay();
+}
+
+void SendNoise(const std::string& socket) {
+  std::mt19937 random(1);
+  for (int i = 0;; ++i) {
+    const auto fd = wire::Connect(socket);
+    if (!fd.ok()) continue;
+    std::string bytes(random() % 4096 + 1, '\0');
+    for (char& c : bytes) c = static_cast<char>(random());
+    bytes[0] = '\xff';  // no protobuf begins so
+    send(fd->get(), bytes.data(), bytes.size(), MSG_NOSIGNAL);
+    if (i == 10) SayReady();
+  }
+}
+
+}  // namespace sluice::testing

@@ -1,0 +1,24 @@
+// What attackers do. Each runs in a process of its own until it is killed.
+#pragma once
+
+#include <string>
+
+namespace sluice::testing {
+
+// As many sessions as it gets of `wanted`; rank sessions if `ranks`. Fails the
+// process where a refusal is not one line that names the limit.
+void TakeSessions(const std::string& socket, int wanted, bool ranks);
+// Connects and says nothing, over and over, `open` at a time.
+void StayHalfOpen(const std::string& socket, int open);
+// Sends Queries on `sessions` sessions and reads what comes, for ever.
+void AskForEverything(const std::string& socket, int sessions);
+// Repeats one lease's id on `sessions` sessions, and reads none of the answers.
+void NeverRead(const std::string& socket, int sessions, int repeats);
+// Asks for more than there is, on `sessions` sessions, for ever.
+void BeRefused(const std::string& socket, int sessions);
+// Leases `count` smallest pieces, frees them all, and stays.
+void LeaveSmallExtents(const std::string& socket, int count);
+// Packets of noise on sessions that are ended for it, for ever.
+void SendNoise(const std::string& socket);
+
+}  // namespace sluice::testing
