@@ -20,24 +20,77 @@ namespace {
 // before and gets it now holds a file that nobody else will find.
 bool IsStillAt(const UniqueFd& file, const std::string& path) {
   struct stat held, found;
-  return fstat(file.get(), &held) == 0 && stat(path.c_str(), &found) == 0 &&
+  return fstat(file.get(), &held) == 0 && lstat(path.c_str(), &found) == 0 &&
          held.st_dev == found.st_dev && held.st_ino == found.st_ino;
+}
+
+absl::Status NotOwn(const std::string& directory, const std::string& why) {
+  return absl::InvalidArgumentError(
+      fmt::format("the runtime directory {} is not safe: {}; choose another "
+                  "with --runtime-dir",
+                  directory, why));
+}
+
+// Made for this user alone to write to, whatever the umask is.
+std::error_code MakeDirectory(const std::string& directory) {
+  std::error_code error;
+  if (std::filesystem::is_directory(directory, error)) return {};
+  const mode_t before = umask(022);
+  umask(before | 022);
+  std::filesystem::create_directories(directory, error);
+  umask(before);
+  return error;
 }
 
 }  // namespace
 
-absl::StatusOr<RuntimeLock> RuntimeLock::Take(const std::string& directory) {
+absl::Status CheckOwnDirectory(const std::string& directory) {
   std::error_code error;
-  std::filesystem::create_directories(directory, error);
-  if (error) {
+  const std::filesystem::path path =
+      std::filesystem::canonical(directory, error);
+  struct stat info;
+  if (error || lstat(path.c_str(), &info) != 0) {
+    return ErrnoStatus(error ? error.value() : errno, "look at " + directory);
+  }
+  if (info.st_uid != geteuid()) {
+    return NotOwn(directory, fmt::format("it belongs to user {}, sluiced runs "
+                                         "as user {}",
+                                         info.st_uid, geteuid()));
+  }
+  if ((info.st_mode & 022) != 0) {
+    return NotOwn(directory, "others may write to it (chmod go-w)");
+  }
+  for (auto above = path.parent_path(); above != above.root_path();
+       above = above.parent_path()) {
+    if (lstat(above.c_str(), &info) != 0) {
+      return ErrnoStatus(errno, "look at " + above.string());
+    }
+    if (info.st_uid != 0 && info.st_uid != geteuid()) {
+      return NotOwn(directory, fmt::format("{} belongs to user {}, who could "
+                                           "replace it",
+                                           above.string(), info.st_uid));
+    }
+    if ((info.st_mode & S_IWOTH) != 0 && (info.st_mode & S_ISVTX) == 0) {
+      return NotOwn(directory, fmt::format("everybody may write to {}, and so "
+                                           "replace it",
+                                           above.string()));
+    }
+  }
+  return absl::OkStatus();
+}
+
+absl::StatusOr<RuntimeLock> RuntimeLock::Take(const std::string& directory) {
+  if (const std::error_code error = MakeDirectory(directory); error) {
     return absl::InvalidArgumentError(
         fmt::format("cannot make the runtime directory {}: {}; choose another "
                     "with --runtime-dir",
                     directory, error.message()));
   }
+  SLUICE_RETURN_IF_ERROR(CheckOwnDirectory(directory));
   const std::string path = directory + "/lock";
   while (true) {  // again only when another daemon ended just now
-    UniqueFd lock(open(path.c_str(), O_RDWR | O_CREAT | O_CLOEXEC, 0600));
+    UniqueFd lock(
+        open(path.c_str(), O_RDWR | O_CREAT | O_NOFOLLOW | O_CLOEXEC, 0600));
     if (!lock) return ErrnoStatus(errno, fmt::format("open {}", path));
     if (flock(lock.get(), LOCK_EX | LOCK_NB) != 0) {
       return absl::AlreadyExistsError(
@@ -49,7 +102,7 @@ absl::StatusOr<RuntimeLock> RuntimeLock::Take(const std::string& directory) {
   }
 }
 
-RuntimeLock::~RuntimeLock() {
+void RuntimeLock::Remove() {
   if (held_) unlink(path_.c_str());
 }
 
@@ -66,9 +119,10 @@ absl::StatusOr<OwnedFolder> TemporaryRuntimeDir() {
   return folder;
 }
 
-OwnedFolder::~OwnedFolder() {
+void OwnedFolder::Remove() {
   std::error_code ignored;
   if (!path_.empty()) std::filesystem::remove_all(path_, ignored);
+  path_.clear();
 }
 
 OwnedFolder::OwnedFolder(OwnedFolder&& other) noexcept

@@ -11,14 +11,22 @@
 
 namespace sluice::daemon {
 
+// Whether this process may trust what is at a path below `directory`: it is
+// this user's, only this user may write to it, and nobody but root and this
+// user can put something else in its place (each folder above is of one of
+// them, and either not writable by everybody or sticky). Else InvalidArgument.
+absl::Status CheckOwnDirectory(const std::string& directory);
+
 // `directory`/lock, held: no other daemon serves in this directory. The
 // kernel gives it back however the process ends.
 class RuntimeLock {
  public:
-  // Makes the directory if need be. InvalidArgument: it cannot be made;
-  // AlreadyExists: another daemon holds it.
+  // Makes the directory if need be. InvalidArgument: it cannot be made, or is
+  // not this user's own (CheckOwnDirectory); AlreadyExists: another daemon
+  // holds it.
   static absl::StatusOr<RuntimeLock> Take(const std::string& directory);
-  ~RuntimeLock();  // removes the file
+  ~RuntimeLock() { Remove(); }
+  void Remove();  // the file; nobody else can have it before the process ends
   RuntimeLock(RuntimeLock&&) = default;
 
  private:
@@ -33,11 +41,12 @@ class RuntimeLock {
 class OwnedFolder {
  public:
   OwnedFolder() = default;
-  ~OwnedFolder();
+  ~OwnedFolder() { Remove(); }
   OwnedFolder(OwnedFolder&& other) noexcept;
 
   void Own(const std::string& path) { path_ = path; }
   const std::string& path() const { return path_; }
+  void Remove();  // owns none from then on
 
  private:
   std::string path_;  // empty: owns none

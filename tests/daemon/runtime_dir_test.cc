@@ -1,5 +1,8 @@
 #include "daemon/runtime_dir.h"
 
+#include <sys/stat.h>
+#include <unistd.h>
+
 #include <atomic>
 #include <filesystem>
 #include <fstream>
@@ -54,6 +57,50 @@ TEST(RuntimeLock, IsNeverHeldByTwoHoweverTheyComeAndGo) {
   for (std::thread& thread : threads) thread.join();
   EXPECT_FALSE(two);
   EXPECT_GT(taken, 0);
+}
+
+TEST(RuntimeLock, IsNotTakenWhereOthersMayWrite) {
+  testing::TempDir directory;
+  for (const mode_t mode : {0770, 0707, 01777}) {
+    ASSERT_EQ(chmod(directory.path().c_str(), mode), 0);
+    EXPECT_THAT(RuntimeLock::Take(directory.path()),
+                StatusIs(absl::StatusCode::kInvalidArgument,
+                         HasSubstr("others may write to it")));
+  }
+  ASSERT_EQ(chmod(directory.path().c_str(), 0755), 0);
+  EXPECT_THAT(RuntimeLock::Take(directory.path()), IsOk());
+  // Nor below such a folder: it could be replaced.
+  const std::string inner = directory.File("inner");
+  ASSERT_EQ(mkdir(inner.c_str(), 0755), 0);
+  ASSERT_EQ(chmod(directory.path().c_str(), 0777), 0);
+  EXPECT_THAT(RuntimeLock::Take(inner),
+              StatusIs(absl::StatusCode::kInvalidArgument,
+                       HasSubstr("everybody may write to")));
+  ASSERT_EQ(chmod(directory.path().c_str(), 01777), 0);
+  EXPECT_THAT(RuntimeLock::Take(inner), IsOk());
+}
+
+TEST(RuntimeLock, IsNotTakenInAnothersFolder) {
+  if (geteuid() != 0) GTEST_SKIP() << "only root can give a folder away";
+  testing::TempDir directory;
+  const std::string inner = directory.File("inner");
+  ASSERT_EQ(mkdir(inner.c_str(), 0755), 0);
+  ASSERT_EQ(chown(directory.path().c_str(), 12345, 12345), 0);
+  EXPECT_THAT(RuntimeLock::Take(directory.path()),
+              StatusIs(absl::StatusCode::kInvalidArgument,
+                       HasSubstr("belongs to user 12345")));
+  EXPECT_THAT(RuntimeLock::Take(inner),
+              StatusIs(absl::StatusCode::kInvalidArgument,
+                       HasSubstr("who could replace it")));
+}
+
+// A root daemon that followed one wrote where its maker wanted.
+TEST(RuntimeLock, FollowsNoLink) {
+  testing::TempDir directory;
+  const std::string target = directory.File("target");
+  ASSERT_EQ(symlink(target.c_str(), directory.File("lock").c_str()), 0);
+  EXPECT_FALSE(RuntimeLock::Take(directory.path()).ok());
+  EXPECT_FALSE(std::filesystem::exists(target));
 }
 
 TEST(OwnedFolder, GoesWithItsOwnerAndOnlyOnce) {

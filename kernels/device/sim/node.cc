@@ -180,7 +180,7 @@ absl::StatusOr<SharedState*> MapState(int fd, const std::string& path) {
 // Ok if there is no node at `path`, or one that no process uses; `lock` then
 // keeps others from opening it.
 absl::Status LockUnused(const std::string& path, UniqueFd& lock) {
-  lock = UniqueFd(open(path.c_str(), O_RDWR | O_CLOEXEC));
+  lock = UniqueFd(open(path.c_str(), O_RDWR | O_NOFOLLOW | O_CLOEXEC));
   if (!lock) {
     return errno == ENOENT ? absl::OkStatus()
                            : ErrnoStatus(errno, "open " + path);
@@ -197,7 +197,7 @@ absl::Status LockUnused(const std::string& path, UniqueFd& lock) {
 absl::StatusOr<UniqueFd> OpenLocked(const std::string& directory) {
   const std::string path = StatePath(directory);
   while (true) {
-    UniqueFd fd(open(path.c_str(), O_RDWR | O_CLOEXEC));
+    UniqueFd fd(open(path.c_str(), O_RDWR | O_NOFOLLOW | O_CLOEXEC));
     if (!fd && (errno == ENOENT || errno == ENOTDIR)) {
       return absl::NotFoundError(fmt::format(
           "no simulated node in {}: start sluiced, or make one", directory));
@@ -298,24 +298,36 @@ absl::Status CreateSimNode(const std::string& directory,
   SLUICE_RETURN_IF_ERROR(LockUnused(StatePath(directory), lock));
 
   const std::string fresh = fmt::format("{}/node.new.{}", directory, getpid());
-  UniqueFd fd(
-      open(fresh.c_str(), O_RDWR | O_CREAT | O_TRUNC | O_CLOEXEC, 0666));
-  if (!fd) return ErrnoStatus(errno, "make " + fresh);
-  // Ranks of any user use the node; who may reach it is the directory's
-  // permission to give.
-  fchmod(fd.get(), 0666);
-  if (ftruncate(fd.get(), sizeof(SharedState)) != 0) {
-    const absl::Status status = ErrnoStatus(errno, "size " + fresh);
-    unlink(fresh.c_str());
-    return status;
-  }
-  SLUICE_ASSIGN_OR_RETURN(SharedState* const state, MapState(fd.get(), fresh));
-  FillState(config, *state);
-  munmap(state, sizeof(SharedState));
-  if (rename(fresh.c_str(), StatePath(directory).c_str()) != 0) {
-    return ErrnoStatus(errno, "put the node in " + directory);
-  }
-  return absl::OkStatus();
+  unlink(fresh.c_str());  // of a process that had this pid, and died in here
+  const absl::Status made = [&]() -> absl::Status {
+    UniqueFd fd(open(fresh.c_str(),
+                     O_RDWR | O_CREAT | O_EXCL | O_NOFOLLOW | O_CLOEXEC, 0666));
+    if (!fd) return ErrnoStatus(errno, "make " + fresh);
+    // Ranks of any user use the node; who may reach it is the directory's
+    // permission to give.
+    fchmod(fd.get(), 0666);
+    // Every page now: on a file system that is full later, a write to a page
+    // that is not there ends the process (SIGBUS).
+    if (const int error = posix_fallocate(fd.get(), 0, sizeof(SharedState));
+        error != 0) {
+      return ErrnoStatus(
+          error,
+          fmt::format(
+              "make {} of {}",
+              FormatBytes(Bytes(static_cast<int64_t>(sizeof(SharedState)))),
+              fresh));
+    }
+    SLUICE_ASSIGN_OR_RETURN(SharedState* const state,
+                            MapState(fd.get(), fresh));
+    FillState(config, *state);
+    munmap(state, sizeof(SharedState));
+    if (rename(fresh.c_str(), StatePath(directory).c_str()) != 0) {
+      return ErrnoStatus(errno, "put the node in " + directory);
+    }
+    return absl::OkStatus();
+  }();
+  if (!made.ok()) unlink(fresh.c_str());
+  return made;
 }
 
 absl::StatusOr<std::unique_ptr<NodeMapping>> NodeMapping::Open(

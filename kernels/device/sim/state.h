@@ -8,7 +8,7 @@
 //                                 moment its inode is set; the sums are made
 //                                 anew after a holder of the mutex died
 //
-// All of it is zero-initialised: the file is sparse.
+// All of it is zero-initialised, and allocated when the node is made.
 #pragma once
 
 #include <pthread.h>
