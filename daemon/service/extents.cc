@@ -2,7 +2,6 @@
 
 #include <utility>
 
-#include "absl/time/clock.h"
 #include "daemon/service/log.h"
 #include "proto/base/status.h"
 
@@ -53,35 +52,72 @@ void Extents::MakeBatch(const std::shared_ptr<Batch>& batch) {
     if (open_ == batch) open_ = nullptr;
     wanted.swap(*batch);
   }
-  MakeAll(wanted, clock_.Now() + patience_);
+  MakeAll(wanted);
 }
 
-void Extents::MakeAll(const Batch& wanted, absl::Time deadline) {
-  Batch later;
+void Extents::MakeAll(const Batch& wanted) {
+  const absl::Time deadline = clock_.Now() + patience_;
+  const bool retrying = !waiting_.empty();
   std::vector<std::pair<ExtentId, absl::StatusOr<Extent>>> made;
   made.reserve(wanted.size());
   for (const Wanted& each : wanted) {
     const auto memory = driver_->Create(PlacementOf(each.pool), each.size);
     if (memory.ok()) {
       made.emplace_back(each.id, Share(*memory));
-    } else if (absl::IsResourceExhausted(memory.status()) &&
-               clock_.Now() < deadline) {
-      later.push_back(each);
+    } else if (absl::IsResourceExhausted(memory.status())) {
+      waiting_.push_back({each, deadline, memory.status()});
     } else {
       made.emplace_back(each.id, memory.status());
     }
   }
-  if (!made.empty()) {
-    loop_->Post([this, made = std::move(made)]() mutable {
-      for (auto& [id, extent] : made) Keep(id, std::move(extent));
-    });
+  Tell(std::move(made));
+  if (!retrying) RetryLater();
+}
+
+void Extents::RetryLater() {
+  if (waiting_.empty()) return;
+  device_.RunAfter(kBetweenTries, [this] { Retry(); });
+}
+
+void Extents::Retry() {
+  std::vector<Waiting> still;
+  std::map<PoolId, Bytes> refused;  // the least of each pool, just now
+  std::vector<std::pair<ExtentId, absl::StatusOr<Extent>>> made;
+  const absl::Time now = clock_.Now();
+  for (Waiting& each : waiting_) {
+    const Wanted& wanted = each.wanted;
+    const auto known = refused.find(wanted.pool);
+    if (known == refused.end() || wanted.size < known->second) {
+      const auto memory =
+          driver_->Create(PlacementOf(wanted.pool), wanted.size);
+      if (memory.ok()) {
+        made.emplace_back(wanted.id, Share(*memory));
+        continue;
+      }
+      if (!absl::IsResourceExhausted(memory.status())) {
+        made.emplace_back(wanted.id, memory.status());
+        continue;
+      }
+      each.why = memory.status();
+      refused[wanted.pool] = wanted.size;
+    }
+    if (now >= each.deadline) {
+      made.emplace_back(wanted.id, std::move(each.why));
+    } else {
+      still.push_back(std::move(each));
+    }
   }
-  if (!later.empty()) {
-    absl::SleepFor(kBetweenTries);
-    device_.Run([this, later = std::move(later), deadline] {
-      MakeAll(later, deadline);
-    });
-  }
+  waiting_ = std::move(still);
+  Tell(std::move(made));
+  RetryLater();
+}
+
+void Extents::Tell(
+    std::vector<std::pair<ExtentId, absl::StatusOr<Extent>>> made) {
+  if (made.empty()) return;
+  loop_->Post([this, made = std::move(made)]() mutable {
+    for (auto& [id, extent] : made) Keep(id, std::move(extent));
+  });
 }
 
 void Extents::Keep(ExtentId id, absl::StatusOr<Extent> extent) {

@@ -7,7 +7,9 @@
 // Policy counts the memory of a dead process as free when its end is reported;
 // the device may have it back a little later. So what it says it has no room
 // for is asked for again, behind everything queued meanwhile (a Destroy may be
-// what makes room), for at most `patience`.
+// what makes room), for at most `patience`. The device thread does not sleep in
+// between, and each time asks for no more of a pool that has just refused as
+// little: extents that cannot be made hold up nobody else's.
 //
 // Thread safety: loop's thread only.
 #pragma once
@@ -45,6 +47,8 @@ class Extents {
   // Of a made extent.
   std::shared_ptr<const UniqueFd> fd(ExtentId id) const;
   size_t size() const { return extents_.size(); }
+  // No device call any more; false: one still ran after `patience`.
+  bool Finish(absl::Duration patience) { return device_.Finish(patience); }
 
  private:
   struct Extent {
@@ -63,8 +67,12 @@ class Extents {
   // asks for many extents together, and a wake-up a piece would cost more
   // than making them.
   void MakeBatch(const std::shared_ptr<Batch>& batch);
-  // Makes what can be made; the rest again later, until `deadline`.
-  void MakeAll(const Batch& wanted, absl::Time deadline);
+  // Makes what can be made; where the device has no room, adds to `waiting_`.
+  void MakeAll(const Batch& wanted);
+  // Tries again what waits.
+  void Retry();
+  void RetryLater();
+  void Tell(std::vector<std::pair<ExtentId, absl::StatusOr<Extent>>> made);
   void Keep(ExtentId id, absl::StatusOr<Extent> extent);
 
   device::Driver* driver_;
@@ -77,6 +85,13 @@ class Extents {
   // The batch that more can join. Null once it has begun, and after a Destroy:
   // what is wanted later may need its memory.
   std::shared_ptr<Batch> open_ ABSL_GUARDED_BY(mutex_);
+  // What the device had no room for; on the device thread only.
+  struct Waiting {
+    Wanted wanted;
+    absl::Time deadline;
+    absl::Status why;
+  };
+  std::vector<Waiting> waiting_;
   TaskThread device_;  // last: its tasks use the rest
 };
 

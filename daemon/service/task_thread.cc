@@ -2,6 +2,8 @@
 
 #include <pthread.h>
 
+#include <utility>
+
 namespace sluice::daemon {
 
 TaskThread::TaskThread(const std::string& name) : thread_([this] { Work(); }) {
@@ -9,27 +11,58 @@ TaskThread::TaskThread(const std::string& name) : thread_([this] { Work(); }) {
 }
 
 TaskThread::~TaskThread() {
-  {
-    const MutexLock lock(mutex_);
-    stopping_ = true;
-  }
-  ready_.NotifyAll();
+  Finish(absl::ZeroDuration());
   thread_.join();
 }
 
 void TaskThread::Run(std::function<void()> task) {
   {
     const MutexLock lock(mutex_);
+    if (stopping_) return;
     tasks_.push_back(std::move(task));
   }
-  ready_.NotifyOne();
+  ready_.NotifyAll();
+}
+
+void TaskThread::RunAfter(absl::Duration delay, std::function<void()> task) {
+  {
+    const MutexLock lock(mutex_);
+    if (stopping_) return;
+    later_.emplace(CondVar::Deadline(delay), std::move(task));
+  }
+  ready_.NotifyAll();
+}
+
+bool TaskThread::Finish(absl::Duration patience) {
+  const auto deadline = CondVar::Deadline(patience);
+  const MutexLock lock(mutex_);
+  stopping_ = true;
+  ready_.NotifyAll();
+  while (!ended_ && ready_.WaitUntil(mutex_, deadline)) {
+  }
+  return ended_;
+}
+
+void TaskThread::TakeDue() {
+  const Time now = std::chrono::steady_clock::now();
+  while (!later_.empty() && later_.begin()->first <= now) {
+    tasks_.push_back(std::move(later_.begin()->second));
+    later_.erase(later_.begin());
+  }
 }
 
 void TaskThread::Work() {
   MutexLock lock(mutex_);
-  while (true) {
-    while (!stopping_ && tasks_.empty()) ready_.Wait(mutex_);
-    if (stopping_) return;
+  while (!stopping_) {
+    TakeDue();
+    if (tasks_.empty() && later_.empty()) {
+      ready_.Wait(mutex_);
+      continue;
+    }
+    if (tasks_.empty()) {
+      ready_.WaitUntil(mutex_, later_.begin()->first);
+      continue;
+    }
     auto task = std::move(tasks_.front());
     tasks_.pop_front();
     lock.Unlock();
@@ -37,6 +70,8 @@ void TaskThread::Work() {
     task = nullptr;
     lock.Lock();
   }
+  ended_ = true;
+  ready_.NotifyAll();
 }
 
 }  // namespace sluice::daemon

@@ -1,14 +1,17 @@
 // A thread that runs tasks in order, for what the loop must not wait for:
 // calls of the device (making pinned memory takes seconds), large decodes.
 //
-// Thread safety: Run from any thread.
+// Thread safety: Run, RunAfter and Finish from any thread but its own.
 #pragma once
 
+#include <chrono>
 #include <deque>
 #include <functional>
+#include <map>
 #include <string>
 #include <thread>
 
+#include "absl/time/time.h"
 #include "proto/base/mutex.h"
 
 namespace sluice::daemon {
@@ -22,14 +25,24 @@ class TaskThread {
   TaskThread(const TaskThread&) = delete;
 
   void Run(std::function<void()> task);
+  // ... when `delay` has passed, behind what was there by then.
+  void RunAfter(absl::Duration delay, std::function<void()> task);
+  // Drops what has not begun, takes nothing more, and waits for what runs.
+  // False: it still ran after `patience`.
+  bool Finish(absl::Duration patience);
 
  private:
+  using Time = std::chrono::steady_clock::time_point;
   void Work();
+  // Moves what is due into `tasks_`.
+  void TakeDue() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
 
   Mutex mutex_;
   CondVar ready_;
   std::deque<std::function<void()>> tasks_ ABSL_GUARDED_BY(mutex_);
+  std::multimap<Time, std::function<void()>> later_ ABSL_GUARDED_BY(mutex_);
   bool stopping_ ABSL_GUARDED_BY(mutex_) = false;
+  bool ended_ ABSL_GUARDED_BY(mutex_) = false;
   std::thread thread_;
 };
 

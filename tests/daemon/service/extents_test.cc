@@ -138,6 +138,27 @@ TEST_F(ExtentsTest, WaitingForMemoryDoesNotHoldUpADestroyThatMakesRoom) {
   EXPECT_THAT(Made(kHeld + 1), Each(IsOk()));
 }
 
+// The device thread slept 10 ms for each of them, one after the other.
+TEST_F(ExtentsTest, ThoseThatCannotBeMadeHoldUpNobodyElses) {
+  OnLoop([&] {
+    for (int id = 0; id < kHeld; ++id) Make(id);
+  });
+  Made(kHeld);
+  constexpr int kFailing = 40;
+  for (int i = 0; i < kFailing; ++i) {
+    OnLoop([&] { Make(kHeld + i); });
+    absl::SleepFor(absl::Milliseconds(12));  // a batch each
+  }
+  for (int i = 0; i < 10; ++i) {
+    const absl::Time start = clock_.Now();
+    OnLoop([&] {
+      extents_->Make(ExtentId(1000 + i), {PoolKind::kHost, 0}, kExtent);
+    });
+    EXPECT_THAT(Made(kHeld + i + 1).back(), IsOk());
+    EXPECT_LT(clock_.Now() - start, absl::Milliseconds(200));
+  }
+}
+
 // Only "no room": what else goes wrong would go wrong again.
 TEST_F(ExtentsTest, OtherFaultsAreToldAtOnce) {
   auto node = device::SimNode::Open(directory_.path());
