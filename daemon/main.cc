@@ -3,11 +3,13 @@
 #include <malloc.h>
 #include <signal.h>
 #include <sys/resource.h>
+#include <unistd.h>
 
 #include <CLI/CLI.hpp>
 #include <algorithm>
 #include <cstdio>
 #include <filesystem>
+#include <optional>
 #include <string>
 #include <utility>
 
@@ -26,6 +28,9 @@
 
 namespace sluice::daemon {
 namespace {
+
+// How long an end waits for what runs beside the loop.
+constexpr absl::Duration kEndingPatience = absl::Milliseconds(300);
 
 struct Arguments {
   std::string config;
@@ -139,8 +144,9 @@ absl::Status CheckConfig(const Arguments& arguments) {
 absl::Status Serve(const Arguments& arguments) {
   SLUICE_ASSIGN_OR_RETURN(const Config config, ConfigOf(arguments));
   SetLogLevel(config.log_level);
+  std::optional<LogThread> log(std::in_place);
   // First, so that it goes last: what the rest leaves is gone by then.
-  SLUICE_ASSIGN_OR_RETURN(const RuntimeLock lock,
+  SLUICE_ASSIGN_OR_RETURN(RuntimeLock lock,
                           RuntimeLock::Take(arguments.runtime_dir));
   // Before what takes long, so that /readyz says that it starts.
   SLUICE_ASSIGN_OR_RETURN(auto http, StartHttp(config, arguments.runtime_dir));
@@ -184,8 +190,19 @@ absl::Status Serve(const Arguments& arguments) {
   service->Run();
   http.reset();
   admin.reset();
-  WriteLog(LogLevel::kInfo, "stopped");
-  return absl::OkStatus();
+  if (service->Finish(kEndingPatience)) {
+    WriteLog(LogLevel::kInfo, "stopped");
+    return absl::OkStatus();
+  }
+  // A call that does not come back holds what would be destroyed. The kernel
+  // takes it all; only the files are ours to remove.
+  WriteLog(LogLevel::kWarning,
+           "stopped, though a device call or a profile was not finished");
+  service->RemoveSocket();
+  node.own_sim.Remove();
+  lock.Remove();
+  log.reset();
+  _exit(0);
 }
 
 int Fail(const absl::Status& status) {

@@ -45,7 +45,10 @@ absl::StatusOr<UniqueFd> ToMemfd(std::string_view name,
   return fd;
 }
 
-absl::StatusOr<std::string> FromMemfd(const UniqueFd& fd) {
+namespace {
+
+// The size of what passes CheckMemfd.
+absl::StatusOr<size_t> SizeOfMemfd(const UniqueFd& fd) {
   // Unsealed, its size could change between the check and the read.
   const int seals = fcntl(fd.get(), F_GET_SEALS);
   if (seals < 0 || (seals & kSeals) != kSeals) {
@@ -56,7 +59,16 @@ absl::StatusOr<std::string> FromMemfd(const UniqueFd& fd) {
   struct stat info;
   if (fstat(fd.get(), &info) != 0) return ErrnoStatus(errno, "fstat a memfd");
   if (info.st_size > kMaxMemfdBytes) return TooLarge(info.st_size);
-  std::string bytes(static_cast<size_t>(info.st_size), '\0');
+  return static_cast<size_t>(info.st_size);
+}
+
+}  // namespace
+
+absl::Status CheckMemfd(const UniqueFd& fd) { return SizeOfMemfd(fd).status(); }
+
+absl::StatusOr<std::string> FromMemfd(const UniqueFd& fd) {
+  SLUICE_ASSIGN_OR_RETURN(const size_t size, SizeOfMemfd(fd));
+  std::string bytes(size, '\0');
   for (size_t done = 0; done < bytes.size();) {
     const ssize_t got = pread(fd.get(), bytes.data() + done,
                               bytes.size() - done, static_cast<off_t>(done));

@@ -9,6 +9,7 @@
 #include <array>
 #include <cerrno>
 #include <cstring>
+#include <iterator>
 #include <utility>
 
 #include "proto/base/shortage.h"
@@ -72,9 +73,28 @@ absl::Status SendFault(int error) {
 }
 
 // Adopts every descriptor that came beside a packet, so that none leaks
-// whatever is wrong with the packet.
-std::vector<UniqueFd> TakeFds(msghdr& header) {
-  std::vector<UniqueFd> fds;
+// whatever is wrong with the packet. What is not taken is discarded.
+class ReceivedFds {
+ public:
+  ReceivedFds(msghdr& header, const Discard& discard);
+  ~ReceivedFds() {
+    for (UniqueFd& fd : fds_) {
+      if (discard_) discard_(std::move(fd));
+    }
+  }
+  ReceivedFds(const ReceivedFds&) = delete;
+
+  size_t size() const { return fds_.size(); }
+  // The first of them, at most so many.
+  std::vector<UniqueFd> Take(size_t most);
+
+ private:
+  const Discard& discard_;
+  std::vector<UniqueFd> fds_;
+};
+
+ReceivedFds::ReceivedFds(msghdr& header, const Discard& discard)
+    : discard_(discard) {
   for (cmsghdr* part = CMSG_FIRSTHDR(&header); part != nullptr;
        part = CMSG_NXTHDR(&header, part)) {
     if (part->cmsg_level != SOL_SOCKET || part->cmsg_type != SCM_RIGHTS) {
@@ -84,14 +104,21 @@ std::vector<UniqueFd> TakeFds(msghdr& header) {
     for (size_t i = 0; i < count; ++i) {
       int fd;
       std::memcpy(&fd, CMSG_DATA(part) + i * sizeof(int), sizeof(int));
-      fds.emplace_back(fd);
+      fds_.emplace_back(fd);
     }
   }
-  return fds;
+}
+
+std::vector<UniqueFd> ReceivedFds::Take(size_t most) {
+  const auto end = fds_.begin() + std::min(most, fds_.size());
+  std::vector<UniqueFd> taken(std::make_move_iterator(fds_.begin()),
+                              std::make_move_iterator(end));
+  fds_.erase(fds_.begin(), end);
+  return taken;
 }
 
 absl::StatusOr<Message> Parse(const char* bytes, size_t size,
-                              std::vector<UniqueFd> fds) {
+                              ReceivedFds& fds) {
   // protobuf would print to stderr what the Status says.
   static const auto silenced = google::protobuf::SetLogHandler(nullptr);
   (void)silenced;
@@ -106,9 +133,7 @@ absl::StatusOr<Message> Parse(const char* bytes, size_t size,
         fmt::format("a packet came with {} file descriptors, it needs {}",
                     fds.size(), allowed.min));
   }
-  // Surplus ones close here.
-  if (fds.size() > allowed.max) fds.resize(allowed.max);
-  message.fds = std::move(fds);
+  message.fds = fds.Take(allowed.max);
   return message;
 }
 
@@ -150,7 +175,8 @@ absl::Status Send(int socket, const Packet& packet, std::span<const int> fds) {
   }
 }
 
-absl::StatusOr<std::optional<Message>> Receive(int socket, int flags) {
+absl::StatusOr<std::optional<Message>> Receive(int socket, int flags,
+                                               const Discard& discard) {
   std::array<char, kMaxPacketBytes> buffer;
   alignas(cmsghdr) std::array<char, CMSG_SPACE(kMaxFds * sizeof(int))> control;
   iovec data = {buffer.data(), buffer.size()};
@@ -168,7 +194,7 @@ absl::StatusOr<std::optional<Message>> Receive(int socket, int flags) {
     if (errno == EAGAIN) return absl::UnavailableError("no packet is waiting");
     return ErrnoStatus(errno, "receive on the session socket");
   }
-  std::vector<UniqueFd> fds = TakeFds(header);
+  ReceivedFds fds(header, discard);
   // SEQPACKET cannot tell an empty packet from the end; no peer of ours sends
   // an empty one.
   if (size == 0) return std::nullopt;
@@ -185,8 +211,7 @@ absl::StatusOr<std::optional<Message>> Receive(int socket, int flags) {
             fds.size(), kMaxFds)),
         fds.size() < kMaxFds ? Shortage::kOpenFiles : Shortage::kNone);
   }
-  auto message =
-      Parse(buffer.data(), static_cast<size_t>(size), std::move(fds));
+  auto message = Parse(buffer.data(), static_cast<size_t>(size), fds);
   if (!message.ok()) return message.status();
   return *std::move(message);
 }

@@ -2,7 +2,8 @@
 //
 // The trust boundary. Everything read is checked here, once: packet size,
 // truncation (MSG_TRUNC, MSG_CTRUNC), parse errors, more descriptors than the
-// message may carry (surplus ones are closed). Above this file fields are in
+// message may carry (surplus ones are closed, or discarded as the caller says:
+// closing somebody else's descriptor may block). Above this file fields are in
 // range or the packet was refused.
 //
 // Thread safety: one thread may send while another receives; two senders need
@@ -10,6 +11,7 @@
 #pragma once
 
 #include <cstdint>
+#include <functional>
 #include <optional>
 #include <span>
 #include <string>
@@ -39,9 +41,14 @@ struct Message {
 absl::Status Send(int socket, const Packet& packet,
                   std::span<const int> fds = {});
 
+// What becomes of a descriptor that came and is not handed on.
+using Discard = std::function<void(UniqueFd)>;
+
 // Receives one packet. nullopt: the peer closed. `flags`: MSG_DONTWAIT gives
-// Unavailable with nothing there.
-absl::StatusOr<std::optional<Message>> Receive(int socket, int flags = 0);
+// Unavailable with nothing there. Without `discard` descriptors that are not
+// in the message are closed here: only for who trusts the peer.
+absl::StatusOr<std::optional<Message>> Receive(int socket, int flags = 0,
+                                               const Discard& discard = {});
 
 // Is every field of a request in range (names printable and short, sizes
 // positive and below 2^60, ordinals below 1024, the right number of fds)?
@@ -55,5 +62,7 @@ absl::StatusOr<UniqueFd> Connect(const std::string& path);
 // Bytes as a sealed memfd, and back (checked: sealed, at most kMaxMemfdBytes).
 absl::StatusOr<UniqueFd> ToMemfd(std::string_view name, std::string_view bytes);
 absl::StatusOr<std::string> FromMemfd(const UniqueFd& fd);
+// The same checks alone. What passes can neither block nor change.
+absl::Status CheckMemfd(const UniqueFd& fd);
 
 }  // namespace sluice::wire

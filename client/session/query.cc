@@ -1,5 +1,7 @@
 #include "client/session/query.h"
 
+#include <fmt/format.h>
+
 #include <cstdint>
 #include <utility>
 
@@ -9,6 +11,23 @@
 #include "proto/base/status.h"
 
 namespace sluice::client {
+
+namespace {
+
+// The daemon answers an observer within milliseconds; a person waits.
+constexpr absl::Duration kPatience = absl::Seconds(5);
+
+// `reply`, saying whom was asked in vain.
+template <typename Reply>
+Reply NameSocket(Reply reply, const std::string& socket) {
+  if (!absl::IsDeadlineExceeded(reply.status())) return reply;
+  return absl::DeadlineExceededError(
+      fmt::format("sluiced at {} does not answer ({}): is it stopped?",
+                  socket.empty() ? DefaultSocket() : socket,
+                  absl::FormatDuration(kPatience)));
+}
+
+}  // namespace
 
 absl::StatusOr<Observer> Observe(const std::string& socket) {
   Observer observer;
@@ -21,7 +40,9 @@ absl::StatusOr<Observer> Observe(const std::string& socket) {
   hello->set_protocol(wire::kProtocolVersion);
   hello->set_job("observer");
   hello->set_observer(true);
-  SLUICE_ASSIGN_OR_RETURN(auto reply, observer.connection->Call(request));
+  SLUICE_ASSIGN_OR_RETURN(
+      auto reply,
+      NameSocket(observer.connection->Call(request, {}, kPatience), socket));
   observer.welcome = std::move(reply[0]);
   return observer;
 }
@@ -46,7 +67,9 @@ absl::StatusOr<NodeStatus> QueryNode(const std::string& socket,
   SLUICE_ASSIGN_OR_RETURN(const Observer observer, Observe(socket));
   wire::Request request;
   request.mutable_query()->set_plan_id(plan_id);
-  SLUICE_ASSIGN_OR_RETURN(const auto reply, observer.connection->Call(request));
+  SLUICE_ASSIGN_OR_RETURN(
+      const auto reply,
+      NameSocket(observer.connection->Call(request, {}, kPatience), socket));
   const wire::Message& message = reply[0];
   NodeStatus status;
   status.json = message.packet.reply().snapshot().json();

@@ -92,6 +92,10 @@ struct Snapshot {
   std::vector<LoggedEvent> events;
   int sessions = 0, half_open = 0;
   size_t extents = 0;
+  // The service's, not policy's: lines that are not in the log, descriptors of
+  // clients that wait to be closed.
+  uint64_t log_lines_dropped = 0, log_lines_suppressed = 0;
+  size_t descriptors_closing = 0;
   // Only in a whole snapshot (no viewer).
   std::optional<Stats> stats;
 };

@@ -306,6 +306,19 @@ void AddSwap(const Snapshot& from, Families& to) {
   }
 }
 
+void AddLosses(const Snapshot& from, Families& to) {
+  to.Counter("sluice_log_lines_dropped_total",
+             "Lines that are not in the log because nobody read it.",
+             from.log_lines_dropped);
+  to.Counter("sluice_log_lines_suppressed_total",
+             "Lines that are not in the log because one user caused too many.",
+             from.log_lines_suppressed);
+  to.Gauge("sluice_descriptors_closing",
+           "Descriptors that clients sent, and sockets of ended sessions, "
+           "that wait to be closed.",
+           static_cast<double>(from.descriptors_closing));
+}
+
 void AddService(const Snapshot& from, Families& to) {
   const Stats& stats = *from.stats;
   to.Add("sluice_build_info", "Always 1; the version is a label.",
@@ -371,6 +384,7 @@ std::string PrometheusText(const Snapshot& snapshot,
   SLUICE_CHECK(snapshot.stats.has_value());
   Families families;
   AddService(snapshot, families);
+  AddLosses(snapshot, families);
   AddPools(snapshot, families);
   AddSwap(snapshot, families);
   AddLinks(snapshot, families);

@@ -1,6 +1,8 @@
 #include "daemon/service/channel.h"
 
 #include <fmt/format.h>
+#include <linux/sockios.h>
+#include <sys/ioctl.h>
 #include <sys/socket.h>
 
 #include "proto/base/status.h"
@@ -10,15 +12,21 @@ namespace {
 
 // So that one busy client does not keep the others waiting.
 constexpr int kPacketsAWakeup = 16;
-constexpr int kMaxDrained = 1024;
 // Edge-triggered: writable space, not "writable", is the news. A descriptor
 // limit (ETOOMANYREFS) leaves the socket writable and would spin otherwise.
 constexpr uint32_t kWaitToWrite = EPOLLOUT | EPOLLET;
 
 }  // namespace
 
-Channel::Channel(Loop* loop, UniqueFd socket, UniqueFd pidfd, Handlers handlers)
+Channel::Channel(Loop* loop, Closer* closer, uint32_t uid, UniqueFd socket,
+                 UniqueFd pidfd, Handlers handlers)
     : loop_(loop),
+      closer_(closer),
+      uid_(uid),
+      discard_([this](UniqueFd fd) {
+        discarded_ |= static_cast<bool>(fd);
+        closer_->Discard(uid_, std::move(fd));
+      }),
       socket_(std::move(socket)),
       pidfd_(std::move(pidfd)),
       handlers_(std::move(handlers)) {
@@ -32,7 +40,7 @@ Channel::Channel(Loop* loop, UniqueFd socket, UniqueFd pidfd, Handlers handlers)
 }
 
 Channel::~Channel() {
-  if (socket_) loop_->Remove(socket_.get());
+  CloseSocket();
   if (pidfd_) loop_->Remove(pidfd_.get());
 }
 
@@ -46,13 +54,21 @@ void Channel::OnSocket(uint32_t events) {
 
 void Channel::ReadSome() {
   for (int i = 0; i < kPacketsAWakeup && socket_ && queue_.empty(); ++i) {
-    auto received = wire::Receive(socket_.get(), MSG_DONTWAIT);
+    auto received = wire::Receive(socket_.get(), MSG_DONTWAIT, discard_);
     if (absl::IsUnavailable(received.status())) return;
     if (!received.ok()) {
       return handlers_.broken(std::string(received.status().message()));
     }
     if (!received->has_value()) return handlers_.ended();
-    handlers_.message(std::move(**received));
+    handlers_.message(**received);
+    for (UniqueFd& fd : (*received)->fds) discard_(std::move(fd));
+    if (discarded_ && socket_ &&
+        closer_->waiting_of(uid_) > Closer::kMostOfAUser) {
+      return handlers_.broken(
+          fmt::format("more than {} file descriptors that user {} sent wait to "
+                      "be closed",
+                      Closer::kMostOfAUser, uid_));
+    }
   }
 }
 
@@ -94,6 +110,16 @@ void Channel::Flush() {
   loop_->Change(socket_.get(), EPOLLIN);
 }
 
+int Channel::unread_memfds() {
+  // The kernel's word: what was sent and not received yet.
+  int unread = 0;
+  if (queue_.empty() && socket_ &&
+      ioctl(socket_.get(), SIOCOUTQ, &unread) == 0 && unread == 0) {
+    unread_memfds_ = 0;
+  }
+  return unread_memfds_;
+}
+
 absl::Time Channel::stall_deadline() const {
   return queue_.empty() || !socket_ ? absl::InfiniteFuture()
                                     : stalled_since_ + kStallLimit;
@@ -102,19 +128,7 @@ absl::Time Channel::stall_deadline() const {
 void Channel::CloseSocket() {
   if (!socket_) return;
   loop_->Remove(socket_.get());
-  // A forked child may hold the peer's end; shutdown ends the session for it
-  // too.
-  shutdown(socket_.get(), SHUT_RDWR);
-  // Closed with unread packets, a socket resets its peer, which would then
-  // miss what was sent last (why it was evicted).
-  for (int i = 0; i < kMaxDrained; ++i) {
-    const auto unread = wire::Receive(socket_.get(), MSG_DONTWAIT);
-    if (unread.ok() ? !unread->has_value()
-                    : !absl::IsInvalidArgument(unread.status())) {
-      break;
-    }
-  }
-  socket_.Reset();
+  closer_->CloseSession(std::move(socket_));
   queue_.clear();
 }
 

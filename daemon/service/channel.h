@@ -15,6 +15,7 @@
 #include "absl/status/status.h"
 #include "absl/time/time.h"
 #include "daemon/core/types.h"
+#include "daemon/service/closer.h"
 #include "daemon/service/convert.h"
 #include "daemon/service/loop.h"
 #include "proto/base/unique_fd.h"
@@ -29,14 +30,17 @@ class Channel {
   static constexpr size_t kMaxQueued = 4096;
 
   struct Handlers {
-    std::function<void(wire::Message)> message;
+    // What it leaves of the descriptors is discarded.
+    std::function<void(wire::Message&)> message;
     std::function<void()> ended;                     // the peer closed
     std::function<void(const std::string&)> broken;  // it broke the protocol
     std::function<void()> gone;                      // its process ended
   };
 
-  // `loop` outlives the channel. Handlers may destroy it only through Post.
-  Channel(Loop* loop, UniqueFd socket, UniqueFd pidfd, Handlers handlers);
+  // `loop` and `closer` outlive the channel. Handlers may destroy it only
+  // through Post. `uid` is the peer's.
+  Channel(Loop* loop, Closer* closer, uint32_t uid, UniqueFd socket,
+          UniqueFd pidfd, Handlers handlers);
   ~Channel();
   Channel(const Channel&) = delete;
 
@@ -46,6 +50,10 @@ class Channel {
   void CloseSocket();
   bool open() const { return static_cast<bool>(socket_); }
   int pidfd() const { return pidfd_.get(); }
+  // A memfd goes out that was made to answer this peer.
+  void CountMemfd() { ++unread_memfds_; }
+  // How many of these went out since the peer last had read everything.
+  int unread_memfds();
   // When the peer must have read something; InfiniteFuture: nothing waits.
   absl::Time stall_deadline() const;
 
@@ -56,11 +64,16 @@ class Channel {
   absl::Status SendOne(const Outgoing& out);
 
   Loop* loop_;
+  Closer* closer_;
+  const uint32_t uid_;
+  const wire::Discard discard_;
+  bool discarded_ = false;  // it sent descriptors that nobody wants
   UniqueFd socket_;
   UniqueFd pidfd_;
   Handlers handlers_;
   std::deque<Outgoing> queue_;
   absl::Time stalled_since_;
+  int unread_memfds_ = 0;
 };
 
 }  // namespace sluice::daemon

@@ -1,18 +1,26 @@
 #include "daemon/service/log.h"
 
 #include <fmt/format.h>
+#include <pthread.h>
 #include <unistd.h>
 
 #include <atomic>
+#include <deque>
 #include <string>
+#include <thread>
+#include <utility>
 
 #include "absl/time/clock.h"
 #include "absl/time/time.h"
+#include "proto/base/mutex.h"
 
 namespace sluice::daemon {
 namespace {
 
+constexpr absl::Duration kEndingPatience = absl::Milliseconds(100);
+
 std::atomic<LogLevel> current_level{LogLevel::kInfo};
+std::atomic<uint64_t> dropped_lines{0}, suppressed_lines{0};
 
 const char* NameOf(LogLevel level) {
   switch (level) {
@@ -28,20 +36,134 @@ const char* NameOf(LogLevel level) {
   return "?";
 }
 
-}  // namespace
+std::string LineOf(LogLevel level, std::string_view text) {
+  return fmt::format("{} {} {}\n",
+                     absl::FormatTime("%Y-%m-%dT%H:%M:%E3SZ", absl::Now(),
+                                      absl::UTCTimeZone()),
+                     NameOf(level), text);
+}
 
-void SetLogLevel(LogLevel level) { current_level = level; }
-
-void WriteLog(LogLevel level, std::string_view text) {
-  if (level > current_level.load(std::memory_order_relaxed)) return;
-  const std::string line =
-      fmt::format("{} {} {}\n",
-                  absl::FormatTime("%Y-%m-%dT%H:%M:%E3SZ", absl::Now(),
-                                   absl::UTCTimeZone()),
-                  NameOf(level), text);
-  // A full pipe or a closed stderr must not stop the daemon.
+void WriteLine(const std::string& line) {
+  // A closed stderr must not stop the daemon.
   [[maybe_unused]] const ssize_t wrote =
       write(STDERR_FILENO, line.data(), line.size());
 }
+
+}  // namespace
+
+struct LogThread::Shared {
+  Mutex mutex;
+  CondVar changed;
+  std::deque<std::string> lines ABSL_GUARDED_BY(mutex);
+  size_t bytes ABSL_GUARDED_BY(mutex) = 0;  // of `lines`
+  bool stopping ABSL_GUARDED_BY(mutex) = false;
+  bool ended ABSL_GUARDED_BY(mutex) = false;
+
+  void Put(std::string line);
+  void Work();
+};
+
+namespace {
+
+struct Current {
+  Mutex mutex;
+  std::shared_ptr<LogThread::Shared> thread ABSL_GUARDED_BY(mutex);
+};
+
+Current& TheCurrent() {
+  static auto* const current = new Current;  // threads may log until the end
+  return *current;
+}
+
+}  // namespace
+
+void LogThread::Shared::Put(std::string line) {
+  {
+    const MutexLock lock(mutex);
+    if (bytes + line.size() > kMostQueued) {
+      ++dropped_lines;
+      return;
+    }
+    bytes += line.size();
+    lines.push_back(std::move(line));
+  }
+  changed.NotifyOne();
+}
+
+void LogThread::Shared::Work() {
+  uint64_t told = dropped_lines;
+  MutexLock lock(mutex);
+  while (!stopping || !lines.empty()) {
+    if (lines.empty()) {
+      changed.Wait(mutex);
+      continue;
+    }
+    std::string line = std::move(lines.front());
+    lines.pop_front();
+    lock.Unlock();
+    WriteLine(line);  // may wait for as long as nobody reads
+    if (const uint64_t now = dropped_lines; now != told) {
+      WriteLine(LineOf(LogLevel::kWarning,
+                       fmt::format("{} lines were dropped here: nobody read "
+                                   "the log",
+                                   now - told)));
+      told = now;
+    }
+    lock.Lock();
+    bytes -= line.size();
+  }
+  ended = true;
+  changed.NotifyAll();
+}
+
+LogThread::LogThread() : shared_(std::make_shared<Shared>()) {
+  // Detached: one that waits for a reader of stderr is left behind.
+  std::thread thread([shared = shared_] { shared->Work(); });
+  pthread_setname_np(thread.native_handle(), "log");
+  thread.detach();
+  Current& current = TheCurrent();
+  const MutexLock lock(current.mutex);
+  current.thread = shared_;
+}
+
+LogThread::~LogThread() {
+  {
+    Current& current = TheCurrent();
+    const MutexLock lock(current.mutex);
+    current.thread = nullptr;
+  }
+  const auto deadline = CondVar::Deadline(kEndingPatience);
+  const MutexLock lock(shared_->mutex);
+  shared_->stopping = true;
+  shared_->changed.NotifyAll();
+  while (!shared_->ended &&
+         shared_->changed.WaitUntil(shared_->mutex, deadline)) {
+  }
+}
+
+void SetLogLevel(LogLevel level) { current_level = level; }
+
+bool IsLogged(LogLevel level) {
+  return level <= current_level.load(std::memory_order_relaxed);
+}
+
+void WriteLog(LogLevel level, std::string_view text) {
+  if (!IsLogged(level)) return;
+  std::string line = LineOf(level, text);
+  std::shared_ptr<LogThread::Shared> thread;
+  {
+    Current& current = TheCurrent();
+    const MutexLock lock(current.mutex);
+    thread = current.thread;
+  }
+  if (thread) return thread->Put(std::move(line));
+  WriteLine(line);
+}
+
+LogLosses ReadLogLosses() { return {dropped_lines, suppressed_lines}; }
+
+void CountDropped(uint64_t lines) { dropped_lines += lines; }
+
+void CountSuppressed(uint64_t lines) { suppressed_lines += lines; }
 
 }  // namespace sluice::daemon

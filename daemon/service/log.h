@@ -1,8 +1,16 @@
 // The daemon's log: one line an event on stderr, which journald keeps.
 //
-// Thread safety: safe; a line is one write.
+// Whoever reads stderr may stop reading. So a line is put into a queue, and
+// while a LogThread lives, its thread writes; what does not fit into
+// kMostQueued is dropped and counted, which the log says as soon as it can.
+// Without a LogThread (before it, and in tests) a line is one write.
+//
+// Thread safety: safe.
 #pragma once
 
+#include <cstddef>
+#include <cstdint>
+#include <memory>
 #include <string_view>
 
 namespace sluice::daemon {
@@ -10,6 +18,31 @@ namespace sluice::daemon {
 enum class LogLevel { kError, kWarning, kInfo, kDebug };
 
 void SetLogLevel(LogLevel level);
+bool IsLogged(LogLevel level);
 void WriteLog(LogLevel level, std::string_view text);
+
+// Lines that are not in the log, since the process started.
+struct LogLosses {
+  uint64_t dropped = 0;     // nobody read stderr
+  uint64_t suppressed = 0;  // a user caused too many (log_limiter.h)
+};
+LogLosses ReadLogLosses();
+void CountDropped(uint64_t lines);
+void CountSuppressed(uint64_t lines);
+
+// At most one at a time.
+class LogThread {
+ public:
+  static constexpr size_t kMostQueued = 256 << 10;  // bytes
+  struct Shared;
+
+  LogThread();
+  // Writes what is queued, if that takes no longer than a moment.
+  ~LogThread();
+  LogThread(const LogThread&) = delete;
+
+ private:
+  const std::shared_ptr<Shared> shared_;
+};
 
 }  // namespace sluice::daemon

@@ -5,6 +5,7 @@
 #include <unistd.h>
 
 #include <array>
+#include <atomic>
 #include <cerrno>
 
 #include "proto/base/status.h"
@@ -60,19 +61,32 @@ bool Loop::Post(std::function<void()> task) {
 }
 
 bool Loop::Call(std::function<void()> task, absl::Duration timeout) {
+  const auto ran = std::make_shared<std::atomic<bool>>(false);
+  return CallAndWait(
+             [ran, task = std::move(task)](const Token&) {
+               task();
+               *ran = true;
+             },
+             timeout) &&
+         *ran;
+}
+
+bool Loop::CallAndWait(std::function<void(Token)> task,
+                       absl::Duration timeout) {
   struct Done {
     Mutex mutex;
     CondVar ready;
     bool is ABSL_GUARDED_BY(mutex) = false;
   };
-  auto done = std::make_shared<Done>();
-  const bool posted = Post([done, task = std::move(task)] {
-    task();
+  const auto done = std::make_shared<Done>();
+  Token token(done.get(), [done](void*) {
     const MutexLock lock(done->mutex);
     done->is = true;
     done->ready.NotifyAll();
   });
-  if (!posted) return false;
+  Post([task = std::move(task), token = std::move(token)]() mutable {
+    task(std::move(token));
+  });
   const auto deadline = CondVar::Deadline(timeout);
   const MutexLock lock(done->mutex);
   while (!done->is && done->ready.WaitUntil(done->mutex, deadline)) {
@@ -120,9 +134,10 @@ void Loop::Run() {
     }
     if (deadline_ && deadline_() <= clock_->Now()) expired_();
   }
+  std::vector<std::function<void()>> dropped;  // outside the lock
   const MutexLock lock(mutex_);
   ended_ = true;
-  posted_.clear();
+  dropped.swap(posted_);
 }
 
 void Loop::Stop() {

@@ -38,6 +38,10 @@ class Loop {
   // Runs `task` on the loop's thread and waits; false after `timeout` or when
   // the loop has ended (then it may still run, or never).
   bool Call(std::function<void()> task, absl::Duration timeout);
+  // The same for what goes on after `task`: waits until the last copy of the
+  // token is gone. True also where the loop ended and dropped it.
+  using Token = std::shared_ptr<void>;
+  bool CallAndWait(std::function<void(Token)> task, absl::Duration timeout);
 
   // `deadline` tells when `expired` wants to be called next.
   void SetTimer(std::function<absl::Time()> deadline,

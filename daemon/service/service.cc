@@ -22,7 +22,12 @@ namespace sluice::daemon {
 namespace {
 
 constexpr int kAcceptsAWakeup = 64;
+constexpr absl::Duration kAcceptPause = absl::Milliseconds(5);
 constexpr absl::Duration kCallTimeout = absl::Seconds(1);
+
+absl::Status DoesNotAnswer() {
+  return absl::UnavailableError("sluiced does not answer: it is stopping");
+}
 
 UniqueFd SpareFd() { return UniqueFd(open("/dev/null", O_RDONLY | O_CLOEXEC)); }
 
@@ -76,6 +81,10 @@ absl::Status Service::Prepare() {
                             : core_.ExtentFailed(id, status, loop_->now()));
       });
   codec_ = std::make_unique<TaskThread>("codec");
+  snapshots_ = std::make_unique<Snapshots>(
+      loop_.get(), options_.clock,
+      [this](const Snapshots::View& view) { return TakeSnapshot(view); },
+      options_.render);
   solver_ = std::make_unique<PlanSolver>(
       loop_.get(), codec_.get(), options_.worker_path,
       [this](PlanRoundId round, absl::StatusOr<plan::NodePlan> plan,
@@ -96,12 +105,29 @@ absl::Status Service::Prepare() {
 
 Service::~Service() {
   // Threads that post to the loop end before what their tasks touch.
+  snapshots_.reset();
   codec_.reset();
   unit_file_.reset();
   solver_.reset();
   extents_.reset();
   grants_.reset();
-  if (listener_) unlink(options_.socket.c_str());
+  RemoveSocket();
+}
+
+bool Service::Finish(absl::Duration patience) {
+  const absl::Time deadline = options_.clock->Now() + patience;
+  const auto left = [&] { return deadline - options_.clock->Now(); };
+  bool finished = snapshots_->Finish(left());
+  finished &= codec_->Finish(left());
+  return extents_->Finish(left()) && finished;
+}
+
+void Service::RemoveSocket() {
+  if (!listener_) return;
+  unlink(options_.socket.c_str());
+  loop_->Remove(listener_.get());
+  // Who was not accepted may have sent what lingers.
+  closer_.CloseSession(std::move(listener_));
 }
 
 void Service::Run() { loop_->Run(); }
@@ -126,42 +152,50 @@ void Service::OnSignal() {
 
 void Service::End() {
   loop_->Remove(signals_.get());
+  snapshots_->Clear();
   Execute(core_.ShutDown("sluiced was stopped", loop_->now()));
   loop_->Stop();
 }
 
+bool Service::PauseAccepting() {
+  if (closer_.sockets_waiting() < Closer::kMostSockets) return false;
+  loop_->Change(listener_.get(), 0);
+  accept_again_at_ = loop_->now() + kAcceptPause;
+  return true;
+}
+
 void Service::Accept() {
   for (int i = 0; i < kAcceptsAWakeup; ++i) {
+    if (PauseAccepting()) return;
     UniqueFd socket(accept4(listener_.get(), nullptr, nullptr,
                             SOCK_CLOEXEC | SOCK_NONBLOCK));
     if (!socket && (errno == EMFILE || errno == ENFILE)) {
       // A waiting connection would wake the loop for ever: take it with the
       // spare descriptor and close it.
       spare_.Reset();
-      UniqueFd(accept4(listener_.get(), nullptr, nullptr, SOCK_CLOEXEC));
+      closer_.CloseSession(
+          UniqueFd(accept4(listener_.get(), nullptr, nullptr, SOCK_CLOEXEC)));
       spare_ = SpareFd();
-      WriteLog(LogLevel::kError,
-               "a connection was refused: no file descriptors left (raise "
-               "LimitNOFILE)");
+      WriteLimited(LogLimiter::kUnknown, LogLevel::kError,
+                   "a connection was refused: no file descriptors left (raise "
+                   "LimitNOFILE)");
       return;
     }
     if (!socket) return;
     auto identity = IdentifyPeer(socket.get(), options_.peers);
     const absl::Status may =
-        identity.ok()
-            ? quotas_.Ask(identity->peer.principal, Resource::kSessions)
-            : identity.status();
+        identity.ok() ? MayAttach(identity->peer.principal) : identity.status();
     if (!may.ok()) {
-      Refuse(socket, may);
+      Refuse(std::move(socket), may);
       continue;
     }
     const SessionId id(next_session_++);
     principals_[id] = identity->peer.principal;
     channels_[id] = std::make_unique<Channel>(
-        loop_.get(), std::move(socket), std::move(identity->pidfd),
+        loop_.get(), &closer_, identity->peer.principal.uid, std::move(socket),
+        std::move(identity->pidfd),
         Channel::Handlers{
-            .message = [this,
-                        id](wire::Message m) { OnMessage(id, std::move(m)); },
+            .message = [this, id](wire::Message& m) { OnMessage(id, m); },
             .ended =
                 [this, id] {
                   ReadCopies();
@@ -176,13 +210,25 @@ void Service::Accept() {
   }
 }
 
-void Service::Refuse(const UniqueFd& socket, const absl::Status& why) {
-  WriteLog(LogLevel::kWarning, fmt::format("a connection was refused: {}",
-                                           std::string(why.message())));
-  wire::Send(socket.get(), ErrorPacket(RequestId(), why)).IgnoreError();
+absl::Status Service::MayAttach(const Principal& principal) {
+  if (closer_.waiting_of(principal.uid) > Closer::kMostOfAUser) {
+    return absl::ResourceExhaustedError(fmt::format(
+        "user {} sent more than {} file descriptors that take long to close: "
+        "wait until they are closed",
+        principal.uid, Closer::kMostOfAUser));
+  }
+  return quotas_.Ask(principal, Resource::kSessions);
 }
 
-void Service::OnMessage(SessionId id, wire::Message message) {
+void Service::Refuse(UniqueFd socket, const absl::Status& why) {
+  WriteLimited(
+      LogLimiter::kUnknown, LogLevel::kWarning,
+      fmt::format("a connection was refused: {}", std::string(why.message())));
+  wire::Send(socket.get(), ErrorPacket(RequestId(), why)).IgnoreError();
+  closer_.CloseSession(std::move(socket));
+}
+
+void Service::OnMessage(SessionId id, wire::Message& message) {
   const RequestId request(message.packet.id());
   absl::Status checked = wire::CheckRequest(message);
   absl::StatusOr<Request> body =
@@ -203,6 +249,11 @@ void Service::OnMessage(SessionId id, wire::Message message) {
   }
   const auto key = std::make_pair(id, request);
   const bool profile = std::holds_alternative<ProfileRequest>(*body);
+  // Of a client's descriptors only what cannot block is kept.
+  if (profile) {
+    const absl::Status memfd = wire::CheckMemfd(message.fds.front());
+    if (!memfd.ok()) return Send(id, {ErrorPacket(request, memfd), {}});
+  }
   // A repeated request must not replace the one that is being read.
   const bool stored =
       profile && profiles_
@@ -211,7 +262,12 @@ void Service::OnMessage(SessionId id, wire::Message message) {
                      .second;
   Effects effects = core_.Receive(id, request, *body, loop_->now());
   Execute(std::move(effects));
-  if (stored) profiles_.erase(key);
+  if (!stored) return;
+  auto kept = profiles_.extract(key);
+  // Nobody reads it: 64 MiB of pages are not freed on the loop.
+  if (kept.mapped().use_count() == 1) {
+    message.fds.front() = std::move(*kept.mapped());
+  }
 }
 
 void Service::OnGone(SessionId id) {
@@ -224,7 +280,8 @@ void Service::OnGone(SessionId id) {
 }
 
 absl::Time Service::NextDeadline() const {
-  absl::Time next = core_.NextDeadline();
+  absl::Time next = std::min(core_.NextDeadline(), snapshots_->deadline());
+  if (accept_again_at_) next = std::min(next, *accept_again_at_);
   for (const auto& [id, channel] : channels_) {
     next = std::min(next, channel->stall_deadline());
   }
@@ -233,6 +290,11 @@ absl::Time Service::NextDeadline() const {
 
 void Service::Expire() {
   const absl::Time now = loop_->now();
+  if (accept_again_at_ && *accept_again_at_ <= now) {
+    accept_again_at_.reset();
+    loop_->Change(listener_.get(), EPOLLIN);
+  }
+  snapshots_->Expire();
   std::vector<SessionId> stalled;
   for (const auto& [id, channel] : channels_) {
     if (channel->stall_deadline() <= now) stalled.push_back(id);
@@ -250,21 +312,11 @@ void Service::Expire() {
 template <typename Task>
 absl::Status Service::OnLoop(Task task) {
   if (loop_->Call(std::move(task), kCallTimeout)) return absl::OkStatus();
-  return absl::UnavailableError("sluiced does not answer: it is stopping");
+  return DoesNotAnswer();
 }
 
 absl::Status Service::Answers() {
   return OnLoop([] {});
-}
-
-absl::StatusOr<Snapshot> Service::Read() {
-  auto snapshot = std::make_shared<Snapshot>();
-  SLUICE_RETURN_IF_ERROR(OnLoop([this, snapshot] {
-    ReadProgress();
-    ReadCopies();
-    *snapshot = core_.TakeSnapshot(nullptr, loop_->now());
-  }));
-  return std::move(*snapshot);
 }
 
 absl::StatusOr<Limits> Service::SetBudget(const BudgetTarget& target,

@@ -24,11 +24,15 @@
 #include "daemon/core/core.h"
 #include "daemon/quota/quotas.h"
 #include "daemon/service/channel.h"
+#include "daemon/service/closer.h"
 #include "daemon/service/extents.h"
 #include "daemon/service/grant_pages.h"
+#include "daemon/service/log.h"
+#include "daemon/service/log_limiter.h"
 #include "daemon/service/loop.h"
 #include "daemon/service/peer.h"
 #include "daemon/service/plan_solver.h"
+#include "daemon/service/snapshots.h"
 #include "daemon/service/task_thread.h"
 #include "daemon/service/unit_file.h"
 #include "kernels/device/driver.h"
@@ -66,6 +70,11 @@ class Service {
   // Serves until Stop, or one of kEndingSignals.
   void Run();
   void Stop();
+  // After Run: ends the threads that the loop must not wait for. False: one
+  // is still in a device call, or decodes, after `patience`; then the process
+  // may only end at once, after RemoveSocket.
+  bool Finish(absl::Duration patience);
+  void RemoveSocket();
 
   // Everything there is to see; Unavailable when the loop does not answer
   // within a second.
@@ -87,8 +96,12 @@ class Service {
 
   // Into the core.
   void Accept();
-  void OnMessage(SessionId id, wire::Message message);
-  void Refuse(const UniqueFd& socket, const absl::Status& why);
+  // True: too many sockets wait to be closed; the listener is not looked at
+  // until accept_again_at_.
+  bool PauseAccepting();
+  absl::Status MayAttach(const Principal& principal);
+  void Refuse(UniqueFd socket, const absl::Status& why);
+  void OnMessage(SessionId id, wire::Message& message);
   void OnGone(SessionId id);
   void Expire();
   absl::Time NextDeadline() const;
@@ -96,6 +109,12 @@ class Service {
   void End();
   template <typename Task>
   absl::Status OnLoop(Task task);
+
+  // The answer comes when a snapshot was taken and rendered.
+  void AnswerQuery(SessionId id, RequestId request, PlanId plan);
+  Outgoing SnapshotPacket(RequestId request, PlanId plan,
+                          const absl::StatusOr<Snapshots::Answer>& answer);
+  Snapshot TakeSnapshot(const Snapshots::View& view);
 
   // Effects (service_effects.cc).
   void Execute(Effects effects);
@@ -120,14 +139,18 @@ class Service {
   std::vector<Outgoing> ToPackets(SessionId session, RequestId request,
                                   const Reply& reply);
   Outgoing WelcomePacket(SessionId session, const WelcomeReply& welcome);
-  Outgoing SnapshotPacket(SessionId session, const SnapshotReply& snapshot);
   absl::StatusOr<std::shared_ptr<const UniqueFd>> PlanFd(PlanId plan);
   void WriteNewEvents();
+  // A line that user `uid` caused, unless it is one too many.
+  void WriteLimited(int64_t uid, LogLevel level, const std::string& text);
 
   ServiceOptions options_;
   std::unique_ptr<Loop> loop_;
+  Closer closer_;
   UniqueFd listener_;
   UniqueFd signals_;
+  // While too many sockets wait to be closed, none is accepted until then.
+  std::optional<absl::Time> accept_again_at_;
   UniqueFd spare_;  // given up when descriptors run out, to refuse politely
   Core core_;
   Quotas quotas_;
@@ -140,13 +163,17 @@ class Service {
   std::map<std::pair<SessionId, RequestId>, std::shared_ptr<UniqueFd>>
       profiles_;
   std::map<PlanId, std::shared_ptr<const UniqueFd>> plan_fds_;
+  // Queries that wait for their answer, of each session with any.
+  std::map<SessionId, int> queries_;
   std::unique_ptr<GrantPages> grants_;
   uint64_t next_session_ = 1;
   uint64_t logged_ = 0;
+  LogLimiter log_limiter_;
   std::unique_ptr<Extents> extents_;
   std::unique_ptr<PlanSolver> solver_;
   std::unique_ptr<UnitFile> unit_file_;  // null: no plan_cache
   std::unique_ptr<TaskThread> codec_;
+  std::unique_ptr<Snapshots> snapshots_;
 };
 
 }  // namespace sluice::daemon

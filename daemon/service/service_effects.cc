@@ -4,6 +4,8 @@
 #include <sys/syscall.h>
 #include <unistd.h>
 
+#include <algorithm>
+
 #include "daemon/service/log.h"
 #include "daemon/service/service.h"
 #include "proto/base/status.h"
@@ -12,9 +14,6 @@
 
 namespace sluice::daemon {
 namespace {
-
-// Larger snapshots travel as memfds.
-constexpr size_t kMaxInlineJson = 32 << 10;
 
 LogLevel LevelOf(const std::string& kind) {
   if (kind == "lease" || kind == "detach") return LogLevel::kDebug;
@@ -35,11 +34,41 @@ void Service::Execute(Effects effects) {
 }
 
 void Service::WriteNewEvents() {
-  for (const LoggedEvent& event : core_.log().events()) {
-    if (event.number <= logged_) continue;
-    logged_ = event.number;
-    WriteLog(LevelOf(event.kind), event.kind + ": " + event.text);
+  const auto& events = core_.log().events();
+  const uint64_t unwritten = core_.log().last() - logged_;
+  if (unwritten == 0) return;
+  logged_ = core_.log().last();
+  const size_t kept = std::min<size_t>(unwritten, events.size());
+  // More at once than are kept: the oldest are lost.
+  CountDropped(unwritten - kept);
+  for (size_t i = events.size() - kept; i < events.size(); ++i) {
+    const LoggedEvent& event = events[i];
+    const std::string text = event.kind + ": " + event.text;
+    // The daemon's own events have no principal.
+    if (event.principal.cgroup.empty()) {
+      WriteLog(LevelOf(event.kind), text);
+    } else {
+      WriteLimited(event.principal.uid, LevelOf(event.kind), text);
+    }
   }
+}
+
+void Service::WriteLimited(int64_t uid, LogLevel level,
+                           const std::string& text) {
+  if (!IsLogged(level)) return;
+  const auto suppressed = log_limiter_.Admit(uid, loop_->now());
+  if (!suppressed) return CountSuppressed(1);
+  if (*suppressed > 0) {
+    WriteLog(
+        LogLevel::kWarning,
+        fmt::format("{} lines of {} were left out: at most {:g} a second "
+                    "are written",
+                    *suppressed,
+                    uid == LogLimiter::kUnknown ? "unidentified peers"
+                                                : fmt::format("user {}", uid),
+                    LogLimiter::kPerSecond));
+  }
+  WriteLog(level, text);
 }
 
 void Service::Send(SessionId session, Outgoing out) {
@@ -56,6 +85,9 @@ void Service::Do(MakeExtent& effect) {
 void Service::Do(DestroyExtent& effect) { extents_->Destroy(effect.id); }
 
 void Service::Do(SendReply& effect) {
+  if (const auto* query = std::get_if<SnapshotReply>(&effect.reply)) {
+    return AnswerQuery(effect.session, effect.request, query->plan);
+  }
   for (Outgoing& out :
        ToPackets(effect.session, effect.request, effect.reply)) {
     Send(effect.session, std::move(out));
@@ -76,8 +108,6 @@ std::vector<Outgoing> Service::ToPackets(SessionId session, RequestId request,
     out.packet = ErrorPacket(request, *error);
   } else if (const auto* welcome = std::get_if<WelcomeReply>(&reply)) {
     out = WelcomePacket(session, *welcome);
-  } else if (const auto* snapshot = std::get_if<SnapshotReply>(&reply)) {
-    out = SnapshotPacket(session, *snapshot);
   } else if (const auto* submitted = std::get_if<SubmittedReply>(&reply)) {
     out.packet.mutable_reply()->mutable_submitted()->set_waiting_for(
         submitted->waiting_for);
@@ -106,35 +136,6 @@ Outgoing Service::WelcomePacket(SessionId session,
     }
     body->set_grant_slot(static_cast<uint32_t>(welcome.grant_slot));
     out.fds = {grants_->limits(), use->second};
-  }
-  return out;
-}
-
-Outgoing Service::SnapshotPacket(SessionId id, const SnapshotReply& snapshot) {
-  Outgoing out;
-  const Session* session = core_.session(id);
-  if (session == nullptr) return out;
-  ReadProgress();
-  Snapshot node = core_.TakeSnapshot(core_.ViewerOf(*session), loop_->now());
-  if (session->hello.observer) --node.sessions;  // whoever asks, only asks
-  const std::string json = options_.render(node);
-  const auto fail = [&](const absl::Status& status) {
-    out.fds.clear();
-    out.packet = ErrorPacket(RequestId(), status);
-    return out;
-  };
-  auto* body = out.packet.mutable_reply()->mutable_snapshot();
-  if (json.size() <= kMaxInlineJson) {
-    body->set_json(json);
-  } else {
-    auto fd = wire::ToMemfd("sluice snapshot", json);
-    if (!fd.ok()) return fail(fd.status());
-    out.fds.push_back(std::make_shared<const UniqueFd>(*std::move(fd)));
-  }
-  if (snapshot.plan != PlanId()) {
-    auto fd = PlanFd(snapshot.plan);
-    if (!fd.ok()) return fail(fd.status());
-    out.fds.push_back(*fd);
   }
   return out;
 }

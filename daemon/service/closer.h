@@ -1,0 +1,60 @@
+// Closes what came from a client, on threads of its own.
+//
+// Closing somebody else's descriptor can take as long as its sender likes: a
+// TCP socket lingers, a file system in user space answers late or never. A
+// session's socket is the same, for packets that were not read hold
+// descriptors too. So neither is ever closed on the loop. (One's own files and
+// a sealed memfd of bounded size are closed where they are.)
+//
+// How it works. One thread closes session sockets, kThreads close descriptors
+// that were received, at most one at a time for each user. A close that takes
+// longer than a millisecond is interrupted by a signal, which ends the wait of
+// a lingering socket. What no signal ends (a file system whose server is
+// stopped) keeps the thread that met it, and that user's queue, waiting.
+//
+// What bounds it. The caller asks before it reads more: a user for whom more
+// than kMostOfAUser wait loses the session that sent them and gets no other
+// one until they are closed, so there are never more than that and one packet;
+// and while kMostSockets sockets wait, no connection is accepted.
+//
+// Thread safety: safe.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <memory>
+
+#include "proto/base/unique_fd.h"
+
+namespace sluice::daemon {
+
+class Closer {
+ public:
+  static constexpr int kThreads = 4;
+  static constexpr size_t kMostOfAUser = 256;
+  static constexpr size_t kMostSockets = 256;
+
+  Closer();
+  // Waits a moment for what is being closed; the end of the process closes the
+  // rest.
+  ~Closer();
+  Closer(const Closer&) = delete;
+
+  // A descriptor that user `uid` sent and nobody wants.
+  void Discard(uint32_t uid, UniqueFd fd);
+  // Ends a session's socket for both sides. What it has not read is dropped
+  // first: closed with unread packets, a socket resets its peer, which would
+  // then miss what was sent last (why it was evicted).
+  void CloseSession(UniqueFd socket);
+
+  // How many wait or are being closed.
+  size_t waiting_of(uint32_t uid) const;
+  size_t sockets_waiting() const;
+  size_t waiting() const;  // of all users, without the sockets
+
+ private:
+  struct Shared;
+  const std::shared_ptr<Shared> shared_;
+};
+
+}  // namespace sluice::daemon

@@ -1,0 +1,93 @@
+// Reading the state: queries of sessions, administrators and metrics.
+#include <fmt/format.h>
+
+#include "daemon/service/log.h"
+#include "daemon/service/service.h"
+
+namespace sluice::daemon {
+namespace {
+
+// Of one session: queries that wait, and long answers that it has not read.
+constexpr int kMaxQueries = 16;
+constexpr int kMaxUnread = 4;
+
+}  // namespace
+
+absl::StatusOr<Snapshot> Service::Read() {
+  const auto read = std::make_shared<std::shared_ptr<const Snapshot>>();
+  const bool over = loop_->CallAndWait(
+      [this, read](Loop::Token token) {
+        snapshots_->Ask(
+            {}, [read, token](const auto& answer) { *read = answer->data; });
+      },
+      absl::Seconds(1));
+  if (!over || *read == nullptr) {
+    return absl::UnavailableError("sluiced does not answer: it is stopping");
+  }
+  return **read;
+}
+
+void Service::AnswerQuery(SessionId id, RequestId request, PlanId plan) {
+  const Session* session = core_.session(id);
+  const auto channel = channels_.find(id);
+  if (session == nullptr || channel == channels_.end()) return;
+  const auto asked = queries_.find(id);
+  const int waiting = asked != queries_.end() ? asked->second : 0;
+  if (waiting >= kMaxQueries) {
+    const auto refused = absl::ResourceExhaustedError(fmt::format(
+        "{} queries of this session wait for an answer: wait for one",
+        waiting));
+    return Send(id, {ErrorPacket(request, refused), {}});
+  }
+  ++queries_[id];
+  const Principal* viewer = core_.ViewerOf(*session);
+  Snapshots::View view{.observer = session->hello.observer, .text = true};
+  if (viewer != nullptr) view.principal = *viewer;
+  snapshots_->Ask(view, [this, id, request, plan](const auto& answer) {
+    if (--queries_[id] == 0) queries_.erase(id);
+    const auto to = channels_.find(id);
+    if (to == channels_.end()) return;
+    Outgoing out = SnapshotPacket(request, plan, answer);
+    if (!out.fds.empty() && to->second->unread_memfds() >= kMaxUnread) {
+      out = {ErrorPacket(request, absl::ResourceExhaustedError(fmt::format(
+                                      "this session has {} long answers that "
+                                      "it has not read: read one",
+                                      kMaxUnread))),
+             {}};
+    }
+    if (!out.fds.empty()) to->second->CountMemfd();
+    Send(id, std::move(out));
+  });
+}
+
+Snapshot Service::TakeSnapshot(const Snapshots::View& view) {
+  ReadProgress();
+  ReadCopies();
+  Snapshot snapshot = core_.TakeSnapshot(
+      view.principal ? &*view.principal : nullptr, loop_->now());
+  if (view.observer) --snapshot.sessions;  // whoever asks, only asks
+  const LogLosses losses = ReadLogLosses();
+  snapshot.log_lines_dropped = losses.dropped;
+  snapshot.log_lines_suppressed = losses.suppressed;
+  snapshot.descriptors_closing = closer_.waiting() + closer_.sockets_waiting();
+  return snapshot;
+}
+
+Outgoing Service::SnapshotPacket(
+    RequestId request, PlanId plan,
+    const absl::StatusOr<Snapshots::Answer>& answer) {
+  if (!answer.ok()) return {ErrorPacket(request, answer.status()), {}};
+  Outgoing out;
+  out.packet.set_id(request.value());
+  auto* body = out.packet.mutable_reply()->mutable_snapshot();
+  body->set_json(answer->text);
+  if (answer->memfd) out.fds.push_back(answer->memfd);
+  if (plan != PlanId()) {
+    auto fd = PlanFd(plan);
+    if (!fd.ok()) return {ErrorPacket(request, fd.status()), {}};
+    out.fds.push_back(*fd);
+  }
+  return out;
+}
+
+}  // namespace sluice::daemon

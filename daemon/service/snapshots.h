@@ -1,0 +1,89 @@
+// The node's state for whoever asks, at a bounded cost to the loop.
+//
+// A snapshot is taken on the loop, because policy lives there, and rendered on
+// a thread of its own. Everybody who asks for the same view before it is taken
+// gets the same one, as one sealed memfd where it is long. So an answer is
+// never older than its question, and however many ask, snapshots take at most
+// kShare of the loop's time: after one that took t, the next waits for 9 t.
+// Users are served in turn.
+//
+// Thread safety: loop's thread only.
+#pragma once
+
+#include <compare>
+#include <cstddef>
+#include <cstdint>
+#include <deque>
+#include <functional>
+#include <map>
+#include <memory>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "absl/status/statusor.h"
+#include "absl/time/time.h"
+#include "daemon/core/snapshot.h"
+#include "daemon/core/types.h"
+#include "daemon/service/loop.h"
+#include "daemon/service/task_thread.h"
+#include "proto/base/clock.h"
+#include "proto/base/unique_fd.h"
+
+namespace sluice::daemon {
+
+class Snapshots {
+ public:
+  static constexpr double kShare = 0.1;
+  // Longer ones are a memfd.
+  static constexpr size_t kMaxInline = 32 << 10;
+
+  struct View {
+    std::optional<Principal> principal;  // none: everything
+    bool observer = false;               // itself is not counted
+    bool text = false;                   // rendered, or the data alone
+    auto operator<=>(const View&) const = default;
+  };
+  struct Answer {
+    std::shared_ptr<const Snapshot> data;
+    std::string text;                       // a short one
+    std::shared_ptr<const UniqueFd> memfd;  // a long one
+  };
+  using Got = std::function<void(const absl::StatusOr<Answer>&)>;
+  using Take = std::function<Snapshot(const View&)>;
+  using Render = std::function<std::string(const Snapshot&)>;
+
+  // `loop` and `clock` outlive it; `take` and `got` run on the loop's thread.
+  Snapshots(Loop* loop, const Clock* clock, Take take, Render render);
+
+  void Ask(const View& view, Got got);
+  // When Expire wants to be called next.
+  absl::Time deadline() const;
+  void Expire();
+  // Forgets whoever waits.
+  void Clear();
+  // No rendering any more; false: one still ran after `patience`.
+  bool Finish(absl::Duration patience) {
+    return render_thread_.Finish(patience);
+  }
+
+ private:
+  // Of one user; -1: of the daemon itself.
+  struct Lane {
+    std::deque<View> order;
+    std::map<View, std::vector<Got>> waiting;
+  };
+  void TakeNext();
+
+  Loop* loop_;
+  const Clock* clock_;
+  const Take take_;
+  const Render render_;
+  std::map<int64_t, Lane> lanes_;  // only with somebody who waits
+  int64_t next_lane_ = 0;
+  absl::Time next_at_ = absl::InfinitePast();
+  bool posted_ = false;
+  TaskThread render_thread_;  // last: its tasks use the rest
+};
+
+}  // namespace sluice::daemon

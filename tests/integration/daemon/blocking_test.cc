@@ -1,0 +1,298 @@
+// What blocks elsewhere does not block the daemon: descriptors that take long
+// to close, a standard error that nobody reads.
+#include <arpa/inet.h>
+#include <fcntl.h>
+#include <netinet/in.h>
+#include <pthread.h>
+#include <signal.h>
+#include <sys/mman.h>
+#include <sys/socket.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <filesystem>
+#include <iterator>
+#include <set>
+#include <string>
+#include <vector>
+
+#include "absl/time/clock.h"
+#include "gmock/gmock.h"
+#include "gtest/gtest.h"
+#include "kernels/device/sim/state.h"
+#include "tests/integration/daemon/harness.h"
+#include "tests/support/status_matchers.h"
+
+namespace sluice::testing {
+namespace {
+
+// A socket whose last close waits for a minute: what it has sent is never
+// read. `reader` must be kept, or the close is short.
+UniqueFd LingeringSocket(UniqueFd& reader) {
+  const UniqueFd listener(socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0));
+  sockaddr_in address = {};
+  address.sin_family = AF_INET;
+  address.sin_addr.s_addr = htonl(INADDR_LOOPBACK);
+  socklen_t size = sizeof(address);
+  auto* const generic = reinterpret_cast<sockaddr*>(&address);
+  EXPECT_EQ(bind(listener.get(), generic, sizeof(address)), 0);
+  EXPECT_EQ(listen(listener.get(), 1), 0);
+  EXPECT_EQ(getsockname(listener.get(), generic, &size), 0);
+  UniqueFd sender(socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0));
+  EXPECT_EQ(connect(sender.get(), generic, sizeof(address)), 0);
+  reader = UniqueFd(accept4(listener.get(), nullptr, nullptr, SOCK_CLOEXEC));
+  const std::vector<char> much(1 << 16, 'x');
+  while (send(sender.get(), much.data(), much.size(), MSG_DONTWAIT) > 0) {
+  }
+  const linger minute = {.l_onoff = 1, .l_linger = 60};
+  EXPECT_EQ(
+      setsockopt(sender.get(), SOL_SOCKET, SO_LINGER, &minute, sizeof(minute)),
+      0);
+  return sender;
+}
+
+// The honest requests of a second, none of which waits.
+void ExpectPrompt(const std::string& socket) {
+  SLUICE_ASSERT_OK_AND_ASSIGN(RawClient client, RawClient::Connect(socket));
+  ASSERT_THAT(client.Hello("honest"), IsOk());
+  for (int i = 0; i < 20; ++i) {
+    const absl::Time start = absl::Now();
+    SLUICE_ASSERT_OK_AND_ASSIGN(auto lease,
+                                client.Lease(wire::Lease::HOST, MiB(1)));
+    ASSERT_THAT(client.Free(lease.body.granted().lease_id()), IsOk());
+    EXPECT_LT(absl::Now() - start, absl::Seconds(1));
+    absl::SleepFor(absl::Milliseconds(20));
+  }
+}
+
+wire::Packet FreePacket() {
+  wire::Packet packet;
+  packet.set_id(1);
+  packet.mutable_request()->mutable_free()->set_lease_id(1);
+  return packet;
+}
+
+wire::Packet ProfilePacket() {
+  wire::Packet packet;
+  packet.set_id(2);
+  packet.mutable_request()->mutable_submit_profile();
+  return packet;
+}
+
+// No request: a reply with as many descriptors as it says.
+wire::Packet ReplyPacket() {
+  wire::Packet packet;
+  packet.set_id(3);
+  packet.mutable_reply()->mutable_granted()->add_extent_bytes(1);
+  return packet;
+}
+
+// Whoever closes last waits. That is the daemon: it is stopped until the
+// sender's own copies are closed.
+class Stopped {
+ public:
+  explicit Stopped(RunningDaemon& daemon) : daemon_(daemon) {
+    daemon_.process().Kill(SIGSTOP);
+  }
+  ~Stopped() { daemon_.process().Kill(SIGCONT); }
+
+ private:
+  RunningDaemon& daemon_;
+};
+
+// One that lingers with each packet.
+void SendLingering(int socket, const std::vector<wire::Packet>& packets,
+                   std::vector<UniqueFd>& readers) {
+  for (const wire::Packet& packet : packets) {
+    UniqueFd& reader = readers.emplace_back();
+    const UniqueFd lingering = LingeringSocket(reader);
+    const int fd = lingering.get();
+    ASSERT_THAT(wire::Send(socket, packet, std::vector<int>{fd}), IsOk());
+  }
+}
+
+TEST(DaemonBlocking, ADescriptorThatLingersHoldsNobodyUp) {
+  RunningDaemon daemon;
+  std::vector<UniqueFd> readers;
+  SLUICE_ASSERT_OK_AND_ASSIGN(UniqueFd client, wire::Connect(daemon.socket()));
+  {
+    const Stopped stopped(daemon);
+    // Surplus; instead of a profile; before Hello; beside what is no request.
+    SendLingering(client.get(), {FreePacket(), ProfilePacket(), ReplyPacket()},
+                  readers);
+  }
+  ExpectPrompt(daemon.socket());
+}
+
+TEST(DaemonBlocking, NorOneInAPacketThatIsNeverRead) {
+  RunningDaemon daemon;
+  std::vector<UniqueFd> readers;
+  std::vector<UniqueFd> clients;
+  {
+    const Stopped stopped(daemon);
+    for (int i = 0; i < 5; ++i) {
+      SLUICE_ASSERT_OK_AND_ASSIGN(UniqueFd client,
+                                  wire::Connect(daemon.socket()));
+      // Ends the session; what follows is never looked at.
+      ASSERT_EQ(send(client.get(), "\xff\xff", 2, 0), 2);
+      SendLingering(client.get(), {FreePacket(), FreePacket(), FreePacket()},
+                    readers);
+      clients.push_back(std::move(client));
+    }
+  }
+  ExpectPrompt(daemon.socket());
+}
+
+int CountFiles(const std::string& folder) {
+  const std::filesystem::directory_iterator files(folder);
+  return static_cast<int>(std::distance(begin(files), end(files)));
+}
+
+// 16 lingering ones with every packet of 20 sessions.
+TEST(DaemonBlocking, AFloodOfThemEndsTheSessionAndLeavesNothing) {
+  RunningDaemon daemon;
+  const std::string fds =
+      "/proc/" + std::to_string(daemon.process().pid()) + "/fd";
+  std::vector<UniqueFd> readers, lingering, clients;
+  std::vector<int> raw;
+  for (int i = 0; i < 16; ++i) {
+    UniqueFd& reader = readers.emplace_back();
+    raw.push_back(lingering.emplace_back(LingeringSocket(reader)).get());
+  }
+  {
+    const Stopped stopped(daemon);
+    for (int session = 0; session < 20; ++session) {
+      SLUICE_ASSERT_OK_AND_ASSIGN(UniqueFd client,
+                                  wire::Connect(daemon.socket()));
+      for (int i = 0; i < 64; ++i) {
+        wire::Send(client.get(), FreePacket(), raw).IgnoreError();
+      }
+      clients.push_back(std::move(client));
+    }
+    lingering.clear();
+  }
+  const absl::Time deadline = absl::Now() + absl::Seconds(10);
+  while (CountFiles(fds) > 100 && absl::Now() < deadline) {
+    absl::SleepFor(absl::Milliseconds(20));
+  }
+  EXPECT_LE(CountFiles(fds), 100);
+  ExpectPrompt(daemon.socket());
+}
+
+// Standard error is a pipe of one page that nobody reads.
+TEST(DaemonBlocking, AStandardErrorThatNobodyReadsHoldsNobodyUp) {
+  TempDir directory;
+  const std::string fifo = directory.File("stderr");
+  ASSERT_EQ(mkfifo(fifo.c_str(), 0600), 0);
+  const UniqueFd reader(open(fifo.c_str(), O_RDWR | O_CLOEXEC));
+  ASSERT_GT(fcntl(reader.get(), F_SETPIPE_SZ, 4096), 0);
+  const auto daemon = Child::Spawn(
+      {"/bin/sh", "-c", "exec \"$0\" \"$@\" 2>" + fifo, BinaryPath("sluiced"),
+       "--driver", "sim", "--runtime-dir", directory.File("run")});
+  ASSERT_TRUE(daemon->WaitForOutput("sluiced: ready", absl::Seconds(20)));
+  const std::string socket = directory.File("run/session.sock");
+  SLUICE_ASSERT_OK_AND_ASSIGN(RawClient client, RawClient::Connect(socket));
+  ASSERT_THAT(client.Hello("warned"), IsOk());
+  for (int i = 0; i < 300; ++i) {  // a line each
+    const absl::Time start = absl::Now();
+    ASSERT_THAT(client.Lease(wire::Lease::GPU, GiB(900)),
+                StatusIs(absl::StatusCode::kResourceExhausted));
+    ASSERT_LT(absl::Now() - start, absl::Seconds(1));
+  }
+  ExpectPrompt(socket);
+  const absl::Time start = absl::Now();
+  daemon->Kill(SIGTERM);
+  EXPECT_EQ(daemon->Join(absl::Seconds(10)).exit_code, 0);
+  EXPECT_LT(absl::Now() - start, absl::Seconds(1));
+}
+
+// The device's ledger is locked, as by a driver that does not come back.
+TEST(DaemonBlocking, ItsEndWaitsForNoDeviceCall) {
+  RunningDaemon daemon;
+  const UniqueFd file(open((daemon.runtime_dir() + "/sim/node.state").c_str(),
+                           O_RDWR | O_CLOEXEC));
+  ASSERT_TRUE(file);
+  void* const mapped = mmap(nullptr, sizeof(device::SharedState),
+                            PROT_READ | PROT_WRITE, MAP_SHARED, file.get(), 0);
+  ASSERT_NE(mapped, MAP_FAILED);
+  auto* const state = static_cast<device::SharedState*>(mapped);
+  ASSERT_EQ(pthread_mutex_lock(&state->mutex), 0);
+  SLUICE_ASSERT_OK_AND_ASSIGN(RawClient client,
+                              RawClient::Connect(daemon.socket()));
+  ASSERT_THAT(client.Hello("waits"), IsOk());
+  wire::Packet lease;
+  lease.set_id(9);
+  lease.mutable_request()->mutable_lease()->set_kind(wire::Lease::GPU);
+  lease.mutable_request()->mutable_lease()->set_bytes(1 << 20);
+  ASSERT_THAT(wire::Send(client.fd(), lease), IsOk());
+  absl::SleepFor(absl::Milliseconds(100));
+  const absl::Time start = absl::Now();
+  daemon.process().Kill(SIGTERM);
+  EXPECT_EQ(daemon.process().Join(absl::Seconds(10)).exit_code, 0);
+  EXPECT_LT(absl::Now() - start, absl::Seconds(1));
+  EXPECT_FALSE(std::filesystem::exists(daemon.socket()));
+  EXPECT_FALSE(std::filesystem::exists(daemon.runtime_dir() + "/sim"));
+  EXPECT_FALSE(std::filesystem::exists(daemon.runtime_dir() + "/lock"));
+  pthread_mutex_unlock(&state->mutex);
+  munmap(mapped, sizeof(device::SharedState));
+}
+
+// Long answers that are not read are few, and the session goes on.
+TEST(DaemonBlocking, AnswersThatAreNotReadDoNotPileUp) {
+  RunningDaemon daemon;
+  SLUICE_ASSERT_OK_AND_ASSIGN(RawClient rank,
+                              RawClient::Connect(daemon.socket()));
+  ASSERT_THAT(rank.Hello("a-job-with-as-long-a-name-as-there-is"), IsOk());
+  for (int i = 0; i < 260; ++i) {  // the last 256 events are in an answer
+    ASSERT_THAT(rank.Lease(wire::Lease::GPU, GiB(900)),
+                StatusIs(absl::StatusCode::kResourceExhausted));
+  }
+  SLUICE_ASSERT_OK_AND_ASSIGN(RawClient client,
+                              RawClient::Connect(daemon.socket()));
+  ASSERT_THAT(client.Observe(), IsOk());
+  wire::Packet packet;
+  packet.mutable_request()->mutable_query();
+  for (int id = 100; id < 140; ++id) {
+    packet.set_id(static_cast<uint64_t>(id));
+    ASSERT_THAT(wire::Send(client.fd(), packet), IsOk());
+    absl::SleepFor(absl::Milliseconds(10));
+  }
+  absl::SleepFor(absl::Seconds(1));  // all are answered, none is read
+  std::set<ino_t> memfds;
+  int refused = 0;
+  for (int i = 0; i < 40; ++i) {
+    SLUICE_ASSERT_OK_AND_ASSIGN(const auto message, wire::Receive(client.fd()));
+    ASSERT_TRUE(message.has_value());
+    refused += message->packet.reply().has_error();
+    for (const UniqueFd& fd : message->fds) {
+      struct stat info;
+      ASSERT_EQ(fstat(fd.get(), &info), 0);
+      memfds.insert(info.st_ino);
+    }
+  }
+  EXPECT_LE(memfds.size(), 4u);
+  EXPECT_GT(refused, 0);
+  wire::Request query;
+  query.mutable_query();
+  EXPECT_THAT(client.Call(query, {}, 1000), IsOk());
+}
+
+// It took a minute to say so.
+TEST(DaemonBlocking, OfAStoppedDaemonTheToolSaysSoWithinSeconds) {
+  RunningDaemon daemon;
+  daemon.process().Kill(SIGSTOP);
+  const absl::Time start = absl::Now();
+  const ChildResult status = Child::Spawn({BinaryPath("sluicectl"), "status",
+                                           "--socket", daemon.socket()})
+                                 ->Join();
+  EXPECT_LT(absl::Now() - start, absl::Seconds(10));
+  EXPECT_NE(status.exit_code, 0);
+  EXPECT_THAT(status.err, ::testing::HasSubstr("does not answer (5s): is it "
+                                               "stopped?"));
+  EXPECT_EQ(std::count(status.err.begin(), status.err.end(), '\n'), 1);
+  daemon.process().Kill(SIGCONT);
+}
+
+}  // namespace
+}  // namespace sluice::testing
