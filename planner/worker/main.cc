@@ -5,8 +5,6 @@
 // daemon.
 #include <fcntl.h>
 #include <fmt/format.h>
-#include <poll.h>
-#include <sys/prctl.h>
 #include <sys/resource.h>
 #include <sys/time.h>
 #include <unistd.h>
@@ -21,6 +19,7 @@
 
 #include "planner/memory/mip_process.h"
 #include "planner/planner.h"
+#include "planner/worker/confine.h"
 #include "proto/base/status.h"
 #include "proto/plan/codec.h"
 #include "proto/plan/progress.h"
@@ -61,7 +60,9 @@ void OnSignal(int signal) {
   if (WriteFallback()) _exit(0);
   constexpr std::string_view kLate =
       "error: the plan was not ready at its deadline\n";
-  constexpr std::string_view kCrashed = "error: a solver crashed\n";
+  constexpr std::string_view kCrashed =
+      "error: a solver crashed, or needs more memory than the worker may "
+      "take\n";
   const std::string_view message = signal == SIGALRM ? kLate : kCrashed;
   if (write(STDERR_FILENO, message.data(), message.size()) < 0) {
     // Nothing can be done; the exit status says it too.
@@ -130,14 +131,6 @@ absl::Status WriteAll(int fd, std::string_view bytes) {
     bytes.remove_prefix(static_cast<size_t>(count));
   }
   return absl::OkStatus();
-}
-
-// Ends with the thread that started it: nobody is left to read the plan. If
-// that is gone already, so is the reader of the pipe.
-void EndWithParent(int out_fd) {
-  prctl(PR_SET_PDEATHSIG, SIGKILL);
-  pollfd out{.fd = out_fd, .events = 0, .revents = 0};
-  if (poll(&out, 1, 0) == 1 && (out.revents & POLLERR) != 0) _exit(kFault);
 }
 
 int Fail(int code, const absl::Status& status) {
@@ -216,12 +209,15 @@ int main(int argc, char** argv) {
   int out_fd = STDOUT_FILENO;
   int progress_fd = -1;
   double time_limit_s = 20;
+  uint64_t memory_bytes = sluice::planner::kDefaultMemoryBytes;
   app.add_option("--in-fd", in_fd, "where the request is read");
   app.add_option("--out-fd", out_fd, "where the plan is written");
   app.add_option("--progress-fd", progress_fd,
                  "a file of which one line says how far it is");
   app.add_option("--time-limit-s", time_limit_s, "ends itself after this")
       ->check(CLI::Range(0.1, 86400.0));
+  app.add_option("--memory-bytes", memory_bytes,
+                 "the most address space it takes; 0: any");
   try {
     app.parse(argc, argv);
   } catch (const CLI::CallForHelp& help) {
@@ -229,6 +225,10 @@ int main(int argc, char** argv) {
   } catch (const CLI::ParseError& error) {
     std::fprintf(stderr, "error: %s\n", error.what());
     return sluice::planner::kBadInput;
+  }
+  const absl::Status confined = sluice::planner::Confine(memory_bytes);
+  if (!confined.ok()) {
+    return sluice::planner::Fail(sluice::planner::kFault, confined);
   }
   sluice::planner::EndWithParent(out_fd);
   return sluice::planner::Run(in_fd, out_fd, progress_fd, time_limit_s);

@@ -10,6 +10,7 @@
 #include <time.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <chrono>
 #include <cstdlib>
 #include <string>
@@ -211,9 +212,7 @@ TEST(Worker, EndsItselfAtItsDeadline) {
   EXPECT_LT(took.count(), 5);
 }
 
-// A crash of a solver costs the proof, not the plan. The signal stands for it:
-// it is sent while the search is busy with a trace it cannot decide.
-TEST(Worker, ACrashWhileSolvingStillGivesAValidPlan) {
+plan::PlanRequest HardRequest() {
   plan::PlanRequest request = SampleRequest();
   request.profiles.resize(1);
   request.resources = {};
@@ -225,6 +224,39 @@ TEST(Worker, ACrashWhileSolvingStillGivesAValidPlan) {
     request.profiles[0].segments.push_back(
         {.name = "I" + std::to_string(k), .trace = std::move(trace)});
   }
+  return request;
+}
+
+#if !defined(__SANITIZE_ADDRESS__) && !defined(__SANITIZE_THREAD__)
+TEST(Worker, TakesNoMoreMemoryThanItMay) {
+  plan::PlanRequest request = SampleRequest();
+  const auto with = [&](const char* bytes) {
+    std::vector<std::string> args = kFds;
+    args.insert(args.end(), {"--time-limit-s", "20", "--memory-bytes", bytes});
+    return RunWorker(Memfd(plan::Encode(request)).get(), args);
+  };
+  const Outcome enough = with("1000000000");
+  EXPECT_EQ(enough.exit_code(), 0) << enough.err;
+  // Decoded it is some 300 MB.
+  plan::Trace& trace = request.profiles[0].segments[0].trace;
+  trace.buffers.clear();
+  constexpr int64_t kBuffers = 1'000'000;
+  for (int64_t i = 0; i < kBuffers; ++i) {
+    trace.buffers.push_back({i, i, i + 1, Bytes(64)});
+  }
+  trace.end = kBuffers;
+  const Outcome short_of = with("100000000");
+  EXPECT_EQ(short_of.exit_code(), 1);
+  EXPECT_THAT(short_of.err, StartsWith("error: a solver crashed, or needs more "
+                                       "memory"));
+  EXPECT_EQ(std::count(short_of.err.begin(), short_of.err.end(), '\n'), 1);
+}
+#endif
+
+// A crash of a solver costs the proof, not the plan. The signal stands for it:
+// it is sent while the search is busy with a trace it cannot decide.
+TEST(Worker, ACrashWhileSolvingStillGivesAValidPlan) {
+  const plan::PlanRequest request = HardRequest();
   const Outcome outcome = RunWorker(
       Memfd(plan::Encode(request)).get(),
       {"--in-fd", "103", "--out-fd", "104", "--time-limit-s", "60"}, SIGSEGV);

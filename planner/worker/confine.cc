@@ -1,0 +1,57 @@
+#include "planner/worker/confine.h"
+
+#include <fmt/format.h>
+#include <poll.h>
+#include <sys/prctl.h>
+#include <sys/resource.h>
+#include <unistd.h>
+
+#include <cerrno>
+#include <csignal>
+#include <cstring>
+#include <new>
+
+namespace sluice::planner {
+namespace {
+
+#if defined(__SANITIZE_ADDRESS__) || defined(__SANITIZE_THREAD__)
+constexpr bool kSanitized = true;
+#else
+constexpr bool kSanitized = false;
+#endif
+
+// A crash like any other, not an exception whose end prints a line of its own.
+void OutOfMemory() { raise(SIGABRT); }
+
+absl::Status LimitMemory(uint64_t bytes) {
+  if (bytes == 0 || kSanitized) return absl::OkStatus();
+  const rlimit limit{bytes, bytes};
+  if (setrlimit(RLIMIT_AS, &limit) != 0) {
+    return absl::PermissionDeniedError(
+        fmt::format("cannot limit the worker's memory to {} bytes: {}", bytes,
+                    strerror(errno)));
+  }
+  std::set_new_handler(OutOfMemory);
+  return absl::OkStatus();
+}
+
+}  // namespace
+
+absl::Status Confine(uint64_t memory_bytes) {
+  const absl::Status limited = LimitMemory(memory_bytes);
+  if (!limited.ok()) return limited;
+  if (prctl(PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0) != 0) {
+    return absl::PermissionDeniedError(
+        fmt::format("cannot set PR_SET_NO_NEW_PRIVS: {}", strerror(errno)));
+  }
+  return absl::OkStatus();
+}
+
+// If the parent is gone already, so is the reader of the pipe.
+void EndWithParent(int out_fd) {
+  prctl(PR_SET_PDEATHSIG, SIGKILL);
+  pollfd out{.fd = out_fd, .events = 0, .revents = 0};
+  if (poll(&out, 1, 0) == 1 && (out.revents & POLLERR) != 0) _exit(1);
+}
+
+}  // namespace sluice::planner
