@@ -13,7 +13,7 @@ import pytest
 import sluice
 from conftest import GPU_BYTES, HOST_BYTES
 from sluice.errors import Status
-from sluice.session import CopyStats, Engine
+from sluice.leased import CopyStats, Engine
 from support import await_true, run
 
 MIB = 1 << 20
@@ -245,7 +245,7 @@ def test_sessions_open_and_close_in_any_thread(daemon):
 
 COPIES = """
     import ctypes, gc, sys, sluice
-    from sluice.session import Engine
+    from sluice.leased import Engine
     session = sluice.Session()
     host, gpu = session.lease_host(64 << 20), session.lease_gpu(64 << 20)
     engine = Engine(session)

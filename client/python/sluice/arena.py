@@ -14,8 +14,9 @@ from sluice.books import Books
 from sluice.copies import IN_FLIGHT_BYTES, Copies
 from sluice.errors import Error, Status
 from sluice.host_tensor import HostTensor, check_device, flat, is_on
+from sluice.leased import CopyStats, Region
 from sluice.ranges import rounded
-from sluice.session import CopyStats, Region, Session
+from sluice.session import Session
 
 __all__ = ["HostArena", "HostTensor"]
 

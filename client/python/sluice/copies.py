@@ -14,7 +14,8 @@ import torch
 
 from sluice._native import GPU_TO_HOST, HOST_TO_GPU
 from sluice.in_flight import InFlight
-from sluice.session import Engine, Session
+from sluice.leased import Engine
+from sluice.session import Session
 
 __all__ = ["IN_FLIGHT_BYTES", "IN_FLIGHT_COPIES", "Copies"]
 

@@ -7,8 +7,8 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
+from sluice.leased import CopyStats
 from sluice.products import Mode, Place, Product, Products
-from sluice.session import CopyStats
 
 
 @dataclass

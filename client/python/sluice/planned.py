@@ -15,9 +15,10 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from sluice.errors import Error
+from sluice.leased import CopyStats
 from sluice.measured import Measured
 from sluice.policy import Policy, Share
-from sluice.session import CopyStats, Session
+from sluice.session import Session
 
 FORMAT, VERSION = "sluice.rank_profile", 2
 BASE = "streamed"  # the class of all that is in the host in any case
