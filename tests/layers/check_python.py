@@ -12,8 +12,8 @@ PACKAGE = "client/python/sluice/"
 ORDER = [
     "errors", "_guard", "ranges", "in_flight", "host_tensor",
     # The native half: library, daemon, session, memory.
-    "_native", "daemon", "handle", "leased", "session", "copies", "books",
-    "arena",
+    "_native", "daemon", "handle", "leased", "waiting", "session", "copies",
+    "books", "arena",
     # One layer, chunk by chunk.
     "precision",
     "intervals",
@@ -29,6 +29,8 @@ ORDER = [
     "ranks",
     "exchange",
     "agreement",
+    "board",
+    "changes",
     "dealt",
     "policy",
     "products",
@@ -76,7 +78,7 @@ ORDER = [
 # A session needs no torch, and a streamed layer no transformers: what knows
 # transformers is its adapters, and the commands that load a model.
 TORCHLESS = {"errors", "_guard", "ranges", "_native", "daemon", "handle",
-             "leased", "session", "desk"}
+             "leased", "waiting", "session", "desk"}
 TRANSFORMERS = ("adapters.", "doctor")
 NO_TRANSFORMERS = {"adapters.layers", "adapters.units"}
 

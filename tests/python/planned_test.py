@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import signal
 import threading
+import time
 
 import pytest
 import sluice
@@ -14,7 +15,7 @@ from sluice.daemon import PrivateDaemon
 from sluice.errors import Status
 from sluice.planned import BASE
 from sluice.policy import Policy
-from support import await_true, is_running
+from support import await_true, is_running, start
 
 CHUNK = 16
 PRODUCTS = 7  # per layer: q, k, v, o, gate, up, down
@@ -55,7 +56,7 @@ def test_layers_that_have_no_backward_do_not_hold_the_plan_up(session):
 
 def test_what_is_profiled_is_what_was_there(session, monkeypatch):
     seen = []
-    monkeypatch.setattr(type(session), "plan", lambda self, given: seen.append(
+    monkeypatch.setattr(type(session), "plan", lambda self, given, **_: seen.append(
         given) or {"infeasible": "only looking"})
     stream, _ = planned(session, tiny(), steps=3)
     stream.unstream()
@@ -182,9 +183,9 @@ class Asked:
         self._session, self._changes = session, changes
         self.profile = None
 
-    def plan(self, profile):
+    def plan(self, profile, **options):
         self.profile = {**profile, **self._changes}
-        return self._session.plan(self.profile)
+        return self._session.plan(self.profile, **options)
 
     def __getattr__(self, name):
         return getattr(self._session, name)
@@ -195,3 +196,33 @@ def test_a_profile_that_is_none_is_refused_in_one_line(session):
         session.plan({"format": "sluice.rank_profile", "version": 2})
     assert error.value.status == Status.INVALID_ARGUMENT
     assert "\n" not in str(error.value)
+
+
+WAITS_ALONE = """
+import time, sluice
+from sluice.errors import Error
+with sluice.Session({socket!r}, job="two", rank=0, world=2) as session:
+    try:
+        session.plan({profile!r}, 50)
+    except KeyboardInterrupt:
+        print("stopped", flush=True)
+"""
+
+
+def test_a_wait_for_a_plan_says_for_whom_and_hears_ctrl_c(daemon, session):
+    model = tiny()
+    stream, _ = planned(session, model, steps=2)
+    stream.planning._session = asked = Asked(session)
+    run(model, batch())
+    stream.unstream()
+    child = start(WAITS_ALONE.format(socket=daemon.socket,
+                                     profile=asked.profile))
+    said = child.stderr.readline()
+    assert said == ("sluice: rank 0 of job two waits for a plan, at most 50 s: "
+                    "1 of 2 ranks of the job on this node have asked; not "
+                    "attached: 1\n")
+    began = time.monotonic()
+    child.send_signal(signal.SIGINT)
+    out, err = child.communicate(timeout=30)
+    assert (out, err, child.returncode) == ("stopped\n", "", 0)
+    assert time.monotonic() - began < 20, "it waited for the plan"

@@ -33,7 +33,7 @@ class SessionOptions(_Versioned):
         ("socket", c_char_p), ("job", c_char_p), ("rank", c_uint32),
         ("world_size", c_uint32), ("local_ranks", c_uint32),
         ("gpu", c_uint32), ("guaranteed_bytes_per_second", c_double),
-        # 0: changed plans are answered "not taken" by the library.
+        # Not 0: they are asked for, and answered (session_answer_change).
         ("takes_changes", c_uint32), ("reserved", c_uint32),
     ]
 
@@ -76,6 +76,8 @@ _SIGNATURES = {
     "sluice_session_report": (c_int, [c_void_p, POINTER(StepReport)]),
     "sluice_session_plan": (
         c_int, [c_void_p, c_char_p, c_double, POINTER(c_void_p)]),
+    "sluice_session_answer_change": (
+        c_int, [c_void_p, c_uint64, c_int, c_char_p]),
     "sluice_string_free": (None, [c_void_p]),
     "sluice_region_lease": (
         c_int, [c_void_p, c_int, c_uint64, POINTER(c_void_p)]),
@@ -88,8 +90,8 @@ _SIGNATURES = {
     "sluice_engine_drain": (c_int, [c_void_p]),
     "sluice_engine_stats": (c_int, [c_void_p, POINTER(CopyStats)]),
 }
-# They never wait, and are called for every copy. Through PyDLL they keep the
-# interpreter's lock: giving it up could cost a switch interval (5 ms) where
+# They never wait, and are called for every copy or step. Through PyDLL they
+# keep the interpreter's lock: giving it up could cost a switch interval (5 ms) where
 # other Python threads are busy, a thousand times what the call takes.
 # Pointers are plain c_void_p: `byref` of a scratch passes without a check.
 _BRIEF_SIGNATURES = {
@@ -98,6 +100,7 @@ _BRIEF_SIGNATURES = {
                 c_size_t, c_void_p]),
     "sluice_engine_mark_compute": (c_int, [c_void_p, c_void_p]),
     "sluice_engine_reached": (c_int, [c_void_p, c_uint64, c_void_p]),
+    "sluice_session_changed_plan": (c_int, [c_void_p, c_void_p, c_void_p]),
 }
 
 

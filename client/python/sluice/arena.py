@@ -190,6 +190,43 @@ class HostArena:
 
     # --- the arena ----------------------------------------------------------
 
+    @_whole
+    def reserve(self, nbytes: int) -> None:
+        """Leases what is missing to `nbytes`, or raises as a lease does."""
+        self._check_open()
+        if nbytes > self.leased_bytes:
+            self._lease(nbytes - self.leased_bytes)
+
+    @_whole
+    def fit(self, nbytes: int) -> None:
+        """Leases `nbytes` in all; what is too much goes back. Raises `Error`
+        FAILED_PRECONDITION where that is so and something is held.
+
+        It goes back before `nbytes` are leased anew, for another rank may
+        wait for it as this one may wait for that; where the daemon is gone
+        nothing does. An `Error` between the two leaves no lease: slabs are
+        leased again for what is put.
+        """
+        self._check_open()
+        if self._books.has_lost():
+            self._rebuild_books(self._copies.last_read())
+        unit = self.session.limits().granularity_bytes
+        missing = nbytes - self.leased_bytes
+        if missing > -unit:
+            if missing > 0:
+                self._lease(missing)
+            return
+        if self._books.used_bytes:
+            raise Error(Status.FAILED_PRECONDITION,
+                        f"fit: {self._books.used_bytes} bytes are held: give "
+                        "them back before")
+        self.session.check_connected()
+        while self._slabs:
+            self._slabs.pop().free()
+        self._rebuild_books(0)
+        if nbytes:
+            self._lease(nbytes)
+
     def copied(self) -> CopyStats:
         """Sums of this arena's copies."""
         return self._copies.engine.stats()
@@ -282,12 +319,14 @@ class HostArena:
                              LARGEST_SLAB_BYTES))
         while True:
             try:
-                slab = self.session.lease_host(want)
-                break
+                self._lease(want)
+                return self._books.free.take(size)
             except Error as error:
                 if error.status != Status.RESOURCE_EXHAUSTED or want == size:
                     raise
                 want = max(size, want // 4)
+
+    def _lease(self, nbytes: int) -> None:
+        slab = self.session.lease_host(nbytes)
         self._slabs.append(slab)
         self._books.free.add_slab(slab.address, slab.nbytes)
-        return self._books.free.take(size)

@@ -12,20 +12,28 @@ from __future__ import annotations
 import glob
 import sys
 from collections.abc import Callable, Mapping
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
+from sluice.changes import Changes, Offer
 from sluice.errors import Error
 from sluice.leased import CopyStats
 from sluice.measured import Measured
 from sluice.policy import Policy, Share
 from sluice.session import Session
 
+if TYPE_CHECKING:
+    from sluice.arena import HostArena
+
 FORMAT, VERSION = "sluice.rank_profile", 2
 BASE = "streamed"  # the class of all that is in the host in any case
 
 
 class Planning:
-    """Of one stream: warm up for a step, measure the next, then plan once.
+    """Of one stream: warm up for a step, measure the next, then plan; after
+    that, take the plans that the daemon changes it for.
+
+    Only the step in which a plan is taken asks the daemon for anything: what
+    a plan needs is leased before, and what it does not need goes back there.
 
     A plan's fractions are parts of the chunks, so that it serves steps of
     other lengths too, if less well.
@@ -39,6 +47,10 @@ class Planning:
         self._held = 0
         self.plan: dict[str, Any] | None = None  # this rank's, once there
         self.over = False
+        self._changes = Changes(session.job, session.rank)
+        # Of each changed plan that is not decided on yet: this rank's part,
+        # and why it cannot take it.
+        self._offered: dict[int, tuple[dict[str, Any], str]] = {}
 
     def begin(self) -> Measured | None:
         """What is to be measured of the training step that begins."""
@@ -50,29 +62,100 @@ class Planning:
     def forward_over(self, host_bytes: int) -> None:
         self._held = host_bytes
 
-    def policy(self, host_peak_bytes: int) -> Policy | None:
+    def policy(self, arena: HostArena) -> Policy | None:
         """The plan's, once, after a step that was measured whole; a daemon
         that has no plan leaves the stream as it is, and says why."""
         if self._measured is None or not self._measured.whole:
             return None
-        measured, self._measured, self.over = self._measured, None, True
+        asked = profile(self._measured, self._held, arena.peak_bytes,
+                        self._session)
         try:
-            plan = self._session.plan(profile(
-                measured, self._held, host_peak_bytes, self._session))
+            plan = self._session.plan(asked, quiet=self._quiet)
         except Error as error:
+            self._measured, self.over = None, True
             self._say(f"no plan, all is computed again: {error}")
             return None
+        # Not where Ctrl-C ended the wait: then the next step asks again.
+        self._measured, self.over = None, True
         if plan["infeasible"]:
             self._say(f"no plan, all is computed again: {plan['infeasible']}")
             return None
-        self.plan = next(r for r in plan["ranks"]
-                         if r["rank"] == self._session.rank)
+        self.plan = self._own(plan)
+        if not arena.used_bytes:
+            # What cannot be leased now is leased when it is needed.
+            _refusal(lambda: arena.fit(self.plan["host_bytes"]))
         self._say(line(self.plan))
         return policy_of(self.plan)
+
+    # --- plans that follow ---------------------------------------------------
+
+    def changed(self, arena: HostArena) -> Policy | None:
+        """The policy of a changed plan, where the step that begins is the one
+        at which the ranks of the job take it; see `changes`. Not between a
+        forward and its backward."""
+        if self.plan is None or arena.used_bytes:
+            return None
+        decision = self._changes.step(self._steps, self._offer(arena))
+        if decision is None:
+            return None
+        part, _ = self._offered.get(decision.plan, (None, ""))
+        self._offered.clear()
+        refusal = decision.refusal or (
+            "" if part else "this rank was not told of it")
+        step = f"step {self._steps + 1}"
+        if refusal:
+            self._say(f"{step}: on with the plan before, for the new one is "
+                      f"refused: {refusal}")
+        else:
+            self.plan = part
+            self._say(f"{step}: {line(self.plan)}")
+        # The ranks have decided: that it cannot be given back, because there
+        # is no daemon any more, changes nothing.
+        _refusal(lambda: arena.fit(self.plan["host_bytes"]))
+        self._answer(decision.plan, refusal)
+        return None if refusal else policy_of(self.plan)
+
+    def _offer(self, arena: HostArena) -> Offer | None:
+        """The newest changed plan, and whether this rank can take it: what it
+        grows by is leased before that is said."""
+        told = self._session.changed_plan()
+        if told is None:
+            return None
+        number, plan = told
+        if number not in self._offered:
+            part = self._own(plan)
+            self._offered[number] = part, _refusal(
+                lambda: arena.reserve(part["host_bytes"]))
+        return Offer(number, [r["rank"] for r in plan["ranks"]],
+                     self._offered[number][1])
+
+    def _own(self, plan: Mapping[str, Any]) -> dict[str, Any]:
+        return next(r for r in plan["ranks"]
+                    if r["rank"] == self._session.rank)
+
+    def _answer(self, number: int, refusal: str) -> None:
+        """To a daemon that may be gone."""
+        _refusal(lambda: self._session.answer_change(
+            number, not refusal, refusal or f"at step {self._steps + 1}"))
+
+    def close(self) -> None:
+        """What is offered still is refused."""
+        told = None if self._session.closed else self._session.changed_plan()
+        if told is not None:
+            self._answer(told[0], "the model is not streamed any more")
 
     def _say(self, what: str) -> None:
         if not self._quiet:
             print(f"sluice: {what}", file=sys.stderr)
+
+
+def _refusal(act: Callable[[], object]) -> str:
+    """Why `act` could not be done, in one line; "": it is done."""
+    try:
+        act()
+    except Error as error:
+        return str(error)
+    return ""
 
 
 def profile(measured: Measured, held: int, peak: int, session: Session

@@ -7,6 +7,7 @@ import dataclasses
 import json
 import math
 import os
+import sys
 import weakref
 from collections.abc import Mapping
 from typing import Any
@@ -16,8 +17,11 @@ from sluice.daemon import PrivateDaemon, find_programs
 from sluice.errors import Error, Status
 from sluice.handle import Handle, forked
 from sluice.leased import CopyStats, Region
+from sluice.waiting import Calls, waits_for
 
 __all__ = ["Limits", "Session"]
+
+_NO_PLAN = 2**64 - 1  # a number that no plan has
 
 
 @dataclasses.dataclass(frozen=True)
@@ -53,7 +57,7 @@ class Session:
     Attributes:
         socket: path; another process or session can open it too.
         daemon: the private daemon, or None.
-        rank, gpu: as given.
+        job, rank, gpu: as given.
 
     Raises:
         Error: NOT_FOUND or UNAVAILABLE without a daemon at the socket or
@@ -75,10 +79,12 @@ class Session:
         if self.daemon:
             # The other ranks are not at this daemon: none is waited for.
             path, local_world = self.daemon.socket, 1
-        self.socket, self.rank, self.gpu = path, rank, gpu
+        self.socket, self.job, self.rank, self.gpu = path, job, rank, gpu
+        self._world = world
         options = _native.SessionOptions(
             socket=os.fsencode(path), job=job.encode(), rank=rank,
-            world_size=world, local_ranks=local_world or world, gpu=gpu)
+            world_size=world, local_ranks=local_world or world, gpu=gpu,
+            takes_changes=1)
         opened = ctypes.c_void_p()
         try:
             self._library.check(self._library.session_open(
@@ -87,7 +93,8 @@ class Session:
             if self.daemon:
                 self.daemon.close()
             raise
-        self._handle = Handle(opened.value, self._library.session_close)
+        self._calls = Calls(self._library.session_close)
+        self._handle = Handle(opened.value, self._calls.close)
         self._end = weakref.finalize(self, self._handle.end)
 
     def limits(self) -> Limits:
@@ -122,25 +129,68 @@ class Session:
         self._library.check(self._library.session_report(
             self._value(), ctypes.byref(report)))
 
-    def plan(self, profile: Mapping[str, Any], timeout_s: float = 60.0
-             ) -> dict[str, Any]:
+    def plan(self, profile: Mapping[str, Any], timeout_s: float = 60.0, *,
+             quiet: bool = False) -> dict[str, Any]:
         """Submits this rank's profile of one step (proto/plan, as JSON) and
         waits until the job's other ranks on this node have submitted theirs
         and the daemon has planned. A plan whose "infeasible" is not empty is
-        an answer too.
+        an answer too. After two seconds a line on stderr says for whom it
+        waits, unless `quiet`; Ctrl-C ends the wait.
 
         Raises:
             Error: INVALID_ARGUMENT for a profile that is none;
                 DEADLINE_EXCEEDED; UNAVAILABLE when the daemon is gone.
         """
-        text = ctypes.c_void_p()
-        self._library.check(self._library.session_plan(
-            self._value(), json.dumps(profile).encode(), timeout_s,
-            ctypes.byref(text)))
+        def call() -> dict[str, Any]:
+            text = ctypes.c_void_p()
+            self._library.check(self._library.session_plan(
+                value, json.dumps(profile).encode(), timeout_s,
+                ctypes.byref(text)))
+            try:
+                return json.loads(ctypes.string_at(text.value))
+            finally:
+                self._library.string_free(text)
+
+        def say() -> None:
+            if not quiet:
+                who = waits_for(self.socket, self.job, self._world)
+                print(f"sluice: rank {self.rank} of job {self.job} waits for "
+                      f"a plan, at most {timeout_s:g} s" + (
+                          f": {who}" if who else ""), file=sys.stderr)
+
+        value = self._value()
+        return self._calls.interruptible(call, say)
+
+    def changed_plan(self) -> tuple[int, dict[str, Any]] | None:
+        """(its number, the plan) that the daemon wants this rank to run by
+        because jobs came or went: the newest one, until it is answered. Only
+        its fractions are meant. Does not wait, and is known without a daemon
+        too, where that was killed since."""
+        text, number = ctypes.c_void_p(), ctypes.c_uint64()
+        self._library.check(self._library.session_changed_plan(
+            self._value(), ctypes.byref(text), ctypes.byref(number)))
+        if not text.value:
+            return None
         try:
-            return json.loads(ctypes.string_at(text.value))
+            return number.value, json.loads(ctypes.string_at(text.value))
         finally:
             self._library.string_free(text)
+
+    def answer_change(self, number: int, taken: bool, note: str = "") -> None:
+        """What became of a changed plan. Who takes one gives back the host
+        memory that it does not have any more before; who asked `plan` and
+        answers none lets jobs that join wait for a minute. `note`: one line
+        for people. Does not wait for the daemon.
+
+        Raises:
+            Error: UNAVAILABLE when the daemon is gone.
+        """
+        self._library.check(self._library.session_answer_change(
+            self._value(), number, int(taken), note.encode()))
+
+    def check_connected(self) -> None:
+        """Raises `Error` UNAVAILABLE where the daemon is known to be gone."""
+        self.answer_change(_NO_PLAN, False)  # which the daemon ignores
 
     def lease_host(self, nbytes: int) -> Region:
         """Pinned host memory on the GPU's NUMA node; see `Region`.

@@ -105,9 +105,10 @@ class Stream:
                 "min_tokens": self.min_tokens}, given)
 
     def _plan(self) -> Measured | None:
-        """Takes the plan that the step before has been measured for."""
-        self.policy = (self.planning.policy(self.arena.peak_bytes)
-                       or self.policy)
+        """Takes the plan that the step before has been measured for, or one
+        that the daemon has changed it for."""
+        self.policy = (self.planning.policy(self.arena)
+                       or self.planning.changed(self.arena) or self.policy)
         return self.planning.begin()
 
     def shard(self, input_ids: Tensor, labels: Tensor | None = None,
@@ -151,7 +152,8 @@ class Stream:
     @property
     def plan(self) -> dict[str, Any] | None:
         """With `policy="plan"`, from the third step on: this rank's part of
-        the daemon's plan (proto/plan), `why` of each class among it."""
+        the plan by which it runs (proto/plan), `why` of each class among it.
+        """
         return None if self.planning is None else self.planning.plan
 
     def unstream(self) -> None:
@@ -163,6 +165,8 @@ class Stream:
             if self.progress is not None:
                 self.progress.close()
             self.arena.close()
+            if self.planning is not None:
+                self.planning.close()
             if self._owns_session:
                 self.session.close()
 

@@ -1,0 +1,59 @@
+"""What the ranks of a job tell each other beside their collectives.
+
+A collective would have all ranks wait for each other in every step, only to
+hear that there is nothing new. So a rank that has something to say writes it
+into the store of torch.distributed, by which the processes found each other,
+and the others read it there when they look for it.
+"""
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from typing import Any
+
+import torch.distributed as dist
+
+Value = dict[str, Any]
+
+
+class Board:
+    """Values of JSON by key, in a store that all ranks share.
+
+    Every call is one or two round trips and never waits for another rank.
+    Raises `RuntimeError` where the store is gone. Thread safety: safe.
+    """
+
+    def __init__(self, store: dist.Store):
+        self._store = store
+
+    @staticmethod
+    def of_job() -> Board | None:
+        """None where torch.distributed is not initialised."""
+        if not (dist.is_available() and dist.is_initialized()):
+            return None
+        return Board(dist.PrefixStore(
+            "sluice", dist.distributed_c10d._get_default_store()))
+
+    def read(self, key: str) -> Value | None:
+        """None where nothing was written; `get` would wait for it."""
+        if not self._store.check([key]):
+            return None
+        return json.loads(self._store.get(key))
+
+    def update(self, key: str, change: Callable[[Value | None], Value]
+               ) -> Value:
+        """What is there after `change` of what was there: at once, as seen by
+        all ranks. `change` may be called again where another rank was
+        faster."""
+        seen = self._store.get(key) if self._store.check([key]) else b""
+        while True:
+            wanted = json.dumps(change(json.loads(seen) if seen else None),
+                                sort_keys=True).encode()
+            found = self._store.compare_set(key, seen.decode(),
+                                            wanted.decode())
+            if found == wanted:
+                return json.loads(found)
+            seen = found
+
+
+__all__ = ["Board", "Value"]

@@ -1,0 +1,122 @@
+"""A plan that changes while a run goes on: taken by all ranks of a job at one
+step, or by none, and the run is the undisturbed one to the bit."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import random
+import subprocess
+import sys
+
+import pytest
+import torch.distributed as dist
+from changing import RANKS
+from sluice.board import Board
+from sluice.changes import Changes, Decision, Offer
+from sluice.daemon import PrivateDaemon
+from support import environment
+
+# Of which several jobs have an extent of 4 MiB less per rank.
+HOST_BYTES = 22 << 20
+RANKS_OF_THE_JOB = os.path.join(os.path.dirname(__file__), "changing.py")
+
+
+def test_a_running_job(tmp_path):
+    """Its cases are in changing.py; the last one ends the daemon."""
+    with contextlib.closing(PrivateDaemon(
+            gpus=RANKS + 1, gpu_bytes=64 << 20, host_bytes=HOST_BYTES)) as daemon:
+        ranks = subprocess.run(
+            [sys.executable, RANKS_OF_THE_JOB, str(tmp_path / "group"),
+             daemon.socket, str(daemon.pid)], env=environment(), text=True,
+            timeout=500, stdout=subprocess.PIPE, stderr=subprocess.STDOUT)
+    assert ranks.returncode == 0, ranks.stdout
+
+
+# --- which plan, at which step -------------------------------------------------
+
+class Ranks:
+    """Of one job, each with a step of its own, in an order of chance."""
+
+    def __init__(self, count, seed):
+        self.board = Board(dist.HashStore())
+        self.changes = [Changes("job", rank, lambda: self.board)
+                        for rank in range(count)]
+        for one in self.changes:
+            one._stream = 0  # each is of another process
+        self.random = random.Random(seed)
+        self.steps = [0] * count
+        self.offers: list[Offer | None] = [None] * count
+        self.decided: list[list[tuple[int, Decision]]] = [
+            [] for _ in range(count)]
+
+    def offer(self, rank, plan, refusal=""):
+        self.offers[rank] = Offer(plan, range(len(self.steps)), refusal)
+
+    def run(self, steps):
+        """No rank is more than two steps ahead of another."""
+        for _ in range(steps * len(self.steps)):
+            rank = self.random.choice([
+                r for r, step in enumerate(self.steps)
+                if step <= min(self.steps) + 1])
+            made = self.changes[rank].step(self.steps[rank],
+                                           self.offers[rank])
+            if made is not None:
+                self.decided[rank].append((self.steps[rank], made))
+                if self.offers[rank].plan == made.plan:
+                    self.offers[rank] = None  # answered
+            self.steps[rank] += 1
+
+
+@pytest.mark.parametrize("seed", range(40))
+def test_all_take_a_plan_at_one_step_or_none_does(seed):
+    ranks = Ranks(2 + seed % 4, seed)
+    for plan in range(1, 4):
+        refuses = ranks.random.random() < 0.3
+        for rank in ranks.random.sample(range(len(ranks.steps)),
+                                        len(ranks.steps)):
+            # Some were told of one before, which this one has replaced.
+            if ranks.random.random() < 0.3:
+                ranks.offer(rank, 10 * plan + 1)
+                ranks.run(ranks.random.randrange(3))
+            ranks.offer(rank, 10 * plan,
+                        "full" if refuses and rank == 0 else "")
+            ranks.run(ranks.random.randrange(3))
+        ranks.run(5)
+        made = ranks.decided[0]
+        assert ranks.decided == [made] * len(ranks.steps)
+        assert made[-1][1] == Decision(10 * plan, "rank 0: full" if refuses
+                                       else "")
+    assert ranks.offers == [None] * len(ranks.steps)
+
+
+def test_ranks_that_were_not_all_told_of_one_plan_run_on():
+    ranks = Ranks(3, 0)
+    ranks.offer(0, 1)
+    ranks.offer(1, 1)
+    ranks.run(20)
+    ranks.offer(2, 2)
+    ranks.run(20)
+    assert ranks.decided == [[], [], []]
+
+
+def test_nobody_asks_a_board_before_there_is_an_offer():
+    def board():
+        raise AssertionError("nothing is to be told")
+
+    changes = Changes("job", 0, board)
+    assert [changes.step(i, None) for i in range(3)] == [None] * 3
+    # Alone nobody has to be asked.
+    assert changes.step(3, Offer(1, [0])) == Decision(1, "")
+
+
+def test_ranks_that_cannot_tell_each_other_anything_refuse():
+    changes = Changes("job", 0, lambda: None)
+    assert "torch.distributed is not initialised" in changes.step(
+        0, Offer(1, [0, 1])).refusal
+
+    def gone():
+        raise RuntimeError("Connection reset by peer")
+
+    changes = Changes("job", 0, gone)
+    assert "Connection reset" in changes.step(0, Offer(1, [0, 1])).refusal

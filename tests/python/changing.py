@@ -1,0 +1,281 @@
+"""The ranks of changes_test: a job whose plan changes while it trains.
+
+    changing.py FILE_OF_THE_GROUP SOCKET PID_OF_THE_DAEMON
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import multiprocessing
+import os
+import signal
+import sys
+import time
+from collections.abc import Callable, Iterator
+
+import sluice
+import torch
+import torch.distributed as dist
+from gloo import run_cases
+from models import batch, tiny
+from sluice.streaming import Stream
+
+RANKS, CHUNK, LENGTH = 2, 128, 512
+EXTENT = 4 << 20
+LONG_S = 100.0
+FORK = multiprocessing.get_context("fork")
+
+
+class Loop:
+    """A rank's training of the model: data parallel, by hand."""
+
+    def __init__(self, session: sluice.Session, policy: str):
+        self.model = tiny(intermediate_size=192,
+                          max_position_embeddings=LENGTH)
+        self.session = session
+        self.stream = sluice.stream(self.model, session=session, chunk=CHUNK,
+                                    policy=policy)
+        self.optimizer = torch.optim.SGD(self.model.parameters(), lr=1e-2)
+        self.losses: list[float] = []
+        self.weights: list[str] = []  # after each step
+        self.swapped: list[float] = []  # by each step's policy
+
+    def step(self) -> None:
+        seed = 100 * len(self.losses) + dist.get_rank()
+        loss = self.model(**batch(2, LENGTH, seed=seed)).loss
+        loss.backward()
+        for parameter in self.model.parameters():
+            dist.all_reduce(parameter.grad)
+        self.optimizer.step()
+        self.optimizer.zero_grad()
+        assert self.stream.stats().host_bytes == 0
+        self.losses.append(loss.item())
+        self.weights.append(hashlib.sha256(b"".join(
+            p.detach().numpy().tobytes() for p in self.model.parameters()
+        )).hexdigest())
+        self.swapped.append(self.swaps())
+
+    def swaps(self) -> float:
+        if self.stream.plan is None:
+            return 0.0
+        assert self.stream.policy.shares == tuple(
+            (c["name"], sluice.policy.Share(c["keep"], c["swap"]))
+            for c in self.stream.plan["classes"] if c["name"] != "streamed")
+        return sum(share.swap for _, share in self.stream.policy.shares)
+
+    def until(self, all_have: Callable[[], bool]) -> None:
+        """Steps until every rank has it."""
+        ends = time.monotonic() + LONG_S
+        while not every(all_have()):
+            assert time.monotonic() < ends, "it does not come"
+            self.step()
+
+    def planned(self) -> None:
+        self.until(lambda: self.stream.plan is not None)
+
+    def changes(self) -> list[int]:
+        """The steps whose policy is not that of the step before."""
+        return [i for i in range(1, len(self.swapped))
+                if self.swapped[i] != self.swapped[i - 1]]
+
+    def check_as(self, undisturbed: Loop) -> None:
+        """Losses and weights to the bit, and steps alike on all ranks."""
+        every_rank: list = [None] * RANKS
+        dist.all_gather_object(every_rank, self.changes())
+        assert every_rank == [self.changes()] * RANKS, every_rank
+        steps = len(self.losses)
+        while len(undisturbed.losses) < steps:
+            undisturbed.step()
+        assert undisturbed.losses[:steps] == self.losses
+        assert undisturbed.weights[:steps] == self.weights
+
+
+def every(own: bool) -> bool:
+    told = torch.tensor(int(own))
+    dist.all_reduce(told, dist.ReduceOp.MIN)
+    return bool(told)
+
+
+@contextlib.contextmanager
+def another_job(loop: Loop, socket: str) -> Iterator[None]:
+    """Joined when this begins, left when it is over."""
+    with contextlib.nullcontext() if loop.session.rank else Other(socket):
+        yield
+
+
+class Other:
+    """A job of one rank, in a process of its own, whose steps are the longest
+    on the node: what others swap is better spent on it."""
+
+    def __init__(self, socket: str):
+        self._end = FORK.Event()
+        self._process = FORK.Process(target=_other, args=(socket, self._end))
+
+    def __enter__(self) -> None:
+        self._process.start()
+
+    def __exit__(self, *error: object) -> None:
+        self._end.set()
+        self._process.join()
+        assert self._process.exitcode == 0
+
+
+def _other(socket: str, end) -> None:
+    with sluice.Session(socket, job="other", gpu=RANKS) as session:
+        model = tiny(intermediate_size=192, max_position_embeddings=LENGTH)
+        stream = sluice.stream(model, session=session, chunk=CHUNK,
+                               policy="plan")
+        stream.planning._session = Slow(session)
+        for step in range(4):
+            model(**batch(6, LENGTH, seed=step)).loss.backward()
+        assert stream.plan is not None
+        end.wait(LONG_S)
+
+
+class Slow:
+    """A session of a rank whose every second is a hundred: so it does not
+    depend on this machine's which job is the slower one."""
+
+    def __init__(self, session: sluice.Session):
+        self._session = session
+
+    def plan(self, profile: dict, **options) -> dict:
+        profile = {name: 100 * value if name.endswith("_seconds") else value
+                   for name, value in profile.items()}
+        profile["classes"] = [
+            {**c, "recompute_seconds": 100 * c["recompute_seconds"]}
+            for c in profile["classes"]]
+        return self._session.plan(profile, **options)
+
+    def __getattr__(self, name):
+        return getattr(self._session, name)
+
+
+class Offered:
+    """A session that is told of plans that no daemon has made."""
+
+    def __init__(self, loop: Loop):
+        self._session = loop.session
+        self.told = None
+        self.answers: list[tuple[int, bool, str]] = []
+        loop.stream.planning._session = self
+
+    def tell(self, number: int, part: dict) -> None:
+        self.told = number, {"ranks": [
+            {**part, "rank": rank} for rank in range(RANKS)]}
+
+    def changed_plan(self):
+        return self.told
+
+    def answer_change(self, number, taken, note=""):
+        self.answers.append((number, taken, note))
+        if self.told is not None and self.told[0] == number:
+            self.told = None
+
+    def __getattr__(self, name):
+        return getattr(self._session, name)
+
+
+def halved(plan: dict) -> dict:
+    """A plan that swaps half as much."""
+    return {**plan, "classes": [
+        c if c["name"] == "streamed" else {**c, "swap": c["swap"] / 2}
+        for c in plan["classes"]]}
+
+
+# --- cases --------------------------------------------------------------------
+
+def joins_and_leaves(loop: Loop, socket: str, daemon: int) -> None:
+    """Fractions shrink when the other job comes and are as before when it has
+    left; so does what is leased."""
+    loop.planned()
+    alone, leased = loop.swapped[-1], loop.stream.stats().host_leased_bytes
+    with another_job(loop, socket):
+        loop.until(lambda: loop.swaps() < alone)
+        now = loop.stream.stats().host_leased_bytes
+        # A lease that is patched of what was given back may be larger.
+        assert now < loop.stream.plan["host_bytes"] + EXTENT
+        assert every(now <= leased) and not every(now == leased)
+        loop.step()
+    loop.until(lambda: loop.swaps() == alone)
+    loop.step()
+    assert len(loop.changes()) == 3, loop.changes()
+
+
+def daemon_dies(loop: Loop, socket: str, daemon: int) -> None:
+    """After it has told of a plan, before the step that takes it."""
+    loop.planned()
+    with another_job(loop, socket):
+        ends = time.monotonic() + LONG_S
+        while not every(loop.session.changed_plan() is not None):
+            assert time.monotonic() < ends
+            time.sleep(0.05)
+        if loop.session.rank == 0:
+            os.kill(daemon, signal.SIGKILL)
+        for _ in range(4):
+            loop.step()
+
+
+def different_plans(loop: Loop, socket: str, daemon: int) -> None:
+    """Nothing happens until all were told of the same."""
+    loop.planned()
+    offered, before = Offered(loop), loop.stream.plan
+    offered.tell(70 + loop.session.rank, halved(before))
+    for _ in range(4):
+        loop.step()
+    assert not offered.answers and loop.stream.plan is before
+    offered.tell(72, halved(before))
+    for _ in range(3):
+        loop.step()
+    assert [(n, taken) for n, taken, _ in offered.answers] == [(72, True)]
+    assert loop.stream.plan is not before and len(loop.changes()) == 2
+
+
+def one_refuses(loop: Loop, socket: str, daemon: int) -> None:
+    """It cannot lease what it would grow by: so none of them takes it."""
+    loop.planned()
+    offered, before = Offered(loop), loop.stream.plan
+    leased = loop.stream.stats().host_leased_bytes
+    part = halved(before)
+    part["host_bytes"] = (1 << 40 if loop.session.rank == 1 else
+                          2 * before["host_bytes"])
+    offered.tell(70, part)
+    for _ in range(4):
+        loop.step()
+    [(number, taken, why)] = offered.answers
+    assert (number, taken) == (70, False)
+    assert why.startswith("rank 1: ") and "RESOURCE_EXHAUSTED" in why
+    assert loop.stream.plan is before and len(loop.changes()) == 1
+    assert loop.stream.stats().host_leased_bytes <= leased
+
+
+def work(rank: int, file: str, socket: str, daemon: int) -> None:
+    with sluice.Session() as alone:
+        undisturbed = Loop(alone, "recompute")
+
+        def one(case: Callable, session: sluice.Session) -> None:
+            loop = Loop(session, "plan")
+            case(loop, socket, daemon)
+            loop.stream.unstream()
+            loop.check_as(undisturbed)
+
+        run_cases(rank, RANKS, file, socket, "changing", [
+            joins_and_leaves, different_plans, one_refuses, daemon_dies], one,
+            gpu=rank)
+
+
+def main() -> None:
+    file, socket, daemon = sys.argv[1:]
+    torch.set_num_threads(1)
+    ranks = [FORK.Process(target=work, args=(
+        rank, file, socket, int(daemon))) for rank in range(RANKS)]
+    for rank in ranks:
+        rank.start()
+    for rank in ranks:
+        rank.join()
+    sys.exit(any(rank.exitcode for rank in ranks))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,55 @@
+"""An arena's leases, fitted to what a plan says."""
+
+from __future__ import annotations
+
+import os
+import signal
+
+import pytest
+import sluice
+import torch
+from conftest import HOST_BYTES
+from sluice.arena import HostArena
+from sluice.errors import Status
+from support import await_true
+
+MIB = 1 << 20
+
+
+def is_cut_off(session):
+    try:
+        return session.check_connected()
+    except sluice.Error as error:
+        return error.status == Status.UNAVAILABLE
+
+
+def test_it_is_fitted_to_what_a_plan_says(session, daemon):
+    """What is too much goes back in one piece; what is held stays."""
+    with HostArena(session) as arena:
+        held = [arena.put(torch.ones(2 * MIB)) for _ in range(3)]  # of 8 MiB
+        before = arena.leased_bytes
+        arena.reserve(before + MIB)
+        assert arena.leased_bytes == before + MIB
+        with pytest.raises(sluice.Error, match="25165824 bytes are held"):
+            arena.fit(5 * MIB)
+        for host in held:
+            arena.drop(host)
+        arena.fit(6 * MIB)
+        [(_, free)] = arena._books.free.ranges()
+        assert free == arena.leased_bytes == 6 * MIB
+        arena.fit(6 * MIB - 1)  # as leases are rounded
+        assert arena.leased_bytes == 6 * MIB
+        # Another has what this one would grow by: everything stays.
+        with HostArena(session) as other:
+            other.reserve(HOST_BYTES - 6 * MIB)
+            with pytest.raises(sluice.Error, match="RESOURCE_EXHAUSTED"):
+                arena.fit(7 * MIB)
+            arena.fit(5 * MIB)
+        os.kill(daemon.pid, signal.SIGKILL)
+        await_true("the session has seen it", lambda: is_cut_off(session))
+        leased = arena.leased_bytes  # perhaps patched, and so a little more
+        for size in (4 * MIB, 9 * MIB):
+            with pytest.raises(sluice.Error, match="UNAVAILABLE"):
+                arena.fit(size)
+        assert 5 * MIB <= arena.leased_bytes == leased < 9 * MIB
+        arena.drop(arena.put(torch.ones(MIB)))
