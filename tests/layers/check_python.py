@@ -31,6 +31,7 @@ ORDER = [
     "agreement",
     "board",
     "changes",
+    "chunk_size",
     "dealt",
     "policy",
     "products",
@@ -70,6 +71,7 @@ ORDER = [
     "adapters.layers",
     "planned",
     "settings",
+    "streamed",
     "streaming",
     # Before a run.
     "adapters.verdict", "doctor", "desk", "__main__",

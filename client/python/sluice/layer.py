@@ -148,6 +148,8 @@ class LayerCall(chunked.ChunkedCall):
             self._sites.append(Site(self.step.arena, self.step.whole))
         site = self._sites[self._site]
         self._site += 1
+        self.step.attended.add((q.shape[1], k.shape[1], q.shape[3],
+                                v.shape[3]))
         with (contextlib.nullcontext() if self._products is None else
               self._products.paused()):
             return attend(self.step.ranks, Question(

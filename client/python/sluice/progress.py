@@ -145,9 +145,10 @@ def attached(made: Stream, adapter: Adapter | OwnLayers) -> str:
              "a private simulated daemon")
     shared = "" if made.ranks is None else (
         f" dealt to {made.ranks.size} ranks")
+    chosen = "" if made.chunk_choice is None else f" ({made.chunk_choice})"
     return (f"sluice: {adapter.name}: {len(adapter.layers)} "
-            f"layers in chunks of {made.chunk} rows{shared}, {head}; host "
-            f"memory from {where}")
+            f"layers in chunks of {made.chunk} rows{chosen}{shared}, {head}; "
+            f"host memory from {where}")
 
 
 __all__ = ["Progress", "attached"]

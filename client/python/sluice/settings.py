@@ -3,13 +3,16 @@ from __future__ import annotations
 
 from sluice.errors import Unsupported
 
+AT_FIRST = 1024  # rows per chunk, until another size is found by measuring
+
 
 def check(chunk: int, check: str, head: str, hidden: str, has_group: bool,
           has_layers: bool) -> None:
     """Raises `ValueError` for a value that is none, `Unsupported` for two
     that do not go together yet."""
-    if chunk < 1:
-        raise ValueError(f"chunk = {chunk}: at least one row per chunk")
+    if not isinstance(chunk, int) or chunk < 1:
+        raise ValueError(f"chunk = {chunk!r}: at least one row per chunk, or "
+                         "'auto'")
     if check not in ("first", "always", "off"):
         raise ValueError(f"check = {check!r}: 'first', 'always' or 'off'")
     if head not in ("rows", "whole"):
@@ -25,4 +28,4 @@ def check(chunk: int, check: str, head: str, hidden: str, has_group: bool,
                           "without their model", "leave the group out")
 
 
-__all__ = ["check"]
+__all__ = ["AT_FIRST", "check"]

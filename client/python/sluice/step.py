@@ -105,6 +105,8 @@ class Step:
         self._once: dict[Hashable, Any] = {}
         self.at_end: list[weakref.WeakMethod] = []  # see forward_over()
         self.asked = False  # whether the model asked for a mask
+        # Of attention: heads of q, of k and v, widths of q and k, of v.
+        self.attended: set[tuple[int, int, int, int]] = set()
 
     @contextlib.contextmanager
     def engaged(self) -> Iterator[None]:

@@ -1,0 +1,188 @@
+"""A streamed model's hold on the host: what each of its steps begins with, and
+what `sluice.stream` returns."""
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, Literal
+
+import torch
+from torch import Tensor, nn
+
+from sluice import agreement, chunk_size, progress
+from sluice.arena import HostArena
+from sluice.board import Board
+from sluice.chunk_size import ChunkChoice
+from sluice.dealt import Shard, shard
+from sluice.measured import Measured
+from sluice.planned import Planning
+from sluice.policy import Policy
+from sluice.ranks import Ranks, indices
+from sluice.rows import ROWS
+from sluice.session import Session
+from sluice.step import Engaging, Step, chunks_of
+
+Check = Literal["first", "always", "off"]
+
+
+@dataclass(frozen=True)
+class Stats:
+    """What a stream holds and did; bytes are of host memory."""
+
+    host_bytes: int  # held now
+    host_peak_bytes: int  # since stream() or reset_stats()
+    host_leased_bytes: int
+    blocks: int  # blocks of attention run forward
+    steps: int  # forwards of the decoder that were streamed
+
+
+class Stream:
+    """What `sluice.stream` returns: the model's hold on host memory.
+
+    Not thread safe: one thread trains a model. Ends with `unstream()`, which
+    leaves the model as it was before.
+    """
+
+    def __init__(self, session: Session, owns_session: bool, chunk: int,
+                 rows: Mapping[str, int | None], check: Check, min_tokens: int,
+                 policy: Policy, ranks: Ranks | None = None,
+                 hidden: Literal["device", "host"] = "device"):
+        self.session, self._owns_session = session, owns_session
+        self.arena = HostArena(session)
+        self.chunk, self.check, self.min_tokens = chunk, check, min_tokens
+        self.hidden = hidden
+        self.in_host = False  # whether they are: not for the layers' probe
+        self.policy = policy
+        self.planning: Planning | None = None
+        self.rows = {**ROWS, **rows}
+        self.ranks = ranks  # that share each sequence
+        # Of this rank, in the decoder's latest forward; None: of no other.
+        self.own_rows: Tensor | None = None
+        # What of the call of the causal model needs all rows.
+        self.needs_all: str | None = None
+        self.returns_tuple: dict[nn.Module, bool] = {}  # found by the probe
+        self.attended: set[tuple[int, int, int, int]] = set()  # see Step
+        self.chunk_choice: ChunkChoice | None = None  # with chunk="auto"
+        self.written: dict[nn.Module, list[tuple[nn.Module, str]]] = {}
+        # How the head runs: "rows", "whole", or "none" where there is none.
+        self.head: Literal["rows", "whole", "none"] = "none"
+        self.progress: progress.Progress | None = None  # None: quiet
+        self._adapter = None
+        self._blocks = self._count = 0
+        self._checked = False  # a step that may have a backward
+
+    def begin(self, length: int, device: torch.device, model: Engaging,
+              chunk: int | None = None, check: bool | None = None,
+              alone: bool = False) -> Step:
+        """A step over `length` rows, shared with no other rank and with
+        hidden states on the device if `alone`; the adapter calls it."""
+        if check is None:
+            check = self.check == "always" or (
+                self.check == "first" and not self._checked)
+        measured = None
+        if self.planning is not None and chunk is None and (
+                torch.is_grad_enabled()):
+            measured = self._plan()
+        step = Step(self.arena, length, chunk or self.chunk, device, check,
+                    model, self.written, self.policy,
+                    None if alone else self.ranks, measured,
+                    self.in_host and not alone)
+        step.progress = None if alone else self.progress
+        step.attended = self.attended
+        return step
+
+    def choose_chunk(self, like: Tensor) -> None:
+        """Finds `chunk` by measuring what the probe has seen of attention, on
+        the device and in the dtype of `like`; the same on all ranks."""
+        if not self.attended:
+            raise ValueError('chunk="auto" is found by measuring what layers '
+                             "do: pass sample=lambda: model(ids)")
+        size = 1 if self.ranks is None else self.ranks.size
+        kinds = [chunk_size.Heads(
+            q // size, k if size == 1 else len(self.ranks.kv_heads(q, k)) //
+            size, width, value) for q, k, width, value in self.attended]
+        self.chunk_choice = chunk_size.agreed(chunk_size.measured(
+            self.arena, kinds, like.device, like.dtype), Board.of_job())
+        self.chunk = max(self.chunk_choice.rows, size)
+
+    @property
+    def least_rows(self) -> int:
+        """Shorter sequences are run by the model itself, whole."""
+        return max(1, self.min_tokens, self.ranks.size if self.ranks else 1)
+
+    def agree(self, call: str, x: Tensor, given: Mapping[str, Any]) -> None:
+        """Raises `Error` where ranks of the group have other rows `x`
+        [B, S, ...], arguments or settings; a collective with a group."""
+        if self.ranks is not None:
+            agreement.agree(self.ranks, x.device, {
+                "call": call, "chunk": self.chunk, "length": x.shape[1],
+                "min_tokens": self.min_tokens}, given)
+
+    def _plan(self) -> Measured | None:
+        """Takes the plan that the step before has been measured for, or one
+        that the daemon has changed it for."""
+        self.policy = (self.planning.policy(self.arena)
+                       or self.planning.changed(self.arena) or self.policy)
+        return self.planning.begin()
+
+    def shard(self, input_ids: Tensor, labels: Tensor | None = None,
+              position_ids: Tensor | None = None) -> Shard:
+        """This rank's rows of whole rows [B, S], for who has a head or a loss
+        of their own: the streamed model is given the whole rows, and gives
+        the hidden states of `shard`'s rows.
+
+            local = st.shard(ids, labels)
+            h = model.model(ids).last_hidden_state  # [B, own rows, H]
+            loss = local.mean(cross_entropy(
+                head(h).flatten(0, 1), local.shift_labels.flatten(),
+                reduction="sum"))
+        """
+        own, length = None, input_ids.shape[1]
+        if self.ranks is not None and length >= self.least_rows:
+            own = indices(self.ranks.own(chunks_of(
+                length, self.chunk, self.ranks.size)), input_ids.device)
+        return shard(self.ranks, own, input_ids, labels, position_ids)
+
+    def ended(self, step: Step) -> None:
+        if self.progress is not None:
+            self.progress.idle()
+        step.forward_over()
+        if step.measured is not None:
+            self.planning.forward_over(self.arena.used_bytes)
+        self._blocks += step.blocks_run
+        self._count += 1
+        self._checked |= step.check and torch.is_grad_enabled()
+
+    def stats(self) -> Stats:
+        arena = self.arena
+        return Stats(arena.used_bytes, arena.peak_bytes, arena.leased_bytes,
+                     self._blocks, self._count)
+
+    def reset_stats(self) -> None:
+        """Counts and the peak start anew."""
+        self._blocks = self._count = 0
+        self.arena.reset_peak()
+
+    @property
+    def plan(self) -> dict[str, Any] | None:
+        """With `policy="plan"`, from the third step on: this rank's part of
+        the plan by which it runs (proto/plan), `why` of each class among it.
+        """
+        return None if self.planning is None else self.planning.plan
+
+    def unstream(self) -> None:
+        """Gives the model its own forwards back and ends the lease; a
+        backward that is still to come is lost. Safe to call again."""
+        if self._adapter is not None:
+            self._adapter.detach()
+            self._adapter = None
+            if self.progress is not None:
+                self.progress.close()
+            self.arena.close()
+            if self.planning is not None:
+                self.planning.close()
+            if self._owns_session:
+                self.session.close()
+
+
+__all__ = ["Check", "Stats", "Stream"]
