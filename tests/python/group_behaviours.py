@@ -4,6 +4,7 @@ is what all of its ranks do."""
 from __future__ import annotations
 
 import copy
+import time
 
 import pytest
 import sluice
@@ -95,6 +96,50 @@ def refused_calls(session, group) -> None:
             (dict(logits_to_keep=1, labels=None), "logits_to_keep")):
         with pytest.raises(sluice.Unsupported, match=said):
             model(**{**batch(), **more})
+
+
+def one_rank_fails(session, group) -> None:
+    """Its own exception on it, forward and backward; at once the other ones
+    raise an Error that names it. Each time in a group of its own."""
+    rank, size = dist.get_rank(group), dist.get_world_size(group)
+    for direction in ("forward", "backward"):
+        apart = dist.new_group(list(range(size)))
+        model = tiny()
+        broken = Breaking(model.model.layers[1].mlp)
+        stream = sluice.stream(model, session=session, chunk=CHUNK,
+                               group=apart, quiet=True)
+        run(model, batch())
+        if rank == size - 1:
+            broken.after = 2 if direction == "forward" else 7
+        loss = None
+        began = time.monotonic()
+        with pytest.raises(ValueError if rank == size - 1 else sluice.Error,
+                           match="it broke" if rank == size - 1 else
+                           f"rank {size - 1} of the {size} that share the "
+                           "sequence failed: ValueError: it broke"):
+            loss = model(**batch()).loss
+            assert direction == "backward"
+            loss.backward()
+        assert time.monotonic() - began < 60  # the group's timeout: 120
+        assert rank != size - 1 or broken.after == 0
+        del loss
+        assert stream.stats().host_bytes == 0
+        stream.unstream()
+
+
+class Breaking:
+    """A module that raises in one of its forwards, counted down to 0."""
+
+    def __init__(self, module: nn.Module):
+        self.after, self._own = -1, module.forward
+        module.forward = self.forward
+
+    def forward(self, *args):
+        if self.after > 0:
+            self.after -= 1
+            if not self.after:
+                raise ValueError("it broke")
+        return self._own(*args)
 
 
 def evaluation(session, group) -> None:
@@ -244,4 +289,4 @@ def random_numbers(session, group) -> None:
 BEHAVIOURS = {f.__name__: f for f in (
     host_bytes, other_rows, other_chunks, refused_models, refused_calls,
     evaluation, logprobs, made_of_embeddings, own_head,
-    loaders, gradients_of_other_ranks, random_numbers)}
+    loaders, gradients_of_other_ranks, random_numbers, one_rank_fails)}

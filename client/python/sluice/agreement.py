@@ -43,7 +43,9 @@ def agree(ranks: Ranks, device: torch.device, settings: Mapping[str, Any],
     own = torch.stack([h if isinstance(h, Tensor) else torch.tensor(
         h, device=device) for h in hashes])
     most = torch.stack([own, ~own])
-    dist.all_reduce(most, dist.ReduceOp.MAX, group=ranks.group)
+    ranks.call += 1
+    ranks.wait(dist.all_reduce(most, dist.ReduceOp.MAX, group=ranks.group,
+                               async_op=True), device)
     differ = (most[0] != ~most[1]).tolist()
     wrong = [name for name, differs in zip(names, differ) if differs]
     if wrong:

@@ -231,8 +231,9 @@ class _Node(torch.autograd.Function):
         call, ctx.call = ctx.call, None
         if call is None:
             raise RuntimeError(calls.ONCE)
-        dx, of_arguments, of_parameters = call.backward(
-            dy, ctx.found, ctx.needs_input_grad[3])
+        with call.step.telling():
+            dx, of_arguments, of_parameters = call.backward(
+                dy, ctx.found, ctx.needs_input_grad[3])
         return None, None, None, dx, *of_arguments, *of_parameters
 
 

@@ -54,6 +54,10 @@ class Error(RuntimeError):
         return f"{self.line} ({self.status.name})"
 
 
+class PeerFailed(Error):
+    """Another rank failed, so this one cannot go on."""
+
+
 class Unsupported(RuntimeError):
     """A model or a call that cannot be exact is refused, by name.
 

@@ -74,9 +74,10 @@ def gather(ranks: Ranks, sizes: Sequence[int], parts: Sequence[Tensor]
                       .reshape(ranks.size, -1) for p in parts], dim=1)
     per_row = send.shape[1] // rows
     received = send.new_empty(per_row * sum(sizes))
-    dist.all_to_all_single(received, send.view(-1),
-                           [per_row * n for n in sizes],
-                           [per_row * rows] * ranks.size, group=ranks.group)
+    ranks.wait(dist.all_to_all_single(
+        received, send.view(-1), [per_row * n for n in sizes],
+        [per_row * rows] * ranks.size, group=ranks.group, async_op=True),
+        send.device)
     # By source: its rows of each part.
     pieces: list[list[Tensor]] = [[] for _ in parts]
     at = 0
@@ -98,9 +99,10 @@ def scatter(ranks: Ranks, sizes: Sequence[int], parts: Sequence[Tensor]
         p.split(list(sizes), dim=2) for p in parts)) for piece in rows])
     per_row = send.numel() // sum(sizes)
     received = send.new_empty(ranks.size, per_row * own)
-    dist.all_to_all_single(received.view(-1), send,
-                           [per_row * own] * ranks.size,
-                           [per_row * n for n in sizes], group=ranks.group)
+    ranks.wait(dist.all_to_all_single(
+        received.view(-1), send, [per_row * own] * ranks.size,
+        [per_row * n for n in sizes], group=ranks.group, async_op=True),
+        send.device)
     found, at = [], 0
     for part in parts:
         count = batch * part.shape[1] * own * part.shape[3]

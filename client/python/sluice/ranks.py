@@ -8,16 +8,29 @@ the chunk. A rank's own rows are its slices one after the other. Slices of a
 chunk differ by one row at most, and none is empty: what would be a last chunk
 of fewer rows than ranks belongs to the chunk before it, and a sequence of
 fewer rows than ranks is not dealt at all; each rank runs it whole.
+
+[Note: a failing rank]
+What fails on one rank alone leaves the others in a collective that it never
+joins. So it writes on the job's board why, and a rank that waits for long
+looks there and raises the same, with the rank's name. What all ranks raise
+alike in one call finds nobody waiting, and belongs to that call: calls are
+counted, the same on all ranks. A collective that was left is never over; the
+group is of no use then, as after a time-out.
 """
 from __future__ import annotations
 
-from collections.abc import Sequence
+import contextlib
+import threading
+from collections.abc import Iterator, Sequence
 
 import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from sluice.errors import Unsupported
+from sluice.board import Board
+from sluice.errors import PeerFailed, Status, Unsupported
+
+LOOK_S = 1.0  # a collective may take before the board is looked at, and between
 
 
 class Ranks:
@@ -30,6 +43,7 @@ class Ranks:
     def __init__(self, group: dist.ProcessGroup):
         self.group = group
         self.rank, self.size = dist.get_rank(group), dist.get_world_size(group)
+        self.call = 0  # see [Note: a failing rank]
 
     @staticmethod
     def of(group: dist.ProcessGroup | None, chunk: int) -> Ranks | None:
@@ -81,7 +95,8 @@ class Ranks:
     def any(self, flags: Sequence[bool], device: torch.device) -> list[bool]:
         """Of each flag, whether some rank has it; a collective."""
         told = torch.tensor(flags, dtype=torch.uint8, device=device)
-        dist.all_reduce(told, dist.ReduceOp.MAX, group=self.group)
+        self.wait(dist.all_reduce(told, dist.ReduceOp.MAX, group=self.group,
+                                  async_op=True), device)
         return [bool(flag) for flag in told.tolist()]
 
     def filled(self, parts: Sequence[Tensor | None], like: Sequence[Tensor]
@@ -102,12 +117,68 @@ class Ranks:
         return _Sum.apply(self, part)
 
 
+    # --- what fails ----------------------------------------------------------
+
+    def wait(self, work: dist.Work, device: torch.device) -> None:
+        """Until a collective of this group is done; raises `PeerFailed` where
+        a rank has told that it will never take part.
+
+        On a device with streams it is only ordered before what comes after.
+        """
+        if device.type != "cpu":
+            work.wait()
+            return
+        over = threading.Event()
+        work.get_future().add_done_callback(lambda _: over.set())
+        while not over.wait(LOOK_S):
+            self._look()
+        try:
+            work.wait()
+        except RuntimeError:  # the rank's process may have ended since
+            self._look()
+            raise
+
+    @contextlib.contextmanager
+    def telling(self) -> Iterator[None]:
+        """What is raised within is told to ranks that wait for this one."""
+        try:
+            yield
+        except BaseException as error:
+            self._tell(error)
+            raise
+
+    def _key(self) -> str:
+        return f"failed/{self.group.group_name}/{self.call}"
+
+    def _look(self) -> None:
+        board = Board.of_job()
+        try:
+            told = None if board is None else board.read(self._key())
+        except RuntimeError:  # no store any more: nothing can be told
+            return
+        if told is not None and told["rank"] != self.rank:
+            raise PeerFailed(Status.ABORTED, (
+                f"rank {told['rank']} of the {self.size} that share the "
+                f"sequence failed: {told['what']}"))
+
+    def _tell(self, error: BaseException) -> None:
+        board = Board.of_job()
+        if board is None or isinstance(error, PeerFailed):
+            return
+        what = f"{type(error).__name__}: {error}"
+        # Where there is no store any more nobody can be told.
+        with contextlib.suppress(RuntimeError):
+            board.update(self._key(), lambda told: told or {
+                "rank": self.rank, "what": what})
+
+
 class _Sum(torch.autograd.Function):
     @staticmethod
     def forward(ctx, ranks: Ranks, part: Tensor) -> Tensor:
         ctx.size = ranks.size
         total = part.detach().clone()
-        dist.all_reduce(total, group=ranks.group)
+        ranks.wait(dist.all_reduce(total, group=ranks.group, async_op=True),
+                   total.device)
         return total
 
     @staticmethod

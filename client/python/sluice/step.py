@@ -114,7 +114,7 @@ class Step:
         before = current()
         try:
             _current.step = self
-            with self._model.engage():
+            with self._model.engage(), self.telling():
                 yield
         except BaseException:
             if self.progress is not None:
@@ -122,6 +122,11 @@ class Step:
             raise
         finally:
             _current.step = before
+
+    def telling(self) -> contextlib.AbstractContextManager:
+        """What is raised within is told to ranks that wait for this one."""
+        return (contextlib.nullcontext() if self.ranks is None else
+                self.ranks.telling())
 
     def inside(self) -> contextlib.AbstractContextManager:
         """Around a layer's own forward on one chunk."""
