@@ -23,7 +23,7 @@ from sluice.streaming import Stream
 
 RANKS, CHUNK, LENGTH = 2, 128, 512
 EXTENT = 4 << 20
-LONG_S = 100.0
+LONG_S = 240.0  # of a busy machine
 FORK = multiprocessing.get_context("fork")
 
 
