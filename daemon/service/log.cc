@@ -58,6 +58,8 @@ struct LogThread::Shared {
   size_t bytes ABSL_GUARDED_BY(mutex) = 0;  // of `lines`
   bool stopping ABSL_GUARDED_BY(mutex) = false;
   bool ended ABSL_GUARDED_BY(mutex) = false;
+  // Since before the thread runs: lines may be dropped before it does.
+  const uint64_t dropped_before = dropped_lines;
 
   void Put(std::string line);
   void Work();
@@ -91,7 +93,7 @@ void LogThread::Shared::Put(std::string line) {
 }
 
 void LogThread::Shared::Work() {
-  uint64_t told = dropped_lines;
+  uint64_t told = dropped_before;
   MutexLock lock(mutex);
   while (!stopping || !lines.empty()) {
     if (lines.empty()) {
