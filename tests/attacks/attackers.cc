@@ -29,33 +29,6 @@ void MustNameTheLimit(const absl::Status& refused) {
   }
 }
 
-// The answer to a Hello, also one that was given before it was sent.
-absl::Status SayHello(const RawClient& client, const std::string& job,
-                      bool rank) {
-  wire::Packet packet;
-  packet.set_id(1);
-  auto* hello = packet.mutable_request()->mutable_hello();
-  hello->set_protocol(wire::kProtocolVersion);
-  hello->set_observer(!rank);
-  if (rank) {
-    hello->set_job(job);
-    hello->set_world_size(1);
-    hello->set_local_ranks(1);
-  }
-  wire::Send(client.fd(), packet).IgnoreError();
-  // The first may only tell that the socket was closed with a packet unread.
-  for (int i = 0; i < 2; ++i) {
-    const auto message = wire::Receive(client.fd());
-    if (!message.ok()) return message.status();
-    if (!message->has_value()) continue;
-    const wire::Error& error = (*message)->packet.reply().error();
-    if (!(*message)->packet.reply().has_error()) return absl::OkStatus();
-    return absl::Status(static_cast<absl::StatusCode>(error.code()),
-                        error.message());
-  }
-  return absl::UnavailableError("closed without a word");
-}
-
 std::optional<RawClient> Attach(const std::string& socket, int number) {
   auto client = RawClient::Connect(socket);
   if (!client.ok()) return std::nullopt;
@@ -99,6 +72,32 @@ std::vector<RawClient> AttachMany(const std::string& socket, int count) {
 }
 
 }  // namespace
+
+absl::Status SayHello(const RawClient& client, const std::string& job,
+                      bool rank) {
+  wire::Packet packet;
+  packet.set_id(1);
+  auto* hello = packet.mutable_request()->mutable_hello();
+  hello->set_protocol(wire::kProtocolVersion);
+  hello->set_observer(!rank);
+  if (rank) {
+    hello->set_job(job);
+    hello->set_world_size(1);
+    hello->set_local_ranks(1);
+  }
+  wire::Send(client.fd(), packet).IgnoreError();
+  // The first may only tell that the socket was closed with a packet unread.
+  for (int i = 0; i < 2; ++i) {
+    const auto message = wire::Receive(client.fd());
+    if (!message.ok()) return message.status();
+    if (!message->has_value()) continue;
+    const wire::Error& error = (*message)->packet.reply().error();
+    if (!(*message)->packet.reply().has_error()) return absl::OkStatus();
+    return absl::Status(static_cast<absl::StatusCode>(error.code()),
+                        error.message());
+  }
+  return absl::UnavailableError("closed without a word");
+}
 
 void TakeSessions(const std::string& socket, int wanted, bool ranks) {
   std::vector<RawClient> taken;

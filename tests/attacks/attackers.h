@@ -3,7 +3,15 @@
 
 #include <string>
 
+#include "absl/status/status.h"
+#include "tests/integration/daemon/harness.h"
+
 namespace sluice::testing {
+
+// The answer to a Hello as a rank of `job`, or as an observer; also one that
+// was given before it was sent.
+absl::Status SayHello(const RawClient& client, const std::string& job,
+                      bool rank);
 
 // As many sessions as it gets of `wanted`; rank sessions if `ranks`. Fails the
 // process where a refusal is not one line that names the limit.

@@ -50,6 +50,17 @@ void Become(uid_t uid) {
   prctl(PR_SET_PDEATHSIG, SIGKILL);
 }
 
+// Of all states, from the text of /metrics.
+int Sessions(const std::string& metrics) {
+  const std::string name = "\nsluice_sessions{";
+  double sum = 0;
+  for (size_t at = metrics.find(name); at != std::string::npos;
+       at = metrics.find(name, at + 1)) {
+    sum += std::stod(metrics.substr(metrics.find("} ", at) + 2));
+  }
+  return static_cast<int>(sum);
+}
+
 // The honest client's session, opened again should it be ended.
 class Honest {
  public:
@@ -173,12 +184,15 @@ void Scene::LookWhatIsLeft(Cost& cost) {
     // Of the honest client at most what it leased stays ready.
     cost.left_descriptors =
         std::max(0, Descriptors() - descriptors_before_ - 4);
+    cost.left_sessions =
+        Sessions(HttpGet(daemon_->ReadyField("http"), "/metrics"));
     const auto pool = GpuPool(socket_, 0);
     if (!pool.ok()) continue;
     cost.left_memory =
         Bytes(static_cast<int64_t>(pool->total_bytes() - pool->free_bytes()));
   } while (absl::Now() < end &&
-           (cost.left_descriptors > 0 || cost.left_memory > Bytes(0)));
+           (cost.left_sessions > 0 || cost.left_descriptors > 0 ||
+            cost.left_memory > Bytes(0)));
 }
 
 Cost Scene::Suffer(const std::string& name) {
@@ -202,6 +216,7 @@ Cost Scene::Suffer(const std::string& name) {
 
 void ExpectUnharmed(const Cost& cost) {
   EXPECT_EQ(cost.failed, 0) << cost.attack;
+  EXPECT_EQ(cost.left_sessions, 0) << cost.attack;
   EXPECT_EQ(cost.left_descriptors, 0) << cost.attack;
   EXPECT_EQ(cost.left_memory, Bytes(0)) << cost.attack;
   if (!Deep()) return;

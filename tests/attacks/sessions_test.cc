@@ -1,12 +1,19 @@
 // Another user takes what is countable, floods, or reads nothing. See scene.h.
 #include <unistd.h>
 
+#include <utility>
+#include <vector>
+
+#include "gmock/gmock.h"
 #include "gtest/gtest.h"
 #include "tests/attacks/attackers.h"
 #include "tests/attacks/scene.h"
+#include "tests/support/status_matchers.h"
 
 namespace sluice::testing {
 namespace {
+
+using ::testing::HasSubstr;
 
 class Attacks : public ::testing::Test {
  protected:
@@ -14,6 +21,32 @@ class Attacks : public ::testing::Test {
     if (geteuid() != 0) GTEST_SKIP() << "only root can start another user";
   }
 };
+
+// Wrong once: 49 observers and some HTTP left a daemon of 128 descriptors none,
+// and an honest rank's profile ended its session.
+TEST(FewDescriptors, SessionsAreRefusedBeforeNoneIsLeft) {
+  RunningDaemon daemon("", {.open_files = 128});
+  SLUICE_ASSERT_OK_AND_ASSIGN(RawClient honest,
+                              RawClient::Connect(daemon.socket()));
+  ASSERT_THAT(honest.Hello("honest"), IsOk());
+  std::vector<RawClient> observers;
+  absl::Status refused;
+  while (refused.ok() && observers.size() < 100) {
+    SLUICE_ASSERT_OK_AND_ASSIGN(RawClient observer,
+                                RawClient::Connect(daemon.socket()));
+    refused = SayHello(observer, "", /*rank=*/false);
+    observers.push_back(std::move(observer));
+  }
+  EXPECT_THAT(refused, StatusIs(absl::StatusCode::kResourceExhausted,
+                                HasSubstr("sessions, and the limit is 8: ")));
+  SLUICE_ASSERT_OK_AND_ASSIGN(const UniqueFd profile,
+                              wire::ToMemfd("profile", "no profile"));
+  wire::Request submit;
+  submit.mutable_submit_profile();
+  EXPECT_FALSE(
+      absl::IsUnavailable(honest.Call(submit, {profile.get()}).status()));
+  EXPECT_THAT(honest.Lease(wire::Lease::GPU, MiB(4)), IsOk());
+}
 
 // Wrong once: one user took all 2,048.
 TEST_F(Attacks, Sessions) {
