@@ -64,7 +64,8 @@ int Sessions(const std::string& metrics) {
 // The honest client's session, opened again should it be ended.
 class Honest {
  public:
-  explicit Honest(std::string socket) : socket_(std::move(socket)) {}
+  Honest(std::string socket, std::string job)
+      : socket_(std::move(socket)), job_(std::move(job)) {}
 
   bool Once() {
     if (!client_.ok()) Attach();
@@ -80,11 +81,11 @@ class Honest {
   void Attach() {
     client_ = RawClient::Connect(socket_);
     if (!client_.ok()) return;
-    const auto welcome = client_->Hello(fmt::format("honest{}", ++attached_));
+    const auto welcome = client_->Hello(fmt::format("{}{}", job_, ++attached_));
     if (!welcome.ok()) client_ = welcome.status();
   }
 
-  const std::string socket_;
+  const std::string socket_, job_;
   int attached_ = 0;
   absl::StatusOr<RawClient> client_ = absl::UnavailableError("not yet");
 };
@@ -152,7 +153,7 @@ void Scene::Attack(const std::function<void()>& attack) {
 }
 
 void Scene::Measure(Cost& cost) {
-  Honest honest(socket_);
+  Honest honest(socket_, "honest");
   std::vector<absl::Duration> times;
   honest.Once();  // makes the extent
   const int requests = Count(200, 1000);
@@ -168,7 +169,7 @@ void Scene::Measure(Cost& cost) {
   cost.p99 = times[times.size() * 99 / 100];
   cost.max = times.back();
   const absl::Time start = absl::Now();
-  Honest newcomer(socket_);
+  Honest newcomer(socket_, "newcomer");
   if (!newcomer.Once()) ++cost.failed;
   cost.newcomer = absl::Now() - start;
   const absl::Time asked = absl::Now();
@@ -184,8 +185,9 @@ void Scene::LookWhatIsLeft(Cost& cost) {
     // Of the honest client at most what it leased stays ready.
     cost.left_descriptors =
         std::max(0, Descriptors() - descriptors_before_ - 4);
-    cost.left_sessions =
-        Sessions(HttpGet(daemon_->ReadyField("http"), "/metrics"));
+    // One that ended is kept while its process, this one, lives.
+    cost.left_sessions = std::max(
+        0, Sessions(HttpGet(daemon_->ReadyField("http"), "/metrics")) - 1);
     const auto pool = GpuPool(socket_, 0);
     if (!pool.ok()) continue;
     cost.left_memory =
