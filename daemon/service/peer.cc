@@ -39,15 +39,26 @@ struct ProcStat {
   int exit_code = 0;
 };
 
-std::string ReadFile(const std::string& path) {
+bool OutOfDescriptors(int error) { return error == EMFILE || error == ENFILE; }
+
+absl::Status NoDescriptors() {
+  return ShortOf(Shortage::kOpenFiles,
+                 "sluiced has no file descriptor left for another session: "
+                 "try again, or raise its LimitNOFILE");
+}
+
+// Empty where there is no such file; having no descriptor for it is a fault.
+absl::StatusOr<std::string> ReadFile(const std::string& path) {
   std::ifstream file(path);
+  if (!file.is_open() && OutOfDescriptors(errno)) return NoDescriptors();
   std::ostringstream text;
   text << file.rdbuf();
   return text.str();
 }
 
 absl::StatusOr<ProcStat> ReadStat(int pid) {
-  const std::string text = ReadFile(fmt::format("/proc/{}/stat", pid));
+  SLUICE_ASSIGN_OR_RETURN(const std::string text,
+                          ReadFile(fmt::format("/proc/{}/stat", pid)));
   // The second field is the name in parentheses; it may hold anything.
   const size_t name_end = text.rfind(')');
   if (name_end == std::string::npos) {
@@ -64,17 +75,10 @@ absl::StatusOr<ProcStat> ReadStat(int pid) {
   return stat;
 }
 
-absl::Status Gone(int pid) {
+absl::Status Gone(int pid, const absl::Status& why = absl::OkStatus()) {
+  if (absl::IsResourceExhausted(why)) return why;
   return absl::PermissionDeniedError(
       fmt::format("process {} ended before it was identified", pid));
-}
-
-bool OutOfDescriptors(int error) { return error == EMFILE || error == ENFILE; }
-
-absl::Status NoDescriptors() {
-  return ShortOf(Shortage::kOpenFiles,
-                 "sluiced has no file descriptor left for another session: "
-                 "try again, or raise its LimitNOFILE");
 }
 
 Exit FromWaitStatus(int status) {
@@ -84,13 +88,14 @@ Exit FromWaitStatus(int status) {
 
 absl::StatusOr<UniqueFd> OpenPidfd(int socket, int pid) {
   const auto before = ReadStat(pid);
-  if (!before.ok()) return Gone(pid);
+  if (!before.ok()) return Gone(pid, before.status());
   UniqueFd pidfd(static_cast<int>(syscall(SYS_pidfd_open, pid, 0)));
   if (!pidfd) return OutOfDescriptors(errno) ? NoDescriptors() : Gone(pid);
   const auto after = ReadStat(pid);
   pollfd hung_up = {.fd = socket, .events = POLLRDHUP, .revents = 0};
   poll(&hung_up, 1, 0);
-  if (!after.ok() || after->start_ticks != before->start_ticks ||
+  if (!after.ok()) return Gone(pid, after.status());
+  if (after->start_ticks != before->start_ticks ||
       (hung_up.revents & (POLLHUP | POLLRDHUP)) != 0) {
     return Gone(pid);
   }
@@ -118,14 +123,16 @@ bool SameFile(int a, int b) {
 // Who made the outermost of the user namespaces that lie between `pid` and
 // this process; `uid` where there is none, root made it, or the kernel does
 // not let this process look (it is not root, and the peer is another user's).
-uint32_t AnswersFor(int pid, uint32_t uid) {
+absl::StatusOr<uint32_t> AnswersFor(int pid, uint32_t uid) {
   const UniqueFd own(open("/proc/self/ns/user", O_RDONLY | O_CLOEXEC));
   UniqueFd space(
       open(fmt::format("/proc/{}/ns/user", pid).c_str(), O_RDONLY | O_CLOEXEC));
+  if (!(own && space) && OutOfDescriptors(errno)) return NoDescriptors();
   uid_t owner = 0;
   while (own && space && !SameFile(own.get(), space.get())) {
     if (ioctl(space.get(), NS_GET_OWNER_UID, &owner) != 0) return uid;
     space = UniqueFd(ioctl(space.get(), NS_GET_PARENT));
+    if (!space && OutOfDescriptors(errno)) return NoDescriptors();
   }
   return owner != 0 ? owner : uid;
 }
@@ -150,9 +157,11 @@ bool MapsEveryUser(std::string_view uid_map) {
 
 PeerRules PeerRules::OfThisProcess(CgroupCut cgroups) {
   PeerRules rules{.cgroups = std::move(cgroups)};
-  std::istringstream overflow(ReadFile("/proc/sys/kernel/overflowuid"));
+  std::istringstream overflow(
+      ReadFile("/proc/sys/kernel/overflowuid").value_or(""));
   if (uint32_t uid; overflow >> uid) rules.overflow_uid = uid;
-  rules.maps_every_user = MapsEveryUser(ReadFile("/proc/self/uid_map"));
+  rules.maps_every_user =
+      MapsEveryUser(ReadFile("/proc/self/uid_map").value_or(""));
   return rules;
 }
 
@@ -187,12 +196,15 @@ absl::StatusOr<Identity> IdentifyPeer(int socket, const PeerRules& rules,
   SLUICE_ASSIGN_OR_RETURN(identity.pidfd,
                           PidfdOf(socket, credentials.pid, use_peerpidfd));
   const auto stat = ReadStat(credentials.pid);
-  const std::string cgroup =
-      ReadFile(fmt::format("/proc/{}/cgroup", credentials.pid));
-  const uint32_t uid = AnswersFor(credentials.pid, credentials.uid);
+  SLUICE_ASSIGN_OR_RETURN(
+      const std::string cgroup,
+      ReadFile(fmt::format("/proc/{}/cgroup", credentials.pid)));
+  SLUICE_ASSIGN_OR_RETURN(const uint32_t uid,
+                          AnswersFor(credentials.pid, credentials.uid));
   // Read after the pidfd was there: still running means these were its.
   pollfd ended = {.fd = identity.pidfd.get(), .events = POLLIN, .revents = 0};
-  if (!stat.ok() || poll(&ended, 1, 0) != 0) return Gone(credentials.pid);
+  if (!stat.ok()) return Gone(credentials.pid, stat.status());
+  if (poll(&ended, 1, 0) != 0) return Gone(credentials.pid);
   identity.peer.principal = {uid, rules.cgroups.Of(CgroupFrom(cgroup))};
   identity.peer.pid = credentials.pid;
   identity.peer.start_ticks = stat->start_ticks;
