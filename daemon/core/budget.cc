@@ -35,20 +35,6 @@ bool Over(const Limits& limits, Bytes gpu, Bytes host) {
 
 }  // namespace
 
-const char* LimitName(LimitLine::Of of) {
-  switch (of) {
-    case LimitLine::Of::kEveryUser:
-      return "every user";
-    case LimitLine::Of::kUser:
-      return "user";
-    case LimitLine::Of::kEveryJob:
-      return "every job";
-    case LimitLine::Of::kJob:
-      return "job";
-  }
-  return "";
-}
-
 Budgets::Budgets(Limits principal_default, Limits job_default,
                  std::map<std::string, Limits> named_jobs)
     : principal_default_(principal_default), job_default_(job_default) {
@@ -85,31 +71,31 @@ Bytes Budgets::UsedBy(const JobKey& job, PoolKind kind) const {
   return used != used_by_job_.end() ? used->second.of(kind) : Bytes(0);
 }
 
-absl::Status Budgets::Admit(const Principal& principal, const std::string& job,
-                            PoolKind kind, Bytes size) const {
+absl::Status Budgets::Admit(const JobKey& job, PoolKind kind,
+                            Bytes size) const {
+  const Principal& principal = job.principal;
   const Bytes by_principal = UsedBy(principal, kind);
   const Bytes principal_limit = PrincipalLimits(principal).of(kind);
   if (size > principal_limit - by_principal) {
     return OverBudget(Name(principal), FlagsOf(principal), kind, size,
                       by_principal, principal_limit);
   }
-  const Bytes by_job = UsedBy(JobKey{principal, job}, kind);
-  const Bytes job_limit = JobLimits(job).of(kind);
+  const Bytes by_job = UsedBy(job, kind);
+  const Bytes job_limit = JobLimits(job.name).of(kind);
   if (size > job_limit - by_job) {
-    return OverBudget(fmt::format("job '{}'", job), "--job " + ShellWord(job),
-                      kind, size, by_job, job_limit);
+    return OverBudget(fmt::format("job '{}'", job.name),
+                      "--job " + ShellWord(job.name), kind, size, by_job,
+                      job_limit);
   }
   return absl::OkStatus();
 }
 
-void Budgets::Charge(const Principal& principal, const std::string& job,
-                     PoolKind kind, Bytes size) {
-  used_[principal].of(kind) += size;
-  used_by_job_[{principal, job}].of(kind) += size;
+void Budgets::Charge(const JobKey& job, PoolKind kind, Bytes size) {
+  used_[job.principal].of(kind) += size;
+  used_by_job_[job].of(kind) += size;
 }
 
-void Budgets::Refund(const Principal& principal, const std::string& job,
-                     PoolKind kind, Bytes size) {
+void Budgets::Refund(const JobKey& job, PoolKind kind, Bytes size) {
   const auto drop = [&](auto& table, const auto& key) {
     const auto used = table.find(key);
     SLUICE_CHECK(used != table.end() && used->second.of(kind) >= size);
@@ -118,8 +104,8 @@ void Budgets::Refund(const Principal& principal, const std::string& job,
       table.erase(used);
     }
   };
-  drop(used_, principal);
-  drop(used_by_job_, JobKey{principal, job});
+  drop(used_, job.principal);
+  drop(used_by_job_, job);
 }
 
 absl::Status Budgets::Set(const BudgetTarget& target, const Limits& limits,
@@ -132,7 +118,7 @@ absl::Status Budgets::Set(const BudgetTarget& target, const Limits& limits,
   };
   if (!target.job.empty()) {
     for (const auto& [key, used] : used_by_job_) {
-      if (key.second == target.job && Over(limits, used.gpu, used.host)) {
+      if (key.name == target.job && Over(limits, used.gpu, used.host)) {
         return refuse(fmt::format("job '{}'", target.job), used);
       }
     }
@@ -166,10 +152,8 @@ absl::StatusOr<Limits> Budgets::Get(const BudgetTarget& target) const {
   return PrincipalLimits({*target.uid, target.cgroup});
 }
 
-Bytes Budgets::Left(const Principal& principal, const std::string& job,
-                    PoolKind kind) const {
-  return std::min(LeftOfPrincipal(principal, kind),
-                  LeftOfJob(principal, job, kind));
+Bytes Budgets::Left(const JobKey& job, PoolKind kind) const {
+  return std::min(LeftOfPrincipal(job.principal, kind), LeftOfJob(job, kind));
 }
 
 Bytes Budgets::LeftOfPrincipal(const Principal& principal,
@@ -178,12 +162,9 @@ Bytes Budgets::LeftOfPrincipal(const Principal& principal,
   return limit == Limits::kUnlimited ? limit : limit - UsedBy(principal, kind);
 }
 
-Bytes Budgets::LeftOfJob(const Principal& principal, const std::string& job,
-                         PoolKind kind) const {
-  const Bytes limit = JobLimits(job).of(kind);
-  return limit == Limits::kUnlimited
-             ? limit
-             : limit - UsedBy(JobKey{principal, job}, kind);
+Bytes Budgets::LeftOfJob(const JobKey& job, PoolKind kind) const {
+  const Bytes limit = JobLimits(job.name).of(kind);
+  return limit == Limits::kUnlimited ? limit : limit - UsedBy(job, kind);
 }
 
 std::vector<BudgetLine> Budgets::Lines() const {
@@ -194,7 +175,7 @@ std::vector<BudgetLine> Budgets::Lines() const {
   }
   for (const auto& [key, used] : used_by_job_) {
     lines.push_back(
-        {key.first, key.second, used.gpu, used.host, JobLimits(key.second)});
+        {key.principal, key.name, used.gpu, used.host, JobLimits(key.name)});
   }
   return lines;
 }
@@ -222,9 +203,9 @@ std::vector<LimitLine> Budgets::SetLimits() const {
 void Budgets::CheckInvariants() const {
   std::map<Principal, Used> sums;
   for (const auto& [key, used] : used_by_job_) {
-    sums[key.first].gpu += used.gpu;
-    sums[key.first].host += used.host;
-    SLUICE_CHECK(!Over(JobLimits(key.second), used.gpu, used.host));
+    sums[key.principal].gpu += used.gpu;
+    sums[key.principal].host += used.host;
+    SLUICE_CHECK(!Over(JobLimits(key.name), used.gpu, used.host));
   }
   SLUICE_CHECK(sums.size() == used_.size());
   for (const auto& [principal, used] : used_) {

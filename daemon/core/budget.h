@@ -15,6 +15,7 @@
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "absl/time/time.h"
+#include "daemon/core/named_counts.h"
 #include "daemon/core/types.h"
 
 namespace sluice::daemon {
@@ -44,8 +45,11 @@ struct LimitLine {
   SetBy by;
 };
 
-// "every user", "user", "every job", "job".
-const char* LimitName(LimitLine::Of of);
+template <>
+struct EnumNames<LimitLine::Of> {
+  static constexpr std::string_view kNames[] = {"every user", "user",
+                                                "every job", "job"};
+};
 
 // What one principal, or one job of it, holds, and the limit that binds it.
 struct BudgetLine {
@@ -61,12 +65,9 @@ class Budgets {
           std::map<std::string, Limits> named_jobs);
 
   // ResourceExhausted: asked, used, limit, and who can change it.
-  absl::Status Admit(const Principal& principal, const std::string& job,
-                     PoolKind kind, Bytes size) const;
-  void Charge(const Principal& principal, const std::string& job, PoolKind kind,
-              Bytes size);
-  void Refund(const Principal& principal, const std::string& job, PoolKind kind,
-              Bytes size);
+  absl::Status Admit(const JobKey& job, PoolKind kind, Bytes size) const;
+  void Charge(const JobKey& job, PoolKind kind, Bytes size);
+  void Refund(const JobKey& job, PoolKind kind, Bytes size);
 
   // FailedPrecondition where someone already holds more than the new limit:
   // memory in use cannot be taken back, so the promise would be broken.
@@ -74,13 +75,11 @@ class Budgets {
   // What holds for it now. InvalidArgument: neither a user nor a job.
   absl::StatusOr<Limits> Get(const BudgetTarget& target) const;
 
-  // What `job` of `principal` may still get.
-  Bytes Left(const Principal& principal, const std::string& job,
-             PoolKind kind) const;
+  // What `job` may still get.
+  Bytes Left(const JobKey& job, PoolKind kind) const;
   // Of one limit alone; kUnlimited where there is none.
   Bytes LeftOfPrincipal(const Principal& principal, PoolKind kind) const;
-  Bytes LeftOfJob(const Principal& principal, const std::string& job,
-                  PoolKind kind) const;
+  Bytes LeftOfJob(const JobKey& job, PoolKind kind) const;
   // Everyone who holds something.
   std::vector<BudgetLine> Lines() const;
   // Every limit that is set, used or not.
@@ -96,7 +95,6 @@ class Budgets {
       return kind == PoolKind::kGpu ? gpu : host;
     }
   };
-  using JobKey = std::pair<Principal, std::string>;
   struct Given {
     Limits limits;
     SetBy by;

@@ -27,7 +27,7 @@ Core::Core(NodeConfig config, absl::Time now)
   }
   stats_.gpus.resize(config_.gpus.size());
   for (const std::string& warning : config_.warnings) {
-    Log(now, "start", warning, {config_.own_uid, ""});
+    Log(now, EventKind::kStart, warning, {config_.own_uid, ""});
   }
 }
 
@@ -42,7 +42,7 @@ absl::StatusOr<Limits> Core::SetBudget(const BudgetTarget& target,
   const auto text = [](Bytes limit) {
     return limit == Limits::kUnlimited ? "unlimited" : FormatBytes(limit);
   };
-  Log(now, "budget",
+  Log(now, EventKind::kBudget,
       fmt::format("{}: GPU {}, host {}, set by {}",
                   target.job.empty() ? fmt::format("user {}", *target.uid)
                                      : "job " + target.job,
@@ -52,9 +52,9 @@ absl::StatusOr<Limits> Core::SetBudget(const BudgetTarget& target,
   return limits;
 }
 
-void Core::Log(absl::Time now, std::string kind, std::string text,
+void Core::Log(absl::Time now, EventKind kind, std::string text,
                const Principal& whose) {
-  log_.Add(now, std::move(kind), std::move(text), whose);
+  log_.Add(now, kind, std::move(text), whose);
 }
 
 const Session* Core::session(SessionId id) const {

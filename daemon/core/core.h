@@ -152,7 +152,7 @@ class Core {
   // Leases (core_leases.cc).
   struct Refusal {
     absl::Status why;  // ok: not refused
-    const char* reason = "";
+    RefusedBy by = RefusedBy::kBudget;
   };
   Refusal TakeLease(Session& session, RequestId request,
                     const LeaseRequest& asked, absl::Time now,
@@ -191,7 +191,7 @@ class Core {
   void AloneSolved(PlanRounds::Round round,
                    std::shared_ptr<const plan::NodePlan> plan, absl::Time now,
                    Effects& effects);
-  void RoundFailed(PlanRounds::Round round, const char* outcome,
+  void RoundFailed(PlanRounds::Round round, PlanOutcome outcome,
                    const absl::Status& why, absl::Time now, Effects& effects);
   void LogPlan(const JobKey& job, const plan::NodePlan& plan, absl::Time now);
   UnitCache::Units KnownUnits(const std::vector<Asking>& asking);
@@ -292,7 +292,7 @@ class Core {
   void CheckCharges() const;
   void CheckPlans() const;
 
-  void Log(absl::Time now, std::string kind, std::string text,
+  void Log(absl::Time now, EventKind kind, std::string text,
            const Principal& whose);
 
   const NodeConfig config_;

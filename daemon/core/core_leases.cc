@@ -35,8 +35,7 @@ absl::Status Core::AdmitLease(const Session& session,
         "{}",
         lease.size.count(), FormatBytes(config_.granularity)));
   }
-  return budgets_.Admit(session.peer.principal, session.hello.job,
-                        lease.pool.kind, lease.size);
+  return budgets_.Admit(KeyOf(session), lease.pool.kind, lease.size);
 }
 
 void Core::Handle(Session& session, RequestId request,
@@ -50,8 +49,8 @@ void Core::Handle(Session& session, RequestId request,
 void Core::RefuseLease(Session& session, RequestId request,
                        const Refusal& refusal, absl::Time now,
                        Effects& effects) {
-  ++stats_.leases_refused[refusal.reason];
-  Log(now, "refuse",
+  ++stats_.leases_refused[refusal.by];
+  Log(now, EventKind::kRefuse,
       fmt::format("rank {} of job {}: {}", session.hello.rank.value(),
                   session.hello.job, std::string(refusal.why.message())),
       session.peer.principal);
@@ -62,17 +61,18 @@ Core::Refusal Core::TakeLease(Session& session, RequestId request,
                               const LeaseRequest& asked, absl::Time now,
                               Effects& effects) {
   if (absl::Status admitted = AdmitLease(session, asked); !admitted.ok()) {
-    return {std::move(admitted), "budget"};
+    return {std::move(admitted), RefusedBy::kBudget};
   }
   Pool& pool = PoolOf(asked.pool);
   // A rank's HBM is a hard limit; host memory may be a little more.
   const Bytes most = asked.pool.kind == PoolKind::kGpu
                          ? asked.size
-                         : budgets_.Left(session.peer.principal,
-                                         session.hello.job, asked.pool.kind);
-  auto taken = pool.Take(session.principal, asked.size, most, next_extent_);
-  if (!taken.ok()) return {taken.status(), "pool"};
+                         : budgets_.Left(KeyOf(session), asked.pool.kind);
+  auto taken =
+      pool.Take(session.principal, asked.size, most, ExtentId(next_extent_));
+  if (!taken.ok()) return {taken.status(), RefusedBy::kPool};
 
+  next_extent_ += taken->make.size();
   const LeaseId id(next_lease_++);
   Lease lease;
   lease.session = session.id;
@@ -82,8 +82,7 @@ Core::Refusal Core::TakeLease(Session& session, RequestId request,
   lease.making = static_cast<int>(taken->make.size());
   lease.slices = std::move(taken->slices);
   lease.asked_at = now;
-  budgets_.Charge(session.peer.principal, session.hello.job, asked.pool.kind,
-                  lease.size);
+  budgets_.Charge(KeyOf(session), asked.pool.kind, lease.size);
   for (ExtentId gone : taken->destroy) effects.push_back(DestroyExtent{gone});
   if (!taken->destroy.empty()) ForgetPrincipals();
   for (const Slice& slice : taken->make) {
@@ -95,7 +94,7 @@ Core::Refusal Core::TakeLease(Session& session, RequestId request,
   session.leases.insert(id);
   Lease& kept = leases_.emplace(id, std::move(lease)).first->second;
   if (kept.making == 0) FinishLease(id, kept, now, effects);
-  return {absl::OkStatus(), ""};
+  return {};
 }
 
 void Core::FinishLease(LeaseId id, Lease& lease, absl::Time now,
@@ -103,11 +102,12 @@ void Core::FinishLease(LeaseId id, Lease& lease, absl::Time now,
   Session& session = sessions_.at(lease.session);
   const RequestId request = lease.request;
   if (!lease.failure.ok()) {
-    ++stats_.leases_refused["device"];
+    ++stats_.leases_refused[RefusedBy::kDevice];
     const absl::Status why = Annotate(
         lease.failure, fmt::format("{}: {} could not be made", Name(lease.pool),
                                    FormatBytes(lease.size)));
-    Log(now, "refuse", std::string(why.message()), session.peer.principal);
+    Log(now, EventKind::kRefuse, std::string(why.message()),
+        session.peer.principal);
     EndLease(id, /*quarantine=*/false, session);
     return Answer(session, request, why, effects);
   }
@@ -116,7 +116,7 @@ void Core::FinishLease(LeaseId id, Lease& lease, absl::Time now,
   for (const Slice& slice : lease.slices) pool.AddHolder(slice.id, session.id);
   ++stats_.leases_granted;
   stats_.lease_seconds.Observe(absl::ToDoubleSeconds(now - lease.asked_at));
-  Log(now, "lease",
+  Log(now, EventKind::kLease,
       fmt::format("rank {} of job {}: {} of {} in {} extents (lease {})",
                   session.hello.rank.value(), session.hello.job,
                   FormatBytes(lease.size), Name(lease.pool),
@@ -146,8 +146,7 @@ void Core::EndLease(LeaseId id, bool quarantine, Session& session) {
                                        : session.quarantined_host) +=
         lease.size;
   } else {
-    budgets_.Refund(session.peer.principal, session.hello.job, lease.pool.kind,
-                    lease.size);
+    budgets_.Refund(KeyOf(session), lease.pool.kind, lease.size);
   }
   session.leases.erase(id);
   session.history.LeaseEnded(lease.request);

@@ -138,7 +138,7 @@ void Core::StartRound(PlanRounds::Round round, std::vector<Position> positions,
   const auto cached = together ? rounds_.CachedTogether(round.cache_key)
                                : rounds_.Cached(round.cache_key);
   if (cached != nullptr) {
-    ++stats_.plans["cached"];
+    ++stats_.plans[PlanOutcome::kCached];
     return together ? TogetherSolved(std::move(round), cached, now, effects)
                     : AloneSolved(std::move(round), cached, now, effects);
   }
@@ -164,7 +164,8 @@ Effects Core::PlanSolved(PlanRoundId id, absl::StatusOr<plan::NodePlan> solved,
   if (!round) return effects;
   stats_.plan_seconds.Observe(absl::ToDoubleSeconds(now - round->started));
   if (!solved.ok()) {
-    RoundFailed(*std::move(round), "failed", solved.status(), now, effects);
+    RoundFailed(*std::move(round), PlanOutcome::kFailed, solved.status(), now,
+                effects);
     Settle(now, effects);
     return effects;
   }
@@ -172,15 +173,17 @@ Effects Core::PlanSolved(PlanRoundId id, absl::StatusOr<plan::NodePlan> solved,
   // `infeasible` says what to do. Of several jobs together it is no answer:
   // each is told what holds for itself.
   const bool feasible = solved->infeasible.empty();
-  ++stats_.plans[feasible ? "solved" : "infeasible"];
-  stats_.plan_units["solved"] += static_cast<uint64_t>(solved->units_solved);
-  stats_.plan_units["known"] += static_cast<uint64_t>(solved->units_known);
+  ++stats_.plans[feasible ? PlanOutcome::kSolved : PlanOutcome::kInfeasible];
+  stats_.plan_units[UnitOutcome::kSolved] +=
+      static_cast<uint64_t>(solved->units_solved);
+  stats_.plan_units[UnitOutcome::kKnown] +=
+      static_cast<uint64_t>(solved->units_known);
   if (!round->together) {
     const JobKey job = round->jobs[0];
     const auto plan = rounds_.Keep(job, round->cache_key, *std::move(solved));
     AloneSolved(*std::move(round), plan, now, effects);
   } else if (!feasible && round->jobs.size() > 1) {
-    RoundFailed(*std::move(round), "infeasible",
+    RoundFailed(*std::move(round), PlanOutcome::kInfeasible,
                 absl::ResourceExhaustedError(solved->infeasible), now, effects);
   } else {
     const auto plan =
@@ -212,13 +215,13 @@ void Core::AloneSolved(PlanRounds::Round round,
   }
 }
 
-void Core::RoundFailed(PlanRounds::Round round, const char* outcome,
+void Core::RoundFailed(PlanRounds::Round round, PlanOutcome outcome,
                        const absl::Status& why, absl::Time now,
                        Effects& effects) {
   const std::string reason(why.message());
-  if (std::string_view(outcome) == "failed") ++stats_.plans[outcome];
+  if (outcome == PlanOutcome::kFailed) ++stats_.plans[outcome];
   // Its message may name what is another principal's.
-  Log(now, "plan",
+  Log(now, EventKind::kPlan,
       round.jobs.size() == 1
           ? fmt::format("job {}: {}", round.jobs[0].name, reason)
           : fmt::format("{} jobs together: {}", round.jobs.size(), reason),
@@ -238,7 +241,7 @@ void Core::RoundFailed(PlanRounds::Round round, const char* outcome,
 
 void Core::LogPlan(const JobKey& job, const plan::NodePlan& plan,
                    absl::Time now) {
-  Log(now, "plan",
+  Log(now, EventKind::kPlan,
       plan.infeasible.empty()
           ? fmt::format("job {}: plan {} for {} ranks in {:.3f} s", job.name,
                         plan.id.value(), plan.ranks.size(), plan.seconds)
@@ -255,7 +258,7 @@ void Core::UnitsRead(absl::StatusOr<std::vector<KeyedUnit>> units,
                      absl::Time now) {
   const Principal own{config_.own_uid, ""};
   if (!units.ok()) {
-    return Log(now, "plan",
+    return Log(now, EventKind::kPlan,
                fmt::format("the plan cache is ignored: {}",
                            std::string(units.status().message())),
                own);
@@ -265,7 +268,7 @@ void Core::UnitsRead(absl::StatusOr<std::vector<KeyedUnit>> units,
     units_.Add(std::move(*unit));
   }
   if (units_.size() > 0) {
-    Log(now, "plan",
+    Log(now, EventKind::kPlan,
         fmt::format("{} units are planned already, by an earlier daemon",
                     units_.size()),
         own);

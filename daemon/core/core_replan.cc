@@ -99,7 +99,7 @@ void Core::ProposeChange(const JobKey& job,
   for (const Session* session : RanksOf(job)) {
     change.open.insert(session->hello.rank);
   }
-  Log(now, "plan",
+  Log(now, EventKind::kPlan,
       fmt::format("job {}: plan {} for {} ranks at their next step, since {}",
                   job.name, plan->id.value(), ranks.size(), why),
       job.principal);
@@ -139,7 +139,7 @@ void Core::AnnounceChange(const JobKey& job, absl::Time now, Effects& effects) {
   Member& member = members_.at(job);
   member.change->told = true;
   member.change->deadline = now + config_.change_wait;
-  ++stats_.plan_changes["sent"];
+  ++stats_.plan_changes[ChangeOutcome::kSent];
   for (const Session* session : RanksOf(job)) {
     effects.push_back(
         SendNotice{session->id, PlanChangedNotice{member.change->plan}});
@@ -165,7 +165,7 @@ void Core::AdmitJoin(Asking asking,
   for (const JobKey& other : Shrinking()) {
     others += (others.empty() ? "" : ", ") + NameFor(other, &job.principal);
   }
-  Log(now, "plan",
+  Log(now, EventKind::kPlan,
       fmt::format("job {}: plan {} waits for host memory of {}, at most {:g} s",
                   job.name, plan->id.value(), others,
                   absl::ToDoubleSeconds(config_.join_wait)),
@@ -231,7 +231,7 @@ bool Core::FitsNow(const JobKey& job) const {
   const Bytes more = short_of(std::nullopt);
   if (more <= Bytes(0)) return true;
   const Bytes left = budgets_.LeftOfPrincipal(principal, PoolKind::kHost);
-  return more <= budgets_.LeftOfJob(principal, job.name, PoolKind::kHost) &&
+  return more <= budgets_.LeftOfJob(job, PoolKind::kHost) &&
          more <= left - HostGrowth(std::nullopt, &principal, {job});
 }
 
@@ -253,7 +253,7 @@ void Core::ReleaseHeld(absl::Time now, Effects& effects) {
   }
   if (!late.empty()) MarkShrinkersLate();
   for (HeldJoin& join : late) {
-    Log(now, "plan",
+    Log(now, EventKind::kPlan,
         fmt::format("job {}: no memory came back within {:g} s; planned with "
                     "what is free",
                     join.asking.job.name,
@@ -317,8 +317,8 @@ void Core::EndChange(const JobKey& job, Member& member, const std::string& note,
                      absl::Time now) {
   PlanChange& change = *member.change;
   const bool all = change.refused.empty();
-  ++stats_.plan_changes[all ? "taken" : "refused"];
-  Log(now, "plan",
+  ++stats_.plan_changes[all ? ChangeOutcome::kTaken : ChangeOutcome::kRefused];
+  Log(now, EventKind::kPlan,
       fmt::format("job {}: plan {} {} after {:.1f} s: {}", job.name,
                   change.plan.value(), all ? "taken" : "not taken",
                   absl::ToDoubleSeconds(now - change.since), note),
@@ -360,7 +360,7 @@ bool Core::WaitForLease(const Session& session, RequestId request,
   waiting_leases_.push_back(
       {session.id, request, asked, now,
        now + std::min(config_.join_wait, config_.lease_wait)});
-  Log(now, "plan",
+  Log(now, EventKind::kPlan,
       fmt::format("rank {} of job {} waits for {} of host memory that running "
                   "jobs may give back",
                   session.hello.rank.value(), job.name,
@@ -384,8 +384,7 @@ bool Core::MayEverFit(const JobKey& job, const LeaseRequest& asked) const {
   }
   const Pool& pool = pools_.at(asked.pool);
   return asked.size <= pool.UsableBy(principals_.at(job.principal).id) + here &&
-         asked.size <=
-             budgets_.LeftOfJob(job.principal, job.name, PoolKind::kHost) &&
+         asked.size <= budgets_.LeftOfJob(job, PoolKind::kHost) &&
          (left >= Limits::kUnlimited || asked.size <= left + anywhere);
 }
 

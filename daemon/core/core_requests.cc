@@ -160,7 +160,7 @@ void Core::Handle(Session& session, RequestId request,
     session.grant_slot = slot;
     effects.push_back(AttachGrants{session.id, slot, hello.gpu,
                                    hello.guaranteed_bytes_per_second});
-    Log(now, "attach",
+    Log(now, EventKind::kAttach,
         fmt::format("rank {} of job {}, process {}, on GPU {}",
                     hello.rank.value(), hello.job, session.peer.pid,
                     hello.gpu.value()),
@@ -169,7 +169,7 @@ void Core::Handle(Session& session, RequestId request,
   session.hello = hello;
   session.state = Session::State::kAttached;
   if (session.is_rank()) {
-    stats_.jobs.try_emplace({session.peer.principal, hello.job});
+    stats_.jobs.try_emplace(KeyOf(session));
   }
   Answer(session, request,
          WelcomeReply{hello.observer, session.grant_slot, hello.gpu}, effects);
@@ -191,7 +191,7 @@ void Core::Handle(Session& session, RequestId request, const StepReport& step,
   session.stall_seconds += step.stall_seconds;
   session.grant_wait_seconds += step.grant_wait_seconds;
   session.hbm_peak = std::max(session.hbm_peak, step.hbm_peak);
-  JobStats& job = stats_.jobs[{session.peer.principal, session.hello.job}];
+  JobStats& job = stats_.jobs[KeyOf(session)];
   ++job.steps;
   AddUpTo(UINT64_MAX, static_cast<uint64_t>(step.tokens), job.tokens);
   job.stall_seconds += step.stall_seconds;

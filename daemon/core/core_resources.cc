@@ -239,7 +239,7 @@ std::vector<plan::HostLimit> Core::BudgetLimits(
   }
   for (const JobKey& each : jobs) {
     add(fmt::format("host budget of job {}", each.name),
-        budgets_.LeftOfJob(each.principal, each.name, PoolKind::kHost),
+        budgets_.LeftOfJob(each, PoolKind::kHost),
         [&](const JobKey& job) { return job == each; });
   }
   return limits;

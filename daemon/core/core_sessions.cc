@@ -22,16 +22,16 @@ std::string Describe(Exit exit) {
   return "its process ended";
 }
 
-const char* DeathReason(Exit exit) {
+Death DeathBy(Exit exit) {
   switch (exit.kind) {
     case Exit::Kind::kSignal:
-      return "signal";
+      return Death::kSignal;
     case Exit::Kind::kStatus:
-      return "status";
+      return Death::kStatus;
     case Exit::Kind::kUnknown:
       break;
   }
-  return "unknown";
+  return Death::kUnknown;
 }
 
 std::string Describe(const Session& session) {
@@ -177,7 +177,7 @@ void Core::Close(Session& session, absl::Time now, Effects& effects) {
     AbandonPlans(session, now, effects);
     effects.push_back(DetachGrants{session.grant_slot});
     slots_[session.grant_slot] = false;
-    Log(now, "detach", Describe(session) + " closed its session",
+    Log(now, EventKind::kDetach, Describe(session) + " closed its session",
         session.peer.principal);
   }
   session.state = Session::State::kClosed;
@@ -222,7 +222,7 @@ void Core::Drop(SessionId id, Effects& effects) {
   for (auto& [pool_id, pool] : pools_) pool.HolderGone(id);
   const auto refund = [&](PoolKind kind, Bytes bytes) {
     if (bytes > Bytes(0)) {
-      budgets_.Refund(session.peer.principal, session.hello.job, kind, bytes);
+      budgets_.Refund(KeyOf(session), kind, bytes);
     }
   };
   refund(PoolKind::kGpu, session.quarantined_gpu);
@@ -237,7 +237,7 @@ void Core::Drop(SessionId id, Effects& effects) {
         return entry.second.state != Session::State::kHalfOpen &&
                KeyOf(entry.second) == job;
       });
-  if (!job_lives) stats_.jobs.erase({job.principal, job.name});
+  if (!job_lives) stats_.jobs.erase(job);
   effects.push_back(Forget{id});
 }
 
@@ -256,9 +256,10 @@ Effects Core::ProcessGone(SessionId id, Exit exit, absl::Time now) {
           : exit.kind == Exit::Kind::kUnknown && !session.had_leases_at_close;
   const bool rank = session.grant_slot >= 0;
   if (rank && !clean) {
-    ++stats_.client_deaths[DeathReason(exit)];
+    ++stats_.client_deaths[DeathBy(exit)];
     TellPeers(session, Describe(exit), effects);
-    Log(now, "death", fmt::format("{}: {}", Describe(session), Describe(exit)),
+    Log(now, EventKind::kDeath,
+        fmt::format("{}: {}", Describe(session), Describe(exit)),
         session.peer.principal);
   }
   Drop(id, effects);
@@ -282,11 +283,11 @@ Effects Core::ProtocolBroken(SessionId id, const std::string& reason,
   if (found == sessions_.end()) return effects;
   Session& session = found->second;
   if (session.state == Session::State::kClosed) return effects;
-  Log(now, "protocol",
+  Log(now, EventKind::kProtocol,
       fmt::format("{}: {}; its session is ended", Describe(session), reason),
       session.peer.principal);
   if (session.is_rank()) {
-    ++stats_.client_deaths["protocol"];
+    ++stats_.client_deaths[Death::kProtocol];
     TellPeers(session, "its session was ended: " + reason, effects);
   }
   Close(session, now, effects);
@@ -305,9 +306,10 @@ Core::Evicted Core::Evict(const std::string& job, std::optional<uint32_t> uid,
     const bool open = session.state == Session::State::kAttached;
     if (open) {
       ++evicted.sessions;
-      ++stats_.client_deaths["evicted"];
+      ++stats_.client_deaths[Death::kEvicted];
       evicted.effects.push_back(SendNotice{id, EvictedNotice{reason}});
-      Log(now, "evict", fmt::format("{}: {}", Describe(session), reason),
+      Log(now, EventKind::kEvict,
+          fmt::format("{}: {}", Describe(session), reason),
           session.peer.principal);
       Close(session, now, evicted.effects);
     }
@@ -324,7 +326,7 @@ Effects Core::ShutDown(const std::string& reason, absl::Time now) {
       effects.push_back(SendNotice{id, ShuttingDownNotice{reason}});
     }
   }
-  Log(now, "stop", reason, {});
+  Log(now, EventKind::kStop, reason, {});
   return effects;
 }
 

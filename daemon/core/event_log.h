@@ -8,14 +8,35 @@
 #include <string>
 
 #include "absl/time/time.h"
+#include "daemon/core/named_counts.h"
 #include "daemon/core/types.h"
 
 namespace sluice::daemon {
 
+enum class EventKind {
+  kAttach,
+  kDetach,
+  kLease,
+  kRefuse,
+  kDeath,
+  kProtocol,
+  kEvict,
+  kPlan,
+  kBudget,
+  kStart,
+  kStop,
+};
+template <>
+struct EnumNames<EventKind> {
+  static constexpr std::string_view kNames[] = {
+      "attach", "detach", "lease",  "refuse", "death", "protocol",
+      "evict",  "plan",   "budget", "start",  "stop"};
+};
+
 struct LoggedEvent {
   uint64_t number = 0;  // counts up from 1, never reused
   absl::Time at;        // monotonic
-  std::string kind;     // "attach", "lease", "refuse", "death", "plan", …
+  EventKind kind = EventKind::kStart;
   std::string text;     // one line
   Principal principal;  // whose; the daemon's own events have uid 0, ""
 };
@@ -24,10 +45,10 @@ class EventLog {
  public:
   explicit EventLog(size_t capacity = 256) : capacity_(capacity) {}
 
-  const LoggedEvent& Add(absl::Time at, std::string kind, std::string text,
+  const LoggedEvent& Add(absl::Time at, EventKind kind, std::string text,
                          Principal principal) {
     events_.push_back(
-        {++last_, at, std::move(kind), std::move(text), std::move(principal)});
+        {++last_, at, kind, std::move(text), std::move(principal)});
     if (events_.size() > capacity_) events_.pop_front();
     return events_.back();
   }

@@ -27,12 +27,6 @@
 
 namespace sluice::daemon {
 
-struct JobKey {
-  Principal principal;
-  std::string name;
-  auto operator<=>(const JobKey&) const = default;
-};
-
 // A decoded profile and its hash (made off the loop: a profile can be large).
 struct ProfileWithHash {
   std::shared_ptr<const plan::RankProfile> profile;

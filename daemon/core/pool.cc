@@ -141,7 +141,7 @@ std::optional<Pool::Parts> Pool::Patched(PrincipalId principal, Bytes size,
 }
 
 absl::StatusOr<Pool::Taken> Pool::Take(PrincipalId principal, Bytes size,
-                                       Bytes most, uint64_t& next_extent) {
+                                       Bytes most, ExtentId first) {
   SLUICE_CHECK(size > Bytes(0));
   if (size > free()) return Refusal(size);
   std::optional<Parts> parts = Regular(principal, size);
@@ -161,7 +161,7 @@ absl::StatusOr<Pool::Taken> Pool::Take(PrincipalId principal, Bytes size,
     taken.slices.push_back({id, extent.size});
   }
   for (Bytes each : parts->make) {
-    const ExtentId id(next_extent++);
+    const ExtentId id(first.value() + taken.make.size());
     extents_[id] = {.size = each, .principal = principal};
     ++owned_[principal];
     leased_ += each;

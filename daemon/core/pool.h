@@ -49,8 +49,9 @@ class Pool {
   // last of which may make it larger, up to `most`. ResourceExhausted leaves
   // everything as it was; its message says asked, free, total, and what holds
   // the rest.
+  // Extents to make are numbered from `first` on.
   absl::StatusOr<Taken> Take(PrincipalId principal, Bytes size, Bytes most,
-                             uint64_t& next_extent);
+                             ExtentId first);
 
   void Made(ExtentId id);                      // making -> leased
   void Failed(ExtentId id);                    // making -> not there

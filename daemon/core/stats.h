@@ -10,6 +10,7 @@
 #include <string>
 #include <vector>
 
+#include "daemon/core/named_counts.h"
 #include "daemon/core/types.h"
 
 namespace sluice::daemon {
@@ -48,6 +49,44 @@ class Histogram {
   uint64_t count_ = 0;
 };
 
+// What refused a lease. Values of each of these in the order of their names:
+// so do metrics list them.
+enum class RefusedBy { kBudget, kDevice, kPool };
+template <>
+struct EnumNames<RefusedBy> {
+  static constexpr std::string_view kNames[] = {"budget", "device", "pool"};
+};
+
+// Why a rank's session ended otherwise than by itself.
+enum class Death { kEvicted, kProtocol, kSignal, kStatus, kUnknown };
+template <>
+struct EnumNames<Death> {
+  static constexpr std::string_view kNames[] = {"evicted", "protocol", "signal",
+                                                "status", "unknown"};
+};
+
+// What became of a question to the planner.
+enum class PlanOutcome { kCached, kFailed, kInfeasible, kSolved };
+template <>
+struct EnumNames<PlanOutcome> {
+  static constexpr std::string_view kNames[] = {"cached", "failed",
+                                                "infeasible", "solved"};
+};
+
+// New plans for running jobs, and what became of them at their ranks.
+enum class ChangeOutcome { kRefused, kSent, kTaken };
+template <>
+struct EnumNames<ChangeOutcome> {
+  static constexpr std::string_view kNames[] = {"refused", "sent", "taken"};
+};
+
+// A unit (proto/plan/units.h) of a plan: known before, or planned for it.
+enum class UnitOutcome { kKnown, kSolved };
+template <>
+struct EnumNames<UnitOutcome> {
+  static constexpr std::string_view kNames[] = {"known", "solved"};
+};
+
 struct GpuStats {
   Bytes h2d, d2h;
 };
@@ -68,26 +107,16 @@ struct Stats {
   uint64_t sessions_opened = 0;
   uint64_t sessions_refused = 0;
   uint64_t leases_granted = 0;
-  std::map<std::string, uint64_t> leases_refused = {
-      {"budget", 0}, {"device", 0}, {"pool", 0}};
+  CountsBy<RefusedBy> leases_refused;
   uint64_t extents_made = 0;
   uint64_t extents_destroyed = 0;
   uint64_t extents_reused = 0;
-  // By how the process ended; all present from the start.
-  std::map<std::string, uint64_t> client_deaths = {{"signal", 0},
-                                                   {"status", 0},
-                                                   {"unknown", 0},
-                                                   {"evicted", 0},
-                                                   {"protocol", 0}};
-  std::map<std::string, uint64_t> plans = {
-      {"solved", 0}, {"cached", 0}, {"infeasible", 0}, {"failed", 0}};
-  // New plans for running jobs, and what became of them at their ranks.
-  std::map<std::string, uint64_t> plan_changes = {
-      {"sent", 0}, {"taken", 0}, {"refused", 0}};
-  // Units (proto/plan/units.h) of those plans: planned now, or known before.
-  std::map<std::string, uint64_t> plan_units = {{"solved", 0}, {"known", 0}};
+  CountsBy<Death> client_deaths;
+  CountsBy<PlanOutcome> plans;
+  CountsBy<ChangeOutcome> plan_changes;
+  CountsBy<UnitOutcome> plan_units;
   std::vector<GpuStats> gpus;
-  std::map<std::pair<Principal, std::string>, JobStats> jobs;
+  std::map<JobKey, JobStats> jobs;
   Histogram lease_seconds{
       {0.0001, 0.0003, 0.001, 0.003, 0.01, 0.03, 0.1, 0.3, 1, 3, 10}};
   Histogram plan_seconds{{0.01, 0.03, 0.1, 0.3, 1, 3, 10, 30}};

@@ -16,6 +16,13 @@
 
 namespace sluice::daemon {
 
+// A job is a label inside its principal.
+struct JobKey {
+  Principal principal;
+  std::string name;
+  auto operator<=>(const JobKey&) const = default;
+};
+
 // A principal's number inside one daemon generation.
 using PrincipalId = Id<struct PrincipalTag>;
 // One round of planning of one job.
@@ -70,7 +77,7 @@ struct HostConfig {
   Bytes pool;
 };
 
-// A limit a pool kind; node-wide sums (all GPUs, all NUMA nodes).
+// A limit per kind of pool; node-wide sums (all GPUs, all NUMA nodes).
 struct Limits {
   static constexpr Bytes kUnlimited{INT64_MAX};
   Bytes gpu = kUnlimited;

@@ -41,12 +41,13 @@ class Families {
     Add(name, help, MetricType::Counter);
     Value({}, value);
   }
+  template <typename E>
   void CounterBy(const char* name, const char* help, const char* label,
-                 const std::map<std::string, uint64_t>& values) {
+                 const CountsBy<E>& values) {
     Add(name, help, MetricType::Counter);
-    for (const auto& [key, value] : values) {
-      Value({{label, key}}, static_cast<double>(value));
-    }
+    values.ForEach([&](std::string_view key, uint64_t value) {
+      Value({{label, std::string(key)}}, static_cast<double>(value));
+    });
   }
   void AddHistogram(const char* name, const char* help, const Histogram& from) {
     Add(name, help, MetricType::Histogram);
@@ -170,7 +171,7 @@ std::map<JobLabel, JobSums> SumJobs(const Snapshot& from) {
     }
   }
   for (const auto& [key, stats] : from.stats->jobs) {
-    JobStats& sums = jobs[{key.second, key.first.uid}].stats;
+    JobStats& sums = jobs[{key.name, key.principal.uid}].stats;
     sums.steps += stats.steps;
     sums.tokens += stats.tokens;
     sums.stall_seconds += stats.stall_seconds;
@@ -248,7 +249,7 @@ void AddBudgets(const Snapshot& from, Audience audience, Families& to) {
     const bool names = line.target.uid || !line.target.cgroup.empty() ||
                        !line.target.job.empty();
     if (names && audience != Audience::kOperators) continue;
-    Labels labels = {{"of", LimitName(line.of)}};
+    Labels labels = {{"of", std::string(Name(line.of))}};
     const auto add = [&](const char* name, const std::string& value) {
       if (!value.empty()) labels = With(std::move(labels), name, value);
     };

@@ -83,7 +83,7 @@ json Limit(const LimitLine& line, absl::Time now) {
   const auto text = [](const std::string& name) {
     return name.empty() ? json(nullptr) : json(name);
   };
-  json to = {{"of", LimitName(line.of)},
+  json to = {{"of", Name(line.of)},
              {"uid", nullptr},
              {"cgroup", text(line.target.cgroup)},
              {"job", text(line.target.job)},
@@ -208,7 +208,7 @@ std::string SnapshotJson(const Snapshot& snapshot) {
   to["events"] = List(snapshot.events, [&](const LoggedEvent& event) {
     return json{{"number", event.number},
                 {"age_s", absl::ToDoubleSeconds(snapshot.now - event.at)},
-                {"kind", event.kind},
+                {"kind", Name(event.kind)},
                 {"text", event.text}};
   });
   return Text(to);

@@ -15,13 +15,19 @@
 namespace sluice::daemon {
 namespace {
 
-LogLevel LevelOf(const std::string& kind) {
-  if (kind == "lease" || kind == "detach") return LogLevel::kDebug;
-  if (kind == "death" || kind == "protocol" || kind == "refuse" ||
-      kind == "start") {
-    return LogLevel::kWarning;
+LogLevel LevelOf(EventKind kind) {
+  switch (kind) {
+    case EventKind::kLease:
+    case EventKind::kDetach:
+      return LogLevel::kDebug;
+    case EventKind::kDeath:
+    case EventKind::kProtocol:
+    case EventKind::kRefuse:
+    case EventKind::kStart:
+      return LogLevel::kWarning;
+    default:
+      return LogLevel::kInfo;
   }
-  return LogLevel::kInfo;
 }
 
 }  // namespace
@@ -43,7 +49,8 @@ void Service::WriteNewEvents() {
   CountDropped(unwritten - kept);
   for (size_t i = events.size() - kept; i < events.size(); ++i) {
     const LoggedEvent& event = events[i];
-    const std::string text = event.kind + ": " + event.text;
+    const std::string text =
+        fmt::format("{}: {}", Name(event.kind), event.text);
     // The daemon's own events have no principal.
     if (event.principal.cgroup.empty()) {
       WriteLog(LevelOf(event.kind), text);

@@ -226,8 +226,8 @@ TEST(Plan, UnitsSolvedOnceAreGivenToEveryLaterQuestion) {
                                   node.clock.Now(), {Unit("u3")}));
   EXPECT_THAT(node.saved.back(), SizeIs(3));
   const Snapshot all = node.core.TakeSnapshot(nullptr, node.clock.Now());
-  EXPECT_EQ(all.stats->plan_units.at("solved"), 3u);
-  EXPECT_EQ(all.stats->plan_units.at("known"), 1u);
+  EXPECT_EQ(all.stats->plan_units[UnitOutcome::kSolved], 3u);
+  EXPECT_EQ(all.stats->plan_units[UnitOutcome::kKnown], 1u);
 }
 
 TEST(Plan, UnitsOfAnEarlierDaemonAreKnownAndADamagedCacheIsOneLogLine) {

@@ -118,7 +118,7 @@ TEST_F(ReplanBounds, AChangeThatCouldNotBeSentIsRefused) {
   node.Apply(node.core.ChangeNotSent(a, PlanId(999), node.clock.Now()));
   ASSERT_TRUE(PlanningOf("a").has_value());
   node.Apply(node.core.ChangeNotSent(a, plan, node.clock.Now()));
-  EXPECT_EQ(Count("refused"), 1u);
+  EXPECT_EQ(Count(ChangeOutcome::kRefused), 1u);
   EXPECT_EQ(Ready(b), 1u);
   EXPECT_THAT(Planning(), IsEmpty());
 }
@@ -130,7 +130,7 @@ TEST_F(ReplanBounds, AChangeThatNobodyAnswersIsRefusedByItsDeadline) {
   LeaseHost(b, MiB(8));
   EXPECT_LE(node.core.NextDeadline(), node.clock.Now() + absl::Minutes(30));
   Wait(absl::Minutes(30));
-  EXPECT_EQ(Count("refused"), 1u);
+  EXPECT_EQ(Count(ChangeOutcome::kRefused), 1u);
   EXPECT_THAT(Planning(), IsEmpty());
   EXPECT_EQ(node.core.NextDeadline(), absl::InfiniteFuture());
   // It counts with what it had: a change again for who joins next.

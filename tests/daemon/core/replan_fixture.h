@@ -108,9 +108,9 @@ class Replan : public ::testing::Test {
     }
     return std::nullopt;
   }
-  uint64_t Count(const std::string& what) {
+  uint64_t Count(ChangeOutcome what) {
     return node.core.TakeSnapshot(nullptr, node.clock.Now())
-        .stats->plan_changes.at(what);
+        .stats->plan_changes[what];
   }
   void Wait(absl::Duration time) {
     node.clock.Advance(time);

@@ -48,8 +48,8 @@ TEST_F(Replan, AJoinWaitsForTheMemoryThatOthersGiveBack) {
   EXPECT_EQ(Ready(b), 1u);
   EXPECT_THAT(Planning(), IsEmpty());
   EXPECT_THAT(node.Lease(b, Host(0), MiB(16)), IsOk());
-  EXPECT_EQ(Count("sent"), 1u);
-  EXPECT_EQ(Count("taken"), 1u);
+  EXPECT_EQ(Count(ChangeOutcome::kSent), 1u);
+  EXPECT_EQ(Count(ChangeOutcome::kTaken), 1u);
 }
 
 TEST_F(Replan, MemoryThatIsGivenBackIsKeptForTheNewPlanOfWhoGaveIt) {
@@ -327,7 +327,7 @@ TEST(ReplanBudgets, OfUsersAndJobsAreLimitsOfTheQuestion) {
 TEST_F(Replan, ARefusedChangeLeavesTheJobWithWhatItHadAndIsNotRepeated) {
   JoinThatWaits();
   node.Ask(a, PlanTakenRequest{Changes(a)[0], false, "no lease"});
-  EXPECT_EQ(Count("refused"), 1u);
+  EXPECT_EQ(Count(ChangeOutcome::kRefused), 1u);
   EXPECT_EQ(Ready(b), 1u);  // nobody gives anything back any more
   Wait(absl::Minutes(5));
   EXPECT_THAT(Changes(a), SizeIs(1));

@@ -1,0 +1,50 @@
+// Enums whose values have names: labels of metrics, kinds of events. One table
+// per enum; whoever branches or counts uses the value, whoever prints `Name`.
+//
+//   enum class Colour { kBlue, kRed };
+//   template <>
+//   struct EnumNames<Colour> {
+//     static constexpr std::string_view kNames[] = {"blue", "red"};
+//   };
+#pragma once
+
+#include <array>
+#include <cstddef>
+#include <cstdint>
+#include <iterator>
+#include <string_view>
+
+namespace sluice::daemon {
+
+// `kNames`, in the order of the values.
+template <typename E>
+struct EnumNames;
+
+template <typename E>
+constexpr std::string_view Name(E value) requires requires {
+  EnumNames<E>::kNames;
+}
+{ return EnumNames<E>::kNames[static_cast<size_t>(value)]; }
+
+// One counter per value; each is there from the start.
+template <typename E>
+class CountsBy {
+ public:
+  uint64_t& operator[](E value) { return counts_[static_cast<size_t>(value)]; }
+  uint64_t operator[](E value) const {
+    return counts_[static_cast<size_t>(value)];
+  }
+
+  // `each(name, count)`, in the order of the names' table.
+  template <typename Each>
+  void ForEach(Each each) const {
+    for (size_t i = 0; i < counts_.size(); ++i) {
+      each(EnumNames<E>::kNames[i], counts_[i]);
+    }
+  }
+
+ private:
+  std::array<uint64_t, std::size(EnumNames<E>::kNames)> counts_ = {};
+};
+
+}  // namespace sluice::daemon
