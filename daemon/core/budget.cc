@@ -100,7 +100,7 @@ void Budgets::Refund(const JobKey& job, PoolKind kind, Bytes size) {
     const auto used = table.find(key);
     SLUICE_CHECK(used != table.end() && used->second.of(kind) >= size);
     used->second.of(kind) -= size;
-    if (used->second.gpu == Bytes(0) && used->second.host == Bytes(0)) {
+    if (used->second == Amounts()) {
       table.erase(used);
     }
   };
@@ -110,7 +110,7 @@ void Budgets::Refund(const JobKey& job, PoolKind kind, Bytes size) {
 
 absl::Status Budgets::Set(const BudgetTarget& target, const Limits& limits,
                           SetBy by) {
-  const auto refuse = [&](const std::string& who, const Used& used) {
+  const auto refuse = [&](const std::string& who, const Amounts& used) {
     return absl::FailedPreconditionError(fmt::format(
         "{} already uses {} of GPU and {} of host memory, more than the new "
         "limit; memory in use cannot be taken back: evict it first, or wait",
@@ -201,7 +201,7 @@ std::vector<LimitLine> Budgets::SetLimits() const {
 }
 
 void Budgets::CheckInvariants() const {
-  std::map<Principal, Used> sums;
+  std::map<Principal, Amounts> sums;
   for (const auto& [key, used] : used_by_job_) {
     sums[key.principal].gpu += used.gpu;
     sums[key.principal].host += used.host;
@@ -209,8 +209,8 @@ void Budgets::CheckInvariants() const {
   }
   SLUICE_CHECK(sums.size() == used_.size());
   for (const auto& [principal, used] : used_) {
-    const Used& sum = sums.at(principal);
-    SLUICE_CHECK(sum.gpu == used.gpu && sum.host == used.host);
+    const Amounts& sum = sums.at(principal);
+    SLUICE_CHECK(sum == used);
     SLUICE_CHECK(!Over(PrincipalLimits(principal), used.gpu, used.host));
   }
 }

@@ -88,13 +88,6 @@ class Budgets {
   void CheckInvariants() const;
 
  private:
-  struct Used {
-    Bytes gpu, host;
-    Bytes& of(PoolKind kind) { return kind == PoolKind::kGpu ? gpu : host; }
-    Bytes of(PoolKind kind) const {
-      return kind == PoolKind::kGpu ? gpu : host;
-    }
-  };
   struct Given {
     Limits limits;
     SetBy by;
@@ -112,8 +105,8 @@ class Budgets {
   std::map<std::string, Given> named_jobs_;
   std::map<uint32_t, Given> uids_;
   std::map<Principal, Given> principals_;
-  std::map<Principal, Used> used_;
-  std::map<JobKey, Used> used_by_job_;
+  std::map<Principal, Amounts> used_;
+  std::map<JobKey, Amounts> used_by_job_;
 };
 
 }  // namespace sluice::daemon

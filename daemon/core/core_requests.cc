@@ -68,7 +68,8 @@ Effects Core::Receive(SessionId id, RequestId request, const Request& body,
 Reply Core::Repeat(const Session& session, RequestId request) const {
   const Reply& reply = session.history.answer(request);
   const auto* granted = std::get_if<GrantedReply>(&reply);
-  if (granted == nullptr || session.leases.contains(granted->lease)) {
+  if (granted == nullptr ||
+      ledger_.LeasesOf(session.id).contains(granted->lease)) {
     return reply;
   }
   return absl::NotFoundError(
@@ -169,7 +170,10 @@ void Core::Handle(Session& session, RequestId request,
   session.hello = hello;
   session.state = Session::State::kAttached;
   if (session.is_rank()) {
-    stats_.jobs.try_emplace(KeyOf(session));
+    ledger_.Open(session.id, session.job());
+    joint_.RankAttached(
+        session.id, {session.job(), hello.rank, hello.gpu, hello.local_ranks});
+    journal_.stats.jobs.try_emplace(session.job());
   }
   Answer(session, request,
          WelcomeReply{hello.observer, session.grant_slot, hello.gpu}, effects);
@@ -183,15 +187,12 @@ void Core::Handle(Session& session, RequestId request, const StepReport& step,
         absl::FailedPreconditionError("an observer's session reports no steps"),
         effects);
   }
-  if (const auto member = members_.find(KeyOf(session));
-      member != members_.end() && !member->second.change) {
-    member->second.holds_planned_memory = true;
-  }
+  joint_.StepReported(session.id);
   session.last_step = step;
   session.stall_seconds += step.stall_seconds;
   session.grant_wait_seconds += step.grant_wait_seconds;
   session.hbm_peak = std::max(session.hbm_peak, step.hbm_peak);
-  JobStats& job = stats_.jobs[KeyOf(session)];
+  JobStats& job = journal_.stats.jobs[session.job()];
   ++job.steps;
   AddUpTo(UINT64_MAX, static_cast<uint64_t>(step.tokens), job.tokens);
   job.stall_seconds += step.stall_seconds;
@@ -206,7 +207,7 @@ void Core::Handle(Session& session, RequestId request, const StepReport& step,
           session.copies_reported[kD2h]);
   CountCopies(session);
   job.step_seconds.Observe(step.seconds);
-  stats_.grant_wait_seconds.Observe(step.grant_wait_seconds);
+  journal_.stats.grant_wait_seconds.Observe(step.grant_wait_seconds);
   Answer(session, request, NotedReply{}, effects);
 }
 
@@ -221,7 +222,7 @@ void Core::CopiesSeen(const std::map<int, Directions>& used) {
 }
 
 void Core::CountCopies(Session& session) {
-  GpuStats& gpu = stats_.gpus[session.hello.gpu.value()];
+  GpuStats& gpu = journal_.stats.gpus[session.hello.gpu.value()];
   for (const int d : {kH2d, kD2h}) {
     const uint64_t now =
         std::max(session.copies_reported[d], session.copies_seen[d]);
@@ -233,6 +234,79 @@ void Core::CountCopies(Session& session) {
     sum = Bytes(static_cast<int64_t>(bytes));
     counted = now;
   }
+}
+
+void Core::Handle(Session& session, RequestId request, const ProfileRequest&,
+                  absl::Time, Effects& effects) {
+  if (!session.is_rank()) {
+    return Answer(session, request,
+                  absl::FailedPreconditionError(
+                      "an observer's session has no plans: attach as a rank"),
+                  effects);
+  }
+  effects.push_back(ReadProfile{session.id, request});
+}
+
+Effects Core::ProfileRead(SessionId id, RequestId request,
+                          absl::StatusOr<ProfileWithHash> read,
+                          absl::Time now) {
+  Effects effects;
+  const auto found = sessions_.find(id);
+  if (found == sessions_.end() || !found->second.is_rank()) return effects;
+  Session& session = found->second;
+  if (!read.ok()) {
+    Answer(session, request, read.status(), effects);
+    return effects;
+  }
+  const plan::RankProfile& profile = *read->profile;
+  if (profile.rank != session.hello.rank || profile.gpu != session.hello.gpu) {
+    Answer(session, request,
+           absl::InvalidArgumentError(fmt::format(
+               "the profile is of rank {} on GPU {}, but this session is rank "
+               "{} on GPU {}",
+               profile.rank.value(), profile.gpu.value(),
+               session.hello.rank.value(), session.hello.gpu.value())),
+           effects);
+    return effects;
+  }
+  const int waiting = joint_.Submit(id, *std::move(read));
+  Answer(session, request, SubmittedReply{waiting}, effects);
+  if (waiting == 0) joint_.Ask(session.job(), now, effects);
+  Settle(now, effects);
+  return effects;
+}
+
+Effects Core::PlanSolved(PlanRoundId round,
+                         absl::StatusOr<plan::NodePlan> solved, absl::Time now,
+                         std::vector<KeyedUnit> units) {
+  Effects effects;
+  joint_.PlanSolved(round, std::move(solved), std::move(units), now, effects);
+  Settle(now, effects);
+  return effects;
+}
+
+void Core::Handle(Session& session, RequestId request,
+                  const PlanTakenRequest& taken, absl::Time now,
+                  Effects& effects) {
+  Answer(session, request, NotedReply{}, effects);
+  if (session.is_rank()) joint_.PlanTaken(session.id, taken, now);
+}
+
+Effects Core::ChangeNotSent(SessionId id, PlanId plan, absl::Time now) {
+  Effects effects;
+  joint_.ChangeNotSent(id, plan, now);
+  Settle(now, effects);
+  return effects;
+}
+
+void Core::PlanProgressed(PlanRoundId round,
+                          const plan::PlanProgress& progress) {
+  joint_.Progressed(round, progress);
+}
+
+void Core::UnitsRead(absl::StatusOr<std::vector<KeyedUnit>> units,
+                     absl::Time now) {
+  joint_.UnitsRead(std::move(units), now);
 }
 
 void Core::Handle(Session& session, RequestId request,

@@ -81,10 +81,10 @@ Effects Core::Connect(SessionId id, const Peer& peer, absl::Time now) {
   }
   if (oldest) {
     Close(*oldest, now, effects);
-    Drop(oldest->id, effects);
-    ++stats_.sessions_refused;
+    Drop(oldest->id, now, effects);
+    ++journal_.stats.sessions_refused;
   } else if (full) {
-    ++stats_.sessions_refused;
+    ++journal_.stats.sessions_refused;
     effects.push_back(CloseSocket{id});
     effects.push_back(Forget{id});
     return effects;
@@ -92,40 +92,10 @@ Effects Core::Connect(SessionId id, const Peer& peer, absl::Time now) {
   Session session;
   session.id = id;
   session.peer = peer;
-  session.principal = Intern(peer.principal);
   session.connected_at = now;
   sessions_.emplace(id, std::move(session));
-  ++stats_.sessions_opened;
+  ++journal_.stats.sessions_opened;
   return effects;
-}
-
-PrincipalId Core::Intern(const Principal& principal) {
-  KnownPrincipal& known = principals_[principal];
-  if (known.id == PrincipalId()) known.id = PrincipalId(next_principal_++);
-  ++known.sessions;
-  return known.id;
-}
-
-void Core::ForgetPrincipals() {
-  std::erase_if(principals_, [&](const auto& entry) {
-    const KnownPrincipal& known = entry.second;
-    return known.sessions == 0 &&
-           std::none_of(pools_.begin(), pools_.end(), [&](const auto& pool) {
-             return pool.second.Has(known.id);
-           });
-  });
-}
-
-JobKey Core::KeyOf(const Session& session) const {
-  return {session.peer.principal, session.hello.job};
-}
-
-std::vector<Session*> Core::RanksOf(const JobKey& job) {
-  std::vector<Session*> ranks;
-  for (auto& [id, session] : sessions_) {
-    if (session.is_rank() && KeyOf(session) == job) ranks.push_back(&session);
-  }
-  return ranks;
 }
 
 Effects Core::SocketEnded(SessionId id, absl::Time now) {
@@ -135,28 +105,28 @@ Effects Core::SocketEnded(SessionId id, absl::Time now) {
   Session& session = found->second;
   if (session.state == Session::State::kClosed) return effects;
   Close(session, now, effects);
-  Tidy(id, effects);
+  Tidy(id, now, effects);
   Settle(now, effects);
   return effects;
 }
 
-void Core::Tidy(SessionId id, Effects& effects) {
+void Core::Tidy(SessionId id, absl::Time now, Effects& effects) {
   Session& session = sessions_.at(id);
   // Half-open ones and observers never had a lease.
-  if (session.grant_slot < 0) return Drop(id, effects);
+  if (session.grant_slot < 0) return Drop(id, now, effects);
   std::vector<SessionId> older;
   for (const auto& [other_id, other] : sessions_) {
-    if (other_id != id && other.state == Session::State::kClosed &&
+    if (other_id != id && other.grant_slot >= 0 &&
+        other.state == Session::State::kClosed &&
         other.peer.pid == session.peer.pid &&
         other.peer.start_ticks == session.peer.start_ticks &&
-        other.quarantined_gpu == Bytes(0) &&
-        other.quarantined_host == Bytes(0)) {
+        ledger_.HoldsNothing(other_id)) {
       older.push_back(other_id);
     }
   }
   for (SessionId other : older) {
-    for (auto& [pool_id, pool] : pools_) pool.TransferHolds(other, id);
-    Drop(other, effects);
+    ledger_.Merge(other, id);
+    Drop(other, now, effects);
   }
 }
 
@@ -166,78 +136,31 @@ void Core::Close(Session& session, absl::Time now, Effects& effects) {
   SLUICE_CHECK(session.state != Session::State::kClosed);
   effects.push_back(CloseSocket{session.id});
   const bool was_rank = session.is_rank();
-  session.had_leases_at_close = !session.leases.empty();
-  std::erase_if(waiting_leases_, [&](const WaitingLease& lease) {
-    return lease.session == session.id;
-  });
-  while (!session.leases.empty()) {
-    EndLease(*session.leases.begin(), /*quarantine=*/true, session);
-  }
   if (was_rank) {
-    AbandonPlans(session, now, effects);
+    const std::vector<RequestId> ended = ledger_.Close(session.id);
+    session.had_leases_at_close = !ended.empty();
+    for (RequestId request : ended) session.history.LeaseEnded(request);
+    joint_.RankLeft(session.id, now, effects);
     effects.push_back(DetachGrants{session.grant_slot});
     slots_[session.grant_slot] = false;
     Log(now, EventKind::kDetach, Describe(session) + " closed its session",
         session.peer.principal);
   }
   session.state = Session::State::kClosed;
-  if (was_rank) {
-    const JobKey job = KeyOf(session);
-    if (RanksOf(job).empty()) rounds_.JobEnded(job);
-  }
 }
 
-void Core::AbandonPlans(const Session& session, absl::Time now,
-                        Effects& effects) {
-  const JobKey job = KeyOf(session);
-  auto abandoned = rounds_.RankLeft(job, session.hello.rank);
-  for (PlanRoundId round : abandoned.solving) {
-    effects.push_back(StopSolving{round});
-  }
-  // Ranks whose plan is made but waits have no more of it than the others.
-  if (const auto held = held_.find(job); held != held_.end()) {
-    for (const auto& [rank, read] : held->second.asking.profiles) {
-      if (rank != session.hello.rank) abandoned.ranks.push_back(rank);
-    }
-  }
-  for (const Asking& asking : joining_) {
-    if (asking.job != job) continue;
-    for (const auto& [rank, read] : asking.profiles) {
-      if (rank != session.hello.rank) abandoned.ranks.push_back(rank);
-    }
-  }
-  FailPlan(job, abandoned.ranks,
-           {fmt::format("rank {} of job {} left before the plan was made",
-                        session.hello.rank.value(), job.name)},
-           effects);
-  joining_.insert(joining_.begin(),
-                  std::make_move_iterator(abandoned.again.begin()),
-                  std::make_move_iterator(abandoned.again.end()));
-  LeaveTogether(job, now);
-}
-
-void Core::Drop(SessionId id, Effects& effects) {
-  Session& session = sessions_.at(id);
+void Core::Drop(SessionId id, absl::Time now, Effects& effects) {
+  const Session& session = sessions_.at(id);
   SLUICE_CHECK(session.state == Session::State::kClosed);
-  for (auto& [pool_id, pool] : pools_) pool.HolderGone(id);
-  const auto refund = [&](PoolKind kind, Bytes bytes) {
-    if (bytes > Bytes(0)) {
-      budgets_.Refund(KeyOf(session), kind, bytes);
-    }
-  };
-  refund(PoolKind::kGpu, session.quarantined_gpu);
-  refund(PoolKind::kHost, session.quarantined_host);
-  memory_came_back_ |= session.quarantined_host > Bytes(0);
-  const JobKey job = KeyOf(session);
-  const bool last = --principals_.at(job.principal).sessions == 0;
+  if (ledger_.Gone(id) > Bytes(0)) joint_.MemoryCameBack(now);
+  const JobKey job = session.job();
   sessions_.erase(id);
-  if (last) ForgetPrincipals();
   const bool job_lives =
       std::any_of(sessions_.begin(), sessions_.end(), [&](const auto& entry) {
         return entry.second.state != Session::State::kHalfOpen &&
-               KeyOf(entry.second) == job;
+               entry.second.job() == job;
       });
-  if (!job_lives) stats_.jobs.erase(job);
+  if (!job_lives) journal_.stats.jobs.erase(job);
   effects.push_back(Forget{id});
 }
 
@@ -256,23 +179,23 @@ Effects Core::ProcessGone(SessionId id, Exit exit, absl::Time now) {
           : exit.kind == Exit::Kind::kUnknown && !session.had_leases_at_close;
   const bool rank = session.grant_slot >= 0;
   if (rank && !clean) {
-    ++stats_.client_deaths[DeathBy(exit)];
+    ++journal_.stats.client_deaths[DeathBy(exit)];
     TellPeers(session, Describe(exit), effects);
     Log(now, EventKind::kDeath,
         fmt::format("{}: {}", Describe(session), Describe(exit)),
         session.peer.principal);
   }
-  Drop(id, effects);
+  Drop(id, now, effects);
   Settle(now, effects);
   return effects;
 }
 
 void Core::TellPeers(const Session& session, const std::string& reason,
                      Effects& effects) {
-  for (const Session* peer : RanksOf(KeyOf(session))) {
+  for (const auto& [id, peer] : sessions_) {
+    if (!peer.is_rank() || peer.job() != session.job()) continue;
     effects.push_back(SendNotice{
-        peer->id,
-        PeerDiedNotice{session.hello.job, session.hello.rank, reason}});
+        id, PeerDiedNotice{session.hello.job, session.hello.rank, reason}});
   }
 }
 
@@ -287,11 +210,11 @@ Effects Core::ProtocolBroken(SessionId id, const std::string& reason,
       fmt::format("{}: {}; its session is ended", Describe(session), reason),
       session.peer.principal);
   if (session.is_rank()) {
-    ++stats_.client_deaths[Death::kProtocol];
+    ++journal_.stats.client_deaths[Death::kProtocol];
     TellPeers(session, "its session was ended: " + reason, effects);
   }
   Close(session, now, effects);
-  Tidy(id, effects);
+  Tidy(id, now, effects);
   Settle(now, effects);
   return effects;
 }
@@ -306,7 +229,7 @@ Core::Evicted Core::Evict(const std::string& job, std::optional<uint32_t> uid,
     const bool open = session.state == Session::State::kAttached;
     if (open) {
       ++evicted.sessions;
-      ++stats_.client_deaths[Death::kEvicted];
+      ++journal_.stats.client_deaths[Death::kEvicted];
       evicted.effects.push_back(SendNotice{id, EvictedNotice{reason}});
       Log(now, EventKind::kEvict,
           fmt::format("{}: {}", Describe(session), reason),
@@ -341,10 +264,10 @@ Effects Core::Tick(absl::Time now) {
   }
   for (SessionId id : late) {
     Close(sessions_.at(id), now, effects);
-    Drop(id, effects);
-    ++stats_.sessions_refused;
+    Drop(id, now, effects);
+    ++journal_.stats.sessions_refused;
   }
-  for (PlanRoundId round : rounds_.Overdue(now)) {
+  for (PlanRoundId round : joint_.Overdue(now)) {
     effects.push_back(StopSolving{round});
     Effects failed = PlanSolved(
         round,
@@ -360,16 +283,7 @@ Effects Core::Tick(absl::Time now) {
 }
 
 absl::Time Core::NextDeadline() const {
-  absl::Time next = rounds_.NextDeadline();
-  // While a question is being solved for all, its answer starts the next.
-  if (!rounds_.solving_together()) next = std::min(next, replan_at_);
-  for (const auto& [job, held] : held_) next = std::min(next, held.deadline);
-  for (const WaitingLease& lease : waiting_leases_) {
-    next = std::min(next, lease.deadline);
-  }
-  for (const auto& [job, member] : members_) {
-    if (member.change) next = std::min(next, member.change->deadline);
-  }
+  absl::Time next = joint_.NextDeadline();
   for (const auto& [id, session] : sessions_) {
     if (session.state == Session::State::kHalfOpen) {
       next = std::min(next, session.connected_at + config_.hello_timeout);

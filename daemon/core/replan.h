@@ -36,22 +36,31 @@ struct PlanChange {
   absl::Time since;
   // Once it is told: without all answers by then, it counts as refused.
   absl::Time deadline = absl::InfiniteFuture();
-  bool told = false;       // else what it grows by is not there yet
-  bool late = false;       // somebody waited for it in vain
+  // Whether joins may wait for what it gives back; once somebody did in vain,
+  // nobody does any more.
+  enum class Wait { kAwaited, kInVain };
+  Wait wait = Wait::kAwaited;
   std::set<Rank> open;     // have not said yet what became of it
   std::set<Rank> refused;  // went on with what they had
   std::map<Rank, plan::RankPlan> before;
 };
 
+// A job that runs by the planner's fractions. Its states:
+//   acquires   has its plan, and not yet all the memory that it promises
+//   trains     holds that memory: it reported a step, or answered a change
+//   to change  new fractions are decided; what it grows by is not there yet
+//   changing   its ranks were told, and have not all answered
+// acquires -> trains; any of them -> to change -> changing -> trains. Whose
+// plan is held back (JointPlanning) acquires.
 struct Member {
+  enum class State { kAcquires, kTrains, kToChange, kChanging };
+  State state = State::kAcquires;
   std::map<Rank, ProfileWithHash> profiles;
   // By which it runs, or will once its change is taken; without segments.
   std::map<Rank, plan::RankPlan> ranks;
-  std::optional<PlanChange> change;
+  std::optional<PlanChange> change;  // in the last two states only
   // The last answer to a settled question.
   std::map<Rank, plan::RankPlan> settled;
-  // The host memory that its plan says is leased: it trains.
-  bool holds_planned_memory = false;
 };
 
 // One rank of a question for all, in the order of the question.

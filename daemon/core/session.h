@@ -12,7 +12,6 @@
 #include <deque>
 #include <map>
 #include <optional>
-#include <set>
 #include <string>
 
 #include "daemon/core/grants.h"
@@ -45,16 +44,12 @@ struct Session {
 
   SessionId id;
   Peer peer;
-  PrincipalId principal;
   State state = State::kHalfOpen;
   absl::Time connected_at;
   HelloRequest hello;  // once attached
   int grant_slot = -1;
-  std::set<LeaseId> leases;
   RequestHistory history;
 
-  // Charged to its job until the process is gone.
-  Bytes quarantined_gpu, quarantined_host;
   bool had_leases_at_close = false;
 
   std::optional<StepReport> last_step;
@@ -65,6 +60,7 @@ struct Session {
   Directions copies_reported = {0, 0}, copies_seen = {0, 0},
              copies_counted = {0, 0};
 
+  JobKey job() const { return {peer.principal, hello.job}; }
   bool is_rank() const { return state == State::kAttached && !hello.observer; }
 };
 

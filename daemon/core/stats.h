@@ -87,6 +87,12 @@ struct EnumNames<UnitOutcome> {
   static constexpr std::string_view kNames[] = {"known", "solved"};
 };
 
+struct ExtentCounts {
+  uint64_t made = 0;
+  uint64_t destroyed = 0;
+  uint64_t reused = 0;
+};
+
 struct GpuStats {
   Bytes h2d, d2h;
 };
@@ -108,9 +114,7 @@ struct Stats {
   uint64_t sessions_refused = 0;
   uint64_t leases_granted = 0;
   CountsBy<RefusedBy> leases_refused;
-  uint64_t extents_made = 0;
-  uint64_t extents_destroyed = 0;
-  uint64_t extents_reused = 0;
+  ExtentCounts extents;
   CountsBy<Death> client_deaths;
   CountsBy<PlanOutcome> plans;
   CountsBy<ChangeOutcome> plan_changes;

@@ -39,6 +39,14 @@ struct PoolId {
   auto operator<=>(const PoolId&) const = default;
 };
 
+// Memory of both kinds.
+struct Amounts {
+  Bytes gpu, host;
+  Bytes& of(PoolKind kind) { return kind == PoolKind::kGpu ? gpu : host; }
+  Bytes of(PoolKind kind) const { return kind == PoolKind::kGpu ? gpu : host; }
+  bool operator==(const Amounts&) const = default;
+};
+
 // "GPU 0", "NUMA node 1": for messages.
 std::string Name(PoolId pool);
 

@@ -351,14 +351,14 @@ void AddService(const Snapshot& from, Families& to) {
   to.CounterBy("sluice_leases_refused_total", "Leases refused.", "reason",
                stats.leases_refused);
   to.Counter("sluice_extents_made_total", "Extents made by the device.",
-             stats.extents_made);
+             stats.extents.made);
   to.Counter("sluice_extents_reused_total",
              "Idle extents given to their principal again.",
-             stats.extents_reused);
+             stats.extents.reused);
   to.Counter("sluice_extents_destroyed_total",
              "Idle extents destroyed to make room for another size or "
              "principal.",
-             stats.extents_destroyed);
+             stats.extents.destroyed);
   to.CounterBy("sluice_plans_total", "Plans by result.", "result", stats.plans);
   to.CounterBy("sluice_plan_changes_total",
                "New plans for running jobs, and what became of them.", "result",

@@ -24,7 +24,8 @@ Pool WithKept(int count, uint64_t& next_extent) {
   Pool pool({PoolKind::kHost, 0}, KiB(64) * 10'002, MiB(4));
   std::vector<ExtentId> leased;
   for (int i = 0; i < count; ++i) {
-    const auto taken = pool.Take(kOne, KiB(64), KiB(64), next_extent);
+    const auto taken =
+        pool.Take(kOne, KiB(64), KiB(64), ExtentId(next_extent++));
     EXPECT_THAT(taken.status(), IsOk());
     for (const Slice& slice : taken->make) {
       pool.Made(slice.id);
@@ -56,7 +57,7 @@ TEST(Pool, ARefusalCostsTheSameBesideTenThousandIdleExtents) {
   for (const PrincipalId who : {kOther, kOne}) {
     const auto refusal = [&](Pool& pool, Bytes size) {
       return SecondsOf([&, size] {
-        EXPECT_THAT(pool.Take(who, size, size, next_extent),
+        EXPECT_THAT(pool.Take(who, size, size, ExtentId(next_extent++)),
                     StatusIs(absl::StatusCode::kResourceExhausted));
       });
     };
@@ -83,7 +84,8 @@ TEST(Pool, WhatItsHoldersLeftIsDestroyedOldestFirst) {
   pool.HolderGone(kSession);
   pool.CheckInvariants();
   EXPECT_EQ(pool.UsableBy(kOther), pool.total());
-  const auto taken = pool.Take(kOther, KiB(64) * 4, KiB(256), next_extent);
+  const auto taken =
+      pool.Take(kOther, KiB(64) * 4, KiB(256), ExtentId(next_extent++));
   EXPECT_THAT(taken.status(), IsOk());
   ASSERT_EQ(taken->destroy.size(), 2u);
   EXPECT_EQ(taken->destroy[0], ExtentId(1));

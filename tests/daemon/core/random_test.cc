@@ -114,7 +114,7 @@ class Story {
   void Free() {
     if (open_.empty()) return;
     const SessionId id = AnyOpen();
-    const auto& leases = node_.core.session(id)->leases;
+    const auto leases = node_.core.ledger().LeasesOf(id);
     if (leases.empty()) return;
     const LeaseId lease =
         *std::next(leases.begin(), Pick(static_cast<int>(leases.size())));

@@ -183,7 +183,7 @@ TEST_F(ReplanBounds, AnExtentThatFailedIsRoomForALeaseThatWaits) {
   node.MakeNext(absl::InternalError("the device is out of it"));
   ASSERT_THAT(node.to_make, SizeIs(1));
   node.MakeNext();
-  EXPECT_EQ(node.core.session(b)->leases.size(), 1u);
+  EXPECT_EQ(node.core.ledger().LeasesOf(b).size(), 1u);
 }
 
 TEST_F(ReplanBounds, PartsThatNobodyIsToldOfAreNotKept) {

@@ -141,7 +141,7 @@ TEST_F(Replan, AFullNodeMakesRoomForACalibration) {
   Solve({{0.995, MiB(34)}});
   ASSERT_THAT(Changes(a), SizeIs(1));  // little, but it must
   TakeChange(a, &held, MiB(34));
-  EXPECT_EQ(node.core.session(b)->leases.size(), 1u);
+  EXPECT_EQ(node.core.ledger().LeasesOf(b).size(), 1u);
   EXPECT_THAT(Planning(), IsEmpty());
 }
 

@@ -266,22 +266,24 @@ TEST(Snapshot, UidZeroIsNoAdministratorOfARootDaemon) {
 TEST(Session, APrincipalIsForgottenWithItsLastSessionAndExtent) {
   CoreDriver node;
   for (uint32_t uid = 10; uid < 30; ++uid) node.Die(node.Connect(uid));
-  EXPECT_EQ(node.core.principals(), 0u);
+  EXPECT_EQ(node.core.ledger().principals(), 0u);
   const SessionId a = node.Attach("demo", 0, 1, /*uid=*/1);
   SLUICE_ASSERT_OK_AND_ASSIGN(const auto lease, node.Lease(a, Gpu(0), MiB(16)));
   node.Die(a);
-  EXPECT_EQ(node.core.principals(), 1u);  // its extents are kept for it
+  EXPECT_EQ(node.core.ledger().principals(),
+            1u);  // its extents are kept for it
   const SessionId b = node.Attach("demo", 0, 1, /*uid=*/2);
   SLUICE_ASSERT_OK_AND_ASSIGN(const auto other, node.Lease(b, Gpu(0), MiB(16)));
-  EXPECT_EQ(node.core.principals(), 1u);  // destroyed: b's alone is left
+  EXPECT_EQ(node.core.ledger().principals(),
+            1u);  // destroyed: b's alone is left
   // Gone while its first extent is being made, which then fails.
   node.make_at_once = false;
   const SessionId c = node.Attach("demo", 0, 1, /*uid=*/3);
   node.Ask(c, LeaseRequest{Gpu(1), MiB(4)});
   node.Die(c);
-  EXPECT_EQ(node.core.principals(), 2u);
+  EXPECT_EQ(node.core.ledger().principals(), 2u);
   node.MakeNext(absl::ResourceExhaustedError("no"));
-  EXPECT_EQ(node.core.principals(), 1u);
+  EXPECT_EQ(node.core.ledger().principals(), 1u);
 }
 
 // What a client says is added up for as long as the daemon lives.

@@ -3,16 +3,11 @@
 
 #include <algorithm>
 
-#include "daemon/core/core.h"
+#include "daemon/core/joint_planning.h"
 
 namespace sluice::daemon {
 
-std::string Core::NameFor(const JobKey& job, const Principal* viewer) {
-  return !viewer || job.principal == *viewer ? "job " + job.name
-                                             : "another user's job";
-}
-
-void Core::StartTogether(absl::Time now, Effects& effects) {
+void JointPlanning::StartTogether(absl::Time now, Effects& effects) {
   const bool due = replan_at_ <= now;
   if (rounds_.solving_together() || (joining_.empty() && !due)) return;
   replan_at_ = absl::InfiniteFuture();
@@ -40,9 +35,9 @@ void Core::StartTogether(absl::Time now, Effects& effects) {
              effects);
 }
 
-void Core::TogetherSolved(PlanRounds::Round round,
-                          std::shared_ptr<const plan::NodePlan> plan,
-                          absl::Time now, Effects& effects) {
+void JointPlanning::TogetherSolved(PlanRounds::Round round,
+                                   std::shared_ptr<const plan::NodePlan> plan,
+                                   absl::Time now, Effects& effects) {
   const std::set<JobKey> changed =
       WhoChanges(members_, positions_, resources_.hosts, round.jobs, *plan);
   // Of others' parts nobody is told.
@@ -79,9 +74,9 @@ void Core::TogetherSolved(PlanRounds::Round round,
   ReleaseHeld(now, effects);
 }
 
-void Core::ProposeChange(const JobKey& job,
-                         const std::shared_ptr<const plan::NodePlan>& plan,
-                         const std::string& why, absl::Time now) {
+void JointPlanning::ProposeChange(
+    const JobKey& job, const std::shared_ptr<const plan::NodePlan>& plan,
+    const std::string& why, absl::Time now) {
   Member& member = members_.at(job);
   std::map<Rank, plan::RankPlan> ranks = PlansOf(*plan);
   if (const auto held = held_.find(job); held != held_.end()) {
@@ -93,22 +88,23 @@ void Core::ProposeChange(const JobKey& job,
   PlanChange change;
   change.plan = plan->id;
   change.since = now;
-  change.late = member.change && member.change->late;
+  if (member.change) change.wait = member.change->wait;
   change.before = member.change ? std::move(member.change->before)
                                 : std::move(member.ranks);
-  for (const Session* session : RanksOf(job)) {
-    change.open.insert(session->hello.rank);
+  for (SessionId session : RanksOf(job)) {
+    change.open.insert(attached_.at(session).rank);
   }
-  Log(now, EventKind::kPlan,
+  journal_.Log(
+      now, EventKind::kPlan,
       fmt::format("job {}: plan {} for {} ranks at their next step, since {}",
                   job.name, plan->id.value(), ranks.size(), why),
       job.principal);
   member.ranks = std::move(ranks);
   member.change = std::move(change);
-  member.holds_planned_memory = false;
+  member.state = Member::State::kToChange;
 }
 
-void Core::AnnounceChanges(absl::Time now, Effects& effects) {
+void JointPlanning::AnnounceChanges(absl::Time now, Effects& effects) {
   // Who gives back first, then who gives back in sum but grows somewhere: two
   // of these may wait for each other, and are told together. Then who grows.
   for (const auto chosen : {+[](bool fits, bool) { return fits; },
@@ -116,7 +112,7 @@ void Core::AnnounceChanges(absl::Time now, Effects& effects) {
                             +[](bool, bool) { return true; }}) {
     std::vector<JobKey> next;
     for (const auto& [job, member] : members_) {
-      if (!member.change || member.change->told) continue;
+      if (member.state != Member::State::kToChange) continue;
       const bool fits = FitsNow(job);
       if (chosen(fits, Shrinks(member)) && (fits || !AwaitsTold(job))) {
         next.push_back(job);
@@ -127,28 +123,29 @@ void Core::AnnounceChanges(absl::Time now, Effects& effects) {
 }
 
 // Only who was told gives back, and answers by its deadline.
-bool Core::AwaitsTold(const JobKey& job) const {
+bool JointPlanning::AwaitsTold(const JobKey& job) const {
   return std::any_of(members_.begin(), members_.end(), [&](const auto& each) {
     const Member& other = each.second;
-    return each.first != job && other.change && other.change->told &&
-           (other.change->late || Shrinks(other));
+    return each.first != job && other.state == Member::State::kChanging &&
+           (other.change->wait == PlanChange::Wait::kInVain || Shrinks(other));
   });
 }
 
-void Core::AnnounceChange(const JobKey& job, absl::Time now, Effects& effects) {
+void JointPlanning::AnnounceChange(const JobKey& job, absl::Time now,
+                                   Effects& effects) {
   Member& member = members_.at(job);
-  member.change->told = true;
+  member.state = Member::State::kChanging;
   member.change->deadline = now + config_.change_wait;
-  ++stats_.plan_changes[ChangeOutcome::kSent];
-  for (const Session* session : RanksOf(job)) {
+  ++journal_.stats.plan_changes[ChangeOutcome::kSent];
+  for (SessionId session : RanksOf(job)) {
     effects.push_back(
-        SendNotice{session->id, PlanChangedNotice{member.change->plan}});
+        SendNotice{session, PlanChangedNotice{member.change->plan}});
   }
 }
 
-void Core::AdmitJoin(Asking asking,
-                     const std::shared_ptr<const plan::NodePlan>& plan,
-                     absl::Time now, Effects& effects) {
+void JointPlanning::AdmitJoin(Asking asking,
+                              const std::shared_ptr<const plan::NodePlan>& plan,
+                              absl::Time now, Effects& effects) {
   const JobKey job = asking.job;
   rounds_.Use(job, plan->id);
   LogPlan(job, *plan, now);
@@ -158,14 +155,15 @@ void Core::AdmitJoin(Asking asking,
   if (Shrinking().empty()) {
     if (!ShrinksLate()) return GivePlan(asking, plan->id, effects);
     members_.erase(job);
-    replan_when_changed_ = true;
+    owed_ = Owed::kRoundAfterChanges;
     return StartAlone(std::move(asking), now, effects);
   }
   std::string others;
   for (const JobKey& other : Shrinking()) {
     others += (others.empty() ? "" : ", ") + NameFor(other, &job.principal);
   }
-  Log(now, EventKind::kPlan,
+  journal_.Log(
+      now, EventKind::kPlan,
       fmt::format("job {}: plan {} waits for host memory of {}, at most {:g} s",
                   job.name, plan->id.value(), others,
                   absl::ToDoubleSeconds(config_.join_wait)),
@@ -173,21 +171,22 @@ void Core::AdmitJoin(Asking asking,
   held_[job] = {std::move(asking), plan->id, now, now + config_.join_wait};
 }
 
-bool Core::Shrinks(const Member& member) const {
+bool JointPlanning::Shrinks(const Member& member) const {
   return member.change &&
          HostPromised(member, member.ranks, std::nullopt) <
              HostPromised(member, member.change->before, std::nullopt);
 }
 
-std::vector<JobKey> Core::Shrinking() const {
+std::vector<JobKey> JointPlanning::Shrinking() const {
   std::vector<JobKey> shrinking;
   for (const auto& [job, member] : members_) {
-    if (Shrinks(member) && !member.change->late) shrinking.push_back(job);
+    if (Shrinks(member) && member.change->wait == PlanChange::Wait::kAwaited)
+      shrinking.push_back(job);
   }
   return shrinking;
 }
 
-bool Core::OthersShrink(const JobKey& job) const {
+bool JointPlanning::OthersShrink(const JobKey& job) const {
   const std::vector<JobKey> shrinking = Shrinking();
   return std::any_of(shrinking.begin(), shrinking.end(),
                      [&](const JobKey& other) {
@@ -195,50 +194,48 @@ bool Core::OthersShrink(const JobKey& job) const {
                      });
 }
 
-bool Core::Returning(const Principal& principal) const {
-  return std::any_of(sessions_.begin(), sessions_.end(), [&](const auto& each) {
-    return each.second.peer.principal == principal &&
-           each.second.quarantined_host > Bytes(0);
-  });
-}
-
-bool Core::ShrinksLate() const {
+bool JointPlanning::ShrinksLate() const {
   return std::any_of(members_.begin(), members_.end(), [](const auto& each) {
-    return each.second.change && each.second.change->late;
+    return each.second.change &&
+           each.second.change->wait == PlanChange::Wait::kInVain;
   });
 }
 
-void Core::MarkShrinkersLate() {
-  for (const JobKey& job : Shrinking()) members_.at(job).change->late = true;
-  replan_when_changed_ = true;
+void JointPlanning::MarkShrinkersLate() {
+  for (const JobKey& job : Shrinking())
+    members_.at(job).change->wait = PlanChange::Wait::kInVain;
+  owed_ = Owed::kRoundAfterChanges;
 }
 
-bool Core::FitsNow(const JobKey& job) const {
+bool JointPlanning::FitsNow(const JobKey& job) const {
   const Member& member = members_.at(job);
   const Principal& principal = job.principal;
   const auto short_of = [&](std::optional<uint64_t> numa) {
-    return HostPromised(member, member.ranks, numa) - HostHeld(job, numa);
+    return HostPromised(member, member.ranks, numa) -
+           ledger_.HostHeld(job, numa);
   };
   for (const HostConfig& host : config_.hosts) {
     const uint64_t node = host.numa.value();
-    const Pool& pool = pools_.at({PoolKind::kHost, node});
     const Bytes more = short_of(node);
-    if (more > Bytes(0) && more > pool.UsableBy(principals_.at(principal).id) -
-                                      HostGrowth(node, nullptr, {job})) {
+    if (more > Bytes(0) &&
+        more > ledger_.UsableBy({PoolKind::kHost, node}, principal) -
+                   HostGrowth(node, nullptr, {job})) {
       return false;
     }
   }
   const Bytes more = short_of(std::nullopt);
   if (more <= Bytes(0)) return true;
-  const Bytes left = budgets_.LeftOfPrincipal(principal, PoolKind::kHost);
-  return more <= budgets_.LeftOfJob(job, PoolKind::kHost) &&
+  const Bytes left =
+      ledger_.budgets().LeftOfPrincipal(principal, PoolKind::kHost);
+  return more <= ledger_.budgets().LeftOfJob(job, PoolKind::kHost) &&
          more <= left - HostGrowth(std::nullopt, &principal, {job});
 }
 
-void Core::ReleaseHeld(absl::Time now, Effects& effects) {
+void JointPlanning::ReleaseHeld(absl::Time now, Effects& effects) {
   std::vector<HeldJoin> free, late;
   std::erase_if(held_, [&](auto& entry) {
-    const bool comes = !Shrinking().empty() || Returning(entry.first.principal);
+    const bool comes =
+        !Shrinking().empty() || ledger_.IsReturning(entry.first.principal);
     const bool fits = FitsNow(entry.first);
     if (!fits && comes && now < entry.second.deadline) return false;
     // Where nothing comes, its plan's bytes are an upper bound.
@@ -253,7 +250,8 @@ void Core::ReleaseHeld(absl::Time now, Effects& effects) {
   }
   if (!late.empty()) MarkShrinkersLate();
   for (HeldJoin& join : late) {
-    Log(now, EventKind::kPlan,
+    journal_.Log(
+        now, EventKind::kPlan,
         fmt::format("job {}: no memory came back within {:g} s; planned with "
                     "what is free",
                     join.asking.job.name,
@@ -264,13 +262,10 @@ void Core::ReleaseHeld(absl::Time now, Effects& effects) {
   }
 }
 
-void Core::Handle(Session& session, RequestId request,
-                  const PlanTakenRequest& taken, absl::Time now,
-                  Effects& effects) {
-  Answer(session, request, NotedReply{}, effects);
-  if (!session.is_rank()) return;
-  const JobKey job = KeyOf(session);
-  const auto found = members_.find(job);
+void JointPlanning::PlanTaken(SessionId session, const PlanTakenRequest& taken,
+                              absl::Time now) {
+  const AttachedRank& rank = attached_.at(session);
+  const auto found = members_.find(rank.job);
   if (found == members_.end() || !found->second.change) return;
   Member& member = found->second;
   PlanChange& change = *member.change;
@@ -280,32 +275,30 @@ void Core::Handle(Session& session, RequestId request,
     if (taken.taken && !member.settled.empty()) change.before = member.settled;
     return;
   }
-  change.open.erase(session.hello.rank);
-  if (!taken.taken) change.refused.insert(session.hello.rank);
-  if (change.open.empty()) EndChange(job, member, taken.note, now);
+  change.open.erase(rank.rank);
+  if (!taken.taken) change.refused.insert(rank.rank);
+  if (change.open.empty()) EndChange(rank.job, member, taken.note, now);
 }
 
-Effects Core::ChangeNotSent(SessionId id, PlanId plan, absl::Time now) {
-  Effects effects;
-  const auto session = sessions_.find(id);
-  if (session == sessions_.end() || !session->second.is_rank()) return effects;
-  const JobKey job = KeyOf(session->second);
+void JointPlanning::ChangeNotSent(SessionId session, PlanId plan,
+                                  absl::Time now) {
+  const auto rank = attached_.find(session);
+  if (rank == attached_.end()) return;
+  const JobKey& job = rank->second.job;
   const auto member = members_.find(job);
   if (member == members_.end() || !member->second.change ||
       member->second.change->plan != plan) {
-    return effects;
+    return;
   }
   PlanChange& change = *member->second.change;
-  change.open.erase(session->second.hello.rank);
-  change.refused.insert(session->second.hello.rank);
+  change.open.erase(rank->second.rank);
+  change.refused.insert(rank->second.rank);
   if (change.open.empty()) {
     EndChange(job, member->second, "it could not be sent", now);
   }
-  Settle(now, effects);
-  return effects;
 }
 
-void Core::EndOverdueChanges(absl::Time now) {
+void JointPlanning::EndOverdueChanges(absl::Time now) {
   for (auto& [job, member] : members_) {
     if (!member.change || now < member.change->deadline) continue;
     member.change->refused.merge(member.change->open);
@@ -313,40 +306,41 @@ void Core::EndOverdueChanges(absl::Time now) {
   }
 }
 
-void Core::EndChange(const JobKey& job, Member& member, const std::string& note,
-                     absl::Time now) {
+void JointPlanning::EndChange(const JobKey& job, Member& member,
+                              const std::string& note, absl::Time now) {
   PlanChange& change = *member.change;
   const bool all = change.refused.empty();
-  ++stats_.plan_changes[all ? ChangeOutcome::kTaken : ChangeOutcome::kRefused];
-  Log(now, EventKind::kPlan,
-      fmt::format("job {}: plan {} {} after {:.1f} s: {}", job.name,
-                  change.plan.value(), all ? "taken" : "not taken",
-                  absl::ToDoubleSeconds(now - change.since), note),
-      job.principal);
+  ++journal_.stats
+        .plan_changes[all ? ChangeOutcome::kTaken : ChangeOutcome::kRefused];
+  journal_.Log(now, EventKind::kPlan,
+               fmt::format("job {}: plan {} {} after {:.1f} s: {}", job.name,
+                           change.plan.value(), all ? "taken" : "not taken",
+                           absl::ToDoubleSeconds(now - change.since), note),
+               job.principal);
   if (all) {
     rounds_.Use(job, change.plan);
     if (!member.settled.empty()) member.ranks = member.settled;
   } else {
     member.ranks = std::move(change.before);
-    replan_when_changed_ = false;  // asking again would be refused again
+    owed_ = Owed::kNothing;  // asking again would be refused again
   }
   member.change.reset();
-  member.holds_planned_memory = true;
+  member.state = Member::State::kTrains;
 }
 
-bool Core::WaitForLease(const Session& session, RequestId request,
-                        const LeaseRequest& asked, const Refusal& refusal,
-                        absl::Time now) {
+bool JointPlanning::WaitForLease(const WaitingLease& lease,
+                                 const Refusal& refusal) {
   if (!absl::IsResourceExhausted(refusal.why) ||
-      asked.pool.kind != PoolKind::kHost) {
+      lease.asked.pool.kind != PoolKind::kHost) {
     return false;
   }
-  const JobKey job = KeyOf(session);
-  if (!MayEverFit(job, asked)) return false;
-  // One a session: so they are few, and their sum is no larger than pools.
+  const AttachedRank& rank = attached_.at(lease.session);
+  const JobKey& job = rank.job;
+  if (!MayEverFit(job, lease.asked)) return false;
+  // One per session: so they are few, and their sum is no larger than pools.
   if (std::any_of(
           waiting_leases_.begin(), waiting_leases_.end(),
-          [&](const auto& each) { return each.session == session.id; })) {
+          [&](const auto& each) { return each.session == lease.session; })) {
     return false;
   }
   // What others free goes to their own principal only.
@@ -357,14 +351,13 @@ bool Core::WaitForLease(const Session& session, RequestId request,
       });
   const bool joins = !members_.contains(job);
   if (!could_shrink || (!joins && !OthersShrink(job))) return false;
-  waiting_leases_.push_back(
-      {session.id, request, asked, now,
-       now + std::min(config_.join_wait, config_.lease_wait)});
-  Log(now, EventKind::kPlan,
+  waiting_leases_.push_back(lease);
+  const absl::Time now = lease.since;
+  journal_.Log(
+      now, EventKind::kPlan,
       fmt::format("rank {} of job {} waits for {} of host memory that running "
                   "jobs may give back",
-                  session.hello.rank.value(), job.name,
-                  FormatBytes(asked.size)),
+                  rank.rank.value(), job.name, FormatBytes(lease.asked.size)),
       job.principal);
   if (joins) {
     PlanAgain(now + config_.leave_delay, "needs room to calibrate", job);
@@ -374,39 +367,41 @@ bool Core::WaitForLease(const Session& session, RequestId request,
 
 // Whether it would, once all other members of its principal had given back
 // everything.
-bool Core::MayEverFit(const JobKey& job, const LeaseRequest& asked) const {
-  const Bytes left = budgets_.LeftOfPrincipal(job.principal, PoolKind::kHost);
+bool JointPlanning::MayEverFit(const JobKey& job,
+                               const LeaseRequest& asked) const {
+  const Bytes left =
+      ledger_.budgets().LeftOfPrincipal(job.principal, PoolKind::kHost);
   Bytes here, anywhere;
   for (const auto& [other, member] : members_) {
     if (other == job || other.principal != job.principal) continue;
-    here += HostHeld(other, asked.pool.ordinal);
-    anywhere += HostHeld(other, std::nullopt);
+    here += ledger_.HostHeld(other, asked.pool.ordinal);
+    anywhere += ledger_.HostHeld(other, std::nullopt);
   }
-  const Pool& pool = pools_.at(asked.pool);
-  return asked.size <= pool.UsableBy(principals_.at(job.principal).id) + here &&
-         asked.size <= budgets_.LeftOfJob(job, PoolKind::kHost) &&
+  return asked.size <= ledger_.UsableBy(asked.pool, job.principal) + here &&
+         asked.size <= ledger_.budgets().LeftOfJob(job, PoolKind::kHost) &&
          (left >= Limits::kUnlimited || asked.size <= left + anywhere);
 }
 
-void Core::ReleaseLeases(absl::Time now, Effects& effects) {
+void JointPlanning::ReleaseLeases(
+    absl::Time now, absl::FunctionRef<Refusal(const WaitingLease&)> try_again,
+    absl::FunctionRef<void(const WaitingLease&, const Refusal&)> refuse) {
   const bool planned =
       rounds_.solving_together() || replan_at_ != absl::InfiniteFuture();
   bool late = false;
   std::erase_if(waiting_leases_, [&](const WaitingLease& lease) {
-    Session& session = sessions_.at(lease.session);
-    const Refusal refusal =
-        TakeLease(session, lease.request, lease.asked, now, effects);
+    const Refusal refusal = try_again(lease);
     if (refusal.why.ok()) return true;
-    const bool coming = planned || OthersShrink(KeyOf(session));
+    const bool coming =
+        planned || OthersShrink(attached_.at(lease.session).job);
     if (coming && now < lease.deadline) return false;
     late |= coming;
-    RefuseLease(session, lease.request, refusal, now, effects);
+    refuse(lease, refusal);
     return true;
   });
   if (late) MarkShrinkersLate();
 }
 
-void Core::LeaveTogether(const JobKey& job, absl::Time now) {
+void JointPlanning::LeaveTogether(const JobKey& job, absl::Time now) {
   members_.erase(job);
   held_.erase(job);
   std::erase_if(joining_, [&](const Asking& each) { return each.job == job; });
@@ -418,34 +413,29 @@ void Core::LeaveTogether(const JobKey& job, absl::Time now) {
   PlanAgain(now + config_.leave_delay, "a job left");
 }
 
-void Core::PlanAgain(absl::Time at, std::string why,
-                     std::optional<JobKey> whose) {
+void JointPlanning::PlanAgain(absl::Time at, std::string why,
+                              std::optional<JobKey> whose) {
   replan_at_ = std::min(replan_at_, at);
   replan_why_ = std::move(why);
   replan_for_ = std::move(whose);
 }
 
-std::string Core::WhyReplanned(const JobKey& to) const {
+std::string JointPlanning::WhyReplanned(const JobKey& to) const {
   return replan_for_ ? NameFor(*replan_for_, &to.principal) + " " + replan_why_
                      : replan_why_;
 }
 
-void Core::Settle(absl::Time now, Effects& effects) {
-  if (memory_came_back_ && !members_.empty()) {
-    PlanAgain(now + config_.leave_delay, "memory came back");
-  }
-  memory_came_back_ = false;
+void JointPlanning::Settle(absl::Time now, Effects& effects) {
   EndOverdueChanges(now);
   ReleaseHeld(now, effects);
   const bool changing =
       std::any_of(members_.begin(), members_.end(),
                   [](const auto& each) { return each.second.change; });
-  if (replan_when_changed_ && !changing) {
-    replan_when_changed_ = false;
+  if (owed_ == Owed::kRoundAfterChanges && !changing) {
+    owed_ = Owed::kNothing;
     PlanAgain(now, "memory came back");
   }
   StartTogether(now, effects);
-  ReleaseLeases(now, effects);
 }
 
 }  // namespace sluice::daemon

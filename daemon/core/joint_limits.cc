@@ -3,7 +3,7 @@
 
 #include <algorithm>
 
-#include "daemon/core/core.h"
+#include "daemon/core/joint_planning.h"
 
 namespace sluice::daemon {
 namespace {
@@ -42,13 +42,11 @@ std::optional<plan::LinkCapacity> CapacityOf(const LinkSpeed& link,
 
 }  // namespace
 
-plan::NodeResources Core::ResourcesFor(
+plan::NodeResources JointPlanning::ResourcesFor(
     const std::vector<Position>& positions) const {
   std::map<std::string, int> on_link;
-  for (const auto& [id, session] : sessions_) {
-    if (session.is_rank()) {
-      ++on_link[config_.gpus[session.hello.gpu.value()].link];
-    }
+  for (const auto& [id, rank] : attached_) {
+    ++on_link[config_.gpus[rank.gpu.value()].link];
   }
   plan::NodeResources resources;
   for (const LinkSpeed& link : config_.links) {
@@ -86,24 +84,9 @@ plan::NodeResources Core::ResourcesFor(
   return resources;
 }
 
-Bytes Core::HostHeld(const JobKey& job, std::optional<uint64_t> numa) const {
-  Bytes held;
-  for (const auto& [id, session] : sessions_) {
-    if (!session.is_rank() || KeyOf(session) != job) continue;
-    for (LeaseId lease_id : session.leases) {
-      const Lease& lease = leases_.at(lease_id);
-      if (lease.pool.kind == PoolKind::kHost &&
-          numa.value_or(lease.pool.ordinal) == lease.pool.ordinal) {
-        held += lease.size;
-      }
-    }
-  }
-  return held;
-}
-
-Bytes Core::HostPromised(const Member& member,
-                         const std::map<Rank, plan::RankPlan>& plans,
-                         std::optional<uint64_t> numa) const {
+Bytes JointPlanning::HostPromised(const Member& member,
+                                  const std::map<Rank, plan::RankPlan>& plans,
+                                  std::optional<uint64_t> numa) const {
   Bytes promised;
   for (const auto& [rank, plan] : plans) {
     const auto read = member.profiles.find(rank);
@@ -116,35 +99,39 @@ Bytes Core::HostPromised(const Member& member,
   return promised;
 }
 
-Bytes Core::HostGrowth(std::optional<uint64_t> numa, const Principal* of,
-                       const std::set<JobKey>& except) const {
+Bytes JointPlanning::HostGrowth(std::optional<uint64_t> numa,
+                                const Principal* of,
+                                const std::set<JobKey>& except) const {
   return MemberGrowth(numa, of, except) + LeaseGrowth(numa, of, except);
 }
 
-Bytes Core::MemberGrowth(std::optional<uint64_t> numa, const Principal* of,
-                         const std::set<JobKey>& except) const {
+Bytes JointPlanning::MemberGrowth(std::optional<uint64_t> numa,
+                                  const Principal* of,
+                                  const std::set<JobKey>& except) const {
   Bytes growth;
   for (const auto& [job, member] : members_) {
     // A plan's host bytes are an upper bound of what a rank leases.
-    if (member.holds_planned_memory || except.contains(job)) continue;
+    if (member.state == Member::State::kTrains || except.contains(job))
+      continue;
     if (of && job.principal != *of) continue;
-    growth +=
-        std::max(HostPromised(member, member.ranks, numa) - HostHeld(job, numa),
-                 Bytes(0));
+    growth += std::max(
+        HostPromised(member, member.ranks, numa) - ledger_.HostHeld(job, numa),
+        Bytes(0));
   }
   return growth;
 }
 
-Bytes Core::LeaseGrowth(std::optional<uint64_t> numa, const Principal* of,
-                        const std::set<JobKey>& except) const {
+Bytes JointPlanning::LeaseGrowth(std::optional<uint64_t> numa,
+                                 const Principal* of,
+                                 const std::set<JobKey>& except) const {
   Bytes growth;
   for (const WaitingLease& lease : waiting_leases_) {
-    const Session& session = sessions_.at(lease.session);
+    const JobKey& job = attached_.at(lease.session).job;
     // What a member's plan promised is in MemberGrowth.
-    const auto member = members_.find(KeyOf(session));
-    if ((member != members_.end() && !member->second.holds_planned_memory) ||
-        except.contains(KeyOf(session)) ||
-        (of && session.peer.principal != *of) ||
+    const auto member = members_.find(job);
+    if ((member != members_.end() &&
+         member->second.state != Member::State::kTrains) ||
+        except.contains(job) || (of && job.principal != *of) ||
         numa.value_or(lease.asked.pool.ordinal) != lease.asked.pool.ordinal) {
       continue;
     }
@@ -157,7 +144,7 @@ Bytes Core::LeaseGrowth(std::optional<uint64_t> numa, const Principal* of,
 // and what is free. A living process' memory goes to no other principal even
 // when it frees it, so each principal has a limit of its own beside that of
 // all, and makes room for its own leases only.
-std::vector<plan::HostLimit> Core::NumaLimits(
+std::vector<plan::HostLimit> JointPlanning::NumaLimits(
     const std::vector<Position>& positions,
     const std::set<JobKey>& jobs) const {
   std::map<Principal, std::set<JobKey>> principals;
@@ -179,15 +166,15 @@ std::vector<plan::HostLimit> Core::NumaLimits(
   };
   for (const HostConfig& host : config_.hosts) {
     const uint64_t node = host.numa.value();
-    const Pool& pool = pools_.at({PoolKind::kHost, node});
+    const PoolId pool{PoolKind::kHost, node};
     const bool settled = IsSettled(positions);
     const Bytes growth = settled ? Bytes(0) : MemberGrowth(node, nullptr, jobs);
-    const Bytes anyones = pool.UsableBy(PrincipalId());
+    const Bytes anyones = ledger_.UsableByAnyone(pool);
     Bytes all = anyones - growth;
     for (const auto& [principal, theirs] : principals) {
       Bytes held;
-      for (const JobKey& job : theirs) held += HostHeld(job, node);
-      const Bytes usable = pool.UsableBy(principals_.at(principal).id);
+      for (const JobKey& job : theirs) held += ledger_.HostHeld(job, node);
+      const Bytes usable = ledger_.UsableBy(pool, principal);
       const Bytes leases =
           settled ? Bytes(0) : LeaseGrowth(node, &principal, jobs);
       all += held + usable - anyones - leases;
@@ -201,17 +188,18 @@ std::vector<plan::HostLimit> Core::NumaLimits(
 }
 
 // Of a principal's budget, without what its other jobs will have.
-Bytes Core::LeftBeside(const Principal& principal,
-                       const std::vector<Position>& positions,
-                       const std::set<JobKey>& jobs) const {
-  const Bytes left = budgets_.LeftOfPrincipal(principal, PoolKind::kHost);
+Bytes JointPlanning::LeftBeside(const Principal& principal,
+                                const std::vector<Position>& positions,
+                                const std::set<JobKey>& jobs) const {
+  const Bytes left =
+      ledger_.budgets().LeftOfPrincipal(principal, PoolKind::kHost);
   if (left >= Limits::kUnlimited || IsSettled(positions)) return left;
   // Less than nothing, where those of the question must give some back.
   return left - HostGrowth(std::nullopt, &principal, jobs);
 }
 
 // And within budgets.
-std::vector<plan::HostLimit> Core::BudgetLimits(
+std::vector<plan::HostLimit> JointPlanning::BudgetLimits(
     const std::vector<Position>& positions,
     const std::set<JobKey>& jobs) const {
   std::vector<plan::HostLimit> limits;
@@ -219,7 +207,7 @@ std::vector<plan::HostLimit> Core::BudgetLimits(
     if (left >= Limits::kUnlimited) return;
     plan::HostLimit limit{std::move(name), left, {}};
     for (const JobKey& job : jobs) {
-      if (mine(job)) limit.bytes += HostHeld(job, std::nullopt);
+      if (mine(job)) limit.bytes += ledger_.HostHeld(job, std::nullopt);
     }
     limit.profiles =
         Where(positions, [&](const Position& each) { return mine(each.job); });
@@ -239,7 +227,7 @@ std::vector<plan::HostLimit> Core::BudgetLimits(
   }
   for (const JobKey& each : jobs) {
     add(fmt::format("host budget of job {}", each.name),
-        budgets_.LeftOfJob(each, PoolKind::kHost),
+        ledger_.budgets().LeftOfJob(each, PoolKind::kHost),
         [&](const JobKey& job) { return job == each; });
   }
   return limits;

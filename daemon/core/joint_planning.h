@@ -1,0 +1,237 @@
+// Planning of all jobs of the node together: who asks, who runs by which
+// fractions, whose plan or lease waits for memory that others give back, and
+// when those who run are planned again.
+//
+// Core tells it which ranks are attached and what they sent; it reads the
+// ledger for what is free, and says what is to be done as effects. README.md
+// has the rules; a job's states are drawn there and in replan.h (`Member`).
+//
+// Thread safety: none needed; one thread (see core.h).
+#pragma once
+
+#include <map>
+#include <memory>
+#include <optional>
+#include <set>
+#include <string>
+#include <vector>
+
+#include "absl/functional/function_ref.h"
+#include "absl/status/statusor.h"
+#include "absl/time/time.h"
+#include "daemon/core/effects.h"
+#include "daemon/core/journal.h"
+#include "daemon/core/ledger.h"
+#include "daemon/core/plans.h"
+#include "daemon/core/replan.h"
+#include "daemon/core/requests.h"
+#include "daemon/core/snapshot.h"
+#include "daemon/core/types.h"
+#include "daemon/core/unit_cache.h"
+#include "proto/plan/progress.h"
+#include "proto/plan/request.h"
+
+namespace sluice::daemon {
+
+// A rank as planning knows it.
+struct AttachedRank {
+  JobKey job;
+  Rank rank;
+  DeviceIndex gpu;
+  int local_ranks = 1;
+};
+
+// A host lease that others may make room for: what the calibration of a job
+// without a plan needs, or a member that grows. At most one per session.
+struct WaitingLease {
+  SessionId session;
+  RequestId request;
+  LeaseRequest asked;
+  absl::Time since, deadline;
+};
+
+class JointPlanning {
+ public:
+  // All three outlive it.
+  JointPlanning(const NodeConfig& config, const Ledger& ledger,
+                Journal& journal);
+
+  // --- ranks ---------------------------------------------------------------
+  void RankAttached(SessionId session, AttachedRank rank);
+  // Its profiles and waiting lease go; its peers' plans are given up; those
+  // who stay are planned again. Before this its leases have ended.
+  void RankLeft(SessionId session, absl::Time now, Effects& effects);
+  // It reported a step: it has what its plan says.
+  void StepReported(SessionId session);
+  // Memory of the dead is free.
+  void MemoryCameBack(absl::Time now);
+
+  // --- plans ---------------------------------------------------------------
+  // How many of the rank's peers have not submitted; 0: Ask next.
+  int Submit(SessionId session, ProfileWithHash profile);
+  void Ask(const JobKey& job, absl::Time now, Effects& effects);
+  void PlanSolved(PlanRoundId round, absl::StatusOr<plan::NodePlan> plan,
+                  std::vector<KeyedUnit> units, absl::Time now,
+                  Effects& effects);
+  void PlanTaken(SessionId session, const PlanTakenRequest& taken,
+                 absl::Time now);
+  // A PlanChangedNotice that did not leave: the rank counts as refusing it.
+  void ChangeNotSent(SessionId session, PlanId plan, absl::Time now);
+  void Progressed(PlanRoundId round, const plan::PlanProgress& progress) {
+    rounds_.Progressed(round, progress);
+  }
+  void UnitsRead(absl::StatusOr<std::vector<KeyedUnit>> units, absl::Time now);
+  std::vector<PlanRoundId> Overdue(absl::Time now) const {
+    return rounds_.Overdue(now);
+  }
+
+  // --- leases that wait ----------------------------------------------------
+  // True where running jobs may give back what the lease needs: it is
+  // answered later.
+  bool WaitForLease(const WaitingLease& lease, const Refusal& refusal);
+  // Tries each again, and refuses those for which nothing comes any more.
+  void ReleaseLeases(
+      absl::Time now, absl::FunctionRef<Refusal(const WaitingLease&)> try_again,
+      absl::FunctionRef<void(const WaitingLease&, const Refusal&)> refuse);
+
+  // After each event: what waited and need not any more.
+  void Settle(absl::Time now, Effects& effects);
+  absl::Time NextDeadline() const;
+  absl::Duration LeaseWait() const;
+
+  // --- reading -------------------------------------------------------------
+  PlanId CurrentPlan(const JobKey& job) const { return rounds_.current(job); }
+  // A plan its job's principal may see; null viewer: any.
+  std::shared_ptr<const plan::NodePlan> FindPlan(PlanId id,
+                                                 const Principal* viewer) const;
+  std::vector<PlanSnapshot> Plans(const Principal* viewer) const;
+  std::vector<PlanningSnapshot> Planning(const Principal* viewer,
+                                         absl::Time now) const;
+  void CheckInvariants() const;
+
+ private:
+  // A join whose plan is made, until members gave back what it needs.
+  struct HeldJoin {
+    Asking asking;
+    PlanId plan;
+    absl::Time since, deadline;
+  };
+  // Whether a round is due once no member changes any more: a join did not
+  // wait for memory that may still come.
+  enum class Owed { kNothing, kRoundAfterChanges };
+
+  // Ranks.
+  std::vector<SessionId> RanksOf(const JobKey& job) const;
+  void AbandonPlans(const AttachedRank& left, absl::Time now, Effects& effects);
+  // A rank of the job left.
+  void LeaveTogether(const JobKey& job, absl::Time now);
+  // A job as `viewer` may call it.
+  static std::string NameFor(const JobKey& job, const Principal* viewer);
+
+  // Rounds (joint_rounds.cc).
+  void PlanFor(Asking asking, absl::Time now, Effects& effects);
+  void StartAlone(Asking asking, absl::Time now, Effects& effects);
+  // Asks the worker, or answers from the cache.
+  void StartRound(PlanRounds::Round round, std::vector<Position> positions,
+                  plan::NodeResources resources, absl::Time now,
+                  Effects& effects);
+  void AloneSolved(PlanRounds::Round round,
+                   std::shared_ptr<const plan::NodePlan> plan, absl::Time now,
+                   Effects& effects);
+  void RoundFailed(PlanRounds::Round round, PlanOutcome outcome,
+                   const absl::Status& why, absl::Time now, Effects& effects);
+  void LogPlan(const JobKey& job, const plan::NodePlan& plan, absl::Time now);
+  UnitCache::Units KnownUnits(const std::vector<Asking>& asking);
+  void GivePlan(const Asking& asking, PlanId plan, Effects& effects) const;
+  void FailPlan(const JobKey& job, const std::vector<Rank>& ranks,
+                const PlanFailedNotice& notice, Effects& effects) const;
+
+  // Joins, and changes of running plans (joint_changes.cc).
+  void StartTogether(absl::Time now, Effects& effects);
+  void TogetherSolved(PlanRounds::Round round,
+                      std::shared_ptr<const plan::NodePlan> plan,
+                      absl::Time now, Effects& effects);
+  // A joining job's part; held back where it waits for memory.
+  void AdmitJoin(Asking asking,
+                 const std::shared_ptr<const plan::NodePlan>& plan,
+                 absl::Time now, Effects& effects);
+  void ProposeChange(const JobKey& job,
+                     const std::shared_ptr<const plan::NodePlan>& plan,
+                     const std::string& why, absl::Time now);
+  void ReleaseHeld(absl::Time now, Effects& effects);
+  // Tells members' ranks of their changes, where what these grow by is there
+  // or nobody who was told gives it back.
+  void AnnounceChanges(absl::Time now, Effects& effects);
+  void AnnounceChange(const JobKey& job, absl::Time now, Effects& effects);
+  bool AwaitsTold(const JobKey& job) const;
+  // All its ranks have answered: with `refused` empty it is taken.
+  void EndChange(const JobKey& job, Member& member, const std::string& note,
+                 absl::Time now);
+  void EndOverdueChanges(absl::Time now);
+  // Whether others of its principal could free what the lease needs.
+  bool MayEverFit(const JobKey& job, const LeaseRequest& asked) const;
+  // Later joins no longer wait for jobs that missed their deadline.
+  void MarkShrinkersLate();
+  bool ShrinksLate() const;
+  // Those who run are planned again at `at`; `why`: what `whose` does, or all
+  // of it.
+  void PlanAgain(absl::Time at, std::string why,
+                 std::optional<JobKey> whose = std::nullopt);
+  // As the ranks of `to` may read it.
+  std::string WhyReplanned(const JobKey& to) const;
+  // What `job`'s plan needs is free by now.
+  bool FitsNow(const JobKey& job) const;
+  // Members whose change gives host memory back.
+  std::vector<JobKey> Shrinking() const;
+  bool Shrinks(const Member& member) const;
+  // Of these, some that free it for `job`.
+  bool OthersShrink(const JobKey& job) const;
+
+  // What there is for a question (joint_limits.cc).
+  plan::NodeResources ResourcesFor(
+      const std::vector<Position>& positions) const;
+  std::vector<plan::HostLimit> NumaLimits(
+      const std::vector<Position>& positions,
+      const std::set<JobKey>& jobs) const;
+  Bytes LeftBeside(const Principal& principal,
+                   const std::vector<Position>& positions,
+                   const std::set<JobKey>& jobs) const;
+  std::vector<plan::HostLimit> BudgetLimits(
+      const std::vector<Position>& positions,
+      const std::set<JobKey>& jobs) const;
+  // What these plans of a member say they need.
+  Bytes HostPromised(const Member& member,
+                     const std::map<Rank, plan::RankPlan>& plans,
+                     std::optional<uint64_t> numa) const;
+  // What members will still lease and what leases wait for, of one principal
+  // or of all; those in `except` aside.
+  Bytes HostGrowth(std::optional<uint64_t> numa, const Principal* of,
+                   const std::set<JobKey>& except) const;
+  Bytes MemberGrowth(std::optional<uint64_t> numa, const Principal* of,
+                     const std::set<JobKey>& except) const;
+  Bytes LeaseGrowth(std::optional<uint64_t> numa, const Principal* of,
+                    const std::set<JobKey>& except) const;
+
+  const NodeConfig& config_;
+  const Ledger& ledger_;
+  Journal& journal_;
+  std::map<SessionId, AttachedRank> attached_;
+  PlanRounds rounds_;
+  // Those that ask, in their order; those that run by the planner's fractions;
+  // of these, those whose plan is held back.
+  std::vector<Asking> joining_;
+  std::map<JobKey, Member> members_;
+  std::map<JobKey, HeldJoin> held_;
+  std::vector<WaitingLease> waiting_leases_;
+  // Of the question that is being solved for all.
+  std::vector<Position> positions_;
+  plan::NodeResources resources_;
+  // When those who stay are planned again, and why.
+  absl::Time replan_at_ = absl::InfiniteFuture();
+  std::string replan_why_;
+  std::optional<JobKey> replan_for_;  // names a job not all may read of
+  Owed owed_ = Owed::kNothing;
+  UnitCache units_;
+};
+
+}  // namespace sluice::daemon

@@ -1,0 +1,26 @@
+// What the daemon tells people: its events and its counters. The parts of
+// policy write into one.
+//
+// Thread safety: none needed; one thread (see core.h).
+#pragma once
+
+#include <string>
+#include <utility>
+
+#include "absl/time/time.h"
+#include "daemon/core/event_log.h"
+#include "daemon/core/stats.h"
+
+namespace sluice::daemon {
+
+struct Journal {
+  EventLog log;
+  Stats stats;
+
+  void Log(absl::Time now, EventKind kind, std::string text,
+           const Principal& whose) {
+    log.Add(now, kind, std::move(text), whose);
+  }
+};
+
+}  // namespace sluice::daemon

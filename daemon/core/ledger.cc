@@ -1,0 +1,242 @@
+#include "daemon/core/ledger.h"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+
+#include "proto/base/status.h"
+
+namespace sluice::daemon {
+
+Ledger::Ledger(const NodeConfig& config)
+    : granularity_(config.granularity),
+      budgets_(config.principal_limits, config.job_limits,
+               config.named_job_limits) {
+  for (const GpuConfig& gpu : config.gpus) {
+    const PoolId id{PoolKind::kGpu, gpu.index.value()};
+    pools_.emplace(id, Pool(id, gpu.pool, config.extent));
+  }
+  for (const HostConfig& host : config.hosts) {
+    const PoolId id{PoolKind::kHost, host.numa.value()};
+    pools_.emplace(id, Pool(id, host.pool, config.extent));
+  }
+}
+
+PrincipalId Ledger::Intern(const Principal& principal) {
+  KnownPrincipal& known = principals_[principal];
+  if (known.id == PrincipalId()) known.id = PrincipalId(next_principal_++);
+  ++known.holders;
+  return known.id;
+}
+
+bool Ledger::HasExtents(PrincipalId principal) const {
+  return std::any_of(pools_.begin(), pools_.end(), [&](const auto& pool) {
+    return pool.second.Has(principal);
+  });
+}
+
+void Ledger::ForgetPrincipals() {
+  std::erase_if(principals_, [&](const auto& entry) {
+    return entry.second.holders == 0 && !HasExtents(entry.second.id);
+  });
+}
+
+void Ledger::EraseHolder(SessionId session) {
+  const auto found = holders_.find(session);
+  const bool last = --principals_.at(found->second.job.principal).holders == 0;
+  holders_.erase(found);
+  if (last) ForgetPrincipals();
+}
+
+void Ledger::Open(SessionId session, const JobKey& job) {
+  const bool is_new =
+      holders_
+          .emplace(session,
+                   Holder{.job = job, .principal = Intern(job.principal)})
+          .second;
+  SLUICE_CHECK(is_new);
+}
+
+std::vector<RequestId> Ledger::Close(SessionId session) {
+  Holder& holder = holders_.at(session);
+  SLUICE_CHECK(holder.state == Holder::State::kOpen);
+  holder.state = Holder::State::kClosed;
+  std::vector<RequestId> ended;
+  while (!holder.leases.empty()) ended.push_back(End(*holder.leases.begin()));
+  return ended;
+}
+
+void Ledger::Merge(SessionId from, SessionId to) {
+  SLUICE_CHECK(HoldsNothing(from));
+  for (auto& [id, pool] : pools_) pool.TransferHolds(from, to);
+  EraseHolder(from);
+}
+
+Bytes Ledger::Gone(SessionId session) {
+  const auto found = holders_.find(session);
+  if (found == holders_.end()) return Bytes(0);
+  const Holder& holder = found->second;
+  SLUICE_CHECK(holder.state == Holder::State::kClosed);
+  for (auto& [id, pool] : pools_) pool.HolderGone(session);
+  const Amounts back = holder.quarantined;
+  for (const PoolKind kind : {PoolKind::kGpu, PoolKind::kHost}) {
+    if (back.of(kind) > Bytes(0)) {
+      budgets_.Refund(holder.job, kind, back.of(kind));
+    }
+  }
+  EraseHolder(session);
+  return back.host;
+}
+
+absl::Status Ledger::Admit(const Holder& holder,
+                           const LeaseRequest& asked) const {
+  if (!FindPool(asked.pool)) {
+    size_t gpus = 0;
+    for (const auto& [id, pool] : pools_) gpus += id.kind == PoolKind::kGpu;
+    return absl::NotFoundError(
+        fmt::format("no {} here: this node has {} GPUs and {} NUMA nodes",
+                    Name(asked.pool), gpus, pools_.size() - gpus));
+  }
+  if (asked.size <= Bytes(0) ||
+      asked.size.count() % granularity_.count() != 0) {
+    return absl::InvalidArgumentError(fmt::format(
+        "a lease of {} bytes is not a positive multiple of the granularity, "
+        "{}",
+        asked.size.count(), FormatBytes(granularity_)));
+  }
+  return budgets_.Admit(holder.job, asked.pool.kind, asked.size);
+}
+
+Ledger::Asked Ledger::Lease(SessionId session, RequestId request,
+                            const LeaseRequest& asked, absl::Time now,
+                            Effects& effects) {
+  Holder& holder = holders_.at(session);
+  SLUICE_CHECK(holder.state == Holder::State::kOpen);
+  if (absl::Status admitted = Admit(holder, asked); !admitted.ok()) {
+    return {{std::move(admitted), RefusedBy::kBudget}, std::nullopt};
+  }
+  Pool& pool = pools_.at(asked.pool);
+  // A rank's HBM is a hard limit; host memory may be a little more.
+  const Bytes most = asked.pool.kind == PoolKind::kGpu
+                         ? asked.size
+                         : budgets_.Left(holder.job, asked.pool.kind);
+  auto taken =
+      pool.Take(holder.principal, asked.size, most, ExtentId(next_extent_));
+  if (!taken.ok()) {
+    return {{taken.status(), RefusedBy::kPool}, std::nullopt};
+  }
+  next_extent_ += taken->make.size();
+  const LeaseId id(next_lease_++);
+  LeaseEntry& lease = leases_[id];
+  lease.session = session;
+  lease.request = request;
+  lease.pool = asked.pool;
+  for (const Slice& slice : taken->slices) lease.size += slice.size;
+  lease.making = static_cast<int>(taken->make.size());
+  lease.slices = std::move(taken->slices);
+  lease.asked_at = now;
+  budgets_.Charge(holder.job, asked.pool.kind, lease.size);
+  for (ExtentId gone : taken->destroy) effects.push_back(DestroyExtent{gone});
+  if (!taken->destroy.empty()) ForgetPrincipals();
+  for (const Slice& slice : taken->make) {
+    making_[slice.id] = {asked.pool, id};
+    effects.push_back(MakeExtent{slice.id, asked.pool, slice.size});
+  }
+  counts_.destroyed += taken->destroy.size();
+  counts_.reused += lease.slices.size() - taken->make.size();
+  holder.leases.insert(id);
+  if (lease.making > 0) return {};
+  return {{}, Finish(id)};
+}
+
+Ledger::Decided Ledger::Finish(LeaseId id) {
+  LeaseEntry& lease = leases_.at(id);
+  SLUICE_CHECK(lease.making == 0);
+  Decided decided{id,         lease.session,  lease.request, lease.pool,
+                  lease.size, lease.asked_at, lease.slices,  lease.failure};
+  if (lease.state == LeaseEntry::State::kFailing) {
+    End(id);
+    return decided;
+  }
+  lease.state = LeaseEntry::State::kGranted;
+  Pool& pool = pools_.at(lease.pool);
+  for (const Slice& slice : lease.slices) {
+    pool.AddHolder(slice.id, lease.session);
+  }
+  return decided;
+}
+
+RequestId Ledger::End(LeaseId id) {
+  const auto found = leases_.find(id);
+  SLUICE_CHECK(found != leases_.end());
+  const LeaseEntry& lease = found->second;
+  Holder& holder = holders_.at(lease.session);
+  Pool& pool = pools_.at(lease.pool);
+  const bool hold = holder.state == Holder::State::kClosed &&
+                    lease.state == LeaseEntry::State::kGranted;
+  for (const Slice& slice : lease.slices) {
+    const auto making = making_.find(slice.id);
+    if (making != making_.end()) {
+      making->second.lease.reset();  // returned when it is made
+    } else if (hold) {
+      pool.Quarantine(slice.id, lease.session);
+    } else {
+      pool.Return(slice.id);
+    }
+  }
+  if (hold) {
+    holder.quarantined.of(lease.pool.kind) += lease.size;
+  } else {
+    budgets_.Refund(holder.job, lease.pool.kind, lease.size);
+  }
+  holder.leases.erase(id);
+  const RequestId request = lease.request;
+  leases_.erase(found);
+  return request;
+}
+
+Ledger::Making Ledger::TakeMaking(ExtentId id) {
+  const auto found = making_.find(id);
+  SLUICE_CHECK(found != making_.end());
+  const Making making = found->second;
+  making_.erase(found);
+  return making;
+}
+
+std::optional<Ledger::Decided> Ledger::ExtentMade(ExtentId id) {
+  const Making making = TakeMaking(id);
+  ++counts_.made;
+  Pool& pool = pools_.at(making.pool);
+  pool.Made(id);
+  if (!making.lease) {
+    pool.Return(id);
+    return std::nullopt;
+  }
+  if (--leases_.at(*making.lease).making > 0) return std::nullopt;
+  return Finish(*making.lease);
+}
+
+std::optional<Ledger::Decided> Ledger::ExtentFailed(ExtentId id,
+                                                    const absl::Status& why) {
+  const Making making = TakeMaking(id);
+  pools_.at(making.pool).Failed(id);
+  ForgetPrincipals();  // its principal may have gone meanwhile
+  if (!making.lease) return std::nullopt;
+  LeaseEntry& lease = leases_.at(*making.lease);
+  std::erase_if(lease.slices, [&](const Slice& s) { return s.id == id; });
+  if (lease.state == LeaseEntry::State::kMaking) lease.failure = why;
+  lease.state = LeaseEntry::State::kFailing;
+  if (--lease.making > 0) return std::nullopt;
+  return Finish(*making.lease);
+}
+
+std::optional<RequestId> Ledger::Free(SessionId session, LeaseId lease) {
+  const auto holder = holders_.find(session);
+  if (holder == holders_.end() || !holder->second.leases.contains(lease) ||
+      leases_.at(lease).state != LeaseEntry::State::kGranted) {
+    return std::nullopt;
+  }
+  return End(lease);
+}
+
+}  // namespace sluice::daemon

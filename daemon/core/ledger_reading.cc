@@ -1,0 +1,146 @@
+// What the ledger says, and whether it adds up.
+#include <algorithm>
+
+#include "daemon/core/ledger.h"
+#include "proto/base/status.h"
+
+namespace sluice::daemon {
+
+const Pool* Ledger::FindPool(PoolId id) const {
+  const auto found = pools_.find(id);
+  return found != pools_.end() ? &found->second : nullptr;
+}
+
+Bytes Ledger::UsableBy(PoolId pool, const Principal& principal) const {
+  const auto known = principals_.find(principal);
+  return pools_.at(pool).UsableBy(
+      known != principals_.end() ? known->second.id : PrincipalId());
+}
+
+Bytes Ledger::UsableByAnyone(PoolId pool) const {
+  return pools_.at(pool).UsableBy(PrincipalId());
+}
+
+Bytes Ledger::HostHeld(const JobKey& job, std::optional<uint64_t> numa) const {
+  Bytes held;
+  for (const auto& [id, lease] : leases_) {
+    if (lease.pool.kind == PoolKind::kHost &&
+        numa.value_or(lease.pool.ordinal) == lease.pool.ordinal &&
+        holders_.at(lease.session).job == job) {
+      held += lease.size;
+    }
+  }
+  return held;
+}
+
+Bytes Ledger::Leased(SessionId session, PoolKind kind) const {
+  Bytes leased;
+  for (LeaseId id : LeasesOf(session)) {
+    const LeaseEntry& lease = leases_.at(id);
+    if (lease.pool.kind == kind) leased += lease.size;
+  }
+  return leased;
+}
+
+std::set<LeaseId> Ledger::LeasesOf(SessionId session) const {
+  const auto holder = holders_.find(session);
+  return holder != holders_.end() ? holder->second.leases : std::set<LeaseId>();
+}
+
+bool Ledger::HoldsNothing(SessionId session) const {
+  const Holder& holder = holders_.at(session);
+  return holder.leases.empty() && holder.quarantined == Amounts();
+}
+
+bool Ledger::IsReturning(const Principal& principal) const {
+  return std::any_of(holders_.begin(), holders_.end(), [&](const auto& each) {
+    return each.second.job.principal == principal &&
+           each.second.quarantined.host > Bytes(0);
+  });
+}
+
+void Ledger::CheckInvariants() const {
+  for (const auto& [id, pool] : pools_) pool.CheckInvariants();
+  budgets_.CheckInvariants();
+  CheckLeases();
+  CheckHolders();
+  CheckCharges();
+  CheckPrincipals();
+}
+
+// What pools count as leased is the leases, and what is still being made for
+// leases that ended.
+void Ledger::CheckLeases() const {
+  std::map<PoolId, Bytes> by_pool;
+  int making = 0;
+  for (const auto& [id, lease] : leases_) {
+    Bytes sum;
+    for (const Slice& slice : lease.slices) sum += slice.size;
+    const bool failing = lease.state == LeaseEntry::State::kFailing;
+    SLUICE_CHECK(failing ? sum < lease.size : sum == lease.size);
+    SLUICE_CHECK(failing == !lease.failure.ok());
+    SLUICE_CHECK((lease.making == 0) ==
+                 (lease.state == LeaseEntry::State::kGranted));
+    SLUICE_CHECK(holders_.at(lease.session).leases.contains(id));
+    by_pool[lease.pool] += sum;
+    making += lease.making;
+  }
+  int orphans = 0;
+  for (const auto& [extent, wanted] : making_) {
+    SLUICE_CHECK(!wanted.lease || leases_.contains(*wanted.lease));
+    if (!wanted.lease) ++orphans;
+  }
+  SLUICE_CHECK(making + orphans == static_cast<int>(making_.size()));
+  for (const auto& [id, pool] : pools_) {
+    SLUICE_CHECK(orphans > 0 ? pool.leased() >= by_pool[id]
+                             : pool.leased() == by_pool[id]);
+  }
+}
+
+// A lease belongs to one holder; a closed one has only quarantined memory, an
+// open one none.
+void Ledger::CheckHolders() const {
+  size_t leases = 0;
+  for (const auto& [id, holder] : holders_) {
+    leases += holder.leases.size();
+    SLUICE_CHECK(holder.state == Holder::State::kClosed
+                     ? holder.leases.empty()
+                     : holder.quarantined == Amounts());
+  }
+  SLUICE_CHECK(leases == leases_.size());
+}
+
+void Ledger::CheckPrincipals() const {
+  std::map<Principal, int> holders;
+  for (const auto& [id, holder] : holders_) ++holders[holder.job.principal];
+  for (const auto& [principal, known] : principals_) {
+    SLUICE_CHECK(known.holders == holders[principal]);
+    SLUICE_CHECK(known.holders > 0 || HasExtents(known.id));
+  }
+}
+
+// What pools hold in quarantine is charged to holders; budgets charge what is
+// leased or in quarantine.
+void Ledger::CheckCharges() const {
+  Amounts leased, quarantined, owed, charged;
+  for (const auto& [id, lease] : leases_) {
+    leased.of(lease.pool.kind) += lease.size;
+  }
+  for (const auto& [id, pool] : pools_) {
+    quarantined.of(id.kind) += pool.quarantined();
+  }
+  for (const auto& [id, holder] : holders_) {
+    owed.gpu += holder.quarantined.gpu;
+    owed.host += holder.quarantined.host;
+  }
+  for (const BudgetLine& line : budgets_.Lines()) {
+    if (!line.job.empty()) continue;
+    charged.gpu += line.gpu_used;
+    charged.host += line.host_used;
+  }
+  SLUICE_CHECK(owed == quarantined);
+  SLUICE_CHECK(charged.gpu == leased.gpu + quarantined.gpu &&
+               charged.host == leased.host + quarantined.host);
+}
+
+}  // namespace sluice::daemon
