@@ -200,6 +200,12 @@ std::vector<LimitLine> Budgets::SetLimits() const {
   return lines;
 }
 
+void Budgets::Load(const Saved& saved) {
+  named_jobs_ = saved.named_jobs;
+  uids_ = saved.uids;
+  principals_ = saved.principals;
+}
+
 void Budgets::CheckInvariants() const {
   std::map<Principal, Amounts> sums;
   for (const auto& [key, used] : used_by_job_) {

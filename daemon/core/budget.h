@@ -33,6 +33,7 @@ struct SetBy {
   bool live = false;
   std::string who;  // as the caller said it; empty: it did not
   absl::Time at;    // monotonic; live only
+  bool operator==(const SetBy&) const = default;
 };
 
 // A limit that is set, whether or not somebody uses it. Neither uid nor job:
@@ -61,6 +62,19 @@ struct BudgetLine {
 
 class Budgets {
  public:
+  struct Given {
+    Limits limits;
+    SetBy by;
+    bool operator==(const Given&) const = default;
+  };
+  // Limits that are set, beside the defaults. What is used is the ledger's.
+  struct Saved {
+    std::map<std::string, Given> named_jobs;
+    std::map<uint32_t, Given> uids;
+    std::map<Principal, Given> principals;
+    bool operator==(const Saved&) const = default;
+  };
+
   Budgets(Limits principal_default, Limits job_default,
           std::map<std::string, Limits> named_jobs);
 
@@ -85,14 +99,12 @@ class Budgets {
   // Every limit that is set, used or not.
   std::vector<LimitLine> SetLimits() const;
 
+  Saved Save() const { return {named_jobs_, uids_, principals_}; }
+  void Load(const Saved& saved);
+
   void CheckInvariants() const;
 
  private:
-  struct Given {
-    Limits limits;
-    SetBy by;
-  };
-
   // The target to raise so that `principal` may have more.
   std::string FlagsOf(const Principal& principal) const;
   Limits PrincipalLimits(const Principal& principal) const;

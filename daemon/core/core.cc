@@ -147,6 +147,17 @@ Snapshot Core::TakeSnapshot(const Principal* viewer, absl::Time now) const {
   return snapshot;
 }
 
+void Core::Load(CoreState saved) {
+  SLUICE_CHECK(sessions_.empty());
+  ledger_.Load(saved.ledger);
+  joint_.Load(std::move(saved.joint));
+  sessions_ = std::move(saved.sessions);
+  for (const auto& [id, session] : sessions_) {
+    if (session.is_rank()) slots_[session.grant_slot] = true;
+    if (session.grant_slot >= 0) journal_.stats.jobs.try_emplace(session.job());
+  }
+}
+
 void Core::CheckInvariants() const {
   ledger_.CheckInvariants();
   joint_.CheckInvariants();

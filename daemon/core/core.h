@@ -33,6 +33,7 @@
 #include "daemon/core/requests.h"
 #include "daemon/core/session.h"
 #include "daemon/core/snapshot.h"
+#include "daemon/core/state.h"
 #include "daemon/core/types.h"
 #include "proto/plan/progress.h"
 #include "proto/plan/request.h"
@@ -111,6 +112,11 @@ class Core {
   const EventLog& log() const { return journal_.log; }
   const Ledger& ledger() const { return ledger_; }
   const Session* session(SessionId id) const;
+
+  // Everything but the journal and the units (state.h).
+  CoreState Save() const { return {ledger_.Save(), joint_.Save(), sessions_}; }
+  // Into a Core of the same node that no session has reached.
+  void Load(CoreState saved);
 
   // Ends the process with a message when bookkeeping contradicts itself.
   void CheckInvariants() const;

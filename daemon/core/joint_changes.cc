@@ -8,9 +8,9 @@
 namespace sluice::daemon {
 
 void JointPlanning::StartTogether(absl::Time now, Effects& effects) {
-  const bool due = replan_at_ <= now;
+  const bool due = next_.at <= now;
   if (rounds_.solving_together() || (joining_.empty() && !due)) return;
-  replan_at_ = absl::InfiniteFuture();
+  next_.at = absl::InfiniteFuture();
   PlanRounds::Round round;
   round.together = true;
   round.asking = std::exchange(joining_, {});
@@ -155,7 +155,7 @@ void JointPlanning::AdmitJoin(Asking asking,
   if (Shrinking().empty()) {
     if (!ShrinksLate()) return GivePlan(asking, plan->id, effects);
     members_.erase(job);
-    owed_ = Owed::kRoundAfterChanges;
+    next_.owed = NextRound::Owed::kRoundAfterChanges;
     return StartAlone(std::move(asking), now, effects);
   }
   std::string others;
@@ -204,7 +204,7 @@ bool JointPlanning::ShrinksLate() const {
 void JointPlanning::MarkShrinkersLate() {
   for (const JobKey& job : Shrinking())
     members_.at(job).change->wait = PlanChange::Wait::kInVain;
-  owed_ = Owed::kRoundAfterChanges;
+  next_.owed = NextRound::Owed::kRoundAfterChanges;
 }
 
 bool JointPlanning::FitsNow(const JobKey& job) const {
@@ -322,7 +322,8 @@ void JointPlanning::EndChange(const JobKey& job, Member& member,
     if (!member.settled.empty()) member.ranks = member.settled;
   } else {
     member.ranks = std::move(change.before);
-    owed_ = Owed::kNothing;  // asking again would be refused again
+    next_.owed =
+        NextRound::Owed::kNothing;  // asking again would be refused again
   }
   member.change.reset();
   member.state = Member::State::kTrains;
@@ -386,7 +387,7 @@ void JointPlanning::ReleaseLeases(
     absl::Time now, absl::FunctionRef<Refusal(const WaitingLease&)> try_again,
     absl::FunctionRef<void(const WaitingLease&, const Refusal&)> refuse) {
   const bool planned =
-      rounds_.solving_together() || replan_at_ != absl::InfiniteFuture();
+      rounds_.solving_together() || next_.at != absl::InfiniteFuture();
   bool late = false;
   std::erase_if(waiting_leases_, [&](const WaitingLease& lease) {
     const Refusal refusal = try_again(lease);
@@ -406,7 +407,7 @@ void JointPlanning::LeaveTogether(const JobKey& job, absl::Time now) {
   held_.erase(job);
   std::erase_if(joining_, [&](const Asking& each) { return each.job == job; });
   if (members_.empty()) {
-    replan_at_ = absl::InfiniteFuture();
+    next_.at = absl::InfiniteFuture();
     return;
   }
   // Also one without a plan of its own had its part of links and memory.
@@ -415,14 +416,14 @@ void JointPlanning::LeaveTogether(const JobKey& job, absl::Time now) {
 
 void JointPlanning::PlanAgain(absl::Time at, std::string why,
                               std::optional<JobKey> whose) {
-  replan_at_ = std::min(replan_at_, at);
-  replan_why_ = std::move(why);
-  replan_for_ = std::move(whose);
+  next_.at = std::min(next_.at, at);
+  next_.why = std::move(why);
+  next_.whose = std::move(whose);
 }
 
 std::string JointPlanning::WhyReplanned(const JobKey& to) const {
-  return replan_for_ ? NameFor(*replan_for_, &to.principal) + " " + replan_why_
-                     : replan_why_;
+  return next_.whose ? NameFor(*next_.whose, &to.principal) + " " + next_.why
+                     : next_.why;
 }
 
 void JointPlanning::Settle(absl::Time now, Effects& effects) {
@@ -431,8 +432,8 @@ void JointPlanning::Settle(absl::Time now, Effects& effects) {
   const bool changing =
       std::any_of(members_.begin(), members_.end(),
                   [](const auto& each) { return each.second.change; });
-  if (owed_ == Owed::kRoundAfterChanges && !changing) {
-    owed_ = Owed::kNothing;
+  if (next_.owed == NextRound::Owed::kRoundAfterChanges && !changing) {
+    next_.owed = NextRound::Owed::kNothing;
     PlanAgain(now, "memory came back");
   }
   StartTogether(now, effects);

@@ -86,7 +86,7 @@ void JointPlanning::MemoryCameBack(absl::Time now) {
 absl::Time JointPlanning::NextDeadline() const {
   absl::Time next = rounds_.NextDeadline();
   // While a question is being solved for all, its answer starts the next.
-  if (!rounds_.solving_together()) next = std::min(next, replan_at_);
+  if (!rounds_.solving_together()) next = std::min(next, next_.at);
   for (const auto& [job, held] : held_) next = std::min(next, held.deadline);
   for (const WaitingLease& lease : waiting_leases_) {
     next = std::min(next, lease.deadline);
@@ -177,6 +177,24 @@ std::vector<PlanningSnapshot> JointPlanning::Planning(const Principal* viewer,
     to->plan = member.change->plan;
   }
   return all;
+}
+
+JointPlanningState JointPlanning::Save() const {
+  return {attached_,       rounds_.Save(), joining_,   members_, held_,
+          waiting_leases_, positions_,     resources_, next_};
+}
+
+void JointPlanning::Load(JointPlanningState saved) {
+  SLUICE_CHECK(attached_.empty());
+  attached_ = std::move(saved.attached);
+  rounds_.Load(std::move(saved.rounds));
+  joining_ = std::move(saved.joining);
+  members_ = std::move(saved.members);
+  held_ = std::move(saved.held);
+  waiting_leases_ = std::move(saved.waiting_leases);
+  positions_ = std::move(saved.positions);
+  resources_ = std::move(saved.resources);
+  next_ = std::move(saved.next);
 }
 
 // Who is planned with, waits or asks is attached.

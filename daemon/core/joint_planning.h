@@ -26,29 +26,13 @@
 #include "daemon/core/replan.h"
 #include "daemon/core/requests.h"
 #include "daemon/core/snapshot.h"
+#include "daemon/core/state.h"
 #include "daemon/core/types.h"
 #include "daemon/core/unit_cache.h"
 #include "proto/plan/progress.h"
 #include "proto/plan/request.h"
 
 namespace sluice::daemon {
-
-// A rank as planning knows it.
-struct AttachedRank {
-  JobKey job;
-  Rank rank;
-  DeviceIndex gpu;
-  int local_ranks = 1;
-};
-
-// A host lease that others may make room for: what the calibration of a job
-// without a plan needs, or a member that grows. At most one per session.
-struct WaitingLease {
-  SessionId session;
-  RequestId request;
-  LeaseRequest asked;
-  absl::Time since, deadline;
-};
 
 class JointPlanning {
  public:
@@ -107,19 +91,14 @@ class JointPlanning {
   std::vector<PlanSnapshot> Plans(const Principal* viewer) const;
   std::vector<PlanningSnapshot> Planning(const Principal* viewer,
                                          absl::Time now) const;
+  // But for the units.
+  JointPlanningState Save() const;
+  // Into one that knows of nobody.
+  void Load(JointPlanningState saved);
+
   void CheckInvariants() const;
 
  private:
-  // A join whose plan is made, until members gave back what it needs.
-  struct HeldJoin {
-    Asking asking;
-    PlanId plan;
-    absl::Time since, deadline;
-  };
-  // Whether a round is due once no member changes any more: a join did not
-  // wait for memory that may still come.
-  enum class Owed { kNothing, kRoundAfterChanges };
-
   // Ranks.
   std::vector<SessionId> RanksOf(const JobKey& job) const;
   void AbandonPlans(const AttachedRank& left, absl::Time now, Effects& effects);
@@ -226,11 +205,7 @@ class JointPlanning {
   // Of the question that is being solved for all.
   std::vector<Position> positions_;
   plan::NodeResources resources_;
-  // When those who stay are planned again, and why.
-  absl::Time replan_at_ = absl::InfiniteFuture();
-  std::string replan_why_;
-  std::optional<JobKey> replan_for_;  // names a job not all may read of
-  Owed owed_ = Owed::kNothing;
+  NextRound next_;
   UnitCache units_;
 };
 

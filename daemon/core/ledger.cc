@@ -52,15 +52,15 @@ void Ledger::Open(SessionId session, const JobKey& job) {
   const bool is_new =
       holders_
           .emplace(session,
-                   Holder{.job = job, .principal = Intern(job.principal)})
+                   HolderState{.job = job, .principal = Intern(job.principal)})
           .second;
   SLUICE_CHECK(is_new);
 }
 
 std::vector<RequestId> Ledger::Close(SessionId session) {
-  Holder& holder = holders_.at(session);
-  SLUICE_CHECK(holder.state == Holder::State::kOpen);
-  holder.state = Holder::State::kClosed;
+  HolderState& holder = holders_.at(session);
+  SLUICE_CHECK(holder.state == HolderState::State::kOpen);
+  holder.state = HolderState::State::kClosed;
   std::vector<RequestId> ended;
   while (!holder.leases.empty()) ended.push_back(End(*holder.leases.begin()));
   return ended;
@@ -75,8 +75,8 @@ void Ledger::Merge(SessionId from, SessionId to) {
 Bytes Ledger::Gone(SessionId session) {
   const auto found = holders_.find(session);
   if (found == holders_.end()) return Bytes(0);
-  const Holder& holder = found->second;
-  SLUICE_CHECK(holder.state == Holder::State::kClosed);
+  const HolderState& holder = found->second;
+  SLUICE_CHECK(holder.state == HolderState::State::kClosed);
   for (auto& [id, pool] : pools_) pool.HolderGone(session);
   const Amounts back = holder.quarantined;
   for (const PoolKind kind : {PoolKind::kGpu, PoolKind::kHost}) {
@@ -88,7 +88,7 @@ Bytes Ledger::Gone(SessionId session) {
   return back.host;
 }
 
-absl::Status Ledger::Admit(const Holder& holder,
+absl::Status Ledger::Admit(const HolderState& holder,
                            const LeaseRequest& asked) const {
   if (!FindPool(asked.pool)) {
     size_t gpus = 0;
@@ -110,8 +110,8 @@ absl::Status Ledger::Admit(const Holder& holder,
 Ledger::Asked Ledger::Lease(SessionId session, RequestId request,
                             const LeaseRequest& asked, absl::Time now,
                             Effects& effects) {
-  Holder& holder = holders_.at(session);
-  SLUICE_CHECK(holder.state == Holder::State::kOpen);
+  HolderState& holder = holders_.at(session);
+  SLUICE_CHECK(holder.state == HolderState::State::kOpen);
   if (absl::Status admitted = Admit(holder, asked); !admitted.ok()) {
     return {{std::move(admitted), RefusedBy::kBudget}, std::nullopt};
   }
@@ -127,7 +127,7 @@ Ledger::Asked Ledger::Lease(SessionId session, RequestId request,
   }
   next_extent_ += taken->make.size();
   const LeaseId id(next_lease_++);
-  LeaseEntry& lease = leases_[id];
+  LeaseState& lease = leases_[id];
   lease.session = session;
   lease.request = request;
   lease.pool = asked.pool;
@@ -150,15 +150,15 @@ Ledger::Asked Ledger::Lease(SessionId session, RequestId request,
 }
 
 Ledger::Decided Ledger::Finish(LeaseId id) {
-  LeaseEntry& lease = leases_.at(id);
+  LeaseState& lease = leases_.at(id);
   SLUICE_CHECK(lease.making == 0);
   Decided decided{id,         lease.session,  lease.request, lease.pool,
                   lease.size, lease.asked_at, lease.slices,  lease.failure};
-  if (lease.state == LeaseEntry::State::kFailing) {
+  if (lease.state == LeaseState::State::kFailing) {
     End(id);
     return decided;
   }
-  lease.state = LeaseEntry::State::kGranted;
+  lease.state = LeaseState::State::kGranted;
   Pool& pool = pools_.at(lease.pool);
   for (const Slice& slice : lease.slices) {
     pool.AddHolder(slice.id, lease.session);
@@ -169,11 +169,11 @@ Ledger::Decided Ledger::Finish(LeaseId id) {
 RequestId Ledger::End(LeaseId id) {
   const auto found = leases_.find(id);
   SLUICE_CHECK(found != leases_.end());
-  const LeaseEntry& lease = found->second;
-  Holder& holder = holders_.at(lease.session);
+  const LeaseState& lease = found->second;
+  HolderState& holder = holders_.at(lease.session);
   Pool& pool = pools_.at(lease.pool);
-  const bool hold = holder.state == Holder::State::kClosed &&
-                    lease.state == LeaseEntry::State::kGranted;
+  const bool hold = holder.state == HolderState::State::kClosed &&
+                    lease.state == LeaseState::State::kGranted;
   for (const Slice& slice : lease.slices) {
     const auto making = making_.find(slice.id);
     if (making != making_.end()) {
@@ -195,16 +195,16 @@ RequestId Ledger::End(LeaseId id) {
   return request;
 }
 
-Ledger::Making Ledger::TakeMaking(ExtentId id) {
+MakingState Ledger::TakeMaking(ExtentId id) {
   const auto found = making_.find(id);
   SLUICE_CHECK(found != making_.end());
-  const Making making = found->second;
+  const MakingState making = found->second;
   making_.erase(found);
   return making;
 }
 
 std::optional<Ledger::Decided> Ledger::ExtentMade(ExtentId id) {
-  const Making making = TakeMaking(id);
+  const MakingState making = TakeMaking(id);
   ++counts_.made;
   Pool& pool = pools_.at(making.pool);
   pool.Made(id);
@@ -218,14 +218,14 @@ std::optional<Ledger::Decided> Ledger::ExtentMade(ExtentId id) {
 
 std::optional<Ledger::Decided> Ledger::ExtentFailed(ExtentId id,
                                                     const absl::Status& why) {
-  const Making making = TakeMaking(id);
+  const MakingState making = TakeMaking(id);
   pools_.at(making.pool).Failed(id);
   ForgetPrincipals();  // its principal may have gone meanwhile
   if (!making.lease) return std::nullopt;
-  LeaseEntry& lease = leases_.at(*making.lease);
+  LeaseState& lease = leases_.at(*making.lease);
   std::erase_if(lease.slices, [&](const Slice& s) { return s.id == id; });
-  if (lease.state == LeaseEntry::State::kMaking) lease.failure = why;
-  lease.state = LeaseEntry::State::kFailing;
+  if (lease.state == LeaseState::State::kMaking) lease.failure = why;
+  lease.state = LeaseState::State::kFailing;
   if (--lease.making > 0) return std::nullopt;
   return Finish(*making.lease);
 }
@@ -233,7 +233,7 @@ std::optional<Ledger::Decided> Ledger::ExtentFailed(ExtentId id,
 std::optional<RequestId> Ledger::Free(SessionId session, LeaseId lease) {
   const auto holder = holders_.find(session);
   if (holder == holders_.end() || !holder->second.leases.contains(lease) ||
-      leases_.at(lease).state != LeaseEntry::State::kGranted) {
+      leases_.at(lease).state != LeaseState::State::kGranted) {
     return std::nullopt;
   }
   return End(lease);

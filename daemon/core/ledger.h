@@ -31,6 +31,7 @@
 #include "daemon/core/effects.h"
 #include "daemon/core/pool.h"
 #include "daemon/core/requests.h"
+#include "daemon/core/state.h"
 #include "daemon/core/stats.h"
 #include "daemon/core/types.h"
 
@@ -106,42 +107,20 @@ class Ledger {
   size_t principals() const { return principals_.size(); }
   const ExtentCounts& extent_counts() const { return counts_; }
 
+  LedgerState Save() const;
+  // Into a ledger that holds nothing, of the same node.
+  void Load(const LedgerState& saved);
+
   void CheckInvariants() const;
 
  private:
-  struct LeaseEntry {
-    enum class State { kMaking, kFailing, kGranted };
-    State state = State::kMaking;
-    SessionId session;
-    RequestId request;
-    PoolId pool;
-    Bytes size;
-    std::vector<Slice> slices;
-    int making = 0;        // extents still asked of the device
-    absl::Status failure;  // of the first extent that could not be made
-    absl::Time asked_at;
-  };
-  struct Holder {
-    enum class State { kOpen, kClosed };
-    State state = State::kOpen;
-    JobKey job;
-    PrincipalId principal;
-    std::set<LeaseId> leases;
-    Amounts quarantined;  // charged to its job until the process is gone
-  };
-  // An extent asked of the device, and who waits for it; nullopt: the lease
-  // ended meanwhile.
-  struct Making {
-    PoolId pool;
-    std::optional<LeaseId> lease;
-  };
-
-  absl::Status Admit(const Holder& holder, const LeaseRequest& asked) const;
+  absl::Status Admit(const HolderState& holder,
+                     const LeaseRequest& asked) const;
   Decided Finish(LeaseId id);
   // Gives the slices back: to quarantine where the holder is closed and they
   // were granted, else to the pool. Erases the lease.
   RequestId End(LeaseId id);
-  Making TakeMaking(ExtentId id);
+  MakingState TakeMaking(ExtentId id);
   PrincipalId Intern(const Principal& principal);
   // Forgets those of whom there is neither a holder nor an extent.
   void ForgetPrincipals();
@@ -155,9 +134,9 @@ class Ledger {
   const Bytes granularity_;
   std::map<PoolId, Pool> pools_;
   Budgets budgets_;
-  std::map<LeaseId, LeaseEntry> leases_;
-  std::map<ExtentId, Making> making_;
-  std::map<SessionId, Holder> holders_;
+  std::map<LeaseId, LeaseState> leases_;
+  std::map<ExtentId, MakingState> making_;
+  std::map<SessionId, HolderState> holders_;
   struct KnownPrincipal {
     PrincipalId id;
     int holders = 0;

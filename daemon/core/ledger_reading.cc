@@ -36,7 +36,7 @@ Bytes Ledger::HostHeld(const JobKey& job, std::optional<uint64_t> numa) const {
 Bytes Ledger::Leased(SessionId session, PoolKind kind) const {
   Bytes leased;
   for (LeaseId id : LeasesOf(session)) {
-    const LeaseEntry& lease = leases_.at(id);
+    const LeaseState& lease = leases_.at(id);
     if (lease.pool.kind == kind) leased += lease.size;
   }
   return leased;
@@ -48,7 +48,7 @@ std::set<LeaseId> Ledger::LeasesOf(SessionId session) const {
 }
 
 bool Ledger::HoldsNothing(SessionId session) const {
-  const Holder& holder = holders_.at(session);
+  const HolderState& holder = holders_.at(session);
   return holder.leases.empty() && holder.quarantined == Amounts();
 }
 
@@ -57,6 +57,48 @@ bool Ledger::IsReturning(const Principal& principal) const {
     return each.second.job.principal == principal &&
            each.second.quarantined.host > Bytes(0);
   });
+}
+
+LedgerState Ledger::Save() const {
+  LedgerState saved;
+  for (const auto& [id, pool] : pools_) saved.pools[id] = pool.Save();
+  saved.budgets = budgets_.Save();
+  saved.leases = leases_;
+  saved.making = making_;
+  saved.holders = holders_;
+  for (const auto& [principal, known] : principals_) {
+    saved.principals[principal] = known.id;
+  }
+  saved.next_extent = next_extent_;
+  saved.next_lease = next_lease_;
+  saved.next_principal = next_principal_;
+  return saved;
+}
+
+void Ledger::Load(const LedgerState& saved) {
+  SLUICE_CHECK(holders_.empty() && making_.empty() && principals_.empty());
+  for (auto& [id, pool] : pools_) pool.Load(saved.pools.at(id));
+  budgets_.Load(saved.budgets);
+  leases_ = saved.leases;
+  making_ = saved.making;
+  holders_ = saved.holders;
+  for (const auto& [principal, id] : saved.principals) {
+    principals_[principal].id = id;
+  }
+  for (const auto& [id, holder] : holders_) {
+    ++principals_.at(holder.job.principal).holders;
+    for (const PoolKind kind : {PoolKind::kGpu, PoolKind::kHost}) {
+      const Bytes owed = holder.quarantined.of(kind);
+      if (owed > Bytes(0)) budgets_.Charge(holder.job, kind, owed);
+    }
+  }
+  for (const auto& [id, lease] : leases_) {
+    budgets_.Charge(holders_.at(lease.session).job, lease.pool.kind,
+                    lease.size);
+  }
+  next_extent_ = saved.next_extent;
+  next_lease_ = saved.next_lease;
+  next_principal_ = saved.next_principal;
 }
 
 void Ledger::CheckInvariants() const {
@@ -76,11 +118,11 @@ void Ledger::CheckLeases() const {
   for (const auto& [id, lease] : leases_) {
     Bytes sum;
     for (const Slice& slice : lease.slices) sum += slice.size;
-    const bool failing = lease.state == LeaseEntry::State::kFailing;
+    const bool failing = lease.state == LeaseState::State::kFailing;
     SLUICE_CHECK(failing ? sum < lease.size : sum == lease.size);
     SLUICE_CHECK(failing == !lease.failure.ok());
     SLUICE_CHECK((lease.making == 0) ==
-                 (lease.state == LeaseEntry::State::kGranted));
+                 (lease.state == LeaseState::State::kGranted));
     SLUICE_CHECK(holders_.at(lease.session).leases.contains(id));
     by_pool[lease.pool] += sum;
     making += lease.making;
@@ -103,7 +145,7 @@ void Ledger::CheckHolders() const {
   size_t leases = 0;
   for (const auto& [id, holder] : holders_) {
     leases += holder.leases.size();
-    SLUICE_CHECK(holder.state == Holder::State::kClosed
+    SLUICE_CHECK(holder.state == HolderState::State::kClosed
                      ? holder.leases.empty()
                      : holder.quarantined == Amounts());
   }

@@ -169,6 +169,22 @@ void PlanRounds::JobEnded(const JobKey& job) {
   promised_.erase(job);
 }
 
+PlanRounds::Saved PlanRounds::Save() const {
+  return {collecting_, solving_,  current_,    promised_,
+          kept_,       together_, next_round_, next_plan_};
+}
+
+void PlanRounds::Load(Saved saved) {
+  collecting_ = std::move(saved.collecting);
+  solving_ = std::move(saved.solving);
+  current_ = std::move(saved.current);
+  promised_ = std::move(saved.promised);
+  kept_ = std::move(saved.kept);
+  together_ = std::move(saved.together);
+  next_round_ = saved.next_round;
+  next_plan_ = saved.next_plan;
+}
+
 void PlanRounds::CheckInvariants() const {
   for (const auto& [job, round] : collecting_) {
     SLUICE_CHECK(!round.ranks.empty());

@@ -32,12 +32,14 @@ struct ProfileWithHash {
   std::shared_ptr<const plan::RankProfile> profile;
   std::string hash;
   std::vector<std::string> units;  // keys of its segments
+  bool operator==(const ProfileWithHash&) const = default;
 };
 
 // A job all of whose local ranks have submitted.
 struct Asking {
   JobKey job;
   std::map<Rank, ProfileWithHash> profiles;
+  bool operator==(const Asking&) const = default;
 };
 
 class PlanRounds {
@@ -52,6 +54,7 @@ class PlanRounds {
   struct Collecting {
     std::map<Rank, ProfileWithHash> ranks;
     int wanted = 0;
+    bool operator==(const Collecting&) const = default;
   };
   const std::map<JobKey, Collecting>& collecting() const { return collecting_; }
 
@@ -64,6 +67,7 @@ class PlanRounds {
     absl::Time started;
     absl::Time deadline;
     std::optional<plan::PlanProgress> progress;
+    bool operator==(const Round&) const = default;
   };
   PlanRoundId Start(Round round);
   // Nullopt: over already.
@@ -109,8 +113,20 @@ class PlanRounds {
     JobKey job;
     std::string cache_key;
     std::shared_ptr<const plan::NodePlan> plan;
+    bool operator==(const Kept&) const = default;
   };
   const std::deque<Kept>& kept() const { return kept_; }
+
+  struct Saved {
+    std::map<JobKey, Collecting> collecting;
+    std::map<PlanRoundId, Round> solving;
+    std::map<JobKey, PlanId> current, promised;
+    std::deque<Kept> kept, together;
+    uint64_t next_round = 1, next_plan = 1;
+    bool operator==(const Saved&) const = default;
+  };
+  Saved Save() const;
+  void Load(Saved saved);
 
   void CheckInvariants() const;
 

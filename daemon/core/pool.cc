@@ -199,6 +199,10 @@ void Pool::Erase(ExtentId id) {
 void Pool::Keep(ExtentId id, Extent& extent) {
   extent.state = State::kKept;
   extent.kept_order = next_kept_order_++;
+  ListKept(id, extent);
+}
+
+void Pool::ListKept(ExtentId id, const Extent& extent) {
   kept_ += extent.size;
   Kept& kept = kept_by_size_[{extent.principal, extent.size}];
   kept.by_age[extent.kept_order] = id;
@@ -278,6 +282,29 @@ Bytes Pool::HolderGone(SessionId session) {
   }
   held_.erase(held);
   return back;
+}
+
+void Pool::List(ExtentId id, const Extent& extent) {
+  ++owned_[extent.principal];
+  for (SessionId holder : extent.holders) held_[holder].insert(id);
+  switch (extent.state) {
+    case State::kMaking:
+    case State::kLeased:
+      leased_ += extent.size;
+      return;
+    case State::kQuarantined:
+      quarantined_ += extent.size;
+      return;
+    case State::kKept:
+      return ListKept(id, extent);
+  }
+}
+
+void Pool::Load(const Saved& saved) {
+  SLUICE_CHECK(extents_.empty());
+  extents_ = saved.extents;
+  next_kept_order_ = saved.next_kept_order;
+  for (const auto& [id, extent] : extents_) List(id, extent);
 }
 
 void Pool::CheckInvariants() const {

@@ -32,10 +32,28 @@ namespace sluice::daemon {
 struct Slice {
   ExtentId id;
   Bytes size;
+  bool operator==(const Slice&) const = default;
 };
 
 class Pool {
  public:
+  enum class State { kMaking, kLeased, kQuarantined, kKept };
+  struct Extent {
+    Bytes size;
+    State state = State::kMaking;
+    PrincipalId principal;
+    uint64_t kept_order = 0;  // of kept ones: smaller is older
+    std::vector<SessionId> holders;
+    SessionId quarantined_for;
+    bool operator==(const Extent&) const = default;
+  };
+  // What it knows; all else follows.
+  struct Saved {
+    std::map<ExtentId, Extent> extents;
+    uint64_t next_kept_order = 0;
+    bool operator==(const Saved&) const = default;
+  };
+
   // `total` and `extent` are multiples of the granularity.
   Pool(PoolId id, Bytes total, Bytes extent);
 
@@ -80,18 +98,12 @@ class Pool {
   // Whether any extent, in whatever state, is of `principal`.
   bool Has(PrincipalId principal) const { return owned_.contains(principal); }
 
+  Saved Save() const { return {extents_, next_kept_order_}; }
+  void Load(const Saved& saved);
+
   void CheckInvariants() const;
 
  private:
-  enum class State { kMaking, kLeased, kQuarantined, kKept };
-  struct Extent {
-    Bytes size;
-    State state = State::kMaking;
-    PrincipalId principal;
-    uint64_t kept_order = 0;  // of kept ones: smaller is older
-    std::vector<SessionId> holders;
-    SessionId quarantined_for;
-  };
   using KeptKey = std::pair<PrincipalId, Bytes>;
   // By age: older ones first.
   using ByAge = std::map<uint64_t, ExtentId>;
@@ -105,6 +117,9 @@ class Pool {
   Extent& at(ExtentId id);
   Bytes unmade() const { return total_ - leased_ - quarantined_ - kept_; }
   void Keep(ExtentId id, Extent& extent);
+  // Counts and lists an extent as what it is.
+  void List(ExtentId id, const Extent& extent);
+  void ListKept(ExtentId id, const Extent& extent);
   void Unkeep(ExtentId id, Extent& extent);
   void Erase(ExtentId id);
   // Removes a holder of any extent.

@@ -43,6 +43,7 @@ struct PlanChange {
   std::set<Rank> open;     // have not said yet what became of it
   std::set<Rank> refused;  // went on with what they had
   std::map<Rank, plan::RankPlan> before;
+  bool operator==(const PlanChange&) const = default;
 };
 
 // A job that runs by the planner's fractions. Its states:
@@ -61,6 +62,7 @@ struct Member {
   std::optional<PlanChange> change;  // in the last two states only
   // The last answer to a settled question.
   std::map<Rank, plan::RankPlan> settled;
+  bool operator==(const Member&) const = default;
 };
 
 // One rank of a question for all, in the order of the question.
@@ -68,6 +70,7 @@ struct Position {
   JobKey job;
   Rank rank;
   std::shared_ptr<const plan::RankProfile> profile;
+  bool operator==(const Position&) const = default;
 };
 
 std::set<JobKey> JobsOf(const std::vector<Position>& positions);

@@ -27,10 +27,12 @@ struct HelloRequest {
   int local_ranks = 1;
   DeviceIndex gpu;
   double guaranteed_bytes_per_second = 0;
+  bool operator==(const HelloRequest&) const = default;
 };
 struct LeaseRequest {
   PoolId pool;
   Bytes size;
+  bool operator==(const LeaseRequest&) const = default;
 };
 struct FreeRequest {
   LeaseId lease;
@@ -55,18 +57,26 @@ struct WelcomeReply {
   bool observer = false;
   int grant_slot = 0;
   DeviceIndex gpu;
+  bool operator==(const WelcomeReply&) const = default;
 };
 struct GrantedReply {
   LeaseId lease;
   std::vector<Slice> slices;
+  bool operator==(const GrantedReply&) const = default;
 };
-struct FreedReply {};
+struct FreedReply {
+  bool operator==(const FreedReply&) const = default;
+};
 struct SubmittedReply {
   int waiting_for = 0;
+  bool operator==(const SubmittedReply&) const = default;
 };
-struct NotedReply {};
+struct NotedReply {
+  bool operator==(const NotedReply&) const = default;
+};
 struct SnapshotReply {
   PlanId plan;
+  bool operator==(const SnapshotReply&) const = default;
 };
 using Reply = std::variant<absl::Status, WelcomeReply, GrantedReply, FreedReply,
                            SubmittedReply, NotedReply, SnapshotReply>;

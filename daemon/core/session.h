@@ -33,6 +33,7 @@ class RequestHistory {
   // long, is of no more use.
   void LeaseEnded(RequestId id);
   const Reply& answer(RequestId id) const;
+  bool operator==(const RequestHistory&) const = default;
 
  private:
   std::map<RequestId, std::optional<Reply>> requests_;
@@ -60,6 +61,7 @@ struct Session {
   Directions copies_reported = {0, 0}, copies_seen = {0, 0},
              copies_counted = {0, 0};
 
+  bool operator==(const Session&) const = default;
   JobKey job() const { return {peer.principal, hello.job}; }
   bool is_rank() const { return state == State::kAttached && !hello.observer; }
 };

@@ -55,6 +55,7 @@ struct Peer {
   Principal principal;
   int pid = 0;
   uint64_t start_ticks = 0;  // field 22 of /proc/PID/stat
+  bool operator==(const Peer&) const = default;
 };
 
 // How a process ended, where the kernel tells.

@@ -23,6 +23,7 @@ struct TokenFractions {
   double keep = 0;
   double swap = 0;
   double recompute = 0;
+  bool operator==(const TokenFractions&) const = default;
 };
 
 }  // namespace sluice::plan

@@ -21,18 +21,21 @@ struct Placement {
   std::string method;          // what found it: "greedy:size", "cbc", …
   double seconds = 0;
   bool optimal() const { return peak == lower_bound; }
+  bool operator==(const Placement&) const = default;
 };
 
 struct SegmentPlan {
   std::string name;     // SegmentKind::name
   Bytes base;           // of the segment in the transient region (level 2)
   Placement placement;  // inside the segment (level 1)
+  bool operator==(const SegmentPlan&) const = default;
 };
 
 struct ClassPlan {
   std::string name;  // SkeletalClass::name
   TokenFractions fractions;
   std::string why;  // one line for people
+  bool operator==(const ClassPlan&) const = default;
 };
 
 // What a node has of something, and what a plan makes of it.
@@ -59,6 +62,7 @@ struct RankPlan {
   double alpha = 0;
   std::string alpha_limited_by;  // "none", "bandwidth", "host", "flag"
   Bytes host_bytes;              // this rank needs, all told
+  bool operator==(const RankPlan&) const = default;
 };
 
 struct NodePlan {

@@ -20,6 +20,7 @@ struct PlanProgress {
   std::string arm;      // of the solver: "greedy", "search", "cbc"
   Bytes peak;           // of the best plan of it so far
   Bytes lower_bound;    // and what is proved
+  bool operator==(const PlanProgress&) const = default;
 };
 
 inline constexpr size_t kProgressBytes = 512;

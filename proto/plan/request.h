@@ -20,6 +20,7 @@ struct LinkCapacity {
   double h2d_bytes_per_second = 0;  // > 0
   double d2h_bytes_per_second = 0;  // > 0
   std::vector<size_t> profiles;     // that copy over it, by position
+  bool operator==(const LinkCapacity&) const = default;
 };
 
 // Host memory that some ranks hold together at most: "host of NUMA node 0",
@@ -28,11 +29,13 @@ struct HostLimit {
   std::string name;
   Bytes bytes;
   std::vector<size_t> profiles;  // by position
+  bool operator==(const HostLimit&) const = default;
 };
 
 struct NodeResources {
   std::vector<LinkCapacity> links;
   std::vector<HostLimit> hosts;
+  bool operator==(const NodeResources&) const = default;
 };
 
 struct PlanRequest {

@@ -12,6 +12,7 @@
 
 #include "daemon/core/core.h"
 #include "proto/base/status.h"
+#include "tests/daemon/core/effect_text.h"
 #include "tests/support/fake_clock.h"
 
 namespace sluice::daemon {
@@ -38,14 +39,42 @@ class CoreDriver {
   explicit CoreDriver(NodeConfig config = SmallNode())
       : core(std::move(config), clock.Now()) {}
 
+  // Gives the core an event, and the same to its shadow, whose effects must be
+  // the same.
+  template <typename Event>
+  void Run(Event event) {
+    Effects effects = event(core);
+    if (shadow_) {
+      SLUICE_CHECK(EffectText::Of(effects) == EffectText::Of(event(*shadow_)));
+    }
+    Apply(std::move(effects));
+  }
+  // What the core would save, read by another, is the same when that one saves
+  // it, and it adds up there too.
+  void CheckSaved() const {
+    const CoreState saved = core.Save();
+    Core read(core.config(), clock.Now());
+    read.Load(saved);
+    read.CheckInvariants();
+    SLUICE_CHECK(read.Save() == saved);
+  }
+  // From here on another core, which has read what this one saves, gets every
+  // event too.
+  void Shadow() {
+    shadow_ = std::make_unique<Core>(core.config(), clock.Now());
+    shadow_->Load(core.Save());
+  }
+
   // `process`: several sessions of one process; 0: one of its own.
   SessionId Connect(uint32_t uid = 1, const std::string& cgroup = "/a",
                     int process = 0) {
     const SessionId id(next_session_++);
     const int pid =
         process != 0 ? process : static_cast<int>(1000 + id.value());
-    Apply(core.Connect(id, {{uid, cgroup}, pid, static_cast<uint64_t>(pid)},
-                       clock.Now()));
+    Run([&](Core& to) {
+      return to.Connect(id, {{uid, cgroup}, pid, static_cast<uint64_t>(pid)},
+                        clock.Now());
+    });
     return id;
   }
   // The answer; nullopt: none came (yet).
@@ -53,7 +82,7 @@ class CoreDriver {
                            RequestId request = RequestId()) {
     if (request == RequestId()) request = RequestId(next_request_++);
     replies.erase({id, request});
-    Apply(core.Receive(id, request, body, clock.Now()));
+    Run([&](Core& to) { return to.Receive(id, request, body, clock.Now()); });
     const auto reply = replies.find({id, request});
     if (reply == replies.end()) return std::nullopt;
     return reply->second;
@@ -76,8 +105,8 @@ class CoreDriver {
     return std::get<GrantedReply>(*reply);
   }
   void Die(SessionId id, Exit exit = {Exit::Kind::kSignal, 9}) {
-    Apply(core.SocketEnded(id, clock.Now()));
-    Apply(core.ProcessGone(id, exit, clock.Now()));
+    Run([&](Core& to) { return to.SocketEnded(id, clock.Now()); });
+    Run([&](Core& to) { return to.ProcessGone(id, exit, clock.Now()); });
   }
 
   // Executes effects and checks the invariants.
@@ -91,9 +120,9 @@ class CoreDriver {
     to_make.erase(to_make.begin());
     if (status.ok()) {
       extents.insert(id);
-      Apply(core.ExtentMade(id, clock.Now()));
+      Run([&](Core& to) { return to.ExtentMade(id, clock.Now()); });
     } else {
-      Apply(core.ExtentFailed(id, status, clock.Now()));
+      Run([&](Core& to) { return to.ExtentFailed(id, status, clock.Now()); });
     }
   }
 
@@ -151,6 +180,7 @@ class CoreDriver {
   std::vector<UnitCache::Units> saved;
 
  private:
+  std::unique_ptr<Core> shadow_;
   uint64_t next_session_ = 1;
   uint64_t next_request_ = 1;
 };

@@ -66,11 +66,13 @@ TEST(Pool, ARefusalCostsTheSameBesideTenThousandIdleExtents) {
   }
   // It would fit, but for what living processes map.
   const double alone = SecondsOf([&] {
-    EXPECT_THAT(few.Take(kOther, KiB(64) * 10'001, KiB(64), next_extent),
-                StatusIs(absl::StatusCode::kResourceExhausted));
+    EXPECT_THAT(
+        few.Take(kOther, KiB(64) * 10'001, KiB(64), ExtentId(next_extent++)),
+        StatusIs(absl::StatusCode::kResourceExhausted));
   });
   EXPECT_LE(SecondsOf([&] {
-              EXPECT_THAT(many.Take(kOther, KiB(64) * 3, KiB(64), next_extent),
+              EXPECT_THAT(many.Take(kOther, KiB(64) * 3, KiB(64),
+                                    ExtentId(next_extent++)),
                           StatusIs(absl::StatusCode::kResourceExhausted));
             }),
             10 * alone);

@@ -1,0 +1,140 @@
+// The saved form of policy: plain data that says everything the ledger, joint
+// planning and the sessions know. A Core that loads what another saved goes on
+// with the same effects.
+//
+// What can be computed from it is not in it (sums, lists by age and size), nor
+// what is saved elsewhere (planned units: effects.h, SaveUnits), nor what a new
+// daemon begins anew (events, counters). Profiles and plans are immutable and
+// shared; here they are the same when they are the same object.
+//
+// Thread safety: values.
+#pragma once
+
+#include <map>
+#include <optional>
+#include <set>
+#include <string>
+#include <vector>
+
+#include "absl/status/status.h"
+#include "absl/time/time.h"
+#include "daemon/core/budget.h"
+#include "daemon/core/plans.h"
+#include "daemon/core/pool.h"
+#include "daemon/core/replan.h"
+#include "daemon/core/requests.h"
+#include "daemon/core/session.h"
+#include "daemon/core/types.h"
+#include "proto/plan/request.h"
+
+namespace sluice::daemon {
+
+// --- the ledger (ledger.h draws the states) ---------------------------------
+struct LeaseState {
+  enum class State { kMaking, kFailing, kGranted };
+  State state = State::kMaking;
+  SessionId session;
+  RequestId request;
+  PoolId pool;
+  Bytes size;
+  std::vector<Slice> slices;
+  int making = 0;        // extents still asked of the device
+  absl::Status failure;  // of the first extent that could not be made
+  absl::Time asked_at;
+  bool operator==(const LeaseState&) const = default;
+};
+
+struct HolderState {
+  enum class State { kOpen, kClosed };
+  State state = State::kOpen;
+  JobKey job;
+  PrincipalId principal;
+  std::set<LeaseId> leases;
+  Amounts quarantined;  // charged to its job until the process is gone
+  bool operator==(const HolderState&) const = default;
+};
+
+// An extent asked of the device, and who waits for it; nullopt: the lease
+// ended meanwhile.
+struct MakingState {
+  PoolId pool;
+  std::optional<LeaseId> lease;
+  bool operator==(const MakingState&) const = default;
+};
+
+struct LedgerState {
+  std::map<PoolId, Pool::Saved> pools;
+  Budgets::Saved budgets;
+  std::map<LeaseId, LeaseState> leases;
+  std::map<ExtentId, MakingState> making;
+  std::map<SessionId, HolderState> holders;
+  std::map<Principal, PrincipalId> principals;
+  uint64_t next_extent = 1, next_lease = 1, next_principal = 1;
+  bool operator==(const LedgerState&) const = default;
+};
+
+// --- joint planning ---------------------------------------------------------
+// A rank as planning knows it.
+struct AttachedRank {
+  JobKey job;
+  Rank rank;
+  DeviceIndex gpu;
+  int local_ranks = 1;
+  bool operator==(const AttachedRank&) const = default;
+};
+
+// A host lease that others may make room for: what the calibration of a job
+// without a plan needs, or a member that grows. At most one per session.
+struct WaitingLease {
+  SessionId session;
+  RequestId request;
+  LeaseRequest asked;
+  absl::Time since, deadline;
+  bool operator==(const WaitingLease&) const = default;
+};
+
+// A join whose plan is made, until members gave back what it needs.
+struct HeldJoin {
+  Asking asking;
+  PlanId plan;
+  absl::Time since, deadline;
+  bool operator==(const HeldJoin&) const = default;
+};
+
+// When those who run are planned again, and why.
+struct NextRound {
+  // Whether a round is due once no member changes any more: a join did not
+  // wait for memory that may still come.
+  enum class Owed { kNothing, kRoundAfterChanges };
+  Owed owed = Owed::kNothing;
+  absl::Time at = absl::InfiniteFuture();
+  std::string why;
+  std::optional<JobKey> whose;  // names a job not all may read of
+  bool operator==(const NextRound&) const = default;
+};
+
+struct JointPlanningState {
+  std::map<SessionId, AttachedRank> attached;
+  PlanRounds::Saved rounds;
+  // Those that ask, in their order; those that run by the planner's fractions;
+  // of these, those whose plan is held back.
+  std::vector<Asking> joining;
+  std::map<JobKey, Member> members;
+  std::map<JobKey, HeldJoin> held;
+  std::vector<WaitingLease> waiting_leases;
+  // Of the question that is being solved for all.
+  std::vector<Position> positions;
+  plan::NodeResources resources;
+  NextRound next;
+  bool operator==(const JointPlanningState&) const = default;
+};
+
+// --- all of it --------------------------------------------------------------
+struct CoreState {
+  LedgerState ledger;
+  JointPlanningState joint;
+  std::map<SessionId, Session> sessions;
+  bool operator==(const CoreState&) const = default;
+};
+
+}  // namespace sluice::daemon

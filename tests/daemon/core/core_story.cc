@@ -1,0 +1,255 @@
+#include "tests/daemon/core/core_story.h"
+
+#include <fmt/format.h>
+
+#include <iterator>
+
+namespace sluice::daemon {
+namespace {
+
+constexpr const char* kOps[] = {
+    "kAttach", "kLease", "kFree",   "kEndSocket", "kEndProcess", "kMake",
+    "kBudget", "kTick",  "kSubmit", "kSolve",     "kTakePlan"};
+
+NodeConfig Config() {
+  NodeConfig config = SmallNode();
+  config.principal_limits = {.gpu = MiB(24), .host = MiB(24)};
+  config.job_limits = {.gpu = MiB(14)};
+  config.max_sessions = 24;
+  return config;
+}
+
+}  // namespace
+
+std::string ToText(const Instructions& instructions) {
+  std::string text;
+  for (const Instruction& in : instructions) {
+    text += fmt::format("{{Op::{}, {}, {}, {}}},\n",
+                        kOps[static_cast<size_t>(in.op)], in.a, in.b, in.c);
+  }
+  return text;
+}
+
+CoreStory::CoreStory(Every every) : every_(every), node_(Config()) {
+  node_.make_at_once = false;
+}
+
+void CoreStory::Run(const Instructions& instructions) {
+  for (const Instruction& in : instructions) {
+    if (every_.shadow > 0 && done_ % every_.shadow == 0) node_.Shadow();
+    Do(in);
+    ++done_;
+    if (every_.save > 0 && done_ % every_.save == 0) node_.CheckSaved();
+  }
+}
+
+void CoreStory::Do(const Instruction& in) {
+  // Half-open ones (a refused Hello) are ended by core itself.
+  std::erase_if(open_, [&](const auto& entry) {
+    return node_.forgotten.contains(entry.first);
+  });
+  switch (in.op) {
+    case Op::kAttach:
+      return Attach(in);
+    case Op::kLease:
+      return Lease(in);
+    case Op::kFree:
+      return Free(in);
+    case Op::kEndSocket:
+      return EndSocket(in);
+    case Op::kEndProcess:
+      return EndProcess(in);
+    case Op::kMake:
+      return Make(in);
+    case Op::kBudget:
+      return SetBudget(in);
+    case Op::kTick:
+      return Tick(in);
+    case Op::kSubmit:
+      return Submit(in);
+    case Op::kSolve:
+      return Solve(in);
+    case Op::kTakePlan:
+      return TakePlan(in);
+  }
+}
+
+SessionId CoreStory::AnyOpen(uint32_t which) const {
+  return std::next(open_.begin(), which % open_.size())->first;
+}
+
+void CoreStory::Attach(const Instruction& in) {
+  const uint32_t uid = 1 + in.a % 3;
+  const bool odd = in.c % 2 != 0;
+  const SessionId id =
+      in.b % 3 != 0
+          ? node_.Attach(odd ? "z" : "w", 0, 1, uid, in.c / 2 % 2)
+          : node_.Attach(odd ? "x" : "y", in.c / 4 % 2, 2, uid, in.c / 2 % 2);
+  if (!node_.closed.contains(id)) open_[id] = uid;
+}
+
+void CoreStory::Lease(const Instruction& in) {
+  if (open_.empty()) return;
+  const PoolId pool = in.b % 3 == 0 ? Host(0) : Gpu(in.b / 3 % 2);
+  node_.Lease(AnyOpen(in.a), pool, (1 + in.c % 128) * KiB(64))
+      .status()
+      .IgnoreError();
+  NoteGrants();
+}
+
+void CoreStory::Free(const Instruction& in) {
+  if (open_.empty()) return;
+  const SessionId id = AnyOpen(in.a);
+  const auto leases = node_.core.ledger().LeasesOf(id);
+  if (leases.empty()) return;
+  node_.Ask(id, FreeRequest{*std::next(leases.begin(), in.b % leases.size())});
+}
+
+void CoreStory::EndSocket(const Instruction& in) {
+  if (open_.empty()) return;
+  const SessionId id = AnyOpen(in.a);
+  open_.erase(id);
+  const absl::Time now = node_.clock.Now();
+  node_.Run([&](Core& core) { return core.SocketEnded(id, now); });
+  if (!node_.forgotten.contains(id)) closed_.push_back(id);
+}
+
+void CoreStory::EndProcess(const Instruction& in) {
+  std::erase_if(closed_,
+                [&](SessionId id) { return node_.forgotten.contains(id); });
+  const absl::Time now = node_.clock.Now();
+  if (!closed_.empty() && in.a % 2 != 0) {
+    const auto which = closed_.begin() + in.b % closed_.size();
+    const SessionId id = *which;
+    closed_.erase(which);
+    node_.Run([&](Core& core) { return core.ProcessGone(id, {}, now); });
+  } else if (!open_.empty()) {
+    const SessionId id = AnyOpen(in.b);
+    open_.erase(id);
+    node_.Run([&](Core& core) {
+      return core.ProcessGone(id, {Exit::Kind::kSignal, 9}, now);
+    });
+  }
+}
+
+void CoreStory::Make(const Instruction& in) {
+  for (uint32_t n = in.a % 6; n > 0 && !node_.to_make.empty(); --n) {
+    node_.MakeNext((in.b >> n) % 20 == 0
+                       ? absl::ResourceExhaustedError("no memory")
+                       : absl::OkStatus());
+  }
+  NoteGrants();
+}
+
+void CoreStory::SetBudget(const Instruction& in) {
+  const Bytes limit = MiB(4 + in.a % 24);
+  const BudgetTarget target = in.b % 2 != 0 ? BudgetTarget{.uid = 1 + in.c % 3}
+                                            : BudgetTarget{.job = "x"};
+  const absl::Time now = node_.clock.Now();
+  node_.Run([&](Core& core) {
+    core.SetBudget(target, limit, std::nullopt, now).status().IgnoreError();
+    return Effects();
+  });
+}
+
+void CoreStory::Tick(const Instruction& in) {
+  node_.clock.Advance(absl::Milliseconds(in.a % 2000));
+  const absl::Time now = node_.clock.Now();
+  node_.Run([&](Core& core) { return core.Tick(now); });
+}
+
+void CoreStory::Submit(const Instruction& in) {
+  if (open_.empty()) return;
+  const SessionId id = AnyOpen(in.a);
+  const HelloRequest hello = node_.core.session(id)->hello;
+  node_.Ask(id, ProfileRequest{});
+  if (node_.to_read.empty()) return;
+  const ReadProfile read = node_.to_read.back();
+  node_.to_read.clear();
+  auto profile = std::make_shared<plan::RankProfile>();
+  profile->rank = hello.rank;
+  profile->gpu = hello.gpu;
+  profile->layers = 1;
+  profile->settled = in.b % 4 == 0;
+  profile->classes = {{.name = "x", .bytes_per_layer = MiB(1)}};
+  const ProfileWithHash with_hash{profile, std::to_string(in.c % 3), {}};
+  const absl::Time now = node_.clock.Now();
+  node_.Run([&](Core& core) {
+    return core.ProfileRead(read.session, read.request, with_hash, now);
+  });
+}
+
+void CoreStory::Solve(const Instruction& in) {
+  if (node_.to_solve.empty()) return;
+  const SolvePlan question = node_.to_solve.front();
+  node_.to_solve.erase(node_.to_solve.begin());
+  absl::StatusOr<plan::NodePlan> answer = plan::NodePlan{};
+  for (size_t i = 0; i < question.profiles.size(); ++i) {
+    plan::RankPlan rank;
+    rank.job = question.jobs[i];
+    rank.rank = question.profiles[i]->rank;
+    rank.host_bytes = KiB(64) * static_cast<int64_t>((in.a >> (2 * i)) % 128);
+    const double swap = (in.b >> i) % 5 / 4.0;
+    rank.classes = {{.name = "x", .fractions = {0, swap, 1 - swap}, .why = {}}};
+    answer->ranks.push_back(rank);
+  }
+  if (in.c % 6 == 0) answer->infeasible = "too much";
+  if (in.c / 6 % 6 == 0) answer = absl::InternalError("it crashed");
+  const absl::Time now = node_.clock.Now();
+  node_.Run(
+      [&](Core& core) { return core.PlanSolved(question.round, answer, now); });
+}
+
+void CoreStory::TakePlan(const Instruction& in) {
+  uint32_t bits = in.a;
+  for (const auto& [id, notice] : std::exchange(node_.notices, {})) {
+    const auto* changed = std::get_if<PlanChangedNotice>(&notice);
+    if (changed == nullptr || !open_.contains(id)) continue;
+    bits = bits * 1664525 + 1013904223;
+    if ((bits >> 8) % 3 == 0) continue;
+    node_.Ask(id, PlanTakenRequest{changed->plan, (bits >> 16) % 3 > 0, "so"});
+    ++changes_;
+  }
+}
+
+void CoreStory::NoteGrants() {
+  for (const auto& [key, reply] : node_.replies) {
+    const auto* granted = std::get_if<GrantedReply>(&reply);
+    const auto session = open_.find(key.first);
+    if (granted == nullptr || session == open_.end()) continue;
+    for (const Slice& slice : granted->slices) {
+      const auto [owner, is_new] =
+          owner_.try_emplace(slice.id, session->second);
+      SLUICE_CHECK(owner->second == session->second);
+    }
+    ++granted_;
+  }
+  node_.replies.clear();
+}
+
+void CoreStory::Finish() {
+  Tick({Op::kTick, 1999});
+  node_.clock.Advance(absl::Minutes(1));
+  Tick({});
+  while (!open_.empty()) {
+    if (!node_.forgotten.contains(open_.begin()->first)) {
+      node_.Die(open_.begin()->first);
+    }
+    open_.erase(open_.begin());
+  }
+  const absl::Time now = node_.clock.Now();
+  for (SessionId id : closed_) {
+    node_.Run([&](Core& core) { return core.ProcessGone(id, {}, now); });
+  }
+  while (!node_.to_make.empty()) node_.MakeNext();
+  for (PoolId pool : {Gpu(0), Gpu(1), Host(0)}) {
+    SLUICE_CHECK(node_.core.pool(pool).free == node_.core.pool(pool).total);
+  }
+  const Snapshot end = node_.core.TakeSnapshot(nullptr, now);
+  SLUICE_CHECK(end.sessions == 0 && end.budgets.empty());
+  SLUICE_CHECK(node_.slots.empty() && end.planning.empty());
+  // The device has exactly what the pools know of.
+  SLUICE_CHECK(node_.extents.size() == end.extents);
+}
+
+}  // namespace sluice::daemon
