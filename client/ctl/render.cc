@@ -46,10 +46,12 @@ void AddPool(const json& pool, const std::string& name, const std::string& what,
              Table& table) {
   const int64_t total = Number(pool, "total_bytes");
   const int64_t leased = Number(pool, "leased_bytes");
-  table.Add({name, Size(total), Size(leased), Size(Number(pool, "free_bytes")),
-             Size(Number(pool, "quarantined_bytes")),
-             Bar(static_cast<double>(leased), static_cast<double>(total)),
-             what});
+  table.Add(
+      {name, Size(total), Size(leased), Size(Number(pool, "free_bytes")),
+       Size(Number(pool, "quarantined_bytes") +
+            (pool.contains("lingering_bytes") ? Number(pool, "lingering_bytes")
+                                              : 0)),
+       Bar(static_cast<double>(leased), static_cast<double>(total)), what});
 }
 
 std::string RenderPools(const json& node) {

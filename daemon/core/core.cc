@@ -60,8 +60,8 @@ const Principal* Core::ViewerOf(const Session& session) const {
 
 PoolSnapshot Core::pool(PoolId id) const {
   const Pool& pool = *ledger_.FindPool(id);
-  return {id,          pool.total(), pool.leased(),
-          pool.free(), pool.kept(),  pool.quarantined()};
+  return {id,          pool.total(),       pool.leased(),   pool.free(),
+          pool.kept(), pool.quarantined(), pool.lingering()};
 }
 
 RankSnapshot Core::SnapshotOf(const Session& session) const {

@@ -60,6 +60,12 @@ class Core {
   // --- what became of effects ----------------------------------------------
   Effects ExtentMade(ExtentId id, absl::Time now);
   Effects ExtentFailed(ExtentId id, const absl::Status& why, absl::Time now);
+  struct HolderAnswer {
+    ExtentId extent;
+    Held held = Held::kUnknown;
+  };
+  Effects HoldersKnown(const std::vector<HolderAnswer>& answers,
+                       absl::Time now);
   Effects ProfileRead(SessionId id, RequestId request,
                       absl::StatusOr<ProfileWithHash> profile, absl::Time now);
   // `units`: those that were solved for it.

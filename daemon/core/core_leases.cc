@@ -69,7 +69,7 @@ void Core::Decide(const Ledger::Decided& decided, absl::Time now,
 
 Effects Core::ExtentMade(ExtentId id, absl::Time now) {
   Effects effects;
-  if (const auto decided = ledger_.ExtentMade(id)) {
+  if (const auto decided = ledger_.ExtentMade(id, now, effects)) {
     Decide(*decided, now, effects);
   }
   Settle(now, effects);
@@ -79,7 +79,7 @@ Effects Core::ExtentMade(ExtentId id, absl::Time now) {
 Effects Core::ExtentFailed(ExtentId id, const absl::Status& why,
                            absl::Time now) {
   Effects effects;
-  if (const auto decided = ledger_.ExtentFailed(id, why)) {
+  if (const auto decided = ledger_.ExtentFailed(id, why, now, effects)) {
     Decide(*decided, now, effects);
   }
   Settle(now, effects);
@@ -87,8 +87,8 @@ Effects Core::ExtentFailed(ExtentId id, const absl::Status& why,
 }
 
 void Core::Handle(Session& session, RequestId request, const FreeRequest& asked,
-                  absl::Time, Effects& effects) {
-  const auto ended = ledger_.Free(session.id, asked.lease);
+                  absl::Time now, Effects& effects) {
+  const auto ended = ledger_.Free(session.id, asked.lease, now, effects);
   if (!ended) {
     return Answer(session, request,
                   absl::NotFoundError(fmt::format("no lease {} in this session",
@@ -97,6 +97,18 @@ void Core::Handle(Session& session, RequestId request, const FreeRequest& asked,
   }
   session.history.LeaseEnded(*ended);
   Answer(session, request, FreedReply{}, effects);
+}
+
+Effects Core::HoldersKnown(const std::vector<HolderAnswer>& answers,
+                           absl::Time now) {
+  Effects effects;
+  Bytes came_back;
+  for (const HolderAnswer& answer : answers) {
+    came_back += ledger_.HolderKnown(answer.extent, answer.held, now);
+  }
+  if (came_back > Bytes(0)) joint_.MemoryCameBack(now);
+  Settle(now, effects);
+  return effects;
 }
 
 void Core::Settle(absl::Time now, Effects& effects) {

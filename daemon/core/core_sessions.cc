@@ -137,7 +137,8 @@ void Core::Close(Session& session, absl::Time now, Effects& effects) {
   effects.push_back(CloseSocket{session.id});
   const bool was_rank = session.is_rank();
   if (was_rank) {
-    const std::vector<RequestId> ended = ledger_.Close(session.id);
+    const std::vector<RequestId> ended =
+        ledger_.Close(session.id, now, effects);
     session.had_leases_at_close = !ended.empty();
     for (RequestId request : ended) session.history.LeaseEnded(request);
     joint_.RankLeft(session.id, now, effects);
@@ -152,7 +153,7 @@ void Core::Close(Session& session, absl::Time now, Effects& effects) {
 void Core::Drop(SessionId id, absl::Time now, Effects& effects) {
   const Session& session = sessions_.at(id);
   SLUICE_CHECK(session.state == Session::State::kClosed);
-  if (ledger_.Gone(id) > Bytes(0)) joint_.MemoryCameBack(now);
+  ledger_.Gone(id, now, effects);
   const JobKey job = session.job();
   sessions_.erase(id);
   const bool job_lives =
@@ -267,6 +268,7 @@ Effects Core::Tick(absl::Time now) {
     Drop(id, now, effects);
     ++journal_.stats.sessions_refused;
   }
+  ledger_.AskAgain(now, effects);
   for (PlanRoundId round : joint_.Overdue(now)) {
     effects.push_back(StopSolving{round});
     Effects failed = PlanSolved(
@@ -283,7 +285,7 @@ Effects Core::Tick(absl::Time now) {
 }
 
 absl::Time Core::NextDeadline() const {
-  absl::Time next = joint_.NextDeadline();
+  absl::Time next = std::min(joint_.NextDeadline(), ledger_.NextDeadline());
   for (const auto& [id, session] : sessions_) {
     if (session.state == Session::State::kHalfOpen) {
       next = std::min(next, session.connected_at + config_.hello_timeout);

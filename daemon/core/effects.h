@@ -23,6 +23,10 @@ struct MakeExtent {
 struct DestroyExtent {
   ExtentId id;
 };
+// Whether anybody still reaches these; ends in HoldersKnown.
+struct AskHolders {
+  std::vector<ExtentId> extents;
+};
 
 // --- sessions ---------------------------------------------------------------
 struct SendReply {
@@ -81,9 +85,9 @@ struct SaveUnits {
 };
 
 using Effect =
-    std::variant<MakeExtent, DestroyExtent, SendReply, SendNotice, CloseSocket,
-                 Forget, KillProcess, AttachGrants, DetachGrants, ReadProfile,
-                 SolvePlan, StopSolving, SaveUnits>;
+    std::variant<MakeExtent, DestroyExtent, AskHolders, SendReply, SendNotice,
+                 CloseSocket, Forget, KillProcess, AttachGrants, DetachGrants,
+                 ReadProfile, SolvePlan, StopSolving, SaveUnits>;
 using Effects = std::vector<Effect>;
 
 }  // namespace sluice::daemon

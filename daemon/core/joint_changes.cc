@@ -225,9 +225,8 @@ bool JointPlanning::FitsNow(const JobKey& job) const {
   }
   const Bytes more = short_of(std::nullopt);
   if (more <= Bytes(0)) return true;
-  const Bytes left =
-      ledger_.budgets().LeftOfPrincipal(principal, PoolKind::kHost);
-  return more <= ledger_.budgets().LeftOfJob(job, PoolKind::kHost) &&
+  const Bytes left = ledger_.HostLeft(principal);
+  return more <= ledger_.HostLeft(job) &&
          more <= left - HostGrowth(std::nullopt, &principal, {job});
 }
 
@@ -370,8 +369,7 @@ bool JointPlanning::WaitForLease(const WaitingLease& lease,
 // everything.
 bool JointPlanning::MayEverFit(const JobKey& job,
                                const LeaseRequest& asked) const {
-  const Bytes left =
-      ledger_.budgets().LeftOfPrincipal(job.principal, PoolKind::kHost);
+  const Bytes left = ledger_.HostLeft(job.principal);
   Bytes here, anywhere;
   for (const auto& [other, member] : members_) {
     if (other == job || other.principal != job.principal) continue;
@@ -379,7 +377,7 @@ bool JointPlanning::MayEverFit(const JobKey& job,
     anywhere += ledger_.HostHeld(other, std::nullopt);
   }
   return asked.size <= ledger_.UsableBy(asked.pool, job.principal) + here &&
-         asked.size <= ledger_.budgets().LeftOfJob(job, PoolKind::kHost) &&
+         asked.size <= ledger_.HostLeft(job) &&
          (left >= Limits::kUnlimited || asked.size <= left + anywhere);
 }
 

@@ -191,8 +191,7 @@ std::vector<plan::HostLimit> JointPlanning::NumaLimits(
 Bytes JointPlanning::LeftBeside(const Principal& principal,
                                 const std::vector<Position>& positions,
                                 const std::set<JobKey>& jobs) const {
-  const Bytes left =
-      ledger_.budgets().LeftOfPrincipal(principal, PoolKind::kHost);
+  const Bytes left = ledger_.HostLeft(principal);
   if (left >= Limits::kUnlimited || IsSettled(positions)) return left;
   // Less than nothing, where those of the question must give some back.
   return left - HostGrowth(std::nullopt, &principal, jobs);
@@ -226,8 +225,7 @@ std::vector<plan::HostLimit> JointPlanning::BudgetLimits(
         [&](const JobKey& job) { return job.principal == principal; });
   }
   for (const JobKey& each : jobs) {
-    add(fmt::format("host budget of job {}", each.name),
-        ledger_.budgets().LeftOfJob(each, PoolKind::kHost),
+    add(fmt::format("host budget of job {}", each.name), ledger_.HostLeft(each),
         [&](const JobKey& job) { return job == each; });
   }
   return limits;

@@ -57,12 +57,14 @@ void Ledger::Open(SessionId session, const JobKey& job) {
   SLUICE_CHECK(is_new);
 }
 
-std::vector<RequestId> Ledger::Close(SessionId session) {
+std::vector<RequestId> Ledger::Close(SessionId session, absl::Time now,
+                                     Effects& effects) {
   HolderState& holder = holders_.at(session);
   SLUICE_CHECK(holder.state == HolderState::State::kOpen);
   holder.state = HolderState::State::kClosed;
   std::vector<RequestId> ended;
   while (!holder.leases.empty()) ended.push_back(End(*holder.leases.begin()));
+  AskNow(now, effects);
   return ended;
 }
 
@@ -72,24 +74,26 @@ void Ledger::Merge(SessionId from, SessionId to) {
   EraseHolder(from);
 }
 
-Bytes Ledger::Gone(SessionId session) {
+void Ledger::Gone(SessionId session, absl::Time now, Effects& effects) {
   const auto found = holders_.find(session);
-  if (found == holders_.end()) return Bytes(0);
+  if (found == holders_.end()) return;
   const HolderState& holder = found->second;
   SLUICE_CHECK(holder.state == HolderState::State::kClosed);
-  for (auto& [id, pool] : pools_) pool.HolderGone(session);
-  const Amounts back = holder.quarantined;
-  for (const PoolKind kind : {PoolKind::kGpu, PoolKind::kHost}) {
-    if (back.of(kind) > Bytes(0)) {
-      budgets_.Refund(holder.job, kind, back.of(kind));
+  for (auto& [id, pool] : pools_) {
+    const Pool::Left left = pool.HolderGone(session);
+    for (ExtentId extent : left.unquarantined) {
+      Linger(extent, id, holder.job, LingeringState::Origin::kOrphaned);
+    }
+    for (ExtentId extent : left.alone) {
+      lingering_.at(extent).answer = LingeringState::Answer::kNotYet;
+      to_ask_.push_back(extent);
     }
   }
   EraseHolder(session);
-  return back.host;
+  AskNow(now, effects);
 }
 
-absl::Status Ledger::Admit(const HolderState& holder,
-                           const LeaseRequest& asked) const {
+absl::Status Ledger::CheckAsked(const LeaseRequest& asked) const {
   if (!FindPool(asked.pool)) {
     size_t gpus = 0;
     for (const auto& [id, pool] : pools_) gpus += id.kind == PoolKind::kGpu;
@@ -104,7 +108,7 @@ absl::Status Ledger::Admit(const HolderState& holder,
         "{}",
         asked.size.count(), FormatBytes(granularity_)));
   }
-  return budgets_.Admit(holder.job, asked.pool.kind, asked.size);
+  return absl::OkStatus();
 }
 
 Ledger::Asked Ledger::Lease(SessionId session, RequestId request,
@@ -112,50 +116,58 @@ Ledger::Asked Ledger::Lease(SessionId session, RequestId request,
                             Effects& effects) {
   HolderState& holder = holders_.at(session);
   SLUICE_CHECK(holder.state == HolderState::State::kOpen);
-  if (absl::Status admitted = Admit(holder, asked); !admitted.ok()) {
-    return {{std::move(admitted), RefusedBy::kBudget}, std::nullopt};
+  if (absl::Status wrong = CheckAsked(asked); !wrong.ok()) {
+    return {{std::move(wrong), RefusedBy::kBudget}, std::nullopt};
   }
   Pool& pool = pools_.at(asked.pool);
   // A rank's HBM is a hard limit; host memory may be a little more.
   const Bytes most = asked.pool.kind == PoolKind::kGpu
                          ? asked.size
                          : budgets_.Left(holder.job, asked.pool.kind);
-  auto taken =
-      pool.Take(holder.principal, asked.size, most, ExtentId(next_extent_));
-  if (!taken.ok()) {
-    return {{taken.status(), RefusedBy::kPool}, std::nullopt};
+  const auto parts = pool.Choose(holder.principal, asked.size, most);
+  // What lingers is charged already, perhaps to another job.
+  if (parts.ok()) Uncharge(parts->reuse);
+  absl::Status admitted =
+      budgets_.Admit(holder.job, asked.pool.kind, asked.size);
+  if (!admitted.ok()) {
+    if (parts.ok()) Recharge(parts->reuse);
+    return {{std::move(admitted), RefusedBy::kBudget}, std::nullopt};
   }
-  next_extent_ += taken->make.size();
+  if (!parts.ok()) return {{parts.status(), RefusedBy::kPool}, std::nullopt};
+  for (ExtentId id : parts->reuse) lingering_.erase(id);
+  auto taken = pool.Take(holder.principal, *parts, ExtentId(next_extent_));
+  next_extent_ += taken.make.size();
   const LeaseId id(next_lease_++);
   LeaseState& lease = leases_[id];
   lease.session = session;
   lease.request = request;
   lease.pool = asked.pool;
-  for (const Slice& slice : taken->slices) lease.size += slice.size;
-  lease.making = static_cast<int>(taken->make.size());
-  lease.slices = std::move(taken->slices);
+  for (const Slice& slice : taken.slices) lease.size += slice.size;
+  lease.making = static_cast<int>(taken.make.size());
+  lease.slices = std::move(taken.slices);
   lease.asked_at = now;
   budgets_.Charge(holder.job, asked.pool.kind, lease.size);
-  for (ExtentId gone : taken->destroy) effects.push_back(DestroyExtent{gone});
-  if (!taken->destroy.empty()) ForgetPrincipals();
-  for (const Slice& slice : taken->make) {
+  for (ExtentId gone : parts->destroy) effects.push_back(DestroyExtent{gone});
+  if (!parts->destroy.empty()) ForgetPrincipals();
+  for (const Slice& slice : taken.make) {
     making_[slice.id] = {asked.pool, id};
     effects.push_back(MakeExtent{slice.id, asked.pool, slice.size});
   }
-  counts_.destroyed += taken->destroy.size();
-  counts_.reused += lease.slices.size() - taken->make.size();
+  counts_.destroyed += parts->destroy.size();
+  counts_.reused += lease.slices.size() - taken.make.size();
   holder.leases.insert(id);
   if (lease.making > 0) return {};
-  return {{}, Finish(id)};
+  return {{}, Finish(id, now, effects)};
 }
 
-Ledger::Decided Ledger::Finish(LeaseId id) {
+Ledger::Decided Ledger::Finish(LeaseId id, absl::Time now, Effects& effects) {
   LeaseState& lease = leases_.at(id);
   SLUICE_CHECK(lease.making == 0);
   Decided decided{id,         lease.session,  lease.request, lease.pool,
                   lease.size, lease.asked_at, lease.slices,  lease.failure};
   if (lease.state == LeaseState::State::kFailing) {
     End(id);
+    AskNow(now, effects);
     return decided;
   }
   lease.state = LeaseState::State::kGranted;
@@ -174,20 +186,29 @@ RequestId Ledger::End(LeaseId id) {
   Pool& pool = pools_.at(lease.pool);
   const bool hold = holder.state == HolderState::State::kClosed &&
                     lease.state == LeaseState::State::kGranted;
+  Bytes refund;
   for (const Slice& slice : lease.slices) {
     const auto making = making_.find(slice.id);
     if (making != making_.end()) {
       making->second.lease.reset();  // returned when it is made
+      refund += slice.size;
     } else if (hold) {
       pool.Quarantine(slice.id, lease.session);
+    } else if (pool.Return(slice.id)) {
+      Linger(slice.id, lease.pool, holder.job, LingeringState::Origin::kFreed);
     } else {
-      pool.Return(slice.id);
+      refund += slice.size;
     }
   }
-  if (hold) {
-    holder.quarantined.of(lease.pool.kind) += lease.size;
-  } else {
-    budgets_.Refund(holder.job, lease.pool.kind, lease.size);
+  // Of a failing lease, what could not be made was charged too.
+  if (lease.state == LeaseState::State::kFailing) {
+    Bytes there;
+    for (const Slice& slice : lease.slices) there += slice.size;
+    refund += lease.size - there;
+  }
+  if (hold) holder.quarantined.of(lease.pool.kind) += lease.size;
+  if (refund > Bytes(0)) {
+    budgets_.Refund(holder.job, lease.pool.kind, refund);
   }
   holder.leases.erase(id);
   const RequestId request = lease.request;
@@ -203,7 +224,8 @@ MakingState Ledger::TakeMaking(ExtentId id) {
   return making;
 }
 
-std::optional<Ledger::Decided> Ledger::ExtentMade(ExtentId id) {
+std::optional<Ledger::Decided> Ledger::ExtentMade(ExtentId id, absl::Time now,
+                                                  Effects& effects) {
   const MakingState making = TakeMaking(id);
   ++counts_.made;
   Pool& pool = pools_.at(making.pool);
@@ -213,11 +235,13 @@ std::optional<Ledger::Decided> Ledger::ExtentMade(ExtentId id) {
     return std::nullopt;
   }
   if (--leases_.at(*making.lease).making > 0) return std::nullopt;
-  return Finish(*making.lease);
+  return Finish(*making.lease, now, effects);
 }
 
 std::optional<Ledger::Decided> Ledger::ExtentFailed(ExtentId id,
-                                                    const absl::Status& why) {
+                                                    const absl::Status& why,
+                                                    absl::Time now,
+                                                    Effects& effects) {
   const MakingState making = TakeMaking(id);
   pools_.at(making.pool).Failed(id);
   ForgetPrincipals();  // its principal may have gone meanwhile
@@ -227,16 +251,19 @@ std::optional<Ledger::Decided> Ledger::ExtentFailed(ExtentId id,
   if (lease.state == LeaseState::State::kMaking) lease.failure = why;
   lease.state = LeaseState::State::kFailing;
   if (--lease.making > 0) return std::nullopt;
-  return Finish(*making.lease);
+  return Finish(*making.lease, now, effects);
 }
 
-std::optional<RequestId> Ledger::Free(SessionId session, LeaseId lease) {
+std::optional<RequestId> Ledger::Free(SessionId session, LeaseId lease,
+                                      absl::Time now, Effects& effects) {
   const auto holder = holders_.find(session);
   if (holder == holders_.end() || !holder->second.leases.contains(lease) ||
       leases_.at(lease).state != LeaseState::State::kGranted) {
     return std::nullopt;
   }
-  return End(lease);
+  const RequestId request = End(lease);
+  AskNow(now, effects);
+  return request;
 }
 
 }  // namespace sluice::daemon

@@ -15,6 +15,12 @@
 //   closed   its session ended, its process lives: has what is in quarantine
 //   (gone)   its process ended
 //
+// What is returned while somebody may still reach it *lingers*: it stays
+// charged to the job that had it and is nobody else's. The device is asked who
+// holds it (AskHolders): at once, then every kAskEvery while it says that
+// somebody does, a few at a time. Where the device does not know, the end of
+// all processes that received a descriptor frees it.
+//
 // Errors: ExtentMade or ExtentFailed for an extent that nobody asked for, and
 // a session that is not a holder, are bugs (CHECK).
 // Thread safety: none needed; one thread (see core.h).
@@ -51,13 +57,13 @@ class Ledger {
   void Open(SessionId session, const JobKey& job);
   // Its leases end; what its process may still map goes to quarantine.
   // Returns the requests that had asked for them.
-  std::vector<RequestId> Close(SessionId session);
+  std::vector<RequestId> Close(SessionId session, absl::Time now,
+                               Effects& effects);
+  // Its process is gone: what it had in quarantine lingers.
+  void Gone(SessionId session, absl::Time now, Effects& effects);
   // A closed holder with nothing in quarantine joins another session of the
   // same process.
   void Merge(SessionId from, SessionId to);
-  // Its process is gone. Returns the host memory that came back; 0 also for
-  // one that was no holder.
-  Bytes Gone(SessionId session);
 
   // --- leases --------------------------------------------------------------
   // A lease that was asked for is granted, or (`failure`) refused.
@@ -77,10 +83,23 @@ class Ledger {
   };
   Asked Lease(SessionId session, RequestId request, const LeaseRequest& asked,
               absl::Time now, Effects& effects);
-  std::optional<Decided> ExtentMade(ExtentId id);
-  std::optional<Decided> ExtentFailed(ExtentId id, const absl::Status& why);
+  std::optional<Decided> ExtentMade(ExtentId id, absl::Time now,
+                                    Effects& effects);
+  std::optional<Decided> ExtentFailed(ExtentId id, const absl::Status& why,
+                                      absl::Time now, Effects& effects);
   // The request that had asked for it; nullopt: the session has no such lease.
-  std::optional<RequestId> Free(SessionId session, LeaseId lease);
+  std::optional<RequestId> Free(SessionId session, LeaseId lease,
+                                absl::Time now, Effects& effects);
+
+  // --- what lingers --------------------------------------------------------
+  static constexpr absl::Duration kAskEvery = absl::Milliseconds(250);
+  static constexpr size_t kAskAtOnce = 256;
+  // Of an extent that lingers no more: ignored. Returns the host memory of the
+  // dead that came back.
+  Bytes HolderKnown(ExtentId id, Held held, absl::Time now);
+  // Asks again, if it is time.
+  void AskAgain(absl::Time now, Effects& effects);
+  absl::Time NextDeadline() const { return ask_again_at_; }
 
   // --- budgets -------------------------------------------------------------
   Budgets& budgets() { return budgets_; }
@@ -93,6 +112,10 @@ class Ledger {
   Bytes UsableBy(PoolId pool, const Principal& principal) const;
   // The same for one that never had a lease.
   Bytes UsableByAnyone(PoolId pool) const;
+  // What a principal, or a job, may still lease of host memory within its
+  // budget; what lingers of its own it may lease again. kUnlimited: no limit.
+  Bytes HostLeft(const Principal& principal) const;
+  Bytes HostLeft(const JobKey& job) const;
   // Host memory that a job's ranks have leased, of NUMA node `numa` or of all.
   Bytes HostHeld(const JobKey& job, std::optional<uint64_t> numa) const;
   // What a session has leased.
@@ -101,7 +124,8 @@ class Ledger {
   bool IsHolder(SessionId session) const { return holders_.contains(session); }
   // Nothing of a closed session waits for the end of its process.
   bool HoldsNothing(SessionId session) const;
-  // Host memory of sessions that ended, whose processes have not yet.
+  // Host memory of sessions that ended, whose processes have not yet; or that
+  // these left lingering.
   bool IsReturning(const Principal& principal) const;
   // Of whom there is a holder or an extent.
   size_t principals() const { return principals_.size(); }
@@ -114,12 +138,23 @@ class Ledger {
   void CheckInvariants() const;
 
  private:
-  absl::Status Admit(const HolderState& holder,
-                     const LeaseRequest& asked) const;
-  Decided Finish(LeaseId id);
+  absl::Status CheckAsked(const LeaseRequest& asked) const;
+  Decided Finish(LeaseId id, absl::Time now, Effects& effects);
   // Gives the slices back: to quarantine where the holder is closed and they
   // were granted, else to the pool. Erases the lease.
   RequestId End(LeaseId id);
+  // The extent was returned by `job`; asks who holds it, or says so later.
+  void Linger(ExtentId id, PoolId pool, const JobKey& job,
+              LingeringState::Origin origin);
+  // It is free.
+  void Back(std::map<ExtentId, LingeringState>::iterator lingering);
+  // What was returned since, as one question.
+  void AskNow(absl::Time now, Effects& effects);
+  // Takes charges of what lingers off (or on again).
+  void Uncharge(const std::vector<ExtentId>& extents);
+  void Recharge(const std::vector<ExtentId>& extents);
+  template <typename Mine>
+  Bytes LingeringHost(Mine mine) const;
   MakingState TakeMaking(ExtentId id);
   PrincipalId Intern(const Principal& principal);
   // Forgets those of whom there is neither a holder nor an extent.
@@ -129,6 +164,7 @@ class Ledger {
   void CheckLeases() const;
   void CheckHolders() const;
   void CheckCharges() const;
+  void CheckLingering() const;
   void CheckPrincipals() const;
 
   const Bytes granularity_;
@@ -137,6 +173,10 @@ class Ledger {
   std::map<LeaseId, LeaseState> leases_;
   std::map<ExtentId, MakingState> making_;
   std::map<SessionId, HolderState> holders_;
+  std::map<ExtentId, LingeringState> lingering_;
+  std::vector<ExtentId> to_ask_;  // within one event only
+  absl::Time ask_again_at_ = absl::InfiniteFuture();
+  ExtentId asked_last_;
   struct KnownPrincipal {
     PrincipalId id;
     int holders = 0;

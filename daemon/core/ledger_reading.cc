@@ -13,8 +13,8 @@ const Pool* Ledger::FindPool(PoolId id) const {
 
 Bytes Ledger::UsableBy(PoolId pool, const Principal& principal) const {
   const auto known = principals_.find(principal);
-  return pools_.at(pool).UsableBy(
-      known != principals_.end() ? known->second.id : PrincipalId());
+  return pools_.at(pool).UsableBy(known != principals_.end() ? known->second.id
+                                                             : PrincipalId());
 }
 
 Bytes Ledger::UsableByAnyone(PoolId pool) const {
@@ -53,10 +53,17 @@ bool Ledger::HoldsNothing(SessionId session) const {
 }
 
 bool Ledger::IsReturning(const Principal& principal) const {
-  return std::any_of(holders_.begin(), holders_.end(), [&](const auto& each) {
+  const auto holds = [&](const auto& each) {
     return each.second.job.principal == principal &&
            each.second.quarantined.host > Bytes(0);
-  });
+  };
+  const auto lingers = [&](const auto& each) {
+    return each.second.origin == LingeringState::Origin::kOrphaned &&
+           each.second.pool.kind == PoolKind::kHost &&
+           each.second.job.principal == principal;
+  };
+  return std::any_of(holders_.begin(), holders_.end(), holds) ||
+         std::any_of(lingering_.begin(), lingering_.end(), lingers);
 }
 
 LedgerState Ledger::Save() const {
@@ -69,6 +76,9 @@ LedgerState Ledger::Save() const {
   for (const auto& [principal, known] : principals_) {
     saved.principals[principal] = known.id;
   }
+  saved.lingering = lingering_;
+  saved.ask_again_at = ask_again_at_;
+  saved.asked_last = asked_last_;
   saved.next_extent = next_extent_;
   saved.next_lease = next_lease_;
   saved.next_principal = next_principal_;
@@ -96,6 +106,10 @@ void Ledger::Load(const LedgerState& saved) {
     budgets_.Charge(holders_.at(lease.session).job, lease.pool.kind,
                     lease.size);
   }
+  lingering_ = saved.lingering;
+  for (const auto& [id, each] : lingering_) Recharge({id});
+  ask_again_at_ = saved.ask_again_at;
+  asked_last_ = saved.asked_last;
   next_extent_ = saved.next_extent;
   next_lease_ = saved.next_lease;
   next_principal_ = saved.next_principal;
@@ -108,6 +122,7 @@ void Ledger::CheckInvariants() const {
   CheckHolders();
   CheckCharges();
   CheckPrincipals();
+  CheckLingering();
 }
 
 // What pools count as leased is the leases, and what is still being made for
@@ -162,14 +177,15 @@ void Ledger::CheckPrincipals() const {
 }
 
 // What pools hold in quarantine is charged to holders; budgets charge what is
-// leased or in quarantine.
+// leased, lingers or is in quarantine.
 void Ledger::CheckCharges() const {
-  Amounts leased, quarantined, owed, charged;
+  Amounts leased, lingering, quarantined, owed, charged;
   for (const auto& [id, lease] : leases_) {
     leased.of(lease.pool.kind) += lease.size;
   }
   for (const auto& [id, pool] : pools_) {
     quarantined.of(id.kind) += pool.quarantined();
+    lingering.of(id.kind) += pool.lingering();
   }
   for (const auto& [id, holder] : holders_) {
     owed.gpu += holder.quarantined.gpu;
@@ -181,8 +197,10 @@ void Ledger::CheckCharges() const {
     charged.host += line.host_used;
   }
   SLUICE_CHECK(owed == quarantined);
-  SLUICE_CHECK(charged.gpu == leased.gpu + quarantined.gpu &&
-               charged.host == leased.host + quarantined.host);
+  for (const PoolKind kind : {PoolKind::kGpu, PoolKind::kHost}) {
+    SLUICE_CHECK(charged.of(kind) ==
+                 leased.of(kind) + lingering.of(kind) + quarantined.of(kind));
+  }
 }
 
 }  // namespace sluice::daemon

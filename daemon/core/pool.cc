@@ -3,6 +3,7 @@
 #include <fmt/format.h>
 
 #include <algorithm>
+#include <utility>
 
 #include "proto/base/shortage.h"
 #include "proto/base/status.h"
@@ -26,19 +27,18 @@ Pool::Extent& Pool::at(ExtentId id) {
 }
 
 Bytes Pool::UsableBy(PrincipalId principal) const {
-  const auto own = kept_by_size_.find({principal, extent_});
-  const Bytes as_it_is =
-      own != kept_by_size_.end() ? own->second.held : Bytes(0);
-  return free() - (kept_held_ - as_it_is);
+  const auto own = idle_by_size_.find({principal, extent_});
+  return free() +
+         (own != idle_by_size_.end() ? own->second.lingering : Bytes(0));
 }
 
 absl::Status Pool::Refusal(Bytes asked) const {
   std::string held;
-  if (kept_held_ > Bytes(0)) {
+  if (lingering_ > Bytes(0)) {
     held = fmt::format(
-        " ({} of it only as the extents it was freed in, until the processes "
-        "that mapped them end)",
-        FormatBytes(kept_held_));
+        "; {} were freed, but stay with their user until the processes that "
+        "mapped them end or let go",
+        FormatBytes(lingering_));
   }
   if (quarantined_ > Bytes(0)) {
     held += fmt::format(
@@ -57,8 +57,8 @@ absl::Status Pool::Refusal(Bytes asked) const {
 std::vector<ExtentId> Pool::Reclaimable(
     Bytes need, const std::set<ExtentId>& spared) const {
   std::vector<ExtentId> found;
-  if (need > kept_ - kept_held_) return found;
-  for (const auto& [order, id] : reclaimable_) {
+  if (need > kept_) return found;
+  for (const auto& [order, id] : kept_by_age_) {
     if (need <= Bytes(0)) break;
     if (spared.contains(id)) continue;
     found.push_back(id);
@@ -87,19 +87,19 @@ std::optional<Pool::Parts> Pool::Regular(PrincipalId principal,
   const Bytes tail = size - whole * extent_;
   Bytes left = size;
   const auto count = [&](Bytes each, int64_t wanted) {
-    const auto kept = kept_by_size_.find({principal, each});
-    if (kept == kept_by_size_.end()) return int64_t{0};
+    const auto kept = idle_by_size_.find({principal, each});
+    if (kept == idle_by_size_.end()) return int64_t{0};
     const int64_t n = std::min(wanted, std::ssize(kept->second.by_age));
     left -= each * n;
     return n;
   };
   const int64_t wholes = count(extent_, whole);
   const int64_t tails = count(tail, tail > Bytes(0) ? 1 : 0);
-  if (left > makeable()) return std::nullopt;
+  if (left > free()) return std::nullopt;
   Parts parts;
   const auto reuse = [&](Bytes each, int64_t n) {
     if (n == 0) return;
-    auto id = kept_by_size_.at({principal, each}).by_age.rbegin();
+    auto id = idle_by_size_.at({principal, each}).by_age.rbegin();
     for (; n > 0; --n, ++id) parts.reuse.push_back(id->second);
   };
   reuse(extent_, wholes);
@@ -116,8 +116,8 @@ std::optional<Pool::Parts> Pool::Patched(PrincipalId principal, Bytes size,
   Bytes left = size;
   std::optional<ExtentId> spare;  // the smallest that is too large
   std::vector<std::pair<const ByAge*, int64_t>> picked;
-  const auto begin = kept_by_size_.lower_bound({principal, Bytes(0)});
-  auto kept = kept_by_size_.lower_bound({principal, extent_ + Bytes(1)});
+  const auto begin = idle_by_size_.lower_bound({principal, Bytes(0)});
+  auto kept = idle_by_size_.lower_bound({principal, extent_ + Bytes(1)});
   while (kept != begin) {
     --kept;
     const Bytes each = kept->first.second;
@@ -128,7 +128,7 @@ std::optional<Pool::Parts> Pool::Patched(PrincipalId principal, Bytes size,
     left -= each * n;
   }
   if (spare && size - left + extents_.at(*spare).size > most) spare.reset();
-  if (left > makeable() && !spare) return std::nullopt;
+  if (left > free() && !spare) return std::nullopt;
   Parts parts;
   for (const auto& [ids, n] : picked) {
     auto id = ids->rbegin();
@@ -140,27 +140,31 @@ std::optional<Pool::Parts> Pool::Patched(PrincipalId principal, Bytes size,
   return parts;
 }
 
-absl::StatusOr<Pool::Taken> Pool::Take(PrincipalId principal, Bytes size,
-                                       Bytes most, ExtentId first) {
+absl::StatusOr<Pool::Parts> Pool::Choose(PrincipalId principal, Bytes size,
+                                         Bytes most) const {
   SLUICE_CHECK(size > Bytes(0));
-  if (size > free()) return Refusal(size);
+  if (size > free() + lingering_) return Refusal(size);
   std::optional<Parts> parts = Regular(principal, size);
   if (!parts) parts = Patched(principal, size, most);
   if (!parts) return Refusal(size);
+  return *std::move(parts);
+}
+
+Pool::Taken Pool::Take(PrincipalId principal, const Parts& parts,
+                       ExtentId first) {
   Taken taken;
-  taken.destroy = std::move(parts->destroy);
-  for (ExtentId id : taken.destroy) {
-    Unkeep(id, at(id));
+  for (ExtentId id : parts.destroy) {
+    UnlistIdle(id, at(id));
     Erase(id);
   }
-  for (ExtentId id : parts->reuse) {
+  for (ExtentId id : parts.reuse) {
     Extent& extent = at(id);
-    Unkeep(id, extent);
+    UnlistIdle(id, extent);
     extent.state = State::kLeased;
     leased_ += extent.size;
     taken.slices.push_back({id, extent.size});
   }
-  for (Bytes each : parts->make) {
+  for (Bytes each : parts.make) {
     const ExtentId id(first.value() + taken.make.size());
     extents_[id] = {.size = each, .principal = principal};
     ++owned_[principal];
@@ -196,51 +200,58 @@ void Pool::Erase(ExtentId id) {
   extents_.erase(id);
 }
 
-void Pool::Keep(ExtentId id, Extent& extent) {
-  extent.state = State::kKept;
-  extent.kept_order = next_kept_order_++;
-  ListKept(id, extent);
+void Pool::Rest(ExtentId id, Extent& extent, State state) {
+  extent.state = state;
+  extent.idle_order = next_idle_order_++;
+  ListIdle(id, extent);
 }
 
-void Pool::ListKept(ExtentId id, const Extent& extent) {
-  kept_ += extent.size;
-  Kept& kept = kept_by_size_[{extent.principal, extent.size}];
-  kept.by_age[extent.kept_order] = id;
-  if (extent.holders.empty()) {
-    reclaimable_[extent.kept_order] = id;
+void Pool::ListIdle(ExtentId id, const Extent& extent) {
+  Idle& idle = idle_by_size_[{extent.principal, extent.size}];
+  idle.by_age[extent.idle_order] = id;
+  if (extent.state == State::kKept) {
+    kept_ += extent.size;
+    kept_by_age_[extent.idle_order] = id;
   } else {
-    kept.held += extent.size;
-    kept_held_ += extent.size;
+    lingering_ += extent.size;
+    idle.lingering += extent.size;
   }
 }
 
-void Pool::Unkeep(ExtentId id, Extent& extent) {
-  SLUICE_CHECK(extent.state == State::kKept);
-  const auto kept = kept_by_size_.find({extent.principal, extent.size});
-  SLUICE_CHECK(kept != kept_by_size_.end() &&
-               kept->second.by_age.at(extent.kept_order) == id);
-  kept_ -= extent.size;
-  kept->second.by_age.erase(extent.kept_order);
-  if (reclaimable_.erase(extent.kept_order) == 0) {
-    kept->second.held -= extent.size;
-    kept_held_ -= extent.size;
+void Pool::UnlistIdle(ExtentId id, const Extent& extent) {
+  const auto idle = idle_by_size_.find({extent.principal, extent.size});
+  SLUICE_CHECK(idle != idle_by_size_.end() &&
+               idle->second.by_age.at(extent.idle_order) == id);
+  idle->second.by_age.erase(extent.idle_order);
+  if (extent.state == State::kKept) {
+    kept_ -= extent.size;
+    kept_by_age_.erase(extent.idle_order);
+  } else {
+    lingering_ -= extent.size;
+    idle->second.lingering -= extent.size;
   }
-  if (kept->second.by_age.empty()) kept_by_size_.erase(kept);
+  if (idle->second.by_age.empty()) idle_by_size_.erase(idle);
 }
 
-void Pool::DropHolder(ExtentId id, Extent& extent, SessionId holder) {
-  std::erase(extent.holders, holder);
-  if (extent.state != State::kKept || !extent.holders.empty()) return;
-  reclaimable_[extent.kept_order] = id;
-  kept_by_size_.at({extent.principal, extent.size}).held -= extent.size;
-  kept_held_ -= extent.size;
-}
-
-void Pool::Return(ExtentId id) {
+bool Pool::Return(ExtentId id) {
   Extent& extent = at(id);
   SLUICE_CHECK(extent.state == State::kLeased);
   leased_ -= extent.size;
-  Keep(id, extent);
+  const bool lingers = !extent.holders.empty();
+  Rest(id, extent, lingers ? State::kLingering : State::kKept);
+  return lingers;
+}
+
+void Pool::Back(ExtentId id) {
+  Extent& extent = at(id);
+  SLUICE_CHECK(extent.state == State::kLingering);
+  UnlistIdle(id, extent);
+  for (SessionId holder : std::exchange(extent.holders, {})) {
+    const auto held = held_.find(holder);
+    held->second.erase(id);
+    if (held->second.empty()) held_.erase(held);
+  }
+  Rest(id, extent, State::kKept);
 }
 
 void Pool::Quarantine(ExtentId id, SessionId by) {
@@ -262,26 +273,28 @@ void Pool::TransferHolds(SessionId from, SessionId to) {
     SLUICE_CHECK(extent.state != State::kQuarantined ||
                  extent.quarantined_for != from);
     if (held_[to].insert(id).second) extent.holders.push_back(to);
-    DropHolder(id, extent, from);
+    std::erase(extent.holders, from);
   }
 }
 
-Bytes Pool::HolderGone(SessionId session) {
+Pool::Left Pool::HolderGone(SessionId session) {
+  Left left;
   const auto held = held_.find(session);
-  Bytes back;
-  if (held == held_.end()) return back;
+  if (held == held_.end()) return left;
   for (ExtentId id : held->second) {
     Extent& extent = at(id);
-    DropHolder(id, extent, session);
+    std::erase(extent.holders, session);
     if (extent.state == State::kQuarantined &&
         extent.quarantined_for == session) {
       quarantined_ -= extent.size;
-      back += extent.size;
-      Keep(id, extent);
+      Rest(id, extent, State::kLingering);
+      left.unquarantined.push_back(id);
+    } else if (extent.state == State::kLingering && extent.holders.empty()) {
+      left.alone.push_back(id);
     }
   }
   held_.erase(held);
-  return back;
+  return left;
 }
 
 void Pool::List(ExtentId id, const Extent& extent) {
@@ -295,21 +308,22 @@ void Pool::List(ExtentId id, const Extent& extent) {
     case State::kQuarantined:
       quarantined_ += extent.size;
       return;
+    case State::kLingering:
     case State::kKept:
-      return ListKept(id, extent);
+      return ListIdle(id, extent);
   }
 }
 
 void Pool::Load(const Saved& saved) {
   SLUICE_CHECK(extents_.empty());
   extents_ = saved.extents;
-  next_kept_order_ = saved.next_kept_order;
+  next_idle_order_ = saved.next_idle_order;
   for (const auto& [id, extent] : extents_) List(id, extent);
 }
 
 void Pool::CheckInvariants() const {
-  Bytes leased, quarantined, kept, kept_held;
-  size_t kept_count = 0, holds = 0;
+  Bytes leased, quarantined, lingering, kept;
+  size_t idle = 0, kept_count = 0, holds = 0;
   std::map<PrincipalId, size_t> owned;
   for (const auto& [id, extent] : extents_) {
     SLUICE_CHECK(extent.size > Bytes(0) && extent.size <= extent_);
@@ -327,12 +341,16 @@ void Pool::CheckInvariants() const {
                                 extent.quarantined_for) == 1);
         quarantined += extent.size;
         break;
+      case State::kLingering:
+        lingering += extent.size;
+        ++idle;
+        break;
       case State::kKept:
+        SLUICE_CHECK(extent.holders.empty());
+        SLUICE_CHECK(kept_by_age_.at(extent.idle_order) == id);
         kept += extent.size;
         ++kept_count;
-        if (!extent.holders.empty()) kept_held += extent.size;
-        SLUICE_CHECK(reclaimable_.contains(extent.kept_order) ==
-                     extent.holders.empty());
+        ++idle;
         break;
     }
     for (SessionId by : extent.holders) {
@@ -342,19 +360,19 @@ void Pool::CheckInvariants() const {
   }
   for (const auto& [by, ids] : held_) holds -= ids.size();
   size_t listed = 0;
-  Bytes listed_held;
-  for (const auto& [key, kept_of_size] : kept_by_size_) {
-    listed += kept_of_size.by_age.size();
-    listed_held += kept_of_size.held;
+  Bytes listed_lingering;
+  for (const auto& [key, of_size] : idle_by_size_) {
+    listed += of_size.by_age.size();
+    listed_lingering += of_size.lingering;
   }
   SLUICE_CHECK(holds == 0);
   SLUICE_CHECK(owned == owned_);
-  SLUICE_CHECK(kept_count == listed && reclaimable_.size() <= listed);
-  SLUICE_CHECK(kept_held == kept_held_ && listed_held == kept_held_);
+  SLUICE_CHECK(idle == listed && kept_count == kept_by_age_.size());
+  SLUICE_CHECK(lingering == lingering_ && listed_lingering == lingering_);
   SLUICE_CHECK(leased == leased_ && quarantined == quarantined_ &&
                kept == kept_);
   SLUICE_CHECK(unmade() >= Bytes(0));
-  SLUICE_CHECK(leased_ + free() + quarantined_ == total_);
+  SLUICE_CHECK(leased_ + lingering_ + quarantined_ + free() == total_);
 }
 
 }  // namespace sluice::daemon

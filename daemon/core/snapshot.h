@@ -18,7 +18,7 @@ namespace sluice::daemon {
 
 struct PoolSnapshot {
   PoolId id;
-  Bytes total, leased, free, kept, quarantined;
+  Bytes total, leased, free, kept, quarantined, lingering;
 };
 
 struct GpuSnapshot {

@@ -62,12 +62,29 @@ struct MakingState {
   bool operator==(const MakingState&) const = default;
 };
 
+// A lingering extent, charged to `job`.
+struct LingeringState {
+  // Who may reach it: the process that freed it (or a child), or nobody but a
+  // child of a process that is gone.
+  enum class Origin { kFreed, kOrphaned };
+  Origin origin = Origin::kFreed;
+  // What the device said last; unknown: it never says.
+  enum class Answer { kNotYet, kHeld, kUnknown };
+  Answer answer = Answer::kNotYet;
+  PoolId pool;
+  JobKey job;
+  bool operator==(const LingeringState&) const = default;
+};
+
 struct LedgerState {
   std::map<PoolId, Pool::Saved> pools;
   Budgets::Saved budgets;
   std::map<LeaseId, LeaseState> leases;
   std::map<ExtentId, MakingState> making;
   std::map<SessionId, HolderState> holders;
+  std::map<ExtentId, LingeringState> lingering;
+  absl::Time ask_again_at = absl::InfiniteFuture();
+  ExtentId asked_last;  // of those that are asked about again, in their order
   std::map<Principal, PrincipalId> principals;
   uint64_t next_extent = 1, next_lease = 1, next_principal = 1;
   bool operator==(const LedgerState&) const = default;

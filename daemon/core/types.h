@@ -39,6 +39,10 @@ struct PoolId {
   auto operator<=>(const PoolId&) const = default;
 };
 
+// What the device says of an extent: whether anybody but the daemon has a
+// descriptor or a mapping of it, or a copy of one is on its way.
+enum class Held { kNo, kYes, kUnknown };
+
 // Memory of both kinds.
 struct Amounts {
   Bytes gpu, host;

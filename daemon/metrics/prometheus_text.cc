@@ -93,6 +93,7 @@ void AddStates(const Labels& labels, const PoolSnapshot& pool, Families& to) {
   to.Value(With(labels, "state", "leased"), Count(pool.leased));
   to.Value(With(labels, "state", "free"), Count(pool.free));
   to.Value(With(labels, "state", "quarantined"), Count(pool.quarantined));
+  to.Value(With(labels, "state", "lingering"), Count(pool.lingering));
 }
 
 void AddPools(const Snapshot& from, Families& to) {

@@ -15,6 +15,7 @@ void AddPool(const PoolSnapshot& pool, json& to) {
   to["free_bytes"] = pool.free.count();
   to["kept_bytes"] = pool.kept.count();
   to["quarantined_bytes"] = pool.quarantined.count();
+  to["lingering_bytes"] = pool.lingering.count();
 }
 
 json Gpu(const GpuSnapshot& gpu) {

@@ -40,7 +40,7 @@ th { color:var(--dim); font-weight:500; border-top:0 }
 </style></head><body><main>
 <header><h1>sluiced</h1><span id="about" class="dim"></span>
 <span id="lost" class="bad"></span></header>
-<h2>Memory <span class="dim">leased, quarantined, kept for its owner, free
+<h2>Memory <span class="dim">leased, returning, kept for its owner, free
 </span></h2><div class="pools" id="pools"></div>
 <p id="sums" class="dim" hidden>Jobs, limits, budgets, plans and events have
 names of users and jobs: the same page at http.sock in the daemon's runtime
@@ -71,12 +71,15 @@ function pool(title, sub, p) { const card = el("div", "card");
     el("span", "dim", bytes(p.leased_bytes) + " of " + bytes(p.total_bytes)));
   const bar = el("div", "bar");
   for (const [cls, n] of [["leased", p.leased_bytes],
-      ["held", p.quarantined_bytes], ["kept", p.kept_bytes]]) {
+      ["held", p.quarantined_bytes + p.lingering_bytes],
+      ["kept", p.kept_bytes]]) {
     const part = el("div", cls); part.title = cls + " " + bytes(n);
     part.style.width = 100 * n / p.total_bytes + "%"; bar.append(part); }
   const low = el("div", "row dim"); low.append(el("span", "", sub),
     el("span", "", bytes(p.free_bytes) + " free" + (p.quarantined_bytes ?
-      ", " + bytes(p.quarantined_bytes) + " quarantined" : "")));
+      ", " + bytes(p.quarantined_bytes) + " quarantined" : "") +
+      (p.lingering_bytes ? ", " + bytes(p.lingering_bytes) + " lingering" :
+      "")));
   card.append(top, bar, low); return card; }
 function table(id, heads, rows, none) { const t = $(id);
   t.replaceChildren(); const cell = (tag, v) => { const left =

@@ -53,6 +53,7 @@ void Fill(const PoolSnapshot& from, wire::Pool* to) {
   to->set_leased_bytes(from.leased.size());
   to->set_free_bytes(from.free.size());
   to->set_quarantined_bytes(from.quarantined.size());
+  to->set_lingering_bytes(from.lingering.size());
 }
 
 }  // namespace

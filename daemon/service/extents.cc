@@ -144,8 +144,28 @@ void Extents::Destroy(ExtentId id) {
   });
 }
 
-std::shared_ptr<const UniqueFd> Extents::fd(ExtentId id) const {
-  return extents_.at(id).fd;
+absl::StatusOr<std::shared_ptr<const UniqueFd>> Extents::Fd(ExtentId id) {
+  Extent& extent = extents_.at(id);
+  if (extent.fd == nullptr) {
+    SLUICE_ASSIGN_OR_RETURN(UniqueFd fd, driver_->Export(extent.memory));
+    extent.fd = std::make_shared<const UniqueFd>(std::move(fd));
+  }
+  const auto fd = extent.fd;
+  if (driver_->TellsHolders()) extent.fd.reset();
+  return fd;
+}
+
+Held Extents::HeldByOthers(ExtentId id) {
+  const auto found = extents_.find(id);
+  if (found == extents_.end() || !driver_->TellsHolders()) {
+    return Held::kUnknown;
+  }
+  Extent& extent = found->second;
+  extent.fd.reset();
+  const auto held = driver_->HeldByOthers(extent.memory);
+  if (held.ok()) return *held ? Held::kYes : Held::kNo;
+  WriteLog(LogLevel::kError, std::string(held.status().message()));
+  return Held::kUnknown;
 }
 
 }  // namespace sluice::daemon

@@ -44,8 +44,11 @@ class Extents {
   void Make(ExtentId id, PoolId pool, Bytes size);
   // Only a made one. Sends under way keep the descriptor until they are done.
   void Destroy(ExtentId id);
-  // Of a made extent.
-  std::shared_ptr<const UniqueFd> fd(ExtentId id) const;
+  // Of a made extent, to be sent.
+  absl::StatusOr<std::shared_ptr<const UniqueFd>> Fd(ExtentId id);
+  // Whether anybody reaches an extent: has a descriptor or a mapping of it,
+  // or will have one that is being sent. Of one that was destroyed: unknown.
+  Held HeldByOthers(ExtentId id);
   size_t size() const { return extents_.size(); }
   // No device call any more; false: one still ran after `patience`.
   bool Finish(absl::Duration patience) { return device_.Finish(patience); }
@@ -53,6 +56,8 @@ class Extents {
  private:
   struct Extent {
     device::Memory memory;
+    // What is sent. Kept, but where the device tells who has another; there
+    // ours would be one.
     std::shared_ptr<const UniqueFd> fd;
   };
   // Of memory just made; released if it cannot be exported.

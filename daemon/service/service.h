@@ -120,6 +120,7 @@ class Service {
   void Execute(Effects effects);
   void Do(MakeExtent& effect);
   void Do(DestroyExtent& effect);
+  void Do(AskHolders& effect);
   void Do(SendReply& effect);
   void Do(SendNotice& effect);
   void Do(CloseSocket& effect);

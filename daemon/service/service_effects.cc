@@ -91,6 +91,15 @@ void Service::Do(MakeExtent& effect) {
 
 void Service::Do(DestroyExtent& effect) { extents_->Destroy(effect.id); }
 
+// At once: it is a system call per extent, and who is asked about is bounded.
+void Service::Do(AskHolders& effect) {
+  std::vector<Core::HolderAnswer> answers;
+  for (ExtentId id : effect.extents) {
+    answers.push_back({id, extents_->HeldByOthers(id)});
+  }
+  Execute(core_.HoldersKnown(answers, loop_->now()));
+}
+
 void Service::Do(SendReply& effect) {
   if (const auto* query = std::get_if<SnapshotReply>(&effect.reply)) {
     return AnswerQuery(effect.session, effect.request, query->plan);
@@ -106,7 +115,15 @@ std::vector<Outgoing> Service::ToPackets(SessionId session, RequestId request,
   if (const auto* granted = std::get_if<GrantedReply>(&reply)) {
     std::vector<std::shared_ptr<const UniqueFd>> fds;
     for (const Slice& slice : granted->slices) {
-      fds.push_back(extents_->fd(slice.id));
+      auto fd = extents_->Fd(slice.id);
+      if (!fd.ok()) {
+        // Repeated, the request is answered anew.
+        Outgoing refusal;
+        refusal.packet = ErrorPacket(request, fd.status());
+        refusal.packet.set_id(request.value());
+        return {std::move(refusal)};
+      }
+      fds.push_back(*std::move(fd));
     }
     return GrantedParts(request, *granted, fds);
   }

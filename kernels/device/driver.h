@@ -122,6 +122,14 @@ class Driver {
   virtual absl::StatusOr<Memory> Create(Placement where, Bytes size) = 0;
   // cuMemExportToShareableHandle: a file descriptor another process imports.
   virtual absl::StatusOr<UniqueFd> Export(Memory memory) = 0;
+  // Whether it can be known who reaches memory that was exported. On sim where
+  // the kernel tells (probed once); on cuda never.
+  virtual bool TellsHolders() const = 0;
+  // Of memory that this process made: whether anybody has a descriptor or a
+  // mapping of it beside the handle, a forked child's or one in flight too, and
+  // descriptors of this process. A no stays true until it is exported again.
+  // Unimplemented: nothing tells.
+  virtual absl::StatusOr<bool> HeldByOthers(Memory memory) = 0;
   // cuMemImportFromShareableHandle. `fd` stays the caller's.
   virtual absl::StatusOr<Memory> Import(const UniqueFd& fd, Placement where,
                                         Bytes size) = 0;

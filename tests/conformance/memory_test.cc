@@ -203,6 +203,39 @@ TEST_P(MemoryConformance, AnImportIsTheSameMemory) {
   }
 }
 
+TEST_P(MemoryConformance, WhoHoldsAnExportIsToldOrSaidToBeUnknown) {
+  SLUICE_ASSERT_OK_AND_ASSIGN(const Memory memory,
+                              driver_->Create(kOnHost, Size(kOnHost)));
+  if (!driver_->TellsHolders()) {
+    EXPECT_THAT(driver_->HeldByOthers(memory),
+                StatusIs(absl::StatusCode::kUnimplemented));
+    ASSERT_THAT(driver_->Release(memory), IsOk());
+    return;
+  }
+  const auto held = [&] {
+    const auto answer = driver_->HeldByOthers(memory);
+    EXPECT_THAT(answer, IsOk());
+    return answer.ok() && *answer;
+  };
+  EXPECT_FALSE(held());
+  SLUICE_ASSERT_OK_AND_ASSIGN(UniqueFd fd, driver_->Export(memory));
+  EXPECT_TRUE(held());
+  SLUICE_ASSERT_OK_AND_ASSIGN(const Memory import,
+                              driver_->Import(fd, kOnHost, Size(kOnHost)));
+  fd.Reset();
+  EXPECT_TRUE(held());
+  {
+    SLUICE_ASSERT_OK_AND_ASSIGN(
+        const auto mapped,
+        Mapped::Map(driver_.get(), import, kOnHost, Size(kOnHost)));
+    EXPECT_TRUE(held());
+  }
+  // Mapped::Map took the import.
+  EXPECT_FALSE(held());
+  EXPECT_FALSE(held());
+  ASSERT_THAT(driver_->Release(memory), IsOk());
+}
+
 TEST_P(MemoryConformance, WhatIsNoMemoryIsNotImported) {
   const UniqueFd null(open("/dev/null", O_RDWR | O_CLOEXEC));
   EXPECT_FALSE(driver_->Import(null, kOnGpu, Size(kOnGpu)).ok());

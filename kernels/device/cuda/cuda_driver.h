@@ -30,6 +30,11 @@ class CudaDriver final : public Driver {
   absl::StatusOr<MemoryUse> Usage(Placement where) override;
   absl::StatusOr<Memory> Create(Placement where, Bytes size) override;
   absl::StatusOr<UniqueFd> Export(Memory memory) override;
+  bool TellsHolders() const override { return false; }
+  absl::StatusOr<bool> HeldByOthers(Memory) override {
+    return absl::UnimplementedError(
+        "the CUDA driver does not tell who maps exported memory");
+  }
   absl::StatusOr<Memory> Import(const UniqueFd& fd, Placement where,
                                 Bytes size) override;
   absl::Status Release(Memory memory) override;

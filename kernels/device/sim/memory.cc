@@ -24,6 +24,51 @@ absl::StatusOr<struct stat> Stat(const UniqueFd& fd) {
   return result;
 }
 
+// The same memory as another open file.
+absl::StatusOr<UniqueFd> Reopen(const UniqueFd& fd, int mode = O_RDWR) {
+  const std::string path = fmt::format("/proc/self/fd/{}", fd.get());
+  UniqueFd own(open(path.c_str(), mode | O_CLOEXEC));
+  if (!own) return ErrnoStatus(errno, "open memory again");
+  return own;
+}
+
+absl::StatusOr<bool> OthersHaveOpen(const UniqueFd& fd) {
+  if (fcntl(fd.get(), F_SETLEASE, F_WRLCK) == 0) {
+    fcntl(fd.get(), F_SETLEASE, F_UNLCK);
+    return false;
+  }
+  if (errno == EAGAIN) return true;
+  return ErrnoStatus(errno, "ask for a lease of memory");
+}
+
+// Whether all that can hold memory is seen: another open file, a mapping whose
+// descriptor is closed, and one that was opened for reading only.
+bool KernelTellsHolders() {
+  constexpr size_t kBytes = 4096;
+  const UniqueFd made(memfd_create("sluice-probe", MFD_CLOEXEC));
+  if (!made || ftruncate(made.get(), kBytes) != 0) return false;
+  const auto opened = Reopen(made);
+  if (!opened.ok()) return false;
+  const UniqueFd& own = *opened;
+  const auto says = [&](bool held) {
+    const auto answer = OthersHaveOpen(own);
+    return answer.ok() && *answer == held;
+  };
+  if (!says(false)) return false;
+  for (const int mode : {O_RDWR, O_RDONLY}) {
+    auto other = Reopen(own, mode);
+    if (!other.ok() || !says(true)) return false;
+    void* const mapped =
+        mmap(nullptr, kBytes, PROT_READ, MAP_SHARED, other->get(), 0);
+    if (mapped == MAP_FAILED) return false;
+    other->Reset();
+    const bool seen = says(true);
+    munmap(mapped, kBytes);
+    if (!seen || !says(false)) return false;
+  }
+  return true;
+}
+
 // Makes a range unusable and gives its pages back, keeping it reserved.
 absl::Status Blank(Address address, Bytes size) {
   void* const blank =
@@ -47,11 +92,16 @@ absl::StatusOr<std::shared_ptr<PhysicalMemory>> PhysicalMemory::Create(
       0) {
     return ErrnoStatus(errno, "seal memory");
   }
+  // The kernel does not count the file that memfd_create opens as a writer.
+  if (TellsHolders()) {
+    SLUICE_ASSIGN_OR_RETURN(fd, Reopen(fd));
+  }
   SLUICE_ASSIGN_OR_RETURN(const struct stat status, Stat(fd));
   SLUICE_ASSIGN_OR_RETURN(const int slot,
                           ledger->Add(where, size, status.st_ino));
-  return std::shared_ptr<PhysicalMemory>(
-      new PhysicalMemory(ledger, slot, std::move(fd), where, size));
+  return std::shared_ptr<PhysicalMemory>(new PhysicalMemory(
+      ledger, slot, std::move(fd), TellsHolders() ? File::kOwn : File::kShared,
+      where, size));
 }
 
 absl::StatusOr<std::shared_ptr<PhysicalMemory>> PhysicalMemory::Import(
@@ -69,8 +119,26 @@ absl::StatusOr<std::shared_ptr<PhysicalMemory>> PhysicalMemory::Import(
   SLUICE_ASSIGN_OR_RETURN(UniqueFd own, fd.Duplicate());
   SLUICE_ASSIGN_OR_RETURN(const int slot,
                           ledger->Join(where, size, status.st_ino));
-  return std::shared_ptr<PhysicalMemory>(
-      new PhysicalMemory(ledger, slot, std::move(own), where, size));
+  return std::shared_ptr<PhysicalMemory>(new PhysicalMemory(
+      ledger, slot, std::move(own), File::kShared, where, size));
+}
+
+absl::StatusOr<UniqueFd> PhysicalMemory::Export() const {
+  return file_ == File::kOwn ? Reopen(fd_) : fd_.Duplicate();
+}
+
+bool PhysicalMemory::TellsHolders() {
+  static const bool tells = KernelTellsHolders();
+  return tells;
+}
+
+absl::StatusOr<bool> PhysicalMemory::HeldByOthers() const {
+  if (file_ != File::kOwn) {
+    return absl::UnimplementedError(
+        "who holds this memory is known only where it was made, and where the "
+        "kernel tells");
+  }
+  return OthersHaveOpen(fd_);
 }
 
 PhysicalMemory::~PhysicalMemory() {

@@ -28,21 +28,33 @@ class PhysicalMemory {
   PhysicalMemory& operator=(const PhysicalMemory&) = delete;
 
   const UniqueFd& fd() const { return fd_; }
+  // A descriptor for others: of memory made here, another open file than ours.
+  absl::StatusOr<UniqueFd> Export() const;
+
+  // A write lease on a file is granted exactly while nobody else has it open,
+  // and a mapping or a descriptor in flight keeps it open. Probed once: where
+  // /proc is missing, or a kernel counts otherwise, nothing tells.
+  static bool TellsHolders();
+  absl::StatusOr<bool> HeldByOthers() const;
   Placement where() const { return where_; }
   Bytes size() const { return size_; }
 
  private:
-  PhysicalMemory(Ledger* ledger, int slot, UniqueFd fd, Placement where,
-                 Bytes size)
+  // Whether `fd_` is an open file of its own, that only this handle has.
+  enum class File { kOwn, kShared };
+  PhysicalMemory(Ledger* ledger, int slot, UniqueFd fd, File file,
+                 Placement where, Bytes size)
       : ledger_(ledger),
         slot_(slot),
         fd_(std::move(fd)),
+        file_(file),
         where_(where),
         size_(size) {}
 
   Ledger* const ledger_;
   const int slot_;
   UniqueFd fd_;
+  const File file_;
   const Placement where_;
   const Bytes size_;
 };

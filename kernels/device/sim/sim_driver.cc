@@ -107,7 +107,16 @@ absl::StatusOr<UniqueFd> SimDriver::Export(Memory memory) {
   const auto it = memories_.find(memory);
   if (it == memories_.end()) return NoSuch("memory", memory);
   SLUICE_RETURN_IF_ERROR(node_->CheckPlacement(it->second->where()));
-  return it->second->fd().Duplicate();
+  return it->second->Export();
+}
+
+bool SimDriver::TellsHolders() const { return PhysicalMemory::TellsHolders(); }
+
+absl::StatusOr<bool> SimDriver::HeldByOthers(Memory memory) {
+  const MutexLock lock(memory_mutex_);
+  const auto it = memories_.find(memory);
+  if (it == memories_.end()) return NoSuch("memory", memory);
+  return it->second->HeldByOthers();
 }
 
 absl::StatusOr<Memory> SimDriver::Import(const UniqueFd& fd, Placement where,

@@ -35,6 +35,8 @@ class SimDriver final : public Driver {
   absl::StatusOr<MemoryUse> Usage(Placement where) override;
   absl::StatusOr<Memory> Create(Placement where, Bytes size) override;
   absl::StatusOr<UniqueFd> Export(Memory memory) override;
+  bool TellsHolders() const override;
+  absl::StatusOr<bool> HeldByOthers(Memory memory) override;
   absl::StatusOr<Memory> Import(const UniqueFd& fd, Placement where,
                                 Bytes size) override;
   absl::Status Release(Memory memory) override;

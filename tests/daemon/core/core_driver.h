@@ -113,7 +113,18 @@ class CoreDriver {
   void Apply(Effects effects) {
     for (const Effect& effect : effects) std::visit(*this, effect);
     core.CheckInvariants();
+    while (answer_at_once && !to_ask.empty()) AnswerNext();
     while (make_at_once && !to_make.empty()) MakeNext();
+  }
+  // Says of the extents that were asked about first what the device says.
+  void AnswerNext() {
+    std::vector<Core::HolderAnswer> answers;
+    for (ExtentId id : to_ask.front().extents) {
+      // The answer to an earlier question may have ended it.
+      answers.push_back({id, extents.contains(id) ? held : Held::kUnknown});
+    }
+    to_ask.erase(to_ask.begin());
+    Run([&](Core& to) { return to.HoldersKnown(answers, clock.Now()); });
   }
   void MakeNext(absl::Status status = absl::OkStatus()) {
     const ExtentId id = to_make.front();
@@ -131,6 +142,7 @@ class CoreDriver {
     SLUICE_CHECK(extents.erase(e.id) == 1);
     destroyed.insert(e.id);
   }
+  void operator()(const AskHolders& e) { to_ask.push_back(e); }
   void operator()(const SendReply& e) {
     replies[{e.session, e.request}] = e.reply;
     // Only what exists can be sent.
@@ -169,6 +181,10 @@ class CoreDriver {
   Core core;
   bool make_at_once = true;
   std::vector<ExtentId> to_make;
+  // What the device says of each extent that it is asked about.
+  Held held = Held::kNo;
+  bool answer_at_once = true;
+  std::vector<AskHolders> to_ask;
   std::set<ExtentId> extents, destroyed;
   std::map<std::pair<SessionId, RequestId>, Reply> replies;
   std::vector<std::pair<SessionId, Notice>> notices;

@@ -48,6 +48,9 @@ void CoreStory::Do(const Instruction& in) {
   std::erase_if(open_, [&](const auto& entry) {
     return node_.forgotten.contains(entry.first);
   });
+  // What the device says when it is asked meanwhile.
+  constexpr Held kSays[] = {Held::kNo, Held::kNo, Held::kYes, Held::kUnknown};
+  node_.held = kSays[(in.c >> 8) % 4];
   switch (in.op) {
     case Op::kAttach:
       return Attach(in);
@@ -228,6 +231,7 @@ void CoreStory::NoteGrants() {
 }
 
 void CoreStory::Finish() {
+  node_.held = Held::kNo;
   Tick({Op::kTick, 1999});
   node_.clock.Advance(absl::Minutes(1));
   Tick({});
@@ -242,6 +246,9 @@ void CoreStory::Finish() {
     node_.Run([&](Core& core) { return core.ProcessGone(id, {}, now); });
   }
   while (!node_.to_make.empty()) node_.MakeNext();
+  // Whatever the device said was held is asked about again.
+  node_.clock.Advance(absl::Seconds(1));
+  Tick({});
   for (PoolId pool : {Gpu(0), Gpu(1), Host(0)}) {
     SLUICE_CHECK(node_.core.pool(pool).free == node_.core.pool(pool).total);
   }

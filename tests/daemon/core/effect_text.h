@@ -23,6 +23,9 @@ class EffectText {
     Add("make {} {} {}", e.id.value(), Name(e.pool), e.size.count());
   }
   void operator()(const DestroyExtent& e) { Add("destroy {}", e.id.value()); }
+  void operator()(const AskHolders& e) {
+    for (ExtentId id : e.extents) Add("ask {}", id.value());
+  }
   void operator()(const SendReply& e) {
     Add("reply {} {}", e.session.value(), e.request.value());
     std::visit(*this, e.reply);

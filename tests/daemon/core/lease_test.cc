@@ -50,6 +50,7 @@ TEST(Lease, FreedExtentsAreReusedAsTheyAreByTheirPrincipal) {
 // A process that lives may still map what it freed, so nothing can be cut.
 TEST(Lease, IsPatchedFromIdleExtentsWhereNothingElseIsLeft) {
   CoreDriver node;
+  node.held = Held::kYes;
   const SessionId a = node.Attach("demo", 0);
   SLUICE_ASSERT_OK_AND_ASSIGN(const auto all, node.Lease(a, Host(0), MiB(32)));
   node.Ask(a, FreeRequest{all.lease});
@@ -69,12 +70,17 @@ TEST(Lease, IsPatchedFromIdleExtentsWhereNothingElseIsLeft) {
 
 TEST(Lease, OddIdleExtentsServeAnyLeaseOfTheirPrincipal) {
   CoreDriver node;
+  node.held = Held::kUnknown;
   const SessionId a = node.Attach("demo", 0);
   for (int i = 0; i < 20; ++i) {  // sizes that a changing plan might have
     SLUICE_ASSERT_OK_AND_ASSIGN(const auto lease,
                                 node.Lease(a, Host(0), MiB(21) + KiB(64) * i));
     node.Ask(a, FreeRequest{lease.lease});
   }
+  // All of it is its principal's to lease, and with its end everybody's.
+  const PoolSnapshot pool = node.core.pool(Host(0));
+  EXPECT_EQ(pool.free + pool.lingering, MiB(32));
+  node.Die(a);
   EXPECT_EQ(node.core.pool(Host(0)).free, MiB(32));
 }
 
@@ -92,6 +98,7 @@ TEST(Lease, AnotherPrincipalNeverGetsAHandleThatWasOut) {
 
 TEST(Lease, FreedMemoryALivingProcessMayMapIsNotForOthers) {
   CoreDriver node;
+  node.held = Held::kUnknown;  // as on a GPU
   const SessionId a = node.Attach("demo", 0, 1, /*uid=*/1);
   SLUICE_ASSERT_OK_AND_ASSIGN(const auto lease, node.Lease(a, Gpu(0), MiB(16)));
   ASSERT_TRUE(node.Ask(a, FreeRequest{lease.lease}));

@@ -24,10 +24,10 @@ Pool WithKept(int count, uint64_t& next_extent) {
   Pool pool({PoolKind::kHost, 0}, KiB(64) * 10'002, MiB(4));
   std::vector<ExtentId> leased;
   for (int i = 0; i < count; ++i) {
-    const auto taken =
-        pool.Take(kOne, KiB(64), KiB(64), ExtentId(next_extent++));
-    EXPECT_THAT(taken.status(), IsOk());
-    for (const Slice& slice : taken->make) {
+    const auto parts = pool.Choose(kOne, KiB(64), KiB(64));
+    EXPECT_THAT(parts.status(), IsOk());
+    const auto taken = pool.Take(kOne, *parts, ExtentId(next_extent++));
+    for (const Slice& slice : taken.make) {
       pool.Made(slice.id);
       pool.AddHolder(slice.id, kSession);
       leased.push_back(slice.id);
@@ -57,7 +57,7 @@ TEST(Pool, ARefusalCostsTheSameBesideTenThousandIdleExtents) {
   for (const PrincipalId who : {kOther, kOne}) {
     const auto refusal = [&](Pool& pool, Bytes size) {
       return SecondsOf([&, size] {
-        EXPECT_THAT(pool.Take(who, size, size, ExtentId(next_extent++)),
+        EXPECT_THAT(pool.Choose(who, size, size),
                     StatusIs(absl::StatusCode::kResourceExhausted));
       });
     };
@@ -66,13 +66,11 @@ TEST(Pool, ARefusalCostsTheSameBesideTenThousandIdleExtents) {
   }
   // It would fit, but for what living processes map.
   const double alone = SecondsOf([&] {
-    EXPECT_THAT(
-        few.Take(kOther, KiB(64) * 10'001, KiB(64), ExtentId(next_extent++)),
-        StatusIs(absl::StatusCode::kResourceExhausted));
+    EXPECT_THAT(few.Choose(kOther, KiB(64) * 10'001, KiB(64)),
+                StatusIs(absl::StatusCode::kResourceExhausted));
   });
   EXPECT_LE(SecondsOf([&] {
-              EXPECT_THAT(many.Take(kOther, KiB(64) * 3, KiB(64),
-                                    ExtentId(next_extent++)),
+              EXPECT_THAT(many.Choose(kOther, KiB(64) * 3, KiB(64)),
                           StatusIs(absl::StatusCode::kResourceExhausted));
             }),
             10 * alone);
@@ -83,15 +81,15 @@ TEST(Pool, ARefusalCostsTheSameBesideTenThousandIdleExtents) {
 TEST(Pool, WhatItsHoldersLeftIsDestroyedOldestFirst) {
   uint64_t next_extent = 1;
   Pool pool = WithKept(10'000, next_extent);
-  pool.HolderGone(kSession);
+  for (ExtentId id : pool.HolderGone(kSession).alone) pool.Back(id);
   pool.CheckInvariants();
   EXPECT_EQ(pool.UsableBy(kOther), pool.total());
-  const auto taken =
-      pool.Take(kOther, KiB(64) * 4, KiB(256), ExtentId(next_extent++));
-  EXPECT_THAT(taken.status(), IsOk());
-  ASSERT_EQ(taken->destroy.size(), 2u);
-  EXPECT_EQ(taken->destroy[0], ExtentId(1));
-  EXPECT_EQ(taken->destroy[1], ExtentId(2));
+  const auto parts = pool.Choose(kOther, KiB(64) * 4, KiB(256));
+  EXPECT_THAT(parts.status(), IsOk());
+  ASSERT_EQ(parts->destroy.size(), 2u);
+  EXPECT_EQ(parts->destroy[0], ExtentId(1));
+  EXPECT_EQ(parts->destroy[1], ExtentId(2));
+  pool.Take(kOther, *parts, ExtentId(next_extent));
   EXPECT_TRUE(pool.Has(kOne));
   pool.CheckInvariants();
 }

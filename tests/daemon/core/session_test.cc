@@ -175,6 +175,7 @@ TEST(Death, IsToldByStatusAndWithoutOneByTheLeasesThatWereLeft) {
 
 TEST(Death, ProcessThatOpensAndClosesSessionsForEverCostsOne) {
   CoreDriver node;
+  node.held = Held::kUnknown;
   for (int i = 0; i < 50; ++i) {
     const SessionId rank = node.Connect(1, "/a", /*process=*/7);
     ASSERT_THAT(StatusOf(node.Ask(rank, Hello(0, 1))), IsOk());

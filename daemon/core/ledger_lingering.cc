@@ -1,0 +1,134 @@
+// What was returned, and somebody may still reach.
+#include <algorithm>
+
+#include "daemon/core/ledger.h"
+#include "proto/base/status.h"
+
+namespace sluice::daemon {
+
+void Ledger::Linger(ExtentId id, PoolId pool, const JobKey& job,
+                    LingeringState::Origin origin) {
+  lingering_[id] = {.origin = origin, .pool = pool, .job = job};
+  to_ask_.push_back(id);
+}
+
+void Ledger::AskNow(absl::Time now, Effects& effects) {
+  if (to_ask_.empty()) return;
+  // The rest with those that are asked about again.
+  for (size_t i = kAskAtOnce; i < to_ask_.size(); ++i) {
+    lingering_.at(to_ask_[i]).answer = LingeringState::Answer::kHeld;
+    ask_again_at_ = std::min(ask_again_at_, now + kAskEvery);
+  }
+  to_ask_.resize(std::min(to_ask_.size(), kAskAtOnce));
+  effects.push_back(AskHolders{std::exchange(to_ask_, {})});
+}
+
+void Ledger::AskAgain(absl::Time now, Effects& effects) {
+  if (now < ask_again_at_) return;
+  std::vector<ExtentId> held;
+  const auto from = lingering_.upper_bound(asked_last_);
+  const auto add = [&](auto begin, auto end) {
+    for (auto each = begin; each != end && held.size() < kAskAtOnce; ++each) {
+      if (each->second.answer != LingeringState::Answer::kHeld) continue;
+      held.push_back(each->first);
+    }
+  };
+  add(from, lingering_.end());
+  add(lingering_.begin(), from);
+  ask_again_at_ = held.empty() ? absl::InfiniteFuture() : now + kAskEvery;
+  if (held.empty()) return;
+  asked_last_ = held.back();
+  effects.push_back(AskHolders{std::move(held)});
+}
+
+Bytes Ledger::HolderKnown(ExtentId id, Held held, absl::Time now) {
+  const auto found = lingering_.find(id);
+  if (found == lingering_.end()) return Bytes(0);
+  LingeringState& lingering = found->second;
+  const Pool& pool = pools_.at(lingering.pool);
+  if (held == Held::kYes) {
+    lingering.answer = LingeringState::Answer::kHeld;
+    ask_again_at_ = std::min(ask_again_at_, now + kAskEvery);
+    return Bytes(0);
+  }
+  if (held == Held::kUnknown && pool.HasHolders(id)) {
+    lingering.answer = LingeringState::Answer::kUnknown;
+    return Bytes(0);
+  }
+  const bool of_the_dead =
+      lingering.origin == LingeringState::Origin::kOrphaned;
+  const bool host = lingering.pool.kind == PoolKind::kHost;
+  const Bytes size = pool.SizeOf(id);
+  Back(found);
+  return of_the_dead && host ? size : Bytes(0);
+}
+
+void Ledger::Back(std::map<ExtentId, LingeringState>::iterator lingering) {
+  const ExtentId id = lingering->first;
+  Pool& pool = pools_.at(lingering->second.pool);
+  Uncharge({id});
+  pool.Back(id);
+  lingering_.erase(lingering);
+}
+
+void Ledger::Uncharge(const std::vector<ExtentId>& extents) {
+  for (ExtentId id : extents) {
+    const auto found = lingering_.find(id);
+    if (found == lingering_.end()) continue;
+    const LingeringState& each = found->second;
+    budgets_.Refund(each.job, each.pool.kind, pools_.at(each.pool).SizeOf(id));
+  }
+}
+
+void Ledger::Recharge(const std::vector<ExtentId>& extents) {
+  for (ExtentId id : extents) {
+    const auto found = lingering_.find(id);
+    if (found == lingering_.end()) continue;
+    const LingeringState& each = found->second;
+    budgets_.Charge(each.job, each.pool.kind, pools_.at(each.pool).SizeOf(id));
+  }
+}
+
+template <typename Mine>
+Bytes Ledger::LingeringHost(Mine mine) const {
+  Bytes sum;
+  for (const auto& [id, each] : lingering_) {
+    if (each.pool.kind == PoolKind::kHost && mine(each.job)) {
+      sum += pools_.at(each.pool).SizeOf(id);
+    }
+  }
+  return sum;
+}
+
+Bytes Ledger::HostLeft(const Principal& principal) const {
+  const Bytes left = budgets_.LeftOfPrincipal(principal, PoolKind::kHost);
+  if (left >= Limits::kUnlimited) return left;
+  return left + LingeringHost([&](const JobKey& job) {
+           return job.principal == principal;
+         });
+}
+
+Bytes Ledger::HostLeft(const JobKey& job) const {
+  const Bytes left = budgets_.LeftOfJob(job, PoolKind::kHost);
+  if (left >= Limits::kUnlimited) return left;
+  return left + LingeringHost([&](const JobKey& each) { return each == job; });
+}
+
+// What lingers in pools is what is asked about, and still known by its holders
+// wherever the device does not say.
+void Ledger::CheckLingering() const {
+  std::map<PoolId, Bytes> sums;
+  for (const auto& [id, each] : lingering_) {
+    const Pool& pool = pools_.at(each.pool);
+    SLUICE_CHECK(pool.IsLingering(id));
+    SLUICE_CHECK(each.answer != LingeringState::Answer::kUnknown ||
+                 pool.HasHolders(id));
+    sums[each.pool] += pool.SizeOf(id);
+  }
+  for (const auto& [id, pool] : pools_) {
+    SLUICE_CHECK(sums[id] == pool.lingering());
+  }
+  SLUICE_CHECK(to_ask_.empty());
+}
+
+}  // namespace sluice::daemon

@@ -1,0 +1,129 @@
+// What was returned and somebody may still reach: charged, and nobody else's.
+#include "gmock/gmock.h"
+#include "gtest/gtest.h"
+#include "tests/daemon/core/core_driver.h"
+#include "tests/support/status_matchers.h"
+
+namespace sluice::daemon {
+namespace {
+
+using sluice::testing::IsOk;
+using sluice::testing::StatusIs;
+using ::testing::HasSubstr;
+using ::testing::SizeIs;
+
+NodeConfig Limited(Bytes gpu) {
+  NodeConfig config = SmallNode();
+  config.principal_limits = {.gpu = gpu};
+  return config;
+}
+
+void Later(CoreDriver& node) {
+  node.clock.Advance(Ledger::kAskEvery);
+  node.Run([&](Core& core) { return core.Tick(node.clock.Now()); });
+}
+
+// Wrong once: what was freed left the budget, mapped or not.
+TEST(Lingering, LeaseFreeAndRepeatStaysWithinTheBudget) {
+  for (const Held held : {Held::kYes, Held::kUnknown}) {
+    CoreDriver node(Limited(MiB(8)));
+    node.held = held;
+    const SessionId a = node.Attach("demo", 0);
+    for (int i = 0; i < 8; ++i) {  // each of another size
+      const auto lease = node.Lease(a, Gpu(0), MiB(1) + KiB(64) * i);
+      if (lease.ok()) node.Ask(a, FreeRequest{lease->lease});
+    }
+    const PoolSnapshot pool = node.core.pool(Gpu(0));
+    EXPECT_GT(pool.lingering, MiB(4));
+    EXPECT_LE(pool.lingering, MiB(8));
+    EXPECT_EQ(pool.free + pool.lingering, pool.total);
+    EXPECT_THAT(node.Lease(a, Gpu(1), MiB(4)),
+                StatusIs(absl::StatusCode::kResourceExhausted,
+                         HasSubstr("of its limit of 8 MiB")));
+    node.Die(a);
+    node.held = Held::kNo;
+    Later(node);
+    EXPECT_EQ(node.core.pool(Gpu(0)).free, MiB(16));
+    const SessionId b = node.Attach("demo", 0);
+    EXPECT_THAT(node.Lease(b, Gpu(1), MiB(8)), IsOk());
+  }
+}
+
+TEST(Lingering, ItsOwnersJobsLeaseItAgainAndPayOnce) {
+  CoreDriver node(Limited(MiB(8)));
+  node.held = Held::kUnknown;
+  const SessionId a = node.Attach("demo", 0);
+  SLUICE_ASSERT_OK_AND_ASSIGN(const auto first, node.Lease(a, Gpu(0), MiB(8)));
+  node.Ask(a, FreeRequest{first.lease});
+  EXPECT_EQ(node.core.pool(Gpu(0)).lingering, MiB(8));
+  const SessionId b = node.Attach("other", 0);
+  SLUICE_ASSERT_OK_AND_ASSIGN(const auto again, node.Lease(b, Gpu(0), MiB(8)));
+  EXPECT_EQ(node.core.pool(Gpu(0)).lingering, Bytes(0));
+  const Snapshot now = node.core.TakeSnapshot(nullptr, node.clock.Now());
+  ASSERT_THAT(now.budgets, SizeIs(2));  // the user's, and job other's
+  EXPECT_EQ(now.budgets[1].job, "other");
+  EXPECT_EQ(now.budgets[0].gpu_used, MiB(8));
+  node.Ask(b, FreeRequest{again.lease});
+}
+
+// Wrong once: with its parent's end a child's memory counted as free.
+TEST(Lingering, AChildOfTheDeadStillHoldsIt) {
+  CoreDriver node;
+  const SessionId a = node.Attach("demo", 0, 1, /*uid=*/1);
+  ASSERT_THAT(node.Lease(a, Gpu(0), MiB(12)), IsOk());
+  node.held = Held::kYes;
+  node.Die(a);
+  EXPECT_EQ(node.core.pool(Gpu(0)).lingering, MiB(12));
+  EXPECT_EQ(node.core.pool(Gpu(0)).free, MiB(4));
+  const SessionId b = node.Attach("demo", 0, 1, /*uid=*/2);
+  EXPECT_THAT(node.Lease(b, Gpu(0), MiB(8)),
+              StatusIs(absl::StatusCode::kResourceExhausted,
+                       HasSubstr("12 MiB were freed, but stay")));
+  Later(node);
+  EXPECT_EQ(node.core.pool(Gpu(0)).lingering, MiB(12));
+  EXPECT_LE(node.core.NextDeadline(), node.clock.Now() + Ledger::kAskEvery);
+  node.held = Held::kNo;
+  Later(node);
+  EXPECT_EQ(node.core.pool(Gpu(0)).free, MiB(16));
+  EXPECT_THAT(node.Lease(b, Gpu(0), MiB(16)), IsOk());
+  EXPECT_THAT(node.destroyed, SizeIs(3));  // made anew for another user
+  Later(node);
+  EXPECT_TRUE(node.to_ask.empty());
+}
+
+TEST(Lingering, NobodyIsAskedAboutWhereTheDeviceNeverSays) {
+  CoreDriver node;
+  node.held = Held::kUnknown;
+  const SessionId a = node.Attach("demo", 0);
+  SLUICE_ASSERT_OK_AND_ASSIGN(const auto lease, node.Lease(a, Gpu(0), MiB(8)));
+  node.Ask(a, FreeRequest{lease.lease});
+  node.answer_at_once = false;
+  Later(node);
+  Later(node);
+  EXPECT_TRUE(node.to_ask.empty());
+  EXPECT_EQ(node.core.NextDeadline(), absl::InfiniteFuture());
+  node.answer_at_once = true;
+  node.Die(a);
+  EXPECT_EQ(node.core.pool(Gpu(0)).free, MiB(16));
+}
+
+TEST(Lingering, OneQuestionIsBounded) {
+  NodeConfig config = SmallNode();
+  config.extent = KiB(64);
+  CoreDriver node(config);
+  node.held = Held::kYes;
+  const SessionId a = node.Attach("demo", 0);
+  SLUICE_ASSERT_OK_AND_ASSIGN(const auto lease,
+                              node.Lease(a, Host(0), KiB(64) * 500));
+  node.answer_at_once = false;
+  node.Ask(a, FreeRequest{lease.lease});
+  ASSERT_THAT(node.to_ask, SizeIs(1));
+  EXPECT_THAT(node.to_ask[0].extents, SizeIs(Ledger::kAskAtOnce));
+  node.held = Held::kNo;
+  node.answer_at_once = true;
+  Later(node);
+  EXPECT_EQ(node.core.pool(Host(0)).free, MiB(32));
+}
+
+}  // namespace
+}  // namespace sluice::daemon

@@ -1,0 +1,114 @@
+// Memory that was returned and is still reached, by real processes: what the
+// kernel says is what the daemon counts.
+#include <unistd.h>
+
+#include <utility>
+#include <vector>
+
+#include "absl/time/clock.h"
+#include "gmock/gmock.h"
+#include "gtest/gtest.h"
+#include "tests/integration/daemon/harness.h"
+#include "tests/support/status_matchers.h"
+
+namespace sluice::testing {
+namespace {
+
+constexpr char kNode[] =
+    "[sim]\ngpus = 1\ngpu_memory = \"16MiB\"\nhost_memory = \"32MiB\"\n";
+
+// Until the pool has so much lingering: it is asked every quarter of a second.
+void ExpectLingering(const std::string& socket, Bytes wanted) {
+  const absl::Time until = absl::Now() + absl::Seconds(10);
+  uint64_t lingering = 0;
+  do {
+    SLUICE_ASSERT_OK_AND_ASSIGN(const wire::Pool pool, GpuPool(socket, 0));
+    EXPECT_EQ(pool.total_bytes(), pool.leased_bytes() + pool.free_bytes() +
+                                      pool.quarantined_bytes() +
+                                      pool.lingering_bytes());
+    lingering = pool.lingering_bytes();
+    if (lingering == wanted.size()) return;
+    absl::SleepFor(absl::Milliseconds(20));
+  } while (absl::Now() < until);
+  ADD_FAILURE() << lingering << " bytes linger, not " << wanted.size();
+}
+
+// Wrong once: three times over, the pool counted as free what a child held.
+TEST(DaemonLingering, AForkedChildsMemoryIsNotFree) {
+  RunningDaemon daemon(kNode);
+  int leave[2];
+  ASSERT_EQ(pipe(leave), 0);
+  auto rank = Child::Fork([&] {
+    SLUICE_ASSERT_OK_AND_ASSIGN(RawClient client,
+                                RawClient::Connect(daemon.socket()));
+    ASSERT_THAT(client.Hello("demo"), IsOk());
+    SLUICE_ASSERT_OK_AND_ASSIGN(const auto lease,
+                                client.Lease(wire::Lease::GPU, MiB(12)));
+    if (fork() != 0) return;
+    // The child has the descriptors, but not the session.
+    client.socket().Reset();
+    close(leave[1]);
+    close(STDOUT_FILENO);
+    close(STDERR_FILENO);
+    char byte;
+    _exit(read(leave[0], &byte, 1) == 0 ? 0 : 1);
+  });
+  close(leave[0]);
+  rank->ExpectSuccess();
+  ExpectLingering(daemon.socket(), MiB(12));
+  SLUICE_ASSERT_OK_AND_ASSIGN(const wire::Pool held,
+                              GpuPool(daemon.socket(), 0));
+  EXPECT_EQ(held.free_bytes(), MiB(4).size());
+  absl::SleepFor(absl::Milliseconds(600));  // it was asked again by now
+  ExpectLingering(daemon.socket(), MiB(12));
+  close(leave[1]);
+  ExpectLingering(daemon.socket(), Bytes(0));
+  EXPECT_THAT(WaitUntilFree(daemon.socket(), 0, absl::Seconds(1)), IsOk());
+}
+
+// Wrong once: what was freed left the budget, so that one process held the
+// pool under a budget of a part of it.
+TEST(DaemonLingering, LeaseFreeAndRepeatStaysWithinTheBudget) {
+  RunningDaemon daemon(std::string(kNode) +
+                       "[budgets]\nprincipal_gpu_bytes = \"4MiB\"\n");
+  SLUICE_ASSERT_OK_AND_ASSIGN(RawClient client,
+                              RawClient::Connect(daemon.socket()));
+  ASSERT_THAT(client.Hello("demo"), IsOk());
+  std::vector<UniqueFd> kept;
+  Bytes held;
+  for (int i = 0; i < 16; ++i) {  // each of another size
+    const Bytes size = KiB(512) + KiB(64) * i;
+    auto lease = client.Lease(wire::Lease::GPU, size);
+    if (!lease.ok()) continue;
+    for (UniqueFd& fd : lease->fds) kept.push_back(std::move(fd));
+    held += size;
+    ASSERT_THAT(client.Free(lease->body.granted().lease_id()), IsOk());
+  }
+  EXPECT_GT(held, MiB(2));
+  EXPECT_LE(held, MiB(4));
+  ExpectLingering(daemon.socket(), held);
+  // Let go, it is free, and in the budget again.
+  kept.clear();
+  ExpectLingering(daemon.socket(), Bytes(0));
+  EXPECT_THAT(client.Lease(wire::Lease::GPU, MiB(4)), IsOk());
+}
+
+TEST(DaemonLingering, WhatIsLetGoFirstIsFreeWithTheReply) {
+  RunningDaemon daemon(std::string(kNode) +
+                       "[budgets]\nprincipal_gpu_bytes = \"8MiB\"\n");
+  SLUICE_ASSERT_OK_AND_ASSIGN(RawClient client,
+                              RawClient::Connect(daemon.socket()));
+  ASSERT_THAT(client.Hello("demo"), IsOk());
+  for (int i = 0; i < 20; ++i) {
+    SLUICE_ASSERT_OK_AND_ASSIGN(
+        auto lease, client.Lease(wire::Lease::GPU, MiB(8) - KiB(64) * i));
+    lease.fds.clear();
+    ASSERT_THAT(client.Free(lease.body.granted().lease_id()), IsOk());
+    SLUICE_ASSERT_OK_AND_ASSIGN(const wire::Pool pool,
+                                GpuPool(daemon.socket(), 0));
+    ASSERT_EQ(pool.free_bytes(), MiB(16).size()) << i;
+  }
+}
+
+}  // namespace
+}  // namespace sluice::testing
