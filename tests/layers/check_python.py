@@ -64,6 +64,7 @@ ORDER = [
     "adapters.shared",
     "adapters.absent",
     "adapters.logprobs",
+    "adapters.head_loss",
     "adapters.head",
     "adapters.head_trial",
     "adapters.packed",

@@ -14,21 +14,19 @@ import contextlib
 import functools
 import inspect
 from collections.abc import Callable, Iterator, Sequence
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, nn
-from torch.autograd.function import once_differentiable
 from torch.distributed.fsdp import FSDPModule
 from transformers.modeling_outputs import CausalLMOutputWithPast
 
 from sluice import calls, scoring
-from sluice.hidden import OnDevice
-from sluice.precision import wide_dtype
-from sluice.replay import Gradients, Slot, distinct
-from sluice.step import chunks_of, current
+from sluice.replay import Slot, distinct
+from sluice.step import current
 from sluice.adapters import logprobs, shared, units
 from sluice.adapters.absent import AbsentLogits
+from sluice.adapters.head_loss import Labels, Loss
 from sluice.adapters.stand_in import Recorded, Recorder, Stub
 
 if TYPE_CHECKING:
@@ -153,7 +151,7 @@ class Head:
             found = self.slots()  # of FSDP2's units: whole only by now
             if left is not None:
                 found += left.slots()
-            return _Loss.apply(
+            return Loss.apply(
                 self, Labels(shifted, count, chunk), left, found,
                 torch.is_grad_enabled(), h, *distinct(found))
 
@@ -229,73 +227,6 @@ def _places(causal: nn.Module, decoder: nn.Module
               for name, child in parent._modules.items()
               if child is decoder and parent is not causal]
     return found
-
-
-class Labels(NamedTuple):
-    """What hidden states are compared with, and in pieces of how many rows."""
-
-    shifted: Tensor  # [B, S]
-    count: Tensor | int
-    chunk: int
-
-
-class _Loss(torch.autograd.Function):
-    """See [Note: chunked head]."""
-
-    @staticmethod
-    def forward(ctx, head: Head, labels: Labels, left: Left | None,
-                found: list[Slot], needs: bool, hidden: Tensor,
-                *parameters: Tensor) -> Tensor:
-        needs_h = needs and ctx.needs_input_grad[5]
-        needs = needs_h or (needs and any(ctx.needs_input_grad[6:]))
-        total = torch.zeros((), dtype=torch.float64, device=hidden.device)
-        place = left.step.hidden if left else OnDevice(
-            head.stream.arena, chunks_of(hidden.shape[1], labels.chunk))
-        source = place.reading(hidden, "the head")
-        dh = place.writing() if needs_h else None
-        gradients = Gradients(found) if needs else None
-        with gradients.in_place() if needs else contextlib.nullcontext(), (
-                torch.set_grad_enabled(needs)):
-            for m, rows in enumerate(place.chunks):
-                h = source.read(m).detach()
-                source.drop(m)
-                part = _of_rows(head, h, rows, labels, left, total, needs_h)
-                if needs_h:
-                    dh.write(m, part)
-        ctx.kept = (dh, gradients.take()) if needs else None
-        return total.to(wide_dtype(hidden))
-
-    @staticmethod
-    @once_differentiable
-    def backward(ctx, scale: Tensor):
-        if ctx.kept is None:
-            raise RuntimeError(calls.ONCE)
-        (dh, of_parameters), ctx.kept = ctx.kept, None
-        if dh is not None:
-            dh.scale(scale)
-        return None, None, None, None, None, (
-            None if dh is None else dh.tensor()), *[
-                None if g is None else g.mul_(scale) for g in of_parameters]
-
-
-def _of_rows(head: Head, hidden: Tensor, rows: range, labels: Labels,
-             left: Left | None, total: Tensor, needs_h: bool
-             ) -> Tensor | None:
-    """The gradient of `hidden` [B, c, H], its loss added to `total`."""
-    parts = []
-    for a in range(0, len(rows), labels.chunk):
-        h = hidden[:, a:a + labels.chunk].requires_grad_(needs_h)
-        here = rows[a:a + labels.chunk]
-        loss = head.rows(
-            h if left is None else left.rows(h, here),
-            labels.shifted[:, here.start:here.stop], labels.count)
-        total += loss.detach()
-        if loss.requires_grad:
-            torch.autograd.backward(loss)
-        if needs_h:
-            parts.append(h.grad)
-    return (parts[0] if len(parts) == 1 else torch.cat(parts, 1)) if (
-        needs_h) else None
 
 
 __all__ = ["Head"]
