@@ -86,13 +86,38 @@ def refused_models(session, group) -> None:
         sluice.stream(tiny(), session=session, chunk=1, group=group)
 
 
+def whole_head(session, group) -> None:
+    """The model's own loss, of all rows on every rank."""
+    model, inputs = tiny(), batch()
+    expected = run(model, inputs)
+    stream = sluice.stream(model, session=session, chunk=CHUNK, group=group,
+                           quiet=True, head="whole")
+    assert model(**inputs).logits.shape[:2] == (2, 75)
+    got = run(model, inputs)
+    assert stream.stats().blocks > 0 and stream.stats().host_bytes == 0
+    _assert_mean_is(model, group, got.loss, expected)
+
+
+def forward_put_over(session, group) -> None:
+    """It calls the decoder by itself, and counts on all rows."""
+    model = tiny()
+    sluice.stream(model, session=session, chunk=CHUNK, group=group,
+                  quiet=True)
+    own = model.forward
+    model.forward = lambda input_ids, labels: model.model(input_ids)
+    with pytest.raises(sluice.Unsupported, match="stream the model afterw"):
+        model(**batch())
+    model.forward = lambda **given: own(**given)
+    assert model(**batch()).loss.item() > 0
+
+
 def refused_calls(session, group) -> None:
     model = tiny()
     sluice.stream(model, session=session, chunk=CHUNK, group=group,
                   quiet=True)
     for more, said in (
             (dict(output_hidden_states=True), "output_hidden_states"),
-            (dict(logits_to_keep=1), "all rows at once"),
+            (dict(logits_to_keep=1), "logits_to_keep"),
             (dict(logits_to_keep=1, labels=None), "logits_to_keep")):
         with pytest.raises(sluice.Unsupported, match=said):
             model(**{**batch(), **more})
@@ -288,5 +313,6 @@ def random_numbers(session, group) -> None:
 
 BEHAVIOURS = {f.__name__: f for f in (
     host_bytes, other_rows, other_chunks, refused_models, refused_calls,
+    whole_head, forward_put_over,
     evaluation, logprobs, made_of_embeddings, own_head,
     loaders, gradients_of_other_ranks, random_numbers, one_rank_fails)}

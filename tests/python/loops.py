@@ -68,11 +68,11 @@ def settings(**more: Any) -> dict[str, Any]:
 
 def train(make: Callable[[nn.Module, Log], transformers.Trainer],
           session: sluice.Session | None, model: nn.Module | None = None,
-          late: bool = False) -> list[dict[str, float]]:
+          late: bool = False, **more: Any) -> list[dict[str, float]]:
     """The loop's log over its steps; streamed where there is a session, after
     the trainer was made where `late`."""
     model, log = tiny() if model is None else model, Log()
-    options = dict(session=session, chunk=24, quiet=True)
+    options = dict(session=session, chunk=24, quiet=True, **more)
     stream = session and not late and sluice.stream(model, **options)
     with warnings.catch_warnings(), contextlib.redirect_stdout(io.StringIO()):
         warnings.simplefilter("ignore")

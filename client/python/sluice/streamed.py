@@ -58,8 +58,12 @@ class Stream:
         self.ranks = ranks  # that share each sequence
         # Of this rank, in the decoder's latest forward; None: of no other.
         self.own_rows: Tensor | None = None
-        # What of the call of the causal model needs all rows.
+        # Of the call of the causal model that runs: whether its decoder
+        # answers all rows, what of it cannot be had then, and whether there
+        # is one.
+        self.all_rows = False
         self.needs_all: str | None = None
+        self.in_causal = False
         self.returns_tuple: dict[nn.Module, bool] = {}  # found by the probe
         self.attended: set[tuple[int, int, int, int]] = set()  # see Step
         self.chunk_choice: ChunkChoice | None = None  # with chunk="auto"

@@ -57,6 +57,7 @@ class Head:
         self.places = _places(causal, decoder)
         self.place = self.places[0]  # (parent, name) of what it calls
         # What the user or accelerate put in the place of it counts too.
+        self._foreign = "forward" in vars(causal)
         self.own = vars(causal).get("forward") or functools.partial(
             type(causal).forward, causal)
         self._loss_function = causal.loss_function
@@ -75,6 +76,13 @@ class Head:
         accepts = inspect.signature(type(self.causal).forward)
 
         def forward(self_: nn.Module, *args: Any, **kwargs: Any) -> Any:
+            before, self.stream.in_causal = self.stream.in_causal, True
+            try:
+                return answer(self_, *args, **kwargs)
+            finally:
+                self.stream.in_causal = before
+
+        def answer(self_: nn.Module, *args: Any, **kwargs: Any) -> Any:
             given = calls.arguments_of(accepts, self_, args, kwargs)
             if current() is None and self.stream.head == "rows" and (
                     self._by_rows(given)):
@@ -89,7 +97,7 @@ class Head:
                 if self._can_chunk(given):
                     return self._chunked(given)
             return shared.whole(self.stream, given, functools.partial(
-                self.own, *args, **kwargs))
+                self.own, *args, **kwargs), self._foreign)
 
         return forward
 

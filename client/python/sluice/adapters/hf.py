@@ -23,7 +23,7 @@ from sluice.patch import Patch
 from sluice.step import current
 from sluice.tables import Told
 from sluice.adapters import (dealing_trial, ends_trial, head_trial, packed,
-                             registry)
+                             registry, shared)
 from sluice.adapters.dealing import Dealing
 from sluice.adapters.decoders import around, find_decoder
 from sluice.adapters.ends import Ends
@@ -83,9 +83,8 @@ class Adapter:
             head = Head(self.causal, self.decoder, stream, self.ends)
             self._patch(self.causal, head.forward())
             head_trial.probe(head)
-        if stream.ranks is not None and stream.head != "rows" and (
-                "labels" in inspect.signature(
-                    type(self.causal).forward).parameters):
+        elif stream.ranks is not None and "labels" in inspect.signature(
+                type(self.causal).forward).parameters:
             raise Unsupported(
                 self.name, "a loss that the model makes of all rows at once, "
                 "under a group", "stream its base model, and make the loss of "
@@ -204,6 +203,7 @@ class Adapter:
             documents = packed.take(type(self_).__name__, given)
             kwargs = {k: v for k, v in kwargs.items() if k in given}
             if stream.ranks is not None:
+                self._refuse_foreign(stream)
                 self.dealing.refuse(given)
             if "use_cache" in accepts.parameters:
                 kwargs = {**kwargs, "use_cache": False}
@@ -214,11 +214,23 @@ class Adapter:
                 out = self.ends.run(step, own, args, kwargs, given) if (
                     step.ranks is None) else self.dealing.forward(step, given)
             stream.ended(step)
-            return out
+            return shared.with_all_rows(stream, out, x.shape[1]) if (
+                stream.all_rows and stream.own_rows is not None) else out
 
         return forward
 
     # --- what cannot be streamed --------------------------------------------
+
+    def _refuse_foreign(self, stream: Stream) -> None:
+        """With a group: who calls the decoder in the place of the causal
+        model's forward counts on all rows, and would get some."""
+        patch = self._patches.get(self.causal)
+        if patch is not None and not stream.in_causal and (
+                vars(self.causal).get("forward") is not patch):
+            raise Unsupported(
+                self.name, "a forward that was put over the streamed one and "
+                "calls the decoder by itself, under a group", "stream the "
+                "model afterwards (of TRL: trainer.model, before train())")
 
     def _refuse_setup(self) -> None:
         for name, module in self.causal.named_modules():

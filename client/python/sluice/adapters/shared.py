@@ -35,18 +35,28 @@ def of_all_rows(stream: Stream, found: Tensor, length: int) -> Tensor:
     return stream.ranks.sum(whole.index_copy(1, stream.own_rows, found))
 
 
-def whole(stream: Stream, given: dict[str, Any], own: Callable[[], Any]
-          ) -> Any:
-    """The model's own forward where it does not run by rows. It says what of
-    it needs all rows, so that the decoder deals none of them."""
-    what = None
-    if given.get("labels") is not None:
-        what = "a loss that the model makes of all rows at once"
-    elif not (isinstance(given.get("logits_to_keep", 0), int)
-              and given.get("logits_to_keep", 0) == 0):
-        what = "logits_to_keep"
-    stream.needs_all = what
+def whole(stream: Stream, given: dict[str, Any], own: Callable[[], Any],
+          foreign: bool) -> Any:
+    """The model's own forward where it does not run by rows. With labels, or
+    where it is `foreign`, so that nothing is known of it, the decoder gives it
+    all rows: its loss is the same on every rank."""
+    kept = given.get("logits_to_keep", 0)
+    if not (isinstance(kept, int) and kept == 0):
+        stream.needs_all = "logits_to_keep"
+    stream.all_rows = foreign or any(
+        given.get(name) is not None for name in ("labels", "shift_labels"))
     try:
         return own()
     finally:
-        stream.needs_all = None
+        stream.needs_all, stream.all_rows = None, False
+
+
+def with_all_rows(stream: Stream, answer: Any, length: int) -> Any:
+    """A decoder's answer, whose hidden states are those of its own rows, with
+    those of all."""
+    hidden = of_all_rows(stream, answer[0], length)
+    stream.own_rows = None
+    if isinstance(answer, dict):
+        answer[next(iter(answer))] = hidden
+        return answer
+    return (hidden, *answer[1:])

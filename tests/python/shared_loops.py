@@ -1,0 +1,104 @@
+"""The ranks of shared_loops_test: Trainer's and TRL's loops on sequences that
+two ranks share, and what they log.
+
+    shared_loops.py FILE_OF_THE_GROUP SOCKET FOLDER CASE...
+"""
+
+from __future__ import annotations
+
+import json
+import multiprocessing
+import os
+import pathlib
+import sys
+
+import sluice
+import torch
+import torch.distributed as dist
+from gloo import run_cases
+from loops import rows, settings, tokenizer, train
+from peft import LoraConfig, get_peft_model
+from transformers import DataCollatorForSeq2Seq, Trainer, TrainingArguments
+from trl import SFTConfig, SFTTrainer
+
+STEPS = 10
+# Whole numbers of batches for both ranks, packed (8 rows of 64) or not: else
+# accelerate gives some rows twice.
+LENGTHS = (30, 41, 22, 61, 60, 33, 40, 24, 62, 63, 35, 29)
+
+
+def _shared(kind):
+    """The trainer's class, whose ranks are all given the same rows."""
+    class Shared(kind):
+        def get_train_dataloader(self):
+            loader = super().get_train_dataloader()
+            return sluice.same_rows(loader, dist.group.WORLD) if (
+                dist.is_initialized()) else loader
+    return Shared
+
+
+def trainer(adapters=None, **more):
+    return lambda model, log: _shared(Trainer)(
+        model=get_peft_model(model, adapters) if adapters else model,
+        args=TrainingArguments(**settings(max_steps=STEPS, **more)),
+        train_dataset=rows(LENGTHS, labels=True), callbacks=[log],
+        data_collator=DataCollatorForSeq2Seq(tokenizer()))
+
+
+def sft(adapters=None, **more):
+    return lambda model, log: _shared(SFTTrainer)(
+        model=model, train_dataset=rows(LENGTHS), processing_class=tokenizer(),
+        args=SFTConfig(**settings(**{"max_length": 64, "max_steps": STEPS,
+                                     **more})),
+        callbacks=[log], peft_config=adapters)
+
+
+def lora(**more):
+    return LoraConfig(**{"r": 4, "lora_dropout": 0.0, "target_modules": [
+        "q_proj", "down_proj"], **more})
+
+
+# name -> (the trainer, whether stream() comes after it was made: TRL puts a
+# forward of its own over the model's)
+CASES = {
+    "trainer, accumulating, checkpointing": (trainer(
+        gradient_accumulation_steps=2, gradient_checkpointing=True,
+        max_grad_norm=0.5), False),
+    "sft, lora, packed": (sft(lora(), packing=True), True),
+    "trainer, lora on the embedding, head saved": (trainer(
+        lora(target_modules=["v_proj", "embed_tokens"],
+             modules_to_save=["lm_head"])), False),
+}
+
+
+def work(rank: int, file: str, socket: str, folder: str,
+         names: list[str]) -> None:
+    """One rank, in a process of its own."""
+    os.environ.update(RANK=str(rank), LOCAL_RANK=str(rank), WORLD_SIZE="2",
+                      LOCAL_WORLD_SIZE="2", MASTER_ADDR="localhost",
+                      MASTER_PORT="1")  # the group is made before
+
+    def one(name: str, session: sluice.Session) -> None:
+        make, late = CASES[name]
+        said = train(make, session, late=late, group=dist.group.WORLD)
+        (pathlib.Path(folder) / f"{name} {rank}.json").write_text(
+            json.dumps(said))
+
+    run_cases(rank, 2, file, socket, "loops", names, one)
+
+
+def main() -> None:
+    file, socket, folder, *names = sys.argv[1:]
+    torch.set_num_threads(1)
+    ranks = [multiprocessing.get_context("fork").Process(
+        target=work, args=(rank, file, socket, folder, names))
+        for rank in range(2)]
+    for rank in ranks:
+        rank.start()
+    for rank in ranks:
+        rank.join()
+    sys.exit(any(rank.exitcode for rank in ranks))
+
+
+if __name__ == "__main__":
+    main()
