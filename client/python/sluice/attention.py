@@ -34,44 +34,56 @@ class Site:
     chunks: list[range]
     blocks_run: int = 0
     heads: tuple[int, int] = (0, 0)  # of q, of k and v, on this rank
-    k: list[HostTensor] = field(default_factory=list)  # [B, Hkv, c, D]
-    v: list[HostTensor] = field(default_factory=list)  # [B, Hkv, c, Dv]
-    o: list[HostTensor] = field(default_factory=list)  # [B, H, c, Dv], fp32
-    lse: list[HostTensor] = field(default_factory=list)  # [B, H, c], fp32
-    dk: dict[int, HostTensor] = field(default_factory=dict)  # fp32
-    dv: dict[int, HostTensor] = field(default_factory=dict)
+    # k and v side by side, which are copied as one: [B, Hkv, c, D + Dv].
+    kv: list[HostTensor] = field(default_factory=list)
+    widths: tuple[int, int] = (0, 0)  # D, Dv
+    o: list[HostTensor] = field(default_factory=list)  # and lse, as its last
+    dkv: dict[int, HostTensor] = field(default_factory=dict)  # fp32
 
     def release(self) -> None:
-        for kept in (self.k, self.v, self.o, self.lse):
+        for kept in (self.kv, self.o):
             while kept:
                 self.arena.drop(kept.pop())
-        for sums in (self.dk, self.dv):
-            while sums:
-                self.arena.drop(sums.popitem()[1])
+        while self.dkv:
+            self.arena.drop(self.dkv.popitem()[1])
 
     def prefetch(self, chunk: int, device: torch.device) -> None:
-        self.arena.prefetch(self.k[chunk], device)
-        self.arena.prefetch(self.v[chunk], device)
+        self.arena.prefetch(self.kv[chunk], device)
 
-    def fetch(self, chunk: int, device: torch.device) -> tuple[Tensor, Tensor]:
-        return (self.arena.get(self.k[chunk], device),
-                self.arena.get(self.v[chunk], device))
+    def fetch(self, chunk: int, device: torch.device) -> tuple[Tensor, ...]:
+        """k, v of a chunk."""
+        return self.arena.get(self.kv[chunk], device).split(self.widths, -1)
 
-    def add(self, sums: dict[int, HostTensor], chunk: int,
-            part: Tensor) -> None:
-        if chunk in sums:
-            self.arena.add(sums[chunk], part)
+    def keep_o(self, o: Tensor, lse: Tensor) -> None:
+        self.o.append(self.arena.put(torch.cat((o, lse[..., None]), -1)))
+
+    def fetch_o(self, chunk: int, device: torch.device
+                ) -> tuple[Tensor, Tensor]:
+        """o, lse of a chunk."""
+        both = self.arena.get(self.o[chunk], device)
+        return both[..., :-1], both[..., -1]
+
+    def add(self, chunk: int, dk: Tensor, dv: Tensor) -> None:
+        """To the gradients of an earlier chunk's k and v."""
+        if chunk not in self.dkv:
+            both = torch.cat((widened(dk), widened(dv)), -1)
         else:
-            sums[chunk] = self.arena.put(widened(part))
+            both = self._with(chunk, dk, dv)
+        self.dkv[chunk] = self.arena.put(both)
 
-    def whole(self, sums: dict[int, HostTensor], chunk: int,
-              own: Tensor | None, like: Tensor) -> Tensor:
+    def whole(self, chunk: int, dk: Tensor, dv: Tensor) -> tuple[Tensor, ...]:
         """What the later chunks left for this one, and its own part."""
-        total = torch.zeros_like(widened(like)) if own is None else widened(own)
-        if chunk in sums:
-            total = total + self.arena.get(sums[chunk], like.device)
-            self.arena.drop(sums.pop(chunk))
-        return total
+        if chunk not in self.dkv:
+            return dk, dv
+        return self._with(chunk, dk, dv).split(self.widths, -1)
+
+    def _with(self, chunk: int, dk: Tensor, dv: Tensor) -> Tensor:
+        """The sums so far, taken from the host, with one part more."""
+        both = self.arena.get(self.dkv[chunk], dk.device)
+        for total, part in zip(both.split(self.widths, -1), (dk, dv)):
+            total += part
+        self.arena.drop(self.dkv.pop(chunk))
+        return both
 
 
 @dataclass(frozen=True)
@@ -87,10 +99,7 @@ class Question:
     def walk(self, backwards: bool = False) -> list[tuple[int, list[Piece]]]:
         """The chunks of k, v that some row of this chunk sees, and what its
         rows see of them."""
-        rows = self.site.chunks[self.chunk]
-        seen = [(i, self.mask.pieces(rows, self.site.chunks[i]))
-                for i in range(self.chunk + 1)]
-        seen = [(i, pieces) for i, pieces in seen if pieces]
+        seen = self.mask.seen(self.site.chunks, self.chunk)
         return seen[::-1] if backwards else seen
 
 
@@ -106,13 +115,12 @@ class Attend(torch.autograd.Function):
                 sinks: Tensor | None) -> Tensor:
         site, m = question.site, question.chunk
         if question.replay:
-            o = site.arena.get(site.o[m], q.device)
-            lse = site.arena.get(site.lse[m], q.device)
-        else:
-            o, lse = _forward(question, q, k, v, sinks)
-        ctx.question = question
-        ctx.save_for_backward(q, k, v, o, lse, sinks)
-        return o.to(q.dtype, copy=True)
+            o, lse = site.fetch_o(m, q.device)
+            ctx.question = question
+            ctx.save_for_backward(q, k, v, o, lse, sinks)
+            # The layer may write what it gets.
+            return o.to(q.dtype, copy=True)
+        return _forward(question, q, k, v, sinks).to(q.dtype)
 
     @staticmethod
     @once_differentiable
@@ -138,39 +146,48 @@ def one_dtype(q: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, ...]:
 
 
 def _forward(question: Question, q: Tensor, k: Tensor, v: Tensor,
-             sinks: Tensor | None) -> tuple[Tensor, Tensor]:
+             sinks: Tensor | None) -> Tensor:
+    """o in fp32, the caller's own."""
     site, m = question.site, question.chunk
     site.heads = q.shape[1], k.shape[1]
-    site.k.append(site.arena.put(k))
-    site.v.append(site.arena.put(v))
-    o = lse = None
+    site.widths = k.shape[-1], v.shape[-1]
+    site.kv.append(site.arena.put(torch.cat((k, v), -1)))
+    seen = None  # o and, in double, lse of what the rows have seen so far
     walk = question.walk()
     for n, (i, pieces) in enumerate(walk):
         if n + 1 < len(walk) and walk[n + 1][0] < m:
             site.prefetch(walk[n + 1][0], q.device)
         ki, vi = (k, v) if i == m else site.fetch(i, q.device)
         for piece in pieces:
-            b, r, c = piece.batch, piece.rows, piece.keys
-            part = blocks.forward(q[b, :, r], ki[b, :, c], vi[b, :, c],
-                                  piece.mask, question.scores)
-            if o is None and piece.is_whole_block:
-                o, lse = part
-                continue
-            if o is None:
-                o, lse = blocks.nothing(q, v)
-            lse[b, :, r] = blocks.merge(o[b, :, r], lse[b, :, r], *part)
+            seen = _with_piece(question, piece, seen, q, ki, vi)
     site.blocks_run += len(walk)
+    o, lse = seen
     if sinks is not None:
         lse = blocks.sink(o, lse, sinks)
-    site.o.append(site.arena.put(o))
-    site.lse.append(site.arena.put(lse))
+    site.keep_o(o, lse.to(o.dtype))
+    return o
+
+
+def _with_piece(question: Question, piece: Piece,
+                seen: tuple[Tensor, Tensor] | None, q: Tensor, k: Tensor,
+                v: Tensor) -> tuple[Tensor, Tensor]:
+    """(o, lse) of what the rows have seen so far and of a piece."""
+    b, r, c, mask = piece
+    if piece.is_whole_block:
+        o, lse = blocks.forward(q, k, v, mask, question.scores)
+        return (o, lse.double()) if seen is None else (
+            seen[0], blocks.merge(*seen, o, lse))
+    o, lse = blocks.nothing(q, v) if seen is None else seen
+    lse[b, :, r] = blocks.merge(
+        o[b, :, r], lse[b, :, r], *blocks.forward(
+            q[b, :, r], k[b, :, c], v[b, :, c], mask, question.scores))
     return o, lse
 
 
 def _backward(question: Question, do: Tensor, q: Tensor, k: Tensor, v: Tensor,
               o: Tensor, lse: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     site, m = question.site, question.chunk
-    dq = own_k = own_v = None
+    dq = own = None
     walk = question.walk(backwards=True)
     for n, (i, pieces) in enumerate(walk):
         if n + 1 < len(walk):
@@ -179,13 +196,13 @@ def _backward(question: Question, do: Tensor, q: Tensor, k: Tensor, v: Tensor,
         dq, gk, gv = _block_backward(question, pieces, dq, do, q, ki, vi, o,
                                      lse)
         if i == m:
-            own_k, own_v = gk, gv
+            own = gk, gv
         else:
-            site.add(site.dk, i, gk)
-            site.add(site.dv, i, gv)
-    dk = site.whole(site.dk, m, own_k, k)
-    dv = site.whole(site.dv, m, own_v, v)
-    for kept in (site.k, site.v, site.o, site.lse):
+            site.add(i, gk, gv)
+    if own is None:
+        own = torch.zeros_like(k), torch.zeros_like(v)
+    dk, dv = site.whole(m, *own)
+    for kept in (site.kv, site.o):
         site.arena.drop(kept.pop())
     return dq, dk, dv
 

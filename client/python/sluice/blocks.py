@@ -70,25 +70,24 @@ def backward(do: Tensor, q: Tensor, k: Tensor, v: Tensor, o: Tensor,
             _per_group(p.transpose(-1, -2) @ do, v.shape[1]))
 
 
-def merge(o: Tensor, lse: Tensor, block_o: Tensor, block_lse: Tensor) -> Tensor:
+def merge(o: Tensor, lse: Tensor, block_o: Tensor,
+          block_lse: Tensor) -> Tensor:
     """Joins a block to what its rows saw before; changes `o` in place and
-    returns the new lse."""
-    # In double: backward takes exp(s - lse), so each rounding of lse would
-    # scale a whole row of probabilities.
-    before, block = lse.double(), block_lse.double()
-    total = torch.logaddexp(before, block)
-    base = total.masked_fill(total == _NOTHING, 0.0)
-    o.mul_(torch.exp(before - base).to(o.dtype)[..., None])
-    o.addcmul_(block_o, torch.exp(block - base).to(o.dtype)[..., None])
-    return total.to(lse.dtype)
+    returns the new lse. lse is in double: backward takes exp(s - lse), so each
+    rounding of it would scale a whole row of probabilities."""
+    # The block's part in what a row has seen by now; not a number where that
+    # is nothing.
+    part = torch.sigmoid(block_lse - lse).nan_to_num_(0.0)
+    o.lerp_(block_o, part.to(o.dtype)[..., None])
+    return torch.logaddexp(lse, block_lse.double())
 
 
 def nothing(q: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
     """(o, lse) of rows that saw no key yet, for `merge`."""
-    wide = wide_dtype(q)
-    return (torch.zeros(*q.shape[:-1], v.shape[-1], dtype=wide,
+    return (torch.zeros(*q.shape[:-1], v.shape[-1], dtype=wide_dtype(q),
                         device=q.device),
-            torch.full(q.shape[:-1], _NOTHING, dtype=wide, device=q.device))
+            torch.full(q.shape[:-1], _NOTHING, dtype=torch.float64,
+                       device=q.device))
 
 
 def sink(o: Tensor, lse: Tensor, sinks: Tensor) -> Tensor:
@@ -96,7 +95,7 @@ def sink(o: Tensor, lse: Tensor, sinks: Tensor) -> Tensor:
     Changes `o` in place and returns the new lse."""
     column = sinks.to(lse.dtype)[None, :, None]
     total = torch.logaddexp(lse, column)
-    o.mul_(torch.exp(lse - total)[..., None])
+    o.mul_(torch.exp(lse - total)[..., None].to(o.dtype))
     return total
 
 

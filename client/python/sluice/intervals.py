@@ -50,6 +50,11 @@ class Intervals:
     # What was found for a block before: all layers of a step ask the same.
     _found: dict[tuple[range, range], list[Piece]] = field(
         default_factory=dict, repr=False, compare=False)
+    # By the list of chunks, which is kept for its address, and chunk.
+    _seen_of: dict[tuple[int, int], tuple[list[range], list]] = field(
+        default_factory=dict, repr=False, compare=False)
+    _causal: list[bool] = field(  # of one, once it was asked
+        default_factory=list, repr=False, compare=False)
     _within: dict[int, bool] = field(
         default_factory=dict, repr=False, compare=False)
 
@@ -77,6 +82,20 @@ class Intervals:
         rows = torch.arange(first.shape[1], device=first.device)
         return Intervals(first, last, int((rows - first).max()) + 1)
 
+    def seen(self, chunks: list[range], m: int
+             ) -> list[tuple[int, list[Piece]]]:
+        """Of the chunks 0 .. m those that some row of chunk m sees, and what
+        its rows see of them."""
+        _, found = self._seen_of.get((id(chunks), m), (None, None))
+        if found is None:
+            found = [(i, self.pieces(chunks[m], chunks[i]))
+                     for i in range(m + 1)]
+            found = [(i, pieces) for i, pieces in found if pieces]
+            if all(isinstance(p.mask, Whole) for _, pieces in found
+                   for p in pieces):
+                self._seen_of[id(chunks), m] = chunks, found
+        return found
+
     def pieces(self, rows: range, keys: range) -> list[Piece]:
         """What rows `rows` see of keys `keys`, as rectangles; none where they
         see nothing.
@@ -91,7 +110,17 @@ class Intervals:
         return [p if isinstance(p.mask, Whole) else p._replace(
             mask=self._seen(p, rows, keys)) for p in self._found[rows, keys]]
 
+    def _is_causal(self) -> bool:
+        if not self._causal:
+            rows = torch.arange(self.last.shape[1], device=self.last.device)
+            self._causal.append(bool((self.first == 0).all()) and bool(
+                (self.last == rows).all()))
+        return self._causal[0]
+
     def _cut(self, rows: range, keys: range) -> list[Piece]:
+        if self._is_causal() and (
+                rows == keys or keys.stop <= rows.start):
+            return [_whole(Whole.CAUSAL if rows == keys else Whole.FULL)]
         first = self.first[:, rows.start:rows.stop]
         last = self.last[:, rows.start:rows.stop]
         if not bool(((first < keys.stop) & (last >= keys.start)).any()):
@@ -108,6 +137,10 @@ class Intervals:
         last = self.last[piece.batch, rows.start:rows.stop, None]
         key = torch.arange(keys.start, keys.stop, device=first.device)
         return ((key >= first) & (key <= last))[:, None]
+
+
+def _whole(mask: Whole | Tensor) -> Piece:
+    return Piece(slice(None), slice(None), slice(None), mask)
 
 
 _MASKED = torch.empty(0)  # stands for a mask that is made when it is asked

@@ -14,6 +14,7 @@ from torch import Tensor
 from torch.overrides import TorchFunctionMode
 
 from sluice import blocks, written_out
+from sluice.attention import one_dtype
 from sluice.errors import Unsupported
 from sluice.layer import running
 from sluice.step import current
@@ -52,4 +53,4 @@ def _attention(query: Tensor, key: Tensor, value: Tensor,
     one = attn_mask is None and query.shape[2] == 1
     seen = current().mask_of(call.module, attn_mask, is_causal or one)
     scores = blocks.Scores(query.shape[-1] ** -0.5 if scale is None else scale)
-    return call.attend(query, key, value, seen, scores, None)
+    return call.attend(*one_dtype(query, key, value), seen, scores, None)
