@@ -17,6 +17,7 @@ from torch.autograd.function import once_differentiable
 
 from sluice import calls
 from sluice.errors import Unsupported
+from sluice.hidden import OnDevice
 from sluice.precision import wide_dtype
 from sluice.randomness import RandomState
 from sluice.replay import (Buffers, Gradients, Slot, Snapshot, distinct,
@@ -44,8 +45,13 @@ class ChunkedCall:
     back when backward is over, or when nobody holds the call any more.
     """
 
-    def __init__(self, step: Step, module: Modules, name: str):
+    def __init__(self, step: Step, module: Modules, name: str,
+                 chunks: list[range] | None = None):
         self.step, self.module, self.name = step, module, name
+        # The step's, or others of what is on the device.
+        self.chunks = chunks or step.chunks
+        self._places = step.hidden if chunks is None else OnDevice(
+            step.arena, chunks)
         self.keeps = False  # whether a backward may come
         self.replays = False  # whether it has come
         self._x: list[HostTensor] = []  # the input's chunks, in the host
@@ -88,15 +94,14 @@ class ChunkedCall:
         if self.keeps:
             self._setting = Setting(self.module, found, self.step.written_by(
                 self.module))
-        places = self.step.hidden
-        source = None if x is None else places.reading(x, self.name)
-        y = places.writing()
-        for m, rows in enumerate(self.step.chunks):
+        source = None if x is None else self._places.reading(x, self.name)
+        y = self._places.writing()
+        for m, rows in enumerate(self.chunks):
             part = None
             if source is not None:
                 # Layers may view their input as [B * S, H].
                 part = source.read(m).contiguous()
-                if m + 1 < len(self.step.chunks):
+                if m + 1 < len(self.chunks):
                     source.prefetch(m + 1)
                 if self.keeps:
                     self._x.append(source.keep(m))
@@ -148,8 +153,8 @@ class ChunkedCall:
     def backward(self, dy: Tensor, found: list[Slot], needs_x: bool
                  ) -> tuple[Tensor | None, list[Tensor | None], list]:
         """(dx, gradients of the arguments, gradients of the parameters)."""
-        dy = self.step.hidden.reading(dy, self.name)
-        dx = self.step.hidden.writing() if needs_x else None
+        dy = self._places.reading(dy, self.name)
+        dx = self._places.writing() if needs_x else None
         gradients, leaves = Gradients(found), self.arguments()
         of_arguments = [torch.zeros_like(leaf.value, dtype=wide_dtype(
             leaf.value)) for leaf in leaves]
@@ -159,7 +164,7 @@ class ChunkedCall:
         try:
             self._setting.check()
             with gradients.in_place(), self._setting.in_place():
-                for m in range(len(self.step.chunks) - 1, -1, -1):
+                for m in range(len(self.chunks) - 1, -1, -1):
                     part = self._backward_chunk(m, dy, needs_x, of_arguments)
                     if dx is not None:
                         dx.write(m, part)
@@ -178,7 +183,7 @@ class ChunkedCall:
                         needs_x: bool, of_arguments: list[Tensor]
                         ) -> Tensor | None:
         """dx [B, c, H], or None where x is no input."""
-        x, rows = self._input(m, needs_x), self.step.chunks[m]
+        x, rows = self._input(m, needs_x), self.chunks[m]
         leaves = self.arguments()
         extra = [cut(leaf, rows).detach().requires_grad_() for leaf in leaves]
         if self._random[m] is not None:

@@ -55,6 +55,7 @@ class Ends:
         # Positions 0, 1, … must be said where the caller does not.
         self.says_positions = False
         self.takes = {"input_ids"}  # of _ROWS: what may be cut
+        self.together = 1  # chunks for what comes before the layers
         self.modules: list[nn.Module] = []  # `outside`, when it was tried
         self._left: list[Left] | None = None  # see `leaving`
 
@@ -223,7 +224,7 @@ class Ends:
                    ) -> Iterator[None]:
         """Another module in every place of the embedding."""
         base = self.decoder.get_input_embeddings()
-        places = [(parent, name) for parent in self.decoder.modules()
+        places = [(parent, name) for parent in self.outside()
                   for name, child in parent._modules.items() if child is base]
         for parent, name in places:
             parent._modules[name] = made(base)

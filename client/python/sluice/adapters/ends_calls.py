@@ -35,11 +35,19 @@ class Left(NamedTuple):
 
 
 class FirstCall(chunked.ChunkedCall):
-    """One run of what comes before the layers."""
+    """One run of what comes before the layers.
+
+    It holds far less for each row than a layer does, and each forward of the
+    decoder costs time of the host: where what it makes is on the device, it
+    takes several chunks at once.
+    """
 
     def __init__(self, ends: Ends, step: Step, given: dict[str, Any]):
+        joined = None if step.hidden.in_host else [
+            range(step.chunks[a].start, step.chunks[a:a + ends.together][
+                -1].stop) for a in range(0, len(step.chunks), ends.together)]
         super().__init__(step, ends.before, "what comes before the layers of "
-                         + type(ends.decoder).__name__)
+                         + type(ends.decoder).__name__, joined)
         self._ends, self._given = ends, given
 
     def settle(self) -> None:
@@ -49,7 +57,7 @@ class FirstCall(chunked.ChunkedCall):
             self._setting.take_buffers()
 
     def compute(self, m: int, x: None, extra: list[Tensor]) -> Tensor:
-        return self._ends.x_of(self._given, self.step.chunks[m])
+        return self._ends.x_of(self._given, self.chunks[m])
 
 
 class LastCall(chunked.ChunkedCall):
@@ -63,7 +71,7 @@ class LastCall(chunked.ChunkedCall):
         self.answer: Any = None
 
     def compute(self, m: int, x: Tensor, extra: list[Tensor]) -> Tensor:
-        answer = self._ends.answer_of(self._given, self.step.chunks[m], x,
+        answer = self._ends.answer_of(self._given, self.chunks[m], x,
                                       self.as_tuple)
         y = answer["last_hidden_state"]
         if not self.replays:

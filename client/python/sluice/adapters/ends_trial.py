@@ -33,6 +33,7 @@ if TYPE_CHECKING:
 CHUNK = 24
 LIMIT = 2e-5  # of a norm in fp32; rows by themselves give the same bits
 GRADIENT_LIMIT = 1e-4
+TOGETHER = 4
 
 
 def probe(ends: Ends) -> None:
@@ -64,6 +65,7 @@ def probe(ends: Ends) -> None:
                 type(decoder).__name__, f'{why}, with hidden="host": it is '
                 "not the same by chunks of rows",
                 'stream it with hidden="device"')
+    ends.together = TOGETHER
     ends.stream.in_host = in_host
 
 

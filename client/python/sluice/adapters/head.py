@@ -35,7 +35,10 @@ if TYPE_CHECKING:
     from sluice.streaming import Stream
 
 IGNORED = -100  # the label of a row that counts nothing
-ROWS = 256  # per chunk: logits are its rows times the vocabulary
+ROWS = 256  # per chunk at least: logits are its rows times the vocabulary
+# More where the logits are no more than so many hidden states for each row of
+# a layer's chunk, whose own products are more than that.
+HIDDEN = 8
 # Arguments that do not change how the loss is made of the logits; with any
 # other the whole rows go through the model's own head and loss.
 _KNOWN = frozenset({
@@ -151,10 +154,12 @@ class Head:
         return base.output
 
     def loss(self, hidden: Tensor, shifted: Tensor, count: Tensor | int,
-             chunk: int = ROWS, left: Left | None = None) -> Tensor:
+             chunk: int | None = None, left: Left | None = None) -> Tensor:
         """The loss () of hidden [B, S, H] against labels [B, S] that are
         shifted already: the sum over rows divided by `count`. With `left`,
         `hidden` is what the last layer answered."""
+        chunk = chunk or self._rows_at_once(hidden.shape[-1])
+
         def by_rows(h: Tensor) -> Tensor:
             found = self.slots()  # of FSDP2's units: whole only by now
             if left is not None:
@@ -165,6 +170,11 @@ class Head:
 
         return self.through_units(by_rows, hidden,
                                   left.units() if left else ())
+
+    def _rows_at_once(self, width: int) -> int:
+        vocabulary = self.causal.get_output_embeddings().weight.shape[0]
+        chunk = self.stream.chunk
+        return max(ROWS, min(chunk, HIDDEN * width * chunk // vocabulary))
 
     def through_units(self, by_rows: Callable[[Tensor], Tensor],
                       hidden: Tensor, more: Sequence[nn.Module] = ()
