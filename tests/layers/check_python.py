@@ -39,6 +39,7 @@ ORDER = [
     "measured",
     "progress",
     "hidden",
+    "spared",
     "step",
     "chunked",
     "layer",

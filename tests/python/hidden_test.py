@@ -190,6 +190,8 @@ def test_a_head_of_ones_own(session, hidden):
     ("model.embed_tokens", 1), ("model.embed_tokens", 7), ("lm_head", 1)])
 def test_an_exception_gives_everything_back(session, hidden, where, at):
     model, inputs, calls = tiny(), batch(), []
+    if where == "model.embed_tokens" and hidden == "device":
+        at = min(at, 4)  # it is called for four chunks at once
 
     def fail(*_):
         calls.append(1)

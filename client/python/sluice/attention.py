@@ -52,7 +52,8 @@ class Site:
 
     def fetch(self, chunk: int, device: torch.device) -> tuple[Tensor, ...]:
         """k, v of a chunk."""
-        return self.arena.get(self.kv[chunk], device).split(self.widths, -1)
+        return self.arena.get(self.kv[chunk], device).split_with_sizes(
+            self.widths, -1)
 
     def keep_o(self, o: Tensor, lse: Tensor) -> None:
         self.o.append(self.arena.put(torch.cat((o, lse[..., None]), -1)))
@@ -75,12 +76,13 @@ class Site:
         """What the later chunks left for this one, and its own part."""
         if chunk not in self.dkv:
             return dk, dv
-        return self._with(chunk, dk, dv).split(self.widths, -1)
+        return self._with(chunk, dk, dv).split_with_sizes(self.widths, -1)
 
     def _with(self, chunk: int, dk: Tensor, dv: Tensor) -> Tensor:
         """The sums so far, taken from the host, with one part more."""
         both = self.arena.get(self.dkv[chunk], dk.device)
-        for total, part in zip(both.split(self.widths, -1), (dk, dv)):
+        for total, part in zip(both.split_with_sizes(self.widths, -1),
+                               (dk, dv)):
             total += part
         self.arena.drop(self.dkv.pop(chunk))
         return both

@@ -21,6 +21,7 @@ from sluice.errors import NoAttention, Unsupported
 from sluice.exchange import attend
 from sluice.products import Products
 from sluice.rows import Arguments, Leaf
+from sluice.spared import Following
 from sluice.tape import Tape
 
 if TYPE_CHECKING:
@@ -98,7 +99,8 @@ class LayerCall(chunked.ChunkedCall):
         before = running()
         try:
             _running.call = self
-            with self.step.inside(), self._taping(m, x.device):
+            with self.step.inside(), self._taping(m, x.device), (
+                    self._sparing()) as following:
                 out = self.own(x, *args, **kwargs)
         finally:
             _running.call = before
@@ -110,7 +112,21 @@ class LayerCall(chunked.ChunkedCall):
             raise Unsupported(
                 self.name, f"{self._site} calls of attention in chunk {m}, "
                 f"{len(self._sites)} before", "do not stream this model")
-        return self._hidden_of(out, x)
+        y = self._hidden_of(out, x)
+        if following is not None:
+            self.step.spared[self.module] = following.found(y)
+        return y
+
+    def _sparing(self) -> contextlib.AbstractContextManager:
+        """Around a replay; see [Note: spared products]."""
+        if not self.replays:
+            return contextlib.nullcontext()
+        known = self.step.spared.get(self.module)
+        if known is None or not known.holds(self.module,
+                                            self._setting.attributes):
+            return Following(self.module, self._setting.attributes)
+        return contextlib.nullcontext() if self.is_compared or (
+            not known.weights) else known.left_out(self.module)
 
     def _taping(self, m: int, device: torch.device
                 ) -> contextlib.AbstractContextManager:

@@ -37,7 +37,7 @@ class Setting:
 
     def take(self) -> None:
         """Attributes and buffers are to be as they are now."""
-        self._attributes = [_attributes(m) for m in self._modules]
+        self.attributes = [_attributes(m) for m in self._modules]
         self.take_buffers()
 
     def take_buffers(self) -> None:
@@ -62,7 +62,7 @@ class Setting:
     def in_place(self) -> Iterator[None]:
         """The modules have the attributes of then."""
         changed = []
-        for module, then in zip(self._modules, self._attributes):
+        for module, then in zip(self._modules, self.attributes):
             now = vars(module)
             changed += [(module, name, now[name], value)
                         for name, value in then.items()

@@ -7,7 +7,8 @@ import functools
 import itertools
 import threading
 import weakref
-from collections.abc import Callable, Hashable, Iterator, Sequence
+from collections.abc import (Callable, Hashable, Iterator, MutableMapping,
+                             Sequence)
 from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
 import torch
@@ -24,6 +25,7 @@ if TYPE_CHECKING:
     from sluice.arena import HostArena
     from sluice.progress import Progress
     from sluice.ranks import Ranks
+    from sluice.spared import Spared
 
 T = TypeVar("T")
 _current = threading.local()  # .step: the one this thread is in
@@ -96,6 +98,8 @@ class Step:
         self.hidden = InHost(arena, self.chunks, device) if (
             in_host) else OnDevice(arena, self.chunks)
         self._model, self._written = model, written
+        # Of layers whose replay was followed, what others leave out.
+        self.spared: MutableMapping[nn.Module, Spared] = {}
         # By storage: the marker's element, and how its intervals are found.
         self._masks: dict[int, tuple[Tensor, Callable[[], Intervals]]] = {}
         # Of packed rows: the first row [B, S] of each row's document. What

@@ -2,9 +2,10 @@
 what `sluice.stream` returns."""
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, MutableMapping
 from dataclasses import dataclass
 from typing import Any, Literal
+from weakref import WeakKeyDictionary
 
 import torch
 from torch import Tensor, nn
@@ -20,6 +21,7 @@ from sluice.policy import Policy
 from sluice.ranks import Ranks, indices
 from sluice.rows import ROWS
 from sluice.session import Session
+from sluice.spared import Spared
 from sluice.step import Engaging, Step, chunks_of
 
 Check = Literal["first", "always", "off"]
@@ -70,6 +72,7 @@ class Stream:
         self.written: dict[nn.Module, list[tuple[nn.Module, str]]] = {}
         # How the head runs: "rows", "whole", or "none" where there is none.
         self.head: Literal["rows", "whole", "none"] = "none"
+        self._spared: MutableMapping[nn.Module, Spared] = WeakKeyDictionary()
         self.progress: progress.Progress | None = None  # None: quiet
         self._adapter = None
         self._blocks = self._count = 0
@@ -92,6 +95,7 @@ class Stream:
                     None if alone else self.ranks, measured,
                     self.in_host and not alone)
         step.progress = None if alone else self.progress
+        step.spared = self._spared
         step.attended = self.attended
         return step
 

@@ -1,0 +1,179 @@
+"""Products of matrices that a layer's second forward need not compute.
+
+[Note: spared products] A layer ends in a sum: what its last product makes, an
+MLP's down projection, is added to the hidden states, and the gradient of a sum
+needs none of its terms. The second forward is there for the gradient alone. So
+that product is left out there: what it makes is a stand-in, autograd has its
+factors, which are all that its backward needs, and the layer's output, which
+nobody reads, is not a number. Not where replays are compared with their first
+forwards: those compute everything.
+
+Which products these are is found by running: in one replay of a layer
+everything that is made of a product's values is followed. The product is spared
+in later replays if that was sums, views and casts, which keep nothing for
+backward, or did not go through a function of the user's own, which may keep
+what it likes. Later means: as long as the layer's plain attributes (also
+whether it trains, which adapter is active) and the hooks on the way stay.
+"""
+from __future__ import annotations
+
+import contextlib
+from collections import Counter
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.autograd.function import BackwardCFunction
+from torch.multiprocessing.reductions import StorageWeakRef
+from torch.utils import _pytree as pytree
+
+from sluice.hidden import stand_in
+from sluice.products import Mode, Place, Product, Products, storage
+
+_aten = torch.ops.aten
+# Products, and which of their arguments are the factors.
+_FACTORS = {_aten.mm.default: (0, 1), _aten.addmm.default: (1, 2)}
+# What is made of a term of a sum without its backward needing the term.
+_TERMS = frozenset({
+    _aten.add.Tensor, _aten.view.default, _aten._unsafe_view.default,
+    _aten.t.default, _aten.transpose.int, _aten.permute.default,
+    _aten.expand.default, _aten.unsqueeze.default, _aten.squeeze.dim,
+    _aten.clone.default, _aten._to_copy.default,
+})
+
+
+@dataclass(frozen=True)
+class Spared:
+    """Of one layer: the weights, by name, of what need not be computed."""
+
+    weights: frozenset[str]
+    attributes: Any  # the layer's, as they were
+    hooks: tuple
+
+    def holds(self, layer: nn.Module, attributes: Any) -> bool:
+        return self.attributes == attributes and (
+            self.hooks == _hooks(layer, self.weights))
+
+    @contextlib.contextmanager
+    def left_out(self, layer: nn.Module) -> Iterator[None]:
+        """Around a replay of one chunk."""
+        products, patched = Products(layer), []
+        try:
+            for name in self.weights:
+                owner = layer.get_submodule(name.rpartition(".")[0])
+                patched.append((owner, vars(owner).get("forward")))
+                owner.forward = _Without(owner.forward, products, name)
+            yield
+        finally:
+            for owner, before in reversed(patched):
+                del owner.forward
+                if before is not None:
+                    owner.forward = before
+
+
+class _Without:
+    """A module's forward but for the product of one of its weights."""
+
+    def __init__(self, own: Any, products: Products, weight: str):
+        self._own, self._products, self._weight = own, products, weight
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        with _Stand(self._products, self._weight):
+            return self._own(*args, **kwargs)
+
+
+class _Stand(Mode):
+
+    def __init__(self, products: Products, weight: str):
+        super().__init__(products)
+        self._weight = weight
+
+    def met(self, place: Place, product: Product, args: tuple,
+            kwargs: dict[str, Any]) -> Tensor:
+        if product.weight != self._weight or product.function not in _FACTORS:
+            return product.function(*args, **kwargs)
+        a, b = (args[i] for i in _FACTORS[product.function])
+        return stand_in((a.shape[0], b.shape[1]), a.dtype, a.device)
+
+
+class Following(Mode):
+    """Around one replay of a chunk; then `found` says what may be spared."""
+
+    def __init__(self, layer: nn.Module, attributes: Any):
+        super().__init__(Products(layer))
+        self._layer, self._attributes = layer, attributes
+        self._count: Counter[str] = Counter()
+        self._needed: set[str] = set()
+        # Of which products' values a storage's are made.
+        self._made_of: dict[StorageWeakRef, set[str]] = {}
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None) -> Any:
+        of = self._of(args, kwargs)
+        if func not in _TERMS:
+            self._needed |= of
+        out = super().__torch_dispatch__(func, types, args, kwargs)
+        if of:
+            self._note(out, of)
+        return out
+
+    def met(self, place: Place, product: Product, args: tuple,
+            kwargs: dict[str, Any]) -> Tensor:
+        out = product.function(*args, **kwargs)
+        self._count[product.weight] += 1
+        if product.function in _FACTORS:
+            self._note(out, {product.weight})
+        else:
+            self._needed.add(product.weight)
+        return out
+
+    def found(self, y: Tensor) -> Spared:
+        """Given the layer's output."""
+        for node in _nodes(y):
+            if not isinstance(node, BackwardCFunction):
+                continue
+            if not node._forward_cls.__module__.startswith("sluice."):
+                self._needed |= set(self._count)
+            self._needed |= self._of(node.saved_tensors)
+        weights = frozenset(
+            name for name, count in self._count.items()
+            if count == 1 and name not in self._needed)
+        return Spared(weights, self._attributes, _hooks(self._layer, weights))
+
+    def _of(self, *values: Any) -> set[str]:
+        return set().union(*(self._made_of.get(storage(t), ()) for t in
+                             pytree.tree_leaves(values)
+                             if isinstance(t, Tensor)))
+
+    def _note(self, out: Any, of: set[str]) -> None:
+        for tensor in pytree.tree_leaves(out):
+            if isinstance(tensor, Tensor):
+                known = self._made_of.setdefault(storage(tensor), set())
+                known |= of
+
+
+def _nodes(y: Tensor) -> Iterator[Any]:
+    """All of the graph behind y."""
+    todo, seen = [y.grad_fn], {None}
+    while todo:
+        node = todo.pop()
+        if node not in seen:
+            seen.add(node)
+            yield node
+            todo += [following for following, _ in node.next_functions]
+
+
+def _hooks(layer: nn.Module, weights: frozenset[str]) -> tuple:
+    """Of the modules that hold them and those around, and of all modules:
+    what may look at values."""
+    found = [*nn.modules.module._global_forward_hooks.values()]
+    for name in sorted(weights):
+        while name:
+            name = name.rpartition(".")[0]
+            module = layer.get_submodule(name)
+            found += [*module._forward_hooks.values()] if name else []
+    return tuple(found)
+
+
+__all__ = ["Following", "Spared"]
