@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 
 from sluice.intervals import Whole
-from sluice.precision import wide_dtype
+from sluice.precision import wide_dtype, widened
 
 Mask = Whole | Tensor
 _NOTHING = -math.inf  # lse of a row that saw no key yet
@@ -35,10 +35,8 @@ def forward(q: Tensor, k: Tensor, v: Tensor, mask: Mask,
             scores: Scores) -> tuple[Tensor, Tensor]:
     """(o, lse) of the block alone; rows that see nothing get 0 and -inf."""
     if _plain(q, v, mask, scores):
-        o, lse = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu(
-            q, k, v, 0.0, mask is Whole.CAUSAL, scale=scores.scale)
-        wide = wide_dtype(q)
-        return o.to(wide), lse.to(wide)
+        return torch.ops.aten._scaled_dot_product_flash_attention_for_cpu(
+            *_wide(q, k, v), 0.0, mask is Whole.CAUSAL, scale=scores.scale)
     s = _scores(q, k, mask, scores)
     lse = torch.logsumexp(s, dim=-1)
     # exp(-inf - -inf) is not a number, so the empty row is taken from 0.
@@ -53,7 +51,7 @@ def backward(do: Tensor, q: Tensor, k: Tensor, v: Tensor, o: Tensor,
     (FlashAttention-2, algorithm 2: blocks need nothing of each other)."""
     if _plain(q, v, mask, scores):
         return torch.ops.aten._scaled_dot_product_flash_attention_for_cpu_backward(
-            do, q, k, v, o.to(q.dtype), lse, 0.0, mask is Whole.CAUSAL,
+            *_wide(do, q, k, v), o, lse, 0.0, mask is Whole.CAUSAL,
             scale=scores.scale)
     s = _scores(q, k, mask, scores)
     p = torch.exp(s - lse.masked_fill(lse == _NOTHING, 0.0)[..., None])
@@ -110,6 +108,13 @@ def _plain(q: Tensor, v: Tensor, mask: Mask, scores: Scores) -> bool:
     return (q.device.type == "cpu" and isinstance(mask, Whole)
             and scores.softcap is None and q.shape[-1] == v.shape[-1]
             and q.dtype == v.dtype)
+
+
+def _wide(*tensors: Tensor) -> list[Tensor]:
+    """In bf16 the kernel would round what it makes of each block, which then
+    are summed: an error more than attention over all keys at once has. A
+    chunk is small enough to be widened."""
+    return [widened(t) for t in tensors]
 
 
 def _scores(q: Tensor, k: Tensor, mask: Mask, scores: Scores) -> Tensor:

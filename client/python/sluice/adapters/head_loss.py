@@ -38,7 +38,8 @@ class Loss(torch.autograd.Function):
         needs_h = needs and ctx.needs_input_grad[5]
         needs = needs_h or (needs and any(ctx.needs_input_grad[6:]))
         total = torch.zeros((), dtype=torch.float64, device=hidden.device)
-        place = left.step.hidden if left else OnDevice(
+        in_host = left is not None and left.step.hidden.in_host
+        place = left.step.hidden if in_host else OnDevice(
             head.stream.arena, chunks_of(hidden.shape[1], labels.chunk))
         source = place.reading(hidden, "the head")
         dh = place.writing() if needs_h else None
