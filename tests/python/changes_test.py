@@ -29,7 +29,7 @@ def test_a_running_job(tmp_path):
         ranks = subprocess.run(
             [sys.executable, RANKS_OF_THE_JOB, str(tmp_path / "group"),
              daemon.socket, str(daemon.pid)], env=environment(), text=True,
-            timeout=500, stdout=subprocess.PIPE, stderr=subprocess.STDOUT)
+            timeout=550, stdout=subprocess.PIPE, stderr=subprocess.STDOUT)
     assert ranks.returncode == 0, ranks.stdout
 
 

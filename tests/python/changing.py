@@ -71,9 +71,6 @@ class Loop:
             assert time.monotonic() < ends, "it does not come"
             self.step()
 
-    def planned(self) -> None:
-        self.until(lambda: self.stream.plan is not None)
-
     def changes(self) -> list[int]:
         """The steps whose policy is not that of the step before."""
         return [i for i in range(1, len(self.swapped))
@@ -159,7 +156,6 @@ class Offered:
         self._session = loop.session
         self.told = None
         self.answers: list[tuple[int, bool, str]] = []
-        loop.stream.planning._session = self
 
     def tell(self, number: int, part: dict) -> None:
         self.told = number, {"ranks": [
@@ -177,6 +173,14 @@ class Offered:
         return getattr(self._session, name)
 
 
+@contextlib.contextmanager
+def offered(loop: Loop) -> Iterator[Offered]:
+    """The daemon's own offers wait meanwhile."""
+    loop.stream.planning._session = made = Offered(loop)
+    yield made
+    loop.stream.planning._session = loop.session
+
+
 def halved(plan: dict) -> dict:
     """A plan that swaps half as much."""
     return {**plan, "classes": [
@@ -184,12 +188,11 @@ def halved(plan: dict) -> dict:
         for c in plan["classes"]]}
 
 
-# --- cases --------------------------------------------------------------------
+# --- cases: one after the other, of one run -----------------------------------
 
 def joins_and_leaves(loop: Loop, socket: str, daemon: int) -> None:
     """Fractions shrink when the other job comes and are as before when it has
     left; so does what is leased."""
-    loop.planned()
     alone, leased = loop.swapped[-1], loop.stream.stats().host_leased_bytes
     with another_job(loop, socket):
         loop.until(lambda: loop.swaps() < alone)
@@ -200,12 +203,42 @@ def joins_and_leaves(loop: Loop, socket: str, daemon: int) -> None:
         loop.step()
     loop.until(lambda: loop.swaps() == alone)
     loop.step()
-    assert len(loop.changes()) == 3, loop.changes()
+
+
+def different_plans(loop: Loop, socket: str, daemon: int) -> None:
+    """Nothing happens until all were told of the same."""
+    before = loop.stream.plan
+    with offered(loop) as offers:
+        offers.tell(70 + loop.session.rank, halved(before))
+        for _ in range(4):
+            loop.step()
+        assert not offers.answers and loop.stream.plan is before
+        offers.tell(72, halved(before))
+        for _ in range(3):
+            loop.step()
+    assert [(n, taken) for n, taken, _ in offers.answers] == [(72, True)]
+    assert loop.stream.plan is not before
+
+
+def one_refuses(loop: Loop, socket: str, daemon: int) -> None:
+    """It cannot lease what it would grow by: so none of them takes it."""
+    before, part = loop.stream.plan, halved(loop.stream.plan)
+    leased = loop.stream.stats().host_leased_bytes
+    part["host_bytes"] = (1 << 40 if loop.session.rank == 1 else
+                          before["host_bytes"] + EXTENT)
+    with offered(loop) as offers:
+        offers.tell(70, part)
+        for _ in range(4):
+            loop.step()
+    [(number, taken, why)] = offers.answers
+    assert (number, taken) == (70, False)
+    assert why.startswith("rank 1: ") and "RESOURCE_EXHAUSTED" in why
+    assert loop.stream.plan is before
+    assert loop.stream.stats().host_leased_bytes <= leased + EXTENT
 
 
 def daemon_dies(loop: Loop, socket: str, daemon: int) -> None:
     """After it has told of a plan, before the step that takes it."""
-    loop.planned()
     with another_job(loop, socket):
         ends = time.monotonic() + LONG_S
         while not every(loop.session.changed_plan() is not None):
@@ -217,52 +250,22 @@ def daemon_dies(loop: Loop, socket: str, daemon: int) -> None:
             loop.step()
 
 
-def different_plans(loop: Loop, socket: str, daemon: int) -> None:
-    """Nothing happens until all were told of the same."""
-    loop.planned()
-    offered, before = Offered(loop), loop.stream.plan
-    offered.tell(70 + loop.session.rank, halved(before))
-    for _ in range(4):
-        loop.step()
-    assert not offered.answers and loop.stream.plan is before
-    offered.tell(72, halved(before))
-    for _ in range(3):
-        loop.step()
-    assert [(n, taken) for n, taken, _ in offered.answers] == [(72, True)]
-    assert loop.stream.plan is not before and len(loop.changes()) == 2
-
-
-def one_refuses(loop: Loop, socket: str, daemon: int) -> None:
-    """It cannot lease what it would grow by: so none of them takes it."""
-    loop.planned()
-    offered, before = Offered(loop), loop.stream.plan
-    leased = loop.stream.stats().host_leased_bytes
-    part = halved(before)
-    part["host_bytes"] = (1 << 40 if loop.session.rank == 1 else
-                          2 * before["host_bytes"])
-    offered.tell(70, part)
-    for _ in range(4):
-        loop.step()
-    [(number, taken, why)] = offered.answers
-    assert (number, taken) == (70, False)
-    assert why.startswith("rank 1: ") and "RESOURCE_EXHAUSTED" in why
-    assert loop.stream.plan is before and len(loop.changes()) == 1
-    assert loop.stream.stats().host_leased_bytes <= leased
-
-
 def work(rank: int, file: str, socket: str, daemon: int) -> None:
     with sluice.Session() as alone:
         undisturbed = Loop(alone, "recompute")
 
-        def one(case: Callable, session: sluice.Session) -> None:
+        def all_cases(_: str, session: sluice.Session) -> None:
             loop = Loop(session, "plan")
-            case(loop, socket, daemon)
-            loop.stream.unstream()
+            loop.until(lambda: loop.stream.plan is not None)
+            for case in (joins_and_leaves, different_plans, one_refuses,
+                         daemon_dies):
+                print("case:", case.__name__, flush=True)
+                case(loop, socket, daemon)
             loop.check_as(undisturbed)
+            loop.stream.unstream()
 
-        run_cases(rank, RANKS, file, socket, "changing", [
-            joins_and_leaves, different_plans, one_refuses, daemon_dies], one,
-            gpu=rank)
+        run_cases(rank, RANKS, file, socket, "changing", ["one run"],
+                  all_cases, gpu=rank)
 
 
 def main() -> None:

@@ -4,25 +4,22 @@ from __future__ import annotations
 
 import contextlib
 import datetime
-from collections.abc import Callable, Iterator, Sequence
-from typing import TypeVar
+from collections.abc import Callable, Iterator
 
 import sluice
 import torch
 import torch.distributed as dist
 from torch.distributed.tensor import DTensor
 
-T = TypeVar("T")
-
 
 def run_cases(rank: int, world: int, file: str, socket: str, job: str,
-              cases: Sequence[T], run: Callable[[T, sluice.Session], None],
+              cases: list[str], run: Callable[[str, sluice.Session], None],
               gpu: int = 0) -> None:
     """`run` each case as this rank of a new group, all ranks one by one."""
     with _rank(rank, world, file), sluice.Session(
             socket, job=job, rank=rank, world=world, gpu=gpu) as session:
         for case in cases:
-            print("case:", getattr(case, "__name__", case), flush=True)
+            print("case:", case, flush=True)
             run(case, session)
             dist.barrier()
 
