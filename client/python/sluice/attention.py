@@ -122,17 +122,24 @@ class Attend(torch.autograd.Function):
             ctx.save_for_backward(q, k, v, o, lse, sinks)
             # The layer may write what it gets.
             return o.to(q.dtype, copy=True)
-        return _forward(question, q, k, v, sinks).to(q.dtype)
+        with _as_written(q):
+            return _forward(question, q, k, v, sinks).to(q.dtype)
 
     @staticmethod
     @once_differentiable
     def backward(ctx, do: Tensor):
         question = ctx.question
         q, k, v, o, lse, sinks = ctx.saved_tensors
-        dq, dk, dv = _backward(question, do.contiguous(), q, k, v, o, lse)
+        with _as_written(q):
+            dq, dk, dv = _backward(question, do.contiguous(), q, k, v, o, lse)
         ds = None if sinks is None else blocks.sink_backward(
             do, o, lse, sinks).to(sinks.dtype)
         return None, dq.to(q.dtype), dk.to(k.dtype), dv.to(v.dtype), ds
+
+
+def _as_written(q: Tensor) -> torch.autocast:
+    """Autocast would take the products of a block's scores back to bf16."""
+    return torch.autocast(q.device.type, enabled=False)
 
 
 def one_dtype(q: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, ...]:
