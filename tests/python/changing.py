@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import contextlib
 import hashlib
-import multiprocessing
 import os
 import signal
 import sys
@@ -17,14 +16,13 @@ from collections.abc import Callable, Iterator
 import sluice
 import torch
 import torch.distributed as dist
-from gloo import run_cases
+from gloo import FORK, run_cases, run_ranks
 from models import batch, tiny
 from sluice.streaming import Stream
 
 RANKS, CHUNK, LENGTH = 2, 128, 512
 EXTENT = 4 << 20
 LONG_S = 240.0  # of a busy machine
-FORK = multiprocessing.get_context("fork")
 
 
 class Loop:
@@ -270,14 +268,7 @@ def work(rank: int, file: str, socket: str, daemon: int) -> None:
 
 def main() -> None:
     file, socket, daemon = sys.argv[1:]
-    torch.set_num_threads(1)
-    ranks = [FORK.Process(target=work, args=(
-        rank, file, socket, int(daemon))) for rank in range(RANKS)]
-    for rank in ranks:
-        rank.start()
-    for rank in ranks:
-        rank.join()
-    sys.exit(any(rank.exitcode for rank in ranks))
+    run_ranks(RANKS, work, file, socket, int(daemon))
 
 
 if __name__ == "__main__":

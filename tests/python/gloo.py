@@ -4,12 +4,31 @@ from __future__ import annotations
 
 import contextlib
 import datetime
+import multiprocessing
+import sys
 from collections.abc import Callable, Iterator
+from typing import Any, NoReturn
 
 import sluice
 import torch
 import torch.distributed as dist
 from torch.distributed.tensor import DTensor
+
+# Importing torch and transformers anew takes longer than most cases.
+FORK = multiprocessing.get_context("fork")
+
+
+def run_ranks(world: int, work: Callable[..., None], *args: Any) -> NoReturn:
+    """`work(rank, *args)` in a process per rank, of one thread; then the end
+    of this one, with a status of 0 if all of theirs are."""
+    torch.set_num_threads(1)
+    ranks = [FORK.Process(target=work, args=(rank, *args))
+             for rank in range(world)]
+    for rank in ranks:
+        rank.start()
+    for rank in ranks:
+        rank.join()
+    sys.exit(any(rank.exitcode for rank in ranks))
 
 
 def run_cases(rank: int, world: int, file: str, socket: str, job: str,

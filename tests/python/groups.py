@@ -7,13 +7,12 @@ group share, and compare with the model itself on the whole sequences.
 from __future__ import annotations
 
 import copy
-import multiprocessing
 import sys
 
 import sluice
 import torch
 import torch.distributed as dist
-from gloo import run_cases, whole
+from gloo import run_cases, run_ranks, whole
 from group_behaviours import BEHAVIOURS, CHUNK, LEARNED, MOE
 from models import Run, assert_same, batch, tiny
 from torch.distributed.device_mesh import init_device_mesh
@@ -198,16 +197,7 @@ def work(rank: int, world: int, file: str, socket: str,
 
 def main() -> None:
     world, file, socket, *names = sys.argv[1:]
-    torch.set_num_threads(1)
-    # Forked, because importing torch and transformers takes longer than this.
-    ranks = [multiprocessing.get_context("fork").Process(
-        target=work, args=(rank, int(world), file, socket, names))
-        for rank in range(int(world))]
-    for rank in ranks:
-        rank.start()
-    for rank in ranks:
-        rank.join()
-    sys.exit(any(rank.exitcode for rank in ranks))
+    run_ranks(int(world), work, int(world), file, socket, names)
 
 
 if __name__ == "__main__":

@@ -7,15 +7,13 @@ two ranks share, and what they log.
 from __future__ import annotations
 
 import json
-import multiprocessing
 import os
 import pathlib
 import sys
 
 import sluice
-import torch
 import torch.distributed as dist
-from gloo import run_cases
+from gloo import run_cases, run_ranks
 from loops import rows, settings, tokenizer, train
 from peft import LoraConfig, get_peft_model
 from transformers import DataCollatorForSeq2Seq, Trainer, TrainingArguments
@@ -89,15 +87,7 @@ def work(rank: int, file: str, socket: str, folder: str,
 
 def main() -> None:
     file, socket, folder, *names = sys.argv[1:]
-    torch.set_num_threads(1)
-    ranks = [multiprocessing.get_context("fork").Process(
-        target=work, args=(rank, file, socket, folder, names))
-        for rank in range(2)]
-    for rank in ranks:
-        rank.start()
-    for rank in ranks:
-        rank.join()
-    sys.exit(any(rank.exitcode for rank in ranks))
+    run_ranks(2, work, file, socket, folder, names)
 
 
 if __name__ == "__main__":
