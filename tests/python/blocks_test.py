@@ -105,3 +105,19 @@ def test_a_row_may_see_nothing_at_first():
     lse = blocks.merge(o, lse, *blocks.forward(q, k, v, Whole.FULL, scores))
     expected = blocks.forward(q, k, v, Whole.FULL, scores)
     torch.testing.assert_close((o, lse.float()), expected)
+
+
+@pytest.mark.parametrize("count", [128, 129, 300, 512, 513])
+def test_a_causal_block_is_the_same_in_strips(count):
+    q, k, v = inputs(2, 8, 8, count)
+    scores = blocks.Scores(8 ** -0.5)
+    leaves = [t.clone().requires_grad_() for t in (q, k, v)]
+    expected = whole(*leaves, torch.ones(
+        count, count, dtype=torch.bool).tril(), scores)
+    do = torch.randn_like(expected)
+    o, lse = blocks.forward(q, k, v, Whole.CAUSAL, scores)
+    torch.testing.assert_close(o, expected)
+    for gradient, wanted in zip(
+            blocks.backward(do, q, k, v, o, lse, Whole.CAUSAL, scores),
+            torch.autograd.grad(expected, leaves, do)):
+        torch.testing.assert_close(gradient, wanted)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+import time
 
 import pytest
 import sluice
@@ -96,6 +97,25 @@ def test_what_is_measured_are_blocks_of_the_models_own_heads(
     sluice.stream(tiny().bfloat16(), session=session, chunk="auto",
                   quiet=True).unstream()
     assert set(seen) == {(Heads(4, 2, 8, 8), torch.bfloat16)}
+    seen.clear()
+    sluice.stream(tiny(), session=session, chunk="auto", batch=3,
+                  quiet=True).unstream()
+    assert set(seen) == {(Heads(4, 2, 8, 8, batch=3), torch.float32)}
+    with pytest.raises(ValueError, match="batch = 0: at least one"):
+        sluice.stream(tiny(), session=session, chunk="auto", batch=0)
+
+
+def test_blocks_are_those_of_a_batch(arena, monkeypatch):
+    """Its sequences are walked at a time, as a step walks them."""
+    shapes = set()
+    own = chunk_size.Attend.apply
+    monkeypatch.setattr(chunk_size.Attend, "apply", lambda question, q, k, v,
+                        sinks: shapes.add((q.shape, k.shape, v.shape)) or own(
+                            question, q, k, v, sinks))
+    assert chunk_size._walk(arena, Heads(4, 2, 8, 16, batch=3), torch.device(
+        "cpu"), torch.float32, 16, 2, time.perf_counter) > 0
+    assert shapes == {((3, 4, 16, 8), (3, 2, 16, 8), (3, 2, 16, 16))}
+    assert arena.used_bytes == 0
 
 
 def test_layers_of_ones_own_need_a_sample(session):

@@ -21,7 +21,10 @@ from torch.distributed.fsdp import CPUOffloadPolicy, fully_shard
 from torch.nn.parallel import DistributedDataParallel
 
 TIED = dict(tie_word_embeddings=True)
+LEARNED = dict(n_embd=32, n_layer=2, n_head=4, n_positions=512, rotary_dim=4,
+               attn_pdrop=0.0, resid_pdrop=0.0, embd_pdrop=0.0)
 MOE = dict(num_local_experts=4, num_experts_per_tok=2)
+ROUTERS = dict(**MOE, output_router_logits=True, router_aux_loss_coef=0.3)
 
 
 def ddp(**options):
@@ -103,6 +106,16 @@ CASES = {
     "fsdp2, decoder of its own": ("llama", {}, fsdp(["model"]), 2),
     "frozen embedding and layer, in the host": (
         "llama", {}, fsdp(["lm_head"]), 1),
+    # Its layers have buffers, which DDP broadcasts before each forward.
+    "ddp, two forwards": ("gptj", LEARNED, ddp(), 2),
+    "ddp, routers' loss": ("mixtral", ROUTERS, ddp(), 1),
+    "fsdp2, routers' loss": ("mixtral", ROUTERS, fsdp(), 2),
+    "fsdp2, head of its own, routers' loss": (
+        "mixtral", ROUTERS, fsdp(["lm_head"]), 1),
+    "fsdp2, routers' loss, in the host": ("mixtral", ROUTERS, fsdp(), 1),
+    "ddp, buffers left alone, two forwards": (
+        "gptj", LEARNED, ddp(broadcast_buffers=False), 1),
+    "fsdp2, two forwards": ("llama", {}, fsdp(), 1),
 }
 
 
@@ -116,6 +129,19 @@ class Scored(torch.nn.Module):
     def forward(self, **inputs):
         found, entropy = sluice.logprobs(self.model, entropy=True, **inputs)
         return SimpleNamespace(loss=(found * found + entropy).mean())
+
+
+class TwoForwards(torch.nn.Module):
+    """One backward of two forwards, as of a pair that is compared."""
+
+    def __init__(self, model):
+        super().__init__()
+        self.model = model
+
+    def forward(self, input_ids, labels):
+        losses = [self.model(input_ids=ids, labels=ids).loss
+                  for ids in (input_ids, labels.clamp(min=3).flip(1))]
+        return SimpleNamespace(loss=losses[0] - 0.5 * losses[1])
 
 
 class WithLoss(torch.nn.Module):
@@ -154,6 +180,8 @@ def train(case: str, rank: int, streamed: sluice.Session | None):
     model = wrap(lora(model) if case.endswith("lora") else model)
     if case.endswith("log-probabilities"):
         model = Scored(model)
+    if case.endswith("two forwards"):
+        model = TwoForwards(model)
     if kind == "titan":
         model = WithLoss(model)
     found = [run(model, made(2, 60 + 5 * rank, seed=10 * rank + i))

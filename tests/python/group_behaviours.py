@@ -10,7 +10,7 @@ import pytest
 import sluice
 import torch
 import torch.distributed as dist
-from models import Run, assert_same, batch, run, tiny
+from models import Run, Wrapper, assert_same, batch, run, tiny
 from sluice.ranks import Ranks
 from torch import nn
 from torch.nn import functional as F
@@ -21,21 +21,29 @@ MOE = dict(num_local_experts=4, num_experts_per_tok=2)
 LEARNED = dict(n_embd=32, n_layer=2, n_head=4, n_positions=512,
                attn_pdrop=0.0, resid_pdrop=0.0, embd_pdrop=0.0)
 
+PLACES = ("device", "host")  # of hidden states
+
 
 def host_bytes(session, group) -> None:
     """Per rank, to the byte, in a whole number of chunks: README.md."""
     size, layers, hidden, kv, heads, tokens, chunks = (
         dist.get_world_size(group), 3, 32, 8, 4, 128, 4)
     replicas = size  # of the one kv head
-    model = tiny(num_hidden_layers=layers, num_key_value_heads=1)
-    stream = sluice.stream(model, session=session, chunk=tokens // chunks,
-                           group=group, quiet=True)
-    model(**batch(1, tokens)).loss.backward()
     per_token = layers * (2 * 4 * replicas * kv + 4 * hidden + 4 * hidden
                           + 4 * heads) / size
-    per_token += 8 * replicas * kv / size * (1 - 1 / chunks)
-    assert stream.stats().host_peak_bytes == tokens * per_token
-    assert stream.stats().host_bytes == 0
+    earlier, gradient = 1 - 1 / chunks, 8 * replicas * kv / size
+    for place, more in (
+            ("device", gradient * earlier),
+            ("host", max(4 * hidden / size,
+                         (4 * hidden / size + gradient) * earlier))):
+        model = tiny(num_hidden_layers=layers, num_key_value_heads=1)
+        stream = sluice.stream(model, session=session, chunk=tokens // chunks,
+                               group=group, quiet=True, hidden=place)
+        stream.reset_stats()
+        model(**batch(1, tokens)).loss.backward()
+        assert stream.stats().host_peak_bytes == tokens * (per_token + more)
+        assert stream.stats().host_bytes == 0
+        stream.unstream()
 
 
 def other_rows(session, group) -> None:
@@ -88,14 +96,17 @@ def refused_models(session, group) -> None:
 
 def whole_head(session, group) -> None:
     """The model's own loss, of all rows on every rank."""
-    model, inputs = tiny(), batch()
-    expected = run(model, inputs)
-    stream = sluice.stream(model, session=session, chunk=CHUNK, group=group,
-                           quiet=True, head="whole")
-    assert model(**inputs).logits.shape[:2] == (2, 75)
-    got = run(model, inputs)
-    assert stream.stats().blocks > 0 and stream.stats().host_bytes == 0
-    _assert_mean_is(model, group, got.loss, expected)
+    for place in PLACES:
+        model, inputs = tiny(), batch()
+        expected = run(model, inputs)
+        stream = sluice.stream(model, session=session, chunk=CHUNK,
+                               group=group, quiet=True, head="whole",
+                               hidden=place)
+        assert model(**inputs).logits.shape[:2] == (2, 75)
+        got = run(model, inputs)
+        assert stream.stats().blocks > 0 and stream.stats().host_bytes == 0
+        _assert_mean_is(model, group, got.loss, expected)
+        stream.unstream()
 
 
 def forward_put_over(session, group) -> None:
@@ -214,11 +225,7 @@ class Embedded(LlamaModel):
                                **kwargs)
 
 
-class Adding(nn.Module):
-    def __init__(self, inner):
-        super().__init__()
-        self.inner = inner
-
+class Adding(Wrapper):
     def forward(self, hidden_states, per_layer_input=None, **kwargs):
         return self.inner(hidden_states, **kwargs) + per_layer_input
 
@@ -230,6 +237,9 @@ def made_of_embeddings(session, group) -> None:
     for i, layer in enumerate(model.model.layers):
         model.model.layers[i] = Adding(layer)
     expected = run(copy.deepcopy(model), inputs)
+    with pytest.raises(sluice.Unsupported, match='with hidden="host"'):
+        sluice.stream(model, session=session, chunk=CHUNK, group=group,
+                      quiet=True, hidden="host")
     sluice.stream(model, session=session, chunk=CHUNK, group=group,
                   quiet=True)
     _assert_mean_is(model, group, run(model, inputs).loss, expected)
@@ -246,28 +256,35 @@ def _assert_mean_is(model, group, loss: float, expected: Run) -> None:
 
 def own_head(session, group) -> None:
     """The decoder alone, with a head and a loss of the user's."""
-    for length in (75, 1):
-        model, inputs = tiny(), batch(length=length)
-        ids, labels = inputs["input_ids"], inputs["labels"]
-        if length == 1:
-            labels = torch.full_like(labels, -100)
-        stream = sluice.stream(model.model, session=session, chunk=CHUNK,
-                               group=group, quiet=True)
-        local = stream.shard(ids, labels)
-        h = model.model(ids).last_hidden_state
-        total = F.cross_entropy(model.lm_head(h).flatten(0, 1),
-                                local.shift_labels.flatten(), reduction="sum")
-        if length == 1:  # whole on each rank
-            assert torch.equal(local.input_ids, ids) and local.count == 0
-            return
-        loss = local.mean(total)
-        loss.backward()
-        own = local.position_ids
-        assert own.shape[1] in (37, 38) and torch.equal(
-            local.input_ids, ids.index_select(1, own[0]))
-        stream.unstream()
-        _assert_mean_is(model, group, loss.item(),
-                        run(copy.deepcopy(model), inputs))
+    for place in PLACES:
+        _own_head(session, group, place)
+    model = tiny()
+    ids = batch(length=1)["input_ids"]
+    labels = torch.full_like(ids, -100)
+    stream = sluice.stream(model.model, session=session, chunk=CHUNK,
+                           group=group, quiet=True)
+    local = stream.shard(ids, labels)  # whole on each rank
+    model.model(ids)
+    assert torch.equal(local.input_ids, ids) and local.count == 0
+
+
+def _own_head(session, group, place) -> None:
+    model, inputs = tiny(), batch()
+    ids = inputs["input_ids"]
+    stream = sluice.stream(model.model, session=session, chunk=CHUNK,
+                           group=group, quiet=True, hidden=place)
+    local = stream.shard(ids, inputs["labels"])
+    h = model.model(ids).last_hidden_state
+    loss = local.mean(F.cross_entropy(
+        model.lm_head(h).flatten(0, 1), local.shift_labels.flatten(),
+        reduction="sum"))
+    loss.backward()
+    own = local.position_ids
+    assert own.shape[1] in (37, 38) and torch.equal(
+        local.input_ids, ids.index_select(1, own[0]))
+    stream.unstream()
+    _assert_mean_is(model, group, loss.item(),
+                    run(copy.deepcopy(model), inputs))
 
 
 def loaders(session, group) -> None:

@@ -14,6 +14,7 @@ import torch
 import torch.distributed as dist
 from gloo import run_cases, run_ranks, whole
 from group_behaviours import BEHAVIOURS, CHUNK, LEARNED, MOE
+from group_layers import LAYERS
 from models import Run, assert_same, batch, tiny
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
@@ -62,6 +63,14 @@ def padded(row: int, i: int) -> dict:
     return inputs
 
 
+def padded_left(row: int, i: int) -> dict:
+    inputs = plain(row, i)
+    inputs["attention_mask"] = torch.ones_like(inputs["input_ids"])
+    inputs["attention_mask"][1, :33] = 0
+    inputs["labels"][1, :34] = -100
+    return inputs
+
+
 # --- wrappings: mesh [data parallel, sequence] -> what is done to the model ---
 
 def alone(model, mesh):
@@ -82,8 +91,10 @@ def fsdp(*units, replicated=False, **options):
     return wrap
 
 
-# name -> (model, its config, ranks per sequence, wrapping, batches); two steps
-# of each are accumulated.
+IN_HOST = {"hidden": "host"}
+
+# name -> (model, its config, ranks per sequence, wrapping, batches, what else
+# stream() is told); two steps of each are accumulated.
 CASES = {2: {
     "grouped": ("llama", {}, 2, alone, plain),
     "a tail shorter than the group": ("llama", {}, 2, alone, long(65)),
@@ -100,6 +111,8 @@ CASES = {2: {
     "documents and a window": (
         "mistral", dict(sliding_window=24), 2, alone, documents),
     "padding": ("llama", {}, 2, alone, padded),
+    "padding on the left, a window": (
+        "mistral", dict(sliding_window=24), 2, alone, padded_left),
     "softcaps": ("gemma2", SOFTCAPS, 2, alone, plain),
     "sinks, experts": ("gpt_oss", {**MOE, "sliding_window": 24}, 2, alone,
                        plain),
@@ -114,6 +127,20 @@ CASES = {2: {
     "fsdp2, tied": ("qwen2", dict(tie_word_embeddings=True), 2, fsdp(), plain),
     "fsdp2, units of their own": ("llama", {}, 2, fsdp(
         "model.embed_tokens", "model.norm", "lm_head"), plain),
+    "in the host": ("llama", {}, 2, alone, plain, IN_HOST),
+    "in the host, a tail shorter than the group": (
+        "llama", {}, 2, alone, long(65), IN_HOST),
+    "in the host, documents": (
+        "mistral", dict(sliding_window=24), 2, alone, documents, IN_HOST),
+    "in the host, padding": ("qwen3", {}, 2, alone, padded_left, IN_HOST),
+    "in the host, softcaps": ("gemma2", SOFTCAPS, 2, alone, plain, IN_HOST),
+    "in the host, learned positions": (
+        "gpt2", LEARNED, 2, alone, documents, IN_HOST),
+    "in the host, frozen": ("llama", {}, 2, alone, plain, IN_HOST),
+    "in the host, fsdp2, experts": (
+        "mixtral", MOE, 2, fsdp("model.norm"), plain, IN_HOST),
+    "in the host, fsdp2, tied": ("qwen2", dict(
+        tie_word_embeddings=True), 2, fsdp(), plain, IN_HOST),
     "fsdp2, a group of one": ("llama", {}, 1, fsdp(), plain),
 }, 4: {
     "sinks, experts": ("gpt_oss", {**MOE, "sliding_window": 24}, 4, alone,
@@ -127,17 +154,18 @@ CASES = {2: {
 
 
 def check(name: str, case: tuple, session: sluice.Session) -> None:
-    kind, changes, ranks, wrap, inputs = case
+    kind, changes, ranks, wrap, inputs, *options = case
     rows = dist.get_world_size() // ranks
     mesh = init_device_mesh("cpu", (rows, ranks), mesh_dim_names=("dp", "sp"))
     row = mesh["dp"].get_local_rank()
     model = tiny(kind, **changes)
-    if name == "frozen":
+    if name.endswith("frozen"):
         model.model.embed_tokens.requires_grad_(False)
         model.model.layers[0].requires_grad_(False)
     twin = copy.deepcopy(model)
     stream = sluice.stream(model, session=session, chunk=CHUNK, quiet=True,
-                           group=mesh["sp"].get_group())
+                           group=mesh["sp"].get_group(),
+                           **dict(*options))
     model = wrap(model, mesh)
     loss = 0.0
     for i in range(2):
@@ -187,8 +215,9 @@ def work(rank: int, world: int, file: str, socket: str,
          names: list[str]) -> None:
     """One rank, in a process of its own."""
     def one(name: str, session: sluice.Session) -> None:
-        if name in BEHAVIOURS:
-            BEHAVIOURS[name](session, dist.group.WORLD)
+        behaves = {**BEHAVIOURS, **LAYERS}.get(name)
+        if behaves is not None:
+            behaves(session, dist.group.WORLD)
         else:
             check(name, CASES[world][name], session)
 

@@ -283,12 +283,6 @@ def test_what_a_call_cannot_have(session, name):
     assert_same(run(model, inputs), unstreamed(model, inputs))
 
 
-def test_layers_of_ones_own_are_refused(session):
-    with pytest.raises(sluice.Unsupported, match="layers without their model"):
-        sluice.stream(layers=tiny().model.layers, attention="sdpa",
-                      session=session, hidden="host")
-
-
 def test_embeddings_from_the_caller(session):
     model, inputs = tiny(), batch()
     inputs["inputs_embeds"] = model.model.embed_tokens(

@@ -18,7 +18,7 @@ from sluice.arena import HostArena
 
 FOLDER = os.fspath(pathlib.Path(sluice.__file__).parent) + os.sep
 OWN = {"arena.py", "books.py", "copies.py", "host_tensor.py", "in_flight.py",
-       "ranges.py"}
+       "ranges.py", "slabs.py"}
 
 
 @contextlib.contextmanager

@@ -14,7 +14,8 @@ from models import assert_same, batch, run, tiny, unstreamed
 from peft import LoraConfig, get_peft_model
 from transformers import (DataCollatorForSeq2Seq, DataCollatorWithFlattening,
                           Trainer, TrainingArguments, masking_utils)
-from trl import DPOConfig, DPOTrainer, SFTConfig, SFTTrainer
+from trl import (DPOConfig, DPOTrainer, GRPOConfig, GRPOTrainer, SFTConfig,
+                 SFTTrainer)
 
 
 def trainer(collator=None, **more):
@@ -31,10 +32,26 @@ def sft(adapters=None, **more):
         callbacks=[log], peft_config=adapters)
 
 
-def dpo(model, log):
-    def words(first, count):
-        return " ".join(f"w{3 + (first + 5 * i) % 90}" for i in range(count))
+def words(first, count):
+    return " ".join(f"w{3 + (first + 5 * i) % 90}" for i in range(count))
 
+
+def grpo(model, log):
+    """Its prompts, and its batches, are padded on the left."""
+    def reward(completions, **_):
+        return [float(sum(map(len, text.split()))) for text in completions]
+
+    prompts = datasets.Dataset.from_list(
+        [{"prompt": words(i, 4 + 3 * i)} for i in range(8)])
+    return GRPOTrainer(
+        model=model, reward_funcs=reward, train_dataset=prompts,
+        args=GRPOConfig(**settings(
+            max_steps=6, per_device_train_batch_size=4, num_generations=2,
+            max_completion_length=9, beta=0.0)),
+        processing_class=tokenizer(), callbacks=[log])
+
+
+def dpo(model, log):
     pairs = datasets.Dataset.from_list([
         {"prompt": words(i, 6 + i), "chosen": " " + words(2 * i, 21 - i),
          "rejected": " " + words(3 * i, 9 + 2 * i)} for i in range(8)])
@@ -71,6 +88,7 @@ LOOPS = {
         target_modules=["v_proj", "embed_tokens"],
         modules_to_save=["lm_head"])), False),
     "dpo": (dpo, False),
+    "grpo": (grpo, False),
 }
 
 
@@ -81,10 +99,9 @@ def test_each_step_is_logged_as_by_the_model_itself(session, name):
 
 
 @pytest.mark.parametrize("late", [False, True])
-def test_an_auxiliary_loss_is_refused_with_what_to_set(session, late):
-    with pytest.raises(sluice.Unsupported, match="router_aux_loss_coef=0"):
-        train(sft(), session, tiny("mixtral", **MOE), late)
-    make = sft(router_aux_loss_coef=0.0, max_steps=3)
+@pytest.mark.parametrize("share", [0.0, 0.3])
+def test_an_auxiliary_loss_of_routers(session, late, share):
+    make = sft(router_aux_loss_coef=share, max_steps=3)
     assert_equal_logs(train(make, session, tiny("mixtral", **MOE), late),
                       train(make, None, tiny("mixtral", **MOE)))
 

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import pytest
+import sluice
 import torch
-from sluice import Unsupported, intervals
+from models import assert_same, batch, run, tiny, unstreamed
+from sluice import Unsupported, intervals, masks
 from sluice.intervals import LEAST_ROWS, Intervals, Whole
-from sluice.masks import dense, find
+from sluice.masks import dense, find, is_pure
 from sluice.step import chunks_of
 from transformers import masking_utils as hf
 
@@ -19,10 +21,10 @@ def documents(*rows):
                         hf.packed_sequence_mask_function(ids))
 
 
-def padded(*lengths, length):
-    mask = torch.arange(length)[None] < torch.tensor(lengths)[:, None]
-    return hf.and_masks(hf.causal_mask_function,
-                        hf.padding_mask_function(mask))
+def padded(*lengths, length, left=0, function=hf.causal_mask_function):
+    rows = torch.arange(length)[None]
+    mask = (rows >= left) & (rows < torch.tensor(lengths)[:, None])
+    return hf.and_masks(function, hf.padding_mask_function(mask))
 
 
 MASKS = {
@@ -41,7 +43,22 @@ MASKS = {
         documents([0] * 5 + [1] * 32),
         hf.sliding_window_overlay(6)), 1, 37),
     "right padding": (padded(37, 20, length=37), 2, 37),
+    "left padding": (padded(37, 37, length=37, left=torch.tensor(
+        [[0], [21]])), 2, 37),
+    "left padding alike": (padded(37, length=37, left=9), 1, 37),
+    "padding at both ends of a window": (padded(
+        20, 37, length=37, left=9, function=(
+            hf.sliding_window_causal_mask_function(7))), 2, 37),
+    "padding before documents": (padded(
+        37, 30, length=37, left=torch.tensor([[6], [17]]), function=documents(
+            [0] * 5 + [1] * 20 + [2] * 12, [0] * 20 + [1] * 17)), 2, 37),
+    "padding alone": (padded(0, 37, length=37), 2, 37),
 }
+
+
+def anywhere(length):
+    """Any row may be padding."""
+    return torch.ones(1, length, dtype=torch.bool)
 
 
 def written_out(function, batch, length):
@@ -58,7 +75,7 @@ def test_pieces_are_the_mask(monkeypatch, name, chunk, least):
     monkeypatch.setattr(intervals, "LEAST_ROWS", least)
     function, batch, length = MASKS[name]
     expected = written_out(function, batch, length)
-    found = find(function, batch, length, heads=2, device=CPU)
+    found = find(function, batch, length, 2, CPU, anywhere(length))
     chunks = chunks_of(length, chunk)
     for rows in chunks:
         for keys in chunks[:chunks.index(rows) + 1]:
@@ -114,11 +131,24 @@ def test_a_mask_that_is_no_interval_is_refused(function):
         find(function, 1, 64, heads=2, device=CPU)
 
 
-def test_left_padding_is_refused_by_name():
-    mask = torch.arange(20)[None] >= torch.tensor([[0], [5]])
-    with pytest.raises(Unsupported, match="left padding.*pad on the right"):
-        find(hf.and_masks(hf.causal_mask_function,
-                          hf.padding_mask_function(mask)), 2, 20, 1, CPU)
+def test_only_padding_may_see_nothing():
+    left = padded(20, 20, length=20, left=torch.tensor([[0], [5]]))
+    padding = torch.arange(20) < torch.tensor([[0], [5]])
+    found = find(left, 2, 20, 1, CPU, padding)
+    assert torch.equal(found.blind, padding)
+    for known in (None, padding & (torch.arange(20) > 0)):
+        with pytest.raises(Unsupported, match="no key and are no padding"):
+            find(left, 2, 20, 1, CPU, known)
+
+
+def test_masks_together_may_show_padding_nothing():
+    length, few = 20, torch.arange(20)[None] < 4
+    window = find(hf.sliding_window_causal_mask_function(3), 1, length, 1, CPU)
+    late = find(padded(20, length=20, left=4), 1, length, 1, CPU, few)
+    both = window.both(late, few)
+    assert torch.equal(both.blind, few) and both.widest == 3
+    with pytest.raises(Unsupported, match="no key"):
+        window.both(late, None)
 
 
 def test_a_function_that_cannot_be_asked_is_refused():
@@ -137,13 +167,13 @@ def test_widest_is_the_longest_reach():
 @pytest.mark.parametrize("name", MASKS)
 def test_a_mask_written_out_is_read_as_its_function_is_asked(name):
     function, batch, length = MASKS[name]
-    asked = find(function, batch, length, 2, CPU)
+    asked = find(function, batch, length, 2, CPU, anywhere(length))
     seen = function(torch.arange(batch)[:, None, None, None],
                     torch.zeros(1, dtype=torch.long),
                     torch.arange(length)[:, None], torch.arange(length))
     seen = seen.expand(batch, 1, length, length)
     for mask in (seen, torch.where(seen, 0.0, -1e9)):
-        read = dense(mask)
+        read = dense(mask, anywhere(length))
         assert torch.equal(*torch.broadcast_tensors(read.first, asked.first))
         assert torch.equal(*torch.broadcast_tensors(read.last, asked.last))
         assert read.widest == asked.widest
@@ -160,3 +190,37 @@ def test_a_mask_written_out_that_is_none_is_refused(spoil, word):
     spoil(mask)
     with pytest.raises(Unsupported, match=word):
         dense(mask)
+
+
+WIDTH = 7
+
+
+def test_which_functions_are_made_of_their_arguments_alone():
+    def narrow(batch, head, query, key):
+        return (key <= query) & (query - key < WIDTH)
+
+    def default(batch, head, query, key, width=[7]):
+        return (key <= query) & (query - key < width[0])
+
+    assert is_pure(hf.causal_mask_function)
+    assert is_pure(lambda batch, head, query, key: key <= query)
+    for other in (narrow, default, documents([0] * 37),
+                  hf.sliding_window_overlay(7)):
+        assert not is_pure(other)
+
+
+@pytest.mark.parametrize("kind,changes,asked", [
+    ("llama", {}, [75, 80]),
+    ("mistral", {"sliding_window": 20}, [75] * 3 + [80])])
+def test_a_causal_function_is_asked_once_for_each_length(
+        session, monkeypatch, kind, changes, asked):
+    model, lengths = tiny(kind, **changes), []
+    expected = unstreamed(model, batch())
+    stream = sluice.stream(model, session=session, chunk=16, quiet=True)
+    monkeypatch.setattr(masks, "find", lambda function, batch, length, *rest: (
+        lengths.append(length) or find(function, batch, length, *rest)))
+    for _ in range(3):
+        assert_same(run(model, batch()), expected)
+    run(model, batch(length=80))
+    stream.unstream()
+    assert lengths == asked

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import dataclasses
+from collections.abc import Callable
 
 import sluice
 import torch
@@ -40,6 +41,23 @@ def batch(rows: int = 2, length: int = 75, seed: int = 1
     labels = ids.clone()
     labels[0, length // 5:length // 2] = -100
     return {"input_ids": ids, "labels": labels}
+
+
+class Wrapper(nn.Module):
+    """Around another module, as users put into layers."""
+
+    def __init__(self, inner: nn.Module):
+        super().__init__()
+        self.inner = inner
+
+
+def wrap_mlps(wrap: Callable[[nn.Module], nn.Module],
+              model: nn.Module | None = None) -> nn.Module:
+    """A tiny model, or this one, with `wrap` around each layer's MLP."""
+    model = tiny() if model is None else model
+    for layer in model.model.layers:
+        layer.mlp = wrap(layer.mlp)
+    return model
 
 
 class AddLoss(torch.autograd.Function):

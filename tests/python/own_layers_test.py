@@ -11,25 +11,16 @@ import pytest
 import sluice
 import torch
 import torch.distributed as dist
-from gloo import whole
-from models import Run, assert_same
+from group_layers import graded
+from models import Run, Wrapper, assert_same
 from support import run as run_code
 from titan import loss_of, titan, tokens
-from torch import nn
 from torch.distributed.algorithms._checkpoint.checkpoint_wrapper import (
     checkpoint_wrapper)
 from torch.distributed.fsdp import fully_shard
 from torch.nn import functional as F
 
 ROWS = {"freqs_cis": 0}
-
-
-def graded(model, ids) -> Run:
-    model.zero_grad()
-    loss = loss_of(model, ids)
-    loss.backward()
-    return Run(loss.item(), {n: whole(p.grad)
-                             for n, p in model.named_parameters()})
 
 
 def streamed(model, session, sample=True, **options):
@@ -59,12 +50,52 @@ def test_gradients_are_the_models_own(session, sample, repeats):
     assert_same(graded(model, tokens()), expected[0])
 
 
-class Shift(nn.Module):
-    """Hands each token's features to the next one."""
+@pytest.mark.parametrize("repeats", [True, False], ids=["repeat", "gqa"])
+def test_hidden_states_in_the_host(session, repeats):
+    """Between the layers, all but the chunks that are worked on."""
+    model = titan(repeats=repeats, layers=3)
+    expected = graded(copy.deepcopy(model), tokens(2, 96))
+    stream = streamed(model, session, check="always", hidden="host")
+    seen = []
+    model.layers["1"].register_forward_pre_hook(
+        lambda m, args: seen.append(args[0]))
+    assert_same(graded(model, tokens(2, 96)), expected)
+    [between] = seen
+    assert between.shape == (2, 96, 32) and between.isnan().all()
+    assert between.untyped_storage().nbytes() == 4
+    stats = stream.stats()
+    assert stats.blocks > 0 and stats.host_bytes == 0
+    layers, kv, heads, earlier = 3, 32 if repeats else 16, 4, 1 - 1 / 6
+    assert stats.host_peak_bytes == 2 * 96 * (
+        layers * (2 * 4 * kv + 4 * 32 + 4 * 32 + 4 * heads)
+        + max(4 * 32, (4 * 32 + 8 * kv) * earlier))
+    with torch.no_grad():
+        whole_ = model(tokens(2, 96))
+        stream.unstream()
+        torch.testing.assert_close(whole_, model(tokens(2, 96)))
 
-    def __init__(self, inner):
-        super().__init__()
-        self.inner = inner
+
+@pytest.mark.parametrize("given, word", [
+    (dict(sample=False), "without a sample"),
+    (dict(between=lambda h: h * 2), "changed between layers or used twice"),
+    (dict(order=["0", "0"]), "a layer after it has answered")])
+def test_what_the_host_cannot_have(session, given, word):
+    model, given = titan(layers=2), {"sample": True, **given}
+    with pytest.raises(sluice.Unsupported, match=word):
+        stream = streamed(model, session, given["sample"], hidden="host")
+        h = model.tok_embeddings(tokens())
+        for name in given.get("order", ["0", "1"]):
+            h = given.get("between", lambda h: h)(
+                model.layers[name](h, model.freqs_cis))
+    if given["sample"]:
+        del h
+        gc.collect()
+        assert stream.stats().host_bytes == 0
+        assert_same(graded(model, tokens()), graded(titan(), tokens()))
+
+
+class Shift(Wrapper):
+    """Hands each token's features to the next one."""
 
     def forward(self, x):
         return self.inner(x) + F.pad(x, (0, 0, 1, -1))

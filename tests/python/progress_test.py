@@ -115,7 +115,8 @@ def test_an_exception_ends_what_is_said(session):
     assert stream.progress._ended.is_set()
 
 
-WAITS = """
+# What two ranks begin with; their body follows.
+JOINED = """
 import datetime, sys, time
 import sluice, torch, torch.distributed as dist
 from models import batch, tiny
@@ -127,7 +128,9 @@ dist.init_process_group("gloo", f"file://{file}", rank=rank, world_size=2,
                         timeout=datetime.timedelta(seconds=60))
 with sluice.Session(socket, job="w", rank=rank, world=2) as session:
     model = tiny()
-    stream = sluice.stream(model, session=session, chunk=16, stalled_s=1.0)
+    stream = sluice.stream(model, session=session, chunk=16, stalled_s=1.0)"""
+
+WAITS = JOINED + """
     model.model.layers[1].mlp.register_forward_hook(
         lambda *_: dist.all_reduce(torch.ones(1)))
     dist.barrier()
@@ -140,17 +143,46 @@ dist.destroy_process_group()
 """
 
 
-def test_the_rank_that_waits_says_so(daemon, tmp_path):
-    ranks = [subprocess.Popen(
-        [sys.executable, "-c", WAITS, str(rank), str(tmp_path / "group"),
+def started(code, tmp_path, daemon):
+    return [subprocess.Popen(
+        [sys.executable, "-c", code, str(rank), str(tmp_path / "group"),
          daemon.socket], env=environment(PYTHONPATH=os.pathsep.join(
              [os.path.dirname(__file__), environment()["PYTHONPATH"]])),
         text=True, stderr=subprocess.PIPE) for rank in range(2)]
+
+
+def test_the_rank_that_waits_says_so(daemon, tmp_path):
+    ranks = started(WAITS, tmp_path, daemon)
     said = [rank.communicate(timeout=120)[1] for rank in ranks]
     assert [rank.returncode for rank in ranks] == [0, 0], said
     assert "nothing has moved" not in said[0], said[0]
     assert ("rank 1 of 2: nothing has moved for 1 s: forward, layer 2 of 2, "
             "chunk 1 of 5" in said[1]), said[1]
+
+
+FAILS = JOINED + """
+    from torch.distributed.fsdp import fully_shard
+    for layer in model.model.layers:
+        fully_shard(layer)
+    fully_shard(model)
+    model(**batch()).loss.backward()
+    if rank == 1:
+        model.model.layers[0].mlp.register_forward_hook(lambda *_: 1 / 0)
+    try:
+        model(**batch())
+    except ZeroDivisionError:
+        time.sleep(5)  # it lives on: its neighbour waits for it
+    except RuntimeError as error:  # once that process has ended
+        print("ended:", error, file=sys.stderr)
+"""
+
+
+def test_the_rank_that_waits_in_fsdp_says_who_failed(daemon, tmp_path):
+    ranks = started(FAILS, tmp_path, daemon)
+    said = [rank.communicate(timeout=120)[1] for rank in ranks]
+    assert ("rank 0 of 2: nothing has moved for 1 s: forward, layer 1 of 2, "
+            "chunk 5 of 5; rank 1 failed: ZeroDivisionError: division by zero"
+            in said[0]), said[0]
 
 
 # --- the daemon and other jobs in the midst of a step -------------------------

@@ -8,19 +8,19 @@ import copy
 import pytest
 import sluice
 import torch
-from models import Run, assert_same, batch, tiny
+from models import Run, Wrapper, assert_same, batch, tiny, wrap_mlps
 from peft import LoraConfig, get_peft_model
 from torch import nn
 
 SQUARE = dict(num_key_value_heads=4, intermediate_size=32)
 
 
-class Scaled(nn.Module):
+class Scaled(Wrapper):
     """Times an attribute, what a dictionary says, and a buffer."""
 
     def __init__(self, inner):
-        super().__init__()
-        self.inner, self.scale, self.on = inner, 1.0, {"a": 1.0}
+        super().__init__(inner)
+        self.scale, self.on = 1.0, {"a": 1.0}
         self.chosen = ["a"]
         self.register_buffer("times", torch.ones(()))
 
@@ -30,10 +30,7 @@ class Scaled(nn.Module):
 
 
 def scaled():
-    model = tiny()
-    for layer in model.model.layers:
-        layer.mlp = Scaled(layer.mlp)
-    return model
+    return wrap_mlps(Scaled)
 
 
 def gradients(model, change):
@@ -100,6 +97,30 @@ def test_other_contents_are_noticed(session, change, name):
         gradients(model, change)
     assert stream.stats().host_bytes == 0
     stream.unstream()
+
+
+def test_a_buffer_that_is_written_with_what_it_had_is_no_other(session):
+    """As DDP writes it before each forward."""
+    def write(mlp):
+        mlp.times.copy_(mlp.times.clone())
+
+    model = scaled()
+    expected = gradients(copy.deepcopy(model), lambda mlp: None)
+    stream = sluice.stream(model, session=session, chunk=16, quiet=True)
+    assert_same(gradients(model, write), expected)
+    stream.unstream()
+
+
+def test_the_same_numbers_in_another_order_are_others(session):
+    def reverse(mlp):
+        mlp.times.copy_(mlp.times.flip(0))
+
+    model = scaled()
+    for layer in model.model.layers:
+        layer.mlp.times = torch.linspace(0.5, 1.5, 32)
+    sluice.stream(model, session=session, chunk=16, check="off", quiet=True)
+    with pytest.raises(RuntimeError, match="'times' of Scaled was changed"):
+        gradients(model, reverse)
 
 
 def freeze_others(model):

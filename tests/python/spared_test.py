@@ -10,6 +10,7 @@ from models import assert_same, batch, run, tiny, unstreamed
 from torch import nn
 
 DOWN = "mlp.down_proj.weight"
+KV = {"self_attn.k_proj.weight", "self_attn.v_proj.weight"}
 
 
 def steps(session, model, inputs=None, count=3, **settings):
@@ -25,11 +26,11 @@ def steps(session, model, inputs=None, count=3, **settings):
 
 
 @pytest.mark.parametrize("check", ["first", "always", "off"])
-def test_the_last_product_is_left_out_without_changing_a_bit(session, check):
+def test_products_are_left_out_without_changing_a_bit(session, check):
     model = tiny()
     expected = unstreamed(model, batch())
     (first, *later), weights = steps(session, model, check=check)
-    assert weights == {DOWN}
+    assert weights == {DOWN} | KV
     assert_same(first, expected)
     for found in later:
         for name, gradient in first.gradients.items():
@@ -40,12 +41,13 @@ GPT2 = dict(attn_pdrop=0.0, embd_pdrop=0.0, resid_pdrop=0.0)
 
 
 @pytest.mark.parametrize("kind,changes,spared", [
-    ("phi", {}, {"mlp.fc2.weight", "self_attn.dense.weight"}),
+    ("phi", {}, {"mlp.fc2.weight", "self_attn.dense.weight"} | KV),
     ("gpt2", GPT2, {"mlp.c_proj.weight"}),
     ("gpt2", {**GPT2, "resid_pdrop": 0.1}, set()),
-    ("gemma2", {}, set())])
+    ("gemma2", {}, KV), ("qwen3", {}, {DOWN, "self_attn.v_proj.weight"})])
 def test_which_products_these_are(session, kind, changes, spared):
-    """A parallel attention's too; none before a norm, or under a dropout."""
+    """A parallel attention's too, and those of k and v; none before a norm,
+    under a dropout, or together with q."""
     model = tiny(kind, **changes)
     (first, *_, last), weights = steps(session, model)
     assert weights == spared
@@ -90,6 +92,28 @@ def test_what_is_needed_is_computed(session, read):
         assert_same(each, expected)
 
 
+class Gain(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.gain = nn.Parameter(torch.ones(()))
+
+    def forward(self, k):
+        return k * self.gain
+
+
+@pytest.mark.parametrize("made", [
+    lambda: lambda k: k * k, lambda: torch.abs, lambda: Keeps.apply, Gain])
+def test_what_is_needed_of_k_is_computed(session, made):
+    model = tiny()
+    for layer in model.model.layers:
+        layer.self_attn.k_proj = Reads(layer.self_attn.k_proj, made())
+    expected = unstreamed(model, batch())
+    found, weights = steps(session, model)
+    assert "self_attn.k_proj.own.weight" not in weights
+    for each in found:
+        assert_same(each, expected)
+
+
 def test_a_hook_that_comes_later_sees_what_there_is(session):
     model, seen = tiny(), []
     stream = sluice.stream(model, session=session, chunk=16, quiet=True)
@@ -99,7 +123,7 @@ def test_a_hook_that_comes_later_sees_what_there_is(session):
         lambda module, args, y: seen.append(bool(y.isfinite().all())))
     assert_same(run(model, batch()), expected)
     assert seen and all(seen)
-    assert stream._spared[model.model.layers[0]].weights == set()
+    assert stream._spared[model.model.layers[0]].weights == KV
     stream.unstream()
 
 

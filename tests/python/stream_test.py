@@ -8,8 +8,8 @@ import weakref
 import pytest
 import sluice
 import torch
-from models import assert_same, batch, run, streamed, tiny, unstreamed
-from torch import nn
+from models import (Wrapper, assert_same, batch, run, streamed, tiny,
+                    unstreamed)
 from torch.nn import functional as F
 from transformers.models.llama.modeling_llama import apply_rotary_pos_emb
 
@@ -274,11 +274,7 @@ def test_stream_touches_no_gradient_and_no_random_state(session):
 
 def test_gradients_of_arguments_come_back_once(session):
     """Per-layer inputs and any leaf that a layer is given."""
-    class Scaled(nn.Module):
-        def __init__(self, inner):
-            super().__init__()
-            self.inner = inner
-
+    class Scaled(Wrapper):
         def forward(self, hidden_states, scale=None, **kwargs):
             return self.inner(hidden_states, **kwargs) * scale
 
@@ -305,12 +301,12 @@ def test_gradients_of_arguments_come_back_once(session):
     torch.testing.assert_close(found[1], found[0], rtol=1e-5, atol=1e-7)
 
 
-class AsksTorch(nn.Module):
+class AsksTorch(Wrapper):
     """Llama's attention, written on torch's function alone."""
 
     def __init__(self, inner, **asked):
-        super().__init__()
-        self.inner, self.asked, self.layer_idx = inner, asked, inner.layer_idx
+        super().__init__(inner)
+        self.asked, self.layer_idx = asked, inner.layer_idx
 
     def forward(self, hidden_states, position_embeddings, **_):
         shape = *hidden_states.shape[:2], -1, self.inner.head_dim

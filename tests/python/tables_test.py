@@ -8,7 +8,8 @@ import copy
 import pytest
 import sluice
 import torch
-from models import assert_same, batch, run, streamed, tiny, unstreamed
+from models import (Wrapper, assert_same, batch, run, streamed, tiny,
+                    unstreamed, wrap_mlps)
 from own_layers_test import graded
 from titan import titan, tokens
 from torch import nn
@@ -32,12 +33,8 @@ class Tables(nn.Module):
         return table_of(int(position_ids.max()) + 1)
 
 
-class Indexing(nn.Module):
+class Indexing(Wrapper):
     """A layer around another, which indexes the table it is given."""
-
-    def __init__(self, inner):
-        super().__init__()
-        self.inner = inner
 
     def forward(self, hidden_states, attention_mask=None, position_ids=None,
                 position_embeddings=None, **rest):
@@ -128,30 +125,23 @@ def test_a_table_that_depends_on_the_length_is_the_whole_sequences(session):
     assert_same(streamed(model, session, inputs), unstreamed(model, inputs))
 
 
-class Viewing(nn.Module):
+class Viewing(Wrapper):
     """Is told how many rows it is given, which is no length of a table."""
-
-    def __init__(self, inner):
-        super().__init__()
-        self.inner = inner
 
     def forward(self, x, seq_len=None):
         return self.inner(x.view(-1, seq_len, x.shape[-1]))
 
 
-class Telling(nn.Module):
+class Telling(Wrapper):
     def __init__(self, inner):
-        super().__init__()
-        self.inner = Viewing(inner)
+        super().__init__(Viewing(inner))
 
     def forward(self, x):
         return self.inner(x, seq_len=x.shape[1])
 
 
 def test_a_module_that_is_told_its_rows_is_told_no_others(session):
-    model, inputs = tiny(), batch()
-    for layer in model.model.layers:
-        layer.mlp = Telling(layer.mlp)
+    model, inputs = wrap_mlps(Telling), batch()
     assert_same(streamed(model, session, inputs), unstreamed(model, inputs))
 
 
@@ -165,12 +155,8 @@ def test_a_refusal_names_what_is_wrong_and_not_how_it_was_tried(session):
     assert not any(m._forward_pre_hooks for m in model.modules())
 
 
-class Indexed(nn.Module):
+class Indexed(Wrapper):
     """titan's layer, which picks its rows of the table by itself."""
-
-    def __init__(self, inner):
-        super().__init__()
-        self.inner = inner
 
     def forward(self, x, freqs_cis, positions):
         return self.inner(x, freqs_cis[positions])

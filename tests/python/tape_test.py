@@ -6,7 +6,8 @@ import pytest
 import sluice
 import torch
 import torch.distributed as dist
-from models import assert_same, batch, run, tiny, unstreamed
+from models import (Wrapper, assert_same, batch, run, tiny, unstreamed,
+                    wrap_mlps)
 from sluice.policy import Action, Policy, Share
 from sluice.products import Products as LayerProducts
 from torch import nn
@@ -108,12 +109,8 @@ def test_host_bytes_of_what_is_swapped(session):
         computed + 2 * 2 * (11 + 16 + 16) * width * 4)
 
 
-class Written(nn.Module):
+class Written(Wrapper):
     """Writes a product in place, by a view that torch gives no version."""
-
-    def __init__(self, inner):
-        super().__init__()
-        self.inner = inner
 
     def forward(self, x):
         up = self.inner.up_proj(x)
@@ -124,14 +121,8 @@ class Written(nn.Module):
 
 @pytest.mark.parametrize("policy", [ALL, SWAPPED])
 def test_a_product_that_is_written_in_place_is_computed_again(session, policy):
-    def written():
-        model = tiny()
-        for layer in model.model.layers:
-            layer.mlp = Written(layer.mlp)
-        return model
-
-    again, computed, _ = gradients(session, written(), "recompute")
-    got, products, _ = gradients(session, written(), policy)
+    again, computed, _ = gradients(session, wrap_mlps(Written), "recompute")
+    got, products, _ = gradients(session, wrap_mlps(Written), policy)
     assert_bitwise(got, again)
     assert computed - products == 2 * 5 * 5  # all but gate, unused, and up
 
@@ -148,17 +139,11 @@ class Reduced(Written):
 @pytest.mark.parametrize("policy", [ALL, SWAPPED])
 def test_a_product_that_a_collective_writes_is_computed_again(
         session, policy, tmp_path):
-    def reduced():
-        model = tiny()
-        for layer in model.model.layers:
-            layer.mlp = Reduced(layer.mlp)
-        return model
-
     dist.init_process_group("gloo", f"file://{tmp_path}/group", rank=0,
                             world_size=1)
     try:
-        _, computed, _ = gradients(session, reduced(), "recompute")
-        _, products, _ = gradients(session, reduced(), policy)
+        _, computed, _ = gradients(session, wrap_mlps(Reduced), "recompute")
+        _, products, _ = gradients(session, wrap_mlps(Reduced), policy)
     finally:
         dist.destroy_process_group()
     assert computed - products == 2 * 5 * 5  # all but gate, unused, and up

@@ -44,6 +44,7 @@ class Limits(_Versioned):
         ("host_total", c_uint64), ("host_free", c_uint64),
         ("granularity", c_uint64), ("h2d_bytes_per_second", c_double),
         ("d2h_bytes_per_second", c_double),
+        ("guaranteed_bytes_per_second", c_double),
     ]
 
 

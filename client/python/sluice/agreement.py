@@ -21,8 +21,8 @@ from sluice.ranks import Ranks
 # What is told apart in the error; all else is "another argument". Always as
 # many, because ranks that have other arguments must not reduce other shapes.
 SETTINGS = ("call", "chunk", "min_tokens", "length")
-INPUTS = ("input_ids", "position_ids", "attention_mask", "labels",
-          "shift_labels", "num_items_in_batch")
+INPUTS = ("input_ids", "hidden_states", "position_ids", "attention_mask",
+          "labels", "shift_labels", "num_items_in_batch")
 
 
 def agree(ranks: Ranks, device: torch.device, settings: Mapping[str, Any],
@@ -31,11 +31,14 @@ def agree(ranks: Ranks, device: torch.device, settings: Mapping[str, Any],
 
     Args:
       settings: plain values, of SETTINGS.
-      given: arguments of a forward; of tensors with fractions the shape counts.
+      given: arguments of a forward; of tensors with fractions the shape
+        counts, but of hidden_states the bits.
     """
     names = [*SETTINGS, *INPUTS, "another argument"]
     hashes = [_of_values(settings.get(name)) for name in SETTINGS]
-    hashes += [_of(given.get(name), device) for name in INPUTS]
+    hashes += [_of(_bits(given[name]) if name == "hidden_states" and
+                   name in given else given.get(name), device)
+               for name in INPUTS]
     hashes.append(sum((_of(given[name], device) ^ zlib.crc32(name.encode())
                        for name in sorted(given)
                        if name not in INPUTS and given[name] is not None),
@@ -73,6 +76,11 @@ def _of(value: Any, device: torch.device) -> Tensor:
     numbers = value.detach().to(device, torch.int64).flatten()
     places = torch.arange(numbers.numel(), device=device)
     return _mixed(_mixed(numbers) + places).sum() ^ shape
+
+
+def _bits(x: Tensor) -> Tensor:
+    """int64 [B, S]: of each row's numbers."""
+    return torch.hash_tensor(x.detach().contiguous(), dim=-1).view(torch.int64)
 
 
 def _mixed(x: Tensor) -> Tensor:

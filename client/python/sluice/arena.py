@@ -14,14 +14,13 @@ from sluice.books import Books
 from sluice.copies import IN_FLIGHT_BYTES, Copies
 from sluice.errors import Error, Status
 from sluice.host_tensor import HostTensor, check_device, flat, is_on
-from sluice.leased import CopyStats, Region
+from sluice.leased import CopyStats
 from sluice.ranges import rounded
 from sluice.session import Session
+from sluice.slabs import Slabs
 
 __all__ = ["HostArena", "HostTensor"]
 
-FIRST_SLAB_BYTES = 4 << 20
-LARGEST_SLAB_BYTES = 1 << 30
 _CLOSED = object()  # what no tensor is marked with
 
 
@@ -73,7 +72,7 @@ class HostArena:
         self._pid = getpid()
         self._live = object()
         self._books = Books()
-        self._slabs: list[Region] = []
+        self._slabs = Slabs(session, self._books)
         self._cut_short = False
 
     @property
@@ -83,7 +82,7 @@ class HostArena:
                 self._put_right()
             if self._books.has_lost():
                 self._cut_short = True
-                self._rebuild_books(self._copies.last_read())
+                self._slabs.rebuild_books(self._copies.last_read())
                 self._cut_short = False
         return self._books.used_bytes
 
@@ -93,7 +92,7 @@ class HostArena:
 
     @property
     def leased_bytes(self) -> int:
-        return sum(slab.nbytes for slab in self._slabs)
+        return self._slabs.nbytes
 
     @property
     def copies(self) -> int:
@@ -122,10 +121,9 @@ class HostArena:
         if not nbytes:
             return HostTensor(source.shape, source.dtype, 0, 0, self._live)
         if self._books.has_lost():
-            self._rebuild_books(self._copies.last_read())
+            self._slabs.rebuild_books(self._copies.last_read())
         size = rounded(nbytes)
-        address, read = (self._books.free.take(size)
-                         or self._take_from_slab(size))
+        address, read = self._slabs.take(size)
         try:
             written = self._copies.start(GPU_TO_HOST, address, source, nbytes,
                                          read)
@@ -194,8 +192,7 @@ class HostArena:
     def reserve(self, nbytes: int) -> None:
         """Leases what is missing to `nbytes`, or raises as a lease does."""
         self._check_open()
-        if nbytes > self.leased_bytes:
-            self._lease(nbytes - self.leased_bytes)
+        self._slabs.reserve(nbytes)
 
     @_whole
     def fit(self, nbytes: int) -> None:
@@ -209,23 +206,8 @@ class HostArena:
         """
         self._check_open()
         if self._books.has_lost():
-            self._rebuild_books(self._copies.last_read())
-        unit = self.session.limits().granularity_bytes
-        missing = nbytes - self.leased_bytes
-        if missing > -unit:
-            if missing > 0:
-                self._lease(missing)
-            return
-        if self._books.used_bytes:
-            raise Error(Status.FAILED_PRECONDITION,
-                        f"fit: {self._books.used_bytes} bytes are held: give "
-                        "them back before")
-        self.session.check_connected()
-        while self._slabs:
-            self._slabs.pop().free()
-        self._rebuild_books(0)
-        if nbytes:
-            self._lease(nbytes)
+            self._slabs.rebuild_books(self._copies.last_read())
+        self._slabs.fit(nbytes)
 
     def copied(self) -> CopyStats:
         """Sums of this arena's copies."""
@@ -247,9 +229,7 @@ class HostArena:
         self._live = _CLOSED
         self._copies.engine.stop()
         self._copies.forget()
-        for slab in self._slabs:
-            slab.free()
-        self._slabs.clear()
+        self._slabs.free()
         books, self._books = self._books, Books()
         self._books.peak_bytes = books.peak_bytes
 
@@ -291,12 +271,8 @@ class HostArena:
         and what no living tensor has is free."""
         self._check_open()
         self._copies.drain()
-        self._rebuild_books(0)
+        self._slabs.rebuild_books(0)
         self._cut_short = False
-
-    def _rebuild_books(self, mark: int) -> None:
-        self._books.rebuild([(slab.address, slab.nbytes)
-                             for slab in self._slabs], mark)
 
     def _check_open(self) -> None:
         # In a forked child and after the session's close too.
@@ -310,23 +286,3 @@ class HostArena:
             raise Error(Status.FAILED_PRECONDITION,
                         f"{host}: it was dropped before" if host._live is None
                         else f"{host} is of another arena")
-
-    def _take_from_slab(self, size: int) -> tuple[int, int]:
-        """`size` bytes of a slab that is leased for it: as much again as
-        there is, less where the daemon has less."""
-        leased = self.leased_bytes
-        want = max(size, min(max(leased, FIRST_SLAB_BYTES),
-                             LARGEST_SLAB_BYTES))
-        while True:
-            try:
-                self._lease(want)
-                return self._books.free.take(size)
-            except Error as error:
-                if error.status != Status.RESOURCE_EXHAUSTED or want == size:
-                    raise
-                want = max(size, want // 4)
-
-    def _lease(self, nbytes: int) -> None:
-        slab = self.session.lease_host(nbytes)
-        self._slabs.append(slab)
-        self._books.free.add_slab(slab.address, slab.nbytes)

@@ -9,6 +9,7 @@ fp32.
 """
 from __future__ import annotations
 
+import contextlib
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
@@ -37,7 +38,8 @@ class Site:
     # k and v side by side, which are copied as one: [B, Hkv, c, D + Dv].
     kv: list[HostTensor] = field(default_factory=list)
     widths: tuple[int, int] = (0, 0)  # D, Dv
-    o: list[HostTensor] = field(default_factory=list)  # and lse, as its last
+    # o [B, c, H, Dv], as layers want it, and then lse [B, H, c], in one row.
+    o: list[HostTensor] = field(default_factory=list)
     dkv: dict[int, HostTensor] = field(default_factory=dict)  # fp32
 
     def release(self) -> None:
@@ -56,13 +58,16 @@ class Site:
             self.widths, -1)
 
     def keep_o(self, o: Tensor, lse: Tensor) -> None:
-        self.o.append(self.arena.put(torch.cat((o, lse[..., None]), -1)))
+        self.o.append(self.arena.put(torch.cat((
+            o.transpose(1, 2).reshape(-1), lse.reshape(-1)))))
 
-    def fetch_o(self, chunk: int, device: torch.device
-                ) -> tuple[Tensor, Tensor]:
-        """o, lse of a chunk."""
-        both = self.arena.get(self.o[chunk], device)
-        return both[..., :-1], both[..., -1]
+    def fetch_o(self, chunk: int, q: Tensor) -> tuple[Tensor, Tensor]:
+        """o, lse of a chunk, whose q is given."""
+        rows = q.shape[:-1]  # B, H, c
+        o, lse = self.arena.get(self.o[chunk], q.device).split_with_sizes(
+            (rows.numel() * self.widths[1], rows.numel()))
+        return o.view(rows[0], rows[2], rows[1], -1).transpose(1, 2), (
+            lse.view(rows))
 
     def add(self, chunk: int, dk: Tensor, dv: Tensor) -> None:
         """To the gradients of an earlier chunk's k and v."""
@@ -97,6 +102,8 @@ class Question:
     replay: bool  # o and lse are kept already
     mask: Intervals
     scores: blocks.Scores
+    # In a replay: k and v were left out, and are the kept ones.
+    without_kv: bool = False
 
     def walk(self, backwards: bool = False) -> list[tuple[int, list[Piece]]]:
         """The chunks of k, v that some row of this chunk sees, and what its
@@ -117,7 +124,9 @@ class Attend(torch.autograd.Function):
                 sinks: Tensor | None) -> Tensor:
         site, m = question.site, question.chunk
         if question.replay:
-            o, lse = site.fetch_o(m, q.device)
+            o, lse = site.fetch_o(m, q)
+            if question.without_kv:
+                k, v = site.fetch(m, q.device)
             ctx.question = question
             ctx.save_for_backward(q, k, v, o, lse, sinks)
             # The layer may write what it gets.
@@ -131,14 +140,18 @@ class Attend(torch.autograd.Function):
         question = ctx.question
         q, k, v, o, lse, sinks = ctx.saved_tensors
         with _as_written(q):
-            dq, dk, dv = _backward(question, do.contiguous(), q, k, v, o, lse)
+            dq, dk, dv = _backward(
+                question, do if do.stride(-1) == 1 else do.contiguous(), q, k,
+                v, o, lse)
         ds = None if sinks is None else blocks.sink_backward(
             do, o, lse, sinks).to(sinks.dtype)
         return None, dq.to(q.dtype), dk.to(k.dtype), dv.to(v.dtype), ds
 
 
-def _as_written(q: Tensor) -> torch.autocast:
+def _as_written(q: Tensor) -> contextlib.AbstractContextManager:
     """Autocast would take the products of a block's scores back to bf16."""
+    if not torch.is_autocast_enabled(q.device.type):
+        return contextlib.nullcontext()
     return torch.autocast(q.device.type, enabled=False)
 
 
@@ -170,7 +183,8 @@ def _forward(question: Question, q: Tensor, k: Tensor, v: Tensor,
         for piece in pieces:
             seen = _with_piece(question, piece, seen, q, ki, vi)
     site.blocks_run += len(walk)
-    o, lse = seen
+    # Rows of padding may see nothing of any chunk.
+    o, lse = blocks.nothing(q, v) if seen is None else seen
     if sinks is not None:
         lse = blocks.sink(o, lse, sinks)
     site.keep_o(o, lse.to(o.dtype))
@@ -208,6 +222,8 @@ def _backward(question: Question, do: Tensor, q: Tensor, k: Tensor, v: Tensor,
             own = gk, gv
         else:
             site.add(i, gk, gv)
+    if dq is None:
+        dq = torch.zeros_like(q)
     if own is None:
         own = torch.zeros_like(k), torch.zeros_like(v)
     dk, dv = site.whole(m, *own)
@@ -231,7 +247,7 @@ def _block_backward(question: Question, pieces: list[Piece],
         gq, gk, gv = blocks.backward(
             do[b, :, r], q[b, :, r], k[b, :, c], v[b, :, c], o[b, :, r],
             lse[b, :, r], mask, question.scores)
-        dq[b, :, r] += gq
-        dk[b, :, c] += gk
-        dv[b, :, c] += gv
+        dq[b, :, r].add_(gq)
+        dk[b, :, c].add_(gk)
+        dv[b, :, c].add_(gv)
     return dq, dk, dv

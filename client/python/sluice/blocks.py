@@ -7,6 +7,12 @@ bool [B or 1, 1, c, n], True where a row sees a key.
 Plain blocks go to ATen's flash kernel for CPUs, which reads grouped k, v as
 they are; masked, capped or unequal ones are computed here with their scores
 whole, which costs B * H * c * n fp32 at a time.
+
+[Note: strips] The kernel goes through whole tiles of 512 keys, also where it is
+causal: of a chunk of 512 rows it computes all that lies above the diagonal too.
+So such a block goes to it in strips of rows, each with the keys up to its last
+row. A row's o and lse are the same to the bit; of 512 rows the forward takes
+0.83 of the time, the backward 0.84.
 """
 from __future__ import annotations
 
@@ -21,6 +27,9 @@ from sluice.precision import wide_dtype, widened
 
 Mask = Whole | Tensor
 _NOTHING = -math.inf  # lse of a row that saw no key yet
+# Rows of a strip, and of the causal blocks that are cut: of more rows the kernel
+# takes 256 at a time, and leaves out most tiles that nobody sees.
+_STRIP, _CUT = 128, 512
 
 
 @dataclass(frozen=True)
@@ -35,8 +44,8 @@ def forward(q: Tensor, k: Tensor, v: Tensor, mask: Mask,
             scores: Scores) -> tuple[Tensor, Tensor]:
     """(o, lse) of the block alone; rows that see nothing get 0 and -inf."""
     if _plain(q, v, mask, scores):
-        return torch.ops.aten._scaled_dot_product_flash_attention_for_cpu(
-            *_wide(q, k, v), 0.0, mask is Whole.CAUSAL, scale=scores.scale)
+        run = _strips if _is_cut(q, mask) else _flash
+        return run(*_wide(q, k, v), mask, scores.scale)
     s = _scores(q, k, mask, scores)
     lse = torch.logsumexp(s, dim=-1)
     # exp(-inf - -inf) is not a number, so the empty row is taken from 0.
@@ -50,9 +59,8 @@ def backward(do: Tensor, q: Tensor, k: Tensor, v: Tensor, o: Tensor,
     """Gradients (dq, dk, dv) of one block, given the *whole* row's o and lse
     (FlashAttention-2, algorithm 2: blocks need nothing of each other)."""
     if _plain(q, v, mask, scores):
-        return torch.ops.aten._scaled_dot_product_flash_attention_for_cpu_backward(
-            *_wide(do, q, k, v), o, lse, 0.0, mask is Whole.CAUSAL,
-            scale=scores.scale)
+        run = _strips_backward if _is_cut(q, mask) else _flash_backward
+        return run(*_wide(do, q, k, v), o, lse, mask, scores.scale)
     s = _scores(q, k, mask, scores)
     p = torch.exp(s - lse.masked_fill(lse == _NOTHING, 0.0)[..., None])
     do, o = do.to(p.dtype), o.to(p.dtype)
@@ -66,6 +74,66 @@ def backward(do: Tensor, q: Tensor, k: Tensor, v: Tensor, o: Tensor,
     return (ds @ keys.to(p.dtype),
             _per_group(ds.transpose(-1, -2) @ q.to(p.dtype), k.shape[1]),
             _per_group(p.transpose(-1, -2) @ do, v.shape[1]))
+
+
+def _flash(q: Tensor, k: Tensor, v: Tensor, mask: Mask, scale: float
+           ) -> tuple[Tensor, Tensor]:
+    """A tensor here is what is added to the scores, [c, n]."""
+    return torch.ops.aten._scaled_dot_product_flash_attention_for_cpu(
+        q, k, v, 0.0, mask is Whole.CAUSAL, scale=scale,
+        attn_mask=mask if isinstance(mask, Tensor) else None)
+
+
+def _flash_backward(do: Tensor, q: Tensor, k: Tensor, v: Tensor, o: Tensor,
+                    lse: Tensor, mask: Mask, scale: float
+                    ) -> tuple[Tensor, Tensor, Tensor]:
+    return torch.ops.aten._scaled_dot_product_flash_attention_for_cpu_backward(
+        do, q, k, v, o, lse, 0.0, mask is Whole.CAUSAL, scale=scale,
+        attn_mask=mask if isinstance(mask, Tensor) else None)
+
+
+def _is_cut(q: Tensor, mask: Mask) -> bool:
+    """See [Note: strips]."""
+    return mask is Whole.CAUSAL and _STRIP < q.shape[2] <= _CUT
+
+
+def _strips(q: Tensor, k: Tensor, v: Tensor, mask: Mask, scale: float
+            ) -> tuple[Tensor, Tensor]:
+    found = [_flash(q[:, :, rows], k[:, :, :rows.stop], v[:, :, :rows.stop],
+                    mask, scale) for rows, mask in _cut(q)]
+    # The kernel's o is [B, c, H, Dv] in memory, and layers want it so.
+    return (torch.cat([o.transpose(1, 2) for o, _ in found], 1).transpose(
+        1, 2), torch.cat([lse for _, lse in found], 2))
+
+
+def _strips_backward(do: Tensor, q: Tensor, k: Tensor, v: Tensor, o: Tensor,
+                     lse: Tensor, mask: Mask, scale: float
+                     ) -> tuple[Tensor, Tensor, Tensor]:
+    dq, dk, dv = [], None, None
+    for rows, mask in reversed(_cut(q)):
+        gq, gk, gv = _flash_backward(
+            do[:, :, rows], q[:, :, rows], k[:, :, :rows.stop],
+            v[:, :, :rows.stop], o[:, :, rows], lse[:, :, rows], mask, scale)
+        dq.append(gq)
+        if dk is None:  # the last strip's sees all keys
+            dk, dv = gk, gv
+        else:
+            dk[:, :, :rows.stop].add_(gk)
+            dv[:, :, :rows.stop].add_(gv)
+    return torch.cat(dq[::-1], 2), dk, dv
+
+
+def _cut(q: Tensor) -> list[tuple[slice, Mask]]:
+    """The strips of a causal block, and what each adds to its scores."""
+    count = q.shape[2]
+    starts = range(0, count, _STRIP)
+    last = starts[-1]
+    # Of a whole strip there, and, but for keys from the left, of each before.
+    seen = q.new_full((_STRIP, last + _STRIP), _NOTHING).triu_(last + 1)
+    strips = [slice(a, min(a + _STRIP, count)) for a in starts]
+    return [(rows, Whole.CAUSAL if not rows.start else
+             seen[:rows.stop - rows.start, last - rows.start:][
+                 :, :rows.stop]) for rows in strips]
 
 
 def merge(o: Tensor, lse: Tensor, block_o: Tensor,

@@ -7,8 +7,10 @@ and the others read it there when they look for it.
 """
 from __future__ import annotations
 
+import contextlib
 import json
-from collections.abc import Callable
+import time
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import torch.distributed as dist
@@ -56,4 +58,40 @@ class Board:
             seen = found
 
 
-__all__ = ["Board", "Value"]
+FAILED = "failed"  # the key of what a rank raised last in a streamed step
+
+
+@contextlib.contextmanager
+def telling_job() -> Iterator[None]:
+    """What is raised within is written on the job's board: ranks that wait for
+    this one in a collective that is not ours, FSDP2's or DDP's, cannot be
+    called back (Gloo's `abort` ends no collective that has begun), but whoever
+    looks after them can be told what they wait for."""
+    try:
+        yield
+    except BaseException as error:
+        board, what = Board.of_job(), f"{type(error).__name__}: {error}"
+        if board is not None:
+            # Where there is no store any more nobody can be told.
+            with contextlib.suppress(RuntimeError):
+                board.update(FAILED, lambda _: {
+                    "rank": dist.get_rank(), "what": what[:500],
+                    "time": time.time()})
+        raise
+
+
+def failed_rank(since: float) -> str:
+    """What another rank of the job raised last, if after the time `since`, in
+    seconds of the clock on the wall; "": nothing."""
+    try:
+        board = Board.of_job()
+        told = None if board is None else board.read(FAILED)
+    except RuntimeError:
+        return ""
+    if told is None or told["rank"] == dist.get_rank() or (
+            told["time"] < since):
+        return ""
+    return f"rank {told['rank']} failed: {told['what']}"
+
+
+__all__ = ["Board", "Value", "failed_rank", "telling_job"]

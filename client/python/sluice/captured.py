@@ -70,7 +70,7 @@ def capture(adapter: Adapter, stream: Stream, ids: Tensor
             decoder()
 
     plain, chunked = {}, {}
-    held = {layer: Buffers(layer) for layer in adapter.layers}
+    held = {layer: Buffers(layer.modules()) for layer in adapter.layers}
     refusing(adapter.entry, "a forward on %d tokens fails" % ids.shape[1],
              plainly)
     for layer, buffers in held.items():
@@ -126,6 +126,14 @@ def first_of_kind(layers: Iterable[nn.Module]) -> list[int]:
     kinds: dict[str, int] = {}
     return [kinds.setdefault(_kind(layer), index)
             for index, layer in enumerate(layers)]
+
+
+def kind_names(layers: Iterable[nn.Module]) -> dict[nn.Module, str]:
+    """Each layer's kind, by its class and the first layer of the kind:
+    "LlamaDecoderLayer.0"."""
+    layers = list(layers)
+    return {layer: f"{type(layer).__name__}.{first}"
+            for layer, first in zip(layers, first_of_kind(layers))}
 
 
 def _kind(layer: nn.Module) -> str:

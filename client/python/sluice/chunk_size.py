@@ -47,6 +47,7 @@ class Heads(NamedTuple):
     keys: int
     width: int  # of q and k
     value_width: int
+    batch: int = 1  # sequences
 
     @property
     def work(self) -> int:
@@ -145,7 +146,7 @@ def _walk(arena: HostArena, heads: Heads, device: torch.device,
           clock: Callable[[], float]) -> float:
     """Seconds, by `clock`, of a causal sequence's attention, forward and backward."""
     def random(count: int, width: int) -> torch.Tensor:
-        return torch.randn(1, count, rows, width, device=device, dtype=dtype)
+        return torch.randn(heads.batch, count, rows, width, device=device, dtype=dtype)
 
     q, k = random(heads.queries, heads.width), random(heads.keys, heads.width)
     v = random(heads.keys, heads.value_width)

@@ -60,6 +60,7 @@ class ChunkedCall:
         self._hashes: list[int] = []
         self._autocast = None
         self._setting: Setting | None = None
+        self._owners: list[nn.Module] = []  # of buffers
 
     # --- what a subclass says -----------------------------------------------
 
@@ -70,6 +71,11 @@ class ChunkedCall:
 
     def arguments(self) -> list[Leaf]:
         """Arguments beside x that need a gradient."""
+        return []
+
+    def beside(self, m: int) -> list[tuple[Tensor, Tensor]]:
+        """What else the replay of chunk `m` made that has a gradient, and
+        that."""
         return []
 
     def may_grow(self, written: Sequence[tuple[nn.Module, str]]) -> bool:
@@ -99,6 +105,7 @@ class ChunkedCall:
         if self.keeps:
             self._setting = Setting(self.module, found, self.step.written_by(
                 self.module))
+        self._owners = [m for m in self.module.modules() if m._buffers]
         source = None if x is None else self._places.reading(x, self.name)
         y = self._places.writing()
         for m, rows in enumerate(self.chunks):
@@ -123,7 +130,7 @@ class ChunkedCall:
     def _first_run(self, m: int, x: Tensor | None,
                    extra: list[Tensor]) -> Tensor:
         random = RandomState(self.step.device)
-        held, version = Buffers(self.module), _version(x)
+        held, version = Buffers(self._owners), _version(x)
         before = Snapshot(self.step.written_by(self.module))
         y = self.compute(m, x, extra)
         self._random.append(random if random.moved() else None)
@@ -168,7 +175,8 @@ class ChunkedCall:
         self.replays = True
         try:
             self._setting.check()
-            with gradients.in_place(), self._setting.in_place():
+            with gradients.in_place(), self._setting.in_place(), (
+                    self.step.engaged()):
                 for m in range(len(self.chunks) - 1, -1, -1):
                     part = self._backward_chunk(m, dy, needs_x, of_arguments)
                     if dx is not None:
@@ -194,7 +202,7 @@ class ChunkedCall:
         if self._random[m] is not None:
             self._random[m].restore()
         self._buffers[m].restore()
-        with torch.enable_grad(), self._autocast, self.step.engaged():
+        with torch.enable_grad(), self._autocast:
             y = self.compute(m, x, extra)
         if self.is_compared and _hash(y) != self._hashes[m]:
             raise RuntimeError(
@@ -205,8 +213,10 @@ class ChunkedCall:
         dy.drop(m)
         if m:
             dy.prefetch(m - 1)
-        if y.requires_grad:  # it may have what it does not use here
-            torch.autograd.backward(y, gradient)
+        roots = [(y, gradient)] if y.requires_grad else []
+        roots += self.beside(m)  # y may have what it does not use here
+        if roots:
+            torch.autograd.backward(*zip(*roots))
         for total, leaf, part in zip(of_arguments, leaves, extra):
             if part.grad is not None:
                 cut(leaf._replace(value=total), rows).add_(part.grad)

@@ -8,6 +8,9 @@ type and device whose rows are all one element in memory. Nodes of ours know
 them by their storage and read the chunks that they stand for, once. The
 element is not a number, so that nothing made of it passes for a result; what
 is made of it has other storage, and is refused by the next node.
+
+Layers of the user's own with a group have stand-ins too, whatever the hidden
+states are in: between them the user's code is to see the whole sequence.
 """
 from __future__ import annotations
 
@@ -64,6 +67,25 @@ class DeviceRows:
         return self._tensor
 
 
+class StandingRows(DeviceRows):
+    """Rows on the device behind a stand-in; they go with this object."""
+
+    def __init__(self, place: Standing):
+        super().__init__(place.arena, place.chunks)
+        self._place = place
+
+    @property
+    def shape(self) -> torch.Size:
+        return self._tensor.shape
+
+    @property
+    def dtype(self) -> torch.dtype:
+        return self._tensor.dtype
+
+    def tensor(self) -> Tensor:
+        return self._place.standing(self)
+
+
 class HostRows:
     """The chunks in the host; they go with this object, or before."""
 
@@ -117,57 +139,108 @@ class OnDevice:
         return DeviceRows(self._arena, self.chunks)
 
 
-class InHost:
-    """Hidden states are in the host, for one step."""
+class Standing:
+    """Hidden states are behind stand-ins, for one step; on the device.
 
-    in_host = True
+    Args:
+        length: rows of a stand-in; None: those of the chunks.
+    """
+
+    in_host = False
 
     def __init__(self, arena: HostArena, chunks: list[range],
-                 device: torch.device):
+                 device: torch.device, length: int | None = None):
         self.arena, self.chunks, self.device = arena, chunks, device
+        self._length = length or chunks[-1].stop
         # By storage, which the stand-in keeps from being used again.
-        self._standing: dict[int, tuple[Tensor, HostRows]] = {}
+        self._standing: dict[int, tuple[Tensor, Rows]] = {}
 
-    def reading(self, x: Tensor, name: str) -> HostRows:
+    def reading(self, x: Tensor, name: str) -> Rows:
         """What `x` stands for; asked once. `name` is who asks."""
         found = self._standing.pop(x.untyped_storage().data_ptr(), None)
         if found is None or found[0].shape != x.shape:
             raise Unsupported(
                 name, "hidden states, or gradients of them, that are changed "
                 "between layers or used twice", 'stream it with '
-                'hidden="device"')
+                'hidden="device" and without a group')
         return found[1]
 
-    def writing(self) -> HostRows:
-        return HostRows(self)
+    def writing(self) -> Rows:
+        return StandingRows(self)
 
-    def standing(self, rows: HostRows) -> Tensor:
-        made = stand_in(rows.shape, rows.dtype, self.device)
+    def standing(self, rows: Rows) -> Tensor:
+        batch, _, *width = rows.shape
+        made = stand_in((batch, self._length, *width), rows.dtype,
+                        self.device)
         # Detached: what is kept here must not keep the graph.
         self._standing[made.untyped_storage().data_ptr()] = (
             made.detach(), rows)
         return made
 
 
+class InHost(Standing):
+    """Hidden states are in the host, for one step."""
+
+    in_host = True
+
+    def writing(self) -> HostRows:
+        return HostRows(self)
+
+
+Rows = DeviceRows | HostRows
+
+
 class Whole(torch.autograd.Function):
-    """One tensor [B, S, H] of the device of what stands for its chunks."""
+    """One tensor [B, S, H] of the device of what stands for its chunks, which
+    are these `rows` of it; 0 in the others."""
 
     @staticmethod
-    def forward(ctx, place: InHost, x: Tensor) -> Tensor:
-        ctx.place, rows = place, place.reading(x, "the decoder's output")
-        out = torch.empty(x.shape, dtype=x.dtype, device=x.device)
-        for m, chunk in enumerate(place.chunks):
-            out[:, chunk.start:chunk.stop] = rows.read(m)
-            rows.drop(m)
-        return out
+    def forward(ctx, place: Standing, rows: list[range], x: Tensor) -> Tensor:
+        ctx.place, ctx.rows = place, rows
+        return _joined(place, rows, x, "the decoder's output")
 
     @staticmethod
     def backward(ctx, dy: Tensor):
-        rows = ctx.place.writing()
-        for m, chunk in enumerate(ctx.place.chunks):
-            rows.write(m, dy[:, chunk.start:chunk.stop])
-        return None, rows.tensor()
+        return None, None, _parted(ctx.place, ctx.rows, dy)
 
 
-__all__ = ["DeviceRows", "HostRows", "InHost", "OnDevice", "Whole",
-           "stand_in"]
+class Parted(torch.autograd.Function):
+    """What stands for the chunks of one tensor [B, S, H] of the device, which
+    are these `rows` of it. Its gradient is 0 in the others."""
+
+    @staticmethod
+    def forward(ctx, place: Standing, rows: list[range], x: Tensor) -> Tensor:
+        ctx.place, ctx.rows = place, rows
+        return _parted(place, rows, x)
+
+    @staticmethod
+    def backward(ctx, dy: Tensor):
+        return None, None, _joined(ctx.place, ctx.rows, dy,
+                                   "the layers' input")
+
+
+def is_stand_in(x: Tensor) -> bool:
+    return x.numel() > 1 and not any(x.stride())
+
+
+def _joined(place: Standing, rows: list[range], x: Tensor,
+            name: str) -> Tensor:
+    source = place.reading(x, name)
+    few = sum(map(len, rows)) < x.shape[1]
+    out = (torch.zeros if few else torch.empty)(
+        x.shape, dtype=x.dtype, device=x.device)
+    for m, own in enumerate(rows):
+        out[:, own.start:own.stop] = source.read(m)
+        source.drop(m)
+    return out
+
+
+def _parted(place: Standing, rows: list[range], x: Tensor) -> Tensor:
+    made = place.writing()
+    for m, own in enumerate(rows):
+        made.write(m, x[:, own.start:own.stop])
+    return made.tensor()
+
+
+__all__ = ["DeviceRows", "HostRows", "InHost", "OnDevice", "Parted",
+           "Standing", "Whole", "is_stand_in", "stand_in"]

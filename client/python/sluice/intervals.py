@@ -40,13 +40,15 @@ class Intervals:
     """Row q of batch row b attends to the keys first[b, q] .. last[b, q].
 
     Both are int64 of shape [B, S], or [1, S] where all batch rows agree, and
-    are read only. `widest` is the longest reach of any row, in tokens with
-    itself.
+    are read only. Rows of padding may see nothing: their interval is S .. -1,
+    which lies in no block. `widest` is the longest reach of any row, in tokens
+    with itself.
     """
 
     first: Tensor
     last: Tensor
     widest: int
+    blind: Tensor | None = None  # bool [B or 1, S]: rows that see nothing
     # What was found for a block before: all layers of a step ask the same.
     _found: dict[tuple[range, range], list[Piece]] = field(
         default_factory=dict, repr=False, compare=False)
@@ -71,16 +73,35 @@ class Intervals:
             self._within[id(documents)] = known
         return known
 
-    def both(self, other: Intervals) -> Intervals:
+    @staticmethod
+    def of(first: Tensor, last: Tensor, padding: Tensor | None) -> Intervals:
+        """Of first, last [B, S], where first > last says that a row sees
+        nothing; raises `Unsupported` where that is no row of `padding`
+        [B or 1, S], bool."""
+        length, blind = first.shape[1], first > last
+        if not bool(blind.any()):
+            blind = None
+        else:
+            if padding is None or bool((blind & ~padding).any()):
+                raise Unsupported(
+                    "attention mask", "rows that attend to no key and are no "
+                    "padding by a 2-D attention_mask",
+                    "leave such rows out of the batch")
+            first = first.masked_fill(blind, length)
+            last = last.masked_fill(blind, -1)
+        if len(first) > 1 and bool((first == first[:1]).all()) and bool(
+                (last == last[:1]).all()):
+            first, last = first[:1], last[:1]
+        widest = int((torch.arange(length, device=first.device) - first
+                      ).max()) + 1
+        if bool((first == 0).all()):  # as it mostly is
+            first = first.new_zeros(1, 1).expand_as(first)
+        return Intervals(first, last.contiguous(), widest, blind)
+
+    def both(self, other: Intervals, padding: Tensor | None) -> Intervals:
         """What rows see where this and the other are masks together."""
-        first = torch.maximum(self.first, other.first)
-        last = torch.minimum(self.last, other.last)
-        if bool((first > last).any()):
-            raise Unsupported(
-                "attention mask", "rows that attend to no key",
-                "leave the padding out of the batch")
-        rows = torch.arange(first.shape[1], device=first.device)
-        return Intervals(first, last, int((rows - first).max()) + 1)
+        return Intervals.of(torch.maximum(self.first, other.first),
+                            torch.minimum(self.last, other.last), padding)
 
     def seen(self, chunks: list[range], m: int
              ) -> list[tuple[int, list[Piece]]]:
@@ -110,7 +131,8 @@ class Intervals:
         return [p if isinstance(p.mask, Whole) else p._replace(
             mask=self._seen(p, rows, keys)) for p in self._found[rows, keys]]
 
-    def _is_causal(self) -> bool:
+    def is_causal(self) -> bool:
+        """Whether each row sees itself and all before it."""
         if not self._causal:
             rows = torch.arange(self.last.shape[1], device=self.last.device)
             self._causal.append(bool((self.first == 0).all()) and bool(
@@ -118,7 +140,7 @@ class Intervals:
         return self._causal[0]
 
     def _cut(self, rows: range, keys: range) -> list[Piece]:
-        if self._is_causal() and (
+        if self.is_causal() and (
                 rows == keys or keys.stop <= rows.start):
             return [_whole(Whole.CAUSAL if rows == keys else Whole.FULL)]
         first = self.first[:, rows.start:rows.stop]
@@ -148,16 +170,17 @@ _MASKED = torch.empty(0)  # stands for a mask that is made when it is asked
 
 def _of_row(batch: slice, first: Tensor, last: Tensor, rows: range,
             keys: range) -> list[Piece]:
-    """The pieces of one batch row: first, last [len(rows)]."""
+    """The pieces of one batch row: first, last [len(rows)]. Rows that see
+    none of the keys begin behind them."""
     starts, counts = (t.tolist() for t in torch.unique_consecutive(
-        first.clamp(min=keys.start), return_counts=True))
+        first.clamp(keys.start, keys.stop), return_counts=True))
     masked = [Piece(batch, slice(None), slice(None), _MASKED)]
     if len(counts) * LEAST_ROWS > len(rows) + LEAST_ROWS:
         return masked
     own = torch.arange(rows.start, rows.stop, device=last.device)
     diagonal = rows == keys
-    if not bool((last == own).all() if diagonal else
-                (last >= keys.stop - 1).all()):
+    whole = last == own if diagonal else last >= keys.stop - 1
+    if not bool((whole | (last < first)).all()):
         return masked
     pieces, at = [], 0
     for start, count in zip(starts, counts):
@@ -166,7 +189,7 @@ def _of_row(batch: slice, first: Tensor, last: Tensor, rows: range,
         if begin < before:
             pieces.append(Piece(batch, here, slice(begin, before),
                                 Whole.FULL))
-        if diagonal:
+        if diagonal and begin < len(keys):
             pieces.append(Piece(batch, here, here, Whole.CAUSAL))
         at += count
     return [_widest(piece, len(rows), len(keys)) for piece in pieces]

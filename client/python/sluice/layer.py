@@ -21,7 +21,7 @@ from sluice.errors import NoAttention, Unsupported
 from sluice.exchange import attend
 from sluice.products import Products
 from sluice.rows import Arguments, Leaf
-from sluice.spared import Following
+from sluice.spared import Following, Spared
 from sluice.tape import Tape
 
 if TYPE_CHECKING:
@@ -62,10 +62,18 @@ class LayerCall(chunked.ChunkedCall):
         self.own, self._arguments = own, arguments
         self.returns_tuple = False
         self._chunk = self._site = 0  # where the layer is just now
+        self._batch = 0  # sequences
+        self._side = step.sides.get(layer)
         self._sites: list[Site] = []
-        watched = step.policy.shares or step.measured is not None
+        self._kind = step.kinds.get(layer, "")
+        self._policy = step.policy.of_kind(self._kind)
+        watched = self._policy.shares or step.measured is not None
         self._products = Products(layer) if watched else None
         self._tape: Tape | None = None
+        # What its replays leave out, once that is known to hold.
+        self._spared: tuple[Spared, Products] | None = None
+        self._following: Following | None = None  # of this replay
+        self._without_kv = False  # whether this replay leaves out k or v
 
     def forward(self, *args: Any) -> Tensor:
         with self._timed("forward"):
@@ -79,9 +87,9 @@ class LayerCall(chunked.ChunkedCall):
         return found
 
     def _timed(self, direction: str) -> contextlib.AbstractContextManager:
-        if self.step.measured is None or not self.keeps:
+        if self.step.measured is None:
             return contextlib.nullcontext()
-        return self.step.measured.layer(direction)
+        return self.step.measured.layer(self._kind, direction, self.keeps)
 
     def arguments(self) -> list[Leaf]:
         return self._arguments.differentiable()
@@ -91,7 +99,7 @@ class LayerCall(chunked.ChunkedCall):
                    for owner, _ in written)
 
     def compute(self, m: int, x: Tensor, extra: list[Tensor]) -> Tensor:
-        self._chunk, self._site = m, 0
+        self._chunk, self._site, self._batch = m, 0, len(x)
         if self.step.progress is not None:
             self.step.progress.move(self.step, "backward" if self.replays
                                     else "forward", self.module, m)
@@ -99,8 +107,8 @@ class LayerCall(chunked.ChunkedCall):
         before = running()
         try:
             _running.call = self
-            with self.step.inside(), self._taping(m, x.device), (
-                    self._sparing()) as following:
+            with self._noting(), self.step.inside(), self._taping(
+                    m, x.device), self._sparing() as following:
                 out = self.own(x, *args, **kwargs)
         finally:
             _running.call = before
@@ -113,20 +121,45 @@ class LayerCall(chunked.ChunkedCall):
                 self.name, f"{self._site} calls of attention in chunk {m}, "
                 f"{len(self._sites)} before", "do not stream this model")
         y = self._hidden_of(out, x)
+        if self._side is not None and not self.replays:
+            self._side.keep(m, len(x))
         if following is not None:
             self.step.spared[self.module] = following.found(y)
+            self._following = None
         return y
+
+    def _noting(self) -> contextlib.AbstractContextManager:
+        return contextlib.nullcontext() if self._side is None else (
+            self._side.watching())
+
+    def beside(self, m: int) -> list[tuple[Tensor, Tensor]]:
+        if self._side is None:
+            return []
+        pair = self._side.pair(m, self._batch)
+        return [] if pair is None else [pair]
 
     def _sparing(self) -> contextlib.AbstractContextManager:
         """Around a replay; see [Note: spared products]."""
         if not self.replays:
             return contextlib.nullcontext()
-        known = self.step.spared.get(self.module)
-        if known is None or not known.holds(self.module,
-                                            self._setting.attributes):
-            return Following(self.module, self._setting.attributes)
-        return contextlib.nullcontext() if self.is_compared or (
-            not known.weights) else known.left_out(self.module)
+        if self._spared is None:
+            known = self.step.spared.get(self.module)
+            if known is None or not known.holds(self.module,
+                                                self._setting.attributes):
+                self._following = Following(self.module,
+                                            self._setting.attributes)
+                return self._following
+            self._spared = known, Products(self.module)
+        known, products = self._spared
+        if self.is_compared or not known.weights:
+            return contextlib.nullcontext()
+        if self.step.measured is not None:
+            self.step.measured.spared(self._kind, known.weights)
+        self._without_kv = known.makes_kv
+        if known.makes_kv:
+            for site in self._sites:
+                site.prefetch(self._chunk, self.step.device)
+        return known.left_out(self.module, products)
 
     def _taping(self, m: int, device: torch.device
                 ) -> contextlib.AbstractContextManager:
@@ -134,9 +167,9 @@ class LayerCall(chunked.ChunkedCall):
             return contextlib.nullcontext()
         if self.step.measured is not None:
             return (contextlib.nullcontext() if self.replays else
-                    self.step.measured.metering(self._products))
+                    self.step.measured.metering(self._kind, self._products))
         if self._tape is None:
-            self._tape = Tape(self.step.policy, self.step.arena,
+            self._tape = Tape(self._policy, self.step.arena,
                               self._products, len(self.step.chunks))
         return (self._tape.answering(m, device) if self.replays else
                 self._tape.recording(m))
@@ -164,12 +197,15 @@ class LayerCall(chunked.ChunkedCall):
             self._sites.append(Site(self.step.arena, self.step.whole))
         site = self._sites[self._site]
         self._site += 1
+        if self._following is not None:
+            self._following.attends(k, v)
         self.step.attended.add((q.shape[1], k.shape[1], q.shape[3],
                                 v.shape[3]))
         with (contextlib.nullcontext() if self._products is None else
               self._products.paused()):
             return attend(self.step.ranks, Question(
-                site, self._chunk, self.replays, mask, scores), q, k, v, sinks)
+                site, self._chunk, self.replays, mask, scores,
+                self._without_kv), q, k, v, sinks)
 
     @property
     def heads(self) -> list[tuple[int, int]]:

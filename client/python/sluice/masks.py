@@ -30,13 +30,18 @@ ROWS = 8192  # asked about at a time: each question is some bytes per row
 
 
 def find(function: Callable[[Tensor, Tensor, Tensor, Tensor], Tensor],
-         batch: int, length: int, heads: int,
-         device: torch.device) -> Intervals:
+         batch: int, length: int, heads: int, device: torch.device,
+         padding: Tensor | None = None) -> Intervals:
     """The intervals of a mask function of transformers, which is called with
     index tensors (batch, head, query, key) that broadcast.
 
+    Args:
+        padding: bool [batch or 1, length]: rows that may see nothing; None:
+            no row may.
+
     Raises `Unsupported` where the function's mask is not made of intervals
-    that end at or before the row itself, or leaves a row without any key.
+    that end at or before the row itself, or leaves another row without any
+    key.
     """
     ask = _Asker(function, batch, heads, device)
     row = torch.arange(length, device=device).expand(batch, length)
@@ -47,29 +52,32 @@ def find(function: Callable[[Tensor, Tensor, Tensor, Tensor], Tensor],
     edges = [_edges(ask, row[:, a:a + ROWS], seed[:, a:a + ROWS], length, few)
              for a in range(0, length, ROWS)]
     first, last = (torch.cat(parts, 1) for parts in zip(*edges))
-    if bool((first == first[:1]).all()) and bool((last == last[:1]).all()):
-        first, last = first[:1], last[:1]
-    widest = int((torch.arange(length, device=device) - first).max()) + 1
-    if bool((first == 0).all()):  # as it mostly is
-        first = first.new_zeros(1, 1).expand_as(first)
-    return Intervals(first, last.contiguous(), widest)
+    return Intervals.of(first, last, padding)
+
+
+def is_pure(function: Callable) -> bool:
+    """Whether what it returns is made of its arguments and constants alone,
+    with no name of anything else: it is the same in each step."""
+    code = getattr(function, "__code__", None)
+    return code is not None and not (
+        code.co_names or code.co_freevars or function.__defaults__
+        or function.__kwdefaults__)
 
 
 def _edges(ask: _Asker, row: Tensor, seed: Tensor, length: int, few: bool
            ) -> tuple[Tensor, Tensor]:
     """(first, last) [B, n] of the rows `row` [B, n]; `seed` is a key that
-    each sees, as far as its mask is one of intervals."""
-    if not bool(((seed >= 0) & ask(seed.clamp(min=0), row)).all()):
-        raise Unsupported(
-            "attention mask", "rows that attend to no key (left padding)",
-            "pad on the right, or leave the padding out of the batch")
+    each sees, as far as its mask is one of intervals and it sees any."""
+    sees = (seed >= 0) & ask(seed.clamp(min=0), row)
     first = _edge(ask, row, low=torch.full_like(row, -1), high=seed)
     last = _edge(ask, row, low=row + 1, high=seed)
+    first = torch.where(sees, first, length)
+    last = torch.where(sees, last, -1)
     _verify(ask, row, first, last, length, few)
     return first, last
 
 
-def dense(mask: Tensor) -> Intervals:
+def dense(mask: Tensor, padding: Tensor | None = None) -> Intervals:
     """The intervals of a mask [B, heads or 1, S, S] as models make it: bool,
     True where seen, or added to the scores, 0 where seen and below `MASKED`
     where not. Read whole; raises `Unsupported` as `find` does, and where it
@@ -82,21 +90,16 @@ def dense(mask: Tensor) -> Intervals:
     if not bool((seen == seen[:, :1]).all()):
         raise _not_intervals()
     seen = seen[:, 0]
-    batch, length = seen.shape[:2]
+    length = seen.shape[1]
     places = torch.arange(length, device=mask.device)
-    first = seen.int().argmax(-1)
-    last = length - 1 - seen.flip(-1).int().argmax(-1)
-    if not bool(seen.any(-1).all()):
-        raise Unsupported(
-            "attention mask", "rows that attend to no key (left padding)",
-            "pad on the right, or leave the padding out of the batch")
+    some = seen.any(-1)
+    first = torch.where(some, seen.int().argmax(-1), length)
+    last = torch.where(
+        some, length - 1 - seen.flip(-1).int().argmax(-1), -1)
     inside = (places >= first[..., None]) & (places <= last[..., None])
     if not bool((seen == inside).all()) or bool((last > places).any()):
         raise _not_intervals()
-    if batch > 1 and bool((first == first[:1]).all()) and bool(
-            (last == last[:1]).all()):
-        first, last = first[:1], last[:1]
-    return Intervals(first, last, int((places - first).max()) + 1)
+    return Intervals.of(first, last, padding)
 
 
 def _not_intervals() -> Unsupported:

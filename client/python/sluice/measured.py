@@ -1,14 +1,17 @@
-"""What one step of a stream costs: its layers' seconds, bytes and copies."""
+"""What one step of a stream costs: its layers' seconds, bytes and copies, each
+kind of layers by itself."""
 from __future__ import annotations
 
 import contextlib
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
 from sluice.leased import CopyStats
 from sluice.products import Mode, Place, Product, Products
+
+FROZEN = ".frozen"  # ends the name of a kind whose layers have no backward
 
 
 @dataclass
@@ -17,6 +20,13 @@ class Cost:
 
     nbytes: int = 0
     seconds: float = 0.0
+    count: int = 0
+    spared: int = 0  # of them, which replays leave out
+
+    @property
+    def replayed_seconds(self) -> float:
+        """Of those that are computed again; see `spared`."""
+        return self.seconds * max(0, self.count - self.spared) / self.count
 
 
 @dataclass
@@ -28,50 +38,71 @@ class Copied:
 
 
 @dataclass
-class Measured:
-    """A step that computes everything again, while it runs. Its time is the
-    host's: that is the device's where the GPU is simulated."""
+class Kind:
+    """Layers that are alike, summed over them."""
 
-    layers: int
-    copied: Callable[[], CopyStats]  # so far, by all steps
+    layers: int = 0  # forwards, of which each may have a backward, or none
+    backwards: int = 0
     products: dict[str, Cost] = field(default_factory=dict)
     seconds: dict[str, float] = field(default_factory=lambda: {
         "forward": 0.0, "backward": 0.0})
     copies: dict[str, Copied] = field(default_factory=lambda: {
         "forward": Copied(), "backward": Copied()})
-    # Layers whose forward is over and whose backward may come (not those that
-    # are frozen, with all before them), and whose backward is over.
-    forwards: int = 0
-    backwards: int = 0
+
+
+@dataclass
+class Measured:
+    """A step that computes everything again, while it runs. Its time is the
+    host's: that is the device's where the GPU is simulated."""
+
+    copied: Callable[[], CopyStats]  # so far, by all steps
+    # By name. Layers that are frozen, with all before them, are a kind of
+    # their own: they keep nothing, and only their forward takes time.
+    kinds: dict[str, Kind] = field(default_factory=dict)
 
     @contextlib.contextmanager
-    def layer(self, direction: str) -> Iterator[None]:
-        """Around a layer's whole "forward" or "backward"."""
+    def layer(self, kind: str, direction: str, keeps: bool) -> Iterator[None]:
+        """Around a layer's whole "forward" or "backward"; `keeps`: its
+        backward may come."""
+        sums = self._kind(kind if keeps else kind + FROZEN)
         before, start = self.copied(), time.perf_counter()
         yield
-        self.seconds[direction] += time.perf_counter() - start
-        after, sums = self.copied(), self.copies[direction]
-        sums.out += after.gpu_to_host_bytes - before.gpu_to_host_bytes
-        sums.back += after.host_to_gpu_bytes - before.host_to_gpu_bytes
-        self.forwards += direction == "forward"
-        self.backwards += direction == "backward"
+        sums.seconds[direction] += time.perf_counter() - start
+        after, copies = self.copied(), sums.copies[direction]
+        copies.out += after.gpu_to_host_bytes - before.gpu_to_host_bytes
+        copies.back += after.host_to_gpu_bytes - before.host_to_gpu_bytes
+        sums.layers += direction == "forward"
+        sums.backwards += direction == "backward"
 
-    def metering(self, products: Products
+    def metering(self, kind: str, products: Products
                  ) -> contextlib.AbstractContextManager:
         """Around the first forward of one chunk of a layer."""
-        return _Meter(self, products)
+        return _Meter(self._kind(kind), products)
+
+    def spared(self, kind: str, weights: Iterable[str]) -> None:
+        """A replay of one chunk of a layer leaves out the products of these
+        weights, one each."""
+        costs = self._kind(kind).products
+        for weight in weights:
+            costs[weight].spared += 1
 
     @property
     def whole(self) -> bool:
         """A backward of each layer that keeps something for it."""
-        return 0 < self.forwards == self.backwards
+        keeping = [kind for name, kind in self.kinds.items()
+                   if not name.endswith(FROZEN)]
+        return bool(keeping) and all(
+            0 < kind.layers == kind.backwards for kind in keeping)
+
+    def _kind(self, name: str) -> Kind:
+        return self.kinds.setdefault(name, Kind())
 
 
 class _Meter(Mode):
 
-    def __init__(self, measured: Measured, products: Products):
+    def __init__(self, kind: Kind, products: Products):
         super().__init__(products)
-        self._costs = measured.products
+        self._costs = kind.products
 
     def met(self, place: Place, product: Product, args: tuple,
             kwargs: dict) -> Any:
@@ -80,7 +111,8 @@ class _Meter(Mode):
         cost = self._costs.setdefault(product.weight, Cost())
         cost.seconds += time.perf_counter() - start
         cost.nbytes += out.nbytes
+        cost.count += 1
         return out
 
 
-__all__ = ["Copied", "Cost", "Measured"]
+__all__ = ["FROZEN", "Copied", "Cost", "Kind", "Measured"]

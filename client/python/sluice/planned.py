@@ -2,10 +2,11 @@
 
 The daemon plans all ranks of its node together (planner/swap): what each swaps
 so that the copies hide behind its compute, the links and the host memory
-suffice, and the least is computed again. A weight's products are one class of
-the profile, averaged over the layers; layers of several kinds are not told
-apart beyond that. Nothing is kept on the device: its memory is torch's, and
-the daemon cannot promise what it has not leased.
+suffice, and the least is computed again. Layers that are alike (`captured`:
+same classes, shapes, settings, what is frozen) are a kind, with seconds, copies
+and fractions of its own; a weight's products are one class of its kind. Nothing
+is kept on the device: its memory is torch's, and the daemon cannot promise what
+it has not leased.
 """
 from __future__ import annotations
 
@@ -14,10 +15,12 @@ import sys
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any
 
+from torch import nn
+
 from sluice.changes import Changes, Offer
 from sluice.errors import Error
 from sluice.leased import CopyStats
-from sluice.measured import Measured
+from sluice.measured import FROZEN, Kind, Measured
 from sluice.policy import Policy, Share
 from sluice.session import Session
 
@@ -39,9 +42,10 @@ class Planning:
     other lengths too, if less well.
     """
 
-    def __init__(self, session: Session, layers: int,
-                 copied: Callable[[], CopyStats], quiet: bool):
-        self._session, self._layers, self._copied = session, layers, copied
+    def __init__(self, session: Session, copied: Callable[[], CopyStats],
+                 kinds: Mapping[nn.Module, str], quiet: bool):
+        self._session, self._copied = session, copied
+        self.kinds = kinds  # of each layer, by name
         self._quiet, self._steps = quiet, 0
         self._measured: Measured | None = None
         self._held = 0
@@ -56,7 +60,7 @@ class Planning:
         """What is to be measured of the training step that begins."""
         self._steps += 1
         if not self.over and self._steps > 1:
-            self._measured = Measured(self._layers, self._copied)
+            self._measured = Measured(self._copied)
         return self._measured
 
     def forward_over(self, host_bytes: int) -> None:
@@ -162,27 +166,44 @@ def profile(measured: Measured, held: int, peak: int, session: Session
             ) -> dict[str, Any]:
     """The profile (proto/plan) of a step that computed everything again and
     had `held` host bytes after its forward, `peak` at most."""
-    layers = measured.layers
-
-    def per_layer(total: int) -> int:
-        return -(-total // layers)
-
-    fixed = {f"{direction}_{way}_fixed": per_layer(nbytes)
-             for direction, copies in measured.copies.items()
-             for way, nbytes in (("d2h", copies.out), ("h2d", copies.back))}
-    classes = [_class(BASE, per_layer(held), 0.0, must_swap=True,
-                      traffic_in_fixed=True)]
-    classes += [_class(name, per_layer(cost.nbytes), cost.seconds / layers)
-                for name, cost in sorted(measured.products.items())]
+    kinds = measured.kinds
+    several = len(kinds) > 1
+    keeping = {name: kind for name, kind in kinds.items()
+               if not name.endswith(FROZEN)}
+    # Whose of it is which kind's makes no difference to a plan.
+    each = _per(held, sum(kind.layers for kind in keeping.values()))
+    classes = []
+    for name, kind in keeping.items():
+        own = [_class(BASE, each, 0.0, must_swap=True, traffic_in_fixed=True)]
+        own += [_class(weight, _per(cost.nbytes, kind.layers),
+                       cost.replayed_seconds / kind.layers)
+                for weight, cost in sorted(kind.products.items())]
+        classes += [{**c, "kind": name} if several else c for c in own]
+    # What tells no kinds apart is written without names, as it always was.
+    fields = [{"name": name, **_layers(kind)} for name, kind in kinds.items()
+              ] if several else _layers(*kinds.values())
     return {"format": FORMAT, "version": VERSION, "job": 0,
             "rank": session.rank, "gpu": session.gpu, "numa": 0,
-            "layers": layers, "resident_layers": 0, "segments": [],
-            "classes": classes,
-            **{f"{direction}_layer_seconds": seconds / layers
-               for direction, seconds in measured.seconds.items()},
-            **fixed, "host_fixed": max(0, peak - held),
+            **({"kinds": fields} if several else fields),
+            "segments": [], "classes": classes,
+            "host_fixed": max(0, peak - held),
             "transient_capacity": 0, "keep_reserve": 0, "alpha": -1.0,
             "settled": False, "limited_by": ""}
+
+
+def _per(total: int, layers: int) -> int:
+    return -(-total // layers)
+
+
+def _layers(kind: Kind) -> dict[str, Any]:
+    """What one of the kind's layers takes and copies in any case."""
+    fields: dict[str, Any] = {"layers": kind.layers, "resident_layers": 0}
+    for direction, copies in kind.copies.items():
+        fields[f"{direction}_layer_seconds"] = (
+            kind.seconds[direction] / kind.layers)
+        fields[f"{direction}_d2h_fixed"] = _per(copies.out, kind.layers)
+        fields[f"{direction}_h2d_fixed"] = _per(copies.back, kind.layers)
+    return fields
 
 
 def _class(name: str, nbytes: int, seconds: float, *, must_swap: bool = False,
@@ -196,12 +217,17 @@ def _class(name: str, nbytes: int, seconds: float, *, must_swap: bool = False,
 def policy_of(plan: Mapping[str, Any]) -> Policy:
     """Of this rank's part of a plan."""
     return Policy(tuple(
-        (glob.escape(c["name"]), Share(c["keep"], c["swap"]))
+        (_full(c, glob.escape(c["name"])), Share(c["keep"], c["swap"]))
         for c in plan["classes"] if c["name"] != BASE))
 
 
+def _full(planned: Mapping[str, Any], name: str) -> str:
+    """With its kind of layers, where the plan tells kinds apart."""
+    return f"{planned['kind']}/{name}" if "kind" in planned else name
+
+
 def line(plan: Mapping[str, Any]) -> str:
-    swapped = [f"{c['name']} {c['swap']:.2g}" for c in plan["classes"]
+    swapped = [f"{_full(c, c['name'])} {c['swap']:.2g}" for c in plan["classes"]
                if c["name"] != BASE and c["swap"] > 0]
     return (f"planned: swapped {', '.join(swapped) or 'nothing'}; the rest is "
             f"computed again; limited by {plan['alpha_limited_by']}")

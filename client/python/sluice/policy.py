@@ -45,7 +45,9 @@ class Share:
 @dataclass(frozen=True)
 class Policy:
     """Shares by the name of the weight within its layer, the first pattern
-    that fits (`fnmatch`: "mlp.*", "self_attn.?_proj")."""
+    that fits (`fnmatch`: "mlp.*", "self_attn.?_proj"). A plan's patterns name
+    the kind of layers that they are for, where there are several:
+    "LlamaDecoderLayer.0/mlp.up_proj.weight"."""
 
     shares: tuple[tuple[str, Share], ...] = ()
 
@@ -67,6 +69,14 @@ class Policy:
             if not any(_fits(name, pattern) for name in names):
                 raise ValueError(f"policy: '{pattern}' fits no weight of the "
                                  f"layers; there are: {', '.join(names)}")
+
+    def of_kind(self, kind: str) -> Policy:
+        """What it says of layers of that kind."""
+        own = kind + "/"
+        return Policy(tuple(
+            (pattern.removeprefix(own), share)
+            for pattern, share in self.shares
+            if "/" not in pattern or pattern.startswith(own)))
 
     def share(self, name: str) -> Share:
         return next((share for pattern, share in self.shares

@@ -5,14 +5,17 @@ import torch
 from torch import Tensor
 
 
+_WIDE = (torch.float32, torch.float64)
+
+
 def wide_dtype(like: Tensor) -> torch.dtype:
     """fp32, or what `like` has where that is wider."""
-    return torch.promote_types(like.dtype, torch.float32)
+    return like.dtype if like.dtype in _WIDE else torch.promote_types(like.dtype, torch.float32)
 
 
 def widened(x: Tensor) -> Tensor:
     """x in its wide dtype; x itself where it has that."""
-    return x.to(wide_dtype(x))
+    return x if x.dtype in _WIDE else x.to(wide_dtype(x))
 
 
 __all__ = ["wide_dtype", "widened"]

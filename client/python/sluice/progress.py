@@ -19,6 +19,8 @@ from typing import TYPE_CHECKING, Literal, NamedTuple
 import torch.distributed as dist
 from torch import nn
 
+from sluice.board import failed_rank
+
 if TYPE_CHECKING:
     from sluice.adapters.hf import Adapter
     from sluice.adapters.layers import OwnLayers
@@ -108,8 +110,12 @@ class Progress:
         if still >= self._stalled_s:
             if self._stuck is not place or still >= self._again:
                 self._stuck, self._again = place, 2 * still
+                # A rank may fail long before this one waits for it, but not
+                # before the step.
+                why = failed_rank(time.time() - (now - place.began) - 60)
                 self._say(f"sluice: rank {rank} of {world}: nothing has moved "
-                          f"for {still:.0f} s: {where}")
+                          f"for {still:.0f} s: {where}"
+                          + (f"; {why}" if why else ""))
         elif rank == 0 and now - place.began >= LONG_S and (
                 now - self._said >= EVERY_S):
             self._said = now

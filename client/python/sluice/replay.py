@@ -6,17 +6,18 @@ Replaying a layer chunk by chunk runs autograd once per chunk. On the real
 parameters that would fire the hooks of DDP, FSDP and optimizers once per
 chunk, and add partial gradients into `.grad` in the parameter's own type. So
 the replay sees detached aliases in their place; their gradients are summed in
-fp32, and the layer's autograd node returns each sum once.
+fp32, by autograd itself where they are fp32 already, and the layer's autograd
+node returns each sum once.
 """
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 
 import torch
 from torch import Tensor, nn
 
-from sluice.precision import widened
+from sluice.precision import wide_dtype, widened
 
 
 class Slot:
@@ -55,6 +56,32 @@ def leaves(of: Tensor) -> list[Tensor]:
     return found
 
 
+@contextlib.contextmanager
+def others_in_place(found: Sequence[Slot],
+                    others: Mapping[int, Tensor]) -> Iterator[None]:
+    """The module computes with `others`, by the id of the parameter that each
+    stands for; a parameter that has none there is put back."""
+    now = [slot.owner._parameters[slot.name] for slot in found]
+    for slot in found:
+        slot.owner._parameters[slot.name] = others.get(id(slot.parameter),
+                                                       slot.parameter)
+    try:
+        yield
+    finally:
+        for slot, parameter in zip(found, now):
+            slot.owner._parameters[slot.name] = parameter
+
+
+def wide_in_place(found: Sequence[Slot], all_trained: bool = False
+                  ) -> contextlib.AbstractContextManager:
+    """The module computes with copies in fp32 or wider, which are trained as
+    the parameters are, or all that can be."""
+    return others_in_place(found, {
+        id(s.parameter): widened(s.parameter.detach()).requires_grad_(
+            s.parameter.is_floating_point() if all_trained else
+            s.parameter.requires_grad) for s in found})
+
+
 class Gradients:
     """Aliases of parameters, and the sums of their gradients."""
 
@@ -67,7 +94,8 @@ class Gradients:
         frozen = {id(s.parameter): s.parameter.detach() for s in found
                   if s.parameter.requires_grad and not s.trained}
         for key, alias in self._aliases.items():
-            alias.register_post_accumulate_grad_hook(self._collector(key))
+            if wide_dtype(alias) != alias.dtype:
+                alias.register_post_accumulate_grad_hook(self._collector(key))
         self._aliases |= frozen
 
     def _collector(self, key: int):
@@ -79,31 +107,22 @@ class Gradients:
                 self._sums[key] = widened(part)
         return collect
 
-    @contextlib.contextmanager
-    def in_place(self) -> Iterator[None]:
+    def in_place(self) -> contextlib.AbstractContextManager:
         """The module computes with the aliases."""
-        now = [slot.owner._parameters[slot.name] for slot in self._slots]
-        for slot in self._slots:
-            slot.owner._parameters[slot.name] = self._aliases.get(
-                id(slot.parameter), slot.parameter)
-        try:
-            yield
-        finally:
-            for slot, parameter in zip(self._slots, now):
-                slot.owner._parameters[slot.name] = parameter
+        return others_in_place(self._slots, self._aliases)
 
     def take(self) -> list[Tensor | None]:
         """The sums, in the order of `distinct`; None where nothing came."""
-        return [self._sums[id(p)].to(p.dtype) if id(p) in self._sums else None
-                for p in self._parameters]
+        return [self._sums[id(p)].to(p.dtype) if id(p) in self._sums else
+                self._aliases[id(p)].grad for p in self._parameters]
 
 
 class Buffers:
-    """The buffers under a module, and which of them a call has written."""
+    """The buffers of some modules, and which of them a call has written."""
 
-    def __init__(self, module: nn.Module):
+    def __init__(self, owners: Iterable[nn.Module]):
         self._held = [(owner, name, buffer, buffer._version)
-                      for owner in module.modules()
+                      for owner in owners
                       for name, buffer in owner._buffers.items()
                       if buffer is not None]
 

@@ -77,29 +77,29 @@ class Arguments:
             self._specs.append((name, spec))
             self.leaves += [leaf_of(layer, name, leaf, step, step.rows,
                                     declared) for leaf in leaves]
-        self.tensors = [leaf.value for leaf in self.leaves if _needs_grad(
-            leaf.value)]
+        self._needs_grad = [_needs_grad(leaf.value) for leaf in self.leaves]
+        self.tensors = [leaf.value for leaf in self.differentiable()]
 
     def chunk(self, rows: range, replaced: list[Tensor | None]
               ) -> tuple[tuple, dict[str, Any]]:
         """(args, kwargs) of the rows `rows`; `replaced` stands for `tensors`,
         already cut."""
-        replaced, values = iter(replaced), []
-        for leaf in self.leaves:
-            if _needs_grad(leaf.value):
-                values.append(next(replaced))
-            else:
-                values.append(cut(leaf, rows))
+        given = iter(replaced)
+        values = [next(given) if needs else cut(leaf, rows)
+                  for leaf, needs in zip(self.leaves, self._needs_grad)]
         out, at = [], 0
         for name, spec in self._specs:
             part = values[at:at + spec.num_leaves]
-            out.append((name, pytree.tree_unflatten(part, spec)))
+            # Most are a tensor or a value.
+            out.append((name, part[0] if spec.is_leaf() else
+                        pytree.tree_unflatten(part, spec)))
             at += spec.num_leaves
         return (tuple(value for _, value in out[:self._positional]),
                 dict(out[self._positional:]))
 
     def differentiable(self) -> list[Leaf]:
-        return [leaf for leaf in self.leaves if _needs_grad(leaf.value)]
+        return [leaf for leaf, needs in zip(self.leaves, self._needs_grad)
+                if needs]
 
 
 def cut(leaf: Leaf, rows: range) -> Any:

@@ -39,6 +39,7 @@ class Limits:
     granularity_bytes: int  # leases are rounded up to a multiple of it
     h2d_bytes_per_second: float
     d2h_bytes_per_second: float
+    guaranteed_bytes_per_second: float  # 0: none; copies have a fair share
 
 
 class Session:
@@ -104,7 +105,8 @@ class Session:
             self._value(), ctypes.byref(told)))
         return Limits(told.gpu_total, told.gpu_free, told.host_total,
                       told.host_free, told.granularity,
-                      told.h2d_bytes_per_second, told.d2h_bytes_per_second)
+                      told.h2d_bytes_per_second, told.d2h_bytes_per_second,
+                      told.guaranteed_bytes_per_second)
 
     def report(self, step: int, seconds: float, tokens: int, *,
                loss: float = math.nan, copies: CopyStats | None = None,

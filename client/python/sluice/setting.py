@@ -6,17 +6,22 @@ PEFT's other adapter be chosen, a scale be changed by a schedule. Autograd's
 graph would not care: it is of the forward that was. So the second forward sees
 the plain attributes (numbers, names, lists and dictionaries of them) that the
 first one saw. Of parameters and buffers there is no copy; they must still be
-the same tensors with the same contents.
+the same tensors with the same contents. Parameters that were written count as
+changed. Buffers may have been written with what they had, as DDP does before
+each forward; so that this can be told, a sum of each version's bytes is kept.
 """
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterable, Iterator, Sequence
+import ctypes
+import zlib
+from collections.abc import Iterable, Iterator, MutableMapping, Sequence
 from typing import Any, NoReturn
 
 import torch
 from torch import Tensor, nn
 from torch.multiprocessing.reductions import StorageWeakRef
+from torch.utils.weak import WeakIdKeyDictionary
 
 from sluice.replay import Slot
 
@@ -44,7 +49,7 @@ class Setting:
         """The buffers are to stay as they are now: again where the rest of
         the model's forward may have written some (a rotary table that grew)."""
         self._buffers = [
-            (owner, name, buffer, _Contents(buffer))
+            (owner, name, buffer, _Contents(buffer, _sum(buffer)))
             for owner in self._modules
             for name, buffer in owner._buffers.items()
             if buffer is not None and (owner, name) not in self._written]
@@ -91,16 +96,37 @@ def unchanged(modules: Iterable[nn.Module]) -> Iterator[None]:
 
 
 class _Contents:
-    """Which memory a tensor has, and how often it was written."""
+    """Which memory a tensor has, how often it was written, and with what, if
+    that was summed."""
 
-    def __init__(self, tensor: Tensor):
+    def __init__(self, tensor: Tensor, sum_: int | None = None):
         self._storage = StorageWeakRef(tensor.untyped_storage())
-        self._version = _version(tensor)
+        self._version, self._sum = _version(tensor), sum_
 
     def are_of(self, tensor: Tensor) -> bool:
         # FSDP2 gives the same storage other memory.
-        return self._version == _version(tensor) and (
-            self._storage == StorageWeakRef(tensor.untyped_storage()))
+        if self._storage != StorageWeakRef(tensor.untyped_storage()):
+            return False
+        return self._version == _version(tensor) or (
+            self._sum is not None and self._sum == _sum(tensor))
+
+
+# Of buffers: the version that was summed, and its sum.
+_sums: MutableMapping[Tensor, tuple[int | None, int]] = WeakIdKeyDictionary()
+
+
+def _sum(buffer: Tensor) -> int | None:
+    """Of its bytes and their order; made once per version. None of a buffer
+    that cannot be read so."""
+    if buffer.is_meta or type(buffer) is not Tensor:
+        return None
+    version, known = _version(buffer), _sums.get(buffer)
+    if known is None or known[0] != version or version is None:
+        values = buffer.detach().cpu().contiguous()
+        data = (ctypes.c_char * values.nbytes).from_address(values.data_ptr())
+        known = _sums[buffer] = version, zlib.crc32(data) if (
+            values.nbytes) else 0
+    return known[1]
 
 
 def _version(tensor: Tensor) -> int | None:

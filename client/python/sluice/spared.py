@@ -5,15 +5,17 @@ MLP's down projection, is added to the hidden states, and the gradient of a sum
 needs none of its terms. The second forward is there for the gradient alone. So
 that product is left out there: what it makes is a stand-in, autograd has its
 factors, which are all that its backward needs, and the layer's output, which
-nobody reads, is not a number. Not where replays are compared with their first
+nobody reads, is not a number. So are the products that attention's k and v are made
+of: these are in the host. Not where replays are compared with their first
 forwards: those compute everything.
 
 Which products these are is found by running: in one replay of a layer
 everything that is made of a product's values is followed. The product is spared
-in later replays if that was sums, views and casts, which keep nothing for
-backward, or did not go through a function of the user's own, which may keep
-what it likes. Later means: as long as the layer's plain attributes (also
-whether it trains, which adapter is active) and the hooks on the way stay.
+in later replays if that was sums, views, casts and products with what needs no
+gradient (RoPE), which keep nothing of it for backward, until it was added up,
+or was k or v; and if the layer has no function of the user's own, which may
+keep what it likes. Later means: as long as the layer's plain attributes (also
+whether it trains, which adapter is active) and the hooks in it stay.
 """
 from __future__ import annotations
 
@@ -29,6 +31,7 @@ from torch.autograd.function import BackwardCFunction
 from torch.multiprocessing.reductions import StorageWeakRef
 from torch.utils import _pytree as pytree
 
+from sluice.attention import Attend
 from sluice.hidden import stand_in
 from sluice.products import Mode, Place, Product, Products, storage
 
@@ -40,7 +43,8 @@ _TERMS = frozenset({
     _aten.add.Tensor, _aten.view.default, _aten._unsafe_view.default,
     _aten.t.default, _aten.transpose.int, _aten.permute.default,
     _aten.expand.default, _aten.unsqueeze.default, _aten.squeeze.dim,
-    _aten.clone.default, _aten._to_copy.default,
+    _aten.clone.default, _aten._to_copy.default, _aten.neg.default,
+    _aten.slice.Tensor, _aten.cat.default,
 })
 
 
@@ -49,17 +53,19 @@ class Spared:
     """Of one layer: the weights, by name, of what need not be computed."""
 
     weights: frozenset[str]
+    makes_kv: bool  # whether attention's k or v are made of them
     attributes: Any  # the layer's, as they were
     hooks: tuple
 
     def holds(self, layer: nn.Module, attributes: Any) -> bool:
         return self.attributes == attributes and (
-            self.hooks == _hooks(layer, self.weights))
+            self.hooks == _hooks(layer))
 
     @contextlib.contextmanager
-    def left_out(self, layer: nn.Module) -> Iterator[None]:
-        """Around a replay of one chunk."""
-        products, patched = Products(layer), []
+    def left_out(self, layer: nn.Module, products: Products
+                 ) -> Iterator[None]:
+        """Around a replay of one chunk; `products` are the layer's."""
+        patched: list[tuple[nn.Module, Any]] = []
         try:
             for name in self.weights:
                 owner = layer.get_submodule(name.rpartition(".")[0])
@@ -106,12 +112,13 @@ class Following(Mode):
         self._layer, self._attributes = layer, attributes
         self._count: Counter[str] = Counter()
         self._needed: set[str] = set()
+        self._in_kv: set[str] = set()
         # Of which products' values a storage's are made.
         self._made_of: dict[StorageWeakRef, set[str]] = {}
 
     def __torch_dispatch__(self, func, types, args=(), kwargs=None) -> Any:
         of = self._of(args, kwargs)
-        if func not in _TERMS:
+        if func not in _TERMS and not self._is_scaled(func, args):
             self._needed |= of
         out = super().__torch_dispatch__(func, types, args, kwargs)
         if of:
@@ -128,6 +135,10 @@ class Following(Mode):
             self._needed.add(product.weight)
         return out
 
+    def attends(self, k: Tensor, v: Tensor) -> None:
+        """Attention is called with them."""
+        self._in_kv |= self._of(k, v)
+
     def found(self, y: Tensor) -> Spared:
         """Given the layer's output."""
         for node in _nodes(y):
@@ -135,11 +146,24 @@ class Following(Mode):
                 continue
             if not node._forward_cls.__module__.startswith("sluice."):
                 self._needed |= set(self._count)
-            self._needed |= self._of(node.saved_tensors)
+            saved = node.saved_tensors
+            if node._forward_cls is Attend:  # but k and v
+                saved = saved[:1] + saved[3:]
+            self._needed |= self._of(saved)
         weights = frozenset(
             name for name, count in self._count.items()
             if count == 1 and name not in self._needed)
-        return Spared(weights, self._attributes, _hooks(self._layer, weights))
+        return Spared(weights, not self._in_kv.isdisjoint(weights),
+                      self._attributes, _hooks(self._layer))
+
+    def _is_scaled(self, func: Any, args: tuple) -> bool:
+        """Whether backward needs nothing of the product's values in a
+        product with them, element by element."""
+        if func is not _aten.mul.Tensor:
+            return False
+        mine, other = args if self._of(args[0]) else args[::-1]
+        return not self._of(other) and not (
+            isinstance(other, Tensor) and other.requires_grad)
 
     def _of(self, *values: Any) -> set[str]:
         return set().union(*(self._made_of.get(storage(t), ()) for t in
@@ -164,16 +188,14 @@ def _nodes(y: Tensor) -> Iterator[Any]:
             todo += [following for following, _ in node.next_functions]
 
 
-def _hooks(layer: nn.Module, weights: frozenset[str]) -> tuple:
-    """Of the modules that hold them and those around, and of all modules:
-    what may look at values."""
-    found = [*nn.modules.module._global_forward_hooks.values()]
-    for name in sorted(weights):
-        while name:
-            name = name.rpartition(".")[0]
-            module = layer.get_submodule(name)
-            found += [*module._forward_hooks.values()] if name else []
-    return tuple(found)
+def _hooks(layer: nn.Module) -> tuple:
+    """Of all modules in the layer, and of all modules there are: what may look
+    at values. The layer's own see only what it returns in its forward."""
+    return (*nn.modules.module._global_forward_hooks.values(),
+            *nn.modules.module._global_forward_pre_hooks.values(),
+            *(hook for module in layer.modules() if module is not layer
+              for hook in (*module._forward_hooks.values(),
+                           *module._forward_pre_hooks.values())))
 
 
 __all__ = ["Following", "Spared"]

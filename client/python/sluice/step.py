@@ -7,14 +7,14 @@ import functools
 import itertools
 import threading
 import weakref
-from collections.abc import (Callable, Hashable, Iterator, MutableMapping,
-                             Sequence)
+from collections.abc import (Callable, Hashable, Iterator, Mapping,
+                             MutableMapping, Sequence)
 from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
 import torch
 from torch import Tensor, nn
 
-from sluice import masks
+from sluice import board, masks
 from sluice.errors import Unsupported
 from sluice.hidden import InHost, OnDevice
 from sluice.intervals import Intervals
@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     from sluice.arena import HostArena
     from sluice.progress import Progress
     from sluice.ranks import Ranks
+    from sluice.side import Side
     from sluice.spared import Spared
 
 T = TypeVar("T")
@@ -81,7 +82,8 @@ class Step:
                  written: dict[nn.Module, list[tuple[nn.Module, str]]],
                  policy: Policy = Policy(),
                  ranks: Ranks | None = None,
-                 measured: Measured | None = None, in_host: bool = False):
+                 measured: Measured | None = None, in_host: bool = False,
+                 kinds: Mapping[nn.Module, str] | None = None):
         self.arena, self.length, self.device = arena, length, device
         self.ranks = ranks  # those that share the sequence's rows
         # Of the whole sequence, which attention sees, and of this rank's own
@@ -93,6 +95,8 @@ class Step:
         # What layers are called with, of the whole sequence; only with ranks.
         self.arguments: Callable | None = None
         self.check, self.policy, self.measured = check, policy, measured
+        # Layers' kinds by name, where a plan tells them apart.
+        self.kinds: Mapping[nn.Module, str] = kinds or {}
         self.blocks_run = 0
         # Where the hidden states between its layers are.
         self.hidden = InHost(arena, self.chunks, device) if (
@@ -100,12 +104,19 @@ class Step:
         self._model, self._written = model, written
         # Of layers whose replay was followed, what others leave out.
         self.spared: MutableMapping[nn.Module, Spared] = {}
+        self.known_causal: set[Hashable] = set()  # see found_once()
         # By storage: the marker's element, and how its intervals are found.
         self._masks: dict[int, tuple[Tensor, Callable[[], Intervals]]] = {}
         # Of packed rows: the first row [B, S] of each row's document. What
         # says so beside the mask was left out: the mask must have it too.
         self.documents: Tensor | None = None
+        # bool [B, S], by the caller's 2-D mask: rows that may see nothing.
+        self.padding: Tensor | None = None
+        self.blind: Tensor | None = None  # those that did, in some layer
         self.progress: Progress | None = None  # None: nobody looks
+        # By layer, what it makes beside hidden states; see [Note: sides].
+        self.sides: dict[nn.Module, Side] = {}
+        self.noted: tuple[Tensor, ...] = ()
         self._once: dict[Hashable, Any] = {}
         self.at_end: list[weakref.WeakMethod] = []  # see forward_over()
         self.asked = False  # whether the model asked for a mask
@@ -129,8 +140,10 @@ class Step:
 
     def telling(self) -> contextlib.AbstractContextManager:
         """What is raised within is told to ranks that wait for this one."""
-        return (contextlib.nullcontext() if self.ranks is None else
-                self.ranks.telling())
+        if self.ranks is not None:
+            return self.ranks.telling()
+        return (contextlib.nullcontext() if self.progress is None else
+                board.telling_job())
 
     def inside(self) -> contextlib.AbstractContextManager:
         """Around a layer's own forward on one chunk."""
@@ -150,6 +163,17 @@ class Step:
     def causal(self) -> Intervals:
         return self.once("causal", lambda: Intervals.causal(
             self.length, self.device))
+
+    def found_once(self, key: Hashable, find: Callable[[], Intervals]
+                   ) -> Intervals:
+        """What `find` finds for a mask function that is pure. Where that was
+        causal in a step of the stream before, it is not asked again."""
+        if key in self.known_causal:
+            return self.causal()
+        found = find()
+        if found.is_causal():
+            self.known_causal.add(key)
+        return found
 
     def once(self, key: Hashable, make: Callable[[], T]) -> T:
         """What `make` returned for this key: all layers ask alike."""
@@ -181,7 +205,8 @@ class Step:
         # Some have room for one more token, which attention leaves out.
         square = mask[..., :self.length]
         _, marker = self.once(("dense", mask.data_ptr()), lambda: (
-            mask, self.marker(mask.shape[0], lambda: masks.dense(square))))
+            mask, self.marker(mask.shape[0], lambda: masks.dense(
+                square, self.padding))))
         return marker
 
     def is_marker(self, tensor: Tensor) -> bool:
@@ -195,6 +220,9 @@ class Step:
         if self.documents is not None and not seen.within(self.documents):
             raise Unsupported(name, "a mask that does not keep packed "
                               "documents apart", "do not pack this model")
+        if seen.blind is not None and seen.blind is not self.blind:
+            self.blind = seen.blind if self.blind is None else (
+                self.blind | seen.blind)
         return seen
 
     def _mask_of(self, name: str, marker: Tensor | None,

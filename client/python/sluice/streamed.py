@@ -60,6 +60,9 @@ class Stream:
         self.ranks = ranks  # that share each sequence
         # Of this rank, in the decoder's latest forward; None: of no other.
         self.own_rows: Tensor | None = None
+        # Of the decoder's latest forward, bool [B or 1, S]: rows of padding
+        # that saw no key.
+        self.blind: Tensor | None = None
         # Of the call of the causal model that runs: whether its decoder
         # answers all rows, what of it cannot be had then, and whether there
         # is one.
@@ -73,6 +76,7 @@ class Stream:
         # How the head runs: "rows", "whole", or "none" where there is none.
         self.head: Literal["rows", "whole", "none"] = "none"
         self._spared: MutableMapping[nn.Module, Spared] = WeakKeyDictionary()
+        self._known_causal: set[Hashable] = set()  # see Step
         self.progress: progress.Progress | None = None  # None: quiet
         self._adapter = None
         self._blocks = self._count = 0
@@ -93,22 +97,24 @@ class Stream:
         step = Step(self.arena, length, chunk or self.chunk, device, check,
                     model, self.written, self.policy,
                     None if alone else self.ranks, measured,
-                    self.in_host and not alone)
+                    self.in_host and not alone,
+                    self.planning.kinds if self.planning else None)
         step.progress = None if alone else self.progress
-        step.spared = self._spared
+        step.spared, step.known_causal = self._spared, self._known_causal
         step.attended = self.attended
         return step
 
-    def choose_chunk(self, like: Tensor) -> None:
-        """Finds `chunk` by measuring what the probe has seen of attention, on
-        the device and in the dtype of `like`; the same on all ranks."""
+    def choose_chunk(self, like: Tensor, batch: int) -> None:
+        """Finds `chunk` by measuring what the probe has seen of attention, for
+        so many sequences per batch, on the device and in the dtype of `like`;
+        the same on all ranks."""
         if not self.attended:
             raise ValueError('chunk="auto" is found by measuring what layers '
                              "do: pass sample=lambda: model(ids)")
         size = 1 if self.ranks is None else self.ranks.size
         kinds = [chunk_size.Heads(
             q // size, k if size == 1 else len(self.ranks.kv_heads(q, k)) //
-            size, width, value) for q, k, width, value in self.attended]
+            size, width, value, batch) for q, k, width, value in self.attended]
         self.chunk_choice = chunk_size.agreed(chunk_size.measured(
             self.arena, kinds, like.device, like.dtype), Board.of_job())
         self.chunk = max(self.chunk_choice.rows, size)
@@ -155,6 +161,7 @@ class Stream:
         if self.progress is not None:
             self.progress.idle()
         step.forward_over()
+        self.blind = step.blind
         if step.measured is not None:
             self.planning.forward_over(self.arena.used_bytes)
         self._blocks += step.blocks_run

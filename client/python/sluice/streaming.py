@@ -9,6 +9,7 @@ import torch.distributed as dist
 from torch import nn
 
 from sluice import progress, settings
+from sluice.captured import kind_names
 from sluice.planned import Planning
 from sluice.policy import Policy
 from sluice.ranks import Ranks
@@ -25,7 +26,7 @@ def stream(model: nn.Module | None = None, *,
            attention: Literal["sdpa"] | None = None,
            sample: Callable[[], object] | None = None,
            session: Session | None = None,
-           chunk: int | Literal["auto"] = 1024,
+           chunk: int | Literal["auto"] = 1024, batch: int = 1,
            rows: Mapping[str, int | None] | None = None,
            policy: str | Mapping[str, Mapping[str, float]] = "recompute",
            check: Check = "first", min_tokens: int = 0,
@@ -55,7 +56,8 @@ def stream(model: nn.Module | None = None, *,
       sample: with `layers`: runs the model on 64 tokens or more, as
         `lambda: model(ids)`; by it the layers are probed in stream(). Without
         it they are probed, and refused, in the first call with so many rows;
-        shorter ones before that are not streamed.
+        shorter ones before that are not streamed. Needed with a group and
+        with hidden="host".
       session: a session with the node's daemon; None: `Session()`, which
         takes $SLUICE_SOCKET or starts a private simulated daemon. It is
         closed by `unstream()` only where it was made here.
@@ -63,6 +65,8 @@ def stream(model: nn.Module | None = None, *,
         [Note: chunk size] in chunk_size), `Stream.chunk_choice` and the line
         at attach say what was chosen and why. All ranks of a job have the one
         that the first of them has found.
+      batch: with chunk="auto": for how many sequences per batch, of each rank,
+        it is measured; steps may have others.
       rows: further layer arguments that have rows, name -> dimension; a
         table with a row per position may have more rows than the sequence.
         None in the place of a dimension: each chunk is given all of it.
@@ -97,8 +101,7 @@ def stream(model: nn.Module | None = None, *,
     automatic = chunk == "auto"
     if automatic:
         chunk = settings.AT_FIRST
-    settings.check(chunk, check, head, hidden, group is not None,
-                   layers is not None)
+    settings.check(chunk, batch, check, head, hidden)
     planned = policy == "plan"
     policy = Policy() if planned else Policy.of(policy)
     ranks = Ranks.of(group, chunk)
@@ -114,11 +117,11 @@ def stream(model: nn.Module | None = None, *,
             made.head = head
         if automatic:
             made.choose_chunk(next(p for layer in adapter.layers
-                                   for p in layer.parameters()))
+                                   for p in layer.parameters()), batch)
         made.reset_stats()  # of the probe
         if planned:
-            made.planning = Planning(made.session, len(adapter.layers),
-                                     made.arena.copied, quiet)
+            made.planning = Planning(made.session, made.arena.copied,
+                                     kind_names(adapter.layers), quiet)
         made._adapter = adapter
         if not quiet:
             made.progress = progress.Progress(adapter.layers, stalled_s)

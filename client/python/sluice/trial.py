@@ -128,7 +128,7 @@ def written_by(adapter: Adapter, index: int, seen: Seen
     asked of a copy."""
     layer = wide_copy(adapter, index)
     paths = {owner: path for path, owner in layer.named_modules()}
-    held = Buffers(layer)
+    held = Buffers(layer.modules())
     args, kwargs = _wide_all((seen.args, seen.kwargs))
     with torch.no_grad():
         _own(adapter, index, layer)(wide(seen.x), *args, **kwargs)

@@ -293,7 +293,7 @@ def _all_of(seen: tuple[Intervals, ...]) -> Intervals:
         if other is not whole:
             whole = current().once(
                 ("both", id(whole), id(other)),
-                lambda a=whole, b=other: a.both(b))
+                lambda a=whole, b=other: a.both(b, current().padding))
     return whole
 
 

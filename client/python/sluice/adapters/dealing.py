@@ -94,10 +94,11 @@ class Dealing:
                           self.made_of_rows)
 
         step.arguments = arguments
+        local = self.local(given, step.length, own)
         with _unchanged(entry, self.adapter.layers), apart(
                 ranks.rank, step.device):
-            return self.adapter.own_forward(entry)(
-                **self.local(given, step.length, own))
+            return self.adapter.ends.run(
+                step, self.adapter.own_forward(entry), (), local, local)
 
     def whole(self, step: Step, given: dict[str, Any], own: Tensor
                ) -> dict[int, Call]:

@@ -44,6 +44,7 @@ def check(dealing: Dealing, ids: Tensor, chunk: int) -> None:
     if "attention_mask" in dealing.accepts:
         given["attention_mask"] = torch.ones_like(ids)
         given["attention_mask"][:, -ids.shape[1] // 3:] = 0
+        given["attention_mask"][:, :ids.shape[1] // 5] = 0
         different = _different(dealing, given, _made(dealing, given), chunk)
         if different:
             dealing.undealt["attention_mask"] = (

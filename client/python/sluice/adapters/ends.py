@@ -39,6 +39,7 @@ if TYPE_CHECKING:
 
 # Arguments of a decoder with rows -> their dimension.
 _ROWS = {"input_ids": 1, "attention_mask": 1, "position_ids": -1}
+LEFT = "padding on the left"
 _DEVICE = 'stream it with hidden="device"'
 
 
@@ -54,8 +55,9 @@ class Ends:
         self.first = self.last = adapter.layers[0]  # as they are called
         # Positions 0, 1, … must be said where the caller does not.
         self.says_positions = False
-        self.takes = {"input_ids"}  # of _ROWS: what may be cut
-        self.together = 1  # chunks for what comes before the layers
+        # Of _ROWS what may be cut, and LEFT where a mask may have that.
+        self.takes = {"input_ids"}
+        self.together = 1  # chunks for one end, on the device
         self.modules: list[nn.Module] = []  # `outside`, when it was tried
         self._left: list[Left] | None = None  # see `leaving`
 
@@ -122,6 +124,10 @@ class Ends:
                     isinstance(value, Tensor) and value.dim()
                     and name not in self.takes):
                 return f"the argument '{name}'"
+        mask = given.get("attention_mask")
+        if mask is not None and LEFT not in self.takes and not bool(
+                mask[:, 0].all()):
+            return LEFT
         if self.modules != self.outside() or self.before.has_changed() or (
                 self.after.has_changed()):
             return "modules or hooks that came after sluice.stream"
@@ -177,7 +183,8 @@ class Ends:
         hidden = _through(self.after.units(), lambda h: chunked.run(call, h),
                           hidden)
         answer, call.answer = call.answer, None  # the call outlives this
-        answer["last_hidden_state"] = Whole.apply(step.hidden, hidden)
+        answer["last_hidden_state"] = Whole.apply(
+            step.hidden, step.chunks, hidden)
         return answer
 
     def x_of(self, given: dict[str, Any], rows: range) -> Tensor:

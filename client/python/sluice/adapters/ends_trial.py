@@ -20,10 +20,13 @@ from sluice.captured import probe_tokens
 from sluice.errors import Unsupported
 from sluice.precision import widened
 from sluice.randomness import Still, undisturbed
-from sluice.replay import Buffers, Snapshot, distinct, leaves, slots
+from sluice.replay import (Buffers, Snapshot, distinct, leaves, slots,
+                           wide_in_place)
 from sluice.setting import unchanged
 from sluice.step import chunks_of
 from sluice.trial import weights
+from sluice.adapters import routers
+from sluice.adapters.ends import LEFT
 from sluice.adapters.ends_calls import FirstCall, LastCall
 from sluice.adapters.part import Part
 
@@ -78,9 +81,11 @@ class _Seen:
         self.order: list[nn.Module] = []
         self.x: Tensor | None = None
         self.y: Any = None
+        # Logits of routers come from the layers.
+        off = {routers.ASKED: False} if routers.asked(ends.decoder, {}) else {}
         with torch.no_grad(), self._watched(ends):
             self.answer = ends.adapter.own_forward(ends.decoder)(
-                input_ids=ids, use_cache=False)
+                input_ids=ids, use_cache=False, **off)
         self.as_tuple = isinstance(self.y, (tuple, list))
         self.y = self.y[0] if self.as_tuple else self.y
 
@@ -114,9 +119,9 @@ class _Seen:
 def _try(ends: Ends) -> bool:
     ids = probe_tokens(ends.adapter)
     ids = torch.cat([ids, ids.flip(1)])
-    outside = Buffers(Part(ends.outside(), ()))
+    held = Buffers(ends.outside())
     seen = _Seen(ends, ids)
-    if outside.written() or not isinstance(seen.answer, dict) or any(
+    if held.written() or not isinstance(seen.answer, dict) or any(
             isinstance(v, (Tensor, tuple)) for k, v in seen.answer.items()
             if k != "last_hidden_state"):
         return False
@@ -134,7 +139,8 @@ def _try(ends: Ends) -> bool:
     if not _last_is_same(ends, given, seen):
         return False
     _try_arguments(ends, ids)
-    with _wide(ends), torch.enable_grad():
+    outside = slots(Part(ends.outside(), ()))
+    with wide_in_place(outside, all_trained=True), torch.enable_grad():
         if not _gradients_are_same(ends, given, seen):
             return False
     return _streams_the_same(ends, ids)
@@ -149,9 +155,11 @@ def _with_parts(ends: Ends, called: list[nn.Module]) -> list[nn.Module]:
 
 
 def _first_is_same(ends: Ends, given: dict[str, Any], x: Tensor) -> bool:
+    """But for rows of padding, whose positions may be any."""
     with torch.no_grad():
         parts = [ends.x_of(given, rows) for rows in _chunks(x)]
-    return _near(torch.cat(parts, 1), x)
+    real = given.get("attention_mask", torch.ones_like(given["input_ids"]))
+    return _near(torch.cat(parts, 1) * real[..., None], x * real[..., None])
 
 
 def _last_is_same(ends: Ends, given: dict[str, Any], seen: _Seen) -> bool:
@@ -163,21 +171,26 @@ def _last_is_same(ends: Ends, given: dict[str, Any], seen: _Seen) -> bool:
 
 
 def _try_arguments(ends: Ends, ids: Tensor) -> None:
-    """Which other arguments may be cut: positions of documents, and a mask
-    that has padding."""
+    """Which other arguments may be cut: positions of documents, and masks
+    that have padding on the right, or on the left."""
     positions = torch.arange(ids.shape[1], device=ids.device).expand_as(ids)
-    mask = torch.ones_like(ids)
-    mask[1, -9:] = 0
-    for name, value in (("position_ids", positions % 31),
-                        ("attention_mask", mask)):
+    right, left = torch.ones_like(ids), torch.ones_like(ids)
+    right[1, -9:] = left[1, :9] = 0
+    for what, name, value in (("position_ids", "position_ids", positions % 31),
+                              ("attention_mask", "attention_mask", right),
+                              (LEFT, "attention_mask", left)):
         given = {"input_ids": ids, "use_cache": False, name: value}
+        said = ends.says_positions
         try:
-            plain = torch.no_grad()(lambda: ends.x_of(
-                given, range(ids.shape[1])))()
+            # As the decoder by itself does, which is told no positions.
+            ends.says_positions = False
+            with torch.no_grad():
+                plain = ends.x_of(given, range(ids.shape[1]))
+            ends.says_positions = said
             if _first_is_same(ends, given, plain):
-                ends.takes.add(name)
+                ends.takes.add(what)
         except Exception:  # it has no such argument, say
-            pass
+            ends.says_positions = said
 
 
 def _gradients_are_same(ends: Ends, given: dict[str, Any],
@@ -232,22 +245,6 @@ def _streams_the_same(ends: Ends, ids: Tensor) -> bool:
         stream.in_host = False
         ends.before, ends.after = parts
     return all(_near(answer, answers[0]) for answer in answers[1:])
-
-
-@contextlib.contextmanager
-def _wide(ends: Ends) -> Iterator[None]:
-    """The parameters outside of the layers are fp32 copies that all need a
-    gradient."""
-    places = slots(Part(ends.outside(), ()))
-    copies = {id(s.parameter): widened(s.parameter.detach()).requires_grad_(
-        s.parameter.is_floating_point()) for s in places}
-    for slot in places:
-        slot.owner._parameters[slot.name] = copies[id(slot.parameter)]
-    try:
-        yield
-    finally:
-        for slot in places:
-            slot.owner._parameters[slot.name] = slot.parameter
 
 
 def _chunks(x: Tensor) -> list[range]:

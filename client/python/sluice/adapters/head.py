@@ -24,7 +24,8 @@ from transformers.modeling_outputs import CausalLMOutputWithPast
 from sluice import calls, scoring
 from sluice.replay import Slot, distinct
 from sluice.step import current
-from sluice.adapters import logprobs, shared, units
+from sluice.adapters import (head_routers, logprobs, padded, routers, shared,
+                             units)
 from sluice.adapters.absent import AbsentLogits
 from sluice.adapters.head_loss import Labels, Loss
 from sluice.adapters.stand_in import Recorded, Recorder, Stub
@@ -46,7 +47,7 @@ _KNOWN = frozenset({
     "cache_position", "past_key_values", "use_cache", "labels", "shift_labels",
     "num_items_in_batch", "logits_to_keep", "token_type_ids", "return_dict",
     "output_hidden_states", "output_attentions", "cu_seq_lens_q",
-    "cu_seq_lens_k", "max_length_q", "max_length_k", "seq_idx",
+    "cu_seq_lens_k", "max_length_q", "max_length_k", "seq_idx", routers.ASKED,
 })
 
 
@@ -57,6 +58,7 @@ class Head:
                  ends: Ends):
         self.causal, self.decoder, self.stream = causal, decoder, stream
         self._ends = ends
+        self.adds_routers = False  # known to; see head_routers
         self.places = _places(causal, decoder)
         self.place = self.places[0]  # (parent, name) of what it calls
         # What the user or accelerate put in the place of it counts too.
@@ -99,8 +101,11 @@ class Head:
                     return logprobs.answer(self, asked, self._of_base(given))
                 if self._can_chunk(given):
                     return self._chunked(given)
-            return shared.whole(self.stream, given, functools.partial(
+            out = shared.whole(self.stream, given, functools.partial(
                 self.own, *args, **kwargs), self._foreign)
+            if current() is None:
+                self._check_blind(_shifted(given))
+            return out
 
         return forward
 
@@ -110,6 +115,7 @@ class Head:
         return (isinstance(kept, int) and kept == 0
                 and given.get("return_dict") in (None, True)
                 and getattr(self.causal.config, "return_dict", True)
+                and not (routers.asked(self.causal, given) and self._units())
                 and _KNOWN.issuperset(name for name, value in given.items()
                                       if value is not None))
 
@@ -126,21 +132,23 @@ class Head:
     def _chunked(self, given: dict[str, Any]) -> CausalLMOutputWithPast:
         self.stream.agree("the loss", given["labels"], given)
         count = given.pop("num_items_in_batch", None)
-        shifted = given.pop("shift_labels", None)
-        if shifted is None:
-            shifted = nn.functional.pad(given["labels"], (0, 1),
-                                        value=IGNORED)[:, 1:]
+        shifted = _shifted(given)
+        given.pop("shift_labels", None)
         if count is None:
             count = (shifted != IGNORED).sum()
         with (self._ends.leaving() if self._base is self.decoder else
               contextlib.nullcontext([])) as left:
             out = self._of_base({**given, "use_cache": False})
+        self._check_blind(shifted)
         vocabulary = self.causal.get_output_embeddings().weight.shape[0]
+        loss = shared.loss(self.stream, functools.partial(
+            self.loss, left=left[0] if left else None), out[0], shifted, count)
+        logits = AbsentLogits((*shifted.shape, vocabulary), shifted.device)
+        if routers.asked(self.causal, given):
+            return head_routers.answer(self, loss, logits, out,
+                                       given.get("attention_mask"))
         return CausalLMOutputWithPast(
-            loss=shared.loss(self.stream, functools.partial(
-                self.loss, left=left[0] if left else None), out[0], shifted,
-                count),
-            logits=AbsentLogits((*shifted.shape, vocabulary), shifted.device),
+            loss=loss, logits=logits,
             hidden_states=getattr(out, "hidden_states", None))
 
     def _of_base(self, given: dict[str, Any]) -> Any:
@@ -152,6 +160,12 @@ class Head:
             except Recorded:
                 pass
         return base.output
+
+    def _check_blind(self, shifted: Tensor | None) -> None:
+        """Raises `Unsupported` where the loss counts what a row answers that
+        saw no key, and the model itself would answer something else."""
+        padded.check_labels(self.stream.blind, shifted, IGNORED,
+                            self._ends.adapter)
 
     def loss(self, hidden: Tensor, shifted: Tensor, count: Tensor | int,
              chunk: int | None = None, left: Left | None = None) -> Tensor:
@@ -195,10 +209,16 @@ class Head:
     def logits(self, hidden: Tensor) -> Tensor:
         """[B, c, V] of some rows."""
         with self.stub(hidden) as base, units.unhooked(self._units()):
-            logits = self.own(inputs_embeds=hidden, use_cache=False).logits
+            logits = self.own(inputs_embeds=hidden, use_cache=False,
+                              **self.no_routers).logits
         if not base.called:
             raise RuntimeError("the head does not call its base model")
         return logits
+
+    @property
+    def no_routers(self) -> dict[str, bool]:
+        """Where the config asks for their logits, which rows do not have."""
+        return {routers.ASKED: False} if routers.asked(self.causal, {}) else {}
 
     @contextlib.contextmanager
     def _instead(self, module: nn.Module) -> Iterator[nn.Module]:
@@ -215,8 +235,8 @@ class Head:
         parent, name = self.place
         return parent._modules[name]
 
-    def stub(self, hidden: Tensor):
-        return self._instead(Stub(self._base, hidden))
+    def stub(self, hidden: Tensor, noted: Sequence[Tensor] | None = None):
+        return self._instead(Stub(self._base, hidden, noted))
 
     def modules(self) -> list[nn.Module]:
         base = set(self._base.modules())
@@ -234,6 +254,14 @@ class Head:
                 for owner in self.modules()
                 for name, parameter in owner._parameters.items()
                 if parameter is not None and parameter.requires_grad]
+
+
+def _shifted(given: dict[str, Any]) -> Tensor | None:
+    """The label of each row [B, S]: what the token after it is."""
+    shifted, labels = given.get("shift_labels"), given.get("labels")
+    if shifted is None and isinstance(labels, Tensor):
+        shifted = nn.functional.pad(labels, (0, 1), value=IGNORED)[:, 1:]
+    return shifted
 
 
 def _places(causal: nn.Module, decoder: nn.Module

@@ -38,9 +38,12 @@ class Loss(torch.autograd.Function):
         needs_h = needs and ctx.needs_input_grad[5]
         needs = needs_h or (needs and any(ctx.needs_input_grad[6:]))
         total = torch.zeros((), dtype=torch.float64, device=hidden.device)
+        # What is left of the decoder holds little for each row, and each
+        # forward of it costs the host time: it takes several chunks at once.
+        at_once = labels.chunk * (1 if left is None else left.ends.together)
         in_host = left is not None and left.step.hidden.in_host
         place = left.step.hidden if in_host else OnDevice(
-            head.stream.arena, chunks_of(hidden.shape[1], labels.chunk))
+            head.stream.arena, chunks_of(hidden.shape[1], at_once))
         source = place.reading(hidden, "the head")
         dh = place.writing() if needs_h else None
         gradients = Gradients(found) if needs else None
@@ -72,20 +75,27 @@ def _of_rows(head: Head, hidden: Tensor, rows: range, labels: Labels,
              left: Left | None, total: Tensor, needs_h: bool
              ) -> Tensor | None:
     """The gradient of `hidden` [B, c, H], its loss added to `total`."""
+    h = hidden.requires_grad_(needs_h)
+    made = h if left is None else left.rows(h, rows)
     parts = []
     for a in range(0, len(rows), labels.chunk):
-        h = hidden[:, a:a + labels.chunk].requires_grad_(needs_h)
+        x = made.detach()[:, a:a + labels.chunk].requires_grad_(
+            made.requires_grad)
         here = rows[a:a + labels.chunk]
-        loss = head.rows(
-            h if left is None else left.rows(h, here),
-            labels.shifted[:, here.start:here.stop], labels.count)
+        loss = head.rows(x, labels.shifted[:, here.start:here.stop],
+                         labels.count)
         total += loss.detach()
         if loss.requires_grad:
             torch.autograd.backward(loss)
-        if needs_h:
-            parts.append(h.grad)
-    return (parts[0] if len(parts) == 1 else torch.cat(parts, 1)) if (
-        needs_h) else None
+        if made.requires_grad:
+            parts.append(x.grad)
+    if not parts:
+        return None
+    dx = parts[0] if len(parts) == 1 else torch.cat(parts, 1)
+    if made is not h:
+        torch.autograd.backward(made, dx)
+        dx = h.grad
+    return dx
 
 
 __all__ = ["Labels", "Loss"]

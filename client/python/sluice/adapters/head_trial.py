@@ -1,17 +1,15 @@
 """Whether the chunked head does what the model's own head and loss do."""
 from __future__ import annotations
 
-import contextlib
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor, nn
 
 from sluice.adapters.head import IGNORED
-from sluice.precision import widened
 from sluice.randomness import undisturbed
-from sluice.replay import distinct, leaves
+from sluice.replay import distinct, leaves, slots, wide_in_place
 
 if TYPE_CHECKING:
     from sluice.adapters.head import Head
@@ -46,24 +44,8 @@ def _is_of_transformers(head: Head) -> bool:
 
 
 def _same(head: Head) -> bool:
-    with _wide(head):
+    with wide_in_place(slots(head)):
         return _same_wide(head)
-
-
-@contextlib.contextmanager
-def _wide(head: Head) -> Iterator[None]:
-    """The head's parameters are in fp32, as copies."""
-    places = [(owner, name, parameter) for owner in head.modules()
-              for name, parameter in owner._parameters.items()
-              if parameter is not None]
-    for owner, name, parameter in places:
-        owner._parameters[name] = widened(parameter.detach()).requires_grad_(
-            parameter.requires_grad)
-    try:
-        yield
-    finally:
-        for owner, name, parameter in places:
-            owner._parameters[name] = parameter
 
 
 def _same_wide(head: Head) -> bool:
@@ -85,8 +67,8 @@ def _same_wide(head: Head) -> bool:
 
     def whole(h: Tensor) -> Tensor:
         with head.stub(h):
-            return head.own(inputs_embeds=h, labels=labels,
-                            use_cache=False).loss
+            return head.own(inputs_embeds=h, labels=labels, use_cache=False,
+                            **head.no_routers).loss
 
     with torch.enable_grad():
         ends = leaves(head.rows(hidden, shifted, count))

@@ -23,7 +23,7 @@ from sluice.patch import Patch
 from sluice.step import current
 from sluice.tables import Told
 from sluice.adapters import (dealing_trial, ends_trial, head_trial, packed,
-                             registry, shared)
+                             padded, registry, routers, shared)
 from sluice.adapters.dealing import Dealing
 from sluice.adapters.decoders import around, find_decoder
 from sluice.adapters.ends import Ends
@@ -34,9 +34,6 @@ if TYPE_CHECKING:
     from sluice.streaming import Stream
 
 registry.register()
-
-NO_ROUTER_LOGITS = ("leave it out, and set it to False in the config (of TRL's"
-                    " trainers: router_aux_loss_coef=0)")
 
 
 class Adapter:
@@ -56,7 +53,7 @@ class Adapter:
                             for m in layer.modules()))
             if isinstance(getattr(m, "config", None),
                           PretrainedConfig)}.values())
-        self._way = "registry"
+        self.way = "registry"
         self.dealing: Dealing | None = None  # with a group
         self._told: Told | None = None  # how long the sequence is
         self._patches: dict[nn.Module, Patch] = {}
@@ -76,8 +73,11 @@ class Adapter:
         for layer in self.layers:
             self._patch(layer, self._layer_forward(stream, layer))
         self.ends = Ends(self, stream)
+        if routers.asked(self.decoder, {}):
+            routers.find(self.decoder, self.layers, stream.ranks is not None)
         self._probe(stream)
-        if stream.ranks is None:
+        # Of a rank's own rows the ends need not be made by chunks.
+        if stream.ranks is None or stream.hidden == "host":
             ends_trial.probe(self.ends)
         if Head.fits(self.causal, self.decoder):
             head = Head(self.causal, self.decoder, stream, self.ends)
@@ -104,7 +104,7 @@ class Adapter:
         refusals: list[Unsupported] = []
         for self.entry in (self.decoder, *around(self.decoder, self.causal)):
             self._patch(self.entry, self._entry_forward(stream))
-            for self._way in ways:
+            for self.way in ways:
                 try:
                     self._told = probe.probe(self, stream)
                     return
@@ -135,7 +135,7 @@ class Adapter:
     def engage(self) -> Iterator[None]:
         """The model's attention and masks are ours, and no layer is
         checkpointed: Trainer switches that on, and a stream needs none."""
-        switched = [] if self._way == "sdpa" else self.configs
+        switched = [] if self.way == "sdpa" else self.configs
         before = [c._attn_implementation for c in switched]
         checkpointed = [m for m in (self.entry, self.decoder,
                                     *self.layers) if getattr(
@@ -153,7 +153,7 @@ class Adapter:
                 module.gradient_checkpointing = True
 
     def inside(self) -> contextlib.AbstractContextManager:
-        return (contextlib.nullcontext() if self._way == "registry" else
+        return (contextlib.nullcontext() if self.way == "registry" else
                 sdpa.Cut())
 
     # --- the forwards -------------------------------------------------------
@@ -180,6 +180,8 @@ class Adapter:
             call = layers_.LayerCall(step, self_, own, rows.Arguments(
                 self_, step, args, kwargs, names, stream.rows))
             y = layers_.run(call, x)
+            if step.sides and self_ is self.layers[-1]:
+                y = routers.joined(step, y)
             return (y,) if call.returns_tuple else y
 
         return forward
@@ -192,7 +194,7 @@ class Adapter:
         def forward(self_: nn.Module, *args: Any, **kwargs: Any) -> Any:
             own = self.own_forward(self_)
             given = calls.arguments_of(accepts, self_, args, kwargs)
-            stream.own_rows = None
+            stream.own_rows = stream.blind = None
             if current() is not None or not _wanted(self_, given):
                 return own(*args, **kwargs)
             x = _input(given)
@@ -210,10 +212,16 @@ class Adapter:
                 given["use_cache"] = False
             step = stream.begin(x.shape[1], x.device, self)
             step.documents = documents
+            step.padding = padded.rows(given.get("attention_mask"))
+            if routers.asked(self_, given):
+                routers.note(step, self_, self.layers)
+                # The model's own way would note chunks.
+                kwargs[routers.ASKED] = given[routers.ASKED] = False
             with step.engaged():
                 out = self.ends.run(step, own, args, kwargs, given) if (
                     step.ranks is None) else self.dealing.forward(step, given)
             stream.ended(step)
+            out = routers.answered(step, out)
             return shared.with_all_rows(stream, out, x.shape[1]) if (
                 stream.all_rows and stream.own_rows is not None) else out
 
@@ -247,14 +255,6 @@ class Adapter:
                 type(self.decoder).__name__, "pictures that become rows of "
                 "the decoder, with a mask of their own",
                 "do not stream this model")
-        if any(getattr(c, "output_router_logits", False)
-               for c in self.configs):
-            raise Unsupported(
-                type(self.causal).__name__, "config.output_router_logits: the "
-                "auxiliary loss needs the logits of all rows at once",
-                NO_ROUTER_LOGITS)
-
-
 
 
 def refuse_call(module: nn.Module, given: dict[str, Any]) -> None:
@@ -263,10 +263,9 @@ def refuse_call(module: nn.Module, given: dict[str, Any]) -> None:
     if parametrize._cache_enabled:
         raise Unsupported(name, "parametrize.cached(): what is cached without "
                           "a gradient would be used with one", "leave it out")
-    for wish, remedy in (("output_attentions", "leave it out"),
-                         ("output_router_logits", NO_ROUTER_LOGITS)):
-        if given.get(wish, getattr(module.config, wish, False)):
-            raise Unsupported(name, wish, remedy)
+    if given.get("output_attentions",
+                 getattr(module.config, "output_attentions", False)):
+        raise Unsupported(name, "output_attentions", "leave it out")
     mask = given.get("attention_mask")
     if isinstance(mask, dict) or (isinstance(mask, Tensor)
                                   and mask.dim() != 2):

@@ -1,12 +1,20 @@
 """Decoder layers of the user's own, without transformers: they are given, and
 ask torch for attention. Embedding, head and loss are not touched.
 
+[Note: between layers]
+With hidden states in the host, or with a group, the first layer parts the
+hidden states that it is given into chunks, of a rank's own rows, and the last
+one joins them. Between them the user's code has stand-ins of the whole
+sequence (see [Note: stand-ins] in hidden), and before and after them every
+rank has all rows.
+
 Nothing is known of the model around them. So there is no forward that could
 be probed before somebody calls it: `sample` does, or the first call is it.
 """
 from __future__ import annotations
 
 import contextlib
+import functools
 import inspect
 from collections.abc import Callable, Iterable
 from typing import TYPE_CHECKING, Any
@@ -16,13 +24,16 @@ from torch import Tensor, nn
 from torch.distributed.fsdp import FSDPModule
 
 from sluice import layer as layers_
-from sluice import probe, rows, sdpa, tables, trial
+from sluice import probe, randomness, rows, sdpa, tables, trial
 from sluice.adapters.units import refuse_within
 from sluice.captured import (TOKENS, Seen, first_of_kind, recorded,
                              refusing)
 from sluice.errors import Unsupported
+from sluice.hidden import InHost, Parted, Standing, Whole, is_stand_in
 from sluice.patch import Patch
+from sluice.ranks import indices
 from sluice.tables import Told
+from sluice.adapters.whole_calls import rows_of
 
 if TYPE_CHECKING:
     from sluice.step import Step
@@ -51,6 +62,8 @@ class OwnLayers:
         self._told: list[Told] = []  # of each kind, who knows the length
         self._whole = False  # layers run as they are
         self._step: tuple[Step, int] | None = None  # and the last layer run
+        # Of the step's arguments, this rank's rows; see `rows_of`.
+        self._cuts: dict[int, tuple[Tensor, Tensor]] = {}
         self._refuse_setup()
 
     def attach(self, stream: Stream) -> None:
@@ -58,10 +71,18 @@ class OwnLayers:
         for layer in self.layers:
             self._patches[layer] = Patch(layer, self._forward(stream, layer))
         self._kind = first_of_kind(self.layers)
+        if self._sample is None and (stream.hidden == "host"
+                                     or stream.ranks is not None):
+            raise Unsupported(
+                self.name, 'hidden="host", or a group, of layers without a '
+                "sample: one that was not probed yet would be called with "
+                "what stands for hidden states",
+                "pass sample=lambda: model(ids)")
         if self._sample is not None:
             for index, seen in self._seen(stream).items():
                 if index == self._kind[index]:
                     self._probe(stream, index, seen)
+        stream.in_host = stream.hidden == "host"
 
     def detach(self) -> None:
         while self._told:
@@ -97,35 +118,86 @@ class OwnLayers:
             refuse_within(self_)
             index, length = self._index[self_], x.shape[1]
             known = self._kind[index] in self._probed
-            if length < (stream.min_tokens if known else LEAST):
+            if length < (stream.least_rows if known else LEAST):
                 return own(*args, **kwargs)
             if not known:
                 self._probe(stream, self._kind[index],
                             Seen(x.detach(), more, named, None), index)
-            step = self._step_of(stream, index, x)
-            call = layers_.LayerCall(step, self_, own, rows.Arguments(
-                self_, step, more, named, names, stream.rows))
-            with step.engaged():
+            try:
+                return streamed(self_, own, index, x, more, named)
+            except BaseException:
+                self._end_step(stream)
+                raise
+
+        def streamed(layer: nn.Module, own: Callable, index: int, x: Tensor,
+                     more: tuple, named: dict[str, Any]) -> Any:
+            step, x = self._begun(stream, index, x)
+            if step.ranks is not None:
+                more, named = self._own_rows(stream, layer, more, named)
+            call = layers_.LayerCall(step, layer, own, rows.Arguments(
+                layer, step, more, named, names, stream.rows))
+            with step.engaged(), self._apart(step):
                 y = layers_.run(call, x)
-            self._ran(stream, index)
+            y = self._ran(stream, index, y)
             return (y,) if call.returns_tuple else y
 
         return forward
 
-    def _step_of(self, stream: Stream, index: int, x: Tensor) -> Step:
-        """The step that this call goes on with, else a new one."""
+    def _begun(self, stream: Stream, index: int, x: Tensor
+               ) -> tuple[Step, Tensor]:
+        """The step that this call goes on with, else a new one; and what its
+        layer is called with."""
         step, last = self._step or (None, -1)
         if step is None or step.length != x.shape[1] or index <= last:
-            if step is not None:
-                stream.ended(step)
+            self._end_step(stream)
+            stands = stream.in_host or stream.ranks is not None
+            if stands and is_stand_in(x):
+                raise Unsupported(
+                    f"layer {index} ({self.name})", "it is called with what "
+                    "a layer after it has answered", "stream layers that are "
+                    'called in their order, with hidden="device" and without '
+                    "a group")
+            stream.agree("layers", x, {"hidden_states": x})
             step = stream.begin(x.shape[1], x.device, self)
+            if stands:
+                step.hidden = (InHost if stream.in_host else Standing)(
+                    step.arena, step.chunks, step.device, step.length)
+                x = Parted.apply(step.hidden, _own(step), x)
         self._step = step, index
-        return step
+        return step, x
 
-    def _ran(self, stream: Stream, index: int) -> None:
-        if index == len(self.layers) - 1:
-            stream.ended(self._step[0])
-            self._step = None
+    def _end_step(self, stream: Stream) -> None:
+        """What it holds of hidden states goes back."""
+        if self._step is not None:
+            (step, _), self._step, self._cuts = self._step, None, {}
+            stream.ended(step)
+
+    def _own_rows(self, stream: Stream, layer: nn.Module, args: tuple,
+                  kwargs: dict[str, Any]) -> tuple[tuple, dict[str, Any]]:
+        """This rank's rows of a layer's arguments."""
+        step, names = self._step[0], rows.names_of(type(layer).forward)
+        cut = functools.partial(
+            rows_of, layer, step, step.once("own rows", lambda: indices(
+                _own(step), step.device)), self._cuts, stream.rows)
+        return (tuple(cut(names(i), v) for i, v in enumerate(args)),
+                {name: cut(name, v) for name, v in kwargs.items()})
+
+    def _apart(self, step: Step) -> contextlib.AbstractContextManager:
+        return contextlib.nullcontext() if step.ranks is None else (
+            randomness.apart(step.ranks.rank, step.device))
+
+    def _ran(self, stream: Stream, index: int, y: Tensor) -> Tensor:
+        """What the layer answers."""
+        if index < len(self.layers) - 1:
+            return y
+        step = self._step[0]
+        if isinstance(step.hidden, Standing):
+            y = Whole.apply(step.hidden, _own(step), y)
+        if step.ranks is not None:
+            with step.telling():
+                y = step.ranks.sum(y)
+        self._end_step(stream)
+        return y
 
     # --- the probe ----------------------------------------------------------
 
@@ -209,6 +281,11 @@ class OwnLayers:
         if len(self._index) < len(self.layers):
             raise Unsupported(self.name, "a layer that is run several times",
                               "do not stream this model")
+
+
+def _own(step: Step) -> list[range]:
+    """This rank's rows of each chunk of the sequence."""
+    return step.chunks if step.ranks is None else step.ranks.own(step.whole)
 
 
 def _first(layer: nn.Module) -> str:

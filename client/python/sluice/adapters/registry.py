@@ -80,18 +80,28 @@ def mask(batch_size: int, mask_function, attention_mask: Tensor | None = None,
     here.asked = True
     if attention_mask is not None and not bool(attention_mask.all()):
         seen = attention_mask.to(torch.bool)
-        if bool((seen[:, 1:] & ~seen[:, :-1]).any()):
+        if _has_holes(seen):
             raise Unsupported(
-                "attention_mask", "zeros with ones after them (left padding, "
-                "or holes)", "pad on the right, or leave the padding out of "
-                "the batch")
-        mask_function = and_masks(mask_function, padding_mask_function(
-            attention_mask.to(torch.bool)))
+                "attention_mask", "zeros between ones (holes)", "pad at the "
+                "ends of rows, or leave the padding out of the batch")
+        mask_function = and_masks(mask_function, padding_mask_function(seen))
     config = rest.get("config")
     heads = getattr(config, "num_attention_heads", None) or 1
-    return here.marker(batch_size, functools.partial(
+    find = functools.partial(
         masks.find, mask_function, batch_size, here.length, int(heads),
-        here.device))
+        here.device, here.padding)
+    if masks.is_pure(mask_function) and here.padding is None:
+        find = functools.partial(here.found_once, (
+            mask_function.__code__, batch_size, here.length, heads), find)
+    return here.marker(batch_size, find)
+
+
+def _has_holes(seen: Tensor) -> bool:
+    """Whether a row [S] of seen [B, S] has False between two True."""
+    told = seen.int()
+    before = told.cummax(1).values
+    after = told.flip(1).cummax(1).values.flip(1)
+    return bool((before + after > told + 1).any())
 
 
 def _check_shapes(name: str, query: Tensor, key: Tensor,

@@ -2,6 +2,7 @@
 itself, or while only the base model's answer is wanted."""
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -40,15 +41,17 @@ class Instead(nn.Module):
 
 
 class Stub(Instead):
-    """Answers `hidden`."""
+    """Answers `hidden`, and the logits of routers."""
 
-    def __init__(self, base: nn.Module, hidden: Tensor):
+    def __init__(self, base: nn.Module, hidden: Tensor,
+                 routers: Sequence[Tensor] | None = None):
         super().__init__(base)
-        self._hidden, self.called = hidden, False
+        self._hidden, self._routers, self.called = hidden, routers, False
 
     def forward(self, *args: Any, **kwargs: Any) -> Output:
         self.called = True
-        return Output(last_hidden_state=self._hidden)
+        return Output(last_hidden_state=self._hidden,
+                      router_logits=self._routers)
 
 
 class Recorded(BaseException):

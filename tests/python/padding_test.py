@@ -1,0 +1,139 @@
+"""Batches that are padded on the left, or at both ends: what rows that see no
+key answer changes nothing that is counted."""
+
+from __future__ import annotations
+
+import copy
+
+import pytest
+import sluice
+import torch
+from models import assert_same, batch, run, streamed, tiny, unstreamed
+
+ALWAYS = dict(quiet=True, check="always")
+LEFT, RIGHT = (37, 0), (0, 40)  # padding of each batch row of two
+
+
+def padded(left=LEFT, right=(0, 0), counted=False):
+    """A batch with padding; `counted`: the first token after it has a label,
+    for which the last row of the padding answers."""
+    inputs = batch()
+    mask = torch.ones_like(inputs["input_ids"])
+    for row, (a, b) in enumerate(zip(left, right)):
+        mask[row, :a] = 0
+        mask[row, mask.shape[1] - b:] = 0
+        inputs["labels"][row, :a if counted else a + 1] = -100
+    inputs["labels"][mask == 0] = -100
+    return {**inputs, "attention_mask": mask}
+
+
+KINDS = {
+    "grouped": ("llama", {}),
+    "a window that the padding is longer than": (
+        "mistral", dict(sliding_window=24)),
+    "windows and softcaps": ("gemma2", dict(
+        sliding_window=24, query_pre_attn_scalar=8,
+        attn_logit_softcapping=5.0, final_logit_softcapping=3.0)),
+    "sinks, experts": ("gpt_oss", dict(
+        num_local_experts=4, num_experts_per_tok=2, sliding_window=24)),
+    "learned positions": ("gpt2", dict(
+        n_embd=32, n_layer=2, n_head=4, n_positions=512, attn_pdrop=0.0,
+        resid_pdrop=0.0, embd_pdrop=0.0)),
+    "learned positions, counted from the mask": ("opt", dict(
+        ffn_dim=48, dropout=0.0, word_embed_proj_dim=32)),
+    "written out": ("gptj", dict(
+        n_embd=32, n_layer=2, n_head=4, n_positions=512, attn_pdrop=0.0,
+        resid_pdrop=0.0, embd_pdrop=0.0, rotary_dim=4)),
+}
+
+
+@pytest.mark.parametrize("name", KINDS)
+def test_gradients_are_the_models_own(session, name):
+    kind, changes = KINDS[name]
+    model, inputs = tiny(kind, **changes), padded(right=RIGHT)
+    other = unstreamed(model, inputs, "sdpa") if kind == "opt" else None
+    assert_same(streamed(model, session, inputs, **ALWAYS),
+                unstreamed(model, inputs), other)
+
+
+@pytest.mark.parametrize("kind, changes", [
+    KINDS["grouped"], KINDS["a window that the padding is longer than"]])
+def test_hidden_states_in_the_host(session, kind, changes):
+    model, inputs = tiny(kind, **changes), padded(right=RIGHT)
+    assert_same(streamed(model, session, inputs, **ALWAYS, hidden="host"),
+                unstreamed(model, inputs))
+
+
+def test_positions_counted_from_the_mask_and_hidden_states_in_the_host(
+        session):
+    """Those of a chunk cannot be counted; padding on the right is only
+    counted after what matters."""
+    model = tiny(KINDS["learned positions, counted from the mask"][0],
+                 **KINDS["learned positions, counted from the mask"][1])
+    stream = sluice.stream(model, session=session, chunk=16, hidden="host",
+                           **ALWAYS)
+    with pytest.raises(sluice.Unsupported, match="padding on the left with"):
+        run(model, padded())
+    stream.unstream()
+    inputs = padded(left=(0, 0), right=RIGHT)
+    assert_same(streamed(model, session, inputs, **ALWAYS, hidden="host"),
+                unstreamed(model, inputs), unstreamed(model, inputs, "sdpa"))
+
+
+def test_positions_that_begin_behind_the_padding(session):
+    """As generation counts them; and rows that are packed too."""
+    model, inputs = tiny(), padded()
+    positions = (inputs["attention_mask"].cumsum(1) - 1).clamp(min=0)
+    for at in (positions, positions % 17):
+        given = {**inputs, "position_ids": at, "use_cache": False}
+        assert_same(streamed(model, session, given, **ALWAYS),
+                    unstreamed(model, given))
+
+
+def test_a_row_of_padding_alone(session):
+    model, inputs = tiny(), padded(left=(75, 20))
+    got = streamed(model, session, inputs, **ALWAYS)
+    assert_same(got, unstreamed(model, inputs))
+
+
+def test_what_padding_answers_is_torchs(session):
+    """torch's attention has 0 for a row that sees nothing, and so a label of
+    such a row is exact where the model's own is torch's."""
+    model, inputs = tiny(), padded(counted=True)
+    model.set_attn_implementation("sdpa")
+    for more in ({}, {"hidden": "host"}):
+        assert_same(streamed(model, session, inputs, **ALWAYS, **more),
+                    unstreamed(model, inputs))
+
+
+@pytest.mark.parametrize("head", ["rows", "whole"])
+def test_a_label_that_eager_attention_answers_otherwise_is_refused(session,
+                                                                   head):
+    model, inputs = tiny(), padded(counted=True)
+    eager, torchs = (unstreamed(model, inputs, attention).loss
+                     for attention in ("eager", "sdpa"))
+    assert abs(eager - torchs) > 1e-5  # they are not the same number
+    stream = sluice.stream(model, session=session, chunk=16, quiet=True,
+                           head=head)
+    with pytest.raises(sluice.Unsupported, match="first token after padding"):
+        run(model, inputs)
+    assert_same(run(model, padded()), unstreamed(model, padded()))
+    assert stream.stats().host_bytes == 0
+
+
+def test_evaluation_and_generation_are_the_models_own(session):
+    model = tiny().eval()
+    inputs = padded()
+    prompt = {k: inputs[k] for k in ("input_ids", "attention_mask")}
+    twin = copy.deepcopy(model)
+    stream = sluice.stream(model, session=session, chunk=16, quiet=True)
+    with torch.no_grad():
+        real = inputs["attention_mask"].bool()
+        ours, theirs = (m(**prompt, use_cache=False).logits[real]
+                        for m in (model, twin))
+        torch.testing.assert_close(ours, theirs, rtol=1e-4, atol=1e-5)
+        blocks = stream.stats().blocks
+        assert blocks > 0
+        ours, theirs = (m.generate(**prompt, max_new_tokens=4,
+                                   do_sample=False) for m in (model, twin))
+    assert torch.equal(ours, theirs) and stream.stats().blocks == blocks
