@@ -5,6 +5,7 @@
 #include <cmath>
 
 #include "proto/base/status.h"
+#include "proto/gpu_nodes.h"
 #include "proto/wire.h"
 
 namespace sluice::wire {
@@ -146,7 +147,10 @@ absl::Status CheckRequest(const Message& message) {
     return absl::InvalidArgumentError("a request's id is 0: ids start at 1");
   }
   const size_t needed = message.packet.request().has_submit_profile() ? 1 : 0;
-  if (message.fds.size() != needed) {
+  // Device nodes; who has none shows none.
+  const bool shows = message.packet.request().has_hello();
+  if (message.fds.size() != needed &&
+      !(shows && message.fds.size() <= kMaxShown)) {
     return absl::InvalidArgumentError(
         fmt::format("the request carries {} file descriptors, it must carry {}",
                     message.fds.size(), needed));

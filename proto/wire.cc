@@ -14,6 +14,7 @@
 
 #include "proto/base/shortage.h"
 #include "proto/base/status.h"
+#include "proto/gpu_nodes.h"
 
 namespace sluice::wire {
 namespace {
@@ -40,10 +41,15 @@ FdRange AllowedFds(const Reply& reply) {
   }
 }
 
+FdRange AllowedFds(const Request& request) {
+  if (request.has_hello()) return {0, kMaxShown};
+  return request.has_submit_profile() ? FdRange{1, 1} : FdRange{};
+}
+
 FdRange AllowedFds(const Packet& packet) {
   switch (packet.body_case()) {
     case Packet::kRequest:
-      return packet.request().has_submit_profile() ? FdRange{1, 1} : FdRange{};
+      return AllowedFds(packet.request());
     case Packet::kReply:
       return AllowedFds(packet.reply());
     case Packet::kEvent:
@@ -58,9 +64,12 @@ FdRange AllowedFds(const Packet& packet) {
 
 absl::Status SendFault(int error) {
   switch (error) {
+    case ETOOMANYREFS:
+      return ShortOf(Shortage::kOpenFiles,
+                     "too many descriptors of this user are on their way to "
+                     "processes that do not receive them");
     case EAGAIN:
     case ENOBUFS:
-    case ETOOMANYREFS:
       return absl::ResourceExhaustedError(
           "the peer does not read its session socket: its buffer is full");
     case EPIPE:
@@ -117,18 +126,19 @@ std::vector<UniqueFd> ReceivedFds::Take(size_t most) {
   return taken;
 }
 
-absl::StatusOr<Message> Parse(const char* bytes, size_t size,
-                              ReceivedFds& fds) {
+absl::StatusOr<Message> Parse(const char* bytes, size_t size, ReceivedFds& fds,
+                              bool lost) {
   // protobuf would print to stderr what the Status says.
   static const auto silenced = google::protobuf::SetLogHandler(nullptr);
   (void)silenced;
   Message message;
+  message.lost_fds = lost;
   if (!message.packet.ParseFromArray(bytes, static_cast<int>(size))) {
     return absl::InvalidArgumentError(
         fmt::format("a packet of {} bytes is not a sluice.wire.Packet", size));
   }
   const FdRange allowed = AllowedFds(message.packet);
-  if (fds.size() < allowed.min) {
+  if (fds.size() < allowed.min && !lost) {
     return absl::InvalidArgumentError(
         fmt::format("a packet came with {} file descriptors, it needs {}",
                     fds.size(), allowed.min));
@@ -188,9 +198,10 @@ absl::StatusOr<std::optional<Message>> Receive(int socket, int flags,
   ssize_t size;
   do {
     size = recvmsg(socket, &header, flags | MSG_CMSG_CLOEXEC);
-  } while (size < 0 && errno == EINTR);
+    // A reset is told once and comes first: what was sent before it, which
+    // says why, is still there.
+  } while (size < 0 && (errno == EINTR || errno == ECONNRESET));
   if (size < 0) {
-    if (errno == ECONNRESET) return std::nullopt;
     if (errno == EAGAIN) return absl::UnavailableError("no packet is waiting");
     return ErrnoStatus(errno, "receive on the session socket");
   }
@@ -202,7 +213,8 @@ absl::StatusOr<std::optional<Message>> Receive(int socket, int flags,
     return absl::InvalidArgumentError(
         fmt::format("a packet is over the limit of {} bytes", kMaxPacketBytes));
   }
-  if (header.msg_flags & MSG_CTRUNC) {
+  const bool lost = (header.msg_flags & MSG_CTRUNC) != 0;
+  if (lost && !discard) {
     return Mark(
         absl::InvalidArgumentError(fmt::format(
             "a packet's file descriptors did not all arrive ({} did): more "
@@ -211,7 +223,7 @@ absl::StatusOr<std::optional<Message>> Receive(int socket, int flags,
             fds.size(), kMaxFds)),
         fds.size() < kMaxFds ? Shortage::kOpenFiles : Shortage::kNone);
   }
-  auto message = Parse(buffer.data(), static_cast<size_t>(size), fds);
+  auto message = Parse(buffer.data(), static_cast<size_t>(size), fds, lost);
   if (!message.ok()) return message.status();
   return *std::move(message);
 }

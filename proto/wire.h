@@ -34,6 +34,9 @@ inline constexpr int64_t kMaxMemfdBytes = int64_t{64} << 20;
 struct Message {
   Packet packet;
   std::vector<UniqueFd> fds;
+  // Some did not arrive because this process has as many open as it may: no
+  // fault of the peer's, which cannot send more than arrive.
+  bool lost_fds = false;
 };
 
 // Sends without blocking. ResourceExhausted: the peer does not read (its
@@ -46,7 +49,8 @@ using Discard = std::function<void(UniqueFd)>;
 
 // Receives one packet. nullopt: the peer closed. `flags`: MSG_DONTWAIT gives
 // Unavailable with nothing there. Without `discard` descriptors that are not
-// in the message are closed here: only for who trusts the peer.
+// in the message are closed here, and lost ones are an error: only for who
+// trusts the peer.
 absl::StatusOr<std::optional<Message>> Receive(int socket, int flags = 0,
                                                const Discard& discard = {});
 

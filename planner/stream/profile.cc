@@ -60,7 +60,7 @@ class ProfileBuilder {
   }
 
   plan::RankProfile Build() {
-    profile_.layers = shape_.layers;
+    layer().layers = shape_.layers;
     AddSegments();
     AddClasses();
     AddTraffic();
@@ -69,6 +69,9 @@ class ProfileBuilder {
   }
 
  private:
+  // All layers are of one kind: a trainer's models have no other.
+  plan::LayerKind& layer() { return profile_.kinds[0]; }
+
   void AddSegments();
   void AddClasses();
   void AddTraffic();
@@ -107,10 +110,10 @@ void ProfileBuilder::AddSegments() {
     executions[KindOf(segment.which, false)] = times * count.tail;
     const double seconds = Seconds(segment.which);
     if (segment.part == Part::kForward) {
-      profile_.forward_layer_seconds += seconds;
+      layer().forward_layer_seconds += seconds;
     }
     if (segment.part == Part::kBackward) {
-      profile_.backward_layer_seconds += seconds;
+      layer().backward_layer_seconds += seconds;
     }
   }
   for (plan::SegmentKind kind : recorded_) {
@@ -203,10 +206,10 @@ Bytes ProfileBuilder::KeepReserve() const {
 
 void ProfileBuilder::AddTraffic() {
   const LayerTraffic traffic = FixedTraffic(shape_);
-  profile_.forward_d2h_fixed = Bytes(traffic.forward.out);
-  profile_.forward_h2d_fixed = Bytes(traffic.forward.in);
-  profile_.backward_h2d_fixed = Bytes(traffic.tokens.in + traffic.blocks.in);
-  profile_.backward_d2h_fixed = Bytes(traffic.tokens.out + traffic.blocks.out);
+  layer().forward_d2h_fixed = Bytes(traffic.forward.out);
+  layer().forward_h2d_fixed = Bytes(traffic.forward.in);
+  layer().backward_h2d_fixed = Bytes(traffic.tokens.in + traffic.blocks.in);
+  layer().backward_d2h_fixed = Bytes(traffic.tokens.out + traffic.blocks.out);
   // The last layer's output, and scratch: dq, dO, and q, k, v as if all of
   // them were dropped.
   profile_.host_fixed =

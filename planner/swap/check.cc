@@ -16,6 +16,7 @@ namespace sluice::planner {
 namespace {
 
 using Problem = NodeSwapProblem;
+using plan::kOneKind;
 
 // Far above what there is, far below where doubles lose seconds and bytes.
 constexpr double kMost = 1e18;
@@ -164,29 +165,79 @@ absl::Status CheckPlaces(const std::string& path, const Problem::Rank& rank,
   return absl::OkStatus();
 }
 
-absl::Status CheckAmounts(const std::string& path, const Problem::Rank& rank) {
-  if (rank.layers < 1)
-    return Wrong(path + "layers", "{} is below 1", rank.layers);
-  if (rank.layers > 1'000'000) {
-    return Wrong(path + "layers", "{} is above 1000000", rank.layers);
+absl::Status CheckLayers(const std::string& path, const Problem::Kind& kind) {
+  if (kind.layers < 1)
+    return Wrong(path + "layers", "{} is below 1", kind.layers);
+  if (kind.layers > 1'000'000) {
+    return Wrong(path + "layers", "{} is above 1000000", kind.layers);
   }
-  if (rank.resident_layers < 0 || rank.resident_layers > rank.layers) {
+  if (kind.resident_layers < 0 || kind.resident_layers > kind.layers) {
     return Wrong(path + "resident_layers", "{} is not between 0 and layers, {}",
-                 rank.resident_layers, rank.layers);
+                 kind.resident_layers, kind.layers);
   }
-  SLUICE_RETURN_IF_ERROR(
-      Positive(path + "forward_layer_s", rank.forward_layer_s));
-  SLUICE_RETURN_IF_ERROR(
-      Positive(path + "backward_layer_s", rank.backward_layer_s));
   const std::pair<const char*, double> amounts[] = {
-      {"gpu_budget_bytes", rank.gpu_budget_bytes},
-      {"forward_d2h_fixed_bytes", rank.forward_d2h_fixed_bytes},
-      {"forward_h2d_fixed_bytes", rank.forward_h2d_fixed_bytes},
-      {"backward_d2h_fixed_bytes", rank.backward_d2h_fixed_bytes},
-      {"backward_h2d_fixed_bytes", rank.backward_h2d_fixed_bytes},
-      {"host_fixed_bytes", rank.host_fixed_bytes}};
+      {"forward_d2h_fixed_bytes", kind.forward_d2h_fixed_bytes},
+      {"forward_h2d_fixed_bytes", kind.forward_h2d_fixed_bytes},
+      {"backward_d2h_fixed_bytes", kind.backward_d2h_fixed_bytes},
+      {"backward_h2d_fixed_bytes", kind.backward_h2d_fixed_bytes}};
   for (const auto& [key, value] : amounts) {
     SLUICE_RETURN_IF_ERROR(NotNegative(path + key, value));
+  }
+  return absl::OkStatus();
+}
+
+// Frozen layers have no backward: then it copies nothing.
+absl::Status CheckWindows(const std::string& path, const Problem::Rank& rank,
+                          size_t k) {
+  const Problem::Kind& kind = rank.kinds[k];
+  SLUICE_RETURN_IF_ERROR(
+      Positive(path + "forward_layer_s", kind.forward_layer_s));
+  double copied = kind.backward_d2h_fixed_bytes + kind.backward_h2d_fixed_bytes;
+  for (const Problem::Tensor& tensor : rank.tensors) {
+    if (tensor.kind == k && !tensor.traffic_in_fixed) copied += tensor.bytes;
+  }
+  return copied > 0
+             ? Positive(path + "backward_layer_s", kind.backward_layer_s)
+             : NotNegative(path + "backward_layer_s", kind.backward_layer_s);
+}
+
+// Of a rank that names no kinds the fields are written beside its own.
+std::string KindPath(const std::string& path, const Problem::Rank& rank,
+                     size_t k) {
+  const bool one = rank.kinds.size() == 1 && rank.kinds[0].name == kOneKind;
+  return one ? path : fmt::format("{}kinds[{}].", path, k);
+}
+
+absl::Status CheckAmounts(const std::string& path, const Problem::Rank& rank) {
+  if (rank.kinds.empty()) return Wrong(path + "kinds", "there is none");
+  std::set<std::string> names;
+  for (size_t k = 0; k < rank.kinds.size(); ++k) {
+    const std::string at = KindPath(path, rank, k);
+    SLUICE_RETURN_IF_ERROR(Unique(at + "name", rank.kinds[k].name, &names));
+    SLUICE_RETURN_IF_ERROR(CheckLayers(at, rank.kinds[k]));
+  }
+  SLUICE_RETURN_IF_ERROR(
+      NotNegative(path + "gpu_budget_bytes", rank.gpu_budget_bytes));
+  return NotNegative(path + "host_fixed_bytes", rank.host_fixed_bytes);
+}
+
+absl::Status CheckTensors(const std::string& path, const Problem::Rank& rank) {
+  std::set<std::pair<size_t, std::string>> names;
+  for (size_t t = 0; t < rank.tensors.size(); ++t) {
+    const Problem::Tensor& tensor = rank.tensors[t];
+    const std::string at = fmt::format("{}tensors[{}].", path, t);
+    if (tensor.kind >= rank.kinds.size()) {
+      return Wrong(at + "kind", "there is no kind {} of {}", tensor.kind,
+                   rank.kinds.size());
+    }
+    if (tensor.name.empty()) return Wrong(at + "name", "is empty");
+    if (!names.emplace(tensor.kind, tensor.name).second) {
+      return Wrong(at + "name", "'{}' occurs twice", tensor.name);
+    }
+    SLUICE_RETURN_IF_ERROR(CheckTensor(at, tensor));
+  }
+  for (size_t k = 0; k < rank.kinds.size(); ++k) {
+    SLUICE_RETURN_IF_ERROR(CheckWindows(KindPath(path, rank, k), rank, k));
   }
   return absl::OkStatus();
 }
@@ -207,17 +258,13 @@ absl::Status CheckNodeSwap(const Problem& problem) {
     SLUICE_RETURN_IF_ERROR(Unique(path + "name", rank.name, &ranks));
     SLUICE_RETURN_IF_ERROR(CheckPlaces(path, rank, links, numa, hosts));
     SLUICE_RETURN_IF_ERROR(CheckAmounts(path, rank));
-    std::set<std::string> tensors;
+    SLUICE_RETURN_IF_ERROR(CheckTensors(path, rank));
     for (size_t t = 0; t < rank.tensors.size(); ++t) {
-      const std::string at = fmt::format("{}tensors[{}].", path, t);
-      SLUICE_RETURN_IF_ERROR(
-          Unique(at + "name", rank.tensors[t].name, &tensors));
       const Problem::Tensor& tensor = rank.tensors[t];
-      SLUICE_RETURN_IF_ERROR(CheckTensor(at, tensor));
       if (tensor.shared.empty()) continue;
       const auto [first, added] = shared.emplace(tensor.shared, &tensor);
       if (!added && !SameChoice(*first->second, tensor)) {
-        return Wrong(at + "shared",
+        return Wrong(fmt::format("{}tensors[{}].shared", path, t),
                      "'{}' is shared, but not every rank may choose the same",
                      tensor.shared);
       }

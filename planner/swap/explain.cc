@@ -2,7 +2,9 @@
 
 #include <fmt/format.h>
 
+#include <algorithm>
 #include <cstdlib>
+#include <optional>
 
 #include "planner/swap/swap_accounting.h"
 
@@ -10,6 +12,9 @@ namespace sluice::planner {
 namespace {
 
 using Kind = CapacityRow::Kind;
+
+// Full within the accuracy that is promised of a plan.
+constexpr double kFills = 1e-6;
 
 // More than any machine has: stands for "no limit".
 constexpr double kNoLimit = 1e17;
@@ -35,18 +40,39 @@ bool Shown(const NodeSwapProblem& problem, const CapacityRow& row) {
          (row.capacity > 0 && Keeps(problem.ranks[row.index]));
 }
 
+// Whether the link is full while layers of kind k run: then the kind copies as
+// much a second as any of the rank, or as it was left beside what must be
+// copied.
+bool FillsIt(const NodeSwapProblem& problem, const NodeSwapResult& result,
+             const CapacityRow& row, size_t rank, size_t k) {
+  const NodeSwapProblem::Rank& r = problem.ranks[rank];
+  const std::vector<CopyRates> kinds =
+      RatesOfKinds(r, result.ranks[rank].tensors);
+  double most = 0;
+  for (const CopyRates& rates : kinds)
+    most = std::max(most, RateOf(rates, row));
+  const double others = row.used - most;
+  return RateOf(kinds[k], row) + others >= row.capacity * (1 - kFills);
+}
+
 FullRow FullOf(const NodeSwapProblem& problem, const NodeSwapResult& result,
-               size_t rank) {
+               size_t rank, size_t k) {
   FullRow full;
   for (const CapacityRow& row : result.rows) {
     if (!row.binds) continue;
     const NodeSwapProblem::Rank& r = problem.ranks[rank];
     const bool host =
         row.kind == Kind::kLimit && IsIn(r, problem.hosts[row.index].name);
-    const bool link = !IsMemory(row) && IsOn(r, problem.links[row.index].name);
+    const bool link = !IsMemory(row) &&
+                      IsOn(r, problem.links[row.index].name) &&
+                      FillsIt(problem, result, row, rank, k);
     if (!host && (!link || !full.kind.empty())) continue;
     full = {host ? "host" : "bandwidth",
             fmt::format("{} is full", RowName(problem, row))};
+    if (link && r.kinds.size() > 1) {
+      full.what +=
+          fmt::format(" while layers of kind '{}' run", r.kinds[k].name);
+    }
     if (host) break;
   }
   return full;
@@ -135,44 +161,59 @@ std::vector<plan::PlanLimit> LimitsOf(const NodeSwapProblem& problem,
   return limits;
 }
 
-FullRows FullRowsOf(const std::vector<plan::RankProfile>& profiles,
-                    const NodeSwapProblem& problem,
-                    const NodeSwapResult& result, size_t rank) {
-  FullRows full{.own = FullOf(problem, result, rank), .job = {}};
-  for (size_t r = 0; r < profiles.size(); ++r) {
-    if (profiles[r].job != profiles[rank].job) continue;
-    const FullRow one = FullOf(problem, result, r);
-    if (full.job.kind.empty() ||
-        (one.kind == "host" && full.job.kind != "host"))
-      full.job = one;
+std::vector<FullRows> FullRowsOf(const std::vector<plan::RankProfile>& profiles,
+                                 const NodeSwapProblem& problem,
+                                 const NodeSwapResult& result, size_t rank) {
+  std::vector<FullRows> full;
+  for (size_t k = 0; k < profiles[rank].kinds.size(); ++k) {
+    full.push_back({.own = FullOf(problem, result, rank, k), .job = {}});
+    FullRow& job = full.back().job;
+    for (size_t r = 0; r < profiles.size(); ++r) {
+      if (profiles[r].job != profiles[rank].job) continue;
+      const std::optional<size_t> same =
+          plan::FindKind(profiles[r], profiles[rank].kinds[k].name);
+      if (!same) continue;
+      const FullRow one = FullOf(problem, result, r, *same);
+      if (job.kind.empty() || (one.kind == "host" && job.kind != "host")) {
+        job = one;
+      }
+    }
   }
   return full;
 }
 
 std::string LimitedBy(const plan::RankProfile& profile,
-                      const Fractions& fractions, const FullRows& full) {
-  bool given = false, chosen = false, shared = false, own = false;
+                      const Fractions& fractions,
+                      const std::vector<FullRows>& full) {
+  bool given = false, chosen = false;
+  std::string own, shared;  // what classes of either sort are short of
+  const auto first = [](std::string* kept, const FullRow& row) {
+    if (kept->empty() || row.kind == "host") *kept = row.kind;
+  };
   for (size_t i = 0; i < profile.classes.size(); ++i) {
     const plan::SkeletalClass& c = profile.classes[i];
     if (c.must_swap || c.bytes_per_layer <= Bytes(0)) continue;
     const bool free = !c.given.swap && profile.alpha < 0;
     (free ? chosen : given) = true;
     if (!free || fractions[i].recompute <= 0) continue;
-    (c.shared ? shared : own) = true;
+    const FullRows& rows = full[*plan::FindKind(profile, c.kind)];
+    first(&own, rows.own);
+    if (c.shared) first(&shared, rows.job);
   }
   if (!profile.limited_by.empty()) return profile.limited_by;
   if (!chosen) return given ? "flag" : "none";
-  if ((own || shared) && !full.own.kind.empty()) return full.own.kind;
-  if (shared && !full.job.kind.empty()) return full.job.kind;
-  return "none";
+  if (!own.empty()) return own;
+  return shared.empty() ? "none" : shared;
 }
 
 std::vector<std::string> WhyOf(const plan::RankProfile& profile,
                                const Fractions& fractions,
-                               const FullRows& full) {
+                               const std::vector<FullRows>& full) {
   std::vector<std::string> why;
   for (size_t i = 0; i < profile.classes.size(); ++i) {
-    why.push_back(WhyOne(profile, profile.classes[i], fractions[i], full));
+    const plan::SkeletalClass& c = profile.classes[i];
+    why.push_back(WhyOne(profile, c, fractions[i],
+                         full[*plan::FindKind(profile, c.kind)]));
   }
   return why;
 }

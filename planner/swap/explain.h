@@ -23,26 +23,30 @@ std::string RankName(const std::vector<plan::RankProfile>& profiles,
 std::vector<plan::PlanLimit> LimitsOf(const NodeSwapProblem& problem,
                                       const NodeSwapResult& result);
 
-// What is full: of host memory the first, else of links.
+// What is full for layers of one kind: of host memory the first, else of links.
 struct FullRow {
   std::string kind;  // "host", "bandwidth"; empty: nothing is
-  std::string what;  // "link pcie0 d2h is full"
+  // "link pcie0 d2h is full", of several kinds "… while layers of kind 'dense'
+  // run".
+  std::string what;
 };
 struct FullRows {
   FullRow own;  // of what the rank uses
   FullRow job;  // of what its job does: shared classes follow it
 };
-FullRows FullRowsOf(const std::vector<plan::RankProfile>& profiles,
-                    const NodeSwapProblem& problem,
-                    const NodeSwapResult& result, size_t rank);
+// By the kinds of the rank's profile.
+std::vector<FullRows> FullRowsOf(const std::vector<plan::RankProfile>& profiles,
+                                 const NodeSwapProblem& problem,
+                                 const NodeSwapResult& result, size_t rank);
 
 // RankPlan::alpha_limited_by.
 std::string LimitedBy(const plan::RankProfile& profile,
-                      const Fractions& fractions, const FullRows& full);
+                      const Fractions& fractions,
+                      const std::vector<FullRows>& full);
 
 // Why each class is kept, swapped or recomputed, one line each.
 std::vector<std::string> WhyOf(const plan::RankProfile& profile,
                                const Fractions& fractions,
-                               const FullRows& full);
+                               const std::vector<FullRows>& full);
 
 }  // namespace sluice::planner

@@ -2,19 +2,33 @@
 
 #include <algorithm>
 #include <cmath>
+#include <map>
+#include <string>
 
 namespace sluice::planner {
 namespace {
 
 double AsDouble(Bytes bytes) { return static_cast<double>(bytes.count()); }
 
-double MovingLayers(const plan::RankProfile& p) {
-  return static_cast<double>(p.layers - p.resident_layers);
-}
-
 // Up, but for digits.
 Bytes Whole(double bytes) {
   return Bytes(static_cast<int64_t>(std::ceil(bytes - 1e-3)));
+}
+
+// Bytes of what becomes of all layers.
+double SumOf(const plan::RankProfile& profile, const Fractions& fractions,
+             double plan::TokenFractions::*part) {
+  std::map<std::string, double> layer;  // bytes of one, by kind
+  for (size_t i = 0; i < profile.classes.size(); ++i) {
+    const plan::SkeletalClass& c = profile.classes[i];
+    layer[c.kind] += fractions[i].*part * AsDouble(c.bytes_per_layer);
+  }
+  double sum = 0;
+  for (const plan::LayerKind& kind : profile.kinds) {
+    const auto moving = static_cast<double>(kind.layers - kind.resident_layers);
+    sum += moving * layer[kind.name];
+  }
+  return sum;
 }
 
 }  // namespace
@@ -41,39 +55,29 @@ Fractions GivenOnly(const plan::RankProfile& profile) {
   return fractions;
 }
 
-LayerBytes LayerOf(const plan::RankProfile& profile,
-                   const Fractions& fractions) {
-  LayerBytes sum;
-  for (size_t i = 0; i < profile.classes.size(); ++i) {
-    const plan::SkeletalClass& c = profile.classes[i];
-    const double bytes = AsDouble(c.bytes_per_layer);
-    sum.held += fractions[i].swap * bytes;
-    sum.kept += fractions[i].keep * bytes;
-    if (!c.traffic_in_fixed) sum.copied += fractions[i].swap * bytes;
-  }
-  return sum;
-}
-
 Bytes HostBytesOf(const plan::RankProfile& profile,
                   const Fractions& fractions) {
-  return Whole(MovingLayers(profile) * LayerOf(profile, fractions).held +
+  return Whole(SumOf(profile, fractions, &plan::TokenFractions::swap) +
                AsDouble(profile.host_fixed));
 }
 
 Bytes KeptBytesOf(const plan::RankProfile& profile,
                   const Fractions& fractions) {
-  return Whole(MovingLayers(profile) * LayerOf(profile, fractions).kept);
+  return Whole(SumOf(profile, fractions, &plan::TokenFractions::keep));
 }
 
-bool HidesNothing(const plan::RankProfile& p) {
+bool HidesNothing(const plan::RankProfile& p, size_t kind) {
+  const plan::LayerKind& k = p.kinds[kind];
   double copied = 0;
   for (const plan::SkeletalClass& c : p.classes) {
-    if (!c.traffic_in_fixed) copied += AsDouble(c.bytes_per_layer);
+    if (c.kind == k.name && !c.traffic_in_fixed) {
+      copied += AsDouble(c.bytes_per_layer);
+    }
   }
-  const Bytes forward = p.forward_d2h_fixed + p.forward_h2d_fixed;
-  const Bytes backward = p.backward_d2h_fixed + p.backward_h2d_fixed;
-  return (p.forward_layer_seconds <= 0 && (copied > 0 || forward > Bytes(0))) ||
-         (p.backward_layer_seconds <= 0 && (copied > 0 || backward > Bytes(0)));
+  const Bytes forward = k.forward_d2h_fixed + k.forward_h2d_fixed;
+  const Bytes backward = k.backward_d2h_fixed + k.backward_h2d_fixed;
+  return (k.forward_layer_seconds <= 0 && (copied > 0 || forward > Bytes(0))) ||
+         (k.backward_layer_seconds <= 0 && (copied > 0 || backward > Bytes(0)));
 }
 
 }  // namespace sluice::planner

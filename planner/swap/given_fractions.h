@@ -21,19 +21,12 @@ using Fractions = std::vector<plan::TokenFractions>;  // of a profile's classes
 // The given ones, and nothing kept or swapped beside them.
 Fractions GivenOnly(const plan::RankProfile& profile);
 
-// A layer's bytes.
-struct LayerBytes {
-  double held = 0;    // in host memory
-  double copied = 0;  // of them not in the fixed traffic
-  double kept = 0;    // on the GPU
-};
-LayerBytes LayerOf(const plan::RankProfile& profile,
-                   const Fractions& fractions);
 // Of all layers, all told.
 Bytes HostBytesOf(const plan::RankProfile& profile, const Fractions& fractions);
 Bytes KeptBytesOf(const plan::RankProfile& profile, const Fractions& fractions);
 
-// A pass that copies has no measured window: no copy can hide.
-bool HidesNothing(const plan::RankProfile& profile);
+// A pass of that kind of layers copies and has no measured window: no copy can
+// hide.
+bool HidesNothing(const plan::RankProfile& profile, size_t kind);
 
 }  // namespace sluice::planner

@@ -10,6 +10,8 @@
 
 namespace sluice::planner {
 
+struct JointRows;
+
 // Thread safety: one owner.
 class JointProgram {
  public:
@@ -32,15 +34,14 @@ class JointProgram {
   absl::StatusOr<SwapObjective> SolveWithOneMore(size_t row);
 
  private:
-  class Build;
-  struct State;
   // The least excess of all rows; NotFound where held ones do not allow it.
   absl::StatusOr<double> LeastExcess(Answer* answer);
   absl::Status Stages(const SwapObjective* known);
+  absl::Status BoundKinds(const Answer& answer);
   NodeFractions Fractions() const;
 
   const NodeSwapProblem& problem_;
-  std::unique_ptr<State> state_;
+  const std::unique_ptr<JointRows> rows_;
 };
 
 }  // namespace sluice::planner

@@ -15,7 +15,7 @@ using Kind = CapacityRow::Kind;
 // What fits but for the last digits fits.
 constexpr double kDigits = 1e-9;
 
-// Bytes per layer: fixed + alpha * slope.
+// Bytes: fixed + alpha * slope.
 struct Line {
   double fixed = 0;
   double slope = 0;
@@ -39,15 +39,16 @@ plan::TokenFractions At(const Problem::Tensor& tensor, double alpha) {
   return f;
 }
 
-template <typename Counts>
-Line SwappedLine(const Problem::Rank& rank, Counts counts) {
+// `layers`: how many layers of a tensor count.
+template <typename Layers>
+Line SwappedLine(const Problem::Rank& rank, Layers layers) {
   Line line;
   const std::vector<plan::TokenFractions> at_zero = AtAlpha(rank, 0);
   for (size_t t = 0; t < rank.tensors.size(); ++t) {
     const Problem::Tensor& tensor = rank.tensors[t];
-    if (!counts(tensor)) continue;
-    line.fixed += tensor.bytes * at_zero[t].swap;
-    if (IsFree(tensor)) line.slope += tensor.bytes;
+    const double bytes = layers(tensor) * tensor.bytes;
+    line.fixed += bytes * at_zero[t].swap;
+    if (IsFree(tensor)) line.slope += bytes;
   }
   return line;
 }
@@ -84,12 +85,19 @@ class OneRank {
   }
 
   void Links() {
-    const Line copied = SwappedLine(rank_, [](const Problem::Tensor& tensor) {
-      return !tensor.traffic_in_fixed;
+    for (size_t k = 0; k < rank_.kinds.size(); ++k) LinksOfKind(k);
+  }
+
+  void LinksOfKind(size_t k) {
+    const Problem::Kind& kind = rank_.kinds[k];
+    const Line copied = SwappedLine(rank_, [k](const Problem::Tensor& tensor) {
+      return tensor.kind == k && !tensor.traffic_in_fixed ? 1.0 : 0.0;
     });
-    const double tf = rank_.forward_layer_s;
-    const double tb = rank_.backward_layer_s;
+    const double tf = kind.forward_layer_s;
+    const double tb = kind.backward_layer_s;
     const auto rate = [](Line moved, double fixed, double window) {
+      // A pass without a window copies nothing.
+      if (window <= 0) return Line{};
       return Line{(moved.fixed + fixed) / window, moved.slope / window};
     };
     for (const Problem::Link& link : problem_.links) {
@@ -97,10 +105,10 @@ class OneRank {
       const double part = 1 / Sharing([&link](const Problem::Rank& other) {
                             return IsOn(other, link.name);
                           });
-      const double ff = rank_.forward_d2h_fixed_bytes;
-      const double fh = rank_.forward_h2d_fixed_bytes;
-      const double bf = rank_.backward_d2h_fixed_bytes;
-      const double bh = rank_.backward_h2d_fixed_bytes;
+      const double ff = kind.forward_d2h_fixed_bytes;
+      const double fh = kind.forward_h2d_fixed_bytes;
+      const double bf = kind.backward_d2h_fixed_bytes;
+      const double bh = kind.backward_h2d_fixed_bytes;
       const std::string row = fmt::format("link '{}' ", link.name);
       AtMost(rate(copied, ff, tf), link.d2h_bytes_per_s * part, row + "d2h");
       AtMost(rate({}, bf, tb), link.d2h_bytes_per_s * part, row + "d2h");
@@ -114,13 +122,13 @@ class OneRank {
   }
 
   void Host() {
-    const double m = MovingLayers(rank_);
-    const Line held =
-        SwappedLine(rank_, [](const Problem::Tensor&) { return true; });
+    const Line held = SwappedLine(rank_, [this](const Problem::Tensor& tensor) {
+      return MovingLayers(rank_, tensor);
+    });
     const double ranks = Sharing([this](const Problem::Rank& other) {
       return other.numa == rank_.numa;
     });
-    const Line all{m * held.fixed + rank_.host_fixed_bytes, m * held.slope};
+    const Line all{held.fixed + rank_.host_fixed_bytes, held.slope};
     for (const Problem::Numa& numa : problem_.numa) {
       if (numa.id != rank_.numa) continue;
       AtMost(all, numa.host_budget_bytes / ranks,
@@ -139,9 +147,10 @@ class OneRank {
     double kept = 0;
     const std::vector<plan::TokenFractions> at_zero = AtAlpha(rank_, 0);
     for (size_t t = 0; t < rank_.tensors.size(); ++t) {
-      kept += rank_.tensors[t].bytes * at_zero[t].keep;
+      const Problem::Tensor& tensor = rank_.tensors[t];
+      kept += MovingLayers(rank_, tensor) * tensor.bytes * at_zero[t].keep;
     }
-    AtMost({MovingLayers(rank_) * kept, 0}, rank_.gpu_budget_bytes, "its GPU");
+    AtMost({kept, 0}, rank_.gpu_budget_bytes, "its GPU");
   }
 
   template <typename Counts>

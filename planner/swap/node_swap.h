@@ -15,6 +15,7 @@
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "proto/plan/fractions.h"
+#include "proto/plan/profile.h"
 
 namespace sluice::planner {
 
@@ -37,7 +38,8 @@ struct NodeSwapProblem {
   enum class Must { kNothing, kKeep, kSwap, kRecompute };
   struct Tensor {
     std::string name;
-    double bytes = 0;  // per layer
+    size_t kind = 0;   // position among the rank's kinds
+    double bytes = 0;  // per layer of that kind
     // A layer, all tokens, earlier tensors present; none: cannot be recomputed.
     std::optional<double> recompute_s;
     Must must = Must::kNothing;
@@ -50,24 +52,31 @@ struct NodeSwapProblem {
     // fractions; empty: its own.
     std::string shared;
   };
+  // Layers of a rank that are alike. What one of them copies hides behind its
+  // own compute.
+  struct Kind {
+    std::string name = plan::kOneKind;
+    int64_t layers = 0;
+    int64_t resident_layers = 0;
+    // Windows: a layer's measured wall times, waits included; above 0, but for
+    // a backward that copies nothing (of frozen layers).
+    double forward_layer_s = 0;
+    double backward_layer_s = 0;
+    // Traffic per layer, whatever is chosen.
+    double forward_d2h_fixed_bytes = 0;
+    double forward_h2d_fixed_bytes = 0;
+    double backward_d2h_fixed_bytes = 0;
+    double backward_h2d_fixed_bytes = 0;
+  };
   struct Rank {
     std::string name;
     int64_t numa = 0;
     std::vector<std::string> links;
     std::vector<std::string> hosts;
-    int64_t layers = 0;
-    int64_t resident_layers = 0;
     double gpu_budget_bytes = 0;
-    // Windows: a layer's measured wall times, waits included; above 0.
-    double forward_layer_s = 0;
-    double backward_layer_s = 0;
-    // Traffic per layer, and host bytes of the rank, whatever is chosen.
-    double forward_d2h_fixed_bytes = 0;
-    double forward_h2d_fixed_bytes = 0;
-    double backward_d2h_fixed_bytes = 0;
-    double backward_h2d_fixed_bytes = 0;
-    double host_fixed_bytes = 0;
-    std::vector<Tensor> tensors;
+    double host_fixed_bytes = 0;  // whatever is chosen
+    std::vector<Kind> kinds = {Kind{}};
+    std::vector<Tensor> tensors;  // of all kinds
   };
   std::vector<Link> links;
   std::vector<Numa> numa;
@@ -132,6 +141,9 @@ struct NodeSwapResult {
 // "link pcie0 d2h", "host of NUMA node 0", a host limit's name, "GPU of rank
 // 3".
 std::string RowName(const NodeSwapProblem& problem, const CapacityRow& row);
+// "ffn", or with its kind "moe/ffn".
+std::string TensorName(const NodeSwapProblem::Rank& rank,
+                       const NodeSwapProblem::Tensor& tensor);
 
 // InvalidArgument with the path of what is wrong: `ranks[3].tensors[1].bytes:
 // -1 is negative`.

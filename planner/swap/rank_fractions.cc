@@ -26,6 +26,8 @@ using plan::SkeletalClass;
 // every machine whatever the last digits of an LP are.
 constexpr double kStep = 1.0 / 4096;
 constexpr double kUnlimited = 1e18;
+// A forward that was not measured hides nothing: its seconds count for none.
+constexpr double kUnmeasured = 1e-9;
 // A fraction of digits.
 constexpr double kNothing = 1e-6;
 // Links are measured; digits of a rate are none of theirs.
@@ -53,7 +55,10 @@ class Node {
       : profiles_(profiles), resources_(resources), room_(gpu_room) {
     for (const RankProfile& p : profiles) {
       given_only_.push_back(GivenOnly(p));
-      hides_nothing_.push_back(HidesNothing(p));
+      hides_nothing_.emplace_back();
+      for (size_t k = 0; k < p.kinds.size(); ++k) {
+        hides_nothing_.back().push_back(HidesNothing(p, k));
+      }
     }
     // Host memory is limited by name; a rank of the LP wants a NUMA node.
     problem_.numa.push_back({0, kUnlimited});
@@ -64,7 +69,7 @@ class Node {
 
   const NodeSwapProblem& problem() const { return problem_; }
   const Fractions& given_only(size_t r) const { return given_only_[r]; }
-  bool hides_nothing(size_t r) const { return hides_nothing_[r]; }
+  bool hides_nothing(size_t r, size_t k) const { return hides_nothing_[r][k]; }
   // One line where even what is given does not fit by itself.
   void Refuse(FractionsPlan* plan) const;
   // The LP's answer, cut, within every limit.
@@ -75,9 +80,9 @@ class Node {
   void AddLink(const LinkCapacity& link);
   void AddHost(const HostLimit& host);
   NodeSwapProblem::Tensor TensorOf(size_t r, const SkeletalClass& c) const;
-  bool OneOfJobHidesNothing(int64_t job) const;
-  CopyRates RatesOn(const LinkCapacity& link,
-                    const std::vector<Fractions>& all) const;
+  bool OneOfJobHidesNothing(int64_t job, const std::string& kind) const;
+  bool LinkHolds(const LinkCapacity& link,
+                 const std::vector<Fractions>& all) const;
   bool Fits(const std::vector<Fractions>& all) const;
   std::vector<Fractions> CutAll(const NodeSwapResult& result, bool fill,
                                 int steps_back) const;
@@ -89,12 +94,13 @@ class Node {
   const std::vector<Bytes>& room_;
   NodeSwapProblem problem_;
   std::vector<Fractions> given_only_;
-  std::vector<bool> hides_nothing_;
+  std::vector<std::vector<bool>> hides_nothing_;  // rank, kind
 };
 
-bool Node::OneOfJobHidesNothing(int64_t job) const {
+bool Node::OneOfJobHidesNothing(int64_t job, const std::string& kind) const {
   for (size_t r = 0; r < profiles_.size(); ++r) {
-    if (hides_nothing_[r] && profiles_[r].job == job) return true;
+    const std::optional<size_t> k = plan::FindKind(profiles_[r], kind);
+    if (k && hides_nothing_[r][*k] && profiles_[r].job == job) return true;
   }
   return false;
 }
@@ -102,39 +108,55 @@ bool Node::OneOfJobHidesNothing(int64_t job) const {
 NodeSwapProblem::Tensor Node::TensorOf(size_t r, const SkeletalClass& c) const {
   using Must = NodeSwapProblem::Must;
   const RankProfile& p = profiles_[r];
+  const size_t kind = *plan::FindKind(p, c.kind);
   NodeSwapProblem::Tensor tensor{
       .name = c.name,
+      .kind = kind,
       .bytes = AsDouble(c.bytes_per_layer),
       .recompute_s = c.recompute_seconds,
       .must = c.must_swap ? Must::kSwap : Must::kNothing,
-      .traffic_in_fixed = c.traffic_in_fixed,
+      // Copies without a window show; no link counts them.
+      .traffic_in_fixed = c.traffic_in_fixed || hides_nothing_[r][kind],
       .can_keep = c.can_keep};
   if (c.must_swap) return tensor;
   tensor.given = GivenOf(p, c);
-  if (c.shared) tensor.shared = fmt::format("{} of job {}", c.name, p.job);
+  if (c.shared) {
+    tensor.shared =
+        fmt::format("{} of job {}", plan::FullName(c.kind, c.name), p.job);
+  }
   // Where a copy can't hide none is made that need not be.
   const bool no_copies =
-      c.shared ? OneOfJobHidesNothing(p.job) : hides_nothing_[r];
+      c.shared ? OneOfJobHidesNothing(p.job, c.kind) : hides_nothing_[r][kind];
   if (no_copies && !c.traffic_in_fixed && !tensor.given.swap) {
     tensor.given.swap = 0;
   }
   return tensor;
 }
 
+NodeSwapProblem::Kind KindOf(const plan::LayerKind& k, bool hides_nothing) {
+  NodeSwapProblem::Kind kind{
+      .name = k.name,
+      .layers = std::max<int64_t>(k.layers, 1),
+      .forward_layer_s = std::max(k.forward_layer_seconds, kUnmeasured),
+      .backward_layer_s = k.backward_layer_seconds};
+  kind.resident_layers = std::min(k.resident_layers, kind.layers);
+  if (hides_nothing) return kind;
+  kind.forward_d2h_fixed_bytes = AsDouble(k.forward_d2h_fixed);
+  kind.forward_h2d_fixed_bytes = AsDouble(k.forward_h2d_fixed);
+  kind.backward_d2h_fixed_bytes = AsDouble(k.backward_d2h_fixed);
+  kind.backward_h2d_fixed_bytes = AsDouble(k.backward_h2d_fixed);
+  return kind;
+}
+
 void Node::AddRank(size_t r) {
   const RankProfile& p = profiles_[r];
   NodeSwapProblem::Rank rank;
   rank.name = RankName(profiles_, r);
-  rank.layers = std::max<int64_t>(p.layers, 1);
-  rank.resident_layers = std::min(p.resident_layers, rank.layers);
   rank.gpu_budget_bytes = p.settled ? kUnlimited : AsDouble(room_[r]);
-  const auto window = [](double seconds) { return seconds > 0 ? seconds : 1; };
-  rank.forward_layer_s = window(p.forward_layer_seconds);
-  rank.backward_layer_s = window(p.backward_layer_seconds);
-  rank.forward_d2h_fixed_bytes = AsDouble(p.forward_d2h_fixed);
-  rank.forward_h2d_fixed_bytes = AsDouble(p.forward_h2d_fixed);
-  rank.backward_d2h_fixed_bytes = AsDouble(p.backward_d2h_fixed);
-  rank.backward_h2d_fixed_bytes = AsDouble(p.backward_h2d_fixed);
+  rank.kinds.clear();
+  for (size_t k = 0; k < p.kinds.size(); ++k) {
+    rank.kinds.push_back(KindOf(p.kinds[k], hides_nothing_[r][k]));
+  }
   rank.host_fixed_bytes = AsDouble(p.host_fixed);
   for (const SkeletalClass& c : p.classes) {
     rank.tensors.push_back(TensorOf(r, c));
@@ -142,31 +164,15 @@ void Node::AddRank(size_t r) {
   problem_.ranks.push_back(std::move(rank));
 }
 
-CopyRates Node::RatesOn(const LinkCapacity& link,
-                        const std::vector<Fractions>& all) const {
-  CopyRates sum;
-  for (const size_t r : link.profiles) {
-    if (hides_nothing_[r]) continue;
-    const CopyRates rates =
-        RatesOf(problem_.ranks[r], LayerOf(profiles_[r], all[r]).copied);
-    sum.d2h += rates.d2h, sum.h2d += rates.h2d;
-  }
-  return sum;
-}
-
-// A link that copies which must be made overload already is no refusal: those
-// copies show, and nothing is added to them.
 void Node::AddLink(const LinkCapacity& link) {
   if (link.d2h_bytes_per_second <= 0 || link.h2d_bytes_per_second <= 0) return;
   for (const size_t r : link.profiles) {
-    if (!hides_nothing_[r]) problem_.ranks[r].links.push_back(link.name);
+    problem_.ranks[r].links.push_back(link.name);
   }
-  const CopyRates least = RatesOn(link, given_only_);
-  problem_.links.push_back(
-      {.name = link.name,
-       .h2d_bytes_per_s = std::max(link.h2d_bytes_per_second, least.h2d),
-       .d2h_bytes_per_s = std::max(link.d2h_bytes_per_second, least.d2h),
-       .total_bytes_per_s = std::nullopt});
+  problem_.links.push_back({.name = link.name,
+                            .h2d_bytes_per_s = link.h2d_bytes_per_second,
+                            .d2h_bytes_per_s = link.d2h_bytes_per_second,
+                            .total_bytes_per_s = std::nullopt});
 }
 
 void Node::AddHost(const HostLimit& host) {
@@ -246,6 +252,41 @@ void Node::Refuse(FractionsPlan* plan) const {
 
 // ---- From the LP's fractions to a plan's -----------------------------------
 
+double Most(const std::vector<CopyRates>& kinds, double CopyRates::*way) {
+  double most = 0;
+  for (const CopyRates& rates : kinds) most = std::max(most, rates.*way);
+  return most;
+}
+
+// Whichever kinds the ranks run at one time: within the link, or within what
+// must be copied then.
+bool Node::LinkHolds(const LinkCapacity& link,
+                     const std::vector<Fractions>& all) const {
+  std::vector<std::vector<CopyRates>> used, least;  // rank of the link, kind
+  for (const size_t r : link.profiles) {
+    const NodeSwapProblem::Rank& rank = problem_.ranks[r];
+    used.push_back(RatesOfKinds(rank, all[r]));
+    least.push_back(RatesOfKinds(rank, given_only_[r]));
+  }
+  const auto holds = [&](double CopyRates::*way, double capacity) {
+    double all_used = 0, all_least = 0;
+    for (size_t i = 0; i < used.size(); ++i) {
+      all_used += Most(used[i], way), all_least += Most(least[i], way);
+    }
+    for (size_t i = 0; i < used.size(); ++i) {
+      const double others = all_used - Most(used[i], way);
+      const double others_least = all_least - Most(least[i], way);
+      for (size_t k = 0; k < used[i].size(); ++k) {
+        const double most = std::max(capacity, least[i][k].*way + others_least);
+        if (used[i][k].*way + others > most * (1 + kDigits)) return false;
+      }
+    }
+    return true;
+  };
+  return holds(&CopyRates::d2h, link.d2h_bytes_per_second) &&
+         holds(&CopyRates::h2d, link.h2d_bytes_per_second);
+}
+
 bool Node::Fits(const std::vector<Fractions>& all) const {
   for (const HostLimit& host : resources_.hosts) {
     Bytes used;
@@ -260,15 +301,7 @@ bool Node::Fits(const std::vector<Fractions>& all) const {
     }
   }
   for (const LinkCapacity& link : resources_.links) {
-    const CopyRates used = RatesOn(link, all);
-    const CopyRates least = RatesOn(link, given_only_);
-    const auto over = [](double use, double capacity, double floor) {
-      return use > std::max(capacity, floor) * (1 + kDigits);
-    };
-    if (over(used.d2h, link.d2h_bytes_per_second, least.d2h) ||
-        over(used.h2d, link.h2d_bytes_per_second, least.h2d)) {
-      return false;
-    }
+    if (!LinkHolds(link, all)) return false;
   }
   return true;
 }
@@ -308,13 +341,15 @@ std::vector<Fractions> Node::Cut(const NodeSwapResult& result) const {
   return given_only_;
 }
 
-// The swapped share of the free classes' bytes.
+// The swapped share of the free classes' bytes, of all layers.
 double AlphaOf(const RankProfile& p, const Fractions& fractions) {
   double swapped = 0, bytes = 0;
   std::set<double> all;
   for (size_t i = 0; i < p.classes.size(); ++i) {
     if (p.classes[i].must_swap) continue;
-    const double size = AsDouble(p.classes[i].bytes_per_layer);
+    const double size =
+        static_cast<double>(plan::KindOf(p, p.classes[i]).layers) *
+        AsDouble(p.classes[i].bytes_per_layer);
     swapped += size * fractions[i].swap;
     bytes += size;
     if (size > 0) all.insert(fractions[i].swap);
@@ -324,15 +359,15 @@ double AlphaOf(const RankProfile& p, const Fractions& fractions) {
 }
 
 RankFractions Explained(const RankProfile& p, const Fractions& fractions,
-                        const FullRows& full) {
+                        const std::vector<FullRows>& full) {
   RankFractions rank{.classes = {},
                      .alpha = AlphaOf(p, fractions),
                      .alpha_limited_by = LimitedBy(p, fractions, full),
                      .host_bytes = HostBytesOf(p, fractions)};
   std::vector<std::string> why = WhyOf(p, fractions, full);
   for (size_t i = 0; i < p.classes.size(); ++i) {
-    rank.classes.push_back(
-        {p.classes[i].name, fractions[i], std::move(why[i])});
+    rank.classes.push_back({p.classes[i].name, fractions[i], std::move(why[i]),
+                            p.classes[i].kind});
   }
   return rank;
 }
@@ -348,7 +383,8 @@ absl::StatusOr<FractionsPlan> PlanFractions(
   if (!plan.infeasible.empty()) {
     const FullRows nothing{.own = {"host", "nothing fits"}, .job = {}};
     for (size_t r = 0; r < profiles.size(); ++r) {
-      plan.ranks.push_back(Explained(profiles[r], node.given_only(r), nothing));
+      const std::vector<FullRows> full(profiles[r].kinds.size(), nothing);
+      plan.ranks.push_back(Explained(profiles[r], node.given_only(r), full));
     }
     return plan;
   }
@@ -361,81 +397,18 @@ absl::StatusOr<FractionsPlan> PlanFractions(
   plan.limits = LimitsOf(node.problem(), result);
   const std::vector<Fractions> all = node.Cut(result);
   for (size_t r = 0; r < profiles.size(); ++r) {
-    FullRows full = FullRowsOf(profiles, node.problem(), result, r);
-    if (node.hides_nothing(r) && full.own.kind.empty()) {
-      full.own = {"bandwidth",
-                  fmt::format("a pass of rank {} has no measured window that "
-                              "could hide a copy",
-                              profiles[r].rank.value())};
+    std::vector<FullRows> full =
+        FullRowsOf(profiles, node.problem(), result, r);
+    for (size_t k = 0; k < full.size(); ++k) {
+      if (!node.hides_nothing(r, k) || !full[k].own.kind.empty()) continue;
+      full[k].own = {"bandwidth",
+                     fmt::format("a pass of rank {} has no measured window "
+                                 "that could hide a copy",
+                                 profiles[r].rank.value())};
     }
     plan.ranks.push_back(Explained(profiles[r], all[r], full));
   }
   return plan;
-}
-
-// ---- What profiles may ask for ---------------------------------------------
-
-namespace {
-
-template <typename... Args>
-absl::Status Wrong(const RankProfile& p, const SkeletalClass& c,
-                   fmt::format_string<Args...> what, Args&&... args) {
-  return absl::InvalidArgumentError(
-      fmt::format("rank {}, class '{}': {}", p.rank.value(), c.name,
-                  fmt::format(what, std::forward<Args>(args)...)));
-}
-
-absl::Status CheckClass(const RankProfile& p, const SkeletalClass& c) {
-  const double keep = c.given.keep.value_or(0), swap = c.given.swap.value_or(0);
-  if (c.must_swap && (keep > 0 || c.given.swap.value_or(1) < 1)) {
-    return Wrong(p, c, "must be swapped whole, nothing else may be asked for");
-  }
-  if (keep > 0 && !c.can_keep) {
-    return Wrong(p, c, "asks to keep {}, which the runtime cannot", keep);
-  }
-  if (keep + swap > 1 + 1e-9) {
-    return Wrong(p, c, "asks for keep {} and swap {}: more than 1", keep, swap);
-  }
-  if (p.settled && !GivenOf(p, c).all()) {
-    return Wrong(p, c, "a settled profile leaves nothing to choose");
-  }
-  return absl::OkStatus();
-}
-
-absl::Status CheckPositions(const std::vector<size_t>& positions,
-                            const std::string& name, size_t count) {
-  for (const size_t at : positions) {
-    if (at >= count) {
-      return absl::InvalidArgumentError(
-          fmt::format("'{}' names profile {} of {}", name, at, count));
-    }
-  }
-  return absl::OkStatus();
-}
-
-}  // namespace
-
-absl::Status CheckProfiles(const std::vector<RankProfile>& profiles,
-                           const NodeResources& resources) {
-  std::set<std::pair<int64_t, uint64_t>> ranks;
-  for (const RankProfile& p : profiles) {
-    if (!ranks.emplace(p.job, p.rank.value()).second) {
-      return absl::InvalidArgumentError(
-          fmt::format("rank {} has two profiles", p.rank.value()));
-    }
-    for (const SkeletalClass& c : p.classes) {
-      SLUICE_RETURN_IF_ERROR(CheckClass(p, c));
-    }
-  }
-  for (const LinkCapacity& link : resources.links) {
-    SLUICE_RETURN_IF_ERROR(
-        CheckPositions(link.profiles, link.name, profiles.size()));
-  }
-  for (const HostLimit& host : resources.hosts) {
-    SLUICE_RETURN_IF_ERROR(
-        CheckPositions(host.profiles, host.name, profiles.size()));
-  }
-  return absl::OkStatus();
 }
 
 }  // namespace sluice::planner

@@ -15,33 +15,57 @@ constexpr double kBinds = 1e-6;
 constexpr double kSlowest = 1e-9;
 constexpr double kUnlimited = 1e300;
 
-// A layer's bytes by what happens to them.
-struct LayerBytes {
+// Bytes of all layers by what happens to them.
+struct Held {
   double kept = 0;
   double swapped = 0;  // held in host memory
-  double copied = 0;   // of them not in the fixed counts
 };
 
-LayerBytes LayerOf(const Problem::Rank& rank,
-                   const std::vector<plan::TokenFractions>& fractions) {
-  LayerBytes sum;
+Held HeldOf(const Problem::Rank& rank,
+            const std::vector<plan::TokenFractions>& fractions) {
+  Held sum;
   for (size_t t = 0; t < rank.tensors.size(); ++t) {
     const Problem::Tensor& tensor = rank.tensors[t];
-    sum.kept += tensor.bytes * fractions[t].keep;
-    sum.swapped += tensor.bytes * fractions[t].swap;
-    if (!tensor.traffic_in_fixed)
-      sum.copied += tensor.bytes * fractions[t].swap;
+    const double all = MovingLayers(rank, tensor) * tensor.bytes;
+    sum.kept += all * fractions[t].keep;
+    sum.swapped += all * fractions[t].swap;
   }
   return sum;
+}
+
+// Bytes that one layer of kind k swaps beside the fixed ones.
+double CopiedOf(const Problem::Rank& rank, size_t k,
+                const std::vector<plan::TokenFractions>& fractions) {
+  double sum = 0;
+  for (size_t t = 0; t < rank.tensors.size(); ++t) {
+    const Problem::Tensor& tensor = rank.tensors[t];
+    if (tensor.kind != k || tensor.traffic_in_fixed) continue;
+    sum += tensor.bytes * fractions[t].swap;
+  }
+  return sum;
+}
+
+// Of whichever kind copies most.
+CopyRates PeakRates(const Problem::Rank& rank,
+                    const std::vector<plan::TokenFractions>& fractions) {
+  CopyRates peak;
+  for (const CopyRates& rates : RatesOfKinds(rank, fractions)) {
+    peak.d2h = std::max(peak.d2h, rates.d2h);
+    peak.h2d = std::max(peak.h2d, rates.h2d);
+    peak.total = std::max(peak.total, rates.total);
+  }
+  return peak;
 }
 
 double AddedSeconds(const Problem::Rank& rank,
                     const std::vector<plan::TokenFractions>& fractions) {
   double sum = 0;
   for (size_t t = 0; t < rank.tensors.size(); ++t) {
-    sum += rank.tensors[t].recompute_s.value_or(0) * fractions[t].recompute;
+    const Problem::Tensor& tensor = rank.tensors[t];
+    sum += MovingLayers(rank, tensor) * tensor.recompute_s.value_or(0) *
+           fractions[t].recompute;
   }
-  return MovingLayers(rank) * sum;
+  return sum;
 }
 
 double UseOf(const Problem& problem, const NodeFractions& fractions,
@@ -49,20 +73,16 @@ double UseOf(const Problem& problem, const NodeFractions& fractions,
   double used = 0;
   for (size_t r = 0; r < problem.ranks.size(); ++r) {
     const Problem::Rank& rank = problem.ranks[r];
-    const LayerBytes layer = LayerOf(rank, fractions[r]);
     if (row.kind == Kind::kHost) {
       if (rank.numa != problem.numa[row.index].id) continue;
-      used += MovingLayers(rank) * layer.swapped + rank.host_fixed_bytes;
+      used += HeldOf(rank, fractions[r]).swapped + rank.host_fixed_bytes;
     } else if (row.kind == Kind::kLimit) {
       if (!IsIn(rank, problem.hosts[row.index].name)) continue;
-      used += MovingLayers(rank) * layer.swapped + rank.host_fixed_bytes;
+      used += HeldOf(rank, fractions[r]).swapped + rank.host_fixed_bytes;
     } else if (row.kind == Kind::kGpu) {
-      if (r == row.index) used += MovingLayers(rank) * layer.kept;
+      if (r == row.index) used += HeldOf(rank, fractions[r]).kept;
     } else if (IsOn(rank, problem.links[row.index].name)) {
-      const CopyRates rates = RatesOf(rank, layer.copied);
-      used += row.kind == Kind::kLinkD2h   ? rates.d2h
-              : row.kind == Kind::kLinkH2d ? rates.h2d
-                                           : rates.total;
+      used += RateOf(PeakRates(rank, fractions[r]), row);
     }
   }
   return used;
@@ -90,8 +110,7 @@ struct NodeRates {
 NodeRates RatesOfNode(const Problem& problem, const NodeFractions& fractions) {
   NodeRates all;
   for (size_t r = 0; r < problem.ranks.size(); ++r) {
-    const double copied = LayerOf(problem.ranks[r], fractions[r]).copied;
-    all.ranks.push_back(RatesOf(problem.ranks[r], copied));
+    all.ranks.push_back(PeakRates(problem.ranks[r], fractions[r]));
   }
   for (const Problem::Link& link : problem.links) {
     LinkRow out{.capacity = link.d2h_bytes_per_s};
@@ -110,15 +129,15 @@ NodeRates RatesOfNode(const Problem& problem, const NodeFractions& fractions) {
   return all;
 }
 
-// What one layer of a rank takes beside its windows, `copied` bytes swapped.
+// What one layer of a kind takes beside its windows, `copied` bytes swapped.
 double LayerStall(const Problem& problem, const NodeRates& all, size_t r,
-                  double copied) {
+                  const Problem::Kind& kind, double copied) {
   const Problem::Rank& rank = problem.ranks[r];
-  const double fo = copied + rank.forward_d2h_fixed_bytes;
-  const double fi = rank.forward_h2d_fixed_bytes;
-  const double bo = rank.backward_d2h_fixed_bytes;
-  const double bi = copied + rank.backward_h2d_fixed_bytes;
-  double forward = rank.forward_layer_s, backward = rank.backward_layer_s;
+  const double fo = copied + kind.forward_d2h_fixed_bytes;
+  const double fi = kind.forward_h2d_fixed_bytes;
+  const double bo = kind.backward_d2h_fixed_bytes;
+  const double bi = copied + kind.backward_h2d_fixed_bytes;
+  double forward = kind.forward_layer_s, backward = kind.backward_layer_s;
   for (size_t l = 0; l < problem.links.size(); ++l) {
     if (!IsOn(rank, problem.links[l].name)) continue;
     const CopyRates& rate = all.ranks[r];
@@ -129,7 +148,7 @@ double LayerStall(const Problem& problem, const NodeRates& all, size_t r,
     backward = PassSeconds(backward, bi, rate.h2d, all.h2d[l]);
     backward = PassSeconds(backward, bo + bi, rate.total, all.total[l]);
   }
-  return (forward - rank.forward_layer_s) + (backward - rank.backward_layer_s);
+  return (forward - kind.forward_layer_s) + (backward - kind.backward_layer_s);
 }
 
 std::vector<double> StallsOf(const Problem& problem,
@@ -138,19 +157,39 @@ std::vector<double> StallsOf(const Problem& problem,
   std::vector<double> stalls;
   for (size_t r = 0; r < problem.ranks.size(); ++r) {
     const Problem::Rank& rank = problem.ranks[r];
-    const double copied = LayerOf(rank, fractions[r]).copied;
-    const double moving = MovingLayers(rank);
-    stalls.push_back(moving * LayerStall(problem, all, r, copied) +
-                     (static_cast<double>(rank.layers) - moving) *
-                         LayerStall(problem, all, r, 0));
+    double stall = 0;
+    for (size_t k = 0; k < rank.kinds.size(); ++k) {
+      const Problem::Kind& kind = rank.kinds[k];
+      const double copied = CopiedOf(rank, k, fractions[r]);
+      const auto resident = static_cast<double>(kind.resident_layers);
+      stall += (static_cast<double>(kind.layers) - resident) *
+                   LayerStall(problem, all, r, kind, copied) +
+               resident * LayerStall(problem, all, r, kind, 0);
+    }
+    stalls.push_back(stall);
   }
   return stalls;
 }
 
 }  // namespace
 
-double MovingLayers(const Problem::Rank& rank) {
-  return static_cast<double>(rank.layers - rank.resident_layers);
+double MovingLayers(const Problem::Rank& rank, const Problem::Tensor& tensor) {
+  const Problem::Kind& kind = rank.kinds[tensor.kind];
+  return static_cast<double>(kind.layers - kind.resident_layers);
+}
+
+double WindowSeconds(const Problem::Rank& rank) {
+  double seconds = 0;
+  for (const Problem::Kind& kind : rank.kinds) {
+    seconds += static_cast<double>(kind.layers) *
+               (kind.forward_layer_s + kind.backward_layer_s);
+  }
+  return seconds;
+}
+
+std::string TensorName(const Problem::Rank& rank,
+                       const Problem::Tensor& tensor) {
+  return plan::FullName(rank.kinds[tensor.kind].name, tensor.name);
 }
 
 bool IsOn(const Problem::Rank& rank, const std::string& link) {
@@ -163,17 +202,36 @@ bool IsIn(const Problem::Rank& rank, const std::string& host) {
          rank.hosts.end();
 }
 
-CopyRates RatesOf(const Problem::Rank& rank, double copied) {
-  const double forward_out = copied + rank.forward_d2h_fixed_bytes;
-  const double forward_in = rank.forward_h2d_fixed_bytes;
-  const double backward_out = rank.backward_d2h_fixed_bytes;
-  const double backward_in = copied + rank.backward_h2d_fixed_bytes;
-  const double tf = rank.forward_layer_s;
-  const double tb = rank.backward_layer_s;
-  return {.d2h = std::max(forward_out / tf, backward_out / tb),
-          .h2d = std::max(forward_in / tf, backward_in / tb),
-          .total = std::max((forward_out + forward_in) / tf,
-                            (backward_out + backward_in) / tb)};
+CopyRates RatesOf(const Problem::Kind& kind, double copied) {
+  const double forward_out = copied + kind.forward_d2h_fixed_bytes;
+  const double forward_in = kind.forward_h2d_fixed_bytes;
+  const double backward_out = kind.backward_d2h_fixed_bytes;
+  const double backward_in = copied + kind.backward_h2d_fixed_bytes;
+  const auto rate = [](double bytes, double window) {
+    return bytes > 0 ? bytes / window : 0;
+  };
+  const double tf = kind.forward_layer_s;
+  const double tb = kind.backward_layer_s;
+  return {.d2h = std::max(rate(forward_out, tf), rate(backward_out, tb)),
+          .h2d = std::max(rate(forward_in, tf), rate(backward_in, tb)),
+          .total = std::max(rate(forward_out + forward_in, tf),
+                            rate(backward_out + backward_in, tb))};
+}
+
+std::vector<CopyRates> RatesOfKinds(
+    const Problem::Rank& rank,
+    const std::vector<plan::TokenFractions>& fractions) {
+  std::vector<CopyRates> rates;
+  for (size_t k = 0; k < rank.kinds.size(); ++k) {
+    rates.push_back(RatesOf(rank.kinds[k], CopiedOf(rank, k, fractions)));
+  }
+  return rates;
+}
+
+double RateOf(const CopyRates& rates, const CapacityRow& row) {
+  return row.kind == Kind::kLinkD2h   ? rates.d2h
+         : row.kind == Kind::kLinkH2d ? rates.h2d
+                                      : rates.total;
 }
 
 std::vector<CapacityRow> CapacitiesOf(const Problem& problem) {
@@ -253,12 +311,14 @@ SwapObjective ObjectiveOf(const Problem& problem,
   for (size_t r = 0; r < problem.ranks.size(); ++r) {
     const Problem::Rank& rank = problem.ranks[r];
     const double added = AddedSeconds(rank, fractions[r]);
-    const double window = rank.forward_layer_s + rank.backward_layer_s;
-    sum.step_s =
-        std::max(sum.step_s, static_cast<double>(rank.layers) * window + added);
+    sum.step_s = std::max(sum.step_s, WindowSeconds(rank) + added);
     sum.recompute_s += added;
-    sum.moved_bytes +=
-        2 * MovingLayers(rank) * LayerOf(rank, fractions[r]).copied;
+    for (size_t t = 0; t < rank.tensors.size(); ++t) {
+      const Problem::Tensor& tensor = rank.tensors[t];
+      if (tensor.traffic_in_fixed) continue;
+      sum.moved_bytes +=
+          2 * MovingLayers(rank, tensor) * tensor.bytes * fractions[r][t].swap;
+    }
   }
   return sum;
 }
@@ -278,10 +338,9 @@ std::vector<RankSwap> RanksOf(const Problem& problem,
   std::vector<RankSwap> ranks;
   for (size_t r = 0; r < problem.ranks.size(); ++r) {
     const Problem::Rank& rank = problem.ranks[r];
-    const double window = rank.forward_layer_s + rank.backward_layer_s;
     RankSwap swap{.added_s = AddedSeconds(rank, fractions[r]),
                   .tensors = fractions[r]};
-    swap.step_s = static_cast<double>(rank.layers) * window + swap.added_s;
+    swap.step_s = WindowSeconds(rank) + swap.added_s;
     swap.stall_s = stalls[r];
     swap.slowest = swap.step_s >= slowest * (1 - kSlowest);
     ranks.push_back(std::move(swap));

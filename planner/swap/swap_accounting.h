@@ -16,18 +16,27 @@ using NodeFractions =
 inline constexpr double kGiB = 1024.0 * 1024 * 1024;
 inline constexpr double kGigaPerSecond = 1e9;
 
-// m: the layers whose tensors leave the step's window.
-double MovingLayers(const NodeSwapProblem::Rank& rank);
+// m: the layers of a tensor's kind whose tensors leave the step's window.
+double MovingLayers(const NodeSwapProblem::Rank& rank,
+                    const NodeSwapProblem::Tensor& tensor);
+// All layers' windows: the step without recomputation.
+double WindowSeconds(const NodeSwapProblem::Rank& rank);
 bool IsOn(const NodeSwapProblem::Rank& rank, const std::string& link);
 bool IsIn(const NodeSwapProblem::Rank& rank, const std::string& host);
-// Copies per second, the worse of both passes, when the rank swaps `copied`
-// bytes per layer.
+// Copies per second, the worse of both passes, while layers of the kind run
+// and each swaps `copied` bytes.
 struct CopyRates {
   double d2h = 0;
   double h2d = 0;
   double total = 0;
 };
-CopyRates RatesOf(const NodeSwapProblem::Rank& rank, double copied);
+CopyRates RatesOf(const NodeSwapProblem::Kind& kind, double copied);
+// Of each kind of a rank's layers.
+std::vector<CopyRates> RatesOfKinds(
+    const NodeSwapProblem::Rank& rank,
+    const std::vector<plan::TokenFractions>& fractions);
+// That a link's row counts.
+double RateOf(const CopyRates& rates, const CapacityRow& row);
 
 // Every capacity of the node, nothing used of it yet: links' d2h, h2d and
 // (where given) total; NUMA nodes; host limits; GPUs.

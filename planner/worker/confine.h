@@ -5,21 +5,25 @@
 #pragma once
 
 #include <cstdint>
+#include <optional>
 
 #include "absl/status/status.h"
 
 namespace sluice::planner {
 
-// Every solver of a step's plan stays far below it.
-inline constexpr uint64_t kDefaultMemoryBytes = uint64_t{4} << 30;
+struct Confinement {
+  // Address space, in bytes; 0: no limit. Without force under a sanitizer,
+  // whose shadow memory is address space too.
+  uint64_t memory_bytes = 0;
+  // Who it is from now on, without any other group.
+  std::optional<uint32_t> uid, gid;
+};
 
-// At most `memory_bytes` of address space from now on (0: any; not under a
-// sanitizer, whose shadow memory is address space too), and no program that
-// it starts gains a privilege. PermissionDenied: the kernel refuses.
-absl::Status Confine(uint64_t memory_bytes);
+// PermissionDenied: it may not become that user (only root may).
+absl::Status Confine(const Confinement& to);
 
 // Ends with the thread that started this process: nobody is left to read what
-// it writes to `out_fd`.
+// it writes to `out_fd`. After Confine, which would undo it.
 void EndWithParent(int out_fd);
 
 }  // namespace sluice::planner

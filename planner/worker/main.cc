@@ -39,6 +39,8 @@ struct Fallback {
   int fd = -1;
 };
 volatile sig_atomic_t fallback_ready = 0;
+// Others wait: the first plan that there is will do.
+volatile sig_atomic_t hurried = 0;
 Fallback fallback;
 
 // Only async-signal-safe calls here and below.
@@ -58,6 +60,10 @@ bool WriteFallback() {
 
 void OnSignal(int signal) {
   if (WriteFallback()) _exit(0);
+  if (signal == SIGUSR1) {
+    hurried = 1;
+    return;
+  }
   constexpr std::string_view kLate =
       "error: the plan was not ready at its deadline\n";
   constexpr std::string_view kCrashed =
@@ -80,9 +86,15 @@ void CatchSignals() {
   struct sigaction action {};
   action.sa_handler = OnSignal;
   action.sa_flags = SA_ONSTACK;
-  for (const int signal : {SIGALRM, SIGSEGV, SIGBUS, SIGFPE, SIGABRT}) {
+  for (const int signal :
+       {SIGALRM, SIGUSR1, SIGSEGV, SIGBUS, SIGFPE, SIGABRT}) {
     sigaction(signal, &action, nullptr);
   }
+  // Blocked until here, where nothing would have caught it.
+  sigset_t hurry;
+  sigemptyset(&hurry);
+  sigaddset(&hurry, SIGUSR1);
+  sigprocmask(SIG_UNBLOCK, &hurry, nullptr);
 }
 
 // The clock may be stopped (a suspended machine, a debugger): the CPU limit
@@ -185,6 +197,7 @@ int Run(int in_fd, int out_fd, int progress_fd, double time_limit_s) {
   const std::string first = plan::Encode(*greedy);
   fallback = {first.data(), first.size(), secluded_fd};
   fallback_ready = 1;
+  if (hurried != 0) OnSignal(SIGUSR1);
   book.DropUnproved();
   const auto plan = PlanNode(request->profiles, request->resources,
                              {.time_limit = absl::Seconds(time_limit_s * 0.5),
@@ -209,15 +222,17 @@ int main(int argc, char** argv) {
   int out_fd = STDOUT_FILENO;
   int progress_fd = -1;
   double time_limit_s = 20;
-  uint64_t memory_bytes = sluice::planner::kDefaultMemoryBytes;
+  sluice::planner::Confinement confinement;
   app.add_option("--in-fd", in_fd, "where the request is read");
   app.add_option("--out-fd", out_fd, "where the plan is written");
   app.add_option("--progress-fd", progress_fd,
                  "a file of which one line says how far it is");
   app.add_option("--time-limit-s", time_limit_s, "ends itself after this")
       ->check(CLI::Range(0.1, 86400.0));
-  app.add_option("--memory-bytes", memory_bytes,
+  app.add_option("--memory-bytes", confinement.memory_bytes,
                  "the most address space it takes; 0: any");
+  app.add_option("--uid", confinement.uid, "who it is; only root may say");
+  app.add_option("--gid", confinement.gid, "its only group");
   try {
     app.parse(argc, argv);
   } catch (const CLI::CallForHelp& help) {
@@ -226,7 +241,7 @@ int main(int argc, char** argv) {
     std::fprintf(stderr, "error: %s\n", error.what());
     return sluice::planner::kBadInput;
   }
-  const absl::Status confined = sluice::planner::Confine(memory_bytes);
+  const absl::Status confined = sluice::planner::Confine(confinement);
   if (!confined.ok()) {
     return sluice::planner::Fail(sluice::planner::kFault, confined);
   }

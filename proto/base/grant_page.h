@@ -9,8 +9,9 @@
 //
 // A copy of n bytes in direction d may start when use[d] + n <= limit[d]; the
 // fast path is one fetch_add on `use`. When the heartbeat is older than
-// kGrantStaleAfter a rank keeps its guaranteed rate, or copies ungated where it
-// has none: no step ever waits for a dead daemon.
+// kGrantStaleAfter a rank keeps its guaranteed rate. One that has none keeps
+// the rate it was last granted until kGrantPacedFor later (the daemon may only
+// be late), then copies ungated: no step ever waits for a dead daemon.
 #pragma once
 
 #include <atomic>
@@ -22,11 +23,14 @@ namespace sluice {
 
 inline constexpr int kGrantSlots = 256;
 inline constexpr absl::Duration kGrantStaleAfter = absl::Milliseconds(20);
+inline constexpr absl::Duration kGrantPacedFor = absl::Milliseconds(500);
 inline constexpr int kH2d = 0;
 inline constexpr int kD2h = 1;
 
 struct alignas(64) GrantLimitSlot {
   std::atomic<uint64_t> limit_bytes[2];  // kH2d, kD2h; cumulative
+  // What it is granted lately; 0: not told, or not limited.
+  std::atomic<uint64_t> bytes_per_second[2];
 };
 
 struct GrantLimits {

@@ -20,67 +20,8 @@ using nlohmann::json;
 
 constexpr double kMaxRate = 1e15;  // bytes per second
 constexpr double kMaxReal = 1e300;
-constexpr size_t kMaxTextBytes = 1024;
-constexpr int64_t kMaxCount = int64_t{1} << 40;
-constexpr int64_t kMaxTraffic = int64_t{1} << 56;
-// Stands for a fraction that is not asked for.
-constexpr double kNotAsked = -1;
 
 // ---- Writing ---------------------------------------------------------------
-
-json Write(const SegmentKind& segment) {
-  return {{"name", segment.name},
-          {"trace", Write(segment.trace)},
-          {"seconds", segment.seconds},
-          {"executions", segment.executions}};
-}
-
-json Write(const SkeletalClass& skeletal) {
-  return {{"name", skeletal.name},
-          {"bytes_per_layer", skeletal.bytes_per_layer.count()},
-          {"recompute_seconds", skeletal.recompute_seconds},
-          {"must_swap", skeletal.must_swap},
-          {"traffic_in_fixed", skeletal.traffic_in_fixed},
-          {"shared", skeletal.shared},
-          {"can_keep", skeletal.can_keep},
-          {"keep", skeletal.given.keep.value_or(kNotAsked)},
-          {"swap", skeletal.given.swap.value_or(kNotAsked)},
-          {"why", skeletal.why}};
-}
-
-template <typename T>
-json WriteAll(const std::vector<T>& items, json (*write)(const T&)) {
-  json list = json::array();
-  for (const T& item : items) list.push_back(write(item));
-  return list;
-}
-
-json Write(const RankProfile& p) {
-  json profile = {{"job", p.job},
-                  {"rank", p.rank.value()},
-                  {"gpu", p.gpu.value()},
-                  {"numa", p.numa.value()},
-                  {"layers", p.layers},
-                  {"resident_layers", p.resident_layers},
-                  {"segments", WriteAll(p.segments, Write)},
-                  {"classes", WriteAll(p.classes, Write)},
-                  {"forward_layer_seconds", p.forward_layer_seconds},
-                  {"backward_layer_seconds", p.backward_layer_seconds},
-                  {"forward_d2h_fixed", p.forward_d2h_fixed.count()},
-                  {"forward_h2d_fixed", p.forward_h2d_fixed.count()},
-                  {"backward_d2h_fixed", p.backward_d2h_fixed.count()},
-                  {"backward_h2d_fixed", p.backward_h2d_fixed.count()},
-                  {"host_fixed", p.host_fixed.count()},
-                  {"transient_capacity", p.transient_capacity.count()},
-                  {"keep_reserve", p.keep_reserve.count()},
-                  {"alpha", p.alpha},
-                  {"settled", p.settled},
-                  {"limited_by", p.limited_by}};
-  if (p.host_limit.has_value()) {
-    profile["host_limit"] = p.host_limit->count();
-  }
-  return profile;
-}
 
 json Write(const LinkCapacity& link) {
   return {{"name", link.name},
@@ -107,11 +48,13 @@ json Write(const SegmentPlan& segment) {
 }
 
 json Write(const ClassPlan& c) {
-  return {{"name", c.name},
-          {"keep", c.fractions.keep},
-          {"swap", c.fractions.swap},
-          {"recompute", c.fractions.recompute},
-          {"why", c.why}};
+  json planned = {{"name", c.name},
+                  {"keep", c.fractions.keep},
+                  {"swap", c.fractions.swap},
+                  {"recompute", c.fractions.recompute},
+                  {"why", c.why}};
+  WriteKindName(c.kind, &planned);
+  return planned;
 }
 
 json Write(const PlanLimit& limit) {
@@ -136,101 +79,6 @@ json Write(const RankPlan& plan) {
 }
 
 // ---- Reading ---------------------------------------------------------------
-
-// What is copied per layer grows with the square of the length, and is no
-// memory.
-Bytes ReadTraffic(FieldReader& in, const char* key) {
-  return Bytes(in.Int(key, 0, kMaxTraffic));
-}
-
-Bytes ReadBytes(FieldReader& in, const char* key) {
-  return Bytes(in.Int(key, 0, kMaxAmount));
-}
-
-std::string ReadName(FieldReader& in, std::set<std::string>* taken) {
-  std::string name = in.Text("name", kMaxNameBytes);
-  if (in.ok() && name.empty()) in.Refuse("name", "is empty");
-  if (in.ok() && !taken->insert(name).second) {
-    in.Refuse("name", fmt::format("'{}' occurs twice", name));
-  }
-  return name;
-}
-
-SegmentKind ReadSegmentKind(FieldReader in, std::set<std::string>* names) {
-  SegmentKind segment;
-  segment.name = ReadName(in, names);
-  segment.trace = ReadTrace(in.Object("trace"));
-  segment.seconds = in.Number("seconds", 0, kMaxSeconds);
-  segment.executions = in.Int("executions", 0, kMaxCount);
-  in.Finish();
-  return segment;
-}
-
-// A fraction in [0, 1]; -1: the planner chooses.
-double ReadFraction(FieldReader& in, const char* key) {
-  const double fraction = in.Number(key, -1, 1);
-  if (fraction < 0 && fraction != kNotAsked) {
-    in.Refuse(key, fmt::format("{} is neither -1 (the planner chooses) "
-                               "nor between 0 and 1",
-                               fraction));
-  }
-  return fraction;
-}
-
-std::optional<double> ReadAsked(FieldReader& in, const char* key) {
-  const double fraction = ReadFraction(in, key);
-  return fraction < 0 ? std::nullopt : std::optional(fraction);
-}
-
-SkeletalClass ReadSkeletalClass(FieldReader in, std::set<std::string>* names) {
-  SkeletalClass skeletal;
-  skeletal.name = ReadName(in, names);
-  skeletal.bytes_per_layer = ReadBytes(in, "bytes_per_layer");
-  skeletal.recompute_seconds = in.Number("recompute_seconds", 0, kMaxSeconds);
-  skeletal.must_swap = in.Flag("must_swap");
-  skeletal.traffic_in_fixed = in.Flag("traffic_in_fixed");
-  skeletal.shared = in.Flag("shared");
-  skeletal.can_keep = in.Flag("can_keep");
-  skeletal.given.keep = ReadAsked(in, "keep");
-  skeletal.given.swap = ReadAsked(in, "swap");
-  skeletal.why = in.Text("why", kMaxTextBytes);
-  in.Finish();
-  return skeletal;
-}
-
-RankProfile ReadRankProfile(FieldReader& in) {
-  RankProfile p;
-  p.job = in.Int("job", 0, kMaxCount);
-  p.rank = Rank(in.Int("rank", 0, kMaxId));
-  p.gpu = DeviceIndex(in.Int("gpu", 0, kMaxCount));
-  p.numa = NumaIndex(in.Int("numa", 0, kMaxCount));
-  p.layers = in.Int("layers", 1, 1 << 20);
-  p.resident_layers = in.Int("resident_layers", 0, p.layers);
-  std::set<std::string> segments;
-  in.Each("segments", kMaxSegments, [&](FieldReader element, size_t) {
-    p.segments.push_back(ReadSegmentKind(element, &segments));
-  });
-  std::set<std::string> classes;
-  in.Each("classes", kMaxClasses, [&](FieldReader element, size_t) {
-    p.classes.push_back(ReadSkeletalClass(element, &classes));
-  });
-  p.forward_layer_seconds = in.Number("forward_layer_seconds", 0, kMaxSeconds);
-  p.backward_layer_seconds =
-      in.Number("backward_layer_seconds", 0, kMaxSeconds);
-  p.forward_d2h_fixed = ReadTraffic(in, "forward_d2h_fixed");
-  p.forward_h2d_fixed = ReadTraffic(in, "forward_h2d_fixed");
-  p.backward_d2h_fixed = ReadTraffic(in, "backward_d2h_fixed");
-  p.backward_h2d_fixed = ReadTraffic(in, "backward_h2d_fixed");
-  p.host_fixed = ReadBytes(in, "host_fixed");
-  if (in.Has("host_limit")) p.host_limit = ReadBytes(in, "host_limit");
-  p.transient_capacity = ReadBytes(in, "transient_capacity");
-  p.keep_reserve = ReadBytes(in, "keep_reserve");
-  p.alpha = ReadFraction(in, "alpha");
-  p.settled = in.Flag("settled");
-  p.limited_by =
-      in.Choice("limited_by", {"", "none", "bandwidth", "host", "flag"});
-  return p;
-}
 
 std::vector<RankProfile> ReadRankProfiles(FieldReader& in) {
   std::vector<RankProfile> profiles;
@@ -308,7 +156,7 @@ SegmentPlan ReadSegmentPlan(FieldReader in, std::set<std::string>* names) {
 
 ClassPlan ReadClassPlan(FieldReader in, std::set<std::string>* names) {
   ClassPlan c;
-  c.name = ReadName(in, names);
+  ReadClassName(in, names, &c.kind, &c.name);
   c.fractions.keep = in.Number("keep", 0, 1);
   c.fractions.swap = in.Number("swap", 0, 1);
   c.fractions.recompute = in.Number("recompute", 0, 1);

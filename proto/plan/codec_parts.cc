@@ -10,6 +10,33 @@ namespace sluice::plan {
 
 using nlohmann::json;
 
+Bytes ReadBytes(FieldReader& in, const char* key) {
+  return Bytes(in.Int(key, 0, kMaxAmount));
+}
+
+std::string ReadName(FieldReader& in, std::set<std::string>* taken) {
+  std::string name = in.Text("name", kMaxNameBytes);
+  if (in.ok() && name.empty()) in.Refuse("name", "is empty");
+  if (in.ok() && !taken->insert(name).second) {
+    in.Refuse("name", fmt::format("'{}' occurs twice", name));
+  }
+  return name;
+}
+
+void ReadClassName(FieldReader& in, std::set<std::string>* taken,
+                   std::string* kind, std::string* name) {
+  *kind = in.Has("kind") ? in.Text("kind", kMaxNameBytes) : kOneKind;
+  *name = in.Text("name", kMaxNameBytes);
+  if (in.ok() && name->empty()) in.Refuse("name", "is empty");
+  if (in.ok() && !taken->insert(*kind + '\0' + *name).second) {
+    in.Refuse("name", fmt::format("'{}' occurs twice", FullName(*kind, *name)));
+  }
+}
+
+void WriteKindName(const std::string& kind, json* written) {
+  if (kind != kOneKind) (*written)["kind"] = kind;
+}
+
 json Write(const Trace& trace) {
   json buffers = json::array();
   for (const Buffer& b : trace.buffers) {

@@ -1,4 +1,4 @@
-// What codec.cc and units.cc share (private to them).
+// What codec.cc, codec_profile.cc and units.cc share (private to them).
 //
 // Thread safety: pure functions.
 #pragma once
@@ -6,6 +6,7 @@
 #include <cstdint>
 #include <limits>
 #include <nlohmann/json.hpp>
+#include <set>
 #include <string>
 #include <string_view>
 #include <utility>
@@ -25,7 +26,28 @@ inline constexpr double kMaxSeconds = 1e9;
 inline constexpr int64_t kMaxId = std::numeric_limits<int64_t>::max();
 // A sum over a trace must stay exact in int64.
 inline constexpr int64_t kMaxTotal = int64_t{1} << 60;
+inline constexpr size_t kMaxTextBytes = 1024;
+inline constexpr int64_t kMaxCount = int64_t{1} << 40;
 
+template <typename T>
+nlohmann::json WriteAll(const std::vector<T>& items,
+                        nlohmann::json (*write)(const T&)) {
+  nlohmann::json list = nlohmann::json::array();
+  for (const T& item : items) list.push_back(write(item));
+  return list;
+}
+
+Bytes ReadBytes(FieldReader& in, const char* key);
+// Not empty, and none of `taken`, to which it is added.
+std::string ReadName(FieldReader& in, std::set<std::string>* taken);
+// A class's "name" and "kind", together none of `taken`. The kind of a rank
+// that tells none apart is not written.
+void ReadClassName(FieldReader& in, std::set<std::string>* taken,
+                   std::string* kind, std::string* name);
+void WriteKindName(const std::string& kind, nlohmann::json* written);
+
+nlohmann::json Write(const RankProfile& profile);
+RankProfile ReadRankProfile(FieldReader& in);
 nlohmann::json Write(const Trace& trace);
 nlohmann::json Write(const Placement& placement);
 nlohmann::json WriteUnits(const std::vector<UnitPlan>& units);

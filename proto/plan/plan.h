@@ -9,6 +9,7 @@
 #include "proto/base/ids.h"
 #include "proto/base/units.h"
 #include "proto/plan/fractions.h"
+#include "proto/plan/profile.h"
 
 namespace sluice::plan {
 
@@ -34,7 +35,8 @@ struct SegmentPlan {
 struct ClassPlan {
   std::string name;  // SkeletalClass::name
   TokenFractions fractions;
-  std::string why;  // one line for people
+  std::string why;              // one line for people
+  std::string kind = kOneKind;  // SkeletalClass::kind
   bool operator==(const ClassPlan&) const = default;
 };
 
@@ -57,8 +59,8 @@ struct RankPlan {
   std::vector<SegmentPlan> segments;
   Bytes transient_peak;  // of the whole transient region
   std::vector<ClassPlan> classes;
-  // The swapped share of the free classes' bytes: MEMO's alpha where all swap
-  // the same fraction. `classes` are the truth.
+  // The swapped share of the free classes' bytes, of all layers: MEMO's alpha
+  // where all swap the same fraction. `classes` are the truth.
   double alpha = 0;
   std::string alpha_limited_by;  // "none", "bandwidth", "host", "flag"
   Bytes host_bytes;              // this rank needs, all told

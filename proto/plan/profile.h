@@ -8,6 +8,7 @@
 #include <cstdint>
 #include <optional>
 #include <string>
+#include <string_view>
 #include <vector>
 
 #include "proto/base/ids.h"
@@ -43,10 +44,38 @@ struct SegmentKind {
   int64_t executions = 0;  // in one step of this rank
 };
 
-// A skeletal tensor class of one layer (MEMO section 4.1): made in forward,
-// needed in backward.
+// The kind of all layers of a rank that tells none apart.
+inline constexpr const char* kOneKind = "layer";
+
+// Layers of a rank that are alike: dense or with experts, over a window or the
+// whole row, frozen. What a layer copies hides behind that layer's own
+// compute, since no more than two chunks are under way; so each kind has
+// windows and traffic of its own.
+struct LayerKind {
+  std::string name = kOneKind;
+  int64_t layers = 0;
+  // Layers whose skeletal tensors never leave the GPU (MEMO's last two
+  // layers; 0 for the chunk-streamed layer).
+  int64_t resident_layers = 0;
+  // Windows: one layer's measured forward and backward, waits included; 0 of
+  // a pass that copies nothing (backward of what is frozen).
+  double forward_layer_seconds = 0;
+  double backward_layer_seconds = 0;
+  // Traffic per layer that does not depend on what is chosen (k/v re-reads,
+  // dq).
+  Bytes forward_d2h_fixed;
+  Bytes forward_h2d_fixed;
+  Bytes backward_d2h_fixed;
+  Bytes backward_h2d_fixed;
+  // Those whose skeletal tensors leave the step's window.
+  int64_t moving_layers() const { return layers - resident_layers; }
+};
+
+// A skeletal tensor class of the layers of one kind (MEMO section 4.1): made in
+// forward, needed in backward.
 struct SkeletalClass {
   std::string name;              // "layer_input", "attention_output", "ffn_up"
+  std::string kind = kOneKind;   // LayerKind::name
   Bytes bytes_per_layer;         // this rank, all its tokens
   double recompute_seconds = 0;  // per layer, all tokens, from its input
   bool must_swap = false;        // layer input, attention output, lse
@@ -72,21 +101,10 @@ struct RankProfile {
   Rank rank;
   DeviceIndex gpu;
   NumaIndex numa;
-  int64_t layers = 0;
-  // Layers whose skeletal tensors never leave the GPU (MEMO's last two
-  // layers; 0 for the chunk-streamed layer).
-  int64_t resident_layers = 0;
+  // One or more, each name once.
+  std::vector<LayerKind> kinds = {LayerKind{}};
   std::vector<SegmentKind> segments;
   std::vector<SkeletalClass> classes;
-  // Windows: one layer's measured forward and backward, waits included.
-  double forward_layer_seconds = 0;
-  double backward_layer_seconds = 0;
-  // Traffic per layer that does not depend on what is chosen (k/v re-reads,
-  // dq).
-  Bytes forward_d2h_fixed;
-  Bytes forward_h2d_fixed;
-  Bytes backward_d2h_fixed;
-  Bytes backward_h2d_fixed;
   // Host memory of this rank that does not depend on what is chosen (one
   // layer's scratch, the last layer's output, dX).
   Bytes host_fixed;
@@ -112,5 +130,17 @@ struct RankProfile {
   // Settled: what limited that choice (RankPlan::alpha_limited_by); given back.
   std::string limited_by;
 };
+
+// The position of the kind of that name; nullopt: there is none, which codec.h
+// and the planner refuse.
+std::optional<size_t> FindKind(const RankProfile& profile,
+                               std::string_view name);
+// The kind of one of the profile's classes, of a profile that was checked.
+const LayerKind& KindOf(const RankProfile& profile,
+                        const SkeletalClass& skeletal);
+// Of all kinds.
+int64_t LayersOf(const RankProfile& profile);
+// What people read: "moe/ffn_up", or "ffn_up" where no kinds are told apart.
+std::string FullName(const std::string& kind, const std::string& name);
 
 }  // namespace sluice::plan

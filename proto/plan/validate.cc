@@ -4,7 +4,6 @@
 
 #include <algorithm>
 #include <cmath>
-#include <iterator>
 #include <map>
 #include <optional>
 #include <string>
@@ -20,70 +19,39 @@ namespace {
 // Measured rates are doubles; a plan may use a hair more than a capacity.
 constexpr double kTolerance = 1e-6;
 
-// More buffers than this are not compared two by two: 70,000 would take
-// seconds.
-constexpr size_t kMostInPairs = 2000;
-
 template <typename... Args>
 absl::Status Wrong(fmt::format_string<Args...> text, Args&&... args) {
   return absl::InternalError(fmt::format(text, std::forward<Args>(args)...));
 }
 
-absl::Status CheckBuffer(const Trace& trace, const Placement& placement,
-                         size_t i) {
-  const int64_t offset = placement.offsets[i].count();
-  const int64_t end = offset + trace.buffers[i].size.count();
-  if (offset < 0) {
-    return Wrong("buffer {} lies at {}, below 0", trace.buffers[i].id, offset);
-  }
-  if (offset % trace.alignment.count() != 0) {
-    return Wrong("buffer {} lies at {}, no multiple of {}", trace.buffers[i].id,
-                 offset, trace.alignment.count());
-  }
-  if (end > placement.peak.count()) {
-    return Wrong("buffer {} ends at {}, above the peak {}", trace.buffers[i].id,
-                 end, placement.peak.count());
-  }
-  return absl::OkStatus();
-}
-
-bool LiveTogether(const Buffer& a, const Buffer& b) {
-  return a.lower < b.upper && b.lower < a.upper;
-}
-
-bool Share(Bytes a, Bytes a_size, Bytes b, Bytes b_size) {
-  return a < b + b_size && b < a + a_size && a_size > Bytes(0) &&
-         b_size > Bytes(0);
-}
-
-absl::Status CheckPair(const Trace& trace, const Placement& placement, size_t i,
-                       size_t j) {
-  const Buffer& a = trace.buffers[i];
-  const Buffer& b = trace.buffers[j];
-  const Bytes at_a = placement.offsets[i];
-  const Bytes at_b = placement.offsets[j];
-  if (!LiveTogether(a, b) || !Share(at_a, a.size, at_b, b.size)) {
-    return absl::OkStatus();
-  }
-  return Wrong(
-      "buffers {} and {} overlap: both live in [{}, {}), at [{}, {}) and "
-      "[{}, {})",
-      a.id, b.id, std::max(a.lower, b.lower), std::min(a.upper, b.upper),
-      at_a.count(), (at_a + a.size).count(), at_b.count(),
-      (at_b + b.size).count());
-}
-
-template <typename Planned>
-const Planned* FindOnce(const std::vector<Planned>& all,
-                        const std::string& name, int* count) {
+template <typename Planned, typename IsIt>
+const Planned* FindOnce(const std::vector<Planned>& all, IsIt is_it,
+                        int* count) {
   const Planned* found = nullptr;
   *count = 0;
   for (const Planned& one : all) {
-    if (one.name != name) continue;
+    if (!is_it(one)) continue;
     found = &one;
     ++*count;
   }
   return found;
+}
+
+const SegmentPlan* FindSegment(const RankPlan& plan, const std::string& name,
+                               int* count) {
+  return FindOnce(
+      plan.segments, [&](const SegmentPlan& s) { return s.name == name; },
+      count);
+}
+
+const ClassPlan* FindClass(const RankPlan& plan, const SkeletalClass& skeletal,
+                           int* count) {
+  return FindOnce(
+      plan.classes,
+      [&](const ClassPlan& c) {
+        return c.name == skeletal.name && c.kind == skeletal.kind;
+      },
+      count);
 }
 
 absl::Status CheckSegments(const RankProfile& profile, const RankPlan& plan) {
@@ -93,7 +61,7 @@ absl::Status CheckSegments(const RankProfile& profile, const RankPlan& plan) {
   }
   for (const SegmentKind& kind : profile.segments) {
     int count = 0;
-    const SegmentPlan* segment = FindOnce(plan.segments, kind.name, &count);
+    const SegmentPlan* segment = FindSegment(plan, kind.name, &count);
     if (count != 1) {
       return Wrong("segment '{}' planned {} times", kind.name, count);
     }
@@ -125,12 +93,12 @@ absl::Status CheckAsked(const RankProfile& profile,
     if (!swap) swap = std::min(profile.alpha, 1 - *keep);
   }
   if (keep && c.fractions.keep != *keep) {
-    return Wrong("class '{}' keeps {}, asked for {}", c.name, c.fractions.keep,
-                 *keep);
+    return Wrong("class '{}' keeps {}, asked for {}", FullName(c.kind, c.name),
+                 c.fractions.keep, *keep);
   }
   if (swap && c.fractions.swap != *swap) {
-    return Wrong("class '{}' swaps {}, asked for {}", c.name, c.fractions.swap,
-                 *swap);
+    return Wrong("class '{}' swaps {}, asked for {}", FullName(c.kind, c.name),
+                 c.fractions.swap, *swap);
   }
   return absl::OkStatus();
 }
@@ -140,34 +108,36 @@ absl::Status CheckClass(const RankProfile& profile,
   for (const double fraction :
        {c.fractions.keep, c.fractions.swap, c.fractions.recompute}) {
     if (!(fraction >= 0 && fraction <= 1)) {
-      return Wrong("class '{}' has a fraction {}, not in [0, 1]", c.name,
-                   fraction);
+      return Wrong("class '{}' has a fraction {}, not in [0, 1]",
+                   FullName(c.kind, c.name), fraction);
     }
   }
   const double sum =
       c.fractions.keep + c.fractions.swap + c.fractions.recompute;
   if (std::fabs(sum - 1) > 1e-9) {
-    return Wrong("class '{}' has fractions that sum to {}, not 1", c.name, sum);
+    return Wrong("class '{}' has fractions that sum to {}, not 1",
+                 FullName(c.kind, c.name), sum);
   }
   if (skeletal.must_swap && c.fractions.swap != 1) {
-    return Wrong("class '{}' must be swapped whole, the plan says {}", c.name,
-                 c.fractions.swap);
+    return Wrong("class '{}' must be swapped whole, the plan says {}",
+                 FullName(c.kind, c.name), c.fractions.swap);
   }
   if (c.fractions.keep > 0 && !skeletal.can_keep) {
-    return Wrong("class '{}' keeps {}, the runtime cannot keep it", c.name,
-                 c.fractions.keep);
+    return Wrong("class '{}' keeps {}, the runtime cannot keep it",
+                 FullName(c.kind, c.name), c.fractions.keep);
   }
   return CheckAsked(profile, skeletal, c);
 }
 
-// Alpha is the swapped share of the free classes' bytes.
+// Alpha is the swapped share of the free classes' bytes, of all layers.
 absl::Status CheckAlpha(const RankProfile& profile, const RankPlan& plan) {
   double swapped = 0, free = 0;
   for (const SkeletalClass& skeletal : profile.classes) {
     if (skeletal.must_swap) continue;
     int count = 0;
-    const ClassPlan* c = FindOnce(plan.classes, skeletal.name, &count);
-    const auto bytes = static_cast<double>(skeletal.bytes_per_layer.count());
+    const ClassPlan* c = FindClass(plan, skeletal, &count);
+    const auto bytes = static_cast<double>(KindOf(profile, skeletal).layers) *
+                       static_cast<double>(skeletal.bytes_per_layer.count());
     free += bytes;
     swapped += c->fractions.swap * bytes;
   }
@@ -179,32 +149,31 @@ absl::Status CheckAlpha(const RankProfile& profile, const RankPlan& plan) {
   return absl::OkStatus();
 }
 
-// Bytes of one layer that stay in host memory, of those what is copied because
-// of it, and what stays on the GPU.
-struct Swapped {
-  double held = 0;
-  double copied = 0;
-  double kept = 0;
+double MovingLayers(const LayerKind& kind) {
+  return static_cast<double>(kind.moving_layers());
+}
+
+// Bytes that stay in host memory, and on the GPU, of all layers.
+struct Held {
+  double host = 0;
+  double gpu = 0;
 };
 
-Swapped SwappedOf(const RankProfile& profile, const RankPlan& plan) {
-  Swapped sum;
+Held HeldOf(const RankProfile& profile, const RankPlan& plan) {
+  Held sum;
   for (const SkeletalClass& skeletal : profile.classes) {
-    for (const ClassPlan& c : plan.classes) {
-      if (c.name != skeletal.name) continue;
-      const auto all = static_cast<double>(skeletal.bytes_per_layer.count());
-      sum.held += c.fractions.swap * all;
-      sum.kept += c.fractions.keep * all;
-      if (!skeletal.traffic_in_fixed) sum.copied += c.fractions.swap * all;
-    }
+    int count = 0;
+    const ClassPlan* c = FindClass(plan, skeletal, &count);
+    const double all = MovingLayers(KindOf(profile, skeletal)) *
+                       static_cast<double>(skeletal.bytes_per_layer.count());
+    sum.host += c->fractions.swap * all;
+    sum.gpu += c->fractions.keep * all;
   }
   return sum;
 }
 
 absl::Status CheckHostBytes(const RankProfile& profile, const RankPlan& plan) {
-  const double layers =
-      static_cast<double>(profile.layers - profile.resident_layers);
-  const double need = layers * SwappedOf(profile, plan).held +
+  const double need = HeldOf(profile, plan).host +
                       static_cast<double>(profile.host_fixed.count());
   if (static_cast<double>(plan.host_bytes.count()) < need * (1 - 1e-12) - 1) {
     return Wrong("host_bytes is {}, the classes need {:.0f}",
@@ -223,9 +192,7 @@ absl::Status CheckGpu(const RankProfile& profile, const RankPlan& plan) {
                  plan.transient_peak.count(), capacity.count());
   }
   if (profile.settled) return absl::OkStatus();
-  const double layers =
-      static_cast<double>(profile.layers - profile.resident_layers);
-  const double kept = layers * SwappedOf(profile, plan).kept;
+  const double kept = HeldOf(profile, plan).gpu;
   const Bytes room =
       std::max(capacity - plan.transient_peak - profile.keep_reserve, Bytes(0));
   if (kept <= static_cast<double>(room.count()) + (told ? 1 : 0)) {
@@ -241,22 +208,23 @@ absl::Status CheckGpu(const RankProfile& profile, const RankPlan& plan) {
 // Ranks of a job that share a class's fractions.
 absl::Status CheckShared(const std::vector<RankProfile>& profiles,
                          const NodePlan& plan) {
-  std::map<std::pair<int64_t, std::string>, TokenFractions> first;
+  std::map<std::tuple<int64_t, std::string, std::string>, TokenFractions> first;
   for (const RankProfile& profile : profiles) {
     const RankPlan& rank = *PartOf(plan, profile);
     for (const SkeletalClass& skeletal : profile.classes) {
       if (!skeletal.shared) continue;
       int count = 0;
-      const ClassPlan* c = FindOnce(rank.classes, skeletal.name, &count);
+      const ClassPlan* c = FindClass(rank, skeletal, &count);
       const auto [at, added] = first.emplace(
-          std::make_pair(profile.job, skeletal.name), c->fractions);
+          std::make_tuple(profile.job, skeletal.kind, skeletal.name),
+          c->fractions);
       if (added || (at->second.keep == c->fractions.keep &&
                     at->second.swap == c->fractions.swap)) {
         continue;
       }
       return Wrong("class '{}' swaps {} on rank {}, {} on another rank",
-                   c->name, c->fractions.swap, profile.rank.value(),
-                   at->second.swap);
+                   FullName(c->kind, c->name), c->fractions.swap,
+                   profile.rank.value(), at->second.swap);
     }
   }
   return absl::OkStatus();
@@ -280,109 +248,95 @@ double Rate(double bytes, double seconds) {
   return seconds > 0 ? bytes / seconds : HUGE_VAL;
 }
 
-// Bytes a second a rank moves, the worse of its two passes, when it swaps
-// `moved` bytes per layer.
+// Bytes a second that a layer moves, the worse of its two passes.
 struct Rates {
   double d2h = 0;
   double h2d = 0;
 };
 
-Rates RatesOf(const RankProfile& p, double moved) {
+// `copied`: bytes that one layer swaps.
+Rates RatesOf(const LayerKind& k, double copied) {
   const auto rate = [](Bytes fixed, double more, double seconds) {
     return Rate(static_cast<double>(fixed.count()) + more, seconds);
   };
-  const double forward = p.forward_layer_seconds;
-  const double backward = p.backward_layer_seconds;
-  return {.d2h = std::max(rate(p.forward_d2h_fixed, moved, forward),
-                          rate(p.backward_d2h_fixed, 0, backward)),
-          .h2d = std::max(rate(p.forward_h2d_fixed, 0, forward),
-                          rate(p.backward_h2d_fixed, moved, backward))};
+  const double forward = k.forward_layer_seconds;
+  const double backward = k.backward_layer_seconds;
+  return {.d2h = std::max(rate(k.forward_d2h_fixed, copied, forward),
+                          rate(k.backward_d2h_fixed, 0, backward)),
+          .h2d = std::max(rate(k.forward_h2d_fixed, 0, forward),
+                          rate(k.backward_h2d_fixed, copied, backward))};
 }
 
-// What the rank moves where the planner chose the least: of what it is free
+// The swapped fraction where the planner chose the least: of what it is free
 // to choose nothing.
-double LeastCopied(const RankProfile& p) {
-  double least = 0;
-  for (const SkeletalClass& skeletal : p.classes) {
-    if (skeletal.traffic_in_fixed) continue;
-    const double swap =
-        skeletal.must_swap
-            ? 1
-            : skeletal.given.swap.value_or(std::max(p.alpha, 0.0));
-    least += swap * static_cast<double>(skeletal.bytes_per_layer.count());
-  }
-  return least;
+double LeastSwapped(const RankProfile& p, const SkeletalClass& c) {
+  if (c.must_swap) return 1;
+  return c.given.swap.value_or(std::max(p.alpha, 0.0));
 }
 
-// A link that what must be copied overloads already is no limit: those copies
-// do not hide, whatever is chosen; but nothing may be added.
+// What each kind of a rank's layers moves, and what it must.
+struct KindRates {
+  std::vector<Rates> used, least;  // by kind
+};
+
+KindRates RatesOf(const RankProfile& p, const RankPlan& plan) {
+  KindRates rates;
+  for (const LayerKind& kind : p.kinds) {
+    double copied = 0, least = 0;
+    for (const SkeletalClass& c : p.classes) {
+      if (c.kind != kind.name || c.traffic_in_fixed) continue;
+      int count = 0;
+      const auto all = static_cast<double>(c.bytes_per_layer.count());
+      copied += FindClass(plan, c, &count)->fractions.swap * all;
+      least += LeastSwapped(p, c) * all;
+    }
+    rates.used.push_back(RatesOf(kind, copied));
+    rates.least.push_back(RatesOf(kind, least));
+  }
+  return rates;
+}
+
+double Most(const std::vector<Rates>& kinds, double Rates::*way) {
+  double most = 0;
+  for (const Rates& rates : kinds) most = std::max(most, rates.*way);
+  return most;
+}
+
+// Whichever kinds of layers the ranks run at one time, the link carries their
+// copies. A link that what must be copied then overloads already is no limit:
+// those copies do not hide, whatever is chosen; but nothing may be added.
+absl::Status CheckWay(const std::vector<KindRates>& ranks, double Rates::*way,
+                      double capacity, const std::string& link,
+                      const char* where) {
+  for (size_t r = 0; r < ranks.size(); ++r) {
+    double others = 0, others_least = 0;
+    for (size_t other = 0; other < ranks.size(); ++other) {
+      if (other == r) continue;
+      others += Most(ranks[other].used, way);
+      others_least += Most(ranks[other].least, way);
+    }
+    for (size_t k = 0; k < ranks[r].used.size(); ++k) {
+      const double use = ranks[r].used[k].*way + others;
+      const double least = ranks[r].least[k].*way + others_least;
+      if (use <= std::max(least, capacity) * (1 + kTolerance)) continue;
+      return Wrong("link '{}' moves {:.6g} bytes/s to the {}, it has {:.6g}",
+                   link, use, where, capacity);
+    }
+  }
+  return absl::OkStatus();
+}
+
 absl::Status CheckLink(const std::vector<RankProfile>& profiles,
                        const LinkCapacity& link, const NodePlan& plan) {
-  Rates used;
-  Rates least;
+  std::vector<KindRates> ranks;
   for (const size_t at : link.profiles) {
     const RankProfile& p = profiles[at];
-    const Rates at_plan = RatesOf(p, SwappedOf(p, *PartOf(plan, p)).copied);
-    const Rates at_least = RatesOf(p, LeastCopied(p));
-    used.d2h += at_plan.d2h, used.h2d += at_plan.h2d;
-    least.d2h += at_least.d2h, least.h2d += at_least.h2d;
+    ranks.push_back(RatesOf(p, *PartOf(plan, p)));
   }
-  const auto check = [&](double use, double floor, double capacity,
-                         const char* where) {
-    if (use <= std::max(floor, capacity) * (1 + kTolerance)) {
-      return absl::OkStatus();
-    }
-    return Wrong("link '{}' moves {:.6g} bytes/s to the {}, it has {:.6g}",
-                 link.name, use, where, capacity);
-  };
-  SLUICE_RETURN_IF_ERROR(
-      check(used.d2h, least.d2h, link.d2h_bytes_per_second, "host"));
-  return check(used.h2d, least.h2d, link.h2d_bytes_per_second, "GPUs");
-}
-
-// All pairs, straight from the definition.
-absl::Status CheckAllPairs(const Trace& trace, const Placement& placement) {
-  for (size_t i = 0; i < trace.buffers.size(); ++i) {
-    for (size_t j = 0; j < i; ++j) {
-      if (absl::Status s = CheckPair(trace, placement, j, i); !s.ok()) {
-        return s;
-      }
-    }
-  }
-  return absl::OkStatus();
-}
-
-// Plays the trace: a buffer that is born must not meet its neighbours among
-// those that lie in memory then. The first pair that overlaps is found when
-// the later of them is born.
-absl::Status CheckByPlaying(const Trace& trace, const Placement& placement) {
-  std::vector<std::tuple<int64_t, bool, size_t>> events;  // deaths first
-  for (size_t k = 0; k < trace.buffers.size(); ++k) {
-    const Buffer& b = trace.buffers[k];
-    if (b.size == Bytes(0) || b.lower >= b.upper) continue;
-    events.emplace_back(b.lower, true, k);
-    events.emplace_back(b.upper, false, k);
-  }
-  std::sort(events.begin(), events.end());
-  std::map<Bytes, size_t> lying;  // by offset
-  for (const auto& [time, born, k] : events) {
-    const Bytes offset = placement.offsets[k];
-    if (!born) {
-      lying.erase(offset);
-      continue;
-    }
-    const auto [at, added] = lying.emplace(offset, k);
-    if (!added) return CheckPair(trace, placement, at->second, k);
-    if (at != lying.begin()) {
-      absl::Status s = CheckPair(trace, placement, std::prev(at)->second, k);
-      if (!s.ok()) return s;
-    }
-    if (std::next(at) != lying.end()) {
-      absl::Status s = CheckPair(trace, placement, std::next(at)->second, k);
-      if (!s.ok()) return s;
-    }
-  }
-  return absl::OkStatus();
+  SLUICE_RETURN_IF_ERROR(CheckWay(ranks, &Rates::d2h, link.d2h_bytes_per_second,
+                                  link.name, "host"));
+  return CheckWay(ranks, &Rates::h2d, link.h2d_bytes_per_second, link.name,
+                  "GPUs");
 }
 
 }  // namespace
@@ -396,22 +350,6 @@ const RankPlan* PartOf(const NodePlan& plan, int64_t job, Rank rank) {
 
 const RankPlan* PartOf(const NodePlan& plan, const RankProfile& profile) {
   return PartOf(plan, profile.job, profile.rank);
-}
-
-absl::Status ValidatePlacement(const Trace& trace, const Placement& placement) {
-  const size_t n = trace.buffers.size();
-  if (placement.offsets.size() != n) {
-    return Wrong("{} offsets for {} buffers", placement.offsets.size(), n);
-  }
-  if (placement.peak < placement.lower_bound) {
-    return Wrong("peak {} below its own lower bound {}", placement.peak.count(),
-                 placement.lower_bound.count());
-  }
-  for (size_t k = 0; k < n; ++k) {
-    if (absl::Status s = CheckBuffer(trace, placement, k); !s.ok()) return s;
-  }
-  return n <= kMostInPairs ? CheckAllPairs(trace, placement)
-                           : CheckByPlaying(trace, placement);
 }
 
 absl::Status ValidateRankPlan(const RankProfile& profile,
@@ -428,9 +366,10 @@ absl::Status ValidateRankPlan(const RankProfile& profile,
   }
   for (const SkeletalClass& skeletal : profile.classes) {
     int count = 0;
-    const ClassPlan* c = FindOnce(plan.classes, skeletal.name, &count);
+    const ClassPlan* c = FindClass(plan, skeletal, &count);
     if (count != 1) {
-      return Wrong("class '{}' planned {} times", skeletal.name, count);
+      return Wrong("class '{}' planned {} times",
+                   FullName(skeletal.kind, skeletal.name), count);
     }
     SLUICE_RETURN_IF_ERROR(CheckClass(profile, skeletal, *c));
   }

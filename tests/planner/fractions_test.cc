@@ -47,7 +47,7 @@ TEST(PlanNode, RanksThatShareNothingUseWhatTheirOwnLinksHave) {
 TEST(PlanNode, TheSharedLinkGoesToTheSlowestRank) {
   std::vector<plan::RankProfile> profiles = {SampleProfile(0),
                                              SampleProfile(1)};
-  profiles[1].backward_layer_seconds = 3;
+  profiles[1].kinds[0].backward_layer_seconds = 3;
   const plan::NodePlan plan = MustPlan(profiles, Resources(6e6, kPlenty, 2));
   EXPECT_EQ(plan.ranks[0].alpha, 0);
   EXPECT_EQ(plan.ranks[1].alpha, 1);
@@ -176,7 +176,8 @@ TEST(PlanNode, RanksOfUnequalSpeedGetOneAlphaThatUsesTheHostBudget) {
   std::vector<plan::RankProfile> profiles;
   for (uint64_t r = 0; r < 4; ++r) {
     profiles.push_back(SampleProfile(r));
-    profiles.back().forward_layer_seconds = 1 + 0.3 * static_cast<double>(r);
+    profiles.back().kinds[0].forward_layer_seconds =
+        1 + 0.3 * static_cast<double>(r);
     profiles.back().classes[1].shared = true;
     profiles.back().classes[1].recompute_seconds =
         0.01 + 0.02 * static_cast<double>(r);
@@ -223,12 +224,12 @@ std::optional<Cost> CostOf(const std::vector<plan::RankProfile>& profiles,
       const plan::RankProfile& p = profiles[r];
       const double copied =
           sum(r, [](const auto& c) { return !c.traffic_in_fixed; });
-      const double tf = p.forward_layer_seconds;
-      const double tb = p.backward_layer_seconds;
-      d2h += std::max((copied + bytes(p.forward_d2h_fixed)) / tf,
-                      bytes(p.backward_d2h_fixed) / tb);
-      h2d += std::max(bytes(p.forward_h2d_fixed) / tf,
-                      (copied + bytes(p.backward_h2d_fixed)) / tb);
+      const double tf = p.kinds[0].forward_layer_seconds;
+      const double tb = p.kinds[0].backward_layer_seconds;
+      d2h += std::max((copied + bytes(p.kinds[0].forward_d2h_fixed)) / tf,
+                      bytes(p.kinds[0].backward_d2h_fixed) / tb);
+      h2d += std::max(bytes(p.kinds[0].forward_h2d_fixed) / tf,
+                      (copied + bytes(p.kinds[0].backward_h2d_fixed)) / tb);
     }
     if (d2h > link.d2h_bytes_per_second * (1 + 1e-6) ||
         h2d > link.h2d_bytes_per_second * (1 + 1e-6)) {
@@ -239,9 +240,10 @@ std::optional<Cost> CostOf(const std::vector<plan::RankProfile>& profiles,
     double held = 0;
     for (const size_t r : host.profiles) {
       const plan::RankProfile& p = profiles[r];
-      held += bytes(p.host_fixed) +
-              static_cast<double>(p.layers - p.resident_layers) *
-                  sum(r, [](const auto&) { return true; });
+      held +=
+          bytes(p.host_fixed) +
+          static_cast<double>(p.kinds[0].layers - p.kinds[0].resident_layers) *
+              sum(r, [](const auto&) { return true; });
     }
     if (held > bytes(host.bytes) + 1) return std::nullopt;
   }
@@ -252,12 +254,14 @@ std::optional<Cost> CostOf(const std::vector<plan::RankProfile>& profiles,
     for (size_t c = 0; c < p.classes.size(); ++c) {
       added += p.classes[c].recompute_seconds * (1 - swaps[r][c]);
     }
-    added *= static_cast<double>(p.layers - p.resident_layers);
+    added *=
+        static_cast<double>(p.kinds[0].layers - p.kinds[0].resident_layers);
     cost.recompute += added;
-    cost.step = std::max(
-        cost.step, static_cast<double>(p.layers) * (p.forward_layer_seconds +
-                                                    p.backward_layer_seconds) +
-                       added);
+    cost.step =
+        std::max(cost.step, static_cast<double>(p.kinds[0].layers) *
+                                    (p.kinds[0].forward_layer_seconds +
+                                     p.kinds[0].backward_layer_seconds) +
+                                added);
   }
   return cost;
 }
@@ -321,12 +325,12 @@ class RandomNode {
     p.classes.push_back({.name = "norm2",
                          .bytes_per_layer = Bytes(Whole(0, 3e6)),
                          .recompute_seconds = Uniform(0, 0.001)});
-    p.forward_layer_seconds = Uniform(0.3, 2);
-    p.backward_layer_seconds = Uniform(0.3, 3);
-    p.forward_d2h_fixed = Bytes(Whole(0, 3e6));
-    p.forward_h2d_fixed = Bytes(Whole(0, 9e6));
-    p.backward_d2h_fixed = Bytes(Whole(0, 9e6));
-    p.backward_h2d_fixed = Bytes(Whole(0, 3e6));
+    p.kinds[0].forward_layer_seconds = Uniform(0.3, 2);
+    p.kinds[0].backward_layer_seconds = Uniform(0.3, 3);
+    p.kinds[0].forward_d2h_fixed = Bytes(Whole(0, 3e6));
+    p.kinds[0].forward_h2d_fixed = Bytes(Whole(0, 9e6));
+    p.kinds[0].backward_d2h_fixed = Bytes(Whole(0, 9e6));
+    p.kinds[0].backward_h2d_fixed = Bytes(Whole(0, 3e6));
     p.host_fixed = Bytes(Whole(0, 3e7));
     return p;
   }

@@ -16,15 +16,15 @@ namespace sluice::planner {
 inline plan::RankProfile SampleProfile(uint64_t rank) {
   plan::RankProfile p;
   p.rank = Rank(rank);
-  p.layers = 10;
+  p.kinds[0].layers = 10;
   p.classes = {{.name = "layer_input",
                 .bytes_per_layer = Bytes(1'000'000),
                 .must_swap = true},
                {.name = "ffn_up",
                 .bytes_per_layer = Bytes(4'000'000),
                 .recompute_seconds = 0.01}};
-  p.forward_layer_seconds = 1;
-  p.backward_layer_seconds = 2;
+  p.kinds[0].forward_layer_seconds = 1;
+  p.kinds[0].backward_layer_seconds = 2;
   return p;
 }
 

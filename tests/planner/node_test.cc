@@ -41,7 +41,8 @@ TEST(PlanNode, TheForwardWindowLimitsAlpha) {
 
 TEST(PlanNode, TheBackwardWindowLimitsAlphaToo) {
   plan::RankProfile p = SampleProfile(0);
-  p.backward_layer_seconds = 0.5;  // 1 + 4 a MB in half a second at 4 MB/s
+  p.kinds[0].backward_layer_seconds =
+      0.5;  // 1 + 4 a MB in half a second at 4 MB/s
   const plan::RankPlan rank = PlanOne(p, Resources(4e6, kPlenty));
   EXPECT_EQ(rank.alpha, 0.25);
   EXPECT_EQ(rank.alpha_limited_by, "bandwidth");
@@ -49,12 +50,13 @@ TEST(PlanNode, TheBackwardWindowLimitsAlphaToo) {
 
 TEST(PlanNode, FixedTrafficTakesItsPartOfTheWindow) {
   plan::RankProfile p = SampleProfile(0);
-  p.forward_d2h_fixed = Bytes(1'000'000);
+  p.kinds[0].forward_d2h_fixed = Bytes(1'000'000);
   EXPECT_EQ(PlanOne(p, Resources(3e6, kPlenty)).alpha, 0.25);
-  p.forward_d2h_fixed = Bytes(0);
-  p.backward_h2d_fixed = Bytes(4'000'000);  // re-reads: 6 MB/s * 2 s in all
+  p.kinds[0].forward_d2h_fixed = Bytes(0);
+  p.kinds[0].backward_h2d_fixed =
+      Bytes(4'000'000);  // re-reads: 6 MB/s * 2 s in all
   EXPECT_EQ(PlanOne(p, Resources(4e6, kPlenty)).alpha, 0.75);
-  p.backward_h2d_fixed = Bytes(5'000'000);
+  p.kinds[0].backward_h2d_fixed = Bytes(5'000'000);
   EXPECT_EQ(PlanOne(p, Resources(4e6, kPlenty)).alpha, 0.5);
 }
 
@@ -82,7 +84,7 @@ TEST(PlanNode, TheHostBudgetLimitsAlphaOverAllRanksOfItsNumaNode) {
 
 TEST(PlanNode, ResidentLayersNeedNoHostMemory) {
   plan::RankProfile p = SampleProfile(0);
-  p.resident_layers = 2;
+  p.kinds[0].resident_layers = 2;
   EXPECT_EQ(PlanOne(p, Resources(kFast, Bytes(24'000'000))).alpha, 0.5);
 }
 
@@ -93,7 +95,7 @@ TEST(PlanNode, CopiesThatCannotHideMeanAlphaZeroNotARefusal) {
   EXPECT_EQ(slow.alpha_limited_by, "bandwidth");
   EXPECT_EQ(slow.host_bytes, Bytes(10'000'000));
   plan::RankProfile unmeasured = SampleProfile(0);
-  unmeasured.forward_layer_seconds = 0;
+  unmeasured.kinds[0].forward_layer_seconds = 0;
   EXPECT_EQ(PlanOne(unmeasured, Resources(kFast, kPlenty)).alpha, 0);
 }
 

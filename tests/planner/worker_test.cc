@@ -13,6 +13,8 @@
 #include <algorithm>
 #include <chrono>
 #include <cstdlib>
+#include <fstream>
+#include <sstream>
 #include <string>
 #include <string_view>
 #include <vector>
@@ -61,9 +63,10 @@ double CpuSeconds(pid_t pid) {
 }
 
 // Descriptors 103 and 104 in the worker are `in` and a memfd.
-// `signal` != 0 is sent once the worker has used a second of CPU time or so:
-// by then it is past its first plan.
-Outcome RunWorker(int in, std::vector<std::string> args, int signal = 0) {
+// `signal` != 0 is sent once the worker has used so much CPU time: after a
+// second or so it is past its first plan.
+Outcome RunWorker(int in, std::vector<std::string> args, int signal = 0,
+                  double cpu_seconds = 1) {
   const UniqueFd out = Memfd();
   const UniqueFd err = Memfd();
   const UniqueFd printed = Memfd();
@@ -85,9 +88,9 @@ Outcome RunWorker(int in, std::vector<std::string> args, int signal = 0) {
       << argv[0];
   posix_spawn_file_actions_destroy(&actions);
   Outcome outcome;
-  while (signal != 0 && CpuSeconds(pid) < 1 &&
+  while (signal != 0 && CpuSeconds(pid) < cpu_seconds &&
          waitpid(pid, &outcome.status, WNOHANG) == 0) {
-    usleep(20000);
+    usleep(5000);
   }
   if (signal != 0) kill(pid, signal);
   EXPECT_EQ(waitpid(pid, &outcome.status, 0), pid);
@@ -105,9 +108,9 @@ plan::PlanRequest SampleRequest() {
   for (uint64_t r = 0; r < 2; ++r) {
     plan::RankProfile p;
     p.rank = Rank(r);
-    p.layers = 4;
-    p.forward_layer_seconds = 1;
-    p.backward_layer_seconds = 2;
+    p.kinds[0].layers = 4;
+    p.kinds[0].forward_layer_seconds = 1;
+    p.kinds[0].backward_layer_seconds = 2;
     p.classes = {{.name = "in", .bytes_per_layer = MiB(1), .must_swap = true},
                  {.name = "up", .bytes_per_layer = MiB(4)}};
     p.segments = {{.name = "ffn.full", .trace = LayerTrace(random, 4, 0.5)},
@@ -175,12 +178,13 @@ TEST(Worker, AnInfeasibleRequestIsAPlanThatSaysWhy) {
 
 TEST(Worker, BadInputIsOneLineAndExitStatusTwo) {
   plan::PlanRequest request = SampleRequest();
-  request.profiles[1].layers = 0;
+  request.profiles[1].kinds[0].layers = 0;
   const Outcome outcome = RunWorker(Memfd(plan::Encode(request)).get(), kFds);
   EXPECT_EQ(outcome.exit_code(), 2);
   EXPECT_EQ(outcome.out, "");
   EXPECT_EQ(outcome.err,
-            "error: sluice.plan_request: profiles[1].layers: 0 is not between "
+            "error: sluice.plan_request: profiles[1].layers: 0 is not "
+            "between "
             "1 and 1048576\n");
   EXPECT_EQ(RunWorker(Memfd("").get(), kFds).exit_code(), 2);
   const Outcome flag = RunWorker(Memfd("").get(), {"--time-limit-s", "-1"});
@@ -227,6 +231,18 @@ plan::PlanRequest HardRequest() {
   return request;
 }
 
+// The worker ended well, and `plan`, if asked for, is what it wrote.
+void ExpectValidPlan(const Outcome& outcome, const plan::PlanRequest& request,
+                     plan::NodePlan* plan = nullptr) {
+  ASSERT_EQ(outcome.exit_code(), 0) << outcome.err;
+  const auto written = plan::DecodeNodePlan(outcome.out);
+  ASSERT_TRUE(written.ok()) << written.status();
+  const absl::Status valid =
+      ValidateNodePlan(request.profiles, request.resources, *written);
+  EXPECT_TRUE(valid.ok()) << valid;
+  if (plan != nullptr) *plan = *written;
+}
+
 #if !defined(__SANITIZE_ADDRESS__) && !defined(__SANITIZE_THREAD__)
 TEST(Worker, TakesNoMoreMemoryThanItMay) {
   plan::PlanRequest request = SampleRequest();
@@ -253,6 +269,64 @@ TEST(Worker, TakesNoMoreMemoryThanItMay) {
 }
 #endif
 
+// The daemon's word that others wait; also before there is any plan.
+TEST(Worker, HurriedItWritesTheFirstPlanThereIs) {
+  const plan::PlanRequest request = HardRequest();
+  const std::string encoded = plan::Encode(request);
+  for (const double cpu_seconds : {0.02, 1.0}) {
+    const auto start = std::chrono::steady_clock::now();
+    const Outcome outcome =
+        RunWorker(Memfd(encoded).get(),
+                  {"--in-fd", "103", "--out-fd", "104", "--time-limit-s", "60"},
+                  SIGUSR1, cpu_seconds);
+    const std::chrono::duration<double> took =
+        std::chrono::steady_clock::now() - start;
+    ASSERT_NO_FATAL_FAILURE(ExpectValidPlan(outcome, request));
+    EXPECT_LT(took.count(), 25) << "of 60 s it might have had";
+  }
+}
+
+TEST(Worker, BecomesTheUserItIsToldBeforeItReads) {
+  if (geteuid() != 0) GTEST_SKIP() << "only root may say";
+  const plan::PlanRequest request = SampleRequest();
+  std::vector<std::string> args = kFds;
+  args.insert(args.end(), {"--uid", "65534", "--gid", "65534"});
+  const Outcome outcome = RunWorker(Memfd(plan::Encode(request)).get(), args);
+  ASSERT_EQ(outcome.exit_code(), 0) << outcome.err;
+  EXPECT_TRUE(plan::DecodeNodePlan(outcome.out).ok());
+  // Seen from outside, while it waits for a request.
+  int ends[2];
+  ASSERT_EQ(pipe2(ends, O_CLOEXEC), 0);
+  const UniqueFd reader(ends[0]), writer(ends[1]);
+  posix_spawn_file_actions_t actions;
+  posix_spawn_file_actions_init(&actions);
+  posix_spawn_file_actions_adddup2(&actions, reader.get(), STDIN_FILENO);
+  std::string worker =
+      std::string(std::getenv("SLUICE_BIN_DIR")) + "/sluice-worker";
+  char* const argv[] = {worker.data(), const_cast<char*>("--uid=65534"),
+                        const_cast<char*>("--gid=65533"), nullptr};
+  pid_t pid = 0;
+  ASSERT_EQ(posix_spawn(&pid, argv[0], &actions, nullptr, argv, environ), 0);
+  posix_spawn_file_actions_destroy(&actions);
+  std::string ids;
+  for (int i = 0; i < 500 && ids != "65534 65533"; ++i) {
+    usleep(10000);
+    std::ifstream file("/proc/" + std::to_string(pid) + "/status");
+    std::string uid, gid;
+    for (std::string line; std::getline(file, line);) {
+      std::istringstream words(line);
+      std::string key;
+      words >> key;
+      if (key == "Uid:") words >> uid;
+      if (key == "Gid:") words >> gid;
+    }
+    ids = uid + " " + gid;
+  }
+  kill(pid, SIGKILL);
+  waitpid(pid, nullptr, 0);
+  EXPECT_EQ(ids, "65534 65533");
+}
+
 // A crash of a solver costs the proof, not the plan. The signal stands for it:
 // it is sent while the search is busy with a trace it cannot decide.
 TEST(Worker, ACrashWhileSolvingStillGivesAValidPlan) {
@@ -260,13 +334,9 @@ TEST(Worker, ACrashWhileSolvingStillGivesAValidPlan) {
   const Outcome outcome = RunWorker(
       Memfd(plan::Encode(request)).get(),
       {"--in-fd", "103", "--out-fd", "104", "--time-limit-s", "60"}, SIGSEGV);
-  ASSERT_EQ(outcome.exit_code(), 0) << outcome.err;
-  const auto plan = plan::DecodeNodePlan(outcome.out);
-  ASSERT_TRUE(plan.ok()) << plan.status();
-  const absl::Status valid =
-      ValidateNodePlan(request.profiles, request.resources, *plan);
-  EXPECT_TRUE(valid.ok()) << valid;
-  EXPECT_EQ(plan->ranks[0].segments[0].placement.proved_by, "none");
+  plan::NodePlan plan;
+  ASSERT_NO_FATAL_FAILURE(ExpectValidPlan(outcome, request, &plan));
+  EXPECT_EQ(plan.ranks[0].segments[0].placement.proved_by, "none");
 }
 
 // Those that the daemon knows already are not solved again.
@@ -292,7 +362,7 @@ TEST(Worker, KnownUnitsAreUsedAsTheyAre) {
     }
   }
   for (plan::RankProfile& p : request.profiles) {
-    p.forward_layer_seconds *= 1.01;  // measured again, never the same
+    p.kinds[0].forward_layer_seconds *= 1.01;  // measured again, never the same
   }
   const plan::NodePlan second = run();
   EXPECT_EQ(second.units_solved, 0);

@@ -2,12 +2,14 @@
 
 #include <fcntl.h>
 #include <sys/mman.h>
+#include <sys/resource.h>
 #include <sys/socket.h>
 #include <unistd.h>
 
 #include <array>
 #include <filesystem>
 
+#include "proto/base/shortage.h"
 #include "tests/support/status_matchers.h"
 
 namespace sluice::wire {
@@ -87,6 +89,39 @@ TEST_F(WireTest, TheEndOfThePeerIsNotAFault) {
   EXPECT_FALSE(message.has_value());
   EXPECT_THAT(Send(right_.get(), GrantedPacket(0)),
               StatusIs(absl::StatusCode::kUnavailable));
+}
+
+// Wrong once: a refusal that came before the reset was lost.
+TEST_F(WireTest, WhatWasSaidBeforeAResetIsHeard) {
+  ASSERT_THAT(Send(right_.get(), GrantedPacket(0)), IsOk());
+  ASSERT_THAT(Send(left_.get(), GrantedPacket(0)), IsOk());
+  left_.Reset();  // with a packet unread: that resets its peer
+  SLUICE_ASSERT_OK_AND_ASSIGN(const auto message, Receive(right_.get()));
+  ASSERT_TRUE(message.has_value());
+  EXPECT_EQ(message->packet.id(), 7u);
+  SLUICE_ASSERT_OK_AND_ASSIGN(const auto end, Receive(right_.get()));
+  EXPECT_FALSE(end.has_value());
+}
+
+// Wrong once: that was called the peer's fault.
+TEST_F(WireTest, DescriptorsThatThisProcessHasNoRoomForAreSaidToBeLost) {
+  Packet packet;
+  packet.set_id(1);
+  packet.mutable_request()->mutable_submit_profile();
+  for (int i = 0; i < 2; ++i) SendRaw(packet.SerializeAsString(), 1);
+  rlimit limit;
+  ASSERT_EQ(getrlimit(RLIMIT_NOFILE, &limit), 0);
+  const UniqueFd next(dup(STDERR_FILENO));
+  const rlimit full{static_cast<rlim_t>(next.get()), limit.rlim_max};
+  ASSERT_EQ(setrlimit(RLIMIT_NOFILE, &full), 0);
+  const auto told =
+      Receive(right_.get(), 0, [](UniqueFd) {});  // as a daemon receives
+  const auto trusted = Receive(right_.get());
+  ASSERT_EQ(setrlimit(RLIMIT_NOFILE, &limit), 0);
+  ASSERT_THAT(told, IsOk());
+  EXPECT_TRUE((*told)->lost_fds);
+  EXPECT_TRUE((*told)->fds.empty());
+  EXPECT_EQ(ShortageOf(trusted.status()), Shortage::kOpenFiles);
 }
 
 TEST_F(WireTest, NothingWaitingIsUnavailableWithoutBlocking) {

@@ -134,27 +134,35 @@ class Glpk {
       Put(sum, own.recompute.back(), 1);
     }
     own.d2h = Column(0), own.h2d = Column(0), own.total = Column(0);
-    const double tf = rank.forward_layer_s, tb = rank.backward_layer_s;
-    const double ff = rank.forward_d2h_fixed_bytes / kGiga;
-    const double fh = rank.forward_h2d_fixed_bytes / kGiga;
-    const double bf = rank.backward_d2h_fixed_bytes / kGiga;
-    const double bh = rank.backward_h2d_fixed_bytes / kGiga;
-    Pass(rank, own, own.d2h, true, ff, tf);
-    Pass(rank, own, own.d2h, false, bf, tb);
-    Pass(rank, own, own.h2d, false, fh, tf);
-    Pass(rank, own, own.h2d, true, bh, tb);
-    Pass(rank, own, own.total, true, ff + fh, tf);
-    Pass(rank, own, own.total, true, bf + bh, tb);
+    for (size_t k = 0; k < rank.kinds.size(); ++k) AddKind(rank, k, own);
     own_.push_back(own);
   }
 
-  void Pass(const Problem::Rank& rank, const Own& own, int rate, bool swapped,
-            double fixed, double window) {
+  // What the rank copies is at least what it does while layers of kind k run.
+  void AddKind(const Problem::Rank& rank, size_t k, const Own& own) {
+    const Problem::Kind& kind = rank.kinds[k];
+    const double tf = kind.forward_layer_s, tb = kind.backward_layer_s;
+    const double ff = kind.forward_d2h_fixed_bytes / kGiga;
+    const double fh = kind.forward_h2d_fixed_bytes / kGiga;
+    const double bf = kind.backward_d2h_fixed_bytes / kGiga;
+    const double bh = kind.backward_h2d_fixed_bytes / kGiga;
+    Pass(rank, k, own, own.d2h, true, ff, tf);
+    Pass(rank, k, own, own.d2h, false, bf, tb);
+    Pass(rank, k, own, own.h2d, false, fh, tf);
+    Pass(rank, k, own, own.h2d, true, bh, tb);
+    Pass(rank, k, own, own.total, true, ff + fh, tf);
+    Pass(rank, k, own, own.total, true, bf + bh, tb);
+  }
+
+  void Pass(const Problem::Rank& rank, size_t k, const Own& own, int rate,
+            bool swapped, double fixed, double window) {
     const int row = RowAtLeast(fixed);
     Put(row, rate, window);
     if (!swapped) return;
     for (size_t t = 0; t < rank.tensors.size(); ++t) {
-      if (rank.tensors[t].traffic_in_fixed) continue;
+      if (rank.tensors[t].kind != k || rank.tensors[t].traffic_in_fixed) {
+        continue;
+      }
       Put(row, own.swap[t], -rank.tensors[t].bytes / kGiga);
     }
   }
@@ -185,8 +193,9 @@ class Glpk {
     }
   }
 
-  static double Layers(const Problem::Rank& rank) {
-    return static_cast<double>(rank.layers - rank.resident_layers);
+  static double Layers(const Problem::Rank& rank, size_t t) {
+    const Problem::Kind& kind = rank.kinds[rank.tensors[t].kind];
+    return static_cast<double>(kind.layers - kind.resident_layers);
   }
 
   void AddMemory() {
@@ -228,7 +237,7 @@ class Glpk {
   void PutBytes(int row, const Problem::Rank& rank,
                 const std::vector<int>& columns) {
     for (size_t t = 0; t < columns.size(); ++t) {
-      Put(row, columns[t], Layers(rank) * rank.tensors[t].bytes / kGiga);
+      Put(row, columns[t], Layers(rank, t) * rank.tensors[t].bytes / kGiga);
     }
   }
 
@@ -238,17 +247,21 @@ class Glpk {
     Put(all_bytes, moved_, 1);
     for (size_t r = 0; r < own_.size(); ++r) {
       const Problem::Rank& rank = problem_.ranks[r];
-      const double window = rank.forward_layer_s + rank.backward_layer_s;
-      const int row = RowAtLeast(static_cast<double>(rank.layers) * window);
+      double windows = 0;
+      for (const Problem::Kind& kind : rank.kinds) {
+        windows += static_cast<double>(kind.layers) *
+                   (kind.forward_layer_s + kind.backward_layer_s);
+      }
+      const int row = RowAtLeast(windows);
       Put(row, step_, 1);
       for (size_t t = 0; t < rank.tensors.size(); ++t) {
         const double seconds =
-            Layers(rank) * rank.tensors[t].recompute_s.value_or(0);
+            Layers(rank, t) * rank.tensors[t].recompute_s.value_or(0);
         Put(row, own_[r].recompute[t], -seconds);
         Put(all_seconds, own_[r].recompute[t], -seconds);
         if (rank.tensors[t].traffic_in_fixed) continue;
         Put(all_bytes, own_[r].swap[t],
-            -2 * Layers(rank) * rank.tensors[t].bytes / kGiga);
+            -2 * Layers(rank, t) * rank.tensors[t].bytes / kGiga);
       }
     }
     const int row = RowAtLeast(0);

@@ -27,12 +27,12 @@ Problem OneRank(int64_t layers = 10) {
   Problem p;
   p.links = {{"pcie0", 3e9, 3e9, {}}};
   p.numa = {{0, 1e12}};
-  p.ranks = {{.name = "0",
-              .numa = 0,
-              .links = {"pcie0"},
-              .layers = layers,
-              .forward_layer_s = 1,
-              .backward_layer_s = 2}};
+  p.ranks = {
+      {.name = "0",
+       .numa = 0,
+       .links = {"pcie0"},
+       .kinds = {
+           {.layers = layers, .forward_layer_s = 1, .backward_layer_s = 2}}}};
   return p;
 }
 
@@ -80,7 +80,8 @@ TEST(NodeSwap, TheSlowestRankGetsTheSharedLink) {
   p.ranks[0].tensors = {{.name = "a", .bytes = 3e9, .recompute_s = 0.4}};
   p.ranks.push_back(p.ranks[0]);
   p.ranks[1].name = "1";
-  p.ranks[1].forward_layer_s = 1.5;  // 5 s behind: rank 0's 4 s are for nothing
+  p.ranks[1].kinds[0].forward_layer_s =
+      1.5;  // 5 s behind: rank 0's 4 s are for nothing
   const NodeSwapResult result = MustPlan(p);
   EXPECT_NEAR(result.joint->step_s, 35, 1e-9);
   EXPECT_NEAR(result.ranks[1].added_s, 0, 1e-9);
@@ -91,7 +92,7 @@ TEST(NodeSwap, TheSlowestRankGetsTheSharedLink) {
 TEST(NodeSwap, FixedTrafficAndTheTotalOfALinkCount) {
   Problem p = OneRank();
   p.links[0].total_bytes_per_s = 4e9;
-  p.ranks[0].forward_h2d_fixed_bytes = 3e9;
+  p.ranks[0].kinds[0].forward_h2d_fixed_bytes = 3e9;
   p.ranks[0].tensors = {{.name = "a", .bytes = 4e9, .recompute_s = 0.4}};
   const NodeSwapResult result = MustPlan(p);
   // Forward: d + 3 GB within 4 GB.
@@ -148,8 +149,8 @@ TEST(NodeSwap, RanksOnAnOverloadedLinkWaitEachForItsPart) {
       {.name = "x", .bytes = 3e9, .must = Problem::Must::kSwap}};
   p.ranks.push_back(p.ranks[0]);
   p.ranks[1].name = "1";
-  p.ranks[1].forward_layer_s = 2;  // half the rate
-  p.ranks[1].backward_layer_s = 4;
+  p.ranks[1].kinds[0].forward_layer_s = 2;  // half the rate
+  p.ranks[1].kinds[0].backward_layer_s = 4;
   const NodeSwapResult result = MustPlan(p);
   ASSERT_TRUE(result.feasible);
   // Out: 3 + 1.5 of 3 GB/s, so forward takes half longer.
@@ -157,13 +158,13 @@ TEST(NodeSwap, RanksOnAnOverloadedLinkWaitEachForItsPart) {
   EXPECT_NEAR(result.ranks[1].stall_s, 10 * 1.0, 1e-6);
   EXPECT_NEAR(result.stall_s, 10, 1e-6);
   // What has a window as long as its copies take hides them.
-  p.ranks[1].resident_layers = 10;
+  p.ranks[1].kinds[0].resident_layers = 10;
   EXPECT_EQ(MustPlan(p).ranks[1].stall_s, 0);
 }
 
 TEST(NodeSwap, ALayerThatStaysCostsNoMemoryButItsWindow) {
   Problem p = OneRank();
-  p.ranks[0].resident_layers = 10;
+  p.ranks[0].kinds[0].resident_layers = 10;
   p.ranks[0].tensors = {{.name = "a", .bytes = 4e9, .recompute_s = 0.4}};
   const NodeSwapResult result = MustPlan(p);
   EXPECT_EQ(result.joint->recompute_s, 0);
@@ -190,9 +191,24 @@ TEST(NodeSwap, NonsenseIsRefusedWithItsPath) {
   p.ranks[0].links.push_back("pcie9");
   EXPECT_EQ(Complaint(p), "ranks[0].links[1]: there is no link 'pcie9'");
   p.ranks[0].links.pop_back();
-  p.ranks[0].forward_layer_s = 0;
+  p.ranks[0].kinds[0].forward_layer_s = 0;
   EXPECT_EQ(Complaint(p), "ranks[0].forward_layer_s: is 0: it must be above");
-  p.ranks[0].forward_layer_s = 1;
+  p.ranks[0].kinds[0].forward_layer_s = 1;
+  p.ranks[0].tensors = {{.name = "a", .kind = 1, .bytes = 1}};
+  EXPECT_EQ(Complaint(p), "ranks[0].tensors[0].kind: there is no kind 1 of 1");
+  p.ranks[0].kinds.push_back({.name = "moe", .layers = 1});
+  EXPECT_EQ(Complaint(p),
+            "ranks[0].kinds[1].forward_layer_s: is 0: it must be above");
+  p.ranks[0].kinds[1].forward_layer_s = 1;
+  EXPECT_EQ(Complaint(p),
+            "ranks[0].kinds[1].backward_layer_s: is 0: it must be above");
+  p.ranks[0].tensors.clear();  // nothing for a backward: layers are frozen
+  EXPECT_EQ(Complaint(p), "");
+  p.ranks[0].kinds[1].name = p.ranks[0].kinds[0].name;
+  EXPECT_EQ(Complaint(p), "ranks[0].kinds[1].name: 'layer' occurs twice");
+  p.ranks[0].kinds.clear();
+  EXPECT_EQ(Complaint(p), "ranks[0].kinds: there is none");
+  p = OneRank();
   p.ranks[0].numa = 4;
   EXPECT_EQ(Complaint(p), "ranks[0].numa: there is no NUMA node 4");
   p.ranks.clear();

@@ -56,25 +56,26 @@ class Maker {
 
   void AddRank(size_t r, size_t numa) {
     Problem::Rank rank{.name = fmt::format("{}", r),
-                       .numa = static_cast<int64_t>(r % numa),
-                       .layers = 1 + static_cast<int64_t>(random_() % 80)};
-    rank.resident_layers = static_cast<int64_t>(random_() % 3);
-    rank.resident_layers = std::min(rank.resident_layers, rank.layers);
-    rank.forward_layer_s = Spread(0.05, 3);
-    rank.backward_layer_s = rank.forward_layer_s * Uniform(1, 3);
+                       .numa = static_cast<int64_t>(r % numa)};
+    Problem::Kind& kind = rank.kinds[0];
+    kind.layers = 1 + static_cast<int64_t>(random_() % 80);
+    kind.resident_layers = static_cast<int64_t>(random_() % 3);
+    kind.resident_layers = std::min(kind.resident_layers, kind.layers);
+    kind.forward_layer_s = Spread(0.05, 3);
+    kind.backward_layer_s = kind.forward_layer_s * Uniform(1, 3);
     for (size_t t = random_() % 13; t > 0; --t) {
       rank.tensors.push_back(Tensor(t));
     }
     double bytes = 0;
     for (const Problem::Tensor& tensor : rank.tensors) bytes += tensor.bytes;
-    const double all = bytes * static_cast<double>(rank.layers);
+    const double all = bytes * static_cast<double>(kind.layers);
     rank.gpu_budget_bytes = gpu_ * all * Uniform(0.5, 1.5);
-    rank.forward_d2h_fixed_bytes = Maybe(bytes * Uniform(0, 0.2));
-    rank.forward_h2d_fixed_bytes = Maybe(bytes * Uniform(0, 0.5));
-    rank.backward_d2h_fixed_bytes = Maybe(bytes * Uniform(0, 0.5));
-    rank.backward_h2d_fixed_bytes = Maybe(bytes * Uniform(0, 0.5));
+    kind.forward_d2h_fixed_bytes = Maybe(bytes * Uniform(0, 0.2));
+    kind.forward_h2d_fixed_bytes = Maybe(bytes * Uniform(0, 0.5));
+    kind.backward_d2h_fixed_bytes = Maybe(bytes * Uniform(0, 0.5));
+    kind.backward_h2d_fixed_bytes = Maybe(bytes * Uniform(0, 0.5));
     rank.host_fixed_bytes = Maybe(all * Uniform(0, 0.2));
-    const double rate = std::max(bytes / rank.forward_layer_s, 1e6);
+    const double rate = std::max(bytes / kind.forward_layer_s, 1e6);
     Problem::Link own{.name = fmt::format("pcie{}", r),
                       .h2d_bytes_per_s = link_ * rate * Uniform(0.5, 1.5),
                       .d2h_bytes_per_s = link_ * rate * Uniform(0.5, 1.5),
@@ -91,7 +92,8 @@ class Maker {
       if (rank.numa != id) continue;
       all += rank.host_fixed_bytes;
       for (const Problem::Tensor& tensor : rank.tensors) {
-        all += tensor.bytes * static_cast<double>(rank.layers);
+        all +=
+            tensor.bytes * static_cast<double>(rank.kinds[tensor.kind].layers);
       }
     }
     node_.numa.push_back({id, Coin(0.03) ? 0 : host_ * all});
@@ -123,6 +125,55 @@ class Maker {
 
 Problem RandomNode(std::mt19937& random) { return Maker(random).Node(); }
 
+namespace {
+
+// The kind again, with `layers` of its layers and everything else of another
+// size; now and then frozen, with nothing for a backward.
+void AddKind(const Problem::Rank& one, int64_t layers, size_t k,
+             std::mt19937& random, Problem::Rank* rank) {
+  const auto times = [&random] {
+    return std::uniform_real_distribution<double>(0.3, 2)(random);
+  };
+  const bool frozen = k > 0 && random() % 8 == 0;
+  Problem::Kind kind = one.kinds[0];
+  kind.name = fmt::format("kind{}", k);
+  kind.layers = layers;
+  kind.resident_layers = std::min(kind.resident_layers, layers);
+  kind.forward_layer_s *= times();
+  kind.forward_d2h_fixed_bytes *= times();
+  kind.forward_h2d_fixed_bytes *= times();
+  kind.backward_layer_s *= frozen ? 0 : times();
+  kind.backward_d2h_fixed_bytes *= frozen ? 0 : times();
+  kind.backward_h2d_fixed_bytes *= frozen ? 0 : times();
+  rank->kinds.push_back(kind);
+  if (frozen) return;
+  for (Problem::Tensor tensor : one.tensors) {
+    tensor.kind = k;
+    tensor.bytes *= times();
+    if (tensor.recompute_s) *tensor.recompute_s *= times();
+    rank->tensors.push_back(tensor);
+  }
+}
+
+}  // namespace
+
+Problem WithKinds(Problem node, std::mt19937& random) {
+  for (Problem::Rank& rank : node.ranks) {
+    const Problem::Rank one = rank;
+    rank.kinds.clear();
+    rank.tensors.clear();
+    int64_t left = one.kinds[0].layers;
+    const auto kinds = std::min<int64_t>(1 + random() % 3, left);
+    for (int64_t k = kinds; k > 0; --k) {
+      const int64_t layers =
+          k == 1 ? left : 1 + static_cast<int64_t>(random()) % (left - k + 1);
+      AddKind(one, layers, static_cast<size_t>(kinds - k), random, &rank);
+      left -= layers;
+    }
+  }
+  return node;
+}
+
 Problem BusyNode(size_t ranks, size_t tensors) {
   Problem node;
   node.numa = {{0, 1.2e12}, {1, 1.2e12}};
@@ -136,16 +187,16 @@ Problem BusyNode(size_t ranks, size_t tensors) {
     Problem::Rank rank{.name = fmt::format("{}", r),
                        .numa = numa,
                        .links = {own, fmt::format("switch{}", numa)},
-                       .layers = 32,
-                       .resident_layers = 2,
                        .gpu_budget_bytes = 2e10,
-                       .forward_layer_s = 0.9 + 0.01 * static_cast<double>(r),
-                       .backward_layer_s = 2,
-                       .forward_d2h_fixed_bytes = 1e8,
-                       .forward_h2d_fixed_bytes = 4e9,
-                       .backward_d2h_fixed_bytes = 2e9,
-                       .backward_h2d_fixed_bytes = 5e9,
                        .host_fixed_bytes = 1e10};
+    rank.kinds = {{.layers = 32,
+                   .resident_layers = 2,
+                   .forward_layer_s = 0.9 + 0.01 * static_cast<double>(r),
+                   .backward_layer_s = 2,
+                   .forward_d2h_fixed_bytes = 1e8,
+                   .forward_h2d_fixed_bytes = 4e9,
+                   .backward_d2h_fixed_bytes = 2e9,
+                   .backward_h2d_fixed_bytes = 5e9}};
     for (size_t t = 0; t < tensors; ++t) {
       Problem::Tensor tensor{.name = fmt::format("t{}", t),
                              .bytes = 1e9 + 3e8 * static_cast<double>(t % 5)};

@@ -12,6 +12,10 @@ namespace sluice::planner {
 // tensors; from roomy to hopeless.
 NodeSwapProblem RandomNode(std::mt19937& random);
 
+// The node with ranks of up to three kinds of layers, unlike in everything but
+// which tensors they have; a later kind may be frozen.
+NodeSwapProblem WithKinds(NodeSwapProblem node, std::mt19937& random);
+
 // `ranks` ranks of `tensors` tensors with links and memory that bind.
 NodeSwapProblem BusyNode(size_t ranks, size_t tensors);
 

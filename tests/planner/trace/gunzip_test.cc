@@ -94,7 +94,7 @@ TEST(Gunzip, ABombIsRefusedWhereItPassesTheLimit) {
 TEST(GzipTrace, EachFormatIsReadAsThePlainOne) {
   plan::RankProfile profile;
   profile.rank = Rank(0);
-  profile.layers = 1;
+  profile.kinds[0].layers = 1;
   plan::SegmentKind segment{.name = "loss.full"};
   segment.trace = {{{0, 0, 2, Bytes(100)}, {1, 1, 3, Bytes(50)}}, 3};
   profile.segments.push_back(segment);

@@ -303,7 +303,7 @@ TEST(PyTorchTrace, WhatIsMissingOrDamagedIsNamed) {
 plan::RankProfile Profile(uint64_t rank) {
   plan::RankProfile profile;
   profile.rank = Rank(rank);
-  profile.layers = 1;
+  profile.kinds[0].layers = 1;
   for (const char* name : {"qkv.full", "loss.full"}) {
     plan::SegmentKind segment{.name = name};
     segment.trace = {{{0, 0, 2, Bytes(100)}, {1, 1, 3, Bytes(50)}}, 3};

@@ -24,8 +24,8 @@ RankProfile SampleProfile(uint64_t rank) {
   p.rank = Rank(rank);
   p.gpu = DeviceIndex(1);
   p.numa = NumaIndex(0);
-  p.layers = 4;
-  p.resident_layers = 1;
+  p.kinds[0].layers = 4;
+  p.kinds[0].resident_layers = 1;
   p.segments.push_back(
       {.name = "qkv.forward.full",
        .trace = {.buffers = {{0, 0, 3, Bytes(4096)}, {1, 1, 2, Bytes(100)}},
@@ -43,12 +43,12 @@ RankProfile SampleProfile(uint64_t rank) {
                        .can_keep = true,
                        .given = {.keep = 0.125},
                        .why = "it was \"free\""});
-  p.forward_layer_seconds = 0.9;
-  p.backward_layer_seconds = 2.1;
-  p.forward_d2h_fixed = KiB(1);
-  p.forward_h2d_fixed = KiB(2);
-  p.backward_d2h_fixed = KiB(3);
-  p.backward_h2d_fixed = kManyCopies;
+  p.kinds[0].forward_layer_seconds = 0.9;
+  p.kinds[0].backward_layer_seconds = 2.1;
+  p.kinds[0].forward_d2h_fixed = KiB(1);
+  p.kinds[0].forward_h2d_fixed = KiB(2);
+  p.kinds[0].backward_d2h_fixed = KiB(3);
+  p.kinds[0].backward_h2d_fixed = kManyCopies;
   p.host_fixed = KiB(5);
   if (rank == 1) p.host_limit = MiB(300);
   p.transient_capacity = MiB(30);
@@ -99,7 +99,7 @@ TEST(PlanCodec, EverythingSurvivesARoundTrip) {
   EXPECT_EQ(Encode(*decoded), Encode(request));
   EXPECT_EQ(decoded->profiles[1].classes[1].recompute_seconds, 1.0 / 3);
   EXPECT_EQ(decoded->profiles[0].segments[0].trace.buffers[1].size, Bytes(100));
-  EXPECT_EQ(decoded->profiles[1].backward_h2d_fixed, kManyCopies);
+  EXPECT_EQ(decoded->profiles[1].kinds[0].backward_h2d_fixed, kManyCopies);
   EXPECT_EQ(decoded->profiles[1].alpha, -1);
   EXPECT_EQ(decoded->profiles[1].classes[1].given.keep, 0.125);
   EXPECT_EQ(decoded->profiles[1].classes[1].given.swap, std::nullopt);
@@ -125,6 +125,54 @@ TEST(PlanCodec, OneProfileAndAListSurviveARoundTrip) {
   const auto decoded_list = DecodeProfiles(Encode(list));
   ASSERT_TRUE(decoded_list.ok()) << decoded_list.status();
   EXPECT_EQ(Encode(*decoded_list), Encode(list));
+}
+
+// Of two kinds of layers; a class of each has the same name.
+PlanRequest SampleOfKinds() {
+  PlanRequest request = SampleRequest();
+  RankProfile& p = request.profiles[0];
+  p.kinds[0].name = "dense";
+  p.kinds.push_back(p.kinds[0]);
+  p.kinds[1].name = "moe";
+  p.kinds[1].layers = 7;
+  for (SkeletalClass& c : p.classes) c.kind = "dense";
+  p.classes.push_back(p.classes[1]);
+  p.classes[2].kind = "moe";
+  return request;
+}
+
+TEST(PlanCodec, KindsOfLayersSurviveARoundTrip) {
+  const PlanRequest request = SampleOfKinds();
+  const auto decoded = DecodePlanRequest(Encode(request));
+  ASSERT_TRUE(decoded.ok()) << decoded.status();
+  EXPECT_EQ(Encode(*decoded), Encode(request));
+  const RankProfile& p = decoded->profiles[0];
+  ASSERT_EQ(p.kinds.size(), 2u);
+  EXPECT_EQ(p.kinds[1].name, "moe");
+  EXPECT_EQ(LayersOf(p), 11);
+  EXPECT_EQ(KindOf(p, p.classes[2]).layers, 7);
+  NodePlan plan = SamplePlan();
+  plan.ranks[0].classes.push_back({"ffn_up", {0, 1, 0}, "", "moe"});
+  const auto decoded_plan = DecodeNodePlan(Encode(plan));
+  ASSERT_TRUE(decoded_plan.ok()) << decoded_plan.status();
+  EXPECT_EQ(Encode(*decoded_plan), Encode(plan));
+  EXPECT_EQ(decoded_plan->ranks[0].classes[1].kind, "moe");
+}
+
+// What was written before there were kinds, and what a rank of one kind still
+// writes: nothing of them.
+TEST(PlanCodec, ARankThatTellsNoKindsApartWritesNone) {
+  const json document = json::parse(Encode(SampleRequest()));
+  const json& profile = document["profiles"][0];
+  EXPECT_FALSE(profile.contains("kinds"));
+  EXPECT_EQ(profile["layers"], 4);
+  EXPECT_FALSE(profile["classes"][0].contains("kind"));
+  const json plan = json::parse(Encode(SamplePlan()));
+  EXPECT_FALSE(plan["ranks"][0]["classes"][0].contains("kind"));
+  const auto decoded = DecodePlanRequest(Encode(SampleRequest()));
+  ASSERT_TRUE(decoded.ok()) << decoded.status();
+  ASSERT_EQ(decoded->profiles[0].kinds.size(), 1u);
+  EXPECT_EQ(decoded->profiles[0].kinds[0].name, kOneKind);
 }
 
 TEST(PlanCodec, OneKindOfDocumentIsNotReadAsAnother) {
@@ -205,6 +253,22 @@ TEST(PlanCodec, NoFieldOfARequestMayBeMissingOfWrongTypeOrUnknown) {
   ExpectEveryFieldIsChecked(Encode(SampleRequest()), DecodePlanRequest);
 }
 
+TEST(PlanCodec, NoFieldOfKindsMayBeMissingOfWrongTypeOrUnknown) {
+  json document = json::parse(Encode(SampleOfKinds()));
+  for (const char* key : {"kinds", "layers"}) {
+    json broken = document;
+    if (key == std::string("kinds")) {
+      broken["profiles"][0].erase(key);  // then its fields are missing
+    } else {
+      broken["profiles"][0]["kinds"][1].erase(key);
+    }
+    const auto result = DecodePlanRequest(broken.dump());
+    ASSERT_FALSE(result.ok()) << key;
+    EXPECT_THAT(std::string(result.status().message()),
+                HasSubstr("layers: is missing"));
+  }
+}
+
 TEST(PlanCodec, NoFieldOfAPlanMayBeMissingOfWrongTypeOrUnknown) {
   ExpectEveryFieldIsChecked(Encode(SamplePlan()), DecodeNodePlan);
 }
@@ -269,6 +333,40 @@ TEST(PlanCodec, ValuesOutOfRangeAreRefusedWithFieldValueAndLimit) {
        {"/resources/links/0/profiles/1", 0, "profiles[1]: 0 occurs twice"},
        {"/resources/links/0", 3, "links[0]: 3 is not an object"}},
       DecodePlanRequest);
+}
+
+TEST(PlanCodec, KindsOutOfRangeAreRefusedWithFieldValueAndLimit) {
+  json many = json::array();
+  const json kind =
+      json::parse(Encode(SampleOfKinds()))["profiles"][0]["kinds"][0];
+  for (int i = 0; i < 65; ++i) {
+    many.push_back(kind);
+    many.back()["name"] = std::to_string(i);
+  }
+  ExpectRefused(
+      Encode(SampleOfKinds()),
+      {{"/profiles/0/kinds/1/layers", 0,
+        "profiles[0].kinds[1].layers: 0 is not between 1"},
+       {"/profiles/0/kinds/1/layers", (1 << 20) - 3,
+        "1048573 is not between 1 and 1048572"},  // together 2^20 at most
+       {"/profiles/0/kinds/1/resident_layers", 8, "8 is not between 0 and 7"},
+       {"/profiles/0/kinds/1/backward_h2d_fixed", -1, "-1 is not between 0"},
+       {"/profiles/0/kinds/1/name", "dense", "'dense' occurs twice"},
+       {"/profiles/0/kinds/1/name", "", "kinds[1].name: is empty"},
+       {"/profiles/0/kinds/1/colour", 1, "unknown field"},
+       {"/profiles/0/kinds", json::array(), "kinds: is empty"},
+       {"/profiles/0/kinds", many, "has 65 entries; the limit is 64"},
+       {"/profiles/0/layers", 4, "unknown field"},
+       {"/profiles/0/classes/2/kind", "dense", "'dense/ffn_up' occurs twice"},
+       {"/profiles/0/classes/2/kind", "wide",
+        "classes[2].kind: 'wide' is no kind of this rank's layers"}},
+      DecodePlanRequest);
+  json plan = json::parse(Encode(SamplePlan()));
+  json& classes = plan["ranks"][0]["classes"];
+  classes.push_back(classes[0]);
+  EXPECT_FALSE(DecodeNodePlan(plan.dump()).ok());
+  classes[1]["kind"] = "moe";
+  EXPECT_TRUE(DecodeNodePlan(plan.dump()).ok());
 }
 
 TEST(PlanCodec, PlansOutOfRangeAreRefusedWithFieldValueAndLimit) {

@@ -30,15 +30,15 @@ Placement SamplePlacement() {
 
 RankProfile SampleProfile() {
   RankProfile p;
-  p.layers = 3;
-  p.resident_layers = 1;
+  p.kinds[0].layers = 3;
+  p.kinds[0].resident_layers = 1;
   p.segments = {{.name = "ffn.full", .trace = SampleTrace()}};
   p.classes = {
       {.name = "in", .bytes_per_layer = Bytes(1000), .must_swap = true},
       {.name = "up", .bytes_per_layer = Bytes(4000)},
       {.name = "act", .bytes_per_layer = Bytes(0), .can_keep = true}};
-  p.forward_layer_seconds = 1;
-  p.backward_layer_seconds = 2;
+  p.kinds[0].forward_layer_seconds = 1;
+  p.kinds[0].backward_layer_seconds = 2;
   p.host_fixed = Bytes(50);
   p.transient_capacity = Bytes(256);
   return p;
@@ -245,9 +245,9 @@ TEST(Validate, WhatIsBeyondALimitIsNamed) {
       {"link 'pcie0' moves 1500 bytes/s to the GPUs, it has 1499",
        [](P&, R& r, N&) { r.links[0].h2d_bytes_per_second = 1499; }},
       {"link 'pcie0' moves 3001 bytes/s to the host",
-       [](P& p, R&, N&) { p.forward_d2h_fixed = Bytes(1); }},
+       [](P& p, R&, N&) { p.kinds[0].forward_d2h_fixed = Bytes(1); }},
       {"link 'pcie0' moves 3002 bytes/s to the GPUs",
-       [](P& p, R&, N&) { p.backward_h2d_fixed = Bytes(3004); }},
+       [](P& p, R&, N&) { p.kinds[0].backward_h2d_fixed = Bytes(3004); }},
   });
 }
 
@@ -287,9 +287,75 @@ TEST(Validate, RanksOfAJobShareTheFractionsOfSharedClasses) {
   EXPECT_TRUE(ValidateNodePlan(profiles, {}, plan).ok());
 }
 
+// Two kinds of layers: of "long" ones twice the window, and two layers.
+void AddLongLayers(RankProfile* profile, RankPlan* plan) {
+  profile->kinds.push_back(profile->kinds[0]);
+  profile->kinds[1].name = "long";
+  profile->kinds[1].layers = 2;
+  profile->kinds[1].resident_layers = 0;
+  profile->kinds[1].forward_layer_seconds = 2;
+  profile->kinds[1].backward_layer_seconds = 4;
+  const std::vector<SkeletalClass> classes = profile->classes;
+  for (SkeletalClass c : classes) {
+    c.kind = "long";
+    profile->classes.push_back(c);
+  }
+  plan->classes.push_back({"in", {0, 1, 0}, "", "long"});
+  plan->classes.push_back({"up", {0, 1, 0}, "", "long"});
+  plan->classes.push_back({"act", {1, 0, 0}, "", "long"});
+  plan->host_bytes += Bytes(2 * (1000 + 4000));
+  plan->alpha = 0.7;  // 3 layers a half, 2 whole
+}
+
+TEST(Validate, KindsOfLayersAreCheckedEachByItself) {
+  RankProfile profile = SampleProfile();
+  NodePlan plan = SamplePlan();
+  AddLongLayers(&profile, &plan.ranks[0]);
+  NodeResources resources = SampleResources();
+  resources.hosts[0].bytes += Bytes(10000);
+  // Short layers copy 3000 bytes a second, long ones 2500.
+  EXPECT_TRUE(ValidateNodePlan({profile}, resources, plan).ok())
+      << ValidateNodePlan({profile}, resources, plan);
+  const auto complaint = [&] {
+    return std::string(ValidateNodePlan({profile}, resources, plan).message());
+  };
+  resources.links[0].d2h_bytes_per_second = 2900;
+  EXPECT_EQ(complaint(),
+            "link 'pcie0' moves 3000 bytes/s to the host, it has 2900");
+  resources.links[0].d2h_bytes_per_second = 3000;
+  plan.ranks[0].host_bytes -= Bytes(2);
+  EXPECT_EQ(complaint(), "rank 0: host_bytes is 16048, the classes need 16050");
+  plan.ranks[0].host_bytes += Bytes(2);
+  plan.ranks[0].alpha = 0.5;
+  EXPECT_EQ(complaint(),
+            "rank 0: alpha is 0.5, the classes swap 0.7 of their bytes");
+  plan.ranks[0].alpha = 0.7;
+  plan.ranks[0].classes[4].kind = "layer";
+  EXPECT_EQ(complaint(), "rank 0: class 'up' planned 2 times");
+}
+
+// What the short layers must copy overloads the link; the long ones' copies are
+// no part of that, and may not come to more than the link.
+TEST(Validate, AnOverloadOfOneKindAllowsNoOtherMoreThanTheLink) {
+  RankProfile profile = SampleProfile();
+  NodePlan plan = SamplePlan();
+  AddLongLayers(&profile, &plan.ranks[0]);
+  plan.ranks[0].classes[1] = {"up", {0, 0, 1}, ""};
+  plan.ranks[0].alpha = 0.4;
+  profile.kinds[0].forward_d2h_fixed = Bytes(9000);
+  NodeResources resources = SampleResources();
+  resources.hosts[0].bytes += Bytes(10000);
+  resources.links[0].d2h_bytes_per_second = 2500;
+  EXPECT_TRUE(ValidateNodePlan({profile}, resources, plan).ok())
+      << ValidateNodePlan({profile}, resources, plan);
+  resources.links[0].d2h_bytes_per_second = 2400;
+  EXPECT_EQ(std::string(ValidateNodePlan({profile}, resources, plan).message()),
+            "link 'pcie0' moves 2500 bytes/s to the host, it has 2400");
+}
+
 TEST(Validate, ALinkThatMustCopiesOverloadIsNoErrorAtAlphaZero) {
   RankProfile profile = SampleProfile();
-  profile.forward_d2h_fixed = Bytes(5000);
+  profile.kinds[0].forward_d2h_fixed = Bytes(5000);
   NodePlan plan = SamplePlan();
   plan.ranks[0].alpha = 0;
   plan.ranks[0].classes[1] = {"up", {0, 0, 1}, ""};

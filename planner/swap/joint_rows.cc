@@ -1,0 +1,280 @@
+#include "planner/swap/joint_rows.h"
+
+#include <algorithm>
+#include <string>
+#include <utility>
+
+namespace sluice::planner {
+namespace {
+
+using Problem = NodeSwapProblem;
+using Kind = CapacityRow::Kind;
+using Direction = CapacityRow::Kind;  // a link's
+
+// Writes the rows.
+class Rows {
+ public:
+  Rows(const Problem& problem, JointRows* rows)
+      : problem_(problem), s_(*rows), program_(rows->program) {
+    s_.capacities = CapacitiesOf(problem);
+    s_.rates.resize(problem.ranks.size());
+    for (const Problem::Rank& rank : problem.ranks) AddTensors(rank);
+    for (size_t r = 0; r < problem.ranks.size(); ++r) AddRates(r);
+    for (const CapacityRow& row : s_.capacities) AddCapacity(row);
+    AddObjectives();
+    s_.solver = std::make_unique<LinearSolver>(program_);
+  }
+
+ private:
+  // The three fractions of every tensor; what has no choice has no column.
+  void AddTensors(const Problem::Rank& rank) {
+    std::vector<TensorForms> all;
+    for (const Problem::Tensor& tensor : rank.tensors) {
+      TensorForms forms;
+      if (tensor.must == Problem::Must::kSwap) {
+        forms.swap = Form::Of(1.0);
+      } else if (tensor.must == Problem::Must::kRecompute) {
+        forms.recompute = Form::Of(1.0);
+      } else if (tensor.must == Problem::Must::kNothing) {
+        forms = tensor.shared.empty() ? Free(tensor) : Shared(tensor);
+      }
+      all.push_back(std::move(forms));
+    }
+    s_.tensors.push_back(std::move(all));
+  }
+
+  TensorForms Shared(const Problem::Tensor& tensor) {
+    const auto found = shared_.find(tensor.shared);
+    if (found != shared_.end()) return found->second;
+    return shared_[tensor.shared] = Free(tensor);
+  }
+
+  TensorForms Free(const Problem::Tensor& tensor) {
+    const double room = 1 - tensor.given.keep.value_or(0);
+    const bool keeps = tensor.can_keep && !tensor.given.keep;
+    TensorForms forms;
+    if (tensor.given.swap) {
+      forms.swap = Form::Of(*tensor.given.swap);
+    } else if (!keeps && !tensor.recompute_s) {
+      forms.swap = Form::Of(room);
+    } else {
+      forms.swap = Form::Of(program_.AddColumn({0, room}));
+    }
+    if (!tensor.recompute_s) return forms;
+    if (!keeps) {
+      forms.recompute = Form::Of(room);
+      forms.recompute.Add(forms.swap, -1);
+      return forms;
+    }
+    const int recompute = program_.AddColumn({0, room});
+    forms.recompute = Form::Of(recompute);
+    Form sum = forms.swap;
+    sum.Add(forms.recompute, 1);
+    program_.AddRow({.upper = room - sum.constant, .terms = Terms(sum)});
+    return forms;
+  }
+
+  enum Counted { kCopied, kSwapped, kKept, kSeconds };
+  // Of all layers of rank r whose tensors move.
+  Form RankForm(size_t r, Counted counted) const {
+    Form sum;
+    const Problem::Rank& rank = problem_.ranks[r];
+    for (size_t t = 0; t < rank.tensors.size(); ++t) {
+      const Problem::Tensor& tensor = rank.tensors[t];
+      const TensorForms& forms = s_.tensors[r][t];
+      const double m = MovingLayers(rank, tensor);
+      if (counted == kKept) {
+        sum.Add(forms.Keep(), m * tensor.bytes);
+      } else if (counted == kSeconds) {
+        sum.Add(forms.recompute, m * tensor.recompute_s.value_or(0));
+      } else if (counted == kSwapped || !tensor.traffic_in_fixed) {
+        sum.Add(forms.swap, m * tensor.bytes);
+      }
+    }
+    return sum;
+  }
+
+  // Of one layer of kind k of rank r.
+  Form CopiedForm(size_t r, size_t k) const {
+    Form sum;
+    const Problem::Rank& rank = problem_.ranks[r];
+    for (size_t t = 0; t < rank.tensors.size(); ++t) {
+      const Problem::Tensor& tensor = rank.tensors[t];
+      if (tensor.kind != k || tensor.traffic_in_fixed) continue;
+      sum.Add(s_.tensors[r][t].swap, tensor.bytes);
+    }
+    return sum;
+  }
+
+  // lower <= form, of which the constant goes to the other side.
+  void AtLeast(Form form, double lower) {
+    program_.AddRow({.lower = lower - form.constant, .terms = Terms(form)});
+  }
+  static std::vector<std::pair<int, double>> Terms(const Form& form) {
+    std::vector<std::pair<int, double>> terms;
+    for (const auto& [column, value] : form.terms) {
+      if (value != 0) terms.emplace_back(column, value);
+    }
+    return terms;
+  }
+
+  // What either pass of a kind needs of each direction.
+  using Passes = std::vector<Form>;
+  static std::map<Kind, Passes> PassesOf(const Problem::Kind& kind,
+                                         const Form& copied) {
+    const double ff = kind.forward_d2h_fixed_bytes;
+    const double fh = kind.forward_h2d_fixed_bytes;
+    const double bf = kind.backward_d2h_fixed_bytes;
+    const double bh = kind.backward_h2d_fixed_bytes;
+    const auto pass = [&copied](double moved, double fixed, double window) {
+      // A pass without a window copies nothing.
+      if (window <= 0) return Form{};
+      Form form = Form::Of(fixed / window);
+      form.Add(copied, moved / window);
+      return form;
+    };
+    const double tf = kind.forward_layer_s;
+    const double tb = kind.backward_layer_s;
+    return {
+        {Direction::kLinkD2h, {pass(1, ff, tf), pass(0, bf, tb)}},
+        {Direction::kLinkH2d, {pass(0, fh, tf), pass(1, bh, tb)}},
+        {Direction::kLinkTotal, {pass(1, ff + fh, tf), pass(1, bf + bh, tb)}}};
+  }
+
+  // D_r, H_r and U_r: columns that are at least what each kind needs.
+  void AddRates(size_t r) {
+    const Problem::Rank& rank = problem_.ranks[r];
+    for (size_t k = 0; k < rank.kinds.size(); ++k) {
+      for (const auto& [direction, passes] :
+           PassesOf(rank.kinds[k], CopiedForm(r, k))) {
+        AddRate(r, direction, passes);
+      }
+    }
+  }
+
+  // Of the slowest of the rank's links; 0: none limits it.
+  double RateUnit(size_t r, Direction direction) const {
+    double unit = 0;
+    for (const CapacityRow& row : s_.capacities) {
+      if (row.kind != direction) continue;
+      if (!IsOn(problem_.ranks[r], problem_.links[row.index].name)) continue;
+      unit = unit == 0 ? row.capacity : std::min(unit, row.capacity);
+    }
+    return unit;
+  }
+
+  void AddRate(size_t r, Direction direction, const Passes& passes) {
+    const double unit = RateUnit(r, direction);
+    if (unit == 0) return;
+    JointRows::Rate& rate = s_.rates[r][direction];
+    if (rate.column < 0) rate = {program_.AddColumn({}), unit, {}};
+    int column = rate.column;
+    if (problem_.ranks[r].kinds.size() > 1) {
+      column = program_.AddColumn({});
+      rate.kinds.push_back(column);
+      Form room = Form::Of(rate.column);
+      room.Add(Form::Of(column), -1);
+      AtLeast(std::move(room), 0);
+    }
+    for (const Form& pass : passes) {
+      Form room = Form::Of(column);
+      room.Add(pass, -1 / unit);
+      AtLeast(std::move(room), 0);
+    }
+  }
+
+  Form UseOf(const CapacityRow& row) const {
+    Form used;
+    for (size_t r = 0; r < problem_.ranks.size(); ++r) {
+      const Problem::Rank& rank = problem_.ranks[r];
+      if (row.kind == Kind::kHost) {
+        if (rank.numa != problem_.numa[row.index].id) continue;
+        used.Add(RankForm(r, kSwapped), 1);
+        used.constant += rank.host_fixed_bytes;
+      } else if (row.kind == Kind::kLimit) {
+        if (!IsIn(rank, problem_.hosts[row.index].name)) continue;
+        used.Add(RankForm(r, kSwapped), 1);
+        used.constant += rank.host_fixed_bytes;
+      } else if (row.kind == Kind::kGpu) {
+        if (r == row.index) used.Add(RankForm(r, kKept), 1);
+      } else if (IsOn(rank, problem_.links[row.index].name)) {
+        const JointRows::Rate& rate = s_.rates[r].at(row.kind);
+        used.Add(Form::Of(rate.column), rate.unit);
+      }
+    }
+    return used;
+  }
+
+  // used <= capacity + excess * unit
+  void AddCapacity(const CapacityRow& row) {
+    const double unit = UnitOf(row);
+    Form form;
+    form.Add(UseOf(row), 1 / unit);
+    const int excess = program_.AddColumn({});
+    form.Add(Form::Of(excess), -1);
+    s_.excess.push_back(excess);
+    s_.row_scale.push_back(unit);
+    s_.capacity_row.push_back(program_.AddRow(
+        {.upper = row.capacity / unit - form.constant, .terms = Terms(form)}));
+  }
+
+  // The column that is at least a form in units of `unit`.
+  int AddTotal(const Form& form, double unit) {
+    const int column = program_.AddColumn({});
+    Form room = Form::Of(column);
+    room.Add(form, -1 / unit);
+    AtLeast(std::move(room), 0);
+    return column;
+  }
+
+  void AddObjectives() {
+    double slowest = 0, all_seconds = 0, all_bytes = 0;
+    for (const Problem::Rank& rank : problem_.ranks) {
+      slowest = std::max(slowest, WindowSeconds(rank));
+      for (const Problem::Tensor& tensor : rank.tensors) {
+        const double m = MovingLayers(rank, tensor);
+        all_seconds += m * tensor.recompute_s.value_or(0);
+        all_bytes += 2 * m * tensor.bytes;
+      }
+    }
+    if (slowest <= 0) slowest = 1;
+    s_.step = program_.AddColumn({});
+    Form recompute, moved, excess, kinds;
+    for (size_t r = 0; r < problem_.ranks.size(); ++r) {
+      const Problem::Rank& rank = problem_.ranks[r];
+      const Form seconds = RankForm(r, kSeconds);
+      Form room = Form::Of(s_.step);
+      room.constant -= WindowSeconds(rank) / slowest;
+      room.Add(seconds, -1 / slowest);
+      AtLeast(std::move(room), 0);
+      recompute.Add(seconds, 1);
+      moved.Add(RankForm(r, kCopied), 2);
+      for (const auto& [direction, rate] : s_.rates[r]) {
+        for (const int column : rate.kinds) kinds.Add(Form::Of(column), 1);
+      }
+    }
+    for (const int column : s_.excess) excess.Add(Form::Of(column), 1);
+    s_.unit = {.step_s = slowest,
+               .recompute_s = all_seconds > 0 ? all_seconds : 1,
+               .moved_bytes = all_bytes > 0 ? all_bytes : 1};
+    s_.recompute = AddTotal(recompute, s_.unit.recompute_s);
+    s_.moved = AddTotal(moved, s_.unit.moved_bytes);
+    s_.excess_sum = AddTotal(excess, 1);
+    if (!kinds.terms.empty()) s_.kinds_sum = AddTotal(kinds, 1);
+  }
+
+  const Problem& problem_;
+  JointRows& s_;
+  LinearProgram& program_;
+  std::map<std::string, TensorForms> shared_;
+};
+
+}  // namespace
+
+JointRows MakeJointRows(const Problem& problem) {
+  JointRows rows;
+  Rows(problem, &rows);
+  return rows;
+}
+
+}  // namespace sluice::planner

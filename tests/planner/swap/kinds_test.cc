@@ -1,0 +1,289 @@
+// Ranks whose layers are of several kinds: against GLPK, against the average
+// of their kinds, against a grid, and cases that one can work out.
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <algorithm>
+#include <cmath>
+#include <map>
+#include <string>
+#include <vector>
+
+#include "planner/swap/node_swap.h"
+#include "tests/planner/swap/naive_rows.h"
+#include "tests/planner/swap/nodes.h"
+#include "tests/support/status_matchers.h"
+
+namespace sluice::planner {
+namespace {
+
+using Problem = NodeSwapProblem;
+
+NodeSwapResult MustPlan(const Problem& problem) {
+  auto result = PlanNodeSwap(problem);
+  EXPECT_TRUE(result.ok()) << result.status();
+  return result.ok() ? *std::move(result) : NodeSwapResult{};
+}
+
+// A rank of 10 layers: half of them 1 s forward, 2 s backward, half four times
+// as long; each swaps 1 GB and has 4 GB to choose of.
+Problem SlidingAndFull(double bytes_per_s) {
+  Problem p;
+  p.links = {{"pcie0", bytes_per_s, bytes_per_s, {}}};
+  p.numa = {{0, 1e12}};
+  p.ranks = {{.name = "0", .numa = 0, .links = {"pcie0"}}};
+  Problem::Rank& rank = p.ranks[0];
+  rank.kinds = {{.name = "sliding",
+                 .layers = 5,
+                 .forward_layer_s = 1,
+                 .backward_layer_s = 2},
+                {.name = "full",
+                 .layers = 5,
+                 .forward_layer_s = 4,
+                 .backward_layer_s = 8}};
+  for (size_t k = 0; k < 2; ++k) {
+    rank.tensors.push_back({.name = "x",
+                            .kind = k,
+                            .bytes = 1e9,
+                            .must = Problem::Must::kSwap,
+                            .can_keep = false});
+    rank.tensors.push_back({.name = "ffn",
+                            .kind = k,
+                            .bytes = 4e9,
+                            .recompute_s = 0.1,
+                            .can_keep = false});
+  }
+  return p;
+}
+
+// A copy hides behind the layer that makes it, not behind another kind.
+TEST(Kinds, EachSwapsWhatItsOwnWindowHides) {
+  const NodeSwapResult result = MustPlan(SlidingAndFull(3e9));
+  EXPECT_TRUE(result.in_time);
+  EXPECT_NEAR(result.ranks[0].tensors[1].swap, 0.5, 1e-9);
+  EXPECT_NEAR(result.ranks[0].tensors[3].swap, 1, 1e-9);
+  EXPECT_NEAR(result.joint->step_s, 5 * (3 + 12) + 5 * 0.05, 1e-9);
+}
+
+// What the sliding layers must copy takes twice their forward: nothing is
+// added to that, and the others use what the link has for them.
+TEST(Kinds, AnOverloadOfOneKindAddsNothingToItAndStopsNoOther) {
+  const NodeSwapResult result = MustPlan(SlidingAndFull(0.5e9));
+  EXPECT_TRUE(result.feasible);
+  EXPECT_FALSE(result.in_time);
+  EXPECT_NEAR(result.ranks[0].tensors[1].swap, 0, 1e-8);
+  EXPECT_NEAR(result.ranks[0].tensors[3].swap, 0.25, 1e-8);
+  // The sliding layers wait a second in forward, and not in backward.
+  EXPECT_NEAR(result.stall_s, 5, 1e-6);
+}
+
+// Two ranks whose short layers overload the link together, but not with the
+// other's long ones.
+TEST(Kinds, WhatTheOthersMustCopyLeavesOfALinkIsUsed) {
+  Problem p = SlidingAndFull(1.5e9);
+  p.ranks.push_back(p.ranks[0]);
+  p.ranks[1].name = "1";
+  const NodeSwapResult result = MustPlan(p);
+  EXPECT_FALSE(result.in_time);
+  for (const RankSwap& rank : result.ranks) {
+    EXPECT_NEAR(rank.tensors[1].swap, 0, 1e-8);
+    // 1 + 4 s GB in 4 s beside the other's 1 GB/s.
+    EXPECT_NEAR(rank.tensors[3].swap, 0.25, 1e-8);
+  }
+}
+
+TEST(Kinds, HostMemoryGoesToTheKindThatCostsMostAByte) {
+  Problem p = SlidingAndFull(1e12);
+  p.numa[0].host_budget_bytes = 30e9;  // 10 GB must, 20 GB: one kind's
+  p.ranks[0].tensors[3].recompute_s = 0.2;
+  const NodeSwapResult result = MustPlan(p);
+  EXPECT_NEAR(result.ranks[0].tensors[1].recompute, 1, 1e-9);
+  EXPECT_NEAR(result.ranks[0].tensors[3].swap, 1, 1e-9);
+}
+
+// ---- Random nodes -----------------------------------------------------------
+
+TEST(Kinds, RandomNodesComeOutAsGlpkSaysAndAreNeverWorseThanMemo) {
+  std::mt19937 random(12);
+  int feasible = 0, infeasible = 0, memos = 0;
+  for (int i = 0; i < 150; ++i) {
+    const Problem node = WithKinds(RandomNode(random), random);
+    const NodeSwapResult ours = MustPlan(node);
+    const Reference theirs = SolveWithGlpk(node);
+    ASSERT_EQ(ours.feasible && ours.in_time, theirs.feasible)
+        << i << " " << theirs.excess;
+    infeasible += !ours.feasible;
+    if (!theirs.feasible) continue;
+    ++feasible;
+    EXPECT_LE(WorstBreach(node, ours.ranks), 1e-6) << i;
+    const SwapObjective naive = Naive(node, ours.ranks);
+    EXPECT_NEAR(naive.step_s, ours.joint->step_s, 1e-12 * naive.step_s);
+    EXPECT_NEAR(naive.moved_bytes, ours.joint->moved_bytes,
+                1e-9 * std::max(1.0, naive.moved_bytes));
+    const SwapObjective& want = theirs.objective;
+    EXPECT_NEAR(ours.joint->step_s, want.step_s, 1e-6 * want.step_s) << i;
+    EXPECT_NEAR(ours.joint->recompute_s, want.recompute_s, 1e-6 * want.step_s)
+        << i;
+    if (!ours.memo) continue;
+    ++memos;
+    EXPECT_TRUE(NotWorse(*ours.joint, ours.memo->objective, 1e-11)) << i;
+  }
+  EXPECT_GT(feasible, 40);
+  EXPECT_GT(infeasible, 2);
+  EXPECT_GT(memos, 5);
+}
+
+// Each rank's layers as two kinds that differ in nothing but the name.
+Problem Halved(Problem node) {
+  for (Problem::Rank& rank : node.ranks) {
+    Problem::Kind& one = rank.kinds[0];
+    if (one.layers < 2) continue;
+    Problem::Kind other = one;
+    other.name = "other";
+    other.layers = one.layers / 2;
+    other.resident_layers = std::min(one.resident_layers, other.layers);
+    one.layers -= other.layers;
+    one.resident_layers -= other.resident_layers;
+    rank.kinds.push_back(other);
+    const std::vector<Problem::Tensor> tensors = rank.tensors;
+    for (Problem::Tensor tensor : tensors) {
+      tensor.kind = 1;
+      rank.tensors.push_back(tensor);
+    }
+  }
+  return node;
+}
+
+TEST(Kinds, TwoEqualKindsArePlannedAsOne) {
+  std::mt19937 random(13);
+  int feasible = 0;
+  for (int i = 0; i < 100; ++i) {
+    const Problem node = RandomNode(random);
+    const NodeSwapResult one = MustPlan(node);
+    const NodeSwapResult two = MustPlan(Halved(node));
+    ASSERT_EQ(one.feasible, two.feasible) << i;
+    ASSERT_EQ(one.in_time, two.in_time) << i;
+    if (!one.feasible) continue;
+    ++feasible;
+    const double step = one.joint->step_s;
+    EXPECT_NEAR(two.joint->step_s, step, 1e-8 * step) << i;
+    EXPECT_NEAR(two.joint->recompute_s, one.joint->recompute_s, 1e-6 * step)
+        << i;
+    EXPECT_NEAR(two.stall_s, one.stall_s, 1e-6 * step) << i;
+  }
+  EXPECT_GT(feasible, 50);
+}
+
+// One kind of all layers, each thing the mean over the layers. No layers are
+// resident.
+Problem Averaged(const Problem& node) {
+  Problem averaged = node;
+  for (Problem::Rank& rank : averaged.ranks) {
+    const Problem::Rank of = rank;
+    Problem::Kind mean;
+    for (const Problem::Kind& kind : of.kinds) mean.layers += kind.layers;
+    const auto part = [&mean](const Problem::Kind& kind) {
+      return static_cast<double>(kind.layers) /
+             static_cast<double>(mean.layers);
+    };
+    for (const Problem::Kind& kind : of.kinds) {
+      for (double Problem::Kind::*value :
+           {&Problem::Kind::forward_layer_s, &Problem::Kind::backward_layer_s,
+            &Problem::Kind::forward_d2h_fixed_bytes,
+            &Problem::Kind::forward_h2d_fixed_bytes,
+            &Problem::Kind::backward_d2h_fixed_bytes,
+            &Problem::Kind::backward_h2d_fixed_bytes}) {
+        mean.*value += part(kind) * kind.*value;
+      }
+    }
+    rank.kinds = {mean};
+    rank.tensors.clear();
+    for (const Problem::Tensor& tensor : of.tensors) {
+      if (tensor.kind == 0) {
+        rank.tensors.push_back(tensor);
+        rank.tensors.back().bytes = 0;
+        if (tensor.recompute_s) rank.tensors.back().recompute_s = 0;
+      }
+      for (Problem::Tensor& sum : rank.tensors) {
+        if (sum.name != tensor.name) continue;
+        const double weight = part(of.kinds[tensor.kind]);
+        sum.bytes += weight * tensor.bytes;
+        if (sum.recompute_s) *sum.recompute_s += weight * *tensor.recompute_s;
+      }
+    }
+  }
+  return averaged;
+}
+
+// The averaged node's fractions, for each kind.
+std::vector<RankSwap> Spread(const Problem& node, const Problem& averaged,
+                             const NodeSwapResult& plan) {
+  std::vector<RankSwap> ranks(node.ranks.size());
+  for (size_t r = 0; r < node.ranks.size(); ++r) {
+    std::map<std::string, plan::TokenFractions> of;
+    for (size_t t = 0; t < averaged.ranks[r].tensors.size(); ++t) {
+      of[averaged.ranks[r].tensors[t].name] = plan.ranks[r].tensors[t];
+    }
+    for (const Problem::Tensor& tensor : node.ranks[r].tensors) {
+      ranks[r].tensors.push_back(of.at(tensor.name));
+    }
+  }
+  return ranks;
+}
+
+TEST(Kinds, ThePlanIsNeverWorseThanThatOfTheAveragedLayer) {
+  std::mt19937 random(14);
+  int same = 0, better = 0, shows = 0;
+  for (int i = 0; i < 300; ++i) {
+    Problem node = WithKinds(RandomNode(random), random);
+    for (Problem::Rank& rank : node.ranks) {
+      for (Problem::Kind& kind : rank.kinds) kind.resident_layers = 0;
+    }
+    const Problem averaged = Averaged(node);
+    const NodeSwapResult plan = MustPlan(averaged);
+    if (!plan.feasible || !plan.in_time) continue;
+    const std::vector<RankSwap> spread = Spread(node, averaged, plan);
+    // Memory is a sum over all layers, which an average keeps; a link is not.
+    if (WorstBreach(node, spread) > 1e-9) {
+      ++shows;
+      continue;
+    }
+    const NodeSwapResult ours = MustPlan(node);
+    ASSERT_TRUE(ours.feasible && ours.in_time) << i;
+    const SwapObjective theirs = Naive(node, spread);
+    EXPECT_TRUE(NotWorse(*ours.joint, theirs, 1e-8)) << i;
+    const bool less = ours.joint->step_s < theirs.step_s * (1 - 1e-6);
+    (less ? better : same) += 1;
+  }
+  EXPECT_GT(better, 10);
+  EXPECT_GT(same + better, 50);
+  EXPECT_GT(shows, 20);  // copies that the average promised to hide
+}
+
+// One tensor of each of two kinds, all points of a grid of their fractions.
+TEST(Kinds, NoPointOfAGridIsBetter) {
+  std::mt19937 random(15);
+  const auto uniform = [&random](double low, double high) {
+    return std::uniform_real_distribution<double>(low, high)(random);
+  };
+  for (int i = 0; i < 20; ++i) {
+    Problem p = SlidingAndFull(3e9);
+    p.numa[0].host_budget_bytes = uniform(0, 3e10);
+    Problem::Rank& rank = p.ranks[0];
+    rank.gpu_budget_bytes = uniform(0, 1e10);
+    rank.kinds[1].layers = 3;
+    rank.tensors.clear();
+    for (size_t k = 0; k < 2; ++k) {
+      rank.tensors.push_back({.name = "a",
+                              .kind = k,
+                              .bytes = uniform(0, 4e9),
+                              .recompute_s = uniform(0, 1)});
+    }
+    const NodeSwapResult result = MustPlan(p);
+    ASSERT_TRUE(result.feasible);
+    ASSERT_FALSE(AGridPointIsBetter(p, *result.joint)) << i;
+  }
+}
+
+}  // namespace
+}  // namespace sluice::planner
