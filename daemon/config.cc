@@ -170,7 +170,9 @@ class ConfigReader {
         .Key("sim", [this](const auto& n) { return Sim(n); })
         .Key("pools", [this](const auto& n) { return Pools(n); })
         .Key("budgets", [this](const auto& n) { return Budgets(n); })
+        .Key("gpus", [this](const auto& n) { return Gpus(n); })
         .Key("quota", [this](const auto& n) { return Quota(n); })
+        .Key("policy", [this](const auto& n) { return PolicyTable(n); })
         .Key("http", [this](const auto& n) { return Http(n); })
         .Key("worker", [this](const auto& n) { return Worker(n); })
         .Key("log", [this](const auto& n) { return LogTable(n); });
@@ -243,6 +245,7 @@ class ConfigReader {
     TableReader table = Table("[pools]");
     Memory(table, "gpu", &config_.gpu_pool);
     Memory(table, "host", &config_.host_pool);
+    Memory(table, "host_ready", &config_.host_ready);
     table.Key("extent_bytes", table.Size(&config_.extent));
     return table.Read(node);
   }
@@ -271,6 +274,19 @@ class ConfigReader {
     return absl::OkStatus();
   }
 
+  absl::Status Gpus(const toml::node& node) {
+    std::string access = "device";
+    TableReader table = Table("[gpus]");
+    table.Key("access", [&](const toml::node& value) -> absl::Status {
+      SLUICE_RETURN_IF_ERROR(table.Text(&access)(value));
+      if (access == "device" || access == "any") return absl::OkStatus();
+      return table.Error(value, "must be \"device\" or \"any\"");
+    });
+    SLUICE_RETURN_IF_ERROR(table.Read(node));
+    config_.gpus_are_shown = access == "device";
+    return absl::OkStatus();
+  }
+
   absl::Status Quota(const toml::node& node) {
     std::vector<std::string> prefixes;
     TableReader table = Table("[quota]");
@@ -285,6 +301,7 @@ class ConfigReader {
     };
     table.Key("sessions", count(&config_.quota.sessions));
     table.Key("rank_sessions", count(&config_.quota.ranks));
+    table.Key("extents", count(&config_.quota.extents));
     table.Key("cgroups", [&](const toml::node& list) -> absl::Status {
       SLUICE_RETURN_IF_ERROR(
           table.List([&](const toml::node& each) -> absl::Status {
@@ -299,6 +316,17 @@ class ConfigReader {
       }
       config_.cgroups = *std::move(cut);
       return absl::OkStatus();
+    });
+    return table.Read(node);
+  }
+
+  absl::Status PolicyTable(const toml::node& node) {
+    TableReader table = Table("[policy]");
+    table.Key("folder", [&](const toml::node& value) -> absl::Status {
+      std::string& folder = config_.policy_folder.emplace();
+      SLUICE_RETURN_IF_ERROR(table.Text(&folder)(value));
+      if (folder.empty() || folder[0] == '/') return absl::OkStatus();
+      return table.Error(value, "must be a path from / on, or empty: nowhere");
     });
     return table.Read(node);
   }
@@ -320,6 +348,8 @@ class ConfigReader {
       if (seconds <= 0) return table.Error(value, "must be above 0");
       return absl::OkStatus();
     });
+    table.Key("memory", table.Size(&config_.worker_memory));
+    table.Key("user", table.Text(&config_.worker_user));
     SLUICE_RETURN_IF_ERROR(table.Read(node));
     config_.plan_time_limit = absl::Seconds(seconds);
     return absl::OkStatus();

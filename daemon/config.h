@@ -38,7 +38,10 @@ struct Config {
   SimSettings sim;
   std::optional<Bytes> gpu_pool;   // a GPU; default: what it has
   std::optional<Bytes> host_pool;  // a NUMA node; default: see node.h
+  Bytes host_ready;                // of that: made before it is asked for
   std::optional<Bytes> extent;  // default: 64 MiB; 4 MiB where pools are small
+  // A rank shows that it may use its GPU; else every rank may use all.
+  bool gpus_are_shown = true;
   QuotaSettings quota;
   CgroupCut cgroups = CgroupCut::Make(CgroupCut::Defaults()).value();
   Limits principal_limits, job_limits;
@@ -47,7 +50,12 @@ struct Config {
   std::optional<std::string> http_listen;
   // Who may open the unix socket; empty: the daemon's user only.
   std::string http_socket_group;
+  // Where what administrators set is kept; empty: nowhere. Not given: main.cc
+  // chooses.
+  std::optional<std::string> policy_folder;
   absl::Duration plan_time_limit = absl::Seconds(20);
+  Bytes worker_memory = GiB(4);  // address space of one plan worker
+  std::string worker_user;       // empty: the daemon's
   LogLevel log_level = LogLevel::kInfo;
 };
 

@@ -18,10 +18,12 @@
 #include "daemon/metrics/http_server.h"
 #include "daemon/metrics/snapshot_json.h"
 #include "daemon/node.h"
+#include "daemon/policy_file.h"
 #include "daemon/runtime_dir.h"
 #include "daemon/service/admin_server.h"
 #include "daemon/service/log.h"
 #include "daemon/service/service.h"
+#include "daemon/worker_user.h"
 #include "proto/base/clock.h"
 #include "proto/base/status.h"
 #include "proto/cli/cli.h"
@@ -32,9 +34,12 @@ namespace {
 // How long an end waits for what runs beside the loop.
 constexpr absl::Duration kEndingPatience = absl::Milliseconds(300);
 
+constexpr char kRuntimeDir[] = "/run/sluice";
+constexpr char kPolicyFolder[] = "/var/lib/sluice";
+
 struct Arguments {
   std::string config;
-  std::string runtime_dir = "/run/sluice";
+  std::string runtime_dir = kRuntimeDir;
   std::string driver;  // empty: the configuration's
   bool check = false;
 };
@@ -123,6 +128,16 @@ absl::StatusOr<Config> ConfigOf(const Arguments& arguments) {
   return config;
 }
 
+// Of the node's own daemon in the system's folder; others, such as those of
+// tests, must not share it.
+PolicyFile PolicyFileOf(const Config& config, const Arguments& arguments) {
+  return PolicyFile(config.policy_folder.value_or(
+      arguments.runtime_dir == kRuntimeDir ? kPolicyFolder
+                                           : arguments.runtime_dir));
+}
+
+Clocks ClocksNow(const Clock& clock) { return {clock.Now(), absl::Now()}; }
+
 // Everything that a start would refuse but the ports and the sockets, which
 // may be the running daemon's.
 absl::Status CheckConfig(const Arguments& arguments) {
@@ -130,6 +145,10 @@ absl::Status CheckConfig(const Arguments& arguments) {
   SLUICE_RETURN_IF_ERROR(CheckHttp({.listen = config.http_listen.value_or(""),
                                     .socket = {},
                                     .socket_group = config.http_socket_group}));
+  SLUICE_RETURN_IF_ERROR(PolicyFileOf(config, arguments)
+                             .Read(ClocksNow(MonotonicClock()))
+                             .status());
+  SLUICE_RETURN_IF_ERROR(FindWorkerUser(config.worker_user).status());
   SLUICE_ASSIGN_OR_RETURN(const OwnedFolder folder, TemporaryRuntimeDir());
   SLUICE_ASSIGN_OR_RETURN(const Node node, OpenNode(config, folder.path()));
   fmt::print("{}: good: {}\n",
@@ -143,6 +162,8 @@ absl::Status CheckConfig(const Arguments& arguments) {
 
 absl::Status Serve(const Arguments& arguments) {
   SLUICE_ASSIGN_OR_RETURN(const Config config, ConfigOf(arguments));
+  SLUICE_ASSIGN_OR_RETURN(const WorkerUser worker_user,
+                          FindWorkerUser(config.worker_user));
   SetLogLevel(config.log_level);
   std::optional<LogThread> log(std::in_place);
   // First, so that it goes last: what the rest leaves is gone by then.
@@ -155,16 +176,31 @@ absl::Status Serve(const Arguments& arguments) {
 
   MonotonicClock clock;
   ServiceOptions options;
+  const PolicyFile policy = PolicyFileOf(config, arguments);
+  SLUICE_ASSIGN_OR_RETURN(options.policy, policy.Read(ClocksNow(clock)));
+  if (config.policy_folder != "") {
+    options.keep_policy = [&](const Policy& now) {
+      return policy.Write(now, ClocksNow(clock));
+    };
+  }
   options.socket = arguments.runtime_dir + "/session.sock";
   options.node = node.config;
-  options.shares = SharesOf(config.quota, RaiseDescriptorLimit());
+  const int64_t open_files = RaiseDescriptorLimit();
+  options.shares = SharesOf(config.quota, open_files);
+  options.extents = ExtentsOf(config.quota, open_files);
   options.peers = PeerRules::OfThisProcess(config.cgroups);
   // Unlike any earlier daemon's: later ones start later.
   options.node.generation =
       static_cast<uint64_t>(absl::ToUnixNanos(absl::Now()));
   options.driver = node.driver.get();
   options.sim_directory = node.sim_directory;
-  options.worker_path = Sibling("sluice-worker");
+  if (config.gpus_are_shown) {
+    SLUICE_ASSIGN_OR_RETURN(options.gpus, GpuAccess::Make(node.gpu_nodes));
+  }
+  options.worker = {.path = Sibling("sluice-worker"),
+                    .memory = config.worker_memory,
+                    .uid = worker_user.uid,
+                    .gid = worker_user.gid};
   options.plan_cache = arguments.runtime_dir + "/plan_cache";
   options.clock = &clock;
   options.render = SnapshotJson;
@@ -209,7 +245,8 @@ int Fail(const absl::Status& status) {
   fmt::print(stderr, "error: {}\n", std::string(status.message()));
   const bool bad_input =
       absl::IsInvalidArgument(status) || absl::IsAlreadyExists(status) ||
-      absl::IsUnimplemented(status) || absl::IsNotFound(status);
+      absl::IsUnimplemented(status) || absl::IsNotFound(status) ||
+      absl::IsPermissionDenied(status);
   return bad_input ? 2 : 1;
 }
 

@@ -1,12 +1,16 @@
 #include "daemon/node.h"
 
+#include <fcntl.h>
 #include <fmt/format.h>
+#include <sys/stat.h>
 #include <unistd.h>
 
 #include <algorithm>
 #include <array>
+#include <cerrno>
 #include <filesystem>
 #include <fstream>
+#include <utility>
 
 #include "daemon/cgroup.h"
 #include "daemon/nvidia.h"
@@ -65,7 +69,7 @@ absl::Status OpenSim(const SimSettings& sim, const std::string& directory,
   if (!absl::IsFailedPrecondition(made)) node.own_sim.Own(directory);
   if (!made.ok() && !absl::IsFailedPrecondition(made)) return made;
   SLUICE_ASSIGN_OR_RETURN(const auto opened, device::SimNode::Open(directory));
-  SLUICE_ASSIGN_OR_RETURN(node.driver, device::OpenSimDriver(directory));
+  SLUICE_ASSIGN_OR_RETURN(node.driver, device::OpenOwnedSimDriver(directory));
   const device::SimConfig config = opened->config();
   for (const device::SimLink& link : config.links) {
     node.config.links.push_back(
@@ -87,6 +91,19 @@ int NumaNodes(const std::vector<device::DeviceInfo>& devices) {
   return static_cast<int>(nodes);
 }
 
+// What stands for /dev/nvidia0: who may open it may use the GPU. One that is
+// there, of an earlier daemon, keeps its permissions.
+absl::Status MakeDeviceNode(const std::string& path) {
+  const UniqueFd fd(open(
+      path.c_str(), O_RDWR | O_CREAT | O_EXCL | O_NOFOLLOW | O_CLOEXEC, 0600));
+  if (!fd && errno == EEXIST) return absl::OkStatus();
+  // Like /dev/nvidia0: for everybody, unless an administrator says otherwise.
+  if (!fd || fchmod(fd.get(), 0666) != 0) {
+    return ErrnoStatus(errno, "make " + path);
+  }
+  return absl::OkStatus();
+}
+
 absl::Status AddGpus(const Config& config, Node& node) {
   SLUICE_ASSIGN_OR_RETURN(const auto devices, node.driver->Devices());
   const bool sim = !node.sim_directory.empty();
@@ -101,6 +118,14 @@ absl::Status AddGpus(const Config& config, Node& node) {
     }
     node.config.gpus.push_back({device.index, device.uuid, device.name,
                                 device.link, device.numa, pool});
+    std::string path =
+        fmt::format("{}/gpu{}", node.sim_directory, device.index.value());
+    if (sim) {
+      SLUICE_RETURN_IF_ERROR(MakeDeviceNode(path));
+    } else {
+      path = NvidiaDeviceNode(device.uuid);
+    }
+    node.gpu_nodes.push_back(std::move(path));
   }
   if (!sim) {
     const int nodes = NumaNodes(devices);
@@ -128,12 +153,20 @@ absl::Status SizePools(const Config& config, Node& node) {
           FormatBytes(host.pool)));
     }
     host.pool = RoundDown(config.host_pool.value_or(host.pool), unit);
+    if (config.host_ready > host.pool) {
+      return absl::InvalidArgumentError(fmt::format(
+          "host_ready_bytes in [pools] is {}, but NUMA node {} has a pool of "
+          "{}: that is the most that can be made ahead",
+          FormatBytes(config.host_ready), host.numa.value(),
+          FormatBytes(host.pool)));
+    }
     smallest = std::min(smallest, host.pool);
   }
   for (GpuConfig& gpu : node.config.gpus) {
     gpu.pool = RoundDown(gpu.pool, unit);
     smallest = std::min(smallest, gpu.pool);
   }
+  node.config.host_ready = config.host_ready;
   node.config.extent = RoundUp(
       config.extent.value_or(smallest < GiB(1) ? MiB(4) : MiB(64)), unit);
   return absl::OkStatus();

@@ -9,6 +9,7 @@
 
 #include <memory>
 #include <string>
+#include <vector>
 
 #include "absl/status/statusor.h"
 #include "daemon/config.h"
@@ -25,6 +26,8 @@ struct Node {
   std::unique_ptr<device::Driver> driver;
   NodeConfig config;
   std::string sim_directory;  // empty on cuda
+  // Of each GPU, what whoever may use it can open; empty: not known.
+  std::vector<std::string> gpu_nodes;
   // One line for the log: what was detected.
   std::string description;
 };

@@ -56,4 +56,24 @@ std::string FindNvidiaDevice(const std::string& root) {
   return "";
 }
 
+std::string NvidiaDeviceNode(const std::string& uuid, const std::string& root) {
+  const std::string folder = root + "/proc/driver/nvidia/gpus";
+  for (const std::string& name : Names(folder)) {
+    // "GPU UUID: \t GPU-…", "Device Minor: \t 0"
+    std::ifstream file(folder + "/" + name + "/information");
+    std::string minor;
+    bool same = false;
+    for (std::string line; std::getline(file, line);) {
+      const size_t colon = line.find(':');
+      const size_t value = line.find_first_not_of(" \t", colon + 1);
+      if (colon == std::string::npos || value == std::string::npos) continue;
+      const std::string key = line.substr(0, colon);
+      if (key == "GPU UUID") same = line.substr(value) == uuid;
+      if (key == "Device Minor") minor = line.substr(value);
+    }
+    if (same && !minor.empty()) return "/dev/nvidia" + minor;
+  }
+  return "";
+}
+
 }  // namespace sluice::daemon

@@ -13,4 +13,9 @@ namespace sluice::daemon {
 // `root` stands before every path, for tests.
 std::string FindNvidiaDevice(const std::string& root = "");
 
+// The device node of the GPU with this UUID ("/dev/nvidia3"), whose minor
+// number the driver tells in /proc; empty where it does not.
+std::string NvidiaDeviceNode(const std::string& uuid,
+                             const std::string& root = "");
+
 }  // namespace sluice::daemon

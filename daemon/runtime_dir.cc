@@ -24,13 +24,6 @@ bool IsStillAt(const UniqueFd& file, const std::string& path) {
          held.st_dev == found.st_dev && held.st_ino == found.st_ino;
 }
 
-absl::Status NotOwn(const std::string& directory, const std::string& why) {
-  return absl::InvalidArgumentError(
-      fmt::format("the runtime directory {} is not safe: {}; choose another "
-                  "with --runtime-dir",
-                  directory, why));
-}
-
 // Made for this user alone to write to, whatever the umask is.
 std::error_code MakeDirectory(const std::string& directory) {
   std::error_code error;
@@ -44,7 +37,14 @@ std::error_code MakeDirectory(const std::string& directory) {
 
 }  // namespace
 
-absl::Status CheckOwnDirectory(const std::string& directory) {
+absl::Status CheckOwnDirectory(const std::string& directory,
+                               const std::string& what,
+                               const std::string& chosen_by) {
+  const auto not_own = [&](const std::string& why) {
+    return absl::InvalidArgumentError(
+        fmt::format("the {} {} is not safe: {}; choose another with {}", what,
+                    directory, why, chosen_by));
+  };
   std::error_code error;
   const std::filesystem::path path =
       std::filesystem::canonical(directory, error);
@@ -53,12 +53,13 @@ absl::Status CheckOwnDirectory(const std::string& directory) {
     return ErrnoStatus(error ? error.value() : errno, "look at " + directory);
   }
   if (info.st_uid != geteuid()) {
-    return NotOwn(directory, fmt::format("it belongs to user {}, sluiced runs "
-                                         "as user {}",
-                                         info.st_uid, geteuid()));
+    return not_own(
+        fmt::format("it belongs to user {}, sluiced runs "
+                    "as user {}",
+                    info.st_uid, geteuid()));
   }
   if ((info.st_mode & 022) != 0) {
-    return NotOwn(directory, "others may write to it (chmod go-w)");
+    return not_own("others may write to it (chmod go-w)");
   }
   for (auto above = path.parent_path(); above != above.root_path();
        above = above.parent_path()) {
@@ -66,14 +67,16 @@ absl::Status CheckOwnDirectory(const std::string& directory) {
       return ErrnoStatus(errno, "look at " + above.string());
     }
     if (info.st_uid != 0 && info.st_uid != geteuid()) {
-      return NotOwn(directory, fmt::format("{} belongs to user {}, who could "
-                                           "replace it",
-                                           above.string(), info.st_uid));
+      return not_own(
+          fmt::format("{} belongs to user {}, who could "
+                      "replace it",
+                      above.string(), info.st_uid));
     }
     if ((info.st_mode & S_IWOTH) != 0 && (info.st_mode & S_ISVTX) == 0) {
-      return NotOwn(directory, fmt::format("everybody may write to {}, and so "
-                                           "replace it",
-                                           above.string()));
+      return not_own(
+          fmt::format("everybody may write to {}, and so "
+                      "replace it",
+                      above.string()));
     }
   }
   return absl::OkStatus();

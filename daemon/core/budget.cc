@@ -206,6 +206,24 @@ void Budgets::Load(const Saved& saved) {
   principals_ = saved.principals;
 }
 
+Budgets::Saved Budgets::Live() const {
+  Saved live = Save();
+  const auto keep = [](auto& given) {
+    std::erase_if(given, [](const auto& each) { return !each.second.by.live; });
+  };
+  keep(live.named_jobs);
+  keep(live.uids);
+  keep(live.principals);
+  return live;
+}
+
+void Budgets::SetLive(const Saved& live) {
+  SLUICE_CHECK(used_.empty());
+  for (const auto& [job, given] : live.named_jobs) named_jobs_[job] = given;
+  for (const auto& [uid, given] : live.uids) uids_[uid] = given;
+  for (const auto& [who, given] : live.principals) principals_[who] = given;
+}
+
 void Budgets::CheckInvariants() const {
   std::map<Principal, Amounts> sums;
   for (const auto& [key, used] : used_by_job_) {

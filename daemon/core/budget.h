@@ -101,6 +101,10 @@ class Budgets {
 
   Saved Save() const { return {named_jobs_, uids_, principals_}; }
   void Load(const Saved& saved);
+  // Those that were set live.
+  Saved Live() const;
+  // Sets these besides those that are set; before anybody holds anything.
+  void SetLive(const Saved& live);
 
   void CheckInvariants() const;
 

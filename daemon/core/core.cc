@@ -23,28 +23,6 @@ Core::Core(NodeConfig config, absl::Time now)
   }
 }
 
-absl::StatusOr<Limits> Core::SetBudget(const BudgetTarget& target,
-                                       std::optional<Bytes> gpu,
-                                       std::optional<Bytes> host,
-                                       absl::Time now, const std::string& who) {
-  SLUICE_ASSIGN_OR_RETURN(Limits limits, ledger_.budgets().Get(target));
-  limits.gpu = gpu.value_or(limits.gpu);
-  limits.host = host.value_or(limits.host);
-  SLUICE_RETURN_IF_ERROR(
-      ledger_.budgets().Set(target, limits, {true, who, now}));
-  const auto text = [](Bytes limit) {
-    return limit == Limits::kUnlimited ? "unlimited" : FormatBytes(limit);
-  };
-  Log(now, EventKind::kBudget,
-      fmt::format("{}: GPU {}, host {}, set by {}",
-                  target.job.empty() ? fmt::format("user {}", *target.uid)
-                                     : "job " + target.job,
-                  text(limits.gpu), text(limits.host),
-                  who.empty() ? "an administrator" : Printable(who)),
-      {});
-  return limits;
-}
-
 const Session* Core::session(SessionId id) const {
   const auto found = sessions_.find(id);
   return found != sessions_.end() ? &found->second : nullptr;
@@ -71,6 +49,8 @@ RankSnapshot Core::SnapshotOf(const Session& session) const {
   rank.gpu = session.hello.gpu;
   rank.session = session.id;
   rank.closed = session.state == Session::State::kClosed;
+  rank.guaranteed_bytes_per_second =
+      rank.closed ? 0 : session.guaranteed_bytes_per_second;
   rank.step = session.last_step;
   rank.stall_seconds = session.stall_seconds;
   rank.grant_wait_seconds = session.grant_wait_seconds;
@@ -133,6 +113,7 @@ Snapshot Core::TakeSnapshot(const Principal* viewer, absl::Time now) const {
       snapshot.limits.push_back(std::move(line));
     }
   }
+  snapshot.drain = drain_;
   snapshot.plans = joint_.Plans(viewer);
   for (const LoggedEvent& event : journal_.log.events()) {
     if (visible(event.principal)) snapshot.events.push_back(event);
@@ -152,6 +133,7 @@ void Core::Load(CoreState saved) {
   ledger_.Load(saved.ledger);
   joint_.Load(std::move(saved.joint));
   sessions_ = std::move(saved.sessions);
+  drain_ = std::move(saved.drain);
   for (const auto& [id, session] : sessions_) {
     if (session.is_rank()) slots_[session.grant_slot] = true;
     if (session.grant_slot >= 0) journal_.stats.jobs.try_emplace(session.job());
@@ -162,6 +144,26 @@ void Core::CheckInvariants() const {
   ledger_.CheckInvariants();
   joint_.CheckInvariants();
   CheckSessions();
+  CheckGuarantees();
+}
+
+// No link has promised more than it carries, to all or to one.
+void Core::CheckGuarantees() const {
+  for (const auto& [id, session] : sessions_) {
+    const double rate = session.guaranteed_bytes_per_second;
+    if (rate == 0) continue;
+    SLUICE_CHECK(rate > 0 && rate == session.hello.guaranteed_bytes_per_second);
+    if (!session.is_rank()) continue;
+    // It would be admitted again beside the others.
+    Promised others = PromisedOn(session.hello.gpu, session.peer.principal);
+    others.all -= rate;
+    others.to_principal -= rate;
+    constexpr double kRounding = 1 - 1e-9;
+    SLUICE_CHECK(AdmitGuarantee(
+                     LinkOf(session.hello.gpu), rate * kRounding,
+                     {others.all * kRounding, others.to_principal * kRounding})
+                     .ok());
+  }
 }
 
 // A grant slot belongs to one session, and only a session that was attached as

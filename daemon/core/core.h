@@ -27,9 +27,11 @@
 #include "absl/status/statusor.h"
 #include "absl/time/time.h"
 #include "daemon/core/effects.h"
+#include "daemon/core/guarantees.h"
 #include "daemon/core/joint_planning.h"
 #include "daemon/core/journal.h"
 #include "daemon/core/ledger.h"
+#include "daemon/core/policy.h"
 #include "daemon/core/requests.h"
 #include "daemon/core/session.h"
 #include "daemon/core/snapshot.h"
@@ -91,6 +93,19 @@ class Core {
                                    std::optional<Bytes> gpu,
                                    std::optional<Bytes> host, absl::Time now,
                                    const std::string& who = "");
+  // The same, tried on a copy: what would be kept, or why it is refused.
+  absl::StatusOr<Policy> PolicyWith(const BudgetTarget& target,
+                                    std::optional<Bytes> gpu,
+                                    std::optional<Bytes> host, absl::Time now,
+                                    const std::string& who = "") const;
+  // While drained, the node grants nothing new; what is granted stays. nullopt:
+  // no more.
+  void SetDrain(std::optional<Drain> drain, absl::Time now);
+  // What administrators decided; SetPolicy: before anybody has a session.
+  Policy policy() const { return {ledger_.budgets().Live(), drain_}; }
+  void SetPolicy(const Policy& policy, absl::Time now);
+  // Attached ranks.
+  int ranks() const;
   // Ends every session of a job (of every principal, or only of `uid`);
   // returns how many. Their memory is quarantined until the processes end;
   // `kill` ends those too.
@@ -120,7 +135,9 @@ class Core {
   const Session* session(SessionId id) const;
 
   // Everything but the journal and the units (state.h).
-  CoreState Save() const { return {ledger_.Save(), joint_.Save(), sessions_}; }
+  CoreState Save() const {
+    return {ledger_.Save(), joint_.Save(), sessions_, drain_};
+  }
   // Into a Core of the same node that no session has reached.
   void Load(CoreState saved);
 
@@ -141,9 +158,15 @@ class Core {
   void Handle(Session&, RequestId, const PlanTakenRequest&, absl::Time,
               Effects&);
   void Handle(Session&, RequestId, const QueryRequest&, absl::Time, Effects&);
+  // Why nothing is granted; ok: the node is not drained.
+  absl::Status CheckDrain() const;
   absl::Status AdmitHello(const Session& session,
                           const HelloRequest& hello) const;
   int TakeSlot();
+  // What attached ranks behind the link of `gpu` were promised.
+  Promised PromisedOn(DeviceIndex gpu, const Principal& principal) const;
+  // Promises the session what its Hello asked for, or says why not.
+  std::string Guarantee(Session& session, absl::Time now);
   // Not known: no speeds.
   LinkSpeed LinkOf(DeviceIndex gpu) const;
 
@@ -173,6 +196,7 @@ class Core {
   RankSnapshot SnapshotOf(const Session& session) const;
   std::vector<JobSnapshot> Jobs(const Principal* viewer) const;
   void CheckSessions() const;
+  void CheckGuarantees() const;
 
   void Log(absl::Time now, EventKind kind, std::string text,
            const Principal& whose) {
@@ -185,6 +209,7 @@ class Core {
   Ledger ledger_;
   JointPlanning joint_;
   std::map<SessionId, Session> sessions_;
+  std::optional<Drain> drain_;
   std::vector<bool> slots_;
 };
 

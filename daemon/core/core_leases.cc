@@ -35,6 +35,9 @@ Refusal Core::TakeLease(Session& session, RequestId request,
                 "an observer's session has no leases: attach as a rank"),
             RefusedBy::kBudget};
   }
+  if (absl::Status drained = CheckDrain(); !drained.ok()) {
+    return {std::move(drained), RefusedBy::kDrain};
+  }
   const Ledger::Asked answer =
       ledger_.Lease(session.id, request, asked, now, effects);
   if (answer.decided) Decide(*answer.decided, now, effects);

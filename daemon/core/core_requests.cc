@@ -90,6 +90,7 @@ absl::Status Core::AdmitHello(const Session& session,
         "this session has said Hello already: open another one");
   }
   if (hello.observer) return absl::OkStatus();
+  SLUICE_RETURN_IF_ERROR(CheckDrain());
   if (hello.gpu.value() >= config_.gpus.size()) {
     return absl::InvalidArgumentError(
         fmt::format("no GPU {}: this node has {} (0 to {})", hello.gpu.value(),
@@ -133,6 +134,39 @@ LinkSpeed Core::LinkOf(DeviceIndex gpu) const {
   return {};
 }
 
+Promised Core::PromisedOn(DeviceIndex gpu, const Principal& principal) const {
+  const std::string& link = config_.gpus.at(gpu.value()).link;
+  Promised promised;
+  for (const auto& [id, session] : sessions_) {
+    if (!session.is_rank() ||
+        config_.gpus[session.hello.gpu.value()].link != link) {
+      continue;
+    }
+    const double rate = session.guaranteed_bytes_per_second;
+    promised.all += rate;
+    if (session.peer.principal == principal) promised.to_principal += rate;
+  }
+  return promised;
+}
+
+std::string Core::Guarantee(Session& session, absl::Time now) {
+  const double asked = session.hello.guaranteed_bytes_per_second;
+  if (!(asked > 0)) return "";
+  const Principal& principal = session.peer.principal;
+  const absl::Status admitted =
+      AdmitGuarantee(LinkOf(session.hello.gpu), asked,
+                     PromisedOn(session.hello.gpu, principal));
+  if (admitted.ok()) {
+    session.guaranteed_bytes_per_second = asked;
+    return "";
+  }
+  Log(now, EventKind::kRefuse,
+      fmt::format("rank {} of job {}: {}", session.hello.rank.value(),
+                  session.hello.job, std::string(admitted.message())),
+      principal);
+  return std::string(admitted.message());
+}
+
 int Core::TakeSlot() {
   for (int slot = 0; slot < kGrantSlots; ++slot) {
     if (!slots_[slot]) {
@@ -159,8 +193,6 @@ void Core::Handle(Session& session, RequestId request,
           effects);
     }
     session.grant_slot = slot;
-    effects.push_back(AttachGrants{session.id, slot, hello.gpu,
-                                   hello.guaranteed_bytes_per_second});
     Log(now, EventKind::kAttach,
         fmt::format("rank {} of job {}, process {}, on GPU {}",
                     hello.rank.value(), hello.job, session.peer.pid,
@@ -169,14 +201,18 @@ void Core::Handle(Session& session, RequestId request,
   }
   session.hello = hello;
   session.state = Session::State::kAttached;
+  WelcomeReply welcome{hello.observer, session.grant_slot, hello.gpu};
   if (session.is_rank()) {
+    welcome.guarantee_refused = Guarantee(session, now);
+    welcome.guaranteed_bytes_per_second = session.guaranteed_bytes_per_second;
+    effects.push_back(AttachGrants{session.id, session.grant_slot, hello.gpu,
+                                   session.guaranteed_bytes_per_second});
     ledger_.Open(session.id, session.job());
     joint_.RankAttached(
         session.id, {session.job(), hello.rank, hello.gpu, hello.local_ranks});
     journal_.stats.jobs.try_emplace(session.job());
   }
-  Answer(session, request,
-         WelcomeReply{hello.observer, session.grant_slot, hello.gpu}, effects);
+  Answer(session, request, std::move(welcome), effects);
 }
 
 void Core::Handle(Session& session, RequestId request, const StepReport& step,

@@ -125,7 +125,7 @@ void Core::Tidy(SessionId id, absl::Time now, Effects& effects) {
     }
   }
   for (SessionId other : older) {
-    ledger_.Merge(other, id);
+    ledger_.Merge(other, id, now);
     Drop(other, now, effects);
   }
 }
@@ -269,6 +269,7 @@ Effects Core::Tick(absl::Time now) {
     ++journal_.stats.sessions_refused;
   }
   ledger_.AskAgain(now, effects);
+  ledger_.Trim(now, effects);
   for (PlanRoundId round : joint_.Overdue(now)) {
     effects.push_back(StopSolving{round});
     Effects failed = PlanSolved(

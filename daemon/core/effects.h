@@ -75,8 +75,14 @@ struct SolvePlan {
   plan::NodeResources resources;
   absl::Duration time_limit;
   UnitCache::Units known;  // of the profiles' units
+  Principal who;           // asks
 };
 struct StopSolving {
+  PlanRoundId round;
+};
+// Somebody else waits for what the round holds up: it gets its turn, and then
+// the first plan that there is will do.
+struct HurrySolving {
   PlanRoundId round;
 };
 // The whole plan cache, to be read back after a restart.
@@ -87,7 +93,7 @@ struct SaveUnits {
 using Effect =
     std::variant<MakeExtent, DestroyExtent, AskHolders, SendReply, SendNotice,
                  CloseSocket, Forget, KillProcess, AttachGrants, DetachGrants,
-                 ReadProfile, SolvePlan, StopSolving, SaveUnits>;
+                 ReadProfile, SolvePlan, StopSolving, HurrySolving, SaveUnits>;
 using Effects = std::vector<Effect>;
 
 }  // namespace sluice::daemon

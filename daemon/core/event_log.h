@@ -23,6 +23,7 @@ enum class EventKind {
   kEvict,
   kPlan,
   kBudget,
+  kDrain,
   kStart,
   kStop,
 };
@@ -30,7 +31,7 @@ template <>
 struct EnumNames<EventKind> {
   static constexpr std::string_view kNames[] = {
       "attach", "detach", "lease",  "refuse", "death", "protocol",
-      "evict",  "plan",   "budget", "start",  "stop"};
+      "evict",  "plan",   "budget", "drain",  "start", "stop"};
 };
 
 struct LoggedEvent {

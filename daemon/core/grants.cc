@@ -10,8 +10,14 @@ namespace {
 
 // "Not limited": far ahead, and far from overflow.
 constexpr uint64_t kUngated = uint64_t{1} << 44;
-// The most a rank is believed to have started beyond its limit: one copy.
-constexpr uint64_t kMaxOverrun = uint64_t{1} << 36;
+
+// Who wants little now would have its share if it wanted more. 0: not limited.
+uint64_t RateToTell(double link, int sharing, double guaranteed,
+                    double granted) {
+  if (link <= 0) return 0;
+  return static_cast<uint64_t>(
+      std::max({link / std::max(1, sharing), guaranteed, granted}));
+}
 
 }  // namespace
 
@@ -24,19 +30,32 @@ double GrantPolicy::Rate(int link, int direction) const {
                            : links_[link].d2h_bytes_per_second;
 }
 
+int GrantPolicy::Sharing(int link) const {
+  return static_cast<int>(std::count_if(
+      ranks_.begin(), ranks_.end(),
+      [&](const auto& entry) { return entry.second.link == link; }));
+}
+
 uint64_t GrantPolicy::Window(int link, int direction) const {
   const double rate = Rate(link, direction);
   if (rate <= 0) return kUngated;
-  const auto sharing = std::count_if(
-      ranks_.begin(), ranks_.end(),
-      [&](const auto& entry) { return entry.second.link == link; });
-  const absl::Duration window = sharing <= 1 ? kWindowAlone : kWindow;
+  const absl::Duration window = Sharing(link) <= 1 ? kWindowAlone : kWindow;
   return std::max(kMinWindow,
                   static_cast<uint64_t>(rate * absl::ToDoubleSeconds(window)));
 }
 
-Directions GrantPolicy::Attach(int slot, int link,
-                               double guaranteed_bytes_per_second) {
+GrantPolicy::Grant GrantPolicy::GrantOf(const RankShare& rank) const {
+  Grant grant{rank.limit, {0, 0}};
+  const int sharing = Sharing(rank.link);
+  for (int d : {kH2d, kD2h}) {
+    grant.rate[d] =
+        RateToTell(Rate(rank.link, d), sharing, rank.guaranteed, rank.rate[d]);
+  }
+  return grant;
+}
+
+GrantPolicy::Grant GrantPolicy::Attach(int slot, int link,
+                                       double guaranteed_bytes_per_second) {
   SLUICE_CHECK(!ranks_.contains(slot));
   SLUICE_CHECK(link < static_cast<int>(links_.size()));
   RankShare& rank = ranks_[slot];
@@ -44,7 +63,7 @@ Directions GrantPolicy::Attach(int slot, int link,
   rank.guaranteed = guaranteed_bytes_per_second;
   // The first window is a gift, so that a rank starts without waiting.
   rank.limit = {Window(link, kH2d), Window(link, kD2h)};
-  return rank.limit;
+  return GrantOf(rank);
 }
 
 void GrantPolicy::Detach(int slot) { ranks_.erase(slot); }
@@ -55,54 +74,92 @@ std::map<int, Directions> GrantPolicy::used() const {
   return used;
 }
 
-std::map<int, Directions> GrantPolicy::Refill(
+void GrantPolicy::Believe(RankShare& rank, const Directions& said,
+                          absl::Duration elapsed) {
+  const double seconds = std::max(0.0, absl::ToDoubleSeconds(elapsed));
+  for (int d : {kH2d, kD2h}) {
+    uint64_t most = rank.limit[d] + kOneCopy;
+    // Where the speed is not known nothing is gated, and nobody loses by a lie.
+    if (const double rate = Rate(rank.link, d); rate > 0) {
+      const auto carried = static_cast<uint64_t>(rate * seconds);
+      most = std::min(most, rank.used[d] + kOneCopy + carried);
+    }
+    rank.used[d] =
+        std::clamp(said[d], rank.used[d], std::max(rank.used[d], most));
+  }
+}
+
+std::map<int, GrantPolicy::Grant> GrantPolicy::Refill(
     const std::map<int, Directions>& used, absl::Duration elapsed) {
   for (auto& [slot, rank] : ranks_) {
     const auto said = used.find(slot);
-    if (said == used.end()) continue;
-    for (int d : {kH2d, kD2h}) {
-      rank.used[d] = std::clamp(said->second[d], rank.used[d],
-                                rank.limit[d] + kMaxOverrun);
-    }
+    if (said != used.end()) Believe(rank, said->second, elapsed);
   }
   for (int link = -1; link < static_cast<int>(links_.size()); ++link) {
     for (int d : {kH2d, kD2h}) RefillLink(link, d, elapsed);
   }
-  std::map<int, Directions> limits;
-  for (const auto& [slot, rank] : ranks_) limits[slot] = rank.limit;
-  return limits;
+  std::map<int, int> sharing;  // by link: counted once, not for each rank
+  for (const auto& [slot, rank] : ranks_) ++sharing[rank.link];
+  std::map<int, Grant> grants;
+  for (const auto& [slot, rank] : ranks_) {
+    Grant& grant = grants[slot];
+    grant.limit = rank.limit;
+    for (int d : {kH2d, kD2h}) {
+      grant.rate[d] = RateToTell(Rate(rank.link, d), sharing[rank.link],
+                                 rank.guaranteed, rank.rate[d]);
+    }
+  }
+  return grants;
+}
+
+// The sum of clamp(level, promised, bytes) over all grows with the level, in
+// straight pieces between these bounds.
+double GrantPolicy::Level(const std::vector<Want>& wants, double bytes) {
+  std::vector<std::pair<double, int>> bends;  // where, how the slope changes
+  double sum = 0;
+  for (const Want& want : wants) {
+    bends.emplace_back(want.promised, 1);
+    bends.emplace_back(want.bytes, -1);
+    sum += want.promised;
+  }
+  std::sort(bends.begin(), bends.end());
+  double level = 0;
+  int slope = 0;
+  for (const auto& [at, change] : bends) {
+    const double rise = slope * (at - level);
+    if (slope > 0 && sum + rise >= bytes) {
+      return level + std::max(0.0, bytes - sum) / slope;
+    }
+    sum += rise;
+    level = at;
+    slope += change;
+  }
+  return level;  // enough for all
 }
 
 void GrantPolicy::RefillLink(int link, int direction, absl::Duration elapsed) {
-  struct Want {
-    RankShare* rank;
-    double bytes;
-  };
-  const double seconds = absl::ToDoubleSeconds(elapsed);
+  const double seconds = std::max(0.0, absl::ToDoubleSeconds(elapsed));
   const uint64_t window = Window(link, direction);
   const double rate = Rate(link, direction);
-  double left = rate > 0 ? rate * seconds : 1e30;
   std::vector<Want> wants;
-  const auto give = [&](RankShare& rank, double bytes) {
-    rank.limit[direction] += static_cast<uint64_t>(bytes);
-    left -= bytes;
-  };
   for (auto& [slot, rank] : ranks_) {
     if (rank.link != link) continue;
     const uint64_t target = rank.used[direction] + window;
-    if (target <= rank.limit[direction]) continue;
-    double want = static_cast<double>(target - rank.limit[direction]);
-    const double promised = std::min(want, rank.guaranteed * seconds);
-    give(rank, promised);
-    want -= promised;
-    if (want >= 1) wants.push_back({&rank, want});
+    const double want =
+        target > rank.limit[direction]
+            ? static_cast<double>(target - rank.limit[direction])
+            : 0;
+    wants.push_back({&rank, std::min(want, rank.guaranteed * seconds), want});
   }
-  // Max-min: smallest wants first, each at most an even share of what is left.
-  std::sort(wants.begin(), wants.end(),
-            [](const Want& a, const Want& b) { return a.bytes < b.bytes; });
-  for (size_t i = 0; i < wants.size() && left > 0; ++i) {
-    const double even = left / static_cast<double>(wants.size() - i);
-    give(*wants[i].rank, std::min(wants[i].bytes, even));
+  const double level = rate > 0 ? Level(wants, rate * seconds) : kUngated;
+  const double fresh = std::min(1.0, absl::FDivDuration(elapsed, kRateOver));
+  for (const Want& want : wants) {
+    const auto given =
+        static_cast<uint64_t>(std::clamp(level, want.promised, want.bytes));
+    want.rank->limit[direction] += given;
+    if (seconds <= 0) continue;
+    double& average = want.rank->rate[direction];
+    average += fresh * (static_cast<double>(given) / seconds - average);
   }
 }
 
@@ -110,7 +167,7 @@ void GrantPolicy::CheckInvariants() const {
   for (const auto& [slot, rank] : ranks_) {
     SLUICE_CHECK(slot >= 0 && slot < kGrantSlots);
     for (int d : {kH2d, kD2h}) {
-      SLUICE_CHECK(rank.used[d] <= rank.limit[d] + kMaxOverrun);
+      SLUICE_CHECK(rank.used[d] <= rank.limit[d] + kOneCopy);
     }
   }
 }

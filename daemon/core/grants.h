@@ -2,12 +2,14 @@
 //
 // Fair share per link and direction. In each refill a link gives out what it
 // carried in the time since the last one. Every rank wants its limit to stand
-// a window ahead of its use. First each gets what it was guaranteed, then the
-// rest is shared evenly among those that still want (max-min: what one leaves
-// goes to the others). A rank alone on its link has a wide window, because
+// a window ahead of its use. Each gets what it was guaranteed (guarantees.h
+// admits that) or an even share, whichever is more; what one leaves goes to
+// the others (max-min). A rank alone on its link has a wide window, because
 // there is nobody to be fair to and the link itself is the limit.
 //
-// What a rank says it used is never trusted: it is clamped to what can be.
+// What a rank says it used is believed as far as it can be: what its link
+// carries in the time, and one copy ahead of the limit. So who claims more than
+// it copies has the share of one that copies all the time, and no more.
 //
 // Thread safety: none; one thread owns a GrantPolicy (the refill thread).
 #pragma once
@@ -33,21 +35,33 @@ class GrantPolicy {
   // A window is never smaller: a copy larger than its window waits for
   // several refills.
   static constexpr uint64_t kMinWindow = 1 << 20;
+  // What a rank may have started beyond its limit: a copy is counted before it
+  // waits. Larger ones are believed bit by bit.
+  static constexpr uint64_t kOneCopy = 64 << 20;
+  // Over what time the rate that a rank is granted is averaged.
+  static constexpr absl::Duration kRateOver = absl::Milliseconds(100);
+
+  // `rate`: bytes per second that the rank is granted, or would be if it wanted
+  // all the time; 0: not limited.
+  struct Grant {
+    Directions limit = {0, 0};
+    Directions rate = {0, 0};
+  };
 
   explicit GrantPolicy(std::vector<LinkSpeed> links);
 
   // `link` is an index into the links; -1: on none that is known (ungated).
   // Returns the first limits.
-  Directions Attach(int slot, int link, double guaranteed_bytes_per_second);
+  Grant Attach(int slot, int link, double guaranteed_bytes_per_second);
   void Detach(int slot);
   // What each attached slot has used, as far as believed at the last refill.
   std::map<int, Directions> used() const;
   bool idle() const { return ranks_.empty(); }
 
-  // `used` of every attached slot, read just now. Returns the new limits,
-  // never below the old ones.
-  std::map<int, Directions> Refill(const std::map<int, Directions>& used,
-                                   absl::Duration elapsed);
+  // `used` of every attached slot, read just now. The new limits are never
+  // below the old ones.
+  std::map<int, Grant> Refill(const std::map<int, Directions>& used,
+                              absl::Duration elapsed);
 
   void CheckInvariants() const;
 
@@ -56,11 +70,21 @@ class GrantPolicy {
     int link = -1;
     double guaranteed = 0;
     Directions limit = {0, 0};
-    Directions used = {0, 0};  // as far as believed
+    Directions used = {0, 0};             // as far as believed
+    std::array<double, 2> rate = {0, 0};  // granted, averaged
+  };
+  struct Want {
+    RankShare* rank;
+    double promised, bytes;  // of what it wants, what it was guaranteed
   };
   double Rate(int link, int direction) const;
   uint64_t Window(int link, int direction) const;
+  int Sharing(int link) const;
+  void Believe(RankShare& rank, const Directions& said, absl::Duration elapsed);
   void RefillLink(int link, int direction, absl::Duration elapsed);
+  // Up to where each may come so that all together get at most `bytes`.
+  static double Level(const std::vector<Want>& wants, double bytes);
+  Grant GrantOf(const RankShare& rank) const;
 
   const std::vector<LinkSpeed> links_;
   std::map<int, RankShare> ranks_;

@@ -33,6 +33,7 @@ void JointPlanning::StartTogether(absl::Time now, Effects& effects) {
   plan::NodeResources resources = ResourcesFor(positions);
   StartRound(std::move(round), std::move(positions), std::move(resources), now,
              effects);
+  HurryOthers(effects);
 }
 
 void JointPlanning::TogetherSolved(PlanRounds::Round round,
@@ -331,6 +332,7 @@ void JointPlanning::EndChange(const JobKey& job, Member& member,
 bool JointPlanning::WaitForLease(const WaitingLease& lease,
                                  const Refusal& refusal) {
   if (!absl::IsResourceExhausted(refusal.why) ||
+      refusal.by == RefusedBy::kExtents ||
       lease.asked.pool.kind != PoolKind::kHost) {
     return false;
   }

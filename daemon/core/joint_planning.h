@@ -120,6 +120,9 @@ class JointPlanning {
   void RoundFailed(PlanRounds::Round round, PlanOutcome outcome,
                    const absl::Status& why, absl::Time now, Effects& effects);
   void LogPlan(const JobKey& job, const plan::NodePlan& plan, absl::Time now);
+  // All jobs are planned together, one round at a time: one user's hard
+  // profile must not be what another one waits for.
+  void HurryOthers(Effects& effects) const;
   UnitCache::Units KnownUnits(const std::vector<Asking>& asking);
   void GivePlan(const Asking& asking, PlanId plan, Effects& effects) const;
   void FailPlan(const JobKey& job, const std::vector<Rank>& ranks,

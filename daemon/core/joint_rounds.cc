@@ -52,6 +52,19 @@ void JointPlanning::PlanFor(Asking asking, absl::Time now, Effects& effects) {
                 [&](const Asking& each) { return each.job == asking.job; });
   joining_.push_back(std::move(asking));
   StartTogether(now, effects);
+  if (!joining_.empty()) HurryOthers(effects);
+}
+
+void JointPlanning::HurryOthers(Effects& effects) const {
+  for (const auto& [id, round] : rounds_.solving()) {
+    if (!round.together) continue;
+    std::set<Principal> wait;
+    for (const Asking& each : joining_) wait.insert(each.job.principal);
+    for (const Asking& each : round.asking) wait.insert(each.job.principal);
+    const bool others =
+        wait.size() > 1 || (round.asking.empty() && !joining_.empty());
+    if (others) effects.push_back(HurrySolving{id});
+  }
 }
 
 void JointPlanning::StartAlone(Asking asking, absl::Time now,
@@ -119,6 +132,8 @@ void JointPlanning::StartRound(PlanRounds::Round round,
   question.resources = std::move(resources);
   question.time_limit = config_.plan_time_limit;
   question.known = KnownUnits(round.asking);
+  question.who = round.asking.empty() ? round.jobs.front().principal
+                                      : round.asking.front().job.principal;
   question.round = rounds_.Start(std::move(round));
   effects.push_back(std::move(question));
 }

@@ -10,8 +10,11 @@ namespace sluice::daemon {
 
 Ledger::Ledger(const NodeConfig& config)
     : granularity_(config.granularity),
+      limits_(config.extent_limits),
       budgets_(config.principal_limits, config.job_limits,
-               config.named_job_limits) {
+               config.named_job_limits),
+      allowances_(limits_.changes_per_second,
+                  static_cast<double>(limits_.each)) {
   for (const GpuConfig& gpu : config.gpus) {
     const PoolId id{PoolKind::kGpu, gpu.index.value()};
     pools_.emplace(id, Pool(id, gpu.pool, config.extent));
@@ -26,12 +29,13 @@ PrincipalId Ledger::Intern(const Principal& principal) {
   KnownPrincipal& known = principals_[principal];
   if (known.id == PrincipalId()) known.id = PrincipalId(next_principal_++);
   ++known.holders;
+  known.alone_since = absl::InfiniteFuture();
   return known.id;
 }
 
 bool Ledger::HasExtents(PrincipalId principal) const {
   return std::any_of(pools_.begin(), pools_.end(), [&](const auto& pool) {
-    return pool.second.Has(principal);
+    return pool.second.OwnedBy(principal) > 0;
   });
 }
 
@@ -41,11 +45,13 @@ void Ledger::ForgetPrincipals() {
   });
 }
 
-void Ledger::EraseHolder(SessionId session) {
+void Ledger::EraseHolder(SessionId session, absl::Time now) {
   const auto found = holders_.find(session);
-  const bool last = --principals_.at(found->second.job.principal).holders == 0;
+  KnownPrincipal& known = principals_.at(found->second.job.principal);
   holders_.erase(found);
-  if (last) ForgetPrincipals();
+  if (--known.holders > 0) return;
+  known.alone_since = now;
+  ForgetPrincipals();
 }
 
 void Ledger::Open(SessionId session, const JobKey& job) {
@@ -55,6 +61,7 @@ void Ledger::Open(SessionId session, const JobKey& job) {
                    HolderState{.job = job, .principal = Intern(job.principal)})
           .second;
   SLUICE_CHECK(is_new);
+  ++principals_.at(job.principal).open;
 }
 
 std::vector<RequestId> Ledger::Close(SessionId session, absl::Time now,
@@ -62,16 +69,19 @@ std::vector<RequestId> Ledger::Close(SessionId session, absl::Time now,
   HolderState& holder = holders_.at(session);
   SLUICE_CHECK(holder.state == HolderState::State::kOpen);
   holder.state = HolderState::State::kClosed;
+  --principals_.at(holder.job.principal).open;
   std::vector<RequestId> ended;
-  while (!holder.leases.empty()) ended.push_back(End(*holder.leases.begin()));
+  while (!holder.leases.empty()) {
+    ended.push_back(End(*holder.leases.begin(), now));
+  }
   AskNow(now, effects);
   return ended;
 }
 
-void Ledger::Merge(SessionId from, SessionId to) {
+void Ledger::Merge(SessionId from, SessionId to, absl::Time now) {
   SLUICE_CHECK(HoldsNothing(from));
   for (auto& [id, pool] : pools_) pool.TransferHolds(from, to);
-  EraseHolder(from);
+  EraseHolder(from, now);
 }
 
 void Ledger::Gone(SessionId session, absl::Time now, Effects& effects) {
@@ -89,7 +99,7 @@ void Ledger::Gone(SessionId session, absl::Time now, Effects& effects) {
       to_ask_.push_back(extent);
     }
   }
-  EraseHolder(session);
+  EraseHolder(session, now);
   AskNow(now, effects);
 }
 
@@ -134,6 +144,11 @@ Ledger::Asked Ledger::Lease(SessionId session, RequestId request,
     return {{std::move(admitted), RefusedBy::kBudget}, std::nullopt};
   }
   if (!parts.ok()) return {{parts.status(), RefusedBy::kPool}, std::nullopt};
+  auto idle = MakeRoom(holder, asked.pool, *parts, now);
+  if (!idle.ok()) {
+    Recharge(parts->reuse);
+    return {{idle.status(), RefusedBy::kExtents}, std::nullopt};
+  }
   for (ExtentId id : parts->reuse) lingering_.erase(id);
   auto taken = pool.Take(holder.principal, *parts, ExtentId(next_extent_));
   next_extent_ += taken.make.size();
@@ -149,6 +164,7 @@ Ledger::Asked Ledger::Lease(SessionId session, RequestId request,
   budgets_.Charge(holder.job, asked.pool.kind, lease.size);
   for (ExtentId gone : parts->destroy) effects.push_back(DestroyExtent{gone});
   if (!parts->destroy.empty()) ForgetPrincipals();
+  Destroy(*idle, effects);
   for (const Slice& slice : taken.make) {
     making_[slice.id] = {asked.pool, id};
     effects.push_back(MakeExtent{slice.id, asked.pool, slice.size});
@@ -166,7 +182,7 @@ Ledger::Decided Ledger::Finish(LeaseId id, absl::Time now, Effects& effects) {
   Decided decided{id,         lease.session,  lease.request, lease.pool,
                   lease.size, lease.asked_at, lease.slices,  lease.failure};
   if (lease.state == LeaseState::State::kFailing) {
-    End(id);
+    End(id, now);
     AskNow(now, effects);
     return decided;
   }
@@ -178,7 +194,7 @@ Ledger::Decided Ledger::Finish(LeaseId id, absl::Time now, Effects& effects) {
   return decided;
 }
 
-RequestId Ledger::End(LeaseId id) {
+RequestId Ledger::End(LeaseId id, absl::Time now) {
   const auto found = leases_.find(id);
   SLUICE_CHECK(found != leases_.end());
   const LeaseState& lease = found->second;
@@ -194,7 +210,7 @@ RequestId Ledger::End(LeaseId id) {
       refund += slice.size;
     } else if (hold) {
       pool.Quarantine(slice.id, lease.session);
-    } else if (pool.Return(slice.id)) {
+    } else if (pool.Return(slice.id, now)) {
       Linger(slice.id, lease.pool, holder.job, LingeringState::Origin::kFreed);
     } else {
       refund += slice.size;
@@ -231,7 +247,7 @@ std::optional<Ledger::Decided> Ledger::ExtentMade(ExtentId id, absl::Time now,
   Pool& pool = pools_.at(making.pool);
   pool.Made(id);
   if (!making.lease) {
-    pool.Return(id);
+    pool.Return(id, now);
     return std::nullopt;
   }
   if (--leases_.at(*making.lease).making > 0) return std::nullopt;
@@ -261,7 +277,7 @@ std::optional<RequestId> Ledger::Free(SessionId session, LeaseId lease,
       leases_.at(lease).state != LeaseState::State::kGranted) {
     return std::nullopt;
   }
-  const RequestId request = End(lease);
+  const RequestId request = End(lease, now);
   AskNow(now, effects);
   return request;
 }

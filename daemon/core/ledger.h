@@ -21,18 +21,27 @@
 // somebody does, a few at a time. Where the device does not know, the end of
 // all processes that received a descriptor frees it.
 //
+// Each extent has a descriptor. So their number is limited, of one principal
+// and of all, with some held back for attached ranks (ExtentLimits); idle ones
+// go when there are too many, with time, and with their principal's last
+// process.
+//
 // Errors: ExtentMade or ExtentFailed for an extent that nobody asked for, and
 // a session that is not a holder, are bugs (CHECK).
 // Thread safety: none needed; one thread (see core.h).
 #pragma once
 
+#include <algorithm>
 #include <map>
 #include <optional>
 #include <set>
+#include <utility>
 #include <vector>
 
 #include "absl/status/status.h"
+#include "absl/status/statusor.h"
 #include "absl/time/time.h"
+#include "daemon/core/allowance.h"
 #include "daemon/core/budget.h"
 #include "daemon/core/effects.h"
 #include "daemon/core/pool.h"
@@ -63,7 +72,7 @@ class Ledger {
   void Gone(SessionId session, absl::Time now, Effects& effects);
   // A closed holder with nothing in quarantine joins another session of the
   // same process.
-  void Merge(SessionId from, SessionId to);
+  void Merge(SessionId from, SessionId to, absl::Time now);
 
   // --- leases --------------------------------------------------------------
   // A lease that was asked for is granted, or (`failure`) refused.
@@ -99,7 +108,17 @@ class Ledger {
   Bytes HolderKnown(ExtentId id, Held held, absl::Time now);
   // Asks again, if it is time.
   void AskAgain(absl::Time now, Effects& effects);
-  absl::Time NextDeadline() const { return ask_again_at_; }
+
+  // --- what is idle --------------------------------------------------------
+  static constexpr size_t kTrimAtOnce = 256;
+  // Destroys what was idle for too long, or is of a principal that has no
+  // process any more.
+  void Trim(absl::Time now, Effects& effects);
+
+  // Of AskAgain and Trim.
+  absl::Time NextDeadline() const {
+    return std::min(ask_again_at_, NextTrim());
+  }
 
   // --- budgets -------------------------------------------------------------
   Budgets& budgets() { return budgets_; }
@@ -142,12 +161,24 @@ class Ledger {
   Decided Finish(LeaseId id, absl::Time now, Effects& effects);
   // Gives the slices back: to quarantine where the holder is closed and they
   // were granted, else to the pool. Erases the lease.
-  RequestId End(LeaseId id);
+  RequestId End(LeaseId id, absl::Time now);
   // The extent was returned by `job`; asks who holds it, or says so later.
   void Linger(ExtentId id, PoolId pool, const JobKey& job,
               LingeringState::Origin origin);
   // It is free.
-  void Back(std::map<ExtentId, LingeringState>::iterator lingering);
+  void Back(std::map<ExtentId, LingeringState>::iterator lingering,
+            absl::Time now);
+  // How many extents may be (ledger_extents.cc).
+  using Idle = std::vector<std::pair<PoolId, ExtentId>>;
+  size_t Extents() const;
+  size_t Owned(PrincipalId principal) const;
+  size_t HeldBack(PrincipalId from) const;
+  // What is to be destroyed besides, so that the parts of a lease do not make
+  // too many extents; takes the changes off the allowance of its principal.
+  absl::StatusOr<Idle> MakeRoom(const HolderState& holder, PoolId asked,
+                                const Pool::Parts& parts, absl::Time now);
+  void Destroy(const Idle& idle, Effects& effects);
+  absl::Time NextTrim() const;
   // What was returned since, as one question.
   void AskNow(absl::Time now, Effects& effects);
   // Takes charges of what lingers off (or on again).
@@ -159,15 +190,17 @@ class Ledger {
   PrincipalId Intern(const Principal& principal);
   // Forgets those of whom there is neither a holder nor an extent.
   void ForgetPrincipals();
-  void EraseHolder(SessionId session);
+  void EraseHolder(SessionId session, absl::Time now);
   bool HasExtents(PrincipalId principal) const;
   void CheckLeases() const;
   void CheckHolders() const;
   void CheckCharges() const;
   void CheckLingering() const;
   void CheckPrincipals() const;
+  void CheckExtents() const;
 
   const Bytes granularity_;
+  const ExtentLimits limits_;
   std::map<PoolId, Pool> pools_;
   Budgets budgets_;
   std::map<LeaseId, LeaseState> leases_;
@@ -180,8 +213,12 @@ class Ledger {
   struct KnownPrincipal {
     PrincipalId id;
     int holders = 0;
+    int open = 0;  // of these
+    // Since when it has no process; InfiniteFuture: it has one.
+    absl::Time alone_since = absl::InfiniteFuture();
   };
   std::map<Principal, KnownPrincipal> principals_;
+  Allowances allowances_;  // for changes of extents
   ExtentCounts counts_;
   uint64_t next_extent_ = 1;
   uint64_t next_lease_ = 1;

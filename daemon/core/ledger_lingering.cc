@@ -59,15 +59,16 @@ Bytes Ledger::HolderKnown(ExtentId id, Held held, absl::Time now) {
       lingering.origin == LingeringState::Origin::kOrphaned;
   const bool host = lingering.pool.kind == PoolKind::kHost;
   const Bytes size = pool.SizeOf(id);
-  Back(found);
+  Back(found, now);
   return of_the_dead && host ? size : Bytes(0);
 }
 
-void Ledger::Back(std::map<ExtentId, LingeringState>::iterator lingering) {
+void Ledger::Back(std::map<ExtentId, LingeringState>::iterator lingering,
+                  absl::Time now) {
   const ExtentId id = lingering->first;
   Pool& pool = pools_.at(lingering->second.pool);
   Uncharge({id});
-  pool.Back(id);
+  pool.Back(id, now);
   lingering_.erase(lingering);
 }
 

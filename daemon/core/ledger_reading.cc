@@ -74,11 +74,12 @@ LedgerState Ledger::Save() const {
   saved.making = making_;
   saved.holders = holders_;
   for (const auto& [principal, known] : principals_) {
-    saved.principals[principal] = known.id;
+    saved.principals[principal] = {known.id, known.alone_since};
   }
   saved.lingering = lingering_;
   saved.ask_again_at = ask_again_at_;
   saved.asked_last = asked_last_;
+  saved.allowances = allowances_.Save();
   saved.next_extent = next_extent_;
   saved.next_lease = next_lease_;
   saved.next_principal = next_principal_;
@@ -92,11 +93,13 @@ void Ledger::Load(const LedgerState& saved) {
   leases_ = saved.leases;
   making_ = saved.making;
   holders_ = saved.holders;
-  for (const auto& [principal, id] : saved.principals) {
-    principals_[principal].id = id;
+  for (const auto& [principal, known] : saved.principals) {
+    principals_[principal] = {.id = known.id, .alone_since = known.alone_since};
   }
   for (const auto& [id, holder] : holders_) {
-    ++principals_.at(holder.job.principal).holders;
+    KnownPrincipal& known = principals_.at(holder.job.principal);
+    ++known.holders;
+    if (holder.state == HolderState::State::kOpen) ++known.open;
     for (const PoolKind kind : {PoolKind::kGpu, PoolKind::kHost}) {
       const Bytes owed = holder.quarantined.of(kind);
       if (owed > Bytes(0)) budgets_.Charge(holder.job, kind, owed);
@@ -110,6 +113,7 @@ void Ledger::Load(const LedgerState& saved) {
   for (const auto& [id, each] : lingering_) Recharge({id});
   ask_again_at_ = saved.ask_again_at;
   asked_last_ = saved.asked_last;
+  allowances_.Load(saved.allowances);
   next_extent_ = saved.next_extent;
   next_lease_ = saved.next_lease;
   next_principal_ = saved.next_principal;
@@ -123,6 +127,7 @@ void Ledger::CheckInvariants() const {
   CheckCharges();
   CheckPrincipals();
   CheckLingering();
+  CheckExtents();
 }
 
 // What pools count as leased is the leases, and what is still being made for
@@ -168,10 +173,14 @@ void Ledger::CheckHolders() const {
 }
 
 void Ledger::CheckPrincipals() const {
-  std::map<Principal, int> holders;
-  for (const auto& [id, holder] : holders_) ++holders[holder.job.principal];
+  std::map<Principal, int> holders, open;
+  for (const auto& [id, holder] : holders_) {
+    ++holders[holder.job.principal];
+    if (holder.state == HolderState::State::kOpen) ++open[holder.job.principal];
+  }
   for (const auto& [principal, known] : principals_) {
     SLUICE_CHECK(known.holders == holders[principal]);
+    SLUICE_CHECK(known.open == open[principal]);
     SLUICE_CHECK(known.holders > 0 || HasExtents(known.id));
   }
 }

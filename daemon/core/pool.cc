@@ -153,10 +153,7 @@ absl::StatusOr<Pool::Parts> Pool::Choose(PrincipalId principal, Bytes size,
 Pool::Taken Pool::Take(PrincipalId principal, const Parts& parts,
                        ExtentId first) {
   Taken taken;
-  for (ExtentId id : parts.destroy) {
-    UnlistIdle(id, at(id));
-    Erase(id);
-  }
+  for (ExtentId id : parts.destroy) Destroy(id);
   for (ExtentId id : parts.reuse) {
     Extent& extent = at(id);
     UnlistIdle(id, extent);
@@ -212,6 +209,7 @@ void Pool::ListIdle(ExtentId id, const Extent& extent) {
   if (extent.state == State::kKept) {
     kept_ += extent.size;
     kept_by_age_[extent.idle_order] = id;
+    kept_of_[extent.principal][extent.idle_order] = id;
   } else {
     lingering_ += extent.size;
     idle.lingering += extent.size;
@@ -226,6 +224,9 @@ void Pool::UnlistIdle(ExtentId id, const Extent& extent) {
   if (extent.state == State::kKept) {
     kept_ -= extent.size;
     kept_by_age_.erase(extent.idle_order);
+    const auto of = kept_of_.find(extent.principal);
+    of->second.erase(extent.idle_order);
+    if (of->second.empty()) kept_of_.erase(of);
   } else {
     lingering_ -= extent.size;
     idle->second.lingering -= extent.size;
@@ -233,16 +234,17 @@ void Pool::UnlistIdle(ExtentId id, const Extent& extent) {
   if (idle->second.by_age.empty()) idle_by_size_.erase(idle);
 }
 
-bool Pool::Return(ExtentId id) {
+bool Pool::Return(ExtentId id, absl::Time now) {
   Extent& extent = at(id);
   SLUICE_CHECK(extent.state == State::kLeased);
   leased_ -= extent.size;
   const bool lingers = !extent.holders.empty();
+  if (!lingers) extent.kept_since = now;
   Rest(id, extent, lingers ? State::kLingering : State::kKept);
   return lingers;
 }
 
-void Pool::Back(ExtentId id) {
+void Pool::Back(ExtentId id, absl::Time now) {
   Extent& extent = at(id);
   SLUICE_CHECK(extent.state == State::kLingering);
   UnlistIdle(id, extent);
@@ -251,7 +253,51 @@ void Pool::Back(ExtentId id) {
     held->second.erase(id);
     if (held->second.empty()) held_.erase(held);
   }
+  extent.kept_since = now;
   Rest(id, extent, State::kKept);
+}
+
+void Pool::Destroy(ExtentId id) {
+  SLUICE_CHECK(at(id).state == State::kKept);
+  UnlistIdle(id, at(id));
+  Erase(id);
+}
+
+size_t Pool::OwnedBy(PrincipalId principal) const {
+  const auto owned = owned_.find(principal);
+  return owned != owned_.end() ? owned->second : 0;
+}
+
+size_t Pool::KeptOf(PrincipalId principal) const {
+  const auto kept = kept_of_.find(principal);
+  return kept != kept_of_.end() ? kept->second.size() : 0;
+}
+
+std::vector<ExtentId> Pool::OldestKept(size_t count,
+                                       const std::set<ExtentId>& spared,
+                                       std::optional<PrincipalId> of) const {
+  std::vector<ExtentId> found;
+  if (of && !kept_of_.contains(*of)) return found;
+  for (const auto& [order, id] : of ? kept_of_.at(*of) : kept_by_age_) {
+    if (found.size() >= count) break;
+    if (!spared.contains(id)) found.push_back(id);
+  }
+  return found;
+}
+
+std::vector<ExtentId> Pool::KeptSince(absl::Time then, size_t count) const {
+  std::vector<ExtentId> found;
+  for (const auto& [order, id] : kept_by_age_) {
+    if (found.size() >= count || extents_.at(id).kept_since > then) break;
+    found.push_back(id);
+  }
+  return found;
+}
+
+absl::Time Pool::OldestSince() const {
+  return kept_by_age_.empty()
+             ? absl::InfiniteFuture()
+             : extents_.at(kept_by_age_.begin()->second).kept_since;
 }
 
 void Pool::Quarantine(ExtentId id, SessionId by) {
@@ -348,6 +394,7 @@ void Pool::CheckInvariants() const {
       case State::kKept:
         SLUICE_CHECK(extent.holders.empty());
         SLUICE_CHECK(kept_by_age_.at(extent.idle_order) == id);
+        SLUICE_CHECK(kept_of_.at(extent.principal).at(extent.idle_order) == id);
         kept += extent.size;
         ++kept_count;
         ++idle;
@@ -368,6 +415,11 @@ void Pool::CheckInvariants() const {
   SLUICE_CHECK(holds == 0);
   SLUICE_CHECK(owned == owned_);
   SLUICE_CHECK(idle == listed && kept_count == kept_by_age_.size());
+  for (const auto& [principal, ids] : kept_of_) {
+    SLUICE_CHECK(!ids.empty());
+    kept_count -= ids.size();
+  }
+  SLUICE_CHECK(kept_count == 0);
   SLUICE_CHECK(lingering == lingering_ && listed_lingering == lingering_);
   SLUICE_CHECK(leased == leased_ && quarantined == quarantined_ &&
                kept == kept_);

@@ -47,6 +47,7 @@ class Pool {
     State state = State::kMaking;
     PrincipalId principal;
     uint64_t idle_order = 0;  // of lingering and kept ones: smaller is older
+    absl::Time kept_since;    // of kept ones
     std::vector<SessionId> holders;
     SessionId quarantined_for;
     bool operator==(const Extent&) const = default;
@@ -85,8 +86,9 @@ class Pool {
   void Failed(ExtentId id);                   // making -> not there
   void AddHolder(ExtentId id, SessionId by);  // its descriptor was sent
   // leased -> lingering (true), or kept where its descriptor never left.
-  bool Return(ExtentId id);
-  void Back(ExtentId id);                      // lingering -> kept
+  bool Return(ExtentId id, absl::Time now);
+  void Back(ExtentId id, absl::Time now);      // lingering -> kept
+  void Destroy(ExtentId id);                   // kept -> not there
   void Quarantine(ExtentId id, SessionId by);  // leased -> quarantined
   // What `from` received counts as received by `to`, a session of the same
   // process. `from` has nothing in quarantine.
@@ -118,8 +120,19 @@ class Pool {
   // lingers of its own in extents of extent_bytes.
   Bytes UsableBy(PrincipalId principal) const;
   size_t extents() const { return extents_.size(); }
-  // Whether any extent, in whatever state, is of `principal`.
-  bool Has(PrincipalId principal) const { return owned_.contains(principal); }
+  // How many extents, in whatever state, are of `principal`.
+  size_t OwnedBy(PrincipalId principal) const;
+  size_t KeptOf(PrincipalId principal) const;
+  PrincipalId OwnerOf(ExtentId id) const { return extents_.at(id).principal; }
+  // At most `count` kept ones that are not `spared`, of one principal or of
+  // all, the oldest first.
+  std::vector<ExtentId> OldestKept(size_t count,
+                                   const std::set<ExtentId>& spared,
+                                   std::optional<PrincipalId> of) const;
+  // At most `count` that are kept since `then` or longer.
+  std::vector<ExtentId> KeptSince(absl::Time then, size_t count) const;
+  // Since when the oldest one is kept; InfiniteFuture: there is none.
+  absl::Time OldestSince() const;
 
   Saved Save() const { return {extents_, next_idle_order_}; }
   void Load(const Saved& saved);
@@ -166,6 +179,7 @@ class Pool {
   // as much beside 10,000 idle extents as beside none.
   std::map<IdleKey, Idle> idle_by_size_;
   ByAge kept_by_age_;
+  std::map<PrincipalId, ByAge> kept_of_;  // only who has any
   std::map<SessionId, std::set<ExtentId>> held_;
   uint64_t next_idle_order_ = 0;
   Bytes leased_, quarantined_, lingering_, kept_;

@@ -10,10 +10,12 @@
 namespace sluice::daemon {
 namespace {
 
+// `sought`: a class of a profile, or of another plan.
+template <typename Class>
 const plan::ClassPlan* FindClass(const plan::RankPlan& plan,
-                                 const std::string& name) {
+                                 const Class& sought) {
   for (const plan::ClassPlan& each : plan.classes) {
-    if (each.name == name) return &each;
+    if (each.kind == sought.kind && each.name == sought.name) return &each;
   }
   return nullptr;
 }
@@ -147,7 +149,7 @@ Member MemberOf(const Asking& asking, const plan::NodePlan& plan) {
 double Distance(const plan::RankPlan& a, const plan::RankPlan& b) {
   double most = 0;
   for (const plan::ClassPlan& each : a.classes) {
-    const plan::ClassPlan* other = FindClass(b, each.name);
+    const plan::ClassPlan* other = FindClass(b, each);
     if (other == nullptr) return 1;
     most =
         std::max({most, std::abs(each.fractions.keep - other->fractions.keep),
@@ -158,19 +160,19 @@ double Distance(const plan::RankPlan& a, const plan::RankPlan& b) {
 
 double StepSeconds(const plan::RankProfile& profile,
                    const plan::RankPlan& plan) {
-  double recompute = 0;
-  for (const plan::SkeletalClass& each : profile.classes) {
-    const plan::ClassPlan* chosen = FindClass(plan, each.name);
-    if (chosen != nullptr) {
-      recompute += each.recompute_seconds * chosen->fractions.recompute;
-    }
+  double seconds = 0;
+  for (const plan::LayerKind& kind : profile.kinds) {
+    seconds += static_cast<double>(kind.layers) *
+               (kind.forward_layer_seconds + kind.backward_layer_seconds);
   }
-  const auto layers = static_cast<double>(profile.layers);
-  const auto streamed =
-      static_cast<double>(profile.layers - profile.resident_layers);
-  return layers *
-             (profile.forward_layer_seconds + profile.backward_layer_seconds) +
-         streamed * recompute;
+  for (const plan::SkeletalClass& each : profile.classes) {
+    const plan::ClassPlan* chosen = FindClass(plan, each);
+    if (chosen == nullptr) continue;
+    seconds +=
+        static_cast<double>(plan::KindOf(profile, each).moving_layers()) *
+        each.recompute_seconds * chosen->fractions.recompute;
+  }
+  return seconds;
 }
 
 std::set<JobKey> WhoChanges(const std::map<JobKey, Member>& members,

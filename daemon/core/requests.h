@@ -57,6 +57,8 @@ struct WelcomeReply {
   bool observer = false;
   int grant_slot = 0;
   DeviceIndex gpu;
+  double guaranteed_bytes_per_second = 0;
+  std::string guarantee_refused;  // why it is 0 though one was asked for
   bool operator==(const WelcomeReply&) const = default;
 };
 struct GrantedReply {

@@ -49,6 +49,7 @@ struct Session {
   absl::Time connected_at;
   HelloRequest hello;  // once attached
   int grant_slot = -1;
+  double guaranteed_bytes_per_second = 0;  // admitted, while it is attached
   RequestHistory history;
 
   bool had_leases_at_close = false;

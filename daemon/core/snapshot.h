@@ -9,9 +9,11 @@
 
 #include "daemon/core/budget.h"
 #include "daemon/core/event_log.h"
+#include "daemon/core/policy.h"
 #include "daemon/core/requests.h"
 #include "daemon/core/stats.h"
 #include "daemon/core/types.h"
+#include "daemon/quota/quotas.h"
 #include "proto/plan/progress.h"
 
 namespace sluice::daemon {
@@ -19,6 +21,7 @@ namespace sluice::daemon {
 struct PoolSnapshot {
   PoolId id;
   Bytes total, leased, free, kept, quarantined, lingering;
+  Bytes ready;  // of host memory: the part of `free` that was made ahead
 };
 
 struct GpuSnapshot {
@@ -33,6 +36,7 @@ struct RankSnapshot {
   SessionId session;
   Bytes gpu_bytes, host_bytes;  // leased
   bool closed = false;          // its socket ended, its process lives
+  double guaranteed_bytes_per_second = 0;  // of its link, each way
   std::optional<StepReport> step;
   double stall_seconds = 0, grant_wait_seconds = 0;
   Bytes hbm_peak;
@@ -87,15 +91,19 @@ struct Snapshot {
   std::vector<JobSnapshot> jobs;
   std::vector<BudgetLine> budgets;
   std::vector<LimitLine> limits;
+  std::optional<Drain> drain;
   std::vector<PlanSnapshot> plans;
   std::vector<PlanningSnapshot> planning;
   std::vector<LoggedEvent> events;
   int sessions = 0, half_open = 0;
   size_t extents = 0;
-  // The service's, not policy's: lines that are not in the log, descriptors of
-  // clients that wait to be closed.
+  // The service's, not policy's, from here: lines that are not in the log,
+  // descriptors of clients that wait to be closed.
   uint64_t log_lines_dropped = 0, log_lines_suppressed = 0;
   size_t descriptors_closing = 0;
+  // How often ranks found the heartbeat stale while the daemon lived.
+  uint64_t grant_stale_periods = 0;
+  QuotasSnapshot quotas;
   // Only in a whole snapshot (no viewer).
   std::optional<Stats> stats;
 };

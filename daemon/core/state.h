@@ -18,8 +18,10 @@
 
 #include "absl/status/status.h"
 #include "absl/time/time.h"
+#include "daemon/core/allowance.h"
 #include "daemon/core/budget.h"
 #include "daemon/core/plans.h"
+#include "daemon/core/policy.h"
 #include "daemon/core/pool.h"
 #include "daemon/core/replan.h"
 #include "daemon/core/requests.h"
@@ -76,6 +78,14 @@ struct LingeringState {
   bool operator==(const LingeringState&) const = default;
 };
 
+// One of whom there is a holder or an extent.
+struct PrincipalState {
+  PrincipalId id;
+  // Since when it has no process; InfiniteFuture: it has one.
+  absl::Time alone_since = absl::InfiniteFuture();
+  bool operator==(const PrincipalState&) const = default;
+};
+
 struct LedgerState {
   std::map<PoolId, Pool::Saved> pools;
   Budgets::Saved budgets;
@@ -85,7 +95,8 @@ struct LedgerState {
   std::map<ExtentId, LingeringState> lingering;
   absl::Time ask_again_at = absl::InfiniteFuture();
   ExtentId asked_last;  // of those that are asked about again, in their order
-  std::map<Principal, PrincipalId> principals;
+  std::map<Principal, PrincipalState> principals;
+  Allowances::Saved allowances;
   uint64_t next_extent = 1, next_lease = 1, next_principal = 1;
   bool operator==(const LedgerState&) const = default;
 };
@@ -151,6 +162,7 @@ struct CoreState {
   LedgerState ledger;
   JointPlanningState joint;
   std::map<SessionId, Session> sessions;
+  std::optional<Drain> drain;
   bool operator==(const CoreState&) const = default;
 };
 

@@ -51,10 +51,11 @@ class Histogram {
 
 // What refused a lease. Values of each of these in the order of their names:
 // so do metrics list them.
-enum class RefusedBy { kBudget, kDevice, kPool };
+enum class RefusedBy { kBudget, kDevice, kDrain, kExtents, kPool };
 template <>
 struct EnumNames<RefusedBy> {
-  static constexpr std::string_view kNames[] = {"budget", "device", "pool"};
+  static constexpr std::string_view kNames[] = {"budget", "device", "extents",
+                                                "pool"};
 };
 
 // Why a rank's session ended otherwise than by itself.

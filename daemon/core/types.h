@@ -99,6 +99,20 @@ struct Limits {
   Bytes of(PoolKind kind) const { return kind == PoolKind::kGpu ? gpu : host; }
 };
 
+// How many extents may exist: each has a descriptor of the daemon's.
+struct ExtentLimits {
+  size_t all = 1 << 19;
+  size_t each = 1 << 18;  // of one principal
+  // Held back from others for each attached rank.
+  size_t per_rank = 16;
+  // Made and destroyed for one principal; `each` of them at once.
+  double changes_per_second = 1000;
+  // Idle ones are destroyed after so long: while their principal has a process,
+  // and when it has none (a job that is started again finds them warm).
+  absl::Duration kept_for = absl::Minutes(5);
+  absl::Duration orphans_kept_for = absl::Seconds(2);
+};
+
 // Everything policy must know of the node and its settings; fixed for the
 // life of a Core.
 struct NodeConfig {
@@ -110,7 +124,9 @@ struct NodeConfig {
   std::vector<HostConfig> hosts;
   std::vector<LinkSpeed> links;
   Bytes extent = MiB(64);
+  Bytes host_ready;  // of each NUMA node, made before it is asked for
   Bytes granularity = KiB(64);
+  ExtentLimits extent_limits;
   // What an operator should know of this start, one sentence each.
   std::vector<std::string> warnings;
   Limits principal_limits;

@@ -122,6 +122,12 @@ void AddPools(const Snapshot& from, Families& to) {
   for (const PoolSnapshot& pool : from.hosts) {
     to.Value(numa(pool), Count(pool.kept));
   }
+  to.Add("sluice_host_pool_ready_bytes",
+         "The part of the free host memory that was made ahead of leases.",
+         MetricType::Gauge);
+  for (const PoolSnapshot& pool : from.hosts) {
+    to.Value(numa(pool), Count(pool.ready));
+  }
 }
 
 // Jobs of one name and user, whatever their cgroup, are one series.
@@ -265,6 +271,38 @@ void AddBudgets(const Snapshot& from, Audience audience, Families& to) {
   }
 }
 
+void AddQuotas(const QuotasSnapshot& from, Audience audience, Families& to) {
+  const auto each = [&](const char* name, const char* help, MetricType type,
+                        auto value) {
+    to.Add(name, help, type);
+    for (size_t i = 0; i < kResources; ++i) {
+      to.Value({{"of", Name(static_cast<Resource>(i))}},
+               static_cast<double>(value(i)));
+    }
+  };
+  each("sluice_quota_used",
+       "What all users together have of a countable thing.", MetricType::Gauge,
+       [&](size_t i) { return from.used[i]; });
+  each("sluice_quota_limit", "What all users together may have.",
+       MetricType::Gauge, [&](size_t i) { return from.shares[i].all; });
+  each("sluice_quota_limit_per_user", "What one user may have.",
+       MetricType::Gauge, [&](size_t i) { return from.shares[i].each; });
+  each("sluice_quota_refusals_total", "Refusals because of such a limit.",
+       MetricType::Counter, [&](size_t i) { return from.refused[i]; });
+  if (audience != Audience::kOperators) return;
+  to.Add("sluice_quota_user_used", "What one user has of a countable thing.",
+         MetricType::Gauge);
+  for (const auto& [who, amounts] : from.users) {
+    for (size_t i = 0; i < kResources; ++i) {
+      if (amounts[i] == 0) continue;
+      to.Value({{"of", Name(static_cast<Resource>(i))},
+                {"uid", std::to_string(who.uid)},
+                {"cgroup", who.cgroup}},
+               static_cast<double>(amounts[i]));
+    }
+  }
+}
+
 void AddProcess(const ProcessStats& from, Families& to) {
   to.Counter("process_cpu_seconds_total", "CPU time of sluiced.",
              from.cpu_seconds);
@@ -328,6 +366,9 @@ void AddService(const Snapshot& from, Families& to) {
   to.Value({{"version", SLUICE_VERSION}, {"driver", from.driver}}, 1);
   to.Gauge("sluice_uptime_seconds", "Time since the daemon started.",
            absl::ToDoubleSeconds(from.uptime));
+  to.Gauge("sluice_drained",
+           "1 while an administrator has drained the node, else 0.",
+           from.drain ? 1 : 0);
   to.Add("sluice_sessions", "Connections by state.", MetricType::Gauge);
   int closed = 0;
   for (const JobSnapshot& job : from.jobs) {
@@ -358,7 +399,7 @@ void AddService(const Snapshot& from, Families& to) {
              stats.extents.reused);
   to.Counter("sluice_extents_destroyed_total",
              "Idle extents destroyed to make room for another size or "
-             "principal.",
+             "principal, with time, or with their principal's last process.",
              stats.extents.destroyed);
   to.CounterBy("sluice_plans_total", "Plans by result.", "result", stats.plans);
   to.CounterBy("sluice_plan_changes_total",
@@ -377,6 +418,9 @@ void AddService(const Snapshot& from, Families& to) {
   to.AddHistogram("sluice_grant_wait_seconds",
                   "Time a step's copies waited for bandwidth grants.",
                   stats.grant_wait_seconds);
+  to.Counter("sluice_grant_stale_periods_total",
+             "Times the heartbeat came so late that ranks ran without grants.",
+             from.grant_stale_periods);
 }
 
 }  // namespace
@@ -391,6 +435,7 @@ std::string PrometheusText(const Snapshot& snapshot,
   AddSwap(snapshot, families);
   AddLinks(snapshot, families);
   AddBudgets(snapshot, audience, families);
+  AddQuotas(snapshot.quotas, audience, families);
   AddProcess(process, families);
   if (audience == Audience::kOperators) AddJobs(snapshot, families);
   return families.Text();

@@ -38,6 +38,7 @@ json RankOf(const RankSnapshot& rank) {
              {"grant_wait_seconds", rank.grant_wait_seconds},
              {"hbm_peak_bytes", rank.hbm_peak.count()},
              {"closed", rank.closed},
+             {"guaranteed_bytes_per_second", rank.guaranteed_bytes_per_second},
              {"step", nullptr},
              {"loss", nullptr},
              {"tokens_per_second", nullptr}};
@@ -95,6 +96,26 @@ json Limit(const LimitLine& line, absl::Time now) {
              {"age_s", nullptr}};
   if (line.target.uid) to["uid"] = *line.target.uid;
   if (line.by.live) to["age_s"] = absl::ToDoubleSeconds(now - line.by.at);
+  return to;
+}
+
+// One of each countable thing.
+json QuotaList(const QuotasSnapshot& quotas) {
+  json to = json::array();
+  for (size_t i = 0; i < kResources; ++i) {
+    json users = json::array();
+    for (const auto& [who, amounts] : quotas.users) {
+      if (amounts[i] == 0) continue;
+      users.push_back(
+          {{"uid", who.uid}, {"cgroup", who.cgroup}, {"used", amounts[i]}});
+    }
+    to.push_back({{"of", Name(static_cast<Resource>(i))},
+                  {"used", quotas.used[i]},
+                  {"limit", quotas.shares[i].all},
+                  {"limit_per_user", quotas.shares[i].each},
+                  {"refused", quotas.refused[i]},
+                  {"users", std::move(users)}});
+  }
   return to;
 }
 
@@ -185,6 +206,7 @@ json Aggregates(const Snapshot& snapshot) {
   to["host"] = List(snapshot.hosts, [](const PoolSnapshot& pool) {
     json host = {{"numa", pool.id.ordinal}};
     AddPool(pool, host);
+    host["ready_bytes"] = pool.ready.count();
     return host;
   });
   return to;
@@ -204,6 +226,14 @@ std::string SnapshotJson(const Snapshot& snapshot) {
   to["limits"] = List(snapshot.limits, [&](const LimitLine& line) {
     return Limit(line, snapshot.now);
   });
+  to["drained"] = nullptr;
+  if (snapshot.drain) {
+    to["drained"] = {
+        {"by", snapshot.drain->who},
+        {"reason", snapshot.drain->reason},
+        {"age_s", absl::ToDoubleSeconds(snapshot.now - snapshot.drain->at)}};
+  }
+  to["quotas"] = QuotaList(snapshot.quotas);
   to["plans"] = List(snapshot.plans, Plan);
   to["planning"] = List(snapshot.planning, Planning);
   to["events"] = List(snapshot.events, [&](const LoggedEvent& event) {

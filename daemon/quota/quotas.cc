@@ -33,17 +33,26 @@ const Words& WordsOf(Resource what) {
   return kWords[At(what)];
 }
 
+// What is left for clients: the rest is for logs, HTTP, gRPC, plans and the
+// worker.
+int64_t PoolOf(int64_t open_files) {
+  const int64_t own = std::clamp<int64_t>(open_files / 8, 24, 512);
+  return std::max<int64_t>(open_files - own, 8);
+}
+
+// Half of the pool at the most, so that extents have the other half.
+int64_t SessionsOf(int64_t pool) {
+  constexpr int64_t kMostSessions = 2048;
+  return std::clamp<int64_t>(pool / 6, 2, kMostSessions);
+}
+
 }  // namespace
 
 const char* Name(Resource resource) { return WordsOf(resource).name; }
 
 Shares SharesOf(const QuotaSettings& settings, int64_t open_files) {
-  // For logs, HTTP, gRPC, plans and the worker.
-  const int64_t own = std::clamp<int64_t>(open_files / 8, 24, 512);
-  const int64_t pool = std::max<int64_t>(open_files - own, 8);
-  constexpr int64_t kMostSessions = 2048, kMostRanks = 256;
-  // Half of the pool at the most, so that extents have the other half.
-  const int64_t sessions = std::clamp<int64_t>(pool / 6, 2, kMostSessions);
+  constexpr int64_t kMostRanks = 256;
+  const int64_t sessions = SessionsOf(PoolOf(open_files));
   const int64_t in_flight = std::max(open_files - 512, open_files / 2);
   Shares shares;
   const auto set = [&](Resource what, int64_t each, int64_t all) {
@@ -56,6 +65,13 @@ Shares SharesOf(const QuotaSettings& settings, int64_t open_files) {
   set(Resource::kInFlight, in_flight / 4, in_flight);
   set(Resource::kQueuedBytes, int64_t{8} << 20, int64_t{256} << 20);
   return shares;
+}
+
+Share ExtentsOf(const QuotaSettings& settings, int64_t open_files) {
+  const int64_t pool = PoolOf(open_files);
+  const int64_t all = std::max<int64_t>((pool - 3 * SessionsOf(pool)) / 2, 1);
+  const int64_t half = std::max<int64_t>(all / 2, 1);
+  return {std::min(settings.extents.value_or(half), all), all};
 }
 
 absl::Status Quotas::May(const Principal& who, Resource what,
@@ -114,6 +130,17 @@ int64_t Quotas::used(Resource what) const { return total_[At(what)]; }
 const Share& Quotas::share(Resource what) const { return shares_[At(what)]; }
 
 uint64_t Quotas::refused(Resource what) const { return refused_[At(what)]; }
+
+QuotasSnapshot Quotas::TakeSnapshot(const Principal* viewer) const {
+  QuotasSnapshot snapshot{.shares = shares_, .used = total_};
+  snapshot.refused = refused_;
+  for (const auto& [who, amounts] : used_) {
+    if (viewer == nullptr || who == *viewer) {
+      snapshot.users.emplace_back(who, amounts);
+    }
+  }
+  return snapshot;
+}
 
 void Quotas::CheckInvariants() const {
   Amounts sum = {};

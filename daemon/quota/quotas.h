@@ -12,6 +12,7 @@
 #include <map>
 #include <optional>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "absl/status/status.h"
@@ -39,12 +40,25 @@ using Shares = std::array<Share, kResources>;
 struct QuotaSettings {
   std::optional<int64_t> sessions;
   std::optional<int64_t> ranks;
+  std::optional<int64_t> extents;
 };
 
 // Of a process that may have `open_files` descriptors (its soft limit): a
 // session costs up to three of them, and the kernel lets no more than the soft
 // limit be on their way from one sender's user.
 Shares SharesOf(const QuotaSettings& settings, int64_t open_files);
+// How many extents of memory may be: each is a descriptor, and another one
+// until it was sent. What sessions and the daemon itself leave.
+Share ExtentsOf(const QuotaSettings& settings, int64_t open_files);
+
+// What is taken, as plain data that can leave the loop's thread.
+struct QuotasSnapshot {
+  using Amounts = std::array<int64_t, kResources>;
+  Shares shares = {};
+  Amounts used = {};  // of all together
+  std::array<uint64_t, kResources> refused = {};
+  std::vector<std::pair<Principal, Amounts>> users;  // who hold something
+};
 
 class Quotas {
  public:
@@ -55,6 +69,8 @@ class Quotas {
   // Would Ask take it?
   absl::Status May(const Principal& who, Resource what,
                    int64_t amount = 1) const;
+  // May said no, and whoever asked was told.
+  void CountRefusal(Resource what) { ++refused_[static_cast<size_t>(what)]; }
   // Takes it whatever the limit: it is there already.
   void Charge(const Principal& who, Resource what, int64_t amount = 1);
   // At most what was taken.
@@ -66,9 +82,12 @@ class Quotas {
   // How often Ask refused.
   uint64_t refused(Resource what) const;
 
-  using Amounts = std::array<int64_t, kResources>;
+  using Amounts = QuotasSnapshot::Amounts;
   // Everybody who holds something.
   const std::map<Principal, Amounts>& users() const { return used_; }
+
+  // At this moment: of `viewer`, or of everybody.
+  QuotasSnapshot TakeSnapshot(const Principal* viewer) const;
 
   void CheckInvariants() const;
 

@@ -1,22 +1,15 @@
-// Whose request is served next: principals share the loop's time evenly,
-// however many sessions each has and whatever its requests cost.
-//
-// Start-time fair queueing. Each principal has a virtual time, the loop's time
-// that its requests took; the one with the least is next, and its sessions take
-// turns. Who comes back after a pause starts at the least that is ready, so
-// nobody saves time up. So a request waits for at most one request of each
-// other principal, and never for a second one of its own kind's flood.
+// Whose request is served next: principals share the loop's time evenly
+// (fair_queue.h), however many sessions each has and whatever its requests
+// cost. The sessions of one principal take turns.
 //
 // Thread safety: none needed; the loop's thread only.
 #pragma once
 
-#include <cstdint>
-#include <deque>
-#include <map>
 #include <optional>
-#include <unordered_map>
+#include <unordered_set>
 
 #include "absl/time/time.h"
+#include "daemon/quota/fair_queue.h"
 #include "daemon/quota/principal.h"
 #include "proto/base/ids.h"
 
@@ -34,21 +27,13 @@ class Turns {
   // What the turn of the last Next took.
   void Spent(absl::Duration time);
 
-  bool empty() const { return waiting_.empty(); }
-  size_t principals() const { return queues_.size(); }
+  bool empty() const { return queue_.empty(); }
+  size_t principals() const { return queue_.users(); }
 
  private:
-  struct Queue {
-    absl::Duration spent;  // virtual
-    std::deque<SessionId> ready;
-  };
-  // Drops whoever waits for nothing and is owed nothing.
-  void Forget();
-
-  std::map<Principal, Queue> queues_;
-  std::unordered_map<uint64_t, Principal> waiting_;  // by session
+  FairQueue<Principal, SessionId> queue_;
+  std::unordered_set<uint64_t> waiting_;  // sessions
   Principal last_;
-  absl::Duration least_;  // virtual time of the last turn's begin
 };
 
 }  // namespace sluice::daemon

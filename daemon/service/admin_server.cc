@@ -16,6 +16,8 @@ namespace sluice::daemon {
 namespace {
 
 constexpr int kMaxThreads = 8;
+constexpr size_t kLongestName = 64;
+constexpr size_t kLongestText = 256;
 constexpr int kMaxMessageBytes = 4 << 20;
 
 grpc::Status ToGrpc(const absl::Status& status) {
@@ -74,13 +76,27 @@ struct AdminServer::Impl final : admin::Admin::Service {
       return absl::OkStatus();
     };
     if (const absl::Status bad = read(); !bad.ok()) return ToGrpc(bad);
-    constexpr size_t kLongestName = 64;
     const auto set = service->SetBudget(target, gpu, host,
                                         request->by().substr(0, kLongestName));
     if (!set.ok()) return ToGrpc(set.status());
     reply->set_gpu_bytes(ToWire(set->gpu));
     reply->set_host_bytes(ToWire(set->host));
     return grpc::Status::OK;
+  }
+
+  grpc::Status Drain(grpc::ServerContext*, const admin::DrainRequest* request,
+                     admin::DrainReply* reply) override {
+    const auto ranks =
+        service->Drain(request->by().substr(0, kLongestName),
+                       request->reason().substr(0, kLongestText));
+    if (!ranks.ok()) return ToGrpc(ranks.status());
+    reply->set_ranks(static_cast<uint32_t>(*ranks));
+    return grpc::Status::OK;
+  }
+
+  grpc::Status Undrain(grpc::ServerContext*, const admin::UndrainRequest*,
+                       admin::UndrainReply*) override {
+    return ToGrpc(service->Undrain());
   }
 
   grpc::Status Evict(grpc::ServerContext*, const admin::EvictRequest* request,

@@ -5,32 +5,40 @@
 #include <sys/ioctl.h>
 #include <sys/socket.h>
 
+#include "proto/base/shortage.h"
 #include "proto/base/status.h"
 
 namespace sluice::daemon {
 namespace {
 
-// So that one busy client does not keep the others waiting.
-constexpr int kPacketsAWakeup = 16;
-// Edge-triggered: writable space, not "writable", is the news. A descriptor
-// limit (ETOOMANYREFS) leaves the socket writable and would spin otherwise.
+// Edge-triggered: a packet is news once, however many of them wait for their
+// turn; and writable space, not "writable", is the news (a descriptor limit
+// leaves the socket writable and would spin otherwise).
+constexpr uint32_t kWaitToRead = EPOLLIN | EPOLLET;
 constexpr uint32_t kWaitToWrite = EPOLLOUT | EPOLLET;
+constexpr absl::Duration kLookAgain = absl::Milliseconds(100);
+
+int64_t SizeOf(const Outgoing& out) {
+  return static_cast<int64_t>(out.packet.ByteSizeLong());
+}
 
 }  // namespace
 
-Channel::Channel(Loop* loop, Closer* closer, uint32_t uid, UniqueFd socket,
-                 UniqueFd pidfd, Handlers handlers)
-    : loop_(loop),
-      closer_(closer),
-      uid_(uid),
+Channel::Channel(Shared shared, Principal who, UniqueFd socket, UniqueFd pidfd,
+                 Handlers handlers)
+    : loop_(shared.loop),
+      closer_(shared.closer),
+      quotas_(shared.quotas),
+      in_flight_(shared.in_flight),
+      who_(std::move(who)),
       discard_([this](UniqueFd fd) {
         discarded_ |= static_cast<bool>(fd);
-        closer_->Discard(uid_, std::move(fd));
+        closer_->Discard(who_, std::move(fd));
       }),
       socket_(std::move(socket)),
       pidfd_(std::move(pidfd)),
       handlers_(std::move(handlers)) {
-  loop_->Add(socket_.get(), EPOLLIN,
+  loop_->Add(socket_.get(), kWaitToRead,
              [this](uint32_t events) { OnSocket(events); });
   loop_->Add(pidfd_.get(), EPOLLIN, [this](uint32_t) {
     // Reported once; the pidfd stays readable.
@@ -49,34 +57,60 @@ void Channel::OnSocket(uint32_t events) {
     if ((events & (EPOLLHUP | EPOLLERR)) != 0) return handlers_.ended();
     return Flush();
   }
-  ReadSome();
+  handlers_.readable();
 }
 
-void Channel::ReadSome() {
-  for (int i = 0; i < kPacketsAWakeup && socket_ && queue_.empty(); ++i) {
-    auto received = wire::Receive(socket_.get(), MSG_DONTWAIT, discard_);
-    if (absl::IsUnavailable(received.status())) return;
-    if (!received.ok()) {
-      return handlers_.broken(std::string(received.status().message()));
-    }
-    if (!received->has_value()) return handlers_.ended();
-    handlers_.message(**received);
-    for (UniqueFd& fd : (*received)->fds) discard_(std::move(fd));
-    if (discarded_ && socket_ &&
-        closer_->waiting_of(uid_) > Closer::kMostOfAUser) {
-      return handlers_.broken(
-          fmt::format("more than {} file descriptors that user {} sent wait to "
-                      "be closed",
-                      Closer::kMostOfAUser, uid_));
-    }
+bool Channel::ReadOne() {
+  if (!socket_ || !queue_.empty()) return false;
+  auto received = wire::Receive(socket_.get(), MSG_DONTWAIT, discard_);
+  if (absl::IsUnavailable(received.status())) return false;
+  if (!received.ok()) {
+    handlers_.broken(std::string(received.status().message()));
+    return false;
   }
+  if (!received->has_value()) {
+    handlers_.ended();
+    return false;
+  }
+  handlers_.message(**received);
+  for (UniqueFd& fd : (*received)->fds) discard_(std::move(fd));
+  if (discarded_ && socket_ &&
+      closer_->waiting_of(who_) > Closer::kMostOfAUser) {
+    handlers_.broken(
+        fmt::format("more than {} file descriptors that {} sent wait to be "
+                    "closed",
+                    Closer::kMostOfAUser, Name(who_)));
+    return false;
+  }
+  return socket_ && queue_.empty();
 }
 
 absl::Status Channel::SendOne(const Outgoing& out) {
+  const int count = static_cast<int>(out.fds.size());
+  switch (in_flight_->Take(socket_.get(), who_, count, loop_->now())) {
+    case InFlight::Room::kYes:
+      break;
+    case InFlight::Room::kUnread:
+      return absl::ResourceExhaustedError(
+          "it has not received what it was sent");
+    case InFlight::Room::kOthers:
+      return ShortOf(Shortage::kOpenFiles, "others leave no room");
+  }
   std::vector<int> fds;
   fds.reserve(out.fds.size());
   for (const auto& fd : out.fds) fds.push_back(fd->get());
-  return wire::Send(socket_.get(), out.packet, fds);
+  absl::Status sent = wire::Send(socket_.get(), out.packet, fds);
+  if (!sent.ok()) in_flight_->Undo(socket_.get(), count);
+  return sent;
+}
+
+void Channel::Wait(const absl::Status& why) {
+  // Not the peer's fault: it is not what has to read.
+  const bool others = ShortageOf(why) == Shortage::kOpenFiles;
+  if (others) stalled_since_ = loop_->now();
+  // The kernel tells of room in the buffer, but a moment before it counts the
+  // last packet as received.
+  retry_at_ = loop_->now() + (others ? InFlight::kAgain : kLookAgain);
 }
 
 void Channel::Send(Outgoing out) {
@@ -89,25 +123,51 @@ void Channel::Send(Outgoing out) {
       return handlers_.broken(std::string(sent.message()));
     }
     stalled_since_ = loop_->now();
+    Wait(sent);
     loop_->Change(socket_.get(), kWaitToWrite);
   }
-  queue_.push_back(std::move(out));
-  if (queue_.size() > kMaxQueued) {
-    queue_.clear();
-    handlers_.broken(
+  const int64_t size = SizeOf(out);
+  absl::Status room = quotas_->Ask(who_, Resource::kQueuedBytes, size);
+  if (room.ok()) {
+    queued_bytes_ += size;
+    queue_.push_back(std::move(out));
+    if (queue_.size() <= kMaxQueued) return;
+    room = absl::ResourceExhaustedError(
         fmt::format("{} messages wait and it reads none", kMaxQueued));
   }
+  DropQueue();
+  handlers_.broken(std::string(room.message()));
+}
+
+void Channel::DropQueue() {
+  quotas_->GiveBack(who_, Resource::kQueuedBytes, queued_bytes_);
+  queued_bytes_ = 0;
+  queue_.clear();
+  retry_at_ = absl::InfiniteFuture();
 }
 
 void Channel::Flush() {
   while (!queue_.empty()) {
     const absl::Status sent = SendOne(queue_.front());
-    if (absl::IsResourceExhausted(sent)) return;
+    if (absl::IsResourceExhausted(sent)) return Wait(sent);
+    const int64_t size = SizeOf(queue_.front());
+    quotas_->GiveBack(who_, Resource::kQueuedBytes, size);
+    queued_bytes_ -= size;
     queue_.pop_front();
     stalled_since_ = loop_->now();  // it reads
     if (!sent.ok()) return handlers_.ended();
   }
-  loop_->Change(socket_.get(), EPOLLIN);
+  retry_at_ = absl::InfiniteFuture();
+  loop_->Change(socket_.get(), kWaitToRead);
+}
+
+void Channel::Retry(absl::Time now) {
+  if (socket_ && retry_at_ <= now) Flush();
+}
+
+absl::Time Channel::stall_deadline() const {
+  return queue_.empty() || !socket_ ? absl::InfiniteFuture()
+                                    : stalled_since_ + kStallLimit;
 }
 
 int Channel::unread_memfds() {
@@ -120,16 +180,15 @@ int Channel::unread_memfds() {
   return unread_memfds_;
 }
 
-absl::Time Channel::stall_deadline() const {
-  return queue_.empty() || !socket_ ? absl::InfiniteFuture()
-                                    : stalled_since_ + kStallLimit;
-}
-
 void Channel::CloseSocket() {
   if (!socket_) return;
   loop_->Remove(socket_.get());
-  closer_->CloseSession(std::move(socket_));
-  queue_.clear();
+  DropQueue();
+  // A forked child may hold the peer's end: the session is over for it too.
+  shutdown(socket_.get(), SHUT_RDWR);
+  if (UniqueFd done = in_flight_->End(std::move(socket_))) {
+    closer_->CloseSession(std::move(done));
+  }
 }
 
 }  // namespace sluice::daemon

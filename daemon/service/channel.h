@@ -3,7 +3,12 @@
 // Sends never block. What the peer's buffer does not take waits in a queue,
 // and while it does the daemon reads no more requests from this peer: a
 // client that never reads costs one queue of replies to what it asked, and is
-// dropped after kStallLimit.
+// dropped after kStallLimit. A packet with descriptors also waits for room
+// among those on their way (in_flight.h); nobody is dropped because others
+// leave none.
+//
+// It does not read by itself: it says that there is something to read, and
+// whoever shares the loop out (quota/turns.h) calls ReadOne.
 //
 // Thread safety: loop's thread only.
 #pragma once
@@ -15,8 +20,10 @@
 #include "absl/status/status.h"
 #include "absl/time/time.h"
 #include "daemon/core/types.h"
+#include "daemon/quota/quotas.h"
 #include "daemon/service/closer.h"
 #include "daemon/service/convert.h"
+#include "daemon/service/in_flight.h"
 #include "daemon/service/loop.h"
 #include "proto/base/unique_fd.h"
 #include "proto/wire.h"
@@ -29,7 +36,15 @@ class Channel {
   // Notices to one that does not read; replies are bounded by its requests.
   static constexpr size_t kMaxQueued = 4096;
 
+  // What all sessions share; outlives them.
+  struct Shared {
+    Loop* loop;
+    Closer* closer;
+    Quotas* quotas;
+    InFlight* in_flight;
+  };
   struct Handlers {
+    std::function<void()> readable;  // it wants a turn
     // What it leaves of the descriptors is discarded.
     std::function<void(wire::Message&)> message;
     std::function<void()> ended;                     // the peer closed
@@ -37,43 +52,56 @@ class Channel {
     std::function<void()> gone;                      // its process ended
   };
 
-  // `loop` and `closer` outlive the channel. Handlers may destroy it only
-  // through Post. `uid` is the peer's.
-  Channel(Loop* loop, Closer* closer, uint32_t uid, UniqueFd socket,
-          UniqueFd pidfd, Handlers handlers);
+  // Handlers may destroy it only through Post. `who` is the peer.
+  Channel(Shared shared, Principal who, UniqueFd socket, UniqueFd pidfd,
+          Handlers handlers);
   ~Channel();
   Channel(const Channel&) = delete;
 
+  // Reads one packet, if one is there and may be read. Returns whether there
+  // may be more: if not, `readable` says when.
+  bool ReadOne();
   void Send(Outgoing out);
+  // Sends what waited for room that others took, if it is time to look again.
+  void Retry(absl::Time now);
   // Ends the socket: what was sent still arrives, what waits does not. The
   // pidfd stays watched.
   void CloseSocket();
   bool open() const { return static_cast<bool>(socket_); }
   int pidfd() const { return pidfd_.get(); }
+  // When the peer must have read something; InfiniteFuture: nothing waits.
+  absl::Time stall_deadline() const;
   // A memfd goes out that was made to answer this peer.
   void CountMemfd() { ++unread_memfds_; }
   // How many of these went out since the peer last had read everything.
   int unread_memfds();
-  // When the peer must have read something; InfiniteFuture: nothing waits.
-  absl::Time stall_deadline() const;
+  // When to Retry; InfiniteFuture: no need.
+  absl::Time retry_at() const { return retry_at_; }
+  const Principal& who() const { return who_; }
 
  private:
   void OnSocket(uint32_t events);
-  void ReadSome();
   void Flush();
+  // ResourceExhausted: not now; marked kOpenFiles where others leave no room.
   absl::Status SendOne(const Outgoing& out);
+  void Wait(const absl::Status& why);
+  void DropQueue();
 
   Loop* loop_;
   Closer* closer_;
-  const uint32_t uid_;
+  Quotas* quotas_;
+  InFlight* in_flight_;
+  const Principal who_;
   const wire::Discard discard_;
   bool discarded_ = false;  // it sent descriptors that nobody wants
   UniqueFd socket_;
   UniqueFd pidfd_;
   Handlers handlers_;
   std::deque<Outgoing> queue_;
+  int64_t queued_bytes_ = 0;
   absl::Time stalled_since_;
   int unread_memfds_ = 0;
+  absl::Time retry_at_ = absl::InfiniteFuture();
 };
 
 }  // namespace sluice::daemon

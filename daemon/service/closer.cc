@@ -7,11 +7,13 @@
 #include <unistd.h>
 
 #include <deque>
-#include <map>
+#include <set>
 #include <thread>
 #include <utility>
 
 #include "absl/time/time.h"
+#include "daemon/quota/fair_queue.h"
+#include "proto/base/clock.h"
 #include "proto/base/mutex.h"
 #include "proto/base/status.h"
 
@@ -64,17 +66,11 @@ void Drain(const UniqueFd& socket) {
 }  // namespace
 
 struct Closer::Shared {
-  struct User {
-    std::deque<UniqueFd> queue;
-    bool closing = false;
-    size_t waiting() const { return queue.size() + (closing ? 1 : 0); }
-  };
-
   mutable Mutex mutex;
   CondVar changed;
-  // Users with something to close.
-  std::map<uint32_t, User> users ABSL_GUARDED_BY(mutex);
-  uint32_t next_uid ABSL_GUARDED_BY(mutex) = 0;  // round robin
+  FairQueue<Principal, UniqueFd> received ABSL_GUARDED_BY(mutex);
+  // Whose descriptors a thread is closing.
+  std::set<Principal> closing ABSL_GUARDED_BY(mutex);
   std::deque<UniqueFd> sockets ABSL_GUARDED_BY(mutex);
   bool socket_closing ABSL_GUARDED_BY(mutex) = false;
   bool stopping ABSL_GUARDED_BY(mutex) = false;
@@ -82,47 +78,30 @@ struct Closer::Shared {
 
   void CloseSockets();
   void CloseOthers();
-
- private:
-  // The next user with something that no thread closes; users.end(): none.
-  std::map<uint32_t, User>::iterator Next()
-      ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex);
 };
-
-std::map<uint32_t, Closer::Shared::User>::iterator Closer::Shared::Next() {
-  auto user = users.lower_bound(next_uid);
-  for (size_t i = 0; i < users.size(); ++i, ++user) {
-    if (user == users.end()) user = users.begin();
-    if (!user->second.closing) {
-      next_uid = user->first + 1;
-      return user;
-    }
-  }
-  return users.end();
-}
 
 void Closer::Shared::CloseOthers() {
   const timer_t timer = TimerOfThisThread();
+  const MonotonicClock clock;
   MutexLock lock(mutex);
   while (!stopping) {
-    const auto user = Next();
-    if (user == users.end()) {
+    auto next = received.Pop(
+        [this](const Principal& who)
+            ABSL_NO_THREAD_SAFETY_ANALYSIS { return !closing.contains(who); });
+    if (!next) {
       changed.Wait(mutex);
       continue;
     }
-    const uint32_t uid = user->first;
-    user->second.closing = true;
-    UniqueFd fd = std::move(user->second.queue.front());
-    user->second.queue.pop_front();
+    closing.insert(next->first);
+    const absl::Time start = clock.Now();
     lock.Unlock();
     {
       const Kicked kicked(timer);
-      fd.Reset();
+      next->second.Reset();
     }
     lock.Lock();
-    const auto done = users.find(uid);
-    done->second.closing = false;
-    if (done->second.queue.empty()) users.erase(done);
+    closing.erase(next->first);
+    received.Spent(next->first, clock.Now() - start);
   }
   timer_delete(timer);
   --running;
@@ -181,17 +160,18 @@ Closer::~Closer() {
          shared_->changed.WaitUntil(shared_->mutex, deadline)) {
   }
   // What is left goes with the process.
-  for (auto& [uid, user] : shared_->users) {
-    for (UniqueFd& fd : user.queue) fd.Release();
+  for (UniqueFd& fd :
+       shared_->received.Remove([](const UniqueFd&) { return true; })) {
+    fd.Release();
   }
   for (UniqueFd& socket : shared_->sockets) socket.Release();
 }
 
-void Closer::Discard(uint32_t uid, UniqueFd fd) {
+void Closer::Discard(const Principal& who, UniqueFd fd) {
   if (!fd) return;
   {
     const MutexLock lock(shared_->mutex);
-    shared_->users[uid].queue.push_back(std::move(fd));
+    shared_->received.Push(who, std::move(fd));
   }
   shared_->changed.NotifyAll();
 }
@@ -208,10 +188,9 @@ void Closer::CloseSession(UniqueFd socket) {
   shared_->changed.NotifyAll();
 }
 
-size_t Closer::waiting_of(uint32_t uid) const {
+size_t Closer::waiting_of(const Principal& who) const {
   const MutexLock lock(shared_->mutex);
-  const auto user = shared_->users.find(uid);
-  return user != shared_->users.end() ? user->second.waiting() : 0;
+  return shared_->received.waiting(who) + shared_->closing.count(who);
 }
 
 size_t Closer::sockets_waiting() const {
@@ -221,9 +200,7 @@ size_t Closer::sockets_waiting() const {
 
 size_t Closer::waiting() const {
   const MutexLock lock(shared_->mutex);
-  size_t sum = 0;
-  for (const auto& [uid, user] : shared_->users) sum += user.waiting();
-  return sum;
+  return shared_->received.waiting() + shared_->closing.size();
 }
 
 }  // namespace sluice::daemon

@@ -7,7 +7,8 @@
 // a sealed memfd of bounded size are closed where they are.)
 //
 // How it works. One thread closes session sockets, kThreads close descriptors
-// that were received, at most one at a time for each user. A close that takes
+// that were received, at most one at a time for each user and fair to users by
+// the time that it takes (quota/fair_queue.h). A close that takes
 // longer than a millisecond is interrupted by a signal, which ends the wait of
 // a lingering socket. What no signal ends (a file system whose server is
 // stopped) keeps the thread that met it, and that user's queue, waiting.
@@ -21,9 +22,9 @@
 #pragma once
 
 #include <cstddef>
-#include <cstdint>
 #include <memory>
 
+#include "daemon/quota/principal.h"
 #include "proto/base/unique_fd.h"
 
 namespace sluice::daemon {
@@ -40,15 +41,15 @@ class Closer {
   ~Closer();
   Closer(const Closer&) = delete;
 
-  // A descriptor that user `uid` sent and nobody wants.
-  void Discard(uint32_t uid, UniqueFd fd);
+  // A descriptor that `who` sent and nobody wants.
+  void Discard(const Principal& who, UniqueFd fd);
   // Ends a session's socket for both sides. What it has not read is dropped
   // first: closed with unread packets, a socket resets its peer, which would
   // then miss what was sent last (why it was evicted).
   void CloseSession(UniqueFd socket);
 
   // How many wait or are being closed.
-  size_t waiting_of(uint32_t uid) const;
+  size_t waiting_of(const Principal& who) const;
   size_t sockets_waiting() const;
   size_t waiting() const;  // of all users, without the sockets
 

@@ -125,9 +125,9 @@ void FillNode(const Core& core, const std::string& sim_directory,
 
 std::vector<Outgoing> GrantedParts(
     RequestId request, const GrantedReply& granted,
-    std::span<const std::shared_ptr<const UniqueFd>> fds) {
+    std::span<const std::shared_ptr<const UniqueFd>> fds, size_t most) {
   const size_t n = granted.slices.size();
-  const size_t parts = (n + wire::kMaxFds - 1) / wire::kMaxFds;
+  const size_t parts = (n + most - 1) / most;
   std::vector<Outgoing> packets;
   for (size_t part = 0; part < parts; ++part) {
     Outgoing out;
@@ -136,8 +136,8 @@ std::vector<Outgoing> GrantedParts(
     body->set_lease_id(granted.lease.value());
     body->set_part(static_cast<uint32_t>(part));
     body->set_parts(static_cast<uint32_t>(parts));
-    const size_t end = std::min<size_t>(n, (part + 1) * wire::kMaxFds);
-    for (size_t i = part * wire::kMaxFds; i < end; ++i) {
+    const size_t end = std::min<size_t>(n, (part + 1) * most);
+    for (size_t i = part * most; i < end; ++i) {
       body->add_extent_bytes(granted.slices[i].size.size());
       out.fds.push_back(fds[i]);
     }

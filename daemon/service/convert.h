@@ -33,10 +33,11 @@ wire::Packet ErrorPacket(RequestId request, const absl::Status& status);
 void FillNode(const Core& core, const std::string& sim_directory,
               DeviceIndex gpu, bool observer, wire::Welcome& welcome);
 
-// A lease in as many parts as its descriptors need; `fds[i]` is slices[i]'s.
+// A lease in as many parts as its descriptors need, at most `most` in each;
+// `fds[i]` is slices[i]'s.
 std::vector<Outgoing> GrantedParts(
     RequestId request, const GrantedReply& granted,
-    std::span<const std::shared_ptr<const UniqueFd>> fds);
+    std::span<const std::shared_ptr<const UniqueFd>> fds, size_t most);
 
 // A notice without a descriptor (all but PlanReady, which the caller gives
 // its plan).

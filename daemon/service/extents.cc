@@ -18,24 +18,32 @@ device::Placement PlacementOf(PoolId pool) {
 
 }  // namespace
 
-Extents::Extents(device::Driver* driver, Loop* loop, Made made,
+Extents::Extents(device::Driver* driver, Arena* arena, Loop* loop, Made made,
                  absl::Duration patience)
     : driver_(driver),
+      arena_(arena),
       loop_(loop),
       made_(std::move(made)),
       patience_(patience),
       device_("device") {}
 
-absl::StatusOr<Extents::Extent> Extents::Share(device::Memory memory) {
-  auto fd = driver_->Export(memory);
-  if (!fd.ok()) {
-    driver_->Release(memory).IgnoreError();
-    return fd.status();
+absl::StatusOr<ExportedMemory> Extents::Create(const Wanted& wanted) {
+  const device::Placement where = PlacementOf(wanted.pool);
+  auto memory = driver_->Create(where, wanted.size);
+  if (absl::IsResourceExhausted(memory.status()) &&
+      arena_->MakeRoom(wanted.pool)) {
+    memory = driver_->Create(where, wanted.size);
   }
-  return Extent{memory, std::make_shared<const UniqueFd>(*std::move(fd))};
+  SLUICE_RETURN_IF_ERROR(memory.status());
+  return ExportMemory(*driver_, *memory);
 }
 
 void Extents::Make(ExtentId id, PoolId pool, Bytes size) {
+  if (const auto ready = arena_->Take(pool, size)) {
+    // Later, because policy is in the middle of a decision.
+    loop_->Post([this, id, memory = *ready] { Keep(id, memory); });
+    return;
+  }
   const MutexLock lock(mutex_);
   if (!open_) {
     open_ = std::make_shared<Batch>();
@@ -58,16 +66,14 @@ void Extents::MakeBatch(const std::shared_ptr<Batch>& batch) {
 void Extents::MakeAll(const Batch& wanted) {
   const absl::Time deadline = clock_.Now() + patience_;
   const bool retrying = !waiting_.empty();
-  std::vector<std::pair<ExtentId, absl::StatusOr<Extent>>> made;
+  std::vector<std::pair<ExtentId, absl::StatusOr<ExportedMemory>>> made;
   made.reserve(wanted.size());
   for (const Wanted& each : wanted) {
-    const auto memory = driver_->Create(PlacementOf(each.pool), each.size);
-    if (memory.ok()) {
-      made.emplace_back(each.id, Share(*memory));
-    } else if (absl::IsResourceExhausted(memory.status())) {
+    auto memory = Create(each);
+    if (absl::IsResourceExhausted(memory.status())) {
       waiting_.push_back({each, deadline, memory.status()});
     } else {
-      made.emplace_back(each.id, memory.status());
+      made.emplace_back(each.id, std::move(memory));
     }
   }
   Tell(std::move(made));
@@ -82,20 +88,15 @@ void Extents::RetryLater() {
 void Extents::Retry() {
   std::vector<Waiting> still;
   std::map<PoolId, Bytes> refused;  // the least of each pool, just now
-  std::vector<std::pair<ExtentId, absl::StatusOr<Extent>>> made;
+  std::vector<std::pair<ExtentId, absl::StatusOr<ExportedMemory>>> made;
   const absl::Time now = clock_.Now();
   for (Waiting& each : waiting_) {
     const Wanted& wanted = each.wanted;
     const auto known = refused.find(wanted.pool);
     if (known == refused.end() || wanted.size < known->second) {
-      const auto memory =
-          driver_->Create(PlacementOf(wanted.pool), wanted.size);
-      if (memory.ok()) {
-        made.emplace_back(wanted.id, Share(*memory));
-        continue;
-      }
+      auto memory = Create(wanted);
       if (!absl::IsResourceExhausted(memory.status())) {
-        made.emplace_back(wanted.id, memory.status());
+        made.emplace_back(wanted.id, std::move(memory));
         continue;
       }
       each.why = memory.status();
@@ -113,14 +114,14 @@ void Extents::Retry() {
 }
 
 void Extents::Tell(
-    std::vector<std::pair<ExtentId, absl::StatusOr<Extent>>> made) {
+    std::vector<std::pair<ExtentId, absl::StatusOr<ExportedMemory>>> made) {
   if (made.empty()) return;
   loop_->Post([this, made = std::move(made)]() mutable {
     for (auto& [id, extent] : made) Keep(id, std::move(extent));
   });
 }
 
-void Extents::Keep(ExtentId id, absl::StatusOr<Extent> extent) {
+void Extents::Keep(ExtentId id, absl::StatusOr<ExportedMemory> extent) {
   const absl::Status status = extent.status();
   if (status.ok()) extents_[id] = *std::move(extent);
   made_(id, status);
@@ -129,23 +130,20 @@ void Extents::Keep(ExtentId id, absl::StatusOr<Extent> extent) {
 void Extents::Destroy(ExtentId id) {
   const auto found = extents_.find(id);
   SLUICE_CHECK(found != extents_.end());
-  auto extent = std::make_shared<Extent>(std::move(found->second));
+  auto extent = std::make_shared<ExportedMemory>(std::move(found->second));
   extents_.erase(found);
   {
     const MutexLock lock(mutex_);
     open_ = nullptr;
   }
   device_.Run([this, extent] {
-    extent->fd.reset();
-    if (const auto released = driver_->Release(extent->memory);
-        !released.ok()) {
-      WriteLog(LogLevel::kError, std::string(released.message()));
-    }
+    ReleaseMemory(*driver_, std::move(*extent));
+    if (waiting_.empty()) arena_->Refill();
   });
 }
 
 absl::StatusOr<std::shared_ptr<const UniqueFd>> Extents::Fd(ExtentId id) {
-  Extent& extent = extents_.at(id);
+  ExportedMemory& extent = extents_.at(id);
   if (extent.fd == nullptr) {
     SLUICE_ASSIGN_OR_RETURN(UniqueFd fd, driver_->Export(extent.memory));
     extent.fd = std::make_shared<const UniqueFd>(std::move(fd));
@@ -160,7 +158,7 @@ Held Extents::HeldByOthers(ExtentId id) {
   if (found == extents_.end() || !driver_->TellsHolders()) {
     return Held::kUnknown;
   }
-  Extent& extent = found->second;
+  ExportedMemory& extent = found->second;
   extent.fd.reset();
   const auto held = driver_->HeldByOthers(extent.memory);
   if (held.ok()) return *held ? Held::kYes : Held::kNo;

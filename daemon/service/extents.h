@@ -1,8 +1,9 @@
 // The physical memory behind policy's extents: made, exported once, held by
 // descriptor, released.
 //
-// Device calls run in order on a thread of their own, so that making pinned
-// memory (seconds on a GPU node) holds nobody else up.
+// What the arena has ready is taken at once. Device calls run in order on a
+// thread of their own, so that making pinned memory (seconds on a GPU node)
+// holds nobody else up.
 //
 // Policy counts the memory of a dead process as free when its end is reported;
 // the device may have it back a little later. So what it says it has no room
@@ -22,6 +23,7 @@
 #include "absl/status/status.h"
 #include "absl/time/time.h"
 #include "daemon/core/types.h"
+#include "daemon/service/arena.h"
 #include "daemon/service/loop.h"
 #include "daemon/service/task_thread.h"
 #include "kernels/device/driver.h"
@@ -37,8 +39,8 @@ class Extents {
 
   static constexpr absl::Duration kPatience = absl::Seconds(2);
 
-  // `driver` and `loop` outlive it; `made` runs on the loop's thread.
-  Extents(device::Driver* driver, Loop* loop, Made made,
+  // `driver`, `arena` and `loop` outlive it; `made` runs on the loop's thread.
+  Extents(device::Driver* driver, Arena* arena, Loop* loop, Made made,
           absl::Duration patience = kPatience);
 
   void Make(ExtentId id, PoolId pool, Bytes size);
@@ -54,20 +56,14 @@ class Extents {
   bool Finish(absl::Duration patience) { return device_.Finish(patience); }
 
  private:
-  struct Extent {
-    device::Memory memory;
-    // What is sent. Kept, but where the device tells who has another; there
-    // ours would be one.
-    std::shared_ptr<const UniqueFd> fd;
-  };
-  // Of memory just made; released if it cannot be exported.
-  absl::StatusOr<Extent> Share(device::Memory memory);
   struct Wanted {
     ExtentId id;
     PoolId pool;
     Bytes size;
   };
   using Batch = std::vector<Wanted>;
+  // Of the device, which may need the room of what the arena has ready.
+  absl::StatusOr<ExportedMemory> Create(const Wanted& wanted);
   // On the device thread: makes a batch and tells the loop at once. A lease
   // asks for many extents together, and a wake-up a piece would cost more
   // than making them.
@@ -77,15 +73,19 @@ class Extents {
   // Tries again what waits.
   void Retry();
   void RetryLater();
-  void Tell(std::vector<std::pair<ExtentId, absl::StatusOr<Extent>>> made);
-  void Keep(ExtentId id, absl::StatusOr<Extent> extent);
+  void Tell(
+      std::vector<std::pair<ExtentId, absl::StatusOr<ExportedMemory>>> made);
+  void Keep(ExtentId id, absl::StatusOr<ExportedMemory> extent);
 
   device::Driver* driver_;
+  Arena* arena_;
   Loop* loop_;
   const Made made_;
   const absl::Duration patience_;
   const MonotonicClock clock_;
-  std::map<ExtentId, Extent> extents_;
+  // The descriptor is kept, but where the device tells who has another; there
+  // ours would be one.
+  std::map<ExtentId, ExportedMemory> extents_;
   Mutex mutex_;
   // The batch that more can join. Null once it has begun, and after a Destroy:
   // what is wanted later may need its memory.

@@ -5,11 +5,14 @@
 // for writing. One use page per session, sealed against a change of size, or a
 // rank could make the daemon fault. The refill thread sets heartbeat and
 // limits every ~2 ms while a rank is attached, and sleeps otherwise; the loop
-// never holds it up for longer than an insertion.
+// never holds it up for longer than an insertion. Where the kernel allows it
+// (CAP_SYS_NICE, LimitRTPRIO=, LimitNICE=) the thread goes before others: a
+// heartbeat that is late lets ranks run without grants.
 //
 // Thread safety: Attach and Detach from one thread.
 #pragma once
 
+#include <atomic>
 #include <map>
 #include <memory>
 #include <thread>
@@ -40,6 +43,9 @@ class GrantPages {
   void Detach(int slot);
   // What the attached slots have used, at most a refill old.
   std::map<int, Directions> Used();
+  // How often a heartbeat came more than kGrantStaleAfter late while ranks were
+  // attached: they ran without grants though the daemon lived.
+  uint64_t stale_periods() const { return stale_periods_.load(); }
   // For sending: read-only.
   std::shared_ptr<const UniqueFd> limits() const { return limits_reader_; }
 
@@ -47,6 +53,7 @@ class GrantPages {
   struct UsePage;
   GrantPages(std::vector<LinkSpeed> links, const Clock* clock);
   void Refill() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  void Publish(int slot, const GrantPolicy::Grant& grant);
   void Beat();
   void Work();
 
@@ -60,6 +67,7 @@ class GrantPages {
   std::map<int, std::unique_ptr<UsePage>> pages_ ABSL_GUARDED_BY(mutex_);
   absl::Time last_refill_ ABSL_GUARDED_BY(mutex_);
   bool stopping_ ABSL_GUARDED_BY(mutex_) = false;
+  std::atomic<uint64_t> stale_periods_{0};
   std::thread thread_;
 };
 

@@ -121,17 +121,19 @@ int Loop::TimeoutMs() const {
 
 void Loop::Run() {
   std::array<epoll_event, 64> events;
+  bool more = false;
   while (!stopping_) {
     const bool awake = clock_->Now() < awake_until_;
     const int n = epoll_wait(epoll_.get(), events.data(), events.size(),
-                             awake ? 0 : TimeoutMs());
-    if (n == 0 && awake) sched_yield();
+                             awake || more ? 0 : TimeoutMs());
+    if (n == 0 && awake && !more) sched_yield();
     for (int i = 0; i < n; ++i) {
       const auto handler = handlers_.find(events[i].data.u64);
       if (handler == handlers_.end()) continue;
       const auto keep = handler->second;  // it may remove itself
       (*keep)(events[i].events);
     }
+    more = work_ && work_();
     if (deadline_ && deadline_() <= clock_->Now()) expired_();
   }
   std::vector<std::function<void()>> dropped;  // outside the lock

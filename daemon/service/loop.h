@@ -47,6 +47,10 @@ class Loop {
   void SetTimer(std::function<absl::Time()> deadline,
                 std::function<void()> expired);
 
+  // Work that is there though nothing happens: `some` does a part of it after
+  // the events of each turn, and returns whether there is more.
+  void SetWork(std::function<bool()> some) { work_ = std::move(some); }
+
   // Something will be posted within a fraction of a millisecond: the loop
   // looks for it awhile before it sleeps, for waking takes as long.
   void ExpectSoon() { awake_until_ = clock_->Now() + kAwake; }
@@ -73,6 +77,7 @@ class Loop {
   uint64_t next_number_ = 1;
   std::function<absl::Time()> deadline_;
   std::function<void()> expired_;
+  std::function<bool()> work_;
   absl::Time awake_until_ = absl::InfinitePast();
   bool stopping_ = false;  // loop thread
 

@@ -51,7 +51,29 @@ absl::StatusOr<UniqueFd> MoveUp(const UniqueFd& fd) {
   return UniqueFd(moved);
 }
 
-absl::StatusOr<pid_t> Spawn(const std::string& path, const UniqueFd& in,
+std::vector<std::string> WordsOf(const WorkerOptions& worker,
+                                 absl::Duration time_limit) {
+  std::vector<std::string> words = {
+      worker.path,
+      "--in-fd",
+      std::to_string(kWorkerIn),
+      "--out-fd",
+      std::to_string(kWorkerOut),
+      "--progress-fd",
+      std::to_string(kWorkerProgress),
+      "--time-limit-s",
+      fmt::format("{:g}", absl::ToDoubleSeconds(time_limit)),
+      "--memory-bytes",
+      std::to_string(worker.memory.count())};
+  const auto add = [&words](const char* flag, std::optional<uint32_t> id) {
+    if (id) words.insert(words.end(), {flag, std::to_string(*id)});
+  };
+  add("--uid", worker.uid);
+  add("--gid", worker.gid);
+  return words;
+}
+
+absl::StatusOr<pid_t> Spawn(const WorkerOptions& worker, const UniqueFd& in,
                             const UniqueFd& out, const UniqueFd& progress,
                             const UniqueFd& errors, absl::Duration time_limit) {
   SLUICE_ASSIGN_OR_RETURN(const UniqueFd high_in, MoveUp(in));
@@ -65,36 +87,30 @@ absl::StatusOr<pid_t> Spawn(const std::string& path, const UniqueFd& in,
   posix_spawn_file_actions_adddup2(&actions, high_progress.get(),
                                    kWorkerProgress);
   posix_spawn_file_actions_adddup2(&actions, high_errors.get(), STDERR_FILENO);
-  // Signals blocked for the daemon's signalfd must reach the worker.
+  // Signals blocked for the daemon's signalfd must reach the worker; the one
+  // that hurries it, as soon as it catches that.
   posix_spawnattr_t attributes;
   posix_spawnattr_init(&attributes);
-  sigset_t none, all;
-  sigemptyset(&none);
+  sigset_t blocked, all;
+  sigemptyset(&blocked);
+  sigaddset(&blocked, SIGUSR1);
   sigfillset(&all);
-  posix_spawnattr_setsigmask(&attributes, &none);
+  posix_spawnattr_setsigmask(&attributes, &blocked);
   posix_spawnattr_setsigdefault(&attributes, &all);
   posix_spawnattr_setflags(&attributes,
                            POSIX_SPAWN_SETSIGMASK | POSIX_SPAWN_SETSIGDEF);
-  std::vector<std::string> words = {
-      path,
-      "--in-fd",
-      std::to_string(kWorkerIn),
-      "--out-fd",
-      std::to_string(kWorkerOut),
-      "--progress-fd",
-      std::to_string(kWorkerProgress),
-      "--time-limit-s",
-      fmt::format("{:g}", absl::ToDoubleSeconds(time_limit))};
+  std::vector<std::string> words = WordsOf(worker, time_limit);
   std::vector<char*> argv;
   for (std::string& word : words) argv.push_back(word.data());
   argv.push_back(nullptr);
   pid_t pid = 0;
-  const int error = posix_spawn(&pid, path.c_str(), &actions, &attributes,
-                                argv.data(), environ);
+  const int error = posix_spawn(&pid, worker.path.c_str(), &actions,
+                                &attributes, argv.data(), environ);
   posix_spawn_file_actions_destroy(&actions);
   posix_spawnattr_destroy(&attributes);
   if (error != 0) {
-    return ErrnoStatus(error, fmt::format("start the plan worker {}", path));
+    return ErrnoStatus(error,
+                       fmt::format("start the plan worker {}", worker.path));
   }
   return pid;
 }
@@ -187,8 +203,12 @@ std::vector<KeyedUnit> NewUnits(const SolvePlan& question,
 struct PlanSolver::Run {
   SolvePlan question;
   // Loop's thread.
+  bool launched = false;  // it has a worker's place
   bool started = false;
   bool stopped = false;
+  bool hurry = false;                         // when its turn is over
+  bool hurried = false;                       // it was told
+  absl::Time since = absl::InfiniteFuture();  // it runs
   // The codec thread's until started and after the pipe ended, the loop's in
   // between, while there is `out`.
   pid_t pid = 0;
@@ -207,14 +227,16 @@ struct PlanSolver::Run {
   }
 };
 
-PlanSolver::PlanSolver(Loop* loop, TaskThread* codec, std::string worker_path,
+PlanSolver::PlanSolver(Loop* loop, TaskThread* codec, WorkerOptions worker,
                        Done done)
     : loop_(loop),
       codec_(codec),
-      worker_path_(std::move(worker_path)),
+      worker_(std::move(worker)),
       done_(std::move(done)) {}
 
 PlanSolver::~PlanSolver() {
+  ending_ = true;                                   // so has the codec thread
+  queue_.Remove([](const auto&) { return true; });  // none starts any more
   while (!runs_.empty()) Stop(runs_.begin()->first);
 }
 
@@ -222,6 +244,64 @@ void PlanSolver::Solve(SolvePlan question) {
   auto run = std::make_shared<Run>();
   run->question = std::move(question);
   runs_[run->question.round] = run;
+  queue_.Push(run->question.who, run);
+  StartNext();
+}
+
+void PlanSolver::StartNext() {
+  while (workers_ < kMostWorkers) {
+    auto next = queue_.Pop(
+        [this](const Principal& who) { return running_[who] < kMostOfAUser; });
+    std::erase_if(running_, [](const auto& each) { return each.second == 0; });
+    if (!next) return;
+    ++workers_;
+    ++running_[next->first];
+    next->second->launched = true;
+    Launch(next->second);
+  }
+}
+
+// Its place is free.
+void PlanSolver::Leave(const std::shared_ptr<Run>& run) {
+  if (!std::exchange(run->launched, false)) return;
+  const Principal& who = run->question.who;
+  --workers_;
+  --running_[who];
+  if (run->since <= loop_->now()) {
+    queue_.Spent(who, loop_->now() - run->since);
+  }
+  StartNext();
+}
+
+void PlanSolver::Hurry(PlanRoundId round) {
+  if (const auto run = runs_.find(round); run != runs_.end()) {
+    run->second->hurry = true;
+  }
+}
+
+absl::Time PlanSolver::TurnEnds(const Run& run) const {
+  const bool wanted = run.hurry || queue_.waiting() > 0;
+  if (!wanted || run.hurried || !run.out) return absl::InfiniteFuture();
+  return run.since + kTurn;
+}
+
+absl::Time PlanSolver::NextDeadline() const {
+  absl::Time next = absl::InfiniteFuture();
+  for (const auto& [round, run] : runs_) {
+    if (run->started) next = std::min(next, TurnEnds(*run));
+  }
+  return next;
+}
+
+void PlanSolver::Expire() {
+  for (const auto& [round, run] : runs_) {
+    if (!run->started || TurnEnds(*run) > loop_->now()) continue;
+    run->hurried = true;
+    kill(run->pid, SIGUSR1);
+  }
+}
+
+void PlanSolver::Launch(const std::shared_ptr<Run>& run) {
   codec_->Run([this, run] {
     const auto start = [&]() -> absl::Status {
       SLUICE_ASSIGN_OR_RETURN(
@@ -234,9 +314,9 @@ void PlanSolver::Solve(SolvePlan question) {
       if (!run->errors || !run->progress) {
         return ErrnoStatus(errno, "memfd_create");
       }
-      SLUICE_ASSIGN_OR_RETURN(run->pid,
-                              Spawn(worker_path_, in, pipe.write, run->progress,
-                                    run->errors, run->question.time_limit));
+      SLUICE_ASSIGN_OR_RETURN(
+          run->pid, Spawn(worker_, in, pipe.write, run->progress, run->errors,
+                          run->question.time_limit));
       run->out = std::move(pipe.read);
       return absl::OkStatus();
     };
@@ -247,9 +327,14 @@ void PlanSolver::Solve(SolvePlan question) {
 
 void PlanSolver::Started(const std::shared_ptr<Run>& run, absl::Status status) {
   run->started = true;
-  if (run->stopped) return End(run);
+  run->since = loop_->now();
+  if (run->stopped) {
+    End(run);
+    return Leave(run);
+  }
   if (!status.ok()) {
     runs_.erase(run->question.round);
+    Leave(run);
     return done_(run->question.round, status, {});
   }
   loop_->Add(run->out.get(), EPOLLIN, [this, run](uint32_t) { Read(run); });
@@ -281,6 +366,7 @@ void PlanSolver::Finish(const std::shared_ptr<Run>& run) {
     if (plan.ok()) units = NewUnits(run->question, *plan);
     loop_->Post([this, run, plan = std::move(plan),
                  units = std::move(units)]() mutable {
+      Leave(run);
       if (run->stopped) return;
       runs_.erase(run->question.round);
       done_(run->question.round, std::move(plan), std::move(units));
@@ -309,14 +395,21 @@ void PlanSolver::Stop(PlanRoundId round) {
   const auto run = found->second;
   runs_.erase(found);
   run->stopped = true;
+  if (!run->launched) {
+    queue_.Remove([&run](const auto& each) { return each == run; });
+  }
   if (run->started) End(run);  // else as soon as it is
 }
 
 void PlanSolver::End(const std::shared_ptr<Run>& run) {
-  if (!run->out) return;  // did not start, or is being reaped
+  if (!run->out) return;  // did not start, or is being reaped, then leaves
   loop_->Remove(run->out.get());
   run->out.Reset();
-  run->Kill();
+  kill(run->pid, SIGKILL);
+  // Its memory is freed before it can be reaped, which takes a while. What the
+  // codec thread does not come to is reaped with the run.
+  if (!ending_) codec_->Run([run] { run->Kill(); });
+  Leave(run);
 }
 
 }  // namespace sluice::daemon

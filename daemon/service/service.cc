@@ -11,9 +11,11 @@
 #include <cerrno>
 #include <cstring>
 #include <iterator>
+#include <utility>
 
 #include "daemon/service/log.h"
 #include "daemon/service/peer.h"
+#include "proto/base/shortage.h"
 #include "proto/base/status.h"
 #include "proto/base/text.h"
 #include "proto/wire.h"
@@ -21,18 +23,16 @@
 namespace sluice::daemon {
 namespace {
 
-constexpr int kAcceptsAWakeup = 64;
+// Each costs some 0.1 ms of the loop; and so long a turn of requests is.
+constexpr int kAcceptsAWakeup = 8;
+constexpr absl::Duration kTurn = absl::Milliseconds(1);
 constexpr absl::Duration kAcceptPause = absl::Milliseconds(5);
-constexpr absl::Duration kCallTimeout = absl::Seconds(1);
-
-absl::Status DoesNotAnswer() {
-  return absl::UnavailableError("sluiced does not answer: it is stopping");
-}
 
 UniqueFd SpareFd() { return UniqueFd(open("/dev/null", O_RDONLY | O_CLOEXEC)); }
 
 // Policy's own bounds, where this process can have fewer descriptors.
-NodeConfig Bounded(NodeConfig node, const Shares& shares) {
+NodeConfig Bounded(NodeConfig node, const Shares& shares,
+                   const Share& extents) {
   const Share& sessions = shares[static_cast<size_t>(Resource::kSessions)];
   const auto bound = [](int& limit, int64_t most) {
     limit = static_cast<int>(std::clamp<int64_t>(most, 1, limit));
@@ -40,6 +40,23 @@ NodeConfig Bounded(NodeConfig node, const Shares& shares) {
   bound(node.max_sessions, sessions.all);
   bound(node.max_half_open, sessions.all / 2);
   bound(node.max_half_open_each, sessions.each / 2);
+  ExtentLimits& limits = node.extent_limits;
+  const auto bound_size = [](size_t& limit, int64_t most) {
+    const auto allowed = static_cast<size_t>(std::max<int64_t>(most, 1));
+    limit = std::min(limit, allowed);
+  };
+  // What is made ahead has its descriptors too.
+  const int64_t ahead =
+      std::ssize(node.hosts) * (node.host_ready / node.extent);
+  bound_size(limits.all, extents.all - ahead);
+  bound_size(limits.each, extents.each);
+  // Half of all for so many ranks as there may be, and none where that is less
+  // than one.
+  limits.per_rank = std::min<size_t>(
+      limits.per_rank,
+      limits.all / 2 /
+          static_cast<size_t>(
+              shares[static_cast<size_t>(Resource::kRanks)].all));
   return node;
 }
 
@@ -47,8 +64,10 @@ NodeConfig Bounded(NodeConfig node, const Shares& shares) {
 
 Service::Service(ServiceOptions options)
     : options_(std::move(options)),
-      core_(Bounded(options_.node, options_.shares), options_.clock->Now()),
-      quotas_(options_.shares) {}
+      core_(Bounded(options_.node, options_.shares, options_.extents),
+            options_.clock->Now()),
+      quotas_(options_.shares),
+      in_flight_(&quotas_) {}
 
 absl::StatusOr<std::unique_ptr<Service>> Service::Start(
     ServiceOptions options) {
@@ -75,30 +94,47 @@ absl::Status Service::Prepare() {
   SLUICE_ASSIGN_OR_RETURN(
       grants_, GrantPages::Start(options_.node.links, options_.node.generation,
                                  options_.clock));
+  Arena::Options ahead{.ready = options_.node.host_ready,
+                       .extent = options_.node.extent};
+  for (const HostConfig& host : options_.node.hosts) {
+    ahead.nodes.push_back(host.numa);
+  }
+  arena_ = std::make_unique<Arena>(options_.driver, ahead);
   extents_ = std::make_unique<Extents>(
-      options_.driver, loop_.get(), [this](ExtentId id, absl::Status status) {
+      options_.driver, arena_.get(), loop_.get(),
+      [this](ExtentId id, absl::Status status) {
         Execute(status.ok() ? core_.ExtentMade(id, loop_->now())
                             : core_.ExtentFailed(id, status, loop_->now()));
       });
-  codec_ = std::make_unique<TaskThread>("codec");
+  codec_ = std::make_unique<TaskThread>("codec",
+                                        TaskThread::Priority::kBehindTheLoop);
   snapshots_ = std::make_unique<Snapshots>(
       loop_.get(), options_.clock,
       [this](const Snapshots::View& view) { return TakeSnapshot(view); },
       options_.render);
   solver_ = std::make_unique<PlanSolver>(
-      loop_.get(), codec_.get(), options_.worker_path,
+      loop_.get(), codec_.get(), options_.worker,
       [this](PlanRoundId round, absl::StatusOr<plan::NodePlan> plan,
              std::vector<KeyedUnit> units) {
         Execute(core_.PlanSolved(round, std::move(plan), loop_->now(),
                                  std::move(units)));
       });
+  profile_reader_ = std::make_unique<ProfileReader>(
+      loop_.get(), codec_.get(),
+      [this](SessionId session, RequestId request,
+             absl::StatusOr<ProfileWithHash> profile) {
+        Execute(core_.ProfileRead(session, request, std::move(profile),
+                                  loop_->now()));
+      });
   if (!options_.plan_cache.empty()) {
     unit_file_ = std::make_unique<UnitFile>(options_.plan_cache, codec_.get());
     core_.UnitsRead(unit_file_->Read(), loop_->now());
   }
+  core_.SetPolicy(options_.policy, loop_->now());
   WriteNewEvents();
   loop_->Add(listener_.get(), EPOLLIN, [this](uint32_t) { Accept(); });
   loop_->Add(signals_.get(), EPOLLIN, [this](uint32_t) { OnSignal(); });
+  loop_->SetWork([this] { return TakeTurns(); });
   loop_->SetTimer([this] { return NextDeadline(); }, [this] { Expire(); });
   return absl::OkStatus();
 }
@@ -109,7 +145,9 @@ Service::~Service() {
   codec_.reset();
   unit_file_.reset();
   solver_.reset();
+  profile_reader_.reset();
   extents_.reset();
+  arena_.reset();
   grants_.reset();
   RemoveSocket();
 }
@@ -173,12 +211,11 @@ void Service::Accept() {
       // A waiting connection would wake the loop for ever: take it with the
       // spare descriptor and close it.
       spare_.Reset();
-      closer_.CloseSession(
-          UniqueFd(accept4(listener_.get(), nullptr, nullptr, SOCK_CLOEXEC)));
+      Refuse(UniqueFd(accept4(listener_.get(), nullptr, nullptr, SOCK_CLOEXEC)),
+             absl::ResourceExhaustedError(
+                 "sluiced has no file descriptors left: try again, or raise "
+                 "its LimitNOFILE"));
       spare_ = SpareFd();
-      WriteLimited(LogLimiter::kUnknown, LogLevel::kError,
-                   "a connection was refused: no file descriptors left (raise "
-                   "LimitNOFILE)");
       return;
     }
     if (!socket) return;
@@ -190,11 +227,13 @@ void Service::Accept() {
       continue;
     }
     const SessionId id(next_session_++);
-    principals_[id] = identity->peer.principal;
     channels_[id] = std::make_unique<Channel>(
-        loop_.get(), &closer_, identity->peer.principal.uid, std::move(socket),
-        std::move(identity->pidfd),
+        Channel::Shared{loop_.get(), &closer_, &quotas_, &in_flight_},
+        identity->peer.principal, std::move(socket), std::move(identity->pidfd),
         Channel::Handlers{
+            .readable = [this, id,
+                         who =
+                             identity->peer.principal] { turns_.Add(who, id); },
             .message = [this, id](wire::Message& m) { OnMessage(id, m); },
             .ended =
                 [this, id] {
@@ -211,11 +250,11 @@ void Service::Accept() {
 }
 
 absl::Status Service::MayAttach(const Principal& principal) {
-  if (closer_.waiting_of(principal.uid) > Closer::kMostOfAUser) {
+  if (closer_.waiting_of(principal) > Closer::kMostOfAUser) {
     return absl::ResourceExhaustedError(fmt::format(
-        "user {} sent more than {} file descriptors that take long to close: "
+        "{} sent more than {} file descriptors that take long to close: "
         "wait until they are closed",
-        principal.uid, Closer::kMostOfAUser));
+        Name(principal), Closer::kMostOfAUser));
   }
   return quotas_.Ask(principal, Resource::kSessions);
 }
@@ -224,12 +263,37 @@ void Service::Refuse(UniqueFd socket, const absl::Status& why) {
   WriteLimited(
       LogLimiter::kUnknown, LogLevel::kWarning,
       fmt::format("a connection was refused: {}", std::string(why.message())));
+  if (!socket) return;
   wire::Send(socket.get(), ErrorPacket(RequestId(), why)).IgnoreError();
   closer_.CloseSession(std::move(socket));
 }
 
+bool Service::TakeTurns() {
+  const absl::Time end = loop_->now() + kTurn;
+  absl::Time now = loop_->now();
+  while (now < end) {
+    const auto id = turns_.Next();
+    if (!id) return false;
+    const auto channel = channels_.find(*id);
+    if (channel != channels_.end() && channel->second->ReadOne()) {
+      turns_.Add(channel->second->who(), *id);
+    }
+    const absl::Time start = std::exchange(now, loop_->now());
+    turns_.Spent(now - start);
+  }
+  return !turns_.empty();
+}
+
 void Service::OnMessage(SessionId id, wire::Message& message) {
   const RequestId request(message.packet.id());
+  if (message.lost_fds && message.packet.has_request()) {
+    return Send(id, {ErrorPacket(request,
+                                 ShortOf(Shortage::kOpenFiles,
+                                         "sluiced has as many files open as it "
+                                         "may: ask again, or raise its "
+                                         "LimitNOFILE")),
+                     {}});
+  }
   absl::Status checked = wire::CheckRequest(message);
   absl::StatusOr<Request> body =
       checked.ok() ? ToRequest(message.packet.request()) : checked;
@@ -242,10 +306,8 @@ void Service::OnMessage(SessionId id, wire::Message& message) {
     }
     return Send(id, {ErrorPacket(request, body.status()), {}});
   }
-  if (const auto* hello = std::get_if<HelloRequest>(&*body);
-      hello && !hello->observer) {
-    const absl::Status may = quotas_.May(principals_.at(id), Resource::kRanks);
-    if (!may.ok()) return Send(id, {ErrorPacket(request, may), {}});
+  if (const absl::Status may = MayAsk(id, *body, message.fds); !may.ok()) {
+    return Send(id, {ErrorPacket(request, may), {}});
   }
   const auto key = std::make_pair(id, request);
   const bool profile = std::holds_alternative<ProfileRequest>(*body);
@@ -270,6 +332,30 @@ void Service::OnMessage(SessionId id, wire::Message& message) {
   }
 }
 
+absl::Status Service::MayAsk(SessionId id, const Request& request,
+                             std::span<const UniqueFd> shown) {
+  if (const auto* hello = std::get_if<HelloRequest>(&request);
+      hello && !hello->observer) {
+    const absl::Status may =
+        quotas_.May(channels_.at(id)->who(), Resource::kRanks);
+    if (!may.ok()) {
+      quotas_.CountRefusal(Resource::kRanks);
+      return may;
+    }
+    GpuAccess::Gpus gpus = options_.gpus.Shown(shown);
+    SLUICE_RETURN_IF_ERROR(options_.gpus.May(gpus, hello->gpu.value()));
+    gpus_[id].merge(gpus);  // also of a Hello that policy refuses
+  }
+  if (const auto* lease = std::get_if<LeaseRequest>(&request);
+      lease && lease->pool.kind == PoolKind::kGpu) {
+    const auto shows = gpus_.find(id);
+    // Before its Hello it leases nothing anyway.
+    if (shows == gpus_.end()) return absl::OkStatus();
+    return options_.gpus.May(shows->second, lease->pool.ordinal);
+  }
+  return absl::OkStatus();
+}
+
 void Service::OnGone(SessionId id) {
   const auto channel = channels_.find(id);
   const Session* session = core_.session(id);
@@ -281,9 +367,13 @@ void Service::OnGone(SessionId id) {
 
 absl::Time Service::NextDeadline() const {
   absl::Time next = std::min(core_.NextDeadline(), snapshots_->deadline());
+  next = std::min(next, in_flight_.deadline());
+  next = std::min(next, solver_->NextDeadline());
   if (accept_again_at_) next = std::min(next, *accept_again_at_);
+  for (const auto& [id, file] : plan_files_)
+    next = std::min(next, file.drop_at);
   for (const auto& [id, channel] : channels_) {
-    next = std::min(next, channel->stall_deadline());
+    next = std::min({next, channel->stall_deadline(), channel->retry_at()});
   }
   return next;
 }
@@ -295,9 +385,19 @@ void Service::Expire() {
     loop_->Change(listener_.get(), EPOLLIN);
   }
   snapshots_->Expire();
-  std::vector<SessionId> stalled;
+  std::erase_if(plan_files_,
+                [now](const auto& each) { return each.second.drop_at <= now; });
+  for (UniqueFd& done : in_flight_.Sweep(now)) {
+    closer_.CloseSession(std::move(done));
+  }
+  std::vector<SessionId> stalled, waiting;
   for (const auto& [id, channel] : channels_) {
     if (channel->stall_deadline() <= now) stalled.push_back(id);
+    if (channel->retry_at() <= now) waiting.push_back(id);
+  }
+  for (SessionId id : waiting) {
+    const auto channel = channels_.find(id);
+    if (channel != channels_.end()) channel->second->Retry(now);
   }
   for (SessionId id : stalled) {
     Execute(core_.ProtocolBroken(
@@ -306,52 +406,8 @@ void Service::Expire() {
                     absl::ToDoubleSeconds(Channel::kStallLimit)),
         now));
   }
+  solver_->Expire();
   Execute(core_.Tick(now));
-}
-
-template <typename Task>
-absl::Status Service::OnLoop(Task task) {
-  if (loop_->Call(std::move(task), kCallTimeout)) return absl::OkStatus();
-  return DoesNotAnswer();
-}
-
-absl::Status Service::Answers() {
-  return OnLoop([] {});
-}
-
-absl::StatusOr<Limits> Service::SetBudget(const BudgetTarget& target,
-                                          std::optional<Bytes> gpu,
-                                          std::optional<Bytes> host,
-                                          const std::string& who) {
-  if (target.cgroup != options_.peers.cgroups.Of(target.cgroup)) {
-    return absl::InvalidArgumentError(fmt::format(
-        "cgroup '{}' counts as no user of its own: only those one level below "
-        "the prefixes of cgroups in [quota] do",
-        Printable(target.cgroup)));
-  }
-  auto result = std::make_shared<absl::StatusOr<Limits>>();
-  SLUICE_RETURN_IF_ERROR(OnLoop([=, this] {
-    *result = core_.SetBudget(target, gpu, host, loop_->now(), who);
-    WriteNewEvents();
-  }));
-  return *result;
-}
-
-absl::StatusOr<int> Service::Evict(const std::string& job,
-                                   std::optional<uint32_t> uid, bool kill,
-                                   const std::string& reason) {
-  auto sessions = std::make_shared<int>(0);
-  SLUICE_RETURN_IF_ERROR(OnLoop([=, this] {
-    ReadCopies();
-    Core::Evicted evicted = core_.Evict(job, uid, kill, reason, loop_->now());
-    *sessions = evicted.sessions;
-    Execute(std::move(evicted.effects));
-  }));
-  if (*sessions == 0) {
-    return absl::NotFoundError(fmt::format(
-        "no session of a job '{}' to evict: sluicectl jobs lists them", job));
-  }
-  return *sessions;
 }
 
 }  // namespace sluice::daemon

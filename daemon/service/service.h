@@ -16,27 +16,34 @@
 #include <map>
 #include <memory>
 #include <optional>
+#include <span>
 #include <string>
 #include <vector>
 
 #include "absl/status/statusor.h"
 #include "absl/time/time.h"
 #include "daemon/core/core.h"
+#include "daemon/core/policy.h"
 #include "daemon/quota/quotas.h"
+#include "daemon/quota/turns.h"
 #include "daemon/service/channel.h"
 #include "daemon/service/closer.h"
 #include "daemon/service/extents.h"
+#include "daemon/service/gpu_access.h"
 #include "daemon/service/grant_pages.h"
+#include "daemon/service/in_flight.h"
 #include "daemon/service/log.h"
 #include "daemon/service/log_limiter.h"
 #include "daemon/service/loop.h"
 #include "daemon/service/peer.h"
 #include "daemon/service/plan_solver.h"
+#include "daemon/service/profile_reader.h"
 #include "daemon/service/snapshots.h"
 #include "daemon/service/task_thread.h"
 #include "daemon/service/unit_file.h"
 #include "kernels/device/driver.h"
 #include "proto/base/clock.h"
+#include "proto/base/mutex.h"
 
 namespace sluice::daemon {
 
@@ -52,11 +59,17 @@ struct ServiceOptions {
   NodeConfig node;
   PeerRules peers;
   Shares shares;                     // SharesOf what this process may open
+  Share extents;                     // ExtentsOf the same
   device::Driver* driver = nullptr;  // outlives the service
   std::string sim_directory;         // told to clients; empty on cuda
-  std::string worker_path;           // of sluice-worker
-  std::string plan_cache;            // a file; empty: kept in memory only
-  const Clock* clock = nullptr;      // CLOCK_MONOTONIC, outlives the service
+  GpuAccess gpus;                    // who may use which
+  WorkerOptions worker;
+  std::string plan_cache;        // a file; empty: kept in memory only
+  const Clock* clock = nullptr;  // CLOCK_MONOTONIC, outlives the service
+  Policy policy;                 // of an earlier daemon
+  // Keeps it; called from administrators' threads, one at a time. Null: it ends
+  // with the daemon.
+  std::function<absl::Status(const Policy&)> keep_policy;
   // A snapshot as the JSON that `Query` answers.
   std::function<std::string(const Snapshot&)> render;
 };
@@ -81,11 +94,16 @@ class Service {
   absl::StatusOr<Snapshot> Read();
   // Whether the loop does, within a second.
   absl::Status Answers();
-  // As Core's.
+  // As Core's. What administrators set is kept before it holds: an error says
+  // that nothing changed.
   absl::StatusOr<Limits> SetBudget(const BudgetTarget& target,
                                    std::optional<Bytes> gpu,
                                    std::optional<Bytes> host,
                                    const std::string& who);
+  // Grants nothing new from now on, or does again. Returns how many ranks are
+  // attached still. FailedPrecondition from Undrain: it is not drained.
+  absl::StatusOr<int> Drain(const std::string& who, const std::string& reason);
+  absl::Status Undrain();
   // How many sessions were ended; NotFound: none.
   absl::StatusOr<int> Evict(const std::string& job, std::optional<uint32_t> uid,
                             bool kill, const std::string& reason);
@@ -102,13 +120,20 @@ class Service {
   absl::Status MayAttach(const Principal& principal);
   void Refuse(UniqueFd socket, const absl::Status& why);
   void OnMessage(SessionId id, wire::Message& message);
+  // What of a request policy does not know: the room for another rank, and
+  // which GPUs are whose.
+  absl::Status MayAsk(SessionId id, const Request& request,
+                      std::span<const UniqueFd> shown);
+  // Some of the requests that wait, by turns of their principals; true: there
+  // are more.
+  bool TakeTurns();
   void OnGone(SessionId id);
   void Expire();
   absl::Time NextDeadline() const;
   void OnSignal();
   void End();
-  template <typename Task>
-  absl::Status OnLoop(Task task);
+  absl::Status OnLoop(std::function<void()> task);
+  absl::Status Keep(const Policy& policy);
 
   // The answer comes when a snapshot was taken and rendered.
   void AnswerQuery(SessionId id, RequestId request, PlanId plan);
@@ -131,6 +156,7 @@ class Service {
   void Do(ReadProfile& effect);
   void Do(SolvePlan& effect);
   void Do(StopSolving& effect);
+  void Do(HurrySolving& effect);
   void Do(SaveUnits& effect);
   // What the workers say since they were asked last.
   void ReadProgress();
@@ -146,6 +172,7 @@ class Service {
   void WriteLimited(int64_t uid, LogLevel level, const std::string& text);
 
   ServiceOptions options_;
+  Mutex policy_mutex_;  // one administrator at a time changes and keeps it
   std::unique_ptr<Loop> loop_;
   Closer closer_;
   UniqueFd listener_;
@@ -155,23 +182,32 @@ class Service {
   UniqueFd spare_;  // given up when descriptors run out, to refuse politely
   Core core_;
   Quotas quotas_;
-  std::map<SessionId, Principal> principals_;  // of channels
+  InFlight in_flight_;
+  Turns turns_;
   std::map<int, Principal> slots_;             // of the grant pages: whose
+  std::map<SessionId, GpuAccess::Gpus> gpus_;  // that ranks showed
   std::map<SessionId, std::unique_ptr<Channel>> channels_;
   std::vector<std::unique_ptr<Channel>> graveyard_;
   // The use pages of attached ranks, and profiles that wait to be read.
   std::map<SessionId, std::shared_ptr<const UniqueFd>> use_pages_;
   std::map<std::pair<SessionId, RequestId>, std::shared_ptr<UniqueFd>>
       profiles_;
-  std::map<PlanId, std::shared_ptr<const UniqueFd>> plan_fds_;
+  // Plans as memfds, for all ranks of a job; kept a moment.
+  struct PlanFile {
+    std::shared_ptr<const UniqueFd> fd;
+    absl::Time drop_at;
+  };
+  std::map<PlanId, PlanFile> plan_files_;
   // Queries that wait for their answer, of each session with any.
   std::map<SessionId, int> queries_;
   std::unique_ptr<GrantPages> grants_;
   uint64_t next_session_ = 1;
   uint64_t logged_ = 0;
   LogLimiter log_limiter_;
+  std::unique_ptr<Arena> arena_;
   std::unique_ptr<Extents> extents_;
   std::unique_ptr<PlanSolver> solver_;
+  std::unique_ptr<ProfileReader> profile_reader_;
   std::unique_ptr<UnitFile> unit_file_;  // null: no plan_cache
   std::unique_ptr<TaskThread> codec_;
   std::unique_ptr<Snapshots> snapshots_;

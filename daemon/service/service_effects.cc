@@ -15,6 +15,9 @@
 namespace sluice::daemon {
 namespace {
 
+// Long enough for the ranks of one job, which are told one after the other.
+constexpr absl::Duration kPlanFileKept = absl::Seconds(1);
+
 LogLevel LevelOf(EventKind kind) {
   switch (kind) {
     case EventKind::kLease:
@@ -125,7 +128,7 @@ std::vector<Outgoing> Service::ToPackets(SessionId session, RequestId request,
       }
       fds.push_back(*std::move(fd));
     }
-    return GrantedParts(request, *granted, fds);
+    return GrantedParts(request, *granted, fds, in_flight_.most());
   }
   Outgoing out;
   if (const auto* error = std::get_if<absl::Status>(&reply)) {
@@ -159,14 +162,17 @@ Outgoing Service::WelcomePacket(SessionId session,
       return out;
     }
     body->set_grant_slot(static_cast<uint32_t>(welcome.grant_slot));
+    body->set_guaranteed_bytes_per_second(
+        static_cast<uint64_t>(welcome.guaranteed_bytes_per_second));
+    body->set_guarantee_refused(welcome.guarantee_refused);
     out.fds = {grants_->limits(), use->second};
   }
   return out;
 }
 
 absl::StatusOr<std::shared_ptr<const UniqueFd>> Service::PlanFd(PlanId id) {
-  if (const auto known = plan_fds_.find(id); known != plan_fds_.end()) {
-    return known->second;
+  if (const auto known = plan_files_.find(id); known != plan_files_.end()) {
+    return known->second.fd;
   }
   const auto plan = core_.FindPlan(id, nullptr);
   if (plan == nullptr) {
@@ -175,10 +181,12 @@ absl::StatusOr<std::shared_ptr<const UniqueFd>> Service::PlanFd(PlanId id) {
   }
   SLUICE_ASSIGN_OR_RETURN(UniqueFd fd,
                           wire::ToMemfd("sluice plan", plan::Encode(*plan)));
-  if (plan_fds_.size() >= PlanRounds::kPlansKept) {
-    plan_fds_.erase(plan_fds_.begin());
+  if (plan_files_.size() >= PlanRounds::kPlansKept) {
+    plan_files_.erase(plan_files_.begin());
   }
-  return plan_fds_[id] = std::make_shared<const UniqueFd>(std::move(fd));
+  auto shared = std::make_shared<const UniqueFd>(std::move(fd));
+  plan_files_[id] = {shared, loop_->now() + kPlanFileKept};
+  return shared;
 }
 
 void Service::Do(SendNotice& effect) {
@@ -214,13 +222,15 @@ void Service::Do(CloseSocket& effect) {
   const auto channel = channels_.find(effect.session);
   if (channel != channels_.end()) channel->second->CloseSocket();
   use_pages_.erase(effect.session);
+  profile_reader_->Forget(effect.session);
 }
 
 void Service::Do(Forget& effect) {
   const auto channel = channels_.find(effect.session);
   if (channel == channels_.end()) return;
-  auto principal = principals_.extract(effect.session);
-  quotas_.GiveBack(principal.mapped(), Resource::kSessions);
+  turns_.Remove(effect.session);
+  gpus_.erase(effect.session);
+  quotas_.GiveBack(channel->second->who(), Resource::kSessions);
   // Its own handler may be running: destroyed by the loop's next turn.
   if (graveyard_.empty()) {
     loop_->Post([this] { graveyard_.clear(); });
@@ -236,7 +246,7 @@ void Service::Do(KillProcess& effect) {
 }
 
 void Service::Do(AttachGrants& effect) {
-  const Principal& who = principals_.at(effect.session);
+  const Principal& who = channels_.at(effect.session)->who();
   slots_[effect.slot] = who;
   quotas_.Charge(who, Resource::kRanks);
   const std::string& link = options_.node.gpus[effect.gpu.value()].link;
@@ -261,30 +271,23 @@ void Service::Do(DetachGrants& effect) {
 }
 
 void Service::Do(ReadProfile& effect) {
-  const auto fd = profiles_.at({effect.session, effect.request});
-  codec_->Run([this, session = effect.session, request = effect.request, fd] {
-    const auto read = [&]() -> absl::StatusOr<ProfileWithHash> {
-      SLUICE_ASSIGN_OR_RETURN(const std::string bytes, wire::FromMemfd(*fd));
-      SLUICE_ASSIGN_OR_RETURN(plan::RankProfile profile,
-                              plan::DecodeRankProfile(bytes));
-      ProfileWithHash answer{nullptr, plan::HashProfiles({profile}), {}};
-      for (const plan::SegmentKind& kind : profile.segments) {
-        answer.units.push_back(plan::UnitKey(kind.trace));
-      }
-      answer.profile =
-          std::make_shared<const plan::RankProfile>(std::move(profile));
-      return answer;
-    };
-    loop_->Post([this, session, request, profile = read()]() mutable {
-      Execute(core_.ProfileRead(session, request, std::move(profile),
-                                loop_->now()));
-    });
+  const Session* session = core_.session(effect.session);
+  if (session == nullptr) return;
+  const absl::Status taken = profile_reader_->Read(
+      effect.session, effect.request, session->peer.principal,
+      profiles_.at({effect.session, effect.request}));
+  if (taken.ok()) return;
+  // Told by the loop's next turn: effects are being executed.
+  loop_->Post([this, id = effect.session, request = effect.request, taken] {
+    Execute(core_.ProfileRead(id, request, taken, loop_->now()));
   });
 }
 
 void Service::Do(SolvePlan& effect) { solver_->Solve(std::move(effect)); }
 
 void Service::Do(StopSolving& effect) { solver_->Stop(effect.round); }
+
+void Service::Do(HurrySolving& effect) { solver_->Hurry(effect.round); }
 
 void Service::Do(SaveUnits& effect) {
   if (unit_file_) unit_file_->Save(std::move(effect.units));

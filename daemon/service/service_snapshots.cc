@@ -66,9 +66,15 @@ Snapshot Service::TakeSnapshot(const Snapshots::View& view) {
   Snapshot snapshot = core_.TakeSnapshot(
       view.principal ? &*view.principal : nullptr, loop_->now());
   if (view.observer) --snapshot.sessions;  // whoever asks, only asks
+  for (PoolSnapshot& host : snapshot.hosts) {
+    host.ready = arena_->ready(NumaIndex(host.id.ordinal));
+  }
+  snapshot.quotas =
+      quotas_.TakeSnapshot(view.principal ? &*view.principal : nullptr);
   const LogLosses losses = ReadLogLosses();
   snapshot.log_lines_dropped = losses.dropped;
   snapshot.log_lines_suppressed = losses.suppressed;
+  snapshot.grant_stale_periods = grants_->stale_periods();
   snapshot.descriptors_closing = closer_.waiting() + closer_.sockets_waiting();
   return snapshot;
 }

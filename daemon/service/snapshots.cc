@@ -25,12 +25,11 @@ Snapshots::Snapshots(Loop* loop, const Clock* clock, Take take, Render render)
       clock_(clock),
       take_(std::move(take)),
       render_(std::move(render)),
-      render_thread_("render") {}
+      render_thread_("render", TaskThread::Priority::kBehindTheLoop) {}
 
 void Snapshots::Ask(const View& view, Got got) {
-  Lane& lane = lanes_[view.principal ? int64_t{view.principal->uid} : -1];
-  std::vector<Got>& waiting = lane.waiting[view];
-  if (waiting.empty()) lane.order.push_back(view);
+  std::vector<Got>& waiting = waiting_[view];
+  if (waiting.empty()) queue_.Push(view.principal, view);
   waiting.push_back(std::move(got));
   if (posted_ || clock_->Now() < next_at_) return;
   // By the loop's next turn: with all that ask in this one.
@@ -42,28 +41,27 @@ void Snapshots::Ask(const View& view, Got got) {
 }
 
 absl::Time Snapshots::deadline() const {
-  return lanes_.empty() || posted_ ? absl::InfiniteFuture() : next_at_;
+  return queue_.empty() || posted_ ? absl::InfiniteFuture() : next_at_;
 }
 
 void Snapshots::Expire() {
-  if (!lanes_.empty() && clock_->Now() >= next_at_) TakeNext();
+  if (!queue_.empty() && clock_->Now() >= next_at_) TakeNext();
 }
 
-void Snapshots::Clear() { lanes_.clear(); }
+void Snapshots::Clear() {
+  queue_.Remove([](const View&) { return true; });
+  waiting_.clear();
+}
 
 void Snapshots::TakeNext() {
-  auto lane = lanes_.lower_bound(next_lane_);
-  if (lane == lanes_.end()) lane = lanes_.begin();
-  next_lane_ = lane->first + 1;
-  const View view = lane->second.order.front();
-  lane->second.order.pop_front();
+  const View view = queue_.Pop()->second;
   const auto gots = std::make_shared<std::vector<Got>>(
-      std::move(lane->second.waiting.extract(view).mapped()));
-  if (lane->second.order.empty()) lanes_.erase(lane);
+      std::move(waiting_.extract(view).mapped()));
 
   const absl::Time start = clock_->Now();
   Answer answer{std::make_shared<const Snapshot>(take_(view)), "", nullptr};
   const absl::Time end = clock_->Now();
+  queue_.Spent(view.principal, end - start);
   next_at_ = end + (end - start) * (1 / kShare - 1);
   if (!view.text) {
     for (const Got& got : *gots) got(answer);

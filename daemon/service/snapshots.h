@@ -5,15 +5,13 @@
 // gets the same one, as one sealed memfd where it is long. So an answer is
 // never older than its question, and however many ask, snapshots take at most
 // kShare of the loop's time: after one that took t, the next waits for 9 t.
-// Users are served in turn.
+// Users share them by the time that they take (quota/fair_queue.h).
 //
 // Thread safety: loop's thread only.
 #pragma once
 
 #include <compare>
 #include <cstddef>
-#include <cstdint>
-#include <deque>
 #include <functional>
 #include <map>
 #include <memory>
@@ -25,6 +23,7 @@
 #include "absl/time/time.h"
 #include "daemon/core/snapshot.h"
 #include "daemon/core/types.h"
+#include "daemon/quota/fair_queue.h"
 #include "daemon/service/loop.h"
 #include "daemon/service/task_thread.h"
 #include "proto/base/clock.h"
@@ -68,19 +67,15 @@ class Snapshots {
   }
 
  private:
-  // Of one user; -1: of the daemon itself.
-  struct Lane {
-    std::deque<View> order;
-    std::map<View, std::vector<Got>> waiting;
-  };
   void TakeNext();
 
   Loop* loop_;
   const Clock* clock_;
   const Take take_;
   const Render render_;
-  std::map<int64_t, Lane> lanes_;  // only with somebody who waits
-  int64_t next_lane_ = 0;
+  // Of users; none: of the daemon itself.
+  FairQueue<std::optional<Principal>, View> queue_;
+  std::map<View, std::vector<Got>> waiting_;  // those of queue_
   absl::Time next_at_ = absl::InfinitePast();
   bool posted_ = false;
   TaskThread render_thread_;  // last: its tasks use the rest

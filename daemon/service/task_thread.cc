@@ -1,12 +1,21 @@
 #include "daemon/service/task_thread.h"
 
 #include <pthread.h>
+#include <sys/resource.h>
 
 #include <utility>
 
 namespace sluice::daemon {
 
-TaskThread::TaskThread(const std::string& name) : thread_([this] { Work(); }) {
+namespace {
+
+// A quarter of a core where somebody else wants all of it.
+constexpr int kNiceness = 5;
+
+}  // namespace
+
+TaskThread::TaskThread(const std::string& name, Priority priority)
+    : thread_([this, priority] { Work(priority); }) {
   pthread_setname_np(thread_.native_handle(), name.c_str());
 }
 
@@ -51,7 +60,11 @@ void TaskThread::TakeDue() {
   }
 }
 
-void TaskThread::Work() {
+void TaskThread::Work(Priority priority) {
+  // On Linux of this thread alone. Anybody may have less.
+  if (priority == Priority::kBehindTheLoop) {
+    setpriority(PRIO_PROCESS, 0, kNiceness);
+  }
   MutexLock lock(mutex_);
   while (!stopping_) {
     TakeDue();

@@ -18,8 +18,13 @@ namespace sluice::daemon {
 
 class TaskThread {
  public:
+  // Beside a client's request, what takes long waits: it gives the core away
+  // when the loop wakes. Processes that it starts do too.
+  enum class Priority { kAsTheLoop, kBehindTheLoop };
+
   // `name` of at most 15 characters, for ps and top.
-  explicit TaskThread(const std::string& name);
+  explicit TaskThread(const std::string& name,
+                      Priority priority = Priority::kAsTheLoop);
   // Finishes the running task and drops the rest.
   ~TaskThread();
   TaskThread(const TaskThread&) = delete;
@@ -33,7 +38,7 @@ class TaskThread {
 
  private:
   using Time = std::chrono::steady_clock::time_point;
-  void Work();
+  void Work(Priority priority);
   // Moves what is due into `tasks_`.
   void TakeDue() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
 

@@ -85,7 +85,11 @@ absl::Status SayHello(const RawClient& client, const std::string& job,
     hello->set_world_size(1);
     hello->set_local_ranks(1);
   }
-  wire::Send(client.fd(), packet).IgnoreError();
+  std::vector<UniqueFd> nodes;
+  if (rank) nodes = GpuNodes(client.fd(), 0);
+  std::vector<int> shown;
+  for (const UniqueFd& node : nodes) shown.push_back(node.get());
+  wire::Send(client.fd(), packet, shown).IgnoreError();
   // The first may only tell that the socket was closed with a packet unread.
   for (int i = 0; i < 2; ++i) {
     const auto message = wire::Receive(client.fd());

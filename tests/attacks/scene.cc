@@ -1,7 +1,6 @@
 #include "tests/attacks/scene.h"
 
 #include <fmt/format.h>
-#include <sched.h>
 #include <signal.h>
 #include <sys/prctl.h>
 #include <sys/resource.h>
@@ -10,8 +9,6 @@
 
 #include <algorithm>
 #include <cstdlib>
-#include <filesystem>
-#include <fstream>
 
 #include "absl/time/clock.h"
 #include "tests/integration/daemon/http.h"
@@ -21,33 +18,9 @@ namespace {
 
 constexpr Bytes kHonestLease = MiB(1);
 
-void Pin(pid_t pid, int core) {
+void PinWhereDeep(int core) {
   if (!Deep()) return;
-  cpu_set_t cores;
-  CPU_ZERO(&cores);
-  CPU_SET(core, &cores);
-  EXPECT_EQ(sched_setaffinity(pid, sizeof(cores), &cores), 0);
-}
-
-Bytes Status(pid_t pid, const std::string& key) {
-  std::ifstream file(fmt::format("/proc/{}/status", pid));
-  for (std::string line; std::getline(file, line);) {
-    if (line.starts_with(key + ":")) {
-      return KiB(std::stoll(line.substr(key.size() + 1)));
-    }
-  }
-  return Bytes(0);
-}
-
-void Become(uid_t uid) {
-  // As many descriptors as one can have.
-  rlimit limit;
-  getrlimit(RLIMIT_NOFILE, &limit);
-  limit.rlim_cur = limit.rlim_max;
-  setrlimit(RLIMIT_NOFILE, &limit);
-  if (setresuid(uid, uid, uid) != 0) _exit(3);
-  // Changing the user switched this off.
-  prctl(PR_SET_PDEATHSIG, SIGKILL);
+  EXPECT_TRUE(PinThisProcess(core));
 }
 
 // Of all states, from the text of /metrics.
@@ -122,30 +95,34 @@ bool Deep() {
 
 int Count(int reduced, int full) { return Deep() ? full : reduced; }
 
+void Become(uid_t uid) {
+  // As many descriptors as one can have.
+  rlimit limit;
+  getrlimit(RLIMIT_NOFILE, &limit);
+  limit.rlim_cur = limit.rlim_max;
+  setrlimit(RLIMIT_NOFILE, &limit);
+  if (setresuid(uid, uid, uid) != 0) _exit(3);
+  // Changing the user switched this off.
+  prctl(PR_SET_PDEATHSIG, SIGKILL);
+}
+
 void SayReady() {
   if (write(STDOUT_FILENO, "ready\n", 6) != 6) _exit(3);
 }
 
-Scene::Scene(const std::string& toml, const DaemonLimits& limits)
-    : daemon_(std::make_unique<RunningDaemon>(
-          toml + "[http]\nlisten = \"127.0.0.1:0\"\n", limits)),
-      socket_(daemon_->socket()) {
+Scene::Scene(const std::string& toml, const DaemonLimits& limits) {
+  PinWhereDeep(0);  // and with it each thread of the daemon
+  daemon_ = std::make_unique<RunningDaemon>(
+      toml + "[http]\nlisten = \"127.0.0.1:0\"\n", limits);
+  socket_ = daemon_->socket();
   EXPECT_EQ(chmod(daemon_->runtime_dir().c_str(), 0755), 0);
-  Pin(daemon_->process().pid(), 0);
-  Pin(0, 0);
   EXPECT_TRUE(GpuPool(socket_, 0).ok());  // warm
-  descriptors_before_ = Descriptors();
-}
-
-int Scene::Descriptors() const {
-  const auto fds = std::filesystem::directory_iterator(
-      fmt::format("/proc/{}/fd", daemon_->process().pid()));
-  return static_cast<int>(std::distance(begin(fds), end(fds)));
+  descriptors_before_ = daemon_->Descriptors();
 }
 
 void Scene::Attack(const std::function<void()>& attack) {
   attackers_.push_back(Child::Fork([&] {
-    Pin(0, 1);
+    PinWhereDeep(1);
     Become(kAttacker);
     attack();
   }));
@@ -184,7 +161,7 @@ void Scene::LookWhatIsLeft(Cost& cost) {
     absl::SleepFor(absl::Milliseconds(100));
     // Of the honest client at most what it leased stays ready.
     cost.left_descriptors =
-        std::max(0, Descriptors() - descriptors_before_ - 4);
+        std::max(0, daemon_->Descriptors() - descriptors_before_ - 4);
     // One that ended is kept while its process, this one, lives.
     cost.left_sessions = std::max(
         0, Sessions(HttpGet(daemon_->ReadyField("http"), "/metrics")) - 1);
@@ -209,8 +186,7 @@ Cost Scene::Suffer(const std::string& name) {
     EXPECT_EQ(ended.signal, SIGKILL) << "the attacker ended by itself, with "
                                      << ended.exit_code << ": " << ended.out;
   }
-  const pid_t pid = daemon_->process().pid();
-  cost.memory = Status(pid, "VmHWM") - Status(pid, "RssShmem");
+  cost.memory = daemon_->Memory("VmHWM") - daemon_->Memory("RssShmem");
   LookWhatIsLeft(cost);
   Print(cost);
   return cost;

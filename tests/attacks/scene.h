@@ -53,7 +53,6 @@ class Scene {
   Cost Suffer(const std::string& name);
 
  private:
-  int Descriptors() const;
   void Measure(Cost& cost);
   void LookWhatIsLeft(Cost& cost);
 
@@ -63,6 +62,9 @@ class Scene {
   std::vector<std::unique_ptr<Child>> attackers_;
 };
 
+// Makes this process another user's; only root may. It still dies with the
+// test.
+void Become(uid_t uid);
 // Says "ready", once.
 void SayReady();
 

@@ -81,6 +81,12 @@ TEST_F(Attacks, Refusals) {
   ExpectUnharmed(scene.Suffer("refusals"));
 }
 
+TEST_F(Attacks, UnreadReplies) {
+  Scene scene;
+  scene.Attack([&] { NeverRead(scene.socket(), 25, Count(60, 2000)); });
+  ExpectUnharmed(scene.Suffer("unread replies"));
+}
+
 TEST_F(Attacks, Noise) {
   Scene scene;
   scene.Attack([&] { SendNoise(scene.socket()); });

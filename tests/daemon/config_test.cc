@@ -41,6 +41,7 @@ gpu_links = ["a", "a", "b", "b"]
 [pools]
 gpu_bytes = "40MiB"
 host_bytes = "384MiB"
+host_ready_bytes = "64MiB"
 extent_bytes = "8MiB"
 [budgets]
 principal_gpu_bytes = "1GiB"
@@ -51,11 +52,15 @@ job_host_bytes = "4GiB"
 name = "x"
 gpu_bytes = "5MiB"
 host_bytes = "6MiB"
+[gpus]
+access = "any"
 [http]
 listen = ""
 socket_group = "sluice"
 [worker]
 time_limit_s = 2.5
+memory = "3GiB"
+user = "nobody"
 [log]
 level = "debug"
 )",
@@ -71,14 +76,18 @@ level = "debug"
   EXPECT_EQ(config.sim.links[1].h2d_bytes_per_second, 0);  // not throttled
   EXPECT_EQ(config.sim.gpu_links[3], "b");
   EXPECT_EQ(config.gpu_pool, MiB(40));
+  EXPECT_EQ(config.host_ready, MiB(64));
   EXPECT_EQ(config.host_pool, MiB(384));
   EXPECT_EQ(config.extent, MiB(8));
   EXPECT_EQ(config.principal_limits, (Limits{GiB(1), GiB(2)}));
   EXPECT_EQ(config.job_limits, (Limits{GiB(3), GiB(4)}));
   EXPECT_EQ(config.named_job_limits.at("x"), (Limits{MiB(5), MiB(6)}));
   EXPECT_EQ(config.http_listen, "");
+  EXPECT_FALSE(config.gpus_are_shown);
   EXPECT_EQ(config.http_socket_group, "sluice");
   EXPECT_EQ(config.plan_time_limit, absl::Milliseconds(2500));
+  EXPECT_EQ(config.worker_memory, GiB(3));
+  EXPECT_EQ(config.worker_user, "nobody");
   EXPECT_EQ(config.log_level, LogLevel::kDebug);
 }
 

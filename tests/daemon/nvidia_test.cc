@@ -47,6 +47,21 @@ TEST(NvidiaDevice, IsSeenByItsFilesOrOnTheBus) {
   EXPECT_EQ(FindNvidiaDevice(bus.path()), "PCI device 0000:3b:00.0");
 }
 
+TEST(NvidiaDevice, ItsNodeIsTheOneThatTheDriverTellsOfItsUuid) {
+  const TempDir root;
+  const auto add = [&](const std::string& bus, const std::string& uuid,
+                       const std::string& minor) {
+    Write(root, "/proc/driver/nvidia/gpus/" + bus + "/information",
+          "Model: \t\t NVIDIA H100\nGPU UUID: \t " + uuid +
+              "\nDevice Minor: \t " + minor + "\n");
+  };
+  add("0000:3b:00.0", "GPU-a", "1");
+  add("0000:5e:00.0", "GPU-b", "0");
+  EXPECT_EQ(NvidiaDeviceNode("GPU-a", root.path()), "/dev/nvidia1");
+  EXPECT_EQ(NvidiaDeviceNode("GPU-b", root.path()), "/dev/nvidia0");
+  EXPECT_EQ(NvidiaDeviceNode("GPU-c", root.path()), "");
+}
+
 TEST(NvidiaDevice, OthersAndItsSoundFunctionAreNone) {
   const TempDir root;
   EXPECT_EQ(FindNvidiaDevice(root.path()), "");

@@ -20,16 +20,19 @@
 namespace sluice::device {
 namespace {
 
-std::span<uint64_t> UsedInodes(SharedState& state) {
-  return {state.inodes, state.slots_high_water};
+// Other users write to the state: no number of it is an index unchecked.
+uint32_t HighWater(const SharedState& state) {
+  return std::min<uint32_t>(state.slots_high_water, kLedgerSlots);
 }
 
-// What `where` draws on: a GPU's memory, or the whole node's host memory (all
-// NUMA nodes share it).
+std::span<uint64_t> UsedInodes(SharedState& state) {
+  return {state.inodes, HighWater(state)};
+}
+
 int64_t& Used(SharedState& state, uint32_t kind, uint32_t ordinal) {
   return kind == static_cast<uint32_t>(Placement::Kind::kHost)
              ? state.host_used
-             : state.gpu_used[ordinal];
+             : state.gpu_used[ordinal % kSimMaxGpus];
 }
 
 Bytes Used(SharedState& state, Placement where) {
@@ -40,7 +43,7 @@ Bytes Used(SharedState& state, Placement where) {
 void AddUpAgain(SharedState& state) {
   state.host_used = 0;
   std::ranges::fill(state.gpu_used, 0);
-  for (uint32_t i = 0; i < state.slots_high_water; ++i) {
+  for (uint32_t i = 0; i < HighWater(state); ++i) {
     if (state.inodes[i] == 0) continue;
     const LedgerSlot& slot = state.slots[i];
     Used(state, slot.kind, slot.ordinal) += slot.size;
@@ -67,10 +70,18 @@ class StateLock {
   pthread_mutex_t* const mutex_;
 };
 
-Bytes Total(const SharedState& state, Placement where) {
-  return Bytes(where.kind == Placement::Kind::kGpu
-                   ? state.gpus[where.ordinal].memory
-                   : state.host_memory);
+Bytes Total(const SimConfig& config, Placement where) {
+  return where.kind == Placement::Kind::kGpu ? config.gpus[where.ordinal].memory
+                                             : config.host_memory;
+}
+
+absl::Status Full(Placement where, Bytes size, Bytes used, Bytes total) {
+  return ShortOf(
+      where.kind == Placement::Kind::kGpu ? Shortage::kGpuMemory
+                                          : Shortage::kHostMemory,
+      fmt::format("{} asked on {}, {} of {} used: free some, or simulate more",
+                  FormatBytes(size), PlacementName(where), FormatBytes(used),
+                  FormatBytes(total)));
 }
 
 void TakeSlot(SharedState& state, int index, uint64_t inode) {
@@ -92,7 +103,7 @@ void DropIfUnheld(SharedState& state, int index) {
 
 void DropDeadHolders(SharedState& state) {
   std::map<int32_t, int64_t> alive;  // pid -> start time
-  for (uint32_t i = 0; i < state.slots_high_water; ++i) {
+  for (uint32_t i = 0; i < HighWater(state); ++i) {
     if (state.inodes[i] == 0) continue;
     for (LedgerHolder& holder : state.slots[i].holders) {
       if (holder.count == 0) continue;
@@ -113,8 +124,8 @@ int FindSlot(SharedState& state, uint64_t inode) {
 
 int FreeSlot(SharedState& state) {
   const int slot = FindSlot(state, 0);
-  if (slot >= 0 || state.slots_high_water == kLedgerSlots) return slot;
-  return static_cast<int>(state.slots_high_water++);
+  if (slot >= 0 || HighWater(state) == kLedgerSlots) return slot;
+  return static_cast<int>(state.slots_high_water++ % kLedgerSlots);
 }
 
 }  // namespace
@@ -139,7 +150,60 @@ int64_t ProcessStartTime(int32_t pid) {
 }
 
 Ledger::Ledger(NodeMapping* node)
-    : node_(node), pid_(getpid()), start_time_(ProcessStartTime(pid_)) {}
+    : node_(node), pid_(getpid()), start_time_(ProcessStartTime(pid_)) {
+  if (node->books() == Books::kShared) return;
+  const MutexLock lock(mutex_);
+  outside_ = ReadOutside();
+}
+
+Ledger::Source Ledger::SourceOf(Placement where) {
+  return {where.kind, where.kind == Placement::Kind::kGpu ? where.ordinal : 0};
+}
+
+// Without the lock of the shared books: each entry is copied, then judged.
+std::map<Ledger::Source, Bytes> Ledger::ReadOutside() const {
+  std::set<uint64_t> own;
+  for (const auto& [id, piece] : pieces_) own.insert(piece.inode);
+  std::map<Source, Bytes> outside;
+  const SharedState& state = node_->state();
+  for (uint32_t i = 0; i < HighWater(state); ++i) {
+    const uint64_t inode = state.inodes[i];
+    if (inode == 0 || own.contains(inode)) continue;
+    const LedgerSlot slot = state.slots[i];
+    const Placement where{static_cast<Placement::Kind>(slot.kind),
+                          slot.ordinal};
+    const bool gpu = where.kind == Placement::Kind::kGpu;
+    if ((!gpu && where.kind != Placement::Kind::kHost) ||
+        (gpu && where.ordinal >= node_->config().gpus.size()) ||
+        slot.size <= 0 || Bytes(slot.size) > Total(node_->config(), where)) {
+      continue;
+    }
+    const bool held = std::ranges::any_of(slot.holders, [](const auto& each) {
+      return each.count > 0 && each.start_time != 0 &&
+             ProcessStartTime(each.pid) == each.start_time;
+    });
+    if (held) outside[SourceOf(where)] += Bytes(slot.size);
+  }
+  return outside;
+}
+
+absl::StatusOr<int> Ledger::AddOwn(Placement where, Bytes size,
+                                   uint64_t inode) {
+  const MutexLock lock(mutex_);
+  const Source from = SourceOf(where);
+  const Bytes total = Total(node_->config(), where);
+  Bytes& outside = outside_[from];
+  Bytes& used = used_[from];
+  if (outside > Bytes(0) && used + outside + size > total) {
+    outside = std::min(outside, ReadOutside()[from]);
+  }
+  if (used + outside + size > total) {
+    return Full(where, size, used + outside, total);
+  }
+  used += size;
+  pieces_[next_piece_] = {from, size, inode};
+  return next_piece_++;
+}
 
 absl::Status Ledger::HoldLocked(LedgerSlot& slot) {
   LedgerHolder* free_entry = nullptr;
@@ -163,18 +227,10 @@ absl::Status Ledger::HoldLocked(LedgerSlot& slot) {
 absl::StatusOr<int> Ledger::AddLocked(Placement where, Bytes size,
                                       uint64_t inode) {
   SharedState& state = node_->state();
-  const Bytes total = Total(state, where);
+  const Bytes total = Total(node_->config(), where);
   if (Used(state, where) + size > total) DropDeadHolders(state);
   const Bytes used = Used(state, where);
-  if (used + size > total) {
-    return ShortOf(
-        where.kind == Placement::Kind::kGpu ? Shortage::kGpuMemory
-                                            : Shortage::kHostMemory,
-        fmt::format(
-            "{} asked on {}, {} of {} used: free some, or simulate more",
-            FormatBytes(size), PlacementName(where), FormatBytes(used),
-            FormatBytes(total)));
-  }
+  if (used + size > total) return Full(where, size, used, total);
   const int index = FreeSlot(state);
   if (index < 0) {
     return absl::ResourceExhaustedError(fmt::format(
@@ -192,11 +248,16 @@ absl::StatusOr<int> Ledger::AddLocked(Placement where, Bytes size,
 }
 
 absl::StatusOr<int> Ledger::Add(Placement where, Bytes size, uint64_t inode) {
+  if (node_->books() == Books::kOwn) return AddOwn(where, size, inode);
   const StateLock lock(node_->state());
   return AddLocked(where, size, inode);
 }
 
 absl::StatusOr<int> Ledger::Join(Placement where, Bytes size, uint64_t inode) {
+  if (node_->books() == Books::kOwn) {
+    return absl::UnimplementedError(
+        "the process that makes the simulated node's memory imports none");
+  }
   SharedState& state = node_->state();
   const StateLock lock(state);
   const int index = FindSlot(state, inode);
@@ -217,6 +278,13 @@ absl::StatusOr<int> Ledger::Join(Placement where, Bytes size, uint64_t inode) {
 }
 
 void Ledger::Leave(int slot_index) {
+  if (node_->books() == Books::kOwn) {
+    const MutexLock lock(mutex_);
+    const auto piece = pieces_.find(slot_index);
+    used_[piece->second.from] -= piece->second.size;
+    pieces_.erase(piece);
+    return;
+  }
   SharedState& state = node_->state();
   const StateLock lock(state);
   for (LedgerHolder& holder : state.slots[slot_index].holders) {
@@ -230,10 +298,16 @@ void Ledger::Leave(int slot_index) {
 }
 
 absl::StatusOr<MemoryUse> Ledger::Usage(Placement where) {
+  if (node_->books() == Books::kOwn) {
+    const MutexLock lock(mutex_);
+    const Source from = SourceOf(where);
+    return MemoryUse{Total(node_->config(), where),
+                     used_[from] + outside_[from]};
+  }
   SharedState& state = node_->state();
   const StateLock lock(state);
   DropDeadHolders(state);
-  return MemoryUse{Total(state, where), Used(state, where)};
+  return MemoryUse{Total(node_->config(), where), Used(state, where)};
 }
 
 }  // namespace sluice::device

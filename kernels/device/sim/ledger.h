@@ -7,14 +7,24 @@
 // descriptor in flight (exported, released, not yet imported) is not counted
 // until somebody imports it: sim cannot see it.
 //
+// The process that makes the memory keeps books of its own (node.h, Books): it
+// neither reads the shared ones again nor locks them, because whoever may write
+// to them may hold the lock for ever, and a robust mutex in such memory leads
+// where they say. What others import is in the shared books by their own entry.
+//
 // Processes of one node must share a pid namespace.
 // Thread safety: thread-safe, and safe between processes, which may die at
 // any moment.
 #pragma once
 
+#include <map>
+#include <set>
+#include <utility>
+
 #include "absl/status/statusor.h"
 #include "kernels/device/driver.h"
 #include "kernels/device/sim/node.h"
+#include "proto/base/mutex.h"
 
 namespace sluice::device {
 
@@ -34,12 +44,31 @@ class Ledger {
   absl::StatusOr<MemoryUse> Usage(Placement where);
 
  private:
+  // What memory is drawn from: a GPU's, or the whole node's host memory (all
+  // NUMA nodes share it).
+  using Source = std::pair<Placement::Kind, uint64_t>;
+  struct Piece {
+    Source from;
+    Bytes size;
+    uint64_t inode;
+  };
+  static Source SourceOf(Placement where);
+  absl::StatusOr<int> AddOwn(Placement where, Bytes size, uint64_t inode);
+  // Held by living processes, of memory that this one did not make.
+  std::map<Source, Bytes> ReadOutside() const
+      ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   absl::StatusOr<int> AddLocked(Placement where, Bytes size, uint64_t inode);
   absl::Status HoldLocked(LedgerSlot& slot);
 
   NodeMapping* const node_;
   const int32_t pid_;
   const int64_t start_time_;
+  // Books of its own.
+  Mutex mutex_;
+  std::map<int, Piece> pieces_ ABSL_GUARDED_BY(mutex_);
+  std::map<Source, Bytes> used_ ABSL_GUARDED_BY(mutex_);
+  std::map<Source, Bytes> outside_ ABSL_GUARDED_BY(mutex_);
+  int next_piece_ ABSL_GUARDED_BY(mutex_) = 0;
 };
 
 // Clock ticks since boot when `pid` started; 0 if there is no such process,

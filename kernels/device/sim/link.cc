@@ -58,7 +58,7 @@ absl::Status CopyOverLink(const NodeMapping& node, DeviceIndex gpu,
                           std::byte* to, const std::byte* from, Bytes size,
                           CopyDirection direction, int64_t& ready_ns) {
   SharedState& state = node.state();
-  SharedLink& link = state.links[state.gpus[gpu.value()].link];
+  SharedLink& link = state.links[state.gpus[gpu.value()].link % kSimMaxLinks];
   const int d = static_cast<int>(direction);
   for (Bytes done; done < size;) {
     SLUICE_RETURN_IF_ERROR(node.CheckPlacement(Placement::Gpu(gpu)));

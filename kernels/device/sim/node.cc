@@ -169,6 +169,30 @@ void FillState(const SimConfig& config, SharedState& state) {
   state.magic = kSimMagic;
 }
 
+// Anybody may have written to it: nothing is an index or a length unchecked.
+SimConfig ReadConfig(const SharedState& state) {
+  SimConfig config;
+  config.numa_nodes =
+      static_cast<int>(std::min<uint32_t>(state.numa_nodes, kSimMaxNuma + 1));
+  config.host_memory = Bytes(state.host_memory);
+  config.granularity = Bytes(state.granularity);
+  const uint32_t links = std::min<uint32_t>(state.link_count, kSimMaxLinks);
+  for (uint32_t i = 0; i < links; ++i) {
+    const SharedLink& link = state.links[i];
+    config.links.push_back(
+        {std::string(link.name, strnlen(link.name, kSimNameLength)),
+         link.bytes_per_second[0], link.bytes_per_second[1]});
+  }
+  const uint32_t gpus = std::min<uint32_t>(state.gpu_count, kSimMaxGpus);
+  for (uint32_t i = 0; i < gpus; ++i) {
+    const uint32_t link = state.gpus[i].link;
+    config.gpus.push_back({Bytes(state.gpus[i].memory),
+                           link < links ? config.links[link].name : "",
+                           NumaIndex(state.gpus[i].numa)});
+  }
+  return config;
+}
+
 absl::StatusOr<SharedState*> MapState(int fd, const std::string& path) {
   void* address = mmap(nullptr, sizeof(SharedState), PROT_READ | PROT_WRITE,
                        MAP_SHARED, fd, 0);
@@ -259,7 +283,7 @@ absl::Status SimNodeImpl::FailCall(std::string_view name, int nth) {
 }
 
 absl::Status SimNodeImpl::LoseGpu(DeviceIndex gpu) {
-  if (gpu.value() >= node_->state().gpu_count) {
+  if (gpu.value() >= node_->config().gpus.size()) {
     return Bad(fmt::format("there is no GPU {}", gpu.value()));
   }
   node_->state().gpus[gpu.value()].lost = 1;
@@ -271,8 +295,9 @@ absl::Status SimNodeImpl::SetLinkSpeed(std::string_view name, double h2d,
   SLUICE_RETURN_IF_ERROR(CheckSpeed(name, h2d));
   SLUICE_RETURN_IF_ERROR(CheckSpeed(name, d2h));
   SharedState& state = node_->state();
-  for (uint32_t i = 0; i < state.link_count; ++i) {
-    if (name != state.links[i].name) continue;
+  const auto& links = node_->config().links;
+  for (size_t i = 0; i < links.size(); ++i) {
+    if (name != links[i].name) continue;
     state.links[i].bytes_per_second[0] = h2d;
     state.links[i].bytes_per_second[1] = d2h;
     return absl::OkStatus();
@@ -331,46 +356,38 @@ absl::Status CreateSimNode(const std::string& directory,
 }
 
 absl::StatusOr<std::unique_ptr<NodeMapping>> NodeMapping::Open(
-    const std::string& directory) {
+    const std::string& directory, Books books) {
   SLUICE_ASSIGN_OR_RETURN(UniqueFd fd, OpenLocked(directory));
   SLUICE_ASSIGN_OR_RETURN(SharedState* const state,
                           MapState(fd.get(), StatePath(directory)));
-  std::unique_ptr<NodeMapping> node(new NodeMapping(std::move(fd), state));
+  std::unique_ptr<NodeMapping> node(
+      new NodeMapping(std::move(fd), state, books));
   if (state->magic != kSimMagic || state->size != sizeof(SharedState)) {
     return absl::FailedPreconditionError(
         fmt::format("{} was made by another version of sluice: remove it",
                     StatePath(directory)));
+  }
+  node->config_ = ReadConfig(*state);
+  if (const absl::Status sound = CheckConfig(node->config_); !sound.ok()) {
+    return absl::FailedPreconditionError(
+        fmt::format("{} is damaged ({}): remove it", StatePath(directory),
+                    std::string(sound.message())));
   }
   return node;
 }
 
 NodeMapping::~NodeMapping() { munmap(state_, sizeof(SharedState)); }
 
-SimConfig NodeMapping::config() const {
-  SimConfig config;
-  config.numa_nodes = static_cast<int>(state_->numa_nodes);
-  config.host_memory = Bytes(state_->host_memory);
-  config.granularity = Bytes(state_->granularity);
-  for (uint32_t i = 0; i < state_->link_count; ++i) {
-    const SharedLink& link = state_->links[i];
-    config.links.push_back(
-        {link.name, link.bytes_per_second[0], link.bytes_per_second[1]});
-  }
-  for (uint32_t i = 0; i < state_->gpu_count; ++i) {
-    const SharedGpu& gpu = state_->gpus[i];
-    config.gpus.push_back(
-        {Bytes(gpu.memory), state_->links[gpu.link].name, NumaIndex(gpu.numa)});
-  }
-  return config;
-}
-
 absl::Status NodeMapping::Enter(const char* call) const {
-  if (state_->failures_armed.load(std::memory_order_relaxed) == 0) {
+  if (books_ == Books::kOwn ||
+      state_->failures_armed.load(std::memory_order_relaxed) == 0) {
     return absl::OkStatus();
   }
   for (SharedFailure& failure : state_->failures) {
     int64_t left = failure.remaining.load();
-    if (left <= 0 || std::strcmp(failure.call, call) != 0) continue;
+    if (left <= 0 || std::strncmp(failure.call, call, kSimNameLength) != 0) {
+      continue;
+    }
     while (left > 0 &&
            !failure.remaining.compare_exchange_weak(left, left - 1)) {
     }
@@ -384,12 +401,13 @@ absl::Status NodeMapping::Enter(const char* call) const {
 
 absl::Status NodeMapping::CheckPlacement(Placement where) const {
   const bool gpu = where.kind == Placement::Kind::kGpu;
-  const uint32_t count = gpu ? state_->gpu_count : state_->numa_nodes;
+  const size_t count =
+      gpu ? config_.gpus.size() : static_cast<size_t>(config_.numa_nodes);
   if (where.ordinal >= count) {
     return absl::InvalidArgumentError(fmt::format(
         "there is no {}; the node has {}", PlacementName(where), count));
   }
-  if (gpu && state_->gpus[where.ordinal].lost) {
+  if (gpu && books_ == Books::kShared && state_->gpus[where.ordinal].lost) {
     return absl::UnavailableError(
         fmt::format("GPU {} is lost: end the process", where.ordinal));
   }

@@ -10,18 +10,27 @@
 
 namespace sluice::device {
 
+// Whose word counts for what is used, and for what the node has. Every user's
+// processes write to the state file; so the one process that makes the node's
+// memory (the daemon) believes nothing of it after it opened the node: neither
+// sums nor sizes, nor injected failures and lost GPUs.
+enum class Books { kShared, kOwn };
+
 // Maps the state file and holds a shared lock on it, by which CreateSimNode
 // knows that the node is in use. Thread safety: thread-safe.
 class NodeMapping {
  public:
+  // FailedPrecondition: its sizes and counts make no sense.
   static absl::StatusOr<std::unique_ptr<NodeMapping>> Open(
-      const std::string& directory);
+      const std::string& directory, Books books = Books::kShared);
   ~NodeMapping();
   NodeMapping(const NodeMapping&) = delete;
   NodeMapping& operator=(const NodeMapping&) = delete;
 
   SharedState& state() const { return *state_; }
-  SimConfig config() const;
+  // As it was opened.
+  const SimConfig& config() const { return config_; }
+  Books books() const { return books_; }
 
   // ResourceExhausted if an injected failure of `call` is due now.
   absl::Status Enter(const char* call) const;
@@ -29,11 +38,13 @@ class NodeMapping {
   absl::Status CheckPlacement(Placement where) const;
 
  private:
-  NodeMapping(UniqueFd fd, SharedState* state)
-      : fd_(std::move(fd)), state_(state) {}
+  NodeMapping(UniqueFd fd, SharedState* state, Books books)
+      : fd_(std::move(fd)), state_(state), books_(books) {}
 
   const UniqueFd fd_;
   SharedState* const state_;
+  const Books books_;
+  SimConfig config_;
 };
 
 // "GPU 1", "NUMA node 0".

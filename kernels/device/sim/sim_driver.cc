@@ -65,7 +65,7 @@ absl::StatusOr<std::vector<DeviceInfo>> SimDriver::Devices() {
 absl::StatusOr<Bytes> SimDriver::Granularity(Placement where) {
   SLUICE_RETURN_IF_ERROR(node_->Enter("Granularity"));
   SLUICE_RETURN_IF_ERROR(node_->CheckPlacement(where));
-  return Bytes(node_->state().granularity);
+  return node_->config().granularity;
 }
 
 absl::StatusOr<MemoryUse> SimDriver::Usage(Placement where) {
@@ -75,7 +75,7 @@ absl::StatusOr<MemoryUse> SimDriver::Usage(Placement where) {
 }
 
 absl::Status SimDriver::CheckSize(Bytes size) const {
-  const Bytes granularity(node_->state().granularity);
+  const Bytes granularity = node_->config().granularity;
   if (size.count() > 0 && size.count() % granularity.count() == 0) {
     return absl::OkStatus();
   }
@@ -367,6 +367,12 @@ CallCounters SimDriver::counters() const {
           .copied_h2d = Bytes(copied_[0]),
           .copied_d2h = Bytes(copied_[1]),
           .stall = absl::Nanoseconds(stall_ns_.load())};
+}
+
+absl::StatusOr<std::unique_ptr<Driver>> OpenOwnedSimDriver(
+    const std::string& directory) {
+  SLUICE_ASSIGN_OR_RETURN(auto node, NodeMapping::Open(directory, Books::kOwn));
+  return std::make_unique<SimDriver>(std::move(node));
 }
 
 absl::StatusOr<std::unique_ptr<Driver>> OpenSimDriver(

@@ -88,13 +88,14 @@ class CoreDriver {
     return reply->second;
   }
   SessionId Attach(const std::string& job, int rank, int ranks = 1,
-                   uint32_t uid = 1, uint64_t gpu = 0) {
+                   uint32_t uid = 1, uint64_t gpu = 0, double guaranteed = 0) {
     const SessionId id = Connect(uid);
     Ask(id, HelloRequest{.job = job,
                          .rank = Rank(rank),
                          .world_size = ranks,
                          .local_ranks = ranks,
-                         .gpu = DeviceIndex(gpu)});
+                         .gpu = DeviceIndex(gpu),
+                         .guaranteed_bytes_per_second = guaranteed});
     return id;
   }
   // The lease, or the refusal's status.
@@ -165,6 +166,7 @@ class CoreDriver {
   void operator()(const ReadProfile& e) { to_read.push_back(e); }
   void operator()(const SolvePlan& e) { to_solve.push_back(e); }
   void operator()(const StopSolving& e) { stopped.insert(e.round); }
+  void operator()(const HurrySolving& e) { hurried.insert(e.round); }
   void operator()(const SaveUnits& e) { saved.push_back(e.units); }
 
   template <typename T>
@@ -192,7 +194,7 @@ class CoreDriver {
   std::set<int> slots;
   std::vector<ReadProfile> to_read;
   std::vector<SolvePlan> to_solve;
-  std::set<PlanRoundId> stopped;
+  std::set<PlanRoundId> stopped, hurried;
   std::vector<UnitCache::Units> saved;
 
  private:

@@ -9,13 +9,19 @@ namespace {
 
 constexpr const char* kOps[] = {
     "kAttach", "kLease", "kFree",   "kEndSocket", "kEndProcess", "kMake",
-    "kBudget", "kTick",  "kSubmit", "kSolve",     "kTakePlan"};
+    "kBudget", "kTick",  "kSubmit", "kSolve",     "kTakePlan",   "kDrain"};
 
 NodeConfig Config() {
   NodeConfig config = SmallNode();
   config.principal_limits = {.gpu = MiB(24), .host = MiB(24)};
   config.job_limits = {.gpu = MiB(14)};
   config.max_sessions = 24;
+  config.extent_limits = {.all = 40,
+                          .each = 20,
+                          .per_rank = 2,
+                          .changes_per_second = 40,
+                          .kept_for = absl::Seconds(20),
+                          .orphans_kept_for = absl::Seconds(2)};
   return config;
 }
 
@@ -74,6 +80,8 @@ void CoreStory::Do(const Instruction& in) {
       return Solve(in);
     case Op::kTakePlan:
       return TakePlan(in);
+    case Op::kDrain:
+      return Drain(in);
   }
 }
 
@@ -84,10 +92,12 @@ SessionId CoreStory::AnyOpen(uint32_t which) const {
 void CoreStory::Attach(const Instruction& in) {
   const uint32_t uid = 1 + in.a % 3;
   const bool odd = in.c % 2 != 0;
+  const double guaranteed = (in.c / 8 % 8) * 0.7e8;  // of links of 1e9
   const SessionId id =
       in.b % 3 != 0
-          ? node_.Attach(odd ? "z" : "w", 0, 1, uid, in.c / 2 % 2)
-          : node_.Attach(odd ? "x" : "y", in.c / 4 % 2, 2, uid, in.c / 2 % 2);
+          ? node_.Attach(odd ? "z" : "w", 0, 1, uid, in.c / 2 % 2, guaranteed)
+          : node_.Attach(odd ? "x" : "y", in.c / 4 % 2, 2, uid, in.c / 2 % 2,
+                         guaranteed);
   if (!node_.closed.contains(id)) open_[id] = uid;
 }
 
@@ -172,7 +182,7 @@ void CoreStory::Submit(const Instruction& in) {
   auto profile = std::make_shared<plan::RankProfile>();
   profile->rank = hello.rank;
   profile->gpu = hello.gpu;
-  profile->layers = 1;
+  profile->kinds[0].layers = 1;
   profile->settled = in.b % 4 == 0;
   profile->classes = {{.name = "x", .bytes_per_layer = MiB(1)}};
   const ProfileWithHash with_hash{profile, std::to_string(in.c % 3), {}};
@@ -213,6 +223,17 @@ void CoreStory::TakePlan(const Instruction& in) {
     node_.Ask(id, PlanTakenRequest{changed->plan, (bits >> 16) % 3 > 0, "so"});
     ++changes_;
   }
+}
+
+void CoreStory::Drain(const Instruction& in) {
+  std::optional<daemon::Drain> drain;
+  const absl::Time now = node_.clock.Now();
+  if (in.a % 4 == 0) drain = {"root", in.b % 2 != 0 ? "so" : "", now};
+  node_.Run([&](Core& core) {
+    core.SetDrain(drain, now);
+    SLUICE_CHECK(core.policy().drain == drain);
+    return Effects();
+  });
 }
 
 void CoreStory::NoteGrants() {

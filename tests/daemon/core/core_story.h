@@ -27,6 +27,7 @@ enum class Op : uint8_t {
   kSubmit,
   kSolve,
   kTakePlan,
+  kDrain,
 };
 
 struct Instruction {
@@ -69,6 +70,7 @@ class CoreStory {
   void Submit(const Instruction& in);
   void Solve(const Instruction& in);
   void TakePlan(const Instruction& in);
+  void Drain(const Instruction& in);
   void NoteGrants();
   SessionId AnyOpen(uint32_t which) const;
 

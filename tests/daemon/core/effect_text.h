@@ -38,7 +38,8 @@ class EffectText {
   void operator()(const Forget& e) { Add("forget {}", e.session.value()); }
   void operator()(const KillProcess& e) { Add("kill {}", e.session.value()); }
   void operator()(const AttachGrants& e) {
-    Add("attach {} {} {}", e.session.value(), e.slot, e.gpu.value());
+    Add("attach {} {} {} {}", e.session.value(), e.slot, e.gpu.value(),
+        e.guaranteed_bytes_per_second);
   }
   void operator()(const DetachGrants& e) { Add("detach {}", e.slot); }
   void operator()(const ReadProfile& e) {
@@ -59,10 +60,14 @@ class EffectText {
     }
   }
   void operator()(const StopSolving& e) { Add("stop {}", e.round.value()); }
+  void operator()(const HurrySolving& e) { Add("hurry {}", e.round.value()); }
   void operator()(const SaveUnits& e) { Add("save {}", e.units.size()); }
 
   void operator()(const absl::Status& why) { Add("{}", why.ToString()); }
-  void operator()(const WelcomeReply& r) { Add("welcome {}", r.grant_slot); }
+  void operator()(const WelcomeReply& r) {
+    Add("welcome {} {} {}", r.grant_slot, r.guaranteed_bytes_per_second,
+        r.guarantee_refused);
+  }
   void operator()(const GrantedReply& r) {
     Add("granted {}", r.lease.value());
     for (const Slice& slice : r.slices) {

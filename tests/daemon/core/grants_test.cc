@@ -17,7 +17,7 @@ class Link {
       : policy(std::move(links)) {}
 
   void Attach(int slot, double guaranteed = 0, int link = 0) {
-    limit[slot] = policy.Attach(slot, link, guaranteed);
+    limit[slot] = policy.Attach(slot, link, guaranteed).limit;
     used[slot] = {0, 0};
   }
   // `hunger[slot]`: the bytes per second that it would use; missing: all it
@@ -35,7 +35,10 @@ class Link {
           now[d] = std::min(limit[slot][d], now[d] + more);
         }
       }
-      limit = policy.Refill(used, kTick);
+      for (const auto& [slot, grant] : policy.Refill(used, kTick)) {
+        limit[slot] = grant.limit;
+        rate[slot] = grant.rate;
+      }
       policy.CheckInvariants();
     }
   }
@@ -46,7 +49,7 @@ class Link {
   }
 
   GrantPolicy policy;
-  std::map<int, Directions> limit, used;
+  std::map<int, Directions> limit, used, rate;
 };
 
 TEST(Grants, RankAloneGetsTheWholeLink) {
@@ -125,6 +128,55 @@ TEST(Grants, LiarsHurtOnlyThemselves) {
   }
   EXPECT_GE(static_cast<double>(link.used[0][kH2d] - before.at(0)[kH2d]),
             0.49 * kRate);
+}
+
+// Wrong once: a guarantee was given before anybody's share, and any use was
+// believed up to 64 GiB beyond the limit, so that a liar took the whole link.
+TEST(Grants, ALiarHasTheShareOfOneThatCopiesAllTheTime) {
+  for (const double guaranteed : {0.0, 0.5 * kRate}) {
+    Link link;
+    link.Attach(0);
+    link.Attach(1, guaranteed);
+    link.Run(absl::Seconds(1));
+    const auto before = link.used;
+    for (int i = 0; i < 1000; ++i) {
+      link.used[1] = {UINT64_MAX, UINT64_MAX};
+      link.Run(kTick, {{1, 0}});
+    }
+    EXPECT_GE(link.Rate(0, before, absl::Seconds(2)), 0.49 * kRate)
+        << guaranteed;
+  }
+}
+
+TEST(Grants, AUseIsBelievedAsFarAsTheLinkCouldCarryIt) {
+  Link link;
+  link.Attach(0);
+  link.Run(absl::Milliseconds(100), {{0, 0}});
+  link.used[0] = {UINT64_MAX, UINT64_MAX};
+  const auto before = link.policy.used().at(0)[kH2d];
+  link.Run(kTick, {{0, 0}});
+  EXPECT_LE(link.policy.used().at(0)[kH2d] - before,
+            GrantPolicy::kOneCopy + static_cast<uint64_t>(kRate / 500));
+}
+
+TEST(Grants, WhatIsPromisedIsPartOfAnEvenShareNotBesideIt) {
+  Link link;
+  link.Attach(0, /*guaranteed=*/0.4 * kRate);
+  link.Attach(1);
+  link.Run(absl::Seconds(1));
+  const auto before = link.used;
+  link.Run(absl::Seconds(2));
+  EXPECT_NEAR(link.Rate(0, before, absl::Seconds(2)), kRate / 2, kRate / 50);
+  EXPECT_NEAR(link.Rate(1, before, absl::Seconds(2)), kRate / 2, kRate / 50);
+}
+
+TEST(Grants, TheRateToldIsWhatAHungryRankGetsAndAnIdleOneWould) {
+  Link link;
+  link.Attach(0);
+  link.Attach(1);
+  link.Run(absl::Seconds(2), {{0, 0}});
+  EXPECT_NEAR(static_cast<double>(link.rate[0][kH2d]), kRate / 2, kRate / 50);
+  EXPECT_NEAR(static_cast<double>(link.rate[1][kH2d]), kRate, kRate / 50);
 }
 
 TEST(Grants, UnknownAndUnthrottledLinksDoNotGate) {

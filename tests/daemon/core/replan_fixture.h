@@ -20,9 +20,9 @@ inline std::shared_ptr<plan::RankProfile> ProfileOf(int rank, uint64_t gpu) {
   auto profile = std::make_shared<plan::RankProfile>();
   profile->rank = Rank(rank);
   profile->gpu = DeviceIndex(gpu);
-  profile->layers = 1;
-  profile->forward_layer_seconds = 0.4;
-  profile->backward_layer_seconds = 0.6;
+  profile->kinds[0].layers = 1;
+  profile->kinds[0].forward_layer_seconds = 0.4;
+  profile->kinds[0].backward_layer_seconds = 0.6;
   profile->classes = {
       {.name = "ffn_up", .bytes_per_layer = MiB(16), .recompute_seconds = 0.1}};
   return profile;

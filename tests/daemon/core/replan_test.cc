@@ -226,6 +226,20 @@ TEST_F(Replan, SeveralJoinsAtOnceAreOneQuestion) {
   EXPECT_EQ(Ready(c), 1u);
 }
 
+// Wrong once: one user's hard profile held up another's small one for 14 s.
+TEST_F(Replan, ARoundThatAnotherUserWaitsForIsHurried) {
+  a = Ask("a");
+  const PlanRoundId first = node.to_solve.back().round;
+  EXPECT_EQ(node.to_solve.back().who.uid, 1u);
+  Ask("a too", 1);
+  EXPECT_THAT(node.hurried, ::testing::IsEmpty()) << "it is the same user's";
+  b = Ask("b", 1, 2);
+  EXPECT_THAT(node.hurried, ElementsAre(first));
+  // Users in one round wait for each other.
+  Solve({{1, MiB(8)}});
+  EXPECT_THAT(node.hurried, ElementsAre(first, node.to_solve.back().round));
+}
+
 TEST_F(Replan, ARankThatLeavesWhileAllAreSolvedStopsItAndTheOthersAskAgain) {
   a = Ask("a");
   Solve({{1, MiB(8)}});

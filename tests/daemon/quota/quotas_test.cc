@@ -42,6 +42,20 @@ TEST(Quotas, OnePrincipalsShareLeavesTheRestToOthers) {
   EXPECT_THAT(quotas.Ask(kB, Resource::kSessions), IsOk());
 }
 
+TEST(Quotas, AUserSeesTheOwnLineOfASnapshot) {
+  Quotas quotas = Small();
+  ASSERT_THAT(quotas.Ask(kA, Resource::kSessions), IsOk());
+  ASSERT_THAT(quotas.Ask(kPod, Resource::kSessions, 2), IsOk());
+  EXPECT_FALSE(quotas.Ask(kA, Resource::kSessions).ok());
+  const QuotasSnapshot own = quotas.TakeSnapshot(&kA);
+  ASSERT_EQ(own.users.size(), 1u);
+  EXPECT_EQ(own.users[0].first, kA);
+  EXPECT_EQ(own.users[0].second[0], 1);
+  EXPECT_EQ(own.used[0], 3);
+  EXPECT_EQ(own.refused[0], 1u);
+  EXPECT_EQ(quotas.TakeSnapshot(nullptr).users.size(), 2u);
+}
+
 TEST(Quotas, ARefusalIsOneLine) {
   Quotas quotas = Small();
   for (size_t i = 0; i < kResources; ++i) {

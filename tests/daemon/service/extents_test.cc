@@ -23,6 +23,7 @@ using ::sluice::testing::StatusIs;
 using ::testing::Each;
 
 constexpr Bytes kExtent = KiB(64);
+constexpr Bytes kHostMemory = MiB(1);
 constexpr PoolId kGpu = {PoolKind::kGpu, 0};
 
 // A GPU of `kHeld` extents, and a loop on a thread of its own.
@@ -35,7 +36,7 @@ class ExtentsTest : public ::testing::Test {
     const device::SimConfig node = {
         .gpus = {{kExtent * kHeld, "link", NumaIndex(0)}},
         .links = {{"link", 0, 0}},
-        .host_memory = MiB(1)};
+        .host_memory = kHostMemory};
     ASSERT_THAT(device::CreateSimNode(directory_.path(), node), IsOk());
     auto driver = device::OpenSimDriver(directory_.path());
     ASSERT_THAT(driver, IsOk());
@@ -43,8 +44,9 @@ class ExtentsTest : public ::testing::Test {
     auto loop = Loop::Make(&clock_);
     ASSERT_THAT(loop, IsOk());
     loop_ = *std::move(loop);
+    arena_ = std::make_unique<Arena>(driver_.get(), Arena::Options());
     extents_ = std::make_unique<Extents>(
-        driver_.get(), loop_.get(),
+        driver_.get(), arena_.get(), loop_.get(),
         [this](ExtentId, absl::Status status) {
           const MutexLock lock(mutex_);
           made_.push_back(std::move(status));
@@ -83,6 +85,7 @@ class ExtentsTest : public ::testing::Test {
   Mutex mutex_;
   CondVar more_;
   std::vector<absl::Status> made_ ABSL_GUARDED_BY(mutex_);
+  std::unique_ptr<Arena> arena_;
   std::unique_ptr<Extents> extents_;  // its thread uses what is above
   std::thread thread_;
 };
@@ -94,6 +97,26 @@ TEST_F(ExtentsTest, OneTooManyIsAFaultOfItsOwn) {
   const auto made = Made(kHeld + 1);
   EXPECT_THAT(std::vector(made.begin(), made.begin() + kHeld), Each(IsOk()));
   EXPECT_THAT(made.back(), StatusIs(absl::StatusCode::kResourceExhausted));
+}
+
+TEST_F(ExtentsTest, WhatWasMadeAheadMakesRoomForAnotherSize) {
+  Arena arena(
+      driver_.get(),
+      {.nodes = {NumaIndex(0)}, .ready = kHostMemory, .extent = kExtent});
+  Extents extents(driver_.get(), &arena, loop_.get(),
+                  [this](ExtentId, absl::Status status) {
+                    const MutexLock lock(mutex_);
+                    made_.push_back(std::move(status));
+                    more_.NotifyOne();
+                  });
+  const absl::Time end = absl::Now() + absl::Seconds(10);
+  while (arena.ready(NumaIndex(0)) < kHostMemory && absl::Now() < end) {
+    absl::SleepFor(absl::Milliseconds(1));
+  }
+  const PoolId host = {PoolKind::kHost, 0};
+  OnLoop([&] { extents.Make(ExtentId(1), host, kExtent); });
+  OnLoop([&] { extents.Make(ExtentId(2), host, kHostMemory - kExtent); });
+  EXPECT_THAT(Made(2), Each(IsOk()));
 }
 
 // Policy counts a dead process' memory as free before the device has it back.

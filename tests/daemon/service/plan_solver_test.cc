@@ -5,8 +5,10 @@
 #include <sys/stat.h>
 
 #include <fstream>
+#include <functional>
 #include <memory>
 #include <string>
+#include <thread>
 #include <vector>
 
 #include "absl/time/clock.h"
@@ -45,7 +47,7 @@ TEST(PlanSolver, WorkerWhoseStartTheLoopNeverHeardOfEndsAtShutdown) {
   ASSERT_THAT(loop, IsOk());
   auto codec = std::make_unique<TaskThread>("codec");
   auto solver = std::make_unique<PlanSolver>(
-      loop->get(), codec.get(), worker,
+      loop->get(), codec.get(), WorkerOptions{.path = worker},
       [](PlanRoundId, absl::StatusOr<plan::NodePlan>, std::vector<KeyedUnit>) {
         FAIL();
       });
@@ -62,6 +64,111 @@ TEST(PlanSolver, WorkerWhoseStartTheLoopNeverHeardOfEndsAtShutdown) {
   loop->reset();
   EXPECT_EQ(kill(pid, 0), -1) << "the worker still runs";
   EXPECT_EQ(errno, ESRCH);
+}
+
+// Workers that write their pids to a file, one per line, and never end.
+class PlanSolverTurns : public ::testing::Test {
+ protected:
+  PlanSolverTurns() {
+    pids_ = directory_.File("pids");
+    const std::string worker = directory_.File("worker");
+    std::ofstream(worker) << "#!/bin/sh\necho $$ >>" << pids_
+                          << "\nexec sleep 60\n";
+    chmod(worker.c_str(), 0700);
+    loop_ = *Loop::Make(&clock_);
+    codec_ = std::make_unique<TaskThread>("codec");
+    solver_ = std::make_unique<PlanSolver>(
+        loop_.get(), codec_.get(), WorkerOptions{.path = worker},
+        [](PlanRoundId, absl::StatusOr<plan::NodePlan>,
+           std::vector<KeyedUnit>) {});
+    loop_->SetTimer([this] { return solver_->NextDeadline(); },
+                    [this] { solver_->Expire(); });
+    thread_ = std::thread([this] { loop_->Run(); });
+  }
+  ~PlanSolverTurns() override {
+    loop_->Stop();
+    thread_.join();
+    codec_.reset();
+    solver_.reset();
+  }
+
+  void Do(std::function<void()> task) {
+    ASSERT_TRUE(loop_->Call(std::move(task), absl::Seconds(5)));
+  }
+  void Solve(uint64_t round, uint32_t uid) {
+    Do([this, round, uid] {
+      SolvePlan question;
+      question.round = PlanRoundId(round);
+      question.who = {uid, ""};
+      question.time_limit = absl::Seconds(60);
+      solver_->Solve(std::move(question));
+    });
+  }
+  std::vector<pid_t> Pids() const {
+    std::vector<pid_t> pids;
+    std::ifstream file(pids_);
+    for (pid_t pid = 0; file >> pid;) pids.push_back(pid);
+    return pids;
+  }
+  // Once so many were started; a moment later there are not more.
+  std::vector<pid_t> Started(size_t count) const {
+    for (int i = 0; i < 500 && Pids().size() < count; ++i) {
+      absl::SleepFor(absl::Milliseconds(10));
+    }
+    absl::SleepFor(absl::Milliseconds(100));
+    return Pids();
+  }
+  // The signal that hurries waits: this worker never takes it.
+  static bool IsHurried(pid_t pid) {
+    std::ifstream file("/proc/" + std::to_string(pid) + "/status");
+    for (std::string line; std::getline(file, line);) {
+      if (!line.starts_with("ShdPnd:")) continue;
+      return (std::stoull(line.substr(7), nullptr, 16) >> (SIGUSR1 - 1) & 1) !=
+             0;
+    }
+    return false;
+  }
+  static bool IsHurriedSoon(pid_t pid) {
+    for (int i = 0; i < 500 && !IsHurried(pid); ++i) {
+      absl::SleepFor(absl::Milliseconds(10));
+    }
+    return IsHurried(pid);
+  }
+
+  testing::TempDir directory_;
+  std::string pids_;
+  MonotonicClock clock_;
+  std::unique_ptr<Loop> loop_;
+  std::unique_ptr<TaskThread> codec_;
+  std::unique_ptr<PlanSolver> solver_;
+  std::thread thread_;
+};
+
+// Wrong once: as many solvers ran as there were questions.
+TEST_F(PlanSolverTurns, OneUsersQuestionsLeaveRoomForAnothers) {
+  for (uint64_t round = 1; round <= 10; ++round) Solve(round, 7);
+  EXPECT_EQ(Started(PlanSolver::kMostOfAUser).size(),
+            static_cast<size_t>(PlanSolver::kMostOfAUser));
+  Solve(11, 8);
+  EXPECT_EQ(Started(PlanSolver::kMostOfAUser + 1).size(),
+            static_cast<size_t>(PlanSolver::kMostOfAUser + 1));
+  for (uint32_t uid = 9; uid <= 12; ++uid) Solve(uid + 100, uid);
+  EXPECT_EQ(Started(PlanSolver::kMostWorkers).size(),
+            static_cast<size_t>(PlanSolver::kMostWorkers));
+  // A round that is given up makes room for the next.
+  Do([this] { solver_->Stop(PlanRoundId(11)); });
+  EXPECT_EQ(Started(PlanSolver::kMostWorkers + 1).size(),
+            static_cast<size_t>(PlanSolver::kMostWorkers + 1));
+}
+
+TEST_F(PlanSolverTurns, WhoeverIsWaitedForIsHurriedAfterItsTurn) {
+  Solve(1, 7);
+  ASSERT_EQ(Started(1).size(), 1u);
+  const pid_t first = Pids()[0];
+  absl::SleepFor(PlanSolver::kTurn + absl::Milliseconds(200));
+  EXPECT_FALSE(IsHurried(first)) << "nobody waits";
+  Do([this] { solver_->Hurry(PlanRoundId(1)); });
+  EXPECT_TRUE(IsHurriedSoon(first));
 }
 
 }  // namespace

@@ -1,0 +1,33 @@
+#include "daemon/core/allowance.h"
+
+#include <algorithm>
+
+#include "proto/base/status.h"
+
+namespace sluice::daemon {
+
+double Allowances::LeftOf(const Bucket& bucket, absl::Time now) const {
+  const double seconds = std::max(0.0, absl::ToDoubleSeconds(now - bucket.at));
+  return std::min(full_, bucket.left + per_second_ * seconds);
+}
+
+bool Allowances::Take(const Principal& who, double cost, absl::Time now) {
+  if (cost <= 0) return true;
+  std::erase_if(buckets_, [&](const auto& each) {
+    return each.first != who && LeftOf(each.second, now) >= full_;
+  });
+  const auto found = buckets_.find(who);
+  const double left =
+      found != buckets_.end() ? LeftOf(found->second, now) : full_;
+  if (left < std::min(cost, full_)) return false;
+  buckets_[who] = {left - cost, now};
+  return true;
+}
+
+void Allowances::CheckInvariants() const {
+  for (const auto& [who, bucket] : buckets_) {
+    SLUICE_CHECK(bucket.left <= full_);
+  }
+}
+
+}  // namespace sluice::daemon

@@ -1,0 +1,43 @@
+// How often each principal may do what costs time: a token bucket each.
+//
+// A bucket that nobody used for a while is full, and forgotten. What costs more
+// than a full bucket holds is allowed by a full one, which then owes the rest.
+//
+// Thread safety: none needed; one thread (see core.h).
+#pragma once
+
+#include <map>
+
+#include "absl/time/time.h"
+#include "daemon/quota/principal.h"
+
+namespace sluice::daemon {
+
+class Allowances {
+ public:
+  struct Bucket {
+    double left = 0;
+    absl::Time at;  // when there was so much left
+    bool operator==(const Bucket&) const = default;
+  };
+  using Saved = std::map<Principal, Bucket>;
+
+  Allowances(double per_second, double full)
+      : per_second_(per_second), full_(full) {}
+
+  // Takes `cost` of `who`, unless there is not enough.
+  bool Take(const Principal& who, double cost, absl::Time now);
+
+  double per_second() const { return per_second_; }
+  const Saved& Save() const { return buckets_; }
+  void Load(const Saved& saved) { buckets_ = saved; }
+  void CheckInvariants() const;
+
+ private:
+  double LeftOf(const Bucket& bucket, absl::Time now) const;
+
+  const double per_second_, full_;
+  Saved buckets_;
+};
+
+}  // namespace sluice::daemon

@@ -1,0 +1,91 @@
+// What administrators set: limits, and whether the node is drained.
+#include <fmt/format.h>
+
+#include <algorithm>
+
+#include "daemon/core/core.h"
+#include "proto/base/status.h"
+#include "proto/base/text.h"
+
+namespace sluice::daemon {
+namespace {
+
+std::string Who(const std::string& who) {
+  return who.empty() ? "an administrator" : Printable(who);
+}
+
+// Sets what is given of the limits of `target`, and returns all of them.
+absl::StatusOr<Limits> Change(Budgets& budgets, const BudgetTarget& target,
+                              std::optional<Bytes> gpu,
+                              std::optional<Bytes> host, SetBy by) {
+  SLUICE_ASSIGN_OR_RETURN(Limits limits, budgets.Get(target));
+  limits.gpu = gpu.value_or(limits.gpu);
+  limits.host = host.value_or(limits.host);
+  SLUICE_RETURN_IF_ERROR(budgets.Set(target, limits, std::move(by)));
+  return limits;
+}
+
+}  // namespace
+
+absl::StatusOr<Limits> Core::SetBudget(const BudgetTarget& target,
+                                       std::optional<Bytes> gpu,
+                                       std::optional<Bytes> host,
+                                       absl::Time now, const std::string& who) {
+  SLUICE_ASSIGN_OR_RETURN(
+      const Limits limits,
+      Change(ledger_.budgets(), target, gpu, host, {true, who, now}));
+  const auto text = [](Bytes limit) {
+    return limit == Limits::kUnlimited ? "unlimited" : FormatBytes(limit);
+  };
+  Log(now, EventKind::kBudget,
+      fmt::format("{}: GPU {}, host {}, set by {}",
+                  target.job.empty() ? fmt::format("user {}", *target.uid)
+                                     : "job " + target.job,
+                  text(limits.gpu), text(limits.host), Who(who)),
+      {});
+  return limits;
+}
+
+absl::StatusOr<Policy> Core::PolicyWith(const BudgetTarget& target,
+                                        std::optional<Bytes> gpu,
+                                        std::optional<Bytes> host,
+                                        absl::Time now,
+                                        const std::string& who) const {
+  Budgets tried = ledger_.budgets();
+  SLUICE_RETURN_IF_ERROR(
+      Change(tried, target, gpu, host, {true, who, now}).status());
+  return Policy{tried.Live(), drain_};
+}
+
+void Core::SetDrain(std::optional<Drain> drain, absl::Time now) {
+  const bool was = drain_.has_value();
+  drain_ = std::move(drain);
+  if (!drain_ && !was) return;
+  Log(now, EventKind::kDrain,
+      drain_ ? std::string(CheckDrain().message())
+             : "the node is not drained any more",
+      {});
+}
+
+void Core::SetPolicy(const Policy& policy, absl::Time now) {
+  SLUICE_CHECK(sessions_.empty());
+  ledger_.budgets().SetLive(policy.limits);
+  SetDrain(policy.drain, now);
+}
+
+absl::Status Core::CheckDrain() const {
+  if (!drain_) return absl::OkStatus();
+  return absl::FailedPreconditionError(fmt::format(
+      "the node is drained by {}{}: nothing new is granted until an "
+      "administrator runs sluicectl undrain",
+      Who(drain_->who),
+      drain_->reason.empty() ? "" : " (" + Printable(drain_->reason) + ")"));
+}
+
+int Core::ranks() const {
+  return static_cast<int>(
+      std::count_if(sessions_.begin(), sessions_.end(),
+                    [](const auto& each) { return each.second.is_rank(); }));
+}
+
+}  // namespace sluice::daemon

@@ -1,0 +1,35 @@
+// Admission of guaranteed copy bandwidth: a demand test per link and direction.
+//
+// A link promises at most kPromised of what it carries, so that ranks without
+// a guarantee never stop; and at most kPromisedEach of it to one principal, so
+// that nobody reserves a link before the others come. A guarantee is both
+// directions' and all GPUs' behind one link share it. It is given whole or not
+// at all: a rank that would get less than it asked should know, and run by its
+// fair share.
+//
+// Thread safety: pure functions.
+#pragma once
+
+#include "absl/status/status.h"
+#include "daemon/core/types.h"
+
+namespace sluice::daemon {
+
+// Of a link's speed, in each direction.
+inline constexpr double kPromised = 0.9;
+inline constexpr double kPromisedEach = 0.5;
+
+// Bytes per second that are promised on a link already.
+struct Promised {
+  double all = 0;
+  double to_principal = 0;  // the part of the one that asks
+  bool operator==(const Promised&) const = default;
+};
+
+// Ok: `asked` bytes per second each way fit beside what is promised.
+// FailedPrecondition: the link's speed is not known or not throttled, so there
+// is nothing to promise a part of. ResourceExhausted: asked, promised, limit.
+absl::Status AdmitGuarantee(const LinkSpeed& link, double asked,
+                            const Promised& promised);
+
+}  // namespace sluice::daemon

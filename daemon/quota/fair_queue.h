@@ -1,0 +1,126 @@
+// What waits for one thing to serve it, fair to users by the time that each
+// took of it: neither many nor long entries of one user hold up another's.
+//
+// Start-time fair queueing. Each user has a virtual time, what the user's
+// entries took so far; who has the least is next, and among equals who was
+// served longest ago. Who comes back after a pause starts at the least that is
+// being served, so nobody saves time up. An entry waits for at most one of each
+// other user. Once nobody waits all are level again.
+//
+// `Key` says who is counted (Principal), `Entry` what waits.
+//
+// Thread safety: none needed; pure.
+#pragma once
+
+#include <algorithm>
+#include <cstddef>
+#include <cstdint>
+#include <deque>
+#include <map>
+#include <optional>
+#include <tuple>
+#include <utility>
+#include <vector>
+
+#include "absl/time/time.h"
+
+namespace sluice::daemon {
+
+template <typename Key, typename Entry>
+class FairQueue {
+ public:
+  void Push(const Key& who, Entry entry) {
+    User& user = users_[who];
+    if (user.entries.empty()) user.spent = std::max(user.spent, least_);
+    user.entries.push_back(std::move(entry));
+    ++waiting_;
+  }
+
+  // The next entry of those users whom `may` allows; nullopt: there is none.
+  template <typename May>
+  std::optional<std::pair<Key, Entry>> Pop(May may) {
+    auto next = users_.end();
+    for (auto each = users_.begin(); each != users_.end(); ++each) {
+      if (each->second.entries.empty() || !may(each->first)) continue;
+      if (next == users_.end() || each->second.before(next->second)) {
+        next = each;
+      }
+    }
+    if (next == users_.end()) return std::nullopt;
+    User& user = next->second;
+    std::pair<Key, Entry> popped(next->first, std::move(user.entries.front()));
+    user.entries.pop_front();
+    user.turn = ++turns_;
+    --waiting_;
+    least_ = std::max(least_, user.spent);
+    return popped;
+  }
+  std::optional<std::pair<Key, Entry>> Pop() {
+    return Pop([](const Key&) { return true; });
+  }
+
+  // An entry of `who` that was popped took so long.
+  void Spent(const Key& who, absl::Duration time) {
+    User& user = users_[who];
+    user.spent =
+        std::max(user.spent, least_) + std::max(time, absl::ZeroDuration());
+    Forget();
+  }
+
+  // The entries that `gone` tells are taken out.
+  template <typename Gone>
+  std::vector<Entry> Remove(Gone gone) {
+    std::vector<Entry> removed;
+    for (auto& [who, user] : users_) {
+      for (size_t left = user.entries.size(); left > 0; --left) {
+        Entry entry = std::move(user.entries.front());
+        user.entries.pop_front();
+        if (gone(entry)) {
+          removed.push_back(std::move(entry));
+        } else {
+          user.entries.push_back(std::move(entry));
+        }
+      }
+    }
+    waiting_ -= removed.size();
+    Forget();
+    return removed;
+  }
+
+  bool empty() const { return waiting_ == 0; }
+  size_t waiting() const { return waiting_; }
+  size_t waiting(const Key& who) const {
+    const auto user = users_.find(who);
+    return user != users_.end() ? user->second.entries.size() : 0;
+  }
+  // Users it remembers: those who wait, and who took more than others.
+  size_t users() const { return users_.size(); }
+
+ private:
+  struct User {
+    absl::Duration spent;  // virtual
+    uint64_t turn = 0;     // the last one; 0: none yet
+    std::deque<Entry> entries;
+    bool before(const User& other) const {
+      return std::tie(spent, turn) < std::tie(other.spent, other.turn);
+    }
+  };
+
+  void Forget() {
+    if (waiting_ == 0) {
+      users_.clear();
+      least_ = absl::ZeroDuration();
+      return;
+    }
+    std::erase_if(users_, [this](const auto& each) {
+      return each.second.entries.empty() && each.second.spent <= least_;
+    });
+  }
+
+  std::map<Key, User> users_;
+  size_t waiting_ = 0;
+  uint64_t turns_ = 0;
+  absl::Duration least_;  // virtual time of who was served last, by then
+};
+
+}  // namespace sluice::daemon

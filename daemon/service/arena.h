@@ -1,0 +1,82 @@
+// Host memory that is made before anybody asks for it.
+//
+// Making pinned memory takes seconds on a GPU node, and a cold lease of 1 GiB
+// is 16 extents' system calls even on `sim`. A thread per NUMA node, on that
+// node's cores, makes extents of the standard size ahead, until `ready` bytes
+// are there; a lease takes them at once and the thread makes the next. Until
+// it has caught up, a lease is made as it would be without: slower, not
+// refused.
+//
+// What is ready is nobody's: it was never handed out, and to policy the memory
+// is free. Where the device has no room for something else, what is ready is
+// given back first, and made again once memory was released.
+//
+// Thread safety: all methods from any thread.
+#pragma once
+
+#include <map>
+#include <memory>
+#include <optional>
+#include <vector>
+
+#include "daemon/core/types.h"
+#include "daemon/service/task_thread.h"
+#include "kernels/device/driver.h"
+#include "proto/base/mutex.h"
+#include "proto/base/unique_fd.h"
+
+namespace sluice::daemon {
+
+// Memory of this process, and the descriptor that is sent of it.
+struct ExportedMemory {
+  device::Memory memory;
+  std::shared_ptr<const UniqueFd> fd;
+};
+// Released if it cannot be exported.
+absl::StatusOr<ExportedMemory> ExportMemory(device::Driver& driver,
+                                            device::Memory memory);
+// A failure is logged: there is nobody to tell.
+void ReleaseMemory(device::Driver& driver, ExportedMemory memory);
+
+class Arena {
+ public:
+  struct Options {
+    std::vector<NumaIndex> nodes;
+    Bytes ready;   // of each node, at most; 0: nothing is made ahead
+    Bytes extent;  // the size of one
+  };
+
+  // `driver` outlives it.
+  Arena(device::Driver* driver, const Options& options);
+  // Releases what is ready; waits for at most one call of the device a node.
+  ~Arena();
+
+  // One of the standard size; nullopt: none is ready, or another size.
+  std::optional<ExportedMemory> Take(PoolId pool, Bytes size);
+  // Releases all that is ready of `pool` and makes no more until Refill; was
+  // there any?
+  bool MakeRoom(PoolId pool);
+  // Memory was released: there may be room again.
+  void Refill();
+
+  Bytes ready(NumaIndex numa) const;
+
+ private:
+  struct Node {
+    std::vector<ExportedMemory> ready;
+    bool full = false;     // the device had no room
+    bool filling = false;  // a task is under way
+    std::unique_ptr<TaskThread> thread;
+  };
+  bool Wants(const Node& node) const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  void Fill(uint64_t numa, Node& node) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  // On the node's thread: makes one, and the next.
+  void MakeOne(uint64_t numa);
+
+  device::Driver* const driver_;
+  const Options options_;
+  mutable Mutex mutex_;
+  std::map<uint64_t, Node> nodes_ ABSL_GUARDED_BY(mutex_);
+};
+
+}  // namespace sluice::daemon

@@ -1,0 +1,51 @@
+// Which GPUs a process may use: those whose device node it can open.
+//
+// The kernel decides who may open /dev/nvidia0 (its mode, a container's device
+// list), and no file says what it would decide for another process: a cgroup's
+// list is a BPF program. So a rank opens the nodes itself and shows the
+// descriptors with its Hello; what a descriptor is of, the kernel tells: the
+// device's number, or on a simulated node the file itself. One that was opened
+// for its path only, or not for writing, shows nothing.
+//
+// Thread safety: const after Make. Nothing here blocks, whatever file system
+// a descriptor is of.
+#pragma once
+
+#include <cstdint>
+#include <set>
+#include <span>
+#include <string>
+#include <tuple>
+#include <vector>
+
+#include "absl/status/status.h"
+#include "absl/status/statusor.h"
+#include "proto/base/ids.h"
+#include "proto/base/unique_fd.h"
+
+namespace sluice::daemon {
+
+class GpuAccess {
+ public:
+  using Gpus = std::set<uint64_t>;  // indices
+
+  GpuAccess() = default;  // everybody may use all
+  // `nodes[i]` is the path of GPU i's node; empty: it is not known, so nobody
+  // can show it. NotFound: there is no such file.
+  static absl::StatusOr<GpuAccess> Make(std::vector<std::string> nodes);
+
+  // Whose nodes are among `shown`.
+  Gpus Shown(std::span<const UniqueFd> shown) const;
+  // PermissionDenied in one line: GPU `gpu` is not among those.
+  absl::Status May(const Gpus& shown, uint64_t gpu) const;
+
+ private:
+  // Of a device its number, of a file where it is.
+  using Identity = std::tuple<bool, uint64_t, uint64_t>;
+  static absl::StatusOr<Identity> IdentityOf(int fd);
+
+  std::vector<std::string> nodes_;
+  std::vector<Identity> identities_;
+};
+
+}  // namespace sluice::daemon

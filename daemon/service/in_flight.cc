@@ -1,0 +1,96 @@
+#include "daemon/service/in_flight.h"
+
+#include <linux/sockios.h>
+#include <sys/ioctl.h>
+
+#include <algorithm>
+
+#include "proto/base/status.h"
+
+namespace sluice::daemon {
+
+int InFlight::most() const {
+  return static_cast<int>(std::clamp<int64_t>(
+      quotas_->share(Resource::kInFlight).each, 1, kMostOfASession));
+}
+
+bool InFlight::Received(int fd, Socket& socket) {
+  int unread = 0;
+  if (ioctl(fd, SIOCOUTQ, &unread) == 0 && unread > 0) return false;
+  quotas_->GiveBack(socket.who, Resource::kInFlight, socket.count);
+  socket.count = 0;
+  return true;
+}
+
+InFlight::Room InFlight::Take(int socket, const Principal& who, int count,
+                              absl::Time now) {
+  if (count == 0) return Room::kYes;
+  Socket& of = sockets_.try_emplace(socket, Socket{.who = who}).first->second;
+  if (of.count > 0) Received(socket, of);
+  if (of.count + count > most() && of.count > 0) return Room::kUnread;
+  absl::Status may = quotas_->May(who, Resource::kInFlight, count);
+  if (!may.ok() && swept_ + kAgain <= now) {
+    Look(now);
+    may = quotas_->May(who, Resource::kInFlight, count);
+  }
+  if (!may.ok() && quotas_->used(who, Resource::kInFlight) > 0) {
+    return Room::kOthers;
+  }
+  quotas_->Charge(who, Resource::kInFlight, count);
+  of.count += count;
+  return Room::kYes;
+}
+
+void InFlight::Undo(int socket, int count) {
+  if (count == 0) return;
+  Socket& of = sockets_.at(socket);
+  SLUICE_CHECK(of.count >= count);
+  of.count -= count;
+  quotas_->GiveBack(of.who, Resource::kInFlight, count);
+}
+
+UniqueFd InFlight::End(UniqueFd socket) {
+  const auto found = sockets_.find(socket.get());
+  if (found == sockets_.end()) return socket;
+  if (Received(found->first, found->second)) {
+    sockets_.erase(found);
+    return socket;
+  }
+  found->second.ended = std::move(socket);
+  quotas_->Charge(found->second.who, Resource::kSessions);
+  ++ended_;
+  return UniqueFd();
+}
+
+absl::Time InFlight::deadline() const {
+  return ended_ > 0 ? swept_ + kAgain : absl::InfiniteFuture();
+}
+
+void InFlight::Look(absl::Time now) {
+  swept_ = now;
+  for (auto& [fd, socket] : sockets_) {
+    if (socket.count > 0) Received(fd, socket);
+  }
+}
+
+std::vector<UniqueFd> InFlight::Sweep(absl::Time now) {
+  std::vector<UniqueFd> done;
+  if (now < swept_ + kAgain) return done;
+  Look(now);
+  for (auto at = sockets_.begin(); at != sockets_.end();) {
+    Socket& socket = at->second;
+    if (socket.count > 0) {
+      ++at;
+      continue;
+    }
+    if (socket.ended) {
+      --ended_;
+      quotas_->GiveBack(socket.who, Resource::kSessions);
+      done.push_back(std::move(socket.ended));
+    }
+    at = sockets_.erase(at);
+  }
+  return done;
+}
+
+}  // namespace sluice::daemon

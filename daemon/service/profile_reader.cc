@@ -1,0 +1,206 @@
+#include "daemon/service/profile_reader.h"
+
+#include <fmt/format.h>
+#include <sys/stat.h>
+#include <time.h>
+
+#include <algorithm>
+#include <cerrno>
+#include <string>
+#include <string_view>
+#include <utility>
+
+#include "proto/base/mutex.h"
+#include "proto/base/status.h"
+#include "proto/plan/codec.h"
+#include "proto/plan/units.h"
+#include "proto/wire.h"
+
+namespace sluice::daemon {
+namespace {
+
+absl::Duration ThreadTime() {
+  timespec time = {};
+  clock_gettime(CLOCK_THREAD_CPUTIME_ID, &time);
+  return absl::DurationFromTimespec(time);
+}
+
+// What it holds of the daemon's memory.
+Bytes SizeOf(const plan::RankProfile& profile) {
+  size_t bytes = sizeof(profile);
+  for (const plan::SegmentKind& segment : profile.segments) {
+    bytes += sizeof(segment) + segment.name.capacity() +
+             segment.trace.buffers.capacity() * sizeof(plan::Buffer);
+  }
+  for (const plan::SkeletalClass& each : profile.classes) {
+    bytes += sizeof(each) + each.name.capacity() + each.why.capacity();
+  }
+  return Bytes(static_cast<int64_t>(bytes));
+}
+
+// At least as many as there are JSON values: each but the first follows one of
+// these, and a few stand in texts.
+size_t CountValues(std::string_view bytes) {
+  return static_cast<size_t>(std::count_if(
+      bytes.begin(), bytes.end(),
+      [](char c) { return c == ',' || c == ':' || c == '[' || c == '{'; }));
+}
+
+absl::StatusOr<ProfileWithHash> Decode(const UniqueFd& memfd,
+                                       size_t most_values) {
+  SLUICE_ASSIGN_OR_RETURN(const std::string bytes, wire::FromMemfd(memfd));
+  if (CountValues(bytes) > most_values) {
+    return absl::InvalidArgumentError(fmt::format(
+        "a profile of {} bytes with more than {} values (a buffer has five): "
+        "record fewer segments",
+        bytes.size(), most_values));
+  }
+  SLUICE_ASSIGN_OR_RETURN(plan::RankProfile profile,
+                          plan::DecodeRankProfile(bytes));
+  ProfileWithHash read{nullptr, plan::HashProfiles({profile}), {}};
+  for (const plan::SegmentKind& kind : profile.segments) {
+    read.units.push_back(plan::UnitKey(kind.trace));
+  }
+  read.profile = std::make_shared<const plan::RankProfile>(std::move(profile));
+  return read;
+}
+
+}  // namespace
+
+// Counts decoded profiles for as long as anybody holds them. Thread-safe.
+class ProfileReader::Kept : public std::enable_shared_from_this<Kept> {
+ public:
+  // ResourceExhausted: the user would have more than `most`.
+  absl::Status Keep(const Principal& who, Bytes most,
+                    std::shared_ptr<const plan::RankProfile>& profile) {
+    const Bytes size = SizeOf(*profile);
+    {
+      const MutexLock lock(mutex_);
+      Bytes& held = held_[who];
+      if (held + size > most) {
+        return absl::ResourceExhaustedError(fmt::format(
+            "a profile of {} bytes, decoded: {} has {} bytes of profiles "
+            "whose plans are not made yet, and the limit is {}; submit smaller "
+            "ones (fewer segments), or fewer jobs at a time",
+            size.count(), Name(who), held.count(), most.count()));
+      }
+      held += size;
+    }
+    const plan::RankProfile* raw = profile.get();
+    profile = std::shared_ptr<const plan::RankProfile>(
+        raw, [kept = shared_from_this(), owner = std::move(profile), who,
+              size](const plan::RankProfile*) mutable {
+          owner.reset();
+          kept->Drop(who, size);
+        });
+    return absl::OkStatus();
+  }
+
+ private:
+  void Drop(const Principal& who, Bytes size) {
+    const MutexLock lock(mutex_);
+    const auto held = held_.find(who);
+    held->second -= size;
+    if (held->second == Bytes(0)) held_.erase(held);
+  }
+
+  Mutex mutex_;
+  std::map<Principal, Bytes> held_ ABSL_GUARDED_BY(mutex_);
+};
+
+ProfileReader::ProfileReader(Loop* loop, TaskThread* codec, Done done,
+                             ProfileLimits limits)
+    : loop_(loop),
+      codec_(codec),
+      done_(std::move(done)),
+      limits_(limits),
+      kept_(std::make_shared<Kept>()) {}
+
+absl::Status ProfileReader::Read(SessionId session, RequestId request,
+                                 const Principal& who,
+                                 std::shared_ptr<UniqueFd> memfd) {
+  SLUICE_RETURN_IF_ERROR(Admit(session, who, *memfd));
+  ++by_session_[session];
+  queue_.Push(who, {session, request, std::move(memfd)});
+  Start();
+  return absl::OkStatus();
+}
+
+absl::Status ProfileReader::Admit(SessionId session, const Principal& who,
+                                  const UniqueFd& memfd) const {
+  struct stat info;
+  if (fstat(memfd.get(), &info) != 0) return ErrnoStatus(errno, "fstat");
+  if (info.st_size > limits_.encoded.count()) {
+    return absl::InvalidArgumentError(fmt::format(
+        "a profile of {} bytes, and the limit is {}: record fewer segments",
+        info.st_size, limits_.encoded.count()));
+  }
+  const auto full = [](const std::string& whose, size_t waiting, size_t most) {
+    return absl::ResourceExhaustedError(fmt::format(
+        "{} profiles of {} wait to be read, and the limit is {}: wait for "
+        "their answers, then submit again",
+        waiting, whose, most));
+  };
+  const auto of_session = by_session_.find(session);
+  if (of_session != by_session_.end() &&
+      of_session->second >= limits_.per_session) {
+    return full("this session", of_session->second, limits_.per_session);
+  }
+  if (queue_.waiting(who) >= limits_.per_user) {
+    return full(Name(who), queue_.waiting(who), limits_.per_user);
+  }
+  if (queue_.waiting() >= limits_.all) {
+    return full("all users", queue_.waiting(), limits_.all);
+  }
+  return absl::OkStatus();
+}
+
+// One at a time: the next is chosen when the last is done, and what else the
+// codec thread has to do comes between.
+void ProfileReader::Start() {
+  if (busy_) return;
+  auto next = queue_.Pop();
+  if (!next) return;
+  busy_ = true;
+  reading_ = next->second.session;
+  codec_->Run([this, who = next->first, entry = std::move(next->second)] {
+    const absl::Duration before = ThreadTime();
+    auto read = Decode(*entry.memfd, limits_.values);
+    entry.memfd->Reset();
+    const absl::Duration time = ThreadTime() - before;
+    loop_->Post([this, who, session = entry.session, request = entry.request,
+                 time, read = std::move(read)]() mutable {
+      Finish(who, session, request, time, std::move(read));
+    });
+  });
+}
+
+void ProfileReader::Finish(const Principal& who, SessionId session,
+                           RequestId request, absl::Duration time,
+                           absl::StatusOr<ProfileWithHash> read) {
+  busy_ = false;
+  queue_.Spent(who, time);
+  const bool forgotten = std::exchange(reading_, SessionId()) != session;
+  Start();
+  if (forgotten) return;
+  Leave(session);
+  if (read.ok()) {
+    const absl::Status kept = kept_->Keep(who, limits_.decoded, read->profile);
+    if (!kept.ok()) read = kept;
+  }
+  done_(session, request, std::move(read));
+}
+
+void ProfileReader::Leave(SessionId session) {
+  const auto found = by_session_.find(session);
+  if (--found->second == 0) by_session_.erase(found);
+}
+
+void ProfileReader::Forget(SessionId session) {
+  if (by_session_.erase(session) == 0) return;
+  if (reading_ == session) reading_ = SessionId();
+  queue_.Remove(
+      [session](const Entry& each) { return each.session == session; });
+}
+
+}  // namespace sluice::daemon

@@ -1,0 +1,85 @@
+// Profiles on their way from a client to policy: bounded, and fair to users.
+//
+// A profile is a stranger's file. What one may have here is limited before
+// anything of it is read (bytes, number per session and per user), while it is
+// decoded (values, so that a short text cannot become a large object), and as
+// long as policy keeps it (decoded bytes per user). They are decoded one at a
+// time on the codec thread, whose seconds are shared by FairQueue; the thread's
+// other work gets its turn between two profiles. A profile goes with its
+// session, its descriptor at once.
+//
+// Thread safety: loop's thread only. A profile may be dropped on any thread.
+#pragma once
+
+#include <functional>
+#include <map>
+#include <memory>
+
+#include "absl/status/status.h"
+#include "absl/status/statusor.h"
+#include "daemon/core/plans.h"
+#include "daemon/core/types.h"
+#include "daemon/quota/fair_queue.h"
+#include "daemon/service/loop.h"
+#include "daemon/service/task_thread.h"
+#include "proto/base/unique_fd.h"
+#include "proto/base/units.h"
+
+namespace sluice::daemon {
+
+struct ProfileLimits {
+  Bytes encoded = MiB(4);   // one profile
+  size_t values = 1 << 19;  // JSON values of one: five per buffer
+  size_t per_session = 4;   // that wait to be read
+  size_t per_user = 256;    // that wait to be read
+  size_t all = 1024;        // that wait to be read
+  Bytes decoded = MiB(8);   // of one user, until their plan is made
+};
+
+class ProfileReader {
+ public:
+  using Done = std::function<void(SessionId, RequestId,
+                                  absl::StatusOr<ProfileWithHash>)>;
+
+  // `loop` outlives the reader, `codec` ends before it (its tasks use the
+  // reader); `done` runs on the loop's thread.
+  ProfileReader(Loop* loop, TaskThread* codec, Done done,
+                ProfileLimits limits = {});
+
+  // `memfd` is sealed (wire::CheckMemfd). `done` follows, unless it is refused:
+  // ResourceExhausted or InvalidArgument with limit and remedy.
+  absl::Status Read(SessionId session, RequestId request, const Principal& who,
+                    std::shared_ptr<UniqueFd> memfd);
+  // Its profiles are not read any more, their descriptors are closed; `done`
+  // does not follow.
+  void Forget(SessionId session);
+
+  size_t waiting() const { return queue_.waiting(); }
+
+ private:
+  struct Entry {
+    SessionId session;
+    RequestId request;
+    std::shared_ptr<UniqueFd> memfd;
+  };
+  class Kept;
+
+  absl::Status Admit(SessionId session, const Principal& who,
+                     const UniqueFd& memfd) const;
+  void Start();
+  void Finish(const Principal& who, SessionId session, RequestId request,
+              absl::Duration time, absl::StatusOr<ProfileWithHash> read);
+  void Leave(SessionId session);
+
+  Loop* loop_;
+  TaskThread* codec_;
+  const Done done_;
+  const ProfileLimits limits_;
+  FairQueue<Principal, Entry> queue_;
+  std::map<SessionId, size_t> by_session_;  // waiting or being read
+  SessionId reading_;                       // 0: none, or it was forgotten
+  bool busy_ = false;
+  const std::shared_ptr<Kept> kept_;
+};
+
+}  // namespace sluice::daemon

@@ -1,0 +1,113 @@
+// What administrators do, on threads of theirs.
+//
+// What is to be kept is kept before it holds, as a log is written before its
+// table is touched; the file is written by the administrator's thread, so that
+// the loop never waits for a disk.
+#include <fmt/format.h>
+
+#include "daemon/service/service.h"
+#include "proto/base/status.h"
+#include "proto/base/text.h"
+
+namespace sluice::daemon {
+namespace {
+
+constexpr absl::Duration kCallTimeout = absl::Seconds(1);
+
+}  // namespace
+
+absl::Status Service::OnLoop(std::function<void()> task) {
+  if (loop_->Call(std::move(task), kCallTimeout)) return absl::OkStatus();
+  return absl::UnavailableError("sluiced does not answer: it is stopping");
+}
+
+absl::Status Service::Answers() {
+  return OnLoop([] {});
+}
+
+absl::Status Service::Keep(const Policy& policy) {
+  if (!options_.keep_policy) return absl::OkStatus();
+  const absl::Status kept = options_.keep_policy(policy);
+  return kept.ok() ? kept : Annotate(kept, "nothing was changed");
+}
+
+absl::StatusOr<Limits> Service::SetBudget(const BudgetTarget& target,
+                                          std::optional<Bytes> gpu,
+                                          std::optional<Bytes> host,
+                                          const std::string& who) {
+  if (target.cgroup != options_.peers.cgroups.Of(target.cgroup)) {
+    return absl::InvalidArgumentError(fmt::format(
+        "cgroup '{}' counts as no user of its own: only those one level below "
+        "the prefixes of cgroups in [quota] do",
+        Printable(target.cgroup)));
+  }
+  const MutexLock lock(policy_mutex_);
+  const auto before = std::make_shared<Policy>();
+  const auto after = std::make_shared<absl::StatusOr<Policy>>();
+  SLUICE_RETURN_IF_ERROR(OnLoop([=, this] {
+    *before = core_.policy();
+    *after = core_.PolicyWith(target, gpu, host, loop_->now(), who);
+  }));
+  SLUICE_RETURN_IF_ERROR(after->status());
+  SLUICE_RETURN_IF_ERROR(Keep(**after));
+  const auto result = std::make_shared<absl::StatusOr<Limits>>();
+  SLUICE_RETURN_IF_ERROR(OnLoop([=, this] {
+    *result = core_.SetBudget(target, gpu, host, loop_->now(), who);
+    WriteNewEvents();
+  }));
+  // More came to be in use while it was written.
+  if (!result->ok()) SLUICE_RETURN_IF_ERROR(Keep(*before));
+  return *result;
+}
+
+absl::StatusOr<int> Service::Drain(const std::string& who,
+                                   const std::string& reason) {
+  const MutexLock lock(policy_mutex_);
+  const auto policy = std::make_shared<Policy>();
+  SLUICE_RETURN_IF_ERROR(OnLoop([=, this] {
+    *policy = core_.policy();
+    policy->drain = daemon::Drain{who, reason, loop_->now()};
+  }));
+  SLUICE_RETURN_IF_ERROR(Keep(*policy));
+  const auto ranks = std::make_shared<int>(0);
+  SLUICE_RETURN_IF_ERROR(OnLoop([=, this] {
+    core_.SetDrain(policy->drain, loop_->now());
+    *ranks = core_.ranks();
+    WriteNewEvents();
+  }));
+  return *ranks;
+}
+
+absl::Status Service::Undrain() {
+  const MutexLock lock(policy_mutex_);
+  const auto policy = std::make_shared<Policy>();
+  SLUICE_RETURN_IF_ERROR(OnLoop([=, this] { *policy = core_.policy(); }));
+  if (!policy->drain) {
+    return absl::FailedPreconditionError("the node is not drained");
+  }
+  policy->drain.reset();
+  SLUICE_RETURN_IF_ERROR(Keep(*policy));
+  return OnLoop([this] {
+    core_.SetDrain(std::nullopt, loop_->now());
+    WriteNewEvents();
+  });
+}
+
+absl::StatusOr<int> Service::Evict(const std::string& job,
+                                   std::optional<uint32_t> uid, bool kill,
+                                   const std::string& reason) {
+  auto sessions = std::make_shared<int>(0);
+  SLUICE_RETURN_IF_ERROR(OnLoop([=, this] {
+    ReadCopies();
+    Core::Evicted evicted = core_.Evict(job, uid, kill, reason, loop_->now());
+    *sessions = evicted.sessions;
+    Execute(std::move(evicted.effects));
+  }));
+  if (*sessions == 0) {
+    return absl::NotFoundError(fmt::format(
+        "no session of a job '{}' to evict: sluicectl jobs lists them", job));
+  }
+  return *sessions;
+}
+
+}  // namespace sluice::daemon

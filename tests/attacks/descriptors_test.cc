@@ -1,0 +1,48 @@
+// A daemon that may open little, or that the kernel lets have little on its
+// way: nobody who is honest is ended.
+#include <sys/stat.h>
+#include <unistd.h>
+
+#include "gmock/gmock.h"
+#include "gtest/gtest.h"
+#include "proto/base/status.h"
+#include "tests/attacks/attackers.h"
+#include "tests/attacks/scene.h"
+#include "tests/support/status_matchers.h"
+
+namespace sluice::testing {
+namespace {
+
+// Wrong once: "file descriptors did not all arrive", and the session was over.
+TEST(Descriptors, ThatRunOutEndNoSession) {
+  RunningDaemon daemon("", {.open_files = 128});
+  SLUICE_ASSERT_OK_AND_ASSIGN(RawClient client,
+                              RawClient::Connect(daemon.socket()));
+  ASSERT_THAT(client.Hello("honest"), IsOk());
+  absl::Status full;
+  for (int i = 0; full.ok() && i < 200; ++i) {
+    full = client.Lease(wire::Lease::GPU, KiB(64)).status();
+  }
+  ASSERT_THAT(full, ::testing::Not(IsOk()));
+  SLUICE_ASSERT_OK_AND_ASSIGN(const UniqueFd profile,
+                              wire::ToMemfd("profile", "no profile"));
+  wire::Request submit;
+  submit.mutable_submit_profile();
+  // Not a profile, or not received: an answer either way.
+  const auto answer = client.Call(submit, {profile.get()});
+  ASSERT_FALSE(answer.ok());
+  EXPECT_FALSE(absl::IsUnavailable(answer.status())) << answer.status();
+  EXPECT_THAT(client.Free(1), IsOk());
+}
+
+// Wrong once: a daemon without CAP_SYS_RESOURCE got ETOOMANYREFS for
+// everybody, and a rank that read all it got "has read nothing for 5 s".
+TEST(Descriptors, UnreadOnesOfAnotherUserEndNobody) {
+  if (geteuid() != 0) GTEST_SKIP() << "only root can start other users";
+  Scene scene("", {.open_files = 1024, .user = 61235});
+  scene.Attack([&] { NeverRead(scene.socket(), 25, 60); });
+  ExpectUnharmed(scene.Suffer("unread descriptors, plain daemon"));
+}
+
+}  // namespace
+}  // namespace sluice::testing

@@ -1,0 +1,113 @@
+// Another user at the daemon's edge: descriptors that do not close, profiles,
+// repeated requests, a log that nobody reads, HTTP. See scene.h.
+#include <fcntl.h>
+#include <fmt/format.h>
+#include <unistd.h>
+
+#include <string>
+#include <vector>
+
+#include "gtest/gtest.h"
+#include "tests/attacks/attackers.h"
+#include "tests/attacks/edge_attackers.h"
+#include "tests/attacks/scene.h"
+
+namespace sluice::testing {
+namespace {
+
+class Edge : public ::testing::Test {
+ protected:
+  void SetUp() override {
+    if (geteuid() != 0) GTEST_SKIP() << "only root can start another user";
+  }
+
+  void Profiles(const std::string& name, int sessions,
+                const std::string& profile) {
+    scene_.Attack([&] { SubmitProfiles(scene_.socket(), sessions, profile); });
+    ExpectUnharmed(scene_.Suffer(name));
+  }
+  void Http(const std::string& name, const std::string& begin,
+            const std::string& piece) {
+    const std::string address = scene_.daemon().ReadyField("http");
+    for (int i = 0; i < Count(1, 4); ++i) {
+      scene_.Attack([&] { SendHttp(address, begin, piece); });
+    }
+    ExpectUnharmed(scene_.Suffer(name));
+  }
+
+  Scene scene_;
+};
+
+// Wrong once: one of them held the daemon up for 9.7 s.
+TEST_F(Edge, LingeringDescriptors) {
+  scene_.Attack([&] { SendLingering(scene_.socket()); });
+  ExpectUnharmed(scene_.Suffer("lingering descriptors"));
+}
+
+// Wrong once, the next four: 20,015 were queued, 1 GB taken, an answer 14 s
+// late.
+TEST_F(Edge, ManyProfiles) {
+  Profiles("profiles: many", Count(8, 64), SmallProfile());
+}
+
+TEST_F(Edge, HugeProfiles) {
+  Profiles("profiles: huge", Count(2, 16), LongProfile());
+}
+
+TEST_F(Edge, ProfilesThatWouldBeHuge) {
+  Profiles("profiles: bombs", Count(2, 16), BombProfile());
+}
+
+TEST_F(Edge, HardProfiles) {
+  Profiles("profiles: hard", Count(2, 8), HardProfile());
+}
+
+TEST_F(Edge, RepeatedRequests) {
+  scene_.Attack([&] { Repeat(scene_.socket(), Count(20, 100)); });
+  ExpectUnharmed(scene_.Suffer("repeated requests"));
+}
+
+// Wrong once: a write to a full pipe held the daemon up for ever.
+TEST_F(Edge, AStalledStandardError) {
+  const std::string path =
+      fmt::format("/proc/{}/fd/2", scene_.daemon().process().pid());
+  const UniqueFd error(open(path.c_str(), O_WRONLY | O_NONBLOCK | O_CLOEXEC));
+  ASSERT_TRUE(error);
+  const std::string much(4096, '\n');
+  while (write(error.get(), much.data(), much.size()) > 0) {
+  }
+  scene_.Attack([&] { SendNoise(scene_.socket()); });
+  ExpectUnharmed(scene_.Suffer("stalled stderr"));
+}
+
+TEST_F(Edge, HttpLinesWithoutAnEnd) { Http("http: line", "GET /", "x"); }
+
+TEST_F(Edge, HttpHeadersWithoutAnEnd) {
+  Http("http: header", "GET /metrics HTTP/1.1\r\nHost: h\r\nX: ", "x");
+}
+
+TEST_F(Edge, ManyHttpHeaders) {
+  Http("http: many", "GET /metrics HTTP/1.1\r\nHost: h\r\n", "A: b\r\n");
+}
+
+TEST_F(Edge, ChunkedHttpBodies) {
+  Http("http: chunked",
+       "POST /metrics HTTP/1.1\r\nHost: h\r\nTransfer-Encoding: "
+       "chunked\r\n\r\n",
+       "8\r\n01234567\r\n");
+}
+
+TEST_F(Edge, HttpTricklers) {
+  const std::string address = scene_.daemon().ReadyField("http");
+  scene_.Attack([&] { TrickleHttp(address, Count(100, 900)); });
+  ExpectUnharmed(scene_.Suffer("http: trickling"));
+}
+
+TEST_F(Edge, IdleHttpConnections) {
+  const std::string address = scene_.daemon().ReadyField("http");
+  scene_.Attack([&] { IdleHttp(address, Count(300, 900)); });
+  ExpectUnharmed(scene_.Suffer("http: idle"));
+}
+
+}  // namespace
+}  // namespace sluice::testing

@@ -1,0 +1,158 @@
+// How many extents there may be, who makes room for whom, when idle ones go.
+#include <algorithm>
+
+#include "gmock/gmock.h"
+#include "gtest/gtest.h"
+#include "tests/daemon/core/core_driver.h"
+#include "tests/support/status_matchers.h"
+
+namespace sluice::daemon {
+namespace {
+
+using ::sluice::testing::IsOk;
+using ::sluice::testing::StatusIs;
+using ::testing::HasSubstr;
+using ::testing::SizeIs;
+
+constexpr Bytes kSmall = KiB(64);
+
+NodeConfig Limited(ExtentLimits limits) {
+  NodeConfig config = SmallNode();
+  config.extent_limits = limits;
+  return config;
+}
+
+// Leases `count` small ones and frees them.
+void LeaveIdle(CoreDriver& node, SessionId id, int count) {
+  std::vector<LeaseId> leases;
+  for (int i = 0; i < count; ++i) {
+    const auto lease = node.Lease(id, Gpu(0), kSmall);
+    ASSERT_THAT(lease.status(), IsOk());
+    leases.push_back(lease->lease);
+  }
+  for (LeaseId lease : leases) node.Ask(id, FreeRequest{lease});
+}
+
+void Tick(CoreDriver& node, absl::Duration after) {
+  node.clock.Advance(after);
+  node.Run([&](Core& to) { return to.Tick(node.clock.Now()); });
+}
+
+TEST(Extents, OneUserHasSoManyAndNotMore) {
+  CoreDriver node(Limited({.all = 100, .each = 10}));
+  const SessionId rank = node.Attach("a", 0);
+  for (int i = 0; i < 10; ++i) {
+    ASSERT_THAT(node.Lease(rank, Gpu(i % 2), kSmall).status(), IsOk());
+  }
+  EXPECT_THAT(node.Lease(rank, Host(0), kSmall).status(),
+              StatusIs(absl::StatusCode::kResourceExhausted,
+                       HasSubstr("has 10 extents, and the limit is 10: lease "
+                                 "fewer and larger pieces")));
+  const Snapshot snapshot = node.core.TakeSnapshot(nullptr, node.clock.Now());
+  EXPECT_EQ(snapshot.stats->leases_refused[RefusedBy::kExtents], 1u);
+  // Of others it says nothing.
+  const SessionId other = node.Attach("a", 0, 1, /*uid=*/2);
+  EXPECT_THAT(node.Lease(other, Gpu(0), kSmall).status(), IsOk());
+}
+
+// Wrong once: idle extents went only when bytes were short, so 10,000 of 64 KiB
+// held all descriptors until a restart.
+TEST(Extents, IdleOnesOfOneselfMakeRoomForOthersWhenThereAreTooMany) {
+  CoreDriver node(Limited({.all = 100, .each = 10}));
+  const SessionId rank = node.Attach("a", 0);
+  LeaveIdle(node, rank, 10);
+  node.clock.Advance(absl::Seconds(1));
+  const auto lease = node.Lease(rank, Host(0), kSmall);
+  ASSERT_THAT(lease.status(), IsOk());
+  EXPECT_THAT(node.destroyed, SizeIs(1));
+  EXPECT_TRUE(node.destroyed.contains(ExtentId(1))) << "the oldest";
+  EXPECT_THAT(node.extents, SizeIs(10));
+}
+
+TEST(Extents, IdleOnesOfAnybodyMakeRoomWhenAllAreTooMany) {
+  CoreDriver node(Limited({.all = 20, .each = 20, .per_rank = 0}));
+  const SessionId first = node.Attach("a", 0);
+  LeaveIdle(node, first, 20);
+  const SessionId other = node.Attach("a", 0, 1, /*uid=*/2);
+  // Three of them, in another pool.
+  ASSERT_THAT(node.Lease(other, Host(0), MiB(8) + kSmall).status(), IsOk());
+  EXPECT_THAT(node.destroyed, SizeIs(3));
+  EXPECT_THAT(node.extents, SizeIs(20));
+}
+
+TEST(Extents, SomeAreHeldBackForTheRanksOfOthers) {
+  CoreDriver node(Limited({.all = 20, .each = 20, .per_rank = 4}));
+  const SessionId greedy = node.Attach("a", 0);
+  const SessionId modest = node.Attach("a", 0, 1, /*uid=*/2);
+  int taken = 0;
+  absl::Status refused;
+  while (refused.ok() && taken < 30) {
+    refused = node.Lease(greedy, Gpu(0), kSmall).status();
+    taken += refused.ok() ? 1 : 0;
+  }
+  EXPECT_EQ(taken, 16);
+  EXPECT_THAT(refused, StatusIs(absl::StatusCode::kResourceExhausted,
+                                HasSubstr("this node has 16 extents, and the "
+                                          "limit of all users together is 20, "
+                                          "of which 4 are held back")));
+  for (int i = 0; i < 4; ++i) {
+    EXPECT_THAT(node.Lease(modest, Gpu(0), kSmall).status(), IsOk());
+  }
+}
+
+TEST(Extents, OneUserHasSoManyMadeInASecond) {
+  CoreDriver node(Limited({.all = 100, .each = 4, .changes_per_second = 2}));
+  const SessionId rank = node.Attach("a", 0);
+  LeaveIdle(node, rank, 4);
+  // What is idle is leased again without a change.
+  LeaveIdle(node, rank, 4);
+  EXPECT_THAT(node.Lease(rank, Gpu(0), 2 * kSmall).status(),
+              StatusIs(absl::StatusCode::kResourceExhausted,
+                       HasSubstr("too many extents made and destroyed, and the "
+                                 "limit is 2 a second: wait a moment")));
+  EXPECT_THAT(node.destroyed, SizeIs(0));
+  node.clock.Advance(absl::Seconds(1));
+  EXPECT_THAT(node.Lease(rank, Gpu(0), 2 * kSmall).status(), IsOk());
+  EXPECT_THAT(node.destroyed, SizeIs(1));
+  const SessionId other = node.Attach("a", 0, 1, /*uid=*/2);
+  EXPECT_THAT(node.Lease(other, Gpu(0), kSmall).status(), IsOk());
+}
+
+TEST(Extents, IdleOnesGoWithTime) {
+  CoreDriver node(Limited({.kept_for = absl::Seconds(60)}));
+  const SessionId rank = node.Attach("a", 0);
+  LeaveIdle(node, rank, 2);
+  node.clock.Advance(absl::Seconds(30));
+  LeaveIdle(node, rank, 1);  // the newest: it is kept from now on
+  EXPECT_EQ(node.core.NextDeadline(), node.clock.Now() + absl::Seconds(30));
+  Tick(node, absl::Seconds(30));
+  EXPECT_THAT(node.destroyed, SizeIs(1));
+  EXPECT_THAT(node.extents, SizeIs(1));
+  Tick(node, absl::Seconds(30));
+  EXPECT_THAT(node.extents, SizeIs(0));
+  EXPECT_EQ(node.core.NextDeadline(), absl::InfiniteFuture());
+}
+
+TEST(Extents, IdleOnesGoWithTheLastProcessOfTheirUser) {
+  CoreDriver node(Limited({}));
+  const SessionId rank = node.Attach("a", 0), last = node.Attach("b", 0);
+  LeaveIdle(node, rank, 256);
+  node.Die(rank);
+  Tick(node, absl::Seconds(3));
+  EXPECT_THAT(node.extents, SizeIs(256));
+  node.Die(last);
+  Tick(node, absl::Seconds(1));
+  // One that starts again at once finds them.
+  const SessionId again = node.Attach("a", 0);
+  Tick(node, absl::Seconds(3));
+  EXPECT_THAT(node.extents, SizeIs(256));
+  node.Die(again);
+  EXPECT_EQ(node.core.NextDeadline(), node.clock.Now() + absl::Seconds(2));
+  Tick(node, absl::Seconds(2));
+  EXPECT_THAT(node.extents, SizeIs(0));
+  EXPECT_EQ(node.core.ledger().principals(), 0u);
+  EXPECT_EQ(node.core.pool(Gpu(0)).free, node.core.pool(Gpu(0)).total);
+}
+
+}  // namespace
+}  // namespace sluice::daemon

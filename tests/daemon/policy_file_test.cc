@@ -1,0 +1,131 @@
+// What administrators set, on disk and back; and files that are not that.
+#include "daemon/policy_file.h"
+
+#include <sys/stat.h>
+#include <unistd.h>
+
+#include <filesystem>
+#include <fstream>
+
+#include "gmock/gmock.h"
+#include "gtest/gtest.h"
+#include "tests/support/status_matchers.h"
+#include "tests/support/temp_dir.h"
+
+namespace sluice::daemon {
+namespace {
+
+using ::sluice::testing::IsOk;
+using ::sluice::testing::StatusIs;
+using ::sluice::testing::TempDir;
+using ::testing::AllOf;
+using ::testing::HasSubstr;
+using ::testing::Not;
+
+constexpr absl::StatusCode kInvalid = absl::StatusCode::kInvalidArgument;
+
+Clocks At(int64_t monotonic_s) {
+  return {absl::UnixEpoch() + absl::Seconds(monotonic_s),
+          absl::FromUnixSeconds(1'800'000'000 + monotonic_s)};
+}
+
+Policy Sample() {
+  Policy policy;
+  const absl::Time at = At(100).monotonic;
+  policy.limits.uids[1000] = {{.gpu = MiB(4)}, {true, "root (alice)", at}};
+  policy.limits.principals[{1000, "/slurm/job 7"}] = {{.host = GiB(1)},
+                                                      {true, "", at}};
+  policy.limits.named_jobs["tune"] = {{}, {true, "bob\n", at}};
+  policy.drain = Drain{"root", "new \"driver\"", at};
+  return policy;
+}
+
+TEST(PolicyFile, IsReadAsItWasWrittenAlsoWithAnotherMonotonicClock) {
+  const TempDir folder;
+  const PolicyFile file(folder.File("kept/here"));
+  EXPECT_EQ(file.Read(At(0)).value(), Policy()) << "none yet";
+  ASSERT_THAT(file.Write(Sample(), At(200)), IsOk());
+  EXPECT_EQ(file.Read(At(200)).value(), Sample());
+  // The machine started anew, an hour later.
+  const Clocks later = {absl::UnixEpoch() + absl::Seconds(5),
+                        At(200).wall + absl::Hours(1)};
+  SLUICE_ASSERT_OK_AND_ASSIGN(const Policy read, file.Read(later));
+  EXPECT_EQ(later.monotonic - read.drain->at,
+            absl::Hours(1) + absl::Seconds(100));
+  ASSERT_THAT(file.Write(Policy(), At(300)), IsOk());
+  EXPECT_EQ(file.Read(At(300)).value(), Policy());
+  struct stat info;
+  ASSERT_EQ(stat(folder.File("kept/here/policy").c_str(), &info), 0);
+  EXPECT_EQ(info.st_mode & 0777, 0600u);
+  EXPECT_FALSE(std::filesystem::exists(folder.File("kept/here/policy.new")));
+}
+
+struct Bad {
+  const char* text;
+  const char* why;
+};
+
+TEST(PolicyFile, WhatIsNotAPolicyIsRefusedInOneLineThatSaysWhere) {
+  const TempDir folder;
+  const PolicyFile file(folder.path());
+  const std::string whole = EncodePolicy(Sample(), At(200));
+  for (const Bad& bad : std::initializer_list<Bad>{
+           {"", "it is no JSON, or not all of it"},
+           {"{", "it is no JSON, or not all of it"},
+           {"[]", "the file is no object"},
+           {R"({"sluice_policy": 2, "limits": [], "drained": null})",
+            "the file is not of version 1"},
+           {R"({"sluice_policy": 1, "limits": []})",
+            "the file has no 'drained'"},
+           {R"({"sluice_policy": 1, "limits": {}, "drained": null})",
+            "'limits' is no list"},
+           {R"({"sluice_policy": 1, "limits": [], "drained": null, "x": 1})",
+            "the file has an unknown 'x'"},
+           {R"({"sluice_policy": 1, "drained": null, "limits": [{"uid": -1,
+                "gpu_bytes": 1, "host_bytes": 1, "by": "", "at_unix_s": 0}]})",
+            "limits[0] uid is no whole number from 0 to 4294967295"},
+           {R"({"sluice_policy": 1, "drained": null, "limits": [{"uid": 1,
+                "gpu_bytes": 1e30, "host_bytes": 1, "by": "",
+                "at_unix_s": 0}]})",
+            "limits[0] gpu_bytes is no whole number"},
+           {R"({"sluice_policy": 1, "drained": null, "limits": [
+                {"uid": 1, "gpu_bytes": 1, "host_bytes": null, "by": "",
+                 "at_unix_s": 0},
+                {"uid": 1, "gpu_bytes": 2, "host_bytes": null, "by": "",
+                 "at_unix_s": 0}]})",
+            "limits[1] is there twice"},
+           {R"({"sluice_policy": 1, "limits": [], "drained": {"by": 1,
+                "reason": "", "at_unix_s": 0}})",
+            "'drained' by is no string"}}) {
+    std::ofstream(folder.File("policy")) << bad.text;
+    chmod(folder.File("policy").c_str(), 0600);
+    EXPECT_THAT(file.Read(At(0)).status(),
+                StatusIs(kInvalid, AllOf(HasSubstr(bad.why),
+                                         HasSubstr("mend it, or move it away"),
+                                         Not(HasSubstr("\n")))))
+        << bad.text;
+  }
+  // Cut off anywhere but at its last newline, it is not used.
+  for (size_t size = 0; size + 2 < whole.size(); ++size) {
+    EXPECT_THAT(DecodePolicy(whole.substr(0, size), At(0)).status(),
+                StatusIs(kInvalid));
+  }
+}
+
+TEST(PolicyFile, OneThatOthersMayWriteToIsRefused) {
+  const TempDir folder;
+  const PolicyFile file(folder.path());
+  ASSERT_THAT(file.Write(Sample(), At(200)), IsOk());
+  chmod(folder.File("policy").c_str(), 0622);
+  EXPECT_THAT(file.Read(At(200)).status(),
+              StatusIs(kInvalid, HasSubstr("others than its user may write")));
+  std::filesystem::remove(folder.File("policy"));
+  std::filesystem::create_symlink("/etc/passwd", folder.File("policy"));
+  EXPECT_THAT(file.Read(At(200)).status(), StatusIs(kInvalid));
+  chmod(folder.path().c_str(), 0777);
+  EXPECT_THAT(file.Write(Sample(), At(200)),
+              StatusIs(kInvalid, HasSubstr("the policy's folder")));
+}
+
+}  // namespace
+}  // namespace sluice::daemon

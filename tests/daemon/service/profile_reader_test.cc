@@ -1,0 +1,198 @@
+#include "daemon/service/profile_reader.h"
+
+#include <fmt/format.h>
+
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "gmock/gmock.h"
+#include "gtest/gtest.h"
+#include "proto/base/clock.h"
+#include "proto/plan/codec.h"
+#include "proto/wire.h"
+#include "tests/support/status_matchers.h"
+
+namespace sluice::daemon {
+namespace {
+
+using sluice::testing::IsOk;
+using sluice::testing::StatusIs;
+using ::testing::HasSubstr;
+
+std::string Encoded(int buffers) {
+  plan::RankProfile profile;
+  plan::SegmentKind segment;
+  segment.name = "ffn";
+  for (int i = 0; i < buffers; ++i) {
+    segment.trace.buffers.push_back({i, i, i + 1, Bytes(64)});
+  }
+  segment.trace.end = buffers;
+  profile.segments = {segment};
+  profile.kinds[0].layers = 1;
+  return plan::Encode(profile);
+}
+
+std::shared_ptr<UniqueFd> Memfd(const std::string& bytes) {
+  auto fd = wire::ToMemfd("profile", bytes);
+  EXPECT_THAT(fd, IsOk());
+  return std::make_shared<UniqueFd>(*std::move(fd));
+}
+
+class ProfileReaderTest : public ::testing::Test {
+ protected:
+  struct Answer {
+    uint64_t session;
+    absl::StatusOr<ProfileWithHash> profile;
+  };
+
+  void Make(ProfileLimits limits = {}) {
+    loop_ = *Loop::Make(&clock_);
+    codec_ = std::make_unique<TaskThread>("codec");
+    reader_ = std::make_unique<ProfileReader>(
+        loop_.get(), codec_.get(),
+        [this](SessionId session, RequestId,
+               absl::StatusOr<ProfileWithHash> profile) {
+          answers_.push_back({session.value(), std::move(profile)});
+          if (!keep_ && answers_.back().profile.ok()) {
+            answers_.back().profile->profile = nullptr;
+          }
+          if (answers_.size() == wanted_) loop_->Stop();
+        },
+        limits);
+  }
+  absl::Status Read(uint64_t session, uint32_t uid, const std::string& bytes) {
+    return reader_->Read(SessionId(session), RequestId(++request_),
+                         Principal{uid, ""}, Memfd(bytes));
+  }
+  void Await(size_t answers) {
+    wanted_ = answers;
+    loop_->Run();
+  }
+  void TearDown() override {
+    codec_.reset();
+    reader_.reset();
+  }
+
+  MonotonicClock clock_;
+  std::unique_ptr<Loop> loop_;
+  std::unique_ptr<TaskThread> codec_;
+  std::unique_ptr<ProfileReader> reader_;
+  std::vector<Answer> answers_;
+  size_t wanted_ = 0;
+  bool keep_ = true;
+  uint64_t request_ = 0;
+};
+
+TEST_F(ProfileReaderTest, ReadsAProfile) {
+  Make();
+  ASSERT_THAT(Read(1, 7, Encoded(3)), IsOk());
+  Await(1);
+  ASSERT_THAT(answers_[0].profile, IsOk());
+  EXPECT_EQ(answers_[0].profile->profile->segments[0].trace.buffers.size(), 3u);
+  EXPECT_EQ(answers_[0].profile->units.size(), 1u);
+}
+
+// Wrong once: 20,015 were queued, each with a descriptor.
+TEST_F(ProfileReaderTest, WhatWaitsIsBoundedPerSessionAndPerUser) {
+  Make({.per_session = 2, .per_user = 5, .all = 7});
+  for (uint64_t session = 1; session <= 2; ++session) {
+    EXPECT_THAT(Read(session, 7, Encoded(1)), IsOk());
+    EXPECT_THAT(Read(session, 7, Encoded(1)), IsOk());
+    EXPECT_THAT(Read(session, 7, Encoded(1)),
+                StatusIs(absl::StatusCode::kResourceExhausted,
+                         HasSubstr("2 profiles of this session")));
+  }
+  EXPECT_THAT(Read(3, 7, Encoded(1)), IsOk());
+  EXPECT_THAT(Read(3, 7, Encoded(1)), IsOk());  // one is being read
+  EXPECT_THAT(Read(4, 7, Encoded(1)),
+              StatusIs(absl::StatusCode::kResourceExhausted,
+                       HasSubstr("5 profiles of user 7")));
+  EXPECT_THAT(Read(5, 8, Encoded(1)), IsOk());
+  EXPECT_THAT(Read(5, 8, Encoded(1)), IsOk());
+  EXPECT_THAT(Read(6, 9, Encoded(1)),
+              StatusIs(absl::StatusCode::kResourceExhausted,
+                       HasSubstr("7 profiles of all users")));
+  Await(8);
+  EXPECT_EQ(reader_->waiting(), 0u);
+}
+
+TEST_F(ProfileReaderTest, RefusesALongOneBeforeItIsRead) {
+  Make({.encoded = Bytes(1000)});
+  EXPECT_THAT(Read(1, 7, Encoded(1000)),
+              StatusIs(absl::StatusCode::kInvalidArgument,
+                       HasSubstr("and the limit is 1000: record fewer")));
+}
+
+// Wrong once: 57 MiB of text became 1 GB.
+TEST_F(ProfileReaderTest, RefusesOneThatWouldBecomeLarge) {
+  Make();
+  std::string bomb = "{\"segments\":[";
+  while (bomb.size() < (3 << 20)) bomb += "[],";
+  ASSERT_THAT(Read(1, 7, bomb + "[]]}"), IsOk());
+  Await(1);
+  EXPECT_THAT(answers_[0].profile,
+              StatusIs(absl::StatusCode::kInvalidArgument,
+                       HasSubstr("with more than 524288 values")));
+}
+
+// Wrong once: +131 MiB per rank were kept until its peers had submitted.
+TEST_F(ProfileReaderTest, WhatAUserKeepsIsBoundedUntilItIsDropped) {
+  Make({.decoded = Bytes(6000)});
+  for (uint64_t session = 1; session <= 3; ++session) {
+    ASSERT_THAT(Read(session, 7, Encoded(80)), IsOk());  // 32 bytes a buffer
+  }
+  ASSERT_THAT(Read(4, 8, Encoded(80)), IsOk());
+  Await(4);
+  int refused = 0;
+  for (const Answer& answer : answers_) {
+    if (answer.profile.ok()) continue;
+    ++refused;
+    EXPECT_THAT(answer.profile.status(),
+                StatusIs(absl::StatusCode::kResourceExhausted,
+                         HasSubstr("user 7 has ")));
+  }
+  EXPECT_EQ(refused, 2);
+}
+
+TEST_F(ProfileReaderTest, WhatIsDroppedIsNotCountedAnyMore) {
+  Make({.decoded = Bytes(6000)});
+  keep_ = false;
+  for (uint64_t session = 1; session <= 5; ++session) {
+    ASSERT_THAT(Read(session, 7, Encoded(80)), IsOk());
+  }
+  Await(5);
+  for (const Answer& answer : answers_) EXPECT_THAT(answer.profile, IsOk());
+}
+
+TEST_F(ProfileReaderTest, AHardProfileOfOneUserDoesNotHoldUpAnothers) {
+  Make();
+  for (uint64_t session = 1; session <= 3; ++session) {
+    ASSERT_THAT(Read(session, 7, Encoded(20000)), IsOk());
+  }
+  ASSERT_THAT(Read(9, 8, Encoded(1)), IsOk());
+  Await(4);
+  EXPECT_EQ(answers_[1].session, 9u);
+}
+
+// Wrong once: 18,778 descriptors were held three minutes after its end.
+TEST_F(ProfileReaderTest, AProfileGoesWithItsSession) {
+  Make();
+  std::vector<std::weak_ptr<UniqueFd>> memfds;
+  for (int i = 0; i < 3; ++i) {
+    const auto memfd = Memfd(Encoded(1));
+    memfds.push_back(memfd);
+    ASSERT_THAT(reader_->Read(SessionId(1), RequestId(++request_),
+                              Principal{7, ""}, memfd),
+                IsOk());
+  }
+  ASSERT_THAT(Read(2, 7, Encoded(1)), IsOk());
+  reader_->Forget(SessionId(1));
+  EXPECT_TRUE(memfds[1].expired());
+  EXPECT_TRUE(memfds[2].expired());
+  Await(1);
+  EXPECT_EQ(answers_[0].session, 2u);
+}
+
+}  // namespace
+}  // namespace sluice::daemon
