@@ -182,14 +182,16 @@ int sluice_session_limits(const sluice_session* session, sluice_limits* out) {
   return Guard([&] {
     const auto limits = session->session->limits();
     return FillVersioned(
-        sluice_limits{.size = 0,
-                      .gpu_total = limits.gpu_total.size(),
-                      .gpu_free = limits.gpu_free.size(),
-                      .host_total = limits.host_total.size(),
-                      .host_free = limits.host_free.size(),
-                      .granularity = limits.granularity.size(),
-                      .h2d_bytes_per_second = limits.h2d_bytes_per_second,
-                      .d2h_bytes_per_second = limits.d2h_bytes_per_second},
+        sluice_limits{
+            .size = 0,
+            .gpu_total = limits.gpu_total.size(),
+            .gpu_free = limits.gpu_free.size(),
+            .host_total = limits.host_total.size(),
+            .host_free = limits.host_free.size(),
+            .granularity = limits.granularity.size(),
+            .h2d_bytes_per_second = limits.h2d_bytes_per_second,
+            .d2h_bytes_per_second = limits.d2h_bytes_per_second,
+            .guaranteed_bytes_per_second = limits.guaranteed_bytes_per_second},
         out);
   });
 }

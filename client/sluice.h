@@ -83,8 +83,9 @@ typedef struct sluice_session_options {
   uint32_t world_size;  /* ranks of the job; 0: 1 */
   uint32_t local_ranks; /* of them on this node; 0: 1 */
   uint32_t gpu;         /* the node's GPU that this rank uses */
-  /* Copy bandwidth it keeps when the daemon is gone, a direction; 0: none,
-   * then it copies ungated. */
+  /* Copy bandwidth of its link, each way, that it has beside others, and keeps
+   * when the daemon is gone; 0: none. sluice_session_limits says whether it
+   * was granted. */
   double guaranteed_bytes_per_second;
   /* Since 2. Not 0: this rank asks sluice_session_changed_plan between its
    * steps, and answers; the daemon waits for the answer. 0: each changed plan
@@ -109,6 +110,9 @@ typedef struct sluice_limits {
   uint64_t granularity;        /* leases are rounded up to a multiple of it */
   double h2d_bytes_per_second; /* of the GPU's link, contended; 0: unknown */
   double d2h_bytes_per_second;
+  /* Since 2. As asked for; 0: none was, or the link has promised too much
+   * already (the daemon's log says why): copies run by a fair share. */
+  double guaranteed_bytes_per_second;
 } sluice_limits;
 
 SLUICE_API int sluice_session_limits(const sluice_session* session,
@@ -236,16 +240,18 @@ typedef struct sluice_piece {
 
 /* Since 2. Like sluice_engine_copy, for `pieces` that lie apart: one ticket,
  * reached when all are done; small ones share a grant. */
-SLUICE_API int sluice_engine_copy_pieces(
-    sluice_engine* engine, int direction, const sluice_piece* pieces,
-    size_t piece_count, const sluice_ticket* after, size_t count,
-    sluice_ticket* out);
+SLUICE_API int sluice_engine_copy_pieces(sluice_engine* engine, int direction,
+                                         const sluice_piece* pieces,
+                                         size_t piece_count,
+                                         const sluice_ticket* after,
+                                         size_t count, sluice_ticket* out);
 
 /* Since 2. Compute is what is enqueued on `stream` from now on: a CUstream of
  * the session's GPU in its primary context (torch's current stream; NULL is the
  * default stream), which must live until the next such call or the engine's
  * end. Before the first call it is a stream of the library's own.
- * SLUICE_UNIMPLEMENTED on a simulated GPU, where the calling thread computes. */
+ * SLUICE_UNIMPLEMENTED on a simulated GPU, where the calling thread computes.
+ */
 SLUICE_API int sluice_engine_use_stream(sluice_engine* engine, void* stream);
 
 /* A ticket reached when all that was computed so far is done: put it into

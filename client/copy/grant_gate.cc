@@ -44,12 +44,25 @@ void GrantGate::Forgive(int direction, uint64_t end) {
   }
 }
 
-int64_t GrantGate::Book(int direction, uint64_t bytes) {
+double GrantGate::PacedRate(int direction, int64_t now_ns) const {
+  if (guaranteed_ > 0) return guaranteed_;
+  if (detached_.load(std::memory_order_relaxed)) return 0;
+  const auto beat = static_cast<int64_t>(
+      limits_->heartbeat_ns.load(std::memory_order_acquire));
+  const absl::Duration kUngatedAfter = kGrantStaleAfter + kGrantPacedFor;
+  if (now_ns - beat > absl::ToInt64Nanoseconds(kUngatedAfter)) return 0;
+  return static_cast<double>(
+      limits_->slots[slot_].bytes_per_second[direction].load(
+          std::memory_order_relaxed));
+}
+
+int64_t GrantGate::Book(int direction, uint64_t bytes,
+                        double bytes_per_second) {
   Pace& pace = pace_[direction];
   const MutexLock lock(pace.mutex);
   const int64_t start = std::max(NowNs(), pace.free_at_ns);
   pace.free_at_ns =
-      start + std::llround(static_cast<double>(bytes) / guaranteed_ * 1e9);
+      start + std::llround(static_cast<double>(bytes) / bytes_per_second * 1e9);
   return start;
 }
 
@@ -57,14 +70,15 @@ absl::Duration GrantGate::AcquireSlow(int direction, uint64_t bytes,
                                       uint64_t end,
                                       const std::atomic<bool>* cancel) {
   const int64_t began = NowNs();
-  std::optional<int64_t> booked;  // start at the guaranteed rate
+  std::optional<int64_t> booked;  // start at the paced rate
   for (;;) {
     const int64_t now = NowNs();
     if (cancel != nullptr && cancel->load(std::memory_order_relaxed)) break;
     if (end <= granted(direction) + forgiven_[direction].load()) break;
     if (Stale(now)) {
-      if (guaranteed_ > 0 && !booked) booked = Book(direction, bytes);
-      if (!booked || now >= *booked) {
+      const double rate = PacedRate(direction, now);
+      if (rate > 0 && !booked) booked = Book(direction, bytes, rate);
+      if (rate == 0 || now >= *booked) {
         Forgive(direction, end);
         break;
       }

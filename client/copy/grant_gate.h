@@ -4,8 +4,10 @@
 // may have started; a copy that ends at or below the limit goes. Beyond it the
 // caller sleeps in short naps until the daemon has raised the limit. A daemon
 // whose heartbeat is older than kGrantStaleAfter is not waited for: the rank
-// keeps its guaranteed rate, or goes ungated where it has none. What was
-// copied meanwhile is not held against the rank when the heartbeat is back.
+// keeps its guaranteed rate; where it has none, the rate it was granted last
+// for kGrantPacedFor, because a daemon that is only late comes back, and then
+// goes ungated. What was copied meanwhile is not held against the rank when the
+// heartbeat is back.
 //
 // Thread safety: all methods are safe from several threads; the fast path is
 // one atomic fetch_add.
@@ -24,8 +26,8 @@ namespace sluice::client {
 
 class GrantGate {
  public:
-  // Pages outlive the gate. `guaranteed_bytes_per_second` (0: none) is what a
-  // rank keeps to when the daemon's heartbeat is stale.
+  // Pages outlive the gate. `guaranteed_bytes_per_second` (0: none) is what the
+  // daemon admitted, and a rank keeps to when its heartbeat is stale.
   GrantGate(const GrantLimits* limits, int slot, GrantUse* use,
             double guaranteed_bytes_per_second, const Clock* clock);
 
@@ -69,11 +71,13 @@ class GrantGate {
   absl::Duration AcquireSlow(int direction, uint64_t bytes, uint64_t end,
                              const std::atomic<bool>* cancel);
   bool Stale(int64_t now_ns) const;
+  // Bytes per second to keep to while nobody grants; 0: copy ungated.
+  double PacedRate(int direction, int64_t now_ns) const;
   // Lets `end` pass though it is over the limit.
   void Forgive(int direction, uint64_t end);
   int64_t NowNs() const;
-  // Books `bytes` at the guaranteed rate: when they may start.
-  int64_t Book(int direction, uint64_t bytes);
+  // Books `bytes` at that rate: when they may start.
+  int64_t Book(int direction, uint64_t bytes, double bytes_per_second);
 
   const GrantLimits* limits_;
   const int slot_;

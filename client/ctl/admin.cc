@@ -108,6 +108,29 @@ absl::StatusOr<BudgetLimits> SetBudget(const std::string& admin_socket,
                       Bytes(static_cast<int64_t>(reply.host_bytes()))};
 }
 
+absl::StatusOr<uint32_t> Drain(const std::string& admin_socket,
+                               const std::string& reason) {
+  SLUICE_ASSIGN_OR_RETURN(const auto stub, Connect(admin_socket));
+  admin::DrainRequest request;
+  request.set_by(OwnName());
+  request.set_reason(reason);
+  grpc::ClientContext context;
+  SetDeadline(context);
+  admin::DrainReply reply;
+  SLUICE_RETURN_IF_ERROR(
+      ToAbsl(stub->Drain(&context, request, &reply), admin_socket));
+  return reply.ranks();
+}
+
+absl::Status Undrain(const std::string& admin_socket) {
+  SLUICE_ASSIGN_OR_RETURN(const auto stub, Connect(admin_socket));
+  grpc::ClientContext context;
+  SetDeadline(context);
+  admin::UndrainReply reply;
+  return ToAbsl(stub->Undrain(&context, admin::UndrainRequest(), &reply),
+                admin_socket);
+}
+
 absl::StatusOr<uint32_t> Evict(const std::string& admin_socket,
                                const Eviction& eviction) {
   SLUICE_ASSIGN_OR_RETURN(const auto stub, Connect(admin_socket));

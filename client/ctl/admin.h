@@ -40,6 +40,11 @@ absl::StatusOr<BudgetLimits> SetBudget(const std::string& admin_socket,
                                        const BudgetTarget& target,
                                        const BudgetLimits& limits);
 
+// How many ranks are attached still.
+absl::StatusOr<uint32_t> Drain(const std::string& admin_socket,
+                               const std::string& reason);
+absl::Status Undrain(const std::string& admin_socket);
+
 struct Eviction {
   std::string job;
   std::optional<uint32_t> uid;

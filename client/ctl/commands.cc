@@ -127,6 +127,19 @@ absl::StatusOr<std::string> DoEvict(const Flags& flags) {
                      flags.kill ? ", processes killed" : "");
 }
 
+absl::StatusOr<std::string> DoDrain(const Flags& flags) {
+  SLUICE_ASSIGN_OR_RETURN(const uint32_t ranks,
+                          Drain(AdminSocket(flags), flags.reason));
+  return fmt::format(
+      "the node is drained: nothing new is granted; {} rank{} attached still\n",
+      ranks, ranks == 1 ? " is" : "s are");
+}
+
+absl::StatusOr<std::string> DoUndrain(const Flags& flags) {
+  SLUICE_RETURN_IF_ERROR(Undrain(AdminSocket(flags)));
+  return "the node is not drained any more\n";
+}
+
 absl::StatusOr<std::string> DoShowPlan(const Flags& flags) {
   if (flags.plan.find_first_not_of("0123456789") != std::string::npos) {
     return absl::InvalidArgumentError(
@@ -149,10 +162,12 @@ int ShowJobs(const Flags& flags) {
   return Print(Snapshot(flags, RenderJobs, {"jobs"}));
 }
 int ShowBudgets(const Flags& flags) {
-  return Print(Snapshot(flags, RenderBudgets, {"limits", "budgets"}));
+  return Print(Snapshot(flags, RenderBudgets, {"limits", "budgets", "quotas"}));
 }
 int ShowPlan(const Flags& flags) { return Print(DoShowPlan(flags)); }
 int ChangeBudget(const Flags& flags) { return Print(DoChangeBudget(flags)); }
 int EvictJob(const Flags& flags) { return Print(DoEvict(flags)); }
+int DrainNode(const Flags& flags) { return Print(DoDrain(flags)); }
+int UndrainNode(const Flags& flags) { return Print(DoUndrain(flags)); }
 
 }  // namespace sluice::ctl

@@ -16,7 +16,7 @@ struct Flags {
   bool json = false;
   std::string plan;
   bool explain = false;
-  // budget set, evict
+  // budget set, evict, drain
   std::string user;
   std::string cgroup;
   std::string job;
@@ -32,5 +32,7 @@ int ShowPlan(const Flags& flags);
 int ShowBudgets(const Flags& flags);
 int ChangeBudget(const Flags& flags);
 int EvictJob(const Flags& flags);
+int DrainNode(const Flags& flags);
+int UndrainNode(const Flags& flags);
 
 }  // namespace sluice::ctl

@@ -61,8 +61,21 @@ constexpr const char* kSetExamples = R"(Examples:
   sluicectl budget set --user alice --host 200GB
   sluicectl budget set --user 1000 --cgroup /slurm/job_7 --gpu 80GiB
 
-40GiB is 40 x 1024^3 bytes, 40GB is 40 x 1000^3. A limit binds at once and lasts
-until the daemon ends; [budgets] in its file lasts longer.)";
+40GiB is 40 x 1024^3 bytes, 40GB is 40 x 1000^3. A limit binds at once, and
+still does after the daemon is started again; it wins over [budgets] in its
+file.)";
+
+constexpr const char* kDrainExamples = R"(Examples:
+  sluicectl drain --reason "new driver on Monday"
+  sluicectl --admin status      # who is left
+  sluicectl undrain
+
+Sessions of ranks and leases are refused from now on, with the reason, also
+after the daemon is started again. What is granted stays: jobs run to their end,
+or sluicectl evict ends them.)";
+
+constexpr const char* kUndrainExamples = R"(Examples:
+  sluicectl undrain)";
 
 constexpr const char* kEvictExamples = R"(Examples:
   sluicectl evict tune --reason "the node is drained"
@@ -94,6 +107,10 @@ class CommandLine {
     AddPlan();
     AddBudget();
     AddEvict();
+    CLI::App* drain = Add(&app_, "drain", "grant nothing new, until undrain",
+                          DrainNode, kDrainExamples);
+    drain->add_option("--reason", flags_.reason, "told to whom is refused");
+    Add(&app_, "undrain", "grant again", UndrainNode, kUndrainExamples);
   }
 
   int Run(int argc, char** argv) {

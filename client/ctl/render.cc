@@ -8,6 +8,7 @@
 
 #include "client/ctl/format.h"
 #include "client/ctl/table.h"
+#include "proto/base/text.h"
 
 namespace sluice::ctl {
 namespace {
@@ -40,6 +41,20 @@ std::string RenderHeader(const json& node) {
       Span(node.at("uptime_s").get<double>()),
       node.at("generation").get<uint64_t>(), Number(node, "sessions"),
       Number(node, "sessions") == 1 ? "" : "s");
+}
+
+// Nothing where the node grants as ever, or the daemon is of before drains.
+std::string RenderDrain(const json& node) {
+  const auto drained = node.find("drained");
+  if (drained == node.end() || drained->is_null()) return "";
+  const std::string by = Text(*drained, "by"),
+                    reason = Text(*drained, "reason");
+  return fmt::format(
+      "DRAINED by {} {} ago{}: nothing new is granted until sluicectl "
+      "undrain\n\n",
+      by.empty() ? "an administrator" : Printable(by),
+      Span(drained->at("age_s").get<double>()),
+      reason.empty() ? "" : " (" + Printable(reason) + ")");
 }
 
 void AddPool(const json& pool, const std::string& name, const std::string& what,
@@ -271,6 +286,33 @@ std::string LimitLines(const json& node) {
   return table.empty() ? "no limit is set\n" : table.Text();
 }
 
+std::string UserText(const json& user) {
+  const std::string cgroup = Text(user, "cgroup");
+  return fmt::format("{}{}{}", Number(user, "uid"),
+                     cgroup.empty() ? "" : " in ", cgroup);
+}
+
+// A line for all together, then one for each user who has some.
+std::string QuotaLines(const json& node) {
+  Table table({{"QUOTA"},
+               {"USER"},
+               {"USED", Align::kRight},
+               {"LIMIT", Align::kRight},
+               {"REFUSED", Align::kRight}});
+  const auto text = [](const json& from, const char* key) {
+    return fmt::format("{}", Number(from, key));
+  };
+  for (const json& quota : node.at("quotas")) {
+    table.Add({Text(quota, "of"), "(all)", text(quota, "used"),
+               text(quota, "limit"), text(quota, "refused")});
+    for (const json& user : quota.at("users")) {
+      table.Add({"", UserText(user), text(user, "used"),
+                 text(quota, "limit_per_user"), ""});
+    }
+  }
+  return table.Text();
+}
+
 std::string BudgetLines(const json& node) {
   Table table({{"USER", Align::kRight},
                {"CGROUP"},
@@ -288,15 +330,17 @@ std::string BudgetLines(const json& node) {
                LimitText(Number(line, "host_limit_bytes"))});
   }
   return LimitLines(node) + "\n" +
-         (table.empty() ? "nobody holds memory\n" : table.Text());
+         (table.empty() ? "nobody holds memory\n" : table.Text()) + "\n" +
+         QuotaLines(node);
 }
 
 }  // namespace
 
 absl::StatusOr<std::string> RenderStatus(const std::string& text) {
   return Render(text, [](const json& node) {
-    return RenderHeader(node) + RenderPools(node) + "\n" + RenderRanks(node) +
-           RenderPlanning(node) + RenderPlans(node) + RenderEvents(node);
+    return RenderHeader(node) + RenderDrain(node) + RenderPools(node) + "\n" +
+           RenderRanks(node) + RenderPlanning(node) + RenderPlans(node) +
+           RenderEvents(node);
   });
 }
 

@@ -39,8 +39,8 @@ std::string Classes(const plan::RankPlan& rank) {
                {"SWAPPED", Align::kRight},
                {"RECOMPUTED", Align::kRight}});
   for (const plan::ClassPlan& each : rank.classes) {
-    table.Add({"  " + each.name, Percent(each.fractions.keep),
-               Percent(each.fractions.swap),
+    table.Add({"  " + plan::FullName(each.kind, each.name),
+               Percent(each.fractions.keep), Percent(each.fractions.swap),
                Percent(each.fractions.recompute)});
   }
   return table.empty() ? "" : table.Text();
@@ -51,7 +51,7 @@ std::string Classes(const plan::RankPlan& rank) {
 std::string Why(const plan::RankPlan& rank) {
   Table table({{"  TENSOR CLASS"}, {"WHY"}});
   for (const plan::ClassPlan& each : rank.classes) {
-    table.Add({"  " + each.name, each.why});
+    table.Add({"  " + plan::FullName(each.kind, each.name), each.why});
   }
   return table.empty() ? "" : table.Text();
 }

@@ -57,8 +57,14 @@ std::string FractionBar(const TokenFractions& f) {
   return bar;
 }
 
+bool Stays(const NodeSwapProblem::Kind& kind) {
+  return kind.resident_layers >= kind.layers;
+}
 bool Stays(const NodeSwapProblem& problem, size_t rank) {
-  return problem.ranks[rank].resident_layers >= problem.ranks[rank].layers;
+  const auto& kinds = problem.ranks[rank].kinds;
+  return std::all_of(
+      kinds.begin(), kinds.end(),
+      [](const NodeSwapProblem::Kind& kind) { return Stays(kind); });
 }
 
 bool Alike(const NodeSwapProblem& problem, const NodeSwapResult& result,
@@ -71,7 +77,9 @@ bool Alike(const NodeSwapProblem& problem, const NodeSwapResult& result,
   for (size_t t = 0; t < x.size(); ++t) {
     const TokenFractions& f = result.ranks[a].tensors[t];
     const TokenFractions& g = result.ranks[b].tensors[t];
-    if (x[t].name != y[t].name || std::fabs(f.keep - g.keep) > 5e-4 ||
+    if (TensorName(problem.ranks[a], x[t]) !=
+            TensorName(problem.ranks[b], y[t]) ||
+        std::fabs(f.keep - g.keep) > 5e-4 ||
         std::fabs(f.swap - g.swap) > 5e-4) {
       return false;
     }
@@ -108,10 +116,13 @@ std::string Fractions(const NodeSwapProblem& problem,
                  {"RECOMPUTED", Align::kRight},
                  {"Kept Swapped recomputed"}});
     for (size_t t = 0; t < problem.ranks[r].tensors.size(); ++t) {
-      const TokenFractions& f = result.ranks[r].tensors[t];
       const NodeSwapProblem::Tensor& tensor = problem.ranks[r].tensors[t];
-      table.Add({"  " + tensor.name, Amount(tensor.bytes), Percent(f.keep),
-                 Percent(f.swap), Percent(f.recompute), FractionBar(f)});
+      const bool stays = Stays(problem.ranks[r].kinds[tensor.kind]);
+      const TokenFractions f =
+          stays ? TokenFractions{.keep = 1} : result.ranks[r].tensors[t];
+      table.Add({"  " + TensorName(problem.ranks[r], tensor),
+                 Amount(tensor.bytes), Percent(f.keep), Percent(f.swap),
+                 Percent(f.recompute), FractionBar(f)});
     }
     text += table.empty() ? "  no tensors\n" : table.Text();
   }

@@ -35,23 +35,30 @@ Json Ranks(const NodeSwapProblem& problem, const NodeSwapResult& result) {
   for (size_t r = 0; r < result.ranks.size(); ++r) {
     Json tensors = Json::array();
     const NodeSwapProblem::Rank& rank = problem.ranks[r];
-    const int64_t moving = rank.layers - rank.resident_layers;
+    int64_t moving_layers = 0;
+    for (const NodeSwapProblem::Kind& kind : rank.kinds) {
+      moving_layers += kind.layers - kind.resident_layers;
+    }
     for (size_t t = 0; t < rank.tensors.size(); ++t) {
+      const NodeSwapProblem::Kind& kind = rank.kinds[rank.tensors[t].kind];
+      const int64_t moving = kind.layers - kind.resident_layers;
       // Of layers that stay nothing is swapped, whatever was chosen.
       const plan::TokenFractions f = moving > 0
                                          ? result.ranks[r].tensors[t]
                                          : plan::TokenFractions{.keep = 1};
-      tensors.push_back({{"name", problem.ranks[r].tensors[t].name},
-                         {"keep", f.keep},
-                         {"swap", f.swap},
-                         {"recompute", f.recompute}});
+      Json tensor = {{"name", rank.tensors[t].name},
+                     {"keep", f.keep},
+                     {"swap", f.swap},
+                     {"recompute", f.recompute}};
+      if (kind.name != plan::kOneKind) tensor["kind"] = kind.name;
+      tensors.push_back(std::move(tensor));
     }
     ranks.push_back({{"name", problem.ranks[r].name},
                      {"added_s", result.ranks[r].added_s},
                      {"step_s", result.ranks[r].step_s},
                      {"stall_s", result.ranks[r].stall_s},
                      {"slowest", result.ranks[r].slowest},
-                     {"moving_layers", moving},
+                     {"moving_layers", moving_layers},
                      {"tensors", std::move(tensors)}});
   }
   return ranks;

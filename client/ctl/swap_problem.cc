@@ -1,6 +1,7 @@
 #include "client/ctl/swap_problem.h"
 
 #include <string>
+#include <utility>
 
 #include "proto/base/status.h"
 #include "proto/plan/json_reader.h"
@@ -14,7 +15,8 @@ using Problem = planner::NodeSwapProblem;
 constexpr size_t kMostBytes = 16 << 20;
 constexpr size_t kMostLinks = 1024;
 constexpr size_t kMostRanks = 256;
-constexpr size_t kMostTensors = 1024;
+constexpr size_t kMostTensors = 1024;  // of a kind
+constexpr size_t kMostKinds = 64;
 constexpr size_t kLongestName = 256;
 constexpr double kMost = 1e18;
 
@@ -55,6 +57,29 @@ Problem::Tensor ReadTensor(FieldReader in) {
   return tensor;
 }
 
+// All fields of a kind but its name and tensors.
+Problem::Kind ReadKind(FieldReader& in) {
+  Problem::Kind kind;
+  kind.layers = in.Int("layers", 1, 1'000'000);
+  kind.resident_layers = in.Int("resident_layers", 0, 1'000'000);
+  kind.forward_layer_s = Amount(in, "forward_layer_s");
+  kind.backward_layer_s = Amount(in, "backward_layer_s");
+  kind.forward_d2h_fixed_bytes = OptionalAmount(in, "forward_d2h_fixed_bytes");
+  kind.forward_h2d_fixed_bytes = OptionalAmount(in, "forward_h2d_fixed_bytes");
+  kind.backward_d2h_fixed_bytes =
+      OptionalAmount(in, "backward_d2h_fixed_bytes");
+  kind.backward_h2d_fixed_bytes =
+      OptionalAmount(in, "backward_h2d_fixed_bytes");
+  return kind;
+}
+
+void ReadTensors(FieldReader& in, size_t kind, Problem::Rank* rank) {
+  in.Each("tensors", kMostTensors, [&](FieldReader tensor, size_t) {
+    rank->tensors.push_back(ReadTensor(std::move(tensor)));
+    rank->tensors.back().kind = kind;
+  });
+}
+
 Problem::Rank ReadRank(FieldReader in) {
   Problem::Rank rank;
   rank.name = in.Text("name", kLongestName);
@@ -62,21 +87,23 @@ Problem::Rank ReadRank(FieldReader in) {
   in.Each("links", kMostLinks, [&rank](FieldReader link, size_t) {
     rank.links.push_back(link.SelfText(kLongestName));
   });
-  rank.layers = in.Int("layers", 1, 1'000'000);
-  rank.resident_layers = in.Int("resident_layers", 0, 1'000'000);
   rank.gpu_budget_bytes = Amount(in, "gpu_budget_bytes");
-  rank.forward_layer_s = Amount(in, "forward_layer_s");
-  rank.backward_layer_s = Amount(in, "backward_layer_s");
-  rank.forward_d2h_fixed_bytes = OptionalAmount(in, "forward_d2h_fixed_bytes");
-  rank.forward_h2d_fixed_bytes = OptionalAmount(in, "forward_h2d_fixed_bytes");
-  rank.backward_d2h_fixed_bytes =
-      OptionalAmount(in, "backward_d2h_fixed_bytes");
-  rank.backward_h2d_fixed_bytes =
-      OptionalAmount(in, "backward_h2d_fixed_bytes");
   rank.host_fixed_bytes = OptionalAmount(in, "host_fixed_bytes");
-  in.Each("tensors", kMostTensors, [&rank](FieldReader tensor, size_t) {
-    rank.tensors.push_back(ReadTensor(std::move(tensor)));
-  });
+  // A rank that tells no kinds of layers apart has the one's fields among its
+  // own.
+  if (!in.Has("kinds")) {
+    rank.kinds = {ReadKind(in)};
+    ReadTensors(in, 0, &rank);
+  } else {
+    rank.kinds.clear();
+    in.Each("kinds", kMostKinds, [&rank](FieldReader kind, size_t k) {
+      std::string name = kind.Text("name", kLongestName);
+      rank.kinds.push_back(ReadKind(kind));
+      rank.kinds.back().name = std::move(name);
+      ReadTensors(kind, k, &rank);
+      kind.Finish();
+    });
+  }
   in.Finish();
   return rank;
 }

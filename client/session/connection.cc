@@ -72,6 +72,7 @@ void Connection::Close() {
 }
 
 absl::Status Connection::Gone() const {
+  if (!refused_.ok()) return refused_;
   return Mark(
       absl::UnavailableError(fmt::format(
           "{}: what is mapped stays and copies run on, but nothing new can be "
@@ -125,7 +126,8 @@ absl::StatusOr<std::vector<wire::Message>> Connection::Call(
   const absl::Status sent = SendPacket(packet, fds, clock.Now() + timeout);
   const MutexLock lock(mutex_);
   PendingCall& call = calls_[packet.id()];
-  if (sent.ok()) {
+  // A session that is closed already may still say why.
+  if (sent.ok() || absl::IsUnavailable(sent)) {
     AwaitBriefly(call);
     const auto deadline = CondVar::Deadline(timeout);
     while (!call.complete && !gone_ && changed_.WaitUntil(mutex_, deadline)) {
@@ -173,6 +175,10 @@ void Connection::ReturnLostLease(const wire::Message& message) {
 
 void Connection::OnReply(wire::Message message) {
   MutexLock lock(mutex_);
+  if (message.packet.id() == 0 && message.packet.reply().has_error()) {
+    refused_ = FaultOf(message.packet.reply().error());
+    return;
+  }
   const auto it = calls_.find(message.packet.id());
   if (it == calls_.end()) {
     lock.Unlock();

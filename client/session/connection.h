@@ -39,7 +39,8 @@ class Connection {
   ~Connection();
 
   // Sends and waits for the reply. A reply in parts comes as all its parts.
-  // The daemon's Error becomes the Status it stands for.
+  // The daemon's Error becomes the Status it stands for, also the one that it
+  // says to nobody's request before it closes: why it takes no session.
   absl::StatusOr<std::vector<wire::Message>> Call(
       const wire::Request& request, std::span<const int> fds = {},
       absl::Duration timeout = kCallTimeout);
@@ -84,6 +85,7 @@ class Connection {
   bool gone_ ABSL_GUARDED_BY(mutex_) = false;
   std::string gone_reason_ ABSL_GUARDED_BY(mutex_);
   Shortage gone_shortage_ ABSL_GUARDED_BY(mutex_) = Shortage::kNone;
+  absl::Status refused_ ABSL_GUARDED_BY(mutex_);  // OK: it was not
   std::thread thread_;  // last: it uses all of the above
 };
 

@@ -21,6 +21,8 @@ absl::StatusOr<std::unique_ptr<Mapping>> Mapping::Make(
   // A forked child would keep the memory alive after us. Memory of a real GPU
   // is not the kernel's to copy, and it may refuse.
   madvise(base, size.size(), MADV_DONTFORK);
+  // Nor is a crash the time to write gigabytes of activations to a disk.
+  madvise(base, size.size(), MADV_DONTDUMP);
   return mapping;
 }
 

@@ -15,6 +15,7 @@
 #include "client/session/welcome.h"
 #include "proto/base/mutex.h"
 #include "proto/base/status.h"
+#include "proto/gpu_nodes.h"
 #include "proto/plan/codec.h"
 #include "proto/plan/validate.h"
 #include "proto/step_report.h"
@@ -137,8 +138,11 @@ absl::Status SessionImpl::Start() {
       Connection::Open(
           socket, [this](wire::Message m) { OnWireEvent(std::move(m)); },
           [this](const std::string& reason) { OnGone(reason); }));
+  const std::vector<UniqueFd> nodes = wire::OpenGpuNodes(socket, options_.gpu);
+  std::vector<int> shown;
+  for (const UniqueFd& node : nodes) shown.push_back(node.get());
   SLUICE_ASSIGN_OR_RETURN(const auto reply,
-                          connection_->Call(HelloOf(options_)));
+                          connection_->Call(HelloOf(options_), shown));
   SLUICE_ASSIGN_OR_RETURN(welcome_, ReadWelcome(reply[0], options_.gpu));
   SLUICE_ASSIGN_OR_RETURN(driver_, OpenDriver(welcome_));
   SLUICE_ASSIGN_OR_RETURN(welcome_.limits.device,
@@ -147,7 +151,7 @@ absl::Status SessionImpl::Start() {
                           GrantPages::Map(reply[0].fds[0], reply[0].fds[1]));
   gate_ = std::make_unique<GrantGate>(
       pages_->limits(), welcome_.grant_slot, pages_->use(),
-      options_.guaranteed_bytes_per_second, &clock_);
+      welcome_.limits.guaranteed_bytes_per_second, &clock_);
   shared_gate_ = gate_.get();
   if (gone_) gate_->Detach();
   return absl::OkStatus();

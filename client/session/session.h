@@ -1,7 +1,8 @@
 // A rank's session with the node's daemon: lease, map, plan, events.
 //
 // The session is its socket: when the process ends, however, the daemon takes
-// everything back. Memory is mapped MADV_DONTFORK; a forked child sees none.
+// everything back. Memory is mapped MADV_DONTFORK and MADV_DONTDUMP: a forked
+// child sees none, and a core dump has none.
 //
 // Thread safety: Session is thread-safe; a Region belongs to one owner.
 #pragma once
@@ -30,6 +31,7 @@ struct SessionOptions {
   int world_size = 1;
   int local_ranks = 1;
   DeviceIndex gpu;
+  // Of its link, each way; admitted as a whole or not at all: limits() says.
   double guaranteed_bytes_per_second = 0;
   // False: a changed plan is answered "not taken" for it.
   bool takes_changes = true;
@@ -70,6 +72,9 @@ struct NodeLimits {
   NumaIndex numa;
   double h2d_bytes_per_second = 0;
   double d2h_bytes_per_second = 0;
+  // As asked for; or 0, and why it was not admitted (one line).
+  double guaranteed_bytes_per_second = 0;
+  std::string guarantee_refused;
 };
 
 class Session {

@@ -52,6 +52,7 @@ TEST_F(CAbi2Test, ReachedTellsWithoutWaiting) {
   EXPECT_EQ(reached, 1);
   // Behind a limit of 0 bytes the copy cannot start, so a wait would not end.
   daemon_.limits().slots[0].limit_bytes[kH2d] = 0;
+  daemon_.Beat();  // nor is a daemon that is gone waited for
   sluice_ticket ticket;
   ASSERT_EQ(sluice_engine_copy(engine_, SLUICE_HOST_TO_GPU, gpu(), host(),
                                kSize, nullptr, 0, &ticket),
@@ -131,7 +132,8 @@ class ChangesTest : public CAbiTest {
     plan::NodePlan plan;
     plan.id = PlanId(id);
     plan.infeasible = "it is a test";
-    plan.profile_hash = plan::HashProfiles({plan::RankProfile{.layers = 1}});
+    plan.profile_hash =
+        plan::HashProfiles({plan::RankProfile{.kinds = {{.layers = 1}}}});
     wire::Event event;
     event.mutable_plan_changed()->set_plan_id(id);
     const auto memfd = *wire::ToMemfd("plan", plan::Encode(plan));

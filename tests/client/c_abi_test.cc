@@ -91,7 +91,8 @@ TEST_F(CAbiTest, ReportsAndPlansGoThrough) {
   EXPECT_EQ(plan, nullptr);
 
   plan::NodePlan answer;
-  answer.profile_hash = plan::HashProfiles({plan::RankProfile{.layers = 1}});
+  answer.profile_hash =
+      plan::HashProfiles({plan::RankProfile{.kinds = {{.layers = 1}}}});
   answer.infeasible = "it is a test";
   daemon_.SetScript([&](const wire::Message& m) {
     if (!m.packet.request().has_submit_profile()) return false;
@@ -101,7 +102,8 @@ TEST_F(CAbiTest, ReportsAndPlansGoThrough) {
     daemon_.SendEvent(event, {memfd.get()});
     return false;
   });
-  const std::string profile = plan::Encode(plan::RankProfile{.layers = 1});
+  const std::string profile =
+      plan::Encode(plan::RankProfile{.kinds = {{.layers = 1}}});
   ASSERT_EQ(sluice_session_plan(session_, profile.c_str(), 20, &plan), 0)
       << sluice_last_error();
   EXPECT_THAT(plan, HasSubstr("it is a test"));

@@ -76,6 +76,17 @@ TEST(CtlGolden, Status) {
   ExpectGolden(text, "status.txt");
 }
 
+TEST(CtlRender, ADrainedNodeSaysSoBeforeAllElse) {
+  std::string snapshot = Read("snapshot.json");
+  snapshot.insert(snapshot.find('{') + 1,
+                  R"json("drained": {"by": "root (alice)",
+                      "reason": "a \u001b[31m", "age_s": 12.0},)json");
+  SLUICE_ASSERT_OK_AND_ASSIGN(const std::string text, RenderStatus(snapshot));
+  EXPECT_THAT(text, HasSubstr("DRAINED by root (alice) 12 s ago (a ?[31m): "
+                              "nothing new is granted until sluicectl undrain"
+                              "\n\nPOOL"));
+}
+
 TEST(CtlGolden, Jobs) {
   SLUICE_ASSERT_OK_AND_ASSIGN(const std::string text,
                               RenderJobs(Read("snapshot.json")));

@@ -168,6 +168,51 @@ TEST_F(PlanSwapCli, LayersThatStaySwapNothing) {
   }
 }
 
+// The example's layers as two kinds, of which the second is half as long.
+nlohmann::json TwoKinds() {
+  nlohmann::json node = Example();
+  nlohmann::json& rank = node["ranks"][0];
+  nlohmann::json kind;
+  for (const char* key :
+       {"layers", "resident_layers", "forward_layer_s", "backward_layer_s",
+        "forward_d2h_fixed_bytes", "forward_h2d_fixed_bytes",
+        "backward_d2h_fixed_bytes", "backward_h2d_fixed_bytes", "tensors"}) {
+    kind[key] = rank[key];
+    rank.erase(key);
+  }
+  rank["kinds"] = {kind, kind};
+  rank["kinds"][0]["name"] = "moe";
+  rank["kinds"][1]["name"] = "dense";
+  rank["kinds"][1]["forward_layer_s"] = 0.45;
+  rank["kinds"][1]["backward_layer_s"] = 1.0;
+  return node;
+}
+
+TEST_F(PlanSwapCli, KindsOfLayersHaveFractionsOfTheirOwn) {
+  const std::string path = Write(TwoKinds().dump());
+  const ChildResult words = Swap({path});
+  EXPECT_EQ(words.exit_code, 0) << words.err;
+  EXPECT_THAT(words.out, HasSubstr("  moe/ffn_up"));
+  EXPECT_THAT(words.out, HasSubstr("  dense/ffn_up"));
+  const auto json = nlohmann::json::parse(Swap({path, "--json"}).out);
+  const auto& tensors = json["ranks"][0]["tensors"];
+  ASSERT_EQ(tensors.size(), 8u);
+  EXPECT_EQ(tensors[3]["kind"], "moe");
+  EXPECT_EQ(tensors[7]["kind"], "dense");
+  EXPECT_EQ(tensors[7]["name"], "ffn_up");
+  EXPECT_GT(tensors[3]["swap"], tensors[7]["swap"]);
+  nlohmann::json node = TwoKinds();
+  node["ranks"][0]["layers"] = 3;
+  EXPECT_THAT(Refusal(node), HasSubstr("unknown field"));
+  node = TwoKinds();
+  node["ranks"][0]["kinds"][1].erase("layers");
+  EXPECT_THAT(Refusal(node), HasSubstr("ranks[0].kinds[1].layers: is missing"));
+  node = TwoKinds();
+  node["ranks"][0]["kinds"][1]["name"] = "moe";
+  EXPECT_THAT(Refusal(node),
+              HasSubstr("ranks[0].kinds[1].name: 'moe' occurs twice"));
+}
+
 TEST_F(PlanSwapCli, WrongFieldsAreNamedWithTheirPath) {
   nlohmann::json node = Example();
   node["ranks"][0]["tensors"][1]["bytes"] = -1;

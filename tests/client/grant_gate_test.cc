@@ -110,6 +110,27 @@ TEST_F(GrantGateTest, WithoutADaemonTheGuaranteedRateIsKept) {
   EXPECT_TRUE(waiter.Returned(kLong));
 }
 
+// Wrong once: a rank of a daemon that was 20 ms late took the whole link.
+TEST_F(GrantGateTest, ALateDaemonsLastRateIsKeptForHalfASecond) {
+  limits_.slots[kSlot].bytes_per_second[kH2d] = 1000;
+  GrantGate gate = Gate();
+  clock_.Advance(kGrantStaleAfter + absl::Nanoseconds(1));
+  gate.Acquire(kH2d, Bytes(100));  // the first goes at once
+  {
+    Waiter waiter(gate, kH2d, Bytes(1'000'000));
+    clock_.Advance(absl::Milliseconds(98));
+    EXPECT_FALSE(waiter.Returned(kShort));
+    clock_.Advance(absl::Milliseconds(3));
+    EXPECT_TRUE(waiter.Returned(kLong));
+  }
+  // At that rate this one would wait for 1,000 s.
+  Waiter waiter(gate, kH2d, Bytes(1));
+  clock_.Advance(kGrantPacedFor - absl::Milliseconds(102));
+  EXPECT_FALSE(waiter.Returned(kShort));
+  clock_.Advance(absl::Milliseconds(2));
+  EXPECT_TRUE(waiter.Returned(kLong));
+}
+
 TEST_F(GrantGateTest, WhatWasCopiedWithoutADaemonIsNotHeldAgainstTheRank) {
   GrantGate gate = Gate();
   clock_.Advance(absl::Seconds(1));

@@ -1,5 +1,6 @@
 #include "client/session/session.h"
 
+#include <sys/socket.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
@@ -8,9 +9,11 @@
 #include <fstream>
 #include <future>
 
+#include "client/session/connection.h"
 #include "proto/plan/codec.h"
 #include "tests/client/scripted_daemon.h"
 #include "tests/support/status_matchers.h"
+#include "tests/support/temp_dir.h"
 
 namespace sluice::client {
 namespace {
@@ -43,6 +46,38 @@ TEST(SessionOpen, AMissingSocketIsOneClearLine) {
               StatusIs(absl::StatusCode::kNotFound,
                        AllOf(HasSubstr("/nonexistent/s"),
                              HasSubstr("is sluiced running?"))));
+}
+
+// Wrong once: "sluiced has closed the session" was all that one heard, or that
+// the socket was closed.
+TEST(SessionOpen, ARefusalAtAcceptIsTheDaemonsOwnWords) {
+  const testing::TempDir directory;
+  SLUICE_ASSERT_OK_AND_ASSIGN(const UniqueFd listener,
+                              wire::Listen(directory.File("s"), 0600));
+  wire::Packet refusal;
+  refusal.mutable_reply()->mutable_error()->set_code(
+      static_cast<int>(absl::StatusCode::kResourceExhausted));
+  refusal.mutable_reply()->mutable_error()->set_message("the limit is 8");
+  const auto refused =
+      StatusIs(absl::StatusCode::kResourceExhausted, "the limit is 8");
+  std::vector<UniqueFd> peers;
+  const auto refuse = [&] {
+    peers.emplace_back(accept(listener.get(), nullptr, nullptr));
+    EXPECT_THAT(wire::Send(peers.back().get(), refusal), IsOk());
+    shutdown(peers.back().get(), SHUT_RDWR);
+  };
+  {
+    SLUICE_ASSERT_OK_AND_ASSIGN(const auto connection,
+                                Connection::Open(
+                                    directory.File("s"), [](wire::Message) {},
+                                    [](const std::string&) {}));
+    refuse();  // before it says anything
+    EXPECT_THAT(connection->Call(wire::Request()), refused);
+  }
+  std::thread daemon(refuse);
+  EXPECT_THAT(Session::Open({.socket = directory.File("s"), .job = "j"}),
+              refused);
+  daemon.join();
 }
 
 TEST_F(SessionTest, TellsTheNodesLimits) {
@@ -202,7 +237,7 @@ class PlanTest : public SessionTest {
  protected:
   static plan::RankProfile Profile() {
     plan::RankProfile profile;
-    profile.layers = 1;
+    profile.kinds[0].layers = 1;
     return profile;
   }
   static plan::NodePlan EmptyPlan() {

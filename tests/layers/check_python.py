@@ -13,7 +13,7 @@ ORDER = [
     "errors", "_guard", "ranges", "in_flight", "host_tensor",
     # The native half: library, daemon, session, memory.
     "_native", "daemon", "handle", "leased", "waiting", "session", "copies",
-    "books", "arena",
+    "books", "slabs", "arena",
     # One layer, chunk by chunk.
     "precision",
     "intervals",
@@ -39,6 +39,7 @@ ORDER = [
     "measured",
     "progress",
     "hidden",
+    "side",
     "spared",
     "step",
     "chunked",
@@ -52,6 +53,8 @@ ORDER = [
     "probe",
     "patch",
     "adapters.registry",
+    "adapters.padded",
+    "adapters.routers",
     "adapters.stand_in",
     "adapters.units",
     "adapters.part",
@@ -66,6 +69,7 @@ ORDER = [
     "adapters.absent",
     "adapters.logprobs",
     "adapters.head_loss",
+    "adapters.head_routers",
     "adapters.head",
     "adapters.head_trial",
     "adapters.packed",
@@ -84,7 +88,8 @@ ORDER = [
 TORCHLESS = {"errors", "_guard", "ranges", "_native", "daemon", "handle",
              "leased", "waiting", "session", "desk"}
 TRANSFORMERS = ("adapters.", "doctor")
-NO_TRANSFORMERS = {"adapters.layers", "adapters.units"}
+NO_TRANSFORMERS = {"adapters.layers", "adapters.stand_in", "adapters.units",
+                   "adapters.whole_calls"}
 
 NAMED = re.compile(r"^(\s*)from sluice(?:\.([\w.]+))? import (\(?[^#\n]*)")
 PLAIN = re.compile(r"^(\s*)import ([\w.]+)")

@@ -2,6 +2,7 @@
 
 #include <fcntl.h>
 #include <poll.h>
+#include <sched.h>
 #include <signal.h>
 #include <sys/prctl.h>
 #include <sys/wait.h>
@@ -171,6 +172,13 @@ void Child::ExpectSuccess(absl::Duration timeout) {
                                  << result.signal << "\n--- its stdout\n"
                                  << result.out << "--- its stderr\n"
                                  << result.err;
+}
+
+bool PinThisProcess(int core) {
+  cpu_set_t cores;
+  CPU_ZERO(&cores);
+  CPU_SET(core, &cores);
+  return sched_setaffinity(0, sizeof(cores), &cores) == 0;
 }
 
 std::string BinaryPath(const std::string& name) {

@@ -60,6 +60,10 @@ class Child {
   ChildResult result_;
 };
 
+// This process, and what it starts from now on, run on one core; false: the
+// kernel allows it none of that number.
+bool PinThisProcess(int core);
+
 // Path of a binary built beside the tests ("sluiced").
 std::string BinaryPath(const std::string& name);
 

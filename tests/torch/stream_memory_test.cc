@@ -165,8 +165,8 @@ TEST_F(StreamMemory, KeptBytesAreTheFractionsOfTheirClasses) {
     const auto f = options.stream.fractions.find(c.name);
     if (f == options.stream.fractions.end()) continue;
     kept += static_cast<int64_t>(
-        f->second.keep *
-        static_cast<double>(profile.layers * c.bytes_per_layer.count()));
+        f->second.keep * static_cast<double>(profile.kinds[0].layers *
+                                             c.bytes_per_layer.count()));
   }
   EXPECT_GE(stream::KeptBytes(options.stream).count(), kept);
   EXPECT_LE(stream::KeptBytes(options.stream).count(), kept + 2 * 8 * 4 * 63)
@@ -308,7 +308,7 @@ TEST_F(StreamMemory, TheProfileCountsExecutionsAndBoundsHostBytes) {
     const plan::RankProfile profile = stream::Profile(options.stream, kinds);
     double host = double(profile.host_fixed.count());
     for (const plan::SkeletalClass& c : profile.classes) {
-      host += double(profile.layers * c.bytes_per_layer.count()) *
+      host += double(profile.kinds[0].layers * c.bytes_per_layer.count()) *
               (c.must_swap ? 1 : alpha);
     }
     EXPECT_GE(host, double(stream::HostBytes(options.stream).count()));
@@ -322,7 +322,8 @@ TEST_F(StreamMemory, TheProfileCountsExecutionsAndBoundsHostBytes) {
                         : f != mixed.stream.fractions.end()
                             ? f->second.swap
                             : mixed.stream.alpha;
-    host += double(mixed_profile.layers * c.bytes_per_layer.count()) * swap;
+    host += double(mixed_profile.kinds[0].layers * c.bytes_per_layer.count()) *
+            swap;
   }
   EXPECT_GE(host, double(stream::HostBytes(mixed.stream).count()));
   // Recorded in the whole step itself, so counted alike; were each execution to
@@ -336,8 +337,8 @@ TEST_F(StreamMemory, TheProfileCountsExecutionsAndBoundsHostBytes) {
         << kinds[i].name;
   }
   // 9 chunks: projections, the second half, blocks; and q, k, v once more.
-  EXPECT_EQ(profile.forward_layer_seconds, 9 + 9 + 45);
-  EXPECT_EQ(profile.backward_layer_seconds, 9 + 9 + 45 + 9);
+  EXPECT_EQ(profile.kinds[0].forward_layer_seconds, 9 + 9 + 45);
+  EXPECT_EQ(profile.kinds[0].backward_layer_seconds, 9 + 9 + 45 + 9);
 }
 
 // Exactly so where nothing is rounded; what comes in hides the most.
@@ -347,10 +348,12 @@ TEST_F(StreamMemory, AStepMovesTheBytesThatTheProfileTells) {
         std::pair(0.0, QueriesOuter(Options(135, 0))),
         std::pair(1.0, QueriesOuter(Options(135, 1)))}) {
     const plan::RankProfile profile = stream::Profile(options.stream, {});
-    int64_t in =
-        (profile.forward_h2d_fixed + profile.backward_h2d_fixed).count();
-    int64_t out =
-        (profile.forward_d2h_fixed + profile.backward_d2h_fixed).count();
+    int64_t in = (profile.kinds[0].forward_h2d_fixed +
+                  profile.kinds[0].backward_h2d_fixed)
+                     .count();
+    int64_t out = (profile.kinds[0].forward_d2h_fixed +
+                   profile.kinds[0].backward_d2h_fixed)
+                      .count();
     int64_t hidden = 0;
     for (const plan::SkeletalClass& c : profile.classes) {
       if (c.name == "layer_input") hidden = c.bytes_per_layer.count();
@@ -364,10 +367,11 @@ TEST_F(StreamMemory, AStepMovesTheBytesThatTheProfileTells) {
     // Beside the layers: the loss and the embedding's backward fetch a hidden
     // state each, the embedding and the loss send one.
     EXPECT_EQ((after.h2d - before.h2d).count(),
-              profile.layers * in + 2 * hidden);
+              profile.kinds[0].layers * in + 2 * hidden);
     EXPECT_LE((after.d2h - before.d2h).count(),
-              profile.layers * out + 2 * hidden);
-    EXPECT_GE((after.d2h - before.d2h).count(), profile.layers * out * 8 / 10);
+              profile.kinds[0].layers * out + 2 * hidden);
+    EXPECT_GE((after.d2h - before.d2h).count(),
+              profile.kinds[0].layers * out * 8 / 10);
   }
 }
 
@@ -376,8 +380,9 @@ TEST_F(StreamMemory, AStepMovesTheBytesThatTheProfileTells) {
 TEST_F(StreamMemory, AStepFetchesWhatItsFractionsTell) {
   const StreamContext::Options options = MixedOptions(128);
   const plan::RankProfile profile = stream::Profile(options.stream, {});
-  double in =
-      double((profile.forward_h2d_fixed + profile.backward_h2d_fixed).count());
+  double in = double(
+      (profile.kinds[0].forward_h2d_fixed + profile.kinds[0].backward_h2d_fixed)
+          .count());
   double hidden = 0;
   for (const plan::SkeletalClass& c : profile.classes) {
     if (c.name == "layer_input") hidden = double(c.bytes_per_layer.count());
@@ -393,7 +398,7 @@ TEST_F(StreamMemory, AStepFetchesWhatItsFractionsTell) {
   Step(options);
   const client::CopyStats after = engine_->stats();
   EXPECT_EQ(double((after.h2d - before.h2d).count()),
-            double(profile.layers) * in + 2 * hidden);
+            double(profile.kinds[0].layers) * in + 2 * hidden);
 }
 
 }  // namespace

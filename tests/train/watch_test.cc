@@ -243,10 +243,10 @@ TEST(Banner, EachBaselineSaysWhereItsActivationsAre) {
 
 TEST(Banner, ExpectedSecondsAreSegmentsTimesExecutionsAndTheLongerCopyStream) {
   plan::RankProfile profile;
-  profile.layers = 2;
+  profile.kinds[0].layers = 2;
   profile.segments = {{"a", {}, 0.5, 4}, {"b", {}, 0.25, 2}};
-  profile.forward_h2d_fixed = Bytes(100);
-  profile.backward_d2h_fixed = Bytes(300);
+  profile.kinds[0].forward_h2d_fixed = Bytes(100);
+  profile.kinds[0].backward_d2h_fixed = Bytes(300);
   profile.classes.push_back({.name = "norm1", .bytes_per_layer = Bytes(1000)});
   plan::RankPlan plan;
   plan.classes = {{"norm1", {0, 0.5, 0.5}, ""}};

@@ -134,7 +134,8 @@ plan::RankProfile StreamedStepper::Profile(
   bool free = false;
   for (const plan::SkeletalClass& c : profile.classes) {
     free |= !c.must_swap && !c.given.swap && profile.alpha < 0;
-    named += c.given.keep.value_or(0) * static_cast<double>(profile.layers) *
+    named += c.given.keep.value_or(0) *
+             static_cast<double>(plan::KindOf(profile, c).layers) *
              static_cast<double>(c.bytes_per_layer.count());
   }
   // It was recorded with what it will do.

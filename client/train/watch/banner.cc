@@ -146,22 +146,30 @@ double ComputeSeconds(const plan::RankProfile& profile) {
 
 double CopySeconds(const plan::RankProfile& profile, const plan::RankPlan& plan,
                    double h2d_bytes_per_second, double d2h_bytes_per_second) {
-  double in = static_cast<double>(
-      (profile.forward_h2d_fixed + profile.backward_h2d_fixed).count());
-  double out = static_cast<double>(
-      (profile.forward_d2h_fixed + profile.backward_d2h_fixed).count());
+  double in = 0, out = 0;
+  for (const plan::LayerKind& kind : profile.kinds) {
+    const auto layers = static_cast<double>(kind.layers);
+    in += layers *
+          static_cast<double>(
+              (kind.forward_h2d_fixed + kind.backward_h2d_fixed).count());
+    out += layers *
+           static_cast<double>(
+               (kind.forward_d2h_fixed + kind.backward_d2h_fixed).count());
+  }
   for (const plan::SkeletalClass& c : profile.classes) {
     if (c.traffic_in_fixed) continue;
     for (const plan::ClassPlan& planned : plan.classes) {
-      if (planned.name != c.name) continue;
-      const double bytes = planned.fractions.swap *
-                           static_cast<double>(c.bytes_per_layer.count());
+      if (planned.name != c.name || planned.kind != c.kind) continue;
+      const double bytes =
+          planned.fractions.swap *
+          static_cast<double>(plan::KindOf(profile, c).layers) *
+          static_cast<double>(c.bytes_per_layer.count());
       in += bytes;
       out += bytes;
     }
   }
-  const auto seconds = [&](double bytes, double speed) {
-    return speed > 0 ? bytes * static_cast<double>(profile.layers) / speed : 0;
+  const auto seconds = [](double bytes, double speed) {
+    return speed > 0 ? bytes / speed : 0;
   };
   return std::max(seconds(in, h2d_bytes_per_second),
                   seconds(out, d2h_bytes_per_second));

@@ -18,7 +18,7 @@ plan::RankProfile ProfileOf(Rank rank) {
   plan::RankProfile profile;
   profile.rank = rank;
   profile.gpu = DeviceIndex(rank.value());
-  profile.layers = 2;
+  profile.kinds[0].layers = 2;
   for (const char* name : {"qkv.forward.full", "loss.full"}) {
     plan::SegmentKind segment;
     segment.name = name;
@@ -30,8 +30,8 @@ plan::RankProfile ProfileOf(Rank rank) {
   }
   profile.classes = {
       {.name = "ffn_up", .bytes_per_layer = MiB(1), .recompute_seconds = 0.01}};
-  profile.forward_layer_seconds = 0.1;
-  profile.backward_layer_seconds = 0.2;
+  profile.kinds[0].forward_layer_seconds = 0.1;
+  profile.kinds[0].backward_layer_seconds = 0.2;
   profile.transient_capacity = MiB(4);
   return profile;
 }

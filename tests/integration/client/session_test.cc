@@ -126,6 +126,34 @@ TEST(ClientIntegration, AFreedRegionCanBeLeasedAgainAtOnce) {
   }
 }
 
+// The flags that the kernel shows of the mapping at `address` ("rd wr dc dd").
+std::string MappingFlags(const std::byte* address) {
+  std::ifstream file("/proc/self/smaps");
+  const auto wanted = reinterpret_cast<uintptr_t>(address);
+  bool found = false;
+  for (std::string line; std::getline(file, line);) {
+    uintptr_t begin, end;
+    if (std::sscanf(line.c_str(), "%lx-%lx ", &begin, &end) == 2) {
+      found = begin <= wanted && wanted < end;
+    } else if (found && line.starts_with("VmFlags:")) {
+      return line + " ";
+    }
+  }
+  return "";
+}
+
+TEST(ClientIntegration, LeasedMemoryIsInNoChildAndInNoCoreDump) {
+  RunningDaemon daemon;
+  const auto session = Session::Open(RankOf(daemon, 0, 1));
+  ASSERT_THAT(session, IsOk());
+  const auto host = (*session)->LeaseHost(MiB(9));
+  ASSERT_THAT(host, IsOk());
+  for (const std::byte* at :
+       {(*host)->data(), (*host)->data() + (*host)->size().count() - 1}) {
+    EXPECT_THAT(MappingFlags(at), AllOf(HasSubstr(" dc "), HasSubstr(" dd ")));
+  }
+}
+
 TEST(ClientIntegration, ARefusalSaysAskedAndFree) {
   RunningDaemon daemon;
   SLUICE_ASSERT_OK_AND_ASSIGN(const auto session,

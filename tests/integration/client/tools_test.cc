@@ -154,6 +154,28 @@ TEST(Tools, AnAdministratorAsksTheAdminSocket) {
   }
 }
 
+TEST(Tools, ADrainedNodeTakesNoRankUntilItIsUndrained) {
+  RunningDaemon daemon;
+  const auto session = OpenSession(daemon, "held");
+  const ChildResult drained =
+      RunTool(daemon, {"sluicectl", "drain", "--reason", "new driver"});
+  EXPECT_EQ(drained.out,
+            "the node is drained: nothing new is granted; 1 rank is attached "
+            "still\n")
+      << drained.err;
+  EXPECT_THAT(RunTool(daemon, {"sluicectl", "status"}).out,
+              HasSubstr("(new driver): nothing new is granted"));
+  EXPECT_THAT(session->LeaseGpu(MiB(1)).status(),
+              StatusIs(absl::StatusCode::kFailedPrecondition,
+                       HasSubstr("the node is drained by ")));
+  const ChildResult undrained = RunTool(daemon, {"sluicectl", "undrain"});
+  EXPECT_EQ(undrained.out, "the node is not drained any more\n");
+  EXPECT_THAT(session->LeaseGpu(MiB(1)), IsOk());
+  const ChildResult again = RunTool(daemon, {"sluicectl", "undrain"});
+  EXPECT_NE(again.exit_code, 0);
+  EXPECT_EQ(again.err, "error: the node is not drained\n");
+}
+
 TEST(Tools, AnEvictedRankIsToldWhy) {
   RunningDaemon daemon;
   const auto session = OpenSession(daemon, "tune");

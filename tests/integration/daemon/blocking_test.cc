@@ -2,7 +2,6 @@
 // to close, a standard error that nobody reads.
 #include <arpa/inet.h>
 #include <fcntl.h>
-#include <netinet/in.h>
 #include <pthread.h>
 #include <signal.h>
 #include <sys/mman.h>
@@ -22,35 +21,11 @@
 #include "gtest/gtest.h"
 #include "kernels/device/sim/state.h"
 #include "tests/integration/daemon/harness.h"
+#include "tests/integration/daemon/lingering_socket.h"
 #include "tests/support/status_matchers.h"
 
 namespace sluice::testing {
 namespace {
-
-// A socket whose last close waits for a minute: what it has sent is never
-// read. `reader` must be kept, or the close is short.
-UniqueFd LingeringSocket(UniqueFd& reader) {
-  const UniqueFd listener(socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0));
-  sockaddr_in address = {};
-  address.sin_family = AF_INET;
-  address.sin_addr.s_addr = htonl(INADDR_LOOPBACK);
-  socklen_t size = sizeof(address);
-  auto* const generic = reinterpret_cast<sockaddr*>(&address);
-  EXPECT_EQ(bind(listener.get(), generic, sizeof(address)), 0);
-  EXPECT_EQ(listen(listener.get(), 1), 0);
-  EXPECT_EQ(getsockname(listener.get(), generic, &size), 0);
-  UniqueFd sender(socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0));
-  EXPECT_EQ(connect(sender.get(), generic, sizeof(address)), 0);
-  reader = UniqueFd(accept4(listener.get(), nullptr, nullptr, SOCK_CLOEXEC));
-  const std::vector<char> much(1 << 16, 'x');
-  while (send(sender.get(), much.data(), much.size(), MSG_DONTWAIT) > 0) {
-  }
-  const linger minute = {.l_onoff = 1, .l_linger = 60};
-  EXPECT_EQ(
-      setsockopt(sender.get(), SOL_SOCKET, SO_LINGER, &minute, sizeof(minute)),
-      0);
-  return sender;
-}
 
 // The honest requests of a second, none of which waits.
 void ExpectPrompt(const std::string& socket) {
@@ -107,6 +82,7 @@ void SendLingering(int socket, const std::vector<wire::Packet>& packets,
   for (const wire::Packet& packet : packets) {
     UniqueFd& reader = readers.emplace_back();
     const UniqueFd lingering = LingeringSocket(reader);
+    ASSERT_TRUE(lingering);
     const int fd = lingering.get();
     ASSERT_THAT(wire::Send(socket, packet, std::vector<int>{fd}), IsOk());
   }
@@ -159,6 +135,7 @@ TEST(DaemonBlocking, AFloodOfThemEndsTheSessionAndLeavesNothing) {
   for (int i = 0; i < 16; ++i) {
     UniqueFd& reader = readers.emplace_back();
     raw.push_back(lingering.emplace_back(LingeringSocket(reader)).get());
+    ASSERT_GE(raw.back(), 0);
   }
   {
     const Stopped stopped(daemon);

@@ -3,13 +3,16 @@
 #include <fmt/format.h>
 #include <poll.h>
 #include <sys/socket.h>
+#include <sys/un.h>
 #include <unistd.h>
 
+#include <filesystem>
 #include <fstream>
 
 #include "absl/time/clock.h"
 #include "gtest/gtest.h"
 #include "proto/base/status.h"
+#include "proto/gpu_nodes.h"
 
 namespace sluice::testing {
 namespace {
@@ -38,6 +41,10 @@ RunningDaemon::RunningDaemon(const std::string& toml,
                 {"/usr/bin/setpriv", fmt::format("--reuid={}", limits.user),
                  "--clear-groups", "--inh-caps=-all", "--bounding-set=-all"});
   }
+  if (limits.user_namespace) {
+    argv.insert(argv.begin(),
+                {"/usr/bin/unshare", "--user", "--map-root-user"});
+  }
   if (limits.open_files != 0) {
     argv.insert(argv.begin(),
                 {"/usr/bin/prlimit",
@@ -57,12 +64,29 @@ std::string RunningDaemon::ReadyField(const std::string& name) {
   return text.substr(begin, text.find_first_of(" ,\n", begin) - begin);
 }
 
-Bytes RunningDaemon::ResidentMemory() const {
+Bytes RunningDaemon::Memory(const std::string& line) const {
   std::ifstream file(fmt::format("/proc/{}/status", process_->pid()));
-  for (std::string line; std::getline(file, line);) {
-    if (line.starts_with("VmRSS:")) return KiB(std::stoll(line.substr(6)));
+  for (std::string text; std::getline(file, text);) {
+    if (text.starts_with(line + ":")) {
+      return KiB(std::stoll(text.substr(line.size() + 1)));
+    }
   }
   return Bytes(0);
+}
+
+int RunningDaemon::Descriptors() const {
+  const std::filesystem::directory_iterator fds(
+      fmt::format("/proc/{}/fd", process_->pid()));
+  return static_cast<int>(std::distance(begin(fds), end(fds)));
+}
+
+std::vector<UniqueFd> GpuNodes(int client, int gpu) {
+  sockaddr_un address = {};
+  socklen_t size = sizeof(address);
+  EXPECT_EQ(getpeername(client, reinterpret_cast<sockaddr*>(&address), &size),
+            0);
+  return wire::OpenGpuNodes(address.sun_path,
+                            DeviceIndex(static_cast<uint64_t>(gpu)));
 }
 
 absl::StatusOr<RawClient> RawClient::Connect(const std::string& socket) {
@@ -87,7 +111,9 @@ absl::StatusOr<RawClient::Reply> RawClient::Call(const wire::Request& request,
   wire::Packet packet;
   packet.set_id(id != 0 ? id : next_id_++);
   *packet.mutable_request() = request;
-  SLUICE_RETURN_IF_ERROR(wire::Send(socket_.get(), packet, fds));
+  const absl::Status sent = wire::Send(socket_.get(), packet, fds);
+  // One that was refused is closed, and still has the word why.
+  if (!sent.ok() && !absl::IsUnavailable(sent)) return sent;
   Reply whole;
   while (true) {
     SLUICE_ASSIGN_OR_RETURN(wire::Message message,
@@ -96,7 +122,9 @@ absl::StatusOr<RawClient::Reply> RawClient::Call(const wire::Request& request,
       events_.push_back(std::move(message));
       continue;
     }
-    if (message.packet.id() != packet.id()) {
+    const bool refused =
+        message.packet.id() == 0 && message.packet.reply().has_error();
+    if (message.packet.id() != packet.id() && !refused) {
       return absl::InternalError(
           fmt::format("reply to request {} instead of {}", message.packet.id(),
                       packet.id()));
@@ -130,7 +158,10 @@ absl::StatusOr<RawClient::Reply> RawClient::Hello(const std::string& job,
   hello->set_world_size(ranks);
   hello->set_local_ranks(ranks);
   hello->set_gpu(gpu);
-  return Call(request);
+  const std::vector<UniqueFd> nodes = GpuNodes(socket_.get(), gpu);
+  std::vector<int> shown;
+  for (const UniqueFd& node : nodes) shown.push_back(node.get());
+  return Call(request, shown);
 }
 
 absl::StatusOr<RawClient::Reply> RawClient::Observe() {

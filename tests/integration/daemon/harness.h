@@ -21,6 +21,7 @@ namespace sluice::testing {
 struct DaemonLimits {
   int open_files = 0;  // soft and hard; 0: as this process
   uid_t user = 0;      // not root: without any capability; only root may
+  bool user_namespace = false;  // one that maps no user but root; only root may
 };
 
 class RunningDaemon {
@@ -36,12 +37,17 @@ class RunningDaemon {
   Child& process() { return *process_; }
   // The rest of the ready line after `name=`, up to a blank.
   std::string ReadyField(const std::string& name);
-  Bytes ResidentMemory() const;
+  // A line of /proc/PID/status: "VmRSS", "RssAnon", "VmHWM"; 0 without one.
+  Bytes Memory(const std::string& line) const;
+  int Descriptors() const;
 
  private:
   TempDir directory_;
   std::unique_ptr<Child> process_;
 };
+
+// What a rank of GPU `gpu` shows with its Hello.
+std::vector<UniqueFd> GpuNodes(int client, int gpu);
 
 // One session, blocking, one request at a time. Events that come meanwhile
 // are kept.

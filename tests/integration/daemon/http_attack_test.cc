@@ -31,7 +31,7 @@ class HttpAttack : public ::testing::Test {
   HttpAttack() : daemon_("[http]\nlisten = \"127.0.0.1:0\"\n") {
     address_ = daemon_.ReadyField("http");
     ExpectAnswered("before");
-    before_ = daemon_.ResidentMemory();
+    before_ = daemon_.Memory("VmRSS");
   }
 
   void ExpectAnswered(const std::string& when) {
@@ -43,7 +43,7 @@ class HttpAttack : public ::testing::Test {
     }
   }
   void ExpectSmall() {
-    const Bytes after = daemon_.ResidentMemory();
+    const Bytes after = daemon_.Memory("VmRSS");
     RecordProperty("grown_bytes", std::to_string((after - before_).count()));
     if (kMeasureMemory) {
       EXPECT_LT(after, before_ + MiB(8));

@@ -157,6 +157,41 @@ TEST(DaemonMetrics, StepsHaveTheirJobAndLimitsLinksAndTheProcessAreThere) {
   }
 }
 
+TEST(DaemonMetrics, TellWhatEachUserHasOfWhatIsCountable) {
+  RunningDaemon daemon(std::string(kHttpOn) + "[quota]\nsessions = 2\n");
+  SLUICE_ASSERT_OK_AND_ASSIGN(RawClient client,
+                              RawClient::Connect(daemon.socket()));
+  ASSERT_THAT(client.Hello("demo"), IsOk());
+  SLUICE_ASSERT_OK_AND_ASSIGN(RawClient asker,
+                              RawClient::Connect(daemon.socket()));
+  ASSERT_THAT(asker.Observe(), IsOk());
+  SLUICE_ASSERT_OK_AND_ASSIGN(RawClient third,
+                              RawClient::Connect(daemon.socket()));
+  ASSERT_THAT(third.Observe(), StatusIs(absl::StatusCode::kResourceExhausted));
+  const std::string sums = HttpGet(daemon.ReadyField("http"), "/metrics");
+  const std::string all = HttpGet(daemon.http_socket(), "/metrics");
+  for (const char* line :
+       {"sluice_quota_used{of=\"sessions\"} 2\n",
+        "sluice_quota_limit_per_user{of=\"sessions\"} 2\n",
+        "sluice_quota_used{of=\"rank_sessions\"} 1\n",
+        "sluice_quota_refusals_total{of=\"sessions\"} 1\n"}) {
+    EXPECT_THAT(sums, HasSubstr(line));
+    EXPECT_THAT(all, HasSubstr(line));
+  }
+  EXPECT_THAT(sums, ::testing::Not(HasSubstr("sluice_quota_user_used")));
+  EXPECT_THAT(all, HasSubstr(fmt::format("sluice_quota_user_used{{of=\"sessions"
+                                         "\",uid=\"{}\",cgroup=\"\"}} 2\n",
+                                         geteuid())));
+  wire::Request query;
+  query.mutable_query();
+  SLUICE_ASSERT_OK_AND_ASSIGN(const auto reply, asker.Call(query));
+  const auto json = nlohmann::json::parse(reply.body.snapshot().json());
+  const auto& sessions = json.at("quotas").at(0);
+  EXPECT_EQ(sessions.at("of"), "sessions");
+  EXPECT_EQ(sessions.at("users").at(0).at("uid"), geteuid());
+  EXPECT_EQ(sessions.at("users").at(0).at("used"), 2);
+}
+
 TEST(DaemonMetrics, WhoAsksForTheStatusIsNotCounted) {
   RunningDaemon daemon;
   SLUICE_ASSERT_OK_AND_ASSIGN(RawClient rank,
@@ -275,6 +310,91 @@ TEST(DaemonAdmin, BudgetBindsAtOnceAndIsRefusedWhereItWouldBreakAPromise) {
                        HasSubstr("job 'demo' uses 8 MiB of its limit of 10 "
                                  "MiB; an administrator can raise it")));
   EXPECT_THAT(client.Lease(wire::Lease::GPU, MiB(2)), IsOk());
+}
+
+TEST(DaemonAdmin, WhatAdministratorsSetOutlivesTheDaemon) {
+  const TempDir kept;
+  const std::string toml =
+      fmt::format("[policy]\nfolder = \"{}/state\"\n", kept.path());
+  {
+    RunningDaemon daemon(toml);
+    const auto stub = AdminStub(daemon);
+    admin::SetBudgetRequest set;
+    set.set_job("tune");
+    set.set_gpu_bytes(MiB(4).size());
+    set.set_by("alice");
+    grpc::ClientContext budget, drain;
+    admin::SetBudgetReply limits;
+    ASSERT_TRUE(stub->SetBudget(&budget, set, &limits).ok());
+    admin::DrainRequest why;
+    why.set_by("bob");
+    why.set_reason("new driver");
+    admin::DrainReply drained;
+    ASSERT_TRUE(stub->Drain(&drain, why, &drained).ok());
+    EXPECT_EQ(drained.ranks(), 0u);
+    daemon.process().Kill(SIGKILL);  // no chance to write anything
+    daemon.process().Join();
+  }
+  RunningDaemon daemon(toml);
+  SLUICE_ASSERT_OK_AND_ASSIGN(RawClient late,
+                              RawClient::Connect(daemon.socket()));
+  EXPECT_THAT(late.Hello("tune"),
+              StatusIs(absl::StatusCode::kFailedPrecondition,
+                       HasSubstr("the node is drained by bob (new driver)")));
+  const auto stub = AdminStub(daemon);
+  grpc::ClientContext status, undrain, again;
+  admin::StatusReply told;
+  ASSERT_TRUE(stub->Status(&status, {}, &told).ok());
+  const auto snapshot = nlohmann::json::parse(told.json());
+  EXPECT_EQ(snapshot["drained"]["reason"], "new driver");
+  EXPECT_EQ(snapshot["limits"][0]["job"], "tune");
+  EXPECT_EQ(snapshot["limits"][0]["by"], "alice");
+  admin::UndrainReply done;
+  ASSERT_TRUE(stub->Undrain(&undrain, {}, &done).ok());
+  EXPECT_EQ(stub->Undrain(&again, {}, &done).error_message(),
+            "the node is not drained");
+  SLUICE_ASSERT_OK_AND_ASSIGN(RawClient rank,
+                              RawClient::Connect(daemon.socket()));
+  ASSERT_THAT(rank.Hello("tune"), IsOk());
+  EXPECT_THAT(rank.Lease(wire::Lease::GPU, MiB(5)),
+              StatusIs(absl::StatusCode::kResourceExhausted,
+                       HasSubstr("its limit of 4 MiB")));
+}
+
+TEST(DaemonAdmin, WhatCannotBeKeptIsNotSet) {
+  const TempDir kept;
+  std::ofstream(kept.File("file")) << "no folder";
+  RunningDaemon daemon(
+      fmt::format("[policy]\nfolder = \"{}/file/state\"\n", kept.path()));
+  const auto stub = AdminStub(daemon);
+  admin::SetBudgetRequest set;
+  set.set_job("tune");
+  set.set_gpu_bytes(MiB(4).size());
+  grpc::ClientContext budget, status;
+  admin::SetBudgetReply limits;
+  const grpc::Status refused = stub->SetBudget(&budget, set, &limits);
+  EXPECT_THAT(refused.error_message(), HasSubstr("nothing was changed"));
+  admin::StatusReply told;
+  ASSERT_TRUE(stub->Status(&status, {}, &told).ok());
+  EXPECT_TRUE(nlohmann::json::parse(told.json())["limits"].empty());
+}
+
+TEST(DaemonStart, ABadPolicyIsRefusedInOneLine) {
+  const TempDir kept;
+  std::ofstream(kept.File("policy")) << "{";
+  std::ofstream(kept.File("config.toml"))
+      << fmt::format("[policy]\nfolder = \"{}\"\n", kept.path());
+  for (const bool check : {false, true}) {
+    std::vector<std::string> argv = {
+        BinaryPath("sluiced"),   "--driver",       "sim",
+        "--runtime-dir",         kept.File("run"), "--config",
+        kept.File("config.toml")};
+    if (check) argv.push_back("--check-config");
+    const ChildResult ended = Child::Spawn(argv)->Join();
+    EXPECT_EQ(ended.exit_code, 2);
+    EXPECT_THAT(ended.err, HasSubstr("error: the policy "));
+    EXPECT_THAT(ended.err, HasSubstr("it is no JSON, or not all of it; mend"));
+  }
 }
 
 TEST(DaemonAdmin, EvictedRankIsToldWhyAndItsMemoryComesBackWhenItEnds) {

@@ -1,9 +1,12 @@
 // Plans through the real daemon and the real worker.
 #include <signal.h>
+#include <sys/socket.h>
+#include <sys/stat.h>
 #include <unistd.h>
 
 #include <algorithm>
 #include <fstream>
+#include <iterator>
 #include <memory>
 #include <random>
 #include <string>
@@ -25,7 +28,7 @@ plan::RankProfile ProfileOf(int rank, int gpu) {
   plan::RankProfile profile;
   profile.rank = Rank(rank);
   profile.gpu = DeviceIndex(gpu);
-  profile.layers = 4;
+  profile.kinds[0].layers = 4;
   plan::SegmentKind kind;
   kind.name = "qkv.forward.full";
   kind.trace.buffers = {
@@ -39,8 +42,8 @@ plan::RankProfile ProfileOf(int rank, int gpu) {
   plan::SkeletalClass rest{
       .name = "ffn_up", .bytes_per_layer = MiB(4), .recompute_seconds = 0.01};
   profile.classes = {input, rest};
-  profile.forward_layer_seconds = 0.1;
-  profile.backward_layer_seconds = 0.2;
+  profile.kinds[0].forward_layer_seconds = 0.1;
+  profile.kinds[0].backward_layer_seconds = 0.2;
   return profile;
 }
 
@@ -94,7 +97,7 @@ absl::StatusOr<plan::NodePlan> AskOnce(const std::string& socket,
   SLUICE_ASSIGN_OR_RETURN(RawClient client, RawClient::Connect(socket));
   SLUICE_RETURN_IF_ERROR(client.Hello("demo").status());
   plan::RankProfile profile = ProfileOf(0, 0);
-  profile.forward_layer_seconds = seconds;
+  profile.kinds[0].forward_layer_seconds = seconds;
   SLUICE_RETURN_IF_ERROR(Submit(client, plan::Encode(profile)));
   return NextPlan(client);
 }
@@ -261,6 +264,122 @@ TEST(DaemonPlan, WorkerThatDoesNotExistFailsThePlanNotTheDaemon) {
   EXPECT_THAT(NextPlan(a), StatusIs(absl::StatusCode::kInternal,
                                     HasSubstr("start the plan worker")));
   EXPECT_THAT(a.Lease(wire::Lease::GPU, MiB(1)), IsOk());
+}
+
+// A profile whose text is long and whose values are many.
+std::string LongProfile(int rank, int gpu, int buffers) {
+  plan::RankProfile profile = ProfileOf(rank, gpu);
+  plan::Trace& trace = profile.segments[0].trace;
+  trace.buffers.clear();
+  for (int i = 0; i < buffers; ++i) {
+    trace.buffers.push_back({i, i, i + 2, KiB(1 + i % 7)});
+  }
+  trace.end = buffers + 2;
+  return plan::Encode(profile);
+}
+
+// Wrong once: 20,000 were taken, held and decoded one after the other; an
+// honest profile got no answer within two minutes.
+TEST(DaemonPlan, ManyProfilesOfOneRankHoldUpNobodyAndAreNotKept) {
+  RunningDaemon daemon;
+  SLUICE_ASSERT_OK_AND_ASSIGN(RawClient honest,
+                              RawClient::Connect(daemon.socket()));
+  ASSERT_THAT(honest.Hello("honest", 0, 1, 1), IsOk());
+  SLUICE_ASSERT_OK_AND_ASSIGN(RawClient greedy,
+                              RawClient::Connect(daemon.socket()));
+  ASSERT_THAT(greedy.Hello("greedy"), IsOk());
+  const int before = daemon.Descriptors();
+  SLUICE_ASSERT_OK_AND_ASSIGN(
+      const UniqueFd fd, wire::ToMemfd("profile", LongProfile(0, 0, 60000)));
+  int most = 0, refused = 0;
+  const auto read = [&] {
+    auto reply = wire::Receive(greedy.fd(), MSG_DONTWAIT);
+    refused += reply.ok() && reply->has_value() &&
+               (*reply)->packet.reply().has_error();
+    return reply.ok();
+  };
+  // It is ended where more descriptors wait to be closed than one may send.
+  bool ended = false;
+  constexpr int kSent = 1000;
+  for (int i = 0; i < kSent && !ended; ++i) {
+    wire::Packet packet;
+    packet.set_id(static_cast<uint64_t>(100 + i));
+    packet.mutable_request()->mutable_submit_profile();
+    const int fds[] = {fd.get()};
+    absl::Status sent = wire::Send(greedy.fd(), packet, fds);
+    while (absl::IsResourceExhausted(sent)) {
+      if (!read()) absl::SleepFor(absl::Milliseconds(1));
+      sent = wire::Send(greedy.fd(), packet, fds);
+    }
+    ended = !sent.ok();
+    read();
+    if (i % 100 == 0) most = std::max(most, daemon.Descriptors());
+  }
+  EXPECT_TRUE(ended || refused > kSent / 2) << refused;
+  EXPECT_LE(most, before + 300);
+  const absl::Time start = absl::Now();
+  ASSERT_THAT(Submit(honest, plan::Encode(ProfileOf(0, 1))), IsOk());
+  EXPECT_LT(absl::Now() - start, absl::Seconds(2));
+  greedy.socket().Reset();
+  for (int i = 0; i < 500 && daemon.Descriptors() > before; ++i) {
+    absl::SleepFor(absl::Milliseconds(10));
+  }
+  EXPECT_LE(daemon.Descriptors(), before);
+}
+
+TEST(DaemonPlan, AProfileThatIsTooLongIsRefusedWithLimitAndRemedy) {
+  RunningDaemon daemon;
+  SLUICE_ASSERT_OK_AND_ASSIGN(RawClient client,
+                              RawClient::Connect(daemon.socket()));
+  ASSERT_THAT(client.Hello("demo"), IsOk());
+  EXPECT_THAT(Submit(client, std::string(5 << 20, ' ')),
+              StatusIs(absl::StatusCode::kInvalidArgument,
+                       HasSubstr("a profile of 5242880 bytes, and the limit is "
+                                 "4194304: record fewer segments")));
+  std::string bomb = "{\"segments\":[";
+  while (bomb.size() < (4 << 20) - 10) bomb += "[],";
+  const Bytes before = daemon.Memory("VmRSS");
+  EXPECT_THAT(Submit(client, bomb + "[]]}"),
+              StatusIs(absl::StatusCode::kInvalidArgument,
+                       HasSubstr("with more than 524288 values")));
+  EXPECT_LT(daemon.Memory("VmRSS"), before + MiB(16));
+  EXPECT_THAT(Submit(client, plan::Encode(ProfileOf(0, 0))), IsOk());
+}
+
+// Wrong once: another user's small plan took 14.1 s beside it, 0.04 alone.
+TEST(DaemonPlan, AHardProfileOfOneUserEndsSoonWhenAnotherWaits) {
+  if (geteuid() != 0) GTEST_SKIP() << "another user needs root";
+  RunningDaemon daemon;
+  ASSERT_EQ(chmod(daemon.runtime_dir().c_str(), 0755), 0);
+  SLUICE_ASSERT_OK_AND_ASSIGN(RawClient hard,
+                              RawClient::Connect(daemon.socket()));
+  ASSERT_THAT(hard.Hello("hard"), IsOk());
+  plan::RankProfile profile = ProfileOf(0, 0);
+  std::mt19937 random(7);
+  plan::Trace& trace = profile.segments[0].trace;
+  trace.buffers.clear();
+  constexpr int kBuffers = 20000;
+  for (int i = 0; i < kBuffers; ++i) {
+    const int64_t lower = static_cast<int64_t>(random() % kBuffers);
+    const int64_t length = 1 + static_cast<int64_t>(random() % 400);
+    trace.buffers.push_back(
+        {i, lower, lower + length,
+         Bytes(64 * (1 + static_cast<int64_t>(random() % 1000)))});
+  }
+  trace.end = 2 * kBuffers;
+  ASSERT_THAT(Submit(hard, plan::Encode(profile)), IsOk());
+  const auto other = Child::Fork([&] {
+    ASSERT_EQ(setresuid(65534, 65534, 65534), 0);
+    SLUICE_ASSERT_OK_AND_ASSIGN(RawClient client,
+                                RawClient::Connect(daemon.socket()));
+    ASSERT_THAT(client.Hello("small", 0, 1, 1), IsOk());
+    const absl::Time start = absl::Now();
+    ASSERT_THAT(Submit(client, plan::Encode(ProfileOf(0, 1))), IsOk());
+    ASSERT_THAT(NextPlan(client), IsOk());
+    EXPECT_LT(absl::Now() - start, absl::Seconds(10));
+  });
+  const ChildResult result = other->Join();
+  EXPECT_EQ(result.exit_code, 0) << result.err << result.out;
 }
 
 }  // namespace

@@ -183,7 +183,7 @@ TEST(DaemonRobust, EightAttachedRanksCostLittleMemory) {
     ASSERT_THAT(client.Lease(wire::Lease::HOST, MiB(32)), IsOk());
     ranks.push_back(std::move(client));
   }
-  const Bytes resident = daemon.ResidentMemory();
+  const Bytes resident = daemon.Memory("VmRSS");
   RecordProperty("resident_bytes", static_cast<int>(resident.count()));
   EXPECT_GT(resident, MiB(1));
   EXPECT_LE(resident, MiB(50));
@@ -215,12 +215,12 @@ TEST(DaemonRobust, AttachLeaseDieCyclesLeaveNoDescriptorAndNoByte) {
     ASSERT_THAT(WaitUntilFree(daemon.socket(), 0, absl::Seconds(1)), IsOk());
     if (i == 20) {
       before = descriptors();
-      resident = daemon.ResidentMemory();
+      resident = daemon.Memory("VmRSS");
     }
   }
   EXPECT_LE(descriptors(), before + 2);  // this test's own observers
   if (kMeasureMemory) {
-    EXPECT_LE(daemon.ResidentMemory(), resident + MiB(2));
+    EXPECT_LE(daemon.Memory("VmRSS"), resident + MiB(2));
   }
 }
 

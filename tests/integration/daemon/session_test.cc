@@ -1,4 +1,5 @@
 // The daemon as clients see it: real binary, real sockets, real deaths.
+#include <fmt/format.h>
 #include <signal.h>
 #include <sys/mman.h>
 #include <sys/stat.h>
@@ -89,6 +90,67 @@ TEST(DaemonSession, RefusalsSayAskedFreeAndTotal) {
   EXPECT_THAT(client.Free(99), StatusIs(absl::StatusCode::kNotFound));
   // None of that changed anything.
   EXPECT_THAT(client.Lease(wire::Lease::GPU, MiB(36)), IsOk());
+}
+
+// Wrong once, now and then: the socket was closed, and the words were lost.
+TEST(DaemonSession, OneThatIsRefusedAtAcceptHearsWhyWhateverItSent) {
+  RunningDaemon daemon("[quota]\nsessions = 1\n");
+  SLUICE_ASSERT_OK_AND_ASSIGN(RawClient first,
+                              RawClient::Connect(daemon.socket()));
+  ASSERT_THAT(first.Observe(), IsOk());
+  for (int i = 0; i < 200; ++i) {
+    SLUICE_ASSERT_OK_AND_ASSIGN(RawClient next,
+                                RawClient::Connect(daemon.socket()));
+    ASSERT_THAT(next.Observe(),
+                StatusIs(absl::StatusCode::kResourceExhausted,
+                         HasSubstr("has 1 sessions, and the limit is 1: ")));
+  }
+}
+
+// Wrong once: any user leased any GPU.
+TEST(DaemonSession, OnlyWhoMayOpenAGpusNodeUsesIt) {
+  if (geteuid() != 0) GTEST_SKIP() << "another user needs root";
+  const auto as_other = [](const RunningDaemon& daemon) {
+    const auto other = Child::Fork([&] {
+      ASSERT_EQ(setresuid(65534, 65534, 65534), 0);
+      SLUICE_ASSERT_OK_AND_ASSIGN(RawClient client,
+                                  RawClient::Connect(daemon.socket()));
+      const absl::Status first = client.Hello("first", 0, 1, 0).status();
+      fmt::print("{}\n", std::string(first.message()));
+      if (!first.ok()) {
+        ASSERT_THAT(client.Hello("other", 0, 1, 1), IsOk());
+      }
+      wire::Request lease;
+      lease.mutable_lease()->set_ordinal(0);
+      lease.mutable_lease()->set_bytes(MiB(1).size());
+      const auto leased = client.Call(lease);
+      fmt::print("{}\n", std::string(leased.status().message()));
+      lease.mutable_lease()->set_ordinal(1);
+      fmt::print("{}\n", std::string(client.Call(lease).status().message()));
+    });
+    const ChildResult result = other->Join();
+    EXPECT_EQ(result.exit_code, 0) << result.err << result.out;
+    return result.out;
+  };
+  const auto close_first = [](const RunningDaemon& daemon) {
+    ASSERT_EQ(chmod(daemon.runtime_dir().c_str(), 0755), 0);
+    ASSERT_EQ(chmod((daemon.runtime_dir() + "/sim/gpu0").c_str(), 0600), 0);
+  };
+  RunningDaemon daemon, open("[gpus]\naccess = \"any\"\n");
+  close_first(daemon);
+  close_first(open);
+  // Neither its Hello, nor a lease of the session that has the other one.
+  const std::string refused =
+      "GPU 0 is not this process's to use: its Hello showed no descriptor of " +
+      daemon.runtime_dir() +
+      "/sim/gpu0, opened for reading and writing; be given permission to open "
+      "that, or set access = \"any\" in [gpus]\n";
+  EXPECT_EQ(as_other(daemon), refused + refused + "\n");
+  EXPECT_THAT(as_other(open), ::testing::StartsWith("\n\n"));
+  // Root may open it.
+  SLUICE_ASSERT_OK_AND_ASSIGN(RawClient client,
+                              RawClient::Connect(daemon.socket()));
+  EXPECT_THAT(client.Hello("own"), IsOk());
 }
 
 TEST(DaemonSession, RepeatedRequestIsExecutedOnceAndAnsweredAgain) {

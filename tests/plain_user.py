@@ -1,0 +1,119 @@
+#!/usr/bin/env python3
+"""The tests again as a plain user: plain_user.py BUILD_DIR.
+
+What root may hides defects: without CAP_SYS_RESOURCE the kernel counts the
+descriptors that are on their way, without CAP_CHOWN a folder is another's. Who
+is not root has run them that way already. Root runs them here once more as
+nobody, with a folder of its own for what they write, and is told how many were
+left out, and why.
+"""
+
+import concurrent.futures
+import json
+import os
+import subprocess
+import sys
+import tempfile
+import time
+
+NOBODY = 65534
+LEFT_OUT = {"root": "they start other users", "deep": "they are long",
+            "bench": "they measure", "poison": "they are of the dev build",
+            "python": "their environment is in root's home",
+            "gradient": "they compute, and ask nothing of the system"}
+UNREADABLE = "torch or a script's environment is in root's home"
+BUILDS = "they write into the build's folder"
+
+
+def properties(test):
+    return {p["name"]: p["value"] for p in test.get("properties", [])}
+
+
+def reachable(path):
+    """May any user open it?"""
+    path = os.path.realpath(path)
+    while path != "/":
+        needed = 0o1 if os.path.isdir(path) else 0o4
+        if not os.stat(path).st_mode & needed:
+            return False
+        path = os.path.dirname(path)
+    return True
+
+
+def runs_as_anybody(command):
+    if not reachable(command[0]):
+        return False
+    listed = subprocess.run(["ldd", command[0]], capture_output=True, text=True)
+    libraries = [word for word in listed.stdout.split() if word[0] == "/"]
+    scripts = [word for word in command[1:] if os.path.isfile(word)]
+    return "not found" not in listed.stdout and all(
+        reachable(path) for path in libraries + scripts)
+
+
+def reason_to_leave_out(test, build):
+    for label in properties(test).get("LABELS", []):
+        if label in LEFT_OUT:
+            return LEFT_OUT[label]
+    if os.path.basename(test["command"][0]) == "cmake":
+        return BUILDS
+    # sluice-train, which these start, needs torch.
+    if test["name"].startswith("train_") and not runs_as_anybody(
+            [os.path.join(build, "bin", "sluice-train")]):
+        return UNREADABLE
+    return None if runs_as_anybody(test["command"]) else UNREADABLE
+
+
+def run(test, folder):
+    """None, or what it printed when it failed."""
+    known = properties(test)
+    own = tempfile.mkdtemp(dir=folder)
+    os.chown(own, NOBODY, NOBODY)
+    environment = {**os.environ, "TMPDIR": own, "HOME": own, "USER": "nobody",
+                   **dict(entry.split("=", 1)
+                          for entry in known.get("ENVIRONMENT", []))}
+    try:
+        done = subprocess.run(
+            test["command"], cwd=own, env=environment, user=NOBODY,
+            group=NOBODY, extra_groups=[], stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
+            timeout=known.get("TIMEOUT", 600), errors="replace", text=True)
+    except subprocess.TimeoutExpired as error:
+        return f"{error}"
+    return None if done.returncode == 0 else done.stdout
+
+
+def main():
+    if os.geteuid() != 0:
+        print("plain user: the tests that ran were a plain user's")
+        return 0
+    listed = subprocess.run(
+        ["ctest", "--test-dir", sys.argv[1], "--show-only=json-v1"],
+        check=True, capture_output=True, text=True)
+    reasons = {}
+    chosen = []
+    for test in json.loads(listed.stdout)["tests"]:
+        reason = reason_to_leave_out(test, sys.argv[1])
+        if reason is None:
+            chosen.append(test)
+        else:
+            reasons[reason] = reasons.get(reason, 0) + 1
+    started = time.monotonic()
+    failed = []
+    with tempfile.TemporaryDirectory() as folder:
+        os.chmod(folder, 0o755)
+        workers = min(2, os.cpu_count() or 1)
+        with concurrent.futures.ThreadPoolExecutor(workers) as pool:
+            results = pool.map(lambda test: run(test, folder), chosen)
+            for test, output in zip(chosen, results):
+                if output is not None:
+                    failed.append(test["name"])
+                    print(f"plain user: {test['name']} failed:\n{output}")
+    print(f"plain user: {len(chosen) - len(failed)} of {len(chosen)} tests "
+          f"passed as nobody, {time.monotonic() - started:.0f} s; left out:")
+    for reason, count in sorted(reasons.items(), key=lambda entry: -entry[1]):
+        print(f"  {count:3} {reason}")
+    return 1 if failed else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
