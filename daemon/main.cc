@@ -188,6 +188,8 @@ absl::Status Serve(const Arguments& arguments) {
   const int64_t open_files = RaiseDescriptorLimit();
   options.shares = SharesOf(config.quota, open_files);
   options.extents = ExtentsOf(config.quota, open_files);
+  options.node.extent_limits.each_of_open_files =
+      config.quota.extents.value_or(options.extents.all) >= options.extents.all;
   options.peers = PeerRules::OfThisProcess(config.cgroups);
   // Unlike any earlier daemon's: later ones start later.
   options.node.generation =

@@ -172,6 +172,7 @@ class Ledger {
   using Idle = std::vector<std::pair<PoolId, ExtentId>>;
   size_t Extents() const;
   size_t Owned(PrincipalId principal) const;
+  absl::Status TooMany(const Principal& who, size_t has, size_t more) const;
   size_t HeldBack(PrincipalId from) const;
   // What is to be destroyed besides, so that the parts of a lease do not make
   // too many extents; takes the changes off the allowance of its principal.

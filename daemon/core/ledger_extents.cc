@@ -4,8 +4,10 @@
 
 #include <algorithm>
 #include <set>
+#include <string>
 
 #include "daemon/core/ledger.h"
+#include "proto/base/shortage.h"
 #include "proto/base/status.h"
 
 namespace sluice::daemon {
@@ -33,6 +35,19 @@ size_t Ledger::HeldBack(PrincipalId from) const {
     sum += due > has ? due - has : 0;
   }
   return std::min(sum, limits_.all);
+}
+
+absl::Status Ledger::TooMany(const Principal& who, size_t has,
+                             size_t more) const {
+  const std::string limit = fmt::format(
+      "{} has {} extents, {} more are asked for, and the limit is {}: lease "
+      "fewer and larger pieces, free some, or raise ",
+      Name(who), has, more, limits_.each);
+  if (!limits_.each_of_open_files) {
+    return absl::ResourceExhaustedError(limit + "extents in [quota]");
+  }
+  return ShortOf(Shortage::kOpenFiles,
+                 limit + "the open files that sluiced may have (LimitNOFILE)");
 }
 
 absl::StatusOr<Ledger::Idle> Ledger::MakeRoom(const HolderState& holder,
@@ -68,18 +83,17 @@ absl::StatusOr<Ledger::Idle> Ledger::MakeRoom(const HolderState& holder,
     return count;
   };
   if (over_own > 0 && take(over_own, holder.principal) > 0) {
-    return absl::ResourceExhaustedError(fmt::format(
-        "{} has {} extents, and the limit is {}: lease fewer and larger "
-        "pieces, free some, or raise extents in [quota]",
-        Name(holder.job.principal), owned - made, limits_.each));
+    return TooMany(holder.job.principal, owned - made, made);
   }
   over_all -= std::min(over_all, idle.size());
   if (over_all > 0 && take(over_all, std::nullopt) > 0) {
-    return absl::ResourceExhaustedError(fmt::format(
-        "this node has {} extents, and the limit of all users together is {}, "
-        "of which {} are held back for attached ranks: wait until some are "
-        "freed",
-        all - made, limits_.all, limits_.all - most));
+    return ShortOf(
+        Shortage::kOpenFiles,
+        fmt::format("this node has {} extents, {} more are asked for, and the "
+                    "limit of all users together is {}, of which {} are held "
+                    "back for attached ranks: wait until some are freed, or "
+                    "raise the open files that sluiced may have (LimitNOFILE)",
+                    all - made, made, limits_.all, limits_.all - most));
   }
   const auto changes =
       static_cast<double>(made + parts.destroy.size() + idle.size());

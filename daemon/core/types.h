@@ -103,6 +103,9 @@ struct Limits {
 struct ExtentLimits {
   size_t all = 1 << 19;
   size_t each = 1 << 18;  // of one principal
+  // Whether `each` follows from how many files this process may have open, and
+  // was not set. `all` always does.
+  bool each_of_open_files = false;
   // Held back from others for each attached rank.
   size_t per_rank = 16;
   // Made and destroyed for one principal; `each` of them at once.

@@ -3,6 +3,7 @@
 
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
+#include "proto/base/shortage.h"
 #include "tests/daemon/core/core_driver.h"
 #include "tests/support/status_matchers.h"
 
@@ -46,13 +47,28 @@ TEST(Extents, OneUserHasSoManyAndNotMore) {
   }
   EXPECT_THAT(node.Lease(rank, Host(0), kSmall).status(),
               StatusIs(absl::StatusCode::kResourceExhausted,
-                       HasSubstr("has 10 extents, and the limit is 10: lease "
-                                 "fewer and larger pieces")));
+                       HasSubstr("has 10 extents, 1 more are asked for, and the "
+                                 "limit is 10: lease fewer and larger pieces, "
+                                 "free some, or raise extents in [quota]")));
   const Snapshot snapshot = node.core.TakeSnapshot(nullptr, node.clock.Now());
   EXPECT_EQ(snapshot.stats->leases_refused[RefusedBy::kExtents], 1u);
   // Of others it says nothing.
   const SessionId other = node.Attach("a", 0, 1, /*uid=*/2);
   EXPECT_THAT(node.Lease(other, Gpu(0), kSmall).status(), IsOk());
+}
+
+// Wrong once: it named a setting that nobody had made, and a trainer did not
+// know that it was short of open files.
+TEST(Extents, TooManyForTheOpenFilesIsAShortageOfThose) {
+  CoreDriver node(Limited({.all = 8, .each = 2, .each_of_open_files = true}));
+  const SessionId rank = node.Attach("a", 0);
+  const absl::Status refused = node.Lease(rank, Gpu(0), MiB(12)).status();
+  EXPECT_EQ(ShortageOf(refused), Shortage::kOpenFiles);
+  EXPECT_THAT(refused, StatusIs(absl::StatusCode::kResourceExhausted,
+                                HasSubstr("has 0 extents, 3 more are asked "
+                                          "for, and the limit is 2")));
+  EXPECT_THAT(refused, StatusIs(absl::StatusCode::kResourceExhausted,
+                                HasSubstr("raise the open files")));
 }
 
 // Wrong once: idle extents went only when bytes were short, so 10,000 of 64 KiB
@@ -92,9 +108,10 @@ TEST(Extents, SomeAreHeldBackForTheRanksOfOthers) {
   }
   EXPECT_EQ(taken, 16);
   EXPECT_THAT(refused, StatusIs(absl::StatusCode::kResourceExhausted,
-                                HasSubstr("this node has 16 extents, and the "
-                                          "limit of all users together is 20, "
-                                          "of which 4 are held back")));
+                                HasSubstr("this node has 16 extents, 1 more are "
+                                          "asked for, and the limit of all "
+                                          "users together is 20, of which 4 "
+                                          "are held back")));
   for (int i = 0; i < 4; ++i) {
     EXPECT_THAT(node.Lease(modest, Gpu(0), kSmall).status(), IsOk());
   }
