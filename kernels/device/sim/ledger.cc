@@ -253,15 +253,18 @@ absl::StatusOr<int> Ledger::Add(Placement where, Bytes size, uint64_t inode) {
   return AddLocked(where, size, inode);
 }
 
-absl::StatusOr<int> Ledger::Join(Placement where, Bytes size, uint64_t inode) {
+absl::StatusOr<std::optional<int>> Ledger::Join(Placement where, Bytes size,
+                                                uint64_t inode) {
   if (node_->books() == Books::kOwn) {
     return absl::UnimplementedError(
         "the process that makes the simulated node's memory imports none");
   }
   SharedState& state = node_->state();
+  // Memory was entered before its first descriptor was handed out.
+  if (FindSlot(state, inode) < 0) return std::nullopt;
   const StateLock lock(state);
   const int index = FindSlot(state, inode);
-  if (index < 0) return AddLocked(where, size, inode);
+  if (index < 0) return std::nullopt;
   LedgerSlot& slot = state.slots[index];
   if (slot.kind != static_cast<uint32_t>(where.kind) ||
       slot.ordinal != static_cast<uint32_t>(where.ordinal) ||
@@ -272,7 +275,7 @@ absl::StatusOr<int> Ledger::Join(Placement where, Bytes size, uint64_t inode) {
   }
   if (HoldLocked(slot).ok()) return index;
   DropDeadHolders(state);
-  if (state.inodes[index] == 0) return AddLocked(where, size, inode);
+  if (state.inodes[index] == 0) return std::nullopt;
   SLUICE_RETURN_IF_ERROR(HoldLocked(slot));
   return index;
 }

@@ -18,6 +18,7 @@
 #pragma once
 
 #include <map>
+#include <optional>
 #include <set>
 #include <utility>
 
@@ -35,9 +36,11 @@ class Ledger {
   // This process becomes the holder of new memory. ResourceExhausted: the
   // place has less than `size` left.
   absl::StatusOr<int> Add(Placement where, Bytes size, uint64_t inode);
-  // ... another holder of memory that exists (or whose holders all died: then
-  // as Add). InvalidArgument: it is of another place or size.
-  absl::StatusOr<int> Join(Placement where, Bytes size, uint64_t inode);
+  // ... another holder of memory that exists. Nothing where the shared books do
+  // not know it: who made it keeps books of its own, or died with all holders.
+  // InvalidArgument: it is of another place or size.
+  absl::StatusOr<std::optional<int>> Join(Placement where, Bytes size,
+                                          uint64_t inode);
   // Undoes one Add or Join.
   void Leave(int slot);
 

@@ -117,7 +117,7 @@ absl::StatusOr<std::shared_ptr<PhysicalMemory>> PhysicalMemory::Import(
                            FormatBytes(size)));
   }
   SLUICE_ASSIGN_OR_RETURN(UniqueFd own, fd.Duplicate());
-  SLUICE_ASSIGN_OR_RETURN(const int slot,
+  SLUICE_ASSIGN_OR_RETURN(const std::optional<int> slot,
                           ledger->Join(where, size, status.st_ino));
   return std::shared_ptr<PhysicalMemory>(new PhysicalMemory(
       ledger, slot, std::move(own), File::kShared, where, size));
@@ -143,7 +143,7 @@ absl::StatusOr<bool> PhysicalMemory::HeldByOthers() const {
 
 PhysicalMemory::~PhysicalMemory() {
   fd_.Reset();
-  ledger_->Leave(slot_);
+  if (slot_) ledger_->Leave(*slot_);
 }
 
 AddressSpace::~AddressSpace() {

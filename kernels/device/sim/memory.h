@@ -3,6 +3,7 @@
 #pragma once
 
 #include <memory>
+#include <optional>
 #include <string>
 
 #include "absl/status/status.h"
@@ -42,7 +43,7 @@ class PhysicalMemory {
  private:
   // Whether `fd_` is an open file of its own, that only this handle has.
   enum class File { kOwn, kShared };
-  PhysicalMemory(Ledger* ledger, int slot, UniqueFd fd, File file,
+  PhysicalMemory(Ledger* ledger, std::optional<int> slot, UniqueFd fd, File file,
                  Placement where, Bytes size)
       : ledger_(ledger),
         slot_(slot),
@@ -52,7 +53,7 @@ class PhysicalMemory {
         size_(size) {}
 
   Ledger* const ledger_;
-  const int slot_;
+  const std::optional<int> slot_;  // none: the books do not know it
   UniqueFd fd_;
   const File file_;
   const Placement where_;
