@@ -6,8 +6,8 @@
 #include <sched.h>
 #include <sys/socket.h>
 
-#include <algorithm>
 #include <chrono>
+#include <optional>
 #include <utility>
 
 #include "proto/base/clock.h"
@@ -15,12 +15,6 @@
 
 namespace sluice::client {
 namespace {
-
-// Into how many packets a reply was cut.
-size_t PartsOf(const wire::Message& message) {
-  const wire::Reply& reply = message.packet.reply();
-  return reply.has_granted() ? std::max(1u, reply.granted().parts()) : 1;
-}
 
 absl::Status FaultOf(const wire::Error& error) {
   // A code that is not one (0, or of a newer Abseil) is still a fault.
@@ -100,10 +94,10 @@ absl::Status Connection::SendPacket(const wire::Packet& packet,
 
 // Most answers come within a fraction of a millisecond, of which putting this
 // thread to sleep and waking it would be a good part.
-void Connection::AwaitBriefly(const PendingCall& call) {
+void Connection::AwaitBriefly(uint64_t id) {
   const auto give_up =
       std::chrono::steady_clock::now() + std::chrono::microseconds(500);
-  while (!call.complete && !gone_ &&
+  while (!calls_.complete(id) && !gone_ &&
          std::chrono::steady_clock::now() < give_up) {
     mutex_.Unlock();
     sched_yield();
@@ -112,65 +106,69 @@ void Connection::AwaitBriefly(const PendingCall& call) {
 }
 
 absl::StatusOr<std::vector<wire::Message>> Connection::Call(
-    const wire::Request& request, std::span<const int> fds,
+    const wire::Request& request, std::vector<UniqueFd> fds,
     absl::Duration timeout) {
   const MonotonicClock clock;
-  wire::Packet packet;
-  *packet.mutable_request() = request;
+  std::vector<int> sent_fds;
+  for (const UniqueFd& fd : fds) sent_fds.push_back(fd.get());
+  absl::StatusOr<wire::Packet> packet;
   {
     const MutexLock lock(mutex_);
     if (gone_) return Gone();
-    packet.set_id(next_id_++);
-    calls_[packet.id()];
+    packet = calls_.Add(request, std::move(fds), PendingCalls::Waits::kCaller);
   }
-  const absl::Status sent = SendPacket(packet, fds, clock.Now() + timeout);
+  if (!packet.ok()) return packet.status();
+  const uint64_t id = packet->id();
+  const absl::Status sent =
+      SendPacket(*packet, sent_fds, clock.Now() + timeout);
   const MutexLock lock(mutex_);
-  PendingCall& call = calls_[packet.id()];
   // A session that is closed already may still say why.
   if (sent.ok() || absl::IsUnavailable(sent)) {
-    AwaitBriefly(call);
+    AwaitBriefly(id);
     const auto deadline = CondVar::Deadline(timeout);
-    while (!call.complete && !gone_ && changed_.WaitUntil(mutex_, deadline)) {
+    while (!calls_.complete(id) && !gone_ &&
+           changed_.WaitUntil(mutex_, deadline)) {
     }
   }
-  PendingCall done = std::move(call);
-  calls_.erase(packet.id());
-  if (done.complete) {
-    const wire::Reply& reply = done.parts.front().packet.reply();
+  if (calls_.complete(id)) {
+    auto parts = calls_.Take(id);
+    const wire::Reply& reply = parts.front().packet.reply();
     if (reply.has_error()) return FaultOf(reply.error());
-    return std::move(done.parts);
+    return parts;
   }
   if (gone_) return Gone();
-  if (!sent.ok()) return sent;
+  if (!sent.ok()) {
+    calls_.Drop(id);
+    return sent;
+  }
+  calls_.Abandon(id);
   return absl::DeadlineExceededError(fmt::format(
       "sluiced did not answer within {}", absl::FormatDuration(timeout)));
 }
 
 absl::Status Connection::Post(const wire::Request& request) {
-  wire::Packet packet;
-  *packet.mutable_request() = request;
+  absl::StatusOr<wire::Packet> packet;
   {
     const MutexLock lock(mutex_);
     if (gone_) return Gone();
-    packet.set_id(next_id_++);
+    packet = calls_.Add(request, {}, PendingCalls::Waits::kNobody);
   }
-  const MutexLock lock(send_mutex_);
-  return wire::Send(socket_.get(), packet);
+  if (!packet.ok()) return packet.status();
+  absl::Status sent;
+  {
+    const MutexLock lock(send_mutex_);
+    sent = wire::Send(socket_.get(), *packet);
+  }
+  if (sent.ok()) return sent;
+  const MutexLock lock(mutex_);
+  calls_.Drop(packet->id());
+  return sent;
 }
 
-// The caller gave up waiting for this lease: nobody else will free it.
-void Connection::ReturnLostLease(const wire::Message& message) {
-  const wire::Reply& reply = message.packet.reply();
-  if (!reply.has_granted() || reply.granted().part() != 0) return;
-  wire::Packet packet;
-  {
-    const MutexLock lock(mutex_);
-    packet.set_id(next_id_++);
-  }
-  packet.mutable_request()->mutable_free()->set_lease_id(
-      reply.granted().lease_id());
-  const MutexLock lock(send_mutex_);
-  wire::Send(socket_.get(), packet).IgnoreError();
+void Connection::ReturnLease(uint64_t lease) {
+  wire::Request request;
+  request.mutable_free()->set_lease_id(lease);
+  Post(request).IgnoreError();
 }
 
 void Connection::OnReply(wire::Message message) {
@@ -179,16 +177,28 @@ void Connection::OnReply(wire::Message message) {
     refused_ = FaultOf(message.packet.reply().error());
     return;
   }
-  const auto it = calls_.find(message.packet.id());
-  if (it == calls_.end()) {
-    lock.Unlock();
-    return ReturnLostLease(message);
+  const uint64_t id = message.packet.id();
+  const std::optional<uint64_t> lost = calls_.Answer(std::move(message));
+  if (calls_.complete(id)) changed_.NotifyAll();
+  lock.Unlock();
+  if (lost) ReturnLease(*lost);
+}
+
+void Connection::OnGeneration(uint64_t generation) {
+  const MutexLock lock(mutex_);
+  if (generation != 0 && generation != generation_) {
+    if (generation_ != 0) calls_.Restart();
+    generation_ = generation;
   }
-  PendingCall& call = it->second;
-  const size_t parts = PartsOf(message);
-  call.parts.push_back(std::move(message));
-  call.complete = call.parts.size() >= parts;
-  if (call.complete) changed_.NotifyAll();
+  ResendLocked();
+}
+
+// Without blocking: the daemon answers what it has read, and each answer is an
+// occasion to send the rest.
+void Connection::ResendLocked() {
+  calls_.SendUnsent([&](const wire::Packet& packet, std::span<const int> fds) {
+    return wire::Send(socket_.get(), packet, fds);
+  });
 }
 
 void Connection::Disconnect(const std::string& reason, Shortage shortage) {
@@ -216,6 +226,7 @@ void Connection::Run() {
       return Disconnect("sluiced has closed the session");
     }
     wire::Message message = **std::move(received);
+    OnGeneration(message.packet.generation());
     if (message.packet.has_reply()) {
       OnReply(std::move(message));
     } else if (message.packet.has_event()) {

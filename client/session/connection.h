@@ -5,6 +5,10 @@
 // on the receiving thread. When the daemon closes the socket every waiting and
 // later Call is Unavailable.
 //
+// A packet of another generation is of a daemon that took over the socket of
+// one that died: what has no whole answer is asked again, under the same ids,
+// and each is executed once (pending_calls.h).
+//
 // Thread safety: safe. The handlers run on the receiving thread and must not
 // call back.
 #pragma once
@@ -12,7 +16,6 @@
 #include <atomic>
 #include <cstdint>
 #include <functional>
-#include <map>
 #include <memory>
 #include <span>
 #include <string>
@@ -21,6 +24,7 @@
 
 #include "absl/status/statusor.h"
 #include "absl/time/time.h"
+#include "client/session/pending_calls.h"
 #include "proto/base/mutex.h"
 #include "proto/base/shortage.h"
 #include "proto/wire.h"
@@ -42,11 +46,11 @@ class Connection {
   // The daemon's Error becomes the Status it stands for, also the one that it
   // says to nobody's request before it closes: why it takes no session.
   absl::StatusOr<std::vector<wire::Message>> Call(
-      const wire::Request& request, std::span<const int> fds = {},
+      const wire::Request& request, std::vector<UniqueFd> fds = {},
       absl::Duration timeout = kCallTimeout);
 
   // Sends and does not wait; the reply is dropped when it comes.
-  // ResourceExhausted: the daemon does not read, nothing was sent.
+  // ResourceExhausted: the daemon does not read or answer, nothing was sent.
   absl::Status Post(const wire::Request& request);
 
   // Ends the session: the daemon takes back what it holds.
@@ -55,22 +59,19 @@ class Connection {
   static constexpr absl::Duration kCallTimeout = absl::Seconds(60);
 
  private:
-  struct PendingCall {
-    std::vector<wire::Message> parts;
-    bool complete = false;
-  };
-
   Connection(UniqueFd socket, EventHandler on_event, GoneHandler on_gone);
   void Run();
   void OnReply(wire::Message message);
-  void ReturnLostLease(const wire::Message& message);
+  void OnGeneration(uint64_t generation);
+  void ResendLocked() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  // Nobody else will free it.
+  void ReturnLease(uint64_t lease);
   void Disconnect(const std::string& reason,
                   Shortage shortage = Shortage::kNone);
   absl::Status SendPacket(const wire::Packet& packet, std::span<const int> fds,
                           absl::Time deadline);
   absl::Status Gone() const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
-  void AwaitBriefly(const PendingCall& call)
-      ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  void AwaitBriefly(uint64_t id) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
 
   UniqueFd socket_;
   const EventHandler on_event_;
@@ -79,8 +80,8 @@ class Connection {
 
   Mutex mutex_;
   CondVar changed_;
-  uint64_t next_id_ ABSL_GUARDED_BY(mutex_) = 1;
-  std::map<uint64_t, PendingCall> calls_ ABSL_GUARDED_BY(mutex_);
+  PendingCalls calls_ ABSL_GUARDED_BY(mutex_);
+  uint64_t generation_ ABSL_GUARDED_BY(mutex_) = 0;  // 0: none was heard of
   bool closing_ ABSL_GUARDED_BY(mutex_) = false;
   bool gone_ ABSL_GUARDED_BY(mutex_) = false;
   std::string gone_reason_ ABSL_GUARDED_BY(mutex_);

@@ -138,11 +138,10 @@ absl::Status SessionImpl::Start() {
       Connection::Open(
           socket, [this](wire::Message m) { OnWireEvent(std::move(m)); },
           [this](const std::string& reason) { OnGone(reason); }));
-  const std::vector<UniqueFd> nodes = wire::OpenGpuNodes(socket, options_.gpu);
-  std::vector<int> shown;
-  for (const UniqueFd& node : nodes) shown.push_back(node.get());
-  SLUICE_ASSIGN_OR_RETURN(const auto reply,
-                          connection_->Call(HelloOf(options_), shown));
+  SLUICE_ASSIGN_OR_RETURN(
+      const auto reply,
+      connection_->Call(HelloOf(options_),
+                        wire::OpenGpuNodes(socket, options_.gpu)));
   SLUICE_ASSIGN_OR_RETURN(welcome_, ReadWelcome(reply[0], options_.gpu));
   SLUICE_ASSIGN_OR_RETURN(driver_, OpenDriver(welcome_));
   SLUICE_ASSIGN_OR_RETURN(welcome_.limits.device,
@@ -189,12 +188,12 @@ absl::StatusOr<std::unique_ptr<Region>> SessionImpl::Lease(
 
 absl::Status SessionImpl::Submit(const plan::RankProfile& profile) {
   SLUICE_ASSIGN_OR_RETURN(
-      const UniqueFd memfd,
-      wire::ToMemfd("sluice-profile", plan::Encode(profile)));
+      UniqueFd memfd, wire::ToMemfd("sluice-profile", plan::Encode(profile)));
   wire::Request request;
   request.mutable_submit_profile();
-  const std::array fds = {memfd.get()};
-  return connection_->Call(request, fds).status();
+  std::vector<UniqueFd> fds;
+  fds.push_back(std::move(memfd));
+  return connection_->Call(request, std::move(fds)).status();
 }
 
 absl::StatusOr<plan::NodePlan> SessionImpl::Plan(

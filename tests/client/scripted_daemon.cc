@@ -32,7 +32,7 @@ ScriptedDaemon::ScriptedDaemon() {
   SLUICE_CHECK_OK(device::CreateSimNode(
       directory_.File("sim"), {.gpus = {{MiB(32), "pcie0", NumaIndex(0)}},
                                .links = {{"pcie0", 0, 0}},
-                               .host_memory = MiB(32)}));
+                               .host_memory = MiB(64)}));
   driver_ = *device::OpenSimDriver(directory_.File("sim"));
   std::tie(limits_fd_, limits_) = MakePage<GrantLimits>();
   std::tie(use_fd_, use_) = MakePage<GrantUse>();
@@ -66,7 +66,7 @@ void ScriptedDaemon::Reply(uint64_t id, const wire::Reply& reply,
                            const std::vector<int>& fds) {
   wire::Packet packet;
   packet.set_id(id);
-  packet.set_generation(1);
+  packet.set_generation(generation_);
   *packet.mutable_reply() = reply;
   wire::Send(peer_.get(), packet, fds).IgnoreError();
 }
@@ -82,6 +82,7 @@ void ScriptedDaemon::ReplyError(uint64_t id, absl::StatusCode code,
 void ScriptedDaemon::SendEvent(const wire::Event& event,
                                const std::vector<int>& fds) {
   wire::Packet packet;
+  packet.set_generation(generation_);
   *packet.mutable_event() = event;
   SLUICE_CHECK_OK(wire::Send(peer_.get(), packet, fds));
 }

@@ -43,6 +43,8 @@ class ScriptedDaemon {
   void SendEvent(const wire::Event& event, const std::vector<int>& fds = {});
   void Grant(const wire::Message& request);
   void Hang();  // closes the session
+  // What it says from now on is another daemon's, on the same socket.
+  void TakeOver() { ++generation_; }
 
   // Requests of a kind that came so far.
   int count(wire::Request::BodyCase kind) const;
@@ -58,6 +60,7 @@ class ScriptedDaemon {
   UniqueFd limits_fd_, use_fd_, listener_, peer_;
   GrantLimits* limits_;
   GrantUse* use_;
+  std::atomic<uint64_t> generation_{1};
   mutable Mutex mutex_;
   Script script_ ABSL_GUARDED_BY(mutex_);
   std::vector<wire::Request::BodyCase> seen_ ABSL_GUARDED_BY(mutex_);

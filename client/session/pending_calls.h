@@ -1,0 +1,73 @@
+// What a session has asked of the daemon and has no whole answer to: kept to be
+// asked again, under the same id, of a daemon that took over from one that
+// died. Internal to client.
+//
+// Each request is executed once: the daemon knows the ids of those that it
+// answered. So a second answer to one is the same answer, and nothing is done
+// about it: what it grants is in use. Only the answer to a request that its
+// caller gave up, and that is still in here, belongs to nobody.
+//
+// Thread safety: none; the connection locks.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <map>
+#include <optional>
+#include <span>
+#include <vector>
+
+#include "absl/functional/function_ref.h"
+#include "absl/status/status.h"
+#include "absl/status/statusor.h"
+#include "proto/base/unique_fd.h"
+#include "proto/wire.h"
+
+namespace sluice::client {
+
+class PendingCalls {
+ public:
+  enum class Waits { kCaller, kNobody };
+  // Keeps the request and what travels with it; the packet that asks.
+  // ResourceExhausted: kMostPosted that nobody waits for are not answered.
+  absl::StatusOr<wire::Packet> Add(const wire::Request& request,
+                                   std::vector<UniqueFd> fds, Waits waits);
+  // It was never sent, or its answer was taken.
+  void Drop(uint64_t id) { calls_.erase(id); }
+  // Its caller waits no more; the answer is still to come.
+  void Abandon(uint64_t id);
+
+  // Puts a packet that answers to its request. The lease to give back, where
+  // the answer is whole and grants one to nobody.
+  std::optional<uint64_t> Answer(wire::Message message);
+  bool complete(uint64_t id) const;
+  // The answer, in the order of its parts; the request is dropped.
+  std::vector<wire::Message> Take(uint64_t id);
+
+  // Another daemon reads from now on: parts of answers that came are void, and
+  // what has no whole answer is to be sent again.
+  void Restart();
+  // Sends what is to be sent again, in the order of the ids, until `send` says
+  // that there is no room (ResourceExhausted); the rest is for the next time.
+  using Send = absl::FunctionRef<absl::Status(const wire::Packet&,
+                                              std::span<const int>)>;
+  void SendUnsent(Send send);
+
+  static constexpr size_t kMostPosted = 1024;
+
+ private:
+  struct Call {
+    wire::Packet packet;
+    std::vector<UniqueFd> fds;
+    Waits waits = Waits::kCaller;
+    bool unsent = false;
+    std::map<uint32_t, wire::Message> parts;
+  };
+  static bool IsWhole(const Call& call);
+  size_t Posted() const;
+
+  std::map<uint64_t, Call> calls_;
+  uint64_t next_id_ = 1;
+};
+
+}  // namespace sluice::client
