@@ -1,8 +1,10 @@
 // The range checks of requests: the daemon's trust boundary.
 #include <fmt/format.h>
 
+#include <algorithm>
 #include <cctype>
 #include <cmath>
+#include <string>
 
 #include "proto/base/status.h"
 #include "proto/gpu_nodes.h"
@@ -55,13 +57,15 @@ absl::Status CheckSeconds(std::string_view what, double value) {
       "{} is {}, it must be 0 to {} (a year)", what, value, kMaxStepSeconds));
 }
 
+std::string Spoken(Protocols range) {
+  return range.oldest == range.newest
+             ? fmt::format("protocol {}", range.newest)
+             : fmt::format("protocols {} to {}", range.oldest, range.newest);
+}
+
 absl::Status Check(const Hello& hello) {
-  if (hello.protocol() != kProtocolVersion) {
-    return absl::FailedPreconditionError(fmt::format(
-        "the client speaks protocol {}, this daemon {}: install the same "
-        "version of both",
-        hello.protocol(), kProtocolVersion));
-  }
+  SLUICE_RETURN_IF_ERROR(
+      AgreeOnProtocol({hello.oldest_protocol(), hello.protocol()}).status());
   SLUICE_RETURN_IF_ERROR(CheckName("job", hello.job(), hello.observer()));
   if (hello.observer()) return absl::OkStatus();
   SLUICE_RETURN_IF_ERROR(
@@ -137,6 +141,16 @@ absl::Status CheckBody(const Request& request) {
 }
 
 }  // namespace
+
+absl::StatusOr<uint32_t> AgreeOnProtocol(Protocols client, Protocols daemon) {
+  if (client.oldest == 0) client.oldest = client.newest;
+  const uint32_t agreed = std::min(client.newest, daemon.newest);
+  if (agreed >= client.oldest && agreed >= daemon.oldest) return agreed;
+  const bool client_is_older = client.newest < daemon.oldest;
+  return absl::FailedPreconditionError(fmt::format(
+      "the client speaks {}, this daemon {}: upgrade the {}", Spoken(client),
+      Spoken(daemon), client_is_older ? "client's libsluice" : "daemon"));
+}
 
 absl::Status CheckRequest(const Message& message) {
   if (!message.packet.has_request()) {

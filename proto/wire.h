@@ -26,7 +26,12 @@
 
 namespace sluice::wire {
 
-inline constexpr int kProtocolVersion = 1;
+// The versions of the session protocol that this build speaks.
+struct Protocols {
+  uint32_t oldest = 1;
+  uint32_t newest = 1;
+};
+inline constexpr Protocols kProtocols;
 inline constexpr int kMaxPacketBytes = 64 << 10;
 inline constexpr int kMaxFds = 253;  // SCM_RIGHTS, unix(7)
 inline constexpr int64_t kMaxMemfdBytes = int64_t{64} << 20;
@@ -38,6 +43,11 @@ struct Message {
   // fault of the peer's, which cannot send more than arrive.
   bool lost_fds = false;
 };
+
+// The newest that both speak. FailedPrecondition names both ranges, and which
+// side is to be upgraded. `client.oldest` 0 stands for its newest.
+absl::StatusOr<uint32_t> AgreeOnProtocol(Protocols client,
+                                         Protocols daemon = kProtocols);
 
 // Sends without blocking. ResourceExhausted: the peer does not read (its
 // buffer is full); Unavailable: it is gone. `fds` stay the caller's.

@@ -37,7 +37,8 @@ absl::StatusOr<Observer> Observe(const std::string& socket) {
                               [](wire::Message) {}, [](const std::string&) {}));
   wire::Request request;
   wire::Hello* hello = request.mutable_hello();
-  hello->set_protocol(wire::kProtocolVersion);
+  hello->set_protocol(wire::kProtocols.newest);
+  hello->set_oldest_protocol(wire::kProtocols.oldest);
   hello->set_job("observer");
   hello->set_observer(true);
   SLUICE_ASSIGN_OR_RETURN(

@@ -65,7 +65,8 @@ class LeasedRegion final : public Region {
 wire::Request HelloOf(const SessionOptions& options) {
   wire::Request request;
   wire::Hello* hello = request.mutable_hello();
-  hello->set_protocol(wire::kProtocolVersion);
+  hello->set_protocol(wire::kProtocols.newest);
+  hello->set_oldest_protocol(wire::kProtocols.oldest);
   hello->set_job(options.job);
   hello->set_rank(static_cast<uint32_t>(options.rank.value()));
   hello->set_world_size(static_cast<uint32_t>(options.world_size));

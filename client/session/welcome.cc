@@ -23,6 +23,10 @@ absl::StatusOr<Welcome> ReadWelcome(const wire::Message& message,
   const wire::Reply& reply = message.packet.reply();
   if (!reply.has_welcome()) return Unusable("without a welcome");
   const wire::Welcome& in = reply.welcome();
+  if (in.protocol() < wire::kProtocols.oldest ||
+      in.protocol() > wire::kProtocols.newest) {
+    return Unusable(fmt::format("in protocol {}", in.protocol()));
+  }
   if (message.fds.size() != 2) return Unusable("without grant pages");
   if (in.grant_slot() >= kGrantSlots || in.granularity() == 0) {
     return Unusable(fmt::format("with grant slot {} and granularity {}",

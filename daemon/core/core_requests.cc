@@ -201,7 +201,10 @@ void Core::Handle(Session& session, RequestId request,
   }
   session.hello = hello;
   session.state = Session::State::kAttached;
-  WelcomeReply welcome{hello.observer, session.grant_slot, hello.gpu};
+  WelcomeReply welcome{.observer = hello.observer,
+                       .grant_slot = session.grant_slot,
+                       .gpu = hello.gpu,
+                       .protocol = hello.protocol};
   if (session.is_rank()) {
     welcome.guarantee_refused = Guarantee(session, now);
     welcome.guaranteed_bytes_per_second = session.guaranteed_bytes_per_second;

@@ -27,6 +27,7 @@ struct HelloRequest {
   int local_ranks = 1;
   DeviceIndex gpu;
   double guaranteed_bytes_per_second = 0;
+  uint32_t protocol = 1;  // what both sides speak
   bool operator==(const HelloRequest&) const = default;
 };
 struct LeaseRequest {
@@ -59,6 +60,7 @@ struct WelcomeReply {
   DeviceIndex gpu;
   double guaranteed_bytes_per_second = 0;
   std::string guarantee_refused;  // why it is 0 though one was asked for
+  uint32_t protocol = 1;
   bool operator==(const WelcomeReply&) const = default;
 };
 struct GrantedReply {

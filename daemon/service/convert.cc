@@ -12,6 +12,7 @@
 namespace sluice::daemon {
 namespace {
 
+// CheckRequest has found that there is a protocol that both speak.
 HelloRequest From(const wire::Hello& hello) {
   return {.job = hello.job(),
           .observer = hello.observer(),
@@ -20,7 +21,9 @@ HelloRequest From(const wire::Hello& hello) {
           .local_ranks = static_cast<int>(hello.local_ranks()),
           .gpu = DeviceIndex(hello.gpu()),
           .guaranteed_bytes_per_second =
-              static_cast<double>(hello.guaranteed_bytes_per_second())};
+              static_cast<double>(hello.guaranteed_bytes_per_second()),
+          .protocol = *wire::AgreeOnProtocol(
+              {hello.oldest_protocol(), hello.protocol()})};
 }
 
 LeaseRequest From(const wire::Lease& lease) {

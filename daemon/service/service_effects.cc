@@ -152,6 +152,7 @@ Outgoing Service::WelcomePacket(SessionId session,
   Outgoing out;
   auto* body = out.packet.mutable_reply()->mutable_welcome();
   body->set_session_id(session.value());
+  body->set_protocol(welcome.protocol);
   FillNode(core_, options_.sim_directory, welcome.gpu, welcome.observer, *body);
   if (!welcome.observer) {
     const auto use = use_pages_.find(session);

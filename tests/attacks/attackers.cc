@@ -78,7 +78,7 @@ absl::Status SayHello(const RawClient& client, const std::string& job,
   wire::Packet packet;
   packet.set_id(1);
   auto* hello = packet.mutable_request()->mutable_hello();
-  hello->set_protocol(wire::kProtocolVersion);
+  hello->set_protocol(wire::kProtocols.newest);
   hello->set_observer(!rank);
   if (rank) {
     hello->set_job(job);

@@ -41,7 +41,7 @@ void Lie(const std::string& socket, int number) {
   if (!client.ok()) _exit(5);
   wire::Request request;
   auto* hello = request.mutable_hello();
-  hello->set_protocol(wire::kProtocolVersion);
+  hello->set_protocol(wire::kProtocols.newest);
   hello->set_job(fmt::format("liar{}", number));
   hello->set_world_size(1);
   hello->set_local_ranks(1);

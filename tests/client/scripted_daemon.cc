@@ -140,6 +140,7 @@ void ScriptedDaemon::Welcome(uint64_t id) {
   wire::Reply reply;
   wire::Welcome* welcome = reply.mutable_welcome();
   welcome->set_session_id(11);
+  welcome->set_protocol(1);
   welcome->set_driver("sim");
   welcome->set_sim_directory(directory_.File("sim"));
   welcome->set_granularity(kExtent.size());

@@ -17,7 +17,7 @@ Message HelloMessage() {
   Message message;
   message.packet.set_id(1);
   Hello* hello = message.packet.mutable_request()->mutable_hello();
-  hello->set_protocol(kProtocolVersion);
+  hello->set_protocol(kProtocols.newest);
   hello->set_job("demo");
   hello->set_rank(1);
   hello->set_world_size(4);
@@ -39,7 +39,31 @@ TEST(CheckRequest, AnotherProtocolVersionIsRefusedWithBothNumbers) {
   HelloOf(message)->set_protocol(9);
   EXPECT_THAT(CheckRequest(message),
               StatusIs(absl::StatusCode::kFailedPrecondition,
-                       HasSubstr("protocol 9, this daemon 1")));
+                       HasSubstr("protocol 9, this daemon protocol 1: upgrade "
+                                 "the daemon")));
+  // A newer client that speaks this daemon's too.
+  HelloOf(message)->set_oldest_protocol(1);
+  EXPECT_THAT(CheckRequest(message), IsOk());
+}
+
+MATCHER_P(Agreed, version, "") {
+  return arg.ok() && *arg == static_cast<uint32_t>(version);
+}
+
+TEST(AgreeOnProtocol, ItIsTheNewestThatBothSpeak) {
+  constexpr auto kRefused = absl::StatusCode::kFailedPrecondition;
+  EXPECT_THAT(AgreeOnProtocol({1, 1}, {1, 1}), Agreed(1));
+  EXPECT_THAT(AgreeOnProtocol({1, 3}, {2, 5}), Agreed(3));
+  EXPECT_THAT(AgreeOnProtocol({2, 5}, {1, 3}), Agreed(3));
+  EXPECT_THAT(AgreeOnProtocol({0, 2}, {2, 3}), Agreed(2));
+  EXPECT_THAT(
+      AgreeOnProtocol({1, 2}, {3, 4}),
+      StatusIs(kRefused, HasSubstr("the client speaks protocols 1 to 2, this "
+                                   "daemon protocols 3 to 4: upgrade the "
+                                   "client's libsluice")));
+  EXPECT_THAT(AgreeOnProtocol({3, 3}, {1, 2}),
+              StatusIs(kRefused, HasSubstr("upgrade the daemon")));
+  EXPECT_THAT(AgreeOnProtocol({0, 0}, {1, 1}), StatusIs(kRefused));
 }
 
 TEST(CheckRequest, JobNamesArePrintableAndShort) {

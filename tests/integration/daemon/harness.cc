@@ -152,7 +152,7 @@ absl::StatusOr<RawClient::Reply> RawClient::Hello(const std::string& job,
                                                   int gpu) {
   wire::Request request;
   auto* hello = request.mutable_hello();
-  hello->set_protocol(wire::kProtocolVersion);
+  hello->set_protocol(wire::kProtocols.newest);
   hello->set_job(job);
   hello->set_rank(rank);
   hello->set_world_size(ranks);
@@ -166,7 +166,7 @@ absl::StatusOr<RawClient::Reply> RawClient::Hello(const std::string& job,
 
 absl::StatusOr<RawClient::Reply> RawClient::Observe() {
   wire::Request request;
-  request.mutable_hello()->set_protocol(wire::kProtocolVersion);
+  request.mutable_hello()->set_protocol(wire::kProtocols.newest);
   request.mutable_hello()->set_observer(true);
   return Call(request);
 }

@@ -39,6 +39,24 @@ TEST(DaemonSession, WelcomeDescribesTheSimulatedNode) {
   ASSERT_EQ(reply.fds.size(), 2u);  // grant pages
 }
 
+// Of a client of a later version, which speaks today's protocol too or not.
+TEST(DaemonSession, AClientsRangeOfProtocolsMeetsTheDaemons) {
+  RunningDaemon daemon;
+  wire::Request request;
+  wire::Hello* hello = request.mutable_hello();
+  hello->set_protocol(wire::kProtocols.newest + 1);
+  hello->set_oldest_protocol(wire::kProtocols.newest + 1);
+  hello->set_observer(true);
+  SLUICE_ASSERT_OK_AND_ASSIGN(RawClient newer,
+                              RawClient::Connect(daemon.socket()));
+  EXPECT_THAT(newer.Call(request),
+              StatusIs(absl::StatusCode::kFailedPrecondition,
+                       HasSubstr("upgrade the daemon")));
+  hello->set_oldest_protocol(wire::kProtocols.oldest);
+  SLUICE_ASSERT_OK_AND_ASSIGN(const auto reply, newer.Call(request));
+  EXPECT_EQ(reply.body.welcome().protocol(), wire::kProtocols.newest);
+}
+
 TEST(DaemonSession, LeaseComesAsOneDescriptorAnExtentOfExactSizes) {
   RunningDaemon daemon;
   SLUICE_ASSERT_OK_AND_ASSIGN(RawClient client,
