@@ -1,0 +1,32 @@
+// A session of the real client with a daemon that can do anything.
+#pragma once
+
+#include <chrono>
+#include <functional>
+#include <memory>
+#include <thread>
+
+#include "client/session/session.h"
+#include "gtest/gtest.h"
+#include "tests/client/scripted_daemon.h"
+#include "tests/support/status_matchers.h"
+
+namespace sluice::client {
+
+class SessionTest : public ::testing::Test {
+ protected:
+  void Open() {
+    SLUICE_ASSERT_OK_AND_ASSIGN(session_, Session::Open(daemon_.options()));
+  }
+  static bool Soon(const std::function<bool()>& claim) {
+    for (int i = 0; i < 5000 && !claim(); ++i) {
+      std::this_thread::sleep_for(std::chrono::milliseconds(1));
+    }
+    return claim();
+  }
+
+  ScriptedDaemon daemon_;
+  std::unique_ptr<Session> session_;
+};
+
+}  // namespace sluice::client

@@ -1,0 +1,172 @@
+// Plans that a session asked for, and changed ones that it did not.
+#include <future>
+
+#include "proto/plan/codec.h"
+#include "tests/client/session_fixture.h"
+
+namespace sluice::client {
+namespace {
+
+using ::sluice::testing::IsOk;
+using ::sluice::testing::StatusIs;
+using ::testing::HasSubstr;
+
+class PlanTest : public SessionTest {
+ protected:
+  static plan::RankProfile Profile() {
+    plan::RankProfile profile;
+    profile.kinds[0].layers = 1;
+    return profile;
+  }
+  static plan::NodePlan EmptyPlan() {
+    plan::NodePlan plan;
+    plan.id = PlanId(3);
+    plan.profile_hash = plan::HashProfiles({Profile()});
+    plan.ranks.resize(1);
+    plan.ranks[0].alpha_limited_by = "none";
+    return plan;
+  }
+  // Answers the profile with `plan`, the event before the reply.
+  void AnswerWith(const plan::NodePlan& plan) {
+    daemon_.SetScript([this, plan](const wire::Message& m) {
+      if (!m.packet.request().has_submit_profile()) return false;
+      wire::Event event;
+      event.mutable_plan_ready()->set_plan_id(plan.id.value());
+      const auto memfd = *wire::ToMemfd("plan", plan::Encode(plan));
+      daemon_.SendEvent(event, {memfd.get()});
+      return false;
+    });
+  }
+};
+
+TEST_F(PlanTest, ThePlanComesAsAnEvent) {
+  Open();
+  AnswerWith(EmptyPlan());
+  SLUICE_ASSERT_OK_AND_ASSIGN(const plan::NodePlan got,
+                              session_->Plan(Profile(), absl::Seconds(20)));
+  EXPECT_EQ(got.id, PlanId(3));
+}
+
+// What the daemon is told of a changed plan that nobody asked for.
+class ChangeTest : public PlanTest {
+ protected:
+  wire::PlanTaken AnswerTo(const std::string& bytes) {
+    std::promise<wire::PlanTaken> answer;
+    daemon_.SetScript([&](const wire::Message& m) {
+      if (!m.packet.request().has_plan_taken()) return false;
+      answer.set_value(m.packet.request().plan_taken());
+      return true;
+    });
+    wire::Event event;
+    event.mutable_plan_changed()->set_plan_id(9);
+    const auto memfd = *wire::ToMemfd("plan", bytes);
+    daemon_.SendEvent(event, {memfd.get()});
+    auto told = answer.get_future();
+    const bool came =
+        told.wait_for(std::chrono::seconds(5)) == std::future_status::ready;
+    daemon_.SetScript(nullptr);
+    return came ? told.get() : wire::PlanTaken();
+  }
+};
+
+TEST_F(ChangeTest, AChangedPlanThatCannotBeReadIsAnsweredNotTaken) {
+  Open();
+  const wire::PlanTaken answer = AnswerTo("no plan");
+  EXPECT_EQ(answer.plan_id(), 9u);
+  EXPECT_FALSE(answer.taken());
+  EXPECT_THAT(answer.note(), HasSubstr("cannot be read"));
+  EXPECT_EQ(session_->ChangedPlan(), nullptr);
+}
+
+TEST_F(ChangeTest, ASessionThatTakesNoChangesAnswersSo) {
+  SessionOptions options = daemon_.options();
+  options.takes_changes = false;
+  SLUICE_ASSERT_OK_AND_ASSIGN(session_, Session::Open(options));
+  plan::NodePlan plan = EmptyPlan();
+  plan.id = PlanId(9);
+  const wire::PlanTaken answer = AnswerTo(plan::Encode(plan));
+  EXPECT_EQ(answer.plan_id(), 9u);
+  EXPECT_FALSE(answer.taken());
+  EXPECT_EQ(session_->ChangedPlan(), nullptr);
+}
+
+TEST_F(ChangeTest, AChangedPlanStaysUntilItIsAnswered) {
+  Open();
+  plan::NodePlan plan = EmptyPlan();
+  plan.id = PlanId(9);
+  wire::Event event;
+  event.mutable_plan_changed()->set_plan_id(9);
+  const auto memfd = *wire::ToMemfd("plan", plan::Encode(plan));
+  daemon_.SendEvent(event, {memfd.get()});
+  ASSERT_TRUE(Soon([&] { return session_->ChangedPlan() != nullptr; }));
+  EXPECT_EQ(daemon_.count(wire::Request::kPlanTaken), 0);
+  EXPECT_THAT(session_->AnswerChange(PlanId(9), true, ""), IsOk());
+  EXPECT_EQ(session_->ChangedPlan(), nullptr);
+}
+
+TEST_F(PlanTest, AnInfeasiblePlanIsAnAnswer) {
+  Open();
+  plan::NodePlan plan = EmptyPlan();
+  plan.infeasible = "host memory: 3 GiB needed, 1 GiB there";
+  AnswerWith(plan);
+  SLUICE_ASSERT_OK_AND_ASSIGN(const plan::NodePlan got,
+                              session_->Plan(Profile(), absl::Seconds(20)));
+  EXPECT_EQ(got.infeasible, plan.infeasible);
+}
+
+TEST_F(PlanTest, APlanThatBreaksARuleIsNotAdopted) {
+  Open();
+  plan::NodePlan plan = EmptyPlan();
+  plan.ranks[0].classes.push_back(
+      {.name = "unasked", .fractions = {.keep = 1}, .why = {}});
+  AnswerWith(plan);
+  EXPECT_THAT(session_->Plan(Profile(), absl::Seconds(20)),
+              StatusIs(absl::StatusCode::kInternal));
+}
+
+TEST_F(PlanTest, APlanWithoutThisRankIsNotAdopted) {
+  Open();
+  plan::NodePlan plan = EmptyPlan();
+  plan.ranks[0].rank = Rank(5);
+  AnswerWith(plan);
+  EXPECT_THAT(
+      session_->Plan(Profile(), absl::Seconds(20)),
+      StatusIs(absl::StatusCode::kInternal, HasSubstr("no part for rank 0")));
+}
+
+TEST_F(PlanTest, AFailedWorkerIsItsReason) {
+  Open();
+  daemon_.SetScript([&](const wire::Message& m) {
+    if (!m.packet.request().has_submit_profile()) return false;
+    wire::Event event;
+    event.mutable_plan_failed()->set_reason("the worker ran 20 s: killed");
+    daemon_.SendEvent(event);
+    return false;
+  });
+  EXPECT_THAT(session_->Plan(Profile(), absl::Seconds(20)),
+              StatusIs(absl::StatusCode::kFailedPrecondition,
+                       "the worker ran 20 s: killed"));
+}
+
+TEST_F(PlanTest, APeersDeathEndsTheWait) {
+  Open();
+  daemon_.SetScript([&](const wire::Message& m) {
+    if (!m.packet.request().has_submit_profile()) return false;
+    wire::Event event;
+    event.mutable_peer_died()->set_rank(1);
+    daemon_.SendEvent(event);
+    return false;
+  });
+  EXPECT_THAT(session_->Plan(Profile(), absl::Seconds(20)),
+              StatusIs(absl::StatusCode::kUnavailable, HasSubstr("rank 1")));
+}
+
+TEST_F(PlanTest, NoPlanInTimeIsDeadlineExceeded) {
+  Open();
+  EXPECT_THAT(session_->Plan(Profile(), absl::Milliseconds(20)),
+              StatusIs(absl::StatusCode::kDeadlineExceeded,
+                       HasSubstr("all local ranks")));
+}
+
+}  // namespace
+}  // namespace sluice::client

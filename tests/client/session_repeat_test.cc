@@ -1,0 +1,104 @@
+// Requests that are answered twice, too late, or not before their daemon died.
+#include <sched.h>
+#include <unistd.h>
+
+#include <atomic>
+
+#include "client/session/connection.h"
+#include "tests/client/session_fixture.h"
+
+namespace sluice::client {
+namespace {
+
+using ::sluice::testing::IsOk;
+using ::sluice::testing::StatusIs;
+
+// Wrong once: the second answer freed the lease of the first, which was in use.
+TEST_F(SessionTest, ASecondAnswerFreesNothing) {
+  Open();
+  daemon_.SetScript([&](const wire::Message& m) {
+    if (m.packet.request().has_lease()) daemon_.Grant(m);
+    return false;
+  });
+  SLUICE_ASSERT_OK_AND_ASSIGN(const auto region, session_->LeaseGpu(KiB(64)));
+  daemon_.SetScript(nullptr);
+  ASSERT_THAT(session_->LeaseGpu(KiB(64)), IsOk());   // behind what it caused
+  EXPECT_EQ(daemon_.count(wire::Request::kFree), 1);  // the one just dropped
+}
+
+wire::Event SomebodyDied() {
+  wire::Event event;
+  event.mutable_peer_died()->set_job("test");
+  return event;
+}
+
+// 600 extents come in three packets. The daemon dies behind the first; the one
+// that takes its place says something, is asked again, and answers whole.
+TEST_F(SessionTest, ADaemonThatTakesOverIsAskedAgainWhatWasNotAnsweredWhole) {
+  Open();
+  std::vector<uint64_t> asked;
+  daemon_.SetScript([&](const wire::Message& m) {
+    if (!m.packet.request().has_lease()) return false;
+    asked.push_back(m.packet.id());
+    if (asked.size() > 1) return false;
+    wire::Reply reply;  // the first part, of memory that nobody keeps
+    reply.mutable_granted()->set_lease_id(77);
+    reply.mutable_granted()->set_parts(3);
+    reply.mutable_granted()->add_extent_bytes(KiB(64).size());
+    daemon_.Reply(m.packet.id(), reply, {STDERR_FILENO});
+    daemon_.TakeOver();
+    daemon_.SendEvent(SomebodyDied());
+    return true;
+  });
+  SLUICE_ASSERT_OK_AND_ASSIGN(const auto region,
+                              session_->LeaseHost(600 * KiB(64)));
+  EXPECT_EQ(region->size(), 600 * KiB(64));
+  region->data()[region->size().size() - 1] = std::byte{1};
+  ASSERT_EQ(asked.size(), 2u);
+  EXPECT_EQ(asked[0], asked[1]);
+  EXPECT_EQ(daemon_.count(wire::Request::kFree), 0);
+}
+
+TEST_F(SessionTest, WhatNobodyWaitsForIsSaidAgainToADaemonThatTakesOver) {
+  Open();
+  std::atomic<int> answered = 0;
+  daemon_.SetScript([&](const wire::Message& m) {
+    return m.packet.request().has_step_report() && answered++ == 0;
+  });
+  ASSERT_THAT(session_->Report({.step = 3, .seconds = 0.5}), IsOk());
+  EXPECT_TRUE(Soon([&] { return answered == 1; }));
+  daemon_.TakeOver();
+  daemon_.SendEvent(SomebodyDied());
+  EXPECT_TRUE(Soon([&] { return answered == 2; }));
+  // Answered, it is not said to a third one.
+  ASSERT_THAT(session_->LeaseHost(KiB(64)), IsOk());
+  daemon_.TakeOver();
+  ASSERT_THAT(session_->LeaseHost(KiB(64)), IsOk());
+  EXPECT_EQ(answered, 2);
+}
+
+TEST_F(SessionTest, ALeaseThatCameTooLateIsGivenBackOnce) {
+  SLUICE_ASSERT_OK_AND_ASSIGN(
+      const auto connection, Connection::Open(
+                                 daemon_.options().socket, [](wire::Message) {},
+                                 [](const std::string&) {}));
+  std::atomic<bool> given_up = false;
+  daemon_.SetScript([&](const wire::Message& m) {
+    if (!m.packet.request().has_lease()) return false;
+    while (!given_up) sched_yield();
+    daemon_.Grant(m);
+    daemon_.Grant(m);
+    return true;
+  });
+  wire::Request request;
+  request.mutable_lease()->set_bytes(KiB(64).size());
+  EXPECT_THAT(connection->Call(request, {}, absl::Milliseconds(20)),
+              StatusIs(absl::StatusCode::kDeadlineExceeded));
+  given_up = true;
+  EXPECT_TRUE(Soon([&] { return daemon_.count(wire::Request::kFree) > 0; }));
+  EXPECT_THAT(connection->Call(request), IsOk());
+  EXPECT_EQ(daemon_.count(wire::Request::kFree), 1);
+}
+
+}  // namespace
+}  // namespace sluice::client
