@@ -156,17 +156,22 @@ def own_layers_random_numbers(session, group) -> None:
 
 
 def router_logits(session, group) -> None:
-    """Their loss is made of all rows."""
-    inputs = batch()
-    model = tiny("mixtral", num_local_experts=4, num_experts_per_tok=2)
-    stream = sluice.stream(model, session=session, chunk=CHUNK, group=group,
-                           quiet=True)
-    with pytest.raises(sluice.Unsupported, match="under a group"):
-        model(**inputs, output_router_logits=True)
-    stream.unstream()
-    model.config.output_router_logits = True
-    with pytest.raises(sluice.Unsupported, match="under a group"):
-        sluice.stream(model, session=session, chunk=CHUNK, group=group)
+    """Those of all rows, on every rank, also where nobody asks for a loss."""
+    for length in (75, 67, 1):
+        inputs = batch(2, length)
+        model = tiny("mixtral", num_local_experts=4, num_experts_per_tok=2,
+                     output_router_logits=True)
+        with torch.no_grad():
+            expected = model(**inputs)
+        sluice.stream(model, session=session, chunk=CHUNK, group=group,
+                      quiet=True)
+        for labelled in (True, False):
+            found = model(**inputs if labelled else {
+                "input_ids": inputs["input_ids"]})
+            torch.testing.assert_close(found.router_logits,
+                                       expected.router_logits, rtol=1e-4,
+                                       atol=1e-5)
+            torch.testing.assert_close(found.aux_loss, expected.aux_loss)
 
 
 LAYERS = {f.__name__: f for f in (

@@ -27,6 +27,10 @@ LATENT = dict(
     v_head_dim=8, head_dim=4, num_key_value_heads=4, n_routed_experts=4,
     num_experts_per_tok=2, n_group=1, topk_group=1, moe_intermediate_size=24,
     first_k_dense_replace=1)
+BALANCED = dict(**MOE, router_aux_loss_coef=0.3)
+BALANCED_SOME = dict(
+    num_experts=4, num_experts_per_tok=2, moe_intermediate_size=24,
+    num_hidden_layers=3, mlp_only_layers=[1], router_aux_loss_coef=0.3)
 # The table of rotary positions depends on the greatest one: only the last rank
 # has one that is over the limit.
 STRETCHED = dict(max_position_embeddings=144, rope_parameters=dict(
@@ -69,6 +73,10 @@ def padded_left(row: int, i: int) -> dict:
     inputs["attention_mask"][1, :33] = 0
     inputs["labels"][1, :34] = -100
     return inputs
+
+
+def routed(row: int, i: int) -> dict:
+    return {**padded(row, i), "output_router_logits": True}
 
 
 # --- wrappings: mesh [data parallel, sequence] -> what is done to the model ---
@@ -141,6 +149,12 @@ CASES = {2: {
         "mixtral", MOE, 2, fsdp("model.norm"), plain, IN_HOST),
     "in the host, fsdp2, tied": ("qwen2", dict(
         tie_word_embeddings=True), 2, fsdp(), plain, IN_HOST),
+    "router losses": ("mixtral", BALANCED, 2, alone, routed),
+    "router losses, the head whole": (
+        "mixtral", BALANCED, 2, alone, routed, {"head": "whole"}),
+    "router losses, dense layers among them, in the host": (
+        "qwen3_moe", BALANCED_SOME, 2, alone, routed, IN_HOST),
+    "router losses, fsdp2": ("mixtral", BALANCED, 2, fsdp("lm_head"), routed),
     "fsdp2, a group of one": ("llama", {}, 1, fsdp(), plain),
 }, 4: {
     "sinks, experts": ("gpt_oss", {**MOE, "sliding_window": 24}, 4, alone,
@@ -148,6 +162,7 @@ CASES = {2: {
     "ddp": ("llama", {}, 2, ddp, plain),
     "fsdp2": ("llama", {}, 2, fsdp("lm_head"), plain),
     "fsdp2, packed": ("mixtral", MOE, 2, fsdp(), documents),
+    "router losses, fsdp2": ("mixtral", BALANCED, 2, fsdp(), routed),
     "fsdp2, four ranks": ("llama", {}, 4, fsdp(), padded),
     "hsdp": ("llama", {}, 2, fsdp("lm_head", replicated=True), plain),
 }}

@@ -9,6 +9,9 @@ import sluice
 import torch
 from models import assert_same, batch, run, streamed, tiny, unstreamed
 from sluice.adapters import head_routers
+from transformers.masking_utils import create_causal_mask
+from transformers.modeling_outputs import MoeModelOutputWithPast
+from transformers.models.mixtral import modeling_mixtral as mixtral
 
 EXPERTS = dict(num_experts_per_tok=2, router_aux_loss_coef=0.3)
 KINDS = {
@@ -107,6 +110,84 @@ def test_a_loss_that_is_not_a_sum_is_refused(session, monkeypatch):
     stream.head = "whole"
     assert_same(run(model, asked()), unstreamed(tiny(
         "mixtral", num_local_experts=4, **EXPERTS), asked()))
+
+
+class OlderLayer(mixtral.MixtralDecoderLayer):
+    """As transformers 4.57's: it answers its router's logits, where asked."""
+
+    def forward(self, hidden_states, output_router_logits=False, **kwargs):
+        said = []
+        hook = self.mlp.gate.register_forward_hook(
+            lambda module, args, out: said.append(out[0]))
+        y = super().forward(hidden_states, **kwargs)
+        hook.remove()
+        if self.says_nothing:
+            said = [None]
+        return (y, *said) if output_router_logits else (y,)
+
+
+class OlderModel(mixtral.MixtralModel):
+    """Gathers the logits itself."""
+
+    _can_record_outputs = {}
+    first = False  # where in a layer's outputs they are
+
+    def forward(self, input_ids=None, attention_mask=None, position_ids=None,
+                past_key_values=None, inputs_embeds=None, use_cache=None,
+                output_router_logits=None, **kwargs):
+        if output_router_logits is None:
+            output_router_logits = self.config.output_router_logits
+        x = self.embed_tokens(input_ids)
+        if position_ids is None:
+            position_ids = torch.arange(x.shape[1])[None]
+        mask = create_causal_mask(
+            config=self.config, inputs_embeds=x, past_key_values=None,
+            attention_mask=attention_mask, position_ids=position_ids)
+        tables = self.rotary_emb(x, position_ids=position_ids)
+        logits = () if output_router_logits else None
+        for layer in self.layers:
+            out = layer(x, attention_mask=mask, position_embeddings=tables,
+                        position_ids=position_ids,
+                        output_router_logits=output_router_logits)
+            x = out[0]
+            if output_router_logits and out[-1] is not None:
+                logits += (out[0] if self.first else out[-1],)
+        return MoeModelOutputWithPast(last_hidden_state=self.norm(x),
+                                      router_logits=logits)
+
+
+def older(**changes):
+    model = tiny("mixtral", num_local_experts=4, num_hidden_layers=3,
+                 **EXPERTS, **changes)
+    model.model.__class__ = OlderModel
+    for layer in model.model.layers:
+        layer.__class__ = OlderLayer
+        layer.says_nothing = layer is model.model.layers[1]
+    return model
+
+
+@pytest.mark.parametrize("options", [
+    {}, {"hidden": "host"}, {"head": "whole"}], ids=str)
+def test_logits_that_layers_answer(session, options):
+    model, inputs = older(), padded()
+    plain = unstreamed(model, inputs)
+    expected = unstreamed(model, asked(inputs))
+    assert abs(expected.loss - plain.loss) > 0.1
+    for given, wanted in ((asked(inputs), expected), (inputs, plain)):
+        assert_same(streamed(model, session, given, quiet=True,
+                             check="always", **options), wanted)
+    model.config.output_router_logits = True
+    assert_same(streamed(model, session, inputs, quiet=True, check="always",
+                         **options), expected)
+
+
+def test_logits_that_the_decoder_makes_otherwise_are_refused(session):
+    model = older()
+    model.model.first = True
+    sluice.stream(model, session=session, chunk=16, quiet=True)
+    with pytest.raises(sluice.Unsupported, match="not known which modules"):
+        run(model, asked())
+    assert_same(run(model, batch()), unstreamed(older(), batch()))
 
 
 def test_what_has_no_router_is_refused(session):

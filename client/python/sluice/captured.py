@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import torch
 from torch import Tensor, nn
 
+from sluice import side
 from sluice.errors import Unsupported
 from sluice.replay import Buffers
 from sluice.rows import check_hidden
@@ -55,8 +56,11 @@ def capture(adapter: Adapter, stream: Stream, ids: Tensor
     no_cache = {"use_cache": False} if "use_cache" in accepts or any(
         p.kind is p.VAR_KEYWORD for p in accepts.values()) else {}
 
+    # What layers answer beside hidden states is not probed.
+    alone = {side.ASKED: False} if side.ASKED in accepts else {}
+
     def decoder():
-        adapter.own_forward(adapter.entry)(input_ids=ids, **no_cache)
+        adapter.own_forward(adapter.entry)(input_ids=ids, **no_cache, **alone)
 
     def plainly():
         with torch.no_grad(), recorded(adapter.layers, stream, plain):

@@ -110,6 +110,8 @@ class LayerCall(chunked.ChunkedCall):
             with self._noting(), self.step.inside(), self._taping(
                     m, x.device), self._sparing() as following:
                 out = self.own(x, *args, **kwargs)
+                if self._side is not None:
+                    out = self._side.without(out)
         finally:
             _running.call = before
         if self._site == 0:

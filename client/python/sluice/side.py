@@ -19,12 +19,17 @@ from torch import Tensor, nn
 
 from sluice.errors import Unsupported
 
+ASKED = "output_router_logits"  # transformers' argument, and in its configs
+
 
 class Side:
-    """Output `index` of one module of a layer, during one step."""
+    """Output `index` of one module of a layer, or of the layer itself, during
+    one step."""
 
-    def __init__(self, module: nn.Module, index: int, chunks: list[range]):
+    def __init__(self, layer: nn.Module, module: nn.Module, index: int,
+                 chunks: list[range]):
         self._module, self._index, self._chunks = module, index, chunks
+        self.is_own = module is layer
         self._seen: list[Tensor] = []
         self._parts: list[Tensor] = []  # [B, c, E]
         self._flat = False  # the module makes [B * c, E]
@@ -34,6 +39,9 @@ class Side:
     def watching(self) -> Iterator[None]:
         """Around the layer's forward on one chunk."""
         self._seen.clear()
+        if self.is_own:  # its forward is not run through its hooks
+            yield
+            return
         hook = self._module.register_forward_hook(self._note)
         try:
             yield
@@ -44,9 +52,28 @@ class Side:
         self._seen.append(out[self._index] if isinstance(
             out, (tuple, list)) else out)
 
+    def without(self, out: Any) -> Any:
+        """What the layer's forward answered, but what is noted here. A layer
+        that has nothing to say answers None in its place."""
+        if not self.is_own:
+            return out
+        if not isinstance(out, (tuple, list)) or len(out) < 2:
+            raise Unsupported(type(self._module).__name__, "no output beside "
+                              "its hidden states", "leave its logits out")
+        if out[self._index] is not None:
+            self._note(self._module, (), out)
+        at = self._index % len(out)
+        return (*out[:at], *out[at + 1:])
+
+    @property
+    def is_silent(self) -> bool:
+        """Whether the layer had nothing to say, in all chunks."""
+        return self.is_own and not self._parts
+
     def keep(self, m: int, batch: int) -> None:
         """Of the first forward of chunk `m`."""
-        self._parts.append(self._of_chunk(m, batch).detach())
+        if self._seen or not self.is_own:
+            self._parts.append(self._of_chunk(m, batch).detach())
 
     def pair(self, m: int, batch: int) -> tuple[Tensor, Tensor] | None:
         """Of the second one: what was made, and its gradient."""
@@ -100,4 +127,4 @@ class Joined(torch.autograd.Function):
         return None, dy, *(None for _ in gradients)
 
 
-__all__ = ["Joined", "Side"]
+__all__ = ["ASKED", "Joined", "Side"]

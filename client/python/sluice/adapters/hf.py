@@ -54,6 +54,7 @@ class Adapter:
             if isinstance(getattr(m, "config", None),
                           PretrainedConfig)}.values())
         self.way = "registry"
+        self.logits_last = False  # of routers, in what layers answer
         self.dealing: Dealing | None = None  # with a group
         self._told: Told | None = None  # how long the sequence is
         self._patches: dict[nn.Module, Patch] = {}
@@ -70,11 +71,12 @@ class Adapter:
         if len(set(self.layers)) < len(self.layers):
             raise Unsupported(type(self.decoder).__name__, "a layer that is "
                               "run several times", "do not stream this model")
+        self.logits_last = routers.answered_last(self)
         for layer in self.layers:
             self._patch(layer, self._layer_forward(stream, layer))
         self.ends = Ends(self, stream)
         if routers.asked(self.decoder, {}):
-            routers.find(self.decoder, self.layers, stream.ranks is not None)
+            routers.find(self)
         self._probe(stream)
         # Of a rank's own rows the ends need not be made by chunks.
         if stream.ranks is None or stream.hidden == "host":
@@ -177,6 +179,7 @@ class Adapter:
                     f"sequence of {step.rows}", "do not stream this model")
             if step.arguments is not None:
                 args, kwargs = step.arguments(self_, args, kwargs)
+            kwargs = routers.asking(step, self_, kwargs)
             call = layers_.LayerCall(step, self_, own, rows.Arguments(
                 self_, step, args, kwargs, names, stream.rows))
             y = layers_.run(call, x)
@@ -214,14 +217,14 @@ class Adapter:
             step.documents = documents
             step.padding = padded.rows(given.get("attention_mask"))
             if routers.asked(self_, given):
-                routers.note(step, self_, self.layers)
+                routers.note(step, self)
                 # The model's own way would note chunks.
                 kwargs[routers.ASKED] = given[routers.ASKED] = False
             with step.engaged():
                 out = self.ends.run(step, own, args, kwargs, given) if (
                     step.ranks is None) else self.dealing.forward(step, given)
             stream.ended(step)
-            out = routers.answered(step, out)
+            out = routers.answered(stream, step, out, x.shape)
             return shared.with_all_rows(stream, out, x.shape[1]) if (
                 stream.all_rows and stream.own_rows is not None) else out
 

@@ -1,24 +1,32 @@
 """Logits of routers, which a causal model makes a loss of that balances its
 experts: `output_router_logits`, as an argument or in the config.
 
-transformers says of a decoder which outputs of which modules these are; see
+transformers says of a decoder which outputs of which modules these are, or,
+before it did (4.57's older models), has the layers answer them; see
 [Note: sides] in side for how they get out of a streamed layer.
 """
 from __future__ import annotations
 
-from collections.abc import Iterable
+import inspect
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
+import torch
 from torch import Tensor, nn
 
+from sluice.captured import probe_tokens
 from sluice.errors import Unsupported
-from sluice.side import Joined, Side
+from sluice.probe import probing
+from sluice.side import ASKED, Joined, Side
+from sluice.adapters import shared
+from sluice.adapters.stand_in import Saying
 
 if TYPE_CHECKING:
+    from sluice.adapters.hf import Adapter
     from sluice.step import Step
     from sluice.streaming import Stream
 
-ASKED, NAME = "output_router_logits", "router_logits"
+NAME = "router_logits"
 _OUT = ("leave it out, and set it to False in the config (of TRL's trainers: "
         "router_aux_loss_coef=0)")
 
@@ -29,15 +37,38 @@ def asked(decoder: nn.Module, given: dict[str, Any]) -> bool:
                 said)
 
 
-def find(decoder: nn.Module, layers: Iterable[nn.Module], shared: bool
-         ) -> dict[nn.Module, tuple[nn.Module, int]]:
+def answered_last(adapter: Adapter) -> bool:
+    """Whether the decoder's logits are what its layers, asked for them, answer
+    last: it is run with others in their places, before it is patched."""
+    decoder, layers = adapter.decoder, adapter.layers
+    if not all(ASKED in inspect.signature(type(layer).forward).parameters
+               for layer in layers):
+        return False
+    real = vars(layers)["_modules"]
+    said = {name: Saying(layer, torch.zeros(1))
+            for name, layer in real.items()}
+    ids = probe_tokens(adapter)
+    with torch.no_grad(), probing(decoder, ids.device):
+        try:
+            vars(layers)["_modules"] = said
+            found = decoder.forward(input_ids=ids, use_cache=False,
+                                    **{ASKED: True})[NAME]
+        except Exception:  # not transformers' way: not known, then
+            return False
+        finally:
+            vars(layers)["_modules"] = real
+    return len(found) == len(said) and all(
+        f is s.more for f, s in zip(found, said.values()))
+
+
+def find(adapter: Adapter) -> dict[nn.Module, tuple[nn.Module, int]]:
     """Of each layer that has one, the router, and which of its outputs its
-    logits are. Raises `Unsupported` where that is not known, or where ranks
-    share the rows."""
+    logits are; or the layer itself, where those are an output of it. Raises
+    `Unsupported` where that is not known."""
+    decoder, layers = adapter.entry, adapter.layers
     name, routers = type(decoder).__name__, {}
-    if shared:
-        raise Unsupported(name, f"{ASKED} under a group: the loss is made of "
-                          "the logits of all rows", _OUT)
+    if adapter.logits_last and decoder is adapter.decoder:
+        return {layer: (layer, -1) for layer in layers}
     recorder = (getattr(decoder, "_can_record_outputs", None) or {}).get(NAME)
     target = getattr(recorder, "target_class", None)
     if target is None or getattr(recorder, "layer_name", None):
@@ -55,27 +86,50 @@ def find(decoder: nn.Module, layers: Iterable[nn.Module], shared: bool
     return routers
 
 
-def note(step: Step, decoder: nn.Module, layers: Iterable[nn.Module]) -> None:
+def note(step: Step, adapter: Adapter) -> None:
     """The step's layers note their routers' logits; raises as `find`."""
-    for layer, (router, index) in find(decoder, layers,
-                                       step.ranks is not None).items():
-        step.sides[layer] = Side(router, index, step.chunks)
+    for layer, (router, index) in find(adapter).items():
+        step.sides[layer] = Side(layer, router, index, step.chunks)
+
+
+def asking(step: Step, layer: nn.Module, kwargs: dict[str, Any]
+           ) -> dict[str, Any]:
+    """What the layer is called with, where the logits are an output of it."""
+    side = step.sides.get(layer)
+    return {**kwargs, ASKED: True} if side is not None and side.is_own else (
+        kwargs)
 
 
 def joined(step: Step, y: Tensor) -> Tensor:
     """Behind the last layer, which answered y; what was noted is then in
     `step.noted`."""
-    sides = list(step.sides.values())
+    sides = [side for side in step.sides.values() if not side.is_silent]
     y, *noted = Joined.apply(sides, y, *(side.whole() for side in sides))
     step.noted = tuple(noted)
     return y
 
 
-def answered(step: Step, answer: Any) -> Any:
-    """The decoder's answer, with the logits where they were asked for."""
+def answered(stream: Stream, step: Step, answer: Any, shape: torch.Size
+             ) -> Any:
+    """The decoder's answer to [B, S, …], with the logits where they were
+    asked for. Those are of all rows: so is the loss that is made of them, on
+    each of the ranks that share a sequence."""
     if step.sides:
-        answer[NAME], step.noted = step.noted, ()
+        noted, step.noted = step.noted, ()
+        answer[NAME] = noted if stream.own_rows is None or not noted else (
+            _of_all_rows(stream, noted, *shape[:2]))
     return answer
+
+
+def _of_all_rows(stream: Stream, noted: Sequence[Tensor], batch: int,
+                 length: int) -> tuple[Tensor, ...]:
+    """A collective, one for all layers."""
+    widths = [n.shape[-1] for n in noted]
+    own = torch.cat([n.reshape(batch, -1, w) for n, w in zip(noted, widths)],
+                    -1)
+    every = shared.of_all_rows(stream, own, length).split(widths, -1)
+    return tuple(e.reshape(-1, w) if n.dim() == 2 else e
+                 for n, e, w in zip(noted, every, widths))
 
 
 __all__ = ["ASKED", "NAME", "answered", "asked", "find", "joined", "note"]

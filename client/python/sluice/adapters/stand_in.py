@@ -86,6 +86,17 @@ class Answer(Instead):
         return self._answer
 
 
+class Saying(Instead):
+    """Stands for a layer: hands on its input, and answers `more` after it."""
+
+    def __init__(self, base: nn.Module, more: Tensor):
+        super().__init__(base)
+        self.more = more
+
+    def forward(self, hidden_states: Tensor, *args: Any, **kwargs: Any):
+        return hidden_states, self.more
+
+
 class Embedding(Instead):
     """Stands for the embedding; see [Note: stand-ins]."""
 
