@@ -14,6 +14,7 @@ import torch
 import torch.distributed as dist
 from gloo import run_cases, run_ranks, whole
 from group_behaviours import BEHAVIOURS, CHUNK, LEARNED, MOE
+from group_heads import BEHAVIOURS_OF_HEADS
 from group_layers import LAYERS
 from models import Run, assert_same, batch, tiny
 from torch.distributed.device_mesh import init_device_mesh
@@ -230,7 +231,7 @@ def work(rank: int, world: int, file: str, socket: str,
          names: list[str]) -> None:
     """One rank, in a process of its own."""
     def one(name: str, session: sluice.Session) -> None:
-        behaves = {**BEHAVIOURS, **LAYERS}.get(name)
+        behaves = {**BEHAVIOURS, **BEHAVIOURS_OF_HEADS, **LAYERS}.get(name)
         if behaves is not None:
             behaves(session, dist.group.WORLD)
         else:

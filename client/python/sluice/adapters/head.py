@@ -62,20 +62,29 @@ class Head:
         self.places = _places(causal, decoder)
         self.place = self.places[0]  # (parent, name) of what it calls
         # What the user or accelerate put in the place of it counts too.
-        self._foreign = "forward" in vars(causal)
         self.own = vars(causal).get("forward") or functools.partial(
             type(causal).forward, causal)
+        # Where that is not a language model's, as transformers writes it, it
+        # may look at any row.
+        self._foreign = (not self.is_of_transformers()
+                         or causal.get_output_embeddings() is None)
         self._loss_function = causal.loss_function
 
     @staticmethod
     def fits(causal: nn.Module, decoder: nn.Module) -> bool:
-        """Whether it is a causal model whose base model holds the decoder."""
+        """Whether it is a model with a head, whose base model holds the
+        decoder."""
         base = causal._modules.get(getattr(causal, "base_model_prefix", ""))
         return (base is not None and causal is not decoder
                 and any(m is decoder for m in base.modules())
-                and "labels" in inspect.signature(
-                    type(causal).forward).parameters
                 and callable(getattr(causal, "loss_function", None)))
+
+    def is_of_transformers(self) -> bool:
+        """A forward of the user's may tell calls apart in ways that a probe
+        does not meet."""
+        own = type(self.causal).forward
+        return getattr(self.own, "func", None) is own and (
+            own.__module__.startswith("transformers."))
 
     def forward(self) -> Callable:
         accepts = inspect.signature(type(self.causal).forward)
@@ -257,9 +266,10 @@ class Head:
 
 
 def _shifted(given: dict[str, Any]) -> Tensor | None:
-    """The label of each row [B, S]: what the token after it is."""
+    """The label of each row [B, S]: what the token after it is. None where
+    rows have none: a classifier's are [B]."""
     shifted, labels = given.get("shift_labels"), given.get("labels")
-    if shifted is None and isinstance(labels, Tensor):
+    if shifted is None and isinstance(labels, Tensor) and labels.dim() == 2:
         shifted = nn.functional.pad(labels, (0, 1), value=IGNORED)[:, 1:]
     return shifted
 

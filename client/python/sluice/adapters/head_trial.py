@@ -27,20 +27,12 @@ def probe(head: Head) -> None:
             # In bf16 both would round, each in its own places.
             with undisturbed(device), torch.autocast(device.type,
                                                      enabled=False):
-                same = _is_of_transformers(head) and _same(head)
+                same = head.is_of_transformers() and _same(head)
         except Exception:  # the user's own code on input it never saw
             same = False
         if same:
             head.stream.head = "rows"
             return
-
-
-def _is_of_transformers(head: Head) -> bool:
-    """A forward of the user's may tell calls apart in ways that a probe does
-    not meet."""
-    own = type(head.causal).forward
-    return getattr(head.own, "func", None) is own and (
-        own.__module__.startswith("transformers."))
 
 
 def _same(head: Head) -> bool:

@@ -1,0 +1,55 @@
+"""Models whose head is not a language model's, and what is asked of them."""
+
+from __future__ import annotations
+
+import torch
+import transformers
+from models import SIZES, Run, batch
+from torch import nn
+
+
+def tiny_with(head: str) -> nn.Module:
+    """A Llama with a head of transformers: "SequenceClassification", …"""
+    torch.manual_seed(0)
+    return getattr(transformers, f"AutoModelFor{head}").from_config(
+        transformers.LlamaConfig(**SIZES, num_labels=3,
+                                 classifier_dropout=0.0),
+        attn_implementation="eager").train()
+
+
+def padded() -> dict[str, torch.Tensor]:
+    mask = torch.ones(2, 75, dtype=torch.long)
+    mask[0, 70:] = mask[1, 20:] = 0
+    ids = batch()["input_ids"] * mask  # 0 is the padding
+    return {"input_ids": ids, "attention_mask": mask}
+
+
+def padded_left() -> dict[str, torch.Tensor]:
+    return {name: t.flip(1) for name, t in padded().items()}
+
+
+CLASSES = {"labels": torch.tensor([0, 2])}
+# name -> (head, what it is called with)
+HEADS = {
+    "a classifier": ("SequenceClassification", {**padded(), **CLASSES}),
+    "a classifier, padding on the left": (
+        "SequenceClassification", {**padded_left(), **CLASSES}),
+    "scores that somebody makes a loss of": (
+        "SequenceClassification", padded()),
+    "a class for each token": ("TokenClassification", {
+        **padded(), "labels": batch()["input_ids"] % 3}),
+    "an answer that begins and ends": ("QuestionAnswering", {
+        **padded(), "start_positions": torch.tensor([3, 9]),
+        "end_positions": torch.tensor([60, 12])}),
+}
+
+
+def graded(model: nn.Module, inputs: dict) -> Run:
+    """By the model's loss, or, where it makes none, one of its scores."""
+    model.zero_grad()
+    out = model(**inputs)
+    weights = torch.tensor([0.5, -1.0, 2.0])
+    loss = (out.logits * weights).sum() if out.loss is None else out.loss
+    loss.backward()
+    return Run(loss.item(), {n: p.grad.clone()
+                             for n, p in model.named_parameters()})
