@@ -300,7 +300,10 @@ std::string QuotaLines(const json& node) {
                {"LIMIT", Align::kRight},
                {"REFUSED", Align::kRight}});
   const auto text = [](const json& from, const char* key) {
-    return fmt::format("{}", Number(from, key));
+    const json& value = from.at(key);
+    if (value.is_null()) return std::string("shared in turns");
+    return value.is_number_float() ? fmt::format("{:.3f}", value.get<double>())
+                                   : fmt::format("{}", value.get<int64_t>());
   };
   for (const json& quota : node.at("quotas")) {
     table.Add({Text(quota, "of"), "(all)", text(quota, "used"),

@@ -54,8 +54,8 @@ class Histogram {
 enum class RefusedBy { kBudget, kDevice, kDrain, kExtents, kPool };
 template <>
 struct EnumNames<RefusedBy> {
-  static constexpr std::string_view kNames[] = {"budget", "device", "extents",
-                                                "pool"};
+  static constexpr std::string_view kNames[] = {"budget", "device", "drain",
+                                                "extents", "pool"};
 };
 
 // Why a rank's session ended otherwise than by itself.

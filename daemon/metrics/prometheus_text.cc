@@ -276,29 +276,41 @@ void AddQuotas(const QuotasSnapshot& from, Audience audience, Families& to) {
                         auto value) {
     to.Add(name, help, type);
     for (size_t i = 0; i < kResources; ++i) {
-      to.Value({{"of", Name(static_cast<Resource>(i))}},
-               static_cast<double>(value(i)));
+      const auto what = static_cast<Resource>(i);
+      const std::optional<double> shown = value(what, i);
+      if (shown) to.Value({{"of", Name(what)}}, *shown);
     }
+  };
+  const auto limit = [](Resource what, int64_t of) {
+    return IsSharedInTurns(what) ? std::optional<double>()
+                                 : static_cast<double>(of);
   };
   each("sluice_quota_used",
        "What all users together have of a countable thing.", MetricType::Gauge,
-       [&](size_t i) { return from.used[i]; });
+       [&](Resource what, size_t i) { return InUnits(what, from.used[i]); });
   each("sluice_quota_limit", "What all users together may have.",
-       MetricType::Gauge, [&](size_t i) { return from.shares[i].all; });
+       MetricType::Gauge, [&](Resource what, size_t i) {
+         return limit(what, from.shares[i].all);
+       });
   each("sluice_quota_limit_per_user", "What one user may have.",
-       MetricType::Gauge, [&](size_t i) { return from.shares[i].each; });
+       MetricType::Gauge, [&](Resource what, size_t i) {
+         return limit(what, from.shares[i].each);
+       });
   each("sluice_quota_refusals_total", "Refusals because of such a limit.",
-       MetricType::Counter, [&](size_t i) { return from.refused[i]; });
+       MetricType::Counter, [&](Resource what, size_t i) {
+         return limit(what, static_cast<int64_t>(from.refused[i]));
+       });
   if (audience != Audience::kOperators) return;
   to.Add("sluice_quota_user_used", "What one user has of a countable thing.",
          MetricType::Gauge);
   for (const auto& [who, amounts] : from.users) {
     for (size_t i = 0; i < kResources; ++i) {
       if (amounts[i] == 0) continue;
-      to.Value({{"of", Name(static_cast<Resource>(i))},
+      const auto what = static_cast<Resource>(i);
+      to.Value({{"of", Name(what)},
                 {"uid", std::to_string(who.uid)},
                 {"cgroup", who.cgroup}},
-               static_cast<double>(amounts[i]));
+               InUnits(what, amounts[i]));
     }
   }
 }

@@ -99,20 +99,31 @@ json Limit(const LimitLine& line, absl::Time now) {
   return to;
 }
 
+// In its unit; whole where it is counted in ones.
+json Counted(Resource what, int64_t amount) {
+  return IsSharedInTurns(what) ? json(InUnits(what, amount)) : json(amount);
+}
+
+json LimitOf(Resource what, int64_t limit) {
+  return IsSharedInTurns(what) ? json(nullptr) : json(limit);
+}
+
 // One of each countable thing.
 json QuotaList(const QuotasSnapshot& quotas) {
   json to = json::array();
   for (size_t i = 0; i < kResources; ++i) {
+    const auto what = static_cast<Resource>(i);
     json users = json::array();
     for (const auto& [who, amounts] : quotas.users) {
       if (amounts[i] == 0) continue;
-      users.push_back(
-          {{"uid", who.uid}, {"cgroup", who.cgroup}, {"used", amounts[i]}});
+      users.push_back({{"uid", who.uid},
+                       {"cgroup", who.cgroup},
+                       {"used", Counted(what, amounts[i])}});
     }
-    to.push_back({{"of", Name(static_cast<Resource>(i))},
-                  {"used", quotas.used[i]},
-                  {"limit", quotas.shares[i].all},
-                  {"limit_per_user", quotas.shares[i].each},
+    to.push_back({{"of", Name(what)},
+                  {"used", Counted(what, quotas.used[i])},
+                  {"limit", LimitOf(what, quotas.shares[i].all)},
+                  {"limit_per_user", LimitOf(what, quotas.shares[i].each)},
                   {"refused", quotas.refused[i]},
                   {"users", std::move(users)}});
   }

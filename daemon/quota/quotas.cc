@@ -16,6 +16,8 @@ struct Words {
   const char* name;
   const char* things;  // for people
   const char* remedy;  // for one who has too many
+  double unit = 1;
+  bool in_turns = false;
 };
 
 const Words& WordsOf(Resource what) {
@@ -29,6 +31,9 @@ const Words& WordsOf(Resource what) {
        "let its sessions read what they were sent"},
       {"queued_bytes", "bytes waiting to be sent",
        "let its sessions read what they were sent"},
+      {"profile_bytes", "bytes of profiles whose plans are not made yet",
+       "submit smaller ones (fewer segments), or fewer jobs at a time"},
+      {"codec_seconds", "", "", 1e6, /*in_turns=*/true},
   }};
   return kWords[At(what)];
 }
@@ -50,6 +55,12 @@ int64_t SessionsOf(int64_t pool) {
 
 const char* Name(Resource resource) { return WordsOf(resource).name; }
 
+bool IsSharedInTurns(Resource resource) { return WordsOf(resource).in_turns; }
+
+double InUnits(Resource resource, int64_t amount) {
+  return static_cast<double>(amount) / WordsOf(resource).unit;
+}
+
 Shares SharesOf(const QuotaSettings& settings, int64_t open_files) {
   constexpr int64_t kMostRanks = 256;
   const int64_t sessions = SessionsOf(PoolOf(open_files));
@@ -64,6 +75,8 @@ Shares SharesOf(const QuotaSettings& settings, int64_t open_files) {
   set(Resource::kRanks, settings.ranks.value_or(kMostRanks / 2), kMostRanks);
   set(Resource::kInFlight, in_flight / 4, in_flight);
   set(Resource::kQueuedBytes, int64_t{8} << 20, int64_t{256} << 20);
+  set(Resource::kProfileBytes, int64_t{8} << 20, int64_t{256} << 20);
+  set(Resource::kCodecTime, INT64_MAX, INT64_MAX);
   return shares;
 }
 
@@ -74,8 +87,18 @@ Share ExtentsOf(const QuotaSettings& settings, int64_t open_files) {
   return {std::min(settings.extents.value_or(half), all), all};
 }
 
+bool Quotas::HoldsNothing(const Amounts& amounts) {
+  for (size_t i = 0; i < kResources; ++i) {
+    if (amounts[i] != 0 && !IsSharedInTurns(static_cast<Resource>(i))) {
+      return false;
+    }
+  }
+  return true;
+}
+
 absl::Status Quotas::May(const Principal& who, Resource what,
                          int64_t amount) const {
+  if (IsSharedInTurns(what)) return absl::OkStatus();
   const Words& words = WordsOf(what);
   const Share& limit = share(what);
   const int64_t has = used(who, what);
@@ -106,18 +129,21 @@ absl::Status Quotas::Ask(const Principal& who, Resource what, int64_t amount) {
 void Quotas::Charge(const Principal& who, Resource what, int64_t amount) {
   SLUICE_CHECK(amount >= 0);
   if (amount == 0) return;
-  used_[who][At(what)] += amount;
   total_[At(what)] += amount;
+  // Of who is gone already nothing is kept.
+  if (IsSharedInTurns(what) && !used_.contains(who)) return;
+  used_[who][At(what)] += amount;
 }
 
 void Quotas::GiveBack(const Principal& who, Resource what, int64_t amount) {
   if (amount == 0) return;
   const auto found = used_.find(who);
+  SLUICE_CHECK(!IsSharedInTurns(what));
   SLUICE_CHECK(amount > 0 && found != used_.end() &&
                found->second[At(what)] >= amount);
   found->second[At(what)] -= amount;
   total_[At(what)] -= amount;
-  if (found->second == Amounts{}) used_.erase(found);
+  if (HoldsNothing(found->second)) used_.erase(found);
 }
 
 int64_t Quotas::used(const Principal& who, Resource what) const {
@@ -145,13 +171,17 @@ QuotasSnapshot Quotas::TakeSnapshot(const Principal* viewer) const {
 void Quotas::CheckInvariants() const {
   Amounts sum = {};
   for (const auto& [who, amounts] : used_) {
-    SLUICE_CHECK(amounts != Amounts{});
+    SLUICE_CHECK(!HoldsNothing(amounts));
     for (size_t i = 0; i < kResources; ++i) {
       SLUICE_CHECK(amounts[i] >= 0);
       sum[i] += amounts[i];
     }
   }
-  SLUICE_CHECK(sum == total_);
+  for (size_t i = 0; i < kResources; ++i) {
+    SLUICE_CHECK(IsSharedInTurns(static_cast<Resource>(i))
+                     ? sum[i] <= total_[i]
+                     : sum[i] == total_[i]);
+  }
 }
 
 }  // namespace sluice::daemon

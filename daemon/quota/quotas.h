@@ -21,14 +21,22 @@
 namespace sluice::daemon {
 
 enum class Resource {
-  kSessions,     // connections, until their process is gone
-  kRanks,        // attached ranks: each has a slot of the grant pages
-  kInFlight,     // descriptors that were sent and not received
-  kQueuedBytes,  // packets that wait to be sent
+  kSessions,      // connections, until their process is gone
+  kRanks,         // attached ranks: each has a slot of the grant pages
+  kInFlight,      // descriptors that were sent and not received
+  kQueuedBytes,   // packets that wait to be sent
+  kProfileBytes,  // decoded profiles, until their plans are made
+  kCodecTime,     // microseconds in which profiles were decoded
 };
-inline constexpr size_t kResources = 4;
+inline constexpr size_t kResources = 6;
 // As the configuration and the metrics call it: "sessions".
 const char* Name(Resource resource);
+// Nobody is refused it and nobody gives it back: users have it in turns
+// (fair_queue.h). What one had is forgotten with all else that the user holds,
+// what all had is not.
+bool IsSharedInTurns(Resource resource);
+// For people and metrics, in the unit of the name: seconds.
+double InUnits(Resource resource, int64_t amount);
 
 struct Share {
   int64_t each = 0;  // of one principal
@@ -71,7 +79,8 @@ class Quotas {
                    int64_t amount = 1) const;
   // May said no, and whoever asked was told.
   void CountRefusal(Resource what) { ++refused_[static_cast<size_t>(what)]; }
-  // Takes it whatever the limit: it is there already.
+  // Takes it whatever the limit: it is there already. What is shared in turns
+  // is counted so.
   void Charge(const Principal& who, Resource what, int64_t amount = 1);
   // At most what was taken.
   void GiveBack(const Principal& who, Resource what, int64_t amount = 1);
@@ -92,6 +101,8 @@ class Quotas {
   void CheckInvariants() const;
 
  private:
+  static bool HoldsNothing(const Amounts& amounts);
+
   const Shares shares_;
   std::map<Principal, Amounts> used_;
   Amounts total_ = {};

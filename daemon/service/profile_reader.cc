@@ -67,54 +67,58 @@ absl::StatusOr<ProfileWithHash> Decode(const UniqueFd& memfd,
 
 }  // namespace
 
-// Counts decoded profiles for as long as anybody holds them. Thread-safe.
-class ProfileReader::Kept : public std::enable_shared_from_this<Kept> {
+// What profiles took of the quotas that nobody has any more. They are dropped
+// on any thread, quotas are the loop's. Thread-safe.
+class ProfileReader::Dropped {
  public:
-  // ResourceExhausted: the user would have more than `most`.
-  absl::Status Keep(const Principal& who, Bytes most,
-                    std::shared_ptr<const plan::RankProfile>& profile) {
-    const Bytes size = SizeOf(*profile);
-    {
-      const MutexLock lock(mutex_);
-      Bytes& held = held_[who];
-      if (held + size > most) {
-        return absl::ResourceExhaustedError(fmt::format(
-            "a profile of {} bytes, decoded: {} has {} bytes of profiles "
-            "whose plans are not made yet, and the limit is {}; submit smaller "
-            "ones (fewer segments), or fewer jobs at a time",
-            size.count(), Name(who), held.count(), most.count()));
-      }
-      held += size;
-    }
-    const plan::RankProfile* raw = profile.get();
-    profile = std::shared_ptr<const plan::RankProfile>(
-        raw, [kept = shared_from_this(), owner = std::move(profile), who,
-              size](const plan::RankProfile*) mutable {
-          owner.reset();
-          kept->Drop(who, size);
-        });
-    return absl::OkStatus();
+  void Add(const Principal& who, Bytes size) {
+    const MutexLock lock(mutex_);
+    bytes_[who] += size;
+  }
+  std::map<Principal, Bytes> Take() {
+    const MutexLock lock(mutex_);
+    return std::exchange(bytes_, {});
   }
 
  private:
-  void Drop(const Principal& who, Bytes size) {
-    const MutexLock lock(mutex_);
-    const auto held = held_.find(who);
-    held->second -= size;
-    if (held->second == Bytes(0)) held_.erase(held);
-  }
-
   Mutex mutex_;
-  std::map<Principal, Bytes> held_ ABSL_GUARDED_BY(mutex_);
+  std::map<Principal, Bytes> bytes_ ABSL_GUARDED_BY(mutex_);
 };
 
-ProfileReader::ProfileReader(Loop* loop, TaskThread* codec, Done done,
-                             ProfileLimits limits)
+ProfileReader::ProfileReader(Loop* loop, TaskThread* codec, Quotas* quotas,
+                             Done done, ProfileLimits limits)
     : loop_(loop),
       codec_(codec),
+      quotas_(quotas),
       done_(std::move(done)),
       limits_(limits),
-      kept_(std::make_shared<Kept>()) {}
+      dropped_(std::make_shared<Dropped>()) {}
+
+void ProfileReader::GiveBackDropped() {
+  for (const auto& [who, size] : dropped_->Take()) {
+    quotas_->GiveBack(who, Resource::kProfileBytes, size.count());
+  }
+}
+
+absl::Status ProfileReader::Keep(
+    const Principal& who, std::shared_ptr<const plan::RankProfile>& profile) {
+  GiveBackDropped();
+  const Bytes size = SizeOf(*profile);
+  const absl::Status may =
+      quotas_->Ask(who, Resource::kProfileBytes, size.count());
+  if (!may.ok()) {
+    return Annotate(
+        may, fmt::format("a profile of {} bytes, decoded", size.count()));
+  }
+  const plan::RankProfile* raw = profile.get();
+  profile = std::shared_ptr<const plan::RankProfile>(
+      raw, [dropped = dropped_, owner = std::move(profile), who,
+            size](const plan::RankProfile*) mutable {
+        owner.reset();
+        dropped->Add(who, size);
+      });
+  return absl::OkStatus();
+}
 
 absl::Status ProfileReader::Read(SessionId session, RequestId request,
                                  const Principal& who,
@@ -180,12 +184,13 @@ void ProfileReader::Finish(const Principal& who, SessionId session,
                            absl::StatusOr<ProfileWithHash> read) {
   busy_ = false;
   queue_.Spent(who, time);
+  quotas_->Charge(who, Resource::kCodecTime, absl::ToInt64Microseconds(time));
   const bool forgotten = std::exchange(reading_, SessionId()) != session;
   Start();
   if (forgotten) return;
   Leave(session);
   if (read.ok()) {
-    const absl::Status kept = kept_->Keep(who, limits_.decoded, read->profile);
+    const absl::Status kept = Keep(who, read->profile);
     if (!kept.ok()) read = kept;
   }
   done_(session, request, std::move(read));

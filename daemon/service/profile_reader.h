@@ -3,10 +3,10 @@
 // A profile is a stranger's file. What one may have here is limited before
 // anything of it is read (bytes, number per session and per user), while it is
 // decoded (values, so that a short text cannot become a large object), and as
-// long as policy keeps it (decoded bytes per user). They are decoded one at a
-// time on the codec thread, whose seconds are shared by FairQueue; the thread's
-// other work gets its turn between two profiles. A profile goes with its
-// session, its descriptor at once.
+// long as policy keeps it (`profile_bytes` of the quotas). They are decoded one
+// at a time on the codec thread, whose seconds are shared by FairQueue and
+// counted as `codec_seconds`; the thread's other work gets its turn between two
+// profiles. A profile goes with its session, its descriptor at once.
 //
 // Thread safety: loop's thread only. A profile may be dropped on any thread.
 #pragma once
@@ -20,6 +20,7 @@
 #include "daemon/core/plans.h"
 #include "daemon/core/types.h"
 #include "daemon/quota/fair_queue.h"
+#include "daemon/quota/quotas.h"
 #include "daemon/service/loop.h"
 #include "daemon/service/task_thread.h"
 #include "proto/base/unique_fd.h"
@@ -33,7 +34,6 @@ struct ProfileLimits {
   size_t per_session = 4;   // that wait to be read
   size_t per_user = 256;    // that wait to be read
   size_t all = 1024;        // that wait to be read
-  Bytes decoded = MiB(8);   // of one user, until their plan is made
 };
 
 class ProfileReader {
@@ -41,9 +41,9 @@ class ProfileReader {
   using Done = std::function<void(SessionId, RequestId,
                                   absl::StatusOr<ProfileWithHash>)>;
 
-  // `loop` outlives the reader, `codec` ends before it (its tasks use the
-  // reader); `done` runs on the loop's thread.
-  ProfileReader(Loop* loop, TaskThread* codec, Done done,
+  // `loop` and `quotas` outlive the reader, `codec` ends before it (its tasks
+  // use the reader); `done` runs on the loop's thread.
+  ProfileReader(Loop* loop, TaskThread* codec, Quotas* quotas, Done done,
                 ProfileLimits limits = {});
 
   // `memfd` is sealed (wire::CheckMemfd). `done` follows, unless it is refused:
@@ -53,6 +53,9 @@ class ProfileReader {
   // Its profiles are not read any more, their descriptors are closed; `done`
   // does not follow.
   void Forget(SessionId session);
+  // Gives back what profiles took that were dropped since: before quotas are
+  // read.
+  void GiveBackDropped();
 
   size_t waiting() const { return queue_.waiting(); }
 
@@ -62,24 +65,28 @@ class ProfileReader {
     RequestId request;
     std::shared_ptr<UniqueFd> memfd;
   };
-  class Kept;
+  class Dropped;
 
   absl::Status Admit(SessionId session, const Principal& who,
                      const UniqueFd& memfd) const;
   void Start();
   void Finish(const Principal& who, SessionId session, RequestId request,
               absl::Duration time, absl::StatusOr<ProfileWithHash> read);
+  // Takes its bytes of the quota for as long as anybody has it.
+  absl::Status Keep(const Principal& who,
+                    std::shared_ptr<const plan::RankProfile>& profile);
   void Leave(SessionId session);
 
   Loop* loop_;
   TaskThread* codec_;
+  Quotas* quotas_;
   const Done done_;
   const ProfileLimits limits_;
   FairQueue<Principal, Entry> queue_;
   std::map<SessionId, size_t> by_session_;  // waiting or being read
   SessionId reading_;                       // 0: none, or it was forgotten
   bool busy_ = false;
-  const std::shared_ptr<Kept> kept_;
+  const std::shared_ptr<Dropped> dropped_;
 };
 
 }  // namespace sluice::daemon

@@ -120,7 +120,7 @@ absl::Status Service::Prepare() {
                                  std::move(units)));
       });
   profile_reader_ = std::make_unique<ProfileReader>(
-      loop_.get(), codec_.get(),
+      loop_.get(), codec_.get(), &quotas_,
       [this](SessionId session, RequestId request,
              absl::StatusOr<ProfileWithHash> profile) {
         Execute(core_.ProfileRead(session, request, std::move(profile),

@@ -69,6 +69,7 @@ Snapshot Service::TakeSnapshot(const Snapshots::View& view) {
   for (PoolSnapshot& host : snapshot.hosts) {
     host.ready = arena_->ready(NumaIndex(host.id.ordinal));
   }
+  profile_reader_->GiveBackDropped();
   snapshot.quotas =
       quotas_.TakeSnapshot(view.principal ? &*view.principal : nullptr);
   const LogLosses losses = ReadLogLosses();

@@ -48,16 +48,16 @@ std::vector<RawClient> AttachMany(const std::string& socket, int count) {
   return clients;
 }
 
-// Sends `packet` on all of them and reads what comes, for ever.
+// Sends them in turns on all sessions and reads what comes, for ever.
 [[noreturn]] void Flood(std::vector<RawClient> clients,
-                        const wire::Request& request) {
+                        const std::vector<wire::Request>& requests) {
   uint64_t id = 1000;
   bool said = false;
   std::vector<pollfd> polled(clients.size());
   while (true) {
     wire::Packet packet;
-    *packet.mutable_request() = request;
     for (size_t i = 0; i < clients.size(); ++i) {
+      *packet.mutable_request() = requests[id % requests.size()];
       packet.set_id(id++);
       wire::Send(clients[i].fd(), packet).IgnoreError();
       polled[i] = {.fd = clients[i].fd(), .events = POLLIN, .revents = 0};
@@ -69,6 +69,18 @@ std::vector<RawClient> AttachMany(const std::string& socket, int count) {
       wire::Receive(each.fd, MSG_DONTWAIT).status().IgnoreError();
     }
   }
+}
+
+// `count` of the smallest pieces; returns how many there were.
+int LeaseAndFree(RawClient& client, int count) {
+  std::vector<uint64_t> leases;
+  for (int i = 0; i < count; ++i) {
+    const auto lease = client.Lease(wire::Lease::GPU, KiB(64));
+    if (!lease.ok()) break;
+    leases.push_back(lease->body.granted().lease_id());
+  }
+  for (const uint64_t lease : leases) client.Free(lease).status().IgnoreError();
+  return static_cast<int>(leases.size());
 }
 
 }  // namespace
@@ -133,13 +145,13 @@ void StayHalfOpen(const std::string& socket, int open) {
 void AskForEverything(const std::string& socket, int sessions) {
   wire::Request query;
   query.mutable_query();
-  Flood(AttachMany(socket, sessions), query);
+  Flood(AttachMany(socket, sessions), {query});
 }
 
 void BeRefused(const std::string& socket, int sessions) {
   wire::Request lease;
   lease.mutable_lease()->set_bytes(uint64_t{1} << 40);
-  Flood(AttachMany(socket, sessions), lease);
+  Flood(AttachMany(socket, sessions), {lease});
 }
 
 void NeverRead(const std::string& socket, int sessions, int repeats) {
@@ -159,17 +171,23 @@ void NeverRead(const std::string& socket, int sessions, int repeats) {
 
 void LeaveSmallExtents(const std::string& socket, int count) {
   std::vector<RawClient> clients = AttachMany(socket, 1);
-  std::vector<uint64_t> leases;
-  for (int i = 0; i < count; ++i) {
-    const auto lease = clients[0].Lease(wire::Lease::GPU, KiB(64));
-    if (!lease.ok()) break;
-    leases.push_back(lease->body.granted().lease_id());
-  }
-  for (const uint64_t lease : leases) {
-    clients[0].Free(lease).status().IgnoreError();
-  }
+  LeaseAndFree(clients[0], count);
   SayReady();
   Stay();
+}
+
+void BeRefusedBesideKept(const std::string& socket, int count, int sessions,
+                         const std::vector<Bytes>& sizes) {
+  std::vector<RawClient> clients = AttachMany(socket, sessions);
+  // The node may have fewer descriptors than for so many.
+  const int kept = LeaseAndFree(clients[0], count);
+  fmt::print("{} extents are kept\n", kept);
+  if (kept < count / 2) _exit(6);
+  std::vector<wire::Request> requests;
+  for (const Bytes size : sizes) {
+    requests.emplace_back().mutable_lease()->set_bytes(size.size());
+  }
+  Flood(std::move(clients), requests);
 }
 
 void SendNoise(const std::string& socket) {

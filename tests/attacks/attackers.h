@@ -2,6 +2,7 @@
 #pragma once
 
 #include <string>
+#include <vector>
 
 #include "absl/status/status.h"
 #include "tests/integration/daemon/harness.h"
@@ -26,6 +27,10 @@ void NeverRead(const std::string& socket, int sessions, int repeats);
 void BeRefused(const std::string& socket, int sessions);
 // Leases `count` smallest pieces, frees them all, and stays.
 void LeaveSmallExtents(const std::string& socket, int count);
+// The same, or as many as it gets, and asks beside them for each of `sizes` on
+// `sessions` sessions, for ever.
+void BeRefusedBesideKept(const std::string& socket, int count, int sessions,
+                         const std::vector<Bytes>& sizes);
 // Packets of noise on sessions that are ended for it, for ever.
 void SendNoise(const std::string& socket);
 

@@ -1,4 +1,5 @@
 // Another user takes what is countable, floods, or reads nothing. See scene.h.
+#include <fmt/format.h>
 #include <unistd.h>
 
 #include <utility>
@@ -79,6 +80,23 @@ TEST_F(Attacks, Refusals) {
   Scene scene;
   scene.Attack([&] { BeRefused(scene.socket(), Count(20, 200)); });
   ExpectUnharmed(scene.Suffer("refusals"));
+}
+
+// Wrong once: a refusal looked at each idle extent, 8 ms at 7,000. Here they
+// are asked for what is over the pool, over the budget though it would fit, and
+// what would have too many made and destroyed.
+TEST_F(Attacks, RefusalsBesideKeptExtents) {
+  const int kept = Count(1000, 10'000);
+  Scene scene(
+      fmt::format("[sim]\ngpu_memory = \"1GiB\"\n"
+                  "[budgets]\nprincipal_gpu_bytes = \"1000MiB\"\n"
+                  "[quota]\nextents = {}\n",
+                  kept));
+  scene.Attack([&] {
+    BeRefusedBesideKept(scene.socket(), kept, Count(20, 200),
+                        {MiB(1 << 20), MiB(1016), MiB(1000)});
+  });
+  ExpectUnharmed(scene.Suffer("refusals beside kept extents"));
 }
 
 TEST_F(Attacks, UnreadReplies) {

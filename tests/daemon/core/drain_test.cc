@@ -34,6 +34,9 @@ TEST(Drain, NothingNewIsGrantedAndWhatIsThereStays) {
   const Snapshot drained = node.core.TakeSnapshot(nullptr, node.clock.Now());
   EXPECT_EQ(drained.drain->reason, "new driver");
   EXPECT_EQ(drained.stats->leases_refused[RefusedBy::kDrain], 1u);
+  // Wrong once: it had no name, and the last of them was counted elsewhere.
+  EXPECT_EQ(Name(RefusedBy::kDrain), "drain");
+  EXPECT_EQ(Name(RefusedBy::kPool), "pool");
   EXPECT_TRUE(std::holds_alternative<FreedReply>(
       *node.Ask(rank, FreeRequest{lease->lease})));
   node.core.SetDrain(std::nullopt, node.clock.Now());

@@ -59,10 +59,29 @@ TEST(Quotas, AUserSeesTheOwnLineOfASnapshot) {
 TEST(Quotas, ARefusalIsOneLine) {
   Quotas quotas = Small();
   for (size_t i = 0; i < kResources; ++i) {
+    if (IsSharedInTurns(static_cast<Resource>(i))) continue;
     const absl::Status refused = quotas.Ask(kA, static_cast<Resource>(i), 3);
     EXPECT_EQ(refused.message().find('\n'), std::string::npos);
     EXPECT_THAT(std::string(refused.message()), HasSubstr("the limit is 2: "));
   }
+}
+
+TEST(Quotas, WhatIsSharedInTurnsIsCountedAndNeverRefused) {
+  Quotas quotas = Small();
+  constexpr auto kTime = Resource::kCodecTime;
+  ASSERT_THAT(quotas.Ask(kA, Resource::kSessions), IsOk());
+  quotas.Charge(kA, kTime, 2'500'000);
+  EXPECT_THAT(quotas.May(kA, kTime, 1), IsOk());
+  EXPECT_EQ(quotas.used(kA, kTime), 2'500'000);
+  EXPECT_EQ(InUnits(kTime, 2'500'000), 2.5);
+  quotas.CheckInvariants();
+  // With the session all of the user is forgotten, but not of all users.
+  quotas.GiveBack(kA, Resource::kSessions);
+  EXPECT_TRUE(quotas.users().empty());
+  quotas.Charge(kA, kTime, 500'000);
+  EXPECT_TRUE(quotas.users().empty());
+  EXPECT_EQ(quotas.used(kTime), 3'000'000);
+  quotas.CheckInvariants();
 }
 
 TEST(Quotas, RandomUseAddsUpAndNothingIsLeft) {
@@ -74,6 +93,10 @@ TEST(Quotas, RandomUseAddsUpAndNothingIsLeft) {
     const size_t what = random() % kResources;
     int64_t& has = taken[{who.uid, what}];
     const auto resource = static_cast<Resource>(what);
+    if (IsSharedInTurns(resource)) {
+      quotas.Charge(who, resource, 1);
+      continue;
+    }
     if (random() % 2 == 0) {
       const int64_t amount = random() % 3;
       if (quotas.Ask(who, resource, amount).ok()) has += amount;
@@ -87,6 +110,7 @@ TEST(Quotas, RandomUseAddsUpAndNothingIsLeft) {
     quotas.CheckInvariants();
   }
   for (const auto& [key, has] : taken) {
+    if (has == 0) continue;
     quotas.GiveBack({key.first, ""}, static_cast<Resource>(key.second), has);
   }
   EXPECT_TRUE(quotas.users().empty());

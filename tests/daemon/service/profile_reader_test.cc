@@ -18,6 +18,7 @@ namespace {
 
 using sluice::testing::IsOk;
 using sluice::testing::StatusIs;
+using ::testing::AllOf;
 using ::testing::HasSubstr;
 
 std::string Encoded(int buffers) {
@@ -46,11 +47,15 @@ class ProfileReaderTest : public ::testing::Test {
     absl::StatusOr<ProfileWithHash> profile;
   };
 
-  void Make(ProfileLimits limits = {}) {
+  void Make(ProfileLimits limits = {}, int64_t decoded = 1 << 23) {
+    Shares shares = SharesOf({}, 1024);
+    shares[static_cast<size_t>(Resource::kProfileBytes)] = {decoded,
+                                                            4 * decoded};
+    quotas_ = std::make_unique<Quotas>(shares);
     loop_ = *Loop::Make(&clock_);
     codec_ = std::make_unique<TaskThread>("codec");
     reader_ = std::make_unique<ProfileReader>(
-        loop_.get(), codec_.get(),
+        loop_.get(), codec_.get(), quotas_.get(),
         [this](SessionId session, RequestId,
                absl::StatusOr<ProfileWithHash> profile) {
           answers_.push_back({session.value(), std::move(profile)});
@@ -74,7 +79,13 @@ class ProfileReaderTest : public ::testing::Test {
     reader_.reset();
   }
 
+  int64_t Used(uint32_t uid, Resource what) {
+    reader_->GiveBackDropped();
+    return quotas_->used(Principal{uid, ""}, what);
+  }
+
   MonotonicClock clock_;
+  std::unique_ptr<Quotas> quotas_;
   std::unique_ptr<Loop> loop_;
   std::unique_ptr<TaskThread> codec_;
   std::unique_ptr<ProfileReader> reader_;
@@ -138,7 +149,7 @@ TEST_F(ProfileReaderTest, RefusesOneThatWouldBecomeLarge) {
 
 // Wrong once: +131 MiB per rank were kept until its peers had submitted.
 TEST_F(ProfileReaderTest, WhatAUserKeepsIsBoundedUntilItIsDropped) {
-  Make({.decoded = Bytes(6000)});
+  Make({}, /*decoded=*/6000);
   for (uint64_t session = 1; session <= 3; ++session) {
     ASSERT_THAT(Read(session, 7, Encoded(80)), IsOk());  // 32 bytes a buffer
   }
@@ -150,13 +161,20 @@ TEST_F(ProfileReaderTest, WhatAUserKeepsIsBoundedUntilItIsDropped) {
     ++refused;
     EXPECT_THAT(answer.profile.status(),
                 StatusIs(absl::StatusCode::kResourceExhausted,
-                         HasSubstr("user 7 has ")));
+                         AllOf(HasSubstr("user 7 has "),
+                               HasSubstr("and the limit is 6000: submit "
+                                         "smaller ones"))));
   }
   EXPECT_EQ(refused, 2);
+  EXPECT_EQ(quotas_->refused(Resource::kProfileBytes), 2u);
+  EXPECT_GT(Used(7, Resource::kProfileBytes), 2000);
+  EXPECT_LE(Used(7, Resource::kProfileBytes), 6000);
+  answers_.clear();
+  EXPECT_EQ(Used(7, Resource::kProfileBytes), 0);
 }
 
 TEST_F(ProfileReaderTest, WhatIsDroppedIsNotCountedAnyMore) {
-  Make({.decoded = Bytes(6000)});
+  Make({}, /*decoded=*/6000);
   keep_ = false;
   for (uint64_t session = 1; session <= 5; ++session) {
     ASSERT_THAT(Read(session, 7, Encoded(80)), IsOk());
@@ -171,8 +189,11 @@ TEST_F(ProfileReaderTest, AHardProfileOfOneUserDoesNotHoldUpAnothers) {
     ASSERT_THAT(Read(session, 7, Encoded(20000)), IsOk());
   }
   ASSERT_THAT(Read(9, 8, Encoded(1)), IsOk());
+  // Counted for as long as there are sessions.
+  quotas_->Charge({7, ""}, Resource::kSessions);
   Await(4);
   EXPECT_EQ(answers_[1].session, 9u);
+  EXPECT_GT(Used(7, Resource::kCodecTime), 0);
 }
 
 // Wrong once: 18,778 descriptors were held three minutes after its end.
