@@ -117,7 +117,8 @@ absl::Status AddGpus(const Config& config, Node& node) {
           device.index.value(), FormatBytes(device.total_memory)));
     }
     node.config.gpus.push_back({device.index, device.uuid, device.name,
-                                device.link, device.numa, pool});
+                                device.link, device.numa, pool,
+                                device.total_memory - pool});
     std::string path =
         fmt::format("{}/gpu{}", node.sim_directory, device.index.value());
     if (sim) {
@@ -152,7 +153,9 @@ absl::Status SizePools(const Config& config, Node& node) {
           FormatBytes(*config.host_pool), host.numa.value(),
           FormatBytes(host.pool)));
     }
+    const Bytes all = host.pool;
     host.pool = RoundDown(config.host_pool.value_or(host.pool), unit);
+    host.spare = std::max(all - host.pool, Bytes(0));
     if (config.host_ready > host.pool) {
       return absl::InvalidArgumentError(fmt::format(
           "host_ready_bytes in [pools] is {}, but NUMA node {} has a pool of "
@@ -163,39 +166,15 @@ absl::Status SizePools(const Config& config, Node& node) {
     smallest = std::min(smallest, host.pool);
   }
   for (GpuConfig& gpu : node.config.gpus) {
-    gpu.pool = RoundDown(gpu.pool, unit);
+    const Bytes pool = RoundDown(gpu.pool, unit);
+    gpu.spare += gpu.pool - pool;
+    gpu.pool = pool;
     smallest = std::min(smallest, gpu.pool);
   }
   node.config.host_ready = config.host_ready;
   node.config.extent = RoundUp(
       config.extent.value_or(smallest < GiB(1) ? MiB(4) : MiB(64)), unit);
   return absl::OkStatus();
-}
-
-// What outlived an earlier daemon, or never had one, has no session here: the
-// pools count it as free.
-absl::Status WarnOfOthers(Node& node) {
-  const auto look = [&](device::Placement where, Bytes pool,
-                        const std::string& name) -> absl::Status {
-    SLUICE_ASSIGN_OR_RETURN(const auto use, node.driver->Usage(where));
-    const Bytes held = use.used - (use.total - pool);
-    if (held <= Bytes(0)) return absl::OkStatus();
-    node.config.warnings.push_back(fmt::format(
-        "{}: processes without a session, such as ranks of a daemon that was "
-        "killed, hold {} of the pool's {}: it shows as free, and leases of it "
-        "are refused until they end",
-        name, FormatBytes(held), FormatBytes(pool)));
-    return absl::OkStatus();
-  };
-  for (const GpuConfig& gpu : node.config.gpus) {
-    SLUICE_RETURN_IF_ERROR(look(device::Placement::Gpu(gpu.index), gpu.pool,
-                                fmt::format("GPU {}", gpu.index.value())));
-  }
-  // What is used of it is not told by NUMA node.
-  Bytes host;
-  for (const HostConfig& each : node.config.hosts) host += each.pool;
-  return look(device::Placement::Host(node.config.hosts.at(0).numa), host,
-              "host memory");
 }
 
 std::string Describe(const Node& node) {
@@ -261,7 +240,6 @@ absl::StatusOr<Node> OpenNode(const Config& config,
   node.config.plan_time_limit = config.plan_time_limit;
   SLUICE_RETURN_IF_ERROR(AddGpus(config, node));
   SLUICE_RETURN_IF_ERROR(SizePools(config, node));
-  SLUICE_RETURN_IF_ERROR(WarnOfOthers(node));
   node.description = Describe(node);
   return node;
 }

@@ -89,6 +89,29 @@ std::string RenderPools(const json& node) {
   return table.Text();
 }
 
+// A line for each pool of which processes without a session hold something;
+// none from a daemon that does not say.
+std::string RenderOutside(const json& node) {
+  std::string text;
+  const auto add = [&](const json& pool, const std::string& name) {
+    const auto held = pool.find("held_outside_bytes");
+    if (held == pool.end() || held->get<int64_t>() == 0) return;
+    text += fmt::format(
+        "{} of {} are held by processes without a session, such as ranks of a "
+        "daemon that was killed: free when they end\n",
+        Size(held->get<int64_t>()), name);
+  };
+  for (const json& gpu : node.at("gpus")) {
+    add(gpu, fmt::format("gpu {}", Number(gpu, "index")));
+  }
+  for (const json& host : node.at("host")) {
+    add(host, fmt::format("numa {}", Number(host, "numa")));
+  }
+  if (text.empty()) return "";
+  return fmt::format("\nHELD OUTSIDE (seen {} ago)\n{}",
+                     Span(node.at("held_outside_age_s").get<double>()), text);
+}
+
 std::string RenderRanks(const json& node) {
   Table table({{"JOB"},
                {"RANK", Align::kRight},
@@ -333,17 +356,17 @@ std::string BudgetLines(const json& node) {
                LimitText(Number(line, "host_limit_bytes"))});
   }
   return LimitLines(node) + "\n" +
-         (table.empty() ? "nobody holds memory\n" : table.Text()) + "\n" +
-         QuotaLines(node);
+         (table.empty() ? "nobody holds memory\n" : table.Text()) +
+         RenderOutside(node) + "\n" + QuotaLines(node);
 }
 
 }  // namespace
 
 absl::StatusOr<std::string> RenderStatus(const std::string& text) {
   return Render(text, [](const json& node) {
-    return RenderHeader(node) + RenderDrain(node) + RenderPools(node) + "\n" +
-           RenderRanks(node) + RenderPlanning(node) + RenderPlans(node) +
-           RenderEvents(node);
+    return RenderHeader(node) + RenderDrain(node) + RenderPools(node) +
+           RenderOutside(node) + "\n" + RenderRanks(node) +
+           RenderPlanning(node) + RenderPlans(node) + RenderEvents(node);
   });
 }
 

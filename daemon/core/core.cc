@@ -38,8 +38,8 @@ const Principal* Core::ViewerOf(const Session& session) const {
 
 PoolSnapshot Core::pool(PoolId id) const {
   const Pool& pool = *ledger_.FindPool(id);
-  return {id,          pool.total(),       pool.leased(),   pool.free(),
-          pool.kept(), pool.quarantined(), pool.lingering()};
+  return {id,          pool.total(),       pool.leased(),    pool.free(),
+          pool.kept(), pool.quarantined(), pool.lingering(), pool.outside()};
 }
 
 RankSnapshot Core::SnapshotOf(const Session& session) const {
@@ -114,6 +114,7 @@ Snapshot Core::TakeSnapshot(const Principal* viewer, absl::Time now) const {
     }
   }
   snapshot.drain = drain_;
+  snapshot.outside_at = ledger_.outside().at;
   snapshot.plans = joint_.Plans(viewer);
   for (const LoggedEvent& event : journal_.log.events()) {
     if (visible(event.principal)) snapshot.events.push_back(event);

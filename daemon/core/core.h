@@ -68,6 +68,8 @@ class Core {
   };
   Effects HoldersKnown(const std::vector<HolderAnswer>& answers,
                        absl::Time now);
+  // What others hold of the pools; asked again while they hold anything.
+  Effects OutsideKnown(HeldOutside held, absl::Time now);
   Effects ProfileRead(SessionId id, RequestId request,
                       absl::StatusOr<ProfileWithHash> profile, absl::Time now);
   // `units`: those that were solved for it.

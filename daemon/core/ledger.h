@@ -115,6 +115,11 @@ class Ledger {
   // process any more.
   void Trim(absl::Time now, Effects& effects);
 
+  // --- what is held outside ------------------------------------------------
+  // The device has said so. Returns the host memory that came back.
+  Bytes SetOutside(HeldOutside held);
+  const HeldOutside& outside() const { return outside_; }
+
   // Of AskAgain and Trim.
   absl::Time NextDeadline() const {
     return std::min(ask_again_at_, NextTrim());
@@ -211,6 +216,7 @@ class Ledger {
   std::vector<ExtentId> to_ask_;  // within one event only
   absl::Time ask_again_at_ = absl::InfiniteFuture();
   ExtentId asked_last_;
+  HeldOutside outside_;
   struct KnownPrincipal {
     PrincipalId id;
     int holders = 0;

@@ -63,6 +63,20 @@ Bytes Ledger::HolderKnown(ExtentId id, Held held, absl::Time now) {
   return of_the_dead && host ? size : Bytes(0);
 }
 
+Bytes Ledger::SetOutside(HeldOutside held) {
+  Bytes came_back;
+  for (auto& [id, pool] : pools_) {
+    const auto said = held.pools.find(id);
+    const Bytes before = pool.outside();
+    pool.SetOutside(said != held.pools.end() ? said->second : Bytes(0));
+    if (id.kind == PoolKind::kHost && pool.outside() < before) {
+      came_back += before - pool.outside();
+    }
+  }
+  outside_ = std::move(held);
+  return came_back;
+}
+
 void Ledger::Back(std::map<ExtentId, LingeringState>::iterator lingering,
                   absl::Time now) {
   const ExtentId id = lingering->first;

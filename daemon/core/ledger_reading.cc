@@ -79,6 +79,7 @@ LedgerState Ledger::Save() const {
   saved.lingering = lingering_;
   saved.ask_again_at = ask_again_at_;
   saved.asked_last = asked_last_;
+  saved.outside = outside_;
   saved.allowances = allowances_.Save();
   saved.next_extent = next_extent_;
   saved.next_lease = next_lease_;
@@ -113,6 +114,7 @@ void Ledger::Load(const LedgerState& saved) {
   for (const auto& [id, each] : lingering_) Recharge({id});
   ask_again_at_ = saved.ask_again_at;
   asked_last_ = saved.asked_last;
+  SetOutside(saved.outside);
   allowances_.Load(saved.allowances);
   next_extent_ = saved.next_extent;
   next_lease_ = saved.next_lease;

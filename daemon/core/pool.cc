@@ -45,6 +45,12 @@ absl::Status Pool::Refusal(Bytes asked) const {
         "; {} belong to sessions that ended while their process lives",
         FormatBytes(quarantined_));
   }
+  if (outside() > Bytes(0)) {
+    held += fmt::format(
+        "; {} are held outside, by processes without a session, such as ranks "
+        "of a daemon that was killed, until they end",
+        FormatBytes(outside()));
+  }
   return ShortOf(
       id_.kind == PoolKind::kGpu ? Shortage::kGpuMemory : Shortage::kHostMemory,
       fmt::format(
@@ -424,7 +430,9 @@ void Pool::CheckInvariants() const {
   SLUICE_CHECK(leased == leased_ && quarantined == quarantined_ &&
                kept == kept_);
   SLUICE_CHECK(unmade() >= Bytes(0));
-  SLUICE_CHECK(leased_ + lingering_ + quarantined_ + free() == total_);
+  SLUICE_CHECK(outside() >= Bytes(0));
+  SLUICE_CHECK(leased_ + lingering_ + quarantined_ + outside() + free() ==
+               total_);
 }
 
 }  // namespace sluice::daemon

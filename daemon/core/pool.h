@@ -10,8 +10,9 @@
 //                map it: the process that returned it,
 //                or a child of one that is gone          counts as lingering
 //   kept         idle: nobody can reach it               counts as free
-// What no extent covers counts as free too. To the byte, always:
-//   total = leased + lingering + quarantined + free.
+// What no extent covers counts as free too, but for what is *outside*: held by
+// processes that lease nothing here, as the device says. To the byte, always:
+//   total = leased + lingering + quarantined + outside + free.
 //
 // A handle that left the daemon never goes to another principal. A lingering
 // or kept extent is given on as it is to its own principal; for anyone else a
@@ -22,6 +23,7 @@
 // Thread safety: none needed; one thread (see core.h).
 #pragma once
 
+#include <algorithm>
 #include <map>
 #include <optional>
 #include <set>
@@ -103,6 +105,8 @@ class Pool {
   bool HasHolders(ExtentId id) const {
     return !extents_.at(id).holders.empty();
   }
+  // What is held outside, as the device said last.
+  void SetOutside(Bytes said) { outside_ = said; }
   Bytes SizeOf(ExtentId id) const { return extents_.at(id).size; }
   bool IsLingering(ExtentId id) const {
     return extents_.at(id).state == State::kLingering;
@@ -113,7 +117,11 @@ class Pool {
   Bytes leased() const { return leased_; }
   Bytes quarantined() const { return quarantined_; }
   Bytes lingering() const { return lingering_; }
-  Bytes free() const { return total_ - leased_ - quarantined_ - lingering_; }
+  // Beside what extents cover: what the device said is of another moment.
+  Bytes outside() const {
+    return std::min(outside_, total_ - charged() - kept_);
+  }
+  Bytes free() const { return total_ - charged() - outside(); }
   // The part of `free` that exists as idle extents.
   Bytes kept() const { return kept_; }
   // What `principal` can surely get in one lease: what is free, and what
@@ -150,6 +158,7 @@ class Pool {
   };
 
   Extent& at(ExtentId id);
+  Bytes charged() const { return leased_ + quarantined_ + lingering_; }
   Bytes unmade() const { return free() - kept_; }
   // To lingering, or to kept.
   void Rest(ExtentId id, Extent& extent, State state);
@@ -183,6 +192,7 @@ class Pool {
   std::map<SessionId, std::set<ExtentId>> held_;
   uint64_t next_idle_order_ = 0;
   Bytes leased_, quarantined_, lingering_, kept_;
+  Bytes outside_;
 };
 
 }  // namespace sluice::daemon

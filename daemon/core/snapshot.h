@@ -21,7 +21,8 @@ namespace sluice::daemon {
 struct PoolSnapshot {
   PoolId id;
   Bytes total, leased, free, kept, quarantined, lingering;
-  Bytes ready;  // of host memory: the part of `free` that was made ahead
+  Bytes outside;  // held by processes without a session
+  Bytes ready;    // of host memory: the part of `free` that was made ahead
 };
 
 struct GpuSnapshot {
@@ -87,6 +88,8 @@ struct Snapshot {
   absl::Time now;
   std::vector<GpuSnapshot> gpus;
   std::vector<PoolSnapshot> hosts;
+  // When the device was asked what is held outside; InfinitePast: not yet.
+  absl::Time outside_at = absl::InfinitePast();
   std::vector<LinkSpeed> links;
   std::vector<JobSnapshot> jobs;
   std::vector<BudgetLine> budgets;

@@ -95,6 +95,7 @@ struct LedgerState {
   std::map<ExtentId, LingeringState> lingering;
   absl::Time ask_again_at = absl::InfiniteFuture();
   ExtentId asked_last;  // of those that are asked about again, in their order
+  HeldOutside outside;
   std::map<Principal, PrincipalState> principals;
   Allowances::Saved allowances;
   uint64_t next_extent = 1, next_lease = 1, next_principal = 1;

@@ -83,11 +83,21 @@ struct GpuConfig {
   std::string link;
   NumaIndex numa;
   Bytes pool;
+  Bytes spare;  // of the device, beside the pool
 };
 
 struct HostConfig {
   NumaIndex numa;
   Bytes pool;
+  Bytes spare;
+};
+
+// What of the pools is held by processes that have no session here, such as
+// ranks of a daemon that was killed: as the device said.
+struct HeldOutside {
+  std::map<PoolId, Bytes> pools;         // only above 0
+  absl::Time at = absl::InfinitePast();  // it was asked; never: not yet
+  bool operator==(const HeldOutside&) const = default;
 };
 
 // A limit per kind of pool; node-wide sums (all GPUs, all NUMA nodes).

@@ -94,9 +94,16 @@ void AddStates(const Labels& labels, const PoolSnapshot& pool, Families& to) {
   to.Value(With(labels, "state", "free"), Count(pool.free));
   to.Value(With(labels, "state", "quarantined"), Count(pool.quarantined));
   to.Value(With(labels, "state", "lingering"), Count(pool.lingering));
+  to.Value(With(labels, "state", "held_outside"), Count(pool.outside));
 }
 
 void AddPools(const Snapshot& from, Families& to) {
+  to.Add("sluice_held_outside_age_seconds",
+         "Since the device was asked what processes without a session hold.",
+         MetricType::Gauge);
+  if (from.outside_at != absl::InfinitePast()) {
+    to.Value({}, absl::ToDoubleSeconds(from.now - from.outside_at));
+  }
   to.Add("sluice_pool_bytes",
          "Memory of a GPU's pool by state; the states add up to the pool.",
          MetricType::Gauge);

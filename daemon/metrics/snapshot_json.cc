@@ -16,6 +16,7 @@ void AddPool(const PoolSnapshot& pool, json& to) {
   to["kept_bytes"] = pool.kept.count();
   to["quarantined_bytes"] = pool.quarantined.count();
   to["lingering_bytes"] = pool.lingering.count();
+  to["held_outside_bytes"] = pool.outside.count();
 }
 
 json Gpu(const GpuSnapshot& gpu) {
@@ -213,6 +214,11 @@ json Aggregates(const Snapshot& snapshot) {
   to["driver"] = snapshot.driver;
   to["uptime_s"] = absl::ToDoubleSeconds(snapshot.uptime);
   to["sessions"] = snapshot.sessions;
+  to["held_outside_age_s"] = nullptr;
+  if (snapshot.outside_at != absl::InfinitePast()) {
+    to["held_outside_age_s"] =
+        absl::ToDoubleSeconds(snapshot.now - snapshot.outside_at);
+  }
   to["gpus"] = List(snapshot.gpus, Gpu);
   to["host"] = List(snapshot.hosts, [](const PoolSnapshot& pool) {
     json host = {{"numa", pool.id.ordinal}};

@@ -71,7 +71,8 @@ function pool(title, sub, p) { const card = el("div", "card");
     el("span", "dim", bytes(p.leased_bytes) + " of " + bytes(p.total_bytes)));
   const bar = el("div", "bar");
   for (const [cls, n] of [["leased", p.leased_bytes],
-      ["held", p.quarantined_bytes + p.lingering_bytes],
+      ["held", p.quarantined_bytes + p.lingering_bytes +
+        p.held_outside_bytes],
       ["kept", p.kept_bytes]]) {
     const part = el("div", cls); part.title = cls + " " + bytes(n);
     part.style.width = 100 * n / p.total_bytes + "%"; bar.append(part); }
@@ -79,7 +80,8 @@ function pool(title, sub, p) { const card = el("div", "card");
     el("span", "", bytes(p.free_bytes) + " free" + (p.quarantined_bytes ?
       ", " + bytes(p.quarantined_bytes) + " quarantined" : "") +
       (p.lingering_bytes ? ", " + bytes(p.lingering_bytes) + " lingering" :
-      "")));
+      "") + (p.held_outside_bytes ? ", " + bytes(p.held_outside_bytes) +
+      " held outside" : "")));
   card.append(top, bar, low); return card; }
 function table(id, heads, rows, none) { const t = $(id);
   t.replaceChildren(); const cell = (tag, v) => { const left =

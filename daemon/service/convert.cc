@@ -57,6 +57,7 @@ void Fill(const PoolSnapshot& from, wire::Pool* to) {
   to->set_free_bytes(from.free.size());
   to->set_quarantined_bytes(from.quarantined.size());
   to->set_lingering_bytes(from.lingering.size());
+  to->set_held_outside_bytes(from.outside.size());
 }
 
 }  // namespace

@@ -13,8 +13,8 @@
 #include <iterator>
 #include <utility>
 
+#include "daemon/service/identity/peer.h"
 #include "daemon/service/log.h"
-#include "daemon/service/peer.h"
 #include "proto/base/shortage.h"
 #include "proto/base/status.h"
 #include "proto/base/text.h"
@@ -106,6 +106,11 @@ absl::Status Service::Prepare() {
         Execute(status.ok() ? core_.ExtentMade(id, loop_->now())
                             : core_.ExtentFailed(id, status, loop_->now()));
       });
+  outside_ = std::make_unique<OutsideWatch>(
+      options_.driver, options_.node, loop_.get(), options_.clock,
+      [this](HeldOutside held) {
+        Execute(core_.OutsideKnown(std::move(held), loop_->now()));
+      });
   codec_ = std::make_unique<TaskThread>("codec",
                                         TaskThread::Priority::kBehindTheLoop);
   snapshots_ = std::make_unique<Snapshots>(
@@ -131,6 +136,7 @@ absl::Status Service::Prepare() {
     core_.UnitsRead(unit_file_->Read(), loop_->now());
   }
   core_.SetPolicy(options_.policy, loop_->now());
+  outside_->Start();
   WriteNewEvents();
   loop_->Add(listener_.get(), EPOLLIN, [this](uint32_t) { Accept(); });
   loop_->Add(signals_.get(), EPOLLIN, [this](uint32_t) { OnSignal(); });
@@ -146,6 +152,7 @@ Service::~Service() {
   unit_file_.reset();
   solver_.reset();
   profile_reader_.reset();
+  outside_.reset();
   extents_.reset();
   arena_.reset();
   grants_.reset();
@@ -157,6 +164,7 @@ bool Service::Finish(absl::Duration patience) {
   const auto left = [&] { return deadline - options_.clock->Now(); };
   bool finished = snapshots_->Finish(left());
   finished &= codec_->Finish(left());
+  finished &= outside_->Finish(left());
   return extents_->Finish(left()) && finished;
 }
 

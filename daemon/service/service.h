@@ -29,13 +29,14 @@
 #include "daemon/service/channel.h"
 #include "daemon/service/closer.h"
 #include "daemon/service/extents.h"
-#include "daemon/service/gpu_access.h"
 #include "daemon/service/grant_pages.h"
+#include "daemon/service/identity/gpu_access.h"
+#include "daemon/service/identity/peer.h"
 #include "daemon/service/in_flight.h"
 #include "daemon/service/log.h"
 #include "daemon/service/log_limiter.h"
 #include "daemon/service/loop.h"
-#include "daemon/service/peer.h"
+#include "daemon/service/outside_watch.h"
 #include "daemon/service/plan_solver.h"
 #include "daemon/service/profile_reader.h"
 #include "daemon/service/snapshots.h"
@@ -206,6 +207,7 @@ class Service {
   LogLimiter log_limiter_;
   std::unique_ptr<Arena> arena_;
   std::unique_ptr<Extents> extents_;
+  std::unique_ptr<OutsideWatch> outside_;
   std::unique_ptr<PlanSolver> solver_;
   std::unique_ptr<ProfileReader> profile_reader_;
   std::unique_ptr<UnitFile> unit_file_;  // null: no plan_cache

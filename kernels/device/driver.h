@@ -28,8 +28,10 @@
 // thread uses is a bug of the caller.
 #pragma once
 
+#include <compare>
 #include <cstddef>
 #include <cstdint>
+#include <map>
 #include <memory>
 #include <span>
 #include <string>
@@ -53,7 +55,7 @@ struct Placement {
 
   static Placement Gpu(DeviceIndex gpu) { return {Kind::kGpu, gpu.value()}; }
   static Placement Host(NumaIndex numa) { return {Kind::kHost, numa.value()}; }
-  bool operator==(const Placement&) const = default;
+  auto operator<=>(const Placement&) const = default;
 };
 
 struct DeviceInfo {
@@ -118,6 +120,12 @@ class Driver {
   // cuMemGetInfo, or what the node can still pin. On sim memory that a dead
   // process held counts as free at once.
   virtual absl::StatusOr<MemoryUse> Usage(Placement where) = 0;
+  // What others hold, by place: all that is used, less what handles of this
+  // process are for. On sim what ranks of a daemon that was killed still reach,
+  // by the word of the kernel; on cuda contexts and fragments too, and nothing
+  // is said of host memory. Places that are not named: nothing. It looks anew
+  // each time, which takes milliseconds, or as long as the kernel likes.
+  virtual absl::StatusOr<std::map<Placement, Bytes>> HeldOutside() = 0;
   // cuMemCreate. Zero-filled on sim; on cuda as the driver gives it.
   virtual absl::StatusOr<Memory> Create(Placement where, Bytes size) = 0;
   // cuMemExportToShareableHandle: a file descriptor another process imports.

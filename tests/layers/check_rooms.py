@@ -24,6 +24,8 @@ ROOMS = {
     "client/torch/run": ["client/torch", "client/torch/memory",
                          "client/torch/ranks", "client/torch/math",
                          "client/torch/stream", "client/torch/baseline"],
+    # Who a client is, and which GPUs it may use.
+    "daemon/service/identity": [],
     "client/train/watch": [],
     "client/train/launch": ["client/train/watch"],
     "client/train/data": ["client/train/launch"],
@@ -38,7 +40,7 @@ ROOMS = {
     "client/train/check": ["client/train/launch", "client/train/optimizer",
                            "client/train/step"],
 }
-LAYERS = ["client/torch", "client/train", "client"]  # the inner ones first
+LAYERS = ["client/torch", "client/train", "client", "daemon/service"]  # the inner ones first
 
 MAX_SOURCES = 22
 # Folders of client/torch and client/train that are layers, not rooms.

@@ -169,6 +169,21 @@ absl::StatusOr<MemoryUse> CudaDriver::Usage(Placement where) {
                    Bytes(static_cast<int64_t>(total - free))};
 }
 
+absl::StatusOr<std::map<Placement, Bytes>> CudaDriver::HeldOutside() {
+  std::map<Placement, Bytes> held;
+  for (size_t i = 0; i < contexts_.devices().size(); ++i) {
+    const Placement where = Placement::Gpu(DeviceIndex(i));
+    SLUICE_ASSIGN_OR_RETURN(const MemoryUse use, Usage(where));
+    Bytes own;
+    const MutexLock lock(memory_mutex_);
+    for (const auto& [handle, memory] : memories_) {
+      if (memory->where() == where) own += memory->size();
+    }
+    if (use.used > own) held[where] = use.used - own;
+  }
+  return held;
+}
+
 Memory CudaDriver::Adopt(MemoryPointer memory) {
   const Memory handle(next_id_++);
   const MutexLock lock(memory_mutex_);

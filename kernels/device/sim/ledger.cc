@@ -2,6 +2,7 @@
 
 #include <fcntl.h>
 #include <fmt/format.h>
+#include <sys/random.h>
 #include <unistd.h>
 
 #include <algorithm>
@@ -14,6 +15,8 @@
 #include <string>
 #include <utility>
 
+#include "kernels/device/sim/memory_name.h"
+#include "kernels/device/sim/outside.h"
 #include "proto/base/shortage.h"
 #include "proto/base/status.h"
 
@@ -122,6 +125,12 @@ int FindSlot(SharedState& state, uint64_t inode) {
   return it == inodes.end() ? -1 : static_cast<int>(it - inodes.begin());
 }
 
+uint64_t RandomNumber() {
+  uint64_t number = 0;
+  SLUICE_CHECK(getrandom(&number, sizeof(number), 0) == sizeof(number));
+  return number;
+}
+
 int FreeSlot(SharedState& state) {
   const int slot = FindSlot(state, 0);
   if (slot >= 0 || HighWater(state) == kLedgerSlots) return slot;
@@ -150,58 +159,44 @@ int64_t ProcessStartTime(int32_t pid) {
 }
 
 Ledger::Ledger(NodeMapping* node)
-    : node_(node), pid_(getpid()), start_time_(ProcessStartTime(pid_)) {
-  if (node->books() == Books::kShared) return;
-  const MutexLock lock(mutex_);
-  outside_ = ReadOutside();
-}
+    : node_(node),
+      pid_(getpid()),
+      start_time_(ProcessStartTime(pid_)),
+      maker_(RandomNumber()) {}
 
 Ledger::Source Ledger::SourceOf(Placement where) {
   return {where.kind, where.kind == Placement::Kind::kGpu ? where.ordinal : 0};
 }
 
-// Without the lock of the shared books: each entry is copied, then judged.
-std::map<Ledger::Source, Bytes> Ledger::ReadOutside() const {
-  std::set<uint64_t> own;
-  for (const auto& [id, piece] : pieces_) own.insert(piece.inode);
-  std::map<Source, Bytes> outside;
-  const SharedState& state = node_->state();
-  for (uint32_t i = 0; i < HighWater(state); ++i) {
-    const uint64_t inode = state.inodes[i];
-    if (inode == 0 || own.contains(inode)) continue;
-    const LedgerSlot slot = state.slots[i];
-    const Placement where{static_cast<Placement::Kind>(slot.kind),
-                          slot.ordinal};
-    const bool gpu = where.kind == Placement::Kind::kGpu;
-    if ((!gpu && where.kind != Placement::Kind::kHost) ||
-        (gpu && where.ordinal >= node_->config().gpus.size()) ||
-        slot.size <= 0 || Bytes(slot.size) > Total(node_->config(), where)) {
-      continue;
-    }
-    const bool held = std::ranges::any_of(slot.holders, [](const auto& each) {
-      return each.count > 0 && each.start_time != 0 &&
-             ProcessStartTime(each.pid) == each.start_time;
-    });
-    if (held) outside[SourceOf(where)] += Bytes(slot.size);
-  }
-  return outside;
+std::string Ledger::MemfdName(Placement where, Bytes size) const {
+  return ToText(MemoryName{node_->name(), maker_, where, size});
 }
 
-absl::StatusOr<int> Ledger::AddOwn(Placement where, Bytes size,
-                                   uint64_t inode) {
+std::map<Placement, Bytes> Ledger::HeldOutside() {
+  std::map<Placement, Bytes> held;
+  std::map<Source, Bytes> outside;
+  for (const auto& [where, size] : FindOutside(node_->name(), maker_)) {
+    if (!node_->Has(where)) continue;
+    Bytes& sum = outside[SourceOf(where)];
+    held[where] = std::min(size, Total(node_->config(), where) - sum);
+    sum += held[where];
+  }
+  const MutexLock lock(mutex_);
+  outside_ = std::move(outside);
+  return held;
+}
+
+absl::StatusOr<int> Ledger::AddOwn(Placement where, Bytes size) {
   const MutexLock lock(mutex_);
   const Source from = SourceOf(where);
   const Bytes total = Total(node_->config(), where);
-  Bytes& outside = outside_[from];
+  const Bytes outside = outside_[from];
   Bytes& used = used_[from];
-  if (outside > Bytes(0) && used + outside + size > total) {
-    outside = std::min(outside, ReadOutside()[from]);
-  }
   if (used + outside + size > total) {
     return Full(where, size, used + outside, total);
   }
   used += size;
-  pieces_[next_piece_] = {from, size, inode};
+  pieces_[next_piece_] = {from, size};
   return next_piece_++;
 }
 
@@ -248,7 +243,7 @@ absl::StatusOr<int> Ledger::AddLocked(Placement where, Bytes size,
 }
 
 absl::StatusOr<int> Ledger::Add(Placement where, Bytes size, uint64_t inode) {
-  if (node_->books() == Books::kOwn) return AddOwn(where, size, inode);
+  if (node_->books() == Books::kOwn) return AddOwn(where, size);
   const StateLock lock(node_->state());
   return AddLocked(where, size, inode);
 }

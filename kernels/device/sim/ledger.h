@@ -10,7 +10,8 @@
 // The process that makes the memory keeps books of its own (node.h, Books): it
 // neither reads the shared ones again nor locks them, because whoever may write
 // to them may hold the lock for ever, and a robust mutex in such memory leads
-// where they say. What others import is in the shared books by their own entry.
+// where they say. Its memory is not in the shared books, whoever imports it;
+// what others hold that it did not make, it asks the kernel (outside.h).
 //
 // Processes of one node must share a pid namespace.
 // Thread safety: thread-safe, and safe between processes, which may die at
@@ -19,7 +20,7 @@
 
 #include <map>
 #include <optional>
-#include <set>
+#include <string>
 #include <utility>
 
 #include "absl/status/statusor.h"
@@ -45,6 +46,12 @@ class Ledger {
   void Leave(int slot);
 
   absl::StatusOr<MemoryUse> Usage(Placement where);
+  // What living processes hold by the word of the kernel (outside.h), though
+  // this ledger has not made it; no more of a place than it has. Own books
+  // count it as used from then on.
+  std::map<Placement, Bytes> HeldOutside();
+  // For the memfd of what it makes.
+  std::string MemfdName(Placement where, Bytes size) const;
 
  private:
   // What memory is drawn from: a GPU's, or the whole node's host memory (all
@@ -53,19 +60,16 @@ class Ledger {
   struct Piece {
     Source from;
     Bytes size;
-    uint64_t inode;
   };
   static Source SourceOf(Placement where);
-  absl::StatusOr<int> AddOwn(Placement where, Bytes size, uint64_t inode);
-  // Held by living processes, of memory that this one did not make.
-  std::map<Source, Bytes> ReadOutside() const
-      ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  absl::StatusOr<int> AddOwn(Placement where, Bytes size);
   absl::StatusOr<int> AddLocked(Placement where, Bytes size, uint64_t inode);
   absl::Status HoldLocked(LedgerSlot& slot);
 
   NodeMapping* const node_;
   const int32_t pid_;
   const int64_t start_time_;
+  const uint64_t maker_;  // in the names of its memory
   // Books of its own.
   Mutex mutex_;
   std::map<int, Piece> pieces_ ABSL_GUARDED_BY(mutex_);

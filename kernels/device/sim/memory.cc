@@ -82,7 +82,8 @@ absl::Status Blank(Address address, Bytes size) {
 
 absl::StatusOr<std::shared_ptr<PhysicalMemory>> PhysicalMemory::Create(
     Ledger* ledger, Placement where, Bytes size) {
-  UniqueFd fd(memfd_create("sluice-sim", MFD_CLOEXEC | MFD_ALLOW_SEALING));
+  UniqueFd fd(memfd_create(ledger->MemfdName(where, size).c_str(),
+                           MFD_CLOEXEC | MFD_ALLOW_SEALING));
   if (!fd) return ErrnoStatus(errno, "memfd_create");
   if (ftruncate(fd.get(), size.count()) != 0) {
     return ErrnoStatus(errno, "make memory of " + FormatBytes(size));

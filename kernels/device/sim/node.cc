@@ -19,14 +19,16 @@
 #include <utility>
 
 #include "kernels/device/sim/ledger.h"
+#include "kernels/device/sim/memory_name.h"
 #include "proto/base/status.h"
 
 namespace sluice::device {
 namespace {
 
-constexpr std::array<std::string_view, 29> kCalls = {"Devices",
+constexpr std::array<std::string_view, 30> kCalls = {"Devices",
                                                      "Granularity",
                                                      "Usage",
+                                                     "HeldOutside",
                                                      "Create",
                                                      "Export",
                                                      "Import",
@@ -367,6 +369,7 @@ absl::StatusOr<std::unique_ptr<NodeMapping>> NodeMapping::Open(
         fmt::format("{} was made by another version of sluice: remove it",
                     StatePath(directory)));
   }
+  SLUICE_ASSIGN_OR_RETURN(node->name_, NodeName(directory));
   node->config_ = ReadConfig(*state);
   if (const absl::Status sound = CheckConfig(node->config_); !sound.ok()) {
     return absl::FailedPreconditionError(
@@ -399,14 +402,23 @@ absl::Status NodeMapping::Enter(const char* call) const {
   return absl::OkStatus();
 }
 
+size_t NodeMapping::CountOf(Placement::Kind kind) const {
+  return kind == Placement::Kind::kGpu
+             ? config_.gpus.size()
+             : static_cast<size_t>(config_.numa_nodes);
+}
+
+bool NodeMapping::Has(Placement where) const {
+  return where.ordinal < CountOf(where.kind);
+}
+
 absl::Status NodeMapping::CheckPlacement(Placement where) const {
-  const bool gpu = where.kind == Placement::Kind::kGpu;
-  const size_t count =
-      gpu ? config_.gpus.size() : static_cast<size_t>(config_.numa_nodes);
-  if (where.ordinal >= count) {
-    return absl::InvalidArgumentError(fmt::format(
-        "there is no {}; the node has {}", PlacementName(where), count));
+  if (!Has(where)) {
+    return absl::InvalidArgumentError(
+        fmt::format("there is no {}; the node has {}", PlacementName(where),
+                    CountOf(where.kind)));
   }
+  const bool gpu = where.kind == Placement::Kind::kGpu;
   if (gpu && books_ == Books::kShared && state_->gpus[where.ordinal].lost) {
     return absl::UnavailableError(
         fmt::format("GPU {} is lost: end the process", where.ordinal));

@@ -31,19 +31,24 @@ class NodeMapping {
   // As it was opened.
   const SimConfig& config() const { return config_; }
   Books books() const { return books_; }
+  // Of the memfds of its memory (memory_name.h).
+  const std::string& name() const { return name_; }
 
   // ResourceExhausted if an injected failure of `call` is due now.
   absl::Status Enter(const char* call) const;
+  bool Has(Placement where) const;
   // InvalidArgument: no such GPU or NUMA node. Unavailable: the GPU is lost.
   absl::Status CheckPlacement(Placement where) const;
 
  private:
+  size_t CountOf(Placement::Kind kind) const;
   NodeMapping(UniqueFd fd, SharedState* state, Books books)
       : fd_(std::move(fd)), state_(state), books_(books) {}
 
   const UniqueFd fd_;
   SharedState* const state_;
   const Books books_;
+  std::string name_;
   SimConfig config_;
 };
 

@@ -47,9 +47,8 @@ absl::Status CreateSimNode(const std::string& directory,
 
 // A driver for the one process that makes the node's memory (the daemon). What
 // is used it counts by itself: nothing that other processes write to the node's
-// state changes what it answers. Of memory that it did not make it believes at
-// the start what the state says that living processes hold; later only that it
-// became less.
+// state changes what it answers. Memory that it did not make counts as used as
+// HeldOutside found it last.
 absl::StatusOr<std::unique_ptr<Driver>> OpenOwnedSimDriver(
     const std::string& directory);
 

@@ -74,6 +74,11 @@ absl::StatusOr<MemoryUse> SimDriver::Usage(Placement where) {
   return ledger_.Usage(where);
 }
 
+absl::StatusOr<std::map<Placement, Bytes>> SimDriver::HeldOutside() {
+  SLUICE_RETURN_IF_ERROR(node_->Enter("HeldOutside"));
+  return ledger_.HeldOutside();
+}
+
 absl::Status SimDriver::CheckSize(Bytes size) const {
   const Bytes granularity = node_->config().granularity;
   if (size.count() > 0 && size.count() % granularity.count() == 0) {

@@ -33,6 +33,7 @@ class SimDriver final : public Driver {
 
   absl::StatusOr<Bytes> Granularity(Placement where) override;
   absl::StatusOr<MemoryUse> Usage(Placement where) override;
+  absl::StatusOr<std::map<Placement, Bytes>> HeldOutside() override;
   absl::StatusOr<Memory> Create(Placement where, Bytes size) override;
   absl::StatusOr<UniqueFd> Export(Memory memory) override;
   bool TellsHolders() const override;

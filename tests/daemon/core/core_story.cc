@@ -8,8 +8,9 @@ namespace sluice::daemon {
 namespace {
 
 constexpr const char* kOps[] = {
-    "kAttach", "kLease", "kFree",   "kEndSocket", "kEndProcess", "kMake",
-    "kBudget", "kTick",  "kSubmit", "kSolve",     "kTakePlan",   "kDrain"};
+    "kAttach",   "kLease",  "kFree",   "kEndSocket", "kEndProcess",
+    "kMake",     "kBudget", "kTick",   "kSubmit",    "kSolve",
+    "kTakePlan", "kDrain",  "kOutside"};
 
 NodeConfig Config() {
   NodeConfig config = SmallNode();
@@ -82,6 +83,8 @@ void CoreStory::Do(const Instruction& in) {
       return TakePlan(in);
     case Op::kDrain:
       return Drain(in);
+    case Op::kOutside:
+      return Outside(in);
   }
 }
 
@@ -236,6 +239,20 @@ void CoreStory::Drain(const Instruction& in) {
   });
 }
 
+// Nothing, a part, or more than there is beside what is leased.
+void CoreStory::Outside(const Instruction& in) {
+  const absl::Time now = node_.clock.Now();
+  HeldOutside held{.pools = {}, .at = now};
+  const auto add = [&](PoolId pool, uint32_t amount, Bytes total) {
+    if (amount % 3 == 0) return;
+    held.pools[pool] = std::min(total, KiB(64) * (1 + amount % 600));
+  };
+  add(Gpu(0), in.a, MiB(16));
+  add(Gpu(1), in.b, MiB(16));
+  add(Host(0), in.c, MiB(32));
+  node_.Run([&](Core& core) { return core.OutsideKnown(held, now); });
+}
+
 void CoreStory::NoteGrants() {
   for (const auto& [key, reply] : node_.replies) {
     const auto* granted = std::get_if<GrantedReply>(&reply);
@@ -253,6 +270,7 @@ void CoreStory::NoteGrants() {
 
 void CoreStory::Finish() {
   node_.held = Held::kNo;
+  Outside({Op::kOutside, 0, 0, 0});
   Tick({Op::kTick, 1999});
   node_.clock.Advance(absl::Minutes(1));
   Tick({});

@@ -28,6 +28,7 @@ enum class Op : uint8_t {
   kSolve,
   kTakePlan,
   kDrain,
+  kOutside,
 };
 
 struct Instruction {
@@ -71,6 +72,7 @@ class CoreStory {
   void Solve(const Instruction& in);
   void TakePlan(const Instruction& in);
   void Drain(const Instruction& in);
+  void Outside(const Instruction& in);
   void NoteGrants();
   SessionId AnyOpen(uint32_t which) const;
 

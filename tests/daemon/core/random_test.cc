@@ -38,7 +38,7 @@ Instructions RandomStory(uint32_t seed, int length) {
   for (int i = 0; i < length; ++i) {
     Op op = kOften[random() % 16];
     constexpr Op kRare[] = {Op::kTick,   Op::kTick,   Op::kTick,  Op::kBudget,
-                            Op::kBudget, Op::kBudget, Op::kDrain, Op::kTick};
+                            Op::kBudget, Op::kBudget, Op::kDrain, Op::kOutside};
     if (op == Op::kTick) op = kRare[random() % 8];
     const auto any = [&] { return static_cast<uint32_t>(random() % 65536); };
     instructions.push_back({op, any(), any(), any()});

@@ -1,5 +1,5 @@
 // Which descriptors show that a process may use a GPU.
-#include "daemon/service/gpu_access.h"
+#include "daemon/service/identity/gpu_access.h"
 
 #include <fcntl.h>
 #include <sys/stat.h>

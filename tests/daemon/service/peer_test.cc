@@ -1,5 +1,5 @@
 // Who a peer is, by both ways of getting its pidfd, and how it ended.
-#include "daemon/service/peer.h"
+#include "daemon/service/identity/peer.h"
 
 #include <fcntl.h>
 #include <poll.h>

@@ -70,13 +70,15 @@ TEST(Tools, ADaemonAfterACrashSaysWhatRanksStillHold) {
                                   daemon.runtime_dir() + "/sluiced.toml"});
   ASSERT_TRUE(next->WaitForOutput("sluiced: ready", absl::Seconds(10)));
   const ChildResult status = RunTool(daemon, {"sluicectl", "status"});
-  EXPECT_THAT(status.out, HasSubstr("GPU 0: processes without a session, such "
-                                    "as ranks of a daemon that was killed, "
-                                    "hold 5 MiB of the pool's"));
-  EXPECT_THAT(status.out, HasSubstr("host memory: processes without a session, "
-                                    "such as ranks of a daemon that was "
-                                    "killed, hold 3 MiB"));
-  EXPECT_THAT(status.out, ::testing::Not(HasSubstr("GPU 1: processes")));
+  const char* const held =
+      " are held by processes without a session, such as ranks of a daemon "
+      "that was killed: free when they end";
+  EXPECT_THAT(status.out, HasSubstr("HELD OUTSIDE (seen 0"));
+  EXPECT_THAT(status.out, HasSubstr(std::string("5 MiB of gpu 0") + held));
+  EXPECT_THAT(status.out, HasSubstr(std::string("3 MiB of numa 0") + held));
+  EXPECT_THAT(status.out, ::testing::Not(HasSubstr("gpu 1 are held")));
+  const ChildResult budget = RunTool(daemon, {"sluicectl", "budget"});
+  EXPECT_THAT(budget.out, HasSubstr(std::string("5 MiB of gpu 0") + held));
   next->Kill(SIGTERM);
   EXPECT_THAT(next->Join().err, HasSubstr("warning start: GPU 0: processes"));
 }

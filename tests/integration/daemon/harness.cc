@@ -2,6 +2,7 @@
 
 #include <fmt/format.h>
 #include <poll.h>
+#include <signal.h>
 #include <sys/socket.h>
 #include <sys/un.h>
 #include <unistd.h>
@@ -33,27 +34,37 @@ RunningDaemon::RunningDaemon(const std::string& toml,
   }
   file << toml;
   file.close();
-  std::vector<std::string> argv = {BinaryPath("sluiced"), "--config", config,
-                                   "--runtime-dir", directory_.path()};
+  argv_ = {BinaryPath("sluiced"), "--config", config, "--runtime-dir",
+           directory_.path()};
   if (limits.user != 0) {
     EXPECT_EQ(chown(directory_.path().c_str(), limits.user, limits.user), 0);
-    argv.insert(argv.begin(),
-                {"/usr/bin/setpriv", fmt::format("--reuid={}", limits.user),
-                 "--clear-groups", "--inh-caps=-all", "--bounding-set=-all"});
+    argv_.insert(argv_.begin(),
+                 {"/usr/bin/setpriv", fmt::format("--reuid={}", limits.user),
+                  "--clear-groups", "--inh-caps=-all", "--bounding-set=-all"});
   }
   if (limits.user_namespace) {
-    argv.insert(argv.begin(),
-                {"/usr/bin/unshare", "--user", "--map-root-user"});
+    argv_.insert(argv_.begin(),
+                 {"/usr/bin/unshare", "--user", "--map-root-user"});
   }
   if (limits.open_files != 0) {
-    argv.insert(argv.begin(),
-                {"/usr/bin/prlimit",
-                 fmt::format("--nofile={0}:{0}", limits.open_files)});
+    argv_.insert(argv_.begin(),
+                 {"/usr/bin/prlimit",
+                  fmt::format("--nofile={0}:{0}", limits.open_files)});
   }
-  process_ = Child::Spawn(argv);
+  Start();
+}
+
+void RunningDaemon::Start() {
+  process_ = Child::Spawn(argv_);
   if (!process_->WaitForOutput("sluiced: ready", absl::Seconds(20))) {
     ADD_FAILURE() << "sluiced did not start: " << process_->Join().err;
   }
+}
+
+void RunningDaemon::KillAndStartNext() {
+  process_->Kill(SIGKILL);
+  process_->Join();
+  Start();
 }
 
 std::string RunningDaemon::ReadyField(const std::string& name) {

@@ -35,6 +35,8 @@ class RunningDaemon {
   std::string socket() const { return directory_.File("session.sock"); }
   std::string http_socket() const { return directory_.File("http.sock"); }
   Child& process() { return *process_; }
+  // SIGKILL, and the next one on the same folder, as at first.
+  void KillAndStartNext();
   // The rest of the ready line after `name=`, up to a blank.
   std::string ReadyField(const std::string& name);
   // A line of /proc/PID/status: "VmRSS", "RssAnon", "VmHWM"; 0 without one.
@@ -42,7 +44,10 @@ class RunningDaemon {
   int Descriptors() const;
 
  private:
+  void Start();
+
   TempDir directory_;
+  std::vector<std::string> argv_;
   std::unique_ptr<Child> process_;
 };
 

@@ -1,4 +1,4 @@
-#include "daemon/service/peer.h"
+#include "daemon/service/identity/peer.h"
 
 #include <fcntl.h>
 #include <fmt/format.h>

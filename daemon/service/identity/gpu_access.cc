@@ -1,4 +1,4 @@
-#include "daemon/service/gpu_access.h"
+#include "daemon/service/identity/gpu_access.h"
 
 #include <fcntl.h>
 #include <fmt/format.h>

@@ -1,0 +1,92 @@
+#include "daemon/service/outside_watch.h"
+
+#include <algorithm>
+#include <future>
+#include <memory>
+#include <string>
+#include <utility>
+
+#include "daemon/service/log.h"
+#include "proto/base/status.h"
+
+namespace sluice::daemon {
+
+OutsideWatch::OutsideWatch(device::Driver* driver, const NodeConfig& node,
+                           Loop* loop, const Clock* clock,
+                           std::function<void(HeldOutside)> known)
+    : driver_(driver),
+      loop_(loop),
+      clock_(clock),
+      known_(std::move(known)),
+      thread_("outside", TaskThread::Priority::kBehindTheLoop) {
+  for (const GpuConfig& gpu : node.gpus) {
+    places_[device::Placement::Gpu(gpu.index)] = {
+        {PoolKind::kGpu, gpu.index.value()}, gpu.pool, gpu.spare};
+  }
+  for (const HostConfig& host : node.hosts) {
+    places_[device::Placement::Host(host.numa)] = {
+        {PoolKind::kHost, host.numa.value()}, host.pool, host.spare};
+  }
+}
+
+absl::StatusOr<HeldOutside> OutsideWatch::AskDevice() const {
+  HeldOutside held{.pools = {}, .at = clock_->Now()};
+  SLUICE_ASSIGN_OR_RETURN(const auto places, driver_->HeldOutside());
+  for (const auto& [where, bytes] : places) {
+    const auto place = places_.find(where);
+    if (place == places_.end()) continue;
+    const Place& to = place->second;
+    const Bytes beyond = std::min(bytes - to.spare, to.total);
+    if (beyond > Bytes(0)) held.pools[to.pool] = beyond;
+  }
+  return held;
+}
+
+OutsideWatch::Answer OutsideWatch::Ask() const {
+  const absl::Time start = clock_->Now();
+  auto held = AskDevice();
+  return {std::move(held), clock_->Now() - start};
+}
+
+void OutsideWatch::Start() {
+  const auto promise = std::make_shared<std::promise<Answer>>();
+  auto first = promise->get_future();
+  thread_.Run([this, promise] { promise->set_value(Ask()); });
+  if (first.wait_for(absl::ToChronoMilliseconds(kFirst)) ==
+      std::future_status::ready) {
+    return Tell(first.get());
+  }
+  WriteLog(LogLevel::kWarning,
+           "what processes without a session hold is not known yet: it counts "
+           "as free until the device has answered");
+  AskAfter(absl::ZeroDuration());
+}
+
+void OutsideWatch::AskAfter(absl::Duration delay) {
+  if (asking_) return;
+  asking_ = true;
+  again_ = false;
+  thread_.RunAfter(
+      delay, [this] { loop_->Post([this, answer = Ask()] { Tell(answer); }); });
+}
+
+void OutsideWatch::Tell(Answer answer) {
+  asking_ = false;
+  if (answer.held.ok()) {
+    held_ = !answer.held->pools.empty();
+    known_(*std::move(answer.held));
+  } else {
+    WriteLog(LogLevel::kWarning,
+             "what processes without a session hold is not known: " +
+                 std::string(answer.held.status().message()));
+  }
+  if (held_ || again_) AskAfter(std::max(kAskEvery, 50 * answer.took));
+}
+
+void OutsideWatch::Destroyed() {
+  if (driver_->TellsHolders()) return;
+  again_ = true;
+  AskAfter(kAskEvery);
+}
+
+}  // namespace sluice::daemon

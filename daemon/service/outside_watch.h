@@ -1,0 +1,73 @@
+// Asks the device what of the pools is held by processes without a session.
+//
+// On `sim` that is what ranks of a daemon that was killed still reach, and it
+// can only become less; on `cuda` it is whatever is used of a GPU, beside the
+// pool's spare, that this process did not make. So it is asked at the start,
+// again while it is anything, and, where the device cannot tell who holds an
+// extent, after extents were destroyed: a child of a process that is gone may
+// have those still.
+//
+// The device takes milliseconds for an answer, or as long as the kernel likes:
+// it is asked on a thread of its own, for at most 1/50 of that thread's time.
+//
+// Thread safety: loop's thread only.
+#pragma once
+
+#include <functional>
+#include <map>
+
+#include "absl/status/statusor.h"
+#include "absl/time/time.h"
+#include "daemon/core/types.h"
+#include "daemon/service/loop.h"
+#include "daemon/service/task_thread.h"
+#include "kernels/device/driver.h"
+#include "proto/base/clock.h"
+
+namespace sluice::daemon {
+
+class OutsideWatch {
+ public:
+  static constexpr absl::Duration kAskEvery = absl::Milliseconds(250);
+  // How long a start waits for the first answer.
+  static constexpr absl::Duration kFirst = absl::Seconds(2);
+
+  // `driver`, `loop` and `clock` outlive it; `known` runs on the loop's thread.
+  OutsideWatch(device::Driver* driver, const NodeConfig& node, Loop* loop,
+               const Clock* clock, std::function<void(HeldOutside)> known);
+
+  // Before the loop runs: what is held is known when this returns, unless the
+  // device takes longer than kFirst.
+  void Start();
+  // An extent was destroyed.
+  void Destroyed();
+  // No device call any more; false: one still ran after `patience`.
+  bool Finish(absl::Duration patience) { return thread_.Finish(patience); }
+
+ private:
+  struct Place {
+    PoolId pool;
+    Bytes total, spare;
+  };
+  struct Answer {
+    absl::StatusOr<HeldOutside> held;
+    absl::Duration took;
+  };
+  void AskAfter(absl::Duration delay);
+  // On the thread.
+  Answer Ask() const;
+  absl::StatusOr<HeldOutside> AskDevice() const;
+  void Tell(Answer answer);
+
+  device::Driver* const driver_;
+  Loop* const loop_;
+  const Clock* const clock_;
+  const std::function<void(HeldOutside)> known_;
+  std::map<device::Placement, Place> places_;
+  bool asking_ = false;
+  bool again_ = false;  // something was destroyed since it was asked
+  bool held_ = false;   // as it was said last
+  TaskThread thread_;   // last: its tasks use the rest
+};
+
+}  // namespace sluice::daemon

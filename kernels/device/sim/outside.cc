@@ -1,0 +1,171 @@
+#include "kernels/device/sim/outside.h"
+
+#include <dirent.h>
+#include <fcntl.h>
+#include <sys/mman.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <array>
+#include <memory>
+#include <optional>
+#include <set>
+#include <utility>
+
+#include "absl/strings/numbers.h"
+#include "absl/strings/str_split.h"
+#include "absl/strings/string_view.h"
+#include "absl/strings/strip.h"
+#include "kernels/device/sim/memory_name.h"
+#include "proto/base/unique_fd.h"
+
+namespace sluice::device {
+namespace {
+
+// How the kernel shows a memfd, in links and in lists of mappings.
+constexpr absl::string_view kBefore = "/memfd:", kAfter = " (deleted)";
+
+struct CloseFolder {
+  void operator()(DIR* folder) const { closedir(folder); }
+};
+
+// Calls `use` with each name in it; nothing where it cannot be read.
+template <typename Use>
+void ForEachIn(const std::string& path, Use use) {
+  const std::unique_ptr<DIR, CloseFolder> folder(opendir(path.c_str()));
+  if (folder == nullptr) return;
+  while (const dirent* entry = readdir(folder.get())) {
+    if (entry->d_name[0] != '.') use(std::string(entry->d_name));
+  }
+}
+
+// Empty: it cannot be read, or nothing is in it.
+std::string ReadAll(const std::string& path) {
+  const UniqueFd fd(open(path.c_str(), O_RDONLY | O_CLOEXEC));
+  std::string text;
+  if (!fd) return text;
+  std::array<char, 1 << 16> part;
+  for (ssize_t n; (n = read(fd.get(), part.data(), part.size())) > 0;) {
+    text.append(part.data(), static_cast<size_t>(n));
+  }
+  return text;
+}
+
+std::string ReadLink(const std::string& path) {
+  std::array<char, 512> text;
+  const ssize_t n = readlink(path.c_str(), text.data(), text.size());
+  return n > 0 ? std::string(text.data(), static_cast<size_t>(n)) : "";
+}
+
+std::optional<struct stat> Stat(const std::string& path) {
+  struct stat result;
+  if (stat(path.c_str(), &result) != 0) return std::nullopt;
+  return result;
+}
+
+// The file system of all memfds: no path leads there, so that nobody can give
+// another file of root's such a name.
+dev_t MemfdDevice() {
+  const UniqueFd fd(memfd_create("sluice-probe", MFD_CLOEXEC));
+  struct stat status = {};
+  if (fd) fstat(fd.get(), &status);
+  return status.st_dev;
+}
+
+// One look at all processes.
+class Search {
+ public:
+  Search(const std::string& node, uint64_t maker)
+      : node_(node), maker_(maker) {}
+
+  std::map<Placement, Bytes> All() {
+    ForEachIn("/proc", [&](const std::string& name) {
+      int pid = 0;
+      if (absl::SimpleAtoi(name, &pid)) AddProcess("/proc/" + name);
+    });
+    std::map<Placement, Bytes> sums;
+    for (const auto& [inode, name] : found_) sums[name.where] += name.size;
+    return sums;
+  }
+
+ private:
+  // The name of other drivers' memory of this node; nullopt: anything else.
+  std::optional<MemoryName> Wanted(absl::string_view path) const {
+    if (!absl::ConsumePrefix(&path, kBefore) ||
+        !absl::ConsumeSuffix(&path, kAfter)) {
+      return std::nullopt;
+    }
+    auto name = ReadMemoryName({path.data(), path.size()});
+    if (!name || name->node != node_ || name->maker == maker_) return {};
+    return name;
+  }
+
+  bool IsOurs(const struct stat& file) const {
+    return file.st_dev == device_ &&
+           (file.st_uid == own_uid_ || file.st_uid == 0);
+  }
+
+  // Threads can have descriptors of their own, and go on when the first is
+  // gone; then it shows no mappings, but the others do.
+  void AddProcess(const std::string& process) {
+    bool mappings_seen = false;
+    ForEachIn(process + "/task", [&](const std::string& thread) {
+      const std::string path = process + "/task/" + thread;
+      ForEachIn(path + "/fd", [&](const std::string& fd) {
+        AddDescriptor(path + "/fd/" + fd);
+      });
+      if (mappings_seen) return;
+      const std::string maps = ReadAll(path + "/maps");
+      mappings_seen = !maps.empty();
+      AddMappings(process, maps);
+    });
+  }
+
+  void AddDescriptor(const std::string& path) {
+    const auto name = Wanted(ReadLink(path));
+    if (!name) return;
+    const auto file = Stat(path);
+    if (file && IsOurs(*file)) found_.insert({file->st_ino, *name});
+  }
+
+  // 7f00-7f10 rw-s 00000000 00:01 1234      /memfd:… (deleted)
+  void AddMappings(const std::string& process, absl::string_view maps) {
+    for (const absl::string_view line : absl::StrSplit(maps, '\n')) {
+      const size_t path = line.find(kBefore);
+      if (path == line.npos) continue;
+      const auto name = Wanted(line.substr(path));
+      const std::vector<absl::string_view> fields =
+          absl::StrSplit(line, absl::MaxSplits(' ', 5));
+      ino_t inode = 0;
+      if (!name || fields.size() != 6 || !absl::SimpleAtoi(fields[4], &inode) ||
+          found_.contains(inode)) {
+        continue;
+      }
+      const auto file = Stat(process + "/map_files/" + std::string(fields[0]));
+      if (file ? IsOurs(*file) : IsOwnProcess(process)) {
+        found_.insert({inode, *name});
+      }
+    }
+  }
+
+  bool IsOwnProcess(const std::string& process) const {
+    const auto folder = Stat(process);
+    return folder && folder->st_uid == own_uid_;
+  }
+
+  const std::string node_;
+  const uint64_t maker_;
+  const uid_t own_uid_ = geteuid();
+  const dev_t device_ = MemfdDevice();
+  std::map<ino_t, MemoryName> found_;
+};
+
+}  // namespace
+
+std::map<Placement, Bytes> FindOutside(const std::string& node,
+                                       uint64_t maker) {
+  return Search(node, maker).All();
+}
+
+}  // namespace sluice::device

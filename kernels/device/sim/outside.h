@@ -1,0 +1,32 @@
+// What living processes hold of a simulated node that this driver did not make:
+// ranks that outlived their daemon, and the children of such.
+//
+// The kernel is asked, and nothing else: the descriptors and mappings of every
+// process that this one may look at, each memfd counted once. A memfd counts if
+// its name says so (memory_name.h) and its file belongs to this process's user
+// or to root, who may say what they like of this node; a large sparse memfd of
+// anybody else's with such a name is nothing. No place has more than it has.
+//
+// Not seen: descriptors in flight, and processes that this one may not look at
+// (another pid namespace; of another user, or not dumpable, where this process
+// is not root). Where the kernel does not show the file behind a mapping
+// (CAP_CHECKPOINT_RESTORE), a mapping counts in processes of this user only.
+//
+// It takes milliseconds, and waits for a process that keeps its address space
+// locked: not for a thread that others wait for.
+//
+// Thread safety: thread-safe.
+#pragma once
+
+#include <cstdint>
+#include <map>
+#include <string>
+
+#include "kernels/device/driver.h"
+
+namespace sluice::device {
+
+// By place; `node` is a NodeName, `maker` the driver whose memory is left out.
+std::map<Placement, Bytes> FindOutside(const std::string& node, uint64_t maker);
+
+}  // namespace sluice::device
