@@ -38,7 +38,7 @@ FAMILIES = {
     "prometheus": (r"prometheus/", ["daemon/metrics"]),
     "clp": (r"(coin/)?Clp\w*\.(h|hpp)$", ["planner"]),
     "cbc": (r"(Cbc|Cgl|Coin|Osi)\w*\.(h|hpp)$|coin/", ["planner"]),
-    "zlib": (r"zlib\.h$", ["planner/trace"]),
+    "zlib": (r"zlib\.h$", ["planner/trace", "daemon/state"]),
     "glpk": (r"glpk\.h$", ["tests"]),
     "toml++": (r"toml(\+\+|plusplus)/|toml\.hpp$",
                ["daemon", "planner", "deploy/cmake/archives"]),
