@@ -1,0 +1,235 @@
+#include "daemon/state/state_file.h"
+
+#include <fcntl.h>
+#include <fmt/format.h>
+#include <sys/mman.h>
+#include <sys/stat.h>
+#include <zlib.h>
+
+#include <algorithm>
+#include <atomic>
+#include <cerrno>
+#include <cstddef>
+#include <cstring>
+
+#include "proto/base/status.h"
+
+namespace sluice::daemon {
+namespace {
+
+constexpr uint64_t kMagic = 0x31'4554'4154'5343;  // "CSTATE1"
+constexpr size_t kWord = sizeof(uint64_t);
+// Epochs count from here: no damage of few bits makes one 0.
+constexpr uint64_t kFirstEpoch = 0x5c0d'a7e1'0000'0000;
+
+struct Header {
+  uint64_t magic;  // stored last: says which version this is
+  uint64_t checkpoint_bytes;
+  uint64_t record_bytes;
+};
+
+// Before the bytes of a checkpoint or a record.
+struct Lead {
+  uint64_t epoch;  // of the checkpoint; stored last. 0: nothing here
+  uint64_t index;  // of the record in its epoch
+  uint64_t size;
+  uint64_t sum;
+};
+
+size_t RoundUp(size_t size) { return (size + kWord - 1) / kWord * kWord; }
+
+uint64_t SumOf(Lead lead, const std::byte* bytes) {
+  lead.sum = 0;
+  const uLong sum =
+      crc32_z(0, reinterpret_cast<const Bytef*>(&lead), sizeof(lead));
+  return crc32_z(sum, reinterpret_cast<const Bytef*>(bytes), lead.size);
+}
+
+template <typename T>
+T Load(const std::byte* from) {
+  T value;
+  std::memcpy(&value, from, sizeof(value));
+  return value;
+}
+
+// Whether what begins here fits into `room` and is as it was stored.
+bool IsSound(const std::byte* here, size_t room) {
+  const auto lead = Load<Lead>(here);
+  return lead.size <= room - sizeof(Lead) &&
+         lead.sum == SumOf(lead, here + sizeof(Lead));
+}
+
+std::string_view BytesAfter(const std::byte* lead, uint64_t size) {
+  return {reinterpret_cast<const char*>(lead + sizeof(Lead)), size};
+}
+
+absl::Status Damaged(std::string_view what) {
+  return absl::FailedPreconditionError(fmt::format(
+      "the saved state is damaged, or another version's ({}): nothing of it "
+      "is used",
+      what));
+}
+
+absl::Status NoRoom(std::string_view what, size_t size, size_t room) {
+  return absl::ResourceExhaustedError(
+      fmt::format("{} of {} bytes does not fit into {}", what, size, room));
+}
+
+}  // namespace
+
+struct StateFile::Layout {
+  size_t checkpoint;  // room of one, its lead included
+  size_t records;     // of all
+
+  size_t slot(uint64_t epoch) const {
+    return sizeof(Header) + (epoch % 2) * checkpoint;
+  }
+  size_t log() const { return sizeof(Header) + 2 * checkpoint; }
+  size_t size() const { return log() + records; }
+};
+
+absl::StatusOr<std::unique_ptr<StateFile>> StateFile::Create(int fd,
+                                                             Sizes sizes) {
+  const Layout layout = {RoundUp(sizeof(Lead) + sizes.checkpoint.size()),
+                         RoundUp(sizeof(Lead) + sizes.records.size())};
+  // Every page now: what is stored later asks for no memory.
+  if (const int error = posix_fallocate(fd, 0, layout.size()); error != 0) {
+    return ErrnoStatus(error, "make the saved state");
+  }
+  SLUICE_ASSIGN_OR_RETURN(auto file, Map(fd));
+  file->StoreWord(offsetof(Header, checkpoint_bytes), layout.checkpoint);
+  file->StoreWord(offsetof(Header, record_bytes), layout.records);
+  SLUICE_RETURN_IF_ERROR(file->Checkpoint(""));
+  file->StoreWord(offsetof(Header, magic), kMagic);
+  return file;
+}
+
+absl::StatusOr<std::unique_ptr<StateFile>> StateFile::Open(int fd) {
+  SLUICE_ASSIGN_OR_RETURN(auto file, Map(fd));
+  SLUICE_RETURN_IF_ERROR(file->Read());
+  return file;
+}
+
+absl::StatusOr<std::unique_ptr<StateFile>> StateFile::Map(int fd) {
+  struct stat status;
+  if (fstat(fd, &status) != 0) return ErrnoStatus(errno, "stat the state");
+  const auto size = static_cast<size_t>(status.st_size);
+  if (size < sizeof(Header)) return Damaged("it has no header");
+  void* const memory =
+      mmap(nullptr, size, PROT_READ | PROT_WRITE, MAP_SHARED, fd, 0);
+  if (memory == MAP_FAILED) return ErrnoStatus(errno, "map the state");
+  return std::unique_ptr<StateFile>(
+      new StateFile(static_cast<std::byte*>(memory), size));
+}
+
+StateFile::~StateFile() { munmap(memory_, size_); }
+
+StateFile::Layout StateFile::layout() const {
+  const auto header = Load<Header>(memory_);
+  return {header.checkpoint_bytes, header.record_bytes};
+}
+
+absl::Status StateFile::Read() {
+  const auto header = Load<Header>(memory_);
+  if (header.magic != kMagic) return Damaged("its first word is another");
+  if (header.checkpoint_bytes > size_ || header.record_bytes > size_ ||
+      header.checkpoint_bytes < sizeof(Lead) || layout().size() != size_) {
+    return Damaged("its sizes do not fit into it");
+  }
+  SLUICE_RETURN_IF_ERROR(ReadCheckpoint());
+  return ReadRecords();
+}
+
+absl::Status StateFile::ReadCheckpoint() {
+  const Layout at = layout();
+  for (const uint64_t slot : {0, 1}) {
+    const std::byte* const here = memory_ + at.slot(slot);
+    const auto lead = Load<Lead>(here);
+    if (lead.epoch == 0) continue;  // the process ended while it wrote here
+    if (lead.epoch % 2 != slot || !IsSound(here, at.checkpoint)) {
+      return Damaged(fmt::format("checkpoint {}", slot));
+    }
+    if (lead.epoch <= epoch_) continue;
+    epoch_ = lead.epoch;
+    contents_.checkpoint = BytesAfter(here, lead.size);
+  }
+  return epoch_ != 0 ? absl::OkStatus() : Damaged("there is no checkpoint");
+}
+
+absl::Status StateFile::ReadRecords() {
+  const Layout at = layout();
+  while (true) {
+    const std::byte* const here = memory_ + at.log() + end_;
+    const size_t room = at.records - end_;
+    if (Load<uint64_t>(here) == 0) return absl::OkStatus();  // the last one's
+    if (room < sizeof(Lead) || !IsSound(here, room)) {
+      return Damaged(fmt::format("record {}", next_));
+    }
+    const auto lead = Load<Lead>(here);
+    // The first one of an older checkpoint, until this one has any.
+    if (end_ == 0 && lead.epoch < epoch_) return absl::OkStatus();
+    if (lead.epoch != epoch_ || lead.index != next_) {
+      return Damaged(fmt::format("record {}", next_));
+    }
+    contents_.records.emplace_back(BytesAfter(here, lead.size));
+    end_ += RoundUp(sizeof(Lead) + lead.size);
+    ++next_;
+  }
+}
+
+absl::Status StateFile::Append(std::string_view record) {
+  const Layout at = layout();
+  const size_t size = RoundUp(sizeof(Lead) + record.size());
+  // The word behind it says that it is the last one.
+  const size_t room = at.records - end_ - kWord;
+  if (size > room) return NoRoom("a record", size, room);
+  StoreWord(at.log() + end_ + size, 0);
+  Publish(at.log() + end_, next_, record);
+  end_ += size;
+  ++next_;
+  return absl::OkStatus();
+}
+
+absl::Status StateFile::Checkpoint(std::string_view state) {
+  const Layout at = layout();
+  const size_t room = at.checkpoint - sizeof(Lead);
+  if (state.size() > room) return NoRoom("a checkpoint", state.size(), room);
+  // In the other slot: until its epoch is stored, the older one counts.
+  epoch_ = std::max(epoch_, kFirstEpoch) + 1;
+  Publish(at.slot(epoch_), 0, state);
+  end_ = 0;
+  next_ = 0;
+  return absl::OkStatus();
+}
+
+void StateFile::Publish(size_t at, uint64_t index, std::string_view bytes) {
+  const auto* const from = reinterpret_cast<const std::byte*>(bytes.data());
+  Lead lead = {epoch_, index, bytes.size(), 0};
+  lead.sum = SumOf(lead, from);
+  StoreWord(at + offsetof(Lead, epoch), 0);
+  StoreWord(at + offsetof(Lead, index), lead.index);
+  StoreWord(at + offsetof(Lead, size), lead.size);
+  StoreWord(at + offsetof(Lead, sum), lead.sum);
+  Store(at + sizeof(Lead), from, bytes.size());
+  StoreWord(at + offsetof(Lead, epoch), lead.epoch);
+}
+
+void StateFile::Store(size_t at, const void* bytes, size_t size) {
+  const size_t stored = std::min(size, left_);
+  std::memcpy(memory_ + at, bytes, stored);
+  left_ -= stored;
+}
+
+// A process ends before or after it. What was stored before it in the program
+// is stored before it.
+void StateFile::StoreWord(size_t at, uint64_t word) {
+  if (left_ < kWord) {
+    left_ = 0;
+    return;
+  }
+  std::atomic_ref(*reinterpret_cast<uint64_t*>(memory_ + at))
+      .store(word, std::memory_order_release);
+  left_ -= kWord;
+}
+
+}  // namespace sluice::daemon

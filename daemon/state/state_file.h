@@ -1,0 +1,81 @@
+// What a daemon knows, in memory that outlives it.
+//
+// A checkpoint is everything, as bytes; a record is one change since. The
+// newest checkpoint and the records after it say what was known when the
+// process ended, at whatever instruction that was: both count from their last
+// store on, whole, or not at all. README.md draws the memory.
+//
+// Errors. FailedPrecondition: it is another version's, or damaged; it is never
+// read as something else. ResourceExhausted: no room, and nothing changed.
+// Thread safety: one owner.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <memory>
+#include <string>
+#include <string_view>
+#include <utility>
+#include <vector>
+
+#include "absl/status/status.h"
+#include "absl/status/statusor.h"
+#include "proto/base/units.h"
+
+namespace sluice::daemon {
+
+class StateFile {
+ public:
+  struct Sizes {
+    Bytes checkpoint = MiB(16);  // the largest one; there are two
+    Bytes records = MiB(4);      // of all between two checkpoints
+  };
+  struct Contents {
+    std::string checkpoint;
+    std::vector<std::string> records;
+    bool operator==(const Contents&) const = default;
+  };
+
+  // An empty state in `fd`, which is given its size and every page of it. It
+  // stays the caller's: who keeps it open keeps the state.
+  static absl::StatusOr<std::unique_ptr<StateFile>> Create(int fd, Sizes sizes);
+  // The state that is in `fd`.
+  static absl::StatusOr<std::unique_ptr<StateFile>> Open(int fd);
+  ~StateFile();
+  StateFile(const StateFile&) = delete;
+  StateFile& operator=(const StateFile&) = delete;
+
+  // What was there when it was opened.
+  Contents TakeContents() { return std::move(contents_); }
+
+  // ResourceExhausted: a checkpoint is due first.
+  absl::Status Append(std::string_view record);
+  // Takes the place of all that was there.
+  absl::Status Checkpoint(std::string_view state);
+
+  // For tests: as if the process ended after so many more bytes.
+  void StopAfter(size_t bytes) { left_ = bytes; }
+
+ private:
+  struct Layout;
+  StateFile(std::byte* memory, size_t size) : memory_(memory), size_(size) {}
+  static absl::StatusOr<std::unique_ptr<StateFile>> Map(int fd);
+  absl::Status Read();
+  absl::Status ReadCheckpoint();
+  absl::Status ReadRecords();
+  Layout layout() const;
+  void Store(size_t at, const void* bytes, size_t size);
+  void StoreWord(size_t at, uint64_t word);
+  // Whole from its last store on.
+  void Publish(size_t at, uint64_t index, std::string_view bytes);
+
+  std::byte* const memory_;
+  const size_t size_;
+  Contents contents_;
+  uint64_t epoch_ = 0;  // of the checkpoint that counts, in slot epoch_ % 2
+  uint64_t next_ = 0;   // record of this epoch
+  size_t end_ = 0;      // of the records, from where they begin
+  size_t left_ = SIZE_MAX;
+};
+
+}  // namespace sluice::daemon

@@ -1,0 +1,163 @@
+// What a process saved is there after its end, at whatever byte that was.
+#include "daemon/state/state_file.h"
+
+#include <sys/mman.h>
+#include <unistd.h>
+
+#include <random>
+
+#include "proto/base/unique_fd.h"
+#include "tests/support/status_matchers.h"
+
+namespace sluice::daemon {
+namespace {
+
+using ::sluice::testing::IsOk;
+using ::sluice::testing::StatusIs;
+using ::testing::HasSubstr;
+
+constexpr auto kRefused = absl::StatusCode::kFailedPrecondition;
+constexpr auto kFull = absl::StatusCode::kResourceExhausted;
+constexpr StateFile::Sizes kSmall = {Bytes(100), Bytes(200)};
+
+UniqueFd Memory() { return UniqueFd(memfd_create("state", MFD_CLOEXEC)); }
+
+std::unique_ptr<StateFile> Made(const UniqueFd& fd) {
+  auto file = StateFile::Create(fd.get(), kSmall);
+  EXPECT_THAT(file, IsOk());
+  return *std::move(file);
+}
+
+StateFile::Contents Reopened(const UniqueFd& fd) {
+  auto file = StateFile::Open(fd.get());
+  EXPECT_THAT(file, IsOk());
+  return file.ok() ? (*file)->TakeContents() : StateFile::Contents();
+}
+
+TEST(StateFile, ANewOneIsEmpty) {
+  const UniqueFd fd = Memory();
+  Made(fd);
+  EXPECT_EQ(Reopened(fd), StateFile::Contents());
+}
+
+TEST(StateFile, TheNewestCheckpointAndItsRecordsAreThere) {
+  const UniqueFd fd = Memory();
+  const auto file = Made(fd);
+  EXPECT_THAT(file->Append("before"), IsOk());
+  for (const char* state : {"one", "two", "three"}) {
+    EXPECT_THAT(file->Checkpoint(state), IsOk());
+    EXPECT_EQ(Reopened(fd), (StateFile::Contents{state, {}}));
+    EXPECT_THAT(file->Append("a"), IsOk());
+    EXPECT_THAT(file->Append(""), IsOk());
+    EXPECT_EQ(Reopened(fd), (StateFile::Contents{state, {"a", ""}}));
+  }
+}
+
+TEST(StateFile, OnceOpenedItGoesOn) {
+  const UniqueFd fd = Memory();
+  EXPECT_THAT(Made(fd)->Append("a"), IsOk());
+  SLUICE_ASSERT_OK_AND_ASSIGN(const auto file, StateFile::Open(fd.get()));
+  EXPECT_THAT(file->Append("b"), IsOk());
+  EXPECT_EQ(Reopened(fd), (StateFile::Contents{"", {"a", "b"}}));
+}
+
+TEST(StateFile, WhatDoesNotFitChangesNothing) {
+  const UniqueFd fd = Memory();
+  const auto file = Made(fd);
+  EXPECT_THAT(file->Append("a"), IsOk());
+  EXPECT_THAT(file->Append(std::string(200, 'x')), StatusIs(kFull));
+  EXPECT_THAT(file->Checkpoint(std::string(105, 'x')), StatusIs(kFull));
+  EXPECT_EQ(Reopened(fd), (StateFile::Contents{"", {"a"}}));
+  EXPECT_THAT(file->Checkpoint(std::string(100, 'x')), IsOk());
+  EXPECT_THAT(file->Append(std::string(150, 'x')), IsOk());
+}
+
+// Bytes of an old record that look like a new one are none.
+TEST(StateFile, RecordsOfAnOlderCheckpointAreVoid) {
+  const UniqueFd fd = Memory(), twin = Memory();
+  const auto file = Made(fd), later = Made(twin);
+  EXPECT_THAT(later->Checkpoint(""), IsOk());
+  EXPECT_THAT(later->Append("1"), IsOk());
+  EXPECT_THAT(later->Append("2"), IsOk());
+  // Record 1 of epoch 2, where the next record after one of 8 bytes begins.
+  std::string forged(8, 'x');
+  forged.resize(48);
+  const size_t log = 3 * 8 + 2 * 136;
+  ASSERT_EQ(pread(twin.get(), forged.data() + 8, 40, log + 40), 40);
+  EXPECT_THAT(file->Append(forged), IsOk());
+  EXPECT_THAT(file->Checkpoint(""), IsOk());
+  EXPECT_THAT(file->Append("8 bytes "), IsOk());
+  EXPECT_EQ(Reopened(fd), (StateFile::Contents{"", {"8 bytes "}}));
+}
+
+// Every step, ended at every byte of it: what it did is there whole, or not at
+// all, and nothing of an earlier step is lost.
+TEST(StateFile, AProcessMayEndAtAnyByte) {
+  using Step = absl::Status (*)(StateFile&);
+  const std::vector<Step> steps = {
+      [](StateFile& f) { return f.Append("first"); },
+      [](StateFile& f) { return f.Append(std::string(40, 'r')); },
+      [](StateFile& f) { return f.Checkpoint(std::string(77, 'c')); },
+      [](StateFile& f) { return f.Append("after"); },
+      [](StateFile& f) { return f.Checkpoint("d"); },
+      [](StateFile& f) { return f.Append(std::string(90, 's')); },
+  };
+  for (size_t last = 0; last < steps.size(); ++last) {
+    bool done = false;
+    for (size_t bytes = 0; !done; ++bytes) {
+      const UniqueFd fd = Memory();
+      const auto file = Made(fd);
+      for (size_t i = 0; i < last; ++i) ASSERT_THAT(steps[i](*file), IsOk());
+      const StateFile::Contents before = Reopened(fd);
+      file->StopAfter(bytes);
+      ASSERT_THAT(steps[last](*file), IsOk());
+      const StateFile::Contents after = Reopened(fd);
+      done = after != before;
+      if (!done) continue;
+      // The last word is what makes it count.
+      file->StopAfter(0);
+      const UniqueFd whole = Memory();
+      const auto undisturbed = Made(whole);
+      for (size_t i = 0; i <= last; ++i) {
+        ASSERT_THAT(steps[i](*undisturbed), IsOk());
+      }
+      EXPECT_EQ(after, Reopened(whole)) << "step " << last;
+    }
+  }
+}
+
+// Each flipped bit is refused, or is where nothing counts.
+TEST(StateFile, DamageIsRefusedAndNeverMisread) {
+  const UniqueFd fd = Memory();
+  const auto file = Made(fd);
+  EXPECT_THAT(file->Checkpoint("checkpoint"), IsOk());
+  EXPECT_THAT(file->Append("record"), IsOk());
+  const StateFile::Contents known = Reopened(fd);
+  const auto size = static_cast<off_t>(lseek(fd.get(), 0, SEEK_END));
+  int refused = 0;
+  for (off_t bit = 0; bit < 8 * size; ++bit) {
+    char byte;
+    ASSERT_EQ(pread(fd.get(), &byte, 1, bit / 8), 1);
+    const char flipped = static_cast<char>(byte ^ (1 << (bit % 8)));
+    ASSERT_EQ(pwrite(fd.get(), &flipped, 1, bit / 8), 1);
+    const auto opened = StateFile::Open(fd.get());
+    if (opened.ok()) {
+      EXPECT_EQ((*opened)->TakeContents(), known) << "bit " << bit;
+    } else {
+      EXPECT_THAT(opened, StatusIs(kRefused, HasSubstr("damaged")));
+      ++refused;
+    }
+    ASSERT_EQ(pwrite(fd.get(), &byte, 1, bit / 8), 1);
+  }
+  EXPECT_GT(refused, 8 * 40);
+}
+
+TEST(StateFile, WhatIsNoStateIsRefused) {
+  const UniqueFd fd = Memory();
+  EXPECT_THAT(StateFile::Open(fd.get()), StatusIs(kRefused));
+  ASSERT_EQ(ftruncate(fd.get(), 4096), 0);
+  EXPECT_THAT(StateFile::Open(fd.get()), StatusIs(kRefused));
+}
+
+}  // namespace
+}  // namespace sluice::daemon
