@@ -1,6 +1,8 @@
 // What others hold of a simulated node, by the word of the kernel.
 #include <fmt/format.h>
+#include <signal.h>
 #include <sys/mman.h>
+#include <sys/prctl.h>
 #include <unistd.h>
 
 #include <functional>
@@ -60,10 +62,11 @@ class SimOutside : public SimTest {
 };
 
 // Keeps a mapping and no descriptor.
-void MapAndClose(UniqueFd fd, Bytes size) {
+void* MapAndClose(UniqueFd fd, Bytes size) {
   void* const at =
       mmap(nullptr, size.size(), PROT_READ, MAP_SHARED, fd.get(), 0);
   EXPECT_NE(at, MAP_FAILED);
+  return at;
 }
 
 TEST(SimMemoryName, IsReadAsItWasWritten) {
@@ -98,12 +101,13 @@ TEST_F(SimOutside, DescriptorsAndMappingsOfOthersCountOncePerMemory) {
 }
 
 TEST_F(SimOutside, AForkedChildsMappingAloneIsSeen) {
-  const auto grandchild = Holding([&] {
-    MapAndClose(Named(kGpu0, MiB(3)), MiB(3));
-    if (const pid_t child = fork(); child != 0) return;
-    printf("child\n");  // which outlives nobody: Child ends the group
-    fflush(stdout);
-    pause();
+  const auto parent = Holding([&] {
+    void* const at = MapAndClose(Named(kGpu0, MiB(3)), MiB(3));
+    if (fork() == 0) {
+      prctl(PR_SET_PDEATHSIG, SIGKILL);
+      while (true) pause();
+    }
+    munmap(at, MiB(3).size());
   });
   EXPECT_EQ(Outside()[kGpu0], MiB(3));
 }
