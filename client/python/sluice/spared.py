@@ -27,7 +27,8 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.autograd.function import BackwardCFunction
+from torch.autograd.function import (BackwardCFunction,
+                                     once_differentiable)
 from torch.multiprocessing.reductions import StorageWeakRef
 from torch.utils import _pytree as pytree
 
@@ -70,7 +71,8 @@ class Spared:
             for name in self.weights:
                 owner = layer.get_submodule(name.rpartition(".")[0])
                 patched.append((owner, vars(owner).get("forward")))
-                owner.forward = _Without(owner.forward, products, name)
+                owner.forward = (_UnmadeLinear if _is_linear(owner) else
+                                 _Without)(owner.forward, products, name)
             yield
         finally:
             for owner, before in reversed(patched):
@@ -88,6 +90,43 @@ class _Without:
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         with _Stand(self._products, self._weight):
             return self._own(*args, **kwargs)
+
+
+class _UnmadeLinear(_Without):
+    """A linear layer's, without the price of a dispatch mode."""
+
+    def __call__(self, x: Tensor) -> Tensor:
+        linear = self._own.__self__
+        if x.dtype != linear.weight.dtype or torch.is_autocast_enabled(
+                x.device.type):
+            return super().__call__(x)
+        return _Unmade.apply(x, linear.weight, linear.bias)
+
+
+def _is_linear(owner: nn.Module) -> bool:
+    """Whether it is that and nothing else."""
+    return type(owner) is nn.Linear and "forward" not in vars(owner) and (
+        type(owner.weight) in (Tensor, nn.Parameter))
+
+
+class _Unmade(torch.autograd.Function):
+    """Stands for x @ weight.T + bias. Its gradients are made as torch makes
+    them, to the bit."""
+
+    @staticmethod
+    def forward(ctx, x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+        ctx.save_for_backward(x, weight)
+        return stand_in((*x.shape[:-1], weight.shape[0]), x.dtype, x.device)
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx, dy: Tensor):
+        x, weight = ctx.saved_tensors
+        of_x, of_weight, of_bias = ctx.needs_input_grad
+        rows = dy.reshape(-1, dy.shape[-1])
+        return ((rows @ weight).view(x.shape) if of_x else None,
+                rows.t() @ x.reshape(len(rows), -1) if of_weight else None,
+                rows.sum(0) if of_bias else None)
 
 
 class _Stand(Mode):
