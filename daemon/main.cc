@@ -15,6 +15,7 @@
 
 #include "absl/time/clock.h"
 #include "daemon/config.h"
+#include "daemon/core/core.h"
 #include "daemon/metrics/http_server.h"
 #include "daemon/metrics/snapshot_json.h"
 #include "daemon/node.h"
@@ -145,12 +146,14 @@ absl::Status CheckConfig(const Arguments& arguments) {
   SLUICE_RETURN_IF_ERROR(CheckHttp({.listen = config.http_listen.value_or(""),
                                     .socket = {},
                                     .socket_group = config.http_socket_group}));
-  SLUICE_RETURN_IF_ERROR(PolicyFileOf(config, arguments)
-                             .Read(ClocksNow(MonotonicClock()))
-                             .status());
+  const Clocks now = ClocksNow(MonotonicClock());
+  SLUICE_ASSIGN_OR_RETURN(const Policy policy,
+                          PolicyFileOf(config, arguments).Read(now));
   SLUICE_RETURN_IF_ERROR(FindWorkerUser(config.worker_user).status());
   SLUICE_ASSIGN_OR_RETURN(const OwnedFolder folder, TemporaryRuntimeDir());
   SLUICE_ASSIGN_OR_RETURN(const Node node, OpenNode(config, folder.path()));
+  SLUICE_RETURN_IF_ERROR(
+      Core(node.config, now.monotonic).SetPolicy(policy, now.monotonic));
   fmt::print("{}: good: {}\n",
              arguments.config.empty() ? "defaults" : arguments.config,
              node.description);

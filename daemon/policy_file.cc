@@ -105,9 +105,40 @@ class Reader {
   absl::Status status_;
 };
 
+json EntryOf(PoolId pool, const Principal& whose, const Reservation& given,
+             const Clocks& now) {
+  json entry = {{pool.kind == PoolKind::kGpu ? "gpu" : "numa", pool.ordinal},
+                {"uid", whose.uid},
+                {"bytes", given.bytes.count()},
+                {"by", given.by.who},
+                {"at_unix_s", Unix(given.by.at, now)}};
+  if (!whose.cgroup.empty()) entry["cgroup"] = whose.cgroup;
+  return entry;
+}
+
 absl::Time Monotonic(double unix_s, const Clocks& now) {
   const absl::Time wall = absl::UnixEpoch() + absl::Seconds(unix_s);
   return now.monotonic - (now.wall - wall);
+}
+
+absl::Status ReadReservation(const json& from, const std::string& name,
+                             const Clocks& now, Reservations& to) {
+  Reader entry(from, name);
+  const bool gpu = entry.Has("gpu");
+  const PoolId pool = {
+      gpu ? PoolKind::kGpu : PoolKind::kHost,
+      static_cast<uint64_t>(entry.Whole(gpu ? "gpu" : "numa", INT32_MAX))};
+  Principal whose;
+  whose.uid = static_cast<uint32_t>(entry.Whole("uid", UINT32_MAX));
+  if (entry.Has("cgroup")) whose.cgroup = entry.Text("cgroup");
+  Reservation given;
+  given.bytes = Bytes(entry.Whole("bytes", (int64_t{1} << 60) - 1));
+  given.by = {true, entry.Text("by"),
+              Monotonic(entry.Number("at_unix_s"), now)};
+  if (given.bytes == Bytes(0)) entry.Fail("reserves nothing");
+  SLUICE_RETURN_IF_ERROR(entry.Done());
+  if (to[pool].emplace(whose, given).second) return absl::OkStatus();
+  return absl::InvalidArgumentError(name + " is there twice");
 }
 
 absl::Status ReadLimit(const json& from, const std::string& name,
@@ -187,6 +218,12 @@ std::string EncodePolicy(const Policy& policy, const Clocks& now) {
   json to = {{"sluice_policy", kVersion},
              {"limits", std::move(limits)},
              {"drained", nullptr}};
+  // Only where there are any: an older daemon knows of none.
+  for (const auto& [pool, users] : policy.reservations) {
+    for (const auto& [whose, given] : users) {
+      to["reservations"].push_back(EntryOf(pool, whose, given, now));
+    }
+  }
   if (policy.drain) {
     to["drained"] = {{"by", policy.drain->who},
                      {"reason", policy.drain->reason},
@@ -208,11 +245,19 @@ absl::StatusOr<Policy> DecodePolicy(const std::string& text,
   const json& limits = top.At("limits");
   const json& drained = top.At("drained");
   if (!limits.is_array()) top.Fail("'limits' is no list");
+  const json reserved =
+      top.Has("reservations") ? top.At("reservations") : json::array();
+  if (!reserved.is_array()) top.Fail("'reservations' is no list");
   SLUICE_RETURN_IF_ERROR(top.Done());
   Policy policy;
   for (size_t i = 0; i < limits.size(); ++i) {
     SLUICE_RETURN_IF_ERROR(
         ReadLimit(limits[i], fmt::format("limits[{}]", i), now, policy.limits));
+  }
+  for (size_t i = 0; i < reserved.size(); ++i) {
+    SLUICE_RETURN_IF_ERROR(ReadReservation(reserved[i],
+                                           fmt::format("reservations[{}]", i),
+                                           now, policy.reservations));
   }
   if (!drained.is_null()) {
     Reader drain(drained, "'drained'");

@@ -108,6 +108,22 @@ absl::StatusOr<BudgetLimits> SetBudget(const std::string& admin_socket,
                       Bytes(static_cast<int64_t>(reply.host_bytes()))};
 }
 
+absl::Status Reserve(const std::string& admin_socket,
+                     const Reservation& reservation) {
+  SLUICE_ASSIGN_OR_RETURN(const auto stub, Connect(admin_socket));
+  admin::ReserveRequest request;
+  request.set_uid(reservation.uid);
+  request.set_cgroup(reservation.cgroup);
+  if (reservation.gpu) request.set_gpu(*reservation.gpu);
+  if (reservation.numa) request.set_numa(*reservation.numa);
+  request.set_bytes(reservation.bytes.size());
+  request.set_by(OwnName());
+  grpc::ClientContext context;
+  SetDeadline(context);
+  admin::ReserveReply reply;
+  return ToAbsl(stub->Reserve(&context, request, &reply), admin_socket);
+}
+
 absl::StatusOr<uint32_t> Drain(const std::string& admin_socket,
                                const std::string& reason) {
   SLUICE_ASSIGN_OR_RETURN(const auto stub, Connect(admin_socket));

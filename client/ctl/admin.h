@@ -40,6 +40,17 @@ absl::StatusOr<BudgetLimits> SetBudget(const std::string& admin_socket,
                                        const BudgetTarget& target,
                                        const BudgetLimits& limits);
 
+// So much of one pool for a user (in one cgroup, or in all); 0: nothing any
+// more.
+struct Reservation {
+  uint32_t uid = 0;
+  std::string cgroup;
+  std::optional<uint32_t> gpu, numa;  // either
+  Bytes bytes;
+};
+absl::Status Reserve(const std::string& admin_socket,
+                     const Reservation& reservation);
+
 // How many ranks are attached still.
 absl::StatusOr<uint32_t> Drain(const std::string& admin_socket,
                                const std::string& reason);

@@ -114,6 +114,32 @@ absl::StatusOr<std::string> DoChangeBudget(const Flags& flags) {
                      LimitText(now.host));
 }
 
+absl::StatusOr<std::string> DoReserve(const Flags& flags) {
+  if (flags.pool_gpu.has_value() == flags.pool_numa.has_value()) {
+    return absl::InvalidArgumentError(
+        "memory of which pool? give either --gpu or --numa, and its number");
+  }
+  Reservation asked = {
+      .cgroup = flags.cgroup, .gpu = flags.pool_gpu, .numa = flags.pool_numa};
+  SLUICE_ASSIGN_OR_RETURN(asked.uid, UserId(flags.user));
+  if (flags.memory != "none") {
+    const absl::StatusOr<Bytes> size = ParseBytes(flags.memory);
+    if (!size.ok() || *size <= Bytes(0)) {
+      return absl::InvalidArgumentError(fmt::format(
+          "--memory {}",
+          size.ok() ? "'" + flags.memory + "': give a size above 0, or 'none'"
+                    : std::string(size.status().message()) + ", or none"));
+    }
+    asked.bytes = *size;
+  }
+  SLUICE_RETURN_IF_ERROR(Reserve(AdminSocket(flags), asked));
+  return fmt::format(
+      "{} {}: {} reserved for user {}\n", asked.gpu ? "gpu" : "numa",
+      asked.gpu ? *asked.gpu : *asked.numa,
+      asked.bytes > Bytes(0) ? FormatBytes(asked.bytes) : "nothing is",
+      flags.user);
+}
+
 absl::StatusOr<std::string> DoEvict(const Flags& flags) {
   Eviction eviction = {
       .job = flags.job, .kill = flags.kill, .reason = flags.reason};
@@ -162,10 +188,12 @@ int ShowJobs(const Flags& flags) {
   return Print(Snapshot(flags, RenderJobs, {"jobs"}));
 }
 int ShowBudgets(const Flags& flags) {
-  return Print(Snapshot(flags, RenderBudgets, {"limits", "budgets", "quotas"}));
+  return Print(Snapshot(flags, RenderBudgets,
+                        {"limits", "reservations", "budgets", "quotas"}));
 }
 int ShowPlan(const Flags& flags) { return Print(DoShowPlan(flags)); }
 int ChangeBudget(const Flags& flags) { return Print(DoChangeBudget(flags)); }
+int ReserveMemory(const Flags& flags) { return Print(DoReserve(flags)); }
 int EvictJob(const Flags& flags) { return Print(DoEvict(flags)); }
 int DrainNode(const Flags& flags) { return Print(DoDrain(flags)); }
 int UndrainNode(const Flags& flags) { return Print(DoUndrain(flags)); }

@@ -5,6 +5,8 @@
 // user, size); 1 what went wrong.
 #pragma once
 
+#include <cstdint>
+#include <optional>
 #include <string>
 
 namespace sluice::ctl {
@@ -16,12 +18,15 @@ struct Flags {
   bool json = false;
   std::string plan;
   bool explain = false;
-  // budget set, evict, drain
+  // budget set, reserve, evict, drain
   std::string user;
   std::string cgroup;
   std::string job;
   std::string gpu;
   std::string host;
+  // reserve
+  std::optional<uint32_t> pool_gpu, pool_numa;
+  std::string memory;
   bool kill = false;
   std::string reason;
 };
@@ -31,6 +36,7 @@ int ShowJobs(const Flags& flags);
 int ShowPlan(const Flags& flags);
 int ShowBudgets(const Flags& flags);
 int ChangeBudget(const Flags& flags);
+int ReserveMemory(const Flags& flags);
 int EvictJob(const Flags& flags);
 int DrainNode(const Flags& flags);
 int UndrainNode(const Flags& flags);

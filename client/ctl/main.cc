@@ -24,7 +24,7 @@ constexpr const char* kExamples = R"(Examples:
   sluicectl budget set --job tune --gpu 40GiB --host unlimited
 
 Each command has its own: sluicectl budget --help. A plain user sees what is its
-own, the daemon's user everything. `budget set` and `evict` are for
+own, the daemon's user everything. `budget set`, `reserve` and `evict` are for
 administrators: those who may open admin.sock.)";
 
 constexpr const char* kStatusExamples = R"(Examples:
@@ -64,6 +64,16 @@ constexpr const char* kSetExamples = R"(Examples:
 40GiB is 40 x 1024^3 bytes, 40GB is 40 x 1000^3. A limit binds at once, and
 still does after the daemon is started again; it wins over [budgets] in its
 file.)";
+
+constexpr const char* kReserveExamples = R"(Examples:
+  sluicectl reserve --user alice --gpu 0 --memory 40GiB
+  sluicectl reserve --user 1000 --cgroup /slurm/job_7 --numa 1 --memory 200GiB
+  sluicectl reserve --user alice --gpu 0 --memory none
+  sluicectl budget                       who has reserved what
+
+Others' leases never take it, from now on and after the daemon is started again;
+the user's own take it first. It is refused where it is not free now, or
+promised to the plans of running jobs.)";
 
 constexpr const char* kDrainExamples = R"(Examples:
   sluicectl drain --reason "new driver on Monday"
@@ -106,6 +116,7 @@ class CommandLine {
     Json(Add(&app_, "jobs", "one line per job", ShowJobs, kJobsExamples));
     AddPlan();
     AddBudget();
+    AddReserve();
     AddEvict();
     CLI::App* drain = Add(&app_, "drain", "grant nothing new, until undrain",
                           DrainNode, kDrainExamples);
@@ -177,6 +188,22 @@ class CommandLine {
                     "GPU memory of the node: a size, or unlimited");
     set->add_option("--host,--host-memory", flags_.host,
                     "pinned host memory of the node, likewise");
+  }
+
+  void AddReserve() {
+    CLI::App* reserve =
+        Add(&app_, "reserve", "keep memory of one pool for a user",
+            ReserveMemory, kReserveExamples);
+    reserve->add_option("--user", flags_.user, "a user's name or number")
+        ->required();
+    reserve->add_option("--cgroup", flags_.cgroup, "only in this cgroup");
+    reserve->add_option("--gpu", flags_.pool_gpu, "of this GPU");
+    reserve->add_option("--numa", flags_.pool_numa,
+                        "of the pinned host memory of this NUMA node");
+    reserve
+        ->add_option("--memory", flags_.memory,
+                     "a size, or none: nothing any more")
+        ->required();
   }
 
   void AddEvict() {

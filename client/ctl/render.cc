@@ -57,8 +57,11 @@ std::string RenderDrain(const json& node) {
       reason.empty() ? "" : " (" + Printable(reason) + ")");
 }
 
-void AddPool(const json& pool, const std::string& name, const std::string& what,
+void AddPool(const json& pool, const std::string& name, std::string what,
              Table& table) {
+  const int64_t reserved =
+      pool.contains("reserved_bytes") ? Number(pool, "reserved_bytes") : 0;
+  if (reserved > 0) what += fmt::format(", {} reserved", Size(reserved));
   const int64_t total = Number(pool, "total_bytes");
   const int64_t leased = Number(pool, "leased_bytes");
   table.Add(
@@ -309,6 +312,28 @@ std::string LimitLines(const json& node) {
   return table.empty() ? "no limit is set\n" : table.Text();
 }
 
+std::string UserText(const json& user);
+
+// Nothing where nothing is reserved, or the daemon is of before reservations.
+std::string ReservationLines(const json& node) {
+  Table table({{"RESERVED FOR"},
+               {"POOL"},
+               {"MEMORY", Align::kRight},
+               {"NOT USED YET", Align::kRight},
+               {"SET BY"}});
+  if (!node.contains("reservations")) return "";
+  for (const json& each : node.at("reservations")) {
+    const std::string who = Text(each, "by");
+    table.Add({"user " + UserText(each),
+               fmt::format("{} {}", Text(each, "pool"), Number(each, "index")),
+               Size(Number(each, "bytes")),
+               Size(Number(each, "withheld_bytes")),
+               fmt::format("{}, {} ago", who.empty() ? "an administrator" : who,
+                           Span(each.at("age_s").get<double>()))});
+  }
+  return table.empty() ? "" : "\n" + table.Text();
+}
+
 std::string UserText(const json& user) {
   const std::string cgroup = Text(user, "cgroup");
   return fmt::format("{}{}{}", Number(user, "uid"),
@@ -355,7 +380,7 @@ std::string BudgetLines(const json& node) {
                Size(Number(line, "host_used_bytes")),
                LimitText(Number(line, "host_limit_bytes"))});
   }
-  return LimitLines(node) + "\n" +
+  return LimitLines(node) + ReservationLines(node) + "\n" +
          (table.empty() ? "nobody holds memory\n" : table.Text()) +
          RenderOutside(node) + "\n" + QuotaLines(node);
 }

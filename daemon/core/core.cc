@@ -38,8 +38,15 @@ const Principal* Core::ViewerOf(const Session& session) const {
 
 PoolSnapshot Core::pool(PoolId id) const {
   const Pool& pool = *ledger_.FindPool(id);
-  return {id,          pool.total(),       pool.leased(),    pool.free(),
-          pool.kept(), pool.quarantined(), pool.lingering(), pool.outside()};
+  return {.id = id,
+          .total = pool.total(),
+          .leased = pool.leased(),
+          .free = pool.free(),
+          .kept = pool.kept(),
+          .quarantined = pool.quarantined(),
+          .lingering = pool.lingering(),
+          .outside = pool.outside(),
+          .reserved = std::min(ledger_.Withheld(id, nullptr), pool.free())};
 }
 
 RankSnapshot Core::SnapshotOf(const Session& session) const {
@@ -111,6 +118,11 @@ Snapshot Core::TakeSnapshot(const Principal* viewer, absl::Time now) const {
     // Others' limits are theirs; those of jobs bind whoever runs one.
     if (!viewer || !line.target.uid || *line.target.uid == viewer->uid) {
       snapshot.limits.push_back(std::move(line));
+    }
+  }
+  for (ReservationLine& line : ledger_.ReservationLines()) {
+    if (!viewer || line.whose.uid == viewer->uid) {
+      snapshot.reservations.push_back(std::move(line));
     }
   }
   snapshot.drain = drain_;

@@ -100,12 +100,23 @@ class Core {
                                     std::optional<Bytes> gpu,
                                     std::optional<Bytes> host, absl::Time now,
                                     const std::string& who = "") const;
+  // Reserves so much of a pool for a user (cgroup empty: of every cgroup), 0
+  // nothing any more; as SetBudget. FailedPrecondition: it would not be there.
+  absl::Status Reserve(PoolId pool, const Principal& whose, Bytes bytes,
+                       absl::Time now, const std::string& who = "");
+  // What would be kept, or why it is refused.
+  absl::StatusOr<Policy> PolicyReserving(PoolId pool, const Principal& whose,
+                                         Bytes bytes, absl::Time now,
+                                         const std::string& who = "") const;
   // While drained, the node grants nothing new; what is granted stays. nullopt:
   // no more.
   void SetDrain(std::optional<Drain> drain, absl::Time now);
   // What administrators decided; SetPolicy: before anybody has a session.
-  Policy policy() const { return {ledger_.budgets().Live(), drain_}; }
-  void SetPolicy(const Policy& policy, absl::Time now);
+  // InvalidArgument: it reserves more than this node has.
+  Policy policy() const {
+    return {ledger_.budgets().Live(), ledger_.reservations(), drain_};
+  }
+  absl::Status SetPolicy(const Policy& policy, absl::Time now);
   // Attached ranks.
   int ranks() const;
   // Ends every session of a job (of every principal, or only of `uid`);

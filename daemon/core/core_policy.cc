@@ -1,4 +1,5 @@
-// What administrators set: limits, and whether the node is drained.
+// What administrators set: limits, reservations, and whether the node is
+// drained.
 #include <fmt/format.h>
 
 #include <algorithm>
@@ -54,7 +55,33 @@ absl::StatusOr<Policy> Core::PolicyWith(const BudgetTarget& target,
   Budgets tried = ledger_.budgets();
   SLUICE_RETURN_IF_ERROR(
       Change(tried, target, gpu, host, {true, who, now}).status());
-  return Policy{tried.Live(), drain_};
+  return Policy{tried.Live(), ledger_.reservations(), drain_};
+}
+
+absl::Status Core::Reserve(PoolId pool, const Principal& whose, Bytes bytes,
+                           absl::Time now, const std::string& who) {
+  SLUICE_RETURN_IF_ERROR(
+      PolicyReserving(pool, whose, bytes, now, who).status());
+  ledger_.Reserve(pool, whose, {bytes, {true, who, now}});
+  Log(now, EventKind::kBudget,
+      fmt::format("{}: {} reserved for {}, set by {}", Name(pool),
+                  bytes > Bytes(0) ? FormatBytes(bytes) : "nothing is",
+                  Name(whose), Who(who)),
+      {});
+  return absl::OkStatus();
+}
+
+absl::StatusOr<Policy> Core::PolicyReserving(PoolId pool,
+                                             const Principal& whose,
+                                             Bytes bytes, absl::Time now,
+                                             const std::string& who) const {
+  const Bytes promised = pool.kind == PoolKind::kHost
+                             ? joint_.HostPromisedBeside(pool.ordinal, whose)
+                             : Bytes(0);
+  SLUICE_RETURN_IF_ERROR(ledger_.MayReserve(pool, whose, bytes, promised));
+  Policy kept = policy();
+  SetReservation(kept.reservations, pool, whose, {bytes, {true, who, now}});
+  return kept;
 }
 
 void Core::SetDrain(std::optional<Drain> drain, absl::Time now) {
@@ -67,10 +94,12 @@ void Core::SetDrain(std::optional<Drain> drain, absl::Time now) {
       {});
 }
 
-void Core::SetPolicy(const Policy& policy, absl::Time now) {
+absl::Status Core::SetPolicy(const Policy& policy, absl::Time now) {
   SLUICE_CHECK(sessions_.empty());
+  SLUICE_RETURN_IF_ERROR(ledger_.SetReservations(policy.reservations));
   ledger_.budgets().SetLive(policy.limits);
   SetDrain(policy.drain, now);
+  return absl::OkStatus();
 }
 
 absl::Status Core::CheckDrain() const {

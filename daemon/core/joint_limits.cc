@@ -105,6 +105,18 @@ Bytes JointPlanning::HostGrowth(std::optional<uint64_t> numa,
   return MemberGrowth(numa, of, except) + LeaseGrowth(numa, of, except);
 }
 
+Bytes JointPlanning::HostPromisedBeside(uint64_t numa,
+                                        const Principal& whose) const {
+  const auto is_own = [&](const Principal& who) {
+    return who == whose || (whose.cgroup.empty() && who.uid == whose.uid);
+  };
+  std::set<JobKey> own;
+  for (const auto& [session, rank] : attached_) {
+    if (is_own(rank.job.principal)) own.insert(rank.job);
+  }
+  return HostGrowth(numa, nullptr, own);
+}
+
 Bytes JointPlanning::MemberGrowth(std::optional<uint64_t> numa,
                                   const Principal* of,
                                   const std::set<JobKey>& except) const {

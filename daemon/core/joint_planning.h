@@ -84,6 +84,8 @@ class JointPlanning {
   absl::Duration LeaseWait() const;
 
   // --- reading -------------------------------------------------------------
+  // Host memory that others' plans and leases are to get of a NUMA node.
+  Bytes HostPromisedBeside(uint64_t numa, const Principal& whose) const;
   PlanId CurrentPlan(const JobKey& job) const { return rounds_.current(job); }
   // A plan its job's principal may see; null viewer: any.
   std::shared_ptr<const plan::NodePlan> FindPlan(PlanId id,

@@ -103,14 +103,17 @@ void Ledger::Gone(SessionId session, absl::Time now, Effects& effects) {
   AskNow(now, effects);
 }
 
+absl::Status Ledger::CheckPool(PoolId pool) const {
+  if (FindPool(pool)) return absl::OkStatus();
+  size_t gpus = 0;
+  for (const auto& [id, each] : pools_) gpus += id.kind == PoolKind::kGpu;
+  return absl::NotFoundError(
+      fmt::format("no {} here: this node has {} GPUs and {} NUMA nodes",
+                  Name(pool), gpus, pools_.size() - gpus));
+}
+
 absl::Status Ledger::CheckAsked(const LeaseRequest& asked) const {
-  if (!FindPool(asked.pool)) {
-    size_t gpus = 0;
-    for (const auto& [id, pool] : pools_) gpus += id.kind == PoolKind::kGpu;
-    return absl::NotFoundError(
-        fmt::format("no {} here: this node has {} GPUs and {} NUMA nodes",
-                    Name(asked.pool), gpus, pools_.size() - gpus));
-  }
+  SLUICE_RETURN_IF_ERROR(CheckPool(asked.pool));
   if (asked.size <= Bytes(0) ||
       asked.size.count() % granularity_.count() != 0) {
     return absl::InvalidArgumentError(fmt::format(
@@ -134,7 +137,8 @@ Ledger::Asked Ledger::Lease(SessionId session, RequestId request,
   const Bytes most = asked.pool.kind == PoolKind::kGpu
                          ? asked.size
                          : budgets_.Left(holder.job, asked.pool.kind);
-  const auto parts = pool.Choose(holder.principal, asked.size, most);
+  const auto parts = pool.Choose(holder.principal, asked.size, most,
+                                 Withheld(asked.pool, &holder.job.principal));
   // What lingers is charged already, perhaps to another job.
   if (parts.ok()) Uncharge(parts->reuse);
   absl::Status admitted =

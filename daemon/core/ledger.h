@@ -41,14 +41,15 @@
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "absl/time/time.h"
-#include "daemon/core/allowance.h"
 #include "daemon/core/budget.h"
 #include "daemon/core/effects.h"
 #include "daemon/core/pool.h"
 #include "daemon/core/requests.h"
+#include "daemon/core/reservations.h"
 #include "daemon/core/state.h"
 #include "daemon/core/stats.h"
 #include "daemon/core/types.h"
+#include "daemon/quota/allowance.h"
 
 namespace sluice::daemon {
 
@@ -129,6 +130,24 @@ class Ledger {
   Budgets& budgets() { return budgets_; }
   const Budgets& budgets() const { return budgets_; }
 
+  // --- reservations (ledger_reservations.cc) -------------------------------
+  // FailedPrecondition where it would not be there: `promised` is what others
+  // are to get of the pool besides. NotFound: no such pool.
+  absl::Status MayReserve(PoolId pool, const Principal& whose, Bytes bytes,
+                          Bytes promised) const;
+  // Sets it as it is; REQUIRES: MayReserve.
+  void Reserve(PoolId pool, const Principal& whose, Reservation given);
+  // Of an earlier daemon, before anybody holds anything. InvalidArgument: more
+  // than there is.
+  absl::Status SetReservations(const Reservations& given);
+  const Reservations& reservations() const { return reservations_; }
+  // The free memory of a pool that `from` may not have; null: that somebody
+  // may not.
+  Bytes Withheld(PoolId pool, const Principal* from) const {
+    return Withheld(reservations_, pool, from);
+  }
+  std::vector<ReservationLine> ReservationLines() const;
+
   // --- reading -------------------------------------------------------------
   const std::map<PoolId, Pool>& pools() const { return pools_; }
   const Pool* FindPool(PoolId id) const;
@@ -162,7 +181,13 @@ class Ledger {
   void CheckInvariants() const;
 
  private:
+  absl::Status CheckPool(PoolId pool) const;
   absl::Status CheckAsked(const LeaseRequest& asked) const;
+  // What those whose reservation it is hold of the pool.
+  Bytes HeldBy(const Reservations& reserved, PoolId pool,
+               const Principal& reserver) const;
+  Bytes Withheld(const Reservations& reserved, PoolId pool,
+                 const Principal* from) const;
   Decided Finish(LeaseId id, absl::Time now, Effects& effects);
   // Gives the slices back: to quarantine where the holder is closed and they
   // were granted, else to the pool. Erases the lease.
@@ -204,11 +229,13 @@ class Ledger {
   void CheckLingering() const;
   void CheckPrincipals() const;
   void CheckExtents() const;
+  void CheckReservations() const;
 
   const Bytes granularity_;
   const ExtentLimits limits_;
   std::map<PoolId, Pool> pools_;
   Budgets budgets_;
+  Reservations reservations_;
   std::map<LeaseId, LeaseState> leases_;
   std::map<ExtentId, MakingState> making_;
   std::map<SessionId, HolderState> holders_;

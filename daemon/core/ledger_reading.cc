@@ -13,12 +13,13 @@ const Pool* Ledger::FindPool(PoolId id) const {
 
 Bytes Ledger::UsableBy(PoolId pool, const Principal& principal) const {
   const auto known = principals_.find(principal);
-  return pools_.at(pool).UsableBy(known != principals_.end() ? known->second.id
-                                                             : PrincipalId());
+  return pools_.at(pool).UsableBy(
+      known != principals_.end() ? known->second.id : PrincipalId(),
+      Withheld(pool, &principal));
 }
 
 Bytes Ledger::UsableByAnyone(PoolId pool) const {
-  return pools_.at(pool).UsableBy(PrincipalId());
+  return pools_.at(pool).UsableBy(PrincipalId(), Withheld(pool, nullptr));
 }
 
 Bytes Ledger::HostHeld(const JobKey& job, std::optional<uint64_t> numa) const {
@@ -70,6 +71,7 @@ LedgerState Ledger::Save() const {
   LedgerState saved;
   for (const auto& [id, pool] : pools_) saved.pools[id] = pool.Save();
   saved.budgets = budgets_.Save();
+  saved.reservations = reservations_;
   saved.leases = leases_;
   saved.making = making_;
   saved.holders = holders_;
@@ -91,6 +93,7 @@ void Ledger::Load(const LedgerState& saved) {
   SLUICE_CHECK(holders_.empty() && making_.empty() && principals_.empty());
   for (auto& [id, pool] : pools_) pool.Load(saved.pools.at(id));
   budgets_.Load(saved.budgets);
+  reservations_ = saved.reservations;
   leases_ = saved.leases;
   making_ = saved.making;
   holders_ = saved.holders;
@@ -130,6 +133,7 @@ void Ledger::CheckInvariants() const {
   CheckPrincipals();
   CheckLingering();
   CheckExtents();
+  CheckReservations();
 }
 
 // What pools count as leased is the leases, and what is still being made for

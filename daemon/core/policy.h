@@ -9,6 +9,7 @@
 
 #include "absl/time/time.h"
 #include "daemon/core/budget.h"
+#include "daemon/core/reservations.h"
 
 namespace sluice::daemon {
 
@@ -22,6 +23,7 @@ struct Drain {
 
 struct Policy {
   Budgets::Saved limits;  // those that were set live
+  Reservations reservations;
   std::optional<Drain> drain;
   bool operator==(const Policy&) const = default;
 };

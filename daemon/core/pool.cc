@@ -26,16 +26,32 @@ Pool::Extent& Pool::at(ExtentId id) {
   return found->second;
 }
 
-Bytes Pool::UsableBy(PrincipalId principal) const {
+Bytes Pool::ChargedTo(PrincipalId principal) const {
+  const auto charged = charged_.find(principal);
+  return charged != charged_.end() ? charged->second.all : Bytes(0);
+}
+
+void Pool::Charge(PrincipalId principal, Bytes size, Bytes lingering) {
+  Charged& charged = charged_[principal];
+  charged.all += size;
+  charged.lingering += lingering;
+  if (charged == Charged()) charged_.erase(principal);
+}
+
+Bytes Pool::UsableBy(PrincipalId principal, Bytes withheld) const {
   const auto own = idle_by_size_.find({principal, extent_});
-  return free() +
+  return RoomBeside(withheld) +
          (own != idle_by_size_.end() ? own->second.lingering : Bytes(0));
 }
 
-absl::Status Pool::Refusal(Bytes asked) const {
+absl::Status Pool::Refusal(Bytes asked, Bytes withheld) const {
   std::string held;
+  if (withheld > Bytes(0)) {
+    held = fmt::format(", of which {} are reserved for others",
+                       FormatBytes(std::min(withheld, free())));
+  }
   if (lingering_ > Bytes(0)) {
-    held = fmt::format(
+    held += fmt::format(
         "; {} were freed, but stay with their user until the processes that "
         "mapped them end or let go",
         FormatBytes(lingering_));
@@ -86,9 +102,32 @@ bool Pool::MakeRoom(Bytes bytes, Parts& parts) const {
   return true;
 }
 
-std::optional<Pool::Parts> Pool::Regular(PrincipalId principal,
-                                         Bytes size) const {
-  // Which kept extents serve, newest first: their pages are warm.
+void Pool::Reuse(const ByAge& ids, int64_t n, bool scarce, Parts& parts) const {
+  if (n == 0) return;
+  std::vector<ExtentId> newest;
+  for (auto id = ids.rbegin(); id != ids.rend(); ++id) {
+    if (!scarce && std::ssize(newest) == n) break;
+    newest.push_back(id->second);
+  }
+  if (scarce) {
+    std::stable_partition(newest.begin(), newest.end(),
+                          [&](ExtentId id) { return IsLingering(id); });
+  }
+  parts.reuse.insert(parts.reuse.end(), newest.begin(), newest.begin() + n);
+}
+
+Bytes Pool::TakenFromFree(const Parts& parts) const {
+  Bytes taken;
+  for (const Bytes each : parts.make) taken += each;
+  for (ExtentId id : parts.reuse) {
+    if (!IsLingering(id)) taken += SizeOf(id);
+  }
+  return taken;
+}
+
+std::optional<Pool::Parts> Pool::Regular(PrincipalId principal, Bytes size,
+                                         Bytes room) const {
+  // Which kept extents serve.
   const int64_t whole = size / extent_;
   const Bytes tail = size - whole * extent_;
   Bytes left = size;
@@ -101,12 +140,11 @@ std::optional<Pool::Parts> Pool::Regular(PrincipalId principal,
   };
   const int64_t wholes = count(extent_, whole);
   const int64_t tails = count(tail, tail > Bytes(0) ? 1 : 0);
-  if (left > free()) return std::nullopt;
+  if (left > room) return std::nullopt;
   Parts parts;
   const auto reuse = [&](Bytes each, int64_t n) {
     if (n == 0) return;
-    auto id = idle_by_size_.at({principal, each}).by_age.rbegin();
-    for (; n > 0; --n, ++id) parts.reuse.push_back(id->second);
+    Reuse(idle_by_size_.at({principal, each}).by_age, n, room < free(), parts);
   };
   reuse(extent_, wholes);
   reuse(tail, tails);
@@ -118,7 +156,7 @@ std::optional<Pool::Parts> Pool::Regular(PrincipalId principal,
 // cut nor destroyed: the largest that fit, and the rest made, or one more than
 // is needed.
 std::optional<Pool::Parts> Pool::Patched(PrincipalId principal, Bytes size,
-                                         Bytes most) const {
+                                         Bytes most, Bytes room) const {
   Bytes left = size;
   std::optional<ExtentId> spare;  // the smallest that is too large
   std::vector<std::pair<const ByAge*, int64_t>> picked;
@@ -134,25 +172,31 @@ std::optional<Pool::Parts> Pool::Patched(PrincipalId principal, Bytes size,
     left -= each * n;
   }
   if (spare && size - left + extents_.at(*spare).size > most) spare.reset();
-  if (left > free() && !spare) return std::nullopt;
+  if (left > room && !spare) return std::nullopt;
   Parts parts;
-  for (const auto& [ids, n] : picked) {
-    auto id = ids->rbegin();
-    for (int64_t i = 0; i < n; ++i, ++id) parts.reuse.push_back(id->second);
-  }
-  if (MakeRoom(left, parts)) return parts;
+  const bool scarce = room < free();
+  for (const auto& [ids, n] : picked) Reuse(*ids, n, scarce, parts);
+  const bool may_make = !scarce || left + TakenFromFree(parts) <= room;
+  if (may_make && MakeRoom(left, parts)) return parts;
   if (!spare) return std::nullopt;
   parts.reuse.push_back(*spare);
   return parts;
 }
 
 absl::StatusOr<Pool::Parts> Pool::Choose(PrincipalId principal, Bytes size,
-                                         Bytes most) const {
+                                         Bytes most, Bytes withheld) const {
   SLUICE_CHECK(size > Bytes(0));
-  if (size > free() + lingering_) return Refusal(size);
-  std::optional<Parts> parts = Regular(principal, size);
-  if (!parts) parts = Patched(principal, size, most);
-  if (!parts) return Refusal(size);
+  const Bytes room = RoomBeside(withheld);
+  const auto charged = charged_.find(principal);
+  const Bytes own =
+      charged != charged_.end() ? charged->second.lingering : Bytes(0);
+  if (size > room + own) return Refusal(size, withheld);
+  const auto fits = [&](const std::optional<Parts>& parts) {
+    return parts && (withheld <= Bytes(0) || TakenFromFree(*parts) <= room);
+  };
+  std::optional<Parts> parts = Regular(principal, size, room);
+  if (!fits(parts)) parts = Patched(principal, size, most, room);
+  if (!fits(parts)) return Refusal(size, withheld);
   return *std::move(parts);
 }
 
@@ -165,6 +209,7 @@ Pool::Taken Pool::Take(PrincipalId principal, const Parts& parts,
     UnlistIdle(id, extent);
     extent.state = State::kLeased;
     leased_ += extent.size;
+    Charge(principal, extent.size);
     taken.slices.push_back({id, extent.size});
   }
   for (Bytes each : parts.make) {
@@ -172,6 +217,7 @@ Pool::Taken Pool::Take(PrincipalId principal, const Parts& parts,
     extents_[id] = {.size = each, .principal = principal};
     ++owned_[principal];
     leased_ += each;
+    Charge(principal, each);
     taken.make.push_back({id, each});
     taken.slices.push_back({id, each});
   }
@@ -188,6 +234,7 @@ void Pool::Failed(ExtentId id) {
   const Extent& extent = at(id);
   SLUICE_CHECK(extent.state == State::kMaking);
   leased_ -= extent.size;
+  Charge(extent.principal, Bytes(0) - extent.size);
   Erase(id);
 }
 
@@ -219,6 +266,7 @@ void Pool::ListIdle(ExtentId id, const Extent& extent) {
   } else {
     lingering_ += extent.size;
     idle.lingering += extent.size;
+    Charge(extent.principal, extent.size, extent.size);
   }
 }
 
@@ -236,6 +284,7 @@ void Pool::UnlistIdle(ExtentId id, const Extent& extent) {
   } else {
     lingering_ -= extent.size;
     idle->second.lingering -= extent.size;
+    Charge(extent.principal, Bytes(0) - extent.size, Bytes(0) - extent.size);
   }
   if (idle->second.by_age.empty()) idle_by_size_.erase(idle);
 }
@@ -244,6 +293,7 @@ bool Pool::Return(ExtentId id, absl::Time now) {
   Extent& extent = at(id);
   SLUICE_CHECK(extent.state == State::kLeased);
   leased_ -= extent.size;
+  Charge(extent.principal, Bytes(0) - extent.size);
   const bool lingers = !extent.holders.empty();
   if (!lingers) extent.kept_since = now;
   Rest(id, extent, lingers ? State::kLingering : State::kKept);
@@ -339,6 +389,7 @@ Pool::Left Pool::HolderGone(SessionId session) {
     if (extent.state == State::kQuarantined &&
         extent.quarantined_for == session) {
       quarantined_ -= extent.size;
+      Charge(extent.principal, Bytes(0) - extent.size);
       Rest(id, extent, State::kLingering);
       left.unquarantined.push_back(id);
     } else if (extent.state == State::kLingering && extent.holders.empty()) {
@@ -356,10 +407,10 @@ void Pool::List(ExtentId id, const Extent& extent) {
     case State::kMaking:
     case State::kLeased:
       leased_ += extent.size;
-      return;
+      return Charge(extent.principal, extent.size);
     case State::kQuarantined:
       quarantined_ += extent.size;
-      return;
+      return Charge(extent.principal, extent.size);
     case State::kLingering:
     case State::kKept:
       return ListIdle(id, extent);
@@ -377,9 +428,16 @@ void Pool::CheckInvariants() const {
   Bytes leased, quarantined, lingering, kept;
   size_t idle = 0, kept_count = 0, holds = 0;
   std::map<PrincipalId, size_t> owned;
+  std::map<PrincipalId, Charged> charged;
   for (const auto& [id, extent] : extents_) {
     SLUICE_CHECK(extent.size > Bytes(0) && extent.size <= extent_);
     ++owned[extent.principal];
+    if (extent.state != State::kKept) {
+      charged[extent.principal].all += extent.size;
+    }
+    if (extent.state == State::kLingering) {
+      charged[extent.principal].lingering += extent.size;
+    }
     switch (extent.state) {
       case State::kMaking:
         SLUICE_CHECK(extent.holders.empty());
@@ -419,7 +477,7 @@ void Pool::CheckInvariants() const {
     listed_lingering += of_size.lingering;
   }
   SLUICE_CHECK(holds == 0);
-  SLUICE_CHECK(owned == owned_);
+  SLUICE_CHECK(owned == owned_ && charged == charged_);
   SLUICE_CHECK(idle == listed && kept_count == kept_by_age_.size());
   for (const auto& [principal, ids] : kept_of_) {
     SLUICE_CHECK(!ids.empty());

@@ -70,12 +70,13 @@ class Pool {
     std::vector<ExtentId> reuse, destroy;
     std::vector<Bytes> make;
   };
-  // Of `size`: all of extent_bytes but the last. Where there is no room for
+  // Of `size`: all of extent_bytes but the last, and not of the part of `free`
+  // that is `withheld` from this principal. Where there is no room for
   // these, of idle ones of any size that the principal had, the last of which
   // may make it larger, up to `most`. ResourceExhausted: its message says
   // asked, free, total, and what holds the rest.
-  absl::StatusOr<Parts> Choose(PrincipalId principal, Bytes size,
-                               Bytes most) const;
+  absl::StatusOr<Parts> Choose(PrincipalId principal, Bytes size, Bytes most,
+                               Bytes withheld = Bytes(0)) const;
   struct Taken {
     std::vector<Slice> make;    // each ends in Made or Failed
     std::vector<Slice> slices;  // of the lease, in order; `make` included
@@ -124,9 +125,11 @@ class Pool {
   Bytes free() const { return total_ - charged() - outside(); }
   // The part of `free` that exists as idle extents.
   Bytes kept() const { return kept_; }
-  // What `principal` can surely get in one lease: what is free, and what
-  // lingers of its own in extents of extent_bytes.
-  Bytes UsableBy(PrincipalId principal) const;
+  // What `principal` can surely get in one lease: what is free and not
+  // withheld, and what lingers of its own in extents of extent_bytes.
+  Bytes UsableBy(PrincipalId principal, Bytes withheld = Bytes(0)) const;
+  // What of `principal` is leased, in quarantine or lingers.
+  Bytes ChargedTo(PrincipalId principal) const;
   size_t extents() const { return extents_.size(); }
   // How many extents, in whatever state, are of `principal`.
   size_t OwnedBy(PrincipalId principal) const;
@@ -170,12 +173,23 @@ class Pool {
   // Oldest kept extents, not in `spared`, until `need`.
   std::vector<ExtentId> Reclaimable(Bytes need,
                                     const std::set<ExtentId>& spared) const;
-  absl::Status Refusal(Bytes asked) const;
+  absl::Status Refusal(Bytes asked, Bytes withheld) const;
   // In whole extents and a tail; of whatever is idle. Nullopt: no room.
   // Both say no before they look at single extents wherever the sums do.
-  std::optional<Parts> Regular(PrincipalId principal, Bytes size) const;
-  std::optional<Parts> Patched(PrincipalId principal, Bytes size,
-                               Bytes most) const;
+  std::optional<Parts> Regular(PrincipalId principal, Bytes size,
+                               Bytes room) const;
+  std::optional<Parts> Patched(PrincipalId principal, Bytes size, Bytes most,
+                               Bytes room) const;
+  // What is not withheld.
+  Bytes RoomBeside(Bytes withheld) const {
+    return std::max(free() - withheld, Bytes(0));
+  }
+  // `n` of one size, newest first: their pages are warm. With `scarce`, those
+  // that linger before them: only kept ones are taken from what is free.
+  void Reuse(const ByAge& ids, int64_t n, bool scarce, Parts& parts) const;
+  // What these take from what is free.
+  Bytes TakenFromFree(const Parts& parts) const;
+  void Charge(PrincipalId principal, Bytes size, Bytes lingering = Bytes(0));
   // Adds what makes room for `bytes` in whole extents and a tail.
   bool MakeRoom(Bytes bytes, Parts& parts) const;
 
@@ -184,6 +198,12 @@ class Pool {
   const Bytes extent_;
   std::map<ExtentId, Extent> extents_;
   std::map<PrincipalId, size_t> owned_;  // how many extents; only above 0
+  // What each holds, and what of that lingers; only who holds any.
+  struct Charged {
+    Bytes all, lingering;
+    bool operator==(const Charged&) const = default;
+  };
+  std::map<PrincipalId, Charged> charged_;
   // What a request looks at must not grow with what is kept: a refusal costs
   // as much beside 10,000 idle extents as beside none.
   std::map<IdleKey, Idle> idle_by_size_;

@@ -21,8 +21,9 @@ namespace sluice::daemon {
 struct PoolSnapshot {
   PoolId id;
   Bytes total, leased, free, kept, quarantined, lingering;
-  Bytes outside;  // held by processes without a session
-  Bytes ready;    // of host memory: the part of `free` that was made ahead
+  Bytes outside;   // held by processes without a session
+  Bytes ready;     // of host memory: the part of `free` that was made ahead
+  Bytes reserved;  // the part of `free` that only some may have
 };
 
 struct GpuSnapshot {
@@ -94,6 +95,7 @@ struct Snapshot {
   std::vector<JobSnapshot> jobs;
   std::vector<BudgetLine> budgets;
   std::vector<LimitLine> limits;
+  std::vector<ReservationLine> reservations;
   std::optional<Drain> drain;
   std::vector<PlanSnapshot> plans;
   std::vector<PlanningSnapshot> planning;

@@ -18,15 +18,16 @@
 
 #include "absl/status/status.h"
 #include "absl/time/time.h"
-#include "daemon/core/allowance.h"
 #include "daemon/core/budget.h"
 #include "daemon/core/plans.h"
 #include "daemon/core/policy.h"
 #include "daemon/core/pool.h"
 #include "daemon/core/replan.h"
 #include "daemon/core/requests.h"
+#include "daemon/core/reservations.h"
 #include "daemon/core/session.h"
 #include "daemon/core/types.h"
+#include "daemon/quota/allowance.h"
 #include "proto/plan/request.h"
 
 namespace sluice::daemon {
@@ -89,6 +90,7 @@ struct PrincipalState {
 struct LedgerState {
   std::map<PoolId, Pool::Saved> pools;
   Budgets::Saved budgets;
+  Reservations reservations;
   std::map<LeaseId, LeaseState> leases;
   std::map<ExtentId, MakingState> making;
   std::map<SessionId, HolderState> holders;

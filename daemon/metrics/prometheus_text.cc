@@ -116,6 +116,13 @@ void AddPools(const Snapshot& from, Families& to) {
   for (const GpuSnapshot& gpu : from.gpus) {
     to.Value(GpuLabels(gpu.gpu), Count(gpu.pool.kept));
   }
+  to.Add("sluice_pool_reserved_bytes",
+         "The part of the free memory that only those may have for whom it is "
+         "reserved.",
+         MetricType::Gauge);
+  for (const GpuSnapshot& gpu : from.gpus) {
+    to.Value(GpuLabels(gpu.gpu), Count(gpu.pool.reserved));
+  }
   const auto numa = [](const PoolSnapshot& pool) {
     return Labels{{"numa_node", std::to_string(pool.id.ordinal)}};
   };
@@ -128,6 +135,12 @@ void AddPools(const Snapshot& from, Families& to) {
          MetricType::Gauge);
   for (const PoolSnapshot& pool : from.hosts) {
     to.Value(numa(pool), Count(pool.kept));
+  }
+  to.Add("sluice_host_pool_reserved_bytes",
+         "The part of the free host memory that is reserved for some.",
+         MetricType::Gauge);
+  for (const PoolSnapshot& pool : from.hosts) {
+    to.Value(numa(pool), Count(pool.reserved));
   }
   to.Add("sluice_host_pool_ready_bytes",
          "The part of the free host memory that was made ahead of leases.",

@@ -17,6 +17,7 @@ void AddPool(const PoolSnapshot& pool, json& to) {
   to["quarantined_bytes"] = pool.quarantined.count();
   to["lingering_bytes"] = pool.lingering.count();
   to["held_outside_bytes"] = pool.outside.count();
+  to["reserved_bytes"] = pool.reserved.count();
 }
 
 json Gpu(const GpuSnapshot& gpu) {
@@ -98,6 +99,17 @@ json Limit(const LimitLine& line, absl::Time now) {
   if (line.target.uid) to["uid"] = *line.target.uid;
   if (line.by.live) to["age_s"] = absl::ToDoubleSeconds(now - line.by.at);
   return to;
+}
+
+json ReservationOf(const ReservationLine& line, absl::Time now) {
+  return {{"pool", line.pool.kind == PoolKind::kGpu ? "gpu" : "numa"},
+          {"index", line.pool.ordinal},
+          {"uid", line.whose.uid},
+          {"cgroup", line.whose.cgroup},
+          {"bytes", line.bytes.count()},
+          {"withheld_bytes", line.withheld.count()},
+          {"by", line.by.who},
+          {"age_s", absl::ToDoubleSeconds(now - line.by.at)}};
 }
 
 // In its unit; whole where it is counted in ones.
@@ -243,6 +255,10 @@ std::string SnapshotJson(const Snapshot& snapshot) {
   to["limits"] = List(snapshot.limits, [&](const LimitLine& line) {
     return Limit(line, snapshot.now);
   });
+  to["reservations"] =
+      List(snapshot.reservations, [&](const ReservationLine& line) {
+        return ReservationOf(line, snapshot.now);
+      });
   to["drained"] = nullptr;
   if (snapshot.drain) {
     to["drained"] = {

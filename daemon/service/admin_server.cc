@@ -84,6 +84,27 @@ struct AdminServer::Impl final : admin::Admin::Service {
     return grpc::Status::OK;
   }
 
+  grpc::Status Reserve(grpc::ServerContext*,
+                       const admin::ReserveRequest* request,
+                       admin::ReserveReply*) override {
+    using Pool = admin::ReserveRequest;
+    if (request->pool_case() == Pool::POOL_NOT_SET) {
+      return ToGrpc(absl::InvalidArgumentError(
+          "memory of which pool? name a GPU or a NUMA node"));
+    }
+    const bool gpu = request->pool_case() == Pool::kGpu;
+    const PoolId pool = {gpu ? PoolKind::kGpu : PoolKind::kHost,
+                         gpu ? request->gpu() : request->numa()};
+    if (request->bytes() >= uint64_t{1} << 60) {
+      return ToGrpc(absl::InvalidArgumentError(
+          fmt::format("bytes is {}, the limit is 2^60", request->bytes())));
+    }
+    return ToGrpc(
+        service->Reserve(pool, Principal{request->uid(), request->cgroup()},
+                         Bytes(static_cast<int64_t>(request->bytes())),
+                         request->by().substr(0, kLongestName)));
+  }
+
   grpc::Status Drain(grpc::ServerContext*, const admin::DrainRequest* request,
                      admin::DrainReply* reply) override {
     const auto ranks =

@@ -51,7 +51,13 @@ absl::StatusOr<Request> From(const wire::Query& query) {
   return QueryRequest{PlanId(plan)};
 }
 
-void Fill(const PoolSnapshot& from, wire::Pool* to) {
+// For a rank what is reserved for others is not free.
+void Fill(const Core& core, PoolId pool, const Principal* rank,
+          wire::Pool* to) {
+  PoolSnapshot from = core.pool(pool);
+  if (rank != nullptr) {
+    from.free -= std::min(core.ledger().Withheld(pool, rank), from.free);
+  }
   to->set_total_bytes(from.total.size());
   to->set_leased_bytes(from.leased.size());
   to->set_free_bytes(from.free.size());
@@ -96,7 +102,7 @@ wire::Packet ErrorPacket(RequestId request, const absl::Status& status) {
 }
 
 void FillNode(const Core& core, const std::string& sim_directory,
-              DeviceIndex gpu, bool observer, wire::Welcome& welcome) {
+              DeviceIndex gpu, const Principal* rank, wire::Welcome& welcome) {
   const NodeConfig& config = core.config();
   welcome.set_driver(config.driver);
   welcome.set_sim_directory(sim_directory);
@@ -108,13 +114,13 @@ void FillNode(const Core& core, const std::string& sim_directory,
     to->set_name(each.name);
     to->set_link(each.link);
     to->set_numa(each.numa.value());
-    Fill(core.pool({PoolKind::kGpu, each.index.value()}), to->mutable_pool());
+    Fill(core, {PoolKind::kGpu, each.index.value()}, rank, to->mutable_pool());
   }
   for (const HostConfig& host : config.hosts) {
-    Fill(core.pool({PoolKind::kHost, host.numa.value()}),
+    Fill(core, {PoolKind::kHost, host.numa.value()}, rank,
          welcome.add_host_pools());
   }
-  if (observer) return;
+  if (rank == nullptr) return;
   // Contended: shared evenly by the GPUs behind the same link.
   const std::string& name = config.gpus[gpu.value()].link;
   const auto sharing =

@@ -29,9 +29,10 @@ struct Outgoing {
 // The error of a refused request.
 wire::Packet ErrorPacket(RequestId request, const absl::Status& status);
 
-// What a Welcome tells about the node.
+// What a Welcome tells about the node; `rank`: who will lease there, null for
+// an observer.
 void FillNode(const Core& core, const std::string& sim_directory,
-              DeviceIndex gpu, bool observer, wire::Welcome& welcome);
+              DeviceIndex gpu, const Principal* rank, wire::Welcome& welcome);
 
 // A lease in as many parts as its descriptors need, at most `most` in each;
 // `fds[i]` is slices[i]'s.

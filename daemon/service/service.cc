@@ -135,7 +135,7 @@ absl::Status Service::Prepare() {
     unit_file_ = std::make_unique<UnitFile>(options_.plan_cache, codec_.get());
     core_.UnitsRead(unit_file_->Read(), loop_->now());
   }
-  core_.SetPolicy(options_.policy, loop_->now());
+  SLUICE_RETURN_IF_ERROR(core_.SetPolicy(options_.policy, loop_->now()));
   outside_->Start();
   WriteNewEvents();
   loop_->Add(listener_.get(), EPOLLIN, [this](uint32_t) { Accept(); });

@@ -101,6 +101,9 @@ class Service {
                                    std::optional<Bytes> gpu,
                                    std::optional<Bytes> host,
                                    const std::string& who);
+  // As Core's; kept before it holds.
+  absl::Status Reserve(PoolId pool, const Principal& whose, Bytes bytes,
+                       const std::string& who);
   // Grants nothing new from now on, or does again. Returns how many ranks are
   // attached still. FailedPrecondition from Undrain: it is not drained.
   absl::StatusOr<int> Drain(const std::string& who, const std::string& reason);
@@ -135,6 +138,8 @@ class Service {
   void End();
   absl::Status OnLoop(std::function<void()> task);
   absl::Status Keep(const Policy& policy);
+  // Whether there are users of their own in it.
+  absl::Status CheckCgroup(const std::string& cgroup) const;
 
   // The answer comes when a snapshot was taken and rendered.
   void AnswerQuery(SessionId id, RequestId request, PlanId plan);

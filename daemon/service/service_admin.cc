@@ -31,16 +31,19 @@ absl::Status Service::Keep(const Policy& policy) {
   return kept.ok() ? kept : Annotate(kept, "nothing was changed");
 }
 
+absl::Status Service::CheckCgroup(const std::string& cgroup) const {
+  if (cgroup == options_.peers.cgroups.Of(cgroup)) return absl::OkStatus();
+  return absl::InvalidArgumentError(fmt::format(
+      "cgroup '{}' counts as no user of its own: only those one level below "
+      "the prefixes of cgroups in [quota] do",
+      Printable(cgroup)));
+}
+
 absl::StatusOr<Limits> Service::SetBudget(const BudgetTarget& target,
                                           std::optional<Bytes> gpu,
                                           std::optional<Bytes> host,
                                           const std::string& who) {
-  if (target.cgroup != options_.peers.cgroups.Of(target.cgroup)) {
-    return absl::InvalidArgumentError(fmt::format(
-        "cgroup '{}' counts as no user of its own: only those one level below "
-        "the prefixes of cgroups in [quota] do",
-        Printable(target.cgroup)));
-  }
+  SLUICE_RETURN_IF_ERROR(CheckCgroup(target.cgroup));
   const MutexLock lock(policy_mutex_);
   const auto before = std::make_shared<Policy>();
   const auto after = std::make_shared<absl::StatusOr<Policy>>();
@@ -54,6 +57,29 @@ absl::StatusOr<Limits> Service::SetBudget(const BudgetTarget& target,
   SLUICE_RETURN_IF_ERROR(OnLoop([=, this] {
     *result = core_.SetBudget(target, gpu, host, loop_->now(), who);
     WriteNewEvents();
+  }));
+  // More came to be in use while it was written.
+  if (!result->ok()) SLUICE_RETURN_IF_ERROR(Keep(*before));
+  return *result;
+}
+
+absl::Status Service::Reserve(PoolId pool, const Principal& whose, Bytes bytes,
+                              const std::string& who) {
+  SLUICE_RETURN_IF_ERROR(CheckCgroup(whose.cgroup));
+  const MutexLock lock(policy_mutex_);
+  const auto before = std::make_shared<Policy>();
+  const auto after = std::make_shared<absl::StatusOr<Policy>>();
+  SLUICE_RETURN_IF_ERROR(OnLoop([=, this] {
+    *before = core_.policy();
+    *after = core_.PolicyReserving(pool, whose, bytes, loop_->now(), who);
+  }));
+  SLUICE_RETURN_IF_ERROR(after->status());
+  SLUICE_RETURN_IF_ERROR(Keep(**after));
+  const auto result = std::make_shared<absl::Status>();
+  SLUICE_RETURN_IF_ERROR(OnLoop([=, this] {
+    *result = core_.Reserve(pool, whose, bytes, loop_->now(), who);
+    // What waits for memory may have it now.
+    Execute(core_.Tick(loop_->now()));
   }));
   // More came to be in use while it was written.
   if (!result->ok()) SLUICE_RETURN_IF_ERROR(Keep(*before));

@@ -156,7 +156,10 @@ Outgoing Service::WelcomePacket(SessionId session,
   auto* body = out.packet.mutable_reply()->mutable_welcome();
   body->set_session_id(session.value());
   body->set_protocol(welcome.protocol);
-  FillNode(core_, options_.sim_directory, welcome.gpu, welcome.observer, *body);
+  const Session* of = core_.session(session);
+  const bool rank = of != nullptr && !welcome.observer;
+  FillNode(core_, options_.sim_directory, welcome.gpu,
+           rank ? &of->peer.principal : nullptr, *body);
   if (!welcome.observer) {
     const auto use = use_pages_.find(session);
     if (use == use_pages_.end()) {

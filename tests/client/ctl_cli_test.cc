@@ -57,6 +57,7 @@ TEST(SluicectlCli, EachCommandsHelpHasExamplesOfItsOwn) {
                                                           {"jobs"},
                                                           {"budget"},
                                                           {"budget", "set"},
+                                                          {"reserve"},
                                                           {"evict"},
                                                           {"plan"},
                                                           {"plan", "show"},
@@ -100,6 +101,19 @@ TEST(SluicectlCli, ABudgetWithoutWhoseOrWhichOrASizeIsRefused) {
   ExpectOneLine(
       Ctl({"budget", "set", "--user", "no-such-user", "--gpu", "1GiB"}),
       "no user 'no-such-user'");
+}
+
+TEST(SluicectlCli, AReservationWithoutAPoolOrASizeIsRefused) {
+  const auto reserve = [](std::vector<std::string> flags) {
+    std::vector<std::string> command = {"reserve", "--user", "0", "--memory"};
+    command.insert(command.end(), flags.begin(), flags.end());
+    return Ctl(command);
+  };
+  ExpectOneLine(reserve({"1GiB"}), "memory of which pool?");
+  ExpectOneLine(reserve({"1GiB", "--gpu", "0", "--numa", "0"}),
+                "memory of which pool?");
+  ExpectOneLine(reserve({"40", "--gpu", "0"}), "names no unit");
+  ExpectOneLine(reserve({"0GiB", "--gpu", "0"}), "above 0, or 'none'");
 }
 
 TEST(SluicectlCli, APlanThatIsNoNumberIsSaidWithoutADaemon) {

@@ -36,6 +36,9 @@ Policy Sample() {
   policy.limits.principals[{1000, "/slurm/job 7"}] = {{.host = GiB(1)},
                                                       {true, "", at}};
   policy.limits.named_jobs["tune"] = {{}, {true, "bob\n", at}};
+  policy.reservations[{PoolKind::kGpu, 1}][{1000, "/slurm/job 7"}] = {
+      MiB(4), {true, "root", at}};
+  policy.reservations[{PoolKind::kHost, 0}][{7, ""}] = {GiB(1), {true, "", at}};
   policy.drain = Drain{"root", "new \"driver\"", at};
   return policy;
 }
@@ -77,6 +80,14 @@ TEST(PolicyFile, WhatIsNotAPolicyIsRefusedInOneLineThatSaysWhere) {
             "the file is not of version 1"},
            {R"({"sluice_policy": 1, "limits": []})",
             "the file has no 'drained'"},
+           {R"({"sluice_policy": 1, "limits": [], "drained": null,
+                "reservations": [{"gpu": 0, "uid": 1, "bytes": 0, "by": "",
+                                  "at_unix_s": 1}]})",
+            "reservations[0] reserves nothing"},
+           {R"({"sluice_policy": 1, "limits": [], "drained": null,
+                "reservations": [{"gpu": 0, "numa": 0, "uid": 1, "bytes": 1,
+                                  "by": "", "at_unix_s": 1}]})",
+            "reservations[0] has an unknown 'numa'"},
            {R"({"sluice_policy": 1, "limits": {}, "drained": null})",
             "'limits' is no list"},
            {R"({"sluice_policy": 1, "limits": [], "drained": null, "x": 1})",

@@ -8,9 +8,9 @@ namespace sluice::daemon {
 namespace {
 
 constexpr const char* kOps[] = {
-    "kAttach",   "kLease",  "kFree",   "kEndSocket", "kEndProcess",
-    "kMake",     "kBudget", "kTick",   "kSubmit",    "kSolve",
-    "kTakePlan", "kDrain",  "kOutside"};
+    "kAttach",   "kLease",  "kFree",    "kEndSocket", "kEndProcess",
+    "kMake",     "kBudget", "kTick",    "kSubmit",    "kSolve",
+    "kTakePlan", "kDrain",  "kOutside", "kReserve"};
 
 NodeConfig Config() {
   NodeConfig config = SmallNode();
@@ -85,6 +85,8 @@ void CoreStory::Do(const Instruction& in) {
       return Drain(in);
     case Op::kOutside:
       return Outside(in);
+    case Op::kReserve:
+      return Reserve(in);
   }
 }
 
@@ -251,6 +253,21 @@ void CoreStory::Outside(const Instruction& in) {
   add(Gpu(1), in.b, MiB(16));
   add(Host(0), in.c, MiB(32));
   node_.Run([&](Core& core) { return core.OutsideKnown(held, now); });
+}
+
+void CoreStory::Reserve(const Instruction& in) {
+  const PoolId pool = in.b % 3 == 0 ? Host(0) : Gpu(in.b / 3 % 2);
+  // What it is of a user's cgroup, or of all the user's.
+  const Principal whose{1 + in.c % 3, in.c / 4 % 2 == 0 ? "" : "/a"};
+  const Bytes bytes = KiB(512) * static_cast<int64_t>(in.a % 16);
+  const absl::Time now = node_.clock.Now();
+  node_.Run([&](Core& core) {
+    const auto kept = core.PolicyReserving(pool, whose, bytes, now);
+    const absl::Status done = core.Reserve(pool, whose, bytes, now);
+    SLUICE_CHECK(done == kept.status());
+    SLUICE_CHECK(!done.ok() || core.policy() == *kept);
+    return Effects();
+  });
 }
 
 void CoreStory::NoteGrants() {

@@ -29,6 +29,7 @@ enum class Op : uint8_t {
   kTakePlan,
   kDrain,
   kOutside,
+  kReserve,
 };
 
 struct Instruction {
@@ -73,6 +74,7 @@ class CoreStory {
   void TakePlan(const Instruction& in);
   void Drain(const Instruction& in);
   void Outside(const Instruction& in);
+  void Reserve(const Instruction& in);
   void NoteGrants();
   SessionId AnyOpen(uint32_t which) const;
 

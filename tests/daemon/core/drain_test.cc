@@ -65,7 +65,7 @@ TEST(Policy, WhatIsSetLiveIsInItAndIsSetAgainByTheNextDaemon) {
   EXPECT_EQ(kept.limits.named_jobs.size(), 1u) << "not the configuration's";
 
   CoreDriver next(config);
-  next.core.SetPolicy(kept, now);
+  ASSERT_THAT(next.core.SetPolicy(kept, now), IsOk());
   EXPECT_EQ(next.core.policy(), kept);
   const auto left = [&](const std::string& job, uint32_t uid) {
     const SessionId rank = next.Attach(job, 0, 1, uid);

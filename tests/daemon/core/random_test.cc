@@ -37,9 +37,10 @@ Instructions RandomStory(uint32_t seed, int length) {
   Instructions instructions;
   for (int i = 0; i < length; ++i) {
     Op op = kOften[random() % 16];
-    constexpr Op kRare[] = {Op::kTick,   Op::kTick,   Op::kTick,  Op::kBudget,
-                            Op::kBudget, Op::kBudget, Op::kDrain, Op::kOutside};
-    if (op == Op::kTick) op = kRare[random() % 8];
+    constexpr Op kRare[] = {Op::kTick,   Op::kTick,    Op::kTick,
+                            Op::kBudget, Op::kBudget,  Op::kBudget,
+                            Op::kDrain,  Op::kOutside, Op::kReserve};
+    if (op == Op::kTick) op = kRare[random() % 9];
     const auto any = [&] { return static_cast<uint32_t>(random() % 65536); };
     instructions.push_back({op, any(), any(), any()});
   }

@@ -1,8 +1,6 @@
 // What an operator sees and does: metrics, the status page, admin calls.
 #include <arpa/inet.h>
 #include <fmt/format.h>
-#include <grpcpp/create_channel.h>
-#include <grpcpp/security/credentials.h>
 #include <netinet/in.h>
 #include <sys/mman.h>
 #include <sys/socket.h>
@@ -18,8 +16,8 @@
 #include "absl/time/clock.h"
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
-#include "proto/admin/admin.grpc.pb.h"
 #include "proto/base/grant_page.h"
+#include "tests/integration/daemon/admin_stub.h"
 #include "tests/integration/daemon/harness.h"
 #include "tests/integration/daemon/http.h"
 #include "tests/support/status_matchers.h"
@@ -30,12 +28,6 @@ namespace {
 using ::testing::HasSubstr;
 
 constexpr char kHttpOn[] = "[http]\nlisten = \"127.0.0.1:0\"\n";
-
-std::unique_ptr<admin::Admin::Stub> AdminStub(const RunningDaemon& daemon) {
-  return admin::Admin::NewStub(
-      grpc::CreateChannel("unix:" + daemon.runtime_dir() + "/admin.sock",
-                          grpc::InsecureChannelCredentials()));
-}
 
 wire::Request Step(uint64_t step) {
   wire::Request request;

@@ -1,4 +1,4 @@
-#include "daemon/core/allowance.h"
+#include "daemon/quota/allowance.h"
 
 #include <algorithm>
 

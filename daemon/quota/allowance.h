@@ -3,7 +3,7 @@
 // A bucket that nobody used for a while is full, and forgotten. What costs more
 // than a full bucket holds is allowed by a full one, which then owes the rest.
 //
-// Thread safety: none needed; one thread (see core.h).
+// Thread safety: none needed; the loop's thread only.
 #pragma once
 
 #include <map>
