@@ -9,6 +9,7 @@ import sys
 import pytest
 from models import tiny
 from support import PACKAGE, environment
+from walk import configs
 
 
 def sluice(*arguments, **changes):
@@ -38,12 +39,35 @@ def test_doctor_says_what_is_missing_and_what_to_do(tmp_path):
 @pytest.mark.parametrize("kind,changes,status,said", [
     ("llama", {}, 0, "can be streamed: 2 of its 2 layers"),
     ("llama", dict(attention_dropout=0.1), 1, "attention_dropout = 0"),
+    # No more layers than show each kind.
+    ("llama", dict(num_hidden_layers=30), 0, "streamed: 2 of its 30 layers"),
+    ("gemma2", dict(num_hidden_layers=9), 0, "streamed: 2 of its 9 layers"),
+    ("qwen3_moe", dict(num_hidden_layers=9, mlp_only_layers=[0, 1, 2],
+                       num_experts=4, num_experts_per_tok=2,
+                       moe_intermediate_size=24), 0,
+     "streamed: 4 of its 9 layers"),
+    # Kinds of layers that are no field of the config.
+    ("mamba", {}, 1, "a layer without attention"),
 ])
 def test_probe_reads_a_config(tmp_path, kind, changes, status, said):
     tiny(kind, **changes).config.save_pretrained(tmp_path)
     found = sluice("probe", str(tmp_path))
     assert found.returncode == status, found.stdout + found.stderr
     assert said in found.stdout
+
+
+@pytest.mark.parametrize("name", ["gemma3", "moss_transcribe_diarize"])
+def test_probe_reads_a_config_of_several_towers(tmp_path, name):
+    configs.tiny_config(name).save_pretrained(tmp_path)
+    found = sluice("probe", str(tmp_path))
+    assert found.returncode == 0, found.stdout + found.stderr
+
+
+def test_probe_of_a_config_that_is_no_models_says_so(tmp_path):
+    configs.tiny_config("mllama").save_pretrained(tmp_path)
+    found = sluice("probe", str(tmp_path))
+    assert found.returncode == 1 and found.stderr.startswith("error: ")
+    assert len(found.stderr.splitlines()) == 1
 
 
 def test_probe_of_an_empty_folder_says_so(tmp_path):

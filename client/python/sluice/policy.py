@@ -57,8 +57,8 @@ class Policy:
         if given == "recompute":
             return Policy()
         if not isinstance(given, Mapping):
-            raise ValueError(f"policy = {given!r}: 'recompute' or a mapping "
-                             "like {'mlp.*': {'keep': 0.25, 'swap': 0.5}}")
+            raise ValueError(f"policy = {given!r}: 'recompute', 'plan' or a "
+                             "mapping like {'mlp.*': {'keep': 0.25, 'swap': 0.5}}")
         return Policy(tuple((pattern, _share(pattern, parts))
                             for pattern, parts in given.items()))
 
