@@ -199,6 +199,10 @@ absl::Status Serve(const Arguments& arguments) {
       static_cast<uint64_t>(absl::ToUnixNanos(absl::Now()));
   options.driver = node.driver.get();
   options.sim_directory = node.sim_directory;
+  if (node.sim_clocks) {
+    options.sim_clocks =
+        std::make_shared<const UniqueFd>(std::move(node.sim_clocks));
+  }
   if (config.gpus_are_shown) {
     SLUICE_ASSIGN_OR_RETURN(options.gpus, GpuAccess::Make(node.gpu_nodes));
   }

@@ -80,6 +80,7 @@ absl::Status OpenSim(const SimSettings& sim, const std::string& directory,
         {NumaIndex(i), config.host_memory / config.numa_nodes});
   }
   node.sim_directory = directory;
+  SLUICE_ASSIGN_OR_RETURN(node.sim_clocks, device::MakeSimClocks());
   return absl::OkStatus();
 }
 

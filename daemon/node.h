@@ -26,6 +26,7 @@ struct Node {
   std::unique_ptr<device::Driver> driver;
   NodeConfig config;
   std::string sim_directory;  // empty on cuda
+  UniqueFd sim_clocks;        // of its links, for every session; none on cuda
   // Of each GPU, what whoever may use it can open; empty: not known.
   std::vector<std::string> gpu_nodes;
   // One line for the log: what was detected.

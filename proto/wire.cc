@@ -28,7 +28,7 @@ struct FdRange {
 FdRange AllowedFds(const Reply& reply) {
   switch (reply.body_case()) {
     case Reply::kWelcome:
-      return {0, 2};  // an observer gets no grant pages
+      return {0, 3};  // an observer gets no pages, clocks are for sim
     case Reply::kGranted: {
       const auto extents =
           static_cast<size_t>(reply.granted().extent_bytes_size());

@@ -144,7 +144,7 @@ absl::Status SessionImpl::Start() {
       connection_->Call(HelloOf(options_),
                         wire::OpenGpuNodes(socket, options_.gpu)));
   SLUICE_ASSIGN_OR_RETURN(welcome_, ReadWelcome(reply[0], options_.gpu));
-  SLUICE_ASSIGN_OR_RETURN(driver_, OpenDriver(welcome_));
+  SLUICE_ASSIGN_OR_RETURN(driver_, OpenDriver(welcome_, reply[0]));
   SLUICE_ASSIGN_OR_RETURN(welcome_.limits.device,
                           FindDevice(*driver_, welcome_));
   SLUICE_ASSIGN_OR_RETURN(pages_,

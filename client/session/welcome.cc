@@ -2,6 +2,7 @@
 
 #include <fmt/format.h>
 
+#include "kernels/device/sim/sim.h"
 #include "proto/base/grant_page.h"
 #include "proto/base/status.h"
 
@@ -27,7 +28,10 @@ absl::StatusOr<Welcome> ReadWelcome(const wire::Message& message,
       in.protocol() > wire::kProtocols.newest) {
     return Unusable(fmt::format("in protocol {}", in.protocol()));
   }
-  if (message.fds.size() != 2) return Unusable("without grant pages");
+  // The third: the clocks of simulated links.
+  if (message.fds.size() < 2 || message.fds.size() > 3) {
+    return Unusable("without grant pages");
+  }
   if (in.grant_slot() >= kGrantSlots || in.granularity() == 0) {
     return Unusable(fmt::format("with grant slot {} and granularity {}",
                                 in.grant_slot(), in.granularity()));
@@ -64,9 +68,11 @@ absl::StatusOr<Welcome> ReadWelcome(const wire::Message& message,
 }
 
 absl::StatusOr<std::unique_ptr<device::Driver>> OpenDriver(
-    const Welcome& welcome) {
+    const Welcome& welcome, const wire::Message& message) {
   if (welcome.limits.driver == "sim") {
-    return device::OpenSimDriver(welcome.sim_directory);
+    return message.fds.size() > 2
+               ? device::OpenSimDriver(welcome.sim_directory, message.fds[2])
+               : device::OpenSimDriver(welcome.sim_directory);
   }
   if (welcome.limits.driver == "cuda") return device::OpenCudaDriver();
   return Unusable(fmt::format("with driver '{}'", welcome.limits.driver));

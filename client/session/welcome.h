@@ -23,9 +23,9 @@ struct Welcome {
 absl::StatusOr<Welcome> ReadWelcome(const wire::Message& message,
                                     DeviceIndex gpu);
 
-// The driver the daemon uses too.
+// The driver the daemon uses too. `message` is what ReadWelcome has read.
 absl::StatusOr<std::unique_ptr<device::Driver>> OpenDriver(
-    const Welcome& welcome);
+    const Welcome& welcome, const wire::Message& message);
 
 // The session's GPU as this process counts them, by its UUID.
 absl::StatusOr<DeviceIndex> FindDevice(device::Driver& driver,

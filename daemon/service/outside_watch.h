@@ -8,7 +8,7 @@
 // have those still.
 //
 // The device takes milliseconds for an answer, or as long as the kernel likes:
-// it is asked on a thread of its own, for at most 1/50 of that thread's time.
+// it is asked on a thread of its own, which takes at most 1/50 of a core.
 //
 // Thread safety: loop's thread only.
 #pragma once
@@ -51,7 +51,7 @@ class OutsideWatch {
   };
   struct Answer {
     absl::StatusOr<HeldOutside> held;
-    absl::Duration took;
+    absl::Duration cpu_time;  // that it took
   };
   void AskAfter(absl::Duration delay);
   // On the thread.

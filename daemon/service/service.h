@@ -63,7 +63,8 @@ struct ServiceOptions {
   Share extents;                     // ExtentsOf the same
   device::Driver* driver = nullptr;  // outlives the service
   std::string sim_directory;         // told to clients; empty on cuda
-  GpuAccess gpus;                    // who may use which
+  std::shared_ptr<const UniqueFd> sim_clocks;  // given to ranks; null on cuda
+  GpuAccess gpus;                              // who may use which
   WorkerOptions worker;
   std::string plan_cache;        // a file; empty: kept in memory only
   const Clock* clock = nullptr;  // CLOCK_MONOTONIC, outlives the service

@@ -173,6 +173,7 @@ Outgoing Service::WelcomePacket(SessionId session,
         static_cast<uint64_t>(welcome.guaranteed_bytes_per_second));
     body->set_guarantee_refused(welcome.guarantee_refused);
     out.fds = {grants_->limits(), use->second};
+    if (options_.sim_clocks) out.fds.push_back(options_.sim_clocks);
   }
   return out;
 }

@@ -16,10 +16,13 @@ class SimLinkTest : public ::testing::Test {
     link_.bytes_per_second[1] = 0.5e9;
   }
   int64_t Book(CopyDirection direction, int64_t size, int64_t ready_ns) {
-    return BookLink(link_, direction, Bytes(size), ready_ns);
+    const int d = static_cast<int>(direction);
+    return BookLink(link_.bytes_per_second[d], clocks_.next_free_ns[d],
+                    Bytes(size), ready_ns, /*now_ns=*/ready_ns);
   }
 
   SharedLink link_ = {};
+  SharedClocks::Link clocks_ = {};
 };
 
 TEST_F(SimLinkTest, ASliceTakesItsTimeFromWhenItIsReady) {
@@ -57,6 +60,21 @@ TEST_F(SimLinkTest, ANewSpeedCountsFromTheNextSlice) {
   Book(kH2D, 1000, 0);
   link_.bytes_per_second[0] = 2e9;
   EXPECT_EQ(Book(kH2D, 1000, 0), 1500);
+}
+
+// Wrong once: whoever wrote to a clock stopped all copies of others for good.
+TEST_F(SimLinkTest, AClockThatLiesCostsAsMuchAsManyStreamsAndNoMore) {
+  constexpr int64_t kSlice = 500'000;  // of this speed: half a millisecond
+  clocks_.next_free_ns[0] = INT64_MAX;
+  EXPECT_EQ(Book(kH2D, 1000, 5000), 5000 + kMostBookings * kSlice + 1000);
+  clocks_.next_free_ns[0] = INT64_MIN;
+  EXPECT_EQ(Book(kH2D, 1000, 5000), 6000);
+}
+
+TEST_F(SimLinkTest, AsManyStreamsAsAreBelievedShareALinkExactly) {
+  int64_t end = 0;
+  for (int i = 0; i < kMostBookings; ++i) end = Book(kH2D, 500'000, 0);
+  EXPECT_EQ(end, kMostBookings * 500'000);
 }
 
 TEST_F(SimLinkTest, ALinkWithoutSpeedTakesNoTime) {

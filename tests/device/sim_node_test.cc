@@ -1,6 +1,5 @@
 #include <unistd.h>
 
-#include "kernels/device/sim/ledger.h"
 #include "tests/device/sim_fixture.h"
 #include "tests/support/child.h"
 
@@ -126,30 +125,6 @@ TEST_F(SimTest, MemoryOfADeadCreatorStaysWithItsImporter) {
   ASSERT_THAT(importer->Import(fd, kGpu0, MiB(2)), IsOk());
   driver_.reset();
   EXPECT_EQ(Used(kGpu0), MiB(2));
-}
-
-// A child dies holding the lock that guards the ledger.
-TEST_F(SimTest, AProcessThatDiesInsideTheLedgerLocksNobodyOut) {
-  const auto child = Child::Fork([this] {
-    const auto node = NodeMapping::Open(directory_.path());
-    pthread_mutex_lock(&(*node)->state().mutex);
-    std::puts("locked");
-    std::fflush(stdout);
-    pause();
-  });
-  ASSERT_TRUE(child->WaitForOutput("locked", absl::Seconds(20)));
-  child->Kill(SIGKILL);
-  child->Join();
-  EXPECT_THAT(driver_->Create(kGpu0, MiB(2)), IsOk());
-  EXPECT_EQ(Used(kGpu0), MiB(2));
-}
-
-TEST(ProcessStartTime, TellsTheLivingFromTheDead) {
-  EXPECT_GT(ProcessStartTime(getpid()), 0);
-  const auto child = Child::Fork([] {});
-  const pid_t pid = child->pid();
-  child->Join();
-  EXPECT_EQ(ProcessStartTime(pid), 0);
 }
 
 TEST_F(SimTest, TheNthCallFailsOnceInWhateverProcess) {

@@ -23,6 +23,11 @@ Bytes SliceSize(double bytes_per_second) {
   return Bytes(static_cast<int64_t>(std::clamp(size, kMinSlice, kMaxSlice)));
 }
 
+int64_t DurationNs(Bytes size, double bytes_per_second) {
+  return std::llround(static_cast<double>(size.count()) / bytes_per_second *
+                      1e9);
+}
+
 void SleepUntil(int64_t when_ns) {
   const timespec when = {.tv_sec = when_ns / 1'000'000'000,
                          .tv_nsec = when_ns % 1'000'000'000};
@@ -39,33 +44,35 @@ int64_t MonotonicNs() {
   return now.tv_sec * 1'000'000'000LL + now.tv_nsec;
 }
 
-int64_t BookLink(SharedLink& link, CopyDirection direction, Bytes size,
-                 int64_t ready_ns) {
-  const int d = static_cast<int>(direction);
-  const double speed = link.bytes_per_second[d];
-  if (speed == 0) return ready_ns;
-  const int64_t duration =
-      std::llround(static_cast<double>(size.count()) / speed * 1e9);
-  int64_t next_free = link.next_free_ns[d].load();
+int64_t BookLink(double bytes_per_second, std::atomic<int64_t>& next_free_ns,
+                 Bytes size, int64_t ready_ns, int64_t now_ns) {
+  if (bytes_per_second == 0) return ready_ns;
+  const int64_t duration = DurationNs(size, bytes_per_second);
+  const int64_t latest =
+      std::max(now_ns, ready_ns) +
+      kMostBookings * DurationNs(SliceSize(bytes_per_second), bytes_per_second);
+  int64_t next_free = next_free_ns.load();
   int64_t end;
   do {
-    end = std::max(next_free, ready_ns) + duration;
-  } while (!link.next_free_ns[d].compare_exchange_weak(next_free, end));
+    end = std::max(std::min(next_free, latest), ready_ns) + duration;
+  } while (!next_free_ns.compare_exchange_weak(next_free, end));
   return end;
 }
 
 absl::Status CopyOverLink(const NodeMapping& node, DeviceIndex gpu,
                           std::byte* to, const std::byte* from, Bytes size,
                           CopyDirection direction, int64_t& ready_ns) {
-  SharedState& state = node.state();
-  SharedLink& link = state.links[state.gpus[gpu.value()].link % kSimMaxLinks];
+  const SharedState& state = node.state();
+  const uint32_t link = state.gpus[gpu.value()].link % kSimMaxLinks;
   const int d = static_cast<int>(direction);
+  const auto& speed = state.links[link].bytes_per_second[d];
   for (Bytes done; done < size;) {
     SLUICE_RETURN_IF_ERROR(node.CheckPlacement(Placement::Gpu(gpu)));
-    const Bytes slice =
-        std::min(SliceSize(link.bytes_per_second[d]), size - done);
-    ready_ns = std::max(ready_ns, MonotonicNs() - kMaxCatchUpNs);
-    ready_ns = BookLink(link, direction, slice, ready_ns);
+    const Bytes slice = std::min(SliceSize(speed), size - done);
+    const int64_t now = MonotonicNs();
+    ready_ns = std::max(ready_ns, now - kMaxCatchUpNs);
+    ready_ns = BookLink(speed, node.clocks().links[link].next_free_ns[d], slice,
+                        ready_ns, now);
     SleepUntil(ready_ns);
     std::memcpy(to + done.size(), from + done.size(), slice.size());
     done += slice;

@@ -13,8 +13,14 @@
 // (a DMA engine is not descheduled). Lateness beyond kMaxCatchUp is lost.
 //
 // A process that dies has booked at most one slice more than it copied.
+//
+// Every user of the node writes to the clocks. So one that is further ahead
+// than kMostBookings slices counts as no further: a liar takes from others what
+// so many streams that copy all the time would, and no more. One that is behind
+// makes its link faster, which takes nothing from anybody.
 #pragma once
 
+#include <atomic>
 #include <cstddef>
 #include <cstdint>
 
@@ -29,10 +35,13 @@ inline constexpr int64_t kMaxCatchUpNs = 50'000'000;
 // CLOCK_MONOTONIC nanoseconds: one clock for all processes of the machine.
 int64_t MonotonicNs();
 
-// Takes the link for `size` bytes, at `ready_ns` or when it is free; returns
-// when they have passed.
-int64_t BookLink(SharedLink& link, CopyDirection direction, Bytes size,
-                 int64_t ready_ns);
+// How many slices may be booked ahead of a stream's: of as many streams.
+inline constexpr int64_t kMostBookings = 64;
+
+// Takes a link of this speed (0: not throttled) for `size` bytes, at `ready_ns`
+// or when it is free; returns when they have passed.
+int64_t BookLink(double bytes_per_second, std::atomic<int64_t>& next_free_ns,
+                 Bytes size, int64_t ready_ns, int64_t now_ns);
 
 // Copies at the link's speed. `ready_ns`: when the copy could start, on
 // return when it ended, in virtual time. Unavailable: the GPU was lost.

@@ -82,6 +82,7 @@ absl::Status Blank(Address address, Bytes size) {
 
 absl::StatusOr<std::shared_ptr<PhysicalMemory>> PhysicalMemory::Create(
     Ledger* ledger, Placement where, Bytes size) {
+  SLUICE_ASSIGN_OR_RETURN(const auto turn, ledger->node().LockMaking());
   UniqueFd fd(memfd_create(ledger->MemfdName(where, size).c_str(),
                            MFD_CLOEXEC | MFD_ALLOW_SEALING));
   if (!fd) return ErrnoStatus(errno, "memfd_create");
@@ -97,16 +98,15 @@ absl::StatusOr<std::shared_ptr<PhysicalMemory>> PhysicalMemory::Create(
   if (TellsHolders()) {
     SLUICE_ASSIGN_OR_RETURN(fd, Reopen(fd));
   }
-  SLUICE_ASSIGN_OR_RETURN(const struct stat status, Stat(fd));
-  SLUICE_ASSIGN_OR_RETURN(const int slot,
-                          ledger->Add(where, size, status.st_ino));
+  SLUICE_RETURN_IF_ERROR(ledger->Add(where, size));
   return std::shared_ptr<PhysicalMemory>(new PhysicalMemory(
-      ledger, slot, std::move(fd), TellsHolders() ? File::kOwn : File::kShared,
-      where, size));
+      ledger, std::move(fd), TellsHolders() ? File::kOwn : File::kShared, where,
+      size));
 }
 
 absl::StatusOr<std::shared_ptr<PhysicalMemory>> PhysicalMemory::Import(
     Ledger* ledger, const UniqueFd& fd, Placement where, Bytes size) {
+  SLUICE_RETURN_IF_ERROR(ledger->CheckImport());
   const int seals = fcntl(fd.get(), F_GET_SEALS);
   if (seals < 0 || (seals & F_SEAL_SHRINK) == 0) {
     return Bad("this descriptor is no memory that sim exported");
@@ -118,10 +118,8 @@ absl::StatusOr<std::shared_ptr<PhysicalMemory>> PhysicalMemory::Import(
                            FormatBytes(size)));
   }
   SLUICE_ASSIGN_OR_RETURN(UniqueFd own, fd.Duplicate());
-  SLUICE_ASSIGN_OR_RETURN(const std::optional<int> slot,
-                          ledger->Join(where, size, status.st_ino));
   return std::shared_ptr<PhysicalMemory>(new PhysicalMemory(
-      ledger, slot, std::move(own), File::kShared, where, size));
+      /*ledger=*/nullptr, std::move(own), File::kShared, where, size));
 }
 
 absl::StatusOr<UniqueFd> PhysicalMemory::Export() const {
@@ -144,7 +142,7 @@ absl::StatusOr<bool> PhysicalMemory::HeldByOthers() const {
 
 PhysicalMemory::~PhysicalMemory() {
   fd_.Reset();
-  if (slot_) ledger_->Leave(*slot_);
+  if (ledger_ != nullptr) ledger_->Leave(where_, size_);
 }
 
 AddressSpace::~AddressSpace() {

@@ -3,7 +3,6 @@
 #pragma once
 
 #include <memory>
-#include <optional>
 #include <string>
 
 #include "absl/status/status.h"
@@ -43,17 +42,16 @@ class PhysicalMemory {
  private:
   // Whether `fd_` is an open file of its own, that only this handle has.
   enum class File { kOwn, kShared };
-  PhysicalMemory(Ledger* ledger, std::optional<int> slot, UniqueFd fd, File file,
-                 Placement where, Bytes size)
+  // `ledger` is told of the end of what was made here; null: it was imported.
+  PhysicalMemory(Ledger* ledger, UniqueFd fd, File file, Placement where,
+                 Bytes size)
       : ledger_(ledger),
-        slot_(slot),
         fd_(std::move(fd)),
         file_(file),
         where_(where),
         size_(size) {}
 
   Ledger* const ledger_;
-  const std::optional<int> slot_;  // none: the books do not know it
   UniqueFd fd_;
   const File file_;
   const Placement where_;

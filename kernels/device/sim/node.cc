@@ -18,6 +18,7 @@
 #include <set>
 #include <utility>
 
+#include "kernels/device/sim/clocks.h"
 #include "kernels/device/sim/ledger.h"
 #include "kernels/device/sim/memory_name.h"
 #include "proto/base/status.h"
@@ -162,16 +163,10 @@ void FillState(const SimConfig& config, SharedState& state) {
     state.gpus[i].link = static_cast<uint32_t>(FindLink(config, gpu.link));
     state.gpus[i].numa = static_cast<uint32_t>(gpu.numa.value());
   }
-  pthread_mutexattr_t attributes;
-  pthread_mutexattr_init(&attributes);
-  pthread_mutexattr_setpshared(&attributes, PTHREAD_PROCESS_SHARED);
-  pthread_mutexattr_setrobust(&attributes, PTHREAD_MUTEX_ROBUST);
-  pthread_mutex_init(&state.mutex, &attributes);
-  pthread_mutexattr_destroy(&attributes);
   state.magic = kSimMagic;
 }
 
-// Anybody may have written to it: nothing is an index or a length unchecked.
+// It is a file: nothing of it is an index or a length unchecked.
 SimConfig ReadConfig(const SharedState& state) {
   SimConfig config;
   config.numa_nodes =
@@ -195,13 +190,16 @@ SimConfig ReadConfig(const SharedState& state) {
   return config;
 }
 
-absl::StatusOr<SharedState*> MapState(int fd, const std::string& path) {
-  void* address = mmap(nullptr, sizeof(SharedState), PROT_READ | PROT_WRITE,
-                       MAP_SHARED, fd, 0);
+absl::StatusOr<Mapped<SharedState>> MapState(int fd, bool writable,
+                                             const std::string& path) {
+  const int may = writable ? PROT_READ | PROT_WRITE : PROT_READ;
+  void* address = mmap(nullptr, sizeof(SharedState), may, MAP_SHARED, fd, 0);
   if (address == MAP_FAILED) return ErrnoStatus(errno, "map " + path);
   madvise(address, sizeof(SharedState), MADV_DONTDUMP);
-  return static_cast<SharedState*>(address);
+  return Mapped<SharedState>(static_cast<SharedState*>(address));
 }
+
+bool Locks(int fd, int how) { return flock(fd, how | LOCK_NB) == 0; }
 
 // Ok if there is no node at `path`, or one that no process uses; `lock` then
 // keeps others from opening it.
@@ -211,35 +209,60 @@ absl::Status LockUnused(const std::string& path, UniqueFd& lock) {
     return errno == ENOENT ? absl::OkStatus()
                            : ErrnoStatus(errno, "open " + path);
   }
-  if (flock(lock.get(), LOCK_EX | LOCK_NB) == 0) return absl::OkStatus();
+  if (Locks(lock.get(), LOCK_EX)) return absl::OkStatus();
+  // Who uses a node shares its lock. One that somebody has alone is used by
+  // nobody: any user may lock a file that it may read, and keep it so.
+  if (!Locks(lock.get(), LOCK_SH)) return absl::OkStatus();
   return absl::FailedPreconditionError(fmt::format(
       "the simulated node {} is in use: end the processes that use it, or open "
       "it as it is",
       path));
 }
 
+struct OpenState {
+  UniqueFd fd;
+  bool writable = false;
+};
+
+// To be written by whoever may, to be read by others.
+absl::StatusOr<OpenState> OpenFile(const std::string& path) {
+  for (const bool writable : {true, false}) {
+    const int mode = writable ? O_RDWR : O_RDONLY;
+    UniqueFd fd(open(path.c_str(), mode | O_NOFOLLOW | O_CLOEXEC));
+    if (fd) return OpenState{std::move(fd), writable};
+    if (errno != EACCES && errno != EROFS) break;
+  }
+  return ErrnoStatus(errno, "open " + path);
+}
+
 // Opens and locks the state file that is at `path` now: not one that a
 // CreateSimNode replaced between the two steps.
-absl::StatusOr<UniqueFd> OpenLocked(const std::string& directory) {
+absl::StatusOr<OpenState> OpenLocked(const std::string& directory) {
   const std::string path = StatePath(directory);
-  while (true) {
-    UniqueFd fd(open(path.c_str(), O_RDWR | O_NOFOLLOW | O_CLOEXEC));
-    if (!fd && (errno == ENOENT || errno == ENOTDIR)) {
-      return absl::NotFoundError(fmt::format(
-          "no simulated node in {}: start sluiced, or make one", directory));
+  if (access(path.c_str(), F_OK) != 0 &&
+      (errno == ENOENT || errno == ENOTDIR)) {
+    return absl::NotFoundError(fmt::format(
+        "no simulated node in {}: start sluiced, or make one", directory));
+  }
+  // It is locked for a moment only, while a new one takes its place.
+  for (int tries = 0; tries < 500; ++tries) {
+    SLUICE_ASSIGN_OR_RETURN(OpenState state, OpenFile(path));
+    if (!Locks(state.fd.get(), LOCK_SH)) {
+      usleep(10'000);
+      continue;
     }
-    if (!fd) return ErrnoStatus(errno, "open " + path);
-    if (flock(fd.get(), LOCK_SH) != 0)
-      return ErrnoStatus(errno, "lock " + path);
     struct stat opened, current;
-    if (fstat(fd.get(), &opened) != 0)
+    if (fstat(state.fd.get(), &opened) != 0)
       return ErrnoStatus(errno, "stat " + path);
     if (stat(path.c_str(), &current) == 0 && current.st_ino == opened.st_ino) {
-      if (opened.st_size == sizeof(SharedState)) return fd;
+      if (opened.st_size == sizeof(SharedState)) return state;
       return absl::FailedPreconditionError(fmt::format(
           "{} was made by another version of sluice: remove it", path));
     }
   }
+  return absl::UnavailableError(fmt::format(
+      "{} is locked by a process that does not use it (lslocks names it)",
+      path));
 }
 
 class SimNodeImpl final : public SimNode {
@@ -270,14 +293,15 @@ absl::Status SimNodeImpl::FailCall(std::string_view name, int nth) {
     return Bad(fmt::format("there is no driver call '{}' to fail", name));
   }
   if (nth < 1) return Bad(fmt::format("call number {}: the next is 1", nth));
-  for (SharedFailure& failure : node_->state().failures) {
+  SLUICE_ASSIGN_OR_RETURN(SharedState* const state, node_->ForWriting());
+  for (SharedFailure& failure : state->failures) {
     int64_t unused = 0;
     // -1 claims the entry while its name is written.
     if (!failure.remaining.compare_exchange_strong(unused, -1)) continue;
     std::memset(failure.call, 0, sizeof(failure.call));
     name.copy(failure.call, sizeof(failure.call) - 1);
     failure.remaining = nth;
-    node_->state().failures_armed++;
+    state->failures_armed++;
     return absl::OkStatus();
   }
   return absl::ResourceExhaustedError(
@@ -288,7 +312,8 @@ absl::Status SimNodeImpl::LoseGpu(DeviceIndex gpu) {
   if (gpu.value() >= node_->config().gpus.size()) {
     return Bad(fmt::format("there is no GPU {}", gpu.value()));
   }
-  node_->state().gpus[gpu.value()].lost = 1;
+  SLUICE_ASSIGN_OR_RETURN(SharedState* const state, node_->ForWriting());
+  state->gpus[gpu.value()].lost = 1;
   return absl::OkStatus();
 }
 
@@ -296,12 +321,12 @@ absl::Status SimNodeImpl::SetLinkSpeed(std::string_view name, double h2d,
                                        double d2h) {
   SLUICE_RETURN_IF_ERROR(CheckSpeed(name, h2d));
   SLUICE_RETURN_IF_ERROR(CheckSpeed(name, d2h));
-  SharedState& state = node_->state();
+  SLUICE_ASSIGN_OR_RETURN(SharedState* const state, node_->ForWriting());
   const auto& links = node_->config().links;
   for (size_t i = 0; i < links.size(); ++i) {
     if (name != links[i].name) continue;
-    state.links[i].bytes_per_second[0] = h2d;
-    state.links[i].bytes_per_second[1] = d2h;
+    state->links[i].bytes_per_second[0] = h2d;
+    state->links[i].bytes_per_second[1] = d2h;
     return absl::OkStatus();
   }
   return Bad(fmt::format("there is no link '{}'", name));
@@ -328,11 +353,12 @@ absl::Status CreateSimNode(const std::string& directory,
   unlink(fresh.c_str());  // of a process that had this pid, and died in here
   const absl::Status made = [&]() -> absl::Status {
     UniqueFd fd(open(fresh.c_str(),
-                     O_RDWR | O_CREAT | O_EXCL | O_NOFOLLOW | O_CLOEXEC, 0666));
+                     O_RDWR | O_CREAT | O_EXCL | O_NOFOLLOW | O_CLOEXEC, 0644));
     if (!fd) return ErrnoStatus(errno, "make " + fresh);
-    // Ranks of any user use the node; who may reach it is the directory's
-    // permission to give.
-    fchmod(fd.get(), 0666);
+    // Ranks of any user read it, whatever the umask; who may reach it is the
+    // directory's permission to give. One who could write could also cut it
+    // off, which ends whoever reads what is gone (SIGBUS).
+    fchmod(fd.get(), 0644);
     // Every page now: on a file system that is full later, a write to a page
     // that is not there ends the process (SIGBUS).
     if (const int error = posix_fallocate(fd.get(), 0, sizeof(SharedState));
@@ -344,10 +370,9 @@ absl::Status CreateSimNode(const std::string& directory,
               FormatBytes(Bytes(static_cast<int64_t>(sizeof(SharedState)))),
               fresh));
     }
-    SLUICE_ASSIGN_OR_RETURN(SharedState* const state,
-                            MapState(fd.get(), fresh));
+    SLUICE_ASSIGN_OR_RETURN(const auto state,
+                            MapState(fd.get(), /*writable=*/true, fresh));
     FillState(config, *state);
-    munmap(state, sizeof(SharedState));
     if (rename(fresh.c_str(), StatePath(directory).c_str()) != 0) {
       return ErrnoStatus(errno, "put the node in " + directory);
     }
@@ -358,18 +383,25 @@ absl::Status CreateSimNode(const std::string& directory,
 }
 
 absl::StatusOr<std::unique_ptr<NodeMapping>> NodeMapping::Open(
-    const std::string& directory, Books books) {
-  SLUICE_ASSIGN_OR_RETURN(UniqueFd fd, OpenLocked(directory));
-  SLUICE_ASSIGN_OR_RETURN(SharedState* const state,
-                          MapState(fd.get(), StatePath(directory)));
-  std::unique_ptr<NodeMapping> node(
-      new NodeMapping(std::move(fd), state, books));
+    const std::string& directory, Books books, const UniqueFd& clocks) {
+  SLUICE_ASSIGN_OR_RETURN(OpenState opened, OpenLocked(directory));
+  SLUICE_ASSIGN_OR_RETURN(
+      Mapped<SharedState> mapped,
+      MapState(opened.fd.get(), opened.writable, StatePath(directory)));
+  const SharedState* const state = mapped.get();
+  std::unique_ptr<NodeMapping> node(new NodeMapping(
+      std::move(opened.fd), std::move(mapped), opened.writable, books));
   if (state->magic != kSimMagic || state->size != sizeof(SharedState)) {
     return absl::FailedPreconditionError(
         fmt::format("{} was made by another version of sluice: remove it",
                     StatePath(directory)));
   }
   SLUICE_ASSIGN_OR_RETURN(node->name_, NodeName(directory));
+  if (clocks) {
+    SLUICE_ASSIGN_OR_RETURN(node->clocks_, MapClocks(clocks));
+  } else if (!opened.writable) {
+    SLUICE_ASSIGN_OR_RETURN(node->clocks_, PrivateClocks());
+  }
   node->config_ = ReadConfig(*state);
   if (const absl::Status sound = CheckConfig(node->config_); !sound.ok()) {
     return absl::FailedPreconditionError(
@@ -379,10 +411,31 @@ absl::StatusOr<std::unique_ptr<NodeMapping>> NodeMapping::Open(
   return node;
 }
 
-NodeMapping::~NodeMapping() { munmap(state_, sizeof(SharedState)); }
+absl::StatusOr<SharedState*> NodeMapping::ForWriting() const {
+  if (writable_) return state_.get();
+  return absl::PermissionDeniedError(
+      "only its owner changes a simulated node, or makes memory of it");
+}
+
+// A lock of a file opened anew: between threads as between processes, and gone
+// with whoever has it.
+absl::StatusOr<UniqueFd> NodeMapping::LockMaking() const {
+  if (books_ == Books::kOwn) return UniqueFd();
+  SLUICE_RETURN_IF_ERROR(ForWriting().status());
+  UniqueFd lock(open(fmt::format("/proc/self/fd/{}", fd_.get()).c_str(),
+                     O_RDWR | O_CLOEXEC));
+  struct flock whole = {};
+  whole.l_type = F_WRLCK;
+  whole.l_whence = SEEK_SET;
+  if (!lock || fcntl(lock.get(), F_OFD_SETLKW, &whole) != 0) {
+    return ErrnoStatus(errno, "lock the simulated node");
+  }
+  return lock;
+}
 
 absl::Status NodeMapping::Enter(const char* call) const {
-  if (books_ == Books::kOwn ||
+  // Failures are for the owner's processes: others cannot count them off.
+  if (books_ == Books::kOwn || !writable_ ||
       state_->failures_armed.load(std::memory_order_relaxed) == 0) {
     return absl::OkStatus();
   }

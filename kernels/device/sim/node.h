@@ -4,30 +4,40 @@
 #include <memory>
 #include <string>
 
+#include "kernels/device/sim/clocks.h"
 #include "kernels/device/sim/sim.h"
 #include "kernels/device/sim/state.h"
 #include "proto/base/unique_fd.h"
 
 namespace sluice::device {
 
-// Whose word counts for what is used, and for what the node has. Every user's
-// processes write to the state file; so the one process that makes the node's
-// memory (the daemon) believes nothing of it after it opened the node: neither
-// sums nor sizes, nor injected failures and lost GPUs.
+// Who counts what is used. The one process that makes the node's memory (the
+// daemon) does it by itself, and believes nothing of the state after it opened
+// the node: neither sizes nor injected failures and lost GPUs.
 enum class Books { kShared, kOwn };
 
 // Maps the state file and holds a shared lock on it, by which CreateSimNode
 // knows that the node is in use. Thread safety: thread-safe.
 class NodeMapping {
  public:
+  // `clocks` of its links, of MakeSimClocks. Without any, its owner's processes
+  // share those in the state, and another user's process has its own.
   // FailedPrecondition: its sizes and counts make no sense.
   static absl::StatusOr<std::unique_ptr<NodeMapping>> Open(
-      const std::string& directory, Books books = Books::kShared);
-  ~NodeMapping();
+      const std::string& directory, Books books = Books::kShared,
+      const UniqueFd& clocks = UniqueFd());
   NodeMapping(const NodeMapping&) = delete;
   NodeMapping& operator=(const NodeMapping&) = delete;
 
-  SharedState& state() const { return *state_; }
+  const SharedState& state() const { return *state_; }
+  // PermissionDenied: this process is not the owner's.
+  absl::StatusOr<SharedState*> ForWriting() const;
+  SharedClocks& clocks() const {
+    return clocks_ != nullptr ? *clocks_ : state_->clocks;
+  }
+  // While it lives nobody else makes memory of shared books. PermissionDenied
+  // as above. Own books: nothing.
+  absl::StatusOr<UniqueFd> LockMaking() const;
   // As it was opened.
   const SimConfig& config() const { return config_; }
   Books books() const { return books_; }
@@ -42,12 +52,18 @@ class NodeMapping {
 
  private:
   size_t CountOf(Placement::Kind kind) const;
-  NodeMapping(UniqueFd fd, SharedState* state, Books books)
-      : fd_(std::move(fd)), state_(state), books_(books) {}
+  NodeMapping(UniqueFd fd, Mapped<SharedState> state, bool writable,
+              Books books)
+      : fd_(std::move(fd)),
+        state_(std::move(state)),
+        writable_(writable),
+        books_(books) {}
 
   const UniqueFd fd_;
-  SharedState* const state_;
+  const Mapped<SharedState> state_;
+  const bool writable_;
   const Books books_;
+  Mapped<SharedClocks> clocks_;  // null: those in the state
   std::string name_;
   SimConfig config_;
 };

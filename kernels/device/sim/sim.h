@@ -1,9 +1,10 @@
 // A simulated GPU node: a directory with shared state.
 //
 // The directory outlives the processes that use it, the daemon included, as
-// hardware would. It holds one mmapped state file: the configuration below,
-// per-link transmission state (so that processes sharing a link share its
-// bandwidth), per-GPU used bytes, and failures to inject.
+// hardware would. It holds one mmapped state file, which its owner writes and
+// others read: the configuration below, failures to inject, lost GPUs. What
+// processes of all users write is the clocks of the links, so that those that
+// share a link share its bandwidth.
 //
 // Thread safety: SimNode is thread-safe, and safe between processes.
 #pragma once
@@ -52,7 +53,16 @@ absl::Status CreateSimNode(const std::string& directory,
 absl::StatusOr<std::unique_ptr<Driver>> OpenOwnedSimDriver(
     const std::string& directory);
 
-// Settings that tests change while processes run.
+// The clocks of a node's links, for all processes that are to share them: a
+// sealed memfd. The daemon makes it, and gives it to each session.
+absl::StatusOr<UniqueFd> MakeSimClocks();
+// As OpenSimDriver (driver.h), with these clocks. Who is not the node's owner
+// imports memory, but makes none.
+absl::StatusOr<std::unique_ptr<Driver>> OpenSimDriver(
+    const std::string& directory, const UniqueFd& clocks);
+
+// Settings that tests change while processes run; PermissionDenied for all but
+// the owner.
 class SimNode {
  public:
   static absl::StatusOr<std::unique_ptr<SimNode>> Open(

@@ -382,7 +382,13 @@ absl::StatusOr<std::unique_ptr<Driver>> OpenOwnedSimDriver(
 
 absl::StatusOr<std::unique_ptr<Driver>> OpenSimDriver(
     const std::string& directory) {
-  SLUICE_ASSIGN_OR_RETURN(auto node, NodeMapping::Open(directory));
+  return OpenSimDriver(directory, UniqueFd());
+}
+
+absl::StatusOr<std::unique_ptr<Driver>> OpenSimDriver(
+    const std::string& directory, const UniqueFd& clocks) {
+  SLUICE_ASSIGN_OR_RETURN(auto node,
+                          NodeMapping::Open(directory, Books::kShared, clocks));
   return std::make_unique<SimDriver>(std::move(node));
 }
 

@@ -184,37 +184,6 @@ TEST(DaemonBlocking, AStandardErrorThatNobodyReadsHoldsNobodyUp) {
   EXPECT_LT(absl::Now() - start, absl::Seconds(1));
 }
 
-// The device's ledger is locked, as by a driver that does not come back.
-TEST(DaemonBlocking, ItsEndWaitsForNoDeviceCall) {
-  RunningDaemon daemon;
-  const UniqueFd file(open((daemon.runtime_dir() + "/sim/node.state").c_str(),
-                           O_RDWR | O_CLOEXEC));
-  ASSERT_TRUE(file);
-  void* const mapped = mmap(nullptr, sizeof(device::SharedState),
-                            PROT_READ | PROT_WRITE, MAP_SHARED, file.get(), 0);
-  ASSERT_NE(mapped, MAP_FAILED);
-  auto* const state = static_cast<device::SharedState*>(mapped);
-  ASSERT_EQ(pthread_mutex_lock(&state->mutex), 0);
-  SLUICE_ASSERT_OK_AND_ASSIGN(RawClient client,
-                              RawClient::Connect(daemon.socket()));
-  ASSERT_THAT(client.Hello("waits"), IsOk());
-  wire::Packet lease;
-  lease.set_id(9);
-  lease.mutable_request()->mutable_lease()->set_kind(wire::Lease::GPU);
-  lease.mutable_request()->mutable_lease()->set_bytes(1 << 20);
-  ASSERT_THAT(wire::Send(client.fd(), lease), IsOk());
-  absl::SleepFor(absl::Milliseconds(100));
-  const absl::Time start = absl::Now();
-  daemon.process().Kill(SIGTERM);
-  EXPECT_EQ(daemon.process().Join(absl::Seconds(10)).exit_code, 0);
-  EXPECT_LT(absl::Now() - start, absl::Seconds(1));
-  EXPECT_FALSE(std::filesystem::exists(daemon.socket()));
-  EXPECT_FALSE(std::filesystem::exists(daemon.runtime_dir() + "/sim"));
-  EXPECT_FALSE(std::filesystem::exists(daemon.runtime_dir() + "/lock"));
-  pthread_mutex_unlock(&state->mutex);
-  munmap(mapped, sizeof(device::SharedState));
-}
-
 // Long answers that are not read are few, and the session goes on.
 TEST(DaemonBlocking, AnswersThatAreNotReadDoNotPileUp) {
   RunningDaemon daemon;

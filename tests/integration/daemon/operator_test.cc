@@ -92,7 +92,7 @@ TEST(DaemonMetrics, SwapCountersMoveWithTheUsePagesWithinAStep) {
   SLUICE_ASSERT_OK_AND_ASSIGN(RawClient client,
                               RawClient::Connect(daemon.socket()));
   SLUICE_ASSERT_OK_AND_ASSIGN(const auto hello, client.Hello("demo"));
-  ASSERT_EQ(hello.fds.size(), 2u);
+  ASSERT_EQ(hello.fds.size(), 3u);
   void* page = mmap(nullptr, sizeof(GrantUse), PROT_READ | PROT_WRITE,
                     MAP_SHARED, hello.fds[1].get(), 0);
   ASSERT_NE(page, MAP_FAILED);

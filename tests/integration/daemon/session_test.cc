@@ -36,7 +36,7 @@ TEST(DaemonSession, WelcomeDescribesTheSimulatedNode) {
   EXPECT_EQ(welcome.host_pools(0).free_bytes(), MiB(384).size());
   EXPECT_EQ(welcome.granularity(), KiB(64).size());
   EXPECT_EQ(welcome.link_h2d_bytes_per_second(), 2e9);
-  ASSERT_EQ(reply.fds.size(), 2u);  // grant pages
+  ASSERT_EQ(reply.fds.size(), 3u);  // grant pages, clocks
 }
 
 // Of a client of a later version, which speaks today's protocol too or not.
@@ -263,7 +263,7 @@ TEST(DaemonGrants, PagesAreFreshReadOnlyAndCannotShrink) {
   SLUICE_ASSERT_OK_AND_ASSIGN(RawClient client,
                               RawClient::Connect(daemon.socket()));
   SLUICE_ASSERT_OK_AND_ASSIGN(const auto reply, client.Hello("demo"));
-  ASSERT_EQ(reply.fds.size(), 2u);
+  ASSERT_EQ(reply.fds.size(), 3u);
   EXPECT_EQ(mmap(nullptr, sizeof(GrantLimits), PROT_READ | PROT_WRITE,
                  MAP_SHARED, reply.fds[0].get(), 0),
             MAP_FAILED);
