@@ -4,20 +4,17 @@ is what all of its ranks do."""
 from __future__ import annotations
 
 import copy
-import time
 
 import pytest
 import sluice
 import torch
 import torch.distributed as dist
+from group_refusals import CHUNK, REFUSALS
 from models import Run, Wrapper, assert_same, batch, run, tiny
 from sluice.ranks import Ranks
-from torch import nn
 from torch.nn import functional as F
 from transformers.models.llama.modeling_llama import LlamaModel
 
-CHUNK = 16
-MOE = dict(num_local_experts=4, num_experts_per_tok=2)
 LEARNED = dict(n_embd=32, n_layer=2, n_head=4, n_positions=512,
                attn_pdrop=0.0, resid_pdrop=0.0, embd_pdrop=0.0)
 
@@ -46,54 +43,6 @@ def host_bytes(session, group) -> None:
         stream.unstream()
 
 
-def other_rows(session, group) -> None:
-    """One error on all ranks, and the next step runs."""
-    model, rank = tiny(), dist.get_rank(group)
-    stream = sluice.stream(model, session=session, chunk=CHUNK, group=group,
-                           quiet=True)
-    good = batch()
-    swapped = {n: t.flip(1) if rank else t for n, t in good.items()}
-    longer = batch(length=75 + rank)
-    masked = {**good, "attention_mask": torch.ones(2, 75)}
-    short = batch(length=1) if rank else good
-    relabelled = {**good, "labels": good["labels"] - rank}
-    for inputs, said in (
-            (swapped, "input_ids, labels"), (longer, "length.*'length': "),
-            (masked if rank else good, "attention_mask"),
-            (relabelled, "agree on labels"), (short, "length"),
-            ({**good, "num_items_in_batch": 70 + rank}, "num_items_in_batch"),
-            ({"input_ids": good["input_ids"]} if rank else good, "call")):
-        with pytest.raises(sluice.Error, match=said):
-            model(**inputs)
-        assert stream.stats().host_bytes == 0
-    assert_same(run(model, good), run(model, good))
-    stream.unstream()
-
-
-def other_chunks(session, group) -> None:
-    model = tiny()
-    sluice.stream(model, session=session, group=group, quiet=True,
-                  chunk=CHUNK + dist.get_rank(group))
-    with pytest.raises(sluice.Error, match="agree on chunk.*'chunk': 1"):
-        model(**batch())
-
-
-def refused_models(session, group) -> None:
-    """On each rank alone: no collective has begun."""
-    for kind, changes, said in (
-            ("roberta", dict(is_decoder=True, hidden_dropout_prob=0.0,
-                             attention_probs_dropout_prob=0.0),
-             "positions of its own"),
-            ("llama", dict(hidden_size=24, num_attention_heads=3,
-                           num_key_value_heads=1), "3 heads.*cannot share"),
-            ("llama4_text", MOE, "all rows at once, under a group")):
-        model = tiny(kind, **changes)
-        with pytest.raises(sluice.Unsupported, match=said):
-            sluice.stream(model, session=session, chunk=CHUNK, group=group)
-    with pytest.raises(ValueError, match="at least one row for each"):
-        sluice.stream(tiny(), session=session, chunk=1, group=group)
-
-
 def whole_head(session, group) -> None:
     """The model's own loss, of all rows on every rank."""
     for place in PLACES:
@@ -107,75 +56,6 @@ def whole_head(session, group) -> None:
         assert stream.stats().blocks > 0 and stream.stats().host_bytes == 0
         _assert_mean_is(model, group, got.loss, expected)
         stream.unstream()
-
-
-def forward_put_over(session, group) -> None:
-    """It calls the decoder by itself, and counts on all rows."""
-    model = tiny()
-    sluice.stream(model, session=session, chunk=CHUNK, group=group,
-                  quiet=True)
-    own = model.forward
-    model.forward = lambda input_ids, labels: model.model(input_ids)
-    with pytest.raises(sluice.Unsupported, match="stream the model afterw"):
-        model(**batch())
-    model.forward = lambda **given: own(**given)
-    assert model(**batch()).loss.item() > 0
-
-
-def refused_calls(session, group) -> None:
-    model = tiny()
-    sluice.stream(model, session=session, chunk=CHUNK, group=group,
-                  quiet=True)
-    for more, said in (
-            (dict(output_hidden_states=True), "output_hidden_states"),
-            (dict(logits_to_keep=1), "logits_to_keep"),
-            (dict(logits_to_keep=1, labels=None), "logits_to_keep")):
-        with pytest.raises(sluice.Unsupported, match=said):
-            model(**{**batch(), **more})
-
-
-def one_rank_fails(session, group) -> None:
-    """Its own exception on it, forward and backward; at once the other ones
-    raise an Error that names it. Each time in a group of its own."""
-    rank, size = dist.get_rank(group), dist.get_world_size(group)
-    for direction in ("forward", "backward"):
-        apart = dist.new_group(list(range(size)))
-        model = tiny()
-        broken = Breaking(model.model.layers[1].mlp)
-        stream = sluice.stream(model, session=session, chunk=CHUNK,
-                               group=apart, quiet=True)
-        run(model, batch())
-        if rank == size - 1:
-            broken.after = 2 if direction == "forward" else 7
-        loss = None
-        began = time.monotonic()
-        with pytest.raises(ValueError if rank == size - 1 else sluice.Error,
-                           match="it broke" if rank == size - 1 else
-                           f"rank {size - 1} of the {size} that share the "
-                           "sequence failed: ValueError: it broke"):
-            loss = model(**batch()).loss
-            assert direction == "backward"
-            loss.backward()
-        assert time.monotonic() - began < 60  # the group's timeout: 120
-        assert rank != size - 1 or broken.after == 0
-        del loss
-        assert stream.stats().host_bytes == 0
-        stream.unstream()
-
-
-class Breaking:
-    """A module that raises in one of its forwards, counted down to 0."""
-
-    def __init__(self, module: nn.Module):
-        self.after, self._own = -1, module.forward
-        module.forward = self.forward
-
-    def forward(self, *args):
-        if self.after > 0:
-            self.after -= 1
-            if not self.after:
-                raise ValueError("it broke")
-        return self._own(*args)
 
 
 def evaluation(session, group) -> None:
@@ -329,7 +209,5 @@ def random_numbers(session, group) -> None:
 
 
 BEHAVIOURS = {f.__name__: f for f in (
-    host_bytes, other_rows, other_chunks, refused_models, refused_calls,
-    whole_head, forward_put_over,
-    evaluation, logprobs, made_of_embeddings, own_head,
-    loaders, gradients_of_other_ranks, random_numbers, one_rank_fails)}
+    host_bytes, whole_head, evaluation, logprobs, made_of_embeddings, own_head,
+    loaders, gradients_of_other_ranks, random_numbers)} | REFUSALS

@@ -13,9 +13,10 @@ import sluice
 import torch
 import torch.distributed as dist
 from gloo import run_cases, run_ranks, whole
-from group_behaviours import BEHAVIOURS, CHUNK, LEARNED, MOE
+from group_behaviours import BEHAVIOURS, LEARNED
 from group_heads import BEHAVIOURS_OF_HEADS
 from group_layers import LAYERS
+from group_refusals import CHUNK, MOE
 from models import Run, assert_same, batch, tiny
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
