@@ -77,6 +77,11 @@ class Site:
             both = self._with(chunk, dk, dv)
         self.dkv[chunk] = self.arena.put(both)
 
+    def prefetch_sums(self, chunk: int, device: torch.device) -> None:
+        """Starts to fetch what `add` or `whole` of the chunk will ask for."""
+        if chunk in self.dkv:
+            self.arena.prefetch(self.dkv[chunk], device)
+
     def whole(self, chunk: int, dk: Tensor, dv: Tensor) -> tuple[Tensor, ...]:
         """What the later chunks left for this one, and its own part."""
         if chunk not in self.dkv:
@@ -215,6 +220,10 @@ def _backward(question: Question, do: Tensor, q: Tensor, k: Tensor, v: Tensor,
     for n, (i, pieces) in enumerate(walk):
         if n + 1 < len(walk):
             site.prefetch(walk[n + 1][0], q.device)
+        else:
+            site.prefetch_sums(m, q.device)
+        if i != m:  # beside the block that adds to them
+            site.prefetch_sums(i, q.device)
         ki, vi = (k, v) if i == m else site.fetch(i, q.device)
         dq, gk, gv = _block_backward(question, pieces, dq, do, q, ki, vi, o,
                                      lse)
