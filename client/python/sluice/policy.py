@@ -58,7 +58,8 @@ class Policy:
             return Policy()
         if not isinstance(given, Mapping):
             raise ValueError(f"policy = {given!r}: 'recompute', 'plan' or a "
-                             "mapping like {'mlp.*': {'keep': 0.25, 'swap': 0.5}}")
+                             "mapping like {'mlp.*': {'keep': 0.25, 'swap': "
+                             "0.5}}")
         return Policy(tuple((pattern, _share(pattern, parts))
                             for pattern, parts in given.items()))
 
