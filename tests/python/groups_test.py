@@ -20,7 +20,8 @@ WORKER = os.path.join(os.path.dirname(__file__), "groups.py")
 
 
 @pytest.mark.parametrize("world,cases", [
-    (2, [*CASES[2], *BEHAVIOURS, *BEHAVIOURS_OF_HEADS, *LAYERS]), (4, CASES[4])],
+    (2, [*CASES[2], *BEHAVIOURS, *BEHAVIOURS_OF_HEADS, *LAYERS]),
+    (4, CASES[4])],
     ids=["two ranks", "four ranks"])
 def test_sequences_that_ranks_share(tmp_path, world, cases):
     with contextlib.closing(PrivateDaemon(gpus=1)) as daemon:
