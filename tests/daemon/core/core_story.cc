@@ -259,7 +259,9 @@ void CoreStory::Reserve(const Instruction& in) {
   const PoolId pool = in.b % 3 == 0 ? Host(0) : Gpu(in.b / 3 % 2);
   // What it is of a user's cgroup, or of all the user's.
   const Principal whose{1 + in.c % 3, in.c / 4 % 2 == 0 ? "" : "/a"};
-  const Bytes bytes = KiB(512) * static_cast<int64_t>(in.a % 16);
+  // Half of them end one, so that there is something to lease.
+  const Bytes bytes =
+      in.a % 2 == 0 ? Bytes(0) : KiB(512) * static_cast<int64_t>(in.a % 16);
   const absl::Time now = node_.clock.Now();
   node_.Run([&](Core& core) {
     const auto kept = core.PolicyReserving(pool, whose, bytes, now);

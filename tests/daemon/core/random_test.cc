@@ -119,7 +119,8 @@ TEST(CoreRandom, InvariantsHoldNothingIsLostAndAllIsSaved) {
     const Instructions story = RandomStory(seed, kStory);
     const int granted = sums->granted;
     if (!Fails(story, every, sums, /*quiet=*/true)) {
-      ASSERT_GT(sums->granted, granted + 50) << "story " << seed;
+      // A drain, or what is reserved and held outside, may last long.
+      ASSERT_GT(sums->granted, granted + 10) << "story " << seed;
       continue;
     }
     const CoreStory::Every all{1, 10};
@@ -131,6 +132,7 @@ TEST(CoreRandom, InvariantsHoldNothingIsLostAndAllIsSaved) {
     FAIL() << "story " << seed << " fails; so do these of its instructions:\n"
            << ToText(shortest);
   }
+  EXPECT_GT(sums->granted, 80 * done / kStory);
   EXPECT_GT(sums->changes, 2 * done / kStory);
   munmap(sums, sizeof(Sums));
 }
