@@ -2,9 +2,8 @@
 // to close, a standard error that nobody reads.
 #include <arpa/inet.h>
 #include <fcntl.h>
-#include <pthread.h>
+#include <poll.h>
 #include <signal.h>
-#include <sys/mman.h>
 #include <sys/socket.h>
 #include <sys/stat.h>
 #include <unistd.h>
@@ -19,7 +18,6 @@
 #include "absl/time/clock.h"
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
-#include "kernels/device/sim/state.h"
 #include "tests/integration/daemon/harness.h"
 #include "tests/integration/daemon/lingering_socket.h"
 #include "tests/support/status_matchers.h"
@@ -125,7 +123,13 @@ int CountFiles(const std::string& folder) {
   return static_cast<int>(std::distance(begin(files), end(files)));
 }
 
-// 16 lingering ones with every packet of 20 sessions.
+bool HasEnded(const UniqueFd& client, absl::Duration within) {
+  pollfd ended = {client.get(), POLLRDHUP, 0};
+  return poll(&ended, 1, static_cast<int>(within / absl::Milliseconds(1))) == 1;
+}
+
+// 16 lingering ones with every packet of 20 sessions. While they wait to be
+// closed, their user has no other session either.
 TEST(DaemonBlocking, AFloodOfThemEndsTheSessionAndLeavesNothing) {
   RunningDaemon daemon;
   const std::string fds =
@@ -148,6 +152,9 @@ TEST(DaemonBlocking, AFloodOfThemEndsTheSessionAndLeavesNothing) {
       clients.push_back(std::move(client));
     }
     lingering.clear();
+  }
+  for (const UniqueFd& client : clients) {
+    EXPECT_TRUE(HasEnded(client, absl::Seconds(30)));
   }
   const absl::Time deadline = absl::Now() + absl::Seconds(10);
   while (CountFiles(fds) > 100 && absl::Now() < deadline) {
