@@ -51,7 +51,7 @@ void Lie(const std::string& socket, int number) {
   std::vector<int> shown;
   for (const UniqueFd& node : nodes) shown.push_back(node.get());
   const auto welcome = client->Call(request, shown);
-  if (!welcome.ok() || welcome->fds.size() != 2) _exit(6);
+  if (!welcome.ok() || welcome->fds.size() < 2) _exit(6);
   void* page = mmap(nullptr, sizeof(GrantUse), PROT_READ | PROT_WRITE,
                     MAP_SHARED, welcome->fds[1].get(), 0);
   if (page == MAP_FAILED) _exit(7);
