@@ -23,9 +23,11 @@
 namespace sluice::daemon {
 namespace {
 
-// Each costs some 0.1 ms of the loop; and so long a turn of requests is.
+// Each costs some 0.1 ms of the loop.
 constexpr int kAcceptsAWakeup = 8;
-constexpr absl::Duration kTurn = absl::Milliseconds(1);
+// How long requests are served before the loop looks who else has some: a
+// newcomer waits for so much of a flood, and looking costs some 0.1 ms.
+constexpr absl::Duration kTurn = absl::Microseconds(250);
 constexpr absl::Duration kAcceptPause = absl::Milliseconds(5);
 
 UniqueFd SpareFd() { return UniqueFd(open("/dev/null", O_RDONLY | O_CLOEXEC)); }

@@ -71,10 +71,22 @@ void Snapshots::TakeNext() {
     absl::StatusOr<Answer> rendered = answer;
     const absl::Status packed = Pack(render_(*answer.data), *rendered);
     if (!packed.ok()) rendered = packed;
-    loop_->Post([gots, rendered = std::move(rendered)] {
-      for (const Got& got : *gots) got(rendered);
-    });
+    const auto shared =
+        std::make_shared<const absl::StatusOr<Answer>>(std::move(rendered));
+    loop_->Post([this, gots, shared] { Deliver(gots, 0, shared); });
   });
+}
+
+// Thousands may wait for one answer: others' requests come in between.
+void Snapshots::Deliver(
+    const std::shared_ptr<const std::vector<Got>>& gots, size_t next,
+    const std::shared_ptr<const absl::StatusOr<Answer>>& answer) {
+  const absl::Time until = clock_->Now() + kDelivery;
+  while (next < gots->size() && clock_->Now() < until) {
+    (*gots)[next++](*answer);
+  }
+  if (next == gots->size()) return;
+  loop_->Post([this, gots, next, answer] { Deliver(gots, next, answer); });
 }
 
 }  // namespace sluice::daemon

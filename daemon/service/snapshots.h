@@ -5,7 +5,8 @@
 // gets the same one, as one sealed memfd where it is long. So an answer is
 // never older than its question, and however many ask, snapshots take at most
 // kShare of the loop's time: after one that took t, the next waits for 9 t.
-// Users share them by the time that they take (quota/fair_queue.h).
+// Users share them by the time that they take (quota/fair_queue.h). Nor is the
+// loop held by the answers: they leave for kDelivery at a time.
 //
 // Thread safety: loop's thread only.
 #pragma once
@@ -34,6 +35,7 @@ namespace sluice::daemon {
 class Snapshots {
  public:
   static constexpr double kShare = 0.1;
+  static constexpr absl::Duration kDelivery = absl::Microseconds(500);
   // Longer ones are a memfd.
   static constexpr size_t kMaxInline = 32 << 10;
 
@@ -68,6 +70,8 @@ class Snapshots {
 
  private:
   void TakeNext();
+  void Deliver(const std::shared_ptr<const std::vector<Got>>& gots, size_t next,
+               const std::shared_ptr<const absl::StatusOr<Answer>>& answer);
 
   Loop* loop_;
   const Clock* clock_;
