@@ -45,11 +45,12 @@ TEST(Extents, OneUserHasSoManyAndNotMore) {
   for (int i = 0; i < 10; ++i) {
     ASSERT_THAT(node.Lease(rank, Gpu(i % 2), kSmall).status(), IsOk());
   }
-  EXPECT_THAT(node.Lease(rank, Host(0), kSmall).status(),
-              StatusIs(absl::StatusCode::kResourceExhausted,
-                       HasSubstr("has 10 extents, 1 more are asked for, and the "
-                                 "limit is 10: lease fewer and larger pieces, "
-                                 "free some, or raise extents in [quota]")));
+  EXPECT_THAT(
+      node.Lease(rank, Host(0), kSmall).status(),
+      StatusIs(absl::StatusCode::kResourceExhausted,
+               HasSubstr("has 10 extents, 1 more are asked for, and the "
+                         "limit is 10: lease fewer and larger pieces, "
+                         "free some, or raise extents in [quota]")));
   const Snapshot snapshot = node.core.TakeSnapshot(nullptr, node.clock.Now());
   EXPECT_EQ(snapshot.stats->leases_refused[RefusedBy::kExtents], 1u);
   // Of others it says nothing.
@@ -107,11 +108,12 @@ TEST(Extents, SomeAreHeldBackForTheRanksOfOthers) {
     taken += refused.ok() ? 1 : 0;
   }
   EXPECT_EQ(taken, 16);
-  EXPECT_THAT(refused, StatusIs(absl::StatusCode::kResourceExhausted,
-                                HasSubstr("this node has 16 extents, 1 more are "
-                                          "asked for, and the limit of all "
-                                          "users together is 20, of which 4 "
-                                          "are held back")));
+  EXPECT_THAT(refused,
+              StatusIs(absl::StatusCode::kResourceExhausted,
+                       HasSubstr("this node has 16 extents, 1 more are "
+                                 "asked for, and the limit of all "
+                                 "users together is 20, of which 4 "
+                                 "are held back")));
   for (int i = 0; i < 4; ++i) {
     EXPECT_THAT(node.Lease(modest, Gpu(0), kSmall).status(), IsOk());
   }
