@@ -139,6 +139,10 @@ class Service {
   void End();
   absl::Status OnLoop(std::function<void()> task);
   absl::Status Keep(const Policy& policy);
+  // Keeps what `decide` says policy becomes, then lets it hold; where it cannot
+  // any more, it is kept as it was. Both run on the loop.
+  absl::Status ChangePolicy(std::function<absl::StatusOr<Policy>()> decide,
+                            std::function<absl::Status()> apply);
   // Whether there are users of their own in it.
   absl::Status CheckCgroup(const std::string& cgroup) const;
 

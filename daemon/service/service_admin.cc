@@ -39,84 +39,95 @@ absl::Status Service::CheckCgroup(const std::string& cgroup) const {
       Printable(cgroup)));
 }
 
+absl::Status Service::ChangePolicy(
+    std::function<absl::StatusOr<Policy>()> decide,
+    std::function<absl::Status()> apply) {
+  const MutexLock lock(policy_mutex_);
+  const auto before = std::make_shared<Policy>();
+  const auto after = std::make_shared<absl::StatusOr<Policy>>();
+  SLUICE_RETURN_IF_ERROR(OnLoop([=, this] {
+    *before = core_.policy();
+    *after = decide();
+  }));
+  SLUICE_RETURN_IF_ERROR(after->status());
+  SLUICE_RETURN_IF_ERROR(Keep(**after));
+  const auto applied = std::make_shared<absl::Status>();
+  SLUICE_RETURN_IF_ERROR(OnLoop([=] { *applied = apply(); }));
+  // More came to be in use while it was written.
+  if (!applied->ok()) SLUICE_RETURN_IF_ERROR(Keep(*before));
+  return *applied;
+}
+
 absl::StatusOr<Limits> Service::SetBudget(const BudgetTarget& target,
                                           std::optional<Bytes> gpu,
                                           std::optional<Bytes> host,
                                           const std::string& who) {
   SLUICE_RETURN_IF_ERROR(CheckCgroup(target.cgroup));
-  const MutexLock lock(policy_mutex_);
-  const auto before = std::make_shared<Policy>();
-  const auto after = std::make_shared<absl::StatusOr<Policy>>();
-  SLUICE_RETURN_IF_ERROR(OnLoop([=, this] {
-    *before = core_.policy();
-    *after = core_.PolicyWith(target, gpu, host, loop_->now(), who);
-  }));
-  SLUICE_RETURN_IF_ERROR(after->status());
-  SLUICE_RETURN_IF_ERROR(Keep(**after));
-  const auto result = std::make_shared<absl::StatusOr<Limits>>();
-  SLUICE_RETURN_IF_ERROR(OnLoop([=, this] {
-    *result = core_.SetBudget(target, gpu, host, loop_->now(), who);
-    WriteNewEvents();
-  }));
-  // More came to be in use while it was written.
-  if (!result->ok()) SLUICE_RETURN_IF_ERROR(Keep(*before));
-  return *result;
+  const auto limits = std::make_shared<Limits>();
+  SLUICE_RETURN_IF_ERROR(ChangePolicy(
+      [=, this] {
+        return core_.PolicyWith(target, gpu, host, loop_->now(), who);
+      },
+      [=, this] {
+        const auto set = core_.SetBudget(target, gpu, host, loop_->now(), who);
+        if (set.ok()) *limits = *set;
+        WriteNewEvents();
+        return set.status();
+      }));
+  return *limits;
 }
 
 absl::Status Service::Reserve(PoolId pool, const Principal& whose, Bytes bytes,
                               const std::string& who) {
   SLUICE_RETURN_IF_ERROR(CheckCgroup(whose.cgroup));
-  const MutexLock lock(policy_mutex_);
-  const auto before = std::make_shared<Policy>();
-  const auto after = std::make_shared<absl::StatusOr<Policy>>();
-  SLUICE_RETURN_IF_ERROR(OnLoop([=, this] {
-    *before = core_.policy();
-    *after = core_.PolicyReserving(pool, whose, bytes, loop_->now(), who);
-  }));
-  SLUICE_RETURN_IF_ERROR(after->status());
-  SLUICE_RETURN_IF_ERROR(Keep(**after));
-  const auto result = std::make_shared<absl::Status>();
-  SLUICE_RETURN_IF_ERROR(OnLoop([=, this] {
-    *result = core_.Reserve(pool, whose, bytes, loop_->now(), who);
-    // What waits for memory may have it now.
-    Execute(core_.Tick(loop_->now()));
-  }));
-  // More came to be in use while it was written.
-  if (!result->ok()) SLUICE_RETURN_IF_ERROR(Keep(*before));
-  return *result;
+  return ChangePolicy(
+      [=, this] {
+        return core_.PolicyReserving(pool, whose, bytes, loop_->now(), who);
+      },
+      [=, this] {
+        const absl::Status reserved =
+            core_.Reserve(pool, whose, bytes, loop_->now(), who);
+        // What waits for memory may have it now.
+        Execute(core_.Tick(loop_->now()));
+        return reserved;
+      });
 }
 
 absl::StatusOr<int> Service::Drain(const std::string& who,
                                    const std::string& reason) {
-  const MutexLock lock(policy_mutex_);
-  const auto policy = std::make_shared<Policy>();
-  SLUICE_RETURN_IF_ERROR(OnLoop([=, this] {
-    *policy = core_.policy();
-    policy->drain = daemon::Drain{who, reason, loop_->now()};
-  }));
-  SLUICE_RETURN_IF_ERROR(Keep(*policy));
+  const auto drain = std::make_shared<daemon::Drain>();
   const auto ranks = std::make_shared<int>(0);
-  SLUICE_RETURN_IF_ERROR(OnLoop([=, this] {
-    core_.SetDrain(policy->drain, loop_->now());
-    *ranks = core_.ranks();
-    WriteNewEvents();
-  }));
+  SLUICE_RETURN_IF_ERROR(ChangePolicy(
+      [=, this] {
+        *drain = {who, reason, loop_->now()};
+        Policy policy = core_.policy();
+        policy.drain = *drain;
+        return policy;
+      },
+      [=, this] {
+        core_.SetDrain(*drain, loop_->now());
+        *ranks = core_.ranks();
+        WriteNewEvents();
+        return absl::OkStatus();
+      }));
   return *ranks;
 }
 
 absl::Status Service::Undrain() {
-  const MutexLock lock(policy_mutex_);
-  const auto policy = std::make_shared<Policy>();
-  SLUICE_RETURN_IF_ERROR(OnLoop([=, this] { *policy = core_.policy(); }));
-  if (!policy->drain) {
-    return absl::FailedPreconditionError("the node is not drained");
-  }
-  policy->drain.reset();
-  SLUICE_RETURN_IF_ERROR(Keep(*policy));
-  return OnLoop([this] {
-    core_.SetDrain(std::nullopt, loop_->now());
-    WriteNewEvents();
-  });
+  return ChangePolicy(
+      [this]() -> absl::StatusOr<Policy> {
+        Policy policy = core_.policy();
+        if (!policy.drain) {
+          return absl::FailedPreconditionError("the node is not drained");
+        }
+        policy.drain.reset();
+        return policy;
+      },
+      [this] {
+        core_.SetDrain(std::nullopt, loop_->now());
+        WriteNewEvents();
+        return absl::OkStatus();
+      });
 }
 
 absl::StatusOr<int> Service::Evict(const std::string& job,
