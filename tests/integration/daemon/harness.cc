@@ -222,6 +222,26 @@ absl::StatusOr<wire::Welcome> AskNode(const std::string& socket) {
 
 }  // namespace
 
+void ExpectPolicyIsRefused(const std::string& text,
+                           const std::vector<std::string>& words) {
+  const TempDir kept;
+  std::ofstream(kept.File("policy")) << text;
+  std::ofstream(kept.File("config.toml"))
+      << fmt::format("[policy]\nfolder = \"{}\"\n", kept.path());
+  for (const bool check : {false, true}) {
+    std::vector<std::string> argv = {
+        BinaryPath("sluiced"),   "--driver",       "sim",
+        "--runtime-dir",         kept.File("run"), "--config",
+        kept.File("config.toml")};
+    if (check) argv.push_back("--check-config");
+    const ChildResult ended = Child::Spawn(argv)->Join();
+    EXPECT_EQ(ended.exit_code, 2);
+    for (const std::string& each : words) {
+      EXPECT_NE(ended.err.find(each), std::string::npos) << ended.err;
+    }
+  }
+}
+
 absl::StatusOr<wire::Pool> GpuPool(const std::string& socket, int gpu) {
   SLUICE_ASSIGN_OR_RETURN(const wire::Welcome node, AskNode(socket));
   return node.gpus(gpu).pool();

@@ -91,6 +91,11 @@ class RawClient {
   std::vector<wire::Message> events_;
 };
 
+// A daemon that finds `text` as its kept policy does not start, nor does
+// --check-config pass: exit status 2, and all of `words` on standard error.
+void ExpectPolicyIsRefused(const std::string& text,
+                           const std::vector<std::string>& words);
+
 // Pool `gpu` of the daemon at `socket`, asked by an observer.
 absl::StatusOr<wire::Pool> GpuPool(const std::string& socket, int gpu);
 absl::StatusOr<wire::Pool> HostPool(const std::string& socket, int numa);

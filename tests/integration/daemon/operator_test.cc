@@ -372,21 +372,8 @@ TEST(DaemonAdmin, WhatCannotBeKeptIsNotSet) {
 }
 
 TEST(DaemonStart, ABadPolicyIsRefusedInOneLine) {
-  const TempDir kept;
-  std::ofstream(kept.File("policy")) << "{";
-  std::ofstream(kept.File("config.toml"))
-      << fmt::format("[policy]\nfolder = \"{}\"\n", kept.path());
-  for (const bool check : {false, true}) {
-    std::vector<std::string> argv = {
-        BinaryPath("sluiced"),   "--driver",       "sim",
-        "--runtime-dir",         kept.File("run"), "--config",
-        kept.File("config.toml")};
-    if (check) argv.push_back("--check-config");
-    const ChildResult ended = Child::Spawn(argv)->Join();
-    EXPECT_EQ(ended.exit_code, 2);
-    EXPECT_THAT(ended.err, HasSubstr("error: the policy "));
-    EXPECT_THAT(ended.err, HasSubstr("it is no JSON, or not all of it; mend"));
-  }
+  ExpectPolicyIsRefused(
+      "{", {"error: the policy ", "it is no JSON, or not all of it; mend"});
 }
 
 TEST(DaemonAdmin, EvictedRankIsToldWhyAndItsMemoryComesBackWhenItEnds) {

@@ -66,24 +66,12 @@ TEST(DaemonAdmin, WhatIsReservedIsKeptFromOthersAndOutlivesTheDaemon) {
 }
 
 TEST(DaemonStart, APolicyThatReservesMoreThanThereIsIsRefusedInOneLine) {
-  const TempDir kept;
-  std::ofstream(kept.File("policy"))
-      << R"({"sluice_policy": 1, "limits": [], "drained": null,
-             "reservations": [{"gpu": 0, "uid": 1, "bytes": 68719476736,
-                               "by": "", "at_unix_s": 1}]})";
-  std::ofstream(kept.File("config.toml"))
-      << fmt::format("[policy]\nfolder = \"{}\"\n", kept.path());
-  for (const bool check : {false, true}) {
-    std::vector<std::string> argv = {
-        BinaryPath("sluiced"),   "--driver",       "sim",
-        "--runtime-dir",         kept.File("run"), "--config",
-        kept.File("config.toml")};
-    if (check) argv.push_back("--check-config");
-    const ChildResult ended = Child::Spawn(argv)->Join();
-    EXPECT_EQ(ended.exit_code, 2);
-    EXPECT_THAT(ended.err, HasSubstr("error: the policy reserves 64 GiB of GPU "
-                                     "0, which has 36 MiB: take it out"));
-  }
+  ExpectPolicyIsRefused(
+      R"({"sluice_policy": 1, "limits": [], "drained": null,
+          "reservations": [{"gpu": 0, "uid": 1, "bytes": 68719476736,
+                            "by": "", "at_unix_s": 1}]})",
+      {"error: the policy reserves 64 GiB of GPU 0, which has 36 MiB: take it "
+       "out"});
 }
 
 }  // namespace
