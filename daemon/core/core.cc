@@ -145,7 +145,7 @@ void Core::Load(CoreState saved) {
   SLUICE_CHECK(sessions_.empty());
   ledger_.Load(saved.ledger);
   joint_.Load(std::move(saved.joint));
-  sessions_ = std::move(saved.sessions);
+  sessions_.Load(std::move(saved.sessions));
   drain_ = std::move(saved.drain);
   for (const auto& [id, session] : sessions_) {
     if (session.is_rank()) slots_[session.grant_slot] = true;

@@ -36,6 +36,7 @@
 #include "daemon/core/session.h"
 #include "daemon/core/snapshot.h"
 #include "daemon/core/state.h"
+#include "daemon/core/table.h"
 #include "daemon/core/types.h"
 #include "proto/plan/progress.h"
 #include "proto/plan/request.h"
@@ -149,7 +150,7 @@ class Core {
 
   // Everything but the journal and the units (state.h).
   CoreState Save() const {
-    return {ledger_.Save(), joint_.Save(), sessions_, drain_};
+    return {ledger_.Save(), joint_.Save(), sessions_.rows(), drain_};
   }
   // Into a Core of the same node that no session has reached.
   void Load(CoreState saved);
@@ -221,7 +222,7 @@ class Core {
   Journal journal_;
   Ledger ledger_;
   JointPlanning joint_;
-  std::map<SessionId, Session> sessions_;
+  Table<SessionId, Session> sessions_;
   std::optional<Drain> drain_;
   std::vector<bool> slots_;
 };

@@ -46,7 +46,7 @@ Refusal Core::TakeLease(Session& session, RequestId request,
 
 void Core::Decide(const Ledger::Decided& decided, absl::Time now,
                   Effects& effects) {
-  Session& session = sessions_.at(decided.session);
+  Session& session = sessions_.Edit(decided.session);
   if (!decided.failure.ok()) {
     ++journal_.stats.leases_refused[RefusedBy::kDevice];
     const absl::Status why =
@@ -148,11 +148,11 @@ void Core::Settle(absl::Time now, Effects& effects) {
   joint_.ReleaseLeases(
       now,
       [&](const WaitingLease& lease) {
-        return TakeLease(sessions_.at(lease.session), lease.request,
+        return TakeLease(sessions_.Edit(lease.session), lease.request,
                          lease.asked, now, effects);
       },
       [&](const WaitingLease& lease, const Refusal& refusal) {
-        RefuseLease(sessions_.at(lease.session), lease.request, refusal, now,
+        RefuseLease(sessions_.Edit(lease.session), lease.request, refusal, now,
                     effects);
       });
 }

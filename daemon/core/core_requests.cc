@@ -31,9 +31,9 @@ void AddUpTo(uint64_t most, uint64_t more, uint64_t& sum) {
 Effects Core::Receive(SessionId id, RequestId request, const Request& body,
                       absl::Time now) {
   Effects effects;
-  const auto found = sessions_.find(id);
-  if (found == sessions_.end()) return effects;
-  Session& session = found->second;
+  Session* found = sessions_.Find(id);
+  if (found == nullptr) return effects;
+  Session& session = *found;
   if (session.state == Session::State::kClosed) return effects;
   switch (session.history.Begin(request)) {
     case RequestHistory::Seen::kRunning:
@@ -251,12 +251,13 @@ void Core::Handle(Session& session, RequestId request, const StepReport& step,
 }
 
 void Core::CopiesSeen(const std::map<int, Directions>& used) {
-  for (auto& [id, session] : sessions_) {
+  for (const auto& [id, session] : sessions_) {
     if (!session.is_rank()) continue;
     const auto seen = used.find(session.grant_slot);
-    if (seen == used.end()) continue;
-    session.copies_seen = seen->second;
-    CountCopies(session);
+    if (seen == used.end() || seen->second == session.copies_seen) continue;
+    Session& copied = sessions_.Edit(id);
+    copied.copies_seen = seen->second;
+    CountCopies(copied);
   }
 }
 
@@ -290,9 +291,9 @@ Effects Core::ProfileRead(SessionId id, RequestId request,
                           absl::StatusOr<ProfileWithHash> read,
                           absl::Time now) {
   Effects effects;
-  const auto found = sessions_.find(id);
-  if (found == sessions_.end() || !found->second.is_rank()) return effects;
-  Session& session = found->second;
+  Session* found = sessions_.Find(id);
+  if (found == nullptr || !found->is_rank()) return effects;
+  Session& session = *found;
   if (!read.ok()) {
     Answer(session, request, read.status(), effects);
     return effects;

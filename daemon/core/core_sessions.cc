@@ -55,11 +55,11 @@ Effects Core::Connect(SessionId id, const Peer& peer, absl::Time now) {
   // flood pushes out its own.
   struct HalfOpen {
     int count = 0;
-    Session* oldest = nullptr;
+    const Session* oldest = nullptr;
   };
   std::map<Principal, HalfOpen> half_open;
   int all = 0;
-  for (auto& [other_id, other] : sessions_) {
+  for (const auto& [other_id, other] : sessions_) {
     if (other.state != Session::State::kHalfOpen) continue;
     HalfOpen& of = half_open[other.peer.principal];
     if (of.count++ == 0 || other.connected_at < of.oldest->connected_at) {
@@ -68,7 +68,7 @@ Effects Core::Connect(SessionId id, const Peer& peer, absl::Time now) {
     ++all;
   }
   const bool full = std::ssize(sessions_) >= config_.max_sessions;
-  Session* oldest = nullptr;
+  const Session* oldest = nullptr;
   if (const HalfOpen& own = half_open[peer.principal];
       own.count >= config_.max_half_open_each) {
     oldest = own.oldest;
@@ -80,8 +80,9 @@ Effects Core::Connect(SessionId id, const Peer& peer, absl::Time now) {
                  ->second.oldest;
   }
   if (oldest) {
-    Close(*oldest, now, effects);
-    Drop(oldest->id, now, effects);
+    const SessionId gone = oldest->id;
+    Close(sessions_.Edit(gone), now, effects);
+    Drop(gone, now, effects);
     ++journal_.stats.sessions_refused;
   } else if (full) {
     ++journal_.stats.sessions_refused;
@@ -93,16 +94,16 @@ Effects Core::Connect(SessionId id, const Peer& peer, absl::Time now) {
   session.id = id;
   session.peer = peer;
   session.connected_at = now;
-  sessions_.emplace(id, std::move(session));
+  sessions_.Insert(id, std::move(session));
   ++journal_.stats.sessions_opened;
   return effects;
 }
 
 Effects Core::SocketEnded(SessionId id, absl::Time now) {
   Effects effects;
-  const auto found = sessions_.find(id);
-  if (found == sessions_.end()) return effects;
-  Session& session = found->second;
+  Session* found = sessions_.Find(id);
+  if (found == nullptr) return effects;
+  Session& session = *found;
   if (session.state == Session::State::kClosed) return effects;
   Close(session, now, effects);
   Tidy(id, now, effects);
@@ -111,7 +112,7 @@ Effects Core::SocketEnded(SessionId id, absl::Time now) {
 }
 
 void Core::Tidy(SessionId id, absl::Time now, Effects& effects) {
-  Session& session = sessions_.at(id);
+  const Session& session = sessions_.at(id);
   // Half-open ones and observers never had a lease.
   if (session.grant_slot < 0) return Drop(id, now, effects);
   std::vector<SessionId> older;
@@ -167,9 +168,9 @@ void Core::Drop(SessionId id, absl::Time now, Effects& effects) {
 
 Effects Core::ProcessGone(SessionId id, Exit exit, absl::Time now) {
   Effects effects;
-  const auto found = sessions_.find(id);
-  if (found == sessions_.end()) return effects;
-  Session& session = found->second;
+  Session* found = sessions_.Find(id);
+  if (found == nullptr) return effects;
+  Session& session = *found;
   const bool was_open = session.state != Session::State::kClosed;
   if (was_open) Close(session, now, effects);
   // A rank that freed what it had and ended well has not died. Where the
@@ -203,9 +204,9 @@ void Core::TellPeers(const Session& session, const std::string& reason,
 Effects Core::ProtocolBroken(SessionId id, const std::string& reason,
                              absl::Time now) {
   Effects effects;
-  const auto found = sessions_.find(id);
-  if (found == sessions_.end()) return effects;
-  Session& session = found->second;
+  Session* found = sessions_.Find(id);
+  if (found == nullptr) return effects;
+  Session& session = *found;
   if (session.state == Session::State::kClosed) return effects;
   Log(now, EventKind::kProtocol,
       fmt::format("{}: {}; its session is ended", Describe(session), reason),
@@ -224,7 +225,7 @@ Core::Evicted Core::Evict(const std::string& job, std::optional<uint32_t> uid,
                           bool kill, const std::string& reason,
                           absl::Time now) {
   Evicted evicted;
-  for (auto& [id, session] : sessions_) {
+  for (const auto& [id, session] : sessions_) {
     if (session.grant_slot < 0 || session.hello.job != job) continue;
     if (uid.has_value() && session.peer.principal.uid != *uid) continue;
     const bool open = session.state == Session::State::kAttached;
@@ -235,7 +236,7 @@ Core::Evicted Core::Evict(const std::string& job, std::optional<uint32_t> uid,
       Log(now, EventKind::kEvict,
           fmt::format("{}: {}", Describe(session), reason),
           session.peer.principal);
-      Close(session, now, evicted.effects);
+      Close(sessions_.Edit(id), now, evicted.effects);
     }
     if (kill) evicted.effects.push_back(KillProcess{id});
   }
@@ -245,7 +246,7 @@ Core::Evicted Core::Evict(const std::string& job, std::optional<uint32_t> uid,
 
 Effects Core::ShutDown(const std::string& reason, absl::Time now) {
   Effects effects;
-  for (auto& [id, session] : sessions_) {
+  for (const auto& [id, session] : sessions_) {
     if (session.state == Session::State::kAttached) {
       effects.push_back(SendNotice{id, ShuttingDownNotice{reason}});
     }
@@ -264,7 +265,7 @@ Effects Core::Tick(absl::Time now) {
     }
   }
   for (SessionId id : late) {
-    Close(sessions_.at(id), now, effects);
+    Close(sessions_.Edit(id), now, effects);
     Drop(id, now, effects);
     ++journal_.stats.sessions_refused;
   }

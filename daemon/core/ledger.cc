@@ -26,11 +26,13 @@ Ledger::Ledger(const NodeConfig& config)
 }
 
 PrincipalId Ledger::Intern(const Principal& principal) {
-  KnownPrincipal& known = principals_[principal];
-  if (known.id == PrincipalId()) known.id = PrincipalId(next_principal_++);
-  ++known.holders;
-  known.alone_since = absl::InfiniteFuture();
-  return known.id;
+  KnownPrincipal* known = principals_.Find(principal);
+  if (known == nullptr) {
+    known = &principals_.Insert(principal, {PrincipalId(next_principal_++)});
+  }
+  ++known->holders;
+  known->alone_since = absl::InfiniteFuture();
+  return known->id;
 }
 
 bool Ledger::HasExtents(PrincipalId principal) const {
@@ -40,36 +42,33 @@ bool Ledger::HasExtents(PrincipalId principal) const {
 }
 
 void Ledger::ForgetPrincipals() {
-  std::erase_if(principals_, [&](const auto& entry) {
-    return entry.second.holders == 0 && !HasExtents(entry.second.id);
-  });
+  for (auto each = principals_.begin(); each != principals_.end();) {
+    const auto& [principal, known] = *each++;
+    if (known.holders == 0 && !HasExtents(known.id)) {
+      principals_.erase(principal);
+    }
+  }
 }
 
 void Ledger::EraseHolder(SessionId session, absl::Time now) {
-  const auto found = holders_.find(session);
-  KnownPrincipal& known = principals_.at(found->second.job.principal);
-  holders_.erase(found);
+  KnownPrincipal& known = principals_.Edit(holders_.at(session).job.principal);
+  holders_.erase(session);
   if (--known.holders > 0) return;
   known.alone_since = now;
   ForgetPrincipals();
 }
 
 void Ledger::Open(SessionId session, const JobKey& job) {
-  const bool is_new =
-      holders_
-          .emplace(session,
-                   HolderState{.job = job, .principal = Intern(job.principal)})
-          .second;
-  SLUICE_CHECK(is_new);
-  ++principals_.at(job.principal).open;
+  holders_.Insert(session, {.job = job, .principal = Intern(job.principal)});
+  ++principals_.Edit(job.principal).open;
 }
 
 std::vector<RequestId> Ledger::Close(SessionId session, absl::Time now,
                                      Effects& effects) {
-  HolderState& holder = holders_.at(session);
+  HolderState& holder = holders_.Edit(session);
   SLUICE_CHECK(holder.state == HolderState::State::kOpen);
   holder.state = HolderState::State::kClosed;
-  --principals_.at(holder.job.principal).open;
+  --principals_.Edit(holder.job.principal).open;
   std::vector<RequestId> ended;
   while (!holder.leases.empty()) {
     ended.push_back(End(*holder.leases.begin(), now));
@@ -95,7 +94,7 @@ void Ledger::Gone(SessionId session, absl::Time now, Effects& effects) {
       Linger(extent, id, holder.job, LingeringState::Origin::kOrphaned);
     }
     for (ExtentId extent : left.alone) {
-      lingering_.at(extent).answer = LingeringState::Answer::kNotYet;
+      lingering_.Edit(extent).answer = LingeringState::Answer::kNotYet;
       to_ask_.push_back(extent);
     }
   }
@@ -127,7 +126,7 @@ absl::Status Ledger::CheckAsked(const LeaseRequest& asked) const {
 Ledger::Asked Ledger::Lease(SessionId session, RequestId request,
                             const LeaseRequest& asked, absl::Time now,
                             Effects& effects) {
-  HolderState& holder = holders_.at(session);
+  HolderState& holder = holders_.Edit(session);
   SLUICE_CHECK(holder.state == HolderState::State::kOpen);
   if (absl::Status wrong = CheckAsked(asked); !wrong.ok()) {
     return {{std::move(wrong), RefusedBy::kBudget}, std::nullopt};
@@ -157,7 +156,7 @@ Ledger::Asked Ledger::Lease(SessionId session, RequestId request,
   auto taken = pool.Take(holder.principal, *parts, ExtentId(next_extent_));
   next_extent_ += taken.make.size();
   const LeaseId id(next_lease_++);
-  LeaseState& lease = leases_[id];
+  LeaseState& lease = leases_.Insert(id);
   lease.session = session;
   lease.request = request;
   lease.pool = asked.pool;
@@ -170,7 +169,7 @@ Ledger::Asked Ledger::Lease(SessionId session, RequestId request,
   if (!parts->destroy.empty()) ForgetPrincipals();
   Destroy(*idle, effects);
   for (const Slice& slice : taken.make) {
-    making_[slice.id] = {asked.pool, id};
+    making_.Insert(slice.id, {asked.pool, id});
     effects.push_back(MakeExtent{slice.id, asked.pool, slice.size});
   }
   counts_.destroyed += parts->destroy.size();
@@ -181,7 +180,7 @@ Ledger::Asked Ledger::Lease(SessionId session, RequestId request,
 }
 
 Ledger::Decided Ledger::Finish(LeaseId id, absl::Time now, Effects& effects) {
-  LeaseState& lease = leases_.at(id);
+  LeaseState& lease = leases_.Edit(id);
   SLUICE_CHECK(lease.making == 0);
   Decided decided{id,         lease.session,  lease.request, lease.pool,
                   lease.size, lease.asked_at, lease.slices,  lease.failure};
@@ -202,15 +201,14 @@ RequestId Ledger::End(LeaseId id, absl::Time now) {
   const auto found = leases_.find(id);
   SLUICE_CHECK(found != leases_.end());
   const LeaseState& lease = found->second;
-  HolderState& holder = holders_.at(lease.session);
+  HolderState& holder = holders_.Edit(lease.session);
   Pool& pool = pools_.at(lease.pool);
   const bool hold = holder.state == HolderState::State::kClosed &&
                     lease.state == LeaseState::State::kGranted;
   Bytes refund;
   for (const Slice& slice : lease.slices) {
-    const auto making = making_.find(slice.id);
-    if (making != making_.end()) {
-      making->second.lease.reset();  // returned when it is made
+    if (MakingState* making = making_.Find(slice.id)) {
+      making->lease.reset();  // returned when it is made
       refund += slice.size;
     } else if (hold) {
       pool.Quarantine(slice.id, lease.session);
@@ -254,7 +252,7 @@ std::optional<Ledger::Decided> Ledger::ExtentMade(ExtentId id, absl::Time now,
     pool.Return(id, now);
     return std::nullopt;
   }
-  if (--leases_.at(*making.lease).making > 0) return std::nullopt;
+  if (--leases_.Edit(*making.lease).making > 0) return std::nullopt;
   return Finish(*making.lease, now, effects);
 }
 
@@ -266,7 +264,7 @@ std::optional<Ledger::Decided> Ledger::ExtentFailed(ExtentId id,
   pools_.at(making.pool).Failed(id);
   ForgetPrincipals();  // its principal may have gone meanwhile
   if (!making.lease) return std::nullopt;
-  LeaseState& lease = leases_.at(*making.lease);
+  LeaseState& lease = leases_.Edit(*making.lease);
   std::erase_if(lease.slices, [&](const Slice& s) { return s.id == id; });
   if (lease.state == LeaseState::State::kMaking) lease.failure = why;
   lease.state = LeaseState::State::kFailing;

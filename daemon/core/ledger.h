@@ -48,6 +48,7 @@
 #include "daemon/core/reservations.h"
 #include "daemon/core/state.h"
 #include "daemon/core/stats.h"
+#include "daemon/core/table.h"
 #include "daemon/core/types.h"
 #include "daemon/quota/allowance.h"
 
@@ -196,8 +197,7 @@ class Ledger {
   void Linger(ExtentId id, PoolId pool, const JobKey& job,
               LingeringState::Origin origin);
   // It is free.
-  void Back(std::map<ExtentId, LingeringState>::iterator lingering,
-            absl::Time now);
+  void Back(ExtentId id, const LingeringState& lingering, absl::Time now);
   // How many extents may be (ledger_extents.cc).
   using Idle = std::vector<std::pair<PoolId, ExtentId>>;
   size_t Extents() const;
@@ -236,10 +236,10 @@ class Ledger {
   std::map<PoolId, Pool> pools_;
   Budgets budgets_;
   Reservations reservations_;
-  std::map<LeaseId, LeaseState> leases_;
-  std::map<ExtentId, MakingState> making_;
-  std::map<SessionId, HolderState> holders_;
-  std::map<ExtentId, LingeringState> lingering_;
+  Table<LeaseId, LeaseState> leases_;
+  Table<ExtentId, MakingState> making_;
+  Table<SessionId, HolderState> holders_;
+  Table<ExtentId, LingeringState> lingering_;
   std::vector<ExtentId> to_ask_;  // within one event only
   absl::Time ask_again_at_ = absl::InfiniteFuture();
   ExtentId asked_last_;
@@ -251,7 +251,7 @@ class Ledger {
     // Since when it has no process; InfiniteFuture: it has one.
     absl::Time alone_since = absl::InfiniteFuture();
   };
-  std::map<Principal, KnownPrincipal> principals_;
+  Table<Principal, KnownPrincipal> principals_;
   Allowances allowances_;  // for changes of extents
   ExtentCounts counts_;
   uint64_t next_extent_ = 1;

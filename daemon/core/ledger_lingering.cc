@@ -8,7 +8,7 @@ namespace sluice::daemon {
 
 void Ledger::Linger(ExtentId id, PoolId pool, const JobKey& job,
                     LingeringState::Origin origin) {
-  lingering_[id] = {.origin = origin, .pool = pool, .job = job};
+  lingering_.Insert(id, {.origin = origin, .pool = pool, .job = job});
   to_ask_.push_back(id);
 }
 
@@ -16,7 +16,7 @@ void Ledger::AskNow(absl::Time now, Effects& effects) {
   if (to_ask_.empty()) return;
   // The rest with those that are asked about again.
   for (size_t i = kAskAtOnce; i < to_ask_.size(); ++i) {
-    lingering_.at(to_ask_[i]).answer = LingeringState::Answer::kHeld;
+    lingering_.Edit(to_ask_[i]).answer = LingeringState::Answer::kHeld;
     ask_again_at_ = std::min(ask_again_at_, now + kAskEvery);
   }
   to_ask_.resize(std::min(to_ask_.size(), kAskAtOnce));
@@ -42,9 +42,9 @@ void Ledger::AskAgain(absl::Time now, Effects& effects) {
 }
 
 Bytes Ledger::HolderKnown(ExtentId id, Held held, absl::Time now) {
-  const auto found = lingering_.find(id);
-  if (found == lingering_.end()) return Bytes(0);
-  LingeringState& lingering = found->second;
+  LingeringState* found = lingering_.Find(id);
+  if (found == nullptr) return Bytes(0);
+  LingeringState& lingering = *found;
   const Pool& pool = pools_.at(lingering.pool);
   if (held == Held::kYes) {
     lingering.answer = LingeringState::Answer::kHeld;
@@ -59,7 +59,7 @@ Bytes Ledger::HolderKnown(ExtentId id, Held held, absl::Time now) {
       lingering.origin == LingeringState::Origin::kOrphaned;
   const bool host = lingering.pool.kind == PoolKind::kHost;
   const Bytes size = pool.SizeOf(id);
-  Back(found, now);
+  Back(id, lingering, now);
   return of_the_dead && host ? size : Bytes(0);
 }
 
@@ -77,13 +77,11 @@ Bytes Ledger::SetOutside(HeldOutside held) {
   return came_back;
 }
 
-void Ledger::Back(std::map<ExtentId, LingeringState>::iterator lingering,
+void Ledger::Back(ExtentId id, const LingeringState& lingering,
                   absl::Time now) {
-  const ExtentId id = lingering->first;
-  Pool& pool = pools_.at(lingering->second.pool);
   Uncharge({id});
-  pool.Back(id, now);
-  lingering_.erase(lingering);
+  pools_.at(lingering.pool).Back(id, now);
+  lingering_.erase(id);
 }
 
 void Ledger::Uncharge(const std::vector<ExtentId>& extents) {

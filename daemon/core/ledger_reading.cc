@@ -72,13 +72,13 @@ LedgerState Ledger::Save() const {
   for (const auto& [id, pool] : pools_) saved.pools[id] = pool.Save();
   saved.budgets = budgets_.Save();
   saved.reservations = reservations_;
-  saved.leases = leases_;
-  saved.making = making_;
-  saved.holders = holders_;
+  saved.leases = leases_.rows();
+  saved.making = making_.rows();
+  saved.holders = holders_.rows();
   for (const auto& [principal, known] : principals_) {
     saved.principals[principal] = {known.id, known.alone_since};
   }
-  saved.lingering = lingering_;
+  saved.lingering = lingering_.rows();
   saved.ask_again_at = ask_again_at_;
   saved.asked_last = asked_last_;
   saved.outside = outside_;
@@ -94,14 +94,15 @@ void Ledger::Load(const LedgerState& saved) {
   for (auto& [id, pool] : pools_) pool.Load(saved.pools.at(id));
   budgets_.Load(saved.budgets);
   reservations_ = saved.reservations;
-  leases_ = saved.leases;
-  making_ = saved.making;
-  holders_ = saved.holders;
+  leases_.Load(saved.leases);
+  making_.Load(saved.making);
+  holders_.Load(saved.holders);
   for (const auto& [principal, known] : saved.principals) {
-    principals_[principal] = {.id = known.id, .alone_since = known.alone_since};
+    principals_.Insert(principal,
+                       {.id = known.id, .alone_since = known.alone_since});
   }
   for (const auto& [id, holder] : holders_) {
-    KnownPrincipal& known = principals_.at(holder.job.principal);
+    KnownPrincipal& known = principals_.Edit(holder.job.principal);
     ++known.holders;
     if (holder.state == HolderState::State::kOpen) ++known.open;
     for (const PoolKind kind : {PoolKind::kGpu, PoolKind::kHost}) {
@@ -113,7 +114,7 @@ void Ledger::Load(const LedgerState& saved) {
     budgets_.Charge(holders_.at(lease.session).job, lease.pool.kind,
                     lease.size);
   }
-  lingering_ = saved.lingering;
+  lingering_.Load(saved.lingering);
   for (const auto& [id, each] : lingering_) Recharge({id});
   ask_again_at_ = saved.ask_again_at;
   asked_last_ = saved.asked_last;

@@ -20,11 +20,7 @@ Pool::Pool(PoolId id, Bytes total, Bytes extent)
   SLUICE_CHECK(extent > Bytes(0));
 }
 
-Pool::Extent& Pool::at(ExtentId id) {
-  const auto found = extents_.find(id);
-  SLUICE_CHECK(found != extents_.end());
-  return found->second;
-}
+Pool::Extent& Pool::at(ExtentId id) { return extents_.Edit(id); }
 
 Bytes Pool::ChargedTo(PrincipalId principal) const {
   const auto charged = charged_.find(principal);
@@ -214,7 +210,7 @@ Pool::Taken Pool::Take(PrincipalId principal, const Parts& parts,
   }
   for (Bytes each : parts.make) {
     const ExtentId id(first.value() + taken.make.size());
-    extents_[id] = {.size = each, .principal = principal};
+    extents_.Insert(id, {.size = each, .principal = principal});
     ++owned_[principal];
     leased_ += each;
     Charge(principal, each);
@@ -419,7 +415,7 @@ void Pool::List(ExtentId id, const Extent& extent) {
 
 void Pool::Load(const Saved& saved) {
   SLUICE_CHECK(extents_.empty());
-  extents_ = saved.extents;
+  extents_.Load(saved.extents);
   next_idle_order_ = saved.next_idle_order;
   for (const auto& [id, extent] : extents_) List(id, extent);
 }

@@ -31,6 +31,7 @@
 
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
+#include "daemon/core/table.h"
 #include "daemon/core/types.h"
 
 namespace sluice::daemon {
@@ -145,7 +146,7 @@ class Pool {
   // Since when the oldest one is kept; InfiniteFuture: there is none.
   absl::Time OldestSince() const;
 
-  Saved Save() const { return {extents_, next_idle_order_}; }
+  Saved Save() const { return {extents_.rows(), next_idle_order_}; }
   void Load(const Saved& saved);
 
   void CheckInvariants() const;
@@ -196,7 +197,7 @@ class Pool {
   const PoolId id_;
   const Bytes total_;
   const Bytes extent_;
-  std::map<ExtentId, Extent> extents_;
+  Table<ExtentId, Extent> extents_;
   std::map<PrincipalId, size_t> owned_;  // how many extents; only above 0
   // What each holds, and what of that lingers; only who holds any.
   struct Charged {

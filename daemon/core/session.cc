@@ -16,20 +16,20 @@ RequestHistory::Seen RequestHistory::Begin(RequestId id) {
     newest_forgotten_ = requests_.begin()->first;
     requests_.erase(requests_.begin());
   }
-  requests_[id] = std::nullopt;
+  requests_.Insert(id);
   return Seen::kNew;
 }
 
 void RequestHistory::Answer(RequestId id, const Reply& reply) {
-  const auto known = requests_.find(id);
-  SLUICE_CHECK(known != requests_.end() && !known->second.has_value());
-  known->second = reply;
+  std::optional<Reply>& answer = requests_.Edit(id);
+  SLUICE_CHECK(!answer.has_value());
+  answer = reply;
 }
 
 void RequestHistory::LeaseEnded(RequestId id) {
-  const auto known = requests_.find(id);
-  if (known == requests_.end() || !known->second.has_value()) return;
-  if (auto* granted = std::get_if<GrantedReply>(&*known->second)) {
+  std::optional<Reply>* known = requests_.Find(id);
+  if (known == nullptr || !known->has_value()) return;
+  if (auto* granted = std::get_if<GrantedReply>(&**known)) {
     granted->slices = {};
   }
 }

@@ -16,6 +16,7 @@
 
 #include "daemon/core/grants.h"
 #include "daemon/core/requests.h"
+#include "daemon/core/table.h"
 
 namespace sluice::daemon {
 
@@ -36,7 +37,7 @@ class RequestHistory {
   bool operator==(const RequestHistory&) const = default;
 
  private:
-  std::map<RequestId, std::optional<Reply>> requests_;
+  Table<RequestId, std::optional<Reply>> requests_;
   RequestId newest_forgotten_;
 };
 

@@ -1,0 +1,91 @@
+// A map that knows which of its rows were changed since somebody last asked.
+//
+// What a daemon knows is saved change by change (daemon/state): of thousands of
+// rows an event changes a few. Rows are changed by `Edit`, `Insert` and `erase`
+// only, all else is const, so none can be changed unnoticed.
+//
+// Thread safety: none needed; one thread (see core.h).
+#pragma once
+
+#include <algorithm>
+#include <map>
+#include <utility>
+#include <vector>
+
+#include "proto/base/status.h"
+
+namespace sluice::daemon {
+
+template <typename Key, typename Row>
+class Table {
+ public:
+  using Rows = std::map<Key, Row>;
+  using const_iterator = typename Rows::const_iterator;
+
+  const Rows& rows() const { return rows_; }
+  const_iterator begin() const { return rows_.begin(); }
+  const_iterator end() const { return rows_.end(); }
+  const_iterator find(const Key& key) const { return rows_.find(key); }
+  const_iterator lower_bound(const Key& key) const {
+    return rows_.lower_bound(key);
+  }
+  const_iterator upper_bound(const Key& key) const {
+    return rows_.upper_bound(key);
+  }
+  const Row& at(const Key& key) const { return rows_.at(key); }
+  bool contains(const Key& key) const { return rows_.contains(key); }
+  size_t size() const { return rows_.size(); }
+  bool empty() const { return rows_.empty(); }
+
+  // REQUIRES: it is there.
+  Row& Edit(const Key& key) {
+    Row* row = Find(key);
+    SLUICE_CHECK(row != nullptr);
+    return *row;
+  }
+  // To be changed; null: it is not there.
+  Row* Find(const Key& key) {
+    const auto found = rows_.find(key);
+    if (found == rows_.end()) return nullptr;
+    Note(key);
+    return &found->second;
+  }
+  // REQUIRES: it is not there.
+  Row& Insert(const Key& key, Row row = {}) {
+    const auto [at, is_new] = rows_.emplace(key, std::move(row));
+    SLUICE_CHECK(is_new);
+    Note(key);
+    return at->second;
+  }
+  void erase(const_iterator at) {
+    Note(at->first);
+    rows_.erase(at);
+  }
+  void erase(const Key& key) {
+    if (rows_.erase(key) > 0) Note(key);
+  }
+
+  // Rows that were saved: no change.
+  void Load(Rows rows) {
+    rows_ = std::move(rows);
+    changed_.clear();
+  }
+  // Each key once, also of rows that are gone, or came and went.
+  std::vector<Key> TakeChanged() {
+    std::sort(changed_.begin(), changed_.end());
+    changed_.erase(std::unique(changed_.begin(), changed_.end()),
+                   changed_.end());
+    return std::exchange(changed_, {});
+  }
+  bool operator==(const Table& other) const { return rows_ == other.rows_; }
+
+ private:
+  void Note(const Key& key) {
+    if (changed_.empty() || changed_.back() != key) changed_.push_back(key);
+  }
+
+  Rows rows_;
+  std::vector<Key> changed_;
+};
+
+}  // namespace sluice::daemon
