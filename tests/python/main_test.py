@@ -70,6 +70,42 @@ def test_probe_of_a_config_that_is_no_models_says_so(tmp_path):
     assert len(found.stderr.splitlines()) == 1
 
 
+@pytest.mark.parametrize("field, value", [
+    ("hidden_size", "32"), ("vocab_size", 10**12), ("num_hidden_layers", -2),
+    ("num_attention_heads", 0), ("hidden_act", "none")])
+def test_probe_of_a_config_with_odd_values_is_one_line(tmp_path, field, value):
+    tiny().config.save_pretrained(tmp_path)
+    config = tmp_path / "config.json"
+    config.write_text(json.dumps({**json.loads(config.read_text()),
+                                  field: value}))
+    found = sluice("probe", str(tmp_path))
+    assert found.returncode == 1
+    assert len((found.stdout + found.stderr).splitlines()) == 1
+
+
+@pytest.mark.parametrize("command, words", [
+    (["probe", ""], "folder = ''"), (["doctor", "--socket", ""], "socket"),
+    (["plan", "", "--gpus", "8", "--seq-len", "1K"], "folder = ''")])
+def test_an_empty_word_is_refused(command, words):
+    found = sluice(*command)
+    assert found.returncode == 1 and "Traceback" not in found.stderr
+    assert words in found.stdout + found.stderr
+
+
+@pytest.mark.parametrize("word, value", [
+    ("--gpus", "0"), ("--gpus", "-1"), ("--gpus", "nan"), ("--gpus", ""),
+    ("--gpus", "9" * 30), ("--seq-len", "0"), ("--seq-len", "-1K"),
+    ("--seq-len", "1.5"), ("--seq-len", ""), ("--hardware", "")])
+def test_plan_of_odd_numbers_is_one_line(tmp_path, word, value):
+    tiny().config.save_pretrained(tmp_path)
+    given = {"--gpus": "8", "--seq-len": "1K", word: value}
+    found = sluice("plan", str(tmp_path), *(
+        f"{name}={told}" for name, told in given.items()))
+    assert found.returncode == 2 and not found.stdout
+    assert found.stderr.startswith("error: ")
+    assert len(found.stderr.splitlines()) == 1
+
+
 def test_probe_of_an_empty_folder_says_so(tmp_path):
     found = sluice("probe", str(tmp_path))
     assert found.returncode == 1

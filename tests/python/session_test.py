@@ -169,23 +169,6 @@ def test_a_rank_that_is_attached_is_refused(daemon):
     assert raised.value.status is Status.ALREADY_EXISTS
 
 
-@pytest.mark.parametrize("wrong, line", [
-    (dict(rank=2, world=2), "rank 2 of world 2: ranks go from 0"),
-    (dict(world=0), "rank 0 of world 0"),
-    (dict(gpu=-1), "gpu -1: GPUs of a node count from 0"),
-    (dict(job="j" * 65), "64")])
-def test_a_wrong_place_is_refused_by_value(daemon, wrong, line):
-    with pytest.raises(sluice.Error, match=line) as raised:
-        sluice.Session(daemon.socket, **wrong)
-    assert raised.value.status is Status.INVALID_ARGUMENT
-
-
-def test_a_negative_figure_of_a_report_is_refused(session):
-    with pytest.raises(sluice.Error, match="tokens is -1") as raised:
-        session.report(1, 1.0, -1)
-    assert raised.value.status is Status.INVALID_ARGUMENT
-
-
 def test_a_closed_session_refuses_and_closes_twice(session):
     session.close()
     session.close()

@@ -234,7 +234,7 @@ def test_shares_are_whole_chunks_the_last_ones_kept():
 
 @pytest.mark.parametrize("policy, words", [
     ("all", "policy = 'all'"),
-    ({"mlp.*": {"hold": 1}}, "'hold': 'keep' or 'swap'"),
+    ({"mlp.*": {"hold": 1}}, "'hold': 1.*'keep'"),
     ({"mlp.*": {"keep": 1.5}}, "keep = 1.5: between 0 and 1"),
     ({"mlp.*": {"keep": 0.6, "swap": 0.6}}, r"keep \+ swap = 1.2"),
     ({"ffn.*": {"keep": 1}}, "'ffn.*' fits no weight .* mlp.up_proj.weight")])

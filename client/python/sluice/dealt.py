@@ -25,9 +25,13 @@ import torch.distributed as dist
 from torch import Tensor
 from torch.nn import functional as F
 
+from sluice.arguments import (GROUP, NONE, Kind, a, invalid,
+                              rows_of_tokens, takes)
 from sluice.ranks import Ranks
 
 IGNORED = -100  # the label of a row that counts nothing
+SHARDED = {"input_ids": rows_of_tokens(), "labels": rows_of_tokens() | NONE,
+           "position_ids": rows_of_tokens() | NONE}
 
 
 @dataclass(frozen=True)
@@ -45,11 +49,15 @@ class Shard:
     count: Tensor | None  # (): labels that count in the whole sequences
     _ranks: Ranks | None = field(repr=False)
 
+    @takes("Shard.mean", total=Kind(
+        lambda v: isinstance(v, Tensor) and v.dim() == 0
+        and v.is_floating_point(), "the sum over this rank's rows, a tensor "
+        "of one number"))
     def mean(self, total: Tensor) -> Tensor:
         """The loss () of the whole sequences, of the sum () over this rank's
         rows; gradients as of a streamed model's own loss. A collective."""
         if self.count is None:
-            raise ValueError("shard() was given no labels to count")
+            raise invalid("Shard.mean: shard() was given no labels to count")
         if self._ranks is not None:
             total = self._ranks.sum(total)
         return total / self.count
@@ -58,6 +66,7 @@ class Shard:
 def shard(ranks: Ranks | None, own: Tensor | None, input_ids: Tensor,
           labels: Tensor | None, position_ids: Tensor | None) -> Shard:
     """The rows `own` (None: all) of whole rows [B, S]."""
+    _check_shapes(input_ids, labels, position_ids)
     if position_ids is None:
         position_ids = torch.arange(input_ids.shape[1],
                                     device=input_ids.device)[None]
@@ -71,6 +80,17 @@ def shard(ranks: Ranks | None, own: Tensor | None, input_ids: Tensor,
 
     return Shard(cut(input_ids), cut(position_ids), cut(shifted), count,
                  None if own is None else ranks)
+
+
+def _check_shapes(input_ids: Tensor, labels: Tensor | None,
+                  position_ids: Tensor | None) -> None:
+    batch, length = input_ids.shape
+    for name, rows, batches in (("labels", labels, (batch,)),
+                                ("position_ids", position_ids, (1, batch))):
+        if rows is not None and (rows.shape[0] not in batches
+                                 or rows.shape[1] != length):
+            raise invalid(f"shard: {name} of shape {tuple(rows.shape)}: as "
+                          f"input_ids, {tuple(input_ids.shape)}")
 
 
 class same_rows:
@@ -91,6 +111,8 @@ class same_rows:
     other attributes. Iterating is a collective.
     """
 
+    @takes("same_rows", loader=a(Iterable, "a loader of batches"),
+           group=GROUP)
     def __init__(self, loader: Iterable[Any], group: dist.ProcessGroup):
         self._loader, self._group = loader, group
 
@@ -119,4 +141,4 @@ class same_rows:
         return getattr(self._loader, name)
 
 
-__all__ = ["Shard", "same_rows", "shard"]
+__all__ = ["SHARDED", "Shard", "same_rows", "shard"]

@@ -5,10 +5,15 @@ import os
 import pathlib
 import subprocess
 
+from sluice.arguments import PATH, a, takes
 from sluice.daemon import find_programs
 from sluice.errors import Error, Status
 
 
+_TEXT = a(str, "as sluicectl plan train takes it, a text")
+
+
+@takes("plan", folder=PATH, gpus=_TEXT, tokens=_TEXT, hardware=_TEXT)
 def plan(folder: str | os.PathLike[str], gpus: str, tokens: str,
          hardware: str, *, compare: bool = False,
          as_json: bool = False) -> int:

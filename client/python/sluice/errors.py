@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import enum
 
-__all__ = ["Error", "Status", "Unsupported"]
+__all__ = ["Error", "Invalid", "Status", "Unsupported"]
 
 
 class Status(enum.IntEnum):
@@ -54,6 +54,10 @@ class Error(RuntimeError):
         return f"{self.line} ({self.status.name})"
 
 
+class Invalid(Error, ValueError):
+    """A call was given what it does not take: `Status.INVALID_ARGUMENT`."""
+
+
 class PeerFailed(Error):
     """Another rank failed, so this one cannot go on."""
 
@@ -79,7 +83,7 @@ class Unsupported(RuntimeError):
 
 
 # Tracebacks name them as users import them.
-Error.__module__ = Unsupported.__module__ = "sluice"
+Error.__module__ = Invalid.__module__ = Unsupported.__module__ = "sluice"
 
 
 class NoAttention(Unsupported):

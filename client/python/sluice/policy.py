@@ -13,8 +13,15 @@ import fnmatch
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
+from sluice.arguments import Kind, invalid, mapping, need, number
 
 _ROUNDING = 1e-6
+_PART = number("between 0 and 1, a part of the chunks", least=0, most=1)
+_PARTS = mapping(
+    Kind(lambda parts: isinstance(parts, Mapping)
+         and parts.keys() <= {"keep", "swap"}, ""),
+    "'recompute', 'plan', or parts of the chunks by weights' names, as "
+    "{'mlp.*': {'keep': 0.25, 'swap': 0.5}}")
 
 
 class Action(enum.Enum):
@@ -53,23 +60,20 @@ class Policy:
 
     @staticmethod
     def of(given: str | Mapping[str, Mapping[str, float]]) -> Policy:
-        """Of what a user gives to `stream(policy=)`; ValueError in one line."""
+        """Of what a user gives to `stream(policy=)`; `Invalid` in one line."""
         if given == "recompute":
             return Policy()
-        if not isinstance(given, Mapping):
-            raise ValueError(f"policy = {given!r}: 'recompute', 'plan' or a "
-                             "mapping like {'mlp.*': {'keep': 0.25, 'swap': "
-                             "0.5}}")
+        need("stream", "policy", given, _PARTS)
         return Policy(tuple((pattern, _share(pattern, parts))
                             for pattern, parts in given.items()))
 
     def check(self, names: Iterable[str]) -> None:
-        """ValueError where a pattern fits none of the layers' weights."""
+        """`Invalid` where a pattern fits none of the layers' weights."""
         names = sorted(set(names))
         for pattern, _ in self.shares:
             if not any(_fits(name, pattern) for name in names):
-                raise ValueError(f"policy: '{pattern}' fits no weight of the "
-                                 f"layers; there are: {', '.join(names)}")
+                raise invalid(f"stream: policy: '{pattern}' fits no weight of "
+                              f"the layers; there are: {', '.join(names)}")
 
     def of_kind(self, kind: str) -> Policy:
         """What it says of layers of that kind."""
@@ -93,16 +97,11 @@ def _fits(name: str, pattern: str) -> bool:
 
 
 def _share(pattern: str, parts: Mapping[str, float]) -> Share:
-    unknown = set(parts) - {"keep", "swap"}
-    if unknown:
-        raise ValueError(f"policy['{pattern}']: '{unknown.pop()}': 'keep' or "
-                         "'swap', each a part of the chunks")
+    for name, part in parts.items():
+        need("stream", f"policy['{pattern}']: {name}", part, _PART)
     share = Share(**parts)
-    for name, part in (("keep", share.keep), ("swap", share.swap),
-                       ("keep + swap", share.keep + share.swap)):
-        if not 0 <= part <= 1:
-            raise ValueError(f"policy['{pattern}']: {name} = {part:g}: "
-                             "between 0 and 1")
+    need("stream", f"policy['{pattern}']: keep + swap",
+         share.keep + share.swap, _PART)
     return share
 
 

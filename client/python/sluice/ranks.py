@@ -27,6 +27,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
+from sluice.arguments import invalid
 from sluice.board import Board
 from sluice.errors import PeerFailed, Status, Unsupported
 
@@ -47,14 +48,14 @@ class Ranks:
 
     @staticmethod
     def of(group: dist.ProcessGroup | None, chunk: int) -> Ranks | None:
-        """None where nothing is shared; ValueError where a chunk has no rows
+        """None where nothing is shared; `Invalid` where a chunk has no rows
         for each rank."""
         if group is None or dist.get_world_size(group) == 1:
             return None
         ranks = Ranks(group)
         if chunk < ranks.size:
-            raise ValueError(f"chunk = {chunk}: at least one row for each of "
-                             f"the group's {ranks.size} ranks")
+            raise invalid(f"stream: chunk = {chunk}: at least one row for "
+                          f"each of the group's {ranks.size} ranks")
         return ranks
 
     # --- rows ---------------------------------------------------------------

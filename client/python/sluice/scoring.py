@@ -14,6 +14,9 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from sluice.arguments import (FLAG, MODULE, NONE, invalid, number,
+                              rows_of_tokens, takes)
+from sluice.errors import Invalid
 from sluice.precision import widened
 
 IGNORED = -100  # the target of a row that is not asked for
@@ -27,11 +30,15 @@ class Asked:
     targets: Tensor  # [B, S], IGNORED where nothing is wanted
     temperature: float
     entropy: bool
+    largest: int  # of the targets
     answered: bool = False  # by a streamed head, in the place of its logits
 
     def of(self, logits: Tensor, targets: Tensor) -> Tensor:
         """[B, c, 1 or 2] in fp32 of logits [B, c, V] of some rows: log p of
         the targets [B, c], and the entropy where it is wanted."""
+        if self.largest >= logits.shape[-1]:
+            raise invalid(f"logprobs: a target of {self.largest}: at most "
+                          f"{logits.shape[-1] - 1}, the last logit's")
         logits = widened(logits)
         every = F.log_softmax(logits / self.temperature, dim=-1)
         targets = targets.to(logits.device)
@@ -49,6 +56,14 @@ def asked() -> Asked | None:
     return getattr(_asking, "asked", None)
 
 
+def wrong_shape(targets: Tensor, rows: torch.Size) -> Invalid:
+    return invalid(f"logprobs: targets of shape {tuple(targets.shape)} for "
+                   f"{tuple(rows)} rows")
+
+
+@takes("logprobs", model=MODULE, labels=rows_of_tokens() | NONE,
+       targets=rows_of_tokens() | NONE, entropy=FLAG,
+       temperature=number("a number more than 0", above=0, most=1e30))
 def logprobs(model: nn.Module, *, labels: Tensor | None = None,
              targets: Tensor | None = None, temperature: float = 1.0,
              entropy: bool = False, **inputs: Any
@@ -75,18 +90,33 @@ def logprobs(model: nn.Module, *, labels: Tensor | None = None,
     Rows whose target is -100 give 0, without a gradient.
 
     Raises:
-      ValueError: not exactly one of labels and targets.
+      Invalid: not exactly one of labels and targets, or one that is no token.
       Unsupported: as a call of the streamed model.
     """
     if (labels is None) == (targets is None):
-        raise ValueError("pass labels or targets, and not both")
+        raise invalid("logprobs: pass labels or targets, and not both")
     if targets is None:
         targets = F.pad(labels, (0, 1), value=IGNORED)[:, 1:]
-    wanted = Asked(targets, temperature, entropy)
+    least, largest = _extremes(targets)
+    if least < 0:
+        raise invalid(f"logprobs: a target of {least}: a token, 0 or more, or "
+                      f"{IGNORED} for none")
+    wanted = Asked(targets, temperature, entropy, largest)
     before, _asking.asked = asked(), wanted
     try:
         logits = model(**{"use_cache": False, **inputs}).logits
     finally:
         _asking.asked = before
+    if not wanted.answered and logits.shape[:2] != targets.shape:
+        raise wrong_shape(targets, logits.shape[:2])
     found = logits if wanted.answered else wanted.of(logits, targets)
     return (found[..., 0], found[..., 1]) if entropy else found[..., 0]
+
+
+def _extremes(targets: Tensor) -> tuple[int, int]:
+    """The least and the largest of those that are wanted."""
+    if targets.numel() == 0:
+        return 0, 0
+    tokens = targets.masked_fill(targets == IGNORED, 0)
+    least, largest = torch.stack([tokens.min(), tokens.max()]).tolist()
+    return least, largest

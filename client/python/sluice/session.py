@@ -13,6 +13,8 @@ from collections.abc import Mapping
 from typing import Any
 
 from sluice import _native
+from sluice.arguments import (FLAG, NONE, PATH, a, invalid, number, short_text,
+                              takes, whole)
 from sluice.daemon import PrivateDaemon, find_programs
 from sluice.errors import Error, Status
 from sluice.handle import Handle, forked
@@ -22,6 +24,9 @@ from sluice.waiting import Calls, waits_for
 __all__ = ["Limits", "Session"]
 
 _NO_PLAN = 2**64 - 1  # a number that no plan has
+_MOST_RANKS = 1 << 20
+_COUNT = whole(0, "a whole number, 0 or more")
+_BYTES = whole(1, "bytes, a whole number from 1")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -61,17 +66,28 @@ class Session:
         job, rank, gpu: as given.
 
     Raises:
+        Invalid: an argument is not what it may be.
         Error: NOT_FOUND or UNAVAILABLE without a daemon at the socket or
-            without libsluice.so; ALREADY_EXISTS where this rank is attached;
-            INVALID_ARGUMENT.
+            without libsluice.so; ALREADY_EXISTS where this rank is attached.
 
     A context manager. Thread safety: safe.
     """
 
+    @takes("Session", socket=PATH | NONE, job=short_text(64) | NONE,
+           rank=whole(0, "a rank, 0 or more", _MOST_RANKS - 1),
+           world=whole(1, f"ranks, 1 to {_MOST_RANKS}", _MOST_RANKS),
+           gpu=whole(0, "GPUs of a node count from 0", _MOST_RANKS),
+           local_world=whole(1, "ranks on this node, 1 or more, or None",
+                             _MOST_RANKS) | NONE)
     def __init__(self, socket: str | os.PathLike[str] | None = None,
                  job: str | None = None, rank: int = 0, world: int = 1,
                  gpu: int = 0, *, local_world: int | None = None) -> None:
-        _check_place(rank, world, gpu)
+        if rank >= world:
+            raise invalid(f"Session: rank {rank} of world {world}: ranks go "
+                          "from 0 to world - 1")
+        if local_world is not None and local_world > world:
+            raise invalid(f"Session: local_world = {local_world}: at most the "
+                          f"world of {world}")
         self._library = _native.load(find_programs().need_library())
         if job is None:
             job = f"python-{os.getpid()}" if world == 1 else "python"
@@ -108,6 +124,10 @@ class Session:
                       told.h2d_bytes_per_second, told.d2h_bytes_per_second,
                       told.guaranteed_bytes_per_second)
 
+    @takes("report", step=_COUNT, tokens=_COUNT, gpu_peak_bytes=_COUNT,
+           host_peak_bytes=_COUNT, copies=a(CopyStats, "a CopyStats") | NONE,
+           seconds=number("seconds, 0 or more", least=0, most=1e18),
+           loss=a((int, float), "a number"))
     def report(self, step: int, seconds: float, tokens: int, *,
                loss: float = math.nan, copies: CopyStats | None = None,
                gpu_peak_bytes: int = 0, host_peak_bytes: int = 0) -> None:
@@ -123,14 +143,14 @@ class Session:
                        gpu_peak_bytes=gpu_peak_bytes,
                        host_peak_bytes=host_peak_bytes,
                        **(dataclasses.asdict(copies) if copies else {}))
-        for name, value in figures.items():
-            if not value >= 0:  # ctypes would make a huge number of it
-                raise Error(Status.INVALID_ARGUMENT,
-                            f"report: {name} is {value}, must be 0 or more")
         report = _native.StepReport(loss=loss, **figures)
         self._library.check(self._library.session_report(
             self._value(), ctypes.byref(report)))
 
+    @takes("plan", profile=a(Mapping, "a profile of one step, a mapping as "
+                             "proto/plan has it"),
+           timeout_s=number("seconds, more than 0", above=0, most=1e9),
+           quiet=FLAG)
     def plan(self, profile: Mapping[str, Any], timeout_s: float = 60.0, *,
              quiet: bool = False) -> dict[str, Any]:
         """Submits this rank's profile of one step (proto/plan, as JSON) and
@@ -143,11 +163,16 @@ class Session:
             Error: INVALID_ARGUMENT for a profile that is none;
                 DEADLINE_EXCEEDED; UNAVAILABLE when the daemon is gone.
         """
+        try:
+            told = json.dumps(profile, allow_nan=False).encode()
+        except (TypeError, ValueError, RecursionError) as error:
+            raise invalid(f"plan: a profile that is no JSON: {error}"
+                          ) from error
+
         def call() -> dict[str, Any]:
             text = ctypes.c_void_p()
             self._library.check(self._library.session_plan(
-                value, json.dumps(profile).encode(), timeout_s,
-                ctypes.byref(text)))
+                value, told, timeout_s, ctypes.byref(text)))
             try:
                 return json.loads(ctypes.string_at(text.value))
             finally:
@@ -178,6 +203,8 @@ class Session:
         finally:
             self._library.string_free(text)
 
+    @takes("answer_change", number=whole(0, "a plan's number", _NO_PLAN),
+           taken=FLAG, note=a(str, "a line of text"))
     def answer_change(self, number: int, taken: bool, note: str = "") -> None:
         """What became of a changed plan. Who takes one gives back the host
         memory that it does not have any more before; who asked `plan` and
@@ -194,6 +221,7 @@ class Session:
         """Raises `Error` UNAVAILABLE where the daemon is known to be gone."""
         self.answer_change(_NO_PLAN, False)  # which the daemon ignores
 
+    @takes("lease_host", nbytes=_BYTES)
     def lease_host(self, nbytes: int) -> Region:
         """Pinned host memory on the GPU's NUMA node; see `Region`.
 
@@ -203,6 +231,7 @@ class Session:
         """
         return Region(self, _native.HOST, nbytes)
 
+    @takes("lease_gpu", nbytes=_BYTES)
     def lease_gpu(self, nbytes: int) -> Region:
         """Memory of the session's GPU; otherwise like `lease_host`."""
         return Region(self, _native.GPU, nbytes)
@@ -236,13 +265,3 @@ class Session:
             raise Error(Status.FAILED_PRECONDITION,
                         "the session is closed: open another")
         return self._handle.value
-
-
-def _check_place(rank: int, world: int, gpu: int) -> None:
-    if world < 1 or not 0 <= rank < world:
-        raise Error(Status.INVALID_ARGUMENT,
-                    f"rank {rank} of world {world}: ranks go from 0 to "
-                    "world - 1")
-    if gpu < 0:
-        raise Error(Status.INVALID_ARGUMENT,
-                    f"gpu {gpu}: GPUs of a node count from 0")

@@ -1,22 +1,36 @@
 """What `stream` may be told."""
 from __future__ import annotations
 
+from collections.abc import Callable, Iterable, Mapping
+
+from sluice.arguments import (FLAG, GROUP, MODULE, NONE, Kind, a, mapping,
+                              number, one_of, some, whole)
+from sluice.session import Session
+
 AT_FIRST = 1024  # rows per chunk, until another size is found by measuring
 
+HEAD = one_of("rows", "whole")
+LAYERS = some(MODULE, "decoder layers, each a torch.nn.Module, one at least")
+KINDS: dict[str, Kind] = {
+    "model": MODULE | NONE,
+    "layers": a(Iterable, "decoder layers, each a torch.nn.Module") | NONE,
+    "attention": one_of("sdpa") | NONE,
+    "sample": a(Callable, "what runs the model, as lambda: model(ids)") | NONE,
+    "session": a(Session, "a sluice.Session") | NONE,
+    "chunk": whole(1, "at least one row per chunk") | one_of("auto"),
+    "batch": whole(1, "at least one sequence"),
+    "rows": mapping(whole(-64, "", 63) | NONE, "a layer's argument and its "
+                    "dimension that has rows, or None, as {'freqs_cis': 0}"
+                    ) | NONE,
+    "policy": one_of("recompute", "plan") | a(
+        Mapping, "a mapping like {'mlp.*': {'keep': 0.25, 'swap': 0.5}}"),
+    "check": one_of("first", "always", "off"),
+    "min_tokens": whole(0, "tokens, 0 or more"),
+    "head": HEAD,
+    "group": GROUP | NONE,
+    "hidden": one_of("device", "host"),
+    "stalled_s": number("seconds, more than 0", above=0),
+    "quiet": FLAG,
+}
 
-def check(chunk: int, batch: int, check: str, head: str, hidden: str) -> None:
-    """Raises `ValueError` for a value that is none."""
-    if not isinstance(chunk, int) or chunk < 1:
-        raise ValueError(f"chunk = {chunk!r}: at least one row per chunk, or "
-                         "'auto'")
-    if not isinstance(batch, int) or batch < 1:
-        raise ValueError(f"batch = {batch!r}: at least one sequence")
-    if check not in ("first", "always", "off"):
-        raise ValueError(f"check = {check!r}: 'first', 'always' or 'off'")
-    if head not in ("rows", "whole"):
-        raise ValueError(f"head = {head!r}: 'rows' or 'whole'")
-    if hidden not in ("device", "host"):
-        raise ValueError(f"hidden = {hidden!r}: 'device' or 'host'")
-
-
-__all__ = ["AT_FIRST", "check"]
+__all__ = ["AT_FIRST", "HEAD", "KINDS", "LAYERS"]

@@ -12,15 +12,17 @@ from torch import Tensor, nn
 
 from sluice import agreement, chunk_size, progress
 from sluice.arena import HostArena
+from sluice.arguments import invalid, need, takes
 from sluice.board import Board
 from sluice.chunk_size import ChunkChoice
-from sluice.dealt import Shard, shard
+from sluice.dealt import SHARDED, Shard, shard
 from sluice.measured import Measured
 from sluice.planned import Planning
 from sluice.policy import Policy
 from sluice.ranks import Ranks, indices
 from sluice.rows import ROWS
 from sluice.session import Session
+from sluice.settings import HEAD
 from sluice.spared import Spared
 from sluice.step import Engaging, Step, chunks_of
 
@@ -74,7 +76,8 @@ class Stream:
         self.chunk_choice: ChunkChoice | None = None  # with chunk="auto"
         self.written: dict[nn.Module, list[tuple[nn.Module, str]]] = {}
         # How the head runs: "rows", "whole", or "none" where there is none.
-        self.head: Literal["rows", "whole", "none"] = "none"
+        self._head: Literal["rows", "whole", "none"] = "none"
+        self._may_head: Literal["rows", "whole", "none"] = "none"
         self._spared: MutableMapping[nn.Module, Spared] = WeakKeyDictionary()
         self._known_causal: set[Hashable] = set()  # see Step
         self.progress: progress.Progress | None = None  # None: quiet
@@ -109,8 +112,8 @@ class Stream:
         so many sequences per batch, on the device and in the dtype of `like`;
         the same on all ranks."""
         if not self.attended:
-            raise ValueError('chunk="auto" is found by measuring what layers '
-                             "do: pass sample=lambda: model(ids)")
+            raise invalid("stream: chunk = 'auto': it is found by measuring "
+                          "what layers do: pass sample=lambda: model(ids)")
         size = 1 if self.ranks is None else self.ranks.size
         kinds = [chunk_size.Heads(
             q // size, k if size == 1 else len(self.ranks.kv_heads(q, k)) //
@@ -118,6 +121,25 @@ class Stream:
         self.chunk_choice = chunk_size.agreed(chunk_size.measured(
             self.arena, kinds, like.device, like.dtype), Board.of_job())
         self.chunk = max(self.chunk_choice.rows, size)
+
+    @property
+    def head(self) -> Literal["rows", "whole", "none"]:
+        """How the head runs with labels: by "rows", "whole", or "none" where
+        there is none. May be set, to "rows" only where that was found to be
+        exact in stream()."""
+        return self._head
+
+    @head.setter
+    def head(self, how: Literal["rows", "whole"]) -> None:
+        need("stream", "head", how, HEAD)
+        if how == "rows" and self._may_head != "rows":
+            raise invalid("stream: head = 'rows': head and loss of this model "
+                          "are not the same by rows; leave it as it is")
+        self._head = how
+
+    def found_head(self, how: Literal["rows", "whole"]) -> None:
+        """What the trial of the head has shown; the adapter calls it."""
+        self._head = self._may_head = how
 
     @property
     def least_rows(self) -> int:
@@ -139,6 +161,7 @@ class Stream:
                        or self.planning.changed(self.arena) or self.policy)
         return self.planning.begin()
 
+    @takes("shard", **SHARDED)
     def shard(self, input_ids: Tensor, labels: Tensor | None = None,
               position_ids: Tensor | None = None) -> Shard:
         """This rank's rows of whole rows [B, S], for who has a head or a loss

@@ -9,6 +9,7 @@ import torch.distributed as dist
 from torch import nn
 
 from sluice import progress, settings
+from sluice.arguments import invalid, takes
 from sluice.captured import kind_names
 from sluice.planned import Planning
 from sluice.policy import Policy
@@ -21,6 +22,7 @@ if TYPE_CHECKING:
     from sluice.adapters.layers import Layers, OwnLayers
 
 
+@takes("stream", **settings.KINDS)
 def stream(model: nn.Module | None = None, *,
            layers: Layers | None = None,
            attention: Literal["sdpa"] | None = None,
@@ -96,12 +98,12 @@ def stream(model: nn.Module | None = None, *,
     Raises:
       Unsupported: the model, or how it is set up, cannot be streamed exactly;
         names the module, the feature and what to do. Nothing was changed.
+      Invalid: an argument is not what it may be; nothing was changed.
       Error: no daemon, or no memory.
     """
     automatic = chunk == "auto"
     if automatic:
         chunk = settings.AT_FIRST
-    settings.check(chunk, batch, check, head, hidden)
     planned = policy == "plan"
     policy = Policy() if planned else Policy.of(policy)
     ranks = Ranks.of(group, chunk)
@@ -141,13 +143,11 @@ def _adapter(model: nn.Module | None, layers: Layers | None,
     if (model is None) == (layers is None) or (
             (layers is None) != (attention is None)) or (
             sample is not None and layers is None):
-        raise ValueError("stream(model), or stream(layers=…, attention="
-                         "'sdpa', sample=…)")
+        raise invalid("stream: pass a model, or layers=… and attention='sdpa'"
+                      ", with a sample=… or without")
     if layers is None:
         from sluice.adapters import hf  # imports transformers
         return hf.Adapter(model)
-    if attention != "sdpa":
-        raise ValueError(f"attention = {attention!r}: 'sdpa'")
     from sluice.adapters.layers import OwnLayers
     return OwnLayers(layers, sample)
 

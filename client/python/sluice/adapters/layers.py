@@ -25,6 +25,7 @@ from torch.distributed.fsdp import FSDPModule
 
 from sluice import layer as layers_
 from sluice import probe, randomness, rows, sdpa, tables, trial
+from sluice.arguments import need
 from sluice.adapters.units import refuse_within
 from sluice.captured import (TOKENS, Seen, first_of_kind, recorded,
                              refusing)
@@ -32,6 +33,7 @@ from sluice.errors import Unsupported
 from sluice.hidden import InHost, Parted, Standing, Whole, is_stand_in
 from sluice.patch import Patch
 from sluice.ranks import indices
+from sluice.settings import LAYERS
 from sluice.tables import Told
 from sluice.adapters.whole_calls import rows_of
 
@@ -50,8 +52,7 @@ class OwnLayers:
     def __init__(self, layers: Layers, sample: Callable[[], Any] | None):
         self.layers = list(layers.values() if isinstance(
             layers, nn.ModuleDict) else layers)
-        if not self.layers:
-            raise ValueError("stream(layers=…): there is none")
+        need("stream", "layers", self.layers, LAYERS)
         self.name = type(self.layers[0]).__name__
         self.configs: list = []  # of transformers
         self._sample = sample

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 from torch import Tensor
 from transformers.modeling_outputs import CausalLMOutputWithPast
 
-from sluice import chunked
+from sluice import chunked, scoring
 from sluice.scoring import Asked
 from sluice.adapters import shared
 
@@ -49,9 +49,7 @@ def answer(head: Head, asked: Asked, base: Any) -> CausalLMOutputWithPast:
     hidden: Tensor = base[0]
     targets = shared.own_rows(head.stream, asked.targets)
     if targets.shape != hidden.shape[:2]:
-        raise ValueError(
-            f"targets of shape {tuple(asked.targets.shape)} for "
-            f"{tuple(hidden.shape[:2])} rows")
+        raise scoring.wrong_shape(asked.targets, hidden.shape[:2])
     step = head.stream.begin(hidden.shape[1], hidden.device, _Alone(),
                              chunk=ROWS, alone=True)
     asked.answered = True

@@ -13,6 +13,7 @@ import pathlib
 from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING
 
+from sluice.arguments import PATH, invalid, takes
 from sluice.captured import one_of_each_kind
 from sluice.errors import Error, Status, Unsupported
 from sluice.session import Session
@@ -34,6 +35,7 @@ class Verdict:
     said: str  # what was streamed, or why it was refused and what to do
 
 
+@takes("probe", folder=PATH)
 def verdict(folder: str | os.PathLike[str]) -> Verdict:
     """The verdict on the model whose config.json lies in `folder`.
 
@@ -119,6 +121,6 @@ def _reading(folder: pathlib.Path) -> Iterator[None]:
     """What transformers makes nothing of in there, in one line."""
     try:
         yield
-    except (ValueError, KeyError, OSError, ImportError) as error:
-        raise Error(Status.INVALID_ARGUMENT, f"{folder}/config.json: "
-                    f"{str(error).strip().splitlines()[0]}") from error
+    except Exception as error:  # whatever such fields bring about
+        said = str(error).strip().splitlines() or [type(error).__name__]
+        raise invalid(f"{folder}/config.json: {said[0]}") from error
