@@ -153,6 +153,22 @@ void Core::Load(CoreState saved) {
   }
 }
 
+void Core::TouchAll() {
+  ledger_.TouchAll();
+  joint_.TouchAll();
+  sessions_.TouchAll();
+  for (const auto& [id, session] : sessions_.rows()) {
+    sessions_.Edit(id).history.requests().TouchAll();
+  }
+}
+
+LooseState Core::Loose() const {
+  LooseState loose;
+  ledger_.AddLoose(loose);
+  joint_.AddLoose(loose);
+  return loose;
+}
+
 void Core::CheckInvariants() const {
   ledger_.CheckInvariants();
   joint_.CheckInvariants();

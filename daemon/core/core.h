@@ -36,8 +36,8 @@
 #include "daemon/core/session.h"
 #include "daemon/core/snapshot.h"
 #include "daemon/core/state.h"
-#include "daemon/core/table.h"
 #include "daemon/core/types.h"
+#include "proto/base/table.h"
 #include "proto/plan/progress.h"
 #include "proto/plan/request.h"
 
@@ -154,6 +154,14 @@ class Core {
   }
   // Into a Core of the same node that no session has reached.
   void Load(CoreState saved);
+  // The same row by row: visit(kind, key, row) of each that changed since the
+  // last time (state.h), but for what administrators set, which is kept on a
+  // disk, and for rounds of planning.
+  template <typename Visit>
+  void TakeChanged(Visit visit);
+  // As if every row had changed.
+  void TouchAll();
+  LooseState Loose() const;
 
   // Ends the process with a message when bookkeeping contradicts itself.
   void CheckInvariants() const;
@@ -226,5 +234,19 @@ class Core {
   std::optional<Drain> drain_;
   std::vector<bool> slots_;
 };
+
+template <typename Visit>
+void Core::TakeChanged(Visit visit) {
+  ledger_.TakeChanged(visit);
+  joint_.TakeChanged(visit);
+  sessions_.TakeChanged([&](SessionId id, Session* session) {
+    visit(RowKind::kSession, id, session);
+    if (session == nullptr) return;
+    session->history.requests().TakeChanged(
+        [&](RequestId request, const std::optional<Reply>* reply) {
+          visit(RowKind::kReply, std::pair(id, request), reply);
+        });
+  });
+}
 
 }  // namespace sluice::daemon

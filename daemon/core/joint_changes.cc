@@ -39,8 +39,8 @@ void JointPlanning::StartTogether(absl::Time now, Effects& effects) {
 void JointPlanning::TogetherSolved(PlanRounds::Round round,
                                    std::shared_ptr<const plan::NodePlan> plan,
                                    absl::Time now, Effects& effects) {
-  const std::set<JobKey> changed =
-      WhoChanges(members_, positions_, resources_.hosts, round.jobs, *plan);
+  const std::set<JobKey> changed = WhoChanges(
+      members_.rows(), positions_, resources_.hosts, round.jobs, *plan);
   // Of others' parts nobody is told.
   std::set<JobKey> told = changed;
   for (const Asking& asking : round.asking) told.insert(asking.job);
@@ -78,7 +78,7 @@ void JointPlanning::TogetherSolved(PlanRounds::Round round,
 void JointPlanning::ProposeChange(
     const JobKey& job, const std::shared_ptr<const plan::NodePlan>& plan,
     const std::string& why, absl::Time now) {
-  Member& member = members_.at(job);
+  Member& member = members_.Edit(job);
   std::map<Rank, plan::RankPlan> ranks = PlansOf(*plan);
   if (const auto held = held_.find(job); held != held_.end()) {
     // It has not seen the former one.
@@ -134,7 +134,7 @@ bool JointPlanning::AwaitsTold(const JobKey& job) const {
 
 void JointPlanning::AnnounceChange(const JobKey& job, absl::Time now,
                                    Effects& effects) {
-  Member& member = members_.at(job);
+  Member& member = members_.Edit(job);
   member.state = Member::State::kChanging;
   member.change->deadline = now + config_.change_wait;
   ++journal_.stats.plan_changes[ChangeOutcome::kSent];
@@ -151,7 +151,7 @@ void JointPlanning::AdmitJoin(Asking asking,
   rounds_.Use(job, plan->id);
   LogPlan(job, *plan, now);
   if (!plan->infeasible.empty()) return GivePlan(asking, plan->id, effects);
-  members_[job] = MemberOf(asking, *plan);
+  members_.Put(job) = MemberOf(asking, *plan);
   if (FitsNow(job)) return GivePlan(asking, plan->id, effects);
   if (Shrinking().empty()) {
     if (!ShrinksLate()) return GivePlan(asking, plan->id, effects);
@@ -204,7 +204,7 @@ bool JointPlanning::ShrinksLate() const {
 
 void JointPlanning::MarkShrinkersLate() {
   for (const JobKey& job : Shrinking())
-    members_.at(job).change->wait = PlanChange::Wait::kInVain;
+    members_.Edit(job).change->wait = PlanChange::Wait::kInVain;
   next_.owed = NextRound::Owed::kRoundAfterChanges;
 }
 
@@ -265,9 +265,9 @@ void JointPlanning::ReleaseHeld(absl::Time now, Effects& effects) {
 void JointPlanning::PlanTaken(SessionId session, const PlanTakenRequest& taken,
                               absl::Time now) {
   const AttachedRank& rank = attached_.at(session);
-  const auto found = members_.find(rank.job);
-  if (found == members_.end() || !found->second.change) return;
-  Member& member = found->second;
+  Member* found = members_.Find(rank.job);
+  if (found == nullptr || !found->change) return;
+  Member& member = *found;
   PlanChange& change = *member.change;
   if (change.plan != taken.plan) {
     // The answer is to a superseded change. Only the newer one counts; if that
@@ -285,22 +285,22 @@ void JointPlanning::ChangeNotSent(SessionId session, PlanId plan,
   const auto rank = attached_.find(session);
   if (rank == attached_.end()) return;
   const JobKey& job = rank->second.job;
-  const auto member = members_.find(job);
-  if (member == members_.end() || !member->second.change ||
-      member->second.change->plan != plan) {
+  Member* member = members_.Find(job);
+  if (member == nullptr || !member->change || member->change->plan != plan) {
     return;
   }
-  PlanChange& change = *member->second.change;
+  PlanChange& change = *member->change;
   change.open.erase(rank->second.rank);
   change.refused.insert(rank->second.rank);
   if (change.open.empty()) {
-    EndChange(job, member->second, "it could not be sent", now);
+    EndChange(job, *member, "it could not be sent", now);
   }
 }
 
 void JointPlanning::EndOverdueChanges(absl::Time now) {
-  for (auto& [job, member] : members_) {
-    if (!member.change || now < member.change->deadline) continue;
+  for (const auto& [job, each] : members_) {
+    if (!each.change || now < each.change->deadline) continue;
+    Member& member = members_.Edit(job);
     member.change->refused.merge(member.change->open);
     EndChange(job, member, "no answer", now);
   }

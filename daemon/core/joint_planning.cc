@@ -71,10 +71,11 @@ void JointPlanning::AbandonPlans(const AttachedRank& left, absl::Time,
 }
 
 void JointPlanning::StepReported(SessionId session) {
-  const auto member = members_.find(attached_.at(session).job);
+  const JobKey& job = attached_.at(session).job;
+  const auto member = members_.find(job);
   if (member != members_.end() &&
       member->second.state == Member::State::kAcquires) {
-    member->second.state = Member::State::kTrains;
+    members_.Edit(job).state = Member::State::kTrains;
   }
 }
 
@@ -180,8 +181,16 @@ std::vector<PlanningSnapshot> JointPlanning::Planning(const Principal* viewer,
 }
 
 JointPlanningState JointPlanning::Save() const {
-  return {attached_,       rounds_.Save(), joining_,   members_, held_,
-          waiting_leases_, positions_,     resources_, next_};
+  return {attached_,       rounds_.Save(), joining_,
+          members_.rows(), held_,          waiting_leases_,
+          positions_,      resources_,     next_};
+}
+
+void JointPlanning::AddLoose(LooseState& loose) const {
+  loose.next_round = rounds_.next_round();
+  loose.next_plan = rounds_.next_plan();
+  loose.waiting_leases = waiting_leases_;
+  loose.next_joint = next_;
 }
 
 void JointPlanning::Load(JointPlanningState saved) {
@@ -189,7 +198,7 @@ void JointPlanning::Load(JointPlanningState saved) {
   attached_ = std::move(saved.attached);
   rounds_.Load(std::move(saved.rounds));
   joining_ = std::move(saved.joining);
-  members_ = std::move(saved.members);
+  members_.Load(std::move(saved.members));
   held_ = std::move(saved.held);
   waiting_leases_ = std::move(saved.waiting_leases);
   positions_ = std::move(saved.positions);

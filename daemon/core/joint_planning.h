@@ -29,6 +29,7 @@
 #include "daemon/core/state.h"
 #include "daemon/core/types.h"
 #include "daemon/core/unit_cache.h"
+#include "proto/base/table.h"
 #include "proto/plan/progress.h"
 #include "proto/plan/request.h"
 
@@ -97,6 +98,24 @@ class JointPlanning {
   JointPlanningState Save() const;
   // Into one that knows of nobody.
   void Load(JointPlanningState saved);
+  // Its rows that changed since the last time (RowKind), and its part of what
+  // is in no table. Rounds that are asked or solved are not in them: who waits
+  // for one asks again.
+  template <typename Visit>
+  void TakeChanged(Visit visit) {
+    members_.TakeChanged([&](const JobKey& job, const Member* member) {
+      visit(RowKind::kMember, job, member);
+    });
+    rounds_.TakeChanged([&](bool in_use, const JobKey& job,
+                            const PlanRounds::Kept* plan) {
+      visit(in_use ? RowKind::kPlanInUse : RowKind::kPlanPromised, job, plan);
+    });
+  }
+  void TouchAll() {
+    members_.TouchAll();
+    rounds_.TouchAll();
+  }
+  void AddLoose(LooseState& loose) const;
 
   void CheckInvariants() const;
 
@@ -204,7 +223,7 @@ class JointPlanning {
   // Those that ask, in their order; those that run by the planner's fractions;
   // of these, those whose plan is held back.
   std::vector<Asking> joining_;
-  std::map<JobKey, Member> members_;
+  Table<JobKey, Member> members_;
   std::map<JobKey, HeldJoin> held_;
   std::vector<WaitingLease> waiting_leases_;
   // Of the question that is being solved for all.

@@ -187,15 +187,12 @@ void JointPlanning::AloneSolved(PlanRounds::Round round,
   LogPlan(job, *plan, now);
   GivePlan(asking, plan->id, effects);
   if (!plan->infeasible.empty()) return;
-  const auto member = members_.find(job);
-  if (IsSettled(asking)) {
+  if (!IsSettled(asking)) {
+    members_.Put(job) = MemberOf(asking, *plan);
+  } else if (Member* member = members_.Find(job)) {
     // All nodes of a run may have agreed on less than this one's plan said.
-    if (member != members_.end()) member->second.settled = PlansOf(*plan);
-    if (member != members_.end() && !member->second.change) {
-      member->second.ranks = member->second.settled;
-    }
-  } else {
-    members_[job] = MemberOf(asking, *plan);
+    member->settled = PlansOf(*plan);
+    if (!member->change) member->ranks = member->settled;
   }
 }
 

@@ -48,9 +48,9 @@
 #include "daemon/core/reservations.h"
 #include "daemon/core/state.h"
 #include "daemon/core/stats.h"
-#include "daemon/core/table.h"
 #include "daemon/core/types.h"
 #include "daemon/quota/allowance.h"
+#include "proto/base/table.h"
 
 namespace sluice::daemon {
 
@@ -178,6 +178,12 @@ class Ledger {
   LedgerState Save() const;
   // Into a ledger that holds nothing, of the same node.
   void Load(const LedgerState& saved);
+  // Its rows that changed since the last time (RowKind).
+  template <typename Visit>
+  void TakeChanged(Visit visit);
+  void TouchAll();
+  // Its part of what is in no table.
+  void AddLoose(LooseState& loose) const;
 
   void CheckInvariants() const;
 
@@ -258,5 +264,30 @@ class Ledger {
   uint64_t next_lease_ = 1;
   uint64_t next_principal_ = 1;
 };
+
+template <typename Visit>
+void Ledger::TakeChanged(Visit visit) {
+  const auto as = [&](RowKind kind) {
+    return [&visit, kind](const auto& key, const auto* row) {
+      visit(kind, key, row);
+    };
+  };
+  for (auto& [id, pool] : pools_) {
+    pool.TakeChanged([&](ExtentId extent, const Pool::Extent* row) {
+      const ExtentRow with{id, row ? *row : Pool::Extent{}};
+      visit(RowKind::kExtent, extent, row ? &with : nullptr);
+    });
+  }
+  leases_.TakeChanged(as(RowKind::kLease));
+  making_.TakeChanged(as(RowKind::kMaking));
+  holders_.TakeChanged(as(RowKind::kHolder));
+  lingering_.TakeChanged(as(RowKind::kLingering));
+  allowances_.TakeChanged(as(RowKind::kAllowance));
+  principals_.TakeChanged([&](const Principal& who, const auto* known) {
+    PrincipalState row;
+    if (known) row = {known->id, known->alone_since};
+    visit(RowKind::kPrincipal, who, known ? &row : nullptr);
+  });
+}
 
 }  // namespace sluice::daemon

@@ -125,6 +125,28 @@ void Ledger::Load(const LedgerState& saved) {
   next_principal_ = saved.next_principal;
 }
 
+void Ledger::TouchAll() {
+  for (auto& [id, pool] : pools_) pool.TouchAll();
+  leases_.TouchAll();
+  making_.TouchAll();
+  holders_.TouchAll();
+  lingering_.TouchAll();
+  allowances_.TouchAll();
+  principals_.TouchAll();
+}
+
+void Ledger::AddLoose(LooseState& loose) const {
+  loose.next_extent = next_extent_;
+  loose.next_lease = next_lease_;
+  loose.next_principal = next_principal_;
+  for (const auto& [id, pool] : pools_) {
+    loose.next_idle_order[id] = pool.next_idle_order();
+  }
+  loose.ask_again_at = ask_again_at_;
+  loose.asked_last = asked_last_;
+  loose.outside = outside_;
+}
+
 void Ledger::CheckInvariants() const {
   for (const auto& [id, pool] : pools_) pool.CheckInvariants();
   budgets_.CheckInvariants();

@@ -111,18 +111,21 @@ PlanId PlanRounds::current(const JobKey& job) const {
   return used != current_.end() ? used->second : PlanId();
 }
 
-std::shared_ptr<const plan::NodePlan> PlanRounds::Find(PlanId plan) const {
+const PlanRounds::Kept* PlanRounds::FindKept(PlanId plan) const {
   for (const Kept& kept : kept_) {
-    if (kept.plan->id == plan) return kept.plan;
+    if (kept.plan->id == plan) return &kept;
   }
   return nullptr;
 }
 
+std::shared_ptr<const plan::NodePlan> PlanRounds::Find(PlanId plan) const {
+  const Kept* const kept = FindKept(plan);
+  return kept ? kept->plan : nullptr;
+}
+
 const JobKey* PlanRounds::Owner(PlanId plan) const {
-  for (const Kept& kept : kept_) {
-    if (kept.plan->id == plan) return &kept.job;
-  }
-  return nullptr;
+  const Kept* const kept = FindKept(plan);
+  return kept ? &kept->job : nullptr;
 }
 
 PlanRounds::Abandoned PlanRounds::RankLeft(const JobKey& job, Rank rank) {
@@ -154,7 +157,7 @@ PlanRounds::Abandoned PlanRounds::RankLeft(const JobKey& job, Rank rank) {
 }
 
 void PlanRounds::Use(const JobKey& job, PlanId plan) {
-  current_[job] = plan;
+  current_.Put(job) = plan;
   promised_.erase(job);
 }
 
@@ -170,15 +173,15 @@ void PlanRounds::JobEnded(const JobKey& job) {
 }
 
 PlanRounds::Saved PlanRounds::Save() const {
-  return {collecting_, solving_,  current_,    promised_,
-          kept_,       together_, next_round_, next_plan_};
+  return {collecting_, solving_,  current_.rows(), promised_.rows(),
+          kept_,       together_, next_round_,     next_plan_};
 }
 
 void PlanRounds::Load(Saved saved) {
   collecting_ = std::move(saved.collecting);
   solving_ = std::move(saved.solving);
-  current_ = std::move(saved.current);
-  promised_ = std::move(saved.promised);
+  current_.Load(std::move(saved.current));
+  promised_.Load(std::move(saved.promised));
   kept_ = std::move(saved.kept);
   together_ = std::move(saved.together);
   next_round_ = saved.next_round;
@@ -197,8 +200,8 @@ void PlanRounds::CheckInvariants() const {
   }
   SLUICE_CHECK(together <= 1);
   SLUICE_CHECK(together_.size() <= kPlansKept);
-  for (const auto& plans : {current_, promised_}) {
-    for (const auto& [job, plan] : plans) SLUICE_CHECK(Find(plan) != nullptr);
+  for (const auto* plans : {&current_, &promised_}) {
+    for (const auto& [job, plan] : *plans) SLUICE_CHECK(Find(plan) != nullptr);
   }
 }
 

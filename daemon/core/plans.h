@@ -21,6 +21,7 @@
 
 #include "absl/time/time.h"
 #include "daemon/core/effects.h"
+#include "proto/base/table.h"
 #include "proto/plan/plan.h"
 #include "proto/plan/profile.h"
 #include "proto/plan/progress.h"
@@ -92,7 +93,7 @@ class PlanRounds {
   // A kept plan. What the job was promised is over.
   void Use(const JobKey& job, PlanId plan);
   // A kept plan that the job is to use.
-  void Promise(const JobKey& job, PlanId plan) { promised_[job] = plan; }
+  void Promise(const JobKey& job, PlanId plan) { promised_.Put(job) = plan; }
   PlanId current(const JobKey& job) const;
   std::shared_ptr<const plan::NodePlan> Find(PlanId plan) const;
   // Who the plan was made for first.
@@ -126,6 +127,23 @@ class PlanRounds {
     bool operator==(const Saved&) const = default;
   };
   Saved Save() const;
+  // Rows that changed (RowKind): visit(is it in use, job, plan).
+  template <typename Visit>
+  void TakeChanged(Visit visit) {
+    const auto as = [&](bool in_use) {
+      return [this, &visit, in_use](const JobKey& job, const PlanId* plan) {
+        visit(in_use, job, plan ? FindKept(*plan) : nullptr);
+      };
+    };
+    current_.TakeChanged(as(true));
+    promised_.TakeChanged(as(false));
+  }
+  void TouchAll() {
+    current_.TouchAll();
+    promised_.TouchAll();
+  }
+  uint64_t next_round() const { return next_round_; }
+  uint64_t next_plan() const { return next_plan_; }
   void Load(Saved saved);
 
   void CheckInvariants() const;
@@ -134,8 +152,9 @@ class PlanRounds {
   std::map<JobKey, Collecting> collecting_;
   std::map<PlanRoundId, Round> solving_;
   bool InUse(PlanId plan) const;
+  const Kept* FindKept(PlanId plan) const;
 
-  std::map<JobKey, PlanId> current_, promised_;
+  Table<JobKey, PlanId> current_, promised_;
   std::deque<Kept> kept_;  // oldest first
   std::deque<Kept> together_;
   uint64_t next_round_ = 1;

@@ -31,8 +31,8 @@
 
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
-#include "daemon/core/table.h"
 #include "daemon/core/types.h"
+#include "proto/base/table.h"
 
 namespace sluice::daemon {
 
@@ -148,6 +148,13 @@ class Pool {
 
   Saved Save() const { return {extents_.rows(), next_idle_order_}; }
   void Load(const Saved& saved);
+  // See Table::TakeChanged.
+  template <typename Visit>
+  void TakeChanged(Visit visit) {
+    extents_.TakeChanged(visit);
+  }
+  void TouchAll() { extents_.TouchAll(); }
+  uint64_t next_idle_order() const { return next_idle_order_; }
 
   void CheckInvariants() const;
 

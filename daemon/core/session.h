@@ -16,7 +16,7 @@
 
 #include "daemon/core/grants.h"
 #include "daemon/core/requests.h"
-#include "daemon/core/table.h"
+#include "proto/base/table.h"
 
 namespace sluice::daemon {
 
@@ -34,10 +34,20 @@ class RequestHistory {
   // long, is of no more use.
   void LeaseEnded(RequestId id);
   const Reply& answer(RequestId id) const;
+
+  // nullopt: it is running.
+  using Requests = Table<RequestId, std::optional<Reply>>;
+  Requests& requests() { return requests_; }
+  const Requests& requests() const { return requests_; }
+  RequestId newest_forgotten() const { return newest_forgotten_; }
+  void Load(Requests::Rows requests, RequestId newest_forgotten) {
+    requests_.Load(std::move(requests));
+    newest_forgotten_ = newest_forgotten;
+  }
   bool operator==(const RequestHistory&) const = default;
 
  private:
-  Table<RequestId, std::optional<Reply>> requests_;
+  Requests requests_;
   RequestId newest_forgotten_;
 };
 

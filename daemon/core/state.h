@@ -160,6 +160,42 @@ struct JointPlanningState {
   bool operator==(const JointPlanningState&) const = default;
 };
 
+// --- row by row -------------------------------------------------------------
+// What a core saves is rows of tables, and what is in none. Core::TakeChanged
+// calls visit(kind, key, row) for each row that changed, row null where it is
+// gone.
+enum class RowKind : char {
+  kExtent = 'e',       // ExtentId, ExtentRow
+  kLease = 'l',        // LeaseId, LeaseState
+  kMaking = 'm',       // ExtentId, MakingState
+  kHolder = 'h',       // SessionId, HolderState; its leases name it
+  kLingering = 'g',    // ExtentId, LingeringState
+  kPrincipal = 'p',    // Principal, PrincipalState
+  kAllowance = 'a',    // Principal, Allowances::Bucket
+  kSession = 's',      // SessionId, Session; without its history
+  kReply = 'r',        // SessionId and RequestId, std::optional<Reply>
+  kMember = 'b',       // JobKey, Member
+  kPlanInUse = 'u',    // JobKey, PlanRounds::Kept
+  kPlanPromised = 'y'  // JobKey, PlanRounds::Kept
+};
+
+struct ExtentRow {
+  PoolId pool;
+  Pool::Extent extent;
+};
+
+struct LooseState {
+  uint64_t next_extent = 1, next_lease = 1, next_principal = 1;
+  uint64_t next_round = 1, next_plan = 1;
+  std::map<PoolId, uint64_t> next_idle_order;
+  absl::Time ask_again_at = absl::InfiniteFuture();
+  ExtentId asked_last;
+  HeldOutside outside;
+  std::vector<WaitingLease> waiting_leases;
+  NextRound next_joint;
+  bool operator==(const LooseState&) const = default;
+};
+
 // --- all of it --------------------------------------------------------------
 struct CoreState {
   LedgerState ledger;

@@ -13,14 +13,17 @@ double Allowances::LeftOf(const Bucket& bucket, absl::Time now) const {
 
 bool Allowances::Take(const Principal& who, double cost, absl::Time now) {
   if (cost <= 0) return true;
-  std::erase_if(buckets_, [&](const auto& each) {
-    return each.first != who && LeftOf(each.second, now) >= full_;
-  });
+  for (auto each = buckets_.begin(); each != buckets_.end();) {
+    const auto at = each++;
+    if (at->first != who && LeftOf(at->second, now) >= full_) {
+      buckets_.erase(at);
+    }
+  }
   const auto found = buckets_.find(who);
   const double left =
       found != buckets_.end() ? LeftOf(found->second, now) : full_;
   if (left < std::min(cost, full_)) return false;
-  buckets_[who] = {left - cost, now};
+  buckets_.Put(who) = {left - cost, now};
   return true;
 }
 

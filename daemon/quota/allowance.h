@@ -10,6 +10,7 @@
 
 #include "absl/time/time.h"
 #include "daemon/quota/principal.h"
+#include "proto/base/table.h"
 
 namespace sluice::daemon {
 
@@ -29,15 +30,21 @@ class Allowances {
   bool Take(const Principal& who, double cost, absl::Time now);
 
   double per_second() const { return per_second_; }
-  const Saved& Save() const { return buckets_; }
-  void Load(const Saved& saved) { buckets_ = saved; }
+  const Saved& Save() const { return buckets_.rows(); }
+  void Load(const Saved& saved) { buckets_.Load(saved); }
+  // See Table::TakeChanged.
+  template <typename Visit>
+  void TakeChanged(Visit visit) {
+    buckets_.TakeChanged(visit);
+  }
+  void TouchAll() { buckets_.TouchAll(); }
   void CheckInvariants() const;
 
  private:
   double LeftOf(const Bucket& bucket, absl::Time now) const;
 
   const double per_second_, full_;
-  Saved buckets_;
+  Table<Principal, Bucket> buckets_;
 };
 
 }  // namespace sluice::daemon

@@ -34,7 +34,7 @@ FAMILIES = {
     "grpc": (r"grpc(pp)?/|.*\.grpc\.pb\.h$",
              ["proto/admin", "daemon/service", "daemon", "client/ctl"]),
     "protobuf": (r"google/protobuf/|.*\.pb\.h$",
-                 ["proto", "daemon/service", "client"]),
+                 ["proto", "daemon/service", "daemon/state", "client"]),
     "prometheus": (r"prometheus/", ["daemon/metrics"]),
     "clp": (r"(coin/)?Clp\w*\.(h|hpp)$", ["planner"]),
     "cbc": (r"(Cbc|Cgl|Coin|Osi)\w*\.(h|hpp)$|coin/", ["planner"]),

@@ -3,6 +3,7 @@
 // the invariants are checked after each event.
 #pragma once
 
+#include <functional>
 #include <map>
 #include <memory>
 #include <optional>
@@ -114,6 +115,7 @@ class CoreDriver {
   void Apply(Effects effects) {
     for (const Effect& effect : effects) std::visit(*this, effect);
     core.CheckInvariants();
+    if (watch) watch(core);
     while (answer_at_once && !to_ask.empty()) AnswerNext();
     while (make_at_once && !to_make.empty()) MakeNext();
   }
@@ -181,6 +183,7 @@ class CoreDriver {
 
   testing::FakeClock clock;
   Core core;
+  std::function<void(Core&)> watch;  // called after each event
   bool make_at_once = true;
   std::vector<ExtentId> to_make;
   // What the device says of each extent that it is asked about.

@@ -5,6 +5,7 @@
 #pragma once
 
 #include <cstdint>
+#include <functional>
 #include <map>
 #include <memory>
 #include <string>
@@ -38,6 +39,8 @@ struct Instruction {
 };
 using Instructions = std::vector<Instruction>;
 
+Instructions RandomStory(uint32_t seed, int length);
+
 // To be pasted between braces.
 std::string ToText(const Instructions& instructions);
 
@@ -55,6 +58,11 @@ class CoreStory {
   void Run(const Instructions& instructions);
   // Everybody leaves; nothing may be left.
   void Finish();
+
+  // Called after each event.
+  void Watch(std::function<void(Core&)> watch) {
+    node_.watch = std::move(watch);
+  }
 
   int granted() const { return granted_; }
   int changes() const { return changes_; }

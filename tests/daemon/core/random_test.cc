@@ -12,7 +12,6 @@
 #include <cstdio>
 #include <cstdlib>
 #include <functional>
-#include <random>
 
 #include "absl/strings/numbers.h"
 #include "gmock/gmock.h"
@@ -25,27 +24,6 @@ namespace {
 using ::testing::SizeIs;
 
 constexpr int kStory = 4000;
-
-Instructions RandomStory(uint32_t seed, int length) {
-  // How often each comes, of 16.
-  constexpr Op kOften[] = {
-      Op::kAttach, Op::kAttach, Op::kLease,     Op::kLease,
-      Op::kLease,  Op::kFree,   Op::kEndSocket, Op::kEndProcess,
-      Op::kMake,   Op::kMake,   Op::kMake,      Op::kTick,
-      Op::kSubmit, Op::kSubmit, Op::kSolve,     Op::kTakePlan};
-  std::mt19937 random(seed);
-  Instructions instructions;
-  for (int i = 0; i < length; ++i) {
-    Op op = kOften[random() % 16];
-    constexpr Op kRare[] = {Op::kTick,   Op::kTick,    Op::kTick,
-                            Op::kBudget, Op::kBudget,  Op::kBudget,
-                            Op::kDrain,  Op::kOutside, Op::kReserve};
-    if (op == Op::kTick) op = kRare[random() % 9];
-    const auto any = [&] { return static_cast<uint32_t>(random() % 65536); };
-    instructions.push_back({op, any(), any(), any()});
-  }
-  return instructions;
-}
 
 // What stories come to; written by the processes that run them.
 struct Sums {

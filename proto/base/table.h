@@ -4,7 +4,7 @@
 // rows an event changes a few. Rows are changed by `Edit`, `Insert` and `erase`
 // only, all else is const, so none can be changed unnoticed.
 //
-// Thread safety: none needed; one thread (see core.h).
+// Thread safety: one owner.
 #pragma once
 
 #include <algorithm>
@@ -14,7 +14,7 @@
 
 #include "proto/base/status.h"
 
-namespace sluice::daemon {
+namespace sluice {
 
 template <typename Key, typename Row>
 class Table {
@@ -57,6 +57,11 @@ class Table {
     Note(key);
     return at->second;
   }
+  // There or not.
+  Row& Put(const Key& key) {
+    Note(key);
+    return rows_[key];
+  }
   void erase(const_iterator at) {
     Note(at->first);
     rows_.erase(at);
@@ -70,12 +75,24 @@ class Table {
     rows_ = std::move(rows);
     changed_.clear();
   }
-  // Each key once, also of rows that are gone, or came and went.
-  std::vector<Key> TakeChanged() {
+  // visit(key, row) of each that was changed since the last time, once; row is
+  // null of those that are gone, or came and went. It may hold tables itself,
+  // and is only read besides.
+  template <typename Visit>
+  void TakeChanged(Visit visit) {
     std::sort(changed_.begin(), changed_.end());
     changed_.erase(std::unique(changed_.begin(), changed_.end()),
                    changed_.end());
-    return std::exchange(changed_, {});
+    for (const Key& key : changed_) {
+      const auto found = rows_.find(key);
+      visit(key, found != rows_.end() ? &found->second : nullptr);
+    }
+    changed_.clear();
+  }
+  // As if all rows had changed, and none had gone.
+  void TouchAll() {
+    changed_.clear();
+    for (const auto& [key, row] : rows_) changed_.push_back(key);
   }
   bool operator==(const Table& other) const { return rows_ == other.rows_; }
 
@@ -88,4 +105,4 @@ class Table {
   std::vector<Key> changed_;
 };
 
-}  // namespace sluice::daemon
+}  // namespace sluice

@@ -1,0 +1,385 @@
+// The fields of what policy saves (daemon/core/state.h), by number. A number
+// is never used again for something else (fields.h).
+#pragma once
+
+#include "daemon/core/state.h"
+#include "daemon/state/fields.h"
+
+namespace sluice::daemon {
+
+// --- the node ---------------------------------------------------------------
+template <typename Ar>
+void Fields(Ar& ar, Is<Principal> auto& principal) {
+  ar(1, principal.uid);
+  ar(2, principal.cgroup);
+}
+template <typename Ar>
+void Fields(Ar& ar, Is<JobKey> auto& job) {
+  ar(1, job.principal);
+  ar(2, job.name);
+}
+template <typename Ar>
+void Fields(Ar& ar, Is<PoolId> auto& pool) {
+  ar(1, pool.kind);
+  ar(2, pool.ordinal);
+}
+template <typename Ar>
+void Fields(Ar& ar, Is<Amounts> auto& amounts) {
+  ar(1, amounts.gpu);
+  ar(2, amounts.host);
+}
+template <typename Ar>
+void Fields(Ar& ar, Is<Peer> auto& peer) {
+  ar(1, peer.principal);
+  ar(2, peer.pid);
+  ar(3, peer.start_ticks);
+}
+template <typename Ar>
+void Fields(Ar& ar, Is<HeldOutside> auto& outside) {
+  ar(1, outside.pools);
+  ar(2, outside.at);
+}
+
+// --- memory -----------------------------------------------------------------
+template <typename Ar>
+void Fields(Ar& ar, Is<Slice> auto& slice) {
+  ar(1, slice.id);
+  ar(2, slice.size);
+}
+template <typename Ar>
+void Fields(Ar& ar, Is<Pool::Extent> auto& extent) {
+  ar(1, extent.size);
+  ar(2, extent.state);
+  ar(3, extent.principal);
+  ar(4, extent.idle_order);
+  ar(5, extent.kept_since);
+  ar(6, extent.holders);
+  ar(7, extent.quarantined_for);
+}
+template <typename Ar>
+void Fields(Ar& ar, Is<LeaseState> auto& lease) {
+  ar(1, lease.state);
+  ar(2, lease.session);
+  ar(3, lease.request);
+  ar(4, lease.pool);
+  ar(5, lease.size);
+  ar(6, lease.slices);
+  ar(7, lease.making);
+  ar(8, lease.failure);
+  ar(9, lease.asked_at);
+}
+// But for its leases, which name it.
+template <typename Ar>
+void Fields(Ar& ar, Is<HolderState> auto& holder) {
+  ar(1, holder.state);
+  ar(2, holder.job);
+  ar(3, holder.principal);
+  ar(4, holder.quarantined);
+}
+template <typename Ar>
+void Fields(Ar& ar, Is<MakingState> auto& making) {
+  ar(1, making.pool);
+  ar(2, making.lease);
+}
+template <typename Ar>
+void Fields(Ar& ar, Is<LingeringState> auto& lingering) {
+  ar(1, lingering.origin);
+  ar(2, lingering.answer);
+  ar(3, lingering.pool);
+  ar(4, lingering.job);
+}
+template <typename Ar>
+void Fields(Ar& ar, Is<PrincipalState> auto& principal) {
+  ar(1, principal.id);
+  ar(2, principal.alone_since);
+}
+template <typename Ar>
+void Fields(Ar& ar, Is<Allowances::Bucket> auto& bucket) {
+  ar(1, bucket.left);
+  ar(2, bucket.at);
+}
+
+// --- sessions ---------------------------------------------------------------
+template <typename Ar>
+void Fields(Ar& ar, Is<HelloRequest> auto& hello) {
+  ar(1, hello.job);
+  ar(2, hello.observer);
+  ar(3, hello.rank);
+  ar(4, hello.world_size);
+  ar(5, hello.local_ranks);
+  ar(6, hello.gpu);
+  ar(7, hello.guaranteed_bytes_per_second);
+  ar(8, hello.protocol);
+}
+template <typename Ar>
+void Fields(Ar& ar, Is<StepReport> auto& step) {
+  ar(1, step.step);
+  ar(2, step.seconds);
+  ar(3, step.h2d);
+  ar(4, step.d2h);
+  ar(5, step.stall_seconds);
+  ar(6, step.grant_wait_seconds);
+  ar(7, step.hbm_peak);
+  ar(8, step.host_peak);
+  ar(9, step.tokens);
+  ar(10, step.loss);
+  ar(11, step.plan_mismatches);
+}
+template <typename Ar>
+void Fields(Ar& ar, Is<LeaseRequest> auto& asked) {
+  ar(1, asked.pool);
+  ar(2, asked.size);
+}
+template <typename Ar>
+void Fields(Ar& ar, Is<WelcomeReply> auto& welcome) {
+  ar(1, welcome.observer);
+  ar(2, welcome.grant_slot);
+  ar(3, welcome.gpu);
+  ar(4, welcome.guaranteed_bytes_per_second);
+  ar(5, welcome.guarantee_refused);
+  ar(6, welcome.protocol);
+}
+template <typename Ar>
+void Fields(Ar& ar, Is<GrantedReply> auto& granted) {
+  ar(1, granted.lease);
+  ar(2, granted.slices);
+}
+template <typename Ar>
+void Fields(Ar&, Is<FreedReply> auto&) {}
+template <typename Ar>
+void Fields(Ar& ar, Is<SubmittedReply> auto& submitted) {
+  ar(1, submitted.waiting_for);
+}
+template <typename Ar>
+void Fields(Ar&, Is<NotedReply> auto&) {}
+template <typename Ar>
+void Fields(Ar& ar, Is<SnapshotReply> auto& snapshot) {
+  ar(1, snapshot.plan);
+}
+template <typename Ar>
+void Fields(Ar& ar, Is<Session> auto& session) {
+  ar(1, session.id);
+  ar(2, session.peer);
+  ar(3, session.state);
+  ar(4, session.connected_at);
+  ar(5, session.hello);
+  ar(6, session.grant_slot);
+  ar(7, session.guaranteed_bytes_per_second);
+  ar(8, session.had_leases_at_close);
+  ar(9, session.last_step);
+  ar(10, session.stall_seconds);
+  ar(11, session.grant_wait_seconds);
+  ar(12, session.hbm_peak);
+  ar(13, session.copies_reported);
+  ar(14, session.copies_seen);
+  ar(15, session.copies_counted);
+}
+
+// --- profiles and plans -----------------------------------------------------
+}  // namespace sluice::daemon
+
+namespace sluice::plan {
+
+using daemon::Is;
+
+template <typename Ar>
+void Fields(Ar& ar, Is<GivenFractions> auto& given) {
+  ar(1, given.keep);
+  ar(2, given.swap);
+}
+template <typename Ar>
+void Fields(Ar& ar, Is<TokenFractions> auto& fractions) {
+  ar(1, fractions.keep);
+  ar(2, fractions.swap);
+  ar(3, fractions.recompute);
+}
+template <typename Ar>
+void Fields(Ar& ar, Is<Buffer> auto& buffer) {
+  ar(1, buffer.id);
+  ar(2, buffer.lower);
+  ar(3, buffer.upper);
+  ar(4, buffer.size);
+}
+template <typename Ar>
+void Fields(Ar& ar, Is<Trace> auto& trace) {
+  ar(1, trace.buffers);
+  ar(2, trace.end);
+  ar(3, trace.alignment);
+}
+template <typename Ar>
+void Fields(Ar& ar, Is<SegmentKind> auto& segment) {
+  ar(1, segment.name);
+  ar(2, segment.trace);
+  ar(3, segment.seconds);
+  ar(4, segment.executions);
+}
+template <typename Ar>
+void Fields(Ar& ar, Is<LayerKind> auto& kind) {
+  ar(1, kind.name);
+  ar(2, kind.layers);
+  ar(3, kind.resident_layers);
+  ar(4, kind.forward_layer_seconds);
+  ar(5, kind.backward_layer_seconds);
+  ar(6, kind.forward_d2h_fixed);
+  ar(7, kind.forward_h2d_fixed);
+  ar(8, kind.backward_d2h_fixed);
+  ar(9, kind.backward_h2d_fixed);
+}
+template <typename Ar>
+void Fields(Ar& ar, Is<SkeletalClass> auto& skeletal) {
+  ar(1, skeletal.name);
+  ar(2, skeletal.kind);
+  ar(3, skeletal.bytes_per_layer);
+  ar(4, skeletal.recompute_seconds);
+  ar(5, skeletal.must_swap);
+  ar(6, skeletal.traffic_in_fixed);
+  ar(7, skeletal.shared);
+  ar(8, skeletal.can_keep);
+  ar(9, skeletal.given);
+  ar(10, skeletal.why);
+}
+template <typename Ar>
+void Fields(Ar& ar, Is<RankProfile> auto& profile) {
+  ar(1, profile.job);
+  ar(2, profile.rank);
+  ar(3, profile.gpu);
+  ar(4, profile.numa);
+  ar(5, profile.kinds);
+  ar(6, profile.segments);
+  ar(7, profile.classes);
+  ar(8, profile.host_fixed);
+  ar(9, profile.host_limit);
+  ar(10, profile.transient_capacity);
+  ar(11, profile.keep_reserve);
+  ar(12, profile.alpha);
+  ar(13, profile.settled);
+  ar(14, profile.limited_by);
+}
+template <typename Ar>
+void Fields(Ar& ar, Is<Placement> auto& placement) {
+  ar(1, placement.offsets);
+  ar(2, placement.peak);
+  ar(3, placement.lower_bound);
+  ar(4, placement.proved_by);
+  ar(5, placement.method);
+  ar(6, placement.seconds);
+}
+template <typename Ar>
+void Fields(Ar& ar, Is<SegmentPlan> auto& segment) {
+  ar(1, segment.name);
+  ar(2, segment.base);
+  ar(3, segment.placement);
+}
+template <typename Ar>
+void Fields(Ar& ar, Is<ClassPlan> auto& skeletal) {
+  ar(1, skeletal.name);
+  ar(2, skeletal.fractions);
+  ar(3, skeletal.why);
+  ar(4, skeletal.kind);
+}
+template <typename Ar>
+void Fields(Ar& ar, Is<PlanLimit> auto& limit) {
+  ar(1, limit.what);
+  ar(2, limit.used);
+  ar(3, limit.capacity);
+  ar(4, limit.unit);
+  ar(5, limit.binds);
+  ar(6, limit.one_more_step_seconds);
+  ar(7, limit.one_more_recompute_seconds);
+}
+template <typename Ar>
+void Fields(Ar& ar, Is<RankPlan> auto& rank) {
+  ar(1, rank.job);
+  ar(2, rank.rank);
+  ar(3, rank.segments);
+  ar(4, rank.transient_peak);
+  ar(5, rank.classes);
+  ar(6, rank.alpha);
+  ar(7, rank.alpha_limited_by);
+  ar(8, rank.host_bytes);
+}
+template <typename Ar>
+void Fields(Ar& ar, Is<NodePlan> auto& plan) {
+  ar(1, plan.id);
+  ar(2, plan.profile_hash);
+  ar(3, plan.ranks);
+  ar(4, plan.seconds);
+  ar(5, plan.infeasible);
+  ar(6, plan.limited_by);
+  ar(7, plan.limits);
+  ar(8, plan.units_solved);
+  ar(9, plan.units_known);
+}
+
+}  // namespace sluice::plan
+
+namespace sluice::daemon {
+
+template <typename Ar>
+void Fields(Ar& ar, Is<ProfileWithHash> auto& profile) {
+  ar(1, profile.profile);
+  ar(2, profile.hash);
+  ar(3, profile.units);
+}
+template <typename Ar>
+void Fields(Ar& ar, Is<PlanChange> auto& change) {
+  ar(1, change.plan);
+  ar(2, change.since);
+  ar(3, change.deadline);
+  ar(4, change.wait);
+  ar(5, change.open);
+  ar(6, change.refused);
+  ar(7, change.before);
+}
+template <typename Ar>
+void Fields(Ar& ar, Is<Member> auto& member) {
+  ar(1, member.state);
+  ar(2, member.profiles);
+  ar(3, member.ranks);
+  ar(4, member.change);
+  ar(5, member.settled);
+}
+template <typename Ar>
+void Fields(Ar& ar, Is<PlanRounds::Kept> auto& kept) {
+  ar(1, kept.job);
+  ar(2, kept.cache_key);
+  ar(3, kept.plan);
+}
+template <typename Ar>
+void Fields(Ar& ar, Is<WaitingLease> auto& lease) {
+  ar(1, lease.session);
+  ar(2, lease.request);
+  ar(3, lease.asked);
+  ar(4, lease.since);
+  ar(5, lease.deadline);
+}
+template <typename Ar>
+void Fields(Ar& ar, Is<NextRound> auto& next) {
+  ar(1, next.owed);
+  ar(2, next.at);
+  ar(3, next.why);
+  ar(4, next.whose);
+}
+
+// --- rows and what is in none (RowKind) --------------------------------------
+template <typename Ar>
+void Fields(Ar& ar, Is<LooseState> auto& loose) {
+  ar(1, loose.next_extent);
+  ar(2, loose.next_lease);
+  ar(3, loose.next_principal);
+  ar(4, loose.next_round);
+  ar(5, loose.next_plan);
+  ar(6, loose.next_idle_order);
+  ar(7, loose.ask_again_at);
+  ar(8, loose.asked_last);
+  ar(9, loose.outside);
+  ar(10, loose.waiting_leases);
+  ar(11, loose.next_joint);
+}
+template <typename Ar>
+void Fields(Ar& ar, Is<ExtentRow> auto& row) {
+  ar(1, row.pool);
+  ar(2, row.extent);
+}
+
+}  // namespace sluice::daemon

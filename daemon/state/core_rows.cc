@@ -1,0 +1,120 @@
+#include "daemon/state/core_rows.h"
+
+#include <algorithm>
+#include <optional>
+#include <set>
+#include <utility>
+
+#include "daemon/state/core_fields.h"
+#include "daemon/state/row_format.h"
+
+namespace sluice::daemon {
+namespace {
+
+// Rows to put or to erase, in line.
+class RowWriter {
+ public:
+  explicit RowWriter(Objects* objects) : objects_(objects) {}
+
+  template <typename Key, typename Row>
+  void operator()(RowKind kind, const Key& key, const Row* row) {
+    if (row == nullptr) {
+      Write(RowOp::kErase, KeyOf(static_cast<char>(kind), key), "");
+    } else {
+      Write(RowOp::kPut, KeyOf(static_cast<char>(kind), key), Bytes(*row));
+    }
+  }
+  void operator()(RowKind kind, SessionId id, const Session* session) {
+    const std::string key = KeyOf(static_cast<char>(kind), id);
+    if (session == nullptr) {
+      Write(RowOp::kErase, key, "");
+      return Write(RowOp::kEraseBelow,
+                   KeyOf(static_cast<char>(RowKind::kReply), id), "");
+    }
+    std::string row = Bytes(*session);
+    FieldWriter(&row, objects_).Element(session->history.newest_forgotten());
+    Write(RowOp::kPut, key, row);
+  }
+  void operator()(RowKind kind, std::pair<SessionId, RequestId> key,
+                  const std::optional<Reply>* reply) {
+    // Below its session's.
+    std::string name = KeyOf(static_cast<char>(kind), key.first);
+    FieldWriter(&name, objects_).Element(key.second);
+    if (reply == nullptr) return Write(RowOp::kErase, name, "");
+    Write(RowOp::kPut, name, Bytes(*reply));
+  }
+  void Loose(const std::string& row) {
+    Write(RowOp::kPut, std::string(1, kLooseRow), row);
+  }
+  template <typename Row>
+  std::string Bytes(const Row& row) {
+    std::string bytes;
+    FieldWriter(&bytes, objects_).Element(row);
+    return bytes;
+  }
+  // The rows, after the objects that they name.
+  std::string Take() {
+    std::string rows = std::exchange(rows_, {});
+    for (const auto& [number, bytes] : objects_->TakeNew()) {
+      Write(RowOp::kPut, KeyOf(kObjectRow, number), bytes);
+    }
+    return std::exchange(rows_, {}) + rows;
+  }
+
+ private:
+  template <typename Key>
+  std::string KeyOf(char kind, const Key& key) {
+    std::string name(1, kind);
+    FieldWriter(&name, objects_).Element(key);
+    return name;
+  }
+  void Write(RowOp op, const std::string& key, const std::string& row) {
+    FieldWriter to(&rows_, objects_);
+    to.Element(op);
+    to.Element(key);
+    to.Element(row);
+  }
+
+  Objects* objects_;
+  std::string rows_;
+};
+
+}  // namespace
+
+std::string CoreRows::Changes(Core& core) {
+  RowWriter to(&objects_);
+  core.TakeChanged([&](RowKind kind, const auto& key, const auto* row) {
+    to(kind, key, row);
+  });
+  std::string loose = to.Bytes(core.Loose());
+  if (loose != loose_) to.Loose(loose_ = std::move(loose));
+  return to.Take();
+}
+
+std::string CoreRows::Everything(Core& core) {
+  objects_.Clear();
+  loose_.clear();
+  core.TouchAll();
+  return Changes(core);
+}
+
+CoreState Durable(CoreState state) {
+  JointPlanningState& joint = state.joint;
+  joint.joining.clear();
+  joint.held.clear();
+  joint.positions.clear();
+  joint.resources = {};
+  PlanRounds::Saved& rounds = joint.rounds;
+  rounds.collecting.clear();
+  rounds.solving.clear();
+  rounds.together.clear();
+  std::set<PlanId> used;
+  for (const auto& [job, plan] : rounds.current) used.insert(plan);
+  for (const auto& [job, plan] : rounds.promised) used.insert(plan);
+  std::erase_if(rounds.kept, [&](const PlanRounds::Kept& kept) {
+    return !used.contains(kept.plan->id);
+  });
+  return state;
+}
+
+}  // namespace sluice::daemon

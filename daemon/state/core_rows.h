@@ -1,0 +1,45 @@
+// What a core knows, as the bytes of a state file: everything, or what changed.
+//
+// Both are lists of rows to put or to erase, by key; later ones win. So a
+// checkpoint and the records after it, applied in order, are the core's rows as
+// they last were.
+//
+// Not in them: what administrators set (policy_file.h keeps it on a disk), and
+// rounds of planning that are asked or solved (who waits for one asks again).
+//
+// Errors: InvalidArgument, one line: what was read is not what was written.
+// Thread safety: one owner.
+#pragma once
+
+#include <string>
+
+#include "absl/status/statusor.h"
+#include "daemon/core/core.h"
+#include "daemon/core/state.h"
+#include "daemon/state/objects.h"
+#include "daemon/state/state_file.h"
+
+namespace sluice::daemon {
+
+class CoreRows {
+ public:
+  // What changed since it was asked last, of this core; empty: nothing.
+  std::string Changes(Core& core);
+  // All there is. What it is asked for next is what changed since.
+  std::string Everything(Core& core);
+
+ private:
+  Objects objects_;
+  std::string loose_;  // as last written
+};
+
+// What a core saved, but for what is not in its rows: that is taken from
+// `fresh`, the state of a core of the same node that nobody has reached.
+absl::StatusOr<CoreState> ReadCore(const StateFile::Contents& contents,
+                                   CoreState fresh);
+
+// What is left of a state when it is written and read: without rounds of
+// planning and the plans that nobody uses.
+CoreState Durable(CoreState state);
+
+}  // namespace sluice::daemon

@@ -1,0 +1,230 @@
+// From rows back to a core's state.
+#include <fmt/format.h>
+
+#include <map>
+#include <optional>
+#include <string_view>
+#include <utility>
+
+#include "daemon/state/core_fields.h"
+#include "daemon/state/core_rows.h"
+#include "daemon/state/row_format.h"
+#include "proto/base/status.h"
+
+namespace sluice::daemon {
+namespace {
+
+using Rows = std::map<std::string, std::string>;
+
+absl::Status Bad(std::string_view what) {
+  return absl::InvalidArgumentError(
+      fmt::format("the saved state is not what a daemon wrote: {}", what));
+}
+
+absl::Status Apply(std::string_view record, Rows& rows) {
+  Objects none;
+  FieldReader from(record, &none);
+  while (!from.Done()) {
+    RowOp op{};
+    std::string key, row;
+    from.Element(op);
+    from.Element(key);
+    from.Element(row);
+    if (!from.ok() || key.empty()) return Bad("a record is cut off");
+    switch (op) {
+      case RowOp::kPut:
+        rows[key] = std::move(row);
+        break;
+      case RowOp::kErase:
+        rows.erase(key);
+        break;
+      case RowOp::kEraseBelow: {
+        auto at = rows.lower_bound(key);
+        while (at != rows.end() && at->first.starts_with(key)) {
+          at = rows.erase(at);
+        }
+        break;
+      }
+      default:
+        return Bad(fmt::format("operation {} on a row is not known",
+                               static_cast<int>(op)));
+    }
+  }
+  return absl::OkStatus();
+}
+
+// One row of a table, by its kind.
+class RowReader {
+ public:
+  RowReader(Objects* objects, CoreState* to) : objects_(objects), to_(to) {}
+
+  absl::Status Read(const std::string& name, const std::string& bytes) {
+    FieldReader key(std::string_view(name).substr(1), objects_);
+    FieldReader row(bytes, objects_);
+    SLUICE_RETURN_IF_ERROR(ReadKind(name[0], key, row));
+    if (key.Done() && row.Done()) return absl::OkStatus();
+    return Bad(fmt::format("a row of kind '{}' is damaged", name[0]));
+  }
+  // What rows follow from.
+  absl::Status Join() {
+    for (const auto& [id, lease] : to_->ledger.leases) {
+      const auto holder = to_->ledger.holders.find(lease.session);
+      if (holder == to_->ledger.holders.end()) {
+        return Bad("a lease is nobody's");
+      }
+      holder->second.leases.insert(id);
+    }
+    for (auto& [id, session] : to_->sessions) {
+      session.history.Load(std::move(replies_[id]), newest_forgotten_[id]);
+      if (!session.is_rank()) continue;
+      const HelloRequest& hello = session.hello;
+      to_->joint.attached[id] = {session.job(), hello.rank, hello.gpu,
+                                 hello.local_ranks};
+    }
+    for (auto& [plan, kept] : plans_) {
+      to_->joint.rounds.kept.push_back(std::move(kept));
+    }
+    return absl::OkStatus();
+  }
+
+ private:
+  absl::Status ReadKind(char kind, FieldReader& key, FieldReader& row) {
+    LedgerState& ledger = to_->ledger;
+    JointPlanningState& joint = to_->joint;
+    switch (static_cast<RowKind>(kind)) {
+      case RowKind::kExtent:
+        return ReadExtent(key, row);
+      case RowKind::kLease:
+        return Into(ledger.leases, key, row);
+      case RowKind::kMaking:
+        return Into(ledger.making, key, row);
+      case RowKind::kHolder:
+        return Into(ledger.holders, key, row);
+      case RowKind::kLingering:
+        return Into(ledger.lingering, key, row);
+      case RowKind::kPrincipal:
+        return Into(ledger.principals, key, row);
+      case RowKind::kAllowance:
+        return Into(ledger.allowances, key, row);
+      case RowKind::kSession:
+        return ReadSession(key, row);
+      case RowKind::kReply:
+        return ReadReply(key, row);
+      case RowKind::kMember:
+        return Into(joint.members, key, row);
+      case RowKind::kPlanInUse:
+        return ReadPlan(joint.rounds.current, key, row);
+      case RowKind::kPlanPromised:
+        return ReadPlan(joint.rounds.promised, key, row);
+    }
+    if (kind == kLooseRow) return ReadLoose(row);
+    if (kind == kObjectRow) return Skip(key, row);
+    return Bad(fmt::format("a row of kind '{}' is not known", kind));
+  }
+  template <typename Map>
+  absl::Status Into(Map& map, FieldReader& key, FieldReader& row) {
+    typename Map::key_type at{};
+    key.Element(at);
+    row.Element(map[at]);
+    return absl::OkStatus();
+  }
+  absl::Status ReadExtent(FieldReader& key, FieldReader& row) {
+    ExtentId id;
+    ExtentRow extent;
+    key.Element(id);
+    row.Element(extent);
+    SLUICE_ASSIGN_OR_RETURN(Pool::Saved * pool, PoolOf(extent.pool));
+    pool->extents[id] = extent.extent;
+    return absl::OkStatus();
+  }
+  absl::Status ReadSession(FieldReader& key, FieldReader& row) {
+    SessionId id;
+    key.Element(id);
+    row.Element(to_->sessions[id]);
+    row.Element(newest_forgotten_[id]);
+    return absl::OkStatus();
+  }
+  absl::Status ReadReply(FieldReader& key, FieldReader& row) {
+    SessionId id;
+    RequestId request;
+    key.Element(id);
+    key.Element(request);
+    row.Element(replies_[id][request]);
+    return absl::OkStatus();
+  }
+  absl::Status ReadPlan(std::map<JobKey, PlanId>& plans, FieldReader& key,
+                        FieldReader& row) {
+    JobKey job;
+    PlanRounds::Kept kept;
+    key.Element(job);
+    row.Element(kept);
+    if (kept.plan == nullptr) return Bad("a plan is missing");
+    plans[job] = kept.plan->id;
+    plans_[kept.plan->id] = kept;
+    return absl::OkStatus();
+  }
+  absl::Status ReadLoose(FieldReader& row) {
+    LooseState loose;
+    row.Element(loose);
+    LedgerState& ledger = to_->ledger;
+    ledger.next_extent = loose.next_extent;
+    ledger.next_lease = loose.next_lease;
+    ledger.next_principal = loose.next_principal;
+    for (const auto& [id, order] : loose.next_idle_order) {
+      SLUICE_ASSIGN_OR_RETURN(Pool::Saved * pool, PoolOf(id));
+      pool->next_idle_order = order;
+    }
+    ledger.ask_again_at = loose.ask_again_at;
+    ledger.asked_last = loose.asked_last;
+    ledger.outside = loose.outside;
+    to_->joint.rounds.next_round = loose.next_round;
+    to_->joint.rounds.next_plan = loose.next_plan;
+    to_->joint.waiting_leases = loose.waiting_leases;
+    to_->joint.next = loose.next_joint;
+    return absl::OkStatus();
+  }
+  absl::StatusOr<Pool::Saved*> PoolOf(PoolId id) {
+    const auto pool = to_->ledger.pools.find(id);
+    if (pool != to_->ledger.pools.end()) return &pool->second;
+    return Bad(fmt::format("it has memory of {}, which is not here", Name(id)));
+  }
+  // Read when somebody names it.
+  absl::Status Skip(FieldReader& key, FieldReader& row) {
+    uint64_t number = 0;
+    key.Element(number);
+    row.Skip();
+    return absl::OkStatus();
+  }
+
+  Objects* objects_;
+  CoreState* to_;
+  std::map<SessionId, RequestHistory::Requests::Rows> replies_;
+  std::map<SessionId, RequestId> newest_forgotten_;
+  std::map<PlanId, PlanRounds::Kept> plans_;  // in the order of their making
+};
+
+}  // namespace
+
+absl::StatusOr<CoreState> ReadCore(const StateFile::Contents& contents,
+                                   CoreState fresh) {
+  Rows rows;
+  SLUICE_RETURN_IF_ERROR(Apply(contents.checkpoint, rows));
+  for (const std::string& record : contents.records) {
+    SLUICE_RETURN_IF_ERROR(Apply(record, rows));
+  }
+  Objects objects;
+  for (const auto& [name, bytes] : rows) {
+    if (name[0] != kObjectRow) continue;
+    uint64_t number = 0;
+    FieldReader(std::string_view(name).substr(1), &objects).Element(number);
+    objects.Add(number, bytes);
+  }
+  RowReader reader(&objects, &fresh);
+  for (const auto& [name, bytes] : rows) {
+    SLUICE_RETURN_IF_ERROR(reader.Read(name, bytes));
+  }
+  SLUICE_RETURN_IF_ERROR(reader.Join());
+  return fresh;
+}
+
+}  // namespace sluice::daemon

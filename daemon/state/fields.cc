@@ -1,0 +1,95 @@
+#include "daemon/state/fields.h"
+
+#include <bit>
+#include <cstring>
+
+namespace sluice::daemon {
+namespace fields {
+
+TimeParts ToParts(absl::Time time) {
+  const absl::Duration quarter = absl::Nanoseconds(1) / 4;
+  if (time == absl::InfiniteFuture()) return {1, TimeParts::kInfinite};
+  if (time == absl::InfinitePast()) return {-1, TimeParts::kInfinite};
+  absl::Duration rest;
+  int64_t seconds =
+      absl::IDivDuration(time - absl::UnixEpoch(), absl::Seconds(1), &rest);
+  if (rest < absl::ZeroDuration()) {
+    --seconds;
+    rest += absl::Seconds(1);
+  }
+  return {seconds, absl::IDivDuration(rest, quarter, &rest)};
+}
+
+absl::Time FromParts(TimeParts parts) {
+  if (parts.quarters == TimeParts::kInfinite) {
+    return parts.seconds > 0 ? absl::InfiniteFuture() : absl::InfinitePast();
+  }
+  return absl::UnixEpoch() + absl::Seconds(parts.seconds) +
+         absl::Nanoseconds(1) / 4 * parts.quarters;
+}
+
+}  // namespace fields
+
+void FieldWriter::Varint(uint64_t number) {
+  uint8_t bytes[10];
+  const uint8_t* const end =
+      google::protobuf::io::CodedOutputStream::WriteVarint64ToArray(number,
+                                                                    bytes);
+  to_->append(reinterpret_cast<const char*>(bytes),
+              static_cast<size_t>(end - bytes));
+}
+
+void FieldWriter::Fixed(double value) {
+  uint8_t bytes[8];
+  google::protobuf::io::CodedOutputStream::WriteLittleEndian64ToArray(
+      std::bit_cast<uint64_t>(value), bytes);
+  to_->append(reinterpret_cast<const char*>(bytes), sizeof(bytes));
+}
+
+bool FieldReader::AtEnd() {
+  const void* data = nullptr;
+  int size = 0;
+  return tag_ == 0 && !input_.GetDirectBufferPointer(&data, &size);
+}
+
+bool FieldReader::Seek(int number, uint32_t wire_type) {
+  using google::protobuf::internal::WireFormatLite;
+  while (ok_) {
+    if (tag_ == 0 && (AtEnd() || (tag_ = input_.ReadTag()) == 0)) {
+      ok_ = AtEnd();
+      return false;
+    }
+    const int found = WireFormatLite::GetTagFieldNumber(tag_);
+    if (found > number) return false;
+    const uint32_t tag = std::exchange(tag_, 0);
+    if (found == number) {
+      ok_ = WireFormatLite::GetTagWireType(tag) ==
+            static_cast<WireFormatLite::WireType>(wire_type);
+      return ok_;
+    }
+    ok_ = WireFormatLite::SkipField(&input_, tag);
+  }
+  return false;
+}
+
+uint64_t FieldReader::Varint() {
+  uint64_t number = 0;
+  ok_ = ok_ && input_.ReadVarint64(&number);
+  return number;
+}
+
+double FieldReader::Fixed() {
+  uint64_t bits = 0;
+  ok_ = ok_ && input_.ReadLittleEndian64(&bits);
+  return std::bit_cast<double>(bits);
+}
+
+std::string FieldReader::Text() {
+  std::string text;
+  uint32_t size = 0;
+  ok_ = ok_ && input_.ReadVarint32(&size) && size <= INT32_MAX &&
+        input_.ReadString(&text, static_cast<int>(size));
+  return text;
+}
+
+}  // namespace sluice::daemon

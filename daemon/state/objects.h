@@ -1,0 +1,57 @@
+// Profiles and plans, which are immutable and shared: written once, and by
+// their numbers wherever they are named.
+//
+// Thread safety: one owner.
+#pragma once
+
+#include <cstdint>
+#include <functional>
+#include <map>
+#include <memory>
+#include <string>
+#include <utility>
+#include <vector>
+
+namespace sluice::daemon {
+
+class Objects {
+ public:
+  // --- writing ---------------------------------------------------------------
+  // Its number, from 1 on; a new one is put in line to be written. It is kept
+  // until Clear, so that no other one takes its address.
+  template <typename T, typename Encode>
+  uint64_t Number(const std::shared_ptr<const T>& object, Encode encode) {
+    const auto [at, is_new] =
+        written_.try_emplace(object.get(), written_.size() + 1, object);
+    if (is_new) new_.emplace_back(at->second.first, encode());
+    return at->second.first;
+  }
+  // Those that were numbered since the last time, as bytes.
+  std::vector<std::pair<uint64_t, std::string>> TakeNew() {
+    return std::exchange(new_, {});
+  }
+  // Numbers begin again.
+  void Clear() { written_.clear(); }
+
+  // --- reading ---------------------------------------------------------------
+  void Add(uint64_t number, std::string bytes) {
+    read_[number] = {std::move(bytes), nullptr};
+  }
+  // The one object of that number; null: there is none, or `decode` gave none.
+  template <typename T, typename Decode>
+  std::shared_ptr<const T> Find(uint64_t number, Decode decode) {
+    const auto found = read_.find(number);
+    if (found == read_.end()) return nullptr;
+    auto& [bytes, object] = found->second;
+    if (object == nullptr) object = decode(bytes);
+    return std::static_pointer_cast<const T>(object);
+  }
+
+ private:
+  std::map<const void*, std::pair<uint64_t, std::shared_ptr<const void>>>
+      written_;
+  std::vector<std::pair<uint64_t, std::string>> new_;
+  std::map<uint64_t, std::pair<std::string, std::shared_ptr<const void>>> read_;
+};
+
+}  // namespace sluice::daemon

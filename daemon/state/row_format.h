@@ -1,0 +1,14 @@
+// How rows are told apart in a record: an operation, the row's key, its bytes.
+#pragma once
+
+#include <cstdint>
+
+namespace sluice::daemon {
+
+enum class RowOp : uint8_t { kPut = 1, kErase = 2, kEraseBelow = 3 };
+
+// The first letter of a key is a RowKind (daemon/core/state.h), or one of
+// these: what is in no table; a profile or a plan, by its number.
+inline constexpr char kLooseRow = 'c', kObjectRow = 'o';
+
+}  // namespace sluice::daemon

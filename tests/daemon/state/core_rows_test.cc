@@ -1,0 +1,177 @@
+// A core's rows: what records and checkpoints add up to is the core, after
+// each event of random stories.
+#include "daemon/state/core_rows.h"
+
+#include <fmt/format.h>
+
+#include <random>
+
+#include "gmock/gmock.h"
+#include "gtest/gtest.h"
+#include "proto/plan/codec.h"
+#include "tests/daemon/core/core_story.h"
+
+namespace sluice::daemon {
+namespace {
+
+using ::testing::HasSubstr;
+
+// All of a core's rows, numbered from 1: equal where the cores are.
+std::string RowsOf(const NodeConfig& node, CoreState state) {
+  Core core(node, absl::UnixEpoch());
+  core.Load(std::move(state));
+  core.CheckInvariants();
+  return CoreRows().Everything(core);
+}
+
+// Profiles and plans are objects of their own in what was read: what they say
+// is compared.
+void CheckSame(const ProfileWithHash& a, const ProfileWithHash& b) {
+  SLUICE_CHECK(a.hash == b.hash && a.units == b.units);
+  SLUICE_CHECK(plan::Encode(*a.profile) == plan::Encode(*b.profile));
+}
+
+void CheckSame(const Member& a, const Member& b) {
+  SLUICE_CHECK(a.state == b.state && a.ranks == b.ranks);
+  SLUICE_CHECK(a.change == b.change && a.settled == b.settled);
+  SLUICE_CHECK(a.profiles.size() == b.profiles.size());
+  for (const auto& [rank, profile] : a.profiles) {
+    CheckSame(profile, b.profiles.at(rank));
+  }
+}
+
+void CheckSame(const PlanRounds::Saved& a, const PlanRounds::Saved& b) {
+  SLUICE_CHECK(a.current == b.current && a.promised == b.promised);
+  SLUICE_CHECK(a.next_round == b.next_round && a.next_plan == b.next_plan);
+  SLUICE_CHECK(a.kept.size() == b.kept.size());
+  for (size_t i = 0; i < a.kept.size(); ++i) {
+    SLUICE_CHECK(a.kept[i].job == b.kept[i].job);
+    SLUICE_CHECK(a.kept[i].cache_key == b.kept[i].cache_key);
+    SLUICE_CHECK(plan::Encode(*a.kept[i].plan) ==
+                 plan::Encode(*b.kept[i].plan));
+  }
+}
+
+void CheckSame(const CoreState& a, const CoreState& b) {
+  SLUICE_CHECK(a.ledger == b.ledger);
+  SLUICE_CHECK(a.sessions == b.sessions);
+  SLUICE_CHECK(a.drain == b.drain);
+  SLUICE_CHECK(a.joint.attached == b.joint.attached);
+  SLUICE_CHECK(a.joint.waiting_leases == b.joint.waiting_leases);
+  SLUICE_CHECK(a.joint.next == b.joint.next);
+  CheckSame(a.joint.rounds, b.joint.rounds);
+  SLUICE_CHECK(a.joint.members.size() == b.joint.members.size());
+  for (const auto& [job, member] : a.joint.members) {
+    CheckSame(member, b.joint.members.at(job));
+  }
+}
+
+// What a daemon would have stored of a core, event by event.
+class Store {
+ public:
+  explicit Store(size_t records) : most_(records) {}
+
+  void Save(Core& core) {
+    if (contents_.checkpoint.empty() || contents_.records.size() >= most_) {
+      contents_ = {rows_.Everything(core), {}};
+      return;
+    }
+    std::string record = rows_.Changes(core);
+    if (!record.empty()) contents_.records.push_back(std::move(record));
+  }
+  void Check(const Core& core) const {
+    // What administrators set is kept elsewhere.
+    Core fresh(core.config(), absl::UnixEpoch());
+    SLUICE_CHECK_OK(fresh.SetPolicy(core.policy(), absl::UnixEpoch()));
+    auto read = ReadCore(contents_, fresh.Save());
+    SLUICE_CHECK_OK(read.status());
+    const CoreState kept = Durable(core.Save());
+    CheckSame(*read, kept);
+    SLUICE_CHECK(RowsOf(core.config(), *read) == RowsOf(core.config(), kept));
+  }
+  const StateFile::Contents& contents() const { return contents_; }
+
+ private:
+  const size_t most_;
+  CoreRows rows_;
+  StateFile::Contents contents_;
+};
+
+class CoreRowsTest : public ::testing::TestWithParam<int> {};
+
+TEST_P(CoreRowsTest, RecordsAddUpToTheCoreAfterEachEvent) {
+  Store store(static_cast<size_t>(GetParam()) * 7 % 60);
+  CoreStory story({.save = 0, .shadow = 0});
+  int events = 0;
+  story.Watch([&](Core& core) {
+    store.Save(core);
+    if (++events % 5 == 0) store.Check(core);
+  });
+  story.Run(RandomStory(static_cast<uint32_t>(GetParam()), 4000));
+  story.Finish();
+  EXPECT_GT(story.granted(), 20);
+}
+
+INSTANTIATE_TEST_SUITE_P(Stories, CoreRowsTest, ::testing::Range(0, 12));
+
+TEST(CoreRowsRecordTest, IsAsLongAsWhatChanged) {
+  CoreDriver node;
+  CoreRows rows;
+  std::vector<SessionId> ranks;
+  for (int i = 0; i < 64; ++i) {
+    ranks.push_back(node.Attach(fmt::format("job{}", i), 0));
+  }
+  const size_t all = rows.Everything(node.core).size();
+  ASSERT_TRUE(node.Lease(ranks[0], Gpu(0), MiB(4)).ok());
+  const size_t one = rows.Changes(node.core).size();
+  EXPECT_GT(one, 0);
+  EXPECT_LT(one, all / 16);
+  EXPECT_EQ(rows.Changes(node.core), "");
+}
+
+class DamagedTest : public ::testing::Test {
+ protected:
+  DamagedTest() {
+    const SessionId rank = node_.Attach("a", 0);
+    SLUICE_CHECK_OK(node_.Lease(rank, Gpu(0), MiB(8)).status());
+    contents_.checkpoint = CoreRows().Everything(node_.core);
+  }
+  absl::Status Read() const {
+    Core fresh(node_.core.config(), absl::UnixEpoch());
+    return ReadCore(contents_, fresh.Save()).status();
+  }
+  CoreDriver node_;
+  StateFile::Contents contents_;
+};
+
+TEST_F(DamagedTest, WhatIsCutOffIsRefused) {
+  ASSERT_TRUE(Read().ok());
+  std::string& bytes = contents_.checkpoint;
+  for (bytes.pop_back(); bytes.size() > 1; bytes.pop_back()) {
+    // Between two rows it is a state of fewer rows, whose lease is nobody's.
+    Read().IgnoreError();
+  }
+  contents_.checkpoint = "x";
+  EXPECT_THAT(std::string(Read().message()), HasSubstr("saved state"));
+}
+
+TEST_F(DamagedTest, AnyBytesAreReadOrRefused) {
+  std::mt19937 random(1);
+  const std::string bytes = contents_.checkpoint;
+  for (int i = 0; i < 5000; ++i) {
+    contents_.checkpoint = bytes;
+    contents_.checkpoint[random() % bytes.size()] = static_cast<char>(random());
+    Read().IgnoreError();
+  }
+}
+
+TEST_F(DamagedTest, MemoryThatIsNotHereIsRefused) {
+  NodeConfig smaller = node_.core.config();
+  smaller.gpus.erase(smaller.gpus.begin());
+  Core fresh(smaller, absl::UnixEpoch());
+  const absl::Status read = ReadCore(contents_, fresh.Save()).status();
+  EXPECT_THAT(std::string(read.message()), HasSubstr("GPU 0"));
+}
+
+}  // namespace
+}  // namespace sluice::daemon
