@@ -1,12 +1,33 @@
 """What streamed forwards and backwards say about how they are called."""
 from __future__ import annotations
 
+import functools
 import inspect
+from collections.abc import Callable
 from typing import Any
+
+import torch
+from torch.autograd.function import once_differentiable
 
 # Of a node whose backward came before.
 ONCE = ("sluice: the backward of a streamed model runs once; run its forward "
         "again instead of retain_graph=True")
+
+
+def once(backward: Callable) -> Callable:
+    """The backward of a node whose gradients have no gradient: asked to make
+    some, torch would leave them out in silence where dy has none."""
+    inner = once_differentiable(backward)
+
+    @functools.wraps(backward)
+    def checked(ctx: Any, *gradients: Any) -> Any:
+        if torch.is_grad_enabled():
+            raise RuntimeError(
+                "sluice: create_graph=True: the gradients of a streamed model "
+                "have no gradients of their own; leave it out, or unstream()")
+        return inner(ctx, *gradients)
+
+    return checked
 
 
 class Standing:

@@ -13,7 +13,6 @@ from typing import TYPE_CHECKING, Protocol
 
 import torch
 from torch import Tensor, nn
-from torch.autograd.function import once_differentiable
 
 from sluice import calls
 from sluice.errors import Unsupported
@@ -246,7 +245,7 @@ class _Node(torch.autograd.Function):
         return call.forward(x, list(rest[:extra]), found)
 
     @staticmethod
-    @once_differentiable
+    @calls.once
     def backward(ctx, dy: Tensor):
         call, ctx.call = ctx.call, None
         if call is None:

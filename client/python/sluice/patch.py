@@ -21,8 +21,11 @@ class Patch:
     copy of a streamed model has its own forwards back, and is not streamed.
     """
 
-    def __init__(self, module: nn.Module, forward: Callable):
+    def __init__(self, module: nn.Module, forward: Callable,
+                 copied: Callable[[], object] | None = None):
+        """`copied` is called when the module is copied or pickled."""
         self.module, self._forward = module, torch.compiler.disable(forward)
+        self._copied = copied or (lambda: None)
         self._before = vars(module).get("forward")
         if isinstance(self._before, Patch):
             raise Unsupported(type(module).__name__, "it is streamed already",
@@ -45,10 +48,12 @@ class Patch:
         self._forward = lambda _, *args, **kwargs: self.own(*args, **kwargs)
 
     def __deepcopy__(self, memo: dict[int, Any]) -> Callable:
+        self._copied()
         copied = copy.deepcopy(self.module, memo)
         if self._before is not None:
             return copy.deepcopy(self._before, memo)
         return types.MethodType(type(copied).forward, copied)
 
     def __reduce__(self):
+        self._copied()
         return getattr, (self.module, "forward")

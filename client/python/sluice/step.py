@@ -98,6 +98,7 @@ class Step:
         # Layers' kinds by name, where a plan tells them apart.
         self.kinds: Mapping[nn.Module, str] = kinds or {}
         self.blocks_run = 0
+        self.turn = threading.RLock()  # of its stream: one thread at a time
         # Where the hidden states between its layers are.
         self.hidden = InHost(arena, self.chunks, device) if (
             in_host) else OnDevice(arena, self.chunks)
@@ -129,7 +130,7 @@ class Step:
         before = current()
         try:
             _current.step = self
-            with self._model.engage(), self.telling():
+            with self.turn, self._model.engage(), self.telling():
                 yield
         except BaseException:
             if self.progress is not None:

@@ -2,6 +2,8 @@
 what `sluice.stream` returns."""
 from __future__ import annotations
 
+import sys
+import threading
 from collections.abc import Mapping, MutableMapping
 from dataclasses import dataclass
 from typing import Any, Literal
@@ -43,7 +45,7 @@ class Stats:
 class Stream:
     """What `sluice.stream` returns: the model's hold on host memory.
 
-    Not thread safe: one thread trains a model. Ends with `unstream()`, which
+    Threads that run the model take turns. Ends with `unstream()`, which
     leaves the model as it was before.
     """
 
@@ -65,9 +67,12 @@ class Stream:
         # Of the decoder's latest forward, bool [B or 1, S]: rows of padding
         # that saw no key.
         self.blind: Tensor | None = None
-        # Of the call of the causal model that runs: whether its decoder
-        # answers all rows, what of it cannot be had then, and whether there
-        # is one.
+        self.turn = threading.RLock()  # threads run the model one by one
+        self._said: set[str] = set()
+        # Of the call of the causal model that runs: whether it has labels for
+        # a loss over all rows, whether its decoder answers all rows, what of
+        # it cannot be had then, and whether there is one.
+        self.has_labels = False
         self.all_rows = False
         self.needs_all: str | None = None
         self.in_causal = False
@@ -102,6 +107,7 @@ class Stream:
                     None if alone else self.ranks, measured,
                     self.in_host and not alone,
                     self.planning.kinds if self.planning else None)
+        step.turn = self.turn
         step.progress = None if alone else self.progress
         step.spared, step.known_causal = self._spared, self._known_causal
         step.attended = self.attended
@@ -190,6 +196,12 @@ class Stream:
         self._blocks += step.blocks_run
         self._count += 1
         self._checked |= step.check and torch.is_grad_enabled()
+
+    def say_once(self, what: str) -> None:
+        """On stderr, unless it is quiet."""
+        if self.progress is not None and what not in self._said:
+            self._said.add(what)
+            print(f"sluice: {what}", file=sys.stderr, flush=True)
 
     def stats(self) -> Stats:
         arena = self.arena

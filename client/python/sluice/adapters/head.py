@@ -28,6 +28,7 @@ from sluice.adapters import (head_routers, logprobs, padded, routers, shared,
                              units)
 from sluice.adapters.absent import AbsentLogits
 from sluice.adapters.head_loss import Labels, Loss
+from sluice.adapters.held import check_base
 from sluice.adapters.stand_in import Recorded, Recorder, Stub
 
 if TYPE_CHECKING:
@@ -87,14 +88,18 @@ class Head:
             own.__module__.startswith("transformers."))
 
     def forward(self) -> Callable:
-        accepts = inspect.signature(type(self.causal).forward)
+        causal = self.causal
+        accepts = inspect.signature(type(causal).forward)
 
         def forward(self_: nn.Module, *args: Any, **kwargs: Any) -> Any:
-            before, self.stream.in_causal = self.stream.in_causal, True
-            try:
-                return answer(self_, *args, **kwargs)
-            finally:
-                self.stream.in_causal = before
+            with self.stream.turn:
+                if current() is None:
+                    check_base(causal, self._base, self.decoder)
+                before, self.stream.in_causal = self.stream.in_causal, True
+                try:
+                    return answer(self_, *args, **kwargs)
+                finally:
+                    self.stream.in_causal = before
 
         def answer(self_: nn.Module, *args: Any, **kwargs: Any) -> Any:
             given = calls.arguments_of(accepts, self_, args, kwargs)

@@ -7,7 +7,6 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import torch
 from torch import Tensor
-from torch.autograd.function import once_differentiable
 
 from sluice import calls
 from sluice.hidden import OnDevice
@@ -59,7 +58,7 @@ class Loss(torch.autograd.Function):
         return total.to(wide_dtype(hidden))
 
     @staticmethod
-    @once_differentiable
+    @calls.once
     def backward(ctx, scale: Tensor):
         if ctx.kept is None:
             raise RuntimeError(calls.ONCE)

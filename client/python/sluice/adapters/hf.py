@@ -13,7 +13,6 @@ from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Any
 
 from torch import Tensor, nn
-from torch.nn.utils import parametrize
 from transformers import PretrainedConfig
 
 from sluice import layer as layers_
@@ -23,12 +22,13 @@ from sluice.patch import Patch
 from sluice.step import current
 from sluice.tables import Told
 from sluice.adapters import (dealing_trial, ends_trial, head_trial, packed,
-                             padded, registry, routers, shared)
+                             padded, registry, routers, shared, wanted)
 from sluice.adapters.dealing import Dealing
 from sluice.adapters.decoders import around, find_decoder
 from sluice.adapters.ends import Ends
 from sluice.adapters.head import Head
-from sluice.adapters.units import refuse_within
+from sluice.adapters.held import Held
+from sluice.adapters.units import refuse_compiled, refuse_within
 
 if TYPE_CHECKING:
     from sluice.streaming import Stream
@@ -40,10 +40,12 @@ class Adapter:
     """One model's patches."""
 
     def __init__(self, model: nn.Module):
+        wanted.refuse_adapters(model)
         self.causal = model.get_base_model() if hasattr(
             model, "peft_config") else model
         self.name = type(self.causal).__name__
         self.decoder, self.layers = find_decoder(self.causal)
+        self._held = Held.by(self.decoder, self.layers)
         # What is streamed: the decoder, or a model around it that makes its
         # masks (one of text and pictures).
         self.entry = self.decoder
@@ -105,7 +107,10 @@ class Adapter:
             ways.append("sdpa")
         refusals: list[Unsupported] = []
         for self.entry in (self.decoder, *around(self.decoder, self.causal)):
-            self._patch(self.entry, self._entry_forward(stream))
+            self._patch(self.entry, self._entry_forward(stream),
+                        lambda: stream.say_once(
+                            f"a copy of {self.name} is not streamed: stream() "
+                            "it too, if it is to be"))
             for self.way in ways:
                 try:
                     self._told = probe.probe(self, stream)
@@ -126,8 +131,9 @@ class Adapter:
         while self._patches:
             self._patches.popitem()[1].undo()
 
-    def _patch(self, module: nn.Module, forward: Callable) -> None:
-        self._patches[module] = Patch(module, forward)
+    def _patch(self, module: nn.Module, forward: Callable,
+               copied: Callable[[], object] | None = None) -> None:
+        self._patches[module] = Patch(module, forward, copied)
 
     def own_forward(self, module: nn.Module) -> Callable:
         """The module's forward of before, bound to it."""
@@ -195,16 +201,22 @@ class Adapter:
             self.dealing = Dealing(self, stream, accepts.parameters)
 
         def forward(self_: nn.Module, *args: Any, **kwargs: Any) -> Any:
+            with stream.turn:
+                return streamed(self_, *args, **kwargs)
+
+        def streamed(self_: nn.Module, *args: Any, **kwargs: Any) -> Any:
             own = self.own_forward(self_)
             given = calls.arguments_of(accepts, self_, args, kwargs)
             stream.own_rows = stream.blind = None
-            if current() is not None or not _wanted(self_, given):
+            if current() is not None or not wanted.is_streamed(
+                    stream, self_, given):
                 return own(*args, **kwargs)
-            x = _input(given)
+            self._held.check()
+            x = wanted.input_of(given)
             stream.agree("the decoder", x, given)
             if x.shape[1] < stream.least_rows:
                 return own(*args, **kwargs)
-            refuse_call(self_, given)
+            wanted.refuse_call(self_, given)
             documents = packed.take(type(self_).__name__, given)
             kwargs = {k: v for k, v in kwargs.items() if k in given}
             if stream.ranks is not None:
@@ -244,6 +256,8 @@ class Adapter:
                 "model afterwards (of TRL: trainer.model, before train())")
 
     def _refuse_setup(self) -> None:
+        for index, layer in enumerate(self.layers):
+            refuse_compiled(index, layer)
         for name, module in self.causal.named_modules():
             kind = type(module)
             for package in ("bitsandbytes", "liger_kernel"):
@@ -258,42 +272,3 @@ class Adapter:
                 type(self.decoder).__name__, "pictures that become rows of "
                 "the decoder, with a mask of their own",
                 "do not stream this model")
-
-
-def refuse_call(module: nn.Module, given: dict[str, Any]) -> None:
-    """What one call asks for that a stream cannot give exactly."""
-    name = type(module).__name__
-    if parametrize._cache_enabled:
-        raise Unsupported(name, "parametrize.cached(): what is cached without "
-                          "a gradient would be used with one", "leave it out")
-    if given.get("output_attentions",
-                 getattr(module.config, "output_attentions", False)):
-        raise Unsupported(name, "output_attentions", "leave it out")
-    mask = given.get("attention_mask")
-    if isinstance(mask, dict) or (isinstance(mask, Tensor)
-                                  and mask.dim() != 2):
-        raise Unsupported(
-            name, "an attention_mask that is not [B, S]", "describe documents "
-            "by position_ids that restart, padding by a 2-D mask")
-
-
-def _input(given: dict[str, Any]) -> Tensor | None:
-    ids = given.get("input_ids")
-    return given.get("inputs_embeds") if ids is None else ids
-
-
-def _wanted(module: nn.Module, given: dict[str, Any]) -> bool:
-    """Training is streamed, and what is asked for without a cache, if it is
-    long enough."""
-    x = _input(given)
-    if not isinstance(x, Tensor) or x.dim() < 2:
-        return False
-    if any(given.get(cache) is not None for cache in (
-            "past_key_values", "past_key_value", "cache_params")):
-        return False
-    cache = given.get("use_cache")
-    if module.training:
-        return True
-    if cache is None:
-        cache = getattr(module.config, "use_cache", False)
-    return not cache

@@ -26,7 +26,8 @@ from torch.distributed.fsdp import FSDPModule
 from sluice import layer as layers_
 from sluice import probe, randomness, rows, sdpa, tables, trial
 from sluice.arguments import need
-from sluice.adapters.units import refuse_within
+from sluice.adapters.held import Held
+from sluice.adapters.units import refuse_compiled, refuse_within
 from sluice.captured import (TOKENS, Seen, first_of_kind, recorded,
                              refusing)
 from sluice.errors import Unsupported
@@ -50,6 +51,7 @@ class OwnLayers:
     """The patches of some layers."""
 
     def __init__(self, layers: Layers, sample: Callable[[], Any] | None):
+        self._held = Held.of(layers)
         self.layers = list(layers.values() if isinstance(
             layers, nn.ModuleDict) else layers)
         need("stream", "layers", self.layers, LAYERS)
@@ -151,6 +153,7 @@ class OwnLayers:
         step, last = self._step or (None, -1)
         if step is None or step.length != x.shape[1] or index <= last:
             self._end_step(stream)
+            self._held.check()
             stands = stream.in_host or stream.ranks is not None
             if stands and is_stand_in(x):
                 raise Unsupported(
@@ -275,9 +278,7 @@ class OwnLayers:
 
     def _refuse_setup(self) -> None:
         for index, layer in enumerate(self.layers):
-            if isinstance(layer, torch._dynamo.OptimizedModule):
-                raise Unsupported(f"layer {index}", "it is compiled",
-                                  "stream the layers, then compile them")
+            refuse_compiled(index, layer)
             rows.check_parameters(layer)
         if len(self._index) < len(self.layers):
             raise Unsupported(self.name, "a layer that is run several times",

@@ -43,12 +43,14 @@ def whole(stream: Stream, given: dict[str, Any], own: Callable[[], Any],
     kept = given.get("logits_to_keep", 0)
     if not (isinstance(kept, int) and kept == 0):
         stream.needs_all = "logits_to_keep"
-    stream.all_rows = foreign or any(
+    stream.has_labels = any(
         given.get(name) is not None for name in ("labels", "shift_labels"))
+    stream.all_rows = foreign or stream.has_labels
     try:
         return own()
     finally:
         stream.needs_all, stream.all_rows = None, False
+        stream.has_labels = False
 
 
 def with_all_rows(stream: Stream, answer: Any, length: int) -> Any:

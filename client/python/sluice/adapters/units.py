@@ -12,6 +12,7 @@ import contextlib
 from collections import OrderedDict
 from collections.abc import Callable, Iterator, Sequence
 
+import torch
 from torch import Tensor, nn
 from torch.distributed.algorithms._checkpoint.checkpoint_wrapper import (
     CheckpointWrapper)
@@ -48,6 +49,13 @@ def unhooked(units: Sequence[nn.Module]) -> Iterator[None]:
             unit._forward_pre_hooks, unit._forward_hooks = before, after
             if forward is not None:
                 unit.forward = forward
+
+
+def refuse_compiled(index: int, layer: nn.Module) -> None:
+    """Torch would compile the probe too."""
+    if isinstance(layer, torch._dynamo.OptimizedModule):
+        raise Unsupported(f"layer {index}", "it is compiled",
+                          "stream the layers, then compile them")
 
 
 def refuse_within(layer: nn.Module) -> None:

@@ -1,0 +1,82 @@
+"""Which forwards of a model are streamed, which run as they are, and which are
+refused because the model would train unstreamed, and nobody would know."""
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn.utils import parametrize
+
+from sluice.errors import Unsupported
+
+if TYPE_CHECKING:
+    from sluice.streaming import Stream
+
+CACHES = ("past_key_values", "past_key_value", "cache_params")
+# Of PEFT: adapters that give each layer keys and values, as a cache.
+_GIVE_CACHES = frozenset({"PREFIX_TUNING", "CARTRIDGE"})
+
+
+def input_of(given: dict[str, Any]) -> Tensor | None:
+    ids = given.get("input_ids")
+    return given.get("inputs_embeds") if ids is None else ids
+
+
+def is_streamed(stream: Stream, module: nn.Module,
+                given: dict[str, Any]) -> bool:
+    """Training is, and what is asked for without a cache."""
+    x = input_of(given)
+    if not isinstance(x, Tensor) or x.dim() < 2:
+        return False
+    for name in CACHES:
+        if given.get(name) is not None:
+            if module.training and torch.is_grad_enabled():
+                raise Unsupported(
+                    type(module).__name__, f"{name} in training (PEFT's "
+                    "prefix tuning passes them)", "train without a cache: "
+                    "with LoRA, say, or prompt tuning; or unstream()")
+            return False
+    if module.training or stream.has_labels:
+        return True
+    cache = given.get("use_cache")
+    if cache is None:
+        cache = getattr(module.config, "use_cache", False)
+        if cache and torch.is_grad_enabled():
+            stream.say_once(
+                f"{type(module).__name__} is in eval mode and makes a cache: "
+                "it is not streamed; pass use_cache=False, or call train()")
+    return not cache
+
+
+def refuse_call(module: nn.Module, given: dict[str, Any]) -> None:
+    """What one call asks for that a stream cannot give exactly."""
+    name = type(module).__name__
+    if parametrize._cache_enabled:
+        raise Unsupported(name, "parametrize.cached(): what is cached without "
+                          "a gradient would be used with one", "leave it out")
+    if given.get("output_attentions",
+                 getattr(module.config, "output_attentions", False)):
+        raise Unsupported(name, "output_attentions", "leave it out")
+    mask = given.get("attention_mask")
+    if isinstance(mask, dict) or (isinstance(mask, Tensor)
+                                  and mask.dim() != 2):
+        raise Unsupported(
+            name, "an attention_mask that is not [B, S]", "describe documents "
+            "by position_ids that restart, padding by a 2-D mask")
+
+
+def refuse_adapters(model: nn.Module) -> None:
+    """Of a PEFT model, those that pass a cache in each forward."""
+    active = getattr(model, "active_adapters", ())
+    for name in active if isinstance(active, (list, tuple)) else ():
+        kind = getattr(model.peft_config[name], "peft_type", None)
+        kind = str(getattr(kind, "value", kind))
+        if kind in _GIVE_CACHES:
+            raise Unsupported(
+                f"PEFT's adapter '{name}' ({kind.lower()})", "keys and values "
+                "of its own, which come as a cache", "train with LoRA, say, "
+                "or prompt tuning, whose rows are embeddings")
+
+
+__all__ = ["input_of", "is_streamed", "refuse_adapters", "refuse_call"]
