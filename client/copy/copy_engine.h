@@ -1,12 +1,13 @@
 // Copies between host and GPU memory, each direction on its own stream, gated
 // by grants, ordered by tickets only.
 //
-// How it works. One issuing thread per direction takes requests in order. For
-// each it waits until the request's `after` tickets have been issued, makes
-// the copy stream wait for their events, takes a grant (one atomic operation
-// when bandwidth is there), enqueues the copies and records the ticket's
-// event. The compute thread takes no grant and never synchronises a stream;
-// it waits on tickets, through events. That wait holds the thread back until
+// How it works. To issue a request is to make the copy stream wait for the
+// events of its `after` tickets, to take a grant (one atomic operation when
+// bandwidth is there), to enqueue the copies and record the ticket's event.
+// Enqueue does so itself where nothing holds the request back; what has to wait
+// goes to its direction's issuing thread, which takes requests in order. The
+// compute thread waits for no grant and synchronises no stream; it waits on
+// tickets, through events. That wait holds the thread back until
 // the ticket's event is recorded, so a request that still waits for its grant
 // holds back whoever waits for its ticket; `stall` counts that time.
 //

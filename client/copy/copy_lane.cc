@@ -11,6 +11,21 @@
 #include "proto/base/status.h"
 
 namespace sluice::client {
+namespace {
+
+#ifdef SLUICE_POISON
+constexpr bool kPoisons = true;
+#else
+constexpr bool kPoisons = false;
+#endif
+
+Bytes SizeOf(const CopyRequest& request) {
+  Bytes size;
+  for (const CopyPiece& piece : request.pieces) size += piece.size;
+  return size;
+}
+
+}  // namespace
 
 void Fault::Keep(const absl::Status& status) {
   if (status.ok()) return;
@@ -58,11 +73,30 @@ void CopyLane::Push(CopyRequest request,
                     std::shared_ptr<TicketAccess::State> ticket) {
   Item item{std::move(request), std::move(ticket),
             timeline_ ? MonotonicSeconds() : 0};
+  const Bytes size = SizeOf(item.request);
+  if (MayGoNow(item, size)) return Issue(item, std::min(size, options_.slice));
   {
     const MutexLock lock(mutex_);
     queue_.push_back(std::move(item));
   }
   changed_.NotifyAll();
+}
+
+bool CopyLane::MayGoNow(const Item& item, Bytes size) {
+  // Poison waits; a refused request may have a negative size.
+  if (kPoisons || fault_->set()) return false;
+  {
+    const MutexLock lock(mutex_);
+    if (!queue_.empty()) return false;
+  }
+  for (const Ticket& ticket : item.request.after) {
+    const auto& state = TicketAccess::StateOf(ticket);
+    if (state && state->stream != stream_ && !state->issued()) return false;
+  }
+  // More than a slice takes turns with other ranks.
+  return options_.gate == nullptr ||
+         (size <= options_.slice &&
+          options_.gate->TryAcquire(GrantDirection(), size));
 }
 
 void CopyLane::AwaitIdle() {
@@ -78,31 +112,34 @@ void CopyLane::Run() {
     // A deque's front stays in place while others are pushed.
     const Item& item = queue_.front();
     lock.Unlock();
-    const absl::Status status = Issue(item);
-    if (!status.ok()) {
-      fault_->Keep(status);
-      item.ticket->Set(TicketAccess::State::kFailed);
-    }
-    last_ = item.ticket;
+    Issue(item, /*granted=*/Bytes(0));
     lock.Lock();
     queue_.pop_front();
     if (queue_.empty()) changed_.NotifyAll();
   }
 }
 
-absl::Status CopyLane::Issue(const Item& item) {
+void CopyLane::Issue(const Item& item, Bytes granted) {
+  const absl::Status status = TryIssue(item, granted);
+  if (!status.ok()) {
+    fault_->Keep(status);
+    item.ticket->Set(TicketAccess::State::kFailed);
+  }
+  if (kPoisons) last_ = item.ticket;
+}
+
+absl::Status CopyLane::TryIssue(const Item& item, Bytes granted) {
   SLUICE_RETURN_IF_ERROR(AwaitTickets(item.request));
 #ifdef SLUICE_POISON
   Poison(item.request);
 #endif
-  Bytes size;
-  for (const CopyPiece& piece : item.request.pieces) size += piece.size;
+  const Bytes size = SizeOf(item.request);
   std::shared_ptr<TicketAccess::State> start;
   if (timeline_ && size > Bytes(0)) {
     SLUICE_ASSIGN_OR_RETURN(const device::Event event, pool_->Take());
     start = std::make_shared<TicketAccess::State>(pool_, event, stream_);
   }
-  SLUICE_RETURN_IF_ERROR(CopyPieces(item.request, size, start.get()));
+  SLUICE_RETURN_IF_ERROR(CopyPieces(item.request, size, granted, start.get()));
   SLUICE_RETURN_IF_ERROR(
       options_.driver->RecordEvent(item.ticket->event, stream_));
   item.ticket->Set(TicketAccess::State::kRecorded);
@@ -129,16 +166,13 @@ absl::Status CopyLane::AwaitTickets(const CopyRequest& request) {
 
 void CopyLane::TakeGrant(Bytes size) {
   if (options_.gate == nullptr) return;
-  const int direction =
-      direction_ == device::CopyDirection::kHostToDevice ? kH2d : kD2h;
   const absl::Duration waited =
-      options_.gate->Acquire(direction, size, &stopping_);
+      options_.gate->Acquire(GrantDirection(), size, &stopping_);
   grant_wait_ns_ += absl::ToInt64Nanoseconds(waited);
 }
 
 absl::Status CopyLane::CopyPieces(const CopyRequest& request, Bytes left,
-                                  TicketAccess::State* start) {
-  Bytes granted;
+                                  Bytes granted, TicketAccess::State* start) {
   for (const CopyPiece& piece : request.pieces) {
     for (Bytes done; done < piece.size;) {
       if (granted == Bytes(0)) {

@@ -1,8 +1,13 @@
 // One direction of the copy engine: a queue, the thread that issues it and the
 // stream it issues to. Internal to the copy engine.
 //
-// Threads: Push from the compute thread; everything else is the lane's own
-// thread's. Requests are issued in the order of Push.
+// A request that nothing holds back is issued by Push itself: to wake a thread
+// costs more than to issue. Only what has to wait, for a ticket that was not
+// recorded yet or for a grant, goes through the queue; and what is pushed
+// behind that. So requests are issued in the order of Push.
+//
+// Threads: Push from the compute thread. Whoever issues has the lane's state to
+// itself: the lane's thread while the queue has something, else the pusher.
 #pragma once
 
 #include <atomic>
@@ -61,12 +66,21 @@ class CopyLane {
   };
 
   void Run();
-  absl::Status Issue(const Item& item);
+  // Could `item`, of `size` bytes, be issued without waiting? Then its grant
+  // is taken.
+  bool MayGoNow(const Item& item, Bytes size);
+  // Issues it, and tells its ticket; the first `granted` bytes have their
+  // grant.
+  void Issue(const Item& item, Bytes granted);
+  absl::Status TryIssue(const Item& item, Bytes granted);
   absl::Status AwaitTickets(const CopyRequest& request);
   // Copies all pieces, `left` bytes; records `start` (may be null) just
   // before the first.
-  absl::Status CopyPieces(const CopyRequest& request, Bytes left,
+  absl::Status CopyPieces(const CopyRequest& request, Bytes left, Bytes granted,
                           TicketAccess::State* start);
+  int GrantDirection() const {
+    return direction_ == device::CopyDirection::kHostToDevice ? kH2d : kD2h;
+  }
   void TakeGrant(Bytes size);
   void Poison(const CopyRequest& request);
 
@@ -79,7 +93,7 @@ class CopyLane {
   std::atomic<int64_t> copied_{0};
   std::atomic<int64_t> grant_wait_ns_{0};
   std::atomic<bool> stopping_{false};
-  // The last request's ticket: poisoning waits for it (debug builds).
+  // The last request's ticket, where copies poison: that waits for it.
   std::shared_ptr<TicketAccess::State> last_;
 
   Mutex mutex_;

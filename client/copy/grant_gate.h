@@ -41,14 +41,23 @@ class GrantGate {
                              bytes, std::memory_order_relaxed) +
                          bytes;
     if (end <= granted(direction)) [[likely]] {
-      // Once the daemon's limit has caught up with what was copied without it,
-      // that is history.
-      if (forgiven_[direction].load(std::memory_order_relaxed) != 0) {
-        forgiven_[direction].store(0, std::memory_order_relaxed);
-      }
+      ForgetForgiven(direction);
       return absl::ZeroDuration();
     }
     return AcquireSlow(direction, bytes, end, cancel);
+  }
+
+  // Acquire where it need not wait; false, and nothing taken, where it would.
+  bool TryAcquire(int direction, Bytes size) {
+    const auto bytes = static_cast<uint64_t>(size.count());
+    auto& used = use_->slot.used_bytes[direction];
+    uint64_t before = used.load(std::memory_order_relaxed);
+    do {
+      if (before + bytes > granted(direction)) return false;
+    } while (!used.compare_exchange_weak(before, before + bytes,
+                                         std::memory_order_relaxed));
+    ForgetForgiven(direction);
+    return true;
   }
 
   // The session is over (disconnected, evicted, closing): nobody raises the
@@ -67,6 +76,13 @@ class GrantGate {
   uint64_t granted(int direction) const {
     return limits_->slots[slot_].limit_bytes[direction].load(
         std::memory_order_relaxed);
+  }
+  // The daemon's limit has caught up with what was copied without it: that is
+  // history.
+  void ForgetForgiven(int direction) {
+    if (forgiven_[direction].load(std::memory_order_relaxed) != 0) {
+      forgiven_[direction].store(0, std::memory_order_relaxed);
+    }
   }
   absl::Duration AcquireSlow(int direction, uint64_t bytes, uint64_t end,
                              const std::atomic<bool>* cancel);

@@ -51,6 +51,9 @@ struct Ticket::State {
     phase.store(next, std::memory_order_release);
     phase.notify_all();
   }
+  bool issued() const {
+    return phase.load(std::memory_order_acquire) != kPending;
+  }
   // Blocks until the event was recorded, or will never be.
   Phase AwaitIssued() const {
     phase.wait(kPending, std::memory_order_acquire);

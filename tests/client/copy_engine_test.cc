@@ -138,6 +138,20 @@ TEST_F(CopyEngineTest, TicketsOutliveTheEngine) {
   EXPECT_THAT(engine_->Wait(ticket), IsOk());
 }
 
+#ifndef SLUICE_POISON  // it waits until nothing uses what it overwrites
+TEST_F(CopyEngineTest, WhatNothingHoldsBackIsIssuedByItsCaller) {
+  Start(/*speed=*/1e6);
+  const uint64_t before = driver_->counters().copies;
+  const Ticket in = engine_->Enqueue(ToGpu(Bytes(0), KiB(64)));
+  EXPECT_EQ(driver_->counters().copies, before + 1);
+  const Ticket out = engine_->Enqueue(ToHost(MiB(1), KiB(64), {in}));
+  EXPECT_EQ(driver_->counters().copies, before + 2);
+  EXPECT_FALSE(in.done());
+  ASSERT_THAT(engine_->Wait(out), IsOk());
+  EXPECT_TRUE(in.done());
+}
+#endif
+
 class GatedEngineTest : public EngineTest {
  protected:
   void Beat() {
@@ -164,6 +178,25 @@ TEST_F(GatedEngineTest, CopiesAreGrantedSliceBySlice) {
   ASSERT_THAT(engine_->Wait(ticket), IsOk());
   EXPECT_EQ(use_.slot.used_bytes[kH2d].load(), MiB(8).size());
   EXPECT_EQ(engine_->stats().grant_wait, absl::Milliseconds(15));
+}
+
+TEST_F(GatedEngineTest, NoRequestOvertakesOneThatWaitsForItsGrant) {
+  Beat();
+  limits_.slots[0].limit_bytes[kH2d] = 1 << 20;
+  Start(0, {.gate = &gate_});
+  const Ticket large = engine_->Enqueue(ToGpu(Bytes(0), MiB(2)));
+  const Ticket small = engine_->Enqueue(ToGpu(MiB(2), KiB(1)));
+  // And who comes after it in the other direction does not go either.
+  const Ticket behind = engine_->Enqueue(ToHost(MiB(4), KiB(1), {small}));
+  absl::SleepFor(absl::Milliseconds(20));
+  EXPECT_EQ(driver_->counters().copies, 0u);
+  EXPECT_FALSE(small.done());
+  limits_.slots[0].limit_bytes[kH2d] = 4 << 20;
+  limits_.slots[0].limit_bytes[kD2h] = 4 << 20;
+  ASSERT_THAT(engine_->Wait(behind), IsOk());
+  EXPECT_TRUE(large.done());
+  EXPECT_TRUE(small.done());
+  EXPECT_EQ(use_.slot.used_bytes[kH2d].load(), (MiB(2) + KiB(1)).size());
 }
 
 TEST_F(GatedEngineTest, AnEndingEngineDoesNotWaitForGrants) {

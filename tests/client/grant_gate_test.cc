@@ -70,6 +70,16 @@ TEST_F(GrantGateTest, BytesUnderTheLimitPassAndAreCounted) {
   EXPECT_EQ(used(kD2h), 0u);
 }
 
+TEST_F(GrantGateTest, WhoWillNotWaitTakesAllOrNothing) {
+  SetLimit(kH2d, 100);
+  GrantGate gate = Gate();
+  EXPECT_TRUE(gate.TryAcquire(kH2d, Bytes(60)));
+  EXPECT_FALSE(gate.TryAcquire(kH2d, Bytes(41)));
+  EXPECT_EQ(used(kH2d), 60u);
+  EXPECT_TRUE(gate.TryAcquire(kH2d, Bytes(40)));
+  EXPECT_EQ(used(kH2d), 100u);
+}
+
 TEST_F(GrantGateTest, BytesBeyondTheLimitWaitUntilItIsRaised) {
   SetLimit(kD2h, 100);
   GrantGate gate = Gate();
