@@ -13,6 +13,7 @@ set(SLUICE_LAYER_worker planner)
 set(SLUICE_LAYER_quota base)
 set(SLUICE_LAYER_core plan_format quota)
 set(SLUICE_LAYER_state core)
+set(SLUICE_LAYER_store base)
 set(SLUICE_LAYER_service core wire admin device)
 set(SLUICE_LAYER_metrics core)
 set(SLUICE_LAYER_sluiced service metrics cli)
@@ -98,7 +99,7 @@ set(SLUICE_LAYER_FOLDERS
   proto/base=base proto/cli=cli proto/plan=plan_format proto/admin=admin proto=wire
   kernels/device=device kernels/ops=ops
   planner/stream=stream planner/worker=worker planner=planner
-  daemon/quota=quota daemon/core=core daemon/state=state
+  daemon/quota=quota daemon/core=core daemon/state=state daemon/store=store
   daemon/service=service daemon/metrics=metrics daemon=sluiced
   client/torch/cuda=torch_cuda client/torch=torch client/train=train
   client/ctl=ctl client=client)

@@ -1,0 +1,133 @@
+#include "daemon/store/starter.h"
+
+#include <fcntl.h>
+#include <fmt/format.h>
+#include <sys/resource.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <cerrno>
+#include <cstdlib>
+
+#include "absl/strings/numbers.h"
+#include "absl/strings/str_split.h"
+#include "daemon/store/descriptor_name.h"
+#include "proto/base/status.h"
+
+namespace sluice::daemon {
+namespace {
+
+constexpr int kFirst = 3;  // SD_LISTEN_FDS_START
+constexpr int64_t kMostListed = 1 << 20;
+// Beside those that are handed on: the daemon's first own, and what systemd
+// has open between fork and exec.
+constexpr int64_t kMargin = 128;
+// One environment variable holds 128 KiB: "LISTEN_FDNAMES=" and each name with
+// a colon, with room for the names of sockets.
+constexpr int64_t kMostNamed = ((128 << 10) - 4096) / (kMaxDescriptorName + 1);
+
+std::optional<std::string> Take(const char* variable) {
+  const char* found = std::getenv(variable);
+  if (found == nullptr) return std::nullopt;
+  std::string value = found;
+  unsetenv(variable);
+  return value;
+}
+
+// Absent, or a number in decimal digits alone.
+absl::StatusOr<std::optional<int64_t>> TakeNumber(const char* variable,
+                                                  int64_t most) {
+  const auto text = Take(variable);
+  if (!text) return std::nullopt;
+  int64_t number = 0;
+  const bool digits = !text->empty() && text->size() <= 19 &&
+                      std::all_of(text->begin(), text->end(),
+                                  [](char c) { return c >= '0' && c <= '9'; });
+  if (!digits || !absl::SimpleAtoi(*text, &number) || number > most) {
+    return absl::InvalidArgumentError(fmt::format(
+        "${} is '{}', it must be a number of at most {}: it comes from who "
+        "started this process",
+        variable, *text, most));
+  }
+  return number;
+}
+
+absl::StatusOr<std::vector<std::string>> NamesOf(
+    const std::optional<std::string>& list, int64_t count) {
+  if (!list) return std::vector<std::string>(count, "unknown");
+  std::vector<std::string> names = absl::StrSplit(*list, ':');
+  if (static_cast<int64_t>(names.size()) != count) {
+    return absl::InvalidArgumentError(fmt::format(
+        "$LISTEN_FDNAMES has {} names for {} descriptors ($LISTEN_FDS)",
+        names.size(), count));
+  }
+  return names;
+}
+
+absl::Status Adopt(int fd, const std::string& name, Starter& into) {
+  if (fcntl(fd, F_SETFD, FD_CLOEXEC) != 0) {
+    return absl::InvalidArgumentError(fmt::format(
+        "descriptor {} ('{}') of $LISTEN_FDS is not open", fd, name));
+  }
+  UniqueFd owned(fd);
+  if (IsDescriptorName(name)) {
+    into.stored.emplace(name, std::move(owned));
+  } else {
+    into.sockets.emplace_back(name, std::move(owned));
+  }
+  return absl::OkStatus();
+}
+
+absl::Status TakeDescriptors(Starter& into) {
+  constexpr int64_t kMostPid = 1 << 22;
+  SLUICE_ASSIGN_OR_RETURN(const auto pid, TakeNumber("LISTEN_PID", kMostPid));
+  SLUICE_ASSIGN_OR_RETURN(const auto count,
+                          TakeNumber("LISTEN_FDS", kMostListed));
+  const auto list = Take("LISTEN_FDNAMES");
+  // Another process's, which forgot to take it out of the environment.
+  if (!pid || *pid != getpid() || !count || *count == 0) {
+    return absl::OkStatus();
+  }
+  SLUICE_ASSIGN_OR_RETURN(const auto names, NamesOf(list, *count));
+  for (size_t i = 0; i < names.size(); ++i) {
+    SLUICE_RETURN_IF_ERROR(Adopt(kFirst + static_cast<int>(i), names[i], into));
+  }
+  return absl::OkStatus();
+}
+
+absl::Status TakeWatchdog(Starter& into) {
+  SLUICE_ASSIGN_OR_RETURN(const auto pid,
+                          TakeNumber("WATCHDOG_PID", int64_t{1} << 22));
+  SLUICE_ASSIGN_OR_RETURN(const auto usec,
+                          TakeNumber("WATCHDOG_USEC", int64_t{1} << 50));
+  if (usec && *usec > 0 && (!pid || *pid == getpid())) {
+    into.watchdog = absl::Microseconds(*usec);
+  }
+  return absl::OkStatus();
+}
+
+}  // namespace
+
+absl::StatusOr<Starter> TakeFromStarter() {
+  Starter starter;
+  rlimit limit = {};
+  if (getrlimit(RLIMIT_NOFILE, &limit) != 0) {
+    return ErrnoStatus(errno, "ask for the limit of open files");
+  }
+  starter.open_files =
+      static_cast<int64_t>(std::min<rlim_t>(limit.rlim_cur, kMostListed));
+  starter.notify_socket = Take("NOTIFY_SOCKET").value_or("");
+  SLUICE_RETURN_IF_ERROR(TakeDescriptors(starter));
+  SLUICE_ASSIGN_OR_RETURN(starter.store_size,
+                          TakeNumber("FDSTORE", int64_t{1} << 32));
+  SLUICE_RETURN_IF_ERROR(TakeWatchdog(starter));
+  return starter;
+}
+
+int64_t StoreCapacity(const Starter& starter, int64_t configured) {
+  const int64_t most = std::min(starter.open_files - kMargin, kMostNamed);
+  return std::clamp<int64_t>(starter.store_size.value_or(configured), 0,
+                             std::max<int64_t>(most, 0));
+}
+
+}  // namespace sluice::daemon

@@ -1,0 +1,49 @@
+// What the process was given by who started it: systemd, or sluiced-keeper,
+// which speaks as systemd does (sd_listen_fds(3), sd_notify(3)).
+//
+// Thread safety: none. Called once, before there are threads: it changes the
+// environment, so that no process of the daemon's takes this for its own.
+#pragma once
+
+#include <cstdint>
+#include <map>
+#include <optional>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "absl/status/statusor.h"
+#include "absl/time/time.h"
+#include "proto/base/unique_fd.h"
+
+namespace sluice::daemon {
+
+struct Starter {
+  // $NOTIFY_SOCKET; empty: nobody listens, nobody keeps anything.
+  std::string notify_socket;
+  // Kept by the store for an earlier daemon, by name. Of two of one name (the
+  // daemon never stores two) the first.
+  std::map<std::string, UniqueFd> stored;
+  // Of socket activation: whatever is not called as IsDescriptorName wants.
+  std::vector<std::pair<std::string, UniqueFd>> sockets;
+  // How many the store takes ($FDSTORE: systemd 254 and later, and the
+  // keeper); absent: it does not say.
+  std::optional<int64_t> store_size;
+  // How often WATCHDOG=1 is expected; absent: never.
+  std::optional<absl::Duration> watchdog;
+  // Of descriptors, before the daemon raises it: the next daemon is started
+  // with it, and more than it are not handed on.
+  int64_t open_files = 0;
+};
+
+// Takes it all out of the environment; every descriptor becomes close-on-exec.
+// InvalidArgument names the variable that makes no sense.
+absl::StatusOr<Starter> TakeFromStarter();
+
+// How many descriptors a store may be trusted with: as many as its
+// `store_size`, or else `configured`, but never more than the next daemon can
+// be handed: systemd fails its start for ever where they exceed the limit of
+// open files, or their names the size of an environment variable.
+int64_t StoreCapacity(const Starter& starter, int64_t configured);
+
+}  // namespace sluice::daemon

@@ -1,0 +1,237 @@
+#include "daemon/store/descriptor_store.h"
+
+#include <fcntl.h>
+#include <sys/mman.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+#include <future>
+#include <memory>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "gmock/gmock.h"
+#include "gtest/gtest.h"
+#include "proto/base/clock.h"
+#include "tests/daemon/store/fake_store.h"
+#include "tests/support/status_matchers.h"
+#include "tests/support/temp_dir.h"
+
+namespace sluice::daemon {
+namespace {
+
+using sluice::testing::FakeStore;
+using sluice::testing::IsOk;
+using sluice::testing::StatusIs;
+using ::testing::HasSubstr;
+
+UniqueFd Memfd() { return UniqueFd(memfd_create("test", MFD_CLOEXEC)); }
+
+ino_t InodeOf(int fd) {
+  struct stat info = {};
+  EXPECT_EQ(fstat(fd, &info), 0);
+  return info.st_ino;
+}
+
+class Store : public ::testing::Test {
+ protected:
+  explicit Store(std::string address = "")
+      : address_(address.empty() ? folder_.File("notify") : address),
+        other_(std::make_unique<FakeStore>(address_)) {}
+
+  std::unique_ptr<DescriptorStore> Start(
+      int64_t capacity = 100, absl::Duration deadline = absl::Seconds(5)) {
+    DescriptorStore::Options options;
+    options.notify_socket = address_;
+    options.capacity = capacity;
+    options.deadline = deadline;
+    auto store = DescriptorStore::Start(std::move(options));
+    SLUICE_CHECK_OK(store.status());
+    return *std::move(store);
+  }
+
+  static std::future<absl::Status> Flush(DescriptorStore& store) {
+    auto done = std::make_shared<std::promise<absl::Status>>();
+    store.Flush([done](absl::Status status) { done->set_value(status); });
+    return done->get_future();
+  }
+
+  // "" after 2 s.
+  std::string NextText() {
+    auto message = other_->Next();
+    return message ? message->text : "";
+  }
+
+  testing::TempDir folder_;
+  const std::string address_;
+  std::unique_ptr<FakeStore> other_;
+};
+
+class AbstractStore : public Store {
+ protected:
+  AbstractStore() : Store("@sluice-store-test-" + std::to_string(getpid())) {}
+};
+
+TEST_F(Store, SendsADescriptorByNameAndIsDoneWhenTheBarrierIsAnswered) {
+  const auto store = Start();
+  const UniqueFd memory = Memfd();
+  ASSERT_THAT(store->Put("x-1", memory.get()), IsOk());
+  auto done = Flush(*store);
+  const auto put = other_->Next();
+  ASSERT_TRUE(put);
+  EXPECT_EQ(put->text, "FDSTORE=1\nFDNAME=x-1\nFDPOLL=0");
+  EXPECT_EQ(InodeOf(put->fd.get()), InodeOf(memory.get()));
+  auto barrier = other_->Next();
+  ASSERT_TRUE(barrier);
+  EXPECT_EQ(barrier->text, "BARRIER=1");
+  EXPECT_EQ(done.wait_for(std::chrono::milliseconds(50)),
+            std::future_status::timeout);
+  barrier->fd.Reset();
+  EXPECT_THAT(done.get(), IsOk());
+  EXPECT_EQ(store->stored(), 1);
+}
+
+TEST_F(AbstractStore, IsReachedByItsName) {
+  const auto store = Start();
+  store->Ready("two\nGPUs");
+  EXPECT_EQ(NextText(), "READY=1\nSTATUS=two GPUs");
+}
+
+TEST_F(Store, TellsTheManagerInOrder) {
+  const auto store = Start();
+  store->ExtendTimeout(absl::Seconds(2));
+  store->Ready("");
+  store->Status("3 jobs");
+  store->Watchdog();
+  store->Stopping();
+  EXPECT_EQ(NextText(), "EXTEND_TIMEOUT_USEC=2000000");
+  EXPECT_EQ(NextText(), "READY=1\nSTATUS=");
+  EXPECT_EQ(NextText(), "STATUS=3 jobs");
+  EXPECT_EQ(NextText(), "WATCHDOG=1");
+  EXPECT_EQ(NextText(), "STOPPING=1");
+}
+
+TEST_F(Store, AsksForOneBarrierPerBatch) {
+  const auto store = Start();
+  const UniqueFd memory = Memfd();
+  // The first is not answered yet, so the others wait together behind it.
+  auto first = Flush(*store);
+  auto barrier = other_->Next();
+  ASSERT_TRUE(barrier);
+  std::vector<std::future<absl::Status>> rest;
+  for (int i = 0; i < 5; ++i) {
+    ASSERT_THAT(store->Put("m" + std::to_string(i), memory.get()), IsOk());
+    rest.push_back(Flush(*store));
+  }
+  barrier->fd.Reset();
+  for (int i = 0; i < 5; ++i) EXPECT_THAT(NextText(), HasSubstr("FDSTORE=1"));
+  EXPECT_EQ(NextText(), "BARRIER=1");
+  for (auto& done : rest) EXPECT_THAT(done.get(), IsOk());
+  EXPECT_FALSE(other_->Next(/*wait_ms=*/20));
+}
+
+TEST_F(Store, RemovesAlsoWhatAnEarlierProcessLeft) {
+  DescriptorStore::Options options;
+  options.notify_socket = address_;
+  options.capacity = 1;
+  options.stored = {"old"};
+  SLUICE_ASSERT_OK_AND_ASSIGN(const auto store,
+                              DescriptorStore::Start(std::move(options)));
+  const UniqueFd memory = Memfd();
+  EXPECT_THAT(store->Put("new", memory.get()),
+              StatusIs(absl::StatusCode::kResourceExhausted,
+                       HasSubstr("it holds 1 of 1")));
+  store->Remove("never there");
+  store->Remove("old");
+  EXPECT_EQ(NextText(), "FDSTOREREMOVE=1\nFDNAME=old");
+  EXPECT_THAT(store->Put("new", memory.get()), IsOk());
+  EXPECT_THAT(NextText(), HasSubstr("FDNAME=new"));
+}
+
+TEST_F(Store, RefusesWhatCannotBeKept) {
+  const auto store = Start();
+  const UniqueFd memory = Memfd();
+  for (const char* name : {"", "A", "with:colon", "line\n", "seventeen-letters",
+                           "sluiced.socket"}) {
+    EXPECT_THAT(store->Put(name, memory.get()),
+                StatusIs(absl::StatusCode::kInvalidArgument));
+  }
+  ASSERT_THAT(store->Put("sixteen-letters-", memory.get()), IsOk());
+  EXPECT_THAT(store->Put("sixteen-letters-", memory.get()),
+              StatusIs(absl::StatusCode::kAlreadyExists));
+  EXPECT_FALSE(store->Put("closed", -1).ok());
+  EXPECT_EQ(store->stored(), 1);
+}
+
+TEST_F(Store, ThatNeverAnswersEndsInANamedErrorInTime) {
+  const auto store = Start(100, absl::Milliseconds(100));
+  const UniqueFd memory = Memfd();
+  const MonotonicClock clock;
+  const absl::Time before = clock.Now();
+  ASSERT_THAT(store->Put("a", memory.get()), IsOk());
+  EXPECT_THAT(Flush(*store).get(),
+              StatusIs(absl::StatusCode::kDeadlineExceeded,
+                       HasSubstr("did not answer in time")));
+  const absl::Duration took = clock.Now() - before;
+  EXPECT_GE(took, absl::Milliseconds(95));
+  EXPECT_LT(took, absl::Seconds(2));
+}
+
+TEST_F(Store, ThatReadsNothingEndsInANamedErrorInTime) {
+  const auto store = Start(5000, absl::Milliseconds(100));
+  const UniqueFd memory = Memfd();
+  for (int i = 0; i < 2000; ++i) {  // more than a socket's queue
+    ASSERT_THAT(store->Put("m" + std::to_string(i), memory.get()), IsOk());
+  }
+  EXPECT_THAT(Flush(*store).get(),
+              StatusIs(absl::StatusCode::kDeadlineExceeded,
+                       HasSubstr("takes nothing in time")));
+}
+
+TEST_F(Store, ThatIsGoneIsAFaultUntilThereIsOneAgain) {
+  const auto store = Start();
+  other_.reset();
+  EXPECT_THAT(Flush(*store).get(), StatusIs(absl::StatusCode::kUnavailable,
+                                            HasSubstr("nobody listens")));
+  unlink(address_.c_str());
+  other_ = std::make_unique<FakeStore>(address_);
+  auto done = Flush(*store);
+  EXPECT_EQ(NextText(), "BARRIER=1");
+  EXPECT_THAT(done.get(), IsOk());
+}
+
+TEST_F(Store, IsClosedWhileItWaits) {
+  auto store = Start(100, absl::Minutes(10));
+  auto done = Flush(*store);
+  const auto barrier = other_->Next();
+  auto behind = Flush(*store);
+  store.reset();
+  EXPECT_THAT(done.get(), StatusIs(absl::StatusCode::kCancelled));
+  EXPECT_THAT(behind.get(), StatusIs(absl::StatusCode::kCancelled));
+}
+
+TEST(NoStore, KeepsNothingAndIsDoneAtOnce) {
+  SLUICE_ASSERT_OK_AND_ASSIGN(const auto store, DescriptorStore::Start({}));
+  EXPECT_FALSE(store->keeps());
+  EXPECT_THAT(store->Put("a", 0), IsOk());
+  store->Remove("a");
+  store->Ready("x");
+  absl::Status done = absl::UnknownError("not called");
+  store->Flush([&](absl::Status status) { done = status; });
+  EXPECT_THAT(done, IsOk());
+}
+
+TEST(NoStore, AnAddressThatIsNoneIsRefused) {
+  for (const std::string& address :
+       std::vector<std::string>{"relative", "@", "/" + std::string(200, 'x')}) {
+    DescriptorStore::Options options;
+    options.notify_socket = address;
+    EXPECT_THAT(DescriptorStore::Start(std::move(options)),
+                StatusIs(absl::StatusCode::kInvalidArgument,
+                         HasSubstr("$NOTIFY_SOCKET")));
+  }
+}
+
+}  // namespace
+}  // namespace sluice::daemon
