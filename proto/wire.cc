@@ -54,7 +54,8 @@ FdRange AllowedFds(const Packet& packet) {
       return AllowedFds(packet.reply());
     case Packet::kEvent:
       return packet.event().has_plan_ready() ||
-                     packet.event().has_plan_changed()
+                     packet.event().has_plan_changed() ||
+                     packet.event().taken_over().plan_id() != 0
                  ? FdRange{1, 1}
                  : FdRange{};
     default:

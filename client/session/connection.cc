@@ -165,6 +165,11 @@ absl::Status Connection::Post(const wire::Request& request) {
   return sent;
 }
 
+bool Connection::Awaits(wire::Request::BodyCase kind) {
+  const MutexLock lock(mutex_);
+  return calls_.Awaits(kind);
+}
+
 void Connection::ReturnLease(uint64_t lease) {
   wire::Request request;
   request.mutable_free()->set_lease_id(lease);

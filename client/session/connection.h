@@ -53,6 +53,9 @@ class Connection {
   // ResourceExhausted: the daemon does not read or answer, nothing was sent.
   absl::Status Post(const wire::Request& request);
 
+  // Whether a request of this kind has no answer yet.
+  bool Awaits(wire::Request::BodyCase kind);
+
   // Ends the session: the daemon takes back what it holds.
   void Close();
 

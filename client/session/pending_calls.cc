@@ -71,6 +71,13 @@ std::optional<uint64_t> PendingCalls::Answer(wire::Message message) {
   return reply.granted().lease_id();
 }
 
+bool PendingCalls::Awaits(wire::Request::BodyCase kind) const {
+  return std::any_of(calls_.begin(), calls_.end(), [&](const auto& each) {
+    return each.second.packet.request().body_case() == kind &&
+           !IsWhole(each.second);
+  });
+}
+
 std::vector<wire::Message> PendingCalls::Take(uint64_t id) {
   std::vector<wire::Message> parts;
   const auto call = calls_.find(id);

@@ -41,6 +41,8 @@ class PendingCalls {
   // the answer is whole and grants one to nobody.
   std::optional<uint64_t> Answer(wire::Message message);
   bool complete(uint64_t id) const;
+  // Whether a request of this kind has no whole answer.
+  bool Awaits(wire::Request::BodyCase kind) const;
   // The answer, in the order of its parts; the request is dropped.
   std::vector<wire::Message> Take(uint64_t id);
 

@@ -15,6 +15,15 @@ namespace sluice::client {
 void PlanInbox::Clear() {
   const MutexLock lock(mutex_);
   plan_.reset();
+  ask_again_ = false;
+}
+
+void PlanInbox::AskAgain() {
+  {
+    const MutexLock lock(mutex_);
+    ask_again_ = true;
+  }
+  changed_.NotifyAll();
 }
 
 void PlanInbox::Put(absl::StatusOr<plan::NodePlan> plan) {
@@ -29,7 +38,10 @@ void PlanInbox::Put(absl::StatusOr<plan::NodePlan> plan) {
 absl::StatusOr<plan::NodePlan> PlanInbox::Await(absl::Duration timeout) {
   const auto deadline = CondVar::Deadline(timeout);
   const MutexLock lock(mutex_);
-  while (!plan_ && changed_.WaitUntil(mutex_, deadline)) {
+  while (!plan_ && !ask_again_ && changed_.WaitUntil(mutex_, deadline)) {
+  }
+  if (!plan_ && ask_again_) {
+    return absl::AbortedError("another daemon took over: ask it again");
   }
   if (!plan_) {
     return absl::DeadlineExceededError(fmt::format(
@@ -42,7 +54,7 @@ absl::StatusOr<plan::NodePlan> PlanInbox::Await(absl::Duration timeout) {
 void PlanInbox::PutChanged(plan::NodePlan plan) {
   auto shared = std::make_shared<const plan::NodePlan>(std::move(plan));
   const MutexLock lock(mutex_);
-  changed_plan_ = std::move(shared);
+  if (shared->id != dropped_) changed_plan_ = std::move(shared);
 }
 
 std::shared_ptr<const plan::NodePlan> PlanInbox::changed() const {
@@ -52,6 +64,7 @@ std::shared_ptr<const plan::NodePlan> PlanInbox::changed() const {
 
 void PlanInbox::DropChanged(PlanId plan) {
   const MutexLock lock(mutex_);
+  dropped_ = plan;
   if (changed_plan_ != nullptr && changed_plan_->id == plan) {
     changed_plan_.reset();
   }

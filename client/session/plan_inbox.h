@@ -18,11 +18,14 @@ class PlanInbox {
   // Forgets what came before: the next Put answers the next profile.
   void Clear();
   void Put(absl::StatusOr<plan::NodePlan> plan);
-  // DeadlineExceeded after `timeout`.
+  // A daemon that took over knows of no plan for the profile.
+  void AskAgain();
+  // DeadlineExceeded after `timeout`. Aborted: the profile is to be submitted
+  // again.
   absl::StatusOr<plan::NodePlan> Await(absl::Duration timeout);
 
   // The newest plan that is to be taken while the rank runs; null: none. Drop
-  // forgets it, unless a newer one came.
+  // forgets it, unless a newer one came, and when it comes again.
   void PutChanged(plan::NodePlan plan);
   std::shared_ptr<const plan::NodePlan> changed() const;
   void DropChanged(PlanId plan);
@@ -31,7 +34,9 @@ class PlanInbox {
   mutable Mutex mutex_;
   CondVar changed_;
   std::optional<absl::StatusOr<plan::NodePlan>> plan_ ABSL_GUARDED_BY(mutex_);
+  bool ask_again_ ABSL_GUARDED_BY(mutex_) = false;
   std::shared_ptr<const plan::NodePlan> changed_plan_ ABSL_GUARDED_BY(mutex_);
+  PlanId dropped_ ABSL_GUARDED_BY(mutex_);
 };
 
 // The plan in a sealed memfd.

@@ -112,6 +112,10 @@ class SessionImpl final : public Session {
   absl::StatusOr<std::unique_ptr<Region>> Lease(device::Placement where,
                                                 Bytes size);
   absl::Status Submit(const plan::RankProfile& profile);
+  // Submits it again where the daemon that had it is gone.
+  absl::StatusOr<plan::NodePlan> AskForPlan(const plan::RankProfile& profile,
+                                            absl::Duration timeout);
+  void OnTakenOver(const wire::Message& message);
   void OnWireEvent(wire::Message message);
   void OnChanged(PlanId id, const wire::Message& message);
   void OnGone(const std::string& reason);
@@ -200,9 +204,7 @@ absl::Status SessionImpl::Submit(const plan::RankProfile& profile) {
 absl::StatusOr<plan::NodePlan> SessionImpl::Plan(
     const plan::RankProfile& profile, absl::Duration timeout) {
   const MutexLock lock(plan_mutex_);
-  inbox_.Clear();
-  SLUICE_RETURN_IF_ERROR(Submit(profile));
-  SLUICE_ASSIGN_OR_RETURN(plan::NodePlan plan, inbox_.Await(timeout));
+  SLUICE_ASSIGN_OR_RETURN(plan::NodePlan plan, AskForPlan(profile, timeout));
   if (!plan.infeasible.empty()) return plan;
   const plan::RankPlan* part = plan::PartOf(plan, profile);
   if (part == nullptr) {
@@ -212,6 +214,18 @@ absl::StatusOr<plan::NodePlan> SessionImpl::Plan(
   }
   SLUICE_RETURN_IF_ERROR(plan::ValidateRankPlan(profile, *part));
   return plan;
+}
+
+absl::StatusOr<plan::NodePlan> SessionImpl::AskForPlan(
+    const plan::RankProfile& profile, absl::Duration timeout) {
+  const MonotonicClock clock;
+  const absl::Time deadline = clock.Now() + timeout;
+  for (;;) {
+    inbox_.Clear();
+    SLUICE_RETURN_IF_ERROR(Submit(profile));
+    auto plan = inbox_.Await(deadline - clock.Now());
+    if (!absl::IsAborted(plan.status())) return plan;
+  }
 }
 
 absl::Status SessionImpl::AnswerChange(PlanId plan, bool taken,
@@ -255,6 +269,8 @@ void SessionImpl::OnWireEvent(wire::Message message) {
           event.plan_failed().shortage()));
     case wire::Event::kPlanChanged:
       return OnChanged(PlanId(event.plan_changed().plan_id()), message);
+    case wire::Event::kTakenOver:
+      return OnTakenOver(message);
     case wire::Event::kShuttingDown:
       return relay_.Deliver(
           {Kind::kShuttingDown, event.shutting_down().reason()});
@@ -276,6 +292,17 @@ void SessionImpl::OnChanged(PlanId id, const wire::Message& message) {
   }
   inbox_.PutChanged(*std::move(plan));
   relay_.Deliver({Kind::kPlanChanged, fmt::format("plan {}", id.value())});
+}
+
+// A profile without a reply is repeated anyway, and what the daemon says of a
+// plan is then of an earlier one.
+void SessionImpl::OnTakenOver(const wire::Message& message) {
+  if (shared_gate_ == nullptr) return;  // in Start still: it has no plan
+  if (connection_->Awaits(wire::Request::kSubmitProfile)) return;
+  if (message.packet.event().taken_over().plan_id() != 0) {
+    return inbox_.Put(ReadPlan(message.fds[0]));
+  }
+  inbox_.AskAgain();
 }
 
 void SessionImpl::OnGone(const std::string& reason) {

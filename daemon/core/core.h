@@ -20,6 +20,7 @@
 #include <map>
 #include <memory>
 #include <optional>
+#include <set>
 #include <string>
 #include <vector>
 
@@ -154,6 +155,11 @@ class Core {
   }
   // Into a Core of the same node that no session has reached.
   void Load(CoreState saved);
+  // After Load, of what a daemon saved that is gone: `reached` are the sessions
+  // whose sockets came along; the others have ended. What was asked of the
+  // device or of a worker is asked again, what ranks may not have heard is told
+  // again; requests that nobody works on are forgotten, for they are repeated.
+  Effects TakeOver(const std::set<SessionId>& reached, absl::Time now);
   // The same row by row: visit(kind, key, row) of each that changed since the
   // last time (state.h), but for what administrators set, which is kept on a
   // disk, and for rounds of planning.
@@ -202,6 +208,7 @@ class Core {
   void Decide(const Ledger::Decided& decided, absl::Time now, Effects& effects);
 
   // Sessions (core_sessions.cc).
+  void NotePlansTold(const Effects& effects);
   void Close(Session& session, absl::Time now, Effects& effects);
   void Drop(SessionId id, absl::Time now, Effects& effects);
   // After Close: drops what nobody needs any more, so that a process that

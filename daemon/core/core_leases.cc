@@ -155,6 +155,7 @@ void Core::Settle(absl::Time now, Effects& effects) {
         RefuseLease(sessions_.Edit(lease.session), lease.request, refusal, now,
                     effects);
       });
+  NotePlansTold(effects);
 }
 
 }  // namespace sluice::daemon

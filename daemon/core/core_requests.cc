@@ -310,6 +310,7 @@ Effects Core::ProfileRead(SessionId id, RequestId request,
     return effects;
   }
   const int waiting = joint_.Submit(id, *std::move(read));
+  session.told_plan = PlanId();
   Answer(session, request, SubmittedReply{waiting}, effects);
   if (waiting == 0) joint_.Ask(session.job(), now, effects);
   Settle(now, effects);

@@ -186,6 +186,19 @@ JointPlanningState JointPlanning::Save() const {
           positions_,      resources_,     next_};
 }
 
+void JointPlanning::TakeOver(Effects& effects) const {
+  for (const auto& [session, rank] : attached_) {
+    const auto member = members_.find(rank.job);
+    if (member == members_.end() ||
+        member->second.state != Member::State::kChanging ||
+        !member->second.change->open.contains(rank.rank)) {
+      continue;
+    }
+    effects.push_back(
+        SendNotice{session, PlanChangedNotice{member->second.change->plan}});
+  }
+}
+
 void JointPlanning::AddLoose(LooseState& loose) const {
   loose.next_round = rounds_.next_round();
   loose.next_plan = rounds_.next_plan();

@@ -116,6 +116,12 @@ class JointPlanning {
     rounds_.TouchAll();
   }
   void AddLoose(LooseState& loose) const;
+  const std::vector<WaitingLease>& waiting_leases() const {
+    return waiting_leases_;
+  }
+  // After Load: ranks that were told of a change and have not answered are told
+  // again.
+  void TakeOver(Effects& effects) const;
 
   void CheckInvariants() const;
 

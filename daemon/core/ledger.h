@@ -182,6 +182,11 @@ class Ledger {
   template <typename Visit>
   void TakeChanged(Visit visit);
   void TouchAll();
+  // After Load: asks the device again for what it was asked of when the daemon
+  // that saved ended.
+  void TakeOver(absl::Time now, Effects& effects);
+  // The requests of leases that are not granted yet.
+  std::map<SessionId, std::set<RequestId>> Asking() const;
   // Its part of what is in no table.
   void AddLoose(LooseState& loose) const;
 

@@ -125,6 +125,28 @@ void Ledger::Load(const LedgerState& saved) {
   next_principal_ = saved.next_principal;
 }
 
+void Ledger::TakeOver(absl::Time now, Effects& effects) {
+  for (const auto& [id, making] : making_) {
+    effects.push_back(
+        MakeExtent{id, making.pool, pools_.at(making.pool).SizeOf(id)});
+  }
+  // Whose answer was on its way is asked about again.
+  for (const auto& [id, each] : lingering_) {
+    if (each.answer != LingeringState::Answer::kNotYet) continue;
+    lingering_.Edit(id).answer = LingeringState::Answer::kHeld;
+    ask_again_at_ = now;
+  }
+}
+
+std::map<SessionId, std::set<RequestId>> Ledger::Asking() const {
+  std::map<SessionId, std::set<RequestId>> asking;
+  for (const auto& [id, lease] : leases_) {
+    if (lease.state == LeaseState::State::kGranted) continue;
+    asking[lease.session].insert(lease.request);
+  }
+  return asking;
+}
+
 void Ledger::TouchAll() {
   for (auto& [id, pool] : pools_) pool.TouchAll();
   leases_.TouchAll();

@@ -107,8 +107,14 @@ struct PlanFailedNotice {
 struct ShuttingDownNotice {
   std::string reason;
 };
-using Notice =
-    std::variant<PeerDiedNotice, EvictedNotice, PlanReadyNotice,
-                 PlanChangedNotice, PlanFailedNotice, ShuttingDownNotice>;
+// A daemon that took over has this session now. `plan`: the answer to the last
+// profile that the rank submitted, which it may not have heard; 0: none, so who
+// waits for one submits again.
+struct TakenOverNotice {
+  PlanId plan;
+};
+using Notice = std::variant<PeerDiedNotice, EvictedNotice, PlanReadyNotice,
+                            PlanChangedNotice, PlanFailedNotice,
+                            ShuttingDownNotice, TakenOverNotice>;
 
 }  // namespace sluice::daemon

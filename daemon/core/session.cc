@@ -34,6 +34,13 @@ void RequestHistory::LeaseEnded(RequestId id) {
   }
 }
 
+void RequestHistory::ForgetRunning(const std::set<RequestId>& but_for) {
+  for (auto each = requests_.begin(); each != requests_.end();) {
+    const auto& [id, reply] = *each++;
+    if (!reply.has_value() && !but_for.contains(id)) requests_.erase(id);
+  }
+}
+
 const Reply& RequestHistory::answer(RequestId id) const {
   return *requests_.at(id);
 }

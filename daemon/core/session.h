@@ -12,6 +12,7 @@
 #include <deque>
 #include <map>
 #include <optional>
+#include <set>
 #include <string>
 
 #include "daemon/core/grants.h"
@@ -34,6 +35,8 @@ class RequestHistory {
   // long, is of no more use.
   void LeaseEnded(RequestId id);
   const Reply& answer(RequestId id) const;
+  // Those that run, but for these: repeated, they are executed again.
+  void ForgetRunning(const std::set<RequestId>& but_for);
 
   // nullopt: it is running.
   using Requests = Table<RequestId, std::optional<Reply>>;
@@ -64,6 +67,7 @@ struct Session {
   RequestHistory history;
 
   bool had_leases_at_close = false;
+  PlanId told_plan;  // since it last submitted a profile; 0: none yet
 
   std::optional<StepReport> last_step;
   double stall_seconds = 0, grant_wait_seconds = 0;  // sums

@@ -184,6 +184,9 @@ wire::Event ToEvent(const Notice& notice) {
     void operator()(const ShuttingDownNotice& from) {
       event.mutable_shutting_down()->set_reason(from.reason);
     }
+    void operator()(const TakenOverNotice& from) {
+      event.mutable_taken_over()->set_plan_id(from.plan.value());
+    }
   };
   std::visit(Fill{event}, notice);
   return event;

@@ -173,6 +173,7 @@ void Fields(Ar& ar, Is<Session> auto& session) {
   ar(13, session.copies_reported);
   ar(14, session.copies_seen);
   ar(15, session.copies_counted);
+  ar(16, session.told_plan);
 }
 
 // --- profiles and plans -----------------------------------------------------

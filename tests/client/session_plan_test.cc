@@ -1,4 +1,5 @@
 // Plans that a session asked for, and changed ones that it did not.
+#include <atomic>
 #include <future>
 
 #include "proto/plan/codec.h"
@@ -45,6 +46,87 @@ TEST_F(PlanTest, ThePlanComesAsAnEvent) {
   SLUICE_ASSERT_OK_AND_ASSIGN(const plan::NodePlan got,
                               session_->Plan(Profile(), absl::Seconds(20)));
   EXPECT_EQ(got.id, PlanId(3));
+}
+
+// The profile is read by a daemon that dies; another one has the session then.
+class TakenOverTest : public PlanTest {
+ protected:
+  // Says so once the first profile was answered; `plan`: what was told before.
+  void TakeOver(const plan::NodePlan* plan) {
+    wire::Event event;
+    std::vector<int> fds;
+    UniqueFd memfd;
+    if (plan != nullptr) {
+      event.mutable_taken_over()->set_plan_id(plan->id.value());
+      memfd = *wire::ToMemfd("plan", plan::Encode(*plan));
+      fds.push_back(memfd.get());
+    } else {
+      event.mutable_taken_over();
+    }
+    daemon_.TakeOver();
+    daemon_.SendEvent(event, fds);
+  }
+  std::future<absl::StatusOr<plan::NodePlan>> Ask() {
+    return std::async(std::launch::async, [this] {
+      return session_->Plan(Profile(), absl::Seconds(20));
+    });
+  }
+  bool Submitted(int times) {
+    return Soon([&] {
+      return daemon_.count(wire::Request::kSubmitProfile) >= times;
+    });
+  }
+};
+
+TEST_F(TakenOverTest, AProfileThatNobodyHasIsSubmittedAgain) {
+  Open();
+  auto plan = Ask();
+  ASSERT_TRUE(Submitted(1));
+  ASSERT_THAT(session_->LeaseHost(KiB(64)), IsOk());  // behind the answer
+  AnswerWith(EmptyPlan());
+  TakeOver(nullptr);
+  const auto got = plan.get();
+  ASSERT_THAT(got, IsOk());
+  EXPECT_EQ(got->id, PlanId(3));
+  EXPECT_EQ(daemon_.count(wire::Request::kSubmitProfile), 2);
+}
+
+TEST_F(TakenOverTest, APlanThatWasMadeIsToldAgain) {
+  Open();
+  auto plan = Ask();
+  ASSERT_TRUE(Submitted(1));
+  ASSERT_THAT(session_->LeaseHost(KiB(64)), IsOk());
+  const plan::NodePlan made = EmptyPlan();
+  TakeOver(&made);
+  const auto got = plan.get();
+  ASSERT_THAT(got, IsOk());
+  EXPECT_EQ(got->id, PlanId(3));
+  EXPECT_EQ(daemon_.count(wire::Request::kSubmitProfile), 1);
+}
+
+// The plan is the answer to an earlier profile: this one is repeated, and has
+// an answer of its own.
+TEST_F(TakenOverTest, AnEarlierPlanIsNotTheAnswerToAProfileWithoutAReply) {
+  Open();
+  std::atomic<int> asked = 0;
+  plan::NodePlan old = EmptyPlan();
+  old.id = PlanId(2);
+  daemon_.SetScript([&](const wire::Message& m) {
+    if (!m.packet.request().has_submit_profile()) return false;
+    if (asked++ == 0) return true;  // it dies before it answers
+    wire::Event event;
+    event.mutable_plan_ready()->set_plan_id(3);
+    const auto memfd = *wire::ToMemfd("plan", plan::Encode(EmptyPlan()));
+    daemon_.SendEvent(event, {memfd.get()});
+    return false;
+  });
+  auto plan = Ask();
+  ASSERT_TRUE(Soon([&] { return asked == 1; }));
+  TakeOver(&old);
+  const auto got = plan.get();
+  ASSERT_THAT(got, IsOk());
+  EXPECT_EQ(got->id, PlanId(3));
+  EXPECT_EQ(asked, 2);
 }
 
 // What the daemon is told of a changed plan that nobody asked for.
@@ -101,6 +183,10 @@ TEST_F(ChangeTest, AChangedPlanStaysUntilItIsAnswered) {
   ASSERT_TRUE(Soon([&] { return session_->ChangedPlan() != nullptr; }));
   EXPECT_EQ(daemon_.count(wire::Request::kPlanTaken), 0);
   EXPECT_THAT(session_->AnswerChange(PlanId(9), true, ""), IsOk());
+  EXPECT_EQ(session_->ChangedPlan(), nullptr);
+  // Told again by a daemon that had not heard the answer: it is on its way.
+  daemon_.SendEvent(event, {memfd.get()});
+  ASSERT_THAT(session_->LeaseHost(KiB(64)), IsOk());
   EXPECT_EQ(session_->ChangedPlan(), nullptr);
 }
 

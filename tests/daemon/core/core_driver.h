@@ -66,6 +66,16 @@ class CoreDriver {
     shadow_->Load(core.Save());
   }
 
+  // What `ended` saved, beside what outlives a daemon.
+  void Inherit(const CoreDriver& ended) {
+    core.Load(ended.core.Save());
+    clock.Advance(ended.clock.Now() - clock.Now());
+    extents = ended.extents;
+    slots = ended.slots;
+    next_session_ = ended.next_session_;
+    next_request_ = ended.next_request_;
+  }
+
   // `process`: several sessions of one process; 0: one of its own.
   SessionId Connect(uint32_t uid = 1, const std::string& cgroup = "/a",
                     int process = 0) {

@@ -91,6 +91,9 @@ class EffectText {
   }
   void operator()(const PlanFailedNotice& n) { Add("failed {}", n.reason); }
   void operator()(const ShuttingDownNotice& n) { Add("down {}", n.reason); }
+  void operator()(const TakenOverNotice& n) {
+    Add("taken over {}", n.plan.value());
+  }
 
  private:
   template <typename... Args>

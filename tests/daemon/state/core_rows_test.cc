@@ -66,6 +66,39 @@ void CheckSame(const CoreState& a, const CoreState& b) {
   }
 }
 
+// Executes what a core that took over wants, and ends everybody.
+class LastActs {
+ public:
+  explicit LastActs(Core& core) : core_(core) {}
+  void Do(const Effects& effects) {
+    core_.CheckInvariants();
+    for (const Effect& effect : effects) {
+      if (const auto* make = std::get_if<MakeExtent>(&effect)) {
+        Do(core_.ExtentMade(make->id, now_));
+      } else if (const auto* ask = std::get_if<AskHolders>(&effect)) {
+        std::vector<Core::HolderAnswer> answers;
+        for (ExtentId id : ask->extents) answers.push_back({id, Held::kNo});
+        Do(core_.HoldersKnown(answers, now_));
+      }
+    }
+  }
+  void EndAll() {
+    for (const auto& [id, session] : core_.Save().sessions) {
+      Do(core_.ProcessGone(id, {}, now_));
+    }
+    Do(core_.OutsideKnown({{}, now_}, now_));
+    now_ += absl::Minutes(1);
+    Do(core_.Tick(now_));
+    for (const auto& [id, pool] : core_.ledger().pools()) {
+      SLUICE_CHECK(pool.free() == pool.total());
+    }
+  }
+
+ private:
+  Core& core_;
+  absl::Time now_ = absl::FromUnixSeconds(1 << 20);
+};
+
 // What a daemon would have stored of a core, event by event.
 class Store {
  public:
@@ -89,7 +122,22 @@ class Store {
     CheckSame(*read, kept);
     SLUICE_CHECK(RowsOf(core.config(), *read) == RowsOf(core.config(), kept));
   }
-  const StateFile::Contents& contents() const { return contents_; }
+  // A daemon reads it that reaches some sessions only: it adds up there, and
+  // comes to an end.
+  void CheckTakenOver(const Core& core) const {
+    Core next(core.config(), absl::UnixEpoch());
+    SLUICE_CHECK_OK(next.SetPolicy(core.policy(), absl::UnixEpoch()));
+    auto read = ReadCore(contents_, next.Save());
+    SLUICE_CHECK_OK(read.status());
+    std::set<SessionId> reached;
+    for (const auto& [id, session] : read->sessions) {
+      if (id.value() % 4 != 0) reached.insert(id);
+    }
+    next.Load(*std::move(read));
+    LastActs acts(next);
+    acts.Do(next.TakeOver(reached, absl::FromUnixSeconds(1 << 20)));
+    acts.EndAll();
+  }
 
  private:
   const size_t most_;
@@ -106,6 +154,7 @@ TEST_P(CoreRowsTest, RecordsAddUpToTheCoreAfterEachEvent) {
   story.Watch([&](Core& core) {
     store.Save(core);
     if (++events % 5 == 0) store.Check(core);
+    if (events % 31 == 0) store.CheckTakenOver(core);
   });
   story.Run(RandomStory(static_cast<uint32_t>(GetParam()), 4000));
   story.Finish();

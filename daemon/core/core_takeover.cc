@@ -1,0 +1,50 @@
+// What a daemon does first with what an earlier one saved.
+#include <fmt/format.h>
+
+#include "daemon/core/core.h"
+
+namespace sluice::daemon {
+
+void Core::NotePlansTold(const Effects& effects) {
+  for (const Effect& effect : effects) {
+    const auto* notice = std::get_if<SendNotice>(&effect);
+    if (notice == nullptr) continue;
+    const auto* ready = std::get_if<PlanReadyNotice>(&notice->notice);
+    Session* to = ready ? sessions_.Find(notice->session) : nullptr;
+    if (to != nullptr) to->told_plan = ready->plan;
+  }
+}
+
+Effects Core::TakeOver(const std::set<SessionId>& reached, absl::Time now) {
+  Effects effects;
+  ledger_.TakeOver(now, effects);
+  std::map<SessionId, std::set<RequestId>> worked_on = ledger_.Asking();
+  for (const WaitingLease& lease : joint_.waiting_leases()) {
+    worked_on[lease.session].insert(lease.request);
+  }
+  std::vector<SessionId> lost;
+  for (const auto& [id, session] : sessions_) {
+    if (session.state == Session::State::kClosed) continue;
+    if (!reached.contains(id)) {
+      lost.push_back(id);
+      continue;
+    }
+    sessions_.Edit(id).history.ForgetRunning(worked_on[id]);
+    PlanId plan = session.told_plan;
+    if (FindPlan(plan, nullptr) == nullptr) plan = PlanId();
+    effects.push_back(SendNotice{id, TakenOverNotice{plan}});
+  }
+  joint_.TakeOver(effects);
+  Log(now, EventKind::kStart,
+      fmt::format("took over {} sessions from a daemon that ended",
+                  reached.size()),
+      {config_.own_uid, ""});
+  for (SessionId id : lost) {
+    Effects ended = SocketEnded(id, now);
+    effects.insert(effects.end(), ended.begin(), ended.end());
+  }
+  Settle(now, effects);
+  return effects;
+}
+
+}  // namespace sluice::daemon

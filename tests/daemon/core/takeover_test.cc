@@ -1,0 +1,118 @@
+// What a daemon does first with what an earlier one saved.
+#include "gmock/gmock.h"
+#include "gtest/gtest.h"
+#include "tests/daemon/core/core_driver.h"
+
+namespace sluice::daemon {
+namespace {
+
+using ::testing::SizeIs;
+
+class TakeOverTest : public ::testing::Test {
+ protected:
+  // The one that ends, and the one that goes on with what it saved.
+  void TakeOver(const std::set<SessionId>& reached) {
+    after_.Inherit(before_);
+    after_.Run([&](Core& core) {
+      return core.TakeOver(reached, after_.clock.Now());
+    });
+  }
+  CoreDriver before_, after_;
+};
+
+TEST_F(TakeOverTest, EverySessionIsToldAndKeepsWhatItHas) {
+  const SessionId a = before_.Attach("a", 0), b = before_.Attach("b", 0);
+  const auto lease = *before_.Lease(a, Gpu(0), MiB(8));
+  TakeOver({a, b});
+  EXPECT_THAT(after_.NoticesTo<TakenOverNotice>(a), SizeIs(1));
+  EXPECT_THAT(after_.NoticesTo<TakenOverNotice>(b), SizeIs(1));
+  EXPECT_EQ(after_.core.pool(Gpu(0)).leased, MiB(8));
+  EXPECT_TRUE(std::holds_alternative<FreedReply>(
+      *after_.Ask(a, FreeRequest{lease.lease})));
+}
+
+TEST_F(TakeOverTest, WhoseSocketIsGoneHasEnded) {
+  const SessionId a = before_.Attach("a", 0);
+  const SessionId half_open = before_.Connect();
+  ASSERT_TRUE(before_.Lease(a, Gpu(0), MiB(8)).ok());
+  TakeOver({});
+  EXPECT_TRUE(after_.closed.contains(a));
+  EXPECT_TRUE(after_.forgotten.contains(half_open));
+  EXPECT_EQ(after_.core.pool(Gpu(0)).quarantined, MiB(8));
+}
+
+TEST_F(TakeOverTest, WhatTheDeviceWasAskedForIsAskedForAgain) {
+  before_.make_at_once = false;
+  const SessionId a = before_.Attach("a", 0);
+  const RequestId request(900);
+  EXPECT_FALSE(before_.Ask(a, LeaseRequest{Gpu(0), MiB(8)}, request));
+  TakeOver({a});
+  // The reply is to the request that was asked then; repeated, it is the same.
+  const auto reply = after_.replies.find({a, request});
+  ASSERT_NE(reply, after_.replies.end());
+  const auto granted = std::get<GrantedReply>(reply->second);
+  EXPECT_THAT(granted.slices, SizeIs(2));
+  EXPECT_EQ(std::get<GrantedReply>(
+                *after_.Ask(a, LeaseRequest{Gpu(0), MiB(8)}, request)),
+            granted);
+}
+
+TEST_F(TakeOverTest, ARequestThatNobodyWorksOnIsExecutedWhenItIsRepeated) {
+  const SessionId a = before_.Attach("a", 0);
+  const RequestId request(900);
+  EXPECT_FALSE(before_.Ask(a, ProfileRequest{}, request));
+  before_.Ask(a, ProfileRequest{}, request);
+  ASSERT_THAT(before_.to_read, SizeIs(1));  // it runs: nothing is done twice
+  TakeOver({a});
+  after_.Ask(a, ProfileRequest{}, request);
+  EXPECT_THAT(after_.to_read, SizeIs(1));
+}
+
+TEST_F(TakeOverTest, WhatLingersIsAskedAboutAgain) {
+  before_.answer_at_once = false;
+  const SessionId a = before_.Attach("a", 0);
+  const auto lease = *before_.Lease(a, Gpu(0), MiB(4));
+  before_.Ask(a, FreeRequest{lease.lease});
+  EXPECT_EQ(before_.core.pool(Gpu(0)).lingering, MiB(4));
+  TakeOver({a});
+  const absl::Time now = after_.clock.Now();
+  after_.Run([&](Core& core) { return core.Tick(now); });
+  EXPECT_EQ(after_.core.pool(Gpu(0)).lingering, Bytes(0));
+}
+
+TEST_F(TakeOverTest, AllThatARankMayNotHaveHeardOfItsPlanIsToldAgain) {
+  const SessionId a = before_.Attach("a", 0);
+  before_.Ask(a, ProfileRequest{});
+  auto profile = std::make_shared<plan::RankProfile>();
+  profile->kinds[0].layers = 1;
+  const absl::Time now = before_.clock.Now();
+  const ReadProfile read = before_.to_read.back();
+  before_.Run([&](Core& core) {
+    return core.ProfileRead(read.session, read.request,
+                            ProfileWithHash{profile, "x", {}}, now);
+  });
+  {
+    SCOPED_TRACE("it waits");
+    CoreDriver while_it_waits;
+    while_it_waits.Inherit(before_);
+    while_it_waits.Run(
+        [&](Core& core) { return core.TakeOver({a}, now); });
+    const auto told = while_it_waits.NoticesTo<TakenOverNotice>(a);
+    ASSERT_THAT(told, SizeIs(1));
+    EXPECT_EQ(told[0].plan, PlanId());
+  }
+  plan::NodePlan plan;
+  plan.ranks.resize(1);
+  const SolvePlan question = before_.to_solve.back();
+  before_.Run(
+      [&](Core& core) { return core.PlanSolved(question.round, plan, now); });
+  const auto ready = before_.NoticesTo<PlanReadyNotice>(a);
+  ASSERT_THAT(ready, SizeIs(1));
+  TakeOver({a});
+  const auto told = after_.NoticesTo<TakenOverNotice>(a);
+  ASSERT_THAT(told, SizeIs(1));
+  EXPECT_EQ(told[0].plan, ready[0].plan);
+}
+
+}  // namespace
+}  // namespace sluice::daemon
