@@ -141,6 +141,13 @@ class Driver {
   // cuMemImportFromShareableHandle. `fd` stays the caller's.
   virtual absl::StatusOr<Memory> Import(const UniqueFd& fd, Placement where,
                                         Bytes size) = 0;
+  // A descriptor by which a later process has memory that this one made, as if
+  // it had made it itself (Adopt): for who keeps memory beyond the life of a
+  // daemon. HeldByOthers does not count it.
+  virtual absl::StatusOr<UniqueFd> Keep(Memory memory) = 0;
+  // InvalidArgument: it is no memory of this place and size that was kept.
+  virtual absl::StatusOr<Memory> Adopt(UniqueFd kept, Placement where,
+                                       Bytes size) = 0;
   // cuMemRelease: the memory goes back when all mappings and exported
   // descriptors of all processes are gone too.
   virtual absl::Status Release(Memory memory) = 0;

@@ -72,9 +72,8 @@ class TakenOverTest : public PlanTest {
     });
   }
   bool Submitted(int times) {
-    return Soon([&] {
-      return daemon_.count(wire::Request::kSubmitProfile) >= times;
-    });
+    return Soon(
+        [&] { return daemon_.count(wire::Request::kSubmitProfile) >= times; });
   }
 };
 

@@ -236,6 +236,28 @@ TEST_P(MemoryConformance, WhoHoldsAnExportIsToldOrSaidToBeUnknown) {
   ASSERT_THAT(driver_->Release(memory), IsOk());
 }
 
+// By who keeps memory beyond a daemon's life: the descriptor holds it, and does
+// not count among those who do.
+TEST_P(MemoryConformance, WhatIsKeptOutlivesItsHandle) {
+  SLUICE_ASSERT_OK_AND_ASSIGN(const Memory memory,
+                              driver_->Create(kOnHost, Size(kOnHost)));
+  SLUICE_ASSERT_OK_AND_ASSIGN(UniqueFd kept, driver_->Keep(memory));
+  EXPECT_TRUE(fcntl(kept.get(), F_GETFD) & FD_CLOEXEC);
+  if (driver_->TellsHolders()) {
+    const auto held = driver_->HeldByOthers(memory);
+    ASSERT_THAT(held, IsOk());
+    EXPECT_FALSE(*held);
+  }
+  ASSERT_THAT(driver_->Release(memory), IsOk());
+  EXPECT_THAT(driver_->Keep(memory), StatusIs(kBad));
+}
+
+TEST_P(MemoryConformance, WhatIsNoMemoryIsNotAdopted) {
+  UniqueFd null(open("/dev/null", O_RDWR | O_CLOEXEC));
+  EXPECT_THAT(driver_->Adopt(std::move(null), kOnHost, Size(kOnHost)),
+              ::testing::Not(IsOk()));
+}
+
 TEST_P(MemoryConformance, WhatIsNoMemoryIsNotImported) {
   const UniqueFd null(open("/dev/null", O_RDWR | O_CLOEXEC));
   EXPECT_FALSE(driver_->Import(null, kOnGpu, Size(kOnGpu)).ok());

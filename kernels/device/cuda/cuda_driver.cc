@@ -184,7 +184,7 @@ absl::StatusOr<std::map<Placement, Bytes>> CudaDriver::HeldOutside() {
   return held;
 }
 
-Memory CudaDriver::Adopt(MemoryPointer memory) {
+Memory CudaDriver::Register(MemoryPointer memory) {
   const Memory handle(next_id_++);
   const MutexLock lock(memory_mutex_);
   memories_.emplace(handle, std::move(memory));
@@ -200,7 +200,7 @@ absl::StatusOr<MemoryPointer> CudaDriver::Find(Memory memory) const {
 
 absl::StatusOr<Memory> CudaDriver::Create(Placement where, Bytes size) {
   SLUICE_ASSIGN_OR_RETURN(auto memory, maker_.Create(where, size));
-  return Adopt(std::move(memory));
+  return Register(std::move(memory));
 }
 
 absl::StatusOr<UniqueFd> CudaDriver::Export(Memory memory) {
@@ -211,7 +211,17 @@ absl::StatusOr<UniqueFd> CudaDriver::Export(Memory memory) {
 absl::StatusOr<Memory> CudaDriver::Import(const UniqueFd& fd, Placement where,
                                           Bytes size) {
   SLUICE_ASSIGN_OR_RETURN(auto memory, maker_.Import(fd, where, size));
-  return Adopt(std::move(memory));
+  return Register(std::move(memory));
+}
+
+// An exported descriptor keeps the memory, whoever made it.
+absl::StatusOr<UniqueFd> CudaDriver::Keep(Memory memory) {
+  return Export(memory);
+}
+
+absl::StatusOr<Memory> CudaDriver::Adopt(UniqueFd kept, Placement where,
+                                         Bytes size) {
+  return Import(kept, where, size);
 }
 
 absl::Status CudaDriver::Release(Memory memory) {

@@ -38,6 +38,9 @@ class CudaDriver final : public Driver {
   }
   absl::StatusOr<Memory> Import(const UniqueFd& fd, Placement where,
                                 Bytes size) override;
+  absl::StatusOr<UniqueFd> Keep(Memory memory) override;
+  absl::StatusOr<Memory> Adopt(UniqueFd kept, Placement where,
+                               Bytes size) override;
   absl::Status Release(Memory memory) override;
 
   absl::StatusOr<Address> Reserve(Bytes size, Placement::Kind kind) override;
@@ -89,7 +92,7 @@ class CudaDriver final : public Driver {
 
   absl::StatusOr<DeviceInfo> Describe(DeviceIndex index) const;
   absl::StatusOr<ContextScope> Enter(DeviceIndex device);
-  Memory Adopt(MemoryPointer memory);
+  Memory Register(MemoryPointer memory);
   absl::StatusOr<MemoryPointer> Find(Memory memory) const;
   absl::StatusOr<StreamPointer> MakeStream(DeviceIndex device);
   // A compute stream is made when it is first used.

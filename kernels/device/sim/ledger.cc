@@ -2,9 +2,13 @@
 
 #include <fmt/format.h>
 #include <sys/random.h>
+#include <sys/stat.h>
+#include <unistd.h>
 
 #include <algorithm>
+#include <climits>
 #include <map>
+#include <optional>
 #include <string>
 #include <utility>
 
@@ -17,6 +21,15 @@ namespace sluice::device {
 namespace {
 
 constexpr uint64_t kNobody = 0;  // no ledger's number
+
+// Of a memfd, as the kernel shows it.
+std::optional<MemoryName> NameOf(const UniqueFd& fd) {
+  char target[PATH_MAX];
+  const std::string link = fmt::format("/proc/self/fd/{}", fd.get());
+  const ssize_t size = readlink(link.c_str(), target, sizeof(target));
+  if (size <= 0) return std::nullopt;
+  return ReadShownName({target, static_cast<size_t>(size)});
+}
 
 Bytes Total(const SimConfig& config, Placement where) {
   return where.kind == Placement::Kind::kGpu ? config.gpus[where.ordinal].memory
@@ -52,7 +65,7 @@ std::string Ledger::MemfdName(Placement where, Bytes size) const {
 
 Bytes Ledger::UsedByAll(Placement where) const {
   Bytes used;
-  for (const auto& [place, size] : FindOutside(node_->name(), kNobody)) {
+  for (const auto& [place, size] : FindOutside(node_->name(), {})) {
     if (SourceOf(place) == SourceOf(where)) used += size;
   }
   return used;
@@ -61,7 +74,13 @@ Bytes Ledger::UsedByAll(Placement where) const {
 std::map<Placement, Bytes> Ledger::HeldOutside() {
   std::map<Placement, Bytes> held;
   std::map<Source, Bytes> outside;
-  for (const auto& [where, size] : FindOutside(node_->name(), maker_)) {
+  std::set<uint64_t> adopted;
+  {
+    const MutexLock lock(mutex_);
+    adopted = adopted_;
+  }
+  for (const auto& [where, size] :
+       FindOutside(node_->name(), {maker_, adopted})) {
     if (!node_->Has(where)) continue;
     Bytes& sum = outside[SourceOf(where)];
     held[where] = std::min(size, Total(node_->config(), where) - sum);
@@ -87,10 +106,32 @@ absl::Status Ledger::Add(Placement where, Bytes size) {
   return absl::OkStatus();
 }
 
-void Ledger::Leave(Placement where, Bytes size) {
+absl::Status Ledger::AddAdopted(const UniqueFd& fd, Placement where,
+                                Bytes size) {
+  const auto name = NameOf(fd);
+  struct stat file = {};
+  if (!name || name->node != node_->name() || name->where != where ||
+      name->size != size || fstat(fd.get(), &file) != 0 ||
+      file.st_size != size.count()) {
+    return absl::InvalidArgumentError(fmt::format(
+        "this descriptor is no memory of {} on {} that this node made",
+        FormatBytes(size), PlacementName(where)));
+  }
+  const MutexLock lock(mutex_);
+  if (name->maker == maker_ || !adopted_.insert(file.st_ino).second) {
+    return absl::FailedPreconditionError("this memory is open here already");
+  }
+  used_[SourceOf(where)] += size;
+  return absl::OkStatus();
+}
+
+void Ledger::Leave(const UniqueFd& fd, Placement where, Bytes size) {
   if (node_->books() == Books::kShared) return;
+  struct stat file = {};
+  const bool known = fstat(fd.get(), &file) == 0;
   const MutexLock lock(mutex_);
   used_[SourceOf(where)] -= size;
+  if (known) adopted_.erase(file.st_ino);
 }
 
 absl::Status Ledger::CheckImport() const {

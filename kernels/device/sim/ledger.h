@@ -14,6 +14,7 @@
 #pragma once
 
 #include <map>
+#include <set>
 #include <string>
 #include <utility>
 
@@ -21,6 +22,7 @@
 #include "kernels/device/driver.h"
 #include "kernels/device/sim/node.h"
 #include "proto/base/mutex.h"
+#include "proto/base/unique_fd.h"
 
 namespace sluice::device {
 
@@ -33,8 +35,11 @@ class Ledger {
   // Memory was made, and this process has it open. ResourceExhausted: the place
   // had less than `size` left.
   absl::Status Add(Placement where, Bytes size);
-  // Its last handle and mapping here are gone.
-  void Leave(Placement where, Bytes size);
+  // Memory that an earlier maker made is this one's. InvalidArgument: it is no
+  // memory of this node, place and size. FailedPrecondition: it is open here.
+  absl::Status AddAdopted(const UniqueFd& fd, Placement where, Bytes size);
+  // Its last handle and mapping here are going.
+  void Leave(const UniqueFd& fd, Placement where, Bytes size);
   // Unimplemented: who makes the node's memory imports none.
   absl::Status CheckImport() const;
 
@@ -58,6 +63,7 @@ class Ledger {
   Mutex mutex_;
   std::map<Source, Bytes> used_ ABSL_GUARDED_BY(mutex_);
   std::map<Source, Bytes> outside_ ABSL_GUARDED_BY(mutex_);
+  std::set<uint64_t> adopted_ ABSL_GUARDED_BY(mutex_);  // inodes
 };
 
 }  // namespace sluice::device

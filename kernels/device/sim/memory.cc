@@ -122,6 +122,14 @@ absl::StatusOr<std::shared_ptr<PhysicalMemory>> PhysicalMemory::Import(
       /*ledger=*/nullptr, std::move(own), File::kShared, where, size));
 }
 
+absl::StatusOr<std::shared_ptr<PhysicalMemory>> PhysicalMemory::Adopt(
+    Ledger* ledger, UniqueFd fd, Placement where, Bytes size) {
+  SLUICE_RETURN_IF_ERROR(ledger->AddAdopted(fd, where, size));
+  return std::shared_ptr<PhysicalMemory>(new PhysicalMemory(
+      ledger, std::move(fd), TellsHolders() ? File::kOwn : File::kShared, where,
+      size));
+}
+
 absl::StatusOr<UniqueFd> PhysicalMemory::Export() const {
   return file_ == File::kOwn ? Reopen(fd_) : fd_.Duplicate();
 }
@@ -141,8 +149,7 @@ absl::StatusOr<bool> PhysicalMemory::HeldByOthers() const {
 }
 
 PhysicalMemory::~PhysicalMemory() {
-  fd_.Reset();
-  if (ledger_ != nullptr) ledger_->Leave(where_, size_);
+  if (ledger_ != nullptr) ledger_->Leave(fd_, where_, size_);
 }
 
 AddressSpace::~AddressSpace() {

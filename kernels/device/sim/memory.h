@@ -23,6 +23,11 @@ class PhysicalMemory {
                                                                 Bytes size);
   static absl::StatusOr<std::shared_ptr<PhysicalMemory>> Import(
       Ledger* ledger, const UniqueFd& fd, Placement where, Bytes size);
+  // What an earlier maker of the node's memory has made.
+  static absl::StatusOr<std::shared_ptr<PhysicalMemory>> Adopt(Ledger* ledger,
+                                                               UniqueFd fd,
+                                                               Placement where,
+                                                               Bytes size);
   ~PhysicalMemory();
   PhysicalMemory(const PhysicalMemory&) = delete;
   PhysicalMemory& operator=(const PhysicalMemory&) = delete;

@@ -50,6 +50,15 @@ std::optional<MemoryName> ReadMemoryName(std::string_view text) {
   return name;
 }
 
+std::optional<MemoryName> ReadShownName(std::string_view text) {
+  absl::string_view name(text.data(), text.size());
+  if (!absl::ConsumePrefix(&name, "/memfd:") ||
+      !absl::ConsumeSuffix(&name, " (deleted)")) {
+    return std::nullopt;
+  }
+  return ReadMemoryName({name.data(), name.size()});
+}
+
 absl::StatusOr<std::string> NodeName(const std::string& directory) {
   struct statx folder;
   if (statx(AT_FDCWD, directory.c_str(), 0, STATX_INO | STATX_BTIME, &folder) !=

@@ -31,6 +31,10 @@ std::string ToText(const MemoryName& name);
 // Nullopt: not one of these.
 std::optional<MemoryName> ReadMemoryName(std::string_view text);
 
+// The same of how the kernel shows such a memfd, in links and in lists of
+// mappings: "/memfd:… (deleted)".
+std::optional<MemoryName> ReadShownName(std::string_view text);
+
 // The node in `directory`, whatever path leads there: which folder it is, and
 // when that was made. It stays while the folder stays, also if the state in it
 // is made anew.

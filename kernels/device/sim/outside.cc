@@ -23,9 +23,6 @@
 namespace sluice::device {
 namespace {
 
-// How the kernel shows a memfd, in links and in lists of mappings.
-constexpr absl::string_view kBefore = "/memfd:", kAfter = " (deleted)";
-
 struct CloseFolder {
   void operator()(DIR* folder) const { closedir(folder); }
 };
@@ -76,8 +73,7 @@ dev_t MemfdDevice() {
 // One look at all processes.
 class Search {
  public:
-  Search(const std::string& node, uint64_t maker)
-      : node_(node), maker_(maker) {}
+  Search(const std::string& node, const Own& own) : node_(node), own_(own) {}
 
   std::map<Placement, Bytes> All() {
     ForEachIn("/proc", [&](const std::string& name) {
@@ -85,19 +81,17 @@ class Search {
       if (absl::SimpleAtoi(name, &pid)) AddProcess("/proc/" + name);
     });
     std::map<Placement, Bytes> sums;
-    for (const auto& [inode, name] : found_) sums[name.where] += name.size;
+    for (const auto& [inode, name] : found_) {
+      if (!own_.adopted.contains(inode)) sums[name.where] += name.size;
+    }
     return sums;
   }
 
  private:
   // The name of other drivers' memory of this node; nullopt: anything else.
   std::optional<MemoryName> Wanted(absl::string_view path) const {
-    if (!absl::ConsumePrefix(&path, kBefore) ||
-        !absl::ConsumeSuffix(&path, kAfter)) {
-      return std::nullopt;
-    }
-    auto name = ReadMemoryName({path.data(), path.size()});
-    if (!name || name->node != node_ || name->maker == maker_) return {};
+    auto name = ReadShownName({path.data(), path.size()});
+    if (!name || name->node != node_ || name->maker == own_.maker) return {};
     return name;
   }
 
@@ -132,7 +126,7 @@ class Search {
   // 7f00-7f10 rw-s 00000000 00:01 1234      /memfd:… (deleted)
   void AddMappings(const std::string& process, absl::string_view maps) {
     for (const absl::string_view line : absl::StrSplit(maps, '\n')) {
-      const size_t path = line.find(kBefore);
+      const size_t path = line.find("/memfd:");
       if (path == line.npos) continue;
       const auto name = Wanted(line.substr(path));
       const std::vector<absl::string_view> fields =
@@ -155,7 +149,7 @@ class Search {
   }
 
   const std::string node_;
-  const uint64_t maker_;
+  const Own& own_;
   const uid_t own_uid_ = geteuid();
   const dev_t device_ = MemfdDevice();
   std::map<ino_t, MemoryName> found_;
@@ -164,8 +158,8 @@ class Search {
 }  // namespace
 
 std::map<Placement, Bytes> FindOutside(const std::string& node,
-                                       uint64_t maker) {
-  return Search(node, maker).All();
+                                       const Own& own) {
+  return Search(node, own).All();
 }
 
 }  // namespace sluice::device

@@ -20,13 +20,20 @@
 
 #include <cstdint>
 #include <map>
+#include <set>
 #include <string>
 
 #include "kernels/device/driver.h"
 
 namespace sluice::device {
 
-// By place; `node` is a NodeName, `maker` the driver whose memory is left out.
-std::map<Placement, Bytes> FindOutside(const std::string& node, uint64_t maker);
+// What is left out: a driver's memory, by the number in its names, and what it
+// has adopted, by inode.
+struct Own {
+  uint64_t maker = 0;
+  std::set<uint64_t> adopted;
+};
+// By place; `node` is a NodeName.
+std::map<Placement, Bytes> FindOutside(const std::string& node, const Own& own);
 
 }  // namespace sluice::device

@@ -89,7 +89,7 @@ absl::Status SimDriver::CheckSize(Bytes size) const {
                   FormatBytes(size), FormatBytes(granularity)));
 }
 
-absl::StatusOr<Memory> SimDriver::Adopt(
+absl::StatusOr<Memory> SimDriver::Register(
     absl::StatusOr<std::shared_ptr<PhysicalMemory>> memory,
     std::string_view call) {
   if (!memory.ok()) return Annotate(memory.status(), call);
@@ -103,7 +103,7 @@ absl::StatusOr<Memory> SimDriver::Create(Placement where, Bytes size) {
   SLUICE_RETURN_IF_ERROR(node_->Enter("Create"));
   SLUICE_RETURN_IF_ERROR(node_->CheckPlacement(where));
   SLUICE_RETURN_IF_ERROR(CheckSize(size));
-  return Adopt(PhysicalMemory::Create(&ledger_, where, size), "Create");
+  return Register(PhysicalMemory::Create(&ledger_, where, size), "Create");
 }
 
 absl::StatusOr<UniqueFd> SimDriver::Export(Memory memory) {
@@ -129,7 +129,24 @@ absl::StatusOr<Memory> SimDriver::Import(const UniqueFd& fd, Placement where,
   SLUICE_RETURN_IF_ERROR(node_->Enter("Import"));
   SLUICE_RETURN_IF_ERROR(node_->CheckPlacement(where));
   SLUICE_RETURN_IF_ERROR(CheckSize(size));
-  return Adopt(PhysicalMemory::Import(&ledger_, fd, where, size), "Import");
+  return Register(PhysicalMemory::Import(&ledger_, fd, where, size), "Import");
+}
+
+absl::StatusOr<UniqueFd> SimDriver::Keep(Memory memory) {
+  SLUICE_RETURN_IF_ERROR(node_->Enter("Keep"));
+  const MutexLock lock(memory_mutex_);
+  const auto it = memories_.find(memory);
+  if (it == memories_.end()) return NoSuch("memory", memory);
+  return it->second->fd().Duplicate();
+}
+
+absl::StatusOr<Memory> SimDriver::Adopt(UniqueFd kept, Placement where,
+                                        Bytes size) {
+  SLUICE_RETURN_IF_ERROR(node_->Enter("Adopt"));
+  SLUICE_RETURN_IF_ERROR(node_->CheckPlacement(where));
+  SLUICE_RETURN_IF_ERROR(CheckSize(size));
+  return Register(PhysicalMemory::Adopt(&ledger_, std::move(kept), where, size),
+                  "Adopt");
 }
 
 absl::Status SimDriver::Release(Memory memory) {

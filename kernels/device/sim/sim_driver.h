@@ -40,6 +40,9 @@ class SimDriver final : public Driver {
   absl::StatusOr<bool> HeldByOthers(Memory memory) override;
   absl::StatusOr<Memory> Import(const UniqueFd& fd, Placement where,
                                 Bytes size) override;
+  absl::StatusOr<UniqueFd> Keep(Memory memory) override;
+  absl::StatusOr<Memory> Adopt(UniqueFd kept, Placement where,
+                               Bytes size) override;
   absl::Status Release(Memory memory) override;
 
   absl::StatusOr<Address> Reserve(Bytes size, Placement::Kind kind) override;
@@ -77,7 +80,7 @@ class SimDriver final : public Driver {
   using CompletionPointer = std::shared_ptr<Completion>;
 
   absl::Status CheckSize(Bytes size) const;
-  absl::StatusOr<Memory> Adopt(
+  absl::StatusOr<Memory> Register(
       absl::StatusOr<std::shared_ptr<PhysicalMemory>> memory,
       std::string_view call);
   // A copy stream; null where `stream` is a compute stream. Fails with the

@@ -13,9 +13,8 @@ class TakeOverTest : public ::testing::Test {
   // The one that ends, and the one that goes on with what it saved.
   void TakeOver(const std::set<SessionId>& reached) {
     after_.Inherit(before_);
-    after_.Run([&](Core& core) {
-      return core.TakeOver(reached, after_.clock.Now());
-    });
+    after_.Run(
+        [&](Core& core) { return core.TakeOver(reached, after_.clock.Now()); });
   }
   CoreDriver before_, after_;
 };
@@ -95,8 +94,7 @@ TEST_F(TakeOverTest, AllThatARankMayNotHaveHeardOfItsPlanIsToldAgain) {
     SCOPED_TRACE("it waits");
     CoreDriver while_it_waits;
     while_it_waits.Inherit(before_);
-    while_it_waits.Run(
-        [&](Core& core) { return core.TakeOver({a}, now); });
+    while_it_waits.Run([&](Core& core) { return core.TakeOver({a}, now); });
     const auto told = while_it_waits.NoticesTo<TakenOverNotice>(a);
     ASSERT_THAT(told, SizeIs(1));
     EXPECT_EQ(told[0].plan, PlanId());
