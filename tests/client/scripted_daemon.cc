@@ -33,7 +33,7 @@ ScriptedDaemon::ScriptedDaemon() {
       directory_.File("sim"), {.gpus = {{MiB(32), "pcie0", NumaIndex(0)}},
                                .links = {{"pcie0", 0, 0}},
                                .host_memory = MiB(64)}));
-  driver_ = *device::OpenSimDriver(directory_.File("sim"));
+  driver_ = *device::OpenOwnedSimDriver(directory_.File("sim"));
   std::tie(limits_fd_, limits_) = MakePage<GrantLimits>();
   std::tie(use_fd_, use_) = MakePage<GrantUse>();
   listener_ = *wire::Listen(directory_.File("s"), 0600);
