@@ -20,7 +20,7 @@
 #include "daemon/metrics/snapshot_json.h"
 #include "daemon/node.h"
 #include "daemon/policy_file.h"
-#include "daemon/runtime_dir.h"
+#include "daemon/runtime/runtime_dir.h"
 #include "daemon/service/admin_server.h"
 #include "daemon/service/log.h"
 #include "daemon/service/service.h"

@@ -14,7 +14,7 @@
 #include "absl/status/statusor.h"
 #include "daemon/config.h"
 #include "daemon/core/types.h"
-#include "daemon/runtime_dir.h"
+#include "daemon/runtime/runtime_dir.h"
 #include "kernels/device/driver.h"
 
 namespace sluice::daemon {

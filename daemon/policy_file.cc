@@ -13,7 +13,7 @@
 #include <string_view>
 #include <utility>
 
-#include "daemon/runtime_dir.h"
+#include "daemon/runtime/runtime_dir.h"
 #include "proto/base/status.h"
 #include "proto/base/unique_fd.h"
 

@@ -15,8 +15,8 @@ import sys
 
 LEFT_OUT = {"gpu", "bench", "deep"}
 STARTS_PROGRAMS = {"integration", "gradient", "python"}
-PROGRAMS = ["bin/sluiced", "bin/sluice-worker", "bin/sluicectl",
-            "bin/sluice-train", "lib/libsluice.so"]
+PROGRAMS = ["bin/sluiced", "bin/sluiced-keeper", "bin/sluice-worker",
+            "bin/sluicectl", "bin/sluice-train", "lib/libsluice.so"]
 
 
 def mtime(path):

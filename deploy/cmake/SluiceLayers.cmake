@@ -14,9 +14,11 @@ set(SLUICE_LAYER_quota base)
 set(SLUICE_LAYER_core plan_format quota)
 set(SLUICE_LAYER_state core)
 set(SLUICE_LAYER_store base)
+set(SLUICE_LAYER_runtime base)
+set(SLUICE_LAYER_keeper store runtime cli)
 set(SLUICE_LAYER_service core wire admin device)
 set(SLUICE_LAYER_metrics core)
-set(SLUICE_LAYER_sluiced service metrics cli)
+set(SLUICE_LAYER_sluiced service metrics runtime cli)
 set(SLUICE_LAYER_client wire device)
 set(SLUICE_LAYER_torch client ops stream plan_format)
 set(SLUICE_LAYER_torch_cuda torch)
@@ -100,6 +102,7 @@ set(SLUICE_LAYER_FOLDERS
   kernels/device=device kernels/ops=ops
   planner/stream=stream planner/worker=worker planner=planner
   daemon/quota=quota daemon/core=core daemon/state=state daemon/store=store
+  daemon/runtime=runtime daemon/keeper=keeper
   daemon/service=service daemon/metrics=metrics daemon=sluiced
   client/torch/cuda=torch_cuda client/torch=torch client/train=train
   client/ctl=ctl client=client)

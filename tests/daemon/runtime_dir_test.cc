@@ -1,4 +1,4 @@
-#include "daemon/runtime_dir.h"
+#include "daemon/runtime/runtime_dir.h"
 
 #include <sys/stat.h>
 #include <unistd.h>

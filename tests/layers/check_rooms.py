@@ -52,7 +52,7 @@ SUBJECTS = {
     "client/torch/stream/chunk_io.h",
     "client/train/data/batch.h",
     "client/train/launch/process.h",
-    "daemon/runtime_dir.h",
+    "daemon/runtime/runtime_dir.h",
     "planner/stream/shapes.h",
     "planner/swap/lp.h",  # LinearProgram
     "proto/base/units.h",

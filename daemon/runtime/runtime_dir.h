@@ -20,14 +20,21 @@ absl::Status CheckOwnDirectory(const std::string& directory,
                                const std::string& what = "runtime directory",
                                const std::string& chosen_by = "--runtime-dir");
 
-// `directory`/lock, held: no other daemon serves in this directory. The
+// A file in `directory`, locked: no other daemon serves in this directory. The
 // kernel gives it back however the process ends.
 class RuntimeLock {
  public:
+  // Which file, and which program it stands for.
+  struct Of {
+    std::string file = "lock";
+    std::string program = "sluiced";
+  };
   // Makes the directory if need be. InvalidArgument: it cannot be made, or is
   // not this user's own (CheckOwnDirectory); AlreadyExists: another daemon
   // holds it.
   static absl::StatusOr<RuntimeLock> Take(const std::string& directory);
+  static absl::StatusOr<RuntimeLock> Take(const std::string& directory,
+                                          const Of& of);
   ~RuntimeLock() { Remove(); }
   void Remove();  // the file; nobody else can have it before the process ends
   RuntimeLock(RuntimeLock&&) = default;

@@ -1,4 +1,4 @@
-#include "daemon/runtime_dir.h"
+#include "daemon/runtime/runtime_dir.h"
 
 #include <fcntl.h>
 #include <fmt/format.h>
@@ -83,6 +83,11 @@ absl::Status CheckOwnDirectory(const std::string& directory,
 }
 
 absl::StatusOr<RuntimeLock> RuntimeLock::Take(const std::string& directory) {
+  return Take(directory, {});
+}
+
+absl::StatusOr<RuntimeLock> RuntimeLock::Take(const std::string& directory,
+                                              const Of& of) {
   if (const std::error_code error = MakeDirectory(directory); error) {
     return absl::InvalidArgumentError(
         fmt::format("cannot make the runtime directory {}: {}; choose another "
@@ -90,16 +95,16 @@ absl::StatusOr<RuntimeLock> RuntimeLock::Take(const std::string& directory) {
                     directory, error.message()));
   }
   SLUICE_RETURN_IF_ERROR(CheckOwnDirectory(directory));
-  const std::string path = directory + "/lock";
+  const std::string path = directory + "/" + of.file;
   while (true) {  // again only when another daemon ended just now
     UniqueFd lock(
         open(path.c_str(), O_RDWR | O_CREAT | O_NOFOLLOW | O_CLOEXEC, 0600));
     if (!lock) return ErrnoStatus(errno, fmt::format("open {}", path));
     if (flock(lock.get(), LOCK_EX | LOCK_NB) != 0) {
       return absl::AlreadyExistsError(
-          fmt::format("another sluiced runs in {}: stop it, or use another "
+          fmt::format("another {} runs in {}: stop it, or use another "
                       "--runtime-dir",
-                      directory));
+                      of.program, directory));
     }
     if (IsStillAt(lock, path)) return RuntimeLock(path, std::move(lock));
   }

@@ -1,0 +1,102 @@
+#include "daemon/keeper/daemon_process.h"
+
+#include <fcntl.h>
+#include <fmt/format.h>
+#include <unistd.h>
+
+#include <cerrno>
+#include <cstdio>
+#include <cstdlib>
+#include <cstring>
+#include <unordered_map>
+
+#include "absl/strings/str_join.h"
+#include "proto/base/status.h"
+
+namespace sluice::daemon {
+namespace {
+
+constexpr int kFirst = 3;          // SD_LISTEN_FDS_START
+constexpr int kNotRunnable = 127;  // as a shell has it
+
+// Puts fds[i] at kFirst + i and keeps it open over exec. A descriptor that is
+// in the way of another one moves up first, so that at most one number more
+// than there are descriptors is needed. False: none was left.
+bool LineUp(std::vector<int> fds) {
+  const int end = kFirst + static_cast<int>(fds.size());
+  std::unordered_map<int, size_t> index_at;
+  for (size_t i = 0; i < fds.size(); ++i) index_at[fds[i]] = i;
+  for (size_t i = 0; i < fds.size(); ++i) {
+    const int target = kFirst + static_cast<int>(i);
+    if (fds[i] == target) {
+      if (fcntl(target, F_SETFD, 0) != 0) return false;
+      continue;
+    }
+    if (const auto in_the_way = index_at.find(target);
+        in_the_way != index_at.end()) {
+      const int moved = fcntl(target, F_DUPFD_CLOEXEC, end);
+      if (moved < 0) return false;
+      const size_t whose = in_the_way->second;
+      fds[whose] = moved;
+      index_at.erase(in_the_way);
+      index_at[moved] = whose;
+    }
+    if (dup2(fds[i], target) < 0) return false;
+    index_at.erase(fds[i]);
+    close(fds[i]);
+  }
+  return true;
+}
+
+void SetEnvironment(const DaemonCommand& command, const KeptDescriptors& kept) {
+  const auto set = [](const char* name, const std::string& value) {
+    setenv(name, value.c_str(), /*overwrite=*/1);
+  };
+  for (const char* stale : {"LISTEN_PID", "LISTEN_FDS", "LISTEN_FDNAMES",
+                            "WATCHDOG_PID", "WATCHDOG_USEC"}) {
+    unsetenv(stale);
+  }
+  set("NOTIFY_SOCKET", command.notify_socket);
+  set("FDSTORE", std::to_string(kept.capacity()));
+  if (kept.all().empty()) return;
+  set("LISTEN_PID", std::to_string(getpid()));
+  set("LISTEN_FDS", std::to_string(kept.all().size()));
+  set("LISTEN_FDNAMES",
+      absl::StrJoin(kept.all(), ":", [](std::string* out, const auto& entry) {
+        out->append(entry.first);
+      }));
+}
+
+[[noreturn]] void BecomeDaemon(const DaemonCommand& command,
+                               const KeptDescriptors& kept) {
+  setpgid(0, 0);
+  signal(SIGPIPE, SIG_DFL);
+  sigprocmask(SIG_SETMASK, &command.signals, nullptr);
+  std::vector<int> fds;
+  for (const auto& [name, fd] : kept.all()) fds.push_back(fd.get());
+  SetEnvironment(command, kept);
+  std::vector<char*> argv;
+  for (const std::string& word : command.argv) {
+    argv.push_back(const_cast<char*>(word.c_str()));
+  }
+  argv.push_back(nullptr);
+  if (LineUp(std::move(fds))) execv(argv[0], argv.data());
+  fmt::print(stderr, "sluiced-keeper: cannot run {}: {}\n", argv[0],
+             std::strerror(errno));
+  std::fflush(stderr);
+  _exit(kNotRunnable);
+}
+
+}  // namespace
+
+absl::StatusOr<pid_t> StartDaemon(const DaemonCommand& command,
+                                  const KeptDescriptors& kept) {
+  std::fflush(nullptr);
+  const pid_t pid = fork();
+  if (pid < 0) return ErrnoStatus(errno, "start a process");
+  if (pid == 0) BecomeDaemon(command, kept);
+  setpgid(pid, pid);  // whoever of the two comes first
+  return pid;
+}
+
+}  // namespace sluice::daemon

@@ -1,0 +1,27 @@
+// Starts the daemon as systemd would: descriptors from 3 on, named.
+#pragma once
+
+#include <signal.h>
+#include <sys/types.h>
+
+#include <string>
+#include <vector>
+
+#include "absl/status/statusor.h"
+#include "daemon/keeper/kept_descriptors.h"
+
+namespace sluice::daemon {
+
+struct DaemonCommand {
+  std::vector<std::string> argv;  // argv[0] is the program's path
+  std::string notify_socket;
+  sigset_t signals = {};  // its mask: the one that the keeper was started with
+};
+
+// A child in a process group of its own (a terminal's Ctrl-C reaches the keeper
+// alone, which forwards it), with $NOTIFY_SOCKET, $LISTEN_FDS, $LISTEN_FDNAMES
+// and $FDSTORE. Status 127, with a line on stderr: it cannot be run.
+absl::StatusOr<pid_t> StartDaemon(const DaemonCommand& command,
+                                  const KeptDescriptors& kept);
+
+}  // namespace sluice::daemon

@@ -1,0 +1,73 @@
+// Starts the daemon, holds its descriptors, and starts it again.
+//
+// One thread, one loop: the daemon's messages, signals, its death. Messages
+// come first, so that what a daemon sent before it died is kept.
+#pragma once
+
+#include <sys/types.h>
+
+#include <cstdint>
+#include <memory>
+#include <optional>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "absl/status/statusor.h"
+#include "absl/time/time.h"
+#include "daemon/keeper/daemon_process.h"
+#include "daemon/keeper/kept_descriptors.h"
+#include "daemon/keeper/notify_receiver.h"
+#include "daemon/keeper/restart_policy.h"
+#include "daemon/runtime/runtime_dir.h"
+#include "proto/base/unique_fd.h"
+
+namespace sluice::daemon {
+
+class Keeper {
+ public:
+  struct Options {
+    std::string runtime_dir;
+    std::vector<std::string> argv;  // of the daemon
+    int64_t capacity = 0;
+    // How long a daemon that was told to end may take.
+    absl::Duration patience = absl::Seconds(5);
+  };
+  // Takes the folder's lock, makes the socket, blocks the signals that Run
+  // reads. AlreadyExists: another keeper is there.
+  static absl::StatusOr<std::unique_ptr<Keeper>> Make(Options options);
+
+  // Until the daemon has ended for good. Returns the exit status to hand on.
+  int Run();
+
+ private:
+  static constexpr int kMessagesPerTurn = 1024;
+
+  Keeper(Options options, RuntimeLock lock, NotifyReceiver receiver,
+         UniqueFd signals, sigset_t mask_before);
+  void Start();
+  void WaitForSomething();
+  void ReadMessages();
+  void Take(NotifyReceiver::Datagram datagram);
+  void Refuse(std::string_view why);
+  void ReadSignals();
+  void EndIfLate();
+  // The exit status to hand on, if that is what follows.
+  std::optional<int> OnDeath();
+  bool HasDied() const;
+
+  const Options options_;
+  const RuntimeLock lock_;
+  NotifyReceiver receiver_;
+  const UniqueFd signals_;  // a signalfd
+  const DaemonCommand command_;
+  KeptDescriptors kept_;
+  RestartPolicy policy_;
+  pid_t daemon_ = 0;  // 0: none runs
+  bool asked_to_end_ = false;
+  absl::Time kill_at_ = absl::InfiniteFuture();
+  absl::Time start_at_ = absl::InfinitePast();
+  uint64_t refused_ = 0;
+};
+
+}  // namespace sluice::daemon

@@ -1,0 +1,29 @@
+// One datagram of sd_notify(3), as far as the keeper cares; pure.
+#pragma once
+
+#include <string>
+#include <string_view>
+
+#include "absl/status/statusor.h"
+
+namespace sluice::daemon {
+
+// systemd takes no longer ones either.
+inline constexpr size_t kMaxNotification = 4096;
+
+struct Notification {
+  enum class Kind {
+    kOther,  // READY=1, STATUS=…: nothing to do
+    kPut,
+    kRemove,
+    kBarrier,
+  };
+  Kind kind = Kind::kOther;
+  std::string name;  // of kPut and kRemove
+};
+
+// InvalidArgument: two things at once, a name that is none (descriptor_name.h),
+// a zero byte, too long, or nothing.
+absl::StatusOr<Notification> ParseNotification(std::string_view text);
+
+}  // namespace sluice::daemon

@@ -1,0 +1,93 @@
+#include "daemon/keeper/notify_receiver.h"
+
+#include <fmt/format.h>
+#include <sys/socket.h>
+#include <sys/stat.h>
+#include <sys/un.h>
+#include <unistd.h>
+
+#include <array>
+#include <cerrno>
+#include <cstring>
+#include <utility>
+
+#include "daemon/keeper/notification.h"
+#include "proto/base/status.h"
+
+namespace sluice::daemon {
+namespace {
+
+constexpr int kMaxFds = 253;  // SCM_MAX_FD, unix(7)
+
+void TakeControl(const cmsghdr& part, NotifyReceiver::Datagram& into) {
+  if (part.cmsg_level != SOL_SOCKET) return;
+  if (part.cmsg_type == SCM_CREDENTIALS) {
+    ucred who;
+    std::memcpy(&who, CMSG_DATA(&part), sizeof(who));
+    into.sender = who.pid;
+  }
+  if (part.cmsg_type != SCM_RIGHTS) return;
+  const size_t count = (part.cmsg_len - CMSG_LEN(0)) / sizeof(int);
+  for (size_t i = 0; i < count; ++i) {
+    int fd;
+    std::memcpy(&fd, CMSG_DATA(&part) + i * sizeof(int), sizeof(int));
+    into.fds.emplace_back(fd);
+  }
+}
+
+}  // namespace
+
+absl::StatusOr<NotifyReceiver> NotifyReceiver::Bind(const std::string& path) {
+  sockaddr_un address = {};
+  address.sun_family = AF_UNIX;
+  if (path.size() >= sizeof(address.sun_path)) {
+    return absl::InvalidArgumentError(fmt::format(
+        "the socket path {} has more than {} characters: choose a shorter "
+        "--runtime-dir",
+        path, sizeof(address.sun_path) - 1));
+  }
+  std::memcpy(address.sun_path, path.data(), path.size());
+  UniqueFd fd(socket(AF_UNIX, SOCK_DGRAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0));
+  constexpr int kOn = 1;
+  // The mode before bind, so that there is no moment with a wider one.
+  if (!fd || fchmod(fd.get(), 0600) != 0 ||
+      setsockopt(fd.get(), SOL_SOCKET, SO_PASSCRED, &kOn, sizeof(kOn)) != 0 ||
+      (unlink(path.c_str()) != 0 && errno != ENOENT) ||
+      bind(fd.get(), reinterpret_cast<const sockaddr*>(&address),
+           sizeof(address)) != 0) {
+    return ErrnoStatus(errno, "make the socket " + path);
+  }
+  return NotifyReceiver(path, std::move(fd));
+}
+
+NotifyReceiver::~NotifyReceiver() {
+  if (socket_) unlink(path_.c_str());
+}
+
+std::optional<NotifyReceiver::Datagram> NotifyReceiver::Receive() {
+  std::array<char, kMaxNotification> text;
+  alignas(cmsghdr) std::array<char, CMSG_SPACE(sizeof(ucred)) +
+                                        CMSG_SPACE(sizeof(int) * kMaxFds)>
+      control;
+  iovec data = {text.data(), text.size()};
+  msghdr header = {};
+  header.msg_iov = &data;
+  header.msg_iovlen = 1;
+  header.msg_control = control.data();
+  header.msg_controllen = control.size();
+  ssize_t got;
+  do {
+    got = recvmsg(socket_.get(), &header, MSG_CMSG_CLOEXEC | MSG_DONTWAIT);
+  } while (got < 0 && errno == EINTR);
+  if (got < 0) return std::nullopt;
+  Datagram datagram;
+  datagram.text.assign(text.data(), static_cast<size_t>(got));
+  for (cmsghdr* part = CMSG_FIRSTHDR(&header); part != nullptr;
+       part = CMSG_NXTHDR(&header, part)) {
+    TakeControl(*part, datagram);
+  }
+  datagram.whole = (header.msg_flags & (MSG_TRUNC | MSG_CTRUNC)) == 0;
+  return datagram;
+}
+
+}  // namespace sluice::daemon

@@ -1,0 +1,36 @@
+#include "daemon/keeper/restart_policy.h"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <csignal>
+#include <cstring>
+#include <utility>
+
+namespace sluice::daemon {
+
+std::string DaemonEnd::Text() const {
+  if (signal == 0) return fmt::format("exited with status {}", exit_code);
+  const char* name = sigabbrev_np(signal);
+  return fmt::format("was killed by signal {} (SIG{})", signal,
+                     name != nullptr ? name : "?");
+}
+
+RestartPolicy::Verdict RestartPolicy::Decide(const DaemonEnd& end, bool asked,
+                                             absl::Time now) {
+  const bool bad_input = end.signal == 0 && end.exit_code == kBadInput;
+  if (asked || bad_input) return {.exit = end.status(), .pause = {}};
+  deaths_.push_back(now);
+  while (now - deaths_.front() > kWindow) deaths_.pop_front();
+  if (deaths_.size() <= kFreeDeaths) {
+    slow_ = false;
+    return {.exit = {}, .pause = absl::ZeroDuration()};
+  }
+  // Doubled with each death too many; beyond a few it is the longest anyway.
+  const size_t extra = std::min<size_t>(deaths_.size() - kFreeDeaths - 1, 10);
+  return {.exit = {},
+          .pause = std::min(kLongestPause, kFirstPause * (1 << extra)),
+          .slower_now = !std::exchange(slow_, true)};
+}
+
+}  // namespace sluice::daemon

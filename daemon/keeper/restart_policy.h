@@ -1,0 +1,42 @@
+// What follows when the daemon ended; pure.
+#pragma once
+
+#include <deque>
+#include <optional>
+#include <string>
+
+#include "absl/time/time.h"
+
+namespace sluice::daemon {
+
+// How a process ended.
+struct DaemonEnd {
+  int exit_code = 0;
+  int signal = 0;  // 0: it exited
+  // As a shell has it: 128 and the signal.
+  int status() const { return signal != 0 ? 128 + signal : exit_code; }
+  std::string Text() const;  // "exited with status 2"
+};
+
+class RestartPolicy {
+ public:
+  static constexpr int kBadInput = 2;  // sluiced's exit status
+  static constexpr size_t kFreeDeaths = 5;
+  static constexpr absl::Duration kWindow = absl::Seconds(10);
+  static constexpr absl::Duration kFirstPause = absl::Milliseconds(50);
+  static constexpr absl::Duration kLongestPause = absl::Seconds(1);
+
+  struct Verdict {
+    std::optional<int> exit;  // end with it; absent: start again
+    absl::Duration pause;     // ... after this
+    bool slower_now = false;  // the first pause of a row: worth a word
+  };
+  // `asked`: the daemon was told to end by a signal that the keeper forwarded.
+  Verdict Decide(const DaemonEnd& end, bool asked, absl::Time now);
+
+ private:
+  std::deque<absl::Time> deaths_;  // within the window, oldest first
+  bool slow_ = false;
+};
+
+}  // namespace sluice::daemon

@@ -1,0 +1,362 @@
+// Real processes: sluiced-keeper, a daemon that only stores, peers of it.
+#include <signal.h>
+#include <sys/socket.h>
+#include <sys/stat.h>
+#include <sys/un.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <array>
+#include <cerrno>
+#include <cstdio>
+#include <cstring>
+#include <filesystem>
+#include <memory>
+#include <random>
+#include <string>
+#include <thread>
+#include <vector>
+
+#include "daemon/store/notify_socket.h"
+#include "gmock/gmock.h"
+#include "gtest/gtest.h"
+#include "proto/base/clock.h"
+#include "proto/base/status.h"
+#include "proto/base/unique_fd.h"
+#include "tests/support/child.h"
+#include "tests/support/status_matchers.h"
+#include "tests/support/temp_dir.h"
+
+namespace sluice::daemon {
+namespace {
+
+using sluice::testing::BinaryPath;
+using sluice::testing::Child;
+using sluice::testing::ChildResult;
+using sluice::testing::IsOk;
+using ::testing::HasSubstr;
+
+absl::Time Now() { return MonotonicClock().Now(); }
+void Sleep(absl::Duration time) {
+  std::this_thread::sleep_for(absl::ToChronoNanoseconds(time));
+}
+
+// Until `path` takes connections.
+UniqueFd Connect(const std::string& path) {
+  sockaddr_un address = {};
+  address.sun_family = AF_UNIX;
+  std::memcpy(address.sun_path, path.data(), path.size());
+  const absl::Time deadline = Now() + absl::Seconds(30);
+  while (Now() < deadline) {
+    UniqueFd fd(socket(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC, 0));
+    if (connect(fd.get(), reinterpret_cast<sockaddr*>(&address),
+                sizeof(address)) == 0) {
+      const timeval limit = {30, 0};
+      setsockopt(fd.get(), SOL_SOCKET, SO_RCVTIMEO, &limit, sizeof(limit));
+      return fd;
+    }
+    Sleep(absl::Milliseconds(2));
+  }
+  ADD_FAILURE() << "nobody listens at " << path;
+  return UniqueFd();
+}
+
+class Peer {
+ public:
+  explicit Peer(const std::string& path) : socket_(Connect(path)) {
+    greeting_ = Receive();
+  }
+
+  // Asks, and leaves the answer in the queue.
+  void Send(const std::string& question) {
+    ++tag_;
+    const std::string text = Tag() + question;
+    EXPECT_EQ(send(socket_.get(), text.data(), text.size(), MSG_NOSIGNAL),
+              static_cast<ssize_t>(text.size()));
+  }
+  // To the last question; what comes twice is passed over.
+  std::string Answer() {
+    while (true) {
+      const std::string text = Receive();
+      if (text.empty() || text.starts_with(Tag())) {
+        return text.substr(std::min(Tag().size(), text.size()));
+      }
+    }
+  }
+  std::string Ask(const std::string& question) {
+    Send(question);
+    return Answer();
+  }
+  const std::string& greeting() const { return greeting_; }
+
+ private:
+  std::string Tag() const { return std::to_string(tag_) + " "; }
+  // Empty: the other end closed, or nothing came within 30 s.
+  std::string Receive() {
+    std::array<char, 512> buffer;
+    const ssize_t got = recv(socket_.get(), buffer.data(), buffer.size(), 0);
+    EXPECT_GT(got, 0) << (got == 0 ? "an end" : std::strerror(errno));
+    return got > 0 ? std::string(buffer.data(), static_cast<size_t>(got)) : "";
+  }
+
+  UniqueFd socket_;
+  int tag_ = 0;
+  std::string greeting_;
+};
+
+class Keeper : public ::testing::Test {
+ protected:
+  void TearDown() override {
+    if (keeper_) End(SIGTERM);
+  }
+
+  std::vector<std::string> Command(
+      const std::vector<std::string>& more = {}) const {
+    std::vector<std::string> argv = {BinaryPath("sluiced-keeper"),
+                                     "--runtime-dir", folder_.path(),
+                                     "--program", BinaryPath("storing-daemon")};
+    argv.insert(argv.end(), more.begin(), more.end());
+    return argv;
+  }
+  void Start(const std::vector<std::string>& more = {}) {
+    keeper_ = Child::Spawn(Command(more));
+  }
+  ChildResult End(int signal) {
+    keeper_->Kill(signal);
+    const ChildResult result = keeper_->Join(absl::Seconds(20));
+    keeper_.reset();
+    return result;
+  }
+  std::string Socket() const { return folder_.File("test.sock"); }
+
+  static pid_t DaemonOf(Peer& peer) { return std::stoi(peer.Ask("pid")); }
+  // SIGKILL, and the next one answers.
+  static void KillDaemonOf(Peer& peer) { kill(DaemonOf(peer), SIGKILL); }
+
+  testing::TempDir folder_;
+  std::unique_ptr<Child> keeper_;
+};
+
+TEST_F(Keeper, NoPeerNoticesTwentyDeathsAtRandomMoments) {
+  Start();
+  std::vector<std::unique_ptr<Peer>> peers;
+  for (int i = 0; i < 8; ++i) {
+    peers.push_back(std::make_unique<Peer>(Socket()));
+    EXPECT_EQ(peers.back()->greeting(), "peer " + std::to_string(i));
+  }
+  constexpr unsigned kSeed = 7;
+  std::mt19937 random(kSeed);
+  for (int death = 0; death < 20; ++death) {
+    const pid_t daemon = DaemonOf(*peers[0]);
+    const auto moment = absl::Microseconds(random() % 3000);
+    std::thread killer([&] {
+      Sleep(moment);
+      kill(daemon, SIGKILL);
+    });
+    // Some before it dies, some while nobody is there.
+    for (int round = 0; round < 5; ++round) {
+      for (const auto& peer : peers) peer->Send("echo x");
+      for (const auto& peer : peers) EXPECT_EQ(peer->Answer(), "echo x");
+    }
+    killer.join();
+    for (const auto& peer : peers) peer->Send("echo y");
+    for (const auto& peer : peers) EXPECT_EQ(peer->Answer(), "echo y");
+  }
+  for (size_t i = 0; i < peers.size(); ++i) {
+    const std::string number = std::to_string(i);
+    EXPECT_EQ(peers[i]->Ask("text"), "text of " + number);
+    EXPECT_EQ(peers[i]->Ask("peer " + number), "lives");
+  }
+  EXPECT_EQ(peers[0]->Ask("count"), "24");
+}
+
+TEST_F(Keeper, APeerThatEndedMeanwhileShowsOnItsPidfd) {
+  Start();
+  Peer other(Socket());
+  const auto peer = Child::Fork([&] {
+    const Peer mine(Socket());
+    std::puts(mine.greeting().c_str());
+    std::fflush(stdout);
+    pause();
+  });
+  ASSERT_TRUE(peer->WaitForOutput("peer 1", absl::Seconds(10)));
+  KillDaemonOf(other);
+  EXPECT_EQ(other.Ask("peer 1"), "lives");
+  peer->Kill(SIGKILL);
+  peer->Join();
+  KillDaemonOf(other);
+  EXPECT_EQ(other.Ask("peer 1"), "ended");
+}
+
+TEST_F(Keeper, AThousandComeBackAndWhatWasRemovedDoesNot) {
+  Start();
+  Peer peer(Socket());
+  ASSERT_EQ(peer.Ask("fill 1000"), "filled");
+  std::vector<double> ms;
+  for (int i = 0; i < 4; ++i) {  // more than five are slowed down
+    const pid_t daemon = DaemonOf(peer);
+    const absl::Time before = Now();
+    kill(daemon, SIGKILL);
+    ASSERT_EQ(peer.Ask("count"), "1003");
+    ms.push_back(absl::ToDoubleMilliseconds(Now() - before));
+  }
+  std::sort(ms.begin(), ms.end());
+  std::printf(
+      "1,003 descriptors, SIGKILL to the first answer: median %.1f ms, "
+      "longest %.1f ms\n",
+      ms[ms.size() / 2], ms.back());
+  ASSERT_EQ(peer.Ask("drop"), "dropped");
+  KillDaemonOf(peer);
+  EXPECT_EQ(peer.Ask("count"), "3");
+  EXPECT_EQ(peer.Ask("has x-0"), "no");
+}
+
+TEST_F(Keeper, OnlyTheDaemonStores) {
+  Start();
+  Peer peer(Socket());
+  const auto socket = NotifySocket::Make(folder_.File("keeper.sock"));
+  ASSERT_THAT(socket, IsOk());
+  const absl::Time soon = Now() + absl::Seconds(5);
+  ASSERT_THAT((*socket)->Send("FDSTORE=1\nFDNAME=evil", soon, 0), IsOk());
+  ASSERT_THAT((*socket)->Send("FDSTOREREMOVE=1\nFDNAME=m-0", soon), IsOk());
+  // Refused, and so closed.
+  EXPECT_THAT((*socket)->Barrier(soon), IsOk());
+  KillDaemonOf(peer);
+  EXPECT_EQ(peer.Ask("has evil"), "no");
+  EXPECT_EQ(peer.Ask("text"), "text of 0");
+  EXPECT_THAT(End(SIGTERM).err, HasSubstr("is not the daemon"));
+}
+
+TEST_F(Keeper, HoldsNoMoreThanItWasTold) {
+  Start({"--max-descriptors", "10"});
+  Peer peer(Socket());
+  EXPECT_THAT(peer.Ask("fill 100"),
+              HasSubstr("the descriptor store is full: it holds 10 of 10"));
+  KillDaemonOf(peer);
+  EXPECT_EQ(peer.Ask("count"), "10");
+}
+
+TEST_F(Keeper, ASecondOneIsRefused) {
+  Start();
+  Peer peer(Socket());
+  const ChildResult second = Child::Spawn(Command())->Join();
+  EXPECT_EQ(second.exit_code, 2);
+  EXPECT_THAT(second.err, HasSubstr("error: another sluiced-keeper runs in"));
+  EXPECT_EQ(peer.Ask("echo x"), "echo x");
+}
+
+TEST_F(Keeper, CtrlCAndSigtermLeaveNothing) {
+  for (const int signal : {SIGINT, SIGTERM}) {
+    Start();
+    pid_t daemon = 0;
+    {
+      Peer peer(Socket());
+      daemon = DaemonOf(peer);
+      ASSERT_EQ(peer.Ask("fill 10"), "filled");
+      const ChildResult result = End(signal);
+      EXPECT_EQ(result.exit_code, 0) << result.err;
+      EXPECT_THAT(result.err, HasSubstr("13 descriptors are given up"));
+    }
+    EXPECT_EQ(kill(daemon, 0), -1);
+    EXPECT_TRUE(std::filesystem::is_empty(folder_.path()));
+  }
+}
+
+TEST_F(Keeper, ADaemonThatDoesNotEndIsKilled) {
+  Start();
+  Peer peer(Socket());
+  const pid_t daemon = DaemonOf(peer);
+  kill(daemon, SIGSTOP);
+  const ChildResult result = End(SIGTERM);
+  EXPECT_EQ(result.exit_code, 128 + SIGKILL);
+  EXPECT_THAT(result.err, HasSubstr("did not end within 5s: killed"));
+  EXPECT_EQ(kill(daemon, 0), -1);
+}
+
+// Also one that somebody else asked for: so a new binary is started.
+TEST_F(Keeper, AnEndThatWasNotForwardedIsADeath) {
+  Start();
+  Peer peer(Socket());
+  const pid_t first = DaemonOf(peer);
+  kill(first, SIGTERM);
+  peer.Send("pid");
+  EXPECT_NE(peer.Answer(), "");
+  EXPECT_EQ(peer.Ask("text"), "text of 0");
+  EXPECT_NE(DaemonOf(peer), first);
+  const std::string log = End(SIGTERM).err;
+  EXPECT_THAT(log, HasSubstr("exited with status 0; 3 descriptors are held"));
+}
+
+TEST_F(Keeper, BadInputOfTheDaemonIsHandedOn) {
+  Start({"--", "--refuse"});
+  const ChildResult result = keeper_->Join(absl::Seconds(10));
+  EXPECT_EQ(result.exit_code, 2);
+  EXPECT_THAT(result.err, HasSubstr("exited with status 2"));
+  EXPECT_TRUE(std::filesystem::is_empty(folder_.path()));
+}
+
+TEST_F(Keeper, ManyDeathsAreSlowedDownAndSaidOnce) {
+  Start({"--", "--die"});
+  Sleep(absl::Seconds(2));
+  const std::string log = End(SIGTERM).err;
+  const size_t said = log.find("from now on it is started again");
+  ASSERT_NE(said, log.npos) << log;
+  EXPECT_EQ(log.find("from now on", said + 1), log.npos) << log;
+  size_t starts = 0;
+  for (size_t at = 0; (at = log.find("started sluiced", at)) != log.npos; ++at)
+    ++starts;
+  EXPECT_GE(starts, 7);
+  EXPECT_LE(starts, 12) << log;
+}
+
+TEST_F(Keeper, WhatWasTypedWrongIsOneLine) {
+  const auto error = [&](const std::vector<std::string>& more) {
+    const ChildResult result = Child::Spawn(Command(more))->Join();
+    EXPECT_EQ(result.exit_code, 2) << result.err;
+    EXPECT_EQ(std::count(result.err.begin(), result.err.end(), '\n'), 1);
+    return result.err;
+  };
+  EXPECT_THAT(error({"--max-descriptors", "0"}), HasSubstr("must be from 1"));
+  EXPECT_THAT(error({"--max-descriptors", "1M"}), HasSubstr("must be from 1"));
+  EXPECT_THAT(error({"--max-descriptor", "9"}), HasSubstr("did you mean"));
+  const ChildResult none =
+      Child::Spawn({BinaryPath("sluiced-keeper"), "--runtime-dir",
+                    folder_.path(), "--program", "/nonexistent"})
+          ->Join();
+  EXPECT_EQ(none.exit_code, 2);
+  EXPECT_THAT(none.err, HasSubstr("cannot run /nonexistent"));
+}
+
+// The process that listens at `path`.
+pid_t ListenerAt(const std::string& path) {
+  const UniqueFd fd = Connect(path);
+  ucred who = {};
+  socklen_t size = sizeof(who);
+  getsockopt(fd.get(), SOL_SOCKET, SO_PEERCRED, &who, &size);
+  return who.pid;
+}
+
+TEST(KeeperOfSluiced, StartsItAgainAndEndsWithIt) {
+  const testing::TempDir folder;
+  const auto keeper =
+      Child::Spawn({BinaryPath("sluiced-keeper"), "--runtime-dir",
+                    folder.path(), "--", "--driver", "sim"});
+  const std::string socket = folder.File("session.sock");
+  const pid_t first = ListenerAt(socket);
+  ASSERT_GT(first, 0);
+  kill(first, SIGKILL);
+  pid_t second = first;
+  for (int i = 0; i < 1000 && second == first; ++i) {
+    Sleep(absl::Milliseconds(5));
+    second = ListenerAt(socket);
+  }
+  EXPECT_NE(second, first);
+  keeper->Kill(SIGTERM);
+  const ChildResult result = keeper->Join(absl::Seconds(10));
+  EXPECT_EQ(result.exit_code, 0) << result.err;
+  EXPECT_EQ(kill(second, 0), -1);
+  EXPECT_TRUE(std::filesystem::is_empty(folder.path()));
+}
+
+}  // namespace
+}  // namespace sluice::daemon
