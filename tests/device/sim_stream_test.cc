@@ -4,6 +4,7 @@
 #include <cstdio>
 #include <cstdlib>
 #include <functional>
+#include <thread>
 #include <vector>
 
 #include "proto/base/clock.h"
@@ -154,6 +155,67 @@ TEST_F(SimTest, WaitingOnTheComputeStreamCountsAsStall) {
   EXPECT_GE(counters.stall, absl::Milliseconds(48));
   EXPECT_EQ(counters.stream_synchronize + counters.event_synchronize, 0u);
   EXPECT_EQ(counters.copied_h2d, Bytes(5'000'000));
+}
+
+#ifndef SLUICE_POISON  // there every copy arrives late
+TEST_F(SimTest, WhatTakesNoTimeOnAnIdleStreamIsDoneAtOnce) {
+  ASSERT_THAT(node_->SetLinkSpeed("own", 0, 0), IsOk());
+  SLUICE_ASSERT_OK_AND_ASSIGN(const Stream stream,
+                              driver_->CreateStream(DeviceIndex(2)));
+  SLUICE_ASSERT_OK_AND_ASSIGN(const Event event, driver_->CreateEvent());
+  std::vector<std::byte> from(1 << 20, std::byte{1}), to(1 << 20);
+  ASSERT_THAT(driver_->CopyAsync(to.data(), from.data(), MiB(1), kH2D, stream),
+              IsOk());
+  EXPECT_EQ(to, from);
+  ASSERT_THAT(driver_->RecordEvent(event, stream), IsOk());
+  EXPECT_TRUE(driver_->QueryEvent(event).value());
+}
+#endif
+
+TEST_F(SimTest, WhatTakesTimeIsNotDoneByItsCaller) {
+  ASSERT_THAT(node_->SetLinkSpeed("own", 1e6, 0), IsOk());
+  SLUICE_ASSERT_OK_AND_ASSIGN(const Stream stream,
+                              driver_->CreateStream(DeviceIndex(2)));
+  SLUICE_ASSERT_OK_AND_ASSIGN(const Event event, driver_->CreateEvent());
+  std::vector<std::byte> from(200'000, std::byte{1}), to(200'000);
+  ASSERT_THAT(
+      driver_->CopyAsync(to.data(), from.data(), Bytes(200'000), kH2D, stream),
+      IsOk());
+  // Nor is what comes behind it, though by then it takes none.
+  ASSERT_THAT(node_->SetLinkSpeed("own", 0, 0), IsOk());
+  std::byte last = {};
+  ASSERT_THAT(driver_->CopyAsync(&last, &to.back(), Bytes(1), kH2D, stream),
+              IsOk());
+  ASSERT_THAT(driver_->RecordEvent(event, stream), IsOk());
+  EXPECT_FALSE(driver_->QueryEvent(event).value());
+  EXPECT_THAT(driver_->SynchronizeEvent(event), IsOk());
+  EXPECT_EQ(last, std::byte{1});
+}
+
+// Small ones, which an idle stream makes at once, and large ones, which its
+// thread makes, by two threads in turns.
+TEST_F(SimTest, CopiesOfOneStreamStayInOrderWhoeverMakesThem) {
+  ASSERT_THAT(node_->SetLinkSpeed("own", 0, 0), IsOk());
+  SLUICE_ASSERT_OK_AND_ASSIGN(const Stream stream,
+                              driver_->CreateStream(DeviceIndex(2)));
+  const std::vector<std::byte> one(2 << 20, std::byte{1});
+  const std::vector<std::byte> two(2 << 20, std::byte{2});
+  std::vector<std::byte> to(2 << 20);
+  for (int round = 0; round < 200; ++round) {
+    const Bytes first = round % 3 == 0 ? MiB(2) : KiB(4);
+    const Bytes second = round % 2 == 0 ? MiB(2) : KiB(4);
+    std::jthread([&] {
+      EXPECT_THAT(
+          driver_->CopyAsync(to.data(), one.data(), first, kH2D, stream),
+          IsOk());
+    }).join();
+    EXPECT_THAT(driver_->CopyAsync(to.data(), two.data(), second, kH2D, stream),
+                IsOk());
+    ASSERT_THAT(driver_->SynchronizeStream(stream), IsOk());
+    ASSERT_EQ(to[0], std::byte{2});
+    ASSERT_EQ(to[second.size() - 1], std::byte{2});
+    ASSERT_EQ(to[first.size() - 1], std::byte(first > second ? 1 : 2));
+  }
 }
 
 TEST_F(SimTest, AFailedCopyIsReportedByEveryLaterCallAndBlocksNobody) {

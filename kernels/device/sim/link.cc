@@ -59,6 +59,13 @@ int64_t BookLink(double bytes_per_second, std::atomic<int64_t>& next_free_ns,
   return end;
 }
 
+bool IsThrottled(const NodeMapping& node, DeviceIndex gpu,
+                 CopyDirection direction) {
+  const SharedState& state = node.state();
+  const uint32_t link = state.gpus[gpu.value()].link % kSimMaxLinks;
+  return state.links[link].bytes_per_second[static_cast<int>(direction)] != 0;
+}
+
 absl::Status CopyOverLink(const NodeMapping& node, DeviceIndex gpu,
                           std::byte* to, const std::byte* from, Bytes size,
                           CopyDirection direction, int64_t& ready_ns) {
@@ -73,7 +80,7 @@ absl::Status CopyOverLink(const NodeMapping& node, DeviceIndex gpu,
     ready_ns = std::max(ready_ns, now - kMaxCatchUpNs);
     ready_ns = BookLink(speed, node.clocks().links[link].next_free_ns[d], slice,
                         ready_ns, now);
-    SleepUntil(ready_ns);
+    if (ready_ns > now) SleepUntil(ready_ns);
     std::memcpy(to + done.size(), from + done.size(), slice.size());
     done += slice;
   }

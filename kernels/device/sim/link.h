@@ -43,6 +43,10 @@ inline constexpr int64_t kMostBookings = 64;
 int64_t BookLink(double bytes_per_second, std::atomic<int64_t>& next_free_ns,
                  Bytes size, int64_t ready_ns, int64_t now_ns);
 
+// Do copies over the GPU's link take any time?
+bool IsThrottled(const NodeMapping& node, DeviceIndex gpu,
+                 CopyDirection direction);
+
 // Copies at the link's speed. `ready_ns`: when the copy could start, on
 // return when it ended, in virtual time. Unavailable: the GPU was lost.
 absl::Status CopyOverLink(const NodeMapping& node, DeviceIndex gpu,

@@ -14,6 +14,12 @@ namespace {
 // The default 50 us of timer slack would be added to every event.
 constexpr unsigned long kTimerSlackNs = 5'000;
 
+#ifdef SLUICE_POISON
+constexpr bool kArrivesLate = true;
+#else
+constexpr bool kArrivesLate = false;
+#endif
+
 }  // namespace
 
 SimStream::SimStream(const NodeMapping* node, DeviceIndex gpu)
@@ -34,10 +40,18 @@ absl::Status SimStream::status() const {
 }
 
 void SimStream::Copy(const CopyOperation& copy) {
-  Push({Operation::Kind::kCopy, MonotonicNs(), copy, nullptr});
+  const Operation operation = {Operation::Kind::kCopy, MonotonicNs(), copy,
+                               nullptr};
+  if (!IsInstant(copy) || !TryBegin()) return Push(operation);
+  Execute(operation);
+  Finish();
 }
 
 void SimStream::Record(std::shared_ptr<Completion> completion) {
+  if (TryBegin()) {
+    completion->Finish();
+    return Finish();
+  }
   Push({Operation::Kind::kRecord, MonotonicNs(), {}, std::move(completion)});
 }
 
@@ -53,21 +67,42 @@ void SimStream::Push(Operation operation) {
   changed_.NotifyOne();
 }
 
+bool SimStream::IsInstant(const CopyOperation& copy) const {
+  return !kArrivesLate && copy.size <= kMostAtOnce &&
+         !IsThrottled(*node_, gpu_, copy.direction);
+}
+
+bool SimStream::TryBegin() {
+  const MutexLock lock(mutex_);
+  if (executing_ || !queue_.empty()) return false;
+  return executing_ = true;
+}
+
+void SimStream::Finish() {
+  const MutexLock lock(mutex_);
+  executing_ = false;
+  // The thread may have been told of it in between, and waits again.
+  if (!queue_.empty()) changed_.NotifyOne();
+}
+
 void SimStream::Run() {
   pthread_setname_np(pthread_self(), "sim-stream");
   prctl(PR_SET_TIMERSLACK, kTimerSlackNs);
   Operation operation;
-  while (Next(operation)) Execute(operation);
+  while (Next(operation)) {
+    Execute(operation);
+    Finish();
+  }
 }
 
 // False when the stream is destroyed and all is done.
 bool SimStream::Next(Operation& operation) {
   const MutexLock lock(mutex_);
-  while (!stopping_ && queue_.empty()) changed_.Wait(mutex_);
+  while (executing_ || (!stopping_ && queue_.empty())) changed_.Wait(mutex_);
   if (queue_.empty()) return false;
   operation = std::move(queue_.front());
   queue_.pop_front();
-  return true;
+  return executing_ = true;
 }
 
 void SimStream::Execute(const Operation& operation) {

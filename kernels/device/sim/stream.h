@@ -1,4 +1,9 @@
 // A simulated copy stream: one thread that runs its operations in order.
+//
+// What needs neither time nor waiting on a stream that has nothing to do is
+// done by the caller: events, and copies of up to kMostAtOnce over a link that
+// is not throttled. To wake a thread for them costs more CPU than they do. Not
+// in builds that poison: there every copy arrives later than it was asked for.
 #pragma once
 
 #include <atomic>
@@ -37,6 +42,8 @@ struct CopyOperation {
   CopyDirection direction = CopyDirection::kHostToDevice;
 };
 
+inline constexpr Bytes kMostAtOnce = MiB(1);
+
 // Thread safety: thread-safe. The destructor finishes what is enqueued.
 class SimStream {
  public:
@@ -63,6 +70,11 @@ class SimStream {
   };
 
   void Push(Operation operation);
+  // Whether an idle stream takes no time for it.
+  bool IsInstant(const CopyOperation& copy) const;
+  // Takes the stream for the caller, where it is idle; Finish gives it back.
+  bool TryBegin();
+  void Finish();
   void Run();
   bool Next(Operation& operation);
   void Execute(const Operation& operation);
@@ -70,10 +82,11 @@ class SimStream {
 
   const NodeMapping* const node_;
   const DeviceIndex gpu_;
-  int64_t ready_ns_ = 0;  // the thread's: virtual time reached by the stream
+  int64_t ready_ns_ = 0;  // virtual time reached; of who executes
   mutable Mutex mutex_;
   CondVar changed_;
   std::deque<Operation> queue_ ABSL_GUARDED_BY(mutex_);
+  bool executing_ ABSL_GUARDED_BY(mutex_) = false;  // somebody does
   bool stopping_ ABSL_GUARDED_BY(mutex_) = false;
   absl::Status status_ ABSL_GUARDED_BY(mutex_);
   std::thread thread_;  // last: it uses all of the above
