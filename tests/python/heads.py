@@ -8,12 +8,12 @@ from models import SIZES, Run, batch
 from torch import nn
 
 
-def tiny_with(head: str) -> nn.Module:
+def tiny_with(head: str, dropout: float = 0.0) -> nn.Module:
     """A Llama with a head of transformers: "SequenceClassification", …"""
     torch.manual_seed(0)
     return getattr(transformers, f"AutoModelFor{head}").from_config(
         transformers.LlamaConfig(**SIZES, num_labels=3,
-                                 classifier_dropout=0.0),
+                                 classifier_dropout=dropout),
         attn_implementation="eager").train()
 
 
@@ -36,6 +36,10 @@ HEADS = {
         "SequenceClassification", {**padded_left(), **CLASSES}),
     "scores that somebody makes a loss of": (
         "SequenceClassification", padded()),
+    # Neither padding nor the row that answers for it has a label.
+    "a class for each token, padding on the left": ("TokenClassification", {
+        **padded_left(), "labels": (batch()["input_ids"] % 3).where(
+            padded_left()["attention_mask"].bool(), torch.tensor(-100))}),
     "a class for each token": ("TokenClassification", {
         **padded(), "labels": batch()["input_ids"] % 3}),
     "an answer that begins and ends": ("QuestionAnswering", {

@@ -6,8 +6,9 @@ import copy
 
 import pytest
 import sluice
-from heads import HEADS, graded, tiny_with
-from models import assert_same
+import torch
+from heads import HEADS, graded, padded_left, tiny_with
+from models import assert_same, tiny
 
 
 @pytest.mark.parametrize("hidden", ["device", "host"])
@@ -23,3 +24,45 @@ def test_gradients_are_the_models_own(session, name, hidden):
                            check="always", hidden=hidden)
     assert_same(graded(model, inputs), *twins)
     assert stream.stats().blocks > 0 and stream.stats().host_bytes == 0
+
+
+@pytest.mark.parametrize("name", ["a class for each token",
+                                  "an answer that begins and ends"])
+def test_rows_of_padding_that_a_head_counts_are_refused(session, name, capfd):
+    """The model's own eager attention makes something else of them."""
+    head, inputs = HEADS[name]
+    inputs = {**inputs, "attention_mask": padded_left()["attention_mask"]}
+    model = tiny_with(head)
+    losses = []
+    for attention in ("eager", "sdpa"):
+        model.set_attn_implementation(attention)
+        twin = copy.deepcopy(model)
+        losses.append(graded(twin, inputs).loss)
+        stream = sluice.stream(model, session=session, chunk=16)
+        if attention == "eager":
+            with pytest.raises(sluice.Unsupported,
+                               match="a loss that counts rows.* padding"):
+                graded(model, inputs)
+            with torch.no_grad():
+                model(**inputs)
+                model(**inputs)
+            assert capfd.readouterr().err.count("padding on the left") == 1
+        else:
+            got = graded(model, inputs)
+            assert abs(got.loss - losses[-1]) < 1e-5 * losses[-1]
+        stream.unstream()
+    assert abs(losses[0] - losses[1]) > 1e-5
+
+
+def test_a_loss_of_ones_own_that_counts_rows_of_padding_is_refused(session):
+    model = tiny().train()
+    sluice.stream(model, session=session, chunk=16, quiet=True)
+    inputs = padded_left()
+    counts = inputs["attention_mask"].clone()
+    for first in (1, 0):  # of the rows that count
+        logits = model(**inputs).logits.logsumexp(-1)
+        if first:
+            (logits * counts).sum().backward()
+            continue
+        with pytest.raises(sluice.Unsupported, match="attn_implementation"):
+            logits.sum().backward()

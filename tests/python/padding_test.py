@@ -64,20 +64,31 @@ def test_hidden_states_in_the_host(session, kind, changes):
                 unstreamed(model, inputs))
 
 
+@pytest.mark.parametrize("left, right", [(LEFT, (0, 0)), ((0, 0), RIGHT),
+                                         (LEFT, RIGHT)])
 def test_positions_counted_from_the_mask_and_hidden_states_in_the_host(
-        session):
-    """Those of a chunk cannot be counted; padding on the right is only
-    counted after what matters."""
-    model = tiny(KINDS["learned positions, counted from the mask"][0],
-                 **KINDS["learned positions, counted from the mask"][1])
-    stream = sluice.stream(model, session=session, chunk=16, hidden="host",
-                           **ALWAYS)
-    with pytest.raises(sluice.Unsupported, match="padding on the left with"):
-        run(model, padded())
-    stream.unstream()
-    inputs = padded(left=(0, 0), right=RIGHT)
+        session, left, right):
+    """Those of a chunk cannot be counted: they are counted before, as the
+    model is found to do it."""
+    kind, changes = KINDS["learned positions, counted from the mask"]
+    model, inputs = tiny(kind, **changes), padded(left, right)
     assert_same(streamed(model, session, inputs, **ALWAYS, hidden="host"),
                 unstreamed(model, inputs), unstreamed(model, inputs, "sdpa"))
+
+
+@pytest.mark.parametrize("hidden", ["device", "host"])
+@pytest.mark.parametrize("name", [
+    "grouped", "learned positions", "learned positions, counted from the mask",
+    "written out"])
+def test_padding_on_the_right_whose_labels_count(session, name, hidden):
+    """Its rows see keys, and have positions: forgotten labels are the
+    model's own business."""
+    kind, changes = KINDS[name]
+    model, inputs = tiny(kind, **changes), padded((0, 0), RIGHT)
+    inputs["labels"] = inputs["input_ids"]
+    assert_same(streamed(model, session, inputs, **ALWAYS, hidden=hidden),
+                unstreamed(model, inputs), unstreamed(model, inputs, "sdpa")
+                if kind == "opt" else None)
 
 
 def test_positions_that_begin_behind_the_padding(session):

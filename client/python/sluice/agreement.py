@@ -16,6 +16,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from sluice.errors import Error, Status
+from sluice.randomness import RandomState
 from sluice.ranks import Ranks
 
 # What is told apart in the error; all else is "another argument". Always as
@@ -26,8 +27,9 @@ INPUTS = ("input_ids", "hidden_states", "position_ids", "attention_mask",
 
 
 def agree(ranks: Ranks, device: torch.device, settings: Mapping[str, Any],
-          given: Mapping[str, Any]) -> None:
-    """Raises `Error` on all ranks where one differs; a collective.
+          given: Mapping[str, Any]) -> int:
+    """A seed that is the same on all ranks, made of one's random state.
+    Raises `Error` on all ranks where they differ; a collective.
 
     Args:
       settings: plain values, of SETTINGS.
@@ -43,6 +45,8 @@ def agree(ranks: Ranks, device: torch.device, settings: Mapping[str, Any],
                        for name in sorted(given)
                        if name not in INPUTS and given[name] is not None),
                       torch.zeros((), dtype=torch.int64, device=device)))
+    names.append("")  # their random states may differ
+    hashes.append(RandomState(device).number())
     own = torch.stack([h if isinstance(h, Tensor) else torch.tensor(
         h, device=device) for h in hashes])
     most = torch.stack([own, ~own])
@@ -50,7 +54,7 @@ def agree(ranks: Ranks, device: torch.device, settings: Mapping[str, Any],
     ranks.wait(dist.all_reduce(most, dist.ReduceOp.MAX, group=ranks.group,
                                async_op=True), device)
     differ = (most[0] != ~most[1]).tolist()
-    wrong = [name for name, differs in zip(names, differ) if differs]
+    wrong = [name for name, differs in zip(names, differ) if differs and name]
     if wrong:
         shown = {name: settings[name] for name in wrong if name in settings}
         raise Error(Status.INVALID_ARGUMENT, (
@@ -60,6 +64,7 @@ def agree(ranks: Ranks, device: torch.device, settings: Mapping[str, Any],
             ": give each of them the same whole rows and the same settings; "
             "sluice deals sequences to the ranks, and sluice.same_rows() makes "
             "of a loader one that gives all ranks the same"))
+    return int(most[0, -1])
 
 
 def _of(value: Any, device: torch.device) -> Tensor:

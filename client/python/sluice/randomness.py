@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import zlib
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
 import torch
 from torch import Tensor
@@ -29,6 +29,10 @@ class RandomState:
         torch.set_rng_state(self._cpu)
         if self._own is not None:
             _module(self._device).set_rng_state(self._own, self._device)
+
+    def number(self) -> int:
+        """32 bits of it."""
+        return zlib.crc32(bytes(self._cpu.tolist()))
 
     def moved(self) -> bool:
         """Whether anything was drawn since this was taken."""
@@ -52,17 +56,30 @@ def apart(rank: int, device: torch.device) -> Iterator[None]:
     have been seeded alike. Outside, what is drawn next is another number if
     some were drawn inside, the same on ranks that were the same before."""
     before = RandomState(device)
-    _seed(zlib.crc32(bytes(before._cpu.tolist())) * 4096 + rank, device)
+    _seed(before.number() * 4096 + rank, device)
     began = RandomState(device)
     try:
         yield
     finally:
-        moved = began.moved()
-        before.restore()
-        if moved:
-            torch.rand(())
-            if _has_own(device):
-                torch.rand((), device=device)
+        _leave(before, began, device)
+
+
+@contextlib.contextmanager
+def rejoined() -> Iterator[Callable[[int, torch.device], None]]:
+    """Inside, ranks that call what this yields with the same seed draw the
+    same numbers from there on. Outside as with `apart`."""
+    left: list[tuple[RandomState, RandomState, torch.device]] = []
+
+    def begin(seed: int, device: torch.device) -> None:
+        before = RandomState(device)
+        _seed(seed, device)
+        left.append((before, RandomState(device), device))
+
+    try:
+        yield begin
+    finally:
+        while left:
+            _leave(*left.pop())
 
 
 class Still(TorchDispatchMode):
@@ -89,6 +106,16 @@ _CONSTANTS = {
     "normal_": 0.3, "normal": 0.3, "exponential_": 1.0, "exponential": 1.0,
     "randint": 0, "randint_like": 0, "multinomial": "likeliest",
 }
+
+
+def _leave(before: RandomState, began: RandomState,
+           device: torch.device) -> None:
+    moved = began.moved()
+    before.restore()
+    if moved:
+        torch.rand(())
+        if _has_own(device):
+            torch.rand((), device=device)
 
 
 def _has_own(device: torch.device) -> bool:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 import threading
-from collections.abc import Mapping, MutableMapping
+from collections.abc import Callable, Mapping, MutableMapping
 from dataclasses import dataclass
 from typing import Any, Literal
 from weakref import WeakKeyDictionary
@@ -75,6 +75,8 @@ class Stream:
         self.has_labels = False
         self.all_rows = False
         self.needs_all: str | None = None
+        # With all rows: has ranks draw the same from there on.
+        self.rejoin: Callable[[int, torch.device], None] | None = None
         self.in_causal = False
         self.returns_tuple: dict[nn.Module, bool] = {}  # found by the probe
         self.attended: set[tuple[int, int, int, int]] = set()  # see Step
@@ -152,11 +154,12 @@ class Stream:
         """Shorter sequences are run by the model itself, whole."""
         return max(1, self.min_tokens, self.ranks.size if self.ranks else 1)
 
-    def agree(self, call: str, x: Tensor, given: Mapping[str, Any]) -> None:
-        """Raises `Error` where ranks of the group have other rows `x`
-        [B, S, ...], arguments or settings; a collective with a group."""
-        if self.ranks is not None:
-            agreement.agree(self.ranks, x.device, {
+    def agree(self, call: str, x: Tensor, given: Mapping[str, Any]) -> int:
+        """A seed that all ranks of the group have. Raises `Error` where they
+        have other rows `x` [B, S, ...], arguments or settings; a collective
+        with a group."""
+        return 0 if self.ranks is None else agreement.agree(
+            self.ranks, x.device, {
                 "call": call, "chunk": self.chunk, "length": x.shape[1],
                 "min_tokens": self.min_tokens}, given)
 

@@ -55,6 +55,9 @@ class Ends:
         self.first = self.last = adapter.layers[0]  # as they are called
         # Positions 0, 1, … must be said where the caller does not.
         self.says_positions = False
+        # Where a mask has zeros and the caller says no positions: how those
+        # are counted that must be said.
+        self.counts: Callable[[Tensor], Tensor] | None = None
         # Of _ROWS what may be cut, and LEFT where a mask may have that.
         self.takes = {"input_ids"}
         self.together = 1  # chunks for one end, on the device
@@ -75,6 +78,7 @@ class Ends:
                 raise Unsupported(type(self.decoder).__name__, f"{why} with "
                                   'hidden="host"', _DEVICE)
             return own(*args, **kwargs)
+        given = self.with_positions(given)
         ended = None
         with contextlib.ExitStack() as stack:
             self._enter(stack, self._first(step, given))
@@ -91,6 +95,14 @@ class Ends:
             raise Unsupported(type(self.decoder).__name__, "a forward that "
                               "leaves its last layer out", _DEVICE)
         return out
+
+    def with_positions(self, given: dict[str, Any]) -> dict[str, Any]:
+        """Those that the decoder counts by the whole mask, of which a chunk
+        of rows has only its own part."""
+        mask = given.get("attention_mask")
+        if self.counts is None or mask is None or "position_ids" in given:
+            return given
+        return {**given, "position_ids": self.counts(mask.long())}
 
     def _enter(self, stack: contextlib.ExitStack, x: Tensor) -> None:
         """The first layer is called with x, and the embedding makes nothing:

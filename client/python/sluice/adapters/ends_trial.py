@@ -25,7 +25,7 @@ from sluice.replay import (Buffers, Snapshot, distinct, leaves, slots,
 from sluice.setting import unchanged
 from sluice.step import chunks_of
 from sluice.trial import weights
-from sluice.adapters import routers
+from sluice.adapters import padded, routers
 from sluice.adapters.ends import LEFT
 from sluice.adapters.ends_calls import FirstCall, LastCall
 from sluice.adapters.part import Part
@@ -155,11 +155,10 @@ def _with_parts(ends: Ends, called: list[nn.Module]) -> list[nn.Module]:
 
 
 def _first_is_same(ends: Ends, given: dict[str, Any], x: Tensor) -> bool:
-    """But for rows of padding, whose positions may be any."""
+    given = ends.with_positions(given)
     with torch.no_grad():
         parts = [ends.x_of(given, rows) for rows in _chunks(x)]
-    real = given.get("attention_mask", torch.ones_like(given["input_ids"]))
-    return _near(torch.cat(parts, 1) * real[..., None], x * real[..., None])
+    return _near(torch.cat(parts, 1), x)
 
 
 def _last_is_same(ends: Ends, given: dict[str, Any], seen: _Seen) -> bool:
@@ -172,25 +171,35 @@ def _last_is_same(ends: Ends, given: dict[str, Any], seen: _Seen) -> bool:
 
 def _try_arguments(ends: Ends, ids: Tensor) -> None:
     """Which other arguments may be cut: positions of documents, and masks
-    that have padding on the right, or on the left."""
+    that have padding on the right, or on the left, if need be with positions
+    that are counted by them."""
     positions = torch.arange(ids.shape[1], device=ids.device).expand_as(ids)
     right, left = torch.ones_like(ids), torch.ones_like(ids)
     right[1, -9:] = left[1, :9] = 0
-    for what, name, value in (("position_ids", "position_ids", positions % 31),
-                              ("attention_mask", "attention_mask", right),
-                              (LEFT, "attention_mask", left)):
-        given = {"input_ids": ids, "use_cache": False, name: value}
-        said = ends.says_positions
-        try:
-            # As the decoder by itself does, which is told no positions.
-            ends.says_positions = False
-            with torch.no_grad():
-                plain = ends.x_of(given, range(ids.shape[1]))
-            ends.says_positions = said
-            if _first_is_same(ends, given, plain):
-                ends.takes.add(what)
-        except Exception:  # it has no such argument, say
-            ends.says_positions = said
+    _try_argument(ends, ids, "position_ids", "position_ids", positions % 31)
+    for ends.counts in (None, *padded.COUNTS):
+        _try_argument(ends, ids, "attention_mask", "attention_mask", right)
+        _try_argument(ends, ids, LEFT, "attention_mask", left)
+        if "attention_mask" in ends.takes:
+            return
+        ends.takes.discard(LEFT)
+    ends.counts = None
+
+
+def _try_argument(ends: Ends, ids: Tensor, what: str, name: str,
+                  value: Tensor) -> None:
+    given = {"input_ids": ids, "use_cache": False, name: value}
+    said = ends.says_positions
+    try:
+        # As the decoder by itself does, which is told no positions.
+        ends.says_positions = False
+        with torch.no_grad():
+            plain = ends.x_of(given, range(ids.shape[1]))
+        ends.says_positions = said
+        if _first_is_same(ends, given, plain):
+            ends.takes.add(what)
+    except Exception:  # it has no such argument, say
+        ends.says_positions = said
 
 
 def _gradients_are_same(ends: Ends, given: dict[str, Any],

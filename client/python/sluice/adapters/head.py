@@ -118,7 +118,8 @@ class Head:
             out = shared.whole(self.stream, given, functools.partial(
                 self.own, *args, **kwargs), self._foreign)
             if current() is None:
-                self._check_blind(_shifted(given))
+                padded.check_whole(self.stream, self._ends.adapter,
+                                   _shifted(given), IGNORED, self._foreign)
             return out
 
         return forward
@@ -153,7 +154,8 @@ class Head:
         with (self._ends.leaving() if self._base is self.decoder else
               contextlib.nullcontext([])) as left:
             out = self._of_base({**given, "use_cache": False})
-        self._check_blind(shifted)
+        padded.check_labels(self.stream.blind, shifted, IGNORED,
+                            self._ends.adapter)
         vocabulary = self.causal.get_output_embeddings().weight.shape[0]
         loss = shared.loss(self.stream, functools.partial(
             self.loss, left=left[0] if left else None), out[0], shifted, count)
@@ -174,12 +176,6 @@ class Head:
             except Recorded:
                 pass
         return base.output
-
-    def _check_blind(self, shifted: Tensor | None) -> None:
-        """Raises `Unsupported` where the loss counts what a row answers that
-        saw no key, and the model itself would answer something else."""
-        padded.check_labels(self.stream.blind, shifted, IGNORED,
-                            self._ends.adapter)
 
     def loss(self, hidden: Tensor, shifted: Tensor, count: Tensor | int,
              chunk: int | None = None, left: Left | None = None) -> Tensor:

@@ -213,7 +213,7 @@ class Adapter:
                 return own(*args, **kwargs)
             self._held.check()
             x = wanted.input_of(given)
-            stream.agree("the decoder", x, given)
+            seed = stream.agree("the decoder", x, given)
             if x.shape[1] < stream.least_rows:
                 return own(*args, **kwargs)
             wanted.refuse_call(self_, given)
@@ -237,8 +237,12 @@ class Adapter:
                     step.ranks is None) else self.dealing.forward(step, given)
             stream.ended(step)
             out = routers.answered(stream, step, out, x.shape)
-            return shared.with_all_rows(stream, out, x.shape[1]) if (
-                stream.all_rows and stream.own_rows is not None) else out
+            if stream.all_rows and stream.own_rows is not None:
+                out = shared.with_all_rows(stream, out, x.shape[1])
+                stream.rejoin(seed, x.device)
+            padded.watch(self, step, stream.blind if stream.blind is None else
+                         shared.own_rows(stream, stream.blind), out[0])
+            return out
 
         return forward
 

@@ -9,15 +9,28 @@ it, those of later tokens too: where a label asks for that, it is refused.
 """
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
 
 from sluice.errors import Unsupported
+from sluice.hidden import is_stand_in
 
 if TYPE_CHECKING:
+    from sluice.step import Step
+    from sluice.streaming import Stream
     from sluice.adapters.hf import Adapter
+
+
+# How models that are told no positions count them by a mask [B, S]. Which of
+# them one does is found by running it (`ends_trial`).
+COUNTS: tuple[Callable[[Tensor], Tensor], ...] = (
+    lambda mask: mask.cumsum(1) * mask - 1,
+    lambda mask: (mask.cumsum(1) - 1).masked_fill(mask == 0, 1),
+    lambda mask: (mask.cumsum(1) - 1).clamp(min=0),
+)
 
 
 def rows(mask: Tensor | None) -> Tensor | None:
@@ -27,22 +40,62 @@ def rows(mask: Tensor | None) -> Tensor | None:
     return ~mask.to(torch.bool)
 
 
+def answers_as_torch(adapter: Adapter) -> bool:
+    """Whether rows that see no key have attention 0 in the model itself."""
+    return adapter.way == "registry" and (
+        adapter.decoder.config._attn_implementation == "sdpa")
+
+
 def check_labels(blind: Tensor | None, shifted: Tensor | None, ignored: int,
                  adapter: Adapter) -> None:
     """Raises `Unsupported` where a row [B or 1, S] of `blind` has a label
     [B, S] and the model's own attention makes something else of such rows."""
     if blind is None or shifted is None or shifted.shape[-1] != (
-            blind.shape[-1]):
-        return
-    if adapter.way == "registry" and (
-            adapter.decoder.config._attn_implementation == "sdpa"):
+            blind.shape[-1]) or answers_as_torch(adapter):
         return
     if bool((blind.to(shifted.device) & (shifted != ignored)).any()):
-        raise Unsupported(
-            adapter.name, "labels of rows that attend to no key: the first "
-            "token after padding on the left is one", "set the labels of "
-            f"padding and of the first token after it to {ignored}, or load "
-            "the model with attn_implementation='sdpa'")
+        raise _counted(adapter, "labels of")
 
 
-__all__ = ["check_labels", "rows"]
+def watch(adapter: Adapter, step: Step, blind: Tensor | None, hidden: Tensor
+          ) -> None:
+    """Whoever makes a loss of the decoder's answer [B, S, H] may count such
+    rows, which only its gradient says: raises `Unsupported` in backward."""
+    if blind is None or not hidden.requires_grad or is_stand_in(hidden) or (
+            hidden.shape[1] != blind.shape[-1]) or answers_as_torch(adapter):
+        return
+
+    def check(gradient: Tensor) -> None:
+        # A loss that has overflown counts every row.
+        rows = (gradient.isfinite() & (gradient != 0)).any(-1)
+        with step.telling():
+            if bool((rows & blind.to(rows.device)).any()):
+                raise _counted(adapter, "a loss that counts")
+
+    hidden.register_hook(check)
+
+
+def check_whole(stream: Stream, adapter: Adapter, shifted: Tensor | None,
+                ignored: int, foreign: bool) -> None:
+    """After a call whose head and loss ran whole. Of a head that is not a
+    language model's the gradient says which rows it has counted."""
+    if not foreign:
+        check_labels(stream.blind, shifted, ignored, adapter)
+    elif stream.blind is not None and not torch.is_grad_enabled() and (
+            not answers_as_torch(adapter)):
+        stream.say_once(
+            "rows of padding on the left, which attend to no key, answer as "
+            "with attn_implementation='sdpa' here: a loss that counts them is "
+            "another one than the model's")
+
+
+def _counted(adapter: Adapter, what: str) -> Unsupported:
+    return Unsupported(
+        adapter.name, f"{what} rows that attend to no key: the first token "
+        "after padding on the left is answered by one", "set the labels of "
+        "padding and of the first token after it to -100 (in a loss of your "
+        "own leave such rows out), or load the model with "
+        "attn_implementation='sdpa'")
+
+
+__all__ = ["COUNTS", "check_labels", "check_whole", "rows", "watch"]

@@ -6,6 +6,8 @@ from typing import TYPE_CHECKING, Any
 
 from torch import Tensor
 
+from sluice import randomness
+
 if TYPE_CHECKING:
     from sluice.streaming import Stream
 
@@ -39,7 +41,8 @@ def whole(stream: Stream, given: dict[str, Any], own: Callable[[], Any],
           foreign: bool) -> Any:
     """The model's own forward where it does not run by rows. With labels, or
     where it is `foreign`, so that nothing is known of it, the decoder gives it
-    all rows: its loss is the same on every rank."""
+    all rows: its loss is the same on every rank, which draw the same random
+    numbers behind the decoder."""
     kept = given.get("logits_to_keep", 0)
     if not (isinstance(kept, int) and kept == 0):
         stream.needs_all = "logits_to_keep"
@@ -47,10 +50,11 @@ def whole(stream: Stream, given: dict[str, Any], own: Callable[[], Any],
         given.get(name) is not None for name in ("labels", "shift_labels"))
     stream.all_rows = foreign or stream.has_labels
     try:
-        return own()
+        with randomness.rejoined() as stream.rejoin:
+            return own()
     finally:
         stream.needs_all, stream.all_rows = None, False
-        stream.has_labels = False
+        stream.has_labels, stream.rejoin = False, None
 
 
 def with_all_rows(stream: Stream, answer: Any, length: int) -> Any:
