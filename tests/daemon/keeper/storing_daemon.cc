@@ -171,7 +171,8 @@ class StoringDaemon {
       if (kept_.contains(name)) continue;
       const absl::Status put =
           Keep(name, UniqueFd(memfd_create("x", MFD_CLOEXEC)));
-      if (!put.ok()) return std::string(put.message());
+      if (put.ok()) continue;
+      return Flush().ok() ? std::string(put.message()) : "not flushed";
     }
     return Flush().ok() ? "filled" : "not flushed";
   }
