@@ -1,0 +1,154 @@
+#!/usr/bin/env python3
+"""The store as systemd has it: systemd_test.py STORING_DAEMON
+
+Boots a systemd of its own in namespaces (private /run and /tmp, no unit but
+the test's), which starts the daemon of tests/daemon/keeper; a peer kills it 20
+times. Needs root, unshare and systemd; says what is missing and exits 77.
+"""
+
+import os
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+import time
+import traceback
+
+SYSTEMD = "/lib/systemd/systemd"
+FOLDER = "/run/storing"
+SIZE = 2000
+SERVICE = f"""[Unit]
+DefaultDependencies=no
+StartLimitIntervalSec=0
+[Service]
+NotifyAccess=main
+ExecStart={FOLDER}/daemon --runtime-dir {FOLDER}
+# As systemd 254 would say by itself.
+Environment=FDSTORE={SIZE}
+FileDescriptorStoreMax={SIZE}
+LimitNOFILE=20000
+Restart=always
+RestartSec=0
+"""
+TARGET = "[Unit]\nDefaultDependencies=no\nWants=storing.service\n"
+
+
+class Peer:
+    """Of the storing daemon: a tagged question, its answer."""
+
+    def __init__(self):
+        self.socket = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        self.socket.settimeout(15)
+        deadline = time.monotonic() + 15
+        while True:
+            try:
+                self.socket.connect(FOLDER + "/test.sock")
+                break
+            except OSError:
+                if time.monotonic() > deadline:
+                    raise
+                time.sleep(0.02)
+        self.greeting = self.socket.recv(500).decode()
+        self.tag = 0
+
+    def ask(self, question):
+        self.tag += 1
+        self.socket.send(f"{self.tag} {question}".encode())
+        while True:
+            answer = self.socket.recv(500).decode()
+            assert answer, "the peer saw an end"
+            if answer.startswith(f"{self.tag} "):
+                return answer.split(" ", 1)[1]
+
+    def kill_daemon(self):
+        os.kill(int(self.ask("pid")), signal.SIGKILL)
+
+
+def check():
+    peer = Peer()
+    assert peer.greeting == "peer 0", peer.greeting
+    assert peer.ask("fill 1000") == "filled"
+    taken = []
+    for death in range(20):
+        daemon = int(peer.ask("pid"))
+        time.sleep(0.01 * (death % 7))
+        before = time.monotonic()
+        os.kill(daemon, signal.SIGKILL)
+        assert peer.ask("count") == "1003"
+        taken.append(1000 * (time.monotonic() - before))
+        assert peer.ask("text") == "text of 0"
+        assert peer.ask("peer 0") == "lives"
+    taken.sort()
+    print(f"1,003 descriptors, SIGKILL to the first answer: median "
+          f"{taken[len(taken) // 2]:.1f} ms, longest {taken[-1]:.1f} ms")
+    assert peer.ask("drop") == "dropped"
+    peer.kill_daemon()
+    assert peer.ask("count") == "3"
+    assert peer.ask("has x-0") == "no"
+    full = peer.ask("fill 3000")
+    assert f"it holds {SIZE} of {SIZE}" in full, full
+    peer.kill_daemon()  # none was dropped silently
+    assert peer.ask("count") == str(SIZE)
+
+
+def boot(daemon):
+    """In the namespaces: becomes their systemd; a child of it checks."""
+    mount = ["mount", "-t", "tmpfs", "tmpfs"]
+    subprocess.run(["mount", "--make-rprivate", "/"], check=True)
+    subprocess.run(mount + ["/run"], check=True)
+    os.makedirs(FOLDER)
+    units = "/run/systemd/system"
+    os.makedirs(units)
+    shutil.copy(daemon, FOLDER + "/daemon")
+    for name, text in (("storing.service", SERVICE), ("st.target", TARGET)):
+        with open(f"{units}/{name}", "w", encoding="ascii") as file:
+            file.write(text)
+    # Otherwise its first job empties the machine's.
+    subprocess.run(mount + ["/tmp"], check=True)
+    if os.fork() == 0:
+        try:
+            check()
+            print("PASSED", flush=True)
+        except BaseException:  # pylint: disable=broad-except
+            traceback.print_exc()
+            print("FAILED", flush=True)
+        os._exit(0)
+    os.execv(SYSTEMD, [SYSTEMD, "--system", "--unit=st.target",
+                       "--log-target=null"])
+
+
+def skip(why):
+    print("skipped: " + why)
+    sys.exit(77)
+
+
+def main():
+    if sys.argv[1] == "--boot":
+        boot(sys.argv[2])
+    if os.geteuid() != 0:
+        skip("namespaces of a systemd need root")
+    if not os.path.exists(SYSTEMD) or not shutil.which("unshare"):
+        skip("there is no systemd, or no unshare")
+    if subprocess.run(["unshare", "--mount", "true"], check=False).returncode:
+        skip("this machine allows no namespaces")
+    with subprocess.Popen(
+            ["unshare", "--pid", "--fork", "--kill-child", "--mount-proc",
+             "--mount", "--cgroup", "--uts", sys.executable,
+             os.path.abspath(__file__), "--boot",
+             os.path.abspath(sys.argv[1])],
+            stdout=subprocess.PIPE, text=True) as booted:
+        try:
+            passed = False
+            for line in booted.stdout:
+                print(line, end="", flush=True)
+                passed = line == "PASSED\n"
+                if passed or line == "FAILED\n":
+                    break  # its systemd has the pipe too
+        finally:
+            booted.kill()  # its systemd goes with it, and all of its processes
+    sys.exit(0 if passed else 1)
+
+
+if __name__ == "__main__":
+    main()
