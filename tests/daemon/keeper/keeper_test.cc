@@ -200,6 +200,7 @@ TEST_F(Keeper, AThousandComeBackAndWhatWasRemovedDoesNot) {
     ASSERT_EQ(peer.Ask("count"), "1003");
     ms.push_back(absl::ToDoubleMilliseconds(Now() - before));
   }
+  EXPECT_EQ(peer.Ask("wrong"), "0");
   std::sort(ms.begin(), ms.end());
   std::printf(
       "1,003 descriptors, SIGKILL to the first answer: median %.1f ms, "
@@ -209,6 +210,19 @@ TEST_F(Keeper, AThousandComeBackAndWhatWasRemovedDoesNot) {
   KillDaemonOf(peer);
   EXPECT_EQ(peer.Ask("count"), "3");
   EXPECT_EQ(peer.Ask("has x-0"), "no");
+}
+
+TEST_F(Keeper, WhatADeadDaemonSentLastIsHeld) {
+  Start();
+  Peer peer(Socket());
+  const pid_t daemon = DaemonOf(peer);
+  keeper_->Kill(SIGSTOP);
+  ASSERT_EQ(peer.Ask("put 5"), "put");
+  Sleep(absl::Milliseconds(200));  // they are in the keeper's queue now
+  kill(daemon, SIGKILL);
+  keeper_->Kill(SIGCONT);
+  EXPECT_EQ(peer.Ask("count"), "8");
+  EXPECT_EQ(peer.Ask("wrong"), "0");
 }
 
 TEST_F(Keeper, OnlyTheDaemonStores) {

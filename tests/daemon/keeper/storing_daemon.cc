@@ -101,11 +101,9 @@ class StoringDaemon {
     getsockopt(peer.get(), SOL_SOCKET, SO_PEERCRED, &who, &size);
     int number = 0;
     while (kept_.contains(fmt::format("p-{}", number))) ++number;
-    UniqueFd memory(memfd_create("text", MFD_CLOEXEC));
-    const std::string text = fmt::format("text of {}", number);
-    SLUICE_CHECK(write(memory.get(), text.data(), text.size()) > 0);
     const int raw = peer.get();
-    SLUICE_CHECK_OK(Keep(fmt::format("m-{}", number), std::move(memory)));
+    SLUICE_CHECK_OK(Keep(fmt::format("m-{}", number),
+                         Named(fmt::format("text of {}", number))));
     SLUICE_CHECK_OK(
         Keep(fmt::format("p-{}", number),
              UniqueFd(static_cast<int>(syscall(SYS_pidfd_open, who.pid, 0)))));
@@ -148,6 +146,8 @@ class StoringDaemon {
     if (verb == "count") return std::to_string(kept_.size());
     if (verb == "has") return kept_.contains(rest) ? "yes" : "no";
     if (verb == "fill") return Fill(std::stoi(rest));
+    if (verb == "put") return Put(std::stoi(rest)) ? "put" : "refused";
+    if (verb == "wrong") return Wrong();
     if (verb == "drop") return Drop();
     if (verb == "exit") _exit(std::stoi(rest));
     return "echo " + rest;
@@ -165,12 +165,34 @@ class StoringDaemon {
     return poll(&ended, 1, 0) == 0 ? "lives" : "ended";
   }
 
+  // Of x-0 and on, those that are something else than their name says.
+  std::string Wrong() {
+    int wrong = 0;
+    for (const auto& [name, fd] : kept_) {
+      wrong += name.starts_with("x-") && TextOf(name) != name;
+    }
+    return std::to_string(wrong);
+  }
+
+  bool Put(int count) {
+    bool good = true;
+    for (int i = 0; i < count; ++i) {
+      good &= Keep(fmt::format("x-{}", i), Named(fmt::format("x-{}", i))).ok();
+    }
+    return good;
+  }
+
+  static UniqueFd Named(const std::string& text) {
+    UniqueFd memory(memfd_create("text", MFD_CLOEXEC));
+    SLUICE_CHECK(write(memory.get(), text.data(), text.size()) > 0);
+    return memory;
+  }
+
   std::string Fill(int count) {
     for (int i = 0; i < count; ++i) {
       const std::string name = fmt::format("x-{}", i);
       if (kept_.contains(name)) continue;
-      const absl::Status put =
-          Keep(name, UniqueFd(memfd_create("x", MFD_CLOEXEC)));
+      const absl::Status put = Keep(name, Named(name));
       if (put.ok()) continue;
       return Flush().ok() ? std::string(put.message()) : "not flushed";
     }

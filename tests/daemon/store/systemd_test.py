@@ -79,6 +79,7 @@ def check():
         taken.append(1000 * (time.monotonic() - before))
         assert peer.ask("text") == "text of 0"
         assert peer.ask("peer 0") == "lives"
+    assert peer.ask("wrong") == "0"
     taken.sort()
     print(f"1,003 descriptors, SIGKILL to the first answer: median "
           f"{taken[len(taken) // 2]:.1f} ms, longest {taken[-1]:.1f} ms")
