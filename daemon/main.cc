@@ -24,8 +24,10 @@
 #include "daemon/service/admin_server.h"
 #include "daemon/service/log.h"
 #include "daemon/service/service.h"
+#include "daemon/store/starter.h"
 #include "daemon/worker_user.h"
 #include "proto/base/clock.h"
+#include "proto/base/grant_page.h"
 #include "proto/base/status.h"
 #include "proto/cli/cli.h"
 
@@ -163,7 +165,17 @@ absl::Status CheckConfig(const Arguments& arguments) {
   return absl::OkStatus();
 }
 
-absl::Status Serve(const Arguments& arguments) {
+// Each extent that may be is kept for the next daemon, beside what ranks have.
+Share KeptExtents(Share extents, const Starter& starter) {
+  if (starter.notify_socket.empty()) return extents;
+  const int64_t capacity = StoreCapacity(starter, Handover::kStoreSize);
+  const int64_t ranks = std::min<int64_t>(3 * kGrantSlots + 8, capacity / 2);
+  extents.all = std::min(extents.all, capacity - ranks);
+  extents.each = std::min(extents.each, extents.all);
+  return extents;
+}
+
+absl::Status Serve(const Arguments& arguments, Starter starter) {
   SLUICE_ASSIGN_OR_RETURN(const Config config, ConfigOf(arguments));
   SLUICE_ASSIGN_OR_RETURN(const WorkerUser worker_user,
                           FindWorkerUser(config.worker_user));
@@ -190,7 +202,7 @@ absl::Status Serve(const Arguments& arguments) {
   options.node = node.config;
   const int64_t open_files = RaiseDescriptorLimit();
   options.shares = SharesOf(config.quota, open_files);
-  options.extents = ExtentsOf(config.quota, open_files);
+  options.extents = KeptExtents(ExtentsOf(config.quota, open_files), starter);
   options.node.extent_limits.each_of_open_files =
       config.quota.extents.value_or(options.extents.all) >= options.extents.all;
   options.peers = PeerRules::OfThisProcess(config.cgroups);
@@ -212,6 +224,7 @@ absl::Status Serve(const Arguments& arguments) {
                     .gid = worker_user.gid};
   options.plan_cache = arguments.runtime_dir + "/plan_cache";
   options.clock = &clock;
+  options.starter = std::move(starter);
   options.render = SnapshotJson;
   SLUICE_ASSIGN_OR_RETURN(const auto service,
                           Service::Start(std::move(options)));
@@ -228,11 +241,13 @@ absl::Status Serve(const Arguments& arguments) {
              arguments.runtime_dir + "/session.sock",
              on_tcp ? http->address() : "off");
   std::fflush(stdout);
+  service->SayReady();
   // It serves: from here on an end is an end, whoever still uses the node.
   if (!node.sim_directory.empty()) {
     node.own_sim.Own(node.sim_directory);
   }
   service->Run();
+  if (service->hands_over()) node.own_sim.Own("");
   http.reset();
   admin.reset();
   if (service->Finish(kEndingPatience)) {
@@ -280,8 +295,13 @@ int Main(int argc, char** argv) {
   const auto done = cli::Parse(app, {argv + 1, argv + argc});
   if (!done.ok()) return Fail(done.status());
   if (*done) return **done;
-  const absl::Status status =
-      arguments.check ? CheckConfig(arguments) : Serve(arguments);
+  if (arguments.check) {
+    const absl::Status checked = CheckConfig(arguments);
+    return checked.ok() ? 0 : Fail(checked);
+  }
+  auto starter = TakeFromStarter();  // there is no thread yet
+  if (!starter.ok()) return Fail(starter.status());
+  const absl::Status status = Serve(arguments, *std::move(starter));
   return status.ok() ? 0 : Fail(status);
 }
 

@@ -146,6 +146,7 @@ void Core::Load(CoreState saved) {
   ledger_.Load(saved.ledger);
   joint_.Load(std::move(saved.joint));
   sessions_.Load(std::move(saved.sessions));
+  last_session_ = saved.last_session;
   drain_ = std::move(saved.drain);
   for (const auto& [id, session] : sessions_) {
     if (session.is_rank()) slots_[session.grant_slot] = true;
@@ -164,6 +165,7 @@ void Core::TouchAll() {
 
 LooseState Core::Loose() const {
   LooseState loose;
+  loose.last_session = last_session_;
   ledger_.AddLoose(loose);
   joint_.AddLoose(loose);
   return loose;

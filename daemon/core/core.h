@@ -148,10 +148,13 @@ class Core {
   const EventLog& log() const { return journal_.log; }
   const Ledger& ledger() const { return ledger_; }
   const Session* session(SessionId id) const;
+  // The largest id that ever connected, also of a daemon that was taken over.
+  SessionId last_session() const { return last_session_; }
 
   // Everything but the journal and the units (state.h).
   CoreState Save() const {
-    return {ledger_.Save(), joint_.Save(), sessions_.rows(), drain_};
+    return {ledger_.Save(), joint_.Save(), sessions_.rows(), last_session_,
+            drain_};
   }
   // Into a Core of the same node that no session has reached.
   void Load(CoreState saved);
@@ -238,6 +241,7 @@ class Core {
   Ledger ledger_;
   JointPlanning joint_;
   Table<SessionId, Session> sessions_;
+  SessionId last_session_;
   std::optional<Drain> drain_;
   std::vector<bool> slots_;
 };

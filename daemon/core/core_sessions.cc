@@ -50,6 +50,7 @@ std::string Describe(const Session& session) {
 
 Effects Core::Connect(SessionId id, const Peer& peer, absl::Time now) {
   SLUICE_CHECK(!sessions_.contains(id));
+  last_session_ = std::max(last_session_, id);
   Effects effects;
   // The oldest one goes of whoever has too many, or has most of too many: a
   // flood pushes out its own.

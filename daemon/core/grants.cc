@@ -66,6 +66,19 @@ GrantPolicy::Grant GrantPolicy::Attach(int slot, int link,
   return GrantOf(rank);
 }
 
+GrantPolicy::Grant GrantPolicy::Resume(int slot, int link,
+                                       double guaranteed_bytes_per_second,
+                                       const Directions& limit,
+                                       const Directions& used) {
+  Attach(slot, link, guaranteed_bytes_per_second);
+  RankShare& rank = ranks_.at(slot);
+  for (int d : {kH2d, kD2h}) {
+    rank.used[d] = std::min(used[d], limit[d] + kOneCopy);
+    rank.limit[d] = std::max(limit[d], rank.used[d]);
+  }
+  return GrantOf(rank);
+}
+
 void GrantPolicy::Detach(int slot) { ranks_.erase(slot); }
 
 std::map<int, Directions> GrantPolicy::used() const {

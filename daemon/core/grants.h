@@ -53,6 +53,10 @@ class GrantPolicy {
   // `link` is an index into the links; -1: on none that is known (ungated).
   // Returns the first limits.
   Grant Attach(int slot, int link, double guaranteed_bytes_per_second);
+  // As Attach, of a rank that an earlier daemon attached: from what it was
+  // granted, and has used as far as that can be believed.
+  Grant Resume(int slot, int link, double guaranteed_bytes_per_second,
+               const Directions& limit, const Directions& used);
   void Detach(int slot);
   // What each attached slot has used, as far as believed at the last refill.
   std::map<int, Directions> used() const;

@@ -187,6 +187,7 @@ struct ExtentRow {
 struct LooseState {
   uint64_t next_extent = 1, next_lease = 1, next_principal = 1;
   uint64_t next_round = 1, next_plan = 1;
+  SessionId last_session;  // that ever connected
   std::map<PoolId, uint64_t> next_idle_order;
   absl::Time ask_again_at = absl::InfiniteFuture();
   ExtentId asked_last;
@@ -201,6 +202,7 @@ struct CoreState {
   LedgerState ledger;
   JointPlanningState joint;
   std::map<SessionId, Session> sessions;
+  SessionId last_session;
   std::optional<Drain> drain;
   bool operator==(const CoreState&) const = default;
 };

@@ -38,8 +38,10 @@ Channel::Channel(Shared shared, Principal who, UniqueFd socket, UniqueFd pidfd,
       socket_(std::move(socket)),
       pidfd_(std::move(pidfd)),
       handlers_(std::move(handlers)) {
-  loop_->Add(socket_.get(), kWaitToRead,
-             [this](uint32_t events) { OnSocket(events); });
+  if (socket_) {
+    loop_->Add(socket_.get(), kWaitToRead,
+               [this](uint32_t events) { OnSocket(events); });
+  }
   loop_->Add(pidfd_.get(), EPOLLIN, [this](uint32_t) {
     // Reported once; the pidfd stays readable.
     loop_->Remove(pidfd_.get());
@@ -115,7 +117,7 @@ void Channel::Wait(const absl::Status& why) {
 
 void Channel::Send(Outgoing out) {
   if (!socket_) return;
-  if (queue_.empty()) {
+  if (queue_.empty() && !held_) {
     const absl::Status sent = SendOne(out);
     // A peer that is gone shows on the socket itself.
     if (sent.ok() || absl::IsUnavailable(sent)) return;
@@ -146,7 +148,16 @@ void Channel::DropQueue() {
   retry_at_ = absl::InfiniteFuture();
 }
 
+void Channel::Release() {
+  held_ = false;
+  if (!socket_ || queue_.empty()) return;
+  stalled_since_ = loop_->now();
+  loop_->Change(socket_.get(), kWaitToWrite);
+  Flush();
+}
+
 void Channel::Flush() {
+  if (held_) return;
   while (!queue_.empty()) {
     const absl::Status sent = SendOne(queue_.front());
     if (absl::IsResourceExhausted(sent)) return Wait(sent);
@@ -166,8 +177,8 @@ void Channel::Retry(absl::Time now) {
 }
 
 absl::Time Channel::stall_deadline() const {
-  return queue_.empty() || !socket_ ? absl::InfiniteFuture()
-                                    : stalled_since_ + kStallLimit;
+  return queue_.empty() || !socket_ || held_ ? absl::InfiniteFuture()
+                                             : stalled_since_ + kStallLimit;
 }
 
 int Channel::unread_memfds() {
@@ -178,6 +189,13 @@ int Channel::unread_memfds() {
     unread_memfds_ = 0;
   }
   return unread_memfds_;
+}
+
+void Channel::Leave() {
+  if (!socket_) return;
+  loop_->Remove(socket_.get());
+  DropQueue();
+  socket_.Reset();
 }
 
 void Channel::CloseSocket() {

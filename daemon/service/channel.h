@@ -52,7 +52,8 @@ class Channel {
     std::function<void()> gone;                      // its process ended
   };
 
-  // Handlers may destroy it only through Post. `who` is the peer.
+  // Handlers may destroy it only through Post. `who` is the peer. No socket: it
+  // has ended, its process has not.
   Channel(Shared shared, Principal who, UniqueFd socket, UniqueFd pidfd,
           Handlers handlers);
   ~Channel();
@@ -62,12 +63,19 @@ class Channel {
   // may be more: if not, `readable` says when.
   bool ReadOne();
   void Send(Outgoing out);
+  // Until Release nothing is sent; what is to be sent waits, and nobody is
+  // blamed for it.
+  void Hold() { held_ = true; }
+  void Release();
   // Sends what waited for room that others took, if it is time to look again.
   void Retry(absl::Time now);
   // Ends the socket: what was sent still arrives, what waits does not. The
   // pidfd stays watched.
   void CloseSocket();
+  // To another daemon, which has the socket too: the peer sees nothing.
+  void Leave();
   bool open() const { return static_cast<bool>(socket_); }
+  int socket() const { return socket_.get(); }
   int pidfd() const { return pidfd_.get(); }
   // When the peer must have read something; InfiniteFuture: nothing waits.
   absl::Time stall_deadline() const;
@@ -97,6 +105,7 @@ class Channel {
   UniqueFd socket_;
   UniqueFd pidfd_;
   Handlers handlers_;
+  bool held_ = false;
   std::deque<Outgoing> queue_;
   int64_t queued_bytes_ = 0;
   absl::Time stalled_since_;

@@ -18,11 +18,12 @@ device::Placement PlacementOf(PoolId pool) {
 
 }  // namespace
 
-Extents::Extents(device::Driver* driver, Arena* arena, Loop* loop, Made made,
-                 absl::Duration patience)
+Extents::Extents(device::Driver* driver, Arena* arena, Loop* loop,
+                 Handover* handover, Made made, absl::Duration patience)
     : driver_(driver),
       arena_(arena),
       loop_(loop),
+      handover_(handover),
       made_(std::move(made)),
       patience_(patience),
       device_("device") {}
@@ -41,8 +42,7 @@ absl::StatusOr<ExportedMemory> Extents::Create(const Wanted& wanted) {
 void Extents::Make(ExtentId id, PoolId pool, Bytes size) {
   if (const auto ready = arena_->Take(pool, size)) {
     // Later, because policy is in the middle of a decision.
-    loop_->Post([this, id, memory = *ready] { Keep(id, memory); });
-    return;
+    return Tell({{id, *ready}});
   }
   const MutexLock lock(mutex_);
   if (!open_) {
@@ -66,7 +66,7 @@ void Extents::MakeBatch(const std::shared_ptr<Batch>& batch) {
 void Extents::MakeAll(const Batch& wanted) {
   const absl::Time deadline = clock_.Now() + patience_;
   const bool retrying = !waiting_.empty();
-  std::vector<std::pair<ExtentId, absl::StatusOr<ExportedMemory>>> made;
+  Tries made;
   made.reserve(wanted.size());
   for (const Wanted& each : wanted) {
     auto memory = Create(each);
@@ -88,7 +88,7 @@ void Extents::RetryLater() {
 void Extents::Retry() {
   std::vector<Waiting> still;
   std::map<PoolId, Bytes> refused;  // the least of each pool, just now
-  std::vector<std::pair<ExtentId, absl::StatusOr<ExportedMemory>>> made;
+  Tries made;
   const absl::Time now = clock_.Now();
   for (Waiting& each : waiting_) {
     const Wanted& wanted = each.wanted;
@@ -113,12 +113,20 @@ void Extents::Retry() {
   RetryLater();
 }
 
-void Extents::Tell(
-    std::vector<std::pair<ExtentId, absl::StatusOr<ExportedMemory>>> made) {
+void Extents::Tell(Tries made) {
   if (made.empty()) return;
-  loop_->Post([this, made = std::move(made)]() mutable {
-    for (auto& [id, extent] : made) Keep(id, std::move(extent));
-  });
+  if (handover_ != nullptr && handover_->keeps()) {
+    for (const auto& [id, extent] : made) {
+      if (!extent.ok()) continue;
+      const auto fd = driver_->Keep(extent->memory);
+      if (fd.ok()) handover_->Keep(Handover::NameOf(id), fd->get());
+    }
+  }
+  auto tell = [this, made = std::move(made)] {
+    for (const auto& [id, extent] : made) Keep(id, extent);
+  };
+  if (handover_ != nullptr) return handover_->WhenKept(std::move(tell));
+  loop_->Post(std::move(tell));
 }
 
 void Extents::Keep(ExtentId id, absl::StatusOr<ExportedMemory> extent) {
@@ -127,11 +135,32 @@ void Extents::Keep(ExtentId id, absl::StatusOr<ExportedMemory> extent) {
   made_(id, status);
 }
 
+absl::Status Extents::Adopt(ExtentId id, PoolId pool, Bytes size,
+                            UniqueFd kept) {
+  SLUICE_ASSIGN_OR_RETURN(
+      const device::Memory memory,
+      driver_->Adopt(std::move(kept), PlacementOf(pool), size));
+  extents_[id] = {memory, nullptr};
+  return absl::OkStatus();
+}
+
+void Extents::AdoptMade(ExtentId id, PoolId pool, Bytes size, UniqueFd kept) {
+  const absl::Status adopted = Adopt(id, pool, size, std::move(kept));
+  loop_->Post([this, id, adopted] { made_(id, adopted); });
+}
+
+void Extents::Abandon() {
+  for (auto& [id, extent] : std::exchange(extents_, {})) {
+    ReleaseMemory(*driver_, std::move(extent));
+  }
+}
+
 void Extents::Destroy(ExtentId id) {
   const auto found = extents_.find(id);
   SLUICE_CHECK(found != extents_.end());
   auto extent = std::make_shared<ExportedMemory>(std::move(found->second));
   extents_.erase(found);
+  if (handover_ != nullptr) handover_->Drop(Handover::NameOf(id));
   {
     const MutexLock lock(mutex_);
     open_ = nullptr;

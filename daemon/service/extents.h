@@ -24,6 +24,7 @@
 #include "absl/time/time.h"
 #include "daemon/core/types.h"
 #include "daemon/service/arena.h"
+#include "daemon/service/handover.h"
 #include "daemon/service/loop.h"
 #include "daemon/service/task_thread.h"
 #include "kernels/device/driver.h"
@@ -39,9 +40,17 @@ class Extents {
 
   static constexpr absl::Duration kPatience = absl::Seconds(2);
 
-  // `driver`, `arena` and `loop` outlive it; `made` runs on the loop's thread.
-  Extents(device::Driver* driver, Arena* arena, Loop* loop, Made made,
-          absl::Duration patience = kPatience);
+  // `driver`, `arena`, `loop` and `handover` (null: none) outlive it; `made`
+  // runs on the loop's thread, when the extent is kept.
+  Extents(device::Driver* driver, Arena* arena, Loop* loop, Handover* handover,
+          Made made, absl::Duration patience = kPatience);
+
+  // One that an earlier daemon made and kept.
+  absl::Status Adopt(ExtentId id, PoolId pool, Bytes size, UniqueFd kept);
+  // The same of one that it was still to tell of: ends in `made`.
+  void AdoptMade(ExtentId id, PoolId pool, Bytes size, UniqueFd kept);
+  // All that was adopted is let go of.
+  void Abandon();
 
   void Make(ExtentId id, PoolId pool, Bytes size);
   // Only a made one. Sends under way keep the descriptor until they are done.
@@ -73,13 +82,16 @@ class Extents {
   // Tries again what waits.
   void Retry();
   void RetryLater();
-  void Tell(
-      std::vector<std::pair<ExtentId, absl::StatusOr<ExportedMemory>>> made);
+  using Tries =
+      std::vector<std::pair<ExtentId, absl::StatusOr<ExportedMemory>>>;
+  // The loop, once what was made is kept for the next daemon.
+  void Tell(Tries made);
   void Keep(ExtentId id, absl::StatusOr<ExportedMemory> extent);
 
   device::Driver* driver_;
   Arena* arena_;
   Loop* loop_;
+  Handover* handover_;
   const Made made_;
   const absl::Duration patience_;
   const MonotonicClock clock_;

@@ -10,6 +10,8 @@
 #include <unistd.h>
 
 #include <cerrno>
+#include <new>
+#include <utility>
 
 #include "proto/base/status.h"
 
@@ -58,13 +60,19 @@ GrantPages::GrantPages(std::vector<LinkSpeed> links, const Clock* clock)
     : clock_(clock), policy_(std::move(links)), last_refill_(clock->Now()) {}
 
 absl::StatusOr<std::unique_ptr<GrantPages>> GrantPages::Start(
-    std::vector<LinkSpeed> links, uint64_t generation, const Clock* clock) {
-  SLUICE_ASSIGN_OR_RETURN(const UniqueFd writer,
-                          MakePage("sluice grant limits", sizeof(GrantLimits)));
+    std::vector<LinkSpeed> links, uint64_t generation, const Clock* clock,
+    UniqueFd kept) {
+  const bool is_new = !kept;
+  UniqueFd writer = std::move(kept);
+  if (is_new) {
+    SLUICE_ASSIGN_OR_RETURN(
+        writer, MakePage("sluice grant limits", sizeof(GrantLimits)));
+  }
   SLUICE_ASSIGN_OR_RETURN(void* page, MapPage(writer, sizeof(GrantLimits)));
   auto pages =
       std::unique_ptr<GrantPages>(new GrantPages(std::move(links), clock));
-  pages->limits_ = new (page) GrantLimits();
+  pages->limits_ = is_new ? new (page) GrantLimits()
+                          : std::launder(static_cast<GrantLimits*>(page));
   pages->limits_->generation = generation;
   // Without write permission on the file itself, a rank of another user can
   // not reopen what it gets for writing either.
@@ -74,6 +82,7 @@ absl::StatusOr<std::unique_ptr<GrantPages>> GrantPages::Start(
   UniqueFd reader(open(fmt::format("/proc/self/fd/{}", writer.get()).c_str(),
                        O_RDONLY | O_CLOEXEC));
   if (!reader) return ErrnoStatus(errno, "open the grant page for reading");
+  pages->limits_writer_ = std::move(writer);
   pages->limits_reader_ = std::make_shared<const UniqueFd>(std::move(reader));
   pages->thread_ = std::thread([raw = pages.get()] { raw->Work(); });
   pthread_setname_np(pages->thread_.native_handle(), "grants");
@@ -111,6 +120,28 @@ absl::StatusOr<UniqueFd> GrantPages::Attach(
   }
   changed_.NotifyAll();
   return fd;
+}
+
+absl::Status GrantPages::Resume(int slot, int link,
+                                double guaranteed_bytes_per_second,
+                                const UniqueFd& use) {
+  SLUICE_ASSIGN_OR_RETURN(void* page, MapPage(use, sizeof(GrantUse)));
+  auto mapped = std::make_unique<UsePage>(page);
+  const GrantLimitSlot& from = limits_->slots[slot];
+  Directions limit = {0, 0}, used = {0, 0};
+  for (int d : {kH2d, kD2h}) {
+    limit[d] = from.limit_bytes[d].load(std::memory_order_relaxed);
+    used[d] = mapped->use->slot.used_bytes[d].load(std::memory_order_relaxed);
+  }
+  {
+    const MutexLock lock(mutex_);
+    pages_[slot] = std::move(mapped);
+    Publish(slot, policy_.Resume(slot, link, guaranteed_bytes_per_second, limit,
+                                 used));
+    Beat();
+  }
+  changed_.NotifyAll();
+  return absl::OkStatus();
 }
 
 void GrantPages::Detach(int slot) {

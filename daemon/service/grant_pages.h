@@ -32,14 +32,20 @@ class GrantPages {
   static constexpr absl::Duration kRefill = absl::Milliseconds(2);
 
   // `clock` tells CLOCK_MONOTONIC: ranks compare the heartbeat with their own.
+  // `kept`: the limits page of an earlier daemon, which ranks have mapped;
+  // none: a new one.
   static absl::StatusOr<std::unique_ptr<GrantPages>> Start(
-      std::vector<LinkSpeed> links, uint64_t generation, const Clock* clock);
+      std::vector<LinkSpeed> links, uint64_t generation, const Clock* clock,
+      UniqueFd kept = UniqueFd());
   ~GrantPages();
 
   // Opens a slot; the heartbeat is fresh when it returns. The use page is the
   // session's to write.
   absl::StatusOr<UniqueFd> Attach(int slot, int link,
                                   double guaranteed_bytes_per_second);
+  // The slot of a rank that an earlier daemon attached, with its use page.
+  absl::Status Resume(int slot, int link, double guaranteed_bytes_per_second,
+                      const UniqueFd& use);
   void Detach(int slot);
   // What the attached slots have used, at most a refill old.
   std::map<int, Directions> Used();
@@ -48,6 +54,8 @@ class GrantPages {
   uint64_t stale_periods() const { return stale_periods_.load(); }
   // For sending: read-only.
   std::shared_ptr<const UniqueFd> limits() const { return limits_reader_; }
+  // For who keeps it for the next daemon.
+  const UniqueFd& kept() const { return limits_writer_; }
 
  private:
   struct UsePage;
@@ -58,6 +66,7 @@ class GrantPages {
   void Work();
 
   const Clock* clock_;
+  UniqueFd limits_writer_;
   std::shared_ptr<const UniqueFd> limits_reader_;
   GrantLimits* limits_ = nullptr;  // mapped
 

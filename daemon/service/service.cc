@@ -93,17 +93,26 @@ absl::Status Service::Prepare() {
   if (!signals_) return ErrnoStatus(errno, "make a signalfd");
   spare_ = SpareFd();
 
+  SLUICE_ASSIGN_OR_RETURN(handover_,
+                          Handover::Start(std::move(options_.starter),
+                                          [this](std::function<void()> task) {
+                                            loop_->Post(std::move(task));
+                                          }));
   SLUICE_ASSIGN_OR_RETURN(
-      grants_, GrantPages::Start(options_.node.links, options_.node.generation,
-                                 options_.clock));
+      grants_,
+      GrantPages::Start(options_.node.links, options_.node.generation,
+                        options_.clock, handover_->Take(Handover::kLimits)));
   Arena::Options ahead{.ready = options_.node.host_ready,
                        .extent = options_.node.extent};
   for (const HostConfig& host : options_.node.hosts) {
     ahead.nodes.push_back(host.numa);
   }
+  if (UniqueFd clocks = handover_->Take(Handover::kClocks)) {
+    options_.sim_clocks = std::make_shared<const UniqueFd>(std::move(clocks));
+  }
   arena_ = std::make_unique<Arena>(options_.driver, ahead);
   extents_ = std::make_unique<Extents>(
-      options_.driver, arena_.get(), loop_.get(),
+      options_.driver, arena_.get(), loop_.get(), handover_.get(),
       [this](ExtentId id, absl::Status status) {
         Execute(status.ok() ? core_.ExtentMade(id, loop_->now())
                             : core_.ExtentFailed(id, status, loop_->now()));
@@ -138,6 +147,7 @@ absl::Status Service::Prepare() {
     core_.UnitsRead(unit_file_->Read(), loop_->now());
   }
   SLUICE_RETURN_IF_ERROR(core_.SetPolicy(options_.policy, loop_->now()));
+  TakeOver();
   outside_->Start();
   WriteNewEvents();
   loop_->Add(listener_.get(), EPOLLIN, [this](uint32_t) { Accept(); });
@@ -148,6 +158,9 @@ absl::Status Service::Prepare() {
 }
 
 Service::~Service() {
+  if (handover_ && hands_over()) {
+    for (const auto& [id, channel] : channels_) channel->Leave();
+  }
   // Threads that post to the loop end before what their tasks touch.
   snapshots_.reset();
   codec_.reset();
@@ -156,6 +169,7 @@ Service::~Service() {
   profile_reader_.reset();
   outside_.reset();
   extents_.reset();
+  handover_.reset();
   arena_.reset();
   grants_.reset();
   RemoveSocket();
@@ -201,7 +215,9 @@ void Service::OnSignal() {
 void Service::End() {
   loop_->Remove(signals_.get());
   snapshots_->Clear();
-  Execute(core_.ShutDown("sluiced was stopped", loop_->now()));
+  if (!hands_over()) {
+    Execute(core_.ShutDown("sluiced was stopped", loop_->now()));
+  }
   loop_->Stop();
 }
 
@@ -237,26 +253,31 @@ void Service::Accept() {
       continue;
     }
     const SessionId id(next_session_++);
-    channels_[id] = std::make_unique<Channel>(
-        Channel::Shared{loop_.get(), &closer_, &quotas_, &in_flight_},
-        identity->peer.principal, std::move(socket), std::move(identity->pidfd),
-        Channel::Handlers{
-            .readable = [this, id,
-                         who =
-                             identity->peer.principal] { turns_.Add(who, id); },
-            .message = [this, id](wire::Message& m) { OnMessage(id, m); },
-            .ended =
-                [this, id] {
-                  ReadCopies();
-                  Execute(core_.SocketEnded(id, loop_->now()));
-                },
-            .broken =
-                [this, id](const std::string& why) {
-                  Execute(core_.ProtocolBroken(id, why, loop_->now()));
-                },
-            .gone = [this, id] { OnGone(id); }});
+    Watch(id, identity->peer.principal, std::move(socket),
+          std::move(identity->pidfd));
     Execute(core_.Connect(id, identity->peer, loop_->now()));
   }
+}
+
+Channel& Service::Watch(SessionId id, const Principal& who, UniqueFd socket,
+                        UniqueFd pidfd) {
+  channels_[id] = std::make_unique<Channel>(
+      Channel::Shared{loop_.get(), &closer_, &quotas_, &in_flight_}, who,
+      std::move(socket), std::move(pidfd),
+      Channel::Handlers{
+          .readable = [this, id, who] { turns_.Add(who, id); },
+          .message = [this, id](wire::Message& m) { OnMessage(id, m); },
+          .ended =
+              [this, id] {
+                ReadCopies();
+                Execute(core_.SocketEnded(id, loop_->now()));
+              },
+          .broken =
+              [this, id](const std::string& why) {
+                Execute(core_.ProtocolBroken(id, why, loop_->now()));
+              },
+          .gone = [this, id] { OnGone(id); }});
+  return *channels_.at(id);
 }
 
 absl::Status Service::MayAttach(const Principal& principal) {

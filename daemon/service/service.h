@@ -30,6 +30,7 @@
 #include "daemon/service/closer.h"
 #include "daemon/service/extents.h"
 #include "daemon/service/grant_pages.h"
+#include "daemon/service/handover.h"
 #include "daemon/service/identity/gpu_access.h"
 #include "daemon/service/identity/peer.h"
 #include "daemon/service/in_flight.h"
@@ -69,6 +70,7 @@ struct ServiceOptions {
   std::string plan_cache;        // a file; empty: kept in memory only
   const Clock* clock = nullptr;  // CLOCK_MONOTONIC, outlives the service
   Policy policy;                 // of an earlier daemon
+  Starter starter;               // what this process was started with
   // Keeps it; called from administrators' threads, one at a time. Null: it ends
   // with the daemon.
   std::function<absl::Status(const Policy&)> keep_policy;
@@ -90,6 +92,10 @@ class Service {
   // may only end at once, after RemoveSocket.
   bool Finish(absl::Duration patience);
   void RemoveSocket();
+  // Whether what ranks hold is left to another daemon.
+  bool hands_over() const { return handover_->keeps(); }
+  // To whoever started the process: it serves.
+  void SayReady();
 
   // Everything there is to see; Unavailable when the loop does not answer
   // within a second.
@@ -117,8 +123,22 @@ class Service {
   explicit Service(ServiceOptions options);
   absl::Status Prepare();
 
+  // What an earlier daemon left (service_takeover.cc).
+  void TakeOver();
+  absl::Status Adopt(CoreState saved);
+  absl::Status CheckLeft(const CoreState& saved) const;
+  bool IsLeft(SessionId id) const;
+  absl::Status AdoptExtents(const CoreState& saved);
+  void AdoptRank(const Session& session);
+  void WatchLeft(const Session& session);
+  int LinkIndexOf(DeviceIndex gpu) const;
+  // Nothing is sent to a rank before the next daemon would have it.
+  void KeepRank(SessionId id);
+
   // Into the core.
   void Accept();
+  Channel& Watch(SessionId id, const Principal& who, UniqueFd socket,
+                 UniqueFd pidfd);
   // True: too many sockets wait to be closed; the listener is not looked at
   // until accept_again_at_.
   bool PauseAccepting();
@@ -215,6 +235,7 @@ class Service {
   uint64_t next_session_ = 1;
   uint64_t logged_ = 0;
   LogLimiter log_limiter_;
+  std::unique_ptr<Handover> handover_;
   std::unique_ptr<Arena> arena_;
   std::unique_ptr<Extents> extents_;
   std::unique_ptr<OutsideWatch> outside_;

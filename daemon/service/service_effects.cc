@@ -36,6 +36,7 @@ LogLevel LevelOf(EventKind kind) {
 }  // namespace
 
 void Service::Execute(Effects effects) {
+  handover_->Save(core_);
   for (Effect& effect : effects) {
     std::visit([this](auto& typed) { Do(typed); }, effect);
   }
@@ -89,6 +90,10 @@ void Service::Send(SessionId session, Outgoing out) {
 }
 
 void Service::Do(MakeExtent& effect) {
+  if (UniqueFd kept = handover_->Take(Handover::NameOf(effect.id))) {
+    return extents_->AdoptMade(effect.id, effect.pool, effect.size,
+                               std::move(kept));
+  }
   extents_->Make(effect.id, effect.pool, effect.size);
 }
 
@@ -206,6 +211,8 @@ void Service::Do(SendNotice& effect) {
   }
   const auto* changed = std::get_if<PlanChangedNotice>(&effect.notice);
   if (changed != nullptr) plan = changed->plan;
+  const auto* taken_over = std::get_if<TakenOverNotice>(&effect.notice);
+  if (taken_over != nullptr) plan = taken_over->plan;
   if (plan != PlanId()) {
     auto fd = PlanFd(plan);
     if (fd.ok()) {
@@ -218,6 +225,8 @@ void Service::Do(SendNotice& effect) {
         Execute(core_.ChangeNotSent(session, plan, loop_->now()));
       });
       return;
+    } else if (taken_over != nullptr) {
+      *out.packet.mutable_event() = ToEvent(TakenOverNotice{});
     } else {
       *out.packet.mutable_event() = ToEvent(PlanFailedNotice{
           std::string(fd.status().message()), ShortageOf(fd.status())});
@@ -229,6 +238,8 @@ void Service::Do(SendNotice& effect) {
 void Service::Do(CloseSocket& effect) {
   const auto channel = channels_.find(effect.session);
   if (channel != channels_.end()) channel->second->CloseSocket();
+  handover_->Drop(Handover::SocketOf(effect.session));
+  handover_->Drop(Handover::UsePageOf(effect.session));
   use_pages_.erase(effect.session);
   profile_reader_->Forget(effect.session);
 }
@@ -236,6 +247,7 @@ void Service::Do(CloseSocket& effect) {
 void Service::Do(Forget& effect) {
   const auto channel = channels_.find(effect.session);
   if (channel == channels_.end()) return;
+  handover_->Drop(Handover::ProcessOf(effect.session));
   turns_.Remove(effect.session);
   gpus_.erase(effect.session);
   quotas_.GiveBack(channel->second->who(), Resource::kSessions);
@@ -257,24 +269,21 @@ void Service::Do(AttachGrants& effect) {
   const Principal& who = channels_.at(effect.session)->who();
   slots_[effect.slot] = who;
   quotas_.Charge(who, Resource::kRanks);
-  const std::string& link = options_.node.gpus[effect.gpu.value()].link;
-  int index = -1;
-  for (size_t i = 0; i < options_.node.links.size(); ++i) {
-    if (options_.node.links[i].name == link) index = static_cast<int>(i);
-  }
-  auto page =
-      grants_->Attach(effect.slot, index, effect.guaranteed_bytes_per_second);
+  auto page = grants_->Attach(effect.slot, LinkIndexOf(effect.gpu),
+                              effect.guaranteed_bytes_per_second);
   if (!page.ok()) {
     WriteLog(LogLevel::kError, std::string(page.status().message()));
     return;
   }
   use_pages_[effect.session] =
       std::make_shared<const UniqueFd>(*std::move(page));
+  KeepRank(effect.session);
 }
 
 void Service::Do(DetachGrants& effect) {
   grants_->Detach(effect.slot);
   auto slot = slots_.extract(effect.slot);
+  if (slot.empty()) return;  // of a rank that was not taken over
   quotas_.GiveBack(slot.mapped(), Resource::kRanks);
 }
 

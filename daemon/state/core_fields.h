@@ -376,6 +376,7 @@ void Fields(Ar& ar, Is<LooseState> auto& loose) {
   ar(9, loose.outside);
   ar(10, loose.waiting_leases);
   ar(11, loose.next_joint);
+  ar(12, loose.last_session);
 }
 template <typename Ar>
 void Fields(Ar& ar, Is<ExtentRow> auto& row) {

@@ -181,6 +181,7 @@ class RowReader {
     to_->joint.rounds.next_plan = loose.next_plan;
     to_->joint.waiting_leases = loose.waiting_leases;
     to_->joint.next = loose.next_joint;
+    to_->last_session = loose.last_session;
     return absl::OkStatus();
   }
   absl::StatusOr<Pool::Saved*> PoolOf(PoolId id) {

@@ -46,7 +46,7 @@ class ExtentsTest : public ::testing::Test {
     loop_ = *std::move(loop);
     arena_ = std::make_unique<Arena>(driver_.get(), Arena::Options());
     extents_ = std::make_unique<Extents>(
-        driver_.get(), arena_.get(), loop_.get(),
+        driver_.get(), arena_.get(), loop_.get(), /*handover=*/nullptr,
         [this](ExtentId, absl::Status status) {
           const MutexLock lock(mutex_);
           made_.push_back(std::move(status));

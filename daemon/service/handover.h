@@ -1,0 +1,98 @@
+// What an earlier daemon left, and what this one leaves to the next.
+//
+// Where somebody keeps descriptors beyond the daemon's life (daemon/store),
+// everything that others hold is kept there: each extent, each rank's socket,
+// pidfd and use page, the page of limits, the clocks of simulated links, and
+// the state file with what the core knows (daemon/state). Nothing leaves the
+// daemon before it is kept and saved. A daemon that is killed at any moment
+// leaves all that the next one needs to go on.
+//
+// Where nobody does, all of this does nothing.
+//
+// A fault of the store, or a state too large for its file, ends the saving,
+// with one line in the log: the daemon serves on, and the next begins anew.
+//
+// Thread safety: loop's thread, but Keep and WhenKept from any.
+#pragma once
+
+#include <functional>
+#include <map>
+#include <memory>
+#include <optional>
+#include <set>
+#include <string>
+
+#include "absl/status/status.h"
+#include "absl/status/statusor.h"
+#include "daemon/core/core.h"
+#include "daemon/state/core_rows.h"
+#include "daemon/state/state_file.h"
+#include "daemon/store/descriptor_store.h"
+#include "daemon/store/starter.h"
+#include "proto/base/unique_fd.h"
+
+namespace sluice::daemon {
+
+class Handover {
+ public:
+  using Post = std::function<void(std::function<void()>)>;
+  // `post` runs a task on the loop's thread.
+  static absl::StatusOr<std::unique_ptr<Handover>> Start(Starter starter,
+                                                         Post post);
+
+  // Somebody keeps what is put.
+  bool keeps() const { return store_->keeps() && !given_up_; }
+
+  // --- what was left -------------------------------------------------------
+  // What the earlier daemon knew, but for what `fresh` says; nullopt: there was
+  // none. What is wrong with it is InvalidArgument or FailedPrecondition.
+  absl::StatusOr<std::optional<CoreState>> ReadState(const CoreState& fresh);
+  bool Left(const std::string& name) const { return left_.contains(name); }
+  // Empty: it was not left. It stays kept.
+  UniqueFd Take(const std::string& name);
+  // What was not taken is nobody's.
+  void DropRest();
+  // Nothing of it is of use.
+  void DropAll();
+
+  // --- what is left --------------------------------------------------------
+  // From here on the core is saved.
+  void Begin(Core& core);
+  // What changed, before anything of it leaves.
+  void Save(Core& core);
+  // A duplicate is kept under a name that was never used, or is kept already.
+  void Keep(const std::string& name, int fd);
+  void Drop(const std::string& name);
+  // Posted when all that was given before is kept; at once, where nobody keeps
+  // anything.
+  void WhenKept(std::function<void()> then);
+
+  DescriptorStore& store() { return *store_; }
+
+  static std::string NameOf(ExtentId extent);
+  static std::string SocketOf(SessionId session);
+  static std::string ProcessOf(SessionId session);
+  static std::string UsePageOf(SessionId session);
+  // Of systemd's store, where it does not say how many it takes: the unit's
+  // FileDescriptorStoreMax.
+  static constexpr int64_t kStoreSize = 2000;
+  static constexpr const char* kLimits = "limits";
+  static constexpr const char* kClocks = "clocks";
+
+ private:
+  explicit Handover(Post post) : post_(std::move(post)) {}
+  absl::Status MakeState();
+  void GiveUp(const absl::Status& why);
+
+  const Post post_;
+  std::unique_ptr<DescriptorStore> store_;
+  std::map<std::string, UniqueFd> left_;
+  std::set<std::string> taken_;
+  UniqueFd state_fd_;
+  std::unique_ptr<StateFile> state_;
+  bool begun_ = false;
+  CoreRows rows_;
+  bool given_up_ = false;
+};
+
+}  // namespace sluice::daemon

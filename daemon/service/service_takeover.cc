@@ -1,0 +1,156 @@
+// What an earlier daemon left, and what of a rank is left to the next.
+#include <fmt/format.h>
+
+#include <set>
+#include <utility>
+#include <vector>
+
+#include "daemon/service/log.h"
+#include "daemon/service/service.h"
+#include "proto/base/status.h"
+
+namespace sluice::daemon {
+
+int Service::LinkIndexOf(DeviceIndex gpu) const {
+  const std::string& link = options_.node.gpus[gpu.value()].link;
+  int index = -1;
+  for (size_t i = 0; i < options_.node.links.size(); ++i) {
+    if (options_.node.links[i].name == link) index = static_cast<int>(i);
+  }
+  return index;
+}
+
+void Service::KeepRank(SessionId id) {
+  if (!hands_over()) return;
+  const auto channel = channels_.find(id);
+  const auto page = use_pages_.find(id);
+  if (channel == channels_.end() || page == use_pages_.end()) return;
+  handover_->Keep(Handover::SocketOf(id), channel->second->socket());
+  handover_->Keep(Handover::ProcessOf(id), channel->second->pidfd());
+  handover_->Keep(Handover::UsePageOf(id), page->second->get());
+  channel->second->Hold();
+  handover_->WhenKept([this, id] {
+    const auto kept = channels_.find(id);
+    if (kept != channels_.end()) kept->second->Release();
+  });
+}
+
+// What cannot be taken over ends: sessions see their sockets close, and what
+// their processes hold is held outside.
+void Service::TakeOver() {
+  auto saved = handover_->ReadState(core_.Save());
+  absl::Status taken = saved.status();
+  if (saved.ok() && saved->has_value()) taken = Adopt(**std::move(saved));
+  if (taken.ok()) {
+    handover_->DropRest();
+  } else {
+    WriteLog(LogLevel::kError,
+             fmt::format("what an earlier daemon left cannot be taken over, "
+                         "and its sessions end: {}",
+                         std::string(taken.message())));
+    handover_->DropAll();
+    handover_->Begin(core_);
+  }
+  if (!saved.ok() || !saved->has_value()) handover_->Begin(core_);
+  handover_->Keep(Handover::kLimits, grants_->kept().get());
+  if (options_.sim_clocks) {
+    handover_->Keep(Handover::kClocks, options_.sim_clocks->get());
+  }
+}
+
+absl::Status Service::Adopt(CoreState saved) {
+  SLUICE_RETURN_IF_ERROR(CheckLeft(saved));
+  const absl::Status adopted = AdoptExtents(saved);
+  if (!adopted.ok()) {
+    extents_->Abandon();
+    return adopted;
+  }
+  std::set<SessionId> reached;
+  std::vector<SessionId> gone;
+  for (const auto& [id, session] : saved.sessions) {
+    if (session.state == Session::State::kClosed) {
+      WatchLeft(session);
+    } else if (session.is_rank() && IsLeft(id)) {
+      AdoptRank(session);
+      reached.insert(id);
+    } else {
+      gone.push_back(id);  // it was never welcomed, or is an observer
+    }
+  }
+  next_session_ = saved.last_session.value() + 1;
+  core_.Load(std::move(saved));
+  const absl::Time now = loop_->now();
+  Effects effects = core_.TakeOver(reached, now);
+  handover_->Begin(core_);
+  Execute(std::move(effects));
+  for (SessionId id : gone) Execute(core_.ProcessGone(id, {}, now));
+  return absl::OkStatus();
+}
+
+bool Service::IsLeft(SessionId id) const {
+  return handover_->Left(Handover::SocketOf(id)) &&
+         handover_->Left(Handover::ProcessOf(id)) &&
+         handover_->Left(Handover::UsePageOf(id));
+}
+
+// All that must be there is, before anything is taken.
+absl::Status Service::CheckLeft(const CoreState& saved) const {
+  for (const auto& [pool, extents] : saved.ledger.pools) {
+    for (const auto& [id, extent] : extents.extents) {
+      if (extent.state == Pool::State::kMaking ||
+          handover_->Left(Handover::NameOf(id))) {
+        continue;
+      }
+      return absl::FailedPreconditionError(
+          fmt::format("extent {} of {} was not kept", id.value(), Name(pool)));
+    }
+  }
+  for (const auto& [id, session] : saved.sessions) {
+    if (session.state == Session::State::kClosed &&
+        !handover_->Left(Handover::ProcessOf(id))) {
+      return absl::FailedPreconditionError(
+          fmt::format("the process of session {} was not kept", id.value()));
+    }
+  }
+  return absl::OkStatus();
+}
+
+absl::Status Service::AdoptExtents(const CoreState& saved) {
+  for (const auto& [pool, extents] : saved.ledger.pools) {
+    for (const auto& [id, extent] : extents.extents) {
+      if (extent.state == Pool::State::kMaking) continue;
+      SLUICE_RETURN_IF_ERROR(extents_->Adopt(
+          id, pool, extent.size, handover_->Take(Handover::NameOf(id))));
+    }
+  }
+  return absl::OkStatus();
+}
+
+void Service::AdoptRank(const Session& session) {
+  const Principal& who = session.peer.principal;
+  auto page = std::make_shared<const UniqueFd>(
+      handover_->Take(Handover::UsePageOf(session.id)));
+  const absl::Status resumed =
+      grants_->Resume(session.grant_slot, LinkIndexOf(session.hello.gpu),
+                      session.guaranteed_bytes_per_second, *page);
+  if (!resumed.ok()) {
+    WriteLog(LogLevel::kError, std::string(resumed.message()));
+  }
+  slots_[session.grant_slot] = who;
+  quotas_.Charge(who, Resource::kRanks);
+  use_pages_[session.id] = std::move(page);
+  // Which others it showed is not known any more.
+  gpus_[session.id] = {session.hello.gpu.value()};
+  WatchLeft(session);
+}
+
+void Service::WatchLeft(const Session& session) {
+  const Principal& who = session.peer.principal;
+  quotas_.Charge(who, Resource::kSessions);
+  Watch(session.id, who, handover_->Take(Handover::SocketOf(session.id)),
+        handover_->Take(Handover::ProcessOf(session.id)));
+}
+
+void Service::SayReady() { handover_->store().Ready("serving"); }
+
+}  // namespace sluice::daemon
