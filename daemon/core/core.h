@@ -121,6 +121,8 @@ class Core {
   absl::Status SetPolicy(const Policy& policy, absl::Time now);
   // Attached ranks.
   int ranks() const;
+  // Sessions of ranks, or of processes that may still hold what they had.
+  bool has_ranks() const;
   // Ends every session of a job (of every principal, or only of `uid`);
   // returns how many. Their memory is quarantined until the processes end;
   // `kill` ends those too.

@@ -1,9 +1,17 @@
 // What a daemon does first with what an earlier one saved.
 #include <fmt/format.h>
 
+#include <algorithm>
+
 #include "daemon/core/core.h"
 
 namespace sluice::daemon {
+
+bool Core::has_ranks() const {
+  return std::any_of(sessions_.begin(), sessions_.end(), [](const auto& each) {
+    return each.second.grant_slot >= 0;
+  });
+}
 
 void Core::NotePlansTold(const Effects& effects) {
   for (const Effect& effect : effects) {

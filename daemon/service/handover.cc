@@ -132,4 +132,11 @@ void Handover::WhenKept(std::function<void()> then) {
   });
 }
 
+void Handover::LeaveNothing(std::function<void()> then) {
+  begun_ = false;
+  if (!store_->keeps()) return then();
+  store_->RemoveAll();
+  WhenKept(std::move(then));
+}
+
 }  // namespace sluice::daemon

@@ -66,6 +66,8 @@ class Handover {
   // Posted when all that was given before is kept; at once, where nobody keeps
   // anything.
   void WhenKept(std::function<void()> then);
+  // Nobody needs anything of it; `then` as WhenKept's.
+  void LeaveNothing(std::function<void()> then);
 
   DescriptorStore& store() { return *store_; }
 
@@ -76,6 +78,7 @@ class Handover {
   // Of systemd's store, where it does not say how many it takes: the unit's
   // FileDescriptorStoreMax.
   static constexpr int64_t kStoreSize = 2000;
+  static constexpr const char* kListener = "listener";
   static constexpr const char* kLimits = "limits";
   static constexpr const char* kClocks = "clocks";
 

@@ -80,11 +80,12 @@ absl::StatusOr<std::unique_ptr<Service>> Service::Start(
 
 absl::Status Service::Prepare() {
   SLUICE_ASSIGN_OR_RETURN(loop_, Loop::Make(options_.clock));
-  SLUICE_ASSIGN_OR_RETURN(listener_,
-                          wire::Listen(options_.socket, options_.socket_mode));
-  if (fcntl(listener_.get(), F_SETFL, O_NONBLOCK) != 0) {
-    return ErrnoStatus(errno, "prepare the session socket");
-  }
+  SLUICE_ASSIGN_OR_RETURN(handover_,
+                          Handover::Start(std::move(options_.starter),
+                                          [this](std::function<void()> task) {
+                                            loop_->Post(std::move(task));
+                                          }));
+  SLUICE_RETURN_IF_ERROR(Listen());
   sigset_t taken;
   sigemptyset(&taken);
   for (const int signal : kEndingSignals) sigaddset(&taken, signal);
@@ -93,11 +94,6 @@ absl::Status Service::Prepare() {
   if (!signals_) return ErrnoStatus(errno, "make a signalfd");
   spare_ = SpareFd();
 
-  SLUICE_ASSIGN_OR_RETURN(handover_,
-                          Handover::Start(std::move(options_.starter),
-                                          [this](std::function<void()> task) {
-                                            loop_->Post(std::move(task));
-                                          }));
   SLUICE_ASSIGN_OR_RETURN(
       grants_,
       GrantPages::Start(options_.node.links, options_.node.generation,
@@ -157,8 +153,21 @@ absl::Status Service::Prepare() {
   return absl::OkStatus();
 }
 
+// Whoever connects while there is no daemon waits on a socket that was kept.
+absl::Status Service::Listen() {
+  listener_ = handover_->Take(Handover::kListener);
+  if (!listener_ || access(options_.socket.c_str(), F_OK) != 0) {
+    SLUICE_ASSIGN_OR_RETURN(
+        listener_, wire::Listen(options_.socket, options_.socket_mode));
+  }
+  if (fcntl(listener_.get(), F_SETFL, O_NONBLOCK) != 0) {
+    return ErrnoStatus(errno, "prepare the session socket");
+  }
+  return absl::OkStatus();
+}
+
 Service::~Service() {
-  if (handover_ && hands_over()) {
+  if (leaving_) {
     for (const auto& [id, channel] : channels_) channel->Leave();
   }
   // Threads that post to the loop end before what their tasks touch.
@@ -185,7 +194,7 @@ bool Service::Finish(absl::Duration patience) {
 }
 
 void Service::RemoveSocket() {
-  if (!listener_) return;
+  if (!listener_ || leaving_) return;
   unlink(options_.socket.c_str());
   loop_->Remove(listener_.get());
   // Who was not accepted may have sent what lingers.
@@ -215,10 +224,11 @@ void Service::OnSignal() {
 void Service::End() {
   loop_->Remove(signals_.get());
   snapshots_->Clear();
-  if (!hands_over()) {
-    Execute(core_.ShutDown("sluiced was stopped", loop_->now()));
-  }
-  loop_->Stop();
+  // Who stopped it starts the next one, or closes what is kept.
+  leaving_ = handover_->keeps() && core_.has_ranks();
+  if (leaving_) return loop_->Stop();
+  Execute(core_.ShutDown("sluiced was stopped", loop_->now()));
+  handover_->LeaveNothing([this] { loop_->Stop(); });
 }
 
 bool Service::PauseAccepting() {

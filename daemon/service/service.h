@@ -93,7 +93,7 @@ class Service {
   bool Finish(absl::Duration patience);
   void RemoveSocket();
   // Whether what ranks hold is left to another daemon.
-  bool hands_over() const { return handover_->keeps(); }
+  bool hands_over() const { return leaving_; }
   // To whoever started the process: it serves.
   void SayReady();
 
@@ -122,6 +122,7 @@ class Service {
  private:
   explicit Service(ServiceOptions options);
   absl::Status Prepare();
+  absl::Status Listen();
 
   // What an earlier daemon left (service_takeover.cc).
   void TakeOver();
@@ -236,6 +237,7 @@ class Service {
   uint64_t logged_ = 0;
   LogLimiter log_limiter_;
   std::unique_ptr<Handover> handover_;
+  bool leaving_ = false;  // it ended, and the next one has its ranks
   std::unique_ptr<Arena> arena_;
   std::unique_ptr<Extents> extents_;
   std::unique_ptr<OutsideWatch> outside_;

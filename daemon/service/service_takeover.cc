@@ -21,7 +21,7 @@ int Service::LinkIndexOf(DeviceIndex gpu) const {
 }
 
 void Service::KeepRank(SessionId id) {
-  if (!hands_over()) return;
+  if (!handover_->keeps()) return;
   const auto channel = channels_.find(id);
   const auto page = use_pages_.find(id);
   if (channel == channels_.end() || page == use_pages_.end()) return;
@@ -52,6 +52,7 @@ void Service::TakeOver() {
     handover_->Begin(core_);
   }
   if (!saved.ok() || !saved->has_value()) handover_->Begin(core_);
+  handover_->Keep(Handover::kListener, listener_.get());
   handover_->Keep(Handover::kLimits, grants_->kept().get());
   if (options_.sim_clocks) {
     handover_->Keep(Handover::kClocks, options_.sim_clocks->get());

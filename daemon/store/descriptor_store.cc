@@ -101,6 +101,15 @@ void DescriptorStore::Remove(std::string_view name) {
         .done = {}});
 }
 
+void DescriptorStore::RemoveAll() {
+  std::set<std::string, std::less<>> names;
+  {
+    const MutexLock lock(mutex_);
+    names = names_;
+  }
+  for (const std::string& name : names) Remove(name);
+}
+
 void DescriptorStore::Flush(Done done) {
   if (!keeps()) return Post(std::move(done), absl::OkStatus());
   const MutexLock lock(mutex_);

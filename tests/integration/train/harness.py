@@ -76,15 +76,32 @@ class TrainTest(unittest.TestCase):
             if stream:
                 stream.close()
 
-    def daemon(self, gpus=2, gpu_memory="64MiB", host_memory="256MiB",
-               sim="", extra="", name="run"):
-        """Starts sluiced; returns its socket. `sim`: more of that table."""
+    def configure(self, gpus=2, gpu_memory="64MiB", host_memory="256MiB",
+                  sim="", extra="", name="run"):
+        """(runtime directory, configuration). `sim`: more of that table."""
         runtime = self.path(name)
         os.mkdir(runtime, 0o700)
         config = self.path(name + ".toml")
         with open(config, "w", encoding="utf-8") as file:
             file.write(CONFIG.format(gpus=gpus, gpu_memory=gpu_memory,
                                      host_memory=host_memory, sim=sim) + extra)
+        return runtime, config
+
+    def keeper(self, **settings):
+        """Starts sluiced-keeper, and it sluiced; returns the socket."""
+        runtime, config = self.configure(**settings)
+        log = open(self.path("keeper.log"), "w", encoding="utf-8")
+        self.addCleanup(log.close)
+        self.keeper_process = self.start(
+            [os.path.join(BIN, "sluiced-keeper"), "--runtime-dir", runtime,
+             "--", "--config", config], stdout=log, stderr=log)
+        socket = os.path.join(runtime, "session.sock")
+        self.wait_until(lambda: os.path.exists(socket), 20, "no daemon starts")
+        return socket
+
+    def daemon(self, **settings):
+        """Starts sluiced; returns its socket."""
+        runtime, config = self.configure(**settings)
         self.sluiced = self.start([os.path.join(BIN, "sluiced"), "--config",
                                    config, "--runtime-dir", runtime],
                                   stdout=subprocess.PIPE,
@@ -126,6 +143,16 @@ class TrainTest(unittest.TestCase):
         status = json.loads(answer.stdout)
         pools = status["gpus"] + status["host"]
         return sum(p["leased_bytes"] + p["quarantined_bytes"] for p in pools)
+
+
+def children_of(parent):
+    """Their pids."""
+    path = f"/proc/{parent}/task/{parent}/children"
+    try:
+        with open(path, encoding="utf-8") as file:
+            return [int(pid) for pid in file.read().split()]
+    except FileNotFoundError:
+        return []
 
 
 def ranks_of(launcher):

@@ -1,0 +1,80 @@
+"""A daemon that is killed takes nothing with it where somebody keeps what it
+had: a run under it goes on, and comes to the same numbers."""
+
+import os
+import random
+import signal
+import threading
+import time
+import unittest
+
+import harness
+
+SETTINGS = ("--ranks 2 --seq-len 777 --steps 12 --seed 3 --hbm 24MiB "
+            "--json").split()
+
+
+class TakeOver(harness.TrainTest):
+    def losses(self, socket, name, *more):
+        log = self.path(name + ".jsonl")
+        code, _, err = self.run_train(
+            *harness.MODEL, *SETTINGS, "--socket", socket, "--job", name,
+            "--data", self.text, "--log-jsonl", log, *more)
+        self.assertEqual(code, 0, err)
+        return [line["loss"] for line in harness.lines_of(log)]
+
+    def kill_until(self, done, moments):
+        """Kills the daemon again and again; how often."""
+        kills = 0
+        while not done.is_set():
+            time.sleep(moments.uniform(0.05, 0.9))
+            for pid in harness.children_of(self.keeper_process.pid):
+                os.kill(pid, signal.SIGKILL)
+                kills += 1
+        return kills
+
+    def compare(self, *more):
+        """Of an undisturbed run and one whose daemon dies all the time."""
+        socket = self.keeper()
+        calm = self.losses(socket, "calm", *more)
+        self.assertEqual(len(calm), 12)
+        done = threading.Event()
+        kills = []
+        killer = threading.Thread(target=lambda: kills.append(
+            self.kill_until(done, random.Random(13))))
+        killer.start()
+        try:
+            disturbed = self.losses(socket, "disturbed", *more)
+        finally:
+            done.set()
+            killer.join()
+        self.assertGreaterEqual(kills[0], 3)
+        self.assertEqual(disturbed, calm)  # bit by bit
+        self.wait_until(lambda: self.leased(socket) == 0, 20,
+                        "memory is left")
+
+    def test_a_run_with_a_plan_is_bit_identical(self):
+        self.compare()
+
+    def test_a_run_that_swaps_and_recomputes_is_bit_identical(self):
+        self.compare("--alpha", "0.5")
+
+    def test_a_run_goes_on_when_the_keeper_is_ended(self):
+        socket = self.keeper()
+        log = self.path("log")
+        self.start(
+            [harness.TRAIN, "train", *harness.MODEL, "--seq-len", "777",
+             "--steps", "100000", "--socket", socket, "--data", self.text,
+             "--log-jsonl", log])
+        self.wait_until(lambda: len(harness.lines_of(log)) > 2, 60,
+                        "it does not train")
+        self.end(self.keeper_process)
+        self.assertEqual(self.keeper_process.returncode, 0)
+        # What it has mapped stays.
+        steps = len(harness.lines_of(log))
+        self.wait_until(lambda: len(harness.lines_of(log)) > steps + 2, 60,
+                        "it stands still")
+
+
+if __name__ == "__main__":
+    unittest.main()
