@@ -302,6 +302,11 @@ class ConfigReader {
     table.Key("sessions", count(&config_.quota.sessions));
     table.Key("rank_sessions", count(&config_.quota.ranks));
     table.Key("extents", count(&config_.quota.extents));
+    table.Key("waiting_leases", count(&config_.quota.waiting));
+    int longest_wait_s =
+        static_cast<int>(absl::ToInt64Seconds(config_.longest_wait));
+    constexpr int kMonth = 31 * 86400;
+    table.Key("longest_wait_s", table.Whole(&longest_wait_s, 0, kMonth));
     table.Key("cgroups", [&](const toml::node& list) -> absl::Status {
       SLUICE_RETURN_IF_ERROR(
           table.List([&](const toml::node& each) -> absl::Status {
@@ -317,7 +322,9 @@ class ConfigReader {
       config_.cgroups = *std::move(cut);
       return absl::OkStatus();
     });
-    return table.Read(node);
+    SLUICE_RETURN_IF_ERROR(table.Read(node));
+    config_.longest_wait = absl::Seconds(longest_wait_s);
+    return absl::OkStatus();
   }
 
   absl::Status PolicyTable(const toml::node& node) {

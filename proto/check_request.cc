@@ -130,6 +130,9 @@ absl::Status CheckBody(const Request& request) {
       return Check(request.step_report());
     case Request::kPlanTaken:
       return Check(request.plan_taken());
+    case Request::kGiveUp:
+      return CheckRange("request_id", request.give_up().request_id(), 1,
+                        UINT64_MAX);
     case Request::kQuery:
       return CheckName("plan_id", request.query().plan_id(), true);
     case Request::BODY_NOT_SET:

@@ -29,6 +29,18 @@ absl::Status OverBudget(const std::string& who, const std::string& flags,
           ExactBytes(used + asked)));
 }
 
+absl::Status OverLimit(const std::string& who, const std::string& flags,
+                       PoolKind kind, Bytes asked, Bytes limit) {
+  return ShortOf(
+      kind == PoolKind::kGpu ? Shortage::kGpuMemory : Shortage::kHostMemory,
+      fmt::format("asked {} of {} memory, but the limit of {} is {}, and no "
+                  "wait changes that; an administrator can raise it: "
+                  "sluicectl budget set {} --{} {}",
+                  FormatBytes(asked), KindName(kind), who, FormatBytes(limit),
+                  flags, kind == PoolKind::kGpu ? "gpu" : "host",
+                  ExactBytes(asked)));
+}
+
 bool Over(const Limits& limits, Bytes gpu, Bytes host) {
   return gpu > limits.gpu || host > limits.host;
 }
@@ -86,6 +98,22 @@ absl::Status Budgets::Admit(const JobKey& job, PoolKind kind,
     return OverBudget(fmt::format("job '{}'", job.name),
                       "--job " + ShellWord(job.name), kind, size, by_job,
                       job_limit);
+  }
+  return absl::OkStatus();
+}
+
+absl::Status Budgets::MayEver(const JobKey& job, PoolKind kind,
+                              Bytes size) const {
+  const Principal& principal = job.principal;
+  const Bytes of_principal = PrincipalLimits(principal).of(kind);
+  if (size > of_principal) {
+    return OverLimit(Name(principal), FlagsOf(principal), kind, size,
+                     of_principal);
+  }
+  const Bytes of_job = JobLimits(job.name).of(kind);
+  if (size > of_job) {
+    return OverLimit(fmt::format("job '{}'", job.name),
+                     "--job " + ShellWord(job.name), kind, size, of_job);
   }
   return absl::OkStatus();
 }

@@ -80,6 +80,8 @@ class Budgets {
 
   // ResourceExhausted: asked, used, limit, and who can change it.
   absl::Status Admit(const JobKey& job, PoolKind kind, Bytes size) const;
+  // The same, if it had nothing yet.
+  absl::Status MayEver(const JobKey& job, PoolKind kind, Bytes size) const;
   void Charge(const JobKey& job, PoolKind kind, Bytes size);
   void Refund(const JobKey& job, PoolKind kind, Bytes size);
 

@@ -134,6 +134,7 @@ Snapshot Core::TakeSnapshot(const Principal* viewer, absl::Time now) const {
   for (const auto& [id, pool] : ledger_.pools())
     snapshot.extents += pool.extents();
   snapshot.planning = joint_.Planning(viewer, now);
+  snapshot.waiting = Waiting(viewer, now);
   if (!viewer) {
     snapshot.stats = journal_.stats;
     snapshot.stats->extents = ledger_.extent_counts();
@@ -148,6 +149,7 @@ void Core::Load(CoreState saved) {
   sessions_.Load(std::move(saved.sessions));
   last_session_ = saved.last_session;
   drain_ = std::move(saved.drain);
+  waiting_.Load(std::move(saved.waiting));
   for (const auto& [id, session] : sessions_) {
     if (session.is_rank()) slots_[session.grant_slot] = true;
     if (session.grant_slot >= 0) journal_.stats.jobs.try_emplace(session.job());
@@ -158,6 +160,7 @@ void Core::TouchAll() {
   ledger_.TouchAll();
   joint_.TouchAll();
   sessions_.TouchAll();
+  waiting_.rows().TouchAll();
   for (const auto& [id, session] : sessions_.rows()) {
     sessions_.Edit(id).history.requests().TouchAll();
   }
@@ -168,6 +171,7 @@ LooseState Core::Loose() const {
   loose.last_session = last_session_;
   ledger_.AddLoose(loose);
   joint_.AddLoose(loose);
+  loose.next_place = waiting_.next();
   return loose;
 }
 
@@ -176,6 +180,7 @@ void Core::CheckInvariants() const {
   joint_.CheckInvariants();
   CheckSessions();
   CheckGuarantees();
+  CheckWaiting();
 }
 
 // No link has promised more than it carries, to all or to one.

@@ -7,8 +7,9 @@
 // the effects and reports what became of them as further events. So every
 // decision can be tested without a process, and replayed.
 //
-// Core keeps the sessions and routes: memory is the ledger's (ledger.h), plans
-// are joint planning's (joint_planning.h), and both write into one journal.
+// Core keeps the sessions and the line of leases that wait, and routes: memory
+// is the ledger's (ledger.h), plans are joint planning's (joint_planning.h),
+// and both write into one journal.
 //
 // Errors. What a client did wrong becomes a reply with an absl::Status, or
 // the end of its session. Methods for the service CHECK: an event that cannot
@@ -38,6 +39,7 @@
 #include "daemon/core/snapshot.h"
 #include "daemon/core/state.h"
 #include "daemon/core/types.h"
+#include "daemon/core/waiting.h"
 #include "proto/base/table.h"
 #include "proto/plan/progress.h"
 #include "proto/plan/request.h"
@@ -87,6 +89,7 @@ class Core {
   void UnitsRead(absl::StatusOr<std::vector<KeyedUnit>> units, absl::Time now);
 
   // --- time ----------------------------------------------------------------
+  // Also after a change of policy: what waits may have it now.
   Effects Tick(absl::Time now);
   absl::Time NextDeadline() const;
 
@@ -149,14 +152,16 @@ class Core {
   PoolSnapshot pool(PoolId id) const;
   const EventLog& log() const { return journal_.log; }
   const Ledger& ledger() const { return ledger_; }
+  const WaitingQueue& waiting() const { return waiting_; }
+  const Stats& stats() const { return journal_.stats; }
   const Session* session(SessionId id) const;
   // The largest id that ever connected, also of a daemon that was taken over.
   SessionId last_session() const { return last_session_; }
 
   // Everything but the journal and the units (state.h).
   CoreState Save() const {
-    return {ledger_.Save(), joint_.Save(), sessions_.rows(), last_session_,
-            drain_};
+    return {ledger_.Save(),  joint_.Save(), sessions_.rows(),
+            last_session_, drain_,        waiting_.Save()};
   }
   // Into a Core of the same node that no session has reached.
   void Load(CoreState saved);
@@ -191,6 +196,7 @@ class Core {
   void Handle(Session&, RequestId, const PlanTakenRequest&, absl::Time,
               Effects&);
   void Handle(Session&, RequestId, const QueryRequest&, absl::Time, Effects&);
+  void Handle(Session&, RequestId, const GiveUpRequest&, absl::Time, Effects&);
   // Why nothing is granted; ok: the node is not drained.
   absl::Status CheckDrain() const;
   absl::Status AdmitHello(const Session& session,
@@ -211,6 +217,33 @@ class Core {
                    absl::Time now, Effects& effects);
   // Answers a lease that is granted or could not be made.
   void Decide(const Ledger::Decided& decided, absl::Time now, Effects& effects);
+
+  // Leases that wait (core_waiting.cc).
+  Rights RightsOf(const JobKey& job, const LeaseRequest& asked) const;
+  // Of the pool's free memory: what plans of others than `job` are to get.
+  Bytes PromisedToOthers(const JobKey& job, PoolId pool) const;
+  // Why a new request has to stay behind one that waits; ok: it need not.
+  Refusal StaysBehind(const Session& session, const LeaseRequest& asked,
+                      absl::Time now) const;
+  // It stands in line from now on where it may; else it is refused.
+  void WaitOrRefuse(Session& session, RequestId request,
+                    const LeaseRequest& asked, absl::Time since,
+                    const Refusal& refusal, absl::Time now, Effects& effects);
+  // Ok: it stands in line.
+  Refusal StandInLine(Session& session, RequestId request,
+                      const LeaseRequest& asked, absl::Time since,
+                      const Refusal& refusal, absl::Time now);
+  WaitingQueue::Turn TakeTurn(const Waiter& waiter, absl::Time now,
+                              Effects& effects);
+  // For whom it is the answer: what is in front or missing.
+  std::string WhyItWaits(const JobKey& job, const LeaseRequest& asked,
+                         Waiter::Lacks lacks,
+                         const WaitingQueue::InFront& front,
+                         absl::Time now) const;
+  void ReleaseWaiting(absl::Time now, Effects& effects);
+  std::vector<WaitingSnapshot> Waiting(const Principal* viewer,
+                                       absl::Time now) const;
+  void CheckWaiting() const;
 
   // Sessions (core_sessions.cc).
   void NotePlansTold(const Effects& effects);
@@ -245,6 +278,7 @@ class Core {
   Table<SessionId, Session> sessions_;
   SessionId last_session_;
   std::optional<Drain> drain_;
+  WaitingQueue waiting_;
   std::vector<bool> slots_;
 };
 
@@ -252,6 +286,10 @@ template <typename Visit>
 void Core::TakeChanged(Visit visit) {
   ledger_.TakeChanged(visit);
   joint_.TakeChanged(visit);
+  waiting_.rows().TakeChanged(
+      [&](const PlaceInLine& place, const Waiter* waiter) {
+        visit(RowKind::kWaiter, place, waiter);
+      });
   sessions_.TakeChanged([&](SessionId id, Session* session) {
     visit(RowKind::kSession, id, session);
     if (session == nullptr) return;

@@ -1,6 +1,8 @@
 // Leases: what the ledger decides, answered; what waits, tried again.
 #include <fmt/format.h>
 
+#include <algorithm>
+
 #include "daemon/core/core.h"
 #include "proto/base/status.h"
 
@@ -8,12 +10,18 @@ namespace sluice::daemon {
 
 void Core::Handle(Session& session, RequestId request,
                   const LeaseRequest& asked, absl::Time now, Effects& effects) {
-  const Refusal refusal = TakeLease(session, request, asked, now, effects);
+  Refusal refusal = StaysBehind(session, asked, now);
+  if (refusal.why.ok()) {
+    refusal = TakeLease(session, request, asked, now, effects);
+  }
   if (refusal.why.ok()) return;
-  const WaitingLease waiting{session.id, request, asked, now,
-                             now + joint_.LeaseWait()};
+  const absl::Duration most = joint_.LeaseWait();
+  const WaitingLease waiting{
+      session.id, request, asked, now,
+      now + (asked.wait > absl::ZeroDuration() ? std::min(most, asked.wait)
+                                               : most)};
   if (joint_.WaitForLease(waiting, refusal)) return;
-  RefuseLease(session, request, refusal, now, effects);
+  WaitOrRefuse(session, request, asked, now, refusal, now, effects);
 }
 
 void Core::RefuseLease(Session& session, RequestId request,
@@ -152,9 +160,10 @@ void Core::Settle(absl::Time now, Effects& effects) {
                          lease.asked, now, effects);
       },
       [&](const WaitingLease& lease, const Refusal& refusal) {
-        RefuseLease(sessions_.Edit(lease.session), lease.request, refusal, now,
-                    effects);
+        WaitOrRefuse(sessions_.Edit(lease.session), lease.request, lease.asked,
+                     lease.since, refusal, now, effects);
       });
+  ReleaseWaiting(now, effects);
   NotePlansTold(effects);
 }
 

@@ -144,6 +144,8 @@ void Core::Close(Session& session, absl::Time now, Effects& effects) {
     session.had_leases_at_close = !ended.empty();
     for (RequestId request : ended) session.history.LeaseEnded(request);
     joint_.RankLeft(session.id, now, effects);
+    journal_.stats.waits[WaitEnd::kSessionEnded] +=
+        waiting_.SessionEnded(session.id);
     effects.push_back(DetachGrants{session.grant_slot});
     slots_[session.grant_slot] = false;
     Log(now, EventKind::kDetach, Describe(session) + " closed its session",
@@ -288,7 +290,8 @@ Effects Core::Tick(absl::Time now) {
 }
 
 absl::Time Core::NextDeadline() const {
-  absl::Time next = std::min(joint_.NextDeadline(), ledger_.NextDeadline());
+  absl::Time next = std::min(
+      {joint_.NextDeadline(), ledger_.NextDeadline(), waiting_.NextDeadline()});
   for (const auto& [id, session] : sessions_) {
     if (session.state == Session::State::kHalfOpen) {
       next = std::min(next, session.connected_at + config_.hello_timeout);

@@ -30,6 +30,9 @@ Effects Core::TakeOver(const std::set<SessionId>& reached, absl::Time now) {
   for (const WaitingLease& lease : joint_.waiting_leases()) {
     worked_on[lease.session].insert(lease.request);
   }
+  for (const auto& [place, waiter] : waiting_.waiters()) {
+    worked_on[waiter.session].insert(waiter.request);
+  }
   std::vector<SessionId> lost;
   for (const auto& [id, session] : sessions_) {
     if (session.state == Session::State::kClosed) continue;

@@ -17,6 +17,7 @@ enum class EventKind {
   kAttach,
   kDetach,
   kLease,
+  kWait,
   kRefuse,
   kDeath,
   kProtocol,
@@ -30,8 +31,8 @@ enum class EventKind {
 template <>
 struct EnumNames<EventKind> {
   static constexpr std::string_view kNames[] = {
-      "attach", "detach", "lease",  "refuse", "death", "protocol",
-      "evict",  "plan",   "budget", "drain",  "start", "stop"};
+      "attach", "detach", "lease",  "wait",  "refuse", "death", "protocol",
+      "evict",  "plan",   "budget", "drain", "start",  "stop"};
 };
 
 struct LoggedEvent {

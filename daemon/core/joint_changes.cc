@@ -332,7 +332,7 @@ void JointPlanning::EndChange(const JobKey& job, Member& member,
 bool JointPlanning::WaitForLease(const WaitingLease& lease,
                                  const Refusal& refusal) {
   if (!absl::IsResourceExhausted(refusal.why) ||
-      refusal.by == RefusedBy::kExtents ||
+      refusal.by == RefusedBy::kExtents || refusal.by == RefusedBy::kQueue ||
       lease.asked.pool.kind != PoolKind::kHost) {
     return false;
   }

@@ -117,6 +117,14 @@ Bytes JointPlanning::HostPromisedBeside(uint64_t numa,
   return HostGrowth(numa, nullptr, own);
 }
 
+Bytes JointPlanning::HostDue(uint64_t numa, const JobKey& job) const {
+  const auto member = members_.find(job);
+  if (member == members_.end()) return Bytes(0);
+  return std::max(HostPromised(member->second, member->second.ranks, numa) -
+                      ledger_.HostHeld(job, numa),
+                  Bytes(0));
+}
+
 Bytes JointPlanning::MemberGrowth(std::optional<uint64_t> numa,
                                   const Principal* of,
                                   const std::set<JobKey>& except) const {

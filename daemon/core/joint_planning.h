@@ -87,6 +87,12 @@ class JointPlanning {
   // --- reading -------------------------------------------------------------
   // Host memory that others' plans and leases are to get of a NUMA node.
   Bytes HostPromisedBeside(uint64_t numa, const Principal& whose) const;
+  // Of these, what other jobs than `job` are to get.
+  Bytes HostPromisedToOthers(uint64_t numa, const JobKey& job) const {
+    return HostGrowth(numa, nullptr, {job});
+  }
+  // What the plan of `job` lets it have there and it does not hold.
+  Bytes HostDue(uint64_t numa, const JobKey& job) const;
   PlanId CurrentPlan(const JobKey& job) const { return rounds_.current(job); }
   // A plan its job's principal may see; null viewer: any.
   std::shared_ptr<const plan::NodePlan> FindPlan(PlanId id,

@@ -149,6 +149,19 @@ class Ledger {
   }
   std::vector<ReservationLine> ReservationLines() const;
 
+  // --- leases that wait (ledger_waiting.cc) --------------------------------
+  // Ok, unless it could not be even if all memory were free: what is wrong
+  // with the request, or larger than the pool beside what others have
+  // reserved, than a limit, or in too many extents.
+  absl::Status MayEverFit(const JobKey& job, const LeaseRequest& asked) const;
+  // What such a lease lacks, by sums alone; `promised`: of the pool's free
+  // memory, to others. nullopt: nothing. REQUIRES: there is such a pool.
+  std::optional<Waiter::Lacks> Lacks(const JobKey& job,
+                                     const LeaseRequest& asked,
+                                     Bytes promised) const;
+  // What the reservation that counts for `whose` has left to lease.
+  Bytes ReservedFor(PoolId pool, const Principal& whose) const;
+
   // --- reading -------------------------------------------------------------
   const std::map<PoolId, Pool>& pools() const { return pools_; }
   const Pool* FindPool(PoolId id) const;

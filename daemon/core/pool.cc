@@ -40,6 +40,13 @@ Bytes Pool::UsableBy(PrincipalId principal, Bytes withheld) const {
          (own != idle_by_size_.end() ? own->second.lingering : Bytes(0));
 }
 
+Bytes Pool::MostFor(PrincipalId principal, Bytes withheld) const {
+  const auto charged = charged_.find(principal);
+  const Bytes own =
+      charged != charged_.end() ? charged->second.lingering : Bytes(0);
+  return RoomBeside(withheld) + own;
+}
+
 absl::Status Pool::Refusal(Bytes asked, Bytes withheld) const {
   std::string held;
   if (withheld > Bytes(0)) {
@@ -183,10 +190,7 @@ absl::StatusOr<Pool::Parts> Pool::Choose(PrincipalId principal, Bytes size,
                                          Bytes most, Bytes withheld) const {
   SLUICE_CHECK(size > Bytes(0));
   const Bytes room = RoomBeside(withheld);
-  const auto charged = charged_.find(principal);
-  const Bytes own =
-      charged != charged_.end() ? charged->second.lingering : Bytes(0);
-  if (size > room + own) return Refusal(size, withheld);
+  if (size > MostFor(principal, withheld)) return Refusal(size, withheld);
   const auto fits = [&](const std::optional<Parts>& parts) {
     return parts && (withheld <= Bytes(0) || TakenFromFree(*parts) <= room);
   };

@@ -129,6 +129,12 @@ class Pool {
   // What `principal` can surely get in one lease: what is free and not
   // withheld, and what lingers of its own in extents of extent_bytes.
   Bytes UsableBy(PrincipalId principal, Bytes withheld = Bytes(0)) const;
+  // More than this `principal` cannot get, whatever its size is cut into: what
+  // is free and not withheld, and what lingers of its own.
+  Bytes MostFor(PrincipalId principal, Bytes withheld) const;
+  size_t ExtentsOf(Bytes size) const {
+    return static_cast<size_t>((size + extent_ - Bytes(1)) / extent_);
+  }
   // What of `principal` is leased, in quarantine or lingers.
   Bytes ChargedTo(PrincipalId principal) const;
   size_t extents() const { return extents_.size(); }

@@ -10,6 +10,7 @@
 #include <vector>
 
 #include "absl/status/status.h"
+#include "absl/time/time.h"
 #include "daemon/core/pool.h"
 #include "daemon/core/types.h"
 #include "proto/base/shortage.h"
@@ -30,13 +31,23 @@ struct HelloRequest {
   uint32_t protocol = 1;  // what both sides speak
   bool operator==(const HelloRequest&) const = default;
 };
+// Whose turn is first, of leases that wait. A request can only yield: nobody is
+// to call the own one urgent.
+enum class Priority { kNormal, kBackground };
 struct LeaseRequest {
   PoolId pool;
   Bytes size;
+  // How long it may wait where it would be refused; 0: not at all.
+  absl::Duration wait = absl::ZeroDuration();
+  Priority priority = Priority::kNormal;
   bool operator==(const LeaseRequest&) const = default;
 };
 struct FreeRequest {
   LeaseId lease;
+};
+// Its client waits no more for the answer to a lease request.
+struct GiveUpRequest {
+  RequestId request;
 };
 // The profile itself follows by Core::ProfileRead.
 struct ProfileRequest {};
@@ -52,7 +63,7 @@ struct QueryRequest {
 };
 using Request =
     std::variant<HelloRequest, LeaseRequest, FreeRequest, ProfileRequest,
-                 StepReport, PlanTakenRequest, QueryRequest>;
+                 StepReport, PlanTakenRequest, QueryRequest, GiveUpRequest>;
 
 struct WelcomeReply {
   bool observer = false;

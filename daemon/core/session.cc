@@ -1,5 +1,7 @@
 #include "daemon/core/session.h"
 
+#include <algorithm>
+
 #include "proto/base/status.h"
 
 namespace sluice::daemon {
@@ -9,12 +11,17 @@ RequestHistory::Seen RequestHistory::Begin(RequestId id) {
     return known->second.has_value() ? Seen::kAnswered : Seen::kRunning;
   }
   if (id <= newest_forgotten_) return Seen::kForgotten;
-  // Only answered requests are forgotten; running ones are few, because a
-  // lease is bounded by its pool, one at most waits, and a profile is bounded
-  // by the packet rate.
-  while (requests_.size() >= kWindow && requests_.begin()->second) {
-    newest_forgotten_ = requests_.begin()->first;
-    requests_.erase(requests_.begin());
+  // Only answered requests are forgotten; running ones are few: a lease is
+  // bounded by its pool, those that wait by their quota, and a profile by the
+  // packet rate.
+  for (auto each = requests_.begin();
+       requests_.size() >= kWindow && each != requests_.end();) {
+    const RequestId oldest = each->first;
+    const bool answered = each->second.has_value();
+    ++each;
+    if (!answered) continue;
+    newest_forgotten_ = std::max(newest_forgotten_, oldest);
+    requests_.erase(oldest);
   }
   requests_.Insert(id);
   return Seen::kNew;

@@ -13,6 +13,7 @@
 #include "daemon/core/requests.h"
 #include "daemon/core/stats.h"
 #include "daemon/core/types.h"
+#include "daemon/core/waiting.h"
 #include "daemon/quota/quotas.h"
 #include "proto/plan/progress.h"
 
@@ -81,6 +82,18 @@ struct PlanningSnapshot {
   std::optional<plan::PlanProgress> progress;  // none: not heard of yet
 };
 
+// A lease that waits for memory.
+struct WaitingSnapshot {
+  JobKey job;
+  Rank rank;
+  PoolId pool;
+  Bytes size;
+  Priority priority = Priority::kNormal;
+  Waiter::Lacks lacks = Waiter::Lacks::kPool;
+  int in_front = 0;  // of those that wait, how many it stays behind
+  absl::Duration elapsed, left;
+};
+
 struct Snapshot {
   std::string hostname;
   std::string driver;
@@ -99,6 +112,7 @@ struct Snapshot {
   std::optional<Drain> drain;
   std::vector<PlanSnapshot> plans;
   std::vector<PlanningSnapshot> planning;
+  std::vector<WaitingSnapshot> waiting;  // in their order
   std::vector<LoggedEvent> events;
   int sessions = 0, half_open = 0;
   size_t extents = 0;

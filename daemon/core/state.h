@@ -27,6 +27,7 @@
 #include "daemon/core/reservations.h"
 #include "daemon/core/session.h"
 #include "daemon/core/types.h"
+#include "daemon/core/waiting.h"
 #include "daemon/quota/allowance.h"
 #include "proto/plan/request.h"
 
@@ -165,18 +166,19 @@ struct JointPlanningState {
 // calls visit(kind, key, row) for each row that changed, row null where it is
 // gone.
 enum class RowKind : char {
-  kExtent = 'e',       // ExtentId, ExtentRow
-  kLease = 'l',        // LeaseId, LeaseState
-  kMaking = 'm',       // ExtentId, MakingState
-  kHolder = 'h',       // SessionId, HolderState; its leases name it
-  kLingering = 'g',    // ExtentId, LingeringState
-  kPrincipal = 'p',    // Principal, PrincipalState
-  kAllowance = 'a',    // Principal, Allowances::Bucket
-  kSession = 's',      // SessionId, Session; without its history
-  kReply = 'r',        // SessionId and RequestId, std::optional<Reply>
-  kMember = 'b',       // JobKey, Member
-  kPlanInUse = 'u',    // JobKey, PlanRounds::Kept
-  kPlanPromised = 'y'  // JobKey, PlanRounds::Kept
+  kExtent = 'e',        // ExtentId, ExtentRow
+  kLease = 'l',         // LeaseId, LeaseState
+  kMaking = 'm',        // ExtentId, MakingState
+  kHolder = 'h',        // SessionId, HolderState; its leases name it
+  kLingering = 'g',     // ExtentId, LingeringState
+  kPrincipal = 'p',     // Principal, PrincipalState
+  kAllowance = 'a',     // Principal, Allowances::Bucket
+  kSession = 's',       // SessionId, Session; without its history
+  kReply = 'r',         // SessionId and RequestId, std::optional<Reply>
+  kMember = 'b',        // JobKey, Member
+  kPlanInUse = 'u',     // JobKey, PlanRounds::Kept
+  kPlanPromised = 'y',  // JobKey, PlanRounds::Kept
+  kWaiter = 'w',        // PlaceInLine, Waiter
 };
 
 struct ExtentRow {
@@ -186,7 +188,7 @@ struct ExtentRow {
 
 struct LooseState {
   uint64_t next_extent = 1, next_lease = 1, next_principal = 1;
-  uint64_t next_round = 1, next_plan = 1;
+  uint64_t next_round = 1, next_plan = 1, next_place = 1;
   SessionId last_session;  // that ever connected
   std::map<PoolId, uint64_t> next_idle_order;
   absl::Time ask_again_at = absl::InfiniteFuture();
@@ -204,6 +206,7 @@ struct CoreState {
   std::map<SessionId, Session> sessions;
   SessionId last_session;
   std::optional<Drain> drain;
+  WaitingQueue::Saved waiting;
   bool operator==(const CoreState&) const = default;
 };
 

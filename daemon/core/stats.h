@@ -12,6 +12,7 @@
 
 #include "daemon/core/named_counts.h"
 #include "daemon/core/types.h"
+#include "daemon/core/waiting.h"
 
 namespace sluice::daemon {
 
@@ -51,11 +52,11 @@ class Histogram {
 
 // What refused a lease. Values of each of these in the order of their names:
 // so do metrics list them.
-enum class RefusedBy { kBudget, kDevice, kDrain, kExtents, kPool };
+enum class RefusedBy { kBudget, kDevice, kDrain, kExtents, kPool, kQueue };
 template <>
 struct EnumNames<RefusedBy> {
-  static constexpr std::string_view kNames[] = {"budget", "device", "drain",
-                                                "extents", "pool"};
+  static constexpr std::string_view kNames[] = {"budget",  "device", "drain",
+                                                "extents", "pool",   "queue"};
 };
 
 // Why a rank's session ended otherwise than by itself.
@@ -115,6 +116,8 @@ struct Stats {
   uint64_t sessions_refused = 0;
   uint64_t leases_granted = 0;
   CountsBy<RefusedBy> leases_refused;
+  CountsBy<WaitEnd> waits;     // of leases, that ended
+  uint64_t waits_refused = 0;  // too many waited
   ExtentCounts extents;
   CountsBy<Death> client_deaths;
   CountsBy<PlanOutcome> plans;

@@ -126,6 +126,13 @@ struct ExtentLimits {
   absl::Duration orphans_kept_for = absl::Seconds(2);
 };
 
+// How many leases may wait for memory, and how long.
+struct WaitLimits {
+  size_t each = 64;  // of one principal
+  size_t all = 512;
+  absl::Duration longest = absl::Hours(1);
+};
+
 // Everything policy must know of the node and its settings; fixed for the
 // life of a Core.
 struct NodeConfig {
@@ -140,6 +147,7 @@ struct NodeConfig {
   Bytes host_ready;  // of each NUMA node, made before it is asked for
   Bytes granularity = KiB(64);
   ExtentLimits extent_limits;
+  WaitLimits wait_limits;
   // What an operator should know of this start, one sentence each.
   std::vector<std::string> warnings;
   Limits principal_limits;

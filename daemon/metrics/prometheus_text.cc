@@ -150,6 +150,33 @@ void AddPools(const Snapshot& from, Families& to) {
   }
 }
 
+// Leases that wait, by the kind of memory.
+void AddWaiting(const Snapshot& from, Families& to) {
+  struct Sum {
+    double leases = 0, bytes = 0, oldest = 0;
+  };
+  std::map<PoolKind, Sum> sums = {{PoolKind::kGpu, {}}, {PoolKind::kHost, {}}};
+  for (const WaitingSnapshot& lease : from.waiting) {
+    Sum& sum = sums[lease.pool.kind];
+    ++sum.leases;
+    sum.bytes += Count(lease.size);
+    sum.oldest = std::fmax(sum.oldest, absl::ToDoubleSeconds(lease.elapsed));
+  }
+  const auto each = [&](const char* name, const char* help, auto value) {
+    to.Add(name, help, MetricType::Gauge);
+    for (const auto& [kind, sum] : sums) {
+      to.Value({{"memory", kind == PoolKind::kGpu ? "gpu" : "host"}},
+               value(sum));
+    }
+  };
+  each("sluice_waiting_leases", "Leases that wait for memory.",
+       [](const Sum& sum) { return sum.leases; });
+  each("sluice_waiting_bytes", "What they ask for.",
+       [](const Sum& sum) { return sum.bytes; });
+  each("sluice_waiting_oldest_seconds", "How long the oldest has waited.",
+       [](const Sum& sum) { return sum.oldest; });
+}
+
 // Jobs of one name and user, whatever their cgroup, are one series.
 using JobLabel = std::pair<std::string, uint32_t>;
 
@@ -424,6 +451,8 @@ void AddService(const Snapshot& from, Families& to) {
              stats.leases_granted);
   to.CounterBy("sluice_leases_refused_total", "Leases refused.", "reason",
                stats.leases_refused);
+  to.CounterBy("sluice_lease_waits_total", "Waits of leases that ended.",
+               "result", stats.waits);
   to.Counter("sluice_extents_made_total", "Extents made by the device.",
              stats.extents.made);
   to.Counter("sluice_extents_reused_total",
@@ -464,6 +493,7 @@ std::string PrometheusText(const Snapshot& snapshot,
   AddService(snapshot, families);
   AddLosses(snapshot, families);
   AddPools(snapshot, families);
+  AddWaiting(snapshot, families);
   AddSwap(snapshot, families);
   AddLinks(snapshot, families);
   AddBudgets(snapshot, audience, families);

@@ -211,6 +211,20 @@ json Planning(const PlanningSnapshot& planning) {
   return to;
 }
 
+json WaitingOf(const WaitingSnapshot& lease) {
+  return {{"job", lease.job.name},
+          {"uid", lease.job.principal.uid},
+          {"rank", lease.rank.value()},
+          {"pool", lease.pool.kind == PoolKind::kGpu ? "gpu" : "numa"},
+          {"index", lease.pool.ordinal},
+          {"bytes", lease.size.count()},
+          {"background", lease.priority == Priority::kBackground},
+          {"lacks", Name(lease.lacks)},
+          {"in_front", lease.in_front},
+          {"elapsed_s", absl::ToDoubleSeconds(lease.elapsed)},
+          {"deadline_in_s", absl::ToDoubleSeconds(lease.left)}};
+}
+
 template <typename From, typename Each>
 json List(const From& from, Each each) {
   json to = json::array();
@@ -269,6 +283,7 @@ std::string SnapshotJson(const Snapshot& snapshot) {
   to["quotas"] = QuotaList(snapshot.quotas);
   to["plans"] = List(snapshot.plans, Plan);
   to["planning"] = List(snapshot.planning, Planning);
+  to["waiting"] = List(snapshot.waiting, WaitingOf);
   to["events"] = List(snapshot.events, [&](const LoggedEvent& event) {
     return json{{"number", event.number},
                 {"age_s", absl::ToDoubleSeconds(snapshot.now - event.at)},

@@ -27,6 +27,9 @@ const Words& WordsOf(Resource what) {
       {"rank_sessions", "attached ranks",
        "end some (sluicectl jobs lists them), or raise rank_sessions in "
        "[quota]"},
+      {"waiting_leases", "leases waiting",
+       "let some be granted or give them up, ask without a wait, or raise "
+       "waiting_leases in [quota]"},
       {"descriptors_in_flight", "descriptors on their way",
        "let its sessions read what they were sent"},
       {"queued_bytes", "bytes waiting to be sent",
@@ -73,6 +76,9 @@ Shares SharesOf(const QuotaSettings& settings, int64_t open_files) {
       settings.sessions.value_or(std::min<int64_t>(512, sessions / 2)),
       sessions);
   set(Resource::kRanks, settings.ranks.value_or(kMostRanks / 2), kMostRanks);
+  constexpr int64_t kMostWaiting = 512;
+  set(Resource::kWaiting, settings.waiting.value_or(kMostWaiting / 8),
+      kMostWaiting);
   set(Resource::kInFlight, in_flight / 4, in_flight);
   set(Resource::kQueuedBytes, int64_t{8} << 20, int64_t{256} << 20);
   set(Resource::kProfileBytes, int64_t{8} << 20, int64_t{256} << 20);

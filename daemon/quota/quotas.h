@@ -23,12 +23,13 @@ namespace sluice::daemon {
 enum class Resource {
   kSessions,      // connections, until their process is gone
   kRanks,         // attached ranks: each has a slot of the grant pages
+  kWaiting,       // leases that wait for memory (counted by daemon/core)
   kInFlight,      // descriptors that were sent and not received
   kQueuedBytes,   // packets that wait to be sent
   kProfileBytes,  // decoded profiles, until their plans are made
   kCodecTime,     // microseconds in which profiles were decoded
 };
-inline constexpr size_t kResources = 6;
+inline constexpr size_t kResources = 7;
 // As the configuration and the metrics call it: "sessions".
 const char* Name(Resource resource);
 // Nobody is refused it and nobody gives it back: users have it in turns
@@ -49,6 +50,7 @@ struct QuotaSettings {
   std::optional<int64_t> sessions;
   std::optional<int64_t> ranks;
   std::optional<int64_t> extents;
+  std::optional<int64_t> waiting;
 };
 
 // Of a process that may have `open_files` descriptors (its soft limit): a

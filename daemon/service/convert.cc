@@ -29,7 +29,11 @@ HelloRequest From(const wire::Hello& hello) {
 LeaseRequest From(const wire::Lease& lease) {
   const PoolKind kind =
       lease.kind() == wire::Lease::GPU ? PoolKind::kGpu : PoolKind::kHost;
-  return {{kind, lease.ordinal()}, Bytes(static_cast<int64_t>(lease.bytes()))};
+  return {.pool = {kind, lease.ordinal()},
+          .size = Bytes(static_cast<int64_t>(lease.bytes())),
+          .wait = absl::Milliseconds(lease.wait_ms()),
+          .priority =
+              lease.background() ? Priority::kBackground : Priority::kNormal};
 }
 
 PlanTakenRequest From(const wire::PlanTaken& taken) {
@@ -84,6 +88,8 @@ absl::StatusOr<Request> ToRequest(const wire::Request& request) {
       return From(request.plan_taken());
     case wire::Request::kQuery:
       return From(request.query());
+    case wire::Request::kGiveUp:
+      return GiveUpRequest{RequestId(request.give_up().request_id())};
     case wire::Request::BODY_NOT_SET:
       break;
   }

@@ -52,6 +52,10 @@ NodeConfig Bounded(NodeConfig node, const Shares& shares,
       std::ssize(node.hosts) * (node.host_ready / node.extent);
   bound_size(limits.all, extents.all - ahead);
   bound_size(limits.each, extents.each);
+  const Share& waiting = shares[static_cast<size_t>(Resource::kWaiting)];
+  bound_size(node.wait_limits.all, waiting.all);
+  node.wait_limits.each =
+      static_cast<size_t>(std::max<int64_t>(waiting.each, 1));
   // Half of all for so many ranks as there may be, and none where that is less
   // than one.
   limits.per_rank = std::min<size_t>(

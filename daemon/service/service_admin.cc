@@ -71,7 +71,7 @@ absl::StatusOr<Limits> Service::SetBudget(const BudgetTarget& target,
       [=, this] {
         const auto set = core_.SetBudget(target, gpu, host, loop_->now(), who);
         if (set.ok()) *limits = *set;
-        WriteNewEvents();
+        Execute(core_.Tick(loop_->now()));  // what waits may have it now
         return set.status();
       }));
   return *limits;
@@ -125,7 +125,7 @@ absl::Status Service::Undrain() {
       },
       [this] {
         core_.SetDrain(std::nullopt, loop_->now());
-        WriteNewEvents();
+        Execute(core_.Tick(loop_->now()));  // what waits may have it now
         return absl::OkStatus();
       });
 }

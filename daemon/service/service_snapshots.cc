@@ -1,6 +1,8 @@
 // Reading the state: queries of sessions, administrators and metrics.
 #include <fmt/format.h>
 
+#include <algorithm>
+
 #include "daemon/service/log.h"
 #include "daemon/service/service.h"
 
@@ -10,6 +12,24 @@ namespace {
 // Of one session: queries that wait, and long answers that it has not read.
 constexpr int kMaxQueries = 16;
 constexpr int kMaxUnread = 4;
+
+// Policy counts the leases that wait.
+void AddWaiting(const Core& core, const Principal* viewer,
+                QuotasSnapshot& quotas) {
+  const auto at = static_cast<size_t>(Resource::kWaiting);
+  const WaitingQueue& queue = core.waiting();
+  quotas.used[at] = std::ssize(queue.waiters());
+  quotas.refused[at] = core.stats().waits_refused;
+  for (const auto& [place, waiter] : queue.waiters()) {
+    const Principal& who = waiter.job.principal;
+    if (viewer != nullptr && who != *viewer) continue;
+    // Who waits has a session, which is counted too.
+    const auto user =
+        std::find_if(quotas.users.begin(), quotas.users.end(),
+                     [&](const auto& each) { return each.first == who; });
+    if (user != quotas.users.end()) ++user->second[at];
+  }
+}
 
 }  // namespace
 
@@ -72,6 +92,8 @@ Snapshot Service::TakeSnapshot(const Snapshots::View& view) {
   profile_reader_->GiveBackDropped();
   snapshot.quotas =
       quotas_.TakeSnapshot(view.principal ? &*view.principal : nullptr);
+  AddWaiting(core_, view.principal ? &*view.principal : nullptr,
+             snapshot.quotas);
   const LogLosses losses = ReadLogLosses();
   snapshot.log_lines_dropped = losses.dropped;
   snapshot.log_lines_suppressed = losses.suppressed;

@@ -129,6 +129,8 @@ template <typename Ar>
 void Fields(Ar& ar, Is<LeaseRequest> auto& asked) {
   ar(1, asked.pool);
   ar(2, asked.size);
+  ar(3, asked.wait);
+  ar(4, asked.priority);
 }
 template <typename Ar>
 void Fields(Ar& ar, Is<WelcomeReply> auto& welcome) {
@@ -355,6 +357,22 @@ void Fields(Ar& ar, Is<WaitingLease> auto& lease) {
   ar(5, lease.deadline);
 }
 template <typename Ar>
+void Fields(Ar& ar, Is<PlaceInLine> auto& place) {
+  ar(1, place.priority);
+  ar(2, place.number);
+}
+template <typename Ar>
+void Fields(Ar& ar, Is<Waiter> auto& waiter) {
+  ar(1, waiter.lacks);
+  ar(2, waiter.session);
+  ar(3, waiter.request);
+  ar(4, waiter.asked);
+  ar(5, waiter.job);
+  ar(6, waiter.since);
+  ar(7, waiter.deadline);
+  ar(8, waiter.again);
+}
+template <typename Ar>
 void Fields(Ar& ar, Is<NextRound> auto& next) {
   ar(1, next.owed);
   ar(2, next.at);
@@ -377,6 +395,7 @@ void Fields(Ar& ar, Is<LooseState> auto& loose) {
   ar(10, loose.waiting_leases);
   ar(11, loose.next_joint);
   ar(12, loose.last_session);
+  ar(13, loose.next_place);
 }
 template <typename Ar>
 void Fields(Ar& ar, Is<ExtentRow> auto& row) {

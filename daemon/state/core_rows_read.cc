@@ -116,6 +116,8 @@ class RowReader {
         return ReadPlan(joint.rounds.current, key, row);
       case RowKind::kPlanPromised:
         return ReadPlan(joint.rounds.promised, key, row);
+      case RowKind::kWaiter:
+        return Into(to_->waiting.waiters, key, row);
     }
     if (kind == kLooseRow) return ReadLoose(row);
     if (kind == kObjectRow) return Skip(key, row);
@@ -179,6 +181,7 @@ class RowReader {
     ledger.outside = loose.outside;
     to_->joint.rounds.next_round = loose.next_round;
     to_->joint.rounds.next_plan = loose.next_plan;
+    to_->waiting.next = loose.next_place;
     to_->joint.waiting_leases = loose.waiting_leases;
     to_->joint.next = loose.next_joint;
     to_->last_session = loose.last_session;

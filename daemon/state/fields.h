@@ -248,6 +248,8 @@ void FieldWriter::Body(const T& value) {
     const fields::TimeParts parts = fields::ToParts(value);
     Element(parts.seconds);
     Element(parts.quarters);
+  } else if constexpr (std::same_as<T, absl::Duration>) {
+    Element(absl::UnixEpoch() + value);
   } else if constexpr (std::same_as<T, absl::Status>) {
     (*this)(1, static_cast<int>(value.code()));
     (*this)(2, std::string(value.message()));
@@ -333,6 +335,10 @@ void FieldReader::Body(T& value) {
     Element(parts.seconds);
     Element(parts.quarters);
     value = fields::FromParts(parts);
+  } else if constexpr (std::same_as<T, absl::Duration>) {
+    absl::Time since_epoch;
+    Element(since_epoch);
+    value = since_epoch - absl::UnixEpoch();
   } else if constexpr (std::same_as<T, absl::Status>) {
     int code = 0;
     std::string message;

@@ -44,7 +44,11 @@ class CoreDriver {
   // the same.
   template <typename Event>
   void Run(Event event) {
+    const auto waited = core.waiting().waiters();
+    const uint64_t next_lease =
+        waited.empty() ? 0 : core.ledger().Save().next_lease;
     Effects effects = event(core);
+    if (!waited.empty()) CheckOrder(waited, next_lease);
     if (shadow_) {
       SLUICE_CHECK(EffectText::Of(effects) == EffectText::Of(event(*shadow_)));
     }
@@ -211,6 +215,34 @@ class CoreDriver {
   std::vector<UnitCache::Units> saved;
 
  private:
+  // Of what waited for a pool before the event and still does, the first was
+  // overtaken by nobody there; what is reserved and promised aside.
+  void CheckOrder(const std::map<PlaceInLine, Waiter>& waited,
+                  uint64_t next_lease) const {
+    const CoreState now = core.Save();
+    for (const auto& [id, lease] : now.ledger.leases) {
+      if (id.value() < next_lease) continue;
+      if (now.ledger.reservations.contains(lease.pool)) continue;
+      if (lease.pool.kind == PoolKind::kHost && !now.joint.members.empty()) {
+        continue;
+      }
+      PlaceInLine place{Priority::kNormal, UINT64_MAX};
+      for (const auto& [at, waiter] : waited) {
+        if (waiter.session == lease.session &&
+            waiter.request == lease.request) {
+          place = at;
+        }
+      }
+      for (const auto& [at, waiter] : waited) {
+        const auto still = now.waiting.waiters.find(at);
+        SLUICE_CHECK(at > place || still == now.waiting.waiters.end() ||
+                     waiter.asked.pool != lease.pool ||
+                     waiter.lacks != Waiter::Lacks::kPool ||
+                     still->second.lacks != Waiter::Lacks::kPool);
+      }
+    }
+  }
+
   std::unique_ptr<Core> shadow_;
   uint64_t next_session_ = 1;
   uint64_t next_request_ = 1;

@@ -10,9 +10,9 @@ namespace sluice::daemon {
 namespace {
 
 constexpr const char* kOps[] = {
-    "kAttach",   "kLease",  "kFree",    "kEndSocket", "kEndProcess",
-    "kMake",     "kBudget", "kTick",    "kSubmit",    "kSolve",
-    "kTakePlan", "kDrain",  "kOutside", "kReserve"};
+    "kAttach",  "kLease",   "kFree",   "kEndSocket", "kEndProcess", "kMake",
+    "kBudget",  "kTick",    "kSubmit", "kSolve",     "kTakePlan",   "kDrain",
+    "kOutside", "kReserve", "kWait",   "kGiveUp"};
 
 NodeConfig Config() {
   NodeConfig config = SmallNode();
@@ -25,6 +25,7 @@ NodeConfig Config() {
                           .changes_per_second = 40,
                           .kept_for = absl::Seconds(20),
                           .orphans_kept_for = absl::Seconds(2)};
+  config.wait_limits = {.each = 4, .all = 8, .longest = absl::Seconds(30)};
   return config;
 }
 
@@ -45,6 +46,8 @@ Instructions RandomStory(uint32_t seed, int length) {
                             Op::kBudget, Op::kBudget,  Op::kBudget,
                             Op::kDrain,  Op::kOutside, Op::kReserve};
     if (op == Op::kTick) op = kRare[random() % 9];
+    if (op == Op::kLease && random() % 3 == 0) op = Op::kWait;
+    if (op == Op::kFree && random() % 8 == 0) op = Op::kGiveUp;
     const auto any = [&] { return static_cast<uint32_t>(random() % 65536); };
     instructions.push_back({op, any(), any(), any()});
   }
@@ -110,6 +113,10 @@ void CoreStory::Do(const Instruction& in) {
       return Outside(in);
     case Op::kReserve:
       return Reserve(in);
+    case Op::kWait:
+      return Wait(in);
+    case Op::kGiveUp:
+      return GiveUp(in);
   }
 }
 
@@ -295,6 +302,26 @@ void CoreStory::Reserve(const Instruction& in) {
   });
 }
 
+void CoreStory::Wait(const Instruction& in) {
+  if (open_.empty()) return;
+  const PoolId pool = in.b % 3 == 0 ? Host(0) : Gpu(in.b / 3 % 2);
+  // Some for longer than they may.
+  const absl::Duration wait = absl::Milliseconds(1 + in.b % 32'000);
+  // Some of each pool are larger than it.
+  const Bytes size = (1 + in.c % 270) * KiB(64);
+  // No background ones: for the driver all new requests are normal.
+  node_.Ask(AnyOpen(in.a), LeaseRequest{pool, size, wait});
+  NoteGrants();
+}
+
+void CoreStory::GiveUp(const Instruction& in) {
+  const auto& waiters = node_.core.waiting().waiters();
+  if (waiters.empty()) return;
+  const Waiter waiter =
+      std::next(waiters.begin(), in.a % waiters.size())->second;
+  node_.Ask(waiter.session, GiveUpRequest{waiter.request});
+}
+
 void CoreStory::NoteGrants() {
   for (const auto& [key, reply] : node_.replies) {
     const auto* granted = std::get_if<GrantedReply>(&reply);
@@ -336,6 +363,7 @@ void CoreStory::Finish() {
   const Snapshot end = node_.core.TakeSnapshot(nullptr, now);
   SLUICE_CHECK(end.sessions == 0 && end.budgets.empty());
   SLUICE_CHECK(node_.slots.empty() && end.planning.empty());
+  SLUICE_CHECK(node_.core.waiting().empty());
   // The device has exactly what the pools know of.
   SLUICE_CHECK(node_.extents.size() == end.extents);
 }

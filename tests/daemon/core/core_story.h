@@ -31,6 +31,8 @@ enum class Op : uint8_t {
   kDrain,
   kOutside,
   kReserve,
+  kWait,
+  kGiveUp,
 };
 
 struct Instruction {
@@ -66,6 +68,10 @@ class CoreStory {
 
   int granted() const { return granted_; }
   int changes() const { return changes_; }
+  // That were granted after they had waited.
+  int waited() const {
+    return static_cast<int>(node_.core.stats().waits[WaitEnd::kGranted]);
+  }
 
  private:
   void Do(const Instruction& in);
@@ -83,6 +89,8 @@ class CoreStory {
   void Drain(const Instruction& in);
   void Outside(const Instruction& in);
   void Reserve(const Instruction& in);
+  void Wait(const Instruction& in);
+  void GiveUp(const Instruction& in);
   void NoteGrants();
   SessionId AnyOpen(uint32_t which) const;
 

@@ -27,7 +27,7 @@ constexpr int kStory = 4000;
 
 // What stories come to; written by the processes that run them.
 struct Sums {
-  int granted = 0, changes = 0;
+  int granted = 0, changes = 0, waited = 0;
 };
 
 // In a process of its own: a failing check ends it.
@@ -42,6 +42,7 @@ bool Fails(const Instructions& instructions, CoreStory::Every every, Sums* sums,
     if (sums != nullptr) {
       sums->granted += story.granted();
       sums->changes += story.changes();
+      sums->waited += story.waited();
     }
     _exit(0);
   }
@@ -112,6 +113,7 @@ TEST(CoreRandom, InvariantsHoldNothingIsLostAndAllIsSaved) {
   }
   EXPECT_GT(sums->granted, 80 * done / kStory);
   EXPECT_GT(sums->changes, 2 * done / kStory);
+  EXPECT_GT(sums->waited, 2 * done / kStory);
   munmap(sums, sizeof(Sums));
 }
 

@@ -67,6 +67,21 @@ TEST_F(TakeOverTest, ARequestThatNobodyWorksOnIsExecutedWhenItIsRepeated) {
   EXPECT_THAT(after_.to_read, SizeIs(1));
 }
 
+TEST_F(TakeOverTest, ALeaseThatWaitsKeepsItsPlaceAndWaitsOnce) {
+  const SessionId a = before_.Attach("a", 0), b = before_.Attach("b", 0);
+  const auto held = *before_.Lease(a, Gpu(0), MiB(16));
+  const RequestId request(900);
+  const LeaseRequest asked{Gpu(0), MiB(8), absl::Minutes(1)};
+  EXPECT_FALSE(before_.Ask(b, asked, request));
+  TakeOver({a, b});
+  EXPECT_FALSE(after_.Ask(b, asked, request));
+  EXPECT_THAT(after_.core.waiting().waiters(), SizeIs(1));
+  after_.Ask(a, FreeRequest{held.lease});
+  const auto reply = after_.replies.find({b, request});
+  ASSERT_NE(reply, after_.replies.end());
+  EXPECT_TRUE(std::holds_alternative<GrantedReply>(reply->second));
+}
+
 TEST_F(TakeOverTest, WhatLingersIsAskedAboutAgain) {
   before_.answer_at_once = false;
   const SessionId a = before_.Attach("a", 0);

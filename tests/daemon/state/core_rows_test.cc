@@ -56,6 +56,7 @@ void CheckSame(const CoreState& a, const CoreState& b) {
   SLUICE_CHECK(a.ledger == b.ledger);
   SLUICE_CHECK(a.sessions == b.sessions);
   SLUICE_CHECK(a.drain == b.drain && a.last_session == b.last_session);
+  SLUICE_CHECK(a.waiting == b.waiting);
   SLUICE_CHECK(a.joint.attached == b.joint.attached);
   SLUICE_CHECK(a.joint.waiting_leases == b.joint.waiting_leases);
   SLUICE_CHECK(a.joint.next == b.joint.next);

@@ -171,6 +171,11 @@ TEST(FieldsTest, TimesComeBackToTheGrain) {
     absl::Time read;
     ASSERT_TRUE(Read(written.bytes, written.objects, read));
     EXPECT_EQ(read, time);
+    const absl::Duration length = time - absl::UnixEpoch();
+    Written duration = Write(length);
+    absl::Duration read_length;
+    ASSERT_TRUE(Read(duration.bytes, duration.objects, read_length));
+    EXPECT_EQ(read_length, length);
   }
 }
 

@@ -1,0 +1,272 @@
+// Leases that wait in line: who joins, whose turn it is, how it ends.
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <map>
+#include <utility>
+
+#include "daemon/core/core.h"
+#include "proto/base/shortage.h"
+#include "proto/base/status.h"
+
+namespace sluice::daemon {
+namespace {
+
+// When one is tried again that lacks what comes with time.
+constexpr absl::Duration kTryEvery = absl::Milliseconds(250);
+
+std::string Text(absl::Duration time) {
+  return absl::FormatDuration(absl::Trunc(time, absl::Milliseconds(100)));
+}
+
+Shortage ShortageIn(PoolId pool) {
+  return pool.kind == PoolKind::kGpu ? Shortage::kGpuMemory
+                                     : Shortage::kHostMemory;
+}
+
+}  // namespace
+
+Rights Core::RightsOf(const JobKey& job, const LeaseRequest& asked) const {
+  Rights rights;
+  rights.reserved =
+      asked.size <= ledger_.ReservedFor(asked.pool, job.principal);
+  rights.promised = asked.pool.kind == PoolKind::kHost &&
+                    asked.size <= joint_.HostDue(asked.pool.ordinal, job);
+  return rights;
+}
+
+Bytes Core::PromisedToOthers(const JobKey& job, PoolId pool) const {
+  return pool.kind == PoolKind::kHost
+             ? joint_.HostPromisedToOthers(pool.ordinal, job)
+             : Bytes(0);
+}
+
+Refusal Core::StaysBehind(const Session& session, const LeaseRequest& asked,
+                          absl::Time now) const {
+  if (waiting_.empty() || !session.is_rank() || drain_) return {};
+  const JobKey job = session.job();
+  if (waiting_.Before(job, asked, {}).first == nullptr) return {};
+  if (absl::Status never = ledger_.MayEverFit(job, asked); !never.ok()) {
+    return {std::move(never), RefusedBy::kBudget};
+  }
+  const auto front = waiting_.Before(job, asked, RightsOf(job, asked));
+  if (front.first == nullptr) return {};
+  return {ShortOf(ShortageIn(asked.pool),
+                  WhyItWaits(job, asked, front.first->lacks, front, now) +
+                      "; ask with a wait to stand in line behind it "
+                      "(sluice-train --wait), or ask again later"),
+          RefusedBy::kQueue};
+}
+
+void Core::WaitOrRefuse(Session& session, RequestId request,
+                        const LeaseRequest& asked, absl::Time since,
+                        const Refusal& refusal, absl::Time now,
+                        Effects& effects) {
+  const Refusal last =
+      StandInLine(session, request, asked, since, refusal, now);
+  if (!last.why.ok()) RefuseLease(session, request, last, now, effects);
+}
+
+Refusal Core::StandInLine(Session& session, RequestId request,
+                          const LeaseRequest& asked, absl::Time since,
+                          const Refusal& refusal, absl::Time now) {
+  // What the ledger refuses otherwise no wait changes.
+  if (asked.wait <= absl::ZeroDuration() || since + asked.wait <= now ||
+      !session.is_rank() || !absl::IsResourceExhausted(refusal.why)) {
+    return refusal;
+  }
+  const JobKey job = session.job();
+  if (absl::Status never = ledger_.MayEverFit(job, asked); !never.ok()) {
+    return {std::move(never), refusal.by};
+  }
+  if (asked.wait > config_.wait_limits.longest) {
+    return {absl::InvalidArgumentError(fmt::format(
+                "a wait of {} for a lease, and the longest is {}: wait less, "
+                "or raise longest_wait_s in [quota]",
+                Text(asked.wait), Text(config_.wait_limits.longest))),
+            RefusedBy::kQueue};
+  }
+  absl::Status may = waiting_.MayJoin(job.principal, config_.wait_limits);
+  if (!may.ok()) {
+    ++journal_.stats.waits_refused;
+    return {std::move(may), RefusedBy::kQueue};
+  }
+  const int in_front = waiting_.Before(job, asked, RightsOf(job, asked)).count;
+  waiting_.Join({.session = session.id,
+                 .request = request,
+                 .asked = asked,
+                 .job = job,
+                 .since = since,
+                 .deadline = since + asked.wait});
+  Log(now, EventKind::kWait,
+      fmt::format("rank {} of job {} waits up to {} for {} of {}, {} in front",
+                  session.hello.rank.value(), session.hello.job,
+                  Text(asked.wait), FormatBytes(asked.size), Name(asked.pool),
+                  in_front),
+      session.peer.principal);
+  return {};
+}
+
+WaitingQueue::Turn Core::TakeTurn(const Waiter& waiter, absl::Time now,
+                                  Effects& effects) {
+  using Result = WaitingQueue::Turn::Result;
+  if (drain_) return {Result::kStays, waiter.lacks};
+  const auto refuse = [&](const Refusal& refusal) -> WaitingQueue::Turn {
+    RefuseLease(sessions_.Edit(waiter.session), waiter.request, refusal, now,
+                effects);
+    ++journal_.stats.waits[WaitEnd::kRefused];
+    return {Result::kRefused};
+  };
+  if (absl::Status never = ledger_.MayEverFit(waiter.job, waiter.asked);
+      !never.ok()) {
+    return refuse({std::move(never), RefusedBy::kQueue});
+  }
+  const auto lacks =
+      ledger_.Lacks(waiter.job, waiter.asked,
+                    PromisedToOthers(waiter.job, waiter.asked.pool));
+  if (lacks) return {Result::kStays, *lacks};
+  Session& session = sessions_.Edit(waiter.session);
+  const Refusal refusal =
+      TakeLease(session, waiter.request, waiter.asked, now, effects);
+  if (refusal.why.ok()) {
+    ++journal_.stats.waits[WaitEnd::kGranted];
+    Log(now, EventKind::kWait,
+        fmt::format("rank {} of job {}: its turn for {} of {} after {}",
+                    session.hello.rank.value(), session.hello.job,
+                    FormatBytes(waiter.asked.size), Name(waiter.asked.pool),
+                    Text(now - waiter.since)),
+        waiter.job.principal);
+    return {Result::kGranted};
+  }
+  if (!absl::IsResourceExhausted(refusal.why)) return refuse(refusal);
+  switch (refusal.by) {
+    case RefusedBy::kPool:  // there, but not in sizes that it can have
+      return {Result::kStays, Waiter::Lacks::kPool};
+    case RefusedBy::kBudget: {
+      const bool users =
+          waiter.asked.size > ledger_.budgets().LeftOfPrincipal(
+                                  waiter.job.principal, waiter.asked.pool.kind);
+      return {Result::kStays,
+              users ? Waiter::Lacks::kUser : Waiter::Lacks::kJob};
+    }
+    default:  // extents, which it may have more of every second
+      return {Result::kStays, Waiter::Lacks::kUser, now + kTryEvery};
+  }
+}
+
+std::string Core::WhyItWaits(const JobKey& job, const LeaseRequest& asked,
+                             Waiter::Lacks lacks,
+                             const WaitingQueue::InFront& front,
+                             absl::Time now) const {
+  const PoolSnapshot at = pool(asked.pool);
+  std::string text = fmt::format("{}: asked {}, free {} of {}",
+                                 Name(asked.pool), FormatBytes(asked.size),
+                                 FormatBytes(at.free), FormatBytes(at.total));
+  const auto part = [&](Bytes bytes, const char* what) {
+    if (bytes > Bytes(0)) {
+      text += fmt::format(", of which {} are {}",
+                          FormatBytes(std::min(bytes, at.free)), what);
+    }
+  };
+  part(ledger_.Withheld(asked.pool, &job.principal), "reserved for others");
+  part(PromisedToOthers(job, asked.pool), "promised to plans of other jobs");
+  if (front.first != nullptr) {
+    const Waiter& first = *front.first;
+    text += fmt::format(", but {} is in front: it has waited {} for {} of {}",
+                        first.job.principal == job.principal
+                            ? "job " + first.job.name
+                            : "another user's job",
+                        Text(now - first.since), FormatBytes(first.asked.size),
+                        Name(first.asked.pool));
+    if (front.count > 1) text += fmt::format(" ({} wait there)", front.count);
+    return text;
+  }
+  if (lacks == Waiter::Lacks::kPool) return text;
+  const absl::Status budget =
+      ledger_.budgets().Admit(job, asked.pool.kind, asked.size);
+  return text + ", but " +
+         (budget.ok() ? "its user has had as many extents as may be for now"
+                      : std::string(budget.message()));
+}
+
+void Core::ReleaseWaiting(absl::Time now, Effects& effects) {
+  if (waiting_.empty()) return;
+  waiting_.Release(
+      now,
+      [&](const Waiter& waiter) { return RightsOf(waiter.job, waiter.asked); },
+      [&](const Waiter& waiter) { return TakeTurn(waiter, now, effects); },
+      [&](const PlaceInLine& place, const Waiter& waiter) {
+        const auto front =
+            waiting_.Before(place, RightsOf(waiter.job, waiter.asked));
+        const absl::Status drained = CheckDrain();
+        const std::string why =
+            drained.ok() ? WhyItWaits(waiter.job, waiter.asked, waiter.lacks,
+                                      front, now) +
+                               "; wait longer, ask for less, or see who holds "
+                               "it (sluicectl status)"
+                         : std::string(drained.message());
+        ++journal_.stats.waits[WaitEnd::kTimedOut];
+        RefuseLease(
+            sessions_.Edit(waiter.session), waiter.request,
+            {Mark(absl::DeadlineExceededError(fmt::format(
+                      "waited {} in vain: {}", Text(now - waiter.since), why)),
+                  ShortageIn(waiter.asked.pool)),
+             RefusedBy::kQueue},
+            now, effects);
+      });
+}
+
+void Core::Handle(Session& session, RequestId request,
+                  const GiveUpRequest& given_up, absl::Time now,
+                  Effects& effects) {
+  // One that does not wait is answered, or soon will be.
+  if (const auto left = waiting_.Leave(session.id, given_up.request)) {
+    ++journal_.stats.waits[WaitEnd::kGaveUp];
+    const std::string text = fmt::format(
+        "gave up waiting for {} of {} after {}", FormatBytes(left->asked.size),
+        Name(left->asked.pool), Text(now - left->since));
+    Log(now, EventKind::kWait,
+        fmt::format("rank {} of job {} {}", session.hello.rank.value(),
+                    session.hello.job, text),
+        session.peer.principal);
+    Answer(session, given_up.request, absl::CancelledError(text), effects);
+  }
+  Answer(session, request, NotedReply{}, effects);
+}
+
+std::vector<WaitingSnapshot> Core::Waiting(const Principal* viewer,
+                                           absl::Time now) const {
+  std::vector<WaitingSnapshot> list;
+  std::map<PoolId, int> at_pool;
+  std::map<std::pair<Principal, PoolKind>, int> of_user;
+  for (const auto& [place, waiter] : waiting_.waiters()) {
+    const PoolId pool = waiter.asked.pool;
+    const Principal& who = waiter.job.principal;
+    int& before = waiter.lacks == Waiter::Lacks::kPool
+                      ? at_pool[pool]
+                      : of_user[{who, pool.kind}];
+    const int in_front = before++;
+    if (viewer && who != *viewer) continue;
+    list.push_back({.job = waiter.job,
+                    .rank = sessions_.at(waiter.session).hello.rank,
+                    .pool = pool,
+                    .size = waiter.asked.size,
+                    .priority = waiter.asked.priority,
+                    .lacks = waiter.lacks,
+                    .in_front = in_front,
+                    .elapsed = now - waiter.since,
+                    .left = waiter.deadline - now});
+  }
+  return list;
+}
+
+// Who waits is an attached rank of the job that the line says.
+void Core::CheckWaiting() const {
+  waiting_.CheckInvariants(config_.wait_limits);
+  for (const auto& [place, waiter] : waiting_.waiters()) {
+    const Session& session = sessions_.at(waiter.session);
+    SLUICE_CHECK(session.is_rank() && session.job() == waiter.job);
+  }
+}
+
+}  // namespace sluice::daemon

@@ -1,0 +1,217 @@
+#include "daemon/core/waiting.h"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <set>
+#include <utility>
+
+#include "proto/base/status.h"
+
+namespace sluice::daemon {
+namespace {
+
+// Whom those that had their turn hold up, to be asked quickly.
+class HeldUp {
+ public:
+  void Add(const Waiter& waiter) {
+    const PoolKind kind = waiter.asked.pool.kind;
+    switch (waiter.lacks) {
+      case Waiter::Lacks::kPool:
+        pools_.insert(waiter.asked.pool);
+        return;
+      case Waiter::Lacks::kUser:
+        users_.insert({waiter.job.principal, kind});
+        return;
+      case Waiter::Lacks::kJob:
+        jobs_.insert({waiter.job, kind});
+        return;
+    }
+  }
+  // What it stays behind for; nullopt: nobody holds it up.
+  std::optional<Waiter::Lacks> For(const Waiter& waiter) const {
+    const PoolKind kind = waiter.asked.pool.kind;
+    if (users_.contains({waiter.job.principal, kind})) {
+      return Waiter::Lacks::kUser;
+    }
+    if (jobs_.contains({waiter.job, kind})) return Waiter::Lacks::kJob;
+    if (pools_.contains(waiter.asked.pool)) return Waiter::Lacks::kPool;
+    return std::nullopt;
+  }
+
+ private:
+  std::set<PoolId> pools_;
+  std::set<std::pair<Principal, PoolKind>> users_;
+  std::set<std::pair<JobKey, PoolKind>> jobs_;
+};
+
+}  // namespace
+
+absl::Status WaitingQueue::MayJoin(const Principal& who,
+                                   const WaitLimits& limits) const {
+  const size_t own = WaitingOf(who);
+  if (own >= limits.each) {
+    return absl::ResourceExhaustedError(fmt::format(
+        "{} has {} leases waiting, and the limit is {}: let some be granted or "
+        "give them up, ask without a wait, or raise waiting_leases in [quota]",
+        Name(who), own, limits.each));
+  }
+  if (waiters_.size() >= limits.all) {
+    return absl::ResourceExhaustedError(fmt::format(
+        "this node has {} leases waiting, and the limit of all users together "
+        "is {}: ask again later, or without a wait",
+        waiters_.size(), limits.all));
+  }
+  return absl::OkStatus();
+}
+
+void WaitingQueue::Join(Waiter waiter) {
+  const PlaceInLine place{waiter.asked.priority, next_++};
+  waiters_.Insert(place, std::move(waiter));
+}
+
+std::optional<Waiter> WaitingQueue::Leave(SessionId session,
+                                          RequestId request) {
+  for (const auto& [place, waiter] : waiters_) {
+    if (waiter.session != session || waiter.request != request) continue;
+    Waiter left = waiter;
+    waiters_.erase(PlaceInLine(place));
+    return left;
+  }
+  return std::nullopt;
+}
+
+size_t WaitingQueue::SessionEnded(SessionId session) {
+  std::vector<PlaceInLine> gone;
+  for (const auto& [place, waiter] : waiters_) {
+    if (waiter.session == session) gone.push_back(place);
+  }
+  for (const PlaceInLine& place : gone) waiters_.erase(place);
+  return gone.size();
+}
+
+bool WaitingQueue::HoldsUp(const Waiter& other, const JobKey& job,
+                           const LeaseRequest& asked, Rights rights) {
+  switch (other.lacks) {
+    case Waiter::Lacks::kPool:
+      if (other.asked.pool != asked.pool) return false;
+      if (rights.promised && other.job != job) return false;
+      return !rights.reserved || other.job.principal.uid == job.principal.uid;
+    case Waiter::Lacks::kUser:
+      return other.asked.pool.kind == asked.pool.kind &&
+             other.job.principal == job.principal;
+    case Waiter::Lacks::kJob:
+      return other.asked.pool.kind == asked.pool.kind && other.job == job;
+  }
+  return false;
+}
+
+WaitingQueue::InFront WaitingQueue::Before(
+    Table<PlaceInLine, Waiter>::const_iterator end, const JobKey& job,
+    const LeaseRequest& asked, Rights rights) const {
+  InFront front;
+  for (auto each = waiters_.begin(); each != end; ++each) {
+    if (!HoldsUp(each->second, job, asked, rights)) continue;
+    if (front.count++ == 0) front.first = &each->second;
+  }
+  return front;
+}
+
+WaitingQueue::InFront WaitingQueue::Before(const JobKey& job,
+                                           const LeaseRequest& asked,
+                                           Rights rights) const {
+  return Before(waiters_.upper_bound({asked.priority, UINT64_MAX}), job, asked,
+                rights);
+}
+
+WaitingQueue::InFront WaitingQueue::Before(const PlaceInLine& place,
+                                           Rights rights) const {
+  const auto at = waiters_.find(place);
+  return Before(at, at->second.job, at->second.asked, rights);
+}
+
+void WaitingQueue::Release(
+    absl::Time now, absl::FunctionRef<Rights(const Waiter&)> rights,
+    absl::FunctionRef<Turn(const Waiter&)> take_turn,
+    absl::FunctionRef<void(const PlaceInLine&, const Waiter&)> timed_out) {
+  std::vector<PlaceInLine> line;
+  for (const auto& [place, waiter] : waiters_) line.push_back(place);
+  HeldUp held_up;
+  // What one lacks that has no turn now.
+  const auto without_turn =
+      [&](const PlaceInLine& place,
+          const Waiter& waiter) -> std::optional<Waiter::Lacks> {
+    if (waiter.again > now) return waiter.lacks;
+    const auto held = held_up.For(waiter);
+    if (held != Waiter::Lacks::kPool) return held;
+    const Rights has = rights(waiter);
+    const bool passes = has.any() && Before(place, has).first == nullptr;
+    return passes ? std::nullopt : held;
+  };
+  const auto stays = [&](const PlaceInLine& place, Waiter::Lacks lacks,
+                         absl::Time again) {
+    const Waiter& waiter = waiters_.at(place);
+    if (waiter.lacks == lacks && waiter.again == again) return;
+    Waiter& changed = waiters_.Edit(place);
+    changed.lacks = lacks;
+    changed.again = again;
+  };
+  for (const PlaceInLine& place : line) {
+    const Waiter& waiter = waiters_.at(place);
+    if (const auto lacks = without_turn(place, waiter)) {
+      stays(place, *lacks,
+            waiter.again > now ? waiter.again : absl::InfinitePast());
+    } else {
+      const Turn turn = take_turn(waiter);
+      if (turn.result != Turn::Result::kStays) {
+        waiters_.erase(place);
+        continue;
+      }
+      stays(place, turn.lacks, turn.again);
+    }
+    if (waiter.deadline > now) {
+      held_up.Add(waiter);
+      continue;
+    }
+    timed_out(place, waiter);
+    waiters_.erase(place);
+  }
+}
+
+absl::Time WaitingQueue::NextDeadline() const {
+  absl::Time next = absl::InfiniteFuture();
+  for (const auto& [place, waiter] : waiters_) {
+    next = std::min(next, waiter.deadline);
+    if (waiter.again != absl::InfinitePast()) {
+      next = std::min(next, waiter.again);
+    }
+  }
+  return next;
+}
+
+size_t WaitingQueue::WaitingOf(const Principal& who) const {
+  return static_cast<size_t>(std::count_if(
+      waiters_.begin(), waiters_.end(),
+      [&](const auto& each) { return each.second.job.principal == who; }));
+}
+
+void WaitingQueue::Load(Saved saved) {
+  waiters_.Load(std::move(saved.waiters));
+  next_ = saved.next;
+}
+
+void WaitingQueue::CheckInvariants(const WaitLimits& limits) const {
+  SLUICE_CHECK(waiters_.size() <= limits.all);
+  std::set<std::pair<SessionId, RequestId>> requests;
+  std::map<Principal, size_t> users;
+  for (const auto& [place, waiter] : waiters_) {
+    SLUICE_CHECK(place.number < next_);
+    SLUICE_CHECK(place.priority == waiter.asked.priority);
+    SLUICE_CHECK(requests.insert({waiter.session, waiter.request}).second);
+    SLUICE_CHECK(++users[waiter.job.principal] <= limits.each);
+    SLUICE_CHECK(waiter.asked.wait > absl::ZeroDuration());
+    SLUICE_CHECK(waiter.deadline == waiter.since + waiter.asked.wait);
+  }
+}
+
+}  // namespace sluice::daemon

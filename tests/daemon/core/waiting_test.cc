@@ -1,0 +1,349 @@
+// Leases that wait: whose turn it is, what wakes them, how a wait ends.
+#include "daemon/core/waiting.h"
+
+#include "gmock/gmock.h"
+#include "gtest/gtest.h"
+#include "proto/base/shortage.h"
+#include "tests/daemon/core/core_driver.h"
+#include "tests/support/status_matchers.h"
+
+namespace sluice::daemon {
+namespace {
+
+using sluice::testing::IsOk;
+using sluice::testing::StatusIs;
+using ::testing::AllOf;
+using ::testing::Contains;
+using ::testing::HasSubstr;
+using ::testing::IsEmpty;
+using ::testing::SizeIs;
+
+constexpr auto kExhausted = absl::StatusCode::kResourceExhausted;
+constexpr auto kTooLate = absl::StatusCode::kDeadlineExceeded;
+constexpr absl::Duration kLong = absl::Seconds(60);
+
+NodeConfig Node() {
+  NodeConfig node = SmallNode();  // 16 MiB a GPU
+  node.wait_limits = {.each = 3, .all = 5, .longest = absl::Minutes(5)};
+  return node;
+}
+
+class WaitingLeases : public ::testing::Test {
+ protected:
+  struct Asked {
+    SessionId session;
+    RequestId request;
+  };
+  Asked Wait(SessionId session, Bytes size, absl::Duration wait = kLong,
+             PoolId pool = Gpu(0), Priority priority = Priority::kNormal) {
+    const Asked asked{session, RequestId(++last_request_)};
+    node_.Ask(session, LeaseRequest{pool, size, wait, priority}, asked.request);
+    return asked;
+  }
+  // Unavailable: it still waits.
+  absl::StatusOr<GrantedReply> Answer(const Asked& asked) {
+    const auto reply = node_.replies.find({asked.session, asked.request});
+    if (reply == node_.replies.end()) return absl::UnavailableError("waits");
+    if (const auto* why = std::get_if<absl::Status>(&reply->second)) {
+      return *why;
+    }
+    return std::get<GrantedReply>(reply->second);
+  }
+  absl::Status Result(const Asked& asked) { return Answer(asked).status(); }
+  bool Waits(const Asked& asked) { return absl::IsUnavailable(Result(asked)); }
+  LeaseId Lease(SessionId session, Bytes size, PoolId pool = Gpu(0)) {
+    const auto lease = node_.Lease(session, pool, size);
+    SLUICE_CHECK(lease.ok());
+    return lease->lease;
+  }
+  void Free(SessionId session, LeaseId lease) {
+    node_.Ask(session, FreeRequest{lease});
+  }
+  void Pass(absl::Duration time) {
+    node_.clock.Advance(time);
+    Tick();
+  }
+  void Tick() {
+    const absl::Time now = node_.clock.Now();
+    node_.Run([&](Core& core) { return core.Tick(now); });
+  }
+  uint64_t Ended(WaitEnd how) { return node_.core.stats().waits[how]; }
+  std::vector<std::string> EventTexts() {
+    std::vector<std::string> texts;
+    for (const LoggedEvent& event : node_.core.log().events()) {
+      texts.push_back(event.text);
+    }
+    return texts;
+  }
+
+  CoreDriver node_{Node()};
+  const SessionId alice_ = node_.Attach("a", 0, 1, 1);
+  const SessionId bob_ = node_.Attach("b", 0, 1, 2);
+  const SessionId carol_ = node_.Attach("c", 0, 1, 3);
+  uint64_t last_request_ = 1000;
+};
+
+TEST_F(WaitingLeases, WhatFitsIsGrantedAtOnceAndWithoutAWaitARefusalIsToo) {
+  EXPECT_THAT(Result(Wait(alice_, MiB(12))), IsOk());
+  EXPECT_THAT(Result(Wait(bob_, MiB(8), absl::ZeroDuration())),
+              StatusIs(kExhausted, HasSubstr("free 4 MiB of 16 MiB")));
+  EXPECT_TRUE(node_.core.waiting().empty());
+}
+
+TEST_F(WaitingLeases, AFreeAndADeathWakeThem) {
+  const LeaseId held = Lease(alice_, MiB(12));
+  const Asked first = Wait(bob_, MiB(8)), second = Wait(carol_, MiB(16));
+  EXPECT_TRUE(Waits(first));
+  EXPECT_TRUE(Waits(second));
+  Pass(absl::Seconds(3));
+  Free(alice_, held);
+  EXPECT_THAT(Result(first), IsOk());
+  EXPECT_THAT(
+      EventTexts(),
+      Contains("rank 0 of job b: its turn for 8 MiB of GPU 0 after 3s"));
+  EXPECT_TRUE(Waits(second));
+  node_.Die(bob_);
+  EXPECT_THAT(Result(second), IsOk());
+  EXPECT_EQ(Ended(WaitEnd::kGranted), 2u);
+}
+
+TEST_F(WaitingLeases, FirstComeFirstServed) {
+  const LeaseId held = Lease(alice_, MiB(16));
+  const Asked first = Wait(bob_, MiB(12)), second = Wait(carol_, MiB(12)),
+              third = Wait(bob_, MiB(12));
+  Free(alice_, held);
+  EXPECT_THAT(Result(first), IsOk());
+  EXPECT_TRUE(Waits(second) && Waits(third));
+  Free(bob_, Answer(first)->lease);
+  EXPECT_THAT(Result(second), IsOk());
+  EXPECT_TRUE(Waits(third));
+  Free(carol_, Answer(second)->lease);
+  EXPECT_THAT(Result(third), IsOk());
+}
+
+TEST_F(WaitingLeases, ASmallLaterOneDoesNotOvertake) {
+  Lease(alice_, MiB(8));
+  const Asked head = Wait(bob_, MiB(12));
+  Pass(absl::Seconds(2));
+  EXPECT_THAT(
+      node_.Lease(carol_, Gpu(0), MiB(4)).status(),
+      StatusIs(kExhausted,
+               AllOf(HasSubstr("GPU 0: asked 4 MiB, free 8 MiB of 16 MiB, but "
+                               "another user's job is in front: it has waited "
+                               "2s for 12 MiB of GPU 0"),
+                     HasSubstr("--wait"))));
+  const Asked small = Wait(carol_, MiB(4));
+  EXPECT_TRUE(Waits(small));
+  EXPECT_THAT(node_.Lease(carol_, Gpu(1), MiB(4)).status(), IsOk())
+      << "nobody waits for that pool";
+  EXPECT_THAT(node_.Lease(carol_, Host(0), MiB(4)).status(), IsOk());
+  Pass(kLong);
+  EXPECT_THAT(Result(head), StatusIs(kTooLate));
+  EXPECT_THAT(Result(small), IsOk()) << "nobody is in front any more";
+}
+
+TEST_F(WaitingLeases, BackgroundLetsAllOthersPass) {
+  const LeaseId held = Lease(alice_, MiB(12));
+  const Asked background =
+      Wait(bob_, MiB(12), kLong, Gpu(0), Priority::kBackground);
+  EXPECT_THAT(node_.Lease(carol_, Gpu(0), MiB(2)).status(), IsOk());
+  const Asked normal = Wait(carol_, MiB(12));
+  Free(alice_, held);
+  EXPECT_THAT(Result(normal), IsOk());
+  EXPECT_TRUE(Waits(background));
+  EXPECT_TRUE(Waits(Wait(bob_, MiB(1), kLong, Gpu(0), Priority::kBackground)));
+}
+
+TEST_F(WaitingLeases, ADeadlineSaysWhatWasAskedAndWhatIsFree) {
+  Lease(alice_, MiB(12));
+  const Asked head = Wait(bob_, MiB(8), absl::Seconds(5));
+  const Asked behind = Wait(carol_, MiB(2), absl::Seconds(4));
+  EXPECT_EQ(node_.core.NextDeadline(), node_.clock.Now() + absl::Seconds(4));
+  Pass(absl::Seconds(4));
+  Pass(absl::Seconds(1));
+  EXPECT_THAT(Result(head),
+              StatusIs(kTooLate,
+                       "waited 5s in vain: GPU 0: asked 8 MiB, free 4 MiB of "
+                       "16 MiB; wait longer, ask for less, or see who holds it "
+                       "(sluicectl status)"));
+  EXPECT_EQ(ShortageOf(Result(head)), Shortage::kGpuMemory);
+  EXPECT_THAT(
+      Result(behind),
+      StatusIs(kTooLate, HasSubstr("but another user's job is in front: it has "
+                                   "waited 4s for 8 MiB of GPU 0")));
+  EXPECT_EQ(Ended(WaitEnd::kTimedOut), 2u);
+  EXPECT_TRUE(node_.core.waiting().empty());
+}
+
+TEST_F(WaitingLeases, WhatCanNeverBeIsRefusedAtOnce) {
+  EXPECT_THAT(Result(Wait(bob_, MiB(20))),
+              StatusIs(kExhausted, HasSubstr("the pool has 16 MiB, and no wait "
+                                             "changes that")));
+  const absl::Time now = node_.clock.Now();
+  ASSERT_THAT(
+      node_.core.SetBudget({.uid = 2}, MiB(8), std::nullopt, now).status(),
+      IsOk());
+  EXPECT_THAT(
+      Result(Wait(bob_, MiB(12))),
+      StatusIs(
+          kExhausted,
+          AllOf(HasSubstr("the limit of user 2 (/a) is 8 MiB, and no wait"),
+                HasSubstr("sluicectl budget set --user 2 --gpu 12MiB"))));
+  ASSERT_THAT(node_.core.Reserve(Gpu(0), {1, ""}, MiB(8), now), IsOk());
+  EXPECT_THAT(Result(Wait(carol_, MiB(12))),
+              StatusIs(kExhausted, HasSubstr("8 MiB are reserved for others, "
+                                             "and no wait changes that")));
+  Lease(alice_, MiB(16), Gpu(1));
+  EXPECT_THAT(Result(Wait(carol_, MiB(1), absl::Hours(1), Gpu(1))),
+              StatusIs(absl::StatusCode::kInvalidArgument,
+                       HasSubstr("the longest is 5m: wait less, or raise "
+                                 "longest_wait_s in [quota]")));
+  EXPECT_THAT(Result(Wait(carol_, MiB(1), kLong, Gpu(7))),
+              StatusIs(absl::StatusCode::kNotFound));
+}
+
+TEST_F(WaitingLeases, WhoLacksItsOwnBudgetHoldsUpNobodyElse) {
+  const absl::Time now = node_.clock.Now();
+  ASSERT_THAT(
+      node_.core.SetBudget({.uid = 2}, MiB(8), std::nullopt, now).status(),
+      IsOk());
+  const LeaseId held = Lease(bob_, MiB(8));
+  const Asked own = Wait(bob_, MiB(4)), next = Wait(bob_, MiB(2));
+  EXPECT_TRUE(Waits(own) && Waits(next));
+  EXPECT_THAT(node_.Lease(carol_, Gpu(0), MiB(4)).status(), IsOk());
+  EXPECT_THAT(node_.Lease(bob_, Gpu(1), KiB(64)).status(),
+              StatusIs(kExhausted, HasSubstr("job b is in front")));
+  Pass(kLong - absl::Seconds(1));
+  Free(bob_, held);
+  EXPECT_THAT(Result(own), IsOk());
+  EXPECT_THAT(Result(next), IsOk());
+}
+
+TEST_F(WaitingLeases, ABudgetAReservationsEndAndAnUndrainWakeThem) {
+  const auto wakes = [&](const Asked& asked, auto change) {
+    EXPECT_TRUE(Waits(asked));
+    change();
+    Tick();
+    EXPECT_THAT(Result(asked), IsOk());
+  };
+  const absl::Time now = node_.clock.Now();
+  const auto budget = [&](Bytes gpu) {
+    return node_.core.SetBudget({.uid = 2}, gpu, std::nullopt, now).status();
+  };
+  ASSERT_THAT(budget(MiB(8)), IsOk());
+  Lease(bob_, MiB(8));
+  wakes(Wait(bob_, MiB(4)), [&] { ASSERT_THAT(budget(MiB(12)), IsOk()); });
+
+  const PoolId gpu = Gpu(1);
+  Lease(alice_, MiB(4), gpu);
+  ASSERT_THAT(node_.core.Reserve(gpu, {3, ""}, MiB(8), now), IsOk());
+  wakes(Wait(alice_, MiB(8), kLong, gpu), [&] {
+    ASSERT_THAT(node_.core.Reserve(gpu, {3, ""}, Bytes(0), now), IsOk());
+  });
+
+  const LeaseId held = Lease(alice_, MiB(32), Host(0));
+  const Asked drained = Wait(carol_, MiB(8), kLong, Host(0));
+  node_.core.SetDrain(Drain{"root", "", now}, now);
+  Free(alice_, held);
+  EXPECT_TRUE(Waits(drained)) << "a drained node grants nothing";
+  EXPECT_THAT(Result(Wait(bob_, MiB(1), kLong, Host(0))),
+              StatusIs(absl::StatusCode::kFailedPrecondition,
+                       HasSubstr("drained by root")));
+  wakes(drained, [&] { node_.core.SetDrain(std::nullopt, now); });
+}
+
+TEST_F(WaitingLeases, ASmallerBudgetRefusesWhatCanNeverBeAnyMore) {
+  Lease(alice_, MiB(12));
+  const Asked asked = Wait(bob_, MiB(8));
+  ASSERT_THAT(
+      node_.core.SetBudget({.uid = 2}, MiB(4), std::nullopt, node_.clock.Now())
+          .status(),
+      IsOk());
+  Tick();
+  EXPECT_THAT(Result(asked), StatusIs(kExhausted, HasSubstr("no wait")));
+  EXPECT_EQ(Ended(WaitEnd::kRefused), 1u);
+}
+
+TEST_F(WaitingLeases, WhatIsReservedForAUserPassesOthersButNotItsOwn) {
+  Lease(alice_, MiB(4));
+  ASSERT_THAT(node_.core.Reserve(Gpu(0), {3, ""}, MiB(4), node_.clock.Now()),
+              IsOk());
+  const Asked head = Wait(bob_, MiB(12));
+  EXPECT_THAT(node_.Lease(carol_, Gpu(0), MiB(2)).status(), IsOk());
+  EXPECT_THAT(node_.Lease(carol_, Gpu(0), MiB(4)).status(),
+              StatusIs(kExhausted, HasSubstr("in front")))
+      << "more than is left of it";
+  EXPECT_TRUE(Waits(Wait(carol_, MiB(6))));
+  EXPECT_THAT(node_.Lease(carol_, Gpu(0), MiB(2)).status(),
+              StatusIs(kExhausted, HasSubstr("in front")));
+  EXPECT_TRUE(Waits(head));
+}
+
+TEST_F(WaitingLeases, ItsSessionsEndOrItsClientEndTheWait) {
+  const LeaseId held = Lease(alice_, MiB(16));
+  const Asked dies = Wait(bob_, MiB(12)), given_up = Wait(carol_, MiB(8)),
+              stays = Wait(carol_, MiB(8));
+  node_.Die(bob_);
+  EXPECT_EQ(Ended(WaitEnd::kSessionEnded), 1u);
+  const auto noted = node_.Ask(carol_, GiveUpRequest{given_up.request});
+  ASSERT_TRUE(noted.has_value());
+  EXPECT_TRUE(std::holds_alternative<NotedReply>(*noted));
+  EXPECT_THAT(Result(given_up),
+              StatusIs(absl::StatusCode::kCancelled,
+                       HasSubstr("gave up waiting for 8 MiB of GPU 0")));
+  EXPECT_TRUE(node_.Ask(carol_, GiveUpRequest{RequestId(5)}).has_value())
+      << "what does not wait is left as it is";
+  Free(alice_, held);
+  EXPECT_THAT(Result(stays), IsOk());
+  EXPECT_TRUE(Waits(dies));
+  EXPECT_TRUE(node_.core.waiting().empty());
+}
+
+TEST_F(WaitingLeases, AUserHasSoManyAndAllTogetherToo) {
+  Lease(alice_, MiB(16));
+  for (int i = 0; i < 3; ++i) EXPECT_TRUE(Waits(Wait(bob_, MiB(1))));
+  EXPECT_THAT(Result(Wait(bob_, MiB(1))),
+              StatusIs(kExhausted,
+                       HasSubstr("user 2 (/a) has 3 leases waiting, and the "
+                                 "limit is 3: let some be granted")));
+  for (int i = 0; i < 2; ++i) EXPECT_TRUE(Waits(Wait(carol_, MiB(1))));
+  EXPECT_THAT(Result(Wait(carol_, MiB(1))),
+              StatusIs(kExhausted, HasSubstr("limit of all users together is "
+                                             "5")));
+  EXPECT_EQ(node_.core.stats().waits_refused, 2u);
+}
+
+TEST_F(WaitingLeases, AreShownWithWhatIsInFrontAndOthersOnlyToTheOperator) {
+  Lease(alice_, MiB(16));
+  Wait(bob_, MiB(4));
+  Wait(carol_, MiB(2));
+  Pass(absl::Seconds(1));
+  const absl::Time now = node_.clock.Now();
+  const Snapshot all = node_.core.TakeSnapshot(nullptr, now);
+  ASSERT_THAT(all.waiting, SizeIs(2));
+  EXPECT_EQ(all.waiting[1].in_front, 1);
+  EXPECT_EQ(all.waiting[1].elapsed, absl::Seconds(1));
+  EXPECT_EQ(all.waiting[1].left, absl::Seconds(59));
+  const Principal alice{1, "/a"}, carol{3, "/a"};
+  EXPECT_THAT(node_.core.TakeSnapshot(&alice, now).waiting, IsEmpty());
+  EXPECT_THAT(node_.core.TakeSnapshot(&carol, now).waiting, SizeIs(1));
+}
+
+// A wait lasts hours, and a rank reports steps meanwhile.
+TEST_F(WaitingLeases, ARankThatWaitsAsksOnAndItsRequestsAreForgotten) {
+  const LeaseId held = Lease(alice_, MiB(16));
+  const Asked asked = Wait(bob_, MiB(12));
+  for (uint64_t i = 0; i < 3 * RequestHistory::kWindow; ++i) {
+    node_.Ask(bob_, StepReport{}, RequestId(2000 + i));
+  }
+  EXPECT_EQ(node_.core.session(bob_)->history.requests().size(),
+            RequestHistory::kWindow);
+  node_.Ask(bob_, LeaseRequest{Gpu(0), MiB(12), kLong}, asked.request);
+  EXPECT_THAT(node_.core.waiting().waiters(), SizeIs(1))
+      << "asked again under its id, it waits once";
+  Free(alice_, held);
+  EXPECT_THAT(Result(asked), IsOk());
+}
+
+}  // namespace
+}  // namespace sluice::daemon
