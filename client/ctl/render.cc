@@ -223,6 +223,33 @@ std::string RenderPlanning(const json& node) {
   return table.empty() ? "" : "\n" + table.Text();
 }
 
+// Leases that stand in line.
+std::string RenderWaiting(const json& node) {
+  Table table({{"WAITING"},
+               {"RANK", Align::kRight},
+               {"FOR", Align::kRight},
+               {"OF"},
+               {"SINCE", Align::kRight},
+               {"AT MOST", Align::kRight},
+               {"LACKS"}});
+  for (const json& lease : node.value("waiting", json::array())) {
+    const int64_t in_front = Number(lease, "in_front");
+    std::string lacks = Text(lease, "lacks") == "pool"
+                            ? "memory there"
+                            : "budget of its " + Text(lease, "lacks");
+    if (in_front > 0) lacks += fmt::format(", {} in front", in_front);
+    if (lease.at("background").get<bool>()) lacks += ", background";
+    table.Add({Text(lease, "job"), std::to_string(Number(lease, "rank")),
+               Size(Number(lease, "bytes")),
+               fmt::format("{} {}",
+                           Text(lease, "pool") == "gpu" ? "GPU" : "NUMA node",
+                           Number(lease, "index")),
+               Span(lease.at("elapsed_s").get<double>()),
+               Span(lease.at("deadline_in_s").get<double>()), lacks});
+  }
+  return table.empty() ? "" : "\n" + table.Text();
+}
+
 std::string RenderEvents(const json& node) {
   const json& events = node.at("events");
   Table table({{"AGO", Align::kRight}, {"EVENT"}, {"WHAT"}});
@@ -391,7 +418,8 @@ absl::StatusOr<std::string> RenderStatus(const std::string& text) {
   return Render(text, [](const json& node) {
     return RenderHeader(node) + RenderDrain(node) + RenderPools(node) +
            RenderOutside(node) + "\n" + RenderRanks(node) +
-           RenderPlanning(node) + RenderPlans(node) + RenderEvents(node);
+           RenderPlanning(node) + RenderWaiting(node) + RenderPlans(node) +
+           RenderEvents(node);
   });
 }
 
