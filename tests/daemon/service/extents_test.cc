@@ -103,7 +103,7 @@ TEST_F(ExtentsTest, WhatWasMadeAheadMakesRoomForAnotherSize) {
   Arena arena(
       driver_.get(),
       {.nodes = {NumaIndex(0)}, .ready = kHostMemory, .extent = kExtent});
-  Extents extents(driver_.get(), &arena, loop_.get(),
+  Extents extents(driver_.get(), &arena, loop_.get(), /*handover=*/nullptr,
                   [this](ExtentId, absl::Status status) {
                     const MutexLock lock(mutex_);
                     made_.push_back(std::move(status));
