@@ -10,7 +10,8 @@ PACKAGE = "client/python/sluice/"
 
 # A module imports only what stands before it. `__init__` stands above all.
 ORDER = [
-    "errors", "_guard", "ranges", "in_flight", "host_tensor",
+    "errors", "arguments", "_guard", "ranges", "in_flight", "host_tensor",
+    "kinds",
     # The native half: library, daemon, session, memory.
     "_native", "daemon", "handle", "leased", "waiting", "session", "copies",
     "books", "slabs", "arena",
@@ -58,6 +59,8 @@ ORDER = [
     "adapters.shared",
     "adapters.routers",
     "adapters.units",
+    "adapters.wanted",
+    "adapters.held",
     "adapters.part",
     "adapters.ends_calls",
     "adapters.ends",
@@ -73,10 +76,10 @@ ORDER = [
     "adapters.head",
     "adapters.head_trial",
     "adapters.packed",
+    "settings",
     "adapters.hf",
     "adapters.layers",
     "planned",
-    "settings",
     "streamed",
     "streaming",
     # Before a run.
@@ -85,7 +88,7 @@ ORDER = [
 
 # A session needs no torch, and a streamed layer no transformers: what knows
 # transformers is its adapters, and the commands that load a model.
-TORCHLESS = {"errors", "_guard", "ranges", "_native", "daemon", "handle",
+TORCHLESS = {"errors", "arguments", "_guard", "ranges", "_native", "daemon", "handle",
              "leased", "waiting", "session", "desk"}
 TRANSFORMERS = ("adapters.", "doctor")
 NO_TRANSFORMERS = {"adapters.layers", "adapters.stand_in", "adapters.units",

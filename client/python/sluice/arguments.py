@@ -9,12 +9,9 @@ from __future__ import annotations
 import functools
 import inspect
 import os
+import sys
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any, NamedTuple, ParamSpec, TypeVar
-
-import torch
-import torch.distributed as dist
-from torch import Tensor, nn
 
 from sluice.errors import Error, Invalid, Status
 
@@ -56,21 +53,10 @@ def a(kind: type | tuple[type, ...], said: str) -> Kind:
     return Kind(lambda v: isinstance(v, kind), said)
 
 
-def rows_of_tokens(said: str = "whole numbers [B, S]") -> Kind:
-    return Kind(lambda v: isinstance(v, Tensor) and v.dim() == 2 and not (
-        v.is_floating_point() or v.is_complex() or v.dtype == torch.bool),
-        said)
-
-
 NONE = Kind(lambda v: v is None, "None")
 FLAG = a(bool, "True or False")
-MODULE = a(nn.Module, "a torch.nn.Module")
 PATH = Kind(lambda v: isinstance(v, (str, os.PathLike)) and bool(os.fspath(v)),
             "a path")
-# A handle that torch gives to ranks outside of a group is a number.
-GROUP = Kind(lambda v: isinstance(v, dist.ProcessGroup),
-             "a torch.distributed group that this rank is in, as "
-             "mesh['sp'].get_group() is")
 
 
 def short_text(most: int) -> Kind:
@@ -123,16 +109,16 @@ def invalid(line: str) -> Invalid:
 
 def shown(value: Any) -> str:
     """A value in a line: of tensors and modules what they are."""
-    if isinstance(value, Tensor):
+    torch = sys.modules.get("torch")  # a session goes without
+    if torch is not None and isinstance(value, torch.Tensor):
         return f"a {str(value.dtype).removeprefix('torch.')} tensor of shape " \
                f"{tuple(value.shape)}"
-    if isinstance(value, nn.Module):
+    if torch is not None and isinstance(value, torch.nn.Module):
         return f"a {type(value).__name__}"
     text = " ".join(repr(value).split())
     return text if len(text) <= NAME_CHARACTERS else (
         text[:NAME_CHARACTERS - 1] + "…")
 
 
-__all__ = ["FLAG", "GROUP", "Kind", "MODULE", "NONE", "PATH", "a", "invalid",
-           "mapping", "need", "number", "one_of", "rows_of_tokens",
-           "short_text", "some", "takes", "whole"]
+__all__ = ["FLAG", "Kind", "NONE", "PATH", "a", "invalid", "mapping", "need",
+           "number", "one_of", "short_text", "some", "takes", "whole"]

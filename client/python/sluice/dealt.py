@@ -25,8 +25,8 @@ import torch.distributed as dist
 from torch import Tensor
 from torch.nn import functional as F
 
-from sluice.arguments import (GROUP, NONE, Kind, a, invalid,
-                              rows_of_tokens, takes)
+from sluice.arguments import NONE, Kind, a, invalid, takes
+from sluice.kinds import GROUP, rows_of_tokens
 from sluice.ranks import Ranks
 
 IGNORED = -100  # the label of a row that counts nothing

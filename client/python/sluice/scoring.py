@@ -14,9 +14,9 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from sluice.arguments import (FLAG, MODULE, NONE, invalid, number,
-                              rows_of_tokens, takes)
+from sluice.arguments import FLAG, NONE, invalid, number, takes
 from sluice.errors import Invalid
+from sluice.kinds import MODULE, rows_of_tokens
 from sluice.precision import widened
 
 IGNORED = -100  # the target of a row that is not asked for

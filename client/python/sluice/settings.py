@@ -3,8 +3,9 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
 
-from sluice.arguments import (FLAG, GROUP, MODULE, NONE, Kind, a, mapping,
-                              number, one_of, some, whole)
+from sluice.arguments import (FLAG, NONE, Kind, a, mapping, number, one_of,
+                              some, whole)
+from sluice.kinds import GROUP, MODULE
 from sluice.session import Session
 
 AT_FIRST = 1024  # rows per chunk, until another size is found by measuring
