@@ -1,82 +1,16 @@
 #include "daemon/metrics/prometheus_text.h"
 
-#include <prometheus/metric_family.h>
-#include <prometheus/text_serializer.h>
-
-#include <cmath>
 #include <map>
-#include <sstream>
 #include <utility>
 #include <vector>
 
+#include "daemon/metrics/families.h"
 #include "proto/base/status.h"
 
 namespace sluice::daemon {
 namespace {
 
-using prometheus::ClientMetric;
-using prometheus::MetricFamily;
 using prometheus::MetricType;
-using Labels = std::vector<ClientMetric::Label>;
-
-class Families {
- public:
-  void Add(const char* name, const char* help, MetricType type) {
-    families_.push_back({name, help, type, {}});
-  }
-  // A value of the family added last.
-  void Value(Labels labels, double value) {
-    MetricFamily& family = families_.back();
-    ClientMetric metric;
-    metric.label = std::move(labels);
-    (family.type == MetricType::Counter ? metric.counter.value
-                                        : metric.gauge.value) = value;
-    family.metric.push_back(std::move(metric));
-  }
-  void Gauge(const char* name, const char* help, double value) {
-    Add(name, help, MetricType::Gauge);
-    Value({}, value);
-  }
-  void Counter(const char* name, const char* help, double value) {
-    Add(name, help, MetricType::Counter);
-    Value({}, value);
-  }
-  template <typename E>
-  void CounterBy(const char* name, const char* help, const char* label,
-                 const CountsBy<E>& values) {
-    Add(name, help, MetricType::Counter);
-    values.ForEach([&](std::string_view key, uint64_t value) {
-      Value({{label, std::string(key)}}, static_cast<double>(value));
-    });
-  }
-  void AddHistogram(const char* name, const char* help, const Histogram& from) {
-    Add(name, help, MetricType::Histogram);
-    HistogramValue({}, from);
-  }
-  // Of the family added last.
-  void HistogramValue(Labels labels, const Histogram& from) {
-    ClientMetric metric;
-    metric.label = std::move(labels);
-    metric.histogram.sample_count = from.count();
-    metric.histogram.sample_sum = from.sum();
-    uint64_t cumulative = 0;
-    for (size_t i = 0; i <= from.bounds().size(); ++i) {
-      cumulative += from.counts()[i];
-      metric.histogram.bucket.push_back(
-          {cumulative, i < from.bounds().size() ? from.bounds()[i] : INFINITY});
-    }
-    families_.back().metric.push_back(std::move(metric));
-  }
-
-  std::string Text() const {
-    std::ostringstream out;
-    prometheus::TextSerializer().Serialize(out, families_);
-    return out.str();
-  }
-
- private:
-  std::vector<MetricFamily> families_;
-};
 
 Labels GpuLabels(const GpuConfig& gpu) {
   return {{"gpu", std::to_string(gpu.index.value())}, {"UUID", gpu.uuid}};
