@@ -14,7 +14,7 @@
 #include "absl/time/time.h"
 #include "daemon/core/types.h"
 #include "daemon/quota/quotas.h"
-#include "daemon/service/log.h"
+#include "daemon/service/log/log.h"
 #include "proto/base/units.h"
 
 namespace sluice::daemon {

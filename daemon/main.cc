@@ -22,7 +22,7 @@
 #include "daemon/policy_file.h"
 #include "daemon/runtime/runtime_dir.h"
 #include "daemon/service/admin_server.h"
-#include "daemon/service/log.h"
+#include "daemon/service/log/log.h"
 #include "daemon/service/service.h"
 #include "daemon/store/starter.h"
 #include "daemon/worker_user.h"

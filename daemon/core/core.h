@@ -30,9 +30,9 @@
 #include "absl/time/time.h"
 #include "daemon/core/effects.h"
 #include "daemon/core/guarantees.h"
-#include "daemon/core/joint_planning.h"
 #include "daemon/core/journal.h"
 #include "daemon/core/ledger.h"
+#include "daemon/core/planning/joint_planning.h"
 #include "daemon/core/policy.h"
 #include "daemon/core/requests.h"
 #include "daemon/core/session.h"
@@ -160,8 +160,8 @@ class Core {
 
   // Everything but the journal and the units (state.h).
   CoreState Save() const {
-    return {ledger_.Save(),  joint_.Save(), sessions_.rows(),
-            last_session_, drain_,        waiting_.Save()};
+    return {ledger_.Save(), joint_.Save(), sessions_.rows(),
+            last_session_,  drain_,        waiting_.Save()};
   }
   // Into a Core of the same node that no session has reached.
   void Load(CoreState saved);

@@ -8,8 +8,8 @@
 #include <variant>
 #include <vector>
 
+#include "daemon/core/planning/unit_cache.h"
 #include "daemon/core/requests.h"
-#include "daemon/core/unit_cache.h"
 #include "proto/plan/request.h"
 
 namespace sluice::daemon {

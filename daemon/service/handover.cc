@@ -7,7 +7,7 @@
 #include <utility>
 #include <vector>
 
-#include "daemon/service/log.h"
+#include "daemon/service/log/log.h"
 #include "proto/base/status.h"
 
 namespace sluice::daemon {

@@ -8,7 +8,7 @@
 #include <string>
 #include <utility>
 
-#include "daemon/service/log.h"
+#include "daemon/service/log/log.h"
 #include "proto/base/status.h"
 
 namespace sluice::daemon {

@@ -17,7 +17,7 @@
 
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
-#include "daemon/core/plans.h"
+#include "daemon/core/planning/plans.h"
 #include "daemon/core/types.h"
 #include "daemon/quota/fair_queue.h"
 #include "daemon/quota/quotas.h"

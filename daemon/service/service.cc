@@ -14,7 +14,7 @@
 #include <utility>
 
 #include "daemon/service/identity/peer.h"
-#include "daemon/service/log.h"
+#include "daemon/service/log/log.h"
 #include "proto/base/shortage.h"
 #include "proto/base/status.h"
 #include "proto/base/text.h"

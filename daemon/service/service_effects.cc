@@ -6,7 +6,7 @@
 
 #include <algorithm>
 
-#include "daemon/service/log.h"
+#include "daemon/service/log/log.h"
 #include "daemon/service/service.h"
 #include "proto/base/status.h"
 #include "proto/plan/codec.h"

@@ -3,7 +3,7 @@
 
 #include <algorithm>
 
-#include "daemon/service/log.h"
+#include "daemon/service/log/log.h"
 #include "daemon/service/service.h"
 
 namespace sluice::daemon {

@@ -5,7 +5,7 @@
 #include <utility>
 #include <vector>
 
-#include "daemon/service/log.h"
+#include "daemon/service/log/log.h"
 #include "daemon/service/service.h"
 #include "proto/base/status.h"
 

@@ -9,7 +9,7 @@
 #include <optional>
 #include <utility>
 
-#include "daemon/service/log.h"
+#include "daemon/service/log/log.h"
 #include "proto/base/mutex.h"
 #include "proto/base/status.h"
 #include "proto/base/unique_fd.h"

@@ -13,7 +13,7 @@
 #include <vector>
 
 #include "absl/status/statusor.h"
-#include "daemon/core/unit_cache.h"
+#include "daemon/core/planning/unit_cache.h"
 #include "daemon/service/task_thread.h"
 
 namespace sluice::daemon {

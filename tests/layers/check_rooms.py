@@ -26,6 +26,7 @@ ROOMS = {
                          "client/torch/stream", "client/torch/baseline"],
     # Who a client is, and which GPUs it may use.
     "daemon/service/identity": [],
+    "daemon/service/log": [],
     "client/train/watch": [],
     "client/train/launch": ["client/train/watch"],
     "client/train/data": ["client/train/launch"],

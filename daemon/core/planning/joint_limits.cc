@@ -3,7 +3,7 @@
 
 #include <algorithm>
 
-#include "daemon/core/joint_planning.h"
+#include "daemon/core/planning/joint_planning.h"
 
 namespace sluice::daemon {
 namespace {

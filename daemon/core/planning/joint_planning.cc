@@ -1,4 +1,4 @@
-#include "daemon/core/joint_planning.h"
+#include "daemon/core/planning/joint_planning.h"
 
 #include <fmt/format.h>
 

@@ -4,7 +4,7 @@
 #include <algorithm>
 #include <set>
 
-#include "daemon/core/joint_planning.h"
+#include "daemon/core/planning/joint_planning.h"
 #include "proto/base/status.h"
 
 namespace sluice::daemon {

@@ -1,4 +1,4 @@
-#include "daemon/core/plans.h"
+#include "daemon/core/planning/plans.h"
 
 #include <algorithm>
 

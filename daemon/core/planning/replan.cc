@@ -1,4 +1,4 @@
-#include "daemon/core/replan.h"
+#include "daemon/core/planning/replan.h"
 
 #include <fmt/format.h>
 

@@ -18,7 +18,7 @@
 #include <vector>
 
 #include "absl/time/time.h"
-#include "daemon/core/plans.h"
+#include "daemon/core/planning/plans.h"
 #include "proto/plan/plan.h"
 #include "proto/plan/profile.h"
 #include "proto/plan/request.h"

@@ -1,4 +1,4 @@
-#include "daemon/core/unit_cache.h"
+#include "daemon/core/planning/unit_cache.h"
 
 #include <set>
 #include <utility>

@@ -1,4 +1,4 @@
-#include "daemon/service/log.h"
+#include "daemon/service/log/log.h"
 
 #include <fmt/format.h>
 #include <pthread.h>

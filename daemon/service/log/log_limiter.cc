@@ -1,4 +1,4 @@
-#include "daemon/service/log_limiter.h"
+#include "daemon/service/log/log_limiter.h"
 
 #include <algorithm>
 #include <utility>

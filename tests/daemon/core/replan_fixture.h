@@ -7,7 +7,7 @@
 #include <string>
 #include <vector>
 
-#include "daemon/core/replan.h"
+#include "daemon/core/planning/replan.h"
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
 #include "tests/daemon/core/core_driver.h"

@@ -1,5 +1,5 @@
 // A log that nobody reads.
-#include "daemon/service/log.h"
+#include "daemon/service/log/log.h"
 
 #include <fcntl.h>
 #include <signal.h>
@@ -9,7 +9,7 @@
 #include <string>
 
 #include "absl/time/clock.h"
-#include "daemon/service/log_limiter.h"
+#include "daemon/service/log/log_limiter.h"
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
 #include "proto/base/unique_fd.h"
