@@ -121,7 +121,7 @@ absl::StatusOr<std::vector<wire::Message>> Connection::Call(
   const uint64_t id = packet->id();
   const absl::Status sent =
       SendPacket(*packet, sent_fds, clock.Now() + timeout);
-  const MutexLock lock(mutex_);
+  MutexLock lock(mutex_);
   // A session that is closed already may still say why.
   if (sent.ok() || absl::IsUnavailable(sent)) {
     AwaitBriefly(id);
@@ -142,6 +142,10 @@ absl::StatusOr<std::vector<wire::Message>> Connection::Call(
     return sent;
   }
   calls_.Abandon(id);
+  if (request.lease().wait_ms() > 0) {
+    lock.Unlock();
+    GiveUp(id);
+  }
   return absl::DeadlineExceededError(fmt::format(
       "sluiced did not answer within {}", absl::FormatDuration(timeout)));
 }
@@ -163,6 +167,13 @@ absl::Status Connection::Post(const wire::Request& request) {
   const MutexLock lock(mutex_);
   calls_.Drop(packet->id());
   return sent;
+}
+
+// It shall not stand in line for nobody.
+void Connection::GiveUp(uint64_t id) {
+  wire::Request request;
+  request.mutable_give_up()->set_request_id(id);
+  Post(request).IgnoreError();
 }
 
 bool Connection::Awaits(wire::Request::BodyCase kind) {

@@ -68,6 +68,7 @@ class Connection {
   void OnGeneration(uint64_t generation);
   void ResendLocked() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   // Nobody else will free it.
+  void GiveUp(uint64_t id);
   void ReturnLease(uint64_t lease);
   void Disconnect(const std::string& reason,
                   Shortage shortage = Shortage::kNone);

@@ -27,6 +27,8 @@ using Kind = SessionEvent::Kind;
 
 // A freed region is worth a short wait, so that the next lease finds it.
 constexpr absl::Duration kFreeTimeout = absl::Seconds(5);
+// In milliseconds it has 32 bits.
+constexpr absl::Duration kMostLeaseWait = absl::Hours(24 * 40);
 constexpr size_t kMaxNoteBytes = 512;  // PlanTaken's
 
 class LeasedRegion final : public Region {
@@ -173,7 +175,13 @@ absl::StatusOr<std::unique_ptr<Region>> SessionImpl::Lease(
   lease->set_kind(gpu ? wire::Lease::GPU : wire::Lease::HOST);
   lease->set_ordinal(static_cast<uint32_t>(where.ordinal));
   lease->set_bytes(RoundUp(size, welcome_.limits.granularity).size());
-  SLUICE_ASSIGN_OR_RETURN(auto parts, connection_->Call(request));
+  lease->set_wait_ms(
+      static_cast<uint32_t>(absl::ToInt64Milliseconds(options_.lease_wait)));
+  lease->set_background(options_.background);
+  SLUICE_ASSIGN_OR_RETURN(
+      auto parts,
+      connection_->Call(request, {},
+                        Connection::kCallTimeout + options_.lease_wait));
   std::vector<Extent> extents;
   for (wire::Message& part : parts) {
     const wire::Granted& granted = part.packet.reply().granted();
@@ -330,6 +338,14 @@ absl::StatusOr<std::unique_ptr<Session>> Session::Open(
         "the first two must be at least 1, the rate 0 to 1e18",
         options.world_size, options.local_ranks,
         options.guaranteed_bytes_per_second));
+  }
+  if (options.lease_wait < absl::ZeroDuration() ||
+      options.lease_wait > kMostLeaseWait) {
+    return absl::InvalidArgumentError(fmt::format(
+        "a session whose leases wait {}: 0 to {} may be asked for, and "
+        "longest_wait_s in [quota] be less",
+        absl::FormatDuration(options.lease_wait),
+        absl::FormatDuration(kMostLeaseWait)));
   }
   auto session = std::make_unique<SessionImpl>(options);
   SLUICE_RETURN_IF_ERROR(session->Start());

@@ -53,8 +53,8 @@ Refusal Core::StaysBehind(const Session& session, const LeaseRequest& asked,
   if (front.first == nullptr) return {};
   return {ShortOf(ShortageIn(asked.pool),
                   WhyItWaits(job, asked, front.first->lacks, front, now) +
-                      "; ask with a wait to stand in line behind it "
-                      "(sluice-train --wait), or ask again later"),
+                      "; ask with a wait (lease_wait of a session) to stand in "
+                      "line behind it, or ask again later"),
           RefusedBy::kQueue};
 }
 

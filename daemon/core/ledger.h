@@ -291,7 +291,7 @@ void Ledger::TakeChanged(Visit visit) {
     };
   };
   for (auto& [id, pool] : pools_) {
-    pool.TakeChanged([&](ExtentId extent, const Pool::Extent* row) {
+    pool.TakeChanged([&, id = id](ExtentId extent, const Pool::Extent* row) {
       const ExtentRow with{id, row ? *row : Pool::Extent{}};
       visit(RowKind::kExtent, extent, row ? &with : nullptr);
     });

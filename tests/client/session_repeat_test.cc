@@ -100,5 +100,28 @@ TEST_F(SessionTest, ALeaseThatCameTooLateIsGivenBackOnce) {
   EXPECT_EQ(daemon_.count(wire::Request::kFree), 1);
 }
 
+// It would stand in the daemon's line for nobody.
+TEST_F(SessionTest, ALeaseThatWaitsIsGivenUpWithItsCaller) {
+  SLUICE_ASSERT_OK_AND_ASSIGN(
+      const auto connection, Connection::Open(
+                                 daemon_.options().socket, [](wire::Message) {},
+                                 [](const std::string&) {}));
+  std::atomic<uint64_t> asked = 0, given_up = 0;
+  daemon_.SetScript([&](const wire::Message& m) {
+    if (m.packet.request().has_give_up()) {
+      given_up = m.packet.request().give_up().request_id();
+    }
+    if (m.packet.request().has_lease()) asked = m.packet.id();
+    return true;
+  });
+  wire::Request request;
+  request.mutable_lease()->set_bytes(KiB(64).size());
+  request.mutable_lease()->set_wait_ms(1);
+  EXPECT_THAT(connection->Call(request, {}, absl::Milliseconds(20)),
+              StatusIs(absl::StatusCode::kDeadlineExceeded));
+  EXPECT_TRUE(Soon([&] { return given_up != 0; }));
+  EXPECT_EQ(given_up, asked);
+}
+
 }  // namespace
 }  // namespace sluice::client

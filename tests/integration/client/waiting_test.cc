@@ -1,0 +1,154 @@
+// Leases that wait for memory, of real sessions with a real daemon.
+#include <signal.h>
+#include <unistd.h>
+
+#include <chrono>
+#include <cstdio>
+#include <future>
+#include <memory>
+#include <string>
+
+#include "absl/time/clock.h"
+#include "client/session/session.h"
+#include "tests/integration/daemon/harness.h"
+#include "tests/support/status_matchers.h"
+
+namespace sluice::client {
+namespace {
+
+using ::sluice::testing::Child;
+using ::sluice::testing::IsOk;
+using ::sluice::testing::RunningDaemon;
+using ::sluice::testing::StatusIs;
+using ::testing::HasSubstr;
+
+constexpr Bytes kAll = MiB(36);  // of a GPU
+using Leased = absl::StatusOr<std::unique_ptr<Region>>;
+
+class Waiting : public ::testing::Test {
+ protected:
+  std::unique_ptr<Session> Open(const std::string& job,
+                                absl::Duration wait = absl::ZeroDuration(),
+                                bool background = false) {
+    auto session = Session::Open({.socket = daemon_.socket(),
+                                  .job = job,
+                                  .lease_wait = wait,
+                                  .background = background});
+    EXPECT_THAT(session, IsOk());
+    return *std::move(session);
+  }
+  // Asks and, a moment later, still waits.
+  static std::future<Leased> Ask(Session& session, Bytes size) {
+    auto asked = std::async(std::launch::async, [&session, size] {
+      return session.LeaseGpu(size);
+    });
+    EXPECT_FALSE(Came(asked, 150));
+    return asked;
+  }
+  static bool Came(const std::future<Leased>& asked, int within_ms) {
+    return asked.wait_for(std::chrono::milliseconds(within_ms)) ==
+           std::future_status::ready;
+  }
+  RunningDaemon daemon_;
+};
+
+TEST_F(Waiting, AKilledHoldersMemoryGoesToWhoWaits) {
+  const auto holder = Child::Fork([&] {
+    const auto session = Open("holder");
+    const auto all = session->LeaseGpu(kAll);
+    ASSERT_THAT(all, IsOk());
+    std::puts("holds");
+    std::fflush(stdout);
+    pause();
+  });
+  ASSERT_TRUE(holder->WaitForOutput("holds", absl::Seconds(20)));
+  const auto session = Open("waits", absl::Seconds(60));
+  auto asked = Ask(*session, kAll);
+  holder->Kill(SIGKILL);
+  EXPECT_THAT(asked.get(), IsOk());
+  holder->Join();
+}
+
+TEST_F(Waiting, TheEndOfTheWaitSaysWhoIsInTheWay) {
+  const auto holder = Open("holder");
+  const auto all = holder->LeaseGpu(kAll);
+  ASSERT_THAT(all, IsOk());
+  const auto session = Open("waits", absl::Milliseconds(300));
+  const absl::Time start = absl::Now();
+  const auto refused = session->LeaseGpu(MiB(8));
+  EXPECT_THAT(refused, StatusIs(absl::StatusCode::kDeadlineExceeded));
+  EXPECT_GE(absl::Now() - start, absl::Milliseconds(300));
+  const std::string line(refused.status().message());
+  EXPECT_THAT(line, HasSubstr("GPU 0"));
+  EXPECT_EQ(line.find('\n'), line.npos);
+}
+
+TEST_F(Waiting, TheFirstThatCameIsServedFirst) {
+  const auto holder = Open("holder");
+  auto all = holder->LeaseGpu(kAll);
+  ASSERT_THAT(all, IsOk());
+  const auto first = Open("first", absl::Seconds(60));
+  const auto second = Open("second", absl::Seconds(60));
+  const auto last = Open("last", absl::Seconds(60), /*background=*/true);
+  const auto third = Open("third", absl::Seconds(60));
+  auto asks_last = Ask(*last, kAll);
+  auto asks_first = Ask(*first, kAll), asks_second = Ask(*second, kAll),
+       asks_third = Ask(*third, kAll);
+  (*all).reset();
+  for (std::future<Leased>* next :
+       {&asks_first, &asks_second, &asks_third, &asks_last}) {
+    Leased got = next->get();  // freed at the end of the turn
+    ASSERT_THAT(got, IsOk());
+    for (const std::future<Leased>* other :
+         {&asks_first, &asks_second, &asks_third, &asks_last}) {
+      EXPECT_FALSE(other->valid() && Came(*other, 50));
+    }
+  }
+}
+
+TEST_F(Waiting, ASmallOneDoesNotOvertakeWhoWaitsForMore) {
+  const auto holder = Open("holder");
+  const auto most = holder->LeaseGpu(MiB(30));
+  ASSERT_THAT(most, IsOk());
+  const auto late = Open("late");
+  const auto session = Open("waits", absl::Seconds(1));
+  auto asked = Ask(*session, kAll);
+  EXPECT_THAT(late->LeaseGpu(MiB(4)),
+              StatusIs(absl::StatusCode::kResourceExhausted));
+  EXPECT_THAT(asked.get(), StatusIs(absl::StatusCode::kDeadlineExceeded));
+  EXPECT_THAT(late->LeaseGpu(MiB(4)), IsOk());
+}
+
+TEST_F(Waiting, NothingIsLeftInLineOfOneThatIsKilledWhileItWaits) {
+  const auto holder = Open("holder");
+  auto most = holder->LeaseGpu(MiB(30));
+  ASSERT_THAT(most, IsOk());
+  const auto waits = Child::Fork([&] {
+    const auto session = Open("waits", absl::Seconds(60));
+    std::puts("asks");
+    std::fflush(stdout);
+    session->LeaseGpu(kAll).status().IgnoreError();
+  });
+  ASSERT_TRUE(waits->WaitForOutput("asks", absl::Seconds(20)));
+  const auto late = Open("late");
+  const auto Small = [&] { return late->LeaseGpu(MiB(4)).ok(); };
+  for (int i = 0; i < 100 && Small(); ++i) {
+    absl::SleepFor(absl::Milliseconds(20));
+  }
+  EXPECT_FALSE(Small());
+  waits->Kill(SIGKILL);
+  waits->Join();
+  for (int i = 0; i < 100 && !Small(); ++i) {
+    absl::SleepFor(absl::Milliseconds(20));
+  }
+  EXPECT_TRUE(Small());
+}
+
+TEST_F(Waiting, WhatCanNeverBeIsRefusedAtOnce) {
+  const auto session = Open("waits", absl::Seconds(60));
+  EXPECT_THAT(session->LeaseGpu(kAll + MiB(4)),
+              StatusIs(absl::StatusCode::kResourceExhausted));
+}
+
+}  // namespace
+}  // namespace sluice::client
