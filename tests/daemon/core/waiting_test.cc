@@ -131,7 +131,7 @@ TEST_F(WaitingLeases, ASmallLaterOneDoesNotOvertake) {
                AllOf(HasSubstr("GPU 0: asked 4 MiB, free 8 MiB of 16 MiB, but "
                                "another user's job is in front: it has waited "
                                "2s for 12 MiB of GPU 0"),
-                     HasSubstr("--wait"))));
+                     HasSubstr("lease_wait"))));
   const Asked small = Wait(carol_, MiB(4));
   EXPECT_TRUE(Waits(small));
   EXPECT_THAT(node_.Lease(carol_, Gpu(1), MiB(4)).status(), IsOk())
