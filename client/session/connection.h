@@ -67,8 +67,9 @@ class Connection {
   void OnReply(wire::Message message);
   void OnGeneration(uint64_t generation);
   void ResendLocked() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
-  // Nobody else will free it.
+  // It stands in no line any more.
   void GiveUp(uint64_t id);
+  // Nobody else will free it.
   void ReturnLease(uint64_t lease);
   void Disconnect(const std::string& reason,
                   Shortage shortage = Shortage::kNone);

@@ -175,8 +175,9 @@ absl::StatusOr<std::unique_ptr<Region>> SessionImpl::Lease(
   lease->set_kind(gpu ? wire::Lease::GPU : wire::Lease::HOST);
   lease->set_ordinal(static_cast<uint32_t>(where.ordinal));
   lease->set_bytes(RoundUp(size, welcome_.limits.granularity).size());
-  lease->set_wait_ms(
-      static_cast<uint32_t>(absl::ToInt64Milliseconds(options_.lease_wait)));
+  // Less than a millisecond is a wait too.
+  lease->set_wait_ms(static_cast<uint32_t>(absl::ToInt64Milliseconds(
+      absl::Ceil(options_.lease_wait, absl::Milliseconds(1)))));
   lease->set_background(options_.background);
   SLUICE_ASSIGN_OR_RETURN(
       auto parts,
