@@ -1,4 +1,5 @@
 // Real processes: sluiced-keeper, a daemon that only stores, peers of it.
+#include <fmt/format.h>
 #include <signal.h>
 #include <sys/socket.h>
 #include <sys/stat.h>
