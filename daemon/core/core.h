@@ -175,7 +175,7 @@ class Core {
   // disk, and for rounds of planning.
   template <typename Visit>
   void TakeChanged(Visit visit);
-  // As if every row had changed.
+  // The next time all rows; until then no change is noted.
   void TouchAll();
   LooseState Loose() const;
 

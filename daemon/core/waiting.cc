@@ -75,7 +75,7 @@ std::optional<Waiter> WaitingQueue::Leave(SessionId session,
   for (const auto& [place, waiter] : waiters_) {
     if (waiter.session != session || waiter.request != request) continue;
     Waiter left = waiter;
-    waiters_.erase(PlaceInLine(place));
+    waiters_.erase(place);
     return left;
   }
   return std::nullopt;

@@ -85,12 +85,16 @@ void Handover::Begin(Core& core) {
   absl::Status begun;
   if (state_ == nullptr) begun = MakeState();
   if (begun.ok()) begun = state_->Checkpoint(rows_.Everything(core));
-  if (!begun.ok()) return GiveUp(begun);
   begun_ = true;
+  if (!begun.ok()) GiveUp(begun);
 }
 
 void Handover::Save(Core& core) {
   if (!begun_) return;
+  if (given_up_) {
+    begun_ = false;
+    return core.TouchAll();  // nobody asks any more what changed
+  }
   const std::string record = rows_.Changes(core);
   if (record.empty()) return;
   absl::Status saved = state_->Append(record);
@@ -106,7 +110,6 @@ void Handover::GiveUp(const absl::Status& why) {
                        "next one begins anew: {}",
                        std::string(why.message())));
   given_up_ = true;
-  begun_ = false;
   state_.reset();
   store_->Remove(kState);
 }

@@ -93,7 +93,7 @@ class Handover {
   std::set<std::string> taken_;
   UniqueFd state_fd_;
   std::unique_ptr<StateFile> state_;
-  bool begun_ = false;
+  bool begun_ = false;  // the core notes what changes
   CoreRows rows_;
   bool given_up_ = false;
 };

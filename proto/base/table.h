@@ -66,20 +66,26 @@ class Table {
     Note(at->first);
     rows_.erase(at);
   }
+  // `key` may be the row's own.
   void erase(const Key& key) {
-    if (rows_.erase(key) > 0) Note(key);
+    const auto found = rows_.find(key);
+    if (found != rows_.end()) erase(found);
   }
 
-  // Rows that were saved: no change.
+  // Rows that were saved; then as after TouchAll.
   void Load(Rows rows) {
     rows_ = std::move(rows);
-    changed_.clear();
+    TouchAll();
   }
   // visit(key, row) of each that was changed since the last time, once; row is
   // null of those that are gone, or came and went. It may hold tables itself,
-  // and is only read besides.
+  // and is only read besides. The first time: of all rows.
   template <typename Visit>
   void TakeChanged(Visit visit) {
+    if (!std::exchange(notes_, true)) {
+      for (auto& [key, row] : rows_) visit(key, &row);
+      return;
+    }
     std::sort(changed_.begin(), changed_.end());
     changed_.erase(std::unique(changed_.begin(), changed_.end()),
                    changed_.end());
@@ -89,19 +95,23 @@ class Table {
     }
     changed_.clear();
   }
-  // As if all rows had changed, and none had gone.
+  // The next TakeChanged is as the first. Until then no change is noted, so
+  // that a table which nobody asks costs nothing.
   void TouchAll() {
-    changed_.clear();
-    for (const auto& [key, row] : rows_) changed_.push_back(key);
+    notes_ = false;
+    changed_ = {};
   }
+  size_t noted() const { return changed_.size(); }
   bool operator==(const Table& other) const { return rows_ == other.rows_; }
 
  private:
   void Note(const Key& key) {
+    if (!notes_) return;
     if (changed_.empty() || changed_.back() != key) changed_.push_back(key);
   }
 
   Rows rows_;
+  bool notes_ = false;  // somebody asked
   std::vector<Key> changed_;
 };
 
