@@ -53,10 +53,8 @@ absl::StatusOr<std::optional<CoreState>> Handover::ReadState(
 }
 
 UniqueFd Handover::Take(const std::string& name) {
-  const auto left = left_.find(name);
-  if (left == left_.end()) return UniqueFd();
-  taken_.insert(name);
-  return std::move(left_.extract(left).mapped());
+  auto left = left_.extract(name);
+  return left.empty() ? UniqueFd() : std::move(left.mapped());
 }
 
 void Handover::DropRest() {
@@ -65,10 +63,9 @@ void Handover::DropRest() {
 }
 
 void Handover::DropAll() {
-  for (const std::string& name : taken_) store_->Remove(name);
-  taken_.clear();
+  store_->RemoveAll();
+  left_.clear();
   state_.reset();
-  DropRest();
 }
 
 absl::Status Handover::MakeState() {

@@ -4,8 +4,8 @@
 // everything that others hold is kept there: each extent, each rank's socket,
 // pidfd and use page, the page of limits, the clocks of simulated links, and
 // the state file with what the core knows (daemon/state). Nothing leaves the
-// daemon before it is kept and saved. A daemon that is killed at any moment
-// leaves all that the next one needs to go on.
+// daemon before it is kept and saved. README.md says what a daemon that is
+// killed still does not leave.
 //
 // Where nobody does, all of this does nothing.
 //
@@ -15,11 +15,11 @@
 // Thread safety: loop's thread, but Keep and WhenKept from any.
 #pragma once
 
+#include <atomic>
 #include <functional>
 #include <map>
 #include <memory>
 #include <optional>
-#include <set>
 #include <string>
 
 #include "absl/status/status.h"
@@ -90,12 +90,11 @@ class Handover {
   const Post post_;
   std::unique_ptr<DescriptorStore> store_;
   std::map<std::string, UniqueFd> left_;
-  std::set<std::string> taken_;
   UniqueFd state_fd_;
   std::unique_ptr<StateFile> state_;
   bool begun_ = false;  // the core notes what changes
   CoreRows rows_;
-  bool given_up_ = false;
+  std::atomic<bool> given_up_ = false;  // read by who makes extents, too
 };
 
 }  // namespace sluice::daemon

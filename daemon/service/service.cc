@@ -273,8 +273,8 @@ void Service::Accept() {
   }
 }
 
-Channel& Service::Watch(SessionId id, const Principal& who, UniqueFd socket,
-                        UniqueFd pidfd) {
+void Service::Watch(SessionId id, const Principal& who, UniqueFd socket,
+                    UniqueFd pidfd) {
   channels_[id] = std::make_unique<Channel>(
       Channel::Shared{loop_.get(), &closer_, &quotas_, &in_flight_}, who,
       std::move(socket), std::move(pidfd),
@@ -291,7 +291,6 @@ Channel& Service::Watch(SessionId id, const Principal& who, UniqueFd socket,
                 Execute(core_.ProtocolBroken(id, why, loop_->now()));
               },
           .gone = [this, id] { OnGone(id); }});
-  return *channels_.at(id);
 }
 
 absl::Status Service::MayAttach(const Principal& principal) {

@@ -138,8 +138,8 @@ class Service {
 
   // Into the core.
   void Accept();
-  Channel& Watch(SessionId id, const Principal& who, UniqueFd socket,
-                 UniqueFd pidfd);
+  void Watch(SessionId id, const Principal& who, UniqueFd socket,
+             UniqueFd pidfd);
   // True: too many sockets wait to be closed; the listener is not looked at
   // until accept_again_at_.
   bool PauseAccepting();

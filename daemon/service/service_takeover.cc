@@ -39,8 +39,8 @@ void Service::KeepRank(SessionId id) {
 // their processes hold is held outside.
 void Service::TakeOver() {
   auto saved = handover_->ReadState(core_.Save());
-  absl::Status taken = saved.status();
-  if (saved.ok() && saved->has_value()) taken = Adopt(**std::move(saved));
+  const bool any = saved.ok() && saved->has_value();
+  const absl::Status taken = any ? Adopt(**std::move(saved)) : saved.status();
   if (taken.ok()) {
     handover_->DropRest();
   } else {
@@ -49,9 +49,9 @@ void Service::TakeOver() {
                          "and its sessions end: {}",
                          std::string(taken.message())));
     handover_->DropAll();
-    handover_->Begin(core_);
   }
-  if (!saved.ok() || !saved->has_value()) handover_->Begin(core_);
+  // What is adopted is saved before anybody hears of it.
+  if (!any || !taken.ok()) handover_->Begin(core_);
   handover_->Keep(Handover::kListener, listener_.get());
   handover_->Keep(Handover::kLimits, grants_->kept().get());
   if (options_.sim_clocks) {
