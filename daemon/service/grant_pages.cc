@@ -112,14 +112,18 @@ absl::StatusOr<UniqueFd> GrantPages::Attach(
   SLUICE_ASSIGN_OR_RETURN(UniqueFd fd,
                           MakePage("sluice grant use", sizeof(GrantUse)));
   SLUICE_ASSIGN_OR_RETURN(void* page, MapPage(fd, sizeof(GrantUse)));
-  {
-    const MutexLock lock(mutex_);
-    pages_[slot] = std::make_unique<UsePage>(page);
-    Publish(slot, policy_.Attach(slot, link, guaranteed_bytes_per_second));
-    Beat();
-  }
-  changed_.NotifyAll();
+  const MutexLock lock(mutex_);
+  Open(slot, std::make_unique<UsePage>(page),
+       policy_.Attach(slot, link, guaranteed_bytes_per_second));
   return fd;
+}
+
+void GrantPages::Open(int slot, std::unique_ptr<UsePage> page,
+                      const GrantPolicy::Grant& first) {
+  pages_[slot] = std::move(page);
+  Publish(slot, first);
+  Beat();
+  changed_.NotifyAll();
 }
 
 absl::Status GrantPages::Resume(int slot, int link,
@@ -133,14 +137,9 @@ absl::Status GrantPages::Resume(int slot, int link,
     limit[d] = from.limit_bytes[d].load(std::memory_order_relaxed);
     used[d] = mapped->use->slot.used_bytes[d].load(std::memory_order_relaxed);
   }
-  {
-    const MutexLock lock(mutex_);
-    pages_[slot] = std::move(mapped);
-    Publish(slot, policy_.Resume(slot, link, guaranteed_bytes_per_second, limit,
-                                 used));
-    Beat();
-  }
-  changed_.NotifyAll();
+  const MutexLock lock(mutex_);
+  Open(slot, std::move(mapped),
+       policy_.Resume(slot, link, guaranteed_bytes_per_second, limit, used));
   return absl::OkStatus();
 }
 

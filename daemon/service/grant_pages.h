@@ -60,6 +60,9 @@ class GrantPages {
  private:
   struct UsePage;
   GrantPages(std::vector<LinkSpeed> links, const Clock* clock);
+  void Open(int slot, std::unique_ptr<UsePage> page,
+            const GrantPolicy::Grant& first)
+      ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   void Refill() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   void Publish(int slot, const GrantPolicy::Grant& grant);
   void Beat();
