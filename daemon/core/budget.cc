@@ -20,7 +20,7 @@ std::string_view KindName(PoolKind kind) {
 absl::Status OverBudget(const std::string& who, const std::string& flags,
                         PoolKind kind, Bytes asked, Bytes used, Bytes limit) {
   return ShortOf(
-      kind == PoolKind::kGpu ? Shortage::kGpuMemory : Shortage::kHostMemory,
+      ShortageIn(kind),
       fmt::format(
           "asked {} of {} memory, but {} uses {} of its limit of {}; an "
           "administrator can raise it: sluicectl budget set {} --{} {}",
@@ -32,7 +32,7 @@ absl::Status OverBudget(const std::string& who, const std::string& flags,
 absl::Status OverLimit(const std::string& who, const std::string& flags,
                        PoolKind kind, Bytes asked, Bytes limit) {
   return ShortOf(
-      kind == PoolKind::kGpu ? Shortage::kGpuMemory : Shortage::kHostMemory,
+      ShortageIn(kind),
       fmt::format("asked {} of {} memory, but the limit of {} is {}, and no "
                   "wait changes that; an administrator can raise it: "
                   "sluicectl budget set {} --{} {}",

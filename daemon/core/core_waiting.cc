@@ -19,11 +19,6 @@ std::string Text(absl::Duration time) {
   return absl::FormatDuration(absl::Trunc(time, absl::Milliseconds(100)));
 }
 
-Shortage ShortageIn(PoolId pool) {
-  return pool.kind == PoolKind::kGpu ? Shortage::kGpuMemory
-                                     : Shortage::kHostMemory;
-}
-
 }  // namespace
 
 Rights Core::RightsOf(const JobKey& job, const LeaseRequest& asked) const {
@@ -51,7 +46,7 @@ Refusal Core::StaysBehind(const Session& session, const LeaseRequest& asked,
   }
   const auto front = waiting_.Before(job, asked, RightsOf(job, asked));
   if (front.first == nullptr) return {};
-  return {ShortOf(ShortageIn(asked.pool),
+  return {ShortOf(ShortageIn(asked.pool.kind),
                   WhyItWaits(job, asked, front.first->lacks, front, now) +
                       "; ask with a wait (lease_wait of a session) to stand in "
                       "line behind it, or ask again later"),
@@ -210,7 +205,7 @@ void Core::ReleaseWaiting(absl::Time now, Effects& effects) {
             sessions_.Edit(waiter.session), waiter.request,
             {Mark(absl::DeadlineExceededError(fmt::format(
                       "waited {} in vain: {}", Text(now - waiter.since), why)),
-                  ShortageIn(waiter.asked.pool)),
+                  ShortageIn(waiter.asked.pool.kind)),
              RefusedBy::kQueue},
             now, effects);
       });

@@ -27,8 +27,7 @@ absl::Status Ledger::MayEverFit(const JobKey& job,
         others > Bytes(0) ? fmt::format(", of which {} are reserved for others",
                                         FormatBytes(others))
                           : "";
-    return ShortOf(asked.pool.kind == PoolKind::kGpu ? Shortage::kGpuMemory
-                                                     : Shortage::kHostMemory,
+    return ShortOf(ShortageIn(asked.pool.kind),
                    fmt::format("{}: asked {}, but the pool has {}{}, and no "
                                "wait changes that; ask for less, or give the "
                                "pool more in [pools]",

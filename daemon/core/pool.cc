@@ -71,7 +71,7 @@ absl::Status Pool::Refusal(Bytes asked, Bytes withheld) const {
         FormatBytes(outside()));
   }
   return ShortOf(
-      id_.kind == PoolKind::kGpu ? Shortage::kGpuMemory : Shortage::kHostMemory,
+      ShortageIn(id_.kind),
       fmt::format(
           "{}: asked {}, free {} of {}{}; free a lease, wait for one to end "
           "(sluicectl status), or give the pool more in [pools]",

@@ -12,6 +12,7 @@
 #include "absl/time/time.h"
 #include "daemon/quota/principal.h"
 #include "proto/base/ids.h"
+#include "proto/base/shortage.h"
 #include "proto/base/units.h"
 
 namespace sluice::daemon {
@@ -38,6 +39,11 @@ struct PoolId {
   uint64_t ordinal = 0;
   auto operator<=>(const PoolId&) const = default;
 };
+
+// What ran out, where there is too little of it.
+inline Shortage ShortageIn(PoolKind kind) {
+  return kind == PoolKind::kGpu ? Shortage::kGpuMemory : Shortage::kHostMemory;
+}
 
 // What the device says of an extent: whether anybody but the daemon has a
 // descriptor or a mapping of it, or a copy of one is on its way.
