@@ -119,10 +119,15 @@ Bytes JointPlanning::HostPromisedBeside(uint64_t numa,
 
 Bytes JointPlanning::HostDue(uint64_t numa, const JobKey& job) const {
   const auto member = members_.find(job);
-  if (member == members_.end()) return Bytes(0);
-  return std::max(HostPromised(member->second, member->second.ranks, numa) -
-                      ledger_.HostHeld(job, numa),
-                  Bytes(0));
+  return member != members_.end() ? HostDue(numa, job, member->second)
+                                  : Bytes(0);
+}
+
+Bytes JointPlanning::HostDue(std::optional<uint64_t> numa, const JobKey& job,
+                             const Member& member) const {
+  return std::max(
+      HostPromised(member, member.ranks, numa) - ledger_.HostHeld(job, numa),
+      Bytes(0));
 }
 
 Bytes JointPlanning::MemberGrowth(std::optional<uint64_t> numa,
@@ -134,9 +139,7 @@ Bytes JointPlanning::MemberGrowth(std::optional<uint64_t> numa,
     if (member.state == Member::State::kTrains || except.contains(job))
       continue;
     if (of && job.principal != *of) continue;
-    growth += std::max(
-        HostPromised(member, member.ranks, numa) - ledger_.HostHeld(job, numa),
-        Bytes(0));
+    growth += HostDue(numa, job, member);
   }
   return growth;
 }

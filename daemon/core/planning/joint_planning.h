@@ -218,6 +218,8 @@ class JointPlanning {
   Bytes HostPromised(const Member& member,
                      const std::map<Rank, plan::RankPlan>& plans,
                      std::optional<uint64_t> numa) const;
+  Bytes HostDue(std::optional<uint64_t> numa, const JobKey& job,
+                const Member& member) const;
   // What members will still lease and what leases wait for, of one principal
   // or of all; those in `except` aside.
   Bytes HostGrowth(std::optional<uint64_t> numa, const Principal* of,
