@@ -3,12 +3,9 @@
 #include <fmt/format.h>
 #include <sys/random.h>
 #include <sys/stat.h>
-#include <unistd.h>
 
 #include <algorithm>
-#include <climits>
 #include <map>
-#include <optional>
 #include <string>
 #include <utility>
 
@@ -21,15 +18,6 @@ namespace sluice::device {
 namespace {
 
 constexpr uint64_t kNobody = 0;  // no ledger's number
-
-// Of a memfd, as the kernel shows it.
-std::optional<MemoryName> NameOf(const UniqueFd& fd) {
-  char target[PATH_MAX];
-  const std::string link = fmt::format("/proc/self/fd/{}", fd.get());
-  const ssize_t size = readlink(link.c_str(), target, sizeof(target));
-  if (size <= 0) return std::nullopt;
-  return ReadShownName({target, static_cast<size_t>(size)});
-}
 
 Bytes Total(const SimConfig& config, Placement where) {
   return where.kind == Placement::Kind::kGpu ? config.gpus[where.ordinal].memory
@@ -108,7 +96,7 @@ absl::Status Ledger::Add(Placement where, Bytes size) {
 
 absl::Status Ledger::AddAdopted(const UniqueFd& fd, Placement where,
                                 Bytes size) {
-  const auto name = NameOf(fd);
+  const auto name = ReadLinkedName(fmt::format("/proc/self/fd/{}", fd.get()));
   struct stat file = {};
   if (!name || name->node != node_->name() || name->where != where ||
       name->size != size || fstat(fd.get(), &file) != 0 ||

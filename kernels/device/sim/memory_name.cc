@@ -3,7 +3,9 @@
 #include <fcntl.h>
 #include <fmt/format.h>
 #include <sys/stat.h>
+#include <unistd.h>
 
+#include <array>
 #include <cerrno>
 #include <vector>
 
@@ -57,6 +59,13 @@ std::optional<MemoryName> ReadShownName(std::string_view text) {
     return std::nullopt;
   }
   return ReadMemoryName({name.data(), name.size()});
+}
+
+std::optional<MemoryName> ReadLinkedName(const std::string& link) {
+  std::array<char, 512> text;
+  const ssize_t n = readlink(link.c_str(), text.data(), text.size());
+  if (n <= 0) return std::nullopt;
+  return ReadShownName({text.data(), static_cast<size_t>(n)});
 }
 
 absl::StatusOr<std::string> NodeName(const std::string& directory) {

@@ -35,6 +35,9 @@ std::optional<MemoryName> ReadMemoryName(std::string_view text);
 // mappings: "/memfd:… (deleted)".
 std::optional<MemoryName> ReadShownName(std::string_view text);
 
+// The same of the memfd that a link of /proc leads to.
+std::optional<MemoryName> ReadLinkedName(const std::string& link);
+
 // The node in `directory`, whatever path leads there: which folder it is, and
 // when that was made. It stays while the folder stays, also if the state in it
 // is made anew.

@@ -49,12 +49,6 @@ std::string ReadAll(const std::string& path) {
   return text;
 }
 
-std::string ReadLink(const std::string& path) {
-  std::array<char, 512> text;
-  const ssize_t n = readlink(path.c_str(), text.data(), text.size());
-  return n > 0 ? std::string(text.data(), static_cast<size_t>(n)) : "";
-}
-
 std::optional<struct stat> Stat(const std::string& path) {
   struct stat result;
   if (stat(path.c_str(), &result) != 0) return std::nullopt;
@@ -88,11 +82,9 @@ class Search {
   }
 
  private:
-  // The name of other drivers' memory of this node; nullopt: anything else.
-  std::optional<MemoryName> Wanted(absl::string_view path) const {
-    auto name = ReadShownName({path.data(), path.size()});
-    if (!name || name->node != node_ || name->maker == own_.maker) return {};
-    return name;
+  // Whether it is other drivers' memory of this node.
+  bool IsWanted(const std::optional<MemoryName>& name) const {
+    return name && name->node == node_ && name->maker != own_.maker;
   }
 
   bool IsOurs(const struct stat& file) const {
@@ -117,8 +109,8 @@ class Search {
   }
 
   void AddDescriptor(const std::string& path) {
-    const auto name = Wanted(ReadLink(path));
-    if (!name) return;
+    const auto name = ReadLinkedName(path);
+    if (!IsWanted(name)) return;
     const auto file = Stat(path);
     if (file && IsOurs(*file)) found_.insert({file->st_ino, *name});
   }
@@ -128,12 +120,13 @@ class Search {
     for (const absl::string_view line : absl::StrSplit(maps, '\n')) {
       const size_t path = line.find("/memfd:");
       if (path == line.npos) continue;
-      const auto name = Wanted(line.substr(path));
+      const absl::string_view shown = line.substr(path);
+      const auto name = ReadShownName({shown.data(), shown.size()});
       const std::vector<absl::string_view> fields =
           absl::StrSplit(line, absl::MaxSplits(' ', 5));
       ino_t inode = 0;
-      if (!name || fields.size() != 6 || !absl::SimpleAtoi(fields[4], &inode) ||
-          found_.contains(inode)) {
+      if (!IsWanted(name) || fields.size() != 6 ||
+          !absl::SimpleAtoi(fields[4], &inode) || found_.contains(inode)) {
         continue;
       }
       const auto file = Stat(process + "/map_files/" + std::string(fields[0]));
