@@ -2,13 +2,11 @@
 #include <fmt/format.h>
 #include <malloc.h>
 #include <signal.h>
-#include <sys/resource.h>
 #include <unistd.h>
 
 #include <CLI/CLI.hpp>
 #include <algorithm>
 #include <cstdio>
-#include <filesystem>
 #include <optional>
 #include <string>
 #include <utility>
@@ -21,6 +19,7 @@
 #include "daemon/node.h"
 #include "daemon/policy_file.h"
 #include "daemon/runtime/runtime_dir.h"
+#include "daemon/runtime/this_process.h"
 #include "daemon/service/admin_server.h"
 #include "daemon/service/log/log.h"
 #include "daemon/service/service.h"
@@ -63,19 +62,6 @@ void TuneMemory() {
   mallopt(M_MMAP_THRESHOLD, 1 << 20);
 }
 
-// Every extent is a descriptor, and every session two. Returns the soft limit:
-// quotas share it out, and the kernel lets so many be on their way.
-int64_t RaiseDescriptorLimit() {
-  rlimit limit = {.rlim_cur = 1024, .rlim_max = 1024};
-  if (getrlimit(RLIMIT_NOFILE, &limit) == 0 &&
-      limit.rlim_cur < limit.rlim_max) {
-    const rlim_t before = std::exchange(limit.rlim_cur, limit.rlim_max);
-    if (setrlimit(RLIMIT_NOFILE, &limit) != 0) limit.rlim_cur = before;
-  }
-  constexpr rlim_t kMost = 1 << 20;  // unlimited is what the kernel's is
-  return static_cast<int64_t>(std::min(limit.rlim_cur, kMost));
-}
-
 // Blocked in every thread; the loop's signalfd takes them.
 void BlockSignals() {
   sigset_t ending;
@@ -84,12 +70,6 @@ void BlockSignals() {
   for (const int signal : kNotedSignals) sigaddset(&ending, signal);
   pthread_sigmask(SIG_BLOCK, &ending, nullptr);
   signal(SIGPIPE, SIG_IGN);
-}
-
-std::string Sibling(const std::string& name) {
-  std::error_code error;
-  const auto self = std::filesystem::read_symlink("/proc/self/exe", error);
-  return (self.parent_path() / name).string();
 }
 
 // Null: built without (the wheel's daemon). The default port may be another

@@ -11,23 +11,23 @@
 #include <unordered_map>
 
 #include "absl/strings/str_join.h"
+#include "daemon/store/starter.h"
 #include "proto/base/status.h"
 
 namespace sluice::daemon {
 namespace {
 
-constexpr int kFirst = 3;          // SD_LISTEN_FDS_START
 constexpr int kNotRunnable = 127;  // as a shell has it
 
-// Puts fds[i] at kFirst + i and keeps it open over exec. A descriptor that is
-// in the way of another one moves up first, so that at most one number more
-// than there are descriptors is needed. False: none was left.
+// Puts fds[i] at kFirstHandedOn + i and keeps it open over exec. A descriptor
+// that is in the way of another one moves up first, so that at most one number
+// more than there are descriptors is needed. False: none was left.
 bool LineUp(std::vector<int> fds) {
-  const int end = kFirst + static_cast<int>(fds.size());
+  const int end = kFirstHandedOn + static_cast<int>(fds.size());
   std::unordered_map<int, size_t> index_at;
   for (size_t i = 0; i < fds.size(); ++i) index_at[fds[i]] = i;
   for (size_t i = 0; i < fds.size(); ++i) {
-    const int target = kFirst + static_cast<int>(i);
+    const int target = kFirstHandedOn + static_cast<int>(i);
     if (fds[i] == target) {
       if (fcntl(target, F_SETFD, 0) != 0) return false;
       continue;

@@ -1,20 +1,18 @@
 // sluiced-keeper: starts sluiced, and holds its descriptors while it is not
 // there. Wiring only.
 #include <fmt/format.h>
-#include <sys/resource.h>
 #include <unistd.h>
 
 #include <CLI/CLI.hpp>
-#include <algorithm>
 #include <cerrno>
 #include <cstdio>
 #include <cstring>
-#include <filesystem>
 #include <optional>
 #include <string>
 #include <vector>
 
 #include "daemon/keeper/keeper.h"
+#include "daemon/runtime/this_process.h"
 #include "daemon/store/starter.h"
 #include "proto/base/status.h"
 #include "proto/cli/cli.h"
@@ -40,16 +38,6 @@ What is behind -- is sluiced's. SIGTERM and SIGINT end both; SIGHUP, SIGUSR1
 and SIGUSR2 are handed on. A sluiced that dies, or that another process ends,
 is started again with all it had stored. Exit status: sluiced's; 2 bad input.)";
 
-// Everything kept is a descriptor here, and of the next daemon.
-int64_t RaiseDescriptorLimit() {
-  rlimit limit = {.rlim_cur = 1024, .rlim_max = 1024};
-  if (getrlimit(RLIMIT_NOFILE, &limit) == 0) {
-    const rlim_t before = std::exchange(limit.rlim_cur, limit.rlim_max);
-    if (setrlimit(RLIMIT_NOFILE, &limit) != 0) limit.rlim_cur = before;
-  }
-  return static_cast<int64_t>(std::min<rlim_t>(limit.rlim_cur, 1 << 20));
-}
-
 absl::StatusOr<int64_t> Capacity(std::optional<int64_t> asked) {
   Starter next;
   next.open_files = RaiseDescriptorLimit();
@@ -64,12 +52,7 @@ absl::StatusOr<int64_t> Capacity(std::optional<int64_t> asked) {
 }
 
 absl::StatusOr<std::string> Program(const std::string& asked) {
-  std::string path = asked;
-  if (path.empty()) {
-    std::error_code error;
-    const auto self = std::filesystem::read_symlink("/proc/self/exe", error);
-    path = (self.parent_path() / "sluiced").string();
-  }
+  const std::string path = asked.empty() ? Sibling("sluiced") : asked;
   if (access(path.c_str(), X_OK) != 0) {
     return absl::InvalidArgumentError(
         fmt::format("cannot run {}: {} (choose another with --program)", path,

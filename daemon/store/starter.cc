@@ -17,7 +17,6 @@
 namespace sluice::daemon {
 namespace {
 
-constexpr int kFirst = 3;  // SD_LISTEN_FDS_START
 constexpr int64_t kMostListed = 1 << 20;
 // Beside those that are handed on: the daemon's first own, and what systemd
 // has open between fork and exec.
@@ -90,7 +89,8 @@ absl::Status TakeDescriptors(Starter& into) {
   }
   SLUICE_ASSIGN_OR_RETURN(const auto names, NamesOf(list, *count));
   for (size_t i = 0; i < names.size(); ++i) {
-    SLUICE_RETURN_IF_ERROR(Adopt(kFirst + static_cast<int>(i), names[i], into));
+    SLUICE_RETURN_IF_ERROR(
+        Adopt(kFirstHandedOn + static_cast<int>(i), names[i], into));
   }
   return absl::OkStatus();
 }

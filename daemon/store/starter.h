@@ -18,6 +18,9 @@
 
 namespace sluice::daemon {
 
+// SD_LISTEN_FDS_START: the number of the first descriptor that is handed on.
+inline constexpr int kFirstHandedOn = 3;
+
 struct Starter {
   // $NOTIFY_SOCKET; empty: nobody listens, nobody keeps anything.
   std::string notify_socket;

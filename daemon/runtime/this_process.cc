@@ -1,0 +1,29 @@
+#include "daemon/runtime/this_process.h"
+
+#include <sys/resource.h>
+
+#include <algorithm>
+#include <filesystem>
+#include <system_error>
+#include <utility>
+
+namespace sluice::daemon {
+
+int64_t RaiseDescriptorLimit() {
+  rlimit limit = {.rlim_cur = 1024, .rlim_max = 1024};
+  if (getrlimit(RLIMIT_NOFILE, &limit) == 0 &&
+      limit.rlim_cur < limit.rlim_max) {
+    const rlim_t before = std::exchange(limit.rlim_cur, limit.rlim_max);
+    if (setrlimit(RLIMIT_NOFILE, &limit) != 0) limit.rlim_cur = before;
+  }
+  constexpr rlim_t kMost = 1 << 20;  // unlimited is what the kernel's is
+  return static_cast<int64_t>(std::min(limit.rlim_cur, kMost));
+}
+
+std::string Sibling(const std::string& name) {
+  std::error_code error;
+  const auto self = std::filesystem::read_symlink("/proc/self/exe", error);
+  return (self.parent_path() / name).string();
+}
+
+}  // namespace sluice::daemon

@@ -1,0 +1,19 @@
+// What a program of the daemon's family does about itself.
+//
+// Thread safety: before there are threads.
+#pragma once
+
+#include <cstdint>
+#include <string>
+
+namespace sluice::daemon {
+
+// Every extent is a descriptor, every session two, and all that is kept one.
+// Returns the soft limit: quotas share it out, and the kernel lets so many be
+// on their way.
+int64_t RaiseDescriptorLimit();
+
+// The program of that name beside this one.
+std::string Sibling(const std::string& name);
+
+}  // namespace sluice::daemon
