@@ -11,6 +11,7 @@ set(SLUICE_LAYER_stream plan_format)
 set(SLUICE_LAYER_planner plan_format stream)
 set(SLUICE_LAYER_worker planner)
 set(SLUICE_LAYER_quota base)
+set(SLUICE_LAYER_bandwidth base)
 set(SLUICE_LAYER_core plan_format quota)
 set(SLUICE_LAYER_state core)
 set(SLUICE_LAYER_store base)
@@ -101,7 +102,7 @@ set(SLUICE_LAYER_FOLDERS
   proto/base=base proto/cli=cli proto/plan=plan_format proto/admin=admin proto=wire
   kernels/device=device kernels/ops=ops
   planner/stream=stream planner/worker=worker planner=planner
-  daemon/quota=quota daemon/core=core daemon/state=state daemon/store=store
+  daemon/quota=quota daemon/bandwidth=bandwidth daemon/core=core daemon/state=state daemon/store=store
   daemon/runtime=runtime daemon/keeper=keeper
   daemon/service=service daemon/metrics=metrics daemon=sluiced
   client/torch/cuda=torch_cuda client/torch=torch client/train=train

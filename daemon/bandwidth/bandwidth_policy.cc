@@ -1,0 +1,202 @@
+#include "daemon/bandwidth/bandwidth_policy.h"
+
+#include <algorithm>
+#include <cmath>
+#include <utility>
+
+#include "daemon/bandwidth/fair_shares.h"
+#include "proto/base/grant_page.h"
+#include "proto/base/status.h"
+
+namespace sluice::daemon::bandwidth {
+
+BandwidthPolicy::BandwidthPolicy(Topology topology, BandwidthOptions options)
+    : topology_(std::move(topology)),
+      options_(options),
+      admission_(&topology_, options.promised) {
+  SLUICE_CHECK(options.prefetch_first >= 1);
+  const int channels = static_cast<int>(topology_.channels().size());
+  for (int i = 0; i < channels; ++i) gate_paths_.push_back({i});
+}
+
+void BandwidthPolicy::Open(int flow, int link, int direction, double weight) {
+  SLUICE_CHECK(!flows_.contains(flow) && weight > 0);
+  const int channel = topology_.channel_of(link, direction);
+  Flow& made = flows_[flow];
+  made.direction = direction;
+  made.weight = weight;
+  made.gate = admission_.gate_of(channel);
+  made.path = topology_.PathOf(channel);
+}
+
+void BandwidthPolicy::Close(int flow) {
+  const auto found = flows_.find(flow);
+  SLUICE_CHECK(found != flows_.end());
+  if (const auto demand = found->second.demand) {
+    admission_.Leave(*demand);
+    flow_of_demand_.erase(*demand);
+    demands_.erase(*demand);
+  }
+  flows_.erase(found);
+}
+
+absl::Status BandwidthPolicy::Promise(int flow, const Demand& demand) {
+  Flow& to = flows_.at(flow);
+  SLUICE_CHECK(!to.demand);
+  BindWhereIdle();  // what left there may be promised again
+  const int number = next_demand_;
+  SLUICE_RETURN_IF_ERROR(admission_.Admit(number, to.path.front(), demand));
+  ++next_demand_;
+  to.demand = number;
+  demands_[number] = demand;
+  flow_of_demand_[number] = flow;
+  BindIfIdle(to.gate);
+  return absl::OkStatus();
+}
+
+void BandwidthPolicy::BindWhereIdle() {
+  for (const int gate : admission_.gates()) BindIfIdle(gate);
+}
+
+void BandwidthPolicy::BindIfIdle(int gate) {
+  if (!admission_.changing(gate)) return;
+  for (const auto& [id, flow] : flows_) {
+    if (flow.gate == gate && flow.server.released() > 0) return;
+  }
+  for (const int number : admission_.Idle(gate)) {
+    Flow& flow = flows_.at(flow_of_demand_.at(number));
+    flow.server.Promise(demands_.at(number));
+    flow.binding = true;
+  }
+}
+
+void BandwidthPolicy::Ask(int flow, double bytes, absl::Time now,
+                          absl::Time needed_by) {
+  Flow& who = flows_.at(flow);
+  BindIfIdle(who.gate);
+  who.server.Ask(bytes, needed_by);
+  who.server.Release(now);
+}
+
+std::vector<BandwidthPolicy::Due> BandwidthPolicy::AllDue() {
+  std::vector<Due> due;
+  for (auto& [id, flow] : flows_) {
+    for (const Server::Piece& piece : flow.server.pieces()) {
+      due.push_back({piece.deadline, &flow, id, piece.bytes});
+    }
+  }
+  std::stable_sort(due.begin(), due.end(), [](const Due& a, const Due& b) {
+    return a.Rank() < b.Rank();
+  });
+  return due;
+}
+
+template <typename PathOf>
+void BandwidthPolicy::ByDeadline(std::vector<Due>& due,
+                                 std::vector<double>& room, const PathOf& path,
+                                 std::map<int, double>& given) {
+  for (auto first = due.begin(); first != due.end();) {
+    const auto last = std::find_if(first, due.end(), [&](const Due& other) {
+      return other.Rank() != first->Rank();
+    });
+    std::vector<Want> wants;
+    for (auto it = first; it != last; ++it) {
+      wants.push_back({&path(*it->flow), it->bytes, it->flow->weight});
+    }
+    const std::vector<double> shares = FairShares(wants, room);
+    for (const double share : shares) {
+      given[first->id] += share;
+      first->bytes -= share;
+      ++first;
+    }
+  }
+}
+
+void BandwidthPolicy::SharePromised(absl::Duration window,
+                                    std::vector<double>& room,
+                                    std::map<int, double>& given) {
+  std::vector<Due> due = AllDue();
+  if (due.empty()) return;
+  std::vector<double> supply(room.size(), 0);
+  for (const int gate : admission_.gates()) {
+    supply[gate] = admission_.supply_of(gate) * absl::ToDoubleSeconds(window);
+  }
+  ByDeadline(
+      due, supply,
+      [this](const Flow& flow) -> const auto& {
+        return gate_paths_[flow.gate];
+      },
+      given);
+  for (const auto& [id, bytes] : given) {
+    for (const int channel : flows_.at(id).path) {
+      room[channel] = std::max(0.0, room[channel] - bytes);
+    }
+  }
+  ByDeadline(
+      due, room, [](const Flow& flow) -> const auto& { return flow.path; },
+      given);
+  for (const auto& [id, bytes] : given) {
+    flows_.at(id).server.TakeReleased(bytes);
+  }
+}
+
+void BandwidthPolicy::Lend(std::vector<double>& room,
+                           std::map<int, double>& given) {
+  std::vector<Want> wants;
+  std::vector<std::pair<int, Flow*>> who;
+  for (auto& [id, flow] : flows_) {
+    if (flow.server.excess() <= 0) continue;
+    const double first = flow.direction == kH2d ? options_.prefetch_first : 1;
+    wants.push_back({&flow.path, flow.server.excess(), flow.weight * first});
+    who.emplace_back(id, &flow);
+  }
+  if (wants.empty()) return;
+  const std::vector<double> shares = FairShares(wants, room);
+  for (size_t i = 0; i < who.size(); ++i) {
+    who[i].second->server.TakeExcess(shares[i]);
+    given[who[i].first] += shares[i];
+  }
+}
+
+std::map<int, double> BandwidthPolicy::Share(absl::Time now,
+                                             absl::Duration window) {
+  BindWhereIdle();
+  for (auto& [id, flow] : flows_) flow.server.Release(now);
+  std::vector<double> room;
+  for (const Channel& channel : topology_.channels()) {
+    room.push_back(channel.capacity * absl::ToDoubleSeconds(window));
+  }
+  std::map<int, double> given;
+  SharePromised(window, room, given);
+  Lend(room, given);
+  std::erase_if(given, [](const auto& entry) { return entry.second <= 0; });
+  return given;
+}
+
+absl::Time BandwidthPolicy::next_return() const {
+  absl::Time next = absl::InfiniteFuture();
+  for (const auto& [id, flow] : flows_) {
+    next = std::min(next, flow.server.next_return());
+  }
+  return next;
+}
+
+absl::Time BandwidthPolicy::next_deadline() const {
+  absl::Time next = absl::InfiniteFuture();
+  for (const auto& [id, flow] : flows_) {
+    if (flow.server.pieces().empty()) continue;
+    next = std::min(next, flow.server.pieces().front().deadline);
+  }
+  return next;
+}
+
+void BandwidthPolicy::CheckInvariants() const {
+  admission_.CheckInvariants();
+  for (const auto& [id, flow] : flows_) {
+    flow.server.CheckInvariants();
+    SLUICE_CHECK(!flow.binding || flow.demand);
+    SLUICE_CHECK(flow.binding || flow.server.released() == 0);
+  }
+}
+
+}  // namespace sluice::daemon::bandwidth

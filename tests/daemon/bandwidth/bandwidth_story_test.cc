@@ -1,0 +1,59 @@
+// Properties over seeded stories of jobs that come and go: no promise is
+// broken, nobody starves, nothing is idle that somebody waits for
+// (NodeSimulation checks the last after every window).
+#include <random>
+
+#include "gtest/gtest.h"
+#include "tests/daemon/bandwidth/job_story.h"
+
+namespace sluice::daemon::bandwidth {
+namespace {
+
+// A random node of up to 8 GPUs: switches and memory that are narrow or wide.
+JobStoryOptions RandomNode(uint32_t seed) {
+  std::mt19937 random(seed);
+  const auto pick = [&](double low, double high) {
+    return std::uniform_real_distribution<double>(low, high)(random);
+  };
+  JobStoryOptions options{.seed = seed, .jobs = 40};
+  options.links.push_back({"numa", LinkKind::kNuma, std::nullopt, 0, 0,
+                           pick(0, 1) < 0.5 ? 0 : pick(4e9, 30e9)});
+  for (int i = static_cast<int>(pick(1, 4)); i > 0; --i) {
+    const double width = pick(0, 1) < 0.5 ? 8e9 : pick(2e9, 16e9);
+    const int above = static_cast<int>(options.links.size());
+    options.links.push_back({"switch", LinkKind::kSwitch, 0, width, width});
+    for (int gpu = static_cast<int>(pick(1, 4)); gpu > 0; --gpu) {
+      const double own = pick(0, 1) < 0.5 ? 8e9 : pick(2e9, 16e9);
+      options.gpu_links.push_back(static_cast<int>(options.links.size()));
+      options.links.push_back({"gpu", LinkKind::kGpu, above, own, own});
+    }
+  }
+  return options;
+}
+
+class BandwidthStories : public ::testing::TestWithParam<uint32_t> {};
+
+TEST_P(BandwidthStories, KeepsEveryPromiseAndStarvesNobody) {
+  const JobStoryResult result = JobStory(RandomNode(GetParam())).Run();
+  EXPECT_EQ(result.late, 0) << "of " << result.due << ", by " << result.latest;
+  EXPECT_EQ(result.budgets_short, 0) << "of " << result.budgets;
+  EXPECT_GE(result.least_share, 1) << "of " << result.plain;
+  EXPECT_GT(result.admitted, 0);
+}
+
+INSTANTIATE_TEST_SUITE_P(Seeds, BandwidthStories,
+                         ::testing::Range<uint32_t>(1, 25));
+
+// The same stories without promises: the judge does find late copies.
+TEST(BandwidthStory, FairSharesAloneAreLate) {
+  int64_t late = 0;
+  for (uint32_t seed : {1, 2, 3}) {
+    JobStoryOptions options = RandomNode(seed);
+    options.promises = false;
+    late += JobStory(options).Run().late;
+  }
+  EXPECT_GT(late, 0);
+}
+
+}  // namespace
+}  // namespace sluice::daemon::bandwidth

@@ -1,0 +1,95 @@
+#include "daemon/bandwidth/fair_shares.h"
+
+#include <algorithm>
+#include <random>
+
+#include "daemon/bandwidth/topology.h"
+#include "gmock/gmock.h"
+#include "gtest/gtest.h"
+
+namespace sluice::daemon::bandwidth {
+namespace {
+
+using ::testing::DoubleNear;
+using ::testing::ElementsAre;
+
+constexpr double kNear = 1e-2;
+
+TEST(FairShares, WhatOneLeavesGoesToTheOthers) {
+  const std::vector<int> path = {0};
+  std::vector<double> room = {90};
+  EXPECT_THAT(FairShares({{&path, 10}, {&path, 100}, {&path, 100}}, room),
+              ElementsAre(10, 40, 40));
+  EXPECT_NEAR(room[0], 0, kNear);
+}
+
+TEST(FairShares, GoByWeight) {
+  const std::vector<int> path = {0};
+  std::vector<double> room = {90};
+  EXPECT_THAT(FairShares({{&path, 100, 2}, {&path, 100, 1}}, room),
+              ElementsAre(60, 30));
+}
+
+// Two behind a switch of 30, one beside it under a root of 100.
+TEST(FairShares, ANarrowSwitchLeavesTheRootToOthers) {
+  const std::vector<int> behind = {1, 0}, beside = {0};
+  std::vector<double> room = {100, 30};
+  EXPECT_THAT(
+      FairShares({{&behind, 1000}, {&behind, 1000}, {&beside, 1000}}, room),
+      ElementsAre(15, 15, 70));
+}
+
+TEST(FairShares, WithoutALimitAllGetWhatTheyWant) {
+  const std::vector<int> path = {0};
+  std::vector<double> room = {kUnlimited};
+  EXPECT_THAT(FairShares({{&path, 1e12}, {&path, 5}}, room),
+              ElementsAre(DoubleNear(1e12, 1), DoubleNear(5, kNear)));
+}
+
+// Max-min, by its definition: who gets less than it wants stands before a full
+// channel on which nobody has more by weight.
+TEST(FairShares, AreMaxMinOnRandomForests) {
+  std::mt19937 random(7);
+  const auto pick = [&](int low, int high) {
+    return std::uniform_int_distribution<int>(low, high)(random);
+  };
+  for (int round = 0; round < 500; ++round) {
+    const std::vector<double> capacity = {
+        double(pick(1, 50)), double(pick(1, 50)), double(pick(1, 50)),
+        double(pick(1, 50)), double(pick(1, 50))};
+    const std::vector<std::vector<int>> paths = {
+        {0}, {1, 0}, {2, 0}, {3, 1, 0}, {4}};
+    std::vector<Want> wants;
+    for (int i = pick(1, 12); i > 0; --i) {
+      wants.push_back(
+          {&paths[pick(0, 4)], double(pick(0, 30)), double(pick(1, 4))});
+    }
+    std::vector<double> room = capacity;
+    const std::vector<double> shares = FairShares(wants, room);
+    for (size_t i = 0; i < wants.size(); ++i) {
+      EXPECT_LE(shares[i], wants[i].bytes + kNear);
+      if (shares[i] >= wants[i].bytes - kNear) continue;
+      const auto stops = [&](int channel) {
+        if (room[channel] > kNear) return false;
+        for (size_t j = 0; j < wants.size(); ++j) {
+          const auto& path = *wants[j].path;
+          if (std::find(path.begin(), path.end(), channel) == path.end()) {
+            continue;
+          }
+          if (shares[j] / wants[j].weight >
+              shares[i] / wants[i].weight + kNear) {
+            return false;
+          }
+        }
+        return true;
+      };
+      const auto& path = *wants[i].path;
+      EXPECT_TRUE(std::any_of(path.begin(), path.end(), stops))
+          << "round " << round << ", want " << i;
+    }
+    for (const double left : room) EXPECT_GE(left, -kNear);
+  }
+}
+
+}  // namespace
+}  // namespace sluice::daemon::bandwidth

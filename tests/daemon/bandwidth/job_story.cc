@@ -1,0 +1,226 @@
+#include "tests/daemon/bandwidth/job_story.h"
+
+#include <algorithm>
+#include <cmath>
+#include <utility>
+
+#include "proto/base/grant_page.h"
+#include "proto/base/status.h"
+
+namespace sluice::daemon::bandwidth {
+namespace {
+
+constexpr double kShortestPeriod = 0.04, kLongestPeriod = 2;
+constexpr double kRounding = 1;  // bytes
+constexpr BandwidthOptions kOptions;
+
+double Size(const Demand& demand) {
+  return static_cast<double>(demand.bytes.count());
+}
+
+// Whole milliseconds, so that sums of periods are exact.
+absl::Duration Whole(double seconds) {
+  return absl::Milliseconds(std::max<int64_t>(1, std::llround(seconds * 1e3)));
+}
+
+}  // namespace
+
+JobStory::JobStory(JobStoryOptions options)
+    : options_(std::move(options)),
+      random_(options_.seed),
+      node_(*Topology::Make(options_.links), {.promised = options_.promised},
+            options_.tick),
+      weights_(node_.policy().topology().channels().size(), 0),
+      entitled_until_(node_.now()) {}
+
+double JobStory::Pick(double low, double high) {
+  return std::uniform_real_distribution<double>(low, high)(random_);
+}
+
+double JobStory::PickExponential(double mean) {
+  return std::exponential_distribution<double>(1 / mean)(random_);
+}
+
+void JobStory::At(absl::Time at, Action action) {
+  events_.push({at, order_++, std::move(action)});
+}
+
+void JobStory::Later(int flow, absl::Time at,
+                     std::function<void(Flow&)> action) {
+  At(at, [this, flow, action = std::move(action)] {
+    const auto found = flows_.find(flow);
+    if (found != flows_.end()) action(found->second);
+  });
+}
+
+JobStoryResult JobStory::Run() {
+  At(node_.now(), [this] { Arrive(); });
+  while (!events_.empty()) {
+    const Event next = events_.top();
+    events_.pop();
+    node_.RunUntil(next.at, [this](int flow, const NodeSimulation::Copy& copy) {
+      Done(flow, copy);
+    });
+    next.action();
+  }
+  result_.took = node_.now() - absl::UnixEpoch();
+  return result_;
+}
+
+void JobStory::Arrive() {
+  const int job = next_job_++;
+  const int gpu =
+      static_cast<int>(Pick(0, static_cast<double>(options_.gpu_links.size())));
+  const int link = options_.gpu_links[gpu];
+  const double speed = options_.links[link].h2d;
+  Flow flow;
+  const double kind = Pick(0, 1);
+  flow.kind = kind < 0.5   ? Kind::kSteady
+              : kind < 0.7 ? Kind::kGreedy
+              : kind < 0.9 ? Kind::kPlain
+                           : Kind::kLight;
+  const double period =
+      std::exp(Pick(std::log(kShortestPeriod), std::log(kLongestPeriod)));
+  flow.demand.period = Whole(period);
+  flow.demand.deadline = Whole(period * Pick(0.3, 1) - 0.001);
+  flow.demand.bytes =
+      Bytes(static_cast<int64_t>(Pick(0.03, 0.3) * period * speed));
+  flow.weight = std::floor(Pick(1, 5));
+  flow.parts = static_cast<int>(Pick(1, 5));
+  const absl::Time end =
+      node_.now() +
+      Whole(PickExponential(absl::ToDoubleSeconds(options_.mean_life)));
+  for (const int direction : {kH2d, kD2h}) {
+    flow.id = 2 * job + direction;
+    OpenFlow(flow, link, direction);
+    At(end, [this, id = flow.id] { CloseFlow(id); });
+  }
+  if (next_job_ == options_.jobs) return;
+  At(node_.now() +
+         Whole(PickExponential(absl::ToDoubleSeconds(options_.mean_gap))),
+     [this] { Arrive(); });
+}
+
+void JobStory::OpenFlow(const Flow& flow, int link, int direction) {
+  Entitle();
+  Flow& opened = flows_[flow.id] = flow;
+  const Topology& topology = node_.policy().topology();
+  opened.path = topology.PathOf(topology.channel_of(link, direction));
+  opened.opened = node_.now();
+  node_.Open(flow.id, link, direction, flow.weight);
+  if (direction == kH2d) opened.weight *= kOptions.prefetch_first;
+  for (const int channel : opened.path) weights_[channel] += opened.weight;
+  if (flow.kind == Kind::kSteady || flow.kind == Kind::kGreedy) {
+    ++result_.asked;
+    opened.promised =
+        options_.promises && node_.policy().Promise(flow.id, flow.demand).ok();
+    if (opened.promised) ++result_.admitted;
+    if (!opened.promised && flow.kind == Kind::kGreedy) {
+      opened.kind = Kind::kPlain;
+    }
+  }
+  Begin(opened);
+}
+
+// Who was promised something begins when it binds.
+void JobStory::Begin(Flow& flow) {
+  const bool binding = flow.promised && node_.policy().IsBinding(flow.id);
+  if (flow.promised && !binding) {
+    Later(flow.id, node_.now() + options_.tick, [this](Flow& f) { Begin(f); });
+    return;
+  }
+  if (binding) {
+    flow.binding = node_.now();
+    result_.longest_bind_wait =
+        std::max(result_.longest_bind_wait, flow.binding - flow.opened);
+  }
+  if (flow.kind == Kind::kSteady || flow.kind == Kind::kLight) {
+    NextStep(flow);
+    return;
+  }
+  KeepBusy(flow);
+  if (flow.kind == Kind::kGreedy) JudgeBudget(flow, 0);
+}
+
+void JobStory::NextStep(Flow& flow) {
+  for (int part = 0; part < flow.parts; ++part) {
+    Later(flow.id, node_.now() + part * (flow.demand.period / flow.parts),
+          [this, part](Flow& f) { CopyPart(f, part); });
+  }
+  Later(flow.id, node_.now() + flow.demand.period + Whole(Pick(0, 0.02)),
+        [this](Flow& f) { NextStep(f); });
+}
+
+void JobStory::CopyPart(Flow& flow, int part) {
+  // All parts together are the demand, to the byte.
+  const double bytes = std::floor(Size(flow.demand) * (part + 1) / flow.parts) -
+                       std::floor(Size(flow.demand) * part / flow.parts);
+  node_.Ask(flow.id, bytes, node_.now() + flow.demand.deadline);
+}
+
+void JobStory::KeepBusy(Flow& flow) {
+  const double copy = flow.kind == Kind::kGreedy ? Size(flow.demand) / 2
+                                                 : Size(flow.demand) / 4;
+  const double wanted = flow.kind == Kind::kGreedy ? 4 * copy : 2 * copy;
+  while (node_.backlog(flow.id) < wanted - kRounding) node_.Ask(flow.id, copy);
+}
+
+// By the deadline of period n, n + 1 budgets have been copied.
+void JobStory::JudgeBudget(Flow& flow, int64_t period) {
+  const absl::Time due =
+      flow.binding + period * flow.demand.period + flow.demand.deadline;
+  Later(flow.id, due, [this, period](Flow& f) {
+    ++result_.budgets;
+    const double least = static_cast<double>(period + 1) * Size(f.demand);
+    if (node_.copied(f.id) < least - kRounding) ++result_.budgets_short;
+    JudgeBudget(f, period + 1);
+  });
+}
+
+void JobStory::Done(int id, const NodeSimulation::Copy& copy) {
+  Flow& flow = flows_.at(id);
+  if (flow.kind == Kind::kGreedy || flow.kind == Kind::kPlain) KeepBusy(flow);
+  const bool judged =
+      flow.kind == Kind::kSteady && (flow.promised || !options_.promises);
+  if (!judged) return;
+  ++result_.due;
+  if (!copy.late()) return;
+  ++result_.late;
+  result_.latest = std::max(result_.latest, copy.done - copy.due);
+}
+
+void JobStory::CloseFlow(int id) {
+  Entitle();
+  const Flow& flow = flows_.at(id);
+  for (const int channel : flow.path) weights_[channel] -= flow.weight;
+  result_.longest_wait = std::max(result_.longest_wait, node_.longest_wait(id));
+  if (flow.promised && flow.binding == absl::InfiniteFuture()) {
+    ++result_.never_bound;
+  }
+  if (flow.kind == Kind::kPlain &&
+      node_.now() - flow.opened >= absl::Seconds(kLongestPeriod)) {
+    ++result_.plain;
+    result_.least_share =
+        std::min(result_.least_share, node_.copied(id) / flow.entitled);
+  }
+  flows_.erase(id);
+  node_.Close(id);
+}
+
+// What each would have had since the last change if nothing but the part that
+// is never promised were shared out.
+void JobStory::Entitle() {
+  const double seconds = absl::ToDoubleSeconds(node_.now() - entitled_until_);
+  entitled_until_ = node_.now();
+  const std::vector<Channel>& channels = node_.policy().topology().channels();
+  for (auto& [id, flow] : flows_) {
+    double rate = kUnlimited;
+    for (const int channel : flow.path) {
+      rate = std::min(
+          rate, channels[channel].capacity * flow.weight / weights_[channel]);
+    }
+    flow.entitled += seconds * rate * (1 - options_.promised);
+  }
+}
+
+}  // namespace sluice::daemon::bandwidth
