@@ -16,8 +16,9 @@ import sys
 import tempfile
 
 HERE = os.path.dirname(os.path.abspath(__file__))
-KNOWN = ["ipc", "grant", "attention", "fits", "length", "loss", "methods",
-         "overlap", "planner", "python", "service", "settings", "train"]
+KNOWN = ["ipc", "grant", "attention", "bandwidth", "fits", "length", "loss",
+         "methods", "overlap", "planner", "python", "service", "settings",
+         "train"]
 # Too long for two builds in turns, or the same package for both: compared only
 # where they are named.
 LONG = ["length", "python", "settings"]

@@ -1,0 +1,231 @@
+// The bandwidth policy in injected time: two ranks that fair sharing would make
+// late, 8 GPUs behind 4 switches, 64 GPUs and 1,000 jobs. Time is pretended,
+// the policy is the real one, so every figure but the cost of a refill is the
+// same on any machine.
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <chrono>
+#include <map>
+#include <string>
+#include <vector>
+
+#include "proto/base/grant_page.h"
+#include "proto/base/status.h"
+#include "tests/bench/report.h"
+#include "tests/daemon/bandwidth/job_story.h"
+#include "tests/daemon/bandwidth/node_simulation.h"
+
+namespace sluice::daemon::bandwidth {
+namespace {
+
+using bench::Entry;
+
+constexpr absl::Duration kTick = absl::Milliseconds(2);  // of the daemon
+constexpr double kLink = 25e9;                           // PCIe 4 x16, about
+
+double Seconds(absl::Time at) {
+  return absl::ToDoubleSeconds(at - absl::UnixEpoch());
+}
+
+// A link moves one unit in T = 1 s. A (flow 0) has 1 unit due at 4 T, B (flow
+// 1) has 3 units due at 3 T. By promises, or by fair shares.
+struct TwoRanks {
+  int late = 0;
+  std::map<int, double> done;  // in T
+};
+
+TwoRanks RunTwoRanks(bool promises) {
+  constexpr double kUnit = 1e9;
+  NodeSimulation node(
+      *Topology::Make({{"link", LinkKind::kGpu, std::nullopt, kUnit, kUnit}}),
+      {.promised = 1}, kTick);
+  const double units[] = {1, 3}, due[] = {4, 3};
+  for (int flow : {0, 1}) {
+    node.Open(flow, 0, kH2d);
+    if (!promises) continue;
+    SLUICE_CHECK_OK(node.policy().Promise(
+        flow, {Bytes(static_cast<int64_t>(units[flow] * kUnit)),
+               absl::Seconds(due[flow]), absl::Seconds(8)}));
+  }
+  for (int flow : {0, 1}) {
+    node.Ask(flow, units[flow] * kUnit,
+             absl::UnixEpoch() + absl::Seconds(due[flow]));
+  }
+  TwoRanks result;
+  node.RunUntil(absl::UnixEpoch() + absl::Seconds(8),
+                [&](int flow, const NodeSimulation::Copy& copy) {
+                  if (copy.late()) ++result.late;
+                  result.done[flow] = Seconds(copy.done);
+                });
+  return result;
+}
+
+std::vector<Entry> TwoRanksRows() {
+  const auto row = [](const char* name, const TwoRanks& result,
+                      std::optional<double> target) {
+    return Entry{name,
+                 double(result.late),
+                 "late",
+                 target,
+                 true,
+                 fmt::format("A, 1 unit due at 4T, done at {:.3f}T; B, 3 due "
+                             "at 3T, done at {:.3f}T",
+                             result.done.at(0), result.done.at(1))};
+  };
+  return {row("two ranks", RunTwoRanks(true), 0),
+          row("two ranks, fair shares", RunTwoRanks(false), std::nullopt)};
+}
+
+// `gpus` behind switches of two, `per_root` switches behind a root port of a
+// NUMA node of its own, whose memory both directions load together.
+JobStoryOptions Node(int gpus, int per_root, double memory) {
+  JobStoryOptions node;
+  int numa = 0, above = 0;
+  for (int gpu = 0; gpu < gpus; ++gpu) {
+    const auto next = [&] { return static_cast<int>(node.links.size()); };
+    if (gpu % (2 * per_root) == 0) {
+      numa = next();
+      node.links.push_back(
+          {"numa", LinkKind::kNuma, std::nullopt, 0, 0, memory});
+      node.links.push_back({"root", LinkKind::kRoot, numa});
+    }
+    if (gpu % 2 == 0) {
+      above = next();
+      node.links.push_back(
+          {"switch", LinkKind::kSwitch, numa + 1, kLink, kLink});
+    }
+    node.gpu_links.push_back(next());
+    node.links.push_back({"gpu", LinkKind::kGpu, above, kLink, kLink});
+  }
+  return node;
+}
+
+// 8 ranks with the same bytes to copy each way, in copies of 64 MiB, two asked
+// for ahead, each begun a little after the one before.
+std::vector<Entry> EightGpuRows() {
+  constexpr double kCopy = 64 << 20;
+  constexpr int kCopies = 640;
+  const JobStoryOptions of = Node(8, 2, 0);
+  const Topology topology = *Topology::Make(of.links);
+  NodeSimulation node(topology, {}, kTick);
+  std::map<int, int> left;
+  std::map<int, double> done;
+  const auto on_done = [&](int flow, const NodeSimulation::Copy& copy) {
+    done[flow] = Seconds(copy.done);
+    if (--left[flow] >= 2) node.Ask(flow, kCopy);
+  };
+  for (int rank = 0; rank < 8; ++rank) {
+    for (int direction : {kH2d, kD2h}) {
+      const int flow = 2 * rank + direction;
+      node.Open(flow, of.gpu_links[rank], direction);
+      SLUICE_CHECK_OK(node.policy().Promise(
+          flow, {Bytes(static_cast<int64_t>(0.45 * kLink * 0.05)),
+                 absl::Milliseconds(50), absl::Milliseconds(50)}));
+      left[flow] = kCopies;
+      node.Ask(flow, kCopy);
+      node.Ask(flow, kCopy);
+    }
+    node.RunUntil(node.now() + absl::Milliseconds(1), on_done);
+  }
+  node.RunUntil(node.now() + absl::Seconds(60), on_done);
+  double first = 1e9, last = 0;
+  for (const auto& [flow, at] : done) {
+    first = std::min(first, at);
+    last = std::max(last, at);
+  }
+  double carried = 0;
+  for (size_t link = 0; link < of.links.size(); ++link) {
+    if (of.links[link].kind != LinkKind::kSwitch) continue;
+    for (int direction : {kH2d, kD2h}) {
+      carried +=
+          node.carried(topology.channel_of(static_cast<int>(link), direction));
+    }
+  }
+  const std::string detail =
+      fmt::format("16 flows of {:.0f} GB each, done from {:.3f} to {:.3f} s",
+                  kCopies * kCopy / 1e9, first, last);
+  return {{"8 GPUs, finish apart", 100 * (last - first) / last, "%", 5, true,
+           detail},
+          {"8 GPUs, of the links", 100 * carried / (4 * 2 * kLink * last), "%",
+           97, false, detail}};
+}
+
+JobStoryResult RunJobs(bool promises) {
+  JobStoryOptions options = Node(64, 8, 250e9);
+  options.jobs = 1000;
+  options.mean_gap = absl::Milliseconds(60);
+  options.mean_life = absl::Seconds(8);
+  options.promises = promises;
+  return JobStory(options).Run();
+}
+
+std::vector<Entry> JobRows() {
+  const JobStoryResult fair = RunJobs(false);
+  const JobStoryResult by = RunJobs(true);
+  const auto count = [](int64_t n) { return static_cast<double>(n); };
+  return {
+      {"1,000 jobs, late", count(by.late), "copies", 0, true,
+       fmt::format("of {} promised; {} of {} demands admitted, in {:.0f} s",
+                   by.due, by.admitted, by.asked,
+                   absl::ToDoubleSeconds(by.took))},
+      {"1,000 jobs, short", count(by.budgets_short), "budgets", 0, true,
+       fmt::format("of {} of those who always ask for more", by.budgets)},
+      {"1,000 jobs, least share", by.least_share, "x", 1, false,
+       fmt::format("of what is never promised, of {} flows without a promise",
+                   by.plain)},
+      {"1,000 jobs, longest wait", absl::ToDoubleSeconds(by.longest_wait), "s",
+       std::nullopt, true, "of any flow for its next byte"},
+      {"1,000 jobs, to bind", absl::ToDoubleSeconds(by.longest_bind_wait), "s",
+       std::nullopt, true,
+       fmt::format("the longest from promise to idle instant; {} left before",
+                   by.never_bound)},
+      {"1,000 jobs, fair, late", count(fair.late), "copies", std::nullopt, true,
+       fmt::format("of {}, by up to {:.3f} s, without promises", fair.due,
+                   absl::ToDoubleSeconds(fair.latest))},
+  };
+}
+
+// One refill of a node of 64 GPUs on which all 256 slots of the grant page
+// copy, half of them by a promise.
+std::vector<Entry> CostRows() {
+  constexpr int kRefills = 500;
+  const JobStoryOptions of = Node(64, 8, 250e9);
+  BandwidthPolicy policy(*Topology::Make(of.links));
+  absl::Time now = absl::UnixEpoch();
+  for (int flow = 0; flow < 2 * kGrantSlots; ++flow) {
+    policy.Open(flow, of.gpu_links[flow / 2 % 64], flow % 2);
+    if (flow % 4 >= 2) continue;
+    SLUICE_CHECK_OK(policy.Promise(
+        flow, {MiB(20), absl::Milliseconds(20), absl::Milliseconds(20)}));
+  }
+  std::vector<double> costs;
+  for (int i = 0; i < kRefills; ++i, now += kTick) {
+    for (int flow = 0; flow < 2 * kGrantSlots; ++flow) {
+      policy.Ask(flow, 1 << 20, now);
+    }
+    const auto begin = std::chrono::steady_clock::now();
+    policy.Share(now, kTick);
+    costs.push_back(std::chrono::duration<double, std::micro>(
+                        std::chrono::steady_clock::now() - begin)
+                        .count());
+  }
+  return {{"refill p50", bench::Quantile(costs, 0.5), "us", std::nullopt, true,
+           "512 flows on 64 GPUs, all with something asked for; wall clock"}};
+}
+
+std::vector<Entry> Measure() {
+  std::vector<Entry> all;
+  for (const auto& rows :
+       {TwoRanksRows(), EightGpuRows(), JobRows(), CostRows()}) {
+    all.insert(all.end(), rows.begin(), rows.end());
+  }
+  return all;
+}
+
+}  // namespace
+}  // namespace sluice::daemon::bandwidth
+
+int main(int argc, char** argv) {
+  return sluice::bench::Report(argc, argv, sluice::daemon::bandwidth::Measure);
+}
