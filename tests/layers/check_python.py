@@ -21,6 +21,7 @@ ORDER = [
     "masks",
     "calls",
     "randomness",
+    "linears",
     "replay",
     "setting",
     "rows",

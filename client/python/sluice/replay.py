@@ -17,6 +17,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 import torch
 from torch import Tensor, nn
 
+from sluice import linears
 from sluice.precision import wide_dtype, widened
 
 
@@ -107,9 +108,12 @@ class Gradients:
                 self._sums[key] = widened(part)
         return collect
 
-    def in_place(self) -> contextlib.AbstractContextManager:
+    @contextlib.contextmanager
+    def in_place(self) -> Iterator[None]:
         """The module computes with the aliases."""
-        return others_in_place(self._slots, self._aliases)
+        with others_in_place(self._slots, self._aliases), linears.in_place(
+                s.owner for s in self._slots if s.trained):
+            yield
 
     def take(self) -> list[Tensor | None]:
         """The sums, in the order of `distinct`; None where nothing came."""

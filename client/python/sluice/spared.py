@@ -27,11 +27,11 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.autograd.function import (BackwardCFunction,
-                                     once_differentiable)
+from torch.autograd.function import BackwardCFunction
 from torch.multiprocessing.reductions import StorageWeakRef
 from torch.utils import _pytree as pytree
 
+from sluice import linears
 from sluice.attention import Attend
 from sluice.hidden import stand_in
 from sluice.products import Mode, Place, Product, Products, storage
@@ -71,8 +71,8 @@ class Spared:
             for name in self.weights:
                 owner = layer.get_submodule(name.rpartition(".")[0])
                 patched.append((owner, vars(owner).get("forward")))
-                owner.forward = (_UnmadeLinear if _is_linear(owner) else
-                                 _Without)(owner.forward, products, name)
+                owner.forward = (_UnmadeLinear if linears.is_plain(owner) else
+                                 _Without)(owner, products, name)
             yield
         finally:
             for owner, before in reversed(patched):
@@ -84,8 +84,9 @@ class Spared:
 class _Without:
     """A module's forward but for the product of one of its weights."""
 
-    def __init__(self, own: Any, products: Products, weight: str):
-        self._own, self._products, self._weight = own, products, weight
+    def __init__(self, owner: nn.Module, products: Products, weight: str):
+        self._owner, self._own = owner, owner.forward
+        self._products, self._weight = products, weight
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         with _Stand(self._products, self._weight):
@@ -95,38 +96,17 @@ class _Without:
 class _UnmadeLinear(_Without):
     """A linear layer's, without the price of a dispatch mode."""
 
-    def __call__(self, x: Tensor) -> Tensor:
-        linear = self._own.__self__
-        if x.dtype != linear.weight.dtype or torch.is_autocast_enabled(
-                x.device.type):
-            return super().__call__(x)
-        return _Unmade.apply(x, linear.weight, linear.bias)
+    def __call__(self, input: Tensor) -> Tensor:
+        layer = self._owner
+        return linears.Product.apply(
+            input, layer.weight, layer.bias, _unmade) if (
+                linears.is_plain_call(layer, input)) else (
+                    super().__call__(input))
 
 
-def _is_linear(owner: nn.Module) -> bool:
-    """Whether it is that and nothing else."""
-    return type(owner) is nn.Linear and "forward" not in vars(owner) and (
-        type(owner.weight) in (Tensor, nn.Parameter))
-
-
-class _Unmade(torch.autograd.Function):
-    """Stands for x @ weight.T + bias. Its gradients are made as torch makes
-    them, to the bit."""
-
-    @staticmethod
-    def forward(ctx, x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
-        ctx.save_for_backward(x, weight)
-        return stand_in((*x.shape[:-1], weight.shape[0]), x.dtype, x.device)
-
-    @staticmethod
-    @once_differentiable
-    def backward(ctx, dy: Tensor):
-        x, weight = ctx.saved_tensors
-        of_x, of_weight, of_bias = ctx.needs_input_grad
-        rows = dy.reshape(-1, dy.shape[-1])
-        return ((rows @ weight).view(x.shape) if of_x else None,
-                rows.t() @ x.reshape(len(rows), -1) if of_weight else None,
-                rows.sum(0) if of_bias else None)
+def _unmade(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+    """Stands for x @ weight.T + bias."""
+    return stand_in((*x.shape[:-1], weight.shape[0]), x.dtype, x.device)
 
 
 class _Stand(Mode):
