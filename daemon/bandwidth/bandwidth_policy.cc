@@ -40,32 +40,35 @@ void BandwidthPolicy::Close(int flow) {
   flows_.erase(found);
 }
 
-absl::Status BandwidthPolicy::Promise(int flow, const Demand& demand) {
+absl::Status BandwidthPolicy::Promise(int flow, const Demand& demand,
+                                      absl::Time now) {
   Flow& to = flows_.at(flow);
   SLUICE_CHECK(!to.demand);
-  BindWhereIdle();  // what left there may be promised again
+  BindWhereIdle(now);  // what left there may be promised again
   const int number = next_demand_;
   SLUICE_RETURN_IF_ERROR(admission_.Admit(number, to.path.front(), demand));
   ++next_demand_;
   to.demand = number;
   demands_[number] = demand;
   flow_of_demand_[number] = flow;
-  BindIfIdle(to.gate);
+  BindIfIdle(to.gate, now);
   return absl::OkStatus();
 }
 
-void BandwidthPolicy::BindWhereIdle() {
-  for (const int gate : admission_.gates()) BindIfIdle(gate);
+void BandwidthPolicy::BindWhereIdle(absl::Time now) {
+  for (const int gate : admission_.gates()) BindIfIdle(gate, now);
 }
 
-void BandwidthPolicy::BindIfIdle(int gate) {
+void BandwidthPolicy::BindIfIdle(int gate, absl::Time now) {
   if (!admission_.changing(gate)) return;
-  for (const auto& [id, flow] : flows_) {
-    if (flow.gate == gate && flow.server.released() > 0) return;
+  for (auto& [id, flow] : flows_) {
+    if (flow.gate != gate) continue;
+    flow.server.Release(now);
+    if (flow.server.released() > 0) return;
   }
   for (const int number : admission_.Idle(gate)) {
     Flow& flow = flows_.at(flow_of_demand_.at(number));
-    flow.server.Promise(demands_.at(number));
+    flow.server.Promise(demands_.at(number), now);
     flow.binding = true;
   }
 }
@@ -73,9 +76,19 @@ void BandwidthPolicy::BindIfIdle(int gate) {
 void BandwidthPolicy::Ask(int flow, double bytes, absl::Time now,
                           absl::Time needed_by) {
   Flow& who = flows_.at(flow);
-  BindIfIdle(who.gate);
-  who.server.Ask(bytes, needed_by);
+  BindIfIdle(who.gate, now);
+  who.server.Ask(bytes, now, needed_by);
   who.server.Release(now);
+}
+
+void BandwidthPolicy::AskInAll(int flow, double bytes, absl::Time now) {
+  Server& server = flows_.at(flow).server;
+  const double more = bytes - server.released() - server.excess();
+  if (more > 0) {
+    Ask(flow, more, now);
+  } else {
+    server.Withdraw(-more);
+  }
 }
 
 std::vector<BandwidthPolicy::Due> BandwidthPolicy::AllDue() {
@@ -103,8 +116,7 @@ void BandwidthPolicy::ByDeadline(std::vector<Due>& due,
     for (auto it = first; it != last; ++it) {
       wants.push_back({&path(*it->flow), it->bytes, it->flow->weight});
     }
-    const std::vector<double> shares = FairShares(wants, room);
-    for (const double share : shares) {
+    for (const double share : ShareFairly(wants, room).bytes) {
       given[first->id] += share;
       first->bytes -= share;
       ++first;
@@ -140,27 +152,45 @@ void BandwidthPolicy::SharePromised(absl::Duration window,
   }
 }
 
+double BandwidthPolicy::LentWeight(const Flow& flow) const {
+  return flow.weight * (flow.direction == kH2d ? options_.prefetch_first : 1);
+}
+
 void BandwidthPolicy::Lend(std::vector<double>& room,
                            std::map<int, double>& given) {
+  for (const auto& [id, bytes] : given) flows_.at(id).ahead += bytes;
   std::vector<Want> wants;
   std::vector<std::pair<int, Flow*>> who;
   for (auto& [id, flow] : flows_) {
-    if (flow.server.excess() <= 0) continue;
-    const double first = flow.direction == kH2d ? options_.prefetch_first : 1;
-    wants.push_back({&flow.path, flow.server.excess(), flow.weight * first});
+    const double excess = flow.server.excess();
+    if (excess <= 0) continue;
+    wants.push_back({&flow.path, excess, LentWeight(flow), flow.ahead});
     who.emplace_back(id, &flow);
   }
-  if (wants.empty()) return;
-  const std::vector<double> shares = FairShares(wants, room);
+  const FairShares shares = ShareFairly(wants, room);
   for (size_t i = 0; i < who.size(); ++i) {
-    who[i].second->server.TakeExcess(shares[i]);
-    given[who[i].first] += shares[i];
+    who[i].second->server.TakeExcess(shares.bytes[i]);
+    given[who[i].first] += shares.bytes[i];
+  }
+  Remember(shares.full_at);
+}
+
+void BandwidthPolicy::Remember(const std::vector<double>& full_at) {
+  for (auto& [id, flow] : flows_) {
+    if (!flow.binding) continue;
+    double level = kUnlimited;
+    for (const int channel : flow.path) {
+      level = std::min(level, full_at[channel]);
+    }
+    const double most =
+        static_cast<double>(demands_.at(*flow.demand).bytes.count());
+    flow.ahead = std::clamp(flow.ahead - level * LentWeight(flow), 0.0, most);
   }
 }
 
 std::map<int, double> BandwidthPolicy::Share(absl::Time now,
                                              absl::Duration window) {
-  BindWhereIdle();
+  BindWhereIdle(now);
   for (auto& [id, flow] : flows_) flow.server.Release(now);
   std::vector<double> room;
   for (const Channel& channel : topology_.channels()) {

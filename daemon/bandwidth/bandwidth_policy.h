@@ -12,11 +12,13 @@
 //   3. what is left then is lent at once to whatever else is asked for, in
 //      weighted max-min shares (fair_shares.h).
 //
-// Round 1 alone keeps every promise. Of equal deadlines prefetches go first,
-// because a late one stops a step where a late offload only keeps a buffer;
-// flows of one direction share by weight. In round 3 a prefetch weighs
-// `prefetch_first` times an offload, which matters where both load one channel:
-// in front, but nobody starves.
+// Round 1 alone keeps every promise. What a flow got by its promise counts in
+// round 3, so a promise is a part of a fair share and not beside it; what was
+// more than that is remembered, at most as much as a period brings. Of equal
+// deadlines prefetches go first, because a late one stops a step where a late
+// offload only keeps a buffer; flows of one direction share by weight. In round
+// 3 a prefetch weighs `prefetch_first` times an offload, which matters where
+// both load one channel: in front, but nobody starves.
 //
 // Time is given with every call and never falls. Bytes are double, because
 // shares are fractions; a caller rounds.
@@ -56,12 +58,15 @@ class BandwidthPolicy {
   // for, up to the demand's bytes in any period, is shared out before the
   // demand's deadline after it was asked for. From the next idle instant on
   // (admission.h). Refusals: Admission::Admit.
-  absl::Status Promise(int flow, const Demand& demand);
+  absl::Status Promise(int flow, const Demand& demand, absl::Time now);
   bool IsBinding(int flow) const { return flows_.at(flow).binding; }
 
   // `bytes` more; `needed_by`: Server::Ask.
   void Ask(int flow, double bytes, absl::Time now,
            absl::Time needed_by = absl::InfinitePast());
+  // Asks for as much more or less that `bytes` in all are asked for and not
+  // shared out. What is released already stays.
+  void AskInAll(int flow, double bytes, absl::Time now);
 
   // What each flow may copy in the `window` from `now` on, by flow; those that
   // get nothing are not in it. Promises are kept to the moment where windows
@@ -86,6 +91,7 @@ class BandwidthPolicy {
     Server server;
     std::optional<int> demand;  // its number in admission_
     bool binding = false;
+    double ahead = 0;  // bytes by promise beyond a fair share, lately
   };
   // Released bytes with one deadline, of one flow.
   struct Due {
@@ -95,8 +101,8 @@ class BandwidthPolicy {
     double bytes;
     auto Rank() const { return std::pair(deadline, flow->direction); }
   };
-  void BindIfIdle(int gate);
-  void BindWhereIdle();
+  void BindIfIdle(int gate, absl::Time now);
+  void BindWhereIdle(absl::Time now);
   std::vector<Due> AllDue();
   // Shares `room` among `due`, rank by rank. Over `path(flow)`; adds to
   // `given`.
@@ -106,6 +112,9 @@ class BandwidthPolicy {
   void SharePromised(absl::Duration window, std::vector<double>& room,
                      std::map<int, double>& given);
   void Lend(std::vector<double>& room, std::map<int, double>& given);
+  double LentWeight(const Flow& flow) const;
+  // After shares stood at `full_at` (by channel).
+  void Remember(const std::vector<double>& full_at);
 
   const Topology topology_;
   const BandwidthOptions options_;

@@ -1,7 +1,8 @@
 #include "daemon/bandwidth/fair_shares.h"
 
 #include <algorithm>
-#include <limits>
+
+#include "daemon/bandwidth/topology.h"
 
 namespace sluice::daemon::bandwidth {
 namespace {
@@ -10,50 +11,67 @@ namespace {
 // of shares are not exact.
 constexpr double kNone = 1e-3;
 
-double RoomOn(const std::vector<int>& path, const std::vector<double>& room) {
-  double least = room[path.front()];
-  for (const int channel : path) least = std::min(least, room[channel]);
-  return least;
-}
-
 class Filling {
  public:
   Filling(const std::vector<Want>& wants, std::vector<double>& room)
-      : wants_(wants),
-        room_(room),
-        shares_(wants.size(), 0),
-        weights_(room.size(), 0) {
-    for (size_t i = 0; i < wants.size(); ++i) rising_.push_back(i);
-  }
-
-  std::vector<double> Run() {
-    // Each round stops one at least, or fills a channel. Counted, because a
-    // want too large for its share to grow by a rounded step would never stop.
-    for (size_t left = wants_.size() + room_.size(); left > 0; --left) {
-      Settle();
-      if (rising_.empty()) break;
-      Raise(Step());
-    }
-    return shares_;
-  }
-
- private:
-  // Who has what it wants, or stands before a full channel, rises no more.
-  void Settle() {
-    std::erase_if(rising_, [&](size_t i) {
-      return wants_[i].bytes - shares_[i] <= kNone ||
-             RoomOn(*wants_[i].path, room_) <= kNone;
+      : wants_(wants), room_(room), weights_(room.size(), 0) {
+    shares_.bytes.resize(wants.size(), 0);
+    shares_.full_at.resize(room.size(), kUnlimited);
+    for (size_t i = 0; i < wants.size(); ++i) later_.push_back(i);
+    // The one to rise next is the last.
+    std::sort(later_.begin(), later_.end(), [this](size_t a, size_t b) {
+      return Start(a) != Start(b) ? Start(a) > Start(b) : a > b;
     });
   }
 
-  // Per weight: how far all may rise until the next one stops.
+  FairShares Run() {
+    MarkFull();
+    // Each round starts one at least, stops one, or fills a channel. Counted,
+    // because a share too large to grow by a rounded step would never stop.
+    for (size_t left = 2 * wants_.size() + room_.size() + 1; left > 0; --left) {
+      StartSome();
+      Settle();
+      if (rising_.empty() && later_.empty()) break;
+      Raise(Step());
+      MarkFull();
+    }
+    return std::move(shares_);
+  }
+
+ private:
+  double Start(size_t i) const { return wants_[i].had / wants_[i].weight; }
+  double Lack(size_t i) const { return wants_[i].bytes - shares_.bytes[i]; }
+
+  void StartSome() {
+    if (rising_.empty() && !later_.empty()) {
+      level_ = std::max(level_, Start(later_.back()));
+    }
+    while (!later_.empty() && Start(later_.back()) <= level_) {
+      rising_.push_back(later_.back());
+      later_.pop_back();
+    }
+  }
+
+  // Who has what it wants, or stands before a full channel, rises no more.
+  void Settle() {
+    std::erase_if(rising_, [&](size_t i) {
+      const std::vector<int>& path = *wants_[i].path;
+      return Lack(i) <= kNone ||
+             std::any_of(path.begin(), path.end(),
+                         [&](int channel) { return room_[channel] <= kNone; });
+    });
+  }
+
+  // How far all may rise, per weight, until another one starts or one stops.
   double Step() {
+    if (rising_.empty()) return 0;
+    double step = later_.empty() ? kUnlimited : Start(later_.back()) - level_;
     std::fill(weights_.begin(), weights_.end(), 0);
-    double step = std::numeric_limits<double>::infinity();
     for (const size_t i : rising_) {
-      const Want& want = wants_[i];
-      step = std::min(step, (want.bytes - shares_[i]) / want.weight);
-      for (const int channel : *want.path) weights_[channel] += want.weight;
+      step = std::min(step, Lack(i) / wants_[i].weight);
+      for (const int channel : *wants_[i].path) {
+        weights_[channel] += wants_[i].weight;
+      }
     }
     for (size_t channel = 0; channel < room_.size(); ++channel) {
       if (weights_[channel] <= 0) continue;
@@ -63,30 +81,33 @@ class Filling {
   }
 
   void Raise(double step) {
+    level_ += step;
     for (const size_t i : rising_) {
-      const double more = step * wants_[i].weight;
-      shares_[i] += more;
+      const double more = std::min(step * wants_[i].weight, Lack(i));
+      shares_.bytes[i] += more;
       for (const int channel : *wants_[i].path) room_[channel] -= more;
+    }
+  }
+
+  void MarkFull() {
+    for (size_t channel = 0; channel < room_.size(); ++channel) {
+      if (room_[channel] > kNone) continue;
+      shares_.full_at[channel] = std::min(shares_.full_at[channel], level_);
     }
   }
 
   const std::vector<Want>& wants_;
   std::vector<double>& room_;
-  std::vector<double> shares_;
-  std::vector<size_t> rising_;
+  FairShares shares_;
+  double level_ = 0;
+  std::vector<size_t> later_, rising_;
   std::vector<double> weights_;  // of those that rise, by channel
 };
 
 }  // namespace
 
-std::vector<double> FairShares(const std::vector<Want>& wants,
-                               std::vector<double>& room) {
-  if (wants.size() == 1) {  // most often; the same without the rounds
-    const double share =
-        std::max(0.0, std::min(wants[0].bytes, RoomOn(*wants[0].path, room)));
-    for (const int channel : *wants[0].path) room[channel] -= share;
-    return {share};
-  }
+FairShares ShareFairly(const std::vector<Want>& wants,
+                       std::vector<double>& room) {
   return Filling(wants, room).Run();
 }
 

@@ -5,7 +5,8 @@
 // (progressive filling; Bertsekas and Gallager 1992, "Data Networks", 6.5.2).
 // So nobody has less than another of equal weight unless it wants no more or a
 // full channel of its own stops it, and nothing is left over that anybody
-// wants and could be carried.
+// wants and could be carried. Who had something before waits until the others
+// have come up to it.
 //
 // Thread safety: none needed; pure.
 #pragma once
@@ -18,11 +19,19 @@ struct Want {
   const std::vector<int>* path;  // channels; outlives the call
   double bytes = 0;
   double weight = 1;
+  double had = 0;  // bytes that count as its share already
 };
 
-// The share of each want, in bytes, and what is left of `room` after them
-// (bytes by channel; without limit: kUnlimited).
-std::vector<double> FairShares(const std::vector<Want>& wants,
-                               std::vector<double>& room);
+struct FairShares {
+  std::vector<double> bytes;  // by want
+  // By channel: how high shares had risen, per weight and with what they had,
+  // when it was full. kUnlimited: it is not full.
+  std::vector<double> full_at;
+};
+
+// `room`: bytes by channel (without limit: kUnlimited), less the shares on
+// return.
+FairShares ShareFairly(const std::vector<Want>& wants,
+                       std::vector<double>& room);
 
 }  // namespace sluice::daemon::bandwidth

@@ -11,44 +11,78 @@ namespace {
 // Bytes are divided into shares, so that sums of them are not exact. Less than
 // this is none.
 constexpr double kNone = 1e-3;
+constexpr double kRounding = 1e-9;  // of a sum
 
-}  // namespace
-
-void Server::Ask(double bytes, absl::Time needed_by) {
-  if (bytes <= 0) return;
-  waiting_.push_back({needed_by, bytes});
-  excess_ += bytes;
-}
-
-void Server::Release(absl::Time now) {
-  while (!returns_.empty() && returns_.front().at <= now) {
-    budget_ += returns_.front().bytes;
-    returns_.pop_front();
-  }
-  while (demand_ && budget_ > kNone && !waiting_.empty()) {
-    Piece& next = waiting_.front();
-    const double bytes = std::min(budget_, next.bytes);
-    ReleaseOne(bytes, now, next.deadline);
-    next.bytes -= bytes;
-    if (next.bytes <= kNone) DropFirst(waiting_, excess_);
-  }
-}
-
-void Server::DropFirst(std::deque<Piece>& pieces, double& sum) {
+template <typename Pieces>
+void DropFirst(Pieces& pieces, double& sum) {
   sum -= pieces.front().bytes;
   pieces.pop_front();
   if (pieces.empty()) sum = 0;
 }
 
-void Server::Take(std::deque<Piece>& pieces, double& sum, double bytes) {
-  SLUICE_CHECK(bytes <= sum + kNone);
+template <typename Pieces>
+void Take(Pieces& pieces, double& sum, double bytes) {
+  SLUICE_CHECK(bytes <= sum * (1 + kRounding) + kNone);
   while (!pieces.empty() && bytes > 0) {
-    Piece& first = pieces.front();
+    auto& first = pieces.front();
     const double part = std::min(bytes, first.bytes);
     first.bytes -= part;
     sum -= part;
     bytes -= part;
     if (first.bytes <= kNone) DropFirst(pieces, sum);
+  }
+}
+
+template <typename Pieces>
+bool AddsUp(const Pieces& pieces, double sum) {
+  for (const auto& piece : pieces) sum -= piece.bytes;
+  return std::abs(sum) <= 1;
+}
+
+}  // namespace
+
+void Server::Ask(double bytes, absl::Time now, absl::Time needed_by) {
+  if (bytes <= 0) return;
+  waiting_.push_back({now, needed_by, bytes});
+  excess_ += bytes;
+}
+
+void Server::Withdraw(double bytes) {
+  while (!waiting_.empty() && bytes > 0) {
+    Waiting& last = waiting_.back();
+    const double part = std::min(bytes, last.bytes);
+    last.bytes -= part;
+    excess_ -= part;
+    bytes -= part;
+    if (last.bytes <= kNone) waiting_.pop_back();
+  }
+  if (waiting_.empty()) excess_ = 0;
+}
+
+void Server::Promise(const Demand& demand, absl::Time now) {
+  demand_ = demand;
+  budget_ = Size();
+  bound_ = now;
+}
+
+void Server::Release(absl::Time now) {
+  if (!demand_) return;
+  ReleaseAsOf(bound_);
+  while (!returns_.empty() && returns_.front().at <= now) {
+    const Return back = returns_.front();
+    returns_.pop_front();
+    budget_ += back.bytes;
+    ReleaseAsOf(back.at);
+  }
+}
+
+void Server::ReleaseAsOf(absl::Time time) {
+  while (budget_ > kNone && !waiting_.empty()) {
+    Waiting& next = waiting_.front();
+    const double bytes = std::min(budget_, next.bytes);
+    ReleaseOne(bytes, std::max(time, next.asked), next.needed_by);
+    next.bytes -= bytes;
+    if (next.bytes <= kNone) DropFirst(waiting_, excess_);
   }
 }
 
@@ -81,13 +115,9 @@ absl::Time Server::next_return() const {
 }
 
 void Server::CheckInvariants() const {
-  double released = 0, waiting = 0, budget = budget_;
-  for (const Piece& piece : pieces_) released += piece.bytes;
-  for (const Piece& piece : waiting_) waiting += piece.bytes;
-  for (const Return& back : returns_) budget += back.bytes;
-  SLUICE_CHECK(std::abs(released - released_) <= 1);
-  SLUICE_CHECK(std::abs(waiting - excess_) <= 1);
-  if (demand_) SLUICE_CHECK(std::abs(budget - Size()) <= 1);
+  SLUICE_CHECK(AddsUp(pieces_, released_));
+  SLUICE_CHECK(AddsUp(waiting_, excess_));
+  if (demand_) SLUICE_CHECK(AddsUp(returns_, Size() - budget_));
 }
 
 }  // namespace sluice::daemon::bandwidth

@@ -38,11 +38,16 @@ class Server {
   // More bytes, in order, behind what was asked for before. `needed_by`: when
   // the rank needs them, where that is later than what was promised; nobody
   // comes earlier by a claim.
-  void Ask(double bytes, absl::Time needed_by);
+  void Ask(double bytes, absl::Time now,
+           absl::Time needed_by = absl::InfinitePast());
   // The demand binds from `now` on.
-  void Promise(const Demand& demand) { demand_ = demand, budget_ = Size(); }
-  // Releases what the budget allows at `now`.
+  void Promise(const Demand& demand, absl::Time now);
+  // Releases what the budget allows at `now`, each part as of when it could
+  // have been: a caller that is a little late every time does not make the
+  // period longer.
   void Release(absl::Time now);
+  // The newest excess is not wanted after all.
+  void Withdraw(double bytes);
   // `bytes` of what was asked for, the oldest first, were granted: of the
   // released ones, or of the others, lent.
   void TakeReleased(double bytes);
@@ -58,21 +63,25 @@ class Server {
   void CheckInvariants() const;
 
  private:
+  struct Waiting {
+    absl::Time asked, needed_by;
+    double bytes;
+  };
   struct Return {
     absl::Time at;
     double bytes;
   };
   double Size() const { return static_cast<double>(demand_->bytes.count()); }
-  static void Take(std::deque<Piece>& pieces, double& sum, double bytes);
-  static void DropFirst(std::deque<Piece>& pieces, double& sum);
+  void ReleaseAsOf(absl::Time time);
   void ReleaseOne(double bytes, absl::Time now, absl::Time needed_by);
 
   std::optional<Demand> demand_;
+  absl::Time bound_;
   double budget_ = 0;
   std::deque<Return> returns_;  // the earliest first
   std::deque<Piece> pieces_;    // released; deadlines never fall
-  std::deque<Piece> waiting_;   // asked for; their deadline is `needed_by`
-  double released_ = 0;         // sums of these two
+  std::deque<Waiting> waiting_;
+  double released_ = 0;  // sums of these two
   double excess_ = 0;
 };
 

@@ -44,9 +44,11 @@ TwoRanks RunTwoRanks(bool promises) {
   for (int flow : {0, 1}) {
     node.Open(flow, 0, kH2d);
     if (!promises) continue;
-    SLUICE_CHECK_OK(node.policy().Promise(
-        flow, {Bytes(static_cast<int64_t>(units[flow] * kUnit)),
-               absl::Seconds(due[flow]), absl::Seconds(8)}));
+    SLUICE_CHECK_OK(
+        node.policy().Promise(flow,
+                              {Bytes(static_cast<int64_t>(units[flow] * kUnit)),
+                               absl::Seconds(due[flow]), absl::Seconds(8)},
+                              node.now()));
   }
   for (int flow : {0, 1}) {
     node.Ask(flow, units[flow] * kUnit,
@@ -120,8 +122,10 @@ std::vector<Entry> EightGpuRows() {
       const int flow = 2 * rank + direction;
       node.Open(flow, of.gpu_links[rank], direction);
       SLUICE_CHECK_OK(node.policy().Promise(
-          flow, {Bytes(static_cast<int64_t>(0.45 * kLink * 0.05)),
-                 absl::Milliseconds(50), absl::Milliseconds(50)}));
+          flow,
+          {Bytes(static_cast<int64_t>(0.45 * kLink * 0.05)),
+           absl::Milliseconds(50), absl::Milliseconds(50)},
+          node.now()));
       left[flow] = kCopies;
       node.Ask(flow, kCopy);
       node.Ask(flow, kCopy);
@@ -197,7 +201,7 @@ std::vector<Entry> CostRows() {
     policy.Open(flow, of.gpu_links[flow / 2 % 64], flow % 2);
     if (flow % 4 >= 2) continue;
     SLUICE_CHECK_OK(policy.Promise(
-        flow, {MiB(20), absl::Milliseconds(20), absl::Milliseconds(20)}));
+        flow, {MiB(20), absl::Milliseconds(20), absl::Milliseconds(20)}, now));
   }
   std::vector<double> costs;
   for (int i = 0; i < kRefills; ++i, now += kTick) {

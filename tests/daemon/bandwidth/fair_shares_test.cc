@@ -15,10 +15,15 @@ using ::testing::ElementsAre;
 
 constexpr double kNear = 1e-2;
 
+std::vector<double> Bytes(const std::vector<Want>& wants,
+                          std::vector<double>& room) {
+  return ShareFairly(wants, room).bytes;
+}
+
 TEST(FairShares, WhatOneLeavesGoesToTheOthers) {
   const std::vector<int> path = {0};
   std::vector<double> room = {90};
-  EXPECT_THAT(FairShares({{&path, 10}, {&path, 100}, {&path, 100}}, room),
+  EXPECT_THAT(Bytes({{&path, 10}, {&path, 100}, {&path, 100}}, room),
               ElementsAre(10, 40, 40));
   EXPECT_NEAR(room[0], 0, kNear);
 }
@@ -26,23 +31,44 @@ TEST(FairShares, WhatOneLeavesGoesToTheOthers) {
 TEST(FairShares, GoByWeight) {
   const std::vector<int> path = {0};
   std::vector<double> room = {90};
-  EXPECT_THAT(FairShares({{&path, 100, 2}, {&path, 100, 1}}, room),
+  EXPECT_THAT(Bytes({{&path, 100, 2}, {&path, 100, 1}}, room),
               ElementsAre(60, 30));
+}
+
+TEST(FairShares, WhoHadSomethingWaitsForTheOthers) {
+  const std::vector<int> path = {0};
+  std::vector<double> room = {30};
+  EXPECT_THAT(Bytes({{&path, 100, 1, 20}, {&path, 100}}, room),
+              ElementsAre(5, 25));
+  room = {30};
+  EXPECT_THAT(Bytes({{&path, 100, 1, 50}, {&path, 100}}, room),
+              ElementsAre(0, 30));
+  room = {30};
+  EXPECT_THAT(Bytes({{&path, 100, 1, 50}, {&path, 10}}, room),
+              ElementsAre(20, 10));
+}
+
+TEST(FairShares, TellsHowHighTheyStoodWhenAChannelWasFull) {
+  const std::vector<int> narrow = {1, 0}, wide = {0};
+  std::vector<double> room = {100, 20};
+  const FairShares shares =
+      ShareFairly({{&narrow, 90, 2}, {&wide, 30, 1, 5}}, room);
+  EXPECT_THAT(shares.bytes, ElementsAre(20, 30));
+  EXPECT_THAT(shares.full_at, ElementsAre(kUnlimited, 10));
 }
 
 // Two behind a switch of 30, one beside it under a root of 100.
 TEST(FairShares, ANarrowSwitchLeavesTheRootToOthers) {
   const std::vector<int> behind = {1, 0}, beside = {0};
   std::vector<double> room = {100, 30};
-  EXPECT_THAT(
-      FairShares({{&behind, 1000}, {&behind, 1000}, {&beside, 1000}}, room),
-      ElementsAre(15, 15, 70));
+  EXPECT_THAT(Bytes({{&behind, 1000}, {&behind, 1000}, {&beside, 1000}}, room),
+              ElementsAre(15, 15, 70));
 }
 
 TEST(FairShares, WithoutALimitAllGetWhatTheyWant) {
   const std::vector<int> path = {0};
   std::vector<double> room = {kUnlimited};
-  EXPECT_THAT(FairShares({{&path, 1e12}, {&path, 5}}, room),
+  EXPECT_THAT(Bytes({{&path, 1e12}, {&path, 5}}, room),
               ElementsAre(DoubleNear(1e12, 1), DoubleNear(5, kNear)));
 }
 
@@ -65,7 +91,7 @@ TEST(FairShares, AreMaxMinOnRandomForests) {
           {&paths[pick(0, 4)], double(pick(0, 30)), double(pick(1, 4))});
     }
     std::vector<double> room = capacity;
-    const std::vector<double> shares = FairShares(wants, room);
+    const std::vector<double> shares = ShareFairly(wants, room).bytes;
     for (size_t i = 0; i < wants.size(); ++i) {
       EXPECT_LE(shares[i], wants[i].bytes + kNear);
       if (shares[i] >= wants[i].bytes - kNear) continue;

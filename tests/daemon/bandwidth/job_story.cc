@@ -113,7 +113,8 @@ void JobStory::OpenFlow(const Flow& flow, int link, int direction) {
   if (flow.kind == Kind::kSteady || flow.kind == Kind::kGreedy) {
     ++result_.asked;
     opened.promised =
-        options_.promises && node_.policy().Promise(flow.id, flow.demand).ok();
+        options_.promises &&
+        node_.policy().Promise(flow.id, flow.demand, node_.now()).ok();
     if (opened.promised) ++result_.admitted;
     if (!opened.promised && flow.kind == Kind::kGreedy) {
       opened.kind = Kind::kPlain;

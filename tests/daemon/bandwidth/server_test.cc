@@ -12,13 +12,13 @@ absl::Time At(double seconds) {
 // 10 bytes within 2 s, every 5 s.
 Server Promised() {
   Server server;
-  server.Promise({Bytes(10), absl::Seconds(2), absl::Seconds(5)});
+  server.Promise({Bytes(10), absl::Seconds(2), absl::Seconds(5)}, At(0));
   return server;
 }
 
 void Ask(Server& server, double bytes, double now,
          absl::Time needed_by = absl::InfinitePast()) {
-  server.Ask(bytes, needed_by);
+  server.Ask(bytes, At(now), needed_by);
   server.Release(At(now));
   server.CheckInvariants();
 }
@@ -67,6 +67,31 @@ TEST(Server, WhatIsLentIsNotTakenOffTheBudget) {
   server.TakeReleased(10);
   EXPECT_EQ(server.released() + server.excess(), 0);
   Ask(server, 10, 5);
+  EXPECT_EQ(server.released(), 10);
+  server.CheckInvariants();
+}
+
+// A caller that comes 0.1 s late each time does not stretch the period.
+TEST(Server, BudgetComesBackOnTimeThoughNobodyLooks) {
+  Server server = Promised();
+  Ask(server, 100, 0);
+  server.Release(At(5.1));
+  EXPECT_EQ(server.released(), 20);
+  EXPECT_EQ(server.pieces().back().deadline, At(7));
+  server.Release(At(10.1));
+  EXPECT_EQ(server.released(), 30);
+  EXPECT_EQ(server.pieces().back().deadline, At(12));
+  server.CheckInvariants();
+}
+
+TEST(Server, WithdrawsTheNewestExcessAndNothingThatIsReleased) {
+  Server server = Promised();
+  Ask(server, 12, 0);
+  Ask(server, 5, 0);
+  server.Withdraw(6);
+  EXPECT_EQ(server.excess(), 1);
+  server.Withdraw(6);
+  EXPECT_EQ(server.excess(), 0);
   EXPECT_EQ(server.released(), 10);
   server.CheckInvariants();
 }
