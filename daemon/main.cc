@@ -74,16 +74,18 @@ void BlockSignals() {
 
 // Null: built without (the wheel's daemon). The default port may be another
 // program's: then only the unix socket is served, and the log says so; a port
-// or a group that was asked for must be had.
+// or a group that was asked for must be had, but where ranks of an earlier
+// daemon wait to be served (`takes_over`) somebody may have taken the port
+// meanwhile.
 absl::StatusOr<std::unique_ptr<HttpServer>> StartHttp(
-    const Config& config, const std::string& runtime_dir) {
+    const Config& config, const std::string& runtime_dir, bool takes_over) {
   HttpOptions options;
   options.listen = config.http_listen.value_or(kDefaultHttpListen);
   options.socket = runtime_dir + "/http.sock";
   options.socket_group = config.http_socket_group;
   auto http = HttpServer::Start(options);
   const bool asked = config.http_listen && !options.listen.empty();
-  if (absl::IsAlreadyExists(http.status()) && !asked) {
+  if (absl::IsAlreadyExists(http.status()) && (!asked || takes_over)) {
     WriteLog(LogLevel::kWarning,
              "no metrics on TCP: " + std::string(http.status().message()));
     options.listen.clear();
@@ -165,7 +167,8 @@ absl::Status Serve(const Arguments& arguments, Starter starter) {
   SLUICE_ASSIGN_OR_RETURN(RuntimeLock lock,
                           RuntimeLock::Take(arguments.runtime_dir));
   // Before what takes long, so that /readyz says that it starts.
-  SLUICE_ASSIGN_OR_RETURN(auto http, StartHttp(config, arguments.runtime_dir));
+  SLUICE_ASSIGN_OR_RETURN(auto http, StartHttp(config, arguments.runtime_dir,
+                                               !starter.stored.empty()));
   SLUICE_ASSIGN_OR_RETURN(Node node, OpenNode(config, arguments.runtime_dir));
   WriteLog(LogLevel::kInfo, node.description);
 

@@ -174,7 +174,8 @@ std::optional<int> Keeper::OnDeath() {
       .exit_code = WIFEXITED(status) ? WEXITSTATUS(status) : 0,
       .signal = WIFSIGNALED(status) ? WTERMSIG(status) : 0};
   const absl::Time now = Now();
-  const auto verdict = policy_.Decide(end, asked_to_end_, now);
+  const auto verdict = policy_.Decide(
+      end, {.asked = asked_to_end_, .holds = !kept_.all().empty()}, now);
   Log("sluiced (process {}) {}; {} descriptors are {}", daemon_, end.Text(),
       kept_.all().size(), verdict.exit ? "given up" : "held");
   daemon_ = 0;

@@ -16,10 +16,13 @@ std::string DaemonEnd::Text() const {
                      name != nullptr ? name : "?");
 }
 
-RestartPolicy::Verdict RestartPolicy::Decide(const DaemonEnd& end, bool asked,
+RestartPolicy::Verdict RestartPolicy::Decide(const DaemonEnd& end, Of of,
                                              absl::Time now) {
-  const bool bad_input = end.signal == 0 && end.exit_code == kBadInput;
-  if (asked || bad_input) return {.exit = end.status(), .pause = {}};
+  // What ranks have is worth more than an early word on what was typed, and
+  // may be served again once that is put right.
+  const bool bad_input =
+      end.signal == 0 && end.exit_code == kBadInput && !of.holds;
+  if (of.asked || bad_input) return {.exit = end.status(), .pause = {}};
   deaths_.push_back(now);
   while (now - deaths_.front() > kWindow) deaths_.pop_front();
   if (deaths_.size() <= kFreeDeaths) {

@@ -31,8 +31,12 @@ class RestartPolicy {
     absl::Duration pause;     // ... after this
     bool slower_now = false;  // the first pause of a row: worth a word
   };
-  // `asked`: the daemon was told to end by a signal that the keeper forwarded.
-  Verdict Decide(const DaemonEnd& end, bool asked, absl::Time now);
+  // What is known beside how it ended.
+  struct Of {
+    bool asked = false;  // it was told to, by a signal that the keeper forwarded
+    bool holds = false;  // the keeper has something of it
+  };
+  Verdict Decide(const DaemonEnd& end, Of of, absl::Time now);
 
  private:
   std::deque<absl::Time> deaths_;  // within the window, oldest first

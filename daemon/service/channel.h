@@ -18,6 +18,7 @@
 #include <string>
 
 #include "absl/status/status.h"
+#include "absl/status/statusor.h"
 #include "absl/time/time.h"
 #include "daemon/core/types.h"
 #include "daemon/quota/quotas.h"
@@ -76,6 +77,9 @@ class Channel {
   void Leave();
   bool open() const { return static_cast<bool>(socket_); }
   int socket() const { return socket_.get(); }
+  absl::StatusOr<UniqueFd> DuplicateSocket() const {
+    return socket_.Duplicate();
+  }
   int pidfd() const { return pidfd_.get(); }
   // When the peer must have read something; InfiniteFuture: nothing waits.
   absl::Time stall_deadline() const;

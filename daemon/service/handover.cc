@@ -2,11 +2,14 @@
 
 #include <fmt/format.h>
 #include <sys/mman.h>
+#include <sys/socket.h>
 
+#include <algorithm>
 #include <cerrno>
 #include <utility>
 #include <vector>
 
+#include "absl/strings/numbers.h"
 #include "daemon/service/log/log.h"
 #include "proto/base/status.h"
 
@@ -14,25 +17,52 @@ namespace sluice::daemon {
 namespace {
 
 constexpr const char* kState = "state";
+constexpr char kSocket = 's', kProcess = 'p', kUsePage = 'u', kExtent = 'e';
+
+std::string NameFor(char kind, uint64_t number) {
+  return fmt::format("{}{}", kind, number);
+}
+
+// nullopt: it is no name of that kind.
+std::optional<uint64_t> NumberIn(const std::string& name, char kind) {
+  uint64_t number = 0;
+  if (name.empty() || name[0] != kind ||
+      !absl::SimpleAtoi(name.substr(1), &number)) {
+    return std::nullopt;
+  }
+  return number;
+}
+
+SessionId LastSession(const std::map<std::string, UniqueFd>& left) {
+  uint64_t last = 0;
+  for (const auto& [name, fd] : left) {
+    for (const char kind : {kSocket, kProcess, kUsePage}) {
+      last = std::max(last, NumberIn(name, kind).value_or(0));
+    }
+  }
+  return SessionId(last);
+}
 
 }  // namespace
 
 std::string Handover::NameOf(ExtentId extent) {
-  return fmt::format("e{}", extent.value());
+  return NameFor(kExtent, extent.value());
 }
 std::string Handover::SocketOf(SessionId session) {
-  return fmt::format("s{}", session.value());
+  return NameFor(kSocket, session.value());
 }
 std::string Handover::ProcessOf(SessionId session) {
-  return fmt::format("p{}", session.value());
+  return NameFor(kProcess, session.value());
 }
 std::string Handover::UsePageOf(SessionId session) {
-  return fmt::format("u{}", session.value());
+  return NameFor(kUsePage, session.value());
 }
 
 absl::StatusOr<std::unique_ptr<Handover>> Handover::Start(Starter starter,
-                                                          Post post) {
-  auto handover = std::unique_ptr<Handover>(new Handover(post));
+                                                          Post post,
+                                                          Close close) {
+  auto handover =
+      std::unique_ptr<Handover>(new Handover(post, std::move(close)));
   DescriptorStore::Options options;
   options.notify_socket = starter.notify_socket;
   options.capacity = StoreCapacity(starter, kStoreSize);
@@ -41,6 +71,8 @@ absl::StatusOr<std::unique_ptr<Handover>> Handover::Start(Starter starter,
   SLUICE_ASSIGN_OR_RETURN(handover->store_,
                           DescriptorStore::Start(std::move(options)));
   handover->left_ = std::move(starter.stored);
+  handover->was_left_anything_ = !handover->left_.empty();
+  handover->last_session_left_ = LastSession(handover->left_);
   return handover;
 }
 
@@ -58,13 +90,14 @@ UniqueFd Handover::Take(const std::string& name) {
 }
 
 void Handover::DropRest() {
-  for (const auto& [name, fd] : left_) store_->Remove(name);
-  left_.clear();
+  for (auto& [name, fd] : std::exchange(left_, {})) {
+    DropLeft(name, std::move(fd));
+  }
 }
 
 void Handover::DropAll() {
-  store_->RemoveAll();
-  left_.clear();
+  DropRest();
+  store_->RemoveAll();  // also what was taken
   state_.reset();
 }
 
@@ -114,7 +147,7 @@ void Handover::GiveUp(const absl::Status& why) {
 void Handover::Keep(const std::string& name, int fd) {
   if (!store_->keeps()) return;
   absl::Status kept = store_->Put(name, fd);
-  if (kept.ok() || absl::IsAlreadyExists(kept)) return;
+  if (kept.ok()) return;
   post_([this, kept = std::move(kept)] {
     if (!given_up_) GiveUp(kept);
   });
@@ -124,8 +157,21 @@ void Handover::Drop(const std::string& name) {
   if (store_->keeps()) store_->Remove(name);
 }
 
+void Handover::DropLeft(const std::string& name, UniqueFd fd) {
+  if (NumberIn(name, kSocket)) return DropSocket(name, std::move(fd));
+  store_->Remove(name);
+}
+
+void Handover::DropSocket(const std::string& name, UniqueFd socket) {
+  // At once, and also for a forked child.
+  shutdown(socket.get(), SHUT_RDWR);
+  store_->Remove(name);
+  auto last = std::make_shared<UniqueFd>(std::move(socket));
+  store_->Flush([this, last](const absl::Status&) { close_(std::move(*last)); });
+}
+
 void Handover::WhenKept(std::function<void()> then) {
-  if (!store_->keeps()) return post_(std::move(then));
+  if (!keeps()) return post_(std::move(then));
   store_->Flush([this, then = std::move(then)](const absl::Status& kept) {
     if (!kept.ok() && !given_up_) GiveUp(kept);
     then();
@@ -136,6 +182,7 @@ void Handover::LeaveNothing(std::function<void()> then) {
   begun_ = false;
   if (!store_->keeps()) return then();
   store_->RemoveAll();
+  if (given_up_) return then();
   WhenKept(std::move(then));
 }
 

@@ -36,9 +36,12 @@ namespace sluice::daemon {
 class Handover {
  public:
   using Post = std::function<void(std::function<void()>)>;
-  // `post` runs a task on the loop's thread.
+  using Close = std::function<void(UniqueFd)>;
+  // `post` runs a task on the loop's thread; `close` closes a client's socket,
+  // which may take long, on another one.
   static absl::StatusOr<std::unique_ptr<Handover>> Start(Starter starter,
-                                                         Post post);
+                                                         Post post,
+                                                         Close close);
 
   // Somebody keeps what is put.
   bool keeps() const { return store_->keeps() && !given_up_; }
@@ -48,6 +51,11 @@ class Handover {
   // none. What is wrong with it is InvalidArgument or FailedPrecondition.
   absl::StatusOr<std::optional<CoreState>> ReadState(const CoreState& fresh);
   bool Left(const std::string& name) const { return left_.contains(name); }
+  // Whether an earlier daemon left anything, also what was taken since.
+  bool was_left_anything() const { return was_left_anything_; }
+  // No session had a greater id of which anything was left: names are never
+  // used again.
+  SessionId last_session_left() const { return last_session_left_; }
   // Empty: it was not left. It stays kept.
   UniqueFd Take(const std::string& name);
   // What was not taken is nobody's.
@@ -60,9 +68,15 @@ class Handover {
   void Begin(Core& core);
   // What changed, before anything of it leaves.
   void Save(Core& core);
-  // A duplicate is kept under a name that was never used, or is kept already.
+  // A duplicate is kept, under a name that nothing is kept under.
   void Keep(const std::string& name, int fd);
+  // Whether something is, be it of an earlier daemon.
+  bool Kept(const std::string& name) const { return store_->Has(name); }
   void Drop(const std::string& name);
+  // The same of a client's socket, which ends. Whoever closes it last closes
+  // what the client sent and nobody read, which takes as long as the client
+  // likes: so `socket`, a duplicate, goes to `close` once it is not kept.
+  void DropSocket(const std::string& name, UniqueFd socket);
   // Posted when all that was given before is kept; at once, where nobody keeps
   // anything.
   void WhenKept(std::function<void()> then);
@@ -83,13 +97,19 @@ class Handover {
   static constexpr const char* kClocks = "clocks";
 
  private:
-  explicit Handover(Post post) : post_(std::move(post)) {}
+  Handover(Post post, Close close)
+      : post_(std::move(post)), close_(std::move(close)) {}
+  // Kept no more, and closed.
+  void DropLeft(const std::string& name, UniqueFd fd);
   absl::Status MakeState();
   void GiveUp(const absl::Status& why);
 
   const Post post_;
+  const Close close_;
   std::unique_ptr<DescriptorStore> store_;
   std::map<std::string, UniqueFd> left_;
+  bool was_left_anything_ = false;
+  SessionId last_session_left_;
   UniqueFd state_fd_;
   std::unique_ptr<StateFile> state_;
   bool begun_ = false;  // the core notes what changes

@@ -84,11 +84,16 @@ absl::StatusOr<std::unique_ptr<Service>> Service::Start(
 
 absl::Status Service::Prepare() {
   SLUICE_ASSIGN_OR_RETURN(loop_, Loop::Make(options_.clock));
-  SLUICE_ASSIGN_OR_RETURN(handover_,
-                          Handover::Start(std::move(options_.starter),
-                                          [this](std::function<void()> task) {
-                                            loop_->Post(std::move(task));
-                                          }));
+  SLUICE_ASSIGN_OR_RETURN(
+      handover_, Handover::Start(
+                     std::move(options_.starter),
+                     [this](std::function<void()> task) {
+                       loop_->Post(std::move(task));
+                     },
+                     [this](UniqueFd socket) {
+                       closer_.CloseSession(std::move(socket));
+                     }));
+  leaving_ = handover_->was_left_anything();
   SLUICE_RETURN_IF_ERROR(Listen());
   sigset_t taken;
   sigemptyset(&taken);
@@ -160,7 +165,11 @@ absl::Status Service::Prepare() {
 // Whoever connects while there is no daemon waits on a socket that was kept.
 absl::Status Service::Listen() {
   listener_ = handover_->Take(Handover::kListener);
-  if (!listener_ || access(options_.socket.c_str(), F_OK) != 0) {
+  const bool reached = access(options_.socket.c_str(), F_OK) == 0;
+  if (listener_ && !reached) {
+    handover_->DropSocket(Handover::kListener, std::move(listener_));
+  }
+  if (!listener_) {
     SLUICE_ASSIGN_OR_RETURN(
         listener_, wire::Listen(options_.socket, options_.socket_mode));
   }

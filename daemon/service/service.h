@@ -131,7 +131,8 @@ class Service {
   bool IsLeft(SessionId id) const;
   absl::Status AdoptExtents(const CoreState& saved);
   void AdoptRank(const Session& session);
-  void WatchLeft(const Session& session);
+  // No socket: it has ended, its process has not.
+  void WatchLeft(const Session& session, UniqueFd socket);
   int LinkIndexOf(DeviceIndex gpu) const;
   // Nothing is sent to a rank before the next daemon would have it.
   void KeepRank(SessionId id);
@@ -190,6 +191,7 @@ class Service {
   void Do(StopSolving& effect);
   void Do(HurrySolving& effect);
   void Do(SaveUnits& effect);
+  void EndSocket(SessionId id, Channel& channel);
   // What the workers say since they were asked last.
   void ReadProgress();
   // What ranks have copied by now; before what ends a session, or reads.
@@ -237,7 +239,9 @@ class Service {
   uint64_t logged_ = 0;
   LogLimiter log_limiter_;
   std::unique_ptr<Handover> handover_;
-  bool leaving_ = false;  // it ended, and the next one has its ranks
+  // What it has is the next one's: it ended so, or never came to serve what an
+  // earlier one left.
+  bool leaving_ = false;
   std::unique_ptr<Arena> arena_;
   std::unique_ptr<Extents> extents_;
   std::unique_ptr<OutsideWatch> outside_;

@@ -237,11 +237,24 @@ void Service::Do(SendNotice& effect) {
 
 void Service::Do(CloseSocket& effect) {
   const auto channel = channels_.find(effect.session);
-  if (channel != channels_.end()) channel->second->CloseSocket();
-  handover_->Drop(Handover::SocketOf(effect.session));
+  if (channel != channels_.end()) EndSocket(effect.session, *channel->second);
   handover_->Drop(Handover::UsePageOf(effect.session));
   use_pages_.erase(effect.session);
   profile_reader_->Forget(effect.session);
+}
+
+void Service::EndSocket(SessionId id, Channel& channel) {
+  const std::string name = Handover::SocketOf(id);
+  if (channel.open() && handover_->Kept(name)) {
+    // Without a descriptor left it is closed by who keeps it.
+    auto socket = channel.DuplicateSocket();
+    if (socket.ok()) {
+      handover_->DropSocket(name, *std::move(socket));
+    } else {
+      handover_->Drop(name);
+    }
+  }
+  channel.CloseSocket();
 }
 
 void Service::Do(Forget& effect) {

@@ -49,14 +49,16 @@ void Service::TakeOver() {
                          "and its sessions end: {}",
                          std::string(taken.message())));
     handover_->DropAll();
+    next_session_ = handover_->last_session_left().value() + 1;
   }
   // What is adopted is saved before anybody hears of it.
   if (!any || !taken.ok()) handover_->Begin(core_);
-  handover_->Keep(Handover::kListener, listener_.get());
-  handover_->Keep(Handover::kLimits, grants_->kept().get());
-  if (options_.sim_clocks) {
-    handover_->Keep(Handover::kClocks, options_.sim_clocks->get());
-  }
+  const auto keep = [this](const char* name, const UniqueFd& fd) {
+    if (!handover_->Kept(name)) handover_->Keep(name, fd.get());
+  };
+  keep(Handover::kListener, listener_);
+  keep(Handover::kLimits, grants_->kept());
+  if (options_.sim_clocks) keep(Handover::kClocks, *options_.sim_clocks);
 }
 
 absl::Status Service::Adopt(CoreState saved) {
@@ -69,13 +71,15 @@ absl::Status Service::Adopt(CoreState saved) {
   std::set<SessionId> reached;
   std::vector<SessionId> gone;
   for (const auto& [id, session] : saved.sessions) {
-    if (session.state == Session::State::kClosed) {
-      WatchLeft(session);
+    // What was not kept was never welcomed, so it holds nothing.
+    const bool closed = session.state == Session::State::kClosed;
+    if (closed && handover_->Left(Handover::ProcessOf(id))) {
+      WatchLeft(session, UniqueFd());
     } else if (session.is_rank() && IsLeft(id)) {
       AdoptRank(session);
       reached.insert(id);
     } else {
-      gone.push_back(id);  // it was never welcomed, or is an observer
+      gone.push_back(id);
     }
   }
   next_session_ = saved.last_session.value() + 1;
@@ -104,13 +108,6 @@ absl::Status Service::CheckLeft(const CoreState& saved) const {
       }
       return absl::FailedPreconditionError(
           fmt::format("extent {} of {} was not kept", id.value(), Name(pool)));
-    }
-  }
-  for (const auto& [id, session] : saved.sessions) {
-    if (session.state == Session::State::kClosed &&
-        !handover_->Left(Handover::ProcessOf(id))) {
-      return absl::FailedPreconditionError(
-          fmt::format("the process of session {} was not kept", id.value()));
     }
   }
   return absl::OkStatus();
@@ -142,13 +139,13 @@ void Service::AdoptRank(const Session& session) {
   use_pages_[session.id] = std::move(page);
   // Which others it showed is not known any more.
   gpus_[session.id] = {session.hello.gpu.value()};
-  WatchLeft(session);
+  WatchLeft(session, handover_->Take(Handover::SocketOf(session.id)));
 }
 
-void Service::WatchLeft(const Session& session) {
+void Service::WatchLeft(const Session& session, UniqueFd socket) {
   const Principal& who = session.peer.principal;
   quotas_.Charge(who, Resource::kSessions);
-  Watch(session.id, who, handover_->Take(Handover::SocketOf(session.id)),
+  Watch(session.id, who, std::move(socket),
         handover_->Take(Handover::ProcessOf(session.id)));
 }
 

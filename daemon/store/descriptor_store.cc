@@ -128,6 +128,11 @@ void DescriptorStore::ExtendTimeout(absl::Duration by) {
   Tell(fmt::format("EXTEND_TIMEOUT_USEC={}", absl::ToInt64Microseconds(by)));
 }
 
+bool DescriptorStore::Has(std::string_view name) const {
+  const MutexLock lock(mutex_);
+  return names_.contains(name);
+}
+
 int64_t DescriptorStore::stored() const {
   const MutexLock lock(mutex_);
   return static_cast<int64_t>(names_.size());

@@ -78,6 +78,7 @@ class DescriptorStore {
   void ExtendTimeout(absl::Duration by);
 
   // Put and not removed, whatever became of it.
+  bool Has(std::string_view name) const;
   int64_t stored() const;
   int64_t capacity() const { return options_.capacity; }
 

@@ -20,7 +20,7 @@ TEST(RestartPolicy, ADeathIsFollowedByAStartAtOnce) {
        {kKilled, DaemonEnd{.exit_code = 0, .signal = SIGSEGV},
         DaemonEnd{.exit_code = 1}, DaemonEnd{.exit_code = 0},
         DaemonEnd{.exit_code = 127}}) {
-    const auto verdict = RestartPolicy().Decide(end, /*asked=*/false, kStart);
+    const auto verdict = RestartPolicy().Decide(end, {.asked = false}, kStart);
     EXPECT_EQ(verdict.exit, std::nullopt) << end.Text();
     EXPECT_EQ(verdict.pause, absl::ZeroDuration());
     EXPECT_FALSE(verdict.slower_now);
@@ -29,7 +29,7 @@ TEST(RestartPolicy, ADeathIsFollowedByAStartAtOnce) {
 
 TEST(RestartPolicy, AnEndThatWasAskedForIsHandedOn) {
   const auto status = [](const DaemonEnd& end) {
-    return RestartPolicy().Decide(end, /*asked=*/true, kStart).exit;
+    return RestartPolicy().Decide(end, {.asked = true}, kStart).exit;
   };
   EXPECT_EQ(status({.exit_code = 0}), 0);
   EXPECT_EQ(status({.exit_code = 1}), 1);
@@ -37,7 +37,19 @@ TEST(RestartPolicy, AnEndThatWasAskedForIsHandedOn) {
 }
 
 TEST(RestartPolicy, BadInputIsHandedOn) {
-  EXPECT_EQ(RestartPolicy().Decide({.exit_code = 2}, false, kStart).exit, 2);
+  EXPECT_EQ(RestartPolicy().Decide({.exit_code = 2}, {}, kStart).exit, 2);
+}
+
+// Wrong once: what ranks had was given up for a port that somebody had taken.
+TEST(RestartPolicy, BadInputIsADeathWhileAnythingIsHeld) {
+  const DaemonEnd refused = {.exit_code = 2};
+  EXPECT_EQ(RestartPolicy().Decide(refused, {.holds = true}, kStart).exit,
+            std::nullopt);
+  EXPECT_EQ(
+      RestartPolicy()
+          .Decide(refused, {.asked = true, .holds = true}, kStart)
+          .exit,
+      2);
 }
 
 TEST(RestartPolicy, ManyDeathsAreFollowedByGrowingPausesSaidOnce) {
@@ -46,7 +58,7 @@ TEST(RestartPolicy, ManyDeathsAreFollowedByGrowingPausesSaidOnce) {
   int said = 0;
   absl::Time now = kStart;
   for (int i = 0; i < 12; ++i) {
-    const auto verdict = policy.Decide(kKilled, false, now);
+    const auto verdict = policy.Decide(kKilled, {}, now);
     pauses.push_back(verdict.pause);
     said += verdict.slower_now;
     now += absl::Milliseconds(10) + verdict.pause;
@@ -58,13 +70,13 @@ TEST(RestartPolicy, ManyDeathsAreFollowedByGrowingPausesSaidOnce) {
   EXPECT_EQ(said, 1);
   // It holds while the row goes on, and is over after a calm while.
   for (int i = 0; i < 30; ++i) {
-    const auto verdict = policy.Decide(kKilled, false, now);
+    const auto verdict = policy.Decide(kKilled, {}, now);
     EXPECT_GE(verdict.pause, ms(800));
     EXPECT_FALSE(verdict.slower_now);
     now += verdict.pause;
   }
   now += absl::Seconds(11);
-  EXPECT_EQ(policy.Decide(kKilled, false, now).pause, absl::ZeroDuration());
+  EXPECT_EQ(policy.Decide(kKilled, {}, now).pause, absl::ZeroDuration());
 }
 
 TEST(RestartPolicy, NamesHowItEnded) {

@@ -1,0 +1,80 @@
+// A real sluiced whose keeper is the test: it says when the daemon dies, which
+// of its messages are taken, and what of that is lost.
+#pragma once
+
+#include <sys/types.h>
+
+#include <memory>
+#include <set>
+#include <string>
+#include <thread>
+
+#include "absl/time/time.h"
+#include "daemon/keeper/daemon_process.h"
+#include "daemon/keeper/kept_descriptors.h"
+#include "daemon/keeper/notify_receiver.h"
+#include "proto/base/mutex.h"
+#include "proto/base/unique_fd.h"
+#include "tests/support/temp_dir.h"
+
+namespace sluice::testing {
+
+class KeptDaemon {
+ public:
+  // Does not start it. HTTP is off unless the text switches it on.
+  explicit KeptDaemon(const std::string& toml = "");
+  ~KeptDaemon();
+  KeptDaemon(const KeptDaemon&) = delete;
+
+  // With all that is kept; returns when it serves, fails the test otherwise.
+  void Start();
+  // The same of a start that must fail; its exit status.
+  int StartThatFails();
+  // SIGKILL. What it sent before is taken first, unless Ignore came.
+  void Kill();
+  void KillAndStart() {
+    Kill();
+    Start();
+  }
+  // Of one that ends by itself; -1: it does not within 20 s.
+  int Join();
+
+  // From here to its death nothing that it sends is taken or answered.
+  void Ignore();
+  bool Has(const std::string& name) const;
+  // Whether it is soon.
+  bool WaitUntilGone(const std::string& name) const;
+  bool WaitUntilKept(const std::string& name) const;
+  void Lose(const std::string& name);
+  // Put there as if a daemon had.
+  void Put(const std::string& name, UniqueFd fd);
+  UniqueFd Copy(const std::string& name) const;
+
+  std::string File(const std::string& name) const {
+    return directory_.File(name);
+  }
+  std::string socket() const { return File("session.sock"); }
+  pid_t pid() const { return pid_; }
+  // All that it and its predecessors logged.
+  std::string Log() const;
+  void set_capacity(int64_t descriptors) { capacity_ = descriptors; }
+
+ private:
+  void Fork();
+  void Pump();
+  void TakeMessages() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  bool WaitFor(const std::string& name, bool kept) const;
+
+  TempDir directory_;
+  daemon::NotifyReceiver receiver_;
+  int64_t capacity_ = 4000;
+  pid_t pid_ = 0;  // 0: none runs
+  mutable Mutex mutex_;
+  std::unique_ptr<daemon::KeptDescriptors> kept_ ABSL_GUARDED_BY(mutex_);
+  bool ignoring_ ABSL_GUARDED_BY(mutex_) = false;
+  bool ready_ ABSL_GUARDED_BY(mutex_) = false;
+  bool stopping_ ABSL_GUARDED_BY(mutex_) = false;
+  std::thread pump_;  // last: it uses the rest
+};
+
+}  // namespace sluice::testing

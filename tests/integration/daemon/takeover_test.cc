@@ -1,0 +1,171 @@
+// What becomes of a rank whose daemon dies at an unlucky moment, or whose next
+// daemon does not come up at once.
+#include <arpa/inet.h>
+#include <fmt/format.h>
+#include <netinet/in.h>
+#include <poll.h>
+#include <sys/socket.h>
+#include <unistd.h>
+
+#include <filesystem>
+#include <fstream>
+#include <string>
+#include <utility>
+
+#include "absl/time/clock.h"
+#include "gmock/gmock.h"
+#include "gtest/gtest.h"
+#include "tests/integration/daemon/harness.h"
+#include "tests/integration/daemon/kept_daemon.h"
+#include "tests/integration/daemon/lingering_socket.h"
+#include "tests/support/status_matchers.h"
+
+namespace sluice::testing {
+namespace {
+
+using ::testing::HasSubstr;
+using ::testing::Not;
+
+RawClient Connected(const KeptDaemon& daemon) {
+  auto client = RawClient::Connect(daemon.socket());
+  SLUICE_CHECK_OK(client.status());
+  return *std::move(client);
+}
+
+// The one that took over has said so, and answers.
+void ExpectServed(RawClient& client) {
+  const auto event = client.NextEvent(absl::Seconds(20));
+  ASSERT_THAT(event, IsOk());
+  EXPECT_TRUE(event->has_taken_over());
+  const auto lease = client.Lease(wire::Lease::GPU, KiB(64));
+  ASSERT_THAT(lease, IsOk());
+  EXPECT_THAT(client.Free(lease->body.granted().lease_id()), IsOk());
+}
+
+class TakeOver : public ::testing::Test {
+ protected:
+  // A rank of session 1, if nobody came before.
+  RawClient Attached(const std::string& job = "job") {
+    RawClient client = Connected(daemon_);
+    EXPECT_THAT(client.Hello(job), IsOk());
+    return client;
+  }
+  KeptDaemon daemon_;
+};
+
+TEST_F(TakeOver, ARankGoesOn) {
+  daemon_.Start();
+  RawClient rank = Attached();
+  daemon_.KillAndStart();
+  ExpectServed(rank);
+}
+
+// Wrong once: the new socket was called like the old one, and so not kept.
+TEST_F(TakeOver, AListenerThatIsMadeAnewIsKeptToo) {
+  daemon_.Start();
+  RawClient rank = Attached();
+  daemon_.Kill();
+  std::filesystem::remove(daemon_.socket());
+  daemon_.Start();
+  daemon_.Kill();
+  // Nobody is there to accept it yet.
+  RawClient next = Connected(daemon_);
+  daemon_.Start();
+  EXPECT_THAT(next.Observe(), IsOk());
+  ExpectServed(rank);
+}
+
+// Wrong once: it took the socket's path with it, and ended the sessions.
+TEST_F(TakeOver, AStartThatFailsLeavesAllToTheNext) {
+  daemon_.Start();
+  RawClient rank = Attached();
+  daemon_.Kill();
+  const std::string in_the_way = daemon_.File("admin.sock");
+  std::filesystem::remove(in_the_way);
+  std::filesystem::create_directories(in_the_way + "/x");
+  EXPECT_NE(daemon_.StartThatFails(), 0);
+  std::filesystem::remove_all(in_the_way);
+  RawClient next = Connected(daemon_);
+  daemon_.Start();
+  ExpectServed(rank);
+  EXPECT_THAT(next.Observe(), IsOk());
+}
+
+// Wrong once: the last one to close a socket closed what lay unread in it, be it
+// the daemon's loop or the keeper's.
+TEST_F(TakeOver, WhatTakesLongToCloseHoldsUpNeitherTheNextNorTheKeeper) {
+  daemon_.Start();
+  RawClient rank = Attached();
+  daemon_.Kill();
+  UniqueFd reader;
+  {
+    const UniqueFd lingering = LingeringSocket(reader);
+    ASSERT_TRUE(lingering);
+    wire::Packet packet;
+    packet.set_id(99);
+    packet.mutable_request()->mutable_free()->set_lease_id(1);
+    const int fd = lingering.get();
+    ASSERT_THAT(wire::Send(rank.fd(), packet, {&fd, 1}), IsOk());
+  }
+  daemon_.Lose("state");
+  const absl::Time before = absl::Now();
+  daemon_.Start();
+  EXPECT_TRUE(daemon_.WaitUntilGone("s1"));
+  EXPECT_THAT(Connected(daemon_).Observe(), IsOk());
+  EXPECT_LT(absl::Now() - before, absl::Seconds(10));
+}
+
+// Wrong once: it ended with bad input, for which the keeper gave up everything.
+TEST(TakeOverOfPort, APortThatWasTakenMeanwhileIsAWarning) {
+  const UniqueFd port(socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0));
+  sockaddr_in address = {};
+  address.sin_family = AF_INET;
+  address.sin_addr.s_addr = htonl(INADDR_LOOPBACK);
+  socklen_t size = sizeof(address);
+  ASSERT_EQ(bind(port.get(), reinterpret_cast<sockaddr*>(&address), size), 0);
+  ASSERT_EQ(
+      getsockname(port.get(), reinterpret_cast<sockaddr*>(&address), &size), 0);
+  KeptDaemon daemon(fmt::format("[http]\nlisten = \"127.0.0.1:{}\"\n",
+                                ntohs(address.sin_port)));
+  // Bound, and not yet listening: it is somebody else's already.
+  EXPECT_EQ(daemon.StartThatFails(), 2);
+  ASSERT_EQ(listen(port.get(), 1), 0);
+  daemon.Put("orphan", *port.Duplicate());
+  daemon.Start();
+  EXPECT_THAT(daemon.Log(), HasSubstr("no metrics on TCP"));
+  EXPECT_TRUE(daemon.WaitUntilGone("orphan"));
+}
+
+// As when the daemon died just before its process was stored. Wrong once: no
+// session was taken over.
+TEST_F(TakeOver, AClosedRankWhoseProcessIsNotKeptIsGone) {
+  daemon_.Start();
+  RawClient rank = Attached();
+  {
+    const RawClient other = Attached("other");
+  }
+  ASSERT_TRUE(daemon_.WaitUntilGone("s2"));
+  daemon_.Kill();
+  ASSERT_TRUE(daemon_.Has("p2"));
+  daemon_.Lose("p2");
+  daemon_.Start();
+  ExpectServed(rank);
+}
+
+// As when the daemon died just after it closed it. Wrong once: nobody looked at
+// that socket any more.
+TEST_F(TakeOver, TheSocketOfAClosedRankIsNotKept) {
+  daemon_.Start();
+  RawClient rank = Attached();
+  UniqueFd socket = daemon_.Copy("s1");
+  rank.socket().Reset();
+  ASSERT_TRUE(daemon_.WaitUntilGone("s1"));
+  daemon_.Kill();
+  daemon_.Put("s1", std::move(socket));
+  daemon_.Start();
+  EXPECT_TRUE(daemon_.WaitUntilGone("s1"));
+  EXPECT_TRUE(daemon_.Has("p1"));
+}
+
+}  // namespace
+}  // namespace sluice::testing
