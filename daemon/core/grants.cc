@@ -1,7 +1,9 @@
 #include "daemon/core/grants.h"
 
 #include <algorithm>
+#include <cmath>
 
+#include "daemon/core/guarantees.h"
 #include "proto/base/grant_page.h"
 #include "proto/base/status.h"
 
@@ -19,10 +21,26 @@ uint64_t RateToTell(double link, int sharing, double guaranteed,
       std::max({link / std::max(1, sharing), guaranteed, granted}));
 }
 
+// Guarantees are admitted by their rates (guarantees.h) and promised in whole
+// bytes per period, which may be a little more.
+constexpr bandwidth::BandwidthOptions kOptions = {.promised = kPromised + 0.05};
+
+bandwidth::Topology TopologyOf(const std::vector<LinkSpeed>& links) {
+  std::vector<bandwidth::Link> all;
+  for (const LinkSpeed& link : links) {
+    all.push_back({link.name, bandwidth::LinkKind::kGpu, std::nullopt,
+                   std::max(0.0, link.h2d_bytes_per_second),
+                   std::max(0.0, link.d2h_bytes_per_second)});
+  }
+  return *bandwidth::Topology::Make(all);
+}
+
+int FlowOf(int slot, int direction) { return 2 * slot + direction; }
+
 }  // namespace
 
 GrantPolicy::GrantPolicy(std::vector<LinkSpeed> links)
-    : links_(std::move(links)) {}
+    : links_(std::move(links)), shares_(TopologyOf(links_), kOptions) {}
 
 double GrantPolicy::Rate(int link, int direction) const {
   if (link < 0) return 0;
@@ -63,6 +81,11 @@ GrantPolicy::Grant GrantPolicy::Attach(int slot, int link,
   rank.guaranteed = guaranteed_bytes_per_second;
   // The first window is a gift, so that a rank starts without waiting.
   rank.limit = {Window(link, kH2d), Window(link, kD2h)};
+  for (int d : {kH2d, kD2h}) {
+    if (!Gated(rank, d)) continue;
+    shares_.Open(FlowOf(slot, d), link, d);
+    PromiseGuarantee(slot, d);
+  }
   return GrantOf(rank);
 }
 
@@ -79,7 +102,27 @@ GrantPolicy::Grant GrantPolicy::Resume(int slot, int link,
   return GrantOf(rank);
 }
 
-void GrantPolicy::Detach(int slot) { ranks_.erase(slot); }
+void GrantPolicy::PromiseGuarantee(int slot, int direction) {
+  RankShare& rank = ranks_.at(slot);
+  if (rank.promised[direction] || rank.guaranteed <= 0) return;
+  const double bytes =
+      std::ceil(rank.guaranteed * absl::ToDoubleSeconds(kGuaranteePeriod));
+  rank.promised[direction] = shares_
+                                 .Promise(FlowOf(slot, direction),
+                                          {Bytes(static_cast<int64_t>(bytes)),
+                                           kGuaranteePeriod, kGuaranteePeriod},
+                                          now_)
+                                 .ok();
+}
+
+void GrantPolicy::Detach(int slot) {
+  const auto found = ranks_.find(slot);
+  if (found == ranks_.end()) return;
+  for (int d : {kH2d, kD2h}) {
+    if (Gated(found->second, d)) shares_.Close(FlowOf(slot, d));
+  }
+  ranks_.erase(found);
+}
 
 std::map<int, Directions> GrantPolicy::used() const {
   std::map<int, Directions> used;
@@ -108,8 +151,25 @@ std::map<int, GrantPolicy::Grant> GrantPolicy::Refill(
     const auto said = used.find(slot);
     if (said != used.end()) Believe(rank, said->second, elapsed);
   }
-  for (int link = -1; link < static_cast<int>(links_.size()); ++link) {
-    for (int d : {kH2d, kD2h}) RefillLink(link, d, elapsed);
+  elapsed = std::max(elapsed, absl::ZeroDuration());
+  now_ += elapsed;
+  for (auto& [slot, rank] : ranks_) {
+    for (int d : {kH2d, kD2h}) {
+      const uint64_t wanted = Wanted(rank, d);
+      if (!Gated(rank, d)) {
+        rank.limit[d] += wanted;
+        continue;
+      }
+      PromiseGuarantee(slot, d);
+      shares_.AskInAll(FlowOf(slot, d), static_cast<double>(wanted), now_);
+    }
+  }
+  const std::map<int, double> given = shares_.Share(now_, elapsed);
+  for (auto& [slot, rank] : ranks_) {
+    for (int d : {kH2d, kD2h}) {
+      const auto found = given.find(FlowOf(slot, d));
+      Raise(rank, d, found == given.end() ? 0 : found->second, elapsed);
+    }
   }
   std::map<int, int> sharing;  // by link: counted once, not for each rank
   for (const auto& [slot, rank] : ranks_) ++sharing[rank.link];
@@ -125,58 +185,26 @@ std::map<int, GrantPolicy::Grant> GrantPolicy::Refill(
   return grants;
 }
 
-// The sum of clamp(level, promised, bytes) over all grows with the level, in
-// straight pieces between these bounds.
-double GrantPolicy::Level(const std::vector<Want>& wants, double bytes) {
-  std::vector<std::pair<double, int>> bends;  // where, how the slope changes
-  double sum = 0;
-  for (const Want& want : wants) {
-    bends.emplace_back(want.promised, 1);
-    bends.emplace_back(want.bytes, -1);
-    sum += want.promised;
-  }
-  std::sort(bends.begin(), bends.end());
-  double level = 0;
-  int slope = 0;
-  for (const auto& [at, change] : bends) {
-    const double rise = slope * (at - level);
-    if (slope > 0 && sum + rise >= bytes) {
-      return level + std::max(0.0, bytes - sum) / slope;
-    }
-    sum += rise;
-    level = at;
-    slope += change;
-  }
-  return level;  // enough for all
+uint64_t GrantPolicy::Wanted(const RankShare& rank, int direction) const {
+  const uint64_t target = rank.used[direction] + Window(rank.link, direction);
+  return target > rank.limit[direction] ? target - rank.limit[direction] : 0;
 }
 
-void GrantPolicy::RefillLink(int link, int direction, absl::Duration elapsed) {
-  const double seconds = std::max(0.0, absl::ToDoubleSeconds(elapsed));
-  const uint64_t window = Window(link, direction);
-  const double rate = Rate(link, direction);
-  std::vector<Want> wants;
-  for (auto& [slot, rank] : ranks_) {
-    if (rank.link != link) continue;
-    const uint64_t target = rank.used[direction] + window;
-    const double want =
-        target > rank.limit[direction]
-            ? static_cast<double>(target - rank.limit[direction])
-            : 0;
-    wants.push_back({&rank, std::min(want, rank.guaranteed * seconds), want});
-  }
-  const double level = rate > 0 ? Level(wants, rate * seconds) : kUngated;
+void GrantPolicy::Raise(RankShare& rank, int direction, double bytes,
+                        absl::Duration elapsed) {
+  if (elapsed <= absl::ZeroDuration()) return;
+  double& rest = rank.rest[direction];
+  rest += bytes;
+  const double whole = std::floor(rest);
+  rest -= whole;
+  rank.limit[direction] += static_cast<uint64_t>(whole);
+  double& average = rank.rate[direction];
   const double fresh = std::min(1.0, absl::FDivDuration(elapsed, kRateOver));
-  for (const Want& want : wants) {
-    const auto given =
-        static_cast<uint64_t>(std::clamp(level, want.promised, want.bytes));
-    want.rank->limit[direction] += given;
-    if (seconds <= 0) continue;
-    double& average = want.rank->rate[direction];
-    average += fresh * (static_cast<double>(given) / seconds - average);
-  }
+  average += fresh * (bytes / absl::ToDoubleSeconds(elapsed) - average);
 }
 
 void GrantPolicy::CheckInvariants() const {
+  shares_.CheckInvariants();
   for (const auto& [slot, rank] : ranks_) {
     SLUICE_CHECK(slot >= 0 && slot < kGrantSlots);
     for (int d : {kH2d, kD2h}) {

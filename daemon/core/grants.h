@@ -1,11 +1,13 @@
 // Bandwidth policy: how far each rank's limit moves at a refill.
 //
-// Fair share per link and direction. In each refill a link gives out what it
-// carried in the time since the last one. Every rank wants its limit to stand
-// a window ahead of its use. Each gets what it was guaranteed (guarantees.h
-// admits that) or an even share, whichever is more; what one leaves goes to
-// the others (max-min). A rank alone on its link has a wide window, because
-// there is nobody to be fair to and the link itself is the limit.
+// In each refill the links give out what they carried in the time since the
+// last one, by daemon/bandwidth. Every rank wants its limit to stand a window
+// ahead of its use, each direction by itself. What it was guaranteed
+// (guarantees.h admits that) is promised to it, a part per kGuaranteePeriod;
+// the rest goes in even shares, of which the promised bytes are a part, and
+// what one leaves goes to the others. A rank alone on its link has a wide
+// window, because there is nobody to be fair to and the link itself is the
+// limit.
 //
 // What a rank says it used is believed as far as it can be: what its link
 // carries in the time, and one copy ahead of the limit. So who claims more than
@@ -20,6 +22,7 @@
 #include <vector>
 
 #include "absl/time/time.h"
+#include "daemon/bandwidth/bandwidth_policy.h"
 #include "daemon/core/types.h"
 
 namespace sluice::daemon {
@@ -38,6 +41,8 @@ class GrantPolicy {
   // What a rank may have started beyond its limit: a copy is counted before it
   // waits. Larger ones are believed bit by bit.
   static constexpr uint64_t kOneCopy = 64 << 20;
+  // A guarantee is kept over spans of this length.
+  static constexpr absl::Duration kGuaranteePeriod = absl::Milliseconds(20);
   // Over what time the rate that a rank is granted is averaged.
   static constexpr absl::Duration kRateOver = absl::Milliseconds(100);
 
@@ -76,21 +81,27 @@ class GrantPolicy {
     Directions limit = {0, 0};
     Directions used = {0, 0};             // as far as believed
     std::array<double, 2> rate = {0, 0};  // granted, averaged
-  };
-  struct Want {
-    RankShare* rank;
-    double promised, bytes;  // of what it wants, what it was guaranteed
+    std::array<double, 2> rest = {0, 0};  // granted, less than a byte
+    std::array<bool, 2> promised = {false, false};
   };
   double Rate(int link, int direction) const;
   uint64_t Window(int link, int direction) const;
   int Sharing(int link) const;
   void Believe(RankShare& rank, const Directions& said, absl::Duration elapsed);
-  void RefillLink(int link, int direction, absl::Duration elapsed);
-  // Up to where each may come so that all together get at most `bytes`.
-  static double Level(const std::vector<Want>& wants, double bytes);
+  bool Gated(const RankShare& rank, int direction) const {
+    return Rate(rank.link, direction) > 0;
+  }
+  // How far the limit is to rise so that it stands a window ahead of the use.
+  uint64_t Wanted(const RankShare& rank, int direction) const;
+  // Tried at each refill: what ranks that went were promised may count yet.
+  void PromiseGuarantee(int slot, int direction);
+  static void Raise(RankShare& rank, int direction, double bytes,
+                    absl::Duration elapsed);
   Grant GrantOf(const RankShare& rank) const;
 
   const std::vector<LinkSpeed> links_;
+  bandwidth::BandwidthPolicy shares_;   // of the directions that are gated
+  absl::Time now_ = absl::UnixEpoch();  // the refills' own
   std::map<int, RankShare> ranks_;
 };
 

@@ -22,8 +22,9 @@ class Link {
   }
   // `hunger[slot]`: the bytes per second that it would use; missing: all it
   // gets.
-  void Run(absl::Duration time, const std::map<int, double>& hunger = {}) {
-    for (absl::Duration t; t < time; t += kTick) {
+  void Run(absl::Duration time, const std::map<int, double>& hunger = {},
+           absl::Duration tick = kTick) {
+    for (absl::Duration t; t < time; t += tick) {
       for (auto& [slot, now] : used) {
         const auto rate = hunger.find(slot);
         for (int d : {kH2d, kD2h}) {
@@ -31,11 +32,11 @@ class Link {
               rate == hunger.end()
                   ? UINT64_MAX / 2
                   : static_cast<uint64_t>(rate->second *
-                                          absl::ToDoubleSeconds(kTick));
+                                          absl::ToDoubleSeconds(tick));
           now[d] = std::min(limit[slot][d], now[d] + more);
         }
       }
-      for (const auto& [slot, grant] : policy.Refill(used, kTick)) {
+      for (const auto& [slot, grant] : policy.Refill(used, tick)) {
         limit[slot] = grant.limit;
         rate[slot] = grant.rate;
       }
@@ -99,6 +100,37 @@ TEST(Grants, GuaranteedRateIsKeptAmongHungryOnes) {
   for (int slot : {1, 2, 3}) {
     EXPECT_GT(link.Rate(slot, before, absl::Seconds(2)), 0.05 * kRate);
   }
+}
+
+// What the rank that went was promised counts until the link owes nothing.
+TEST(Grants, AGuaranteeIsKeptWhereAnotherOneWentBefore) {
+  Link link;
+  for (int slot : {1, 2}) link.Attach(slot);
+  link.Attach(0, /*guaranteed=*/0.9 * kRate);
+  link.Run(absl::Milliseconds(10));
+  link.policy.Detach(0);
+  link.used.erase(0);
+  link.Attach(3, /*guaranteed=*/0.9 * kRate);
+  link.Run(absl::Seconds(1));
+  const auto before = link.used;
+  link.Run(absl::Seconds(2));
+  EXPECT_GE(link.Rate(3, before, absl::Seconds(2)), 0.899 * kRate);
+}
+
+// The thread that refills comes when the machine lets it.
+TEST(Grants, AGuaranteeIsKeptThoughRefillsAreLate) {
+  Link link;
+  link.Attach(0, /*guaranteed=*/0.7 * kRate);
+  for (int slot : {1, 2, 3}) link.Attach(slot);
+  link.Run(absl::Seconds(1));
+  const auto before = link.used;
+  absl::Duration took;
+  for (int i = 0; took < absl::Seconds(2); ++i) {
+    const absl::Duration tick = absl::Microseconds(2100 + 1900 * (i % 5));
+    link.Run(tick, {}, tick);
+    took += tick;
+  }
+  EXPECT_GE(link.Rate(0, before, took), 0.69 * kRate);
 }
 
 TEST(Grants, DirectionsAndLinksAreApart) {
