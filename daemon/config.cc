@@ -16,6 +16,7 @@
 #include <string>
 #include <utility>
 
+#include "daemon/core/links.h"
 #include "proto/base/status.h"
 
 namespace sluice::daemon {
@@ -235,6 +236,7 @@ class ConfigReader {
     table.Key("name", table.Text(&link.name));
     table.Key("h2d_bytes_per_s", table.Number(&link.h2d_bytes_per_second));
     table.Key("d2h_bytes_per_s", table.Number(&link.d2h_bytes_per_second));
+    table.Key("parent", table.Text(&link.parent));
     SLUICE_RETURN_IF_ERROR(table.Read(node));
     if (link.name.empty()) return table.Error(node, "a link needs a name");
     config_.sim.links.push_back(link);
@@ -373,7 +375,30 @@ class ConfigReader {
   }
 
   // Across keys.
+  absl::Status CheckParents() const {
+    const SimSettings& sim = config_.sim;
+    for (const LinkSpeed& link : sim.links) {
+      if (link.parent.empty()) continue;
+      const std::vector<size_t> path = LinkPath(sim.links, link.name);
+      if (path.size() < 2 || !sim.links[path.back()].parent.empty()) {
+        return absl::InvalidArgumentError(
+            fmt::format("{}: link {} hangs on '{}', which is not in links, or "
+                        "goes round in "
+                        "a circle",
+                        path_, link.name, link.parent));
+      }
+      if (sim.gpu_links.empty()) {
+        return absl::InvalidArgumentError(fmt::format(
+            "{}: link {} has a parent: say by gpu_links which link each GPU is "
+            "on",
+            path_, link.name));
+      }
+    }
+    return absl::OkStatus();
+  }
+
   absl::Status CheckLinks() const {
+    SLUICE_RETURN_IF_ERROR(CheckParents());
     const SimSettings& sim = config_.sim;
     for (const std::string& name : sim.gpu_links) {
       bool known = false;

@@ -62,6 +62,14 @@ device::SimConfig ToSim(const SimSettings& sim) {
   return to;
 }
 
+// The device does not know it: grants alone keep to what a parent carries.
+std::string ParentOf(const SimSettings& sim, const std::string& name) {
+  for (const LinkSpeed& link : sim.links) {
+    if (link.name == name) return link.parent;
+  }
+  return "";
+}
+
 absl::Status OpenSim(const SimSettings& sim, const std::string& directory,
                      Node& node) {
   const absl::Status made = device::CreateSimNode(directory, ToSim(sim));
@@ -72,8 +80,9 @@ absl::Status OpenSim(const SimSettings& sim, const std::string& directory,
   SLUICE_ASSIGN_OR_RETURN(node.driver, device::OpenOwnedSimDriver(directory));
   const device::SimConfig config = opened->config();
   for (const device::SimLink& link : config.links) {
-    node.config.links.push_back(
-        {link.name, link.h2d_bytes_per_second, link.d2h_bytes_per_second});
+    node.config.links.push_back({link.name, link.h2d_bytes_per_second,
+                                 link.d2h_bytes_per_second,
+                                 ParentOf(sim, link.name)});
   }
   for (int i = 0; i < config.numa_nodes; ++i) {
     node.config.hosts.push_back(

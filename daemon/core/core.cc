@@ -191,14 +191,8 @@ void Core::CheckGuarantees() const {
     SLUICE_CHECK(rate > 0 && rate == session.hello.guaranteed_bytes_per_second);
     if (!session.is_rank()) continue;
     // It would be admitted again beside the others.
-    Promised others = PromisedOn(session.hello.gpu, session.peer.principal);
-    others.all -= rate;
-    others.to_principal -= rate;
     constexpr double kRounding = 1 - 1e-9;
-    SLUICE_CHECK(AdmitGuarantee(
-                     LinkOf(session.hello.gpu), rate * kRounding,
-                     {others.all * kRounding, others.to_principal * kRounding})
-                     .ok());
+    SLUICE_CHECK(AdmitOnPath(session, rate, kRounding).ok());
   }
 }
 

@@ -202,8 +202,12 @@ class Core {
   absl::Status AdmitHello(const Session& session,
                           const HelloRequest& hello) const;
   int TakeSlot();
-  // What attached ranks behind the link of `gpu` were promised.
-  Promised PromisedOn(DeviceIndex gpu, const Principal& principal) const;
+  // What attached ranks whose copies load `link` were promised, all but
+  // `besides`, whose principal is the one that asks.
+  Promised PromisedOn(const std::string& link, const Session& besides) const;
+  // AdmitGuarantee on each link from its GPU on; all rates times `scale`.
+  absl::Status AdmitOnPath(const Session& session, double asked,
+                           double scale = 1) const;
   // Promises the session what its Hello asked for, or says why not.
   std::string Guarantee(Session& session, absl::Time now);
   // Not known: no speeds.

@@ -4,6 +4,7 @@
 #include <algorithm>
 
 #include "daemon/core/core.h"
+#include "daemon/core/links.h"
 #include "proto/base/grant_page.h"
 #include "proto/base/status.h"
 
@@ -134,28 +135,46 @@ LinkSpeed Core::LinkOf(DeviceIndex gpu) const {
   return {};
 }
 
-Promised Core::PromisedOn(DeviceIndex gpu, const Principal& principal) const {
-  const std::string& link = config_.gpus.at(gpu.value()).link;
+Promised Core::PromisedOn(const std::string& link,
+                          const Session& besides) const {
   Promised promised;
   for (const auto& [id, session] : sessions_) {
-    if (!session.is_rank() ||
-        config_.gpus[session.hello.gpu.value()].link != link) {
-      continue;
-    }
     const double rate = session.guaranteed_bytes_per_second;
+    if (rate == 0 || !session.is_rank() || id == besides.id) continue;
+    const std::string& own = config_.gpus[session.hello.gpu.value()].link;
+    if (!Loads(config_.links, own, link)) continue;
     promised.all += rate;
-    if (session.peer.principal == principal) promised.to_principal += rate;
+    if (session.peer.principal == besides.peer.principal) {
+      promised.to_principal += rate;
+    }
   }
   return promised;
+}
+
+absl::Status Core::AdmitOnPath(const Session& session, double asked,
+                               double scale) const {
+  const std::string& own = config_.gpus.at(session.hello.gpu.value()).link;
+  bool limited = false;
+  for (const size_t i : LinkPath(config_.links, own)) {
+    const LinkSpeed& link = config_.links[i];
+    if (link.h2d_bytes_per_second <= 0 && link.d2h_bytes_per_second <= 0) {
+      continue;
+    }
+    limited = true;
+    Promised promised = PromisedOn(link.name, session);
+    promised.all *= scale;
+    promised.to_principal *= scale;
+    SLUICE_RETURN_IF_ERROR(AdmitGuarantee(link, asked * scale, promised));
+  }
+  if (limited) return absl::OkStatus();
+  return AdmitGuarantee(LinkOf(session.hello.gpu), asked, {});  // says why not
 }
 
 std::string Core::Guarantee(Session& session, absl::Time now) {
   const double asked = session.hello.guaranteed_bytes_per_second;
   if (!(asked > 0)) return "";
   const Principal& principal = session.peer.principal;
-  const absl::Status admitted =
-      AdmitGuarantee(LinkOf(session.hello.gpu), asked,
-                     PromisedOn(session.hello.gpu, principal));
+  const absl::Status admitted = AdmitOnPath(session, asked);
   if (admitted.ok()) {
     session.guaranteed_bytes_per_second = asked;
     return "";

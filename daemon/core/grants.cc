@@ -4,6 +4,7 @@
 #include <cmath>
 
 #include "daemon/core/guarantees.h"
+#include "daemon/core/links.h"
 #include "proto/base/grant_page.h"
 #include "proto/base/status.h"
 
@@ -13,22 +14,23 @@ namespace {
 // "Not limited": far ahead, and far from overflow.
 constexpr uint64_t kUngated = uint64_t{1} << 44;
 
-// Who wants little now would have its share if it wanted more. 0: not limited.
-uint64_t RateToTell(double link, int sharing, double guaranteed,
-                    double granted) {
-  if (link <= 0) return 0;
-  return static_cast<uint64_t>(
-      std::max({link / std::max(1, sharing), guaranteed, granted}));
-}
-
 // Guarantees are admitted by their rates (guarantees.h) and promised in whole
 // bytes per period, which may be a little more.
 constexpr bandwidth::BandwidthOptions kOptions = {.promised = kPromised + 0.05};
 
+double SpeedOf(const LinkSpeed& link, int direction) {
+  return direction == kH2d ? link.h2d_bytes_per_second
+                           : link.d2h_bytes_per_second;
+}
+
 bandwidth::Topology TopologyOf(const std::vector<LinkSpeed>& links) {
   std::vector<bandwidth::Link> all;
+  all.reserve(links.size());
   for (const LinkSpeed& link : links) {
-    all.push_back({link.name, bandwidth::LinkKind::kGpu, std::nullopt,
+    const std::vector<size_t> path = LinkPath(links, link.name);
+    std::optional<int> parent;
+    if (path.size() > 1) parent = static_cast<int>(path[1]);
+    all.push_back({link.name, bandwidth::LinkKind::kGpu, parent,
                    std::max(0.0, link.h2d_bytes_per_second),
                    std::max(0.0, link.d2h_bytes_per_second)});
   }
@@ -40,34 +42,65 @@ int FlowOf(int slot, int direction) { return 2 * slot + direction; }
 }  // namespace
 
 GrantPolicy::GrantPolicy(std::vector<LinkSpeed> links)
-    : links_(std::move(links)), shares_(TopologyOf(links_), kOptions) {}
-
-double GrantPolicy::Rate(int link, int direction) const {
-  if (link < 0) return 0;
-  return direction == kH2d ? links_[link].h2d_bytes_per_second
-                           : links_[link].d2h_bytes_per_second;
+    : links_(std::move(links)),
+      ranks_on_(links_.size(), 0),
+      shares_(TopologyOf(links_), kOptions) {
+  paths_.reserve(links_.size());
+  for (const LinkSpeed& link : links_) {
+    paths_.push_back(LinkPath(links_, link.name));
+  }
 }
 
-int GrantPolicy::Sharing(int link) const {
-  return static_cast<int>(std::count_if(
-      ranks_.begin(), ranks_.end(),
-      [&](const auto& entry) { return entry.second.link == link; }));
+double GrantPolicy::Rate(int link, int direction) const {
+  double least = 0;
+  if (link < 0) return least;
+  for (const size_t i : paths_[link]) {
+    const double speed = SpeedOf(links_[i], direction);
+    if (speed > 0 && (least <= 0 || speed < least)) least = speed;
+  }
+  return least;
+}
+
+double GrantPolicy::EvenRate(int link, int direction) const {
+  double least = 0;
+  if (link < 0) return least;
+  for (const size_t i : paths_[link]) {
+    const double share =
+        SpeedOf(links_[i], direction) / std::max(1, ranks_on_[i]);
+    if (share > 0 && (least <= 0 || share < least)) least = share;
+  }
+  return least;
+}
+
+int GrantPolicy::Sharing(int link, int direction) const {
+  int most = 0;
+  for (const size_t i : paths_[link]) {
+    if (SpeedOf(links_[i], direction) > 0) most = std::max(most, ranks_on_[i]);
+  }
+  return most;
+}
+
+void GrantPolicy::CountRank(int link, int more) {
+  if (link < 0) return;
+  for (const size_t i : paths_[link]) ranks_on_[i] += more;
 }
 
 uint64_t GrantPolicy::Window(int link, int direction) const {
   const double rate = Rate(link, direction);
   if (rate <= 0) return kUngated;
-  const absl::Duration window = Sharing(link) <= 1 ? kWindowAlone : kWindow;
+  const absl::Duration window =
+      Sharing(link, direction) <= 1 ? kWindowAlone : kWindow;
   return std::max(kMinWindow,
                   static_cast<uint64_t>(rate * absl::ToDoubleSeconds(window)));
 }
 
 GrantPolicy::Grant GrantPolicy::GrantOf(const RankShare& rank) const {
   Grant grant{rank.limit, {0, 0}};
-  const int sharing = Sharing(rank.link);
   for (int d : {kH2d, kD2h}) {
-    grant.rate[d] =
-        RateToTell(Rate(rank.link, d), sharing, rank.guaranteed, rank.rate[d]);
+    if (!Gated(rank, d)) continue;
+    // Who wants little now would have its share if it wanted more.
+    grant.rate[d] = static_cast<uint64_t>(
+        std::max({EvenRate(rank.link, d), rank.guaranteed, rank.rate[d]}));
   }
   return grant;
 }
@@ -79,6 +112,7 @@ GrantPolicy::Grant GrantPolicy::Attach(int slot, int link,
   RankShare& rank = ranks_[slot];
   rank.link = link;
   rank.guaranteed = guaranteed_bytes_per_second;
+  CountRank(link, 1);
   // The first window is a gift, so that a rank starts without waiting.
   rank.limit = {Window(link, kH2d), Window(link, kD2h)};
   for (int d : {kH2d, kD2h}) {
@@ -121,6 +155,7 @@ void GrantPolicy::Detach(int slot) {
   for (int d : {kH2d, kD2h}) {
     if (Gated(found->second, d)) shares_.Close(FlowOf(slot, d));
   }
+  CountRank(found->second.link, -1);
   ranks_.erase(found);
 }
 
@@ -171,17 +206,8 @@ std::map<int, GrantPolicy::Grant> GrantPolicy::Refill(
       Raise(rank, d, found == given.end() ? 0 : found->second, elapsed);
     }
   }
-  std::map<int, int> sharing;  // by link: counted once, not for each rank
-  for (const auto& [slot, rank] : ranks_) ++sharing[rank.link];
   std::map<int, Grant> grants;
-  for (const auto& [slot, rank] : ranks_) {
-    Grant& grant = grants[slot];
-    grant.limit = rank.limit;
-    for (int d : {kH2d, kD2h}) {
-      grant.rate[d] = RateToTell(Rate(rank.link, d), sharing[rank.link],
-                                 rank.guaranteed, rank.rate[d]);
-    }
-  }
+  for (const auto& [slot, rank] : ranks_) grants[slot] = GrantOf(rank);
   return grants;
 }
 

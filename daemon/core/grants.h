@@ -84,9 +84,14 @@ class GrantPolicy {
     std::array<double, 2> rest = {0, 0};  // granted, less than a byte
     std::array<bool, 2> promised = {false, false};
   };
+  // What the narrowest link of the path carries; 0: none is limited.
   double Rate(int link, int direction) const;
+  // What a rank would have of it if all that share the path wanted as much.
+  double EvenRate(int link, int direction) const;
+  void CountRank(int link, int more);
   uint64_t Window(int link, int direction) const;
-  int Sharing(int link) const;
+  // Ranks on the busiest limited link of the path.
+  int Sharing(int link, int direction) const;
   void Believe(RankShare& rank, const Directions& said, absl::Duration elapsed);
   bool Gated(const RankShare& rank, int direction) const {
     return Rate(rank.link, direction) > 0;
@@ -100,8 +105,10 @@ class GrantPolicy {
   Grant GrantOf(const RankShare& rank) const;
 
   const std::vector<LinkSpeed> links_;
-  bandwidth::BandwidthPolicy shares_;   // of the directions that are gated
-  absl::Time now_ = absl::UnixEpoch();  // the refills' own
+  std::vector<std::vector<size_t>> paths_;  // by link (links.h)
+  std::vector<int> ranks_on_;               // by link, itself or below it
+  bandwidth::BandwidthPolicy shares_;       // of the directions that are gated
+  absl::Time now_ = absl::UnixEpoch();      // the refills' own
   std::map<int, RankShare> ranks_;
 };
 

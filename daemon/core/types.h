@@ -80,6 +80,8 @@ struct LinkSpeed {
   std::string name;
   double h2d_bytes_per_second = 0;
   double d2h_bytes_per_second = 0;
+  // The link that it hangs on, such as a PCIe switch's; empty: none.
+  std::string parent;
 };
 
 struct GpuConfig {

@@ -5,6 +5,7 @@
 #include <algorithm>
 
 #include "absl/strings/numbers.h"
+#include "daemon/core/links.h"
 #include "proto/base/shortage.h"
 #include "proto/step_report.h"
 #include "proto/wire.h"
@@ -107,6 +108,22 @@ wire::Packet ErrorPacket(RequestId request, const absl::Status& status) {
   return packet;
 }
 
+// What each GPU has of the path from `link` on when all GPUs copy.
+double EvenSpeed(const NodeConfig& config, const std::string& link,
+                 double LinkSpeed::*speed) {
+  double least = 0;
+  for (const size_t i : LinkPath(config.links, link)) {
+    const LinkSpeed& each = config.links[i];
+    const auto sharing = std::count_if(
+        config.gpus.begin(), config.gpus.end(), [&](const GpuConfig& gpu) {
+          return Loads(config.links, gpu.link, each.name);
+        });
+    const double share = each.*speed / static_cast<double>(sharing);
+    if (share > 0 && (least <= 0 || share < least)) least = share;
+  }
+  return least;
+}
+
 void FillNode(const Core& core, const std::string& sim_directory,
               DeviceIndex gpu, const Principal* rank, wire::Welcome& welcome) {
   const NodeConfig& config = core.config();
@@ -127,16 +144,11 @@ void FillNode(const Core& core, const std::string& sim_directory,
          welcome.add_host_pools());
   }
   if (rank == nullptr) return;
-  // Contended: shared evenly by the GPUs behind the same link.
-  const std::string& name = config.gpus[gpu.value()].link;
-  const auto sharing =
-      std::count_if(config.gpus.begin(), config.gpus.end(),
-                    [&](const GpuConfig& g) { return g.link == name; });
-  for (const LinkSpeed& link : config.links) {
-    if (link.name != name) continue;
-    welcome.set_link_h2d_bytes_per_second(link.h2d_bytes_per_second / sharing);
-    welcome.set_link_d2h_bytes_per_second(link.d2h_bytes_per_second / sharing);
-  }
+  const std::string& link = config.gpus[gpu.value()].link;
+  welcome.set_link_h2d_bytes_per_second(
+      EvenSpeed(config, link, &LinkSpeed::h2d_bytes_per_second));
+  welcome.set_link_d2h_bytes_per_second(
+      EvenSpeed(config, link, &LinkSpeed::d2h_bytes_per_second));
 }
 
 std::vector<Outgoing> GrantedParts(

@@ -36,7 +36,7 @@ gpu_memory = "48MiB"
 host_memory = "1073741824B"
 numa_nodes = 2
 granularity = "4KiB"
-links = [{name = "a", h2d_bytes_per_s = 2e9, d2h_bytes_per_s = 1000000}, {name = "b"}]
+links = [{name = "a", h2d_bytes_per_s = 2e9, d2h_bytes_per_s = 1000000}, {name = "b", parent = "a"}]
 gpu_links = ["a", "a", "b", "b"]
 [pools]
 gpu_bytes = "40MiB"
@@ -74,6 +74,7 @@ level = "debug"
   ASSERT_EQ(config.sim.links.size(), 2u);
   EXPECT_EQ(config.sim.links[0].d2h_bytes_per_second, 1e6);
   EXPECT_EQ(config.sim.links[1].h2d_bytes_per_second, 0);  // not throttled
+  EXPECT_EQ(config.sim.links[1].parent, "a");
   EXPECT_EQ(config.sim.gpu_links[3], "b");
   EXPECT_EQ(config.gpu_pool, MiB(40));
   EXPECT_EQ(config.host_ready, MiB(64));
@@ -117,6 +118,14 @@ TEST(Config, WhatIsWrongIsOneLineWithFileAndLine) {
            Case{"[sim]\nlinks = [{}]\n", "c.toml:2: a link needs a name"},
            Case{"[sim]\ngpu_links = [\"x\", \"y\"]\n",
                 "gpu_links names 'x', which is not in links"},
+           Case{"[sim]\nlinks = [{name = \"a\", parent = \"x\"}]\n",
+                "link a hangs on 'x', which is not in links"},
+           Case{"[sim]\nlinks = [{name = \"a\", parent = \"b\"}, "
+                "{name = \"b\", parent = \"a\"}]\n",
+                "goes round in a circle"},
+           Case{"[sim]\nlinks = [{name = \"a\", parent = \"b\"}, "
+                "{name = \"b\"}]\n",
+                "say by gpu_links which link each GPU is on"},
            Case{"[worker]\ntime_limit_s = 0\n",
                 "c.toml:2: 'time_limit_s' must be above 0"},
            Case{"[sim\n", "c.toml:1: "},

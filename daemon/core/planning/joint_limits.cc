@@ -3,6 +3,7 @@
 
 #include <algorithm>
 
+#include "daemon/core/links.h"
 #include "daemon/core/planning/joint_planning.h"
 
 namespace sluice::daemon {
@@ -46,12 +47,16 @@ plan::NodeResources JointPlanning::ResourcesFor(
     const std::vector<Position>& positions) const {
   std::map<std::string, int> on_link;
   for (const auto& [id, rank] : attached_) {
-    ++on_link[config_.gpus[rank.gpu.value()].link];
+    const std::string& own = config_.gpus[rank.gpu.value()].link;
+    for (const size_t i : LinkPath(config_.links, own)) {
+      ++on_link[config_.links[i].name];
+    }
   }
   plan::NodeResources resources;
   for (const LinkSpeed& link : config_.links) {
     std::vector<size_t> over = Where(positions, [&](const Position& each) {
-      return config_.gpus[each.profile->gpu.value()].link == link.name;
+      return Loads(config_.links, config_.gpus[each.profile->gpu.value()].link,
+                   link.name);
     });
     if (over.empty()) continue;
     // Their part of a link that others use too.

@@ -146,6 +146,29 @@ TEST(Grants, DirectionsAndLinksAreApart) {
               kRate, kRate / 100);  // half the rate for two seconds
 }
 
+// Two GPUs of 0.8 behind a switch of 1.
+TEST(Grants, RanksBehindOneSwitchShareIt) {
+  Link link({{"pcie0", 0.8 * kRate, 0.8 * kRate, "switch"},
+             {"pcie1", 0.8 * kRate, 0.8 * kRate, "switch"},
+             {"switch", kRate, kRate}});
+  link.Attach(0, 0, 0);
+  link.Attach(1, 0, 1);
+  link.Run(absl::Seconds(1));
+  auto before = link.used;
+  link.Run(absl::Seconds(2));
+  for (int slot : {0, 1}) {
+    EXPECT_NEAR(link.Rate(slot, before, absl::Seconds(2)), kRate / 2,
+                kRate / 100);
+    EXPECT_NEAR(static_cast<double>(link.rate[slot][kH2d]), kRate / 2,
+                kRate / 50);
+  }
+  // What one leaves the other has, as far as its own link goes.
+  link.Run(absl::Seconds(1), {{0, 0.1 * kRate}});
+  before = link.used;
+  link.Run(absl::Seconds(2), {{0, 0.1 * kRate}});
+  EXPECT_NEAR(link.Rate(1, before, absl::Seconds(2)), 0.8 * kRate, kRate / 50);
+}
+
 TEST(Grants, LiarsHurtOnlyThemselves) {
   Link link;
   link.Attach(0);

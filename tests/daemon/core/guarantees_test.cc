@@ -97,5 +97,32 @@ TEST(Guarantees, GpusOfOneLinkShareWhatItPromises) {
             0.4e9);
 }
 
+TEST(Guarantees, ALinkAboveOthersPromisesToAllBelowIt) {
+  NodeConfig config = SmallNode();
+  config.links = {{"pcie0", 1e9, 1e9, "switch"},
+                  {"pcie1", 1e9, 1e9, "switch"},
+                  {"switch", 1e9, 1e9}};
+  CoreDriver node(config);
+  Hello(node, node.Connect(1), "a", 0.5e9, /*gpu=*/0);
+  const WelcomeReply refused =
+      Hello(node, node.Connect(2), "b", 0.5e9, /*gpu=*/1);
+  EXPECT_EQ(refused.guaranteed_bytes_per_second, 0);
+  EXPECT_THAT(refused.guarantee_refused, HasSubstr("on link switch: 500.00 "
+                                                   "MB/s of at most"));
+  EXPECT_EQ(Hello(node, node.Connect(2), "c", 0.4e9, /*gpu=*/1)
+                .guaranteed_bytes_per_second,
+            0.4e9);
+}
+
+// A GPU whose own link has no speed, below one that has.
+TEST(Guarantees, ALinkWithoutASpeedIsPassed) {
+  NodeConfig config = SmallNode();
+  config.links = {{"pcie0", 0, 0, "switch"}, {"switch", 1e9, 1e9}};
+  CoreDriver node(config);
+  EXPECT_EQ(
+      Hello(node, node.Connect(1), "a", 0.5e9).guaranteed_bytes_per_second,
+      0.5e9);
+}
+
 }  // namespace
 }  // namespace sluice::daemon

@@ -124,6 +124,26 @@ TEST(Plan, LinkThatIsThrottledOneWayStillLimitsThatWay) {
   EXPECT_EQ(links[1].d2h_bytes_per_second, 2e9);
 }
 
+TEST(Plan, ALinkAboveOthersLimitsAllBelowIt) {
+  NodeConfig config = SmallNode();
+  config.links = {{"pcie0", 1e9, 1e9, "switch"},
+                  {"pcie1", 1e9, 1e9, "switch"},
+                  {"switch", 1.5e9, 1.2e9}};
+  CoreDriver node(config);
+  const SessionId a = node.Attach("demo", 0, 2, 1, 0);
+  const SessionId b = node.Attach("demo", 1, 2, 1, 1);
+  Submit(node, a, 0, 0, "h0");
+  Submit(node, b, 1, 1, "h1");
+  ASSERT_THAT(node.to_solve, SizeIs(1));
+  const auto& links = node.to_solve[0].resources.links;
+  ASSERT_THAT(links, SizeIs(3));
+  EXPECT_THAT(links[0].profiles, ElementsAre(0));
+  EXPECT_EQ(links[2].name, "switch");
+  EXPECT_THAT(links[2].profiles, ElementsAre(0, 1));
+  EXPECT_EQ(links[2].h2d_bytes_per_second, 1.5e9);
+  EXPECT_EQ(links[2].d2h_bytes_per_second, 1.2e9);
+}
+
 TEST(Plan, LinkThatIsNotThrottledIsNoneOfThePlansConcern) {
   NodeConfig config = SmallNode();
   config.links[0] = {"pcie0", 0, 0};
