@@ -2,9 +2,11 @@
 
 #include <fmt/format.h>
 #include <grp.h>
+#include <linux/capability.h>
 #include <poll.h>
 #include <sys/prctl.h>
 #include <sys/resource.h>
+#include <sys/syscall.h>
 #include <unistd.h>
 
 #include <cerrno>
@@ -36,6 +38,14 @@ absl::Status LimitMemory(uint64_t bytes) {
   return absl::OkStatus();
 }
 
+// A daemon that is not root may have some, and what it starts inherits them.
+bool GiveUpCapabilities() {
+  __user_cap_header_struct header{_LINUX_CAPABILITY_VERSION_3, 0};
+  __user_cap_data_struct none[_LINUX_CAPABILITY_U32S_3] = {};
+  return prctl(PR_CAP_AMBIENT, PR_CAP_AMBIENT_CLEAR_ALL, 0, 0, 0) == 0 &&
+         syscall(SYS_capset, &header, none) == 0;
+}
+
 }  // namespace
 
 absl::Status Confine(const Confinement& to) {
@@ -51,6 +61,11 @@ absl::Status Confine(const Confinement& to) {
     if (setresgid(*to.gid, *to.gid, *to.gid) != 0) return refused();
   }
   if (to.uid && setresuid(*to.uid, *to.uid, *to.uid) != 0) return refused();
+  // Root stays what it is: who runs the daemon as root has chosen so.
+  if (geteuid() != 0 && !GiveUpCapabilities()) {
+    return absl::PermissionDeniedError(fmt::format(
+        "the worker cannot give up its capabilities: {}", strerror(errno)));
+  }
   // It starts itself for a mixed-integer program, nothing else, and nothing
   // that it starts may gain anything.
   if (prctl(PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0) != 0) return refused();

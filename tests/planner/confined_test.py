@@ -1,0 +1,47 @@
+#!/usr/bin/env python3
+"""A worker has no capability, whatever its daemon has: confined_test.py WORKER
+
+Needs root, to start one with some."""
+
+import os
+import re
+import subprocess
+import sys
+import time
+import unittest
+
+WORKER = sys.argv.pop()
+
+
+class Confined(unittest.TestCase):
+
+    def test_gives_up_what_it_inherits(self):
+        if os.geteuid() != 0:
+            self.skipTest("only root can give capabilities")
+        # Its request never comes, so it stays at its first read.
+        request, unsent = os.pipe()
+        self.addCleanup(os.close, unsent)
+        worker = subprocess.Popen(
+            ["setpriv", "--reuid=65534", "--regid=65534", "--clear-groups",
+             "--inh-caps=+sys_ptrace", "--ambient-caps=+sys_ptrace",
+             WORKER, "--in-fd", str(request), "--out-fd", "1"],
+            pass_fds=[request], stdout=subprocess.DEVNULL)
+        os.close(request)
+        self.addCleanup(worker.wait)
+        self.addCleanup(worker.kill)
+        end = time.monotonic() + 20
+        while self.status(worker.pid)["NoNewPrivs"] != "1":
+            self.assertLess(time.monotonic(), end, "it is not confined")
+            self.assertIsNone(worker.poll())
+            time.sleep(0.01)
+        status = self.status(worker.pid)
+        for caps in "CapInh", "CapPrm", "CapEff", "CapAmb":
+            self.assertEqual(int(status[caps], 16), 0, caps)
+
+    def status(self, pid):
+        with open(f"/proc/{pid}/status", encoding="ascii") as file:
+            return dict(re.findall(r"^(\w+):\t(.*)$", file.read(), re.M))
+
+
+if __name__ == "__main__":
+    unittest.main()
