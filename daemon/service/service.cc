@@ -84,6 +84,10 @@ absl::StatusOr<std::unique_ptr<Service>> Service::Start(
 
 absl::Status Service::Prepare() {
   SLUICE_ASSIGN_OR_RETURN(loop_, Loop::Make(options_.clock));
+  if (options_.starter.watchdog) {
+    heartbeat_ = *options_.starter.watchdog / 2;
+    heartbeat_at_ = loop_->now() + heartbeat_;
+  }
   SLUICE_ASSIGN_OR_RETURN(
       handover_, Handover::Start(
                      std::move(options_.starter),
@@ -420,7 +424,7 @@ void Service::OnGone(SessionId id) {
 
 absl::Time Service::NextDeadline() const {
   absl::Time next = std::min(core_.NextDeadline(), snapshots_->deadline());
-  next = std::min(next, in_flight_.deadline());
+  next = std::min({next, in_flight_.deadline(), heartbeat_at_});
   next = std::min(next, solver_->NextDeadline());
   if (accept_again_at_) next = std::min(next, *accept_again_at_);
   for (const auto& [id, file] : plan_files_)
@@ -433,6 +437,10 @@ absl::Time Service::NextDeadline() const {
 
 void Service::Expire() {
   const absl::Time now = loop_->now();
+  if (heartbeat_at_ <= now) {
+    handover_->store().Watchdog();
+    heartbeat_at_ = now + heartbeat_;
+  }
   if (accept_again_at_ && *accept_again_at_ <= now) {
     accept_again_at_.reset();
     loop_->Change(listener_.get(), EPOLLIN);

@@ -213,6 +213,10 @@ class Service {
   UniqueFd signals_;
   // While too many sockets wait to be closed, none is accepted until then.
   std::optional<absl::Time> accept_again_at_;
+  // Half of what the starter's watchdog waits: told by the loop itself, so a
+  // loop that stands still is killed, and the next daemon takes over.
+  absl::Duration heartbeat_;
+  absl::Time heartbeat_at_ = absl::InfiniteFuture();
   UniqueFd spare_;  // given up when descriptors run out, to refuse politely
   Core core_;
   Quotas quotas_;

@@ -1,0 +1,66 @@
+#!/usr/bin/env python3
+"""sluiced tells its starter's watchdog that its loop turns: watchdog_test.py
+SLUICED"""
+
+import os
+import signal
+import socket
+import subprocess
+import sys
+import tempfile
+import time
+import unittest
+
+SLUICED = sys.argv.pop()
+PERIOD_S = 0.4
+
+
+class Watchdog(unittest.TestCase):
+
+    def setUp(self):
+        folder = tempfile.TemporaryDirectory()
+        self.addCleanup(folder.cleanup)
+        self.starter = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)
+        self.addCleanup(self.starter.close)
+        self.starter.bind(folder.name + "/notify.sock")
+        config = folder.name + "/sluiced.toml"
+        with open(config, "w", encoding="ascii") as file:
+            file.write('[device]\ndriver = "sim"\n[http]\nlisten = ""\n')
+        self.daemon = subprocess.Popen(
+            [SLUICED, "--config", config, "--runtime-dir", folder.name + "/run"],
+            env={**os.environ, "NOTIFY_SOCKET": folder.name + "/notify.sock",
+                 "WATCHDOG_USEC": str(int(PERIOD_S * 1e6))},
+            stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+        self.addCleanup(self.daemon.wait)
+        self.addCleanup(self.daemon.kill)
+
+    def wait_for(self, line, patience_s):
+        """When a message with that line came; None: none did."""
+        end = time.monotonic() + patience_s
+        while (left := end - time.monotonic()) > 0:
+            self.starter.settimeout(left)
+            try:
+                text, handed, _, _ = socket.recv_fds(self.starter, 4096, 8)
+            except TimeoutError:
+                break
+            for descriptor in handed:  # a barrier ends with its descriptor
+                os.close(descriptor)
+            if line in text.decode().split("\n"):
+                return time.monotonic()
+        return None
+
+    def test_is_told_in_time_until_the_loop_stands_still(self):
+        self.assertIsNotNone(self.wait_for("READY=1", 20))
+        last = time.monotonic()
+        for _ in range(4):
+            told = self.wait_for("WATCHDOG=1", 20)
+            self.assertIsNotNone(told, "it is not told")
+            self.assertLess(told - last, PERIOD_S)
+            last = told
+        self.daemon.send_signal(signal.SIGSTOP)
+        self.wait_for("WATCHDOG=1", PERIOD_S)  # it may be on its way
+        self.assertIsNone(self.wait_for("WATCHDOG=1", 2 * PERIOD_S))
+
+
+if __name__ == "__main__":
+    unittest.main()
