@@ -35,7 +35,7 @@ class Help(unittest.TestCase):
 
     def test_is_there_for_every_command(self):
         for command, says in (("demo", "--quick"), ("bench", "--against"),
-                              ("test", "--deep"), ("test", "attacks)"),
+                              ("test", "--deep"), ("test", "package)"),
                               ("setup", "./dev COMMAND")):
             for flag in ("-h", "--help"):
                 run = dev(command, flag)

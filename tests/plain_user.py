@@ -19,6 +19,7 @@ import time
 NOBODY = 65534
 LEFT_OUT = {"root": "they start other users", "deep": "they are long",
             "bench": "they measure", "poison": "they are of the dev build",
+            "package": "they write into the build's folder",
             "python": "their environment is in root's home",
             "gradient": "they compute, and ask nothing of the system"}
 UNREADABLE = "torch or a script's environment is in root's home"

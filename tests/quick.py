@@ -14,7 +14,7 @@ import subprocess
 import sys
 
 LEFT_OUT = {"gpu", "bench", "deep"}
-STARTS_PROGRAMS = {"integration", "gradient", "python"}
+STARTS_PROGRAMS = {"integration", "gradient", "python", "package"}
 PROGRAMS = ["bin/sluiced", "bin/sluiced-keeper", "bin/sluice-worker",
             "bin/sluicectl", "bin/sluice-train", "lib/libsluice.so"]
 

@@ -1,0 +1,74 @@
+#!/usr/bin/env python3
+"""The unit is one that systemd understands, and hardened: units_test.py BUILD"""
+
+import os
+import re
+import subprocess
+import sys
+import tempfile
+import unittest
+
+import installed
+
+BUILD = sys.argv.pop()
+MOST_EXPOSED = 30  # of 100
+
+
+class Unit(unittest.TestCase):
+
+    @classmethod
+    def setUpClass(cls):
+        cls.folder = tempfile.TemporaryDirectory()
+        cls.addClassCleanup(cls.folder.cleanup)
+        cls.prefix = cls.folder.name + "/usr"
+        installed.install(BUILD, cls.prefix, "daemon")
+        cls.unit = cls.prefix + "/lib/systemd/system/sluiced.service"
+
+    def analyze(self, *words):
+        return subprocess.run(["systemd-analyze", *words, self.unit],
+                              capture_output=True, text=True, check=False)
+
+    def test_is_understood_without_a_warning(self):
+        verified = self.analyze("verify", "--man=no", "--recursive-errors=no")
+        self.assertEqual(verified.returncode, 0, verified.stderr)
+        ours = [line for line in verified.stderr.splitlines()
+                if "sluiced" in line]
+        self.assertEqual(ours, [])
+
+    def test_is_exposed_to_little(self):
+        judged = self.analyze("security", "--offline=true",
+                              f"--threshold={MOST_EXPOSED}", "--no-pager")
+        [overall] = [line for line in judged.stdout.splitlines()
+                     if "Overall exposure" in line]
+        print(overall)
+        self.assertEqual(judged.returncode, 0, overall)
+
+    def test_stores_as_many_descriptors_as_the_daemon_counts_on(self):
+        header = os.path.join(installed.HERE,
+                              "../../daemon/service/handover.h")
+        with open(header, encoding="utf-8") as file:
+            [counted] = re.findall(r"kStoreSize = (\d+)", file.read())
+        with open(self.unit, encoding="ascii") as file:
+            unit = dict(re.findall(r"^(\w+)=(.*)$", file.read(), re.M))
+        self.assertEqual(unit["FileDescriptorStoreMax"], counted)
+        # All of them are handed to the next daemon.
+        self.assertGreater(int(unit["LimitNOFILE"]), 2 * int(counted))
+        self.assertEqual(unit["RestartSec"], "0")
+        self.assertNotIn("MemoryMax", unit)
+
+    def test_users_and_folders_are_understood(self):
+        root = self.folder.name
+        os.makedirs(root + "/etc", exist_ok=True)
+        installed.run("systemd-sysusers", "--root=" + root, "--dry-run",
+                      self.prefix + "/lib/sysusers.d/sluice.conf")
+        with open(root + "/etc/passwd", "w", encoding="ascii") as file:
+            file.write("root:x:0:0::/:/bin/sh\nsluice:x:1:1::/:/bin/sh\n")
+        with open(root + "/etc/group", "w", encoding="ascii") as file:
+            file.write("root:x:0:\nsluice:x:1:\n")
+        installed.run("systemd-tmpfiles", "--root=" + root, "--create",
+                      self.prefix + "/lib/tmpfiles.d/sluice.conf")
+        self.assertTrue(os.path.isdir(root + "/run/sluice"))
+
+
+if __name__ == "__main__":
+    unittest.main()
