@@ -200,10 +200,14 @@ void Connection::OnReply(wire::Message message) {
   if (lost) ReturnLease(*lost);
 }
 
-void Connection::OnGeneration(uint64_t generation) {
+void Connection::OnGeneration(const wire::Packet& packet) {
   const MutexLock lock(mutex_);
+  const uint64_t generation = packet.generation();
+  // Also from the first daemon that says anything: another one may have taken
+  // the Hello and died before it answered.
+  const bool taken_over = packet.event().has_taken_over();
   if (generation != 0 && generation != generation_) {
-    if (generation_ != 0) calls_.Restart();
+    if (generation_ != 0 || taken_over) calls_.Restart();
     generation_ = generation;
   }
   ResendLocked();
@@ -242,7 +246,7 @@ void Connection::Run() {
       return Disconnect("sluiced has closed the session");
     }
     wire::Message message = **std::move(received);
-    OnGeneration(message.packet.generation());
+    OnGeneration(message.packet);
     if (message.packet.has_reply()) {
       OnReply(std::move(message));
     } else if (message.packet.has_event()) {

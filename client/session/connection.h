@@ -65,7 +65,7 @@ class Connection {
   Connection(UniqueFd socket, EventHandler on_event, GoneHandler on_gone);
   void Run();
   void OnReply(wire::Message message);
-  void OnGeneration(uint64_t generation);
+  void OnGeneration(const wire::Packet& packet);
   void ResendLocked() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   // It stands in no line any more.
   void GiveUp(uint64_t id);

@@ -172,7 +172,7 @@ class Core {
   Effects TakeOver(const std::set<SessionId>& reached, absl::Time now);
   // The same row by row: visit(kind, key, row) of each that changed since the
   // last time (state.h), but for what administrators set, which is kept on a
-  // disk, and for rounds of planning.
+  // disk, for rounds of planning, and for sessions that never were a rank's.
   template <typename Visit>
   void TakeChanged(Visit visit);
   // The next time all rows; until then no change is noted.
@@ -295,6 +295,8 @@ void Core::TakeChanged(Visit visit) {
         visit(RowKind::kWaiter, place, waiter);
       });
   sessions_.TakeChanged([&](SessionId id, Session* session) {
+    // Who is no rank yet is saved whole when it becomes one.
+    if (session != nullptr && !session->was_rank()) return;
     visit(RowKind::kSession, id, session);
     if (session == nullptr) return;
     session->history.requests().TakeChanged(

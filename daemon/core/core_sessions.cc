@@ -152,6 +152,7 @@ void Core::Close(Session& session, absl::Time now, Effects& effects) {
         session.peer.principal);
   }
   session.state = Session::State::kClosed;
+  session.history.Clear();
 }
 
 void Core::Drop(SessionId id, absl::Time now, Effects& effects) {

@@ -5,6 +5,26 @@
 #include "proto/base/status.h"
 
 namespace sluice::daemon {
+namespace {
+
+constexpr char kLeftOut[] = "refused; the reason is not kept any more";
+
+size_t TextOf(const std::optional<Reply>& reply) {
+  const auto* error =
+      reply.has_value() ? std::get_if<absl::Status>(&*reply) : nullptr;
+  return error != nullptr ? error->message().size() : 0;
+}
+
+// With its code and what is attached to it.
+absl::Status WithoutText(const absl::Status& error) {
+  absl::Status shorter(error.code(), kLeftOut);
+  error.ForEachPayload([&](auto url, const absl::Cord& payload) {
+    shorter.SetPayload(url, payload);
+  });
+  return shorter;
+}
+
+}  // namespace
 
 RequestHistory::Seen RequestHistory::Begin(RequestId id) {
   if (const auto known = requests_.find(id); known != requests_.end()) {
@@ -21,6 +41,7 @@ RequestHistory::Seen RequestHistory::Begin(RequestId id) {
     ++each;
     if (!answered) continue;
     newest_forgotten_ = std::max(newest_forgotten_, oldest);
+    text_ -= TextOf(requests_.at(oldest));
     requests_.erase(oldest);
   }
   requests_.Insert(id);
@@ -31,6 +52,36 @@ void RequestHistory::Answer(RequestId id, const Reply& reply) {
   std::optional<Reply>& answer = requests_.Edit(id);
   SLUICE_CHECK(!answer.has_value());
   answer = reply;
+  text_ += TextOf(answer);
+  ShortenOldest();
+}
+
+void RequestHistory::ShortenOldest() {
+  for (auto each = requests_.begin();
+       text_ > kMostText && each != requests_.end(); ++each) {
+    const size_t size = TextOf(each->second);
+    if (size < sizeof(kLeftOut)) continue;
+    Reply& reply = *requests_.Edit(each->first);
+    reply = WithoutText(std::get<absl::Status>(reply));
+    text_ -= size - TextOf(reply);
+  }
+}
+
+void RequestHistory::Load(Requests::Rows requests,
+                          RequestId newest_forgotten) {
+  requests_.Load(std::move(requests));
+  newest_forgotten_ = newest_forgotten;
+  text_ = 0;
+  for (const auto& [id, reply] : requests_) text_ += TextOf(reply);
+}
+
+void RequestHistory::Clear() {
+  while (!requests_.empty()) {
+    const RequestId id = requests_.begin()->first;
+    newest_forgotten_ = std::max(newest_forgotten_, id);
+    requests_.erase(id);
+  }
+  text_ = 0;
 }
 
 void RequestHistory::LeaseEnded(RequestId id) {

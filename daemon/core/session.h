@@ -24,9 +24,13 @@ namespace sluice::daemon {
 // Remembers requests, so that one repeated under the same id is executed once
 // and answered again. Ids count up, roughly: the last kWindow are remembered,
 // older ones are refused.
+//
+// Answers are saved, and whoever asks wrongly again and again gets as many
+// texts: beyond kMostText the oldest are left out.
 class RequestHistory {
  public:
   static constexpr size_t kWindow = 256;
+  static constexpr size_t kMostText = 16 << 10;  // bytes, of errors
   enum class Seen { kNew, kRunning, kAnswered, kForgotten };
 
   Seen Begin(RequestId id);
@@ -35,6 +39,8 @@ class RequestHistory {
   // long, is of no more use.
   void LeaseEnded(RequestId id);
   const Reply& answer(RequestId id) const;
+  // Nobody will repeat any.
+  void Clear();
   // Those that run, but for these: repeated, they are executed again.
   void ForgetRunning(const std::set<RequestId>& but_for);
 
@@ -43,15 +49,15 @@ class RequestHistory {
   Requests& requests() { return requests_; }
   const Requests& requests() const { return requests_; }
   RequestId newest_forgotten() const { return newest_forgotten_; }
-  void Load(Requests::Rows requests, RequestId newest_forgotten) {
-    requests_.Load(std::move(requests));
-    newest_forgotten_ = newest_forgotten;
-  }
+  void Load(Requests::Rows requests, RequestId newest_forgotten);
   bool operator==(const RequestHistory&) const = default;
 
  private:
+  void ShortenOldest();
+
   Requests requests_;
   RequestId newest_forgotten_;
+  size_t text_ = 0;  // bytes of errors
 };
 
 struct Session {
@@ -80,6 +86,8 @@ struct Session {
   bool operator==(const Session&) const = default;
   JobKey job() const { return {peer.principal, hello.job}; }
   bool is_rank() const { return state == State::kAttached && !hello.observer; }
+  // Also when it is closed: its process may hold what it had.
+  bool was_rank() const { return grant_slot >= 0; }
 };
 
 }  // namespace sluice::daemon

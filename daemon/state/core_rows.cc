@@ -99,6 +99,8 @@ std::string CoreRows::Everything(Core& core) {
 }
 
 CoreState Durable(CoreState state) {
+  std::erase_if(state.sessions,
+                [](const auto& each) { return !each.second.was_rank(); });
   JointPlanningState& joint = state.joint;
   joint.joining.clear();
   joint.held.clear();

@@ -4,8 +4,9 @@
 // checkpoint and the records after it, applied in order, are the core's rows as
 // they last were.
 //
-// Not in them: what administrators set (policy_file.h keeps it on a disk), and
-// rounds of planning that are asked or solved (who waits for one asks again).
+// Not in them: what administrators set (policy_file.h keeps it on a disk),
+// rounds of planning that are asked or solved (who waits for one asks again),
+// and sessions that never were a rank's (their sockets are not kept either).
 //
 // Errors: InvalidArgument, one line: what was read is not what was written.
 // Thread safety: one owner.
@@ -39,7 +40,7 @@ absl::StatusOr<CoreState> ReadCore(const StateFile::Contents& contents,
                                    CoreState fresh);
 
 // What is left of a state when it is written and read: without rounds of
-// planning and the plans that nobody uses.
+// planning, the plans that nobody uses, and sessions that are no rank's.
 CoreState Durable(CoreState state);
 
 }  // namespace sluice::daemon

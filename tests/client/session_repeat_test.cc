@@ -59,6 +59,21 @@ TEST_F(SessionTest, ADaemonThatTakesOverIsAskedAgainWhatWasNotAnsweredWhole) {
   EXPECT_EQ(daemon_.count(wire::Request::kFree), 0);
 }
 
+// Wrong once: a rank that attached just then waited for a minute.
+TEST_F(SessionTest, ADaemonThatTakesOverIsAskedAgainAlsoForTheFirstAnswer) {
+  int asked = 0;
+  daemon_.SetScript([&](const wire::Message& m) {
+    if (!m.packet.request().has_hello() || ++asked > 1) return false;
+    daemon_.TakeOver();
+    wire::Event event;
+    event.mutable_taken_over();
+    daemon_.SendEvent(event);
+    return true;
+  });
+  Open();
+  EXPECT_EQ(asked, 2);
+}
+
 TEST_F(SessionTest, WhatNobodyWaitsForIsSaidAgainToADaemonThatTakesOver) {
   Open();
   std::atomic<int> answered = 0;

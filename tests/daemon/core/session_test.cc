@@ -120,6 +120,25 @@ TEST(Request, RepeatedWhileItRunsIsAnsweredOnce) {
   EXPECT_THAT(node.to_make, SizeIs(1));
 }
 
+// They are saved: wrong once, two users filled the state with them.
+TEST(RequestHistory, LeavesOutTheOldestTextsOfMany) {
+  RequestHistory history;
+  for (uint64_t i = 1; i <= RequestHistory::kWindow; ++i) {
+    ASSERT_EQ(history.Begin(RequestId(i)), RequestHistory::Seen::kNew);
+    history.Answer(RequestId(i),
+                   absl::NotFoundError(std::string(1000, 'x')));
+  }
+  size_t all = 0;
+  for (uint64_t i = 1; i <= RequestHistory::kWindow; ++i) {
+    const auto& error = std::get<absl::Status>(history.answer(RequestId(i)));
+    EXPECT_TRUE(absl::IsNotFound(error));
+    all += error.message().size();
+  }
+  EXPECT_LE(all, RequestHistory::kMostText);
+  const auto newest = history.answer(RequestId(RequestHistory::kWindow));
+  EXPECT_EQ(std::get<absl::Status>(newest).message().size(), 1000);
+}
+
 TEST(RequestHistory, ForgetsTheOldestAndRefusesThemAfterwards) {
   RequestHistory history;
   for (uint64_t i = 1; i <= RequestHistory::kWindow + 1; ++i) {

@@ -8,6 +8,7 @@
 
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
+#include "proto/base/grant_page.h"
 #include "proto/plan/codec.h"
 #include "tests/daemon/core/core_story.h"
 
@@ -177,6 +178,37 @@ TEST(CoreRowsRecordTest, IsAsLongAsWhatChanged) {
   EXPECT_GT(one, 0);
   EXPECT_LT(one, all / 16);
   EXPECT_EQ(rows.Changes(node.core), "");
+}
+
+// Wrong once: whoever connected filled the state with what it asked wrongly.
+TEST(CoreRowsRecordTest, HasNothingOfWhoIsNoRank) {
+  CoreDriver node;
+  CoreRows rows;
+  const size_t before = rows.Everything(node.core).size();
+  const SessionId half_open = node.Connect(), observer = node.Connect();
+  node.Ask(observer, HelloRequest{.observer = true});
+  for (int i = 0; i < 200; ++i) {
+    node.Ask(half_open, FreeRequest{LeaseId(7)});
+    node.Ask(observer, FreeRequest{LeaseId(7)});
+  }
+  EXPECT_LT(rows.Changes(node.core).size(), 100);
+  EXPECT_LT(rows.Everything(node.core).size(), before + 100);
+  // What it asked before it became one is saved with it.
+  node.Ask(half_open, HelloRequest{});
+  EXPECT_GT(rows.Changes(node.core).size(), 200 * 10);
+}
+
+TEST(CoreRowsRecordTest, HasRoomForWhateverRanksAsk) {
+  CoreDriver node;
+  for (int i = 0; i < kGrantSlots; ++i) {
+    const SessionId rank = node.Attach(fmt::format("{:0>60}", i), 0);
+    for (size_t ask = 0; ask < RequestHistory::kWindow; ++ask) {
+      node.core.Receive(rank, RequestId(1000000 + ask),
+                        LeaseRequest{Gpu(0), MiB(1 << 20)}, node.clock.Now());
+    }
+  }
+  EXPECT_LT(CoreRows().Everything(node.core).size(),
+            StateFile::Sizes().checkpoint.size() / 4 * 3);
 }
 
 class DamagedTest : public ::testing::Test {
