@@ -147,14 +147,34 @@ absl::Status CheckConfig(const Arguments& arguments) {
   return absl::OkStatus();
 }
 
+// So many extents are all of the pools.
+int64_t ExtentsOfPools(const NodeConfig& node) {
+  Bytes all;
+  for (const GpuConfig& gpu : node.gpus) all += gpu.pool;
+  for (const HostConfig& host : node.hosts) all += host.pool;
+  return all / node.extent;
+}
+
 // Each extent that may be is kept for the next daemon, beside what ranks have.
-Share KeptExtents(Share extents, const Starter& starter) {
-  if (starter.notify_socket.empty()) return extents;
-  const int64_t capacity = StoreCapacity(starter, Handover::kStoreSize);
+// One user may have half of them, as without, or what the configuration says.
+Share KeptExtents(Share extents, const Config& config, const NodeConfig& node,
+                  const Starter& starter) {
+  const int64_t capacity = Handover::CapacityOf(starter);
   const int64_t ranks = std::min<int64_t>(3 * kGrantSlots + 8, capacity / 2);
-  extents.all = std::min(extents.all, capacity - ranks);
-  extents.each = std::min(extents.each, extents.all);
-  return extents;
+  const int64_t most = capacity - ranks;
+  if (capacity == 0 || most >= extents.all) return extents;
+  // Leases of odd sizes make more of them than the pools have whole ones.
+  if (most < 2 * ExtentsOfPools(node)) {
+    WriteLog(
+        LogLevel::kWarning,
+        fmt::format("there may be {} extents of memory instead of {}, since {} "
+                    "descriptors are kept for the next daemon: raise "
+                    "FileDescriptorStoreMax= of the unit, or --max-descriptors "
+                    "of sluiced-keeper, or [pools] extent_bytes",
+                    most, extents.all, capacity));
+  }
+  const int64_t each = config.quota.extents.value_or(most / 2);
+  return {std::clamp<int64_t>(each, 1, most), most};
 }
 
 absl::Status Serve(const Arguments& arguments, Starter starter) {
@@ -185,7 +205,8 @@ absl::Status Serve(const Arguments& arguments, Starter starter) {
   options.node = node.config;
   const int64_t open_files = RaiseDescriptorLimit();
   options.shares = SharesOf(config.quota, open_files);
-  options.extents = KeptExtents(ExtentsOf(config.quota, open_files), starter);
+  options.extents = KeptExtents(ExtentsOf(config.quota, open_files), config,
+                                options.node, starter);
   options.node.extent_limits.each_of_open_files =
       config.quota.extents.value_or(options.extents.all) >= options.extents.all;
   options.peers = PeerRules::OfThisProcess(config.cgroups);

@@ -119,7 +119,11 @@ void Extents::Tell(Tries made) {
     for (const auto& [id, extent] : made) {
       if (!extent.ok()) continue;
       const auto fd = driver_->Keep(extent->memory);
-      if (fd.ok()) handover_->Keep(Handover::NameOf(id), fd->get());
+      if (fd.ok()) {
+        handover_->Keep(Handover::NameOf(id), fd->get());
+      } else {
+        handover_->CannotKeep(fd.status());
+      }
     }
   }
   auto tell = [this, made = std::move(made)] {
@@ -146,6 +150,7 @@ absl::Status Extents::Adopt(ExtentId id, PoolId pool, Bytes size,
 
 void Extents::AdoptMade(ExtentId id, PoolId pool, Bytes size, UniqueFd kept) {
   const absl::Status adopted = Adopt(id, pool, size, std::move(kept));
+  if (!adopted.ok()) handover_->Drop(Handover::NameOf(id));
   loop_->Post([this, id, adopted] { made_(id, adopted); });
 }
 

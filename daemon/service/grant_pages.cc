@@ -29,6 +29,16 @@ absl::StatusOr<UniqueFd> MakePage(const char* name, size_t size) {
   return fd;
 }
 
+// Of another size, it would be read beyond its end.
+absl::Status CheckPage(const UniqueFd& fd, size_t size, const char* name) {
+  struct stat file = {};
+  if (fstat(fd.get(), &file) != 0) return ErrnoStatus(errno, name);
+  if (file.st_size == static_cast<off_t>(size)) return absl::OkStatus();
+  return absl::FailedPreconditionError(
+      fmt::format("{} of an earlier daemon has {} bytes instead of {}", name,
+                  file.st_size, size));
+}
+
 absl::StatusOr<void*> MapPage(const UniqueFd& fd, size_t size) {
   void* const page =
       mmap(nullptr, size, PROT_READ | PROT_WRITE, MAP_SHARED, fd.get(), 0);
@@ -58,6 +68,10 @@ struct GrantPages::UsePage {
 
 GrantPages::GrantPages(std::vector<LinkSpeed> links, const Clock* clock)
     : clock_(clock), policy_(std::move(links)), last_refill_(clock->Now()) {}
+
+absl::Status GrantPages::CheckLimits(const UniqueFd& kept) {
+  return CheckPage(kept, sizeof(GrantLimits), "the page of limits");
+}
 
 absl::StatusOr<std::unique_ptr<GrantPages>> GrantPages::Start(
     std::vector<LinkSpeed> links, uint64_t generation, const Clock* clock,
@@ -129,6 +143,7 @@ void GrantPages::Open(int slot, std::unique_ptr<UsePage> page,
 absl::Status GrantPages::Resume(int slot, int link,
                                 double guaranteed_bytes_per_second,
                                 const UniqueFd& use) {
+  SLUICE_RETURN_IF_ERROR(CheckPage(use, sizeof(GrantUse), "a use page"));
   SLUICE_ASSIGN_OR_RETURN(void* page, MapPage(use, sizeof(GrantUse)));
   auto mapped = std::make_unique<UsePage>(page);
   const GrantLimitSlot& from = limits_->slots[slot];

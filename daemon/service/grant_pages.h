@@ -31,9 +31,11 @@ class GrantPages {
  public:
   static constexpr absl::Duration kRefill = absl::Milliseconds(2);
 
+  // FailedPrecondition: `kept` is no limits page of this version.
+  static absl::Status CheckLimits(const UniqueFd& kept);
   // `clock` tells CLOCK_MONOTONIC: ranks compare the heartbeat with their own.
   // `kept`: the limits page of an earlier daemon, which ranks have mapped;
-  // none: a new one.
+  // none: a new one. REQUIRES: CheckLimits.
   static absl::StatusOr<std::unique_ptr<GrantPages>> Start(
       std::vector<LinkSpeed> links, uint64_t generation, const Clock* clock,
       UniqueFd kept = UniqueFd());

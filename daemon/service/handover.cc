@@ -58,6 +58,12 @@ std::string Handover::UsePageOf(SessionId session) {
   return NameFor(kUsePage, session.value());
 }
 
+// Whoever does not say that it keeps anything may only listen ($NOTIFY_SOCKET
+// of a unit without a store).
+int64_t Handover::CapacityOf(const Starter& starter) {
+  return starter.notify_socket.empty() ? 0 : StoreCapacity(starter, 0);
+}
+
 absl::StatusOr<std::unique_ptr<Handover>> Handover::Start(Starter starter,
                                                           Post post,
                                                           Close close) {
@@ -65,7 +71,7 @@ absl::StatusOr<std::unique_ptr<Handover>> Handover::Start(Starter starter,
       std::unique_ptr<Handover>(new Handover(post, std::move(close)));
   DescriptorStore::Options options;
   options.notify_socket = starter.notify_socket;
-  options.capacity = StoreCapacity(starter, kStoreSize);
+  options.capacity = CapacityOf(starter);
   for (const auto& [name, fd] : starter.stored) options.stored.push_back(name);
   options.post = std::move(post);
   SLUICE_ASSIGN_OR_RETURN(handover->store_,
@@ -148,8 +154,12 @@ void Handover::Keep(const std::string& name, int fd) {
   if (!store_->keeps()) return;
   absl::Status kept = store_->Put(name, fd);
   if (kept.ok()) return;
-  post_([this, kept = std::move(kept)] {
-    if (!given_up_) GiveUp(kept);
+  CannotKeep(std::move(kept));
+}
+
+void Handover::CannotKeep(absl::Status why) {
+  post_([this, why = std::move(why)] {
+    if (!given_up_) GiveUp(why);
   });
 }
 

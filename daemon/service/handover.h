@@ -12,7 +12,7 @@
 // A fault of the store, or a state too large for its file, ends the saving,
 // with one line in the log: the daemon serves on, and the next begins anew.
 //
-// Thread safety: loop's thread, but Keep and WhenKept from any.
+// Thread safety: loop's thread, but Keep, CannotKeep and WhenKept from any.
 #pragma once
 
 #include <atomic>
@@ -70,6 +70,8 @@ class Handover {
   void Save(Core& core);
   // A duplicate is kept, under a name that nothing is kept under.
   void Keep(const std::string& name, int fd);
+  // Something that must be kept cannot be: the next daemon begins anew.
+  void CannotKeep(absl::Status why);
   // Whether something is, be it of an earlier daemon.
   bool Kept(const std::string& name) const { return store_->Has(name); }
   void Drop(const std::string& name);
@@ -89,9 +91,8 @@ class Handover {
   static std::string SocketOf(SessionId session);
   static std::string ProcessOf(SessionId session);
   static std::string UsePageOf(SessionId session);
-  // Of systemd's store, where it does not say how many it takes: the unit's
-  // FileDescriptorStoreMax.
-  static constexpr int64_t kStoreSize = 2000;
+  // How many descriptors whoever started the process keeps; 0: none.
+  static int64_t CapacityOf(const Starter& starter);
   static constexpr const char* kListener = "listener";
   static constexpr const char* kLimits = "limits";
   static constexpr const char* kClocks = "clocks";

@@ -41,6 +41,14 @@ InFlight::Room InFlight::Take(int socket, const Principal& who, int count,
   return Room::kYes;
 }
 
+void InFlight::Adopt(int socket, const Principal& who) {
+  const int count = most();
+  Socket& of = sockets_.try_emplace(socket, Socket{.who = who}).first->second;
+  of.count += count;
+  quotas_->Charge(who, Resource::kInFlight, count);
+  Received(socket, of);
+}
+
 void InFlight::Undo(int socket, int count) {
   if (count == 0) return;
   Socket& of = sockets_.at(socket);

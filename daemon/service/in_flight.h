@@ -40,6 +40,9 @@ class InFlight {
   // Takes room for `count` descriptors on `socket`. Who has none on the way has
   // room whatever others do: a reserve below the kernel's limit is for that.
   Room Take(int socket, const Principal& who, int count, absl::Time now);
+  // A socket of an earlier daemon: what that one sent and nobody received may
+  // carry as many as one may.
+  void Adopt(int socket, const Principal& who);
   // They were not sent after all.
   void Undo(int socket, int count);
   // The session is over. `socket` is given back where nothing is unread, else

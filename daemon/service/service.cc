@@ -108,9 +108,8 @@ absl::Status Service::Prepare() {
   spare_ = SpareFd();
 
   SLUICE_ASSIGN_OR_RETURN(
-      grants_,
-      GrantPages::Start(options_.node.links, options_.node.generation,
-                        options_.clock, handover_->Take(Handover::kLimits)));
+      grants_, GrantPages::Start(options_.node.links, options_.node.generation,
+                                 options_.clock, TakeLimits()));
   Arena::Options ahead{.ready = options_.node.host_ready,
                        .extent = options_.node.extent};
   for (const HostConfig& host : options_.node.hosts) {
@@ -164,6 +163,17 @@ absl::Status Service::Prepare() {
   loop_->SetWork([this] { return TakeTurns(); });
   loop_->SetTimer([this] { return NextDeadline(); }, [this] { Expire(); });
   return absl::OkStatus();
+}
+
+// Without them the copies of ranks that have it mapped are ungated.
+UniqueFd Service::TakeLimits() {
+  UniqueFd kept = handover_->Take(Handover::kLimits);
+  const absl::Status of_use =
+      kept ? GrantPages::CheckLimits(kept) : absl::OkStatus();
+  if (of_use.ok()) return kept;
+  WriteLog(LogLevel::kError, std::string(of_use.message()));
+  handover_->Drop(Handover::kLimits);
+  return UniqueFd();
 }
 
 // Whoever connects while there is no daemon waits on a socket that was kept.

@@ -125,12 +125,14 @@ class Service {
   absl::Status Listen();
 
   // What an earlier daemon left (service_takeover.cc).
+  UniqueFd TakeLimits();
   void TakeOver();
   absl::Status Adopt(CoreState saved);
   absl::Status CheckLeft(const CoreState& saved) const;
   bool IsLeft(SessionId id) const;
   absl::Status AdoptExtents(const CoreState& saved);
-  void AdoptRank(const Session& session);
+  // Its session ends where that fails.
+  absl::Status AdoptRank(const Session& session);
   // No socket: it has ended, its process has not.
   void WatchLeft(const Session& session, UniqueFd socket);
   int LinkIndexOf(DeviceIndex gpu) const;

@@ -76,8 +76,11 @@ absl::Status Service::Adopt(CoreState saved) {
     if (closed && handover_->Left(Handover::ProcessOf(id))) {
       WatchLeft(session, UniqueFd());
     } else if (session.is_rank() && IsLeft(id)) {
-      AdoptRank(session);
-      reached.insert(id);
+      const absl::Status adopted = AdoptRank(session);
+      if (adopted.ok()) reached.insert(id);
+      if (!adopted.ok()) {
+        WriteLog(LogLevel::kError, std::string(adopted.message()));
+      }
     } else {
       gone.push_back(id);
     }
@@ -124,27 +127,26 @@ absl::Status Service::AdoptExtents(const CoreState& saved) {
   return absl::OkStatus();
 }
 
-void Service::AdoptRank(const Session& session) {
+absl::Status Service::AdoptRank(const Session& session) {
+  WatchLeft(session, handover_->Take(Handover::SocketOf(session.id)));
   const Principal& who = session.peer.principal;
   auto page = std::make_shared<const UniqueFd>(
       handover_->Take(Handover::UsePageOf(session.id)));
-  const absl::Status resumed =
+  SLUICE_RETURN_IF_ERROR(
       grants_->Resume(session.grant_slot, LinkIndexOf(session.hello.gpu),
-                      session.guaranteed_bytes_per_second, *page);
-  if (!resumed.ok()) {
-    WriteLog(LogLevel::kError, std::string(resumed.message()));
-  }
+                      session.guaranteed_bytes_per_second, *page));
   slots_[session.grant_slot] = who;
   quotas_.Charge(who, Resource::kRanks);
   use_pages_[session.id] = std::move(page);
   // Which others it showed is not known any more.
   gpus_[session.id] = {session.hello.gpu.value()};
-  WatchLeft(session, handover_->Take(Handover::SocketOf(session.id)));
+  return absl::OkStatus();
 }
 
 void Service::WatchLeft(const Session& session, UniqueFd socket) {
   const Principal& who = session.peer.principal;
   quotas_.Charge(who, Resource::kSessions);
+  if (socket) in_flight_.Adopt(socket.get(), who);
   Watch(session.id, who, std::move(socket),
         handover_->Take(Handover::ProcessOf(session.id)));
 }

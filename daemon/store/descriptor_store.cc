@@ -41,13 +41,13 @@ DescriptorStore::DescriptorStore(Options options,
     : options_(std::move(options)),
       socket_(std::move(socket)),
       names_(options_.stored.begin(), options_.stored.end()) {
-  if (!keeps()) return;
+  if (socket_ == nullptr) return;
   thread_ = std::thread([this] { Work(); });
   pthread_setname_np(thread_.native_handle(), "fd-store");
 }
 
 DescriptorStore::~DescriptorStore() {
-  if (!keeps()) return;
+  if (socket_ == nullptr) return;
   {
     const MutexLock lock(mutex_);
     stopping_ = true;
@@ -96,6 +96,7 @@ void DescriptorStore::Remove(std::string_view name) {
   const auto found = names_.find(name);
   if (found == names_.end()) return;
   names_.erase(found);
+  if (socket_ == nullptr) return;
   Push({.message = fmt::format("FDSTOREREMOVE=1\nFDNAME={}", name),
         .fd = {},
         .done = {}});
@@ -140,7 +141,7 @@ int64_t DescriptorStore::stored() const {
 
 // Who does not read what is stored need not be told either.
 void DescriptorStore::Tell(std::string message) {
-  if (!keeps()) return;
+  if (socket_ == nullptr) return;
   const MutexLock lock(mutex_);
   if (queue_.size() >= kMostQueued) return;
   Push({.message = std::move(message), .fd = {}, .done = {}});

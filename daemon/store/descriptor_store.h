@@ -38,7 +38,7 @@ class DescriptorStore {
   using Done = std::function<void(absl::Status)>;
   struct Options {
     std::string notify_socket;  // empty: nobody keeps anything
-    int64_t capacity = 0;       // StoreCapacity
+    int64_t capacity = 0;       // StoreCapacity; 0: it keeps nothing
     // What the store holds already: Starter::stored.
     std::vector<std::string> stored;
     // Per batch, from its first message to the answer.
@@ -54,8 +54,9 @@ class DescriptorStore {
   ~DescriptorStore();
   DescriptorStore(const DescriptorStore&) = delete;
 
-  // False: all that follows does nothing, and Flush is done at once.
-  bool keeps() const { return socket_ != nullptr; }
+  // False: nothing is put, and Flush is done at once. Whoever started the
+  // process may listen and keep nothing.
+  bool keeps() const { return socket_ != nullptr && options_.capacity > 0; }
 
   // The store will keep a duplicate of `fd` as `name`. InvalidArgument: not a
   // name (descriptor_name.h). AlreadyExists: it is stored. ResourceExhausted:
@@ -100,7 +101,7 @@ class DescriptorStore {
   void Post(Done done, absl::Status status);
 
   const Options options_;
-  const std::unique_ptr<NotifySocket> socket_;  // null: keeps nothing
+  const std::unique_ptr<NotifySocket> socket_;  // null: nobody listens
   mutable Mutex mutex_;
   CondVar changed_;
   std::set<std::string, std::less<>> names_ ABSL_GUARDED_BY(mutex_);

@@ -29,8 +29,8 @@ struct Starter {
   std::map<std::string, UniqueFd> stored;
   // Of socket activation: whatever is not called as IsDescriptorName wants.
   std::vector<std::pair<std::string, UniqueFd>> sockets;
-  // How many the store takes ($FDSTORE: systemd 254 and later, and the
-  // keeper); absent: it does not say.
+  // How many the store takes ($FDSTORE: systemd 254 and later, the keeper, or
+  // the unit of an earlier systemd); absent: it does not say.
   std::optional<int64_t> store_size;
   // How often WATCHDOG=1 is expected; absent: never.
   std::optional<absl::Duration> watchdog;

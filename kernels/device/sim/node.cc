@@ -26,13 +26,15 @@
 namespace sluice::device {
 namespace {
 
-constexpr std::array<std::string_view, 30> kCalls = {"Devices",
+constexpr std::array<std::string_view, 32> kCalls = {"Devices",
                                                      "Granularity",
                                                      "Usage",
                                                      "HeldOutside",
                                                      "Create",
                                                      "Export",
                                                      "Import",
+                                                     "Keep",
+                                                     "Adopt",
                                                      "Release",
                                                      "Reserve",
                                                      "FreeReservation",

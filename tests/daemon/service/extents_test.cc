@@ -12,6 +12,7 @@
 #include "gtest/gtest.h"
 #include "kernels/device/sim/sim.h"
 #include "proto/base/mutex.h"
+#include "tests/daemon/store/fake_store.h"
 #include "tests/support/status_matchers.h"
 #include "tests/support/temp_dir.h"
 
@@ -220,6 +221,36 @@ TEST_F(ExtentsTest, NewOnesComeAfterTheDestroyedOnesBeforeThem) {
     expected += kHeld;
     ASSERT_THAT(Made(expected), Each(IsOk())) << "in round " << round;
   }
+}
+
+// Wrong once: nobody was told, and the next daemon took over nobody.
+TEST_F(ExtentsTest, OneThatCannotBeKeptEndsTheKeeping) {
+  testing::FakeStore store(directory_.File("store"));
+  Starter starter;
+  starter.notify_socket = directory_.File("store");
+  starter.store_size = 100;
+  starter.open_files = 1024;
+  SLUICE_ASSERT_OK_AND_ASSIGN(
+      const auto handover,
+      Handover::Start(
+          std::move(starter),
+          [this](std::function<void()> task) { loop_->Post(std::move(task)); },
+          [](UniqueFd) {}));
+  SLUICE_ASSERT_OK_AND_ASSIGN(const auto node,
+                              device::SimNode::Open(directory_.path()));
+  ASSERT_THAT(node->FailCall("Keep", 1), IsOk());
+  Extents extents(driver_.get(), arena_.get(), loop_.get(), handover.get(),
+                  [this](ExtentId, absl::Status status) {
+                    const MutexLock lock(mutex_);
+                    made_.push_back(std::move(status));
+                    more_.NotifyOne();
+                  });
+  EXPECT_TRUE(handover->keeps());
+  OnLoop([&] { extents.Make(ExtentId(1), kGpu, kExtent); });
+  while (store.Next(/*wait_ms=*/500)) {
+  }
+  EXPECT_THAT(Made(1), Each(IsOk()));
+  EXPECT_FALSE(handover->keeps());
 }
 
 }  // namespace

@@ -124,5 +124,20 @@ TEST_F(InFlightTest, WhatWasNotSentIsGivenBack) {
   EXPECT_TRUE(in_flight_.End(std::move(ends.ours)));
 }
 
+// Wrong once: after a takeover there was room for as many again.
+TEST(InFlight, WhatAnEarlierDaemonSentCountsUntilItIsRead) {
+  Quotas quotas(SharesOf({}, 4096));
+  InFlight in_flight(&quotas);
+  Ends unread, read;
+  unread.Send(1);
+  in_flight.Adopt(unread.ours.get(), kA);
+  in_flight.Adopt(read.ours.get(), kB);
+  EXPECT_EQ(quotas.used(kA, Resource::kInFlight), in_flight.most());
+  EXPECT_EQ(quotas.used(kB, Resource::kInFlight), 0);
+  EXPECT_EQ(in_flight.Take(unread.ours.get(), kA, 1, kStart), Room::kUnread);
+  EXPECT_THAT(wire::Receive(unread.theirs.get()), IsOk());
+  EXPECT_EQ(in_flight.Take(unread.ours.get(), kA, 1, kStart), Room::kYes);
+}
+
 }  // namespace
 }  // namespace sluice::daemon

@@ -222,6 +222,16 @@ TEST(NoStore, KeepsNothingAndIsDoneAtOnce) {
   EXPECT_THAT(done, IsOk());
 }
 
+// A unit of Type=notify has no store by that.
+TEST_F(Store, WhoListensNeedNotKeepAnything) {
+  const auto store = Start(/*capacity=*/0);
+  EXPECT_FALSE(store->keeps());
+  EXPECT_THAT(store->Put("x", Memfd().get()), IsOk());
+  EXPECT_THAT(Flush(*store).get(), IsOk());
+  store->Ready("serving");
+  EXPECT_THAT(NextText(), HasSubstr("READY=1"));
+}
+
 TEST(NoStore, AnAddressThatIsNoneIsRefused) {
   for (const std::string& address :
        std::vector<std::string>{"relative", "@", "/" + std::string(200, 'x')}) {

@@ -34,14 +34,14 @@ NotifyReceiver Bind(const std::string& path) {
 
 }  // namespace
 
-KeptDaemon::KeptDaemon(const std::string& toml)
+KeptDaemon::KeptDaemon(const std::string& toml, int64_t capacity)
     : receiver_(Bind(directory_.File("test-keeper.sock"))) {
   std::ofstream file(File("sluiced.toml"));
   if (toml.find("[http]") == std::string::npos) {
     file << "[http]\nlisten = \"\"\n";
   }
   file << "[device]\ndriver = \"sim\"\n" << toml;
-  kept_ = std::make_unique<KeptDescriptors>(capacity_);
+  kept_ = std::make_unique<KeptDescriptors>(capacity);
   pump_ = std::thread([this] { Pump(); });
 }
 
@@ -149,6 +149,14 @@ bool KeptDaemon::Has(const std::string& name) const {
 bool KeptDaemon::WaitFor(const std::string& name, bool kept) const {
   for (const absl::Time late = absl::Now() + kPatience; absl::Now() < late;) {
     if (Has(name) == kept) return true;
+    absl::SleepFor(kLookAgain);
+  }
+  return false;
+}
+
+bool KeptDaemon::WaitForLog(const std::string& text) const {
+  for (const absl::Time late = absl::Now() + kPatience; absl::Now() < late;) {
+    if (Log().find(text) != std::string::npos) return true;
     absl::SleepFor(kLookAgain);
   }
   return false;

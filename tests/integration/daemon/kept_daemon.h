@@ -22,7 +22,7 @@ namespace sluice::testing {
 class KeptDaemon {
  public:
   // Does not start it. HTTP is off unless the text switches it on.
-  explicit KeptDaemon(const std::string& toml = "");
+  explicit KeptDaemon(const std::string& toml = "", int64_t capacity = 4000);
   ~KeptDaemon();
   KeptDaemon(const KeptDaemon&) = delete;
 
@@ -57,7 +57,8 @@ class KeptDaemon {
   pid_t pid() const { return pid_; }
   // All that it and its predecessors logged.
   std::string Log() const;
-  void set_capacity(int64_t descriptors) { capacity_ = descriptors; }
+  // Whether that is in it soon: it is written by a thread of its own.
+  bool WaitForLog(const std::string& text) const;
 
  private:
   void Fork();
@@ -67,7 +68,6 @@ class KeptDaemon {
 
   TempDir directory_;
   daemon::NotifyReceiver receiver_;
-  int64_t capacity_ = 4000;
   pid_t pid_ = 0;  // 0: none runs
   mutable Mutex mutex_;
   std::unique_ptr<daemon::KeptDescriptors> kept_ ABSL_GUARDED_BY(mutex_);

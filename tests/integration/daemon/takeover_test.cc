@@ -3,7 +3,7 @@
 #include <arpa/inet.h>
 #include <fmt/format.h>
 #include <netinet/in.h>
-#include <poll.h>
+#include <sys/mman.h>
 #include <sys/socket.h>
 #include <unistd.h>
 
@@ -23,8 +23,6 @@
 namespace sluice::testing {
 namespace {
 
-using ::testing::HasSubstr;
-using ::testing::Not;
 
 RawClient Connected(const KeptDaemon& daemon) {
   auto client = RawClient::Connect(daemon.socket());
@@ -132,7 +130,7 @@ TEST(TakeOverOfPort, APortThatWasTakenMeanwhileIsAWarning) {
   ASSERT_EQ(listen(port.get(), 1), 0);
   daemon.Put("orphan", *port.Duplicate());
   daemon.Start();
-  EXPECT_THAT(daemon.Log(), HasSubstr("no metrics on TCP"));
+  EXPECT_TRUE(daemon.WaitForLog("no metrics on TCP"));
   EXPECT_TRUE(daemon.WaitUntilGone("orphan"));
 }
 
@@ -165,6 +163,79 @@ TEST_F(TakeOver, TheSocketOfAClosedRankIsNotKept) {
   daemon_.Start();
   EXPECT_TRUE(daemon_.WaitUntilGone("s1"));
   EXPECT_TRUE(daemon_.Has("p1"));
+}
+
+UniqueFd MemoryOf(off_t size) {
+  UniqueFd fd(memfd_create("test", MFD_CLOEXEC));
+  SLUICE_CHECK(ftruncate(fd.get(), size) == 0);
+  return fd;
+}
+
+// As of another version. Wrong once: it was read beyond its end.
+TEST_F(TakeOver, APageOfLimitsOfAnotherSizeIsMadeAnew) {
+  daemon_.Start();
+  RawClient rank = Attached();
+  daemon_.Kill();
+  daemon_.Put("limits", MemoryOf(16));
+  daemon_.Start();
+  ExpectServed(rank);
+  EXPECT_TRUE(daemon_.WaitForLog("page of limits"));
+  daemon_.KillAndStart();  // the new one was kept
+  ExpectServed(rank);
+}
+
+TEST_F(TakeOver, ARankWhoseUsePageIsNoneEndsAlone) {
+  daemon_.Start();
+  RawClient rank = Attached(), other = Attached("other");
+  daemon_.Kill();
+  daemon_.Put("u1", MemoryOf(16));
+  daemon_.Start();
+  ExpectServed(other);
+  EXPECT_THAT(rank.NextEvent(absl::Seconds(20)),
+              StatusIs(absl::StatusCode::kUnavailable));
+}
+
+// As when it was made just before the daemon died, but for what it is.
+TEST_F(TakeOver, AnExtentThatIsNoneIsNotKept) {
+  daemon_.Start();
+  RawClient rank = Attached();
+  daemon_.Ignore();
+  wire::Packet packet;
+  packet.set_id(99);
+  packet.mutable_request()->mutable_lease()->set_kind(wire::Lease::GPU);
+  packet.mutable_request()->mutable_lease()->set_bytes(KiB(64).size());
+  ASSERT_THAT(wire::Send(rank.fd(), packet), IsOk());
+  absl::SleepFor(absl::Milliseconds(300));  // it is made, and cannot be sent
+  daemon_.Kill();
+  daemon_.Put("e1", MemoryOf(16));
+  daemon_.Start();
+  EXPECT_TRUE(daemon_.WaitUntilGone("e1"));
+}
+
+// Wrong once: each lease waited 5 s from then on.
+TEST_F(TakeOver, WhereTheKeeperDoesNotAnswerOnlyTheFirstWaits) {
+  daemon_.Start();
+  RawClient rank = Attached();
+  daemon_.Ignore();
+  const auto first = rank.Lease(wire::Lease::GPU, KiB(64));
+  ASSERT_THAT(first, IsOk());
+  EXPECT_TRUE(daemon_.WaitForLog("is not saved any more"));
+  const absl::Time before = absl::Now();
+  // Of another size, so that it is made.
+  ASSERT_THAT(rank.Lease(wire::Lease::GPU, KiB(128)), IsOk());
+  EXPECT_LT(absl::Now() - before, absl::Seconds(2));
+}
+
+// Wrong once: where the store is small, one user could have them all.
+TEST(TakeOverOfFew, OneUserMayHaveHalfOfTheExtentsThatAreKept) {
+  KeptDaemon daemon("[pools]\nextent_bytes = \"64KiB\"\n", 200);
+  daemon.Start();
+  EXPECT_TRUE(daemon.WaitForLog("there may be 100 extents"));
+  RawClient rank = Connected(daemon);
+  ASSERT_THAT(rank.Hello("job"), IsOk());
+  EXPECT_THAT(rank.Lease(wire::Lease::GPU, 40 * KiB(64)), IsOk());
+  EXPECT_THAT(rank.Lease(wire::Lease::GPU, 20 * KiB(64)),
+              StatusIs(absl::StatusCode::kResourceExhausted));
 }
 
 }  // namespace
