@@ -37,6 +37,7 @@ Bytes FreeMemory() {
 std::vector<LinkSpeed> SimLinks(const SimSettings& sim) {
   if (!sim.links.empty()) return sim.links;
   std::vector<LinkSpeed> links;
+  links.reserve(static_cast<size_t>(sim.gpus));
   for (int i = 0; i < sim.gpus; ++i) {
     links.push_back({fmt::format("pcie{}", i), 2e9, 2e9});
   }

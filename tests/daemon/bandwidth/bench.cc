@@ -1,7 +1,7 @@
 // The bandwidth policy in injected time: two ranks that fair sharing would make
 // late, 8 GPUs behind 4 switches, 64 GPUs and 1,000 jobs. Time is pretended,
 // the policy is the real one, so every figure but the cost of a refill is the
-// same on any machine.
+// same on any machine; beside them what a real daemon does (bench_sim.h).
 #include <fmt/format.h>
 
 #include <algorithm>
@@ -13,6 +13,7 @@
 #include "proto/base/grant_page.h"
 #include "proto/base/status.h"
 #include "tests/bench/report.h"
+#include "tests/daemon/bandwidth/bench_sim.h"
 #include "tests/daemon/bandwidth/job_story.h"
 #include "tests/daemon/bandwidth/node_simulation.h"
 
@@ -220,8 +221,8 @@ std::vector<Entry> CostRows() {
 
 std::vector<Entry> Measure() {
   std::vector<Entry> all;
-  for (const auto& rows :
-       {TwoRanksRows(), EightGpuRows(), JobRows(), CostRows()}) {
+  for (const auto& rows : {TwoRanksRows(), EightGpuRows(),
+                           bench::EightGpusOnAClock(), JobRows(), CostRows()}) {
     all.insert(all.end(), rows.begin(), rows.end());
   }
   return all;
