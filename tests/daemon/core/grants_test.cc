@@ -1,6 +1,8 @@
 // Fair shares of a link, in injected time.
 #include "daemon/core/grants.h"
 
+#include <random>
+
 #include "gtest/gtest.h"
 #include "proto/base/grant_page.h"
 
@@ -251,6 +253,45 @@ TEST(Grants, LimitsNeverGoBack) {
   link.Attach(1);  // the window of both shrinks
   link.Run(absl::Milliseconds(20), {{0, 0}, {1, 0}});
   EXPECT_GE(link.limit[0][kH2d], first[kH2d]);
+}
+
+// Ranks come and go behind a switch of an odd speed, hungry or not, guaranteed
+// something or not, with refills at odd times: sums hold, and what is granted
+// is no more than the switch carried, first windows aside.
+TEST(Grants, InALongStoryNoMoreIsGrantedThanTheSwitchCarries) {
+  constexpr double kSwitch = 1.234567e9 / 3;
+  std::mt19937 random(3);
+  const auto pick = [&](int below) {
+    return static_cast<int>(random() % static_cast<unsigned>(below));
+  };
+  Link link({{"pcie0", kRate / 3, kRate / 7, "switch"},
+             {"pcie1", kRate / 3, 0, "switch"},
+             {"switch", kSwitch, kSwitch}});
+  double seconds = 0, gifts = 0, granted = 0;
+  std::map<int, double> hunger;
+  for (int i = 0; i < 20'000; ++i) {
+    const int slot = pick(8);
+    if (pick(50) == 0) {
+      if (link.used.erase(slot) > 0) {
+        link.policy.Detach(slot);
+      } else {
+        link.Attach(slot, pick(2) * kSwitch / 10, pick(2));
+        gifts += static_cast<double>(link.limit[slot][kH2d]);
+      }
+    }
+    hunger[pick(8)] = pick(3) * kSwitch / 5;
+    const auto before =
+        link.used.empty() ? std::map<int, Directions>() : link.limit;
+    const absl::Duration tick = absl::Microseconds(500 + pick(3000));
+    link.Run(tick, hunger, tick);
+    seconds += absl::ToDoubleSeconds(tick);
+    for (const auto& [id, use] : link.used) {
+      granted +=
+          static_cast<double>(link.limit[id][kH2d] - before.at(id)[kH2d]);
+    }
+  }
+  EXPECT_LE(granted, kSwitch * seconds + 1);
+  EXPECT_GT(granted + gifts, 0.5 * kSwitch * seconds);
 }
 
 }  // namespace
