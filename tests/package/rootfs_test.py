@@ -1,0 +1,252 @@
+#!/usr/bin/env python3
+"""The packages on a Debian of their own, under a systemd of its own:
+rootfs_test.py BUILD
+
+A training run goes on, bit by bit, while the daemon is restarted, killed, stood
+still until the watchdog ends it, misconfigured, and upgraded. Needs root and
+mmdebstrap, which `./dev setup test` installs; only a plain user may skip it,
+and not in CI.
+"""
+
+import glob
+import json
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+import traceback
+
+import rootfs
+from installed import run
+from rootfs import wait_until
+
+TRAIN = ("--layers 2 --hidden 64 --heads 4 --kv-heads 2 --ffn 96 --chunk 64 "
+         "--ranks 2 --seq-len 777 --steps 100000 --seed 3 --hbm 24MiB").split()
+CONFIG = "/etc/sluice/sluiced.toml"
+NEXT_VERSION = "9.9.9"
+# The shipped unit's 10 s, shorter.
+WATCHDOG = "[Service]\nWatchdogSec=1s\n"
+
+
+class Run:
+    """A sluice-train of two ranks, outside of the Debian but with its /run."""
+
+    def __init__(self, build, folder, name):
+        self.log = f"{folder}/{name}.jsonl"
+        text = folder + "/text"
+        with open(text, "w", encoding="ascii") as file:
+            file.write("The quick brown fox jumps over the lazy dog. " * 2000)
+        with open(f"{folder}/{name}.err", "w", encoding="utf-8") as err:
+            self.process = subprocess.Popen(
+                [build + "/bin/sluice-train", "train", *TRAIN, "--job", name,
+                 "--data", text, "--log-jsonl", self.log],
+                stdout=subprocess.DEVNULL, stderr=err)
+        self.err = err.name
+
+    def losses(self):
+        if not os.path.exists(self.log):
+            return []
+        with open(self.log, encoding="utf-8") as file:
+            lines = [json.loads(line) for line in file if line.endswith("\n")]
+        return [line["loss"] for line in lines if "loss" in line]
+
+    def goes_on(self, steps=3):
+        """It ends so many more steps."""
+        wanted = len(self.losses()) + steps
+
+        def there():
+            if self.process.poll() is not None:
+                with open(self.err, encoding="utf-8") as file:
+                    raise AssertionError("the run ended:\n" + file.read())
+            return len(self.losses()) >= wanted
+        wait_until(there, 90, f"{steps} more steps of the run")
+
+    def end(self):
+        self.process.send_signal(signal.SIGTERM)
+        self.process.wait(60)
+
+
+class Check:
+    def __init__(self, build, work):
+        self.build, self.work = build, work
+        self.inside = rootfs.Inside(work + "/rootfs")
+
+    def serves(self):
+        """With all that it is told; its pid."""
+        def there():
+            return (self.inside.show("ActiveState") == "active"
+                    and self.inside.show("StatusText") == "serving"
+                    and int(self.inside.show("MainPID")))
+        return wait_until(there, 60, "sluiced serves")
+
+    def install(self):
+        for deb in sorted(glob.glob(self.work + "/debs/*.deb")):
+            if "-dev" not in deb:
+                self.inside.install(deb)
+        pid = self.serves()
+        assert self.inside.succeeds("systemctl", "is-enabled", "sluiced")
+        with open(f"/proc/{pid}/status", encoding="ascii") as file:
+            status = dict(line.rstrip("\n").split(":\t") for line in file
+                          if ":\t" in line)
+        uid = int(self.inside.run("id", "-u", "sluice"))
+        assert uid != 0 and status["Uid"].split() == [str(uid)] * 4, status
+        assert int(status["CapEff"], 16) == 1 << 19, status["CapEff"]
+        assert "gpu" in self.inside.run("sluicectl", "--admin", "status").lower()
+
+    def disturb(self, run_):
+        """Each ends one daemon, and the run does not notice."""
+        folder = self.inside.root + "/run/systemd/system/sluiced.service.d"
+        os.makedirs(folder)
+        with open(folder + "/watchdog.conf", "w", encoding="ascii") as file:
+            file.write(WATCHDOG)
+        self.inside.run("systemctl", "daemon-reload")
+        for way in (self.restart, self.kill, self.kill, self.stand_still,
+                    self.misconfigure, self.upgrade):
+            before = self.serves()
+            stored = int(self.inside.show("NFileDescriptorStore"))
+            assert stored > 10, f"{stored} descriptors are stored"
+            way(before)
+            after = wait_until(lambda old=before: self.serves() != old
+                               and self.serves(), 60, way.__name__)
+            assert after != before
+            run_.goes_on()
+            print(f"{way.__name__}: the run goes on "
+                  f"({stored} descriptors were stored)", flush=True)
+
+    def restart(self, _):
+        self.inside.run("systemctl", "restart", "sluiced")
+
+    def kill(self, pid):
+        os.kill(pid, signal.SIGKILL)
+
+    def stand_still(self, pid):
+        os.kill(pid, signal.SIGSTOP)
+        wait_until(lambda: not os.path.exists(f"/proc/{pid}"), 30,
+                   "the watchdog ends it")
+        assert "Watchdog timeout" in self.inside.run(
+            "journalctl", "--no-pager", "-u", "sluiced")
+
+    def misconfigure(self, pid):
+        """Its configuration is refused, until it is put right."""
+        config = self.inside.root + CONFIG
+        tried = int(self.inside.show("NRestarts"))
+        shutil.copy(config, config + ".good")
+        with open(config, "a", encoding="ascii") as file:
+            file.write("[nonsense]\n")
+        os.kill(pid, signal.SIGKILL)
+        since = time.monotonic()
+        wait_until(lambda: int(self.inside.show("NRestarts")) >= tried + 4, 30,
+                   "it is tried again")
+        assert time.monotonic() - since > 1.9, "it is tried without a pause"
+        os.replace(config + ".good", config)
+
+    def upgrade(self, _):
+        [deb] = glob.glob(self.work + "/next/*.deb")
+        self.inside.install(deb)
+        # dpkg has waited for the restart; what runs is what is installed.
+        exe = os.readlink(f"/proc/{self.serves()}/exe")
+        assert "deleted" not in exe, exe
+        version = self.inside.run("dpkg-query", "-W", "-f", "${Version}",
+                                  "sluice-daemon")
+        assert version == NEXT_VERSION, version
+
+    def leased(self):
+        status = json.loads(self.inside.run("sluicectl", "--admin", "status",
+                                            "--json"))
+        return sum(pool["leased_bytes"]
+                   for pool in status["gpus"] + status["host"])
+
+    def remove(self):
+        pid = self.serves()
+        self.inside.run("dpkg", "--purge", "sluice-daemon")
+        assert not os.path.exists(f"/proc/{pid}")
+        for path in "/var/lib/sluice", CONFIG, "/usr/bin/sluiced":
+            assert not os.path.exists(self.inside.root + path), path
+
+    def all(self):
+        self.inside.wait_for_boot()
+        self.install()
+        disturbed = Run(self.build, self.work, "disturbed")
+        disturbed.goes_on()
+        self.disturb(disturbed)
+        disturbed.end()
+        wait_until(lambda: self.leased() == 0, 20, "all memory is back")
+        losses = disturbed.losses()
+        calm = Run(self.build, self.work, "calm")
+        calm.goes_on(len(losses))
+        calm.end()
+        assert calm.losses()[:len(losses)] == losses, "the losses differ"
+        print(f"{len(losses)} steps, bit for bit those of an undisturbed run")
+        self.remove()
+
+    def journal(self):
+        print(self.inside.run("journalctl", "--no-pager", "-n", "60",
+                              "-u", "sluiced"))
+        print(self.inside.run("systemctl", "--no-pager", "status", "sluiced"))
+
+
+def in_namespaces(build, work):
+    rootfs.boot(work + "/rootfs")
+    if os.fork() == 0:
+        check = Check(build, work)
+        try:
+            check.all()
+            print("PASSED", flush=True)
+        except BaseException:  # pylint: disable=broad-except
+            traceback.print_exc()
+            try:
+                check.journal()
+            finally:
+                print("FAILED", flush=True)
+        os._exit(0)
+    rootfs.become_systemd(work + "/rootfs")
+
+
+def prepare(build, work):
+    quick = ["cpack", "-D", "CPACK_DEBIAN_COMPRESSION_TYPE=none"]
+    run(*quick, "-B", work + "/debs", cwd=build)
+    run(*quick, "-B", work + "/next", "-D", "CPACK_COMPONENTS_ALL=daemon",
+        "-D", "CPACK_PACKAGE_VERSION=" + NEXT_VERSION, cwd=build)
+    debs = glob.glob(work + "/debs/*.deb")
+    assert len(debs) == 4, debs
+    rootfs.make(work + "/rootfs", rootfs.what_they_need(debs),
+                work + "/apt.conf")
+
+
+def main():
+    if sys.argv[1] == "--inside":
+        in_namespaces(*sys.argv[2:])
+    if os.geteuid() != 0 and not os.environ.get("CI"):
+        print("skipped: making and booting a Debian needs root")
+        sys.exit(77)
+    build = os.path.abspath(sys.argv[1])
+    # Below the build, as /tmp and /run become the new Debian's.
+    with tempfile.TemporaryDirectory(dir=build, prefix="rootfs-") as work:
+        os.chmod(work, 0o755)
+        prepare(build, work)
+        passed = False
+        before = rootfs.cgroups()
+        with subprocess.Popen(
+                ["unshare", "--pid", "--fork", "--kill-child", "--mount-proc",
+                 "--mount", "--cgroup", "--uts", "--ipc", "--net",
+                 sys.executable, os.path.abspath(__file__), "--inside", build,
+                 work],
+                stdin=subprocess.DEVNULL, stdout=subprocess.PIPE,
+                stderr=subprocess.STDOUT, text=True) as booted:
+            try:
+                for line in booted.stdout:
+                    print(line, end="", flush=True)
+                    passed = line == "PASSED\n"
+                    if passed or line == "FAILED\n":
+                        break  # its systemd has the pipe too
+            finally:
+                booted.kill()  # its systemd goes with it, and all it started
+        rootfs.remove_cgroups(but=before)
+    sys.exit(0 if passed else 1)
+
+
+if __name__ == "__main__":
+    main()
