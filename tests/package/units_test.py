@@ -43,16 +43,13 @@ class Unit(unittest.TestCase):
         print(overall)
         self.assertEqual(judged.returncode, 0, overall)
 
-    def test_stores_as_many_descriptors_as_the_daemon_counts_on(self):
-        header = os.path.join(installed.HERE,
-                              "../../daemon/service/handover.h")
-        with open(header, encoding="utf-8") as file:
-            [counted] = re.findall(r"kStoreSize = (\d+)", file.read())
+    def test_tells_the_daemon_how_much_is_stored(self):
         with open(self.unit, encoding="ascii") as file:
             unit = dict(re.findall(r"^(\w+)=(.*)$", file.read(), re.M))
-        self.assertEqual(unit["FileDescriptorStoreMax"], counted)
+        stored = unit["FileDescriptorStoreMax"]
+        self.assertEqual(unit["Environment"], "FDSTORE=" + stored)
         # All of them are handed to the next daemon.
-        self.assertGreater(int(unit["LimitNOFILE"]), 2 * int(counted))
+        self.assertGreater(int(unit["LimitNOFILE"]), 2 * int(stored))
         self.assertEqual(unit["RestartSec"], "0")
         self.assertNotIn("MemoryMax", unit)
 
