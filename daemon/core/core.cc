@@ -152,6 +152,7 @@ void Core::Load(CoreState saved) {
   waiting_.Load(std::move(saved.waiting));
   for (const auto& [id, session] : sessions_) {
     if (session.is_rank()) slots_[session.grant_slot] = true;
+    if (!session.deaths_to_tell.empty()) to_tell_.insert(id);
     if (session.grant_slot >= 0) journal_.stats.jobs.try_emplace(session.job());
   }
 }

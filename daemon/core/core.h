@@ -170,6 +170,9 @@ class Core {
   // device or of a worker is asked again, what ranks may not have heard is told
   // again; requests that nobody works on are forgotten, for they are repeated.
   Effects TakeOver(const std::set<SessionId>& reached, absl::Time now);
+  // All notices so far have been sent: a daemon that takes over need not send
+  // them again. False: nothing changed.
+  bool NoticesSent();
   // The same row by row: visit(kind, key, row) of each that changed since the
   // last time (state.h), but for what administrators set, which is kept on a
   // disk, for rounds of planning, and for sessions that never were a rank's.
@@ -256,6 +259,7 @@ class Core {
   // After Close: drops what nobody needs any more, so that a process that
   // opens and closes sessions for ever costs no more than one.
   void Tidy(SessionId id, absl::Time now, Effects& effects);
+  void TellDeaths(const Session& session, Effects& effects) const;
   void TellPeers(const Session& session, const std::string& reason,
                  Effects& effects);
 
@@ -281,6 +285,7 @@ class Core {
   JointPlanning joint_;
   Table<SessionId, Session> sessions_;
   SessionId last_session_;
+  std::set<SessionId> to_tell_;  // those that have deaths_to_tell
   std::optional<Drain> drain_;
   WaitingQueue waiting_;
   std::vector<bool> slots_;

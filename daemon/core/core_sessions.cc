@@ -202,6 +202,8 @@ void Core::TellPeers(const Session& session, const std::string& reason,
     if (!peer.is_rank() || peer.job() != session.job()) continue;
     effects.push_back(SendNotice{
         id, PeerDiedNotice{session.hello.job, session.hello.rank, reason}});
+    sessions_.Edit(id).deaths_to_tell.push_back({session.hello.rank, reason});
+    to_tell_.insert(id);
   }
 }
 

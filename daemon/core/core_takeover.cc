@@ -2,6 +2,7 @@
 #include <fmt/format.h>
 
 #include <algorithm>
+#include <utility>
 
 #include "daemon/core/core.h"
 
@@ -21,6 +22,22 @@ void Core::NotePlansTold(const Effects& effects) {
     Session* to = ready ? sessions_.Find(notice->session) : nullptr;
     if (to != nullptr) to->told_plan = ready->plan;
   }
+}
+
+void Core::TellDeaths(const Session& session, Effects& effects) const {
+  for (const Session::PeerDeath& death : session.deaths_to_tell) {
+    effects.push_back(SendNotice{
+        session.id,
+        PeerDiedNotice{session.hello.job, death.rank, death.reason}});
+  }
+}
+
+bool Core::NoticesSent() {
+  for (SessionId id : to_tell_) {
+    Session* told = sessions_.Find(id);
+    if (told != nullptr) told->deaths_to_tell.clear();
+  }
+  return !std::exchange(to_tell_, {}).empty();
 }
 
 Effects Core::TakeOver(const std::set<SessionId>& reached, absl::Time now) {
@@ -44,6 +61,7 @@ Effects Core::TakeOver(const std::set<SessionId>& reached, absl::Time now) {
     PlanId plan = session.told_plan;
     if (FindPlan(plan, nullptr) == nullptr) plan = PlanId();
     effects.push_back(SendNotice{id, TakenOverNotice{plan}});
+    TellDeaths(session, effects);
   }
   joint_.TakeOver(effects);
   Log(now, EventKind::kStart,

@@ -5,6 +5,7 @@
 #pragma once
 
 #include <memory>
+#include <set>
 #include <string>
 #include <variant>
 #include <vector>
@@ -28,7 +29,8 @@ struct HelloRequest {
   int local_ranks = 1;
   DeviceIndex gpu;
   double guaranteed_bytes_per_second = 0;
-  uint32_t protocol = 1;  // what both sides speak
+  uint32_t protocol = 1;        // what both sides speak
+  std::set<DeviceIndex> shown;  // GPUs whose device nodes came with it
   bool operator==(const HelloRequest&) const = default;
 };
 // Whose turn is first, of leases that wait. A request can only yield: nobody is

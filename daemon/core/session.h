@@ -14,6 +14,7 @@
 #include <optional>
 #include <set>
 #include <string>
+#include <vector>
 
 #include "daemon/core/grants.h"
 #include "daemon/core/requests.h"
@@ -74,6 +75,13 @@ struct Session {
 
   bool had_leases_at_close = false;
   PlanId told_plan;  // since it last submitted a profile; 0: none yet
+  // Of its job, which it may not have been told yet.
+  struct PeerDeath {
+    Rank rank;
+    std::string reason;
+    bool operator==(const PeerDeath&) const = default;
+  };
+  std::vector<PeerDeath> deaths_to_tell;
 
   std::optional<StepReport> last_step;
   double stall_seconds = 0, grant_wait_seconds = 0;  // sums

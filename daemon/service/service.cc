@@ -399,9 +399,9 @@ void Service::OnMessage(SessionId id, wire::Message& message) {
   }
 }
 
-absl::Status Service::MayAsk(SessionId id, const Request& request,
+absl::Status Service::MayAsk(SessionId id, Request& request,
                              std::span<const UniqueFd> shown) {
-  if (const auto* hello = std::get_if<HelloRequest>(&request);
+  if (auto* hello = std::get_if<HelloRequest>(&request);
       hello && !hello->observer) {
     const absl::Status may =
         quotas_.May(channels_.at(id)->who(), Resource::kRanks);
@@ -412,6 +412,7 @@ absl::Status Service::MayAsk(SessionId id, const Request& request,
     GpuAccess::Gpus gpus = options_.gpus.Shown(shown);
     SLUICE_RETURN_IF_ERROR(options_.gpus.May(gpus, hello->gpu.value()));
     gpus_[id].merge(gpus);  // also of a Hello that policy refuses
+    for (uint64_t gpu : gpus_[id]) hello->shown.insert(DeviceIndex(gpu));
   }
   if (const auto* lease = std::get_if<LeaseRequest>(&request);
       lease && lease->pool.kind == PoolKind::kGpu) {

@@ -151,7 +151,7 @@ class Service {
   void OnMessage(SessionId id, wire::Message& message);
   // What of a request policy does not know: the room for another rank, and
   // which GPUs are whose.
-  absl::Status MayAsk(SessionId id, const Request& request,
+  absl::Status MayAsk(SessionId id, Request& request,
                       std::span<const UniqueFd> shown);
   // Some of the requests that wait, by turns of their principals; true: there
   // are more.
@@ -243,6 +243,7 @@ class Service {
   std::unique_ptr<GrantPages> grants_;
   uint64_t next_session_ = 1;
   uint64_t logged_ = 0;
+  int executing_ = 0;  // how deep: an effect may bring about others
   LogLimiter log_limiter_;
   std::unique_ptr<Handover> handover_;
   // What it has is the next one's: it ended so, or never came to serve what an

@@ -37,9 +37,11 @@ LogLevel LevelOf(EventKind kind) {
 
 void Service::Execute(Effects effects) {
   handover_->Save(core_);
+  ++executing_;
   for (Effect& effect : effects) {
     std::visit([this](auto& typed) { Do(typed); }, effect);
   }
+  if (--executing_ == 0 && core_.NoticesSent()) handover_->Save(core_);
   WriteNewEvents();
 }
 

@@ -138,8 +138,10 @@ absl::Status Service::AdoptRank(const Session& session) {
   slots_[session.grant_slot] = who;
   quotas_.Charge(who, Resource::kRanks);
   use_pages_[session.id] = std::move(page);
-  // Which others it showed is not known any more.
   gpus_[session.id] = {session.hello.gpu.value()};
+  for (DeviceIndex gpu : session.hello.shown) {
+    gpus_[session.id].insert(gpu.value());
+  }
   return absl::OkStatus();
 }
 

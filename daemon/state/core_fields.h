@@ -110,6 +110,7 @@ void Fields(Ar& ar, Is<HelloRequest> auto& hello) {
   ar(6, hello.gpu);
   ar(7, hello.guaranteed_bytes_per_second);
   ar(8, hello.protocol);
+  ar(9, hello.shown);
 }
 template <typename Ar>
 void Fields(Ar& ar, Is<StepReport> auto& step) {
@@ -159,6 +160,11 @@ void Fields(Ar& ar, Is<SnapshotReply> auto& snapshot) {
   ar(1, snapshot.plan);
 }
 template <typename Ar>
+void Fields(Ar& ar, Is<Session::PeerDeath> auto& death) {
+  ar(1, death.rank);
+  ar(2, death.reason);
+}
+template <typename Ar>
 void Fields(Ar& ar, Is<Session> auto& session) {
   ar(1, session.id);
   ar(2, session.peer);
@@ -176,6 +182,7 @@ void Fields(Ar& ar, Is<Session> auto& session) {
   ar(14, session.copies_seen);
   ar(15, session.copies_counted);
   ar(16, session.told_plan);
+  ar(17, session.deaths_to_tell);
 }
 
 // --- profiles and plans -----------------------------------------------------

@@ -30,6 +30,26 @@ TEST_F(TakeOverTest, EverySessionIsToldAndKeepsWhatItHas) {
       *after_.Ask(a, FreeRequest{lease.lease})));
 }
 
+// Wrong once: a rank whose daemon died just then waited for a dead peer.
+TEST_F(TakeOverTest, ADeathThatNobodyWasToldOfIsTold) {
+  const SessionId a = before_.Attach("a", 0, 3), b = before_.Attach("a", 1, 3),
+                  c = before_.Attach("a", 2, 3);
+  before_.Die(b);
+  EXPECT_TRUE(before_.core.NoticesSent());
+  before_.Die(c);
+  TakeOver({a});
+  const auto told = after_.NoticesTo<PeerDiedNotice>(a);
+  ASSERT_THAT(told, SizeIs(1));
+  EXPECT_EQ(told[0].rank, Rank(2));
+  EXPECT_EQ(told[0].reason, "killed by signal 9");
+  EXPECT_TRUE(after_.core.NoticesSent());
+  EXPECT_FALSE(after_.core.NoticesSent());
+  CoreDriver third;
+  third.Inherit(after_);
+  third.Run([&](Core& core) { return core.TakeOver({a}, third.clock.Now()); });
+  EXPECT_THAT(third.NoticesTo<PeerDiedNotice>(a), SizeIs(0));
+}
+
 TEST_F(TakeOverTest, WhoseSocketIsGoneHasEnded) {
   const SessionId a = before_.Attach("a", 0);
   const SessionId half_open = before_.Connect();

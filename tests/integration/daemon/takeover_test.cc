@@ -171,6 +171,23 @@ UniqueFd MemoryOf(off_t size) {
   return fd;
 }
 
+// Wrong once: it could lease of its own only.
+TEST_F(TakeOver, ARankHasTheGpusThatItShowed) {
+  daemon_.Start();
+  RawClient rank = Connected(daemon_);
+  wire::Request request;
+  auto* hello = request.mutable_hello();
+  hello->set_protocol(wire::kProtocols.newest);
+  hello->set_job("job");
+  hello->set_world_size(1);
+  hello->set_local_ranks(1);
+  const auto own = GpuNodes(rank.fd(), 0), other = GpuNodes(rank.fd(), 1);
+  ASSERT_THAT(rank.Call(request, {own.at(0).get(), other.at(0).get()}), IsOk());
+  daemon_.KillAndStart();
+  ExpectServed(rank);
+  EXPECT_THAT(rank.Lease(wire::Lease::GPU, KiB(64), 1), IsOk());
+}
+
 // As of another version. Wrong once: it was read beyond its end.
 TEST_F(TakeOver, APageOfLimitsOfAnotherSizeIsMadeAnew) {
   daemon_.Start();
