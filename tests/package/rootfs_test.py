@@ -13,6 +13,7 @@ import json
 import os
 import shutil
 import signal
+import statistics
 import subprocess
 import sys
 import tempfile
@@ -46,12 +47,20 @@ class Run:
                 stdout=subprocess.DEVNULL, stderr=err)
         self.err = err.name
 
-    def losses(self):
+    def steps(self):
         if not os.path.exists(self.log):
             return []
         with open(self.log, encoding="utf-8") as file:
             lines = [json.loads(line) for line in file if line.endswith("\n")]
-        return [line["loss"] for line in lines if "loss" in line]
+        return [line for line in lines if "loss" in line]
+
+    def losses(self):
+        return [step["loss"] for step in self.steps()]
+
+    def longest_beyond_median(self, since):
+        """Of its steps from number `since` on, in ms."""
+        seconds = [step["seconds"] for step in self.steps()]
+        return 1000 * (max(seconds[since:]) - statistics.median(seconds))
 
     def goes_on(self, steps=3):
         """It ends so many more steps."""
@@ -108,12 +117,14 @@ class Check:
             before = self.serves()
             stored = int(self.inside.show("NFileDescriptorStore"))
             assert stored > 10, f"{stored} descriptors are stored"
+            done = len(run_.steps())
             way(before)
             after = wait_until(lambda old=before: self.serves() != old
                                and self.serves(), 60, way.__name__)
             assert after != before
             run_.goes_on()
-            print(f"{way.__name__}: the run goes on "
+            print(f"{way.__name__}: the run goes on; its longest step is "
+                  f"{run_.longest_beyond_median(done):.0f} ms over the median "
                   f"({stored} descriptors were stored)", flush=True)
 
     def restart(self, _):
