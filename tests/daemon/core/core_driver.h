@@ -44,11 +44,10 @@ class CoreDriver {
   // the same.
   template <typename Event>
   void Run(Event event) {
-    const auto waited = core.waiting().waiters();
-    const uint64_t next_lease =
-        waited.empty() ? 0 : core.ledger().Save().next_lease;
+    std::optional<CoreState> before;
+    if (!core.waiting().empty()) before = core.Save();
     Effects effects = event(core);
-    if (!waited.empty()) CheckOrder(waited, next_lease);
+    if (before) CheckOrder(*before);
     if (shadow_) {
       SLUICE_CHECK(EffectText::Of(effects) == EffectText::Of(event(*shadow_)));
     }
@@ -217,23 +216,22 @@ class CoreDriver {
  private:
   // Of what waited for a pool before the event and still does, the first was
   // overtaken by nobody there; what is reserved and promised aside.
-  void CheckOrder(const std::map<PlaceInLine, Waiter>& waited,
-                  uint64_t next_lease) const {
+  void CheckOrder(const CoreState& before) const {
     const CoreState now = core.Save();
     for (const auto& [id, lease] : now.ledger.leases) {
-      if (id.value() < next_lease) continue;
+      if (id.value() < before.ledger.next_lease) continue;
       if (now.ledger.reservations.contains(lease.pool)) continue;
-      if (lease.pool.kind == PoolKind::kHost && !now.joint.members.empty()) {
+      if (WasPromised(before.joint, lease) || WasPromised(now.joint, lease)) {
         continue;
       }
       PlaceInLine place{Priority::kNormal, UINT64_MAX};
-      for (const auto& [at, waiter] : waited) {
+      for (const auto& [at, waiter] : before.waiting.waiters) {
         if (waiter.session == lease.session &&
             waiter.request == lease.request) {
           place = at;
         }
       }
-      for (const auto& [at, waiter] : waited) {
+      for (const auto& [at, waiter] : before.waiting.waiters) {
         const auto still = now.waiting.waiters.find(at);
         SLUICE_CHECK(at > place || still == now.waiting.waiters.end() ||
                      waiter.asked.pool != lease.pool ||
@@ -241,6 +239,19 @@ class CoreDriver {
                      still->second.lacks != Waiter::Lacks::kPool);
       }
     }
+  }
+  // Host memory of a job's plan, or for which others made room.
+  static bool WasPromised(const JointPlanningState& joint,
+                          const LeaseState& lease) {
+    if (lease.pool.kind != PoolKind::kHost) return false;
+    for (const WaitingLease& each : joint.waiting_leases) {
+      if (each.session == lease.session && each.request == lease.request) {
+        return true;
+      }
+    }
+    const auto rank = joint.attached.find(lease.session);
+    return rank != joint.attached.end() &&
+           joint.members.contains(rank->second.job);
   }
 
   std::unique_ptr<Core> shadow_;
