@@ -111,8 +111,6 @@ def test_what_begins_after_the_probes_rows_is_refused(session):
     refused(session, around(lambda s, mlp, x: mlp(x) + shift(x, 100)))
 
 
-@pytest.mark.xfail(strict=True, reason="hooks are looked at in stream() only;"
-                   " the replay is the same as the first forward")
 def test_a_mixing_hook_that_comes_later_is_refused(session):
     model = tiny()
     stream = sluice.stream(model, session=session, chunk=16)

@@ -89,9 +89,10 @@ def test_a_layer_that_hangs_is_named_while_it_does(session, capsys, quiet,
         if len(calls) == 8:  # of 5 chunks each way: the third last, backward
             time.sleep(0.6)
 
+    model.model.layers[1].mlp.register_forward_pre_hook(hang)
     stream = sluice.stream(model, session=session, chunk=16, quiet=quiet,
                            stalled_s=0.3)
-    model.model.layers[1].mlp.register_forward_pre_hook(hang)
+    calls.clear()  # of the probe
     run(model, batch())
     said = capsys.readouterr().err
     assert ("rank 0 of 1: nothing has moved for 0 s: backward, layer 2 of 2, "
@@ -133,6 +134,7 @@ with sluice.Session(socket, job="w", rank=rank, world=2) as session:
 WAITS = JOINED + """
     model.model.layers[1].mlp.register_forward_hook(
         lambda *_: dist.all_reduce(torch.ones(1)))
+    model(**batch())  # which probes it
     dist.barrier()
     if rank == 0:
         time.sleep(4)  # its neighbour waits for it

@@ -2,9 +2,10 @@
 what `sluice.stream` returns."""
 from __future__ import annotations
 
+import contextlib
 import sys
 import threading
-from collections.abc import Callable, Mapping, MutableMapping
+from collections.abc import Callable, Iterator, Mapping, MutableMapping
 from dataclasses import dataclass
 from typing import Any, Literal
 from weakref import WeakKeyDictionary
@@ -29,6 +30,11 @@ from sluice.spared import Spared
 from sluice.step import Engaging, Step, chunks_of
 
 Check = Literal["first", "always", "off"]
+
+
+# What a Stream notes of the call that runs, and counts of it.
+_OF_A_CALL = ("has_labels", "all_rows", "needs_all", "rejoin", "in_causal",
+              "own_rows", "blind", "_blocks", "_count")
 
 
 @dataclass(frozen=True)
@@ -146,8 +152,24 @@ class Stream:
         self._head = how
 
     def found_head(self, how: Literal["rows", "whole"]) -> None:
-        """What the trial of the head has shown; the adapter calls it."""
-        self._head = self._may_head = how
+        """What a trial of the head has shown; the adapter calls it. What a
+        user has chosen stays."""
+        chosen = self._head != self._may_head
+        self._may_head = how
+        if not chosen or how == "whole":
+            self._head = how
+
+    @contextlib.contextmanager
+    def probing_again(self) -> Iterator[None]:
+        """Around a probe within a call: that goes on as it was. What was found
+        of the layers before does not hold any more."""
+        self._spared.clear()
+        were = {name: getattr(self, name) for name in _OF_A_CALL}
+        try:
+            yield
+        finally:
+            vars(self).update(were)
+            self._checked = False
 
     @property
     def least_rows(self) -> int:

@@ -28,7 +28,7 @@ from sluice.adapters import (head_routers, logprobs, padded, routers, shared,
                              units)
 from sluice.adapters.absent import AbsentLogits
 from sluice.adapters.head_loss import Labels, Loss
-from sluice.adapters.held import check_base
+from sluice.adapters.held import Inside, check_base
 from sluice.adapters.stand_in import Recorded, Recorder, Stub
 
 if TYPE_CHECKING:
@@ -71,6 +71,22 @@ class Head:
                          or causal.get_output_embeddings() is None)
         self._loss_function = causal.loss_function
 
+    def tried(self, try_it: Callable[[Head], None]) -> None:
+        """`try_it` finds out how it runs; again where something in it is new
+        since then."""
+        self._try, self._inside = try_it, Inside(self._new)
+        try_it(self)
+
+    def _renew(self) -> None:
+        self._ends.adapter.renew(self.stream)
+        if self._inside.has_changed():
+            self._inside.take()
+            with self.stream.probing_again():
+                self._try(self)
+
+    def _new(self) -> list[nn.Module]:
+        return [m for m in self.modules() if m is not self.causal]
+
     @staticmethod
     def fits(causal: nn.Module, decoder: nn.Module) -> bool:
         """Whether it is a model with a head, whose base model holds the
@@ -103,6 +119,9 @@ class Head:
 
         def answer(self_: nn.Module, *args: Any, **kwargs: Any) -> Any:
             given = calls.arguments_of(accepts, self_, args, kwargs)
+            if current() is None and (given.get("labels") is not None
+                                      or scoring.asked() is not None):
+                self._renew()
             if current() is None and self.stream.head == "rows" and (
                     self._by_rows(given)):
                 asked = scoring.asked()

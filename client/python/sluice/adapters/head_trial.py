@@ -21,7 +21,7 @@ def probe(head: Head) -> None:
     """Compares with the model's own loss on the rows as a whole; where they
     differ the head is left to the model (`stream.head`)."""
     device = head.causal.get_input_embeddings().weight.device
-    head.stream.found_head("whole")
+    how = "whole"
     for head.place in head.places:
         try:
             # In bf16 both would round, each in its own places.
@@ -31,8 +31,9 @@ def probe(head: Head) -> None:
         except Exception:  # the user's own code on input it never saw
             same = False
         if same:
-            head.stream.found_head("rows")
-            return
+            how = "rows"
+            break
+    head.stream.found_head(how)
 
 
 def _same(head: Head) -> bool:

@@ -1,10 +1,12 @@
-"""Whether the layers that run are those that were streamed."""
+"""Whether what runs is what was streamed, and was tried then."""
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
 
 from torch import nn
+from torch.distributed.fsdp import FSDPModule
 
+from sluice import linears
 from sluice.errors import Unsupported
 
 AGAIN = "unstream(), change the model, and stream it again"
@@ -45,6 +47,46 @@ class Held:
                     "sluice.stream, and is not streamed", AGAIN)
 
 
+class Inside:
+    """The modules that `modules` gives, with their hooks and with forwards of
+    their own, as they were when they were tried. FSDP2's units are only
+    themselves: their hooks come with it, around all rows."""
+
+    def __init__(self, modules: Callable[[], Iterable[nn.Module]]):
+        self._modules = modules
+        self.take()
+
+    @staticmethod
+    def of(layers: Iterable[nn.Module]) -> Inside:
+        """Of layers: what is around them sees all rows."""
+        layers = list(layers)
+        return Inside(lambda: (m for layer in layers
+                               for m in layer.modules() if m is not layer))
+
+    def take(self) -> None:
+        self._then = self._now()
+
+    def has_changed(self) -> bool:
+        now = self._now()
+        return len(now) != len(self._then) or any(
+            was != is_ and not (was[0] is is_[0] and isinstance(
+                is_[0], FSDPModule)) for was, is_ in zip(self._then, now))
+
+    def _now(self) -> list[tuple]:
+        return [_of(module) for module in self._modules()]
+
+
+def _of(module: nn.Module) -> tuple:
+    forward = vars(module).get("forward")
+    if isinstance(forward, linears.Linear):  # in a backward that runs
+        forward = None
+    return (module, type(module), forward,
+            *module._forward_pre_hooks.values(),
+            *module._forward_hooks.values(),
+            *module._backward_pre_hooks.values(),
+            *module._backward_hooks.values())
+
+
 def check_base(causal: nn.Module, base: nn.Module, decoder: nn.Module) -> None:
     """The base model that a head calls still holds the decoder."""
     if all(module is not decoder for module in base.modules()):
@@ -53,4 +95,4 @@ def check_base(causal: nn.Module, base: nn.Module, decoder: nn.Module) -> None:
             "sluice.stream, and is not streamed", AGAIN)
 
 
-__all__ = ["Held", "check_base"]
+__all__ = ["Held", "Inside", "check_base"]

@@ -12,7 +12,9 @@ import inspect
 from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Any
 
+import torch
 from torch import Tensor, nn
+from torch.distributed.fsdp import FSDPModule
 from transformers import PretrainedConfig
 
 from sluice import layer as layers_
@@ -27,7 +29,7 @@ from sluice.adapters.dealing import Dealing
 from sluice.adapters.decoders import around, find_decoder
 from sluice.adapters.ends import Ends
 from sluice.adapters.head import Head
-from sluice.adapters.held import Held
+from sluice.adapters.held import Held, Inside
 from sluice.adapters.units import refuse_compiled, refuse_within
 
 if TYPE_CHECKING:
@@ -80,13 +82,14 @@ class Adapter:
         if routers.asked(self.decoder, {}):
             routers.find(self)
         self._probe(stream)
+        self._inside = Inside.of(self.layers)
         # Of a rank's own rows the ends need not be made by chunks.
         if stream.ranks is None or stream.hidden == "host":
             ends_trial.probe(self.ends)
         if Head.fits(self.causal, self.decoder):
             head = Head(self.causal, self.decoder, stream, self.ends)
             self._patch(self.causal, head.forward())
-            head_trial.probe(head)
+            head.tried(head_trial.probe)
         elif stream.ranks is not None and "labels" in inspect.signature(
                 type(self.causal).forward).parameters:
             raise Unsupported(
@@ -120,6 +123,27 @@ class Adapter:
             self._patches.pop(self.entry).undo()
         raise next((r for r in refusals if not isinstance(r, NoAttention)),
                    refusals[0])
+
+    def renew(self, stream: Stream) -> None:
+        """Probes the layers again where something in them is new since they
+        were probed: adapters, say, or hooks."""
+        if not self._inside.has_changed():
+            return
+        if any(isinstance(layer, FSDPModule) for layer in self.layers):
+            stream.say_once(
+                f"modules or hooks came into layers of {self.name} that are "
+                "sharded: what came there after sluice.stream is not probed")
+            return
+        before, self._inside = self._inside, Inside.of(self.layers)
+        self._told.undo()
+        try:
+            with stream.probing_again(), torch.inference_mode(False), (
+                    torch.enable_grad()):
+                self._told = probe.probe(self, stream)
+        except BaseException:
+            self._inside = before
+            raise
+        self._inside.take()  # who is told the length has a hook by now
 
     def check_dealing(self, ids: Tensor, chunk: int) -> None:
         """Raises `Unsupported` where one rank's rows are not the whole's."""
@@ -212,6 +236,7 @@ class Adapter:
                     stream, self_, given):
                 return own(*args, **kwargs)
             self._held.check()
+            self.renew(stream)
             x = wanted.input_of(given)
             seed = stream.agree("the decoder", x, given)
             if x.shape[1] < stream.least_rows:

@@ -26,7 +26,7 @@ from torch.distributed.fsdp import FSDPModule
 from sluice import layer as layers_
 from sluice import probe, randomness, rows, sdpa, tables, trial
 from sluice.arguments import need
-from sluice.adapters.held import Held
+from sluice.adapters.held import Held, Inside
 from sluice.adapters.units import refuse_compiled, refuse_within
 from sluice.captured import (TOKENS, Seen, first_of_kind, recorded,
                              refusing)
@@ -62,6 +62,7 @@ class OwnLayers:
         self._patches: dict[nn.Module, Patch] = {}
         self._kind: list[int] = []  # of each layer, the first of its kind
         self._probed: set[int] = set()  # kinds
+        self._stale = False  # what was probed does not hold
         self._told: list[Told] = []  # of each kind, who knows the length
         self._whole = False  # layers run as they are
         self._step: tuple[Step, int] | None = None  # and the last layer run
@@ -81,10 +82,8 @@ class OwnLayers:
                 "sample: one that was not probed yet would be called with "
                 "what stands for hidden states",
                 "pass sample=lambda: model(ids)")
-        if self._sample is not None:
-            for index, seen in self._seen(stream).items():
-                if index == self._kind[index]:
-                    self._probe(stream, index, seen)
+        self._insides = [Inside.of([layer]) for layer in self.layers]
+        self._probe_all(stream)
         stream.in_host = stream.hidden == "host"
 
     def detach(self) -> None:
@@ -120,6 +119,8 @@ class OwnLayers:
             rows.check_hidden(self_, x)
             refuse_within(self_)
             index, length = self._index[self_], x.shape[1]
+            if self._stale or self._insides[index].has_changed():
+                self._renew(stream)
             known = self._kind[index] in self._probed
             if length < (stream.least_rows if known else LEAST):
                 return own(*args, **kwargs)
@@ -205,6 +206,31 @@ class OwnLayers:
 
     # --- the probe ----------------------------------------------------------
 
+    def _probe_all(self, stream: Stream) -> None:
+        """One layer of each kind, where there is a sample; else each is probed
+        when it is called."""
+        if self._sample is not None:
+            for index, seen in self._seen(stream).items():
+                if index == self._kind[index]:
+                    self._probe(stream, index, seen)
+        self._take()
+
+    def _take(self) -> None:
+        """What is in the layers now counts as known."""
+        for inside in self._insides:
+            inside.take()
+
+    def _renew(self, stream: Stream) -> None:
+        """Something in a layer is new since it was probed."""
+        self._stale = True
+        while self._told:
+            self._told.pop().undo()
+        self._probed.clear()
+        self._kind = first_of_kind(self.layers)
+        with stream.probing_again():
+            self._probe_all(stream)
+        self._stale = False
+
     def _seen(self, stream: Stream) -> dict[int, Seen]:
         """What the sample calls the layers with."""
         seen: dict[int, Seen] = {}
@@ -249,6 +275,8 @@ class OwnLayers:
         finally:
             self._whole = False
         self._probed.add(kind)
+        if index is not None:
+            self._take()  # who is told the length has a hook by now
 
     def _first_rows(self, stream: Stream, layer: nn.Module,
                     seen: Seen) -> Seen:

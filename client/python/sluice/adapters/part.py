@@ -32,6 +32,8 @@ class Part:
 
     def _hooks_now(self) -> list[tuple]:
         return [(*m._forward_hooks.values(), *m._forward_pre_hooks.values(),
+                 *m._backward_hooks.values(),
+                 *m._backward_pre_hooks.values(),
                  vars(m).get("forward")) for m in self._owners]
 
     @contextlib.contextmanager

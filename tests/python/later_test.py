@@ -1,0 +1,241 @@
+"""What comes into a streamed model after stream() is tried as what was there
+before: exact, or refused by name in the next call."""
+
+from __future__ import annotations
+
+import copy
+import gc
+
+import pytest
+import sluice
+import torch
+import torch.distributed as dist
+from group_layers import graded
+from models import Run, assert_same, batch, run, tiny
+from titan import titan, tokens
+from torch import nn
+from torch.distributed.fsdp import fully_shard
+
+LONG = dict(rows=1, length=700)  # of more than one chunk of the head's
+
+
+@pytest.fixture
+def stream(session):
+    made = []
+
+    def start(model, **settings):
+        made.append(sluice.stream(model, session=session, chunk=16,
+                                  quiet=True, **settings))
+        return made[-1]
+
+    yield start
+    for each in made:
+        each.unstream()
+
+
+def normalise(module, grads, _):
+    return tuple(None if g is None else g / (g.norm() + 1e-3) for g in grads)
+
+
+def in_tensors(module, args, y):
+    if y.requires_grad:
+        y.register_hook(lambda g: g / (g.norm() + 1e-3))
+
+
+def mix(module, args, y):
+    return y / (y.std() + 1)
+
+
+HOOKS = [lambda m: m.register_forward_hook(mix),
+         lambda m: m.register_forward_hook(in_tensors),
+         lambda m: m.register_full_backward_hook(normalise)]
+
+
+@pytest.mark.parametrize("hook", HOOKS)
+def test_a_hook_in_a_layer_that_mixes_rows_is_refused(stream, hook):
+    model = tiny()
+    expected = run(model, batch())
+    made = stream(model)
+    assert_same(run(model, batch()), expected)
+    handle = hook(model.model.layers[1].mlp)
+    for _ in range(2):
+        with pytest.raises(sluice.Unsupported, match=r"layer 1"):
+            run(model, batch())
+    handle.remove()
+    assert_same(run(model, batch()), expected)
+    assert made.stats().steps == 2 and made.stats().host_bytes == 0
+
+
+def test_a_hook_that_is_the_same_by_rows_is_exact(stream):
+    plain, model = tiny(), tiny()
+    made = stream(model)
+    run(model, batch())
+    for each in plain, model:
+        each.model.layers[0].mlp.register_full_backward_hook(
+            lambda module, grads, _: tuple(2 * g for g in grads))
+    expected = run(plain, batch())
+    for _ in range(3):
+        assert_same(run(model, batch()), expected)
+    assert made.stats().steps == 4
+
+
+class Wrapped(nn.Module):
+    def __init__(self, inner, change):
+        super().__init__()
+        self.inner, self.change = inner, change
+
+    def forward(self, x):
+        return self.change(self.inner(x))
+
+
+class Squared(nn.Linear):
+    """Needs what it multiplies; its attributes are a linear layer's."""
+
+    def forward(self, x):
+        y = super().forward(x)
+        return y * y
+
+
+def squared(layer):
+    made = Squared(layer.in_features, layer.out_features, bias=False)
+    made.weight = layer.weight
+    return made
+
+
+def test_a_module_in_a_layer_that_mixes_rows_is_refused(stream):
+    model = tiny()
+    stream(model)
+    run(model, batch())
+    for layer in model.model.layers:
+        layer.mlp = Wrapped(layer.mlp, lambda y: y / (y.std() + 1))
+    with pytest.raises(sluice.Unsupported, match="mixes tokens"):
+        run(model, batch())
+
+
+def test_products_of_a_module_that_came_later_are_computed(stream):
+    """Those of the one before were left out."""
+    model, plain = tiny(), tiny()
+    stream(model)
+    for _ in range(2):
+        run(model, batch())
+    for each in model, plain:
+        for layer in each.model.layers:
+            layer.mlp.down_proj = squared(layer.mlp.down_proj)
+    expected = run(plain, batch())
+    for _ in range(3):
+        assert_same(run(model, batch()), expected)
+
+
+def of_the_head(model):
+    return model.lm_head
+
+
+def of_the_norm(model):
+    return model.model.norm
+
+
+def of_the_embedding(model):
+    return model.model.embed_tokens
+
+
+@pytest.mark.parametrize("place", [of_the_head, of_the_norm,
+                                   of_the_embedding])
+@pytest.mark.parametrize("hook", HOOKS)
+def test_hooks_outside_the_layers_see_all_rows(stream, place, hook):
+    model, plain = tiny(), tiny()
+    inputs, before = batch(**LONG), run(plain, batch(**LONG))
+    made = stream(model)
+    run(model, inputs)
+    handles = [hook(place(each)) for each in (model, plain)]
+    expected = run(plain, inputs)
+    for _ in range(2):
+        assert_same(run(model, inputs), expected)
+    for handle in handles:
+        handle.remove()
+    assert_same(run(model, inputs), before)
+    assert made.head == "rows"
+
+
+def test_a_head_that_was_chosen_whole_stays_whole(stream):
+    model = tiny()
+    made = stream(model)
+    made.head = "whole"
+    model.lm_head.register_forward_hook(lambda module, args, y: 2 * y)
+    logits = model(**batch()).logits
+    assert made.head == "whole" and bool(logits.isfinite().all())
+    made.head = "rows"
+    assert_same(run(model, batch()), run(copy.deepcopy(model), batch()))
+
+
+def test_another_head_is_exact(stream):
+    model, plain = tiny(), tiny()
+    made = stream(model)
+    run(model, batch(**LONG))
+    for each in model, plain:
+        each.lm_head = nn.Sequential(each.lm_head, nn.Tanh())
+    assert_same(run(model, batch(**LONG)), run(plain, batch(**LONG)))
+    assert made.stats().steps == 2
+
+
+def test_what_draws_random_numbers_goes_on_as_it_would(stream):
+    """Neither the random state nor gradients are the probe's."""
+    model = tiny()
+    stream(model)
+    first = run(model, batch())
+    model.model.layers[0].mlp.register_forward_hook(lambda *_: None)
+    torch.manual_seed(5)
+    loss = model(**batch()).loss  # adds to the gradients that are there
+    drawn = torch.rand(3)
+    loss.backward()
+    torch.manual_seed(5)
+    assert torch.equal(drawn, torch.rand(3))
+    assert_same(Run(loss.item(), {n: p.grad / 2 for n, p in
+                                  model.named_parameters()}), first)
+
+
+@pytest.mark.parametrize("sample", [True, False])
+@pytest.mark.parametrize("hidden", ["device", "host"])
+def test_layers_of_ones_own_are_tried_again_too(session, sample, hidden):
+    if hidden == "host" and not sample:
+        pytest.skip("is refused in stream()")
+    model = titan()
+    expected = graded(copy.deepcopy(model), tokens())
+    stream = sluice.stream(
+        layers=model.layers, attention="sdpa", session=session, chunk=16,
+        rows={"freqs_cis": 0}, quiet=True, hidden=hidden,
+        sample=(lambda: model(tokens())) if sample else None)
+    try:
+        assert_same(graded(model, tokens()), expected)
+        handle = model.layers["1"].feed_forward.register_forward_hook(mix)
+        for _ in range(2):
+            with pytest.raises(sluice.Unsupported, match="mixes tokens"):
+                graded(model, tokens())
+        handle.remove()
+        assert_same(graded(model, tokens()), expected)
+        gc.collect()
+        assert stream.stats().host_bytes == 0
+    finally:
+        stream.unstream()
+
+
+def test_what_comes_into_sharded_layers_is_said_once(session, tmp_path, capfd):
+    """It cannot be tried there. FSDP2's own hooks are not meant."""
+    dist.init_process_group("gloo", f"file://{tmp_path}/group", rank=0,
+                            world_size=1)
+    try:
+        model = tiny()
+        stream = sluice.stream(model, session=session, chunk=16)
+        for layer in model.model.layers:
+            fully_shard(layer)
+        fully_shard(model.lm_head)
+        fully_shard(model)
+        model(**batch()).loss.backward()
+        assert stream.head == "rows" and (
+            "not probed" not in capfd.readouterr().err)
+        model.model.layers[0].mlp.register_forward_hook(mix)
+        for _ in range(2):
+            model(**batch()).loss.backward()
+        assert capfd.readouterr().err.count("not probed") == 1
+        stream.unstream()
+    finally:
+        dist.destroy_process_group()
