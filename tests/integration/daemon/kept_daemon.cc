@@ -5,6 +5,7 @@
 #include <signal.h>
 #include <sys/wait.h>
 
+#include <algorithm>
 #include <fstream>
 #include <iterator>
 #include <utility>
@@ -57,6 +58,7 @@ KeptDaemon::~KeptDaemon() {
 void KeptDaemon::Fork() {
   const MutexLock lock(mutex_);
   ready_ = ignoring_ = false;
+  kill_behind_ = -1;
   // Appended to by the shell, which becomes the daemon.
   daemon::DaemonCommand command = {
       .argv = {"/bin/sh", "-c", "exec \"$0\" \"$@\" 2>>" + File("stderr"),
@@ -115,6 +117,16 @@ void KeptDaemon::Ignore() {
   ignoring_ = true;
 }
 
+void KeptDaemon::KillBehind(int messages) {
+  const MutexLock lock(mutex_);
+  kill_behind_ = messages;
+}
+
+bool KeptDaemon::WasKilled() const {
+  const MutexLock lock(mutex_);
+  return ignoring_;
+}
+
 // What comes while it ignores is read when the daemon is gone, and dropped.
 void KeptDaemon::TakeMessages() {
   while (auto datagram = receiver_.Receive()) {
@@ -123,6 +135,9 @@ void KeptDaemon::TakeMessages() {
     SLUICE_CHECK_OK(said.status());
     ready_ |= datagram->text.starts_with("READY=1");
     kept_->Apply(*said, std::move(datagram->fds)).IgnoreError();
+    if (kill_behind_ < 0 || kill_behind_-- > 0) continue;
+    ignoring_ = true;
+    ::kill(pid_, SIGKILL);
   }
 }
 
@@ -144,6 +159,14 @@ void KeptDaemon::Pump() {
 bool KeptDaemon::Has(const std::string& name) const {
   const MutexLock lock(mutex_);
   return kept_->all().contains(name);
+}
+
+int KeptDaemon::Count(const std::string& prefix) const {
+  const MutexLock lock(mutex_);
+  return static_cast<int>(
+      std::ranges::count_if(kept_->all(), [&](const auto& each) {
+        return each.first.starts_with(prefix);
+      }));
 }
 
 bool KeptDaemon::WaitFor(const std::string& name, bool kept) const {

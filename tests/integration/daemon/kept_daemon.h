@@ -41,7 +41,14 @@ class KeptDaemon {
 
   // From here to its death nothing that it sends is taken or answered.
   void Ignore();
+  // It is killed when so many more of its messages have been taken, and what it
+  // sent behind them is lost.
+  void KillBehind(int messages);
+  // Whether that has come about; Join() then.
+  bool WasKilled() const;
   bool Has(const std::string& name) const;
+  // How many are kept whose name begins so.
+  int Count(const std::string& prefix) const;
   // Whether it is soon.
   bool WaitUntilGone(const std::string& name) const;
   bool WaitUntilKept(const std::string& name) const;
@@ -72,6 +79,7 @@ class KeptDaemon {
   mutable Mutex mutex_;
   std::unique_ptr<daemon::KeptDescriptors> kept_ ABSL_GUARDED_BY(mutex_);
   bool ignoring_ ABSL_GUARDED_BY(mutex_) = false;
+  int kill_behind_ ABSL_GUARDED_BY(mutex_) = -1;  // messages; -1: never
   bool ready_ ABSL_GUARDED_BY(mutex_) = false;
   bool stopping_ ABSL_GUARDED_BY(mutex_) = false;
   std::thread pump_;  // last: it uses the rest
