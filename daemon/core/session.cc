@@ -67,8 +67,7 @@ void RequestHistory::ShortenOldest() {
   }
 }
 
-void RequestHistory::Load(Requests::Rows requests,
-                          RequestId newest_forgotten) {
+void RequestHistory::Load(Requests::Rows requests, RequestId newest_forgotten) {
   requests_.Load(std::move(requests));
   newest_forgotten_ = newest_forgotten;
   text_ = 0;

@@ -33,7 +33,8 @@ class RestartPolicy {
   };
   // What is known beside how it ended.
   struct Of {
-    bool asked = false;  // it was told to, by a signal that the keeper forwarded
+    bool asked =
+        false;  // it was told to, by a signal that the keeper forwarded
     bool holds = false;  // the keeper has something of it
   };
   Verdict Decide(const DaemonEnd& end, Of of, absl::Time now);

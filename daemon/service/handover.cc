@@ -177,7 +177,8 @@ void Handover::DropSocket(const std::string& name, UniqueFd socket) {
   shutdown(socket.get(), SHUT_RDWR);
   store_->Remove(name);
   auto last = std::make_shared<UniqueFd>(std::move(socket));
-  store_->Flush([this, last](const absl::Status&) { close_(std::move(*last)); });
+  store_->Flush(
+      [this, last](const absl::Status&) { close_(std::move(*last)); });
 }
 
 void Handover::WhenKept(std::function<void()> then) {

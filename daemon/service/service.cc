@@ -89,14 +89,13 @@ absl::Status Service::Prepare() {
     heartbeat_at_ = loop_->now() + heartbeat_;
   }
   SLUICE_ASSIGN_OR_RETURN(
-      handover_, Handover::Start(
-                     std::move(options_.starter),
-                     [this](std::function<void()> task) {
-                       loop_->Post(std::move(task));
-                     },
-                     [this](UniqueFd socket) {
-                       closer_.CloseSession(std::move(socket));
-                     }));
+      handover_,
+      Handover::Start(
+          std::move(options_.starter),
+          [this](std::function<void()> task) { loop_->Post(std::move(task)); },
+          [this](UniqueFd socket) {
+            closer_.CloseSession(std::move(socket));
+          }));
   leaving_ = handover_->was_left_anything();
   SLUICE_RETURN_IF_ERROR(Listen());
   sigset_t taken;

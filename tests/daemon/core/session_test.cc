@@ -125,8 +125,7 @@ TEST(RequestHistory, LeavesOutTheOldestTextsOfMany) {
   RequestHistory history;
   for (uint64_t i = 1; i <= RequestHistory::kWindow; ++i) {
     ASSERT_EQ(history.Begin(RequestId(i)), RequestHistory::Seen::kNew);
-    history.Answer(RequestId(i),
-                   absl::NotFoundError(std::string(1000, 'x')));
+    history.Answer(RequestId(i), absl::NotFoundError(std::string(1000, 'x')));
   }
   size_t all = 0;
   for (uint64_t i = 1; i <= RequestHistory::kWindow; ++i) {

@@ -45,11 +45,10 @@ TEST(RestartPolicy, BadInputIsADeathWhileAnythingIsHeld) {
   const DaemonEnd refused = {.exit_code = 2};
   EXPECT_EQ(RestartPolicy().Decide(refused, {.holds = true}, kStart).exit,
             std::nullopt);
-  EXPECT_EQ(
-      RestartPolicy()
-          .Decide(refused, {.asked = true, .holds = true}, kStart)
-          .exit,
-      2);
+  EXPECT_EQ(RestartPolicy()
+                .Decide(refused, {.asked = true, .holds = true}, kStart)
+                .exit,
+            2);
 }
 
 TEST(RestartPolicy, ManyDeathsAreFollowedByGrowingPausesSaidOnce) {

@@ -163,10 +163,9 @@ bool KeptDaemon::Has(const std::string& name) const {
 
 int KeptDaemon::Count(const std::string& prefix) const {
   const MutexLock lock(mutex_);
-  return static_cast<int>(
-      std::ranges::count_if(kept_->all(), [&](const auto& each) {
-        return each.first.starts_with(prefix);
-      }));
+  return static_cast<int>(std::ranges::count_if(
+      kept_->all(),
+      [&](const auto& each) { return each.first.starts_with(prefix); }));
 }
 
 bool KeptDaemon::WaitFor(const std::string& name, bool kept) const {

@@ -23,7 +23,6 @@
 namespace sluice::testing {
 namespace {
 
-
 RawClient Connected(const KeptDaemon& daemon) {
   auto client = RawClient::Connect(daemon.socket());
   SLUICE_CHECK_OK(client.status());
@@ -89,8 +88,8 @@ TEST_F(TakeOver, AStartThatFailsLeavesAllToTheNext) {
   EXPECT_THAT(next.Observe(), IsOk());
 }
 
-// Wrong once: the last one to close a socket closed what lay unread in it, be it
-// the daemon's loop or the keeper's.
+// Wrong once: the last one to close a socket closed what lay unread in it, be
+// it the daemon's loop or the keeper's.
 TEST_F(TakeOver, WhatTakesLongToCloseHoldsUpNeitherTheNextNorTheKeeper) {
   daemon_.Start();
   RawClient rank = Attached();
@@ -139,9 +138,7 @@ TEST(TakeOverOfPort, APortThatWasTakenMeanwhileIsAWarning) {
 TEST_F(TakeOver, AClosedRankWhoseProcessIsNotKeptIsGone) {
   daemon_.Start();
   RawClient rank = Attached();
-  {
-    const RawClient other = Attached("other");
-  }
+  { const RawClient other = Attached("other"); }
   ASSERT_TRUE(daemon_.WaitUntilGone("s2"));
   daemon_.Kill();
   ASSERT_TRUE(daemon_.Has("p2"));
