@@ -67,6 +67,11 @@ def what_trains_changes(model):
     return graded(model, loss.item())
 
 
+def a_search_for_nan(model):
+    with torch.autograd.set_detect_anomaly(True):
+        return run(model, batch())
+
+
 def a_forward_without_gradients(model):
     with torch.no_grad():
         model(**batch(seed=5))
@@ -94,7 +99,7 @@ def workers_of_a_loader(model):
 STEPS: list[Callable] = [
     lengths_that_differ, evaluation_before_two_backwards,
     a_backward_that_fails, what_trains_changes, a_forward_without_gradients,
-    workers_of_a_loader]
+    a_search_for_nan, workers_of_a_loader]
 
 
 @pytest.mark.parametrize("hidden", ["device", "host"])
