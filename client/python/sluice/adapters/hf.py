@@ -61,6 +61,7 @@ class Adapter:
         self.logits_last = False  # of routers, in what layers answer
         self.dealing: Dealing | None = None  # with a group
         self._told: Told | None = None  # how long the sequence is
+        self._inside: Inside | None = None  # of layers; None: not probed yet
         self._patches: dict[nn.Module, Patch] = {}
         self._refuse_setup()
 
@@ -127,14 +128,15 @@ class Adapter:
     def renew(self, stream: Stream) -> None:
         """Probes the layers again where something in them is new since they
         were probed: adapters, say, or hooks."""
-        if not self._inside.has_changed():
+        if self._inside is None or not self._inside.has_changed():
             return
         if any(isinstance(layer, FSDPModule) for layer in self.layers):
             stream.say_once(
                 f"modules or hooks came into layers of {self.name} that are "
                 "sharded: what came there after sluice.stream is not probed")
             return
-        before, self._inside = self._inside, Inside.of(self.layers)
+        # A probe calls the model too, and is not to begin another.
+        before, self._inside = self._inside, None
         self._told.undo()
         try:
             with stream.probing_again(), torch.inference_mode(False), (
@@ -143,7 +145,7 @@ class Adapter:
         except BaseException:
             self._inside = before
             raise
-        self._inside.take()  # who is told the length has a hook by now
+        self._inside = Inside.of(self.layers)
 
     def check_dealing(self, ids: Tensor, chunk: int) -> None:
         """Raises `Unsupported` where one rank's rows are not the whole's."""
