@@ -90,6 +90,7 @@ bool Arena::Wants(const Node& node) const {
 void Arena::Fill(uint64_t numa, Node& node) {
   if (node.filling || node.thread == nullptr || !Wants(node)) return;
   node.filling = true;
+  node.room_since = false;
   node.thread->Run([this, numa] { MakeOne(numa); });
 }
 
@@ -103,7 +104,8 @@ void Arena::MakeOne(uint64_t numa) {
     Node& node = nodes_.at(numa);
     node.filling = false;
     if (!made.ok()) {
-      node.full = true;
+      node.full = !node.room_since;
+      Fill(numa, node);
     } else if (node.full) {  // somebody needed the room meanwhile
       surplus = *std::move(made);
     } else {
@@ -137,6 +139,7 @@ bool Arena::MakeRoom(PoolId pool) {
     const auto found = nodes_.find(pool.ordinal);
     if (pool.kind != PoolKind::kHost || found == nodes_.end()) return false;
     found->second.full = true;
+    found->second.room_since = false;
     given_back.swap(found->second.ready);
   }
   for (ExportedMemory& each : given_back)
@@ -148,6 +151,7 @@ void Arena::Refill() {
   const MutexLock lock(mutex_);
   for (auto& [numa, node] : nodes_) {
     node.full = false;
+    node.room_since = true;
     Fill(numa, node);
   }
 }

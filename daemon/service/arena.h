@@ -64,8 +64,9 @@ class Arena {
  private:
   struct Node {
     std::vector<ExportedMemory> ready;
-    bool full = false;     // the device had no room
-    bool filling = false;  // a task is under way
+    bool full = false;        // the device had no room
+    bool filling = false;     // a task is under way
+    bool room_since = false;  // and room may have come since it began
     std::unique_ptr<TaskThread> thread;
   };
   bool Wants(const Node& node) const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
