@@ -23,7 +23,8 @@ constexpr absl::Duration kReplyTimeout = absl::Seconds(20);
 }  // namespace
 
 RunningDaemon::RunningDaemon(const std::string& toml,
-                             const DaemonLimits& limits) {
+                             const DaemonLimits& limits)
+    : kept_(limits.kept) {
   const std::string config = directory_.File("sluiced.toml");
   std::ofstream file(config);
   if (toml.find("[http]") == std::string::npos) {
@@ -36,6 +37,14 @@ RunningDaemon::RunningDaemon(const std::string& toml,
   file.close();
   argv_ = {BinaryPath("sluiced"), "--config", config, "--runtime-dir",
            directory_.path()};
+  if (kept_) {
+    argv_ = {BinaryPath("sluiced-keeper"),
+             "--runtime-dir",
+             directory_.path(),
+             "--",
+             "--config",
+             config};
+  }
   if (limits.user != 0) {
     EXPECT_EQ(chown(directory_.path().c_str(), limits.user, limits.user), 0);
     argv_.insert(argv_.begin(),
@@ -52,6 +61,13 @@ RunningDaemon::RunningDaemon(const std::string& toml,
                   fmt::format("--nofile={0}:{0}", limits.open_files)});
   }
   Start();
+}
+
+RunningDaemon::~RunningDaemon() {
+  // A keeper that is killed leaves its daemon behind.
+  if (!kept_) return;
+  process_->Kill(SIGTERM);
+  process_->Join();
 }
 
 void RunningDaemon::Start() {

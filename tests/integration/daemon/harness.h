@@ -22,6 +22,7 @@ struct DaemonLimits {
   int open_files = 0;  // soft and hard; 0: as this process
   uid_t user = 0;      // not root: without any capability; only root may
   bool user_namespace = false;  // one that maps no user but root; only root may
+  bool kept = false;  // what it holds is stored: under a sluiced-keeper
 };
 
 class RunningDaemon {
@@ -30,11 +31,13 @@ class RunningDaemon {
   // waits until it is ready; fails the test otherwise.
   explicit RunningDaemon(const std::string& toml = "",
                          const DaemonLimits& limits = {});
+  ~RunningDaemon();
+  RunningDaemon(const RunningDaemon&) = delete;
 
   const std::string& runtime_dir() const { return directory_.path(); }
   std::string socket() const { return directory_.File("session.sock"); }
   std::string http_socket() const { return directory_.File("http.sock"); }
-  Child& process() { return *process_; }
+  Child& process() { return *process_; }  // or its keeper
   // SIGKILL, and the next one on the same folder, as at first.
   void KillAndStartNext();
   // The rest of the ready line after `name=`, up to a blank.
@@ -48,6 +51,7 @@ class RunningDaemon {
 
   TempDir directory_;
   std::vector<std::string> argv_;
+  bool kept_;
   std::unique_ptr<Child> process_;
 };
 
