@@ -39,7 +39,7 @@ struct Config {
   std::optional<Bytes> gpu_pool;   // a GPU; default: what it has
   std::optional<Bytes> host_pool;  // a NUMA node; default: see node.h
   Bytes host_ready;                // of that: made before it is asked for
-  std::optional<Bytes> extent;  // default: 64 MiB; 4 MiB where pools are small
+  std::optional<Bytes> extent;  // default: a 128th of a pool; see node.cc
   // A rank shows that it may use its GPU; else every rank may use all.
   bool gpus_are_shown = true;
   QuotaSettings quota;

@@ -149,10 +149,12 @@ absl::Status CheckConfig(const Arguments& arguments) {
 
 // So many extents are all of the pools.
 int64_t ExtentsOfPools(const NodeConfig& node) {
-  Bytes all;
-  for (const GpuConfig& gpu : node.gpus) all += gpu.pool;
-  for (const HostConfig& host : node.hosts) all += host.pool;
-  return all / node.extent;
+  int64_t all = 0;
+  for (const GpuConfig& gpu : node.gpus) all += gpu.pool / node.extent.gpu;
+  for (const HostConfig& host : node.hosts) {
+    all += host.pool / node.extent.host;
+  }
+  return all;
 }
 
 // Each extent that may be is kept for the next daemon, beside what ranks have.

@@ -149,8 +149,22 @@ absl::Status AddGpus(const Config& config, Node& node) {
   return absl::OkStatus();
 }
 
+// Each extent is a descriptor of the daemon, and one more that is kept for the
+// next: of eight GPUs and two NUMA nodes no more than 1,280.
+template <typename Owner>  // GpuConfig or HostConfig
+Bytes ExtentOf(const Config& config, const std::vector<Owner>& owners,
+               Bytes unit) {
+  constexpr int kOfPool = 128;
+  Bytes smallest = GiB(1), chosen = MiB(64);
+  for (const Owner& owner : owners) {
+    smallest = std::min(smallest, owner.pool);
+    chosen = std::max(chosen, Bytes(owner.pool.size() / kOfPool));
+  }
+  if (smallest < GiB(1)) chosen = MiB(4);
+  return RoundUp(config.extent.value_or(chosen), unit);
+}
+
 absl::Status SizePools(const Config& config, Node& node) {
-  Bytes smallest = GiB(1);
   SLUICE_ASSIGN_OR_RETURN(
       node.config.granularity,
       node.driver->Granularity(device::Placement::Gpu(DeviceIndex(0))));
@@ -174,17 +188,15 @@ absl::Status SizePools(const Config& config, Node& node) {
           FormatBytes(config.host_ready), host.numa.value(),
           FormatBytes(host.pool)));
     }
-    smallest = std::min(smallest, host.pool);
   }
   for (GpuConfig& gpu : node.config.gpus) {
     const Bytes pool = RoundDown(gpu.pool, unit);
     gpu.spare += gpu.pool - pool;
     gpu.pool = pool;
-    smallest = std::min(smallest, gpu.pool);
   }
   node.config.host_ready = config.host_ready;
-  node.config.extent = RoundUp(
-      config.extent.value_or(smallest < GiB(1) ? MiB(4) : MiB(64)), unit);
+  node.config.extent = {.gpu = ExtentOf(config, node.config.gpus, unit),
+                        .host = ExtentOf(config, node.config.hosts, unit)};
   return absl::OkStatus();
 }
 
@@ -200,11 +212,12 @@ std::string Describe(const Node& node) {
   const Bytes limit = CgroupMemoryLimit();
   return fmt::format(
       "{} driver: {}; {} of host memory in {} NUMA node(s) ({} free, cgroup "
-      "limit {}); extents of {}, granularity {}",
+      "limit {}); extents of {} and of {} of host memory, granularity {}",
       node.config.driver, gpus, FormatBytes(host), node.config.hosts.size(),
       FormatBytes(FreeMemory()),
       limit >= GiB(1 << 20) ? "none" : FormatBytes(limit),
-      FormatBytes(node.config.extent), FormatBytes(node.config.granularity));
+      FormatBytes(node.config.extent.gpu), FormatBytes(node.config.extent.host),
+      FormatBytes(node.config.granularity));
 }
 
 // A driver that is broken must not become simulated GPUs in silence.

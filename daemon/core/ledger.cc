@@ -17,11 +17,11 @@ Ledger::Ledger(const NodeConfig& config)
                   static_cast<double>(limits_.each)) {
   for (const GpuConfig& gpu : config.gpus) {
     const PoolId id{PoolKind::kGpu, gpu.index.value()};
-    pools_.emplace(id, Pool(id, gpu.pool, config.extent));
+    pools_.emplace(id, Pool(id, gpu.pool, config.extent.gpu));
   }
   for (const HostConfig& host : config.hosts) {
     const PoolId id{PoolKind::kHost, host.numa.value()};
-    pools_.emplace(id, Pool(id, host.pool, config.extent));
+    pools_.emplace(id, Pool(id, host.pool, config.extent.host));
   }
 }
 

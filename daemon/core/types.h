@@ -141,6 +141,13 @@ struct WaitLimits {
   absl::Duration longest = absl::Hours(1);
 };
 
+// What leases are cut into, by what kind of pool they are of: whole pieces of
+// this size, and a tail.
+struct ExtentSizes {
+  Bytes gpu = MiB(64);
+  Bytes host = MiB(64);
+};
+
 // Everything policy must know of the node and its settings; fixed for the
 // life of a Core.
 struct NodeConfig {
@@ -151,7 +158,7 @@ struct NodeConfig {
   std::vector<GpuConfig> gpus;
   std::vector<HostConfig> hosts;
   std::vector<LinkSpeed> links;
-  Bytes extent = MiB(64);
+  ExtentSizes extent;
   Bytes host_ready;  // of each NUMA node, made before it is asked for
   Bytes granularity = KiB(64);
   ExtentLimits extent_limits;

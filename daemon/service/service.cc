@@ -49,7 +49,7 @@ NodeConfig Bounded(NodeConfig node, const Shares& shares,
   };
   // What is made ahead has its descriptors too.
   const int64_t ahead =
-      std::ssize(node.hosts) * (node.host_ready / node.extent);
+      std::ssize(node.hosts) * (node.host_ready / node.extent.host);
   bound_size(limits.all, extents.all - ahead);
   bound_size(limits.each, extents.each);
   const Share& waiting = shares[static_cast<size_t>(Resource::kWaiting)];
@@ -110,7 +110,7 @@ absl::Status Service::Prepare() {
       grants_, GrantPages::Start(options_.node.links, options_.node.generation,
                                  options_.clock, TakeLimits()));
   Arena::Options ahead{.ready = options_.node.host_ready,
-                       .extent = options_.node.extent};
+                       .extent = options_.node.extent.host};
   for (const HostConfig& host : options_.node.hosts) {
     ahead.nodes.push_back(host.numa);
   }

@@ -187,7 +187,7 @@ std::vector<plan::HostLimit> JointPlanning::NumaLimits(
     // Where several jobs' leases are cut anew, the tails of extents and the
     // room of a calibration cannot be predicted.
     if (jobs.size() > 1 || !waiting_leases_.empty()) {
-      bytes -= config_.extent * std::ssize(ranks);
+      bytes -= config_.extent.host * std::ssize(ranks);
     }
     limits.push_back(
         {std::move(name), std::max(bytes, Bytes(0)), std::move(ranks)});

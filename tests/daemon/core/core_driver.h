@@ -28,7 +28,7 @@ inline NodeConfig SmallNode() {
                {DeviceIndex(1), "GPU-b", "b", "pcie1", NumaIndex(0), MiB(16)}};
   node.hosts = {{NumaIndex(0), MiB(32)}};
   node.links = {{"pcie0", 1e9, 1e9}, {"pcie1", 1e9, 1e9}};
-  node.extent = MiB(4);
+  node.extent = {.gpu = MiB(4), .host = MiB(4)};
   return node;
 }
 

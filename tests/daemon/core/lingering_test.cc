@@ -109,7 +109,7 @@ TEST(Lingering, NobodyIsAskedAboutWhereTheDeviceNeverSays) {
 
 TEST(Lingering, OneQuestionIsBounded) {
   NodeConfig config = SmallNode();
-  config.extent = KiB(64);
+  config.extent.host = KiB(64);
   CoreDriver node(config);
   node.held = Held::kYes;
   const SessionId a = node.Attach("demo", 0);
