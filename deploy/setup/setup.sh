@@ -178,6 +178,10 @@ case " ${groups[*]} " in
     make_venv venv venv.txt "about 2.6 GB to download, 5 GB on disk" ;;
 esac
 case " ${groups[*]} " in
+  *" test "*)
+    make_venv kubernetes kubernetes.txt "25 MB to download, 180 MB on disk" ;;
+esac
+case " ${groups[*]} " in
   *" wheel "*)
     make_venv wheel wheel.txt "1 MB to download"
     fetch_sources ;;
