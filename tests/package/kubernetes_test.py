@@ -168,7 +168,7 @@ class Manifests(unittest.TestCase):
             TORCH, "-m", "torch.distributed.run", *arguments,
             folder + "/train.py", env=dict(
                 os.environ, SLUICE_SOCKET=folder + socket,
-                SLUICE_BIN_DIR=BUILD + "/bin", OMP_NUM_THREADS="1",
+                SLUICE_BIN_DIR=BUILD + "/bin", OMP_NUM_THREADS="1", TMPDIR=folder,
                 PYTHONPATH=ROOT + "/client/python"))
 
 
