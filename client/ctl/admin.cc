@@ -9,7 +9,7 @@
 #include <chrono>
 #include <cstdlib>
 #include <filesystem>
-#include <memory>
+#include <thread>
 
 #include "proto/admin/admin.grpc.pb.h"
 #include "proto/base/status.h"
@@ -18,6 +18,7 @@ namespace sluice::ctl {
 namespace {
 
 constexpr std::chrono::seconds kDeadline{5};
+constexpr std::chrono::milliseconds kPause{20};
 
 // gRPC would say "failed to connect to all addresses".
 absl::Status CheckSocket(const std::string& path) {
@@ -34,12 +35,15 @@ absl::Status CheckSocket(const std::string& path) {
                   path));
 }
 
-absl::StatusOr<std::unique_ptr<admin::Admin::Stub>> Connect(
-    const std::string& path) {
-  SLUICE_RETURN_IF_ERROR(CheckSocket(path));
-  const std::string absolute = std::filesystem::absolute(path).string();
-  return admin::Admin::NewStub(grpc::CreateChannel(
-      "unix:" + absolute, grpc::InsecureChannelCredentials()));
+// Whether a call that was made twice has done the same as one.
+enum class Repeat { kHarmless, kNot };
+
+grpc::ChannelArguments QuickReconnects() {
+  grpc::ChannelArguments arguments;
+  arguments.SetInt(GRPC_ARG_INITIAL_RECONNECT_BACKOFF_MS, 50);
+  arguments.SetInt(GRPC_ARG_MIN_RECONNECT_BACKOFF_MS, 50);
+  arguments.SetInt(GRPC_ARG_MAX_RECONNECT_BACKOFF_MS, 200);
+  return arguments;
 }
 
 // Both number their codes alike.
@@ -54,8 +58,34 @@ absl::Status ToAbsl(const grpc::Status& status, const std::string& path) {
                       status.error_message());
 }
 
-void SetDeadline(grpc::ClientContext& context) {
-  context.set_deadline(std::chrono::system_clock::now() + kDeadline);
+// One call, over the death of a daemon that the next one follows: one that was
+// not sent waits for that, one that was is sent again where that is harmless.
+template <typename Request, typename Reply>
+absl::Status Call(const std::string& path, Repeat repeat,
+                  grpc::Status (admin::Admin::Stub::*method)(
+                      grpc::ClientContext*, const Request&, Reply*),
+                  const Request& request, Reply& reply) {
+  SLUICE_RETURN_IF_ERROR(CheckSocket(path));
+  const std::string absolute = std::filesystem::absolute(path).string();
+  admin::Admin::Stub stub(grpc::CreateCustomChannel(
+      "unix:" + absolute, grpc::InsecureChannelCredentials(),
+      QuickReconnects()));
+  const auto deadline = std::chrono::system_clock::now() + kDeadline;
+  while (true) {
+    grpc::ClientContext context;
+    context.set_deadline(deadline);
+    context.set_wait_for_ready(true);  // so that Unavailable means: sent
+    const grpc::Status status = (stub.*method)(&context, request, &reply);
+    if (status.error_code() != grpc::StatusCode::UNAVAILABLE) {
+      return ToAbsl(status, path);
+    }
+    if (repeat == Repeat::kNot) {
+      return absl::UnavailableError(
+          "sluiced ended before it answered: the outcome is unknown; see what "
+          "holds with `sluicectl status`, and only then ask again");
+    }
+    std::this_thread::sleep_for(kPause);
+  }
 }
 
 // This user's name; through sudo, whose it was before.
@@ -76,19 +106,16 @@ std::string AdminSocketOf(const std::string& session_socket) {
 }
 
 absl::StatusOr<std::string> ReadStatus(const std::string& admin_socket) {
-  SLUICE_ASSIGN_OR_RETURN(const auto stub, Connect(admin_socket));
-  grpc::ClientContext context;
-  SetDeadline(context);
   admin::StatusReply reply;
-  SLUICE_RETURN_IF_ERROR(ToAbsl(
-      stub->Status(&context, admin::StatusRequest(), &reply), admin_socket));
+  SLUICE_RETURN_IF_ERROR(Call(admin_socket, Repeat::kHarmless,
+                              &admin::Admin::Stub::Status,
+                              admin::StatusRequest(), reply));
   return reply.json();
 }
 
 absl::StatusOr<BudgetLimits> SetBudget(const std::string& admin_socket,
                                        const BudgetTarget& target,
                                        const BudgetLimits& limits) {
-  SLUICE_ASSIGN_OR_RETURN(const auto stub, Connect(admin_socket));
   admin::SetBudgetRequest request;
   if (target.uid) {
     request.set_uid(*target.uid);
@@ -99,18 +126,15 @@ absl::StatusOr<BudgetLimits> SetBudget(const std::string& admin_socket,
   request.set_by(OwnName());
   if (limits.gpu) request.set_gpu_bytes(limits.gpu->size());
   if (limits.host) request.set_host_bytes(limits.host->size());
-  grpc::ClientContext context;
-  SetDeadline(context);
   admin::SetBudgetReply reply;
-  SLUICE_RETURN_IF_ERROR(
-      ToAbsl(stub->SetBudget(&context, request, &reply), admin_socket));
+  SLUICE_RETURN_IF_ERROR(Call(admin_socket, Repeat::kHarmless,
+                              &admin::Admin::Stub::SetBudget, request, reply));
   return BudgetLimits{Bytes(static_cast<int64_t>(reply.gpu_bytes())),
                       Bytes(static_cast<int64_t>(reply.host_bytes()))};
 }
 
 absl::Status Reserve(const std::string& admin_socket,
                      const Reservation& reservation) {
-  SLUICE_ASSIGN_OR_RETURN(const auto stub, Connect(admin_socket));
   admin::ReserveRequest request;
   request.set_uid(reservation.uid);
   request.set_cgroup(reservation.cgroup);
@@ -118,48 +142,39 @@ absl::Status Reserve(const std::string& admin_socket,
   if (reservation.numa) request.set_numa(*reservation.numa);
   request.set_bytes(reservation.bytes.size());
   request.set_by(OwnName());
-  grpc::ClientContext context;
-  SetDeadline(context);
   admin::ReserveReply reply;
-  return ToAbsl(stub->Reserve(&context, request, &reply), admin_socket);
+  return Call(admin_socket, Repeat::kHarmless, &admin::Admin::Stub::Reserve,
+              request, reply);
 }
 
 absl::StatusOr<uint32_t> Drain(const std::string& admin_socket,
                                const std::string& reason) {
-  SLUICE_ASSIGN_OR_RETURN(const auto stub, Connect(admin_socket));
   admin::DrainRequest request;
   request.set_by(OwnName());
   request.set_reason(reason);
-  grpc::ClientContext context;
-  SetDeadline(context);
   admin::DrainReply reply;
-  SLUICE_RETURN_IF_ERROR(
-      ToAbsl(stub->Drain(&context, request, &reply), admin_socket));
+  SLUICE_RETURN_IF_ERROR(Call(admin_socket, Repeat::kHarmless,
+                              &admin::Admin::Stub::Drain, request, reply));
   return reply.ranks();
 }
 
 absl::Status Undrain(const std::string& admin_socket) {
-  SLUICE_ASSIGN_OR_RETURN(const auto stub, Connect(admin_socket));
-  grpc::ClientContext context;
-  SetDeadline(context);
   admin::UndrainReply reply;
-  return ToAbsl(stub->Undrain(&context, admin::UndrainRequest(), &reply),
-                admin_socket);
+  // The second would be refused: nothing is drained any more.
+  return Call(admin_socket, Repeat::kNot, &admin::Admin::Stub::Undrain,
+              admin::UndrainRequest(), reply);
 }
 
 absl::StatusOr<uint32_t> Evict(const std::string& admin_socket,
                                const Eviction& eviction) {
-  SLUICE_ASSIGN_OR_RETURN(const auto stub, Connect(admin_socket));
   admin::EvictRequest request;
   request.set_job(eviction.job);
   if (eviction.uid) request.set_uid(*eviction.uid);
   request.set_kill(eviction.kill);
   request.set_reason(eviction.reason);
-  grpc::ClientContext context;
-  SetDeadline(context);
   admin::EvictReply reply;
-  SLUICE_RETURN_IF_ERROR(
-      ToAbsl(stub->Evict(&context, request, &reply), admin_socket));
+  SLUICE_RETURN_IF_ERROR(Call(admin_socket, Repeat::kNot,
+                              &admin::Admin::Stub::Evict, request, reply));
   return reply.sessions();
 }
 

@@ -127,15 +127,16 @@ Entry TurnsOfTwoUsers() {
     SLUICE_CHECK_OK(user.Free(lease->body.granted().lease_id()).status());
     absl::SleepFor(kTurnsGap);
   }
-  return {"service whole GPU, in turns p99",
-          Quantile(millis, 0.99),
-          "ms",
-          std::nullopt,
-          true,
-          fmt::format("{} leases of {} extents, of two users in turns, one each "
-                      "{}; under sluiced-keeper; p50 {:.1f} ms",
-                      kTurns, extents, absl::FormatDuration(kTurnsGap),
-                      Quantile(millis, 0.5))};
+  return {
+      "service whole GPU, in turns p99",
+      Quantile(millis, 0.99),
+      "ms",
+      std::nullopt,
+      true,
+      fmt::format("{} leases of {} extents, of two users in turns, one each "
+                  "{}; under sluiced-keeper; p50 {:.1f} ms",
+                  kTurns, extents, absl::FormatDuration(kTurnsGap),
+                  Quantile(millis, 0.5))};
 }
 
 // A rank of each GPU, which holds most of its memory until it is killed.
@@ -192,8 +193,7 @@ Entry LeasesWhileRanksDie() {
 
 std::vector<Entry> Measure() {
   return {LeasesWhileRanksDie(), LeaseFreePairs("service pairs p99", false),
-          LeaseFreePairs("service pairs p99, stored", true),
-          TurnsOfTwoUsers()};
+          LeaseFreePairs("service pairs p99, stored", true), TurnsOfTwoUsers()};
 }
 
 }  // namespace

@@ -1,0 +1,174 @@
+#!/usr/bin/env python3
+"""What sluicectl makes of a daemon that ends during an administrator's call:
+admin_cut_test.py SLUICED SLUICECTL
+
+Between the two stands a socket that cuts the first connections behind the
+request, so that the daemon has it and the answer is lost.
+"""
+
+import contextlib
+import os
+import socket
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+import unittest
+
+SLUICECTL = sys.argv.pop()
+SLUICED = sys.argv.pop()
+PREFACE, HEADER = 24, 9  # bytes of HTTP/2 before its frames, and of each
+DATA, END_STREAM = 0, 1
+PATIENCE_S = 20
+
+
+class RequestEnd:
+    """Says when a whole request has gone by."""
+
+    def __init__(self):
+        self._held = b""
+        self._skipped = False
+
+    def passes(self, data):
+        self._held += data
+        if not self._skipped and len(self._held) >= PREFACE:
+            self._held, self._skipped = self._held[PREFACE:], True
+        found = False
+        while self._skipped and len(self._held) >= HEADER:
+            size = int.from_bytes(self._held[:3], "big")
+            kind, flags = self._held[3:5]
+            if len(self._held) < HEADER + size:
+                break
+            self._held = self._held[HEADER + size:]
+            found |= kind == DATA and bool(flags & END_STREAM)
+        return found
+
+
+class Cutter:
+    """Listens at `path` for what is at `behind`; cuts `cuts` connections."""
+
+    def __init__(self, path, behind, cuts):
+        self._behind, self._cuts = behind, cuts
+        self.cut = 0
+        self._listener = socket.socket(socket.AF_UNIX)
+        self._listener.bind(path)
+        self._listener.listen()
+        threading.Thread(target=self._accept, daemon=True).start()
+
+    def close(self):
+        self._listener.close()
+
+    def _accept(self):
+        with contextlib.suppress(OSError):
+            while True:
+                near, _ = self._listener.accept()
+                far = socket.socket(socket.AF_UNIX)
+                far.connect(self._behind)
+                threading.Thread(target=self._back, args=(far, near),
+                                 daemon=True).start()
+                threading.Thread(target=self._forth, args=(near, far),
+                                 daemon=True).start()
+
+    def _forth(self, near, far):
+        end, cuts = RequestEnd(), self.cut < self._cuts
+        with contextlib.suppress(OSError):
+            while data := near.recv(65536):
+                whole = end.passes(data)
+                if cuts and whole:
+                    self.cut += 1
+                    near.shutdown(socket.SHUT_RDWR)  # no answer gets through
+                far.sendall(data)
+                if cuts and whole:
+                    time.sleep(0.3)  # the daemon does what it was asked for
+                    break
+            far.shutdown(socket.SHUT_RDWR)
+
+    @staticmethod
+    def _back(far, near):
+        with contextlib.suppress(OSError):
+            while data := far.recv(65536):
+                near.sendall(data)
+            near.shutdown(socket.SHUT_RDWR)
+
+
+class AdminCut(unittest.TestCase):
+
+    def setUp(self):
+        folder = tempfile.TemporaryDirectory()
+        self.addCleanup(folder.cleanup)
+        self.folder = folder.name
+        with open(folder.name + "/sluiced.toml", "w", encoding="ascii") as file:
+            file.write('[device]\ndriver = "sim"\n[http]\nlisten = ""\n')
+        self.start()
+
+    def start(self):
+        self.daemon = subprocess.Popen(
+            [SLUICED, "--config", self.folder + "/sluiced.toml",
+             "--runtime-dir", self.folder + "/run"],
+            stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True)
+        self.addCleanup(self.daemon.stdout.close)
+        self.addCleanup(self.daemon.wait)
+        self.addCleanup(self.daemon.kill)
+        self.assertIn("ready", self.daemon.stdout.readline())
+
+    def ctl(self, *words, socket_name="run/admin.sock"):
+        return subprocess.Popen(
+            [SLUICECTL, *words, "--socket", self.folder + "/run/session.sock",
+             "--admin-socket", f"{self.folder}/{socket_name}"],
+            stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+
+    def said(self, *words, **more):
+        """(exit status, output, errors)"""
+        process = self.ctl(*words, **more)
+        out, err = process.communicate(timeout=PATIENCE_S)
+        return process.returncode, out, err
+
+    def cutting(self, cuts):
+        cutter = Cutter(self.folder + "/cut.sock",
+                        self.folder + "/run/admin.sock", cuts)
+        self.addCleanup(cutter.close)
+        return cutter
+
+    def is_drained(self):
+        status, out, err = self.said("status", "--admin")
+        self.assertEqual(status, 0, err)
+        return "DRAINED by" in out
+
+    def test_what_does_no_harm_twice_is_asked_again(self):
+        cutter = self.cutting(2)
+        status, out, err = self.said("drain", "--reason", "disk",
+                                     socket_name="cut.sock")
+        self.assertEqual((status, err), (0, ""))
+        self.assertEqual(cutter.cut, 2)
+        self.assertTrue(self.is_drained())
+
+    def test_what_does_is_said_to_be_unknown(self):
+        self.assertFalse(self.is_drained())
+        self.assertEqual(self.said("drain", "--reason", "disk")[0], 0)
+        self.assertTrue(self.is_drained())
+        cutter = self.cutting(1)
+        status, out, err = self.said("undrain", socket_name="cut.sock")
+        self.assertEqual((status, out), (1, ""))
+        self.assertIn("the outcome is unknown", err)
+        self.assertEqual(err.count("\n"), 1)
+        self.assertEqual(cutter.cut, 1)
+        end = time.monotonic() + PATIENCE_S
+        while self.is_drained():  # until what was sent has come about
+            self.assertLess(time.monotonic(), end)
+
+    def test_the_next_daemon_is_waited_for(self):
+        self.daemon.kill()  # its socket stays, and nobody listens
+        self.daemon.wait()
+        self.assertTrue(os.path.exists(self.folder + "/run/admin.sock"))
+        waits = self.ctl("status", "--admin")
+        time.sleep(0.5)
+        self.assertIsNone(waits.poll())
+        self.start()
+        out, err = waits.communicate(timeout=PATIENCE_S)
+        self.assertEqual((waits.returncode, err), (0, ""))
+        self.assertIn("GPU", out)
+
+
+if __name__ == "__main__":
+    unittest.main()
