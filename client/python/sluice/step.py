@@ -111,6 +111,8 @@ class Step:
         # Of packed rows: the first row [B, S] of each row's document. What
         # says so beside the mask was left out: the mask must have it too.
         self.documents: Tensor | None = None
+        # The first row [B, S] of what a mask must not keep apart as documents.
+        self.parts: Tensor | None = None
         # bool [B, S], by the caller's 2-D mask: rows that may see nothing.
         self.padding: Tensor | None = None
         self.blind: Tensor | None = None  # those that did, in some layer
@@ -221,6 +223,13 @@ class Step:
         if self.documents is not None and not seen.within(self.documents):
             raise Unsupported(name, "a mask that does not keep packed "
                               "documents apart", "do not pack this model")
+        if self.parts is not None and seen.within(self.parts):
+            raise Unsupported(
+                name, "position_ids that go on elsewhere than at 0, in a call "
+                "that would make a cache: with one transformers takes them for "
+                "one sequence, without for documents", "pass attention_mask="
+                "torch.ones_like(input_ids) for one sequence, use_cache=False "
+                "for documents")
         if seen.blind is not None and seen.blind is not self.blind:
             self.blind = seen.blind if self.blind is None else (
                 self.blind | seen.blind)

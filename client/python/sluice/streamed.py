@@ -84,6 +84,7 @@ class Stream:
         # With all rows: has ranks draw the same from there on.
         self.rejoin: Callable[[int, torch.device], None] | None = None
         self.in_causal = False
+        self.makes_cache = False  # that call, if it were not streamed
         self.returns_tuple: dict[nn.Module, bool] = {}  # found by the probe
         self.attended: set[tuple[int, int, int, int]] = set()  # see Step
         self.chunk_choice: ChunkChoice | None = None  # with chunk="auto"

@@ -25,7 +25,7 @@ from sluice import calls, scoring
 from sluice.replay import Slot, distinct
 from sluice.step import current
 from sluice.adapters import (head_routers, logprobs, padded, routers, shared,
-                             units)
+                             units, wanted)
 from sluice.adapters.absent import AbsentLogits
 from sluice.adapters.head_loss import Labels, Loss
 from sluice.adapters.held import Inside, check_base
@@ -119,6 +119,8 @@ class Head:
 
         def answer(self_: nn.Module, *args: Any, **kwargs: Any) -> Any:
             given = calls.arguments_of(accepts, self_, args, kwargs)
+            if current() is None:
+                self.stream.makes_cache = wanted.makes_cache(causal, given)
             if current() is None and (given.get("labels") is not None
                                       or scoring.asked() is not None):
                 self._renew()

@@ -249,11 +249,15 @@ class Adapter:
             if stream.ranks is not None:
                 self._refuse_foreign(stream)
                 self.dealing.refuse(given)
+            makes_cache = stream.makes_cache if stream.in_causal else (
+                wanted.makes_cache(self_, given))
+            parts = packed.skips(given, stream) if makes_cache else None
             if "use_cache" in accepts.parameters:
                 kwargs = {**kwargs, "use_cache": False}
                 given["use_cache"] = False
             step = stream.begin(x.shape[1], x.device, self)
             step.documents = documents
+            step.parts = parts
             step.padding = padded.rows(given.get("attention_mask"))
             if routers.asked(self_, given):
                 routers.note(step, self)

@@ -3,16 +3,20 @@
 
 transformers finds documents in position_ids, and so the mask has them; the
 other descriptions are taken where they say the same, and are then left out:
-a layer that runs on one chunk could not use them.
+a layer that runs on one chunk could not use them. position_ids that go on
+elsewhere than at 0 are documents too, but only where no cache is made.
 """
 from __future__ import annotations
 
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
 
 from sluice.errors import Unsupported
+
+if TYPE_CHECKING:
+    from sluice.streaming import Stream
 
 # Lengths [documents + 1] of all rows one after the other; seq_idx [B, S].
 _LENGTHS = ("cu_seq_lens_q", "cu_seq_lens_k")
@@ -56,6 +60,35 @@ def take(module: str, given: dict[str, Any]) -> Tensor | None:
     return torch.where(starts, row, 0).cummax(dim=1).values
 
 
+def skips(given: dict[str, Any], stream: Stream) -> Tensor | None:
+    """The first row [B, S] of the part of each row, where the position_ids of
+    a call that would make a cache go on elsewhere than at 0; None where they
+    do not.
+
+    Without a cache transformers takes such parts for documents that do not see
+    each other; with one, and with any attention_mask, for one sequence, as who
+    trains on positions of longer sequences (PoSE) means it. Where positions
+    begin at 0 again documents are meant, and kept apart.
+    """
+    positions = given.get("position_ids")
+    if given.get("attention_mask") is not None or not isinstance(
+            positions, Tensor) or positions.dim() != 2:
+        return None
+    begins = _starts(positions)
+    begins[:, 0] = False
+    if not bool(begins.any()):
+        return None
+    begins &= positions != 0
+    if not bool(begins.any()):
+        stream.say_once(
+            "position_ids begin at 0 again, in a call that would make a cache: "
+            "documents are kept apart, as transformers does without one "
+            "(use_cache=False says so)")
+        return None
+    row = torch.arange(begins.shape[1], device=begins.device)
+    return torch.where(begins, row, 0).cummax(dim=1).values
+
+
 def _starts(positions: Tensor) -> Tensor:
     """Where documents begin, bool [B, S]: as transformers finds them."""
     starts = torch.ones_like(positions, dtype=torch.bool)
@@ -75,4 +108,4 @@ def _agrees(name: str, said: Tensor, starts: Tensor) -> bool:
     return bool((other == starts).all())
 
 
-__all__ = ["take"]
+__all__ = ["skips", "take"]

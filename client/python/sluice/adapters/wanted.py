@@ -39,14 +39,19 @@ def is_streamed(stream: Stream, module: nn.Module,
             return False
     if module.training or stream.has_labels:
         return True
-    cache = given.get("use_cache")
-    if cache is None:
-        cache = getattr(module.config, "use_cache", False)
-        if cache and torch.is_grad_enabled():
-            stream.say_once(
-                f"{type(module).__name__} is in eval mode and makes a cache: "
-                "it is not streamed; pass use_cache=False, or call train()")
+    cache = makes_cache(module, given)
+    if cache and given.get("use_cache") is None and torch.is_grad_enabled():
+        stream.say_once(
+            f"{type(module).__name__} is in eval mode and makes a cache: "
+            "it is not streamed; pass use_cache=False, or call train()")
     return not cache
+
+
+def makes_cache(module: nn.Module, given: dict[str, Any]) -> bool:
+    """Whether the call would make a cache if it were not streamed."""
+    cache = given.get("use_cache")
+    return bool(getattr(module.config, "use_cache", False)
+                if cache is None else cache)
 
 
 def refuse_call(module: nn.Module, given: dict[str, Any]) -> None:
@@ -79,4 +84,5 @@ def refuse_adapters(model: nn.Module) -> None:
                 "or prompt tuning, whose rows are embeddings")
 
 
-__all__ = ["input_of", "is_streamed", "refuse_adapters", "refuse_call"]
+__all__ = ["input_of", "is_streamed", "makes_cache", "refuse_adapters",
+           "refuse_call"]

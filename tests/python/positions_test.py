@@ -1,0 +1,93 @@
+"""What a call's position_ids mean beside a cache and a mask: in transformers
+they are documents, or one sequence, by all three."""
+
+from __future__ import annotations
+
+import itertools
+from types import SimpleNamespace
+
+import pytest
+import sluice
+import torch
+from models import assert_same, batch, run, tiny, unstreamed
+from sluice import Unsupported
+from torch import nn
+
+LENGTH = 75
+ROW = torch.arange(LENGTH)
+DOCUMENTS = torch.cat([ROW[:30], ROW[:45]])
+SKIPPED = torch.cat([ROW[:30], ROW[:45] + 300])
+POSITIONS = {
+    "none": None,
+    "in order": ROW.expand(2, -1),
+    "one row": ROW[None],
+    "from elsewhere": (ROW + 9).expand(2, -1),
+    "documents": DOCUMENTS.expand(2, -1),
+    "skipped": SKIPPED.expand(2, -1),  # as PoSE does
+    "skipped in one": torch.stack([ROW, SKIPPED]),
+    "both": torch.cat([ROW[:30], ROW[:20], ROW[:25] + 300]).expand(2, -1),
+}
+CALLS = list(itertools.product(POSITIONS, (None, True, False),
+                               (False, True), ("loss", "decoder")))
+
+
+def call(positions, use_cache, masked, what):
+    made = batch(length=LENGTH)
+    if POSITIONS[positions] is not None:
+        made["position_ids"] = POSITIONS[positions]
+    if use_cache is not None:
+        made["use_cache"] = use_cache
+    if masked:
+        made["attention_mask"] = torch.ones_like(made["input_ids"])
+    if what == "decoder":
+        del made["labels"]
+    return made
+
+
+class OwnLoss(nn.Module):
+    """A loss of one's own, of what the decoder answers."""
+
+    def __init__(self, model):
+        super().__init__()
+        self.model = model
+
+    def forward(self, **inputs):
+        hidden = self.model.model(**inputs).last_hidden_state
+        return SimpleNamespace(loss=hidden.square().mean())
+
+
+def called(model, what):
+    return model if what == "loss" else OwnLoss(model)
+
+
+@pytest.mark.parametrize("positions, use_cache, masked, what", CALLS)
+def test_is_the_model_s_own_or_refused(positions, use_cache, masked, what):
+    inputs = call(positions, use_cache, masked, what)
+    makes_cache = use_cache is not False  # as these models are configured
+    if makes_cache and not masked and positions == "documents":
+        inputs["use_cache"] = False  # what is promised of them
+    own = unstreamed(called(tiny(), what), inputs)
+    inputs = call(positions, use_cache, masked, what)
+    model = tiny()
+    stream = sluice.stream(model, chunk=16, quiet=True)
+    if makes_cache and not masked and positions in (
+            "skipped", "skipped in one", "both"):
+        with pytest.raises(Unsupported, match="go on elsewhere than at 0"):
+            run(called(model, what), inputs)
+    else:
+        assert_same(run(called(model, what), inputs), own)
+    stream.unstream()
+
+
+def test_documents_are_told_of_once(capsys):
+    model = tiny()
+    stream = sluice.stream(model, chunk=16)
+    for _ in range(2):
+        run(model, call("documents", None, False, "loss"))
+    assert capsys.readouterr().err.count("documents are kept apart") == 1
+    stream.unstream()
+    stream = sluice.stream(model, chunk=16)
+    run(model, call("documents", False, False, "loss"))
+    run(model, call("in order", None, False, "loss"))
+    assert "documents" not in capsys.readouterr().err
+    stream.unstream()
