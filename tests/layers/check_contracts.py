@@ -63,5 +63,5 @@ def check_rpcs(admin_proto, readme, files):
     for name in re.findall(r"^\s*rpc (\w+)\(", admin_proto, re.M):
         if name not in told:
             yield f"{RPCS}: the RPC {name} is in no table"
-        if not re.search(rf"->{name}\(&", callers):
+        if not re.search(rf"::Stub::{name}\b", callers):
             yield f"proto/admin/admin.proto: nobody calls the RPC {name}"

@@ -80,12 +80,13 @@ class Rpcs(unittest.TestCase):
         return list(check_contracts.check_rpcs(self.admin, readme, files))
 
     def test_each_is_in_the_table_and_called(self):
-        call = {"client/ctl/admin.cc": "stub->Evict(&context, request, &r)"}
+        call = {"client/ctl/admin.cc":
+                "Call(path, &admin::Admin::Stub::Evict, request, reply)"}
         self.assertEqual(self.check("| `Evict` |", call), [])
         [untold] = self.check("", call)
         self.assertIn("the RPC Evict is in no table", untold)
         for files in ({}, {"daemon/service/x.cc": "service->Evict(&job)"},
-                      {"tests/x_test.cc": "stub->Evict(&context, request)"},
+                      {"tests/x_test.cc": "&Admin::Stub::Evict, request"},
                       {"client/ctl/x.cc": "Evict(socket, eviction)"}):
             [uncalled] = self.check("| `Evict` |", files)
             self.assertIn("nobody calls the RPC Evict", uncalled)
