@@ -18,6 +18,7 @@
 
 #include "daemon/core/links.h"
 #include "proto/base/status.h"
+#include "proto/base/text.h"
 
 namespace sluice::daemon {
 namespace {
@@ -433,14 +434,26 @@ absl::StatusOr<Config::DriverChoice> ParseDriver(const std::string& text) {
   return found->second;
 }
 
+namespace {
+
+// What quotes a file is one line all the same, and no longer than a screen.
+absl::Status Fault(std::string what) {
+  constexpr size_t kMost = 1000;
+  if (what.size() > kMost) what = what.substr(0, kMost) + " ...";
+  return absl::InvalidArgumentError(Printable(std::move(what)));
+}
+
+}  // namespace
+
 absl::StatusOr<Config> ParseConfig(std::string_view text,
                                    const std::string& path) {
   try {
-    return ConfigReader(path).Read(toml::parse(text));
+    auto config = ConfigReader(path).Read(toml::parse(text));
+    if (config.ok()) return config;
+    return Fault(std::string(config.status().message()));
   } catch (const toml::parse_error& error) {
-    return absl::InvalidArgumentError(
-        fmt::format("{}:{}: {}", path, error.source().begin.line,
-                    std::string(error.description())));
+    return Fault(fmt::format("{}:{}: {}", path, error.source().begin.line,
+                             std::string(error.description())));
   }
 }
 

@@ -116,7 +116,13 @@ json EntryOf(PoolId pool, const Principal& whose, const Reservation& given,
   return entry;
 }
 
-absl::Time Monotonic(double unix_s, const Clocks& now) {
+absl::Time TimeOf(Reader& entry, const Clocks& now) {
+  // No date of ours. Much later ones would be infinite, and not be written.
+  constexpr double kMost = 1e12;
+  const double unix_s = entry.Number("at_unix_s");
+  if (!(unix_s > -kMost && unix_s < kMost)) {
+    entry.Fail(fmt::format("at_unix_s is {}, no time of a clock", unix_s));
+  }
   const absl::Time wall = absl::UnixEpoch() + absl::Seconds(unix_s);
   return now.monotonic - (now.wall - wall);
 }
@@ -133,8 +139,7 @@ absl::Status ReadReservation(const json& from, const std::string& name,
   if (entry.Has("cgroup")) whose.cgroup = entry.Text("cgroup");
   Reservation given;
   given.bytes = Bytes(entry.Whole("bytes", (int64_t{1} << 60) - 1));
-  given.by = {true, entry.Text("by"),
-              Monotonic(entry.Number("at_unix_s"), now)};
+  given.by = {true, entry.Text("by"), TimeOf(entry, now)};
   if (given.bytes == Bytes(0)) entry.Fail("reserves nothing");
   SLUICE_RETURN_IF_ERROR(entry.Done());
   if (to[pool].emplace(whose, given).second) return absl::OkStatus();
@@ -146,8 +151,7 @@ absl::Status ReadLimit(const json& from, const std::string& name,
   Reader entry(from, name);
   Budgets::Given given;
   given.limits = {entry.Limit("gpu_bytes"), entry.Limit("host_bytes")};
-  given.by = {true, entry.Text("by"),
-              Monotonic(entry.Number("at_unix_s"), now)};
+  given.by = {true, entry.Text("by"), TimeOf(entry, now)};
   std::string job, cgroup;
   uint32_t uid = 0;
   const bool of_job = entry.Has("job");
@@ -261,8 +265,8 @@ absl::StatusOr<Policy> DecodePolicy(const std::string& text,
   }
   if (!drained.is_null()) {
     Reader drain(drained, "'drained'");
-    policy.drain = Drain{drain.Text("by"), drain.Text("reason"),
-                         Monotonic(drain.Number("at_unix_s"), now)};
+    policy.drain =
+        Drain{drain.Text("by"), drain.Text("reason"), TimeOf(drain, now)};
     SLUICE_RETURN_IF_ERROR(drain.Done());
   }
   return policy;

@@ -143,9 +143,10 @@ absl::Time Ledger::NextTrim() const {
   for (const auto& [principal, known] : principals_) {
     const absl::Time due = known.alone_since + limits_.orphans_kept_for;
     if (due >= next) continue;
-    const bool kept = std::any_of(
-        pools_.begin(), pools_.end(),
-        [&](const auto& pool) { return pool.second.KeptOf(known.id) > 0; });
+    const bool kept = std::any_of(pools_.begin(), pools_.end(),
+                                  [id = known.id](const auto& pool) {
+                                    return pool.second.KeptOf(id) > 0;
+                                  });
     if (kept) next = due;
   }
   return next;

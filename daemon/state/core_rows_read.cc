@@ -63,7 +63,7 @@ class RowReader {
     FieldReader row(bytes, objects_);
     SLUICE_RETURN_IF_ERROR(ReadKind(name[0], key, row));
     if (key.Done() && row.Done()) return absl::OkStatus();
-    return Bad(fmt::format("a row of kind '{}' is damaged", name[0]));
+    return Bad(fmt::format("a row of kind {} is damaged", int{name[0]}));
   }
   // What rows follow from.
   absl::Status Join() {
@@ -121,7 +121,7 @@ class RowReader {
     }
     if (kind == kLooseRow) return ReadLoose(row);
     if (kind == kObjectRow) return Skip(key, row);
-    return Bad(fmt::format("a row of kind '{}' is not known", kind));
+    return Bad(fmt::format("a row of kind {} is not known", int{kind}));
   }
   template <typename Map>
   absl::Status Into(Map& map, FieldReader& key, FieldReader& row) {

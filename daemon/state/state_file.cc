@@ -133,7 +133,9 @@ absl::Status StateFile::Read() {
   const auto header = Load<Header>(memory_);
   if (header.magic != kMagic) return Damaged("its first word is another");
   if (header.checkpoint_bytes > size_ || header.record_bytes > size_ ||
-      header.checkpoint_bytes < sizeof(Lead) || layout().size() != size_) {
+      header.checkpoint_bytes < sizeof(Lead) || header.record_bytes < kWord ||
+      header.checkpoint_bytes % kWord != 0 ||
+      header.record_bytes % kWord != 0 || layout().size() != size_) {
     return Damaged("its sizes do not fit into it");
   }
   SLUICE_RETURN_IF_ERROR(ReadCheckpoint());
@@ -161,6 +163,8 @@ absl::Status StateFile::ReadRecords() {
   while (true) {
     const std::byte* const here = memory_ + at.log() + end_;
     const size_t room = at.records - end_;
+    // Append leaves room for the word that says that there is none.
+    if (room < kWord) return Damaged("its records have no end");
     if (Load<uint64_t>(here) == 0) return absl::OkStatus();  // the last one's
     if (room < sizeof(Lead) || !IsSound(here, room)) {
       return Damaged(fmt::format("record {}", next_));

@@ -196,6 +196,19 @@ TEST(Config, FileIsReadAndFaultsNameIt) {
               StatusIs(absl::StatusCode::kNotFound, HasSubstr("none.toml")));
 }
 
+// Found by fuzzing: what a fault quotes was told as it was, newline and all.
+TEST(Config, AFaultIsOneLineWhateverItQuotes) {
+  for (const std::string& text :
+       {std::string("a = t\n"), std::string("\"a\\nb\\u001b\" = 1\n"),
+        std::string(3000, 'k') + " = 1\n", std::string("driver = '\tsim'")}) {
+    const absl::Status fault = ParseConfig(text, "c.toml").status();
+    EXPECT_THAT(fault, StatusIs(absl::StatusCode::kInvalidArgument));
+    const std::string line(fault.message());
+    EXPECT_LT(line.size(), 1100u);
+    EXPECT_EQ(line.find_first_of("\n\t\x1b"), std::string::npos) << line;
+  }
+}
+
 // Wrong once: a folder opens and reads as an empty file, so the daemon started
 // with defaults.
 TEST(Config, WhatIsNoFileIsRefused) {

@@ -123,6 +123,18 @@ TEST(PolicyFile, WhatIsNotAPolicyIsRefusedInOneLineThatSaysWhere) {
   }
 }
 
+// Found by fuzzing: such a time was taken, and written as null, which the next
+// daemon refused: it did not start.
+TEST(PolicyFile, ATimeThatNoClockSaysIsRefused) {
+  for (const char* when : {"1e300", "-1e300", "1e13"}) {
+    const std::string text = std::string(R"({"sluice_policy": 1, "limits": [],
+        "drained": {"by": "", "reason": "", "at_unix_s": )") +
+                             when + "}}";
+    EXPECT_THAT(DecodePolicy(text, At(0)).status(),
+                StatusIs(kInvalid, HasSubstr("no time of a clock")));
+  }
+}
+
 TEST(PolicyFile, OneThatOthersMayWriteToIsRefused) {
   const TempDir folder;
   const PolicyFile file(folder.path());

@@ -152,6 +152,21 @@ TEST(StateFile, DamageIsRefusedAndNeverMisread) {
   EXPECT_GT(refused, 8 * 40);
 }
 
+// Found while its fuzz target was written: the word behind the last page was
+// read, and the daemon ended by SIGSEGV instead of starting without the state.
+TEST(StateFile, OneWithoutRoomForRecordsIsRefused) {
+  const UniqueFd fd = Memory();
+  const StateFile::Sizes page = {Bytes(100), Bytes(4096 - 24 - 2 * 136 - 32)};
+  auto file = StateFile::Create(fd.get(), page);
+  ASSERT_THAT(file, IsOk());
+  EXPECT_THAT((*file)->Checkpoint("in the first slot"), IsOk());
+  ASSERT_EQ(lseek(fd.get(), 0, SEEK_END), 4096);
+  EXPECT_EQ(Reopened(fd).checkpoint, "in the first slot");
+  const uint64_t sizes[] = {(4096 - 24) / 2, 0};
+  ASSERT_EQ(pwrite(fd.get(), sizes, sizeof(sizes), 8), 16);
+  EXPECT_THAT(StateFile::Open(fd.get()), StatusIs(kRefused));
+}
+
 TEST(StateFile, WhatIsNoStateIsRefused) {
   const UniqueFd fd = Memory();
   EXPECT_THAT(StateFile::Open(fd.get()), StatusIs(kRefused));
