@@ -1,13 +1,16 @@
 // What others hold of a simulated node, by the word of the kernel.
 #include <fmt/format.h>
+#include <sched.h>
 #include <signal.h>
 #include <sys/mman.h>
 #include <sys/prctl.h>
 #include <unistd.h>
 
 #include <functional>
+#include <latch>
 #include <memory>
 #include <string>
+#include <thread>
 
 #include "kernels/device/sim/memory_name.h"
 #include "kernels/device/sim/outside.h"
@@ -108,6 +111,20 @@ TEST_F(SimOutside, AForkedChildsMappingAloneIsSeen) {
       while (true) pause();
     }
     munmap(at, MiB(3).size());
+  });
+  EXPECT_EQ(Outside()[kGpu0], MiB(3));
+}
+
+TEST_F(SimOutside, DescriptorsThatOneThreadHasByItselfAreSeen) {
+  const auto holder = Holding([&] {
+    std::latch taken(1);
+    std::thread([&] {
+      EXPECT_EQ(unshare(CLONE_FILES), 0);
+      Named(kGpu0, MiB(3)).Release();
+      taken.count_down();
+      while (true) pause();
+    }).detach();
+    taken.wait();
   });
   EXPECT_EQ(Outside()[kGpu0], MiB(3));
 }

@@ -2,8 +2,10 @@
 
 #include <dirent.h>
 #include <fcntl.h>
+#include <linux/kcmp.h>
 #include <sys/mman.h>
 #include <sys/stat.h>
+#include <sys/syscall.h>
 #include <unistd.h>
 
 #include <algorithm>
@@ -12,6 +14,7 @@
 #include <optional>
 #include <set>
 #include <utility>
+#include <vector>
 
 #include "absl/strings/numbers.h"
 #include "absl/strings/str_split.h"
@@ -64,6 +67,17 @@ dev_t MemfdDevice() {
   return status.st_dev;
 }
 
+// Whether none of these threads has the descriptors of this one, which is then
+// one of them. A daemon of many threads has thousands of descriptors.
+bool HasNewTable(pid_t thread, std::vector<pid_t>& others) {
+  for (const pid_t other : others) {
+    // 0: they are equal. A kernel that does not tell has them looked at twice.
+    if (syscall(SYS_kcmp, thread, other, KCMP_FILES, 0, 0) == 0) return false;
+  }
+  others.push_back(thread);
+  return true;
+}
+
 // One look at all processes.
 class Search {
  public:
@@ -96,11 +110,15 @@ class Search {
   // gone; then it shows no mappings, but the others do.
   void AddProcess(const std::string& process) {
     bool mappings_seen = false;
+    std::vector<pid_t> looked_at;  // one thread of each table of descriptors
     ForEachIn(process + "/task", [&](const std::string& thread) {
       const std::string path = process + "/task/" + thread;
-      ForEachIn(path + "/fd", [&](const std::string& fd) {
-        AddDescriptor(path + "/fd/" + fd);
-      });
+      pid_t id = 0;
+      if (absl::SimpleAtoi(thread, &id) && HasNewTable(id, looked_at)) {
+        ForEachIn(path + "/fd", [&](const std::string& fd) {
+          AddDescriptor(path + "/fd/" + fd);
+        });
+      }
       if (mappings_seen) return;
       const std::string maps = ReadAll(path + "/maps");
       mappings_seen = !maps.empty();
