@@ -3,13 +3,17 @@
 // takes while the ranks of all GPUs are killed, and how long the next of two
 // users waits for a whole GPU.
 #include <fmt/format.h>
+#include <poll.h>
 #include <signal.h>
 #include <sys/stat.h>
+#include <sys/syscall.h>
 #include <unistd.h>
 
 #include <cstdlib>
+#include <fstream>
 #include <memory>
 #include <optional>
+#include <random>
 #include <vector>
 
 #include "absl/time/clock.h"
@@ -48,6 +52,18 @@ gpus = 1
 gpu_memory = "8GiB"
 [pools]
 extent_bytes = "64MiB"
+)";
+
+constexpr Bytes kTakenOver = GiB(63);
+constexpr int kTakeovers = 20;
+constexpr char kManyExtents[] = R"(
+[sim]
+gpus = 1
+gpu_memory = "64GiB"
+[pools]
+extent_bytes = "64MiB"
+[quota]
+extents = 1100
 )";
 
 // Apart where there is more than one core.
@@ -191,9 +207,64 @@ Entry LeasesWhileRanksDie() {
                       Quantile(millis, 0.5), millis.back())};
 }
 
+// The process that this keeper has started.
+pid_t DaemonOf(const RunningDaemon& kept, pid_t not_this) {
+  const pid_t keeper = kept.pid();
+  const std::string path =
+      fmt::format("/proc/{}/task/{}/children", keeper, keeper);
+  for (pid_t child = 0;; absl::SleepFor(absl::Milliseconds(1))) {
+    std::ifstream file(path);
+    if (file >> child && child != not_this) return child;
+  }
+}
+
+wire::Request StepReport(int step) {
+  wire::Request request;
+  request.mutable_step_report()->set_step(static_cast<uint64_t>(step));
+  return request;
+}
+
+// Killed again and again under a session whose memory is all stored: from the
+// kill to the reply that the next daemon gives to what was asked behind it.
+std::vector<Entry> RepliesAfterKills() {
+  const RunningDaemon daemon(kManyExtents, {.kept = true});
+  RawClient client = Attach(daemon, "kept", 0);
+  const auto lease = client.Lease(wire::Lease::GPU, kTakenOver);
+  SLUICE_CHECK_OK(lease.status());
+  std::mt19937 random(1);
+  // Seldom enough that the keeper does not hold back.
+  std::uniform_int_distribution<int> phase(2'100'000, 2'400'000);
+  std::vector<double> millis;
+  pid_t killed = 0;
+  for (int i = 0; i < kTakeovers; ++i) {
+    absl::SleepFor(absl::Microseconds(phase(random)));
+    killed = DaemonOf(daemon, killed);
+    const UniqueFd process(
+        static_cast<int>(syscall(SYS_pidfd_open, killed, 0)));
+    pollfd dead = {.fd = process.get(), .events = POLLIN, .revents = 0};
+    const absl::Time start = absl::Now();
+    SLUICE_CHECK(kill(killed, SIGKILL) == 0);
+    SLUICE_CHECK(poll(&dead, 1, 10'000) == 1);  // so that it answers nothing
+    SLUICE_CHECK_OK(client.Call(StepReport(i + 1)).status());
+    millis.push_back(absl::ToDoubleMilliseconds(absl::Now() - start));
+  }
+  const std::string detail = fmt::format(
+      "from the kill, of {} at random phases, to the reply of the next daemon "
+      "to a session with {} extents; all of it stored by sluiced-keeper",
+      kTakeovers, lease->fds.size());
+  return {{"service first reply after a kill", Quantile(millis, 0.5), "ms", 100,
+           true, "median " + detail},
+          {"service first reply after a kill, latest", Quantile(millis, 1),
+           "ms", 250, true, "longest " + detail}};
+}
+
 std::vector<Entry> Measure() {
-  return {LeasesWhileRanksDie(), LeaseFreePairs("service pairs p99", false),
-          LeaseFreePairs("service pairs p99, stored", true), TurnsOfTwoUsers()};
+  std::vector<Entry> entries = RepliesAfterKills();
+  entries.push_back(LeasesWhileRanksDie());
+  entries.push_back(LeaseFreePairs("service pairs p99", false));
+  entries.push_back(LeaseFreePairs("service pairs p99, stored", true));
+  entries.push_back(TurnsOfTwoUsers());
+  return entries;
 }
 
 }  // namespace

@@ -38,6 +38,7 @@ class RunningDaemon {
   std::string socket() const { return directory_.File("session.sock"); }
   std::string http_socket() const { return directory_.File("http.sock"); }
   Child& process() { return *process_; }  // or its keeper
+  pid_t pid() const { return process_->pid(); }
   // SIGKILL, and the next one on the same folder, as at first.
   void KillAndStartNext();
   // The rest of the ready line after `name=`, up to a blank.
