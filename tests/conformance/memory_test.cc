@@ -1,5 +1,6 @@
 #include <fcntl.h>
 
+#include <algorithm>
 #include <set>
 
 #include "tests/conformance/fixture.h"
@@ -111,27 +112,39 @@ TEST_P(MemoryConformance, TheCpuTouchesHostMemory) {
 
 // As a lease of several extents: one range, one SetAccess, one copy across.
 TEST_P(MemoryConformance, ExtentsMapIntoOneRange) {
-  const Bytes size = Size(kOnGpu);
-  SLUICE_ASSERT_OK_AND_ASSIGN(const Address address,
-                              driver_->Reserve(size * 3, kOnGpu.kind));
-  std::vector<Memory> extents;
-  for (int i = 0; i < 3; ++i) {
-    SLUICE_ASSERT_OK_AND_ASSIGN(const Memory extent,
-                                driver_->Create(kOnGpu, size));
-    extents.push_back(extent);
-    ASSERT_THAT(driver_->Map(address + i * size.count(), size, extent), IsOk());
-  }
-  ASSERT_THAT(driver_->SetAccess(address, size * 3, kGpu), IsOk());
-  const Content content = Pattern(size * 3, 3);
-  Content read(content.size());
-  ASSERT_THAT(CopyNow(*driver_, address, content.data(), size * 3, kH2D),
-              IsOk());
-  ASSERT_THAT(CopyNow(*driver_, read.data(), address, size * 3, kD2H), IsOk());
-  EXPECT_TRUE(read == content);
-  ASSERT_THAT(driver_->Unmap(address, size * 3), IsOk());
-  ASSERT_THAT(driver_->FreeReservation(address, size * 3), IsOk());
-  for (const Memory extent : extents) {
-    EXPECT_THAT(driver_->Release(extent), IsOk());
+  for (const Placement where : {kOnGpu, kOnHost}) {
+    const Bytes size = *driver_->Granularity(where);
+    SLUICE_ASSERT_OK_AND_ASSIGN(const Address address,
+                                driver_->Reserve(size * 3, where.kind));
+    std::vector<Memory> extents;
+    for (int i = 0; i < 3; ++i) {
+      SLUICE_ASSERT_OK_AND_ASSIGN(const Memory extent,
+                                  driver_->Create(where, size));
+      extents.push_back(extent);
+      ASSERT_THAT(driver_->Map(address + i * size.count(), size, extent),
+                  IsOk());
+    }
+    ASSERT_THAT(driver_->SetAccess(address, size * 3, kGpu), IsOk());
+    const Content content = Pattern(size * 3, 3);
+    Content read(content.size());
+    ASSERT_THAT(CopyNow(*driver_, address, content.data(), size * 3, kH2D),
+                IsOk());
+    ASSERT_THAT(CopyNow(*driver_, read.data(), address, size * 3, kD2H),
+                IsOk());
+    EXPECT_TRUE(read == content);
+    // The middle goes: the others keep their access.
+    ASSERT_THAT(driver_->Unmap(address + size.count(), size), IsOk());
+    for (const int i : {0, 2}) {
+      const Address at = address + i * size.count();
+      ASSERT_THAT(CopyNow(*driver_, read.data(), at, size, kD2H), IsOk());
+      EXPECT_TRUE(std::equal(read.begin(), read.begin() + size.count(),
+                             content.begin() + i * size.count()));
+      ASSERT_THAT(driver_->Unmap(at, size), IsOk());
+    }
+    ASSERT_THAT(driver_->FreeReservation(address, size * 3), IsOk());
+    for (const Memory extent : extents) {
+      EXPECT_THAT(driver_->Release(extent), IsOk());
+    }
   }
 }
 

@@ -28,6 +28,7 @@ TEST(CudaLibrary, ErrorsMeanWhatTheSeamSays) {
   EXPECT_EQ(CodeOf(kOutOfMemory), absl::StatusCode::kResourceExhausted);
   EXPECT_EQ(CodeOf(700), absl::StatusCode::kUnavailable);
   EXPECT_EQ(CodeOf(801), absl::StatusCode::kUnimplemented);
+  EXPECT_EQ(CodeOf(222), absl::StatusCode::kUnimplemented);  // newer PTX
   EXPECT_EQ(CodeOf(999), absl::StatusCode::kInternal);
 }
 

@@ -64,6 +64,7 @@ inline constexpr unsigned kEventDisableTiming = 2;
 inline constexpr unsigned kHostRegisterPortable = 1;
 inline constexpr int kAttributeVirtualMemory = 102;
 inline constexpr int kAttributePosixFd = 103;
+inline constexpr int kAttributeRdmaOfVirtualMemory = 110;
 inline constexpr int kAttributeHostNumaId = 134;
 inline constexpr int kAttributeHostNumaVirtualMemory = 141;
 
@@ -93,6 +94,8 @@ inline constexpr int kAttributeHostNumaVirtualMemory = 141;
   X(cuMemExportToShareableHandle, void*, MemoryHandle, int,                    \
     unsigned long long)                                                        \
   X(cuMemImportFromShareableHandle, MemoryHandle*, void*, int)                 \
+  X(cuMemGetAllocationPropertiesFromHandle, AllocationProperties*,             \
+    MemoryHandle)                                                              \
   X(cuMemAddressReserve, DevicePointer*, size_t, size_t, DevicePointer,        \
     unsigned long long)                                                        \
   X(cuMemAddressFree, DevicePointer, size_t)                                   \

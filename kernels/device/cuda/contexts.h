@@ -27,8 +27,9 @@ class Contexts {
   const std::vector<Device>& devices() const { return devices_; }
   // InvalidArgument: no such GPU.
   absl::StatusOr<Context> Of(DeviceIndex device);
-  // A context for calls that belong to none: the thread's own, else one that
-  // was made already, else GPU 0's.
+  // A context for calls that name no GPU: the thread's own, else one that was
+  // made already, else GPU 0's. Who knows the GPU asks for its own (Of): else
+  // a rank would open a context on a GPU that is not its.
   absl::StatusOr<Context> Any();
 
  private:

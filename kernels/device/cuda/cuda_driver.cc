@@ -6,6 +6,7 @@
 #include <algorithm>
 #include <cstdio>
 #include <fstream>
+#include <optional>
 #include <utility>
 
 #include "proto/base/shortage.h"
@@ -105,13 +106,17 @@ CudaDriver::CudaDriver(std::unique_ptr<LoadedLibrary> library,
 CudaDriver::~CudaDriver() {
   const MutexLock lock(stream_mutex_);
   const Functions& f = library_->functions();
+  // Who adopts a stream does not end it.
   for (const auto& [id, entry] : streams_) {
+    if (entry.adopted) continue;
     const auto scope = Enter(entry.device);
     f.cuStreamSynchronize(entry.stream);
     f.cuStreamDestroy_v2(entry.stream);
   }
   for (const auto& [id, entry] : events_) {
-    if (entry.event != nullptr) f.cuEventDestroy_v2(entry.event);
+    if (entry.event == nullptr) continue;
+    const auto scope = Enter(entry.device);
+    f.cuEventDestroy_v2(entry.event);
   }
   for (const auto& [id, module] : modules_) f.cuLibraryUnload(module);
 }
@@ -261,20 +266,13 @@ absl::Status CudaDriver::SetAccess(Address address, Bytes size,
 }
 
 absl::Status CudaDriver::HostRegister(Address address, Bytes size) {
-  SLUICE_ASSIGN_OR_RETURN(const auto scope,
-                          ContextScope::Enter(library_.get(), contexts_.Any()));
-  return library_->ToStatus(library_->functions().cuMemHostRegister_v2(
-                                address, size.size(), kHostRegisterPortable),
-                            "cuMemHostRegister_v2 " + RangeName(address, size),
-                            Shortage::kHostMemory);
+  const MutexLock lock(memory_mutex_);
+  return addresses_.Pin(address, size, std::nullopt);
 }
 
 absl::Status CudaDriver::HostUnregister(Address address) {
-  SLUICE_ASSIGN_OR_RETURN(const auto scope,
-                          ContextScope::Enter(library_.get(), contexts_.Any()));
-  SLUICE_CUDA(library_, cuMemHostUnregister,
-              fmt::format("at {}", static_cast<void*>(address)), address);
-  return absl::OkStatus();
+  const MutexLock lock(memory_mutex_);
+  return addresses_.Unpin(address);
 }
 
 // --- kernels ---------------------------------------------------------------

@@ -8,6 +8,7 @@
 #include <vector>
 
 #include "absl/base/thread_annotations.h"
+#include "kernels/device/cuda/address_space.h"
 #include "kernels/device/cuda/contexts.h"
 #include "kernels/device/cuda/library.h"
 #include "kernels/device/cuda/memory.h"

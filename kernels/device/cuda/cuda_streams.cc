@@ -37,21 +37,20 @@ absl::StatusOr<Stream> CudaDriver::CreateStream(DeviceIndex device) {
 }
 
 absl::Status CudaDriver::DestroyStream(Stream stream) {
-  StreamEntry entry;
+  if (stream.value() >= kComputeStreams) {
+    return Bad(fmt::format("there is no stream {}", stream.value()));
+  }
+  SLUICE_ASSIGN_OR_RETURN(const StreamEntry entry, Find(stream));
+  if (entry.adopted) {
+    return Bad(fmt::format("stream {} is not the driver's to destroy",
+                           stream.value()));
+  }
+  // First what can fail with the stream still there.
+  SLUICE_ASSIGN_OR_RETURN(const auto scope, Enter(entry.device));
   {
     const MutexLock lock(stream_mutex_);
-    const auto it = streams_.find(stream);
-    if (it == streams_.end() || stream.value() >= kComputeStreams) {
-      return Bad(fmt::format("there is no stream {}", stream.value()));
-    }
-    entry = it->second;
-    if (entry.adopted) {
-      return Bad(fmt::format("stream {} is not the driver's to destroy",
-                             stream.value()));
-    }
-    streams_.erase(it);
+    streams_.erase(stream);
   }
-  SLUICE_ASSIGN_OR_RETURN(const auto scope, Enter(entry.device));
   SLUICE_CUDA(library_, cuStreamDestroy_v2, "", entry.stream);
   return absl::OkStatus();
 }
@@ -103,13 +102,17 @@ absl::StatusOr<CudaDriver::EventEntry> CudaDriver::Find(Event event) const {
 
 absl::Status CudaDriver::DestroyEvent(Event event) {
   SLUICE_ASSIGN_OR_RETURN(const EventEntry entry, Find(event));
+  if (entry.event == nullptr) {
+    const MutexLock lock(stream_mutex_);
+    events_.erase(event);
+    return absl::OkStatus();
+  }
+  SLUICE_ASSIGN_OR_RETURN(const auto scope, Enter(entry.device));
   {
     const MutexLock lock(stream_mutex_);
     events_.erase(event);
   }
   // Waits that were enqueued keep what they need.
-  if (entry.event == nullptr) return absl::OkStatus();
-  SLUICE_ASSIGN_OR_RETURN(const auto scope, Enter(entry.device));
   SLUICE_CUDA(library_, cuEventDestroy_v2, "", entry.event);
   return absl::OkStatus();
 }

@@ -47,6 +47,7 @@ absl::StatusCode CodeOf(Result result) {
       return absl::StatusCode::kResourceExhausted;
     case 36:   // CALL_REQUIRES_NEWER_DRIVER
     case 209:  // NO_BINARY_FOR_GPU
+    case 222:  // UNSUPPORTED_PTX_VERSION: the driver is older than the code
     case 801:  // NOT_SUPPORTED
       return absl::StatusCode::kUnimplemented;
     case 800:  // NOT_PERMITTED

@@ -8,9 +8,10 @@
 #include <sys/syscall.h>
 #include <unistd.h>
 
-#include <array>
+#include <algorithm>
 #include <cerrno>
 #include <utility>
+#include <vector>
 
 #include "proto/base/shortage.h"
 #include "proto/base/status.h"
@@ -19,10 +20,6 @@ namespace sluice::device::cuda {
 namespace {
 
 constexpr Bytes kMemfdGranularity = MiB(2);
-
-DevicePointer ToDevice(const std::byte* address) {
-  return reinterpret_cast<DevicePointer>(address);
-}
 
 std::string Describe(Placement where, Bytes size) {
   return fmt::format("of {} on {} {}", FormatBytes(size),
@@ -35,17 +32,27 @@ bool NumaNodeExists(uint64_t node) {
   return node == 0 || access(path.c_str(), F_OK) == 0;
 }
 
-// Pages that this thread takes come from one NUMA node.
-class NumaBinding {
- public:
-  explicit NumaBinding(uint64_t node) {
-    const unsigned long nodes = 1ul << node;
-    syscall(SYS_set_mempolicy, MPOL_BIND, &nodes, 8 * sizeof(nodes));
-  }
-  ~NumaBinding() { syscall(SYS_set_mempolicy, MPOL_DEFAULT, nullptr, 0); }
-  NumaBinding(const NumaBinding&) = delete;
-  NumaBinding& operator=(const NumaBinding&) = delete;
-};
+// The file's pages come from one NUMA node. The file itself is bound, by a
+// mapping of it: the thread keeps the policy that numactl gave it.
+absl::Status BindToNode(const UniqueFd& fd, Bytes size, uint64_t node) {
+  if (node == 0 && !NumaNodeExists(1)) return absl::OkStatus();
+  void* const range = mmap(nullptr, size.size(), PROT_NONE,
+                           MAP_SHARED | MAP_NORESERVE, fd.get(), 0);
+  if (range == MAP_FAILED) return ErrnoStatus(errno, "map host memory");
+  constexpr size_t kBits = 8 * sizeof(unsigned long);
+  std::vector<unsigned long> nodes(node / kBits + 1);
+  nodes[node / kBits] = 1ul << node % kBits;
+  // The kernel takes the number of bits plus one.
+  const long bound = syscall(SYS_mbind, range, size.size(), MPOL_BIND,
+                             nodes.data(), nodes.size() * kBits + 1, 0);
+  const int error = errno;
+  munmap(range, size.size());
+  if (bound == 0) return absl::OkStatus();
+  return ErrnoStatus(
+      error, fmt::format("bind host memory to NUMA node {} (mbind; in a "
+                         "container it needs CAP_SYS_NICE)",
+                         node));
+}
 
 bool IsMemfd(const UniqueFd& fd) { return fcntl(fd.get(), F_GET_SEALS) >= 0; }
 
@@ -59,14 +66,23 @@ PhysicalMemory::~PhysicalMemory() {
 
 MemoryMaker::MemoryMaker(const LoadedLibrary* library, const Contexts* contexts)
     : library_(library), contexts_(contexts) {
-  driver_pins_host_ = ProbeHost().ok();
+  for (const Device device : contexts_->devices()) {
+    int supported = 0;
+    // Of use to a network card only: where it cannot be told, it is not set.
+    library_->functions().cuDeviceGetAttribute(
+        &supported, kAttributeRdmaOfVirtualMemory, device);
+    rdma_.push_back(supported != 0);
+  }
+  host_ = ProbeHost();
 }
 
 absl::Status MemoryMaker::ProbeHost() const {
   int supported = 0;
   SLUICE_CUDA(library_, cuDeviceGetAttribute, "of HOST_NUMA", &supported,
               kAttributeHostNumaVirtualMemory, contexts_->devices().front());
-  if (supported == 0) return absl::UnimplementedError("no HOST_NUMA memory");
+  if (supported == 0) {
+    return absl::UnimplementedError("the driver offers no HOST_NUMA memory");
+  }
   const AllocationProperties properties =
       Properties(Placement::Host(NumaIndex(0)));
   size_t granularity = 0;
@@ -88,6 +104,10 @@ AllocationProperties MemoryMaker::Properties(Placement where) const {
       where.kind == Placement::Kind::kGpu
           ? Location{kLocationDevice, contexts_->devices()[where.ordinal]}
           : Location{kLocationHostNuma, static_cast<int>(where.ordinal)};
+  if (where.kind == Placement::Kind::kGpu &&
+      rdma_.at(static_cast<size_t>(where.ordinal))) {
+    properties.flags.rdma = 1;
+  }
   return properties;
 }
 
@@ -112,6 +132,20 @@ absl::StatusOr<Bytes> MemoryMaker::Granularity(Placement where) const {
               Describe(where, Bytes(0)), &granularity, &properties,
               kGranularityMinimum);
   return Bytes(static_cast<int64_t>(granularity));
+}
+
+absl::StatusOr<Bytes> MemoryMaker::Alignment(Placement::Kind kind) const {
+  Bytes alignment;
+  const size_t places =
+      kind == Placement::Kind::kGpu ? contexts_->devices().size() : 1;
+  for (size_t i = 0; i < places; ++i) {
+    const auto granularity = Granularity({kind, i});
+    // A lost GPU maps nothing, and does not keep the others from it.
+    if (absl::IsUnavailable(granularity.status()) && places > 1) continue;
+    SLUICE_RETURN_IF_ERROR(granularity.status());
+    alignment = std::max(alignment, *granularity);
+  }
+  return alignment;
 }
 
 absl::Status MemoryMaker::CheckSize(Placement where, Bytes size) const {
@@ -142,8 +176,12 @@ absl::StatusOr<MemoryPointer> MemoryMaker::CreateMemfd(Placement where,
                                                        Bytes size) const {
   UniqueFd fd(memfd_create("sluice-host", MFD_CLOEXEC | MFD_ALLOW_SEALING));
   if (!fd) return ErrnoStatus(errno, "memfd_create");
-  // Taken now: a page that is missing later would be a SIGBUS in a rank.
-  const NumaBinding binding(where.ordinal);
+  // Taken now: a page that is missing later would be a SIGBUS in a rank. The
+  // seals come after: one of them would forbid the file to grow.
+  if (ftruncate(fd.get(), size.count()) != 0) {
+    return ErrnoStatus(errno, "size host memory");
+  }
+  SLUICE_RETURN_IF_ERROR(BindToNode(fd, size, where.ordinal));
   if (fallocate(fd.get(), 0, 0, size.count()) != 0) {
     // A memfd lies in memory: what is full is no disk.
     return errno == ENOSPC || errno == ENOMEM
@@ -165,8 +203,53 @@ absl::StatusOr<UniqueFd> MemoryMaker::Export(
   SLUICE_CUDA(library_, cuMemExportToShareableHandle,
               Describe(memory.where(), memory.size()), &fd, memory.handle(),
               kHandlePosixFd, 0);
-  fcntl(fd, F_SETFD, FD_CLOEXEC);
-  return UniqueFd(fd);
+  // Late: a child that another thread starts just now inherits it, as the
+  // driver has no call that makes it close on exec.
+  UniqueFd exported(fd);
+  if (fcntl(fd, F_SETFD, FD_CLOEXEC) != 0) {
+    return ErrnoStatus(errno, "close exported memory on exec");
+  }
+  return exported;
+}
+
+// Another process probed too, and may have found otherwise.
+absl::Status MemoryMaker::CheckKind(const UniqueFd& fd, Placement where,
+                                    Bytes size) const {
+  if (IsMemfd(fd) == UsesMemfd(where)) return absl::OkStatus();
+  std::string why = "is no memory " + Describe(where, size);
+  if (where.kind == Placement::Kind::kHost) {
+    why += IsMemfd(fd)
+               ? "; it is a memfd, and here the driver makes host memory"
+               : "; here host memory is a memfd, because: " +
+                     std::string(host_.message());
+  }
+  return absl::InvalidArgumentError("this descriptor " + why);
+}
+
+absl::Status MemoryMaker::CheckMemfd(const UniqueFd& fd, Bytes size) const {
+  struct stat status;
+  if (fstat(fd.get(), &status) != 0) return ErrnoStatus(errno, "stat memory");
+  if (status.st_size == size.count()) return absl::OkStatus();
+  return absl::InvalidArgumentError(
+      fmt::format("this memory has {}, not {}",
+                  FormatBytes(Bytes(status.st_size)), FormatBytes(size)));
+}
+
+absl::Status MemoryMaker::CheckPlace(MemoryHandle handle,
+                                     Placement where) const {
+  AllocationProperties properties = {};
+  SLUICE_CUDA(library_, cuMemGetAllocationPropertiesFromHandle,
+              "of an imported descriptor", &properties, handle);
+  const Location expected = Properties(where).location;
+  if (properties.location.type == expected.type &&
+      properties.location.id == expected.id) {
+    return absl::OkStatus();
+  }
+  return absl::InvalidArgumentError(fmt::format(
+      "this descriptor is no memory {}: the driver says location type {}, id "
+      "{}",
+      Describe(where, Bytes(0)), properties.location.type,
+      properties.location.id));
 }
 
 absl::StatusOr<MemoryPointer> MemoryMaker::Import(const UniqueFd& fd,
@@ -174,18 +257,9 @@ absl::StatusOr<MemoryPointer> MemoryMaker::Import(const UniqueFd& fd,
                                                   Bytes size) const {
   SLUICE_RETURN_IF_ERROR(CheckSize(where, size));
   if (!fd) return absl::InvalidArgumentError("Import of no descriptor");
-  if (IsMemfd(fd) != UsesMemfd(where)) {
-    return absl::InvalidArgumentError("this descriptor is no memory " +
-                                      Describe(where, size));
-  }
+  SLUICE_RETURN_IF_ERROR(CheckKind(fd, where, size));
   if (UsesMemfd(where)) {
-    struct stat status;
-    if (fstat(fd.get(), &status) != 0) return ErrnoStatus(errno, "stat memory");
-    if (status.st_size != size.count()) {
-      return absl::InvalidArgumentError(
-          fmt::format("this memory has {}, not {}",
-                      FormatBytes(Bytes(status.st_size)), FormatBytes(size)));
-    }
+    SLUICE_RETURN_IF_ERROR(CheckMemfd(fd, size));
     SLUICE_ASSIGN_OR_RETURN(UniqueFd own, fd.Duplicate());
     return std::make_shared<PhysicalMemory>(std::move(own), where, size);
   }
@@ -193,143 +267,9 @@ absl::StatusOr<MemoryPointer> MemoryMaker::Import(const UniqueFd& fd,
   SLUICE_CUDA(library_, cuMemImportFromShareableHandle, Describe(where, size),
               &handle, reinterpret_cast<void*>(static_cast<intptr_t>(fd.get())),
               kHandlePosixFd);
-  return std::make_shared<PhysicalMemory>(library_, handle, where, size);
-}
-
-// --- mapping ---------------------------------------------------------------
-
-AddressSpace::~AddressSpace() {
-  for (const auto& tile : book_.mappings()) UnmapOne(tile).IgnoreError();
-  for (const auto& [address, reservation] : book_.reservations()) {
-    Release(address, reservation).IgnoreError();
-  }
-}
-
-absl::StatusOr<Address> AddressSpace::Reserve(Bytes size,
-                                              Placement::Kind kind) {
-  Address address = nullptr;
-  if (IsOurs(kind)) {
-    void* const range =
-        mmap(nullptr, size.size(), PROT_NONE,
-             MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
-    if (range == MAP_FAILED) {
-      return ErrnoStatus(errno, "reserve " + FormatBytes(size));
-    }
-    address = static_cast<Address>(range);
-  } else {
-    DevicePointer range = 0;
-    SLUICE_CUDA(library_, cuMemAddressReserve, "of " + FormatBytes(size),
-                &range, size.size(), 0, 0, 0);
-    address = reinterpret_cast<Address>(range);
-  }
-  book_.AddReservation(address, {size, kind});
-  return address;
-}
-
-absl::Status AddressSpace::Release(Address address,
-                                   const Book::Reservation& reservation) {
-  if (IsOurs(reservation.kind)) {
-    munmap(address, reservation.size.size());
-    return absl::OkStatus();
-  }
-  SLUICE_CUDA(library_, cuMemAddressFree, RangeName(address, reservation.size),
-              ToDevice(address), reservation.size.size());
-  return absl::OkStatus();
-}
-
-absl::Status AddressSpace::Free(Address address, Bytes size) {
-  SLUICE_ASSIGN_OR_RETURN(const auto reservation,
-                          book_.Freeable(address, size));
-  SLUICE_RETURN_IF_ERROR(Release(address, reservation));
-  book_.DropReservation(address);
-  return absl::OkStatus();
-}
-
-absl::Status AddressSpace::Map(Address address, Bytes size,
-                               MemoryPointer memory) {
-  SLUICE_RETURN_IF_ERROR(book_.CheckMappable(address, size, *memory));
-  if (memory->is_memfd()) {
-    if (mmap(address, size.size(), PROT_NONE, MAP_SHARED | MAP_FIXED,
-             memory->memfd().get(), 0) == MAP_FAILED) {
-      return ErrnoStatus(errno, "map " + RangeName(address, size));
-    }
-    madvise(address, size.size(), MADV_DONTFORK);
-    madvise(address, size.size(), MADV_DONTDUMP);
-  } else {
-    SLUICE_CUDA(library_, cuMemMap, RangeName(address, size), ToDevice(address),
-                size.size(), 0, memory->handle(), 0);
-  }
-  book_.AddMapping(address, std::move(memory));
-  return absl::OkStatus();
-}
-
-absl::Status AddressSpace::UnmapOne(const Book::Tile& tile) {
-  const auto& [address, mapping] = tile;
-  const size_t size = mapping.size.size();
-  if (!mapping.memory->is_memfd()) {
-    SLUICE_CUDA(library_, cuMemUnmap, RangeName(address, mapping.size),
-                ToDevice(address), size);
-    return absl::OkStatus();
-  }
-  if (mapping.access) {
-    SLUICE_ASSIGN_OR_RETURN(const auto scope,
-                            ContextScope::Enter(library_, contexts_->Any()));
-    SLUICE_CUDA(library_, cuMemHostUnregister, RangeName(address, mapping.size),
-                address);
-  }
-  if (mmap(address, size, PROT_NONE,
-           MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE | MAP_FIXED, -1,
-           0) == MAP_FAILED) {
-    return ErrnoStatus(errno, "unmap " + RangeName(address, mapping.size));
-  }
-  return absl::OkStatus();
-}
-
-absl::Status AddressSpace::Unmap(Address address, Bytes size) {
-  SLUICE_ASSIGN_OR_RETURN(const auto tiles, book_.Tiling(address, size));
-  for (const auto* tile : tiles) {
-    SLUICE_RETURN_IF_ERROR(UnmapOne(*tile));
-    book_.DropMapping(Address(tile->first));
-  }
-  return absl::OkStatus();
-}
-
-absl::Status AddressSpace::AllowOurs(Book::Tile& tile) {
-  auto& [address, mapping] = tile;
-  if (mapping.access) return absl::OkStatus();
-  if (mprotect(address, mapping.size.size(), PROT_READ | PROT_WRITE) != 0) {
-    return ErrnoStatus(errno, "allow " + RangeName(address, mapping.size));
-  }
-  SLUICE_ASSIGN_OR_RETURN(const auto scope,
-                          ContextScope::Enter(library_, contexts_->Any()));
-  SLUICE_RETURN_IF_ERROR(library_->ToStatus(
-      library_->functions().cuMemHostRegister_v2(address, mapping.size.size(),
-                                                 kHostRegisterPortable),
-      "cuMemHostRegister_v2 " + RangeName(address, mapping.size),
-      Shortage::kHostMemory));
-  mapping.access = true;
-  return absl::OkStatus();
-}
-
-absl::Status AddressSpace::Allow(Address address, Bytes size,
-                                 DeviceIndex device) {
-  SLUICE_RETURN_IF_ERROR(maker_->CheckPlacement(Placement::Gpu(device)));
-  SLUICE_ASSIGN_OR_RETURN(const auto tiles, book_.Tiling(address, size));
-  if (tiles.front()->second.memory->is_memfd()) {
-    for (auto* tile : tiles) SLUICE_RETURN_IF_ERROR(AllowOurs(*tile));
-    return absl::OkStatus();
-  }
-  const Placement where = tiles.front()->second.memory->where();
-  std::array<AccessDescription, 2> access = {
-      {{{kLocationDevice, contexts_->devices()[device.value()]},
-        kAccessReadWrite},
-       {{kLocationHostNuma, static_cast<int>(where.ordinal)},
-        kAccessReadWrite}}};
-  const size_t count = where.kind == Placement::Kind::kHost ? 2 : 1;
-  SLUICE_CUDA(library_, cuMemSetAccess, RangeName(address, size),
-              ToDevice(address), size.size(), access.data(), count);
-  for (auto* tile : tiles) tile->second.access = true;
-  return absl::OkStatus();
+  auto memory = std::make_shared<PhysicalMemory>(library_, handle, where, size);
+  SLUICE_RETURN_IF_ERROR(CheckPlace(handle, where));
+  return memory;
 }
 
 }  // namespace sluice::device::cuda

@@ -3,10 +3,12 @@
 //   pinned, driver's  cuMemCreate on a HOST_NUMA place, exported likewise
 //   pinned, ours      memfd, pinned by every process that maps it with
 //                     cuMemHostRegister: where the driver cannot do the above
-// Which of the two host kinds this machine has is probed once, by making one.
+// Which of the two host kinds this machine has is probed once, by making one;
+// an import of the other kind fails with the reason why it was not offered.
 #pragma once
 
 #include <memory>
+#include <vector>
 
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
@@ -53,7 +55,9 @@ class MemoryMaker {
   // Probes once whether the driver makes and exports pinned memory.
   MemoryMaker(const LoadedLibrary* library, const Contexts* contexts);
 
-  bool driver_pins_host() const { return driver_pins_host_; }
+  bool driver_pins_host() const { return host_.ok(); }
+  // What every place of this kind aligns mappings to: a power of two.
+  absl::StatusOr<Bytes> Alignment(Placement::Kind kind) const;
   absl::Status CheckPlacement(Placement where) const;
   absl::StatusOr<Bytes> Granularity(Placement where) const;
   absl::Status CheckSize(Placement where, Bytes size) const;
@@ -66,46 +70,19 @@ class MemoryMaker {
   AllocationProperties Properties(Placement where) const;
   absl::Status ProbeHost() const;
   bool UsesMemfd(Placement where) const {
-    return where.kind == Placement::Kind::kHost && !driver_pins_host_;
+    return where.kind == Placement::Kind::kHost && !driver_pins_host();
   }
+  absl::Status CheckKind(const UniqueFd& fd, Placement where, Bytes size) const;
+  absl::Status CheckMemfd(const UniqueFd& fd, Bytes size) const;
+  // Whether the driver says the same of the memory's place.
+  absl::Status CheckPlace(MemoryHandle handle, Placement where) const;
   absl::StatusOr<MemoryPointer> CreateMemfd(Placement where, Bytes size) const;
 
   const LoadedLibrary* const library_;
   const Contexts* const contexts_;
-  bool driver_pins_host_ = false;
-};
-
-// Reservations and mappings of the driver. Thread safety: none; it locks.
-class AddressSpace {
- public:
-  AddressSpace(const LoadedLibrary* library, Contexts* contexts,
-               const MemoryMaker* maker)
-      : library_(library), contexts_(contexts), maker_(maker) {}
-  ~AddressSpace();
-  AddressSpace(const AddressSpace&) = delete;
-  AddressSpace& operator=(const AddressSpace&) = delete;
-
-  absl::StatusOr<Address> Reserve(Bytes size, Placement::Kind kind);
-  absl::Status Free(Address address, Bytes size);
-  absl::Status Map(Address address, Bytes size, MemoryPointer memory);
-  absl::Status Unmap(Address address, Bytes size);
-  absl::Status Allow(Address address, Bytes size, DeviceIndex device);
-
- private:
-  using Book = AddressBook<PhysicalMemory>;
-
-  // Whether ranges of this kind are mmapped by us and not by the driver.
-  bool IsOurs(Placement::Kind kind) const {
-    return kind == Placement::Kind::kHost && !maker_->driver_pins_host();
-  }
-  absl::Status Release(Address address, const Book::Reservation& reservation);
-  absl::Status AllowOurs(Book::Tile& tile);
-  absl::Status UnmapOne(const Book::Tile& tile);
-
-  const LoadedLibrary* const library_;
-  Contexts* const contexts_;
-  const MemoryMaker* const maker_;
-  Book book_;
+  // Ok, or why the driver makes no host memory here.
+  absl::Status host_;
+  std::vector<bool> rdma_;  // by GPU: network cards can reach its memory
 };
 
 }  // namespace sluice::device::cuda

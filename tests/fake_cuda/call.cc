@@ -1,0 +1,118 @@
+#include "tests/fake_cuda/call.h"
+
+#include <fmt/format.h>
+#include <unistd.h>
+
+namespace sluice::fake_cuda {
+
+bool IsSticky(Result result) {
+  return result == 214 || result == 220 ||
+         (result >= 700 && result < 720 && result != 701 && result != 712 &&
+          result != 713);
+}
+
+Call::Call(std::string_view name, Needs needs, Kind kind)
+    : name_(name), world_(TheWorld()) {
+  world_.mutex.Lock();
+  Enter(needs, kind);
+}
+
+Call::~Call() {
+  if (held_) world_.mutex.Unlock();
+}
+
+void Call::Unlock() {
+  held_ = false;
+  world_.mutex.Unlock();
+}
+
+void Call::Enter(Needs needs, Kind kind) {
+  ++world_.calls[name_];
+  if (needs != Needs::kNothing) {
+    if (world_.process == 0) {
+      Refuse(Rule::kInitialised);
+      return;
+    }
+    if (world_.process != getpid()) {
+      Refuse(Rule::kNotForked);
+      return;
+    }
+  }
+  if (needs == Needs::kContext) {
+    if (ContextStack().empty()) {
+      Refuse(kind == kReleases ? Rule::kReleaseNeedsContext
+                               : Rule::kCurrentContext);
+      return;
+    }
+    context_ = ContextStack().back();
+    if (context_->retained == 0) {
+      Refuse(Rule::kLiveContext);
+      return;
+    }
+    // What is released is gone all the same.
+    Result& told = kind == kReleases ? late_ : result_;
+    told = context_->lost;
+    if (told != kSuccess) SeeTheEndOf(*context_);
+    if (DeviceIsLost(context_->device)) told = kDeviceUnavailable;
+  }
+  const auto failure = world_.settings.failures.find(name_);
+  if (failure == world_.settings.failures.end() || failed()) return;
+  if (--failure->second.call != 0) return;
+  const Result code = failure->second.code;
+  world_.settings.failures.erase(failure);
+  if (context_ != nullptr && IsSticky(code)) context_->lost = code;
+  (kind == kReleases ? late_ : result_) = code;
+}
+
+// Who is told that a context is lost knows that its streams do nothing more.
+void Call::SeeTheEndOf(const ContextState& context) {
+  for (const auto& [handle, stream] : world_.streams) {
+    if (stream->context == &context) HostClock().Join(stream->timeline.clock);
+  }
+}
+
+Result Call::Refuse(Rule rule, std::string_view detail) {
+  const RuleText& text = TextOf(rule);
+  ++world_.broken[static_cast<size_t>(rule)];
+  world_.Find(fmt::format("{}: {} ({}: {}){}{}", name_, text.text, text.known,
+                          text.source, detail.empty() ? "" : ": ", detail));
+  result_ = text.code;
+  return result_;
+}
+
+bool Call::DeviceIsLost(int device) {
+  if (world_.settings.lose == device) return true;
+  const std::string mark =
+      fmt::format("{}/lost-gpu{}", world_.store.folder(), device);
+  return access(mark.c_str(), F_OK) == 0;
+}
+
+bool Call::CheckDevice(int device) {
+  if (device < 0 || device >= world_.settings.Get("gpus")) {
+    Refuse(Rule::kDeviceExists);
+  } else if (DeviceIsLost(device)) {
+    result_ = kDeviceUnavailable;
+  }
+  return !failed();
+}
+
+std::shared_ptr<StreamState> Call::Stream(StreamPointer stream) {
+  if (stream == nullptr) {
+    auto& own = context_->null_stream;
+    if (own == nullptr) own = world_.NewStream(context_);
+    return own;
+  }
+  const auto it = world_.streams.find(stream);
+  if (it != world_.streams.end()) return it->second;
+  Refuse(Rule::kLiveStream);
+  return nullptr;
+}
+
+EventState* Call::Event(EventPointer event) {
+  const auto it = world_.events.find(event);
+  if (it != world_.events.end()) return &it->second;
+  Refuse(Rule::kLiveEvent);
+  return nullptr;
+}
+
+}  // namespace sluice::fake_cuda

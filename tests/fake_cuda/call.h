@@ -1,0 +1,73 @@
+// One call of the fake driver, from its entry to its return.
+#pragma once
+
+#include <memory>
+#include <string>
+#include <string_view>
+
+#include "absl/base/thread_annotations.h"
+#include "tests/fake_cuda/world.h"
+
+namespace sluice::fake_cuda {
+
+enum class Needs { kNothing, kInitialised, kContext };
+
+// Holds the world's lock. Starts with what every call is asked: the library is
+// initialised, in this process, a context is current and not lost, and no
+// failure was ordered.
+//
+//   Call call("cuMemRelease", Needs::kInitialised, Call::kReleases);
+//   if (call.failed()) return call.result();
+//   …
+//   return call.Done();
+class ABSL_SCOPED_LOCKABLE Call {
+ public:
+  // An ordered failure of a call that releases something is returned after
+  // the release: "this function may also return error codes from previous,
+  // asynchronous launches" (cuda.h of most of them; assumed of the others).
+  enum Kind { kActs, kReleases };
+
+  Call(std::string_view name, Needs needs, Kind kind = kActs)
+      ABSL_EXCLUSIVE_LOCK_FUNCTION(TheWorld().mutex);
+  ~Call() ABSL_UNLOCK_FUNCTION();
+  Call(const Call&) = delete;
+
+  bool failed() const { return result_ != kSuccess; }
+  Result result() const { return result_; }
+  ContextState* context() const { return context_; }
+
+  // The caller broke a rule.
+  Result Refuse(Rule rule, std::string_view detail = "");
+  // Whether a device exists, is not lost, and may be named: else result() says
+  // why.
+  bool CheckDevice(int device);
+  Result Done() const { return late_; }
+  // The live stream of this handle; null is the current context's own. Null:
+  // refused, result() says why.
+  std::shared_ptr<StreamState> Stream(StreamPointer stream);
+  EventState* Event(EventPointer event);
+  // Lets go of the world, to wait.
+  void Unlock() ABSL_UNLOCK_FUNCTION();
+
+ private:
+  void Enter(Needs needs, Kind kind);
+  bool DeviceIsLost(int device);
+  void SeeTheEndOf(const ContextState& context);
+
+  const std::string name_;
+  World& world_;
+  bool held_ = true;
+  Result result_ = kSuccess;
+  Result late_ = kSuccess;
+  ContextState* context_ = nullptr;
+};
+
+// After these nothing more can be done in a context (cuda.h: "the process must
+// be terminated and relaunched").
+bool IsSticky(Result result);
+
+}  // namespace sluice::fake_cuda
+
+// Returns from a call whose caller broke a rule.
+#define SLUICE_FAKE_REQUIRE(call, condition, rule) \
+  if (!(condition)) return (call).Refuse(Rule::rule)

@@ -1,0 +1,150 @@
+// Copies, libraries and kernels.
+#include <fmt/format.h>
+
+#include <cstring>
+#include <memory>
+#include <utility>
+#include <vector>
+
+#include "tests/fake_cuda/call.h"
+#include "tests/fake_cuda/exports.h"
+#include "tests/fake_cuda/range.h"
+
+namespace sluice::fake_cuda {
+namespace {
+
+constexpr unsigned kFatbinMagic = 0xba55ed50;
+
+// What a copy reads: a range, or pageable memory's bytes as they were when the
+// copy was asked for.
+struct Source {
+  DevicePointer address = 0;
+  std::shared_ptr<std::vector<std::byte>> staged;
+};
+
+void Lose(World& world, ContextState& context, const char* why) {
+  if (context.lost != kSuccess) return;
+  context.lost = kIllegalAddress;
+  world.Find(
+      fmt::format("GPU {}: {}: the context is lost", context.device, why));
+}
+
+// On the stream's thread: memory may have gone since the call.
+void CopyNow(ContextState& context, DevicePointer to, const Source& from,
+             size_t size) {
+  World& world = TheWorld();
+  const MutexLock lock(world.mutex);
+  if (context.lost != kSuccess) return;
+  const std::byte* source = nullptr;
+  if (from.staged != nullptr) {
+    source = from.staged->data();
+  } else {
+    const Range read = Resolve(world, from.address, size, context);
+    if (read.broken) return Lose(world, context, "a copy reads what is gone");
+    source = read.view;
+  }
+  const Range written = Resolve(world, to, size, context);
+  if (written.broken) {
+    return Lose(world, context, "a copy writes what is gone");
+  }
+  std::memmove(written.view, source, size);
+}
+
+void NoteAccess(World& world, const Timeline& by, const Range& range,
+                bool writes) {
+  for (const Range::Part& part : range.parts) {
+    if (part.uses != nullptr) (*part.uses)[by.stream] = by.now();
+    const auto race = world.races.Access(by, part.extent, writes, "a copy");
+    if (race) world.Find("race: " + *race);
+  }
+}
+
+bool IsPageable(const Range& range) {
+  return range.kind == Range::Kind::kPageable;
+}
+
+}  // namespace
+}  // namespace sluice::fake_cuda
+
+using namespace sluice::fake_cuda;  // NOLINT: only exported functions follow
+
+Result cuMemcpyAsync(DevicePointer to, DevicePointer from, size_t size,
+                     StreamPointer stream) {
+  Call call("cuMemcpyAsync", Needs::kContext);
+  if (call.failed()) return call.result();
+  SLUICE_FAKE_REQUIRE(call, to != 0 && from != 0 && size > 0, kArguments);
+  const auto state = call.Stream(stream);
+  if (state == nullptr) return call.result();
+  ContextState& context = *call.context();
+  SLUICE_FAKE_REQUIRE(call, state->context == &context, kStreamOfContext);
+  World& world = TheWorld();
+  const Range written = Resolve(world, to, size, context);
+  if (written.broken) return call.Refuse(*written.broken, "destination");
+  const Range read = Resolve(world, from, size, context);
+  if (read.broken) return call.Refuse(*read.broken, "source");
+  state->timeline.Enqueue(HostClock());
+  Source source{from, nullptr};
+  if (IsPageable(read)) {
+    // Staged before the call returns: cuda.h, "API synchronization behavior".
+    source.staged =
+        std::make_shared<std::vector<std::byte>>(read.view, read.view + size);
+  } else {
+    NoteAccess(world, state->timeline, read, /*writes=*/false);
+  }
+  if (!IsPageable(written)) {
+    NoteAccess(world, state->timeline, written, /*writes=*/true);
+  }
+  world.pageable_copies += IsPageable(read) || IsPageable(written) ? 1 : 0;
+  state->queue->Push(
+      [&context, to, source, size] { CopyNow(context, to, source, size); });
+  if (!IsPageable(written)) return kSuccess;
+  // To pageable memory: the call returns when the copy is done.
+  const Clock seen = state->timeline.clock;
+  call.Unlock();
+  state->queue->Wait();
+  HostClock().Join(seen);
+  return kSuccess;
+}
+
+Result cuLibraryLoadData(Library* library, const void* code, int*, void**,
+                         unsigned jit_options, int*, void**,
+                         unsigned library_options) {
+  Call call("cuLibraryLoadData", Needs::kInitialised);
+  if (call.failed()) return call.result();
+  SLUICE_FAKE_REQUIRE(call,
+                      library != nullptr && code != nullptr &&
+                          jit_options == 0 && library_options == 0,
+                      kArguments);
+  unsigned magic = 0;
+  std::memcpy(&magic, code, sizeof(magic));
+  if (magic != kFatbinMagic) return 200;  // INVALID_IMAGE
+  World& world = TheWorld();
+  *library = world.NewHandle<Library>();
+  world.libraries.insert(*library);
+  return kSuccess;
+}
+
+Result cuLibraryUnload(Library library) {
+  Call call("cuLibraryUnload", Needs::kInitialised, Call::kReleases);
+  if (call.failed()) return call.result();
+  SLUICE_FAKE_REQUIRE(call, TheWorld().libraries.erase(library) == 1,
+                      kLiveLibrary);
+  return call.Done();
+}
+
+// There are no CPU forms of kernels yet: every library is without any.
+Result cuLibraryGetKernel(Kernel* kernel, Library library, const char* name) {
+  Call call("cuLibraryGetKernel", Needs::kInitialised);
+  if (call.failed()) return call.result();
+  SLUICE_FAKE_REQUIRE(call, kernel != nullptr && name != nullptr, kArguments);
+  SLUICE_FAKE_REQUIRE(call, TheWorld().libraries.contains(library),
+                      kLiveLibrary);
+  return kNotFound;
+}
+
+Result cuLaunchKernel(Kernel, unsigned, unsigned, unsigned, unsigned, unsigned,
+                      unsigned, unsigned, StreamPointer, void**, void**) {
+  Call call("cuLaunchKernel", Needs::kContext);
+  if (call.failed()) return call.result();
+  return call.Refuse(Rule::kLiveKernel);
+}

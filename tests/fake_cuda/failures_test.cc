@@ -1,0 +1,227 @@
+// Every function of the driver fails once, at each of its calls: there is one
+// clear line, no crash, and nothing is left.
+#include <fmt/format.h>
+#include <gmock/gmock.h>
+
+#include <algorithm>
+#include <cstring>
+#include <filesystem>
+#include <iterator>
+#include <map>
+#include <memory>
+#include <set>
+#include <string>
+#include <vector>
+
+#include "gtest/gtest.h"
+#include "kernels/device/cuda/api.h"
+#include "kernels/device/driver.h"
+#include "proto/base/status.h"
+#include "tests/fake_cuda/control.h"
+#include "tests/support/status_matchers.h"
+
+namespace sluice::device {
+namespace {
+
+using ::testing::HasSubstr;
+using ::testing::IsEmpty;
+
+constexpr int kUnknown = 999;
+
+const std::vector<std::string>& Functions() {
+  static const std::vector<std::string> names = {
+#define SLUICE_NAME(name, ...) #name,
+      SLUICE_CUDA_FUNCTIONS(SLUICE_NAME)
+#undef SLUICE_NAME
+  };
+  return names;
+}
+
+// Whose failure nobody can do anything about: the object is gone to us.
+const std::set<std::string> kSilent = {"cuMemRelease",
+                                       "cuDevicePrimaryCtxRelease_v2",
+                                       "cuLibraryUnload", "cuCtxPopCurrent_v2"};
+// Not reached: the fake has no kernels yet.
+const std::set<std::string> kUnreached = {"cuLaunchKernel"};
+
+using Calls = std::map<std::string, long>;
+
+Calls Counts() {
+  Calls counts;
+  for (const std::string& name : Functions()) {
+    counts[name] = fake_cuda::fake_cuda_calls(name.c_str());
+  }
+  return counts;
+}
+
+struct Outcome {
+  absl::Status status;
+  Calls opened, used, closed;  // calls so far
+};
+
+struct Piece {
+  Memory memory, import;
+  Address address = nullptr;
+  Bytes size;
+};
+
+absl::StatusOr<Piece> MakePiece(Driver& driver, Placement where) {
+  Piece piece;
+  SLUICE_ASSIGN_OR_RETURN(piece.size, driver.Granularity(where));
+  SLUICE_ASSIGN_OR_RETURN(piece.memory, driver.Create(where, piece.size));
+  SLUICE_ASSIGN_OR_RETURN(const UniqueFd fd, driver.Export(piece.memory));
+  SLUICE_ASSIGN_OR_RETURN(piece.import, driver.Import(fd, where, piece.size));
+  SLUICE_ASSIGN_OR_RETURN(piece.address,
+                          driver.Reserve(piece.size, where.kind));
+  SLUICE_RETURN_IF_ERROR(driver.Map(piece.address, piece.size, piece.import));
+  SLUICE_RETURN_IF_ERROR(
+      driver.SetAccess(piece.address, piece.size, DeviceIndex(0)));
+  return piece;
+}
+
+absl::Status FreePiece(Driver& driver, const Piece& piece) {
+  SLUICE_RETURN_IF_ERROR(driver.Unmap(piece.address, piece.size));
+  SLUICE_RETURN_IF_ERROR(driver.FreeReservation(piece.address, piece.size));
+  SLUICE_RETURN_IF_ERROR(driver.Release(piece.import));
+  return driver.Release(piece.memory);
+}
+
+absl::Status UseStreams(Driver& driver, const Piece& gpu, const Piece& host) {
+  const Bytes size = std::min(gpu.size, host.size);
+  SLUICE_ASSIGN_OR_RETURN(const Stream stream,
+                          driver.CreateStream(DeviceIndex(0)));
+  SLUICE_ASSIGN_OR_RETURN(const Event event, driver.CreateEvent());
+  SLUICE_RETURN_IF_ERROR(driver.CopyAsync(
+      gpu.address, host.address, size, CopyDirection::kHostToDevice, stream));
+  SLUICE_RETURN_IF_ERROR(driver.RecordEvent(event, stream));
+  const Stream compute = driver.ComputeStream(DeviceIndex(0));
+  SLUICE_RETURN_IF_ERROR(driver.StreamWaitEvent(compute, event));
+  SLUICE_RETURN_IF_ERROR(driver.CopyAsync(
+      host.address, gpu.address, size, CopyDirection::kDeviceToHost, compute));
+  SLUICE_RETURN_IF_ERROR(driver.QueryEvent(event).status());
+  SLUICE_RETURN_IF_ERROR(driver.SynchronizeEvent(event));
+  SLUICE_RETURN_IF_ERROR(driver.SynchronizeStream(compute));
+  // The event moves to another GPU's context.
+  SLUICE_RETURN_IF_ERROR(
+      driver.RecordEvent(event, driver.ComputeStream(DeviceIndex(1))));
+  SLUICE_RETURN_IF_ERROR(driver.DestroyEvent(event));
+  return driver.DestroyStream(stream);
+}
+
+absl::Status UseModule(Driver& driver) {
+  const unsigned magic = 0xba55ed50;
+  std::byte fatbin[64] = {};
+  std::memcpy(fatbin, &magic, sizeof(magic));
+  SLUICE_ASSIGN_OR_RETURN(const Module module, driver.LoadModule(fatbin));
+  const auto function = driver.GetFunction(module, "kernel");
+  const bool none = absl::IsInvalidArgument(function.status());
+  return none ? absl::OkStatus() : function.status();
+}
+
+// Everything that the seam offers.
+absl::Status Use(Driver& driver) {
+  SLUICE_RETURN_IF_ERROR(driver.Devices().status());
+  SLUICE_RETURN_IF_ERROR(driver.HeldOutside().status());
+  SLUICE_ASSIGN_OR_RETURN(const Piece gpu,
+                          MakePiece(driver, Placement::Gpu(DeviceIndex(0))));
+  SLUICE_ASSIGN_OR_RETURN(const Piece host,
+                          MakePiece(driver, Placement::Host(NumaIndex(0))));
+  alignas(4096) static std::byte page[4096];
+  SLUICE_RETURN_IF_ERROR(driver.HostRegister(page, Bytes(4096)));
+  SLUICE_RETURN_IF_ERROR(UseStreams(driver, gpu, host));
+  SLUICE_RETURN_IF_ERROR(UseModule(driver));
+  SLUICE_RETURN_IF_ERROR(driver.HostUnregister(page));
+  SLUICE_RETURN_IF_ERROR(FreePiece(driver, host));
+  return FreePiece(driver, gpu);
+}
+
+Outcome RunAll() {
+  Outcome outcome;
+  {
+    const auto driver = OpenCudaDriver();
+    outcome.status = driver.status();
+    outcome.opened = Counts();
+    if (driver.ok()) outcome.status = Use(**driver);
+    outcome.used = Counts();
+  }
+  outcome.closed = Counts();
+  return outcome;
+}
+
+class FailingCalls : public ::testing::TestWithParam<const char*> {
+ protected:
+  void SetUp() override {
+    fake_cuda::fake_cuda_set(
+        "gpus=2,gpu_granularity_kib=64,host_granularity_kib=128");
+    fake_cuda::fake_cuda_set(GetParam());
+  }
+  // What is wrong beside the call that failed; the driver's end included.
+  static std::string Left(const std::string& failed) {
+    std::string findings, alive;
+    fake_cuda::fake_cuda_recover();
+    fake_cuda::fake_cuda_take_findings(findings);
+    fake_cuda::fake_cuda_alive(alive);
+    // Without its context an object cannot be released by itself: the last
+    // hold on the context takes it along.
+    if (failed == "cuCtxPushCurrent_v2" &&
+        findings.find("go before their context") != std::string::npos) {
+      findings.clear();
+    }
+    return findings + alive;
+  }
+  static long Descriptors() {
+    return std::distance(std::filesystem::directory_iterator("/proc/self/fd"),
+                         {});
+  }
+};
+INSTANTIATE_TEST_SUITE_P(HostMemory, FailingCalls,
+                         ::testing::Values("host_numa=1", "host_numa=0"));
+
+TEST_P(FailingCalls, SayOneLineAndLeaveNothing) {
+  const Calls before = Counts();
+  const Outcome clean = RunAll();
+  ASSERT_THAT(clean.status, testing::IsOk());
+  ASSERT_THAT(Left(""), IsEmpty());
+  int points = 0;
+  const long descriptors = Descriptors();
+  for (const std::string& name : Functions()) {
+    const long start = before.at(name);
+    const long total = clean.closed.at(name) - start;
+    if (name.starts_with("cuGetError")) continue;  // the next test
+    EXPECT_EQ(total == 0, kUnreached.contains(name)) << name;
+    for (long n = 1; n <= total; ++n, ++points) {
+      SCOPED_TRACE(fmt::format("call {} of {}", n, name));
+      fake_cuda::fake_cuda_set(
+          fmt::format("fail={}:{}:{}", name, n, kUnknown).c_str());
+      const absl::Status status = RunAll().status;
+      const std::string message(status.message());
+      EXPECT_THAT(Left(name), IsEmpty());
+      const bool in_use =
+          n > clean.opened.at(name) - start && n <= clean.used.at(name) - start;
+      if (in_use && !kSilent.contains(name)) {
+        EXPECT_FALSE(status.ok());
+      }
+      if (status.ok()) continue;
+      EXPECT_THAT(message, HasSubstr(name));
+      EXPECT_THAT(message, HasSubstr("CUDA_ERROR_UNKNOWN"));
+      EXPECT_EQ(message.find('\n'), std::string::npos) << message;
+    }
+  }
+  EXPECT_EQ(Descriptors(), descriptors);
+  RecordProperty("failing_calls", points);
+  EXPECT_GT(points, 100);
+}
+
+TEST_P(FailingCalls, AnErrorWithoutANameIsANumber) {
+  for (const char* const name : {"cuGetErrorName", "cuGetErrorString"}) {
+    fake_cuda::fake_cuda_set(
+        fmt::format("fail={}:1:{}", name, kUnknown).c_str());
+    fake_cuda::fake_cuda_set("fail=cuDeviceGetCount:1:999");
+    const absl::Status status = RunAll().status;
+    EXPECT_THAT(std::string(status.message()), HasSubstr("cuDeviceGetCount"));
+    EXPECT_THAT(Left(name), IsEmpty());
+  }
+}
+
+}  // namespace
+}  // namespace sluice::device

@@ -1,0 +1,89 @@
+// Finds two accesses to the same bytes that nothing orders, whatever their
+// timing was: vector clocks over streams.
+//
+// Each stream counts its operations. A clock says how far into every stream
+// one has seen: an operation has seen what its stream saw before it, what the
+// host thread that enqueued it had waited for, and what the events that the
+// stream waits for had seen when they were recorded. An access races with an
+// earlier one of another stream that it has not seen, if one of both writes.
+//
+// Bookkeeping only. Thread safety: none; the world locks.
+#pragma once
+
+#include <cstdint>
+#include <map>
+#include <optional>
+#include <string>
+#include <vector>
+
+namespace sluice::fake_cuda {
+
+// How many operations of each stream one has seen.
+class Clock {
+ public:
+  uint64_t Seen(size_t stream) const {
+    return stream < seen_.size() ? seen_[stream] : 0;
+  }
+  void Join(const Clock& other);
+  uint64_t Advance(size_t stream);
+
+ private:
+  std::vector<uint64_t> seen_;
+};
+
+// The latest operation of each stream that used something.
+using Uses = std::map<size_t, uint64_t>;
+bool AllSeen(const Uses& uses, const Clock& by);
+
+// A stream's place among the clocks.
+struct Timeline {
+  size_t stream = 0;
+  Clock clock;
+
+  // One more operation, enqueued by a host thread that has seen `host`.
+  void Enqueue(const Clock& host) {
+    clock.Join(host);
+    clock.Advance(stream);
+  }
+  uint64_t now() const { return clock.Seen(stream); }
+};
+
+// Bytes [begin, end) of one object: a piece of memory, or plain addresses.
+struct Extent {
+  uint64_t object = 0;
+  uint64_t begin = 0;
+  uint64_t end = 0;
+};
+
+class RaceDetector {
+ public:
+  // The operation that `by` enqueued last accesses `extent`: a sentence about
+  // the first race, if there is one.
+  std::optional<std::string> Access(const Timeline& by, Extent extent,
+                                    bool writes, const std::string& what);
+  // The bytes are no longer what they were: freed, or other memory.
+  void Forget(Extent extent);
+
+ private:
+  struct Operation {
+    uint64_t tick = 0;
+    std::string what;
+  };
+  struct Cell {
+    uint64_t end = 0;
+    std::optional<size_t> writer;
+    Operation write;
+    std::map<size_t, Operation> reads;
+  };
+  using Cells = std::map<uint64_t, Cell>;
+
+  static void Split(Cells& cells, uint64_t at);
+  static std::optional<std::string> Check(const Cell& cell, const Timeline& by,
+                                          bool writes, const std::string& what);
+  static void Note(Cell& cell, const Timeline& by, bool writes,
+                   const std::string& what);
+
+  std::map<uint64_t, Cells> objects_;
+};
+
+}  // namespace sluice::fake_cuda

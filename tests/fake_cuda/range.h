@@ -1,0 +1,29 @@
+// What a range of addresses is to a context: a GPU's memory, pinned host
+// memory, pageable memory, or nothing that a copy may touch.
+#pragma once
+
+#include <optional>
+#include <vector>
+
+#include "tests/fake_cuda/world.h"
+
+namespace sluice::fake_cuda {
+
+struct Range {
+  enum class Kind { kGpu, kPinned, kPageable };
+
+  Kind kind = Kind::kPageable;
+  std::byte* view = nullptr;  // where this process reads and writes it
+  struct Part {
+    Extent extent;
+    Uses* uses = nullptr;  // of the mapping or registration; null: pageable
+  };
+  std::vector<Part> parts;
+  std::optional<Rule> broken;  // then the rest is nothing
+};
+
+// The world's lock is held, by this and while the answer is used.
+Range Resolve(World& world, DevicePointer address, size_t size,
+              const ContextState& by);
+
+}  // namespace sluice::fake_cuda

@@ -1,0 +1,88 @@
+// Every rule that the fake driver holds its caller to, in one table.
+//
+// Who breaks one is refused with the code of its row, and the process ends
+// badly (world.h): also where a real driver lets it pass.
+//
+//   documented  NVIDIA's text forbids it; the source is the function, or type,
+//               in whose comment of CUDA 13.0's cuda.h it stands
+//   assumed     our reading, or stricter than any text; the source says why.
+//               What a real driver does is not known until one is asked
+//   unmodelled  allowed, but not built here: refused so that nothing depends
+//               on it unseen
+#pragma once
+
+#include <string_view>
+
+namespace sluice::fake_cuda {
+
+// X(name, code, how well known, what is asked of the caller, source)
+// clang-format off
+#define SLUICE_FAKE_CUDA_RULES(X) \
+  X(Initialised, 3, documented, "cuInit comes first", "CUDA_ERROR_NOT_INITIALIZED") \
+  X(NotForked, 3, assumed, "a forked child does not use its parent's driver", "the programming guide's word on fork; nothing in cuda.h") \
+  X(CurrentContext, 201, documented, "the thread has a current context", "CUDA_ERROR_INVALID_CONTEXT") \
+  X(ReleaseNeedsContext, 201, assumed, "streams and events are destroyed with a context current", "cuEventDestroy lists INVALID_CONTEXT and says no more") \
+  X(LiveContext, 709, documented, "the context still lives", "CUDA_ERROR_CONTEXT_IS_DESTROYED") \
+  X(KnownContext, 201, documented, "what is pushed is a context", "cuCtxPushCurrent") \
+  X(PopPushed, 201, documented, "no more contexts are popped than were pushed", "cuCtxPopCurrent") \
+  X(ReleaseRetained, 201, documented, "a primary context is released as often as retained", "cuDevicePrimaryCtxRelease") \
+  X(EmptyContext, 0, assumed, "streams, events and registrations go before their context", "cuDevicePrimaryCtxRelease resets the context; what then becomes of handles is not said") \
+  X(DeviceExists, 101, documented, "the device is one of cuDeviceGetCount", "CUDA_ERROR_INVALID_DEVICE") \
+  X(Arguments, 1, documented, "pointers are not null, reserved flags are zero", "each function's parameters") \
+  X(Properties, 1, documented, "an allocation is pinned, on a device or a NUMA node, reserved bytes zero", "CUmemAllocationProp") \
+  X(Granularity, 1, documented, "sizes and addresses are multiples of the granularity of that place", "cuMemCreate, cuMemMap") \
+  X(PageMultiple, 1, documented, "a reservation is whole pages, its alignment a power of two", "cuMemAddressReserve") \
+  X(LiveHandle, 1, documented, "a memory handle is live", "cuMemRelease: else undefined") \
+  X(MadeForExport, 1, documented, "what is exported was made with a handle type", "CUmemAllocationProp::requestedHandleTypes") \
+  X(InsideReservation, 1, documented, "memory is mapped inside one reservation", "cuMemMap") \
+  X(NotMapped, 1, documented, "what is mapped is not mapped already", "cuMemMap") \
+  X(WholeMemory, 1, assumed, "memory is mapped whole, from offset 0", "cuMemMap: offset must be zero; a smaller size is not forbidden") \
+  X(UnmapWhole, 1, documented, "what is unmapped is exactly what was mapped", "cuMemUnmap") \
+  X(UnmapIdle, 1, assumed, "no stream may still use what is unmapped", "cuMemUnmap may synchronise and does not say that it does") \
+  X(FreeWhole, 1, documented, "a reservation is freed as it was made", "cuMemAddressFree") \
+  X(FreeUnmapped, 1, assumed, "a reservation has no mappings when freed", "cuMemAddressFree says nothing") \
+  X(AccessMapped, 1, documented, "access is set for whole mappings", "cuMemSetAccess") \
+  X(AccessPlace, 1, documented, "the host has access only to memory of NUMA nodes", "cuMemSetAccess") \
+  X(AccessOwnGpu, 1, unmodelled, "a GPU has access to its own and the host's memory", "peers") \
+  X(RegisterWritable, 1, assumed, "registered pages are mapped and can be written", "cuMemHostRegister: READ_ONLY is required for others") \
+  X(RegisterOnce, 712, documented, "no page is registered twice", "CUDA_ERROR_HOST_MEMORY_ALREADY_REGISTERED") \
+  X(Registered, 713, documented, "what is unregistered starts a registration", "cuMemHostUnregister") \
+  X(UnregisterIdle, 1, assumed, "no stream may still use what is unregistered", "cuMemHostUnregister says nothing") \
+  X(LiveStream, 400, documented, "a stream is live, not null where it is destroyed", "CUDA_ERROR_INVALID_HANDLE") \
+  X(StreamOfContext, 400, assumed, "work goes to a stream of the current context", "programming guide: a launch fails on another device's stream; copies pass there") \
+  X(NonBlocking, 801, unmodelled, "streams do not wait for the default stream", "cuStreamCreate") \
+  X(LiveEvent, 400, documented, "an event is live", "CUDA_ERROR_INVALID_HANDLE") \
+  X(EventOfContext, 400, documented, "an event is recorded on a stream of its context", "cuEventRecord") \
+  X(CopyAccess, 1, assumed, "all of a copied range is mapped, with access from that GPU", "a real driver may find out late, as a lost context") \
+  X(CopyOneRegistration, 1, assumed, "a copy lies in one registration, or in none", "programming guide: ranges entirely registered") \
+  X(LiveLibrary, 400, documented, "a library is live", "CUDA_ERROR_INVALID_HANDLE") \
+  X(LiveKernel, 400, documented, "a kernel is one of a live library", "CUDA_ERROR_INVALID_HANDLE")
+// clang-format on
+
+enum class Rule {
+#define SLUICE_FAKE_CUDA_RULE(name, ...) k##name,
+  SLUICE_FAKE_CUDA_RULES(SLUICE_FAKE_CUDA_RULE)
+#undef SLUICE_FAKE_CUDA_RULE
+      kCount
+};
+
+struct RuleText {
+  std::string_view name;
+  int code;
+  std::string_view known;
+  std::string_view text;
+  std::string_view source;
+};
+
+inline constexpr RuleText kRules[] = {
+#define SLUICE_FAKE_CUDA_RULE(name, code, known, text, source) \
+  {#name, code, #known, text, source},
+    SLUICE_FAKE_CUDA_RULES(SLUICE_FAKE_CUDA_RULE)
+#undef SLUICE_FAKE_CUDA_RULE
+};
+
+constexpr const RuleText& TextOf(Rule rule) {
+  return kRules[static_cast<int>(rule)];
+}
+
+}  // namespace sluice::fake_cuda

@@ -1,0 +1,56 @@
+// What node the fake driver plays, and what is to go wrong.
+//
+// From the environment, SLUICE_FAKE_CUDA="gpus=2,host_numa=0,…", once; a test
+// in the same process changes them with fake_cuda_set (control.h).
+//
+//   gpus=1                 how many there are
+//   memory_mib=64          of each GPU
+//   host_memory_mib=1024   that can be made on NUMA nodes
+//   gpu_granularity_kib=2048, host_granularity_kib=4096
+//   host_numa=1            0: the driver makes no memory on NUMA nodes
+//   rdma=0                 1: network cards can reach the GPUs' memory
+//   jitter_us=0            each operation of a stream starts up to so late
+//   version=13000          of the driver
+//   fail=NAME:N:CODE       the N-th call from now on of a function fails so;
+//                          a release still releases (README)
+//   lose=GPU               that GPU is gone for every process of the node
+//   node=FOLDER            default: a new one on /dev/shm, removed at the end
+#pragma once
+
+#include <cstdint>
+#include <map>
+#include <string>
+#include <string_view>
+
+namespace sluice::fake_cuda {
+
+struct Failure {
+  int64_t call = 0;  // 1: the next
+  int code = 0;
+};
+
+struct Settings {
+  std::map<std::string, int64_t, std::less<>> numbers = {
+      {"gpus", 1},
+      {"memory_mib", 64},
+      {"host_memory_mib", 1024},
+      {"gpu_granularity_kib", 2048},
+      {"host_granularity_kib", 4096},
+      {"host_numa", 1},
+      {"rdma", 0},
+      {"jitter_us", 0},
+      {"version", 13000},
+  };
+  std::map<std::string, Failure, std::less<>> failures;
+  std::string node;
+  int64_t lose = -1;
+
+  int64_t Get(std::string_view name) const {
+    return numbers.find(name)->second;
+  }
+  // A mistake in `text` ends the process: a test that asks for what there is
+  // not would prove nothing.
+  void Apply(std::string_view text);
+};
+
+}  // namespace sluice::fake_cuda

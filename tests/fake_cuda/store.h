@@ -1,0 +1,58 @@
+// The node's memory: files of a folder on tmpfs, shared by its processes.
+//
+// Each file is held by a shared lock of its open description, which the kernel
+// drops with the last descriptor of the last process: what nobody holds counts
+// as free, as with a real driver, and a killed process leaves nothing.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <memory>
+#include <string>
+
+#include "kernels/device/cuda/api.h"
+#include "proto/base/unique_fd.h"
+
+namespace sluice::fake_cuda {
+
+using device::cuda::Location;
+using device::cuda::Result;
+
+// A process's hold on a piece of memory. Immutable.
+struct Allocation {
+  UniqueFd file;
+  uint64_t id = 0;  // the same in all of the process's holds
+  size_t size = 0;
+  Location where = {};
+  bool exportable = false;
+};
+using AllocationPointer = std::shared_ptr<const Allocation>;
+
+class Store {
+ public:
+  // Empty: makes a folder, names it in the environment for child processes and
+  // removes it with Close.
+  void Open(const std::string& folder);
+  void Close();
+  const std::string& folder() const { return folder_; }
+
+  // Out of memory: the place has not `size` bytes left of `limit`.
+  Result Create(Location where, size_t size, size_t limit, bool exportable,
+                AllocationPointer& made);
+  size_t Used(Location where);
+  // An opaque descriptor, as the driver's: it has no size, cannot be mapped,
+  // and does not close on exec.
+  static int Export(const Allocation& allocation);
+  // Null: the descriptor is none of Export's.
+  static AllocationPointer Import(int fd);
+
+ private:
+  size_t UsedLocked(Location where);
+  UniqueFd Lock() const;
+
+  std::string folder_;
+  bool made_ = false;
+  int made_files_ = 0;
+};
+
+}  // namespace sluice::fake_cuda

@@ -1,0 +1,190 @@
+// What the cuda table did wrong once, on the fake driver that sees it.
+#include <gmock/gmock.h>
+#include <linux/mempolicy.h>
+#include <sys/syscall.h>
+#include <unistd.h>
+
+#include <memory>
+#include <string>
+
+#include "gtest/gtest.h"
+#include "kernels/device/driver.h"
+#include "tests/fake_cuda/control.h"
+#include "tests/support/status_matchers.h"
+
+namespace sluice::device {
+namespace {
+
+using ::sluice::testing::IsOk;
+using ::sluice::testing::StatusIs;
+using ::testing::HasSubstr;
+using ::testing::IsEmpty;
+
+constexpr DeviceIndex kGpu0(0), kGpu1(1);
+constexpr Placement kOnGpu0{Placement::Kind::kGpu, 0};
+constexpr Placement kOnGpu1{Placement::Kind::kGpu, 1};
+constexpr Placement kOnHost{Placement::Kind::kHost, 0};
+
+class CudaTable : public ::testing::Test {
+ protected:
+  void SetUp() override { fake_cuda::fake_cuda_set(kNode); }
+  void TearDown() override {
+    driver_.reset();
+    fake_cuda::fake_cuda_recover();
+    std::string findings, alive;
+    fake_cuda::fake_cuda_take_findings(findings);
+    EXPECT_THAT(findings, IsEmpty());
+    fake_cuda::fake_cuda_alive(alive);
+    EXPECT_THAT(alive, IsEmpty());
+  }
+
+  void Open(const char* settings = "gpus=2") {
+    fake_cuda::fake_cuda_set(settings);
+    auto driver = OpenCudaDriver();
+    ASSERT_THAT(driver, IsOk());
+    driver_ = *std::move(driver);
+  }
+  // Memory that `gpu` may touch, until the driver goes.
+  absl::StatusOr<Address> Mapped(Placement where, DeviceIndex gpu) {
+    SLUICE_ASSIGN_OR_RETURN(const Bytes size, driver_->Granularity(where));
+    SLUICE_ASSIGN_OR_RETURN(const Memory memory, driver_->Create(where, size));
+    SLUICE_ASSIGN_OR_RETURN(const Address at,
+                            driver_->Reserve(size, where.kind));
+    SLUICE_RETURN_IF_ERROR(driver_->Map(at, size, memory));
+    SLUICE_RETURN_IF_ERROR(driver_->SetAccess(at, size, gpu));
+    return at;
+  }
+
+  static constexpr const char* kNode =
+      "gpus=2,host_numa=1,jitter_us=0,rdma=0,gpu_granularity_kib=2048,"
+      "host_granularity_kib=4096";
+  std::unique_ptr<Driver> driver_;
+};
+
+TEST_F(CudaTable, WhatIsLeftGoesInItsContextWithTheDriver) {
+  Open();
+  SLUICE_ASSERT_OK_AND_ASSIGN(const Stream stream,
+                              driver_->CreateStream(kGpu1));
+  SLUICE_ASSERT_OK_AND_ASSIGN(const Event event, driver_->CreateEvent());
+  ASSERT_THAT(driver_->RecordEvent(event, stream), IsOk());
+  ASSERT_THAT(Mapped(kOnHost, kGpu1), IsOk());
+}
+
+TEST_F(CudaTable, AnAdoptedStreamOutlivesTheDriver) {
+  Open();
+  ASSERT_THAT(driver_->AdoptStream(kGpu0, nullptr), IsOk());
+}
+
+TEST_F(CudaTable, ARankOpensAContextOnItsOwnGpuOnly) {
+  Open("host_numa=0");
+  ASSERT_THAT(Mapped(kOnHost, kGpu1), IsOk());
+  std::string alive;
+  fake_cuda::fake_cuda_alive(alive);
+  EXPECT_THAT(alive, HasSubstr("context of GPU 1"));
+  EXPECT_THAT(alive, ::testing::Not(HasSubstr("context of GPU 0")));
+}
+
+// The default alignment of a reservation is the driver's business.
+TEST_F(CudaTable, AReservationIsAlignedForWhatIsMappedThere) {
+  Open("gpu_granularity_kib=8192,host_granularity_kib=16384");
+  for (int i = 0; i < 4; ++i) {
+    ASSERT_THAT(Mapped(kOnHost, kGpu0), IsOk());
+    ASSERT_THAT(Mapped(kOnGpu0, kGpu0), IsOk());
+  }
+}
+
+TEST_F(CudaTable, AnImportIsWhereItIsSaidToBe) {
+  Open();
+  SLUICE_ASSERT_OK_AND_ASSIGN(const Bytes size, driver_->Granularity(kOnGpu0));
+  SLUICE_ASSERT_OK_AND_ASSIGN(const Memory memory,
+                              driver_->Create(kOnGpu0, size));
+  SLUICE_ASSERT_OK_AND_ASSIGN(const UniqueFd fd, driver_->Export(memory));
+  EXPECT_THAT(driver_->Import(fd, kOnGpu1, size),
+              StatusIs(absl::StatusCode::kInvalidArgument,
+                       HasSubstr("no memory of 0 B on GPU 1")));
+  EXPECT_THAT(driver_->Import(fd, kOnGpu0, size), IsOk());
+}
+
+TEST_F(CudaTable, HostMemoryOfTheOtherKindIsRefusedWithTheReason) {
+  Open();
+  SLUICE_ASSERT_OK_AND_ASSIGN(const Bytes size, driver_->Granularity(kOnHost));
+  SLUICE_ASSERT_OK_AND_ASSIGN(const Memory memory,
+                              driver_->Create(kOnHost, size));
+  SLUICE_ASSERT_OK_AND_ASSIGN(const UniqueFd fd, driver_->Export(memory));
+  const auto daemon = std::move(driver_);
+  Open("host_numa=0");
+  EXPECT_THAT(driver_->Import(fd, kOnHost, size),
+              StatusIs(absl::StatusCode::kInvalidArgument,
+                       HasSubstr("here host memory is a memfd, because: the "
+                                 "driver offers no HOST_NUMA memory")));
+}
+
+TEST_F(CudaTable, RegisteredMemoryIsNotRegisteredAgainInPart) {
+  Open();
+  const Bytes page = KiB(4);
+  alignas(4096) static std::byte pages[4 * 4096];
+  ASSERT_THAT(driver_->HostRegister(pages + 4096, page * 2), IsOk());
+  for (const int first : {0, 1, 2}) {
+    EXPECT_THAT(driver_->HostRegister(pages + first * 4096, page * 2),
+                StatusIs(absl::StatusCode::kInvalidArgument));
+  }
+  EXPECT_THAT(driver_->HostRegister(pages, page), IsOk());
+  EXPECT_THAT(driver_->HostRegister(pages + 3 * 4096, page), IsOk());
+}
+
+TEST_F(CudaTable, MemoryIsForNetworkCardsWhereTheyCanReachIt) {
+  const long before = fake_cuda::fake_cuda_rdma_memories();
+  Open("rdma=0");
+  ASSERT_THAT(Mapped(kOnGpu0, kGpu0), IsOk());
+  EXPECT_EQ(fake_cuda::fake_cuda_rdma_memories(), before);
+  Open("rdma=1");
+  ASSERT_THAT(Mapped(kOnGpu0, kGpu0), IsOk());
+  EXPECT_EQ(fake_cuda::fake_cuda_rdma_memories(), before + 1);
+}
+
+// numactl's word for the process holds after memory was made.
+TEST_F(CudaTable, MakingHostMemoryLeavesTheThreadsNumaPolicy) {
+  const unsigned long nodes[2] = {1, 0};
+  if (syscall(SYS_set_mempolicy, MPOL_BIND, nodes, 65) != 0) {
+    GTEST_SKIP() << "no NUMA policy here";
+  }
+  Open("host_numa=0");
+  ASSERT_THAT(Mapped(kOnHost, kGpu0), IsOk());
+  int policy = -1;
+  EXPECT_EQ(syscall(SYS_get_mempolicy, &policy, nullptr, 0, nullptr, 0), 0);
+  EXPECT_EQ(policy, MPOL_BIND);
+  syscall(SYS_set_mempolicy, MPOL_DEFAULT, nullptr, 0);
+}
+
+TEST_F(CudaTable, ALostGpuIsUnavailableAndLeavesTheOther) {
+  Open();
+  SLUICE_ASSERT_OK_AND_ASSIGN(const Stream stream,
+                              driver_->CreateStream(kGpu0));
+  ASSERT_THAT(Mapped(kOnGpu0, kGpu0), IsOk());
+  fake_cuda::fake_cuda_set("lose=0");
+  constexpr auto kGone = absl::StatusCode::kUnavailable;
+  EXPECT_THAT(driver_->SynchronizeStream(stream), StatusIs(kGone));
+  EXPECT_THAT(driver_->CreateStream(kGpu0), StatusIs(kGone));
+  EXPECT_THAT(driver_->Usage(kOnGpu0), StatusIs(kGone));
+  EXPECT_THAT(Mapped(kOnGpu1, kGpu1), IsOk());
+}
+
+// After such an error the context is of no use; the driver still ends cleanly.
+TEST_F(CudaTable, ALostContextIsUnavailableFromThenOn) {
+  Open();
+  SLUICE_ASSERT_OK_AND_ASSIGN(const Stream stream,
+                              driver_->CreateStream(kGpu0));
+  SLUICE_ASSERT_OK_AND_ASSIGN(const Address on_gpu, Mapped(kOnGpu0, kGpu0));
+  SLUICE_ASSERT_OK_AND_ASSIGN(const Address host, Mapped(kOnHost, kGpu0));
+  fake_cuda::fake_cuda_set("fail=cuMemcpyAsync:1:700");
+  constexpr auto kGone = absl::StatusCode::kUnavailable;
+  for (int i = 0; i < 2; ++i) {
+    EXPECT_THAT(driver_->CopyAsync(on_gpu, host, MiB(1),
+                                   CopyDirection::kHostToDevice, stream),
+                StatusIs(kGone, HasSubstr("ILLEGAL_ADDRESS")));
+  }
+  EXPECT_THAT(driver_->SynchronizeStream(stream), StatusIs(kGone));
+}
+
+}  // namespace
+}  // namespace sluice::device

@@ -1,0 +1,69 @@
+#include "tests/fake_cuda/work_queue.h"
+
+#include <unistd.h>
+
+#include <thread>
+#include <utility>
+
+namespace sluice::fake_cuda {
+
+std::shared_ptr<WorkQueue> WorkQueue::Start(int64_t jitter_us) {
+  std::shared_ptr<WorkQueue> queue(new WorkQueue(jitter_us));
+  std::thread([queue] { queue->Run(); }).detach();
+  return queue;
+}
+
+void WorkQueue::Push(std::function<void()> work) {
+  const MutexLock lock(mutex_);
+  work_.push_back(std::move(work));
+  changed_.NotifyAll();
+}
+
+void WorkQueue::Wait() {
+  const MutexLock lock(mutex_);
+  while (busy_ || !work_.empty()) changed_.Wait(mutex_);
+}
+
+void WorkQueue::Close() {
+  const MutexLock lock(mutex_);
+  closed_ = true;
+  changed_.NotifyAll();
+}
+
+void WorkQueue::Run() {
+  std::minstd_rand random{std::random_device{}()};
+  MutexLock lock(mutex_);
+  for (;;) {
+    while (work_.empty() && !closed_) changed_.Wait(mutex_);
+    if (work_.empty()) return;
+    const std::function<void()> work = std::move(work_.front());
+    work_.pop_front();
+    busy_ = true;
+    lock.Unlock();
+    if (jitter_us_ > 0) {
+      usleep(static_cast<useconds_t>(random() % jitter_us_));
+    }
+    work();
+    lock.Lock();
+    busy_ = false;
+    changed_.NotifyAll();
+  }
+}
+
+void Recording::Complete() {
+  const MutexLock lock(mutex_);
+  complete_ = true;
+  changed_.NotifyAll();
+}
+
+void Recording::Wait() {
+  const MutexLock lock(mutex_);
+  while (!complete_) changed_.Wait(mutex_);
+}
+
+bool Recording::complete() {
+  const MutexLock lock(mutex_);
+  return complete_;
+}
+
+}  // namespace sluice::fake_cuda

@@ -1,0 +1,51 @@
+// What a stream still has to do, and the thread that does it in order, each
+// operation a random while late.
+#pragma once
+
+#include <deque>
+#include <functional>
+#include <memory>
+#include <random>
+
+#include "absl/base/thread_annotations.h"
+#include "proto/base/mutex.h"
+
+namespace sluice::fake_cuda {
+
+// Thread safety: thread-safe.
+class WorkQueue {
+ public:
+  // The thread ends by itself when the queue is closed and empty.
+  static std::shared_ptr<WorkQueue> Start(int64_t jitter_us);
+
+  void Push(std::function<void()> work);
+  // Until all that was pushed is done.
+  void Wait();
+  void Close();
+
+ private:
+  explicit WorkQueue(int64_t jitter_us) : jitter_us_(jitter_us) {}
+  void Run();
+
+  const int64_t jitter_us_;
+  Mutex mutex_;
+  CondVar changed_;
+  std::deque<std::function<void()>> work_ ABSL_GUARDED_BY(mutex_);
+  bool busy_ ABSL_GUARDED_BY(mutex_) = false;
+  bool closed_ ABSL_GUARDED_BY(mutex_) = false;
+};
+
+// One recording of an event: waiters keep the one they saw.
+class Recording {
+ public:
+  void Complete();
+  void Wait();
+  bool complete();
+
+ private:
+  Mutex mutex_;
+  CondVar changed_;
+  bool complete_ ABSL_GUARDED_BY(mutex_) = false;
+};
+
+}  // namespace sluice::fake_cuda

@@ -1,0 +1,92 @@
+#include "tests/fake_cuda/world.h"
+
+#include <fmt/format.h>
+
+#include <cstdio>
+#include <cstdlib>
+#include <fstream>
+
+namespace sluice::fake_cuda {
+namespace {
+
+constexpr size_t kFindingsPrinted = 20;
+
+}  // namespace
+
+World& TheWorld() {
+  static World* const world = [] {
+    auto* const made = new World;
+    if (const char* text = std::getenv("SLUICE_FAKE_CUDA")) {
+      made->settings.Apply(text);
+    }
+    return made;
+  }();
+  return *world;
+}
+
+Clock& HostClock() {
+  thread_local Clock clock;
+  return clock;
+}
+
+std::vector<ContextState*>& ContextStack() {
+  thread_local std::vector<ContextState*> stack;
+  return stack;
+}
+
+void World::Find(const std::string& finding) {
+  if (findings.size() < kFindingsPrinted) {
+    std::fprintf(stderr, "fake libcuda: %s\n", finding.c_str());
+  }
+  findings.push_back(finding);
+  if (store.folder().empty()) return;  // before cuInit: there is no node yet
+  std::ofstream(store.folder() + "/findings", std::ios::app) << finding << "\n";
+}
+
+std::shared_ptr<StreamState> World::NewStream(ContextState* context) {
+  auto stream = std::make_shared<StreamState>();
+  stream->context = context;
+  stream->timeline.stream = next_timeline++;
+  stream->queue = WorkQueue::Start(settings.Get("jitter_us"));
+  return stream;
+}
+
+std::string World::Alive() const {
+  std::string text;
+  const auto count = [&](size_t n, const char* what) {
+    if (n == 0) return;
+    text += fmt::format("{}{} {}", text.empty() ? "" : ", ", n, what);
+  };
+  count(handles.size(), "memory handles");
+  count(mappings.size(), "mappings");
+  count(reservations.size(), "reservations");
+  count(registrations.size(), "registrations");
+  count(streams.size(), "streams");
+  count(events.size(), "events");
+  count(libraries.size(), "libraries");
+  for (const auto& [device, context] : contexts) {
+    if (context.retained > 0) {
+      count(context.retained,
+            fmt::format("holds on the context of GPU {}", device).c_str());
+    }
+  }
+  count(ContextStack().size(), "contexts pushed and not popped");
+  return text;
+}
+
+RegistrationState* World::RegistrationAt(DevicePointer address) {
+  auto it = registrations.upper_bound(address);
+  if (it == registrations.begin()) return nullptr;
+  --it;
+  return address < it->first + it->second.size ? &it->second : nullptr;
+}
+
+std::map<DevicePointer, ReservationState>::iterator World::ReservationAt(
+    DevicePointer address) {
+  auto it = reservations.upper_bound(address);
+  if (it == reservations.begin()) return reservations.end();
+  --it;
+  return address < it->first + it->second.size ? it : reservations.end();
+}
+
+}  // namespace sluice::fake_cuda

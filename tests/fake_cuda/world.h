@@ -1,0 +1,123 @@
+// All that a process's fake driver knows, under one lock.
+//
+// At the process's end the world says on stderr what was wrong: rules that
+// were broken, races, contexts that were lost, copies of pageable memory that
+// were to be none, and what still lives; if there is anything, the process
+// exits with 86. What is found goes to the node's folder at once, so that the
+// findings of a child that was killed count for who made the node.
+#pragma once
+
+#include <array>
+#include <cstddef>
+#include <map>
+#include <memory>
+#include <set>
+#include <string>
+#include <vector>
+
+#include "kernels/device/cuda/api.h"
+#include "proto/base/mutex.h"
+#include "tests/fake_cuda/races.h"
+#include "tests/fake_cuda/rules.h"
+#include "tests/fake_cuda/settings.h"
+#include "tests/fake_cuda/store.h"
+#include "tests/fake_cuda/work_queue.h"
+
+namespace sluice::fake_cuda {
+
+using namespace device::cuda;  // the driver's own types; NOLINT
+
+inline constexpr Result kNotInitialized = 3;
+inline constexpr Result kDeviceUnavailable = 46;  // assumed: of a lost GPU
+inline constexpr Result kOperatingSystem = 304;
+inline constexpr Result kNotFound = 500;
+inline constexpr Result kIllegalAddress = 700;
+inline constexpr Result kNotSupported = 801;
+inline constexpr int kExitWithFindings = 86;
+
+struct StreamState;
+
+struct ContextState {
+  int device = 0;
+  int retained = 0;  // 0: it does not live
+  Result lost = 0;   // the error that every call returns from then on
+  std::shared_ptr<StreamState> null_stream;
+};
+
+struct StreamState {
+  ContextState* context = nullptr;
+  Timeline timeline;
+  std::shared_ptr<WorkQueue> queue;
+};
+
+struct EventState {
+  ContextState* context = nullptr;
+  std::shared_ptr<Recording> last;  // null: never recorded
+  Clock seen;
+};
+
+// The CPU's view of a reservation faults; the GPU's is elsewhere.
+struct ReservationState {
+  size_t size = 0;
+  std::byte* view = nullptr;
+};
+
+struct MappingState {
+  size_t size = 0;
+  AllocationPointer memory;
+  std::set<int> gpus;  // that have access
+  Uses uses;
+};
+
+struct RegistrationState {
+  size_t size = 0;
+  ContextState* by = nullptr;
+  bool portable = false;
+  Uses uses;
+};
+
+struct World {
+  Mutex mutex;
+  Settings settings;
+  int process = 0;  // 0: cuInit was not called
+  Store store;
+  std::map<int, ContextState> contexts;  // the primary ones, by device
+  std::map<MemoryHandle, AllocationPointer> handles;
+  std::map<DevicePointer, ReservationState> reservations;
+  std::map<DevicePointer, MappingState> mappings;
+  std::map<DevicePointer, RegistrationState> registrations;
+  std::map<StreamPointer, std::shared_ptr<StreamState>> streams;
+  std::map<EventPointer, EventState> events;
+  std::set<Library> libraries;
+  RaceDetector races;
+  size_t next_timeline = 0;
+  uint64_t next_handle = 0x1000;
+  std::map<std::string, int64_t> calls;
+  std::array<int, static_cast<int>(Rule::kCount)> broken = {};
+  std::vector<std::string> findings;
+  int64_t pageable_copies = 0;
+  int64_t rdma_memories = 0;
+
+  // Even, as pointers are: c10 reads an odd stream as one of its pool.
+  template <typename T>
+  T NewHandle() {
+    return reinterpret_cast<T>(next_handle += 64);
+  }
+  void Find(const std::string& finding);
+  std::shared_ptr<StreamState> NewStream(ContextState* context);
+  // What still lives, in words; empty: nothing does.
+  std::string Alive() const;
+  // The registration that has this byte, or none.
+  RegistrationState* RegistrationAt(DevicePointer address);
+  std::map<DevicePointer, ReservationState>::iterator ReservationAt(
+      DevicePointer address);
+};
+
+// Never destroyed: the streams' threads outlive main.
+World& TheWorld();
+
+// This host thread's: what it has waited for, and its stack of contexts.
+Clock& HostClock();
+std::vector<ContextState*>& ContextStack();
+
+}  // namespace sluice::fake_cuda
