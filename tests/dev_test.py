@@ -22,6 +22,7 @@ class BadInput(unittest.TestCase):
                 (["lint", "--foo"], "only --all"),
                 (["format", "a", "b"], "only --all"),
                 (["test", "--foo"], "unknown option '--foo'"),
+                (["fuzz", "no-such"], "no target 'no-such'"),
                 (["build", "--foo"], "unknown option '--foo'")):
             with self.subTest(words):
                 run = dev(*words)
@@ -35,6 +36,7 @@ class Help(unittest.TestCase):
 
     def test_is_there_for_every_command(self):
         for command, says in (("demo", "--quick"), ("bench", "--against"),
+                              ("fuzz", "--seconds"),
                               ("test", "--deep"), ("test", "package)"),
                               ("setup", "./dev COMMAND")):
             for flag in ("-h", "--help"):

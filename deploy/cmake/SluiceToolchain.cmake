@@ -38,6 +38,8 @@ if(SLUICE_SANITIZE)
     -fsanitize=address,undefined -fno-sanitize-recover=all
     -fno-omit-frame-pointer)
   target_link_options(sluice_options INTERFACE -fsanitize=address,undefined)
+  # clang defines none of gcc's names.
+  target_compile_definitions(sluice_options INTERFACE SLUICE_SANITIZED=1)
 endif()
 if(SLUICE_FUZZ)
   target_compile_options(sluice_options INTERFACE -fsanitize=fuzzer-no-link)

@@ -19,10 +19,7 @@ class StepTime {
   StepTime(const StreamOptions& options,
            const std::vector<plan::SegmentKind>& recorded,
            const LinkSpeeds& links)
-      : options_(options),
-        shape_(options),
-        links_(links),
-        traffic_(CountTraffic(shape_)) {
+      : shape_(options), links_(links), traffic_(CountTraffic(shape_)) {
     for (const plan::SegmentKind& kind : recorded) {
       seconds_[kind.name] = kind.seconds;
     }
@@ -52,7 +49,6 @@ class StepTime {
   double Blocks() const;
   double Ends() const;
 
-  const StreamOptions& options_;
   const StreamShape shape_;
   const LinkSpeeds links_;
   const LayerTraffic traffic_;

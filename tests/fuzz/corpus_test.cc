@@ -88,10 +88,10 @@ TEST_P(Corpus, SoAreMutationsOfIt) {
   const std::vector<std::string> corpus = CorpusOf(GetParam());
   ASSERT_FALSE(corpus.empty());
   std::mt19937 random(20261121);
-  const auto end = std::chrono::steady_clock::now() + std::chrono::seconds(4);
+  const auto end = std::chrono::steady_clock::now() + std::chrono::seconds(2);
   int tried = 0;
   // A count, so that a failure repeats; the clock only spares slow builds.
-  for (; tried < 100000 && std::chrono::steady_clock::now() < end; ++tried) {
+  for (; tried < 20000 && std::chrono::steady_clock::now() < end; ++tried) {
     std::string input = corpus[random() % corpus.size()];
     for (uint32_t k = 1 + random() % 4; k > 0; --k) {
       input = Mutated(std::move(input), corpus, random);

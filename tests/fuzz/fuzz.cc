@@ -1,5 +1,4 @@
-// libFuzzer's entry, built once a reader (FUZZ_READER): cmake --preset fuzz,
-// then build/fuzz/bin/fuzz_trace -max_len=4096 tests/fuzz/corpus/trace
+// libFuzzer's entry, built once per reader (FUZZ_READER): ./dev fuzz.
 #include <cstddef>
 #include <cstdint>
 

@@ -243,7 +243,7 @@ void ExpectValidPlan(const Outcome& outcome, const plan::PlanRequest& request,
   if (plan != nullptr) *plan = *written;
 }
 
-#if !defined(__SANITIZE_ADDRESS__) && !defined(__SANITIZE_THREAD__)
+#ifndef SLUICE_SANITIZED
 TEST(Worker, TakesNoMoreMemoryThanItMay) {
   plan::PlanRequest request = SampleRequest();
   const auto with = [&](const char* bytes) {

@@ -19,7 +19,7 @@ namespace {
 using ::testing::StartsWith;
 
 constexpr absl::Duration kAnswered = absl::Seconds(1);
-#if defined(__SANITIZE_ADDRESS__) || defined(__SANITIZE_THREAD__)
+#ifdef SLUICE_SANITIZED
 constexpr bool kMeasureMemory = false;
 #else
 constexpr bool kMeasureMemory = true;

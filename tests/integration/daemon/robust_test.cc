@@ -23,7 +23,7 @@ namespace {
 using ::testing::HasSubstr;
 
 // The sanitizer's shadow memory is resident too: sizes say nothing there.
-#ifdef __SANITIZE_ADDRESS__
+#ifdef SLUICE_SANITIZED
 constexpr bool kMeasureMemory = false;
 #else
 constexpr bool kMeasureMemory = true;

@@ -1,0 +1,133 @@
+// What is read by the daemon, its keeper and its clients.
+#include <algorithm>
+#include <string>
+#include <utility>
+#include <variant>
+
+#include "client/session/pending_calls.h"
+#include "client/session/welcome.h"
+#include "daemon/config.h"
+#include "daemon/keeper/notification.h"
+#include "daemon/metrics/http_request.h"
+#include "daemon/policy_file.h"
+#include "proto/base/status.h"
+#include "proto/plan/codec.h"
+#include "proto/plan/units.h"
+#include "tests/fuzz/packets.h"
+#include "tests/fuzz/readers.h"
+
+namespace sluice::fuzz {
+namespace {
+
+using daemon::HttpReader;
+
+HttpReader::Result InPieces(std::string_view bytes, size_t size) {
+  HttpReader reader;
+  while (!bytes.empty()) {
+    HttpReader::Result result = reader.Take(bytes.substr(0, size));
+    if (!std::holds_alternative<HttpReader::NeedsMore>(result)) return result;
+    bytes.remove_prefix(std::min(size, bytes.size()));
+  }
+  return HttpReader::NeedsMore{};
+}
+
+// What was read is written, and that is read as the same.
+template <typename Decode, typename Encode>
+void CheckCodec(std::string_view bytes, Decode decode, Encode encode) {
+  const auto read = decode(bytes);
+  if (!read.ok()) return CheckComplaint(read.status());
+  const std::string written = encode(*read);
+  const auto again = decode(written);
+  SLUICE_CHECK_OK(again.status());
+  SLUICE_CHECK(encode(*again) == written);
+}
+
+}  // namespace
+
+// A client that has asked for a lease, a profile and a status, one of them by
+// nobody any more.
+void ReadAsAnswer(std::string_view bytes) {
+  Input input(bytes);
+  PacketPipe pipe;
+  client::PendingCalls calls;
+  wire::Request lease, profile, query;
+  lease.mutable_lease()->set_bytes(1);
+  profile.mutable_submit_profile();
+  query.mutable_query();
+  using Waits = client::PendingCalls::Waits;
+  for (const auto& [request, waits] :
+       {std::pair(lease, Waits::kCaller), std::pair(lease, Waits::kNobody),
+        std::pair(profile, Waits::kCaller), std::pair(query, Waits::kCaller)}) {
+    SLUICE_CHECK_OK(calls.Add(request, {}, waits).status());
+  }
+  while (!input.empty()) {
+    const uint8_t how = input.Byte();
+    auto message = pipe.Pass(input.Piece(), how % 8);
+    if (how >= 0x80) calls.Restart();
+    if (!message.ok() || !message->has_value()) continue;
+    const wire::Packet& packet = (*message)->packet;
+    if (!packet.has_reply()) continue;
+    const auto welcome = client::ReadWelcome(**message, DeviceIndex(0));
+    if (!welcome.ok()) CheckLine(std::string(welcome.status().message()));
+    const uint64_t id = packet.id();
+    calls.Answer(**std::move(message));
+    if (calls.complete(id)) SLUICE_CHECK(!calls.Take(id).empty());
+  }
+}
+
+void ReadAsHttp(std::string_view bytes) {
+  const HttpReader::Result whole = InPieces(bytes, bytes.size());
+  for (const size_t size : {1, 7}) {
+    const HttpReader::Result slow = InPieces(bytes, size);
+    SLUICE_CHECK(slow.index() == whole.index());
+    if (const auto* refused = std::get_if<daemon::HttpRefusal>(&slow)) {
+      const auto& same = std::get<daemon::HttpRefusal>(whole);
+      SLUICE_CHECK(refused->status == same.status && refused->why == same.why);
+      CheckLine(refused->why);
+    }
+    if (const auto* request = std::get_if<daemon::HttpRequest>(&slow)) {
+      SLUICE_CHECK(request->path == std::get<daemon::HttpRequest>(whole).path);
+      SLUICE_CHECK(request->path.starts_with('/'));
+    }
+  }
+}
+
+void ReadAsConfig(std::string_view bytes) {
+  const auto config = daemon::ParseConfig(bytes, "fuzz");
+  if (!config.ok()) return CheckComplaint(config.status());
+  SLUICE_CHECK(config->sim.gpus >= 0 && config->sim.numa_nodes >= 1);
+  SLUICE_CHECK(config->sim.granularity > Bytes(0));
+  SLUICE_CHECK(config->longest_wait >= absl::ZeroDuration());
+}
+
+// A daemon that has read it writes what the next one reads as the same.
+void ReadAsPolicy(std::string_view bytes) {
+  const daemon::Clocks now = {absl::UnixEpoch() + absl::Seconds(1000),
+                              absl::FromUnixSeconds(1'800'000'000)};
+  const auto policy = daemon::DecodePolicy(std::string(bytes), now);
+  if (!policy.ok()) return CheckComplaint(policy.status());
+  const std::string written = daemon::EncodePolicy(*policy, now);
+  const auto again = daemon::DecodePolicy(written, now);
+  SLUICE_CHECK_OK(again.status());
+  SLUICE_CHECK(daemon::EncodePolicy(*again, now) == written);
+}
+
+void ReadAsPlan(std::string_view bytes) {
+  const auto encode = [](const auto& value) { return plan::Encode(value); };
+  CheckCodec(bytes, plan::DecodeRankProfile, encode);
+  CheckCodec(bytes, plan::DecodeProfiles, encode);
+  CheckCodec(bytes, plan::DecodePlanRequest, encode);
+  CheckCodec(bytes, plan::DecodeNodePlan, encode);
+  CheckCodec(bytes, plan::DecodeUnits, plan::EncodeUnits);
+}
+
+void ReadAsNotification(std::string_view bytes) {
+  const auto read = daemon::ParseNotification(bytes);
+  if (!read.ok()) return CheckComplaint(read.status());
+  using Kind = daemon::Notification::Kind;
+  SLUICE_CHECK(read->name.empty() || read->kind == Kind::kPut ||
+               read->kind == Kind::kRemove);
+  SLUICE_CHECK(read->name.size() <= daemon::kMaxNotification);
+}
+
+}  // namespace sluice::fuzz

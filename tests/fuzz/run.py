@@ -1,0 +1,122 @@
+#!/usr/bin/env python3
+"""./dev fuzz: run.py --bin DIR [TARGET…] [--seconds N] [--keep]
+
+Each target reads its kept corpus, then what libFuzzer makes of it for N
+seconds; one line a target says how much that was. What is found lies in
+out/fuzz/TARGET, to be read again by giving the program its path.
+"""
+
+import argparse
+import os
+import re
+import subprocess
+import sys
+
+HERE = os.path.dirname(os.path.abspath(__file__))
+CORPUS = os.path.join(HERE, "corpus")
+LIMITS = ["-max_len=4096", "-timeout=10", "-rss_limit_mb=2048"]
+
+
+def targets():
+    return sorted(os.listdir(CORPUS))
+
+
+class Parser(argparse.ArgumentParser):
+
+    def error(self, message):
+        self.exit(2, f"error: fuzz: {message}\n")
+
+
+def options(words):
+    parser = Parser(prog="./dev fuzz")
+    parser.add_argument("targets", nargs="*", metavar="TARGET",
+                        help="of " + " ".join(targets()))
+    parser.add_argument("--seconds", type=int, default=60,
+                        help="for each target; 0: only the corpus")
+    parser.add_argument("--keep", action="store_true",
+                        help="add to the corpus what reached something new, "
+                        "and drop from it what reaches nothing of its own")
+    # Of ./dev itself.
+    parser.add_argument("--bin", required=True, help=argparse.SUPPRESS)
+    parser.add_argument("--only-parse", action="store_true",
+                        help=argparse.SUPPRESS)
+    given = parser.parse_args(words)
+    for name in given.targets:
+        if name not in targets():
+            parser.error(f"no target '{name}'; there are: "
+                         + " ".join(targets()))
+    if given.seconds < 0:
+        parser.error(f"--seconds {given.seconds}: it must be 0 or more")
+    return given
+
+
+class Fuzzer:
+    """One target's program and folders."""
+
+    def __init__(self, bin_dir, name):
+        self.name = name
+        self.program = os.path.join(bin_dir, "fuzz_" + name)
+        self.kept = os.path.join(CORPUS, name)
+        self.found = os.path.join("out", "fuzz", name)
+        self.made = os.path.join(self.found, "made")
+        os.makedirs(self.made, exist_ok=True)
+
+    def call(self, *words):
+        """What it wrote; ends this program where it found something."""
+        run = subprocess.run(
+            [self.program, *LIMITS, f"-artifact_prefix={self.found}/", *words],
+            stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True,
+            errors="replace")
+        if run.returncode == 0:
+            return run.stderr
+        sys.stderr.write("\n".join(run.stderr.splitlines()[-60:]) + "\n")
+        sys.exit(f"error: fuzz: {self.name} found something (status "
+                 f"{run.returncode}); the input lies in {self.found}")
+
+    def run(self, seconds):
+        # Each input of the corpus, and nothing else.
+        inputs = [os.path.join(self.kept, one)
+                  for one in sorted(os.listdir(self.kept))]
+        self.call(*inputs)
+        said = f"fuzz: {self.name}: {len(inputs)} kept inputs"
+        if seconds > 0:
+            log = self.call(f"-max_total_time={seconds}",
+                            "-print_final_stats=1", self.made, self.kept)
+            said += ", " + summary(log)
+        print(said, flush=True)
+
+    def keep(self):
+        """The fewest inputs that reach all that the kept and made ones do."""
+        fresh = os.path.join(self.found, "merged")
+        os.makedirs(fresh)
+        self.call("-merge=1", fresh, self.kept, self.made)
+        for folder in (self.kept, self.made):
+            for one in os.listdir(folder):
+                os.unlink(os.path.join(folder, one))
+        for one in os.listdir(fresh):
+            os.replace(os.path.join(fresh, one), os.path.join(self.kept, one))
+        os.rmdir(fresh)
+
+
+def summary(log):
+    """"12345 more, 345 edges reached" of libFuzzer's own words."""
+    runs = re.search(r"stat::number_of_executed_units:\s*(\d+)", log)
+    edges = re.findall(r"cov: (\d+)", log)
+    if runs is None or not edges:
+        sys.exit("error: fuzz: libFuzzer did not say what it did:\n" + log)
+    return f"{runs[1]} made of them, {edges[-1]} edges reached"
+
+
+def main():
+    given = options(sys.argv[1:])
+    if given.only_parse:
+        return
+    for name in given.targets or targets():
+        fuzzer = Fuzzer(given.bin, name)
+        fuzzer.run(given.seconds)
+        if given.keep:
+            fuzzer.keep()
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,95 @@
+// What an earlier daemon left: read as it was, or refused in one line.
+#include <sys/mman.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <optional>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "daemon/state/core_rows.h"
+#include "proto/base/status.h"
+#include "proto/base/unique_fd.h"
+#include "tests/daemon/core/core_driver.h"
+#include "tests/fuzz/packets.h"
+#include "tests/fuzz/readers.h"
+
+namespace sluice::fuzz {
+namespace {
+
+using daemon::StateFile;
+
+// Its contents, if they are taken: then it goes on as one of ours.
+std::optional<StateFile::Contents> Opened(int fd) {
+  const auto file = StateFile::Open(fd);
+  if (!file.ok()) {
+    SLUICE_CHECK(absl::IsFailedPrecondition(file.status()));
+    CheckLine(std::string(file.status().message()));
+    return std::nullopt;
+  }
+  StateFile::Contents contents = (*file)->TakeContents();
+  const absl::Status appended = (*file)->Append("next");
+  SLUICE_CHECK(appended.ok() || absl::IsResourceExhausted(appended));
+  const absl::Status saved = (*file)->Checkpoint("all");
+  SLUICE_CHECK(saved.ok() || absl::IsResourceExhausted(saved));
+  return contents;
+}
+
+// Whatever it is, of whatever size.
+void ReadAsMemory(std::string_view bytes) {
+  const UniqueFd fd(memfd_create("fuzz", MFD_CLOEXEC));
+  SLUICE_CHECK(write(fd.get(), bytes.data(), bytes.size()) ==
+               static_cast<ssize_t>(bytes.size()));
+  Opened(fd.get());
+}
+
+// A state that was written, and then damaged: it is refused, or it is what was
+// there after one of the steps that wrote it.
+void ReadDamaged(Input& input) {
+  const UniqueFd fd(memfd_create("fuzz", MFD_CLOEXEC));
+  auto file = StateFile::Create(fd.get(), {Bytes(64), Bytes(256)});
+  SLUICE_CHECK_OK(file.status());
+  StateFile::Contents now;
+  std::vector<StateFile::Contents> known = {now};
+  for (int steps = input.Byte() % 8; steps > 0; --steps) {
+    const bool checkpoint = input.Byte() % 4 == 0;
+    const std::string piece(input.Piece().substr(0, 64));
+    if (checkpoint) {
+      SLUICE_CHECK_OK((*file)->Checkpoint(piece));
+      now = {piece, {}};
+    } else if ((*file)->Append(piece).ok()) {
+      now.records.push_back(piece);
+    }
+    known.push_back(now);
+  }
+  const off_t size = lseek(fd.get(), 0, SEEK_END);
+  while (!input.empty()) {
+    const off_t low = input.Byte(), high = input.Byte();
+    const off_t at = (low + 256 * high) % size;
+    const char byte = static_cast<char>(input.Byte());
+    SLUICE_CHECK(pwrite(fd.get(), &byte, 1, at) == 1);
+  }
+  const auto contents = Opened(fd.get());
+  SLUICE_CHECK(!contents || std::ranges::count(known, *contents) > 0);
+}
+
+}  // namespace
+
+void ReadAsState(std::string_view bytes) {
+  Input input(bytes);
+  if (input.Byte() % 2 == 0) return ReadAsMemory(input.Rest());
+  ReadDamaged(input);
+}
+
+void ReadAsRows(std::string_view bytes) {
+  Input input(bytes);
+  StateFile::Contents contents;
+  contents.checkpoint = input.Piece();
+  while (!input.empty()) contents.records.emplace_back(input.Piece());
+  const daemon::Core core(daemon::SmallNode(), absl::UnixEpoch());
+  const auto read = daemon::ReadCore(contents, core.Save());
+  if (!read.ok()) CheckComplaint(read.status());
+}
+
+}  // namespace sluice::fuzz
