@@ -31,7 +31,7 @@ struct Protocols {
   uint32_t oldest = 1;
   uint32_t newest = 1;
 };
-inline constexpr Protocols kProtocols;
+extern const Protocols kProtocols;
 inline constexpr int kMaxPacketBytes = 64 << 10;
 inline constexpr int kMaxFds = 253;  // SCM_RIGHTS, unix(7)
 inline constexpr int64_t kMaxMemfdBytes = int64_t{64} << 20;

@@ -31,7 +31,9 @@ struct Header {
 // Before the bytes of a checkpoint or a record.
 struct Lead {
   uint64_t epoch;  // of the checkpoint; stored last. 0: nothing here
-  uint64_t index;  // of the record in its epoch
+  // Of the record in its epoch; of a checkpoint, the versions of all that is
+  // written in this epoch.
+  uint64_t index;
   uint64_t size;
   uint64_t sum;
 };
@@ -65,9 +67,27 @@ std::string_view BytesAfter(const std::byte* lead, uint64_t size) {
 
 absl::Status Damaged(std::string_view what) {
   return absl::FailedPreconditionError(fmt::format(
-      "the saved state is damaged, or another version's ({}): nothing of it "
-      "is used",
-      what));
+      "the saved state is damaged ({}): nothing of it is used", what));
+}
+
+// The lower half: which version it is; the upper one: from which on it is read.
+uint64_t WordOf(const StateVersions& versions) {
+  return versions.written | uint64_t{versions.oldest_reader} << 32;
+}
+
+absl::Status CheckVersion(uint64_t word, const StateVersions& own) {
+  const auto written = static_cast<uint32_t>(word);
+  const auto oldest_reader = static_cast<uint32_t>(word >> 32);
+  if (written >= own.oldest_read && oldest_reader <= own.written) {
+    return absl::OkStatus();
+  }
+  return absl::FailedPreconditionError(fmt::format(
+      "the saved state is of version {}, which daemons of version {} and later "
+      "read; this one is of version {} and reads {} and later: {}",
+      written, oldest_reader, own.written, own.oldest_read,
+      written < own.oldest_read
+          ? "start one that is between both first"
+          : "start the daemon that wrote it, or a later one"));
 }
 
 absl::Status NoRoom(std::string_view what, size_t size, size_t room) {
@@ -88,15 +108,15 @@ struct StateFile::Layout {
   size_t size() const { return log() + records; }
 };
 
-absl::StatusOr<std::unique_ptr<StateFile>> StateFile::Create(int fd,
-                                                             Sizes sizes) {
+absl::StatusOr<std::unique_ptr<StateFile>> StateFile::Create(
+    int fd, Sizes sizes, StateVersions versions) {
   const Layout layout = {RoundUp(sizeof(Lead) + sizes.checkpoint.size()),
                          RoundUp(sizeof(Lead) + sizes.records.size())};
   // Every page now: what is stored later asks for no memory.
   if (const int error = posix_fallocate(fd, 0, layout.size()); error != 0) {
     return ErrnoStatus(error, "make the saved state");
   }
-  SLUICE_ASSIGN_OR_RETURN(auto file, Map(fd));
+  SLUICE_ASSIGN_OR_RETURN(auto file, Map(fd, versions));
   file->StoreWord(offsetof(Header, checkpoint_bytes), layout.checkpoint);
   file->StoreWord(offsetof(Header, record_bytes), layout.records);
   SLUICE_RETURN_IF_ERROR(file->Checkpoint(""));
@@ -104,13 +124,15 @@ absl::StatusOr<std::unique_ptr<StateFile>> StateFile::Create(int fd,
   return file;
 }
 
-absl::StatusOr<std::unique_ptr<StateFile>> StateFile::Open(int fd) {
-  SLUICE_ASSIGN_OR_RETURN(auto file, Map(fd));
+absl::StatusOr<std::unique_ptr<StateFile>> StateFile::Open(
+    int fd, StateVersions versions) {
+  SLUICE_ASSIGN_OR_RETURN(auto file, Map(fd, versions));
   SLUICE_RETURN_IF_ERROR(file->Read());
   return file;
 }
 
-absl::StatusOr<std::unique_ptr<StateFile>> StateFile::Map(int fd) {
+absl::StatusOr<std::unique_ptr<StateFile>> StateFile::Map(
+    int fd, StateVersions versions) {
   struct stat status;
   if (fstat(fd, &status) != 0) return ErrnoStatus(errno, "stat the state");
   const auto size = static_cast<size_t>(status.st_size);
@@ -119,7 +141,7 @@ absl::StatusOr<std::unique_ptr<StateFile>> StateFile::Map(int fd) {
       mmap(nullptr, size, PROT_READ | PROT_WRITE, MAP_SHARED, fd, 0);
   if (memory == MAP_FAILED) return ErrnoStatus(errno, "map the state");
   return std::unique_ptr<StateFile>(
-      new StateFile(static_cast<std::byte*>(memory), size));
+      new StateFile(static_cast<std::byte*>(memory), size, versions));
 }
 
 StateFile::~StateFile() { munmap(memory_, size_); }
@@ -131,7 +153,8 @@ StateFile::Layout StateFile::layout() const {
 
 absl::Status StateFile::Read() {
   const auto header = Load<Header>(memory_);
-  if (header.magic != kMagic) return Damaged("its first word is another");
+  if (header.magic != kMagic)
+    return Damaged("its first word is not of this layout");
   if (header.checkpoint_bytes > size_ || header.record_bytes > size_ ||
       header.checkpoint_bytes < sizeof(Lead) || header.record_bytes < kWord ||
       header.checkpoint_bytes % kWord != 0 ||
@@ -144,6 +167,7 @@ absl::Status StateFile::Read() {
 
 absl::Status StateFile::ReadCheckpoint() {
   const Layout at = layout();
+  uint64_t versions = 0;
   for (const uint64_t slot : {0, 1}) {
     const std::byte* const here = memory_ + at.slot(slot);
     const auto lead = Load<Lead>(here);
@@ -153,9 +177,11 @@ absl::Status StateFile::ReadCheckpoint() {
     }
     if (lead.epoch <= epoch_) continue;
     epoch_ = lead.epoch;
+    versions = lead.index;
     contents_.checkpoint = BytesAfter(here, lead.size);
   }
-  return epoch_ != 0 ? absl::OkStatus() : Damaged("there is no checkpoint");
+  if (epoch_ == 0) return Damaged("there is no checkpoint");
+  return CheckVersion(versions, versions_);
 }
 
 absl::Status StateFile::ReadRecords() {
@@ -200,7 +226,7 @@ absl::Status StateFile::Checkpoint(std::string_view state) {
   if (state.size() > room) return NoRoom("a checkpoint", state.size(), room);
   // In the other slot: until its epoch is stored, the older one counts.
   epoch_ = std::max(epoch_, kFirstEpoch) + 1;
-  Publish(at.slot(epoch_), 0, state);
+  Publish(at.slot(epoch_), WordOf(versions_), state);
   end_ = 0;
   next_ = 0;
   return absl::OkStatus();

@@ -5,9 +5,9 @@
 // process ended, at whatever instruction that was: both count from their last
 // store on, whole, or not at all. README.md draws the memory.
 //
-// Errors. FailedPrecondition: it is another version's, or damaged; it is never
-// read as something else. ResourceExhausted: no room, and nothing changed.
-// Thread safety: one owner.
+// Errors. FailedPrecondition: it is of a version that this build does not read,
+// or damaged; which of both is said, and it is never read as something else.
+// ResourceExhausted: no room, and nothing changed. Thread safety: one owner.
 #pragma once
 
 #include <cstddef>
@@ -20,6 +20,7 @@
 
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
+#include "daemon/state/state_versions.h"
 #include "proto/base/units.h"
 
 namespace sluice::daemon {
@@ -38,9 +39,11 @@ class StateFile {
 
   // An empty state in `fd`, which is given its size and every page of it. It
   // stays the caller's: who keeps it open keeps the state.
-  static absl::StatusOr<std::unique_ptr<StateFile>> Create(int fd, Sizes sizes);
-  // The state that is in `fd`.
-  static absl::StatusOr<std::unique_ptr<StateFile>> Open(int fd);
+  static absl::StatusOr<std::unique_ptr<StateFile>> Create(
+      int fd, Sizes sizes, StateVersions versions = kStateVersions);
+  // The state that is in `fd`. The next checkpoint is of this build's version.
+  static absl::StatusOr<std::unique_ptr<StateFile>> Open(
+      int fd, StateVersions versions = kStateVersions);
   ~StateFile();
   StateFile(const StateFile&) = delete;
   StateFile& operator=(const StateFile&) = delete;
@@ -58,8 +61,10 @@ class StateFile {
 
  private:
   struct Layout;
-  StateFile(std::byte* memory, size_t size) : memory_(memory), size_(size) {}
-  static absl::StatusOr<std::unique_ptr<StateFile>> Map(int fd);
+  StateFile(std::byte* memory, size_t size, StateVersions versions)
+      : memory_(memory), size_(size), versions_(versions) {}
+  static absl::StatusOr<std::unique_ptr<StateFile>> Map(int fd,
+                                                        StateVersions versions);
   absl::Status Read();
   absl::Status ReadCheckpoint();
   absl::Status ReadRecords();
@@ -71,6 +76,7 @@ class StateFile {
 
   std::byte* const memory_;
   const size_t size_;
+  const StateVersions versions_;
   Contents contents_;
   uint64_t epoch_ = 0;  // of the checkpoint that counts, in slot epoch_ % 2
   uint64_t next_ = 0;   // record of this epoch

@@ -62,7 +62,7 @@ void KeptDaemon::Fork() {
   // Appended to by the shell, which becomes the daemon.
   daemon::DaemonCommand command = {
       .argv = {"/bin/sh", "-c", "exec \"$0\" \"$@\" 2>>" + File("stderr"),
-               BinaryPath("sluiced"), "--config", File("sluiced.toml"),
+               BinaryPath(program_), "--config", File("sluiced.toml"),
                "--runtime-dir", directory_.path()},
       .notify_socket = receiver_.path()};
   sigemptyset(&command.signals);

@@ -26,6 +26,8 @@ class KeptDaemon {
   ~KeptDaemon();
   KeptDaemon(const KeptDaemon&) = delete;
 
+  // The next start is of this program: sluiced until then.
+  void Use(const std::string& program) { program_ = program; }
   // With all that is kept; returns when it serves, fails the test otherwise.
   void Start();
   // The same of a start that must fail; its exit status.
@@ -74,6 +76,7 @@ class KeptDaemon {
   bool WaitFor(const std::string& name, bool kept) const;
 
   TempDir directory_;
+  std::string program_ = "sluiced";
   daemon::NotifyReceiver receiver_;
   pid_t pid_ = 0;  // 0: none runs
   mutable Mutex mutex_;

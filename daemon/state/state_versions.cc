@@ -1,0 +1,7 @@
+#include "daemon/state/state_versions.h"
+
+namespace sluice::daemon {
+
+constinit const StateVersions kStateVersions;
+
+}  // namespace sluice::daemon

@@ -1,0 +1,180 @@
+// A session as clients and daemons of each protocol had it, packet by packet:
+// today's daemon answers each recorded request as it did then, and what a
+// daemon sent is read today as what it was.
+//
+// tests/golden/session/protocolN.txt has a line per packet: ">" from the rank
+// or
+// "<" from the daemon, its bytes, and what they say. SLUICE_UPDATE_GOLDEN=1
+// records one anew with the protocol that this build speaks; those of others
+// are never recorded again.
+#include <fmt/format.h>
+#include <sys/socket.h>
+
+#include <algorithm>
+#include <cstdlib>
+#include <fstream>
+#include <string>
+#include <vector>
+
+#include "absl/strings/escaping.h"
+#include "gmock/gmock.h"
+#include "gtest/gtest.h"
+#include "tests/integration/daemon/harness.h"
+#include "tests/support/status_matchers.h"
+
+namespace sluice::testing {
+namespace {
+
+struct Line {
+  bool from_rank = false;
+  std::string bytes, text;
+};
+
+std::string PathOf(uint32_t protocol) {
+  return fmt::format("{}/session/protocol{}.txt", SLUICE_GOLDEN_DIR, protocol);
+}
+
+std::vector<Line> ReadLines(uint32_t protocol) {
+  std::ifstream file(PathOf(protocol));
+  std::vector<Line> lines;
+  std::string who, hex, text;
+  while (file >> who >> hex && std::getline(file, text)) {
+    lines.push_back({who == ">", absl::HexStringToBytes(hex),
+                     text.substr(std::min<size_t>(text.size(), 1))});
+  }
+  return lines;
+}
+
+wire::Packet Parsed(const std::string& bytes) {
+  wire::Packet packet;
+  EXPECT_TRUE(packet.ParseFromString(bytes));
+  return packet;
+}
+
+// Which answer it is: its kind, or the error's code.
+std::string KindOf(const wire::Packet& packet) {
+  if (packet.has_event()) {
+    return fmt::format("event {}",
+                       static_cast<int>(packet.event().body_case()));
+  }
+  const wire::Reply& reply = packet.reply();
+  return reply.has_error()
+             ? fmt::format("error {}", reply.error().code())
+             : fmt::format("reply {}", static_cast<int>(reply.body_case()));
+}
+
+// Sends one as it is, the GPUs beside a Hello, and returns its answer.
+std::string Ask(RawClient& rank, const std::string& bytes) {
+  const wire::Packet packet = Parsed(bytes);
+  std::vector<UniqueFd> nodes;
+  if (packet.request().has_hello()) nodes = GpuNodes(rank.fd(), 0);
+  std::vector<int> shown;
+  for (const UniqueFd& node : nodes) shown.push_back(node.get());
+  EXPECT_THAT(wire::Send(rank.fd(), packet, shown), IsOk());
+  auto answer = wire::Receive(rank.fd());
+  EXPECT_TRUE(answer.ok() && answer->has_value());
+  if (!answer.ok() || !answer->has_value()) return "";
+  EXPECT_EQ((*answer)->packet.id(), packet.id());
+  return (*answer)->packet.SerializeAsString();
+}
+
+// What a rank asks in its life; of a Hello all fields.
+std::vector<wire::Packet> Requests() {
+  std::vector<wire::Packet> packets;
+  const auto add = [&]() -> wire::Request& {
+    packets.emplace_back().set_id(packets.size());
+    return *packets.back().mutable_request();
+  };
+  wire::Hello& hello = *add().mutable_hello();
+  hello.set_protocol(wire::kProtocols.newest);
+  hello.set_oldest_protocol(wire::kProtocols.oldest);
+  hello.set_job("golden");
+  hello.set_world_size(1);
+  hello.set_local_ranks(1);
+  hello.set_guaranteed_bytes_per_second(1'000'000);
+  wire::Lease& gpu = *add().mutable_lease();
+  gpu.set_bytes(MiB(5).size());
+  wire::Lease& host = *add().mutable_lease();
+  host.set_kind(wire::Lease::HOST);
+  host.set_bytes(KiB(64).size());
+  host.set_wait_ms(1000);
+  host.set_background(true);
+  add().mutable_lease()->set_bytes(1);  // not a multiple: refused
+  add().mutable_give_up()->set_request_id(2);
+  wire::StepReport& step = *add().mutable_step_report();
+  step.set_step(7);
+  step.set_seconds(0.5);
+  step.set_bytes_h2d(100);
+  step.set_bytes_d2h(200);
+  step.set_tokens(4096);
+  step.set_loss(2.5);
+  wire::PlanTaken& taken = *add().mutable_plan_taken();
+  taken.set_plan_id(3);
+  taken.set_taken(true);
+  add().mutable_free()->set_lease_id(1);
+  add().mutable_free()->set_lease_id(1);  // it is gone: refused
+  return packets;
+}
+
+// Without what is another's in each daemon.
+std::string WithoutChance(const std::string& answer) {
+  wire::Packet packet = Parsed(answer);
+  packet.set_generation(1);
+  if (packet.reply().has_welcome()) {
+    packet.mutable_reply()->mutable_welcome()->set_sim_directory("/sim");
+  }
+  return packet.SerializeAsString();
+}
+
+void Record() {
+  RunningDaemon daemon;
+  auto rank = RawClient::Connect(daemon.socket());
+  ASSERT_THAT(rank, IsOk());
+  std::ofstream file(PathOf(wire::kProtocols.newest));
+  const auto write = [&](char who, const std::string& bytes) {
+    file << fmt::format("{} {} {}\n", who, absl::BytesToHexString(bytes),
+                        Parsed(bytes).ShortDebugString());
+  };
+  for (const wire::Packet& request : Requests()) {
+    write('>', request.SerializeAsString());
+    write('<', WithoutChance(Ask(*rank, request.SerializeAsString())));
+  }
+}
+
+class GoldenPackets : public ::testing::TestWithParam<uint32_t> {};
+
+TEST_P(GoldenPackets, AreAnsweredAsTheyWere) {
+  if (GetParam() == wire::kProtocols.newest &&
+      std::getenv("SLUICE_UPDATE_GOLDEN") != nullptr) {
+    Record();
+  }
+  RunningDaemon daemon;
+  SLUICE_ASSERT_OK_AND_ASSIGN(RawClient rank,
+                              RawClient::Connect(daemon.socket()));
+  std::string answer;
+  int asked = 0;
+  for (const Line& line : ReadLines(GetParam())) {
+    SCOPED_TRACE(line.text);
+    if (line.from_rank) {
+      answer = Ask(rank, line.bytes);
+      ++asked;
+    } else {
+      EXPECT_EQ(KindOf(Parsed(answer)), KindOf(Parsed(line.bytes)));
+      if (Parsed(answer).reply().has_welcome()) {
+        EXPECT_EQ(Parsed(answer).reply().welcome().protocol(), GetParam());
+      }
+    }
+  }
+  EXPECT_GE(asked, 9);
+}
+
+TEST_P(GoldenPackets, SayTodayWhatTheySaid) {
+  for (const Line& line : ReadLines(GetParam())) {
+    EXPECT_EQ(Parsed(line.bytes).ShortDebugString(), line.text);
+  }
+}
+
+INSTANTIATE_TEST_SUITE_P(Protocols, GoldenPackets, ::testing::Values(1));
+
+}  // namespace
+}  // namespace sluice::testing
