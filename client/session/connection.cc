@@ -10,11 +10,14 @@
 #include <optional>
 #include <utility>
 
+#include "absl/time/clock.h"
 #include "proto/base/clock.h"
 #include "proto/base/status.h"
 
 namespace sluice::client {
 namespace {
+
+constexpr absl::Duration kBetweenGreetings = absl::Milliseconds(20);
 
 absl::Status FaultOf(const wire::Error& error) {
   // A code that is not one (0, or of a newer Abseil) is still a fault.
@@ -41,6 +44,31 @@ absl::StatusOr<std::unique_ptr<Connection>> Connection::Open(
   SLUICE_ASSIGN_OR_RETURN(UniqueFd fd, wire::Connect(socket));
   return std::unique_ptr<Connection>(
       new Connection(std::move(fd), std::move(on_event), std::move(on_gone)));
+}
+
+absl::StatusOr<Connection::Greeted> Connection::Greet(
+    const std::string& socket, const wire::Request& hello,
+    const std::function<std::vector<UniqueFd>()>& fds, EventHandler on_event,
+    GoneHandler on_gone, absl::Duration timeout) {
+  const MonotonicClock clock;
+  const absl::Time deadline = clock.Now() + kGreeting;
+  absl::Status before;
+  for (;; absl::SleepFor(kBetweenGreetings)) {
+    auto connection = Open(socket, on_event, on_gone);
+    // Nobody is there to answer after a daemon that died.
+    if (!connection.ok()) return before.ok() ? connection.status() : before;
+    auto answer = (*connection)->Call(hello, fds(), timeout);
+    if (answer.ok()) return Greeted{*std::move(connection), *std::move(answer)};
+    if (!(*connection)->IsUnheard() || clock.Now() >= deadline) {
+      return answer.status();
+    }
+    before = answer.status();
+  }
+}
+
+bool Connection::IsUnheard() {
+  const MutexLock lock(mutex_);
+  return gone_ && generation_ == 0 && refused_.ok();
 }
 
 Connection::Connection(UniqueFd socket, EventHandler on_event,
@@ -228,7 +256,8 @@ void Connection::Disconnect(const std::string& reason, Shortage shortage) {
     gone_ = true;
     gone_reason_ = reason;
     gone_shortage_ = shortage;
-    told = closing_;  // by us: nothing to report
+    // By us, or before there was a session: nothing to report.
+    told = closing_ || generation_ == 0;
   }
   changed_.NotifyAll();
   if (!told) on_gone_(reason);

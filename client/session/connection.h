@@ -35,11 +35,22 @@ class Connection {
  public:
   // An Event with its descriptors.
   using EventHandler = std::function<void(wire::Message)>;
-  // The daemon closed the session; last call.
+  // The daemon closed the session, in which it had said something; last call.
   using GoneHandler = std::function<void(const std::string& reason)>;
 
   static absl::StatusOr<std::unique_ptr<Connection>> Open(
       const std::string& socket, EventHandler on_event, GoneHandler on_gone);
+  // The same, and the answer to its first request, which opens the session. A
+  // daemon that dies before it answered never knew of it: the next one is
+  // asked, for kGreeting. `fds` makes what goes with each try.
+  struct Greeted {
+    std::unique_ptr<Connection> connection;
+    std::vector<wire::Message> answer;
+  };
+  static absl::StatusOr<Greeted> Greet(
+      const std::string& socket, const wire::Request& hello,
+      const std::function<std::vector<UniqueFd>()>& fds, EventHandler on_event,
+      GoneHandler on_gone, absl::Duration timeout = kCallTimeout);
   ~Connection();
 
   // Sends and waits for the reply. A reply in parts comes as all its parts.
@@ -60,9 +71,12 @@ class Connection {
   void Close();
 
   static constexpr absl::Duration kCallTimeout = absl::Seconds(60);
+  static constexpr absl::Duration kGreeting = absl::Seconds(10);
 
  private:
   Connection(UniqueFd socket, EventHandler on_event, GoneHandler on_gone);
+  // It was closed without a word.
+  bool IsUnheard();
   void Run();
   void OnReply(wire::Message message);
   void OnGeneration(const wire::Packet& packet);

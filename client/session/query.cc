@@ -16,6 +16,7 @@ namespace {
 
 // The daemon answers an observer within milliseconds; a person waits.
 constexpr absl::Duration kPatience = absl::Seconds(5);
+constexpr int kRepeats = 3;
 
 // `reply`, saying whom was asked in vain.
 template <typename Reply>
@@ -30,11 +31,6 @@ Reply NameSocket(Reply reply, const std::string& socket) {
 }  // namespace
 
 absl::StatusOr<Observer> Observe(const std::string& socket) {
-  Observer observer;
-  SLUICE_ASSIGN_OR_RETURN(observer.connection,
-                          Connection::Open(
-                              socket.empty() ? DefaultSocket() : socket,
-                              [](wire::Message) {}, [](const std::string&) {}));
   wire::Request request;
   wire::Hello* hello = request.mutable_hello();
   hello->set_protocol(wire::kProtocols.newest);
@@ -42,10 +38,14 @@ absl::StatusOr<Observer> Observe(const std::string& socket) {
   hello->set_job("observer");
   hello->set_observer(true);
   SLUICE_ASSIGN_OR_RETURN(
-      auto reply,
-      NameSocket(observer.connection->Call(request, {}, kPatience), socket));
-  observer.welcome = std::move(reply[0]);
-  return observer;
+      Connection::Greeted greeted,
+      NameSocket(
+          Connection::Greet(
+              socket.empty() ? DefaultSocket() : socket, request,
+              [] { return std::vector<UniqueFd>(); }, [](wire::Message) {},
+              [](const std::string&) {}, kPatience),
+          socket));
+  return Observer{std::move(greeted.connection), std::move(greeted.answer[0])};
 }
 
 absl::StatusOr<std::vector<GpuState>> ListGpus(const std::string& socket) {
@@ -63,7 +63,9 @@ bool DaemonListens(const std::string& socket) {
   return wire::Connect(socket.empty() ? DefaultSocket() : socket).ok();
 }
 
-absl::StatusOr<NodeStatus> QueryNode(const std::string& socket,
+namespace {
+
+absl::StatusOr<NodeStatus> QueryOnce(const std::string& socket,
                                      const std::string& plan_id) {
   SLUICE_ASSIGN_OR_RETURN(const Observer observer, Observe(socket));
   wire::Request request;
@@ -86,6 +88,19 @@ absl::StatusOr<NodeStatus> QueryNode(const std::string& socket,
       return absl::InternalError("sluiced answered without the plan");
     }
     SLUICE_ASSIGN_OR_RETURN(status.plan, ReadPlan(message.fds[next]));
+  }
+  return status;
+}
+
+}  // namespace
+
+// Asking twice does no harm, and a daemon that died takes observers with it.
+absl::StatusOr<NodeStatus> QueryNode(const std::string& socket,
+                                     const std::string& plan_id) {
+  auto status = QueryOnce(socket, plan_id);
+  for (int again = 0; again < kRepeats && absl::IsUnavailable(status.status());
+       ++again) {
+    status = QueryOnce(socket, plan_id);
   }
   return status;
 }

@@ -141,14 +141,14 @@ absl::Status SessionImpl::Start() {
   const std::string socket =
       options_.socket.empty() ? DefaultSocket() : options_.socket;
   SLUICE_ASSIGN_OR_RETURN(
-      connection_,
-      Connection::Open(
-          socket, [this](wire::Message m) { OnWireEvent(std::move(m)); },
+      Connection::Greeted greeted,
+      Connection::Greet(
+          socket, HelloOf(options_),
+          [&] { return wire::OpenGpuNodes(socket, options_.gpu); },
+          [this](wire::Message m) { OnWireEvent(std::move(m)); },
           [this](const std::string& reason) { OnGone(reason); }));
-  SLUICE_ASSIGN_OR_RETURN(
-      const auto reply,
-      connection_->Call(HelloOf(options_),
-                        wire::OpenGpuNodes(socket, options_.gpu)));
+  connection_ = std::move(greeted.connection);
+  const std::vector<wire::Message>& reply = greeted.answer;
   SLUICE_ASSIGN_OR_RETURN(welcome_, ReadWelcome(reply[0], options_.gpu));
   SLUICE_ASSIGN_OR_RETURN(driver_, OpenDriver(welcome_, reply[0]));
   SLUICE_ASSIGN_OR_RETURN(welcome_.limits.device,

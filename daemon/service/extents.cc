@@ -2,6 +2,7 @@
 
 #include <utility>
 
+#include "daemon/crash/crash_point.h"
 #include "daemon/service/log/log.h"
 #include "proto/base/status.h"
 
@@ -115,6 +116,7 @@ void Extents::Retry() {
 
 void Extents::Tell(Tries made) {
   if (made.empty()) return;
+  Pass(CrashPoint::kExtentMade);
   if (handover_ != nullptr && handover_->keeps()) {
     for (const auto& [id, extent] : made) {
       if (!extent.ok()) continue;
@@ -126,7 +128,9 @@ void Extents::Tell(Tries made) {
       }
     }
   }
+  Pass(CrashPoint::kExtentPut);
   auto tell = [this, made = std::move(made)] {
+    Pass(CrashPoint::kExtentStored);
     for (const auto& [id, extent] : made) Keep(id, extent);
   };
   if (handover_ != nullptr) return handover_->WhenKept(std::move(tell));
@@ -166,12 +170,14 @@ void Extents::Destroy(ExtentId id) {
   auto extent = std::make_shared<ExportedMemory>(std::move(found->second));
   extents_.erase(found);
   if (handover_ != nullptr) handover_->Drop(Handover::NameOf(id));
+  Pass(CrashPoint::kExtentDropped);
   {
     const MutexLock lock(mutex_);
     open_ = nullptr;
   }
   device_.Run([this, extent] {
     ReleaseMemory(*driver_, std::move(*extent));
+    Pass(CrashPoint::kExtentReleased);
     if (waiting_.empty()) arena_->Refill();
   });
 }

@@ -10,6 +10,7 @@
 #include <vector>
 
 #include "absl/strings/numbers.h"
+#include "daemon/crash/crash_point.h"
 #include "daemon/service/log/log.h"
 #include "proto/base/status.h"
 
@@ -175,7 +176,9 @@ void Handover::DropLeft(const std::string& name, UniqueFd fd) {
 void Handover::DropSocket(const std::string& name, UniqueFd socket) {
   // At once, and also for a forked child.
   shutdown(socket.get(), SHUT_RDWR);
+  Pass(CrashPoint::kSocketShut);
   store_->Remove(name);
+  Pass(CrashPoint::kSocketDropped);
   auto last = std::make_shared<UniqueFd>(std::move(socket));
   store_->Flush(
       [this, last](const absl::Status&) { close_(std::move(*last)); });

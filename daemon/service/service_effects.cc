@@ -6,6 +6,7 @@
 
 #include <algorithm>
 
+#include "daemon/crash/crash_point.h"
 #include "daemon/service/log/log.h"
 #include "daemon/service/service.h"
 #include "proto/base/status.h"
@@ -36,11 +37,14 @@ LogLevel LevelOf(EventKind kind) {
 }  // namespace
 
 void Service::Execute(Effects effects) {
+  Pass(CrashPoint::kChangeUnsaved);
   handover_->Save(core_);
+  Pass(CrashPoint::kChangeSaved);
   ++executing_;
   for (Effect& effect : effects) {
     std::visit([this](auto& typed) { Do(typed); }, effect);
   }
+  Pass(CrashPoint::kEffectsDone);
   if (--executing_ == 0 && core_.NoticesSent()) handover_->Save(core_);
   WriteNewEvents();
 }
@@ -89,6 +93,7 @@ void Service::Send(SessionId session, Outgoing out) {
   if (channel == channels_.end()) return;
   out.packet.set_generation(options_.node.generation);
   channel->second->Send(std::move(out));
+  Pass(CrashPoint::kPacketSent);
 }
 
 void Service::Do(MakeExtent& effect) {
@@ -263,6 +268,7 @@ void Service::Do(Forget& effect) {
   const auto channel = channels_.find(effect.session);
   if (channel == channels_.end()) return;
   handover_->Drop(Handover::ProcessOf(effect.session));
+  Pass(CrashPoint::kProcessDropped);
   turns_.Remove(effect.session);
   gpus_.erase(effect.session);
   quotas_.GiveBack(channel->second->who(), Resource::kSessions);

@@ -5,6 +5,7 @@
 #include <utility>
 #include <vector>
 
+#include "daemon/crash/crash_point.h"
 #include "daemon/service/log/log.h"
 #include "daemon/service/service.h"
 #include "proto/base/status.h"
@@ -29,10 +30,13 @@ void Service::KeepRank(SessionId id) {
   handover_->Keep(Handover::SocketOf(id), channel->second->socket());
   handover_->Keep(Handover::ProcessOf(id), channel->second->pidfd());
   handover_->Keep(Handover::UsePageOf(id), page->second->get());
+  Pass(CrashPoint::kSessionPut);
   channel->second->Hold();
   handover_->WhenKept([this, id] {
+    Pass(CrashPoint::kSessionStored);
     const auto kept = channels_.find(id);
     if (kept != channels_.end()) kept->second->Release();
+    Pass(CrashPoint::kSessionReleased);
   });
 }
 
@@ -41,6 +45,7 @@ void Service::KeepRank(SessionId id) {
 void Service::TakeOver() {
   auto saved = handover_->ReadState(core_.Save());
   const bool any = saved.ok() && saved->has_value();
+  if (any) Pass(CrashPoint::kStateRead);
   const absl::Status taken = any ? Adopt(**std::move(saved)) : saved.status();
   if (taken.ok()) {
     handover_->DropRest();
@@ -69,6 +74,7 @@ absl::Status Service::Adopt(CoreState saved) {
     extents_->Abandon();
     return adopted;
   }
+  Pass(CrashPoint::kExtentsAdopted);
   std::set<SessionId> reached;
   std::vector<SessionId> gone;
   for (const auto& [id, session] : saved.sessions) {
@@ -86,13 +92,17 @@ absl::Status Service::Adopt(CoreState saved) {
       gone.push_back(id);
     }
   }
+  Pass(CrashPoint::kSessionsAdopted);
   next_session_ = saved.last_session.value() + 1;
   core_.Load(std::move(saved));
+  Pass(CrashPoint::kCoreLoaded);
   const absl::Time now = loop_->now();
   Effects effects = core_.TakeOver(reached, now);
   handover_->Begin(core_);
+  Pass(CrashPoint::kAdoptedSaved);
   Execute(std::move(effects));
   for (SessionId id : gone) Execute(core_.ProcessGone(id, {}, now));
+  Pass(CrashPoint::kTakenOver);
   return absl::OkStatus();
 }
 
@@ -164,6 +174,9 @@ void Service::WatchLeft(const Session& session, UniqueFd socket) {
         handover_->Take(Handover::ProcessOf(session.id)));
 }
 
-void Service::SayReady() { handover_->store().Ready("serving"); }
+void Service::SayReady() {
+  handover_->store().Ready("serving");
+  Pass(CrashPoint::kReadyTold);
+}
 
 }  // namespace sluice::daemon

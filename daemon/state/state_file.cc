@@ -12,6 +12,7 @@
 #include <cstddef>
 #include <cstring>
 
+#include "daemon/crash/crash_point.h"
 #include "proto/base/status.h"
 
 namespace sluice::daemon {
@@ -214,9 +215,11 @@ absl::Status StateFile::Append(std::string_view record) {
   const size_t room = at.records - end_ - kWord;
   if (size > room) return NoRoom("a record", size, room);
   StoreWord(at.log() + end_ + size, 0);
+  Pass(CrashPoint::kRecordBegun);
   Publish(at.log() + end_, next_, record);
   end_ += size;
   ++next_;
+  Pass(CrashPoint::kRecordSaved);
   return absl::OkStatus();
 }
 
@@ -229,6 +232,7 @@ absl::Status StateFile::Checkpoint(std::string_view state) {
   Publish(at.slot(epoch_), WordOf(versions_), state);
   end_ = 0;
   next_ = 0;
+  Pass(CrashPoint::kCheckpointSaved);
   return absl::OkStatus();
 }
 
@@ -241,6 +245,7 @@ void StateFile::Publish(size_t at, uint64_t index, std::string_view bytes) {
   StoreWord(at + offsetof(Lead, size), lead.size);
   StoreWord(at + offsetof(Lead, sum), lead.sum);
   Store(at + sizeof(Lead), from, bytes.size());
+  Pass(CrashPoint::kUnpublished);
   StoreWord(at + offsetof(Lead, epoch), lead.epoch);
 }
 

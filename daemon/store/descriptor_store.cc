@@ -8,6 +8,7 @@
 #include <cerrno>
 #include <utility>
 
+#include "daemon/crash/crash_point.h"
 #include "daemon/store/descriptor_name.h"
 #include "proto/base/clock.h"
 #include "proto/base/status.h"
@@ -196,9 +197,11 @@ void DescriptorStore::SendBatch(std::deque<Item> batch) {
         socket_->Send(item.message, deadline, item.fd.get());
     if (met.ok()) met = sent;
     item.fd.Reset();
+    Pass(CrashPoint::kMessageSent);
   }
   if (!waited_for) return;
   if (met.ok()) met = socket_->Barrier(deadline);
+  Pass(CrashPoint::kBarrierPassed);
   for (Item& item : batch) {
     if (item.done) Post(std::move(item.done), met);
   }

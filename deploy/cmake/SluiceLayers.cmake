@@ -13,8 +13,9 @@ set(SLUICE_LAYER_worker planner)
 set(SLUICE_LAYER_quota base)
 set(SLUICE_LAYER_bandwidth base)
 set(SLUICE_LAYER_core plan_format quota bandwidth)
-set(SLUICE_LAYER_state core)
-set(SLUICE_LAYER_store base)
+set(SLUICE_LAYER_crash base)
+set(SLUICE_LAYER_state core crash)
+set(SLUICE_LAYER_store base crash)
 set(SLUICE_LAYER_runtime base)
 set(SLUICE_LAYER_keeper store runtime cli)
 set(SLUICE_LAYER_service core state store wire admin device)
@@ -103,7 +104,7 @@ set(SLUICE_LAYER_FOLDERS
   kernels/device=device kernels/ops=ops
   planner/stream=stream planner/worker=worker planner=planner
   daemon/quota=quota daemon/bandwidth=bandwidth daemon/core=core daemon/state=state daemon/store=store
-  daemon/runtime=runtime daemon/keeper=keeper
+  daemon/crash=crash daemon/runtime=runtime daemon/keeper=keeper
   daemon/service=service daemon/metrics=metrics daemon=sluiced
   client/torch/cuda=torch_cuda client/torch=torch client/train=train
   client/ctl=ctl client=client)

@@ -1,0 +1,94 @@
+// Where a test may have the daemon die: before and behind each step of a change
+// that the next daemon must find whole or not at all.
+//
+// In every program but that of the tests nobody listens, and a point costs a
+// load and a branch.
+#pragma once
+
+#include <array>
+#include <atomic>
+
+namespace sluice::daemon {
+
+// In the order of a change: made, given to the store, stored, recorded, sent.
+enum class CrashPoint {
+  // An extent or a session.
+  kExtentMade,
+  kExtentPut,
+  kSessionPut,
+  kMessageSent,
+  kBarrierPassed,
+  kExtentStored,
+  kSessionStored,
+  kSessionReleased,
+  // What the core knows.
+  kChangeUnsaved,
+  kRecordBegun,
+  kUnpublished,
+  kRecordSaved,
+  kCheckpointSaved,
+  kChangeSaved,
+  kPacketSent,
+  kEffectsDone,
+  // What ends.
+  kSocketShut,
+  kSocketDropped,
+  kProcessDropped,
+  kExtentDropped,
+  kExtentReleased,
+  // A start with what an earlier daemon left.
+  kStateRead,
+  kExtentsAdopted,
+  kSessionsAdopted,
+  kCoreLoaded,
+  kAdoptedSaved,
+  kTakenOver,
+  kReadyTold,
+};
+
+struct NamedCrashPoint {
+  CrashPoint point;
+  const char* name;
+};
+
+inline constexpr auto kCrashPoints = std::to_array<NamedCrashPoint>({
+    {CrashPoint::kExtentMade, "extent-made"},
+    {CrashPoint::kExtentPut, "extent-put"},
+    {CrashPoint::kSessionPut, "session-put"},
+    {CrashPoint::kMessageSent, "message-sent"},
+    {CrashPoint::kBarrierPassed, "barrier-passed"},
+    {CrashPoint::kExtentStored, "extent-stored"},
+    {CrashPoint::kSessionStored, "session-stored"},
+    {CrashPoint::kSessionReleased, "session-released"},
+    {CrashPoint::kChangeUnsaved, "change-unsaved"},
+    {CrashPoint::kRecordBegun, "record-begun"},
+    {CrashPoint::kUnpublished, "unpublished"},
+    {CrashPoint::kRecordSaved, "record-saved"},
+    {CrashPoint::kCheckpointSaved, "checkpoint-saved"},
+    {CrashPoint::kChangeSaved, "change-saved"},
+    {CrashPoint::kPacketSent, "packet-sent"},
+    {CrashPoint::kEffectsDone, "effects-done"},
+    {CrashPoint::kSocketShut, "socket-shut"},
+    {CrashPoint::kSocketDropped, "socket-dropped"},
+    {CrashPoint::kProcessDropped, "process-dropped"},
+    {CrashPoint::kExtentDropped, "extent-dropped"},
+    {CrashPoint::kExtentReleased, "extent-released"},
+    {CrashPoint::kStateRead, "state-read"},
+    {CrashPoint::kExtentsAdopted, "extents-adopted"},
+    {CrashPoint::kSessionsAdopted, "sessions-adopted"},
+    {CrashPoint::kCoreLoaded, "core-loaded"},
+    {CrashPoint::kAdoptedSaved, "adopted-saved"},
+    {CrashPoint::kTakenOver, "taken-over"},
+    {CrashPoint::kReadyTold, "ready-told"},
+});
+
+// Asked at each point, on whichever thread comes by; null: nobody is. Set
+// before there are threads.
+inline std::atomic<void (*)(CrashPoint)> crash_watcher = nullptr;
+
+inline void Pass(CrashPoint point) {
+  auto* const watcher = crash_watcher.load(std::memory_order_relaxed);
+  if (watcher != nullptr) watcher(point);
+}
+
+}  // namespace sluice::daemon
