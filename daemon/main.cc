@@ -12,6 +12,7 @@
 #include <utility>
 
 #include "absl/time/clock.h"
+#include "daemon/check_state.h"
 #include "daemon/config.h"
 #include "daemon/core/core.h"
 #include "daemon/metrics/http_server.h"
@@ -44,12 +45,14 @@ struct Arguments {
   std::string runtime_dir = kRuntimeDir;
   std::string driver;  // empty: the configuration's
   bool check = false;
+  bool check_state = false;
 };
 
 constexpr char kExamples[] = R"(Examples:
   sluiced                                     /run/sluice, every default
   sluiced --config sluiced.toml --runtime-dir /tmp/s
   sluiced --config sluiced.toml --check-config
+  sluiced --config sluiced.toml --check-state
   sluiced --driver sim --runtime-dir /tmp/s   simulated GPUs
 
 SIGTERM and SIGINT end it; SIGHUP is only noted: what the file says holds from
@@ -144,6 +147,20 @@ absl::Status CheckConfig(const Arguments& arguments) {
   for (const std::string& warning : node.config.warnings) {
     fmt::print(stderr, "warning: {}\n", warning);
   }
+  return absl::OkStatus();
+}
+
+// Of the daemon that runs, by this binary with this configuration.
+absl::Status CheckRunning(const Arguments& arguments) {
+  SLUICE_ASSIGN_OR_RETURN(const Config config, ConfigOf(arguments));
+  SLUICE_ASSIGN_OR_RETURN(const OwnedFolder folder, TemporaryRuntimeDir());
+  SLUICE_ASSIGN_OR_RETURN(const Node node, OpenNode(config, folder.path()));
+  const auto state =
+      CheckState(arguments.runtime_dir + "/admin.sock", node.config);
+  if (!state.ok()) {
+    return Annotate(state.status(), "it would not be taken over");
+  }
+  fmt::print("good: {}\n", *state);
   return absl::OkStatus();
 }
 
@@ -296,6 +313,9 @@ int Main(int argc, char** argv) {
                  "auto, cuda or sim; wins over [device] driver");
   app.add_flag("--check-config", arguments.check,
                "say whether a start would work, and end");
+  app.add_flag("--check-state", arguments.check_state,
+               "say whether a start would take over what the running daemon "
+               "knows, and end");
   app.footer(kExamples);
   app.name("sluiced");
   const auto done = cli::Parse(app, {argv + 1, argv + argc});
@@ -303,6 +323,10 @@ int Main(int argc, char** argv) {
   if (*done) return **done;
   if (arguments.check) {
     const absl::Status checked = CheckConfig(arguments);
+    return checked.ok() ? 0 : Fail(checked);
+  }
+  if (arguments.check_state) {
+    const absl::Status checked = CheckRunning(arguments);
     return checked.ok() ? 0 : Fail(checked);
   }
   auto starter = TakeFromStarter();  // there is no thread yet

@@ -9,6 +9,7 @@
 
 #include <chrono>
 
+#include "daemon/state/state_versions.h"
 #include "proto/admin/admin.grpc.pb.h"
 #include "proto/base/status.h"
 
@@ -50,6 +51,16 @@ struct AdminServer::Impl final : admin::Admin::Service {
     const auto snapshot = service->Read();
     if (!snapshot.ok()) return ToGrpc(snapshot.status());
     reply->set_json(render(*snapshot));
+    return grpc::Status::OK;
+  }
+
+  grpc::Status ShowState(grpc::ServerContext*, const admin::ShowStateRequest*,
+                         admin::ShowStateReply* reply) override {
+    auto rows = service->ReadRows();
+    if (!rows.ok()) return ToGrpc(rows.status());
+    reply->set_version(kStateVersions.written);
+    reply->set_oldest_reader(kStateVersions.oldest_reader);
+    reply->set_rows(*std::move(rows));
     return grpc::Status::OK;
   }
 

@@ -12,6 +12,7 @@
 #include "absl/strings/numbers.h"
 #include "daemon/crash/crash_point.h"
 #include "daemon/service/log/log.h"
+#include "daemon/service/takeover/read_saved.h"
 #include "proto/base/status.h"
 
 namespace sluice::daemon {
@@ -88,7 +89,7 @@ absl::StatusOr<std::optional<CoreState>> Handover::ReadState(
   state_fd_ = Take(kState);
   if (!state_fd_) return std::nullopt;
   SLUICE_ASSIGN_OR_RETURN(state_, StateFile::Open(state_fd_.get()));
-  return ReadCore(state_->TakeContents(), fresh);
+  return ReadSaved(state_->TakeContents(), fresh);
 }
 
 UniqueFd Handover::Take(const std::string& name) {

@@ -100,6 +100,8 @@ class Service {
   // Everything there is to see; Unavailable when the loop does not answer
   // within a second.
   absl::StatusOr<Snapshot> Read();
+  // What it would save for the next daemon, as rows (CoreRows).
+  absl::StatusOr<std::string> ReadRows();
   // Whether the loop does, within a second.
   absl::Status Answers();
   // As Core's. What administrators set is kept before it holds: an error says

@@ -9,7 +9,6 @@
 #include "daemon/service/log/log.h"
 #include "daemon/service/service.h"
 #include "proto/base/status.h"
-#include "proto/wire.h"
 
 namespace sluice::daemon {
 
@@ -114,16 +113,6 @@ bool Service::IsLeft(SessionId id) const {
 
 // All that must be there is, before anything is taken.
 absl::Status Service::CheckLeft(const CoreState& saved) const {
-  for (const auto& [id, session] : saved.sessions) {
-    const uint32_t speaks = session.hello.protocol;
-    if (!session.is_rank() || (speaks >= wire::kProtocols.oldest &&
-                               speaks <= wire::kProtocols.newest)) {
-      continue;
-    }
-    return absl::FailedPreconditionError(fmt::format(
-        "session {} speaks protocol {}, this daemon {} to {}", id.value(),
-        speaks, wire::kProtocols.oldest, wire::kProtocols.newest));
-  }
   for (const auto& [pool, extents] : saved.ledger.pools) {
     for (const auto& [id, extent] : extents.extents) {
       if (extent.state == Pool::State::kMaking ||

@@ -76,21 +76,6 @@ uint64_t WordOf(const StateVersions& versions) {
   return versions.written | uint64_t{versions.oldest_reader} << 32;
 }
 
-absl::Status CheckVersion(uint64_t word, const StateVersions& own) {
-  const auto written = static_cast<uint32_t>(word);
-  const auto oldest_reader = static_cast<uint32_t>(word >> 32);
-  if (written >= own.oldest_read && oldest_reader <= own.written) {
-    return absl::OkStatus();
-  }
-  return absl::FailedPreconditionError(fmt::format(
-      "the saved state is of version {}, which daemons of version {} and later "
-      "read; this one is of version {} and reads {} and later: {}",
-      written, oldest_reader, own.written, own.oldest_read,
-      written < own.oldest_read
-          ? "start one that is between both first"
-          : "start the daemon that wrote it, or a later one"));
-}
-
 absl::Status NoRoom(std::string_view what, size_t size, size_t room) {
   return absl::ResourceExhaustedError(
       fmt::format("{} of {} bytes does not fit into {}", what, size, room));
@@ -182,7 +167,8 @@ absl::Status StateFile::ReadCheckpoint() {
     contents_.checkpoint = BytesAfter(here, lead.size);
   }
   if (epoch_ == 0) return Damaged("there is no checkpoint");
-  return CheckVersion(versions, versions_);
+  return CheckStateVersion(static_cast<uint32_t>(versions),
+                           static_cast<uint32_t>(versions >> 32), versions_);
 }
 
 absl::Status StateFile::ReadRecords() {

@@ -7,6 +7,8 @@
 
 #include <cstdint>
 
+#include "absl/status/status.h"
+
 namespace sluice::daemon {
 
 struct StateVersions {
@@ -19,5 +21,9 @@ struct StateVersions {
 // Defined in a file of its own, so that a test program is of another version
 // by defining it itself (tests/golden/next).
 extern const StateVersions kStateVersions;
+
+// Whether `own` reads what says so of itself; FailedPrecondition names both.
+absl::Status CheckStateVersion(uint32_t written, uint32_t oldest_reader,
+                               const StateVersions& own = kStateVersions);
 
 }  // namespace sluice::daemon

@@ -1,5 +1,7 @@
 // Daemons of this version and of the next, one after the other, under ranks.
 #include <cstdint>
+#include <filesystem>
+#include <fstream>
 #include <string>
 #include <utility>
 
@@ -7,6 +9,7 @@
 #include "gtest/gtest.h"
 #include "tests/integration/daemon/harness.h"
 #include "tests/integration/daemon/kept_daemon.h"
+#include "tests/support/child.h"
 #include "tests/support/status_matchers.h"
 
 namespace sluice::testing {
@@ -78,6 +81,51 @@ TEST_F(Versions, RanksGoOnUnderTheNextOneAndBack) {
     EXPECT_THAT(rank.Free(more.body.granted().lease_id()), IsOk());
   }
   EXPECT_THAT(rank.Free(lease.body.granted().lease_id()), IsOk());
+}
+
+// Of the daemon that runs.
+ChildResult CheckState(const KeptDaemon& daemon, const std::string& program,
+                       const std::string& config) {
+  return Child::Spawn({BinaryPath(program), "--config", daemon.File(config),
+                       "--runtime-dir", daemon.File(""), "--check-state"})
+      ->Join();
+}
+
+TEST_F(Versions, ABinarySaysWhetherItWouldTakeOver) {
+  daemon_.Start();
+  const RawClient rank = Attached();
+  for (const char* program : {"sluiced", "sluiced-next", "sluiced-far"}) {
+    const ChildResult said = CheckState(daemon_, program, "sluiced.toml");
+    EXPECT_EQ(said.exit_code, 0) << said.err;
+    EXPECT_THAT(said.out, HasSubstr("good: 1 sessions, 0 leases"));
+  }
+  Restart("sluiced-far");
+  const ChildResult refused = CheckState(daemon_, "sluiced", "sluiced.toml");
+  EXPECT_NE(refused.exit_code, 0);
+  EXPECT_THAT(refused.err, HasSubstr("it would not be taken over: the saved "
+                                     "state is of version 2"));
+  EXPECT_EQ(CheckState(daemon_, "sluiced-next", "sluiced.toml").exit_code, 0);
+}
+
+TEST_F(Versions, ANodeWithoutTheMemoryWouldNotTakeOver) {
+  daemon_.Start();
+  RawClient rank = Connected();
+  ASSERT_THAT(rank.Hello("job", 0, 1, 1), IsOk());
+  ASSERT_THAT(rank.Lease(wire::Lease::GPU, KiB(64), 1), IsOk());
+  std::ofstream(daemon_.File("other.toml"))
+      << "[device]\ndriver = \"sim\"\n[sim]\ngpus = 1\n";
+  const ChildResult said = CheckState(daemon_, "sluiced", "other.toml");
+  EXPECT_NE(said.exit_code, 0);
+  EXPECT_THAT(said.err, HasSubstr("GPU 1"));
+}
+
+TEST_F(Versions, WithoutADaemonThereIsNothingToRefuse) {
+  daemon_.Start();
+  daemon_.Kill();
+  std::filesystem::remove(daemon_.File("admin.sock"));
+  const ChildResult said = CheckState(daemon_, "sluiced-far", "sluiced.toml");
+  EXPECT_EQ(said.exit_code, 0) << said.err;
+  EXPECT_THAT(said.out, HasSubstr("no daemon runs"));
 }
 
 }  // namespace
