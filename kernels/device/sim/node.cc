@@ -410,6 +410,11 @@ absl::StatusOr<std::unique_ptr<NodeMapping>> NodeMapping::Open(
         fmt::format("{} is damaged ({}): remove it", StatePath(directory),
                     std::string(sound.message())));
   }
+  for (size_t i = 0; books == Books::kOwn && i < node->failures_.size(); ++i) {
+    const SharedFailure& waits = state->failures[i];
+    std::memcpy(node->failures_[i].call, waits.call, sizeof(waits.call));
+    node->failures_[i].remaining = waits.remaining.load();
+  }
   return node;
 }
 
@@ -436,12 +441,14 @@ absl::StatusOr<UniqueFd> NodeMapping::LockMaking() const {
 }
 
 absl::Status NodeMapping::Enter(const char* call) const {
+  const bool own = books_ == Books::kOwn;
   // Failures are for the owner's processes: others cannot count them off.
-  if (books_ == Books::kOwn || !writable_ ||
-      state_->failures_armed.load(std::memory_order_relaxed) == 0) {
+  if (!own && (!writable_ ||
+               state_->failures_armed.load(std::memory_order_relaxed) == 0)) {
     return absl::OkStatus();
   }
-  for (SharedFailure& failure : state_->failures) {
+  for (SharedFailure& failure :
+       own ? std::span(failures_) : std::span(state_->failures)) {
     int64_t left = failure.remaining.load();
     if (left <= 0 || std::strncmp(failure.call, call, kSimNameLength) != 0) {
       continue;
@@ -450,7 +457,7 @@ absl::Status NodeMapping::Enter(const char* call) const {
            !failure.remaining.compare_exchange_weak(left, left - 1)) {
     }
     if (left != 1) continue;
-    state_->failures_armed--;
+    if (!own) state_->failures_armed--;
     return absl::ResourceExhaustedError(
         fmt::format("{}: failure injected into the simulated node", call));
   }

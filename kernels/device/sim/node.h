@@ -1,6 +1,7 @@
 // A process's view of a simulated node: the mapped state file.
 #pragma once
 
+#include <array>
 #include <memory>
 #include <string>
 
@@ -13,7 +14,7 @@ namespace sluice::device {
 
 // Who counts what is used. The one process that makes the node's memory (the
 // daemon) does it by itself, and believes nothing of the state after it opened
-// the node: neither sizes nor injected failures and lost GPUs.
+// the node: neither sizes nor lost GPUs, nor failures that were injected later.
 enum class Books { kShared, kOwn };
 
 // Maps the state file and holds a shared lock on it, by which CreateSimNode
@@ -66,6 +67,8 @@ class NodeMapping {
   Mapped<SharedClocks> clocks_;  // null: those in the state
   std::string name_;
   SimConfig config_;
+  // Own books: those that waited when it was opened.
+  mutable std::array<SharedFailure, kSimMaxFailures> failures_{};
 };
 
 // "GPU 1", "NUMA node 0".
