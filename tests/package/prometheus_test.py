@@ -1,0 +1,266 @@
+#!/usr/bin/env python3
+"""The alerts and the dashboard of deploy/prometheus, against a real Prometheus
+that scrapes a real daemon under a run: prometheus_test.py BUILD"""
+
+import contextlib
+import json
+import os
+import re
+import socket
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+import unittest
+import urllib.parse
+import urllib.request
+
+import installed
+
+BUILD = os.path.abspath(sys.argv.pop())
+ROOT = os.path.dirname(os.path.dirname(installed.HERE))
+FOLDER = ROOT + "/deploy/prometheus"
+DEPS = os.environ.get("SLUICE_DEPS", os.path.expanduser("~/.cache/sluice"))
+TOOLS = DEPS + "/prometheus/usr/bin/"
+PATIENCE_S = 60
+CONFIG = """\
+[device]
+driver = "sim"
+[sim]
+gpu_memory = "64MiB"
+host_memory = "256MiB"
+[http]
+listen = "127.0.0.1:0"
+"""
+SCRAPE = """\
+global: {{scrape_interval: 1s, evaluation_interval: 1s}}
+rule_files: ["{rules}"]
+scrape_configs:
+  - job_name: sluice
+    static_configs: [{{targets: ["127.0.0.1:{port}"]}}]
+"""
+TRAIN = ("--layers 2 --hidden 64 --heads 4 --kv-heads 2 --ffn 96 --chunk 64 "
+         "--ranks 2 --seq-len 333 --steps 100000 --hbm 24MiB --alpha 0.5 "
+         "--job night").split()
+# Of what nothing happened here, so that a rate of it has no quantile.
+MAY_BE_EMPTY = {"How long a plan takes"}
+
+
+def free_port():
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return probe.getsockname()[1]
+
+
+def proxy(port, path):
+    """What socat would do: http.sock, with the series of jobs, on TCP."""
+    listener = socket.create_server(("127.0.0.1", port))
+
+    def pump(source, to):
+        with contextlib.suppress(OSError):
+            while data := source.recv(65536):
+                to.sendall(data)
+            to.shutdown(socket.SHUT_WR)
+
+    def answer(near):
+        with near, socket.socket(socket.AF_UNIX) as far:
+            far.connect(path)
+            asking = threading.Thread(target=pump, args=(near, far))
+            asking.start()
+            pump(far, near)
+            asking.join()
+
+    def serve():
+        while True:
+            threading.Thread(target=answer, args=listener.accept()[:1],
+                             daemon=True).start()
+
+    threading.Thread(target=serve, daemon=True).start()
+
+
+def dashboard():
+    with open(FOLDER + "/dashboard.json", encoding="utf-8") as file:
+        return json.load(file)
+
+
+def panels():
+    return [p for p in dashboard()["panels"] if p["type"] != "row"]
+
+
+def rules():
+    with open(FOLDER + "/alerts.yaml", encoding="utf-8") as file:
+        text = file.read()
+    return dict(zip(re.findall(r"alert: (\w+)", text),
+                    re.findall(r"expr: (.*)", text)))
+
+
+class Written(unittest.TestCase):
+
+    def test_each_alert_comes_when_it_should(self):
+        installed.run(TOOLS + "promtool", "check", "rules",
+                      FOLDER + "/alerts.yaml")
+        installed.run(TOOLS + "promtool", "test", "rules", "alerts_test.yaml",
+                      cwd=FOLDER)
+        with open(FOLDER + "/alerts_test.yaml", encoding="utf-8") as file:
+            tried = set(re.findall(r"alertname: (\w+)", file.read()))
+        self.assertEqual(tried, set(rules()))
+
+    def test_every_metric_is_in_the_table(self):
+        with open(ROOT + "/daemon/metrics/README.md",
+                  encoding="utf-8") as file:
+            told = set(re.findall(r"`((?:sluice|process)_\w+)", file.read()))
+        asked = set()
+        for text in (*rules().values(), *(
+                t["expr"] for p in panels() for t in p["targets"])):
+            asked |= {re.sub("_bucket$", "", name) for name in
+                      re.findall(r"\b(?:sluice|process)_\w+\b",
+                                 re.sub(r'"[^"]*"|by \([^)]*\)', "", text))}
+        self.assertGreater(len(asked), 20)
+        self.assertEqual(asked - told, set())
+
+    def test_panels_lie_beside_each_other(self):
+        taken = set()
+        for panel in dashboard()["panels"]:
+            at = panel["gridPos"]
+            cells = {(x, y) for x in range(at["x"], at["x"] + at["w"])
+                     for y in range(at["y"], at["y"] + at["h"])}
+            self.assertFalse(cells & taken, panel["title"])
+            taken |= cells
+        numbers = [p["id"] for p in dashboard()["panels"]]
+        self.assertEqual(len(numbers), len(set(numbers)))
+
+
+class Scraped(unittest.TestCase):
+
+    @classmethod
+    def setUpClass(cls):
+        folder = tempfile.TemporaryDirectory()
+        cls.addClassCleanup(folder.cleanup)
+        cls.folder = folder.name
+        cls.daemon, cls.runtime = cls.started_daemon()
+        cls.scraped, cls.port = free_port(), free_port()
+        proxy(cls.scraped, cls.runtime + "/http.sock")
+        with open(cls.folder + "/prometheus.yml", "w",
+                  encoding="ascii") as file:
+            file.write(SCRAPE.format(rules=FOLDER + "/alerts.yaml",
+                                     port=cls.scraped))
+        cls.start(TOOLS + "prometheus",
+                  "--config.file=" + cls.folder + "/prometheus.yml",
+                  "--storage.tsdb.path=" + cls.folder + "/data",
+                  f"--web.listen-address=127.0.0.1:{cls.port}")
+        with open(cls.folder + "/text", "w", encoding="ascii") as file:
+            file.write("The quick brown fox jumps over the lazy dog. " * 2000)
+        cls.start(BUILD + "/bin/sluice-train", "train", *TRAIN, "--data",
+                  cls.folder + "/text", "--socket",
+                  cls.runtime + "/session.sock")
+
+    @classmethod
+    def start(cls, *words):
+        with open(cls.folder + "/log", "a", encoding="utf-8") as log:
+            process = subprocess.Popen(words, stdout=log, stderr=log)
+        cls.addClassCleanup(process.wait)
+        cls.addClassCleanup(process.terminate)
+        return process
+
+    @classmethod
+    def started_daemon(cls):
+        with open(cls.folder + "/sluiced.toml", "w", encoding="ascii") as file:
+            file.write(CONFIG)
+        daemon = subprocess.Popen(
+            [BUILD + "/bin/sluiced", "--config", cls.folder + "/sluiced.toml",
+             "--runtime-dir", cls.folder + "/run"], stdout=subprocess.PIPE,
+            stderr=subprocess.DEVNULL, text=True)
+        cls.addClassCleanup(daemon.stdout.close)
+        cls.addClassCleanup(daemon.wait)
+        cls.addClassCleanup(daemon.terminate)
+        assert "ready" in daemon.stdout.readline()
+        return daemon, cls.folder + "/run"
+
+    def ask(self, path, **query):
+        url = (f"http://127.0.0.1:{self.port}/api/v1/{path}?"
+               + urllib.parse.urlencode(query))
+        with urllib.request.urlopen(url, timeout=20) as answer:
+            found = json.load(answer)
+        self.assertEqual(found["status"], "success", query)
+        return found["data"]
+
+    def soon(self, find):
+        """What it finds, once that is anything."""
+        end = time.monotonic() + PATIENCE_S
+        while True:
+            try:
+                if found := find():
+                    return found
+            except OSError:
+                pass  # it starts
+            if time.monotonic() > end:
+                return None
+            time.sleep(0.5)
+
+    def test_every_query_of_the_dashboard_finds_something(self):
+        for panel in panels():
+            for target in panel["targets"]:
+                expression = target["expr"].replace(
+                    "$__rate_interval", "10s").replace("$instance", ".*")
+                with self.subTest(panel=panel["title"], query=expression):
+                    if panel["title"] in MAY_BE_EMPTY:
+                        self.ask("query", query=expression)
+                    else:
+                        self.assertTrue(self.soon(lambda: self.ask(
+                            "query", query=expression)["result"]))
+
+    def test_the_page_has_a_picture_of_each_panel(self):
+        self.assertTrue(self.soon(lambda: self.ask(
+            "query", query="sluice_job_loss")["result"]))
+        out = self.folder + "/page.html"
+        said = installed.run(sys.executable, FOLDER + "/page.py",
+                             "--prometheus", f"http://127.0.0.1:{self.port}",
+                             "--out", out, "--minutes", "1")
+        drawn = int(re.search(r": (\d+) pictures", said)[1])
+        self.assertGreaterEqual(drawn, len(panels()) - 3)  # rates come later
+        with open(out, encoding="utf-8") as file:
+            text = file.read()
+        for panel in panels():
+            self.assertIn(panel["title"], text)
+        self.assertNotIn("http", text)  # nothing from outside
+        if keep := os.environ.get("SLUICE_PAGE"):
+            with open(keep, "w", encoding="utf-8") as file:
+                file.write(text)
+
+    def test_bad_input_of_the_page_is_one_line(self):
+        for words, what in (
+                (["--prometheus", "http://127.0.0.1:1", "--out",
+                  self.folder + "/x"], "no Prometheus answers at"),
+                (["--prometheus", f"http://127.0.0.1:{self.port}", "--out",
+                  self.folder + "/x", "--instance", "("], "error")):
+            done = subprocess.run([sys.executable, FOLDER + "/page.py", *words],
+                                  capture_output=True, text=True, check=False)
+            self.assertEqual((done.returncode, done.stdout), (1, ""))
+            self.assertIn(what, done.stderr)
+            self.assertEqual(done.stderr.count("\n"), 1, done.stderr)
+            self.assertFalse(os.path.exists(self.folder + "/x"))
+
+    def test_rules_are_evaluated_and_a_killed_rank_fires_one(self):
+        def rules_now():
+            return [r for g in self.ask("rules")["groups"] for r in g["rules"]]
+
+        self.assertTrue(self.soon(lambda: rules_now() and all(
+            r["health"] == "ok" for r in rules_now())))
+        self.assertEqual({r["name"] for r in rules_now()}, set(rules()))
+        rank = self.start(
+            BUILD + "/bin/sluice-train", "train", *TRAIN[:-1], "killed",
+            "--data", self.folder + "/text", "--socket",
+            self.runtime + "/session.sock")
+        self.assertTrue(self.soon(lambda: self.ask(
+            "query", query='sluice_job_step{sluice_job="killed"}')["result"]))
+        rank.kill()
+        [alert] = self.soon(lambda: [
+            a for a in self.ask("alerts")["alerts"]
+            if a["labels"]["alertname"] == "SluiceRanksDie"])
+        self.assertEqual(alert["state"], "firing")
+        self.assertEqual(alert["labels"]["reason"], "signal")
+
+
+if __name__ == "__main__":
+    unittest.main()
