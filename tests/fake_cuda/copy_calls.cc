@@ -1,4 +1,4 @@
-// Copies, libraries and kernels.
+// Copies.
 #include <fmt/format.h>
 
 #include <cstring>
@@ -12,8 +12,6 @@
 
 namespace sluice::fake_cuda {
 namespace {
-
-constexpr unsigned kFatbinMagic = 0xba55ed50;
 
 // What a copy reads: a range, or pageable memory's bytes as they were when the
 // copy was asked for.
@@ -104,47 +102,4 @@ Result cuMemcpyAsync(DevicePointer to, DevicePointer from, size_t size,
   state->queue->Wait();
   HostClock().Join(seen);
   return kSuccess;
-}
-
-Result cuLibraryLoadData(Library* library, const void* code, int*, void**,
-                         unsigned jit_options, int*, void**,
-                         unsigned library_options) {
-  Call call("cuLibraryLoadData", Needs::kInitialised);
-  if (call.failed()) return call.result();
-  SLUICE_FAKE_REQUIRE(call,
-                      library != nullptr && code != nullptr &&
-                          jit_options == 0 && library_options == 0,
-                      kArguments);
-  unsigned magic = 0;
-  std::memcpy(&magic, code, sizeof(magic));
-  if (magic != kFatbinMagic) return 200;  // INVALID_IMAGE
-  World& world = TheWorld();
-  *library = world.NewHandle<Library>();
-  world.libraries.insert(*library);
-  return kSuccess;
-}
-
-Result cuLibraryUnload(Library library) {
-  Call call("cuLibraryUnload", Needs::kInitialised, Call::kReleases);
-  if (call.failed()) return call.result();
-  SLUICE_FAKE_REQUIRE(call, TheWorld().libraries.erase(library) == 1,
-                      kLiveLibrary);
-  return call.Done();
-}
-
-// There are no CPU forms of kernels yet: every library is without any.
-Result cuLibraryGetKernel(Kernel* kernel, Library library, const char* name) {
-  Call call("cuLibraryGetKernel", Needs::kInitialised);
-  if (call.failed()) return call.result();
-  SLUICE_FAKE_REQUIRE(call, kernel != nullptr && name != nullptr, kArguments);
-  SLUICE_FAKE_REQUIRE(call, TheWorld().libraries.contains(library),
-                      kLiveLibrary);
-  return kNotFound;
-}
-
-Result cuLaunchKernel(Kernel, unsigned, unsigned, unsigned, unsigned, unsigned,
-                      unsigned, unsigned, StreamPointer, void**, void**) {
-  Call call("cuLaunchKernel", Needs::kContext);
-  if (call.failed()) return call.result();
-  return call.Refuse(Rule::kLiveKernel);
 }

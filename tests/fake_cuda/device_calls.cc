@@ -155,6 +155,9 @@ Result cuDeviceGetAttribute(int* value, int attribute, Device device) {
     case kAttributeHostNumaVirtualMemory:
       *value = static_cast<int>(TheWorld().settings.Get("host_numa"));
       break;
+    case kAttributeHostNumaId:
+      *value = static_cast<int>(TheWorld().settings.Get("numa"));
+      break;
     case kAttributeRdmaOfVirtualMemory:
       *value = static_cast<int>(TheWorld().settings.Get("rdma"));
       break;

@@ -56,7 +56,8 @@ namespace sluice::fake_cuda {
   X(CopyAccess, 1, assumed, "all of a copied range is mapped, with access from that GPU", "a real driver may find out late, as a lost context") \
   X(CopyOneRegistration, 1, assumed, "a copy lies in one registration, or in none", "programming guide: ranges entirely registered") \
   X(LiveLibrary, 400, documented, "a library is live", "CUDA_ERROR_INVALID_HANDLE") \
-  X(LiveKernel, 400, documented, "a kernel is one of a live library", "CUDA_ERROR_INVALID_HANDLE")
+  X(LiveKernel, 400, documented, "a kernel is one of a live library", "CUDA_ERROR_INVALID_HANDLE") \
+  X(LaunchShape, 1, documented, "a launch is within a GPU's limits and not empty", "CU_DEVICE_ATTRIBUTE_MAX_GRID_DIM_X and the like")
 // clang-format on
 
 enum class Rule {

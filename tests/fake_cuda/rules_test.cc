@@ -263,6 +263,20 @@ TEST_F(Rules, WhatAStreamUsesStaysMapped) {
 }
 
 TEST_F(Rules, Libraries) {
+  const unsigned fatbin[16] = {0xba55ed50};
+  Library library = nullptr;
+  Kernel kernel = nullptr;
+  ASSERT_EQ(cuLibraryLoadData(&library, fatbin, nullptr, nullptr, 0, nullptr,
+                              nullptr, 0),
+            kSuccess);
+  ASSERT_EQ(cuLibraryGetKernel(&kernel, library, "nothing"), kSuccess);
+  Breaks(Rule::kLaunchShape, cuLaunchKernel(kernel, 1, 0, 1, 1, 1, 1, 0,
+                                            nullptr, nullptr, nullptr));
+  Breaks(Rule::kLaunchShape, cuLaunchKernel(kernel, 1, 1, 1, 512, 4, 1, 0,
+                                            nullptr, nullptr, nullptr));
+  EXPECT_EQ(cuLibraryUnload(library), kSuccess);
+  Breaks(Rule::kLiveKernel, cuLaunchKernel(kernel, 1, 1, 1, 1, 1, 1, 0, nullptr,
+                                           nullptr, nullptr));
   Breaks(Rule::kLiveLibrary, cuLibraryUnload(nullptr));
   Breaks(Rule::kLiveKernel, cuLaunchKernel(nullptr, 1, 1, 1, 1, 1, 1, 0,
                                            nullptr, nullptr, nullptr));

@@ -8,6 +8,7 @@
 //   host_memory_mib=1024   that can be made on NUMA nodes
 //   gpu_granularity_kib=2048, host_granularity_kib=4096
 //   host_numa=1            0: the driver makes no memory on NUMA nodes
+//   numa=0                 the GPUs' NUMA node, as they say
 //   rdma=0                 1: network cards can reach the GPUs' memory
 //   jitter_us=0            each operation of a stream starts up to so late
 //   version=13000          of the driver
@@ -37,6 +38,7 @@ struct Settings {
       {"gpu_granularity_kib", 2048},
       {"host_granularity_kib", 4096},
       {"host_numa", 1},
+      {"numa", 0},
       {"rdma", 0},
       {"jitter_us", 0},
       {"version", 13000},

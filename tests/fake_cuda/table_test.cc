@@ -56,7 +56,7 @@ class CudaTable : public ::testing::Test {
   }
 
   static constexpr const char* kNode =
-      "gpus=2,host_numa=1,jitter_us=0,rdma=0,gpu_granularity_kib=2048,"
+      "gpus=2,host_numa=1,jitter_us=0,numa=0,rdma=0,gpu_granularity_kib=2048,"
       "host_granularity_kib=4096";
   std::unique_ptr<Driver> driver_;
 };
@@ -140,6 +140,72 @@ TEST_F(CudaTable, MemoryIsForNetworkCardsWhereTheyCanReachIt) {
   Open("rdma=1");
   ASSERT_THAT(Mapped(kOnGpu0, kGpu0), IsOk());
   EXPECT_EQ(fake_cuda::fake_cuda_rdma_memories(), before + 1);
+}
+
+TEST_F(CudaTable, WhatIsNotThereIsRefusedByName) {
+  Open();
+  const DeviceIndex none(1000);
+  constexpr auto kBad = absl::StatusCode::kInvalidArgument;
+  EXPECT_THAT(driver_->AdoptStream(none, nullptr),
+              StatusIs(kBad, HasSubstr("there is no GPU 1000")));
+  EXPECT_THAT(driver_->Usage(Placement::Host(NumaIndex(1000))),
+              StatusIs(kBad, HasSubstr("there is no NUMA node 1000")));
+  SLUICE_ASSERT_OK_AND_ASSIGN(const Address at, Mapped(kOnHost, kGpu0));
+  EXPECT_THAT(driver_->SetAccess(at, *driver_->Granularity(kOnHost), none),
+              StatusIs(kBad, HasSubstr("there is no GPU 1000")));
+}
+
+TEST_F(CudaTable, AGpuSaysItsNumaNode) {
+  Open("numa=3");
+  SLUICE_ASSERT_OK_AND_ASSIGN(const auto devices, driver_->Devices());
+  EXPECT_EQ(devices.at(1).numa, NumaIndex(3));
+}
+
+// Another process's word: of a memfd it is held against the file, of the
+// driver's memory when that is mapped.
+TEST_F(CudaTable, ALieAboutTheSizeIsFound) {
+  constexpr auto kBad = absl::StatusCode::kInvalidArgument;
+  for (const bool driver_pins : {false, true}) {
+    Open(driver_pins ? "host_numa=1" : "host_numa=0");
+    SLUICE_ASSERT_OK_AND_ASSIGN(const Bytes size,
+                                driver_->Granularity(kOnHost));
+    SLUICE_ASSERT_OK_AND_ASSIGN(const Memory memory,
+                                driver_->Create(kOnHost, size));
+    SLUICE_ASSERT_OK_AND_ASSIGN(const UniqueFd fd, driver_->Export(memory));
+    const auto lie = driver_->Import(fd, kOnHost, size * 2);
+    if (!driver_pins) {
+      EXPECT_THAT(lie, StatusIs(kBad));
+      continue;
+    }
+    ASSERT_THAT(lie, IsOk());
+    SLUICE_ASSERT_OK_AND_ASSIGN(const Address at,
+                                driver_->Reserve(size * 2, kOnHost.kind));
+    EXPECT_THAT(driver_->Map(at, size * 2, *lie), StatusIs(kBad));
+  }
+}
+
+// Unmapping the middle of what was pinned as one pins both ends again.
+TEST_F(CudaTable, WhatCannotBePinnedAgainIsTold) {
+  Open("host_numa=0");
+  SLUICE_ASSERT_OK_AND_ASSIGN(const Bytes size, driver_->Granularity(kOnHost));
+  for (int failing = 1; failing <= 2; ++failing) {
+    SLUICE_ASSERT_OK_AND_ASSIGN(const Address at,
+                                driver_->Reserve(size * 3, kOnHost.kind));
+    for (int i = 0; i < 3; ++i) {
+      SLUICE_ASSERT_OK_AND_ASSIGN(const Memory memory,
+                                  driver_->Create(kOnHost, size));
+      ASSERT_THAT(driver_->Map(at + i * size.count(), size, memory), IsOk());
+    }
+    ASSERT_THAT(driver_->SetAccess(at, size * 3, kGpu0), IsOk());
+    const std::string fail =
+        "fail=cuMemHostRegister_v2:" + std::to_string(failing) + ":2";
+    fake_cuda::fake_cuda_set(fail.c_str());
+    EXPECT_THAT(driver_->Unmap(at + size.count(), size),
+                StatusIs(absl::StatusCode::kResourceExhausted,
+                         HasSubstr("cuMemHostRegister")));
+    EXPECT_THAT(driver_->Unmap(at + size.count(), size),
+                StatusIs(absl::StatusCode::kInvalidArgument));
+  }
 }
 
 // numactl's word for the process holds after memory was made.

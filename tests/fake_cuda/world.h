@@ -88,7 +88,7 @@ struct World {
   std::map<DevicePointer, RegistrationState> registrations;
   std::map<StreamPointer, std::shared_ptr<StreamState>> streams;
   std::map<EventPointer, EventState> events;
-  std::set<Library> libraries;
+  std::map<Library, Kernel> libraries;  // each has one
   RaceDetector races;
   size_t next_timeline = 0;
   uint64_t next_handle = 0x1000;
