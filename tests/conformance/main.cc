@@ -14,9 +14,11 @@ absl::StatusOr<std::unique_ptr<Driver>> OpenDriver(
 
 void Conformance::SetUp() {
   if (GetParam() == "sim") {
-    const SimConfig config = {.gpus = {{MiB(16), "pcie0", NumaIndex(0)}},
-                              .links = {{"pcie0", 200e6, 200e6}},
-                              .host_memory = MiB(16)};
+    const SimConfig config = {
+        .gpus = {{MiB(16), "pcie0", NumaIndex(0)},
+                 {MiB(16), "pcie1", NumaIndex(0)}},
+        .links = {{"pcie0", 200e6, 200e6}, {"pcie1", 200e6, 200e6}},
+        .host_memory = MiB(16)};
     ASSERT_THAT(CreateSimNode(directory_.path(), config), testing::IsOk());
   }
   auto driver = OpenDriver(GetParam(), directory_.path());

@@ -28,7 +28,9 @@ absl::StatusOr<std::unique_ptr<Mapped>> Mapped::Map(Driver* driver,
   SLUICE_ASSIGN_OR_RETURN(const Address address,
                           driver->Reserve(size, where.kind));
   SLUICE_RETURN_IF_ERROR(driver->Map(address, size, memory));
-  SLUICE_RETURN_IF_ERROR(driver->SetAccess(address, size, kGpu));
+  const bool on_gpu = where.kind == Placement::Kind::kGpu;
+  SLUICE_RETURN_IF_ERROR(driver->SetAccess(
+      address, size, on_gpu ? DeviceIndex(where.ordinal) : kGpu));
   return std::unique_ptr<Mapped>(new Mapped(driver, memory, address, size));
 }
 

@@ -16,8 +16,8 @@ using Content = std::vector<std::byte>;
 // `size` bytes that differ by place and by `seed`.
 Content Pattern(Bytes size, int seed);
 
-// One piece of physical memory, mapped with access from GPU 0. Unmaps and
-// releases on destruction.
+// One piece of physical memory, mapped with access from one GPU: its own, or
+// for host memory GPU 0. Unmaps and releases on destruction.
 class Mapped {
  public:
   // Takes `memory` over.

@@ -147,6 +147,45 @@ TEST_P(StreamConformance, TheComputeStreamWaitsAndIsWaitedFor) {
   EXPECT_THAT(driver_->DestroyEvent(computed), IsOk());
 }
 
+// Host memory that every GPU reaches, copied through each in turn; an event
+// made of one GPU's stream holds the next one's back.
+TEST_P(StreamConformance, EveryGpuCopiesAndWaitsForTheOthers) {
+  SLUICE_ASSERT_OK_AND_ASSIGN(const auto devices, driver_->Devices());
+  std::vector<std::unique_ptr<Mapped>> host, on_gpus;
+  host.push_back(Pinned(8));
+  std::vector<Stream> streams;
+  for (const DeviceInfo& gpu : devices) {
+    SLUICE_ASSERT_OK_AND_ASSIGN(
+        on_gpus.emplace_back(),
+        Mapped::Create(driver_.get(), Placement::Gpu(gpu.index),
+                       memory_->size()));
+    host.push_back(Pinned());
+    SLUICE_ASSERT_OK_AND_ASSIGN(streams.emplace_back(),
+                                driver_->CreateStream(gpu.index));
+    for (const auto& memory : {host.end() - 2, host.end() - 1}) {
+      ASSERT_THAT(driver_->SetAccess((*memory)->address(), (*memory)->size(),
+                                     gpu.index),
+                  IsOk());
+    }
+  }
+  for (size_t i = 0; i < devices.size(); ++i) {
+    ASSERT_THAT(driver_->StreamWaitEvent(streams[i], event_), IsOk());
+    ASSERT_THAT(driver_->CopyAsync(on_gpus[i]->address(), host[i]->address(),
+                                   memory_->size(), kH2D, streams[i]),
+                IsOk());
+    ASSERT_THAT(
+        driver_->CopyAsync(host[i + 1]->address(), on_gpus[i]->address(),
+                           memory_->size(), kD2H, streams[i]),
+        IsOk());
+    ASSERT_THAT(driver_->RecordEvent(event_, streams[i]), IsOk());
+  }
+  ASSERT_THAT(driver_->SynchronizeEvent(event_), IsOk());
+  EXPECT_TRUE(Same(*host.front(), *host.back()));
+  for (const Stream stream : streams) {
+    EXPECT_THAT(driver_->DestroyStream(stream), IsOk());
+  }
+}
+
 TEST_P(StreamConformance, ADefaultStreamIsAdoptedWhereThereIsOne) {
   const auto adopted = driver_->AdoptStream(kGpu, nullptr);
   if (driver_->name() == "sim") {

@@ -4,6 +4,7 @@
 #include <sys/syscall.h>
 #include <unistd.h>
 
+#include <cstdlib>
 #include <memory>
 #include <string>
 
@@ -250,6 +251,18 @@ TEST_F(CudaTable, ALostContextIsUnavailableFromThenOn) {
                 StatusIs(kGone, HasSubstr("ILLEGAL_ADDRESS")));
   }
   EXPECT_THAT(driver_->SynchronizeStream(stream), StatusIs(kGone));
+}
+
+// What all of the above stands on: that the fake ends a process badly.
+TEST(FakeCudaDeathTest, AProcessThatLeavesSomethingFails) {
+  GTEST_FLAG_SET(death_test_style, "threadsafe");
+  const auto leave = [] {
+    auto driver = OpenCudaDriver();
+    if (driver.ok() && (*driver)->CreateStream(kGpu0).ok()) driver->release();
+    std::exit(0);
+  };
+  EXPECT_EXIT(leave(), ::testing::ExitedWithCode(86),
+              "left at the process's end: 1 streams, 1 holds on the context");
 }
 
 }  // namespace
