@@ -29,7 +29,7 @@ STYLE = """
 body { font: 14px system-ui, sans-serif; margin: 24px; color: #222; }
 h2 { margin: 28px 0 8px; } p { color: #666; }
 .panels { display: flex; flex-wrap: wrap; gap: 16px; }
-figure { margin: 0; width: 430px; border: 1px solid #ddd; border-radius: 6px;
+figure { margin: 0; width: 430px; box-sizing: border-box; border: 1px solid #ddd; border-radius: 6px;
          padding: 10px; }
 figcaption { font-weight: 600; margin-bottom: 4px; }
 .legend { font-size: 12px; color: #444; }

@@ -130,6 +130,9 @@ class Inside:
         return self.run("systemctl", "show", "--value", "-p", name,
                         "sluiced.service").strip()
 
+    def put(self, path, where):
+        shutil.copy(path, self.root + where)
+
     def install(self, deb):
         shutil.copy(deb, self.root + "/root")
         self.run("dpkg", "-i", "/root/" + os.path.basename(deb))

@@ -32,6 +32,15 @@ NEXT_VERSION = "9.9.9"
 WATCHDOG = "[Service]\nWatchdogSec=1s\n"
 
 
+def steps_in(log):
+    """The lines of a run's log that have a loss; whole ones."""
+    if not os.path.exists(log):
+        return []
+    with open(log, encoding="utf-8") as file:
+        lines = [json.loads(line) for line in file if line.endswith("\n")]
+    return [line for line in lines if "loss" in line]
+
+
 class Run:
     """A sluice-train of two ranks, outside of the Debian but with its /run."""
 
@@ -48,11 +57,7 @@ class Run:
         self.err = err.name
 
     def steps(self):
-        if not os.path.exists(self.log):
-            return []
-        with open(self.log, encoding="utf-8") as file:
-            lines = [json.loads(line) for line in file if line.endswith("\n")]
-        return [line for line in lines if "loss" in line]
+        return steps_in(self.log)
 
     def losses(self):
         return [step["loss"] for step in self.steps()]
@@ -164,11 +169,13 @@ class Check:
                                   "sluice-daemon")
         assert version == NEXT_VERSION, version
 
-    def leased(self):
+    def pools(self):
         status = json.loads(self.inside.run("sluicectl", "--admin", "status",
                                             "--json"))
-        return sum(pool["leased_bytes"]
-                   for pool in status["gpus"] + status["host"])
+        return status["gpus"] + status["host"]
+
+    def leased(self):
+        return sum(pool["leased_bytes"] for pool in self.pools())
 
     def remove(self):
         pid = self.serves()
@@ -199,10 +206,10 @@ class Check:
         print(self.inside.run("systemctl", "--no-pager", "status", "sluiced"))
 
 
-def in_namespaces(build, work):
+def in_namespaces(make_check, build, work):
     rootfs.boot(work + "/rootfs")
     if os.fork() == 0:
-        check = Check(build, work)
+        check = make_check(build, work)
         try:
             check.all()
             print("PASSED", flush=True)
@@ -227,9 +234,10 @@ def prepare(build, work):
                 work + "/apt.conf")
 
 
-def main():
+def main(script, make_check):
+    """Runs the check's `all` in a booted Debian; `script` calls this."""
     if sys.argv[1] == "--inside":
-        in_namespaces(*sys.argv[2:])
+        in_namespaces(make_check, *sys.argv[2:])
     if os.geteuid() != 0 and not os.environ.get("CI"):
         print("skipped: making and booting a Debian needs root")
         sys.exit(77)
@@ -243,7 +251,7 @@ def main():
         with subprocess.Popen(
                 ["unshare", "--pid", "--fork", "--kill-child", "--mount-proc",
                  "--mount", "--cgroup", "--uts", "--ipc", "--net",
-                 sys.executable, os.path.abspath(__file__), "--inside", build,
+                 sys.executable, os.path.abspath(script), "--inside", build,
                  work],
                 stdin=subprocess.DEVNULL, stdout=subprocess.PIPE,
                 stderr=subprocess.STDOUT, text=True) as booted:
@@ -260,4 +268,4 @@ def main():
 
 
 if __name__ == "__main__":
-    main()
+    main(__file__, Check)
