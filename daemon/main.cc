@@ -209,6 +209,9 @@ absl::Status Serve(const Arguments& arguments, Starter starter) {
   SLUICE_ASSIGN_OR_RETURN(auto http, StartHttp(config, arguments.runtime_dir,
                                                !starter.stored.empty()));
   SLUICE_ASSIGN_OR_RETURN(Node node, OpenNode(config, arguments.runtime_dir));
+  // Until it serves: memory that was left is of this simulated node, which
+  // stays for the next one where this start fails.
+  if (!starter.stored.empty()) node.own_sim.Own("");
   WriteLog(LogLevel::kInfo, node.description);
 
   MonotonicClock clock;

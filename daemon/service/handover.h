@@ -48,7 +48,8 @@ class Handover {
 
   // --- what was left -------------------------------------------------------
   // What the earlier daemon knew, but for what `fresh` says; nullopt: there was
-  // none. What is wrong with it is InvalidArgument or FailedPrecondition.
+  // none. What is wrong with it is InvalidArgument or FailedPrecondition;
+  // Unimplemented: another daemon can read it.
   absl::StatusOr<std::optional<CoreState>> ReadState(const CoreState& fresh);
   bool Left(const std::string& name) const { return left_.contains(name); }
   // Whether an earlier daemon left anything, also what was taken since.

@@ -154,7 +154,7 @@ absl::Status Service::Prepare() {
     core_.UnitsRead(unit_file_->Read(), loop_->now());
   }
   SLUICE_RETURN_IF_ERROR(core_.SetPolicy(options_.policy, loop_->now()));
-  TakeOver();
+  SLUICE_RETURN_IF_ERROR(TakeOver());
   outside_->Start();
   WriteNewEvents();
   loop_->Add(listener_.get(), EPOLLIN, [this](uint32_t) { Accept(); });

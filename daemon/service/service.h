@@ -128,7 +128,8 @@ class Service {
 
   // What an earlier daemon left (service_takeover.cc).
   UniqueFd TakeLimits();
-  void TakeOver();
+  // Unimplemented: what was left is for another daemon, and stays.
+  absl::Status TakeOver();
   absl::Status Adopt(CoreState saved);
   absl::Status CheckLeft(const CoreState& saved) const;
   bool IsLeft(SessionId id) const;

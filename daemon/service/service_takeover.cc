@@ -39,10 +39,15 @@ void Service::KeepRank(SessionId id) {
   });
 }
 
-// What cannot be taken over ends: sessions see their sockets close, and what
-// their processes hold is held outside.
-void Service::TakeOver() {
+// What no daemon can take over ends: sessions see their sockets close, and what
+// their processes hold is held outside. What another one can stays for it.
+absl::Status Service::TakeOver() {
   auto saved = handover_->ReadState(core_.Save());
+  if (absl::IsUnimplemented(saved.status())) {
+    return Annotate(saved.status(),
+                    "all that an earlier daemon left stays as it is, and to "
+                    "give it up stop the service (or sluiced-keeper)");
+  }
   const bool any = saved.ok() && saved->has_value();
   if (any) Pass(CrashPoint::kStateRead);
   const absl::Status taken = any ? Adopt(**std::move(saved)) : saved.status();
@@ -64,6 +69,7 @@ void Service::TakeOver() {
   keep(Handover::kListener, listener_);
   keep(Handover::kLimits, grants_->kept());
   if (options_.sim_clocks) keep(Handover::kClocks, *options_.sim_clocks);
+  return absl::OkStatus();
 }
 
 absl::Status Service::Adopt(CoreState saved) {

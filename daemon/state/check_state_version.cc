@@ -10,7 +10,7 @@ absl::Status CheckStateVersion(uint32_t written, uint32_t oldest_reader,
   if (written >= own.oldest_read && oldest_reader <= own.written) {
     return absl::OkStatus();
   }
-  return absl::FailedPreconditionError(fmt::format(
+  return absl::UnimplementedError(fmt::format(
       "the saved state is of version {}, which daemons of version {} and later "
       "read; this one is of version {} and reads {} and later: {}",
       written, oldest_reader, own.written, own.oldest_read,

@@ -5,8 +5,8 @@
 // process ended, at whatever instruction that was: both count from their last
 // store on, whole, or not at all. README.md draws the memory.
 //
-// Errors. FailedPrecondition: it is of a version that this build does not read,
-// or damaged; which of both is said, and it is never read as something else.
+// Errors. Unimplemented: it is of a version that this build does not read.
+// FailedPrecondition: it is damaged. It is never read as something else.
 // ResourceExhausted: no room, and nothing changed. Thread safety: one owner.
 #pragma once
 

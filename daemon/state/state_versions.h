@@ -22,7 +22,7 @@ struct StateVersions {
 // by defining it itself (tests/golden/next).
 extern const StateVersions kStateVersions;
 
-// Whether `own` reads what says so of itself; FailedPrecondition names both.
+// Whether `own` reads what says so of itself; Unimplemented names both.
 absl::Status CheckStateVersion(uint32_t written, uint32_t oldest_reader,
                                const StateVersions& own = kStateVersions);
 

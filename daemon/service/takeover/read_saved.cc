@@ -20,7 +20,7 @@ absl::StatusOr<CoreState> ReadSaved(const StateFile::Contents& contents,
                                speaks <= wire::kProtocols.newest)) {
       continue;
     }
-    return absl::FailedPreconditionError(fmt::format(
+    return absl::UnimplementedError(fmt::format(
         "session {} speaks protocol {}, this daemon {} to {}", id.value(),
         speaks, wire::kProtocols.oldest, wire::kProtocols.newest));
   }

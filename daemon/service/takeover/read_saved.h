@@ -10,8 +10,8 @@
 
 namespace sluice::daemon {
 
-// As ReadCore, and FailedPrecondition where a session speaks a protocol that
-// this daemon does not.
+// As ReadCore, and Unimplemented where a session speaks a protocol that this
+// daemon does not.
 absl::StatusOr<CoreState> ReadSaved(const StateFile::Contents& contents,
                                     CoreState fresh);
 

@@ -32,7 +32,7 @@ using ::sluice::testing::StatusIs;
 using ::testing::AllOf;
 using ::testing::HasSubstr;
 
-constexpr auto kRefused = absl::StatusCode::kFailedPrecondition;
+constexpr auto kRefused = absl::StatusCode::kUnimplemented;
 constexpr StateFile::Sizes kSmall = {KiB(24), KiB(4)};
 constexpr int kRecords = 6;
 

@@ -83,6 +83,50 @@ TEST_F(Versions, RanksGoOnUnderTheNextOneAndBack) {
   EXPECT_THAT(rank.Free(lease.body.granted().lease_id()), IsOk());
 }
 
+// Wrong once: its sessions ended, and the memory was given up.
+TEST_F(Versions, WhatItDoesNotReadStaysForADaemonThatDoes) {
+  daemon_.Use("sluiced-far");
+  daemon_.Start();
+  RawClient rank = Attached();
+  ASSERT_THAT(rank.Lease(wire::Lease::GPU, MiB(4)), IsOk());
+  daemon_.Kill();
+  daemon_.Use("sluiced");
+  const int extents = daemon_.Count("e");
+  for (int i = 0; i < 2; ++i) EXPECT_EQ(daemon_.StartThatFails(), 2);
+  EXPECT_TRUE(daemon_.WaitForLog("the saved state is of version 2"));
+  EXPECT_TRUE(daemon_.Has("state") && daemon_.Has("s1") && daemon_.Has("u1"));
+  EXPECT_EQ(daemon_.Count("e"), extents);
+  daemon_.Use("sluiced-far");
+  daemon_.Start();
+  const auto event = rank.NextEvent(absl::Seconds(20));
+  ASSERT_THAT(event, IsOk()) << daemon_.Log();
+  EXPECT_TRUE(event->has_taken_over());
+  SLUICE_ASSERT_OK_AND_ASSIGN(const auto pool, GpuPool(daemon_.socket(), 0));
+  EXPECT_EQ(pool.leased_bytes(), MiB(4).size());
+}
+
+// Of a session that took a protocol which only the next daemon speaks.
+TEST_F(Versions, ASessionWhoseProtocolItDoesNotSpeakStaysToo) {
+  daemon_.Use("sluiced-next");
+  daemon_.Start();
+  RawClient rank = Connected();
+  wire::Request request;
+  request.mutable_hello()->set_oldest_protocol(kNewest + 1);
+  request.mutable_hello()->set_protocol(kNewest + 1);
+  request.mutable_hello()->set_job("job");
+  request.mutable_hello()->set_world_size(1);
+  request.mutable_hello()->set_local_ranks(1);
+  const auto nodes = GpuNodes(rank.fd(), 0);
+  ASSERT_THAT(rank.Call(request, {nodes.at(0).get()}), IsOk());
+  daemon_.Kill();
+  daemon_.Use("sluiced");
+  EXPECT_EQ(daemon_.StartThatFails(), 2);
+  EXPECT_TRUE(daemon_.WaitForLog("session 1 speaks protocol 2"));
+  daemon_.Use("sluiced-next");
+  daemon_.Start();
+  EXPECT_THAT(rank.NextEvent(absl::Seconds(20)), IsOk());
+}
+
 // Of the daemon that runs.
 ChildResult CheckState(const KeptDaemon& daemon, const std::string& program,
                        const std::string& config) {
