@@ -104,10 +104,14 @@ def function_at(text, position):
     return names[-1].split("::")[-1] if names else "?"
 
 
+def read(source):
+    with open(os.path.join(ROOT, FOLDER, source), encoding="utf-8") as file:
+        return file.read()
+
+
 def mutants(source):
     """(function, what, mutated text): the n-th alike is numbered."""
-    with open(os.path.join(ROOT, FOLDER, source), encoding="utf-8") as file:
-        text = file.read()
+    text = read(source)
     seen = {}
     for kind, pattern, replace in STATEMENTS:
         for match in re.finditer(pattern, text):
@@ -178,14 +182,18 @@ class Build:
 
 
 def fails(program, *arguments, **environment):
-    """Whether a test fails; one that hangs does."""
-    try:
-        return subprocess.run(
-            [program, *arguments], env={**os.environ, **environment},
-            stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL,
-            stdin=subprocess.DEVNULL, timeout=60, check=False).returncode != 0
-    except subprocess.TimeoutExpired:
-        return True
+    """Whether a test fails; one that hangs does. One that crashes leaves its
+    node behind, so the node is ours."""
+    with tempfile.TemporaryDirectory(dir="/dev/shm") as node:
+        environment["SLUICE_FAKE_CUDA_NODE"] = node
+        try:
+            return subprocess.run(
+                [program, *arguments], env={**os.environ, **environment},
+                stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL,
+                stdin=subprocess.DEVNULL, timeout=60,
+                check=False).returncode != 0
+        except subprocess.TimeoutExpired:
+            return True
 
 
 def found(build, source, text):
@@ -208,6 +216,10 @@ def main():
              for mutant in mutants(source)
              if not wanted or source in wanted]
     wrong, survived = [], set()
+    # What is found must be the removal.
+    for source in wanted or SOURCES:
+        if found(build, source, read(source)):
+            sys.exit(f"error: {source} fails with nothing removed")
     with concurrent.futures.ThreadPoolExecutor(os.cpu_count()) as pool:
         results = pool.map(lambda c: found(build, c[0], c[3]), cases)
         for (source, where, what, _), seen in zip(cases, results):
