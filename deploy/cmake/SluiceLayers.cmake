@@ -91,6 +91,13 @@ function(sluice_test name)
   set_tests_properties(${name} PROPERTIES
     LABELS "${arg_LABELS}" TIMEOUT ${arg_TIMEOUT}
     ENVIRONMENT "SLUICE_BIN_DIR=${CMAKE_RUNTIME_OUTPUT_DIRECTORY}")
+  # `./dev sanitize` runs these, and builds no more than they need.
+  if("sanitize" IN_LIST arg_LABELS)
+    if(NOT TARGET sanitize_tests)
+      add_custom_target(sanitize_tests)
+    endif()
+    add_dependencies(sanitize_tests ${name})
+  endif()
   # Processes and clocks: these take the machine for themselves.
   if("${arg_LABELS}" MATCHES "integration|gradient|bench")
     cmake_host_system_information(RESULT cores QUERY NUMBER_OF_LOGICAL_CORES)

