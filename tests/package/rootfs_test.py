@@ -3,11 +3,13 @@
 rootfs_test.py BUILD
 
 A training run goes on, bit by bit, while the daemon is restarted, killed, stood
-still until the watchdog ends it, misconfigured, and upgraded. Needs root and
+still until the watchdog ends it, misconfigured, upgraded to a daemon of
+the next version (tests/golden/next), and downgraded again. Needs root and
 mmdebstrap, which `./dev setup test` installs; only a plain user may skip it,
 and not in CI.
 """
 
+import filecmp
 import glob
 import json
 import os
@@ -118,7 +120,7 @@ class Check:
             file.write(WATCHDOG)
         self.inside.run("systemctl", "daemon-reload")
         for way in (self.restart, self.kill, self.kill, self.stand_still,
-                    self.misconfigure, self.upgrade):
+                    self.misconfigure, self.upgrade, self.downgrade):
             before = self.serves()
             stored = int(self.inside.show("NFileDescriptorStore"))
             assert stored > 10, f"{stored} descriptors are stored"
@@ -161,13 +163,22 @@ class Check:
 
     def upgrade(self, _):
         [deb] = glob.glob(self.work + "/next/*.deb")
+        self.becomes(deb, NEXT_VERSION)
+        assert filecmp.cmp(self.inside.root + "/usr/bin/sluiced",
+                           self.build + "/bin/sluiced-next", shallow=False)
+
+    def downgrade(self, _):
+        [deb] = glob.glob(self.work + "/debs/sluice-daemon_*.deb")
+        self.becomes(deb, run("dpkg-deb", "-f", deb, "Version").strip())
+
+    def becomes(self, deb, wanted):
         self.inside.install(deb)
         # dpkg has waited for the restart; what runs is what is installed.
         exe = os.readlink(f"/proc/{self.serves()}/exe")
         assert "deleted" not in exe, exe
         version = self.inside.run("dpkg-query", "-W", "-f", "${Version}",
                                   "sluice-daemon")
-        assert version == NEXT_VERSION, version
+        assert version == wanted, version
 
     def pools(self):
         status = json.loads(self.inside.run("sluicectl", "--admin", "status",
@@ -223,11 +234,21 @@ def in_namespaces(make_check, build, work):
     rootfs.become_systemd(work + "/rootfs")
 
 
+def replace_daemon(deb, program):
+    """The package's sluiced is this one."""
+    with tempfile.TemporaryDirectory() as tree:
+        run("dpkg-deb", "-R", deb, tree)
+        shutil.copy(program, tree + "/usr/bin/sluiced")
+        run("dpkg-deb", "--root-owner-group", "-Znone", "-b", tree, deb)
+
+
 def prepare(build, work):
     quick = ["cpack", "-D", "CPACK_DEBIAN_COMPRESSION_TYPE=none"]
     run(*quick, "-B", work + "/debs", cwd=build)
     run(*quick, "-B", work + "/next", "-D", "CPACK_COMPONENTS_ALL=daemon",
         "-D", "CPACK_PACKAGE_VERSION=" + NEXT_VERSION, cwd=build)
+    [deb] = glob.glob(work + "/next/*.deb")
+    replace_daemon(deb, build + "/bin/sluiced-next")
     debs = glob.glob(work + "/debs/*.deb")
     assert len(debs) == 4, debs
     rootfs.make(work + "/rootfs", rootfs.what_they_need(debs),
