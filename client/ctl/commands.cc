@@ -10,6 +10,7 @@
 #include <vector>
 
 #include "client/ctl/admin.h"
+#include "client/ctl/live.h"
 #include "client/ctl/output.h"
 #include "client/ctl/render.h"
 #include "client/session/query.h"
@@ -186,6 +187,21 @@ int ShowStatus(const Flags& flags) {
 }
 int ShowJobs(const Flags& flags) {
   return Print(Snapshot(flags, RenderJobs, {"jobs"}));
+}
+int ShowTop(const Flags& flags) {
+  const absl::Status shown = Draw([&] { return SnapshotJson(flags); },
+                                  {.once = flags.once,
+                                   .interval = absl::Seconds(flags.interval_s),
+                                   .draw = RenderStatus});
+  return shown.ok() ? 0 : ReportError(shown);
+}
+int ShowEvents(const Flags& flags) {
+  const absl::Status shown =
+      PrintEvents([&] { return SnapshotJson(flags); },
+                  {.follow = flags.follow,
+                   .as_json = flags.json,
+                   .interval = absl::Seconds(flags.interval_s)});
+  return shown.ok() ? 0 : ReportError(shown);
 }
 int ShowBudgets(const Flags& flags) {
   return Print(Snapshot(flags, RenderBudgets,

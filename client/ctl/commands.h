@@ -18,6 +18,10 @@ struct Flags {
   bool json = false;
   std::string plan;
   bool explain = false;
+  // top, events
+  bool follow = false;
+  bool once = false;
+  double interval_s = 1;
   // budget set, reserve, evict, drain
   std::string user;
   std::string cgroup;
@@ -33,6 +37,9 @@ struct Flags {
 
 int ShowStatus(const Flags& flags);
 int ShowJobs(const Flags& flags);
+// Both until Ctrl-C.
+int ShowTop(const Flags& flags);
+int ShowEvents(const Flags& flags);
 int ShowPlan(const Flags& flags);
 int ShowBudgets(const Flags& flags);
 int ChangeBudget(const Flags& flags);

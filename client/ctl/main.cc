@@ -9,8 +9,8 @@
 #include <vector>
 
 #include "client/ctl/commands.h"
+#include "client/ctl/desk/plan_commands.h"
 #include "client/ctl/output.h"
-#include "client/ctl/plan_commands.h"
 #include "proto/cli/cli.h"
 
 namespace sluice::ctl {
@@ -36,6 +36,20 @@ constexpr const char* kStatusExamples = R"(Examples:
 constexpr const char* kJobsExamples = R"(Examples:
   sluicectl jobs             one line per job
   sluicectl jobs --json      with every rank)";
+
+constexpr const char* kTopExamples = R"(Examples:
+  sluicectl top
+  sluicectl --admin top --interval 5     of everybody, every five seconds
+  sluicectl top --once > now.txt         the same as sluicectl status
+
+Ctrl-C ends it.)";
+
+constexpr const char* kEventsExamples = R"(Examples:
+  sluicectl events
+  sluicectl --admin events --follow      everybody's, as they come
+  sluicectl events --follow --json       one JSON object per line
+
+Ctrl-C ends --follow.)";
 
 constexpr const char* kPlanExamples = R"(Examples:
   sluicectl plan show 3                  a plan of the node's daemon
@@ -114,6 +128,7 @@ class CommandLine {
     Json(Add(&app_, "status", "pools, ranks, plans, latest events", ShowStatus,
              kStatusExamples));
     Json(Add(&app_, "jobs", "one line per job", ShowJobs, kJobsExamples));
+    AddLive();
     AddPlan();
     AddBudget();
     AddReserve();
@@ -155,6 +170,21 @@ class CommandLine {
   CLI::App* Json(CLI::App* command) {
     command->add_flag("--json", flags_.json, "print one line of JSON");
     return command;
+  }
+
+  void AddLive() {
+    CLI::App* top = Add(&app_, "top", "status, drawn again and again", ShowTop,
+                        kTopExamples);
+    top->add_flag("--once", flags_.once, "draw it once and end");
+    CLI::App* events = Json(Add(&app_, "events", "what happened last",
+                                ShowEvents, kEventsExamples));
+    events->add_flag("--follow", flags_.follow, "also what comes, as it comes");
+    for (CLI::App* each : {top, events}) {
+      each->add_option("--interval", flags_.interval_s,
+                       "seconds between two questions, 0.1 to 3600")
+          ->check(CLI::Range(0.1, 3600.0))
+          ->capture_default_str();
+    }
   }
 
   void AddPlan() {

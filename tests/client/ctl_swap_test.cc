@@ -5,8 +5,8 @@
 #include <nlohmann/json.hpp>
 #include <sstream>
 
-#include "client/ctl/render_swap.h"
-#include "client/ctl/swap_problem.h"
+#include "client/ctl/desk/render_swap.h"
+#include "client/ctl/desk/swap_problem.h"
 #include "tests/support/child.h"
 #include "tests/support/status_matchers.h"
 #include "tests/support/temp_dir.h"

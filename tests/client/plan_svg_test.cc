@@ -1,11 +1,11 @@
 // The picture of a memory plan: whole, small, the same every time.
-#include "client/ctl/plan_svg.h"
+#include "client/ctl/desk/plan_svg.h"
 
 #include <fmt/format.h>
 
 #include <regex>
 
-#include "client/ctl/coverage_grid.h"
+#include "client/ctl/desk/coverage_grid.h"
 #include "gmock/gmock.h"
 #include "tests/planner/generator.h"
 #include "tests/support/status_matchers.h"

@@ -2,7 +2,7 @@
 
 #include <cmath>
 
-#include "client/ctl/swap_problem.h"
+#include "client/ctl/desk/swap_problem.h"
 #include "planner/train/hardware.h"
 #include "planner/train/model.h"
 #include "proto/base/status.h"

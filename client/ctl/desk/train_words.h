@@ -7,7 +7,7 @@
 #include <utility>
 #include <vector>
 
-#include "client/ctl/train_methods.h"
+#include "client/ctl/desk/train_methods.h"
 #include "planner/train/remedy.h"
 #include "planner/train/search.h"
 

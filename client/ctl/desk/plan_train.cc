@@ -8,11 +8,11 @@
 #include <string>
 #include <vector>
 
+#include "client/ctl/desk/plan_commands.h"
+#include "client/ctl/desk/train_flags.h"
+#include "client/ctl/desk/train_page.h"
+#include "client/ctl/desk/train_words.h"
 #include "client/ctl/output.h"
-#include "client/ctl/plan_commands.h"
-#include "client/ctl/train_flags.h"
-#include "client/ctl/train_page.h"
-#include "client/ctl/train_words.h"
 #include "planner/train/evidence.h"
 #include "proto/base/status.h"
 

@@ -1,4 +1,4 @@
-#include "client/ctl/train_words.h"
+#include "client/ctl/desk/train_words.h"
 
 #include <fmt/format.h>
 

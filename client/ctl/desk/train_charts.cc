@@ -1,4 +1,4 @@
-#include "client/ctl/train_charts.h"
+#include "client/ctl/desk/train_charts.h"
 
 #include <fmt/format.h>
 

@@ -19,10 +19,10 @@
 #include <thread>
 
 #include "absl/time/time.h"
+#include "client/ctl/desk/plan_commands.h"
+#include "client/ctl/desk/plan_svg.h"
 #include "client/ctl/format.h"
 #include "client/ctl/output.h"
-#include "client/ctl/plan_commands.h"
-#include "client/ctl/plan_svg.h"
 #include "client/ctl/table.h"
 #include "planner/trace/read_trace.h"
 #include "proto/base/mutex.h"

@@ -8,7 +8,7 @@
 #include <string>
 #include <vector>
 
-#include "client/ctl/train_page.h"
+#include "client/ctl/desk/train_page.h"
 
 namespace sluice::ctl {
 

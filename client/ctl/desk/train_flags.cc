@@ -1,4 +1,4 @@
-#include "client/ctl/train_flags.h"
+#include "client/ctl/desk/train_flags.h"
 
 #include <fmt/format.h>
 

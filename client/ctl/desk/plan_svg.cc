@@ -1,4 +1,4 @@
-#include "client/ctl/plan_svg.h"
+#include "client/ctl/desk/plan_svg.h"
 
 #include <fmt/format.h>
 
@@ -11,7 +11,7 @@
 #include <utility>
 #include <vector>
 
-#include "client/ctl/coverage_grid.h"
+#include "client/ctl/desk/coverage_grid.h"
 #include "client/ctl/format.h"
 #include "client/ctl/table.h"
 

@@ -1,12 +1,12 @@
-#include "client/ctl/train_methods.h"
+#include "client/ctl/desk/train_methods.h"
 
 #include <fmt/format.h>
 
 #include <nlohmann/json.hpp>
 
+#include "client/ctl/desk/train_words.h"
 #include "client/ctl/format.h"
 #include "client/ctl/table.h"
-#include "client/ctl/train_words.h"
 #include "planner/train/evidence.h"
 #include "proto/base/status.h"
 

@@ -9,10 +9,10 @@
 #include <memory>
 #include <string>
 
+#include "client/ctl/desk/plan_commands.h"
+#include "client/ctl/desk/render_swap.h"
+#include "client/ctl/desk/swap_problem.h"
 #include "client/ctl/output.h"
-#include "client/ctl/plan_commands.h"
-#include "client/ctl/render_swap.h"
-#include "client/ctl/swap_problem.h"
 #include "client/ctl/table.h"
 #include "proto/base/status.h"
 #include "proto/base/text.h"

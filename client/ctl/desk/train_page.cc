@@ -1,12 +1,12 @@
-#include "client/ctl/train_page.h"
+#include "client/ctl/desk/train_page.h"
 
 #include <fmt/format.h>
 
 #include <algorithm>
 
+#include "client/ctl/desk/train_charts.h"
 #include "client/ctl/format.h"
 #include "client/ctl/table.h"
-#include "client/ctl/train_charts.h"
 
 namespace sluice::ctl {
 namespace {

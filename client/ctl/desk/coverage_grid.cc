@@ -1,4 +1,4 @@
-#include "client/ctl/coverage_grid.h"
+#include "client/ctl/desk/coverage_grid.h"
 
 #include <fmt/format.h>
 

@@ -8,7 +8,7 @@
 #include <string>
 #include <vector>
 
-#include "client/ctl/train_words.h"
+#include "client/ctl/desk/train_words.h"
 
 namespace sluice::ctl {
 

@@ -4,8 +4,8 @@
 #include <memory>
 #include <nlohmann/json.hpp>
 
+#include "client/ctl/desk/plan_commands.h"
 #include "client/ctl/output.h"
-#include "client/ctl/plan_commands.h"
 #include "client/ctl/table.h"
 #include "planner/train/validate.h"
 

@@ -1,6 +1,6 @@
 #include <nlohmann/json.hpp>
 
-#include "client/ctl/render_swap.h"
+#include "client/ctl/desk/render_swap.h"
 
 namespace sluice::ctl {
 namespace {

@@ -1,4 +1,4 @@
-#include "client/ctl/swap_problem.h"
+#include "client/ctl/desk/swap_problem.h"
 
 #include <string>
 #include <utility>

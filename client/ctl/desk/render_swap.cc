@@ -1,4 +1,4 @@
-#include "client/ctl/render_swap.h"
+#include "client/ctl/desk/render_swap.h"
 
 #include <fmt/format.h>
 

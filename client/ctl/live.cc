@@ -1,0 +1,147 @@
+#include "client/ctl/live.h"
+
+#include <fmt/format.h>
+#include <poll.h>
+#include <signal.h>
+#include <sys/ioctl.h>
+#include <sys/signalfd.h>
+#include <unistd.h>
+
+#include <cstdio>
+#include <optional>
+#include <string>
+
+#include "absl/strings/str_split.h"
+#include "absl/time/clock.h"
+#include "proto/base/status.h"
+#include "proto/base/unique_fd.h"
+
+namespace sluice::ctl {
+namespace {
+
+// Of a terminal: its other screen without a cursor, and back.
+constexpr const char* kEnter = "\x1b[?1049h\x1b[?25l";
+constexpr const char* kLeave = "\x1b[?25h\x1b[?1049l";
+constexpr const char* kHome = "\x1b[H";
+constexpr const char* kClearLine = "\x1b[K";
+constexpr const char* kClearRest = "\x1b[J";
+
+// While it lives SIGINT and SIGTERM end waits instead of the process, also
+// where they would reach a thread that was started since (gRPC's).
+class Interrupts {
+ public:
+  Interrupts() {
+    sigset_t signals;
+    sigemptyset(&signals);
+    sigaddset(&signals, SIGINT);
+    sigaddset(&signals, SIGTERM);
+    pthread_sigmask(SIG_BLOCK, &signals, &before_);
+    fd_ = UniqueFd(signalfd(-1, &signals, SFD_CLOEXEC));
+  }
+  ~Interrupts() { pthread_sigmask(SIG_SETMASK, &before_, nullptr); }
+  Interrupts(const Interrupts&) = delete;
+
+  // False: one came.
+  bool Wait(absl::Duration time) {
+    pollfd readable = {.fd = fd_.get(), .events = POLLIN, .revents = 0};
+    if (poll(&readable, 1,
+             static_cast<int>(absl::ToInt64Milliseconds(time))) == 0) {
+      return true;
+    }
+    signalfd_siginfo taken;  // or it would come once it is not blocked
+    return read(fd_.get(), &taken, sizeof(taken)) < 0;
+  }
+
+ private:
+  sigset_t before_ = {};
+  UniqueFd fd_;
+};
+
+// stdout's; as much as most have where it does not say.
+winsize SizeOfTerminal() {
+  winsize size = {};
+  if (ioctl(STDOUT_FILENO, TIOCGWINSZ, &size) != 0 || size.ws_row == 0) {
+    size.ws_row = 24;
+    size.ws_col = 80;
+  }
+  return size;
+}
+
+// In characters of UTF-8, none of which is cut.
+std::string FirstOf(std::string_view line, size_t columns) {
+  size_t end = 0;
+  for (size_t shown = 0; end < line.size(); ++end) {
+    const bool begins = (static_cast<unsigned char>(line[end]) & 0xc0) != 0x80;
+    if (begins && shown++ == columns) break;
+  }
+  return std::string(line.substr(0, end));
+}
+
+// As much of it as there is room for, over what was there.
+void Show(const std::string& text) {
+  const winsize size = SizeOfTerminal();
+  std::string out = kHome;
+  int row = 0;
+  for (const absl::string_view line : absl::StrSplit(text, '\n')) {
+    if (++row > size.ws_row) break;
+    if (row > 1) out += "\r\n";
+    out += FirstOf({line.data(), line.size()}, size.ws_col) + kClearLine;
+  }
+  out += kClearRest;
+  std::fputs(out.c_str(), stdout);
+  std::fflush(stdout);
+}
+
+}  // namespace
+
+absl::Status Draw(const Ask& ask, const Screen& screen) {
+  const auto drawn = [&]() -> absl::StatusOr<std::string> {
+    SLUICE_ASSIGN_OR_RETURN(const std::string snapshot, ask());
+    return screen.draw(snapshot);
+  };
+  if (screen.once || isatty(STDOUT_FILENO) == 0) {
+    SLUICE_ASSIGN_OR_RETURN(const std::string text, drawn());
+    std::fputs(text.c_str(), stdout);
+    return absl::OkStatus();
+  }
+  Interrupts interrupts;
+  SLUICE_ASSIGN_OR_RETURN(std::string text, drawn());
+  std::fputs(kEnter, stdout);
+  std::string fault;
+  do {
+    Show(fault + text);
+    auto next = drawn();
+    fault = next.ok() ? ""
+                      : fmt::format("(no answer: {})\n",
+                                    std::string(next.status().message()));
+    if (next.ok()) text = *std::move(next);
+  } while (interrupts.Wait(screen.interval));
+  std::fputs(kLeave, stdout);
+  return absl::OkStatus();
+}
+
+absl::Status PrintEvents(const Ask& ask, const Following& following) {
+  std::optional<Interrupts> interrupts;
+  if (following.follow) interrupts.emplace();
+  SLUICE_ASSIGN_OR_RETURN(std::string snapshot, ask());
+  SeenEvents seen;
+  bool answered = true;
+  do {
+    if (answered) {
+      SLUICE_ASSIGN_OR_RETURN(
+          const EventLines lines,
+          RenderEventLines(snapshot, seen, following.as_json, absl::Now()));
+      std::fputs(lines.text.c_str(), stdout);
+      // A reader that is gone ends it, as it ends any program.
+      if (std::fflush(stdout) != 0) return absl::OkStatus();
+      seen = lines.seen;
+    }
+    if (!interrupts || !interrupts->Wait(following.interval)) break;
+    auto next = ask();
+    answered = next.ok();
+    if (answered) snapshot = *std::move(next);
+  } while (true);
+  return absl::OkStatus();
+}
+
+}  // namespace sluice::ctl

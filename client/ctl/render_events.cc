@@ -1,0 +1,64 @@
+#include "client/ctl/render_events.h"
+
+#include <fmt/format.h>
+
+#include <nlohmann/json.hpp>
+
+namespace sluice::ctl {
+namespace {
+
+using nlohmann::json;
+
+std::string TimeOf(const json& event, absl::Time now) {
+  const absl::Time at = now - absl::Seconds(event.at("age_s").get<double>());
+  return absl::FormatTime("%Y-%m-%dT%H:%M:%E3SZ", at, absl::UTCTimeZone());
+}
+
+std::string LineOf(const json& event, bool as_json, absl::Time now) {
+  if (!as_json) {
+    return fmt::format("{} {:>6} {:<8} {}\n", TimeOf(event, now),
+                       event.at("number").get<uint64_t>(),
+                       event.at("kind").get<std::string>(),
+                       event.at("text").get<std::string>());
+  }
+  json shown = event;
+  shown.erase("age_s");
+  shown["time"] = TimeOf(event, now);
+  return shown.dump(-1, ' ', false, json::error_handler_t::replace) + "\n";
+}
+
+std::string Missed(uint64_t count, bool as_json) {
+  return as_json ? fmt::format("{{\"missed\": {}}}\n", count)
+                 : fmt::format("({} events are not kept any more)\n", count);
+}
+
+}  // namespace
+
+absl::StatusOr<EventLines> RenderEventLines(const std::string& snapshot,
+                                            SeenEvents seen, bool as_json,
+                                            absl::Time now) {
+  EventLines lines;
+  try {
+    const json node = json::parse(snapshot);
+    const auto generation = node.at("generation").get<uint64_t>();
+    if (generation != seen.generation) seen.last = 0;
+    seen.generation = generation;
+    for (const json& event : node.at("events")) {
+      const auto number = event.at("number").get<uint64_t>();
+      if (number <= seen.last) continue;
+      if (seen.last > 0 && number > seen.last + 1) {
+        lines.text += Missed(number - seen.last - 1, as_json);
+      }
+      lines.text += LineOf(event, as_json, now);
+      seen.last = number;
+    }
+    lines.seen = seen;
+  } catch (const json::exception& error) {
+    return absl::InternalError(
+        fmt::format("sluiced's events are not what this sluicectl knows: {}",
+                    error.what()));
+  }
+  return lines;
+}
+
+}  // namespace sluice::ctl

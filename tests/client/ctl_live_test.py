@@ -1,0 +1,130 @@
+#!/usr/bin/env python3
+"""sluicectl top and events against a real daemon: ctl_live_test.py SLUICED
+SLUICECTL"""
+
+import fcntl
+import json
+import os
+import pty
+import re
+import select
+import signal
+import struct
+import subprocess
+import sys
+import tempfile
+import termios
+import time
+import unittest
+
+SLUICECTL = sys.argv.pop()
+SLUICED = sys.argv.pop()
+PATIENCE_S = 20
+
+
+class Live(unittest.TestCase):
+
+    def setUp(self):
+        folder = tempfile.TemporaryDirectory()
+        self.addCleanup(folder.cleanup)
+        self.folder = folder.name
+        with open(folder.name + "/sluiced.toml", "w", encoding="ascii") as file:
+            file.write('[device]\ndriver = "sim"\n[http]\nlisten = ""\n')
+        self.start()
+
+    def start(self):
+        self.daemon = subprocess.Popen(
+            [SLUICED, "--config", self.folder + "/sluiced.toml",
+             "--runtime-dir", self.folder + "/run"],
+            stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True)
+        self.addCleanup(self.daemon.stdout.close)
+        self.addCleanup(self.daemon.wait)
+        self.addCleanup(self.daemon.kill)
+        self.assertIn("ready", self.daemon.stdout.readline())
+
+    def words(self, *words):
+        return [SLUICECTL, "--admin", "--socket",
+                self.folder + "/run/session.sock", *words]
+
+    def said(self, *words):
+        return subprocess.run(self.words(*words), capture_output=True,
+                              text=True, check=True).stdout
+
+    def test_events_are_lines_with_a_time_and_a_number(self):
+        self.assertEqual(self.said("events"), "")
+        self.said("drain", "--reason", "disk")
+        line = self.said("events")
+        self.assertRegex(line, r"^20\d\d-\d\d-\d\dT[\d:.]+Z +1 drain +the node is "
+                               r"drained by .*disk.*\n$")
+        event = json.loads(self.said("events", "--json"))
+        self.assertEqual((event["number"], event["kind"]), (1, "drain"))
+        self.assertRegex(event["time"], "^20.*Z$")
+
+    def test_following_goes_on_over_the_next_daemon_and_ends_by_ctrl_c(self):
+        follows = subprocess.Popen(
+            self.words("events", "--follow", "--interval", "0.1"),
+            stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+        self.addCleanup(follows.kill)
+        self.addCleanup(follows.stdout.close)
+        self.addCleanup(follows.stderr.close)
+        self.said("drain")
+        self.assertIn("is drained", self.next_line(follows))
+        self.said("undrain")
+        self.assertIn("not drained", self.next_line(follows))
+        self.daemon.kill()
+        self.daemon.wait()
+        self.start()
+        self.said("drain")
+        self.assertIn("is drained", self.next_line(follows))
+        follows.send_signal(signal.SIGINT)
+        out, err = follows.communicate(timeout=PATIENCE_S)
+        self.assertEqual((follows.returncode, out, err), (0, "", ""))
+
+    def next_line(self, process):
+        self.assertTrue(select.select([process.stdout], [], [], PATIENCE_S)[0],
+                        "nothing came")
+        return process.stdout.readline()
+
+    def test_a_top_without_a_terminal_is_one_status(self):
+        one = self.said("top")
+        self.assertIn("gpu 0", one)
+        self.assertNotIn("\x1b", one)
+
+    def test_top_fits_its_terminal_and_leaves_it_as_it_was(self):
+        pid, terminal = pty.fork()
+        if pid == 0:
+            os.execv(SLUICECTL, self.words("top", "--interval", "0.1"))
+        rows, columns = 6, 30
+        fcntl.ioctl(terminal, termios.TIOCSWINSZ,
+                    struct.pack("HHHH", rows, columns, 0, 0))
+        shown = self.read_until(terminal, lambda text: text.count("\x1b[H") > 4)
+        last = shown.split("\x1b[H")[-2]
+        lines = [re.sub(r"\x1b\[\w", "", line) for line in last.split("\n")]
+        self.assertLessEqual(len(lines), rows)
+        self.assertLessEqual(max(len(line.strip("\r")) for line in lines),
+                             columns)
+        os.write(terminal, b"\x03")  # Ctrl-C
+        rest = self.read_until(terminal, lambda text: "\x1b[?1049l" in text)
+        self.assertIn("\x1b[?25h", rest)
+        self.assertEqual(os.waitpid(pid, 0)[1], 0)
+        os.close(terminal)
+
+    def read_until(self, terminal, enough):
+        text, end = "", time.monotonic() + PATIENCE_S
+        while not enough(text):
+            left = end - time.monotonic()
+            self.assertGreater(left, 0, text)
+            if select.select([terminal], [], [], left)[0]:
+                text += os.read(terminal, 65536).decode()
+        return text
+
+    def test_bad_input_is_one_line(self):
+        for words in (["top", "--interval", "0"], ["events", "--follw"]):
+            done = subprocess.run(self.words(*words), capture_output=True,
+                                  text=True, check=False)
+            self.assertEqual((done.returncode, done.stdout), (2, ""))
+            self.assertEqual(done.stderr.count("\n"), 1, done.stderr)
+
+
+if __name__ == "__main__":
+    unittest.main()
