@@ -128,7 +128,8 @@ void Loop::Run() {
                              awake || more ? 0 : TimeoutMs());
     if (n == 0 && awake && !more) sched_yield();
     for (int i = 0; i < n; ++i) {
-      const auto handler = handlers_.find(events[i].data.u64);
+      const uint64_t id = events[i].data.u64;  // packed: not to be referred to
+      const auto handler = handlers_.find(id);
       if (handler == handlers_.end()) continue;
       const auto keep = handler->second;  // it may remove itself
       (*keep)(events[i].events);
