@@ -222,10 +222,13 @@ class HostArena:
         self._check_open()
         self._copies.drain()
 
-    def close(self) -> None:
-        """Waits for copies in flight and ends the lease. Twice is fine."""
+    def close(self, why: str | None = None) -> None:
+        """Waits for copies in flight and ends the lease. Twice is fine. `why`
+        is what later calls on its memory say."""
         if self._pid != getpid():
             return
+        if why is not None:
+            self._copies.engine.ended = why
         self._live = _CLOSED
         self._copies.engine.stop()
         self._copies.forget()

@@ -9,6 +9,8 @@ from typing import Any
 import torch
 from torch.autograd.function import once_differentiable
 
+from sluice.errors import Unsupported
+
 # Of a node whose backward came before.
 ONCE = ("sluice: the backward of a streamed model runs once; run its forward "
         "again instead of retain_graph=True")
@@ -28,6 +30,15 @@ def once(backward: Callable) -> Callable:
         return inner(ctx, *gradients)
 
     return checked
+
+
+def refuse_transforms(module: str) -> None:
+    """Raises `Unsupported` within torch.func's grad, vjp, jvp and vmap: their
+    tensors stand for others, which chunks in the host cannot do."""
+    if torch._C._are_functorch_transforms_active():
+        raise Unsupported(module, "a call within torch.func (grad, vjp, jvp, "
+                          "vmap)", "use loss.backward() or torch.autograd.grad"
+                          ", or unstream()")
 
 
 class Standing:

@@ -86,15 +86,20 @@ class Engine:
         self.handle = Handle(started.value, self.library.engine_stop)
         self._end = weakref.finalize(self, self.handle.end)
         session._handle.end_after(self.handle)
+        self.ended = ("the arena of this memory is closed: nothing can be "
+                      "copied any more")  # said once it is stopped
+        self.stopped = False  # not by the session's end
 
     def error(self, status: int) -> Error:
         """Why a call with `handle.value` failed with `status`."""
         if not self.handle.ours():
             return forked("the copy engine")
         if not self.handle.value:
-            return Error(Status.FAILED_PRECONDITION,
-                         "the session or the arena of this memory is closed: "
-                         "nothing can be copied any more")
+            return Error(Status.FAILED_PRECONDITION, (
+                "the session of this memory is closed: let backward() run "
+                "before Session.close(); to go on, unstream() and stream the "
+                "model in a session that is open"
+            ) if self.session.closed and not self.stopped else self.ended)
         return self.library.error(status)
 
     def drain(self) -> None:
@@ -118,4 +123,5 @@ class Engine:
 
     def stop(self) -> None:
         """Waits for copies in flight and ends. Twice is fine."""
+        self.stopped |= self.handle.value != 0
         self._end()

@@ -80,16 +80,30 @@ def probing(module: nn.Module, device: torch.device) -> Iterator[None]:
 
 def _call_model(adapter: Adapter, stream: Stream, ids: Tensor) -> None:
     """What the model around the decoder hands to it may be refused too."""
-    ranks, stream.ranks = stream.ranks, None  # the others are not asked
-    try:
+    def call() -> None:
         with torch.no_grad():
             adapter.causal(input_ids=ids, use_cache=False)
+
+    ranks, stream.ranks = stream.ranks, None  # the others are not asked
+    least = stream.min_tokens
+    try:
+        call()
     except Unsupported:
         raise
-    except Exception:  # it needs more than ids; its own calls will show
-        pass
+    except Exception as error:
+        stream.min_tokens = ids.shape[1] + 1  # it runs as it is
+        try:
+            call()
+        except Exception:  # it needs more than ids; its own calls will show
+            return
+        failed = error
+
+        def again() -> None:
+            raise failed
+
+        refusing(adapter.causal, "its forward fails when streamed", again)
     finally:
-        stream.ranks = ranks
+        stream.ranks, stream.min_tokens = ranks, least
 
 
 def probe_layer(adapter: Adapter, stream: Stream, index: int, plain: Seen,

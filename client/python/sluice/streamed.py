@@ -254,7 +254,10 @@ class Stream:
             self._adapter = None
             if self.progress is not None:
                 self.progress.close()
-            self.arena.close()
+            self.arena.close(
+                "unstream() has ended the stream that this forward ran in, and "
+                "with it what backward needs: run the forward again, and "
+                "unstream() after backward()")
             if self.planning is not None:
                 self.planning.close()
             if self._owns_session:

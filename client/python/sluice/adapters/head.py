@@ -123,6 +123,7 @@ class Head:
                 self.stream.makes_cache = wanted.makes_cache(causal, given)
             if current() is None and (given.get("labels") is not None
                                       or scoring.asked() is not None):
+                calls.refuse_transforms(type(self_).__name__)
                 self._renew()
             if current() is None and self.stream.head == "rows" and (
                     self._by_rows(given)):

@@ -237,6 +237,7 @@ class Adapter:
             if current() is not None or not wanted.is_streamed(
                     stream, self_, given):
                 return own(*args, **kwargs)
+            calls.refuse_transforms(type(self_).__name__)
             self._held.check()
             self.renew(stream)
             x = wanted.input_of(given)

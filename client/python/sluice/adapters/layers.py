@@ -24,7 +24,7 @@ from torch import Tensor, nn
 from torch.distributed.fsdp import FSDPModule
 
 from sluice import layer as layers_
-from sluice import probe, randomness, rows, sdpa, tables, trial
+from sluice import calls, probe, randomness, rows, sdpa, tables, trial
 from sluice.arguments import need
 from sluice.adapters.held import Held, Inside
 from sluice.adapters.units import refuse_compiled, refuse_within
@@ -124,6 +124,7 @@ class OwnLayers:
             known = self._kind[index] in self._probed
             if length < (stream.least_rows if known else LEAST):
                 return own(*args, **kwargs)
+            calls.refuse_transforms(type(self_).__name__)
             if not known:
                 self._probe(stream, self._kind[index],
                             Seen(x.detach(), more, named, None), index)

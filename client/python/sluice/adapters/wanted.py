@@ -69,6 +69,21 @@ def refuse_call(module: nn.Module, given: dict[str, Any]) -> None:
         raise Unsupported(
             name, "an attention_mask that is not [B, S]", "describe documents "
             "by position_ids that restart, padding by a 2-D mask")
+    if isinstance(mask, Tensor):
+        _check_mask(name, mask, input_of(given).shape[1])
+
+
+def _check_mask(name: str, mask: Tensor, length: int) -> None:
+    if mask.shape[1] != length:
+        raise Unsupported(name, f"an attention_mask of {mask.shape[1]} columns "
+                          f"for {length} tokens", "pass one per token")
+    # transformers takes whatever is not 0 for a token: what such a mask
+    # leaves out would be seen, and nothing else.
+    if mask.is_floating_point() and bool(((mask != 0) & (mask != 1)).any()):
+        raise Unsupported(
+            name, f"an attention_mask with {float(mask.min()):g}, one that is "
+            "added to scores", "pass 1 for tokens and 0 for padding, as "
+            "(mask == 0).long() of it")
 
 
 def refuse_adapters(model: nn.Module) -> None:
