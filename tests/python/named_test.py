@@ -95,9 +95,10 @@ def added(least):
 
 
 @pytest.mark.parametrize("mask, why", [
-    (added(-float("inf")), "-inf, one that is added"),
-    (added(torch.finfo(torch.float32).min), "e[+]38, one that is added"),
-    (1 - added(-1e4), "one that is added"),
+    (added(-float("inf")), "-inf, neither 0 nor 1.*== 0"),
+    (added(torch.finfo(torch.float32).min), "e[+]38, neither"),
+    (1 - added(-1e4), "10001, neither"),
+    (1 + (torch.arange(75) > 30).expand(2, -1).long(), "with 2.*position_ids"),
     (torch.ones(2, 70), "70 columns for 75 tokens"),
     (torch.ones(2, 80), "80 columns for 75 tokens")])
 def test_a_mask_that_transformers_would_misread_is_refused(session, mask, why):

@@ -68,7 +68,8 @@ def skips(given: dict[str, Any], stream: Stream) -> Tensor | None:
     Without a cache transformers takes such parts for documents that do not see
     each other; with one, and with any attention_mask, for one sequence, as who
     trains on positions of longer sequences (PoSE) means it. Where positions
-    begin at 0 again documents are meant, and kept apart; not where all are 0.
+    begin at 0 again documents are meant, and kept apart; but several 0 at a
+    row's begin are not documents.
     """
     positions = given.get("position_ids")
     if given.get("attention_mask") is not None or not isinstance(
@@ -78,9 +79,9 @@ def skips(given: dict[str, Any], stream: Stream) -> Tensor | None:
     begins[:, 0] = False
     if not bool(begins.any()):
         return None
-    # Rows of nothing but 0 are no documents of one token: they have no
-    # positions.
-    begins &= (positions != 0) | ~positions.any(-1, keepdim=True)
+    # Several 0 at a row's begin are no documents of one token: they are padding
+    # whose mask was left out, or all the row has.
+    begins &= (positions != 0) | (positions.cummax(-1).values <= 0)
     if not bool(begins.any()):
         stream.say_once(
             "position_ids begin at 0 again, in a call that would make a cache: "

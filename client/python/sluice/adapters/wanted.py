@@ -77,13 +77,16 @@ def _check_mask(name: str, mask: Tensor, length: int) -> None:
     if mask.shape[1] != length:
         raise Unsupported(name, f"an attention_mask of {mask.shape[1]} columns "
                           f"for {length} tokens", "pass one per token")
-    # transformers takes whatever is not 0 for a token: what such a mask
-    # leaves out would be seen, and nothing else.
-    if mask.is_floating_point() and bool(((mask != 0) & (mask != 1)).any()):
+    # transformers takes whatever is not 0 for a token, in a mask that is added
+    # to scores what is to be left out; models that count positions by a mask
+    # take it as a number.
+    other = mask[(mask != 0) & (mask != 1)]
+    if other.numel():
         raise Unsupported(
-            name, f"an attention_mask with {float(mask.min()):g}, one that is "
-            "added to scores", "pass 1 for tokens and 0 for padding, as "
-            "(mask == 0).long() of it")
+            name, f"an attention_mask with {float(other[0]):g}, neither 0 nor "
+            "1", "pass 1 for tokens and 0 for padding, (mask == 0).long() of "
+            "one that is added to scores; tell documents by position_ids that "
+            "restart")
 
 
 def refuse_adapters(model: nn.Module) -> None:
