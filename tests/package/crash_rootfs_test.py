@@ -3,12 +3,16 @@
 
 As tests/integration/train/crash_points_test.py, where the keeper stores what
 the daemon has; here it is systemd's descriptor store, in a Debian of its own
-(rootfs_test.py). Each listed point is reached, and no run notices.
+(rootfs_test.py). Each listed point is reached, then it is killed at random
+moments; no run notices, and the ledger is as before.
 """
 
 import os
+import random
+import signal
 import subprocess
 import sys
+import threading
 
 import rootfs_test
 from rootfs import wait_until
@@ -16,7 +20,7 @@ from rootfs import wait_until
 sys.path.insert(0, os.path.join(os.path.dirname(os.path.dirname(
     os.path.abspath(__file__))), "integration", "train"))
 os.environ.setdefault("SLUICE_BIN_DIR", "")  # of its harness, not needed here
-from crash_points_test import OF_A_START  # noqa: E402
+from crash_points_test import MOMENTS, OF_A_START, OF_FREE  # noqa: E402
 
 TRAIN = ("--layers 2 --hidden 64 --heads 4 --kv-heads 2 --ffn 96 --chunk 64 "
          "--ranks 2 --seq-len 333 --steps 4 --seed 3 --hbm 24MiB --alpha 0.5 "
@@ -59,6 +63,16 @@ class Crashes(rootfs_test.Check):
         assert done.returncode == 0, f"{name}: {done.stderr}"
         return [step["loss"] for step in rootfs_test.steps_in(log)]
 
+    def ledger(self):
+        """What each pool consists of."""
+        return [{key: value for key, value in pool.items()
+                 if key.endswith("_bytes") and key not in OF_FREE}
+                for pool in self.pools()]
+
+    def check_ledger(self, when):
+        wait_until(lambda: self.leased() == 0, 20, f"{when}: memory is back")
+        assert self.ledger() == self.before, f"{when}: {self.ledger()}"
+
     def keeps_nothing(self):
         return all(pool["kept_bytes"] == 0 for pool in self.pools())
 
@@ -75,11 +89,36 @@ class Crashes(rootfs_test.Check):
         name = "-".join(plan)[:60]
         assert self.losses(name) == calm, f"{plan}: the losses differ"
         wait_until(lambda: os.path.getsize(path) == 0, 20, f"{plan} is reached")
-        wait_until(lambda: self.leased() == 0, 20, f"{plan}: memory is back")
+        self.check_ledger(plan)
+
+    def kill_at_random(self, calm):
+        """So many times, in as many runs as that takes."""
+        moments, left, runs = random.Random(5), [MOMENTS], 0
+
+        def kill_until(done):
+            while not done.wait(moments.uniform(0.01, 0.4)) and left[0] > 0:
+                if pid := int(self.inside.show("MainPID")):
+                    os.kill(pid, signal.SIGKILL)
+                    left[0] -= 1
+
+        while left[0] > 0:
+            done, runs = threading.Event(), runs + 1
+            killer = threading.Thread(target=kill_until, args=(done,))
+            killer.start()
+            try:
+                assert self.losses(f"killed{runs}") == calm, "the losses differ"
+            finally:
+                done.set()
+                killer.join()
+            self.serves()
+            self.check_ledger(f"killed in run {runs}")
+        print(f"killed at {MOMENTS} random moments of {runs} runs; no loss "
+              "differs")
 
     def all(self):
         self.inside.wait_for_boot()
         self.install()
+        self.before = self.ledger()
         self.follow_plans()
         calm = self.losses("calm")
         assert len(calm) == 4, calm
@@ -89,7 +128,9 @@ class Crashes(rootfs_test.Check):
             if name not in OF_A_START:
                 self.crash([name], calm)
         self.crash(["record-saved", *OF_A_START], calm)
-        print(f"{len(points)} crash points were reached; no loss differs")
+        print(f"{len(points)} crash points were reached; no loss differs",
+              flush=True)
+        self.kill_at_random(calm)
 
 
 if __name__ == "__main__":

@@ -43,7 +43,7 @@ def names():
 
 class CrashPoints(harness.TrainTest):
 
-    def kept(self, program=CRASHING):
+    def kept(self, program):
         """A keeper of that daemon, which dies as `plan` says."""
         runtime, config = self.configure()
         self.plan = self.path("plan")
@@ -91,7 +91,7 @@ class CrashPoints(harness.TrainTest):
         return found["gpus"] + found["host"]
 
     def ledger(self):
-        """What each pool consists of."""
+        """What each pool consists of; nothing where no daemon answers."""
         return [{key: value for key, value in pool.items()
                  if key.endswith("_bytes") and key not in OF_FREE}
                 for pool in self.pools() or []]
@@ -118,8 +118,9 @@ class CrashPoints(harness.TrainTest):
         self.wait_until(lambda: self.ledger() == self.before, 20,
                         f"the ledger is another after {plan}")
 
-    def begin(self):
-        self.kept()
+    def begin(self, program=CRASHING):
+        self.kept(program)
+        self.wait_until(lambda: self.ledger() != [], 20, "no daemon answers")
         self.before = self.ledger()
         self.calm = self.losses("calm")
         self.assertEqual(len(self.calm), 4)
@@ -150,9 +151,7 @@ class CrashPoints(harness.TrainTest):
                     ("checkpoint-saved", 1), ("packet-sent", 2)])
 
     def test_random_moments(self):
-        self.kept(os.path.join(harness.BIN, "sluiced"))
-        self.before = self.ledger()
-        self.calm = self.losses("calm")
+        self.begin(os.path.join(harness.BIN, "sluiced"))
         moments, left = random.Random(5), [MOMENTS]
         while left[0] > 0:
             done = threading.Event()
