@@ -2,8 +2,10 @@
 
 #include <fmt/format.h>
 #include <grpcpp/grpcpp.h>
+#include <sys/mman.h>
 #include <unistd.h>
 
+#include <cerrno>
 #include <chrono>
 #include <cstdint>
 #include <filesystem>
@@ -11,9 +13,11 @@
 #include "absl/time/time.h"
 #include "daemon/core/core.h"
 #include "daemon/service/takeover/read_saved.h"
+#include "daemon/state/state_file.h"
 #include "daemon/state/state_versions.h"
 #include "proto/admin/admin.grpc.pb.h"
 #include "proto/base/status.h"
+#include "proto/base/unique_fd.h"
 
 namespace sluice::daemon {
 namespace {
@@ -40,6 +44,24 @@ absl::StatusOr<admin::ShowStateReply> Ask(const std::string& path) {
                                   status.error_message()));
 }
 
+// What the daemon would save, or what a frozen one keeps.
+absl::StatusOr<StateFile::Contents> ContentsOf(
+    const admin::ShowStateReply& reply) {
+  if (reply.file().empty()) {
+    SLUICE_RETURN_IF_ERROR(
+        CheckStateVersion(reply.version(), reply.oldest_reader()));
+    return StateFile::Contents{reply.rows(), {}};
+  }
+  const UniqueFd copy(memfd_create("sluice-state", MFD_CLOEXEC));
+  const std::string& bytes = reply.file();
+  if (pwrite(copy.get(), bytes.data(), bytes.size(), 0) !=
+      static_cast<ssize_t>(bytes.size())) {
+    return ErrnoStatus(errno, "make memory for the state");
+  }
+  SLUICE_ASSIGN_OR_RETURN(const auto file, StateFile::Open(copy.get()));
+  return file->TakeContents();
+}
+
 }  // namespace
 
 absl::StatusOr<std::string> CheckState(const std::string& admin_socket,
@@ -48,14 +70,15 @@ absl::StatusOr<std::string> CheckState(const std::string& admin_socket,
     return fmt::format("no daemon runs at {}", admin_socket);
   }
   SLUICE_ASSIGN_OR_RETURN(const admin::ShowStateReply reply, Ask(admin_socket));
-  SLUICE_RETURN_IF_ERROR(
-      CheckStateVersion(reply.version(), reply.oldest_reader()));
+  SLUICE_ASSIGN_OR_RETURN(StateFile::Contents contents, ContentsOf(reply));
   const Core fresh(node, absl::UnixEpoch());
   SLUICE_ASSIGN_OR_RETURN(const CoreState saved,
-                          ReadSaved({reply.rows(), {}}, fresh.Save()));
-  return fmt::format("{} sessions, {} leases, of version {}",
-                     saved.sessions.size(), saved.ledger.leases.size(),
-                     reply.version());
+                          ReadSaved(contents, fresh.Save()));
+  return fmt::format("{} sessions, {} leases{}", saved.sessions.size(),
+                     saved.ledger.leases.size(),
+                     reply.file().empty()
+                         ? fmt::format(", of version {}", reply.version())
+                         : " of a frozen daemon");
 }
 
 }  // namespace sluice::daemon

@@ -12,8 +12,9 @@
 namespace sluice::daemon {
 
 // Asks the daemon on `admin_socket` for its state, and reads it as a daemon of
-// `node` would. One line of what it is; Unimplemented (of another version), FailedPrecondition
-// or InvalidArgument says why not. Where no daemon runs there is nothing to refuse.
+// `node` would. One line of what it is; Unimplemented (of another version),
+// FailedPrecondition or InvalidArgument says why not. Where no daemon runs
+// there is nothing to refuse.
 absl::StatusOr<std::string> CheckState(const std::string& admin_socket,
                                        const NodeConfig& node);
 

@@ -2,13 +2,8 @@
 
 #include <fmt/format.h>
 
-// toml++ 3.3 asserts where "[[[x" is a fault that it reports a line later.
-#define TOML_ASSERT(expr) static_cast<void>(0)
-#include <toml++/toml.h>
-
 #include <array>
 #include <cerrno>
-#include <cmath>
 #include <filesystem>
 #include <fstream>
 #include <functional>
@@ -17,6 +12,7 @@
 #include <utility>
 
 #include "daemon/core/links.h"
+#include "daemon/table_reader.h"
 #include "proto/base/status.h"
 #include "proto/base/text.h"
 
@@ -29,139 +25,6 @@ std::map<std::string, Config::DriverChoice> Drivers() {
           {"cuda", Config::DriverChoice::kCuda}};
 }
 
-// One table of the file being read: each known key has a reader, every other
-// key is an error that lists them.
-class TableReader {
- public:
-  using Reader = std::function<absl::Status(const toml::node&)>;
-
-  TableReader(std::string path, std::string name)
-      : path_(std::move(path)), name_(std::move(name)) {}
-
-  TableReader& Key(std::string key, Reader reader) {
-    readers_[std::move(key)] = std::move(reader);
-    return *this;
-  }
-
-  absl::Status Read(const toml::node& node) const {
-    const toml::table* table = node.as_table();
-    if (table == nullptr) return Error(node, name_ + " must be a table");
-    for (const auto& [key, value] : *table) {
-      const std::string text(key.str());
-      const auto reader = readers_.find(text);
-      if (reader == readers_.end()) return Unknown(value, text);
-      key_ = "'" + text + "' ";
-      SLUICE_RETURN_IF_ERROR(reader->second(value));
-      key_.clear();
-    }
-    return absl::OkStatus();
-  }
-
-  // Names the key that is being read, if one is.
-  absl::Status Error(const toml::node& at, std::string_view what) const {
-    return absl::InvalidArgumentError(
-        fmt::format("{}:{}: {}{}", path_, at.source().begin.line, key_, what));
-  }
-
-  // Readers of one value each.
-  Reader Text(std::string* to) const {
-    return [this, to](const toml::node& node) {
-      const auto text = node.value_exact<std::string>();
-      if (!text) return Error(node, "must be a string in quotes");
-      *to = *text;
-      return absl::OkStatus();
-    };
-  }
-  Reader Whole(int* to, int least, int most) const {
-    return [=, this](const toml::node& node) {
-      const auto number = node.value_exact<int64_t>();
-      if (!number || *number < least || *number > most) {
-        return Error(node, fmt::format("must be a whole number from {} to {}",
-                                       least, most));
-      }
-      *to = static_cast<int>(*number);
-      return absl::OkStatus();
-    };
-  }
-  Reader Number(double* to) const {
-    return [=, this](const toml::node& node) {
-      const auto number = node.value<double>();
-      if (!number || !std::isfinite(*number) || *number < 0) {
-        return Error(node, "must be a number, 0 or more");
-      }
-      *to = *number;
-      return absl::OkStatus();
-    };
-  }
-  Reader Size(Bytes* to) const {
-    return [=, this](const toml::node& node) {
-      return ReadSize(node, [to](Bytes size) { *to = size; });
-    };
-  }
-  Reader Size(std::optional<Bytes>* to) const {
-    return [=, this](const toml::node& node) {
-      return ReadSize(node, [to](Bytes size) { *to = size; });
-    };
-  }
-  template <typename T>
-  Reader Choice(T* to, std::map<std::string, T> choices) const {
-    return [=, this](const toml::node& node) {
-      const auto text = node.value_exact<std::string>();
-      const auto found = text ? choices.find(*text) : choices.end();
-      if (found == choices.end()) {
-        std::string names;
-        for (const auto& [name, value] : choices) {
-          names += (names.empty() ? "\"" : ", \"") + name + "\"";
-        }
-        return Error(node, "must be one of " + names);
-      }
-      *to = found->second;
-      return absl::OkStatus();
-    };
-  }
-  Reader List(std::function<absl::Status(const toml::node&)> each) const {
-    return [=, this](const toml::node& node) -> absl::Status {
-      const toml::array* list = node.as_array();
-      if (list == nullptr) return Error(node, "must be a list");
-      for (const toml::node& item : *list) SLUICE_RETURN_IF_ERROR(each(item));
-      return absl::OkStatus();
-    };
-  }
-
- private:
-  absl::Status ReadSize(const toml::node& node,
-                        const std::function<void(Bytes)>& use) const {
-    constexpr const char* kNeeded =
-        "must be a size above 0 in quotes, such as \"36MiB\"";
-    if (const auto number = node.value_exact<int64_t>();
-        number && *number > 0) {
-      return Error(node, fmt::format("{}, or \"{}B\" for {} bytes", kNeeded,
-                                     *number, *number));
-    }
-    const auto text = node.value_exact<std::string>();
-    if (!text) return Error(node, kNeeded);
-    const auto size = ParseBytes(*text);
-    if (!size.ok()) return Error(node, std::string(size.status().message()));
-    if (*size <= Bytes(0)) return Error(node, kNeeded);
-    use(*size);
-    return absl::OkStatus();
-  }
-
-  absl::Status Unknown(const toml::node& at, const std::string& key) const {
-    std::string known;
-    for (const auto& [name, reader] : readers_) {
-      known += (known.empty() ? "" : ", ") + name;
-    }
-    return Error(at, fmt::format("unknown key '{}' in {}; known: {}", key,
-                                 name_, known));
-  }
-
-  const std::string path_;
-  const std::string name_;
-  std::map<std::string, Reader> readers_;
-  mutable std::string key_;
-};
-
 class ConfigReader {
  public:
   explicit ConfigReader(std::string path) : path_(std::move(path)) {}
@@ -170,6 +33,7 @@ class ConfigReader {
     TableReader top = Table("the file");
     top.Key("device", [this](const auto& n) { return Device(n); })
         .Key("sim", [this](const auto& n) { return Sim(n); })
+        .Key("cuda", [this](const auto& n) { return Cuda(n); })
         .Key("pools", [this](const auto& n) { return Pools(n); })
         .Key("budgets", [this](const auto& n) { return Budgets(n); })
         .Key("gpus", [this](const auto& n) { return Gpus(n); })
@@ -177,7 +41,8 @@ class ConfigReader {
         .Key("policy", [this](const auto& n) { return PolicyTable(n); })
         .Key("http", [this](const auto& n) { return Http(n); })
         .Key("worker", [this](const auto& n) { return Worker(n); })
-        .Key("log", [this](const auto& n) { return LogTable(n); });
+        .Key("log", [this](const auto& n) { return LogTable(n); })
+        .Key("restart", [this](const auto& n) { return Restart(n); });
     SLUICE_RETURN_IF_ERROR(top.Read(file));
     SLUICE_RETURN_IF_ERROR(CheckLinks());
     return config_;
@@ -219,8 +84,9 @@ class ConfigReader {
     table.Key("host_memory", table.Size(&sim.host_memory));
     table.Key("numa_nodes", table.Whole(&sim.numa_nodes, 1, 16));
     table.Key("granularity", table.Size(&sim.granularity));
-    table.Key("links",
-              table.List([this](const toml::node& n) { return Link(n); }));
+    table.Key("links", table.List([&](const toml::node& n) {
+      return Link(n, /*has_parent=*/true, sim.links);
+    }));
     table.Key("gpu_links",
               table.List([this, &table](const toml::node& n) -> absl::Status {
                 std::string name;
@@ -231,16 +97,26 @@ class ConfigReader {
     return table.Read(node);
   }
 
-  absl::Status Link(const toml::node& node) {
+  absl::Status Cuda(const toml::node& node) {
+    TableReader table = Table("[cuda]");
+    table.Key("links", table.List([&](const toml::node& n) {
+      return Link(n, /*has_parent=*/false, config_.cuda.links);
+    }));
+    return table.Read(node);
+  }
+
+  absl::Status Link(const toml::node& node, bool has_parent,
+                    std::vector<LinkSpeed>& links) {
     LinkSpeed link;
     TableReader table = Table("a link");
     table.Key("name", table.Text(&link.name));
     table.Key("h2d_bytes_per_s", table.Number(&link.h2d_bytes_per_second));
     table.Key("d2h_bytes_per_s", table.Number(&link.d2h_bytes_per_second));
-    table.Key("parent", table.Text(&link.parent));
+    table.Key("both_bytes_per_s", table.Number(&link.both_bytes_per_second));
+    if (has_parent) table.Key("parent", table.Text(&link.parent));
     SLUICE_RETURN_IF_ERROR(table.Read(node));
     if (link.name.empty()) return table.Error(node, "a link needs a name");
-    config_.sim.links.push_back(link);
+    links.push_back(link);
     return absl::OkStatus();
   }
 
@@ -365,6 +241,13 @@ class ConfigReader {
     return absl::OkStatus();
   }
 
+  absl::Status Restart(const toml::node& node) {
+    constexpr int kMost = 16;  // DeathRecord knows no more
+    TableReader table = Table("[restart]");
+    table.Key("freeze_after", table.Whole(&config_.freeze_after, 0, kMost));
+    return table.Read(node);
+  }
+
   absl::Status LogTable(const toml::node& node) {
     TableReader table = Table("[log]");
     table.Key("level", table.Choice<LogLevel>(&config_.log_level,
@@ -400,6 +283,10 @@ class ConfigReader {
 
   absl::Status CheckLinks() const {
     SLUICE_RETURN_IF_ERROR(CheckParents());
+    if (const auto made = TopologyOf(config_.sim.links); !made.ok()) {
+      return absl::InvalidArgumentError(
+          fmt::format("{}: {}", path_, std::string(made.status().message())));
+    }
     const SimSettings& sim = config_.sim;
     for (const std::string& name : sim.gpu_links) {
       bool known = false;

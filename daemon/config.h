@@ -30,16 +30,23 @@ struct SimSettings {
   std::vector<std::string> gpu_links;  // empty: GPU i on link i (modulo)
 };
 
+// Of links that node.h finds on cuda, what was measured; they have no parent
+// here.
+struct CudaSettings {
+  std::vector<LinkSpeed> links;
+};
+
 inline constexpr char kDefaultHttpListen[] = "127.0.0.1:9435";
 
 struct Config {
   enum class DriverChoice { kAuto, kSim, kCuda };
   DriverChoice driver = DriverChoice::kAuto;
   SimSettings sim;
+  CudaSettings cuda;
   std::optional<Bytes> gpu_pool;   // a GPU; default: what it has
   std::optional<Bytes> host_pool;  // a NUMA node; default: see node.h
   Bytes host_ready;                // of that: made before it is asked for
-  std::optional<Bytes> extent;  // default: a 128th of a pool; see node.cc
+  std::optional<Bytes> extent;     // default: a 128th of a pool; see node.cc
   // A rank shows that it may use its GPU; else every rank may use all.
   bool gpus_are_shown = true;
   QuotaSettings quota;
@@ -58,6 +65,9 @@ struct Config {
   Bytes worker_memory = GiB(4);  // address space of one plan worker
   std::string worker_user;       // empty: the daemon's
   LogLevel log_level = LogLevel::kInfo;
+  // After so many deaths within DeathRecord::kWindow the next daemon is frozen;
+  // 0: never.
+  int freeze_after = 5;
 };
 
 // "auto", "sim", "cuda".

@@ -8,13 +8,17 @@
 #include <algorithm>
 #include <array>
 #include <cerrno>
+#include <cstring>
 #include <filesystem>
 #include <fstream>
+#include <numeric>
 #include <utility>
 
-#include "daemon/cgroup.h"
-#include "daemon/nvidia.h"
+#include "daemon/core/links.h"
+#include "daemon/pci_links.h"
+#include "kernels/device/cuda/nvidia.h"
 #include "kernels/device/sim/sim.h"
+#include "proto/base/cgroup.h"
 #include "proto/base/status.h"
 #include "proto/base/text.h"
 
@@ -63,12 +67,17 @@ device::SimConfig ToSim(const SimSettings& sim) {
   return to;
 }
 
-// The device does not know it: grants alone keep to what a parent carries.
-std::string ParentOf(const SimSettings& sim, const std::string& name) {
-  for (const LinkSpeed& link : sim.links) {
-    if (link.name == name) return link.parent;
+// The device knows of a link how fast each direction is. Grants alone keep to
+// what a parent carries, or both directions together.
+LinkSpeed LinkOf(const SimSettings& sim, const device::SimLink& of) {
+  LinkSpeed link;
+  for (const LinkSpeed& each : sim.links) {
+    if (each.name == of.name) link = each;
   }
-  return "";
+  link.name = of.name;
+  link.h2d_bytes_per_second = of.h2d_bytes_per_second;
+  link.d2h_bytes_per_second = of.d2h_bytes_per_second;
+  return link;
 }
 
 absl::Status OpenSim(const SimSettings& sim, const std::string& directory,
@@ -81,10 +90,10 @@ absl::Status OpenSim(const SimSettings& sim, const std::string& directory,
   SLUICE_ASSIGN_OR_RETURN(node.driver, device::OpenOwnedSimDriver(directory));
   const device::SimConfig config = opened->config();
   for (const device::SimLink& link : config.links) {
-    node.config.links.push_back({link.name, link.h2d_bytes_per_second,
-                                 link.d2h_bytes_per_second,
-                                 ParentOf(sim, link.name)});
+    node.config.links.push_back(LinkOf(sim, link));
   }
+  // Of a node that was there before, with speeds of an earlier configuration.
+  SLUICE_RETURN_IF_ERROR(TopologyOf(node.config.links).status());
   for (int i = 0; i < config.numa_nodes; ++i) {
     node.config.hosts.push_back(
         {NumaIndex(i), config.host_memory / config.numa_nodes});
@@ -135,15 +144,18 @@ absl::Status AddGpus(const Config& config, Node& node) {
     if (sim) {
       SLUICE_RETURN_IF_ERROR(MakeDeviceNode(path));
     } else {
-      path = NvidiaDeviceNode(device.uuid);
+      path = device::NvidiaDeviceNode(device.uuid);
     }
     node.gpu_nodes.push_back(std::move(path));
   }
   if (!sim) {
     const int nodes = NumaNodes(devices);
-    const Bytes free = std::min(FreeMemory(), CgroupMemoryLimit()) / 2;
+    Bytes free = FreeMemory();
+    if (const auto limit = CgroupMemoryLimit()) {
+      free = std::min(free, limit->most);
+    }
     for (int i = 0; i < nodes; ++i) {
-      node.config.hosts.push_back({NumaIndex(i), free / nodes});
+      node.config.hosts.push_back({NumaIndex(i), free / 2 / nodes});
     }
   }
   return absl::OkStatus();
@@ -164,10 +176,34 @@ Bytes ExtentOf(const Config& config, const std::vector<Owner>& owners,
   return RoundUp(config.extent.value_or(chosen), unit);
 }
 
+// What every size is a multiple of: the driver may want another one of each
+// kind of memory, and a rank is told one.
+absl::StatusOr<Bytes> GranularityOf(const Node& node) {
+  std::vector<device::Placement> all;
+  for (const GpuConfig& gpu : node.config.gpus) {
+    all.push_back(device::Placement::Gpu(gpu.index));
+  }
+  for (const HostConfig& host : node.config.hosts) {
+    all.push_back(device::Placement::Host(host.numa));
+  }
+  uint64_t unit = 1;
+  for (const device::Placement& where : all) {
+    SLUICE_ASSIGN_OR_RETURN(const Bytes each, node.driver->Granularity(where));
+    unit = std::lcm(unit, each.size());
+  }
+  return Bytes(static_cast<int64_t>(unit));
+}
+
+absl::Status CheckPool(const char* key, Bytes pool, Bytes unit) {
+  if (pool >= unit) return absl::OkStatus();
+  return absl::InvalidArgumentError(fmt::format(
+      "{} in [pools] leaves a pool of {}, less than the {} that the driver "
+      "makes memory in: give it that at least",
+      key, FormatBytes(pool), FormatBytes(unit)));
+}
+
 absl::Status SizePools(const Config& config, Node& node) {
-  SLUICE_ASSIGN_OR_RETURN(
-      node.config.granularity,
-      node.driver->Granularity(device::Placement::Gpu(DeviceIndex(0))));
+  SLUICE_ASSIGN_OR_RETURN(node.config.granularity, GranularityOf(node));
   const Bytes unit = node.config.granularity;
   for (HostConfig& host : node.config.hosts) {
     if (config.host_pool.has_value() && !node.sim_directory.empty() &&
@@ -178,6 +214,8 @@ absl::Status SizePools(const Config& config, Node& node) {
           FormatBytes(*config.host_pool), host.numa.value(),
           FormatBytes(host.pool)));
     }
+    SLUICE_RETURN_IF_ERROR(
+        CheckPool("host_bytes", config.host_pool.value_or(host.pool), unit));
     const Bytes all = host.pool;
     host.pool = RoundDown(config.host_pool.value_or(host.pool), unit);
     host.spare = std::max(all - host.pool, Bytes(0));
@@ -190,6 +228,7 @@ absl::Status SizePools(const Config& config, Node& node) {
     }
   }
   for (GpuConfig& gpu : node.config.gpus) {
+    SLUICE_RETURN_IF_ERROR(CheckPool("gpu_bytes", gpu.pool, unit));
     const Bytes pool = RoundDown(gpu.pool, unit);
     gpu.spare += gpu.pool - pool;
     gpu.pool = pool;
@@ -197,6 +236,96 @@ absl::Status SizePools(const Config& config, Node& node) {
   node.config.host_ready = config.host_ready;
   node.config.extent = {.gpu = ExtentOf(config, node.config.gpus, unit),
                         .host = ExtentOf(config, node.config.hosts, unit)};
+  return absl::OkStatus();
+}
+
+// The links of a node on cuda, without a speed: a rated one is not reached, and
+// how much of it is nobody has measured. Says in a line what is rated.
+std::string AddPciLinks(const PciTopology& pci, Node& node) {
+  for (const PciLink& each : pci.links) {
+    const auto parent = each.link.parent;
+    node.config.links.push_back(
+        {.name = each.link.name,
+         .parent = parent ? pci.links[*parent].link.name : ""});
+  }
+  std::string text;
+  for (size_t i = 0; i < pci.of_gpu.size(); ++i) {
+    const auto own = pci.of_gpu[i];
+    const std::string& name = node.config.gpus[i].link;
+    if (!own) node.config.links.push_back({.name = name});
+    text += fmt::format("{}GPU {}: {}", i == 0 ? "; links as rated: " : "; ", i,
+                        own ? PathText(pci, *own) : name + ", not in sysfs");
+  }
+  return text;
+}
+
+// "h2d 24.9 GB/s"; empty: not limited.
+std::string SpeedText(const char* direction, double bytes_per_second) {
+  if (bytes_per_second <= 0) return "";
+  return fmt::format(" {} {:.1f} GB/s", direction, bytes_per_second / 1e9);
+}
+
+absl::StatusOr<LinkSpeed*> FindLink(std::vector<LinkSpeed>& links,
+                                    const std::string& name) {
+  std::string has;
+  for (LinkSpeed& link : links) {
+    if (link.name == name) return &link;
+    has += (has.empty() ? "" : ", ") + link.name;
+  }
+  return absl::InvalidArgumentError(
+      fmt::format("links in [cuda] names '{}', which this machine does not "
+                  "have: it has {}",
+                  name, has));
+}
+
+double RatedSpeed(const PciTopology& pci, const std::string& name) {
+  for (const PciLink& each : pci.links) {
+    if (each.link.name == name) return each.link.h2d;
+  }
+  return 0;
+}
+
+// What an administrator measured. Says in a line what limits.
+absl::StatusOr<std::string> SetLinkSpeeds(const std::vector<LinkSpeed>& given,
+                                          const PciTopology& pci, Node& node) {
+  std::string text;
+  for (const LinkSpeed& each : given) {
+    SLUICE_ASSIGN_OR_RETURN(LinkSpeed* const link,
+                            FindLink(node.config.links, each.name));
+    link->h2d_bytes_per_second = each.h2d_bytes_per_second;
+    link->d2h_bytes_per_second = each.d2h_bytes_per_second;
+    link->both_bytes_per_second = each.both_bytes_per_second;
+    const double most =
+        std::max(each.h2d_bytes_per_second, each.d2h_bytes_per_second);
+    if (const double rated = RatedSpeed(pci, each.name);
+        rated > 0 && most > rated) {
+      node.config.warnings.push_back(fmt::format(
+          "link {} is given at most {:.1f} GB/s in [cuda], and PCIe carries "
+          "{:.1f} GB/s: it limits nothing",
+          each.name, most / 1e9, rated / 1e9));
+    }
+    text += fmt::format("{}{}{}{}{}", text.empty() ? "; limits: " : ", ",
+                        each.name, SpeedText("h2d", each.h2d_bytes_per_second),
+                        SpeedText("d2h", each.d2h_bytes_per_second),
+                        SpeedText("both", each.both_bytes_per_second));
+  }
+  SLUICE_RETURN_IF_ERROR(TopologyOf(node.config.links).status());
+  return text;
+}
+
+absl::Status AddCudaLinks(const CudaSettings& cuda, const std::string& root,
+                          Node& node) {
+  std::vector<std::string> addresses;
+  for (const GpuConfig& gpu : node.config.gpus) {
+    addresses.push_back(gpu.link.starts_with(device::kPciLink)
+                            ? gpu.link.substr(std::strlen(device::kPciLink))
+                            : "");
+  }
+  const PciTopology pci = ReadPciTopology(addresses, root);
+  node.description += AddPciLinks(pci, node);
+  SLUICE_ASSIGN_OR_RETURN(const std::string limits,
+                          SetLinkSpeeds(cuda.links, pci, node));
+  node.description += limits;
   return absl::OkStatus();
 }
 
@@ -209,13 +338,12 @@ std::string Describe(const Node& node) {
   }
   Bytes host;
   for (const HostConfig& each : node.config.hosts) host += each.pool;
-  const Bytes limit = CgroupMemoryLimit();
+  const auto limit = CgroupMemoryLimit();
   return fmt::format(
       "{} driver: {}; {} of host memory in {} NUMA node(s) ({} free, cgroup "
       "limit {}); extents of {} and of {} of host memory, granularity {}",
       node.config.driver, gpus, FormatBytes(host), node.config.hosts.size(),
-      FormatBytes(FreeMemory()),
-      limit >= GiB(1 << 20) ? "none" : FormatBytes(limit),
+      FormatBytes(FreeMemory()), limit ? FormatBytes(limit->most) : "none",
       FormatBytes(node.config.extent.gpu), FormatBytes(node.config.extent.host),
       FormatBytes(node.config.granularity));
 }
@@ -224,7 +352,7 @@ std::string Describe(const Node& node) {
 absl::Status MaySimulate(Config::DriverChoice driver, const absl::Status& why,
                          const std::string& root) {
   if (driver == Config::DriverChoice::kCuda) return why;
-  const std::string device = FindNvidiaDevice(root);
+  const std::string device = device::FindNvidiaDevice(root);
   if (device.empty()) return absl::OkStatus();
   return absl::FailedPreconditionError(fmt::format(
       "this machine has an NVIDIA GPU ({}), but its driver cannot be used: {}; "
@@ -266,6 +394,9 @@ absl::StatusOr<Node> OpenNode(const Config& config,
   SLUICE_RETURN_IF_ERROR(AddGpus(config, node));
   SLUICE_RETURN_IF_ERROR(SizePools(config, node));
   node.description = Describe(node);
+  if (node.sim_directory.empty()) {
+    SLUICE_RETURN_IF_ERROR(AddCudaLinks(config.cuda, root, node));
+  }
   return node;
 }
 

@@ -4,7 +4,8 @@
 //   sim    made in `runtime_dir`/sim from [sim]; all of it goes to the pools
 //   cuda   a GPU's pool is its memory but the larger of 1 GiB and 6 %, which
 //          contexts and libraries need; the host pools are half of what is
-//          free, within the cgroup's limit
+//          free, within the cgroup's limit; its links are what sysfs tells
+//          (pci_links.h); their speeds are not known but where [cuda] says
 #pragma once
 
 #include <memory>

@@ -6,6 +6,7 @@
 #include <unistd.h>
 
 #include <cerrno>
+#include <cmath>
 #include <filesystem>
 #include <nlohmann/json.hpp>
 #include <optional>
@@ -15,6 +16,7 @@
 
 #include "daemon/runtime/runtime_dir.h"
 #include "proto/base/status.h"
+#include "proto/base/text.h"
 #include "proto/base/unique_fd.h"
 
 namespace sluice::daemon {
@@ -25,9 +27,12 @@ using nlohmann::json;
 constexpr int kVersion = 1;
 constexpr size_t kMaxFileBytes = size_t{16} << 20;
 
+// To a millisecond, rounded here and where it is read: a time that lost less
+// than the last digit at each start would wander.
 double Unix(absl::Time at, const Clocks& now) {
-  return absl::ToDoubleSeconds(now.wall - (now.monotonic - at) -
-                               absl::UnixEpoch());
+  const absl::Duration since =
+      now.wall - (now.monotonic - at) - absl::UnixEpoch();
+  return std::round(absl::ToDoubleMilliseconds(since)) / 1000;
 }
 
 json LimitOf(Bytes limit) {
@@ -88,7 +93,8 @@ class Reader {
   }
   void Fail(const std::string& what) {
     if (!status_.ok()) return;
-    status_ = absl::InvalidArgumentError(fmt::format("{} {}", name_, what));
+    status_ = absl::InvalidArgumentError(
+        Printable(fmt::format("{} {}", name_, what)));
   }
   absl::Status Done() {
     if (!status_.ok()) return status_;
@@ -123,7 +129,7 @@ absl::Time TimeOf(Reader& entry, const Clocks& now) {
   if (!(unix_s > -kMost && unix_s < kMost)) {
     entry.Fail(fmt::format("at_unix_s is {}, no time of a clock", unix_s));
   }
-  const absl::Time wall = absl::UnixEpoch() + absl::Seconds(unix_s);
+  const absl::Time wall = absl::FromUnixMillis(std::llround(unix_s * 1000));
   return now.monotonic - (now.wall - wall);
 }
 

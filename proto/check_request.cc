@@ -107,6 +107,14 @@ absl::Status Check(const StepReport& report) {
       CheckRange("tokens", report.tokens(), 0, kMaxStepCount));
   SLUICE_RETURN_IF_ERROR(CheckRange("plan_mismatches", report.plan_mismatches(),
                                     0, kMaxStepCount));
+  if (report.map_seconds_size() > kMaxMaps) {
+    return absl::InvalidArgumentError(
+        fmt::format("a step report tells of {} mapped leases, at most {}",
+                    report.map_seconds_size(), kMaxMaps));
+  }
+  for (const double seconds : report.map_seconds()) {
+    SLUICE_RETURN_IF_ERROR(CheckSeconds("map_seconds", seconds));
+  }
   // Loss may be NaN: that is worth showing to an operator.
   return absl::OkStatus();
 }

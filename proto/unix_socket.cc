@@ -8,6 +8,7 @@
 #include <cstring>
 
 #include "proto/base/status.h"
+#include "proto/base/unix_address.h"
 #include "proto/wire.h"
 
 namespace sluice::wire {
@@ -17,17 +18,11 @@ constexpr int kBacklog = 128;
 constexpr timeval kConnectTimeout = {5, 0};
 
 absl::StatusOr<sockaddr_un> AddressOf(const std::string& path) {
-  sockaddr_un address = {};
-  address.sun_family = AF_UNIX;
-  // No abstract sockets: they have no permissions.
-  if (path.empty() || path.size() >= sizeof(address.sun_path)) {
-    return absl::InvalidArgumentError(
-        fmt::format("socket path '{}' has {} characters, it must have 1 to {}: "
-                    "use a shorter directory",
-                    path, path.size(), sizeof(address.sun_path) - 1));
-  }
-  std::memcpy(address.sun_path, path.data(), path.size());
-  return address;
+  if (const auto address = UnixAddress(path)) return *address;
+  return absl::InvalidArgumentError(
+      fmt::format("socket path '{}' has {} characters, it must have 1 to {}: "
+                  "use a shorter directory",
+                  path, path.size(), kLongestSocketPath));
 }
 
 absl::StatusOr<UniqueFd> MakeSocket() {

@@ -33,6 +33,7 @@ struct Protocols {
 };
 extern const Protocols kProtocols;
 inline constexpr int kMaxPacketBytes = 64 << 10;
+inline constexpr int kMaxMaps = 64;  // mapped leases in one step report
 inline constexpr int kMaxFds = 253;  // SCM_RIGHTS, unix(7)
 inline constexpr int64_t kMaxMemfdBytes = int64_t{64} << 20;
 

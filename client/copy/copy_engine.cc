@@ -102,12 +102,9 @@ Engine::~Engine() {
 }
 
 std::shared_ptr<TicketAccess::State> Engine::NewTicket(device::Stream stream) {
-  const auto event = pool_->Take();
-  if (!event.ok()) {
-    fault_.Keep(event.status());
-    return nullptr;
-  }
-  return std::make_shared<State>(pool_, *event, stream);
+  auto state = TicketAccess::New(pool_, stream);
+  fault_.Keep(state.status());
+  return state.ok() ? *std::move(state) : nullptr;
 }
 
 absl::Status Engine::UseStream(void* native) {

@@ -1,6 +1,7 @@
 #include "client/copy/copy_lane.h"
 
 #include <pthread.h>
+#include <sys/prctl.h>
 
 #include <algorithm>
 #include <chrono>
@@ -12,6 +13,9 @@
 
 namespace sluice::client {
 namespace {
+
+// Naps are of 5 us and more; the default slack would add 50 us to each.
+constexpr unsigned long kTimerSlackNs = 1'000;
 
 #ifdef SLUICE_POISON
 constexpr bool kPoisons = true;
@@ -95,7 +99,7 @@ bool CopyLane::MayGoNow(const Item& item, Bytes size) {
   }
   // More than a slice takes turns with other ranks.
   return options_.gate == nullptr ||
-         (size <= options_.slice &&
+         (size <= options_.slice && ahead_.HasRoom() &&
           options_.gate->TryAcquire(GrantDirection(), size));
 }
 
@@ -105,6 +109,7 @@ void CopyLane::AwaitIdle() {
 }
 
 void CopyLane::Run() {
+  prctl(PR_SET_TIMERSLACK, kTimerSlackNs);
   MutexLock lock(mutex_);
   for (;;) {
     while (!stopping_ && queue_.empty()) changed_.Wait(mutex_);
@@ -136,13 +141,11 @@ absl::Status CopyLane::TryIssue(const Item& item, Bytes granted) {
   const Bytes size = SizeOf(item.request);
   std::shared_ptr<TicketAccess::State> start;
   if (timeline_ && size > Bytes(0)) {
-    SLUICE_ASSIGN_OR_RETURN(const device::Event event, pool_->Take());
-    start = std::make_shared<TicketAccess::State>(pool_, event, stream_);
+    SLUICE_ASSIGN_OR_RETURN(start, TicketAccess::New(pool_, stream_));
   }
   SLUICE_RETURN_IF_ERROR(CopyPieces(item.request, size, granted, start.get()));
-  SLUICE_RETURN_IF_ERROR(
-      options_.driver->RecordEvent(item.ticket->event, stream_));
-  item.ticket->Set(TicketAccess::State::kRecorded);
+  SLUICE_RETURN_IF_ERROR(Record(*item.ticket));
+  if (options_.gate != nullptr) ahead_.Add(TicketAccess::Make(item.ticket));
   if (start) {
     const CopyRecord record = {item.request.label, direction_, size,
                                item.issued_s,      0,          0};
@@ -166,9 +169,24 @@ absl::Status CopyLane::AwaitTickets(const CopyRequest& request) {
 
 void CopyLane::TakeGrant(Bytes size) {
   if (options_.gate == nullptr) return;
+  ahead_.AwaitRoom(stopping_);
   const absl::Duration waited =
       options_.gate->Acquire(GrantDirection(), size, &stopping_);
   grant_wait_ns_ += absl::ToInt64Nanoseconds(waited);
+}
+
+absl::Status CopyLane::NoteGranted() {
+  if (options_.gate == nullptr) return absl::OkStatus();
+  SLUICE_ASSIGN_OR_RETURN(auto end, TicketAccess::New(pool_, stream_));
+  SLUICE_RETURN_IF_ERROR(Record(*end));
+  ahead_.Add(TicketAccess::Make(std::move(end)));
+  return absl::OkStatus();
+}
+
+absl::Status CopyLane::Record(TicketAccess::State& mark) {
+  SLUICE_RETURN_IF_ERROR(options_.driver->RecordEvent(mark.event, stream_));
+  mark.Set(TicketAccess::State::kRecorded);
+  return absl::OkStatus();
 }
 
 absl::Status CopyLane::CopyPieces(const CopyRequest& request, Bytes left,
@@ -180,9 +198,7 @@ absl::Status CopyLane::CopyPieces(const CopyRequest& request, Bytes left,
         TakeGrant(granted);
       }
       if (start != nullptr) {
-        SLUICE_RETURN_IF_ERROR(
-            options_.driver->RecordEvent(start->event, stream_));
-        std::exchange(start, nullptr)->Set(TicketAccess::State::kRecorded);
+        SLUICE_RETURN_IF_ERROR(Record(*std::exchange(start, nullptr)));
       }
       const Bytes size = std::min(granted, piece.size - done);
       SLUICE_RETURN_IF_ERROR(options_.driver->CopyAsync(
@@ -192,6 +208,10 @@ absl::Status CopyLane::CopyPieces(const CopyRequest& request, Bytes left,
       granted -= size;
       left -= size;
       copied_ += size.count();
+      // The request's own ticket marks its last slice.
+      if (granted == Bytes(0) && left > Bytes(0)) {
+        SLUICE_RETURN_IF_ERROR(NoteGranted());
+      }
     }
   }
   return absl::OkStatus();

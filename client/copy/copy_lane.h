@@ -3,8 +3,9 @@
 //
 // A request that nothing holds back is issued by Push itself: to wake a thread
 // costs more than to issue. Only what has to wait, for a ticket that was not
-// recorded yet or for a grant, goes through the queue; and what is pushed
-// behind that. So requests are issued in the order of Push.
+// recorded yet, for a grant or until it may ask for one (granted_ahead.h), goes
+// through the queue; and what is pushed behind that. So requests are issued in
+// the order of Push.
 //
 // Threads: Push from the compute thread. Whoever issues has the lane's state to
 // itself: the lane's thread while the queue has something, else the pusher.
@@ -17,6 +18,7 @@
 
 #include "client/copy/copy_engine.h"
 #include "client/copy/copy_timeline.h"
+#include "client/copy/granted_ahead.h"
 #include "client/copy/ticket_state.h"
 #include "proto/base/mutex.h"
 
@@ -82,6 +84,10 @@ class CopyLane {
     return direction_ == device::CopyDirection::kHostToDevice ? kH2d : kD2h;
   }
   void TakeGrant(Bytes size);
+  // The copies that are on the stream so far have a grant.
+  absl::Status NoteGranted();
+  // It is reached when what is on the stream so far has ended.
+  absl::Status Record(TicketAccess::State& mark);
   void Poison(const CopyRequest& request);
 
   const CopyEngine::Options options_;
@@ -93,6 +99,7 @@ class CopyLane {
   std::atomic<int64_t> copied_{0};
   std::atomic<int64_t> grant_wait_ns_{0};
   std::atomic<bool> stopping_{false};
+  GrantedAhead ahead_;
   // The last request's ticket, where copies poison: that waits for it.
   std::shared_ptr<TicketAccess::State> last_;
 

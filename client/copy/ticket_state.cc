@@ -42,6 +42,12 @@ void EventPool::Close() {
   free_.clear();
 }
 
+absl::StatusOr<std::shared_ptr<Ticket::State>> TicketAccess::New(
+    const std::shared_ptr<EventPool>& pool, device::Stream stream) {
+  SLUICE_ASSIGN_OR_RETURN(const device::Event event, pool->Take());
+  return std::make_shared<State>(pool, event, stream);
+}
+
 bool Ticket::done() const {
   if (!state_) return true;
   switch (state_->phase.load(std::memory_order_acquire)) {

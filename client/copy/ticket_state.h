@@ -71,6 +71,9 @@ struct TicketAccess {
   static const std::shared_ptr<State>& StateOf(const Ticket& ticket) {
     return ticket.state_;
   }
+  // Of an event that is not recorded yet.
+  static absl::StatusOr<std::shared_ptr<State>> New(
+      const std::shared_ptr<EventPool>& pool, device::Stream stream);
   static Ticket Make(std::shared_ptr<State> state) {
     Ticket ticket;
     ticket.state_ = std::move(state);

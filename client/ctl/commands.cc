@@ -10,6 +10,10 @@
 #include <vector>
 
 #include "client/ctl/admin.h"
+#include "client/ctl/bandwidth/measure_command.h"
+#include "client/ctl/bundle/support_bundle.h"
+#include "client/ctl/doctor/read_facts.h"
+#include "client/ctl/doctor/render_doctor.h"
 #include "client/ctl/live.h"
 #include "client/ctl/output.h"
 #include "client/ctl/render.h"
@@ -34,10 +38,13 @@ int Print(const absl::StatusOr<std::string>& text) {
   return ReportError(text.status());
 }
 
+std::string SessionSocket(const Flags& flags) {
+  return flags.socket.empty() ? client::DefaultSocket() : flags.socket;
+}
+
 std::string AdminSocket(const Flags& flags) {
-  if (!flags.admin_socket.empty()) return flags.admin_socket;
-  return AdminSocketOf(flags.socket.empty() ? client::DefaultSocket()
-                                            : flags.socket);
+  return flags.admin_socket.empty() ? AdminSocketOf(SessionSocket(flags))
+                                    : flags.admin_socket;
 }
 
 bool AsAdministrator(const Flags& flags) {
@@ -202,6 +209,27 @@ int ShowEvents(const Flags& flags) {
                    .as_json = flags.json,
                    .interval = absl::Seconds(flags.interval_s)});
   return shown.ok() ? 0 : ReportError(shown);
+}
+int ShowDoctor(const Flags& flags) {
+  const auto findings =
+      Examine(ReadFacts({SessionSocket(flags), AdminSocket(flags)}));
+  const int printed =
+      Print(flags.json ? RenderDoctorJson(findings) : RenderDoctor(findings));
+  return IsWell(findings) ? printed : 1;
+}
+int WriteBundle(const Flags& flags) {
+  return Print(MakeSupportBundle({SessionSocket(flags), AdminSocket(flags)},
+                                 {.out = flags.out,
+                                  .journal_lines = flags.journal_lines,
+                                  .json = flags.json}));
+}
+int Measure(const Flags& flags) {
+  return Print(MeasureBandwidth({.socket = SessionSocket(flags),
+                                 .admin_socket = AdminSocket(flags),
+                                 .seconds = flags.seconds,
+                                 .beside_jobs = flags.beside_jobs,
+                                 .json = flags.json,
+                                 .out = flags.out}));
 }
 int ShowBudgets(const Flags& flags) {
   return Print(Snapshot(flags, RenderBudgets,

@@ -22,6 +22,12 @@ struct Flags {
   bool follow = false;
   bool once = false;
   double interval_s = 1;
+  // support-bundle, bandwidth measure
+  std::string out;
+  int64_t journal_lines = 2000;
+  // bandwidth measure
+  double seconds = 1;
+  bool beside_jobs = false;
   // budget set, reserve, evict, drain
   std::string user;
   std::string cgroup;
@@ -40,6 +46,10 @@ int ShowJobs(const Flags& flags);
 // Both until Ctrl-C.
 int ShowTop(const Flags& flags);
 int ShowEvents(const Flags& flags);
+// 1: there is a problem.
+int ShowDoctor(const Flags& flags);
+int WriteBundle(const Flags& flags);
+int Measure(const Flags& flags);
 int ShowPlan(const Flags& flags);
 int ShowBudgets(const Flags& flags);
 int ChangeBudget(const Flags& flags);

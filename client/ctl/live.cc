@@ -44,8 +44,8 @@ class Interrupts {
   // False: one came.
   bool Wait(absl::Duration time) {
     pollfd readable = {.fd = fd_.get(), .events = POLLIN, .revents = 0};
-    if (poll(&readable, 1,
-             static_cast<int>(absl::ToInt64Milliseconds(time))) == 0) {
+    if (poll(&readable, 1, static_cast<int>(absl::ToInt64Milliseconds(time))) ==
+        0) {
       return true;
     }
     signalfd_siginfo taken;  // or it would come once it is not blocked

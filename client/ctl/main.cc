@@ -51,6 +51,25 @@ constexpr const char* kEventsExamples = R"(Examples:
 
 Ctrl-C ends --follow.)";
 
+constexpr const char* kDoctorExamples = R"(Examples:
+  sluicectl doctor                       a line per check, and what mends it
+  sluicectl doctor --json | python3 -m json.tool
+  sluicectl --socket /tmp/s/session.sock doctor
+
+It changes nothing, and needs neither a daemon nor a GPU. Exit status: 0 no
+problem (warnings may be); 1 a problem. `python -m sluice doctor` looks at the
+Python package instead, and tries a session.)";
+
+constexpr const char* kBundleExamples = R"(Examples:
+  sluicectl support-bundle                     a file in this folder
+  sudo sluicectl support-bundle --out /tmp/help.tar.gz
+  sluicectl support-bundle --out - | tar -tz   what would be in it
+
+One archive for who is to help: status, metrics, events, the doctor's findings,
+versions, limits, the configuration without secrets, the unit's journal. It
+needs no daemon, says what it left out and why, and holds names of users, jobs
+and hosts: read it before you send it.)";
+
 constexpr const char* kPlanExamples = R"(Examples:
   sluicectl plan show 3                  a plan of the node's daemon
   sluicectl plan train --model llama-8b --hardware h100-80g --gpus 8 --seq-len 1M
@@ -88,6 +107,16 @@ constexpr const char* kReserveExamples = R"(Examples:
 Others' leases never take it, from now on and after the daemon is started again;
 the user's own take it first. It is refused where it is not free now, or
 promised to the plans of running jobs.)";
+
+constexpr const char* kMeasureExamples = R"(Examples:
+  sluicectl bandwidth measure
+  sluicectl bandwidth measure --seconds 5 --out links.toml
+  sluicectl bandwidth measure --json
+
+Each link is measured by all GPUs behind it at once: to the GPUs, to the host,
+both. It attaches as ranks of a job bandwidth-measure-PID, leases up to 32 MiB of
+each GPU and as much host memory, and does not wait for grants. The daemon takes
+nothing over: put what is printed into its file, and start it again.)";
 
 constexpr const char* kDrainExamples = R"(Examples:
   sluicectl drain --reason "new driver on Monday"
@@ -129,6 +158,10 @@ class CommandLine {
              kStatusExamples));
     Json(Add(&app_, "jobs", "one line per job", ShowJobs, kJobsExamples));
     AddLive();
+    Json(Add(&app_, "doctor", "is the daemon, and all it needs, well set up?",
+             ShowDoctor, kDoctorExamples));
+    AddBundle();
+    AddBandwidth();
     AddPlan();
     AddBudget();
     AddReserve();
@@ -185,6 +218,36 @@ class CommandLine {
           ->check(CLI::Range(0.1, 3600.0))
           ->capture_default_str();
     }
+  }
+
+  void AddBundle() {
+    CLI::App* bundle =
+        Json(Add(&app_, "support-bundle", "one archive for who is to help",
+                 WriteBundle, kBundleExamples));
+    bundle->add_option("--out", flags_.out,
+                       "the archive, or - for standard output (default: "
+                       "sluice-support-HOST-TIME.tar.gz)");
+    cli::AddCount(*bundle, "--journal-lines", flags_.journal_lines,
+                  "how many lines of the journal at most");
+  }
+
+  void AddBandwidth() {
+    CLI::App* bandwidth =
+        Add(&app_, "bandwidth", "what links carry", nullptr, kMeasureExamples);
+    bandwidth->fallthrough()->require_subcommand(1);
+    CLI::App* measure =
+        Json(Add(bandwidth, "measure", "copy between each GPU and host memory",
+                 Measure, kMeasureExamples));
+    measure
+        ->add_option("--seconds", flags_.seconds,
+                     "that each number is averaged over, 0.1 to 60")
+        ->check(CLI::Range(0.1, 60.0))
+        ->capture_default_str();
+    measure->add_flag("--beside-jobs", flags_.beside_jobs,
+                      "also while jobs run, which it slows");
+    measure->add_option("--out", flags_.out,
+                        "where the configuration goes, or - for standard "
+                        "output (default: below the table)");
   }
 
   void AddPlan() {

@@ -14,12 +14,19 @@ std::string TimeOf(const json& event, absl::Time now) {
   return absl::FormatTime("%Y-%m-%dT%H:%M:%E3SZ", at, absl::UTCTimeZone());
 }
 
+// As in the daemon's log; nothing from a daemon of before them.
+std::string RequestOf(const json& event) {
+  const auto request = event.find("request");
+  if (request == event.end() || request->is_null()) return "";
+  return " (" + request->get<std::string>() + ")";
+}
+
 std::string LineOf(const json& event, bool as_json, absl::Time now) {
   if (!as_json) {
-    return fmt::format("{} {:>6} {:<8} {}\n", TimeOf(event, now),
+    return fmt::format("{} {:>6} {:<8} {}{}\n", TimeOf(event, now),
                        event.at("number").get<uint64_t>(),
                        event.at("kind").get<std::string>(),
-                       event.at("text").get<std::string>());
+                       event.at("text").get<std::string>(), RequestOf(event));
   }
   json shown = event;
   shown.erase("age_s");

@@ -263,7 +263,14 @@ void Connection::Disconnect(const std::string& reason, Shortage shortage) {
   if (!told) on_gone_(reason);
 }
 
+void Connection::OnClosed(const std::string& said) {
+  if (!said.empty()) return Disconnect(said);
+  Disconnect(kept_ ? "sluiced was stopped on this node, which ends its sessions"
+                   : "sluiced has closed the session");
+}
+
 void Connection::Run() {
+  std::string stopped;
   for (;;) {
     auto received = wire::Receive(socket_.get());
     if (!received.ok()) {
@@ -272,13 +279,16 @@ void Connection::Run() {
                         ShortageOf(received.status()));
     }
     if (!received->has_value()) {
-      return Disconnect("sluiced has closed the session");
+      return OnClosed(stopped);
     }
     wire::Message message = **std::move(received);
     OnGeneration(message.packet);
     if (message.packet.has_reply()) {
       OnReply(std::move(message));
     } else if (message.packet.has_event()) {
+      if (message.packet.event().has_shutting_down()) {
+        stopped = message.packet.event().shutting_down().reason();
+      }
       on_event_(std::move(message));
     }
     // Anything else is of a newer daemon.

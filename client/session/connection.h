@@ -64,6 +64,9 @@ class Connection {
   // ResourceExhausted: the daemon does not read or answer, nothing was sent.
   absl::Status Post(const wire::Request& request);
 
+  // The daemon's death alone does not close the socket.
+  void SetKept() { kept_ = true; }
+
   // Whether a request of this kind has no answer yet.
   bool Awaits(wire::Request::BodyCase kind);
 
@@ -78,6 +81,9 @@ class Connection {
   // It was closed without a word.
   bool IsUnheard();
   void Run();
+  // The socket was closed from the other side, for that reason; empty: none
+  // was said.
+  void OnClosed(const std::string& said);
   void OnReply(wire::Message message);
   void OnGeneration(const wire::Packet& packet);
   void ResendLocked() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
@@ -95,6 +101,7 @@ class Connection {
   UniqueFd socket_;
   const EventHandler on_event_;
   const GoneHandler on_gone_;
+  std::atomic<bool> kept_ = false;
   Mutex send_mutex_;  // packets leave whole, one after the other
 
   Mutex mutex_;

@@ -6,6 +6,7 @@
 #include <atomic>
 #include <cstdlib>
 #include <utility>
+#include <vector>
 
 #include "client/copy/grant_pages.h"
 #include "client/session/connection.h"
@@ -13,6 +14,7 @@
 #include "client/session/mapping.h"
 #include "client/session/plan_inbox.h"
 #include "client/session/welcome.h"
+#include "proto/base/clock.h"
 #include "proto/base/mutex.h"
 #include "proto/base/status.h"
 #include "proto/gpu_nodes.h"
@@ -133,6 +135,9 @@ class SessionImpl final : public Session {
   std::atomic<bool> gone_{false};
   EventRelay relay_;
   PlanInbox inbox_;
+  Mutex maps_mutex_;
+  // Of leases since the last report.
+  std::vector<double> map_seconds_ ABSL_GUARDED_BY(maps_mutex_);
   Mutex plan_mutex_;  // one Plan at a time: the inbox has room for one
   std::shared_ptr<Connection> connection_;
 };
@@ -150,6 +155,7 @@ absl::Status SessionImpl::Start() {
   connection_ = std::move(greeted.connection);
   const std::vector<wire::Message>& reply = greeted.answer;
   SLUICE_ASSIGN_OR_RETURN(welcome_, ReadWelcome(reply[0], options_.gpu));
+  if (welcome_.kept) connection_->SetKept();
   SLUICE_ASSIGN_OR_RETURN(driver_, OpenDriver(welcome_, reply[0]));
   SLUICE_ASSIGN_OR_RETURN(welcome_.limits.device,
                           FindDevice(*driver_, welcome_));
@@ -196,7 +202,13 @@ absl::StatusOr<std::unique_ptr<Region>> SessionImpl::Lease(
       connection_, driver_,
       LeaseId(parts[0].packet.reply().granted().lease_id()));
   if (gpu) where = device::Placement::Gpu(welcome_.limits.device);
+  const MonotonicClock clock;
+  const absl::Time start = clock.Now();
   SLUICE_RETURN_IF_ERROR(region->Map(where, welcome_.limits.device, extents));
+  const MutexLock lock(maps_mutex_);
+  if (map_seconds_.size() < wire::kMaxMaps) {
+    map_seconds_.push_back(absl::ToDoubleSeconds(clock.Now() - start));
+  }
   return region;
 }
 
@@ -251,6 +263,13 @@ absl::Status SessionImpl::AnswerChange(PlanId plan, bool taken,
 absl::Status SessionImpl::Report(const StepReport& report) {
   wire::Request request;
   wire::ToWire(report, request.mutable_step_report());
+  {
+    const MutexLock lock(maps_mutex_);
+    for (const double seconds : map_seconds_) {
+      request.mutable_step_report()->add_map_seconds(seconds);
+    }
+    map_seconds_.clear();
+  }
   // No step waits for the daemon: its answer is not awaited.
   return connection_->Post(request);
 }

@@ -38,6 +38,7 @@ absl::StatusOr<Welcome> ReadWelcome(const wire::Message& message,
   }
   Welcome out;
   out.session = SessionId(in.session_id());
+  out.kept = in.kept();
   out.sim_directory = in.sim_directory();
   out.grant_slot = static_cast<int>(in.grant_slot());
   NodeLimits& limits = out.limits;

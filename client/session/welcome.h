@@ -11,6 +11,7 @@
 namespace sluice::client {
 
 struct Welcome {
+  bool kept = false;  // its daemon's death does not close the session's socket
   SessionId session;
   NodeLimits limits;
   std::string sim_directory;

@@ -9,17 +9,9 @@
 #include "client/torch/memory/host_scope.h"
 #include "proto/base/shortage.h"
 #include "proto/base/status.h"
+#include "proto/base/text.h"
 
 namespace sluice::runtime {
-namespace {
-
-std::string FirstLine(const char* text) {
-  const std::string whole(text);
-  return whole.substr(0, whole.find('\n'));
-}
-
-}  // namespace
-
 absl::Status CurrentExceptionAsStatus(std::string_view what) {
   try {
     throw;

@@ -54,8 +54,8 @@ absl::Status CheckStaysShared(const std::vector<Link>& links,
     at = &links[*at->parent];
     if (at->h2d <= 0 && at->d2h <= 0) continue;
     return Refuse(link, fmt::format("both directions load it together, and "
-                                    "apart {} above it; limit that one by "
-                                    "'both' only",
+                                    "apart {} above it; limit that one only "
+                                    "in both together",
                                     at->name));
   }
   return absl::OkStatus();

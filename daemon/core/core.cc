@@ -138,6 +138,7 @@ Snapshot Core::TakeSnapshot(const Principal* viewer, absl::Time now) const {
   if (!viewer) {
     snapshot.stats = journal_.stats;
     snapshot.stats->extents = ledger_.extent_counts();
+    snapshot.stats->jobs = journal_.stats.jobs.At(now);
   }
   return snapshot;
 }
@@ -153,7 +154,9 @@ void Core::Load(CoreState saved) {
   for (const auto& [id, session] : sessions_) {
     if (session.is_rank()) slots_[session.grant_slot] = true;
     if (!session.deaths_to_tell.empty()) to_tell_.insert(id);
-    if (session.grant_slot >= 0) journal_.stats.jobs.try_emplace(session.job());
+    if (session.grant_slot >= 0) {
+      journal_.stats.jobs.Began(session.job(), started_);
+    }
   }
 }
 

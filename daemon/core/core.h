@@ -153,6 +153,10 @@ class Core {
   const EventLog& log() const { return journal_.log; }
   const Ledger& ledger() const { return ledger_; }
   const WaitingQueue& waiting() const { return waiting_; }
+  // What is kept of profiles while their jobs ask and run, by user.
+  std::map<Principal, Bytes> KeptProfiles() const {
+    return joint_.KeptProfiles();
+  }
   const Stats& stats() const { return journal_.stats; }
   const Session* session(SessionId id) const;
   // The largest id that ever connected, also of a daemon that was taken over.
@@ -195,7 +199,8 @@ class Core {
   void Handle(Session&, RequestId, const LeaseRequest&, absl::Time, Effects&);
   void Handle(Session&, RequestId, const FreeRequest&, absl::Time, Effects&);
   void Handle(Session&, RequestId, const ProfileRequest&, absl::Time, Effects&);
-  void Handle(Session&, RequestId, const StepReport&, absl::Time, Effects&);
+  void Handle(Session&, RequestId, const StepReportRequest&, absl::Time,
+              Effects&);
   void Handle(Session&, RequestId, const PlanTakenRequest&, absl::Time,
               Effects&);
   void Handle(Session&, RequestId, const QueryRequest&, absl::Time, Effects&);
@@ -212,7 +217,7 @@ class Core {
   absl::Status AdmitOnPath(const Session& session, double asked,
                            double scale = 1) const;
   // Promises the session what its Hello asked for, or says why not.
-  std::string Guarantee(Session& session, absl::Time now);
+  std::string Guarantee(Session& session, RequestId request, absl::Time now);
   // Not known: no speeds.
   LinkSpeed LinkOf(DeviceIndex gpu) const;
 
@@ -274,8 +279,8 @@ class Core {
   void CheckGuarantees() const;
 
   void Log(absl::Time now, EventKind kind, std::string text,
-           const Principal& whose) {
-    journal_.Log(now, kind, std::move(text), whose);
+           const Principal& whose, Cause cause = {}) {
+    journal_.Log(now, kind, std::move(text), whose, cause);
   }
 
   const NodeConfig config_;

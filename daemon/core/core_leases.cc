@@ -31,7 +31,7 @@ void Core::RefuseLease(Session& session, RequestId request,
   Log(now, EventKind::kRefuse,
       fmt::format("rank {} of job {}: {}", session.hello.rank.value(),
                   session.hello.job, std::string(refusal.why.message())),
-      session.peer.principal);
+      session.peer.principal, {session.id, request});
   Answer(session, request, refusal.why, effects);
 }
 
@@ -62,7 +62,7 @@ void Core::Decide(const Ledger::Decided& decided, absl::Time now,
                  fmt::format("{}: {} could not be made", Name(decided.pool),
                              FormatBytes(decided.size)));
     Log(now, EventKind::kRefuse, std::string(why.message()),
-        session.peer.principal);
+        session.peer.principal, {session.id, decided.request});
     return Answer(session, decided.request, why, effects);
   }
   ++journal_.stats.leases_granted;
@@ -73,7 +73,7 @@ void Core::Decide(const Ledger::Decided& decided, absl::Time now,
                   session.hello.rank.value(), session.hello.job,
                   FormatBytes(decided.size), Name(decided.pool),
                   decided.slices.size(), decided.lease.value()),
-      session.peer.principal);
+      session.peer.principal, {session.id, decided.request});
   Answer(session, decided.request, GrantedReply{decided.lease, decided.slices},
          effects);
 }

@@ -157,9 +157,7 @@ absl::Status Core::AdmitOnPath(const Session& session, double asked,
   bool limited = false;
   for (const size_t i : LinkPath(config_.links, own)) {
     const LinkSpeed& link = config_.links[i];
-    if (link.h2d_bytes_per_second <= 0 && link.d2h_bytes_per_second <= 0) {
-      continue;
-    }
+    if (!IsLimited(link)) continue;
     limited = true;
     Promised promised = PromisedOn(link.name, session);
     promised.all *= scale;
@@ -170,7 +168,8 @@ absl::Status Core::AdmitOnPath(const Session& session, double asked,
   return AdmitGuarantee(LinkOf(session.hello.gpu), asked, {});  // says why not
 }
 
-std::string Core::Guarantee(Session& session, absl::Time now) {
+std::string Core::Guarantee(Session& session, RequestId request,
+                            absl::Time now) {
   const double asked = session.hello.guaranteed_bytes_per_second;
   if (!(asked > 0)) return "";
   const Principal& principal = session.peer.principal;
@@ -182,7 +181,7 @@ std::string Core::Guarantee(Session& session, absl::Time now) {
   Log(now, EventKind::kRefuse,
       fmt::format("rank {} of job {}: {}", session.hello.rank.value(),
                   session.hello.job, std::string(admitted.message())),
-      principal);
+      principal, {session.id, request});
   return std::string(admitted.message());
 }
 
@@ -216,7 +215,7 @@ void Core::Handle(Session& session, RequestId request,
         fmt::format("rank {} of job {}, process {}, on GPU {}",
                     hello.rank.value(), hello.job, session.peer.pid,
                     hello.gpu.value()),
-        session.peer.principal);
+        session.peer.principal, {session.id, request});
   }
   session.hello = hello;
   session.state = Session::State::kAttached;
@@ -225,20 +224,22 @@ void Core::Handle(Session& session, RequestId request,
                        .gpu = hello.gpu,
                        .protocol = hello.protocol};
   if (session.is_rank()) {
-    welcome.guarantee_refused = Guarantee(session, now);
+    welcome.guarantee_refused = Guarantee(session, request, now);
     welcome.guaranteed_bytes_per_second = session.guaranteed_bytes_per_second;
     effects.push_back(AttachGrants{session.id, session.grant_slot, hello.gpu,
                                    session.guaranteed_bytes_per_second});
     ledger_.Open(session.id, session.job());
     joint_.RankAttached(
         session.id, {session.job(), hello.rank, hello.gpu, hello.local_ranks});
-    journal_.stats.jobs.try_emplace(session.job());
+    journal_.stats.jobs.Began(session.job(), now);
   }
   Answer(session, request, std::move(welcome), effects);
 }
 
-void Core::Handle(Session& session, RequestId request, const StepReport& step,
-                  absl::Time now, Effects& effects) {
+void Core::Handle(Session& session, RequestId request,
+                  const StepReportRequest& report, absl::Time now,
+                  Effects& effects) {
+  const StepReport& step = report.step;
   if (!session.is_rank()) {
     return Answer(
         session, request,
@@ -250,7 +251,7 @@ void Core::Handle(Session& session, RequestId request, const StepReport& step,
   session.stall_seconds += step.stall_seconds;
   session.grant_wait_seconds += step.grant_wait_seconds;
   session.hbm_peak = std::max(session.hbm_peak, step.hbm_peak);
-  JobStats& job = journal_.stats.jobs[session.job()];
+  JobStats& job = journal_.stats.jobs.Of(session.job());
   ++job.steps;
   AddUpTo(UINT64_MAX, static_cast<uint64_t>(step.tokens), job.tokens);
   job.stall_seconds += step.stall_seconds;
@@ -259,13 +260,16 @@ void Core::Handle(Session& session, RequestId request, const StepReport& step,
           job.plan_mismatches);
   const LinkSpeed link = LinkOf(session.hello.gpu);
   const absl::Duration since = now - session.connected_at;
-  AddUpTo(MostCopied(link.h2d_bytes_per_second, since), step.h2d.size(),
+  AddUpTo(MostCopied(SpeedOf(link, kH2d), since), step.h2d.size(),
           session.copies_reported[kH2d]);
-  AddUpTo(MostCopied(link.d2h_bytes_per_second, since), step.d2h.size(),
+  AddUpTo(MostCopied(SpeedOf(link, kD2h), since), step.d2h.size(),
           session.copies_reported[kD2h]);
   CountCopies(session);
   job.step_seconds.Observe(step.seconds);
   journal_.stats.grant_wait_seconds.Observe(step.grant_wait_seconds);
+  for (const double seconds : report.map_seconds) {
+    journal_.stats.map_seconds.Observe(seconds);
+  }
   Answer(session, request, NotedReply{}, effects);
 }
 
@@ -326,6 +330,12 @@ Effects Core::ProfileRead(SessionId id, RequestId request,
                profile.rank.value(), profile.gpu.value(),
                session.hello.rank.value(), session.hello.gpu.value())),
            effects);
+    return effects;
+  }
+  absl::Status may = joint_.MayKeep(id, profile);
+  if (!may.ok()) {
+    ++journal_.stats.profiles_refused;
+    Answer(session, request, std::move(may), effects);
     return effects;
   }
   const int waiting = joint_.Submit(id, *std::move(read));

@@ -149,7 +149,7 @@ void Core::Close(Session& session, absl::Time now, Effects& effects) {
     effects.push_back(DetachGrants{session.grant_slot});
     slots_[session.grant_slot] = false;
     Log(now, EventKind::kDetach, Describe(session) + " closed its session",
-        session.peer.principal);
+        session.peer.principal, {session.id});
   }
   session.state = Session::State::kClosed;
   session.history.Clear();
@@ -166,7 +166,7 @@ void Core::Drop(SessionId id, absl::Time now, Effects& effects) {
         return entry.second.state != Session::State::kHalfOpen &&
                entry.second.job() == job;
       });
-  if (!job_lives) journal_.stats.jobs.erase(job);
+  if (!job_lives) journal_.stats.jobs.Ended(job, now);
   effects.push_back(Forget{id});
 }
 
@@ -189,7 +189,7 @@ Effects Core::ProcessGone(SessionId id, Exit exit, absl::Time now) {
     TellPeers(session, Describe(exit), effects);
     Log(now, EventKind::kDeath,
         fmt::format("{}: {}", Describe(session), Describe(exit)),
-        session.peer.principal);
+        session.peer.principal, {session.id});
   }
   Drop(id, now, effects);
   Settle(now, effects);
@@ -216,7 +216,7 @@ Effects Core::ProtocolBroken(SessionId id, const std::string& reason,
   if (session.state == Session::State::kClosed) return effects;
   Log(now, EventKind::kProtocol,
       fmt::format("{}: {}; its session is ended", Describe(session), reason),
-      session.peer.principal);
+      session.peer.principal, {session.id});
   if (session.is_rank()) {
     ++journal_.stats.client_deaths[Death::kProtocol];
     TellPeers(session, "its session was ended: " + reason, effects);
@@ -241,7 +241,7 @@ Core::Evicted Core::Evict(const std::string& job, std::optional<uint32_t> uid,
       evicted.effects.push_back(SendNotice{id, EvictedNotice{reason}});
       Log(now, EventKind::kEvict,
           fmt::format("{}: {}", Describe(session), reason),
-          session.peer.principal);
+          session.peer.principal, {session.id});
       Close(sessions_.Edit(id), now, evicted.effects);
     }
     if (kill) evicted.effects.push_back(KillProcess{id});

@@ -98,7 +98,7 @@ Refusal Core::StandInLine(Session& session, RequestId request,
                   session.hello.rank.value(), session.hello.job,
                   Text(asked.wait), FormatBytes(asked.size), Name(asked.pool),
                   in_front),
-      session.peer.principal);
+      session.peer.principal, {session.id, request});
   return {};
 }
 
@@ -130,7 +130,7 @@ WaitingQueue::Turn Core::TakeTurn(const Waiter& waiter, absl::Time now,
                     session.hello.rank.value(), session.hello.job,
                     FormatBytes(waiter.asked.size), Name(waiter.asked.pool),
                     Text(now - waiter.since)),
-        waiter.job.principal);
+        waiter.job.principal, {waiter.session, waiter.request});
     return {Result::kGranted};
   }
   if (!absl::IsResourceExhausted(refusal.why)) return refuse(refusal);
@@ -223,7 +223,7 @@ void Core::Handle(Session& session, RequestId request,
     Log(now, EventKind::kWait,
         fmt::format("rank {} of job {} {}", session.hello.rank.value(),
                     session.hello.job, text),
-        session.peer.principal);
+        session.peer.principal, {session.id, given_up.request});
     Answer(session, given_up.request, absl::CancelledError(text), effects);
   }
   Answer(session, request, NotedReply{}, effects);

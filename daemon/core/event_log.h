@@ -35,12 +35,27 @@ struct EnumNames<EventKind> {
       "evict",  "plan",   "budget", "drain", "start",  "stop"};
 };
 
+// Which request an event follows from, or which session as a whole.
+struct Cause {
+  SessionId session;  // 0: neither
+  RequestId request;  // 0: none of the session's
+
+  // "s12.r7", "s12", "".
+  std::string Text() const {
+    if (session.value() == 0) return "";
+    std::string text = "s" + std::to_string(session.value());
+    if (request.value() > 0) text += ".r" + std::to_string(request.value());
+    return text;
+  }
+};
+
 struct LoggedEvent {
   uint64_t number = 0;  // counts up from 1, never reused
   absl::Time at;        // monotonic
   EventKind kind = EventKind::kStart;
   std::string text;     // one line
   Principal principal;  // whose; the daemon's own events have uid 0, ""
+  Cause cause;
 };
 
 class EventLog {
@@ -48,9 +63,9 @@ class EventLog {
   explicit EventLog(size_t capacity = 256) : capacity_(capacity) {}
 
   const LoggedEvent& Add(absl::Time at, EventKind kind, std::string text,
-                         Principal principal) {
+                         Principal principal, Cause cause = {}) {
     events_.push_back(
-        {++last_, at, kind, std::move(text), std::move(principal)});
+        {++last_, at, kind, std::move(text), std::move(principal), cause});
     if (events_.size() > capacity_) events_.pop_front();
     return events_.back();
   }

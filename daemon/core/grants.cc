@@ -18,25 +18,6 @@ constexpr uint64_t kUngated = uint64_t{1} << 44;
 // bytes per period, which may be a little more.
 constexpr bandwidth::BandwidthOptions kOptions = {.promised = kPromised + 0.05};
 
-double SpeedOf(const LinkSpeed& link, int direction) {
-  return direction == kH2d ? link.h2d_bytes_per_second
-                           : link.d2h_bytes_per_second;
-}
-
-bandwidth::Topology TopologyOf(const std::vector<LinkSpeed>& links) {
-  std::vector<bandwidth::Link> all;
-  all.reserve(links.size());
-  for (const LinkSpeed& link : links) {
-    const std::vector<size_t> path = LinkPath(links, link.name);
-    std::optional<int> parent;
-    if (path.size() > 1) parent = static_cast<int>(path[1]);
-    all.push_back({link.name, bandwidth::LinkKind::kGpu, parent,
-                   std::max(0.0, link.h2d_bytes_per_second),
-                   std::max(0.0, link.d2h_bytes_per_second)});
-  }
-  return *bandwidth::Topology::Make(all);
-}
-
 int FlowOf(int slot, int direction) { return 2 * slot + direction; }
 
 }  // namespace
@@ -44,7 +25,7 @@ int FlowOf(int slot, int direction) { return 2 * slot + direction; }
 GrantPolicy::GrantPolicy(std::vector<LinkSpeed> links)
     : links_(std::move(links)),
       ranks_on_(links_.size(), 0),
-      shares_(TopologyOf(links_), kOptions) {
+      shares_(*TopologyOf(links_), kOptions) {
   paths_.reserve(links_.size());
   for (const LinkSpeed& link : links_) {
     paths_.push_back(LinkPath(links_, link.name));
@@ -66,7 +47,7 @@ double GrantPolicy::EvenRate(int link, int direction) const {
   if (link < 0) return least;
   for (const size_t i : paths_[link]) {
     const double share =
-        SpeedOf(links_[i], direction) / std::max(1, ranks_on_[i]);
+        SpeedBothWays(links_[i], direction) / std::max(1, ranks_on_[i]);
     if (share > 0 && (least <= 0 || share < least)) least = share;
   }
   return least;
@@ -75,7 +56,9 @@ double GrantPolicy::EvenRate(int link, int direction) const {
 int GrantPolicy::Sharing(int link, int direction) const {
   int most = 0;
   for (const size_t i : paths_[link]) {
-    if (SpeedOf(links_[i], direction) > 0) most = std::max(most, ranks_on_[i]);
+    if (SpeedOf(links_[i], direction) <= 0) continue;
+    const int flows = links_[i].both_bytes_per_second > 0 ? 2 : 1;
+    most = std::max(most, ranks_on_[i] * flows);
   }
   return most;
 }

@@ -5,9 +5,10 @@
 // ahead of its use, each direction by itself. What it was guaranteed
 // (guarantees.h admits that) is promised to it, a part per kGuaranteePeriod;
 // the rest goes in even shares, of which the promised bytes are a part, and
-// what one leaves goes to the others. A rank alone on its link has a wide
-// window, because there is nobody to be fair to and the link itself is the
-// limit.
+// what one leaves goes to the others. Where both directions load a link
+// together, a prefetch weighs 8 times an offload there. A rank alone on its
+// link has a wide window, because there is nobody to be fair to and the link
+// itself is the limit.
 //
 // What a rank says it used is believed as far as it can be: what its link
 // carries in the time, and one copy ahead of the limit. So who claims more than
@@ -53,6 +54,7 @@ class GrantPolicy {
     Directions rate = {0, 0};
   };
 
+  // Links that TopologyOf (links.h) refuses are a bug of the caller.
   explicit GrantPolicy(std::vector<LinkSpeed> links);
 
   // `link` is an index into the links; -1: on none that is known (ungated).
@@ -90,7 +92,8 @@ class GrantPolicy {
   double EvenRate(int link, int direction) const;
   void CountRank(int link, int more);
   uint64_t Window(int link, int direction) const;
-  // Ranks on the busiest limited link of the path.
+  // Flows on the busiest limited link of the path: ranks, or twice as many
+  // where both directions load it together.
   int Sharing(int link, int direction) const;
   void Believe(RankShare& rank, const Directions& said, absl::Duration elapsed);
   bool Gated(const RankShare& rank, int direction) const {

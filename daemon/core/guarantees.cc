@@ -5,6 +5,9 @@
 #include <algorithm>
 #include <cmath>
 
+#include "daemon/core/links.h"
+#include "proto/base/grant_page.h"
+
 namespace sluice::daemon {
 namespace {
 
@@ -31,8 +34,8 @@ absl::Status AdmitGuarantee(const LinkSpeed& link, double asked,
   // The slower direction, because a guarantee is of both; one that is not
   // limited has enough for everybody.
   double speed = INFINITY;
-  for (const double each :
-       {link.h2d_bytes_per_second, link.d2h_bytes_per_second}) {
+  for (const int direction : {kH2d, kD2h}) {
+    const double each = SpeedBothWays(link, direction);
     if (each > 0) speed = std::min(speed, each);
   }
   if (speed == INFINITY) {

@@ -3,9 +3,9 @@
 // A link promises at most kPromised of what it carries, so that ranks without
 // a guarantee never stop; and at most kPromisedEach of it to one principal, so
 // that nobody reserves a link before the others come. A guarantee is both
-// directions' and all GPUs' behind one link share it. It is given whole or not
-// at all: a rank that would get less than it asked should know, and run by its
-// fair share.
+// directions' (half of a limit that both load together), and all GPUs' behind
+// one link share it. It is given whole or not at all: a rank that would get
+// less than it asked should know, and run by its fair share.
 //
 // Thread safety: pure functions.
 #pragma once

@@ -18,8 +18,8 @@ struct Journal {
   Stats stats;
 
   void Log(absl::Time now, EventKind kind, std::string text,
-           const Principal& whose) {
-    log.Add(now, kind, std::move(text), whose);
+           const Principal& whose, Cause cause = {}) {
+    log.Add(now, kind, std::move(text), whose, cause);
   }
 };
 

@@ -1,8 +1,37 @@
 #include "daemon/core/links.h"
 
 #include <algorithm>
+#include <optional>
+
+#include "proto/base/grant_page.h"
 
 namespace sluice::daemon {
+namespace {
+
+// The lower of two speeds of which either may be no limit.
+double Lower(double a, double b) {
+  if (a <= 0 || b <= 0) return std::max({a, b, 0.0});
+  return std::min(a, b);
+}
+
+double Alone(const LinkSpeed& link, int direction) {
+  return direction == kH2d ? link.h2d_bytes_per_second
+                           : link.d2h_bytes_per_second;
+}
+
+}  // namespace
+
+double SpeedOf(const LinkSpeed& link, int direction) {
+  return Lower(Alone(link, direction), link.both_bytes_per_second);
+}
+
+double SpeedBothWays(const LinkSpeed& link, int direction) {
+  return Lower(Alone(link, direction), link.both_bytes_per_second / 2);
+}
+
+bool IsLimited(const LinkSpeed& link) {
+  return SpeedOf(link, kH2d) > 0 || SpeedOf(link, kD2h) > 0;
+}
 
 std::vector<size_t> LinkPath(const std::vector<LinkSpeed>& links,
                              const std::string& name) {
@@ -26,6 +55,22 @@ bool Loads(const std::vector<LinkSpeed>& links, const std::string& name,
   const std::vector<size_t> path = LinkPath(links, name);
   return std::any_of(path.begin(), path.end(),
                      [&](size_t i) { return links[i].name == other; });
+}
+
+absl::StatusOr<bandwidth::Topology> TopologyOf(
+    const std::vector<LinkSpeed>& links) {
+  std::vector<bandwidth::Link> all;
+  all.reserve(links.size());
+  for (const LinkSpeed& link : links) {
+    const std::vector<size_t> path = LinkPath(links, link.name);
+    std::optional<int> parent;
+    if (path.size() > 1) parent = static_cast<int>(path[1]);
+    all.push_back({link.name, bandwidth::LinkKind::kGpu, parent,
+                   std::max(0.0, link.h2d_bytes_per_second),
+                   std::max(0.0, link.d2h_bytes_per_second),
+                   std::max(0.0, link.both_bytes_per_second)});
+  }
+  return bandwidth::Topology::Make(all);
 }
 
 }  // namespace sluice::daemon

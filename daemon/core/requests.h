@@ -7,6 +7,7 @@
 #include <memory>
 #include <set>
 #include <string>
+#include <utility>
 #include <variant>
 #include <vector>
 
@@ -53,6 +54,13 @@ struct GiveUpRequest {
 };
 // The profile itself follows by Core::ProfileRead.
 struct ProfileRequest {};
+struct StepReportRequest {
+  // A report alone is one, too.
+  StepReportRequest(StepReport told, std::vector<double> maps = {})
+      : step(told), map_seconds(std::move(maps)) {}
+  StepReport step;
+  std::vector<double> map_seconds;  // of each lease since the last one
+};
 // What became of a PlanChangedNotice.
 struct PlanTakenRequest {
   PlanId plan;
@@ -63,9 +71,9 @@ struct PlanTakenRequest {
 struct QueryRequest {
   PlanId plan;
 };
-using Request =
-    std::variant<HelloRequest, LeaseRequest, FreeRequest, ProfileRequest,
-                 StepReport, PlanTakenRequest, QueryRequest, GiveUpRequest>;
+using Request = std::variant<HelloRequest, LeaseRequest, FreeRequest,
+                             ProfileRequest, StepReportRequest,
+                             PlanTakenRequest, QueryRequest, GiveUpRequest>;
 
 struct WelcomeReply {
   bool observer = false;

@@ -120,6 +120,9 @@ struct Snapshot {
   // descriptors of clients that wait to be closed.
   uint64_t log_lines_dropped = 0, log_lines_suppressed = 0;
   size_t descriptors_closing = 0;
+  // Whether what jobs hold outlives this daemon; absent: nobody would keep it.
+  std::optional<bool> kept;
+  uint64_t keepers_replaced = 0;  // by this daemon
   // How often ranks found the heartbeat stale while the daemon lived.
   uint64_t grant_stale_periods = 0;
   QuotasSnapshot quotas;

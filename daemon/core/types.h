@@ -75,13 +75,15 @@ struct Exit {
   int code = 0;  // exit status or signal number
 };
 
-// Two directions of a link, bytes per second; 0: not known or not throttled.
+// What a link carries, bytes per second; 0: not known or not throttled.
 struct LinkSpeed {
   std::string name;
   double h2d_bytes_per_second = 0;
   double d2h_bytes_per_second = 0;
   // The link that it hangs on, such as a PCIe switch's; empty: none.
   std::string parent;
+  // Of both directions together, beside what each carries alone.
+  double both_bytes_per_second = 0;
 };
 
 struct GpuConfig {
@@ -141,6 +143,12 @@ struct WaitLimits {
   absl::Duration longest = absl::Hours(1);
 };
 
+// What is kept of profiles while their jobs ask and run: all but their traces.
+struct ProfileLimit {
+  Bytes each = MiB(2);  // of one principal
+  Bytes all = MiB(64);
+};
+
 // What leases are cut into, by what kind of pool they are of: whole pieces of
 // this size, and a tail.
 struct ExtentSizes {
@@ -163,6 +171,7 @@ struct NodeConfig {
   Bytes granularity = KiB(64);
   ExtentLimits extent_limits;
   WaitLimits wait_limits;
+  ProfileLimit profile_limit;
   // What an operator should know of this start, one sentence each.
   std::vector<std::string> warnings;
   Limits principal_limits;

@@ -48,16 +48,20 @@ bool LineUp(std::vector<int> fds) {
   return true;
 }
 
-void SetEnvironment(const DaemonCommand& command, const KeptDescriptors& kept) {
+void SetEnvironment(const DaemonCommand& command, const KeptDescriptors& kept,
+                    pid_t keeper) {
   const auto set = [](const char* name, const std::string& value) {
     setenv(name, value.c_str(), /*overwrite=*/1);
   };
   for (const char* stale : {"LISTEN_PID", "LISTEN_FDS", "LISTEN_FDNAMES",
-                            "WATCHDOG_PID", "WATCHDOG_USEC"}) {
+                            "WATCHDOG_PID", "WATCHDOG_USEC", "SLUICE_KEEPER"}) {
     unsetenv(stale);
   }
   set("NOTIFY_SOCKET", command.notify_socket);
   set("FDSTORE", std::to_string(kept.capacity()));
+  if (!command.keeper.empty()) {
+    set("SLUICE_KEEPER", fmt::format("{}:{}", keeper, command.keeper));
+  }
   if (kept.all().empty()) return;
   set("LISTEN_PID", std::to_string(getpid()));
   set("LISTEN_FDS", std::to_string(kept.all().size()));
@@ -68,13 +72,13 @@ void SetEnvironment(const DaemonCommand& command, const KeptDescriptors& kept) {
 }
 
 [[noreturn]] void BecomeDaemon(const DaemonCommand& command,
-                               const KeptDescriptors& kept) {
+                               const KeptDescriptors& kept, pid_t keeper) {
   setpgid(0, 0);
   signal(SIGPIPE, SIG_DFL);
   sigprocmask(SIG_SETMASK, &command.signals, nullptr);
   std::vector<int> fds;
   for (const auto& [name, fd] : kept.all()) fds.push_back(fd.get());
-  SetEnvironment(command, kept);
+  SetEnvironment(command, kept, keeper);
   std::vector<char*> argv;
   for (const std::string& word : command.argv) {
     argv.push_back(const_cast<char*>(word.c_str()));
@@ -92,9 +96,10 @@ void SetEnvironment(const DaemonCommand& command, const KeptDescriptors& kept) {
 absl::StatusOr<pid_t> StartDaemon(const DaemonCommand& command,
                                   const KeptDescriptors& kept) {
   std::fflush(nullptr);
+  const pid_t keeper = getpid();
   const pid_t pid = fork();
   if (pid < 0) return ErrnoStatus(errno, "start a process");
-  if (pid == 0) BecomeDaemon(command, kept);
+  if (pid == 0) BecomeDaemon(command, kept, keeper);
   setpgid(pid, pid);  // whoever of the two comes first
   return pid;
 }

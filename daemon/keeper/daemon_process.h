@@ -15,12 +15,16 @@ namespace sluice::daemon {
 struct DaemonCommand {
   std::vector<std::string> argv;  // argv[0] is the program's path
   std::string notify_socket;
+  // The keeper's own program; empty: the daemon is not told who its keeper is,
+  // and takes it for systemd.
+  std::string keeper;
   sigset_t signals = {};  // its mask: the one that the keeper was started with
 };
 
 // A child in a process group of its own (a terminal's Ctrl-C reaches the keeper
-// alone, which forwards it), with $NOTIFY_SOCKET, $LISTEN_FDS, $LISTEN_FDNAMES
-// and $FDSTORE. Status 127, with a line on stderr: it cannot be run.
+// alone, which forwards it), with $NOTIFY_SOCKET, $LISTEN_FDS, $LISTEN_FDNAMES,
+// $FDSTORE and $SLUICE_KEEPER. Status 127, with a line on stderr: it cannot be
+// run.
 absl::StatusOr<pid_t> StartDaemon(const DaemonCommand& command,
                                   const KeptDescriptors& kept);
 

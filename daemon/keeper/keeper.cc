@@ -3,7 +3,6 @@
 #include <fmt/format.h>
 #include <poll.h>
 #include <sys/signalfd.h>
-#include <sys/wait.h>
 #include <unistd.h>
 
 #include <algorithm>
@@ -11,6 +10,7 @@
 #include <bit>
 #include <cerrno>
 #include <csignal>
+#include <span>
 #include <utility>
 
 #include "proto/base/clock.h"
@@ -33,15 +33,30 @@ void Log(fmt::format_string<Args...> text, Args&&... args) {
 sigset_t SignalsOfKeeper() {
   sigset_t set;
   sigemptyset(&set);
-  sigaddset(&set, SIGCHLD);
   for (const int signal : kEnding) sigaddset(&set, signal);
   for (const int signal : kHandedOn) sigaddset(&set, signal);
   return set;
 }
 
+// That a pipe closes is no answer: so it does when a keeper dies. Never waits:
+// a pipe without room is nobody's barrier.
+void Answer(std::span<const UniqueFd> barrier) {
+  for (const UniqueFd& fd : barrier) {
+    pollfd writable = {fd.get(), POLLOUT, 0};
+    if (poll(&writable, 1, 0) == 1 && (writable.revents & POLLOUT) != 0) {
+      [[maybe_unused]] const auto sent = write(fd.get(), "!", 1);
+    }
+  }
+}
+
 }  // namespace
 
 absl::StatusOr<std::unique_ptr<Keeper>> Keeper::Make(Options options) {
+  std::optional<WatchedDaemon> daemon;
+  if (options.adopt) {
+    SLUICE_ASSIGN_OR_RETURN(daemon, WatchedDaemon::Adopt(*options.adopt));
+    SLUICE_ASSIGN_OR_RETURN(options.argv, daemon->Command());
+  }
   SLUICE_ASSIGN_OR_RETURN(
       RuntimeLock lock,
       RuntimeLock::Take(options.runtime_dir,
@@ -55,54 +70,62 @@ absl::StatusOr<std::unique_ptr<Keeper>> Keeper::Make(Options options) {
   signal(SIGPIPE, SIG_IGN);  // of a log that nobody reads any more
   UniqueFd signals(signalfd(-1, &taken, SFD_CLOEXEC | SFD_NONBLOCK));
   if (!signals) return ErrnoStatus(errno, "make a signalfd");
-  return std::unique_ptr<Keeper>(new Keeper(std::move(options), std::move(lock),
-                                            std::move(receiver),
-                                            std::move(signals), before));
+  return std::unique_ptr<Keeper>(
+      new Keeper(std::move(options), std::move(lock), std::move(receiver),
+                 std::move(signals), before, std::move(daemon)));
 }
 
 Keeper::Keeper(Options options, RuntimeLock lock, NotifyReceiver receiver,
-               UniqueFd signals, sigset_t mask_before)
+               UniqueFd signals, sigset_t mask_before,
+               std::optional<WatchedDaemon> daemon)
     : options_(std::move(options)),
       lock_(std::move(lock)),
       receiver_(std::move(receiver)),
       signals_(std::move(signals)),
       command_{.argv = options_.argv,
                .notify_socket = receiver_.path(),
+               .keeper = options_.program,
                .signals = mask_before},
-      kept_(options_.capacity) {}
+      kept_(options_.capacity),
+      daemon_(std::move(daemon)) {
+  if (daemon_) {
+    Log("adopted sluiced, process {}, whose keeper died", daemon_->pid());
+  }
+}
 
 int Keeper::Run() {
   while (true) {
-    if (daemon_ == 0 && asked_to_end_) return 0;  // during a pause
-    if (daemon_ == 0 && Now() >= start_at_) Start();
+    if (!daemon_ && asked_to_end_) return 0;  // during a pause
+    if (!daemon_ && Now() >= start_at_) Start();
     WaitForSomething();
     ReadMessages();
     ReadSignals();
     EndIfLate();
-    if (!HasDied()) continue;
+    if (!daemon_ || !daemon_->HasEnded()) continue;
     if (const auto status = OnDeath()) return *status;
   }
 }
 
 void Keeper::Start() {
-  const auto pid = StartDaemon(command_, kept_);
-  if (!pid.ok()) {
-    Log("{}", std::string(pid.status().message()));
+  auto started = WatchedDaemon::Start(command_, kept_);
+  if (!started.ok()) {
+    Log("{}", std::string(started.status().message()));
     start_at_ = Now() + RestartPolicy::kLongestPause;
     return;
   }
-  daemon_ = *pid;
-  Log("started sluiced as process {} with {} descriptors", daemon_,
+  daemon_ = *std::move(started);
+  Log("started sluiced as process {} with {} descriptors", daemon_->pid(),
       kept_.all().size());
 }
 
 void Keeper::WaitForSomething() {
-  const absl::Time until = daemon_ == 0 ? start_at_ : kill_at_;
+  const absl::Time until = daemon_ ? kill_at_ : start_at_;
   const absl::Duration left =
       std::clamp(until - Now(), absl::ZeroDuration(), absl::Hours(1));
   const timespec timeout = absl::ToTimespec(left);
-  std::array<pollfd, 2> polls = {
-      {{receiver_.fd(), POLLIN, 0}, {signals_.get(), POLLIN, 0}}};
+  std::array<pollfd, 3> polls = {{{receiver_.fd(), POLLIN, 0},
+                                  {signals_.get(), POLLIN, 0},
+                                  {daemon_ ? daemon_->fd() : -1, POLLIN, 0}}};
   ppoll(polls.data(), polls.size(), &timeout, nullptr);
 }
 
@@ -118,12 +141,13 @@ void Keeper::ReadMessages() {
 void Keeper::Take(NotifyReceiver::Datagram datagram) {
   // A pid is not used again before its process was waited for, and messages
   // are read before that: nobody else has this one.
-  if (daemon_ == 0 || datagram.sender != daemon_) {
+  if (!daemon_ || datagram.sender != daemon_->pid()) {
     return Refuse(fmt::format("process {} is not the daemon", datagram.sender));
   }
   if (!datagram.whole) return Refuse("it did not arrive whole");
   const auto said = ParseNotification(datagram.text);
   if (!said.ok()) return Refuse(std::string(said.status().message()));
+  if (said->kind == Notification::Kind::kBarrier) Answer(datagram.fds);
   const absl::Status done = kept_.Apply(*said, std::move(datagram.fds));
   if (!done.ok()) Refuse(std::string(done.message()));
 }
@@ -139,46 +163,32 @@ void Keeper::ReadSignals() {
   signalfd_siginfo got;
   while (read(signals_.get(), &got, sizeof(got)) == sizeof(got)) {
     const int signal = static_cast<int>(got.ssi_signo);
-    if (signal == SIGCHLD) continue;
-    if (std::ranges::find(kEnding, signal) != std::end(kEnding)) {
+    const bool ends = std::ranges::find(kEnding, signal) != std::end(kEnding);
+    if (ends) {
       asked_to_end_ = true;
       kill_at_ = std::min(kill_at_, Now() + options_.patience);
     }
-    // It has not been waited for, so this is still its number.
-    if (daemon_ != 0) kill(daemon_, signal);
+    if (daemon_) ends ? daemon_->EndService(signal) : daemon_->Signal(signal);
   }
 }
 
 void Keeper::EndIfLate() {
-  if (daemon_ == 0 || Now() < kill_at_) return;
-  Log("sluiced (process {}) did not end within {}: killed", daemon_,
+  if (!daemon_ || Now() < kill_at_) return;
+  Log("sluiced (process {}) did not end within {}: killed", daemon_->pid(),
       absl::FormatDuration(options_.patience));
-  kill(-daemon_, SIGKILL);
+  daemon_->KillGroup();
   kill_at_ = absl::InfiniteFuture();
 }
 
-bool Keeper::HasDied() const {
-  siginfo_t info = {};
-  return daemon_ != 0 &&
-         waitid(P_PID, static_cast<id_t>(daemon_), &info,
-                WEXITED | WNOHANG | WNOWAIT) == 0 &&
-         info.si_pid == daemon_;
-}
-
 std::optional<int> Keeper::OnDeath() {
-  ReadMessages();           // what it sent last
-  kill(-daemon_, SIGKILL);  // what it started must not outlive it
-  int status = 0;
-  waitpid(daemon_, &status, 0);
-  const DaemonEnd end = {
-      .exit_code = WIFEXITED(status) ? WEXITSTATUS(status) : 0,
-      .signal = WIFSIGNALED(status) ? WTERMSIG(status) : 0};
+  ReadMessages();  // what it sent last
+  const DaemonEnd end = daemon_->End();
   const absl::Time now = Now();
   const auto verdict = policy_.Decide(
       end, {.asked = asked_to_end_, .holds = !kept_.all().empty()}, now);
-  Log("sluiced (process {}) {}; {} descriptors are {}", daemon_, end.Text(),
-      kept_.all().size(), verdict.exit ? "given up" : "held");
-  daemon_ = 0;
+  Log("sluiced (process {}) {}; {} descriptors are {}", daemon_->pid(),
+      end.Text(), kept_.all().size(), verdict.exit ? "given up" : "held");
+  daemon_.reset();
   start_at_ = now + verdict.pause;
   if (verdict.slower_now) {
     Log("sluiced died {} times within {}: from now on it is started again "

@@ -19,6 +19,7 @@
 #include "daemon/keeper/kept_descriptors.h"
 #include "daemon/keeper/notify_receiver.h"
 #include "daemon/keeper/restart_policy.h"
+#include "daemon/keeper/watched_daemon.h"
 #include "daemon/runtime/runtime_dir.h"
 #include "proto/base/unique_fd.h"
 
@@ -28,13 +29,17 @@ class Keeper {
  public:
   struct Options {
     std::string runtime_dir;
-    std::vector<std::string> argv;  // of the daemon
+    std::vector<std::string> argv;  // of the daemon; empty: as `adopt` has it
+    // A daemon whose keeper died, and which started this one.
+    std::optional<pid_t> adopt;
+    std::string program;  // the keeper's own
     int64_t capacity = 0;
     // How long a daemon that was told to end may take.
     absl::Duration patience = absl::Seconds(5);
   };
   // Takes the folder's lock, makes the socket, blocks the signals that Run
-  // reads. AlreadyExists: another keeper is there.
+  // reads. AlreadyExists: another keeper is there. InvalidArgument: `adopt` did
+  // not start this process.
   static absl::StatusOr<std::unique_ptr<Keeper>> Make(Options options);
 
   // Until the daemon has ended for good. Returns the exit status to hand on.
@@ -44,7 +49,8 @@ class Keeper {
   static constexpr int kMessagesPerTurn = 1024;
 
   Keeper(Options options, RuntimeLock lock, NotifyReceiver receiver,
-         UniqueFd signals, sigset_t mask_before);
+         UniqueFd signals, sigset_t mask_before,
+         std::optional<WatchedDaemon> daemon);
   void Start();
   void WaitForSomething();
   void ReadMessages();
@@ -54,7 +60,6 @@ class Keeper {
   void EndIfLate();
   // The exit status to hand on, if that is what follows.
   std::optional<int> OnDeath();
-  bool HasDied() const;
 
   const Options options_;
   const RuntimeLock lock_;
@@ -63,7 +68,7 @@ class Keeper {
   const DaemonCommand command_;
   KeptDescriptors kept_;
   RestartPolicy policy_;
-  pid_t daemon_ = 0;  // 0: none runs
+  std::optional<WatchedDaemon> daemon_;  // absent: none runs
   bool asked_to_end_ = false;
   absl::Time kill_at_ = absl::InfiniteFuture();
   absl::Time start_at_ = absl::InfinitePast();

@@ -26,6 +26,7 @@ struct Arguments {
   std::string runtime_dir = "/run/sluice";
   std::string program;  // empty: sluiced, beside this one
   std::optional<int64_t> max_descriptors;
+  std::optional<pid_t> adopt;  // absent: it starts one
   std::vector<std::string> daemon;
 };
 
@@ -36,7 +37,8 @@ constexpr char kExamples[] = R"(Examples:
 
 What is behind -- is sluiced's. SIGTERM and SIGINT end both; SIGHUP, SIGUSR1
 and SIGUSR2 are handed on. A sluiced that dies, or that another process ends,
-is started again with all it had stored. Exit status: sluiced's; 2 bad input.)";
+is started again with all it had stored; a keeper that dies is replaced by
+another one, which sluiced starts with --adopt. Exit status: sluiced's; 2 bad input.)";
 
 absl::StatusOr<int64_t> Capacity(std::optional<int64_t> asked) {
   Starter next;
@@ -61,16 +63,26 @@ absl::StatusOr<std::string> Program(const std::string& asked) {
   return path;
 }
 
+absl::StatusOr<std::vector<std::string>> DaemonArguments(
+    const Arguments& arguments) {
+  SLUICE_ASSIGN_OR_RETURN(const std::string program,
+                          Program(arguments.program));
+  std::vector<std::string> argv = {program, "--runtime-dir",
+                                   arguments.runtime_dir};
+  argv.insert(argv.end(), arguments.daemon.begin(), arguments.daemon.end());
+  return argv;
+}
+
 absl::StatusOr<int> Serve(const Arguments& arguments) {
   Keeper::Options options;
   options.runtime_dir = arguments.runtime_dir;
-  SLUICE_ASSIGN_OR_RETURN(const std::string program,
-                          Program(arguments.program));
+  options.program = Sibling("sluiced-keeper");
   SLUICE_ASSIGN_OR_RETURN(options.capacity,
                           Capacity(arguments.max_descriptors));
-  options.argv = {program, "--runtime-dir", arguments.runtime_dir};
-  options.argv.insert(options.argv.end(), arguments.daemon.begin(),
-                      arguments.daemon.end());
+  options.adopt = arguments.adopt;
+  if (!options.adopt) {
+    SLUICE_ASSIGN_OR_RETURN(options.argv, DaemonArguments(arguments));
+  }
   SLUICE_ASSIGN_OR_RETURN(const auto keeper, Keeper::Make(std::move(options)));
   return keeper->Run();
 }
@@ -93,10 +105,17 @@ int Main(int argc, char** argv) {
                 fmt::format("how many it holds at most (default: {}, or what "
                             "the limit of open files allows)",
                             kDefaultDescriptors));
-  app.add_option("--program", arguments.program,
-                 "the daemon (default: sluiced, beside this program)");
-  app.add_option("sluiced arguments", arguments.daemon,
-                 "behind --, handed on as they are");
+  auto* const program =
+      app.add_option("--program", arguments.program,
+                     "the daemon (default: sluiced, beside this program)");
+  auto* const daemon = app.add_option("sluiced arguments", arguments.daemon,
+                                      "behind --, handed on as they are");
+  app.add_option("--adopt", arguments.adopt,
+                 "for sluiced itself, whose keeper died: the process that "
+                 "starts this one, to be its daemon from now on")
+      ->type_name("PID")
+      ->excludes(program)
+      ->excludes(daemon);
   app.footer(kExamples);
   app.name("sluiced-keeper");
   const auto done = cli::Parse(app, {argv + 1, argv + argc});

@@ -3,7 +3,6 @@
 #include <fmt/format.h>
 #include <sys/socket.h>
 #include <sys/stat.h>
-#include <sys/un.h>
 #include <unistd.h>
 
 #include <array>
@@ -13,6 +12,7 @@
 
 #include "daemon/keeper/notification.h"
 #include "proto/base/status.h"
+#include "proto/base/unix_address.h"
 
 namespace sluice::daemon {
 namespace {
@@ -38,23 +38,21 @@ void TakeControl(const cmsghdr& part, NotifyReceiver::Datagram& into) {
 }  // namespace
 
 absl::StatusOr<NotifyReceiver> NotifyReceiver::Bind(const std::string& path) {
-  sockaddr_un address = {};
-  address.sun_family = AF_UNIX;
-  if (path.size() >= sizeof(address.sun_path)) {
+  const auto address = UnixAddress(path);
+  if (!address) {
     return absl::InvalidArgumentError(fmt::format(
         "the socket path {} has more than {} characters: choose a shorter "
         "--runtime-dir",
-        path, sizeof(address.sun_path) - 1));
+        path, kLongestSocketPath));
   }
-  std::memcpy(address.sun_path, path.data(), path.size());
   UniqueFd fd(socket(AF_UNIX, SOCK_DGRAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0));
   constexpr int kOn = 1;
   // The mode before bind, so that there is no moment with a wider one.
   if (!fd || fchmod(fd.get(), 0600) != 0 ||
       setsockopt(fd.get(), SOL_SOCKET, SO_PASSCRED, &kOn, sizeof(kOn)) != 0 ||
       (unlink(path.c_str()) != 0 && errno != ENOENT) ||
-      bind(fd.get(), reinterpret_cast<const sockaddr*>(&address),
-           sizeof(address)) != 0) {
+      bind(fd.get(), reinterpret_cast<const sockaddr*>(&*address),
+           sizeof(*address)) != 0) {
     return ErrnoStatus(errno, "make the socket " + path);
   }
   return NotifyReceiver(path, std::move(fd));

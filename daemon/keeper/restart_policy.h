@@ -12,7 +12,8 @@ namespace sluice::daemon {
 // How a process ended.
 struct DaemonEnd {
   int exit_code = 0;
-  int signal = 0;  // 0: it exited
+  int signal = 0;     // 0: it exited
+  bool known = true;  // false: of an adopted one the kernel does not tell
   // As a shell has it: 128 and the signal.
   int status() const { return signal != 0 ? 128 + signal : exit_code; }
   std::string Text() const;  // "exited with status 2"

@@ -6,7 +6,6 @@
 #include <netinet/in.h>
 #include <sys/socket.h>
 #include <sys/stat.h>
-#include <sys/un.h>
 #include <unistd.h>
 
 #include <cerrno>
@@ -16,6 +15,7 @@
 
 #include "absl/strings/numbers.h"
 #include "proto/base/status.h"
+#include "proto/base/unix_address.h"
 
 namespace sluice::daemon {
 namespace {
@@ -109,20 +109,18 @@ absl::Status CheckGroup(const std::string& name) {
 
 absl::StatusOr<UniqueFd> ListenOnUnix(const std::string& path,
                                       const std::string& group) {
-  sockaddr_un address = {};
-  address.sun_family = AF_UNIX;
-  if (path.size() >= sizeof(address.sun_path)) {
+  const auto address = UnixAddress(path);
+  if (!address) {
     return absl::InvalidArgumentError(fmt::format(
         "the socket path {} is longer than {} bytes: choose a shorter "
         "--runtime-dir",
-        path, sizeof(address.sun_path) - 1));
+        path, kLongestSocketPath));
   }
-  path.copy(address.sun_path, path.size());
   UniqueFd socket(::socket(AF_UNIX, kFlags, 0));
   if (!socket) return ErrnoStatus(errno, "make a socket");
   unlink(path.c_str());  // a killed daemon's; the folder is ours, by its lock
-  if (bind(socket.get(), reinterpret_cast<sockaddr*>(&address),
-           sizeof(address)) != 0) {
+  if (bind(socket.get(), reinterpret_cast<const sockaddr*>(&*address),
+           sizeof(*address)) != 0) {
     return ErrnoStatus(errno, "listen at " + path);
   }
   // Nobody gets in before `listen`, so the mode is in force for all.

@@ -18,6 +18,8 @@ constexpr std::array kPlaces = {
     Place{"/metrics", PageName::kMetrics}, Place{"/readyz", PageName::kReady},
     Place{"/status.json", PageName::kStatusJson}};
 
+constexpr char kMetricsType[] = "text/plain; version=0.0.4; charset=utf-8";
+
 bool NeedsSnapshot(PageName name) {
   return name == PageName::kMetrics || name == PageName::kStatusJson;
 }
@@ -25,7 +27,7 @@ bool NeedsSnapshot(PageName name) {
 Page Render(PageKey key, const Snapshot& snapshot) {
   const auto& [name, audience] = key;
   if (name == PageName::kMetrics) {
-    return {HttpStatus::kOk, "text/plain; version=0.0.4; charset=utf-8",
+    return {HttpStatus::kOk, kMetricsType,
             PrometheusText(snapshot, ReadProcessStats(), audience)};
   }
   return {HttpStatus::kOk, "application/json",
@@ -35,6 +37,16 @@ Page Render(PageKey key, const Snapshot& snapshot) {
 
 Page Unavailable(const absl::Status& why) {
   return LinePage(HttpStatus::kUnavailable, std::string(why.message()));
+}
+
+// It lives, and must not be started again for that it is not ready.
+Page FrozenPage(PageName name, const std::string& why) {
+  if (name == PageName::kMetrics) {
+    return {HttpStatus::kOk, kMetricsType, FrozenText(ReadProcessStats())};
+  }
+  return LinePage(
+      name == PageName::kHealth ? HttpStatus::kOk : HttpStatus::kUnavailable,
+      "frozen: " + why);
 }
 
 }  // namespace
@@ -68,6 +80,9 @@ Pages MakePages(const std::set<PageKey>& asked, const PageSources* sources) {
               std::string(StatusPage())};
     }
     if (!alive.ok()) return Unavailable(alive);
+    if (!sources->frozen.empty()) {
+      return FrozenPage(key.first, sources->frozen);
+    }
     if (!NeedsSnapshot(key.first)) return LinePage(HttpStatus::kOk, "ok");
     if (!snapshot) snapshot = sources->snapshot();
     if (!snapshot->ok()) return Unavailable(snapshot->status());

@@ -41,6 +41,9 @@ struct PageSources {
   std::function<absl::StatusOr<Snapshot>()> snapshot;
   // Whether the loop answers.
   std::function<absl::Status()> alive;
+  // Why the daemon is frozen (daemon/frozen), in one line; empty: it serves.
+  // Then nothing is asked for a snapshot.
+  std::string frozen;
 };
 
 using PageKey = std::pair<PageName, Audience>;

@@ -111,14 +111,24 @@ void AddWaiting(const Snapshot& from, Families& to) {
        [](const Sum& sum) { return sum.oldest; });
 }
 
-// Jobs of one name and user, whatever their cgroup, are one series.
-using JobLabel = std::pair<std::string, uint32_t>;
+// Jobs of one name and user, whatever their cgroup, are one series; those that
+// are too many are one together, which no user can be called like.
+struct JobLabel {
+  std::string name, uid;
+  auto operator<=>(const JobLabel&) const = default;
+};
+
+JobLabel LabelOf(const Stats& stats, const JobKey& job) {
+  if (stats.jobs.Find(job) == nullptr) return {"other", "other"};
+  return {job.name, std::to_string(job.principal.uid)};
+}
 
 Labels LabelsOf(const JobLabel& job) {
-  return {{"sluice_job", job.first}, {"uid", std::to_string(job.second)}};
+  return {{"sluice_job", job.name}, {"uid", job.uid}};
 }
 
 struct JobSums {
+  bool lives = false;  // else it has ended, and only what was counted is told
   std::map<uint64_t, Bytes> gpu_bytes;  // by GPU
   Bytes host_bytes, hbm_peak;
   double ranks = 0, step = 0, loss = NAN, tokens_per_second = 0;
@@ -141,7 +151,8 @@ double LeastAlpha(const Snapshot& from, PlanId id) {
 std::map<JobLabel, JobSums> SumJobs(const Snapshot& from) {
   std::map<JobLabel, JobSums> jobs;
   for (const JobSnapshot& job : from.jobs) {
-    JobSums& sums = jobs[{job.name, job.principal.uid}];
+    JobSums& sums = jobs[LabelOf(*from.stats, {job.principal, job.name})];
+    sums.lives = true;
     sums.alpha = std::fmin(sums.alpha, LeastAlpha(from, job.plan));
     for (const RankSnapshot& rank : job.ranks) {
       if (!rank.closed) ++sums.ranks;
@@ -158,14 +169,11 @@ std::map<JobLabel, JobSums> SumJobs(const Snapshot& from) {
       }
     }
   }
-  for (const auto& [key, stats] : from.stats->jobs) {
-    JobStats& sums = jobs[{key.name, key.principal.uid}].stats;
-    sums.steps += stats.steps;
-    sums.tokens += stats.tokens;
-    sums.stall_seconds += stats.stall_seconds;
-    sums.grant_wait_seconds += stats.grant_wait_seconds;
-    sums.plan_mismatches += stats.plan_mismatches;
-    sums.step_seconds.Merge(stats.step_seconds);
+  for (const auto& [key, series] : from.stats->jobs.jobs()) {
+    jobs[LabelOf(*from.stats, key)].stats.Add(series.stats);
+  }
+  if (from.stats->jobs.other().steps > 0) {
+    jobs[{"other", "other"}].stats.Add(from.stats->jobs.other());
   }
   return jobs;
 }
@@ -184,7 +192,10 @@ void AddJobs(const Snapshot& from, Families& to) {
   const auto each = [&](const char* name, const char* help, MetricType type,
                         auto value) {
     to.Add(name, help, type);
-    for (const auto& [label, job] : jobs) to.Value(LabelsOf(label), value(job));
+    for (const auto& [label, job] : jobs) {
+      if (!job.lives && type == MetricType::Gauge) continue;
+      to.Value(LabelsOf(label), value(job));
+    }
   };
   const auto gauge = [&](const char* name, const char* help, auto value) {
     each(name, help, MetricType::Gauge, value);
@@ -296,6 +307,12 @@ void AddQuotas(const QuotasSnapshot& from, Audience audience, Families& to) {
   }
 }
 
+void AddFrozen(bool frozen, Families& to) {
+  to.Gauge("sluice_frozen",
+           "1 while sluiced keeps what jobs hold and grants nothing.",
+           frozen ? 1 : 0);
+}
+
 void AddProcess(const ProcessStats& from, Families& to) {
   to.Counter("process_cpu_seconds_total", "CPU time of sluiced.",
              from.cpu_seconds);
@@ -319,7 +336,8 @@ void AddLinks(const Snapshot& from, Families& to) {
   for (const LinkSpeed& link : from.links) {
     for (const auto& [direction, speed] :
          {std::pair{"h2d", link.h2d_bytes_per_second},
-          std::pair{"d2h", link.d2h_bytes_per_second}}) {
+          std::pair{"d2h", link.d2h_bytes_per_second},
+          std::pair{"both", link.both_bytes_per_second}}) {
       if (speed > 0) {
         to.Value({{"link", link.name}, {"direction", direction}}, speed);
       }
@@ -350,6 +368,16 @@ void AddLosses(const Snapshot& from, Families& to) {
            "Descriptors that clients sent, and sockets of ended sessions, "
            "that wait to be closed.",
            static_cast<double>(from.descriptors_closing));
+}
+
+void AddKeeping(const Snapshot& from, Families& to) {
+  to.Add("sluice_kept",
+         "1 while what jobs hold outlives this sluiced, 0 where that has "
+         "ended; only where somebody keeps descriptors.",
+         MetricType::Gauge);
+  if (from.kept) to.Value({}, *from.kept ? 1 : 0);
+  to.Counter("sluice_keepers_replaced_total",
+             "Keepers that died and have a successor.", from.keepers_replaced);
 }
 
 void AddService(const Snapshot& from, Families& to) {
@@ -410,6 +438,9 @@ void AddService(const Snapshot& from, Families& to) {
   to.AddHistogram("sluice_plan_seconds",
                   "From the last profile until the worker's plan is checked.",
                   stats.plan_seconds);
+  to.AddHistogram("sluice_map_seconds",
+                  "How long ranks took to map a lease, as they report it.",
+                  stats.map_seconds);
   to.AddHistogram("sluice_grant_wait_seconds",
                   "Time a step's copies waited for bandwidth grants.",
                   stats.grant_wait_seconds);
@@ -420,11 +451,20 @@ void AddService(const Snapshot& from, Families& to) {
 
 }  // namespace
 
+std::string FrozenText(const ProcessStats& process) {
+  Families families;
+  AddFrozen(true, families);
+  AddProcess(process, families);
+  return families.Text();
+}
+
 std::string PrometheusText(const Snapshot& snapshot,
                            const ProcessStats& process, Audience audience) {
   SLUICE_CHECK(snapshot.stats.has_value());
   Families families;
+  AddFrozen(false, families);
   AddService(snapshot, families);
+  AddKeeping(snapshot, families);
   AddLosses(snapshot, families);
   AddPools(snapshot, families);
   AddWaiting(snapshot, families);

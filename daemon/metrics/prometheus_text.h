@@ -17,4 +17,7 @@ namespace sluice::daemon {
 std::string PrometheusText(const Snapshot& snapshot,
                            const ProcessStats& process, Audience audience);
 
+// Of a daemon that is frozen (daemon/frozen), which has no snapshot.
+std::string FrozenText(const ProcessStats& process);
+
 }  // namespace sluice::daemon

@@ -30,6 +30,17 @@ json Gpu(const GpuSnapshot& gpu) {
   return to;
 }
 
+json Link(const LinkSpeed& link) {
+  const auto speed = [](double bytes_per_second) {
+    return bytes_per_second > 0 ? json(bytes_per_second) : json(nullptr);
+  };
+  return {{"name", link.name},
+          {"parent", link.parent.empty() ? json(nullptr) : json(link.parent)},
+          {"h2d_bytes_per_second", speed(link.h2d_bytes_per_second)},
+          {"d2h_bytes_per_second", speed(link.d2h_bytes_per_second)},
+          {"both_bytes_per_second", speed(link.both_bytes_per_second)}};
+}
+
 json RankOf(const RankSnapshot& rank) {
   json to = {{"rank", rank.rank.value()},
              {"pid", rank.pid},
@@ -246,6 +257,7 @@ json Aggregates(const Snapshot& snapshot) {
         absl::ToDoubleSeconds(snapshot.now - snapshot.outside_at);
   }
   to["gpus"] = List(snapshot.gpus, Gpu);
+  to["links"] = List(snapshot.links, Link);
   to["host"] = List(snapshot.hosts, [](const PoolSnapshot& pool) {
     json host = {{"numa", pool.id.ordinal}};
     AddPool(pool, host);
@@ -285,10 +297,13 @@ std::string SnapshotJson(const Snapshot& snapshot) {
   to["planning"] = List(snapshot.planning, Planning);
   to["waiting"] = List(snapshot.waiting, WaitingOf);
   to["events"] = List(snapshot.events, [&](const LoggedEvent& event) {
-    return json{{"number", event.number},
-                {"age_s", absl::ToDoubleSeconds(snapshot.now - event.at)},
-                {"kind", Name(event.kind)},
-                {"text", event.text}};
+    return json{
+        {"number", event.number},
+        {"age_s", absl::ToDoubleSeconds(snapshot.now - event.at)},
+        {"kind", Name(event.kind)},
+        {"request", event.cause.session.value() > 0 ? json(event.cause.Text())
+                                                    : json(nullptr)},
+        {"text", event.text}};
   });
   return Text(to);
 }

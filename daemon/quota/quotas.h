@@ -27,9 +27,11 @@ enum class Resource {
   kInFlight,      // descriptors that were sent and not received
   kQueuedBytes,   // packets that wait to be sent
   kProfileBytes,  // decoded profiles, until their plans are made
+  kKeptProfiles,  // bytes of profiles while their jobs run, without traces
+                  // (counted by daemon/core)
   kCodecTime,     // microseconds in which profiles were decoded
 };
-inline constexpr size_t kResources = 7;
+inline constexpr size_t kResources = 8;
 // As the configuration and the metrics call it: "sessions".
 const char* Name(Resource resource);
 // Nobody is refused it and nobody gives it back: users have it in turns

@@ -20,10 +20,15 @@ int64_t RaiseDescriptorLimit() {
   return static_cast<int64_t>(std::min(limit.rlim_cur, kMost));
 }
 
-std::string Sibling(const std::string& name) {
+const std::string& ThisProgram() {
   std::error_code error;
-  const auto self = std::filesystem::read_symlink("/proc/self/exe", error);
-  return (self.parent_path() / name).string();
+  static const std::string self =
+      std::filesystem::read_symlink("/proc/self/exe", error).string();
+  return self;
+}
+
+std::string Sibling(const std::string& name) {
+  return std::filesystem::path(ThisProgram()).replace_filename(name).string();
 }
 
 }  // namespace sluice::daemon

@@ -13,6 +13,9 @@ namespace sluice::daemon {
 // on their way.
 int64_t RaiseDescriptorLimit();
 
+// The file of this program, as it was called when that was asked first: a later
+// version may have taken its place.
+const std::string& ThisProgram();
 // The program of that name beside this one.
 std::string Sibling(const std::string& name);
 

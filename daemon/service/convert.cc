@@ -6,6 +6,7 @@
 
 #include "absl/strings/numbers.h"
 #include "daemon/core/links.h"
+#include "proto/base/grant_page.h"
 #include "proto/base/shortage.h"
 #include "proto/step_report.h"
 #include "proto/wire.h"
@@ -84,7 +85,9 @@ absl::StatusOr<Request> ToRequest(const wire::Request& request) {
     case wire::Request::kSubmitProfile:
       return ProfileRequest{};
     case wire::Request::kStepReport:
-      return wire::FromWire(request.step_report());
+      return StepReportRequest(wire::FromWire(request.step_report()),
+                               {request.step_report().map_seconds().begin(),
+                                request.step_report().map_seconds().end()});
     case wire::Request::kPlanTaken:
       return From(request.plan_taken());
     case wire::Request::kQuery:
@@ -108,9 +111,9 @@ wire::Packet ErrorPacket(RequestId request, const absl::Status& status) {
   return packet;
 }
 
-// What each GPU has of the path from `link` on when all GPUs copy.
+// What each GPU has of the path from `link` on when all GPUs copy, both ways.
 double EvenSpeed(const NodeConfig& config, const std::string& link,
-                 double LinkSpeed::*speed) {
+                 int direction) {
   double least = 0;
   for (const size_t i : LinkPath(config.links, link)) {
     const LinkSpeed& each = config.links[i];
@@ -118,7 +121,8 @@ double EvenSpeed(const NodeConfig& config, const std::string& link,
         config.gpus.begin(), config.gpus.end(), [&](const GpuConfig& gpu) {
           return Loads(config.links, gpu.link, each.name);
         });
-    const double share = each.*speed / static_cast<double>(sharing);
+    const double share =
+        SpeedBothWays(each, direction) / static_cast<double>(sharing);
     if (share > 0 && (least <= 0 || share < least)) least = share;
   }
   return least;
@@ -145,10 +149,8 @@ void FillNode(const Core& core, const std::string& sim_directory,
   }
   if (rank == nullptr) return;
   const std::string& link = config.gpus[gpu.value()].link;
-  welcome.set_link_h2d_bytes_per_second(
-      EvenSpeed(config, link, &LinkSpeed::h2d_bytes_per_second));
-  welcome.set_link_d2h_bytes_per_second(
-      EvenSpeed(config, link, &LinkSpeed::d2h_bytes_per_second));
+  welcome.set_link_h2d_bytes_per_second(EvenSpeed(config, link, kH2d));
+  welcome.set_link_d2h_bytes_per_second(EvenSpeed(config, link, kD2h));
 }
 
 std::vector<Outgoing> GrantedParts(

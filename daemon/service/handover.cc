@@ -18,7 +18,6 @@
 namespace sluice::daemon {
 namespace {
 
-constexpr const char* kState = "state";
 constexpr char kSocket = 's', kProcess = 'p', kUsePage = 'u', kExtent = 'e';
 
 std::string NameFor(char kind, uint64_t number) {
@@ -66,18 +65,21 @@ int64_t Handover::CapacityOf(const Starter& starter) {
   return starter.notify_socket.empty() ? 0 : StoreCapacity(starter, 0);
 }
 
-absl::StatusOr<std::unique_ptr<Handover>> Handover::Start(Starter starter,
-                                                          Post post,
-                                                          Close close) {
+absl::StatusOr<std::unique_ptr<Handover>> Handover::Start(
+    Starter starter, Post post, Close close, StateFile::Sizes sizes) {
   auto handover =
-      std::unique_ptr<Handover>(new Handover(post, std::move(close)));
+      std::unique_ptr<Handover>(new Handover(post, std::move(close), sizes));
   DescriptorStore::Options options;
   options.notify_socket = starter.notify_socket;
   options.capacity = CapacityOf(starter);
-  for (const auto& [name, fd] : starter.stored) options.stored.push_back(name);
+  options.keeper = starter.keeper;
   options.post = std::move(post);
-  SLUICE_ASSIGN_OR_RETURN(handover->store_,
-                          DescriptorStore::Start(std::move(options)));
+  options.say = [](const std::string& text) {
+    WriteLog(LogLevel::kWarning, text);
+  };
+  SLUICE_ASSIGN_OR_RETURN(
+      handover->store_,
+      DescriptorStore::Start(std::move(options), starter.stored));
   handover->left_ = std::move(starter.stored);
   handover->was_left_anything_ = !handover->left_.empty();
   handover->last_session_left_ = LastSession(handover->left_);
@@ -103,43 +105,71 @@ void Handover::DropRest() {
   }
 }
 
-void Handover::DropAll() {
-  DropRest();
-  store_->RemoveAll();  // also what was taken
-  state_.reset();
-}
-
 absl::Status Handover::MakeState() {
   state_fd_ = UniqueFd(memfd_create("sluice-state", MFD_CLOEXEC));
   if (!state_fd_) return ErrnoStatus(errno, "make memory for the state");
-  SLUICE_ASSIGN_OR_RETURN(
-      state_, StateFile::Create(state_fd_.get(), StateFile::Sizes()));
+  SLUICE_ASSIGN_OR_RETURN(state_, StateFile::Create(state_fd_.get(), sizes_));
   Keep(kState, state_fd_.get());
   return absl::OkStatus();
 }
 
-void Handover::Begin(Core& core) {
+void Handover::Begin(Core& core, absl::Time now) {
   if (!store_->keeps()) return;
-  absl::Status begun;
-  if (state_ == nullptr) begun = MakeState();
-  if (begun.ok()) begun = state_->Checkpoint(rows_.Everything(core));
   begun_ = true;
-  if (!begun.ok()) GiveUp(begun);
+  if (state_ == nullptr) {
+    const absl::Status made = MakeState();
+    if (!made.ok()) return GiveUp(made);
+  }
+  SaveAll(core, now);
 }
 
-void Handover::Save(Core& core) {
+void Handover::Save(Core& core, absl::Time now) {
   if (!begun_) return;
   if (given_up_) {
     begun_ = false;
     return core.TouchAll();  // nobody asks any more what changed
   }
+  if (try_again_at_) {
+    if (now >= *try_again_at_) SaveAll(core, now);
+    return;
+  }
   const std::string record = rows_.Changes(core);
   if (record.empty()) return;
-  absl::Status saved = state_->Append(record);
-  if (absl::IsResourceExhausted(saved)) {
-    saved = state_->Checkpoint(rows_.Everything(core));
-  }
+  const absl::Status saved = state_->Append(record);
+  if (absl::IsResourceExhausted(saved)) return SaveAll(core, now);
   if (!saved.ok()) GiveUp(saved);
+}
+
+void Handover::SaveAll(Core& core, absl::Time now) {
+  const absl::Status saved = state_->Checkpoint(rows_.Everything(core));
+  if (absl::IsResourceExhausted(saved)) {
+    core.TouchAll();  // until then nobody asks what changed
+    return WaitUntilItFits(saved, now);
+  }
+  if (!saved.ok()) return GiveUp(saved);
+  if (!try_again_at_) return;
+  try_again_at_.reset();
+  Keep(kState, state_fd_.get());
+  WriteLog(LogLevel::kWarning,
+           "what this daemon knows fits again, and is saved from here on");
+}
+
+// What was saved before is of another time: the next daemon must not go on
+// from it.
+void Handover::WaitUntilItFits(const absl::Status& why, absl::Time now) {
+  if (!try_again_at_) {
+    WriteLog(LogLevel::kError,
+             fmt::format("what this daemon knows is not saved, so the next one "
+                         "begins anew, until it fits again: {}",
+                         std::string(why.message())));
+    store_->Remove(kState);
+  }
+  try_again_at_ = now + kTryAgain;
+}
+
+std::vector<LeftOut> Handover::TakeLeftOut() {
+  if (!begun_ || given_up_) return {};
+  return rows_.TakeLeftOut();
 }
 
 void Handover::GiveUp(const absl::Status& why) {
@@ -148,6 +178,7 @@ void Handover::GiveUp(const absl::Status& why) {
                        "next one begins anew: {}",
                        std::string(why.message())));
   given_up_ = true;
+  try_again_at_.reset();
   state_.reset();
   store_->Remove(kState);
 }
@@ -195,6 +226,7 @@ void Handover::WhenKept(std::function<void()> then) {
 
 void Handover::LeaveNothing(std::function<void()> then) {
   begun_ = false;
+  try_again_at_.reset();
   if (!store_->keeps()) return then();
   store_->RemoveAll();
   if (given_up_) return then();

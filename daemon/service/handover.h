@@ -9,8 +9,9 @@
 //
 // Where nobody does, all of this does nothing.
 //
-// A fault of the store, or a state too large for its file, ends the saving,
-// with one line in the log: the daemon serves on, and the next begins anew.
+// A fault of the store ends the saving, with one line in the log: the daemon
+// serves on, and the next begins anew. A state too large for its file does so
+// until it fits again, with one line each way.
 //
 // Thread safety: loop's thread, but Keep, CannotKeep and WhenKept from any.
 #pragma once
@@ -21,9 +22,12 @@
 #include <memory>
 #include <optional>
 #include <string>
+#include <utility>
+#include <vector>
 
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
+#include "absl/time/time.h"
 #include "daemon/core/core.h"
 #include "daemon/state/core_rows.h"
 #include "daemon/state/state_file.h"
@@ -39,12 +43,13 @@ class Handover {
   using Close = std::function<void(UniqueFd)>;
   // `post` runs a task on the loop's thread; `close` closes a client's socket,
   // which may take long, on another one.
-  static absl::StatusOr<std::unique_ptr<Handover>> Start(Starter starter,
-                                                         Post post,
-                                                         Close close);
+  static absl::StatusOr<std::unique_ptr<Handover>> Start(
+      Starter starter, Post post, Close close, StateFile::Sizes sizes = {});
 
   // Somebody keeps what is put.
   bool keeps() const { return store_->keeps() && !given_up_; }
+  // And the state with it: the next daemon could go on from here.
+  bool saves() const { return keeps() && !try_again_at_; }
 
   // --- what was left -------------------------------------------------------
   // What the earlier daemon knew, but for what `fresh` says; nullopt: there was
@@ -61,14 +66,18 @@ class Handover {
   UniqueFd Take(const std::string& name);
   // What was not taken is nobody's.
   void DropRest();
-  // Nothing of it is of use.
-  void DropAll();
 
   // --- what is left --------------------------------------------------------
   // From here on the core is saved.
-  void Begin(Core& core);
+  void Begin(Core& core, absl::Time now);
   // What changed, before anything of it leaves.
-  void Save(Core& core);
+  void Save(Core& core, absl::Time now);
+  // When Save wants to be called next; InfiniteFuture: when something changed.
+  absl::Time deadline() const {
+    return try_again_at_.value_or(absl::InfiniteFuture());
+  }
+  // Jobs whose profiles and plans are not saved, since it was asked last.
+  std::vector<LeftOut> TakeLeftOut();
   // A duplicate is kept, under a name that nothing is kept under.
   void Keep(const std::string& name, int fd);
   // Something that must be kept cannot be: the next daemon begins anew.
@@ -94,20 +103,28 @@ class Handover {
   static std::string UsePageOf(SessionId session);
   // How many descriptors whoever started the process keeps; 0: none.
   static int64_t CapacityOf(const Starter& starter);
+  static constexpr const char* kState = "state";
+  static constexpr const char* kDeaths = "deaths";  // DeathRecord
   static constexpr const char* kListener = "listener";
   static constexpr const char* kLimits = "limits";
   static constexpr const char* kClocks = "clocks";
 
  private:
-  Handover(Post post, Close close)
-      : post_(std::move(post)), close_(std::move(close)) {}
+  // Saving all that does not fit costs milliseconds each time.
+  static constexpr absl::Duration kTryAgain = absl::Seconds(1);
+
+  Handover(Post post, Close close, StateFile::Sizes sizes)
+      : post_(std::move(post)), close_(std::move(close)), sizes_(sizes) {}
   // Kept no more, and closed.
   void DropLeft(const std::string& name, UniqueFd fd);
   absl::Status MakeState();
+  void SaveAll(Core& core, absl::Time now);
+  void WaitUntilItFits(const absl::Status& why, absl::Time now);
   void GiveUp(const absl::Status& why);
 
   const Post post_;
   const Close close_;
+  const StateFile::Sizes sizes_;
   std::unique_ptr<DescriptorStore> store_;
   std::map<std::string, UniqueFd> left_;
   bool was_left_anything_ = false;
@@ -116,7 +133,8 @@ class Handover {
   std::unique_ptr<StateFile> state_;
   bool begun_ = false;  // the core notes what changes
   CoreRows rows_;
-  std::atomic<bool> given_up_ = false;  // read by who makes extents, too
+  std::optional<absl::Time> try_again_at_;  // it is too large
+  std::atomic<bool> given_up_ = false;      // read by who makes extents, too
 };
 
 }  // namespace sluice::daemon

@@ -121,11 +121,11 @@ absl::Status ProfileReader::Keep(
 }
 
 absl::Status ProfileReader::Read(SessionId session, RequestId request,
-                                 const Principal& who,
-                                 std::shared_ptr<UniqueFd> memfd) {
-  SLUICE_RETURN_IF_ERROR(Admit(session, who, *memfd));
+                                 const Principal& who, UniqueFd& memfd) {
+  SLUICE_RETURN_IF_ERROR(Admit(session, who, memfd));
   ++by_session_[session];
-  queue_.Push(who, {session, request, std::move(memfd)});
+  queue_.Push(who,
+              {session, request, std::make_shared<UniqueFd>(std::move(memfd))});
   Start();
   return absl::OkStatus();
 }

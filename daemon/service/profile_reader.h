@@ -46,10 +46,11 @@ class ProfileReader {
   ProfileReader(Loop* loop, TaskThread* codec, Quotas* quotas, Done done,
                 ProfileLimits limits = {});
 
-  // `memfd` is sealed (wire::CheckMemfd). `done` follows, unless it is refused:
-  // ResourceExhausted or InvalidArgument with limit and remedy.
+  // `memfd` is sealed (wire::CheckMemfd). Takes it, and `done` follows; refused
+  // (ResourceExhausted or InvalidArgument with limit and remedy) it stays the
+  // caller's.
   absl::Status Read(SessionId session, RequestId request, const Principal& who,
-                    std::shared_ptr<UniqueFd> memfd);
+                    UniqueFd& memfd);
   // Its profiles are not read any more, their descriptors are closed; `done`
   // does not follow.
   void Forget(SessionId session);
@@ -63,7 +64,7 @@ class ProfileReader {
   struct Entry {
     SessionId session;
     RequestId request;
-    std::shared_ptr<UniqueFd> memfd;
+    std::shared_ptr<UniqueFd> memfd;  // nobody else's: a task can be copied
   };
   class Dropped;
 

@@ -9,8 +9,6 @@
 
 #include <algorithm>
 #include <cerrno>
-#include <cstring>
-#include <iterator>
 #include <utility>
 
 #include "daemon/service/identity/peer.h"
@@ -56,6 +54,8 @@ NodeConfig Bounded(NodeConfig node, const Shares& shares,
   bound_size(node.wait_limits.all, waiting.all);
   node.wait_limits.each =
       static_cast<size_t>(std::max<int64_t>(waiting.each, 1));
+  const Share& kept = shares[static_cast<size_t>(Resource::kKeptProfiles)];
+  node.profile_limit = {Bytes(kept.each), Bytes(kept.all)};
   // Half of all for so many ranks as there may be, and none where that is less
   // than one.
   limits.per_rank = std::min<size_t>(
@@ -135,6 +135,9 @@ absl::Status Service::Prepare() {
       loop_.get(), options_.clock,
       [this](const Snapshots::View& view) { return TakeSnapshot(view); },
       options_.render);
+  reload_ = std::make_unique<Reload>(
+      options_.check, loop_.get(),
+      [this](const absl::Status& checked) { EndForReload(checked); });
   solver_ = std::make_unique<PlanSolver>(
       loop_.get(), codec_.get(), options_.worker,
       [this](PlanRoundId round, absl::StatusOr<plan::NodePlan> plan,
@@ -228,34 +231,6 @@ void Service::RemoveSocket() {
 }
 
 void Service::Run() { loop_->Run(); }
-
-void Service::Stop() {
-  loop_->Post([this] { End(); });
-}
-
-void Service::OnSignal() {
-  signalfd_siginfo info;
-  if (read(signals_.get(), &info, sizeof(info)) != sizeof(info)) return;
-  const int signal = static_cast<int>(info.ssi_signo);
-  if (std::count(std::begin(kEndingSignals), std::end(kEndingSignals), signal) >
-      0) {
-    return End();
-  }
-  WriteLog(LogLevel::kWarning,
-           fmt::format("SIG{} is ignored: the configuration is read at the "
-                       "start only (sluiced --check-config checks it)",
-                       sigabbrev_np(signal)));
-}
-
-void Service::End() {
-  loop_->Remove(signals_.get());
-  snapshots_->Clear();
-  // Who stopped it starts the next one, or closes what is kept.
-  leaving_ = handover_->keeps() && core_.has_ranks();
-  if (leaving_) return loop_->Stop();
-  Execute(core_.ShutDown("sluiced was stopped", loop_->now()));
-  handover_->LeaveNothing([this] { loop_->Stop(); });
-}
 
 bool Service::PauseAccepting() {
   if (closer_.sockets_waiting() < Closer::kMostSockets) return false;
@@ -384,18 +359,14 @@ void Service::OnMessage(SessionId id, wire::Message& message) {
   }
   // A repeated request must not replace the one that is being read.
   const bool stored =
-      profile && profiles_
-                     .emplace(key, std::make_shared<UniqueFd>(
-                                       std::move(message.fds.front())))
-                     .second;
+      profile &&
+      profiles_.try_emplace(key, std::move(message.fds.front())).second;
   Effects effects = core_.Receive(id, request, *body, loop_->now());
   Execute(std::move(effects));
   if (!stored) return;
   auto kept = profiles_.extract(key);
-  // Nobody reads it: 64 MiB of pages are not freed on the loop.
-  if (kept.mapped().use_count() == 1) {
-    message.fds.front() = std::move(*kept.mapped());
-  }
+  // Nobody took it: 64 MiB of pages are not freed on the loop.
+  if (kept.mapped()) message.fds.front() = std::move(kept.mapped());
 }
 
 absl::Status Service::MayAsk(SessionId id, Request& request,
@@ -435,7 +406,8 @@ void Service::OnGone(SessionId id) {
 absl::Time Service::NextDeadline() const {
   absl::Time next = std::min(core_.NextDeadline(), snapshots_->deadline());
   next = std::min({next, in_flight_.deadline(), heartbeat_at_});
-  next = std::min(next, solver_->NextDeadline());
+  next = std::min({next, solver_->NextDeadline(), reload_->deadline(),
+                   handover_->deadline()});
   if (accept_again_at_) next = std::min(next, *accept_again_at_);
   for (const auto& [id, file] : plan_files_)
     next = std::min(next, file.drop_at);
@@ -455,6 +427,7 @@ void Service::Expire() {
     accept_again_at_.reset();
     loop_->Change(listener_.get(), EPOLLIN);
   }
+  reload_->Expire(now);
   snapshots_->Expire();
   std::erase_if(plan_files_,
                 [now](const auto& each) { return each.second.drop_at <= now; });

@@ -40,6 +40,7 @@
 #include "daemon/service/outside_watch.h"
 #include "daemon/service/plan_solver.h"
 #include "daemon/service/profile_reader.h"
+#include "daemon/service/reload/reload.h"
 #include "daemon/service/snapshots.h"
 #include "daemon/service/task_thread.h"
 #include "daemon/service/unit_file.h"
@@ -71,6 +72,10 @@ struct ServiceOptions {
   const Clock* clock = nullptr;  // CLOCK_MONOTONIC, outlives the service
   Policy policy;                 // of an earlier daemon
   Starter starter;               // what this process was started with
+  // Says whether a start with the configuration as it is now would work and
+  // take over (Reload); empty: SIGHUP is only noted.
+  std::vector<std::string> check;
+  int deaths = -1;  // DeathRecord's, kept for the next daemon; -1: none
   // Keeps it; called from administrators' threads, one at a time. Null: it ends
   // with the daemon.
   std::function<absl::Status(const Policy&)> keep_policy;
@@ -128,10 +133,9 @@ class Service {
 
   // What an earlier daemon left (service_takeover.cc).
   UniqueFd TakeLimits();
-  // Unimplemented: what was left is for another daemon, and stays.
+  // Where it cannot, all that was left stays for another daemon.
   absl::Status TakeOver();
   absl::Status Adopt(CoreState saved);
-  absl::Status CheckLeft(const CoreState& saved) const;
   bool IsLeft(SessionId id) const;
   absl::Status AdoptExtents(const CoreState& saved);
   // Its session ends where that fails.
@@ -163,7 +167,12 @@ class Service {
   void Expire();
   absl::Time NextDeadline() const;
   void OnSignal();
-  void End();
+  // What comes then: another daemon for the ranks that are attached; the same
+  // for whoever connects, too; or none, and ranks are told.
+  enum class Ending { kForRanks, kForAll, kOfService };
+  void End(Ending how);
+  void OnReload();
+  void EndForReload(const absl::Status& checked);
   absl::Status OnLoop(std::function<void()> task);
   absl::Status Keep(const Policy& policy);
   // Keeps what `decide` says policy becomes, then lets it hold; where it cannot
@@ -206,9 +215,12 @@ class Service {
                                   const Reply& reply);
   Outgoing WelcomePacket(SessionId session, const WelcomeReply& welcome);
   absl::StatusOr<std::shared_ptr<const UniqueFd>> PlanFd(PlanId plan);
+  // What changed; tells whose plans are not saved.
+  void Save();
   void WriteNewEvents();
   // A line that user `uid` caused, unless it is one too many.
-  void WriteLimited(int64_t uid, LogLevel level, const std::string& text);
+  void WriteLimited(int64_t uid, LogLevel level, const std::string& text,
+                    const LogFields& fields = {});
 
   ServiceOptions options_;
   Mutex policy_mutex_;  // one administrator at a time changes and keeps it
@@ -231,10 +243,9 @@ class Service {
   std::map<SessionId, GpuAccess::Gpus> gpus_;  // that ranks showed
   std::map<SessionId, std::unique_ptr<Channel>> channels_;
   std::vector<std::unique_ptr<Channel>> graveyard_;
-  // The use pages of attached ranks, and profiles that wait to be read.
+  // The use pages of attached ranks, and profiles until policy has seen them.
   std::map<SessionId, std::shared_ptr<const UniqueFd>> use_pages_;
-  std::map<std::pair<SessionId, RequestId>, std::shared_ptr<UniqueFd>>
-      profiles_;
+  std::map<std::pair<SessionId, RequestId>, UniqueFd> profiles_;
   // Plans as memfds, for all ranks of a job; kept a moment.
   struct PlanFile {
     std::shared_ptr<const UniqueFd> fd;
@@ -260,6 +271,7 @@ class Service {
   std::unique_ptr<UnitFile> unit_file_;  // null: no plan_cache
   std::unique_ptr<TaskThread> codec_;
   std::unique_ptr<Snapshots> snapshots_;
+  std::unique_ptr<Reload> reload_;
 };
 
 }  // namespace sluice::daemon

@@ -34,19 +34,42 @@ LogLevel LevelOf(EventKind kind) {
   }
 }
 
+// Nobody caused it: it is written however many there are.
+bool IsDaemonsOwn(const LoggedEvent& event, uint32_t own_uid) {
+  const bool nobodys = event.principal == Principal{} ||
+                       event.principal == Principal{own_uid, ""};
+  return event.cause.session == SessionId() && nobodys;
+}
+
 }  // namespace
 
 void Service::Execute(Effects effects) {
   Pass(CrashPoint::kChangeUnsaved);
-  handover_->Save(core_);
+  Save();
   Pass(CrashPoint::kChangeSaved);
   ++executing_;
   for (Effect& effect : effects) {
     std::visit([this](auto& typed) { Do(typed); }, effect);
   }
   Pass(CrashPoint::kEffectsDone);
-  if (--executing_ == 0 && core_.NoticesSent()) handover_->Save(core_);
+  if (--executing_ == 0 && core_.NoticesSent()) Save();
   WriteNewEvents();
+}
+
+void Service::Save() {
+  handover_->Save(core_, loop_->now());
+  for (const auto& [job, bytes] : handover_->TakeLeftOut()) {
+    WriteLimited(
+        job.principal.uid, LogLevel::kWarning,
+        fmt::format(
+            "job {} of {}: its profiles and plans take {} bytes, and {} of all "
+            "jobs together are saved, of who has least first: a daemon that "
+            "takes over from this one will not know its plan (fewer classes "
+            "and shorter names take less)",
+            job.name, Name(job.principal), bytes,
+            CoreRows::kMostPlanning.count()),
+        {.uid = job.principal.uid});
+  }
 }
 
 void Service::WriteNewEvents() {
@@ -61,17 +84,19 @@ void Service::WriteNewEvents() {
     const LoggedEvent& event = events[i];
     const std::string text =
         fmt::format("{}: {}", Name(event.kind), event.text);
-    // The daemon's own events have no principal.
-    if (event.principal.cgroup.empty()) {
-      WriteLog(LevelOf(event.kind), text);
+    LogFields fields{.event = std::string(Name(event.kind)),
+                     .request = event.cause.Text()};
+    if (IsDaemonsOwn(event, options_.node.own_uid)) {
+      WriteLog(LevelOf(event.kind), text, fields);
     } else {
-      WriteLimited(event.principal.uid, LevelOf(event.kind), text);
+      fields.uid = event.principal.uid;
+      WriteLimited(event.principal.uid, LevelOf(event.kind), text, fields);
     }
   }
 }
 
-void Service::WriteLimited(int64_t uid, LogLevel level,
-                           const std::string& text) {
+void Service::WriteLimited(int64_t uid, LogLevel level, const std::string& text,
+                           const LogFields& fields) {
   if (!IsLogged(level)) return;
   const auto suppressed = log_limiter_.Admit(uid, loop_->now());
   if (!suppressed) return CountSuppressed(1);
@@ -85,7 +110,7 @@ void Service::WriteLimited(int64_t uid, LogLevel level,
                                                 : fmt::format("user {}", uid),
                     LogLimiter::kPerSecond));
   }
-  WriteLog(level, text);
+  WriteLog(level, text, fields);
 }
 
 void Service::Send(SessionId session, Outgoing out) {
@@ -168,6 +193,7 @@ Outgoing Service::WelcomePacket(SessionId session,
   auto* body = out.packet.mutable_reply()->mutable_welcome();
   body->set_session_id(session.value());
   body->set_protocol(welcome.protocol);
+  body->set_kept(handover_->keeps());
   const Session* of = core_.session(session);
   const bool rank = of != nullptr && !welcome.observer;
   FillNode(core_, options_.sim_directory, welcome.gpu,

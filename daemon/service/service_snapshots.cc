@@ -13,21 +13,34 @@ namespace {
 constexpr int kMaxQueries = 16;
 constexpr int kMaxUnread = 4;
 
-// Policy counts the leases that wait.
-void AddWaiting(const Core& core, const Principal* viewer,
-                QuotasSnapshot& quotas) {
-  const auto at = static_cast<size_t>(Resource::kWaiting);
+// Who has something that policy counts has a session, which is counted too.
+void AddTo(QuotasSnapshot& quotas, const Principal& who, Resource what,
+           int64_t amount) {
+  const auto user =
+      std::find_if(quotas.users.begin(), quotas.users.end(),
+                   [&](const auto& each) { return each.first == who; });
+  if (user == quotas.users.end()) return;
+  user->second[static_cast<size_t>(what)] += amount;
+}
+
+// Policy counts the leases that wait, and what is kept of profiles.
+void AddCountedByPolicy(const Core& core, const Principal* viewer,
+                        QuotasSnapshot& quotas) {
+  const auto waiting = static_cast<size_t>(Resource::kWaiting);
   const WaitingQueue& queue = core.waiting();
-  quotas.used[at] = std::ssize(queue.waiters());
-  quotas.refused[at] = core.stats().waits_refused;
+  quotas.used[waiting] = std::ssize(queue.waiters());
+  quotas.refused[waiting] = core.stats().waits_refused;
   for (const auto& [place, waiter] : queue.waiters()) {
     const Principal& who = waiter.job.principal;
     if (viewer != nullptr && who != *viewer) continue;
-    // Who waits has a session, which is counted too.
-    const auto user =
-        std::find_if(quotas.users.begin(), quotas.users.end(),
-                     [&](const auto& each) { return each.first == who; });
-    if (user != quotas.users.end()) ++user->second[at];
+    AddTo(quotas, who, Resource::kWaiting, 1);
+  }
+  const auto kept = static_cast<size_t>(Resource::kKeptProfiles);
+  quotas.refused[kept] = core.stats().profiles_refused;
+  for (const auto& [who, size] : core.KeptProfiles()) {
+    quotas.used[kept] += size.count();
+    if (viewer != nullptr && who != *viewer) continue;
+    AddTo(quotas, who, Resource::kKeptProfiles, size.count());
   }
 }
 
@@ -92,11 +105,13 @@ Snapshot Service::TakeSnapshot(const Snapshots::View& view) {
   profile_reader_->GiveBackDropped();
   snapshot.quotas =
       quotas_.TakeSnapshot(view.principal ? &*view.principal : nullptr);
-  AddWaiting(core_, view.principal ? &*view.principal : nullptr,
-             snapshot.quotas);
+  AddCountedByPolicy(core_, view.principal ? &*view.principal : nullptr,
+                     snapshot.quotas);
   const LogLosses losses = ReadLogLosses();
   snapshot.log_lines_dropped = losses.dropped;
   snapshot.log_lines_suppressed = losses.suppressed;
+  if (handover_->store().keeps()) snapshot.kept = handover_->saves();
+  snapshot.keepers_replaced = handover_->store().keepers_replaced();
   snapshot.grant_stale_periods = grants_->stale_periods();
   snapshot.descriptors_closing = closer_.waiting() + closer_.sockets_waiting();
   return snapshot;

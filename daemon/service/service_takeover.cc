@@ -39,41 +39,32 @@ void Service::KeepRank(SessionId id) {
   });
 }
 
-// What no daemon can take over ends: sessions see their sockets close, and what
-// their processes hold is held outside. What another one can stays for it.
 absl::Status Service::TakeOver() {
+  handover_->Take(Handover::kDeaths);  // has been read
   auto saved = handover_->ReadState(core_.Save());
-  if (absl::IsUnimplemented(saved.status())) {
-    return Annotate(saved.status(),
-                    "all that an earlier daemon left stays as it is, and to "
-                    "give it up stop the service (or sluiced-keeper)");
-  }
   const bool any = saved.ok() && saved->has_value();
   if (any) Pass(CrashPoint::kStateRead);
   const absl::Status taken = any ? Adopt(**std::move(saved)) : saved.status();
-  if (taken.ok()) {
-    handover_->DropRest();
-  } else {
-    WriteLog(LogLevel::kError,
-             fmt::format("what an earlier daemon left cannot be taken over, "
-                         "and its sessions end: {}",
-                         std::string(taken.message())));
-    handover_->DropAll();
-    next_session_ = handover_->last_session_left().value() + 1;
+  if (!taken.ok()) {
+    return Annotate(taken, "what an earlier daemon left stays as it is");
   }
+  handover_->DropRest();
   // What is adopted is saved before anybody hears of it.
-  if (!any || !taken.ok()) handover_->Begin(core_);
-  const auto keep = [this](const char* name, const UniqueFd& fd) {
-    if (!handover_->Kept(name)) handover_->Keep(name, fd.get());
+  if (!any) {
+    next_session_ = handover_->last_session_left().value() + 1;
+    handover_->Begin(core_, loop_->now());
+  }
+  const auto keep = [this](const char* name, int fd) {
+    if (!handover_->Kept(name)) handover_->Keep(name, fd);
   };
-  keep(Handover::kListener, listener_);
-  keep(Handover::kLimits, grants_->kept());
-  if (options_.sim_clocks) keep(Handover::kClocks, *options_.sim_clocks);
+  keep(Handover::kListener, listener_.get());
+  keep(Handover::kLimits, grants_->kept().get());
+  if (options_.sim_clocks) keep(Handover::kClocks, options_.sim_clocks->get());
+  if (options_.deaths >= 0) keep(Handover::kDeaths, options_.deaths);
   return absl::OkStatus();
 }
 
 absl::Status Service::Adopt(CoreState saved) {
-  SLUICE_RETURN_IF_ERROR(CheckLeft(saved));
   const absl::Status adopted = AdoptExtents(saved);
   if (!adopted.ok()) {
     extents_->Abandon();
@@ -103,7 +94,7 @@ absl::Status Service::Adopt(CoreState saved) {
   Pass(CrashPoint::kCoreLoaded);
   const absl::Time now = loop_->now();
   Effects effects = core_.TakeOver(reached, now);
-  handover_->Begin(core_);
+  handover_->Begin(core_, now);
   Pass(CrashPoint::kAdoptedSaved);
   Execute(std::move(effects));
   for (SessionId id : gone) Execute(core_.ProcessGone(id, {}, now));
@@ -115,21 +106,6 @@ bool Service::IsLeft(SessionId id) const {
   return handover_->Left(Handover::SocketOf(id)) &&
          handover_->Left(Handover::ProcessOf(id)) &&
          handover_->Left(Handover::UsePageOf(id));
-}
-
-// All that must be there is, before anything is taken.
-absl::Status Service::CheckLeft(const CoreState& saved) const {
-  for (const auto& [pool, extents] : saved.ledger.pools) {
-    for (const auto& [id, extent] : extents.extents) {
-      if (extent.state == Pool::State::kMaking ||
-          handover_->Left(Handover::NameOf(id))) {
-        continue;
-      }
-      return absl::FailedPreconditionError(
-          fmt::format("extent {} of {} was not kept", id.value(), Name(pool)));
-    }
-  }
-  return absl::OkStatus();
 }
 
 absl::Status Service::AdoptExtents(const CoreState& saved) {

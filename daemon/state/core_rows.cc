@@ -1,9 +1,11 @@
 #include "daemon/state/core_rows.h"
 
 #include <algorithm>
+#include <functional>
 #include <optional>
 #include <set>
 #include <utility>
+#include <vector>
 
 #include "daemon/state/core_fields.h"
 #include "daemon/state/row_format.h"
@@ -14,7 +16,8 @@ namespace {
 // Rows to put or to erase, in line.
 class RowWriter {
  public:
-  explicit RowWriter(Objects* objects) : objects_(objects) {}
+  RowWriter(Objects* objects, PlanningShare* planning)
+      : objects_(objects), planning_(planning) {}
 
   template <typename Key, typename Row>
   void operator()(RowKind kind, const Key& key, const Row* row) {
@@ -43,6 +46,14 @@ class RowWriter {
     if (reply == nullptr) return Write(RowOp::kErase, name, "");
     Write(RowOp::kPut, name, Bytes(*reply));
   }
+  // Whether there is room for it is known when all of them are.
+  void operator()(RowKind kind, const JobKey& job, const Member* member) {
+    Consider(kind, job, member);
+  }
+  void operator()(RowKind kind, const JobKey& job,
+                  const PlanRounds::Kept* plan) {
+    Consider(kind, job, plan);
+  }
   void Loose(const std::string& row) {
     Write(RowOp::kPut, std::string(1, kLooseRow), row);
   }
@@ -54,6 +65,12 @@ class RowWriter {
   }
   // The rows, after the objects that they name.
   std::string Take() {
+    for (const JobKey& job : planning_->TakeEvicted()) {
+      for (const RowKind kind : PlanningShare::kKinds) {
+        Write(RowOp::kErase, KeyOf(static_cast<char>(kind), job), "");
+      }
+    }
+    for (const auto& put : std::exchange(considered_, {})) put();
     std::string rows = std::exchange(rows_, {});
     for (const auto& [number, bytes] : objects_->TakeNew()) {
       Write(RowOp::kPut, KeyOf(kObjectRow, number), bytes);
@@ -62,6 +79,25 @@ class RowWriter {
   }
 
  private:
+  template <typename Row>
+  void Consider(RowKind kind, const JobKey& job, const Row* row) {
+    const std::string key = KeyOf(static_cast<char>(kind), job);
+    planning_->Set(job, kind, row == nullptr ? 0 : SizeOf(key, *row));
+    if (row == nullptr) return Write(RowOp::kErase, key, "");
+    considered_.push_back([this, key, job, row] {
+      if (planning_->IsSaved(job)) Write(RowOp::kPut, key, Bytes(*row));
+    });
+  }
+  // At most what a row takes, with the objects that it names.
+  template <typename Row>
+  static size_t SizeOf(const std::string& key, const Row& row) {
+    constexpr size_t kNumbers = 16;  // of an object, longer than here
+    Objects objects;
+    PlanningShare none(0);
+    RowWriter to(&objects, &none);
+    to.Write(RowOp::kPut, key, to.Bytes(row));
+    return to.Take().size() + kNumbers * objects.count();
+  }
   template <typename Key>
   std::string KeyOf(char kind, const Key& key) {
     std::string name(1, kind);
@@ -76,13 +112,15 @@ class RowWriter {
   }
 
   Objects* objects_;
+  PlanningShare* planning_;
+  std::vector<std::function<void()>> considered_;
   std::string rows_;
 };
 
 }  // namespace
 
 std::string CoreRows::Changes(Core& core) {
-  RowWriter to(&objects_);
+  RowWriter to(&objects_, &planning_);
   core.TakeChanged([&](RowKind kind, const auto& key, const auto* row) {
     to(kind, key, row);
   });
@@ -93,6 +131,7 @@ std::string CoreRows::Changes(Core& core) {
 
 std::string CoreRows::Everything(Core& core) {
   objects_.Clear();
+  planning_.Clear();
   loose_.clear();
   core.TouchAll();
   return Changes(core);

@@ -6,31 +6,44 @@
 //
 // Not in them: what administrators set (policy_file.h keeps it on a disk),
 // rounds of planning that are asked or solved (who waits for one asks again),
-// and sessions that never were a rank's (their sockets are not kept either).
+// sessions that never were a rank's (their sockets are not kept either), and
+// the profiles and plans of jobs for which there is no room (planning_share.h).
 //
 // Errors: InvalidArgument, one line: what was read is not what was written.
 // Thread safety: one owner.
 #pragma once
 
 #include <string>
+#include <vector>
 
 #include "absl/status/statusor.h"
 #include "daemon/core/core.h"
 #include "daemon/core/state.h"
 #include "daemon/state/objects.h"
+#include "daemon/state/planning_share.h"
 #include "daemon/state/state_file.h"
+#include "proto/base/units.h"
 
 namespace sluice::daemon {
 
 class CoreRows {
  public:
+  // What profiles and plans of all jobs may take of a checkpoint.
+  static constexpr Bytes kMostPlanning = MiB(4);
+
+  explicit CoreRows(Bytes most_planning = kMostPlanning)
+      : planning_(most_planning.size()) {}
+
   // What changed since it was asked last, of this core; empty: nothing.
   std::string Changes(Core& core);
   // All there is. What it is asked for next is what changed since.
   std::string Everything(Core& core);
+  // Jobs whose profiles and plans are not saved, since it was asked last.
+  std::vector<LeftOut> TakeLeftOut() { return planning_.TakeNews(); }
 
  private:
   Objects objects_;
+  PlanningShare planning_;
   std::string loose_;  // as last written
 };
 

@@ -4,6 +4,7 @@
 // Thread safety: one owner.
 #pragma once
 
+#include <cstddef>
 #include <cstdint>
 #include <functional>
 #include <map>
@@ -30,6 +31,8 @@ class Objects {
   std::vector<std::pair<uint64_t, std::string>> TakeNew() {
     return std::exchange(new_, {});
   }
+  // That have a number.
+  size_t count() const { return written_.size(); }
   // Numbers begin again.
   void Clear() { written_.clear(); }
 

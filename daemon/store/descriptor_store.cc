@@ -3,14 +3,13 @@
 #include <fcntl.h>
 #include <fmt/format.h>
 #include <pthread.h>
+#include <sys/eventfd.h>
 
 #include <algorithm>
 #include <cerrno>
 #include <utility>
 
-#include "daemon/crash/crash_point.h"
 #include "daemon/store/descriptor_name.h"
-#include "proto/base/clock.h"
 #include "proto/base/status.h"
 
 namespace sluice::daemon {
@@ -28,33 +27,53 @@ std::string OneLine(std::string_view text, size_t most) {
 }  // namespace
 
 absl::StatusOr<std::unique_ptr<DescriptorStore>> DescriptorStore::Start(
-    Options options) {
-  std::unique_ptr<NotifySocket> socket;
-  if (!options.notify_socket.empty()) {
-    SLUICE_ASSIGN_OR_RETURN(socket, NotifySocket::Make(options.notify_socket));
-  }
-  return std::unique_ptr<DescriptorStore>(
-      new DescriptorStore(std::move(options), std::move(socket)));
+    Options options, const std::map<std::string, UniqueFd>& stored) {
+  auto store =
+      std::unique_ptr<DescriptorStore>(new DescriptorStore(std::move(options)));
+  SLUICE_RETURN_IF_ERROR(store->Open(stored));
+  return store;
 }
 
-DescriptorStore::DescriptorStore(Options options,
-                                 std::unique_ptr<NotifySocket> socket)
-    : options_(std::move(options)),
-      socket_(std::move(socket)),
-      names_(options_.stored.begin(), options_.stored.end()) {
-  if (socket_ == nullptr) return;
+absl::Status DescriptorStore::Open(
+    const std::map<std::string, UniqueFd>& stored) {
+  const bool listens = !options_.notify_socket.empty();
+  const bool kept = listens && options_.keeper && options_.capacity > 0;
+  {
+    const MutexLock lock(mutex_);
+    for (const auto& [name, fd] : stored) {
+      UniqueFd again;
+      if (kept) {
+        SLUICE_ASSIGN_OR_RETURN(again, fd.Duplicate());
+      }
+      kept_[name] =
+          kept ? std::make_shared<const UniqueFd>(std::move(again)) : nullptr;
+    }
+  }
+  if (!listens) return absl::OkStatus();
+  if (kept) {
+    SLUICE_ASSIGN_OR_RETURN(
+        keeper_, KeeperProcess::Watch({*options_.keeper, options_.notify_socket,
+                                       options_.capacity}));
+  }
+  SLUICE_ASSIGN_OR_RETURN(
+      socket_, NotifySocket::Make(options_.notify_socket,
+                                  kept ? NotifySocket::Answer::kByte
+                                       : NotifySocket::Answer::kHangUp));
+  wake_ = UniqueFd(eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK));
+  if (!wake_) return ErrnoStatus(errno, "make an eventfd");
   thread_ = std::thread([this] { Work(); });
   pthread_setname_np(thread_.native_handle(), "fd-store");
+  return absl::OkStatus();
 }
 
 DescriptorStore::~DescriptorStore() {
-  if (socket_ == nullptr) return;
+  if (!thread_.joinable()) return;
   {
     const MutexLock lock(mutex_);
     stopping_ = true;
   }
   socket_->Cancel();
-  changed_.NotifyAll();
+  eventfd_write(wake_.get(), 1);
   thread_.join();
 }
 
@@ -67,16 +86,16 @@ absl::Status DescriptorStore::Put(std::string_view name, int fd) {
   }
   if (!keeps()) return absl::OkStatus();
   const MutexLock lock(mutex_);
-  if (names_.contains(name)) {
+  if (kept_.contains(name)) {
     return absl::AlreadyExistsError(
         fmt::format("a descriptor '{}' is stored", name));
   }
-  if (static_cast<int64_t>(names_.size()) >= options_.capacity) {
+  if (static_cast<int64_t>(kept_.size()) >= options_.capacity) {
     return absl::ResourceExhaustedError(
         fmt::format("the descriptor store is full: it holds {} of {} (raise "
                     "FileDescriptorStoreMax= and LimitNOFILE= of the unit, or "
                     "--max-descriptors of sluiced-keeper)",
-                    names_.size(), options_.capacity));
+                    kept_.size(), options_.capacity));
   }
   if (queue_.size() >= kMostQueued) {
     return absl::ResourceExhaustedError(
@@ -85,18 +104,24 @@ absl::Status DescriptorStore::Put(std::string_view name, int fd) {
   }
   UniqueFd kept(fcntl(fd, F_DUPFD_CLOEXEC, 0));
   if (!kept) return ErrnoStatus(errno, "duplicate a descriptor to store it");
-  names_.emplace(name);
-  Push({.message = fmt::format("FDSTORE=1\nFDNAME={}\nFDPOLL=0", name),
-        .fd = std::move(kept),
-        .done = {}});
+  const auto shared = std::make_shared<const UniqueFd>(std::move(kept));
+  kept_.emplace(name, keeper_ ? shared : nullptr);
+  Push(PutOf(std::string(name), shared));
   return absl::OkStatus();
+}
+
+DescriptorStore::Item DescriptorStore::PutOf(const std::string& name,
+                                             SharedFd fd) {
+  return {.message = fmt::format("FDSTORE=1\nFDNAME={}\nFDPOLL=0", name),
+          .fd = std::move(fd),
+          .done = {}};
 }
 
 void DescriptorStore::Remove(std::string_view name) {
   const MutexLock lock(mutex_);
-  const auto found = names_.find(name);
-  if (found == names_.end()) return;
-  names_.erase(found);
+  const auto found = kept_.find(name);
+  if (found == kept_.end()) return;
+  kept_.erase(found);
   if (socket_ == nullptr) return;
   Push({.message = fmt::format("FDSTOREREMOVE=1\nFDNAME={}", name),
         .fd = {},
@@ -104,10 +129,10 @@ void DescriptorStore::Remove(std::string_view name) {
 }
 
 void DescriptorStore::RemoveAll() {
-  std::set<std::string, std::less<>> names;
+  std::vector<std::string> names;
   {
     const MutexLock lock(mutex_);
-    names = names_;
+    for (const auto& [name, fd] : kept_) names.push_back(name);
   }
   for (const std::string& name : names) Remove(name);
 }
@@ -132,12 +157,12 @@ void DescriptorStore::ExtendTimeout(absl::Duration by) {
 
 bool DescriptorStore::Has(std::string_view name) const {
   const MutexLock lock(mutex_);
-  return names_.contains(name);
+  return kept_.contains(name);
 }
 
 int64_t DescriptorStore::stored() const {
   const MutexLock lock(mutex_);
-  return static_cast<int64_t>(names_.size());
+  return static_cast<int64_t>(kept_.size());
 }
 
 // Who does not read what is stored need not be told either.
@@ -149,8 +174,9 @@ void DescriptorStore::Tell(std::string message) {
 }
 
 void DescriptorStore::Push(Item item) {
+  const bool asleep = queue_.empty();
   queue_.push_back(std::move(item));
-  changed_.NotifyAll();
+  if (asleep) eventfd_write(wake_.get(), 1);
 }
 
 void DescriptorStore::Post(Done done, absl::Status status) {
@@ -159,52 +185,6 @@ void DescriptorStore::Post(Done done, absl::Status status) {
   };
   if (options_.post) return options_.post(std::move(task));
   task();
-}
-
-void DescriptorStore::Work() {
-  MutexLock lock(mutex_);
-  while (!stopping_) {
-    if (queue_.empty()) {
-      changed_.Wait(mutex_);
-      continue;
-    }
-    std::deque<Item> batch = std::exchange(queue_, {});
-    lock.Unlock();
-    SendBatch(std::move(batch));
-    lock.Lock();
-  }
-  std::deque<Item> dropped = std::exchange(queue_, {});
-  lock.Unlock();
-  for (Item& item : dropped) {
-    if (!item.done) continue;
-    Post(std::move(item.done),
-         absl::CancelledError("the descriptor store was closed"));
-  }
-}
-
-void DescriptorStore::SendBatch(std::deque<Item> batch) {
-  const absl::Time deadline = MonotonicClock().Now() + options_.deadline;
-  absl::Status met;
-  bool waited_for = false;
-  for (Item& item : batch) {
-    if (item.done) {
-      waited_for = true;
-      continue;
-    }
-    // Those behind a fault are tried too: a removal that is not sent leaves
-    // an orphan. Once the time is over, each only fits or not.
-    const absl::Status sent =
-        socket_->Send(item.message, deadline, item.fd.get());
-    if (met.ok()) met = sent;
-    item.fd.Reset();
-    Pass(CrashPoint::kMessageSent);
-  }
-  if (!waited_for) return;
-  if (met.ok()) met = socket_->Barrier(deadline);
-  Pass(CrashPoint::kBarrierPassed);
-  for (Item& item : batch) {
-    if (item.done) Post(std::move(item.done), met);
-  }
 }
 
 }  // namespace sluice::daemon

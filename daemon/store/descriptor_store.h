@@ -6,6 +6,11 @@
 // somebody waits for it, follows it with one barrier: the store has everything
 // when it answers. Calls never block.
 //
+// A keeper that died (keeper_process.h). Another one is started, and gets all
+// that is stored again: a duplicate of each is held for that, so it costs this
+// process a descriptor more of each. Who waits for the store waits meanwhile,
+// as long as for a store that does not answer.
+//
 // What it does not do. A store drops silently what is beyond its size, so the
 // size is known here and more is refused. A store that does not answer costs
 // each batch its deadline and fails with it, no more: whether to go on without
@@ -14,11 +19,13 @@
 // Thread safety: safe.
 #pragma once
 
+#include <atomic>
 #include <cstdint>
 #include <deque>
 #include <functional>
+#include <map>
 #include <memory>
-#include <set>
+#include <optional>
 #include <string>
 #include <string_view>
 #include <thread>
@@ -27,7 +34,9 @@
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "absl/time/time.h"
+#include "daemon/store/keeper_process.h"
 #include "daemon/store/notify_socket.h"
+#include "daemon/store/starter.h"
 #include "proto/base/mutex.h"
 #include "proto/base/unique_fd.h"
 
@@ -38,17 +47,20 @@ class DescriptorStore {
   using Done = std::function<void(absl::Status)>;
   struct Options {
     std::string notify_socket;  // empty: nobody keeps anything
-    int64_t capacity = 0;       // StoreCapacity; 0: it keeps nothing
-    // What the store holds already: Starter::stored.
-    std::vector<std::string> stored;
+    // Who listens there; absent: systemd, or one that is never replaced.
+    std::optional<StartingKeeper> keeper;
+    int64_t capacity = 0;  // StoreCapacity; 0: it keeps nothing
     // Per batch, from its first message to the answer.
     absl::Duration deadline = absl::Seconds(5);
     // Runs a task elsewhere (Loop::Post); absent: on this object's thread.
     std::function<void(std::function<void()>)> post;
+    // Posted: what becomes of the keeper, for the log.
+    std::function<void(std::string)> say;
   };
-  // InvalidArgument: the address is none.
+  // `stored`: what the store holds already (Starter::stored). InvalidArgument:
+  // the address is none.
   static absl::StatusOr<std::unique_ptr<DescriptorStore>> Start(
-      Options options);
+      Options options, const std::map<std::string, UniqueFd>& stored = {});
   // Ends what it waits for. What has not been sent is not, and its `done` gets
   // Cancelled.
   ~DescriptorStore();
@@ -81,32 +93,63 @@ class DescriptorStore {
   // Put and not removed, whatever became of it.
   bool Has(std::string_view name) const;
   int64_t stored() const;
+  // How many keepers died and have a successor.
+  uint64_t keepers_replaced() const { return keepers_replaced_; }
   int64_t capacity() const { return options_.capacity; }
 
  private:
+  using SharedFd = std::shared_ptr<const UniqueFd>;
   // One message of a batch, or the wait for its end.
   struct Item {
     std::string message;
-    UniqueFd fd;
+    SharedFd fd;
     Done done;
   };
   static constexpr size_t kMostQueued = 1 << 14;
   static constexpr size_t kMostStatus = 256;
 
-  DescriptorStore(Options options, std::unique_ptr<NotifySocket> socket);
+  explicit DescriptorStore(Options options) : options_(std::move(options)) {}
+  absl::Status Open(const std::map<std::string, UniqueFd>& stored);
+  static Item PutOf(const std::string& name, SharedFd fd);
   void Tell(std::string message);
   void Push(Item item) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
-  void Work();
-  void SendBatch(std::deque<Item> batch);
   void Post(Done done, absl::Status status);
 
+  // On the thread (descriptor_store_work.cc).
+  void Work();
+  // False: it is to end.
+  bool WaitForWork();
+  bool IsEnding() const;
+  void Sleep(absl::Duration time);  // less, where it is to end
+  void SendBatch(std::deque<Item> batch);
+  absl::Status SendAll(std::deque<Item>& batch, absl::Time deadline);
+  void ReplaceKeeper();
+  absl::Status Refill();
+  // All that is stored; who waits for what is queued joins `waiting_`.
+  std::deque<Item> TakeEverything();
+  void AnswerWaiting(const absl::Status& status);
+  // Those that have waited for the deadline.
+  void AnswerLate(const absl::Status& status);
+  void Say(std::string text);
+
   const Options options_;
-  const std::unique_ptr<NotifySocket> socket_;  // null: nobody listens
+  std::unique_ptr<NotifySocket> socket_;   // null: nobody listens
+  std::unique_ptr<KeeperProcess> keeper_;  // null: it is never replaced
+  UniqueFd wake_;                          // an eventfd
   mutable Mutex mutex_;
-  CondVar changed_;
-  std::set<std::string, std::less<>> names_ ABSL_GUARDED_BY(mutex_);
+  // By name; null where no keeper may have to be given it again.
+  std::map<std::string, SharedFd, std::less<>> kept_ ABSL_GUARDED_BY(mutex_);
   std::deque<Item> queue_ ABSL_GUARDED_BY(mutex_);
   bool stopping_ ABSL_GUARDED_BY(mutex_) = false;
+  // Of the thread: what shows that the keeper is dead or dying, and who waits
+  // for the next one.
+  bool lost_ = false;
+  std::atomic<uint64_t> keepers_replaced_ = 0;
+  struct Waiting {
+    Done done;
+    absl::Time until;
+  };
+  std::vector<Waiting> waiting_;
   std::thread thread_;  // last: it uses the rest
 };
 

@@ -61,17 +61,17 @@ absl::Duration Left(absl::Time deadline) {
 }  // namespace
 
 absl::StatusOr<std::unique_ptr<NotifySocket>> NotifySocket::Make(
-    const std::string& address) {
+    const std::string& address, Answer answer) {
   SLUICE_RETURN_IF_ERROR(CheckAddress(address));
   UniqueFd cancel(eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK));
   if (!cancel) return ErrnoStatus(errno, "make an eventfd");
   return std::unique_ptr<NotifySocket>(
-      new NotifySocket(address, std::move(cancel)));
+      new NotifySocket(address, answer, std::move(cancel)));
 }
 
 void NotifySocket::Cancel() { eventfd_write(cancel_.get(), 1); }
 
-absl::Status NotifySocket::Connect() {
+absl::Status NotifySocket::ConnectNow() {
   UniqueFd fd(socket(AF_UNIX, SOCK_DGRAM | SOCK_CLOEXEC, 0));
   if (!fd) return ErrnoStatus(errno, "make a notify socket");
   sockaddr_un to = {};
@@ -91,6 +91,18 @@ absl::Status NotifySocket::Connect() {
   }
   socket_ = std::move(fd);
   return absl::OkStatus();
+}
+
+absl::Status NotifySocket::Connect(absl::Time deadline, int life) {
+  while (true) {
+    socket_.Reset();
+    absl::Status connected = ConnectNow();
+    if (!absl::IsUnavailable(connected)) return connected;
+    const absl::Duration left = Left(deadline);
+    SLUICE_ASSIGN_OR_RETURN(const bool over,
+                            Wait(life, POLLIN, std::min(left, kLookAgain)));
+    if (over || left == absl::ZeroDuration()) return connected;
+  }
 }
 
 absl::StatusOr<bool> NotifySocket::Wait(int fd, short events,
@@ -115,7 +127,7 @@ absl::Status NotifySocket::Late(std::string_view what) const {
 
 absl::Status NotifySocket::Send(std::string_view message, absl::Time deadline,
                                 int fd) {
-  if (!socket_) SLUICE_RETURN_IF_ERROR(Connect());
+  if (!socket_) SLUICE_RETURN_IF_ERROR(ConnectNow());
   while (SendNow(socket_.get(), message, fd) < 0) {
     const int error = errno;
     if (error == EINTR) continue;
@@ -150,9 +162,22 @@ absl::Status NotifySocket::Barrier(absl::Time deadline) {
        left = Left(deadline)) {
     SLUICE_ASSIGN_OR_RETURN(const bool answered,
                             Wait(answer.get(), POLLIN, left));
-    if (answered) return absl::OkStatus();
+    if (answered) return ReadAnswer(answer);
   }
   return Late("did not answer");
+}
+
+absl::Status NotifySocket::ReadAnswer(const UniqueFd& pipe) {
+  if (answer_ == Answer::kHangUp) return absl::OkStatus();
+  char byte;
+  ssize_t got;
+  do {
+    got = read(pipe.get(), &byte, sizeof(byte));
+  } while (got < 0 && errno == EINTR);
+  if (got == sizeof(byte)) return absl::OkStatus();
+  socket_.Reset();
+  return absl::UnavailableError(fmt::format(
+      "the descriptor store at {} died before it answered", address_));
 }
 
 }  // namespace sluice::daemon

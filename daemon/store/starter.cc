@@ -106,6 +106,24 @@ absl::Status TakeWatchdog(Starter& into) {
   return absl::OkStatus();
 }
 
+absl::Status TakeKeeper(Starter& into) {
+  const auto said = Take("SLUICE_KEEPER");
+  if (!said) return absl::OkStatus();
+  const size_t colon = said->find(':');
+  StartingKeeper keeper;
+  if (colon == said->npos || colon + 1 == said->size() ||
+      !absl::SimpleAtoi(said->substr(0, colon), &keeper.pid) ||
+      keeper.pid <= 0) {
+    return absl::InvalidArgumentError(
+        fmt::format("$SLUICE_KEEPER is '{}', it must be a process and a path: "
+                    "it comes from who started this process",
+                    *said));
+  }
+  keeper.program = said->substr(colon + 1);
+  into.keeper = std::move(keeper);
+  return absl::OkStatus();
+}
+
 }  // namespace
 
 absl::StatusOr<Starter> TakeFromStarter() {
@@ -121,6 +139,7 @@ absl::StatusOr<Starter> TakeFromStarter() {
   SLUICE_ASSIGN_OR_RETURN(starter.store_size,
                           TakeNumber("FDSTORE", int64_t{1} << 32));
   SLUICE_RETURN_IF_ERROR(TakeWatchdog(starter));
+  SLUICE_RETURN_IF_ERROR(TakeKeeper(starter));
   return starter;
 }
 

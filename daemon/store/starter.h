@@ -5,6 +5,8 @@
 // environment, so that no process of the daemon's takes this for its own.
 #pragma once
 
+#include <sys/types.h>
+
 #include <cstdint>
 #include <map>
 #include <optional>
@@ -21,12 +23,24 @@ namespace sluice::daemon {
 // SD_LISTEN_FDS_START: the number of the first descriptor that is handed on.
 inline constexpr int kFirstHandedOn = 3;
 
+// What a signal of a keeper carries that ends the service; any other that ends
+// the daemon leaves what ranks hold to the next one.
+inline constexpr int kEndsService = 0x534c43;
+
+// A sluiced-keeper, by what it says of itself in $SLUICE_KEEPER ("PID:PATH").
+struct StartingKeeper {
+  pid_t pid = 0;
+  std::string program;
+};
+
 struct Starter {
   // $NOTIFY_SOCKET; empty: nobody listens, nobody keeps anything.
   std::string notify_socket;
   // Kept by the store for an earlier daemon, by name. Of two of one name (the
   // daemon never stores two) the first.
   std::map<std::string, UniqueFd> stored;
+  // Absent: systemd, or nobody.
+  std::optional<StartingKeeper> keeper;
   // Of socket activation: whatever is not called as IsDescriptorName wants.
   std::vector<std::pair<std::string, UniqueFd>> sockets;
   // How many the store takes ($FDSTORE: systemd 254 and later, the keeper, or

@@ -20,7 +20,8 @@ set(SLUICE_LAYER_runtime base)
 set(SLUICE_LAYER_keeper store runtime cli)
 set(SLUICE_LAYER_service core state store wire admin device)
 set(SLUICE_LAYER_metrics core)
-set(SLUICE_LAYER_sluiced service metrics runtime cli)
+set(SLUICE_LAYER_frozen service)
+set(SLUICE_LAYER_sluiced service frozen metrics runtime cli)
 set(SLUICE_LAYER_client wire device)
 set(SLUICE_LAYER_torch client ops stream plan_format)
 set(SLUICE_LAYER_torch_cuda torch)
@@ -112,7 +113,7 @@ set(SLUICE_LAYER_FOLDERS
   planner/stream=stream planner/worker=worker planner=planner
   daemon/quota=quota daemon/bandwidth=bandwidth daemon/core=core daemon/state=state daemon/store=store
   daemon/crash=crash daemon/runtime=runtime daemon/keeper=keeper
-  daemon/service=service daemon/metrics=metrics daemon=sluiced
+  daemon/service=service daemon/frozen=frozen daemon/metrics=metrics daemon=sluiced
   client/torch/cuda=torch_cuda client/torch=torch client/train=train
   client/ctl=ctl client=client)
 

@@ -25,7 +25,7 @@ set(CPACK_DEBIAN_DAEMON_PACKAGE_DEPENDS
 set(CPACK_DEBIAN_DAEMON_PACKAGE_RECOMMENDS "sluicectl")
 set(scripts ${CMAKE_CURRENT_LIST_DIR}/debian)
 set(CPACK_DEBIAN_DAEMON_PACKAGE_CONTROL_EXTRA
-  ${scripts}/postinst ${scripts}/prerm ${scripts}/postrm
+  ${scripts}/preinst ${scripts}/postinst ${scripts}/prerm ${scripts}/postrm
   ${scripts}/conffiles)
 
 set(CPACK_DEBIAN_CTL_PACKAGE_NAME sluicectl)

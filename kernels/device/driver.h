@@ -58,13 +58,17 @@ struct Placement {
   auto operator<=>(const Placement&) const = default;
 };
 
+// Begins the name of a link on the PCI bus; the device's address follows.
+inline constexpr char kPciLink[] = "pci-";
+
 struct DeviceInfo {
   DeviceIndex index;
   std::string uuid;  // "GPU-…": the key operators and dcgm-exporter use
   std::string name;
   Bytes total_memory;
   NumaIndex numa;
-  std::string link;  // name of the host link it copies over ("pcie0")
+  // Name of the host link it copies over: "pcie0"; on cuda "pci-0000:3b:00.0".
+  std::string link;
 };
 
 // Opaque handles. 0 is "none".

@@ -172,7 +172,7 @@ void Node::AddLink(const LinkCapacity& link) {
   problem_.links.push_back({.name = link.name,
                             .h2d_bytes_per_s = link.h2d_bytes_per_second,
                             .d2h_bytes_per_s = link.d2h_bytes_per_second,
-                            .total_bytes_per_s = std::nullopt});
+                            .total_bytes_per_s = link.both_bytes_per_second});
 }
 
 void Node::AddHost(const HostLimit& host) {
@@ -284,7 +284,9 @@ bool Node::LinkHolds(const LinkCapacity& link,
     return true;
   };
   return holds(&CopyRates::d2h, link.d2h_bytes_per_second) &&
-         holds(&CopyRates::h2d, link.h2d_bytes_per_second);
+         holds(&CopyRates::h2d, link.h2d_bytes_per_second) &&
+         holds(&CopyRates::total,
+               link.both_bytes_per_second.value_or(kUnlimited));
 }
 
 bool Node::Fits(const std::vector<Fractions>& all) const {

@@ -1,5 +1,7 @@
 #include <fcntl.h>
 #include <fmt/format.h>
+#include <sys/socket.h>
+#include <sys/syscall.h>
 #include <unistd.h>
 
 #include <cstring>
@@ -7,10 +9,12 @@
 
 #include "absl/strings/cord.h"
 #include "proto/base/clock.h"
+#include "proto/base/pidfd.h"
 #include "proto/base/shortage.h"
 #include "proto/base/status.h"
 #include "proto/base/text.h"
 #include "proto/base/unique_fd.h"
+#include "proto/base/unix_address.h"
 
 namespace sluice {
 
@@ -31,6 +35,22 @@ std::string ShellWord(const std::string& word) {
     c == '\'' ? quoted += "'\\''" : quoted += c;
   }
   return quoted + "'";
+}
+
+std::string FirstLine(const std::string& text) {
+  return text.substr(0, text.find('\n'));
+}
+
+UniqueFd PidfdOf(pid_t pid) {
+  return UniqueFd(static_cast<int>(syscall(SYS_pidfd_open, pid, 0)));
+}
+
+std::optional<sockaddr_un> UnixAddress(const std::string& path) {
+  if (path.empty() || path.size() > kLongestSocketPath) return std::nullopt;
+  sockaddr_un address = {};
+  address.sun_family = AF_UNIX;
+  path.copy(address.sun_path, path.size());
+  return address;
 }
 
 absl::Time MonotonicClock::Now() const {

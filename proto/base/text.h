@@ -11,6 +11,9 @@ namespace sluice {
 // line and moves no cursor.
 std::string Printable(std::string text);
 
+// Without its line break.
+std::string FirstLine(const std::string& text);
+
 // `word` as a shell reads it back: in single quotes where it must be. For
 // commands that are printed to be run.
 std::string ShellWord(const std::string& word);

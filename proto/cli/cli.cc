@@ -121,10 +121,6 @@ std::string NoValue(const CLI::App& app, const std::string& said) {
                      option->get_type_name());
 }
 
-std::string FirstLine(const std::string& text) {
-  return text.substr(0, text.find('\n'));
-}
-
 absl::Status Misuse(CLI::App& app, const CLI::ParseError& error) {
   const CLI::App* at = Deepest(app);
   const bool missing = dynamic_cast<const CLI::RequiredError*>(&error);

@@ -24,10 +24,14 @@ constexpr double kMaxReal = 1e300;
 // ---- Writing ---------------------------------------------------------------
 
 json Write(const LinkCapacity& link) {
-  return {{"name", link.name},
-          {"h2d_bytes_per_second", link.h2d_bytes_per_second},
-          {"d2h_bytes_per_second", link.d2h_bytes_per_second},
-          {"profiles", link.profiles}};
+  json written = {{"name", link.name},
+                  {"h2d_bytes_per_second", link.h2d_bytes_per_second},
+                  {"d2h_bytes_per_second", link.d2h_bytes_per_second},
+                  {"profiles", link.profiles}};
+  if (link.both_bytes_per_second) {
+    written["both_bytes_per_second"] = *link.both_bytes_per_second;
+  }
+  return written;
 }
 
 json Write(const HostLimit& host) {
@@ -116,6 +120,10 @@ LinkCapacity ReadLink(FieldReader in, size_t count,
   // A link without bandwidth would make every swap infinite.
   link.h2d_bytes_per_second = in.Number("h2d_bytes_per_second", 1, kMaxRate);
   link.d2h_bytes_per_second = in.Number("d2h_bytes_per_second", 1, kMaxRate);
+  if (in.Has("both_bytes_per_second")) {
+    link.both_bytes_per_second =
+        in.Number("both_bytes_per_second", 1, kMaxRate);
+  }
   link.profiles = ReadPositions(in, count);
   in.Finish();
   return link;

@@ -252,6 +252,7 @@ double Rate(double bytes, double seconds) {
 struct Rates {
   double d2h = 0;
   double h2d = 0;
+  double both = 0;  // added up
 };
 
 // `copied`: bytes that one layer swaps.
@@ -261,10 +262,14 @@ Rates RatesOf(const LayerKind& k, double copied) {
   };
   const double forward = k.forward_layer_seconds;
   const double backward = k.backward_layer_seconds;
-  return {.d2h = std::max(rate(k.forward_d2h_fixed, copied, forward),
-                          rate(k.backward_d2h_fixed, 0, backward)),
-          .h2d = std::max(rate(k.forward_h2d_fixed, 0, forward),
-                          rate(k.backward_h2d_fixed, copied, backward))};
+  return {
+      .d2h = std::max(rate(k.forward_d2h_fixed, copied, forward),
+                      rate(k.backward_d2h_fixed, 0, backward)),
+      .h2d = std::max(rate(k.forward_h2d_fixed, 0, forward),
+                      rate(k.backward_h2d_fixed, copied, backward)),
+      .both = std::max(
+          rate(k.forward_d2h_fixed + k.forward_h2d_fixed, copied, forward),
+          rate(k.backward_d2h_fixed + k.backward_h2d_fixed, copied, backward))};
 }
 
 // The swapped fraction where the planner chose the least: of what it is free
@@ -319,8 +324,8 @@ absl::Status CheckWay(const std::vector<KindRates>& ranks, double Rates::*way,
       const double use = ranks[r].used[k].*way + others;
       const double least = ranks[r].least[k].*way + others_least;
       if (use <= std::max(least, capacity) * (1 + kTolerance)) continue;
-      return Wrong("link '{}' moves {:.6g} bytes/s to the {}, it has {:.6g}",
-                   link, use, where, capacity);
+      return Wrong("link '{}' moves {:.6g} bytes/s {}, it has {:.6g}", link,
+                   use, where, capacity);
     }
   }
   return absl::OkStatus();
@@ -334,9 +339,12 @@ absl::Status CheckLink(const std::vector<RankProfile>& profiles,
     ranks.push_back(RatesOf(p, *PartOf(plan, p)));
   }
   SLUICE_RETURN_IF_ERROR(CheckWay(ranks, &Rates::d2h, link.d2h_bytes_per_second,
-                                  link.name, "host"));
-  return CheckWay(ranks, &Rates::h2d, link.h2d_bytes_per_second, link.name,
-                  "GPUs");
+                                  link.name, "to the host"));
+  SLUICE_RETURN_IF_ERROR(CheckWay(ranks, &Rates::h2d, link.h2d_bytes_per_second,
+                                  link.name, "to the GPUs"));
+  return CheckWay(ranks, &Rates::both,
+                  link.both_bytes_per_second.value_or(HUGE_VAL), link.name,
+                  "both ways");
 }
 
 }  // namespace

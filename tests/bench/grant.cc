@@ -1,5 +1,7 @@
 // The fast path of a grant: 8 ranks as processes, each with its session and
-// its pages, all taking grants at once while the daemon refills and beats.
+// its pages, all taking grants at once while the daemon refills and beats. And
+// what grants add to copies that queue up behind one another: see
+// client/copy/granted_ahead.h.
 #include <fmt/format.h>
 #include <sys/mman.h>
 
@@ -9,10 +11,14 @@
 #include <memory>
 #include <vector>
 
+#include "client/copy/copy_engine.h"
 #include "client/session/session.h"
+#include "kernels/device/sim/sim.h"
+#include "proto/base/clock.h"
 #include "proto/base/status.h"
 #include "tests/bench/report.h"
 #include "tests/integration/daemon/harness.h"
+#include "tests/support/temp_dir.h"
 
 namespace sluice::bench {
 namespace {
@@ -71,7 +77,89 @@ double ClockCost() {
   return Quantile(costs, 0.5);
 }
 
+constexpr int kQueued = 64;
+constexpr Bytes kQueuedCopy = KiB(64);
+constexpr double kLinkSpeed = 1e9;  // such a copy takes 66 us
+constexpr int kRounds = 25;
+
+// Bytes of host and GPU memory of a simulated node of its own to copy between.
+class Link {
+ public:
+  Link() {
+    SLUICE_CHECK_OK(device::CreateSimNode(
+        directory_.path(), {.gpus = {{MiB(8), "x", NumaIndex(0)}},
+                            .links = {{"x", kLinkSpeed, kLinkSpeed}},
+                            .host_memory = MiB(8)}));
+    auto driver = device::OpenSimDriver(directory_.path());
+    SLUICE_CHECK_OK(driver.status());
+    driver_ = *std::move(driver);
+    gpu_ = Map(device::Placement::Gpu(DeviceIndex(0)));
+    host_ = Map(device::Placement::Host(NumaIndex(0)));
+  }
+
+  std::unique_ptr<client::CopyEngine> Start(client::GrantGate* gate) {
+    auto engine =
+        client::CopyEngine::Start({.driver = driver_.get(), .gate = gate});
+    SLUICE_CHECK_OK(engine.status());
+    return *std::move(engine);
+  }
+
+  // Microseconds per copy of `kQueued` that are enqueued at once.
+  double Time(client::CopyEngine& engine) {
+    const int64_t begin = Now();
+    for (int i = 0; i < kQueued; ++i) {
+      const int64_t at = i * kQueuedCopy.count();
+      engine.Enqueue({.pieces = {{gpu_ + at, host_ + at, kQueuedCopy}}});
+    }
+    SLUICE_CHECK_OK(engine.Drain());
+    return 1e-3 * static_cast<double>(Now() - begin) / kQueued;
+  }
+
+ private:
+  std::byte* Map(device::Placement where) {
+    const Bytes size = kQueued * kQueuedCopy;
+    const auto memory = driver_->Create(where, size);
+    const auto address = driver_->Reserve(size, where.kind);
+    SLUICE_CHECK_OK(driver_->Map(*address, size, *memory));
+    SLUICE_CHECK_OK(driver_->SetAccess(*address, size, DeviceIndex(0)));
+    return *address;
+  }
+
+  const testing::TempDir directory_;
+  std::unique_ptr<device::Driver> driver_;
+  std::byte* gpu_ = nullptr;
+  std::byte* host_ = nullptr;
+};
+
+// Both in turns; the gate never has to wait for its limit.
+Entry MeasureAdded() {
+  GrantLimits limits = {};
+  limits.slots[0].limit_bytes[kH2d] = UINT64_MAX;
+  GrantUse use = {};
+  const MonotonicClock clock;
+  client::GrantGate gate(&limits, 0, &use, 0, &clock);
+  Link link;
+  const auto granted = link.Start(&gate);
+  const auto free = link.Start(nullptr);
+  std::vector<double> added;
+  std::vector<double> alone;
+  for (int i = 0; i < kRounds; ++i) {
+    alone.push_back(link.Time(*free));
+    added.push_back(link.Time(*granted) - alone.back());
+  }
+  return {"grant, added to a queued copy",
+          Quantile(added, 0.5),
+          "us",
+          20,
+          true,
+          fmt::format("{} copies of {} KiB at once, {:.1f} us each without "
+                      "grants; median of {} rounds in turns",
+                      kQueued, kQueuedCopy.count() / 1024, Quantile(alone, 0.5),
+                      kRounds)};
+}
+
 std::vector<Entry> Measure() {
+  const Entry added = MeasureAdded();
   // Links without a limit: what is measured is the path without waiting.
   const RunningDaemon daemon(R"(
 [sim]
@@ -102,7 +190,8 @@ gpu_links = ["x", "x", "x", "x", "x", "x", "x", "x"]
       kRanks, kCalls, ClockCost(), waited);
   const double p99 = Quantile(all, 0.99);
   return {{"grant p50", Quantile(all, 0.5), "ns", std::nullopt, true, detail},
-          {"grant p99", p99, "ns", 1000, true, detail}};
+          {"grant p99", p99, "ns", 1000, true, detail},
+          added};
 }
 
 }  // namespace

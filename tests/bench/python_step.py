@@ -34,7 +34,7 @@ TRAINER_TOKENS = 4096
 PARTS_ROUNDS = 5
 # Of the CPU milliseconds of a step: what operators of ATen are counted as.
 PARTS = {
-    "products": {"mm", "addmm", "bmm", "linear"},
+    "products": {"mm", "addmm", "addmm_", "bmm", "linear"},
     "attention": {"_scaled_dot_product_flash_attention_for_cpu",
                   "_scaled_dot_product_flash_attention_for_cpu_backward"},
     "copies": {"cat", "copy_", "clone", "_to_copy", "empty", "empty_like",

@@ -1,7 +1,7 @@
 // The daemon under load: 64 sessions that lease and free in an open loop, also
 // where all that the daemon holds is stored with a keeper; how long a lease
-// takes while the ranks of all GPUs are killed, and how long the next of two
-// users waits for a whole GPU.
+// takes while the ranks of all GPUs are killed, how long the next of two users
+// waits for a whole GPU, and what a killed daemon and a killed keeper cost.
 #include <fmt/format.h>
 #include <poll.h>
 #include <signal.h>
@@ -17,10 +17,13 @@
 #include <vector>
 
 #include "absl/time/clock.h"
+#include "proto/base/pidfd.h"
 #include "proto/base/status.h"
 #include "tests/bench/open_loop.h"
 #include "tests/bench/report.h"
 #include "tests/integration/daemon/harness.h"
+#include "tests/support/temp_dir.h"
+#include "tests/support/under_keeper.h"
 
 namespace sluice::bench {
 namespace {
@@ -28,6 +31,7 @@ namespace {
 using testing::Child;
 using testing::RawClient;
 using testing::RunningDaemon;
+using testing::UnderKeeper;
 
 constexpr int kGpus = 8;
 constexpr int kRounds = 5;  // of the open loop; the median counts
@@ -73,11 +77,11 @@ void PinApart(int core) {
 }
 
 // The session of a user of the machine; 0: this process's own.
-RawClient Attach(const RunningDaemon& daemon, const std::string& job, int gpu,
+RawClient Attach(const std::string& socket, const std::string& job, int gpu,
                  uid_t user = 0) {
   // Who connects is told by the kernel, as it was then.
   SLUICE_CHECK(user == 0 || seteuid(user) == 0);
-  auto client = RawClient::Connect(daemon.socket());
+  auto client = RawClient::Connect(socket);
   SLUICE_CHECK(user == 0 || seteuid(0) == 0);
   SLUICE_CHECK_OK(client.status());
   SLUICE_CHECK_OK(client->Hello(job, 0, 1, gpu).status());
@@ -100,7 +104,8 @@ Entry LeaseFreePairs(const std::string& name, bool stored) {
     PinApart(1);
     std::vector<RawClient> clients;
     for (int i = 0; i < kLoad.sessions; ++i) {
-      clients.push_back(Attach(daemon, fmt::format("load{}", i), i % kGpus));
+      clients.push_back(
+          Attach(daemon.socket(), fmt::format("load{}", i), i % kGpus));
     }
     std::vector<double> millis = PairMillis(kLoad, clients);
     p50.push_back(Quantile(millis, 0.5));
@@ -128,7 +133,8 @@ Entry TurnsOfTwoUsers() {
   SLUICE_CHECK(chmod(daemon.runtime_dir().c_str(), 0755) == 0);
   std::vector<RawClient> users;
   for (const uid_t user : {61234, 61235}) {
-    users.push_back(Attach(daemon, fmt::format("of{}", user), 0, user));
+    users.push_back(
+        Attach(daemon.socket(), fmt::format("of{}", user), 0, user));
   }
   std::vector<double> millis;
   size_t extents = 0;
@@ -162,7 +168,7 @@ std::vector<std::unique_ptr<Child>> HoldAllGpus(const RunningDaemon& daemon,
   for (int gpu = 0; gpu < kGpus; ++gpu) {
     ranks.push_back(Child::Fork([&daemon, round, gpu] {
       RawClient rank =
-          Attach(daemon, fmt::format("killed{}.{}", round, gpu), gpu);
+          Attach(daemon.socket(), fmt::format("killed{}.{}", round, gpu), gpu);
       const auto lease = rank.Lease(wire::Lease::GPU, MiB(900), gpu);
       SLUICE_CHECK_OK(lease.status());
       fmt::print("leased\n");
@@ -181,7 +187,7 @@ std::vector<std::unique_ptr<Child>> HoldAllGpus(const RunningDaemon& daemon,
 
 Entry LeasesWhileRanksDie() {
   const RunningDaemon daemon(kNode);
-  RawClient honest = Attach(daemon, "honest", 0);
+  RawClient honest = Attach(daemon.socket(), "honest", 0);
   std::vector<double> millis;
   for (int round = 0; round < kKills; ++round) {
     const auto ranks = HoldAllGpus(daemon, round);
@@ -224,11 +230,18 @@ wire::Request StepReport(int step) {
   return request;
 }
 
+void KillAndWait(pid_t pid) {
+  const UniqueFd process = PidfdOf(pid);
+  pollfd dead = {.fd = process.get(), .events = POLLIN, .revents = 0};
+  SLUICE_CHECK(kill(pid, SIGKILL) == 0);
+  SLUICE_CHECK(poll(&dead, 1, 10'000) == 1);
+}
+
 // Killed again and again under a session whose memory is all stored: from the
 // kill to the reply that the next daemon gives to what was asked behind it.
 std::vector<Entry> RepliesAfterKills() {
   const RunningDaemon daemon(kManyExtents, {.kept = true});
-  RawClient client = Attach(daemon, "kept", 0);
+  RawClient client = Attach(daemon.socket(), "kept", 0);
   const auto lease = client.Lease(wire::Lease::GPU, kTakenOver);
   SLUICE_CHECK_OK(lease.status());
   std::mt19937 random(1);
@@ -239,12 +252,8 @@ std::vector<Entry> RepliesAfterKills() {
   for (int i = 0; i < kTakeovers; ++i) {
     absl::SleepFor(absl::Microseconds(phase(random)));
     killed = DaemonOf(daemon, killed);
-    const UniqueFd process(
-        static_cast<int>(syscall(SYS_pidfd_open, killed, 0)));
-    pollfd dead = {.fd = process.get(), .events = POLLIN, .revents = 0};
     const absl::Time start = absl::Now();
-    SLUICE_CHECK(kill(killed, SIGKILL) == 0);
-    SLUICE_CHECK(poll(&dead, 1, 10'000) == 1);  // so that it answers nothing
+    KillAndWait(killed);  // so that it answers nothing
     SLUICE_CHECK_OK(client.Call(StepReport(i + 1)).status());
     millis.push_back(absl::ToDoubleMilliseconds(absl::Now() - start));
   }
@@ -258,8 +267,46 @@ std::vector<Entry> RepliesAfterKills() {
            "ms", 250, true, "longest " + detail}};
 }
 
+// A keeper that is killed, and one that comes in its place: until a rank is
+// welcomed, which has to be stored behind everything else.
+Entry RefilledAfterKills() {
+  const testing::TempDir config;
+  const std::string path = config.File("sluiced.toml");
+  std::ofstream(path) << "[http]\nlisten = \"\"\n[device]\ndriver = \"sim\"\n"
+                      << kManyExtents;
+  const UnderKeeper kept({.more = {"--config", path}});
+  RawClient client = Attach(kept.socket(), "kept", 0);
+  const auto lease = client.Lease(wire::Lease::GPU, kTakenOver);
+  SLUICE_CHECK_OK(lease.status());
+  std::mt19937 random(2);
+  std::uniform_int_distribution<int> phase(0, 100'000);
+  std::vector<double> millis;
+  for (int i = 0; i < kTakeovers; ++i) {
+    absl::SleepFor(absl::Microseconds(phase(random)));
+    const pid_t keeper = kept.keeper();
+    const absl::Time start = absl::Now();
+    KillAndWait(keeper);
+    Attach(kept.socket(), fmt::format("next{}", i), 0);
+    millis.push_back(absl::ToDoubleMilliseconds(absl::Now() - start));
+  }
+  // All of it is held: the next daemon has the lease.
+  KillAndWait(kept.daemon());
+  SLUICE_CHECK_OK(client.Call(StepReport(1)).status());
+  SLUICE_CHECK_OK(client.Free(lease->body.granted().lease_id()).status());
+  return {"service stores again after its keeper is killed",
+          Quantile(millis, 1),
+          "ms",
+          1000,
+          true,
+          fmt::format("longest of {} kills of sluiced-keeper at random phases, "
+                      "until another one holds the {} extents of a session and "
+                      "a rank that attached behind the kill; median {:.1f} ms",
+                      kTakeovers, lease->fds.size(), Quantile(millis, 0.5))};
+}
+
 std::vector<Entry> Measure() {
   std::vector<Entry> entries = RepliesAfterKills();
+  entries.push_back(RefilledAfterKills());
   entries.push_back(LeasesWhileRanksDie());
   entries.push_back(LeaseFreePairs("service pairs p99", false));
   entries.push_back(LeaseFreePairs("service pairs p99, stored", true));

@@ -199,6 +199,42 @@ TEST_F(GatedEngineTest, NoRequestOvertakesOneThatWaitsForItsGrant) {
   EXPECT_EQ(use_.slot.used_bytes[kH2d].load(), (MiB(2) + KiB(1)).size());
 }
 
+TEST_F(GatedEngineTest, AHostThatRunsAheadBooksTwoCopiesAtMost) {
+  Beat();
+  limits_.slots[0].limit_bytes[kH2d] = 8 << 20;
+  limits_.slots[0].limit_bytes[kD2h] = 8 << 20;
+  Start(/*speed=*/10e6, {.gate = &gate_});
+  std::memset(host_, 5, MiB(1).size());
+  // 105 ms, by the link; all that comes behind it fits into its grant.
+  const Ticket slow = engine_->Enqueue(ToHost(MiB(4), MiB(1)));
+  Ticket last;
+  for (int i = 0; i < 100; ++i) {
+    last = engine_->Enqueue(ToGpu(i * KiB(4), KiB(4), {slow}));
+  }
+  while (!slow.done()) {
+    EXPECT_LE(use_.slot.used_bytes[kH2d].load(), 2 * KiB(4).size());
+    absl::SleepFor(absl::Milliseconds(1));
+  }
+  ASSERT_THAT(engine_->Wait(last), IsOk());
+  EXPECT_EQ(use_.slot.used_bytes[kH2d].load(), 100 * KiB(4).size());
+  EXPECT_EQ(std::memcmp(gpu_, host_, 100 * KiB(4).size()), 0);
+}
+
+TEST_F(GatedEngineTest, SlicesOfOneCopyAreBookedTwoAtATime) {
+  Beat();
+  limits_.slots[0].limit_bytes[kH2d] = 8 << 20;
+  limits_.slots[0].limit_bytes[kD2h] = 8 << 20;
+  Start(/*speed=*/10e6, {.gate = &gate_, .slice = KiB(256)});
+  const Ticket slow = engine_->Enqueue(ToHost(MiB(4), KiB(256)));
+  const Ticket sliced = engine_->Enqueue(ToGpu(Bytes(0), MiB(2), {slow}));
+  while (!slow.done()) {
+    EXPECT_LE(use_.slot.used_bytes[kH2d].load(), 2 * KiB(256).size());
+    absl::SleepFor(absl::Milliseconds(1));
+  }
+  ASSERT_THAT(engine_->Wait(sliced), IsOk());
+  EXPECT_EQ(use_.slot.used_bytes[kH2d].load(), MiB(2).size());
+}
+
 TEST_F(GatedEngineTest, AnEndingEngineDoesNotWaitForGrants) {
   Beat();
   Start(0, {.gate = &gate_});

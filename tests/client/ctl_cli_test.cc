@@ -55,6 +55,8 @@ TEST(SluicectlCli, EachCommandsHelpHasExamplesOfItsOwn) {
   const std::vector<std::vector<std::string>> commands = {{},
                                                           {"status"},
                                                           {"jobs"},
+                                                          {"doctor"},
+                                                          {"support-bundle"},
                                                           {"budget"},
                                                           {"budget", "set"},
                                                           {"reserve"},

@@ -4,6 +4,7 @@
 #include <sys/wait.h>
 #include <unistd.h>
 
+#include <atomic>
 #include <future>
 
 #include "client/session/connection.h"
@@ -202,6 +203,29 @@ TEST_F(SessionTest, AReportDoesNotWaitForItsAnswer) {
   EXPECT_THAT(session_->Report({.step = 3, .seconds = 0.5}), IsOk());
   EXPECT_TRUE(
       Soon([&] { return daemon_.count(wire::Request::kStepReport) == 1; }));
+}
+
+TEST_F(SessionTest, AReportTellsOnceHowLongMappingTook) {
+  Open();
+  SLUICE_ASSERT_OK_AND_ASSIGN(const auto gpu, session_->LeaseGpu(KiB(64)));
+  SLUICE_ASSERT_OK_AND_ASSIGN(const auto host, session_->LeaseHost(KiB(64)));
+  std::atomic<int> told[2] = {-1, -1};
+  std::atomic<bool> sane = true;
+  daemon_.SetScript([&](const wire::Message& m) {
+    const wire::StepReport& report = m.packet.request().step_report();
+    if (!m.packet.request().has_step_report()) return false;
+    for (const double s : report.map_seconds()) sane = sane && s >= 0 && s < 60;
+    told[report.step() % 2] = report.map_seconds_size();
+    return true;
+  });
+  for (const int step : {0, 1}) {
+    EXPECT_THAT(session_->Report({.step = step, .seconds = 0.5}), IsOk());
+  }
+  EXPECT_TRUE(Soon([&] { return told[1] >= 0; }));
+  EXPECT_EQ(told[0], 2);
+  EXPECT_EQ(told[1], 0);
+  EXPECT_TRUE(sane);
+  daemon_.SetScript({});
 }
 
 TEST_F(SessionTest, GrantsGoThroughTheSharedPages) {

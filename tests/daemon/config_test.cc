@@ -36,8 +36,10 @@ gpu_memory = "48MiB"
 host_memory = "1073741824B"
 numa_nodes = 2
 granularity = "4KiB"
-links = [{name = "a", h2d_bytes_per_s = 2e9, d2h_bytes_per_s = 1000000}, {name = "b", parent = "a"}]
+links = [{name = "a", h2d_bytes_per_s = 2e9, d2h_bytes_per_s = 1000000}, {name = "b", parent = "a"}, {name = "c", both_bytes_per_s = 3e9}]
 gpu_links = ["a", "a", "b", "b"]
+[cuda]
+links = [{name = "pci-0000:3b:00.0", h2d_bytes_per_s = 24e9, both_bytes_per_s = 40e9}]
 [pools]
 gpu_bytes = "40MiB"
 host_bytes = "384MiB"
@@ -71,11 +73,16 @@ level = "debug"
   EXPECT_EQ(config.sim.host_memory, GiB(1));
   EXPECT_EQ(config.sim.numa_nodes, 2);
   EXPECT_EQ(config.sim.granularity, KiB(4));
-  ASSERT_EQ(config.sim.links.size(), 2u);
+  ASSERT_EQ(config.sim.links.size(), 3u);
   EXPECT_EQ(config.sim.links[0].d2h_bytes_per_second, 1e6);
   EXPECT_EQ(config.sim.links[1].h2d_bytes_per_second, 0);  // not throttled
   EXPECT_EQ(config.sim.links[1].parent, "a");
+  EXPECT_EQ(config.sim.links[1].both_bytes_per_second, 0);
+  EXPECT_EQ(config.sim.links[2].both_bytes_per_second, 3e9);
   EXPECT_EQ(config.sim.gpu_links[3], "b");
+  ASSERT_EQ(config.cuda.links.size(), 1u);
+  EXPECT_EQ(config.cuda.links[0].h2d_bytes_per_second, 24e9);
+  EXPECT_EQ(config.cuda.links[0].both_bytes_per_second, 40e9);
   EXPECT_EQ(config.gpu_pool, MiB(40));
   EXPECT_EQ(config.host_ready, MiB(64));
   EXPECT_EQ(config.host_pool, MiB(384));
@@ -126,6 +133,17 @@ TEST(Config, WhatIsWrongIsOneLineWithFileAndLine) {
            Case{"[sim]\nlinks = [{name = \"a\", parent = \"b\"}, "
                 "{name = \"b\"}]\n",
                 "say by gpu_links which link each GPU is on"},
+           Case{"[sim]\nlinks = [{name = \"a\", both_bytes_per_s = \"1\"}]\n",
+                "c.toml:2: 'both_bytes_per_s' must be a number, 0 or more"},
+           Case{
+               "[sim]\ngpu_links = [\"a\", \"a\"]\n"
+               "links = [{name = \"a\", parent = \"b\", both_bytes_per_s = 1}, "
+               "{name = \"b\", h2d_bytes_per_s = 1}]\n",
+               "c.toml: link a: both directions load it together, and apart b "
+               "above it; limit that one only in both together"},
+           Case{"[cuda]\nlinks = [{name = \"a\", parent = \"b\"}]\n",
+                "c.toml:2: unknown key 'parent' in a link; known: "
+                "both_bytes_per_s"},
            Case{"[worker]\ntime_limit_s = 0\n",
                 "c.toml:2: 'time_limit_s' must be above 0"},
            Case{"[sim\n", "c.toml:1: "},

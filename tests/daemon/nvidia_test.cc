@@ -1,5 +1,5 @@
 // Whether there is an NVIDIA GPU, and what `auto` does about it.
-#include "daemon/nvidia.h"
+#include "kernels/device/cuda/nvidia.h"
 
 #include <filesystem>
 #include <fstream>
@@ -13,6 +13,9 @@
 
 namespace sluice::daemon {
 namespace {
+
+using device::FindNvidiaDevice;
+using device::NvidiaDeviceNode;
 
 using sluice::testing::StatusIs;
 using sluice::testing::TempDir;

@@ -1,6 +1,7 @@
 // What administrators set, on disk and back; and files that are not that.
 #include "daemon/policy_file.h"
 
+#include <fmt/format.h>
 #include <sys/stat.h>
 #include <unistd.h>
 
@@ -68,6 +69,24 @@ struct Bad {
   const char* why;
 };
 
+// Found by the fuzzer: half a second of a late date was a microsecond less
+// after each start.
+TEST(PolicyFile, ATimeStaysTheSameFromStartToStart) {
+  const Clocks now = At(1000);
+  for (const double unix_s :
+       {7042716293.5, 1800000000.123, 1e11 + 0.001, 0.0004, -12345678.9}) {
+    const std::string first = fmt::format(R"({{"sluice_policy": 1, "limits": [],
+                         "drained": {{"by": "", "reason": "",
+                                      "at_unix_s": {:.6f}}}}})",
+                                          unix_s);
+    SLUICE_ASSERT_OK_AND_ASSIGN(const Policy once, DecodePolicy(first, now));
+    const std::string written = EncodePolicy(once, now);
+    SLUICE_ASSERT_OK_AND_ASSIGN(const Policy twice, DecodePolicy(written, now));
+    EXPECT_EQ(EncodePolicy(twice, now), written);
+    EXPECT_EQ(twice, once);
+  }
+}
+
 TEST(PolicyFile, WhatIsNotAPolicyIsRefusedInOneLineThatSaysWhere) {
   const TempDir folder;
   const PolicyFile file(folder.path());
@@ -92,6 +111,9 @@ TEST(PolicyFile, WhatIsNotAPolicyIsRefusedInOneLineThatSaysWhere) {
             "'limits' is no list"},
            {R"({"sluice_policy": 1, "limits": [], "drained": null, "x": 1})",
             "the file has an unknown 'x'"},
+           {R"({"sluice_policy": 1, "limits": [], "drained": null,
+                "x\n": 1})",
+            "the file has an unknown 'x?'"},
            {R"({"sluice_policy": 1, "drained": null, "limits": [{"uid": -1,
                 "gpu_bytes": 1, "host_bytes": 1, "by": "", "at_unix_s": 0}]})",
             "limits[0] uid is no whole number from 0 to 4294967295"},

@@ -171,7 +171,9 @@ Result cuDeviceGetPCIBusId(char* bus, int length, Device device) {
   Call call("cuDeviceGetPCIBusId", Needs::kInitialised);
   if (call.failed() || !call.CheckDevice(device)) return call.result();
   SLUICE_FAKE_REQUIRE(call, bus != nullptr && length >= 13, kArguments);
-  std::snprintf(bus, static_cast<size_t>(length), "0000:%02x:00.0", device + 1);
+  // In capitals, as a driver may.
+  std::snprintf(bus, static_cast<size_t>(length), "0000:%02X:00.0",
+                device + 0x3A);
   return kSuccess;
 }
 

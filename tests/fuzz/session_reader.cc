@@ -93,8 +93,8 @@ class Node {
     const auto body = checked.ok() ? daemon::ToRequest(packet.request())
                                    : absl::StatusOr<daemon::Request>(checked);
     if (body.ok()) {
-      const auto* report = std::get_if<StepReport>(&*body);
-      if (report != nullptr && std::isnan(report->loss)) has_nan_ = true;
+      const auto* report = std::get_if<daemon::StepReportRequest>(&*body);
+      if (report != nullptr && std::isnan(report->step.loss)) has_nan_ = true;
       node_.Ask(id, *body, daemon::RequestId(packet.id()));
       return;
     }

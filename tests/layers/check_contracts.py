@@ -1,12 +1,17 @@
-"""Rules for what other processes see: metrics, messages, RPCs.
+"""Rules for what other processes and people see: metrics, the numbers of
+`sluicectl status`, messages, RPCs.
 
-Each is in the table of its folder's README.md, and each RPC is called.
+Each is in a table of its folder's README.md, and each RPC is called.
 """
 
 import re
 
 METRICS = "daemon/metrics/README.md"
 LABELS = {"sluice_job"}  # label names, not metrics
+COLUMNS = "client/ctl/README.md"
+STATUS = "client/ctl/render.cc"
+SNAPSHOT = "daemon/README.md"
+SNAPSHOT_KEYS = "daemon/metrics/snapshot_json.cc"
 MESSAGES = "proto/README.md"
 RPCS = "proto/admin/README.md"
 
@@ -25,13 +30,55 @@ def check_metrics(files, readme):
     made = set()
     for path, text in files.items():
         if path.startswith("daemon/metrics/") and path.endswith((".cc", ".h")):
-            made |= set(re.findall(r'"(sluice_[a-z0-9_]+)"', text))
+            made |= set(re.findall(r'"((?:sluice|process)_[a-z0-9_]+)"', text))
     made -= LABELS
-    told = {w for w in table_words(readme) if w.startswith("sluice_")}
+    told = {w for w in table_words(readme)
+            if w.startswith(("sluice_", "process_"))}
     for name in sorted(made - told):
         yield f"{METRICS}: the metric {name} is in no table"
     for name in sorted(told - made):
         yield f"{METRICS}: there is no metric {name}"
+
+
+def section(readme, title):
+    """From this heading to the next; empty: it has none."""
+    return readme.partition(f"\n## {title}\n")[2].partition("\n## ")[0]
+
+
+def columns_of(render):
+    """The headings of each table that is made there."""
+    for table in re.findall(r"Table table\(\{(.*?)\}\);", render, re.S):
+        yield re.findall(r'\{"([^"]+)"', table)
+
+
+def check_columns(render, readme):
+    """Every column of `sluicectl status`, `jobs` and `budget` is in a row that
+    is about its table, and every row about a whole table has one."""
+    rows = [re.findall(r"`([A-Z/ ]+)`", line.split("|")[1])
+            for line in readme.splitlines() if line.startswith("| `")]
+    tables = list(columns_of(render))
+    for table in tables:
+        # What a table shares with another is told once for both.
+        told = {c for row in rows if set(row) <= set(table) for c in row}
+        for column in table:
+            if column not in told:
+                yield (f"{COLUMNS}: no row tells the column {column} of the "
+                       f"table {table[0]}")
+    for row in rows:
+        if row and not any(set(row) <= set(table) for table in tables):
+            yield f"{COLUMNS}: no table has the columns {', '.join(row)}"
+
+
+def check_snapshot(code, readme):
+    """Both directions; the block of the README begins with its first key."""
+    made = {key for pair in re.findall(
+        r'\["([a-z_0-9]+)"\]|\{"([a-z_0-9]+)",', code) for key in pair if key}
+    block = re.search(r'^    \{"generation".*?(?=^$)', readme, re.M | re.S)
+    told = set(re.findall(r'"([a-z_0-9]+)"', block.group(0))) if block else set()
+    for key in sorted(made - told):
+        yield f"{SNAPSHOT}: the snapshot's key {key} is not in its block"
+    for key in sorted(told - made):
+        yield f"{SNAPSHOT}: the snapshot has no key {key}"
 
 
 def messages_of(session_proto):

@@ -52,6 +52,58 @@ class Metrics(unittest.TestCase):
                                    "| `sluice_a_b`, `_c` |"))
 
 
+    def test_those_of_the_process_count_too(self):
+        [missing] = self.check('"process_open_fds"', "")
+        self.assertIn("the metric process_open_fds is in no table", missing)
+        [surplus] = self.check("", "| `process_open_fds` |")
+        self.assertIn("there is no metric process_open_fds", surplus)
+
+
+class Columns(unittest.TestCase):
+    render = """
+  Table table({{"POOL"}, {"TOTAL", Align::kRight}});
+  Table table({{"JOB"}, {"GPU MEMORY", Align::kRight},
+               {"LOSS", Align::kRight}});
+"""
+
+    def check(self, readme):
+        return list(check_contracts.check_columns(self.render, readme))
+
+    def test_each_column_of_each_table_is_told(self):
+        rows = ["| `POOL`, `TOTAL` | a pool |\n", "| `JOB` | a job |\n",
+                "| `GPU MEMORY` (of `JOB`) | what it has |\n", "| `LOSS` | |\n"]
+        self.assertEqual(self.check("".join(rows)), [])
+        for left_out, column in ((0, "POOL"), (3, "LOSS")):
+            found = self.check("".join(rows[:left_out] + rows[left_out + 1:]))
+            self.assertIn(f"no row tells the column {column} of", found[0])
+
+    def test_prose_and_another_tables_row_are_not_enough(self):
+        found = self.check("`POOL` and `TOTAL` are told.\n"
+                           "| `TOTAL`, `LOSS` | of two tables |\n")
+        self.assertEqual(len(found), 6)  # five columns, and the row
+
+    def test_a_column_that_is_gone_is_named(self):
+        found = self.check("| `POOL`, `TOTAL` | |\n| `JOB`, `GPU MEMORY`, "
+                           "`LOSS` | |\n| `SPEED` | |\n")
+        self.assertEqual(found, ["client/ctl/README.md: no table has the "
+                                 "columns SPEED"])
+
+
+class Snapshot(unittest.TestCase):
+    readme = 'Text "word".\n\n    {"generation", "up_s",\n     "a": [{"b"}]}\n\n"c"\n'
+
+    def check(self, code):
+        return list(check_contracts.check_snapshot(code, self.readme))
+
+    def test_keys_and_their_block_agree_in_both_directions(self):
+        code = 'to["generation"] = 1; to["up_s"] = 2; {"a", {{"b", 3}}}'
+        self.assertEqual(self.check(code), [])
+        [missing] = self.check(code + ' to["c"] = 4;')
+        self.assertIn("the snapshot's key c is not in its block", missing)
+        [surplus] = self.check(code.replace('to["up_s"] = 2;', ""))
+        self.assertIn("the snapshot has no key up_s", surplus)
+
+
 class Messages(unittest.TestCase):
 
     def test_every_message_is_in_the_table(self):

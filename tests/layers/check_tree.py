@@ -7,7 +7,8 @@ device; every lock is one that clang can check; no file is over 500 lines;
 nothing names a machine, its paths or its mirrors; every top-level and layer
 folder has a README.md; at the top level is what belongs there.
 check_rooms.py: arrows between a layer's rooms, folder sizes, names of headers.
-check_contracts.py: metrics, messages and RPCs are in their README's table.
+check_contracts.py: metrics, columns of `sluicectl status`, keys of the snapshot,
+messages and RPCs are in their README's table.
 check_python.py: which module of the Python package may import which.
 Prints one line per violation and exits 1 if there is any.
 """
@@ -318,6 +319,12 @@ def check(root):
     problems += check_python.check_python(texts)
     problems += check_contracts.check_metrics(
         code, texts[check_contracts.METRICS])
+    problems += check_contracts.check_columns(
+        texts[check_contracts.STATUS],
+        check_contracts.section(texts[check_contracts.COLUMNS],
+                                "Status, number by number"))
+    problems += check_contracts.check_snapshot(
+        texts[check_contracts.SNAPSHOT_KEYS], texts[check_contracts.SNAPSHOT])
     problems += check_contracts.check_messages(
         texts["proto/session.proto"], texts[check_contracts.MESSAGES])
     problems += check_contracts.check_rpcs(

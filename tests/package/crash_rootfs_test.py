@@ -45,6 +45,8 @@ class Crashes(rootfs_test.Check):
         os.makedirs(folder)
         with open(folder + "/crash.conf", "w", encoding="ascii") as file:
             file.write(DROP_IN)
+        with open(root + rootfs_test.CONFIG, "a", encoding="ascii") as file:
+            file.write("[restart]\nfreeze_after = 0\n")
         self.inside.run("systemctl", "daemon-reload")
 
     def points(self):

@@ -68,7 +68,7 @@ class Documents(unittest.TestCase):
 
     def test_every_shell_completes_the_same(self):
         for words, wanted in (
-                (["sluicectl", "b"], {"budget"}),
+                (["sluicectl", "b"], {"bandwidth", "budget"}),
                 (["sluicectl", "--so"], {"--socket"}),
                 (["sluicectl", "plan", "v"], {"validate"}),
                 (["sluicectl", "--admin", "budget", "set", "--j"], {"--job"}),

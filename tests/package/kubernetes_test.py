@@ -2,46 +2,30 @@
 """The manifests of deploy/kubernetes: kubernetes_test.py BUILD
 
 Against the schemas of Kubernetes and of the Prometheus operator, against each
-other and the programs; and their job on simulated GPUs. Runs itself again in
-the environment of deploy/setup/kubernetes.txt, which has the schemas.
+other and the programs; and their job on simulated GPUs, also while the daemon
+is replaced as daemon.yaml does it. Runs itself again in the environment of
+deploy/setup/kubernetes.txt, which has the schemas.
 """
 
+import filecmp
 import os
 import re
-import signal
-import subprocess
+import shutil
 import sys
 import tempfile
-import time
 import unittest
 
 import installed
+import manifests
+from manifests import BUILD, container, documents, of_kind
 
-DEPS = os.environ.get("SLUICE_DEPS", os.path.expanduser("~/.cache/sluice"))
-SCHEMAS = DEPS + "/kubernetes/bin/python"
-TORCH = DEPS + "/venv/bin/python"
-if sys.executable != SCHEMAS:
-    os.execv(SCHEMAS, [SCHEMAS, *sys.argv])
+import kubernetes_validate
+from cloudcoil.models.prometheus_operator import v1 as operator
 
-import kubernetes_validate  # noqa: E402
-import yaml  # noqa: E402
-from cloudcoil.models.prometheus_operator import v1 as operator  # noqa: E402
-
-BUILD = os.path.abspath(sys.argv.pop())
-ROOT = os.path.dirname(os.path.dirname(installed.HERE))
-FOLDER = ROOT + "/deploy/kubernetes"
 VERSIONS = "1.29", "1.37"  # oldest that is tried, newest
 OTHERS = "monitoring.coreos.com/v1", "kustomize.config.k8s.io/v1beta1"
-
-
-def documents(name):
-    with open(f"{FOLDER}/{name}", encoding="utf-8") as file:
-        return list(yaml.safe_load_all(file))
-
-
-def of_kind(name, kind):
-    [found] = [d for d in documents(name) if d["kind"] == kind]
-    return found
+IMAGES = (("node.yaml", "containers"), ("daemon.yaml", "initContainers"),
+          ("daemon.yaml", "containers"))
 
 
 def as_read(monitor):
@@ -54,7 +38,8 @@ class Manifests(unittest.TestCase):
 
     def test_are_what_kubernetes_takes(self):
         seen = 0
-        for name in "node.yaml", "monitor.yaml", "job.yaml":
+        for name in ("node.yaml", "daemon.yaml", "monitor.yaml",
+                     "job.yaml"):
             for document in documents(name):
                 if document["apiVersion"] in OTHERS:
                     continue
@@ -62,7 +47,7 @@ class Manifests(unittest.TestCase):
                     kubernetes_validate.validate(document, version,
                                                  strict=True)
                 seen += 1
-        self.assertEqual(seen, 6)
+        self.assertEqual(seen, 7)
 
     def test_a_wrong_field_would_be_found(self):
         wrong = of_kind("node.yaml", "DaemonSet")
@@ -85,92 +70,116 @@ class Manifests(unittest.TestCase):
         self.assertEqual(monitor["spec"]["selector"]["matchLabels"],
                          service["metadata"]["labels"])
         [port] = service["spec"]["ports"]
-        [inside] = pods["spec"]["containers"][0]["ports"]
+        [inside] = container("node.yaml")["ports"]
         self.assertEqual(port["targetPort"], inside["name"])
         self.assertEqual(monitor["spec"]["endpoints"][0]["port"], port["name"])
         config = of_kind("node.yaml", "ConfigMap")["data"]["sluiced.toml"]
         self.assertIn(f":{inside['containerPort']}\"", config)
         self.assertEqual(set(documents("kustomization.yaml")[0]["resources"]),
-                         {"node.yaml", "monitor.yaml"})
+                         {"node.yaml", "daemon.yaml", "monitor.yaml"})
+        [script] = documents("kustomization.yaml")[0]["configMapGenerator"]
+        volumes = of_kind("daemon.yaml", "DaemonSet")["spec"]["template"][
+            "spec"]["volumes"]
+        self.assertIn({"name": "upgrade", "configMap": {
+            "name": script["name"]}}, volumes)
+
+    def test_what_is_brought_is_what_the_keeper_starts(self):
+        args = container("node.yaml")["args"]
+        started = args[args.index("--program") + 1]
+        _, _, _, to, *rest = container("daemon.yaml",
+                                       "initContainers")["command"]
+        self.assertEqual(started, to + "/sluiced")
+        self.assertEqual(sorted(rest), sorted(
+            args[:2] + args[args.index("--") + 1:]))
 
     def test_the_image_is_of_this_version(self):
         said = installed.run(BUILD + "/bin/sluiced", "--version")
         version = re.search(r"\d+\.\d+\.\d+", said)[0]
-        container = of_kind("node.yaml", "DaemonSet")["spec"]["template"][
-            "spec"]["containers"][0]
-        self.assertEqual(container["image"], "sluice:" + version)
+        for name, of in IMAGES:
+            self.assertEqual(container(name, of)["image"], "sluice:" + version)
         [image] = documents("kustomization.yaml")[0]["images"]
         self.assertEqual(image["newTag"], version)
 
     def test_a_changed_manifest_ends_no_job(self):
         found = of_kind("node.yaml", "DaemonSet")["spec"]
         self.assertEqual(found["updateStrategy"], {"type": "OnDelete"})
-        [container] = found["template"]["spec"]["containers"]
-        self.assertNotIn("livenessProbe", container)
-        self.assertNotIn("limits", container["resources"])
+        self.assertNotIn("livenessProbe", container("node.yaml"))
+        self.assertNotIn("limits", container("node.yaml")["resources"])
 
-    def test_the_job_runs_on_what_the_daemon_set_starts(self):
-        with tempfile.TemporaryDirectory() as folder:
-            keeper = subprocess.Popen(
-                [BUILD + "/bin/sluiced-keeper", *self.arguments(folder),
-                 "--driver", "sim"], stderr=subprocess.PIPE, text=True)
-            try:
-                self.wait_for(folder + "/run/sluice/session.sock", keeper)
-                said = self.ranks(folder)
-            finally:
-                keeper.send_signal(signal.SIGTERM)
-                errors = keeper.communicate(timeout=30)[1]
-            self.assertEqual(keeper.returncode, 0, errors)
-        for rank in 0, 1:
-            losses = [float(x) for x in re.findall(
-                rf"rank {rank} step \d: loss (\d+\.\d\d\d\d)", said)]
-            self.assertEqual(len(losses), 5, said)
-            self.assertLess(losses[-1], losses[0])
 
-    def arguments(self, folder):
-        """The container's, on folders below `folder`, any port, and with the
-        configuration checked."""
-        config = of_kind("node.yaml", "ConfigMap")["data"]["sluiced.toml"]
-        for name in "run/sluice", "etc/sluice":
-            os.makedirs(f"{folder}/{name}")
-        with open(folder + "/etc/sluice/sluiced.toml", "w",
-                  encoding="ascii") as file:
-            file.write(config.replace(":9435", ":0").replace(
-                "nobody", "nobody" if os.getuid() == 0 else "") +
-                '[sim]\ngpu_memory = "64MiB"\nhost_memory = "256MiB"\n')
-        container = of_kind("node.yaml", "DaemonSet")["spec"]["template"][
-            "spec"]["containers"][0]
-        found = [folder + a if a.startswith("/") else a
-                 for a in container["args"]]
-        installed.run(BUILD + "/bin/sluiced", *found[found.index("--") + 1:],
-                      "--driver", "sim", "--runtime-dir", folder + "/run/new",
-                      "--check-config")
+class OnANode(unittest.TestCase):
+
+    def setUp(self):
+        folder = tempfile.TemporaryDirectory()
+        self.addCleanup(folder.cleanup)
+        self.node = manifests.Node(folder.name)
+        self.checked(self.node.upgrade(self.image("sluiced")))
+        self.node.start()
+        self.addCleanup(lambda: self.assertEqual(self.node.end(), 0,
+                                                 self.node.log()))
+        self.node.wait_until_it_serves()
+
+    def image(self, sluiced):
+        """A folder with what the image has in /usr/bin; its daemon is that
+        one of the build's."""
+        folder = f"{self.node.folder}/image-of-{sluiced}"
+        os.makedirs(folder)
+        shutil.copy(f"{BUILD}/bin/{sluiced}", folder + "/sluiced")
+        shutil.copy(BUILD + "/bin/sluice-worker", folder)
+        return folder
+
+    def checked(self, done):
+        self.assertEqual(done.returncode, 0, done.stdout + done.stderr)
+        return done.stdout
+
+    def losses(self, ranks, steps):
+        said = ranks.communicate(timeout=120)[0]
+        self.assertEqual(ranks.returncode, 0, said)
+        found = [[float(x) for x in re.findall(
+            rf"rank {rank} step \d+: loss (\d+\.\d\d\d\d)", said)]
+            for rank in (0, 1)]
+        for of_rank in found:
+            self.assertEqual(len(of_rank), steps, said)
+            self.assertLess(of_rank[-1], of_rank[0])
         return found
 
-    def wait_for(self, path, keeper):
-        deadline = time.monotonic() + 30
-        while not os.path.exists(path):
-            self.assertIsNone(keeper.poll(), "the keeper ended")
-            self.assertLess(time.monotonic(), deadline)
-            time.sleep(0.02)
+    def test_the_configuration_is_good(self):
+        args = manifests.below(self.node.folder, container("node.yaml")["args"])
+        installed.run(BUILD + "/bin/sluiced", *args[args.index("--") + 1:],
+                      "--driver", "sim", "--runtime-dir",
+                      self.node.folder + "/run/new", "--check-config")
 
-    def ranks(self, folder):
-        job = of_kind("job.yaml", "Job")["spec"]["template"]["spec"]
-        [container] = job["containers"]
-        script = of_kind("job.yaml", "ConfigMap")["data"]["train.py"]
-        with open(folder + "/train.py", "w", encoding="ascii") as file:
-            file.write(script)
-        program, *arguments, path = container["command"]
-        self.assertEqual((program, path), ("torchrun", "/example/train.py"))
-        [socket] = [e["value"] for e in container["env"]
-                    if e["name"] == "SLUICE_SOCKET"]
-        return installed.run(
-            TORCH, "-m", "torch.distributed.run", *arguments,
-            folder + "/train.py", env=dict(
-                os.environ, SLUICE_SOCKET=folder + socket,
-                SLUICE_BIN_DIR=BUILD + "/bin", OMP_NUM_THREADS="1", TMPDIR=folder,
-                PYTHONPATH=ROOT + "/client/python"))
+    @unittest.skipIf(os.geteuid() != 0, "chroot needs root")
+    def test_the_job_runs_on_while_the_daemon_is_replaced(self):
+        calm = self.losses(self.node.ranks(steps=30), 30)
+        ranks = self.node.ranks(steps=30)
+        self.node.wait_for_ranks(2)
+        said = self.checked(self.node.upgrade(self.image("sluiced-next")))
+        self.assertIn("took over", said)
+        self.assertIsNone(ranks.poll(), "the job was over too early")
+        self.assertEqual(self.losses(ranks, 30), calm)
+        self.assertTrue(filecmp.cmp(BUILD + "/bin/sluiced-next",
+                                    self.node.folder + "/opt/sluice/sluiced",
+                                    shallow=False))
+        again = self.checked(self.node.upgrade(
+            self.node.folder + "/image-of-sluiced-next"))
+        self.assertIn("already", again)
+
+    @unittest.skipIf(os.geteuid() != 0, "chroot needs root")
+    def test_one_that_would_not_take_over_changes_nothing(self):
+        # Today's does not read what this one writes.
+        self.checked(self.node.upgrade(self.image("sluiced-far")))
+        starts = self.node.log().count("ready")
+        done = self.node.upgrade(self.node.folder + "/image-of-sluiced")
+        self.assertEqual(done.returncode, 1, done.stdout)
+        self.assertIn("was not replaced", done.stderr)
+        self.assertEqual(sorted(os.listdir(self.node.folder + "/opt/sluice")),
+                         ["sluice-worker", "sluiced"])
+        self.assertTrue(filecmp.cmp(BUILD + "/bin/sluiced-far",
+                                    self.node.folder + "/opt/sluice/sluiced",
+                                    shallow=False))
+        self.assertEqual(self.node.log().count("ready"), starts)
 
 
 if __name__ == "__main__":
-    unittest.main()
+    unittest.main(argv=sys.argv[:1])

@@ -1,5 +1,6 @@
 #!/usr/bin/env python3
-"""An upgrade restarts the daemon only where the new one would take over."""
+"""An upgrade restarts the daemon only where the new one would take over, and
+has systemd read its units again only where ours is another."""
 
 import os
 import pathlib
@@ -7,8 +8,7 @@ import subprocess
 import tempfile
 import unittest
 
-SCRIPT = (pathlib.Path(__file__).resolve().parents[2] /
-          "deploy/package/debian/postinst")
+SCRIPTS = pathlib.Path(__file__).resolve().parents[2] / "deploy/package/debian"
 # What the script calls. Each notes how it was called.
 CALLED = ("systemd-sysusers", "deb-systemd-helper", "systemd-tmpfiles",
           "systemctl", "deb-systemd-invoke", "sluiced")
@@ -30,17 +30,35 @@ class Postinst(unittest.TestCase):
                            f"{script}\n", encoding="ascii")
         program.chmod(0o755)
 
-    def configure(self, *earlier):
-        # As where systemd has booted.
-        text = SCRIPT.read_text(encoding="ascii")
-        self.assertIn("/run/systemd/system", text)
+    def script(self, name, *words):
+        """Runs it as where systemd has booted, in a folder of the test's own."""
+        text = (SCRIPTS / name).read_text(encoding="ascii")
+        for path in "/run/systemd/system", "/usr/lib/systemd/system", "/run":
+            self.assertIn(path, text)
+            text = text.replace(path, str(self.folder))
         done = subprocess.run(
-            ["sh", "-c", text.replace("/run/systemd/system", str(self.folder)),
-             "postinst", "configure", *earlier],
+            ["sh", "-c", text, name, *words],
             env={"PATH": f"{self.folder}:{os.environ['PATH']}"},
             capture_output=True, text=True, check=False)
         self.assertEqual(done.returncode, 0, done.stderr)
-        return done.stdout, self.calls.read_text(encoding="ascii")
+        return done.stdout
+
+    def configure(self, *earlier):
+        said = self.script("postinst", "configure", *earlier)
+        return said, self.calls.read_text(encoding="ascii")
+
+    def upgrade(self, unit, next_unit):
+        """From one unit to the next; the latter's time is that of the former
+        if systemd is to take it for the same."""
+        path = self.folder / "sluiced.service"
+        path.write_text(unit, encoding="ascii")
+        os.utime(path, (1, 1))
+        self.script("preinst", "upgrade", "0.1.0")
+        path.write_text(next_unit, encoding="ascii")
+        self.answer("systemctl", f"test $(stat -c %Y {path}) = 1 && echo no")
+        _, calls = self.configure("0.1.0")
+        self.assertEqual(list(self.folder.glob("*.earlier")), [])
+        return calls
 
     def test_the_first_installation_starts_it(self):
         _, calls = self.configure()
@@ -51,6 +69,12 @@ class Postinst(unittest.TestCase):
         _, calls = self.configure("0.1.0")
         asked = calls.index("--check-state")
         self.assertLess(asked, calls.index("try-restart sluiced.service"))
+
+    def test_units_are_read_again_if_ours_is_another(self):
+        self.assertIn("daemon-reload", self.upgrade("one", "another"))
+
+    def test_units_are_not_read_again_for_the_same(self):
+        self.assertNotIn("daemon-reload", self.upgrade("one", "one"))
 
     def test_what_would_not_be_taken_over_goes_on(self):
         self.answer("sluiced", "echo 'error: it is of version 2' >&2; exit 1")

@@ -219,7 +219,7 @@ std::optional<Cost> CostOf(const std::vector<plan::RankProfile>& profiles,
     return total;
   };
   for (const LinkCapacity& link : resources.links) {
-    double d2h = 0, h2d = 0;
+    double d2h = 0, h2d = 0, both = 0;
     for (const size_t r : link.profiles) {
       const plan::RankProfile& p = profiles[r];
       const double copied =
@@ -230,9 +230,16 @@ std::optional<Cost> CostOf(const std::vector<plan::RankProfile>& profiles,
                       bytes(p.kinds[0].backward_d2h_fixed) / tb);
       h2d += std::max(bytes(p.kinds[0].forward_h2d_fixed) / tf,
                       (copied + bytes(p.kinds[0].backward_h2d_fixed)) / tb);
+      both += std::max((copied + bytes(p.kinds[0].forward_d2h_fixed +
+                                       p.kinds[0].forward_h2d_fixed)) /
+                           tf,
+                       (copied + bytes(p.kinds[0].backward_d2h_fixed +
+                                       p.kinds[0].backward_h2d_fixed)) /
+                           tb);
     }
     if (d2h > link.d2h_bytes_per_second * (1 + 1e-6) ||
-        h2d > link.h2d_bytes_per_second * (1 + 1e-6)) {
+        h2d > link.h2d_bytes_per_second * (1 + 1e-6) ||
+        both > link.both_bytes_per_second.value_or(1e18) * (1 + 1e-6)) {
       return std::nullopt;
     }
   }
@@ -286,6 +293,7 @@ class RandomNode {
       LinkCapacity link{"link" + std::to_string(l), 0, 0, {}};
       link.d2h_bytes_per_second = Uniform(5e6, 6e7);
       link.h2d_bytes_per_second = Uniform(5e6, 6e7);
+      if (random() % 2) link.both_bytes_per_second = Uniform(5e6, 6e7);
       for (size_t r = 0; r < ranks; ++r) {
         if (random() % 2) link.profiles.push_back(r);
       }

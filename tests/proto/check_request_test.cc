@@ -139,6 +139,14 @@ TEST(CheckRequest, ReportsHoldFiniteTimesButMayReportANanLoss) {
   }
   report->set_seconds(3e7);
   EXPECT_THAT(CheckRequest(message), IsOk());
+  report->add_map_seconds(-1);
+  EXPECT_THAT(CheckRequest(message), StatusIs(kBad, HasSubstr("map_seconds")));
+  report->set_map_seconds(0, 0.5);
+  for (int i = 1; i < kMaxMaps; ++i) report->add_map_seconds(0);
+  EXPECT_THAT(CheckRequest(message), IsOk());
+  report->add_map_seconds(0);
+  EXPECT_THAT(CheckRequest(message), StatusIs(kBad, HasSubstr("at most 64")));
+  report->clear_map_seconds();
   report->set_seconds(1);
   report->set_tokens((1ull << 40) + 1);
   EXPECT_THAT(CheckRequest(message), StatusIs(kBad, HasSubstr("tokens")));

@@ -36,6 +36,31 @@ def test_doctor_says_what_is_missing_and_what_to_do(tmp_path):
     assert "./dev build" in missing["libsluice.so"]
 
 
+def test_both_doctors_say_the_same_of_a_daemon():
+    from sluice.daemon import PrivateDaemon, find_programs
+    daemon = PrivateDaemon()
+
+    def told(*command):
+        done = subprocess.run([*command, "doctor", "--json", "--socket",
+                               daemon.socket], env=environment(), text=True,
+                              capture_output=True, timeout=100)
+        answer = json.loads(done.stdout)
+        assert done.returncode == (0 if answer["ok"] else 1)
+        found = {f["what"]: f for f in answer["findings"]}
+        return found.get("daemon") or found["session"]
+
+    doctors = ([find_programs().need_sluicectl()],
+               [sys.executable, "-m", "sluice"])
+    try:
+        assert [told(*each)["ok"] for each in doctors] == [True, True]
+        daemon.close()
+        for each in doctors:
+            gone = told(*each)
+            assert not gone["ok"] and daemon.socket in gone["said"], gone
+    finally:
+        daemon.close()
+
+
 @pytest.mark.parametrize("kind,changes,status,said", [
     ("llama", {}, 0, "can be streamed: 2 of its 2 layers"),
     ("llama", dict(attention_dropout=0.1), 1, "attention_dropout = 0"),

@@ -11,6 +11,7 @@ from sluice.errors import Error
 _EXAMPLES = """examples:
   python -m sluice doctor                    is everything there, does it work?
   python -m sluice doctor --socket /run/sluice/session.sock --json
+  sluicectl doctor                           the daemon and its node instead
   python -m sluice probe ~/models/my-model   can this model be streamed?
   python -m sluice plan ~/models/my-model --seq-len 1M --gpus 8
 """

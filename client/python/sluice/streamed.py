@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import sys
 import threading
+import warnings
 from collections.abc import Callable, Iterator, Mapping, MutableMapping
 from dataclasses import dataclass
 from typing import Any, Literal
@@ -228,6 +229,12 @@ class Stream:
         if self.progress is not None and what not in self._said:
             self._said.add(what)
             print(f"sluice: {what}", file=sys.stderr, flush=True)
+
+    def warn_once(self, what: str) -> None:
+        """What a user must know who asked for quiet, too: a Python warning."""
+        if what not in self._said:
+            self._said.add(what)
+            warnings.warn(f"sluice: {what}", UserWarning, stacklevel=2)
 
     def stats(self) -> Stats:
         arena = self.arena

@@ -21,6 +21,7 @@
 #include "client/train/watch/watchdog.h"
 #include "proto/base/clock.h"
 #include "proto/base/status.h"
+#include "proto/base/temporary_folder.h"
 #include "proto/base/unique_fd.h"
 
 namespace sluice::train {

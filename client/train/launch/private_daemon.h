@@ -12,6 +12,7 @@
 
 #include "absl/status/statusor.h"
 #include "client/train/launch/process.h"
+#include "proto/base/temporary_folder.h"
 #include "proto/base/units.h"
 
 namespace sluice::train {

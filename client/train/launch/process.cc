@@ -8,7 +8,6 @@
 #include <unistd.h>
 
 #include <cerrno>
-#include <cstdlib>
 #include <cstring>
 #include <filesystem>
 #include <fstream>
@@ -136,23 +135,6 @@ void DieWithParent(pid_t launcher) {
   prctl(PR_SET_PDEATHSIG, SIGKILL);
   // It may have ended before the call above.
   if (getppid() != launcher) _exit(1);
-}
-
-absl::StatusOr<TemporaryFolder> TemporaryFolder::Make(
-    const std::string& prefix) {
-  const char* base = std::getenv("TMPDIR");
-  std::string path = fmt::format(
-      "{}/{}-XXXXXX", base != nullptr && *base != '\0' ? base : "/tmp", prefix);
-  if (mkdtemp(path.data()) == nullptr) {
-    return ErrnoStatus(errno, "make a temporary folder " + path);
-  }
-  return TemporaryFolder(path);
-}
-
-TemporaryFolder::~TemporaryFolder() {
-  if (path_.empty()) return;
-  std::error_code ignored;
-  std::filesystem::remove_all(path_, ignored);
 }
 
 }  // namespace sluice::train

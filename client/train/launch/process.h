@@ -48,19 +48,4 @@ std::string BinaryFolder();
 // Ends this process when its parent `launcher` ends, however that happens.
 void DieWithParent(pid_t launcher);
 
-// A fresh folder, removed with everything in it on destruction.
-class TemporaryFolder {
- public:
-  static absl::StatusOr<TemporaryFolder> Make(const std::string& prefix);
-  TemporaryFolder(TemporaryFolder&& other) noexcept
-      : path_(std::exchange(other.path_, "")) {}
-  TemporaryFolder& operator=(TemporaryFolder&&) = delete;
-  ~TemporaryFolder();
-  const std::string& path() const { return path_; }
-
- private:
-  explicit TemporaryFolder(std::string path) : path_(std::move(path)) {}
-  std::string path_;
-};
-
 }  // namespace sluice::train

@@ -437,6 +437,11 @@ void JointPlanning::Settle(absl::Time now, Effects& effects) {
     PlanAgain(now, "memory came back");
   }
   StartTogether(now, effects);
+  if (!rounds_.solving_together()) {
+    // With the traces of its profiles, which users are charged for.
+    positions_.clear();
+    resources_ = {};
+  }
 }
 
 }  // namespace sluice::daemon

@@ -5,6 +5,7 @@
 
 #include "daemon/core/links.h"
 #include "daemon/core/planning/joint_planning.h"
+#include "proto/base/grant_page.h"
 
 namespace sluice::daemon {
 namespace {
@@ -31,13 +32,14 @@ std::optional<plan::LinkCapacity> CapacityOf(const LinkSpeed& link,
   const auto share = [part](double speed) {
     return speed > 0 ? speed * part : kOpenBytesPerSecond;
   };
-  if (link.h2d_bytes_per_second <= 0 && link.d2h_bytes_per_second <= 0) {
-    return std::nullopt;
-  }
+  if (!IsLimited(link)) return std::nullopt;
   plan::LinkCapacity capacity;
   capacity.name = link.name;
-  capacity.h2d_bytes_per_second = share(link.h2d_bytes_per_second);
-  capacity.d2h_bytes_per_second = share(link.d2h_bytes_per_second);
+  capacity.h2d_bytes_per_second = share(SpeedOf(link, kH2d));
+  capacity.d2h_bytes_per_second = share(SpeedOf(link, kD2h));
+  if (link.both_bytes_per_second > 0) {
+    capacity.both_bytes_per_second = share(link.both_bytes_per_second);
+  }
   return capacity;
 }
 

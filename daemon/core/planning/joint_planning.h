@@ -14,6 +14,7 @@
 #include <optional>
 #include <set>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "absl/functional/function_ref.h"
@@ -97,6 +98,12 @@ class JointPlanning {
   // A plan its job's principal may see; null viewer: any.
   std::shared_ptr<const plan::NodePlan> FindPlan(PlanId id,
                                                  const Principal* viewer) const;
+  // What is kept of profiles while their jobs ask and run, by user.
+  std::map<Principal, Bytes> KeptProfiles() const;
+  // Whether this one may be too, of an attached rank; ResourceExhausted in one
+  // line with limit and remedy.
+  absl::Status MayKeep(SessionId session,
+                       const plan::RankProfile& profile) const;
   std::vector<PlanSnapshot> Plans(const Principal* viewer) const;
   std::vector<PlanningSnapshot> Planning(const Principal* viewer,
                                          absl::Time now) const;
@@ -158,6 +165,8 @@ class JointPlanning {
   void HurryOthers(Effects& effects) const;
   UnitCache::Units KnownUnits(const std::vector<Asking>& asking);
   void GivePlan(const Asking& asking, PlanId plan, Effects& effects) const;
+  using ProfileSizes = std::map<std::pair<JobKey, Rank>, Bytes>;
+  ProfileSizes SizesOfProfiles() const;
   void FailPlan(const JobKey& job, const std::vector<Rank>& ranks,
                 const PlanFailedNotice& notice, Effects& effects) const;
 

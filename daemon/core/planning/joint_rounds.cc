@@ -20,8 +20,9 @@ std::string KeyOfQuestion(const std::vector<std::string>& hashes,
     key += "/";
   };
   for (const plan::LinkCapacity& link : resources.links) {
-    key += fmt::format("{}:{}:{}/", link.name, link.h2d_bytes_per_second,
-                       link.d2h_bytes_per_second);
+    key += fmt::format("{}:{}:{}:{}/", link.name, link.h2d_bytes_per_second,
+                       link.d2h_bytes_per_second,
+                       link.both_bytes_per_second.value_or(0));
     ranks(link.profiles);
   }
   for (const plan::HostLimit& host : resources.hosts) {

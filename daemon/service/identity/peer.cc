@@ -15,6 +15,7 @@
 #include <fstream>
 #include <sstream>
 
+#include "proto/base/pidfd.h"
 #include "proto/base/shortage.h"
 #include "proto/base/status.h"
 
@@ -89,7 +90,7 @@ Exit FromWaitStatus(int status) {
 absl::StatusOr<UniqueFd> OpenPidfd(int socket, int pid) {
   const auto before = ReadStat(pid);
   if (!before.ok()) return Gone(pid, before.status());
-  UniqueFd pidfd(static_cast<int>(syscall(SYS_pidfd_open, pid, 0)));
+  UniqueFd pidfd = PidfdOf(pid);
   if (!pidfd) return OutOfDescriptors(errno) ? NoDescriptors() : Gone(pid);
   const auto after = ReadStat(pid);
   pollfd hung_up = {.fd = socket, .events = POLLRDHUP, .revents = 0};

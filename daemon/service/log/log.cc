@@ -36,17 +36,66 @@ const char* NameOf(LogLevel level) {
   return "?";
 }
 
-std::string LineOf(LogLevel level, std::string_view text) {
-  return fmt::format("{} {} {}\n",
-                     absl::FormatTime("%Y-%m-%dT%H:%M:%E3SZ", absl::Now(),
-                                      absl::UTCTimeZone()),
-                     NameOf(level), text);
+// As syslog(3) numbers them.
+int PriorityOf(LogLevel level) {
+  switch (level) {
+    case LogLevel::kError:
+      return 3;
+    case LogLevel::kWarning:
+      return 4;
+    case LogLevel::kInfo:
+      return 6;
+    case LogLevel::kDebug:
+      return 7;
+  }
+  return 6;
 }
 
-void WriteLine(const std::string& line) {
+std::string LineOf(LogLevel level, std::string_view text,
+                   const LogFields& fields) {
+  return fmt::format("{} {} {}{}\n",
+                     absl::FormatTime("%Y-%m-%dT%H:%M:%E3SZ", absl::Now(),
+                                      absl::UTCTimeZone()),
+                     NameOf(level), text,
+                     fields.request.empty() ? "" : " (" + fields.request + ")");
+}
+
+std::string JournalEntryOf(LogLevel level, std::string_view text,
+                           const LogFields& fields) {
+  JournalSocket::Fields all = {{"MESSAGE", std::string(text)},
+                               {"PRIORITY", std::to_string(PriorityOf(level))},
+                               {"SYSLOG_IDENTIFIER", "sluiced"}};
+  if (!fields.event.empty()) all.emplace_back("SLUICE_EVENT", fields.event);
+  if (!fields.request.empty()) {
+    all.emplace_back("SLUICE_REQUEST", fields.request);
+  }
+  if (fields.uid) all.emplace_back("SLUICE_UID", std::to_string(*fields.uid));
+  return JournalSocket::Encode(all);
+}
+
+// Null: stderr it is. It lives as long as threads that log.
+std::atomic<const JournalSocket*> journal{nullptr};
+
+// The same line for both readers.
+struct Entry {
+  std::string line;
+  std::string for_journal;  // empty: there is none
+  size_t size() const { return line.size() + for_journal.size(); }
+};
+
+Entry EntryOf(LogLevel level, std::string_view text,
+              const LogFields& fields = {}) {
+  return {LineOf(level, text, fields),
+          journal.load() != nullptr ? JournalEntryOf(level, text, fields) : ""};
+}
+
+void Write(const Entry& entry) {
+  if (!entry.for_journal.empty() && journal.load()->Send(entry.for_journal)) {
+    return;
+  }
   // A closed stderr must not stop the daemon.
   [[maybe_unused]] const ssize_t wrote =
-      write(STDERR_FILENO, line.data(), line.size());
+      write(STDERR_FILENO, entry.line.data(), entry.line.size());
 }
 
 }  // namespace
@@ -54,14 +103,14 @@ void WriteLine(const std::string& line) {
 struct LogThread::Shared {
   Mutex mutex;
   CondVar changed;
-  std::deque<std::string> lines ABSL_GUARDED_BY(mutex);
+  std::deque<Entry> lines ABSL_GUARDED_BY(mutex);
   size_t bytes ABSL_GUARDED_BY(mutex) = 0;  // of `lines`
   bool stopping ABSL_GUARDED_BY(mutex) = false;
   bool ended ABSL_GUARDED_BY(mutex) = false;
   // Since before the thread runs: lines may be dropped before it does.
   const uint64_t dropped_before = dropped_lines;
 
-  void Put(std::string line);
+  void Put(Entry entry);
   void Work();
 };
 
@@ -79,7 +128,7 @@ Current& TheCurrent() {
 
 }  // namespace
 
-void LogThread::Shared::Put(std::string line) {
+void LogThread::Shared::Put(Entry line) {
   {
     const MutexLock lock(mutex);
     if (bytes + line.size() > kMostQueued) {
@@ -100,15 +149,15 @@ void LogThread::Shared::Work() {
       changed.Wait(mutex);
       continue;
     }
-    std::string line = std::move(lines.front());
+    const Entry line = std::move(lines.front());
     lines.pop_front();
     lock.Unlock();
-    WriteLine(line);  // may wait for as long as nobody reads
+    Write(line);  // may wait for as long as nobody reads
     if (const uint64_t now = dropped_lines; now != told) {
-      WriteLine(LineOf(LogLevel::kWarning,
-                       fmt::format("{} lines were dropped here: nobody read "
-                                   "the log",
-                                   now - told)));
+      Write(EntryOf(LogLevel::kWarning,
+                    fmt::format("{} lines were dropped here: nobody read "
+                                "the log",
+                                now - told)));
       told = now;
     }
     lock.Lock();
@@ -149,9 +198,9 @@ bool IsLogged(LogLevel level) {
   return level <= current_level.load(std::memory_order_relaxed);
 }
 
-void WriteLog(LogLevel level, std::string_view text) {
+void WriteLog(LogLevel level, std::string_view text, const LogFields& fields) {
   if (!IsLogged(level)) return;
-  std::string line = LineOf(level, text);
+  Entry line = EntryOf(level, text, fields);
   std::shared_ptr<LogThread::Shared> thread;
   {
     Current& current = TheCurrent();
@@ -159,7 +208,11 @@ void WriteLog(LogLevel level, std::string_view text) {
     thread = current.thread;
   }
   if (thread) return thread->Put(std::move(line));
-  WriteLine(line);
+  Write(line);
+}
+
+void UseJournal(JournalSocket socket) {
+  journal = new JournalSocket(std::move(socket));
 }
 
 LogLosses ReadLogLosses() { return {dropped_lines, suppressed_lines}; }

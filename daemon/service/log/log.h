@@ -1,4 +1,7 @@
-// The daemon's log: one line an event on stderr, which journald keeps.
+// The daemon's log: one line per event on stderr. Where journald reads that,
+// the same goes to it as an entry with fields, to be asked for by them:
+//
+//   journalctl -u sluiced SLUICE_REQUEST=s12.r7
 //
 // Whoever reads stderr may stop reading. So a line is put into a queue, and
 // while a LogThread lives, its thread writes; what does not fit into
@@ -11,7 +14,11 @@
 #include <cstddef>
 #include <cstdint>
 #include <memory>
+#include <optional>
+#include <string>
 #include <string_view>
+
+#include "daemon/service/log/journal_socket.h"
 
 namespace sluice::daemon {
 
@@ -19,7 +26,18 @@ enum class LogLevel { kError, kWarning, kInfo, kDebug };
 
 void SetLogLevel(LogLevel level);
 bool IsLogged(LogLevel level);
-void WriteLog(LogLevel level, std::string_view text);
+// What a line is about, where it is an event's.
+struct LogFields {
+  std::string event;            // SLUICE_EVENT: "lease"
+  std::string request;          // SLUICE_REQUEST: "s12.r7" (event_log.h)
+  std::optional<uint32_t> uid;  // SLUICE_UID: whose
+};
+void WriteLog(LogLevel level, std::string_view text,
+              const LogFields& fields = {});
+
+// Lines go there instead, from now on; what it does not take goes to stderr.
+// Once, while there is one thread.
+void UseJournal(JournalSocket journal);
 
 // Lines that are not in the log, since the process started.
 struct LogLosses {

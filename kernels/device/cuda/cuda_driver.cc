@@ -29,6 +29,14 @@ std::string UuidText(const Uuid& uuid) {
   return text;
 }
 
+// "0000:3b:00.0": as sysfs names it, where drivers may write "3B".
+std::string BusText(std::string bus) {
+  for (char& c : bus) {
+    if (c >= 'A' && c <= 'F') c = static_cast<char>(c - 'A' + 'a');
+  }
+  return bus;
+}
+
 absl::StatusOr<MemoryUse> HostUsage() {
   std::ifstream file("/proc/meminfo");
   MemoryUse use;
@@ -146,7 +154,7 @@ absl::StatusOr<DeviceInfo> CudaDriver::Describe(DeviceIndex index) const {
                     .name = name,
                     .total_memory = Bytes(static_cast<int64_t>(memory)),
                     .numa = NumaIndex(static_cast<uint64_t>(std::max(numa, 0))),
-                    .link = fmt::format("pci-{}", bus)};
+                    .link = kPciLink + BusText(bus)};
 }
 
 absl::StatusOr<std::vector<DeviceInfo>> CudaDriver::Devices() {

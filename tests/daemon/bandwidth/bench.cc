@@ -30,7 +30,9 @@ double Seconds(absl::Time at) {
 }
 
 // A link moves one unit in T = 1 s. A (flow 0) has 1 unit due at 4 T, B (flow
-// 1) has 3 units due at 3 T. By promises, or by fair shares.
+// 1) has 3 units due at 3 T, for which it needs all of the link: so all may be
+// promised, of which the daemon keeps a tenth back. By promises, or by fair
+// shares.
 struct TwoRanks {
   int late = 0;
   std::map<int, double> done;  // in T
@@ -73,7 +75,7 @@ std::vector<Entry> TwoRanksRows() {
                  target,
                  true,
                  fmt::format("A, 1 unit due at 4T, done at {:.3f}T; B, 3 due "
-                             "at 3T, done at {:.3f}T",
+                             "at 3T, done at {:.3f}T; all may be promised",
                              result.done.at(0), result.done.at(1))};
   };
   return {row("two ranks", RunTwoRanks(true), 0),

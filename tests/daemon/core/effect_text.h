@@ -52,8 +52,8 @@ class EffectText {
           e.profiles[i]->gpu.value());
     }
     for (const plan::LinkCapacity& link : e.resources.links) {
-      Add("link {} {} {}", link.name, link.h2d_bytes_per_second,
-          link.d2h_bytes_per_second);
+      Add("link {} {} {} {}", link.name, link.h2d_bytes_per_second,
+          link.d2h_bytes_per_second, link.both_bytes_per_second.value_or(0));
     }
     for (const plan::HostLimit& host : e.resources.hosts) {
       Add("host {} {}", host.name, host.bytes.count());

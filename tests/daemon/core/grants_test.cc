@@ -171,6 +171,62 @@ TEST(Grants, RanksBehindOneSwitchShareIt) {
   EXPECT_NEAR(link.Rate(1, before, absl::Seconds(2)), 0.8 * kRate, kRate / 50);
 }
 
+// Two GPUs of kRate each way, on memory that carries kRate in all.
+TEST(Grants, PrefetchesGoBeforeOffloadsOnWhatBothLoad) {
+  Link link({{"pcie0", kRate, kRate, "memory"},
+             {"pcie1", kRate, kRate, "memory"},
+             {"memory", 0, 0, "", kRate}});
+  link.Attach(0, 0, 0);
+  link.Attach(1, 0, 1);
+  link.Run(absl::Seconds(1));
+  auto before = link.used;
+  link.Run(absl::Seconds(2));
+  for (int slot : {0, 1}) {
+    EXPECT_NEAR(
+        static_cast<double>(link.used[slot][kH2d] - before.at(slot)[kH2d]),
+        kRate * 8 / 9, kRate / 50)
+        << slot;
+    EXPECT_NEAR(
+        static_cast<double>(link.used[slot][kD2h] - before.at(slot)[kD2h]),
+        kRate / 9, kRate / 50)
+        << slot;
+  }
+  // What a prefetch leaves is the offloads'.
+  for (int i = 0; i < 1500; ++i) {
+    if (i == 500) before = link.used;
+    for (int slot : {0, 1}) link.used[slot][kD2h] = link.limit[slot][kD2h];
+    link.Run(kTick, {{0, 0}, {1, 0}});
+  }
+  EXPECT_NEAR(static_cast<double>(link.used[0][kD2h] - before.at(0)[kD2h]),
+              kRate, kRate / 50);
+}
+
+// Alone on a link it would have a wide window: its two directions are two.
+TEST(Grants, AnOffloadsWindowIsNoWiderThanAmongOthersOnWhatBothLoad) {
+  Link alone({{"pcie0", kRate, kRate}});
+  Link both({{"pcie0", kRate, kRate, "", kRate}});
+  alone.Attach(0);
+  both.Attach(0);
+  EXPECT_EQ(alone.limit[0][kD2h], kRate / 4);
+  EXPECT_EQ(both.limit[0][kD2h], kRate / 50);
+  both.Run(absl::Milliseconds(500), {{0, 0}});
+  EXPECT_EQ(both.rate[0], (Directions{500'000'000, 500'000'000}));
+}
+
+TEST(Grants, AGuaranteeIsKeptBothWaysOnWhatBothLoad) {
+  Link link({{"memory", 0, 0, "", kRate}});
+  link.Attach(0, /*guaranteed=*/0.3 * kRate);
+  for (int slot : {1, 2, 3}) link.Attach(slot);
+  link.Run(absl::Seconds(1));
+  const auto before = link.used;
+  link.Run(absl::Seconds(2));
+  for (int d : {kH2d, kD2h}) {
+    EXPECT_GE(static_cast<double>(link.used[0][d] - before.at(0)[d]),
+              0.599 * kRate)
+        << d;
+  }
+}
+
 TEST(Grants, LiarsHurtOnlyThemselves) {
   Link link;
   link.Attach(0);

@@ -43,6 +43,19 @@ TEST(Guarantees, NothingIsPromisedOfALinkWithoutASpeed) {
   EXPECT_THAT(AdmitGuarantee({"pcie0", 0, 1e9}, 0.5e9, {}), IsOk());
 }
 
+// A guarantee is of each direction.
+TEST(Guarantees, OfWhatBothDirectionsLoadEachHasHalf) {
+  const LinkSpeed memory = {"memory", 0, 0, "", 2e9};
+  EXPECT_THAT(AdmitGuarantee(memory, 0.4e9, {.all = 0.5e9}), IsOk());
+  EXPECT_THAT(AdmitGuarantee(memory, 0.41e9, {.all = 0.5e9}),
+              StatusIs(absl::StatusCode::kResourceExhausted,
+                       HasSubstr("500.00 MB/s of at most 900.00 MB/s")));
+  EXPECT_THAT(
+      AdmitGuarantee({"pcie0", 0.5e9, 2e9, "", 2e9}, 0.4e9, {.all = 0.1e9}),
+      StatusIs(absl::StatusCode::kResourceExhausted,
+               HasSubstr("of at most 450.00 MB/s")));
+}
+
 WelcomeReply Hello(CoreDriver& node, SessionId id, const std::string& job,
                    double guaranteed, uint64_t gpu = 0) {
   return std::get<WelcomeReply>(
@@ -117,7 +130,7 @@ TEST(Guarantees, ALinkAboveOthersPromisesToAllBelowIt) {
 // A GPU whose own link has no speed, below one that has.
 TEST(Guarantees, ALinkWithoutASpeedIsPassed) {
   NodeConfig config = SmallNode();
-  config.links = {{"pcie0", 0, 0, "switch"}, {"switch", 1e9, 1e9}};
+  config.links = {{"pcie0", 0, 0, "switch"}, {"switch", 0, 0, "", 2e9}};
   CoreDriver node(config);
   EXPECT_EQ(
       Hello(node, node.Connect(1), "a", 0.5e9).guaranteed_bytes_per_second,

@@ -144,6 +144,24 @@ TEST(Plan, ALinkAboveOthersLimitsAllBelowIt) {
   EXPECT_EQ(links[2].d2h_bytes_per_second, 1.2e9);
 }
 
+TEST(Plan, WhatBothDirectionsLoadLimitsTheirSum) {
+  NodeConfig config = SmallNode();
+  config.links = {{"pcie0", 2e9, 0, "memory"},
+                  {"pcie1", 0, 0, "memory"},
+                  {"memory", 0, 0, "", 1.5e9}};
+  CoreDriver node(config);
+  const SessionId a = node.Attach("demo", 0);
+  node.Attach("other", 0, 1, 1, /*gpu=*/1);
+  Submit(node, a, 0, 0, "h0");
+  ASSERT_THAT(node.to_solve, SizeIs(1));
+  const auto& links = node.to_solve[0].resources.links;
+  ASSERT_THAT(links, SizeIs(2));
+  EXPECT_EQ(links[0].both_bytes_per_second, std::nullopt);
+  EXPECT_EQ(links[1].name, "memory");
+  EXPECT_EQ(links[1].both_bytes_per_second, 0.75e9);  // the other job's half
+  EXPECT_EQ(links[1].h2d_bytes_per_second, 0.75e9);
+}
+
 TEST(Plan, LinkThatIsNotThrottledIsNoneOfThePlansConcern) {
   NodeConfig config = SmallNode();
   config.links[0] = {"pcie0", 0, 0};

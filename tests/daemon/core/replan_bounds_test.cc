@@ -1,4 +1,8 @@
 // What may wait, for whom and how long, where jobs are planned together.
+#include <fmt/format.h>
+
+#include <iterator>
+
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
 #include "tests/daemon/core/replan_fixture.h"
@@ -8,6 +12,7 @@ namespace {
 
 using sluice::testing::IsOk;
 using sluice::testing::StatusIs;
+using ::testing::AllOf;
 using ::testing::Contains;
 using ::testing::Each;
 using ::testing::HasSubstr;
@@ -296,6 +301,79 @@ TEST_F(ReplanNuma, TwoThatWaitForEachOtherAreToldTogether) {
          {0, {MiB(4), MiB(4)}}});
   EXPECT_EQ(Changes("a"), 1u);
   EXPECT_EQ(Changes("b"), 1u);
+}
+
+class KeptProfiles : public Replan {
+ protected:
+  static std::shared_ptr<plan::RankProfile> Profile(size_t why) {
+    auto profile = ProfileOf(0, 0);
+    profile->classes[0].why = std::string(why, 'w');
+    profile->classes[0].given = {.keep = 0, .swap = 1};
+    return profile;
+  }
+  std::string Refusal(SessionId id, size_t why) {
+    Submit(id, Profile(why), fmt::format("{}", why));
+    const auto after = node.replies.upper_bound({id, RequestId(UINT64_MAX)});
+    const Reply& reply = std::prev(after)->second;
+    const auto* refused = std::get_if<absl::Status>(&reply);
+    return refused != nullptr ? std::string(refused->message()) : "";
+  }
+  Bytes KeptOf(uint32_t uid) const {
+    const auto kept = node.core.KeptProfiles();
+    const auto found = kept.find({uid, "/a"});
+    return found != kept.end() ? found->second : Bytes(0);
+  }
+};
+
+// Wrong once: nobody counted what was kept of them after their plans were made.
+TEST_F(KeptProfiles, AreLimitedByUserWhileTheirJobsRun) {
+  const SessionId first = node.Attach("first", 0);
+  EXPECT_EQ(Refusal(first, 1'500'000), "");
+  Solve({{1, MiB(1)}});
+  EXPECT_GT(KeptOf(1), Bytes(1'500'000));
+  EXPECT_LT(KeptOf(1), Bytes(1'501'000));
+  const SessionId second = node.Attach("second", 0, 1, 1);
+  EXPECT_THAT(Refusal(second, 700'000),
+              AllOf(HasSubstr("user 1"),
+                    HasSubstr("and the limit is 2097152: submit one of fewer "
+                              "classes or with shorter names, or end some")));
+  EXPECT_EQ(node.core.stats().profiles_refused, 1u);
+  EXPECT_TRUE(node.to_solve.empty());
+  // Another one is not affected, nor what fits.
+  EXPECT_EQ(Refusal(node.Attach("third", 0, 1, 2), 700'000), "");
+  EXPECT_EQ(Refusal(second, 500'000), "");
+  EXPECT_GT(KeptOf(1), Bytes(2'000'000));
+}
+
+TEST_F(KeptProfiles, AreReplacedByTheNextOneOfTheirRank) {
+  const SessionId rank = node.Attach("a", 0);
+  for (int i = 0; i < 3; ++i) {
+    EXPECT_EQ(Refusal(rank, 1'500'000 + i), "");
+    Solve({{1, MiB(1)}});
+  }
+  EXPECT_LT(KeptOf(1), Bytes(1'501'000));
+  node.Die(rank);
+  EXPECT_EQ(KeptOf(1), Bytes(0));
+}
+
+// Wrong once: the last question had it, until there was another one, and its
+// user was charged for it.
+TEST_F(KeptProfiles, HaveNoTracesOnceTheirPlansAreMade) {
+  auto profile = Profile(10);
+  const std::weak_ptr<plan::RankProfile> with_traces = profile;
+  Submit(node.Attach("a", 0), std::move(profile), "a");
+  EXPECT_FALSE(with_traces.expired());
+  Solve({{1, MiB(1)}});
+  EXPECT_TRUE(with_traces.expired());
+}
+
+TEST_F(KeptProfiles, CountForTheNextDaemonToo) {
+  const SessionId first = node.Attach("first", 0);
+  EXPECT_EQ(Refusal(first, 1'500'000), "");
+  Solve({{1, MiB(1)}});
+  CoreDriver next(Node());
+  next.Inherit(node);
+  EXPECT_EQ(next.core.KeptProfiles(), node.core.KeptProfiles());
 }
 
 }  // namespace

@@ -1,16 +1,11 @@
 // Real processes: sluiced-keeper, a daemon that only stores, peers of it.
 #include <fmt/format.h>
 #include <signal.h>
-#include <sys/socket.h>
 #include <sys/stat.h>
-#include <sys/un.h>
 #include <unistd.h>
 
 #include <algorithm>
-#include <array>
-#include <cerrno>
 #include <cstdio>
-#include <cstring>
 #include <filesystem>
 #include <fstream>
 #include <memory>
@@ -22,9 +17,9 @@
 #include "daemon/store/notify_socket.h"
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
-#include "proto/base/clock.h"
 #include "proto/base/status.h"
 #include "proto/base/unique_fd.h"
+#include "tests/daemon/keeper/peer.h"
 #include "tests/support/child.h"
 #include "tests/support/status_matchers.h"
 #include "tests/support/temp_dir.h"
@@ -38,73 +33,15 @@ using sluice::testing::ChildResult;
 using sluice::testing::IsOk;
 using ::testing::HasSubstr;
 
-absl::Time Now() { return MonotonicClock().Now(); }
-void Sleep(absl::Duration time) {
-  std::this_thread::sleep_for(absl::ToChronoNanoseconds(time));
+// Its one child; 0: none. Not who listens: the socket is kept, and the kernel
+// names who made it listen.
+pid_t ChildOf(pid_t keeper) {
+  std::ifstream children(
+      fmt::format("/proc/{}/task/{}/children", keeper, keeper));
+  pid_t child = 0;
+  children >> child;
+  return child;
 }
-
-// Until `path` takes connections.
-UniqueFd Connect(const std::string& path) {
-  sockaddr_un address = {};
-  address.sun_family = AF_UNIX;
-  std::memcpy(address.sun_path, path.data(), path.size());
-  const absl::Time deadline = Now() + absl::Seconds(30);
-  while (Now() < deadline) {
-    UniqueFd fd(socket(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC, 0));
-    if (connect(fd.get(), reinterpret_cast<sockaddr*>(&address),
-                sizeof(address)) == 0) {
-      const timeval limit = {30, 0};
-      setsockopt(fd.get(), SOL_SOCKET, SO_RCVTIMEO, &limit, sizeof(limit));
-      return fd;
-    }
-    Sleep(absl::Milliseconds(2));
-  }
-  ADD_FAILURE() << "nobody listens at " << path;
-  return UniqueFd();
-}
-
-class Peer {
- public:
-  explicit Peer(const std::string& path) : socket_(Connect(path)) {
-    greeting_ = Receive();
-  }
-
-  // Asks, and leaves the answer in the queue.
-  void Send(const std::string& question) {
-    ++tag_;
-    const std::string text = Tag() + question;
-    EXPECT_EQ(send(socket_.get(), text.data(), text.size(), MSG_NOSIGNAL),
-              static_cast<ssize_t>(text.size()));
-  }
-  // To the last question; what comes twice is passed over.
-  std::string Answer() {
-    while (true) {
-      const std::string text = Receive();
-      if (text.empty() || text.starts_with(Tag())) {
-        return text.substr(std::min(Tag().size(), text.size()));
-      }
-    }
-  }
-  std::string Ask(const std::string& question) {
-    Send(question);
-    return Answer();
-  }
-  const std::string& greeting() const { return greeting_; }
-
- private:
-  std::string Tag() const { return std::to_string(tag_) + " "; }
-  // Empty: the other end closed, or nothing came within 30 s.
-  std::string Receive() {
-    std::array<char, 512> buffer;
-    const ssize_t got = recv(socket_.get(), buffer.data(), buffer.size(), 0);
-    EXPECT_GT(got, 0) << (got == 0 ? "an end" : std::strerror(errno));
-    return got > 0 ? std::string(buffer.data(), static_cast<size_t>(got)) : "";
-  }
-
-  UniqueFd socket_;
-  int tag_ = 0;
-  std::string greeting_;
-};
 
 class Keeper : public ::testing::Test {
  protected:
@@ -341,16 +278,6 @@ TEST_F(Keeper, WhatWasTypedWrongIsOneLine) {
           ->Join();
   EXPECT_EQ(none.exit_code, 2);
   EXPECT_THAT(none.err, HasSubstr("cannot run /nonexistent"));
-}
-
-// Its one child; 0: none. Not who listens: the socket is kept, and the kernel
-// names who made it listen.
-pid_t ChildOf(pid_t keeper) {
-  std::ifstream children(
-      fmt::format("/proc/{}/task/{}/children", keeper, keeper));
-  pid_t child = 0;
-  children >> child;
-  return child;
 }
 
 TEST(KeeperOfSluiced, StartsItAgainAndEndsWithIt) {

@@ -25,6 +25,7 @@
 
 #include "daemon/store/descriptor_store.h"
 #include "daemon/store/starter.h"
+#include "proto/base/pidfd.h"
 #include "proto/base/status.h"
 
 namespace sluice::daemon {
@@ -37,8 +38,11 @@ class StoringDaemon {
     DescriptorStore::Options options;
     options.notify_socket = starter.notify_socket;
     options.capacity = StoreCapacity(starter, 0);
-    for (const auto& [name, fd] : kept_) options.stored.push_back(name);
-    auto store = DescriptorStore::Start(std::move(options));
+    options.keeper = starter.keeper;
+    options.say = [](const std::string& text) {
+      fmt::print(stderr, "storing-daemon: {}\n", text);
+    };
+    auto store = DescriptorStore::Start(std::move(options), kept_);
     SLUICE_CHECK_OK(store.status());
     store_ = *std::move(store);
     Listen();
@@ -104,9 +108,7 @@ class StoringDaemon {
     const int raw = peer.get();
     SLUICE_CHECK_OK(Keep(fmt::format("m-{}", number),
                          Named(fmt::format("text of {}", number))));
-    SLUICE_CHECK_OK(
-        Keep(fmt::format("p-{}", number),
-             UniqueFd(static_cast<int>(syscall(SYS_pidfd_open, who.pid, 0)))));
+    SLUICE_CHECK_OK(Keep(fmt::format("p-{}", number), PidfdOf(who.pid)));
     SLUICE_CHECK_OK(Keep(fmt::format("s-{}", number), std::move(peer)));
     SLUICE_CHECK_OK(Flush());
     Say(raw, fmt::format("peer {}", number));

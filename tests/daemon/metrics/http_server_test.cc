@@ -43,6 +43,7 @@ Snapshot Node() {
   rank.pid = 1987654321;
   job.ranks = {rank};
   node.jobs = {job};
+  node.stats->jobs.Began({job.principal, job.name}, absl::UnixEpoch());
   LimitLine named;
   named.target.job = "secret";
   named.limits.gpu = MiB(8);

@@ -1,11 +1,15 @@
-// A log that nobody reads.
+// A log that nobody reads, and one that journald does.
 #include "daemon/service/log/log.h"
 
 #include <fcntl.h>
 #include <signal.h>
+#include <sys/socket.h>
+#include <sys/stat.h>
+#include <sys/un.h>
 #include <unistd.h>
 
 #include <array>
+#include <cstring>
 #include <string>
 
 #include "absl/time/clock.h"
@@ -13,6 +17,8 @@
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
 #include "proto/base/unique_fd.h"
+#include "tests/support/status_matchers.h"
+#include "tests/support/temp_dir.h"
 
 namespace sluice::daemon {
 namespace {
@@ -99,6 +105,69 @@ TEST(LogLimiter, BoundsTheLinesOfEachUserAndSaysHowManyAreMissing) {
   now += absl::Hours(1);
   EXPECT_EQ(limiter.Admit(3, now), 0u);
   EXPECT_EQ(limiter.users(), 1u);
+}
+
+// What journald is to the daemon: a socket that takes datagrams.
+class FakeJournal {
+ public:
+  FakeJournal() : fd_(socket(AF_UNIX, SOCK_DGRAM | SOCK_CLOEXEC, 0)) {
+    sockaddr_un address = {};
+    address.sun_family = AF_UNIX;
+    std::memcpy(address.sun_path, path().c_str(), path().size());
+    EXPECT_EQ(bind(fd_.get(), reinterpret_cast<const sockaddr*>(&address),
+                   sizeof(address)),
+              0);
+  }
+  std::string path() const { return folder_.File("socket"); }
+  std::string Next() {
+    std::string entry(1 << 16, '\0');
+    const ssize_t got = recv(fd_.get(), entry.data(), entry.size(), 0);
+    entry.resize(got > 0 ? static_cast<size_t>(got) : 0);
+    return entry;
+  }
+
+ private:
+  const testing::TempDir folder_;
+  const UniqueFd fd_;
+};
+
+TEST(JournalSocket, AnEntryIsItsFieldsAndLinesOfAValueAreCounted) {
+  EXPECT_EQ(JournalSocket::Encode({{"MESSAGE", "a=b"}, {"PRIORITY", "6"}}),
+            "MESSAGE=a=b\nPRIORITY=6\n");
+  const std::string two = JournalSocket::Encode({{"MESSAGE", "a\nb"}});
+  EXPECT_EQ(two, std::string("MESSAGE\n\x03\0\0\0\0\0\0\0a\nb\n", 20));
+}
+
+TEST(JournalSocket, ReadsStderrWhereTheStreamIsTheSameFile) {
+  struct stat info;
+  ASSERT_EQ(fstat(STDERR_FILENO, &info), 0);
+  const auto stream = [&](uint64_t inode) {
+    return std::to_string(info.st_dev) + ":" + std::to_string(inode);
+  };
+  EXPECT_TRUE(JournalSocket::ReadsStderr(stream(info.st_ino).c_str()));
+  EXPECT_FALSE(JournalSocket::ReadsStderr(stream(info.st_ino + 1).c_str()));
+  EXPECT_FALSE(JournalSocket::ReadsStderr(nullptr));
+}
+
+TEST(Log, JournaldGetsOneEntryPerLineWithItsFields) {
+  std::optional<FakeJournal> reader(std::in_place);
+  SLUICE_ASSERT_OK_AND_ASSIGN(JournalSocket socket,
+                              JournalSocket::Make(reader->path()));
+  UseJournal(std::move(socket));
+  WriteLog(LogLevel::kWarning, "refuse: no room",
+           {.event = "refuse", .request = "s12.r7", .uid = 1000});
+  EXPECT_EQ(reader->Next(),
+            "MESSAGE=refuse: no room\nPRIORITY=4\nSYSLOG_IDENTIFIER=sluiced\n"
+            "SLUICE_EVENT=refuse\nSLUICE_REQUEST=s12.r7\nSLUICE_UID=1000\n");
+  WriteLog(LogLevel::kInfo, "stopped");
+  EXPECT_EQ(reader->Next(),
+            "MESSAGE=stopped\nPRIORITY=6\nSYSLOG_IDENTIFIER=sluiced\n");
+  // Where journald is gone, the line is on stderr, with the request.
+  reader.reset();
+  StderrPipe pipe;
+  WriteLog(LogLevel::kInfo, "attach: rank 0", {.request = "s1.r2"});
+  EXPECT_THAT(pipe.ReadUntil("\n"),
+              HasSubstr(" info attach: rank 0 (s1.r2)\n"));
 }
 
 }  // namespace

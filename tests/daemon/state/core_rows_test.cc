@@ -104,7 +104,8 @@ class LastActs {
 // What a daemon would have stored of a core, event by event.
 class Store {
  public:
-  explicit Store(size_t records) : most_(records) {}
+  explicit Store(size_t records, Bytes planning = CoreRows::kMostPlanning)
+      : most_(records), rows_(planning) {}
 
   void Save(Core& core) {
     if (contents_.checkpoint.empty() || contents_.records.size() >= most_) {
@@ -123,6 +124,34 @@ class Store {
     const CoreState kept = Durable(core.Save());
     CheckSame(*read, kept);
     SLUICE_CHECK(RowsOf(core.config(), *read) == RowsOf(core.config(), kept));
+  }
+  // The planning of each job is there as it is, or not at all; how many are
+  // not.
+  int CheckLeftOut(const Core& core) const {
+    Core fresh(core.config(), absl::UnixEpoch());
+    SLUICE_CHECK_OK(fresh.SetPolicy(core.policy(), absl::UnixEpoch()));
+    auto read = ReadCore(contents_, fresh.Save());
+    SLUICE_CHECK_OK(read.status());
+    CoreState kept = Durable(core.Save());
+    JointPlanningState& joint = kept.joint;
+    std::set<JobKey> jobs;
+    for (const auto& [job, member] : joint.members) jobs.insert(job);
+    for (const auto& [job, plan] : joint.rounds.current) jobs.insert(job);
+    for (const auto& [job, plan] : joint.rounds.promised) jobs.insert(job);
+    int left_out = 0;
+    for (const JobKey& job : jobs) {
+      if (read->joint.members.contains(job) ||
+          read->joint.rounds.current.contains(job) ||
+          read->joint.rounds.promised.contains(job)) {
+        continue;
+      }
+      ++left_out;
+      joint.members.erase(job);
+      joint.rounds.current.erase(job);
+      joint.rounds.promised.erase(job);
+    }
+    CheckSame(*read, Durable(std::move(kept)));
+    return left_out;
   }
   // A daemon reads it that reaches some sessions only: it adds up there, and
   // comes to an end.
@@ -161,6 +190,20 @@ TEST_P(CoreRowsTest, RecordsAddUpToTheCoreAfterEachEvent) {
   story.Run(RandomStory(static_cast<uint32_t>(GetParam()), 4000));
   story.Finish();
   EXPECT_GT(story.granted(), 20);
+}
+
+TEST_P(CoreRowsTest, WhereThereIsNoRoomJobsAreLeftOutWhole) {
+  Store store(static_cast<size_t>(GetParam()) * 7 % 60, Bytes(600));
+  CoreStory story({.save = 0, .shadow = 0});
+  int events = 0, left_out = 0;
+  story.Watch([&](Core& core) {
+    store.Save(core);
+    if (++events % 5 == 0) left_out += store.CheckLeftOut(core);
+    if (events % 31 == 0) store.CheckTakenOver(core);
+  });
+  story.Run(RandomStory(static_cast<uint32_t>(GetParam()), 4000));
+  story.Finish();
+  EXPECT_GT(left_out, 0);
 }
 
 INSTANTIATE_TEST_SUITE_P(Stories, CoreRowsTest, ::testing::Range(0, 12));

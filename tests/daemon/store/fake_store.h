@@ -36,10 +36,15 @@ class FakeStore {
                                              address.size())) == 0);
   }
 
+  // Within 2 s.
+  bool IsReadable(int wait_ms = 2000) {
+    pollfd ready = {socket_.get(), POLLIN, 0};
+    return poll(&ready, 1, wait_ms) > 0;
+  }
+
   // The next message; none within 2 s, or within `wait_ms`.
   std::optional<Message> Next(int wait_ms = 2000) {
-    pollfd ready = {socket_.get(), POLLIN, 0};
-    if (poll(&ready, 1, wait_ms) <= 0) return std::nullopt;
+    if (!IsReadable(wait_ms)) return std::nullopt;
     std::array<char, 4096> text;
     alignas(cmsghdr) std::array<char, CMSG_SPACE(sizeof(int))> control;
     iovec data = {text.data(), text.size()};

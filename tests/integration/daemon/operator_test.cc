@@ -129,6 +129,9 @@ TEST(DaemonMetrics, StepsHaveTheirJobAndLimitsLinksAndTheProcessAreThere) {
   ASSERT_THAT(client.Hello("demo"), IsOk());
   wire::Request step = Step(1);
   step.mutable_step_report()->set_seconds(7200);
+  for (const double seconds : {0.002, 5.0}) {
+    step.mutable_step_report()->add_map_seconds(seconds);
+  }
   ASSERT_THAT(client.Call(step), IsOk());
   const std::string text = HttpGet(daemon.http_socket(), "/metrics");
   const std::string job =
@@ -137,6 +140,8 @@ TEST(DaemonMetrics, StepsHaveTheirJobAndLimitsLinksAndTheProcessAreThere) {
        {"sluice_step_seconds_bucket{" + job + ",le=\"3600\"} 0\n",
         "sluice_step_seconds_bucket{" + job + ",le=\"10800\"} 1\n",
         "sluice_job_alpha{" + job + "} N",
+        std::string("sluice_map_seconds_bucket{le=\"0.003\"} 1\n"),
+        std::string("sluice_map_seconds_count 2\n"),
         std::string("sluice_budget_limit_bytes{of=\"every user\",memory="
                     "\"host\"} 314572800\n"),
         std::string("sluice_budget_limit_bytes{of=\"job\",sluice_job="
@@ -147,6 +152,20 @@ TEST(DaemonMetrics, StepsHaveTheirJobAndLimitsLinksAndTheProcessAreThere) {
         std::string("process_resident_memory_bytes ")}) {
     EXPECT_THAT(text, HasSubstr(line));
   }
+}
+
+// Wrong once: who is in no cgroup that counts by itself was taken for the
+// daemon, whose own lines are never too many.
+TEST(DaemonLog, LinesThatOneUserCausesAreBoundedAndCounted) {
+  RunningDaemon daemon(kHttpOn);
+  SLUICE_ASSERT_OK_AND_ASSIGN(RawClient client,
+                              RawClient::Connect(daemon.socket()));
+  ASSERT_THAT(client.Hello("demo"), IsOk());
+  for (int i = 0; i < 400; ++i) {
+    EXPECT_FALSE(client.Lease(wire::Lease::GPU, GiB(1)).ok());
+  }
+  EXPECT_THAT(HttpGet(daemon.http_socket(), "/metrics"),
+              Not(HasSubstr("sluice_log_lines_suppressed_total 0\n")));
 }
 
 TEST(DaemonMetrics, TellWhatEachUserHasOfWhatIsCountable) {

@@ -16,12 +16,15 @@
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
 #include "tests/integration/daemon/harness.h"
+#include "tests/integration/daemon/http.h"
 #include "tests/integration/daemon/kept_daemon.h"
 #include "tests/integration/daemon/lingering_socket.h"
 #include "tests/support/status_matchers.h"
 
 namespace sluice::testing {
 namespace {
+
+using ::testing::HasSubstr;
 
 RawClient Connected(const KeptDaemon& daemon) {
   auto client = RawClient::Connect(daemon.socket());
@@ -55,6 +58,8 @@ TEST_F(TakeOver, ARankGoesOn) {
   RawClient rank = Attached();
   daemon_.KillAndStart();
   ExpectServed(rank);
+  EXPECT_THAT(HttpGet(daemon_.File("http.sock"), "/metrics"),
+              HasSubstr("\nsluice_kept 1\n"));
 }
 
 // Wrong once: the new socket was called like the old one, and so not kept.
@@ -234,6 +239,8 @@ TEST_F(TakeOver, WhereTheKeeperDoesNotAnswerOnlyTheFirstWaits) {
   const auto first = rank.Lease(wire::Lease::GPU, KiB(64));
   ASSERT_THAT(first, IsOk());
   EXPECT_TRUE(daemon_.WaitForLog("is not saved any more"));
+  EXPECT_THAT(HttpGet(daemon_.File("http.sock"), "/metrics"),
+              HasSubstr("\nsluice_kept 0\n"));
   const absl::Time before = absl::Now();
   // Of another size, so that it is made.
   ASSERT_THAT(rank.Lease(wire::Lease::GPU, KiB(128)), IsOk());

@@ -92,8 +92,13 @@ TEST_F(Versions, WhatItDoesNotReadStaysForADaemonThatDoes) {
   daemon_.Kill();
   daemon_.Use("sluiced");
   const int extents = daemon_.Count("e");
-  for (int i = 0; i < 2; ++i) EXPECT_EQ(daemon_.StartThatFails(), 2);
-  EXPECT_TRUE(daemon_.WaitForLog("the saved state is of version 2"));
+  for (int i = 0; i < 2; ++i) {
+    daemon_.Start();
+    EXPECT_THAT(Connected().Observe(),
+                StatusIs(absl::StatusCode::kFailedPrecondition,
+                         HasSubstr("the saved state is of version 2")));
+    daemon_.Kill();
+  }
   EXPECT_TRUE(daemon_.Has("state") && daemon_.Has("s1") && daemon_.Has("u1"));
   EXPECT_EQ(daemon_.Count("e"), extents);
   daemon_.Use("sluiced-far");
@@ -120,8 +125,9 @@ TEST_F(Versions, ASessionWhoseProtocolItDoesNotSpeakStaysToo) {
   ASSERT_THAT(rank.Call(request, {nodes.at(0).get()}), IsOk());
   daemon_.Kill();
   daemon_.Use("sluiced");
-  EXPECT_EQ(daemon_.StartThatFails(), 2);
+  daemon_.Start();
   EXPECT_TRUE(daemon_.WaitForLog("session 1 speaks protocol 2"));
+  daemon_.Kill();
   daemon_.Use("sluiced-next");
   daemon_.Start();
   EXPECT_THAT(rank.NextEvent(absl::Seconds(20)), IsOk());
@@ -149,6 +155,21 @@ TEST_F(Versions, ABinarySaysWhetherItWouldTakeOver) {
   EXPECT_THAT(refused.err, HasSubstr("it would not be taken over: the saved "
                                      "state is of version 2"));
   EXPECT_EQ(CheckState(daemon_, "sluiced-next", "sluiced.toml").exit_code, 0);
+}
+
+// What an upgrade asks before it replaces a frozen daemon.
+TEST_F(Versions, ABinarySaysWhetherItWouldTakeOverFromAFrozenOne) {
+  daemon_.Use("sluiced-far");
+  daemon_.Start();
+  const RawClient rank = Attached();
+  Restart("sluiced");
+  EXPECT_TRUE(daemon_.WaitForLog("sluiced is frozen"));
+  const ChildResult far = CheckState(daemon_, "sluiced-far", "sluiced.toml");
+  EXPECT_EQ(far.exit_code, 0) << far.err;
+  EXPECT_THAT(far.out, HasSubstr("good: 1 sessions, 0 leases of a frozen"));
+  const ChildResult same = CheckState(daemon_, "sluiced", "sluiced.toml");
+  EXPECT_NE(same.exit_code, 0);
+  EXPECT_THAT(same.err, HasSubstr("the saved state is of version 2"));
 }
 
 TEST_F(Versions, ANodeWithoutTheMemoryWouldNotTakeOver) {

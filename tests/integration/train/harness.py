@@ -29,6 +29,8 @@ host_bytes = "{host_memory}"
 extent_bytes = "4MiB"
 [http]
 listen = ""
+[restart]
+freeze_after = 0
 """
 
 # A model small enough that a test starts many.
@@ -153,6 +155,20 @@ def children_of(parent):
             return [int(pid) for pid in file.read().split()]
     except FileNotFoundError:
         return []
+
+
+def running(program, folder):
+    """Pids of those whose first word is that program, of that folder."""
+    found = []
+    for pid in filter(str.isdigit, os.listdir("/proc")):
+        try:
+            with open(f"/proc/{pid}/cmdline", encoding="utf-8") as file:
+                words = file.read().split("\0")
+        except OSError:
+            continue
+        if os.path.basename(words[0]) == program and folder in words:
+            found.append(int(pid))
+    return found
 
 
 def ranks_of(launcher):

@@ -59,6 +59,63 @@ class TakeOver(harness.TrainTest):
     def test_a_run_that_swaps_and_recomputes_is_bit_identical(self):
         self.compare("--alpha", "0.5")
 
+    def one(self, program, folder):
+        """The one that runs, once there is exactly one."""
+        found = []
+        def alone():
+            found[:] = harness.running(program, folder)
+            return len(found) == 1
+        self.wait_until(alone, 20, f"not one {program} runs")
+        return found[0]
+
+    def end_all(self, folder):
+        """Whoever is the keeper by now, and its daemon."""
+        def gone():
+            for pid in harness.running("sluiced-keeper", folder):
+                os.kill(pid, signal.SIGTERM)
+            return not harness.running("sluiced", folder)
+        self.wait_until(gone, 20, "sluiced goes on")
+
+    def replaced(self):
+        """How often another keeper has come to hold everything."""
+        with open(self.path("keeper.log"), encoding="utf-8") as file:
+            return file.read().count("is the keeper now")
+
+    def kill_in_turns(self, folder, done, moments):
+        """The keeper, and the daemon once the next one holds everything."""
+        kills = 0
+        while not done.is_set():
+            time.sleep(moments.uniform(0.02, 0.4))
+            os.kill(self.one("sluiced-keeper", folder), signal.SIGKILL)
+            kills += 1
+            self.wait_until(lambda: self.replaced() == kills, 20,
+                            "no keeper holds everything")
+            time.sleep(moments.uniform(0, 0.2))
+            os.kill(self.one("sluiced", folder), signal.SIGKILL)
+        return kills
+
+    def test_a_run_is_bit_identical_while_keepers_and_daemons_die(self):
+        socket = self.keeper()
+        folder = os.path.dirname(socket)
+        self.addCleanup(self.end_all, folder)
+        calm = self.losses(socket, "calm")
+        done = threading.Event()
+        kills = []
+        killer = threading.Thread(target=lambda: kills.append(
+            self.kill_in_turns(folder, done, random.Random(29))))
+        killer.start()
+        try:
+            disturbed = self.losses(socket, "disturbed")
+        finally:
+            done.set()
+            killer.join()
+        print(f"{kills[0]} keepers and as many daemons killed in one run")
+        self.assertGreaterEqual(kills[0], 3)
+        self.assertEqual(disturbed, calm)  # bit by bit
+        self.one("sluiced", folder)
+        self.wait_until(lambda: self.leased(socket) == 0, 20,
+                        "memory is left")
+
     def test_a_run_goes_on_when_the_keeper_is_ended(self):
         socket = self.keeper()
         log = self.path("log")

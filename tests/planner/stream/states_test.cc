@@ -9,8 +9,8 @@ namespace sluice::stream {
 namespace {
 
 TEST(CutBuckets, CoverEverythingOnceAndGoRound) {
-  const auto buckets = CutBuckets(2 * kBucketElements + 5, 2,
-                                          Dealing::kMebibytes);
+  const auto buckets =
+      CutBuckets(2 * kBucketElements + 5, 2, Dealing::kMebibytes);
   ASSERT_EQ(buckets.size(), 3u);
   EXPECT_EQ(buckets[1].offset, kBucketElements);
   EXPECT_EQ(buckets[1].owner, 1);

@@ -61,7 +61,12 @@ PlanRequest SampleRequest() {
           .resources = {.links = {{.name = "pcie0",
                                    .h2d_bytes_per_second = 2e9,
                                    .d2h_bytes_per_second = 1e9,
-                                   .profiles = {0, 1}}},
+                                   .profiles = {0, 1}},
+                                  {.name = "memory",
+                                   .h2d_bytes_per_second = 3e9,
+                                   .d2h_bytes_per_second = 3e9,
+                                   .profiles = {1},
+                                   .both_bytes_per_second = 3e9}},
                         .hosts = {{.name = "host of NUMA node 0",
                                    .bytes = MiB(384),
                                    .profiles = {1}}}}};
@@ -209,8 +214,9 @@ void CollectPaths(const json& value, const json::json_pointer& at,
   }
 }
 
-// A rank without a limit of its own does not write one.
-const std::set<std::string> kOptional = {"host_limit"};
+// A rank without a limit of its own does not write one, nor does a link without
+// a limit of both directions.
+const std::set<std::string> kOptional = {"host_limit", "both_bytes_per_second"};
 
 template <typename DecodeFn>
 void ExpectEveryFieldIsChecked(const std::string& good, DecodeFn decode) {
@@ -328,6 +334,7 @@ TEST(PlanCodec, ValuesOutOfRangeAreRefusedWithFieldValueAndLimit) {
         "is not [id, lower, upper, size]"},
        {"/profiles/0/segments/0/trace/buffers", 3, "is not a list"},
        {"/resources/links/0/h2d_bytes_per_second", 0, "0 is not between 1"},
+       {"/resources/links/1/both_bytes_per_second", 0, "0 is not between 1"},
        {"/resources/hosts/0/bytes", -2, "hosts[0].bytes: -2 is not between"},
        {"/resources/hosts/0/profiles/0", 2, "profiles[0]: 2 is not between 0"},
        {"/resources/links/0/profiles/1", 0, "profiles[1]: 0 occurs twice"},

@@ -244,6 +244,8 @@ TEST(Validate, WhatIsBeyondALimitIsNamed) {
        [](P&, R& r, N&) { r.links[0].d2h_bytes_per_second = 2999; }},
       {"link 'pcie0' moves 1500 bytes/s to the GPUs, it has 1499",
        [](P&, R& r, N&) { r.links[0].h2d_bytes_per_second = 1499; }},
+      {"link 'pcie0' moves 3000 bytes/s both ways, it has 2999",
+       [](P&, R& r, N&) { r.links[0].both_bytes_per_second = 2999; }},
       {"link 'pcie0' moves 3001 bytes/s to the host",
        [](P& p, R&, N&) { p.kinds[0].forward_d2h_fixed = Bytes(1); }},
       {"link 'pcie0' moves 3002 bytes/s to the GPUs",

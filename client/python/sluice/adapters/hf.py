@@ -131,7 +131,7 @@ class Adapter:
         if self._inside is None or not self._inside.has_changed():
             return
         if any(isinstance(layer, FSDPModule) for layer in self.layers):
-            stream.say_once(
+            stream.warn_once(
                 f"modules or hooks came into layers of {self.name} that are "
                 "sharded: what came there after sluice.stream is not probed")
             return

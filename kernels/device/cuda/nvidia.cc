@@ -1,11 +1,11 @@
-#include "daemon/nvidia.h"
+#include "kernels/device/cuda/nvidia.h"
 
 #include <algorithm>
 #include <filesystem>
 #include <fstream>
 #include <vector>
 
-namespace sluice::daemon {
+namespace sluice::device {
 namespace {
 
 // Names in a folder, sorted; none where it is not there.
@@ -76,4 +76,4 @@ std::string NvidiaDeviceNode(const std::string& uuid, const std::string& root) {
   return "";
 }
 
-}  // namespace sluice::daemon
+}  // namespace sluice::device

@@ -1,14 +1,17 @@
-#include "daemon/cgroup.h"
+#include "proto/base/cgroup.h"
 
 #include <algorithm>
 #include <cstdint>
 #include <fstream>
 #include <sstream>
 
-#include "daemon/core/types.h"
+#include "proto/base/file_text.h"
 
-namespace sluice::daemon {
+namespace sluice {
 namespace {
+
+// The old hierarchies write "none" as a number near 2^63.
+constexpr Bytes kNoLimit = GiB(1 << 20);
 
 // "memory" in "cpu,memory".
 bool NamesMemory(const std::string& controllers) {
@@ -21,10 +24,10 @@ bool NamesMemory(const std::string& controllers) {
 
 }  // namespace
 
-std::vector<std::string> MemoryLimitFiles(std::string_view proc_self_cgroup,
+std::vector<std::string> MemoryLimitFiles(std::string_view proc_cgroup,
                                           const std::string& mounted) {
   std::vector<std::string> files;
-  std::istringstream lines{std::string(proc_self_cgroup)};
+  std::istringstream lines{std::string(proc_cgroup)};
   for (std::string line; std::getline(lines, line);) {
     // hierarchy:controllers:path; no controllers is the unified one.
     const size_t first = line.find(':');
@@ -46,21 +49,23 @@ std::vector<std::string> MemoryLimitFiles(std::string_view proc_self_cgroup,
   return files;
 }
 
-Bytes SmallestLimit(const std::vector<std::string>& files) {
-  Bytes smallest = Limits::kUnlimited;
+std::optional<MemoryLimit> SmallestLimit(
+    const std::vector<std::string>& files) {
+  std::optional<MemoryLimit> smallest;
   for (const std::string& path : files) {
     std::ifstream file(path);
     int64_t limit = 0;
-    if (file >> limit && limit > 0) smallest = std::min(smallest, Bytes(limit));
+    if (!(file >> limit) || limit <= 0 || Bytes(limit) >= kNoLimit) continue;
+    if (!smallest || Bytes(limit) < smallest->most) {
+      smallest = {Bytes(limit), path};
+    }
   }
   return smallest;
 }
 
-Bytes CgroupMemoryLimit() {
-  std::ifstream file("/proc/self/cgroup");
-  std::ostringstream text;
-  text << file.rdbuf();
-  return SmallestLimit(MemoryLimitFiles(text.str(), "/sys/fs/cgroup"));
+std::optional<MemoryLimit> CgroupMemoryLimit(const std::string& process) {
+  return SmallestLimit(MemoryLimitFiles(TextOf("/proc/" + process + "/cgroup"),
+                                        "/sys/fs/cgroup"));
 }
 
-}  // namespace sluice::daemon
+}  // namespace sluice

@@ -1,14 +1,9 @@
-#include "daemon/service/admin_server.h"
+#include "daemon/service/admin/admin_server.h"
 
 #include <fmt/format.h>
-#include <grpcpp/resource_quota.h>
 #include <grpcpp/server.h>
-#include <grpcpp/server_builder.h>
-#include <sys/stat.h>
-#include <unistd.h>
 
-#include <chrono>
-
+#include "daemon/service/admin/admin_socket.h"
 #include "daemon/state/state_versions.h"
 #include "proto/admin/admin.grpc.pb.h"
 #include "proto/base/status.h"
@@ -16,15 +11,8 @@
 namespace sluice::daemon {
 namespace {
 
-constexpr int kMaxThreads = 8;
 constexpr size_t kLongestName = 64;
 constexpr size_t kLongestText = 256;
-constexpr int kMaxMessageBytes = 4 << 20;
-
-grpc::Status ToGrpc(const absl::Status& status) {
-  return grpc::Status(static_cast<grpc::StatusCode>(status.code()),
-                      std::string(status.message()));
-}
 
 // 0 on the wire is "unlimited".
 uint64_t ToWire(Bytes limit) {
@@ -147,43 +135,17 @@ struct AdminServer::Impl final : admin::Admin::Service {
 
   daemon::Service* service;
   std::function<std::string(const Snapshot&)> render;
-  std::string path;
-  std::unique_ptr<grpc::Server> server;
+  std::unique_ptr<AdminSocket> socket;  // last: it calls the rest
 };
 
 AdminServer::AdminServer(std::unique_ptr<Impl> impl) : impl_(std::move(impl)) {}
-
-AdminServer::~AdminServer() {
-  impl_->server->Shutdown(std::chrono::system_clock::now() +
-                          std::chrono::milliseconds(200));
-  unlink(impl_->path.c_str());
-}
+AdminServer::~AdminServer() = default;
 
 absl::StatusOr<std::unique_ptr<AdminServer>> AdminServer::Start(
     const std::string& path, Service* service,
     std::function<std::string(const Snapshot&)> render) {
   auto impl = std::make_unique<Impl>(service, std::move(render));
-  impl->path = path;
-  // The lock on the runtime directory says that nobody serves it.
-  unlink(path.c_str());
-  grpc::ResourceQuota quota("admin");
-  quota.SetMaxThreads(kMaxThreads);
-  grpc::ServerBuilder builder;
-  builder.SetResourceQuota(quota);
-  builder.SetMaxReceiveMessageSize(kMaxMessageBytes);
-  builder.SetSyncServerOption(grpc::ServerBuilder::NUM_CQS, 1);
-  builder.SetSyncServerOption(grpc::ServerBuilder::MIN_POLLERS, 1);
-  builder.SetSyncServerOption(grpc::ServerBuilder::MAX_POLLERS, 2);
-  builder.AddListeningPort("unix:" + path, grpc::InsecureServerCredentials());
-  builder.RegisterService(impl.get());
-  // gRPC makes the socket; the mask keeps others out from its first moment.
-  const mode_t before = umask(0117);
-  impl->server = builder.BuildAndStart();
-  umask(before);
-  if (impl->server == nullptr) {
-    return absl::InternalError(
-        fmt::format("cannot serve administrators on {}", path));
-  }
+  SLUICE_ASSIGN_OR_RETURN(impl->socket, AdminSocket::Serve(path, impl.get()));
   return std::unique_ptr<AdminServer>(new AdminServer(std::move(impl)));
 }
 

@@ -1,13 +1,12 @@
-#include "daemon/cgroup.h"
+#include "proto/base/cgroup.h"
 
 #include <fstream>
 
-#include "daemon/core/types.h"
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
 #include "tests/support/temp_dir.h"
 
-namespace sluice::daemon {
+namespace sluice {
 namespace {
 
 using ::testing::ElementsAre;
@@ -45,11 +44,14 @@ TEST(Cgroup, SmallestLimitOfAllAbove) {
   std::ofstream(own) << "max\n";
   std::ofstream(parent) << "1073741824\n";
   std::ofstream(root) << "4294967296\n";
-  EXPECT_EQ(SmallestLimit({own, parent, root}), GiB(1));
-  EXPECT_EQ(SmallestLimit({root, directory.File("none")}), GiB(4));
-  EXPECT_EQ(SmallestLimit({own}), Limits::kUnlimited);
-  EXPECT_EQ(SmallestLimit({}), Limits::kUnlimited);
+  const std::string none = directory.File("none");
+  std::ofstream(none) << "9223372036854771712\n";
+  EXPECT_EQ(SmallestLimit({own, parent, root})->most, GiB(1));
+  EXPECT_EQ(SmallestLimit({own, parent, root})->file, parent);
+  EXPECT_EQ(SmallestLimit({root, directory.File("missing")})->most, GiB(4));
+  EXPECT_FALSE(SmallestLimit({own, none}));
+  EXPECT_FALSE(SmallestLimit({}));
 }
 
 }  // namespace
-}  // namespace sluice::daemon
+}  // namespace sluice

@@ -1,5 +1,5 @@
 // The administrators' gRPC service (proto/admin/admin.proto): translation
-// only. Its own threads, few; every call is one task on the service's loop.
+// only. Every call is one task on the service's loop.
 //
 // Thread safety: Start and destruction from one thread.
 #pragma once
@@ -15,7 +15,7 @@ namespace sluice::daemon {
 
 class AdminServer {
  public:
-  // Serves on the unix socket `path` with mode 0660, replacing a stale one.
+  // Serves on the unix socket `path`, as AdminSocket does.
   // `service` and what `render` needs outlive the server.
   static absl::StatusOr<std::unique_ptr<AdminServer>> Start(
       const std::string& path, Service* service,

@@ -5,7 +5,7 @@
 
 #include <string>
 
-namespace sluice::daemon {
+namespace sluice::device {
 
 // What says so, for a message ("/dev/nvidia0", "PCI device 0000:3b:00.0");
 // empty: nothing does. Device files and /proc/driver/nvidia are there while the
@@ -18,4 +18,4 @@ std::string FindNvidiaDevice(const std::string& root = "");
 std::string NvidiaDeviceNode(const std::string& uuid,
                              const std::string& root = "");
 
-}  // namespace sluice::daemon
+}  // namespace sluice::device

@@ -1,0 +1,55 @@
+// How fast copies of several GPUs go at once, as an ordinary rank makes them:
+// in leased memory, through the device seam. They do not wait for grants.
+//
+// Thread safety: one owner.
+#pragma once
+
+#include <functional>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "absl/status/status.h"
+#include "absl/status/statusor.h"
+#include "absl/time/time.h"
+#include "client/ctl/bandwidth/link_tree.h"
+#include "client/session/session.h"
+
+namespace sluice::ctl {
+
+class CopyMeter {
+ public:
+  struct Options {
+    std::string socket;
+    std::vector<int64_t> gpu_free;             // bytes, by GPU
+    absl::Duration window = absl::Seconds(1);  // what a number is averaged over
+    // Asked again and again; true: Cancelled.
+    std::function<bool()> stop;
+  };
+
+  // Attaches as one rank per GPU and leases a little of each GPU and of the
+  // host memory near it, until it goes. Errors: those of Session::Open and of
+  // leases, with the GPU.
+  static absl::StatusOr<std::unique_ptr<CopyMeter>> Open(Options options);
+
+  // Sums over `gpus`, which all copy as much as they can.
+  absl::StatusOr<MeasuredSpeeds> Measure(const std::vector<size_t>& gpus);
+
+ private:
+  struct Gpu {
+    std::unique_ptr<client::Session> session;
+    std::unique_ptr<client::Region> device, host;
+  };
+  explicit CopyMeter(Options options) : options_(std::move(options)) {}
+  absl::Status Attach(size_t gpu);
+  struct Rates {
+    double h2d = 0, d2h = 0;
+  };
+  absl::StatusOr<Rates> CopyAtOnce(const std::vector<size_t>& gpus, bool h2d,
+                                   bool d2h);
+
+  const Options options_;
+  std::vector<Gpu> gpus_;
+};
+
+}  // namespace sluice::ctl

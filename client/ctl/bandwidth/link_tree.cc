@@ -1,0 +1,247 @@
+#include "client/ctl/bandwidth/link_tree.h"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <nlohmann/json.hpp>
+#include <set>
+
+#include "client/ctl/table.h"
+
+namespace sluice::ctl {
+namespace {
+
+using nlohmann::json;
+
+// Of what several flows carry by themselves: below it, something limits them.
+constexpr double kLimited = 0.95;
+
+absl::Status Unreadable(const std::string& what) {
+  return absl::InvalidArgumentError(
+      "the daemon's status has " + what +
+      ": it is of another version; upgrade sluiced or sluicectl");
+}
+
+// What a link lets through, as the configuration says it; 0: no limit seen.
+struct Limits {
+  double h2d = 0;
+  double d2h = 0;
+  double both = 0;
+  bool any() const { return h2d > 0 || d2h > 0 || both > 0; }
+};
+
+double Sum(const MeasuredSpeeds& speeds) {
+  return speeds.both_h2d + speeds.both_d2h;
+}
+
+class LimitFinder {
+ public:
+  explicit LimitFinder(const MeasurableNode& node)
+      : links_(node.links), limits_(links_.size()) {
+    for (size_t i = 0; i < links_.size(); ++i) Find(i);
+  }
+  const Limits& of(size_t link) const { return limits_[link]; }
+
+ private:
+  // The measured links next below.
+  std::vector<size_t> Below(size_t link) const {
+    std::vector<size_t> below;
+    for (size_t i = 0; i < links_.size(); ++i) {
+      if (links_[i].parent != link) continue;
+      if (links_[i].measured) {
+        below.push_back(i);
+        continue;
+      }
+      for (const size_t deeper : Below(i)) below.push_back(deeper);
+    }
+    return below;
+  }
+
+  void Find(size_t link) {
+    if (!found_.insert(link).second || !links_[link].measured) return;
+    const MeasuredSpeeds& own = *links_[link].measured;
+    MeasuredSpeeds rest;
+    bool shared = false;  // by both directions, below
+    for (const size_t each : Below(link)) {
+      Find(each);
+      const MeasuredSpeeds& theirs = *links_[each].measured;
+      rest.h2d += theirs.h2d, rest.d2h += theirs.d2h;
+      rest.both_h2d += theirs.both_h2d, rest.both_d2h += theirs.both_d2h;
+      shared |= shared_.contains(each);
+    }
+    const bool lowest = rest.h2d <= 0;
+    Limits& limits = limits_[link];
+    if (lowest || own.h2d < kLimited * rest.h2d) limits.h2d = own.h2d;
+    if (lowest || own.d2h < kLimited * rest.d2h) limits.d2h = own.d2h;
+    double apart = own.h2d + own.d2h;
+    if (!lowest) apart = std::min(apart, Sum(rest));
+    if (Sum(own) < kLimited * apart) limits.both = Sum(own);
+    // Above a link that both directions load they do not go apart again.
+    if (shared) limits.h2d = limits.d2h = 0;
+    if (shared || limits.both > 0) shared_.insert(link);
+  }
+
+  const std::vector<MeasurableLink>& links_;
+  std::vector<Limits> limits_;
+  std::set<size_t> found_, shared_;
+};
+
+std::string Quoted(const std::string& name) { return json(name).dump(); }
+
+std::string LinkToml(const MeasurableLink& link, const Limits& limits,
+                     const std::string& parent) {
+  std::string text = "{name = " + Quoted(link.name);
+  const auto add = [&](const char* key, double speed) {
+    if (speed > 0) text += fmt::format(", {} = {:.4g}", key, speed);
+  };
+  add("h2d_bytes_per_s", limits.h2d);
+  add("d2h_bytes_per_s", limits.d2h);
+  add("both_bytes_per_s", limits.both);
+  if (!parent.empty()) text += ", parent = " + Quoted(parent);
+  return text + "}";
+}
+
+std::string Speed(double bytes_per_second) {
+  return bytes_per_second >= 1e9
+             ? fmt::format("{:.2f} GB/s", bytes_per_second / 1e9)
+             : fmt::format("{:.1f} MB/s", bytes_per_second / 1e6);
+}
+
+std::string GpuList(const std::vector<size_t>& gpus) {
+  return fmt::format("{}", fmt::join(gpus, ","));
+}
+
+absl::Status ReadParents(const json& links, MeasurableNode& node) {
+  for (size_t i = 0; i < links.size(); ++i) {
+    if (!links[i]["parent"].is_string()) continue;
+    for (size_t other = 0; other < node.links.size(); ++other) {
+      if (node.links[other].name == links[i]["parent"] && other != i) {
+        node.links[i].parent = other;
+      }
+    }
+  }
+  for (const MeasurableLink& link : node.links) {
+    size_t steps = 0;
+    for (auto at = link.parent; at; at = node.links[*at].parent) {
+      if (++steps > node.links.size()) return Unreadable("a circle of links");
+    }
+  }
+  return absl::OkStatus();
+}
+
+void FindGpus(MeasurableNode& node) {
+  for (size_t gpu = 0; gpu < node.gpu_links.size(); ++gpu) {
+    for (size_t i = 0; i < node.links.size(); ++i) {
+      if (node.links[i].name != node.gpu_links[gpu]) continue;
+      for (std::optional<size_t> at = i; at; at = node.links[*at].parent) {
+        node.links[*at].gpus.push_back(gpu);
+      }
+      break;
+    }
+  }
+  for (size_t i = 0; i < node.links.size(); ++i) {
+    const auto& gpus = node.links[i].gpus;
+    node.links[i].measurable =
+        !gpus.empty() && std::none_of(node.links.begin(), node.links.end(),
+                                      [&](const MeasurableLink& other) {
+                                        return other.parent == i &&
+                                               other.gpus == gpus;
+                                      });
+  }
+}
+
+}  // namespace
+
+absl::StatusOr<MeasurableNode> ReadLinks(const std::string& snapshot) {
+  const json read = json::parse(snapshot, nullptr, /*allow_exceptions=*/false);
+  if (!read.is_object() || !read.contains("links")) {
+    return Unreadable("no links");
+  }
+  MeasurableNode node;
+  try {
+    node.driver = read.at("driver").get<std::string>();
+    for (const json& gpu : read.at("gpus")) {
+      node.gpu_links.push_back(gpu.at("link").get<std::string>());
+      node.gpu_free.push_back(gpu.at("free_bytes").get<int64_t>());
+    }
+    for (const json& link : read.at("links")) {
+      node.links.push_back({.name = link.at("name").get<std::string>()});
+    }
+    for (const json& job : read.at("jobs")) {
+      if (!job.at("ranks").empty()) {
+        node.jobs.push_back(job.at("name").get<std::string>());
+      }
+    }
+    if (auto status = ReadParents(read.at("links"), node); !status.ok()) {
+      return status;
+    }
+  } catch (const json::exception& error) {
+    return Unreadable(std::string("no such links (") + error.what() + ")");
+  }
+  FindGpus(node);
+  return node;
+}
+
+std::string ConfigurationOf(const MeasurableNode& node) {
+  const LimitFinder limits(node);
+  // A simulated node is made of what stands there; a real one is given speeds.
+  const bool sim = node.driver == "sim";
+  std::string links;
+  for (size_t i = 0; i < node.links.size(); ++i) {
+    const MeasurableLink& link = node.links[i];
+    if (!sim && !limits.of(i).any()) continue;
+    const std::string parent =
+        sim && link.parent ? node.links[*link.parent].name : "";
+    links += "  " + LinkToml(link, limits.of(i), parent) + ",\n";
+  }
+  std::string text =
+      fmt::format("[{}]\nlinks = [\n{}]\n", sim ? "sim" : "cuda", links);
+  if (sim) {
+    std::vector<std::string> names;
+    for (const std::string& name : node.gpu_links) {
+      names.push_back(Quoted(name));
+    }
+    text += fmt::format("gpu_links = [{}]\n", fmt::join(names, ", "));
+  }
+  return text;
+}
+
+std::string RenderMeasured(const MeasurableNode& node) {
+  using Align = Table::Align;
+  Table table({{"LINK"},
+               {"GPUS"},
+               {"TO GPU", Align::kRight},
+               {"TO HOST", Align::kRight},
+               {"BOTH: TO GPU", Align::kRight},
+               {"TO HOST", Align::kRight}});
+  for (const MeasurableLink& link : node.links) {
+    if (!link.measured) continue;
+    table.Add({link.name, GpuList(link.gpus), Speed(link.measured->h2d),
+               Speed(link.measured->d2h), Speed(link.measured->both_h2d),
+               Speed(link.measured->both_d2h)});
+  }
+  return table.Text();
+}
+
+std::string MeasuredJson(const MeasurableNode& node, double seconds) {
+  json links = json::array();
+  for (const MeasurableLink& link : node.links) {
+    if (!link.measured) continue;
+    links.push_back(
+        {{"name", link.name},
+         {"parent",
+          link.parent ? json(node.links[*link.parent].name) : json(nullptr)},
+         {"gpus", link.gpus},
+         {"h2d_bytes_per_second", link.measured->h2d},
+         {"d2h_bytes_per_second", link.measured->d2h},
+         {"both_h2d_bytes_per_second", link.measured->both_h2d},
+         {"both_d2h_bytes_per_second", link.measured->both_d2h}});
+  }
+  const json all = {{"driver", node.driver},
+                    {"seconds", seconds},
+                    {"links", links},
+                    {"configuration", ConfigurationOf(node)}};
+  return all.dump(-1, ' ', false, json::error_handler_t::replace) + "\n";
+}
+
+}  // namespace sluice::ctl

@@ -1,0 +1,28 @@
+// `sluicectl bandwidth measure`: how fast copies between each GPU and host
+// memory are, alone and together, and what of it the daemon's configuration
+// should know.
+//
+// Thread safety: one call at a time; SIGINT, SIGTERM and SIGHUP are its while
+// it runs.
+#pragma once
+
+#include <string>
+
+#include "absl/status/statusor.h"
+
+namespace sluice::ctl {
+
+struct MeasureOptions {
+  std::string socket, admin_socket;
+  double seconds = 1;  // that each number is averaged over
+  bool beside_jobs = false;
+  bool json = false;
+  std::string out;  // where the configuration goes; empty: below the table
+};
+
+// What is to be printed. FailedPrecondition: jobs have ranks here. Cancelled:
+// Ctrl-C, which then ends the process. PermissionDenied, NotFound and others:
+// those of admin.h, of a session and of leases.
+absl::StatusOr<std::string> MeasureBandwidth(const MeasureOptions& options);
+
+}  // namespace sluice::ctl

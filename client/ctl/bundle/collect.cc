@@ -1,0 +1,186 @@
+#include "client/ctl/bundle/collect.h"
+
+#include <fmt/format.h>
+#include <sys/utsname.h>
+#include <unistd.h>
+
+#include <cerrno>
+#include <filesystem>
+#include <utility>
+
+#include "absl/strings/str_split.h"
+#include "absl/time/clock.h"
+#include "client/ctl/admin.h"
+#include "client/ctl/bundle/http_get.h"
+#include "client/ctl/bundle/secrets.h"
+#include "client/ctl/doctor/checks.h"
+#include "client/ctl/doctor/render_doctor.h"
+#include "client/ctl/render.h"
+#include "client/ctl/render_events.h"
+#include "client/ctl/run_program.h"
+#include "client/session/query.h"
+#include "proto/base/file_text.h"
+#include "proto/base/status.h"
+#include "proto/cli/cli.h"
+
+namespace sluice::ctl {
+namespace {
+
+using Text = absl::StatusOr<std::string>;
+
+constexpr char kUnitsConfig[] = "/etc/sluice/sluiced.toml";
+
+// Everybody's where this user may have that, else the user's own.
+struct Snapshot {
+  Text json;
+  std::string what = "what the daemon knows";
+};
+// A daemon that did not answer the doctor is not waited for again.
+Snapshot Ask(const SocketPaths& sockets, const absl::Status& reached) {
+  if (!reached.ok()) return {reached};
+  if (Text all = ReadStatus(sockets.admin); all.ok()) {
+    return {std::move(all), "what the daemon knows of everybody"};
+  }
+  auto own = client::QueryNode(sockets.session);
+  return {own.ok() ? Text(std::move(own->json)) : own.status(),
+          "what the daemon knows of this user, who may not open admin.sock"};
+}
+
+Text Events(const Text& snapshot) {
+  SLUICE_RETURN_IF_ERROR(snapshot.status());
+  SLUICE_ASSIGN_OR_RETURN(
+      auto lines,
+      RenderEventLines(*snapshot, {}, /*as_json=*/true, absl::Now()));
+  return std::move(lines.text);
+}
+
+Text FileText(const std::string& path) {
+  if (access(path.c_str(), R_OK) != 0) {
+    return ErrnoStatus(errno, "read " + path);
+  }
+  return TextOf(path);
+}
+
+// By its own command line, which everybody may read.
+Text ConfigPath(const Facts& facts) {
+  if (facts.process.pid) {
+    const std::string command =
+        TextOf(fmt::format("/proc/{}/cmdline", *facts.process.pid));
+    const std::vector<std::string> words = absl::StrSplit(command, '\0');
+    for (size_t i = 0; i + 1 < words.size(); ++i) {
+      if (words[i] == "--config") return words[i + 1];
+      if (words[i].starts_with("--config=")) return words[i].substr(9);
+    }
+    return absl::NotFoundError("sluiced was started without one");
+  }
+  if (std::filesystem::path(facts.session.path).parent_path() != kUnitsFolder) {
+    return absl::NotFoundError("no sluiced is seen that would have one");
+  }
+  return std::string(kUnitsConfig);
+}
+
+Text Config(const Facts& facts) {
+  SLUICE_ASSIGN_OR_RETURN(const std::string path, ConfigPath(facts));
+  return FileText(path);
+}
+
+std::string Versions(const Facts& facts) {
+  utsname kernel = {};
+  uname(&kernel);
+  std::string text = fmt::format(
+      "sluicectl {}\nsluiced {}\nkernel {} {} {}\n", facts.version,
+      facts.daemon.reached.ok() ? facts.daemon.version : "not known",
+      kernel.sysname, kernel.release, kernel.machine);
+  for (const char* path : {"/etc/os-release", "/proc/driver/nvidia/version"}) {
+    if (const std::string told = TextOf(path); !told.empty()) {
+      text += fmt::format("\n{}:\n{}", path, told);
+    }
+  }
+  return text;
+}
+
+std::string Limits(const Facts& facts) {
+  const std::string name =
+      facts.process.pid ? std::to_string(*facts.process.pid) : "self";
+  std::string text = facts.process.pid
+                         ? ""
+                         : "no sluiced is seen: these are sluicectl's own\n";
+  for (const char* file : {"limits", "status", "cgroup"}) {
+    const std::string path = fmt::format("/proc/{}/{}", name, file);
+    text += fmt::format("{}:\n{}\n", path, TextOf(path));
+  }
+  return text;
+}
+
+std::string Machine() {
+  std::string text;
+  for (const char* path :
+       {"/proc/meminfo", "/proc/loadavg", "/proc/pressure/memory",
+        "/sys/devices/system/node/online"}) {
+    text += fmt::format("{}:\n{}\n", path, TextOf(path));
+  }
+  return text;
+}
+
+Text Journal(const Facts& facts, int64_t lines) {
+  if (!facts.unit) {
+    return absl::NotFoundError("sluiced is no unit of systemd's here");
+  }
+  SLUICE_ASSIGN_OR_RETURN(
+      std::string text,
+      OutputOf({"journalctl", "--unit", "sluiced", "--no-pager", "--output",
+                "short-iso-precise", "--lines", std::to_string(lines)}));
+  if (text.empty() || text.starts_with("-- No entries --")) {
+    return absl::PermissionDeniedError(
+        "this user may read no line of it: run it as root, or join the group "
+        "systemd-journal");
+  }
+  return text;
+}
+
+// Secrets removed, and how many said.
+Item Cleaned(Item item) {
+  if (!item.text.ok()) return item;
+  WithoutSecrets clean = RemoveSecrets(*item.text);
+  if (clean.removed > 0) {
+    item.what += fmt::format(" ({} secret{} removed)", clean.removed,
+                             clean.removed == 1 ? "" : "s");
+  }
+  item.text = std::move(clean.text);
+  return item;
+}
+
+}  // namespace
+
+std::vector<Item> Collect(const SocketPaths& sockets, int64_t journal_lines) {
+  const Facts facts = ReadFacts(sockets);
+  const std::vector<Finding> findings = Examine(facts);
+  const Snapshot status = Ask(sockets, facts.daemon.reached);
+  const std::string http =
+      std::filesystem::path(sockets.session).replace_filename("http.sock");
+  std::vector<Item> items = {
+      {"status.json", status.what, status.json},
+      {"status.txt", "the same for people",
+       status.json.ok() ? RenderStatus(*status.json)
+                        : Text(status.json.status())},
+      {"events.jsonl", "what happened last", Events(status.json)},
+      {"metrics.txt", "/metrics, with the series of jobs",
+       HttpGet(http, "/metrics")},
+      {"doctor.txt", "sluicectl doctor", RenderDoctor(findings)},
+      {"doctor.json", "the same for programs", RenderDoctorJson(findings)},
+      {"versions.txt", "of sluice, the kernel, the system, the driver",
+       Versions(facts)},
+      {"limits.txt", "of the daemon's process", Limits(facts)},
+      {"machine.txt", "memory and load", Machine()},
+      Cleaned({"config.toml", "the daemon's configuration", Config(facts)}),
+      {"policy.json", "what administrators set", FileText(facts.policy.path)},
+      Cleaned({"journal.txt", "the unit's journal",
+               Journal(facts, journal_lines)})};
+  if (!facts.driver.device.empty()) {
+    items.push_back(
+        {"nvidia.txt", "nvidia-smi -q", OutputOf({"nvidia-smi", "-q"})});
+  }
+  return items;
+}
+
+}  // namespace sluice::ctl

@@ -1,0 +1,18 @@
+// What a support bundle is made of: asks the daemon, reads files, runs tools.
+//
+// Thread safety: one call at a time.
+#pragma once
+
+#include <cstdint>
+#include <vector>
+
+#include "client/ctl/bundle/item.h"
+#include "client/ctl/doctor/read_facts.h"
+
+namespace sluice::ctl {
+
+// Each of them is there, or says why it is not; secrets are removed. Needs no
+// daemon.
+std::vector<Item> Collect(const SocketPaths& sockets, int64_t journal_lines);
+
+}  // namespace sluice::ctl

@@ -1,0 +1,91 @@
+// What the doctor looks at, as plain data: read_facts.h reads it of this
+// machine, tests make it up.
+//
+// Thread safety: values.
+#pragma once
+
+#include <sys/types.h>
+
+#include <cstdint>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "absl/status/status.h"
+#include "proto/base/cgroup.h"
+#include "proto/base/units.h"
+
+namespace sluice::ctl {
+
+// What `sluiced` answered.
+struct DaemonFacts {
+  absl::Status reached;  // else nothing below is known
+  std::string version, driver;
+  uint64_t generation = 0;
+  int64_t sessions = 0;
+  struct Drained {
+    std::string by, reason;
+  };
+  std::optional<Drained> drained;
+  Bytes host_pools;
+};
+
+// Its process; where none runs, this one, which is limited as a daemon that is
+// started by hand would be.
+struct ProcessFacts {
+  std::optional<int> pid;  // none: it is this process
+  // Absent: unlimited.
+  std::optional<int64_t> locked_bytes;
+  std::optional<int64_t> open_files;  // the hard limit
+  std::optional<MemoryLimit> memory;
+  std::string memory_nodes;  // of NUMA: "0-1"; empty: not known
+};
+
+// sluiced.service, where systemd has it and the socket is its own.
+struct UnitFacts {
+  bool active = false;
+  std::string status;  // "serving"
+  int64_t store_most = 0, stored = 0;
+};
+
+struct DriverFacts {
+  std::string device;  // what shows that there is an NVIDIA GPU; empty: nothing
+  bool module_loaded = false;
+  std::string fault;  // why the driver cannot be used; empty: it can
+  // Of each GPU whether it stays initialised while nobody uses it; absent:
+  // nvidia-smi did not tell.
+  std::optional<std::vector<bool>> persistence;
+};
+
+struct MachineFacts {
+  std::string online_nodes;  // of NUMA: "0-1"
+  int64_t huge_pages = 0;
+  Bytes huge_page;
+};
+
+struct FileFacts {
+  enum class Seen { kThere, kMissing, kHidden };  // hidden: in a closed folder
+  std::string path;
+  Seen seen = Seen::kMissing;
+  std::string owner, group;
+  mode_t mode = 0;
+  bool usable = false;  // to read and to write, by who asks
+};
+
+struct Facts {
+  std::string version;  // of this sluicectl
+  std::string user;     // who asks
+  // Groups that the user is in since the last login; `admin`'s is one of those
+  // that the user would be in after the next.
+  bool joins_admin_group = false;
+  DaemonFacts daemon;
+  ProcessFacts process;
+  std::optional<UnitFacts> unit;
+  bool keeper = false;  // a sluiced-keeper runs for this folder
+  DriverFacts driver;
+  MachineFacts machine;
+  FileFacts folder, session, admin, policy;
+  std::string policy_fault;  // it could be read, and is not what it should be
+};
+
+}  // namespace sluice::ctl

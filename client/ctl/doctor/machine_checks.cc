@@ -1,0 +1,190 @@
+// The machine: driver, limits, memory.
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <charconv>
+
+#include "absl/strings/str_split.h"
+#include "client/ctl/doctor/check.h"
+#include "proto/base/text.h"
+
+namespace sluice::ctl {
+namespace {
+
+// With fewer a node of eight GPUs has too few extents: each is a descriptor,
+// and one more that is kept for the next daemon (daemon/quota).
+constexpr int64_t kEnoughFiles = 8192;
+
+Finding CheckDriver(const Facts& facts) {
+  const DriverFacts& driver = facts.driver;
+  if (driver.device.empty() && !driver.fault.empty()) {
+    return Ok("no NVIDIA GPU here: GPUs are simulated");
+  }
+  if (!driver.fault.empty()) {
+    return Problem(
+        fmt::format("this machine has an NVIDIA GPU ({}), but its driver "
+                    "cannot be used: {}",
+                    driver.device, driver.fault),
+        driver.module_loaded ? "nvidia-smi" : "sudo modprobe nvidia-uvm");
+  }
+  if (Reached(facts) && facts.daemon.driver == "sim") {
+    return Warning(
+        "NVIDIA's driver works, but sluiced simulates its GPUs: it was told "
+        "to, or was started before the driver was there",
+        facts.unit ? "sudo systemctl restart sluiced"
+                   : "sudo sluiced --driver cuda --check-config");
+  }
+  return Ok("NVIDIA's driver works");
+}
+
+Finding CheckPersistence(const Facts& facts) {
+  const DriverFacts& driver = facts.driver;
+  if (driver.device.empty()) return Ok("no NVIDIA GPU here");
+  if (!driver.persistence) {
+    return Warning("nvidia-smi does not tell whether it is on",
+                   "nvidia-smi -q -d PERFORMANCE");
+  }
+  std::string off;
+  for (size_t i = 0; i < driver.persistence->size(); ++i) {
+    if (!(*driver.persistence)[i])
+      off += fmt::format("{}{}", off.empty() ? "" : ", ", i);
+  }
+  if (off.empty()) return Ok("on");
+  return Warning(
+      fmt::format("off on GPU {}: the driver leaves a GPU that nobody uses, "
+                  "and whoever is next waits seconds for it",
+                  off),
+      "sudo systemctl enable --now nvidia-persistenced || sudo nvidia-smi -pm "
+      "1");
+}
+
+// Whose limits they are, for people.
+std::string Whose(const Facts& facts) {
+  return facts.process.pid ? "" : "here, where no sluiced is seen: ";
+}
+
+Finding CheckLockedMemory(const Facts& facts) {
+  if (!facts.process.locked_bytes) return Ok(Whose(facts) + "unlimited");
+  const std::string most = Whose(facts) + "at most " +
+                           FormatBytes(Bytes(*facts.process.locked_bytes));
+  if (facts.driver.device.empty()) {
+    return Ok(most + "; simulated GPUs need none");
+  }
+  const std::string said = most + ": host memory beyond may not be pinned";
+  if (facts.unit) return Warning(said, kShippedUnit);
+  if (!facts.process.pid) return Warning(said, "ulimit -l unlimited");
+  return Warning(said, fmt::format("sudo prlimit --pid {} --memlock=unlimited",
+                                   *facts.process.pid));
+}
+
+Finding CheckOpenFiles(const Facts& facts) {
+  if (!facts.process.open_files) return Ok(Whose(facts) + "unlimited");
+  const int64_t most = *facts.process.open_files;
+  const std::string fix =
+      facts.unit ? kShippedUnit : "ulimit -n 65536 && " + Start(facts);
+  const std::string said = fmt::format("{}at most {}", Whose(facts), most);
+  if (facts.unit && most <= facts.unit->store_most) {
+    return Problem(fmt::format("{}, but systemd may keep {}: the next daemon "
+                               "could not be started with all of them",
+                               said, facts.unit->store_most),
+                   fix);
+  }
+  if (most < kEnoughFiles) {
+    return Warning(fmt::format("{}: each piece of memory is one or two, so "
+                               "large pools do not fit",
+                               said),
+                   fix);
+  }
+  return Ok(said);
+}
+
+Finding CheckMemoryLimit(const Facts& facts) {
+  const auto& limit = facts.process.memory;
+  if (!limit) return Ok(Whose(facts) + "no cgroup limits it");
+  const std::string said = fmt::format("{}at most {} ({})", Whose(facts),
+                                       FormatBytes(limit->most), limit->file);
+  const bool of_unit =
+      limit->file.find("/sluiced.service/") != std::string::npos;
+  if (of_unit) {
+    return Warning(said +
+                       ": at it the kernel kills the one process that owns "
+                       "every job's memory",
+                   "sudo systemctl set-property sluiced MemoryMax=infinity");
+  }
+  if (Reached(facts) && facts.daemon.host_pools > limit->most) {
+    return Warning(fmt::format("{}, but host memory of {} is to be leased",
+                               said, FormatBytes(facts.daemon.host_pools)),
+                   "echo max | sudo tee " + ShellWord(limit->file));
+  }
+  return Ok(said);
+}
+
+Finding CheckHugePages(const Facts& facts) {
+  const MachineFacts& machine = facts.machine;
+  if (machine.huge_pages == 0) return Ok("none are set aside");
+  return Warning(
+      fmt::format("{} of {} are set aside ({}): Sluice does not use them, and "
+                  "they are not there for its pools",
+                  machine.huge_pages, FormatBytes(machine.huge_page),
+                  FormatBytes(machine.huge_page * machine.huge_pages)),
+      "sudo sysctl vm.nr_hugepages=0");
+}
+
+Finding CheckNuma(const Facts& facts) {
+  const std::vector<int> online = ParseNodes(facts.machine.online_nodes);
+  const std::vector<int> allowed = ParseNodes(facts.process.memory_nodes);
+  if (online.empty() || allowed.empty()) {
+    return Ok("the kernel does not tell of nodes");
+  }
+  if (std::includes(allowed.begin(), allowed.end(), online.begin(),
+                    online.end())) {
+    return Ok(fmt::format("{} node{}, memory of each may be had", online.size(),
+                          online.size() == 1 ? "" : "s"));
+  }
+  return Warning(
+      fmt::format("{}memory of nodes {} only, but the machine has {}",
+                  Whose(facts), facts.process.memory_nodes,
+                  facts.machine.online_nodes),
+      facts.unit
+          ? "sudo systemctl set-property sluiced AllowedMemoryNodes="
+          : fmt::format("echo {} | sudo tee /sys/fs/cgroup$(sed s/^0::// "
+                        "/proc/{}/cgroup)/cpuset.mems",
+                        facts.machine.online_nodes,
+                        facts.process.pid ? std::to_string(*facts.process.pid)
+                                          : "self"));
+}
+
+constexpr Check kChecks[] = {
+    {"driver", CheckDriver},
+    {"persistence mode", CheckPersistence},
+    {"locked memory", CheckLockedMemory},
+    {"open files", CheckOpenFiles},
+    {"memory limit", CheckMemoryLimit},
+    {"huge pages", CheckHugePages},
+    {"NUMA", CheckNuma},
+};
+
+}  // namespace
+
+std::span<const Check> MachineChecks() { return kChecks; }
+
+std::vector<int> ParseNodes(const std::string& list) {
+  std::vector<int> nodes;
+  for (const absl::string_view part : absl::StrSplit(list, ',')) {
+    int first = 0, last = 0;
+    const char* const end = part.data() + part.size();
+    auto read = std::from_chars(part.data(), end, first);
+    if (read.ec != std::errc()) return {};
+    last = first;
+    if (read.ptr != end) {
+      if (*read.ptr != '-') return {};
+      read = std::from_chars(read.ptr + 1, end, last);
+      if (read.ec != std::errc() || read.ptr != end) return {};
+    }
+    if (last < first || last - first > 4096) return {};
+    for (int node = first; node <= last; ++node) nodes.push_back(node);
+  }
+  return nodes;
+}
+
+}  // namespace sluice::ctl

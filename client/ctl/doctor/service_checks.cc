@@ -1,0 +1,221 @@
+// The daemon: does it answer, who may ask it, who keeps what it has.
+#include <fmt/format.h>
+
+#include <filesystem>
+
+#include "client/ctl/doctor/check.h"
+#include "proto/base/text.h"
+#include "proto/frozen.h"
+
+namespace sluice::ctl {
+namespace {
+
+using Seen = FileFacts::Seen;
+
+std::string FolderOf(const Facts& facts) {
+  return std::filesystem::path(facts.session.path).parent_path().string();
+}
+
+std::string Upgrade() {
+  return "sudo apt install --only-upgrade sluice-daemon sluicectl";
+}
+
+// FileDescriptorStoreMax= is no property that can be set at run time.
+std::string LargerStore(int64_t most) {
+  return fmt::format(
+      "sudo mkdir -p /etc/systemd/system/sluiced.service.d && printf "
+      "'[Service]\\nFileDescriptorStoreMax={0}\\nEnvironment=FDSTORE={0}\\n' | "
+      "sudo tee /etc/systemd/system/sluiced.service.d/store.conf && sudo "
+      "systemctl daemon-reload && sudo systemctl restart sluiced",
+      most);
+}
+
+// Once what the daemon says was put right.
+std::string TryAgain(const Facts& facts) {
+  if (facts.unit || !facts.process.pid) return "sudo systemctl restart sluiced";
+  return fmt::format("sudo kill -HUP {}", *facts.process.pid);
+}
+
+Finding CheckDaemon(const Facts& facts) {
+  const absl::Status& reached = facts.daemon.reached;
+  if (reached.ok()) {
+    return Ok(fmt::format("answers at {}", facts.session.path));
+  }
+  const std::string why(reached.message());
+  switch (reached.code()) {
+    case absl::StatusCode::kFailedPrecondition:
+      // Else there is no protocol that both speak.
+      return Problem(
+          why, why.starts_with(wire::kFrozen) ? TryAgain(facts) : Upgrade());
+    case absl::StatusCode::kPermissionDenied:
+      return Problem(why, "sudo chmod a+rw " + ShellWord(facts.session.path));
+    case absl::StatusCode::kDeadlineExceeded:
+      if (!facts.unit && facts.process.pid) {
+        return Problem(why,
+                       fmt::format("sudo kill -CONT {}", *facts.process.pid));
+      }
+      return Problem(why, Start(facts));
+    default:
+      return Problem(why, Start(facts));
+  }
+}
+
+Finding CheckVersion(const Facts& facts) {
+  if (!Reached(facts)) {
+    return Ok("sluicectl " + facts.version + "; no daemon told its own");
+  }
+  if (facts.daemon.version == facts.version) return Ok(facts.version);
+  return Warning(fmt::format("sluiced is {}, this sluicectl {}",
+                             facts.daemon.version, facts.version),
+                 Upgrade());
+}
+
+Finding CheckState(const Facts& facts) {
+  if (facts.daemon.drained) {
+    const auto& [by, reason] = *facts.daemon.drained;
+    return Warning(
+        fmt::format("drained by {}{}: nothing new is granted",
+                    by.empty() ? "an administrator" : Printable(by),
+                    reason.empty() ? "" : " (" + Printable(reason) + ")"),
+        "sluicectl undrain");
+  }
+  if (facts.unit && facts.unit->active && facts.unit->status != "serving") {
+    return Warning(
+        fmt::format("sluiced says: {}", facts.unit->status.empty()
+                                            ? "nothing yet"
+                                            : Printable(facts.unit->status)),
+        "journalctl -n 50 -u sluiced");
+  }
+  if (!Reached(facts)) return Ok("not known: no daemon answers");
+  return Ok(fmt::format("serves, generation {}, {} session{}",
+                        facts.daemon.generation, facts.daemon.sessions,
+                        facts.daemon.sessions == 1 ? "" : "s"));
+}
+
+Finding CheckStore(const Facts& facts) {
+  if (facts.unit && (facts.unit->active || !facts.process.pid)) {
+    const UnitFacts& unit = *facts.unit;
+    if (unit.store_most == 0) {
+      return Problem(
+          "systemd keeps nothing for the next daemon: sessions end "
+          "when sluiced does",
+          kShippedUnit);
+    }
+    const std::string said = fmt::format(
+        "systemd keeps {} descriptors of at "
+        "most {}",
+        unit.stored, unit.store_most);
+    if (unit.stored < unit.store_most) return Ok(said);
+    return Warning(said + ": what comes now is not kept",
+                   LargerStore(2 * unit.store_most));
+  }
+  if (facts.keeper) {
+    return Ok("sluiced-keeper keeps what sluiced has");
+  }
+  if (!Reached(facts)) return Ok("no daemon answers: there is nothing to keep");
+  const std::string end =
+      facts.process.pid
+          ? fmt::format("sudo kill {} && sleep 1 && ", *facts.process.pid)
+          : "";
+  return Warning(
+      "nobody keeps what sluiced has: sessions end when it does, also now by "
+      "this",
+      end + Start(facts));
+}
+
+std::string Rights(const FileFacts& file) {
+  return fmt::format("{} of {}:{}, mode {:04o}", file.path, file.owner,
+                     file.group, static_cast<unsigned>(file.mode & 07777));
+}
+
+Finding CheckFolder(const Facts& facts) {
+  const FileFacts& folder = facts.folder;
+  if (folder.seen != Seen::kThere) {
+    return Ok(folder.path + " is not there: no daemon has made it");
+  }
+  if ((folder.mode & 022) == 0) return Ok(Rights(folder));
+  return Problem(Rights(folder) + ": others may put their sockets there",
+                 "sudo chmod go-w " + ShellWord(folder.path));
+}
+
+Finding CheckSessionSocket(const Facts& facts) {
+  const FileFacts& socket = facts.session;
+  if (socket.seen != Seen::kThere) {
+    return Ok(socket.path + " is not there: no daemon has made it");
+  }
+  const std::string fix = "sudo chmod a+rw " + ShellWord(socket.path);
+  if (!socket.usable) {
+    return Problem(Rights(socket) + ": " + facts.user + " may not connect",
+                   fix);
+  }
+  if ((socket.mode & 0666) != 0666) {
+    return Warning(Rights(socket) + ": not every user's ranks may connect",
+                   fix);
+  }
+  return Ok(Rights(socket));
+}
+
+Finding CheckAdminSocket(const Facts& facts) {
+  const FileFacts& socket = facts.admin;
+  if (socket.seen != Seen::kThere) {
+    return Ok(socket.path + " is not there: no daemon has made it");
+  }
+  if ((socket.mode & 007) != 0) {
+    return Problem(Rights(socket) + ": everybody is an administrator",
+                   "sudo chmod o-rwx " + ShellWord(socket.path));
+  }
+  if (socket.usable) return Ok(Rights(socket) + ": you are an administrator");
+  if (facts.joins_admin_group) {
+    return Warning(fmt::format("{}: {} is in that group from the next login on",
+                               Rights(socket), facts.user),
+                   "newgrp " + ShellWord(socket.group));
+  }
+  return Ok(Rights(socket) + ": you are no administrator; to become one",
+            fmt::format("sudo usermod -aG {} {}", ShellWord(socket.group),
+                        ShellWord(facts.user)));
+}
+
+Finding CheckPolicy(const Facts& facts) {
+  const FileFacts& policy = facts.policy;
+  if (policy.seen == Seen::kHidden) {
+    return Ok(policy.path + " is for the daemon's user only");
+  }
+  if (policy.seen == Seen::kMissing) {
+    return Ok("administrators have set nothing");
+  }
+  if ((policy.mode & 022) != 0) {
+    return Problem(Rights(policy) +
+                       ": others may write to it, so a start is "
+                       "refused",
+                   "sudo chmod go-w " + ShellWord(policy.path));
+  }
+  if (!facts.policy_fault.empty()) {
+    return Problem(fmt::format("{}: {}, so a start is refused", policy.path,
+                               facts.policy_fault),
+                   "sudo sluiced --check-config");
+  }
+  return Ok(Rights(policy));
+}
+
+constexpr Check kChecks[] = {
+    {"daemon", CheckDaemon},
+    {"version", CheckVersion},
+    {"state", CheckState},
+    {"store", CheckStore},
+    {"folder", CheckFolder},
+    {"session socket", CheckSessionSocket},
+    {"admin socket", CheckAdminSocket},
+    {"policy file", CheckPolicy},
+};
+
+}  // namespace
+
+std::span<const Check> ServiceChecks() { return kChecks; }
+
+std::string Start(const Facts& facts) {
+  return facts.unit ? "sudo systemctl restart sluiced"
+                    : "sudo sluiced-keeper --runtime-dir " +
+                          ShellWord(FolderOf(facts));
+}
+
+}  // namespace sluice::ctl

@@ -1,0 +1,122 @@
+#include "client/ctl/doctor/told_facts.h"
+
+#include <fmt/format.h>
+#include <sys/sysmacros.h>
+
+#include <charconv>
+#include <nlohmann/json.hpp>
+#include <sstream>
+
+#include "absl/strings/str_split.h"
+#include "absl/strings/strip.h"
+
+namespace sluice::ctl {
+namespace {
+
+using nlohmann::json;
+
+std::vector<std::string> Lines(const std::string& text) {
+  return absl::StrSplit(text, '\n', absl::SkipEmpty());
+}
+
+std::vector<std::string> Words(const std::string& line) {
+  std::istringstream in(line);
+  std::vector<std::string> words;
+  for (std::string word; in >> word;) words.push_back(word);
+  return words;
+}
+
+std::optional<int64_t> Number(const std::string& text) {
+  int64_t number = 0;
+  const char* const end = text.data() + text.size();
+  const auto read = std::from_chars(text.data(), end, number);
+  if (text.empty() || read.ec != std::errc() || read.ptr != end) {
+    return std::nullopt;
+  }
+  return number;
+}
+
+}  // namespace
+
+std::optional<int64_t> ToldLimit(const std::string& limits,
+                                 const std::string& name, LimitKind kind) {
+  for (const std::string& line : Lines(limits)) {
+    if (!line.starts_with(name)) continue;
+    const auto columns = Words(line.substr(name.size()));
+    const size_t column = kind == LimitKind::kSoft ? 0 : 1;
+    if (columns.size() > column) return Number(columns[column]);
+  }
+  return std::nullopt;
+}
+
+std::string ToldValue(const std::string& text, const std::string& key,
+                      char separator) {
+  for (const std::string& line : Lines(text)) {
+    if (!line.starts_with(key + separator)) continue;
+    const auto value = absl::StripAsciiWhitespace(
+        absl::string_view(line).substr(key.size() + 1));
+    return {value.data(), value.size()};
+  }
+  return "";
+}
+
+int ToldHolder(const std::string& locks, uint64_t device, uint64_t inode) {
+  const std::string file =
+      fmt::format("{:02x}:{:02x}:{}", major(device), minor(device), inode);
+  for (const std::string& line : Lines(locks)) {
+    // "1: FLOCK  ADVISORY  WRITE 4242 00:1a:99 0 EOF"
+    const auto words = Words(line);
+    if (words.size() < 6 || words[5] != file) continue;
+    if (const auto pid = Number(words[4]); pid && *pid > 0) {
+      return static_cast<int>(*pid);
+    }
+  }
+  return 0;
+}
+
+std::optional<UnitFacts> ToldUnit(const std::string& shown) {
+  if (ToldValue(shown, "LoadState", '=') != "loaded") return std::nullopt;
+  const auto count = [&](const char* key) {
+    return Number(ToldValue(shown, key, '=')).value_or(0);
+  };
+  return UnitFacts{.active = ToldValue(shown, "ActiveState", '=') == "active",
+                   .status = ToldValue(shown, "StatusText", '='),
+                   .store_most = count("FileDescriptorStoreMax"),
+                   .stored = count("NFileDescriptorStore")};
+}
+
+std::optional<std::vector<bool>> ToldPersistence(const std::string& csv) {
+  std::vector<bool> on;
+  for (const std::string& line : Lines(csv)) {
+    const auto mode = absl::StripAsciiWhitespace(line);
+    if (mode != "Enabled" && mode != "Disabled") return std::nullopt;
+    on.push_back(mode == "Enabled");
+  }
+  if (on.empty()) return std::nullopt;
+  return on;
+}
+
+absl::StatusOr<DaemonFacts> ToldDaemon(const std::string& snapshot) {
+  try {
+    const json node = json::parse(snapshot);
+    DaemonFacts facts;
+    facts.version = node.at("version").get<std::string>();
+    facts.driver = node.at("driver").get<std::string>();
+    facts.generation = node.at("generation").get<uint64_t>();
+    facts.sessions = node.at("sessions").get<int64_t>();
+    if (const json drained = node.value("drained", json());
+        !drained.is_null()) {
+      facts.drained = {drained.at("by").get<std::string>(),
+                       drained.at("reason").get<std::string>()};
+    }
+    for (const json& host : node.at("host")) {
+      facts.host_pools += Bytes(host.at("total_bytes").get<int64_t>());
+    }
+    return facts;
+  } catch (const json::exception& error) {
+    return absl::InternalError(fmt::format(
+        "its snapshot is not what this sluicectl knows ({})", error.what()));
+  }
+}
+
+}  // namespace sluice::ctl

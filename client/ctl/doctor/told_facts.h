@@ -1,0 +1,38 @@
+// Facts out of what the kernel, systemd, nvidia-smi and sluiced tell as text.
+//
+// Thread safety: pure functions.
+#pragma once
+
+#include <cstdint>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "absl/status/statusor.h"
+#include "client/ctl/doctor/facts.h"
+
+namespace sluice::ctl {
+
+// A column of /proc/PID/limits, in its units; absent: unlimited, or not there.
+enum class LimitKind { kSoft, kHard };
+std::optional<int64_t> ToldLimit(const std::string& limits,
+                                 const std::string& name, LimitKind kind);
+
+// The value behind `key` and a separator, in lines of "key: value" (/proc) or
+// "key=value" (systemctl show); empty: no such line.
+std::string ToldValue(const std::string& text, const std::string& key,
+                      char separator = ':');
+
+// Who holds a lock of this file, by /proc/locks; 0: nobody that can be seen.
+int ToldHolder(const std::string& locks, uint64_t device, uint64_t inode);
+
+// Of `systemctl show`; absent: there is no such unit.
+std::optional<UnitFacts> ToldUnit(const std::string& shown);
+
+// Of `nvidia-smi --query-gpu=persistence_mode --format=csv,noheader`.
+std::optional<std::vector<bool>> ToldPersistence(const std::string& csv);
+
+// Of a snapshot (daemon/README.md). Internal: it is not one.
+absl::StatusOr<DaemonFacts> ToldDaemon(const std::string& snapshot);
+
+}  // namespace sluice::ctl

@@ -1,0 +1,36 @@
+// What `sluiced` was started with.
+//
+// Thread safety: pure, but ConfigOf reads a file.
+#pragma once
+
+#include <string>
+
+#include "absl/status/statusor.h"
+#include "daemon/config.h"
+#include "daemon/core/policy.h"
+#include "daemon/policy_file.h"
+#include "proto/base/clock.h"
+
+namespace sluice::daemon {
+
+inline constexpr char kRuntimeDir[] = "/run/sluice";
+
+struct Arguments {
+  std::string config;
+  std::string runtime_dir = kRuntimeDir;
+  std::string driver;  // empty: the configuration's
+  bool check = false;
+  bool check_state = false;
+};
+
+// The file's settings, or the defaults, and what the flags say.
+absl::StatusOr<Config> ConfigOf(const Arguments& arguments);
+
+// Of the node's own daemon in the system's folder; others, such as those of
+// tests, must not share it.
+PolicyFile PolicyFileOf(const Config& config, const Arguments& arguments);
+
+// What a policy file's times are told by.
+Clocks ClocksNow(const Clock& clock);
+
+}  // namespace sluice::daemon

@@ -1,0 +1,84 @@
+#include "daemon/frozen/frozen_admin.h"
+
+#include <grpcpp/grpcpp.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+#include <cerrno>
+#include <utility>
+
+#include "daemon/service/admin/admin_socket.h"
+#include "proto/admin/admin.grpc.pb.h"
+#include "proto/base/status.h"
+
+namespace sluice::daemon {
+namespace {
+
+absl::StatusOr<std::string> BytesOf(const UniqueFd& file) {
+  struct stat of;
+  if (fstat(file.get(), &of) != 0) return ErrnoStatus(errno, "see the state");
+  std::string bytes(static_cast<size_t>(of.st_size), '\0');
+  for (size_t read = 0; read < bytes.size();) {
+    const ssize_t more = pread(file.get(), bytes.data() + read,
+                               bytes.size() - read, static_cast<off_t>(read));
+    if (more <= 0) return ErrnoStatus(errno, "read the state");
+    read += static_cast<size_t>(more);
+  }
+  return bytes;
+}
+
+}  // namespace
+
+struct FrozenAdmin::Impl final : admin::Admin::Service {
+  Impl(absl::Status reason, UniqueFd file)
+      : why(std::move(reason)), state(std::move(file)) {}
+
+  grpc::Status ShowState(grpc::ServerContext*, const admin::ShowStateRequest*,
+                         admin::ShowStateReply* reply) override {
+    if (!state) return ToGrpc(why);
+    auto bytes = BytesOf(state);
+    if (!bytes.ok()) return ToGrpc(bytes.status());
+    reply->set_file(*std::move(bytes));
+    return grpc::Status::OK;
+  }
+  grpc::Status Status(grpc::ServerContext*, const admin::StatusRequest*,
+                      admin::StatusReply*) override {
+    return ToGrpc(why);
+  }
+  grpc::Status SetBudget(grpc::ServerContext*, const admin::SetBudgetRequest*,
+                         admin::SetBudgetReply*) override {
+    return ToGrpc(why);
+  }
+  grpc::Status Reserve(grpc::ServerContext*, const admin::ReserveRequest*,
+                       admin::ReserveReply*) override {
+    return ToGrpc(why);
+  }
+  grpc::Status Drain(grpc::ServerContext*, const admin::DrainRequest*,
+                     admin::DrainReply*) override {
+    return ToGrpc(why);
+  }
+  grpc::Status Undrain(grpc::ServerContext*, const admin::UndrainRequest*,
+                       admin::UndrainReply*) override {
+    return ToGrpc(why);
+  }
+  grpc::Status Evict(grpc::ServerContext*, const admin::EvictRequest*,
+                     admin::EvictReply*) override {
+    return ToGrpc(why);
+  }
+
+  const absl::Status why;
+  const UniqueFd state;
+  std::unique_ptr<AdminSocket> socket;  // last: it calls the rest
+};
+
+FrozenAdmin::FrozenAdmin(std::unique_ptr<Impl> impl) : impl_(std::move(impl)) {}
+FrozenAdmin::~FrozenAdmin() = default;
+
+absl::StatusOr<std::unique_ptr<FrozenAdmin>> FrozenAdmin::Serve(
+    const std::string& path, absl::Status why, UniqueFd state) {
+  auto impl = std::make_unique<Impl>(std::move(why), std::move(state));
+  SLUICE_ASSIGN_OR_RETURN(impl->socket, AdminSocket::Serve(path, impl.get()));
+  return std::unique_ptr<FrozenAdmin>(new FrozenAdmin(std::move(impl)));
+}
+
+}  // namespace sluice::daemon

@@ -1,0 +1,30 @@
+// What administrators are answered by a frozen daemon: why it is, and the state
+// that it keeps, so that another version can say whether it would go on from it
+// (`sluiced --check-state`).
+//
+// Thread safety: safe, as gRPC calls it from its own threads.
+#pragma once
+
+#include <memory>
+#include <string>
+
+#include "absl/status/statusor.h"
+#include "proto/base/unique_fd.h"
+
+namespace sluice::daemon {
+
+class FrozenAdmin {
+ public:
+  // On the unix socket `path`. `state` is the kept state's; empty: there is
+  // none.
+  static absl::StatusOr<std::unique_ptr<FrozenAdmin>> Serve(
+      const std::string& path, absl::Status why, UniqueFd state);
+  ~FrozenAdmin();
+
+ private:
+  struct Impl;
+  explicit FrozenAdmin(std::unique_ptr<Impl> impl);
+  std::unique_ptr<Impl> impl_;
+};
+
+}  // namespace sluice::daemon

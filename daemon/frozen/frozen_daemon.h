@@ -1,0 +1,65 @@
+// A daemon that keeps what jobs hold, grants nothing, and says why.
+//
+// It is what a start becomes that cannot go on from what an earlier daemon left
+// (another version's state, a damaged one, memory that is missing), or that
+// follows on too many deaths: to end would have it started again and again, to
+// begin anew would end every job. It reads no rank's requests, opens no device
+// and changes nothing of what is kept, so what was wrong cannot harm it.
+//
+// Thread safety: one thread.
+#pragma once
+
+#include <memory>
+#include <string>
+
+#include "absl/status/statusor.h"
+#include "daemon/frozen/frozen_admin.h"
+#include "daemon/service/closer.h"
+#include "daemon/service/loop.h"
+#include "daemon/store/descriptor_store.h"
+#include "daemon/store/starter.h"
+#include "proto/base/clock.h"
+#include "proto/base/unique_fd.h"
+
+namespace sluice::daemon {
+
+// What everybody is told who asks a frozen daemon for anything.
+absl::Status Frozen(const std::string& why);
+
+class FrozenDaemon {
+ public:
+  struct Options {
+    std::string why;  // one line
+    std::string runtime_dir;
+    Starter starter;               // what it keeps is in `stored`
+    const Clock* clock = nullptr;  // outlives it
+  };
+  // Tells whoever started the process that it is up, and why it is frozen.
+  static absl::StatusOr<std::unique_ptr<FrozenDaemon>> Start(Options options);
+
+  // Until a signal. True: a keeper ended the service, nothing is left to
+  // another daemon; else all stays for the next one.
+  bool Run();
+
+ private:
+  explicit FrozenDaemon(Options options) : options_(std::move(options)) {}
+  absl::Status Prepare();
+  absl::Status Listen();
+  void Accept();
+  void OnSignal();
+  void EndService();
+  void BeatHeart();
+
+  const Options options_;
+  std::unique_ptr<Loop> loop_;
+  Closer closer_;
+  std::unique_ptr<DescriptorStore> store_;
+  std::unique_ptr<FrozenAdmin> admin_;
+  UniqueFd listener_;  // empty: none was kept
+  UniqueFd signals_;
+  absl::Duration heartbeat_ = absl::InfiniteDuration();
+  absl::Time heartbeat_at_ = absl::InfiniteFuture();
+  bool service_ended_ = false;
+};
+
+}  // namespace sluice::daemon

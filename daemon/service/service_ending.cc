@@ -1,0 +1,75 @@
+// What signals bring about, and how a service ends.
+#include <fmt/format.h>
+#include <signal.h>
+#include <sys/signalfd.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <cstring>
+#include <iterator>
+#include <string>
+
+#include "daemon/service/log/log.h"
+#include "daemon/service/service.h"
+
+namespace sluice::daemon {
+
+void Service::Stop() {
+  loop_->Post([this] { End(Ending::kForRanks); });
+}
+
+void Service::OnSignal() {
+  signalfd_siginfo info;
+  if (read(signals_.get(), &info, sizeof(info)) != sizeof(info)) return;
+  const int signal = static_cast<int>(info.ssi_signo);
+  if (std::count(std::begin(kEndingSignals), std::end(kEndingSignals), signal) >
+      0) {
+    const bool service =
+        info.ssi_code == SI_QUEUE && info.ssi_int == kEndsService;
+    return End(service ? Ending::kOfService : Ending::kForRanks);
+  }
+  if (signal == SIGHUP) return OnReload();
+  WriteLog(LogLevel::kWarning,
+           fmt::format("SIG{} is ignored", sigabbrev_np(signal)));
+}
+
+void Service::OnReload() {
+  if (options_.check.empty() || !handover_->saves()) {
+    return WriteLog(
+        LogLevel::kWarning,
+        "SIGHUP: the configuration is read at the start only, since nobody "
+        "keeps for another daemon what this one has: run it by systemd or "
+        "sluiced-keeper, or restart it when no job runs");
+  }
+  WriteLog(LogLevel::kInfo, "SIGHUP: the configuration is being checked");
+  reload_->Ask();
+}
+
+void Service::EndForReload(const absl::Status& checked) {
+  if (!checked.ok()) {
+    return WriteLog(LogLevel::kWarning,
+                    fmt::format("the configuration stays as it was: {}",
+                                std::string(checked.message())));
+  }
+  // Saving may have ended meanwhile.
+  if (!handover_->saves()) return OnReload();
+  WriteLog(LogLevel::kInfo,
+           "the configuration is good: the next daemon reads it");
+  End(Ending::kForAll);
+}
+
+void Service::End(Ending how) {
+  reload_->Stop();
+  loop_->Remove(signals_.get());
+  snapshots_->Clear();
+  // Who stopped it starts the next one, or closes what is kept.
+  leaving_ =
+      handover_->saves() && (how == Ending::kForAll ||
+                             (how == Ending::kForRanks && core_.has_ranks()));
+  // What is on its way to who keeps it must arrive there.
+  if (leaving_) return handover_->WhenKept([this] { loop_->Stop(); });
+  Execute(core_.ShutDown("sluiced was stopped", loop_->now()));
+  handover_->LeaveNothing([this] { loop_->Stop(); });
+}
+
+}  // namespace sluice::daemon

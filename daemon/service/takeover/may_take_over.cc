@@ -1,0 +1,41 @@
+#include "daemon/service/takeover/may_take_over.h"
+
+#include <fmt/format.h>
+
+#include "absl/time/time.h"
+#include "daemon/core/core.h"
+#include "daemon/service/handover.h"
+#include "daemon/service/takeover/read_saved.h"
+#include "daemon/state/state_file.h"
+#include "proto/base/status.h"
+
+namespace sluice::daemon {
+
+absl::Status MayTakeOver(const std::map<std::string, UniqueFd>& left,
+                         const NodeConfig& node) {
+  const auto state = left.find(Handover::kState);
+  if (state == left.end()) return absl::OkStatus();
+  SLUICE_ASSIGN_OR_RETURN(const auto file,
+                          StateFile::Open(state->second.get()));
+  const Core fresh(node, absl::UnixEpoch());
+  SLUICE_ASSIGN_OR_RETURN(const CoreState saved,
+                          ReadSaved(file->TakeContents(), fresh.Save()));
+  return CheckLeft(saved, left);
+}
+
+absl::Status CheckLeft(const CoreState& saved,
+                       const std::map<std::string, UniqueFd>& left) {
+  for (const auto& [pool, extents] : saved.ledger.pools) {
+    for (const auto& [id, extent] : extents.extents) {
+      if (extent.state == Pool::State::kMaking ||
+          left.contains(Handover::NameOf(id))) {
+        continue;
+      }
+      return absl::FailedPreconditionError(
+          fmt::format("extent {} of {} was not kept", id.value(), Name(pool)));
+    }
+  }
+  return absl::OkStatus();
+}
+
+}  // namespace sluice::daemon

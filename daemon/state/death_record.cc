@@ -1,0 +1,84 @@
+#include "daemon/state/death_record.h"
+
+#include <sys/mman.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <array>
+#include <cerrno>
+#include <cstdint>
+#include <cstring>
+
+#include "proto/base/status.h"
+
+namespace sluice::daemon {
+namespace {
+
+constexpr uint64_t kThisLayout = 0x0131306874616564;  // "death01", 1
+constexpr size_t kDeaths = 16;
+
+}  // namespace
+
+struct DeathRecord::Page {
+  uint64_t layout;
+  uint64_t runs;                        // one has begun and not ended in order
+  uint64_t next;                        // in `deaths`, modulo its size
+  std::array<int64_t, kDeaths> deaths;  // nanoseconds; 0: none
+  std::array<char, 512> why;            // its last byte is 0
+};
+
+void DeathRecord::Unmap::operator()(Page* page) const {
+  munmap(page, sizeof(Page));
+}
+
+absl::StatusOr<DeathRecord> DeathRecord::Open(UniqueFd left) {
+  if (!left) left = UniqueFd(memfd_create("sluice-deaths", MFD_CLOEXEC));
+  if (!left || ftruncate(left.get(), sizeof(Page)) != 0) {
+    return ErrnoStatus(errno, "make memory for how daemons ended");
+  }
+  void* memory = mmap(nullptr, sizeof(Page), PROT_READ | PROT_WRITE, MAP_SHARED,
+                      left.get(), 0);
+  if (memory == MAP_FAILED) {
+    return ErrnoStatus(errno, "map the record of how daemons ended");
+  }
+  std::unique_ptr<Page, Unmap> page(static_cast<Page*>(memory));
+  if (page->layout != kThisLayout) {
+    *page = Page();
+    page->layout = kThisLayout;
+  }
+  return DeathRecord(std::move(left), std::move(page));
+}
+
+void DeathRecord::Begin(absl::Time now) {
+  if (page_->runs != 0) {
+    page_->deaths[page_->next++ % kDeaths] = absl::ToUnixNanos(now);
+  }
+  page_->runs = 1;
+}
+
+int DeathRecord::Recent(absl::Time now) const {
+  return static_cast<int>(
+      std::ranges::count_if(page_->deaths, [now](int64_t death) {
+        const absl::Time at = absl::FromUnixNanos(death);
+        return death != 0 && at <= now && now - at < kWindow;
+      }));
+}
+
+void DeathRecord::SayWhy(std::string_view why) {
+  const size_t length = std::min(why.size(), page_->why.size() - 1);
+  page_->why = {};
+  std::copy_n(why.begin(), length, page_->why.begin());
+}
+
+std::string DeathRecord::why() const {
+  return {page_->why.data(), strnlen(page_->why.data(), page_->why.size() - 1)};
+}
+
+void DeathRecord::EndInOrder() { page_->runs = 0; }
+
+void DeathRecord::Forget() {
+  page_->deaths = {};
+  page_->why = {};
+}
+
+}  // namespace sluice::daemon

@@ -1,0 +1,55 @@
+// How the daemons of late ended, in memory that outlives them: one that dies
+// again and again with what it took over must not go on doing so.
+//
+// A page of a memfd. Each daemon says when it begins, and when it ends in
+// order; one that finds that its predecessor did not notes its death.
+//
+// Thread safety: one owner.
+#pragma once
+
+#include <memory>
+#include <string>
+#include <string_view>
+
+#include "absl/status/statusor.h"
+#include "absl/time/time.h"
+#include "proto/base/unique_fd.h"
+
+namespace sluice::daemon {
+
+class DeathRecord {
+ public:
+  // Deaths before that are forgotten.
+  static constexpr absl::Duration kWindow = absl::Seconds(10);
+
+  // `left` is an earlier daemon's; what is empty or another version's begins
+  // anew.
+  static absl::StatusOr<DeathRecord> Open(UniqueFd left);
+
+  // `now` is CLOCK_MONOTONIC's (MonotonicClock), which all of them share.
+  void Begin(absl::Time now);
+  // How many died within kWindow.
+  int Recent(absl::Time now) const;
+  // Why a daemon ends out of order, if it knows: its first 511 bytes.
+  void SayWhy(std::string_view why);
+  std::string why() const;  // of the last that said; empty: none did
+  void EndInOrder();
+  // The next daemon begins as if none had died.
+  void Forget();
+
+  // For who keeps it; it stays this object's.
+  int fd() const { return fd_.get(); }
+
+ private:
+  struct Page;
+  struct Unmap {
+    void operator()(Page* page) const;
+  };
+  DeathRecord(UniqueFd fd, std::unique_ptr<Page, Unmap> page)
+      : fd_(std::move(fd)), page_(std::move(page)) {}
+
+  UniqueFd fd_;
+  std::unique_ptr<Page, Unmap> page_;
+};
+
+}  // namespace sluice::daemon

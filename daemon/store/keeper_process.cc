@@ -1,0 +1,93 @@
+#include "daemon/store/keeper_process.h"
+
+#include <fmt/format.h>
+#include <poll.h>
+#include <signal.h>
+#include <spawn.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include <cerrno>
+#include <filesystem>
+#include <vector>
+
+#include "proto/base/pidfd.h"
+#include "proto/base/status.h"
+
+namespace sluice::daemon {
+namespace {
+
+// In a process group of its own: a keeper kills what a dead daemon left in its
+// group. As for any start, no signal is blocked, nor SIGPIPE ignored.
+absl::StatusOr<pid_t> Spawn(const std::vector<std::string>& words) {
+  std::vector<char*> argv;
+  argv.reserve(words.size() + 1);
+  for (const std::string& word : words) {
+    argv.push_back(const_cast<char*>(word.c_str()));
+  }
+  argv.push_back(nullptr);
+  sigset_t none, usual;
+  sigemptyset(&none);
+  sigemptyset(&usual);
+  sigaddset(&usual, SIGPIPE);
+  posix_spawnattr_t attributes;
+  posix_spawnattr_init(&attributes);
+  posix_spawnattr_setflags(&attributes, POSIX_SPAWN_SETPGROUP |
+                                            POSIX_SPAWN_SETSIGMASK |
+                                            POSIX_SPAWN_SETSIGDEF);
+  posix_spawnattr_setpgroup(&attributes, 0);
+  posix_spawnattr_setsigmask(&attributes, &none);
+  posix_spawnattr_setsigdefault(&attributes, &usual);
+  pid_t pid = 0;
+  const int error =
+      posix_spawn(&pid, argv[0], nullptr, &attributes, argv.data(), environ);
+  posix_spawnattr_destroy(&attributes);
+  if (error != 0) return ErrnoStatus(error, "start " + words[0]);
+  return pid;
+}
+
+}  // namespace
+
+absl::StatusOr<std::unique_ptr<KeeperProcess>> KeeperProcess::Watch(
+    Options options) {
+  const pid_t pid = options.keeper.pid;
+  auto keeper =
+      std::unique_ptr<KeeperProcess>(new KeeperProcess(std::move(options)));
+  keeper->pid_ = pid;
+  UniqueFd life = PidfdOf(pid);
+  if (!life && errno != ESRCH) return ErrnoStatus(errno, "watch the keeper");
+  // Where it is not the parent it died before, and the number may be another's.
+  if (life && getppid() == pid) keeper->life_ = std::move(life);
+  return keeper;
+}
+
+bool KeeperProcess::EndsWithin(absl::Duration longest) const {
+  if (!life_) return true;
+  pollfd ended = {life_.get(), POLLIN, 0};
+  const timespec timeout = absl::ToTimespec(longest);
+  return ppoll(&ended, 1, &timeout, nullptr) == 1;
+}
+
+void KeeperProcess::End() {
+  if (!child_) return;
+  kill(pid_, SIGKILL);  // not waited for yet: it is its number
+  waitpid(pid_, nullptr, 0);
+  child_ = false;
+}
+
+absl::Status KeeperProcess::Replace() {
+  End();
+  life_.Reset();
+  const std::string folder =
+      std::filesystem::path(options_.notify_socket).parent_path();
+  SLUICE_ASSIGN_OR_RETURN(
+      pid_, Spawn({options_.keeper.program, "--adopt", std::to_string(getpid()),
+                   "--runtime-dir", folder, "--max-descriptors",
+                   std::to_string(options_.capacity)}));
+  child_ = true;
+  life_ = PidfdOf(pid_);
+  if (!life_) return ErrnoStatus(errno, "watch the keeper");
+  return absl::OkStatus();
+}
+
+}  // namespace sluice::daemon

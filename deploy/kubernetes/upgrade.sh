@@ -1,0 +1,63 @@
+#!/bin/sh
+# upgrade.sh FROM TO ARGUMENTS...: puts the sluiced of FROM in the place of the
+# one that runs on this node from TO, and returns when it serves. ARGUMENTS are
+# the running one's. Its keeper hands it all that jobs hold, so none of them
+# notices. One that would not take over changes nothing: status 1, and why.
+set -eu
+from=$1 to=$2
+shift 2
+
+# The process that runs from TO, if any, and not from a file that was replaced.
+running() {
+  for exe in /proc/[0-9]*/exe; do
+    if [ "$(readlink "$exe")" = "$to/sluiced" ]; then
+      exe=${exe#/proc/}
+      echo "${exe%/exe}"
+      return
+    fi
+  done
+}
+
+# Beside what is there, and then by rename: a keeper may start it at any moment.
+mkdir -p "$to"
+for program in sluice-worker sluiced; do
+  cp "$from/$program" "$to/$program.next"
+done
+put_in_place() {
+  for program in sluice-worker sluiced; do
+    mv "$to/$program.next" "$to/$program"
+  done
+}
+
+earlier=$(running)
+if [ -z "$earlier" ]; then
+  put_in_place
+  echo "no sluiced ran from $to; its keeper starts the one that is there now"
+  exit 0
+fi
+if cmp -s "$to/sluiced" "$to/sluiced.next"; then
+  rm "$to/sluiced.next" "$to/sluice-worker.next"
+  echo "process $earlier is this sluiced already"
+  exit 0
+fi
+# With the libraries of the keeper's image, where it is to run.
+if ! said=$(chroot "/proc/$earlier/root" "$to/sluiced.next" "$@" \
+    --check-state 2>&1); then
+  rm "$to/sluiced.next" "$to/sluice-worker.next"
+  echo "sluiced was not replaced, and process $earlier goes on: $said" >&2
+  exit 1
+fi
+put_in_place
+# A daemon that its keeper did not end is started again.
+kill -TERM "$earlier"
+for _ in $(seq 300); do
+  now=$(running)
+  if [ -n "$now" ] && chroot "/proc/$now/root" "$to/sluiced" "$@" \
+      --check-state >/dev/null 2>&1; then
+    echo "process $now took over from $earlier: $said"
+    exit 0
+  fi
+  sleep 0.1
+done
+echo "no sluiced serves after 30 s: see the keeper's log" >&2
+exit 1

@@ -1,0 +1,194 @@
+#!/usr/bin/env python3
+"""sluicectl bandwidth measure against a real daemon:
+ctl_bandwidth_process_test.py SLUICED SLUICECTL FOLDER_OF_FAKE_CUDA"""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+import unittest
+
+FAKE_CUDA = sys.argv.pop()
+SLUICECTL = sys.argv.pop()
+SLUICED = sys.argv.pop()
+PATIENCE_S = 30
+
+NODE = """[device]
+driver = "sim"
+[http]
+listen = ""
+"""
+# Two GPUs on one link and one on another; both hang on a switch.
+LINKS = """[sim]
+gpus = 3
+links = [
+  {name = "fast", h2d_bytes_per_s = 200e6, d2h_bytes_per_s = 100e6, parent = "switch"},
+  {name = "slow", h2d_bytes_per_s = 50e6, d2h_bytes_per_s = 50e6, parent = "switch"},
+  {name = "switch"},
+]
+gpu_links = ["fast", "fast", "slow"]
+"""
+
+
+class Measure(unittest.TestCase):
+
+    def setUp(self):
+        folder = tempfile.TemporaryDirectory()
+        self.addCleanup(folder.cleanup)
+        self.folder = folder.name
+        self.environment = dict(os.environ)
+        self.config = self.folder + "/sluiced.toml"
+
+    def start(self, text, node=NODE):
+        with open(self.config, "w", encoding="ascii") as file:
+            file.write(node + text)
+        self.daemon = subprocess.Popen(
+            [SLUICED, "--config", self.config, "--runtime-dir",
+             self.folder + "/run"],
+            env=self.environment, stdout=subprocess.PIPE,
+            stderr=subprocess.DEVNULL, text=True)
+        self.addCleanup(self.daemon.stdout.close)
+        self.addCleanup(self.daemon.wait)
+        self.addCleanup(self.daemon.kill)
+        self.assertIn("ready", self.daemon.stdout.readline())
+
+    def words(self, *words):
+        return [SLUICECTL, "--socket", self.folder + "/run/session.sock", *words]
+
+    def ran(self, *words):
+        return subprocess.run(self.words(*words), capture_output=True,
+                              env=self.environment, text=True, check=False,
+                              timeout=PATIENCE_S * 4)
+
+    def status(self):
+        return json.loads(self.ran("--admin", "status", "--json").stdout)
+
+    def wait_until(self, holds):
+        end = time.monotonic() + PATIENCE_S
+        while not holds():
+            self.assertLess(time.monotonic(), end)
+            time.sleep(0.02)
+
+    def near(self, measured, configured):
+        self.assertLess(abs(measured / configured - 1), 0.04,
+                        f"{measured:.4g} for {configured:.4g}")
+
+    def test_a_simulated_nodes_speeds_are_found_and_kept(self):
+        self.start(LINKS)
+        out = self.folder + "/links.toml"
+        ran = self.ran("bandwidth", "measure", "--json", "--out", out,
+                       "--seconds", "0.7")
+        self.assertEqual((ran.returncode, ran.stdout.count("\n")), (0, 1),
+                         ran.stderr)
+        self.assertIn("measuring link fast (1 of 3), 2 GPUs at once\n",
+                      ran.stderr)
+        measured = json.loads(ran.stdout)
+        links = {link["name"]: link for link in measured["links"]}
+        for name, h2d, d2h in (("fast", 200e6, 100e6), ("slow", 50e6, 50e6),
+                               ("switch", 250e6, 150e6)):
+            link = links[name]
+            self.near(link["h2d_bytes_per_second"], h2d)
+            self.near(link["d2h_bytes_per_second"], d2h)
+            self.near(link["both_h2d_bytes_per_second"], h2d)
+            self.near(link["both_d2h_bytes_per_second"], d2h)
+        # Everything went back, and a daemon takes what was written.
+        self.wait_until(lambda: not self.status()["jobs"])
+        self.assertEqual([g["leased_bytes"] for g in self.status()["gpus"]],
+                         [0, 0, 0])
+        with open(out, encoding="ascii") as file:
+            written = file.read()
+        self.assertEqual(written, measured["configuration"])
+        self.daemon.terminate()
+        self.daemon.wait()
+        self.start(written.replace("[sim]\n", "[sim]\ngpus = 3\n"))
+        links = {link["name"]: link for link in self.status()["links"]}
+        self.near(links["fast"]["h2d_bytes_per_second"], 200e6)
+        self.near(links["slow"]["d2h_bytes_per_second"], 50e6)
+        self.assertEqual(links["slow"]["parent"], "switch")
+        self.assertIsNone(links["switch"]["h2d_bytes_per_second"])
+        self.assertIsNone(links["fast"]["both_bytes_per_second"])
+
+    # The strict fake: a broken rule or a race ends a process with 86. How fast
+    # its copies are means nothing.
+    def test_the_cuda_driver_is_used_by_its_rules(self):
+        os.mkdir(self.folder + "/node")
+        self.environment |= {
+            "LD_LIBRARY_PATH": FAKE_CUDA,
+            "SLUICE_FAKE_CUDA": "gpus=2,memory_mib=4096,jitter_us=50,node="
+                                + self.folder + "/node"}
+        node = (NODE.replace("sim", "cuda") + '[gpus]\naccess = "any"\n'
+                '[pools]\ngpu_bytes = "1GiB"\nhost_bytes = "512MiB"\n')
+        self.start("", node)
+        ran = self.ran("bandwidth", "measure", "--seconds", "0.2", "--out", "-")
+        self.assertEqual(ran.returncode, 0, ran.stderr)
+        self.assertRegex(ran.stdout,
+                         r'^\[cuda\]\nlinks = \[\n  \{name = "pci-0000:3a:00.0"')
+        self.daemon.terminate()
+        self.assertEqual(self.daemon.wait(), 0)
+        self.start(ran.stdout, node)
+        self.assertGreater(self.status()["links"][0]["h2d_bytes_per_second"], 0)
+        self.daemon.terminate()
+        self.assertEqual(self.daemon.wait(), 0)
+
+    def test_people_see_a_table_and_the_configuration(self):
+        self.start("[sim]\ngpus = 1\n"
+                   'links = [{name = "x", h2d_bytes_per_s = 300e6, '
+                   "d2h_bytes_per_s = 300e6}]\n")
+        ran = self.ran("bandwidth", "measure", "--seconds", "0.1")
+        self.assertEqual(ran.returncode, 0, ran.stderr)
+        self.assertRegex(ran.stdout,
+                         r"^LINK +GPUS +TO GPU .*\nx +0( +\d+\.\d MB/s){4}\n\n"
+                         r"For the daemon's configuration.*:\n\n\[sim\]\n"
+                         r'links = \[\n  \{name = "x", h2d_bytes_per_s = ')
+
+    def test_it_is_refused_beside_a_job_and_ctrl_c_leaves_nothing(self):
+        self.start(LINKS)
+        first = subprocess.Popen(
+            self.words("bandwidth", "measure", "--seconds", "60"),
+            stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+        self.addCleanup(first.kill)
+        self.wait_until(lambda: len(self.status()["jobs"]) == 1
+                        and len(self.status()["jobs"][0]["ranks"]) == 3)
+        ran = self.ran("bandwidth", "measure")
+        self.assertEqual((ran.returncode, ran.stdout), (1, ""))
+        self.assertRegex(ran.stderr,
+                         r"^error: 1 job has ranks here \(bandwidth-measure-"
+                         r"\d+\): .*; wait for its end, or give "
+                         r"--beside-jobs\n$")
+        ran = self.ran("bandwidth", "measure", "--beside-jobs", "--json",
+                       "--seconds", "0.2")
+        self.assertEqual(ran.returncode, 0, ran.stderr)
+        first.send_signal(signal.SIGINT)
+        out, _ = first.communicate(timeout=PATIENCE_S)
+        self.assertEqual((out, first.returncode), ("", -signal.SIGINT))
+        self.wait_until(lambda: not self.status()["jobs"])
+        for pool in self.status()["gpus"] + self.status()["host"]:
+            self.assertEqual((pool["leased_bytes"], pool["quarantined_bytes"],
+                              pool["lingering_bytes"]), (0, 0, 0))
+
+    def test_what_cannot_be_asked_for_is_one_line(self):
+        self.start("")
+        for words, code, said in (
+                (("--seconds", "0"), 2, "--seconds"),
+                (("--json", "--out", "-"), 2, "both want standard output"),
+                (("--out", "/nowhere/x"), 2, "/nowhere/x")):
+            ran = self.ran("bandwidth", "measure", *words)
+            self.assertEqual((ran.returncode, ran.stdout), (code, ""),
+                             ran.stderr)
+            self.assertRegex(ran.stderr, "^error: .*" + said + ".*\n$")
+        self.ran("drain", "--reason", "mending")
+        ran = self.ran("bandwidth", "measure")
+        self.assertEqual(ran.returncode, 1)
+        self.assertRegex(ran.stderr, "^error: measure at GPU 0: .*mending.*\n$")
+        self.daemon.terminate()
+        self.daemon.wait()
+        ran = self.ran("bandwidth", "measure")
+        self.assertEqual((ran.returncode, ran.stdout), (2, ""))
+        self.assertRegex(ran.stderr, "^error: .*admin.sock.*\n$")
+
+
+if __name__ == "__main__":
+    unittest.main()

@@ -1,0 +1,117 @@
+#!/usr/bin/env python3
+"""sluicectl doctor on this machine, with a daemon and without one:
+ctl_doctor_process_test.py SLUICED SLUICECTL"""
+
+import json
+import os
+import resource
+import signal
+import subprocess
+import sys
+import tempfile
+import unittest
+
+SLUICECTL = sys.argv.pop()
+SLUICED = sys.argv.pop()
+CONFIG = '[device]\ndriver = "sim"\n[http]\nlisten = ""\n'
+
+
+class Doctor(unittest.TestCase):
+
+    def setUp(self):
+        folder = tempfile.TemporaryDirectory()
+        self.addCleanup(folder.cleanup)
+        self.run_dir = folder.name + "/run"
+        self.config = folder.name + "/sluiced.toml"
+        with open(self.config, "w", encoding="ascii") as file:
+            file.write(CONFIG)
+
+    def start(self, kept=False, **options):
+        words = ["--runtime-dir", self.run_dir]
+        config = ["--config", self.config]
+        daemon = subprocess.Popen(
+            [SLUICED + "-keeper", *words, "--", *config] if kept else
+            [SLUICED, *words, *config], stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True,
+            **options)
+        self.addCleanup(daemon.stdout.close)
+        self.addCleanup(daemon.wait)
+        self.addCleanup(daemon.terminate)
+        self.addCleanup(daemon.send_signal, signal.SIGCONT)
+        self.assertIn("ready", daemon.stdout.readline())
+        return daemon
+
+    def doctor(self, *words):
+        return subprocess.run(
+            [SLUICECTL, "--socket", self.run_dir + "/session.sock", "doctor",
+             *words], capture_output=True, text=True, check=False, timeout=60)
+
+    def found(self):
+        done = self.doctor("--json")
+        self.assertEqual(done.stderr, "")
+        self.assertEqual(done.stdout.count("\n"), 1)
+        answer = json.loads(done.stdout)
+        self.assertEqual(done.returncode, 0 if answer["ok"] else 1)
+        return {f["what"]: f for f in answer["findings"]}
+
+    def test_without_a_daemon_that_is_the_problem_and_how_to_start_one(self):
+        found = self.found()
+        self.assertEqual(found["daemon"]["health"], "problem")
+        self.assertIn("no socket at", found["daemon"]["said"])
+        self.assertIn("sluiced-keeper --runtime-dir " + self.run_dir,
+                      found["daemon"]["fix"])
+        self.assertIn("no sluiced is seen", found["open files"]["said"])
+
+    def test_a_daemon_is_looked_at_by_its_own_limits(self):
+        before = self.found()
+        limit = 1000  # less than anything that this test itself may open
+
+        def less():
+            resource.setrlimit(resource.RLIMIT_NOFILE, (limit, limit))
+
+        self.start(preexec_fn=less)
+        found = self.found()
+        self.assertEqual(found["daemon"]["health"], "ok")
+        self.assertEqual(found["version"]["health"], "ok")
+        self.assertEqual(found["open files"]["said"].split(":")[0],
+                         f"at most {limit}")
+        self.assertNotEqual(before["open files"]["said"],
+                            found["open files"]["said"])
+        self.assertEqual(found["store"]["health"], "warning")
+        self.assertEqual(list(before), list(found))
+
+    def test_a_keeper_is_seen_by_its_lock_and_its_daemon_by_its_own(self):
+        self.start(kept=True)
+        found = self.found()
+        self.assertEqual(found["store"]["said"],
+                         "sluiced-keeper keeps what sluiced has")
+        self.assertNotIn("no sluiced is seen", found["open files"]["said"])
+        self.assertEqual(found["daemon"]["health"], "ok")
+
+    def test_rights_that_are_too_wide_are_a_problem_until_they_are_mended(self):
+        self.start()
+        os.chmod(self.run_dir + "/admin.sock", 0o666)
+        wide = self.found()["admin socket"]
+        self.assertEqual(wide["health"], "problem")
+        mend = wide["fix"].removeprefix("sudo ")
+        subprocess.run(mend, shell=True, check=True)
+        self.assertEqual(self.found()["admin socket"]["health"], "ok")
+
+    def test_a_stopped_daemon_is_waited_for_and_told(self):
+        daemon = self.start()
+        daemon.send_signal(signal.SIGSTOP)
+        found = self.found()
+        self.assertEqual(found["daemon"]["fix"],
+                         f"sudo kill -CONT {daemon.pid}")
+        daemon.send_signal(signal.SIGCONT)
+        self.assertEqual(self.found()["daemon"]["health"], "ok")
+
+    def test_it_is_a_line_per_check_for_people(self):
+        done = self.doctor()
+        lines = [l for l in done.stdout.splitlines() if " $ " not in l]
+        self.assertEqual(len(lines), len(self.found()))
+        for line in lines:
+            self.assertRegex(line, "^(ok     |warning|problem)  [a-zA-Z]")
+
+
+if __name__ == "__main__":
+    unittest.main()

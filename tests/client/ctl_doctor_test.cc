@@ -1,0 +1,344 @@
+// The doctor on made-up facts: each check is seen failing.
+#include <algorithm>
+#include <functional>
+#include <nlohmann/json.hpp>
+#include <set>
+
+#include "client/ctl/doctor/checks.h"
+#include "client/ctl/doctor/render_doctor.h"
+#include "client/ctl/doctor/told_facts.h"
+#include "gmock/gmock.h"
+#include "gtest/gtest.h"
+#include "tests/support/status_matchers.h"
+
+namespace sluice::ctl {
+namespace {
+
+using ::testing::ElementsAre;
+using ::testing::HasSubstr;
+using ::testing::IsEmpty;
+using Seen = FileFacts::Seen;
+
+FileFacts File(const std::string& path, mode_t mode) {
+  return {.path = path,
+          .seen = Seen::kThere,
+          .owner = "sluice",
+          .group = "sluice",
+          .mode = mode,
+          .usable = true};
+}
+
+// A node of two GPUs under systemd, with nothing to complain of.
+Facts Good() {
+  Facts facts;
+  facts.version = "1.2.3";
+  facts.user = "alice";
+  facts.daemon = {.reached = absl::OkStatus(),
+                  .version = "1.2.3",
+                  .driver = "cuda",
+                  .generation = 7,
+                  .sessions = 3,
+                  .host_pools = GiB(64)};
+  facts.process = {.pid = 42, .open_files = 65536, .memory_nodes = "0-1"};
+  facts.unit = UnitFacts{
+      .active = true, .status = "serving", .store_most = 2000, .stored = 40};
+  facts.driver = {.device = "/dev/nvidia0",
+                  .module_loaded = true,
+                  .persistence = std::vector<bool>{true, true}};
+  facts.machine = {.online_nodes = "0-1", .huge_page = MiB(2)};
+  facts.folder = File("/run/sluice", 0755);
+  facts.session = File("/run/sluice/session.sock", 0666);
+  facts.admin = File("/run/sluice/admin.sock", 0660);
+  facts.policy = File("/var/lib/sluice/policy", 0600);
+  return facts;
+}
+
+// The same where a keeper started it.
+Facts Kept() {
+  Facts facts = Good();
+  facts.unit.reset();
+  facts.keeper = true;
+  return facts;
+}
+
+Finding FindingOf(const Facts& facts, const std::string& what) {
+  for (const Finding& found : Examine(facts)) {
+    if (found.what == what) return found;
+  }
+  ADD_FAILURE() << "no check " << what;
+  return {};
+}
+
+std::vector<std::string> NotOk(const Facts& facts) {
+  std::vector<std::string> names;
+  for (const Finding& found : Examine(facts)) {
+    if (found.health != Health::kOk) names.push_back(found.what);
+  }
+  return names;
+}
+
+struct Case {
+  const char* what;
+  std::function<void(Facts&)> spoil;
+  Health health;
+  const char* said;
+  const char* fix;
+};
+
+std::vector<Case> Cases() {
+  const auto not_reached = [](absl::Status why) {
+    return [why](Facts& facts) { facts.daemon = {.reached = why}; };
+  };
+  return {
+      {"daemon", not_reached(absl::NotFoundError("no socket")),
+       Health::kProblem, "no socket", "sudo systemctl restart sluiced"},
+      {"daemon", not_reached(absl::FailedPreconditionError("protocol 2")),
+       Health::kProblem, "protocol 2", "apt install --only-upgrade"},
+      {"daemon",
+       not_reached(absl::FailedPreconditionError("sluiced is frozen: why")),
+       Health::kProblem, "frozen: why", "sudo systemctl restart sluiced"},
+      {"daemon",
+       [](Facts& f) {
+         f.daemon = {.reached =
+                         absl::FailedPreconditionError("sluiced is frozen")};
+         f.unit.reset();
+         f.process.pid = 12;
+       },
+       Health::kProblem, "frozen", "sudo kill -HUP 12"},
+      {"daemon", not_reached(absl::PermissionDeniedError("no permission")),
+       Health::kProblem, "no permission",
+       "sudo chmod a+rw /run/sluice/session.sock"},
+      {"version", [](Facts& f) { f.daemon.version = "1.3.0"; },
+       Health::kWarning, "sluiced is 1.3.0, this sluicectl 1.2.3",
+       "apt install --only-upgrade"},
+      {"state",
+       [](Facts& f) {
+         f.daemon.drained = DaemonFacts::Drained{"root", "new\ndriver"};
+       },
+       Health::kWarning, "drained by root (new?driver)", "sluicectl undrain"},
+      {"state", [](Facts& f) { f.unit->status = "frozen"; }, Health::kWarning,
+       "sluiced says: frozen", "journalctl -n 50 -u sluiced"},
+      {"driver", [](Facts& f) { f.driver.fault = "no libcuda.so.1"; },
+       Health::kProblem, "cannot be used: no libcuda.so.1", "nvidia-smi"},
+      {"driver",
+       [](Facts& f) {
+         f.driver.fault = "no libcuda.so.1";
+         f.driver.module_loaded = false;
+       },
+       Health::kProblem, "(/dev/nvidia0)", "sudo modprobe nvidia-uvm"},
+      {"driver", [](Facts& f) { f.daemon.driver = "sim"; }, Health::kWarning,
+       "sluiced simulates its GPUs", "sudo systemctl restart sluiced"},
+      {"persistence mode",
+       [](Facts& f) {
+         f.driver.persistence = {true, false};
+       },
+       Health::kWarning, "off on GPU 1:", "nvidia-smi -pm 1"},
+      {"persistence mode", [](Facts& f) { f.driver.persistence.reset(); },
+       Health::kWarning, "does not tell", "nvidia-smi -q"},
+      {"locked memory", [](Facts& f) { f.process.locked_bytes = 8 << 20; },
+       Health::kWarning, "at most 8 MiB", "systemctl revert sluiced"},
+      {"open files", [](Facts& f) { f.process.open_files = 4096; },
+       Health::kWarning, "at most 4096", "systemctl revert sluiced"},
+      {"open files", [](Facts& f) { f.process.open_files = 1024; },
+       Health::kProblem, "systemd may keep 2000", "systemctl revert sluiced"},
+      {"memory limit",
+       [](Facts& f) {
+         f.process.memory = {
+             GiB(99), "/sys/fs/cgroup/system.slice/sluiced.service/memory.max"};
+       },
+       Health::kWarning, "at most 99 GiB",
+       "systemctl set-property sluiced MemoryMax=infinity"},
+      {"memory limit",
+       [](Facts& f) {
+         f.process.memory = {GiB(9), "/cg/a b/memory.max"};
+       },
+       Health::kWarning, "host memory of 64 GiB is to be leased",
+       "echo max | sudo tee '/cg/a b/memory.max'"},
+      {"huge pages", [](Facts& f) { f.machine.huge_pages = 512; },
+       Health::kWarning, "512 of 2 MiB are set aside (1 GiB)",
+       "sudo sysctl vm.nr_hugepages=0"},
+      {"NUMA", [](Facts& f) { f.process.memory_nodes = "1"; }, Health::kWarning,
+       "memory of nodes 1 only, but the machine has 0-1",
+       "set-property sluiced AllowedMemoryNodes="},
+      {"store", [](Facts& f) { f.unit->store_most = 0; }, Health::kProblem,
+       "systemd keeps nothing", "systemctl revert sluiced"},
+      {"store", [](Facts& f) { f.unit->stored = 2000; }, Health::kWarning,
+       "2000 descriptors of at most 2000", "FileDescriptorStoreMax=4000"},
+      {"folder", [](Facts& f) { f.folder.mode = 0777; }, Health::kProblem,
+       "mode 0777: others may", "sudo chmod go-w /run/sluice"},
+      {"session socket", [](Facts& f) { f.session.usable = false; },
+       Health::kProblem, "alice may not connect", "sudo chmod a+rw"},
+      {"session socket", [](Facts& f) { f.session.mode = 0660; },
+       Health::kWarning, "not every user's", "sudo chmod a+rw"},
+      {"admin socket", [](Facts& f) { f.admin.mode = 0666; }, Health::kProblem,
+       "everybody is an administrator",
+       "sudo chmod o-rwx /run/sluice/admin.sock"},
+      {"admin socket",
+       [](Facts& f) {
+         f.admin.usable = false;
+         f.joins_admin_group = true;
+       },
+       Health::kWarning, "alice is in that group from the next login on",
+       "newgrp sluice"},
+      {"policy file", [](Facts& f) { f.policy.mode = 0620; }, Health::kProblem,
+       "others may write to it", "sudo chmod go-w /var/lib/sluice/policy"},
+      {"policy file", [](Facts& f) { f.policy_fault = "it is damaged"; },
+       Health::kProblem, "it is damaged", "sudo sluiced --check-config"},
+  };
+}
+
+TEST(Doctor, FindsNothingWhereAllIsWell) {
+  EXPECT_THAT(NotOk(Good()), IsEmpty());
+  EXPECT_THAT(NotOk(Kept()), IsEmpty());
+}
+
+TEST(Doctor, EachCheckIsSeenFailingAndSaysWhatMendsIt) {
+  std::set<std::string> failed;
+  for (const Case& one : Cases()) {
+    SCOPED_TRACE(std::string(one.what) + ": " + one.said);
+    Facts facts = Good();
+    one.spoil(facts);
+    const Finding found = FindingOf(facts, one.what);
+    EXPECT_EQ(found.health, one.health);
+    EXPECT_THAT(found.said, HasSubstr(one.said));
+    EXPECT_THAT(found.fix, HasSubstr(one.fix));
+    failed.insert(one.what);
+  }
+  for (const Finding& found : Examine(Good())) {
+    EXPECT_TRUE(failed.contains(found.what)) << found.what;
+  }
+}
+
+// One thing that is wrong is not told twice.
+TEST(Doctor, WithoutADaemonThatAloneIsTheProblem) {
+  Facts facts = Good();
+  facts.daemon = {.reached = absl::NotFoundError("no socket")};
+  facts.process.pid.reset();
+  facts.unit->active = false;
+  for (FileFacts* file :
+       {&facts.folder, &facts.session, &facts.admin, &facts.policy}) {
+    file->seen = Seen::kMissing;
+  }
+  EXPECT_THAT(NotOk(facts), ElementsAre("daemon"));
+}
+
+TEST(Doctor, WithoutSystemdTheCommandsAreOthers) {
+  const auto fix = [](const char* what, const std::function<void(Facts&)>& f) {
+    Facts facts = Kept();
+    f(facts);
+    return FindingOf(facts, what).fix;
+  };
+  const auto gone = [](Facts& f) {
+    f.daemon = {.reached = absl::UnavailableError("it has ended")};
+  };
+  EXPECT_EQ(fix("daemon", gone),
+            "sudo sluiced-keeper --runtime-dir /run/sluice");
+  EXPECT_EQ(fix("daemon",
+                [](Facts& f) {
+                  f.daemon = {.reached = absl::DeadlineExceededError("late")};
+                }),
+            "sudo kill -CONT 42");
+  EXPECT_EQ(fix("locked memory", [](Facts& f) { f.process.locked_bytes = 1; }),
+            "sudo prlimit --pid 42 --memlock=unlimited");
+  EXPECT_THAT(fix("NUMA", [](Facts& f) { f.process.memory_nodes = "0"; }),
+              HasSubstr("/proc/42/cgroup)/cpuset.mems"));
+  EXPECT_EQ(fix("store", [](Facts& f) { f.keeper = false; }),
+            "sudo kill 42 && sleep 1 && sudo sluiced-keeper --runtime-dir "
+            "/run/sluice");
+}
+
+TEST(Doctor, AMachineWithoutAGpuIsWell) {
+  Facts facts = Kept();
+  facts.driver = {.fault = "no libcuda.so.1"};
+  facts.daemon.driver = "sim";
+  facts.process.locked_bytes = 1 << 20;
+  EXPECT_THAT(NotOk(facts), IsEmpty());
+}
+
+TEST(Doctor, WhoIsNoAdministratorIsWellAndToldHowToBecomeOne) {
+  Facts facts = Good();
+  facts.admin.usable = false;
+  const Finding found = FindingOf(facts, "admin socket");
+  EXPECT_EQ(found.health, Health::kOk);
+  EXPECT_EQ(found.fix, "sudo usermod -aG sluice alice");
+}
+
+TEST(Doctor, PrintsALinePerFindingAndTheSameAsJson) {
+  Facts facts = Good();
+  facts.machine.huge_pages = 1;
+  auto findings = Examine(facts);
+  EXPECT_TRUE(IsWell(findings));  // a warning is no problem
+  const std::string text = RenderDoctor(findings);
+  EXPECT_THAT(text, HasSubstr("ok       daemon "));
+  EXPECT_THAT(text, HasSubstr("warning  huge pages "));
+  EXPECT_THAT(text, HasSubstr(" $ sudo sysctl vm.nr_hugepages=0\n"));
+  EXPECT_EQ(std::count(text.begin(), text.end(), '\n'), 16);
+  findings[0].health = Health::kProblem;
+  const auto json = nlohmann::json::parse(RenderDoctorJson(findings));
+  EXPECT_EQ(json.at("ok"), false);
+  EXPECT_EQ(json.at("findings").size(), 15);
+  EXPECT_EQ(json.at("findings")[0].at("ok"), false);
+  EXPECT_EQ(json.at("findings")[0].at("health"), "problem");
+  EXPECT_EQ(json.at("findings")[1].at("ok"), true);
+  EXPECT_TRUE(json.at("findings")[1].at("fix").is_null());
+}
+
+TEST(ToldFacts, LimitsAreTheKernelsColumns) {
+  const std::string limits =
+      "Limit                     Soft Limit           Hard Limit           "
+      "Units"
+      "\nMax open files            1024                 524288               "
+      "files     \nMax locked memory         unlimited            unlimited    "
+      "        bytes     \n";
+  EXPECT_EQ(ToldLimit(limits, "Max open files", LimitKind::kHard), 524288);
+  EXPECT_EQ(ToldLimit(limits, "Max open files", LimitKind::kSoft), 1024);
+  EXPECT_EQ(ToldLimit(limits, "Max locked memory", LimitKind::kSoft),
+            std::nullopt);
+  EXPECT_EQ(ToldLimit("", "Max open files", LimitKind::kSoft), std::nullopt);
+}
+
+TEST(ToldFacts, ALocksHolderIsTheOneOfThatFile) {
+  const std::string locks =
+      "1: POSIX  ADVISORY  WRITE 11 08:01:99 0 EOF\n"
+      "2: FLOCK  ADVISORY  WRITE 22 00:2a:99 0 EOF\n"
+      "3: FLOCK  ADVISORY  WRITE 0 00:2a:98 0 EOF\n";
+  EXPECT_EQ(ToldHolder(locks, 0x2a, 99), 22);
+  EXPECT_EQ(ToldHolder(locks, 0x2a, 98), 0);  // of another pid namespace
+  EXPECT_EQ(ToldHolder(locks, 0x2a, 97), 0);
+}
+
+TEST(ToldFacts, AUnitIsWhatSystemctlShows) {
+  const auto unit = ToldUnit(
+      "LoadState=loaded\nActiveState=active\nStatusText=serving\n"
+      "FileDescriptorStoreMax=2000\nNFileDescriptorStore=31\n");
+  ASSERT_TRUE(unit.has_value());
+  EXPECT_TRUE(unit->active);
+  EXPECT_EQ(unit->status, "serving");
+  EXPECT_EQ(unit->store_most, 2000);
+  EXPECT_EQ(unit->stored, 31);
+  EXPECT_FALSE(ToldUnit("LoadState=not-found\nActiveState=inactive\n"));
+  EXPECT_FALSE(ToldUnit(""));
+}
+
+TEST(ToldFacts, PersistenceIsALinePerGpu) {
+  EXPECT_EQ(ToldPersistence("Enabled\nDisabled\n"),
+            (std::vector<bool>{true, false}));
+  EXPECT_EQ(ToldPersistence("No devices were found\n"), std::nullopt);
+  EXPECT_EQ(ToldPersistence(""), std::nullopt);
+}
+
+TEST(ToldFacts, NodesAreLists) {
+  EXPECT_THAT(ParseNodes("0-2,5"), ElementsAre(0, 1, 2, 5));
+  EXPECT_THAT(ParseNodes("3"), ElementsAre(3));
+  for (const char* wrong : {"", "a", "1-", "2-1", "1,,2", "0-99999"}) {
+    EXPECT_THAT(ParseNodes(wrong), IsEmpty()) << wrong;
+  }
+}
+
+TEST(ToldFacts, AnAnswerThatIsNoSnapshotIsAFault) {
+  EXPECT_FALSE(ToldDaemon("{}").ok());
+  EXPECT_FALSE(ToldDaemon("nonsense").ok());
+}
+
+}  // namespace
+}  // namespace sluice::ctl

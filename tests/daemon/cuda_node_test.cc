@@ -1,0 +1,176 @@
+// What the daemon takes a machine with GPUs for: the cuda driver on the strict
+// fake, beside a /sys of folders and files.
+#include <filesystem>
+#include <fstream>
+
+#include "daemon/core/links.h"
+#include "daemon/node.h"
+#include "gmock/gmock.h"
+#include "gtest/gtest.h"
+#include "tests/fake_cuda/control.h"
+#include "tests/support/status_matchers.h"
+#include "tests/support/temp_dir.h"
+
+namespace sluice::daemon {
+namespace {
+
+using ::sluice::testing::StatusIs;
+using ::sluice::testing::TempDir;
+using ::testing::ElementsAre;
+using ::testing::EndsWith;
+using ::testing::HasSubstr;
+using ::testing::IsEmpty;
+
+constexpr char kGpus[] = "gpus=2,memory_mib=4096";
+
+absl::StatusOr<Node> OpenCuda(const TempDir& root, Config config = {},
+                              const char* machine = kGpus) {
+  fake_cuda::fake_cuda_set(machine);
+  const TempDir run;
+  config.driver = Config::DriverChoice::kCuda;
+  return OpenNode(config, run.path(), root.path());
+}
+
+// Both GPUs of the fake, 3A and 3B to it, behind one switch; PCIe 5.0.
+void AddSwitch(const TempDir& root) {
+  const std::string devices = root.path() + "/sys/devices/";
+  const std::string bus = root.path() + "/sys/bus/pci/devices/";
+  std::filesystem::create_directories(bus);
+  const auto add = [&](const std::string& path) {
+    std::filesystem::create_directories(devices + path);
+    std::filesystem::create_symlink(
+        "../../../devices/" + path,
+        bus + std::filesystem::path(path).filename().string());
+    std::ofstream(devices + path + "/max_link_speed") << "32.0 GT/s PCIe\n";
+    std::ofstream(devices + path + "/current_link_width") << "16\n";
+    std::ofstream(devices + path + "/numa_node") << "1\n";
+  };
+  const std::string up = "pci0000:37/0000:37:01.0/0000:38:00.0";
+  add("pci0000:37/0000:37:01.0");
+  add(up);
+  for (const std::string n : {"a", "b"}) {
+    add(up + "/0000:39:0" + n + ".0");
+    add(up + "/0000:39:0" + n + ".0/0000:3" + n + ":00.0");
+  }
+}
+
+std::vector<std::string> NamesAbove(const Node& node, size_t gpu) {
+  std::vector<std::string> names;
+  for (const size_t i :
+       LinkPath(node.config.links, node.config.gpus[gpu].link)) {
+    names.push_back(node.config.links[i].name);
+  }
+  return names;
+}
+
+// Wrong once: of GPU 0's memory only, so that no lease of host memory was made
+// whose size was no multiple of what that comes in.
+TEST(CudaNode, SizesAreMultiplesOfEachKindsGranularity) {
+  const TempDir root;
+  for (const char* granularities :
+       {"gpus=2,memory_mib=4096,gpu_granularity_kib=2048,"
+        "host_granularity_kib=4096",
+        "gpus=2,memory_mib=4096,gpu_granularity_kib=4096,"
+        "host_granularity_kib=64"}) {
+    SLUICE_ASSERT_OK_AND_ASSIGN(
+        const Node node,
+        OpenCuda(root, {.gpu_pool = MiB(1023), .extent = MiB(5)},
+                 granularities));
+    EXPECT_EQ(node.config.granularity, MiB(4));
+    EXPECT_EQ(node.config.gpus[1].pool, MiB(1020));
+    EXPECT_EQ(node.config.hosts[0].pool.size() % MiB(4).size(), 0u);
+    EXPECT_EQ(node.config.extent.gpu, MiB(8));
+    EXPECT_EQ(node.config.extent.host, MiB(8));
+  }
+}
+
+TEST(CudaNode, APoolThatNothingFitsIntoIsRefused) {
+  const TempDir root;
+  EXPECT_THAT(OpenCuda(root, {.gpu_pool = MiB(3)}),
+              StatusIs(absl::StatusCode::kInvalidArgument,
+                       HasSubstr("gpu_bytes in [pools] leaves a pool of 3 MiB, "
+                                 "less than the 4 MiB")));
+  EXPECT_THAT(OpenCuda(root, {.host_pool = KiB(64)}),
+              StatusIs(absl::StatusCode::kInvalidArgument,
+                       HasSubstr("host_bytes in [pools] leaves a pool of")));
+}
+
+TEST(CudaNode, ItsLinksAreWhatSysfsTells) {
+  const TempDir root;
+  AddSwitch(root);
+  SLUICE_ASSERT_OK_AND_ASSIGN(const Node node, OpenCuda(root));
+  EXPECT_THAT(NamesAbove(node, 0),
+              ElementsAre("pci-0000:3a:00.0", "pci-0000:38:00.0",
+                          "root-0000:37", "numa1"));
+  EXPECT_THAT(NamesAbove(node, 1),
+              ElementsAre("pci-0000:3b:00.0", "pci-0000:38:00.0",
+                          "root-0000:37", "numa1"));
+  // Rated is not measured: nothing gates, nothing is promised.
+  for (const LinkSpeed& link : node.config.links) {
+    EXPECT_FALSE(IsLimited(link)) << link.name;
+  }
+  EXPECT_THAT(node.description,
+              HasSubstr("; links as rated: GPU 0: pci-0000:3a:00.0 (32 "
+                        "GT/s x16, rated 63.0 GB/s) on pci-0000:38:00.0 (32 "
+                        "GT/s x16, rated 63.0 GB/s) on root-0000:37 on numa1; "
+                        "GPU 1: pci-0000:3b:00.0 (32"));
+}
+
+TEST(CudaNode, WithoutSysfsEachGpuHasALinkOfItsOwn) {
+  const TempDir root;
+  SLUICE_ASSERT_OK_AND_ASSIGN(const Node node, OpenCuda(root));
+  EXPECT_THAT(NamesAbove(node, 0), ElementsAre("pci-0000:3a:00.0"));
+  EXPECT_THAT(NamesAbove(node, 1), ElementsAre("pci-0000:3b:00.0"));
+  EXPECT_THAT(node.description,
+              HasSubstr("GPU 1: pci-0000:3b:00.0, not in sysfs"));
+}
+
+TEST(CudaNode, ALinkIsLimitedToWhatTheConfigurationSays) {
+  const TempDir root;
+  AddSwitch(root);
+  SLUICE_ASSERT_OK_AND_ASSIGN(const Config config, ParseConfig(R"([cuda]
+links = [{name = "pci-0000:38:00.0", h2d_bytes_per_s = 50e9, d2h_bytes_per_s = 48e9},
+         {name = "numa1", both_bytes_per_s = 80e9}]
+)",
+                                                               "c.toml"));
+  SLUICE_ASSERT_OK_AND_ASSIGN(const Node node, OpenCuda(root, config));
+  const auto path = LinkPath(node.config.links, node.config.gpus[1].link);
+  ASSERT_EQ(path.size(), 4u);
+  EXPECT_FALSE(IsLimited(node.config.links[path[0]]));
+  EXPECT_EQ(node.config.links[path[1]].h2d_bytes_per_second, 50e9);
+  EXPECT_EQ(node.config.links[path[1]].d2h_bytes_per_second, 48e9);
+  EXPECT_EQ(node.config.links[path[3]].both_bytes_per_second, 80e9);
+  EXPECT_THAT(node.description,
+              EndsWith("; limits: pci-0000:38:00.0 h2d 50.0 GB/s d2h 48.0 "
+                       "GB/s, numa1 both 80.0 GB/s"));
+  EXPECT_THAT(node.config.warnings, IsEmpty());
+}
+
+TEST(CudaNode, ALimitThatCannotBeIsRefusedOrWarnedOf) {
+  const TempDir root;
+  AddSwitch(root);
+  Config config;
+  config.cuda.links = {{.name = "pcie0", .h2d_bytes_per_second = 1}};
+  EXPECT_THAT(
+      OpenCuda(root, config),
+      StatusIs(absl::StatusCode::kInvalidArgument,
+               HasSubstr("links in [cuda] names 'pcie0', which this machine "
+                         "does not have: it has pci-0000:3a:00.0, pci-")));
+  config.cuda.links = {
+      {.name = "pci-0000:38:00.0", .both_bytes_per_second = 60e9},
+      {.name = "numa1", .h2d_bytes_per_second = 60e9}};
+  EXPECT_THAT(OpenCuda(root, config),
+              StatusIs(absl::StatusCode::kInvalidArgument,
+                       HasSubstr("link pci-0000:38:00.0: both directions load "
+                                 "it together, and apart numa1 above it")));
+  config.cuda.links = {
+      {.name = "pci-0000:3a:00.0", .d2h_bytes_per_second = 64e9}};
+  SLUICE_ASSERT_OK_AND_ASSIGN(const Node node, OpenCuda(root, config));
+  EXPECT_THAT(node.config.warnings,
+              ElementsAre("link pci-0000:3a:00.0 is given at most 64.0 GB/s in "
+                          "[cuda], and PCIe carries 63.0 GB/s: it limits "
+                          "nothing"));
+}
+
+}  // namespace
+}  // namespace sluice::daemon

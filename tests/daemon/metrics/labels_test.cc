@@ -1,0 +1,79 @@
+// What /metrics tells of jobs, and by which labels.
+#include <fmt/format.h>
+
+#include <regex>
+#include <set>
+
+#include "daemon/metrics/prometheus_text.h"
+#include "gmock/gmock.h"
+#include "gtest/gtest.h"
+#include "tests/daemon/core/core_driver.h"
+
+namespace sluice::daemon {
+namespace {
+
+using ::testing::HasSubstr;
+using ::testing::IsSubsetOf;
+using ::testing::Not;
+
+std::string Scrape(const CoreDriver& node,
+                   Audience audience = Audience::kOperators) {
+  return PrometheusText(node.core.TakeSnapshot(nullptr, node.clock.Now()), {},
+                        audience);
+}
+
+std::set<std::string> Matches(const std::string& text, const char* pattern) {
+  const std::regex wanted(pattern);
+  std::set<std::string> found;
+  for (std::sregex_iterator at(text.begin(), text.end(), wanted), end;
+       at != end; ++at) {
+    found.insert((*at)[1]);
+  }
+  return found;
+}
+
+TEST(MetricLabels, NameGpusJobsAndUsersAndNeverAProcess) {
+  CoreDriver node;
+  node.Attach("tune", 0);
+  const std::string text = Scrape(node);
+  EXPECT_THAT(Matches(text, "[{,](\\w+)=\""),
+              IsSubsetOf({"UUID", "cgroup", "direction", "driver", "gpu", "le",
+                          "link", "memory", "numa_node", "of", "reason",
+                          "result", "sluice_job", "state", "uid", "version"}));
+  EXPECT_THAT(text, HasSubstr("sluice_lease_bytes{gpu=\"0\",UUID=\"GPU-a\","
+                              "sluice_job=\"tune\",uid=\"1\"} 0\n"));
+  EXPECT_THAT(Scrape(node, Audience::kAnybody), Not(HasSubstr("sluice_job")));
+}
+
+TEST(MetricLabels, OfAnEndedJobStayWhatWasCountedForFiveMinutes) {
+  CoreDriver node;
+  const SessionId a = node.Attach("tune", 0);
+  node.Ask(a, StepReport{.seconds = 7200});
+  node.Die(a);
+  const std::string job = "{sluice_job=\"tune\",uid=\"1\"";
+  const std::string text = Scrape(node);
+  EXPECT_THAT(text, HasSubstr("sluice_job_steps_total" + job + "} 1\n"));
+  EXPECT_THAT(text, HasSubstr("sluice_step_seconds_bucket" + job +
+                              ",le=\"10800\"} 1\n"));
+  EXPECT_THAT(text, Not(HasSubstr("sluice_job_ranks" + job)));
+  node.clock.Advance(absl::Minutes(5));
+  EXPECT_THAT(Scrape(node), Not(HasSubstr("tune")));
+}
+
+// One user alone could make as many series as there are names.
+TEST(MetricLabels, AreOfAtMost256JobsAndTheRestAreOther) {
+  CoreDriver node;
+  for (int i = 0; i < 300; ++i) {
+    const SessionId a = node.Attach(fmt::format("job{}", i), 0);
+    node.Ask(a, StepReport{});
+    // Its process lives: so does the job.
+    node.Run([&](Core& to) { return to.SocketEnded(a, node.clock.Now()); });
+  }
+  const std::string text = Scrape(node);
+  EXPECT_EQ(Matches(text, "sluice_job=\"(\\w+)\"").size(), 257u);
+  EXPECT_THAT(text, HasSubstr("sluice_job_steps_total{sluice_job=\"other\","
+                              "uid=\"other\"} 44\n"));
+}
+
+}  // namespace
+}  // namespace sluice::daemon

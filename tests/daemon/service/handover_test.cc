@@ -1,0 +1,127 @@
+// What becomes of the saving where what is known is too large for its file.
+#include "daemon/service/handover.h"
+
+#include <fmt/format.h>
+
+#include <memory>
+#include <optional>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "gmock/gmock.h"
+#include "gtest/gtest.h"
+#include "tests/daemon/core/core_driver.h"
+#include "tests/daemon/store/fake_store.h"
+#include "tests/support/status_matchers.h"
+#include "tests/support/temp_dir.h"
+
+namespace sluice::daemon {
+namespace {
+
+class HandoverTest : public ::testing::Test {
+ protected:
+  HandoverTest() : store_(folder_.File("store")) {
+    Starter starter;
+    starter.notify_socket = folder_.File("store");
+    starter.store_size = 100;
+    starter.open_files = 1024;
+    auto handover = Handover::Start(
+        std::move(starter), [](std::function<void()>) {}, [](UniqueFd) {},
+        {.checkpoint = KiB(8), .records = KiB(2)});
+    SLUICE_CHECK_OK(handover.status());
+    handover_ = *std::move(handover);
+    handover_->Begin(node_.core, Now());
+    state_ = NextOfState()->fd.Duplicate().value();
+  }
+  absl::Time Now() const { return node_.clock.Now(); }
+  void Save() { handover_->Save(node_.core, Now()); }
+  // The next message that is about the state.
+  std::optional<testing::FakeStore::Message> NextOfState(int wait_ms = 2000) {
+    while (auto message = store_.Next(wait_ms)) {
+      if (message->text.find("FDNAME=state") != std::string::npos) {
+        return message;
+      }
+    }
+    return std::nullopt;
+  }
+  // Of who would take over.
+  size_t SessionsIn(const UniqueFd& state) const {
+    auto file = StateFile::Open(state.get());
+    SLUICE_CHECK_OK(file.status());
+    Core fresh(node_.core.config(), Now());
+    auto read = ReadCore((*file)->TakeContents(), fresh.Save());
+    SLUICE_CHECK_OK(read.status());
+    return read->sessions.size();
+  }
+  // More than fit.
+  std::vector<SessionId> AttachMany() {
+    std::vector<SessionId> ranks;
+    for (int i = 0; i < 40; ++i) {
+      ranks.push_back(node_.Attach(fmt::format("{:0>200}", i), 0));
+      Save();
+    }
+    return ranks;
+  }
+
+  testing::TempDir folder_;
+  testing::FakeStore store_;
+  CoreDriver node_;
+  std::unique_ptr<Handover> handover_;
+  UniqueFd state_;
+};
+
+// Wrong once: nothing was saved any more, for as long as the daemon lived.
+TEST_F(HandoverTest, SavingGoesOnWhenWhatIsKnownFitsAgain) {
+  const SessionId first = node_.Attach("first", 0);
+  Save();
+  EXPECT_EQ(SessionsIn(state_), 1u);
+  const std::vector<SessionId> many = AttachMany();
+  const auto removed = NextOfState();
+  ASSERT_TRUE(removed.has_value());
+  EXPECT_TRUE(removed->text.starts_with("FDSTOREREMOVE=1"));
+  EXPECT_TRUE(handover_->keeps());  // all else is, for when it fits
+  EXPECT_FALSE(handover_->saves());
+  EXPECT_EQ(handover_->deadline(), Now() + absl::Seconds(1));
+
+  for (const SessionId rank : many) node_.Die(rank);
+  node_.clock.Advance(absl::Milliseconds(999));
+  Save();
+  EXPECT_FALSE(NextOfState(/*wait_ms=*/100).has_value());
+  node_.clock.Advance(absl::Milliseconds(1));
+  Save();
+  const auto again = NextOfState();
+  ASSERT_TRUE(again.has_value());
+  EXPECT_TRUE(again->text.starts_with("FDSTORE=1"));
+  EXPECT_EQ(SessionsIn(again->fd), 1u);
+  EXPECT_EQ(handover_->deadline(), absl::InfiniteFuture());
+  EXPECT_TRUE(handover_->saves());
+  // And each change from here on.
+  node_.Attach("second", 0);
+  Save();
+  EXPECT_EQ(SessionsIn(again->fd), 2u);
+  node_.Die(first);
+  Save();
+  EXPECT_EQ(SessionsIn(again->fd), 1u);
+}
+
+TEST_F(HandoverTest, WhatDoesNotFitIsTriedAgainOnceASecond) {
+  AttachMany();
+  ASSERT_TRUE(NextOfState().has_value());
+  for (int i = 0; i < 3; ++i) {
+    node_.clock.Advance(absl::Seconds(1));
+    Save();
+    EXPECT_EQ(handover_->deadline(), Now() + absl::Seconds(1));
+  }
+  EXPECT_FALSE(NextOfState(/*wait_ms=*/100).has_value());
+}
+
+TEST_F(HandoverTest, WhoEndsTriesNoMore) {
+  AttachMany();
+  ASSERT_TRUE(NextOfState().has_value());
+  handover_->LeaveNothing([] {});
+  EXPECT_EQ(handover_->deadline(), absl::InfiniteFuture());
+}
+
+}  // namespace
+}  // namespace sluice::daemon

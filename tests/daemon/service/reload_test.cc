@@ -1,0 +1,131 @@
+#include "daemon/service/reload/reload.h"
+
+#include <sys/stat.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include <cerrno>
+#include <fstream>
+#include <memory>
+#include <string>
+#include <thread>
+#include <utility>
+#include <vector>
+
+#include "absl/time/clock.h"
+#include "gmock/gmock.h"
+#include "gtest/gtest.h"
+#include "proto/base/clock.h"
+#include "tests/support/status_matchers.h"
+#include "tests/support/temp_dir.h"
+
+namespace sluice::daemon {
+namespace {
+
+using ::testing::HasSubstr;
+using testing::IsOk;
+using testing::StatusIs;
+
+class ReloadTest : public ::testing::Test {
+ protected:
+  ReloadTest() { SLUICE_CHECK(mkfifo(gate_.c_str(), 0600) == 0); }
+  // Whose child is this script, with the gate as $1.
+  Reload Of(const std::string& script) {
+    return Reload({"/bin/sh", "-c", script, "check", gate_}, loop_.get(),
+                  [this](absl::Status said) {
+                    said_.push_back(std::move(said));
+                    loop_->Stop();
+                  });
+  }
+  // A child that waits there goes on with this line.
+  void Open(const std::string& line) { std::ofstream(gate_) << line << "\n"; }
+  // Until a child has made the file $1.there.
+  void WaitForWord() {
+    while (access((gate_ + ".there").c_str(), F_OK) != 0) {
+      absl::SleepFor(absl::Milliseconds(1));
+    }
+  }
+
+  testing::TempDir folder_;
+  const std::string gate_ = folder_.File("gate");
+  const MonotonicClock clock_;
+  std::unique_ptr<Loop> loop_ = Loop::Make(&clock_).value();
+  std::vector<absl::Status> said_;
+};
+
+TEST_F(ReloadTest, OfWhatIsGoodSaysSo) {
+  Reload reload = Of("echo 'warning: few' >&2; exit 0");
+  reload.Ask();
+  EXPECT_LT(reload.deadline(), absl::InfiniteFuture());
+  loop_->Run();
+  ASSERT_EQ(said_.size(), 1);
+  EXPECT_THAT(said_[0], IsOk());
+  EXPECT_EQ(reload.deadline(), absl::InfiniteFuture());
+}
+
+TEST_F(ReloadTest, OfWhatIsNotSaysTheLine) {
+  Reload reload =
+      Of("printf 'warning: few\\nerror: what, limit\\nmore' >&2; exit 2");
+  reload.Ask();
+  loop_->Run();
+  EXPECT_THAT(said_.at(0),
+              StatusIs(absl::StatusCode::kFailedPrecondition, "what, limit"));
+}
+
+TEST_F(ReloadTest, OneThatDiesWithoutAWordIsNotGood) {
+  Reload reload = Of("kill -9 $$");
+  reload.Ask();
+  loop_->Run();
+  EXPECT_THAT(said_.at(0), StatusIs(absl::StatusCode::kFailedPrecondition,
+                                    HasSubstr("/bin/sh ended")));
+}
+
+TEST_F(ReloadTest, AProgramThatIsNotThereIsAnError) {
+  Reload reload({folder_.File("none")}, loop_.get(),
+                [this](absl::Status said) { said_.push_back(said); });
+  reload.Ask();
+  ASSERT_EQ(said_.size(), 1);
+  EXPECT_FALSE(said_[0].ok());
+}
+
+// It saw the file as it was before.
+TEST_F(ReloadTest, TheLastThatWasAskedCounts) {
+  Reload reload =
+      Of("read line < $1; echo > $1.there; echo \"error: $line\" >&2; exit 2");
+  reload.Ask();
+  reload.Ask();
+  reload.Ask();
+  std::thread writer([this] {
+    Open("first");
+    WaitForWord();  // it has closed the gate
+    Open("second");
+  });
+  loop_->Run();
+  writer.join();
+  ASSERT_EQ(said_.size(), 1);
+  EXPECT_THAT(said_[0].message(), HasSubstr("second"));
+}
+
+TEST_F(ReloadTest, OneThatTakesLongIsEnded) {
+  Reload reload = Of("read line < $1");
+  reload.Ask();
+  reload.Expire(reload.deadline() - absl::Milliseconds(1));
+  reload.Expire(reload.deadline());
+  loop_->Run();
+  EXPECT_THAT(said_.at(0), StatusIs(absl::StatusCode::kFailedPrecondition,
+                                    HasSubstr("longer than 30 s")));
+}
+
+TEST_F(ReloadTest, StoppedItLeavesNoChild) {
+  {
+    Reload reload = Of("echo > $1.there; read line < $1");
+    reload.Ask();
+    WaitForWord();
+  }
+  EXPECT_EQ(waitpid(-1, nullptr, WNOHANG), -1);
+  EXPECT_EQ(errno, ECHILD);
+  EXPECT_TRUE(said_.empty());
+}
+
+}  // namespace
+}  // namespace sluice::daemon

@@ -1,0 +1,95 @@
+// SIGHUP: the configuration is read anew by a daemon that takes over, or stays
+// as it was.
+#include <signal.h>
+
+#include <fstream>
+#include <string>
+
+#include "gmock/gmock.h"
+#include "gtest/gtest.h"
+#include "tests/integration/daemon/harness.h"
+#include "tests/integration/daemon/kept_daemon.h"
+#include "tests/support/status_matchers.h"
+
+namespace sluice::testing {
+namespace {
+
+using ::testing::HasSubstr;
+
+class ReloadTest : public ::testing::Test {
+ protected:
+  RawClient Attached() {
+    auto client = RawClient::Connect(daemon_.socket());
+    SLUICE_CHECK_OK(client.status());
+    EXPECT_THAT(client->Hello("job"), IsOk());
+    EXPECT_THAT(client->Lease(wire::Lease::GPU, MiB(4)), IsOk());
+    return *std::move(client);
+  }
+  void Append(const std::string& toml) {
+    std::ofstream(daemon_.File("sluiced.toml"), std::ios::app) << toml;
+  }
+  void HangUp() { ASSERT_EQ(kill(daemon_.pid(), SIGHUP), 0); }
+  // The next one, which whoever keeps the daemon starts when it has ended.
+  void StartNext() {
+    ASSERT_EQ(daemon_.Join(), 0) << daemon_.Log();
+    daemon_.Start();
+  }
+  // What the rank had it has.
+  void ExpectServed(RawClient& rank) {
+    const auto event = rank.NextEvent(absl::Seconds(20));
+    ASSERT_THAT(event, IsOk()) << daemon_.Log();
+    EXPECT_TRUE(event->has_taken_over());
+    SLUICE_ASSERT_OK_AND_ASSIGN(const auto pool, GpuPool(daemon_.socket(), 0));
+    EXPECT_EQ(pool.leased_bytes(), MiB(4).size());
+  }
+
+  KeptDaemon daemon_;
+};
+
+// Wrong once: it was only noted.
+TEST_F(ReloadTest, ANewLimitBindsAndTheRankGoesOn) {
+  daemon_.Start();
+  RawClient rank = Attached();
+  Append("[budgets]\nprincipal_gpu_bytes = \"5MiB\"\n");
+  HangUp();
+  StartNext();
+  ExpectServed(rank);
+  EXPECT_THAT(rank.Lease(wire::Lease::GPU, MiB(4)),
+              StatusIs(absl::StatusCode::kResourceExhausted));
+}
+
+TEST_F(ReloadTest, WithoutARankTheSocketStaysToo) {
+  daemon_.Start();
+  Append("[log]\nlevel = \"debug\"\n");
+  HangUp();
+  ASSERT_EQ(daemon_.Join(), 0);
+  auto client = RawClient::Connect(daemon_.socket());  // and waits
+  ASSERT_THAT(client, IsOk());
+  daemon_.Start();
+  EXPECT_THAT(client->Observe(), IsOk());
+}
+
+TEST_F(ReloadTest, ABadFileChangesNothing) {
+  daemon_.Start();
+  RawClient rank = Attached();
+  Append("[nonsense]\n");
+  HangUp();
+  EXPECT_TRUE(daemon_.WaitForLog("the configuration stays as it was: "));
+  EXPECT_THAT(daemon_.Log(), HasSubstr("'nonsense'"));
+  EXPECT_THAT(rank.Lease(wire::Lease::GPU, KiB(64)), IsOk());
+}
+
+TEST_F(ReloadTest, AFileWithoutWhatIsHeldChangesNothing) {
+  daemon_.Start();
+  auto rank = RawClient::Connect(daemon_.socket());
+  ASSERT_THAT(rank, IsOk());
+  ASSERT_THAT(rank->Hello("job", 0, 1, 1), IsOk());
+  ASSERT_THAT(rank->Lease(wire::Lease::GPU, MiB(4), 1), IsOk());
+  Append("[sim]\ngpus = 1\n");
+  HangUp();
+  EXPECT_TRUE(daemon_.WaitForLog("it would not be taken over: "));
+  EXPECT_THAT(rank->Lease(wire::Lease::GPU, KiB(64), 1), IsOk());
+}
+
+}  // namespace
+}  // namespace sluice::testing

@@ -1,0 +1,125 @@
+"""The manifests of deploy/kubernetes, and what their containers run, below a
+folder of a test's own and on simulated GPUs."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+
+import installed
+
+DEPS = os.environ.get("SLUICE_DEPS", os.path.expanduser("~/.cache/sluice"))
+SCHEMAS = DEPS + "/kubernetes/bin/python"
+TORCH = DEPS + "/venv/bin/python"
+if sys.executable != SCHEMAS:
+    os.execv(SCHEMAS, [SCHEMAS, *sys.argv])
+
+import yaml  # noqa: E402
+
+BUILD = os.path.abspath(sys.argv[1])
+ROOT = os.path.dirname(os.path.dirname(installed.HERE))
+FOLDER = ROOT + "/deploy/kubernetes"
+
+
+def documents(name):
+    with open(f"{FOLDER}/{name}", encoding="utf-8") as file:
+        return list(yaml.safe_load_all(file))
+
+
+def of_kind(name, kind):
+    [found] = [d for d in documents(name) if d["kind"] == kind]
+    return found
+
+
+def container(name, of="containers"):
+    """The only one of the DaemonSet in that file."""
+    [found] = of_kind(name, "DaemonSet")["spec"]["template"]["spec"][of]
+    return found
+
+
+def below(folder, words):
+    return [folder + w if w.startswith("/") else w for w in words]
+
+
+class Node:
+    """What a node's pods run, below `folder`."""
+
+    def __init__(self, folder):
+        self.folder = folder
+        for name in "run/sluice", "etc/sluice", "opt/sluice":
+            os.makedirs(f"{folder}/{name}")
+        config = of_kind("node.yaml", "ConfigMap")["data"]["sluiced.toml"]
+        with open(folder + "/etc/sluice/sluiced.toml", "w",
+                  encoding="ascii") as file:
+            file.write(config.replace(":9435", ":0").replace(
+                "nobody", "nobody" if os.getuid() == 0 else "") +
+                '[sim]\ngpu_memory = "64MiB"\nhost_memory = "256MiB"\n')
+        self.keeper = None
+
+    def start(self):
+        with open(self.folder + "/keeper.log", "w", encoding="utf-8") as log:
+            self.keeper = subprocess.Popen(
+                [BUILD + "/bin/sluiced-keeper",
+                 *below(self.folder, container("node.yaml")["args"]),
+                 "--driver", "sim"], stdout=log, stderr=log)
+
+    def log(self):
+        with open(self.folder + "/keeper.log", encoding="utf-8") as file:
+            return file.read()
+
+    def upgrade(self, image):
+        """As the init container of an image whose /usr/bin is `image`."""
+        shell, script, source, *rest = container(
+            "daemon.yaml", "initContainers")["command"]
+        assert (script, source) == ("/upgrade/upgrade.sh", "/usr/bin")
+        return subprocess.run(
+            [shell, FOLDER + "/upgrade.sh", image, *below(self.folder, rest),
+             "--driver", "sim"],
+            stdin=subprocess.DEVNULL, capture_output=True, text=True,
+            check=False)
+
+    def wait_until_it_serves(self):
+        deadline = time.monotonic() + 30
+        while not os.path.exists(self.folder + "/run/sluice/session.sock"):
+            assert self.keeper.poll() is None, self.log()
+            assert time.monotonic() < deadline, self.log()
+            time.sleep(0.02)
+
+    def wait_for_ranks(self, count):
+        """Until so many hold a lease."""
+        deadline = time.monotonic() + 60
+        while True:
+            status = json.loads(installed.run(
+                BUILD + "/bin/sluicectl", "--admin", "--socket",
+                self.folder + "/run/sluice/session.sock", "status", "--json"))
+            if sum(rank["host_bytes"] > 0 for job in status["jobs"]
+                   for rank in job["ranks"]) >= count:
+                return
+            assert time.monotonic() < deadline, status
+            time.sleep(0.05)
+
+    def end(self):
+        self.keeper.send_signal(signal.SIGTERM)
+        return self.keeper.wait(30)
+
+    def ranks(self, steps=5):
+        """A process that ends when the example job has."""
+        job = of_kind("job.yaml", "Job")["spec"]["template"]["spec"]
+        [ranks] = job["containers"]
+        script = of_kind("job.yaml", "ConfigMap")["data"]["train.py"]
+        assert "range(5)" in script
+        with open(self.folder + "/train.py", "w", encoding="ascii") as file:
+            file.write(script.replace("range(5)", f"range({steps})"))
+        program, *arguments, path = ranks["command"]
+        assert (program, path) == ("torchrun", "/example/train.py")
+        [socket] = [e["value"] for e in ranks["env"]
+                    if e["name"] == "SLUICE_SOCKET"]
+        return subprocess.Popen(
+            [TORCH, "-m", "torch.distributed.run", *arguments,
+             self.folder + "/train.py"], stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True,
+            env=dict(os.environ, SLUICE_SOCKET=self.folder + socket,
+                     SLUICE_BIN_DIR=BUILD + "/bin", OMP_NUM_THREADS="1",
+                     TMPDIR=self.folder, PYTHONPATH=ROOT + "/client/python"))

@@ -1,0 +1,57 @@
+// A daemon under a real sluiced-keeper, either of which may die: finds who is
+// there now, and ends all of them.
+#pragma once
+
+#include <sys/types.h>
+
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "absl/time/time.h"
+#include "tests/support/child.h"
+#include "tests/support/temp_dir.h"
+
+namespace sluice::testing {
+
+class UnderKeeper {
+ public:
+  // `program` serves at `socket` in the folder; `more` follows "--".
+  struct Of {
+    std::string program = "sluiced";
+    std::string socket = "session.sock";
+    std::vector<std::string> more = {"--driver", "sim"};
+  };
+  UnderKeeper() : UnderKeeper(Of()) {}
+  // Returns when it serves; fails the test otherwise.
+  explicit UnderKeeper(const Of& of);
+  ~UnderKeeper();
+  UnderKeeper(const UnderKeeper&) = delete;
+
+  std::string File(const std::string& name) const { return folder_.File(name); }
+  std::string socket() const { return File(of_.socket); }
+  // Of the one that runs, once there is exactly one that is not `other_than`;
+  // fails the test after 20 s.
+  pid_t keeper(pid_t other_than = 0) const;
+  pid_t daemon(pid_t other_than = 0) const;
+  // SIGKILL; which it was.
+  pid_t KillKeeper() const;
+  pid_t KillDaemon() const;
+  // What all of them said on standard error.
+  std::string Log() const;
+  // Whether that is in it soon, so often.
+  bool WaitForLog(const std::string& text, int times = 1) const;
+  // Ends the keeper as SIGTERM does; whether all of them are gone.
+  bool End();
+  // Whether anything is left in the runtime directory.
+  bool HoldsFiles() const;
+
+ private:
+  pid_t Wait(const std::string& program, pid_t other_than) const;
+
+  const Of of_;
+  TempDir folder_, log_;
+  std::unique_ptr<Child> first_;
+};
+
+}  // namespace sluice::testing
