@@ -16,7 +16,6 @@
 #include "client/train/nonfinite.h"
 #include "client/train/shared_text.h"
 #include "client/train/trace.h"
-#include "client/train/watch/stop.h"
 #include "client/train/watch/words.h"
 #include "proto/base/status.h"
 
@@ -246,7 +245,7 @@ absl::StatusOr<runtime::StepResult> Trainer::RunMicroBatches() {
 }
 
 absl::StatusOr<Trainer::Sums> Trainer::SumOverRanks(
-    const runtime::StepResult& own) {
+    const runtime::StepResult& own, bool stop) {
   const runtime::HostScope host("sums of a step");
   const int world = context_.environment->world_size;
   const int rank = context_.environment->rank;
@@ -257,7 +256,7 @@ absl::StatusOr<Trainer::Sums> Trainer::SumOverRanks(
   values[0] = own.loss_sum;
   values[1] = static_cast<double>(own.count);
   values[2] = static_cast<double>(stepper_->host_bytes().count());
-  values[3] = StopRequested() ? 1 : 0;
+  values[3] = stop ? 1 : 0;
   double* peaks = values + 4;
   double* plans = peaks + world;
   double* nodes = plans + world;
@@ -289,8 +288,8 @@ absl::Status Trainer::Step() {
   mismatches_before_ = context_.memory->allocator().stats().mismatches;
   SLUICE_ASSIGN_OR_RETURN(const runtime::StepResult own, RunMicroBatches());
   context_.watch->At("the optimizer");
-  SLUICE_ASSIGN_OR_RETURN(const Sums before, SumOverRanks(own));
-  context_.watch->StopHeard();
+  const bool stop = context_.watch->HearStop(state_.step + 2);
+  SLUICE_ASSIGN_OR_RETURN(const Sums before, SumOverRanks(own, stop));
   auto norm = optimizer_->ReduceGradients();
   SLUICE_RETURN_IF_ERROR(ClassifyStepError(norm.status()));
   if (!std::isfinite(before.loss) || !std::isfinite(*norm)) {
@@ -451,7 +450,7 @@ absl::Status Trainer::Probe() {
   SLUICE_ASSIGN_OR_RETURN(const runtime::StepResult own, RunMicroBatches());
   auto norm = optimizer_->ReduceGradients();
   SLUICE_RETURN_IF_ERROR(ClassifyStepError(norm.status()));
-  SLUICE_ASSIGN_OR_RETURN(const Sums sums, SumOverRanks(own));
+  SLUICE_ASSIGN_OR_RETURN(const Sums sums, SumOverRanks(own, /*stop=*/false));
   report_->peak_hbm = sums.hbm_peak;
   report_->host = Bytes(static_cast<int64_t>(sums.host));
   return absl::OkStatus();
@@ -473,8 +472,9 @@ void Trainer::FinishReport() {
 
 // A wish to stop that came during the set-up: there is nothing to save.
 absl::Status Trainer::StopBeforeSteps() {
-  SLUICE_ASSIGN_OR_RETURN(
-      const bool on, runtime::AllAgree(context_.collectives, !StopRequested()));
+  const bool stop = context_.watch->HearStop(state_.step + 1);
+  SLUICE_ASSIGN_OR_RETURN(const bool on,
+                          runtime::AllAgree(context_.collectives, !stop));
   stop_ = !on;
   context_.watch->Enter(RankPhase::kReady);
   return absl::OkStatus();

@@ -59,7 +59,7 @@ class Trainer {
   absl::Status Loop();
   absl::Status Step();
   absl::StatusOr<runtime::StepResult> RunMicroBatches();
-  absl::StatusOr<Sums> SumOverRanks(const runtime::StepResult& own);
+  absl::StatusOr<Sums> SumOverRanks(const runtime::StepResult& own, bool stop);
   std::string WhatWentWrong(double loss, double norm) const;
   absl::Status Record(const Sums& sums, double norm, double seconds);
   absl::Status TakePlan(const std::vector<bool>& takes);

@@ -65,7 +65,6 @@ void RankWatch::Expect(StepTracker tracker, double seconds) {
 void RankWatch::BeginStep(int64_t step, int64_t sequences) {
   tracker_ = step_;
   tracker_.BeginStep(sequences);
-  last_step_ = step;
   page_->BeginStep(step, measured_s_ > 0 ? measured_s_ : expected_s_);
   Enter(RankPhase::kStep);
 }
@@ -85,7 +84,15 @@ void RankWatch::At(std::string_view what) {
   page_->SetSegment(what, tracker_);
 }
 
-void RankWatch::StopHeard() { ++last_step_; }
+bool RankWatch::HearStop(int64_t next) {
+  const MutexLock lock(stop_mutex_);
+  if (StopRequested()) {
+    SayStop(page_->Read(), MonotonicSeconds());
+    return true;
+  }
+  last_step_ = std::min(next, options_.steps);
+  return false;
+}
 
 void RankWatch::SegmentBegan(std::string_view kind) {
   tracker_.Began(kind);
@@ -109,7 +116,7 @@ void RankWatch::Run() {
     SayDaemon(now_s);
     LookAtSelf(sample, now_s);
     if (options_.speaks) {
-      SayStop(sample, now_s);
+      LookForStop(now_s);
       SayProgress(sample, now_s);
     }
     lock.Lock();
@@ -127,8 +134,13 @@ void RankWatch::SayProgress(const RankSample& sample, double now_s) {
   console_.Line(ProgressText(sample, options_.steps, now_s));
 }
 
+void RankWatch::LookForStop(double now_s) {
+  const MutexLock lock(stop_mutex_);
+  if (StopRequested()) SayStop(page_->Read(), now_s);
+}
+
 void RankWatch::SayStop(const RankSample& sample, double now_s) {
-  if (stop_said_ || !StopRequested()) return;
+  if (stop_said_ || !options_.speaks) return;
   stop_said_ = true;
   console_.Note(StopText({.signal = StopSignal(),
                           .last_step = last_step_,

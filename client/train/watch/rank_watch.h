@@ -66,8 +66,9 @@ class RankWatch final : public runtime::SegmentObserver,
   void EndStep(double seconds);
   // A piece of a step that is no segment; empty: it is over.
   void At(std::string_view what);
-  // A wish to stop that comes from now on is heard in the next step.
-  void StopHeard();
+  // Whether a stop is wished, which is then said, if it was not yet: nothing
+  // ends unexplained. A wish that comes later ends the run after step `next`.
+  bool HearStop(int64_t next);
   void SegmentBegan(std::string_view kind) override;
   void SegmentEnded(std::string_view kind) override;
   void CollectiveBegan(std::string_view what) { page_->SetCollective(what); }
@@ -78,7 +79,9 @@ class RankWatch final : public runtime::SegmentObserver,
   RankWatch(const Options& options, std::unique_ptr<RankPage> page);
   void Run();
   void SayProgress(const RankSample& sample, double now_s);
-  void SayStop(const RankSample& sample, double now_s);
+  void LookForStop(double now_s);
+  void SayStop(const RankSample& sample, double now_s)
+      ABSL_EXCLUSIVE_LOCKS_REQUIRED(stop_mutex_);
   void SayDaemon(double now_s);
   void LookAtSelf(const RankSample& sample, double now_s);
 
@@ -87,15 +90,19 @@ class RankWatch final : public runtime::SegmentObserver,
   Console console_;
   StepTracker step_, tracker_;  // a step's, and what runs now
   double expected_s_ = 0;
-  std::atomic<int64_t> last_step_{0};  // if the wish to stop came now
   // The monitor thread's.
   double shown_s_ = 0;
-  bool stop_said_ = false;
   double asked_daemon_s_ = 0;
   Watchdog watchdog_;
 
   std::atomic<double> daemon_gone_s_{0};  // 0: it is there, or is back
   double measured_s_ = 0;                 // the last step
+
+  // What is said of a wish to stop is what HearStop() made of it.
+  Mutex stop_mutex_;
+  bool stop_said_ ABSL_GUARDED_BY(stop_mutex_) = false;
+  // If the wish came now; 0: before the first.
+  int64_t last_step_ ABSL_GUARDED_BY(stop_mutex_) = 0;
 
   Mutex mutex_;
   CondVar changed_;

@@ -1,0 +1,30 @@
+// What a rank's watch says of a wish to stop. A wish belongs to the process and
+// stays, so there is one test of it.
+#include "client/train/watch/rank_watch.h"
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include "client/train/watch/stop.h"
+
+namespace sluice::train {
+namespace {
+
+using ::testing::HasSubstr;
+
+// CI of a busy machine once saw a run end before the watch's thread had said
+// why.
+TEST(RankWatch, AWishThatIsHeardIsSaidBeforeTheRunEnds) {
+  ::testing::internal::CaptureStderr();
+  auto watch = RankWatch::Start(
+      {.speaks = true, .launched = true, .steps = 10, .save = "out/run"});
+  EXPECT_FALSE(watch->HearStop(7));
+  RequestStop();
+  EXPECT_TRUE(watch->HearStop(8));
+  watch.reset();
+  EXPECT_THAT(::testing::internal::GetCapturedStderr(),
+              HasSubstr("ending after step 7, then saving to out/run"));
+}
+
+}  // namespace
+}  // namespace sluice::train
