@@ -7,6 +7,7 @@
 #include <string>
 
 #include "proto/base/status.h"
+#include "proto/base/step_report.h"
 #include "proto/gpu_nodes.h"
 #include "proto/wire.h"
 
@@ -16,10 +17,9 @@ namespace {
 constexpr uint64_t kMaxSize = uint64_t{1} << 60;
 constexpr uint64_t kMaxOrdinal = 1024;
 constexpr size_t kMaxName = 64;
-// Of one step. The daemon adds reports up for as long as it lives: what no
-// step can be is refused here, so that no sum leaves its type.
-constexpr double kMaxStepSeconds = 366 * 86400.0;
-constexpr uint64_t kMaxStepCount = uint64_t{1} << 40;
+// Sums over all steps of a session.
+constexpr uint64_t kMaxTotal = uint64_t{1} << 61;
+constexpr double kMaxTotalSeconds = 1000 * kMaxStepSeconds;
 
 absl::Status CheckName(std::string_view what, const std::string& name,
                        bool may_be_empty) {
@@ -51,10 +51,12 @@ absl::Status CheckRange(std::string_view what, uint64_t value, uint64_t first,
       fmt::format("{} is {}, it must be {} to {}", what, value, first, last));
 }
 
-absl::Status CheckSeconds(std::string_view what, double value) {
-  if (value >= 0 && value <= kMaxStepSeconds) return absl::OkStatus();
-  return absl::InvalidArgumentError(fmt::format(
-      "{} is {}, it must be 0 to {} (a year)", what, value, kMaxStepSeconds));
+absl::Status CheckSeconds(std::string_view what, double value,
+                          double most = kMaxStepSeconds) {
+  if (value >= 0 && value <= most) return absl::OkStatus();
+  return absl::InvalidArgumentError(
+      fmt::format("{} is {}, it must be 0 to {} ({} years)", what, value, most,
+                  std::round(most / kMaxStepSeconds)));
 }
 
 std::string Spoken(Protocols range) {
@@ -91,6 +93,21 @@ absl::Status Check(const Lease& lease) {
   return CheckRange("lease bytes", lease.bytes(), 1, kMaxSize - 1);
 }
 
+absl::Status Check(const StepTotals& totals) {
+  for (const uint64_t sum :
+       {totals.reports(), totals.bytes_h2d(), totals.bytes_d2h(),
+        totals.tokens(), totals.plan_mismatches()}) {
+    SLUICE_RETURN_IF_ERROR(
+        CheckRange("a sum of the step report", sum, 0, kMaxTotal));
+  }
+  for (const double seconds :
+       {totals.stall_seconds(), totals.grant_wait_seconds()}) {
+    SLUICE_RETURN_IF_ERROR(
+        CheckSeconds("seconds of all steps", seconds, kMaxTotalSeconds));
+  }
+  return absl::OkStatus();
+}
+
 absl::Status Check(const StepReport& report) {
   SLUICE_RETURN_IF_ERROR(CheckRange("step", report.step(), 0, kMaxSize - 1));
   SLUICE_RETURN_IF_ERROR(CheckSeconds("seconds", report.seconds()));
@@ -116,7 +133,7 @@ absl::Status Check(const StepReport& report) {
     SLUICE_RETURN_IF_ERROR(CheckSeconds("map_seconds", seconds));
   }
   // Loss may be NaN: that is worth showing to an operator.
-  return absl::OkStatus();
+  return Check(report.totals());
 }
 
 absl::Status Check(const PlanTaken& taken) {

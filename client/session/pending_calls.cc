@@ -27,6 +27,7 @@ absl::StatusOr<wire::Packet> PendingCalls::Add(const wire::Request& request,
     return absl::ResourceExhaustedError(fmt::format(
         "sluiced has left {} requests unanswered: is it stopped?", Posted()));
   }
+  if (request.has_step_report()) ForgetOldReports();
   wire::Packet packet;
   packet.set_id(next_id_++);
   *packet.mutable_request() = request;
@@ -39,6 +40,18 @@ size_t PendingCalls::Posted() const {
   return static_cast<size_t>(std::ranges::count_if(
       calls_,
       [](const auto& each) { return each.second.waits == Waits::kNobody; }));
+}
+
+// Makes room for one more.
+void PendingCalls::ForgetOldReports() {
+  const auto is_report = [](const auto& each) {
+    return each.second.packet.request().has_step_report();
+  };
+  if (std::ranges::count_if(calls_, is_report) <
+      static_cast<ptrdiff_t>(kMostReports)) {
+    return;
+  }
+  calls_.erase(std::ranges::find_if(calls_, is_report));
 }
 
 void PendingCalls::Abandon(uint64_t id) {

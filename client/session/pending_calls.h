@@ -29,7 +29,8 @@ class PendingCalls {
  public:
   enum class Waits { kCaller, kNobody };
   // Keeps the request and what travels with it; the packet that asks.
-  // ResourceExhausted: kMostPosted that nobody waits for are not answered.
+  // ResourceExhausted: kMostPosted that nobody waits for are not answered. Of
+  // step reports kMostReports are kept: what older ones count the newer do too.
   absl::StatusOr<wire::Packet> Add(const wire::Request& request,
                                    std::vector<UniqueFd> fds, Waits waits);
   // It was never sent, or its answer was taken.
@@ -56,6 +57,7 @@ class PendingCalls {
   void SendUnsent(Send send);
 
   static constexpr size_t kMostPosted = 1024;
+  static constexpr size_t kMostReports = 64;
 
  private:
   struct Call {
@@ -67,6 +69,7 @@ class PendingCalls {
   };
   static bool IsWhole(const Call& call);
   size_t Posted() const;
+  void ForgetOldReports();
 
   std::map<uint64_t, Call> calls_;
   uint64_t next_id_ = 1;

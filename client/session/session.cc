@@ -135,9 +135,10 @@ class SessionImpl final : public Session {
   std::atomic<bool> gone_{false};
   EventRelay relay_;
   PlanInbox inbox_;
-  Mutex maps_mutex_;
+  Mutex report_mutex_;
+  StepTotals totals_ ABSL_GUARDED_BY(report_mutex_);
   // Of leases since the last report.
-  std::vector<double> map_seconds_ ABSL_GUARDED_BY(maps_mutex_);
+  std::vector<double> map_seconds_ ABSL_GUARDED_BY(report_mutex_);
   Mutex plan_mutex_;  // one Plan at a time: the inbox has room for one
   std::shared_ptr<Connection> connection_;
 };
@@ -205,7 +206,7 @@ absl::StatusOr<std::unique_ptr<Region>> SessionImpl::Lease(
   const MonotonicClock clock;
   const absl::Time start = clock.Now();
   SLUICE_RETURN_IF_ERROR(region->Map(where, welcome_.limits.device, extents));
-  const MutexLock lock(maps_mutex_);
+  const MutexLock lock(report_mutex_);
   if (map_seconds_.size() < wire::kMaxMaps) {
     map_seconds_.push_back(absl::ToDoubleSeconds(clock.Now() - start));
   }
@@ -262,16 +263,18 @@ absl::Status SessionImpl::AnswerChange(PlanId plan, bool taken,
 
 absl::Status SessionImpl::Report(const StepReport& report) {
   wire::Request request;
-  wire::ToWire(report, request.mutable_step_report());
-  {
-    const MutexLock lock(maps_mutex_);
-    for (const double seconds : map_seconds_) {
-      request.mutable_step_report()->add_map_seconds(seconds);
-    }
-    map_seconds_.clear();
-  }
+  wire::StepReport* out = request.mutable_step_report();
+  // Until it is sent: who reports next has the higher sums.
+  const MutexLock lock(report_mutex_);
+  totals_ = Plus(totals_, report);
+  StepReport numbered = report;
+  numbered.totals = totals_;
+  wire::ToWire(numbered, out);
+  out->mutable_map_seconds()->Add(map_seconds_.begin(), map_seconds_.end());
   // No step waits for the daemon: its answer is not awaited.
-  return connection_->Post(request);
+  const absl::Status sent = connection_->Post(request);
+  if (sent.ok()) map_seconds_.clear();
+  return sent;
 }
 
 void SessionImpl::OnWireEvent(wire::Message message) {

@@ -122,6 +122,8 @@ class Session {
   virtual absl::Status AnswerChange(PlanId plan, bool taken,
                                     const std::string& note) = 0;
 
+  // Tells of a step, and does not wait. Unavailable, ResourceExhausted: nobody
+  // reads it now; what it counts goes along with the next one that is sent.
   virtual absl::Status Report(const StepReport& report) = 0;
 
   // Called on the session's own thread; must not call back into the session.

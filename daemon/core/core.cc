@@ -59,8 +59,8 @@ RankSnapshot Core::SnapshotOf(const Session& session) const {
   rank.guaranteed_bytes_per_second =
       rank.closed ? 0 : session.guaranteed_bytes_per_second;
   rank.step = session.last_step;
-  rank.stall_seconds = session.stall_seconds;
-  rank.grant_wait_seconds = session.grant_wait_seconds;
+  rank.stall_seconds = session.totals().stall_seconds;
+  rank.grant_wait_seconds = session.totals().grant_wait_seconds;
   rank.hbm_peak = session.hbm_peak;
   rank.gpu_bytes = ledger_.Leased(session.id, PoolKind::kGpu);
   rank.host_bytes = ledger_.Leased(session.id, PoolKind::kHost);

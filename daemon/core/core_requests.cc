@@ -239,7 +239,7 @@ void Core::Handle(Session& session, RequestId request,
 void Core::Handle(Session& session, RequestId request,
                   const StepReportRequest& report, absl::Time now,
                   Effects& effects) {
-  const StepReport& step = report.step;
+  StepReport step = report.step;
   if (!session.is_rank()) {
     return Answer(
         session, request,
@@ -247,22 +247,23 @@ void Core::Handle(Session& session, RequestId request,
         effects);
   }
   joint_.StepReported(session.id);
+  const StepTotals counted = session.totals();
+  if (step.totals.reports == 0) step.totals = Plus(counted, step);
+  const StepTotals more = Since(counted, step.totals);
   session.last_step = step;
-  session.stall_seconds += step.stall_seconds;
-  session.grant_wait_seconds += step.grant_wait_seconds;
   session.hbm_peak = std::max(session.hbm_peak, step.hbm_peak);
   JobStats& job = journal_.stats.jobs.Of(session.job());
-  ++job.steps;
-  AddUpTo(UINT64_MAX, static_cast<uint64_t>(step.tokens), job.tokens);
-  job.stall_seconds += step.stall_seconds;
-  job.grant_wait_seconds += step.grant_wait_seconds;
-  AddUpTo(UINT64_MAX, static_cast<uint64_t>(step.plan_mismatches),
+  AddUpTo(UINT64_MAX, static_cast<uint64_t>(more.reports), job.steps);
+  AddUpTo(UINT64_MAX, static_cast<uint64_t>(more.tokens), job.tokens);
+  job.stall_seconds += more.stall_seconds;
+  job.grant_wait_seconds += more.grant_wait_seconds;
+  AddUpTo(UINT64_MAX, static_cast<uint64_t>(more.plan_mismatches),
           job.plan_mismatches);
   const LinkSpeed link = LinkOf(session.hello.gpu);
   const absl::Duration since = now - session.connected_at;
-  AddUpTo(MostCopied(SpeedOf(link, kH2d), since), step.h2d.size(),
+  AddUpTo(MostCopied(SpeedOf(link, kH2d), since), more.h2d.size(),
           session.copies_reported[kH2d]);
-  AddUpTo(MostCopied(SpeedOf(link, kD2h), since), step.d2h.size(),
+  AddUpTo(MostCopied(SpeedOf(link, kD2h), since), more.d2h.size(),
           session.copies_reported[kD2h]);
   CountCopies(session);
   job.step_seconds.Observe(step.seconds);

@@ -84,7 +84,6 @@ struct Session {
   std::vector<PeerDeath> deaths_to_tell;
 
   std::optional<StepReport> last_step;
-  double stall_seconds = 0, grant_wait_seconds = 0;  // sums
   Bytes hbm_peak;
   // Bytes copied since it began: by its step reports, by its use page, and
   // as they are counted for its GPU (the larger: a page moves within a step).
@@ -93,6 +92,10 @@ struct Session {
 
   bool operator==(const Session&) const = default;
   JobKey job() const { return {peer.principal, hello.job}; }
+  // Of its steps, as far as they are counted.
+  StepTotals totals() const {
+    return last_step ? last_step->totals : StepTotals{};
+  }
   bool is_rank() const { return state == State::kAttached && !hello.observer; }
   // Also when it is closed: its process may hold what it had.
   bool was_rank() const { return grant_slot >= 0; }

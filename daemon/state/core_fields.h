@@ -113,6 +113,16 @@ void Fields(Ar& ar, Is<HelloRequest> auto& hello) {
   ar(9, hello.shown);
 }
 template <typename Ar>
+void Fields(Ar& ar, Is<StepTotals> auto& totals) {
+  ar(1, totals.reports);
+  ar(2, totals.h2d);
+  ar(3, totals.d2h);
+  ar(4, totals.stall_seconds);
+  ar(5, totals.grant_wait_seconds);
+  ar(6, totals.tokens);
+  ar(7, totals.plan_mismatches);
+}
+template <typename Ar>
 void Fields(Ar& ar, Is<StepReport> auto& step) {
   ar(1, step.step);
   ar(2, step.seconds);
@@ -125,6 +135,7 @@ void Fields(Ar& ar, Is<StepReport> auto& step) {
   ar(9, step.tokens);
   ar(10, step.loss);
   ar(11, step.plan_mismatches);
+  ar(12, step.totals);
 }
 template <typename Ar>
 void Fields(Ar& ar, Is<LeaseRequest> auto& asked) {
@@ -175,8 +186,7 @@ void Fields(Ar& ar, Is<Session> auto& session) {
   ar(7, session.guaranteed_bytes_per_second);
   ar(8, session.had_leases_at_close);
   ar(9, session.last_step);
-  ar(10, session.stall_seconds);
-  ar(11, session.grant_wait_seconds);
+  // 10 and 11 were sums that last_step has now.
   ar(12, session.hbm_peak);
   ar(13, session.copies_reported);
   ar(14, session.copies_seen);

@@ -5,6 +5,7 @@
 #include <atomic>
 
 #include "client/session/connection.h"
+#include "client/session/pending_calls.h"
 #include "tests/client/session_fixture.h"
 
 namespace sluice::client {
@@ -90,6 +91,56 @@ TEST_F(SessionTest, WhatNobodyWaitsForIsSaidAgainToADaemonThatTakesOver) {
   daemon_.TakeOver();
   ASSERT_THAT(session_->LeaseHost(KiB(64)), IsOk());
   EXPECT_EQ(answered, 2);
+}
+
+// Wrong once: steps of a rank whose daemon was away for long were never
+// counted.
+TEST_F(SessionTest, StepsThatNobodyHeardOfAreInTheNextReport) {
+  Open();
+  std::atomic<bool> away = true;
+  std::atomic<int64_t> tokens = 0, reports = 0, heard = 0;
+  daemon_.SetScript([&](const wire::Message& m) {
+    while (away) sched_yield();
+    if (!m.packet.request().has_step_report()) return false;
+    const wire::StepTotals& totals = m.packet.request().step_report().totals();
+    tokens = static_cast<int64_t>(totals.tokens());
+    reports = static_cast<int64_t>(totals.reports());
+    ++heard;
+    return false;
+  });
+  // More than its socket takes, and than requests may be left unanswered.
+  constexpr int kSteps = 5000;
+  int unsent = 0;
+  for (int step = 1; step <= kSteps; ++step) {
+    unsent += session_->Report({.step = step, .tokens = 10}).ok() ? 0 : 1;
+  }
+  EXPECT_GT(unsent, 0);
+  away = false;
+  ASSERT_TRUE(
+      Soon([&] { return session_->Report({.step = 1, .tokens = 10}).ok(); }));
+  ASSERT_THAT(session_->LeaseHost(KiB(64)), IsOk());  // behind the report
+  EXPECT_GT(reports, kSteps);
+  EXPECT_EQ(tokens, 10 * reports);
+  EXPECT_LT(heard, kSteps);
+  daemon_.SetScript(nullptr);
+}
+
+TEST_F(SessionTest, OnlyTheNewestReportsAreSaidAgain) {
+  Open();
+  std::atomic<int> heard = 0;
+  daemon_.SetScript([&](const wire::Message& m) {
+    heard += m.packet.request().has_step_report() ? 1 : 0;
+    return m.packet.request().has_step_report();  // never answered
+  });
+  constexpr int kSteps = static_cast<int>(PendingCalls::kMostReports) + 20;
+  for (int step = 0; step < kSteps; ++step) {
+    while (!session_->Report({.step = step}).ok()) sched_yield();
+  }
+  EXPECT_TRUE(Soon([&] { return heard == kSteps; }));
+  heard = 0;
+  daemon_.TakeOver();
+  daemon_.SendEvent(SomebodyDied());
+  EXPECT_TRUE(Soon([&] { return heard == PendingCalls::kMostReports; }));
 }
 
 TEST_F(SessionTest, ALeaseThatCameTooLateIsGivenBackOnce) {

@@ -18,7 +18,20 @@ StepReport EveryFieldDiffers() {
           .host_peak = Bytes(8),
           .tokens = 9,
           .loss = 10,
-          .plan_mismatches = 11};
+          .plan_mismatches = 11,
+          .totals = {.reports = 12,
+                     .h2d = Bytes(13),
+                     .d2h = Bytes(14),
+                     .stall_seconds = 15,
+                     .grant_wait_seconds = 16,
+                     .tokens = 17,
+                     .plan_mismatches = 18}};
+}
+
+int FieldsSet(const google::protobuf::Message& message) {
+  std::vector<const google::protobuf::FieldDescriptor*> set;
+  message.GetReflection()->ListFields(message, &set);
+  return static_cast<int>(set.size());
 }
 
 TEST(StepReport, ComesBackFromTheWireAsItWas) {
@@ -31,11 +44,42 @@ TEST(StepReport, ComesBackFromTheWireAsItWas) {
 TEST(StepReport, NoFieldOfTheMessageIsLeftOut) {
   wire::StepReport sent;
   wire::ToWire(EveryFieldDiffers(), &sent);
-  std::vector<const google::protobuf::FieldDescriptor*> set;
-  sent.GetReflection()->ListFields(sent, &set);
   // map_seconds is the session's own: a step does not tell it.
-  EXPECT_EQ(static_cast<int>(set.size()),
-            sent.GetDescriptor()->field_count() - 1);
+  EXPECT_EQ(FieldsSet(sent), sent.GetDescriptor()->field_count() - 1);
+  EXPECT_EQ(FieldsSet(sent.totals()),
+            sent.totals().GetDescriptor()->field_count());
+}
+
+TEST(StepTotals, WhatGotLostIsInWhatComesNext) {
+  const StepReport step = EveryFieldDiffers();
+  StepTotals told, now;
+  for (int i = 0; i < 3; ++i) now = Plus(now, step);
+  const StepTotals more = Since(told, now);
+  EXPECT_EQ(more, now);
+  EXPECT_EQ(more.reports, 3);
+  EXPECT_EQ(more.tokens, 27);
+  EXPECT_EQ(Since(now, Plus(now, step)), Plus({}, step));
+}
+
+TEST(StepTotals, NothingFallsOrGrowsByMoreThanStepsCan) {
+  StepTotals most = {.reports = INT64_MAX,
+                     .stall_seconds = 1e300,
+                     .tokens = INT64_MAX,
+                     .plan_mismatches = INT64_MAX};
+  EXPECT_EQ(Since(most, {}), StepTotals{});
+  const StepTotals more = Since({}, most);
+  EXPECT_EQ(more.reports, kMostMissed);
+  EXPECT_EQ(more.stall_seconds, kMaxStepSeconds);
+  EXPECT_EQ(more.tokens, kMaxStepCount);
+  EXPECT_EQ(more.plan_mismatches, kMaxStepCount);
+}
+
+TEST(StepTotals, SumsOfASessionStayInTheirType) {
+  const StepReport large = {.h2d = Bytes(int64_t{1} << 60),
+                            .tokens = kMaxStepCount};
+  StepTotals sum;
+  for (int i = 0; i < 10; ++i) sum = Plus(sum, large);
+  EXPECT_EQ(sum.h2d, Bytes(int64_t{1} << 61));
 }
 
 }  // namespace

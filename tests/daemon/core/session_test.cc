@@ -305,6 +305,33 @@ TEST(Session, APrincipalIsForgottenWithItsLastSessionAndExtent) {
   EXPECT_EQ(node.core.ledger().principals(), 1u);
 }
 
+TEST(StepReport, WhatNeverCameIsCountedWithTheNext) {
+  CoreDriver node;
+  const SessionId rank = node.Attach("demo", 0);
+  const StepReport step{.step = 1,
+                        .seconds = 1,
+                        .h2d = MiB(1),
+                        .stall_seconds = 0.5,
+                        .tokens = 100};
+  StepReport told = step;
+  told.totals = Plus({}, step);
+  node.Ask(rank, told);
+  // Two are lost.
+  for (int i = 0; i < 3; ++i) told.totals = Plus(told.totals, step);
+  node.Ask(rank, told, RequestId(50));
+  const auto job = [&] {
+    const Snapshot seen = node.core.TakeSnapshot(nullptr, node.clock.Now());
+    return seen.stats->jobs.jobs().begin()->second.stats;
+  };
+  EXPECT_EQ(job().steps, 4u);
+  EXPECT_EQ(job().tokens, 400u);
+  EXPECT_EQ(job().stall_seconds, 2);
+  // A client that sends no sums goes on from there.
+  node.Ask(rank, step, RequestId(51));
+  EXPECT_EQ(job().steps, 5u);
+  EXPECT_EQ(job().tokens, 500u);
+}
+
 // What a client says is added up for as long as the daemon lives.
 TEST(StepReport, NoReportMakesASumNegativeInfiniteOrStuck) {
   CoreDriver node;

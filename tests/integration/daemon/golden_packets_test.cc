@@ -108,6 +108,10 @@ std::vector<wire::Packet> Requests() {
   step.set_bytes_d2h(200);
   step.set_tokens(4096);
   step.set_loss(2.5);
+  step.mutable_totals()->set_reports(1);
+  step.mutable_totals()->set_bytes_h2d(100);
+  step.mutable_totals()->set_bytes_d2h(200);
+  step.mutable_totals()->set_tokens(4096);
   wire::PlanTaken& taken = *add().mutable_plan_taken();
   taken.set_plan_id(3);
   taken.set_taken(true);
