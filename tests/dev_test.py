@@ -23,7 +23,7 @@ class BadInput(unittest.TestCase):
                 (["format", "a", "b"], "only --all"),
                 (["test", "--foo"], "unknown option '--foo'"),
                 (["fuzz", "no-such"], "no target 'no-such'"),
-                (["sanitize", "memory"], "there is only 'address'"),
+                (["sanitize", "memory"], "'address' or 'thread', not 'memory'"),
                 (["build", "--foo"], "unknown option '--foo'")):
             with self.subTest(words):
                 run = dev(*words)

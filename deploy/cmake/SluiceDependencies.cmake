@@ -21,8 +21,22 @@ find_package(ZLIB REQUIRED)
 find_package(PkgConfig REQUIRED)
 pkg_check_modules(CBC REQUIRED IMPORTED_TARGET cbc)
 pkg_check_modules(TOMLPLUSPLUS REQUIRED IMPORTED_TARGET tomlplusplus)
+if(SLUICE_STATIC OR SLUICE_SANITIZE STREQUAL "thread")
+  set(default_deps "$ENV{SLUICE_DEPS}")
+  if(NOT default_deps)
+    set(default_deps "$ENV{HOME}/.cache/sluice")
+  endif()
+  set(SLUICE_DEBIAN_SOURCES "${default_deps}/debian-sources" CACHE PATH
+    "sources of protobuf and Abseil (./dev setup wheel)")
+  if(NOT EXISTS "${SLUICE_DEBIAN_SOURCES}/google/protobuf")
+    message(FATAL_ERROR "no ${SLUICE_DEBIAN_SOURCES}/google/protobuf: run "
+      "./dev setup wheel")
+  endif()
+endif()
 if(SLUICE_STATIC)
   include(SluiceStatic)
+elseif(SLUICE_SANITIZE STREQUAL "thread")
+  include(SluiceInstrumented)
 endif()
 
 # libtorch is the PyPI wheel that `./dev setup` unpacks; Debian's is too old.

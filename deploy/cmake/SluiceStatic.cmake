@@ -74,16 +74,6 @@ add_dependencies(fmt::fmt sluice_archive_fmt)
 # that glibc sets aside, which is full once torch is loaded. libsluice.so takes
 # these files anew from the sources of Debian's package; the linker, or
 # deploy/wheel/needs.py (STATIC_TLS), refuses one that is missing here.
-set(default_deps "$ENV{SLUICE_DEPS}")
-if(NOT default_deps)
-  set(default_deps "$ENV{HOME}/.cache/sluice")
-endif()
-set(SLUICE_DEBIAN_SOURCES "${default_deps}/debian-sources" CACHE PATH
-  "sources of protobuf and Abseil (./dev setup wheel)")
-if(NOT EXISTS "${SLUICE_DEBIAN_SOURCES}/google/protobuf")
-  message(FATAL_ERROR "no ${SLUICE_DEBIAN_SOURCES}/google/protobuf: run "
-    "./dev setup wheel")
-endif()
 set(again
   google/protobuf/any.cc google/protobuf/arena.cc google/protobuf/descriptor.cc
   google/protobuf/dynamic_message.cc google/protobuf/extension_set_heavy.cc

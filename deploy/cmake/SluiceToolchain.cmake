@@ -34,10 +34,17 @@ if(SLUICE_POISON)
   target_compile_definitions(sluice_options INTERFACE SLUICE_POISON=1)
 endif()
 if(SLUICE_SANITIZE)
+  set(sanitizers_address address,undefined)
+  set(sanitizers_thread thread)
+  if(NOT DEFINED sanitizers_${SLUICE_SANITIZE})
+    message(FATAL_ERROR "SLUICE_SANITIZE is '${SLUICE_SANITIZE}', it must be "
+      "empty, address or thread")
+  endif()
   target_compile_options(sluice_options INTERFACE
-    -fsanitize=address,undefined -fno-sanitize-recover=all
+    -fsanitize=${sanitizers_${SLUICE_SANITIZE}} -fno-sanitize-recover=all
     -fno-omit-frame-pointer)
-  target_link_options(sluice_options INTERFACE -fsanitize=address,undefined)
+  target_link_options(sluice_options INTERFACE
+    -fsanitize=${sanitizers_${SLUICE_SANITIZE}})
   # clang defines none of gcc's names.
   target_compile_definitions(sluice_options INTERFACE SLUICE_SANITIZED=1)
 endif()

@@ -10,12 +10,14 @@
 #include "proto/base/clock.h"
 #include "tests/device/sim_fixture.h"
 #include "tests/support/child.h"
+#include "tests/support/sanitizer.h"
 
 namespace sluice::device {
 namespace {
 
 using ::sluice::testing::Child;
 using ::sluice::testing::IsOk;
+using ::sluice::testing::kThreadSanitizer;
 using ::sluice::testing::StatusIs;
 using ::testing::HasSubstr;
 
@@ -88,6 +90,7 @@ TEST_F(SimTest, ManySmallCopiesGetTheSpeedToo) {
 }
 
 TEST_F(SimTest, ThrottlingSleepsInsteadOfBurningTheCpu) {
+  if (kThreadSanitizer) GTEST_SKIP() << "its own thread uses the CPU";
   ASSERT_THAT(node_->SetLinkSpeed("own", 50e6, 0), IsOk());
   const double begin = CpuSeconds();
   TimedCopy(*driver_, DeviceIndex(2), kH2D, Bytes(15'000'000));  // 0.3 s

@@ -17,6 +17,7 @@
 #include "gtest/gtest.h"
 #include "proto/wire.h"
 #include "tests/support/child.h"
+#include "tests/support/sanitizer.h"
 #include "tests/support/status_matchers.h"
 #include "tests/support/temp_dir.h"
 
@@ -24,6 +25,7 @@ namespace sluice::daemon {
 namespace {
 
 using sluice::testing::Child;
+using sluice::testing::kThreadSanitizer;
 using sluice::testing::StatusIs;
 using sluice::testing::TempDir;
 using ::testing::HasSubstr;
@@ -142,11 +144,15 @@ void BecomeUser(uid_t uid) {
 }
 
 constexpr char kNeedsRoot[] = "only root can take another user's place";
+// ThreadSanitizer has one of its own.
+constexpr char kNeedsOneThread[] =
+    "a process of several threads makes no user namespace";
 
 // Wrong once: in `unshare -U --map-root-user` two users were one, and the
 // second was given the first one's memory.
 TEST(PeerUser, OneThatTheNamespaceDoesNotMapIsRefused) {
   if (geteuid() != 0) GTEST_SKIP() << kNeedsRoot;
+  if (kThreadSanitizer) GTEST_SKIP() << kNeedsOneThread;
   TempDir directory;
   ASSERT_EQ(chmod(directory.path().c_str(), 0755), 0);
   SLUICE_ASSERT_OK_AND_ASSIGN(const UniqueFd listener,
@@ -171,6 +177,7 @@ TEST(PeerUser, OneThatTheNamespaceDoesNotMapIsRefused) {
 // A user's subordinate users would else be as many principals.
 TEST(PeerUser, ASubordinateUserIsTheUserWhoMadeItsNamespace) {
   if (geteuid() != 0) GTEST_SKIP() << kNeedsRoot;
+  if (kThreadSanitizer) GTEST_SKIP() << kNeedsOneThread;
   TempDir directory;
   ASSERT_EQ(chmod(directory.path().c_str(), 0755), 0);
   SLUICE_ASSERT_OK_AND_ASSIGN(const UniqueFd listener,

@@ -1,0 +1,35 @@
+# SLUICE_SANITIZE=thread: Abseil and protobuf, compiled with the sanitizer from
+# the sources of Debian's packages. Debian's own are not, so what they order by
+# atomics (a Status whose last owner frees it) would be reported as a race.
+# gRPC stays Debian's: it takes its locks from pthread and from this Abseil.
+set(sources ${SLUICE_DEBIAN_SOURCES})
+file(GLOB_RECURSE absl_sources ${sources}/absl/*.cc)
+file(GLOB protobuf_sources ${sources}/google/protobuf/*.cc
+  ${sources}/google/protobuf/io/*.cc ${sources}/google/protobuf/stubs/*.cc
+  ${sources}/google/protobuf/util/*.cc
+  ${sources}/google/protobuf/util/internal/*.cc)
+list(FILTER absl_sources EXCLUDE REGEX "test|benchmark|mock|print_hash_of")
+list(FILTER protobuf_sources EXCLUDE REGEX "test|mock|util/internal/.*_test")
+
+add_library(sluice_instrumented STATIC ${absl_sources} ${protobuf_sources})
+target_compile_options(sluice_instrumented PRIVATE
+  -w -fsanitize=thread "SHELL:-idirafter ${sources}")
+target_compile_definitions(sluice_instrumented PRIVATE HAVE_PTHREAD=1
+  HAVE_ZLIB=1)
+set_target_properties(sluice_instrumented PROPERTIES CXX_STANDARD 17)
+target_link_libraries(sluice_instrumented PUBLIC ZLIB::ZLIB Threads::Threads)
+
+set(archive ${CMAKE_CURRENT_BINARY_DIR}/libsluice_instrumented.a)
+get_property(imported DIRECTORY PROPERTY IMPORTED_TARGETS)
+list(FILTER imported INCLUDE REGEX "^absl::")
+foreach(target IN LISTS imported)
+  get_target_property(shared ${target} IMPORTED_LOCATION_NONE)
+  if(shared)
+    set_target_properties(${target} PROPERTIES
+      IMPORTED_LOCATION_NONE "${archive}")
+    add_dependencies(${target} sluice_instrumented)
+  endif()
+endforeach()
+set_target_properties(protobuf::libprotobuf PROPERTIES
+  IMPORTED_LOCATION "${archive}")
+add_dependencies(protobuf::libprotobuf sluice_instrumented)
