@@ -20,6 +20,7 @@
 #include "daemon/runtime/runtime_dir.h"
 #include "daemon/runtime/this_process.h"
 #include "daemon/service/admin/admin_server.h"
+#include "daemon/service/grant_pages.h"
 #include "daemon/service/log/log.h"
 #include "daemon/service/service.h"
 #include "daemon/service/takeover/may_take_over.h"
@@ -52,7 +53,7 @@ absl::StatusOr<std::unique_ptr<HttpServer>> StartHttp(
     WriteLog(LogLevel::kWarning,
              "no metrics on TCP: " + std::string(http.status().message()));
     options.listen.clear();
-    return HttpServer::Start(options);
+    http = HttpServer::Start(options);
   }
   if (absl::IsUnimplemented(http.status()) && !asked &&
       options.socket_group.empty()) {
@@ -60,6 +61,12 @@ absl::StatusOr<std::unique_ptr<HttpServer>> StartHttp(
       WriteLog(LogLevel::kWarning,
                "no metrics: " + std::string(http.status().message()));
     }
+    return nullptr;
+  }
+  if (!http.ok() && takes_over) {
+    WriteLog(LogLevel::kError,
+             fmt::format("no metrics until the next start: {}",
+                         std::string(http.status().message())));
     return nullptr;
   }
   return http;
@@ -142,9 +149,6 @@ absl::StatusOr<ServiceOptions> OptionsOf(const Arguments& arguments,
   options.socket = arguments.runtime_dir + "/session.sock";
   options.node = node.config;
   options.peers = PeerRules::OfThisProcess(config.cgroups);
-  // Unlike any earlier daemon's: later ones start later.
-  options.node.generation =
-      static_cast<uint64_t>(absl::ToUnixNanos(absl::Now()));
   options.driver = node.driver.get();
   options.sim_directory = node.sim_directory;
   if (node.sim_clocks) {
@@ -164,6 +168,15 @@ absl::StatusOr<ServiceOptions> OptionsOf(const Arguments& arguments,
   return options;
 }
 
+// Unlike any earlier daemon's: later ones start later, also where somebody has
+// set the clock back.
+uint64_t GenerationBehind(const Starter& starter) {
+  const auto now = static_cast<uint64_t>(absl::ToUnixNanos(absl::Now()));
+  const auto kept = starter.stored.find(Handover::kLimits);
+  if (kept == starter.stored.end()) return now;
+  return std::max(now, GrantPages::GenerationOf(kept->second) + 1);
+}
+
 // What there is for clients, beside what `starter` keeps.
 void ShareOut(const Config& config, Starter starter, ServiceOptions& options) {
   const int64_t open_files = BesideKept(starter, RaiseDescriptorLimit());
@@ -172,6 +185,7 @@ void ShareOut(const Config& config, Starter starter, ServiceOptions& options) {
                                 options.node, starter);
   options.node.extent_limits.each_of_open_files =
       config.quota.extents.value_or(options.extents.all) >= options.extents.all;
+  options.node.generation = GenerationBehind(starter);
   options.starter = std::move(starter);
 }
 
@@ -229,16 +243,18 @@ absl::Status Serve(const Arguments& arguments, Starter starter,
   // First, so that it goes last: what the rest leaves is gone by then.
   SLUICE_ASSIGN_OR_RETURN(RuntimeLock lock,
                           RuntimeLock::Take(arguments.runtime_dir));
+  // Sessions go before whoever watches: what these need cannot end a takeover.
+  const bool takes_over = !starter.stored.empty();
   // Before what takes long, so that /readyz says that it starts.
-  SLUICE_ASSIGN_OR_RETURN(auto http, StartHttp(config, arguments.runtime_dir,
-                                               !starter.stored.empty()));
+  SLUICE_ASSIGN_OR_RETURN(auto http,
+                          StartHttp(config, arguments.runtime_dir, takes_over));
   if (!dies.empty()) {
     return Freeze(arguments, dies, std::move(starter), deaths, http.get());
   }
   SLUICE_ASSIGN_OR_RETURN(Node node, OpenNode(config, arguments.runtime_dir));
   // Until it serves: memory that was left is of this simulated node, which
   // stays for the next one where this start fails.
-  if (!starter.stored.empty()) node.own_sim.Own("");
+  if (takes_over) node.own_sim.Own("");
   WriteLog(LogLevel::kInfo, node.description);
   if (const auto may = MayTakeOver(starter.stored, node.config); !may.ok()) {
     return Freeze(arguments, std::string(may.message()), std::move(starter),
@@ -254,8 +270,10 @@ absl::Status Serve(const Arguments& arguments, Starter starter,
   SLUICE_ASSIGN_OR_RETURN(const auto service,
                           Service::Start(std::move(options)));
   SLUICE_ASSIGN_OR_RETURN(
-      auto admin, AdminServer::Start(arguments.runtime_dir + "/admin.sock",
-                                     service.get(), SnapshotJson));
+      auto admin,
+      AdminServer::Start(
+          arguments.runtime_dir + "/admin.sock", service.get(), SnapshotJson,
+          takes_over ? NoAdminSocket::kIsTriedAgain : NoAdminSocket::kRefuses));
   if (http) {
     http->Serve({.snapshot = [&service] { return service->Read(); },
                  .alive = [&service] { return service->Answers(); }});

@@ -77,7 +77,9 @@ FrozenAdmin::~FrozenAdmin() = default;
 absl::StatusOr<std::unique_ptr<FrozenAdmin>> FrozenAdmin::Serve(
     const std::string& path, absl::Status why, UniqueFd state) {
   auto impl = std::make_unique<Impl>(std::move(why), std::move(state));
-  SLUICE_ASSIGN_OR_RETURN(impl->socket, AdminSocket::Serve(path, impl.get()));
+  SLUICE_ASSIGN_OR_RETURN(
+      impl->socket,
+      AdminSocket::Serve(path, impl.get(), NoAdminSocket::kIsTriedAgain));
   return std::unique_ptr<FrozenAdmin>(new FrozenAdmin(std::move(impl)));
 }
 

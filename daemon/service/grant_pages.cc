@@ -10,6 +10,7 @@
 #include <unistd.h>
 
 #include <cerrno>
+#include <cstddef>
 #include <new>
 #include <utility>
 
@@ -71,6 +72,15 @@ GrantPages::GrantPages(std::vector<LinkSpeed> links, const Clock* clock)
 
 absl::Status GrantPages::CheckLimits(const UniqueFd& kept) {
   return CheckPage(kept, sizeof(GrantLimits), "the page of limits");
+}
+
+uint64_t GrantPages::GenerationOf(const UniqueFd& kept) {
+  uint64_t generation = 0;
+  const bool read =
+      CheckLimits(kept).ok() &&
+      pread(kept.get(), &generation, sizeof(generation),
+            offsetof(GrantLimits, generation)) == sizeof(generation);
+  return read ? generation : 0;
 }
 
 absl::StatusOr<std::unique_ptr<GrantPages>> GrantPages::Start(

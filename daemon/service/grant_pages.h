@@ -33,6 +33,8 @@ class GrantPages {
 
   // FailedPrecondition: `kept` is no limits page of this version.
   static absl::Status CheckLimits(const UniqueFd& kept);
+  // Of the daemon that wrote to it last; 0: it is no limits page.
+  static uint64_t GenerationOf(const UniqueFd& kept);
   // `clock` tells CLOCK_MONOTONIC: ranks compare the heartbeat with their own.
   // `kept`: the limits page of an earlier daemon, which ranks have mapped;
   // none: a new one. REQUIRES: CheckLimits.

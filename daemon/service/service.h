@@ -246,6 +246,7 @@ class Service {
   // The use pages of attached ranks, and profiles until policy has seen them.
   std::map<SessionId, std::shared_ptr<const UniqueFd>> use_pages_;
   std::map<std::pair<SessionId, RequestId>, UniqueFd> profiles_;
+  absl::Status no_page_;  // why the last use page could not be made
   // Plans as memfds, for all ranks of a job; kept a moment.
   struct PlanFile {
     std::shared_ptr<const UniqueFd> fd;

@@ -202,8 +202,9 @@ Outgoing Service::WelcomePacket(SessionId session,
     const auto use = use_pages_.find(session);
     if (use == use_pages_.end()) {
       out.packet = ErrorPacket(
-          RequestId(), absl::ResourceExhaustedError(
-                           "no grant page could be made for this session"));
+          RequestId(), absl::ResourceExhaustedError(fmt::format(
+                           "no grant page could be made for this session: {}",
+                           std::string(no_page_.message()))));
       return out;
     }
     body->set_grant_slot(static_cast<uint32_t>(welcome.grant_slot));
@@ -319,7 +320,8 @@ void Service::Do(AttachGrants& effect) {
   auto page = grants_->Attach(effect.slot, LinkIndexOf(effect.gpu),
                               effect.guaranteed_bytes_per_second);
   if (!page.ok()) {
-    WriteLog(LogLevel::kError, std::string(page.status().message()));
+    no_page_ = page.status();
+    WriteLog(LogLevel::kError, std::string(no_page_.message()));
     return;
   }
   use_pages_[effect.session] =

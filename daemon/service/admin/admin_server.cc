@@ -143,9 +143,10 @@ AdminServer::~AdminServer() = default;
 
 absl::StatusOr<std::unique_ptr<AdminServer>> AdminServer::Start(
     const std::string& path, Service* service,
-    std::function<std::string(const Snapshot&)> render) {
+    std::function<std::string(const Snapshot&)> render, NoAdminSocket none) {
   auto impl = std::make_unique<Impl>(service, std::move(render));
-  SLUICE_ASSIGN_OR_RETURN(impl->socket, AdminSocket::Serve(path, impl.get()));
+  SLUICE_ASSIGN_OR_RETURN(impl->socket,
+                          AdminSocket::Serve(path, impl.get(), none));
   return std::unique_ptr<AdminServer>(new AdminServer(std::move(impl)));
 }
 

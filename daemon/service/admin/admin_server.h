@@ -9,6 +9,7 @@
 #include <string>
 
 #include "absl/status/statusor.h"
+#include "daemon/service/admin/admin_socket.h"
 #include "daemon/service/service.h"
 
 namespace sluice::daemon {
@@ -19,7 +20,7 @@ class AdminServer {
   // `service` and what `render` needs outlive the server.
   static absl::StatusOr<std::unique_ptr<AdminServer>> Start(
       const std::string& path, Service* service,
-      std::function<std::string(const Snapshot&)> render);
+      std::function<std::string(const Snapshot&)> render, NoAdminSocket none);
   ~AdminServer();
 
  private:

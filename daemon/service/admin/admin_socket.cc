@@ -9,7 +9,9 @@
 #include <cerrno>
 #include <chrono>
 #include <cstdio>
+#include <utility>
 
+#include "daemon/service/log/log.h"
 #include "proto/base/status.h"
 
 namespace sluice::daemon {
@@ -21,11 +23,24 @@ constexpr int kMaxMessageBytes = 4 << 20;
 }  // namespace
 
 absl::StatusOr<std::unique_ptr<AdminSocket>> AdminSocket::Serve(
-    const std::string& path, grpc::Service* service) {
+    const std::string& path, grpc::Service* service, NoAdminSocket none) {
+  auto socket = std::unique_ptr<AdminSocket>(new AdminSocket(path, service));
+  const absl::Status served = socket->TryServe();
+  if (served.ok()) return socket;
+  if (none == NoAdminSocket::kRefuses) return served;
+  WriteLog(
+      LogLevel::kError,
+      fmt::format("{}: sessions are served, and it is tried again every {}",
+                  std::string(served.message()), absl::FormatDuration(kRetry)));
+  socket->thread_ = std::thread([raw = socket.get()] { raw->TryAgain(); });
+  return socket;
+}
+
+absl::Status AdminSocket::TryServe() {
   // The lock on the runtime directory says that nobody serves it. It takes the
   // stale one's place at once: who asks in between finds one that refuses, and
   // asks again.
-  const std::string fresh = path + ".new";
+  const std::string fresh = path_ + ".new";
   unlink(fresh.c_str());
   grpc::ResourceQuota quota("admin");
   quota.SetMaxThreads(kMaxThreads);
@@ -36,22 +51,47 @@ absl::StatusOr<std::unique_ptr<AdminSocket>> AdminSocket::Serve(
   builder.SetSyncServerOption(grpc::ServerBuilder::MIN_POLLERS, 1);
   builder.SetSyncServerOption(grpc::ServerBuilder::MAX_POLLERS, 2);
   builder.AddListeningPort("unix:" + fresh, grpc::InsecureServerCredentials());
-  builder.RegisterService(service);
+  builder.RegisterService(service_);
   // gRPC makes the socket; the mask keeps others out from its first moment.
   const mode_t before = umask(0117);
   auto server = builder.BuildAndStart();
   umask(before);
   if (server == nullptr) {
-    return absl::InternalError(
-        fmt::format("cannot serve administrators on {}", path));
+    return absl::InternalError(fmt::format(
+        "cannot serve administrators on {} (gRPC says why above)", path_));
   }
-  if (rename(fresh.c_str(), path.c_str()) != 0) {
-    return ErrnoStatus(errno, "serve administrators on " + path);
+  if (rename(fresh.c_str(), path_.c_str()) != 0) {
+    return ErrnoStatus(errno, "serve administrators on " + path_);
   }
-  return std::unique_ptr<AdminSocket>(new AdminSocket(path, std::move(server)));
+  server_ = std::move(server);
+  return absl::OkStatus();
+}
+
+void AdminSocket::TryAgain() {
+  for (;;) {
+    {
+      const MutexLock lock(mutex_);
+      const auto next = CondVar::Deadline(kRetry);
+      while (!stopping_ && changed_.WaitUntil(mutex_, next)) {
+      }
+      if (stopping_) return;
+    }
+    if (!TryServe().ok()) continue;
+    WriteLog(LogLevel::kInfo, "administrators are served on " + path_);
+    return;
+  }
 }
 
 AdminSocket::~AdminSocket() {
+  if (thread_.joinable()) {
+    {
+      const MutexLock lock(mutex_);
+      stopping_ = true;
+    }
+    changed_.NotifyAll();
+    thread_.join();
+  }
+  if (server_ == nullptr) return;
   server_->Shutdown(std::chrono::system_clock::now() +
                     std::chrono::milliseconds(200));
   unlink(path_.c_str());

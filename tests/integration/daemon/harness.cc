@@ -131,6 +131,7 @@ absl::StatusOr<wire::Message> RawClient::ReceiveWithin(absl::Duration timeout) {
   }
   SLUICE_ASSIGN_OR_RETURN(auto message, wire::Receive(socket_.get()));
   if (!message) return absl::UnavailableError("the daemon closed the session");
+  generation_ = message->packet.generation();
   return *std::move(message);
 }
 

@@ -84,6 +84,8 @@ class RawClient {
   absl::StatusOr<wire::Event> NextEvent(absl::Duration timeout,
                                         UniqueFd* fd = nullptr);
 
+  // Of the daemon that sent the last packet.
+  uint64_t generation() const { return generation_; }
   int fd() const { return socket_.get(); }
   UniqueFd& socket() { return socket_; }
 
@@ -93,6 +95,7 @@ class RawClient {
 
   UniqueFd socket_;
   uint64_t next_id_ = 1;
+  uint64_t generation_ = 0;
   std::vector<wire::Message> events_;
 };
 

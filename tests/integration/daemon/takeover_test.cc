@@ -7,6 +7,7 @@
 #include <sys/socket.h>
 #include <unistd.h>
 
+#include <cstddef>
 #include <filesystem>
 #include <fstream>
 #include <string>
@@ -15,6 +16,7 @@
 #include "absl/time/clock.h"
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
+#include "proto/base/grant_page.h"
 #include "tests/integration/daemon/harness.h"
 #include "tests/integration/daemon/http.h"
 #include "tests/integration/daemon/kept_daemon.h"
@@ -53,6 +55,22 @@ class TakeOver : public ::testing::Test {
   KeptDaemon daemon_;
 };
 
+// Wrong once: a daemon's number was what the clock said, and no more.
+TEST_F(TakeOver, ADaemonsNumberRisesThoughTheClockWasSetBack) {
+  daemon_.Start();
+  RawClient rank = Attached();
+  // As of a daemon that ran when the clock was a year ahead.
+  const UniqueFd page = daemon_.Copy("limits");
+  const auto ahead = static_cast<uint64_t>(absl::ToUnixNanos(absl::Now())) +
+                     uint64_t{31'000'000} * 1'000'000'000;
+  ASSERT_EQ(pwrite(page.get(), &ahead, sizeof(ahead),
+                   offsetof(GrantLimits, generation)),
+            static_cast<ssize_t>(sizeof(ahead)));
+  daemon_.KillAndStart();
+  ExpectServed(rank);
+  EXPECT_EQ(rank.generation(), ahead + 1);
+}
+
 TEST_F(TakeOver, ARankGoesOn) {
   daemon_.Start();
   RawClient rank = Attached();
@@ -82,15 +100,29 @@ TEST_F(TakeOver, AStartThatFailsLeavesAllToTheNext) {
   daemon_.Start();
   RawClient rank = Attached();
   daemon_.Kill();
-  const std::string in_the_way = daemon_.File("admin.sock");
-  std::filesystem::remove(in_the_way);
-  std::filesystem::create_directories(in_the_way + "/x");
+  const std::string file = daemon_.File("sluiced.toml");
+  std::filesystem::copy_file(file, daemon_.File("good.toml"));
+  std::ofstream(file, std::ios::app) << "[worker]\nuser = \"nobody-here\"\n";
   EXPECT_NE(daemon_.StartThatFails(), 0);
-  std::filesystem::remove_all(in_the_way);
+  std::filesystem::rename(daemon_.File("good.toml"), file);
   RawClient next = Connected(daemon_);
   daemon_.Start();
   ExpectServed(rank);
   EXPECT_THAT(next.Observe(), IsOk());
+}
+
+TEST_F(TakeOver, WhatIsInTheWayOfAdministratorsEndsNobody) {
+  daemon_.Start();
+  RawClient rank = Attached();
+  daemon_.Kill();
+  const std::string in_the_way = daemon_.File("admin.sock");
+  std::filesystem::remove(in_the_way);
+  std::filesystem::create_directories(in_the_way + "/x");
+  daemon_.Start();
+  ExpectServed(rank);
+  std::filesystem::remove_all(in_the_way);
+  EXPECT_TRUE(daemon_.WaitForLog("administrators are served")) << daemon_.Log();
+  EXPECT_TRUE(std::filesystem::is_socket(in_the_way));
 }
 
 // Wrong once: the last one to close a socket closed what lay unread in it, be
