@@ -24,7 +24,8 @@ class BadInput(unittest.TestCase):
                 (["test", "--foo"], "unknown option '--foo'"),
                 (["fuzz", "no-such"], "no target 'no-such'"),
                 (["sanitize", "memory"], "'address' or 'thread', not 'memory'"),
-                (["build", "--foo"], "unknown option '--foo'")):
+                (["build", "--foo"], "unknown option '--foo'"),
+                (["build", "thread"], "release dev wheel asan tsan")):
             with self.subTest(words):
                 run = dev(*words)
                 self.assertEqual(run.returncode, 2)

@@ -3,9 +3,10 @@
 
 Rules, one function each: third-party headers stay in the folders that own
 them; an include never goes up a layer; a tensor that is made says on which
-device; every lock is one that clang can check; no file is over 500 lines;
-nothing names a machine, its paths or its mirrors; every top-level and layer
-folder has a README.md; at the top level is what belongs there.
+device; every lock is one that clang can check; no race of ours is hidden from
+ThreadSanitizer; no file is over 500 lines; nothing names a machine, its paths or
+its mirrors; every top-level and layer folder has a README.md; at the top level
+is what belongs there.
 check_rooms.py: arrows between a layer's rooms, folder sizes, names of headers.
 check_contracts.py: metrics, columns of `sluicectl status`, keys of the snapshot,
 messages and RPCs are in their README's table.
@@ -97,6 +98,15 @@ LONG_FILES = (".md", ".json", ".csv", ".txt", ".bin")  # not code
 HOSTS = re.compile(r"^(127\.0\.0\.1|0\.0\.0\.0|localhost|.*\.(example|invalid)"
                    r"|(www\.)?(w3|apache|arxiv|debian|pypi|python)\.org"
                    r"|github\.com|prometheus\.io|json-schema\.org)$")
+# What ThreadSanitizer is told to overlook: libraries that are not compiled for
+# it (deploy/cmake/SluiceInstrumented.cmake), by their files or namespaces.
+SUPPRESSED_RACES = "deploy/lint/races.supp"
+OF_A_LIBRARY = re.compile(r"called_from_lib:lib(gpr|grpc)\w*(\+\+)?\w*\.so$|"
+                          r"race:(grpc\w*|synchronization_internal)::\w")
+HIDES_RACES = re.compile(r"no_sanitize(_thread\b|.*\bthread\b)|"
+                         r"NO_SANITIZE_THREAD|__tsan_default_suppressions|"
+                         r"ANNOTATE_\w*(IGNORE|BENIGN)\w*", re.I)
+
 # Written with a character class so that this file does not match itself.
 MACHINE_PATH = re.compile(r"[/](root|home/\w+|work|Users/\w+)/[\w.]")
 URL = re.compile(r"\bhttps?://([\w.-]+\.\w+)")
@@ -220,6 +230,22 @@ def check_locks(files):
                        f"ones of {ANNOTATED_LOCKS}, which clang can check")
 
 
+def check_races(files):
+    """No race of ours is hidden from ThreadSanitizer."""
+    for path, text in files.items():
+        for number, line in enumerate(text.splitlines(), 1):
+            if path == SUPPRESSED_RACES:
+                rule = line.split("#")[0].strip()
+                if rule and not OF_A_LIBRARY.match(rule):
+                    yield (f"{path}:{number}: {rule}: only a library's races "
+                           "are suppressed; mend ours")
+            elif path.endswith((".cc", ".h")):
+                found = HIDES_RACES.search(line.split("//")[0])
+                if found:
+                    yield (f"{path}:{number}: {found.group()} hides races: "
+                           "mend them")
+
+
 def layer_table(cmake):
     """(uses, folders) of deploy/cmake/SluiceLayers.cmake's text."""
     uses = {}
@@ -309,6 +335,7 @@ def check(root):
     problems += check_layers(code, cmake)
     problems += check_locks(code)
     problems += check_placement(code)
+    problems += check_races(texts)
     problems += check_lengths(texts)
     problems += check_machine(texts)
     problems += check_top_level(paths)

@@ -134,6 +134,31 @@ class Tree(unittest.TestCase):
         for good in ("Mutex m;", "const MutexLock lock(m);", "// std::mutex"):
             self.assertEqual(list(check_tree.check_locks({"a.cc": good})), [])
 
+    def test_what_hides_a_race_of_ours_is_named(self):
+        def found(path, text):
+            return list(check_tree.check_races({path: text}))
+        for rule in ("race:sluice::client::CopyLane::Run", "race:*",
+                     "race:client/copy/", "race:grpc*", "mutex:Core",
+                     "called_from_lib:libsluice.so", "deadlock:grpc::Server",
+                     "race_top:sluice"):
+            [line] = found(check_tree.SUPPRESSED_RACES, "# why\n" + rule)
+            self.assertIn("races.supp:2: " + rule, line)
+        for rule in ("# race:sluice", "", "called_from_lib:libgpr.so",
+                     "called_from_lib:libgrpc++_unsecure.so",
+                     "race:synchronization_internal::Waiter::Post"):
+            self.assertEqual(found(check_tree.SUPPRESSED_RACES, rule), [])
+        for code in ('__attribute__((no_sanitize("thread"))) void f();',
+                     '[[clang::no_sanitize("address", "thread")]] int g();',
+                     "__attribute__((no_sanitize_thread)) int h();",
+                     "ABSL_ATTRIBUTE_NO_SANITIZE_THREAD int k();",
+                     "const char* __tsan_default_suppressions();",
+                     "ANNOTATE_BENIGN_RACE(&x, why);"):
+            self.assertEqual(len(found("client/copy/x.cc", code)), 1, code)
+        for code in ("// no_sanitize_thread",
+                     '__attribute__((no_sanitize("address"))) void f();',
+                     "std::thread thread;"):
+            self.assertEqual(found("client/copy/x.cc", code), [])
+
     def test_long_files_are_named(self):
         files = {"a.cc": "\n" * 501, "b.cc": "\n" * 500, "c.md": "\n" * 900}
         self.assertEqual(len(list(check_tree.check_lengths(files))), 1)
