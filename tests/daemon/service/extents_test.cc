@@ -39,7 +39,7 @@ class ExtentsTest : public ::testing::Test {
         .links = {{"link", 0, 0}},
         .host_memory = kHostMemory};
     ASSERT_THAT(device::CreateSimNode(directory_.path(), node), IsOk());
-    auto driver = device::OpenSimDriver(directory_.path());
+    auto driver = Open(directory_.path());
     ASSERT_THAT(driver, IsOk());
     driver_ = *std::move(driver);
     auto loop = Loop::Make(&clock_);
@@ -60,6 +60,11 @@ class ExtentsTest : public ::testing::Test {
   void TearDown() override {
     loop_->Stop();
     thread_.join();
+  }
+
+  virtual absl::StatusOr<std::unique_ptr<device::Driver>> Open(
+      const std::string& directory) {
+    return device::OpenSimDriver(directory);
   }
 
   // Both on the loop's thread, as core's effects are.
@@ -163,8 +168,18 @@ TEST_F(ExtentsTest, WaitingForMemoryDoesNotHoldUpADestroyThatMakesRoom) {
   EXPECT_THAT(Made(kHeld + 1), Each(IsOk()));
 }
 
+// As the daemon does: whether there is room is known without asking the kernel,
+// which takes longer the more processes it has to look at.
+class OwnedExtentsTest : public ExtentsTest {
+ protected:
+  absl::StatusOr<std::unique_ptr<device::Driver>> Open(
+      const std::string& directory) override {
+    return device::OpenOwnedSimDriver(directory);
+  }
+};
+
 // The device thread slept 10 ms for each of them, one after the other.
-TEST_F(ExtentsTest, ThoseThatCannotBeMadeHoldUpNobodyElses) {
+TEST_F(OwnedExtentsTest, ThoseThatCannotBeMadeHoldUpNobodyElses) {
   OnLoop([&] {
     for (int id = 0; id < kHeld; ++id) Make(id);
   });
