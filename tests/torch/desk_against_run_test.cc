@@ -7,7 +7,10 @@
 #include <ATen/ops/zeros.h>
 
 #include <algorithm>
+#include <fstream>
+#include <iterator>
 #include <string>
+#include <vector>
 
 #include "planner/stream/states.h"
 #include "planner/stream/transients.h"
@@ -21,21 +24,44 @@ constexpr uint64_t kShapes = 200;
 // Of the tallest heap of transients that was recorded.
 constexpr double kMostTransients = 1.15;
 
-// Does this CPU pack the weights of a product in bf16?
-bool PacksBf16() {
-  static const bool packs = [] {
-    const Arena memory(MiB(8));
-    RegionAllocator allocator(at::kCPU, memory.data(), MiB(8));
-    allocator.Arm();
-    const at::Tensor matrix = at::zeros({64, 64}, at::kBFloat16);
-    allocator.RecordSegments(true);
-    {
-      const SegmentScope segment(&allocator, "product");
-      const at::Tensor product = at::mm(matrix, matrix);
-    }
-    return allocator.TakeRecorded().front().trace.buffers.size() > 1;
+// What oneDNN takes beside a product of [64, inner] and [inner, 64] in bf16.
+Bytes PackedFor(int64_t inner) {
+  const Arena memory(MiB(8));
+  RegionAllocator allocator(at::kCPU, memory.data(), MiB(8));
+  allocator.Arm();
+  const at::Tensor left = at::zeros({inner, 64}, at::kBFloat16).t();
+  const at::Tensor right = at::zeros({inner, 64}, at::kBFloat16);
+  allocator.RecordSegments(true);
+  {
+    const SegmentScope segment(&allocator, "product");
+    const at::Tensor product = at::mm(left, right);
+  }
+  const std::vector<plan::SegmentKind> kinds = allocator.TakeRecorded();
+  const auto& buffers = kinds.front().trace.buffers;
+  return buffers.size() > 1 ? buffers[1].size : Bytes(0);
+}
+
+bool HasAmx() {
+  std::ifstream file("/proc/cpuinfo");
+  const std::string cpus((std::istreambuf_iterator<char>(file)), {});
+  return cpus.find(" amx_bf16 ") != std::string::npos;
+}
+
+// How this CPU packs the operands of a product in bf16: by AMX's tiles, as the
+// desk counts; not at all; or by other blocks (AVX-512 alone), of which a
+// product takes at most `others`, as oneDNN cuts longer ones into several.
+struct Packing {
+  bool by_tiles = false;
+  Bytes others;
+};
+
+const Packing& PackingHere() {
+  static const Packing packing = [] {
+    if (PackedFor(64) == Bytes(0)) return Packing{};
+    if (HasAmx()) return Packing{.by_tiles = true};
+    return Packing{.others = PackedFor(2048)};
   }();
-  return packs;
+  return packing;
 }
 
 // The sums of the inner side are the last in the arena. With queries outer the
@@ -82,7 +108,7 @@ class DeskAgainstRun : public ::testing::TestWithParam<uint64_t> {
   const stream::StreamOptions options_;
   const MeasuredStep run_;
   const stream::Kernels cpu_ = {.threads = at::get_num_threads(),
-                                .packs_bf16 = PacksBf16()};
+                                .packs_bf16 = PackingHere().by_tiles};
 };
 
 void DeskAgainstRun::ExpectBuffers() const {
@@ -102,7 +128,8 @@ void DeskAgainstRun::ExpectBuffers() const {
 #endif
 }
 
-// In fp32 to the byte. In bf16 oneDNN's panels are counted at their largest.
+// In fp32 to the byte. In bf16 oneDNN's panels are counted at their largest;
+// where it packs by others they are not, and may come on top.
 Bytes DeskAgainstRun::ExpectSegments() const {
   Bytes tallest;
   for (const stream::SegmentTraits& segment : stream::kSegments) {
@@ -116,7 +143,7 @@ Bytes DeskAgainstRun::ExpectSegments() const {
     if (options_.dtype == stream::Dtype::kFp32) {
       EXPECT_EQ(desk, peak) << segment.name;
     } else {
-      EXPECT_GE(desk, peak) << segment.name;
+      EXPECT_GE(desk + PackingHere().others, peak) << segment.name;
       EXPECT_LE(desk, peak + peak / 10 + KiB(4)) << segment.name;
     }
     tallest = std::max(tallest, peak);
@@ -133,7 +160,8 @@ TEST_P(DeskAgainstRun, SaysWhatAStepTakes) {
   const auto tallest = static_cast<double>(ExpectSegments().count());
   const auto desk =
       static_cast<double>(stream::TransientBytes(options_, cpu_).count());
-  EXPECT_GE(desk, tallest);
+  const auto others = static_cast<double>(PackingHere().others.count());
+  EXPECT_GE(desk + others, tallest);
   EXPECT_LE(desk, kMostTransients * tallest);
 }
 
