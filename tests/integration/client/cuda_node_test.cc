@@ -11,13 +11,17 @@
 #include <tuple>
 #include <vector>
 
+#include "gmock/gmock.h"
 #include "gtest/gtest.h"
 #include "proto/base/status.h"
 #include "tests/integration/daemon/harness.h"
 #include "tests/support/status_matchers.h"
+#include "tests/support/under_keeper.h"
 
 namespace sluice::testing {
 namespace {
+
+using ::testing::MatchesRegex;
 
 // The fake has no device nodes by which the daemon could tell who may have a
 // GPU: here anybody may.
@@ -46,12 +50,15 @@ class OfCuda : public ::testing::TestWithParam<std::tuple<bool, int>> {
     unsetenv("SLUICE_FAKE_CUDA");
   }
 
-  std::unique_ptr<Child> StartRank(const RunningDaemon& daemon, int rank) {
-    return Child::Spawn({BinaryPath("cuda_rank"), daemon.socket(),
-                         std::to_string(rank), std::to_string(rank), until()});
+  std::unique_ptr<Child> StartRank(const std::string& socket, int rank) {
+    return Child::Spawn({BinaryPath("cuda_rank"), socket, std::to_string(rank),
+                         std::to_string(rank), until()});
   }
   std::string until() const { return signs_.File("end"); }
   void LetRanksEnd() const { std::ofstream(until()) << "\n"; }
+  void LoseGpu(int gpu) const {
+    std::ofstream(node_.File(fmt::format("lost-gpu{}", gpu))) << "\n";
+  }
   std::string Findings() const {
     std::ifstream file(node_.File("findings"));
     return {std::istreambuf_iterator<char>(file), {}};
@@ -72,12 +79,11 @@ class OfCuda : public ::testing::TestWithParam<std::tuple<bool, int>> {
   TempDir node_, signs_;
 };
 
-void ExpectAllIsFree(const RunningDaemon& daemon) {
+void ExpectAllIsFree(const std::string& socket) {
   for (const int gpu : {0, 1}) {
-    EXPECT_THAT(WaitUntilFree(daemon.socket(), gpu, absl::Seconds(20)), IsOk());
+    EXPECT_THAT(WaitUntilFree(socket, gpu, absl::Seconds(20)), IsOk());
   }
-  SLUICE_ASSERT_OK_AND_ASSIGN(const wire::Pool host,
-                              HostPool(daemon.socket(), 0));
+  SLUICE_ASSERT_OK_AND_ASSIGN(const wire::Pool host, HostPool(socket, 0));
   EXPECT_EQ(host.leased_bytes(), 0u);
   EXPECT_EQ(host.free_bytes(), host.total_bytes());
 }
@@ -90,8 +96,8 @@ void ExpectEndsWell(RunningDaemon& daemon) {
 TEST_P(OfCuda, TwoRanksCopyThereAndBackAndNothingIsLeft) {
   RunningDaemon daemon(kToml);
   EXPECT_EQ(daemon.ReadyField("driver"), "cuda");
-  const auto first = StartRank(daemon, 0);
-  const auto second = StartRank(daemon, 1);
+  const auto first = StartRank(daemon.socket(), 0);
+  const auto second = StartRank(daemon.socket(), 1);
   EXPECT_TRUE(first->WaitForOutput("same", absl::Seconds(30)));
   EXPECT_TRUE(second->WaitForOutput("same", absl::Seconds(30)));
   // The test sees what it says it sees: memory of both GPUs is on this fake.
@@ -100,15 +106,15 @@ TEST_P(OfCuda, TwoRanksCopyThereAndBackAndNothingIsLeft) {
   LetRanksEnd();
   first->ExpectSuccess();
   second->ExpectSuccess();
-  ExpectAllIsFree(daemon);
+  ExpectAllIsFree(daemon.socket());
   ExpectEndsWell(daemon);
   EXPECT_EQ(Findings(), "");
 }
 
 TEST_P(OfCuda, ARankThatIsKilledGivesBackAllAndTheOtherGoesOn) {
   RunningDaemon daemon(kToml);
-  const auto first = StartRank(daemon, 0);
-  const auto second = StartRank(daemon, 1);
+  const auto first = StartRank(daemon.socket(), 0);
+  const auto second = StartRank(daemon.socket(), 1);
   ASSERT_TRUE(first->WaitForOutput("same", absl::Seconds(30)));
   ASSERT_TRUE(second->WaitForOutput("same", absl::Seconds(30)));
   first->Kill(SIGKILL);
@@ -119,7 +125,53 @@ TEST_P(OfCuda, ARankThatIsKilledGivesBackAllAndTheOtherGoesOn) {
   EXPECT_GT(other.leased_bytes(), 0u);
   LetRanksEnd();  // it copies once more before it ends
   second->ExpectSuccess();
-  ExpectAllIsFree(daemon);
+  ExpectAllIsFree(daemon.socket());
+  ExpectEndsWell(daemon);
+  EXPECT_EQ(Findings(), "");
+}
+
+// A daemon that takes over has nothing but the descriptors: it imports what the
+// dead one made, of both kinds.
+TEST_P(OfCuda, TheNextDaemonTakesOverAndRanksGoOnCopying) {
+  const TempDir folder;
+  const std::string config = folder.File("sluiced.toml");
+  std::ofstream(config) << kToml << "[http]\nlisten = \"\"\n"
+                        << "[restart]\nfreeze_after = 0\n";
+  UnderKeeper daemon(UnderKeeper::Of{.more = {"--config", config}});
+  const auto first = StartRank(daemon.socket(), 0);
+  const auto second = StartRank(daemon.socket(), 1);
+  ASSERT_TRUE(first->WaitForOutput("same", absl::Seconds(30)));
+  ASSERT_TRUE(second->WaitForOutput("same", absl::Seconds(30)));
+  daemon.daemon(daemon.KillDaemon());
+  ASSERT_TRUE(daemon.WaitForLog("took over 2 sessions")) << daemon.Log();
+  for (const int gpu : {0, 1}) {
+    SLUICE_ASSERT_OK_AND_ASSIGN(const wire::Pool pool,
+                                GpuPool(daemon.socket(), gpu));
+    EXPECT_EQ(pool.leased_bytes(), MiB(8).size());
+  }
+  LetRanksEnd();
+  first->ExpectSuccess();
+  second->ExpectSuccess();
+  ExpectAllIsFree(daemon.socket());
+  EXPECT_TRUE(daemon.End());  // the fake says at the end what is left
+  EXPECT_EQ(Findings(), "") << daemon.Log();
+}
+
+// One line from the rank that had it; the other rank and the daemon go on.
+TEST_P(OfCuda, ALostGpuIsOneLineAndTheOtherRankGoesOn) {
+  RunningDaemon daemon(kToml);
+  const auto first = StartRank(daemon.socket(), 0);
+  const auto second = StartRank(daemon.socket(), 1);
+  ASSERT_TRUE(first->WaitForOutput("same", absl::Seconds(30)));
+  ASSERT_TRUE(second->WaitForOutput("same", absl::Seconds(30)));
+  LoseGpu(0);
+  LetRanksEnd();
+  const ChildResult lost = first->Join();
+  EXPECT_EQ(lost.exit_code, 1) << lost.err;
+  EXPECT_THAT(lost.err,
+              MatchesRegex("error: [^\n]*DEVICE_UNAVAILABLE[^\n]*\n"));
+  second->ExpectSuccess();
+  ExpectAllIsFree(daemon.socket());
   ExpectEndsWell(daemon);
   EXPECT_EQ(Findings(), "");
 }
