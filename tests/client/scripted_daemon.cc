@@ -1,5 +1,6 @@
 #include "tests/client/scripted_daemon.h"
 
+#include <sched.h>
 #include <sys/mman.h>
 #include <sys/socket.h>
 #include <unistd.h>
@@ -68,7 +69,10 @@ void ScriptedDaemon::Reply(uint64_t id, const wire::Reply& reply,
   packet.set_id(id);
   packet.set_generation(generation_);
   *packet.mutable_reply() = reply;
-  wire::Send(peer_.get(), packet, fds).IgnoreError();
+  // As the real one, it keeps what a slow reader has no room for yet.
+  while (absl::IsResourceExhausted(wire::Send(peer_.get(), packet, fds))) {
+    sched_yield();
+  }
 }
 
 void ScriptedDaemon::ReplyError(uint64_t id, absl::StatusCode code,
