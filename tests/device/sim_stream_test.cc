@@ -185,12 +185,18 @@ TEST_F(SimTest, WhatTakesTimeIsNotDoneByItsCaller) {
       driver_->CopyAsync(to.data(), from.data(), Bytes(200'000), kH2D, stream),
       IsOk());
   // Nor is what comes behind it, though by then it takes none.
+  const double begin = Seconds();
   ASSERT_THAT(node_->SetLinkSpeed("own", 0, 0), IsOk());
   std::byte last = {};
   ASSERT_THAT(driver_->CopyAsync(&last, &to.back(), Bytes(1), kH2D, stream),
               IsOk());
   ASSERT_THAT(driver_->RecordEvent(event, stream), IsOk());
-  EXPECT_FALSE(driver_->QueryEvent(event).value());
+  const bool done = driver_->QueryEvent(event).value();
+  // Its thread sees the new speed when its slice ends, and is done at once: a
+  // caller that was kept from the CPU for so long has seen nothing.
+  if (Seconds() - begin < 0.005) {
+    EXPECT_FALSE(done);
+  }
   EXPECT_THAT(driver_->SynchronizeEvent(event), IsOk());
   EXPECT_EQ(last, std::byte{1});
 }
