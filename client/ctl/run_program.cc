@@ -4,7 +4,6 @@
 #include <fmt/format.h>
 #include <poll.h>
 #include <signal.h>
-#include <spawn.h>
 #include <sys/mman.h>
 #include <sys/wait.h>
 #include <unistd.h>
@@ -13,48 +12,28 @@
 
 #include "absl/time/clock.h"
 #include "proto/base/pidfd.h"
+#include "proto/base/spawn.h"
 #include "proto/base/status.h"
 #include "proto/base/text.h"
 #include "proto/base/unique_fd.h"
-
-extern char** environ;
 
 namespace sluice::ctl {
 namespace {
 
 constexpr int kSliceMs = 100;
 
-// It writes into memory, so that neither waits for the other.
-absl::StatusOr<pid_t> Spawn(const std::vector<std::string>& words, int out,
-                            int err) {
-  std::vector<char*> argv;
-  for (const std::string& word : words) {
-    argv.push_back(const_cast<char*>(word.c_str()));
-  }
-  argv.push_back(nullptr);
-  posix_spawn_file_actions_t actions;
-  posix_spawn_file_actions_init(&actions);
-  posix_spawn_file_actions_addopen(&actions, STDIN_FILENO, "/dev/null",
-                                   O_RDONLY, 0);
-  posix_spawn_file_actions_adddup2(&actions, out, STDOUT_FILENO);
-  posix_spawn_file_actions_adddup2(&actions, err, STDERR_FILENO);
-  posix_spawnattr_t attributes;
-  posix_spawnattr_init(&attributes);
-  // Ctrl-C ends it, also where this process waits with its own end.
-  sigset_t none;
-  sigemptyset(&none);
-  posix_spawnattr_setsigmask(&attributes, &none);
-  posix_spawnattr_setflags(&attributes, POSIX_SPAWN_SETSIGMASK);
-  pid_t pid = -1;
-  const int error =
-      posix_spawnp(&pid, argv[0], &actions, &attributes, argv.data(), environ);
-  posix_spawn_file_actions_destroy(&actions);
-  posix_spawnattr_destroy(&attributes);
-  if (error == ENOENT) {
-    return absl::NotFoundError(fmt::format("there is no {} here", words[0]));
-  }
-  if (error != 0) return ErrnoStatus(error, "start " + words[0]);
-  return pid;
+// It writes into memory, so that neither waits for the other. Ctrl-C ends it,
+// also where this process waits with its own end.
+absl::StatusOr<pid_t> Start(const std::vector<std::string>& words,
+                            const UniqueFd& out, const UniqueFd& err) {
+  const UniqueFd nothing(open("/dev/null", O_RDONLY | O_CLOEXEC));
+  if (!nothing) return ErrnoStatus(errno, "open /dev/null");
+  auto pid = Spawn(words, {.files = {{nothing.get(), STDIN_FILENO},
+                                     {out.get(), STDOUT_FILENO},
+                                     {err.get(), STDERR_FILENO}},
+                           .search_path = true});
+  if (!absl::IsNotFound(pid.status())) return pid;
+  return absl::NotFoundError(fmt::format("there is no {} here", words[0]));
 }
 
 // OK: it has ended by itself.
@@ -90,7 +69,7 @@ absl::StatusOr<ProgramResult> RunProgram(const std::vector<std::string>& words,
   const UniqueFd out(memfd_create("out", MFD_CLOEXEC));
   const UniqueFd err(memfd_create("err", MFD_CLOEXEC));
   if (!out || !err) return ErrnoStatus(errno, "make a memfd");
-  SLUICE_ASSIGN_OR_RETURN(const pid_t pid, Spawn(words, out.get(), err.get()));
+  SLUICE_ASSIGN_OR_RETURN(const pid_t pid, Start(words, out, err));
   const absl::Status ended = Await(pid, words[0], limits);
   if (!ended.ok()) kill(pid, SIGKILL);
   int status = 0;

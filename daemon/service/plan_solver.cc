@@ -3,7 +3,6 @@
 #include <fcntl.h>
 #include <fmt/format.h>
 #include <signal.h>
-#include <spawn.h>
 #include <sys/mman.h>
 #include <sys/wait.h>
 #include <unistd.h>
@@ -13,12 +12,11 @@
 #include <cerrno>
 #include <utility>
 
+#include "proto/base/spawn.h"
 #include "proto/base/status.h"
 #include "proto/plan/codec.h"
 #include "proto/plan/validate.h"
 #include "proto/wire.h"
-
-extern char** environ;
 
 namespace sluice::daemon {
 namespace {
@@ -73,46 +71,22 @@ std::vector<std::string> WordsOf(const WorkerOptions& worker,
   return words;
 }
 
-absl::StatusOr<pid_t> Spawn(const WorkerOptions& worker, const UniqueFd& in,
+absl::StatusOr<pid_t> Start(const WorkerOptions& worker, const UniqueFd& in,
                             const UniqueFd& out, const UniqueFd& progress,
                             const UniqueFd& errors, absl::Duration time_limit) {
   SLUICE_ASSIGN_OR_RETURN(const UniqueFd high_in, MoveUp(in));
   SLUICE_ASSIGN_OR_RETURN(const UniqueFd high_out, MoveUp(out));
   SLUICE_ASSIGN_OR_RETURN(const UniqueFd high_progress, MoveUp(progress));
   SLUICE_ASSIGN_OR_RETURN(const UniqueFd high_errors, MoveUp(errors));
-  posix_spawn_file_actions_t actions;
-  posix_spawn_file_actions_init(&actions);
-  posix_spawn_file_actions_adddup2(&actions, high_in.get(), kWorkerIn);
-  posix_spawn_file_actions_adddup2(&actions, high_out.get(), kWorkerOut);
-  posix_spawn_file_actions_adddup2(&actions, high_progress.get(),
-                                   kWorkerProgress);
-  posix_spawn_file_actions_adddup2(&actions, high_errors.get(), STDERR_FILENO);
-  // Signals blocked for the daemon's signalfd must reach the worker; the one
-  // that hurries it, as soon as it catches that.
-  posix_spawnattr_t attributes;
-  posix_spawnattr_init(&attributes);
-  sigset_t blocked, all;
-  sigemptyset(&blocked);
-  sigaddset(&blocked, SIGUSR1);
-  sigfillset(&all);
-  posix_spawnattr_setsigmask(&attributes, &blocked);
-  posix_spawnattr_setsigdefault(&attributes, &all);
-  posix_spawnattr_setflags(&attributes,
-                           POSIX_SPAWN_SETSIGMASK | POSIX_SPAWN_SETSIGDEF);
-  std::vector<std::string> words = WordsOf(worker, time_limit);
-  std::vector<char*> argv;
-  for (std::string& word : words) argv.push_back(word.data());
-  argv.push_back(nullptr);
-  pid_t pid = 0;
-  const int error = posix_spawn(&pid, worker.path.c_str(), &actions,
-                                &attributes, argv.data(), environ);
-  posix_spawn_file_actions_destroy(&actions);
-  posix_spawnattr_destroy(&attributes);
-  if (error != 0) {
-    return ErrnoStatus(error,
-                       fmt::format("start the plan worker {}", worker.path));
-  }
-  return pid;
+  // The signal that hurries it reaches it as soon as it catches that.
+  return Spawn(WordsOf(worker, time_limit),
+               {.name = "the plan worker " + worker.path,
+                .files = {{high_in.get(), kWorkerIn},
+                          {high_out.get(), kWorkerOut},
+                          {high_progress.get(), kWorkerProgress},
+                          {high_errors.get(), STDERR_FILENO}},
+                .blocked = {SIGUSR1},
+                .signals = SpawnOptions::Signals::kDefault});
 }
 
 // It closed its end of the pipe, so it is exiting; SIGKILL is for one that
@@ -315,7 +289,7 @@ void PlanSolver::Launch(const std::shared_ptr<Run>& run) {
         return ErrnoStatus(errno, "memfd_create");
       }
       SLUICE_ASSIGN_OR_RETURN(
-          run->pid, Spawn(worker_, in, pipe.write, run->progress, run->errors,
+          run->pid, Start(worker_, in, pipe.write, run->progress, run->errors,
                           run->question.time_limit));
       run->out = std::move(pipe.read);
       return absl::OkStatus();

@@ -3,7 +3,6 @@
 #include <fmt/format.h>
 #include <poll.h>
 #include <signal.h>
-#include <spawn.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
@@ -12,39 +11,16 @@
 #include <vector>
 
 #include "proto/base/pidfd.h"
+#include "proto/base/spawn.h"
 #include "proto/base/status.h"
 
 namespace sluice::daemon {
 namespace {
 
 // In a process group of its own: a keeper kills what a dead daemon left in its
-// group. As for any start, no signal is blocked, nor SIGPIPE ignored.
-absl::StatusOr<pid_t> Spawn(const std::vector<std::string>& words) {
-  std::vector<char*> argv;
-  argv.reserve(words.size() + 1);
-  for (const std::string& word : words) {
-    argv.push_back(const_cast<char*>(word.c_str()));
-  }
-  argv.push_back(nullptr);
-  sigset_t none, usual;
-  sigemptyset(&none);
-  sigemptyset(&usual);
-  sigaddset(&usual, SIGPIPE);
-  posix_spawnattr_t attributes;
-  posix_spawnattr_init(&attributes);
-  posix_spawnattr_setflags(&attributes, POSIX_SPAWN_SETPGROUP |
-                                            POSIX_SPAWN_SETSIGMASK |
-                                            POSIX_SPAWN_SETSIGDEF);
-  posix_spawnattr_setpgroup(&attributes, 0);
-  posix_spawnattr_setsigmask(&attributes, &none);
-  posix_spawnattr_setsigdefault(&attributes, &usual);
-  pid_t pid = 0;
-  const int error =
-      posix_spawn(&pid, argv[0], nullptr, &attributes, argv.data(), environ);
-  posix_spawnattr_destroy(&attributes);
-  if (error != 0) return ErrnoStatus(error, "start " + words[0]);
-  return pid;
-}
+// group. SIGPIPE is not ignored there.
+const SpawnOptions kAsAKeeper = {.signals = SpawnOptions::Signals::kDefaultPipe,
+                                 .own_group = true};
 
 }  // namespace
 
@@ -83,7 +59,8 @@ absl::Status KeeperProcess::Replace() {
   SLUICE_ASSIGN_OR_RETURN(
       pid_, Spawn({options_.keeper.program, "--adopt", std::to_string(getpid()),
                    "--runtime-dir", folder, "--max-descriptors",
-                   std::to_string(options_.capacity)}));
+                   std::to_string(options_.capacity)},
+                  kAsAKeeper));
   child_ = true;
   life_ = PidfdOf(pid_);
   if (!life_) return ErrnoStatus(errno, "watch the keeper");

@@ -2,7 +2,6 @@
 
 #include <fmt/format.h>
 #include <signal.h>
-#include <spawn.h>
 #include <sys/prctl.h>
 #include <sys/wait.h>
 #include <unistd.h>
@@ -13,9 +12,8 @@
 #include <fstream>
 
 #include "absl/time/clock.h"
+#include "proto/base/spawn.h"
 #include "proto/base/status.h"
-
-extern char** environ;
 
 namespace sluice::train {
 namespace {
@@ -36,49 +34,17 @@ std::vector<std::string> MergedEnvironment(
   return merged;
 }
 
-std::vector<char*> Pointers(std::vector<std::string>& texts) {
-  std::vector<char*> pointers;
-  for (std::string& text : texts) pointers.push_back(text.data());
-  pointers.push_back(nullptr);
-  return pointers;
-}
-
 }  // namespace
 
 absl::StatusOr<pid_t> Spawn(const SpawnOptions& options) {
-  std::vector<std::string> argv = options.argv;
-  std::vector<std::string> env = MergedEnvironment(options.environment);
-  posix_spawn_file_actions_t actions;
-  posix_spawn_file_actions_init(&actions);
-  if (options.stdout_fd >= 0) {
-    posix_spawn_file_actions_adddup2(&actions, options.stdout_fd, 1);
-  }
-  if (options.stderr_fd >= 0) {
-    posix_spawn_file_actions_adddup2(&actions, options.stderr_fd, 2);
-  }
+  sluice::SpawnOptions as{.environment = MergedEnvironment(options.environment),
+                          .own_group = options.own_group};
+  if (options.stdout_fd >= 0) as.files.emplace_back(options.stdout_fd, 1);
+  if (options.stderr_fd >= 0) as.files.emplace_back(options.stderr_fd, 2);
   if (options.inherited_fd >= 0) {
-    // Onto itself: clears close-on-exec in the child only.
-    posix_spawn_file_actions_adddup2(&actions, options.inherited_fd,
-                                     options.inherited_fd);
+    as.files.emplace_back(options.inherited_fd, options.inherited_fd);
   }
-  posix_spawnattr_t attributes;
-  posix_spawnattr_init(&attributes);
-  // The launcher blocks the signals it waits for; children must not.
-  sigset_t none;
-  sigemptyset(&none);
-  posix_spawnattr_setsigmask(&attributes, &none);
-  posix_spawnattr_setpgroup(&attributes, 0);
-  posix_spawnattr_setflags(
-      &attributes,
-      static_cast<short>(POSIX_SPAWN_SETSIGMASK |
-                         (options.own_group ? POSIX_SPAWN_SETPGROUP : 0)));
-  pid_t pid = -1;
-  const int error = posix_spawn(&pid, argv[0].c_str(), &actions, &attributes,
-                                Pointers(argv).data(), Pointers(env).data());
-  posix_spawn_file_actions_destroy(&actions);
-  posix_spawnattr_destroy(&attributes);
-  if (error != 0) return ErrnoStatus(error, "start " + options.argv[0]);
-  return pid;
+  return sluice::Spawn(options.argv, as);
 }
 
 std::optional<int> TryWait(pid_t pid) {

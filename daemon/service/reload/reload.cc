@@ -3,7 +3,6 @@
 #include <fcntl.h>
 #include <fmt/format.h>
 #include <signal.h>
-#include <spawn.h>
 #include <sys/mman.h>
 #include <sys/wait.h>
 #include <unistd.h>
@@ -13,6 +12,7 @@
 #include <utility>
 
 #include "proto/base/pidfd.h"
+#include "proto/base/spawn.h"
 #include "proto/base/status.h"
 #include "proto/base/text.h"
 
@@ -21,34 +21,6 @@ namespace {
 
 constexpr size_t kMostRead = 4096;
 constexpr std::string_view kError = "error: ";
-
-// The daemon has signals blocked, for its signalfd; the child has none.
-absl::StatusOr<pid_t> Spawn(std::vector<std::string> words, int errors) {
-  std::vector<char*> argv;
-  for (std::string& word : words) argv.push_back(word.data());
-  argv.push_back(nullptr);
-  posix_spawn_file_actions_t actions;
-  posix_spawn_file_actions_init(&actions);
-  posix_spawn_file_actions_addopen(&actions, STDOUT_FILENO, "/dev/null",
-                                   O_WRONLY, 0);
-  posix_spawn_file_actions_adddup2(&actions, errors, STDERR_FILENO);
-  posix_spawnattr_t attributes;
-  posix_spawnattr_init(&attributes);
-  sigset_t none, all;
-  sigemptyset(&none);
-  sigfillset(&all);
-  posix_spawnattr_setsigmask(&attributes, &none);
-  posix_spawnattr_setsigdefault(&attributes, &all);
-  posix_spawnattr_setflags(&attributes,
-                           POSIX_SPAWN_SETSIGMASK | POSIX_SPAWN_SETSIGDEF);
-  pid_t pid = 0;
-  const int error =
-      posix_spawn(&pid, argv[0], &actions, &attributes, argv.data(), environ);
-  posix_spawn_file_actions_destroy(&actions);
-  posix_spawnattr_destroy(&attributes);
-  if (error != 0) return ErrnoStatus(error, "start " + words[0]);
-  return pid;
-}
 
 }  // namespace
 
@@ -71,7 +43,12 @@ void Reload::Ask() {
 absl::Status Reload::Start() {
   errors_ = UniqueFd(memfd_create("sluice-check", MFD_CLOEXEC));
   if (!errors_) return ErrnoStatus(errno, "make memory for what it says");
-  SLUICE_ASSIGN_OR_RETURN(pid_, Spawn(check_, errors_.get()));
+  const UniqueFd nothing(open("/dev/null", O_WRONLY | O_CLOEXEC));
+  if (!nothing) return ErrnoStatus(errno, "open /dev/null");
+  SLUICE_ASSIGN_OR_RETURN(
+      pid_, Spawn(check_, {.files = {{nothing.get(), STDOUT_FILENO},
+                                     {errors_.get(), STDERR_FILENO}},
+                           .signals = SpawnOptions::Signals::kDefault}));
   late_ = false;
   deadline_ = loop_->now() + kLongest;
   life_ = PidfdOf(pid_);
