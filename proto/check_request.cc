@@ -17,8 +17,7 @@ namespace {
 constexpr uint64_t kMaxSize = uint64_t{1} << 60;
 constexpr uint64_t kMaxOrdinal = 1024;
 constexpr size_t kMaxName = 64;
-// Sums over all steps of a session.
-constexpr uint64_t kMaxTotal = uint64_t{1} << 61;
+// Of all steps of a session.
 constexpr double kMaxTotalSeconds = 1000 * kMaxStepSeconds;
 
 absl::Status CheckName(std::string_view what, const std::string& name,
@@ -98,7 +97,7 @@ absl::Status Check(const StepTotals& totals) {
        {totals.reports(), totals.bytes_h2d(), totals.bytes_d2h(),
         totals.tokens(), totals.plan_mismatches()}) {
     SLUICE_RETURN_IF_ERROR(
-        CheckRange("a sum of the step report", sum, 0, kMaxTotal));
+        CheckRange("a sum of the step report", sum, 0, kMaxStepSum));
   }
   for (const double seconds :
        {totals.stall_seconds(), totals.grant_wait_seconds()}) {

@@ -5,10 +5,7 @@
 namespace sluice {
 namespace {
 
-// Sums of a session; larger ones are another way to say "for ever".
-constexpr int64_t kMostInAll = int64_t{1} << 61;
-
-int64_t Sum(int64_t a, int64_t b) { return std::min(a + b, kMostInAll); }
+int64_t Sum(int64_t a, int64_t b) { return std::min(a + b, kMaxStepSum); }
 Bytes Sum(Bytes a, Bytes b) { return Bytes(Sum(a.count(), b.count())); }
 
 template <typename T>
@@ -30,7 +27,7 @@ StepTotals Plus(StepTotals totals, const StepReport& step) {
 }
 
 StepTotals Since(const StepTotals& before, const StepTotals& after) {
-  const Bytes most(kMostInAll);
+  const Bytes most(kMaxStepSum);
   return {.reports = Rise(before.reports, after.reports, kMostMissed),
           .h2d = Rise(before.h2d, after.h2d, most),
           .d2h = Rise(before.d2h, after.d2h, most),

@@ -49,5 +49,7 @@ StepTotals Since(const StepTotals& before, const StepTotals& after);
 inline constexpr double kMaxStepSeconds = 366 * 86400.0;
 inline constexpr int64_t kMaxStepCount = int64_t{1} << 40;
 inline constexpr int64_t kMostMissed = int64_t{1} << 20;
+// Of each sum: larger ones are another way to say "for ever".
+inline constexpr int64_t kMaxStepSum = int64_t{1} << 61;
 
 }  // namespace sluice

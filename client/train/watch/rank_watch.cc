@@ -115,10 +115,8 @@ void RankWatch::Run() {
     lock.Unlock();
     SayDaemon(now_s);
     LookAtSelf(sample, now_s);
-    if (options_.speaks) {
-      LookForStop(now_s);
-      SayProgress(sample, now_s);
-    }
+    LookForStop(now_s);
+    if (options_.speaks) SayProgress(sample, now_s);
     lock.Lock();
     tick = CondVar::Deadline(kTick);
   }
