@@ -15,7 +15,7 @@
 #include "gtest/gtest.h"
 #include "tests/integration/daemon/harness.h"
 #include "tests/integration/daemon/http.h"
-#include "tests/integration/daemon/kept_daemon.h"
+#include "tests/integration/daemon/kept_rank.h"
 #include "tests/support/child.h"
 #include "tests/support/status_matchers.h"
 
@@ -30,17 +30,9 @@ constexpr char kHttp[] = "[http]\nlisten = \"127.0.0.1:0\"\n";
 
 class FrozenDaemonTest : public ::testing::Test {
  protected:
-  RawClient Connected() {
-    auto client = RawClient::Connect(daemon_.socket());
-    SLUICE_CHECK_OK(client.status());
-    return *std::move(client);
-  }
-  // With 4 MiB of GPU 0.
+  RawClient Connected() { return testing::Connected(daemon_); }
   RawClient Attached(const std::string& job = "job") {
-    RawClient client = Connected();
-    EXPECT_THAT(client.Hello(job), IsOk());
-    EXPECT_THAT(client.Lease(wire::Lease::GPU, MiB(4)), IsOk());
-    return client;
+    return AttachedWithMemory(daemon_, job);
   }
   void ExpectFrozen(const std::string& why) {
     EXPECT_THAT(
@@ -48,14 +40,7 @@ class FrozenDaemonTest : public ::testing::Test {
         StatusIs(absl::StatusCode::kFailedPrecondition,
                  AllOf(HasSubstr("sluiced is frozen"), HasSubstr(why))));
   }
-  // The session and its memory went on.
-  void ExpectServed(RawClient& rank) {
-    const auto event = rank.NextEvent(absl::Seconds(20));
-    ASSERT_THAT(event, IsOk()) << daemon_.Log();
-    EXPECT_TRUE(event->has_taken_over());
-    SLUICE_ASSERT_OK_AND_ASSIGN(const auto pool, GpuPool(daemon_.socket(), 0));
-    EXPECT_EQ(pool.leased_bytes(), MiB(4).size());
-  }
+  void ExpectServed(RawClient& rank) { ExpectKept(daemon_, rank); }
   // As an administrator would.
   void End(int signal) {
     ASSERT_EQ(kill(daemon_.pid(), signal), 0);

@@ -8,7 +8,7 @@
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
 #include "tests/integration/daemon/harness.h"
-#include "tests/integration/daemon/kept_daemon.h"
+#include "tests/integration/daemon/kept_rank.h"
 #include "tests/support/status_matchers.h"
 
 namespace sluice::testing {
@@ -18,13 +18,7 @@ using ::testing::HasSubstr;
 
 class ReloadTest : public ::testing::Test {
  protected:
-  RawClient Attached() {
-    auto client = RawClient::Connect(daemon_.socket());
-    SLUICE_CHECK_OK(client.status());
-    EXPECT_THAT(client->Hello("job"), IsOk());
-    EXPECT_THAT(client->Lease(wire::Lease::GPU, MiB(4)), IsOk());
-    return *std::move(client);
-  }
+  RawClient Attached() { return AttachedWithMemory(daemon_); }
   void Append(const std::string& toml) {
     std::ofstream(daemon_.File("sluiced.toml"), std::ios::app) << toml;
   }
@@ -34,14 +28,7 @@ class ReloadTest : public ::testing::Test {
     ASSERT_EQ(daemon_.Join(), 0) << daemon_.Log();
     daemon_.Start();
   }
-  // What the rank had it has.
-  void ExpectServed(RawClient& rank) {
-    const auto event = rank.NextEvent(absl::Seconds(20));
-    ASSERT_THAT(event, IsOk()) << daemon_.Log();
-    EXPECT_TRUE(event->has_taken_over());
-    SLUICE_ASSERT_OK_AND_ASSIGN(const auto pool, GpuPool(daemon_.socket(), 0));
-    EXPECT_EQ(pool.leased_bytes(), MiB(4).size());
-  }
+  void ExpectServed(RawClient& rank) { ExpectKept(daemon_, rank); }
 
   KeptDaemon daemon_;
 };

@@ -19,7 +19,7 @@
 #include "proto/base/grant_page.h"
 #include "tests/integration/daemon/harness.h"
 #include "tests/integration/daemon/http.h"
-#include "tests/integration/daemon/kept_daemon.h"
+#include "tests/integration/daemon/kept_rank.h"
 #include "tests/integration/daemon/lingering_socket.h"
 #include "tests/support/status_matchers.h"
 
@@ -27,12 +27,6 @@ namespace sluice::testing {
 namespace {
 
 using ::testing::HasSubstr;
-
-RawClient Connected(const KeptDaemon& daemon) {
-  auto client = RawClient::Connect(daemon.socket());
-  SLUICE_CHECK_OK(client.status());
-  return *std::move(client);
-}
 
 // The one that took over has said so, and answers.
 void ExpectServed(RawClient& client) {
@@ -48,9 +42,7 @@ class TakeOver : public ::testing::Test {
  protected:
   // A rank of session 1, if nobody came before.
   RawClient Attached(const std::string& job = "job") {
-    RawClient client = Connected(daemon_);
-    EXPECT_THAT(client.Hello(job), IsOk());
-    return client;
+    return testing::Attached(daemon_, job);
   }
   KeptDaemon daemon_;
 };

@@ -8,7 +8,7 @@
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
 #include "tests/integration/daemon/harness.h"
-#include "tests/integration/daemon/kept_daemon.h"
+#include "tests/integration/daemon/kept_rank.h"
 #include "tests/support/child.h"
 #include "tests/support/status_matchers.h"
 
@@ -21,15 +21,9 @@ constexpr uint32_t kNewest = wire::Protocols().newest;
 
 class Versions : public ::testing::Test {
  protected:
-  RawClient Connected() {
-    auto client = RawClient::Connect(daemon_.socket());
-    SLUICE_CHECK_OK(client.status());
-    return *std::move(client);
-  }
+  RawClient Connected() { return testing::Connected(daemon_); }
   RawClient Attached(const std::string& job = "job") {
-    RawClient client = Connected();
-    EXPECT_THAT(client.Hello(job), IsOk());
-    return client;
+    return testing::Attached(daemon_, job);
   }
   // The protocol that a client takes which speaks `oldest` to `newest`.
   absl::StatusOr<uint32_t> Agreed(uint32_t oldest, uint32_t newest) {

@@ -18,7 +18,7 @@
 #include "kernels/device/driver.h"
 #include "tests/integration/daemon/admin_stub.h"
 #include "tests/integration/daemon/harness.h"
-#include "tests/integration/daemon/kept_daemon.h"
+#include "tests/integration/daemon/kept_rank.h"
 #include "tests/support/status_matchers.h"
 
 namespace sluice::testing {

@@ -9,7 +9,7 @@
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
 #include "tests/integration/daemon/harness.h"
-#include "tests/integration/daemon/kept_daemon.h"
+#include "tests/integration/daemon/kept_rank.h"
 #include "tests/support/sanitizer.h"
 #include "tests/support/status_matchers.h"
 
