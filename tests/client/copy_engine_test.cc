@@ -52,7 +52,7 @@ TEST_F(CopyEngineTest, ManyPiecesAreOneRequest) {
 }
 
 TEST_F(CopyEngineTest, WaitingForACopyCountsAsStallAndSynchronisesNothing) {
-  Start(/*speed=*/100e6);
+  Start(/*speed=*/20e6);
   const auto before = driver_->counters();
   const Ticket ticket = engine_->Enqueue(ToGpu(Bytes(0), MiB(2)));
   ASSERT_THAT(engine_->Wait(ticket), IsOk());
@@ -140,7 +140,7 @@ TEST_F(CopyEngineTest, TicketsOutliveTheEngine) {
 
 #ifndef SLUICE_POISON  // it waits until nothing uses what it overwrites
 TEST_F(CopyEngineTest, WhatNothingHoldsBackIsIssuedByItsCaller) {
-  Start(/*speed=*/1e6);
+  Start(/*speed=*/200e3);
   const uint64_t before = driver_->counters().copies;
   const Ticket in = engine_->Enqueue(ToGpu(Bytes(0), KiB(64)));
   EXPECT_EQ(driver_->counters().copies, before + 1);
