@@ -4,8 +4,7 @@
 #include <sys/prctl.h>
 
 #include <algorithm>
-#include <chrono>
-#include <cstring>
+#include <cstddef>
 #include <utility>
 
 #include "proto/base/clock.h"
@@ -16,12 +15,6 @@ namespace {
 
 // Naps are of 5 us and more; the default slack would add 50 us to each.
 constexpr unsigned long kTimerSlackNs = 1'000;
-
-#ifdef SLUICE_POISON
-constexpr bool kPoisons = true;
-#else
-constexpr bool kPoisons = false;
-#endif
 
 Bytes SizeOf(const CopyRequest& request) {
   Bytes size;
@@ -87,8 +80,7 @@ void CopyLane::Push(CopyRequest request,
 }
 
 bool CopyLane::MayGoNow(const Item& item, Bytes size) {
-  // Poison waits; a refused request may have a negative size.
-  if (kPoisons || fault_->set()) return false;
+  if (fault_->set()) return false;
   {
     const MutexLock lock(mutex_);
     if (!queue_.empty()) return false;
@@ -130,13 +122,12 @@ void CopyLane::Issue(const Item& item, Bytes granted) {
     fault_->Keep(status);
     item.ticket->Set(TicketAccess::State::kFailed);
   }
-  if (kPoisons) last_ = item.ticket;
 }
 
 absl::Status CopyLane::TryIssue(const Item& item, Bytes granted) {
   SLUICE_RETURN_IF_ERROR(AwaitTickets(item.request));
 #ifdef SLUICE_POISON
-  Poison(item.request);
+  SLUICE_RETURN_IF_ERROR(Poison(item.request));
 #endif
   const Bytes size = SizeOf(item.request);
   std::shared_ptr<TicketAccess::State> start;
@@ -218,21 +209,14 @@ absl::Status CopyLane::CopyPieces(const CopyRequest& request, Bytes left,
 }
 
 // Bytes that have not arrived read as NaN: whoever reads too early fails loudly
-// instead of training on the buffer's former contents. The stream has no fill,
-// so this thread waits until nothing uses the buffers any more.
-[[maybe_unused]] void CopyLane::Poison(const CopyRequest& request) {
-  const bool sim = options_.driver->name() == "sim";
-  if (!sim && direction_ == device::CopyDirection::kHostToDevice) return;
-  const auto await = [](const Ticket& ticket) {
-    while (!ticket.done()) {
-      std::this_thread::sleep_for(std::chrono::microseconds(50));
-    }
-  };
-  for (const Ticket& ticket : request.after) await(ticket);
-  await(TicketAccess::Make(last_));
+// instead of training on the buffer's former contents.
+[[maybe_unused]] absl::Status CopyLane::Poison(const CopyRequest& request) {
   for (const CopyPiece& piece : request.pieces) {
-    std::memset(piece.to, 0xff, piece.size.size());
+    if (piece.size <= Bytes(0)) continue;  // CopyAsync says what is wrong
+    SLUICE_RETURN_IF_ERROR(options_.driver->FillAsync(piece.to, std::byte{0xff},
+                                                      piece.size, stream_));
   }
+  return absl::OkStatus();
 }
 
 }  // namespace sluice::client

@@ -88,7 +88,7 @@ class CopyLane {
   absl::Status NoteGranted();
   // It is reached when what is on the stream so far has ended.
   absl::Status Record(TicketAccess::State& mark);
-  void Poison(const CopyRequest& request);
+  absl::Status Poison(const CopyRequest& request);
 
   const CopyEngine::Options options_;
   const device::CopyDirection direction_;
@@ -100,8 +100,6 @@ class CopyLane {
   std::atomic<int64_t> grant_wait_ns_{0};
   std::atomic<bool> stopping_{false};
   GrantedAhead ahead_;
-  // The last request's ticket, where copies poison: that waits for it.
-  std::shared_ptr<TicketAccess::State> last_;
 
   Mutex mutex_;
   CondVar changed_;

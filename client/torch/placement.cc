@@ -13,6 +13,13 @@ at::Tensor ViewOf(void* data, at::IntArrayRef sizes, at::ScalarType type,
       .make_tensor();
 }
 
+void Poison([[maybe_unused]] void* data, [[maybe_unused]] int64_t bytes,
+            [[maybe_unused]] at::Device device) {
+#ifdef SLUICE_POISON
+  if (bytes > 0) ViewOf(data, {bytes}, at::kByte, device).fill_(0xff);
+#endif
+}
+
 absl::Status CheckOn(std::string_view name, const at::Tensor& tensor,
                      at::Device device) {
   if (tensor.device() == device) return absl::OkStatus();

@@ -30,6 +30,10 @@ inline at::TensorOptions OnHost(at::ScalarType type) {
 at::Tensor ViewOf(void* data, at::IntArrayRef sizes, at::ScalarType type,
                   at::Device device);
 
+// In builds with SLUICE_POISON: what is not to be read any more reads as NaN
+// (all bits set, in fp32, fp64 and bf16), in the order of the device's compute.
+void Poison(void* data, int64_t bytes, at::Device device);
+
 // InvalidArgument: `tensor` is elsewhere, by its name and both devices.
 absl::Status CheckOn(std::string_view name, const at::Tensor& tensor,
                      at::Device device);

@@ -186,6 +186,10 @@ class Driver {
   // what is called with it. kUnimplemented on sim, which has no such streams.
   virtual absl::StatusOr<Stream> AdoptStream(DeviceIndex device,
                                              void* native) = 0;
+  // The other way: the CUstream behind a handle, for who enqueues work of their
+  // own (torch, NCCL). It stays the driver's, and lives as long as the handle.
+  // kUnimplemented on sim.
+  virtual absl::StatusOr<void*> NativeStream(Stream stream) = 0;
   virtual absl::StatusOr<Event> CreateEvent() = 0;
   virtual absl::Status DestroyEvent(Event event) = 0;
   // As in CUDA: an event that was never recorded counts as complete.
@@ -203,6 +207,11 @@ class Driver {
   // inside its reservations (mapped, with access) and trusts the rest.
   virtual absl::Status CopyAsync(Address to, const std::byte* from, Bytes size,
                                  CopyDirection direction, Stream stream) = 0;
+  // Fills with `value` in stream order: a GPU's memory, which on cuda the CPU
+  // cannot reach, or pinned host memory. Errors as CopyAsync's; on sim it takes
+  // no time of a link.
+  virtual absl::Status FillAsync(Address to, std::byte value, Bytes size,
+                                 Stream stream) = 0;
   // Loads a fatbin; kUnimplemented on sim, which has no kernels.
   virtual absl::StatusOr<Module> LoadModule(
       std::span<const std::byte> fatbin) = 0;

@@ -1,5 +1,6 @@
 #include <algorithm>
 #include <cstring>
+#include <tuple>
 
 #include "proto/base/status.h"
 #include "tests/conformance/fixture.h"
@@ -246,6 +247,47 @@ TEST_P(StreamConformance, CopiesAndHostWaitsAreCounted) {
   EXPECT_EQ(after.copied_d2h, before.copied_d2h + memory_->size());
   EXPECT_EQ(after.event_synchronize, before.event_synchronize + 1);
   EXPECT_EQ(after.stream_synchronize, before.stream_synchronize + 1);
+}
+
+TEST_P(StreamConformance, AFillHasItsPlaceInTheOrderOfItsStream) {
+  const auto in = Pinned(8);
+  const auto out = Pinned();
+  const int64_t size = memory_->size().count();
+  ASSERT_THAT(driver_->FillAsync(memory_->address(), std::byte{1},
+                                 memory_->size(), first_),
+              IsOk());
+  ASSERT_THAT(CopyIn(*in, first_), IsOk());
+  ASSERT_THAT(driver_->FillAsync(memory_->address() + size / 4, std::byte{0xff},
+                                 memory_->size() / 2, first_),
+              IsOk());
+  ASSERT_THAT(CopyOut(*out, first_), IsOk());
+  ASSERT_THAT(driver_->FillAsync(memory_->address(), std::byte{2},
+                                 memory_->size(), first_),
+              IsOk());
+  ASSERT_THAT(driver_->SynchronizeStream(first_), IsOk());
+  std::fill_n(in->address() + size / 4, size / 2, std::byte{0xff});
+  EXPECT_TRUE(Same(*in, *out));
+}
+
+TEST_P(StreamConformance, HostMemoryIsFilledToo) {
+  const auto host = Pinned(9);
+  ASSERT_THAT(
+      driver_->FillAsync(host->address(), std::byte{3}, host->size(), first_),
+      IsOk());
+  ASSERT_THAT(driver_->SynchronizeStream(first_), IsOk());
+  EXPECT_EQ(std::count(host->address(), host->address() + host->size().count(),
+                       std::byte{3}),
+            host->size().count());
+}
+
+TEST_P(StreamConformance, AFillOfNothingIsFineAndOfLessIsNot) {
+  for (const auto& [to, size, code] :
+       {std::tuple{memory_->address(), 0, absl::StatusCode::kOk},
+        std::tuple{memory_->address(), -1, absl::StatusCode::kInvalidArgument},
+        std::tuple{Address{}, 1, absl::StatusCode::kInvalidArgument}}) {
+    EXPECT_EQ(driver_->FillAsync(to, std::byte{0}, Bytes(size), first_).code(),
+              code);
+  }
 }
 
 TEST_P(StreamConformance, ACopyOfNothingIsFineAndOfLessIsNot) {

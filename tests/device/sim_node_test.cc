@@ -163,6 +163,7 @@ TEST_F(SimTest, EveryCallOnALostGpuIsUnavailable) {
   EXPECT_THAT(driver_->CopyAsync(bytes, bytes + 1, Bytes(1),
                                  CopyDirection::kHostToDevice, stream),
               lost);
+  EXPECT_THAT(driver_->FillAsync(bytes, std::byte{1}, Bytes(1), stream), lost);
   EXPECT_THAT(driver_->Release(memory), IsOk());
   EXPECT_THAT(driver_->CreateStream(DeviceIndex(1)), IsOk());
 }

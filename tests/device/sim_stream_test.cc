@@ -278,7 +278,7 @@ TEST_F(SimTest, AGpuLostDuringACopyEndsIt) {
               StatusIs(absl::StatusCode::kUnavailable));
 }
 
-TEST_F(SimTest, NothingIsCopiedToMemoryWithoutAccess) {
+TEST_F(SimTest, NothingIsCopiedOrFilledWithoutAccess) {
   SLUICE_ASSERT_OK_AND_ASSIGN(const Memory memory,
                               driver_->Create(kGpu0, KiB(64)));
   SLUICE_ASSERT_OK_AND_ASSIGN(const Address address,
@@ -289,15 +289,30 @@ TEST_F(SimTest, NothingIsCopiedToMemoryWithoutAccess) {
   const auto copy = [&](Bytes size) {
     return driver_->CopyAsync(address, from.data(), size, kH2D, stream);
   };
+  const auto fill = [&](Bytes size) {
+    return driver_->FillAsync(address, std::byte{1}, size, stream);
+  };
   const auto refused = StatusIs(absl::StatusCode::kInvalidArgument,
                                 HasSubstr("not all mapped with access"));
   EXPECT_THAT(copy(KiB(64)), refused);
+  EXPECT_THAT(fill(KiB(64)), refused);
   ASSERT_THAT(driver_->Map(address, KiB(64), memory), IsOk());
   EXPECT_THAT(copy(KiB(64)), refused);
+  EXPECT_THAT(fill(KiB(64)), refused);
   ASSERT_THAT(driver_->SetAccess(address, KiB(64), DeviceIndex(0)), IsOk());
   EXPECT_THAT(copy(KiB(64)), IsOk());
+  EXPECT_THAT(fill(KiB(64)), IsOk());
   EXPECT_THAT(copy(KiB(65)), refused);
+  EXPECT_THAT(fill(KiB(65)), refused);
   EXPECT_THAT(driver_->SynchronizeStream(stream), IsOk());
+}
+
+TEST_F(SimTest, ItsStreamsAreNobodyElses) {
+  const auto refused =
+      StatusIs(absl::StatusCode::kUnimplemented, HasSubstr("a simulated GPU"));
+  EXPECT_THAT(driver_->NativeStream(driver_->ComputeStream(DeviceIndex(0))),
+              refused);
+  EXPECT_THAT(driver_->AdoptStream(DeviceIndex(0), nullptr), refused);
 }
 
 TEST_F(SimTest, KernelsAreUnimplemented) {

@@ -48,11 +48,24 @@ void CopyNow(ContextState& context, DevicePointer to, const Source& from,
   std::memmove(written.view, source, size);
 }
 
+// As CopyNow.
+void FillNow(ContextState& context, DevicePointer to, unsigned char value,
+             size_t size) {
+  World& world = TheWorld();
+  const MutexLock lock(world.mutex);
+  if (context.lost != kSuccess) return;
+  const Range written = Resolve(world, to, size, context);
+  if (written.broken) {
+    return Lose(world, context, "a fill writes what is gone");
+  }
+  std::memset(written.view, value, size);
+}
+
 void NoteAccess(World& world, const Timeline& by, const Range& range,
-                bool writes) {
+                bool writes, const char* what = "a copy") {
   for (const Range::Part& part : range.parts) {
     if (part.uses != nullptr) (*part.uses)[by.stream] = by.now();
-    const auto race = world.races.Access(by, part.extent, writes, "a copy");
+    const auto race = world.races.Access(by, part.extent, writes, what);
     if (race) world.Find("race: " + *race);
   }
 }
@@ -101,5 +114,25 @@ Result cuMemcpyAsync(DevicePointer to, DevicePointer from, size_t size,
   call.Unlock();
   state->queue->Wait();
   HostClock().Join(seen);
+  return kSuccess;
+}
+
+Result cuMemsetD8Async(DevicePointer to, unsigned char value, size_t size,
+                       StreamPointer stream) {
+  Call call("cuMemsetD8Async", Needs::kContext);
+  if (call.failed()) return call.result();
+  SLUICE_FAKE_REQUIRE(call, to != 0 && size > 0, kArguments);
+  const auto state = call.Stream(stream);
+  if (state == nullptr) return call.result();
+  ContextState& context = *call.context();
+  SLUICE_FAKE_REQUIRE(call, state->context == &context, kStreamOfContext);
+  World& world = TheWorld();
+  const Range written = Resolve(world, to, size, context);
+  if (written.broken) return call.Refuse(*written.broken, "destination");
+  SLUICE_FAKE_REQUIRE(call, !IsPageable(written), kFillPinned);
+  state->timeline.Enqueue(HostClock());
+  NoteAccess(world, state->timeline, written, /*writes=*/true, "a fill");
+  state->queue->Push(
+      [&context, to, value, size] { FillNow(context, to, value, size); });
   return kSuccess;
 }

@@ -93,6 +93,8 @@ absl::Status UseStreams(Driver& driver, const Piece& gpu, const Piece& host) {
   SLUICE_ASSIGN_OR_RETURN(const Stream stream,
                           driver.CreateStream(DeviceIndex(0)));
   SLUICE_ASSIGN_OR_RETURN(const Event event, driver.CreateEvent());
+  SLUICE_RETURN_IF_ERROR(
+      driver.FillAsync(gpu.address, std::byte{0xff}, size, stream));
   SLUICE_RETURN_IF_ERROR(driver.CopyAsync(
       gpu.address, host.address, size, CopyDirection::kHostToDevice, stream));
   SLUICE_RETURN_IF_ERROR(driver.RecordEvent(event, stream));

@@ -53,8 +53,9 @@ namespace sluice::fake_cuda {
   X(NonBlocking, 801, unmodelled, "streams do not wait for the default stream", "cuStreamCreate") \
   X(LiveEvent, 400, documented, "an event is live", "CUDA_ERROR_INVALID_HANDLE") \
   X(EventOfContext, 400, documented, "an event is recorded on a stream of its context", "cuEventRecord") \
-  X(CopyAccess, 1, assumed, "all of a copied range is mapped, with access from that GPU", "a real driver may find out late, as a lost context") \
+  X(CopyAccess, 1, assumed, "all of a copied or filled range is mapped, with access from that GPU", "a real driver may find out late, as a lost context") \
   X(CopyOneRegistration, 1, assumed, "a copy lies in one registration, or in none", "programming guide: ranges entirely registered") \
+  X(FillPinned, 1, assumed, "what is filled is a GPU's memory, or pinned", "cuMemsetD8Async takes a CUdeviceptr, and says nothing of pageable memory") \
   X(LiveLibrary, 400, documented, "a library is live", "CUDA_ERROR_INVALID_HANDLE") \
   X(LiveKernel, 400, documented, "a kernel is one of a live library", "CUDA_ERROR_INVALID_HANDLE") \
   X(LaunchShape, 1, documented, "a launch is within a GPU's limits and not empty", "CU_DEVICE_ATTRIBUTE_MAX_GRID_DIM_X and the like")

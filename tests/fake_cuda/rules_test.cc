@@ -232,7 +232,10 @@ TEST_F(Rules, Copies) {
   const Piece closed = Make(kLocationDevice, 0, kGranule);
   Breaks(Rule::kCopyAccess,
          cuMemcpyAsync(gpu.address, closed.address, 1, stream));
+  Breaks(Rule::kCopyAccess, cuMemsetD8Async(closed.address, 1, 1, stream));
   alignas(4096) static char pages[2 * 4096];
+  Breaks(Rule::kFillPinned,
+         cuMemsetD8Async(reinterpret_cast<DevicePointer>(pages), 1, 1, stream));
   ASSERT_EQ(cuMemHostRegister_v2(pages, 4096, 0), kSuccess);
   ASSERT_EQ(cuMemHostRegister_v2(pages + 4096, 4096, 0), kSuccess);
   const auto from = reinterpret_cast<DevicePointer>(pages);

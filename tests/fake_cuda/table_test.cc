@@ -76,6 +76,25 @@ TEST_F(CudaTable, AnAdoptedStreamOutlivesTheDriver) {
   ASSERT_THAT(driver_->AdoptStream(kGpu0, nullptr), IsOk());
 }
 
+// What is enqueued by either name is in one order: the fake finds a race else.
+TEST_F(CudaTable, AStreamThatIsHandedOutIsTheSameStream) {
+  Open("jitter_us=500");
+  SLUICE_ASSERT_OK_AND_ASSIGN(const Address gpu, Mapped(kOnGpu0, kGpu0));
+  SLUICE_ASSERT_OK_AND_ASSIGN(const Address host, Mapped(kOnHost, kGpu0));
+  SLUICE_ASSERT_OK_AND_ASSIGN(const Stream ours, driver_->CreateStream(kGpu0));
+  SLUICE_ASSERT_OK_AND_ASSIGN(void* const native, driver_->NativeStream(ours));
+  SLUICE_ASSERT_OK_AND_ASSIGN(const Stream theirs,
+                              driver_->AdoptStream(kGpu0, native));
+  ASSERT_THAT(driver_->FillAsync(gpu, std::byte{7}, MiB(1), ours), IsOk());
+  ASSERT_THAT(driver_->CopyAsync(host, gpu, MiB(1),
+                                 CopyDirection::kDeviceToHost, theirs),
+              IsOk());
+  ASSERT_THAT(driver_->SynchronizeStream(ours), IsOk());
+  EXPECT_EQ(host[MiB(1).count() - 1], std::byte{7});
+  EXPECT_THAT(driver_->NativeStream(Stream(4711)),
+              StatusIs(absl::StatusCode::kInvalidArgument));
+}
+
 TEST_F(CudaTable, ARankOpensAContextOnItsOwnGpuOnly) {
   Open("host_numa=0");
   ASSERT_THAT(Mapped(kOnHost, kGpu1), IsOk());

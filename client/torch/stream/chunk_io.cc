@@ -1,7 +1,6 @@
 #include "client/torch/stream/chunk_io.h"
 
 #include <algorithm>
-#include <cstring>
 
 #include "client/torch/placement.h"
 #include "proto/base/status.h"
@@ -49,13 +48,6 @@ void CheckThere(const at::Tensor& from, const ChunkBuffer& to, int64_t offset) {
   SLUICE_CHECK(from.numel() == 0 || from.data_ptr() == to.data + offset);
 }
 
-// All bits set is a NaN in fp32, fp64 and bf16.
-void Poison([[maybe_unused]] Slot& slot) {
-#ifdef SLUICE_POISON
-  std::memset(slot.data(), 0xff, static_cast<size_t>(slot.size()));
-#endif
-}
-
 }  // namespace
 
 at::Tensor Slot::Take(at::IntArrayRef sizes, at::ScalarType type) {
@@ -86,7 +78,7 @@ absl::Status StagingRing::Begin() {
   current_ = (current_ + 1) % slots_.size();
   Slot& slot = slots_[current_];
   SLUICE_RETURN_IF_ERROR(copies_->Wait(slot.last_use_));
-  Poison(slot);
+  Poison(slot.data_, slot.size_, slot.device_);
   slot.Rewind();
   return absl::OkStatus();
 }
@@ -201,7 +193,9 @@ bool Fetches::IssueOne() {
   CopyRequest request{
       CopyDirection::kHostToDevice, {}, {slot.last_use_}, label_};
 #ifdef SLUICE_POISON
-  if (ring_->copies_->Wait(slot.last_use_).ok()) Poison(slot);
+  if (ring_->copies_->Wait(slot.last_use_).ok()) {
+    Poison(slot.data_, slot.size_, slot.device_);
+  }
   request.after.push_back(ring_->copies_->MarkCompute());
 #endif
   for (const Fetch::Part& part : fetch.parts_) {

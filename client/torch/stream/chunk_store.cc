@@ -2,22 +2,17 @@
 
 #include <ATen/ops/empty.h>
 
-#include <cstring>
-
 #include "client/torch/placement.h"
 
 namespace sluice::runtime {
 
 namespace {
 
-// All bits set is a NaN in fp32, fp64 and bf16.
-void Poison([[maybe_unused]] const std::vector<ChunkBuffer>& chunks) {
-#ifdef SLUICE_POISON
+void PoisonResident(const std::vector<ChunkBuffer>& chunks,
+                    const at::Tensor& memory) {
   for (const ChunkBuffer& chunk : chunks) {
-    if (!chunk.resident) continue;
-    std::memset(chunk.data, 0xff, static_cast<size_t>(chunk.size));
+    if (chunk.resident) Poison(chunk.data, chunk.size, memory.device());
   }
-#endif
 }
 
 }  // namespace
@@ -40,7 +35,7 @@ ChunkStore::Chunks ChunkStore::Carve(stream::Class which, SizeOf size_of) {
     arena.used += dense ? size : stream::AlignSlot(size);
   }
   arena.used = stream::AlignSlot(arena.used);
-  Poison(chunks);
+  PoisonResident(chunks, resident_memory_);
   return chunks;
 }
 
@@ -80,13 +75,17 @@ ChunkStore::ChunkStore(const stream::StreamShape& shape, at::Device device,
 }
 
 void ChunkStore::GiveHidden(int64_t unit) {
-  Poison(hidden_[unit]);
+  PoisonResident(hidden_[unit], resident_memory_);
   free_hidden_.push_back(unit);
 }
 
 void ChunkStore::Dead(int64_t layer) {
-  for (const Chunks& chunks : saved_[layer]) Poison(chunks);
-  for (const Chunks& chunks : scratch_) Poison(chunks);
+  for (const Chunks& chunks : saved_[layer]) {
+    PoisonResident(chunks, resident_memory_);
+  }
+  for (const Chunks& chunks : scratch_) {
+    PoisonResident(chunks, resident_memory_);
+  }
 }
 
 ChunkBuffer& ChunkStore::dropped(stream::Class which, int64_t m) {

@@ -1,7 +1,5 @@
 #include "client/torch/stream/saved_rows.h"
 
-#include <cstring>
-
 #include "client/torch/placement.h"
 
 namespace sluice::runtime {
@@ -30,13 +28,10 @@ at::Tensor KeptStore::rows(int64_t layer, stream::Class which, int64_t m,
                 device_);
 }
 
-void KeptStore::Dead([[maybe_unused]] int64_t layer) {
-#ifdef SLUICE_POISON
+void KeptStore::Dead(int64_t layer) {
   if (!memory_.defined()) return;
   std::byte* const base = static_cast<std::byte*>(memory_.data_ptr());
-  std::memset(base + layer * layer_bytes_, 0xff,
-              static_cast<size_t>(layer_bytes_));
-#endif
+  Poison(base + layer * layer_bytes_, layer_bytes_, device_);
 }
 
 void RowWriter::Store(int64_t first, const at::Tensor& part) {

@@ -114,6 +114,7 @@ inline constexpr int kAttributeHostNumaVirtualMemory = 141;
   X(cuEventQuery, EventPointer)                                                \
   X(cuEventSynchronize, EventPointer)                                          \
   X(cuMemcpyAsync, DevicePointer, DevicePointer, size_t, StreamPointer)        \
+  X(cuMemsetD8Async, DevicePointer, unsigned char, size_t, StreamPointer)      \
   X(cuLibraryLoadData, Library*, const void*, int*, void**, unsigned, int*,    \
     void**, unsigned)                                                          \
   X(cuLibraryUnload, Library)                                                  \

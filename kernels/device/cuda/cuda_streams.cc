@@ -74,6 +74,11 @@ absl::StatusOr<Stream> CudaDriver::AdoptStream(DeviceIndex device,
   return handle;
 }
 
+absl::StatusOr<void*> CudaDriver::NativeStream(Stream stream) {
+  SLUICE_ASSIGN_OR_RETURN(const StreamEntry entry, Find(stream));
+  return entry.stream;
+}
+
 absl::StatusOr<CudaDriver::StreamEntry> CudaDriver::Find(Stream stream) {
   const MutexLock lock(stream_mutex_);
   const auto it = streams_.find(stream);
@@ -200,6 +205,21 @@ absl::Status CudaDriver::CopyAsync(Address to, const std::byte* from,
   SLUICE_CUDA(library_, cuMemcpyAsync, RangeName(to, size),
               reinterpret_cast<DevicePointer>(to),
               reinterpret_cast<DevicePointer>(from), size.size(), on.stream);
+  return absl::OkStatus();
+}
+
+absl::Status CudaDriver::FillAsync(Address to, std::byte value, Bytes size,
+                                   Stream stream) {
+  SLUICE_ASSIGN_OR_RETURN(const StreamEntry on, Find(stream));
+  if (size.count() < 0 || to == nullptr) {
+    return Bad(fmt::format("FillAsync of {} at {}", FormatBytes(size),
+                           static_cast<void*>(to)));
+  }
+  if (size == Bytes(0)) return absl::OkStatus();
+  SLUICE_ASSIGN_OR_RETURN(const auto scope, Enter(on.device));
+  SLUICE_CUDA(library_, cuMemsetD8Async, RangeName(to, size),
+              reinterpret_cast<DevicePointer>(to),
+              static_cast<unsigned char>(value), size.size(), on.stream);
   return absl::OkStatus();
 }
 

@@ -26,7 +26,7 @@
 namespace sluice::device {
 namespace {
 
-constexpr std::array<std::string_view, 32> kCalls = {"Devices",
+constexpr std::array<std::string_view, 33> kCalls = {"Devices",
                                                      "Granularity",
                                                      "Usage",
                                                      "HeldOutside",
@@ -54,6 +54,7 @@ constexpr std::array<std::string_view, 32> kCalls = {"Devices",
                                                      "SynchronizeStream",
                                                      "CopyAsync",
                                                      "Copy",
+                                                     "FillAsync",
                                                      "LoadModule",
                                                      "GetFunction",
                                                      "Launch",

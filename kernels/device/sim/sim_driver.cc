@@ -2,6 +2,7 @@
 
 #include <fmt/format.h>
 
+#include <cstring>
 #include <utility>
 
 #include "kernels/device/sim/link.h"
@@ -242,6 +243,11 @@ absl::StatusOr<Stream> SimDriver::AdoptStream(DeviceIndex, void*) {
       "somebody else's to order copies against");
 }
 
+absl::StatusOr<void*> SimDriver::NativeStream(Stream) {
+  return absl::UnimplementedError(
+      "a simulated GPU has no streams that anybody else could use");
+}
+
 absl::StatusOr<std::shared_ptr<SimStream>> SimDriver::FindStream(
     Stream stream) const {
   if (IsCompute(stream)) {
@@ -364,6 +370,27 @@ absl::Status SimDriver::CopyAsync(Address to, const std::byte* from, Bytes size,
   int64_t ready_ns = MonotonicNs();
   return CopyOverLink(*node_, ComputeGpu(stream), to, from, size, direction,
                       ready_ns);
+}
+
+absl::Status SimDriver::FillAsync(Address to, std::byte value, Bytes size,
+                                  Stream stream) {
+  SLUICE_RETURN_IF_ERROR(node_->Enter("FillAsync"));
+  SLUICE_ASSIGN_OR_RETURN(const auto fills, FindStream(stream));
+  if (size.count() < 0 || to == nullptr) {
+    return absl::InvalidArgumentError(
+        fmt::format("FillAsync of {} at {}", FormatBytes(size),
+                    static_cast<const void*>(to)));
+  }
+  {
+    const MutexLock lock(memory_mutex_);
+    SLUICE_RETURN_IF_ERROR(addresses_.CheckTouchable(to, size));
+  }
+  if (fills != nullptr) {
+    fills->Fill({to, value, size});
+  } else {
+    std::memset(to, static_cast<int>(value), size.size());
+  }
+  return absl::OkStatus();
 }
 
 absl::StatusOr<Module> SimDriver::LoadModule(std::span<const std::byte>) {

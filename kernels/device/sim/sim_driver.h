@@ -58,6 +58,7 @@ class SimDriver final : public Driver {
   absl::Status DestroyStream(Stream stream) override;
   Stream ComputeStream(DeviceIndex device) override;
   absl::StatusOr<Stream> AdoptStream(DeviceIndex device, void* native) override;
+  absl::StatusOr<void*> NativeStream(Stream stream) override;
   absl::StatusOr<Event> CreateEvent() override;
   absl::Status DestroyEvent(Event event) override;
   absl::Status RecordEvent(Event event, Stream stream) override;
@@ -68,6 +69,8 @@ class SimDriver final : public Driver {
 
   absl::Status CopyAsync(Address to, const std::byte* from, Bytes size,
                          CopyDirection direction, Stream stream) override;
+  absl::Status FillAsync(Address to, std::byte value, Bytes size,
+                         Stream stream) override;
   absl::StatusOr<Module> LoadModule(std::span<const std::byte> fatbin) override;
   absl::StatusOr<Function> GetFunction(Module module,
                                        const std::string& name) override;

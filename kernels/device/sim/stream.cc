@@ -4,6 +4,7 @@
 #include <sys/prctl.h>
 
 #include <algorithm>
+#include <cstring>
 #include <utility>
 
 #include "kernels/device/sim/link.h"
@@ -40,9 +41,19 @@ absl::Status SimStream::status() const {
 }
 
 void SimStream::Copy(const CopyOperation& copy) {
-  const Operation operation = {Operation::Kind::kCopy, MonotonicNs(), copy,
-                               nullptr};
+  const Operation operation = {.kind = Operation::Kind::kCopy,
+                               .enqueued_ns = MonotonicNs(),
+                               .copy = copy};
   if (!IsInstant(copy) || !TryBegin()) return Push(operation);
+  Execute(operation);
+  Finish();
+}
+
+void SimStream::Fill(const FillOperation& fill) {
+  const Operation operation = {.kind = Operation::Kind::kFill,
+                               .enqueued_ns = MonotonicNs(),
+                               .fill = fill};
+  if (!IsInstant(fill) || !TryBegin()) return Push(operation);
   Execute(operation);
   Finish();
 }
@@ -52,11 +63,15 @@ void SimStream::Record(std::shared_ptr<Completion> completion) {
     completion->Finish();
     return Finish();
   }
-  Push({Operation::Kind::kRecord, MonotonicNs(), {}, std::move(completion)});
+  Push({.kind = Operation::Kind::kRecord,
+        .enqueued_ns = MonotonicNs(),
+        .completion = std::move(completion)});
 }
 
 void SimStream::Wait(std::shared_ptr<Completion> completion) {
-  Push({Operation::Kind::kWait, MonotonicNs(), {}, std::move(completion)});
+  Push({.kind = Operation::Kind::kWait,
+        .enqueued_ns = MonotonicNs(),
+        .completion = std::move(completion)});
 }
 
 void SimStream::Push(Operation operation) {
@@ -70,6 +85,10 @@ void SimStream::Push(Operation operation) {
 bool SimStream::IsInstant(const CopyOperation& copy) const {
   return !kArrivesLate && copy.size <= kMostAtOnce &&
          !IsThrottled(*node_, gpu_, copy.direction);
+}
+
+bool SimStream::IsInstant(const FillOperation& fill) const {
+  return !kArrivesLate && fill.size <= kMostAtOnce;
 }
 
 bool SimStream::TryBegin() {
@@ -110,6 +129,11 @@ void SimStream::Execute(const Operation& operation) {
   switch (operation.kind) {
     case Operation::Kind::kCopy:
       return ExecuteCopy(operation.copy);
+    case Operation::Kind::kFill:
+      if (!status().ok()) return;
+      std::memset(operation.fill.to, static_cast<int>(operation.fill.value),
+                  operation.fill.size.size());
+      return;
     case Operation::Kind::kRecord:
       return operation.completion->Finish();
     case Operation::Kind::kWait:

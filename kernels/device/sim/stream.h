@@ -42,6 +42,12 @@ struct CopyOperation {
   CopyDirection direction = CopyDirection::kHostToDevice;
 };
 
+struct FillOperation {
+  std::byte* to = nullptr;
+  std::byte value{};
+  Bytes size;
+};
+
 inline constexpr Bytes kMostAtOnce = MiB(1);
 
 // Thread safety: thread-safe. The destructor finishes what is enqueued.
@@ -58,20 +64,23 @@ class SimStream {
   absl::Status status() const;
 
   void Copy(const CopyOperation& copy);
+  void Fill(const FillOperation& fill);
   void Record(std::shared_ptr<Completion> completion);
   void Wait(std::shared_ptr<Completion> completion);
 
  private:
   struct Operation {
-    enum class Kind { kCopy, kRecord, kWait } kind;
+    enum class Kind { kCopy, kFill, kRecord, kWait } kind;
     int64_t enqueued_ns;
     CopyOperation copy;
+    FillOperation fill;
     std::shared_ptr<Completion> completion;
   };
 
   void Push(Operation operation);
   // Whether an idle stream takes no time for it.
   bool IsInstant(const CopyOperation& copy) const;
+  bool IsInstant(const FillOperation& fill) const;
   // Takes the stream for the caller, where it is idle; Finish gives it back.
   bool TryBegin();
   void Finish();
