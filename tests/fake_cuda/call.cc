@@ -52,8 +52,8 @@ void Call::Enter(Needs needs, Kind kind) {
     // What is released is gone all the same.
     Result& told = kind == kReleases ? late_ : result_;
     told = context_->lost;
+    if (world_.DeviceIsLost(context_->device)) told = kDeviceUnavailable;
     if (told != kSuccess) SeeTheEndOf(*context_);
-    if (DeviceIsLost(context_->device)) told = kDeviceUnavailable;
   }
   const auto failure = world_.settings.failures.find(name_);
   if (failure == world_.settings.failures.end() || failed()) return;
@@ -65,7 +65,9 @@ void Call::Enter(Needs needs, Kind kind) {
 }
 
 // Who is told that a context is lost knows that its streams do nothing more.
+// What runs there sees by fake_cuda_gone that it is to end.
 void Call::SeeTheEndOf(const ContextState& context) {
+  while (context.running > 0) world_.ran.Wait(world_.mutex);
   for (const auto& [handle, stream] : world_.streams) {
     if (stream->context == &context) HostClock().Join(stream->timeline.clock);
   }
@@ -80,17 +82,10 @@ Result Call::Refuse(Rule rule, std::string_view detail) {
   return result_;
 }
 
-bool Call::DeviceIsLost(int device) {
-  if (world_.settings.lose == device) return true;
-  const std::string mark =
-      fmt::format("{}/lost-gpu{}", world_.store.folder(), device);
-  return access(mark.c_str(), F_OK) == 0;
-}
-
 bool Call::CheckDevice(int device) {
   if (device < 0 || device >= world_.settings.Get("gpus")) {
     Refuse(Rule::kDeviceExists);
-  } else if (DeviceIsLost(device)) {
+  } else if (world_.DeviceIsLost(device)) {
     result_ = kDeviceUnavailable;
   }
   return !failed();

@@ -50,9 +50,10 @@ class ABSL_SCOPED_LOCKABLE Call {
   void Unlock() ABSL_UNLOCK_FUNCTION();
 
  private:
-  void Enter(Needs needs, Kind kind);
-  bool DeviceIsLost(int device);
-  void SeeTheEndOf(const ContextState& context);
+  void Enter(Needs needs, Kind kind)
+      ABSL_EXCLUSIVE_LOCKS_REQUIRED(world_.mutex);
+  void SeeTheEndOf(const ContextState& context)
+      ABSL_EXCLUSIVE_LOCKS_REQUIRED(world_.mutex);
 
   const std::string name_;
   World& world_;

@@ -1,7 +1,10 @@
 // What a test in the same process asks of the fake driver, beside CUDA's calls.
 #pragma once
 
+#include <cstddef>
+#include <functional>
 #include <string>
+#include <vector>
 
 namespace sluice::fake_cuda {
 
@@ -24,6 +27,31 @@ SLUICE_FAKE_CONTROL long fake_cuda_rdma_memories();
 // Lost contexts live again and ordered failures are forgotten: as if the
 // process had been started anew.
 SLUICE_FAKE_CONTROL void fake_cuda_recover();
+
+// Bytes that an operation of a stream reads or writes: a GPU's memory, or
+// pinned.
+struct Access {
+  const void* address = nullptr;
+  size_t size = 0;
+  bool writes = false;
+};
+// Where this process's CPU finds the bytes of each access.
+using Views = std::vector<std::byte*>;
+// Host code as one operation of a stream of the current context (null: its own
+// stream), for what a GPU would run as a kernel. It runs in the stream's order,
+// late, on the stream's thread, and not at all in a lost context; its accesses
+// are held to the rules of copies and to the race detector, under the name
+// `what`. Returns CUDA's code. `work` must not call the driver; while it waits
+// for others it must ask fake_cuda_gone, and end.
+SLUICE_FAKE_CONTROL int fake_cuda_run(
+    void* stream, const std::string& what, const std::vector<Access>& accesses,
+    const std::function<void(const Views&)>& work);
+// Whether a GPU, or this process's context on it, is lost.
+SLUICE_FAKE_CONTROL bool fake_cuda_gone(int device);
+// The GPU of the thread's current context; -1: it has none.
+SLUICE_FAKE_CONTROL int fake_cuda_current_device();
+// A finding of another fake library: it counts as the driver's own.
+SLUICE_FAKE_CONTROL void fake_cuda_find(const std::string& finding);
 
 #undef SLUICE_FAKE_CONTROL
 

@@ -20,30 +20,23 @@ struct Source {
   std::shared_ptr<std::vector<std::byte>> staged;
 };
 
-void Lose(World& world, ContextState& context, const char* why) {
-  if (context.lost != kSuccess) return;
-  context.lost = kIllegalAddress;
-  world.Find(
-      fmt::format("GPU {}: {}: the context is lost", context.device, why));
-}
-
 // On the stream's thread: memory may have gone since the call.
 void CopyNow(ContextState& context, DevicePointer to, const Source& from,
              size_t size) {
   World& world = TheWorld();
   const MutexLock lock(world.mutex);
-  if (context.lost != kSuccess) return;
+  if (world.IsGone(context)) return;
   const std::byte* source = nullptr;
   if (from.staged != nullptr) {
     source = from.staged->data();
   } else {
     const Range read = Resolve(world, from.address, size, context);
-    if (read.broken) return Lose(world, context, "a copy reads what is gone");
+    if (read.broken) return world.Lose(context, "a copy reads what is gone");
     source = read.view;
   }
   const Range written = Resolve(world, to, size, context);
   if (written.broken) {
-    return Lose(world, context, "a copy writes what is gone");
+    return world.Lose(context, "a copy writes what is gone");
   }
   std::memmove(written.view, source, size);
 }
@@ -53,25 +46,12 @@ void FillNow(ContextState& context, DevicePointer to, unsigned char value,
              size_t size) {
   World& world = TheWorld();
   const MutexLock lock(world.mutex);
-  if (context.lost != kSuccess) return;
+  if (world.IsGone(context)) return;
   const Range written = Resolve(world, to, size, context);
   if (written.broken) {
-    return Lose(world, context, "a fill writes what is gone");
+    return world.Lose(context, "a fill writes what is gone");
   }
   std::memset(written.view, value, size);
-}
-
-void NoteAccess(World& world, const Timeline& by, const Range& range,
-                bool writes, const char* what = "a copy") {
-  for (const Range::Part& part : range.parts) {
-    if (part.uses != nullptr) (*part.uses)[by.stream] = by.now();
-    const auto race = world.races.Access(by, part.extent, writes, what);
-    if (race) world.Find("race: " + *race);
-  }
-}
-
-bool IsPageable(const Range& range) {
-  return range.kind == Range::Kind::kPageable;
 }
 
 }  // namespace
@@ -95,20 +75,20 @@ Result cuMemcpyAsync(DevicePointer to, DevicePointer from, size_t size,
   if (read.broken) return call.Refuse(*read.broken, "source");
   state->timeline.Enqueue(HostClock());
   Source source{from, nullptr};
-  if (IsPageable(read)) {
+  if (read.IsPageable()) {
     // Staged before the call returns: cuda.h, "API synchronization behavior".
     source.staged =
         std::make_shared<std::vector<std::byte>>(read.view, read.view + size);
   } else {
-    NoteAccess(world, state->timeline, read, /*writes=*/false);
+    NoteAccess(world, state->timeline, read, /*writes=*/false, "a copy");
   }
-  if (!IsPageable(written)) {
-    NoteAccess(world, state->timeline, written, /*writes=*/true);
+  if (!written.IsPageable()) {
+    NoteAccess(world, state->timeline, written, /*writes=*/true, "a copy");
   }
-  world.pageable_copies += IsPageable(read) || IsPageable(written) ? 1 : 0;
+  world.pageable_copies += read.IsPageable() || written.IsPageable() ? 1 : 0;
   state->queue->Push(
       [&context, to, source, size] { CopyNow(context, to, source, size); });
-  if (!IsPageable(written)) return kSuccess;
+  if (!written.IsPageable()) return kSuccess;
   // To pageable memory: the call returns when the copy is done.
   const Clock seen = state->timeline.clock;
   call.Unlock();
@@ -129,7 +109,7 @@ Result cuMemsetD8Async(DevicePointer to, unsigned char value, size_t size,
   World& world = TheWorld();
   const Range written = Resolve(world, to, size, context);
   if (written.broken) return call.Refuse(*written.broken, "destination");
-  SLUICE_FAKE_REQUIRE(call, !IsPageable(written), kFillPinned);
+  SLUICE_FAKE_REQUIRE(call, !written.IsPageable(), kFillPinned);
   state->timeline.Enqueue(HostClock());
   NoteAccess(world, state->timeline, written, /*writes=*/true, "a fill");
   state->queue->Push(

@@ -55,4 +55,13 @@ Range Resolve(World& world, DevicePointer address, size_t size,
   return range;
 }
 
+void NoteAccess(World& world, const Timeline& by, const Range& range,
+                bool writes, const std::string& what) {
+  for (const Range::Part& part : range.parts) {
+    if (part.uses != nullptr) (*part.uses)[by.stream] = by.now();
+    const auto race = world.races.Access(by, part.extent, writes, what);
+    if (race) world.Find("race: " + *race);
+  }
+}
+
 }  // namespace sluice::fake_cuda

@@ -3,6 +3,7 @@
 #pragma once
 
 #include <optional>
+#include <string>
 #include <vector>
 
 #include "tests/fake_cuda/world.h"
@@ -20,10 +21,15 @@ struct Range {
   };
   std::vector<Part> parts;
   std::optional<Rule> broken;  // then the rest is nothing
+
+  bool IsPageable() const { return kind == Kind::kPageable; }
 };
 
 // The world's lock is held, by this and while the answer is used.
 Range Resolve(World& world, DevicePointer address, size_t size,
               const ContextState& by);
+// The operation that `by` enqueued last accesses the range: races are found.
+void NoteAccess(World& world, const Timeline& by, const Range& range,
+                bool writes, const std::string& what);
 
 }  // namespace sluice::fake_cuda

@@ -55,6 +55,7 @@ namespace sluice::fake_cuda {
   X(EventOfContext, 400, documented, "an event is recorded on a stream of its context", "cuEventRecord") \
   X(CopyAccess, 1, assumed, "all of a copied or filled range is mapped, with access from that GPU", "a real driver may find out late, as a lost context") \
   X(CopyOneRegistration, 1, assumed, "a copy lies in one registration, or in none", "programming guide: ranges entirely registered") \
+  X(OperationPinned, 700, assumed, "what a kernel uses is a GPU's memory, or pinned", "a GPU that reads pageable memory of the host is one of some platforms (CU_DEVICE_ATTRIBUTE_PAGEABLE_MEMORY_ACCESS)") \
   X(FillPinned, 1, assumed, "what is filled is a GPU's memory, or pinned", "cuMemsetD8Async takes a CUdeviceptr, and says nothing of pageable memory") \
   X(LiveLibrary, 400, documented, "a library is live", "CUDA_ERROR_INVALID_HANDLE") \
   X(LiveKernel, 400, documented, "a kernel is one of a live library", "CUDA_ERROR_INVALID_HANDLE") \

@@ -5,6 +5,7 @@
 #include <sys/mman.h>
 #include <unistd.h>
 
+#include <atomic>
 #include <functional>
 #include <string>
 #include <thread>
@@ -123,6 +124,8 @@ class Rules : public ::testing::Test {
     return event;
   }
 
+  static void DoNothing(const Views&) {}
+
   Context contexts_[2] = {};
 };
 
@@ -236,6 +239,8 @@ TEST_F(Rules, Copies) {
   alignas(4096) static char pages[2 * 4096];
   Breaks(Rule::kFillPinned,
          cuMemsetD8Async(reinterpret_cast<DevicePointer>(pages), 1, 1, stream));
+  Breaks(Rule::kOperationPinned,
+         fake_cuda_run(stream, "a kernel", {{pages, 1, true}}, DoNothing));
   ASSERT_EQ(cuMemHostRegister_v2(pages, 4096, 0), kSuccess);
   ASSERT_EQ(cuMemHostRegister_v2(pages + 4096, 4096, 0), kSuccess);
   const auto from = reinterpret_cast<DevicePointer>(pages);
@@ -249,6 +254,50 @@ TEST_F(Rules, Copies) {
   EXPECT_EQ(cuStreamDestroy_v2(stream), kSuccess);
   Free(closed);
   Free(gpu);
+}
+
+TEST_F(Rules, HostCodeRunsInItsStreamsOrderAndItsAccessesAreSeen) {
+  const StreamPointer stream = NewStream(), other = NewStream();
+  const Piece gpu = OnGpu();
+  void* const bytes = reinterpret_cast<void*>(gpu.address);
+  ASSERT_EQ(cuMemsetD8Async(gpu.address, 7, 2, stream), kSuccess);
+  int seen = 0;
+  const auto look = [&](const Views& views) {
+    seen = static_cast<int>(views.at(0)[1]);
+  };
+  EXPECT_EQ(fake_cuda_run(stream, "a look", {{bytes, 2, false}}, look),
+            kSuccess);
+  EXPECT_EQ(cuStreamSynchronize(stream), kSuccess);
+  EXPECT_EQ(seen, 7);
+  ASSERT_EQ(cuMemsetD8Async(gpu.address, 8, 2, stream), kSuccess);
+  EXPECT_EQ(fake_cuda_run(other, "a look", {{bytes, 2, false}}, DoNothing),
+            kSuccess);
+  std::string findings;
+  fake_cuda_take_findings(findings);
+  EXPECT_THAT(findings, ::testing::HasSubstr("race: read after write: a look"));
+  for (const StreamPointer used : {stream, other}) {
+    EXPECT_EQ(cuStreamSynchronize(used), kSuccess);
+    EXPECT_EQ(cuStreamDestroy_v2(used), kSuccess);
+  }
+  Free(gpu);
+}
+
+// Else the memory could go while it is used.
+TEST_F(Rules, ALostContextIsToldWhenItsHostCodeHasEnded) {
+  const StreamPointer stream = NewStream();
+  std::atomic<bool> started = false, ended = false;
+  const auto work = [&](const Views&) {
+    started = true;
+    while (!fake_cuda_gone(0)) usleep(1000);
+    ended = true;
+  };
+  EXPECT_EQ(fake_cuda_run(stream, "a kernel", {}, work), kSuccess);
+  while (!started) usleep(1000);
+  fake_cuda_set("fail=cuStreamSynchronize:1:700");
+  EXPECT_EQ(cuStreamSynchronize(stream), 700);
+  EXPECT_NE(cuStreamDestroy_v2(stream), kSuccess);
+  EXPECT_TRUE(ended);
+  fake_cuda_recover();
 }
 
 TEST_F(Rules, WhatAStreamUsesStaysMapped) {

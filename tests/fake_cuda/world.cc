@@ -1,6 +1,7 @@
 #include "tests/fake_cuda/world.h"
 
 #include <fmt/format.h>
+#include <unistd.h>
 
 #include <cstdio>
 #include <cstdlib>
@@ -41,6 +42,22 @@ void World::Find(const std::string& finding) {
   findings.push_back(finding);
   if (store.folder().empty()) return;  // before cuInit: there is no node yet
   std::ofstream(store.folder() + "/findings", std::ios::app) << finding << "\n";
+}
+
+void World::Lose(ContextState& context, const char* why) {
+  if (context.lost != kSuccess) return;
+  context.lost = kIllegalAddress;
+  Find(fmt::format("GPU {}: {}: the context is lost", context.device, why));
+}
+
+bool World::DeviceIsLost(int device) const {
+  if (settings.lose == device) return true;
+  const std::string mark = fmt::format("{}/lost-gpu{}", store.folder(), device);
+  return access(mark.c_str(), F_OK) == 0;
+}
+
+bool World::IsGone(const ContextState& context) const {
+  return context.lost != kSuccess || DeviceIsLost(context.device);
 }
 
 std::shared_ptr<StreamState> World::NewStream(ContextState* context) {

@@ -41,6 +41,7 @@ struct ContextState {
   int device = 0;
   int retained = 0;  // 0: it does not live
   Result lost = 0;   // the error that every call returns from then on
+  int running = 0;   // host operations on its streams (control.h)
   std::shared_ptr<StreamState> null_stream;
 };
 
@@ -78,6 +79,7 @@ struct RegistrationState {
 
 struct World {
   Mutex mutex;
+  CondVar ran;  // a host operation has ended
   Settings settings;
   int process = 0;  // 0: cuInit was not called
   Store store;
@@ -104,6 +106,11 @@ struct World {
     return reinterpret_cast<T>(next_handle += 64);
   }
   void Find(const std::string& finding);
+  // From now on the context is lost.
+  void Lose(ContextState& context, const char* why);
+  bool DeviceIsLost(int device) const;
+  // Lost, or its GPU is: its streams do nothing more.
+  bool IsGone(const ContextState& context) const;
   std::shared_ptr<StreamState> NewStream(ContextState* context);
   // What still lives, in words; empty: nothing does.
   std::string Alive() const;

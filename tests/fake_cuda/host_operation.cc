@@ -1,0 +1,79 @@
+// Host code as an operation of a stream: control.h.
+#include "tests/fake_cuda/call.h"
+#include "tests/fake_cuda/control.h"
+#include "tests/fake_cuda/range.h"
+
+namespace sluice::fake_cuda {
+namespace {
+
+using Work = std::function<void(const Views&)>;
+
+// On the stream's thread. What it uses may not be unmapped before its end, so
+// the views stay; of a lost context, call.cc waits for it.
+void RunNow(ContextState& context, const Views& views, const Work& work) {
+  World& world = TheWorld();
+  {
+    const MutexLock lock(world.mutex);
+    if (world.IsGone(context)) return;
+    ++context.running;
+  }
+  work(views);
+  const MutexLock lock(world.mutex);
+  --context.running;
+  world.ran.NotifyAll();
+}
+
+DevicePointer AddressOf(const Access& access) {
+  return reinterpret_cast<DevicePointer>(access.address);
+}
+
+}  // namespace
+
+int fake_cuda_run(void* stream, const std::string& what,
+                  const std::vector<Access>& accesses, const Work& work) {
+  Call call(what, Needs::kContext);
+  if (call.failed()) return call.result();
+  const auto state = call.Stream(static_cast<StreamPointer>(stream));
+  if (state == nullptr) return call.result();
+  ContextState& context = *call.context();
+  SLUICE_FAKE_REQUIRE(call, state->context == &context, kStreamOfContext);
+  World& world = TheWorld();
+  std::vector<Range> ranges;
+  Views views;
+  for (const Access& access : accesses) {
+    const Range range = access.size == 0 ? Range{.kind = Range::Kind::kPinned}
+                                         : Resolve(world, AddressOf(access),
+                                                   access.size, context);
+    if (range.broken) return call.Refuse(*range.broken);
+    SLUICE_FAKE_REQUIRE(call, !range.IsPageable(), kOperationPinned);
+    views.push_back(range.view);
+    ranges.push_back(range);
+  }
+  state->timeline.Enqueue(HostClock());
+  for (size_t i = 0; i < ranges.size(); ++i) {
+    NoteAccess(world, state->timeline, ranges[i], accesses[i].writes, what);
+  }
+  state->queue->Push([&context, views, work] { RunNow(context, views, work); });
+  return kSuccess;
+}
+
+bool fake_cuda_gone(int device) {
+  World& world = TheWorld();
+  const MutexLock lock(world.mutex);
+  const auto it = world.contexts.find(device);
+  return world.DeviceIsLost(device) ||
+         (it != world.contexts.end() && world.IsGone(it->second));
+}
+
+int fake_cuda_current_device() {
+  const auto& stack = ContextStack();
+  return stack.empty() ? -1 : stack.back()->device;
+}
+
+void fake_cuda_find(const std::string& finding) {
+  World& world = TheWorld();
+  const MutexLock lock(world.mutex);
+  world.Find(finding);
+}
+
+}  // namespace sluice::fake_cuda
