@@ -88,6 +88,7 @@ function(sluice_test name)
   target_link_libraries(${name} PRIVATE
     sluice_options ${arg_LINKS} GTest::gmock GTest::gtest_main)
   target_include_directories(${name} PRIVATE ${CMAKE_SOURCE_DIR})
+  set_target_properties(${name} PROPERTIES SLUICE_TEST ON)
   add_test(NAME ${name} COMMAND ${name})
   set_tests_properties(${name} PROPERTIES
     LABELS "${arg_LABELS}" TIMEOUT ${arg_TIMEOUT}
@@ -106,6 +107,20 @@ function(sluice_test name)
     cmake_host_system_information(RESULT cores QUERY NUMBER_OF_LOGICAL_CORES)
     set_tests_properties(${name} PROPERTIES PROCESSORS ${cores})
   endif()
+endfunction()
+
+# sluice_test_calls(TEST PROGRAMS…): programs that TEST starts and looks for
+# nothing in. Where SLUICE_TOOLS names the folder of another build, they are that
+# build's: what a sanitizer's build need not make.
+function(sluice_test_calls test)
+  if(NOT SLUICE_TOOLS)
+    add_dependencies(${test} ${ARGN})
+    return()
+  endif()
+  foreach(program IN LISTS ARGN)
+    file(CREATE_LINK ${SLUICE_TOOLS}/${program}
+      ${CMAKE_RUNTIME_OUTPUT_DIRECTORY}/${program} SYMBOLIC)
+  endforeach()
 endfunction()
 
 # The layer of a source folder: the longest of these that it starts with.
