@@ -4,13 +4,16 @@
 
 #include <array>
 #include <cerrno>
+#include <climits>
 #include <filesystem>
 #include <fstream>
 #include <functional>
 #include <memory>
+#include <optional>
 #include <string>
 #include <utility>
 
+#include "daemon/core/guarantees.h"
 #include "daemon/core/links.h"
 #include "daemon/table_reader.h"
 #include "proto/base/status.h"
@@ -35,6 +38,7 @@ class ConfigReader {
         .Key("sim", [this](const auto& n) { return Sim(n); })
         .Key("cuda", [this](const auto& n) { return Cuda(n); })
         .Key("pools", [this](const auto& n) { return Pools(n); })
+        .Key("bandwidth", [this](const auto& n) { return Bandwidth(n); })
         .Key("budgets", [this](const auto& n) { return Budgets(n); })
         .Key("gpus", [this](const auto& n) { return Gpus(n); })
         .Key("quota", [this](const auto& n) { return Quota(n); })
@@ -127,6 +131,38 @@ class ConfigReader {
     Memory(table, "host_ready", &config_.host_ready);
     table.Key("extent_bytes", table.Size(&config_.extent));
     return table.Read(node);
+  }
+
+  absl::Status Bandwidth(const toml::node& node) {
+    TableReader table = Table("[bandwidth]");
+    table.Key("user", table.List([this](const toml::node& n) {
+      return UserWeight(n);
+    }));
+    return table.Read(node);
+  }
+
+  absl::Status UserWeight(const toml::node& node) {
+    std::optional<int> uid;
+    double weight = 1;
+    TableReader table = Table("[[bandwidth.user]]");
+    table.Key("uid", [&](const toml::node& value) -> absl::Status {
+      uid.emplace();
+      return table.Whole(&*uid, 0, INT_MAX)(value);
+    });
+    table.Key("weight", [&](const toml::node& value) -> absl::Status {
+      SLUICE_RETURN_IF_ERROR(table.Number(&weight)(value));
+      if (weight >= kLeastWeight && weight <= kMostWeight) {
+        return absl::OkStatus();
+      }
+      return table.Error(value, fmt::format("must be {:g} to {:g}",
+                                            kLeastWeight, kMostWeight));
+    });
+    SLUICE_RETURN_IF_ERROR(table.Read(node));
+    if (!uid) return table.Error(node, "a user's weight needs a uid");
+    if (!config_.user_weights.emplace(*uid, weight).second) {
+      return table.Error(node, fmt::format("uid {} stands here twice", *uid));
+    }
+    return absl::OkStatus();
   }
 
   absl::Status Budgets(const toml::node& node) {

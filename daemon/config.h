@@ -53,6 +53,7 @@ struct Config {
   CgroupCut cgroups = CgroupCut::Make(CgroupCut::Defaults()).value();
   Limits principal_limits, job_limits;
   std::map<std::string, Limits> named_job_limits;
+  std::map<uint32_t, double> user_weights;  // NodeConfig's
   // Empty: off. Not given: the default port, if it is free.
   std::optional<std::string> http_listen;
   // Who may open the unix socket; empty: the daemon's user only.

@@ -389,6 +389,7 @@ absl::StatusOr<Node> OpenNode(const Config& config,
   node.config.principal_limits = config.principal_limits;
   node.config.job_limits = config.job_limits;
   node.config.named_job_limits = config.named_job_limits;
+  node.config.user_weights = config.user_weights;
   node.config.wait_limits.longest = config.longest_wait;
   node.config.plan_time_limit = config.plan_time_limit;
   SLUICE_RETURN_IF_ERROR(AddGpus(config, node));

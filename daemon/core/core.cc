@@ -58,6 +58,11 @@ RankSnapshot Core::SnapshotOf(const Session& session) const {
   rank.closed = session.state == Session::State::kClosed;
   rank.guaranteed_bytes_per_second =
       rank.closed ? 0 : session.guaranteed_bytes_per_second;
+  rank.weight = WeightOf(config_, session.peer.principal);
+  if (const auto copies = copies_of_plans_.find(session.id);
+      copies != copies_of_plans_.end()) {
+    rank.plan_copies = {copies->second.demand, copies->second.promised};
+  }
   rank.step = session.last_step;
   rank.stall_seconds = session.totals().stall_seconds;
   rank.grant_wait_seconds = session.totals().grant_wait_seconds;
@@ -158,6 +163,8 @@ void Core::Load(CoreState saved) {
       journal_.stats.jobs.Began(session.job(), started_);
     }
   }
+  copies_of_plans_ = CopiesOfPlans();
+  copies_version_ = joint_.demands_version();
 }
 
 void Core::TouchAll() {

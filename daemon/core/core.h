@@ -271,6 +271,18 @@ class Core {
   // After each event: what waited and need not any more.
   void Settle(absl::Time now, Effects& effects);
 
+  // Copies of planned steps (core_demands.cc): what each rank's plan needs of
+  // its links, and what of that is promised.
+  struct Copies {
+    CopyRates demand = {0, 0}, promised = {0, 0};
+    bool operator==(const Copies&) const = default;
+  };
+  std::map<SessionId, Copies> CopiesOfPlans() const;
+  // Where plans or ranks have changed.
+  void PromiseAnew(absl::Time now, Effects& effects);
+  void LogUnpromised(const Session& session, const Copies& copies,
+                     absl::Time now);
+
   // Reading and invariants (core.cc).
   void CountCopies(Session& session);
   RankSnapshot SnapshotOf(const Session& session) const;
@@ -294,6 +306,9 @@ class Core {
   std::optional<Drain> drain_;
   WaitingQueue waiting_;
   std::vector<bool> slots_;
+  // Follows from the above, so it is not saved: as of that version of demands.
+  std::map<SessionId, Copies> copies_of_plans_;
+  uint64_t copies_version_ = 0;
 };
 
 template <typename Visit>

@@ -164,6 +164,7 @@ void Core::Settle(absl::Time now, Effects& effects) {
                      lease.since, refusal, now, effects);
       });
   ReleaseWaiting(now, effects);
+  PromiseAnew(now, effects);
   NotePlansTold(effects);
 }
 

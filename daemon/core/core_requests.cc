@@ -227,7 +227,8 @@ void Core::Handle(Session& session, RequestId request,
     welcome.guarantee_refused = Guarantee(session, request, now);
     welcome.guaranteed_bytes_per_second = session.guaranteed_bytes_per_second;
     effects.push_back(AttachGrants{session.id, session.grant_slot, hello.gpu,
-                                   session.guaranteed_bytes_per_second});
+                                   session.guaranteed_bytes_per_second,
+                                   WeightOf(config_, session.peer.principal)});
     ledger_.Open(session.id, session.job());
     joint_.RankAttached(
         session.id, {session.job(), hello.rank, hello.gpu, hello.local_ranks});

@@ -64,6 +64,11 @@ Effects Core::TakeOver(const std::set<SessionId>& reached, absl::Time now) {
     TellDeaths(session, effects);
   }
   joint_.TakeOver(effects);
+  for (const auto& [id, copies] : copies_of_plans_) {
+    if (copies.promised == CopyRates{}) continue;
+    effects.push_back(
+        PromiseCopies{sessions_.at(id).grant_slot, copies.promised});
+  }
   Log(now, EventKind::kStart,
       fmt::format("took over {} sessions from a daemon that ended",
                   reached.size()),

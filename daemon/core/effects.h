@@ -10,6 +10,7 @@
 
 #include "daemon/core/planning/unit_cache.h"
 #include "daemon/core/requests.h"
+#include "daemon/core/types.h"
 #include "proto/plan/request.h"
 
 namespace sluice::daemon {
@@ -57,9 +58,15 @@ struct AttachGrants {
   int slot = 0;
   DeviceIndex gpu;
   double guaranteed_bytes_per_second = 0;
+  double weight = 1;
 };
 struct DetachGrants {
   int slot = 0;
+};
+// From now on the rank's copies have so much of its links beside others.
+struct PromiseCopies {
+  int slot = 0;
+  CopyRates rates = {0, 0};
 };
 
 // --- plans ------------------------------------------------------------------
@@ -93,7 +100,8 @@ struct SaveUnits {
 using Effect =
     std::variant<MakeExtent, DestroyExtent, AskHolders, SendReply, SendNotice,
                  CloseSocket, Forget, KillProcess, AttachGrants, DetachGrants,
-                 ReadProfile, SolvePlan, StopSolving, HurrySolving, SaveUnits>;
+                 PromiseCopies, ReadProfile, SolvePlan, StopSolving,
+                 HurrySolving, SaveUnits>;
 using Effects = std::vector<Effect>;
 
 }  // namespace sluice::daemon

@@ -25,6 +25,7 @@ int FlowOf(int slot, int direction) { return 2 * slot + direction; }
 GrantPolicy::GrantPolicy(std::vector<LinkSpeed> links)
     : links_(std::move(links)),
       ranks_on_(links_.size(), 0),
+      weight_on_(links_.size(), 0),
       shares_(*TopologyOf(links_), kOptions) {
   paths_.reserve(links_.size());
   for (const LinkSpeed& link : links_) {
@@ -42,12 +43,12 @@ double GrantPolicy::Rate(int link, int direction) const {
   return least;
 }
 
-double GrantPolicy::EvenRate(int link, int direction) const {
+double GrantPolicy::EvenRate(const RankShare& rank, int direction) const {
   double least = 0;
-  if (link < 0) return least;
-  for (const size_t i : paths_[link]) {
-    const double share =
-        SpeedBothWays(links_[i], direction) / std::max(1, ranks_on_[i]);
+  if (rank.link < 0) return least;
+  for (const size_t i : paths_[rank.link]) {
+    const double share = SpeedBothWays(links_[i], direction) * rank.weight /
+                         std::max(rank.weight, weight_on_[i]);
     if (share > 0 && (least <= 0 || share < least)) least = share;
   }
   return least;
@@ -63,9 +64,13 @@ int GrantPolicy::Sharing(int link, int direction) const {
   return most;
 }
 
-void GrantPolicy::CountRank(int link, int more) {
-  if (link < 0) return;
-  for (const size_t i : paths_[link]) ranks_on_[i] += more;
+void GrantPolicy::CountRank(const RankShare& rank, int more) {
+  if (rank.link < 0) return;
+  for (const size_t i : paths_[rank.link]) {
+    ranks_on_[i] += more;
+    weight_on_[i] += more * rank.weight;
+    if (ranks_on_[i] == 0) weight_on_[i] = 0;  // what rounding left
+  }
 }
 
 uint64_t GrantPolicy::Window(int link, int direction) const {
@@ -82,35 +87,37 @@ GrantPolicy::Grant GrantPolicy::GrantOf(const RankShare& rank) const {
   for (int d : {kH2d, kD2h}) {
     if (!Gated(rank, d)) continue;
     // Who wants little now would have its share if it wanted more.
-    grant.rate[d] = static_cast<uint64_t>(
-        std::max({EvenRate(rank.link, d), rank.guaranteed, rank.rate[d]}));
+    grant.rate[d] = static_cast<uint64_t>(std::max(
+        {EvenRate(rank, d), rank.guaranteed, rank.demand[d], rank.rate[d]}));
   }
   return grant;
 }
 
 GrantPolicy::Grant GrantPolicy::Attach(int slot, int link,
-                                       double guaranteed_bytes_per_second) {
+                                       double guaranteed_bytes_per_second,
+                                       double weight) {
   SLUICE_CHECK(!ranks_.contains(slot));
   SLUICE_CHECK(link < static_cast<int>(links_.size()));
   RankShare& rank = ranks_[slot];
   rank.link = link;
   rank.guaranteed = guaranteed_bytes_per_second;
-  CountRank(link, 1);
+  rank.weight = weight;
+  CountRank(rank, 1);
   // The first window is a gift, so that a rank starts without waiting.
   rank.limit = {Window(link, kH2d), Window(link, kD2h)};
   for (int d : {kH2d, kD2h}) {
     if (!Gated(rank, d)) continue;
-    shares_.Open(FlowOf(slot, d), link, d);
-    PromiseGuarantee(slot, d);
+    shares_.Open(FlowOf(slot, d), link, d, weight);
+    TryPromise(slot, d);
   }
   return GrantOf(rank);
 }
 
 GrantPolicy::Grant GrantPolicy::Resume(int slot, int link,
                                        double guaranteed_bytes_per_second,
-                                       const Directions& limit,
+                                       double weight, const Directions& limit,
                                        const Directions& used) {
-  Attach(slot, link, guaranteed_bytes_per_second);
+  Attach(slot, link, guaranteed_bytes_per_second, weight);
   RankShare& rank = ranks_.at(slot);
   for (int d : {kH2d, kD2h}) {
     rank.used[d] = std::min(used[d], limit[d] + kOneCopy);
@@ -119,11 +126,12 @@ GrantPolicy::Grant GrantPolicy::Resume(int slot, int link,
   return GrantOf(rank);
 }
 
-void GrantPolicy::PromiseGuarantee(int slot, int direction) {
+void GrantPolicy::TryPromise(int slot, int direction) {
   RankShare& rank = ranks_.at(slot);
-  if (rank.promised[direction] || rank.guaranteed <= 0) return;
+  const double rate = std::max(rank.guaranteed, rank.demand[direction]);
+  if (rank.promised[direction] || rate <= 0) return;
   const double bytes =
-      std::ceil(rank.guaranteed * absl::ToDoubleSeconds(kGuaranteePeriod));
+      std::ceil(rate * absl::ToDoubleSeconds(kGuaranteePeriod));
   rank.promised[direction] = shares_
                                  .Promise(FlowOf(slot, direction),
                                           {Bytes(static_cast<int64_t>(bytes)),
@@ -132,13 +140,28 @@ void GrantPolicy::PromiseGuarantee(int slot, int direction) {
                                  .ok();
 }
 
+void GrantPolicy::Promise(int slot, const CopyRates& rates) {
+  RankShare& rank = ranks_.at(slot);
+  for (int d : {kH2d, kD2h}) {
+    if (!Gated(rank, d) || rank.demand[d] == rates[d]) continue;
+    const double before = std::max(rank.guaranteed, rank.demand[d]);
+    rank.demand[d] = rates[d];
+    if (std::max(rank.guaranteed, rates[d]) == before) continue;
+    // A flow keeps its promise for life: this one ends, the next one begins.
+    shares_.Close(FlowOf(slot, d));
+    shares_.Open(FlowOf(slot, d), rank.link, d, rank.weight);
+    rank.promised[d] = false;
+    TryPromise(slot, d);
+  }
+}
+
 void GrantPolicy::Detach(int slot) {
   const auto found = ranks_.find(slot);
   if (found == ranks_.end()) return;
   for (int d : {kH2d, kD2h}) {
     if (Gated(found->second, d)) shares_.Close(FlowOf(slot, d));
   }
-  CountRank(found->second.link, -1);
+  CountRank(found->second, -1);
   ranks_.erase(found);
 }
 
@@ -178,7 +201,7 @@ std::map<int, GrantPolicy::Grant> GrantPolicy::Refill(
         rank.limit[d] += wanted;
         continue;
       }
-      PromiseGuarantee(slot, d);
+      TryPromise(slot, d);
       shares_.AskInAll(FlowOf(slot, d), static_cast<double>(wanted), now_);
     }
   }

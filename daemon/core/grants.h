@@ -3,7 +3,8 @@
 // In each refill the links give out what they carried in the time since the
 // last one, by daemon/bandwidth. Every rank wants its limit to stand a window
 // ahead of its use, each direction by itself. What it was guaranteed
-// (guarantees.h admits that) is promised to it, a part per kGuaranteePeriod;
+// (guarantees.h admits that), or what its plan copies (planning/demands.h), is
+// promised to it, a part per kGuaranteePeriod;
 // the rest goes in even shares, of which the promised bytes are a part, and
 // what one leaves goes to the others. Where both directions load a link
 // together, a prefetch weighs 8 times an offload there. A rank alone on its
@@ -59,12 +60,17 @@ class GrantPolicy {
 
   // `link` is an index into the links; -1: on none that is known (ungated).
   // Returns the first limits.
-  Grant Attach(int slot, int link, double guaranteed_bytes_per_second);
+  // `weight`: of its share beside others (guarantees.h).
+  Grant Attach(int slot, int link, double guaranteed_bytes_per_second,
+               double weight = 1);
   // As Attach, of a rank that an earlier daemon attached: from what it was
   // granted, and has used as far as that can be believed.
   Grant Resume(int slot, int link, double guaranteed_bytes_per_second,
-               const Directions& limit, const Directions& used);
+               double weight, const Directions& limit, const Directions& used);
   void Detach(int slot);
+  // What its copies were promised beside others: the larger of its guarantee
+  // and this, bytes per second of each direction. Binds at an idle instant.
+  void Promise(int slot, const CopyRates& rates);
   // What each attached slot has used, as far as believed at the last refill.
   std::map<int, Directions> used() const;
   bool idle() const { return ranks_.empty(); }
@@ -80,6 +86,8 @@ class GrantPolicy {
   struct RankShare {
     int link = -1;
     double guaranteed = 0;
+    double weight = 1;
+    CopyRates demand = {0, 0};  // promised, of its plan
     Directions limit = {0, 0};
     Directions used = {0, 0};             // as far as believed
     std::array<double, 2> rate = {0, 0};  // granted, averaged
@@ -88,9 +96,9 @@ class GrantPolicy {
   };
   // What the narrowest link of the path carries; 0: none is limited.
   double Rate(int link, int direction) const;
-  // What a rank would have of it if all that share the path wanted as much.
-  double EvenRate(int link, int direction) const;
-  void CountRank(int link, int more);
+  // What it would have of its path if all that share it wanted all they get.
+  double EvenRate(const RankShare& rank, int direction) const;
+  void CountRank(const RankShare& rank, int more);
   uint64_t Window(int link, int direction) const;
   // Flows on the busiest limited link of the path: ranks, or twice as many
   // where both directions load it together.
@@ -102,7 +110,7 @@ class GrantPolicy {
   // How far the limit is to rise so that it stands a window ahead of the use.
   uint64_t Wanted(const RankShare& rank, int direction) const;
   // Tried at each refill: what ranks that went were promised may count yet.
-  void PromiseGuarantee(int slot, int direction);
+  void TryPromise(int slot, int direction);
   static void Raise(RankShare& rank, int direction, double bytes,
                     absl::Duration elapsed);
   Grant GrantOf(const RankShare& rank) const;
@@ -110,6 +118,7 @@ class GrantPolicy {
   const std::vector<LinkSpeed> links_;
   std::vector<std::vector<size_t>> paths_;  // by link (links.h)
   std::vector<int> ranks_on_;               // by link, itself or below it
+  std::vector<double> weight_on_;           // theirs together
   bandwidth::BandwidthPolicy shares_;       // of the directions that are gated
   absl::Time now_ = absl::UnixEpoch();      // the refills' own
   std::map<int, RankShare> ranks_;

@@ -29,6 +29,11 @@ absl::Status Refuse(const LinkSpeed& link, double asked, double promised,
 
 }  // namespace
 
+double WeightOf(const NodeConfig& config, const Principal& who) {
+  const auto found = config.user_weights.find(who.uid);
+  return found != config.user_weights.end() ? found->second : 1;
+}
+
 absl::Status AdmitGuarantee(const LinkSpeed& link, double asked,
                             const Promised& promised) {
   // The slower direction, because a guarantee is of both; one that is not

@@ -19,6 +19,12 @@ namespace sluice::daemon {
 inline constexpr double kPromised = 0.9;
 inline constexpr double kPromisedEach = 0.5;
 
+// What a rank's weight in fair shares may be.
+inline constexpr double kLeastWeight = 0.01;
+inline constexpr double kMostWeight = 100;
+// The weight of `who`'s ranks.
+double WeightOf(const NodeConfig& config, const Principal& who);
+
 // Bytes per second that are promised on a link already.
 struct Promised {
   double all = 0;

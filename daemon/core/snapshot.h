@@ -32,6 +32,12 @@ struct GpuSnapshot {
   PoolSnapshot pool;
 };
 
+// What a rank's plan copies, bytes per second of each direction.
+struct PlanCopies {
+  CopyRates demand = {0, 0};
+  CopyRates promised = {0, 0};  // the demand, or 0: it has its fair share
+};
+
 struct RankSnapshot {
   Rank rank;
   int pid = 0;
@@ -40,6 +46,8 @@ struct RankSnapshot {
   Bytes gpu_bytes, host_bytes;  // leased
   bool closed = false;          // its socket ended, its process lives
   double guaranteed_bytes_per_second = 0;  // of its link, each way
+  double weight = 1;                       // in fair shares
+  std::optional<PlanCopies> plan_copies;
   std::optional<StepReport> step;
   double stall_seconds = 0, grant_wait_seconds = 0;
   Bytes hbm_peak;

@@ -3,6 +3,7 @@
 // Plain data, no ownership. Thread safety: values.
 #pragma once
 
+#include <array>
 #include <compare>
 #include <cstdint>
 #include <map>
@@ -76,6 +77,9 @@ struct Exit {
 };
 
 // What a link carries, bytes per second; 0: not known or not throttled.
+// Bytes per second, kH2d and kD2h (proto/base/grant_page.h); 0: none.
+using CopyRates = std::array<double, 2>;
+
 struct LinkSpeed {
   std::string name;
   double h2d_bytes_per_second = 0;
@@ -177,6 +181,8 @@ struct NodeConfig {
   Limits principal_limits;
   Limits job_limits;
   std::map<std::string, Limits> named_job_limits;
+  // Of a user's ranks in the fair shares of links; 1 where none is named.
+  std::map<uint32_t, double> user_weights;
   absl::Duration plan_time_limit = absl::Seconds(20);
   // How long a joining job's plan is held back until running ones have given
   // back what it needs.

@@ -4,6 +4,8 @@
 #include <nlohmann/json.hpp>
 #include <utility>
 
+#include "proto/base/grant_page.h"
+
 namespace sluice::daemon {
 namespace {
 
@@ -41,6 +43,14 @@ json Link(const LinkSpeed& link) {
           {"both_bytes_per_second", speed(link.both_bytes_per_second)}};
 }
 
+json CopiesOf(const std::optional<PlanCopies>& copies) {
+  if (!copies) return nullptr;
+  return {{"h2d_bytes_per_second", copies->demand[kH2d]},
+          {"d2h_bytes_per_second", copies->demand[kD2h]},
+          {"promised_h2d_bytes_per_second", copies->promised[kH2d]},
+          {"promised_d2h_bytes_per_second", copies->promised[kD2h]}};
+}
+
 json RankOf(const RankSnapshot& rank) {
   json to = {{"rank", rank.rank.value()},
              {"pid", rank.pid},
@@ -52,6 +62,8 @@ json RankOf(const RankSnapshot& rank) {
              {"hbm_peak_bytes", rank.hbm_peak.count()},
              {"closed", rank.closed},
              {"guaranteed_bytes_per_second", rank.guaranteed_bytes_per_second},
+             {"weight", rank.weight},
+             {"plan_copies", CopiesOf(rank.plan_copies)},
              {"step", nullptr},
              {"loss", nullptr},
              {"tokens_per_second", nullptr}};

@@ -131,14 +131,15 @@ void GrantPages::Beat() {
       std::memory_order_release);
 }
 
-absl::StatusOr<UniqueFd> GrantPages::Attach(
-    int slot, int link, double guaranteed_bytes_per_second) {
+absl::StatusOr<UniqueFd> GrantPages::Attach(int slot, int link,
+                                            double guaranteed_bytes_per_second,
+                                            double weight) {
   SLUICE_ASSIGN_OR_RETURN(UniqueFd fd,
                           MakePage("sluice grant use", sizeof(GrantUse)));
   SLUICE_ASSIGN_OR_RETURN(void* page, MapPage(fd, sizeof(GrantUse)));
   const MutexLock lock(mutex_);
   Open(slot, std::make_unique<UsePage>(page),
-       policy_.Attach(slot, link, guaranteed_bytes_per_second));
+       policy_.Attach(slot, link, guaranteed_bytes_per_second, weight));
   return fd;
 }
 
@@ -152,7 +153,7 @@ void GrantPages::Open(int slot, std::unique_ptr<UsePage> page,
 
 absl::Status GrantPages::Resume(int slot, int link,
                                 double guaranteed_bytes_per_second,
-                                const UniqueFd& use) {
+                                double weight, const UniqueFd& use) {
   SLUICE_RETURN_IF_ERROR(CheckPage(use, sizeof(GrantUse), "a use page"));
   SLUICE_ASSIGN_OR_RETURN(void* page, MapPage(use, sizeof(GrantUse)));
   auto mapped = std::make_unique<UsePage>(page);
@@ -164,7 +165,8 @@ absl::Status GrantPages::Resume(int slot, int link,
   }
   const MutexLock lock(mutex_);
   Open(slot, std::move(mapped),
-       policy_.Resume(slot, link, guaranteed_bytes_per_second, limit, used));
+       policy_.Resume(slot, link, guaranteed_bytes_per_second, weight, limit,
+                      used));
   return absl::OkStatus();
 }
 
@@ -172,6 +174,11 @@ void GrantPages::Detach(int slot) {
   const MutexLock lock(mutex_);
   policy_.Detach(slot);
   pages_.erase(slot);
+}
+
+void GrantPages::Promise(int slot, const CopyRates& rates) {
+  const MutexLock lock(mutex_);
+  if (pages_.contains(slot)) policy_.Promise(slot, rates);
 }
 
 std::map<int, Directions> GrantPages::Used() {

@@ -46,11 +46,14 @@ class GrantPages {
   // Opens a slot; the heartbeat is fresh when it returns. The use page is the
   // session's to write.
   absl::StatusOr<UniqueFd> Attach(int slot, int link,
-                                  double guaranteed_bytes_per_second);
+                                  double guaranteed_bytes_per_second,
+                                  double weight = 1);
   // The slot of a rank that an earlier daemon attached, with its use page.
   absl::Status Resume(int slot, int link, double guaranteed_bytes_per_second,
-                      const UniqueFd& use);
+                      double weight, const UniqueFd& use);
   void Detach(int slot);
+  // GrantPolicy::Promise, of a slot that has a page.
+  void Promise(int slot, const CopyRates& rates);
   // What the attached slots have used, at most a refill old.
   std::map<int, Directions> Used();
   // How often a heartbeat came more than kGrantStaleAfter late while ranks were

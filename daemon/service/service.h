@@ -200,6 +200,7 @@ class Service {
   void Do(KillProcess& effect);
   void Do(AttachGrants& effect);
   void Do(DetachGrants& effect);
+  void Do(PromiseCopies& effect);
   void Do(ReadProfile& effect);
   void Do(SolvePlan& effect);
   void Do(StopSolving& effect);

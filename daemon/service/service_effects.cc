@@ -317,8 +317,9 @@ void Service::Do(AttachGrants& effect) {
   const Principal& who = channels_.at(effect.session)->who();
   slots_[effect.slot] = who;
   quotas_.Charge(who, Resource::kRanks);
-  auto page = grants_->Attach(effect.slot, LinkIndexOf(effect.gpu),
-                              effect.guaranteed_bytes_per_second);
+  auto page =
+      grants_->Attach(effect.slot, LinkIndexOf(effect.gpu),
+                      effect.guaranteed_bytes_per_second, effect.weight);
   if (!page.ok()) {
     no_page_ = page.status();
     WriteLog(LogLevel::kError, std::string(no_page_.message()));
@@ -327,6 +328,10 @@ void Service::Do(AttachGrants& effect) {
   use_pages_[effect.session] =
       std::make_shared<const UniqueFd>(*std::move(page));
   KeepRank(effect.session);
+}
+
+void Service::Do(PromiseCopies& effect) {
+  grants_->Promise(effect.slot, effect.rates);
 }
 
 void Service::Do(DetachGrants& effect) {

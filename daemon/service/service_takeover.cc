@@ -124,9 +124,10 @@ absl::Status Service::AdoptRank(const Session& session) {
   const Principal& who = session.peer.principal;
   auto page = std::make_shared<const UniqueFd>(
       handover_->Take(Handover::UsePageOf(session.id)));
-  SLUICE_RETURN_IF_ERROR(
-      grants_->Resume(session.grant_slot, LinkIndexOf(session.hello.gpu),
-                      session.guaranteed_bytes_per_second, *page));
+  SLUICE_RETURN_IF_ERROR(grants_->Resume(session.grant_slot,
+                                         LinkIndexOf(session.hello.gpu),
+                                         session.guaranteed_bytes_per_second,
+                                         WeightOf(core_.config(), who), *page));
   slots_[session.grant_slot] = who;
   quotas_.Charge(who, Resource::kRanks);
   use_pages_[session.id] = std::move(page);

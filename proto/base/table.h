@@ -8,6 +8,7 @@
 #pragma once
 
 #include <algorithm>
+#include <cstdint>
 #include <map>
 #include <utility>
 #include <vector>
@@ -75,6 +76,7 @@ class Table {
   // Rows that were saved; then as after TouchAll.
   void Load(Rows rows) {
     rows_ = std::move(rows);
+    ++changes_;
     TouchAll();
   }
   // visit(key, row) of each that was changed since the last time, once; row is
@@ -102,15 +104,19 @@ class Table {
     changed_ = {};
   }
   size_t noted() const { return changed_.size(); }
+  // Grows with every change, whether it is noted or not.
+  uint64_t changes() const { return changes_; }
   bool operator==(const Table& other) const { return rows_ == other.rows_; }
 
  private:
   void Note(const Key& key) {
+    ++changes_;
     if (!notes_) return;
     if (changed_.empty() || changed_.back() != key) changed_.push_back(key);
   }
 
   Rows rows_;
+  uint64_t changes_ = 0;
   bool notes_ = false;  // somebody asked
   std::vector<Key> changed_;
 };

@@ -45,6 +45,9 @@ gpu_bytes = "40MiB"
 host_bytes = "384MiB"
 host_ready_bytes = "64MiB"
 extent_bytes = "8MiB"
+[[bandwidth.user]]
+uid = 1000
+weight = 2.5
 [budgets]
 principal_gpu_bytes = "1GiB"
 principal_host_bytes = "2GiB"
@@ -90,6 +93,7 @@ level = "debug"
   EXPECT_EQ(config.principal_limits, (Limits{GiB(1), GiB(2)}));
   EXPECT_EQ(config.job_limits, (Limits{GiB(3), GiB(4)}));
   EXPECT_EQ(config.named_job_limits.at("x"), (Limits{MiB(5), MiB(6)}));
+  EXPECT_EQ(config.user_weights, (std::map<uint32_t, double>{{1000, 2.5}}));
   EXPECT_EQ(config.http_listen, "");
   EXPECT_FALSE(config.gpus_are_shown);
   EXPECT_EQ(config.http_socket_group, "sluice");
@@ -172,6 +176,19 @@ TEST(Config, CgroupsThatCountByThemselvesAreNamed) {
   EXPECT_THAT(ParseConfig("[quota]\ncgroups = [\"jobs\"]\n", "c.toml"),
               StatusIs(absl::StatusCode::kInvalidArgument,
                        HasSubstr("c.toml:2: 'cgroups' 'jobs' is no path")));
+}
+
+TEST(Config, AUsersWeightHasAUserAndLimits) {
+  const auto refused = [](const std::string& text, const std::string& why) {
+    EXPECT_THAT(ParseConfig("[[bandwidth.user]]\n" + text, "c.toml"),
+                StatusIs(absl::StatusCode::kInvalidArgument, HasSubstr(why)))
+        << text;
+  };
+  refused("weight = 2\n", "a user's weight needs a uid");
+  refused("uid = 7\nweight = 0\n", "c.toml:3: 'weight' must be 0.01 to 100");
+  refused("uid = 7\nweight = 101\n", "must be 0.01 to 100");
+  refused("uid = -1\n", "uid");
+  refused("uid = 7\n[[bandwidth.user]]\nuid = 7\n", "uid 7 stands here twice");
 }
 
 // Wrong once: `gpu_bytes = 40` was 40 bytes in silence, and "40GB" 40 GiB.

@@ -244,6 +244,7 @@ void JointPlanning::ReleaseHeld(absl::Time now, Effects& effects) {
     return true;
   });
   AnnounceChanges(now, effects);
+  if (!free.empty()) ++demands_changes_;
   for (HeldJoin& join : free) {
     rounds_.Use(join.asking.job, join.plan);
     GivePlan(join.asking, join.plan, effects);

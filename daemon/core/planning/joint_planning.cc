@@ -28,6 +28,7 @@ std::vector<SessionId> JointPlanning::RanksOf(const JobKey& job) const {
 
 void JointPlanning::RankAttached(SessionId session, AttachedRank rank) {
   attached_[session] = std::move(rank);
+  ++demands_changes_;
 }
 
 void JointPlanning::RankLeft(SessionId session, absl::Time now,
@@ -39,6 +40,7 @@ void JointPlanning::RankLeft(SessionId session, absl::Time now,
   AbandonPlans(left, now, effects);
   LeaveTogether(left.job, now);
   attached_.erase(session);
+  ++demands_changes_;
   if (RanksOf(left.job).empty()) rounds_.JobEnded(left.job);
 }
 
@@ -77,6 +79,23 @@ void JointPlanning::StepReported(SessionId session) {
       member->second.state == Member::State::kAcquires) {
     members_.Edit(job).state = Member::State::kTrains;
   }
+}
+
+std::map<SessionId, CopyRates> JointPlanning::Demands() const {
+  std::map<SessionId, CopyRates> demands;
+  for (const auto& [session, rank] : attached_) {
+    const auto member = members_.find(rank.job);
+    if (member == members_.end() || held_.contains(rank.job)) continue;
+    const auto& plans = member->second.change ? member->second.change->before
+                                              : member->second.ranks;
+    const auto profile = member->second.profiles.find(rank.rank);
+    const auto plan = plans.find(rank.rank);
+    if (profile == member->second.profiles.end() || plan == plans.end()) {
+      continue;
+    }
+    demands[session] = DemandOf(*profile->second.profile, plan->second);
+  }
+  return demands;
 }
 
 void JointPlanning::MemoryCameBack(absl::Time now) {

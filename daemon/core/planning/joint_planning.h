@@ -23,6 +23,7 @@
 #include "daemon/core/effects.h"
 #include "daemon/core/journal.h"
 #include "daemon/core/ledger.h"
+#include "daemon/core/planning/demands.h"
 #include "daemon/core/planning/plans.h"
 #include "daemon/core/planning/replan.h"
 #include "daemon/core/planning/unit_cache.h"
@@ -86,6 +87,14 @@ class JointPlanning {
   absl::Duration LeaseWait() const;
 
   // --- reading -------------------------------------------------------------
+  // What the copies of each attached rank need that runs by the planner's
+  // fractions; while these change, by the former ones. Whose plan is held back
+  // has none.
+  std::map<SessionId, CopyRates> Demands() const;
+  // Grows whenever that, or who is attached, may have changed.
+  uint64_t demands_version() const {
+    return members_.changes() + demands_changes_;
+  }
   // Host memory that others' plans and leases are to get of a NUMA node.
   Bytes HostPromisedBeside(uint64_t numa, const Principal& whose) const;
   // Of these, what other jobs than `job` are to get.
@@ -242,6 +251,7 @@ class JointPlanning {
   const Ledger& ledger_;
   Journal& journal_;
   std::map<SessionId, AttachedRank> attached_;
+  uint64_t demands_changes_ = 0;  // besides those of members_
   PlanRounds rounds_;
   // Those that ask, in their order; those that run by the planner's fractions;
   // of these, those whose plan is held back.

@@ -10,16 +10,6 @@
 namespace sluice::daemon {
 namespace {
 
-// `sought`: a class of a profile, or of another plan.
-template <typename Class>
-const plan::ClassPlan* FindClass(const plan::RankPlan& plan,
-                                 const Class& sought) {
-  for (const plan::ClassPlan& each : plan.classes) {
-    if (each.kind == sought.kind && each.name == sought.name) return &each;
-  }
-  return nullptr;
-}
-
 // What a question for all comes to for each of its positions.
 struct Outcome {
   const plan::RankPlan* now = nullptr;   // of a member: what it runs by
@@ -146,10 +136,19 @@ Member MemberOf(const Asking& asking, const plan::NodePlan& plan) {
   return member;
 }
 
+const plan::ClassPlan* FindClass(const plan::RankPlan& plan,
+                                 const std::string& kind,
+                                 const std::string& name) {
+  for (const plan::ClassPlan& each : plan.classes) {
+    if (each.kind == kind && each.name == name) return &each;
+  }
+  return nullptr;
+}
+
 double Distance(const plan::RankPlan& a, const plan::RankPlan& b) {
   double most = 0;
   for (const plan::ClassPlan& each : a.classes) {
-    const plan::ClassPlan* other = FindClass(b, each);
+    const plan::ClassPlan* other = FindClass(b, each.kind, each.name);
     if (other == nullptr) return 1;
     most =
         std::max({most, std::abs(each.fractions.keep - other->fractions.keep),
@@ -166,7 +165,7 @@ double StepSeconds(const plan::RankProfile& profile,
                (kind.forward_layer_seconds + kind.backward_layer_seconds);
   }
   for (const plan::SkeletalClass& each : profile.classes) {
-    const plan::ClassPlan* chosen = FindClass(plan, each);
+    const plan::ClassPlan* chosen = FindClass(plan, each.kind, each.name);
     if (chosen == nullptr) continue;
     seconds +=
         static_cast<double>(plan::KindOf(profile, each).moving_layers()) *

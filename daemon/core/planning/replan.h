@@ -91,6 +91,10 @@ Member MemberOf(const Asking& asking, const plan::NodePlan& plan);
 ProfileWithHash WithoutTraces(const ProfileWithHash& profile,
                               const plan::RankPlan& plan);
 
+// What the plan says of a class; null: nothing.
+const plan::ClassPlan* FindClass(const plan::RankPlan& plan,
+                                 const std::string& kind,
+                                 const std::string& name);
 // The largest difference between two plans' fractions of a class.
 double Distance(const plan::RankPlan& a, const plan::RankPlan& b);
 // A rank's step with these fractions: windows and recomputation.

@@ -13,6 +13,7 @@
 #include "proto/base/grant_page.h"
 #include "proto/base/status.h"
 #include "tests/bench/report.h"
+#include "tests/daemon/bandwidth/bench_plan.h"
 #include "tests/daemon/bandwidth/bench_sim.h"
 #include "tests/daemon/bandwidth/job_story.h"
 #include "tests/daemon/bandwidth/node_simulation.h"
@@ -223,7 +224,7 @@ std::vector<Entry> CostRows() {
 
 std::vector<Entry> Measure() {
   std::vector<Entry> all;
-  for (const auto& rows : {TwoRanksRows(), EightGpuRows(),
+  for (const auto& rows : {TwoRanksRows(), PlanRows(), EightGpuRows(),
                            bench::EightGpusOnAClock(), JobRows(), CostRows()}) {
     all.insert(all.end(), rows.begin(), rows.end());
   }

@@ -178,6 +178,10 @@ class CoreDriver {
     SLUICE_CHECK(slots.insert(e.slot).second);
   }
   void operator()(const DetachGrants& e) { SLUICE_CHECK(slots.erase(e.slot)); }
+  void operator()(const PromiseCopies& e) {
+    SLUICE_CHECK(slots.contains(e.slot));
+    promises.push_back(e);
+  }
   void operator()(const ReadProfile& e) { to_read.push_back(e); }
   void operator()(const SolvePlan& e) { to_solve.push_back(e); }
   void operator()(const StopSolving& e) { stopped.insert(e.round); }
@@ -208,6 +212,7 @@ class CoreDriver {
   std::vector<std::pair<SessionId, Notice>> notices;
   std::set<SessionId> closed, forgotten, killed;
   std::set<int> slots;
+  std::vector<PromiseCopies> promises;
   std::vector<ReadProfile> to_read;
   std::vector<SolvePlan> to_solve;
   std::set<PlanRoundId> stopped, hurried;

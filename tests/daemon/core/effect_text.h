@@ -8,6 +8,7 @@
 #include <variant>
 
 #include "daemon/core/effects.h"
+#include "proto/base/grant_page.h"
 
 namespace sluice::daemon {
 
@@ -38,10 +39,13 @@ class EffectText {
   void operator()(const Forget& e) { Add("forget {}", e.session.value()); }
   void operator()(const KillProcess& e) { Add("kill {}", e.session.value()); }
   void operator()(const AttachGrants& e) {
-    Add("attach {} {} {} {}", e.session.value(), e.slot, e.gpu.value(),
-        e.guaranteed_bytes_per_second);
+    Add("attach {} {} {} {} {}", e.session.value(), e.slot, e.gpu.value(),
+        e.guaranteed_bytes_per_second, e.weight);
   }
   void operator()(const DetachGrants& e) { Add("detach {}", e.slot); }
+  void operator()(const PromiseCopies& e) {
+    Add("promise {} {} {}", e.slot, e.rates[kH2d], e.rates[kD2h]);
+  }
   void operator()(const ReadProfile& e) {
     Add("read {} {}", e.session.value(), e.request.value());
   }

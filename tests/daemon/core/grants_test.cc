@@ -18,8 +18,9 @@ class Link {
   explicit Link(std::vector<LinkSpeed> links = {{"pcie0", kRate, kRate}})
       : policy(std::move(links)) {}
 
-  void Attach(int slot, double guaranteed = 0, int link = 0) {
-    limit[slot] = policy.Attach(slot, link, guaranteed).limit;
+  void Attach(int slot, double guaranteed = 0, int link = 0,
+              double weight = 1) {
+    limit[slot] = policy.Attach(slot, link, guaranteed, weight).limit;
     used[slot] = {0, 0};
   }
   // `hunger[slot]`: the bytes per second that it would use; missing: all it
@@ -79,6 +80,19 @@ TEST(Grants, HungryRanksShareEvenlyAndUseTheWholeLink) {
   EXPECT_GE(sum, 0.97 * kRate);
 }
 
+TEST(Grants, HungryRanksShareByWeight) {
+  Link link;
+  link.Attach(0, 0, 0, /*weight=*/3);
+  link.Attach(1);
+  link.Run(absl::Seconds(2));
+  const auto before = link.used;
+  link.Run(absl::Seconds(2));
+  EXPECT_NEAR(link.Rate(0, before, absl::Seconds(2)), 0.75 * kRate, kRate / 50);
+  EXPECT_NEAR(link.Rate(1, before, absl::Seconds(2)), 0.25 * kRate, kRate / 50);
+  // What it is told, too.
+  EXPECT_GE(link.rate[0][kH2d], 0.74 * kRate);
+}
+
 TEST(Grants, WhatOneLeavesGoesToTheOthers) {
   Link link;
   link.Attach(0);
@@ -102,6 +116,41 @@ TEST(Grants, GuaranteedRateIsKeptAmongHungryOnes) {
   for (int slot : {1, 2, 3}) {
     EXPECT_GT(link.Rate(slot, before, absl::Seconds(2)), 0.05 * kRate);
   }
+}
+
+// Three ranks that copy all the time, and one whose plan needs 0.7 of the link
+// to the GPU: fair shares make it late, the promise does not.
+TEST(Grants, WhatAPlanCopiesIsKeptAmongHungryOnesWhileItIsPromised) {
+  Link link;
+  for (int slot : {0, 1, 2, 3}) link.Attach(slot);
+  const auto rate = [&] {
+    link.Run(absl::Seconds(1));
+    const auto before = link.used;
+    link.Run(absl::Seconds(2));
+    return link.Rate(0, before, absl::Seconds(2));
+  };
+  EXPECT_NEAR(rate(), kRate / 4, kRate / 100);
+  link.policy.Promise(0, {0.7 * kRate, 0});
+  const auto before = link.used;
+  EXPECT_GE(rate(), 0.7 * kRate);
+  // The other direction is promised nothing.
+  EXPECT_NEAR(static_cast<double>(link.used[0][kD2h] - before.at(0)[kD2h]),
+              3 * kRate / 4, kRate / 10);
+  link.policy.Promise(0, {0.5 * kRate, 0});
+  EXPECT_NEAR(rate(), 0.5 * kRate, kRate / 50);
+  link.policy.Promise(0, {0, 0});
+  EXPECT_NEAR(rate(), kRate / 4, kRate / 100);
+}
+
+TEST(Grants, AGuaranteeThatIsMoreThanThePlanCopiesStays) {
+  Link link;
+  link.Attach(0, /*guaranteed=*/0.6 * kRate);
+  for (int slot : {1, 2, 3}) link.Attach(slot);
+  link.policy.Promise(0, {0.3 * kRate, 0.3 * kRate});
+  link.Run(absl::Seconds(1));
+  const auto before = link.used;
+  link.Run(absl::Seconds(2));
+  EXPECT_GE(link.Rate(0, before, absl::Seconds(2)), 0.6 * kRate);
 }
 
 // What the rank that went was promised counts until the link owes nothing.
@@ -334,6 +383,9 @@ TEST(Grants, InALongStoryNoMoreIsGrantedThanTheSwitchCarries) {
         link.Attach(slot, pick(2) * kSwitch / 10, pick(2));
         gifts += static_cast<double>(link.limit[slot][kH2d]);
       }
+    }
+    if (pick(60) == 0 && link.used.contains(slot)) {
+      link.policy.Promise(slot, {pick(3) * kSwitch / 20, pick(3) * kRate / 70});
     }
     hunger[pick(8)] = pick(3) * kSwitch / 5;
     const auto before =

@@ -22,7 +22,9 @@
 namespace sluice::testing {
 namespace {
 
+using ::testing::ContainsRegex;
 using ::testing::HasSubstr;
+using ::testing::Not;
 
 plan::RankProfile ProfileOf(int rank, int gpu) {
   plan::RankProfile profile;
@@ -182,6 +184,33 @@ TEST(DaemonPlan, HowFarTheWorkerIsReachesSluicectlStatus) {
     ASSERT_THAT(seen, HasSubstr("PLANNING")) << "solved before it was seen";
   }
   EXPECT_THAT(seen, HasSubstr("of 1 segments; of rank 0: "));
+}
+
+// 5 MiB of a layer leave within its forward of 0.1 s and come back within its
+// backward of 0.2 s.
+TEST(DaemonPlan, WhatItCopiesIsPromisedAndShownWhileTheRankIsThere) {
+  RunningDaemon daemon;
+  const auto shown = [&] {
+    return Child::Spawn({BinaryPath("sluicectl"), "--socket", daemon.socket(),
+                         "status", "--json"})
+        ->Join()
+        .out;
+  };
+  {
+    SLUICE_ASSERT_OK_AND_ASSIGN(RawClient a,
+                                RawClient::Connect(daemon.socket()));
+    ASSERT_THAT(a.Hello("demo"), IsOk());
+    EXPECT_THAT(shown(), ContainsRegex("\"plan_copies\": *null"));
+    ASSERT_THAT(Submit(a, plan::Encode(ProfileOf(0, 0))), IsOk());
+    ASSERT_THAT(NextPlan(a), IsOk());
+    const std::string status = shown();
+    EXPECT_THAT(status, ContainsRegex("\"d2h_bytes_per_second\": *52428800"));
+    EXPECT_THAT(status,
+                ContainsRegex("\"promised_d2h_bytes_per_second\": *52428800"));
+    EXPECT_THAT(status,
+                ContainsRegex("\"promised_h2d_bytes_per_second\": *26214400"));
+  }
+  EXPECT_THAT(shown(), Not(HasSubstr("promised_d2h_bytes_per_second")));
 }
 
 TEST(DaemonPlan, InfeasibleIsAnAnswerThatSaysWhy) {

@@ -1,0 +1,15 @@
+// A rank whose plan has tight windows, beside ranks that copy all the time.
+//
+// Thread safety: none.
+#pragma once
+
+#include <vector>
+
+#include "tests/bench/report.h"
+
+namespace sluice::daemon::bandwidth {
+
+// In pretended time, through the daemon's own grants.
+std::vector<bench::Entry> PlanRows();
+
+}  // namespace sluice::daemon::bandwidth
