@@ -87,7 +87,7 @@ absl::StatusOr<std::unique_ptr<Handover>> Handover::Start(
 }
 
 absl::StatusOr<std::optional<CoreState>> Handover::ReadState(
-    const CoreState& fresh) {
+    const Core& fresh) {
   state_fd_ = Take(kState);
   if (!state_fd_) return std::nullopt;
   SLUICE_ASSIGN_OR_RETURN(state_, StateFile::Open(state_fd_.get()));

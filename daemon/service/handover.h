@@ -55,7 +55,7 @@ class Handover {
   // What the earlier daemon knew, but for what `fresh` says; nullopt: there was
   // none. What is wrong with it is InvalidArgument or FailedPrecondition;
   // Unimplemented: another daemon can read it.
-  absl::StatusOr<std::optional<CoreState>> ReadState(const CoreState& fresh);
+  absl::StatusOr<std::optional<CoreState>> ReadState(const Core& fresh);
   bool Left(const std::string& name) const { return left_.contains(name); }
   // Whether an earlier daemon left anything, also what was taken since.
   bool was_left_anything() const { return was_left_anything_; }

@@ -41,7 +41,7 @@ void Service::KeepRank(SessionId id) {
 
 absl::Status Service::TakeOver() {
   handover_->Take(Handover::kDeaths);  // has been read
-  auto saved = handover_->ReadState(core_.Save());
+  auto saved = handover_->ReadState(core_);
   const bool any = saved.ok() && saved->has_value();
   if (any) Pass(CrashPoint::kStateRead);
   const absl::Status taken = any ? Adopt(**std::move(saved)) : saved.status();

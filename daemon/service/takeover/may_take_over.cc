@@ -19,7 +19,7 @@ absl::Status MayTakeOver(const std::map<std::string, UniqueFd>& left,
                           StateFile::Open(state->second.get()));
   const Core fresh(node, absl::UnixEpoch());
   SLUICE_ASSIGN_OR_RETURN(const CoreState saved,
-                          ReadSaved(file->TakeContents(), fresh.Save()));
+                          ReadSaved(file->TakeContents(), fresh));
   return CheckLeft(saved, left);
 }
 

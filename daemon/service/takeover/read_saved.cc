@@ -9,11 +9,36 @@
 #include "proto/wire.h"
 
 namespace sluice::daemon {
+namespace {
+
+absl::Status CheckPools(const CoreState& saved, const Core& fresh) {
+  for (const auto& [id, pool] : saved.ledger.pools) {
+    Bytes made, idle;
+    for (const auto& [extent, each] : pool.extents) {
+      made += each.size;
+      if (each.state == Pool::State::kKept) idle += each.size;
+    }
+    const Bytes total = fresh.pool(id).total;
+    if (made <= total) continue;
+    return absl::FailedPreconditionError(fmt::format(
+        "{} has {} here, and jobs hold {} of it{}: make the pool as large "
+        "again "
+        "([pools] {}_bytes)",
+        Name(id), FormatBytes(total), FormatBytes(made - idle),
+        idle > Bytes(0) ? fmt::format(", {} are idle, for 5 minutes at most",
+                                      FormatBytes(idle))
+                        : "",
+        id.kind == PoolKind::kGpu ? "gpu" : "host"));
+  }
+  return absl::OkStatus();
+}
+
+}  // namespace
 
 absl::StatusOr<CoreState> ReadSaved(const StateFile::Contents& contents,
-                                    CoreState fresh) {
-  SLUICE_ASSIGN_OR_RETURN(CoreState saved,
-                          ReadCore(contents, std::move(fresh)));
+                                    const Core& fresh) {
+  SLUICE_ASSIGN_OR_RETURN(CoreState saved, ReadCore(contents, fresh.Save()));
+  SLUICE_RETURN_IF_ERROR(CheckPools(saved, fresh));
   for (const auto& [id, session] : saved.sessions) {
     const uint32_t speaks = session.hello.protocol;
     if (!session.is_rank() || (speaks >= wire::kProtocols.oldest &&

@@ -10,9 +10,10 @@
 
 namespace sluice::daemon {
 
-// As ReadCore, and Unimplemented where a session speaks a protocol that this
-// daemon does not.
+// As ReadCore into what `fresh`, a core of this node that nobody has reached,
+// saves; and Unimplemented where a session speaks a protocol that this daemon
+// does not, FailedPrecondition where more memory was made than a pool has here.
 absl::StatusOr<CoreState> ReadSaved(const StateFile::Contents& contents,
-                                    CoreState fresh);
+                                    const Core& fresh);
 
 }  // namespace sluice::daemon

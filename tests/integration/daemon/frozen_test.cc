@@ -121,6 +121,24 @@ TEST_F(FrozenDaemonTest, ANodeWithoutTheGpuEndsNoJob) {
   EXPECT_EQ(pool.leased_bytes(), MiB(4).size());
 }
 
+TEST_F(FrozenDaemonTest, APoolSmallerThanWhatIsHeldEndsNoJob) {
+  daemon_.Start();
+  RawClient rank = Attached();
+  ASSERT_THAT(rank.Lease(wire::Lease::GPU, MiB(12)), IsOk());
+  daemon_.Kill();
+  const std::string file = daemon_.File("sluiced.toml");
+  std::filesystem::copy_file(file, daemon_.File("large.toml"));
+  std::ofstream(file, std::ios::app) << "[pools]\ngpu_bytes = \"8MiB\"\n";
+  daemon_.Start();
+  ExpectFrozen("as large again ([pools] gpu_bytes)");
+  std::filesystem::rename(daemon_.File("large.toml"), file);
+  End(SIGHUP);
+  daemon_.Start();
+  ASSERT_THAT(rank.NextEvent(absl::Seconds(20)), IsOk()) << daemon_.Log();
+  SLUICE_ASSERT_OK_AND_ASSIGN(const auto pool, GpuPool(daemon_.socket(), 0));
+  EXPECT_EQ(pool.leased_bytes(), MiB(16).size());
+}
+
 TEST_F(FrozenDaemonTest, FiveDeathsInTenSecondsFreezeTheNext) {
   daemon_.Start();
   RawClient rank = Attached();

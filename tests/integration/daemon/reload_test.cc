@@ -78,5 +78,17 @@ TEST_F(ReloadTest, AFileWithoutWhatIsHeldChangesNothing) {
   EXPECT_THAT(rank->Lease(wire::Lease::GPU, KiB(64), 1), IsOk());
 }
 
+// Wrong once: it was good, and the next daemon had less than nothing free.
+TEST_F(ReloadTest, APoolThatIsSmallerThanWhatIsHeldChangesNothing) {
+  daemon_.Start();
+  RawClient rank = Attached();
+  ASSERT_THAT(rank.Lease(wire::Lease::GPU, MiB(12)), IsOk());
+  Append("[pools]\ngpu_bytes = \"8MiB\"\n");
+  HangUp();
+  EXPECT_TRUE(daemon_.WaitForLog("it would not be taken over: "));
+  EXPECT_THAT(daemon_.Log(), HasSubstr("as large again ([pools] gpu_bytes)"));
+  EXPECT_THAT(rank.Lease(wire::Lease::GPU, MiB(8)), IsOk());
+}
+
 }  // namespace
 }  // namespace sluice::testing
