@@ -1,0 +1,10 @@
+// SLUICE_FAKE_NCCL, a list as SLUICE_FAKE_CUDA: "silent=1".
+#pragma once
+
+namespace sluice::fake_nccl {
+
+// Nobody is told that a rank died or aborted, as between GPUs of one node,
+// where a kernel waits in memory for ever: only one's own abort ends it.
+bool SilentDeaths();
+
+}  // namespace sluice::fake_nccl

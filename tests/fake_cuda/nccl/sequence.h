@@ -1,0 +1,50 @@
+// What the ranks on one GPU of this process have issued, in every communicator
+// and in which order, and whether the other ranks agree.
+#pragma once
+
+#include <string>
+#include <vector>
+
+#include "tests/fake_cuda/nccl/board.h"
+#include "tests/fake_cuda/nccl/record.h"
+
+namespace sluice::fake_nccl {
+
+// A rank's place in a communicator. The shared memory outlives it.
+struct Hold {
+  Shared* shared = nullptr;
+  Place place;
+};
+
+// Thread safety: none; one lock for all of a process.
+class Sequence {
+ public:
+  // False: there are as many as a record can name.
+  bool Add(const Hold& hold);
+  void Remove(const Hold& hold);
+
+  // Records a group's operations for the others, and says what is wrong with
+  // them in what these have issued so far; empty: nothing. Whoever of two ranks
+  // comes second finds what is wrong between them.
+  std::string Publish(const Hold& in, const std::vector<What>& group);
+
+ private:
+  // The process and GPU of a rank: by it communicators know their common ranks.
+  struct Identity {
+    pid_t process = 0;
+    int device = -1;
+  };
+
+  static Position PositionIn(const Hold& hold, Identity peer);
+  Record RecordOf(const What& what, Identity peer) const;
+  // What others have issued and this rank not yet: is it past that already?
+  std::string FindPassed() const;
+  std::string FindPassed(const Hold& hold) const;
+
+  std::vector<Hold> holds_;
+};
+
+// Whether another rank is so far behind that it cannot be recorded yet.
+bool IsFull(const Hold& in, const What& what);
+
+}  // namespace sluice::fake_nccl

@@ -1,0 +1,59 @@
+// A rank of a test: a thread or a process with a GPU of its own, a stream, and
+// memory that it fills and reads.
+#pragma once
+
+#include <functional>
+#include <initializer_list>
+#include <string>
+#include <vector>
+
+#include "tests/fake_cuda/exports.h"
+#include "tests/fake_cuda/nccl/api.h"
+
+namespace sluice::fake_nccl {
+
+using Floats = std::vector<float>;
+
+class TestRank {
+ public:
+  // On GPU `rank`, whose context becomes the thread's.
+  TestRank(int rank, int ranks);
+  ~TestRank();
+  TestRank(const TestRank&) = delete;
+
+  // Meets the others; fails the test if it cannot.
+  Communicator* Join(const UniqueId& id);
+  // Memory on the GPU for so many floats, until the end.
+  void* Make(size_t floats);
+  void* Make(const Floats& values);
+  // In the stream's order.
+  void Fill(void* at, const Floats& values, StreamPointer on = nullptr);
+  // Waits for the stream.
+  Floats Read(void* at, size_t floats);
+  void Wait() { cuStreamSynchronize(stream); }
+  // Until the communicator has an error, which is returned.
+  static Result AwaitError(Communicator* communicator);
+
+  const int rank;
+  const int ranks;
+  StreamPointer stream = nullptr;
+
+ private:
+  struct Memory {
+    device::cuda::MemoryHandle handle = 0;
+    DevicePointer address = 0;
+    size_t size = 0;
+  };
+  std::vector<Memory> memories_;
+};
+
+// Runs `body` on a thread per rank and returns what was found: "" is nothing.
+std::string RunRanks(int ranks, const std::function<void(TestRank&)>& body);
+// The same with a communicator of all, destroyed at the end.
+using WithOne = std::function<void(TestRank&, Communicator*)>;
+std::string RunRanks(int ranks, const WithOne& body);
+// With two: of the first and of the second unique id.
+using WithTwo = std::function<void(TestRank&, Communicator*, Communicator*)>;
+std::string RunRanks(int ranks, const WithTwo& body);
+
+}  // namespace sluice::fake_nccl
