@@ -18,15 +18,17 @@ import tempfile
 HERE = os.path.dirname(os.path.abspath(__file__))
 KNOWN = ["ipc", "grant", "attention", "bandwidth", "fits", "length", "loss",
          "methods", "overlap", "planner", "python", "service", "settings",
-         "train"]
+         "train", "upgrade"]
 # Too long for two builds in turns, or the same package for both: compared only
 # where they are named.
-LONG = ["length", "python", "settings"]
+LONG = ["length", "python", "settings", "upgrade"]
 SCRIPTS = {"length": "length.py", "python": "python_step.py",
-           "settings": "settings.py", "train": "train_steps.py"}
+           "settings": "settings.py", "train": "train_steps.py",
+           "upgrade": "upgrade.py"}
 # What a script needs built; a program needs only itself.
 NEEDS = {**dict.fromkeys(SCRIPTS, ["sluice-train", "sluiced",
-                                   "sluice-worker"]), "length": ["sluiced"]}
+                                   "sluice-worker"]), "length": ["sluiced"],
+         "upgrade": ["sluice-train", "sluiced-next"]}
 FIELDS = {"name", "value", "unit", "target", "better", "detail"}
 
 
