@@ -39,12 +39,12 @@ void Call::Enter(Needs needs, Kind kind) {
     }
   }
   if (needs == Needs::kContext) {
-    if (ContextStack().empty()) {
+    context_ = CurrentContext();
+    if (context_ == nullptr) {
       Refuse(kind == kReleases ? Rule::kReleaseNeedsContext
                                : Rule::kCurrentContext);
       return;
     }
-    context_ = ContextStack().back();
     if (context_->retained == 0) {
       Refuse(Rule::kLiveContext);
       return;

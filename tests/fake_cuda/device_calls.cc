@@ -226,23 +226,17 @@ Result cuCtxGetCurrent(Context* context) {
   Call call("cuCtxGetCurrent", Needs::kInitialised);
   if (call.failed()) return call.result();
   SLUICE_FAKE_REQUIRE(call, context != nullptr, kArguments);
-  *context = ContextStack().empty()
-                 ? nullptr
-                 : reinterpret_cast<Context>(ContextStack().back());
+  *context = reinterpret_cast<Context>(CurrentContext());
   return kSuccess;
 }
 
 Result cuCtxPushCurrent_v2(Context context) {
   Call call("cuCtxPushCurrent_v2", Needs::kInitialised);
   if (call.failed()) return call.result();
-  for (auto& [device, state] : TheWorld().contexts) {
-    if (reinterpret_cast<Context>(&state) != context || state.retained == 0) {
-      continue;
-    }
-    ContextStack().push_back(&state);
-    return kSuccess;
-  }
-  return call.Refuse(Rule::kKnownContext);
+  ContextState* const state = TheWorld().LiveContext(context);
+  SLUICE_FAKE_REQUIRE(call, state != nullptr, kKnownContext);
+  ContextStack().push_back(state);
+  return kSuccess;
 }
 
 Result cuCtxPopCurrent_v2(Context* context) {

@@ -66,8 +66,8 @@ bool fake_cuda_gone(int device) {
 }
 
 int fake_cuda_current_device() {
-  const auto& stack = ContextStack();
-  return stack.empty() ? -1 : stack.back()->device;
+  const ContextState* const context = CurrentContext();
+  return context == nullptr ? -1 : context->device;
 }
 
 void fake_cuda_find(const std::string& finding) {

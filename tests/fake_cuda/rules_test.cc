@@ -13,6 +13,7 @@
 #include "gtest/gtest.h"
 #include "tests/fake_cuda/control.h"
 #include "tests/fake_cuda/exports.h"
+#include "tests/fake_cuda/runtime_calls.h"
 
 namespace sluice::fake_cuda {
 namespace {
@@ -227,6 +228,58 @@ TEST_F(Rules, Streams) {
   EXPECT_EQ(cuEventDestroy_v2(event), kSuccess);
   Free(gpu);
   Free(host);
+}
+
+TEST_F(Rules, TheRuntimesCallsBesideTheTables) {
+  const StreamPointer stream = NewStream();
+  EventPointer from = nullptr, to = nullptr;
+  ASSERT_EQ(cuEventCreate(&from, 0), kSuccess);
+  ASSERT_EQ(cuEventCreate(&to, 0), kSuccess);
+  const EventPointer untimed = NewEvent();
+  float milliseconds = -1;
+  Breaks(Rule::kTimedEvent, cuEventElapsedTime_v2(&milliseconds, from, to));
+  std::atomic<bool> go = false;
+  ASSERT_EQ(cuEventRecord(from, stream), kSuccess);
+  ASSERT_EQ(cuEventRecord(untimed, stream), kSuccess);
+  ASSERT_EQ(fake_cuda_run(stream, "a kernel", {},
+                          [&](const Views&) {
+                            while (!go) usleep(1000);
+                          }),
+            kSuccess);
+  ASSERT_EQ(cuEventRecord(to, stream), kSuccess);
+  Breaks(Rule::kTimedEvent,
+         cuEventElapsedTime_v2(&milliseconds, from, untimed));
+  EXPECT_EQ(cuStreamQuery(stream), kNotReady);
+  EXPECT_EQ(cuEventElapsedTime_v2(&milliseconds, from, to), kNotReady);
+  go = true;
+  EXPECT_EQ(cuStreamSynchronize(stream), kSuccess);
+  EXPECT_EQ(cuStreamQuery(stream), kSuccess);
+  EXPECT_EQ(cuEventElapsedTime_v2(&milliseconds, from, to), kSuccess);
+  EXPECT_GE(milliseconds, 0);
+  for (const EventPointer event : {from, to, untimed}) {
+    EXPECT_EQ(cuEventDestroy_v2(event), kSuccess);
+  }
+  EXPECT_EQ(cuStreamDestroy_v2(stream), kSuccess);
+}
+
+// What the runtime makes current lies below what is pushed, and is nobody's to
+// pop.
+TEST_F(Rules, AContextThatIsSetNeedsNoPop) {
+  std::thread([&] {
+    Context current = nullptr;
+    Breaks(Rule::kKnownContext,
+           cuCtxSetCurrent(reinterpret_cast<Context>(&current)));
+    ASSERT_EQ(cuCtxSetCurrent(contexts_[0]), kSuccess);
+    ASSERT_EQ(cuCtxPushCurrent_v2(contexts_[1]), kSuccess);
+    EXPECT_EQ(fake_cuda_current_device(), 1);
+    ASSERT_EQ(cuCtxPopCurrent_v2(nullptr), kSuccess);
+    EXPECT_EQ(cuCtxGetCurrent(&current), kSuccess);
+    EXPECT_EQ(current, contexts_[0]);
+    std::string alive;
+    fake_cuda_alive(alive);
+    EXPECT_EQ(alive.find("pushed"), std::string::npos) << alive;
+    Breaks(Rule::kPopPushed, cuCtxPopCurrent_v2(nullptr));
+  }).join();
 }
 
 TEST_F(Rules, Copies) {

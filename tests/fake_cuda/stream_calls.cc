@@ -61,6 +61,7 @@ Result cuEventCreate(EventPointer* event, unsigned flags) {
   World& world = TheWorld();
   *event = world.NewHandle<EventPointer>();
   world.events[*event].context = call.context();
+  world.events[*event].timed = (flags & kEventDisableTiming) == 0;
   return kSuccess;
 }
 

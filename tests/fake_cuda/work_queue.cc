@@ -24,6 +24,11 @@ void WorkQueue::Wait() {
   while (busy_ || !work_.empty()) changed_.Wait(mutex_);
 }
 
+bool WorkQueue::idle() {
+  const MutexLock lock(mutex_);
+  return !busy_ && work_.empty();
+}
+
 void WorkQueue::Close() {
   const MutexLock lock(mutex_);
   closed_ = true;
@@ -53,12 +58,18 @@ void WorkQueue::Run() {
 void Recording::Complete() {
   const MutexLock lock(mutex_);
   complete_ = true;
+  time_ = std::chrono::steady_clock::now();
   changed_.NotifyAll();
 }
 
 void Recording::Wait() {
   const MutexLock lock(mutex_);
   while (!complete_) changed_.Wait(mutex_);
+}
+
+std::chrono::steady_clock::time_point Recording::time() {
+  const MutexLock lock(mutex_);
+  return time_;
 }
 
 bool Recording::complete() {

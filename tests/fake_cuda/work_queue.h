@@ -2,6 +2,7 @@
 // operation a random while late.
 #pragma once
 
+#include <chrono>
 #include <deque>
 #include <functional>
 #include <memory>
@@ -21,6 +22,7 @@ class WorkQueue {
   void Push(std::function<void()> work);
   // Until all that was pushed is done.
   void Wait();
+  bool idle();
   void Close();
 
  private:
@@ -41,11 +43,14 @@ class Recording {
   void Complete();
   void Wait();
   bool complete();
+  // When it was completed.
+  std::chrono::steady_clock::time_point time();
 
  private:
   Mutex mutex_;
   CondVar changed_;
   bool complete_ ABSL_GUARDED_BY(mutex_) = false;
+  std::chrono::steady_clock::time_point time_ ABSL_GUARDED_BY(mutex_);
 };
 
 }  // namespace sluice::fake_cuda

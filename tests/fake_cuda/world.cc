@@ -35,6 +35,25 @@ std::vector<ContextState*>& ContextStack() {
   return stack;
 }
 
+ContextState*& BaseContext() {
+  thread_local ContextState* context = nullptr;
+  return context;
+}
+
+ContextState* CurrentContext() {
+  const auto& stack = ContextStack();
+  return stack.empty() ? BaseContext() : stack.back();
+}
+
+ContextState* World::LiveContext(Context context) {
+  for (auto& [device, state] : contexts) {
+    if (reinterpret_cast<Context>(&state) == context && state.retained > 0) {
+      return &state;
+    }
+  }
+  return nullptr;
+}
+
 void World::Find(const std::string& finding) {
   if (findings.size() < kFindingsPrinted) {
     std::fprintf(stderr, "fake libcuda: %s\n", finding.c_str());

@@ -53,6 +53,7 @@ struct StreamState {
 
 struct EventState {
   ContextState* context = nullptr;
+  bool timed = false;
   std::shared_ptr<Recording> last;  // null: never recorded
   Clock seen;
 };
@@ -106,6 +107,8 @@ struct World {
     return reinterpret_cast<T>(next_handle += 64);
   }
   void Find(const std::string& finding);
+  // Null: it is none, or does not live.
+  ContextState* LiveContext(Context context);
   // From now on the context is lost.
   void Lose(ContextState& context, const char* why);
   bool DeviceIsLost(int device) const;
@@ -123,8 +126,12 @@ struct World {
 // Never destroyed: the streams' threads outlive main.
 World& TheWorld();
 
-// This host thread's: what it has waited for, and its stack of contexts.
+// This host thread's: what it has waited for, its stack of contexts, and the
+// one below them that the CUDA runtime sets.
 Clock& HostClock();
 std::vector<ContextState*>& ContextStack();
+ContextState*& BaseContext();
+// The one that calls are made in; null: none.
+ContextState* CurrentContext();
 
 }  // namespace sluice::fake_cuda

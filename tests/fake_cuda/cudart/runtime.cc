@@ -1,0 +1,78 @@
+#include "tests/fake_cuda/cudart/runtime.h"
+
+#include <cstdlib>
+#include <map>
+
+#include "proto/base/mutex.h"
+
+namespace sluice::fake_cuda {
+namespace {
+
+struct Holds {
+  Mutex mutex;
+  std::map<int, Context> contexts ABSL_GUARDED_BY(mutex);
+};
+
+Holds& TheHolds() {
+  static Holds* const holds = new Holds;
+  return *holds;
+}
+
+// Before the driver looks what is left: it was initialised earlier.
+void ReleaseAll() {
+  cuCtxSetCurrent(nullptr);
+  Holds& holds = TheHolds();
+  const MutexLock lock(holds.mutex);
+  for (const auto& [device, context] : holds.contexts) {
+    cuDevicePrimaryCtxRelease_v2(device);
+  }
+  holds.contexts.clear();
+}
+
+Result Initialise() {
+  const Result result = cuInit(0);
+  if (result == kSuccess) std::atexit(ReleaseAll);
+  return result;
+}
+
+}  // namespace
+
+int& ThreadDevice() {
+  thread_local int device = 0;
+  return device;
+}
+
+cudaError_t& LastError() {
+  thread_local cudaError_t error = cudaSuccess;
+  return error;
+}
+
+cudaError_t Told(Result result) {
+  const auto error = static_cast<cudaError_t>(result);
+  // Not ready is no error to remember: cudaStreamQuery's comment.
+  if (error != cudaSuccess && error != cudaErrorNotReady) LastError() = error;
+  return error;
+}
+
+Result Enter() {
+  static const Result initialised = Initialise();
+  if (initialised != kSuccess) return initialised;
+  Context current = nullptr;
+  if (const Result result = cuCtxGetCurrent(&current); result != kSuccess) {
+    return result;
+  }
+  if (current != nullptr) return kSuccess;
+  Holds& holds = TheHolds();
+  const MutexLock lock(holds.mutex);
+  Context& own = holds.contexts[ThreadDevice()];
+  if (own == nullptr) {
+    const Result result = cuDevicePrimaryCtxRetain(&own, ThreadDevice());
+    if (result != kSuccess) {
+      holds.contexts.erase(ThreadDevice());
+      return result;
+    }
+  }
+  return cuCtxSetCurrent(own);
+}
+
+}  // namespace sluice::fake_cuda

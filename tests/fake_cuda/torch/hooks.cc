@@ -1,0 +1,47 @@
+// What torch asks of CUDA beside its operators: whether there is a GPU, and
+// how many. Autograd does, for the threads of its devices.
+#include <ATen/CPUGeneratorImpl.h>
+#include <ATen/detail/CUDAHooksInterface.h>
+#include <c10/core/Allocator.h>
+#include <c10/cuda/CUDACachingAllocator.h>
+#include <c10/cuda/CUDAFunctions.h>
+
+namespace sluice::fake_cuda {
+namespace {
+
+// torch looks this name up.
+struct CUDAHooks final : at::CUDAHooksInterface {
+  explicit CUDAHooks(at::CUDAHooksArgs) {}
+  void init() const override {}
+  bool hasCUDA() const override { return c10::cuda::device_count() > 0; }
+  bool hasCUDART() const override { return true; }
+  bool isBuilt() const override { return true; }
+  bool isAvailable() const override { return hasCUDA(); }
+  bool hasPrimaryContext(c10::DeviceIndex) const override { return true; }
+  c10::DeviceIndex deviceCount() const override {
+    return c10::cuda::device_count();
+  }
+  int getNumGPUs() const override { return c10::cuda::device_count(); }
+  c10::DeviceIndex current_device() const override {
+    return c10::cuda::current_device();
+  }
+  c10::DeviceIndex getCurrentDevice() const override {
+    return c10::cuda::current_device();
+  }
+  // Can be seeded, as at::manual_seed does; nothing draws from it (boxed.cc).
+  const at::Generator& getDefaultGenerator(c10::DeviceIndex) const override {
+    static const at::Generator generator = at::detail::createCPUGenerator();
+    return generator;
+  }
+  c10::Allocator* getCUDADeviceAllocator() const override {
+    return c10::cuda::CUDACachingAllocator::get();
+  }
+};
+
+}  // namespace
+}  // namespace sluice::fake_cuda
+
+namespace at {
+using sluice::fake_cuda::CUDAHooks;
+REGISTER_CUDA_HOOKS(CUDAHooks)
+}  // namespace at
