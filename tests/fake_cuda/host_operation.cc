@@ -1,6 +1,5 @@
-// Host code as an operation of a stream: control.h.
-#include "tests/fake_cuda/call.h"
-#include "tests/fake_cuda/control.h"
+#include "tests/fake_cuda/host_operation.h"
+
 #include "tests/fake_cuda/range.h"
 
 namespace sluice::fake_cuda {
@@ -33,7 +32,15 @@ int fake_cuda_run(void* stream, const std::string& what,
                   const std::vector<Access>& accesses, const Work& work) {
   Call call(what, Needs::kContext);
   if (call.failed()) return call.result();
-  const auto state = call.Stream(static_cast<StreamPointer>(stream));
+  return EnqueueHostOperation(call, static_cast<StreamPointer>(stream), what,
+                              accesses, work);
+}
+
+Result EnqueueHostOperation(Call& call, StreamPointer stream,
+                            const std::string& what,
+                            const std::vector<Access>& accesses,
+                            const Work& work) {
+  const auto state = call.Stream(stream);
   if (state == nullptr) return call.result();
   ContextState& context = *call.context();
   SLUICE_FAKE_REQUIRE(call, state->context == &context, kStreamOfContext);

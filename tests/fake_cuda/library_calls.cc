@@ -1,10 +1,18 @@
-// Libraries and kernels. There are no CPU forms of kernels yet: a library has
-// one kernel, called "nothing", which does that.
+// Libraries and kernels. A kernel is known by its name: what runs is its CPU
+// form (kernels/), whatever the library's code is. Every library has a kernel
+// called "nothing", which does that.
+#include <dlfcn.h>
+
+#include <cstdio>
+#include <cstdlib>
 #include <cstring>
+#include <filesystem>
+#include <memory>
 #include <string_view>
 
-#include "tests/fake_cuda/call.h"
 #include "tests/fake_cuda/exports.h"
+#include "tests/fake_cuda/host_operation.h"
+#include "tests/fake_cuda/kernels/kernel_form.h"
 
 namespace sluice::fake_cuda {
 namespace {
@@ -22,6 +30,60 @@ bool IsLaunchable(const unsigned (&grid)[3], const unsigned (&block)[3],
          block[2] <= 64 && block[0] * block[1] * block[2] <= 1024 &&
          shared <= 48 * 1024;
 }
+
+// Beside this library.
+std::string DefaultForms() {
+  Dl_info info = {};
+  dladdr(reinterpret_cast<const void*>(&IsLaunchable), &info);
+  return std::filesystem::path(info.dli_fname)
+      .replace_filename("libfake_cuda_kernels.so");
+}
+
+using FindForm = const KernelForm* (*)(const char* name);
+
+// A library of forms that cannot be opened ends the process: a test that asks
+// for kernels would prove nothing.
+FindForm OpenForms(const World& world) {
+  const std::string& asked = world.settings.kernels;
+  const std::string path = asked.empty() ? DefaultForms() : asked;
+  void* const library = dlopen(path.c_str(), RTLD_NOW | RTLD_LOCAL);
+  void* const find =
+      library == nullptr ? nullptr : dlsym(library, kFindKernelForm);
+  if (find == nullptr) {
+    std::fprintf(stderr, "fake libcuda: no CPU forms of kernels: %s\n",
+                 dlerror());
+    std::abort();
+  }
+  return reinterpret_cast<FindForm>(find);
+}
+
+// Null: no kernel of ours has that name.
+const KernelForm* FormOf(const World& world, std::string_view name) {
+  static const KernelForm nothing = {
+      {},
+      [](void* const*) { return std::vector<Access>(); },
+      [](const Grid&, void* const*, const Views&) {}};
+  if (name == "nothing") return &nothing;
+  static const FindForm find = OpenForms(world);
+  return find(std::string(name).c_str());
+}
+
+// A launch's own copies of what its arguments are.
+class Arguments {
+ public:
+  Arguments(const KernelForm& form, void* const* given) {
+    for (size_t i = 0; i < form.argument_sizes.size(); ++i) {
+      const auto* const bytes = static_cast<const std::byte*>(given[i]);
+      values_.emplace_back(bytes, bytes + form.argument_sizes[i]);
+      pointers_.push_back(values_.back().data());
+    }
+  }
+  void* const* pointers() const { return pointers_.data(); }
+
+ private:
+  std::vector<std::vector<std::byte>> values_;
+  std::vector<void*> pointers_;
+};
 
 }  // namespace
 }  // namespace sluice::fake_cuda
@@ -42,15 +104,18 @@ Result cuLibraryLoadData(Library* library, const void* code, int*, void**,
   if (magic != kFatbinMagic) return kInvalidImage;
   World& world = TheWorld();
   *library = world.NewHandle<Library>();
-  world.libraries[*library] = world.NewHandle<Kernel>();
+  world.libraries[*library];
   return kSuccess;
 }
 
 Result cuLibraryUnload(Library library) {
   Call call("cuLibraryUnload", Needs::kInitialised, Call::kReleases);
   if (call.failed()) return call.result();
-  SLUICE_FAKE_REQUIRE(call, TheWorld().libraries.erase(library) == 1,
-                      kLiveLibrary);
+  World& world = TheWorld();
+  const auto it = world.libraries.find(library);
+  SLUICE_FAKE_REQUIRE(call, it != world.libraries.end(), kLiveLibrary);
+  for (const auto& [name, kernel] : it->second) world.kernels.erase(kernel);
+  world.libraries.erase(it);
   return call.Done();
 }
 
@@ -58,31 +123,42 @@ Result cuLibraryGetKernel(Kernel* kernel, Library library, const char* name) {
   Call call("cuLibraryGetKernel", Needs::kInitialised);
   if (call.failed()) return call.result();
   SLUICE_FAKE_REQUIRE(call, kernel != nullptr && name != nullptr, kArguments);
-  const auto it = TheWorld().libraries.find(library);
-  SLUICE_FAKE_REQUIRE(call, it != TheWorld().libraries.end(), kLiveLibrary);
-  if (std::string_view(name) != "nothing") return kNotFound;
-  *kernel = it->second;
+  World& world = TheWorld();
+  const auto it = world.libraries.find(library);
+  SLUICE_FAKE_REQUIRE(call, it != world.libraries.end(), kLiveLibrary);
+  if (FormOf(world, name) == nullptr) return kNotFound;
+  auto& [own, made] = *it->second.try_emplace(name, nullptr).first;
+  if (made == nullptr) made = world.NewHandle<Kernel>();
+  world.kernels[made] = own;
+  *kernel = made;
   return kSuccess;
 }
 
 Result cuLaunchKernel(Kernel kernel, unsigned grid_x, unsigned grid_y,
                       unsigned grid_z, unsigned block_x, unsigned block_y,
                       unsigned block_z, unsigned shared, StreamPointer stream,
-                      void**, void** extra) {
+                      void** arguments, void** extra) {
   Call call("cuLaunchKernel", Needs::kContext);
   if (call.failed()) return call.result();
-  bool live = false;
-  for (const auto& [library, own] : TheWorld().libraries) live |= own == kernel;
-  SLUICE_FAKE_REQUIRE(call, live, kLiveKernel);
+  World& world = TheWorld();
+  const auto it = world.kernels.find(kernel);
+  SLUICE_FAKE_REQUIRE(call, it != world.kernels.end(), kLiveKernel);
   SLUICE_FAKE_REQUIRE(call, extra == nullptr, kArguments);
   SLUICE_FAKE_REQUIRE(call,
                       IsLaunchable({grid_x, grid_y, grid_z},
                                    {block_x, block_y, block_z}, shared),
                       kLaunchShape);
-  const auto state = call.Stream(stream);
-  if (state == nullptr) return call.result();
-  SLUICE_FAKE_REQUIRE(call, state->context == call.context(), kStreamOfContext);
-  state->timeline.Enqueue(HostClock());
-  state->queue->Push([] {});
-  return kSuccess;
+  const KernelForm& form = *FormOf(world, it->second);
+  const Grid grid = {{grid_x, grid_y, grid_z}, {block_x, block_y, block_z}};
+  // The arguments are read before the call returns.
+  const auto copied = std::make_shared<Arguments>(form, arguments);
+  return EnqueueHostOperation(
+      call, stream, it->second, form.accesses(copied->pointers()),
+      [&form, grid, copied, name = it->second](const Views& views) {
+        try {
+          form.run(grid, copied->pointers(), views);
+        } catch (const std::exception& error) {
+          fake_cuda_find(name + ": " + error.what());
+        }
+      });
 }

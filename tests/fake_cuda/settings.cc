@@ -26,6 +26,8 @@ void ApplyOne(std::string_view item, Settings& settings) {
   const std::string value(item.substr(equals + 1));
   if (key == "node") {
     settings.node = value;
+  } else if (key == "kernels") {
+    settings.kernels = value;
   } else if (key == "lose") {
     settings.lose = Number(item, value);
   } else if (key == "fail") {

@@ -15,6 +15,8 @@
 //   fail=NAME:N:CODE       the N-th call from now on of a function fails so;
 //                          a release still releases (README)
 //   lose=GPU               that GPU is gone for every process of the node
+//   kernels=FILE           the library of kernels' CPU forms (kernels/);
+//                          default: the one beside libcuda.so.1
 //   node=FOLDER            default: a new one on /dev/shm, removed at the end
 #pragma once
 
@@ -45,6 +47,7 @@ struct Settings {
   };
   std::map<std::string, Failure, std::less<>> failures;
   std::string node;
+  std::string kernels;
   int64_t lose = -1;
 
   int64_t Get(std::string_view name) const {

@@ -91,7 +91,8 @@ struct World {
   std::map<DevicePointer, RegistrationState> registrations;
   std::map<StreamPointer, std::shared_ptr<StreamState>> streams;
   std::map<EventPointer, EventState> events;
-  std::map<Library, Kernel> libraries;  // each has one
+  std::map<Library, std::map<std::string, Kernel>> libraries;
+  std::map<Kernel, std::string> kernels;  // the live ones' names
   RaceDetector races;
   size_t next_timeline = 0;
   uint64_t next_handle = 0x1000;

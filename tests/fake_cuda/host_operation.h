@@ -1,0 +1,19 @@
+// Code of the CPU as one operation of a stream (control.h), inside a call.
+#pragma once
+
+#include <functional>
+#include <string>
+#include <vector>
+
+#include "tests/fake_cuda/call.h"
+#include "tests/fake_cuda/control.h"
+
+namespace sluice::fake_cuda {
+
+// Of a stream of the call's context.
+Result EnqueueHostOperation(Call& call, StreamPointer stream,
+                            const std::string& what,
+                            const std::vector<Access>& accesses,
+                            const std::function<void(const Views&)>& work);
+
+}  // namespace sluice::fake_cuda

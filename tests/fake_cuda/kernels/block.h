@@ -1,0 +1,39 @@
+// The threads of a block as fibers of one CPU thread, so that a .cu file runs
+// as it is written: each goes on alone until it waits for others.
+//
+// Threads that wait for nobody run in an order that differs from block to block
+// and is the same in each run: what is only right in one order is found. A
+// barrier that some of its threads never reach is an error (documented: the
+// programming guide, of __syncwarp and __syncthreads).
+#pragma once
+
+#include <cstdint>
+#include <functional>
+
+#include "tests/fake_cuda/kernels/kernel_form.h"
+
+namespace sluice::fake_cuda {
+
+inline constexpr unsigned kWarp = 32;
+
+struct Index3 {
+  unsigned x = 0, y = 0, z = 0;
+};
+// Of the thread that runs.
+struct Position {
+  Index3 thread, block, threads, blocks;
+};
+const Position& Here();
+
+// Runs `body` once per thread of the grid, block after block. Throws
+// std::runtime_error.
+void RunGrid(const Grid& grid, const std::function<void()>& body);
+
+// Until all threads of the warp, or of the block, are here.
+void SyncWarp();
+void SyncBlock();
+// A place per thread of the warp for eight bytes, to hand values over.
+uint64_t& Exchange(unsigned lane);
+unsigned Lane();
+
+}  // namespace sluice::fake_cuda

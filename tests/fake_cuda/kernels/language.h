@@ -1,0 +1,58 @@
+// As much of CUDA C++ as our .cu files use, for the CPU's compiler: included
+// before the file itself, which stays as it is. A name that is missing here is
+// an error of the compiler.
+#pragma once
+
+#include <cmath>
+#include <cstdint>
+#include <cstring>
+
+#include "tests/fake_cuda/kernels/block.h"
+
+#define __device__
+#define __global__
+// One block at a time on each thread of the CPU.
+#define __shared__ static thread_local
+#define threadIdx (::sluice::fake_cuda::Here().thread)
+#define blockIdx (::sluice::fake_cuda::Here().block)
+#define blockDim (::sluice::fake_cuda::Here().threads)
+#define gridDim (::sluice::fake_cuda::Here().blocks)
+
+inline constexpr int warpSize = ::sluice::fake_cuda::kWarp;
+
+inline void __syncthreads() { ::sluice::fake_cuda::SyncBlock(); }
+// Only of whole warps.
+inline void __syncwarp() { ::sluice::fake_cuda::SyncWarp(); }
+
+template <typename T>
+T FakeShuffle(T value, unsigned from) {
+  static_assert(sizeof(T) <= sizeof(uint64_t));
+  std::memcpy(&::sluice::fake_cuda::Exchange(::sluice::fake_cuda::Lane()),
+              &value, sizeof(T));
+  ::sluice::fake_cuda::SyncWarp();
+  T got;
+  std::memcpy(&got, &::sluice::fake_cuda::Exchange(from), sizeof(T));
+  ::sluice::fake_cuda::SyncWarp();
+  return got;
+}
+template <typename T>
+T __shfl_sync(unsigned, T value, int lane) {
+  return FakeShuffle(value, static_cast<unsigned>(lane) % warpSize);
+}
+template <typename T>
+T __shfl_xor_sync(unsigned, T value, int mask) {
+  return FakeShuffle(value,
+                     ::sluice::fake_cuda::Lane() ^ static_cast<unsigned>(mask));
+}
+// A lane that nobody is above keeps its own.
+template <typename T>
+T __shfl_down_sync(unsigned, T value, unsigned by) {
+  const unsigned lane = ::sluice::fake_cuda::Lane();
+  return FakeShuffle(value, lane + by < warpSize ? lane + by : lane);
+}
+
+inline float __uint_as_float(unsigned bits) {
+  float value;
+  std::memcpy(&value, &bits, sizeof(value));
+  return value;
+}
