@@ -1,8 +1,10 @@
 #!/usr/bin/env bash
-# bundle_test.sh SOURCE: the bundle runs from another folder, with an empty
+# bundle_test.sh SOURCE FAKE: the bundle runs from another folder, with an empty
 # environment, and needs no library but the machine's own and those it carries.
+# Its own programs, by their sha256, are the ones that verify_test.py runs on
+# the fake driver in FAKE.
 set -euo pipefail
-source=$1
+source=$1 fake=$2
 work=$(mktemp -d)
 trap 'rm -rf "$work"' EXIT
 fail() { echo "FAILED: $*" >&2; exit 1; }
@@ -11,6 +13,12 @@ fail() { echo "FAILED: $*" >&2; exit 1; }
 tar -C "$work" -xzf "$work/made/sluice-bundle.tar.gz"
 mv "$work/bundle" "$work/elsewhere"
 rm -rf "$work/made"
+(cd "$work/elsewhere" && sha256sum --quiet -c sha256sums) ||
+  fail "other programs than sha256sums says"
+newest=$(objdump -T "$work"/elsewhere/bin/* | grep -o 'GLIBC_2\.[0-9]*' |
+  sort -V | tail -n 1)
+[ "$(printf '%s\n' "$newest" GLIBC_2.35 | sort -V | tail -n 1)" = GLIBC_2.35 ] ||
+  fail "it needs $newest, and the kit promises 2.35"
 size=$(du -sm "$work/elsewhere" | cut -f1)
 [ "$size" -le 60 ] || fail "$size MiB"
 
@@ -34,4 +42,6 @@ if ! compgen -G '/dev/nvidia[0-9]*' >/dev/null; then
   ! "${clean[@]}" "$work/elsewhere/run" --stage cuda >/dev/null 2>&1 ||
     fail "stage cuda passed without a GPU"
 fi
+python3 "$source/tests/bundle/verify_test.py" "$work/elsewhere/bin" "$fake" ||
+  fail "verify on the fake driver"
 echo "bundle test passed"

@@ -28,6 +28,10 @@ void Call::Unlock() {
 
 void Call::Enter(Needs needs, Kind kind) {
   ++world_.calls[name_];
+  if (const auto hang = world_.settings.hangs.find(name_);
+      hang != world_.settings.hangs.end() && --hang->second == 0) {
+    while (true) pause();
+  }
   if (needs != Needs::kNothing) {
     if (world_.process == 0) {
       Refuse(Rule::kInitialised);

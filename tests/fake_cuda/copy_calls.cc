@@ -39,6 +39,10 @@ void CopyNow(ContextState& context, DevicePointer to, const Source& from,
     return world.Lose(context, "a copy writes what is gone");
   }
   std::memmove(written.view, source, size);
+  const int64_t corrupt = world.settings.Get("corrupt");
+  if (corrupt > 0 && ++world.copies % corrupt == 0) {
+    written.view[size / 2] ^= std::byte{0x10};
+  }
 }
 
 // As CopyNow.

@@ -13,6 +13,8 @@
 namespace sluice::fake_cuda {
 namespace {
 
+constexpr int kAttributeComputeMode = 20;
+
 // How many lines the node's processes have found; only who made it asks.
 size_t FindingsOfTheNode(const std::string& folder) {
   std::ifstream file(folder + "/findings");
@@ -78,10 +80,10 @@ Result cuInit(unsigned flags) {
   if (call.failed()) return call.result();
   SLUICE_FAKE_REQUIRE(call, flags == 0, kArguments);
   World& world = TheWorld();
-  if (world.settings.Get("gpus") == 0) return 100;
+  if (VisibleGpus(world.settings).empty()) return 100;
   if (world.process != 0) return kSuccess;
   world.process = getpid();
-  world.store.Open(world.settings.node);
+  world.store.Open(world.settings.node, world.settings.Get("keep_dead") != 0);
   std::atexit(AtExit);
   return kSuccess;
 }
@@ -114,15 +116,22 @@ Result cuDeviceGetCount(int* count) {
   Call call("cuDeviceGetCount", Needs::kInitialised);
   if (call.failed()) return call.result();
   SLUICE_FAKE_REQUIRE(call, count != nullptr, kArguments);
-  *count = static_cast<int>(TheWorld().settings.Get("gpus"));
+  *count = static_cast<int>(VisibleGpus(TheWorld().settings).size());
   return kSuccess;
 }
 
+// A device is a GPU's number in the node, whatever its ordinal: who takes one
+// for the other is found where CUDA_VISIBLE_DEVICES renumbers.
 Result cuDeviceGet(Device* device, int ordinal) {
   Call call("cuDeviceGet", Needs::kInitialised);
-  if (call.failed() || !call.CheckDevice(ordinal)) return call.result();
+  if (call.failed()) return call.result();
   SLUICE_FAKE_REQUIRE(call, device != nullptr, kArguments);
-  *device = ordinal;
+  const std::vector<int> visible = VisibleGpus(TheWorld().settings);
+  SLUICE_FAKE_REQUIRE(
+      call, ordinal >= 0 && ordinal < static_cast<int>(visible.size()),
+      kDeviceExists);
+  if (!call.CheckDevice(visible[ordinal])) return call.result();
+  *device = visible[ordinal];
   return kSuccess;
 }
 
@@ -160,6 +169,9 @@ Result cuDeviceGetAttribute(int* value, int attribute, Device device) {
       break;
     case kAttributeRdmaOfVirtualMemory:
       *value = static_cast<int>(TheWorld().settings.Get("rdma"));
+      break;
+    case kAttributeComputeMode:
+      *value = static_cast<int>(TheWorld().settings.Get("compute_mode"));
       break;
     default:
       *value = 0;

@@ -30,6 +30,11 @@ void ApplyOne(std::string_view item, Settings& settings) {
     settings.kernels = value;
   } else if (key == "lose") {
     settings.lose = Number(item, value);
+  } else if (key == "hang") {
+    const size_t colon = value.find(':');
+    if (colon == std::string::npos) Wrong(item);
+    settings.hangs[value.substr(0, colon)] =
+        Number(item, value.substr(colon + 1));
   } else if (key == "fail") {
     const size_t first = value.find(':');
     const size_t second = value.find(':', first + 1);
@@ -54,6 +59,27 @@ void Settings::Apply(std::string_view text) {
     if (comma == std::string_view::npos) return;
     text.remove_prefix(comma + 1);
   }
+}
+
+std::vector<int> VisibleGpus(const Settings& settings) {
+  std::vector<int> visible;
+  const char* const list = std::getenv("CUDA_VISIBLE_DEVICES");
+  const auto gpus = static_cast<int>(settings.Get("gpus"));
+  if (list == nullptr) {
+    for (int gpu = 0; gpu < gpus; ++gpu) visible.push_back(gpu);
+    return visible;
+  }
+  std::string_view rest = list;
+  while (!rest.empty()) {
+    const size_t comma = rest.find(',');
+    const int64_t gpu = Number(list, std::string(rest.substr(0, comma)));
+    // As CUDA: from one that is not there on, none is seen.
+    if (gpu < 0 || gpu >= gpus) return visible;
+    visible.push_back(static_cast<int>(gpu));
+    if (comma == std::string_view::npos) break;
+    rest.remove_prefix(comma + 1);
+  }
+  return visible;
 }
 
 }  // namespace sluice::fake_cuda

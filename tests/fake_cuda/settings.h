@@ -3,7 +3,8 @@
 // From the environment, SLUICE_FAKE_CUDA="gpus=2,host_numa=0,…", once; a test
 // in the same process changes them with fake_cuda_set (control.h).
 //
-//   gpus=1                 how many there are
+//   gpus=1                 how many there are; CUDA_VISIBLE_DEVICES=1,0 hides
+//                          and renumbers them, by their numbers only
 //   memory_mib=64          of each GPU
 //   host_memory_mib=1024   that can be made on NUMA nodes
 //   gpu_granularity_kib=2048, host_granularity_kib=4096
@@ -12,6 +13,12 @@
 //   rdma=0                 1: network cards can reach the GPUs' memory
 //   jitter_us=0            each operation of a stream starts up to so late
 //   version=13000          of the driver
+//   compute_mode=0         of the GPUs: 3 is one process at a time (only said)
+//   corrupt=0              N: the N-th copy from the start, and each N-th from
+//                          there, has a byte wrong
+//   forget_waits=0         1: no stream waits for an event
+//   keep_dead=0            1: memory of a process that died is never free again
+//   hang=NAME:N            that call never returns
 //   fail=NAME:N:CODE       the N-th call from now on of a function fails so;
 //                          a release still releases (README)
 //   lose=GPU               that GPU is gone for every process of the node
@@ -24,6 +31,7 @@
 #include <map>
 #include <string>
 #include <string_view>
+#include <vector>
 
 namespace sluice::fake_cuda {
 
@@ -44,8 +52,13 @@ struct Settings {
       {"rdma", 0},
       {"jitter_us", 0},
       {"version", 13000},
+      {"compute_mode", 0},
+      {"corrupt", 0},
+      {"forget_waits", 0},
+      {"keep_dead", 0},
   };
   std::map<std::string, Failure, std::less<>> failures;
+  std::map<std::string, int64_t, std::less<>> hangs;  // 1: the next call
   std::string node;
   std::string kernels;
   int64_t lose = -1;
@@ -57,5 +70,9 @@ struct Settings {
   // not would prove nothing.
   void Apply(std::string_view text);
 };
+
+// The node's numbers of the GPUs that a process sees, in its order. A list that
+// is none of numbers ends the process.
+std::vector<int> VisibleGpus(const Settings& settings);
 
 }  // namespace sluice::fake_cuda

@@ -2,11 +2,13 @@
 
 #include <fcntl.h>
 #include <fmt/format.h>
+#include <signal.h>
 #include <sys/file.h>
 #include <sys/socket.h>
 #include <sys/stat.h>
 #include <unistd.h>
 
+#include <cerrno>
 #include <cstdio>
 #include <cstdlib>
 #include <cstring>
@@ -49,6 +51,12 @@ uint64_t IdOf(int fd) {
   return status.st_ino;
 }
 
+// Names are PREFIX, the maker's pid, a number (Create).
+bool MakerIsGone(const std::string& name, const std::string& prefix) {
+  const int pid = std::atoi(name.c_str() + prefix.size());
+  return kill(pid, 0) != 0 && errno == ESRCH;
+}
+
 struct Message {
   Label label = {};
   alignas(cmsghdr) char control[CMSG_SPACE(sizeof(int))] = {};
@@ -64,7 +72,8 @@ struct Message {
 
 }  // namespace
 
-void Store::Open(const std::string& folder) {
+void Store::Open(const std::string& folder, bool keep_dead) {
+  keep_dead_ = keep_dead;
   const char* const inherited = std::getenv(kNodeVariable);
   folder_ = !folder.empty() ? folder : inherited != nullptr ? inherited : "";
   if (!folder_.empty()) return;
@@ -100,7 +109,10 @@ size_t Store::UsedLocked(Location where) {
     const UniqueFd file(open(entry.path().c_str(), O_RDWR | O_CLOEXEC));
     if (!file) continue;
     struct stat status = {};
-    if (flock(file.get(), LOCK_EX | LOCK_NB) == 0) {
+    if (keep_dead_ && MakerIsGone(entry.path().filename().string(), prefix) &&
+        fstat(file.get(), &status) == 0) {
+      used += static_cast<size_t>(status.st_size);
+    } else if (flock(file.get(), LOCK_EX | LOCK_NB) == 0) {
       unlink(entry.path().c_str());
     } else if (fstat(file.get(), &status) == 0) {
       used += static_cast<size_t>(status.st_size);

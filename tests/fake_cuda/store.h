@@ -32,7 +32,8 @@ class Store {
  public:
   // Empty: makes a folder, names it in the environment for child processes and
   // removes it with Close.
-  void Open(const std::string& folder);
+  // `keep_dead`: memory of a process that ended counts as used for ever.
+  void Open(const std::string& folder, bool keep_dead);
   void Close();
   const std::string& folder() const { return folder_; }
 
@@ -52,6 +53,7 @@ class Store {
 
   std::string folder_;
   bool made_ = false;
+  bool keep_dead_ = false;
   int made_files_ = 0;
 };
 

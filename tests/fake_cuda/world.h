@@ -100,6 +100,7 @@ struct World {
   std::array<int, static_cast<int>(Rule::kCount)> broken = {};
   std::vector<std::string> findings;
   int64_t pageable_copies = 0;
+  int64_t copies = 0;  // that were made
   int64_t rdma_memories = 0;
 
   // Even, as pointers are: c10 reads an odd stream as one of its pool.

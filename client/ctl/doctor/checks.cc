@@ -4,14 +4,28 @@
 
 namespace sluice::ctl {
 
+namespace {
+
+void Add(std::span<const Check> checks, const Facts& facts,
+         std::vector<Finding>& findings) {
+  for (const Check& check : checks) {
+    findings.push_back(check.look(facts));
+    findings.back().what = check.what;
+  }
+}
+
+}  // namespace
+
 std::vector<Finding> Examine(const Facts& facts) {
   std::vector<Finding> findings;
-  for (const auto& checks : {ServiceChecks(), MachineChecks()}) {
-    for (const Check& check : checks) {
-      findings.push_back(check.look(facts));
-      findings.back().what = check.what;
-    }
-  }
+  Add(ServiceChecks(), facts, findings);
+  Add(MachineChecks(), facts, findings);
+  return findings;
+}
+
+std::vector<Finding> ExamineMachine(const Facts& facts) {
+  std::vector<Finding> findings;
+  Add(MachineChecks(), facts, findings);
   return findings;
 }
 

@@ -1,0 +1,185 @@
+#include "deploy/bundle/verify/check_process.h"
+
+#include <fcntl.h>
+#include <fmt/format.h>
+#include <poll.h>
+#include <signal.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include <atomic>
+#include <cerrno>
+#include <cstring>
+#include <filesystem>
+#include <fstream>
+#include <thread>
+
+#include "absl/strings/numbers.h"
+#include "absl/strings/str_split.h"
+#include "absl/time/clock.h"
+#include "proto/base/file_text.h"
+#include "proto/base/pidfd.h"
+#include "proto/base/spawn.h"
+#include "proto/base/status.h"
+#include "proto/base/unique_fd.h"
+
+namespace sluice::verify {
+namespace {
+
+using nlohmann::json;
+
+constexpr int kWatched = 3;  // the child's end of a pipe that nobody writes
+constexpr int kSliceMs = 100;
+constexpr int kRounds = 20;  // of removing what others still make
+
+std::string FolderOf(const std::string& work, const Check& check) {
+  return work + "/" + check.name;
+}
+std::string ResultOf(const std::string& work, const Check& check) {
+  return work + "/" + check.name + ".json";
+}
+
+// The last line that it said, for a reason.
+std::string LastLine(const std::string& path) {
+  std::string last;
+  for (const auto line : absl::StrSplit(TextOf(path), '\n')) {
+    if (!line.empty()) last = std::string(line);
+  }
+  return last;
+}
+
+absl::StatusOr<pid_t> Start(const CheckProcess& process, const UniqueFd& log,
+                            const UniqueFd& watched, absl::Duration limit) {
+  const UniqueFd nothing(open("/dev/null", O_RDONLY | O_CLOEXEC));
+  if (!nothing) return ErrnoStatus(errno, "open /dev/null");
+  return Spawn({process.program, "--check", process.check->name, "--work",
+                process.work, "--gpus", process.gpus, "--busy", process.busy,
+                "--limit", std::to_string(absl::ToInt64Seconds(limit))},
+               {.files = {{nothing.get(), STDIN_FILENO},
+                          {log.get(), STDOUT_FILENO},
+                          {log.get(), STDERR_FILENO},
+                          {watched.get(), kWatched}},
+                .signals = SpawnOptions::Signals::kDefault,
+                .own_group = true});
+}
+
+// Empty: it has ended by itself.
+std::string Await(pid_t pid, absl::Duration limit,
+                  const std::function<bool()>& stopped) {
+  const UniqueFd pidfd = PidfdOf(pid);
+  const absl::Time deadline = absl::Now() + limit;
+  while (true) {
+    pollfd ended = {.fd = pidfd.get(), .events = POLLIN, .revents = 0};
+    if (poll(&ended, 1, kSliceMs) == 1) return "";
+    if (stopped && stopped()) return "interrupted";
+    if (absl::Now() >= deadline) {
+      return fmt::format("did not end within {}", absl::FormatDuration(limit));
+    }
+  }
+}
+
+std::string HowItEnded(int status) {
+  if (WIFSIGNALED(status)) {
+    return fmt::format("ended by signal {} ({})", WTERMSIG(status),
+                       strsignal(WTERMSIG(status)));
+  }
+  return WEXITSTATUS(status) == 0
+             ? ""
+             : fmt::format("ended with status {}", WEXITSTATUS(status));
+}
+
+Result ReadResult(const CheckProcess& process, const std::string& bad_end,
+                  const std::string& log) {
+  Result result = FromJson(
+      json::parse(TextOf(ResultOf(process.work, *process.check)), nullptr,
+                  /*allow_exceptions=*/false));
+  if (bad_end.empty()) return result;
+  // What it said before is worth less than how it ended.
+  result.status = Status::kFailed;
+  const std::string last = LastLine(log);
+  result.reason = "the check's process " + bad_end;
+  if (!last.empty()) result.reason += "; it said last: " + last;
+  return result;
+}
+
+std::atomic<bool> starter_is_gone = false;
+
+// Ends with its starter, and so does all that it started.
+void EndWithStarter(const std::string& work) {
+  std::thread([work] {
+    char none;
+    while (read(kWatched, &none, 1) < 0 && errno == EINTR) {
+    }
+    starter_is_gone = true;
+    signal(SIGTERM, SIG_IGN);
+    kill(0, SIGTERM);  // all others of the group: they make files meanwhile
+    for (int round = 0; round < kRounds; ++round) {
+      std::error_code fault;
+      std::filesystem::remove_all(work, fault);
+      if (!fault && !std::filesystem::exists(work, fault)) break;
+      absl::SleepFor(absl::Milliseconds(kSliceMs));
+    }
+    kill(0, SIGKILL);
+  }).detach();
+}
+
+}  // namespace
+
+Result RunInProcess(const CheckProcess& process) {
+  const absl::Time begin = absl::Now();
+  const absl::Duration limit = process.limit.value_or(process.check->limit);
+  const std::string log = FolderOf(process.work, *process.check) + ".log";
+  std::error_code ignored;
+  std::filesystem::create_directories(FolderOf(process.work, *process.check),
+                                      ignored);
+  const auto failed = [&](const std::string& why) {
+    Result result = Failed({}, "the check runs", why);
+    result.name = process.check->name;
+    return result;
+  };
+  const UniqueFd output(
+      open(log.c_str(), O_CREAT | O_WRONLY | O_APPEND | O_CLOEXEC, 0600));
+  int ends[2];
+  if (!output || pipe2(ends, O_CLOEXEC) != 0) {
+    return failed("no log or no pipe for it");
+  }
+  const UniqueFd watched(ends[0]), held(ends[1]);
+  const auto pid = Start(process, output, watched, limit);
+  if (!pid.ok()) return failed(std::string(pid.status().message()));
+  std::string bad_end = Await(*pid, limit, process.stopped);
+  kill(-*pid, SIGKILL);  // also what it left
+  int status = 0;
+  while (waitpid(*pid, &status, 0) < 0 && errno == EINTR) {
+  }
+  if (bad_end.empty()) bad_end = HowItEnded(status);
+  Result result = ReadResult(process, bad_end, log);
+  result.name = process.check->name;
+  result.seconds = absl::ToDoubleSeconds(absl::Now() - begin);
+  return result;
+}
+
+int ServeCheck(const Check& check, const std::string& work,
+               const std::string& gpus, const std::string& busy,
+               absl::Duration limit) {
+  fcntl(kWatched, F_SETFD, FD_CLOEXEC);
+  EndWithStarter(work);
+  // What programs leave behind that are killed goes with the work.
+  const std::string scratch = work + "/" + kScratch;
+  std::error_code ignored;
+  std::filesystem::create_directories(scratch, ignored);
+  setenv("TMPDIR", scratch.c_str(), 1);
+  Surroundings here = {
+      .work = FolderOf(work, check), .gpus = {}, .busy = busy, .limit = limit};
+  for (const auto word : absl::StrSplit(gpus, ',', absl::SkipEmpty())) {
+    int gpu = 0;
+    if (absl::SimpleAtoi(word, &gpu)) here.gpus.push_back(gpu);
+  }
+  const Result result = check.run(here);
+  while (starter_is_gone) pause();  // nothing is to be written any more
+  std::ofstream file(ResultOf(work, check));
+  file << ToJson(result).dump(-1, ' ', false, json::error_handler_t::replace);
+  file.close();
+  return file ? 0 : 1;
+}
+
+}  // namespace sluice::verify

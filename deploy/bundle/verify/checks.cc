@@ -1,0 +1,29 @@
+#include "deploy/bundle/verify/check.h"
+
+namespace sluice::verify {
+namespace {
+
+// All limits together are below ten minutes.
+constexpr Check kChecks[] = {
+    {"doctor", "what the machine offers, and what mends what it does not",
+     absl::Seconds(40), RunDoctor, /*needs_gpu=*/false},
+    {"conformance", "the device seam's suite, on every GPU and on pairs",
+     absl::Seconds(180), RunConformance},
+    {"kernels", "our device code against its CPU form", absl::Seconds(40),
+     RunKernels},
+};
+constexpr Check kSurvey = {"survey", "which GPUs nobody uses",
+                           absl::Seconds(40), RunSurvey, /*needs_gpu=*/false};
+
+}  // namespace
+
+std::span<const Check> Checks() { return kChecks; }
+
+const Check* FindCheck(const std::string& name) {
+  for (const Check& check : kChecks) {
+    if (name == check.name) return &check;
+  }
+  return name == kSurvey.name ? &kSurvey : nullptr;
+}
+
+}  // namespace sluice::verify

@@ -1,0 +1,33 @@
+#include "deploy/bundle/verify/hidden.h"
+
+#include <map>
+
+#include "absl/strings/numbers.h"
+#include "deploy/bundle/verify/check.h"
+#include "deploy/bundle/verify/check_process.h"
+
+namespace sluice::verify {
+namespace {
+
+// Flags and their values in turn, as CheckProcess gives them.
+int BeACheck(const std::vector<std::string>& arguments) {
+  std::map<std::string, std::string> given;
+  for (size_t i = 0; i + 1 < arguments.size(); i += 2) {
+    given[arguments[i]] = arguments[i + 1];
+  }
+  const Check* const check = FindCheck(given["--check"]);
+  int64_t limit = 0;
+  if (check == nullptr || !absl::SimpleAtoi(given["--limit"], &limit)) return 2;
+  return ServeCheck(*check, given["--work"], given["--gpus"], given["--busy"],
+                    absl::Seconds(limit));
+}
+
+}  // namespace
+
+std::optional<int> RunHidden(const std::vector<std::string>& arguments) {
+  if (arguments.empty()) return std::nullopt;
+  if (arguments[0] == "--check") return BeACheck(arguments);
+  return std::nullopt;
+}
+
+}  // namespace sluice::verify

@@ -1,0 +1,40 @@
+#include "deploy/bundle/verify/result.h"
+
+namespace sluice::verify {
+
+using nlohmann::json;
+
+const char* Name(Status status) {
+  switch (status) {
+    case Status::kPassed:
+      return "passed";
+    case Status::kFailed:
+      return "failed";
+    case Status::kSkipped:
+      return "skipped";
+  }
+  return "?";
+}
+
+json ToJson(const Result& result) {
+  return {{"name", result.name},         {"status", Name(result.status)},
+          {"seconds", result.seconds},   {"value", result.value},
+          {"expected", result.expected}, {"reason", result.reason}};
+}
+
+Result FromJson(const json& json) {
+  Result result;
+  if (!json.is_object() || !json.contains("status")) {
+    result.reason = "it left no result";
+    return result;
+  }
+  const std::string status = json.value("status", "");
+  if (status == Name(Status::kPassed)) result.status = Status::kPassed;
+  if (status == Name(Status::kSkipped)) result.status = Status::kSkipped;
+  result.value = json.value("value", nlohmann::json());
+  result.expected = json.value("expected", "");
+  result.reason = json.value("reason", "");
+  return result;
+}
+
+}  // namespace sluice::verify

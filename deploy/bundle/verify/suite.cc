@@ -1,0 +1,170 @@
+// The checks that are test programs of their own: the conformance suite and
+// the kernels, on each GPU.
+#include <fmt/format.h>
+#include <unistd.h>
+
+#include <filesystem>
+
+#include "absl/time/clock.h"
+#include "client/ctl/run_program.h"
+#include "deploy/bundle/verify/check.h"
+#include "deploy/bundle/verify/visible.h"
+#include "proto/base/file_text.h"
+
+namespace sluice::verify {
+namespace {
+
+using nlohmann::json;
+
+struct Suite {
+  const char* program;
+  const char* filter;
+};
+
+std::string GroupName(const std::vector<int>& gpus) {
+  return fmt::format("{}", fmt::join(gpus, "-"));
+}
+
+// The first line of the first failure, or why a test was skipped.
+std::string FirstWord(const json& test) {
+  for (const char* kind : {"failures", "skipped"}) {
+    if (!test.contains(kind) || test[kind].empty()) continue;
+    std::string text = test[kind][0].value(
+        kind == std::string("failures") ? "failure" : "message", "");
+    if (const size_t line = text.find("\n"); line != std::string::npos) {
+      text = text.substr(line + 1);  // behind the file's name
+    }
+    for (char& c : text) c = c == '\n' ? ' ' : c;
+    return text.substr(0, 300);
+  }
+  return "";
+}
+
+// What googletest says of one run.
+struct Outcome {
+  int passed = 0;
+  json failed = json::array(), skipped = json::array();
+  std::string reason;  // of the first that failed, else of the first skipped
+};
+
+Outcome ReadOutcome(const std::string& report) {
+  Outcome outcome;
+  const json all = json::parse(TextOf(report), nullptr, false);
+  if (!all.is_object()) return outcome;
+  for (const json& suite : all.value("testsuites", json::array())) {
+    for (const json& test : suite.value("testsuite", json::array())) {
+      const std::string name = test.value("name", "");
+      const bool bad = test.contains("failures");
+      if (bad) {
+        if (outcome.failed.empty()) {
+          outcome.reason = name + ": " + FirstWord(test);
+        }
+        outcome.failed.push_back(name);
+      } else if (test.value("result", "") == "SKIPPED") {
+        if (outcome.reason.empty()) {
+          outcome.reason = name + ": " + FirstWord(test);
+        }
+        outcome.skipped.push_back(name);
+      } else {
+        ++outcome.passed;
+      }
+    }
+  }
+  return outcome;
+}
+
+std::string LastLineOf(const std::string& text) {
+  size_t end = text.find_last_not_of('\n');
+  if (end == std::string::npos) return "";
+  const size_t begin = text.rfind('\n', end);
+  return text.substr(begin == std::string::npos ? 0 : begin + 1,
+                     end - (begin == std::string::npos ? 0 : begin + 1) + 1);
+}
+
+Result RunOn(const Suite& suite, const std::vector<int>& gpus,
+             const Surroundings& here, absl::Duration patience) {
+  const std::string group = GroupName(gpus);
+  const std::string report = here.work + "/gpu" + group + ".json";
+  const std::string expected = "every test passes";
+  ShowOnly(gpus);
+  const std::string program =
+      std::filesystem::read_symlink("/proc/self/exe").parent_path().string() +
+      "/" + suite.program;
+  const auto run = ctl::RunProgram(
+      {program, fmt::format("--gtest_filter={}", suite.filter),
+       "--gtest_output=json:" + report},
+      {.patience = absl::Floor(patience, absl::Milliseconds(100))});
+  if (!run.ok())
+    return Failed({}, expected, std::string(run.status().message()));
+  std::fputs(run->out.c_str(), stdout);
+  std::fputs(run->err.c_str(), stderr);
+  const Outcome outcome = ReadOutcome(report);
+  const json value = {{"passed", outcome.passed},
+                      {"failed", outcome.failed},
+                      {"skipped", outcome.skipped}};
+  const std::string where = "GPU " + group + ": ";
+  if (!outcome.failed.empty()) {
+    return Failed(value, expected, where + outcome.reason);
+  }
+  if (run->exit_status != 0) {
+    return Failed(
+        value, expected,
+        fmt::format("{}{} ended with status {}; it said last: {}", where,
+                    suite.program, run->exit_status, LastLineOf(run->err)));
+  }
+  if (!outcome.skipped.empty()) {
+    Result result = Skipped(where + outcome.reason);
+    result.value = value;
+    return result;
+  }
+  if (outcome.passed == 0) {
+    return Failed(value, expected,
+                  where + "nothing of " + suite.program + " ran");
+  }
+  return Passed(value, expected);
+}
+
+// One run per group of GPUs, as long as there is time: what was not run makes
+// the whole skipped, and says so.
+Result RunSuite(const Suite& suite, const std::vector<std::vector<int>>& groups,
+                const Surroundings& here) {
+  const absl::Time end = absl::Now() + here.limit * 0.9;
+  Result whole = Passed(json::object(), "every test passes on every GPU");
+  for (const std::vector<int>& group : groups) {
+    const absl::Duration left = end - absl::Now();
+    Result one =
+        left > here.limit * 0.1
+            ? RunOn(suite, group, here, left)
+            : Skipped("GPU " + GroupName(group) + ": no time was left");
+    whole.value["gpu" + GroupName(group)] = one.value;
+    const bool worse =
+        one.status != Status::kPassed && whole.status != Status::kFailed &&
+        (one.status == Status::kFailed || whole.status == Status::kPassed);
+    if (worse) {
+      whole.status = one.status;
+      whole.reason = one.reason;
+    }
+  }
+  return whole;
+}
+
+}  // namespace
+
+// A ring: each GPU is the first of a pair once, and the second once.
+Result RunConformance(const Surroundings& here) {
+  std::vector<std::vector<int>> groups;
+  for (const int gpu : here.gpus) groups.push_back({gpu});
+  const size_t count = here.gpus.size();
+  for (size_t i = 0; count > 1 && i < count; ++i) {
+    groups.push_back({here.gpus[i], here.gpus[(i + 1) % count]});
+  }
+  return RunSuite({"conformance_test", "*/cuda"}, groups, here);
+}
+
+Result RunKernels(const Surroundings& here) {
+  std::vector<std::vector<int>> groups;
+  for (const int gpu : here.gpus) groups.push_back({gpu});
+  return RunSuite({"merge_kernel_test", "MergeKernelOnGpu.*"}, groups, here);
+}
+
+}  // namespace sluice::verify

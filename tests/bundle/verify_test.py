@@ -1,0 +1,247 @@
+#!/usr/bin/env python3
+"""./verify on the strict fake driver: it passes there, and each fault that is
+put in makes the check fail that is to find it.
+
+    verify_test.py BIN_FOLDER FAKE_FOLDER [unittest's arguments]
+
+BIN_FOLDER has `verify` and the programs that it runs: the release build's in
+the ordinary tests, the unpacked archive's in bundle_test.sh.
+"""
+
+import fcntl
+import json
+import os
+import resource
+import shutil
+import signal
+import subprocess
+import sys
+import tarfile
+import tempfile
+import time
+import unittest
+
+BIN, FAKE = (os.path.abspath(a) for a in sys.argv[1:3])
+# The fake has no kernels: what ours would compute is not there to be compared.
+ON_THE_FAKE = ["--skip", "kernels"]
+
+
+class Verify(unittest.TestCase):
+    def setUp(self):
+        folder = tempfile.TemporaryDirectory(prefix="verify-test-")
+        self.addCleanup(folder.cleanup)
+        self.folder = folder.name
+
+    def environment(self, fake):
+        environment = {"PATH": os.environ["PATH"], "TMPDIR": self.folder,
+                       "HOME": "/nonexistent/of-nobody"}
+        if fake is not None:
+            environment["LD_LIBRARY_PATH"] = FAKE
+            environment["SLUICE_FAKE_CUDA"] = fake
+        return environment
+
+    def start(self, *arguments, fake="gpus=2", before=None, kit=BIN):
+        return subprocess.Popen(
+            [kit + "/verify", "--out", self.folder, "--name", "test",
+             "--json", *arguments],
+            env=self.environment(fake), cwd="/", text=True,
+            stdout=subprocess.PIPE, stderr=subprocess.PIPE, preexec_fn=before)
+
+    def verify(self, *arguments, **how):
+        process = self.start(*arguments, **how)
+        out, self.said = process.communicate(timeout=200)
+        self.status = process.returncode
+        return {c["name"]: c for c in json.loads(out)["checks"]}
+
+    def archive(self):
+        path = self.folder + "/sluice-verify-test.tar.gz"
+        with tarfile.open(path) as packed:
+            return {m.name: packed.extractfile(m).read().decode()
+                    for m in packed.getmembers() if m.isfile()}
+
+    def archived(self):
+        report = self.archive()["sluice-verify-test/report.json"]
+        return {c["name"]: c["status"] for c in json.loads(report)["checks"]}
+
+    def expect_fails(self, name, reason, *arguments, **how):
+        checks = self.verify("--only", name, *arguments, **how)
+        self.assertEqual(checks[name]["status"], "failed", self.said)
+        self.assertRegex(checks[name]["reason"], reason)
+        self.assertEqual(self.status, 1, self.said)
+        self.assertEqual(self.archived()[name], "failed")
+
+    def nothing_runs(self):
+        """Whose environment names this test's folder."""
+        def ours():
+            for pid in filter(str.isdigit, os.listdir("/proc")):
+                try:
+                    with open(f"/proc/{pid}/environ", "rb") as file:
+                        if self.folder.encode() in file.read():
+                            yield pid
+                except OSError:
+                    pass
+        for _ in range(200):
+            if not list(ours()):
+                return
+            time.sleep(0.05)
+        self.fail(f"still running: {list(ours())}")
+
+
+class Passes(Verify):
+    def test_on_two_gpus_and_says_nothing_of_the_machine(self):
+        checks = self.verify(*ON_THE_FAKE)
+        for name, check in checks.items():
+            self.assertEqual(check["status"], "passed", (name, self.said))
+            self.assertEqual(set(check), {"name", "status", "seconds", "value",
+                                          "expected", "reason"})
+        self.assertEqual(self.status, 0, self.said)
+        files = self.archive()
+        self.assertLess(sum(map(len, files.values())), 8 << 20)
+        for name, text in files.items():
+            for told in (self.folder, os.uname().nodename, BIN):
+                self.assertNotIn(told, text, name)
+        self.nothing_runs()
+
+    def test_a_busy_gpu_is_left_alone_and_not_passed(self):
+        # Another process of the node holds half of GPU 1.
+        node = self.folder + "/node"
+        os.mkdir(node)
+        with open(node + "/memory-1-1-1-0", "wb+") as held:
+            held.truncate(32 << 20)
+            fcntl.flock(held, fcntl.LOCK_SH)
+            checks = self.verify("--only", "conformance",
+                                 fake="gpus=2,node=" + node)
+        self.assertEqual(checks["conformance"]["status"], "skipped")
+        self.assertRegex(checks["conformance"]["reason"], "GPU 1: 32 MiB")
+        self.assertEqual(list(checks["conformance"]["value"]), ["gpu0"])
+        self.assertEqual(self.status, 3, self.said)
+
+    def test_a_limit_of_locked_memory_is_said_with_its_remedy(self):
+        checks = self.verify(
+            "--only", "doctor", before=lambda: resource.setrlimit(
+                resource.RLIMIT_MEMLOCK, (65536, 65536)))
+        line, = (each for each in checks["doctor"]["value"]["lines"]
+                 if each["what"] == "locked memory")
+        self.assertEqual(line["health"], "warning")
+        self.assertIn("at most 64 KiB", line["said"])
+        self.assertEqual(line["fix"], "ulimit -l unlimited")
+
+    def test_what_is_typed_wrong_is_one_line(self):
+        for arguments, said in (
+                (["--only", "moon"], "there is no check 'moon'"),
+                (["--python", "/usr/bin/python3"], "no checks of torch yet"),
+                (["--out", "/nonexistent"], "no such folder")):
+            done = subprocess.run([BIN + "/verify", *arguments], text=True,
+                                  env=self.environment(None),
+                                  capture_output=True)
+            self.assertEqual(done.returncode, 2)
+            self.assertEqual(done.stderr.count("\n"), 1, done.stderr)
+            self.assertIn(said, done.stderr)
+
+
+class Faults(Verify):
+    """Each is put in, and the check that is to find it fails by its name."""
+
+    def test_no_driver(self):
+        self.expect_fails("doctor", "libcuda.so.1", fake=None)
+
+    def test_a_driver_that_does_not_start(self):
+        self.expect_fails("doctor", "cuInit", fake="fail=cuInit:1:999")
+
+    def test_a_lost_gpu(self):
+        self.expect_fails("doctor", "DEVICE_UNAVAILABLE", fake="gpus=2,lose=1")
+
+    def test_an_exclusive_gpu_has_its_remedy(self):
+        self.expect_fails("doctor", "compute mode.*nvidia-smi -i 0 -c 0",
+                          fake="compute_mode=3")
+
+    def test_a_granularity_that_cannot_be_lent(self):
+        self.expect_fails("doctor", "granularity is 3145728 bytes",
+                          fake="gpu_granularity_kib=3072")
+
+    def test_a_call_that_fails(self):
+        self.expect_fails("conformance", "cuMemMap",
+                          fake="fail=cuMemMap:2:999")
+
+    def test_copies_with_a_wrong_byte(self):
+        self.expect_fails("conformance", "GPU 0", fake="corrupt=3")
+
+    def test_streams_that_do_not_wait_for_events(self):
+        self.expect_fails("conformance", "GPU 0",
+                          fake="forget_waits=1,jitter_us=20000")
+
+    def test_kernels_that_are_not_there(self):
+        self.expect_fails("kernels", "sluice_merge")
+
+    def test_a_call_that_never_returns(self):
+        self.expect_fails("conformance", "test did not end within 3", "--limit",
+                          "4", fake="hang=cuMemUnmap:1")
+        self.nothing_runs()
+
+    def test_a_driver_that_never_answers(self):
+        self.expect_fails("doctor", "process did not end within 2s", "--limit",
+                          "2", fake="hang=cuDeviceGetName:1")
+        self.nothing_runs()
+
+    def test_a_program_that_is_not_there(self):
+        kit = self.folder + "/kit"
+        os.mkdir(kit)
+        shutil.copy2(BIN + "/verify", kit)
+        self.expect_fails("conformance", "no .*conformance_test", kit=kit)
+
+
+class Aborts(Verify):
+    def await_check(self, process, name):
+        """The pid of that check's own process."""
+        for _ in range(400):
+            for pid in filter(str.isdigit, os.listdir("/proc")):
+                try:
+                    with open(f"/proc/{pid}/cmdline", "rb") as file:
+                        words = file.read().split(b"\0")
+                    with open(f"/proc/{pid}/stat") as file:
+                        parent = int(file.read().rsplit(")", 1)[1].split()[1])
+                except OSError:
+                    continue
+                if parent == process.pid and words[1:3] == [
+                        b"--check", name.encode()]:
+                    return int(pid)
+            time.sleep(0.02)
+        self.fail("no such check: " + name)
+
+    HANGS = "hang=cuMemUnmap:1"
+
+    def test_ctrl_c_leaves_an_archive_with_what_was_done(self):
+        process = self.start("--only", "doctor,conformance", fake=self.HANGS)
+        self.await_check(process, "conformance")
+        process.send_signal(signal.SIGINT)
+        process.communicate(timeout=60)
+        self.assertEqual(process.returncode, -signal.SIGINT)
+        self.assertEqual(self.archived(), {"doctor": "passed",
+                                           "conformance": "failed"})
+        self.nothing_runs()
+        self.assertEqual(os.listdir(self.folder),
+                         ["sluice-verify-test.tar.gz"])
+
+    def test_kill_9_leaves_one_too_and_no_process(self):
+        process = self.start("--only", "doctor,conformance", fake=self.HANGS)
+        self.await_check(process, "conformance")
+        process.kill()
+        process.communicate(timeout=60)
+        self.assertEqual(self.archived(), {"doctor": "passed"})
+        self.nothing_runs()
+        self.assertEqual(os.listdir(self.folder),
+                         ["sluice-verify-test.tar.gz"])
+
+    def test_a_check_that_is_killed_is_its_own_failure(self):
+        process = self.start("--only", "conformance,doctor", fake=self.HANGS)
+        pid = self.await_check(process, "conformance")
+        os.kill(pid, signal.SIGKILL)
+        out, said = process.communicate(timeout=60)
+        checks = {c["name"]: c for c in json.loads(out)["checks"]}
+        self.assertEqual(checks["doctor"]["status"], "passed", said)
+        self.assertIn("ended by signal 9", checks["conformance"]["reason"])
+        self.nothing_runs()
+
+
+if __name__ == "__main__":
+    unittest.main(argv=[sys.argv[0], *sys.argv[3:]])
