@@ -1,0 +1,91 @@
+#!/usr/bin/env python3
+"""operators_test.py HARNESS RECORDER CHECKER LIBTORCH_CUDA VENV
+
+Every ATen operator that a training run calls on sim has a kernel for CUDA in
+the real libtorch_cuda.so. HARNESS: the folder of the trainer's tests. VENV: has
+NVIDIA's libraries, which it needs (./dev setup python)."""
+
+import glob
+import os
+import subprocess
+import sys
+import tempfile
+import unittest
+
+ARGUMENTS = sys.argv[1:6]
+HARNESS, RECORDER, CHECKER, LIBTORCH_CUDA, VENV = ARGUMENTS
+NVIDIA = glob.glob(VENV + "/lib/python3*/site-packages/nvidia/*/lib")
+sys.path.insert(0, HARNESS)
+import harness  # noqa: E402
+
+# Of the CPU alone; math/backend has others for other devices.
+ONLY_ON_CPU = {
+    "aten::_scaled_dot_product_flash_attention_for_cpu",
+    "aten::_scaled_dot_product_flash_attention_for_cpu_backward",
+}
+# What takes their place.
+INSTEAD = {
+    "aten::_flash_attention_forward",
+    "aten::_flash_attention_backward",
+    "aten::_scaled_dot_product_flash_attention",
+    "aten::_scaled_dot_product_flash_attention_backward",
+    "aten::_scaled_dot_product_efficient_attention",
+    "aten::_scaled_dot_product_efficient_attention_backward",
+}
+RUNS = [f"--arch {arch} --method {method} --ranks {ranks} --dtype {dtype}"
+        for arch, ranks, dtype in (("llama", 1, "fp32"), ("gpt", 2, "bf16"))
+        for method in ("keep-all", "recompute", "alst", "sluice")]
+
+
+def without_kernel(operators):
+    """What the real library has no kernel for; an exception: no library."""
+    checked = subprocess.run(
+        [CHECKER, LIBTORCH_CUDA], input="".join(o + "\n" for o in operators),
+        capture_output=True, text=True,
+        env=dict(os.environ, LD_LIBRARY_PATH=":".join(NVIDIA)))
+    if checked.returncode != 0:
+        raise RuntimeError(checked.stderr)
+    return set(checked.stdout.split())
+
+
+class Operators(harness.TrainTest):
+    def setUp(self):
+        super().setUp()
+        if not NVIDIA:
+            self.skipTest(f"no NVIDIA libraries in {VENV}: run ./dev setup "
+                          "python")
+
+    def recorded(self):
+        """The operators of all runs."""
+        with tempfile.TemporaryDirectory() as folder:
+            os.environ.update(LD_PRELOAD=RECORDER,
+                              SLUICE_RECORDED_OPERATORS=folder)
+            try:
+                for run in RUNS:
+                    self.train("--private", "--seq-len", "100", "--steps", "2",
+                               *run.split())
+            finally:
+                del os.environ["LD_PRELOAD"]
+            lines = set()
+            for name in os.listdir(folder):
+                with open(os.path.join(folder, name)) as file:
+                    lines |= set(file.read().split())
+        return lines
+
+    def test_what_a_run_calls_has_a_kernel_for_cuda(self):
+        operators = self.recorded()
+        print(f"{len(operators)} operators in {len(RUNS)} runs")
+        self.assertLessEqual(ONLY_ON_CPU, operators)
+        self.assertGreater(len(operators), 60)
+        self.assertEqual(without_kernel(operators), ONLY_ON_CPU)
+
+    def test_what_takes_the_place_of_the_cpus_attention_has_one(self):
+        self.assertEqual(without_kernel(INSTEAD), set())
+
+    def test_an_operator_that_is_none_is_found(self):
+        self.assertEqual(without_kernel({"aten::mm", "aten::no_such.out"}),
+                         {"aten::no_such.out"})
+
+
+if __name__ == "__main__":
+    unittest.main(argv=sys.argv[:1])
