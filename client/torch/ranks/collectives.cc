@@ -59,6 +59,8 @@ class SingleRank final : public Collectives {
   absl::Status SumTo(at::Tensor&, int) override { return absl::OkStatus(); }
   absl::Status Broadcast(at::Tensor&, int) override { return absl::OkStatus(); }
   absl::Status Barrier() override { return absl::OkStatus(); }
+  absl::Status Check() override { return absl::OkStatus(); }
+  void Abort(const std::string&) override {}
 };
 
 class GlooRanks final : public Collectives {
@@ -78,6 +80,8 @@ class GlooRanks final : public Collectives {
   absl::Status SumTo(at::Tensor& tensor, int root) override;
   absl::Status Broadcast(at::Tensor& tensor, int root) override;
   absl::Status Barrier() override;
+  absl::Status Check() override { return absl::OkStatus(); }
+  void Abort(const std::string&) override {}
 
  private:
   using Start = std::function<c10::intrusive_ptr<c10d::Work>()>;

@@ -53,6 +53,14 @@ class Collectives {
   virtual absl::Status SumTo(at::Tensor& tensor, int root) = 0;
   virtual absl::Status Broadcast(at::Tensor& tensor, int root) = 0;
   virtual absl::Status Barrier() = 0;
+
+  // On a GPU operations are only issued: after a wait for their stream, whether
+  // they were done. Elsewhere each has said so itself.
+  virtual absl::Status Check() = 0;
+  // Another rank has died: ends what waits for it; later operations, and Check,
+  // return Unavailable with `why`. From any thread. Over Gloo there is nothing
+  // to do: a dead peer's connection ends what waits for it.
+  virtual void Abort(const std::string& why) = 0;
 };
 
 }  // namespace sluice::runtime

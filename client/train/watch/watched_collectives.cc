@@ -33,6 +33,8 @@ class WatchedCollectives final : public runtime::Collectives {
   absl::Status Barrier() override {
     return Watch("barrier", [&] { return real_->Barrier(); });
   }
+  absl::Status Check() override { return real_->Check(); }
+  void Abort(const std::string& why) override { real_->Abort(why); }
 
  private:
   template <typename Body>

@@ -1,0 +1,202 @@
+#include "client/torch/cuda/nccl_ranks.h"
+
+#include <fmt/format.h>
+
+#include <cstdlib>
+#include <functional>
+#include <string>
+#include <torch/csrc/distributed/c10d/PrefixStore.hpp>
+#include <torch/csrc/distributed/c10d/ProcessGroupNCCL.hpp>
+#include <utility>
+
+#include "client/torch/exceptions.h"
+#include "proto/base/mutex.h"
+#include "proto/base/status.h"
+#include "proto/base/units.h"
+
+namespace sluice::runtime {
+namespace {
+
+using Group = c10d::ProcessGroupNCCL;
+
+// c10d's watchdog would end the process when an operation fails, its monitor
+// when the watchdog hangs. A rank's end is told by its daemon and by Abort, and
+// the process then says why; so both are off, unless the user set them.
+void LeaveEndsToUs() {
+  for (const char* const name :
+       {"TORCH_NCCL_ASYNC_ERROR_HANDLING", "TORCH_NCCL_ENABLE_MONITORING",
+        "TORCH_NCCL_DUMP_ON_TIMEOUT", "TORCH_NCCL_BLOCKING_WAIT"}) {
+    setenv(name, "0", /*overwrite=*/0);
+  }
+}
+
+class NcclRanks final : public Collectives {
+ public:
+  NcclRanks(const Options& options, c10::intrusive_ptr<Group> group,
+            std::unique_ptr<Collectives> host)
+      : options_(options), group_(std::move(group)), host_(std::move(host)) {}
+
+  int rank() const override { return options_.rank; }
+  int world_size() const override { return options_.world_size; }
+
+  absl::Status AllToAll(const at::Tensor& receive,
+                        const std::vector<int64_t>& receive_counts,
+                        const at::Tensor& send,
+                        const std::vector<int64_t>& send_counts) override;
+  absl::Status SumAll(at::Tensor& tensor) override;
+  absl::Status SumTo(at::Tensor& tensor, int root) override;
+  absl::Status Broadcast(at::Tensor& tensor, int root) override;
+  absl::Status Barrier() override { return host_->Barrier(); }
+  void Abort(const std::string& why) override;
+  absl::Status Check() override;
+
+ private:
+  using Start = std::function<c10::intrusive_ptr<c10d::Work>()>;
+
+  absl::Status Enqueue(const char* what, const at::Tensor& tensor,
+                       const Start& start);
+  absl::Status CheckSendable(const char* what, const at::Tensor& tensor) const;
+
+  const Options options_;
+  const c10::intrusive_ptr<Group> group_;
+  const std::unique_ptr<Collectives> host_;
+  Mutex mutex_;
+  absl::Status aborted_ ABSL_GUARDED_BY(mutex_);
+  // The first operation has made the communicator.
+  bool connected_ ABSL_GUARDED_BY(mutex_) = false;
+};
+
+absl::Status NcclRanks::CheckSendable(const char* what,
+                                      const at::Tensor& tensor) const {
+  if (tensor.device() != options_.device) {
+    return absl::InvalidArgumentError(
+        fmt::format("{}: the tensor is on {}, and this rank's GPU is {}", what,
+                    tensor.device().str(), options_.device.str()));
+  }
+  if (tensor.is_contiguous()) return absl::OkStatus();
+  return absl::InvalidArgumentError(
+      fmt::format("{}: the tensor is not contiguous", what));
+}
+
+// The communicator is asked under the lock: Abort frees it after.
+absl::Status NcclRanks::Check() {
+  const MutexLock lock(mutex_);
+  if (!aborted_.ok() || !connected_) return aborted_;
+  const auto communicator = reinterpret_cast<ncclComm_t>(group_->getCommPtr());
+  ncclResult_t error = ncclSuccess;
+  const ncclResult_t asked = ncclCommGetAsyncError(communicator, &error);
+  if (asked == ncclSuccess && error == ncclSuccess) return absl::OkStatus();
+  return absl::UnavailableError(fmt::format(
+      "collectives on rank {} of {} failed: probably another rank has ended; "
+      "look at its message first (NCCL says: {})",
+      options_.rank, options_.world_size, ncclGetLastError(communicator)));
+}
+
+// After this the current stream has waited for it, in its own order.
+absl::Status NcclRanks::Enqueue(const char* what, const at::Tensor& tensor,
+                                const Start& start) {
+  SLUICE_RETURN_IF_ERROR(CheckSendable(what, tensor));
+  SLUICE_RETURN_IF_ERROR(Check());
+  const absl::Status issued = CatchStatus("", [&] {
+    start()->wait();
+    return absl::OkStatus();
+  });
+  if (issued.ok()) {
+    const MutexLock lock(mutex_);
+    connected_ = true;
+    return issued;
+  }
+  // Whatever NCCL says of a communicator that was aborted meanwhile.
+  SLUICE_RETURN_IF_ERROR(Check());
+  return absl::UnavailableError(fmt::format(
+      "{} of {} on rank {} of {} failed: probably another rank has ended; "
+      "look at its message first (NCCL says{})",
+      what, FormatBytes(Bytes(static_cast<int64_t>(tensor.nbytes()))),
+      options_.rank, options_.world_size, std::string(issued.message())));
+}
+
+absl::Status NcclRanks::AllToAll(const at::Tensor& receive,
+                                 const std::vector<int64_t>& receive_counts,
+                                 const at::Tensor& send,
+                                 const std::vector<int64_t>& send_counts) {
+  if (send.is_cpu()) {
+    return host_->AllToAll(receive, receive_counts, send, send_counts);
+  }
+  SLUICE_RETURN_IF_ERROR(CheckSendable("all-to-all", receive));
+  return Enqueue("all-to-all", send, [&] {
+    at::Tensor to = receive;
+    at::Tensor from = send;
+    std::vector<int64_t> to_counts = receive_counts;
+    std::vector<int64_t> from_counts = send_counts;
+    return group_->alltoall_base(to, from, to_counts, from_counts);
+  });
+}
+
+absl::Status NcclRanks::SumAll(at::Tensor& tensor) {
+  if (tensor.is_cpu()) return host_->SumAll(tensor);
+  std::vector<at::Tensor> tensors = {tensor};
+  return Enqueue("sum over ranks", tensor,
+                 [&] { return group_->allreduce(tensors); });
+}
+
+absl::Status NcclRanks::SumTo(at::Tensor& tensor, int root) {
+  if (tensor.is_cpu()) return host_->SumTo(tensor, root);
+  std::vector<at::Tensor> tensors = {tensor};
+  c10d::ReduceOptions reduce;
+  reduce.rootRank = root;
+  return Enqueue("sum to one rank", tensor,
+                 [&] { return group_->reduce(tensors, reduce); });
+}
+
+absl::Status NcclRanks::Broadcast(at::Tensor& tensor, int root) {
+  if (tensor.is_cpu()) return host_->Broadcast(tensor, root);
+  std::vector<at::Tensor> tensors = {tensor};
+  c10d::BroadcastOptions broadcast;
+  broadcast.rootRank = root;
+  return Enqueue("broadcast", tensor,
+                 [&] { return group_->broadcast(tensors, broadcast); });
+}
+
+void NcclRanks::Abort(const std::string& why) {
+  {
+    const MutexLock lock(mutex_);
+    if (!aborted_.ok()) return;
+    aborted_ = absl::UnavailableError(why);
+  }
+  // It ends what runs; what it throws says only that it had ended already.
+  CatchStatus("", [&] {
+    group_->abort();
+    return absl::OkStatus();
+  }).IgnoreError();
+  host_->Abort(why);
+}
+
+}  // namespace
+
+absl::StatusOr<std::unique_ptr<Collectives>> ConnectNccl(
+    const Collectives::Options& options, c10::intrusive_ptr<c10d::Store> store,
+    std::unique_ptr<Collectives> host) {
+  if (!options.device.is_cuda() || !options.device.has_index()) {
+    return absl::InvalidArgumentError(
+        fmt::format("NCCL on {}: name a GPU (cuda:0)", options.device.str()));
+  }
+  LeaveEndsToUs();
+  return CatchStatus(
+      "NCCL", [&]() -> absl::StatusOr<std::unique_ptr<Collectives>> {
+        auto own = c10::make_intrusive<c10d::PrefixStore>("nccl", store);
+        auto group = c10::make_intrusive<Group>(
+            own, options.rank, options.world_size, Group::Options::create());
+        return std::make_unique<NcclRanks>(options, std::move(group),
+                                           std::move(host));
+      });
+}
+
+}  // namespace sluice::runtime
+
+void sluice_connect_nccl(
+    const sluice::runtime::Collectives::Options& options,
+    const c10::intrusive_ptr<c10d::Store>& store,
+    std::unique_ptr<sluice::runtime::Collectives> host,
+    absl::StatusOr<std::unique_ptr<sluice::runtime::Collectives>>& connected) {
+  connected = sluice::runtime::ConnectNccl(options, store, std::move(host));
+}

@@ -1,0 +1,36 @@
+// Collectives between GPUs: c10d's ProcessGroupNCCL.
+//
+// Operations are enqueued, not awaited: the thread's current stream waits for
+// them, the host does not. So Ok means that an operation was issued, and
+// whoever waits for the stream asks Check() then. One thread issues all of
+// them, those of sequence parallelism and of sharded weights alike: NCCL wants
+// one order on every rank. There is one communicator.
+//
+// A dead peer is no error to NCCL within a node: its kernels wait for ever.
+// Abort() ends them; the daemon's word of a dead peer is what calls it. c10d's
+// own watchdog, which ends processes, is off: see nccl_ranks.cc.
+#pragma once
+
+#include <memory>
+#include <torch/csrc/distributed/c10d/Store.hpp>
+
+#include "absl/status/statusor.h"
+#include "client/torch/ranks/collectives.h"
+
+namespace sluice::runtime {
+
+// `options.device` is this rank's GPU. The tensors of the CPU travel by `host`,
+// which has the same ranks. The communicator is made by the first operation.
+absl::StatusOr<std::unique_ptr<Collectives>> ConnectNccl(
+    const Collectives::Options& options, c10::intrusive_ptr<c10d::Store> store,
+    std::unique_ptr<Collectives> host);
+
+}  // namespace sluice::runtime
+
+// How a program that is not linked to libtorch_cuda finds it: with dlsym, in
+// the module sluice_torch_nccl, once libtorch_cuda is loaded.
+extern "C" void sluice_connect_nccl(
+    const sluice::runtime::Collectives::Options& options,
+    const c10::intrusive_ptr<c10d::Store>& store,
+    std::unique_ptr<sluice::runtime::Collectives> host,
+    absl::StatusOr<std::unique_ptr<sluice::runtime::Collectives>>& connected);

@@ -1,0 +1,28 @@
+// A rank's fake GPU for programs that include torch, whose headers declare
+// CUDA's functions themselves.
+#pragma once
+
+#include <cstddef>
+#include <memory>
+#include <string>
+#include <vector>
+
+namespace sluice::testing {
+
+class GpuMemory {
+ public:
+  // Of GPU `rank`; its context becomes the thread's.
+  explicit GpuMemory(int rank, int ranks);
+  ~GpuMemory();
+
+  void* Make(const std::vector<float>& values);
+  std::vector<float> Read(void* at, size_t floats);
+  // What the fakes have found so far in this process.
+  static std::string Findings();
+
+ private:
+  class Impl;
+  std::unique_ptr<Impl> impl_;
+};
+
+}  // namespace sluice::testing

@@ -1,0 +1,258 @@
+// One rank over the real ProcessGroupNCCL of libtorch_cuda, on the fake driver,
+// runtime and NCCL, for nccl_ranks_test: RANK FOLDER TORCH_CUDA MODULE WHAT.
+//
+// It ends by _exit: torch keeps its streams, events and context to the end of
+// the process, which the fakes would call left behind.
+#include <ATen/core/Tensor.h>
+#include <ATen/ops/from_blob.h>
+#include <c10/cuda/CUDAFunctions.h>
+#include <c10/cuda/CUDAStream.h>
+#include <dlfcn.h>
+#include <fmt/format.h>
+#include <netinet/in.h>
+#include <sys/socket.h>
+#include <unistd.h>
+
+#include <chrono>
+#include <cstdio>
+#include <cstdlib>
+#include <filesystem>
+#include <fstream>
+#include <iostream>
+#include <memory>
+#include <string>
+#include <thread>
+#include <torch/csrc/distributed/c10d/FileStore.hpp>
+
+#include "client/torch/cuda/nccl_ranks.h"
+#include "tests/torch/cuda/gpu_memory.h"
+
+namespace c10::cuda::_internal {
+void setHasPrimaryContext(bool (*has)(DeviceIndex));
+}
+
+namespace sluice::testing {
+namespace {
+
+using runtime::Collectives;
+
+constexpr int kRanks = 2;
+constexpr int64_t kCount = 1000;
+
+[[noreturn]] void Fail(const std::string& why) {
+  std::cerr << why << std::endl;
+  _exit(1);
+}
+
+void Require(bool condition, const char* what) {
+  if (!condition) Fail(what);
+}
+
+void Require(const absl::Status& status) {
+  if (!status.ok()) Fail(std::string(status.message()));
+}
+
+std::string AwaitFile(const std::string& path) {
+  for (;;) {
+    std::ifstream file(path);
+    std::string text;
+    if (file >> text) return text;
+    usleep(1000);
+  }
+}
+
+void WriteFile(const std::string& path, const std::string& text) {
+  std::ofstream(path + ".new") << text;
+  std::filesystem::rename(path + ".new", path);
+}
+
+// A port that rank 0 listens on already.
+struct Port {
+  int fd = -1;
+  int number = 0;
+};
+Port Listen() {
+  Port port{socket(AF_INET, SOCK_STREAM, 0), 0};
+  sockaddr_in at = {};
+  at.sin_family = AF_INET;
+  at.sin_addr.s_addr = htonl(INADDR_LOOPBACK);
+  socklen_t size = sizeof(at);
+  auto* const address = reinterpret_cast<sockaddr*>(&at);
+  Require(bind(port.fd, address, size) == 0 && listen(port.fd, 8) == 0 &&
+              getsockname(port.fd, address, &size) == 0,
+          "no port");
+  port.number = ntohs(at.sin_port);
+  return port;
+}
+
+class Rank {
+ public:
+  Rank(int rank, std::string folder, void* module)
+      : rank_(rank), folder_(std::move(folder)), memory_(rank, kRanks) {
+    c10::cuda::_internal::setHasPrimaryContext(
+        [](c10::DeviceIndex) { return true; });
+    c10::cuda::set_device(static_cast<c10::DeviceIndex>(rank));
+    Connect(module);
+  }
+
+  Collectives& ranks() { return *ranks_; }
+  at::Tensor Make(const std::vector<float>& values) {
+    const at::Device gpu(at::kCUDA, static_cast<c10::DeviceIndex>(rank_));
+    return at::for_blob(memory_.Make(values),
+                        {static_cast<int64_t>(values.size())})
+        .target_device(gpu)
+        .options(at::TensorOptions().dtype(at::kFloat).device(gpu))
+        .make_tensor();
+  }
+  std::vector<float> Read(const at::Tensor& tensor) {
+    HostWait();
+    return memory_.Read(tensor.data_ptr(), static_cast<size_t>(tensor.numel()));
+  }
+  static void HostWait() { c10::cuda::getCurrentCUDAStream().synchronize(); }
+  std::vector<float> Own() const {
+    return std::vector<float>(kCount, 1.0F + static_cast<float>(rank_));
+  }
+
+  void Exchange();
+  void AwaitAbort();
+  void AwaitError();
+  void Die();
+
+ private:
+  void Connect(void* module) {
+    Collectives::Options options{.device = at::kCPU};
+    options.rank = rank_;
+    options.world_size = kRanks;
+    if (rank_ == 0) {
+      const Port port = Listen();
+      options.master_listen_fd = port.fd;
+      options.master_port = port.number;
+      WriteFile(folder_ + "/port", std::to_string(port.number));
+    } else {
+      options.master_port = std::stoi(AwaitFile(folder_ + "/port"));
+    }
+    auto host = Collectives::Connect(options);
+    Require(host.status());
+    options.device =
+        at::Device(at::kCUDA, static_cast<c10::DeviceIndex>(rank_));
+    const auto connect = reinterpret_cast<decltype(&sluice_connect_nccl)>(
+        dlsym(module, "sluice_connect_nccl"));
+    Require(connect != nullptr, "the module has no sluice_connect_nccl");
+    absl::StatusOr<std::unique_ptr<Collectives>> connected =
+        absl::UnknownError("");
+    connect(options,
+            c10::make_intrusive<c10d::FileStore>(folder_ + "/store", kRanks),
+            *std::move(host), connected);
+    Require(connected.status());
+    ranks_ = *std::move(connected);
+  }
+
+  const int rank_;
+  const std::string folder_;
+  GpuMemory memory_;
+  std::unique_ptr<Collectives> ranks_;
+};
+
+// Every collective, on the GPU and on the host, against its definition.
+void Rank::Exchange() {
+  at::Tensor sum = Make(Own());
+  Require(ranks_->SumAll(sum));
+  Require(Read(sum) == std::vector<float>(kCount, 3), "sum over ranks");
+  at::Tensor root = Make(Own());
+  Require(ranks_->SumTo(root, 1));
+  Require(rank_ == 0 || Read(root) == std::vector<float>(kCount, 3),
+          "sum to one rank");
+  at::Tensor same = Make(Own());
+  Require(ranks_->Broadcast(same, 1));
+  Require(Read(same) == std::vector<float>(kCount, 2), "broadcast");
+  // Uneven, and rank 1 sends itself nothing.
+  const std::vector<int64_t> sent = rank_ == 0 ? std::vector<int64_t>{300, 700}
+                                               : std::vector<int64_t>{1000, 0};
+  const std::vector<int64_t> received = rank_ == 0
+                                            ? std::vector<int64_t>{300, 1000}
+                                            : std::vector<int64_t>{700, 0};
+  const at::Tensor from = Make(Own());
+  const at::Tensor to = Make(
+      std::vector<float>(static_cast<size_t>(received[0] + received[1]), -1));
+  Require(ranks_->AllToAll(to, received, from, sent));
+  std::vector<float> expected(static_cast<size_t>(received[0]), 1);
+  expected.resize(static_cast<size_t>(received[0] + received[1]), 2);
+  Require(Read(to) == expected, "all-to-all");
+  float value = 1;
+  at::Tensor on_host = at::from_blob(&value, {1}, at::kFloat);
+  Require(ranks_->SumAll(on_host));
+  Require(value == 2, "sum on the host");
+  Require(ranks_->Check());
+  Require(ranks_->Barrier());
+}
+
+// The other is killed while this one waits for it on the host. NCCL does not
+// tell; a word from outside, as the daemon's, ends the wait.
+void Rank::AwaitAbort() {
+  at::Tensor sum = Make(Own());
+  Require(ranks_->SumAll(sum));
+  HostWait();
+  std::thread daemon([this] {
+    const std::string why = AwaitFile(folder_ + "/died");
+    const auto since = std::chrono::steady_clock::now();
+    ranks_->Abort("rank 0 of job demo: " + why);
+    const std::chrono::duration<double> took =
+        std::chrono::steady_clock::now() - since;
+    std::cout << fmt::format("aborted in {:.2f} s", took.count()) << std::endl;
+  });
+  Require(ranks_->SumAll(sum));
+  std::cout << "waits" << std::endl;
+  HostWait();
+  daemon.join();
+  Require(!ranks_->Check().ok(), "after an abort all is well");
+  const absl::Status later = ranks_->SumAll(sum);
+  Require(later.code() == absl::StatusCode::kUnavailable, "a later sum");
+  std::cout << later.message() << std::endl;
+}
+
+// As between nodes, where NCCL itself is told.
+void Rank::AwaitError() {
+  at::Tensor sum = Make(Own());
+  Require(ranks_->SumAll(sum));
+  HostWait();
+  Require(ranks_->Check());
+  Require(ranks_->SumAll(sum));
+  std::cout << "waits" << std::endl;
+  HostWait();
+  const absl::Status ended = ranks_->Check();
+  Require(ended.code() == absl::StatusCode::kUnavailable, "a dead rank");
+  std::cout << ended.message() << std::endl;
+  ranks_->Abort("a peer has died");
+}
+
+void Rank::Die() {
+  at::Tensor sum = Make(Own());
+  Require(ranks_->SumAll(sum));
+  HostWait();
+  std::cout << "joined" << std::endl;
+  pause();
+}
+
+void Run(int rank, const std::string& folder, const char* torch_cuda,
+         const char* module, const std::string& what) {
+  if (dlopen(torch_cuda, RTLD_NOW | RTLD_GLOBAL) == nullptr) Fail(dlerror());
+  void* const opened = dlopen(module, RTLD_NOW);
+  if (opened == nullptr) Fail(dlerror());
+  Rank self(rank, folder, opened);
+  if (what == "exchange") self.Exchange();
+  if (what == "await-abort") self.AwaitAbort();
+  if (what == "await-error") self.AwaitError();
+  if (what == "die") self.Die();
+  const std::string findings = GpuMemory::Findings();
+  if (!findings.empty()) Fail(findings);
+  std::cout << "done" << std::endl;
+  _exit(0);
+}
+
+}  // namespace
+}  // namespace sluice::testing
+
+int main(int argc, char** argv) {
+  if (argc != 6) return 2;
+  sluice::testing::Run(std::atoi(argv[1]), argv[2], argv[3], argv[4], argv[5]);
+}

@@ -1,0 +1,79 @@
+// Ranks on GPUs over torch's own ProcessGroupNCCL: two processes on two fake
+// GPUs and a fake NCCL. It proves nothing about a GPU.
+#include <fmt/format.h>
+#include <gmock/gmock.h>
+#include <signal.h>
+
+#include <cstdlib>
+#include <fstream>
+#include <iostream>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "gtest/gtest.h"
+#include "tests/support/child.h"
+#include "tests/support/temp_dir.h"
+
+namespace sluice::testing {
+namespace {
+
+using ::testing::HasSubstr;
+
+constexpr absl::Duration kLong = absl::Seconds(100);
+
+class NcclRanks : public ::testing::Test {
+ protected:
+  // Silent: NCCL tells nobody of a death, as within a node.
+  std::unique_ptr<Child> Start(int rank, const std::string& what,
+                               bool silent = true) {
+    return Child::Spawn(
+        {BinaryPath("nccl_rank"), std::to_string(rank), signs_.path(),
+         SLUICE_TORCH_CUDA, SLUICE_NCCL_MODULE, what},
+        {fmt::format("SLUICE_FAKE_CUDA=gpus=2,jitter_us=200,node={}",
+                     node_.path()),
+         fmt::format("SLUICE_FAKE_NCCL=silent={}", silent ? 1 : 0)});
+  }
+  std::string Findings() const {
+    std::ifstream file(node_.File("findings"));
+    return {std::istreambuf_iterator<char>(file), {}};
+  }
+
+  TempDir node_, signs_;
+};
+
+TEST_F(NcclRanks, ExchangeOnGpusAndOnTheHost) {
+  const auto first = Start(0, "exchange"), second = Start(1, "exchange");
+  first->ExpectSuccess(kLong);
+  second->ExpectSuccess(kLong);
+  EXPECT_EQ(Findings(), "");
+}
+
+TEST_F(NcclRanks, AnAbortEndsTheWaitForAKilledRankWithItsReason) {
+  const auto victim = Start(0, "die"), other = Start(1, "await-abort");
+  ASSERT_TRUE(victim->WaitForOutput("joined", kLong));
+  ASSERT_TRUE(other->WaitForOutput("waits", kLong));
+  victim->Kill(SIGKILL);
+  victim->Join();
+  std::ofstream(signs_.File("died")) << "killed\n";
+  const ChildResult result = other->Join(kLong);
+  EXPECT_EQ(result.exit_code, 0) << result.out << result.err;
+  EXPECT_THAT(result.out, HasSubstr("rank 0 of job demo: killed"));
+  std::cout << result.out;
+  EXPECT_EQ(Findings(), "");
+}
+
+TEST_F(NcclRanks, WhatNcclKnowsOfADeathIsTheErrorAfterTheHostsWait) {
+  const auto victim = Start(0, "die", /*silent=*/false);
+  const auto other = Start(1, "await-error", /*silent=*/false);
+  ASSERT_TRUE(victim->WaitForOutput("joined", kLong));
+  ASSERT_TRUE(other->WaitForOutput("waits", kLong));
+  victim->Kill(SIGKILL);
+  const ChildResult result = other->Join(kLong);
+  EXPECT_EQ(result.exit_code, 0) << result.out << result.err;
+  EXPECT_THAT(result.out, HasSubstr("whose process has ended"));
+  EXPECT_EQ(Findings(), "");
+}
+
+}  // namespace
+}  // namespace sluice::testing

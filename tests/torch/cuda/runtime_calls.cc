@@ -1,0 +1,72 @@
+// What the real libtorch_cuda imports of the CUDA runtime beside what
+// libc10_cuda does: the fake runtime (tests/fake_cuda/cudart) has not these.
+// The program has them itself, and is asked first.
+//
+// A kernel is registered when its library is loaded, which asks for no GPU; to
+// launch one is refused, for there is nothing to run it. No header declares
+// these here: whatever their parameters are, none is looked at.
+#include "tests/fake_cuda/control.h"
+
+namespace {
+
+constexpr int kSuccess = 0;
+constexpr int kNotSupported = 801;
+
+}  // namespace
+
+#define SLUICE_REGISTERS(name) \
+  extern "C" int name() { return kSuccess; }
+#define SLUICE_REFUSES(name)                                       \
+  extern "C" int name() {                                          \
+    sluice::fake_cuda::fake_cuda_find(#name " is not built here"); \
+    return kNotSupported;                                          \
+  }
+
+extern "C" int cudaEventRecord(void* event, void* stream);
+extern "C" int cudaEventRecordWithFlags(void* event, void* stream, unsigned) {
+  return cudaEventRecord(event, stream);
+}
+extern "C" void** __cudaRegisterFatBinary() {  // NOLINT: CUDA's name
+  static void* handle = nullptr;
+  return &handle;
+}
+
+// clang-format off
+SLUICE_REGISTERS(__cudaRegisterFatBinaryEnd)
+SLUICE_REGISTERS(__cudaRegisterFunction)
+SLUICE_REGISTERS(__cudaRegisterVar)
+SLUICE_REGISTERS(__cudaUnregisterFatBinary)
+SLUICE_REFUSES(__cudaGetKernel)
+SLUICE_REFUSES(__cudaLaunchKernel)
+SLUICE_REFUSES(__cudaPopCallConfiguration)
+SLUICE_REFUSES(__cudaPushCallConfiguration)
+SLUICE_REFUSES(cudaDeviceGetAttribute)
+SLUICE_REFUSES(cudaDeviceGetPCIBusId)
+SLUICE_REFUSES(cudaEventCreate)
+SLUICE_REFUSES(cudaFreeHost)
+SLUICE_REFUSES(cudaFuncGetAttributes)
+SLUICE_REFUSES(cudaFuncSetAttribute)
+SLUICE_REFUSES(cudaGetSymbolAddress)
+SLUICE_REFUSES(cudaGraphDebugDotPrint)
+SLUICE_REFUSES(cudaGraphDestroy)
+SLUICE_REFUSES(cudaGraphExecDestroy)
+SLUICE_REFUSES(cudaGraphGetNodes)
+SLUICE_REFUSES(cudaGraphInstantiateWithFlags)
+SLUICE_REFUSES(cudaGraphLaunch)
+SLUICE_REFUSES(cudaHostAlloc)
+SLUICE_REFUSES(cudaHostRegister)
+SLUICE_REFUSES(cudaHostUnregister)
+SLUICE_REFUSES(cudaIpcGetEventHandle)
+SLUICE_REFUSES(cudaIpcOpenEventHandle)
+SLUICE_REFUSES(cudaLaunchCooperativeKernel)
+SLUICE_REFUSES(cudaLaunchKernel)
+SLUICE_REFUSES(cudaLaunchKernelExC)
+SLUICE_REFUSES(cudaMemcpyToSymbol)
+SLUICE_REFUSES(cudaMemset)
+SLUICE_REFUSES(cudaOccupancyMaxActiveBlocksPerMultiprocessor)
+SLUICE_REFUSES(cudaOccupancyMaxActiveBlocksPerMultiprocessorWithFlags)
+SLUICE_REFUSES(cudaPointerGetAttributes)
+SLUICE_REFUSES(cudaStreamAddCallback)
+SLUICE_REFUSES(cudaStreamBeginCapture)
+SLUICE_REFUSES(cudaStreamEndCapture)
+// clang-format on
