@@ -18,6 +18,7 @@
 #include "tests/fake_cuda/control.h"
 #include "tests/fake_cuda/torch/kernel.h"
 #include "tests/fake_cuda/torch/piece_allocator.h"
+#include "tests/fake_cuda/torch/region.h"
 
 namespace sluice::fake_cuda {
 namespace {
@@ -25,35 +26,6 @@ namespace {
 using ::testing::HasSubstr;
 
 const at::Device kGpu(at::kCUDA, 0);
-
-template <typename T>
-T Ok(absl::StatusOr<T> value) {
-  TORCH_CHECK(value.ok(), std::string(value.status().message()));
-  return *std::move(value);
-}
-void Ok(const absl::Status& status) {
-  TORCH_CHECK(status.ok(), std::string(status.message()));
-}
-
-// One extent of memory, mapped.
-struct Region {
-  device::Driver* driver;
-  device::Address address;
-  Bytes size;
-
-  Region(device::Driver* on, device::Placement where, Bytes bytes)
-      : driver(on), size(bytes) {
-    address = Ok(driver->Reserve(size, where.kind));
-    const device::Memory memory = Ok(driver->Create(where, size));
-    Ok(driver->Map(address, size, memory));
-    Ok(driver->Release(memory));
-    Ok(driver->SetAccess(address, size, DeviceIndex(0)));
-  }
-  ~Region() {
-    Ok(driver->Unmap(address, size));
-    Ok(driver->FreeReservation(address, size));
-  }
-};
 
 class FakeTorch : public ::testing::Test {
  protected:
