@@ -28,12 +28,12 @@ std::byte* Closed(size_t size, void* at = nullptr) {
   return static_cast<std::byte*>(range);
 }
 
-bool Open(void* at, const Allocation& memory) {
-  if (mmap(at, memory.size, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_FIXED,
+bool Open(void* at, const Allocation& memory, size_t size) {
+  if (mmap(at, size, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_FIXED,
            memory.file.get(), 0) == MAP_FAILED) {
     return false;
   }
-  madvise(at, memory.size, MADV_DONTFORK);
+  madvise(at, size, MADV_DONTFORK);
   return true;
 }
 
@@ -90,7 +90,7 @@ Result Allow(Call& call, const Tiles& tiles, const AccessDescription& access) {
                             where.type == kLocationHostNuma,
                         kAccessPlace);
     void* const at = reinterpret_cast<void*>(address);
-    if (on ? !Open(at, *mapping->memory)
+    if (on ? !Open(at, *mapping->memory, mapping->size)
            : Closed(mapping->size, at) == nullptr) {
       return kOperatingSystem;
     }
@@ -164,7 +164,7 @@ Result cuMemMap(DevicePointer address, size_t size, size_t offset,
   SLUICE_FAKE_REQUIRE(call, !Overlaps(world.mappings, address, size),
                       kNotMapped);
   if (!Open(reservation->second.view + (address - reservation->first),
-            allocation)) {
+            allocation, size)) {
     return kOperatingSystem;
   }
   world.mappings[address] = {
@@ -173,6 +173,7 @@ Result cuMemMap(DevicePointer address, size_t size, size_t offset,
 }
 
 Result cuMemUnmap(DevicePointer address, size_t size) {
+  AwaitWhatIsPlayed(Rule::kUnmapIdle);
   Call call("cuMemUnmap", Needs::kInitialised, Call::kReleases);
   if (call.failed()) return call.result();
   World& world = TheWorld();
@@ -182,7 +183,10 @@ Result cuMemUnmap(DevicePointer address, size_t size) {
   const bool idle = AllSeen(it->second.uses, HostClock());
   const auto reservation = world.ReservationAt(address);
   Closed(size, reinterpret_cast<void*>(address));
-  Closed(size, reservation->second.view + (address - reservation->first));
+  // None: a driver that is played let it be freed before its mappings.
+  if (reservation != world.reservations.end()) {
+    Closed(size, reservation->second.view + (address - reservation->first));
+  }
   world.mappings.erase(it);
   SLUICE_FAKE_REQUIRE(call, idle, kUnmapIdle);
   return call.Done();
@@ -224,6 +228,7 @@ Result cuMemHostRegister_v2(void* start, size_t size, unsigned flags) {
 }
 
 Result cuMemHostUnregister(void* start) {
+  AwaitWhatIsPlayed(Rule::kUnregisterIdle);
   Call call("cuMemHostUnregister", Needs::kContext, Call::kReleases);
   if (call.failed()) return call.result();
   World& world = TheWorld();

@@ -38,6 +38,11 @@ class ABSL_SCOPED_LOCKABLE Call {
 
   // The caller broke a rule.
   Result Refuse(Rule rule, std::string_view detail = "");
+  // Whether the driver that is played lets who breaks this rule pass.
+  bool LetsPass(Rule rule) const;
+  // The caller named a range that may not be copied or filled on this stream: a
+  // driver that is played may find that out late.
+  Result RefuseRange(Rule rule, std::string_view detail, StreamState& stream);
   // Whether a device exists, is not lost, and may be named: else result() says
   // why.
   bool CheckDevice(int device);
@@ -63,6 +68,10 @@ class ABSL_SCOPED_LOCKABLE Call {
   ContextState* context_ = nullptr;
 };
 
+// Waits for all streams first, where the driver that is played lets who breaks
+// this rule pass and nothing is lost by it.
+void AwaitWhatIsPlayed(Rule rule);
+
 // After these nothing more can be done in a context (cuda.h: "the process must
 // be terminated and relaunched").
 bool IsSticky(Result result);
@@ -70,5 +79,6 @@ bool IsSticky(Result result);
 }  // namespace sluice::fake_cuda
 
 // Returns from a call whose caller broke a rule.
-#define SLUICE_FAKE_REQUIRE(call, condition, rule) \
-  if (!(condition)) return (call).Refuse(Rule::rule)
+#define SLUICE_FAKE_REQUIRE(call, condition, rule)  \
+  if (!(condition) && !(call).LetsPass(Rule::rule)) \
+  return (call).Refuse(Rule::rule)

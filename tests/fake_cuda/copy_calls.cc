@@ -74,9 +74,13 @@ Result cuMemcpyAsync(DevicePointer to, DevicePointer from, size_t size,
   SLUICE_FAKE_REQUIRE(call, state->context == &context, kStreamOfContext);
   World& world = TheWorld();
   const Range written = Resolve(world, to, size, context);
-  if (written.broken) return call.Refuse(*written.broken, "destination");
+  if (written.broken) {
+    return call.RefuseRange(*written.broken, "destination", *state);
+  }
   const Range read = Resolve(world, from, size, context);
-  if (read.broken) return call.Refuse(*read.broken, "source");
+  if (read.broken) {
+    return call.RefuseRange(*read.broken, "source", *state);
+  }
   state->timeline.Enqueue(HostClock());
   Source source{from, nullptr};
   if (read.IsPageable()) {
@@ -112,7 +116,9 @@ Result cuMemsetD8Async(DevicePointer to, unsigned char value, size_t size,
   SLUICE_FAKE_REQUIRE(call, state->context == &context, kStreamOfContext);
   World& world = TheWorld();
   const Range written = Resolve(world, to, size, context);
-  if (written.broken) return call.Refuse(*written.broken, "destination");
+  if (written.broken) {
+    return call.RefuseRange(*written.broken, "destination", *state);
+  }
   SLUICE_FAKE_REQUIRE(call, !written.IsPageable(), kFillPinned);
   state->timeline.Enqueue(HostClock());
   NoteAccess(world, state->timeline, written, /*writes=*/true, "a fill");

@@ -35,6 +35,11 @@ Range ResolveMapped(World& world, DevicePointer address, size_t size,
   return range;
 }
 
+bool LetsSeveralPass(const World& world) {
+  const auto played = world.settings.answers.find(Rule::kCopyOneRegistration);
+  return played != world.settings.answers.end() && played->second.code == 0;
+}
+
 }  // namespace
 
 Range Resolve(World& world, DevicePointer address, size_t size,
@@ -46,8 +51,10 @@ Range Resolve(World& world, DevicePointer address, size_t size,
               .parts = {{{0, address, address + size}, nullptr}}};
   RegistrationState* const first = world.RegistrationAt(address);
   RegistrationState* const last = world.RegistrationAt(address + size - 1);
-  if (first != last) {
+  if (first != last && !LetsSeveralPass(world)) {
     range.broken = Rule::kCopyOneRegistration;
+  } else if (first != last) {
+    range.kind = Range::Kind::kPinned;  // as the driver that is played
   } else if (first != nullptr && (first->portable || first->by == &by)) {
     range.kind = Range::Kind::kPinned;
     range.parts.front().uses = &first->uses;

@@ -21,6 +21,8 @@
 //   hang=NAME:N            that call never returns
 //   fail=NAME:N:CODE       the N-th call from now on of a function fails so;
 //                          a release still releases (README)
+//   rules=FILE             what a real driver answered to who broke an assumed
+//                          rule (answers.h): it is played
 //   lose=GPU               that GPU is gone for every process of the node
 //   kernels=FILE           the library of kernels' CPU forms (kernels/);
 //                          default: the one beside libcuda.so.1
@@ -32,6 +34,8 @@
 #include <string>
 #include <string_view>
 #include <vector>
+
+#include "tests/fake_cuda/answers.h"
 
 namespace sluice::fake_cuda {
 
@@ -61,6 +65,7 @@ struct Settings {
   std::map<std::string, int64_t, std::less<>> hangs;  // 1: the next call
   std::string node;
   std::string kernels;
+  std::map<Rule, PlayedAnswer> answers;
   int64_t lose = -1;
 
   int64_t Get(std::string_view name) const {

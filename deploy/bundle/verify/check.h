@@ -41,6 +41,7 @@ const Check* FindCheck(const std::string& name);
 Result RunSurvey(const Surroundings&);  // survey.cc: which GPUs are free
 Result RunDoctor(const Surroundings&);
 Result RunConformance(const Surroundings&);
+Result RunRules(const Surroundings&);
 Result RunKernels(const Surroundings&);
 
 }  // namespace sluice::verify

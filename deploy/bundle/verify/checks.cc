@@ -9,6 +9,8 @@ constexpr Check kChecks[] = {
      absl::Seconds(40), RunDoctor, /*needs_gpu=*/false},
     {"conformance", "the device seam's suite, on every GPU and on pairs",
      absl::Seconds(180), RunConformance},
+    {"rules", "what the driver answers to who breaks what we assume of it",
+     absl::Seconds(100), RunRules},
     {"kernels", "our device code against its CPU form", absl::Seconds(40),
      RunKernels},
 };

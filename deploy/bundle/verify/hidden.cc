@@ -5,6 +5,7 @@
 #include "absl/strings/numbers.h"
 #include "deploy/bundle/verify/check.h"
 #include "deploy/bundle/verify/check_process.h"
+#include "deploy/bundle/verify/probes.h"
 
 namespace sluice::verify {
 namespace {
@@ -27,6 +28,9 @@ int BeACheck(const std::vector<std::string>& arguments) {
 std::optional<int> RunHidden(const std::vector<std::string>& arguments) {
   if (arguments.empty()) return std::nullopt;
   if (arguments[0] == "--check") return BeACheck(arguments);
+  if (arguments[0] == "--probe" && arguments.size() == 2) {
+    return AskRule(arguments[1]);
+  }
   return std::nullopt;
 }
 

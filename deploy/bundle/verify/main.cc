@@ -28,7 +28,7 @@ using nlohmann::json;
 constexpr const char* kExamples = R"(Examples:
   ./verify                         all checks, at most ten minutes
   ./verify --out /tmp              the archive there
-  ./verify --only doctor,links     these alone
+  ./verify --only doctor,rules     these alone
   ./verify --skip kernels --json   all others; the report on standard output
 
 It needs NVIDIA's driver, and neither root, network nor Python. GPUs that

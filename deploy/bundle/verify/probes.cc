@@ -1,0 +1,158 @@
+#include "deploy/bundle/verify/probes.h"
+
+#include <sys/mman.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include <cstdio>
+
+#include "deploy/bundle/verify/probe_bench.h"
+
+namespace sluice::verify {
+namespace {
+
+using namespace device::cuda;  // NOLINT: the driver's own names
+using fake_cuda::Rule;
+
+// Long enough that a copy is not done when the next call comes.
+constexpr size_t kLong = size_t{16} << 20;
+
+Result NotForked(ProbeBench& bench) {
+  int ends[2];
+  if (pipe(ends) != 0) bench.GiveUp("pipe");
+  const pid_t child = fork();
+  if (child == 0) {
+    Context context = nullptr;
+    const Result said = bench.f().cuCtxGetCurrent(&context);
+    _exit(write(ends[1], &said, sizeof(said)) == sizeof(said) ? 0 : 1);
+  }
+  close(ends[1]);
+  Result said = 0;
+  const bool told = read(ends[0], &said, sizeof(said)) == sizeof(said);
+  waitpid(child, nullptr, 0);
+  if (!told) bench.GiveUp("the child ended without an answer");
+  return said;
+}
+
+Result ReleaseNeedsContext(ProbeBench& bench) {
+  const EventPointer event = bench.NewEvent();
+  bench.Must(bench.f().cuCtxPopCurrent_v2(nullptr), "cuCtxPopCurrent");
+  const Result said = bench.f().cuEventDestroy_v2(event);
+  bench.Must(bench.f().cuCtxPushCurrent_v2(bench.context()), "push");
+  return said;
+}
+
+Result EmptyContext(ProbeBench& bench) {
+  bench.NewEvent();
+  return bench.f().cuDevicePrimaryCtxRelease_v2(bench.device());
+}
+
+Result WholeMemory(ProbeBench& bench) {
+  const MemoryHandle memory = bench.Create(2);
+  const DevicePointer range = bench.Reserve(2);
+  return bench.f().cuMemMap(range, bench.granularity(), 0, memory, 0);
+}
+
+Result UnmapIdle(ProbeBench& bench) {
+  const auto piece = bench.OnGpu(kLong);
+  bench.Must(bench.CopyToGpu(piece.address, bench.Pinned(kLong), kLong),
+             "copy");
+  return bench.f().cuMemUnmap(piece.address, piece.size);
+}
+
+Result FreeUnmapped(ProbeBench& bench) {
+  const auto piece = bench.OnGpu(1);
+  return bench.f().cuMemAddressFree(piece.address, piece.size);
+}
+
+Result RegisterWritable(ProbeBench& bench) {
+  void* const page =
+      mmap(nullptr, kPage, PROT_READ, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+  return bench.f().cuMemHostRegister_v2(page, kPage, 0);
+}
+
+Result UnregisterIdle(ProbeBench& bench) {
+  const auto piece = bench.OnGpu(kLong);
+  std::byte* const host = bench.Pinned(kLong);
+  bench.Must(bench.CopyToGpu(piece.address, host, kLong), "copy");
+  return bench.f().cuMemHostUnregister(host);
+}
+
+Result StreamOfContext(ProbeBench& bench) {
+  const auto piece = bench.OnGpu(1);
+  const StreamPointer other = bench.StreamOfSecondGpu();
+  std::byte* const host = bench.Pinned(kPage);
+  return bench.f().cuMemcpyAsync(
+      piece.address, reinterpret_cast<DevicePointer>(host), kPage, other);
+}
+
+Result CopyAccess(ProbeBench& bench) {
+  const auto piece = bench.Mapped(1);  // no access was set
+  return bench.CopyToGpu(piece.address, bench.Pinned(kPage), kPage);
+}
+
+Result CopyOneRegistration(ProbeBench& bench) {
+  const auto piece = bench.OnGpu(1);
+  std::byte* const host = bench.Pages(2 * kPage);
+  bench.Must(bench.f().cuMemHostRegister_v2(host, kPage, 0), "register");
+  bench.Must(bench.f().cuMemHostRegister_v2(host + kPage, kPage, 0),
+             "register");
+  return bench.CopyToGpu(piece.address, host, 2 * kPage);
+}
+
+Result FillPinned(ProbeBench& bench) {
+  return bench.f().cuMemsetD8Async(
+      reinterpret_cast<DevicePointer>(bench.Pages(kPage)), 1, kPage,
+      bench.stream());
+}
+
+constexpr struct {
+  Rule rule;
+  Result (*ask)(ProbeBench&);
+  int gpus = 1;
+} kProbes[] = {
+    {Rule::kNotForked, NotForked},
+    {Rule::kReleaseNeedsContext, ReleaseNeedsContext},
+    {Rule::kEmptyContext, EmptyContext},
+    {Rule::kWholeMemory, WholeMemory},
+    {Rule::kUnmapIdle, UnmapIdle},
+    {Rule::kFreeUnmapped, FreeUnmapped},
+    {Rule::kRegisterWritable, RegisterWritable},
+    {Rule::kUnregisterIdle, UnregisterIdle},
+    {Rule::kStreamOfContext, StreamOfContext, 2},
+    {Rule::kCopyAccess, CopyAccess},
+    {Rule::kCopyOneRegistration, CopyOneRegistration},
+    {Rule::kFillPinned, FillPinned},
+};
+
+}  // namespace
+
+std::string NotAsked(Rule rule) {
+  return rule == Rule::kOperationPinned
+             ? "no kernel of the kit reads pageable memory yet"
+             : "";
+}
+
+std::optional<int> GpusFor(Rule rule) {
+  for (const auto& probe : kProbes) {
+    if (probe.rule == rule) return probe.gpus;
+  }
+  return std::nullopt;
+}
+
+int AskRule(const std::string& name) {
+  for (const auto& probe : kProbes) {
+    if (TextOf(probe.rule).name != name) continue;
+    ProbeBench bench;
+    const Result said = probe.ask(bench);
+    const Result then = bench.f().cuStreamSynchronize(bench.stream());
+    std::printf("%s %d %d\n", name.c_str(), said, then);
+    std::fflush(stdout);
+    // As it stands: what was broken is not tidied up.
+    return 0;
+  }
+  std::fprintf(stderr, "no probe of rule %s\n", name.c_str());
+  return 2;
+}
+
+}  // namespace sluice::verify

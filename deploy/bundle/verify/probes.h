@@ -1,0 +1,29 @@
+// Each rule that the fake driver assumes (tests/fake_cuda/rules.h), broken once
+// on purpose: what does this machine's driver answer?
+//
+// Thread safety: a probe has its process for itself, which may end by it.
+#pragma once
+
+#include <optional>
+#include <string>
+
+#include "tests/fake_cuda/rules.h"
+
+namespace sluice::verify {
+
+struct Answer {
+  int code = 0;  // of the call that breaks the rule
+  int then = 0;  // of waiting for the stream afterwards
+};
+
+// Why the kit does not ask for this rule; empty: it does.
+std::string NotAsked(fake_cuda::Rule rule);
+
+// GPUs that the probe of this rule needs; absent: there is none.
+std::optional<int> GpusFor(fake_cuda::Rule rule);
+
+// "NAME CODE THEN" on standard output, and 0; else a line on stderr why the
+// rule could not be asked.
+int AskRule(const std::string& name);
+
+}  // namespace sluice::verify

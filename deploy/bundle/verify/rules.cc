@@ -1,0 +1,104 @@
+// Every rule that the fake driver assumes, asked of this machine's driver, as
+// a diff that the fake reads back (rules=FILE of tests/fake_cuda/settings.h).
+#include <fmt/format.h>
+
+#include <cstdio>
+#include <filesystem>
+#include <fstream>
+#include <sstream>
+
+#include "client/ctl/run_program.h"
+#include "deploy/bundle/verify/check.h"
+#include "deploy/bundle/verify/probes.h"
+#include "deploy/bundle/verify/visible.h"
+#include "proto/base/text.h"
+
+namespace sluice::verify {
+namespace {
+
+using fake_cuda::Rule;
+using fake_cuda::RuleText;
+using nlohmann::json;
+
+constexpr absl::Duration kPatience = absl::Seconds(12);  // of one probe
+
+constexpr char kHead[] =
+    "# Of ./verify: each rule that tests/fake_cuda assumes, and what a driver\n"
+    "# answered to who broke it; `then` is what waiting for the stream gave.\n";
+
+// The probe's line, whatever became of its process afterwards.
+bool ReadAnswer(const std::string& out, const RuleText& rule, Answer& answer) {
+  std::istringstream words(out);
+  std::string name;
+  return words >> name >> answer.code >> answer.then && name == rule.name;
+}
+
+// Behind "NAME assumed=CODE ".
+std::string Ask(const RuleText& rule) {
+  const std::string self =
+      std::filesystem::read_symlink("/proc/self/exe").string();
+  const auto run = ctl::RunProgram({self, "--probe", std::string(rule.name)},
+                                   {.patience = kPatience});
+  if (absl::IsDeadlineExceeded(run.status())) return "never-answered";
+  if (!run.ok()) {
+    return "not-asked: " + std::string(run.status().message());
+  }
+  std::fputs(run->err.c_str(), stderr);
+  Answer answer;
+  if (ReadAnswer(run->out, rule, answer)) {
+    return fmt::format("answer={} then={}", answer.code, answer.then);
+  }
+  if (run->exit_status > 128) {
+    return fmt::format("process-ended-by-signal={}", run->exit_status - 128);
+  }
+  return "not-asked: " + std::string(FirstLine(run->err));
+}
+
+}  // namespace
+
+Result RunRules(const Surroundings& here) {
+  const std::string expected = "an answer to each, whichever it is";
+  ShowOnly(
+      {here.gpus.begin(), here.gpus.begin() + (here.gpus.size() > 1 ? 2 : 1)});
+  std::string diff = kHead, missing, unasked;
+  json differs = json::array(), not_asked = json::array();
+  for (const RuleText& rule : fake_cuda::kRules) {
+    if (rule.known != "assumed") continue;
+    const auto index = static_cast<Rule>(&rule - fake_cuda::kRules);
+    const auto gpus = GpusFor(index);
+    std::string said;
+    if (const std::string why = NotAsked(index); !why.empty()) {
+      said = "not-asked: " + why;
+    } else if (!gpus) {
+      missing = std::string(rule.name) + ": there is no probe of it";
+      said = "not-asked: no probe";
+    } else if (*gpus > static_cast<int>(here.gpus.size())) {
+      unasked = fmt::format("{}: it needs {} GPUs", rule.name, *gpus);
+      said = fmt::format("not-asked: {} GPUs are needed", *gpus);
+    } else {
+      said = Ask(rule);
+      if (said.starts_with("not-asked") && missing.empty()) {
+        missing = fmt::format("{}: {}", rule.name, said);
+      }
+    }
+    const std::string line =
+        fmt::format("{} assumed={} {}", rule.name, rule.code, said);
+    diff += line + "\n";
+    const std::string as_assumed = fmt::format("answer={} ", rule.code);
+    if (said.starts_with("not-asked")) {
+      not_asked.push_back(line);
+    } else if (!said.starts_with(as_assumed)) {
+      differs.push_back(line);
+    }
+  }
+  std::ofstream(here.work + "/rules.diff") << diff;
+  const json value = {
+      {"differs", differs}, {"not_asked", not_asked}, {"diff", diff}};
+  if (!missing.empty()) return Failed(value, expected, missing);
+  if (unasked.empty()) return Passed(value, expected);
+  Result result = Skipped(unasked);
+  result.value = value;
+  return result;
+}
+
+}  // namespace sluice::verify
