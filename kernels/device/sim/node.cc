@@ -10,15 +10,14 @@
 #include <algorithm>
 #include <array>
 #include <cerrno>
-#include <cmath>
 #include <cstdio>
 #include <cstring>
 #include <filesystem>
 #include <new>
-#include <set>
 #include <utility>
 
 #include "kernels/device/sim/clocks.h"
+#include "kernels/device/sim/config.h"
 #include "kernels/device/sim/ledger.h"
 #include "kernels/device/sim/memory_name.h"
 #include "proto/base/status.h"
@@ -66,131 +65,6 @@ std::string StatePath(const std::string& directory) {
 
 absl::Status Bad(const std::string& message) {
   return absl::InvalidArgumentError("simulated node: " + message);
-}
-
-int FindLink(const SimConfig& config, std::string_view name) {
-  for (size_t i = 0; i < config.links.size(); ++i) {
-    if (config.links[i].name == name) return static_cast<int>(i);
-  }
-  return -1;
-}
-
-absl::Status CheckSpeed(std::string_view link, double speed) {
-  if (std::isfinite(speed) && speed >= 0) return absl::OkStatus();
-  return Bad(fmt::format(
-      "link '{}' has speed {} bytes/s: it must be positive, or 0 for no limit",
-      link, speed));
-}
-
-absl::Status CheckLinks(const SimConfig& config) {
-  if (config.links.size() > kSimMaxLinks) {
-    return Bad(
-        fmt::format("{} links; at most {}", config.links.size(), kSimMaxLinks));
-  }
-  std::set<std::string_view> names;
-  for (const SimLink& link : config.links) {
-    if (link.name.empty() || link.name.size() >= kSimNameLength) {
-      return Bad(fmt::format("link name '{}' must have 1 to {} characters",
-                             link.name, kSimNameLength - 1));
-    }
-    if (!names.insert(link.name).second) {
-      return Bad(fmt::format("link '{}' is given twice", link.name));
-    }
-    SLUICE_RETURN_IF_ERROR(CheckSpeed(link.name, link.h2d_bytes_per_second));
-    SLUICE_RETURN_IF_ERROR(CheckSpeed(link.name, link.d2h_bytes_per_second));
-  }
-  return absl::OkStatus();
-}
-
-absl::Status CheckGpus(const SimConfig& config) {
-  if (config.gpus.empty() || config.gpus.size() > kSimMaxGpus) {
-    return Bad(fmt::format("{} GPUs; it needs 1 to {}", config.gpus.size(),
-                           kSimMaxGpus));
-  }
-  for (size_t i = 0; i < config.gpus.size(); ++i) {
-    const SimGpu& gpu = config.gpus[i];
-    if (FindLink(config, gpu.link) < 0) {
-      return Bad(fmt::format("GPU {} copies over link '{}', which is not given",
-                             i, gpu.link));
-    }
-    if (gpu.numa.value() >= static_cast<uint64_t>(config.numa_nodes)) {
-      return Bad(fmt::format("GPU {} is on NUMA node {}; there are {}", i,
-                             gpu.numa.value(), config.numa_nodes));
-    }
-    if (gpu.memory < config.granularity) {
-      return Bad(fmt::format("GPU {} has {} of memory; it needs {} or more", i,
-                             FormatBytes(gpu.memory),
-                             FormatBytes(config.granularity)));
-    }
-  }
-  return absl::OkStatus();
-}
-
-absl::Status CheckConfig(const SimConfig& config) {
-  const int64_t page = sysconf(_SC_PAGESIZE);
-  const int64_t granularity = config.granularity.count();
-  if (granularity < page || granularity % page != 0) {
-    return Bad(fmt::format("granularity {} must be a multiple of the page, {}",
-                           FormatBytes(config.granularity),
-                           FormatBytes(Bytes(page))));
-  }
-  if (config.numa_nodes < 1 || config.numa_nodes > kSimMaxNuma) {
-    return Bad(fmt::format("{} NUMA nodes; it needs 1 to {}", config.numa_nodes,
-                           kSimMaxNuma));
-  }
-  if (config.host_memory < config.granularity) {
-    return Bad(fmt::format("host memory of {} is less than one granule, {}",
-                           FormatBytes(config.host_memory),
-                           FormatBytes(config.granularity)));
-  }
-  SLUICE_RETURN_IF_ERROR(CheckLinks(config));
-  return CheckGpus(config);
-}
-
-void FillState(const SimConfig& config, SharedState& state) {
-  state.size = sizeof(SharedState);
-  state.granularity = config.granularity.count();
-  state.host_memory = config.host_memory.count();
-  state.numa_nodes = static_cast<uint32_t>(config.numa_nodes);
-  state.gpu_count = static_cast<uint32_t>(config.gpus.size());
-  state.link_count = static_cast<uint32_t>(config.links.size());
-  for (size_t i = 0; i < config.links.size(); ++i) {
-    const SimLink& link = config.links[i];
-    link.name.copy(state.links[i].name, kSimNameLength - 1);
-    state.links[i].bytes_per_second[0] = link.h2d_bytes_per_second;
-    state.links[i].bytes_per_second[1] = link.d2h_bytes_per_second;
-  }
-  for (size_t i = 0; i < config.gpus.size(); ++i) {
-    const SimGpu& gpu = config.gpus[i];
-    state.gpus[i].memory = gpu.memory.count();
-    state.gpus[i].link = static_cast<uint32_t>(FindLink(config, gpu.link));
-    state.gpus[i].numa = static_cast<uint32_t>(gpu.numa.value());
-  }
-  state.magic = kSimMagic;
-}
-
-// It is a file: nothing of it is an index or a length unchecked.
-SimConfig ReadConfig(const SharedState& state) {
-  SimConfig config;
-  config.numa_nodes =
-      static_cast<int>(std::min<uint32_t>(state.numa_nodes, kSimMaxNuma + 1));
-  config.host_memory = Bytes(state.host_memory);
-  config.granularity = Bytes(state.granularity);
-  const uint32_t links = std::min<uint32_t>(state.link_count, kSimMaxLinks);
-  for (uint32_t i = 0; i < links; ++i) {
-    const SharedLink& link = state.links[i];
-    config.links.push_back(
-        {std::string(link.name, strnlen(link.name, kSimNameLength)),
-         link.bytes_per_second[0], link.bytes_per_second[1]});
-  }
-  const uint32_t gpus = std::min<uint32_t>(state.gpu_count, kSimMaxGpus);
-  for (uint32_t i = 0; i < gpus; ++i) {
-    const uint32_t link = state.gpus[i].link;
-    config.gpus.push_back({Bytes(state.gpus[i].memory),
-                           link < links ? config.links[link].name : "",
-                           NumaIndex(state.gpus[i].numa)});
-  }
-  return config;
 }
 
 absl::StatusOr<Mapped<SharedState>> MapState(int fd, bool writable,
@@ -322,8 +196,8 @@ absl::Status SimNodeImpl::LoseGpu(DeviceIndex gpu) {
 
 absl::Status SimNodeImpl::SetLinkSpeed(std::string_view name, double h2d,
                                        double d2h) {
-  SLUICE_RETURN_IF_ERROR(CheckSpeed(name, h2d));
-  SLUICE_RETURN_IF_ERROR(CheckSpeed(name, d2h));
+  SLUICE_RETURN_IF_ERROR(CheckLinkSpeed(name, h2d));
+  SLUICE_RETURN_IF_ERROR(CheckLinkSpeed(name, d2h));
   SLUICE_ASSIGN_OR_RETURN(SharedState* const state, node_->ForWriting());
   const auto& links = node_->config().links;
   for (size_t i = 0; i < links.size(); ++i) {
@@ -345,7 +219,7 @@ std::string PlacementName(Placement where) {
 
 absl::Status CreateSimNode(const std::string& directory,
                            const SimConfig& config) {
-  SLUICE_RETURN_IF_ERROR(CheckConfig(config));
+  SLUICE_RETURN_IF_ERROR(CheckSimConfig(config));
   std::error_code error;
   std::filesystem::create_directories(directory, error);
   if (error) return ErrnoStatus(error.value(), "make " + directory);
@@ -375,7 +249,7 @@ absl::Status CreateSimNode(const std::string& directory,
     }
     SLUICE_ASSIGN_OR_RETURN(const auto state,
                             MapState(fd.get(), /*writable=*/true, fresh));
-    FillState(config, *state);
+    WriteConfig(config, *state);
     if (rename(fresh.c_str(), StatePath(directory).c_str()) != 0) {
       return ErrnoStatus(errno, "put the node in " + directory);
     }
@@ -406,7 +280,7 @@ absl::StatusOr<std::unique_ptr<NodeMapping>> NodeMapping::Open(
     SLUICE_ASSIGN_OR_RETURN(node->clocks_, PrivateClocks());
   }
   node->config_ = ReadConfig(*state);
-  if (const absl::Status sound = CheckConfig(node->config_); !sound.ok()) {
+  if (const absl::Status sound = CheckSimConfig(node->config_); !sound.ok()) {
     return absl::FailedPreconditionError(
         fmt::format("{} is damaged ({}): remove it", StatePath(directory),
                     std::string(sound.message())));
