@@ -130,4 +130,14 @@ void ReadAsNotification(std::string_view bytes) {
   SLUICE_CHECK(read->name.size() <= daemon::kMaxNotification);
 }
 
+const std::vector<Reader>& Readers() {
+  static const std::vector<Reader> readers = {
+      {"config", ReadAsConfig}, {"session", ReadAsSession},
+      {"answer", ReadAsAnswer}, {"http", ReadAsHttp},
+      {"plan", ReadAsPlan},     {"notification", ReadAsNotification},
+      {"policy", ReadAsPolicy}, {"state", ReadAsState},
+      {"rows", ReadAsRows}};
+  return readers;
+}
+
 }  // namespace sluice::fuzz

@@ -13,14 +13,17 @@ struct Reader {
   const char* name;  // its folder in corpus/
   void (*read)(std::string_view bytes);
 };
+// Those of the library that a program links: the daemon's and its clients', or
+// the desk's.
 const std::vector<Reader>& Readers();
 
-// Files of people.
+// The desk's: files that people give sluicectl.
 void ReadAsTrace(std::string_view bytes);     // sluicectl plan memory
 void ReadAsNode(std::string_view bytes);      // sluicectl plan swap
 void ReadAsModel(std::string_view bytes);     // sluicectl plan train --model
 void ReadAsHardware(std::string_view bytes);  // … --hardware
-void ReadAsConfig(std::string_view bytes);    // sluiced.toml
+// A file of the operator.
+void ReadAsConfig(std::string_view bytes);  // sluiced.toml
 // What processes say to each other.
 void ReadAsSession(std::string_view bytes);       // clients to the daemon
 void ReadAsAnswer(std::string_view bytes);        // the daemon to a client

@@ -36,7 +36,7 @@ def options(words):
     parser.add_argument("--keep", action="store_true",
                         help="add to the corpus what reached something new, "
                         "and drop from it what reaches nothing of its own")
-    # Of ./dev itself.
+    # Of ./dev itself, which builds the programs that are named then.
     parser.add_argument("--bin", required=True, help=argparse.SUPPRESS)
     parser.add_argument("--only-parse", action="store_true",
                         help=argparse.SUPPRESS)
@@ -109,9 +109,11 @@ def summary(log):
 
 def main():
     given = options(sys.argv[1:])
+    names = given.targets or targets()
     if given.only_parse:
+        print("\n".join(names))
         return
-    for name in given.targets or targets():
+    for name in names:
         fuzzer = Fuzzer(given.bin, name)
         fuzzer.run(given.seconds)
         if given.keep:
