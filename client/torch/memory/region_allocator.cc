@@ -15,6 +15,7 @@
 #include "client/torch/memory/host_scope.h"
 #include "client/torch/memory/region_pool.h"
 #include "client/torch/memory/segments.h"
+#include "client/torch/memory/torch_cuda.h"
 #include "proto/base/clock.h"
 #include "proto/base/mutex.h"
 #include "proto/base/shortage.h"
@@ -29,9 +30,14 @@ constexpr uint8_t kArmedPriority = 100;
 // else. It is never destroyed: tensors are freed at exit, too.
 constinit Mutex region_mutex;
 
-void Poison([[maybe_unused]] std::byte* block, [[maybe_unused]] Bytes size) {
+void Poison([[maybe_unused]] std::byte* block, [[maybe_unused]] Bytes size,
+            [[maybe_unused]] c10::Device device) {
 #ifdef SLUICE_POISON
-  std::memset(block, 0xff, size.size());
+  if (device.is_cpu()) {
+    std::memset(block, 0xff, size.size());
+  } else {
+    LoadedTorchCuda()->Fill(block, 0xff, size.size());
+  }
 #endif
 }
 
@@ -45,9 +51,10 @@ struct RegionAllocator::Impl {
     std::string_view segment;
   };
 
-  Impl(std::byte* base_in, Bytes size_in)
-      : base(base_in), size(size_in), pool(size_in) {}
+  Impl(c10::Device device_in, std::byte* base_in, Bytes size_in)
+      : device(device_in), base(base_in), size(size_in), pool(size_in) {}
 
+  const c10::Device device;
   std::byte* const base;
   const Bytes size;
   RegionPool pool ABSL_GUARDED_BY(region_mutex);
@@ -80,7 +87,8 @@ struct RegionAllocator::Impl {
 
   SegmentObserver* observer ABSL_GUARDED_BY(region_mutex) = nullptr;
 
-  // Not null: armed.
+  bool armed ABSL_GUARDED_BY(region_mutex) = false;
+  // The CPU's, while it is armed.
   c10::Allocator* former ABSL_GUARDED_BY(region_mutex) = nullptr;
 
   bool OnComputeThread() const ABSL_EXCLUSIVE_LOCKS_REQUIRED(region_mutex) {
@@ -137,7 +145,7 @@ std::byte* RegionAllocator::Impl::Allocate(Bytes bytes) {
 void RegionAllocator::Impl::Free(Bytes offset) {
   const auto found = blocks.find(offset.count());
   const Block block = found->second;
-  Poison(base + offset.count(), block.size);
+  Poison(base + offset.count(), block.size, device);
   blocks.erase(found);
   used -= block.size;
   if (block.planned) {
@@ -191,8 +199,9 @@ void RegionAllocator::Delete(void* block) {
 
 RegionAllocator::RegionAllocator(c10::Device device, std::byte* base,
                                  Bytes size)
-    : device_(device), impl_(std::make_shared<Impl>(base, size)) {
-  SLUICE_CHECK(device.is_cpu());
+    : device_(device), impl_(std::make_shared<Impl>(device, base, size)) {
+  SLUICE_CHECK(device.is_cpu() ||
+               (device.is_cuda() && LoadedTorchCuda() != nullptr));
   SLUICE_CHECK(reinterpret_cast<uintptr_t>(base) % kRegionAlignment.size() ==
                0);
   const MutexLock lock(region_mutex);
@@ -211,14 +220,20 @@ RegionAllocator::~RegionAllocator() {
 void RegionAllocator::Arm() {
   const MutexLock lock(region_mutex);
   impl_->compute_thread = std::this_thread::get_id();
-  if (impl_->former != nullptr) return;
-  impl_->former = c10::GetCPUAllocator();
-  c10::SetCPUAllocator(this, kArmedPriority);
+  if (impl_->armed) return;
+  if (device_.is_cuda()) {
+    LoadedTorchCuda()->Install(this, device_);
+  } else {
+    impl_->former = c10::GetCPUAllocator();
+    c10::SetCPUAllocator(this, kArmedPriority);
+  }
+  impl_->armed = true;
 }
 
 void RegionAllocator::Disarm() {
   const MutexLock lock(region_mutex);
-  if (impl_->former == nullptr) return;
+  if (!std::exchange(impl_->armed, false)) return;
+  if (device_.is_cuda()) return LoadedTorchCuda()->Remove();
   c10::SetCPUAllocator(std::exchange(impl_->former, nullptr), kArmedPriority);
 }
 
@@ -342,7 +357,7 @@ void RegionAllocator::ResetPeak() {
 c10::DataPtr RegionAllocator::allocate(size_t bytes) {
   if (bytes == 0) return {nullptr, nullptr, &Delete, device_};
   const Bytes size(static_cast<int64_t>(bytes));
-  if (host_memory::Active()) {
+  if (device_.is_cpu() && host_memory::Active()) {
     void* block = host_memory::Allocate(size);
     return {block, block, &Delete, device_};
   }

@@ -1,11 +1,16 @@
-// The rank's HBM on sim: every c10 CPU allocation comes from a leased region.
+// The rank's HBM: every c10 allocation of the device comes from a leased
+// region. On sim the device is the CPU.
 //
-// Once armed, each c10 CPU allocation of the process, on any thread, is
-// served from [base, base + size), 64-byte aligned; running out throws
+// Once armed, each c10 allocation of the process on the device, on any thread,
+// is served from [base, base + size), 64-byte aligned; running out throws
 // c10::OutOfMemoryError saying asked, used and planned. Each block knows its
 // allocator and place, so late and cross-thread frees are right. Exempt are
-// leased host regions (at::from_blob) and a HostScope. oneDNN, MKL and Gloo
-// call malloc by themselves and are not seen here.
+// leased host regions (at::from_blob) and, on sim, a HostScope. oneDNN, MKL and
+// Gloo call malloc by themselves and are not seen here.
+//
+// On a GPU it is torch's CUDA allocator (torch_cuda.h): a freed block is given
+// away at once, which is right in the order of one stream, the current one of
+// Arm. Other streams are refused there.
 //
 // Planned segments. Between BeginSegment and EndSegment on the compute
 // thread, its k-th allocation goes to the plan's k-th offset. An allocation
@@ -71,7 +76,8 @@ class RegionAllocator final : public c10::Allocator {
  public:
   // `base` (64-byte aligned), memory of `device`, outlives every tensor in it.
   // The allocator may go first: its block table stays until the last block is
-  // freed. REQUIRES: `device` is the CPU (placement.h, DeviceOf).
+  // freed. REQUIRES: `device` is the CPU, or a GPU and LoadTorchCuda
+  // succeeded.
   RegionAllocator(c10::Device device, std::byte* base, Bytes size);
   ~RegionAllocator() override;
 

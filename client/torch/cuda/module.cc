@@ -1,0 +1,64 @@
+// The module's one symbol: TorchCuda (client/torch/memory/torch_cuda.h).
+#include <c10/cuda/CUDAException.h>
+#include <cuda_runtime_api.h>
+
+#include <memory>
+
+#include "client/torch/cuda/region_front.h"
+#include "client/torch/memory/torch_cuda.h"
+
+namespace sluice::runtime {
+namespace {
+
+using c10::cuda::CUDACachingAllocator::CUDAAllocator;
+
+// Whoever sets a device's allocator later needs at least the priority of the
+// one before.
+constexpr uint8_t kPriority = 100;
+
+class Module final : public TorchCuda {
+ public:
+  void* CurrentStream(c10::DeviceIndex device) const override {
+    return c10::cuda::getCurrentCUDAStream(device).stream();
+  }
+
+  void Install(c10::Allocator* region, c10::Device device) override {
+    TORCH_CHECK(front_ == nullptr, "a region is installed already");
+    front_ = std::make_unique<RegionFront>(
+        region, c10::cuda::getCurrentCUDAStream(device.index()));
+    former_ = c10::cuda::CUDACachingAllocator::get();
+    Set(front_.get());
+  }
+
+  void Remove() override {
+    Set(former_);
+    retired_ = std::move(front_);
+  }
+
+  void Fill(void* to, uint8_t value, size_t size) const override {
+    const RegionFront* front = front_ ? front_.get() : retired_.get();
+    if (front == nullptr) return;
+    C10_CUDA_CHECK(cudaMemsetAsync(to, value, size, front->stream()));
+  }
+
+ private:
+  // torch asks for its allocator in both places.
+  static void Set(CUDAAllocator* allocator) {
+    c10::cuda::CUDACachingAllocator::allocator.store(allocator);
+    c10::SetAllocator(c10::kCUDA, allocator, kPriority);
+  }
+
+  std::unique_ptr<RegionFront> front_;
+  // Blocks may die after Remove, in the order of its stream.
+  std::unique_ptr<RegionFront> retired_;
+  CUDAAllocator* former_ = nullptr;
+};
+
+}  // namespace
+}  // namespace sluice::runtime
+
+extern "C" __attribute__((visibility("default"))) sluice::runtime::TorchCuda*
+sluice_torch_cuda() {
+  static auto* module = new sluice::runtime::Module;  // as long as the process
+  return module;
+}

@@ -1,0 +1,226 @@
+// torch's CUDA tensors in a region, on the fakes (tests/fake_cuda): the module
+// is the one that a program opens on a GPU. It proves nothing about one.
+#include <ATen/Functions.h>
+#include <ATen/TensorOperators.h>
+#include <c10/core/Event.h>
+#include <c10/cuda/CUDACachingAllocator.h>
+#include <c10/cuda/CUDAStream.h>
+
+#include <memory>
+#include <string>
+
+#include "client/copy/copy_engine.h"
+#include "client/torch/exceptions.h"
+#include "client/torch/memory/host_scope.h"
+#include "client/torch/memory/region_allocator.h"
+#include "client/torch/memory/torch_cuda.h"
+#include "client/torch/placement.h"
+#include "gmock/gmock.h"
+#include "gtest/gtest.h"
+#include "tests/fake_cuda/control.h"
+
+namespace sluice::runtime {
+namespace {
+
+using ::testing::AllOf;
+using ::testing::HasSubstr;
+
+const at::Device kGpu(at::kCUDA, 0);
+constexpr Bytes kSize = MiB(4);
+
+template <typename T>
+T Ok(absl::StatusOr<T> value) {
+  ThrowIfError(value.status());
+  return *std::move(value);
+}
+
+std::string Findings() {
+  std::string findings;
+  fake_cuda::fake_cuda_take_findings(findings);
+  return findings;
+}
+
+template <typename Body>
+std::string Refusal(Body body) {
+  const absl::Status status = CatchStatus("it", [&]() -> absl::Status {
+    body();
+    return absl::OkStatus();
+  });
+  return std::string(status.message());
+}
+
+// One extent of a place's memory, mapped.
+class Extent {
+ public:
+  Extent(device::Driver* driver, device::Placement where) : driver_(driver) {
+    data_ = Ok(driver_->Reserve(kSize, where.kind));
+    const device::Memory memory = Ok(driver_->Create(where, kSize));
+    ThrowIfError(driver_->Map(data_, kSize, memory));
+    ThrowIfError(driver_->Release(memory));
+    ThrowIfError(driver_->SetAccess(data_, kSize, DeviceIndex(0)));
+  }
+  ~Extent() {
+    EXPECT_TRUE(driver_->Unmap(data_, kSize).ok());
+    EXPECT_TRUE(driver_->FreeReservation(data_, kSize).ok());
+  }
+  Extent(const Extent&) = delete;
+  std::byte* data() const { return data_; }
+
+ private:
+  device::Driver* driver_;
+  std::byte* data_;
+};
+
+class RegionFrontTest : public ::testing::Test {
+ protected:
+  void SetUp() override {
+    torch_cuda_ = Ok(LoadTorchCuda());
+    driver_ = Ok(device::OpenCudaDriver());
+    memory_ = std::make_unique<Extent>(driver_.get(),
+                                       device::Placement::Gpu(DeviceIndex(0)));
+    compute_ = driver_->ComputeStream(DeviceIndex(0));
+    c10::cuda::setCurrentCUDAStream(Of(compute_));
+    allocator_ =
+        std::make_unique<RegionAllocator>(kGpu, memory_->data(), kSize);
+    allocator_->Arm();
+  }
+  void TearDown() override {
+    if (allocator_ == nullptr) return;  // SetUp failed
+    ThrowIfError(driver_->SynchronizeStream(compute_));
+    EXPECT_EQ(allocator_->stats().used, Bytes(0));
+    allocator_.reset();
+    memory_.reset();
+    driver_.reset();
+    EXPECT_EQ(Findings(), "");
+  }
+  c10::cuda::CUDAStream Of(device::Stream stream) const {
+    return c10::cuda::getStreamFromExternal(
+        static_cast<cudaStream_t>(Ok(driver_->NativeStream(stream))), 0);
+  }
+  int64_t OffsetOf(const at::Tensor& tensor) const {
+    return static_cast<const std::byte*>(tensor.data_ptr()) - memory_->data();
+  }
+  static at::Tensor Make(Bytes size) {
+    return at::empty({size.count()}, On(kGpu, at::kByte));
+  }
+
+  TorchCuda* torch_cuda_ = nullptr;
+  std::unique_ptr<device::Driver> driver_;
+  std::unique_ptr<Extent> memory_;
+  device::Stream compute_;
+  std::unique_ptr<RegionAllocator> allocator_;
+};
+
+TEST_F(RegionFrontTest, TensorsAndResultsOfOperatorsLieInTheRegion) {
+  const at::Tensor a = at::full({100, 3}, 2.0, On(kGpu, at::kFloat));
+  const at::Tensor b = a + a;
+  EXPECT_GE(OffsetOf(a), 0);
+  EXPECT_LT(OffsetOf(b), kSize.count());
+  EXPECT_NE(OffsetOf(a), OffsetOf(b));
+  EXPECT_EQ(allocator_->stats().used, Bytes(2 * 1216));  // 1200, to 64
+  EXPECT_EQ(b.sum().item<float>(), 1200);
+}
+
+TEST_F(RegionFrontTest, TheHostsTensorsAreNotAndNoScopeIsNeeded) {
+  const at::Tensor host = at::ones({1000}, OnHost(at::kFloat));
+  EXPECT_EQ(allocator_->stats().used, Bytes(0));
+  const HostScope scope("the CPU's");
+  const at::Tensor gpu = Make(KiB(1));
+  EXPECT_EQ(allocator_->stats().used, KiB(1));
+  EXPECT_EQ(allocator_->stats().host_used, Bytes(0));
+}
+
+TEST_F(RegionFrontTest, ASegmentThatWasRecordedIsReplayedAtItsPlan) {
+  const auto segment = [this] {
+    const SegmentScope scope(allocator_.get(), "s");
+    const at::Tensor a = Make(KiB(64));
+    const at::Tensor b = Make(KiB(32));
+    return std::pair(OffsetOf(a), OffsetOf(b));
+  };
+  allocator_->RecordSegments(true);
+  segment();
+  allocator_->RecordSegments(false);
+  const auto kinds = allocator_->TakeRecorded();
+  ASSERT_EQ(kinds.size(), 1U);
+  ASSERT_EQ(kinds[0].trace.buffers.size(), 2U);
+  plan::SegmentPlan plan{.name = "s"};
+  plan.placement.offsets = {KiB(32), Bytes(0)};
+  ASSERT_TRUE(allocator_->SetPlan({plan}, kinds, KiB(96)).ok());
+  const auto [a, b] = segment();
+  EXPECT_EQ(a - b, KiB(32).count());
+  EXPECT_EQ(allocator_->stats().planned_allocations, 2);
+  EXPECT_EQ(allocator_->stats().mismatches, 0);
+}
+
+TEST_F(RegionFrontTest, ARegionThatIsFullSaysWhatWasAskedAndTakesNothing) {
+  EXPECT_THAT(Refusal([] { Make(MiB(5)); }),
+              AllOf(HasSubstr("out of GPU memory"), HasSubstr("5 MiB")));
+  EXPECT_EQ(allocator_->stats().used, Bytes(0));
+}
+
+TEST_F(RegionFrontTest, UseOnAnotherStreamIsAnError) {
+  const device::Stream other = Ok(driver_->CreateStream(DeviceIndex(0)));
+  {
+    const at::Tensor tensor = Make(KiB(1));
+    tensor.record_stream(Of(compute_));
+    EXPECT_THAT(Refusal([&] { tensor.record_stream(Of(other)); }),
+                AllOf(HasSubstr("recordStream"), HasSubstr("compute stream")));
+    c10::cuda::setCurrentCUDAStream(Of(other));
+    EXPECT_THAT(Refusal([] { Make(KiB(1)); }), HasSubstr("compute stream"));
+    c10::cuda::setCurrentCUDAStream(Of(compute_));
+  }
+  ThrowIfError(driver_->DestroyStream(other));
+}
+
+TEST_F(RegionFrontTest, WhatARegionHasNotIsRefusedByName) {
+  auto* const torch = c10::cuda::CUDACachingAllocator::get();
+  EXPECT_EQ(torch->name(), "sluice");
+  EXPECT_THAT(Refusal([&] {
+                torch->snapshot({0, 0}, true);
+              }),
+              HasSubstr("no snapshots"));
+  EXPECT_THAT(Refusal([&] { torch->shareIpcHandle(nullptr); }),
+              HasSubstr("other processes"));
+}
+
+TEST_F(RegionFrontTest, DisarmedTorchHasItsOwnAllocatorAndBlocksStillReturn) {
+  auto* const region = c10::cuda::CUDACachingAllocator::get();
+  at::Tensor tensor = Make(KiB(1));
+  allocator_->Disarm();
+  EXPECT_NE(c10::cuda::CUDACachingAllocator::get(), region);
+  tensor.reset();
+  EXPECT_EQ(allocator_->stats().used, Bytes(0));
+  allocator_->Arm();
+  EXPECT_EQ(OffsetOf(Make(kSize)), 0);
+}
+
+// Without UseStream the engine marks a stream that torch does not compute on,
+// and the race detector finds the copy beside the kernel.
+TEST_F(RegionFrontTest, CopiesAreInOrderWithTorchsCurrentStream) {
+  const Extent host(driver_.get(), device::Placement::Host(NumaIndex(0)));
+  const device::Stream own = Ok(driver_->CreateStream(DeviceIndex(0)));
+  allocator_->Disarm();
+  c10::cuda::setCurrentCUDAStream(Of(own));
+  allocator_->Arm();
+  {
+    const auto copies = Ok(client::CopyEngine::Start(
+        {.driver = driver_.get(), .device = DeviceIndex(0)}));
+    ThrowIfError(copies->UseStream(torch_cuda_->CurrentStream(0)));
+    const at::Tensor tensor = Make(MiB(1));
+    tensor.fill_(7);
+    copies->Enqueue(
+        {device::CopyDirection::kDeviceToHost,
+         {{host.data(), static_cast<std::byte*>(tensor.data_ptr()), MiB(1)}},
+         {copies->MarkCompute()},
+         "out"});
+    ThrowIfError(copies->Drain());
+    EXPECT_EQ(host.data()[MiB(1).count() - 1], std::byte{7});
+  }
+  ThrowIfError(driver_->SynchronizeStream(own));
+  allocator_->Disarm();
+  c10::cuda::setCurrentCUDAStream(Of(compute_));
+  ThrowIfError(driver_->DestroyStream(own));
+}
+
+}  // namespace
+}  // namespace sluice::runtime
