@@ -1,7 +1,7 @@
 // CUDA's attention operators: their signatures, shapes and refusals, computed
-// by ATen's CPU attention in fp32. What each refuses is in torch's
-// aten/src/ATen/native/transformers/cuda (attention.cu, attention_backward.cu,
-// flash_attn/flash_api.cpp, mem_eff_attention/kernel_backward.h).
+// by ATen's CPU attention in fp32. Signatures are the wheel's own schemas. What
+// each refuses, and how results are laid out and padded, is assumed: torch's
+// sources of these kernels are not in the wheel and were not read.
 #include <ATen/ops/_scaled_dot_product_flash_attention_for_cpu.h>
 #include <ATen/ops/_scaled_dot_product_flash_attention_for_cpu_backward.h>
 #include <ATen/ops/empty.h>

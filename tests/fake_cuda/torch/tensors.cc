@@ -1,9 +1,10 @@
 // What libtorch_cuda.so has beside kernels: making tensors in the allocator
 // that torch has for CUDA, views, copies to and from the host.
 //
-// A copy does what torch's own does (aten/src/ATen/native/cuda/Copy.cu): types
-// and strides are changed before or after, so that the copy itself is one
-// cudaMemcpyAsync, and the caller waits unless it is non_blocking.
+// A copy does what torch's own is assumed to do (its source is not in the
+// wheel): types and strides are changed before or after, so that the copy
+// itself is one cudaMemcpyAsync, and the caller waits unless it is
+// non_blocking.
 #include <ATen/EmptyTensor.h>
 #include <ATen/native/Resize.h>
 #include <ATen/ops/_reshape_alias_native.h>
