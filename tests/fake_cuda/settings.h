@@ -16,7 +16,8 @@
 //   compute_mode=0         of the GPUs: 3 is one process at a time (only said)
 //   corrupt=0              N: the N-th copy from the start, and each N-th from
 //                          there, has a byte wrong
-//   forget_waits=0         1: no stream waits for an event
+//   forget_waits=0         1: no stream waits for an event, and one that should
+//                          is not late
 //   keep_dead=0            1: memory of a process that died is never free again
 //   hang=NAME:N            that call never returns
 //   fail=NAME:N:CODE       the N-th call from now on of a function fails so;

@@ -19,6 +19,11 @@ void WorkQueue::Push(std::function<void()> work) {
   changed_.NotifyAll();
 }
 
+void WorkQueue::Hurry() {
+  const MutexLock lock(mutex_);
+  hurried_ = true;
+}
+
 void WorkQueue::Wait() {
   const MutexLock lock(mutex_);
   while (busy_ || !work_.empty()) changed_.Wait(mutex_);
@@ -44,8 +49,9 @@ void WorkQueue::Run() {
     const std::function<void()> work = std::move(work_.front());
     work_.pop_front();
     busy_ = true;
+    const bool late = jitter_us_ > 0 && !hurried_;
     lock.Unlock();
-    if (jitter_us_ > 0) {
+    if (late) {
       usleep(static_cast<useconds_t>(random() % jitter_us_));
     }
     work();

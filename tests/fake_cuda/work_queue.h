@@ -20,6 +20,8 @@ class WorkQueue {
   static std::shared_ptr<WorkQueue> Start(int64_t jitter_us);
 
   void Push(std::function<void()> work);
+  // From now on nothing is late.
+  void Hurry();
   // Until all that was pushed is done.
   void Wait();
   bool idle();
@@ -33,6 +35,7 @@ class WorkQueue {
   Mutex mutex_;
   CondVar changed_;
   std::deque<std::function<void()>> work_ ABSL_GUARDED_BY(mutex_);
+  bool hurried_ ABSL_GUARDED_BY(mutex_) = false;
   bool busy_ ABSL_GUARDED_BY(mutex_) = false;
   bool closed_ ABSL_GUARDED_BY(mutex_) = false;
 };

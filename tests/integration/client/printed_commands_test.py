@@ -25,6 +25,11 @@ OF_THE_SYSTEM = {
     "client/ctl/doctor/read_facts.cc":  # systemctl, nvidia-smi
         {"--property", "--query-gpu"},
     "client/ctl/doctor/service_checks.cc": {"--only-upgrade"},  # apt-get
+    "deploy/bundle/verify/doctor.cc": {"--query-gpu"},  # nvidia-smi
+    "deploy/bundle/verify/suite.cc": {"--gtest"},
+    # What verify says to the processes of its checks; its help has none of it.
+    "deploy/bundle/verify/check_process.cc": {"--check", "--work", "--busy"},
+    "deploy/bundle/verify/hidden.cc": {"--check", "--work", "--busy"},
 }
 FOLDERS = ["daemon", "client", "proto", "planner", "kernels", "deploy"]
 LITERAL = re.compile(r'R"(\w*)\((.*?)\)\1"|"((?:[^"\\\n]|\\.)*)"', re.S)
