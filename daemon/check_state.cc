@@ -72,8 +72,7 @@ absl::StatusOr<std::string> CheckState(const std::string& admin_socket,
   SLUICE_ASSIGN_OR_RETURN(const admin::ShowStateReply reply, Ask(admin_socket));
   SLUICE_ASSIGN_OR_RETURN(StateFile::Contents contents, ContentsOf(reply));
   const Core fresh(node, absl::UnixEpoch());
-  SLUICE_ASSIGN_OR_RETURN(const CoreState saved,
-                          ReadSaved(contents, fresh));
+  SLUICE_ASSIGN_OR_RETURN(const CoreState saved, ReadSaved(contents, fresh));
   return fmt::format("{} sessions, {} leases{}", saved.sessions.size(),
                      saved.ledger.leases.size(),
                      reply.file().empty()
