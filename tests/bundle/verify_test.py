@@ -31,13 +31,18 @@ class Verify(unittest.TestCase):
         folder = tempfile.TemporaryDirectory(prefix="verify-test-")
         self.addCleanup(folder.cleanup)
         self.folder = folder.name
+        # Fake nodes of processes that are killed here.
+        nodes = tempfile.TemporaryDirectory(prefix="verify-test-",
+                                            dir="/dev/shm")
+        self.addCleanup(nodes.cleanup)
+        self.nodes = nodes.name
 
     def environment(self, fake):
         environment = {"PATH": os.environ["PATH"], "TMPDIR": self.folder,
                        "HOME": "/nonexistent/of-nobody"}
         if fake is not None:
             environment["LD_LIBRARY_PATH"] = FAKE
-            environment["SLUICE_FAKE_CUDA"] = fake
+            environment["SLUICE_FAKE_CUDA"] = f"{fake},nodes={self.nodes}"
         return environment
 
     def start(self, *arguments, fake="gpus=2", before=None, kit=BIN):
@@ -101,6 +106,7 @@ class Passes(Verify):
             for told in (self.folder, os.uname().nodename, BIN):
                 self.assertNotIn(told, text, name)
         self.nothing_runs()
+        self.assertEqual(os.listdir(self.nodes), [])
 
     def test_a_busy_gpu_is_left_alone_and_not_passed(self):
         # Another process of the node holds half of GPU 1.

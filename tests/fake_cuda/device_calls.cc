@@ -83,7 +83,8 @@ Result cuInit(unsigned flags) {
   if (VisibleGpus(world.settings).empty()) return 100;
   if (world.process != 0) return kSuccess;
   world.process = getpid();
-  world.store.Open(world.settings.node, world.settings.Get("keep_dead") != 0);
+  world.store.Open(world.settings.node, world.settings.nodes,
+                   world.settings.Get("keep_dead") != 0);
   std::atexit(AtExit);
   return kSuccess;
 }

@@ -28,6 +28,8 @@ void ApplyOne(std::string_view item, Settings& settings) {
     settings.node = value;
   } else if (key == "kernels") {
     settings.kernels = value;
+  } else if (key == "nodes") {
+    settings.nodes = value;
   } else if (key == "rules") {
     settings.answers = ReadAnswers(value);
   } else if (key == "lose") {

@@ -27,7 +27,9 @@
 //   lose=GPU               that GPU is gone for every process of the node
 //   kernels=FILE           the library of kernels' CPU forms (kernels/);
 //                          default: the one beside libcuda.so.1
-//   node=FOLDER            default: a new one on /dev/shm, removed at the end
+//   node=FOLDER            default: a new one, removed at the end
+//   nodes=/dev/shm         where new ones are made: a killed process leaves its
+//                          own there, for who killed it to remove
 #pragma once
 
 #include <cstdint>
@@ -65,6 +67,7 @@ struct Settings {
   std::map<std::string, Failure, std::less<>> failures;
   std::map<std::string, int64_t, std::less<>> hangs;  // 1: the next call
   std::string node;
+  std::string nodes = "/dev/shm";
   std::string kernels;
   std::map<Rule, PlayedAnswer> answers;
   int64_t lose = -1;

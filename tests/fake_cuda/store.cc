@@ -72,19 +72,20 @@ struct Message {
 
 }  // namespace
 
-void Store::Open(const std::string& folder, bool keep_dead) {
+void Store::Open(const std::string& folder, const std::string& nodes,
+                 bool keep_dead) {
   keep_dead_ = keep_dead;
   const char* const inherited = std::getenv(kNodeVariable);
   folder_ = !folder.empty() ? folder : inherited != nullptr ? inherited : "";
   if (!folder_.empty()) return;
-  char name[] = "/dev/shm/sluice-fake-cuda-XXXXXX";
-  if (mkdtemp(name) == nullptr) {
+  std::string name = nodes + "/sluice-fake-cuda-XXXXXX";
+  if (mkdtemp(name.data()) == nullptr) {
     std::perror("fake libcuda: no folder for the node");
     std::abort();
   }
   folder_ = name;
   made_ = true;
-  setenv(kNodeVariable, name, 1);
+  setenv(kNodeVariable, name.c_str(), 1);
 }
 
 void Store::Close() {

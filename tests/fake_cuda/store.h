@@ -30,10 +30,11 @@ using AllocationPointer = std::shared_ptr<const Allocation>;
 
 class Store {
  public:
-  // Empty: makes a folder, names it in the environment for child processes and
-  // removes it with Close.
-  // `keep_dead`: memory of a process that ended counts as used for ever.
-  void Open(const std::string& folder, bool keep_dead);
+  // Empty: makes a folder in `nodes`, names it in the environment for child
+  // processes and removes it with Close. `keep_dead`: memory of a process that
+  // ended counts as used for ever.
+  void Open(const std::string& folder, const std::string& nodes,
+            bool keep_dead);
   void Close();
   const std::string& folder() const { return folder_; }
 
