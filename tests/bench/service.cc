@@ -14,6 +14,7 @@
 #include <memory>
 #include <optional>
 #include <random>
+#include <string_view>
 #include <vector>
 
 #include "absl/time/clock.h"
@@ -37,6 +38,11 @@ constexpr int kGpus = 8;
 constexpr int kRounds = 5;  // of the open loop; the median counts
 constexpr OpenLoop kLoad = {
     .sessions = 64, .pairs_per_second = 10'000, .pairs = 40'000};
+// A machine on which one core does not serve quite so many falls behind by more
+// the longer it runs: a figure without a limit, which a test cannot hold. A
+// daemon that needs four times as long for a pair fails at this rate too.
+constexpr OpenLoop kCheckedLoad = {
+    .sessions = 64, .pairs_per_second = 2'500, .pairs = 10'000};
 constexpr int kKills = 25;  // rounds of the second, each of all GPUs
 constexpr int kLeasesPerKill = 40;
 
@@ -96,18 +102,19 @@ std::string Each(const std::vector<double>& values) {
   return text;
 }
 
-Entry LeaseFreePairs(const std::string& name, bool stored) {
+Entry LeaseFreePairs(const std::string& name, const OpenLoop& load,
+                     bool stored) {
   std::vector<double> p50, p99, most;
   for (int round = 0; round < kRounds; ++round) {
     PinApart(0);  // so that each thread of the daemon is
     const RunningDaemon daemon(kNode, {.kept = stored});
     PinApart(1);
     std::vector<RawClient> clients;
-    for (int i = 0; i < kLoad.sessions; ++i) {
+    for (int i = 0; i < load.sessions; ++i) {
       clients.push_back(
           Attach(daemon.socket(), fmt::format("load{}", i), i % kGpus));
     }
-    std::vector<double> millis = PairMillis(kLoad, clients);
+    std::vector<double> millis = PairMillis(load, clients);
     p50.push_back(Quantile(millis, 0.5));
     p99.push_back(Quantile(millis, 0.99));
     most.push_back(millis.back());
@@ -121,7 +128,7 @@ Entry LeaseFreePairs(const std::string& name, bool stored) {
           fmt::format("{} sessions, {} pairs of lease and free a second in "
                       "all, from the time each was due; pinned apart; median "
                       "of {} ({}); p50 {:.3f}, maximum {:.1f} ms{}",
-                      kLoad.sessions, kLoad.pairs_per_second, kRounds, each,
+                      load.sessions, load.pairs_per_second, kRounds, each,
                       Quantile(p50, 0.5), Quantile(most, 1),
                       stored ? "; under sluiced-keeper" : "")};
 }
@@ -304,12 +311,12 @@ Entry RefilledAfterKills() {
                       kTakeovers, lease->fds.size(), Quantile(millis, 0.5))};
 }
 
-std::vector<Entry> Measure() {
+std::vector<Entry> Measure(const OpenLoop& load) {
   std::vector<Entry> entries = RepliesAfterKills();
   entries.push_back(RefilledAfterKills());
   entries.push_back(LeasesWhileRanksDie());
-  entries.push_back(LeaseFreePairs("service pairs p99", false));
-  entries.push_back(LeaseFreePairs("service pairs p99, stored", true));
+  entries.push_back(LeaseFreePairs("service pairs p99", load, false));
+  entries.push_back(LeaseFreePairs("service pairs p99, stored", load, true));
   entries.push_back(TurnsOfTwoUsers());
   return entries;
 }
@@ -318,5 +325,9 @@ std::vector<Entry> Measure() {
 }  // namespace sluice::bench
 
 int main(int argc, char** argv) {
-  return sluice::bench::Report(argc, argv, sluice::bench::Measure);
+  const bool checked = argc > 1 && std::string_view(argv[1]) == "--check";
+  return sluice::bench::Report(argc, argv, [&] {
+    return sluice::bench::Measure(checked ? sluice::bench::kCheckedLoad
+                                          : sluice::bench::kLoad);
+  });
 }
