@@ -110,8 +110,10 @@ def unstreamed(model: nn.Module, inputs: dict, attention: str | None = None
 
 def assert_same(got: Run, expected: Run, other: Run | None = None) -> None:
     """Per parameter within max(1e-5, 5 x the model's own difference between
-    its attention implementations) of its gradient's norm; gradients below
-    1e-6 of all are judged by all."""
+    its attention implementations) of its gradient's norm, or within 1e-8 of
+    the norm of all, a sixth of what fp32 rounds: where a gradient is zero by
+    cancellation (of the queries that see one key), sums in another order
+    leave so much on some processors and nothing on others."""
     whole = sum(float(g.norm()) ** 2 for g in expected.gradients.values()
                 if g is not None) ** 0.5
     assert abs(got.loss - expected.loss) <= 1e-5 * abs(expected.loss)
@@ -121,8 +123,9 @@ def assert_same(got: Run, expected: Run, other: Run | None = None) -> None:
             assert wanted is gradient or not (
                 gradient if wanted is None else wanted).any(), name
             continue
-        norm = max(float(wanted.norm()), 1e-6 * whole)
+        norm = float(wanted.norm())
         own = 0.0 if other is None else float(
             (other.gradients[name] - wanted).norm())
         apart = float((gradient - wanted).norm())
-        assert apart <= max(1e-5 * norm, 5 * own), (name, apart / norm)
+        allowed = max(1e-5 * norm, 5 * own, 1e-8 * whole)
+        assert apart <= allowed, (name, apart, allowed)
