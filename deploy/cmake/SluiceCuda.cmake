@@ -11,20 +11,26 @@ if(SLUICE_ENABLE_CUDA)
   endif()
 endif()
 
+# How all of it is compiled; tests/ops asks ptxas about the same.
+set(SLUICE_NVCC_FLAGS -std=c++20 -O3 -I${CMAKE_SOURCE_DIR})
+
 # sluice_fatbin(OUT source.cu): a .cc file, in OUT, that defines
 # `extern "C" const unsigned char sluice_NAME_fatbin[], …_end[]` for NAME.cu.
-# Code for sm_80 and sm_90; PTX for GPUs newer than those.
+# Code for sm_80 and sm_90; PTX for GPUs newer than those. The global property
+# SLUICE_DEVICE_SOURCES lists every source given.
 function(sluice_fatbin out source)
   get_filename_component(name ${source} NAME_WE)
   set(fatbin "${CMAKE_CURRENT_BINARY_DIR}/${name}.fatbin")
   set(embedding "${CMAKE_CURRENT_BINARY_DIR}/${name}_fatbin.cc")
   add_custom_command(OUTPUT ${fatbin}
-    COMMAND ${SLUICE_NVCC} -std=c++20 -O3 -fatbin -I${CMAKE_SOURCE_DIR}
+    COMMAND ${SLUICE_NVCC} ${SLUICE_NVCC_FLAGS} -fatbin
       -gencode arch=compute_80,code=sm_80
       -gencode arch=compute_90,code=[sm_90,compute_90]
       -MD -MF ${fatbin}.d -o ${fatbin} ${CMAKE_CURRENT_SOURCE_DIR}/${source}
     DEPENDS ${source} DEPFILE ${fatbin}.d VERBATIM
     COMMENT "Compiling ${source} for sm_80 and sm_90")
+  set_property(GLOBAL APPEND PROPERTY SLUICE_DEVICE_SOURCES
+    ${CMAKE_CURRENT_SOURCE_DIR}/${source})
   set(symbol "sluice_${name}_fatbin")
   file(CONFIGURE OUTPUT ${embedding} @ONLY CONTENT
 "// Made by sluice_fatbin() of deploy/cmake/SluiceCuda.cmake.
