@@ -19,6 +19,7 @@ import sys
 import tarfile
 import tempfile
 import time
+import tomllib
 import unittest
 
 ROOT = os.path.dirname(os.path.dirname(os.path.dirname(
@@ -107,6 +108,31 @@ class Passes(Verify):
                 self.assertNotIn(told, text, name)
         self.nothing_runs()
         self.assertEqual(os.listdir(self.nodes), [])
+
+    def test_links_become_a_hardware_file_that_the_planner_reads(self):
+        checks = self.verify("--only", "links", fake="gpus=1")
+        self.assertEqual(checks["links"]["status"], "passed", self.said)
+        text = self.archive()["sluice-verify-test/links-hardware.toml"]
+        hardware = tomllib.loads(text)
+        gpu, = checks["links"]["value"]["gpus"]
+        together = gpu["together"]
+        self.assertEqual(hardware["links"]["host_bytes_per_s"],
+                         min(together["h2d_bytes_per_second"],
+                             together["d2h_bytes_per_second"]))
+        self.assertEqual(hardware["gpu"]["memory_bytes"], 64 << 20)
+        self.assertRegex(text, "peak_flops = .*# h100-80g")  # not measured
+        planner = BIN + "/sluicectl"  # not in the archive of the kit
+        if os.path.exists(planner):
+            path = self.folder + "/hardware.toml"
+            with open(path, "w") as file:
+                file.write(text)
+            planned = subprocess.run(
+                [planner, "plan", "train", "--hardware", path, "--model",
+                 "llama-8b", "--gpus", "1", "--seq-len", "128K"],
+                text=True, capture_output=True)
+            self.assertEqual(planned.returncode, 3, planned.stderr)
+            self.assertIn("llama-8b on 1 x measured-fake-gpu, 128K tokens, "
+                          "sluice: does not fit", planned.stdout)
 
     def test_a_busy_gpu_is_left_alone_and_not_passed(self):
         # Another process of the node holds half of GPU 1.
@@ -231,6 +257,16 @@ class Faults(Verify):
 
     def test_copies_with_a_wrong_byte(self):
         self.expect_fails("conformance", "GPU 0", fake="corrupt=3")
+
+    def test_links_that_lose_bytes(self):
+        self.expect_fails("links", "GPU 0: byte .* differs after",
+                          fake="gpus=2,corrupt=3")
+
+    def test_copies_that_never_end(self):
+        self.expect_fails("links", "did not end within 2s; it said last: GPU 0 "
+                          "alone to the GPU", "--limit", "2",
+                          fake="hang=cuEventQuery:3")
+        self.nothing_runs()
 
     def test_streams_that_do_not_wait_for_events(self):
         self.expect_fails("conformance", "GPU 0",

@@ -43,5 +43,6 @@ Result RunDoctor(const Surroundings&);
 Result RunConformance(const Surroundings&);
 Result RunRules(const Surroundings&);
 Result RunKernels(const Surroundings&);
+Result RunLinks(const Surroundings&);
 
 }  // namespace sluice::verify

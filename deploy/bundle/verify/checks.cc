@@ -13,6 +13,8 @@ constexpr Check kChecks[] = {
      absl::Seconds(100), RunRules},
     {"kernels", "our device code against its CPU form", absl::Seconds(40),
      RunKernels},
+    {"links", "how fast each GPU copies, alone and with all others",
+     absl::Seconds(60), RunLinks},
 };
 constexpr Check kSurvey = {"survey", "which GPUs nobody uses",
                            absl::Seconds(40), RunSurvey, /*needs_gpu=*/false};

@@ -1,0 +1,81 @@
+// How fast one GPU copies in one direction: the same copy again and again, some
+// ahead, while others may do the same.
+//
+// Thread safety: one owner.
+#pragma once
+
+#include <array>
+#include <cstddef>
+#include <functional>
+#include <memory>
+#include <optional>
+#include <vector>
+
+#include "absl/status/status.h"
+#include "absl/status/statusor.h"
+#include "absl/time/time.h"
+#include "kernels/device/driver.h"
+#include "proto/base/clock.h"
+
+namespace sluice::ctl {
+
+class CopyFlow {
+ public:
+  // Both ranges are the flow's as long as it lives: mapped, with access, and
+  // nobody else writes what it reads or reads what it writes.
+  struct Range {
+    DeviceIndex device;
+    device::CopyDirection direction;
+    std::byte* gpu = nullptr;
+    std::byte* host = nullptr;
+    Bytes size;
+  };
+  struct Window {
+    absl::Duration warm_up = absl::Milliseconds(200);  // before anything counts
+    absl::Duration average_over;
+  };
+
+  CopyFlow(device::Driver& driver, Range range)
+      : driver_(driver), range_(range) {}
+  // Waits for its copies.
+  ~CopyFlow();
+  CopyFlow(const CopyFlow&) = delete;
+
+  // And as many copies as it has at once.
+  absl::Status Start();
+  // Counts the copies that are done and makes as many more. Whether there were
+  // any.
+  absl::StatusOr<bool> Go(const Window& window);
+
+  device::CopyDirection direction() const { return range_.direction; }
+  // Bytes per second; 0: not measured yet.
+  double rate() const { return rate_; }
+
+ private:
+  // Copies that a stream has at once: a fast link takes longer over them than
+  // the meter is away from it.
+  static constexpr size_t kAhead = 6;
+
+  absl::Status Enqueue();
+  void Count(const Window& window);
+
+  device::Driver& driver_;
+  const Range range_;
+  const MonotonicClock clock_;
+  device::Stream stream_;
+  std::array<device::Event, kAhead> events_;
+  size_t next_ = 0;  // the oldest of events_
+  absl::Time begin_;
+  std::optional<absl::Time> counted_from_;
+  int counted_ = 0;
+  double rate_ = 0;
+};
+
+// Starts all and returns when each is measured; until then none stops, so that
+// none has more while another one is measured. `stop` is asked again and again;
+// true: Cancelled.
+absl::Status MeasureAtOnce(const std::vector<std::unique_ptr<CopyFlow>>& flows,
+                           const CopyFlow::Window& window,
+                           const std::function<bool()>& stop);
+
+}  // namespace sluice::ctl
