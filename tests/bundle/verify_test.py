@@ -277,6 +277,11 @@ class Faults(Verify):
         self.expect_fails("kernels", "AgreesWithTheCpu",
                           fake="kernels=" + forms)
 
+    def test_a_kernel_that_writes_one_element_too_many(self):
+        forms = FAKE + "/beyond/libfake_cuda_kernels.so"
+        self.expect_fails("kernels", "the kernel wrote where it has no result",
+                          fake="kernels=" + forms)
+
     def test_a_call_that_never_returns(self):
         self.expect_fails("conformance", "test did not end within 3", "--limit",
                           "4", fake="hang=cuMemUnmap:1")

@@ -1,5 +1,6 @@
 #include "kernels/ops/merge_kernel.h"
 
+#include <algorithm>
 #include <memory>
 
 #include "kernels/device/sim/sim.h"
@@ -51,37 +52,53 @@ class MergeKernelOnGpu : public ::testing::Test {
     kernel_ = std::make_unique<MergeKernel>(*kernel);
   }
 
-  // Lays values out one after another in the GPU's memory.
+  // Lays values out one after another, with guards between them; Send copies
+  // all of it to the GPU's memory.
   template <typename T>
-  T* Put(const std::vector<T>& values) {
-    std::byte* const place = memory_->address() + used_;
-    const auto size = static_cast<int64_t>(values.size() * sizeof(T));
-    EXPECT_THAT(
-        device::CopyNow(*driver_, place,
-                        reinterpret_cast<const std::byte*>(values.data()),
-                        Bytes(size), CopyDirection::kHostToDevice),
-        IsOk());
-    used_ += RoundUp(Bytes(size), Bytes(256)).count();
-    return reinterpret_cast<T*>(place);
+  T* Lay(const std::vector<T>& values) {
+    const size_t at = laid_.size() + kGuard;
+    const size_t size = values.size() * sizeof(T);
+    laid_.resize(
+        RoundUp(Bytes(static_cast<int64_t>(at + size)), Bytes(kGuard)).size() +
+            kGuard,
+        kGuardByte);
+    std::memcpy(laid_.data() + at, values.data(), size);
+    return reinterpret_cast<T*>(memory_->address() + at);
   }
-  void Get(const float* place, std::vector<float>& values) {
-    EXPECT_THAT(device::CopyNow(
-                    *driver_, reinterpret_cast<std::byte*>(values.data()),
-                    reinterpret_cast<const std::byte*>(place),
-                    Bytes(static_cast<int64_t>(values.size() * sizeof(float))),
-                    CopyDirection::kDeviceToHost),
+  void Send() {
+    EXPECT_THAT(
+        device::CopyNow(*driver_, memory_->address(), laid_.data(),
+                        Bytes(std::ssize(laid_)), CopyDirection::kHostToDevice),
+        IsOk());
+  }
+  device::Content Fetch() {
+    device::Content content(laid_.size());
+    EXPECT_THAT(device::CopyNow(*driver_, content.data(), memory_->address(),
+                                Bytes(std::ssize(content)),
+                                CopyDirection::kDeviceToHost),
                 IsOk());
+    return content;
+  }
+  // Out of what was laid and what is there now, which is the same from then on.
+  void Take(const device::Content& now, const float* place,
+            std::vector<float>& values) {
+    const auto at = static_cast<size_t>(
+        reinterpret_cast<const std::byte*>(place) - memory_->address());
+    const size_t size = values.size() * sizeof(float);
+    std::memcpy(values.data(), now.data() + at, size);
+    std::memcpy(laid_.data() + at, now.data() + at, size);
   }
 
   template <typename T>
   Side Merged(const MergeShape& shape, const Side& a,
               const std::vector<T>& block_o,
               const std::vector<float>& block_lse) {
-    used_ = 0;
-    float* const o = Put(a.o);
-    float* const lse = Put(a.lse);
-    T* const on_device = Put(block_o);
-    float* const block_lse_on_device = Put(block_lse);
+    laid_.clear();
+    float* const o = Lay(a.o);
+    float* const lse = Lay(a.lse);
+    T* const on_device = Lay(block_o);
+    float* const block_lse_on_device = Lay(block_lse);
+    Send();
     const auto stream = driver_->CreateStream(DeviceIndex(0));
     EXPECT_THAT(stream, IsOk());
     EXPECT_THAT(
@@ -90,15 +107,28 @@ class MergeKernelOnGpu : public ::testing::Test {
     EXPECT_THAT(driver_->SynchronizeStream(*stream), IsOk());
     EXPECT_THAT(driver_->DestroyStream(*stream), IsOk());
     Side merged = a;
-    Get(o, merged.o);
-    Get(lse, merged.lse);
+    const device::Content now = Fetch();
+    Take(now, o, merged.o);
+    Take(now, lse, merged.lse);
+    // Guards, and what it only reads.
+    const auto [was, is] = std::ranges::mismatch(laid_, now);
+    if (was != laid_.end()) {
+      ADD_FAILURE() << "the kernel wrote where it has no result: byte "
+                    << was - laid_.begin() << " of " << laid_.size() << ", "
+                    << reinterpret_cast<const std::byte*>(o + a.o.size()) -
+                           memory_->address()
+                    << " is the end of o";
+    }
     return merged;
   }
+
+  static constexpr size_t kGuard = 256;
+  static constexpr std::byte kGuardByte{0xa5};
 
   std::unique_ptr<device::Driver> driver_;
   std::unique_ptr<device::Mapped> memory_;
   std::unique_ptr<MergeKernel> kernel_;
-  int64_t used_ = 0;
+  device::Content laid_;  // what the GPU's memory holds, from its start
 };
 
 // The CPU's MergeAttention is the reference; it is tested against fp64.
@@ -137,6 +167,25 @@ TEST_F(MergeKernelOnGpu, AgreesWithTheCpuOnBFloat16Blocks) {
   const Side gpu = Merged(shape, a, block, b.lse);
   MergeAttention(shape, a.o.data(), a.lse.data(), block.data(), b.lse.data());
   ExpectSame(gpu, a);
+}
+
+// As rows of a larger tensor are: what lies between them is not the kernel's.
+TEST_F(MergeKernelOnGpu, LeavesWhatLiesBetweenItsRowsAsItIs) {
+  const RowHeadStrides apart = {3 * 40 + 8, 40};
+  const MergeShape shape = {7, 3, 20, apart, {3, 1}, apart, {3, 1}};
+  Side a = RandomSide({7 + 1, 3 + 1, 40, {}, {}, {}, {}}, 2, 1);
+  const Side b = RandomSide({7 + 1, 3 + 1, 40, {}, {}, {}, {}}, 2, 2);
+  const Side before = a;
+  const Side gpu = Merged(shape, a, b.o, b.lse);
+  MergeAttention(shape, a.o.data(), a.lse.data(), b.o.data(), b.lse.data());
+  ExpectSame(gpu, a);
+  int between = 0;
+  for (size_t i = 0; i < a.o.size(); ++i) {
+    if (a.o[i] != before.o[i]) continue;
+    ++between;
+    EXPECT_EQ(gpu.o[i], before.o[i]) << i;
+  }
+  EXPECT_GE(between, 7 * 3 * 20);
 }
 
 }  // namespace

@@ -16,6 +16,12 @@
 namespace sluice::fake_cuda {
 namespace {
 
+#ifdef SLUICE_SEED_BEYOND
+constexpr bool kWritesBeyond = true;
+#else
+constexpr bool kWritesBeyond = false;
+#endif
+
 using ops::BFloat16;
 using ops::MergeShape;
 using ops::RowHeadStrides;
@@ -59,6 +65,10 @@ KernelForm MergeForm(void (*kernel)(MergeShape, float*, float*, const T*,
                  reinterpret_cast<const T*>(views[2]),
                  reinterpret_cast<const float*>(views[3]));
         });
+        if (kWritesBeyond) {
+          const Access o = MergeAccesses<T>(arguments)[0];
+          *reinterpret_cast<float*>(views[0] + o.size) = 0;
+        }
       }};
 }
 
