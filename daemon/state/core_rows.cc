@@ -17,34 +17,21 @@ namespace {
 class RowWriter {
  public:
   RowWriter(Objects* objects, PlanningShare* planning)
-      : objects_(objects), planning_(planning) {}
+      : objects_(objects), planning_(planning) {
+    rows_.reserve(kMostOfARequest);
+  }
 
   template <typename Key, typename Row>
   void operator()(RowKind kind, const Key& key, const Row* row) {
-    if (row == nullptr) {
-      Write(RowOp::kErase, KeyOf(static_cast<char>(kind), key), "");
-    } else {
-      Write(RowOp::kPut, KeyOf(static_cast<char>(kind), key), Bytes(*row));
-    }
+    if (row == nullptr) return Write(RowOp::kErase, kind, key);
+    Write(RowOp::kPut, kind, key, *row);
   }
   void operator()(RowKind kind, SessionId id, const Session* session) {
-    const std::string key = KeyOf(static_cast<char>(kind), id);
     if (session == nullptr) {
-      Write(RowOp::kErase, key, "");
-      return Write(RowOp::kEraseBelow,
-                   KeyOf(static_cast<char>(RowKind::kReply), id), "");
+      Write(RowOp::kErase, kind, id);
+      return Write(RowOp::kEraseBelow, RowKind::kReply, id);
     }
-    std::string row = Bytes(*session);
-    FieldWriter(&row, objects_).Element(session->history.newest_forgotten());
-    Write(RowOp::kPut, key, row);
-  }
-  void operator()(RowKind kind, std::pair<SessionId, RequestId> key,
-                  const std::optional<Reply>* reply) {
-    // Below its session's.
-    std::string name = KeyOf(static_cast<char>(kind), key.first);
-    FieldWriter(&name, objects_).Element(key.second);
-    if (reply == nullptr) return Write(RowOp::kErase, name, "");
-    Write(RowOp::kPut, name, Bytes(*reply));
+    Write(RowOp::kPut, kind, id, *session, session->history.newest_forgotten());
   }
   // Whether there is room for it is known when all of them are.
   void operator()(RowKind kind, const JobKey& job, const Member* member) {
@@ -55,7 +42,7 @@ class RowWriter {
     Consider(kind, job, plan);
   }
   void Loose(const std::string& row) {
-    Write(RowOp::kPut, std::string(1, kLooseRow), row);
+    WriteBytes(std::string(1, kLooseRow), row);
   }
   template <typename Row>
   std::string Bytes(const Row& row) {
@@ -67,25 +54,29 @@ class RowWriter {
   std::string Take() {
     for (const JobKey& job : planning_->TakeEvicted()) {
       for (const RowKind kind : PlanningShare::kKinds) {
-        Write(RowOp::kErase, KeyOf(static_cast<char>(kind), job), "");
+        Write(RowOp::kErase, kind, job);
       }
     }
     for (const auto& put : std::exchange(considered_, {})) put();
+    const auto objects = objects_->TakeNew();
     std::string rows = std::exchange(rows_, {});
-    for (const auto& [number, bytes] : objects_->TakeNew()) {
-      Write(RowOp::kPut, KeyOf(kObjectRow, number), bytes);
+    if (objects.empty()) return rows;
+    for (const auto& [number, bytes] : objects) {
+      WriteBytes(KeyOf(kObjectRow, number), bytes);
     }
     return std::exchange(rows_, {}) + rows;
   }
 
  private:
+  static constexpr size_t kMostOfARequest = 2048;  // nearly always
+
   template <typename Row>
   void Consider(RowKind kind, const JobKey& job, const Row* row) {
     const std::string key = KeyOf(static_cast<char>(kind), job);
     planning_->Set(job, kind, row == nullptr ? 0 : SizeOf(key, *row));
-    if (row == nullptr) return Write(RowOp::kErase, key, "");
+    if (row == nullptr) return Write(RowOp::kErase, kind, job);
     considered_.push_back([this, key, job, row] {
-      if (planning_->IsSaved(job)) Write(RowOp::kPut, key, Bytes(*row));
+      if (planning_->IsSaved(job)) WriteBytes(key, Bytes(*row));
     });
   }
   // At most what a row takes, with the objects that it names.
@@ -95,7 +86,7 @@ class RowWriter {
     Objects objects;
     PlanningShare none(0);
     RowWriter to(&objects, &none);
-    to.Write(RowOp::kPut, key, to.Bytes(row));
+    to.WriteBytes(key, to.Bytes(row));
     return to.Take().size() + kNumbers * objects.count();
   }
   template <typename Key>
@@ -104,17 +95,37 @@ class RowWriter {
     FieldWriter(&name, objects_).Element(key);
     return name;
   }
-  void Write(RowOp op, const std::string& key, const std::string& row) {
-    FieldWriter to(&rows_, objects_);
-    to.Element(op);
-    to.Element(key);
-    to.Element(row);
+  // In place, and without a string of its own for anything: this is most of
+  // what keeping a request costs.
+  template <typename Key, typename... Parts>
+  void Write(RowOp op, RowKind kind, const Key& key, const Parts&... row) {
+    to_.Element(op);
+    to_.Sized([&] {
+      rows_.push_back(static_cast<char>(kind));
+      AddKey(key);
+    });
+    to_.Sized([&] { (to_.Element(row), ...); });
+  }
+  template <typename Key>
+  void AddKey(const Key& key) {
+    to_.Element(key);
+  }
+  // Below its session's.
+  void AddKey(const std::pair<SessionId, RequestId>& reply) {
+    to_.Element(reply.first);
+    to_.Element(reply.second);
+  }
+  void WriteBytes(const std::string& key, const std::string& row) {
+    to_.Element(RowOp::kPut);
+    to_.Element(key);
+    to_.Element(row);
   }
 
   Objects* objects_;
   PlanningShare* planning_;
   std::vector<std::function<void()>> considered_;
   std::string rows_;
+  FieldWriter to_{&rows_, objects_};
 };
 
 }  // namespace

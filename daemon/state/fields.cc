@@ -6,18 +6,19 @@
 namespace sluice::daemon {
 namespace fields {
 
+// Without a division of 128 bits, which absl's own of a duration is: each row
+// of a session has some times.
 TimeParts ToParts(absl::Time time) {
-  const absl::Duration quarter = absl::Nanoseconds(1) / 4;
   if (time == absl::InfiniteFuture()) return {1, TimeParts::kInfinite};
   if (time == absl::InfinitePast()) return {-1, TimeParts::kInfinite};
-  absl::Duration rest;
-  int64_t seconds =
-      absl::IDivDuration(time - absl::UnixEpoch(), absl::Seconds(1), &rest);
-  if (rest < absl::ZeroDuration()) {
-    --seconds;
-    rest += absl::Seconds(1);
-  }
-  return {seconds, absl::IDivDuration(rest, quarter, &rest)};
+  const int64_t seconds = absl::ToUnixSeconds(time);  // rounded down
+  absl::Duration rest = time - absl::FromUnixSeconds(seconds);
+  const int64_t nanos = absl::ToInt64Nanoseconds(rest);
+  rest -= absl::Nanoseconds(nanos);
+  int64_t quarters = 4 * nanos;
+  static const absl::Duration kQuarter = absl::Nanoseconds(1) / 4;
+  for (; rest > absl::ZeroDuration(); rest -= kQuarter) ++quarters;
+  return {seconds, quarters};
 }
 
 absl::Time FromParts(TimeParts parts) {
@@ -30,13 +31,15 @@ absl::Time FromParts(TimeParts parts) {
 
 }  // namespace fields
 
-void FieldWriter::Varint(uint64_t number) {
-  uint8_t bytes[10];
-  const uint8_t* const end =
-      google::protobuf::io::CodedOutputStream::WriteVarint64ToArray(number,
-                                                                    bytes);
-  to_->append(reinterpret_cast<const char*>(bytes),
-              static_cast<size_t>(end - bytes));
+void FieldWriter::SetSize(size_t at) {
+  const size_t size = to_->size() - at - 1;
+  if (size < 0x80) {
+    (*to_)[at] = static_cast<char>(size);
+    return;
+  }
+  std::string number;
+  FieldWriter(&number, objects_).Varint(size);
+  to_->replace(at, 1, number);
 }
 
 void FieldWriter::Fixed(double value) {

@@ -135,9 +135,25 @@ class FieldWriter {
   // Without a number: a key, or the whole of something.
   template <typename T>
   void Element(const T& value);
+  // As a string of all that `write` appends. In place: a row has dozens of
+  // these, each request some rows, and most are shorter than 128 bytes.
+  template <typename Write>
+  void Sized(Write write) {
+    const size_t at = to_->size();
+    to_->push_back(0);
+    write();
+    SetSize(at);
+  }
 
  private:
-  void Varint(uint64_t number);
+  void Varint(uint64_t number) {
+    for (; number >= 0x80; number >>= 7) {
+      to_->push_back(static_cast<char>(number | 0x80));
+    }
+    to_->push_back(static_cast<char>(number));
+  }
+  // Of what is behind the byte there.
+  void SetSize(size_t at);
   void Fixed(double value);
   template <typename T>
   void Body(const T& value);
@@ -214,10 +230,7 @@ void FieldWriter::Element(const T& value) {
     Varint(value.size());
     *to_ += value;
   } else {
-    std::string body;
-    FieldWriter(&body, objects_).Body(value);
-    Varint(body.size());
-    *to_ += body;
+    Sized([&] { Body(value); });
   }
 }
 
