@@ -97,12 +97,16 @@ int Keeper::Run() {
   while (true) {
     if (!daemon_ && asked_to_end_) return 0;  // during a pause
     if (!daemon_ && Now() >= start_at_) Start();
+    ReapEnded();
     WaitForSomething();
     ReadMessages();
     ReadSignals();
     EndIfLate();
     if (!daemon_ || !daemon_->HasEnded()) continue;
-    if (const auto status = OnDeath()) return *status;
+    const auto status = OnDeath();
+    if (!status) continue;
+    ReapEnded();
+    return *status;
   }
 }
 
@@ -116,6 +120,12 @@ void Keeper::Start() {
   daemon_ = *std::move(started);
   Log("started sluiced as process {} with {} descriptors", daemon_->pid(),
       kept_.all().size());
+}
+
+// Behind the start of the next one, which does not wait for it.
+void Keeper::ReapEnded() {
+  if (ended_) ended_->Reap();
+  ended_.reset();
 }
 
 void Keeper::WaitForSomething() {
@@ -188,7 +198,7 @@ std::optional<int> Keeper::OnDeath() {
       end, {.asked = asked_to_end_, .holds = !kept_.all().empty()}, now);
   Log("sluiced (process {}) {}; {} descriptors are {}", daemon_->pid(),
       end.Text(), kept_.all().size(), verdict.exit ? "given up" : "held");
-  daemon_.reset();
+  ended_ = std::exchange(daemon_, std::nullopt);
   start_at_ = now + verdict.pause;
   if (verdict.slower_now) {
     Log("sluiced died {} times within {}: from now on it is started again "

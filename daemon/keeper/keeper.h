@@ -52,6 +52,7 @@ class Keeper {
          UniqueFd signals, sigset_t mask_before,
          std::optional<WatchedDaemon> daemon);
   void Start();
+  void ReapEnded();
   void WaitForSomething();
   void ReadMessages();
   void Take(NotifyReceiver::Datagram datagram);
@@ -69,6 +70,7 @@ class Keeper {
   KeptDescriptors kept_;
   RestartPolicy policy_;
   std::optional<WatchedDaemon> daemon_;  // absent: none runs
+  std::optional<WatchedDaemon> ended_;   // the one before, not reaped yet
   bool asked_to_end_ = false;
   absl::Time kill_at_ = absl::InfiniteFuture();
   absl::Time start_at_ = absl::InfinitePast();

@@ -74,12 +74,16 @@ absl::StatusOr<std::vector<std::string>> WatchedDaemon::Command() const {
 DaemonEnd WatchedDaemon::End() const {
   KillGroup();
   DaemonEnd end;
-  int status = 0;
-  end.known = child_ && waitpid(pid_, &status, 0) == pid_;
+  siginfo_t how = {};
+  end.known = child_ && waitid(P_PID, static_cast<id_t>(pid_), &how,
+                               WEXITED | WNOWAIT) == 0;
   if (!end.known) return end;
-  if (WIFEXITED(status)) end.exit_code = WEXITSTATUS(status);
-  if (WIFSIGNALED(status)) end.signal = WTERMSIG(status);
+  (how.si_code == CLD_EXITED ? end.exit_code : end.signal) = how.si_status;
   return end;
+}
+
+void WatchedDaemon::Reap() const {
+  if (child_) waitpid(pid_, nullptr, 0);
 }
 
 }  // namespace sluice::daemon

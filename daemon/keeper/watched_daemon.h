@@ -36,8 +36,12 @@ class WatchedDaemon {
   void KillGroup() const;
   // The words that it was started with.
   absl::StatusOr<std::vector<std::string>> Command() const;
-  // How one that has ended did; what it left in its group is killed.
+  // How one that has ended did; what it left in its group is killed. Its number
+  // is nobody else's until Reap.
   DaemonEnd End() const;
+  // Gives the number back. The kernel then drops what /proc showed of it: some
+  // milliseconds where somebody has looked at thousands of descriptors there.
+  void Reap() const;
 
  private:
   WatchedDaemon(pid_t pid, UniqueFd life, bool child)

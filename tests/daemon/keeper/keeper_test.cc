@@ -8,8 +8,10 @@
 #include <cstdio>
 #include <filesystem>
 #include <fstream>
+#include <iterator>
 #include <memory>
 #include <random>
+#include <set>
 #include <string>
 #include <thread>
 #include <vector>
@@ -33,14 +35,16 @@ using sluice::testing::ChildResult;
 using sluice::testing::IsOk;
 using ::testing::HasSubstr;
 
+std::vector<pid_t> ChildrenOf(pid_t keeper) {
+  std::ifstream file(fmt::format("/proc/{}/task/{}/children", keeper, keeper));
+  return {std::istream_iterator<pid_t>(file), {}};
+}
+
 // Its one child; 0: none. Not who listens: the socket is kept, and the kernel
 // names who made it listen.
 pid_t ChildOf(pid_t keeper) {
-  std::ifstream children(
-      fmt::format("/proc/{}/task/{}/children", keeper, keeper));
-  pid_t child = 0;
-  children >> child;
-  return child;
+  const std::vector<pid_t> children = ChildrenOf(keeper);
+  return children.empty() ? 0 : children.front();
 }
 
 class Keeper : public ::testing::Test {
@@ -107,6 +111,21 @@ TEST_F(Keeper, NoPeerNoticesTwentyDeathsAtRandomMoments) {
     EXPECT_EQ(peers[i]->Ask("peer " + number), "lives");
   }
   EXPECT_EQ(peers[0]->Ask("count"), "24");
+}
+
+TEST_F(Keeper, TheDeadAreReapedAlsoWhereThePauseBeforeTheNextIsLong) {
+  Start({"--", "--die"});
+  std::set<pid_t> seen;
+  std::vector<pid_t> children;
+  for (int look = 0; look < 10'000; ++look) {
+    children = ChildrenOf(keeper_->pid());
+    EXPECT_LE(children.size(), 2);  // one that died just now, and the next one
+    seen.insert(children.begin(), children.end());
+    // More deaths than are followed by a start at once.
+    if (seen.size() > 7 && children.empty()) break;
+    Sleep(absl::Milliseconds(1));
+  }
+  EXPECT_THAT(children, ::testing::IsEmpty());
 }
 
 TEST_F(Keeper, APeerThatEndedMeanwhileShowsOnItsPidfd) {
