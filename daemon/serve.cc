@@ -269,6 +269,7 @@ absl::Status Serve(const Arguments& arguments, Starter starter,
   options.check = CheckOf(arguments);
   SLUICE_ASSIGN_OR_RETURN(const auto service,
                           Service::Start(std::move(options)));
+  if (takes_over) service->AnswerWhoWaited();
   SLUICE_ASSIGN_OR_RETURN(
       auto admin,
       AdminServer::Start(

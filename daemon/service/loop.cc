@@ -119,23 +119,33 @@ int Loop::TimeoutMs() const {
       std::max<int64_t>(0, absl::ToInt64Milliseconds(left) + 1));
 }
 
-void Loop::Run() {
+bool Loop::Turn(int timeout_ms) {
   std::array<epoll_event, 64> events;
-  bool more = false;
+  const int n =
+      epoll_wait(epoll_.get(), events.data(), events.size(), timeout_ms);
+  for (int i = 0; i < n; ++i) {
+    const uint64_t id = events[i].data.u64;  // packed: not to be referred to
+    const auto handler = handlers_.find(id);
+    if (handler == handlers_.end()) continue;
+    const auto keep = handler->second;  // it may remove itself
+    (*keep)(events[i].events);
+  }
+  more_ = work_ && work_();
+  if (deadline_ && deadline_() <= clock_->Now()) expired_();
+  return n > 0 || more_;
+}
+
+void Loop::RunWhatIsThere(absl::Duration longest) {
+  const absl::Time end = clock_->Now() + longest;
+  while (!stopping_ && Turn(0) && clock_->Now() < end) {
+  }
+}
+
+void Loop::Run() {
   while (!stopping_) {
     const bool awake = clock_->Now() < awake_until_;
-    const int n = epoll_wait(epoll_.get(), events.data(), events.size(),
-                             awake || more ? 0 : TimeoutMs());
-    if (n == 0 && awake && !more) sched_yield();
-    for (int i = 0; i < n; ++i) {
-      const uint64_t id = events[i].data.u64;  // packed: not to be referred to
-      const auto handler = handlers_.find(id);
-      if (handler == handlers_.end()) continue;
-      const auto keep = handler->second;  // it may remove itself
-      (*keep)(events[i].events);
-    }
-    more = work_ && work_();
-    if (deadline_ && deadline_() <= clock_->Now()) expired_();
+    const bool any = Turn(awake || more_ ? 0 : TimeoutMs());
+    if (!any && awake) sched_yield();
   }
   std::vector<std::function<void()>> dropped;  // outside the lock
   const MutexLock lock(mutex_);

@@ -58,10 +58,15 @@ class Loop {
   absl::Time now() const { return clock_->Now(); }
 
   void Run();  // until Stop
+  // Before Run: what is there already, for so long at most.
+  void RunWhatIsThere(absl::Duration longest);
   void Stop();
 
  private:
   Loop(UniqueFd epoll, UniqueFd wake, const Clock* clock);
+  // Waits for events, so long at most, and handles them; true: something was
+  // there, or there is more.
+  bool Turn(int timeout_ms);
   void RunPosted();
   int TimeoutMs() const;
 
@@ -79,6 +84,7 @@ class Loop {
   std::function<void()> expired_;
   std::function<bool()> work_;
   absl::Time awake_until_ = absl::InfinitePast();
+  bool more_ = false;      // loop thread: of work_
   bool stopping_ = false;  // loop thread
 
   Mutex mutex_;

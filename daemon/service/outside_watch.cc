@@ -74,6 +74,8 @@ void OutsideWatch::Start() {
   AskAfter(absl::ZeroDuration());
 }
 
+void OutsideWatch::GoOn() { AskAfter(kAskEvery); }
+
 void OutsideWatch::AskAfter(absl::Duration delay) {
   if (asking_) return;
   asking_ = true;

@@ -39,6 +39,9 @@ class OutsideWatch {
   // Before the loop runs: what is held is known when this returns, unless the
   // device takes longer than kFirst.
   void Start();
+  // The same where an earlier daemon saved what was held: that counts until the
+  // device has answered, and ranks that wait are served before it is asked.
+  void GoOn();
   // An extent was destroyed.
   void Destroyed();
   // No device call any more; false: one still ran after `patience`.

@@ -26,6 +26,8 @@ constexpr int kAcceptsAWakeup = 8;
 // How long requests are served before the loop looks who else has some: a
 // newcomer waits for so much of a flood, and looking costs some 0.1 ms.
 constexpr absl::Duration kTurn = absl::Microseconds(250);
+// Then administrators and scrapers are served, too.
+constexpr absl::Duration kWhoWaited = absl::Milliseconds(20);
 constexpr absl::Duration kAcceptPause = absl::Milliseconds(5);
 
 UniqueFd SpareFd() { return UniqueFd(open("/dev/null", O_RDONLY | O_CLOEXEC)); }
@@ -157,8 +159,8 @@ absl::Status Service::Prepare() {
     core_.UnitsRead(unit_file_->Read(), loop_->now());
   }
   SLUICE_RETURN_IF_ERROR(core_.SetPolicy(options_.policy, loop_->now()));
-  SLUICE_RETURN_IF_ERROR(TakeOver());
-  outside_->Start();
+  SLUICE_ASSIGN_OR_RETURN(const bool goes_on, TakeOver());
+  goes_on ? outside_->GoOn() : outside_->Start();
   WriteNewEvents();
   loop_->Add(listener_.get(), EPOLLIN, [this](uint32_t) { Accept(); });
   loop_->Add(signals_.get(), EPOLLIN, [this](uint32_t) { OnSignal(); });
@@ -229,6 +231,8 @@ void Service::RemoveSocket() {
   // Who was not accepted may have sent what lingers.
   closer_.CloseSession(std::move(listener_));
 }
+
+void Service::AnswerWhoWaited() { loop_->RunWhatIsThere(kWhoWaited); }
 
 void Service::Run() { loop_->Run(); }
 

@@ -89,6 +89,9 @@ class Service {
   static absl::StatusOr<std::unique_ptr<Service>> Start(ServiceOptions options);
   ~Service();
 
+  // Before Run: answers what ranks asked while there was no daemon, for a few
+  // milliseconds at most.
+  void AnswerWhoWaited();
   // Serves until Stop, or one of kEndingSignals.
   void Run();
   void Stop();
@@ -134,7 +137,8 @@ class Service {
   // What an earlier daemon left (service_takeover.cc).
   UniqueFd TakeLimits();
   // Where it cannot, all that was left stays for another daemon.
-  absl::Status TakeOver();
+  // True: what it knew goes on.
+  absl::StatusOr<bool> TakeOver();
   absl::Status Adopt(CoreState saved);
   bool IsLeft(SessionId id) const;
   absl::Status AdoptExtents(const CoreState& saved);

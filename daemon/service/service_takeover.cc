@@ -39,7 +39,7 @@ void Service::KeepRank(SessionId id) {
   });
 }
 
-absl::Status Service::TakeOver() {
+absl::StatusOr<bool> Service::TakeOver() {
   handover_->Take(Handover::kDeaths);  // has been read
   auto saved = handover_->ReadState(core_);
   const bool any = saved.ok() && saved->has_value();
@@ -61,7 +61,7 @@ absl::Status Service::TakeOver() {
   keep(Handover::kLimits, grants_->kept().get());
   if (options_.sim_clocks) keep(Handover::kClocks, options_.sim_clocks->get());
   if (options_.deaths >= 0) keep(Handover::kDeaths, options_.deaths);
-  return absl::OkStatus();
+  return any;
 }
 
 absl::Status Service::Adopt(CoreState saved) {

@@ -1,0 +1,56 @@
+#include "daemon/service/loop.h"
+
+#include <sys/eventfd.h>
+
+#include "gtest/gtest.h"
+#include "proto/base/unique_fd.h"
+#include "tests/support/status_matchers.h"
+
+namespace sluice::daemon {
+namespace {
+
+// One loop that nobody runs, and a descriptor that can be made readable.
+class LoopTest : public ::testing::Test {
+ protected:
+  void SetUp() override {
+    auto loop = Loop::Make(&clock_);
+    ASSERT_THAT(loop, testing::IsOk());
+    loop_ = *std::move(loop);
+    loop_->Add(event_.get(), EPOLLIN | EPOLLET, [this](uint32_t) { ++seen_; });
+  }
+  void Signal() { eventfd_write(event_.get(), 1); }
+
+  MonotonicClock clock_;
+  UniqueFd event_{eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK)};
+  std::unique_ptr<Loop> loop_;
+  int seen_ = 0;
+};
+
+TEST_F(LoopTest, WhatIsThereIsHandledBeforeItRuns) {
+  int posted = 0, work = 3;
+  loop_->Post([&] { ++posted; });
+  loop_->SetWork([&] { return --work > 0; });
+  Signal();
+  loop_->RunWhatIsThere(absl::Seconds(60));
+  EXPECT_EQ(seen_, 1);
+  EXPECT_EQ(posted, 1);
+  EXPECT_LE(work, 0);
+}
+
+TEST_F(LoopTest, WhereNothingIsThereNobodyWaits) {
+  loop_->SetTimer([] { return absl::InfiniteFuture(); }, [] { FAIL(); });
+  loop_->RunWhatIsThere(absl::InfiniteDuration());
+  EXPECT_EQ(seen_, 0);
+}
+
+TEST_F(LoopTest, WorkWithoutEndIsLeftToTheRun) {
+  loop_->SetWork([] { return true; });
+  loop_->RunWhatIsThere(absl::Milliseconds(1));
+  Signal();
+  loop_->Stop();
+  loop_->Run();
+  EXPECT_EQ(seen_, 1);
+}
+
+}  // namespace
+}  // namespace sluice::daemon
