@@ -28,12 +28,14 @@ absl::Status CheckOn(std::string_view name, const at::Tensor& tensor,
                   device.str(), tensor.device().str()));
 }
 
-absl::StatusOr<at::Device> DeviceOf(std::string_view driver) {
+absl::StatusOr<at::Device> DeviceOf(std::string_view driver, DeviceIndex gpu) {
   if (driver == "sim") return at::Device(at::kCPU);
+  if (driver == "cuda") {
+    return at::Device(at::kCUDA, static_cast<c10::DeviceIndex>(gpu.value()));
+  }
   return absl::UnimplementedError(fmt::format(
-      "this node's GPUs are real (driver \"{}\"), and this build's tensors are "
-      "on the CPU: it runs on simulated GPUs only, of a sluiced whose [device] "
-      "driver is \"sim\"",
+      "this build has no tensors in the memory of this node's GPUs (driver "
+      "\"{}\"): it knows \"sim\" and \"cuda\"",
       driver));
 }
 

@@ -16,6 +16,7 @@
 
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
+#include "proto/base/ids.h"
 
 namespace sluice::runtime {
 
@@ -38,8 +39,9 @@ void Poison(void* data, int64_t bytes, at::Device device);
 absl::Status CheckOn(std::string_view name, const at::Tensor& tensor,
                      at::Device device);
 
-// Torch's device for the GPU memory of a session (NodeLimits::driver).
+// Torch's device for the memory of GPU `gpu` of a session's node
+// (NodeLimits::driver): on sim the CPU.
 // Unimplemented: this build has no tensors there, with what to do.
-absl::StatusOr<at::Device> DeviceOf(std::string_view driver);
+absl::StatusOr<at::Device> DeviceOf(std::string_view driver, DeviceIndex gpu);
 
 }  // namespace sluice::runtime

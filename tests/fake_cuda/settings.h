@@ -12,6 +12,8 @@
 //   numa=0                 the GPUs' NUMA node, as they say
 //   rdma=0                 1: network cards can reach the GPUs' memory
 //   jitter_us=0            each operation of a stream starts up to so late
+//   unready=0              1: cuEventQuery never finds an event reached, so
+//                          that work which was fast by luck orders nothing
 //   version=13000          of the driver
 //   compute_mode=0         of the GPUs: 3 is one process at a time (only said)
 //   corrupt=0              N: the N-th copy from the start, and each N-th from
@@ -58,6 +60,7 @@ struct Settings {
       {"numa", 0},
       {"rdma", 0},
       {"jitter_us", 0},
+      {"unready", 0},
       {"version", 13000},
       {"compute_mode", 0},
       {"corrupt", 0},

@@ -98,7 +98,10 @@ Result cuEventQuery(EventPointer event) {
   if (call.failed()) return call.result();
   EventState* const state = call.Event(event);
   if (state == nullptr) return call.result();
-  if (state->last != nullptr && !state->last->complete()) return kNotReady;
+  const bool unready = TheWorld().settings.Get("unready") != 0;
+  if (state->last != nullptr && (unready || !state->last->complete())) {
+    return kNotReady;
+  }
   HostClock().Join(state->seen);
   return kSuccess;
 }

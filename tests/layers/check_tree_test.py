@@ -54,10 +54,10 @@ class ThirdParty(unittest.TestCase):
                 "ATen/ops/_scaled_dot_product_efficient_attention.h",
                 "ATen/ops/_scaled_dot_product_cudnn_attention_backward.h",
                 "kernels/ops/merge.h"):
-            home = "client/torch/math/backend.cc"
+            home = "client/torch/backend/cpu_backend.cc"
             self.assertEqual(third_party(home, header), [])
             [found] = third_party("client/torch/baseline/alst.cc", header)
-            self.assertIn("belongs in client/torch/math/backend.cc", found)
+            self.assertIn("belongs in client/torch/backend", found)
 
     def test_torch_and_protobuf_never_meet(self):
         self.assertTrue(third_party("tests/torch/x.cc", "torch/torch.h",

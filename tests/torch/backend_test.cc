@@ -1,6 +1,6 @@
 // Which attention a device has, and that what has none is refused by name
 // instead of being computed elsewhere.
-#include "client/torch/math/backend.h"
+#include "client/torch/backend/backend.h"
 
 #include <ATen/ops/empty.h>
 #include <ATen/ops/randn.h>
@@ -18,7 +18,7 @@ using ::testing::HasSubstr;
 TEST(Backend, TheCpuHasOneAndItsTensorsFindIt) {
   const auto found = FindBackend(at::kCPU);
   ASSERT_TRUE(found.ok());
-  EXPECT_STREQ((*found)->name, "cpu");
+  EXPECT_STREQ((*found)->traits().name, "cpu");
   EXPECT_EQ(&BackendOf(at::empty({1})), *found);
 }
 
@@ -48,10 +48,10 @@ TEST(Backend, ItsMergeUndoesACutOfTheKeys) {
   const Backend& cpu = BackendOf(at::empty({1}));
   const at::Tensor q = at::randn({5, 2, 8}), k = at::randn({6, 2, 8});
   const at::Tensor v = at::randn({6, 2, 8});
-  const AttentionResult whole = cpu.attend(q, k, v, false);
+  const AttentionResult whole = cpu.Attend(q, k, v, false);
   const AttentionResult merged =
-      cpu.attend(q, k.narrow(0, 0, 2), v.narrow(0, 0, 2), false);
-  cpu.merge(merged, cpu.attend(q, k.narrow(0, 2, 4), v.narrow(0, 2, 4), false));
+      cpu.Attend(q, k.narrow(0, 0, 2), v.narrow(0, 0, 2), false);
+  cpu.Merge(merged, cpu.Attend(q, k.narrow(0, 2, 4), v.narrow(0, 2, 4), false));
   EXPECT_LT((merged.output - whole.output).abs().max().item<double>(), 1e-6);
   EXPECT_LT((merged.lse - whole.lse).abs().max().item<double>(), 1e-6);
 }

@@ -9,6 +9,8 @@
 
 #include "client/train/optimizer/adamw.h"
 #include "client/train/optimizer/flat_model.h"
+#include "kernels/device/sim/sim.h"
+#include "tests/support/temp_dir.h"
 
 namespace sluice::runtime {
 namespace {

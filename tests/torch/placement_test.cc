@@ -14,14 +14,19 @@ namespace {
 using ::testing::AllOf;
 using ::testing::HasSubstr;
 
-TEST(Placement, SimsMemoryIsTheCpusAndARealGpuIsRefusedWithARemedy) {
-  const auto sim = DeviceOf("sim");
+TEST(Placement, SimsMemoryIsTheCpusAndAGpusIsItsOwn) {
+  const auto sim = DeviceOf("sim", DeviceIndex(1));
   ASSERT_TRUE(sim.ok());
   EXPECT_EQ(*sim, at::Device(at::kCPU));
-  const absl::Status cuda = DeviceOf("cuda").status();
-  EXPECT_EQ(cuda.code(), absl::StatusCode::kUnimplemented);
-  EXPECT_THAT(std::string(cuda.message()),
-              AllOf(HasSubstr("\"cuda\""), HasSubstr("simulated")));
+  const auto cuda = DeviceOf("cuda", DeviceIndex(1));
+  ASSERT_TRUE(cuda.ok());
+  EXPECT_EQ(*cuda, at::Device(at::kCUDA, 1));
+}
+
+TEST(Placement, AnotherDriverIsRefusedByItsName) {
+  const absl::Status other = DeviceOf("hip", DeviceIndex(0)).status();
+  EXPECT_EQ(other.code(), absl::StatusCode::kUnimplemented);
+  EXPECT_THAT(std::string(other.message()), HasSubstr("\"hip\""));
 }
 
 TEST(Placement, AViewIsTheMemoryItself) {

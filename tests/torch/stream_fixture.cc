@@ -49,44 +49,58 @@ stream::StreamOptions OptionsOf(const StepCase& c, int rank) {
 
 namespace {
 
+ModelTensors Copied(const StepCase& c, const ModelTensors& weights,
+                    at::Device device) {
+  ModelTensors to = weights;
+  for (const NamedTensor& named : NamedTensors(c.model, to)) {
+    *named.tensor = named.tensor->to(device);
+  }
+  return to;
+}
+
 // One rank's part of RunStep.
 class RankStep {
  public:
-  RankStep(const StepCase& c, const StepData& data, device::Driver* driver,
+  RankStep(const StepCase& c, const StepData& data, const TestNode& node,
            Collectives& collectives)
-      : case_(c), data_(data), driver_(driver), collectives_(collectives) {}
+      : case_(c), data_(data), node_(node), collectives_(collectives) {}
 
   void Run(int steps, Mutex& mutex, StepOutcome& outcome) {
     const int rank = collectives_.rank();
-    auto engine = client::CopyEngine::Start(
-        {.driver = driver_, .device = DeviceIndex(rank)});
+    const at::Device device = node_.device();
+    node_.EnterRank();
+    auto engine = node_.StartCopies(rank);
     ASSERT_THAT(engine, IsOk());
+    const auto through = node_.CollectivesOver(&collectives_);
     std::unique_ptr<client::CopyEngine> wrapped;
     if (case_.wrap_engine) wrapped = case_.wrap_engine(engine->get());
     StreamContext::Options options{
         .stream = OptionsOf(case_, rank),
-        .device = at::kCPU,
-        .collectives = &collectives_,
+        .device = device,
+        .collectives = through ? through.get() : &collectives_,
         .copies = wrapped ? wrapped.get() : engine->get()};
     options.host_size = stream::HostBytes(options.stream);
-    const Arena arena(options.host_size);
+    const HostArena arena(node_.driver(), options.host_size);
     options.host = arena.data();
     auto context = StreamContext::Create(options);
     ASSERT_THAT(context, IsOk());
+    const ModelTensors weights = Copied(case_, data_.weights, device);
+    const at::Tensor tokens =
+        Deal(data_.tokens, options.stream.layout, rank).to(device);
+    const at::Tensor labels =
+        Deal(data_.labels, options.stream.layout, rank).to(device);
     ModelTensors gradients;
     StepResult result;
     device::CallCounters before;
     for (int step = 0; step < steps; ++step) {
-      gradients = ZeroTensors(case_.model, at::kFloat, at::kCPU);
-      before = driver_->counters();
-      auto done = StreamedStep(**context, data_.weights, gradients,
-                               Deal(data_.tokens, options.stream.layout, rank),
-                               Deal(data_.labels, options.stream.layout, rank),
+      gradients = ZeroTensors(case_.model, at::kFloat, device);
+      before = node_.driver()->counters();
+      auto done = StreamedStep(**context, weights, gradients, tokens, labels,
                                data_.count);
       ASSERT_THAT(done, IsOk());
       result = *done;
     }
-    const device::CallCounters after = driver_->counters();
+    const device::CallCounters after = node_.driver()->counters();
     ASSERT_THAT((*engine)->Drain(), IsOk());
     EXPECT_TRUE(arena.GuardIntact());
     const MutexLock lock(mutex);
@@ -106,13 +120,13 @@ class RankStep {
     const auto from = NamedTensors(case_.model, gradients);
     const auto to = NamedTensors(case_.model, outcome.gradients);
     for (size_t i = 0; i < from.size(); ++i) {
-      to[i].tensor->add_(*from[i].tensor);
+      to[i].tensor->add_(from[i].tensor->cpu());
     }
   }
 
   const StepCase& case_;
   const StepData& data_;
-  device::Driver* driver_;
+  const TestNode& node_;
   Collectives& collectives_;
 };
 
@@ -121,16 +135,10 @@ class RankStep {
 StepOutcome RunStep(const StepCase& c, const StepData& data, int steps) {
   StepOutcome outcome;
   outcome.gradients = ZeroTensors(c.model, at::kFloat, at::kCPU);
-  const testing::TempDir directory;
-  device::SimConfig node{.links = {{"pcie0", c.in_speed, c.out_speed}},
-                         .host_memory = MiB(1)};
-  node.gpus.assign(c.ranks, {MiB(1), "pcie0", NumaIndex(0)});
-  EXPECT_THAT(device::CreateSimNode(directory.path(), node), IsOk());
-  auto driver = device::OpenSimDriver(directory.path());
-  EXPECT_THAT(driver, IsOk());
+  const TestNode node(c.ranks, c.in_speed, c.out_speed);
   Mutex mutex;
   RunRanks(c.ranks, [&](Collectives& collectives) {
-    RankStep(c, data, driver->get(), collectives).Run(steps, mutex, outcome);
+    RankStep(c, data, node, collectives).Run(steps, mutex, outcome);
   });
   return outcome;
 }

@@ -1,5 +1,5 @@
-// A streamed step on a simulated node: ranks as threads, each with its copy
-// engine and an arena of exactly the bytes HostBytes asked for.
+// A streamed step on a node of tests (test_node.h): ranks as threads, each with
+// its copy engine and an arena of exactly the bytes HostBytes asked for.
 #pragma once
 
 #include <cstdlib>
@@ -10,11 +10,10 @@
 #include "client/copy/copy_engine.h"
 #include "client/torch/stream/streamed_model.h"
 #include "gtest/gtest.h"
-#include "kernels/device/sim/sim.h"
 #include "planner/stream/stream_shape.h"
 #include "tests/support/status_matchers.h"
-#include "tests/support/temp_dir.h"
 #include "tests/torch/rank_threads.h"
+#include "tests/torch/test_node.h"
 
 namespace sluice::runtime {
 

@@ -4,8 +4,10 @@
 
 #include <algorithm>
 
+#include "kernels/device/sim/sim.h"
 #include "planner/stream/profile.h"
 #include "planner/stream/stream_shape.h"
+#include "tests/support/temp_dir.h"
 #include "tests/torch/stream_fixture.h"
 
 namespace sluice::runtime {

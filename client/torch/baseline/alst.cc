@@ -7,12 +7,12 @@
 #include <tuple>
 #include <utility>
 
+#include "client/torch/backend/backend.h"
 #include "client/torch/baseline/alst_heads.h"
 #include "client/torch/baseline/alst_section.h"
 #include "client/torch/baseline/baseline_ops.h"
 #include "client/torch/baseline/baseline_parts.h"
 #include "client/torch/exceptions.h"
-#include "client/torch/math/backend.h"
 #include "planner/stream/loss_rows.h"
 
 namespace sluice::runtime::baseline {
@@ -92,7 +92,7 @@ at::Tensor AlstRun::FeedForwardTile(const at::Tensor& middle,
 }
 
 AttentionResult WholeAttention(const Projected& heads) {
-  return BackendOf(heads.q).attend(heads.q, heads.k, heads.v, /*causal=*/true);
+  return BackendOf(heads.q).Attend(heads.q, heads.k, heads.v, /*causal=*/true);
 }
 
 void AlstRun::LayerForward(at::Tensor& x, int64_t layer) {
@@ -169,7 +169,7 @@ void AlstRun::LayerBackward(at::Tensor& gradient, int64_t layer) {
     d_o = heads_.ToTokens(HeadKind::kQuery, std::move(d_o));
     OutputBackward(x, d_o, gradient, layer);
     d_o = heads_.ToHeads(HeadKind::kQuery, std::move(d_o));
-    const AttentionGradients gradients = BackendOf(o).attend_backward(
+    const AttentionGradients gradients = BackendOf(o).AttendBackward(
         {heads.q, d_o, o, lse}, heads.k, heads.v, /*causal=*/true);
     d = {gradients.q, gradients.k, gradients.v};
   }

@@ -8,11 +8,11 @@
 #include <optional>
 #include <utility>
 
+#include "client/torch/backend/backend.h"
 #include "client/torch/baseline/alst.h"
 #include "client/torch/baseline/baseline_ops.h"
 #include "client/torch/baseline/baseline_parts.h"
 #include "client/torch/exceptions.h"
-#include "client/torch/math/backend.h"
 #include "client/torch/placement.h"
 #include "planner/stream/loss_rows.h"
 
@@ -224,10 +224,9 @@ const char* Name(BaselineMethod method) {
 
 absl::Status Check(const BaselineOptions& options, const at::Tensor& weights,
                    const at::Tensor& tokens, const at::Tensor& labels) {
-  if (const auto backend = FindBackend(options.device); !backend.ok()) {
-    return backend.status();
-  }
-  absl::Status there = CheckOn("weights", weights, options.device);
+  absl::Status there = CheckBackend(options.device, weights.scalar_type(),
+                                    options.model.head_dim());
+  there.Update(CheckOn("weights", weights, options.device));
   there.Update(CheckOn("tokens", tokens, options.device));
   there.Update(CheckOn("labels", labels, options.device));
   if (!there.ok()) return there;

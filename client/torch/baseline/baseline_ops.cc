@@ -14,8 +14,8 @@
 #include <ATen/ops/sum.h>
 #include <torch/csrc/autograd/custom_function.h>
 
+#include "client/torch/backend/backend.h"
 #include "client/torch/exceptions.h"
-#include "client/torch/math/backend.h"
 #include "client/torch/placement.h"
 
 namespace sluice::runtime::baseline {
@@ -191,7 +191,7 @@ at::Tensor ToTokens(HeadExchange* exchange, const RowRuns* runs,
 
 at::Tensor Attention(const at::Tensor& q, const at::Tensor& k,
                      const at::Tensor& v) {
-  return BackendOf(q).attend(q, k, v, /*causal=*/true).output;
+  return BackendOf(q).Attend(q, k, v, /*causal=*/true).output;
 }
 
 }  // namespace sluice::runtime::baseline

@@ -22,6 +22,11 @@ class Module final : public TorchCuda {
     return c10::cuda::getCurrentCUDAStream(device).stream();
   }
 
+  void SetCurrentStream(c10::DeviceIndex device, void* stream) override {
+    c10::cuda::setCurrentCUDAStream(c10::cuda::getStreamFromExternal(
+        static_cast<cudaStream_t>(stream), device));
+  }
+
   void Install(c10::Allocator* region, c10::Device device) override {
     TORCH_CHECK(front_ == nullptr, "a region is installed already");
     front_ = std::make_unique<RegionFront>(

@@ -32,7 +32,7 @@ class Blocks {
   explicit Blocks(const Backend& backend) : backend_(backend) {}
 
   at::Tensor Typed(const at::Tensor& t) const {
-    return backend_.blocks_in_fp32 ? t.to(at::kFloat) : t;
+    return backend_.traits().blocks_in_fp32 ? t.to(at::kFloat) : t;
   }
   void Attend(const at::Tensor& q, const at::Tensor& k, const at::Tensor& v,
               bool causal, Sum sum, const RunningAttention& running) const;
@@ -42,7 +42,8 @@ class Blocks {
 
  private:
   bool Whole(bool causal, int64_t rows) const {
-    return !causal || backend_.causal_rows == 0 || rows <= backend_.causal_rows;
+    const int64_t largest = backend_.traits().causal_rows;
+    return !causal || largest == 0 || rows <= largest;
   }
 
   const Backend& backend_;
@@ -53,13 +54,14 @@ void Blocks::Attend(const at::Tensor& q, const at::Tensor& k,
                     const RunningAttention& running) const {
   const int64_t rows = q.size(0);
   if (Whole(causal, rows)) {
-    const AttentionResult block = backend_.attend(q, k, v, causal);
-    if (sum == Sum::kAdd) return backend_.merge(running, block);
+    const AttentionResult block = backend_.Attend(q, k, v, causal);
+    if (sum == Sum::kAdd) return backend_.Merge(running, block);
     running.output.copy_(block.output);
     running.lse.copy_(block.lse);
     return;
   }
-  const int64_t half = FirstHalf(rows, backend_.tile_rows), rest = rows - half;
+  const int64_t half = FirstHalf(rows, backend_.traits().tile_rows),
+                rest = rows - half;
   const auto first = [&](const at::Tensor& t) { return t.narrow(0, 0, half); };
   const auto last = [&](const at::Tensor& t) {
     return t.narrow(0, half, rest);
@@ -76,13 +78,14 @@ void Blocks::Backward(const QueryRows& queries, const at::Tensor& k,
   const int64_t rows = k.size(0);
   if (Whole(causal, rows)) {
     const AttentionGradients block =
-        backend_.attend_backward(queries, k, v, causal);
+        backend_.AttendBackward(queries, k, v, causal);
     Accumulate(query_sum, sums.q, block.q);
     Accumulate(key_sum, sums.k, block.k);
     Accumulate(key_sum, sums.v, block.v);
     return;
   }
-  const int64_t half = FirstHalf(rows, backend_.tile_rows), rest = rows - half;
+  const int64_t half = FirstHalf(rows, backend_.traits().tile_rows),
+                rest = rows - half;
   const at::Tensor first_k = k.narrow(0, 0, half);
   const at::Tensor first_v = v.narrow(0, 0, half);
   const QueryRows below = Rows(queries, half, rest);

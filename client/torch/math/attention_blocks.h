@@ -4,11 +4,11 @@
 // *merged* output and log-sum-exp of the whole row, which is what makes
 // block-wise backward exact.
 //
-// Where the device wants it (the CPU: Backend::causal_rows), a causal block is
-// cut in halves until they are small, and what lies above its diagonal is never
-// computed. (ATen's CPU kernel would compute most of it: it goes through whole
-// tiles of 512 keys, and an off-diagonal block of 512 x 512 costs as much as a
-// causal one.)
+// Where the device wants it (the CPU: Backend::Traits::causal_rows), a causal
+// block is cut in halves until they are small, and what lies above its diagonal
+// is never computed. (ATen's CPU kernel would compute most of it: it goes
+// through whole tiles of 512 keys, and an off-diagonal block of 512 x 512 costs
+// as much as a causal one.)
 //
 // In bf16 the CPU's blocks are computed in fp32: their outputs would otherwise
 // be rounded before they are merged, the known error of chunked attention
@@ -25,7 +25,7 @@
 
 #include <ATen/core/Tensor.h>
 
-#include "client/torch/math/backend.h"
+#include "client/torch/backend/backend.h"
 
 namespace sluice::runtime {
 

@@ -29,6 +29,9 @@ class TorchCuda {
   // CopyEngine::UseStream.
   virtual void* CurrentStream(c10::DeviceIndex device) const = 0;
 
+  // Sets it: a stream that somebody else made, and keeps.
+  virtual void SetCurrentStream(c10::DeviceIndex device, void* stream) = 0;
+
   // From now on `region` serves every CUDA allocation of the process. Blocks
   // are reused in the order of one stream, the current one of this call, so
   // c10::Error: an allocation while another is current, or of another device;

@@ -4,6 +4,8 @@
 
 #include <utility>
 
+#include "client/torch/backend/cuda_backend.h"
+#include "client/torch/memory/torch_cuda.h"
 #include "client/torch/placement.h"
 #include "proto/base/shortage.h"
 #include "proto/base/status.h"
@@ -42,10 +44,15 @@ absl::StatusOr<Bytes> HbmSize(const RankMemory::Options& options) {
 }  // namespace
 
 absl::StatusOr<std::unique_ptr<RankMemory>> RankMemory::Open(Options options) {
+  const client::NodeLimits limits = options.session->limits();
   SLUICE_ASSIGN_OR_RETURN(const at::Device device,
-                          DeviceOf(options.session->limits().driver));
+                          DeviceOf(limits.driver, limits.device));
   SLUICE_ASSIGN_OR_RETURN(const Bytes size, HbmSize(options));
   std::unique_ptr<RankMemory> memory(new RankMemory(std::move(options)));
+  if (device.is_cuda()) {
+    SLUICE_ASSIGN_OR_RETURN(
+        memory->backend_, OpenCudaBackend(&memory->session().driver(), device));
+  }
   SLUICE_ASSIGN_OR_RETURN(memory->region_,
                           Leased(memory->session().LeaseGpu(size)));
   memory->allocator_ = std::make_unique<RegionAllocator>(
@@ -85,7 +92,13 @@ absl::StatusOr<std::unique_ptr<client::CopyEngine>> RankMemory::StartCopies(
   copies.device = session().limits().device;
   copies.gate = &session().grants();
   copies.record_timeline = timeline;
-  return client::CopyEngine::Start(copies);
+  SLUICE_ASSIGN_OR_RETURN(std::unique_ptr<client::CopyEngine> engine,
+                          client::CopyEngine::Start(copies));
+  if (device().is_cuda()) {
+    SLUICE_RETURN_IF_ERROR(
+        engine->UseStream(LoadedTorchCuda()->CurrentStream(device().index())));
+  }
+  return engine;
 }
 
 }  // namespace sluice::runtime

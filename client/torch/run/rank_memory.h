@@ -15,6 +15,7 @@
 #include "absl/status/statusor.h"
 #include "client/copy/copy_engine.h"
 #include "client/session/session.h"
+#include "client/torch/backend/backend.h"
 #include "client/torch/memory/region_allocator.h"
 
 namespace sluice::runtime {
@@ -32,7 +33,8 @@ class RankMemory {
     // What to do where a lease needs more than that, in its owner's words.
     std::function<std::string(Bytes needed)> beyond_limit;
   };
-  // Leases the HBM. Unimplemented: a GPU that this build has no tensors on.
+  // Leases the HBM, and on a GPU loads what computes there. Unimplemented: a
+  // GPU that this build has no tensors on. Unavailable: a library is missing.
   // ResourceExhausted: no such memory, in one line that says what to do.
   static absl::StatusOr<std::unique_ptr<RankMemory>> Open(Options options);
   ~RankMemory();
@@ -62,6 +64,7 @@ class RankMemory {
   explicit RankMemory(Options options) : options_(std::move(options)) {}
 
   Options options_;
+  std::unique_ptr<Backend> backend_;  // of a GPU
   std::unique_ptr<client::Region> region_;
   std::unique_ptr<RegionAllocator> allocator_;
 };

@@ -2,8 +2,8 @@
 
 #include <fmt/format.h>
 
+#include "client/torch/backend/backend.h"
 #include "client/torch/exceptions.h"
-#include "client/torch/math/backend.h"
 #include "client/torch/stream/stream_state.h"
 #include "planner/stream/stream_shape.h"
 #include "proto/base/shortage.h"
@@ -20,7 +20,8 @@ absl::Status Validate(const StreamContext::Options& options) {
         "a streamed step needs a copy engine, and collectives when there are "
         "several ranks");
   }
-  return FindBackend(options.device).status();
+  return CheckBackend(options.device, TorchType(options.stream.dtype),
+                      options.stream.model.head_dim());
 }
 
 }  // namespace

@@ -179,8 +179,15 @@ class BoxedCall {
     return returned;
   }
 
+  // x_() comes as x(out=itself), which is as large already.
+  bool IsInPlace() const {
+    return std::any_of(reads_.begin(), reads_.end(),
+                       [this](const auto& t) { return t.is_same(writes_[0]); });
+  }
+
   // out=: as large as the result will be.
   void ResizeOutputs() {
+    if (IsInPlace()) return;
     std::vector<std::vector<int64_t>> sizes;
     if (HasMeta()) {
       Stack values = OnMeta();

@@ -107,6 +107,10 @@ TEST_F(FakeTorch, OperatorsGiveTheCpusBits) {
   at::Tensor out = at::empty({0}, x.options());
   at::mm_out(out, x, y);
   ExpectSame(out, at::mm(a, b));
+  at::Tensor sums = at::zeros({96, 96}, x.options());
+  sums.index_add_(0, at::empty({0}, x.options().dtype(at::kLong)),
+                  x.narrow(0, 0, 0));  // of a rank without rows
+  EXPECT_EQ(sums.abs().sum().item<float>(), 0);
   at::Tensor part = x.narrow(1, 8, 16);
   part.mul_(3).add_(at::scalar_tensor(0.5));
   ExpectSame(x.narrow(1, 8, 16), a.narrow(1, 8, 16) * 3 + 0.5);

@@ -1,0 +1,32 @@
+// A GPU's attention: torch's flash kernels for bf16, its efficient ones
+// for fp32 (for comparisons of gradients: they have no grouped queries, so
+// k and v are expanded), merged by our kernel on torch's current stream.
+//
+// A block's gradients take the merged output rounded to the model's dtype,
+// which is all that flash takes.
+//
+// No GPU has run it; it is tested on the fakes (tests/fake_cuda).
+//
+// Thread safety: as Backend's; Open and the end by the thread that computes.
+#pragma once
+
+#include <c10/core/Device.h>
+
+#include <memory>
+
+#include "absl/status/statusor.h"
+#include "client/torch/backend/backend.h"
+#include "kernels/device/driver.h"
+
+namespace sluice::runtime {
+
+// Loads torch's CUDA part (LoadTorchCuda) and our kernels, and installs the
+// GPU's backend as long as what is returned lives. Where the calling thread's
+// current stream of torch is CUDA's default one, which waits for all others,
+// the driver's compute stream takes its place.
+// `driver` outlives it. Unavailable: as LoadTorchCuda. Unimplemented: a build
+// without CUDA.
+absl::StatusOr<std::unique_ptr<Backend>> OpenCudaBackend(device::Driver* driver,
+                                                         c10::Device gpu);
+
+}  // namespace sluice::runtime

@@ -1,0 +1,225 @@
+#include "tests/torch/test_node.h"
+
+#include <ATen/core/Tensor.h>
+#include <dlfcn.h>
+
+#include <algorithm>
+#include <cstdlib>
+#include <string_view>
+#include <utility>
+
+#include "client/torch/backend/cuda_backend.h"
+#include "client/torch/memory/region_allocator.h"
+#include "client/torch/memory/torch_cuda.h"
+#include "gtest/gtest.h"
+#include "kernels/device/sim/sim.h"
+#include "proto/base/status.h"
+#include "tests/support/status_matchers.h"
+
+namespace sluice::runtime {
+namespace {
+
+using ::sluice::testing::IsOk;
+
+constexpr Bytes kGuard = KiB(4);
+constexpr Bytes kHbm = MiB(64);
+const at::Device kGpu(at::kCUDA, 0);
+
+template <typename T>
+T Need(absl::StatusOr<T> value) {
+  if (!value.ok())
+    std::fprintf(stderr, "%s\n", value.status().message().data());
+  SLUICE_CHECK(value.ok());
+  return *std::move(value);
+}
+
+// An extent of a place's memory, mapped for GPU 0.
+std::byte* Mapped(device::Driver* driver, device::Placement where, Bytes size) {
+  std::byte* const address = Need(driver->Reserve(size, where.kind));
+  const device::Memory memory = Need(driver->Create(where, size));
+  EXPECT_THAT(driver->Map(address, size, memory), IsOk());
+  EXPECT_THAT(driver->Release(memory), IsOk());
+  EXPECT_THAT(driver->SetAccess(address, size, DeviceIndex(0)), IsOk());
+  return address;
+}
+void Unmapped(device::Driver* driver, std::byte* address, Bytes size) {
+  EXPECT_THAT(driver->Unmap(address, size), IsOk());
+  EXPECT_THAT(driver->FreeReservation(address, size), IsOk());
+}
+
+// The fake's GPU 0 as a rank has it: a region as torch's memory, the backend.
+class FakeGpu {
+ public:
+  FakeGpu()
+      : driver_(Need(device::OpenCudaDriver())),
+        backend_(Need(OpenCudaBackend(driver_.get(), kGpu))),
+        stream_(LoadedTorchCuda()->CurrentStream(0)),
+        hbm_(Mapped(driver_.get(), device::Placement::Gpu(DeviceIndex(0)),
+                    kHbm)),
+        allocator_(kGpu, hbm_, kHbm) {
+    allocator_.Arm();
+  }
+  ~FakeGpu() {
+    EXPECT_THAT(
+        driver_->SynchronizeStream(driver_->ComputeStream(DeviceIndex(0))),
+        IsOk());
+    EXPECT_EQ(allocator_.stats().used, Bytes(0));
+    allocator_.Disarm();
+    Unmapped(driver_.get(), hbm_, kHbm);
+  }
+  device::Driver* driver() const { return driver_.get(); }
+  void* stream() const { return stream_; }
+
+ private:
+  std::unique_ptr<device::Driver> driver_;
+  std::unique_ptr<Backend> backend_;
+  void* const stream_;
+  std::byte* const hbm_;
+  RegionAllocator allocator_;
+};
+
+// Ends before the process does, which the fake wants.
+class Gpu : public ::testing::Environment {
+ public:
+  static FakeGpu& Get() { return *gpu_; }
+  void SetUp() override {
+    if (OnFakeCuda()) gpu_ = std::make_unique<FakeGpu>();
+  }
+  void TearDown() override { gpu_.reset(); }
+
+ private:
+  static inline std::unique_ptr<FakeGpu> gpu_;
+};
+[[maybe_unused]] const auto* const environment =
+    ::testing::AddGlobalTestEnvironment(new Gpu);
+
+class ThroughHost final : public Collectives {
+ public:
+  explicit ThroughHost(Collectives* host) : host_(host) {}
+
+  int rank() const override { return host_->rank(); }
+  int world_size() const override { return host_->world_size(); }
+  absl::Status AllToAll(const at::Tensor& receive,
+                        const std::vector<int64_t>& receive_counts,
+                        const at::Tensor& send,
+                        const std::vector<int64_t>& send_counts) override {
+    at::Tensor got = receive.cpu();
+    SLUICE_RETURN_IF_ERROR(
+        host_->AllToAll(got, receive_counts, send.cpu(), send_counts));
+    receive.copy_(got);
+    return absl::OkStatus();
+  }
+  absl::Status SumAll(at::Tensor& tensor) override {
+    return Through(tensor, [&](at::Tensor& t) { return host_->SumAll(t); });
+  }
+  absl::Status SumTo(at::Tensor& tensor, int root) override {
+    return Through(tensor,
+                   [&](at::Tensor& t) { return host_->SumTo(t, root); });
+  }
+  absl::Status Broadcast(at::Tensor& tensor, int root) override {
+    return Through(tensor,
+                   [&](at::Tensor& t) { return host_->Broadcast(t, root); });
+  }
+  absl::Status Barrier() override { return host_->Barrier(); }
+  absl::Status Check() override { return host_->Check(); }
+  void Abort(const std::string& why) override { host_->Abort(why); }
+
+ private:
+  template <typename Call>
+  static absl::Status Through(at::Tensor& tensor, Call call) {
+    at::Tensor there = tensor.cpu();
+    SLUICE_RETURN_IF_ERROR(call(there));
+    tensor.copy_(there);
+    return absl::OkStatus();
+  }
+
+  Collectives* const host_;
+};
+
+}  // namespace
+
+bool OnFakeCuda() {
+  const char* const device = std::getenv("SLUICE_TEST_DEVICE");
+  return device != nullptr && std::string_view(device) == "cuda";
+}
+
+// The fake is loaded beside a program that knows nothing of it.
+std::string TakeFindings() {
+  using Take = void (*)(std::string&);
+  static const auto take =
+      reinterpret_cast<Take>(dlsym(RTLD_DEFAULT, "fake_cuda_take_findings"));
+  SLUICE_CHECK(take != nullptr);
+  std::string findings;
+  take(findings);
+  return findings;
+}
+
+TestNode::TestNode(int gpus, double in_speed, double out_speed) {
+  if (OnFakeCuda()) {
+    driver_ = Gpu::Get().driver();
+    return;
+  }
+  device::SimConfig node{.links = {{"pcie0", in_speed, out_speed}},
+                         .host_memory = MiB(1)};
+  node.gpus.assign(gpus, {MiB(1), "pcie0", NumaIndex(0)});
+  directory_.emplace();
+  EXPECT_THAT(device::CreateSimNode(directory_->path(), node), IsOk());
+  sim_ = Need(device::OpenSimDriver(directory_->path()));
+  driver_ = sim_.get();
+}
+
+at::Device TestNode::device() const {
+  return OnFakeCuda() ? kGpu : at::Device(at::kCPU);
+}
+
+void TestNode::EnterRank() const {
+  if (OnFakeCuda()) {
+    LoadedTorchCuda()->SetCurrentStream(0, Gpu::Get().stream());
+  }
+}
+
+absl::StatusOr<std::unique_ptr<client::CopyEngine>> TestNode::StartCopies(
+    int rank) const {
+  const DeviceIndex gpu(OnFakeCuda() ? 0 : rank);
+  SLUICE_ASSIGN_OR_RETURN(
+      std::unique_ptr<client::CopyEngine> copies,
+      client::CopyEngine::Start({.driver = driver_, .device = gpu}));
+  if (OnFakeCuda()) {
+    SLUICE_RETURN_IF_ERROR(copies->UseStream(Gpu::Get().stream()));
+  }
+  return copies;
+}
+
+std::unique_ptr<Collectives> TestNode::CollectivesOver(
+    Collectives* host) const {
+  return OnFakeCuda() ? std::make_unique<ThroughHost>(host) : nullptr;
+}
+
+HostArena::HostArena(device::Driver* driver, Bytes size)
+    : driver_(driver), size_(size) {
+  const Bytes all = size + kGuard;
+  if (OnFakeCuda()) {
+    const auto where = device::Placement::Host(NumaIndex(0));
+    mapped_ = RoundUp(all, Need(driver->Granularity(where)));
+    data_ = Mapped(driver, where, mapped_);
+  } else {
+    data_ = static_cast<std::byte*>(
+        std::aligned_alloc(64, RoundUp(all, Bytes(64)).size()));
+  }
+  std::fill_n(data_, all.size(), std::byte{0xff});
+}
+
+HostArena::~HostArena() {
+  if (mapped_ > Bytes(0)) {
+    Unmapped(driver_, data_, mapped_);
+  } else {
+    std::free(data_);
+  }
+}
+
+bool HostArena::GuardIntact() const {
+  return std::all_of(data_ + size_.size(), data_ + (size_ + kGuard).size(),
+                     [](std::byte b) { return b == std::byte{0xff}; });
+}
+
+}  // namespace sluice::runtime

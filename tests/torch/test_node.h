@@ -1,0 +1,70 @@
+// Where tests of a step compute: a simulated node, or, with
+// SLUICE_TEST_DEVICE=cuda in the environment, GPU 0 of the fake CUDA driver
+// (tests/fake_cuda), whose strictness then judges the run, too.
+//
+// There ranks are threads of one process and share the GPU and torch's stream:
+// blocks of the one region are reused in the order of that stream. What they
+// send each other goes through the host; NCCL has tests of its own.
+#pragma once
+
+#include <c10/core/Device.h>
+
+#include <memory>
+#include <optional>
+#include <string>
+
+#include "absl/status/statusor.h"
+#include "client/copy/copy_engine.h"
+#include "client/torch/ranks/collectives.h"
+#include "kernels/device/driver.h"
+#include "tests/support/temp_dir.h"
+
+namespace sluice::runtime {
+
+// Whether this process's tests run on the fake CUDA driver.
+bool OnFakeCuda();
+
+// What the fake has found since the last time, a line each; it does not count
+// at the process's end any more. REQUIRES: OnFakeCuda().
+std::string TakeFindings();
+
+class TestNode {
+ public:
+  // Speeds in bytes per second into and out of HBM; 0: not throttled. The fake
+  // has no links.
+  TestNode(int gpus, double in_speed, double out_speed);
+
+  device::Driver* driver() const { return driver_; }
+  // Of every tensor of a rank.
+  at::Device device() const;
+  // For the thread that computes as a rank, before it does.
+  void EnterRank() const;
+  absl::StatusOr<std::unique_ptr<client::CopyEngine>> StartCopies(
+      int rank) const;
+  // What a rank calls where its tensors are not the host's; null: `host` does.
+  std::unique_ptr<Collectives> CollectivesOver(Collectives* host) const;
+
+ private:
+  std::optional<testing::TempDir> directory_;
+  std::unique_ptr<device::Driver> sim_;
+  device::Driver* driver_ = nullptr;
+};
+
+// Host memory of exactly `size` bytes at a 64-byte boundary, pinned where a GPU
+// copies from it, and guarded behind.
+class HostArena {
+ public:
+  HostArena(device::Driver* driver, Bytes size);
+  ~HostArena();
+  HostArena(const HostArena&) = delete;
+  std::byte* data() const { return data_; }
+  bool GuardIntact() const;
+
+ private:
+  device::Driver* const driver_;
+  const Bytes size_;
+  Bytes mapped_;  // 0: of the heap
+  std::byte* data_ = nullptr;
+};
+
+}  // namespace sluice::runtime
