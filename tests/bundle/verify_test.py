@@ -268,6 +268,35 @@ class Faults(Verify):
                           fake="hang=cuEventQuery:3")
         self.nothing_runs()
 
+    def test_memory_of_the_dead_that_stays_taken(self):
+        self.expect_fails("daemon", "GPU 0: 48 MiB more are in use than before",
+                          "--limit", "18", fake="keep_dead=1")
+
+    def test_memory_that_is_not_what_was_written(self):
+        self.expect_fails("daemon", "the rank of GPU 0 says: byte .* is not",
+                          fake="corrupt=1")
+        self.nothing_runs()
+
+    def test_a_driver_that_shares_no_memory(self):
+        self.expect_fails("daemon", "says: .*cuMemImportFromShareableHandle",
+                          fake="fail=cuMemImportFromShareableHandle:1:999")
+
+    def test_a_keeper_that_keeps_nothing(self):
+        kit = self.folder + "/kit"
+        os.mkdir(kit)
+        shutil.copy2(BIN + "/verify", kit)
+        for program in "sluiced", "sluice-worker":
+            os.symlink(f"{BIN}/{program}", f"{kit}/{program}")
+        keeper = kit + "/sluiced-keeper"
+        with open(keeper, "w") as script:
+            script.write('#!/bin/sh\nfor daemon in first next; do\n'
+                         f'  {BIN}/sluiced --runtime-dir "$2" "$4" "$5"\n'
+                         'done\n')
+        os.chmod(keeper, 0o700)
+        self.expect_fails("daemon", "the next daemon did not take over .*: it "
+                          "knows 0 B", "--limit", "18", kit=kit)
+        self.nothing_runs()
+
     def test_streams_that_do_not_wait_for_events(self):
         self.expect_fails("conformance", "GPU 0",
                           fake="forget_waits=1,jitter_us=20000")
@@ -327,6 +356,21 @@ class Aborts(Verify):
         self.assertEqual(process.returncode, -signal.SIGINT)
         self.assertEqual(self.archived(), {"doctor": "passed",
                                            "conformance": "failed"})
+        self.nothing_runs()
+        self.assertEqual(os.listdir(self.folder),
+                         ["sluice-verify-test.tar.gz"])
+
+    def test_kill_9_ends_the_daemon_of_a_check_too(self):
+        process = self.start("--only", "daemon",
+                             fake="hang=cuMemImportFromShareableHandle:1")
+        pid = self.await_check(process, "daemon")
+        for _ in range(400):
+            with open(f"/proc/{pid}/task/{pid}/children") as children:
+                if len(children.read().split()) > 1:  # the keeper and a rank
+                    break
+            time.sleep(0.02)
+        process.kill()
+        process.communicate(timeout=60)
         self.nothing_runs()
         self.assertEqual(os.listdir(self.folder),
                          ["sluice-verify-test.tar.gz"])

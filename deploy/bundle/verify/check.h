@@ -44,5 +44,6 @@ Result RunConformance(const Surroundings&);
 Result RunRules(const Surroundings&);
 Result RunKernels(const Surroundings&);
 Result RunLinks(const Surroundings&);
+Result RunDaemon(const Surroundings&);
 
 }  // namespace sluice::verify

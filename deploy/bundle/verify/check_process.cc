@@ -17,6 +17,7 @@
 #include "absl/strings/numbers.h"
 #include "absl/strings/str_split.h"
 #include "absl/time/clock.h"
+#include "deploy/bundle/verify/descendants.h"
 #include "proto/base/file_text.h"
 #include "proto/base/pidfd.h"
 #include "proto/base/spawn.h"
@@ -111,9 +112,8 @@ void EndWithStarter(const std::string& work) {
     while (read(kWatched, &none, 1) < 0 && errno == EINTR) {
     }
     starter_is_gone = true;
-    signal(SIGTERM, SIG_IGN);
-    kill(0, SIGTERM);  // all others of the group: they make files meanwhile
     for (int round = 0; round < kRounds; ++round) {
+      EndDescendants();  // they make files meanwhile
       std::error_code fault;
       std::filesystem::remove_all(work, fault);
       if (!fault && !std::filesystem::exists(work, fault)) break;
@@ -144,13 +144,15 @@ Result RunInProcess(const CheckProcess& process) {
     return failed("no log or no pipe for it");
   }
   const UniqueFd watched(ends[0]), held(ends[1]);
+  AdoptOrphans();
   const auto pid = Start(process, output, watched, limit);
   if (!pid.ok()) return failed(std::string(pid.status().message()));
   std::string bad_end = Await(*pid, limit, process.stopped);
-  kill(-*pid, SIGKILL);  // also what it left
+  kill(-*pid, SIGKILL);
   int status = 0;
   while (waitpid(*pid, &status, 0) < 0 && errno == EINTR) {
   }
+  EndDescendants();  // what it left
   if (bad_end.empty()) bad_end = HowItEnded(status);
   Result result = ReadResult(process, bad_end, log);
   result.name = process.check->name;
@@ -162,6 +164,7 @@ int ServeCheck(const Check& check, const std::string& work,
                const std::string& gpus, const std::string& busy,
                absl::Duration limit) {
   fcntl(kWatched, F_SETFD, FD_CLOEXEC);
+  AdoptOrphans();
   EndWithStarter(work);
   // What programs leave behind that are killed goes with the work.
   const std::string scratch = work + "/" + kScratch;

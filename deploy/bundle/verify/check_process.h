@@ -27,7 +27,7 @@ struct CheckProcess {
 Result RunInProcess(const CheckProcess& process);
 
 // The other side, in the child: writes the result where the starter looks for
-// it. When the starter is gone, however, this process group and the folder of
+// it. When the starter is gone, however, all that it started and the folder of
 // all checks go too.
 int ServeCheck(const Check& check, const std::string& work,
                const std::string& gpus, const std::string& busy,

@@ -15,6 +15,8 @@ constexpr Check kChecks[] = {
      RunKernels},
     {"links", "how fast each GPU copies, alone and with all others",
      absl::Seconds(60), RunLinks},
+    {"daemon", "memory of killed ranks, and ranks of a killed daemon",
+     absl::Seconds(90), RunDaemon},
 };
 constexpr Check kSurvey = {"survey", "which GPUs nobody uses",
                            absl::Seconds(40), RunSurvey, /*needs_gpu=*/false};

@@ -6,6 +6,7 @@
 #include "deploy/bundle/verify/check.h"
 #include "deploy/bundle/verify/check_process.h"
 #include "deploy/bundle/verify/probes.h"
+#include "deploy/bundle/verify/tenant.h"
 
 namespace sluice::verify {
 namespace {
@@ -30,6 +31,9 @@ std::optional<int> RunHidden(const std::vector<std::string>& arguments) {
   if (arguments[0] == "--check") return BeACheck(arguments);
   if (arguments[0] == "--probe" && arguments.size() == 2) {
     return AskRule(arguments[1]);
+  }
+  if (arguments[0] == kBeATenant) {
+    return BeATenant({arguments.begin() + 1, arguments.end()});
   }
   return std::nullopt;
 }

@@ -30,6 +30,7 @@ OF_THE_SYSTEM = {
     # What verify says to the processes of its checks; its help has none of it.
     "deploy/bundle/verify/check_process.cc": {"--check", "--work", "--busy"},
     "deploy/bundle/verify/hidden.cc": {"--check", "--work", "--busy"},
+    "deploy/bundle/verify/tenant.h": {"--tenant"},
 }
 FOLDERS = ["daemon", "client", "proto", "planner", "kernels", "deploy"]
 LITERAL = re.compile(r'R"(\w*)\((.*?)\)\1"|"((?:[^"\\\n]|\\.)*)"', re.S)

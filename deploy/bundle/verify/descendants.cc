@@ -1,0 +1,76 @@
+#include "deploy/bundle/verify/descendants.h"
+
+#include <signal.h>
+#include <sys/prctl.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include <cstdio>
+#include <filesystem>
+#include <map>
+#include <string>
+
+#include "absl/strings/numbers.h"
+#include "absl/time/clock.h"
+#include "proto/base/file_text.h"
+
+namespace sluice::verify {
+namespace {
+
+constexpr absl::Duration kNap = absl::Milliseconds(5);
+constexpr int kRounds = 1000;
+
+// 0: it has ended, if only just.
+pid_t ParentOf(pid_t pid) {
+  // "PID (NAME) STATE PARENT …", and a name may have anything in it.
+  const std::string stat = TextOf("/proc/" + std::to_string(pid) + "/stat");
+  const size_t name_end = stat.rfind(')');
+  char state = 0;
+  int parent = 0;
+  if (name_end == std::string::npos ||
+      std::sscanf(stat.c_str() + name_end + 1, " %c %d", &state, &parent) !=
+          2 ||
+      state == 'Z') {
+    return 0;
+  }
+  return parent;
+}
+
+}  // namespace
+
+std::vector<pid_t> Descendants(pid_t of) {
+  std::multimap<pid_t, pid_t> children;
+  std::error_code error;  // processes come and go
+  for (std::filesystem::directory_iterator entry("/proc", error), end;
+       !error && entry != end; entry.increment(error)) {
+    int pid = 0;
+    if (!absl::SimpleAtoi(entry->path().filename().string(), &pid)) continue;
+    if (const pid_t parent = ParentOf(pid); parent != 0) {
+      children.emplace(parent, pid);
+    }
+  }
+  std::vector<pid_t> found = {of};
+  for (size_t i = 0; i < found.size(); ++i) {
+    const auto [begin, end] = children.equal_range(found[i]);
+    for (auto it = begin; it != end; ++it) found.push_back(it->second);
+  }
+  found.erase(found.begin());
+  return found;
+}
+
+void AdoptOrphans() { prctl(PR_SET_CHILD_SUBREAPER, 1); }
+
+// Again and again: a keeper may just have started the next daemon, and a daemon
+// the next keeper.
+void EndDescendants() {
+  for (int round = 0; round < kRounds; ++round) {
+    const std::vector<pid_t> left = Descendants(getpid());
+    for (const pid_t pid : left) kill(pid, SIGKILL);
+    while (waitpid(-1, nullptr, WNOHANG) > 0) {
+    }
+    if (left.empty()) return;
+    absl::SleepFor(kNap);
+  }
+}
+
+}  // namespace sluice::verify

@@ -1,0 +1,23 @@
+// Whatever this process has started, at any remove, also what left its group:
+// a daemon under its keeper has one of its own.
+//
+// Thread safety: safe.
+#pragma once
+
+#include <sys/types.h>
+
+#include <vector>
+
+namespace sluice::verify {
+
+// From now on an orphan below this process is its child.
+void AdoptOrphans();
+
+// Of process `of`, those that live; the nearest first.
+std::vector<pid_t> Descendants(pid_t of);
+
+// Kills until none is left, and reaps. Gives up on who does not die within some
+// seconds: a process in a driver's hands.
+void EndDescendants();
+
+}  // namespace sluice::verify

@@ -1,0 +1,50 @@
+// The kit's own sluiced, under its keeper, in a folder of its own and for this
+// user alone.
+//
+// Thread safety: one owner.
+#pragma once
+
+#include <sys/types.h>
+
+#include <memory>
+#include <string>
+
+#include "absl/status/status.h"
+#include "absl/status/statusor.h"
+#include "absl/time/time.h"
+#include "proto/base/temporary_folder.h"
+#include "proto/base/units.h"
+
+namespace sluice::verify {
+
+class PrivateDaemon {
+ public:
+  struct Pools {
+    Bytes gpu;   // of each GPU that this process sees
+    Bytes host;  // of each NUMA node
+  };
+  // Returns when it serves. Its log is this process's standard error.
+  static absl::StatusOr<std::unique_ptr<PrivateDaemon>> Start(
+      const Pools& pools, absl::Time until);
+  ~PrivateDaemon();
+  PrivateDaemon(const PrivateDaemon&) = delete;
+
+  std::string socket() const { return folder_.path() + "/session.sock"; }
+
+  // SIGKILL to the daemon; its keeper lives. Returns when it is dead.
+  absl::Status KillDaemon();
+  // SIGTERM to the keeper. Internal: it ended otherwise than asked; or left a
+  // file.
+  absl::Status End(absl::Time until);
+
+ private:
+  PrivateDaemon(TemporaryFolder folder, pid_t keeper)
+      : folder_(std::move(folder)), keeper_(keeper) {}
+  absl::StatusOr<pid_t> Daemon() const;
+  absl::Status AwaitServing(absl::Time until) const;
+
+  const TemporaryFolder folder_;
+  pid_t keeper_;  // 0: it was reaped
+};
+
+}  // namespace sluice::verify
