@@ -415,6 +415,18 @@ TEST_F(Rules, RacesAreFoundAndOrderedCopiesAreNone) {
   EXPECT_EQ(cuStreamDestroy_v2(second), kSuccess);
 }
 
+TEST_F(Rules, WithUnreadyAnEventIsReachedForWhoWaitsAlone) {
+  const StreamPointer stream = NewStream();
+  const EventPointer event = NewEvent();
+  ASSERT_EQ(cuEventRecord(event, stream), kSuccess);
+  ASSERT_EQ(cuStreamSynchronize(stream), kSuccess);
+  fake_cuda_set("unready=1");
+  EXPECT_EQ(cuEventQuery(event), kNotReady);
+  EXPECT_EQ(cuEventSynchronize(event), kSuccess);
+  fake_cuda_set("unready=0");
+  EXPECT_EQ(cuEventQuery(event), kSuccess);
+}
+
 TEST_F(Rules, AForkedChildIsRefused) {
   EXPECT_EXIT(_exit(cuDevicePrimaryCtxRelease_v2(0)),
               ::testing::ExitedWithCode(TextOf(Rule::kNotForked).code),

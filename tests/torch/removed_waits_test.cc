@@ -1,0 +1,188 @@
+// Every wait that a streamed step makes is left out, one kind at a time, on the
+// fake CUDA driver, and its race detector says so by the order of the calls
+// alone, however fast the copies were: it is run with `unready`, so that no
+// copy is found to be over by who only asks. (planted_waits_test shows on sim
+// that such a step computes something else.)
+//
+// A kind is who waits for what: compute, or a copy by its label and direction.
+// Which there are is asked of the step itself, so a new one is tried by itself.
+// What none finds is listed here, with the reason.
+#include <algorithm>
+#include <map>
+#include <memory>
+#include <set>
+#include <string>
+#include <tuple>
+#include <unordered_map>
+#include <utility>
+
+#include "client/copy/ticket_state.h"
+#include "gmock/gmock.h"
+#include "tests/torch/forwarding_engine.h"
+#include "tests/torch/stream_fixture.h"
+
+namespace sluice::runtime {
+namespace {
+
+using client::CopyRequest;
+using client::Ticket;
+using client::TicketAccess;
+using Order = stream::BackwardOrder;
+
+constexpr char kCompute[] = "compute";
+
+using StepWait = std::pair<std::string, std::string>;  // waiter, waited for
+
+std::string Name(const StepWait& wait) {
+  return wait.first + " for " + wait.second;
+}
+
+std::string KindOf(const CopyRequest& request) {
+  std::string kind = request.label;
+  if (kind.ends_with(" out")) kind.resize(kind.size() - 4);
+  const bool in = request.direction == device::CopyDirection::kHostToDevice;
+  return kind + (in ? " in" : " out");
+}
+
+// Notes the waits that are made, and does not make one kind of them.
+class ForgetfulEngine final : public client::ForwardingEngine {
+ public:
+  ForgetfulEngine(CopyEngine* engine, const std::set<StepWait>& forgotten,
+                  std::set<StepWait>* made)
+      : ForwardingEngine(engine), forgotten_(forgotten), made_(made) {}
+
+  Ticket MarkCompute() override {
+    return Known(ForwardingEngine::MarkCompute(), kCompute);
+  }
+  Ticket Enqueue(CopyRequest request) override {
+    const std::string kind = KindOf(request);
+    std::erase_if(request.after,
+                  [&](const Ticket& t) { return Forgets(kind, t); });
+    return Known(ForwardingEngine::Enqueue(std::move(request)), kind);
+  }
+  absl::Status Wait(const Ticket& ticket) override {
+    if (Forgets(kCompute, ticket)) return absl::OkStatus();
+    return ForwardingEngine::Wait(ticket);
+  }
+
+ private:
+  Ticket Known(Ticket ticket, const std::string& kind) {
+    kinds_[TicketAccess::StateOf(ticket)] = kind;
+    return ticket;
+  }
+  bool Forgets(const std::string& waiter, const Ticket& ticket) const {
+    const auto found = kinds_.find(TicketAccess::StateOf(ticket));
+    if (found == kinds_.end()) return false;  // reached from the beginning
+    const StepWait wait = {waiter, found->second};
+    made_->insert(wait);
+    return forgotten_.contains(wait);
+  }
+
+  const std::set<StepWait> forgotten_;
+  std::set<StepWait>* const made_;
+  // Holds states, so that no two have one address.
+  std::unordered_map<std::shared_ptr<TicketAccess::State>, std::string> kinds_;
+};
+
+// What nothing finds, and why: each is implied by others, so that all of these
+// may be left out at once. Copies of a direction follow one another, and so
+// does compute; who waits for a later one, or for compute that did, has waited.
+// A step makes them because its parts know nothing of each other, and because
+// other shapes need them (planted_waits_test has two chunks, and resident
+// classes).
+const std::set<StepWait> kImplied = {
+    {kCompute, kCompute},
+    {kCompute, "outer chunk in"},
+    {kCompute, "x, dX in"},
+    {"dO, dX out", "saved rows in"},
+    {"dX out", "x, dX in"},
+    {"dY out", "y in"},
+    {"gradients of inner chunk in", kCompute},
+    {"gradients of inner chunk out", "gradients of inner chunk in"},
+    {"inner chunk in", "q, k, v again out"},
+    {"inner chunk in", "q, k, v out"},
+    {"outer chunk in", kCompute},
+    {"outer chunk in", "q, k, v out"},
+    {"q, k, v again out", "inner chunk in"},
+    {"q, k, v again out", "k, v in"},
+    {"q, k, v again out", "outer chunk in"},
+    {"q, k, v out", "k, v in"},
+    {"saved rows in", "embedding out"},
+    {"saved rows in", "layer out"},
+    {"saved rows in", "o, lse out"},
+    {"x in", "layer out"},
+    {"x, dX in", "dO, dX out"},
+    {"x, dX in", "embedding out"},
+    {"x, dX in", "layer out"},
+    {"x, dX in", "q, k, v out"},
+    {"y in", "layer out"}};
+const std::set<StepWait> kImpliedWithKeysOuter = {
+    {"dO, dX out", "inner chunk in"},
+    {"inner chunk in", "dO, dX out"},
+    {"inner chunk in", "o, lse out"},
+    {"outer chunk in", "q, k, v again out"},
+    {"saved rows in", "dX out"}};
+const std::set<StepWait> kImpliedWithQueriesOuter = {
+    {kCompute, "dX out"},
+    {"dO, dX out", "outer chunk in"},
+    {"outer chunk in", "dO, dX out"},
+    {"outer chunk in", "o, lse out"}};
+
+// Chunks enough that a slot of every ring is used again.
+StepCase CaseOf(Order order) {
+  return {.model = stream::Llama({.layers = 2,
+                                  .hidden = 32,
+                                  .heads = 4,
+                                  .kv_heads = 2,
+                                  .ffn = 44,
+                                  .vocab = 50}),
+          .seq_len = 71,
+          .chunk = 13,
+          .stream = {.alpha = 0.5, .prefetch_depth = 3, .order = order}};
+}
+
+class RemovedWaits : public ::testing::TestWithParam<Order> {
+ protected:
+  // A step without the waits `forgotten`. Notes all that it would make; what
+  // was found.
+  std::string Run(const std::set<StepWait>& forgotten,
+                  std::set<StepWait>* made) {
+    StepCase c = CaseOf(GetParam());
+    c.wrap_engine = [&](client::CopyEngine* engine) {
+      return std::make_unique<ForgetfulEngine>(engine, forgotten, made);
+    };
+    RunStep(c, MakeStepData(c, 5));
+    return TakeFindings();
+  }
+};
+
+TEST_P(RemovedWaits, AreEachFoundAsARaceOrListedAsImplied) {
+  std::set<StepWait> made, implied = kImplied;
+  implied.merge(std::set<StepWait>(GetParam() == Order::kKeysOuter
+                                       ? kImpliedWithKeysOuter
+                                       : kImpliedWithQueriesOuter));
+  EXPECT_EQ(Run({}, &made), "");
+  EXPECT_EQ(Run(implied, &made), "");
+  for (const StepWait& wait : implied) {
+    EXPECT_TRUE(made.contains(wait)) << "not made any more: " << Name(wait);
+  }
+  for (const StepWait& wait : made) {
+    if (implied.contains(wait)) continue;
+    std::set<StepWait> forgotten = implied;
+    forgotten.insert(wait);
+    EXPECT_THAT(Run(forgotten, &made), ::testing::HasSubstr("race: "))
+        << Name(wait);
+  }
+}
+
+INSTANTIATE_TEST_SUITE_P(Orders, RemovedWaits,
+                         ::testing::Values(Order::kKeysOuter,
+                                           Order::kQueriesOuter),
+                         [](const auto& info) {
+                           return info.param == Order::kKeysOuter
+                                      ? "KeysOuter"
+                                      : "QueriesOuter";
+                         });
+
+}  // namespace
+}  // namespace sluice::runtime
