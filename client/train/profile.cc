@@ -196,6 +196,13 @@ absl::Status MeasureMachine(const RunOptions& options,
                             runtime::Collectives* collectives,
                             std::string* toml) {
   const client::NodeLimits limits = memory.session().limits();
+  // Its clock is the CPU's, which on a GPU sees work issued, not done.
+  if (!memory.device().is_cpu()) {
+    return BadInput(fmt::format(
+        "profile measures simulated nodes, and this node's driver is \"{}\": "
+        "bundle/verify measures a real one (deploy/bundle)",
+        limits.driver));
+  }
   Measured measured;
   measured.gpu_bytes = static_cast<double>(limits.gpu_total.count());
   measured.host_bytes = static_cast<double>(limits.host_total.count());

@@ -8,6 +8,7 @@
 #include <atomic>
 #include <cstdio>
 #include <memory>
+#include <optional>
 
 #include "client/session/session.h"
 #include "client/torch/exceptions.h"
@@ -45,6 +46,13 @@ double CollectiveTimeout(double end_after_s) {
   constexpr double kDay = 24 * 3600;
   if (end_after_s == 0) return 7 * kDay;
   return std::clamp(10 * end_after_s, kDay, 7 * kDay);
+}
+
+// Null: device tensors are the CPU's own.
+absl::StatusOr<std::unique_ptr<client::Region>> LeaseStage(
+    runtime::RankMemory& memory) {
+  if (memory.device().is_cpu()) return nullptr;
+  return memory.LeaseHost(runtime::HostStage::kSize);
 }
 
 class RankRun {
@@ -112,14 +120,22 @@ absl::Status RankRun::WithModel(runtime::RankMemory& memory,
                                 runtime::Collectives* collectives) {
   SLUICE_RETURN_IF_ERROR(
       runtime::Agree(collectives, CheckStates(memory.size())));
+  const auto pinned = LeaseStage(memory);
+  SLUICE_RETURN_IF_ERROR(runtime::Agree(collectives, pinned.status()));
   memory.Arm();
+  std::optional<runtime::HostStage> stage;
+  if (*pinned == nullptr) {
+    stage.emplace();
+  } else {
+    stage.emplace((*pinned)->data(), (*pinned)->size());
+  }
   FlatModel weights(options_.model, runtime::TorchType(options_.dtype),
                     memory.device());
   weights.Initialize(options_.model, static_cast<uint64_t>(options_.seed));
   FlatModel gradients(options_.model, at::kFloat, memory.device());
-  const StepperContext context{&options_,      &environment_, &memory,
-                               collectives,    &weights,      &gradients,
-                               progress_.get()};
+  const StepperContext context{&options_,       &environment_, &memory,
+                               collectives,     &weights,      &gradients,
+                               progress_.get(), &*stage};
   memory.allocator().Observe(progress_.get());
   return options_.command == Command::kCheck
              ? RunCheck(context, watch_, &check_)

@@ -22,10 +22,6 @@
 namespace sluice::train {
 namespace {
 
-std::span<int64_t> Span(const at::Tensor& tensor) {
-  return {tensor.data_ptr<int64_t>(), static_cast<size_t>(tensor.numel())};
-}
-
 AdamWOptions OptimizerOptions(const RunOptions& o) {
   AdamWOptions options;
   options.lr = o.lr;
@@ -129,7 +125,7 @@ absl::Status Trainer::PrepareOptimizer() {
       std::make_unique<AdamW>(OptimizerOptions(o), context_.weights,
                               context_.gradients, context_.collectives);
   if (!resumed_.has_value()) return absl::OkStatus();
-  return resumed_->LoadOptimizer(*optimizer_);
+  return resumed_->LoadOptimizer(*optimizer_, *context_.stage);
 }
 
 absl::Status Trainer::Resume() {
@@ -143,7 +139,7 @@ absl::Status Trainer::Resume() {
   state_.step = resumed_->state.step;
   identity_.run = resumed_->state.identity.run;
   report_->resumed = {resumed_->path, state_.step, identity_.run};
-  return resumed_->LoadWeights(*context_.weights);
+  return resumed_->LoadWeights(*context_.weights, *context_.stage);
 }
 
 // The ranks' own views of what they go on from and of the text are one, and
@@ -209,6 +205,8 @@ absl::Status Trainer::Prepare() {
       runtime::On(context_.memory->device(), at::kLong);
   tokens_ = at::zeros({rows}, ids);
   labels_ = at::zeros({rows}, ids);
+  dealt_.resize(static_cast<size_t>(rows));
+  dealt_labels_.resize(static_cast<size_t>(rows));
   SLUICE_RETURN_IF_ERROR(PrepareStepper());
   ReportChoice(*context_.options, *stepper_, report_);
   if (context_.options->resident && !report_->settings->resident) {
@@ -232,8 +230,10 @@ absl::StatusOr<runtime::StepResult> Trainer::RunMicroBatches() {
   for (int64_t i = 0; i < sequences(); ++i) {
     context_.watch->BeginSequence(i);
     if (dealer_ != nullptr) {
+      SLUICE_RETURN_IF_ERROR(dealer_->Deal(next_token_, dealt_, dealt_labels_));
+      SLUICE_RETURN_IF_ERROR(context_.stage->Write(tokens_, dealt_.data()));
       SLUICE_RETURN_IF_ERROR(
-          dealer_->Deal(next_token_, Span(tokens_), Span(labels_)));
+          context_.stage->Write(labels_, dealt_labels_.data()));
       next_token_ = dealer_->Next(next_token_);
     }
     auto one = stepper_->Run(tokens_, labels_, global_count);

@@ -82,6 +82,7 @@ class Trainer {
   std::unique_ptr<Saver> saver_;
   std::optional<Checkpoint> resumed_;
   at::Tensor tokens_, labels_;
+  std::vector<int64_t> dealt_, dealt_labels_;  // the same, the CPU's
   RunIdentity identity_;
   TrainingState state_;
   int64_t next_token_ = 0;           // after this step

@@ -57,22 +57,24 @@ void Roughen(FlatModel& weights, int64_t hidden, uint64_t seed) {
   }
 }
 
-void DealRows(const Text& text, const stream::ChunkLayout& layout, int rank,
-              at::Tensor& tokens, at::Tensor& labels) {
-  int64_t at = 0;
+// This rank's rows of what all have a value of.
+std::vector<int64_t> RowsOf(const std::vector<int64_t>& all,
+                            const stream::ChunkLayout& layout, int rank) {
+  std::vector<int64_t> rows;
   for (int64_t m = 0; m < layout.chunks(); ++m) {
     const int64_t first = layout.begin(m) + layout.local_offset(m, rank);
-    for (int64_t i = 0; i < layout.local_rows(m, rank); ++i, ++at) {
-      tokens.data_ptr<int64_t>()[at] = text.ids[first + i];
-      labels.data_ptr<int64_t>()[at] = text.labels[first + i];
-    }
+    rows.insert(rows.end(), all.begin() + first,
+                all.begin() + first + layout.local_rows(m, rank));
   }
+  return rows;
 }
 
+// On the CPU, where the reference is.
 std::map<std::string, at::Tensor> Named(FlatModel& model) {
+  const at::Tensor flat = model.flat().to(at::kCPU);
   std::map<std::string, at::Tensor> named;
   for (const FlatEntry& e : model.entries()) {
-    named[e.name] = model.flat().narrow(0, e.offset, e.size).view(e.shape);
+    named[e.name] = flat.narrow(0, e.offset, e.size).view(e.shape);
   }
   return named;
 }
@@ -138,9 +140,13 @@ absl::Status RunCheck(const StepperContext& context, PeerWatch& watch,
   const int64_t rows = layout.total_local_rows(rank);
   const at::TensorOptions ids =
       runtime::On(context.memory->device(), at::kLong);
-  at::Tensor tokens = at::empty({rows}, ids);
-  at::Tensor labels = at::empty({rows}, ids);
-  DealRows(text, layout, rank, tokens, labels);
+  const at::Tensor tokens = at::empty({rows}, ids);
+  const at::Tensor labels = at::empty({rows}, ids);
+  for (const auto& [to, all] :
+       {std::pair(&tokens, &text.ids), std::pair(&labels, &text.labels)}) {
+    SLUICE_RETURN_IF_ERROR(
+        context.stage->Write(*to, RowsOf(*all, layout, rank).data()));
+  }
   const auto own = stepper->Run(tokens, labels, text.count);
   SLUICE_RETURN_IF_ERROR(ClassifyStepError(own.status()));
   SLUICE_ASSIGN_OR_RETURN(const double loss, GatherStep(context, *own));

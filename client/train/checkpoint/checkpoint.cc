@@ -36,10 +36,6 @@ at::Tensor Part(const at::Tensor& flat, const FlatEntry& entry) {
   return flat.narrow(0, entry.offset, entry.size).view(entry.shape);
 }
 
-int64_t Bytewise(const at::Tensor& tensor) {
-  return static_cast<int64_t>(tensor.nbytes());
-}
-
 // Inputs [first, first + n) of a transposed tensor: rows of the file.
 struct Rows {
   int64_t first, n;
@@ -55,7 +51,26 @@ std::vector<Rows> CutRows(const HfTensor& tensor) {
   return rows;
 }
 
+absl::Status AppendTensor(const at::Tensor& tensor, runtime::HostStage& stage,
+                          SafetensorsWriter& writer) {
+  return stage.Read(tensor, [&](const std::byte* data, Bytes size) {
+    return writer.Append(data, size.count());
+  });
+}
+
+// From `offset`, in bytes, of the file's tensor.
+absl::Status ReadTensor(const SafetensorsReader& reader,
+                        const std::string& name, int64_t offset,
+                        runtime::HostStage& stage, const at::Tensor& to) {
+  return stage.Write(to, [&](std::byte* data, Bytes size) {
+    const absl::Status read = reader.Read(name, offset, data, size.count());
+    offset += size.count();
+    return read;
+  });
+}
+
 absl::Status WriteTransposed(const HfTensor& tensor, const at::Tensor& flat,
+                             runtime::HostStage& stage,
                              SafetensorsWriter& writer) {
   for (const Rows& rows : CutRows(tensor)) {
     std::vector<at::Tensor> columns;
@@ -63,14 +78,14 @@ absl::Status WriteTransposed(const HfTensor& tensor, const at::Tensor& flat,
       columns.push_back(Part(flat, entry).narrow(1, rows.first, rows.n).t());
     }
     const at::Tensor piece = at::cat(columns, 1).contiguous();
-    SLUICE_RETURN_IF_ERROR(writer.Append(piece.data_ptr(), Bytewise(piece)));
+    SLUICE_RETURN_IF_ERROR(AppendTensor(piece, stage, writer));
   }
   return absl::OkStatus();
 }
 
 absl::Status WriteWeights(const std::string& path,
                           const stream::ModelShape& config,
-                          const at::Tensor& flat) {
+                          const at::Tensor& flat, runtime::HostStage& stage) {
   const runtime::HostScope host("writing a checkpoint");
   const std::vector<HfTensor> tensors = HfTensors(config);
   std::vector<TensorInfo> infos;
@@ -79,26 +94,26 @@ absl::Status WriteWeights(const std::string& path,
                           SafetensorsWriter::Create(path, infos));
   for (const HfTensor& t : tensors) {
     if (t.transposed) {
-      SLUICE_RETURN_IF_ERROR(WriteTransposed(t, flat, *writer));
+      SLUICE_RETURN_IF_ERROR(WriteTransposed(t, flat, stage, *writer));
       continue;
     }
     for (const FlatEntry& entry : t.parts) {
-      const at::Tensor part = Part(flat, entry);
-      SLUICE_RETURN_IF_ERROR(writer->Append(part.data_ptr(), Bytewise(part)));
+      SLUICE_RETURN_IF_ERROR(AppendTensor(Part(flat, entry), stage, *writer));
     }
   }
   return writer->Close();
 }
 
 absl::Status ReadTransposed(const SafetensorsReader& reader,
-                            const HfTensor& tensor, const at::Tensor& flat) {
+                            const HfTensor& tensor, const at::Tensor& flat,
+                            runtime::HostStage& stage) {
   const int64_t width = tensor.shape()[1];
   for (const Rows& rows : CutRows(tensor)) {
-    at::Tensor piece =
-        at::empty({rows.n, width}, runtime::OnHost(flat.scalar_type()));
-    SLUICE_RETURN_IF_ERROR(
-        reader.Read(tensor.name, rows.first * width * piece.element_size(),
-                    piece.data_ptr(), Bytewise(piece)));
+    const at::Tensor piece = at::empty(
+        {rows.n, width}, runtime::On(flat.device(), flat.scalar_type()));
+    SLUICE_RETURN_IF_ERROR(ReadTensor(reader, tensor.name,
+                                      rows.first * width * piece.element_size(),
+                                      stage, piece));
     int64_t column = 0;
     for (const FlatEntry& entry : tensor.parts) {
       const int64_t outputs = entry.shape[0];
@@ -112,13 +127,13 @@ absl::Status ReadTransposed(const SafetensorsReader& reader,
 }
 
 absl::Status ReadPlain(const SafetensorsReader& reader, const HfTensor& tensor,
-                       const at::Tensor& flat) {
+                       const at::Tensor& flat, runtime::HostStage& stage) {
   int64_t offset = 0;
   for (const FlatEntry& entry : tensor.parts) {
     const at::Tensor part = Part(flat, entry);
     SLUICE_RETURN_IF_ERROR(
-        reader.Read(tensor.name, offset, part.data_ptr(), Bytewise(part)));
-    offset += Bytewise(part);
+        ReadTensor(reader, tensor.name, offset, stage, part));
+    offset += static_cast<int64_t>(part.nbytes());
   }
   return absl::OkStatus();
 }
@@ -156,6 +171,7 @@ std::string ShardLabel(int rank, int ranks, int64_t step,
 }
 
 absl::Status WriteOptimizer(const std::string& path, AdamW& optimizer,
+                            runtime::HostStage& stage,
                             const std::string& label) {
   const runtime::HostScope host("writing a checkpoint");
   const at::Tensor random = RandomState();
@@ -167,7 +183,7 @@ absl::Status WriteOptimizer(const std::string& path, AdamW& optimizer,
   SLUICE_ASSIGN_OR_RETURN(const auto writer,
                           SafetensorsWriter::Create(path, infos, label));
   for (const auto& [name, t] : NamedStates(optimizer)) {
-    SLUICE_RETURN_IF_ERROR(writer->Append(t.data_ptr(), Bytewise(t)));
+    SLUICE_RETURN_IF_ERROR(AppendTensor(t, stage, *writer));
   }
   SLUICE_RETURN_IF_ERROR(writer->Append(random.data_ptr(), random.numel()));
   return writer->Close();
@@ -228,14 +244,14 @@ absl::Status WriteCheckpoint(const std::string& folder,
   const int rank = context.environment->rank;
   const int ranks = context.environment->world_size;
   const RunOptions& o = *context.options;
-  SLUICE_RETURN_IF_ERROR(
-      WriteOptimizer(OptimizerFile(folder, rank, ranks), optimizer,
-                     ShardLabel(rank, ranks, state.step, identity.run)));
+  SLUICE_RETURN_IF_ERROR(WriteOptimizer(
+      OptimizerFile(folder, rank, ranks), optimizer, *context.stage,
+      ShardLabel(rank, ranks, state.step, identity.run)));
   SLUICE_RETURN_IF_ERROR(
       WritePlan(PlanFile(folder, rank, ranks), context, plan));
   if (rank != 0) return absl::OkStatus();
-  SLUICE_RETURN_IF_ERROR(
-      WriteWeights(WeightsFile(folder), o.model, context.weights->flat()));
+  SLUICE_RETURN_IF_ERROR(WriteWeights(WeightsFile(folder), o.model,
+                                      context.weights->flat(), *context.stage));
   SLUICE_RETURN_IF_ERROR(
       WriteFile(folder + "/config.json",
                 HfConfig(o.model, o.seq_len, o.dtype == Dtype::kBf16)));
@@ -304,15 +320,16 @@ std::optional<stream::Settings> Checkpoint::LoadSettings() const {
       TextOf(nlohmann::json::parse(*text, nullptr, false), "key"));
 }
 
-absl::Status Checkpoint::LoadWeights(FlatModel& weights) const {
+absl::Status Checkpoint::LoadWeights(FlatModel& weights,
+                                     runtime::HostStage& stage) const {
   const runtime::HostScope host("reading a checkpoint");
   SLUICE_ASSIGN_OR_RETURN(const auto reader,
                           SafetensorsReader::Open(WeightsFile(path)));
   for (const HfTensor& t : HfTensors(model)) {
     SLUICE_RETURN_IF_ERROR(reader->Expect(InfoOf(t, weights.flat())));
-    SLUICE_RETURN_IF_ERROR(t.transposed
-                               ? ReadTransposed(*reader, t, weights.flat())
-                               : ReadPlain(*reader, t, weights.flat()));
+    SLUICE_RETURN_IF_ERROR(
+        t.transposed ? ReadTransposed(*reader, t, weights.flat(), stage)
+                     : ReadPlain(*reader, t, weights.flat(), stage));
   }
   return absl::OkStatus();
 }
@@ -365,7 +382,7 @@ class Checkpoint::Shards {
   // Elements [offset, offset + size) of the flat buffer to [to, to + size) of
   // each of `named`.
   absl::Status Read(int64_t offset, int64_t size, int64_t to,
-                    const Named& named) {
+                    const Named& named, runtime::HostStage& stage) {
     // All but the last are of one size.
     for (size_t b = static_cast<size_t>(offset / buckets_[0].size); size > 0;
          ++b) {
@@ -375,8 +392,8 @@ class Checkpoint::Shards {
       SLUICE_ASSIGN_OR_RETURN(const SafetensorsReader* const reader,
                               Open(bucket.owner, named));
       for (const auto& [name, t] : named) {
-        SLUICE_RETURN_IF_ERROR(reader->Read(name, (places_[b] + skip) * 4,
-                                            t.data_ptr<float>() + to, n * 4));
+        SLUICE_RETURN_IF_ERROR(ReadTensor(
+            *reader, name, (places_[b] + skip) * 4, stage, t.narrow(0, to, n)));
       }
       offset += n;
       to += n;
@@ -393,7 +410,8 @@ class Checkpoint::Shards {
   std::vector<std::unique_ptr<SafetensorsReader>> readers_;
 };
 
-absl::Status Checkpoint::LoadOptimizer(AdamW& optimizer) const {
+absl::Status Checkpoint::LoadOptimizer(AdamW& optimizer,
+                                       runtime::HostStage& stage) const {
   const runtime::HostScope host("reading a checkpoint");
   int64_t elements = 0;
   for (const stream::Bucket& b : optimizer.buckets()) elements += b.size;
@@ -402,7 +420,8 @@ absl::Status Checkpoint::LoadOptimizer(AdamW& optimizer) const {
   int64_t to = 0;
   for (const stream::Bucket& bucket : optimizer.buckets()) {
     if (bucket.owner != rank) continue;
-    SLUICE_RETURN_IF_ERROR(shards.Read(bucket.offset, bucket.size, to, named));
+    SLUICE_RETURN_IF_ERROR(
+        shards.Read(bucket.offset, bucket.size, to, named, stage));
     to += bucket.size;
   }
   // Another number of ranks has no state of its own to go on with. Of the same

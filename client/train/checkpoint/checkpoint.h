@@ -55,9 +55,9 @@ struct Checkpoint {
   // Which checkpoint, which step, which run, in a line for people.
   std::string Describe() const;
 
-  absl::Status LoadWeights(FlatModel& weights) const;
+  absl::Status LoadWeights(FlatModel& weights, runtime::HostStage& stage) const;
   // After the optimizer was made: its states were zero.
-  absl::Status LoadOptimizer(AdamW& optimizer) const;
+  absl::Status LoadOptimizer(AdamW& optimizer, runtime::HostStage& stage) const;
   // Only if it was made for this run's shape, ranks, alpha and HBM. NotFound
   // with the reason, for people.
   absl::StatusOr<runtime::SavedPlan> LoadPlan(

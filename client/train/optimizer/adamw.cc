@@ -74,20 +74,26 @@ void AdamW::MakePieces() {
 }
 
 absl::StatusOr<double> AdamW::ReduceGradients() {
-  double squares = 0;
+  // Summed where the gradients are, in the buckets' order: the host waits for
+  // one number, not for one per bucket.
+  at::Tensor squares =
+      at::zeros({}, runtime::On(gradients_->flat().device(), at::kDouble));
   for (const stream::Bucket& bucket : buckets_) {
     at::Tensor part = gradients_->flat().narrow(0, bucket.offset, bucket.size);
     if (collectives_ != nullptr) {
       SLUICE_RETURN_IF_ERROR(collectives_->SumTo(part, bucket.owner));
     }
-    if (bucket.owner == rank_) squares += at::dot(part, part).item<float>();
+    if (bucket.owner == rank_) squares.add_(at::dot(part, part));
   }
+  double sum = squares.item<double>();
   if (collectives_ != nullptr) {
-    at::Tensor sum = at::full({1}, squares, runtime::OnHost(at::kDouble));
-    SLUICE_RETURN_IF_ERROR(collectives_->SumAll(sum));
-    squares = sum.item<double>();
+    // What was aborted has left the gradients as they were.
+    SLUICE_RETURN_IF_ERROR(collectives_->Check());
+    at::Tensor all = at::full({1}, sum, runtime::OnHost(at::kDouble));
+    SLUICE_RETURN_IF_ERROR(collectives_->SumAll(all));
+    sum = all.item<double>();
   }
-  return std::sqrt(squares);
+  return std::sqrt(sum);
 }
 
 void AdamW::UpdateOwned(int64_t step) {

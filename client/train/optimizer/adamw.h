@@ -41,13 +41,14 @@ double LearningRate(const AdamWOptions& options, int64_t step);
 
 class AdamW {
  public:
-  // Allocates this rank's states from c10's current CPU allocator. All
+  // Allocates this rank's states where the weights are, from c10's current
+  // allocator there. All
   // references outlive the optimizer. `collectives` may be null: one rank.
   AdamW(const AdamWOptions& options, FlatModel* weights, FlatModel* gradients,
         runtime::Collectives* collectives);
 
-  // Sums gradients to their owners; returns the global norm. Gradients of
-  // buckets of others are spoilt.
+  // Sums gradients to their owners; returns the global norm, for which the host
+  // waits once. Gradients of buckets of others are spoilt.
   absl::StatusOr<double> ReduceGradients();
   // Updates the weights on all ranks. `norm` is ReduceGradients()'s.
   absl::Status Update(int64_t step, double norm);

@@ -14,6 +14,7 @@
 #include "client/torch/math/model_tensors.h"
 #include "client/torch/ranks/collectives.h"
 #include "client/torch/run/agreement.h"
+#include "client/torch/run/host_stage.h"
 #include "client/torch/run/plan_change.h"
 #include "client/torch/run/run_context.h"
 #include "client/torch/run/saved_plan.h"
@@ -37,6 +38,7 @@ struct StepperContext {
   FlatModel* weights = nullptr;
   FlatModel* gradients = nullptr;
   RankWatch* watch = nullptr;
+  runtime::HostStage* stage = nullptr;  // to and from the device's tensors
 };
 
 // Its weights and gradients as a streamed run takes them.

@@ -1,0 +1,279 @@
+// What the trainer does with tensors on a GPU, on the fakes (tests/fake_cuda):
+// they end the process where the CPU touches a GPU's memory. It proves nothing
+// about a GPU.
+#include <ATen/Functions.h>
+#include <ATen/TensorOperators.h>
+#include <c10/cuda/CUDAStream.h>
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <cstring>
+#include <fstream>
+#include <memory>
+#include <numeric>
+#include <string>
+#include <vector>
+
+#include "client/torch/memory/region_allocator.h"
+#include "client/torch/memory/torch_cuda.h"
+#include "client/torch/placement.h"
+#include "client/torch/run/host_stage.h"
+#include "client/train/checkpoint/checkpoint.h"
+#include "client/train/checkpoint/checkpoint_files.h"
+#include "client/train/optimizer/adamw.h"
+#include "kernels/device/driver.h"
+#include "tests/fake_cuda/control.h"
+#include "tests/support/status_matchers.h"
+#include "tests/support/temp_dir.h"
+
+namespace sluice::train {
+namespace {
+
+using runtime::HostStage;
+using ::sluice::testing::IsOk;
+using ::sluice::testing::TempDir;
+
+const at::Device kGpu(at::kCUDA, 0);
+constexpr Bytes kSize = MiB(4);
+
+template <typename T>
+T Ok(absl::StatusOr<T> value) {
+  EXPECT_THAT(value.status(), IsOk());
+  return *std::move(value);
+}
+
+// One extent of a place's memory, mapped.
+class Extent {
+ public:
+  Extent(device::Driver* driver, device::Placement where) : driver_(driver) {
+    data_ = Ok(driver_->Reserve(kSize, where.kind));
+    const device::Memory memory = Ok(driver_->Create(where, kSize));
+    EXPECT_THAT(driver_->Map(data_, kSize, memory), IsOk());
+    EXPECT_THAT(driver_->Release(memory), IsOk());
+    EXPECT_THAT(driver_->SetAccess(data_, kSize, DeviceIndex(0)), IsOk());
+  }
+  ~Extent() {
+    EXPECT_THAT(driver_->Unmap(data_, kSize), IsOk());
+    EXPECT_THAT(driver_->FreeReservation(data_, kSize), IsOk());
+  }
+  Extent(const Extent&) = delete;
+  std::byte* data() const { return data_; }
+
+ private:
+  device::Driver* driver_;
+  std::byte* data_;
+};
+
+const stream::ModelShape kModel = stream::Gpt({.layers = 2,
+                                               .hidden = 16,
+                                               .heads = 2,
+                                               .kv_heads = 2,
+                                               .ffn = 20,
+                                               .vocab = 30,
+                                               .max_positions = 12});
+
+class OnCuda : public ::testing::Test {
+ protected:
+  void SetUp() override {
+    Ok(runtime::LoadTorchCuda());
+    driver_ = Ok(device::OpenCudaDriver());
+    memory_ = std::make_unique<Extent>(driver_.get(),
+                                       device::Placement::Gpu(DeviceIndex(0)));
+    pinned_ = std::make_unique<Extent>(driver_.get(),
+                                       device::Placement::Host(NumaIndex(0)));
+    compute_ = driver_->ComputeStream(DeviceIndex(0));
+    c10::cuda::setCurrentCUDAStream(c10::cuda::getStreamFromExternal(
+        static_cast<cudaStream_t>(Ok(driver_->NativeStream(compute_))), 0));
+    allocator_ = std::make_unique<runtime::RegionAllocator>(
+        kGpu, memory_->data(), kSize);
+    allocator_->Arm();
+    // Small, so that every tensor takes several pieces.
+    stage_ = std::make_unique<HostStage>(pinned_->data(), KiB(4));
+    at::manual_seed(1);
+  }
+  void TearDown() override {
+    if (stage_ == nullptr) return;  // SetUp failed
+    stage_.reset();
+    EXPECT_THAT(driver_->SynchronizeStream(compute_), IsOk());
+    EXPECT_EQ(allocator_->stats().used, Bytes(0));
+    allocator_.reset();
+    pinned_.reset();
+    memory_.reset();
+    driver_.reset();
+    std::string findings;
+    fake_cuda::fake_cuda_take_findings(findings);
+    EXPECT_EQ(findings, "");
+  }
+
+  // Times the host waited for the GPU.
+  static long Waits() {
+    return fake_cuda::fake_cuda_calls("cuStreamSynchronize") +
+           fake_cuda::fake_cuda_calls("cuEventSynchronize");
+  }
+  static long Pageable() { return fake_cuda::fake_cuda_pageable_copies(); }
+
+  std::unique_ptr<device::Driver> driver_;
+  std::unique_ptr<Extent> memory_, pinned_;
+  device::Stream compute_;
+  std::unique_ptr<runtime::RegionAllocator> allocator_;
+  std::unique_ptr<HostStage> stage_;
+};
+
+TEST_F(OnCuda, AStageTakesBytesThereAndBackWithoutPageableMemory) {
+  std::vector<int64_t> ids(10'001);
+  std::iota(ids.begin(), ids.end(), 7);
+  const long pageable = Pageable();
+  const at::Tensor there =
+      at::zeros({std::ssize(ids)}, runtime::On(kGpu, at::kLong));
+  ASSERT_THAT(stage_->Write(there, ids.data()), IsOk());
+  std::vector<std::byte> back;
+  ASSERT_THAT(stage_->Read(there + 1,
+                           [&](const std::byte* data, Bytes size) {
+                             back.insert(back.end(), data, data + size.count());
+                             return absl::OkStatus();
+                           }),
+              IsOk());
+  std::iota(ids.begin(), ids.end(), 8);
+  ASSERT_EQ(back.size(), ids.size() * sizeof(int64_t));
+  EXPECT_EQ(std::memcmp(back.data(), ids.data(), back.size()), 0);
+  EXPECT_EQ(Pageable(), pageable);
+}
+
+TEST_F(OnCuda, AStageWaitsForNoCopyThatFitsIntoIt) {
+  const std::vector<int64_t> ids(KiB(2).size() / sizeof(int64_t), 3);
+  const auto there = [&] {
+    return at::empty({std::ssize(ids)}, runtime::On(kGpu, at::kLong));
+  };
+  const at::Tensor tokens = there(), labels = there();
+  for (int step = 0; step < 3; ++step) {
+    // The fake's torch waits for a copy from the host by the stream.
+    const long waits = fake_cuda::fake_cuda_calls("cuEventSynchronize");
+    ASSERT_THAT(stage_->Write(tokens, ids.data()), IsOk());
+    ASSERT_THAT(stage_->Write(labels, ids.data()), IsOk());
+    EXPECT_EQ(fake_cuda::fake_cuda_calls("cuEventSynchronize"), waits);
+    EXPECT_EQ((tokens + labels).sum().item<int64_t>(), 6 * std::ssize(ids));
+  }
+}
+
+TEST_F(OnCuda, WithoutPinnedMemoryAStageRefuses) {
+  HostStage none;
+  const at::Tensor there = at::zeros({4}, runtime::On(kGpu, at::kByte));
+  EXPECT_EQ(none.Write(there, "abcd").code(),
+            absl::StatusCode::kInvalidArgument);
+}
+
+// A model and its optimizer, with weights that are the same everywhere.
+struct Training {
+  Training(at::ScalarType dtype, at::Device device)
+      : weights(kModel, dtype, device), gradients(kModel, at::kFloat, device) {
+    weights.Initialize(kModel, 7);
+    adamw = std::make_unique<AdamW>(
+        AdamWOptions{.lr = 1e-2, .warmup = 2, .clip = 0.5}, &weights,
+        &gradients, nullptr);
+  }
+  double Step(int64_t step, const at::Tensor& gradient) {
+    gradients.flat().copy_(gradient);
+    const double norm = Ok(adamw->ReduceGradients());
+    EXPECT_THAT(adamw->Update(step, norm), IsOk());
+    return norm;
+  }
+  std::vector<at::Tensor> All() {
+    AdamW::States& s = adamw->states();
+    std::vector<at::Tensor> all = {weights.flat(), s.m, s.v};
+    if (s.master.defined()) all.push_back(s.master);
+    return all;
+  }
+
+  FlatModel weights, gradients;
+  std::unique_ptr<AdamW> adamw;
+};
+
+void ExpectSame(Training& one, Training& other) {
+  const auto ours = one.All(), theirs = other.All();
+  ASSERT_EQ(ours.size(), theirs.size());
+  for (size_t i = 0; i < ours.size(); ++i) {
+    EXPECT_TRUE(at::equal(ours[i].cpu(), theirs[i].cpu())) << i;
+  }
+}
+
+TEST_F(OnCuda, AdamWGivesTheCpusBits) {
+  for (const at::ScalarType dtype : {at::kFloat, at::kBFloat16}) {
+    Training gpu(dtype, kGpu), cpu(dtype, at::kCPU);
+    ExpectSame(gpu, cpu);
+    for (int64_t step = 0; step < 3; ++step) {
+      const at::Tensor gradient =
+          at::rand({gpu.weights.size()}, runtime::OnHost(at::kFloat)) - 0.3;
+      EXPECT_EQ(gpu.Step(step, gradient), cpu.Step(step, gradient));
+    }
+    ExpectSame(gpu, cpu);
+  }
+}
+
+TEST_F(OnCuda, TheOptimizerWaitsOnceHoweverManyBuckets) {
+  const stream::ModelShape wide = stream::Gpt({.layers = 1,
+                                               .hidden = 160,
+                                               .heads = 2,
+                                               .kv_heads = 2,
+                                               .ffn = 160,
+                                               .vocab = 200,
+                                               .max_positions = 4});
+  FlatModel weights(wide, at::kBFloat16, kGpu),
+      gradients(wide, at::kFloat, kGpu);
+  AdamW adamw({}, &weights, &gradients, nullptr);
+  const long waits = Waits(), pageable = Pageable();
+  const double norm = Ok(adamw.ReduceGradients());
+  ASSERT_THAT(adamw.Update(0, norm), IsOk());
+  EXPECT_EQ(Waits() - waits, 1);
+  EXPECT_EQ(Pageable(), pageable);
+}
+
+std::string Contents(const std::string& path) {
+  std::ifstream file(path, std::ios::binary);
+  return {std::istreambuf_iterator<char>(file), {}};
+}
+
+TEST_F(OnCuda, ACheckpointHasTheCpusBytesAndReadsBackAsItWas) {
+  for (const at::ScalarType dtype : {at::kFloat, at::kBFloat16}) {
+    RunOptions options;
+    options.model = kModel;
+    options.seq_len = 12;
+    options.dtype = dtype == at::kFloat ? Dtype::kFp32 : Dtype::kBf16;
+    const RankEnvironment environment;
+    const TempDir here, there;
+    const TrainingState state{3, 36};
+    const RunIdentity identity{"0123456789abcdef", "", 0};
+    const at::Tensor gradient =
+        at::rand({Training(dtype, at::kCPU).weights.size()},
+                 runtime::OnHost(at::kFloat));
+    Training gpu(dtype, kGpu), cpu(dtype, at::kCPU);
+    HostStage none;
+    const auto write = [&](Training& training, HostStage* stage,
+                           const std::string& folder) {
+      training.Step(0, gradient);
+      const StepperContext context{.options = &options,
+                                   .environment = &environment,
+                                   .weights = &training.weights,
+                                   .stage = stage};
+      return WriteCheckpoint(folder, context, state, identity, *training.adamw,
+                             nullptr);
+    };
+    ASSERT_THAT(write(cpu, &none, here.path()), IsOk());
+    ASSERT_THAT(write(gpu, stage_.get(), there.path()), IsOk());
+    EXPECT_EQ(Contents(WeightsFile(here.path())),
+              Contents(WeightsFile(there.path())));
+    EXPECT_EQ(Contents(OptimizerFile(here.path(), 0, 1)),
+              Contents(OptimizerFile(there.path(), 0, 1)));
+
+    Training resumed(dtype, kGpu);
+    const long pageable = Pageable();
+    const Checkpoint checkpoint =
+        Ok(OpenCheckpoint(there.path(), options, environment));
+    ASSERT_THAT(checkpoint.LoadWeights(resumed.weights, *stage_), IsOk());
+    ASSERT_THAT(checkpoint.LoadOptimizer(*resumed.adamw, *stage_), IsOk());
+    EXPECT_EQ(Pageable(), pageable);
+    ExpectSame(resumed, gpu);
+  }
+}
+
+}  // namespace
+}  // namespace sluice::train
