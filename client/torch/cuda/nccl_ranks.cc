@@ -1,4 +1,4 @@
-#include "client/torch/cuda/nccl_ranks.h"
+// See client/torch/ranks/nccl_module.h, which is all that it exports.
 
 #include <fmt/format.h>
 
@@ -10,6 +10,7 @@
 #include <utility>
 
 #include "client/torch/exceptions.h"
+#include "client/torch/ranks/nccl_module.h"
 #include "proto/base/mutex.h"
 #include "proto/base/status.h"
 #include "proto/base/units.h"
@@ -33,8 +34,8 @@ void LeaveEndsToUs() {
 class NcclRanks final : public Collectives {
  public:
   NcclRanks(const Options& options, c10::intrusive_ptr<Group> group,
-            std::unique_ptr<Collectives> host)
-      : options_(options), group_(std::move(group)), host_(std::move(host)) {}
+            Collectives* host)
+      : options_(options), group_(std::move(group)), host_(host) {}
 
   int rank() const override { return options_.rank; }
   int world_size() const override { return options_.world_size; }
@@ -59,7 +60,7 @@ class NcclRanks final : public Collectives {
 
   const Options options_;
   const c10::intrusive_ptr<Group> group_;
-  const std::unique_ptr<Collectives> host_;
+  Collectives* const host_;
   Mutex mutex_;
   absl::Status aborted_ ABSL_GUARDED_BY(mutex_);
   // The first operation has made the communicator.
@@ -171,11 +172,9 @@ void NcclRanks::Abort(const std::string& why) {
   host_->Abort(why);
 }
 
-}  // namespace
-
 absl::StatusOr<std::unique_ptr<Collectives>> ConnectNccl(
-    const Collectives::Options& options, c10::intrusive_ptr<c10d::Store> store,
-    std::unique_ptr<Collectives> host) {
+    const Collectives::Options& options,
+    const c10::intrusive_ptr<c10d::Store>& store, Collectives* host) {
   if (!options.device.is_cuda() || !options.device.has_index()) {
     return absl::InvalidArgumentError(
         fmt::format("NCCL on {}: name a GPU (cuda:0)", options.device.str()));
@@ -186,17 +185,17 @@ absl::StatusOr<std::unique_ptr<Collectives>> ConnectNccl(
         auto own = c10::make_intrusive<c10d::PrefixStore>("nccl", store);
         auto group = c10::make_intrusive<Group>(
             own, options.rank, options.world_size, Group::Options::create());
-        return std::make_unique<NcclRanks>(options, std::move(group),
-                                           std::move(host));
+        return std::make_unique<NcclRanks>(options, std::move(group), host);
       });
 }
 
+}  // namespace
 }  // namespace sluice::runtime
 
 void sluice_connect_nccl(
     const sluice::runtime::Collectives::Options& options,
     const c10::intrusive_ptr<c10d::Store>& store,
-    std::unique_ptr<sluice::runtime::Collectives> host,
+    sluice::runtime::Collectives* host,
     absl::StatusOr<std::unique_ptr<sluice::runtime::Collectives>>& connected) {
-  connected = sluice::runtime::ConnectNccl(options, store, std::move(host));
+  connected = sluice::runtime::ConnectNccl(options, store, host);
 }

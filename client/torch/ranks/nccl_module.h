@@ -1,4 +1,5 @@
-// Collectives between GPUs: c10d's ProcessGroupNCCL.
+// What the module sluice_torch_nccl exports (client/torch/cuda/nccl_ranks.cc):
+// collectives between GPUs, c10d's ProcessGroupNCCL.
 //
 // Operations are enqueued, not awaited: the thread's current stream waits for
 // them, the host does not. So Ok means that an operation was issued, and
@@ -17,20 +18,11 @@
 #include "absl/status/statusor.h"
 #include "client/torch/ranks/collectives.h"
 
-namespace sluice::runtime {
-
 // `options.device` is this rank's GPU. The tensors of the CPU travel by `host`,
-// which has the same ranks. The communicator is made by the first operation.
-absl::StatusOr<std::unique_ptr<Collectives>> ConnectNccl(
-    const Collectives::Options& options, c10::intrusive_ptr<c10d::Store> store,
-    std::unique_ptr<Collectives> host);
-
-}  // namespace sluice::runtime
-
-// How a program that is not linked to libtorch_cuda finds it: with dlsym, in
-// the module sluice_torch_nccl, once libtorch_cuda is loaded.
+// which has the same ranks and outlives what is made. The communicator is made
+// by the first operation.
 extern "C" void sluice_connect_nccl(
     const sluice::runtime::Collectives::Options& options,
     const c10::intrusive_ptr<c10d::Store>& store,
-    std::unique_ptr<sluice::runtime::Collectives> host,
+    sluice::runtime::Collectives* host,
     absl::StatusOr<std::unique_ptr<sluice::runtime::Collectives>>& connected);

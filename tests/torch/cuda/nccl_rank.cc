@@ -1,5 +1,5 @@
 // One rank over the real ProcessGroupNCCL of libtorch_cuda, on the fake driver,
-// runtime and NCCL, for nccl_ranks_test: RANK FOLDER TORCH_CUDA MODULE WHAT.
+// runtime and NCCL, for nccl_ranks_test: RANK FOLDER TORCH_CUDA WHAT.
 //
 // It ends by _exit: torch keeps its streams, events and context to the end of
 // the process, which the fakes would call left behind.
@@ -22,9 +22,8 @@
 #include <memory>
 #include <string>
 #include <thread>
-#include <torch/csrc/distributed/c10d/FileStore.hpp>
 
-#include "client/torch/cuda/nccl_ranks.h"
+#include "client/torch/ranks/device_ranks.h"
 #include "tests/torch/cuda/gpu_memory.h"
 
 namespace c10::cuda::_internal {
@@ -87,12 +86,12 @@ Port Listen() {
 
 class Rank {
  public:
-  Rank(int rank, std::string folder, void* module)
+  Rank(int rank, std::string folder)
       : rank_(rank), folder_(std::move(folder)), memory_(rank, kRanks) {
     c10::cuda::_internal::setHasPrimaryContext(
         [](c10::DeviceIndex) { return true; });
     c10::cuda::set_device(static_cast<c10::DeviceIndex>(rank));
-    Connect(module);
+    Connect();
   }
 
   Collectives& ranks() { return *ranks_; }
@@ -119,7 +118,7 @@ class Rank {
   void Die();
 
  private:
-  void Connect(void* module) {
+  void Connect() {
     Collectives::Options options{.device = at::kCPU};
     options.rank = rank_;
     options.world_size = kRanks;
@@ -133,16 +132,12 @@ class Rank {
     }
     auto host = Collectives::Connect(options);
     Require(host.status());
+    host_ = *std::move(host);
+    const auto none = runtime::ConnectDevice(options, host_.get());
+    Require(none.ok() && *none == nullptr, "the CPU's tensors by another way");
     options.device =
         at::Device(at::kCUDA, static_cast<c10::DeviceIndex>(rank_));
-    const auto connect = reinterpret_cast<decltype(&sluice_connect_nccl)>(
-        dlsym(module, "sluice_connect_nccl"));
-    Require(connect != nullptr, "the module has no sluice_connect_nccl");
-    absl::StatusOr<std::unique_ptr<Collectives>> connected =
-        absl::UnknownError("");
-    connect(options,
-            c10::make_intrusive<c10d::FileStore>(folder_ + "/store", kRanks),
-            *std::move(host), connected);
+    auto connected = runtime::ConnectDevice(options, host_.get());
     Require(connected.status());
     ranks_ = *std::move(connected);
   }
@@ -150,7 +145,7 @@ class Rank {
   const int rank_;
   const std::string folder_;
   GpuMemory memory_;
-  std::unique_ptr<Collectives> ranks_;
+  std::unique_ptr<Collectives> host_, ranks_;
 };
 
 // Every collective, on the GPU and on the host, against its definition.
@@ -234,11 +229,9 @@ void Rank::Die() {
 }
 
 void Run(int rank, const std::string& folder, const char* torch_cuda,
-         const char* module, const std::string& what) {
+         const std::string& what) {
   if (dlopen(torch_cuda, RTLD_NOW | RTLD_GLOBAL) == nullptr) Fail(dlerror());
-  void* const opened = dlopen(module, RTLD_NOW);
-  if (opened == nullptr) Fail(dlerror());
-  Rank self(rank, folder, opened);
+  Rank self(rank, folder);
   if (what == "exchange") self.Exchange();
   if (what == "await-abort") self.AwaitAbort();
   if (what == "await-error") self.AwaitError();
@@ -253,6 +246,6 @@ void Run(int rank, const std::string& folder, const char* torch_cuda,
 }  // namespace sluice::testing
 
 int main(int argc, char** argv) {
-  if (argc != 6) return 2;
-  sluice::testing::Run(std::atoi(argv[1]), argv[2], argv[3], argv[4], argv[5]);
+  if (argc != 5) return 2;
+  sluice::testing::Run(std::atoi(argv[1]), argv[2], argv[3], argv[4]);
 }

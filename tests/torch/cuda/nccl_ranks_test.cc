@@ -30,7 +30,7 @@ class NcclRanks : public ::testing::Test {
                                bool silent = true) {
     return Child::Spawn(
         {BinaryPath("nccl_rank"), std::to_string(rank), signs_.path(),
-         SLUICE_TORCH_CUDA, SLUICE_NCCL_MODULE, what},
+         SLUICE_TORCH_CUDA, what},
         {fmt::format("SLUICE_FAKE_CUDA=gpus=2,jitter_us=200,node={}",
                      node_.path()),
          fmt::format("SLUICE_FAKE_NCCL=silent={}", silent ? 1 : 0)});

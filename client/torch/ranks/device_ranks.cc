@@ -1,0 +1,54 @@
+#include "client/torch/ranks/device_ranks.h"
+
+#include <dlfcn.h>
+#include <fmt/format.h>
+
+#include <torch/csrc/distributed/c10d/TCPStore.hpp>
+
+#include "client/torch/exceptions.h"
+#include "client/torch/ranks/nccl_module.h"
+#include "proto/base/status.h"
+
+namespace sluice::runtime {
+namespace {
+
+// It stays for the process's life.
+absl::StatusOr<decltype(&sluice_connect_nccl)> OpenModule() {
+  void* const module = dlopen("libsluice_torch_nccl.so", RTLD_NOW | RTLD_LOCAL);
+  void* const entry =
+      module != nullptr ? dlsym(module, "sluice_connect_nccl") : nullptr;
+  if (entry != nullptr) {
+    return reinterpret_cast<decltype(&sluice_connect_nccl)>(entry);
+  }
+  return absl::UnavailableError(fmt::format(
+      "Sluice's module for ranks on GPUs cannot be loaded: {}; it is installed "
+      "beside the program, in ../lib, where it was built with NCCL's headers "
+      "(run one rank without it)",
+      dlerror()));
+}
+
+// The ranks have met at its server, which is rank 0's of `host`.
+c10::intrusive_ptr<c10d::Store> JoinStore(const Collectives::Options& options) {
+  c10d::TCPStoreOptions store;
+  store.port = static_cast<std::uint16_t>(options.master_port);
+  store.numWorkers = options.world_size;
+  store.waitWorkers = false;
+  return c10::make_intrusive<c10d::TCPStore>(options.master_addr, store);
+}
+
+}  // namespace
+
+absl::StatusOr<std::unique_ptr<Collectives>> ConnectDevice(
+    const Collectives::Options& options, Collectives* host) {
+  if (options.device.is_cpu()) return nullptr;
+  SLUICE_ASSIGN_OR_RETURN(const auto connect, OpenModule());
+  absl::StatusOr<std::unique_ptr<Collectives>> connected;
+  const absl::Status joined = CatchStatus("NCCL's meeting", [&] {
+    connect(options, JoinStore(options), host, connected);
+    return absl::OkStatus();
+  });
+  SLUICE_RETURN_IF_ERROR(joined);
+  return connected;
+}
+
+}  // namespace sluice::runtime

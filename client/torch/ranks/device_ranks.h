@@ -1,0 +1,23 @@
+// Which library a run's tensors travel by: the one place that decides.
+//
+// The CPU's (the host's, and those in sim's HBM) by Gloo, a GPU's by NCCL, out
+// of a module that is opened here, so that a program starts without it.
+// Thread safety: one thread.
+#pragma once
+
+#include <memory>
+
+#include "absl/status/statusor.h"
+#include "client/torch/ranks/collectives.h"
+
+namespace sluice::runtime {
+
+// Collectives of the ranks of `host` (Collectives::Connect's, or who passes on
+// to it, connected by the same options), where `options.device` is this rank's.
+// Null: the device is the CPU, and `host` does it all. Host tensors travel by
+// `host`, which outlives it. Unavailable: no module, or NCCL did not start;
+// with the reason. To be agreed on: a rank alone would wait for the others.
+absl::StatusOr<std::unique_ptr<Collectives>> ConnectDevice(
+    const Collectives::Options& options, Collectives* host);
+
+}  // namespace sluice::runtime
