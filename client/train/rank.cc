@@ -12,6 +12,7 @@
 
 #include "client/session/session.h"
 #include "client/torch/exceptions.h"
+#include "client/torch/ranks/device_ranks.h"
 #include "client/train/check/check.h"
 #include "client/train/launch/outcome.h"
 #include "client/train/launch/peer_watch.h"
@@ -76,7 +77,11 @@ class RankRun {
  private:
   std::unique_ptr<RankWatch> MakeWatch();
   absl::Status Work();
-  absl::Status WithMemory(runtime::Collectives* collectives);
+  // `host`: of `ranks`; null: one rank.
+  absl::Status WithMemory(runtime::Collectives::Options ranks,
+                          runtime::Collectives* host);
+  absl::Status WithRanks(runtime::RankMemory& memory,
+                         runtime::Collectives* collectives);
   // What no length makes smaller, before it is allocated.
   absl::Status CheckStates(Bytes memory) const;
   absl::Status WithModel(runtime::RankMemory& memory,
@@ -142,22 +147,45 @@ absl::Status RankRun::WithModel(runtime::RankMemory& memory,
              : Trainer(context, &report_).Run();
 }
 
-absl::Status RankRun::WithMemory(runtime::Collectives* collectives) {
-  auto memory = OpenMemory(options_, environment_);
-  SLUICE_RETURN_IF_ERROR(runtime::Agree(collectives, memory.status()));
-  report_.hbm_per_gpu = (*memory)->size();
-  watch_.Attach((*memory)->session());
-  const absl::Status status =
+absl::Status RankRun::WithRanks(runtime::RankMemory& memory,
+                                runtime::Collectives* collectives) {
+  SLUICE_RETURN_IF_ERROR(
       options_.command == Command::kProfile
-          ? MeasureMachine(options_, **memory, collectives, &machine_)
-          : WithModel(**memory, collectives);
-  SLUICE_RETURN_IF_ERROR(status);
+          ? MeasureMachine(options_, memory, collectives, &machine_)
+          : WithModel(memory, collectives));
   if (collectives == nullptr) return absl::OkStatus();
   // Nobody leaves before everybody is done: a leaving rank looks like a dead
   // one to the others.
   const absl::Status together = collectives->Barrier();
   watch_.Disarm();
   return ClassifyStepError(together);
+}
+
+// A rank that waits in NCCL for one that is gone hears of it by an abort alone;
+// so does this rank's own end, where NCCL would wait for the others.
+absl::Status RankRun::WithMemory(runtime::Collectives::Options ranks,
+                                 runtime::Collectives* host) {
+  auto memory = OpenMemory(options_, environment_);
+  SLUICE_RETURN_IF_ERROR(runtime::Agree(host, memory.status()));
+  report_.hbm_per_gpu = (*memory)->size();
+  std::unique_ptr<runtime::Collectives> gpus;
+  if (host != nullptr) {
+    ranks.device = (*memory)->device();
+    auto connected = runtime::ConnectDevice(ranks, host);
+    SLUICE_RETURN_IF_ERROR(runtime::Agree(host, connected.status()));
+    gpus = *std::move(connected);
+  }
+  runtime::Collectives* const all = gpus != nullptr ? gpus.get() : host;
+  client::Session& session = (*memory)->session();
+  watch_.Attach(session, [all](const std::string& why) {
+    if (all != nullptr) all->Abort(why);
+  });
+  const absl::Status status = runtime::CatchStatus(
+      fmt::format("rank {}", environment_.rank),
+      [&]() -> absl::Status { return WithRanks(**memory, all); });
+  if (!status.ok() && all != nullptr) all->Abort(std::string(status.message()));
+  watch_.Attach(session, {});  // before the collectives go
+  return status;
 }
 
 absl::Status RankRun::Work() {
@@ -167,10 +195,9 @@ absl::Status RankRun::Work() {
     SLUICE_RETURN_IF_ERROR(
         options_.model.ValidateStream(environment_.world_size));
   }
-  std::unique_ptr<runtime::Collectives> collectives;
+  std::unique_ptr<runtime::Collectives> host;
+  runtime::Collectives::Options c{.device = at::kCPU};
   if (environment_.world_size > 1) {
-    // On simulated GPUs; RankMemory::Open refuses others.
-    runtime::Collectives::Options c{.device = at::kCPU};
     c.rank = environment_.rank;
     c.world_size = environment_.world_size;
     c.master_addr = environment_.master_addr;
@@ -179,10 +206,10 @@ absl::Status RankRun::Work() {
     // The watchdog decides, who knows which rank it is; this is for what it
     // does not see.
     c.timeout_s = CollectiveTimeout(options_.end_after);
-    SLUICE_ASSIGN_OR_RETURN(collectives, runtime::Collectives::Connect(c));
-    collectives = Watched(std::move(collectives), progress_.get());
+    SLUICE_ASSIGN_OR_RETURN(host, runtime::Collectives::Connect(c));
+    host = Watched(std::move(host), progress_.get());
   }
-  return WithMemory(collectives.get());
+  return WithMemory(c, host.get());
 }
 
 std::unique_ptr<RankWatch> RankRun::MakeWatch() {

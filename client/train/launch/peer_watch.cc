@@ -17,8 +17,10 @@ PeerWatch::~PeerWatch() {
   thread_.join();
 }
 
-void PeerWatch::Attach(client::Session& session) {
-  session.OnEvent([this](const client::SessionEvent& e) { OnEvent(e); });
+void PeerWatch::Attach(client::Session& session, OnPeerDied on_peer_died) {
+  session.OnEvent(
+      [this, on_peer_died = std::move(on_peer_died)](
+          const client::SessionEvent& event) { OnEvent(event, on_peer_died); });
 }
 
 void PeerWatch::Disarm() {
@@ -37,21 +39,31 @@ bool PeerWatch::evicted() const {
   return evicted_;
 }
 
-void PeerWatch::OnEvent(const client::SessionEvent& event) {
+void PeerWatch::OnEvent(const client::SessionEvent& event,
+                        const OnPeerDied& on_peer_died) {
   using Kind = client::SessionEvent::Kind;
   if (event.kind == Kind::kDisconnected) on_gone_(event.detail);
   // A daemon that is gone or going slows no step: mappings stay.
   const bool ends =
       event.kind == Kind::kPeerDied || event.kind == Kind::kEvicted;
   if (!ends) return;
+  const bool died = event.kind == Kind::kPeerDied;
+  const std::string reason =
+      died ? fmt::format("{} ended; this rank ends too", event.detail)
+           : fmt::format("the daemon evicted this rank: {}", event.detail);
+  const bool to_end = Keep(event, reason);
+  if (to_end && died && on_peer_died) on_peer_died(reason);
+}
+
+bool PeerWatch::Keep(const client::SessionEvent& event,
+                     const std::string& reason) {
   const MutexLock lock(mutex_);
-  if (!reason_.empty()) return;
-  evicted_ = event.kind == Kind::kEvicted;
+  if (!reason_.empty()) return false;
+  evicted_ = event.kind == client::SessionEvent::Kind::kEvicted;
   if (evicted_) on_evicted_();
-  reason_ = event.kind == Kind::kPeerDied
-                ? fmt::format("{} ended; this rank ends too", event.detail)
-                : fmt::format("the daemon evicted this rank: {}", event.detail);
+  reason_ = reason;
   changed_.NotifyAll();
+  return !disarmed_;
 }
 
 void PeerWatch::Run() {

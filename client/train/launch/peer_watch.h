@@ -3,7 +3,9 @@
 // The daemon's event comes while the main thread computes, or hangs in a
 // collective that will never end. The main thread usually notices by itself
 // (its collective fails); if it has not ended the run after kGrace, the watch
-// does: it calls `on_timeout` (which reports and leaves the process).
+// does: it calls `on_timeout` (which reports and leaves the process). NCCL's
+// collectives do not fail by themselves, so `on_peer_died` is called at once,
+// to abort them.
 //
 // An eviction asks for an orderly end: `on_evicted` is called at once, and
 // the run has kEvictedGrace to end its step and save.
@@ -33,7 +35,11 @@ class PeerWatch {
             std::function<void(const std::string&)> on_gone);
   ~PeerWatch();
 
-  void Attach(client::Session& session);
+  // `on_peer_died`, with the reason, runs on the session's thread, at most
+  // once; it may block: the timeout does not wait for it. Empty: nothing to do.
+  // When Attach returns, that of a former Attach is not running and never will.
+  using OnPeerDied = std::function<void(const std::string&)>;
+  void Attach(client::Session& session, OnPeerDied on_peer_died);
   // From now on a peer's end is its normal end.
   void Disarm();
   // Why the run has to end; empty: it has not.
@@ -41,7 +47,10 @@ class PeerWatch {
   bool evicted() const;
 
  private:
-  void OnEvent(const client::SessionEvent& event);
+  void OnEvent(const client::SessionEvent& event,
+               const OnPeerDied& on_peer_died);
+  // False: nothing need be done, for the run ends already.
+  bool Keep(const client::SessionEvent& event, const std::string& reason);
   void Run();
 
   const std::function<void(const std::string&)> on_timeout_;
