@@ -27,6 +27,7 @@ struct RawFlags {
   std::string fractions;
   std::string method = "sluice";
   std::string arch = "llama";
+  std::string device = "auto";
   std::string dtype = "fp32";
   int64_t kv_heads = 0;
   double dropout = 0;
@@ -57,6 +58,10 @@ constexpr char kTrainExamples[] = R"(Examples:
       --data corpus.txt --steps 1000 --save out/run --save-every 100
   sluice-train train --ranks 2 --seq-len 32K --chunk 512 \
       --data corpus.txt --steps 2000 --save out/run --resume out/run
+
+  # Only on real GPUs (a simulated node is refused):
+  sluice-train train --device cuda --ranks 2 --dtype bf16 --seq-len 32K \
+      --data corpus.txt
 
   # Does this length fit, without training?
   sluice-train train --method alst --seq-len 8192 --probe --json
@@ -126,6 +131,10 @@ void AddShared(CLI::App& app, RunOptions& o, RawFlags& raw) {
   cli::AddSize(app, "--host,--host-memory", o.host,
                "host memory of all local ranks together (0: what the daemon's "
                "budgets allow)");
+  app.add_option("--device", raw.device,
+                 "what the daemon's GPUs must be: cuda, sim, or auto: what "
+                 "they are")
+      ->capture_default_str();
   app.add_option("--gpu", raw.gpus,
                  "GPU of the node, or one per rank: 1 or 0,2 (default: those "
                  "with the most free memory)");
@@ -360,6 +369,9 @@ absl::Status Convert(const RawFlags& raw, RunOptions& o) {
                                          {"recompute", Method::kRecompute},
                                          {"sluice", Method::kSluice}},
                                         o.method));
+  SLUICE_RETURN_IF_ERROR(Choose<std::string>(
+      "--device", raw.device, {{"auto", ""}, {"cuda", "cuda"}, {"sim", "sim"}},
+      o.driver));
   bool gpt = false;
   SLUICE_RETURN_IF_ERROR(
       Choose<bool>("--arch", raw.arch, {{"gpt", true}, {"llama", false}}, gpt));

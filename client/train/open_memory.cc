@@ -25,6 +25,15 @@ absl::StatusOr<GpuPlace> PlaceOf(const RunOptions& options,
   return places[environment.local_rank];
 }
 
+// --device says what the run is for; the daemon's driver decides what it gets.
+absl::Status CheckDriver(const std::string& wanted, const std::string& driver) {
+  if (wanted.empty() || wanted == driver) return absl::OkStatus();
+  return BadInput(fmt::format(
+      "--device {}: the GPUs of this daemon are of its driver \"{}\": name "
+      "another daemon by --socket, or leave --device out",
+      wanted, driver));
+}
+
 }  // namespace
 
 absl::StatusOr<std::unique_ptr<runtime::RankMemory>> OpenMemory(
@@ -39,6 +48,8 @@ absl::StatusOr<std::unique_ptr<runtime::RankMemory>> OpenMemory(
   session.gpu = DeviceIndex(static_cast<uint64_t>(place.gpu));
   auto opened = client::Session::Open(session);
   if (!opened.ok()) return AsBadInput(opened.status());
+  SLUICE_RETURN_IF_ERROR(
+      CheckDriver(options.driver, (*opened)->limits().driver));
   runtime::RankMemory::Options memory{
       .session = *std::move(opened),
       .gpu = session.gpu,

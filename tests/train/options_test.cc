@@ -80,6 +80,24 @@ TEST(CommandLine, TakesTheSizesAndNamesOfTheOtherPrograms) {
   EXPECT_EQ(o.batch * o.accumulate, 8);
 }
 
+TEST(CommandLine, DeviceSaysWhatTheDaemonsGpusMustBe) {
+  for (const auto& [flag, driver] : {std::pair("", ""),
+                                     {"--device auto", ""},
+                                     {"--device sim", "sim"},
+                                     {"--device cuda", "cuda"}}) {
+    SLUICE_ASSERT_OK_AND_ASSIGN(
+        const ParsedCommand parsed,
+        ParseCommandLine(Split(std::string("train ") + flag)));
+    EXPECT_EQ(parsed.options.driver, driver) << flag;
+  }
+  EXPECT_THAT(ParseCommandLine(Split("train --device tpu")).status().message(),
+              ::testing::HasSubstr("must be one of auto, cuda, sim"));
+  EXPECT_THAT(ParseCommandLine(Split("train --private --device cuda"))
+                  .status()
+                  .message(),
+              ::testing::HasSubstr("simulated GPUs only"));
+}
+
 // All causes that have an exit status of their own, wherever they are listed.
 TEST(CommandLine, HelpHasEveryExitStatus) {
   for (const char* command : {"", "train "}) {

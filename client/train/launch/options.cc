@@ -127,6 +127,12 @@ absl::Status Validate(const RunOptions& o) {
         "give one of them",
         o.socket));
   }
+  if (o.private_daemon && o.driver == "cuda") {
+    return BadInput(
+        "--device cuda: a sluiced for this run alone has simulated GPUs only: "
+        "name the node's daemon, whose [device] driver is \"cuda\", with "
+        "--socket");
+  }
   if (o.token_bytes != 0 && o.token_bytes != 2 && o.token_bytes != 4) {
     return BadInput(fmt::format(
         "--token-bytes {}: a .bin holds ids of 2 or 4 bytes", o.token_bytes));

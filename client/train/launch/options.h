@@ -27,6 +27,7 @@ struct RunOptions {
   std::string socket;  // empty: the default one
   std::string job = "train";
   bool private_daemon = false;
+  std::string driver;  // what the daemon's GPUs must be; empty: what they are
   Method method = Method::kSluice;
   stream::ModelShape model;
   int64_t seq_len = 1024;  // global tokens

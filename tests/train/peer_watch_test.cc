@@ -1,0 +1,95 @@
+#include "client/train/launch/peer_watch.h"
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <cstdlib>
+#include <string>
+#include <vector>
+
+namespace sluice::train {
+namespace {
+
+using ::testing::ElementsAre;
+using ::testing::IsEmpty;
+using Kind = client::SessionEvent::Kind;
+
+// A session that tells what a test has it tell, and is asked nothing.
+class FakeSession final : public client::Session {
+ public:
+  void Tell(Kind kind, const std::string& detail) {
+    client::SessionEvent event;
+    event.kind = kind;
+    event.detail = detail;
+    handler_(event);
+  }
+
+  SessionId id() const override { std::abort(); }
+  client::NodeLimits limits() const override { std::abort(); }
+  device::Driver& driver() override { std::abort(); }
+  client::GrantGate& grants() override { std::abort(); }
+  absl::StatusOr<std::unique_ptr<client::Region>> LeaseGpu(Bytes) override {
+    std::abort();
+  }
+  absl::StatusOr<std::unique_ptr<client::Region>> LeaseHost(Bytes) override {
+    std::abort();
+  }
+  absl::StatusOr<plan::NodePlan> Plan(const plan::RankProfile&,
+                                      absl::Duration) override {
+    std::abort();
+  }
+  std::shared_ptr<const plan::NodePlan> ChangedPlan() override { std::abort(); }
+  absl::Status AnswerChange(PlanId, bool, const std::string&) override {
+    std::abort();
+  }
+  absl::Status Report(const StepReport&) override { std::abort(); }
+  void OnEvent(EventHandler handler) override { handler_ = std::move(handler); }
+
+ private:
+  EventHandler handler_;
+};
+
+class PeerWatchTest : public ::testing::Test {
+ protected:
+  PeerWatchTest()
+      : watch_([](const std::string&) {}, [] {}, [](const std::string&) {}) {
+    watch_.Attach(session_,
+                  [this](const std::string& why) { aborts_.push_back(why); });
+  }
+
+  FakeSession session_;
+  std::vector<std::string> aborts_;
+  PeerWatch watch_;
+};
+
+TEST_F(PeerWatchTest, APeersDeathAbortsAtOnceAndOnceWithItsReason) {
+  session_.Tell(Kind::kPeerDied, "rank 0 of job demo");
+  session_.Tell(Kind::kPeerDied, "rank 2 of job demo");
+  EXPECT_THAT(aborts_,
+              ElementsAre("rank 0 of job demo ended; this rank ends too"));
+  EXPECT_EQ(watch_.reason(), aborts_[0]);
+}
+
+// An evicted rank ends its step, and saves: with its collectives.
+TEST_F(PeerWatchTest, AnEvictionAbortsNothing) {
+  session_.Tell(Kind::kEvicted, "by an administrator");
+  session_.Tell(Kind::kDisconnected, "the daemon has gone");
+  EXPECT_THAT(aborts_, IsEmpty());
+  EXPECT_TRUE(watch_.evicted());
+}
+
+TEST_F(PeerWatchTest, APeersNormalEndAbortsNothing) {
+  watch_.Disarm();
+  session_.Tell(Kind::kPeerDied, "rank 0 of job demo");
+  EXPECT_THAT(aborts_, IsEmpty());
+}
+
+TEST_F(PeerWatchTest, WhatIsAttachedAnewTakesThePlaceOfTheFormer) {
+  watch_.Attach(session_, {});
+  session_.Tell(Kind::kPeerDied, "rank 0 of job demo");
+  EXPECT_THAT(aborts_, IsEmpty());
+  EXPECT_FALSE(watch_.reason().empty());
+}
+
+}  // namespace
+}  // namespace sluice::train
