@@ -36,6 +36,14 @@ Bytes SizeOf(const at::Tensor& tensor) {
 
 }  // namespace
 
+void AwaitStream(at::Device device) {
+  if (device.is_cpu()) return;
+  CatchStatus("", [&] {
+    c10::impl::VirtualGuardImpl(device.type()).getStream(device).synchronize();
+    return absl::OkStatus();
+  }).IgnoreError();
+}
+
 HostStage::HostStage(std::byte* pinned, Bytes size) : half_(size / 2) {
   halves_[0].data = pinned;
   halves_[1].data = pinned + half_.count();

@@ -61,4 +61,8 @@ class HostStage {
   size_t next_ = 0;
 };
 
+// Waits until the GPU has done what torch's current stream has; the CPU has.
+// Errors of the GPU are said by whoever asks it next.
+void AwaitStream(at::Device device);
+
 }  // namespace sluice::runtime

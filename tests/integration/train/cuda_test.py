@@ -1,0 +1,112 @@
+"""sluice-train on a node whose driver is cuda: the real sluiced and the real
+trainer on the strict fake driver and torch's CUDA tensors there
+(tests/fake_cuda). It proves nothing about a GPU."""
+
+import os
+import unittest
+from unittest import mock
+
+import harness
+
+FAKES = os.environ["SLUICE_FAKE_CUDA_DIR"]
+
+CONFIG = """\
+[device]
+driver = "cuda"
+[gpus]
+access = "any"
+[pools]
+gpu_bytes = "64MiB"
+host_bytes = "128MiB"
+extent_bytes = "4MiB"
+[http]
+listen = ""
+[restart]
+freeze_after = 0
+"""
+
+RUN = ["--seq-len", "200", "--hbm", "16MiB"]
+
+
+class Cuda(harness.TrainTest):
+    def setUp(self):
+        super().setUp()
+        self.node = self.path("node")
+        os.mkdir(self.node)
+
+    def on_the_fakes(self, **more):
+        return mock.patch.dict(os.environ, {
+            "LD_LIBRARY_PATH": FAKES, "OMP_NUM_THREADS": "1",
+            "SLUICE_FAKE_CUDA": f"gpus=2,host_numa=0,node={self.node}",
+            **more})
+
+    def configure(self, name="cuda", **settings):
+        if name != "cuda":
+            return super().configure(name=name, **settings)
+        runtime = self.path(name)
+        os.mkdir(runtime, 0o700)
+        config = self.path(name + ".toml")
+        with open(config, "w", encoding="utf-8") as file:
+            file.write(CONFIG)
+        return runtime, config
+
+    def cuda_daemon(self):
+        with self.on_the_fakes():
+            return self.daemon()
+
+    # torch's libraries take NVIDIA's runtime by a path of their own, but not
+    # where one is loaded already.
+    def on_cuda(self, run, *arguments, **options):
+        with self.on_the_fakes(
+                LD_PRELOAD=os.path.join(FAKES, "libcudart.so.13")):
+            return run(*arguments, **options)
+
+    def expect_no_findings(self):
+        findings = os.path.join(self.node, "findings")
+        if os.path.exists(findings):
+            with open(findings, encoding="utf-8") as file:
+                self.assertEqual(file.read(), "")
+
+    def test_losses_are_those_of_a_simulated_node(self):
+        sim = self.train(*RUN, "--steps", "3", "--private")
+        cuda = self.on_cuda(self.train, *RUN, "--steps", "3", "--socket",
+                            self.cuda_daemon(), "--device", "cuda")
+        self.assertEqual(len(cuda["losses"]), 3)
+        for ours, theirs in zip(cuda["losses"], sim["losses"]):
+            self.assertAlmostEqual(ours, theirs, delta=1e-6 * theirs)
+        self.assertEqual(cuda["plan"]["mismatches"], 0)
+        self.expect_no_findings()
+
+    def test_a_resumed_run_goes_on_bit_for_bit(self):
+        socket = self.cuda_daemon()
+        run = [*RUN, "--socket", socket, "--dtype", "bf16"]
+        save = self.path("save")
+        whole = self.on_cuda(self.train, *run, "--steps", "3")
+        self.on_cuda(self.train, *run, "--steps", "2", "--save", save)
+        rest = self.on_cuda(self.train, *run, "--steps", "3", "--resume", save)
+        self.assertEqual(rest["losses"], whole["losses"][2:])
+        self.expect_no_findings()
+
+    def test_its_gradients_are_those_of_plain_torch(self):
+        code, out, err = self.on_cuda(
+            self.run_train, *harness.MODEL, *RUN, "--socket",
+            self.cuda_daemon(), command="check")
+        self.assertEqual(code, 0, out + err)
+        self.expect_no_findings()
+
+    def test_what_is_for_the_other_kind_of_node_is_refused(self):
+        socket = self.cuda_daemon()
+        code, _, err = self.on_cuda(
+            self.run_train, *harness.MODEL, *RUN, "--socket", socket,
+            "--device", "sim")
+        self.assertEqual(code, 2, err)
+        self.assertIn('GPUs of this daemon are of its driver "cuda"', err)
+        code, _, err = self.on_cuda(self.run_train, "--socket", socket,
+                                    command="profile")
+        self.assertEqual(code, 2, err)
+        self.assertIn("profile measures simulated nodes", err)
+        self.expect_no_findings()
+
+
+if __name__ == "__main__":
+    unittest.main()
