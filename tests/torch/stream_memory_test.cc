@@ -3,11 +3,11 @@
 #include <ATen/ops/zeros.h>
 
 #include <algorithm>
+#include <optional>
 
-#include "kernels/device/sim/sim.h"
+#include "client/torch/placement.h"
 #include "planner/stream/profile.h"
 #include "planner/stream/stream_shape.h"
-#include "tests/support/temp_dir.h"
 #include "tests/torch/stream_fixture.h"
 
 namespace sluice::runtime {
@@ -22,18 +22,12 @@ constexpr Bytes kHbm = MiB(64);
 // One rank whose tensors all lie in an armed region.
 class StreamMemory : public ::testing::Test {
  protected:
-  StreamMemory() {
-    EXPECT_THAT(
-        device::CreateSimNode(directory_.path(),
-                              {.gpus = {{MiB(1), "pcie0", NumaIndex(0)}},
-                               .links = {{"pcie0", 0, 0}},
-                               .host_memory = MiB(1)}),
-        IsOk());
-    driver_ = *device::OpenSimDriver(directory_.path());
-    engine_ = *client::CopyEngine::Start({.driver = driver_.get()});
-    allocator_.Arm();
+  ~StreamMemory() override {
+    EXPECT_THAT(allocator_.SetPlan({}, {}, Bytes(0)), IsOk());
+    allocator_.RecordSegments(false);
+    allocator_.TakeRecorded();
+    if (own_.has_value()) own_->Disarm();
   }
-  ~StreamMemory() override { allocator_.Disarm(); }
 
   StreamContext::Options Options(int64_t seq_len, double alpha = 0.5) {
     return {.stream = {.model = {.layers = 2,
@@ -45,7 +39,7 @@ class StreamMemory : public ::testing::Test {
                        .layout = stream::ChunkLayout(seq_len, 16, 1),
                        .dtype = dtype_,
                        .alpha = alpha},
-            .device = at::kCPU,
+            .device = node_.device(),
             .copies = engine_.get(),
             .allocator = &allocator_};
   }
@@ -75,14 +69,15 @@ class StreamMemory : public ::testing::Test {
   // Runs a step; the peak of what it allocated beside tokens and weights.
   Bytes Step(StreamContext::Options options) {
     options.host_size = stream::HostBytes(options.stream);
-    const Arena arena(options.host_size);
+    const HostArena arena(node_.driver(), options.host_size);
     options.host = arena.data();
+    const at::Device device = node_.device();
     const ModelTensors weights =
-        InitialTensors(options.stream.model, TorchType(dtype_), at::kCPU, 1);
+        InitialTensors(options.stream.model, TorchType(dtype_), device, 1);
     ModelTensors gradients =
-        ZeroTensors(options.stream.model, at::kFloat, at::kCPU);
+        ZeroTensors(options.stream.model, at::kFloat, device);
     const int64_t rows = options.stream.layout.seq_len();
-    const at::Tensor tokens = at::zeros({rows}, at::kLong);
+    const at::Tensor tokens = at::zeros({rows}, On(device, at::kLong));
     const Bytes before = allocator_.stats().used;
     allocator_.ResetPeak();
     auto context = StreamContext::Create(options);
@@ -113,11 +108,20 @@ class StreamMemory : public ::testing::Test {
     return plans;
   }
 
-  const testing::TempDir directory_;
-  std::unique_ptr<device::Driver> driver_;
-  std::unique_ptr<client::CopyEngine> engine_;
-  const Arena hbm_{kHbm};
-  RegionAllocator allocator_{at::kCPU, hbm_.data(), kHbm};
+  // Of the node's GPU, or on sim one of this test.
+  RegionAllocator& Armed() {
+    if (node_.hbm() != nullptr) return *node_.hbm();
+    memory_.emplace(kHbm);
+    own_.emplace(at::kCPU, memory_->data(), kHbm);
+    own_->Arm();
+    return *own_;
+  }
+
+  const TestNode node_{1, 0, 0};
+  std::unique_ptr<client::CopyEngine> engine_ = *node_.StartCopies(0);
+  std::optional<Arena> memory_;
+  std::optional<RegionAllocator> own_;  // on sim
+  RegionAllocator& allocator_ = Armed();
   stream::Dtype dtype_ = stream::Dtype::kFp32;
 };
 
@@ -134,7 +138,7 @@ TEST_F(StreamMemory, RingBytesAreWhatCreateAllocates) {
        {Options(71), MixedOptions(71), ResidentOptions(71),
         QueriesOuter(Options(71)), QueriesOuter(ResidentOptions(71))}) {
     options.host_size = stream::HostBytes(options.stream);
-    const Arena arena(options.host_size);
+    const HostArena arena(node_.driver(), options.host_size);
     options.host = arena.data();
     const Bytes before = allocator_.stats().used;
     auto context = StreamContext::Create(options);
@@ -183,7 +187,7 @@ TEST_F(StreamMemory, KeptBytesAreTheFractionsOfTheirClasses) {
 TEST_F(StreamMemory, ASmallerHostRegionIsRefusedWithBothSizes) {
   StreamContext::Options options = Options(71);
   options.host_size = stream::HostBytes(options.stream) - Bytes(1);
-  const Arena arena(options.host_size);
+  const HostArena arena(node_.driver(), options.host_size);
   options.host = arena.data();
   EXPECT_THAT(StreamContext::Create(options).status(),
               StatusIs(absl::StatusCode::kResourceExhausted));
@@ -191,9 +195,9 @@ TEST_F(StreamMemory, ASmallerHostRegionIsRefusedWithBothSizes) {
 
 TEST_F(StreamMemory, ADeviceWithoutAttentionIsRefusedByName) {
   StreamContext::Options options = Options(71);
-  options.device = at::Device(at::kCUDA, 0);
+  options.device = at::Device(at::kCUDA, 1);
   EXPECT_THAT(StreamContext::Create(options),
-              StatusIs(absl::StatusCode::kUnimplemented, HasSubstr("cuda:0")));
+              StatusIs(absl::StatusCode::kUnimplemented, HasSubstr("cuda:1")));
 }
 
 TEST_F(StreamMemory, HostBytesShrinkWithAlpha) {

@@ -9,7 +9,6 @@
 #include <utility>
 
 #include "client/torch/backend/cuda_backend.h"
-#include "client/torch/memory/region_allocator.h"
 #include "client/torch/memory/torch_cuda.h"
 #include "gtest/gtest.h"
 #include "kernels/device/sim/sim.h"
@@ -69,6 +68,7 @@ class FakeGpu {
   }
   device::Driver* driver() const { return driver_.get(); }
   void* stream() const { return stream_; }
+  RegionAllocator& allocator() { return allocator_; }
 
  private:
   std::unique_ptr<device::Driver> driver_;
@@ -170,6 +170,10 @@ TestNode::TestNode(int gpus, double in_speed, double out_speed) {
 
 at::Device TestNode::device() const {
   return OnFakeCuda() ? kGpu : at::Device(at::kCPU);
+}
+
+RegionAllocator* TestNode::hbm() const {
+  return OnFakeCuda() ? &Gpu::Get().allocator() : nullptr;
 }
 
 void TestNode::EnterRank() const {

@@ -15,6 +15,7 @@
 
 #include "absl/status/statusor.h"
 #include "client/copy/copy_engine.h"
+#include "client/torch/memory/region_allocator.h"
 #include "client/torch/ranks/collectives.h"
 #include "kernels/device/driver.h"
 #include "tests/support/temp_dir.h"
@@ -41,6 +42,9 @@ class TestNode {
   void EnterRank() const;
   absl::StatusOr<std::unique_ptr<client::CopyEngine>> StartCopies(
       int rank) const;
+  // The GPU's memory as torch's, armed for the tests' own thread; null on sim,
+  // where a test brings its own.
+  RegionAllocator* hbm() const;
   // What a rank calls where its tensors are not the host's; null: `host` does.
   std::unique_ptr<Collectives> CollectivesOver(Collectives* host) const;
 
