@@ -184,7 +184,9 @@ class Core {
   void TakeChanged(Visit visit);
   // The next time all rows; until then no change is noted.
   void TouchAll();
-  LooseState Loose() const;
+  // What is in no row, into one that was read before: each event asks, and
+  // nothing is allocated for it then.
+  void ReadLoose(LooseState& into) const;
 
   // Ends the process with a message when bookkeeping contradicts itself.
   void CheckInvariants() const;

@@ -135,8 +135,13 @@ std::string CoreRows::Changes(Core& core) {
   core.TakeChanged([&](RowKind kind, const auto& key, const auto* row) {
     to(kind, key, row);
   });
-  std::string loose = to.Bytes(core.Loose());
-  if (loose != loose_) to.Loose(loose_ = std::move(loose));
+  core.ReadLoose(read_);
+  fresh_.clear();
+  FieldWriter(&fresh_, &objects_).Element(read_);
+  if (fresh_ != loose_) {
+    to.Loose(fresh_);
+    loose_.swap(fresh_);
+  }
   return to.Take();
 }
 

@@ -44,7 +44,8 @@ class CoreRows {
  private:
   Objects objects_;
   PlanningShare planning_;
-  std::string loose_;  // as last written
+  LooseState read_;            // of the core, last
+  std::string loose_, fresh_;  // the same as last written, and as it is now
 };
 
 // What a core saved, but for what is not in its rows: that is taken from
