@@ -143,7 +143,7 @@ Entry MeasureAdded() {
   const auto free = link.Start(nullptr);
   std::vector<double> added;
   std::vector<double> alone;
-  for (int i = 0; i < kRounds; ++i) {
+  for (int i = 0; i < Rounds(kRounds); ++i) {
     alone.push_back(link.Time(*free));
     added.push_back(link.Time(*granted) - alone.back());
   }
@@ -155,7 +155,7 @@ Entry MeasureAdded() {
           fmt::format("{} copies of {} KiB at once, {:.1f} us each without "
                       "grants; median of {} rounds in turns",
                       kQueued, kQueuedCopy.count() / 1024, Quantile(alone, 0.5),
-                      kRounds)};
+                      Rounds(kRounds))};
 }
 
 std::vector<Entry> Measure() {

@@ -159,7 +159,7 @@ std::vector<Entry> Measure() {
   });
   theirs.Reset();
   std::vector<double> daemon, bare;
-  for (int i = 0; i < kRounds; ++i) {
+  for (int i = 0; i < Rounds(kRounds); ++i) {
     // Who goes first changes, so that a drifting machine favours neither.
     if (i % 2 == 0) daemon.push_back(TouchedThroughDaemon());
     bare.push_back(TouchedBare(ours.get()));
@@ -175,7 +175,7 @@ std::vector<Entry> Measure() {
       {"ipc touched", daemon_s / bare_s, "ratio", 1.1, true,
        fmt::format("1 GiB leased, mapped, every page written: {:.3f} s; bare "
                    "memfd: {:.3f} s (medians of {})",
-                   daemon_s, bare_s, kRounds)},
+                   daemon_s, bare_s, Rounds(kRounds))},
       Untouched("ipc untouched p50", 150, "made ahead", ready),
       Untouched("ipc untouched cold p50", 300, "made now", untouched),
   };

@@ -10,6 +10,8 @@
 namespace sluice::bench {
 namespace {
 
+bool checks = false;
+
 std::string Json(const std::vector<Entry>& entries) {
   std::string text = "[\n";
   for (const Entry& entry : entries) {
@@ -59,6 +61,8 @@ std::optional<Flags> Parse(int argc, char** argv) {
 
 }  // namespace
 
+int Rounds(int most) { return checks ? std::min(most, 3) : most; }
+
 int WriteJson(const std::string& path, const std::vector<Entry>& entries) {
   std::FILE* file = std::fopen(path.c_str(), "w");
   if (file == nullptr) {
@@ -81,6 +85,7 @@ int Report(int argc, char** argv,
   const std::optional<Flags> flags = Parse(argc, argv);
   if (!flags) return 2;
   if (!flags->json.empty() && WriteJson(flags->json, {}) != 0) return 2;
+  checks = flags->check.has_value();
   const std::vector<Entry> entries = measure();
   for (const Entry& entry : entries) {
     fmt::print("{:<24} {:>12.4g} {:<6} {}\n", entry.name, entry.value,

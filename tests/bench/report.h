@@ -25,6 +25,11 @@ struct Entry {
 int Report(int argc, char** argv,
            const std::function<std::vector<Entry>()>& measure);
 
+// How often a measurement is repeated, for who calls it in `measure`: `most`
+// times, and under --check, whose limits are far wider than the noise, at most
+// three times.
+int Rounds(int most);
+
 // Writes the list to `path`; 0, or 2 with a line when it cannot.
 int WriteJson(const std::string& path, const std::vector<Entry>& entries);
 

@@ -131,7 +131,7 @@ double CpuMicros(pid_t pid) {
 std::vector<Entry> LeaseFreePairs(const std::string& suffix,
                                   const OpenLoop& load, bool stored) {
   std::vector<double> p50, p99, most, cpu;
-  for (int round = 0; round < kRounds; ++round) {
+  for (int round = 0; round < Rounds(kRounds); ++round) {
     PinApart(0);  // so that each thread of the daemon is
     const RunningDaemon daemon(kNode, {.kept = stored});
     PinApart(1);
@@ -155,13 +155,13 @@ std::vector<Entry> LeaseFreePairs(const std::string& suffix,
                "{} sessions, {} pairs of lease and free a second in all, from "
                "the time each was due; pinned apart; median of {} ({}); p50 "
                "{:.3f}, maximum {:.1f} ms{}",
-               load.sessions, load.pairs_per_second, kRounds, each,
+               load.sessions, load.pairs_per_second, Rounds(kRounds), each,
                Quantile(p50, 0.5), Quantile(most, 1), where)},
           {"service CPU per pair" + suffix, Quantile(cpu, 0.5), "us",
            std::nullopt, true,
            fmt::format("of all threads of the daemon, in the same runs; median "
                        "of {} ({}){}",
-                       kRounds, each_cpu, where)}};
+                       Rounds(kRounds), each_cpu, where)}};
 }
 
 // Two users take turns with all of a GPU. What one has freed is destroyed and

@@ -9,6 +9,7 @@
 #include <string_view>
 
 #include "proto/base/status.h"
+#include "tests/bench/report.h"
 #include "tests/torch/bench/bench_step.h"
 
 namespace sluice::bench {
@@ -90,7 +91,7 @@ std::vector<Entry> AttentionOfSteps() {
     judged.back().step->Run();
   }
   whole.Run();
-  for (int round = 0; round < kRounds; ++round) {
+  for (int round = 0; round < bench::Rounds(kRounds); ++round) {
     whole_s.push_back(whole.Run());
     for (Judged& j : judged) {
       j.seconds.push_back(j.step->Run());

@@ -80,7 +80,7 @@ std::vector<Entry> Measure() {
     steps.back()->Seconds();  // the first is slower
   }
   std::vector<std::vector<double>> seconds(steps.size());
-  for (int round = 0; round < kRounds; ++round) {
+  for (int round = 0; round < bench::Rounds(kRounds); ++round) {
     for (size_t i = 0; i < steps.size(); ++i) {
       seconds[i].push_back(steps[i]->Seconds());
     }

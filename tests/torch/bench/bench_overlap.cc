@@ -105,7 +105,7 @@ Entry EvenOverlap() {
   const auto bytes = static_cast<double>(std::max(in, out).count());
   std::vector<double> ratios, balance, larger_s;
   double before = Resident(step);
-  for (int repeat = 0; repeat < kEvenRepeats; ++repeat) {
+  for (int repeat = 0; repeat < bench::Rounds(kEvenRepeats); ++repeat) {
     const double copies = before;
     node.SetLinkSpeed(bytes / copies);
     const double streamed = step.Run();
