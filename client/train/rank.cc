@@ -56,18 +56,6 @@ absl::StatusOr<std::unique_ptr<client::Region>> LeaseStage(
   return memory.LeaseHost(runtime::HostStage::kSize);
 }
 
-// What is issued is done before its memory goes: the last step's update is not
-// waited for.
-class AwaitedAtEnd {
- public:
-  explicit AwaitedAtEnd(at::Device device) : device_(device) {}
-  ~AwaitedAtEnd() { runtime::AwaitStream(device_); }
-  AwaitedAtEnd(const AwaitedAtEnd&) = delete;
-
- private:
-  const at::Device device_;
-};
-
 class RankRun {
  public:
   RankRun(const RunOptions& options, const RankEnvironment& environment)
@@ -140,7 +128,6 @@ absl::Status RankRun::WithModel(runtime::RankMemory& memory,
   const auto pinned = LeaseStage(memory);
   SLUICE_RETURN_IF_ERROR(runtime::Agree(collectives, pinned.status()));
   memory.Arm();
-  const AwaitedAtEnd awaited(memory.device());
   std::optional<runtime::HostStage> stage;
   if (*pinned == nullptr) {
     stage.emplace();

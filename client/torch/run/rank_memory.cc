@@ -7,6 +7,7 @@
 #include "client/torch/backend/cuda_backend.h"
 #include "client/torch/memory/torch_cuda.h"
 #include "client/torch/placement.h"
+#include "client/torch/run/host_stage.h"
 #include "proto/base/shortage.h"
 #include "proto/base/status.h"
 
@@ -61,7 +62,10 @@ absl::StatusOr<std::unique_ptr<RankMemory>> RankMemory::Open(Options options) {
 }
 
 RankMemory::~RankMemory() {
-  if (allocator_ != nullptr) allocator_->Disarm();
+  if (allocator_ == nullptr) return;
+  // Nobody has waited for the last step's update.
+  AwaitStream(device());
+  allocator_->Disarm();
 }
 
 Bytes RankMemory::host_room() const {

@@ -37,6 +37,7 @@ class RankMemory {
   // GPU that this build has no tensors on. Unavailable: a library is missing.
   // ResourceExhausted: no such memory, in one line that says what to do.
   static absl::StatusOr<std::unique_ptr<RankMemory>> Open(Options options);
+  // Waits for what is issued on the calling thread's stream of torch.
   ~RankMemory();
 
   client::Session& session() { return *options_.session; }
