@@ -117,6 +117,8 @@ function(sluice_test_calls test)
     add_dependencies(${test} ${ARGN})
     return()
   endif()
+  # Nothing is built yet when a build is configured.
+  file(MAKE_DIRECTORY ${CMAKE_RUNTIME_OUTPUT_DIRECTORY})
   foreach(program IN LISTS ARGN)
     file(CREATE_LINK ${SLUICE_TOOLS}/${program}
       ${CMAKE_RUNTIME_OUTPUT_DIRECTORY}/${program} SYMBOLIC)
