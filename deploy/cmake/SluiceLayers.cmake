@@ -103,7 +103,7 @@ function(sluice_test name)
     endif()
   endforeach()
   # Processes and clocks: these take the machine for themselves.
-  if("${arg_LABELS}" MATCHES "integration|gradient|bench")
+  if("${arg_LABELS}" MATCHES "integration|bench")
     cmake_host_system_information(RESULT cores QUERY NUMBER_OF_LOGICAL_CORES)
     set_tests_properties(${name} PROPERTIES PROCESSORS ${cores})
   endif()
