@@ -1,11 +1,10 @@
 #!/usr/bin/env python3
-"""clang's thread safety analysis: locks.py BUILD_DIR [SOURCE…]
+"""clang's thread safety analysis: locks.py BUILD_DIR [--tests] [SOURCE…]
 
 Compiles, without output, every source of BUILD_DIR/compile_commands.json (or
 those named) that can see proto/base/mutex.h; no other can touch a guarded
-member or hold a lock. A complaint is an error. Seconds per source, three
-minutes of two cores for the tree: cheap enough to run whole, so that a changed
-header finds every source it breaks.
+member or hold a lock. Tests are left out without --tests: they are half of the
+sources, and minutes. A complaint is an error.
 """
 
 import concurrent.futures
@@ -70,10 +69,13 @@ def complaints(entry, source=None):
 
 
 def main():
-    build = sys.argv[1]
+    build, words = sys.argv[1], sys.argv[2:]
+    tests = "--tests" in words
+    words = [word for word in words if word != "--tests"]
     includes = Includes(ROOT)
     found = entries(build)
-    named = {os.path.relpath(s, ROOT) for s in sys.argv[2:]} or set(found)
+    named = {os.path.relpath(s, ROOT) for s in words} or {
+        path for path in found if tests or not path.startswith("tests" + os.sep)}
     chosen = sorted(p for p in named & set(found) if includes.sees_mutex(p))
     failed = 0
     with concurrent.futures.ThreadPoolExecutor(os.cpu_count()) as pool:
@@ -83,7 +85,7 @@ def main():
                 failed += 1
                 print(f"locks: {path}\n{said}", flush=True)
     print(f"locks: {len(chosen)} sources, {failed} with complaints")
-    if not chosen and not sys.argv[2:]:
+    if not chosen and not words:
         sys.exit(f"error: locks: no source of {build} sees {MUTEX}: nothing "
                  "was checked")
     sys.exit(1 if failed else 0)
