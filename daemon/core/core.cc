@@ -177,11 +177,13 @@ void Core::TouchAll() {
   }
 }
 
-void Core::ReadLoose(LooseState& into) const {
-  into.last_session = last_session_;
-  ledger_.AddLoose(into);
-  joint_.AddLoose(into);
-  into.next_place = waiting_.next();
+LooseState Core::Loose() const {
+  LooseState loose;
+  loose.last_session = last_session_;
+  ledger_.AddLoose(loose);
+  joint_.AddLoose(loose);
+  loose.next_place = waiting_.next();
+  return loose;
 }
 
 void Core::CheckInvariants() const {

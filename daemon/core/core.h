@@ -184,9 +184,7 @@ class Core {
   void TakeChanged(Visit visit);
   // The next time all rows; until then no change is noted.
   void TouchAll();
-  // What is in no row, into one that was read before: each event asks, and
-  // nothing is allocated for it then.
-  void ReadLoose(LooseState& into) const;
+  LooseState Loose() const;
 
   // Ends the process with a message when bookkeeping contradicts itself.
   void CheckInvariants() const;

@@ -163,7 +163,6 @@ void GrantPolicy::Detach(int slot) {
   }
   CountRank(found->second, -1);
   ranks_.erase(found);
-  grants_.erase(slot);
 }
 
 std::map<int, Directions> GrantPolicy::used() const {
@@ -187,7 +186,7 @@ void GrantPolicy::Believe(RankShare& rank, const Directions& said,
   }
 }
 
-const std::map<int, GrantPolicy::Grant>& GrantPolicy::Refill(
+std::map<int, GrantPolicy::Grant> GrantPolicy::Refill(
     const std::map<int, Directions>& used, absl::Duration elapsed) {
   for (auto& [slot, rank] : ranks_) {
     const auto said = used.find(slot);
@@ -213,8 +212,9 @@ const std::map<int, GrantPolicy::Grant>& GrantPolicy::Refill(
       Raise(rank, d, found == given.end() ? 0 : found->second, elapsed);
     }
   }
-  for (const auto& [slot, rank] : ranks_) grants_[slot] = GrantOf(rank);
-  return grants_;
+  std::map<int, Grant> grants;
+  for (const auto& [slot, rank] : ranks_) grants[slot] = GrantOf(rank);
+  return grants;
 }
 
 uint64_t GrantPolicy::Wanted(const RankShare& rank, int direction) const {

@@ -76,9 +76,9 @@ class GrantPolicy {
   bool idle() const { return ranks_.empty(); }
 
   // `used` of every attached slot, read just now. The new limits are never
-  // below the old ones; they are there until the next call.
-  const std::map<int, Grant>& Refill(const std::map<int, Directions>& used,
-                                     absl::Duration elapsed);
+  // below the old ones.
+  std::map<int, Grant> Refill(const std::map<int, Directions>& used,
+                              absl::Duration elapsed);
 
   void CheckInvariants() const;
 
@@ -122,7 +122,6 @@ class GrantPolicy {
   bandwidth::BandwidthPolicy shares_;       // of the directions that are gated
   absl::Time now_ = absl::UnixEpoch();      // the refills' own
   std::map<int, RankShare> ranks_;
-  std::map<int, Grant> grants_;  // of each of them, as of the last refill
 };
 
 }  // namespace sluice::daemon

@@ -174,7 +174,6 @@ void GrantPages::Detach(int slot) {
   const MutexLock lock(mutex_);
   policy_.Detach(slot);
   pages_.erase(slot);
-  said_.erase(slot);
 }
 
 void GrantPages::Promise(int slot, const CopyRates& rates) {
@@ -196,15 +195,16 @@ void GrantPages::Publish(int slot, const GrantPolicy::Grant& grant) {
 }
 
 void GrantPages::Refill() {
+  std::map<int, Directions> used;
   for (const auto& [slot, page] : pages_) {
-    Directions& said = said_[slot];
     for (int d : {kH2d, kD2h}) {
-      said[d] = page->use->slot.used_bytes[d].load(std::memory_order_relaxed);
+      used[slot][d] =
+          page->use->slot.used_bytes[d].load(std::memory_order_relaxed);
     }
   }
   const absl::Time now = clock_->Now();
   if (now - last_refill_ > kGrantStaleAfter) ++stale_periods_;
-  for (const auto& [slot, grant] : policy_.Refill(said_, now - last_refill_)) {
+  for (const auto& [slot, grant] : policy_.Refill(used, now - last_refill_)) {
     Publish(slot, grant);
   }
   last_refill_ = now;

@@ -84,8 +84,6 @@ class GrantPages {
   CondVar changed_;
   GrantPolicy policy_ ABSL_GUARDED_BY(mutex_);
   std::map<int, std::unique_ptr<UsePage>> pages_ ABSL_GUARDED_BY(mutex_);
-  // What each says that it used; kept, for it is read 500 times a second.
-  std::map<int, Directions> said_ ABSL_GUARDED_BY(mutex_);
   absl::Time last_refill_ ABSL_GUARDED_BY(mutex_);
   bool stopping_ ABSL_GUARDED_BY(mutex_) = false;
   std::atomic<uint64_t> stale_periods_{0};

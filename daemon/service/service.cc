@@ -415,7 +415,6 @@ absl::Time Service::NextDeadline() const {
   if (accept_again_at_) next = std::min(next, *accept_again_at_);
   for (const auto& [id, file] : plan_files_)
     next = std::min(next, file.drop_at);
-  if (!AnyQueued()) return next;  // asked after each event
   for (const auto& [id, channel] : channels_) {
     next = std::min({next, channel->stall_deadline(), channel->retry_at()});
   }

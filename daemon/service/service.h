@@ -170,8 +170,6 @@ class Service {
   void OnGone(SessionId id);
   void Expire();
   absl::Time NextDeadline() const;
-  // Whether any packet waits to be sent: of none, no channel has a deadline.
-  bool AnyQueued() const { return quotas_.used(Resource::kQueuedBytes) > 0; }
   void OnSignal();
   // What comes then: another daemon for the ranks that are attached; the same
   // for whoever connects, too; or none, and ranks are told.

@@ -135,13 +135,8 @@ std::string CoreRows::Changes(Core& core) {
   core.TakeChanged([&](RowKind kind, const auto& key, const auto* row) {
     to(kind, key, row);
   });
-  core.ReadLoose(read_);
-  fresh_.clear();
-  FieldWriter(&fresh_, &objects_).Element(read_);
-  if (fresh_ != loose_) {
-    to.Loose(fresh_);
-    loose_.swap(fresh_);
-  }
+  std::string loose = to.Bytes(core.Loose());
+  if (loose != loose_) to.Loose(loose_ = std::move(loose));
   return to.Take();
 }
 

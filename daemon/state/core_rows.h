@@ -44,8 +44,7 @@ class CoreRows {
  private:
   Objects objects_;
   PlanningShare planning_;
-  LooseState read_;            // of the core, last
-  std::string loose_, fresh_;  // the same as last written, and as it is now
+  std::string loose_;  // as last written
 };
 
 // What a core saved, but for what is not in its rows: that is taken from

@@ -31,6 +31,15 @@ absl::Time FromParts(TimeParts parts) {
 
 }  // namespace fields
 
+void FieldWriter::Varint(uint64_t number) {
+  uint8_t bytes[10];
+  const uint8_t* const end =
+      google::protobuf::io::CodedOutputStream::WriteVarint64ToArray(number,
+                                                                    bytes);
+  to_->append(reinterpret_cast<const char*>(bytes),
+              static_cast<size_t>(end - bytes));
+}
+
 void FieldWriter::SetSize(size_t at) {
   const size_t size = to_->size() - at - 1;
   if (size < 0x80) {

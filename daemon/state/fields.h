@@ -146,12 +146,7 @@ class FieldWriter {
   }
 
  private:
-  void Varint(uint64_t number) {
-    for (; number >= 0x80; number >>= 7) {
-      to_->push_back(static_cast<char>(number | 0x80));
-    }
-    to_->push_back(static_cast<char>(number));
-  }
+  void Varint(uint64_t number);
   // Of what is behind the byte there.
   void SetSize(size_t at);
   void Fixed(double value);
