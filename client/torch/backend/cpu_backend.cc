@@ -3,7 +3,7 @@
 #include <ATen/ops/_scaled_dot_product_flash_attention_for_cpu.h>
 #include <ATen/ops/_scaled_dot_product_flash_attention_for_cpu_backward.h>
 
-#include "client/torch/backend/merge_shape.h"
+#include "client/torch/backend/head_layout.h"
 #include "kernels/ops/merge.h"
 
 namespace sluice::runtime {
@@ -14,12 +14,6 @@ namespace {
 // thrice as many calls and buffers.
 constexpr Backend::Traits kTraits = {
     .name = "cpu", .blocks_in_fp32 = true, .causal_rows = 256, .tile_rows = 64};
-
-// [rows, heads, dim] <-> [1, heads, rows, dim], no copy.
-at::Tensor Batched(const at::Tensor& t) {
-  return t.transpose(0, 1).unsqueeze(0);
-}
-at::Tensor Flat(const at::Tensor& t) { return t.squeeze(0).transpose(0, 1); }
 
 class Cpu final : public Backend {
  public:

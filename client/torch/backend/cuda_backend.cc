@@ -10,7 +10,7 @@
 #include <limits>
 #include <utility>
 
-#include "client/torch/backend/merge_shape.h"
+#include "client/torch/backend/head_layout.h"
 #include "client/torch/exceptions.h"
 #include "client/torch/memory/torch_cuda.h"
 #include "kernels/ops/merge_kernel.h"
@@ -51,11 +51,6 @@ AttentionGradients FlashBackward(const QueryRows& queries, const at::Tensor& k,
 }
 
 // --- efficient: [1, heads, rows, dim], as many heads everywhere --------------
-
-at::Tensor Batched(const at::Tensor& t) {
-  return t.transpose(0, 1).unsqueeze(0);
-}
-at::Tensor Flat(const at::Tensor& t) { return t.squeeze(0).transpose(0, 1); }
 
 // A head of k or v for each of its group's queries.
 at::Tensor Expanded(const at::Tensor& t, int64_t heads) {
@@ -105,6 +100,11 @@ AttentionGradients EfficientBackward(const QueryRows& queries,
 }
 
 // -----------------------------------------------------------------------------
+
+// As the driver counts.
+DeviceIndex IndexOf(at::Device gpu) {
+  return DeviceIndex(static_cast<uint64_t>(gpu.index()));
+}
 
 bool IsFlash(const at::Tensor& q) { return q.scalar_type() == at::kBFloat16; }
 
@@ -161,8 +161,7 @@ class CudaBackend final : public Backend {
 void CudaBackend::Merge(const AttentionResult& running,
                         const AttentionResult& block) const {
   const auto stream =
-      driver_->AdoptStream(DeviceIndex(static_cast<uint64_t>(gpu_.index())),
-                           torch_->CurrentStream(gpu_.index()));
+      driver_->AdoptStream(IndexOf(gpu_), torch_->CurrentStream(gpu_.index()));
   ThrowIfError(stream.status());
   const ops::MergeShape shape = MergeShapeOf(running, block);
   auto* const o = running.output.data_ptr<float>();
@@ -190,8 +189,7 @@ absl::StatusOr<std::unique_ptr<Backend>> OpenCudaBackend(device::Driver* driver,
   if (torch->CurrentStream(gpu.index()) == nullptr) {
     SLUICE_ASSIGN_OR_RETURN(
         void* const stream,
-        driver->NativeStream(driver->ComputeStream(
-            DeviceIndex(static_cast<uint64_t>(gpu.index())))));
+        driver->NativeStream(driver->ComputeStream(IndexOf(gpu))));
     torch->SetCurrentStream(gpu.index(), stream);
   }
   return std::make_unique<CudaBackend>(driver, torch, gpu, merge);
