@@ -79,16 +79,6 @@ std::string Await(pid_t pid, absl::Duration limit,
   }
 }
 
-std::string HowItEnded(int status) {
-  if (WIFSIGNALED(status)) {
-    return fmt::format("ended by signal {} ({})", WTERMSIG(status),
-                       strsignal(WTERMSIG(status)));
-  }
-  return WEXITSTATUS(status) == 0
-             ? ""
-             : fmt::format("ended with status {}", WEXITSTATUS(status));
-}
-
 Result ReadResult(const CheckProcess& process, const std::string& bad_end,
                   const std::string& log) {
   Result result = FromJson(

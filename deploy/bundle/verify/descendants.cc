@@ -1,11 +1,13 @@
 #include "deploy/bundle/verify/descendants.h"
 
+#include <fmt/format.h>
 #include <signal.h>
 #include <sys/prctl.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
 #include <cstdio>
+#include <cstring>
 #include <filesystem>
 #include <map>
 #include <string>
@@ -71,6 +73,16 @@ void EndDescendants() {
     if (left.empty()) return;
     absl::SleepFor(kNap);
   }
+}
+
+std::string HowItEnded(int status) {
+  if (WIFSIGNALED(status)) {
+    return fmt::format("ended by signal {} ({})", WTERMSIG(status),
+                       strsignal(WTERMSIG(status)));
+  }
+  return WEXITSTATUS(status) == 0
+             ? ""
+             : fmt::format("ended with status {}", WEXITSTATUS(status));
 }
 
 }  // namespace sluice::verify

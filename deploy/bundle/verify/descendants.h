@@ -6,6 +6,7 @@
 
 #include <sys/types.h>
 
+#include <string>
 #include <vector>
 
 namespace sluice::verify {
@@ -19,5 +20,9 @@ std::vector<pid_t> Descendants(pid_t of);
 // Kills until none is left, and reaps. Gives up on who does not die within some
 // seconds: a process in a driver's hands.
 void EndDescendants();
+
+// Of waitpid's status: "ended by signal 9 (Killed)", "ended with status 1";
+// empty: with 0.
+std::string HowItEnded(int status);
 
 }  // namespace sluice::verify

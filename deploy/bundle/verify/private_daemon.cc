@@ -120,12 +120,7 @@ absl::Status PrivateDaemon::End(absl::Time until) {
   int status = 0;
   waitpid(std::exchange(keeper_, 0), &status, 0);
   if (status != 0) {
-    return absl::InternalError(
-        WIFSIGNALED(status)
-            ? fmt::format("sluiced-keeper was ended by signal {}",
-                          WTERMSIG(status))
-            : fmt::format("sluiced-keeper ended with status {}",
-                          WEXITSTATUS(status)));
+    return absl::InternalError("sluiced-keeper " + HowItEnded(status));
   }
   std::filesystem::remove(folder_.path() + "/" + kConfiguration);
   for (const auto& left : std::filesystem::directory_iterator(folder_.path())) {

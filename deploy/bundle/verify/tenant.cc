@@ -12,6 +12,7 @@
 #include <utility>
 
 #include "absl/time/clock.h"
+#include "deploy/bundle/verify/descendants.h"
 #include "proto/base/spawn.h"
 #include "proto/base/status.h"
 
@@ -100,11 +101,9 @@ absl::Status Tenant::End(absl::Time until) {
   int status = 0;
   waitpid(std::exchange(pid_, 0), &status, 0);
   if (status == 0) return absl::OkStatus();
-  return absl::InternalError(
-      fmt::format("the rank of {} ended by itself with {} {}{}", name_,
-                  WIFSIGNALED(status) ? "signal" : "status",
-                  WIFSIGNALED(status) ? WTERMSIG(status) : WEXITSTATUS(status),
-                  line.ok() ? ": " + *line : ""));
+  return absl::InternalError(fmt::format("the rank of {} {} by itself{}", name_,
+                                         HowItEnded(status),
+                                         line.ok() ? ": " + *line : ""));
 }
 
 }  // namespace sluice::verify
