@@ -10,7 +10,7 @@
 namespace sluice::bench {
 namespace {
 
-bool checks = false;
+bool is_check = false;
 
 std::string Json(const std::vector<Entry>& entries) {
   std::string text = "[\n";
@@ -61,7 +61,9 @@ std::optional<Flags> Parse(int argc, char** argv) {
 
 }  // namespace
 
-int Rounds(int most) { return checks ? std::min(most, 3) : most; }
+bool IsCheck() { return is_check; }
+
+int Rounds(int most) { return is_check ? std::min(most, 3) : most; }
 
 int WriteJson(const std::string& path, const std::vector<Entry>& entries) {
   std::FILE* file = std::fopen(path.c_str(), "w");
@@ -85,7 +87,7 @@ int Report(int argc, char** argv,
   const std::optional<Flags> flags = Parse(argc, argv);
   if (!flags) return 2;
   if (!flags->json.empty() && WriteJson(flags->json, {}) != 0) return 2;
-  checks = flags->check.has_value();
+  is_check = flags->check.has_value();
   const std::vector<Entry> entries = measure();
   for (const Entry& entry : entries) {
     fmt::print("{:<24} {:>12.4g} {:<6} {}\n", entry.name, entry.value,

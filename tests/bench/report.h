@@ -25,9 +25,10 @@ struct Entry {
 int Report(int argc, char** argv,
            const std::function<std::vector<Entry>()>& measure);
 
-// How often a measurement is repeated, for who calls it in `measure`: `most`
-// times, and under --check, whose limits are far wider than the noise, at most
-// three times.
+// In `measure`: whether --check was given, whose limits are far wider than the
+// noise; and so how often a measurement is repeated: `most` times, or at most
+// three.
+bool IsCheck();
 int Rounds(int most);
 
 // Writes the list to `path`; 0, or 2 with a line when it cannot.

@@ -15,7 +15,6 @@
 #include <memory>
 #include <optional>
 #include <random>
-#include <string_view>
 #include <vector>
 
 #include "absl/time/clock.h"
@@ -128,8 +127,8 @@ double CpuMicros(pid_t pid) {
 
 // How long a pair takes, and what the daemon computes for it: that changes
 // less where the machine has other work.
-std::vector<Entry> LeaseFreePairs(const std::string& suffix,
-                                  const OpenLoop& load, bool stored) {
+std::vector<Entry> LeaseFreePairs(const std::string& suffix, bool stored) {
+  const OpenLoop& load = IsCheck() ? kCheckedLoad : kLoad;
   std::vector<double> p50, p99, most, cpu;
   for (int round = 0; round < Rounds(kRounds); ++round) {
     PinApart(0);  // so that each thread of the daemon is
@@ -331,13 +330,12 @@ Entry RefilledAfterKills() {
                       kTakeovers, lease->fds.size(), Quantile(millis, 0.5))};
 }
 
-std::vector<Entry> Measure(const OpenLoop& load) {
+std::vector<Entry> Measure() {
   std::vector<Entry> entries = RepliesAfterKills();
   entries.push_back(RefilledAfterKills());
   entries.push_back(LeasesWhileRanksDie());
   for (const bool stored : {false, true}) {
-    for (Entry& entry :
-         LeaseFreePairs(stored ? ", stored" : "", load, stored)) {
+    for (Entry& entry : LeaseFreePairs(stored ? ", stored" : "", stored)) {
       entries.push_back(std::move(entry));
     }
   }
@@ -349,9 +347,5 @@ std::vector<Entry> Measure(const OpenLoop& load) {
 }  // namespace sluice::bench
 
 int main(int argc, char** argv) {
-  const bool checked = argc > 1 && std::string_view(argv[1]) == "--check";
-  return sluice::bench::Report(argc, argv, [&] {
-    return sluice::bench::Measure(checked ? sluice::bench::kCheckedLoad
-                                          : sluice::bench::kLoad);
-  });
+  return sluice::bench::Report(argc, argv, sluice::bench::Measure);
 }
