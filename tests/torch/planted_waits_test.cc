@@ -13,23 +13,20 @@
 #include <ostream>
 #include <string>
 #include <tuple>
-#include <unordered_map>
 #include <utility>
 #include <vector>
 
-#include "client/copy/ticket_state.h"
-#include "tests/torch/forwarding_engine.h"
+#include "tests/torch/careless_engine.h"
 #include "tests/torch/stream_fixture.h"
 #include "tests/torch/stream_oracle.h"
 
 namespace sluice::runtime {
 namespace {
 
-using client::CopyRequest;
-using client::Ticket;
+using client::CarelessEngine;
 using Order = stream::BackwardOrder;
 
-constexpr char kCompute[] = "compute";
+constexpr auto& kCompute = CarelessEngine::kCompute;
 constexpr double kLimit = 1e-4;  // of stream_gradient_test, in fp32
 
 // Waits of `waiter` (compute, or copies of a kind) for copies of a kind.
@@ -48,47 +45,8 @@ struct StepWait {
   }
 };
 
-// A copy's kind: its label and direction, "x in", "dX out".
-std::string KindOf(const CopyRequest& request) {
-  std::string kind = request.label;
-  if (kind.ends_with(" out")) kind.resize(kind.size() - 4);
-  const bool in = request.direction == device::CopyDirection::kHostToDevice;
-  return kind + (in ? " in" : " out");
-}
-
-// Wraps an engine. Asks `leave_out` about every wait that finds its copy under
-// way; on its yes that wait is not made.
-class CarelessEngine final : public client::ForwardingEngine {
- public:
-  using LeaveOut = std::function<bool(const StepWait& wait)>;
-  CarelessEngine(CopyEngine* engine, LeaveOut leave_out)
-      : ForwardingEngine(engine), leave_out_(std::move(leave_out)) {}
-
-  Ticket Enqueue(CopyRequest request) override {
-    const std::string kind = KindOf(request);
-    std::erase_if(request.after,
-                  [&](const Ticket& t) { return IsLeftOut(kind, t); });
-    const Ticket ticket = ForwardingEngine::Enqueue(std::move(request));
-    kinds_[client::TicketAccess::StateOf(ticket)] = kind;
-    return ticket;
-  }
-  absl::Status Wait(const Ticket& ticket) override {
-    if (IsLeftOut(kCompute, ticket)) return absl::OkStatus();
-    return ForwardingEngine::Wait(ticket);
-  }
-
- private:
-  bool IsLeftOut(const std::string& waiter, const Ticket& ticket) const {
-    const auto found = kinds_.find(client::TicketAccess::StateOf(ticket));
-    return found != kinds_.end() && !ticket.done() &&
-           leave_out_({"", waiter, found->second, 0});
-  }
-
-  const LeaveOut leave_out_;
-  // Of the copies so far. Holds them, so that no two have one address.
-  std::unordered_map<std::shared_ptr<client::TicketAccess::State>, std::string>
-      kinds_;
-};
+// Asked about every wait that finds its copy under way.
+using LeaveOut = std::function<bool(const StepWait& wait)>;
 
 // Two chunks; three, so that a phase ends in another slot than it began in;
 // so many that a slot of every ring is reused.
@@ -160,9 +118,13 @@ StepCase CaseOf(int64_t seq_len, Order order) {
 double SlowLink(int64_t seq_len) { return seq_len == kLong ? 1e6 : 1e5; }
 
 // NaN where a gradient is.
-double ErrorOf(StepCase c, const CarelessEngine::LeaveOut& leave_out) {
+double ErrorOf(StepCase c, const LeaveOut& leave_out) {
   c.wrap_engine = [&](client::CopyEngine* engine) {
-    return std::make_unique<CarelessEngine>(engine, leave_out);
+    return std::make_unique<CarelessEngine>(
+        engine, [&](const CarelessEngine::StepWait& wait) {
+          return wait.waited != kCompute && wait.under_way &&
+                 leave_out({"", wait.waiter, wait.waited, 0});
+        });
   };
   const StepData data = MakeStepData(c, 5);
   const OracleResult expected =

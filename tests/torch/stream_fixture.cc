@@ -80,7 +80,7 @@ class RankStep {
         .collectives = through ? through.get() : &collectives_,
         .copies = wrapped ? wrapped.get() : engine->get()};
     options.host_size = stream::HostBytes(options.stream);
-    const HostArena arena(node_.driver(), options.host_size);
+    const Arena arena(options.host_size, node_);
     options.host = arena.data();
     auto context = StreamContext::Create(options);
     ASSERT_THAT(context, IsOk());

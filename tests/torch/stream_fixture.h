@@ -2,7 +2,6 @@
 // its copy engine and an arena of exactly the bytes HostBytes asked for.
 #pragma once
 
-#include <cstdlib>
 #include <functional>
 #include <memory>
 #include <vector>
@@ -40,31 +39,6 @@ struct StepOutcome {
   ModelTensors gradients;  // summed over ranks
   client::CopyStats copies;
   device::CallCounters before, after;  // around rank 0's step
-};
-
-// Exactly `size` bytes at a 64-byte boundary, guarded behind.
-class Arena {
- public:
-  explicit Arena(Bytes size) : size_(size.size()) {
-    data_.reset(
-        static_cast<std::byte*>(std::aligned_alloc(64, size_ + kGuard)));
-    std::fill_n(data_.get(), size_ + kGuard, std::byte{0xff});
-  }
-  std::byte* data() const { return data_.get(); }
-  bool GuardIntact() const {
-    for (size_t i = 0; i < kGuard; ++i) {
-      if (data_.get()[size_ + i] != std::byte{0xff}) return false;
-    }
-    return true;
-  }
-
- private:
-  static constexpr size_t kGuard = 4096;
-  struct Free {
-    void operator()(std::byte* p) const { std::free(p); }
-  };
-  size_t size_;
-  std::unique_ptr<std::byte, Free> data_;
 };
 
 // Rows of a global per-token tensor that rank r holds, chunk after chunk.

@@ -69,7 +69,7 @@ class StreamMemory : public ::testing::Test {
   // Runs a step; the peak of what it allocated beside tokens and weights.
   Bytes Step(StreamContext::Options options) {
     options.host_size = stream::HostBytes(options.stream);
-    const HostArena arena(node_.driver(), options.host_size);
+    const Arena arena(options.host_size, node_);
     options.host = arena.data();
     const at::Device device = node_.device();
     const ModelTensors weights =
@@ -138,7 +138,7 @@ TEST_F(StreamMemory, RingBytesAreWhatCreateAllocates) {
        {Options(71), MixedOptions(71), ResidentOptions(71),
         QueriesOuter(Options(71)), QueriesOuter(ResidentOptions(71))}) {
     options.host_size = stream::HostBytes(options.stream);
-    const HostArena arena(node_.driver(), options.host_size);
+    const Arena arena(options.host_size, node_);
     options.host = arena.data();
     const Bytes before = allocator_.stats().used;
     auto context = StreamContext::Create(options);
@@ -187,7 +187,7 @@ TEST_F(StreamMemory, KeptBytesAreTheFractionsOfTheirClasses) {
 TEST_F(StreamMemory, ASmallerHostRegionIsRefusedWithBothSizes) {
   StreamContext::Options options = Options(71);
   options.host_size = stream::HostBytes(options.stream) - Bytes(1);
-  const HostArena arena(node_.driver(), options.host_size);
+  const Arena arena(options.host_size, node_);
   options.host = arena.data();
   EXPECT_THAT(StreamContext::Create(options).status(),
               StatusIs(absl::StatusCode::kResourceExhausted));

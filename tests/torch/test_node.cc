@@ -32,20 +32,6 @@ T Need(absl::StatusOr<T> value) {
   return *std::move(value);
 }
 
-// An extent of a place's memory, mapped for GPU 0.
-std::byte* Mapped(device::Driver* driver, device::Placement where, Bytes size) {
-  std::byte* const address = Need(driver->Reserve(size, where.kind));
-  const device::Memory memory = Need(driver->Create(where, size));
-  EXPECT_THAT(driver->Map(address, size, memory), IsOk());
-  EXPECT_THAT(driver->Release(memory), IsOk());
-  EXPECT_THAT(driver->SetAccess(address, size, DeviceIndex(0)), IsOk());
-  return address;
-}
-void Unmapped(device::Driver* driver, std::byte* address, Bytes size) {
-  EXPECT_THAT(driver->Unmap(address, size), IsOk());
-  EXPECT_THAT(driver->FreeReservation(address, size), IsOk());
-}
-
 // The fake's GPU 0 as a rank has it: a region as torch's memory, the backend.
 class FakeGpu {
  public:
@@ -53,9 +39,9 @@ class FakeGpu {
       : driver_(Need(device::OpenCudaDriver())),
         backend_(Need(OpenCudaBackend(driver_.get(), kGpu))),
         stream_(LoadedTorchCuda()->CurrentStream(0)),
-        hbm_(Mapped(driver_.get(), device::Placement::Gpu(DeviceIndex(0)),
-                    kHbm)),
-        allocator_(kGpu, hbm_, kHbm) {
+        hbm_(Need(device::Mapped::Create(
+            driver_.get(), device::Placement::Gpu(DeviceIndex(0)), kHbm))),
+        allocator_(kGpu, hbm_->address(), kHbm) {
     allocator_.Arm();
   }
   ~FakeGpu() {
@@ -64,7 +50,6 @@ class FakeGpu {
         IsOk());
     EXPECT_EQ(allocator_.stats().used, Bytes(0));
     allocator_.Disarm();
-    Unmapped(driver_.get(), hbm_, kHbm);
   }
   device::Driver* driver() const { return driver_.get(); }
   void* stream() const { return stream_; }
@@ -74,7 +59,7 @@ class FakeGpu {
   std::unique_ptr<device::Driver> driver_;
   std::unique_ptr<Backend> backend_;
   void* const stream_;
-  std::byte* const hbm_;
+  const std::unique_ptr<device::Mapped> hbm_;
   RegionAllocator allocator_;
 };
 
@@ -92,6 +77,11 @@ class Gpu : public ::testing::Environment {
 };
 [[maybe_unused]] const auto* const environment =
     ::testing::AddGlobalTestEnvironment(new Gpu);
+
+std::byte* OnHeap(Bytes size) {
+  return static_cast<std::byte*>(
+      std::aligned_alloc(64, RoundUp(size + kGuard, Bytes(64)).size()));
+}
 
 class ThroughHost final : public Collectives {
  public:
@@ -199,29 +189,30 @@ std::unique_ptr<Collectives> TestNode::CollectivesOver(
   return OnFakeCuda() ? std::make_unique<ThroughHost>(host) : nullptr;
 }
 
-HostArena::HostArena(device::Driver* driver, Bytes size)
-    : driver_(driver), size_(size) {
-  const Bytes all = size + kGuard;
+Arena::Arena(Bytes size)
+    : size_(size), heap_(OnHeap(size)), data_(heap_.get()) {
+  Begin();
+}
+
+Arena::Arena(Bytes size, const TestNode& node) : size_(size) {
   if (OnFakeCuda()) {
     const auto where = device::Placement::Host(NumaIndex(0));
-    mapped_ = RoundUp(all, Need(driver->Granularity(where)));
-    data_ = Mapped(driver, where, mapped_);
+    pinned_ = Need(device::Mapped::Create(
+        node.driver(), where,
+        RoundUp(size + kGuard, Need(node.driver()->Granularity(where)))));
+    data_ = pinned_->address();
   } else {
-    data_ = static_cast<std::byte*>(
-        std::aligned_alloc(64, RoundUp(all, Bytes(64)).size()));
+    heap_.reset(OnHeap(size));
+    data_ = heap_.get();
   }
-  std::fill_n(data_, all.size(), std::byte{0xff});
+  Begin();
 }
 
-HostArena::~HostArena() {
-  if (mapped_ > Bytes(0)) {
-    Unmapped(driver_, data_, mapped_);
-  } else {
-    std::free(data_);
-  }
+void Arena::Begin() {
+  std::fill_n(data_, (size_ + kGuard).size(), std::byte{0xff});
 }
 
-bool HostArena::GuardIntact() const {
+bool Arena::GuardIntact() const {
   return std::all_of(data_ + size_.size(), data_ + (size_ + kGuard).size(),
                      [](std::byte b) { return b == std::byte{0xff}; });
 }

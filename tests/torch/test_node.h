@@ -9,6 +9,7 @@
 
 #include <c10/core/Device.h>
 
+#include <cstdlib>
 #include <memory>
 #include <optional>
 #include <string>
@@ -18,6 +19,7 @@
 #include "client/torch/memory/region_allocator.h"
 #include "client/torch/ranks/collectives.h"
 #include "kernels/device/driver.h"
+#include "tests/conformance/mapped.h"
 #include "tests/support/temp_dir.h"
 
 namespace sluice::runtime {
@@ -54,20 +56,25 @@ class TestNode {
   device::Driver* driver_ = nullptr;
 };
 
-// Host memory of exactly `size` bytes at a 64-byte boundary, pinned where a GPU
-// copies from it, and guarded behind.
-class HostArena {
+// Host memory of exactly `size` bytes at a 64-byte boundary, guarded behind.
+class Arena {
  public:
-  HostArena(device::Driver* driver, Bytes size);
-  ~HostArena();
-  HostArena(const HostArena&) = delete;
+  explicit Arena(Bytes size);  // of the heap
+  // Pinned, where the node's GPU copies from it.
+  Arena(Bytes size, const TestNode& node);
+  Arena(const Arena&) = delete;
   std::byte* data() const { return data_; }
   bool GuardIntact() const;
 
  private:
-  device::Driver* const driver_;
+  void Begin();
+
+  struct Free {
+    void operator()(std::byte* p) const { std::free(p); }
+  };
   const Bytes size_;
-  Bytes mapped_;  // 0: of the heap
+  std::unique_ptr<std::byte, Free> heap_;
+  std::unique_ptr<device::Mapped> pinned_;
   std::byte* data_ = nullptr;
 };
 

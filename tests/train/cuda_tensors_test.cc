@@ -22,6 +22,7 @@
 #include "client/train/checkpoint/checkpoint_files.h"
 #include "client/train/optimizer/adamw.h"
 #include "kernels/device/driver.h"
+#include "tests/conformance/mapped.h"
 #include "tests/fake_cuda/control.h"
 #include "tests/support/status_matchers.h"
 #include "tests/support/temp_dir.h"
@@ -42,28 +43,6 @@ T Ok(absl::StatusOr<T> value) {
   return *std::move(value);
 }
 
-// One extent of a place's memory, mapped.
-class Extent {
- public:
-  Extent(device::Driver* driver, device::Placement where) : driver_(driver) {
-    data_ = Ok(driver_->Reserve(kSize, where.kind));
-    const device::Memory memory = Ok(driver_->Create(where, kSize));
-    EXPECT_THAT(driver_->Map(data_, kSize, memory), IsOk());
-    EXPECT_THAT(driver_->Release(memory), IsOk());
-    EXPECT_THAT(driver_->SetAccess(data_, kSize, DeviceIndex(0)), IsOk());
-  }
-  ~Extent() {
-    EXPECT_THAT(driver_->Unmap(data_, kSize), IsOk());
-    EXPECT_THAT(driver_->FreeReservation(data_, kSize), IsOk());
-  }
-  Extent(const Extent&) = delete;
-  std::byte* data() const { return data_; }
-
- private:
-  device::Driver* driver_;
-  std::byte* data_;
-};
-
 const stream::ModelShape kModel = stream::Gpt({.layers = 2,
                                                .hidden = 16,
                                                .heads = 2,
@@ -77,18 +56,16 @@ class OnCuda : public ::testing::Test {
   void SetUp() override {
     Ok(runtime::LoadTorchCuda());
     driver_ = Ok(device::OpenCudaDriver());
-    memory_ = std::make_unique<Extent>(driver_.get(),
-                                       device::Placement::Gpu(DeviceIndex(0)));
-    pinned_ = std::make_unique<Extent>(driver_.get(),
-                                       device::Placement::Host(NumaIndex(0)));
+    memory_ = Extent(device::Placement::Gpu(DeviceIndex(0)));
+    pinned_ = Extent(device::Placement::Host(NumaIndex(0)));
     compute_ = driver_->ComputeStream(DeviceIndex(0));
     c10::cuda::setCurrentCUDAStream(c10::cuda::getStreamFromExternal(
         static_cast<cudaStream_t>(Ok(driver_->NativeStream(compute_))), 0));
     allocator_ = std::make_unique<runtime::RegionAllocator>(
-        kGpu, memory_->data(), kSize);
+        kGpu, memory_->address(), kSize);
     allocator_->Arm();
     // Small, so that every tensor takes several pieces.
-    stage_ = std::make_unique<HostStage>(pinned_->data(), KiB(4));
+    stage_ = std::make_unique<HostStage>(pinned_->address(), KiB(4));
     at::manual_seed(1);
   }
   void TearDown() override {
@@ -105,6 +82,9 @@ class OnCuda : public ::testing::Test {
     EXPECT_EQ(findings, "");
   }
 
+  std::unique_ptr<device::Mapped> Extent(device::Placement where) {
+    return Ok(device::Mapped::Create(driver_.get(), where, kSize));
+  }
   // Times the host waited for the GPU.
   static long Waits() {
     return fake_cuda::fake_cuda_calls("cuStreamSynchronize") +
@@ -113,7 +93,7 @@ class OnCuda : public ::testing::Test {
   static long Pageable() { return fake_cuda::fake_cuda_pageable_copies(); }
 
   std::unique_ptr<device::Driver> driver_;
-  std::unique_ptr<Extent> memory_, pinned_;
+  std::unique_ptr<device::Mapped> memory_, pinned_;
   device::Stream compute_;
   std::unique_ptr<runtime::RegionAllocator> allocator_;
   std::unique_ptr<HostStage> stage_;

@@ -17,6 +17,7 @@
 #include "client/torch/placement.h"
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
+#include "tests/conformance/mapped.h"
 #include "tests/fake_cuda/control.h"
 
 namespace sluice::runtime {
@@ -49,39 +50,16 @@ std::string Refusal(Body body) {
   return std::string(status.message());
 }
 
-// One extent of a place's memory, mapped.
-class Extent {
- public:
-  Extent(device::Driver* driver, device::Placement where) : driver_(driver) {
-    data_ = Ok(driver_->Reserve(kSize, where.kind));
-    const device::Memory memory = Ok(driver_->Create(where, kSize));
-    ThrowIfError(driver_->Map(data_, kSize, memory));
-    ThrowIfError(driver_->Release(memory));
-    ThrowIfError(driver_->SetAccess(data_, kSize, DeviceIndex(0)));
-  }
-  ~Extent() {
-    EXPECT_TRUE(driver_->Unmap(data_, kSize).ok());
-    EXPECT_TRUE(driver_->FreeReservation(data_, kSize).ok());
-  }
-  Extent(const Extent&) = delete;
-  std::byte* data() const { return data_; }
-
- private:
-  device::Driver* driver_;
-  std::byte* data_;
-};
-
 class RegionFrontTest : public ::testing::Test {
  protected:
   void SetUp() override {
     torch_cuda_ = Ok(LoadTorchCuda());
     driver_ = Ok(device::OpenCudaDriver());
-    memory_ = std::make_unique<Extent>(driver_.get(),
-                                       device::Placement::Gpu(DeviceIndex(0)));
+    memory_ = Extent(device::Placement::Gpu(DeviceIndex(0)));
     compute_ = driver_->ComputeStream(DeviceIndex(0));
     c10::cuda::setCurrentCUDAStream(Of(compute_));
     allocator_ =
-        std::make_unique<RegionAllocator>(kGpu, memory_->data(), kSize);
+        std::make_unique<RegionAllocator>(kGpu, memory_->address(), kSize);
     allocator_->Arm();
   }
   void TearDown() override {
@@ -93,12 +71,16 @@ class RegionFrontTest : public ::testing::Test {
     driver_.reset();
     EXPECT_EQ(Findings(), "");
   }
+  std::unique_ptr<device::Mapped> Extent(device::Placement where) {
+    return Ok(device::Mapped::Create(driver_.get(), where, kSize));
+  }
   c10::cuda::CUDAStream Of(device::Stream stream) const {
     return c10::cuda::getStreamFromExternal(
         static_cast<cudaStream_t>(Ok(driver_->NativeStream(stream))), 0);
   }
   int64_t OffsetOf(const at::Tensor& tensor) const {
-    return static_cast<const std::byte*>(tensor.data_ptr()) - memory_->data();
+    return static_cast<const std::byte*>(tensor.data_ptr()) -
+           memory_->address();
   }
   static at::Tensor Make(Bytes size) {
     return at::empty({size.count()}, On(kGpu, at::kByte));
@@ -106,7 +88,7 @@ class RegionFrontTest : public ::testing::Test {
 
   TorchCuda* torch_cuda_ = nullptr;
   std::unique_ptr<device::Driver> driver_;
-  std::unique_ptr<Extent> memory_;
+  std::unique_ptr<device::Mapped> memory_;
   device::Stream compute_;
   std::unique_ptr<RegionAllocator> allocator_;
 };
@@ -197,7 +179,7 @@ TEST_F(RegionFrontTest, DisarmedTorchHasItsOwnAllocatorAndBlocksStillReturn) {
 // Without UseStream the engine marks a stream that torch does not compute on,
 // and the race detector finds the copy beside the kernel.
 TEST_F(RegionFrontTest, CopiesAreInOrderWithTorchsCurrentStream) {
-  const Extent host(driver_.get(), device::Placement::Host(NumaIndex(0)));
+  const auto host = Extent(device::Placement::Host(NumaIndex(0)));
   const device::Stream own = Ok(driver_->CreateStream(DeviceIndex(0)));
   allocator_->Disarm();
   c10::cuda::setCurrentCUDAStream(Of(own));
@@ -208,13 +190,13 @@ TEST_F(RegionFrontTest, CopiesAreInOrderWithTorchsCurrentStream) {
     ThrowIfError(copies->UseStream(torch_cuda_->CurrentStream(0)));
     const at::Tensor tensor = Make(MiB(1));
     tensor.fill_(7);
-    copies->Enqueue(
-        {device::CopyDirection::kDeviceToHost,
-         {{host.data(), static_cast<std::byte*>(tensor.data_ptr()), MiB(1)}},
-         {copies->MarkCompute()},
-         "out"});
+    copies->Enqueue({device::CopyDirection::kDeviceToHost,
+                     {{host->address(),
+                       static_cast<std::byte*>(tensor.data_ptr()), MiB(1)}},
+                     {copies->MarkCompute()},
+                     "out"});
     ThrowIfError(copies->Drain());
-    EXPECT_EQ(host.data()[MiB(1).count() - 1], std::byte{7});
+    EXPECT_EQ(host->address()[MiB(1).count() - 1], std::byte{7});
   }
   ThrowIfError(driver_->SynchronizeStream(own));
   allocator_->Disarm();

@@ -1,0 +1,69 @@
+// A copy engine between a step and its own, which leaves out some of the waits
+// that the step asks for; the step knows nothing of it.
+#pragma once
+
+#include <functional>
+#include <memory>
+#include <string>
+#include <unordered_map>
+#include <utility>
+
+#include "client/copy/ticket_state.h"
+#include "tests/torch/forwarding_engine.h"
+
+namespace sluice::client {
+
+class CarelessEngine final : public ForwardingEngine {
+ public:
+  static constexpr char kCompute[] = "compute";
+
+  // Of a wait of `waiter` for `waited`: compute, or copies of a kind, by their
+  // label and direction ("x in", "dX out"). `under_way`: what is waited for is
+  // not reached yet.
+  struct StepWait {
+    const std::string& waiter;
+    const std::string& waited;
+    bool under_way;
+  };
+  // On a yes the wait is not made.
+  using LeaveOut = std::function<bool(const StepWait& wait)>;
+  CarelessEngine(CopyEngine* engine, LeaveOut leave_out)
+      : ForwardingEngine(engine), leave_out_(std::move(leave_out)) {}
+
+  Ticket MarkCompute() override {
+    return Known(ForwardingEngine::MarkCompute(), kCompute);
+  }
+  Ticket Enqueue(CopyRequest request) override {
+    const std::string kind = KindOf(request);
+    std::erase_if(request.after,
+                  [&](const Ticket& t) { return IsLeftOut(kind, t); });
+    return Known(ForwardingEngine::Enqueue(std::move(request)), kind);
+  }
+  absl::Status Wait(const Ticket& ticket) override {
+    if (IsLeftOut(kCompute, ticket)) return absl::OkStatus();
+    return ForwardingEngine::Wait(ticket);
+  }
+
+ private:
+  static std::string KindOf(const CopyRequest& request) {
+    std::string kind = request.label;
+    if (kind.ends_with(" out")) kind.resize(kind.size() - 4);
+    const bool in = request.direction == device::CopyDirection::kHostToDevice;
+    return kind + (in ? " in" : " out");
+  }
+  Ticket Known(Ticket ticket, const std::string& kind) {
+    kinds_[TicketAccess::StateOf(ticket)] = kind;
+    return ticket;
+  }
+  bool IsLeftOut(const std::string& waiter, const Ticket& ticket) const {
+    const auto found = kinds_.find(TicketAccess::StateOf(ticket));
+    if (found == kinds_.end()) return false;  // reached from the beginning
+    return leave_out_({waiter, found->second, !ticket.done()});
+  }
+
+  const LeaveOut leave_out_;
+  // Holds states, so that no two have one address.
+  std::unordered_map<std::shared_ptr<TicketAccess::State>, std::string> kinds_;
+};
+
+}  // namespace sluice::client
