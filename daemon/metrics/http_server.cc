@@ -1,6 +1,7 @@
 #include "daemon/metrics/http_server.h"
 
 #include <fcntl.h>
+#include <poll.h>
 #include <pthread.h>
 #include <sys/epoll.h>
 #include <sys/eventfd.h>
@@ -44,6 +45,12 @@ struct Listener {
   bool paused = false;
   std::map<uint64_t, HttpConnection> connections;  // oldest first
 };
+
+// To be accepted. Nobody is crowded out where nobody comes.
+bool SomebodyWaits(int listener) {
+  pollfd waits = {.fd = listener, .events = POLLIN, .revents = 0};
+  return poll(&waits, 1, 0) == 1;
+}
 
 UniqueFd SpareFd() { return UniqueFd(open("/dev/null", O_RDONLY | O_CLOEXEC)); }
 
@@ -163,6 +170,7 @@ void HttpServer::Server::Run() {
 // Until nobody waits, or there is no room.
 void HttpServer::Server::Accept(Listener& listener) {
   for (size_t i = 0; i < listener.most; ++i) {
+    if (!SomebodyWaits(listener.socket.get())) return;
     if (listener.connections.size() >= listener.most && !MakeRoom(listener)) {
       // All wait for a page: Settle goes on when one has it.
       epoll_event none = {.events = 0, .data = {.u64 = listener.number}};

@@ -217,6 +217,24 @@ TEST_F(HttpServerTest, ConnectionsThatAskForNothingMakeRoomForOthers) {
   }
 }
 
+// Wrong once: room was made for the next one before anybody had come.
+TEST_F(HttpServerTest, AsManyAsThereMayBeAreAllKept) {
+  Serve();
+  std::vector<UniqueFd> slow;
+  for (size_t i = 0; i < HttpServer::kMaxTcp; ++i) {
+    slow.push_back(HttpConnect(tcp()));
+  }
+  absl::SleepFor(absl::Milliseconds(100));  // all are accepted
+  const std::string request = "GET /metrics HTTP/1.1\r\nHost: h\r\n\r\n";
+  for (const UniqueFd& asker : slow) {
+    EXPECT_EQ(send(asker.get(), request.data(), request.size(), MSG_NOSIGNAL),
+              std::ssize(request));
+  }
+  for (const UniqueFd& asker : slow) {
+    EXPECT_THAT(HttpRest(asker.get()), StartsWith("HTTP/1.1 200 OK"));
+  }
+}
+
 // More complete requests than there are connections: all are answered.
 TEST_F(HttpServerTest, WhoWaitsForAPageIsNotCrowdedOut) {
   Serve();
