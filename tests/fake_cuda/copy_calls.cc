@@ -93,12 +93,21 @@ Result cuMemcpyAsync(DevicePointer to, DevicePointer from, size_t size,
   if (!written.IsPageable()) {
     NoteAccess(world, state->timeline, written, /*writes=*/true, "a copy");
   }
-  world.pageable_copies += read.IsPageable() || written.IsPageable() ? 1 : 0;
+  if (read.IsPageable() || written.IsPageable()) {
+    ++world.pageable_copies;
+    if (world.settings.Get("pageable") == 0) {
+      world.Find(fmt::format(
+          "cuMemcpyAsync: {} bytes of pageable memory (ours: what is copied is "
+          "pinned)",
+          size));
+    }
+  }
   state->queue->Push(
       [&context, to, source, size] { CopyNow(context, to, source, size); });
   if (!written.IsPageable()) return kSuccess;
   // To pageable memory: the call returns when the copy is done.
   const Clock seen = state->timeline.clock;
+  world.NoteWait();
   call.Unlock();
   state->queue->Wait();
   HostClock().Join(seen);

@@ -26,6 +26,7 @@ size_t FindingsOfTheNode(const std::string& folder) {
 void AtExit() {
   World& world = TheWorld();
   if (world.process != getpid()) return;
+  if (world.settings.Get("counts") != 0) world.TellCounts();
   const std::string alive = world.Alive();
   if (!alive.empty()) world.Find("left at the process's end: " + alive);
   const size_t all = FindingsOfTheNode(world.store.folder());

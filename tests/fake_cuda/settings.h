@@ -14,6 +14,9 @@
 //   jitter_us=0            each operation of a stream starts up to so late
 //   unready=0              1: cuEventQuery never finds an event reached, so
 //                          that work which was fast by luck orders nothing
+//   pageable=1             0: a copy of memory that is not pinned is a finding
+//   counts=0               1: a process says at its end, in a line of the
+//                          node's file `counts`, how often it waited (world.h)
 //   version=13000          of the driver
 //   compute_mode=0         of the GPUs: 3 is one process at a time (only said)
 //   corrupt=0              N: the N-th copy from the start, and each N-th from
@@ -61,6 +64,8 @@ struct Settings {
       {"rdma", 0},
       {"jitter_us", 0},
       {"unready", 0},
+      {"pageable", 1},
+      {"counts", 0},
       {"version", 13000},
       {"compute_mode", 0},
       {"corrupt", 0},

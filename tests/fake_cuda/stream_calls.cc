@@ -32,6 +32,7 @@ Result cuStreamSynchronize(StreamPointer stream) {
   const auto state = call.Stream(stream);
   if (state == nullptr) return call.result();
   const Clock seen = state->timeline.clock;
+  TheWorld().NoteWait();
   call.Unlock();
   state->queue->Wait();
   HostClock().Join(seen);
@@ -114,6 +115,7 @@ Result cuEventSynchronize(EventPointer event) {
   const auto last = state->last;
   const Clock seen = state->seen;
   ContextState* const context = state->context;
+  TheWorld().NoteWait();
   call.Unlock();
   if (last != nullptr) last->Wait();
   HostClock().Join(seen);

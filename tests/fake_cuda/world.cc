@@ -3,6 +3,7 @@
 #include <fmt/format.h>
 #include <unistd.h>
 
+#include <cerrno>
 #include <cstdio>
 #include <cstdlib>
 #include <fstream>
@@ -61,6 +62,14 @@ void World::Find(const std::string& finding) {
   findings.push_back(finding);
   if (store.folder().empty()) return;  // before cuInit: there is no node yet
   std::ofstream(store.folder() + "/findings", std::ios::app) << finding << "\n";
+}
+
+void World::NoteWait() { ++(gettid() == getpid() ? main_waits : other_waits); }
+
+void World::TellCounts() const {
+  std::ofstream(store.folder() + "/counts", std::ios::app) << fmt::format(
+      "{} main_waits={} other_waits={} pageable_copies={}\n",
+      program_invocation_short_name, main_waits, other_waits, pageable_copies);
 }
 
 void World::Lose(ContextState& context, const char* why) {

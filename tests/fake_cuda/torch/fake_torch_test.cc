@@ -224,6 +224,31 @@ TEST_F(FakeTorch, MemoryBesideTheLeaseIsRefusedAndFound) {
   EXPECT_THAT(Findings(), HasSubstr("cudaMalloc: a GPU's memory is the lease"));
 }
 
+TEST_F(FakeTorch, TheHostWaitsForACopyOfPinnedMemoryOnlyWhereItAsksTo) {
+  const at::Tensor pinned = at::from_blob(pinned_->address, {8}, at::kFloat);
+  const at::Tensor x = at::zeros({8}, at::TensorOptions().device(kGpu));
+  const long waits = fake_cuda_calls("cuStreamSynchronize");
+  x.copy_(pinned, /*non_blocking=*/true);
+  pinned.copy_(x, /*non_blocking=*/true);
+  EXPECT_EQ(fake_cuda_calls("cuStreamSynchronize"), waits);
+  pinned.copy_(x);
+  EXPECT_EQ(fake_cuda_calls("cuStreamSynchronize"), waits + 1);
+  // What is copied first is a tensor of the call's own.
+  x.copy_(pinned.to(at::kDouble), /*non_blocking=*/true);
+  EXPECT_EQ(fake_cuda_calls("cuStreamSynchronize"), waits + 2);
+}
+
+TEST_F(FakeTorch, ACopyOfPageableMemoryIsFoundWhereThereAreToBeNone) {
+  const at::Tensor x = at::zeros({8}).to(kGpu);
+  fake_cuda_set("pageable=0");
+  x.copy_(at::ones({8}));
+  EXPECT_THAT(Findings(),
+              HasSubstr("cuMemcpyAsync: 32 bytes of pageable memory"));
+  x.copy_(at::from_blob(pinned_->address, {8}, at::kFloat));
+  EXPECT_EQ(Findings(), "");
+  fake_cuda_set("pageable=1");
+}
+
 TEST_F(FakeTorch, HostTensorsAreNoOperands) {
   const at::Tensor x = at::ones({4}).to(kGpu);
   EXPECT_THROW(x + at::ones({4}), c10::Error);

@@ -118,7 +118,9 @@ at::Tensor& Copy(at::Tensor& to, const at::Tensor& from, bool non_blocking) {
       from.to(to.scalar_type()).expand_as(to).contiguous();
   at::Tensor target =
       to.is_contiguous() ? to : at::empty(to.sizes(), to.options());
-  const bool temporary = !source.is_same(from) || !target.is_same(to);
+  // What is gone when this returns must have been read, or written, by then.
+  const bool temporary =
+      source.const_data_ptr() != from.const_data_ptr() || !target.is_same(to);
   Memcpy(target, source, IsOnGpu(to) ? to : from, non_blocking && !temporary);
   if (!target.is_same(to)) to.copy_(target);
   return to;
