@@ -1,6 +1,7 @@
 #include "client/torch/math/chunked_loss.h"
 
 #include <ATen/ops/_log_softmax.h>
+#include <ATen/ops/complex.h>
 #include <ATen/ops/empty.h>
 #include <ATen/ops/full_like.h>
 #include <ATen/ops/mm.h>
@@ -52,6 +53,14 @@ at::Tensor LossForwardBackward(const at::Tensor& normed,
     at::mul_out(out, LinearBackwardInput(d_logits, weight), factor);
   }
   return gradient;
+}
+
+StepResult ReadResult(const at::Tensor& loss_sum, const at::Tensor& labels) {
+  const at::Tensor count =
+      at::sum(labels.ne(kIgnoredLabel), at::kDouble);  // exact to 2^53
+  // The two as one number, which is what torch reads at once.
+  const auto both = at::complex(loss_sum, count).item<c10::complex<double>>();
+  return {both.real(), static_cast<int64_t>(both.imag())};
 }
 
 }  // namespace sluice::runtime

@@ -7,6 +7,8 @@
 
 #include <ATen/core/Tensor.h>
 
+#include "client/torch/math/model_tensors.h"
+
 namespace sluice::runtime {
 
 inline constexpr int64_t kIgnoredLabel = -100;
@@ -21,5 +23,9 @@ at::Tensor LossForwardBackward(const at::Tensor& normed,
                                const at::Tensor& weight, double scale,
                                int64_t rows_at_once, at::Tensor& loss_sum,
                                at::Tensor& weight_gradient);
+
+// A step's result, of `loss_sum` (fp64 scalar) and the labels that count: the
+// host waits for the device, once.
+StepResult ReadResult(const at::Tensor& loss_sum, const at::Tensor& labels);
 
 }  // namespace sluice::runtime

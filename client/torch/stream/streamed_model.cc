@@ -2,7 +2,6 @@
 
 #include <ATen/core/grad_mode.h>
 #include <ATen/ops/index_select.h>
-#include <ATen/ops/sum.h>
 #include <ATen/ops/zeros.h>
 #include <fmt/format.h>
 
@@ -200,8 +199,7 @@ absl::StatusOr<StepResult> Step::Run() {
                       std::move(saved[layer]), std::move(hidden)));
   }
   SLUICE_RETURN_IF_ERROR(EmbedBackward(*hidden));
-  return StepResult{loss_sum_.item<double>(),
-                    at::sum(labels_.ne(kIgnoredLabel)).item<int64_t>()};
+  return ReadResult(loss_sum_, labels_);
 }
 
 absl::Status CheckTokens(const char* what, const at::Tensor& t,
