@@ -49,13 +49,6 @@ double CollectiveTimeout(double end_after_s) {
   return std::clamp(10 * end_after_s, kDay, 7 * kDay);
 }
 
-// Null: device tensors are the CPU's own.
-absl::StatusOr<std::unique_ptr<client::Region>> LeaseStage(
-    runtime::RankMemory& memory) {
-  if (memory.device().is_cpu()) return nullptr;
-  return memory.LeaseHost(runtime::HostStage::kSize);
-}
-
 class RankRun {
  public:
   RankRun(const RunOptions& options, const RankEnvironment& environment)
@@ -125,22 +118,15 @@ absl::Status RankRun::WithModel(runtime::RankMemory& memory,
                                 runtime::Collectives* collectives) {
   SLUICE_RETURN_IF_ERROR(
       runtime::Agree(collectives, CheckStates(memory.size())));
-  const auto pinned = LeaseStage(memory);
-  SLUICE_RETURN_IF_ERROR(runtime::Agree(collectives, pinned.status()));
   memory.Arm();
-  std::optional<runtime::HostStage> stage;
-  if (*pinned == nullptr) {
-    stage.emplace();
-  } else {
-    stage.emplace((*pinned)->data(), (*pinned)->size());
-  }
   FlatModel weights(options_.model, runtime::TorchType(options_.dtype),
                     memory.device());
-  weights.Initialize(options_.model, static_cast<uint64_t>(options_.seed));
+  SLUICE_RETURN_IF_ERROR(weights.Initialize(
+      options_.model, static_cast<uint64_t>(options_.seed), memory.stage()));
   FlatModel gradients(options_.model, at::kFloat, memory.device());
-  const StepperContext context{&options_,       &environment_, &memory,
-                               collectives,     &weights,      &gradients,
-                               progress_.get(), &*stage};
+  const StepperContext context{&options_,       &environment_,  &memory,
+                               collectives,     &weights,       &gradients,
+                               progress_.get(), &memory.stage()};
   memory.allocator().Observe(progress_.get());
   return options_.command == Command::kCheck
              ? RunCheck(context, watch_, &check_)

@@ -14,6 +14,7 @@
 #include <string>
 #include <vector>
 
+#include "client/torch/math/chunked_loss.h"
 #include "client/torch/memory/region_allocator.h"
 #include "client/torch/memory/torch_cuda.h"
 #include "client/torch/placement.h"
@@ -97,6 +98,7 @@ class OnCuda : public ::testing::Test {
   device::Stream compute_;
   std::unique_ptr<runtime::RegionAllocator> allocator_;
   std::unique_ptr<HostStage> stage_;
+  HostStage none_;  // of tensors of the CPU
 };
 
 TEST_F(OnCuda, AStageTakesBytesThereAndBackWithoutPageableMemory) {
@@ -126,11 +128,10 @@ TEST_F(OnCuda, AStageWaitsForNoCopyThatFitsIntoIt) {
   };
   const at::Tensor tokens = there(), labels = there();
   for (int step = 0; step < 3; ++step) {
-    // The fake's torch waits for a copy from the host by the stream.
-    const long waits = fake_cuda::fake_cuda_calls("cuEventSynchronize");
+    const long waits = Waits();
     ASSERT_THAT(stage_->Write(tokens, ids.data()), IsOk());
     ASSERT_THAT(stage_->Write(labels, ids.data()), IsOk());
-    EXPECT_EQ(fake_cuda::fake_cuda_calls("cuEventSynchronize"), waits);
+    EXPECT_EQ(Waits(), waits);
     EXPECT_EQ((tokens + labels).sum().item<int64_t>(), 6 * std::ssize(ids));
   }
 }
@@ -144,9 +145,9 @@ TEST_F(OnCuda, WithoutPinnedMemoryAStageRefuses) {
 
 // A model and its optimizer, with weights that are the same everywhere.
 struct Training {
-  Training(at::ScalarType dtype, at::Device device)
+  Training(at::ScalarType dtype, at::Device device, HostStage& stage)
       : weights(kModel, dtype, device), gradients(kModel, at::kFloat, device) {
-    weights.Initialize(kModel, 7);
+    EXPECT_THAT(weights.Initialize(kModel, 7, stage), IsOk());
     adamw = std::make_unique<AdamW>(
         AdamWOptions{.lr = 1e-2, .warmup = 2, .clip = 0.5}, &weights,
         &gradients, nullptr);
@@ -176,9 +177,32 @@ void ExpectSame(Training& one, Training& other) {
   }
 }
 
+TEST_F(OnCuda, TheWeightsOfASeedComeWithoutPageableMemory) {
+  for (const at::ScalarType dtype : {at::kFloat, at::kBFloat16}) {
+    const long pageable = Pageable();
+    Training gpu(dtype, kGpu, *stage_);
+    EXPECT_EQ(Pageable(), pageable);
+    Training cpu(dtype, at::kCPU, none_);
+    ExpectSame(gpu, cpu);
+  }
+}
+
+TEST_F(OnCuda, LossAndCountOfAStepAreOneWait) {
+  const std::vector<int64_t> labels = {3, runtime::kIgnoredLabel, 0, 7};
+  const at::Tensor there = at::empty({4}, runtime::On(kGpu, at::kLong));
+  ASSERT_THAT(stage_->Write(there, labels.data()), IsOk());
+  const at::Tensor sum = at::full({}, 0.1, runtime::On(kGpu, at::kDouble));
+  const long waits = Waits(), pageable = Pageable();
+  const runtime::StepResult result = runtime::ReadResult(sum, there);
+  EXPECT_EQ(Waits() - waits, 1);
+  EXPECT_EQ(Pageable(), pageable);
+  EXPECT_EQ(result.loss_sum, 0.1);
+  EXPECT_EQ(result.count, 3);
+}
+
 TEST_F(OnCuda, AdamWGivesTheCpusBits) {
   for (const at::ScalarType dtype : {at::kFloat, at::kBFloat16}) {
-    Training gpu(dtype, kGpu), cpu(dtype, at::kCPU);
+    Training gpu(dtype, kGpu, *stage_), cpu(dtype, at::kCPU, none_);
     ExpectSame(gpu, cpu);
     for (int64_t step = 0; step < 3; ++step) {
       const at::Tensor gradient =
@@ -223,10 +247,9 @@ TEST_F(OnCuda, ACheckpointHasTheCpusBytesAndReadsBackAsItWas) {
     const TrainingState state{3, 36};
     const RunIdentity identity{"0123456789abcdef", "", 0};
     const at::Tensor gradient =
-        at::rand({Training(dtype, at::kCPU).weights.size()},
+        at::rand({Training(dtype, at::kCPU, none_).weights.size()},
                  runtime::OnHost(at::kFloat));
-    Training gpu(dtype, kGpu), cpu(dtype, at::kCPU);
-    HostStage none;
+    Training gpu(dtype, kGpu, *stage_), cpu(dtype, at::kCPU, none_);
     const auto write = [&](Training& training, HostStage* stage,
                            const std::string& folder) {
       training.Step(0, gradient);
@@ -237,14 +260,14 @@ TEST_F(OnCuda, ACheckpointHasTheCpusBytesAndReadsBackAsItWas) {
       return WriteCheckpoint(folder, context, state, identity, *training.adamw,
                              nullptr);
     };
-    ASSERT_THAT(write(cpu, &none, here.path()), IsOk());
+    ASSERT_THAT(write(cpu, &none_, here.path()), IsOk());
     ASSERT_THAT(write(gpu, stage_.get(), there.path()), IsOk());
     EXPECT_EQ(Contents(WeightsFile(here.path())),
               Contents(WeightsFile(there.path())));
     EXPECT_EQ(Contents(OptimizerFile(here.path(), 0, 1)),
               Contents(OptimizerFile(there.path(), 0, 1)));
 
-    Training resumed(dtype, kGpu);
+    Training resumed(dtype, kGpu, *stage_);
     const long pageable = Pageable();
     const Checkpoint checkpoint =
         Ok(OpenCheckpoint(there.path(), options, environment));

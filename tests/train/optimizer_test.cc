@@ -80,7 +80,8 @@ TEST(AdamW, FollowsThePaperWithClippingAndDecay) {
   const stream::ModelShape config = SmallGpt();
   FlatModel weights(config, at::kFloat, at::kCPU),
       gradients(config, at::kFloat, at::kCPU);
-  weights.Initialize(config, 7);
+  runtime::HostStage stage;
+  ASSERT_TRUE(weights.Initialize(config, 7, stage).ok());
   const AdamWOptions options{.lr = 1e-2, .warmup = 2, .clip = 0.5};
   AdamW adamw(options, &weights, &gradients, nullptr);
   const size_t n = static_cast<size_t>(weights.size());

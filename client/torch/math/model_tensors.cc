@@ -1,12 +1,10 @@
 #include "client/torch/math/model_tensors.h"
 
-#include <ATen/CPUGeneratorImpl.h>
-#include <ATen/ops/empty.h>
 #include <ATen/ops/zeros.h>
 
-#include <cmath>
-
+#include "client/torch/math/first_weights.h"
 #include "client/torch/placement.h"
+#include "proto/base/status.h"
 
 namespace sluice::runtime {
 namespace {
@@ -45,27 +43,6 @@ std::vector<LayerMember> LayerMembers(const stream::ModelShape& c) {
   add(true, "down_weight", &L::down_weight, {c.hidden, c.ffn});
   add(bias.ffn, "down_bias", &L::down_bias, {c.hidden});
   return members;
-}
-
-bool EndsWith(const std::string& name, const char* suffix) {
-  return name.ends_with(suffix);
-}
-
-void Initialize(const stream::ModelShape& config, const std::string& name,
-                at::Generator& generator, at::Tensor& tensor) {
-  if (EndsWith(name, "bias")) return;  // zero already
-  if (EndsWith(name, "norm_weight") || EndsWith(name, "norm1_weight") ||
-      EndsWith(name, "norm2_weight")) {
-    tensor.fill_(1);
-    return;
-  }
-  double scale = config.init_std;
-  if (EndsWith(name, "o_weight") || EndsWith(name, "down_weight")) {
-    scale /= std::sqrt(2.0 * static_cast<double>(config.layers));
-  }
-  at::Tensor drawn = at::empty(tensor.sizes(), OnHost(at::kFloat));
-  drawn.normal_(0, scale, generator);
-  tensor.copy_(drawn);
 }
 
 }  // namespace
@@ -130,10 +107,12 @@ ModelTensors InitialTensors(const stream::ModelShape& config,
                             at::ScalarType dtype, at::Device device,
                             uint64_t seed) {
   ModelTensors tensors = ZeroTensors(config, dtype, device);
-  at::Generator generator = at::detail::createCPUGenerator(seed);
-  for (const NamedTensor& t : NamedTensors(config, tensors)) {
-    Initialize(config, t.name, generator, *t.tensor);
-  }
+  const std::vector<NamedTensor> named = NamedTensors(config, tensors);
+  SLUICE_CHECK_OK(
+      DrawWeights(config, seed, [&](size_t i, const at::Tensor& drawn) {
+        named[i].tensor->copy_(drawn);
+        return absl::OkStatus();
+      }));
   return tensors;
 }
 

@@ -83,6 +83,15 @@ absl::Status HostStage::Read(const at::Tensor& from, const Take& take) {
   return absl::OkStatus();
 }
 
+absl::Status HostStage::Read(const at::Tensor& from, void* to) {
+  auto* next = static_cast<std::byte*>(to);
+  return Read(from, [&](const std::byte* data, Bytes size) {
+    std::memcpy(next, data, size.size());
+    next += size.count();
+    return absl::OkStatus();
+  });
+}
+
 absl::Status HostStage::Write(const at::Tensor& to, const Give& give) {
   SLUICE_RETURN_IF_ERROR(CheckStaged(to, half_));
   if (to.numel() == 0) return absl::OkStatus();

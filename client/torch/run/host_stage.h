@@ -39,6 +39,8 @@ class HostStage {
   // The bytes of a contiguous tensor, in order; waits for each piece.
   using Take = std::function<absl::Status(const std::byte* data, Bytes size)>;
   absl::Status Read(const at::Tensor& from, const Take& take);
+  // To host memory of as many bytes.
+  absl::Status Read(const at::Tensor& from, void* to);
 
   // Fills a contiguous tensor, in order. Whoever uses it on torch's current
   // stream comes after; the host waits only where a piece's place in the stage

@@ -2,12 +2,12 @@
 
 #include <fmt/format.h>
 
+#include <algorithm>
 #include <utility>
 
 #include "client/torch/backend/cuda_backend.h"
 #include "client/torch/memory/torch_cuda.h"
 #include "client/torch/placement.h"
-#include "client/torch/run/host_stage.h"
 #include "proto/base/shortage.h"
 #include "proto/base/status.h"
 
@@ -56,6 +56,11 @@ absl::StatusOr<std::unique_ptr<RankMemory>> RankMemory::Open(Options options) {
   }
   SLUICE_ASSIGN_OR_RETURN(memory->region_,
                           Leased(memory->session().LeaseGpu(size)));
+  if (device.is_cuda()) {
+    SLUICE_RETURN_IF_ERROR(memory->LeaseStage());
+  } else {
+    memory->stage_.emplace();
+  }
   memory->allocator_ = std::make_unique<RegionAllocator>(
       device, memory->region_->data(), memory->region_->size());
   return memory;
@@ -68,25 +73,47 @@ RankMemory::~RankMemory() {
   allocator_->Disarm();
 }
 
+absl::Status RankMemory::LeaseStage() {
+  SLUICE_ASSIGN_OR_RETURN(pinned_, LeaseHost(HostStage::kSize));
+  stage_.emplace(pinned_->data(), pinned_->size());
+  return absl::OkStatus();
+}
+
+Bytes RankMemory::stage_size() const {
+  return pinned_ != nullptr ? pinned_->size() : Bytes(0);
+}
+
+std::optional<Bytes> RankMemory::host_limit() const {
+  if (!options_.host_limit.has_value()) return std::nullopt;
+  return std::max(*options_.host_limit - stage_size(), Bytes(0));
+}
+
+// What the daemon said when the session was opened, before the stage.
 Bytes RankMemory::host_room() const {
-  return options_.host_limit.value_or(options_.session->limits().host_free /
-                                      options_.local_ranks);
+  const Bytes share =
+      options_.session->limits().host_free / options_.local_ranks;
+  return host_limit().value_or(std::max(share - stage_size(), Bytes(0)));
 }
 
 absl::StatusOr<std::unique_ptr<client::Region>> RankMemory::LeaseHost(
     Bytes size) {
-  const auto& limit = options_.host_limit;
+  const std::optional<Bytes> limit = host_limit();
   if (!limit.has_value() || size <= *limit) {
     return Leased(session().LeaseHost(size));
   }
   const std::string short_of = fmt::format(
       "{} of host memory needed, this rank's share of what the run may take is "
-      "{}",
-      FormatBytes(size), FormatBytes(*limit));
+      "{}{}",
+      FormatBytes(size), FormatBytes(*limit),
+      pinned_ == nullptr
+          ? ""
+          : fmt::format(" beside the {} that its files' bytes go through",
+                        FormatBytes(stage_size())));
   if (!options_.beyond_limit) return ShortOf(Shortage::kHostMemory, short_of);
   return Advised(
       ShortOf(Shortage::kHostMemory,
-              fmt::format("{}: {}", short_of, options_.beyond_limit(size))));
+              fmt::format("{}: {}", short_of,
+                          options_.beyond_limit(size + stage_size()))));
 }
 
 absl::StatusOr<std::unique_ptr<client::CopyEngine>> RankMemory::StartCopies(

@@ -2,7 +2,8 @@
 // memory.
 //
 // The HBM is one leased region; on sim it is a hard limit for every tensor of
-// the process from Arm on (RegionAllocator).
+// the process from Arm on (RegionAllocator). On a GPU a rank's host memory
+// begins with its stage (host_stage.h), which its limit has to have room for.
 // Thread safety: one thread.
 #pragma once
 
@@ -17,6 +18,7 @@
 #include "client/session/session.h"
 #include "client/torch/backend/backend.h"
 #include "client/torch/memory/region_allocator.h"
+#include "client/torch/run/host_stage.h"
 
 namespace sluice::runtime {
 
@@ -50,9 +52,11 @@ class RankMemory {
   std::byte* data() const { return region_->data(); }
   void Arm() { allocator_->Arm(); }
 
-  // As it was opened with.
-  std::optional<Bytes> host_limit() const { return options_.host_limit; }
-  // What a lease of host memory may take now.
+  // How the host's bytes reach this memory.
+  HostStage& stage() { return *stage_; }
+  // Of what it was opened with, without the stage.
+  std::optional<Bytes> host_limit() const;
+  // What all leases of host memory may take beside the stage.
   Bytes host_room() const;
   // ResourceExhausted: more than the limit, or than the daemon leases.
   absl::StatusOr<std::unique_ptr<client::Region>> LeaseHost(Bytes size);
@@ -63,10 +67,15 @@ class RankMemory {
 
  private:
   explicit RankMemory(Options options) : options_(std::move(options)) {}
+  // Where the device's tensors are not the CPU's.
+  absl::Status LeaseStage();
+  Bytes stage_size() const;
 
   Options options_;
   std::unique_ptr<Backend> backend_;  // of a GPU
   std::unique_ptr<client::Region> region_;
+  std::unique_ptr<client::Region> pinned_;  // the stage's; null: it needs none
+  std::optional<HostStage> stage_;
   std::unique_ptr<RegionAllocator> allocator_;
 };
 

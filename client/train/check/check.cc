@@ -43,7 +43,8 @@ Text RandomText(int64_t length, int64_t vocab, uint64_t seed) {
 
 // Weights that make every path matter: no gradient hides behind a zero bias,
 // a unit norm or attention that is flat because its scores are tiny.
-void Roughen(FlatModel& weights, int64_t hidden, uint64_t seed) {
+absl::Status Roughen(FlatModel& weights, int64_t hidden, uint64_t seed,
+                     runtime::HostStage& stage) {
   at::Generator random = at::detail::createCPUGenerator(seed);
   const double spread = 1 / std::sqrt(static_cast<double>(hidden));
   for (const FlatEntry& entry : weights.entries()) {
@@ -53,8 +54,12 @@ void Roughen(FlatModel& weights, int64_t hidden, uint64_t seed) {
         entry.name.ends_with("weight")) {
       drawn.add_(1);
     }
-    weights.flat().narrow(0, entry.offset, entry.size).copy_(drawn);
+    const at::Tensor typed = drawn.to(weights.flat().scalar_type());
+    SLUICE_RETURN_IF_ERROR(
+        stage.Write(weights.flat().narrow(0, entry.offset, entry.size),
+                    typed.const_data_ptr()));
   }
+  return absl::OkStatus();
 }
 
 // This rank's rows of what all have a value of.
@@ -70,8 +75,11 @@ std::vector<int64_t> RowsOf(const std::vector<int64_t>& all,
 }
 
 // On the CPU, where the reference is.
-std::map<std::string, at::Tensor> Named(FlatModel& model) {
-  const at::Tensor flat = model.flat().to(at::kCPU);
+absl::StatusOr<std::map<std::string, at::Tensor>> Named(
+    const FlatModel& model, runtime::HostStage& stage) {
+  const at::Tensor flat =
+      at::empty({model.size()}, runtime::OnHost(model.flat().scalar_type()));
+  SLUICE_RETURN_IF_ERROR(stage.Read(model.flat(), flat.data_ptr()));
   std::map<std::string, at::Tensor> named;
   for (const FlatEntry& e : model.entries()) {
     named[e.name] = flat.narrow(0, e.offset, e.size).view(e.shape);
@@ -86,24 +94,28 @@ at::Tensor ToTensor(const std::vector<int64_t>& values) {
   return t;
 }
 
-void Judge(const StepperContext& context, const Text& text, double loss,
-           CheckReport* report) {
+absl::Status Judge(const StepperContext& context, const Text& text, double loss,
+                   CheckReport* report) {
   const runtime::HostScope host("the reference of check");
   const stream::ModelShape& m = context.options->model;
   const ReferenceModel model{
       m.rope.has_value(),         m.layers,      m.hidden, m.heads, m.kv_heads,
       m.rope ? m.rope->theta : 0, m.norm_epsilon};
-  const auto weights = Named(*context.weights);
+  SLUICE_ASSIGN_OR_RETURN(const auto weights,
+                          Named(*context.weights, *context.stage));
+  SLUICE_ASSIGN_OR_RETURN(auto gradients,
+                          Named(*context.gradients, *context.stage));
   const at::Tensor ids = ToTensor(text.ids), labels = ToTensor(text.labels);
   const ReferenceResult truth =
       RunReference(model, weights, ids, labels, at::kDouble);
-  const ReferenceResult ours{loss, Named(*context.gradients)};
+  const ReferenceResult ours{loss, std::move(gradients)};
   *report =
       context.options->dtype == Dtype::kFp32
           ? JudgeFp32(ours, truth)
           : JudgeBf16(ours,
                       RunReference(model, weights, ids, labels, at::kBFloat16),
                       truth);
+  return absl::OkStatus();
 }
 
 // Loss and gradients of all ranks, on rank 0.
@@ -134,7 +146,9 @@ absl::Status RunCheck(const StepperContext& context, PeerWatch& watch,
   const int rank = context.environment->rank;
   const Text text =
       RandomText(o.seq_len, o.model.vocab, static_cast<uint64_t>(o.seed));
-  Roughen(*context.weights, o.model.hidden, static_cast<uint64_t>(o.seed));
+  SLUICE_RETURN_IF_ERROR(Roughen(*context.weights, o.model.hidden,
+                                 static_cast<uint64_t>(o.seed),
+                                 *context.stage));
   SLUICE_ASSIGN_OR_RETURN(const auto stepper, MakeStepper(context, nullptr));
   const stream::ChunkLayout layout = stepper->layout();
   const int64_t rows = layout.total_local_rows(rank);
@@ -153,7 +167,7 @@ absl::Status RunCheck(const StepperContext& context, PeerWatch& watch,
   if (rank != 0) return absl::OkStatus();
   watch.Disarm();  // the others are done
   runtime::HostScope::SetCap(Bytes(0));
-  Judge(context, text, loss, report);
+  SLUICE_RETURN_IF_ERROR(Judge(context, text, loss, report));
   if (report->ok) return absl::OkStatus();
   return absl::InternalError("check failed: " + report->why);
 }

@@ -2,6 +2,7 @@
 
 #include <ATen/ops/zeros.h>
 
+#include "client/torch/math/first_weights.h"
 #include "client/torch/placement.h"
 
 namespace sluice::train {
@@ -34,14 +35,15 @@ FlatModel::FlatModel(const stream::ModelShape& config, at::ScalarType dtype,
   }
 }
 
-void FlatModel::Initialize(const stream::ModelShape& config, uint64_t seed) {
-  // A second copy for a moment: at this point neither gradients nor optimizer
-  // states exist yet, so the peak of the run is elsewhere.
-  runtime::ModelTensors initial = runtime::InitialTensors(
-      config, flat_.scalar_type(), flat_.device(), seed);
-  const auto from = runtime::NamedTensors(config, initial);
-  const auto to = runtime::NamedTensors(config, tensors_);
-  for (size_t i = 0; i < to.size(); ++i) to[i].tensor->copy_(*from[i].tensor);
+absl::Status FlatModel::Initialize(const stream::ModelShape& config,
+                                   uint64_t seed, runtime::HostStage& stage) {
+  return runtime::DrawWeights(
+      config, seed, [&](size_t i, const at::Tensor& drawn) {
+        const FlatEntry& entry = entries_[i];
+        const at::Tensor typed = drawn.to(flat_.scalar_type());
+        return stage.Write(flat_.narrow(0, entry.offset, entry.size),
+                           typed.const_data_ptr());
+      });
 }
 
 }  // namespace sluice::train

@@ -14,7 +14,9 @@
 #include <string>
 #include <vector>
 
+#include "absl/status/status.h"
 #include "client/torch/math/model_tensors.h"
+#include "client/torch/run/host_stage.h"
 #include "planner/stream/layouts.h"
 
 namespace sluice::train {
@@ -41,8 +43,10 @@ class FlatModel {
   runtime::ModelTensors& tensors() { return tensors_; }
   int64_t size() const { return flat_.numel(); }
 
-  // The initial weights of `seed`: the same for every number of ranks.
-  void Initialize(const stream::ModelShape& config, uint64_t seed);
+  // The first weights of `seed` (first_weights.h), on their way through
+  // `stage`: the same for every number of ranks. An error is the stage's.
+  absl::Status Initialize(const stream::ModelShape& config, uint64_t seed,
+                          runtime::HostStage& stage);
 
  private:
   std::vector<FlatEntry> entries_;

@@ -3,6 +3,7 @@ trainer on the strict fake driver and torch's CUDA tensors there
 (tests/fake_cuda). It proves nothing about a GPU."""
 
 import os
+import re
 import unittest
 from unittest import mock
 
@@ -37,7 +38,8 @@ class Cuda(harness.TrainTest):
     def on_the_fakes(self, **more):
         return mock.patch.dict(os.environ, {
             "LD_LIBRARY_PATH": FAKES, "OMP_NUM_THREADS": "1",
-            "SLUICE_FAKE_CUDA": f"gpus=2,host_numa=0,node={self.node}",
+            "SLUICE_FAKE_CUDA":
+                f"gpus=2,host_numa=0,pageable=0,counts=1,node={self.node}",
             **more})
 
     def configure(self, name="cuda", **settings):
@@ -67,6 +69,12 @@ class Cuda(harness.TrainTest):
             with open(findings, encoding="utf-8") as file:
                 self.assertEqual(file.read(), "")
 
+    # How often the last rank's compute thread waited for the GPU.
+    def waits(self):
+        with open(os.path.join(self.node, "counts"), encoding="utf-8") as file:
+            ranks = [line for line in file if line.startswith("sluice-train ")]
+        return int(re.search(r"main_waits=(\d+)", ranks[-1])[1])
+
     def test_losses_are_those_of_a_simulated_node(self):
         sim = self.train(*RUN, "--steps", "3", "--private")
         cuda = self.on_cuda(self.train, *RUN, "--steps", "3", "--socket",
@@ -75,6 +83,19 @@ class Cuda(harness.TrainTest):
         for ours, theirs in zip(cuda["losses"], sim["losses"]):
             self.assertAlmostEqual(ours, theirs, delta=1e-6 * theirs)
         self.assertEqual(cuda["plan"]["mismatches"], 0)
+        self.expect_no_findings()
+
+    def test_a_step_holds_the_host_up_three_times_at_most(self):
+        socket = self.cuda_daemon()
+        waits = []
+        for steps in (2, 5):
+            self.on_cuda(self.train, *RUN, "--steps", str(steps), "--socket",
+                         socket)
+            waits.append(self.waits())
+        per_step = (waits[1] - waits[0]) / 3
+        print(f"host waits per step: {per_step:.2f}")
+        self.assertGreaterEqual(per_step, 1)  # for the loss, at least
+        self.assertLessEqual(per_step, 3)
         self.expect_no_findings()
 
     def test_a_resumed_run_goes_on_bit_for_bit(self):

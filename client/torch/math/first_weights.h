@@ -1,0 +1,30 @@
+// The first weights of a seed.
+//
+// Nothing fancier than GPT-2's habit: normal(0, init_std), the projections back
+// into the residual stream scaled by 1/sqrt(2 layers), norms one, biases zero.
+// They are drawn on the host in fp32, tensor by tensor, so a seed gives the
+// same weights in every dtype and on every device.
+//
+// Thread safety: pure functions.
+#pragma once
+
+#include <ATen/core/Tensor.h>
+
+#include <cstddef>
+#include <cstdint>
+#include <functional>
+
+#include "absl/status/status.h"
+#include "planner/stream/options.h"
+
+namespace sluice::runtime {
+
+// Gets the tensor of that index in NamedTensors() (model_tensors.h): contiguous
+// and the receiver's own.
+using TakeDrawn = std::function<absl::Status(size_t index, at::Tensor drawn)>;
+
+// Stops where `take` fails, with its error.
+absl::Status DrawWeights(const stream::ModelShape& config, uint64_t seed,
+                         const TakeDrawn& take);
+
+}  // namespace sluice::runtime
