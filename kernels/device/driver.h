@@ -33,6 +33,7 @@
 #include <cstdint>
 #include <map>
 #include <memory>
+#include <optional>
 #include <span>
 #include <string>
 #include <string_view>
@@ -191,11 +192,23 @@ class Driver {
   // kUnimplemented on sim.
   virtual absl::StatusOr<void*> NativeStream(Stream stream) = 0;
   virtual absl::StatusOr<Event> CreateEvent() = 0;
+  // One that also tells when it was reached, for ElapsedTime: on cuda a clock
+  // is then read at each recording.
+  virtual absl::StatusOr<Event> CreateTimedEvent() = 0;
   virtual absl::Status DestroyEvent(Event event) = 0;
   // As in CUDA: an event that was never recorded counts as complete.
   virtual absl::Status RecordEvent(Event event, Stream stream) = 0;
   virtual absl::Status StreamWaitEvent(Stream stream, Event event) = 0;
   virtual absl::StatusOr<bool> QueryEvent(Event event) = 0;
+  // The time from when `from` was reached to when `to` was, by their last
+  // recordings; negative in the other order. Nothing: one is not reached yet.
+  // To about a microsecond; on cuda the time between two recordings may have
+  // other streams' work in it. It orders nothing: whoever is to touch what the
+  // events were recorded after asks QueryEvent too. InvalidArgument: an event
+  // without timing or without a recording, or two that were recorded on two
+  // GPUs.
+  virtual absl::StatusOr<std::optional<absl::Duration>> ElapsedTime(
+      Event from, Event to) = 0;
   // Host waits: set-up, teardown and tests only.
   virtual absl::Status SynchronizeEvent(Event event) = 0;
   virtual absl::Status SynchronizeStream(Stream stream) = 0;

@@ -1,7 +1,11 @@
 #include <algorithm>
 #include <cstring>
+#include <optional>
 #include <tuple>
+#include <utility>
 
+#include "absl/time/clock.h"
+#include "absl/time/time.h"
 #include "proto/base/status.h"
 #include "tests/conformance/fixture.h"
 
@@ -10,6 +14,9 @@ namespace {
 
 using ::sluice::testing::IsOk;
 using ::sluice::testing::StatusIs;
+
+// Of a float of milliseconds, which is what cuda says.
+constexpr absl::Duration kClockError = absl::Microseconds(100);
 
 class StreamConformance : public Conformance {
  protected:
@@ -278,6 +285,113 @@ TEST_P(StreamConformance, HostMemoryIsFilledToo) {
   EXPECT_EQ(std::count(host->address(), host->address() + host->size().count(),
                        std::byte{3}),
             host->size().count());
+}
+
+// Events of the compute stream and of a copy stream are on one clock.
+TEST_P(StreamConformance, TimedEventsSayWhatPassedBetweenThem) {
+  SLUICE_ASSERT_OK_AND_ASSIGN(const Event before, driver_->CreateTimedEvent());
+  SLUICE_ASSERT_OK_AND_ASSIGN(const Event between, driver_->CreateTimedEvent());
+  SLUICE_ASSERT_OK_AND_ASSIGN(const Event after, driver_->CreateTimedEvent());
+  const auto in = Pinned(9);
+  const Stream compute = driver_->ComputeStream(kGpu);
+  const absl::Time began = absl::Now();
+  ASSERT_THAT(driver_->RecordEvent(before, compute), IsOk());
+  ASSERT_THAT(driver_->StreamWaitEvent(first_, before), IsOk());
+  ASSERT_THAT(CopyIn(*in, first_), IsOk());
+  ASSERT_THAT(driver_->RecordEvent(between, first_), IsOk());
+  ASSERT_THAT(driver_->SynchronizeStream(first_), IsOk());
+  absl::SleepFor(absl::Milliseconds(5));
+  ASSERT_THAT(driver_->RecordEvent(after, first_), IsOk());
+  ASSERT_THAT(driver_->SynchronizeStream(first_), IsOk());
+  const absl::Duration passed = absl::Now() - began;
+  SLUICE_ASSERT_OK_AND_ASSIGN(const auto copy,
+                              driver_->ElapsedTime(before, between));
+  SLUICE_ASSERT_OK_AND_ASSIGN(const auto sleep,
+                              driver_->ElapsedTime(between, after));
+  SLUICE_ASSERT_OK_AND_ASSIGN(const auto all,
+                              driver_->ElapsedTime(before, after));
+  SLUICE_ASSERT_OK_AND_ASSIGN(const auto back,
+                              driver_->ElapsedTime(after, before));
+  ASSERT_TRUE(copy && sleep && all && back);
+  EXPECT_GT(*copy, absl::ZeroDuration());
+  EXPECT_GE(*sleep, absl::Milliseconds(5) - kClockError);
+  EXPECT_LE(absl::AbsDuration(*all - (*copy + *sleep)), kClockError);
+  EXPECT_LE(absl::AbsDuration(*all + *back), kClockError);
+  EXPECT_LE(*all, passed + kClockError);
+  for (const Event event : {before, between, after}) {
+    EXPECT_THAT(driver_->DestroyEvent(event), IsOk());
+  }
+}
+
+TEST_P(StreamConformance, ThereIsNoTimeBeforeBothEventsAreReached) {
+  SLUICE_ASSERT_OK_AND_ASSIGN(const Event from, driver_->CreateTimedEvent());
+  SLUICE_ASSERT_OK_AND_ASSIGN(const Event to, driver_->CreateTimedEvent());
+  const auto in = Pinned(10);
+  ASSERT_THAT(driver_->RecordEvent(from, first_), IsOk());
+  for (int i = 0; i < 8; ++i) ASSERT_THAT(CopyIn(*in, first_), IsOk());
+  ASSERT_THAT(driver_->RecordEvent(to, first_), IsOk());
+  const CallCounters before = driver_->counters();
+  absl::StatusOr<std::optional<absl::Duration>> time;
+  do {
+    time = driver_->ElapsedTime(from, to);
+    ASSERT_THAT(time, IsOk());
+    // Nothing is what it says only while one is not reached.
+    SLUICE_ASSERT_OK_AND_ASSIGN(const bool reached, driver_->QueryEvent(to));
+    if (time->has_value()) {
+      EXPECT_TRUE(reached);
+    }
+  } while (!time->has_value());
+  EXPECT_GE(**time, absl::ZeroDuration());
+  const CallCounters after = driver_->counters();
+  EXPECT_EQ(after.event_synchronize, before.event_synchronize);
+  EXPECT_EQ(after.stream_synchronize, before.stream_synchronize);
+  EXPECT_THAT(driver_->DestroyEvent(from), IsOk());
+  EXPECT_THAT(driver_->DestroyEvent(to), IsOk());
+}
+
+TEST_P(StreamConformance, OnlyRecordedEventsWithTimingHaveATime) {
+  constexpr auto kBad = absl::StatusCode::kInvalidArgument;
+  SLUICE_ASSERT_OK_AND_ASSIGN(const Event timed, driver_->CreateTimedEvent());
+  SLUICE_ASSERT_OK_AND_ASSIGN(const Event never, driver_->CreateTimedEvent());
+  ASSERT_THAT(driver_->RecordEvent(timed, first_), IsOk());
+  ASSERT_THAT(driver_->RecordEvent(event_, first_), IsOk());
+  ASSERT_THAT(driver_->SynchronizeStream(first_), IsOk());
+  for (const auto& [other, why] :
+       {std::pair{event_, "without timing"}, std::pair{never, "never recorded"},
+        std::pair{Event(4711), "no event 4711"}}) {
+    EXPECT_THAT(driver_->ElapsedTime(timed, other),
+                StatusIs(kBad, ::testing::HasSubstr(why)));
+    EXPECT_THAT(driver_->ElapsedTime(other, timed),
+                StatusIs(kBad, ::testing::HasSubstr(why)));
+  }
+  SLUICE_ASSERT_OK_AND_ASSIGN(const auto none,
+                              driver_->ElapsedTime(timed, timed));
+  EXPECT_EQ(none, std::optional(absl::ZeroDuration()));
+  EXPECT_THAT(driver_->DestroyEvent(timed), IsOk());
+  EXPECT_THAT(driver_->DestroyEvent(never), IsOk());
+}
+
+TEST_P(StreamConformance, EventsOfTwoGpusHaveNoTimeBetweenThem) {
+  SLUICE_ASSERT_OK_AND_ASSIGN(const auto devices, driver_->Devices());
+  if (devices.size() < 2) return;  // fake_cuda_conformance_2 has them
+  const DeviceIndex other = devices[1].index;
+  SLUICE_ASSERT_OK_AND_ASSIGN(const Event here, driver_->CreateTimedEvent());
+  SLUICE_ASSERT_OK_AND_ASSIGN(const Event there, driver_->CreateTimedEvent());
+  SLUICE_ASSERT_OK_AND_ASSIGN(const Stream stream,
+                              driver_->CreateStream(other));
+  ASSERT_THAT(driver_->RecordEvent(here, first_), IsOk());
+  ASSERT_THAT(driver_->RecordEvent(there, stream), IsOk());
+  EXPECT_THAT(driver_->ElapsedTime(here, there),
+              StatusIs(absl::StatusCode::kInvalidArgument));
+  // Recorded anew it is an event of the other stream's GPU.
+  ASSERT_THAT(driver_->RecordEvent(there, first_), IsOk());
+  ASSERT_THAT(driver_->SynchronizeEvent(there), IsOk());
+  SLUICE_ASSERT_OK_AND_ASSIGN(const auto time,
+                              driver_->ElapsedTime(here, there));
+  EXPECT_TRUE(time.has_value());
+  EXPECT_THAT(driver_->DestroyStream(stream), IsOk());
+  EXPECT_THAT(driver_->DestroyEvent(here), IsOk());
+  EXPECT_THAT(driver_->DestroyEvent(there), IsOk());
 }
 
 TEST_P(StreamConformance, AFillOfNothingIsFineAndOfLessIsNot) {

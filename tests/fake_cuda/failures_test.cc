@@ -92,7 +92,7 @@ absl::Status UseStreams(Driver& driver, const Piece& gpu, const Piece& host) {
   const Bytes size = std::min(gpu.size, host.size);
   SLUICE_ASSIGN_OR_RETURN(const Stream stream,
                           driver.CreateStream(DeviceIndex(0)));
-  SLUICE_ASSIGN_OR_RETURN(const Event event, driver.CreateEvent());
+  SLUICE_ASSIGN_OR_RETURN(const Event event, driver.CreateTimedEvent());
   SLUICE_RETURN_IF_ERROR(
       driver.FillAsync(gpu.address, std::byte{0xff}, size, stream));
   SLUICE_RETURN_IF_ERROR(driver.CopyAsync(
@@ -104,6 +104,7 @@ absl::Status UseStreams(Driver& driver, const Piece& gpu, const Piece& host) {
       host.address, gpu.address, size, CopyDirection::kDeviceToHost, compute));
   SLUICE_RETURN_IF_ERROR(driver.QueryEvent(event).status());
   SLUICE_RETURN_IF_ERROR(driver.SynchronizeEvent(event));
+  SLUICE_RETURN_IF_ERROR(driver.ElapsedTime(event, event).status());
   SLUICE_RETURN_IF_ERROR(driver.SynchronizeStream(compute));
   // The event moves to another GPU's context.
   SLUICE_RETURN_IF_ERROR(

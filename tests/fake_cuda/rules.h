@@ -54,6 +54,7 @@ namespace sluice::fake_cuda {
   X(LiveEvent, 400, documented, "an event is live", "CUDA_ERROR_INVALID_HANDLE") \
   X(EventOfContext, 400, documented, "an event is recorded on a stream of its context", "cuEventRecord") \
   X(TimedEvent, 400, documented, "time lies between two recorded events that were made with timing", "cuEventElapsedTime") \
+  X(TimesOfOneGpu, 400, documented, "two events with a time between them are of one GPU", "programming guide, multi-device: cudaEventElapsedTime fails if they are associated to different devices; the code is assumed") \
   X(CopyAccess, 1, assumed, "all of a copied or filled range is mapped, with access from that GPU", "a real driver may find out late, as a lost context") \
   X(CopyOneRegistration, 1, assumed, "a copy lies in one registration, or in none", "programming guide: ranges entirely registered") \
   X(OperationPinned, 700, assumed, "what a kernel uses is a GPU's memory, or pinned", "a GPU that reads pageable memory of the host is one of some platforms (CU_DEVICE_ATTRIBUTE_PAGEABLE_MEMORY_ACCESS)") \

@@ -256,6 +256,17 @@ TEST_F(Rules, TheRuntimesCallsBesideTheTables) {
   EXPECT_EQ(cuStreamQuery(stream), kSuccess);
   EXPECT_EQ(cuEventElapsedTime_v2(&milliseconds, from, to), kSuccess);
   EXPECT_GE(milliseconds, 0);
+  EXPECT_EQ(cuEventElapsedTime(&milliseconds, to, from), kSuccess);
+  EXPECT_LE(milliseconds, 0);
+  ASSERT_EQ(cuCtxPushCurrent_v2(contexts_[1]), kSuccess);
+  const StreamPointer elsewhere = NewStream();
+  EventPointer other = nullptr;
+  ASSERT_EQ(cuEventCreate(&other, 0), kSuccess);
+  ASSERT_EQ(cuEventRecord(other, elsewhere), kSuccess);
+  Breaks(Rule::kTimesOfOneGpu, cuEventElapsedTime(&milliseconds, from, other));
+  EXPECT_EQ(cuEventDestroy_v2(other), kSuccess);
+  EXPECT_EQ(cuStreamDestroy_v2(elsewhere), kSuccess);
+  ASSERT_EQ(cuCtxPopCurrent_v2(nullptr), kSuccess);
   for (const EventPointer event : {from, to, untimed}) {
     EXPECT_EQ(cuEventDestroy_v2(event), kSuccess);
   }

@@ -28,9 +28,11 @@ Result cuStreamQuery(StreamPointer stream) {
   return kSuccess;
 }
 
-Result cuEventElapsedTime_v2(float* milliseconds, EventPointer from,
-                             EventPointer to) {
-  Call call("cuEventElapsedTime_v2", Needs::kContext);
+namespace {
+
+Result Elapsed(const char* function, float* milliseconds, EventPointer from,
+               EventPointer to) {
+  Call call(function, Needs::kContext);
   if (call.failed()) return call.result();
   SLUICE_FAKE_REQUIRE(call, milliseconds != nullptr, kArguments);
   const EventState* const first = call.Event(from);
@@ -40,9 +42,24 @@ Result cuEventElapsedTime_v2(float* milliseconds, EventPointer from,
     SLUICE_FAKE_REQUIRE(call, event->timed && event->last != nullptr,
                         kTimedEvent);
   }
+  SLUICE_FAKE_REQUIRE(call, first->context == last->context, kTimesOfOneGpu);
   if (!first->last->complete() || !last->last->complete()) return kNotReady;
   *milliseconds = std::chrono::duration<float, std::milli>(last->last->time() -
                                                            first->last->time())
                       .count();
   return kSuccess;
+}
+
+}  // namespace
+
+// The table's name is the older one, which every driver has: its _v2 is of
+// CUDA 12.8. Both say the same in the words of cuda.h.
+Result cuEventElapsedTime(float* milliseconds, EventPointer from,
+                          EventPointer to) {
+  return Elapsed("cuEventElapsedTime", milliseconds, from, to);
+}
+
+Result cuEventElapsedTime_v2(float* milliseconds, EventPointer from,
+                             EventPointer to) {
+  return Elapsed("cuEventElapsedTime_v2", milliseconds, from, to);
 }

@@ -60,6 +60,7 @@ inline constexpr int kLocationHostNuma = 3;
 inline constexpr int kAccessReadWrite = 3;
 inline constexpr int kGranularityMinimum = 0;
 inline constexpr unsigned kStreamNonBlocking = 1;
+inline constexpr unsigned kEventDefault = 0;  // with timing
 inline constexpr unsigned kEventDisableTiming = 2;
 inline constexpr unsigned kHostRegisterPortable = 1;
 inline constexpr int kAttributeVirtualMemory = 102;
@@ -112,6 +113,7 @@ inline constexpr int kAttributeHostNumaVirtualMemory = 141;
   X(cuEventDestroy_v2, EventPointer)                                           \
   X(cuEventRecord, EventPointer, StreamPointer)                                \
   X(cuEventQuery, EventPointer)                                                \
+  X(cuEventElapsedTime, float*, EventPointer, EventPointer)                    \
   X(cuEventSynchronize, EventPointer)                                          \
   X(cuMemcpyAsync, DevicePointer, DevicePointer, size_t, StreamPointer)        \
   X(cuMemsetD8Async, DevicePointer, unsigned char, size_t, StreamPointer)      \

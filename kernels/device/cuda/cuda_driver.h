@@ -4,6 +4,7 @@
 #include <atomic>
 #include <map>
 #include <memory>
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -59,10 +60,13 @@ class CudaDriver final : public Driver {
   absl::StatusOr<Stream> AdoptStream(DeviceIndex device, void* native) override;
   absl::StatusOr<void*> NativeStream(Stream stream) override;
   absl::StatusOr<Event> CreateEvent() override;
+  absl::StatusOr<Event> CreateTimedEvent() override;
   absl::Status DestroyEvent(Event event) override;
   absl::Status RecordEvent(Event event, Stream stream) override;
   absl::Status StreamWaitEvent(Stream stream, Event event) override;
   absl::StatusOr<bool> QueryEvent(Event event) override;
+  absl::StatusOr<std::optional<absl::Duration>> ElapsedTime(Event from,
+                                                            Event to) override;
   absl::Status SynchronizeEvent(Event event) override;
   absl::Status SynchronizeStream(Stream stream) override;
 
@@ -89,6 +93,7 @@ class CudaDriver final : public Driver {
   struct EventEntry {
     EventPointer event = nullptr;
     DeviceIndex device;
+    bool timed = false;
   };
 
   CudaDriver(std::unique_ptr<LoadedLibrary> library,
@@ -102,6 +107,7 @@ class CudaDriver final : public Driver {
   // A compute stream is made when it is first used.
   absl::StatusOr<StreamEntry> Find(Stream stream);
   absl::StatusOr<EventEntry> Find(Event event) const;
+  Event NewEvent(bool timed);
   absl::StatusOr<EventPointer> EventOn(Event event, DeviceIndex device);
 
   const std::unique_ptr<LoadedLibrary> library_;

@@ -4,6 +4,7 @@
 #include <utility>
 
 #include "kernels/device/cuda/cuda_driver.h"
+#include "kernels/device/timed_event.h"
 #include "proto/base/mutex.h"
 #include "proto/base/status.h"
 
@@ -91,11 +92,19 @@ absl::StatusOr<CudaDriver::StreamEntry> CudaDriver::Find(Stream stream) {
   return streams_.emplace(stream, StreamEntry{made, device}).first->second;
 }
 
-absl::StatusOr<Event> CudaDriver::CreateEvent() {
+Event CudaDriver::NewEvent(bool timed) {
   const Event handle(next_id_++);
   const MutexLock lock(stream_mutex_);
-  events_.emplace(handle, EventEntry{});
+  events_.emplace(handle, EventEntry{.timed = timed});
   return handle;
+}
+
+absl::StatusOr<Event> CudaDriver::CreateEvent() {
+  return NewEvent(/*timed=*/false);
+}
+
+absl::StatusOr<Event> CudaDriver::CreateTimedEvent() {
+  return NewEvent(/*timed=*/true);
 }
 
 absl::StatusOr<CudaDriver::EventEntry> CudaDriver::Find(Event event) const {
@@ -137,7 +146,7 @@ absl::StatusOr<EventPointer> CudaDriver::EventOn(Event event,
                 std::exchange(entry.event, nullptr));
   }
   SLUICE_CUDA(library_, cuEventCreate, fmt::format("on GPU {}", device.value()),
-              &entry.event, kEventDisableTiming);
+              &entry.event, entry.timed ? kEventDefault : kEventDisableTiming);
   entry.device = device;
   return entry.event;
 }
@@ -168,6 +177,22 @@ absl::StatusOr<bool> CudaDriver::QueryEvent(Event event) {
   if (result == kNotReady) return false;
   SLUICE_RETURN_IF_ERROR(library_->ToStatus(result, "cuEventQuery"));
   return true;
+}
+
+absl::StatusOr<std::optional<absl::Duration>> CudaDriver::ElapsedTime(
+    Event from, Event to) {
+  SLUICE_ASSIGN_OR_RETURN(const EventEntry first, Find(from));
+  SLUICE_ASSIGN_OR_RETURN(const EventEntry last, Find(to));
+  SLUICE_RETURN_IF_ERROR(
+      CheckTimes({first.timed, first.event != nullptr, first.device},
+                 {last.timed, last.event != nullptr, last.device}));
+  SLUICE_ASSIGN_OR_RETURN(const auto scope, Enter(first.device));
+  float milliseconds = 0;
+  const Result result = library_->functions().cuEventElapsedTime(
+      &milliseconds, first.event, last.event);
+  if (result == kNotReady) return std::nullopt;
+  SLUICE_RETURN_IF_ERROR(library_->ToStatus(result, "cuEventElapsedTime"));
+  return absl::Milliseconds(milliseconds);
 }
 
 absl::Status CudaDriver::SynchronizeEvent(Event event) {

@@ -25,7 +25,7 @@
 namespace sluice::device {
 namespace {
 
-constexpr std::array<std::string_view, 33> kCalls = {"Devices",
+constexpr std::array<std::string_view, 35> kCalls = {"Devices",
                                                      "Granularity",
                                                      "Usage",
                                                      "HeldOutside",
@@ -45,6 +45,8 @@ constexpr std::array<std::string_view, 33> kCalls = {"Devices",
                                                      "CreateStream",
                                                      "DestroyStream",
                                                      "CreateEvent",
+                                                     "CreateTimedEvent",
+                                                     "ElapsedTime",
                                                      "DestroyEvent",
                                                      "RecordEvent",
                                                      "StreamWaitEvent",

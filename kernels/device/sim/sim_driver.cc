@@ -6,6 +6,7 @@
 #include <utility>
 
 #include "kernels/device/sim/link.h"
+#include "kernels/device/timed_event.h"
 #include "proto/base/status.h"
 
 namespace sluice::device {
@@ -269,9 +270,18 @@ absl::StatusOr<std::shared_ptr<SimStream>> SimDriver::FindStream(
 
 absl::StatusOr<Event> SimDriver::CreateEvent() {
   SLUICE_RETURN_IF_ERROR(node_->Enter("CreateEvent"));
+  return NewEvent(/*timed=*/false);
+}
+
+absl::StatusOr<Event> SimDriver::CreateTimedEvent() {
+  SLUICE_RETURN_IF_ERROR(node_->Enter("CreateTimedEvent"));
+  return NewEvent(/*timed=*/true);
+}
+
+Event SimDriver::NewEvent(bool timed) {
   const Event handle(next_id_++);
   const MutexLock lock(stream_mutex_);
-  events_.emplace(handle, nullptr);
+  events_.emplace(handle, EventEntry{.timed = timed});
   return handle;
 }
 
@@ -291,18 +301,39 @@ absl::Status SimDriver::RecordEvent(Event event, Stream stream) {
     const MutexLock lock(stream_mutex_);
     const auto it = events_.find(event);
     if (it == events_.end()) return NoSuch("event", event);
-    it->second = record;
+    EventEntry& entry = it->second;
+    entry.gpu = copies == nullptr ? ComputeGpu(stream) : copies->gpu();
+    entry.record =
+        copies == nullptr && entry.timed ? Completion::Now() : record;
   }
   if (copies != nullptr) copies->Record(std::move(record));
   return absl::OkStatus();
 }
 
-absl::StatusOr<SimDriver::CompletionPointer> SimDriver::LatestRecord(
-    Event event) const {
+absl::StatusOr<SimDriver::EventEntry> SimDriver::Find(Event event) const {
   const MutexLock lock(stream_mutex_);
   const auto it = events_.find(event);
   if (it == events_.end()) return NoSuch("event", event);
   return it->second;
+}
+
+absl::StatusOr<SimDriver::CompletionPointer> SimDriver::LatestRecord(
+    Event event) const {
+  SLUICE_ASSIGN_OR_RETURN(EventEntry entry, Find(event));
+  return std::move(entry.record);
+}
+
+absl::StatusOr<std::optional<absl::Duration>> SimDriver::ElapsedTime(Event from,
+                                                                     Event to) {
+  SLUICE_RETURN_IF_ERROR(node_->Enter("ElapsedTime"));
+  SLUICE_ASSIGN_OR_RETURN(const EventEntry first, Find(from));
+  SLUICE_ASSIGN_OR_RETURN(const EventEntry last, Find(to));
+  SLUICE_RETURN_IF_ERROR(
+      CheckTimes({first.timed, first.record != nullptr, first.gpu},
+                 {last.timed, last.record != nullptr, last.gpu}));
+  SLUICE_RETURN_IF_ERROR(node_->CheckPlacement(Placement::Gpu(first.gpu)));
+  if (!first.record->done() || !last.record->done()) return std::nullopt;
+  return absl::Nanoseconds(last.record->time_ns() - first.record->time_ns());
 }
 
 absl::Status SimDriver::StreamWaitEvent(Stream stream, Event event) {

@@ -8,6 +8,7 @@
 #include <atomic>
 #include <map>
 #include <memory>
+#include <optional>
 #include <set>
 #include <string>
 #include <vector>
@@ -60,10 +61,13 @@ class SimDriver final : public Driver {
   absl::StatusOr<Stream> AdoptStream(DeviceIndex device, void* native) override;
   absl::StatusOr<void*> NativeStream(Stream stream) override;
   absl::StatusOr<Event> CreateEvent() override;
+  absl::StatusOr<Event> CreateTimedEvent() override;
   absl::Status DestroyEvent(Event event) override;
   absl::Status RecordEvent(Event event, Stream stream) override;
   absl::Status StreamWaitEvent(Stream stream, Event event) override;
   absl::StatusOr<bool> QueryEvent(Event event) override;
+  absl::StatusOr<std::optional<absl::Duration>> ElapsedTime(Event from,
+                                                            Event to) override;
   absl::Status SynchronizeEvent(Event event) override;
   absl::Status SynchronizeStream(Stream stream) override;
 
@@ -81,6 +85,12 @@ class SimDriver final : public Driver {
 
  private:
   using CompletionPointer = std::shared_ptr<Completion>;
+  struct EventEntry {
+    bool timed = false;
+    DeviceIndex gpu;  // of its last recording
+    // Null: never recorded, or without timing on a compute stream, so complete.
+    CompletionPointer record;
+  };
 
   absl::Status CheckSize(Bytes size) const;
   absl::StatusOr<Memory> Register(
@@ -89,7 +99,8 @@ class SimDriver final : public Driver {
   // A copy stream; null where `stream` is a compute stream. Fails with the
   // stream's first error, or when its GPU is lost.
   absl::StatusOr<std::shared_ptr<SimStream>> FindStream(Stream stream) const;
-  // Null: never recorded, or recorded on a compute stream, so complete.
+  Event NewEvent(bool timed);
+  absl::StatusOr<EventEntry> Find(Event event) const;
   absl::StatusOr<CompletionPointer> LatestRecord(Event event) const;
 
   const std::unique_ptr<NodeMapping> node_;
@@ -104,7 +115,7 @@ class SimDriver final : public Driver {
   mutable Mutex stream_mutex_;
   std::map<Stream, std::shared_ptr<SimStream>> streams_
       ABSL_GUARDED_BY(stream_mutex_);
-  std::map<Event, CompletionPointer> events_ ABSL_GUARDED_BY(stream_mutex_);
+  std::map<Event, EventEntry> events_ ABSL_GUARDED_BY(stream_mutex_);
 
   std::atomic<uint64_t> next_id_{1};
   std::atomic<uint64_t> stream_synchronize_{0};

@@ -15,6 +15,7 @@
 #include "absl/base/thread_annotations.h"
 #include "absl/status/status.h"
 #include "kernels/device/driver.h"
+#include "kernels/device/sim/link.h"
 #include "kernels/device/sim/node.h"
 #include "proto/base/mutex.h"
 
@@ -24,14 +25,25 @@ namespace sluice::device {
 // so a wait keeps waiting for what it was enqueued after, as in CUDA.
 class Completion {
  public:
+  // Of what is complete when it is recorded: the calling thread's own work.
+  static std::shared_ptr<Completion> Now() {
+    auto now = std::make_shared<Completion>();
+    now->Finish();
+    return now;
+  }
   bool done() const { return done_.load(std::memory_order_acquire) != 0; }
   void Finish() {
+    time_ns_ = MonotonicNs();
     done_.store(1, std::memory_order_release);
     done_.notify_all();
   }
   void Wait() const { done_.wait(0, std::memory_order_acquire); }
 
+  // On the monotonic clock. REQUIRES: done().
+  int64_t time_ns() const { return time_ns_; }
+
  private:
+  int64_t time_ns_ = 0;  // written before it is done
   std::atomic<uint32_t> done_{0};
 };
 
