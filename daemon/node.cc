@@ -313,6 +313,14 @@ absl::StatusOr<std::string> SetLinkSpeeds(const std::vector<LinkSpeed>& given,
   return text;
 }
 
+void WarnOfMemfds(Node& node) {
+  const device::HostMemoryKind kind = node.driver->HostMemory();
+  if (kind.why.empty()) return;
+  node.config.warnings.push_back(fmt::format(
+      "host memory is of kind {}, which every rank pins by itself ({})",
+      kind.name, kind.why));
+}
+
 absl::Status AddCudaLinks(const CudaSettings& cuda, const std::string& root,
                           Node& node) {
   std::vector<std::string> addresses;
@@ -395,6 +403,7 @@ absl::StatusOr<Node> OpenNode(const Config& config,
   SLUICE_RETURN_IF_ERROR(AddGpus(config, node));
   SLUICE_RETURN_IF_ERROR(SizePools(config, node));
   node.description = Describe(node);
+  WarnOfMemfds(node);
   if (node.sim_directory.empty()) {
     SLUICE_RETURN_IF_ERROR(AddCudaLinks(config.cuda, root, node));
   }

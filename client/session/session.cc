@@ -160,6 +160,7 @@ absl::Status SessionImpl::Start() {
   SLUICE_ASSIGN_OR_RETURN(driver_, OpenDriver(welcome_, reply[0]));
   SLUICE_ASSIGN_OR_RETURN(welcome_.limits.device,
                           FindDevice(*driver_, welcome_));
+  SLUICE_RETURN_IF_ERROR(CheckHostMemory(*driver_, welcome_));
   SLUICE_ASSIGN_OR_RETURN(pages_,
                           GrantPages::Map(reply[0].fds[0], reply[0].fds[1]));
   gate_ = std::make_unique<GrantGate>(

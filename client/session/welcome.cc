@@ -17,6 +17,12 @@ absl::Status Unusable(const std::string& what) {
       what));
 }
 
+// "memfd (the driver offers no HOST_NUMA memory)".
+std::string Describe(const device::HostMemoryKind& kind) {
+  return kind.why.empty() ? kind.name
+                          : fmt::format("{} ({})", kind.name, kind.why);
+}
+
 }  // namespace
 
 absl::StatusOr<Welcome> ReadWelcome(const wire::Message& message,
@@ -40,6 +46,7 @@ absl::StatusOr<Welcome> ReadWelcome(const wire::Message& message,
   out.session = SessionId(in.session_id());
   out.kept = in.kept();
   out.sim_directory = in.sim_directory();
+  out.host_memory = {.name = in.host_memory(), .why = in.host_memory_why()};
   out.grant_slot = static_cast<int>(in.grant_slot());
   NodeLimits& limits = out.limits;
   limits.driver = in.driver();
@@ -77,6 +84,19 @@ absl::StatusOr<std::unique_ptr<device::Driver>> OpenDriver(
   }
   if (welcome.limits.driver == "cuda") return device::OpenCudaDriver();
   return Unusable(fmt::format("with driver '{}'", welcome.limits.driver));
+}
+
+absl::Status CheckHostMemory(const device::Driver& driver,
+                             const Welcome& welcome) {
+  const device::HostMemoryKind here = driver.HostMemory();
+  const device::HostMemoryKind& daemon = welcome.host_memory;
+  // A daemon of an earlier version does not tell.
+  if (daemon.name.empty() || daemon.name == here.name) return absl::OkStatus();
+  return absl::FailedPreconditionError(fmt::format(
+      "sluiced has host memory of kind {}, and this process could map only {}: "
+      "let both see the same GPUs and driver library, in containers with the "
+      "same seccomp profile and capabilities",
+      Describe(daemon), Describe(here)));
 }
 
 absl::StatusOr<DeviceIndex> FindDevice(device::Driver& driver,

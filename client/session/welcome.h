@@ -15,7 +15,8 @@ struct Welcome {
   SessionId session;
   NodeLimits limits;
   std::string sim_directory;
-  std::string gpu_uuid;  // of the session's GPU
+  std::string gpu_uuid;                // of the session's GPU
+  device::HostMemoryKind host_memory;  // the daemon's
   int grant_slot = 0;
 };
 
@@ -27,6 +28,11 @@ absl::StatusOr<Welcome> ReadWelcome(const wire::Message& message,
 // The driver the daemon uses too. `message` is what ReadWelcome has read.
 absl::StatusOr<std::unique_ptr<device::Driver>> OpenDriver(
     const Welcome& welcome, const wire::Message& message);
+
+// FailedPrecondition: the driver here makes another kind of host memory than
+// the daemon's, so no host lease could be mapped. Says what each has and why.
+absl::Status CheckHostMemory(const device::Driver& driver,
+                             const Welcome& welcome);
 
 // The session's GPU as this process counts them, by its UUID.
 absl::StatusOr<DeviceIndex> FindDevice(device::Driver& driver,

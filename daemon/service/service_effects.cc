@@ -198,6 +198,9 @@ Outgoing Service::WelcomePacket(SessionId session,
   const bool rank = of != nullptr && !welcome.observer;
   FillNode(core_, options_.sim_directory, welcome.gpu,
            rank ? &of->peer.principal : nullptr, *body);
+  const device::HostMemoryKind host = options_.driver->HostMemory();
+  body->set_host_memory(host.name);
+  body->set_host_memory_why(host.why);
   if (!welcome.observer) {
     const auto use = use_pages_.find(session);
     if (use == use_pages_.end()) {

@@ -97,6 +97,17 @@ struct CallCounters {
   absl::Duration stall;  // time compute streams waited for events (sim only)
 };
 
+// What pinned host memory is here. Each process finds out by itself, and those
+// that share memory must have found the same: the kinds are pinned in different
+// ways.
+struct HostMemoryKind {
+  // On cuda "HOST_NUMA", which the driver makes, or "memfd", which every
+  // process pins by itself. Empty: the driver knows one kind alone (sim).
+  std::string name;
+  // Why it is the lesser one, "memfd"; else empty.
+  std::string why;
+};
+
 // How much of a place is taken: by everyone, not only by this process.
 struct MemoryUse {
   Bytes total;
@@ -125,6 +136,8 @@ class Driver {
   // cuMemGetInfo, or what the node can still pin. On sim memory that a dead
   // process held counts as free at once.
   virtual absl::StatusOr<MemoryUse> Usage(Placement where) = 0;
+  // As probed when the driver was opened.
+  virtual HostMemoryKind HostMemory() const = 0;
   // What others hold, by place: all that is used, less what handles of this
   // process are for. On sim what ranks of a daemon that was killed still reach,
   // by the word of the kernel; on cuda contexts and fragments too, and nothing

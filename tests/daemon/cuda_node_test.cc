@@ -21,7 +21,8 @@ using ::testing::EndsWith;
 using ::testing::HasSubstr;
 using ::testing::IsEmpty;
 
-constexpr char kGpus[] = "gpus=2,memory_mib=4096";
+// A test in one process plays several nodes: what one changes, the next says.
+constexpr char kGpus[] = "gpus=2,memory_mib=4096,host_numa=1";
 
 absl::StatusOr<Node> OpenCuda(const TempDir& root, Config config = {},
                               const char* machine = kGpus) {
@@ -93,6 +94,19 @@ TEST(CudaNode, APoolThatNothingFitsIntoIsRefused) {
   EXPECT_THAT(OpenCuda(root, {.host_pool = KiB(64)}),
               StatusIs(absl::StatusCode::kInvalidArgument,
                        HasSubstr("host_bytes in [pools] leaves a pool of")));
+}
+
+TEST(CudaNode, ItSaysWhyHostMemoryIsOfTheLesserKind) {
+  const TempDir root;
+  SLUICE_ASSERT_OK_AND_ASSIGN(const Node best, OpenCuda(root));
+  EXPECT_THAT(best.config.warnings, IsEmpty());
+  SLUICE_ASSERT_OK_AND_ASSIGN(
+      const Node lesser,
+      OpenCuda(root, {}, "gpus=2,memory_mib=4096,host_numa=0"));
+  EXPECT_THAT(
+      lesser.config.warnings,
+      ElementsAre("host memory is of kind memfd, which every rank pins by "
+                  "itself (the driver offers no HOST_NUMA memory)"));
 }
 
 TEST(CudaNode, ItsLinksAreWhatSysfsTells) {

@@ -30,6 +30,7 @@ class CudaDriver final : public Driver {
 
   absl::StatusOr<Bytes> Granularity(Placement where) override;
   absl::StatusOr<MemoryUse> Usage(Placement where) override;
+  HostMemoryKind HostMemory() const override { return maker_.HostMemory(); }
   absl::StatusOr<std::map<Placement, Bytes>> HeldOutside() override;
   absl::StatusOr<Memory> Create(Placement where, Bytes size) override;
   absl::StatusOr<UniqueFd> Export(Memory memory) override;

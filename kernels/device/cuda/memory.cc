@@ -96,6 +96,11 @@ absl::Status MemoryMaker::ProbeHost() const {
   return Export(memory).status();
 }
 
+HostMemoryKind MemoryMaker::HostMemory() const {
+  if (driver_pins_host()) return {.name = "HOST_NUMA", .why = ""};
+  return {.name = "memfd", .why = std::string(host_.message())};
+}
+
 AllocationProperties MemoryMaker::Properties(Placement where) const {
   AllocationProperties properties = {};
   properties.type = kAllocationPinned;

@@ -56,6 +56,7 @@ class MemoryMaker {
   MemoryMaker(const LoadedLibrary* library, const Contexts* contexts);
 
   bool driver_pins_host() const { return host_.ok(); }
+  HostMemoryKind HostMemory() const;
   // What every place of this kind aligns mappings to: a power of two.
   absl::StatusOr<Bytes> Alignment(Placement::Kind kind) const;
   absl::Status CheckPlacement(Placement where) const;

@@ -37,19 +37,22 @@ class OfCuda : public ::testing::TestWithParam<std::tuple<bool, int>> {
   // One node for all processes: its folder is the test's. What any of them
   // finds is a line of the file `findings` there.
   OfCuda() {
-    const auto [host_numa, jitter_us] = GetParam();
     setenv("LD_LIBRARY_PATH", SLUICE_FAKE_CUDA_DIR, 1);
-    setenv("SLUICE_FAKE_CUDA",
-           fmt::format("gpus=2,host_numa={},jitter_us={},node={}",
-                       host_numa ? 1 : 0, jitter_us, node_.path())
-               .c_str(),
-           1);
+    SetDriver(std::get<0>(GetParam()));
   }
   ~OfCuda() override {
     unsetenv("LD_LIBRARY_PATH");
     unsetenv("SLUICE_FAKE_CUDA");
   }
 
+  // Of the processes that start from now on.
+  void SetDriver(bool host_numa) const {
+    setenv("SLUICE_FAKE_CUDA",
+           fmt::format("gpus=2,host_numa={},jitter_us={},node={}",
+                       host_numa ? 1 : 0, std::get<1>(GetParam()), node_.path())
+               .c_str(),
+           1);
+  }
   std::unique_ptr<Child> StartRank(const std::string& socket, int rank) {
     return Child::Spawn({BinaryPath("cuda_rank"), socket, std::to_string(rank),
                          std::to_string(rank), until()});
@@ -171,6 +174,27 @@ TEST_P(OfCuda, ALostGpuIsOneLineAndTheOtherRankGoesOn) {
   EXPECT_THAT(lost.err,
               MatchesRegex("error: [^\n]*DEVICE_UNAVAILABLE[^\n]*\n"));
   second->ExpectSuccess();
+  ExpectAllIsFree(daemon.socket());
+  ExpectEndsWell(daemon);
+  EXPECT_EQ(Findings(), "");
+}
+
+// Once each of its host leases failed by itself, in the words of an import.
+TEST_P(OfCuda, ARankWhoseDriverMakesOtherHostMemoryIsToldSoAtOnce) {
+  const bool host_numa = std::get<0>(GetParam());
+  RunningDaemon daemon(kToml);
+  SetDriver(!host_numa);
+  const ChildResult other = StartRank(daemon.socket(), 0)->Join();
+  EXPECT_EQ(other.exit_code, 1) << other.err;
+  constexpr char kNuma[] = "HOST_NUMA";
+  constexpr char kMemfd[] = "memfd (the driver offers no HOST_NUMA memory)";
+  EXPECT_EQ(
+      other.err,
+      fmt::format("error: sluiced has host memory of kind {}, and this process "
+                  "could map only {}: let both see the same GPUs and driver "
+                  "library, in containers with the same seccomp profile and "
+                  "capabilities\n",
+                  host_numa ? kNuma : kMemfd, host_numa ? kMemfd : kNuma));
   ExpectAllIsFree(daemon.socket());
   ExpectEndsWell(daemon);
   EXPECT_EQ(Findings(), "");
