@@ -3,6 +3,14 @@
 
 namespace sluice::testing {
 
+// Slower: a test that computes much does less of the same there, and all of it
+// in the release build.
+#ifdef SLUICE_SANITIZED
+inline constexpr bool kSanitized = true;
+#else
+inline constexpr bool kSanitized = false;
+#endif
+
 // Some ten times slower, and with a thread of its own.
 #ifdef __has_feature
 inline constexpr bool kThreadSanitizer = __has_feature(thread_sanitizer);

@@ -17,6 +17,7 @@
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
 #include "tests/daemon/core/core_story.h"
+#include "tests/support/sanitizer.h"
 
 namespace sluice::daemon {
 namespace {
@@ -83,7 +84,7 @@ int64_t Wanted(int64_t usual) {
 }
 
 TEST(CoreRandom, InvariantsHoldNothingIsLostAndAllIsSaved) {
-  const int64_t wanted = Wanted(10 * kStory);
+  const int64_t wanted = Wanted((testing::kSanitized ? 3 : 10) * kStory);
   // Of a long run every story is another; reading after each instruction would
   // take ten times as long.
   const CoreStory::Every every = wanted > 10 * kStory

@@ -11,11 +11,14 @@
 #include "proto/base/grant_page.h"
 #include "proto/plan/codec.h"
 #include "tests/daemon/core/core_story.h"
+#include "tests/support/sanitizer.h"
 
 namespace sluice::daemon {
 namespace {
 
 using ::testing::HasSubstr;
+
+constexpr int kStory = testing::kSanitized ? 1000 : 4000;
 
 // All of a core's rows, numbered from 1: equal where the cores are.
 std::string RowsOf(const NodeConfig& node, CoreState state) {
@@ -187,9 +190,9 @@ TEST_P(CoreRowsTest, RecordsAddUpToTheCoreAfterEachEvent) {
     if (++events % 5 == 0) store.Check(core);
     if (events % 31 == 0) store.CheckTakenOver(core);
   });
-  story.Run(RandomStory(static_cast<uint32_t>(GetParam()), 4000));
+  story.Run(RandomStory(static_cast<uint32_t>(GetParam()), kStory));
   story.Finish();
-  EXPECT_GT(story.granted(), 20);
+  EXPECT_GT(story.granted(), kStory / 200);
 }
 
 TEST_P(CoreRowsTest, WhereThereIsNoRoomJobsAreLeftOutWhole) {
@@ -201,7 +204,7 @@ TEST_P(CoreRowsTest, WhereThereIsNoRoomJobsAreLeftOutWhole) {
     if (++events % 5 == 0) left_out += store.CheckLeftOut(core);
     if (events % 31 == 0) store.CheckTakenOver(core);
   });
-  story.Run(RandomStory(static_cast<uint32_t>(GetParam()), 4000));
+  story.Run(RandomStory(static_cast<uint32_t>(GetParam()), kStory));
   story.Finish();
   EXPECT_GT(left_out, 0);
 }

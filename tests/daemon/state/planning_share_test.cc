@@ -154,19 +154,19 @@ TEST_F(Planned, TheLargestProfilesLeaveRoomForAllElse) {
   Run("honest", 1, 8);
   contents_.records.push_back(rows_.Changes(node_.core));
   const size_t before = rows_.Everything(node_.core).size();
-  for (uint32_t uid = 2; uid < 12; ++uid) {
+  for (uint32_t uid = 2; uid < 7; ++uid) {
     Run("large", uid, plan::kMaxClasses);
     contents_.records.push_back(rows_.Changes(node_.core));
   }
   EXPECT_TRUE(Knows(Read(), {{1, "/a"}, "honest"}));
-  EXPECT_EQ(rows_.TakeLeftOut().size(), 10u);
+  EXPECT_EQ(rows_.TakeLeftOut().size(), 5u);
   const std::string all = rows_.Everything(node_.core);
   EXPECT_LT(all.size(), before + CoreRows::kMostPlanning.size());
   contents_ = {all, {}};
   const CoreState read = Read();
   EXPECT_TRUE(Knows(read, {{1, "/a"}, "honest"}));
   EXPECT_FALSE(Knows(read, {{2, "/a"}, "large"}));
-  EXPECT_EQ(read.sessions.size(), 11u);
+  EXPECT_EQ(read.sessions.size(), 6u);
   EXPECT_THAT(rows_.TakeLeftOut(), IsEmpty());  // they were told
 }
 
