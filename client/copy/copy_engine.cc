@@ -3,13 +3,12 @@
 #include <fmt/format.h>
 
 #include <array>
-#include <atomic>
 #include <utility>
 
 #include "client/copy/copy_lane.h"
 #include "client/copy/copy_timeline.h"
+#include "client/copy/stall_clock.h"
 #include "client/copy/ticket_state.h"
-#include "proto/base/clock.h"
 #include "proto/base/status.h"
 
 namespace sluice::client {
@@ -38,7 +37,8 @@ class Engine final : public CopyEngine {
   explicit Engine(const Options& options)
       : options_(options),
         pool_(std::make_shared<EventPool>(options.driver)),
-        compute_(options.driver->ComputeStream(options.device)) {
+        compute_(options.driver->ComputeStream(options.device)),
+        stall_(options.driver, compute_) {
     if (options.record_timeline) timeline_ = std::make_unique<CopyTimeline>();
   }
   ~Engine() override;
@@ -67,9 +67,9 @@ class Engine final : public CopyEngine {
   Fault fault_;
   std::unique_ptr<CopyTimeline> timeline_;
   device::Stream compute_;
+  mutable StallClock stall_;
   std::array<device::Stream, 2> streams_;
   std::array<std::unique_ptr<CopyLane>, 2> lanes_;
-  std::atomic<int64_t> stall_ns_{0};
 };
 
 absl::Status Engine::StartLanes() {
@@ -110,6 +110,7 @@ std::shared_ptr<TicketAccess::State> Engine::NewTicket(device::Stream stream) {
 absl::Status Engine::UseStream(void* native) {
   SLUICE_ASSIGN_OR_RETURN(
       compute_, options_.driver->AdoptStream(options_.device, native));
+  stall_.UseStream(compute_);
   return absl::OkStatus();
 }
 
@@ -145,11 +146,10 @@ absl::Status Engine::WaitOnCompute(const State& state) {
 
 absl::Status Engine::Wait(const Ticket& ticket) {
   const auto& state = TicketAccess::StateOf(ticket);
-  if (state) {
-    const double began = MonotonicSeconds();
-    fault_.Keep(WaitOnCompute(*state));
-    stall_ns_ += static_cast<int64_t>(1e9 * (MonotonicSeconds() - began));
-  }
+  if (!state) return fault_.Get();
+  fault_.Keep(stall_.Begin());
+  fault_.Keep(WaitOnCompute(*state));
+  fault_.Keep(stall_.End());
   return fault_.Get();
 }
 
@@ -166,7 +166,7 @@ CopyStats Engine::stats() const {
   return {.h2d = lanes_[0]->copied(),
           .d2h = lanes_[1]->copied(),
           .grant_wait = lanes_[0]->grant_wait() + lanes_[1]->grant_wait(),
-          .stall = absl::Nanoseconds(stall_ns_.load())};
+          .stall = stall_.total()};
 }
 
 std::vector<CopyRecord> Engine::TakeTimeline() {

@@ -9,7 +9,7 @@
 // compute thread waits for no grant and synchronises no stream; it waits on
 // tickets, through events. That wait holds the thread back until
 // the ticket's event is recorded, so a request that still waits for its grant
-// holds back whoever waits for its ticket; `stall` counts that time.
+// holds back whoever waits for its ticket; `stall` counts what compute waits.
 //
 // Why tickets and not bare events: an event that was not yet recorded counts
 // as complete in CUDA, so a wait enqueued too early would pass silently. A
@@ -78,7 +78,9 @@ struct CopyRecord {
 struct CopyStats {
   Bytes h2d, d2h;
   absl::Duration grant_wait;  // of issuing threads
-  absl::Duration stall;       // of compute, waiting for tickets
+  // Of compute, waiting for tickets. Where compute is a stream, by the stream's
+  // clock: a wait counts when the stream is past it.
+  absl::Duration stall;
 };
 
 class CopyEngine {
@@ -105,7 +107,7 @@ class CopyEngine {
   virtual Ticket Enqueue(CopyRequest request) = 0;
   // Compute enqueued from now on runs after the ticket. Blocks the caller
   // until the ticket's event is recorded (see above), on sim until it is
-  // reached; both are counted as stall.
+  // reached. What compute waits for it is counted as stall.
   virtual absl::Status Wait(const Ticket& ticket) = 0;
   // Host wait for everything enqueued: the end of a run and tests only.
   virtual absl::Status Drain() = 0;

@@ -43,6 +43,8 @@ class FakeGpu {
             driver_.get(), device::Placement::Gpu(DeviceIndex(0)), kHbm))),
         allocator_(kGpu, hbm_->address(), kHbm) {
     allocator_.Arm();
+    allocator_.TimeSegmentsOn(
+        driver_.get(), Need(driver_->AdoptStream(DeviceIndex(0), stream_)));
   }
   ~FakeGpu() {
     EXPECT_THAT(

@@ -14,6 +14,7 @@
 
 #include "client/torch/memory/host_scope.h"
 #include "client/torch/memory/region_pool.h"
+#include "client/torch/memory/segment_times.h"
 #include "client/torch/memory/segments.h"
 #include "client/torch/memory/torch_cuda.h"
 #include "proto/base/clock.h"
@@ -81,7 +82,7 @@ struct RegionAllocator::Impl {
   bool record_segments ABSL_GUARDED_BY(region_mutex) = false;
   SegmentRecorder recorder ABSL_GUARDED_BY(region_mutex);
   bool record_timeline ABSL_GUARDED_BY(region_mutex) = false;
-  double segment_start_s ABSL_GUARDED_BY(region_mutex) = 0;
+  SegmentTimes times ABSL_GUARDED_BY(region_mutex);
   std::vector<SegmentRun> runs ABSL_GUARDED_BY(region_mutex);
   std::vector<BlockRecord> records ABSL_GUARDED_BY(region_mutex);
 
@@ -99,6 +100,7 @@ struct RegionAllocator::Impl {
   // Null: out of memory.
   std::byte* Allocate(Bytes bytes) ABSL_EXCLUSIVE_LOCKS_REQUIRED(region_mutex);
   void Free(Bytes offset) ABSL_EXCLUSIVE_LOCKS_REQUIRED(region_mutex);
+  void TakeTimes() ABSL_EXCLUSIVE_LOCKS_REQUIRED(region_mutex);
   void Mismatched() ABSL_EXCLUSIVE_LOCKS_REQUIRED(region_mutex);
   std::string OutOfMemory(Bytes bytes) const
       ABSL_EXCLUSIVE_LOCKS_REQUIRED(region_mutex);
@@ -214,6 +216,7 @@ RegionAllocator::~RegionAllocator() {
   impl_->retired = true;
   impl_->records.clear();
   impl_->runs.clear();
+  impl_->times.Close();
   if (impl_->blocks.empty()) std::erase(Regions().regions, impl_);
 }
 
@@ -278,10 +281,11 @@ void RegionAllocator::BeginSegment(const std::string& kind) {
   if (!impl.OnComputeThread() || impl.segment_depth++ > 0) return;
   impl.segment = *impl.names.insert(kind).first;
   if (impl.observer != nullptr) impl.observer->SegmentBegan(impl.segment);
-  if (impl.record_timeline) impl.segment_start_s = MonotonicSeconds();
   impl.replay.Begin(kind);
-  if (impl.record_segments && !impl.replay.planned(kind)) {
-    impl.recorder.Begin(kind, MonotonicSeconds());
+  const bool recorded = impl.record_segments && !impl.replay.planned(kind);
+  if (recorded) impl.recorder.Begin(kind);
+  if (recorded || impl.record_timeline) {
+    impl.times.Begin(impl.segment, impl.record_timeline);
   }
 }
 
@@ -289,17 +293,49 @@ void RegionAllocator::EndSegment() {
   const MutexLock lock(region_mutex);
   Impl& impl = *impl_;
   if (!impl.OnComputeThread() || --impl.segment_depth > 0) return;
-  if (impl.record_timeline) {
-    impl.runs.push_back(
-        {impl.segment, impl.segment_start_s, MonotonicSeconds()});
-  }
+  impl.times.End();
   if (impl.observer != nullptr) impl.observer->SegmentEnded(impl.segment);
   impl.segment = {};
   impl.replay.End();
-  if (impl.recorder.recording()) impl.recorder.End(MonotonicSeconds());
+  if (impl.recorder.recording()) impl.recorder.End();
+  impl.TakeTimes();
+}
+
+void RegionAllocator::Impl::TakeTimes() {
+  for (const SegmentTime& time : times.Take()) {
+    recorder.Took(time.kind, time.seconds);
+    if (!time.of_timeline) continue;
+    runs.push_back({time.kind, time.start_s, time.start_s + time.seconds});
+  }
+}
+
+void RegionAllocator::TimeSegmentsOn(device::Driver* driver,
+                                     device::Stream stream) {
+  const MutexLock lock(region_mutex);
+  impl_->times.UseStream(driver, stream);
+}
+
+absl::Status RegionAllocator::times_fault() const {
+  const MutexLock lock(region_mutex);
+  return impl_->times.fault();
+}
+
+// Waits without the lock: what the stream has still to do may free blocks.
+void RegionAllocator::AwaitTimes() {
+  std::shared_ptr<device::StreamTimer> timer;
+  {
+    const MutexLock lock(region_mutex);
+    timer = impl_->times.timer();
+  }
+  const absl::Status reached =
+      timer != nullptr ? timer->Await() : absl::OkStatus();
+  const MutexLock lock(region_mutex);
+  impl_->times.Keep(reached);
+  impl_->TakeTimes();
 }
 
 std::vector<plan::SegmentKind> RegionAllocator::TakeRecorded() {
+  AwaitTimes();
   const MutexLock lock(region_mutex);
   return impl_->recorder.Take();
 }
@@ -314,7 +350,22 @@ void RegionAllocator::Observe(SegmentObserver* observer) {
   impl_->observer = observer;
 }
 
+void RegionAllocator::AlignTimes() {
+  std::shared_ptr<device::StreamTimer> timer;
+  device::Stream stream;
+  {
+    const MutexLock lock(region_mutex);
+    timer = impl_->times.timer();
+    stream = impl_->times.stream();
+  }
+  if (timer == nullptr) return;
+  const absl::Status aligned = timer->Align(stream);
+  const MutexLock lock(region_mutex);
+  impl_->times.Keep(aligned);
+}
+
 void RegionAllocator::RecordTimeline(bool on) {
+  if (on) AlignTimes();
   const MutexLock lock(region_mutex);
   impl_->record_timeline = on;
   if (!on) return;
@@ -323,6 +374,7 @@ void RegionAllocator::RecordTimeline(bool on) {
 }
 
 std::vector<SegmentRun> RegionAllocator::TakeRuns() {
+  AwaitTimes();
   const MutexLock lock(region_mutex);
   return std::exchange(impl_->runs, {});
 }

@@ -22,6 +22,9 @@
 // the whole region is pool; the pool fills from the top, so that the bottom
 // stays free for the planned area.
 //
+// Times of segments are those of the stream that computes them, if one was
+// named (TimeSegmentsOn), else of the calling thread.
+//
 // Debug builds (SLUICE_POISON) overwrite freed blocks with 0xFF: NaN in every
 // floating type.
 //
@@ -41,6 +44,7 @@
 #include "absl/status/status.h"
 #include "client/torch/memory/host_scope.h"
 #include "client/torch/memory/segment_observer.h"
+#include "kernels/device/driver.h"
 #include "proto/base/units.h"
 #include "proto/plan/plan.h"
 #include "proto/plan/profile.h"
@@ -95,10 +99,19 @@ class RegionAllocator final : public c10::Allocator {
   absl::Status SetPlan(const std::vector<plan::SegmentPlan>& segments,
                        const std::vector<plan::SegmentKind>& kinds, Bytes peak);
 
+  // On a GPU, for segments that begin from now on: what they enqueue goes to
+  // `stream`. Only recording and timelines ask for times, and nothing waits for
+  // the stream but what says so. `driver` outlives the allocator.
+  void TimeSegmentsOn(device::Driver* driver, device::Stream stream);
+  // Why times are missing from what was recorded since: the stream's clock
+  // failed.
+  absl::Status times_fault() const;
+
   // A segment inside another belongs to the outer one.
   void BeginSegment(const std::string& kind);
   void EndSegment();
-  // Kinds recorded so far, with measured seconds (the fastest execution).
+  // Kinds recorded so far, with measured seconds (the fastest execution). Waits
+  // for the stream's times.
   std::vector<plan::SegmentKind> TakeRecorded();
   void RecordSegments(bool on);
   // Tells it of every outermost segment from now on; null: nobody. It
@@ -106,6 +119,8 @@ class RegionAllocator final : public c10::Allocator {
   void Observe(SegmentObserver* observer);
   // For the report: when segments ran, and the lives of blocks, those alive
   // when it is switched on included. Views live as long as the allocator.
+  // Switching on and TakeRuns wait for the stream that segments are timed on;
+  // blocks are born and die by the host's clock, when their use is issued.
   void RecordTimeline(bool on);
   std::vector<SegmentRun> TakeRuns();
   std::vector<BlockRecord> TakeBlocks();
@@ -120,6 +135,10 @@ class RegionAllocator final : public c10::Allocator {
  private:
   struct Impl;
   struct Table;
+  // Until the times of all segments so far are known.
+  void AwaitTimes();
+  // So that timelines tell when segments began.
+  void AlignTimes();
   static Table& Regions();
   static void Delete(void* block);
 

@@ -11,13 +11,12 @@
 
 namespace sluice::runtime {
 
-void SegmentRecorder::Begin(const std::string& kind, double now_s) {
+void SegmentRecorder::Begin(const std::string& kind) {
   const auto [at, added] = index_.emplace(kind, kinds_.size());
   if (added) kinds_.push_back({.name = kind});
   current_ = &kinds_[at->second];
   trace_ = plan::Trace{.alignment = kRegionAlignment};
   alive_.clear();
-  began_s_ = now_s;
 }
 
 void SegmentRecorder::Allocated(Bytes offset, Bytes size) {
@@ -34,21 +33,25 @@ void SegmentRecorder::Freed(Bytes offset) {
   alive_.erase(found);
 }
 
-void SegmentRecorder::End(double now_s) {
+void SegmentRecorder::End() {
   for (const auto& [offset, buffer] : alive_) {
     trace_.buffers[buffer].upper = trace_.end;
   }
-  const double seconds = now_s - began_s_;
-  current_->seconds = current_->executions == 0
-                          ? seconds
-                          : std::min(current_->seconds, seconds);
   ++current_->executions;
   current_->trace = std::move(trace_);
   current_ = nullptr;
 }
 
+void SegmentRecorder::Took(std::string_view kind, double seconds) {
+  const auto at = index_.find(kind);
+  if (at == index_.end()) return;  // taken since
+  double& least = kinds_[at->second].seconds;
+  least = timed_.insert(at->second).second ? seconds : std::min(least, seconds);
+}
+
 std::vector<plan::SegmentKind> SegmentRecorder::Take() {
   index_.clear();
+  timed_.clear();
   current_ = nullptr;
   return std::exchange(kinds_, {});
 }

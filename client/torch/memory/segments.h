@@ -4,9 +4,12 @@
 // Thread safety: none; the allocator locks.
 #pragma once
 
+#include <functional>
 #include <map>
 #include <optional>
+#include <set>
 #include <string>
+#include <string_view>
 #include <unordered_map>
 #include <vector>
 
@@ -21,24 +24,27 @@ namespace sluice::runtime {
 // another thread (whose order would not repeat), is held until the end.
 //
 // Of a kind that runs again the last trace is kept (the first may still hold
-// one-time allocations) with the least seconds and the count of executions.
+// one-time allocations) with the least seconds and the count of executions. How
+// long an execution took may be told later than its end.
 class SegmentRecorder {
  public:
-  void Begin(const std::string& kind, double now_s);
+  void Begin(const std::string& kind);
   void Allocated(Bytes offset, Bytes size);
   void Freed(Bytes offset);
-  void End(double now_s);
+  void End();
+  // An execution of a kind that was recorded.
+  void Took(std::string_view kind, double seconds);
   bool recording() const { return current_ != nullptr; }
   // In the order in which kinds were first seen.
   std::vector<plan::SegmentKind> Take();
 
  private:
   std::vector<plan::SegmentKind> kinds_;
-  std::unordered_map<std::string, size_t> index_;
+  std::map<std::string, size_t, std::less<>> index_;
+  std::set<size_t> timed_;  // kinds of which an execution's time is known
   plan::SegmentKind* current_ = nullptr;
   plan::Trace trace_;
   std::unordered_map<int64_t, size_t> alive_;  // offset -> buffer
-  double began_s_ = 0;
 };
 
 // Gives the k-th request of a segment its planned place, if it is the request

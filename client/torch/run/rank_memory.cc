@@ -63,6 +63,7 @@ absl::StatusOr<std::unique_ptr<RankMemory>> RankMemory::Open(Options options) {
   }
   memory->allocator_ = std::make_unique<RegionAllocator>(
       device, memory->region_->data(), memory->region_->size());
+  if (device.is_cuda()) SLUICE_RETURN_IF_ERROR(memory->TimeSegments());
   return memory;
 }
 
@@ -71,6 +72,17 @@ RankMemory::~RankMemory() {
   // Nobody has waited for the last step's update.
   AwaitStream(device());
   allocator_->Disarm();
+}
+
+// By the stream that torch enqueues them on.
+absl::Status RankMemory::TimeSegments() {
+  device::Driver& driver = session().driver();
+  SLUICE_ASSIGN_OR_RETURN(
+      const device::Stream stream,
+      driver.AdoptStream(session().limits().device,
+                         LoadedTorchCuda()->CurrentStream(device().index())));
+  allocator_->TimeSegmentsOn(&driver, stream);
+  return absl::OkStatus();
 }
 
 absl::Status RankMemory::LeaseStage() {

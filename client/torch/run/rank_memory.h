@@ -69,6 +69,7 @@ class RankMemory {
   explicit RankMemory(Options options) : options_(std::move(options)) {}
   // Where the device's tensors are not the CPU's.
   absl::Status LeaseStage();
+  absl::Status TimeSegments();
   Bytes stage_size() const;
 
   Options options_;

@@ -53,7 +53,9 @@ absl::StatusOr<std::vector<plan::SegmentKind>> Rehearse(
   SLUICE_RETURN_IF_ERROR(drained);
   SLUICE_RETURN_IF_ERROR(status);
   context.weights->ZeroGradients();
-  return allocator.TakeRecorded();
+  std::vector<plan::SegmentKind> kinds = allocator.TakeRecorded();
+  SLUICE_RETURN_IF_ERROR(allocator.times_fault());
+  return kinds;
 }
 
 }  // namespace sluice::runtime

@@ -6,8 +6,10 @@
 #include <c10/cuda/CUDACachingAllocator.h>
 #include <c10/cuda/CUDAStream.h>
 
+#include <chrono>
 #include <memory>
 #include <string>
+#include <thread>
 
 #include "client/copy/copy_engine.h"
 #include "client/torch/exceptions.h"
@@ -81,6 +83,16 @@ class RegionFrontTest : public ::testing::Test {
   int64_t OffsetOf(const at::Tensor& tensor) const {
     return static_cast<const std::byte*>(tensor.data_ptr()) -
            memory_->address();
+  }
+  // An operation of the stream that does nothing for so long.
+  void Sleep(device::Stream stream, std::chrono::milliseconds time) const {
+    EXPECT_EQ(fake_cuda::fake_cuda_run(
+                  Ok(driver_->NativeStream(stream)), "sleep", {},
+                  [time](const auto&) { std::this_thread::sleep_for(time); }),
+              0);
+  }
+  static double Seconds(std::chrono::milliseconds time) {
+    return std::chrono::duration<double>(time).count() - 1e-4;  // of clocks
   }
   static at::Tensor Make(Bytes size) {
     return at::empty({size.count()}, On(kGpu, at::kByte));
@@ -202,6 +214,65 @@ TEST_F(RegionFrontTest, CopiesAreInOrderWithTorchsCurrentStream) {
   allocator_->Disarm();
   c10::cuda::setCurrentCUDAStream(Of(compute_));
   ThrowIfError(driver_->DestroyStream(own));
+}
+
+// The host's clock says how long issuing took.
+TEST_F(RegionFrontTest, ASegmentTakesAsLongAsItsOperations) {
+  constexpr auto kLong = std::chrono::milliseconds(200);
+  constexpr auto kShort = std::chrono::milliseconds(20);
+  allocator_->TimeSegmentsOn(driver_.get(), compute_);
+  allocator_->RecordTimeline(true);
+  allocator_->RecordSegments(true);
+  const device::CallCounters before = driver_->counters();
+  Sleep(compute_, kLong);  // of no segment
+  for (const auto slept : {kLong, kShort}) {
+    const SegmentScope scope(allocator_.get(), "busy");
+    Sleep(compute_, slept);
+  }
+  { const SegmentScope scope(allocator_.get(), "idle"); }
+  const device::CallCounters after = driver_->counters();
+  EXPECT_EQ(after.event_synchronize, before.event_synchronize);
+  EXPECT_EQ(after.stream_synchronize, before.stream_synchronize);
+  const auto kinds = allocator_->TakeRecorded();
+  EXPECT_TRUE(allocator_->times_fault().ok());
+  ASSERT_EQ(kinds.size(), 2U);
+  EXPECT_EQ(kinds[0].executions, 2);
+  EXPECT_GE(kinds[0].seconds, Seconds(kShort));  // the least
+  EXPECT_LT(kinds[0].seconds, Seconds(kLong));
+  EXPECT_LT(kinds[1].seconds, Seconds(kShort));
+  const auto runs = allocator_->TakeRuns();
+  ASSERT_EQ(runs.size(), 3U);
+  EXPECT_GE(runs[0].end_s - runs[0].start_s, Seconds(kLong));
+  for (size_t i = 1; i < runs.size(); ++i) {
+    EXPECT_GE(runs[i].start_s, runs[i - 1].end_s - 1e-5);
+  }
+}
+
+// Wait only enqueues, and returns long before the copy is made.
+TEST_F(RegionFrontTest, AStreamsStallIsCountedByItsOwnClock) {
+  constexpr auto kLate = std::chrono::milliseconds(200);
+  const auto host = Extent(device::Placement::Host(NumaIndex(0)));
+  const device::Stream slow = Ok(driver_->CreateStream(DeviceIndex(0)));
+  {
+    const auto copies = Ok(client::CopyEngine::Start(
+        {.driver = driver_.get(), .device = DeviceIndex(0)}));
+    Sleep(slow, kLate);
+    ThrowIfError(copies->UseStream(Ok(driver_->NativeStream(slow))));
+    const client::Ticket late = copies->MarkCompute();
+    ThrowIfError(copies->UseStream(Ok(driver_->NativeStream(compute_))));
+    const client::Ticket copied =
+        copies->Enqueue({device::CopyDirection::kHostToDevice,
+                         {{memory_->address(), host->address(), MiB(1)}},
+                         {late},
+                         "in"});
+    ThrowIfError(copies->Wait(copied));
+    ThrowIfError(copies->Wait(copied));  // it is reached by then
+    ThrowIfError(driver_->SynchronizeStream(compute_));
+    const absl::Duration stall = copies->stats().stall;
+    EXPECT_GE(stall, absl::FromChrono(kLate) / 2);
+    EXPECT_LT(stall, absl::FromChrono(kLate) * 2);
+  }
+  ThrowIfError(driver_->DestroyStream(slow));
 }
 
 }  // namespace

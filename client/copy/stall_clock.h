@@ -1,0 +1,44 @@
+// How long compute waited for tickets, by the clock of whatever computes: the
+// calling thread on sim; on a GPU a stream, which the host runs ahead of, so a
+// wait is counted when the stream is through with it. Internal to the copy
+// engine.
+//
+// Thread safety: Begin, End and UseStream by the compute thread; total by any.
+#pragma once
+
+#include <atomic>
+#include <optional>
+
+#include "absl/status/status.h"
+#include "absl/time/time.h"
+#include "kernels/device/stream_timer.h"
+
+namespace sluice::client {
+
+class StallClock {
+ public:
+  // `compute` is the driver's own compute stream; `driver` outlives the clock.
+  StallClock(device::Driver* driver, device::Stream compute)
+      : driver_(driver), compute_(compute), timer_(driver) {}
+
+  // Compute is on a stream that somebody else made.
+  void UseStream(device::Stream stream);
+  // Around what a wait enqueues, or blocks for.
+  absl::Status Begin();
+  absl::Status End();
+  // Of all waits that are over; without a host wait.
+  absl::Duration total();
+
+ private:
+  bool OnStream();
+  void TakeEnded();
+
+  device::Driver* const driver_;
+  device::Stream compute_;
+  std::optional<bool> on_stream_;  // none: nobody has asked yet
+  double began_s_ = 0;
+  device::StreamTimer timer_;
+  std::atomic<int64_t> total_ns_{0};
+};
+
+}  // namespace sluice::client
