@@ -4,11 +4,10 @@
 #include <ATen/ops/empty_like.h>
 #include <ATen/ops/mm.h>
 #include <ATen/ops/randn.h>
-#include <ATen/ops/zeros_like.h>
+#include <ATen/ops/zeros.h>
 #include <fmt/format.h>
 
 #include <algorithm>
-#include <chrono>
 #include <functional>
 #include <memory>
 #include <utility>
@@ -16,22 +15,28 @@
 
 #include "client/copy/copy_engine.h"
 #include "client/torch/math/attention_blocks.h"
+#include "client/torch/memory/torch_cuda.h"
 #include "client/torch/placement.h"
-#include "client/train/launch/outcome.h"
+#include "kernels/device/stream_timer.h"
+#include "proto/base/clock.h"
 #include "proto/base/status.h"
 
 namespace sluice::train {
 namespace {
 
-// Large enough that no kernel is bound by its start, small enough that all of
-// it takes seconds on one core.
+// Sizes to begin with: large enough that no kernel of the CPU is bound by its
+// start, small enough that all of it takes seconds on one core. What takes less
+// than kEnough is measured again with twice as much, as far as there is room:
+// a GPU is faster.
 constexpr int64_t kSide = 1024;  // of the square matmul
 constexpr int64_t kRows = 1024;  // of an attention block
 constexpr int64_t kHeads = 4, kDim = 64;
 constexpr Bytes kCopied = MiB(16);       // a copy over a link
 constexpr int64_t kStreamed = 16 << 20;  // elements through memory
 constexpr int64_t kExchanged = 1 << 20;  // elements a rank, all-to-all
+constexpr double kEnough = 2e-3;         // seconds
 constexpr int kRepeats = 5;
+constexpr int64_t kDrawn = 1 << 18;  // elements, repeated where more are needed
 
 // Averages over the ranks; the order is that of the sum's tensor.
 struct Measured {
@@ -49,104 +54,275 @@ constexpr double Measured::*kFields[] = {&Measured::matmul_flops,
                                          &Measured::gpu_bytes,
                                          &Measured::host_bytes};
 
-// The median of some runs, the first left out (it warms up).
-double Seconds(const std::function<void()>& work) {
+// Where and in which type kernels are measured: the CPU's in fp32; a GPU's in
+// what it trains in.
+class Machine {
+ public:
+  explicit Machine(runtime::RankMemory& memory)
+      : memory_(memory), timer_(&memory.session().driver()) {}
+
+  // On a GPU: its memory becomes torch's, its stream the clock.
+  absl::Status Begin();
+
+  bool real() const { return memory_.device().is_cuda(); }
+  runtime::RankMemory& memory() { return memory_; }
+  at::TensorOptions On(at::ScalarType type) const {
+    return runtime::On(memory_.device(), type);
+  }
+  at::ScalarType type() const { return real() ? at::kBFloat16 : at::kFloat; }
+  // Half of it is left to what kernels need beside their operands.
+  bool HasRoom(Bytes bytes) const { return bytes <= memory_.size() / 2; }
+
+  // Normally distributed, the same numbers over and over.
+  absl::StatusOr<at::Tensor> Drawn(at::IntArrayRef sizes);
+  // The median of some runs, the first left out (it warms up); on a GPU of the
+  // time that its stream takes.
+  absl::StatusOr<double> Seconds(const std::function<void()>& work);
+
+ private:
+  absl::StatusOr<std::vector<double>> ByCaller(
+      const std::function<void()>& work);
+  absl::StatusOr<std::vector<double>> ByStream(
+      const std::function<void()>& work);
+
+  runtime::RankMemory& memory_;
+  device::StreamTimer timer_;
+  device::Stream stream_;
+};
+
+absl::Status Machine::Begin() {
+  if (!real()) return absl::OkStatus();
+  memory_.Arm();
+  client::Session& session = memory_.session();
+  SLUICE_ASSIGN_OR_RETURN(
+      stream_,
+      session.driver().AdoptStream(
+          session.limits().device,
+          runtime::LoadedTorchCuda()->CurrentStream(memory_.device().index())));
+  return absl::OkStatus();
+}
+
+absl::StatusOr<at::Tensor> Machine::Drawn(at::IntArrayRef sizes) {
+  const at::Tensor host =
+      at::randn({kDrawn}, runtime::OnHost(at::kFloat)).to(type());
+  at::Tensor piece = at::empty({kDrawn}, On(type()));
+  SLUICE_RETURN_IF_ERROR(memory_.stage().Write(piece, host.const_data_ptr()));
+  at::Tensor all = at::empty(sizes, On(type()));
+  SLUICE_CHECK(all.numel() % kDrawn == 0);
+  all.view({-1, kDrawn}).copy_(piece);
+  return all;
+}
+
+absl::StatusOr<std::vector<double>> Machine::ByCaller(
+    const std::function<void()>& work) {
   std::vector<double> seconds;
   for (int i = 0; i <= kRepeats; ++i) {
-    const auto start = std::chrono::steady_clock::now();
+    const double start = MonotonicSeconds();
     work();
-    const std::chrono::duration<double> taken =
-        std::chrono::steady_clock::now() - start;
-    if (i > 0) seconds.push_back(taken.count());
+    seconds.push_back(MonotonicSeconds() - start);
   }
-  std::nth_element(seconds.begin(), seconds.begin() + kRepeats / 2,
-                   seconds.end());
-  return seconds[kRepeats / 2];
+  return seconds;
 }
 
-void MeasureKernels(at::Device device, Measured& m) {
-  const at::TensorOptions float32 = runtime::On(device, at::kFloat);
-  const at::Tensor a = at::randn({kSide, kSide}, float32);
-  const at::Tensor b = at::randn({kSide, kSide}, float32);
-  const double matmul = 2.0 * kSide * kSide * kSide;
-  m.matmul_flops = matmul / Seconds([&] { at::mm(a, b); });
+absl::StatusOr<std::vector<double>> Machine::ByStream(
+    const std::function<void()>& work) {
+  for (int i = 0; i <= kRepeats; ++i) {
+    SLUICE_RETURN_IF_ERROR(timer_.Begin(stream_));
+    work();
+    SLUICE_RETURN_IF_ERROR(timer_.End(stream_));
+  }
+  SLUICE_RETURN_IF_ERROR(timer_.Await());
+  std::vector<double> seconds;
+  for (;;) {
+    SLUICE_ASSIGN_OR_RETURN(const auto span, timer_.Next());
+    if (!span.has_value()) return seconds;
+    seconds.push_back(absl::ToDoubleSeconds(span->length));
+  }
+}
 
-  const auto rows = [&] { return at::randn({kRows, kHeads, kDim}, float32); };
-  const at::Tensor q = rows(), k = rows(), v = rows(), gradient = rows();
-  const double square = 2.0 * kRows * kRows * kHeads * kDim;
-  const runtime::RunningAttention running{at::empty_like(q),
-                                          at::empty({kHeads, kRows}, float32)};
+absl::StatusOr<double> Machine::Seconds(const std::function<void()>& work) {
+  SLUICE_ASSIGN_OR_RETURN(auto seconds,
+                          real() ? ByStream(work) : ByCaller(work));
+  const auto first = seconds.begin() + 1, median = first + kRepeats / 2;
+  std::nth_element(first, median, seconds.end());
+  return *median;
+}
+
+// What was done in a run, and how long it took.
+struct Run {
+  double work = 0, seconds = 0;
+};
+
+// The rate at the first size that takes long enough, or the last that fits;
+// `bytes` of operands for a size.
+absl::StatusOr<double> Rate(
+    const Machine& machine, int64_t size,
+    const std::function<Bytes(int64_t size)>& bytes,
+    const std::function<absl::StatusOr<Run>(int64_t size)>& measure) {
+  for (;; size *= 2) {
+    SLUICE_ASSIGN_OR_RETURN(const Run run, measure(size));
+    if (run.seconds >= kEnough || !machine.HasRoom(bytes(2 * size))) {
+      return run.work / run.seconds;
+    }
+  }
+}
+
+absl::StatusOr<Run> Matmul(Machine& machine, int64_t side) {
+  SLUICE_ASSIGN_OR_RETURN(const at::Tensor a, machine.Drawn({side, side}));
+  SLUICE_ASSIGN_OR_RETURN(const at::Tensor b, machine.Drawn({side, side}));
+  SLUICE_ASSIGN_OR_RETURN(const double seconds,
+                          machine.Seconds([&] { at::mm(a, b); }));
+  const auto n = static_cast<double>(side);
+  return Run{2 * n * n * n, seconds};
+}
+
+// An unmasked block of queries over keys, or its backward.
+absl::StatusOr<Run> Attention(Machine& machine, int64_t rows, bool backward) {
+  std::vector<at::Tensor> drawn;  // q, k, v, gradient
+  for (int i = 0; i < 4; ++i) {
+    SLUICE_ASSIGN_OR_RETURN(drawn.emplace_back(),
+                            machine.Drawn({rows, kHeads, kDim}));
+  }
+  const at::Tensor &q = drawn[0], &k = drawn[1], &v = drawn[2];
+  const auto zeros = [&] {
+    return at::zeros({rows, kHeads, kDim}, machine.On(at::kFloat));
+  };
+  const runtime::RunningAttention running{
+      zeros(), at::empty({kHeads, rows}, machine.On(at::kFloat))};
   using runtime::Sum;
-  m.forward_flops =
-      2 * square / Seconds([&] {
-        runtime::AttendBlock(q, k, v, false, Sum::kBegin, running);
-      });
-  const runtime::GradientSums sums{at::zeros_like(q), at::zeros_like(k),
-                                   at::zeros_like(v)};
-  m.backward_flops =
-      5 * square / Seconds([&] {
-        runtime::AttendBlockBackward({q, gradient, running.output, running.lse},
-                                     k, v, false, Sum::kAdd, Sum::kAdd, sums);
-      });
-
-  const at::Tensor from = at::randn({kStreamed}, float32);
-  at::Tensor to = at::empty({kStreamed}, float32);
-  m.memory = 2.0 * kStreamed * 4 / Seconds([&] { to.copy_(from); });
+  const auto forward = [&] {
+    runtime::AttendBlock(q, k, v, false, Sum::kBegin, running);
+  };
+  const auto n = static_cast<double>(rows);
+  const double square = 2.0 * n * n * kHeads * kDim;
+  if (!backward) {
+    SLUICE_ASSIGN_OR_RETURN(const double seconds, machine.Seconds(forward));
+    return Run{2 * square, seconds};
+  }
+  forward();
+  const runtime::GradientSums sums{zeros(), zeros(), zeros()};
+  SLUICE_ASSIGN_OR_RETURN(const double seconds, machine.Seconds([&] {
+    runtime::AttendBlockBackward({q, drawn[3], running.output, running.lse}, k,
+                                 v, false, Sum::kAdd, Sum::kAdd, sums);
+  }));
+  return Run{5 * square, seconds};
 }
 
-absl::Status MeasureCopies(runtime::RankMemory& memory,
-                           runtime::Collectives* collectives, Measured& m) {
-  client::Session& session = memory.session();
-  const Bytes size = std::min(kCopied, memory.size());
-  SLUICE_ASSIGN_OR_RETURN(const auto host, session.LeaseHost(size));
-  client::CopyEngine::Options options;
-  options.driver = &session.driver();
-  options.device = session.limits().device;
-  options.gate = &session.grants();
+absl::StatusOr<Run> CopyInMemory(Machine& machine, int64_t elements) {
+  SLUICE_ASSIGN_OR_RETURN(const at::Tensor from, machine.Drawn({elements}));
+  at::Tensor to = at::empty_like(from);
+  SLUICE_ASSIGN_OR_RETURN(const double seconds,
+                          machine.Seconds([&] { to.copy_(from); }));
+  return Run{2.0 * static_cast<double>(from.nbytes()), seconds};
+}
+
+absl::Status MeasureKernels(Machine& machine, Measured& m) {
+  const auto element = static_cast<int64_t>(at::elementSize(machine.type()));
+  const auto squares = [&](int64_t side) {
+    return Bytes(3 * side * side * element);
+  };
+  // Four operands, four sums in fp32.
+  const auto blocks = [&](int64_t rows) {
+    return Bytes(4 * rows * kHeads * kDim * (element + 4));
+  };
+  const auto two = [&](int64_t n) { return Bytes(2 * n * element); };
+  SLUICE_ASSIGN_OR_RETURN(m.matmul_flops,
+                          Rate(machine, kSide, squares, [&](int64_t side) {
+                            return Matmul(machine, side);
+                          }));
+  SLUICE_ASSIGN_OR_RETURN(m.forward_flops,
+                          Rate(machine, kRows, blocks, [&](int64_t rows) {
+                            return Attention(machine, rows, /*backward=*/false);
+                          }));
+  SLUICE_ASSIGN_OR_RETURN(m.backward_flops,
+                          Rate(machine, kRows, blocks, [&](int64_t rows) {
+                            return Attention(machine, rows, /*backward=*/true);
+                          }));
+  int64_t elements = kStreamed;
+  while (machine.real() && elements > kDrawn &&
+         !machine.HasRoom(two(elements))) {
+    elements /= 2;
+  }
+  SLUICE_ASSIGN_OR_RETURN(
+      m.memory, Rate(machine, elements, two,
+                     [&](int64_t n) { return CopyInMemory(machine, n); }));
+  return absl::OkStatus();
+}
+
+// One size for all ranks, who measure together. A GPU's link is faster, and its
+// host memory is shared.
+Bytes CopiedBytes(Machine& machine) {
+  runtime::RankMemory& memory = machine.memory();
+  if (!machine.real()) return std::min(kCopied, memory.size());
+  const Bytes share = memory.session().limits().host_total / 32;
+  return std::min({16 * kCopied, memory.size() / 4, share});
+}
+
+// Of a copy between host memory and the GPU's, from when compute says so until
+// it may go on.
+absl::StatusOr<double> CopySeconds(Machine& machine, client::CopyEngine& engine,
+                                   std::byte* host, std::byte* device,
+                                   Bytes size,
+                                   device::CopyDirection direction) {
+  const bool in = direction == device::CopyDirection::kHostToDevice;
+  absl::Status status;
+  const auto seconds = machine.Seconds([&] {
+    status.Update(engine.Wait(engine.Enqueue(
+        {.direction = direction,
+         .pieces = {{in ? device : host, in ? host : device, size}},
+         .after = {engine.MarkCompute()},
+         .label = "profile"})));
+  });
+  status.Update(engine.Drain());
+  SLUICE_RETURN_IF_ERROR(status);
+  return seconds;
+}
+
+absl::Status MeasureCopies(Machine& machine, runtime::Collectives* collectives,
+                           Measured& m) {
+  runtime::RankMemory& memory = machine.memory();
   SLUICE_ASSIGN_OR_RETURN(const auto engine,
-                          client::CopyEngine::Start(options));
-  std::byte* const device = memory.data();
-  const std::tuple<device::CopyDirection, std::byte*, std::byte*,
-                   double Measured::*>
-      ways[] = {{device::CopyDirection::kHostToDevice, device, host->data(),
-                 &Measured::h2d},
-                {device::CopyDirection::kDeviceToHost, host->data(), device,
-                 &Measured::d2h}};
-  for (const auto& [direction, to, from, field] : ways) {
+                          memory.StartCopies(/*timeline=*/false));
+  const Bytes size = CopiedBytes(machine);
+  SLUICE_ASSIGN_OR_RETURN(const auto host, memory.LeaseHost(size));
+  at::Tensor on_gpu;
+  std::byte* device = memory.data();
+  if (machine.real()) {  // where the region is torch's
+    on_gpu = at::empty({size.count()}, machine.On(at::kByte));
+    device = static_cast<std::byte*>(on_gpu.data_ptr());
+  }
+  for (const auto& [direction, field] :
+       {std::pair{device::CopyDirection::kHostToDevice, &Measured::h2d},
+        std::pair{device::CopyDirection::kDeviceToHost, &Measured::d2h}}) {
     if (collectives != nullptr) {
       SLUICE_RETURN_IF_ERROR(collectives->Barrier());
     }
-    absl::Status status;
-    const double seconds =
-        Seconds([&, &to = to, &from = from, &direction = direction] {
-          engine->Enqueue({.direction = direction,
-                           .pieces = {{to, from, size}},
-                           .after = {},
-                           .label = "profile"});
-          status.Update(engine->Drain());
-        });
-    SLUICE_RETURN_IF_ERROR(status);
+    SLUICE_ASSIGN_OR_RETURN(
+        const double seconds,
+        CopySeconds(machine, *engine, host->data(), device, size, direction));
     m.*field = static_cast<double>(size.count()) / seconds;
   }
   return absl::OkStatus();
 }
 
 // What a rank sends to others a second in an all-to-all.
-absl::Status MeasureExchange(runtime::Collectives& collectives,
-                             at::Device device, Measured& m) {
-  const at::TensorOptions float32 = runtime::On(device, at::kFloat);
+absl::Status MeasureExchange(Machine& machine,
+                             runtime::Collectives& collectives, Measured& m) {
   const int64_t ranks = collectives.world_size();
   const std::vector<int64_t> counts(static_cast<size_t>(ranks),
                                     kExchanged / ranks);
-  const at::Tensor send = at::randn({kExchanged / ranks * ranks}, float32);
-  at::Tensor receive = at::empty({kExchanged / ranks * ranks}, float32);
+  SLUICE_ASSIGN_OR_RETURN(const at::Tensor drawn, machine.Drawn({kExchanged}));
+  const at::Tensor send = drawn.narrow(0, 0, kExchanged / ranks * ranks);
+  at::Tensor receive = at::empty_like(send);
   absl::Status status;
-  const double seconds = Seconds([&] {
+  SLUICE_ASSIGN_OR_RETURN(const double seconds, machine.Seconds([&] {
     status.Update(collectives.AllToAll(receive, counts, send, counts));
-  });
-  const double sent = 4.0 * static_cast<double>(counts[0] * (ranks - 1));
+  }));
+  const auto sent =
+      static_cast<double>(send.element_size() * counts[0] * (ranks - 1));
   m.exchange = sent / seconds;
-  return status;
+  SLUICE_RETURN_IF_ERROR(status);
+  return machine.real() ? collectives.Check() : absl::OkStatus();
 }
 
 absl::Status Average(runtime::Collectives& collectives, Measured& m) {
@@ -166,15 +342,24 @@ std::string Some(int count, const char* what) {
   return fmt::format("{} {}{}", count, what, count == 1 ? "" : "s");
 }
 
-std::string Toml(const Measured& m, int64_t gpus, int ranks, int threads) {
+std::string Toml(const Machine& machine, const Measured& m, int64_t gpus,
+                 int ranks, int threads) {
   const double peak =
       std::max({m.matmul_flops, m.forward_flops, m.backward_flops});
   const bool alone = ranks == 1;
+  const std::string what =
+      machine.real()
+          ? "bf16, by the GPU's\n# clock. The peak is the best rate that one "
+            "of "
+            "the kernels reached"
+          : fmt::format(
+                "{} each, fp32.\n# A SIMULATED node: the kernels are the "
+                "CPU's, the peak is the best rate\n# that one of them "
+                "reached, the links are sim's",
+                Some(threads, "thread"));
   return fmt::format(
-      "# Measured by sluice-train profile, {0} at once, {1} each, fp32.\n# A "
-      "SIMULATED node: the kernels are the CPU's, the peak is "
-      "the best rate\n# that one of them reached, the links are sim's.\n"
-      "name = \"measured\"\nnote = \"measured on a simulated node by "
+      "# Measured by sluice-train profile, {0} at once, {1}.\n"
+      "name = \"measured\"\nnote = \"measured on a {13} node by "
       "sluice-train profile\"\n\n[gpu]\npeak_flops = {2:.4g}\nmemory_bytes = "
       "{3:.0f}\nmemory_bytes_per_s = {4:.4g}\n\n[kernels]\nmatmul = {5:.4f}\n"
       "attention_forward = {6:.4f}\nattention_backward = {7:.4f}\n\n[node]\n"
@@ -182,11 +367,13 @@ std::string Toml(const Measured& m, int64_t gpus, int ranks, int threads) {
       "[links]\n# The slower direction, through the daemon's grants.\n"
       "host_bytes_per_s = {10:.4g}\n# {11}\ngpu_bytes_per_s = {12:.4g}\n"
       "# One node: as between its GPUs.\nnetwork_bytes_per_s = {12:.4g}\n",
-      Some(ranks, "rank"), Some(threads, "thread"), peak, m.gpu_bytes, m.memory,
+      Some(ranks, "rank"), what, peak, m.gpu_bytes, m.memory,
       m.matmul_flops / peak, m.forward_flops / peak, m.backward_flops / peak,
       gpus, m.host_bytes, std::min(m.h2d, m.d2h),
-      alone ? "Not measured (one rank): memory's." : "An all-to-all over Gloo.",
-      alone ? m.memory : m.exchange);
+      alone            ? "Not measured (one rank): memory's."
+      : machine.real() ? "An all-to-all over NCCL."
+                       : "An all-to-all over Gloo.",
+      alone ? m.memory : m.exchange, machine.real() ? "real" : "simulated");
 }
 
 }  // namespace
@@ -196,25 +383,20 @@ absl::Status MeasureMachine(const RunOptions& options,
                             runtime::Collectives* collectives,
                             std::string* toml) {
   const client::NodeLimits limits = memory.session().limits();
-  // Its clock is the CPU's, which on a GPU sees work issued, not done.
-  if (!memory.device().is_cpu()) {
-    return BadInput(fmt::format(
-        "profile measures simulated nodes, and this node's driver is \"{}\": "
-        "bundle/verify measures a real one (deploy/bundle)",
-        limits.driver));
-  }
+  Machine machine(memory);
+  SLUICE_RETURN_IF_ERROR(machine.Begin());
   Measured measured;
   measured.gpu_bytes = static_cast<double>(limits.gpu_total.count());
   measured.host_bytes = static_cast<double>(limits.host_total.count());
-  MeasureKernels(memory.device(), measured);
-  SLUICE_RETURN_IF_ERROR(MeasureCopies(memory, collectives, measured));
+  SLUICE_RETURN_IF_ERROR(MeasureKernels(machine, measured));
+  SLUICE_RETURN_IF_ERROR(MeasureCopies(machine, collectives, measured));
   if (collectives != nullptr) {
-    SLUICE_RETURN_IF_ERROR(
-        MeasureExchange(*collectives, memory.device(), measured));
+    SLUICE_RETURN_IF_ERROR(MeasureExchange(machine, *collectives, measured));
     SLUICE_RETURN_IF_ERROR(Average(*collectives, measured));
   }
   SLUICE_ASSIGN_OR_RETURN(const auto gpus, client::ListGpus(options.socket));
-  *toml = Toml(measured, std::ssize(gpus), options.ranks, options.threads);
+  *toml =
+      Toml(machine, measured, std::ssize(gpus), options.ranks, options.threads);
   return absl::OkStatus();
 }
 

@@ -4,6 +4,8 @@ trainer on the strict fake driver and torch's CUDA tensors there
 
 import os
 import re
+import subprocess
+import tomllib
 import unittest
 from unittest import mock
 
@@ -122,10 +124,32 @@ class Cuda(harness.TrainTest):
             "--device", "sim")
         self.assertEqual(code, 2, err)
         self.assertIn('GPUs of this daemon are of its driver "cuda"', err)
-        code, _, err = self.on_cuda(self.run_train, "--socket", socket,
-                                    command="profile")
-        self.assertEqual(code, 2, err)
-        self.assertIn("profile measures simulated nodes", err)
+        self.expect_no_findings()
+
+    # What the fake's kernels take on its streams: of the CPU, but done.
+    def test_profile_writes_what_the_planner_reads(self):
+        code, out, err = self.on_cuda(
+            self.run_train, "--socket", self.cuda_daemon(), command="profile")
+        self.assertEqual(code, 0, err)
+        self.assertIn("bf16, by the GPU's", out)
+        self.assertNotIn("SIMULATED", out)
+        hardware = tomllib.loads(out)
+        # Issued is not done: a matmul of 1024 rows would have taken
+        # microseconds by the host's clock.
+        self.assertLess(hardware["gpu"]["peak_flops"], 10e12)
+        for efficiency in hardware["kernels"].values():
+            self.assertGreater(efficiency, 0)
+        self.assertEqual(hardware["gpu"]["memory_bytes"], 64 << 20)
+        path = self.path("node.toml")
+        with open(path, "w", encoding="utf-8") as file:
+            file.write(out)
+        planned = subprocess.run(
+            [os.path.join(harness.BIN, "sluicectl"), "plan", "train",
+             "--hardware", path, "--gpus", "1", "--arch", "llama", "--layers",
+             "2", "--hidden", "64", "--heads", "2", "--ffn", "128", "--vocab",
+             "256", "--seq-len", "4K"],
+            capture_output=True, text=True, timeout=60)
+        self.assertEqual(planned.returncode, 0, planned.stderr)
         self.expect_no_findings()
 
 
