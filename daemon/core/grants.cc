@@ -98,6 +98,7 @@ GrantPolicy::Grant GrantPolicy::Attach(int slot, int link,
                                        double weight) {
   SLUICE_CHECK(!ranks_.contains(slot));
   SLUICE_CHECK(link < static_cast<int>(links_.size()));
+  settled_ = false;
   RankShare& rank = ranks_[slot];
   rank.link = link;
   rank.guaranteed = guaranteed_bytes_per_second;
@@ -141,6 +142,7 @@ void GrantPolicy::TryPromise(int slot, int direction) {
 }
 
 void GrantPolicy::Promise(int slot, const CopyRates& rates) {
+  settled_ = false;
   RankShare& rank = ranks_.at(slot);
   for (int d : {kH2d, kD2h}) {
     if (!Gated(rank, d) || rank.demand[d] == rates[d]) continue;
@@ -158,6 +160,7 @@ void GrantPolicy::Promise(int slot, const CopyRates& rates) {
 void GrantPolicy::Detach(int slot) {
   const auto found = ranks_.find(slot);
   if (found == ranks_.end()) return;
+  settled_ = false;
   for (int d : {kH2d, kD2h}) {
     if (Gated(found->second, d)) shares_.Close(FlowOf(slot, d));
   }
@@ -194,7 +197,9 @@ std::map<int, GrantPolicy::Grant> GrantPolicy::Refill(
   }
   elapsed = std::max(elapsed, absl::ZeroDuration());
   now_ += elapsed;
+  settled_ = true;
   for (auto& [slot, rank] : ranks_) {
+    settled_ = settled_ && WantsNothing(rank);
     for (int d : {kH2d, kD2h}) {
       const uint64_t wanted = Wanted(rank, d);
       if (!Gated(rank, d)) {
@@ -217,6 +222,24 @@ std::map<int, GrantPolicy::Grant> GrantPolicy::Refill(
   return grants;
 }
 
+bool GrantPolicy::WantsNothing(const RankShare& rank) const {
+  for (int d : {kH2d, kD2h}) {
+    const bool promised =
+        rank.promised[d] || std::max(rank.guaranteed, rank.demand[d]) <= 0;
+    if (Wanted(rank, d) > 0 || rank.rate[d] > 0) return false;
+    if (Gated(rank, d) && !promised) return false;
+  }
+  return true;
+}
+
+bool GrantPolicy::IsSettled(const std::map<int, Directions>& used) const {
+  return settled_ && this->used() == used;
+}
+
+void GrantPolicy::Pass(absl::Duration elapsed) {
+  now_ += std::max(elapsed, absl::ZeroDuration());
+}
+
 uint64_t GrantPolicy::Wanted(const RankShare& rank, int direction) const {
   const uint64_t target = rank.used[direction] + Window(rank.link, direction);
   return target > rank.limit[direction] ? target - rank.limit[direction] : 0;
@@ -233,6 +256,7 @@ void GrantPolicy::Raise(RankShare& rank, int direction, double bytes,
   double& average = rank.rate[direction];
   const double fresh = std::min(1.0, absl::FDivDuration(elapsed, kRateOver));
   average += fresh * (bytes / absl::ToDoubleSeconds(elapsed) - average);
+  if (average < 1) average = 0;
 }
 
 void GrantPolicy::CheckInvariants() const {

@@ -80,6 +80,12 @@ class GrantPolicy {
   std::map<int, Grant> Refill(const std::map<int, Directions>& used,
                               absl::Duration elapsed);
 
+  // A refill with this use would change nothing, as the last one did: nobody
+  // wants anything, and all averages have run out. Pass then stands for it, and
+  // a node whose ranks compute costs next to nothing.
+  bool IsSettled(const std::map<int, Directions>& used) const;
+  void Pass(absl::Duration elapsed);
+
   void CheckInvariants() const;
 
  private:
@@ -114,6 +120,7 @@ class GrantPolicy {
   static void Raise(RankShare& rank, int direction, double bytes,
                     absl::Duration elapsed);
   Grant GrantOf(const RankShare& rank) const;
+  bool WantsNothing(const RankShare& rank) const;
 
   const std::vector<LinkSpeed> links_;
   std::vector<std::vector<size_t>> paths_;  // by link (links.h)
@@ -122,6 +129,7 @@ class GrantPolicy {
   bandwidth::BandwidthPolicy shares_;       // of the directions that are gated
   absl::Time now_ = absl::UnixEpoch();      // the refills' own
   std::map<int, RankShare> ranks_;
+  bool settled_ = false;
 };
 
 }  // namespace sluice::daemon

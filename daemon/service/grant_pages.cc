@@ -204,8 +204,12 @@ void GrantPages::Refill() {
   }
   const absl::Time now = clock_->Now();
   if (now - last_refill_ > kGrantStaleAfter) ++stale_periods_;
-  for (const auto& [slot, grant] : policy_.Refill(used, now - last_refill_)) {
-    Publish(slot, grant);
+  if (policy_.IsSettled(used)) {
+    policy_.Pass(now - last_refill_);
+  } else {
+    for (const auto& [slot, grant] : policy_.Refill(used, now - last_refill_)) {
+      Publish(slot, grant);
+    }
   }
   last_refill_ = now;
   Beat();

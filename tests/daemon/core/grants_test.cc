@@ -39,6 +39,11 @@ class Link {
           now[d] = std::min(limit[slot][d], now[d] + more);
         }
       }
+      if (passes && policy.IsSettled(used)) {
+        policy.Pass(tick);
+        ++passed;
+        continue;
+      }
       for (const auto& [slot, grant] : policy.Refill(used, tick)) {
         limit[slot] = grant.limit;
         rate[slot] = grant.rate;
@@ -54,6 +59,8 @@ class Link {
 
   GrantPolicy policy;
   std::map<int, Directions> limit, used, rate;
+  bool passes = false;  // where refills would change nothing
+  int passed = 0;
 };
 
 TEST(Grants, RankAloneGetsTheWholeLink) {
@@ -358,6 +365,47 @@ TEST(Grants, LimitsNeverGoBack) {
   link.Attach(1);  // the window of both shrinks
   link.Run(absl::Milliseconds(20), {{0, 0}, {1, 0}});
   EXPECT_GE(link.limit[0][kH2d], first[kH2d]);
+}
+
+// Ranks come and go, copy now and then and mostly compute, some with promises:
+// whoever leaves refills out grants the same.
+TEST(Grants, ARefillThatIsPassedWouldHaveChangedNothing) {
+  const std::vector<LinkSpeed> links = {{"pcie0", kRate / 3, 0, "switch"},
+                                        {"switch", kRate / 2, kRate / 2}};
+  Link all(links), some(links);
+  some.passes = true;
+  std::mt19937 random(5);
+  const auto pick = [&](int below) {
+    return static_cast<int>(random() % static_cast<unsigned>(below));
+  };
+  int runs = 0;
+  for (int i = 0; i < 1'000; ++i) {
+    const int slot = pick(4), act = pick(5), more = pick(3), link = pick(2);
+    const bool known = all.used.contains(slot);
+    std::map<int, double> hunger = {{0, 0}, {1, 0}, {2, 0}, {3, 0}};
+    if (act > 1) hunger[slot] = more * kRate / 5;
+    const absl::Duration tick = absl::Microseconds(500 + pick(3000));
+    const absl::Duration time = absl::Milliseconds(pick(40));
+    for (Link* each : {&all, &some}) {
+      if (act == 0 && known) {
+        each->policy.Detach(slot);
+        each->used.erase(slot);
+      } else if (act == 0) {
+        each->Attach(slot, more * kRate / 30, link);
+      } else if (act == 1 && known) {
+        each->policy.Promise(slot, {more * kRate / 20, more * kRate / 70});
+      }
+      each->Run(time, hunger, tick);
+      // All compute.
+      if (act < 4)
+        each->Run(absl::Seconds(2), {{0, 0}, {1, 0}, {2, 0}, {3, 0}}, tick * 4);
+    }
+    runs += all.used.empty() ? 0 : 1;
+    ASSERT_EQ(all.limit, some.limit) << i;
+    ASSERT_EQ(all.rate, some.rate) << i;
+  }
+  EXPECT_GT(runs, 500);
+  EXPECT_GT(some.passed, 50'000);
 }
 
 // Ranks come and go behind a switch of an odd speed, hungry or not, guaranteed
