@@ -3,6 +3,7 @@
 #include <ATen/ATen.h>
 
 #include "proto/base/mutex.h"
+#include "tests/torch/copied.h"
 
 namespace sluice::runtime {
 
@@ -49,15 +50,6 @@ stream::StreamOptions OptionsOf(const StepCase& c, int rank) {
 
 namespace {
 
-ModelTensors Copied(const StepCase& c, const ModelTensors& weights,
-                    at::Device device) {
-  ModelTensors to = weights;
-  for (const NamedTensor& named : NamedTensors(c.model, to)) {
-    *named.tensor = named.tensor->to(device);
-  }
-  return to;
-}
-
 // One rank's part of RunStep.
 class RankStep {
  public:
@@ -84,7 +76,7 @@ class RankStep {
     options.host = arena.data();
     auto context = StreamContext::Create(options);
     ASSERT_THAT(context, IsOk());
-    const ModelTensors weights = Copied(case_, data_.weights, device);
+    const ModelTensors weights = Copied(case_.model, data_.weights, device);
     const at::Tensor tokens =
         Deal(data_.tokens, options.stream.layout, rank).to(device);
     const at::Tensor labels =

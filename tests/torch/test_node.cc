@@ -6,6 +6,7 @@
 #include <algorithm>
 #include <cstdlib>
 #include <string_view>
+#include <thread>
 #include <utility>
 
 #include "client/torch/backend/cuda_backend.h"
@@ -88,6 +89,10 @@ std::byte* OnHeap(Bytes size) {
 class ThroughHost final : public Collectives {
  public:
   explicit ThroughHost(Collectives* host) : host_(host) {}
+  // What a rank sends is issued by one thread.
+  void ExpectOneThread() const {
+    EXPECT_EQ(std::this_thread::get_id(), thread_);
+  }
 
   int rank() const override { return host_->rank(); }
   int world_size() const override { return host_->world_size(); }
@@ -95,6 +100,7 @@ class ThroughHost final : public Collectives {
                         const std::vector<int64_t>& receive_counts,
                         const at::Tensor& send,
                         const std::vector<int64_t>& send_counts) override {
+    ExpectOneThread();
     at::Tensor got = receive.cpu();
     SLUICE_RETURN_IF_ERROR(
         host_->AllToAll(got, receive_counts, send.cpu(), send_counts));
@@ -118,7 +124,8 @@ class ThroughHost final : public Collectives {
 
  private:
   template <typename Call>
-  static absl::Status Through(at::Tensor& tensor, Call call) {
+  absl::Status Through(at::Tensor& tensor, Call call) {
+    ExpectOneThread();
     at::Tensor there = tensor.cpu();
     SLUICE_RETURN_IF_ERROR(call(there));
     tensor.copy_(there);
@@ -126,6 +133,7 @@ class ThroughHost final : public Collectives {
   }
 
   Collectives* const host_;
+  const std::thread::id thread_ = std::this_thread::get_id();
 };
 
 }  // namespace

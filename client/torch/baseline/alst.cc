@@ -3,6 +3,7 @@
 #include <ATen/TensorOperators.h>
 #include <ATen/core/grad_mode.h>
 #include <ATen/ops/linear.h>
+#include <ATen/ops/zeros.h>
 
 #include <tuple>
 #include <utility>
@@ -13,6 +14,8 @@
 #include "client/torch/baseline/baseline_ops.h"
 #include "client/torch/baseline/baseline_parts.h"
 #include "client/torch/exceptions.h"
+#include "client/torch/math/chunked_loss.h"
+#include "client/torch/placement.h"
 #include "planner/stream/loss_rows.h"
 
 namespace sluice::runtime::baseline {
@@ -47,7 +50,8 @@ class AlstRun {
         gradients_(gradients),
         inputs_(*options.inputs),
         heads_(options),
-        tiles_(heads_.Tiles()) {}
+        tiles_(heads_.Tiles()),
+        loss_sum_(at::zeros({}, On(options.device, at::kDouble))) {}
 
   StepResult Step(const at::Tensor& tokens, const at::Tensor& labels,
                   int64_t global_count);
@@ -67,8 +71,7 @@ class AlstRun {
   void ProjectBackward(const at::Tensor& x, const Projected& d,
                        at::Tensor& gradient, int64_t layer);
   // Final norm and loss: x becomes its own gradient.
-  StepResult Head(at::Tensor& x, const at::Tensor& labels,
-                  int64_t global_count);
+  void Head(at::Tensor& x, const at::Tensor& labels, int64_t global_count);
 
   const BaselineOptions& options_;
   const stream::ModelShape& model_;
@@ -77,6 +80,7 @@ class AlstRun {
   HostInputs& inputs_;
   AlstHeads heads_;
   const std::vector<Tile> tiles_;
+  at::Tensor loss_sum_;
 };
 
 at::Tensor AlstRun::OutputTile(const at::Tensor& o,
@@ -181,8 +185,8 @@ void AlstRun::LayerBackward(at::Tensor& gradient, int64_t layer) {
   ProjectBackward(x, d, gradient, layer);
 }
 
-StepResult AlstRun::Head(at::Tensor& x, const at::Tensor& labels,
-                         int64_t global_count) {
+void AlstRun::Head(at::Tensor& x, const at::Tensor& labels,
+                   int64_t global_count) {
   Section norm;
   const at::Tensor weight =
       norm.Add(weights_.final_norm_weight, gradients_.final_norm_weight);
@@ -190,7 +194,6 @@ StepResult AlstRun::Head(at::Tensor& x, const at::Tensor& labels,
       norm.Add(weights_.final_norm_bias, gradients_.final_norm_bias);
   at::Tensor& head_gradient =
       weights_.head.defined() ? gradients_.head : gradients_.embed;
-  StepResult result;
   for (const Tile& tile : tiles_) {
     const at::Tensor part = Leaf(tile.Of(x));
     at::Tensor normed;
@@ -198,16 +201,13 @@ StepResult AlstRun::Head(at::Tensor& x, const at::Tensor& labels,
       const at::AutoGradMode with_gradients(true);
       normed = Norm(model_, part, weight, bias);
     }
-    LossAndGradient loss =
+    at::Tensor gradient =
         ChunkedLoss(normed.detach(), weights_.logits_weight(), head_gradient,
                     tile.Of(labels), global_count,
-                    stream::LossRows(model_, x.element_size()));
-    result.loss_sum += loss.result.loss_sum;
-    result.count += loss.result.count;
+                    stream::LossRows(model_, x.element_size()), loss_sum_);
     tile.Of(x).copy_(norm.Backward({std::exchange(normed, {})},
-                                   {std::move(loss.hidden_gradient)}, part));
+                                   {std::move(gradient)}, part));
   }
-  return result;
 }
 
 StepResult AlstRun::Step(const at::Tensor& tokens, const at::Tensor& labels,
@@ -217,12 +217,12 @@ StepResult AlstRun::Step(const at::Tensor& tokens, const at::Tensor& labels,
   const int64_t first = heads_.first_position();
   at::Tensor x = Embed(weights_, tokens, first);
   for (int64_t i = 0; i < model_.layers; ++i) LayerForward(x, i);
-  const StepResult result = Head(x, labels, global_count);
+  Head(x, labels, global_count);
   for (int64_t i = model_.layers - 1; i >= 0; --i) LayerBackward(x, i);
   for (const Tile& tile : tiles_) {
     EmbedBackward(gradients_, tile.Of(tokens), tile.Of(x), first + tile.begin);
   }
-  return result;
+  return ReadResult(loss_sum_, labels);
 }
 
 }  // namespace

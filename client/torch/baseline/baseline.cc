@@ -3,6 +3,8 @@
 #include <ATen/TensorOperators.h>
 #include <ATen/core/grad_mode.h>
 #include <ATen/ops/linear.h>
+#include <ATen/ops/zeros.h>
+#include <c10/core/AutogradState.h>
 #include <torch/csrc/autograd/autograd.h>
 
 #include <optional>
@@ -13,6 +15,7 @@
 #include "client/torch/baseline/baseline_ops.h"
 #include "client/torch/baseline/baseline_parts.h"
 #include "client/torch/exceptions.h"
+#include "client/torch/math/chunked_loss.h"
 #include "client/torch/placement.h"
 #include "planner/stream/loss_rows.h"
 
@@ -62,7 +65,8 @@ class BaselineRun {
         layout_(options.seq_len, options.seq_len, ranks_),
         runs_(RowRuns::Whole(layout_, 0)),
         exchange_(model_.heads, model_.kv_heads, ranks_, rank_,
-                  options.collectives) {}
+                  options.collectives),
+        loss_sum_(at::zeros({}, On(options.device, at::kDouble))) {}
 
   StepResult Step(const at::Tensor& tokens, const at::Tensor& labels,
                   int64_t global_count);
@@ -76,7 +80,7 @@ class BaselineRun {
   at::Tensor LayersBackward(at::Tensor gradient, std::vector<Graph> kept);
   // Final norm and loss, both directions; the gradient of the last layer.
   at::Tensor Head(const at::Tensor& x, const at::Tensor& labels,
-                  int64_t global_count, StepResult& result);
+                  int64_t global_count);
 
   const BaselineOptions& options_;
   const stream::ModelShape& model_;
@@ -87,6 +91,7 @@ class BaselineRun {
   const RowRuns runs_;
   HeadExchange exchange_;
   std::optional<Rotation> rotation_;
+  at::Tensor loss_sum_;
 };
 
 at::Tensor BaselineRun::SelfAttention(const at::Tensor& h,
@@ -163,7 +168,7 @@ at::Tensor BaselineRun::LayersBackward(at::Tensor gradient,
 }
 
 at::Tensor BaselineRun::Head(const at::Tensor& x, const at::Tensor& labels,
-                             int64_t global_count, StepResult& result) {
+                             int64_t global_count) {
   Graph norm{.input = Leaf(x),
              .parameters = {Leaf(weights_.final_norm_weight)}};
   std::vector<NamedTensor> gradients = {
@@ -180,11 +185,10 @@ at::Tensor BaselineRun::Head(const at::Tensor& x, const at::Tensor& labels,
   }
   at::Tensor& head_gradient =
       weights_.head.defined() ? gradients_.head : gradients_.embed;
-  baseline::LossAndGradient loss = baseline::ChunkedLoss(
+  at::Tensor gradient = baseline::ChunkedLoss(
       norm.output.detach(), weights_.logits_weight(), head_gradient, labels,
-      global_count, stream::LossRows(model_, x.element_size()));
-  result = loss.result;
-  return norm.Backward(std::move(loss.hidden_gradient), gradients);
+      global_count, stream::LossRows(model_, x.element_size()), loss_sum_);
+  return norm.Backward(std::move(gradient), gradients);
 }
 
 StepResult BaselineRun::Step(const at::Tensor& tokens, const at::Tensor& labels,
@@ -196,19 +200,36 @@ StepResult BaselineRun::Step(const at::Tensor& tokens, const at::Tensor& labels,
                                        model_.rope->theta, options_.device);
   }
   std::vector<Graph> kept;
-  StepResult result;
   at::Tensor gradient;
   {
     const at::Tensor x = LayersForward(
         baseline::Embed(weights_, tokens, layout_.local_offset(0, rank_)),
         kept);
-    gradient = Head(x, labels, global_count, result);
+    gradient = Head(x, labels, global_count);
   }
   gradient = LayersBackward(std::move(gradient), std::move(kept));
   baseline::EmbedBackward(gradients_, tokens, gradient,
                           layout_.local_offset(0, rank_));
-  return result;
+  return ReadResult(loss_sum_, labels);
 }
+
+// Backward on the caller's thread: torch would give a GPU's to one of its own,
+// where cuBLAS has a workspace of its own, too, and two threads would issue
+// what the ranks send each other.
+class OnOneThread {
+ public:
+  OnOneThread() : before_(State().get_multithreading_enabled()) {
+    State().set_multithreading_enabled(false);
+  }
+  ~OnOneThread() { State().set_multithreading_enabled(before_); }
+  OnOneThread(const OnOneThread&) = delete;
+
+ private:
+  static c10::AutogradState& State() {
+    return c10::AutogradState::get_tls_state();
+  }
+  const bool before_;
+};
 
 const char* Name(BaselineMethod method) {
   switch (method) {
@@ -257,6 +278,7 @@ absl::StatusOr<StepResult> BaselineStep(const BaselineOptions& options,
   if (absl::Status s = Check(options, weights.embed, tokens, labels); !s.ok())
     return s;
   const auto what = fmt::format("a step of {}", Name(options.method));
+  const OnOneThread backward;
   return CatchStatus(what, [&]() -> absl::StatusOr<StepResult> {
     if (options.method == BaselineMethod::kAlst) {
       return baseline::AlstStep(options, weights, gradients, tokens, labels,

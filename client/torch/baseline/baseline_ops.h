@@ -41,15 +41,12 @@ at::Tensor Attention(const at::Tensor& q, const at::Tensor& k,
                      const at::Tensor& v);
 
 // The loss of `hidden` [rows, hidden] and, at once, its gradients: logits of at
-// most `rows_at_once` rows at a time. Adds to `weight_gradient` (fp32);
-// `hidden_gradient` is what to go on with.
-struct LossAndGradient {
-  StepResult result;
-  at::Tensor hidden_gradient;
-};
-LossAndGradient ChunkedLoss(const at::Tensor& hidden, const at::Tensor& weight,
-                            at::Tensor& weight_gradient,
-                            const at::Tensor& labels, int64_t global_count,
-                            int64_t rows_at_once);
+// most `rows_at_once` rows at a time. Adds to `weight_gradient` (fp32) and to
+// `loss_sum` (a scalar in fp64, so that the host waits for none of the calls);
+// returns the gradient of `hidden`.
+at::Tensor ChunkedLoss(const at::Tensor& hidden, const at::Tensor& weight,
+                       at::Tensor& weight_gradient, const at::Tensor& labels,
+                       int64_t global_count, int64_t rows_at_once,
+                       at::Tensor& loss_sum);
 
 }  // namespace sluice::runtime::baseline

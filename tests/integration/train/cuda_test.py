@@ -29,6 +29,9 @@ freeze_after = 0
 """
 
 RUN = ["--seq-len", "200", "--hbm", "16MiB"]
+METHODS = ("keep-all", "recompute", "alst", "sluice")
+# How far losses may be apart in bf16: half of what its 8 bits tell.
+BF16 = 2 ** -9
 
 
 class Cuda(harness.TrainTest):
@@ -77,27 +80,41 @@ class Cuda(harness.TrainTest):
             ranks = [line for line in file if line.startswith("sluice-train ")]
         return int(re.search(r"main_waits=(\d+)", ranks[-1])[1])
 
-    def test_losses_are_those_of_a_simulated_node(self):
-        sim = self.train(*RUN, "--steps", "3", "--private")
-        cuda = self.on_cuda(self.train, *RUN, "--steps", "3", "--socket",
-                            self.cuda_daemon(), "--device", "cuda")
-        self.assertEqual(len(cuda["losses"]), 3)
-        for ours, theirs in zip(cuda["losses"], sim["losses"]):
-            self.assertAlmostEqual(ours, theirs, delta=1e-6 * theirs)
+    def both(self, socket, *flags):
+        """The same run on a simulated node and here."""
+        sim = self.train(*RUN, *flags, "--private")
+        cuda = self.on_cuda(self.train, *RUN, *flags, "--socket", socket,
+                            "--device", "cuda")
+        self.assertEqual(len(cuda["losses"]), len(sim["losses"]))
         self.assertEqual(cuda["plan"]["mismatches"], 0)
+        apart = max(abs(ours / theirs - 1) for ours, theirs in
+                    zip(cuda["losses"], sim["losses"]))
+        print(f"losses of {' '.join(flags)}: {apart:.1e} apart")
+        return apart
+
+    def test_losses_of_every_method_are_those_of_a_simulated_node(self):
+        socket = self.cuda_daemon()
+        for method in METHODS:
+            apart = self.both(socket, "--steps", "5", "--method", method)
+            self.assertLessEqual(apart, 1e-6, method)
+        for method in ("alst", "sluice"):
+            apart = self.both(socket, "--steps", "3", "--method", method,
+                              "--arch", "gpt", "--dtype", "bf16")
+            self.assertLessEqual(apart, BF16, method)
         self.expect_no_findings()
 
     def test_a_step_holds_the_host_up_three_times_at_most(self):
         socket = self.cuda_daemon()
-        waits = []
-        for steps in (2, 5):
-            self.on_cuda(self.train, *RUN, "--steps", str(steps), "--socket",
-                         socket)
-            waits.append(self.waits())
-        per_step = (waits[1] - waits[0]) / 3
-        print(f"host waits per step: {per_step:.2f}")
-        self.assertGreaterEqual(per_step, 1)  # for the loss, at least
-        self.assertLessEqual(per_step, 3)
+        for method in ("alst", "sluice"):
+            waits = []
+            for steps in (2, 5):
+                self.on_cuda(self.train, *RUN, "--steps", str(steps),
+                             "--method", method, "--socket", socket)
+                waits.append(self.waits())
+            per_step = (waits[1] - waits[0]) / 3
+            print(f"host waits per step of {method}: {per_step:.2f}")
+            self.assertGreaterEqual(per_step, 1)  # for the loss, at least
+            self.assertLessEqual(per_step, 3)
         self.expect_no_findings()
 
     def test_a_resumed_run_goes_on_bit_for_bit(self):
