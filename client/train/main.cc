@@ -9,6 +9,7 @@
 #include <vector>
 
 #include "client/session/session.h"
+#include "client/torch/run/workspaces.h"
 #include "client/train/launch/gpu_choice.h"
 #include "client/train/launch/launcher.h"
 #include "client/train/launch/options.h"
@@ -90,6 +91,7 @@ int Main(const std::vector<std::string>& arguments) {
   // A peer that has gone is the error of a write to it, which names it, and
   // not this rank's death: Gloo writes to its sockets without MSG_NOSIGNAL.
   std::signal(SIGPIPE, SIG_IGN);
+  runtime::ChooseWorkspaceSize();
   return RunRank(parsed->options, *environment);
 }
 

@@ -92,7 +92,7 @@ class Machine {
 
 absl::Status Machine::Begin() {
   if (!real()) return absl::OkStatus();
-  memory_.Arm();
+  SLUICE_RETURN_IF_ERROR(memory_.Arm());
   client::Session& session = memory_.session();
   SLUICE_ASSIGN_OR_RETURN(
       stream_,

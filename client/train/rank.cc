@@ -118,7 +118,7 @@ absl::Status RankRun::WithModel(runtime::RankMemory& memory,
                                 runtime::Collectives* collectives) {
   SLUICE_RETURN_IF_ERROR(
       runtime::Agree(collectives, CheckStates(memory.size())));
-  memory.Arm();
+  SLUICE_RETURN_IF_ERROR(runtime::Agree(collectives, memory.Arm()));
   FlatModel weights(options_.model, runtime::TorchType(options_.dtype),
                     memory.device());
   SLUICE_RETURN_IF_ERROR(weights.Initialize(

@@ -12,6 +12,12 @@ void fake_cuda_set(const char* settings) {
   world.settings.Apply(settings);
 }
 
+long fake_cuda_setting(const char* name) {
+  World& world = TheWorld();
+  const MutexLock lock(world.mutex);
+  return world.settings.Get(name);
+}
+
 void fake_cuda_take_findings(std::string& findings) {
   World& world = TheWorld();
   const MutexLock lock(world.mutex);

@@ -12,6 +12,8 @@ namespace sluice::fake_cuda {
 
 // Changes settings (settings.h).
 SLUICE_FAKE_CONTROL void fake_cuda_set(const char* settings);
+// What a setting of numbers is now.
+SLUICE_FAKE_CONTROL long fake_cuda_setting(const char* name);
 // What was found since the last time, a line each; it no longer counts at the
 // process's end.
 SLUICE_FAKE_CONTROL void fake_cuda_take_findings(std::string& findings);

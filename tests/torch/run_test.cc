@@ -105,7 +105,7 @@ class StreamedRun : public ::testing::Test {
         {.session = daemon_->Open("first"), .gpu = {}, .hbm = MiB(16)});
     ASSERT_THAT(memory, IsOk());
     memory_ = *std::move(memory);
-    memory_->Arm();
+    ASSERT_THAT(memory_->Arm(), IsOk());
     owner_.emplace(memory_->device());
     at::manual_seed(1);
     tokens_ = at::randint(kModel.vocab, {kRows}, at::kLong);

@@ -6,8 +6,10 @@
 #include <utility>
 
 #include "client/torch/backend/cuda_backend.h"
+#include "client/torch/exceptions.h"
 #include "client/torch/memory/torch_cuda.h"
 #include "client/torch/placement.h"
+#include "client/torch/run/workspaces.h"
 #include "proto/base/shortage.h"
 #include "proto/base/status.h"
 
@@ -93,6 +95,14 @@ absl::Status RankMemory::LeaseStage() {
 
 Bytes RankMemory::stage_size() const {
   return pinned_ != nullptr ? pinned_->size() : Bytes(0);
+}
+
+absl::Status RankMemory::Arm() {
+  allocator_->Arm();
+  return CatchStatus("what a GPU's libraries keep", [&] {
+    TakeWorkspaces(device());
+    return absl::OkStatus();
+  });
 }
 
 std::optional<Bytes> RankMemory::host_limit() const {

@@ -50,7 +50,10 @@ class RankMemory {
   Bytes size() const { return region_->size(); }
   // The leased region itself; nothing else may use it unless armed.
   std::byte* data() const { return region_->data(); }
-  void Arm() { allocator_->Arm(); }
+  // From now on torch's allocations come from here; the first are what a GPU's
+  // libraries keep (workspaces.h), for which ResourceExhausted: no room. By the
+  // thread that will compute.
+  absl::Status Arm();
 
   // How the host's bytes reach this memory.
   HostStage& stage() { return *stage_; }

@@ -16,6 +16,7 @@
 #include <vector>
 
 #include "tests/fake_cuda/torch/kernel.h"
+#include "tests/fake_cuda/torch/workspace.h"
 
 namespace sluice::fake_cuda {
 namespace {
@@ -103,6 +104,7 @@ class BoxedCall {
   }
 
   Stack Run() {
+    TakeWorkspace(name_, device_);
     for (const auto& returned : op_.schema().returns()) {
       const c10::AliasInfo* const alias = returned.alias_info();
       TORCH_CHECK(alias == nullptr || Writes(*alias), name_,
