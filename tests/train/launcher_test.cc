@@ -103,6 +103,15 @@ TEST(Launcher, BlamesTheFirstCauseAndNotItsVictims) {
   EXPECT_THAT(result.out, HasSubstr("{\"fits\":false}"));
 }
 
+TEST(Launcher, ARankThatEndsBadlyAfterItsResultIsNamed) {
+  const auto launcher = LaunchScript(2, R"(
+    echo '{"exit":0,"message":""}' > $SLUICE_RESULT_FILE
+    test $RANK = 0 || exit 86)");
+  const ChildResult result = launcher->Join(absl::Seconds(20));
+  EXPECT_EQ(result.exit_code, kExitFault);
+  EXPECT_THAT(result.err, HasSubstr("error: rank 1 ended with exit status 86"));
+}
+
 TEST(Launcher, CtrlCIsForwardedAndTheRanksMaySave) {
   const TempDir dir;
   const auto launcher = LaunchStoppable(dir, "INT", "true");

@@ -246,9 +246,15 @@ const RankProcess* Ranks::Cause() const {
   return first;
 }
 
+// What it said of its end is its last word only if it also ended so.
+bool Spoke(int status, const absl::StatusOr<RankResult>& result) {
+  return result.ok() && WIFEXITED(status) &&
+         WEXITSTATUS(status) == result->exit;
+}
+
 std::string Ranks::Blame(const RankProcess& p) const {
   const auto result = ReadResult(p.result_file);
-  if (WIFEXITED(*p.status) && result.ok()) {
+  if (Spoke(*p.status, result)) {
     return processes_.size() == 1 || result->exit == kExitBadInput
                ? result->message
                : fmt::format("rank {}: {}", p.rank, result->message);
@@ -277,7 +283,7 @@ int Ranks::Report(const RunOptions& options) const {
     return interrupted ? kExitInterrupted : kExitOk;
   }
   const auto result = ReadResult(cause->result_file);
-  const bool spoke = WIFEXITED(*cause->status) && result.ok();
+  const bool spoke = Spoke(*cause->status, result);
   if (spoke && options.json && !result->report.empty()) {
     std::puts(result->report.c_str());
   }
