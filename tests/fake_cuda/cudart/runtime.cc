@@ -4,6 +4,7 @@
 #include <map>
 
 #include "proto/base/mutex.h"
+#include "tests/fake_cuda/cudart/kept.h"
 
 namespace sluice::fake_cuda {
 namespace {
@@ -20,6 +21,7 @@ Holds& TheHolds() {
 
 // Before the driver looks what is left: it was initialised earlier.
 void ReleaseAll() {
+  DestroyKept();
   cuCtxSetCurrent(nullptr);
   Holds& holds = TheHolds();
   const MutexLock lock(holds.mutex);

@@ -1,4 +1,5 @@
 // Streams, events and copies: the driver's, in the thread's context.
+#include "tests/fake_cuda/cudart/kept.h"
 #include "tests/fake_cuda/cudart/runtime.h"
 
 using namespace sluice::fake_cuda;  // NOLINT: only exported functions follow
@@ -13,10 +14,13 @@ cudaError_t cudaStreamCreateWithFlags(cudaStream_t* stream, unsigned flags) {
 // All have the same priority here.
 cudaError_t cudaStreamCreateWithPriority(cudaStream_t* stream, unsigned flags,
                                          int) {
-  return cudaStreamCreateWithFlags(stream, flags);
+  const cudaError_t error = cudaStreamCreateWithFlags(stream, flags);
+  if (error == cudaSuccess) NoteKept(Driver(*stream));
+  return error;
 }
 
 cudaError_t cudaStreamDestroy(cudaStream_t stream) {
+  ForgetKept(Driver(stream));
   return InContext(cuStreamDestroy_v2, Driver(stream));
 }
 
@@ -54,11 +58,14 @@ cudaError_t cudaThreadExchangeStreamCaptureMode(cudaStreamCaptureMode*) {
 }
 
 cudaError_t cudaEventCreateWithFlags(cudaEvent_t* event, unsigned flags) {
-  return InContext(cuEventCreate, reinterpret_cast<EventPointer*>(event),
-                   flags);
+  const cudaError_t error =
+      InContext(cuEventCreate, reinterpret_cast<EventPointer*>(event), flags);
+  if (error == cudaSuccess) NoteKept(Driver(*event));
+  return error;
 }
 
 cudaError_t cudaEventDestroy(cudaEvent_t event) {
+  ForgetKept(Driver(event));
   return InContext(cuEventDestroy_v2, Driver(event));
 }
 

@@ -3,6 +3,8 @@
 //
 // Sizes of results come from ATen's Meta kernels where there are; else the CPU
 // kernel is looked at (kernel.h), which holds the caller up but orders nothing.
+#include "tests/fake_cuda/torch/boxed.h"
+
 #include <ATen/core/dispatch/Dispatcher.h>
 #include <ATen/ops/empty_strided.h>
 #include <ATen/ops/resize.h>
@@ -279,6 +281,8 @@ class BoxedCall {
   at::Device device_ = at::kCUDA;
 };
 
+}  // namespace
+
 void RunBoxed(const c10::OperatorHandle& op, c10::DispatchKeySet,
               Stack* stack) {
   const size_t count = op.schema().arguments().size();
@@ -286,6 +290,8 @@ void RunBoxed(const c10::OperatorHandle& op, c10::DispatchKeySet,
   torch::jit::drop(*stack, count);
   for (c10::IValue& value : results) stack->push_back(std::move(value));
 }
+
+namespace {
 
 TORCH_LIBRARY_IMPL(_, CUDA, m) {
   m.fallback(torch::CppFunction::makeFromBoxedFunction<&RunBoxed>());

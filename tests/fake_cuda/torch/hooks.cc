@@ -43,5 +43,8 @@ struct CUDAHooks final : at::CUDAHooksInterface {
 
 namespace at {
 using sluice::fake_cuda::CUDAHooks;
-REGISTER_CUDA_HOOKS(CUDAHooks)
+// Before those of the real libtorch_cuda.so, where that is below
+// (take_over.cc).
+C10_REGISTER_CLASS_WITH_PRIORITY(CUDAHooksRegistry, CUDAHooks,
+                                 c10::REGISTRY_PREFERRED, CUDAHooks)
 }  // namespace at

@@ -1,6 +1,5 @@
-// What the real libtorch_cuda imports of the CUDA runtime beside what
-// libc10_cuda does: the fake runtime (tests/fake_cuda/cudart) has not these.
-// The program has them itself, and is asked first.
+// What the real libtorch_cuda.so imports of the CUDA runtime beside what
+// libc10_cuda.so does.
 //
 // A kernel is registered when its library is loaded, which asks for no GPU; to
 // launch one is refused, for there is nothing to run it. No header declares

@@ -1,0 +1,70 @@
+"""A node whose driver is cuda, for whole runs of sluice-train: the real sluiced
+and the real trainer on the strict fake driver (tests/fake_cuda). It proves
+nothing about a GPU."""
+
+import os
+from unittest import mock
+
+import harness
+
+FAKES = os.environ["SLUICE_FAKE_CUDA_DIR"]
+
+CONFIG = """\
+[device]
+driver = "cuda"
+[gpus]
+access = "any"
+[pools]
+gpu_bytes = "64MiB"
+host_bytes = "128MiB"
+extent_bytes = "4MiB"
+[http]
+listen = ""
+[restart]
+freeze_after = 0
+"""
+
+
+class CudaTest(harness.TrainTest):
+    # Folders of libraries that take the place of CUDA's, for ranks.
+    libraries = [FAKES]
+
+    def setUp(self):
+        super().setUp()
+        self.node = self.path("node")
+        os.mkdir(self.node)
+
+    def on_the_fakes(self, libraries=(FAKES,), settings="", **more):
+        """`settings`: more of SLUICE_FAKE_CUDA."""
+        node = f"gpus=2,host_numa=0,node={self.node}"
+        return mock.patch.dict(os.environ, {
+            "LD_LIBRARY_PATH": ":".join(libraries), "OMP_NUM_THREADS": "1",
+            "SLUICE_FAKE_CUDA": node + settings, **more})
+
+    def configure(self, name="cuda", **settings):
+        if name != "cuda":
+            return super().configure(name=name, **settings)
+        runtime = self.path(name)
+        os.mkdir(runtime, 0o700)
+        config = self.path(name + ".toml")
+        with open(config, "w", encoding="utf-8") as file:
+            file.write(CONFIG)
+        return runtime, config
+
+    def cuda_daemon(self):
+        with self.on_the_fakes():
+            return self.daemon()
+
+    # torch's libraries take NVIDIA's runtime by a path of their own, but not
+    # where one is loaded already.
+    def on_cuda(self, run, *arguments, settings="", **options):
+        with self.on_the_fakes(
+                self.libraries, settings,
+                LD_PRELOAD=os.path.join(FAKES, "libcudart.so.13")):
+            return run(*arguments, **options)
+
+    def expect_no_findings(self):
+        findings = os.path.join(self.node, "findings")
+        if os.path.exists(findings):
+            with open(findings, encoding="utf-8") as file:
+                self.assertEqual(file.read(), "")
