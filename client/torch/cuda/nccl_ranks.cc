@@ -20,13 +20,15 @@ namespace {
 
 using Group = c10d::ProcessGroupNCCL;
 
-// c10d's watchdog would end the process when an operation fails, its monitor
-// when the watchdog hangs. A rank's end is told by its daemon and by Abort, and
-// the process then says why; so both are off, unless the user set them.
+// c10d's watchdog would end the process when an operation fails or the GPU is
+// lost, its monitor when the watchdog hangs. A rank's end is told by its daemon
+// and by Abort, and the process then says why; so both are off, unless the user
+// set them.
 void LeaveEndsToUs() {
   for (const char* const name :
        {"TORCH_NCCL_ASYNC_ERROR_HANDLING", "TORCH_NCCL_ENABLE_MONITORING",
-        "TORCH_NCCL_DUMP_ON_TIMEOUT", "TORCH_NCCL_BLOCKING_WAIT"}) {
+        "TORCH_NCCL_RETHROW_CUDA_ERRORS", "TORCH_NCCL_DUMP_ON_TIMEOUT",
+        "TORCH_NCCL_BLOCKING_WAIT"}) {
     setenv(name, "0", /*overwrite=*/0);
   }
 }

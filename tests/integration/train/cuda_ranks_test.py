@@ -4,6 +4,9 @@ As within a node, that NCCL tells no rank of another's death. It proves nothing
 about a GPU."""
 
 import os
+import signal
+import subprocess
+import time
 import unittest
 from unittest import mock
 
@@ -22,6 +25,33 @@ class CudaRanks(cuda_node.CudaTest):
         silent = mock.patch.dict(os.environ, SLUICE_FAKE_NCCL="silent=1")
         silent.start()
         self.addCleanup(silent.stop)
+        self.runs = 0
+
+    def start_run(self, socket, steps=100000, **options):
+        """A run that has trained some steps, and its log."""
+        self.runs += 1
+        log = self.path(f"log{self.runs}")
+        run = self.on_cuda(
+            self.start,
+            [harness.TRAIN, "train", *harness.MODEL, *RUN, "--socket", socket,
+             "--steps", str(steps), "--data", self.text, "--log-jsonl", log],
+            stdout=subprocess.PIPE, stderr=subprocess.PIPE, **options)
+        self.wait_until(lambda: len(harness.lines_of(log)) >= 2, 60,
+                        "it does not train")
+        return run, log
+
+    def expect_end(self, run, socket):
+        """The one line of a run that is about to end badly."""
+        begun = time.monotonic()
+        _, err = run.communicate(timeout=20)
+        print(f"ended after {time.monotonic() - begun:.1f} s")
+        self.assertEqual(run.returncode, 1, err)
+        lines = [line for line in err.splitlines() if line.startswith("error:")]
+        self.assertEqual(len(lines), 1, err)
+        with self.on_the_fakes():
+            self.wait_until(lambda: self.leased(socket) == 0, 20,
+                            "memory is left")
+        return lines[0]
 
     def test_losses_are_those_of_a_simulated_node_over_gloo(self):
         sim = self.train(*RUN, "--steps", "3", "--private")
@@ -31,6 +61,45 @@ class CudaRanks(cuda_node.CudaTest):
         for ours, theirs in zip(cuda["losses"], sim["losses"]):
             self.assertAlmostEqual(ours, theirs, delta=1e-6 * theirs)
         self.assertEqual(cuda["plan"]["mismatches"], 0)
+        self.expect_no_findings()
+
+    def test_kill_9_of_a_rank_ends_the_other(self):
+        socket = self.cuda_daemon()
+        for victim in (0, 1):
+            with self.subTest(victim=victim):
+                run, _ = self.start_run(socket)
+                os.kill(harness.ranks_of(run.pid)[victim], signal.SIGKILL)
+                line = self.expect_end(run, socket)
+                self.assertIn(f"rank {victim} ended with signal 9", line)
+        self.expect_no_findings()
+
+    def test_a_lost_gpu_ends_the_run_and_not_the_daemon(self):
+        socket = self.cuda_daemon()
+        run, _ = self.start_run(socket)
+        with open(os.path.join(self.node, "lost-gpu1"), "w"):
+            pass
+        line = self.expect_end(run, socket)
+        self.assertRegex(line, "rank 1: .*CUDA")
+        self.assertIsNone(self.sluiced.poll())
+
+    def test_a_daemon_that_dies_and_returns_changes_nothing(self):
+        with self.on_the_fakes():
+            socket = self.keeper(name="cuda")
+        calm, log = self.start_run(socket, steps=8)
+        _, err = calm.communicate(timeout=60)
+        self.assertEqual(calm.returncode, 0, err)
+        undisturbed = [line["loss"] for line in harness.lines_of(log)]
+        run, log = self.start_run(socket, steps=8)
+        daemon, = harness.children_of(self.keeper_process.pid)
+        os.kill(daemon, signal.SIGKILL)
+        killed_at = len(harness.lines_of(log))
+        _, err = run.communicate(timeout=60)
+        self.assertEqual(run.returncode, 0, err)
+        self.assertLess(killed_at, 8, "it was over before the kill")
+        losses = [line["loss"] for line in harness.lines_of(log)]
+        self.assertEqual(losses, undisturbed)  # bit by bit
+        self.wait_until(lambda: self.leased(socket) == 0, 20,
+                        "memory is left")
         self.expect_no_findings()
 
 
