@@ -26,7 +26,7 @@ freeze_after = 0
 
 
 class CudaTest(harness.TrainTest):
-    # Folders of libraries that take the place of CUDA's, for ranks.
+    # Folders of the libraries that a run takes for CUDA's and torch's.
     libraries = [FAKES]
 
     def setUp(self):
@@ -36,10 +36,12 @@ class CudaTest(harness.TrainTest):
 
     def on_the_fakes(self, libraries=(FAKES,), settings="", **more):
         """`settings`: more of SLUICE_FAKE_CUDA."""
-        node = f"gpus=2,host_numa=0,node={self.node}"
         return mock.patch.dict(os.environ, {
             "LD_LIBRARY_PATH": ":".join(libraries), "OMP_NUM_THREADS": "1",
-            "SLUICE_FAKE_CUDA": node + settings, **more})
+            "CUBLAS_WORKSPACE_CONFIG": ":1024:1",  # for small leases
+            "SLUICE_FAKE_CUDA": "gpus=2,host_numa=0,pageable=0,counts=1,"
+                                f"cublas=1,node={self.node}" + settings,
+            **more})
 
     def configure(self, name="cuda", **settings):
         if name != "cuda":

@@ -7,26 +7,9 @@ import re
 import subprocess
 import tomllib
 import unittest
-from unittest import mock
 
+import cuda_node
 import harness
-
-FAKES = os.environ["SLUICE_FAKE_CUDA_DIR"]
-
-CONFIG = """\
-[device]
-driver = "cuda"
-[gpus]
-access = "any"
-[pools]
-gpu_bytes = "64MiB"
-host_bytes = "128MiB"
-extent_bytes = "4MiB"
-[http]
-listen = ""
-[restart]
-freeze_after = 0
-"""
 
 RUN = ["--seq-len", "200", "--hbm", "16MiB"]
 METHODS = ("keep-all", "recompute", "alst", "sluice")
@@ -34,47 +17,7 @@ METHODS = ("keep-all", "recompute", "alst", "sluice")
 BF16 = 2 ** -9
 
 
-class Cuda(harness.TrainTest):
-    def setUp(self):
-        super().setUp()
-        self.node = self.path("node")
-        os.mkdir(self.node)
-
-    def on_the_fakes(self, **more):
-        return mock.patch.dict(os.environ, {
-            "LD_LIBRARY_PATH": FAKES, "OMP_NUM_THREADS": "1",
-            "CUBLAS_WORKSPACE_CONFIG": ":1024:1",  # for small leases
-            "SLUICE_FAKE_CUDA": "gpus=2,host_numa=0,pageable=0,counts=1,"
-                                f"cublas=1,node={self.node}",
-            **more})
-
-    def configure(self, name="cuda", **settings):
-        if name != "cuda":
-            return super().configure(name=name, **settings)
-        runtime = self.path(name)
-        os.mkdir(runtime, 0o700)
-        config = self.path(name + ".toml")
-        with open(config, "w", encoding="utf-8") as file:
-            file.write(CONFIG)
-        return runtime, config
-
-    def cuda_daemon(self):
-        with self.on_the_fakes():
-            return self.daemon()
-
-    # torch's libraries take NVIDIA's runtime by a path of their own, but not
-    # where one is loaded already.
-    def on_cuda(self, run, *arguments, **options):
-        with self.on_the_fakes(
-                LD_PRELOAD=os.path.join(FAKES, "libcudart.so.13")):
-            return run(*arguments, **options)
-
-    def expect_no_findings(self):
-        findings = os.path.join(self.node, "findings")
-        if os.path.exists(findings):
-            with open(findings, encoding="utf-8") as file:
-                self.assertEqual(file.read(), "")
-
+class Cuda(cuda_node.CudaTest):
     # How often the last rank's compute thread waited for the GPU.
     def waits(self):
         with open(os.path.join(self.node, "counts"), encoding="utf-8") as file:
@@ -134,7 +77,8 @@ class Cuda(harness.TrainTest):
         socket = self.cuda_daemon()
         with self.on_the_fakes():
             del os.environ["CUBLAS_WORKSPACE_CONFIG"]
-            os.environ["LD_PRELOAD"] = os.path.join(FAKES, "libcudart.so.13")
+            os.environ["LD_PRELOAD"] = os.path.join(cuda_node.FAKES,
+                                                    "libcudart.so.13")
             code, _, err = self.run_train(
                 *harness.MODEL, *RUN, "--data", self.text, "--socket", socket)
         self.assertEqual(code, 3, err)
