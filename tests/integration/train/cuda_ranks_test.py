@@ -82,6 +82,13 @@ class CudaRanks(cuda_node.CudaTest):
         self.assertRegex(line, "rank 1: .*CUDA")
         self.assertIsNone(self.sluiced.poll())
 
+    def test_a_sticky_error_of_the_driver_ends_the_run_with_its_name(self):
+        socket = self.cuda_daemon()
+        run, _ = self.start_run(socket, settings=",fail=cuMemcpyAsync:1200:700")
+        line = self.expect_end(run, socket)
+        self.assertRegex(line, "rank [01]: .*CUDA_ERROR_ILLEGAL_ADDRESS")
+        self.assertIsNone(self.sluiced.poll())
+
     def test_a_daemon_that_dies_and_returns_changes_nothing(self):
         with self.on_the_fakes():
             socket = self.keeper(name="cuda")
