@@ -92,17 +92,21 @@ std::string RenderPools(const json& node) {
   return table.Text();
 }
 
-// A line for each pool of which processes without a session hold something;
-// none from a daemon that does not say.
+// A line for each pool of which something is held that is no lease; none from a
+// daemon that does not say. On cuda nobody can tell whose it is.
 std::string RenderOutside(const json& node) {
   std::string text;
   const auto add = [&](const json& pool, const std::string& name) {
     const auto held = pool.find("held_outside_bytes");
     if (held == pool.end() || held->get<int64_t>() == 0) return;
     text += fmt::format(
-        "{} of {} are held by processes without a session, such as ranks of a "
-        "daemon that was killed: free when they end\n",
-        Size(held->get<int64_t>()), name);
+        "{} of {} are held by {}: free when they end\n",
+        Size(held->get<int64_t>()), name,
+        node.value("driver", "") == "cuda"
+            ? "contexts and buffers beside leases, or by processes without a "
+              "session"
+            : "processes without a session, such as ranks of a daemon that was "
+              "killed");
   };
   for (const json& gpu : node.at("gpus")) {
     add(gpu, fmt::format("gpu {}", Number(gpu, "index")));

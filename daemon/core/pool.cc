@@ -67,7 +67,8 @@ absl::Status Pool::Refusal(Bytes asked, Bytes withheld) const {
   if (outside() > Bytes(0)) {
     held += fmt::format(
         "; {} are held outside, by processes without a session, such as ranks "
-        "of a daemon that was killed, until they end",
+        "of a daemon that was killed, or on a GPU beside leases, until they "
+        "end",
         FormatBytes(outside()));
   }
   return ShortOf(

@@ -79,28 +79,43 @@ void OutsideWatch::GoOn() { AskAfter(kAskEvery); }
 void OutsideWatch::AskAfter(absl::Duration delay) {
   if (asking_) return;
   asking_ = true;
-  again_ = false;
   thread_.RunAfter(
       delay, [this] { loop_->Post([this, answer = Ask()] { Tell(answer); }); });
 }
 
-void OutsideWatch::Tell(Answer answer) {
-  asking_ = false;
-  if (answer.held.ok()) {
-    held_ = !answer.held->pools.empty();
-    known_(*std::move(answer.held));
-  } else {
-    WriteLog(LogLevel::kWarning,
-             "what processes without a session hold is not known: " +
-                 std::string(answer.held.status().message()));
+HeldOutside OutsideWatch::Lasting(HeldOutside held) {
+  if (driver_->TellsHolders()) return held;
+  const std::optional<HeldOutside> before = std::exchange(before_, held);
+  if (!before.has_value()) return held;
+  for (auto& [pool, bytes] : held.pools) {
+    const auto then = before->pools.find(pool);
+    const Bytes least = then != before->pools.end() ? then->second : Bytes(0);
+    bytes = std::min(bytes, least);
   }
-  if (held_ || again_) AskAfter(std::max(kAskEvery, 50 * answer.cpu_time));
+  std::erase_if(held.pools,
+                [](const auto& each) { return each.second == Bytes(0); });
+  return held;
 }
 
-void OutsideWatch::Destroyed() {
-  if (driver_->TellsHolders()) return;
-  again_ = true;
-  AskAfter(kAskEvery);
+void OutsideWatch::Say(const absl::Status& failure) {
+  if (!std::exchange(fails_, !failure.ok()) && !failure.ok()) {
+    WriteLog(LogLevel::kWarning,
+             "what processes without a session hold is not known: " +
+                 std::string(failure.message()));
+  }
+}
+
+void OutsideWatch::Tell(Answer answer) {
+  asking_ = false;
+  Say(answer.held.status());
+  if (answer.held.ok()) {
+    HeldOutside held = Lasting(*std::move(answer.held));
+    held_ = !held.pools.empty();
+    known_(std::move(held));
+  }
+  if (held_ || !driver_->TellsHolders()) {
+    AskAfter(std::max(kAskEvery, 50 * answer.cpu_time));
+  }
 }
 
 }  // namespace sluice::daemon

@@ -1,11 +1,15 @@
 // Asks the device what of the pools is held by processes without a session.
 //
 // On `sim` that is what ranks of a daemon that was killed still reach, and it
-// can only become less; on `cuda` it is whatever is used of a GPU, beside the
-// pool's spare, that this process did not make. So it is asked at the start,
-// again while it is anything, and, where the device cannot tell who holds an
-// extent, after extents were destroyed: a child of a process that is gone may
-// have those still.
+// can only become less: it is asked at the start, and again while it is
+// anything.
+//
+// On `cuda`, where the device cannot tell who holds what, it is whatever is
+// used of a GPU, beside the pool's spare, that this process did not make:
+// contexts, buffers of NCCL and torch beside a rank's leases, what children of
+// a process that is gone have still, and other processes'. So the device is
+// asked all the time. An extent that is just being made looks like somebody
+// else's: what is more than at the answer before counts when it is seen again.
 //
 // The device takes milliseconds for an answer, or as long as the kernel likes:
 // it is asked on a thread of its own, which takes at most 1/50 of a core.
@@ -15,6 +19,7 @@
 
 #include <functional>
 #include <map>
+#include <optional>
 
 #include "absl/status/statusor.h"
 #include "absl/time/time.h"
@@ -42,8 +47,6 @@ class OutsideWatch {
   // The same where an earlier daemon saved what was held: that counts until the
   // device has answered, and ranks that wait are served before it is asked.
   void GoOn();
-  // An extent was destroyed.
-  void Destroyed();
   // No device call any more; false: one still ran after `patience`.
   bool Finish(absl::Duration patience) { return thread_.Finish(patience); }
 
@@ -61,6 +64,9 @@ class OutsideWatch {
   Answer Ask() const;
   absl::StatusOr<HeldOutside> AskDevice() const;
   void Tell(Answer answer);
+  void Say(const absl::Status& failure);
+  // What of it was seen the time before, too.
+  HeldOutside Lasting(HeldOutside held);
 
   device::Driver* const driver_;
   Loop* const loop_;
@@ -68,9 +74,10 @@ class OutsideWatch {
   const std::function<void(HeldOutside)> known_;
   std::map<device::Placement, Place> places_;
   bool asking_ = false;
-  bool again_ = false;  // something was destroyed since it was asked
-  bool held_ = false;   // as it was said last
-  TaskThread thread_;   // last: its tasks use the rest
+  bool held_ = false;                  // as it was said last
+  bool fails_ = false;                 // the last answer: said once
+  std::optional<HeldOutside> before_;  // the answer before, as it was
+  TaskThread thread_;                  // last: its tasks use the rest
 };
 
 }  // namespace sluice::daemon

@@ -131,7 +131,6 @@ void Service::Do(MakeExtent& effect) {
 
 void Service::Do(DestroyExtent& effect) {
   extents_->Destroy(effect.id);
-  outside_->Destroyed();
 }
 
 // At once: it is a system call per extent, and who is asked about is bounded.

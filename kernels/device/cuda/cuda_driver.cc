@@ -182,16 +182,23 @@ absl::StatusOr<MemoryUse> CudaDriver::Usage(Placement where) {
                    Bytes(static_cast<int64_t>(total - free))};
 }
 
+Bytes CudaDriver::Own(Placement where) const {
+  Bytes own;
+  const MutexLock lock(memory_mutex_);
+  for (const auto& [handle, memory] : memories_) {
+    if (memory->where() == where) own += memory->size();
+  }
+  return own;
+}
+
 absl::StatusOr<std::map<Placement, Bytes>> CudaDriver::HeldOutside() {
   std::map<Placement, Bytes> held;
   for (size_t i = 0; i < contexts_.devices().size(); ++i) {
     const Placement where = Placement::Gpu(DeviceIndex(i));
+    // What is released in between is no outsider's.
+    const Bytes before = Own(where);
     SLUICE_ASSIGN_OR_RETURN(const MemoryUse use, Usage(where));
-    Bytes own;
-    const MutexLock lock(memory_mutex_);
-    for (const auto& [handle, memory] : memories_) {
-      if (memory->where() == where) own += memory->size();
-    }
+    const Bytes own = std::max(before, Own(where));
     if (use.used > own) held[where] = use.used - own;
   }
   return held;

@@ -102,6 +102,8 @@ class CudaDriver final : public Driver {
 
   absl::StatusOr<DeviceInfo> Describe(DeviceIndex index) const;
   absl::StatusOr<ContextScope> Enter(DeviceIndex device);
+  // Of the place, by handles of this process.
+  Bytes Own(Placement where) const;
   Memory Register(MemoryPointer memory);
   absl::StatusOr<MemoryPointer> Find(Memory memory) const;
   absl::StatusOr<StreamPointer> MakeStream(DeviceIndex device);

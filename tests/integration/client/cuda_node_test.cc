@@ -200,6 +200,41 @@ TEST_P(OfCuda, ARankWhoseDriverMakesOtherHostMemoryIsToldSoAtOnce) {
   EXPECT_EQ(Findings(), "");
 }
 
+class BesideLeases : public OfCuda {};
+
+// Of the fake's 64 MiB the pool leaves 32 to what is no lease. Wrong once: what
+// came after the daemon's start and was more counted as free.
+TEST_P(BesideLeases, WhatTakesMoreThanThePoolsSpareIsNotFree) {
+  RunningDaemon daemon(kToml);
+  const auto rank = StartRank(daemon.socket(), 0);
+  ASSERT_TRUE(rank->WaitForOutput("same", absl::Seconds(30)));
+  const auto beside =
+      Child::Spawn({BinaryPath("cuda_holder"), "0", "40", until()});
+  ASSERT_TRUE(beside->WaitForOutput("holds", absl::Seconds(30)));
+  const auto gpu = [&] {
+    auto pool = GpuPool(daemon.socket(), 0);
+    EXPECT_THAT(pool, IsOk());
+    EXPECT_EQ(pool->total_bytes(), pool->leased_bytes() + pool->free_bytes() +
+                                       pool->held_outside_bytes());
+    return *std::move(pool);
+  };
+  const absl::Time patience = absl::Now() + absl::Seconds(20);
+  while (gpu().held_outside_bytes() == 0 && absl::Now() < patience) {
+    absl::SleepFor(absl::Milliseconds(20));
+  }
+  EXPECT_EQ(gpu().held_outside_bytes(), MiB(8).size());
+  EXPECT_EQ(gpu().free_bytes(), MiB(16).size());  // the rank has as much
+  LetRanksEnd();
+  beside->ExpectSuccess();
+  rank->ExpectSuccess();
+  ExpectAllIsFree(daemon.socket());
+  ExpectEndsWell(daemon);
+  EXPECT_EQ(Findings(), "");
+}
+
+INSTANTIATE_TEST_SUITE_P(, BesideLeases,
+                         ::testing::Values(std::tuple(true, 0)));
+
 INSTANTIATE_TEST_SUITE_P(
     , OfCuda, ::testing::Combine(::testing::Bool(), ::testing::Values(0, 3000)),
     [](const auto& info) {
