@@ -129,9 +129,7 @@ void Service::Do(MakeExtent& effect) {
   extents_->Make(effect.id, effect.pool, effect.size);
 }
 
-void Service::Do(DestroyExtent& effect) {
-  extents_->Destroy(effect.id);
-}
+void Service::Do(DestroyExtent& effect) { extents_->Destroy(effect.id); }
 
 // At once: it is a system call per extent, and who is asked about is bounded.
 void Service::Do(AskHolders& effect) {

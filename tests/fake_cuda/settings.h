@@ -17,8 +17,8 @@
 //   pageable=1             0: a copy of memory that is not pinned is a finding
 //   counts=0               1: a process says at its end, in a line of the
 //                          node's file `counts`, how often it waited (world.h)
-//   cublas=0               1: torch's first product of a thread on a stream takes
-//                          memory and keeps it (torch/workspace.h)
+//   cublas=0               1: torch's first product of a thread on a stream
+//                          takes memory and keeps it (torch/workspace.h)
 //   version=13000          of the driver
 //   compute_mode=0         of the GPUs: 3 is one process at a time (only said)
 //   corrupt=0              N: the N-th copy from the start, and each N-th from
