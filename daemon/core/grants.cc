@@ -233,7 +233,10 @@ bool GrantPolicy::WantsNothing(const RankShare& rank) const {
 }
 
 bool GrantPolicy::IsSettled(const std::map<int, Directions>& used) const {
-  return settled_ && this->used() == used;
+  const auto as_before = [](const auto& rank, const auto& said) {
+    return rank.first == said.first && rank.second.used == said.second;
+  };
+  return settled_ && std::ranges::equal(ranks_, used, as_before);
 }
 
 void GrantPolicy::Pass(absl::Duration elapsed) {
