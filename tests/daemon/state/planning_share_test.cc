@@ -14,6 +14,7 @@
 #include "gtest/gtest.h"
 #include "proto/plan/codec.h"
 #include "tests/daemon/core/core_driver.h"
+#include "tests/support/sanitizer.h"
 #include "tests/support/status_matchers.h"
 
 namespace sluice::daemon {
@@ -148,25 +149,27 @@ class Planned : public ::testing::Test {
   StateFile::Contents contents_;
 };
 
+constexpr uint32_t kLarge = testing::kSanitized ? 5 : 10;
+
 // Wrong once: four of these filled the checkpoint.
 TEST_F(Planned, TheLargestProfilesLeaveRoomForAllElse) {
   contents_.checkpoint = rows_.Everything(node_.core);
   Run("honest", 1, 8);
   contents_.records.push_back(rows_.Changes(node_.core));
   const size_t before = rows_.Everything(node_.core).size();
-  for (uint32_t uid = 2; uid < 7; ++uid) {
+  for (uint32_t uid = 2; uid < 2 + kLarge; ++uid) {
     Run("large", uid, plan::kMaxClasses);
     contents_.records.push_back(rows_.Changes(node_.core));
   }
   EXPECT_TRUE(Knows(Read(), {{1, "/a"}, "honest"}));
-  EXPECT_EQ(rows_.TakeLeftOut().size(), 5u);
+  EXPECT_EQ(rows_.TakeLeftOut().size(), kLarge);
   const std::string all = rows_.Everything(node_.core);
   EXPECT_LT(all.size(), before + CoreRows::kMostPlanning.size());
   contents_ = {all, {}};
   const CoreState read = Read();
   EXPECT_TRUE(Knows(read, {{1, "/a"}, "honest"}));
   EXPECT_FALSE(Knows(read, {{2, "/a"}, "large"}));
-  EXPECT_EQ(read.sessions.size(), 6u);
+  EXPECT_EQ(read.sessions.size(), 1 + kLarge);
   EXPECT_THAT(rows_.TakeLeftOut(), IsEmpty());  // they were told
 }
 
