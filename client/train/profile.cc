@@ -15,7 +15,6 @@
 
 #include "client/copy/copy_engine.h"
 #include "client/torch/math/attention_blocks.h"
-#include "client/torch/memory/torch_cuda.h"
 #include "client/torch/placement.h"
 #include "kernels/device/stream_timer.h"
 #include "proto/base/clock.h"
@@ -93,12 +92,7 @@ class Machine {
 absl::Status Machine::Begin() {
   if (!real()) return absl::OkStatus();
   SLUICE_RETURN_IF_ERROR(memory_.Arm());
-  client::Session& session = memory_.session();
-  SLUICE_ASSIGN_OR_RETURN(
-      stream_,
-      session.driver().AdoptStream(
-          session.limits().device,
-          runtime::LoadedTorchCuda()->CurrentStream(memory_.device().index())));
+  SLUICE_ASSIGN_OR_RETURN(stream_, memory_.ComputeStream());
   return absl::OkStatus();
 }
 
@@ -350,8 +344,7 @@ std::string Toml(const Machine& machine, const Measured& m, int64_t gpus,
   const std::string what =
       machine.real()
           ? "bf16, by the GPU's\n# clock. The peak is the best rate that one "
-            "of "
-            "the kernels reached"
+            "of the kernels reached"
           : fmt::format(
                 "{} each, fp32.\n# A SIMULATED node: the kernels are the "
                 "CPU's, the peak is the best rate\n# that one of them "

@@ -4,8 +4,8 @@
 // All ranks measure at once, so links are measured as a step finds them:
 // while every GPU of the node copies. On a GPU kernels are timed by the
 // stream's clock, in bf16; on a simulated node by the host's, in fp32. The peak
-// is the best rate any kernel here reached, and the file says so. Thread
-// safety: one thread.
+// is the best rate any kernel here reached, and the file says so.
+// Thread safety: one thread.
 #pragma once
 
 #include <string>

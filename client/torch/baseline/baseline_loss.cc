@@ -8,18 +8,17 @@
 #include <algorithm>
 
 #include "client/torch/baseline/baseline_ops.h"
+#include "client/torch/math/chunked_loss.h"
 #include "planner/stream/loss_rows.h"
 
 namespace sluice::runtime::baseline {
 namespace {
 
-constexpr int64_t kIgnored = -100;
-
 // Adds the losses of a few rows; returns d(sum / global_count) / d(logits) in
 // fp32.
 at::Tensor RowsLoss(const at::Tensor& logits, const at::Tensor& labels,
                     int64_t global_count, at::Tensor& loss_sum) {
-  const at::Tensor counted = labels.ne(kIgnored);
+  const at::Tensor counted = labels.ne(kIgnoredLabel);
   const at::Tensor columns = labels.clamp_min(0).unsqueeze(1);
   at::Tensor log_p = at::_log_softmax(logits, -1, /*half_to_float=*/false);
   const at::Tensor picked =

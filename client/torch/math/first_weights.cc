@@ -14,20 +14,16 @@
 namespace sluice::runtime {
 namespace {
 
-bool EndsWith(const std::string& name, const char* suffix) {
-  return name.ends_with(suffix);
-}
-
 at::Tensor Draw(const stream::ModelShape& config, const std::string& name,
                 at::IntArrayRef shape, at::Generator& generator) {
   at::Tensor drawn = at::empty(shape, OnHost(at::kFloat));
-  if (EndsWith(name, "bias")) return drawn.zero_();
-  if (EndsWith(name, "norm_weight") || EndsWith(name, "norm1_weight") ||
-      EndsWith(name, "norm2_weight")) {
+  if (name.ends_with("bias")) return drawn.zero_();
+  if (name.ends_with("norm_weight") || name.ends_with("norm1_weight") ||
+      name.ends_with("norm2_weight")) {
     return drawn.fill_(1);
   }
   double scale = config.init_std;
-  if (EndsWith(name, "o_weight") || EndsWith(name, "down_weight")) {
+  if (name.ends_with("o_weight") || name.ends_with("down_weight")) {
     scale /= std::sqrt(2.0 * static_cast<double>(config.layers));
   }
   return drawn.normal_(0, scale, generator);

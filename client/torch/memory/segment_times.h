@@ -35,7 +35,6 @@ class SegmentTimes {
 
   // `kind` lives until its time was taken.
   void Begin(std::string_view kind, bool of_timeline);
-  bool begun() const { return begun_; }
   void End();
   // Those known since the last call, in order.
   std::vector<SegmentTime> Take();

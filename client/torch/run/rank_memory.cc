@@ -65,7 +65,11 @@ absl::StatusOr<std::unique_ptr<RankMemory>> RankMemory::Open(Options options) {
   }
   memory->allocator_ = std::make_unique<RegionAllocator>(
       device, memory->region_->data(), memory->region_->size());
-  if (device.is_cuda()) SLUICE_RETURN_IF_ERROR(memory->TimeSegments());
+  if (device.is_cuda()) {
+    SLUICE_ASSIGN_OR_RETURN(const device::Stream stream,
+                            memory->ComputeStream());
+    memory->allocator_->TimeSegmentsOn(&memory->session().driver(), stream);
+  }
   return memory;
 }
 
@@ -76,15 +80,10 @@ RankMemory::~RankMemory() {
   allocator_->Disarm();
 }
 
-// By the stream that torch enqueues them on.
-absl::Status RankMemory::TimeSegments() {
-  device::Driver& driver = session().driver();
-  SLUICE_ASSIGN_OR_RETURN(
-      const device::Stream stream,
-      driver.AdoptStream(session().limits().device,
-                         LoadedTorchCuda()->CurrentStream(device().index())));
-  allocator_->TimeSegmentsOn(&driver, stream);
-  return absl::OkStatus();
+absl::StatusOr<device::Stream> RankMemory::ComputeStream() {
+  return session().driver().AdoptStream(
+      session().limits().device,
+      LoadedTorchCuda()->CurrentStream(device().index()));
 }
 
 absl::Status RankMemory::LeaseStage() {

@@ -19,6 +19,7 @@
 #include "client/torch/backend/backend.h"
 #include "client/torch/memory/region_allocator.h"
 #include "client/torch/run/host_stage.h"
+#include "kernels/device/driver.h"
 
 namespace sluice::runtime {
 
@@ -54,6 +55,8 @@ class RankMemory {
   // libraries keep (workspaces.h), for which ResourceExhausted: no room. By the
   // thread that will compute.
   absl::Status Arm();
+  // The one that torch enqueues on, as the driver knows it. REQUIRES: a GPU.
+  absl::StatusOr<device::Stream> ComputeStream();
 
   // How the host's bytes reach this memory.
   HostStage& stage() { return *stage_; }
@@ -72,7 +75,6 @@ class RankMemory {
   explicit RankMemory(Options options) : options_(std::move(options)) {}
   // Where the device's tensors are not the CPU's.
   absl::Status LeaseStage();
-  absl::Status TimeSegments();
   Bytes stage_size() const;
 
   Options options_;

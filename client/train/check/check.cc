@@ -54,10 +54,7 @@ absl::Status Roughen(FlatModel& weights, int64_t hidden, uint64_t seed,
         entry.name.ends_with("weight")) {
       drawn.add_(1);
     }
-    const at::Tensor typed = drawn.to(weights.flat().scalar_type());
-    SLUICE_RETURN_IF_ERROR(
-        stage.Write(weights.flat().narrow(0, entry.offset, entry.size),
-                    typed.const_data_ptr()));
+    SLUICE_RETURN_IF_ERROR(weights.Set(entry, drawn, stage));
   }
   return absl::OkStatus();
 }

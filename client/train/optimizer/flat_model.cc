@@ -35,15 +35,19 @@ FlatModel::FlatModel(const stream::ModelShape& config, at::ScalarType dtype,
   }
 }
 
+absl::Status FlatModel::Set(const FlatEntry& entry, const at::Tensor& values,
+                            runtime::HostStage& stage) {
+  const at::Tensor typed = values.to(flat_.scalar_type());
+  return stage.Write(flat_.narrow(0, entry.offset, entry.size),
+                     typed.const_data_ptr());
+}
+
 absl::Status FlatModel::Initialize(const stream::ModelShape& config,
                                    uint64_t seed, runtime::HostStage& stage) {
-  return runtime::DrawWeights(
-      config, seed, [&](size_t i, const at::Tensor& drawn) {
-        const FlatEntry& entry = entries_[i];
-        const at::Tensor typed = drawn.to(flat_.scalar_type());
-        return stage.Write(flat_.narrow(0, entry.offset, entry.size),
-                           typed.const_data_ptr());
-      });
+  return runtime::DrawWeights(config, seed,
+                              [&](size_t i, const at::Tensor& drawn) {
+                                return Set(entries_[i], drawn, stage);
+                              });
 }
 
 }  // namespace sluice::train

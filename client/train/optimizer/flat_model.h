@@ -43,6 +43,10 @@ class FlatModel {
   runtime::ModelTensors& tensors() { return tensors_; }
   int64_t size() const { return flat_.numel(); }
 
+  // Sets one of entries(), whatever the type, from host memory through `stage`,
+  // whose the errors are.
+  absl::Status Set(const FlatEntry& entry, const at::Tensor& values,
+                   runtime::HostStage& stage);
   // The first weights of `seed` (first_weights.h), on their way through
   // `stage`: the same for every number of ranks. An error is the stage's.
   absl::Status Initialize(const stream::ModelShape& config, uint64_t seed,

@@ -65,6 +65,20 @@ class CudaTest(harness.TrainTest):
                 LD_PRELOAD=os.path.join(FAKES, "libcudart.so.13")):
             return run(*arguments, **options)
 
+    def both(self, socket, steps, *flags):
+        """How far losses are from those of the same run on a simulated node."""
+        flags = [*flags, "--steps", str(steps)]
+        sim = self.train(*flags, "--private")
+        cuda = self.on_cuda(self.train, *flags, "--socket", socket,
+                            "--device", "cuda")
+        self.assertEqual(len(sim["losses"]), steps)
+        self.assertEqual(len(cuda["losses"]), steps)
+        self.assertEqual(cuda["plan"]["mismatches"], 0)
+        apart = max(abs(ours / theirs - 1) for ours, theirs in
+                    zip(cuda["losses"], sim["losses"]))
+        print(f"losses of {' '.join(flags)}: {apart:.1e} apart")
+        return apart
+
     def expect_no_findings(self):
         findings = os.path.join(self.node, "findings")
         if os.path.exists(findings):

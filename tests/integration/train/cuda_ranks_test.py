@@ -54,13 +54,8 @@ class CudaRanks(cuda_node.CudaTest):
         return lines[0]
 
     def test_losses_are_those_of_a_simulated_node_over_gloo(self):
-        sim = self.train(*RUN, "--steps", "3", "--private")
-        cuda = self.on_cuda(self.train, *RUN, "--steps", "3", "--socket",
-                            self.cuda_daemon(), "--device", "cuda")
-        self.assertEqual(len(cuda["losses"]), 3)
-        for ours, theirs in zip(cuda["losses"], sim["losses"]):
-            self.assertAlmostEqual(ours, theirs, delta=1e-6 * theirs)
-        self.assertEqual(cuda["plan"]["mismatches"], 0)
+        apart = self.both(self.cuda_daemon(), 3, *RUN)
+        self.assertLessEqual(apart, 1e-6)
         self.expect_no_findings()
 
     def test_kill_9_of_a_rank_ends_the_other(self):

@@ -24,25 +24,13 @@ class Cuda(cuda_node.CudaTest):
             ranks = [line for line in file if line.startswith("sluice-train ")]
         return int(re.search(r"main_waits=(\d+)", ranks[-1])[1])
 
-    def both(self, socket, *flags):
-        """The same run on a simulated node and here."""
-        sim = self.train(*RUN, *flags, "--private")
-        cuda = self.on_cuda(self.train, *RUN, *flags, "--socket", socket,
-                            "--device", "cuda")
-        self.assertEqual(len(cuda["losses"]), len(sim["losses"]))
-        self.assertEqual(cuda["plan"]["mismatches"], 0)
-        apart = max(abs(ours / theirs - 1) for ours, theirs in
-                    zip(cuda["losses"], sim["losses"]))
-        print(f"losses of {' '.join(flags)}: {apart:.1e} apart")
-        return apart
-
     def test_losses_of_every_method_are_those_of_a_simulated_node(self):
         socket = self.cuda_daemon()
         for method in METHODS:
-            apart = self.both(socket, "--steps", "5", "--method", method)
+            apart = self.both(socket, 5, *RUN, "--method", method)
             self.assertLessEqual(apart, 1e-6, method)
         for method in ("alst", "sluice"):
-            apart = self.both(socket, "--steps", "3", "--method", method,
+            apart = self.both(socket, 3, *RUN, "--method", method,
                               "--arch", "gpt", "--dtype", "bf16")
             self.assertLessEqual(apart, BF16, method)
         self.expect_no_findings()
