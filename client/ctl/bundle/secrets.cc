@@ -2,7 +2,9 @@
 
 #include <array>
 #include <regex>
-#include <utility>
+#include <string>
+#include <string_view>
+#include <vector>
 
 #include "absl/strings/str_split.h"
 
@@ -38,11 +40,9 @@ const std::array<Rule, 3>& Rules() {
   return *rules;
 }
 
-std::string Clean(std::string line, int& removed) {
-  if (line.size() > kLongestLine) {
-    line.resize(kLongestLine);
-    line += " (cut)";
-  }
+std::string Clean(std::string_view whole, int& removed) {
+  std::string line(whole.substr(0, kLongestLine));
+  if (whole.size() > kLongestLine) line += " (cut)";
   for (const Rule& rule : Rules()) {
     const auto found =
         std::sregex_iterator(line.begin(), line.end(), rule.pattern);
@@ -64,7 +64,7 @@ WithoutSecrets RemoveSecrets(const std::string& text) {
   WithoutSecrets result;
   bool in_pem = false;
   std::vector<std::string> kept;
-  for (std::string line :
+  for (const std::string& line :
        std::vector<std::string>(absl::StrSplit(text, '\n'))) {
     if (!in_pem && IsPem(line, "BEGIN")) {
       in_pem = true;
@@ -72,7 +72,7 @@ WithoutSecrets RemoveSecrets(const std::string& text) {
       kept.emplace_back(kRemoved);
     }
     if (!in_pem) {
-      kept.push_back(Clean(std::move(line), result.removed));
+      kept.push_back(Clean(line, result.removed));
     } else if (IsPem(line, "END")) {
       in_pem = false;
     }
