@@ -25,6 +25,11 @@ endif()
 # Own targets only; headers of others are SYSTEM.
 add_library(sluice_options INTERFACE)
 target_compile_options(sluice_options INTERFACE
+  # Of every source, a program's too: a precompiled header serves only those
+  # that are compiled as it was.
+  -fPIC -pthread
+  # A test's own expressions are many and short: a quarter of their compilation.
+  $<$<AND:$<BOOL:$<TARGET_PROPERTY:SLUICE_TEST>>,$<CONFIG:RelWithDebInfo>>:-O1>
   -Wall -Wextra -Werror -Wno-missing-field-initializers
   # GCC 12 is wrong about moved-from std::optional.
   $<$<CXX_COMPILER_ID:GNU>:-Wno-maybe-uninitialized>)

@@ -21,13 +21,15 @@ DROP = {"-c", "-MD", "-MMD", "-Winvalid-pch", "-fpch-preprocess"}
 CLANG = ["-Wthread-safety", "-Wno-unknown-warning-option"]
 
 
-def precompiled(path):
-    """What the header that CMake precompiles includes; none: it is another.
-    clang cannot read g++'s result, and sources rely on what is in it."""
+def headers_for_clang(path):
+    """What clang reads for g++'s `-include path`: of a header that CMake
+    precompiles, whose result clang cannot read, what it includes. Only
+    client/torch's: others include what they use."""
     if "cmake_pch" not in path:
-        return []
+        return [path]
     with open(path, encoding="utf-8") as file:
-        return re.findall(r'^#include "([^"]+)"', file.read(), re.M)
+        found = re.findall(r'^#include "([^"]+)"', file.read(), re.M)
+    return [header for header in found if "/client/torch/" in header]
 
 
 def arguments(entry):
@@ -40,8 +42,7 @@ def arguments(entry):
         if word in DROP_WITH_VALUE:
             next(words)
         elif word == "-include":
-            value = next(words)
-            for header in precompiled(value) or [value]:
+            for header in headers_for_clang(next(words)):
                 kept += [word, header]
         elif word not in DROP:
             kept.append(word)
