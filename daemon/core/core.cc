@@ -38,6 +38,8 @@ const Principal* Core::ViewerOf(const Session& session) const {
 
 PoolSnapshot Core::pool(PoolId id) const {
   const Pool& pool = *ledger_.FindPool(id);
+  const HeldOutside& outside = ledger_.outside();
+  const auto silent = outside.silent.find(id);
   return {.id = id,
           .total = pool.total(),
           .leased = pool.leased(),
@@ -46,7 +48,9 @@ PoolSnapshot Core::pool(PoolId id) const {
           .quarantined = pool.quarantined(),
           .lingering = pool.lingering(),
           .outside = pool.outside(),
-          .reserved = std::min(ledger_.Withheld(id, nullptr), pool.free())};
+          .reserved = std::min(ledger_.Withheld(id, nullptr), pool.free()),
+          .outside_at =
+              silent != outside.silent.end() ? silent->second : outside.at};
 }
 
 RankSnapshot Core::SnapshotOf(const Session& session) const {

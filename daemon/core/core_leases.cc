@@ -128,25 +128,16 @@ Effects Core::OutsideKnown(HeldOutside held, absl::Time now) {
     return found != all.pools.end() ? found->second : Bytes(0);
   };
   const Principal own{config_.own_uid, ""};
-  const bool cuda = config_.driver == "cuda";  // which cannot tell whose it is
   for (const auto& [id, pool] : ledger_.pools()) {
     const Bytes before = in(ledger_.outside(), id), after = in(held, id);
     if (before == Bytes(0) && after > Bytes(0)) {
       Log(now, EventKind::kStart,
-          fmt::format("{}: {} hold {} of the pool's {}, which cannot be leased "
-                      "until they end",
-                      Name(id),
-                      cuda ? "contexts and buffers beside leases, or processes "
-                             "without a session,"
-                           : "processes without a session, such as ranks of a "
-                             "daemon that was killed,",
-                      FormatBytes(after), FormatBytes(pool.total())),
+          fmt::format("{}: of {}, {}", Name(id), FormatBytes(pool.total()),
+                      OutsideText(after, OutsideHolders(config_.driver))),
           own);
     } else if (before > Bytes(0) && after == Bytes(0)) {
       Log(now, EventKind::kDeath,
-          fmt::format("{}: {} hold nothing any more", Name(id),
-                      cuda ? "contexts, buffers and processes without a session"
-                           : "processes without a session"),
+          fmt::format("{}: nothing is held outside leases any more", Name(id)),
           own);
     }
   }

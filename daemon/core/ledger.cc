@@ -15,13 +15,14 @@ Ledger::Ledger(const NodeConfig& config)
                config.named_job_limits),
       allowances_(limits_.changes_per_second,
                   static_cast<double>(limits_.each)) {
+  const std::string_view holders = OutsideHolders(config.driver);
   for (const GpuConfig& gpu : config.gpus) {
     const PoolId id{PoolKind::kGpu, gpu.index.value()};
-    pools_.emplace(id, Pool(id, gpu.pool, config.extent.gpu));
+    pools_.emplace(id, Pool(id, gpu.pool, config.extent.gpu, holders));
   }
   for (const HostConfig& host : config.hosts) {
     const PoolId id{PoolKind::kHost, host.numa.value()};
-    pools_.emplace(id, Pool(id, host.pool, config.extent.host));
+    pools_.emplace(id, Pool(id, host.pool, config.extent.host, holders));
   }
 }
 

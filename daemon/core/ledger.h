@@ -43,6 +43,7 @@
 #include "absl/time/time.h"
 #include "daemon/core/budget.h"
 #include "daemon/core/effects.h"
+#include "daemon/core/outside/held_outside.h"
 #include "daemon/core/pool.h"
 #include "daemon/core/requests.h"
 #include "daemon/core/reservations.h"

@@ -15,8 +15,12 @@ std::string Name(PoolId pool) {
                      pool.ordinal);
 }
 
-Pool::Pool(PoolId id, Bytes total, Bytes extent)
-    : id_(id), total_(total), extent_(extent) {
+Pool::Pool(PoolId id, Bytes total, Bytes extent,
+           std::string_view outside_holders)
+    : id_(id),
+      total_(total),
+      extent_(extent),
+      outside_holders_(outside_holders) {
   SLUICE_CHECK(extent > Bytes(0));
 }
 
@@ -65,11 +69,7 @@ absl::Status Pool::Refusal(Bytes asked, Bytes withheld) const {
         FormatBytes(quarantined_));
   }
   if (outside() > Bytes(0)) {
-    held += fmt::format(
-        "; {} are held outside, by processes without a session, such as ranks "
-        "of a daemon that was killed, or on a GPU beside leases, until they "
-        "end",
-        FormatBytes(outside()));
+    held += "; " + OutsideText(outside(), outside_holders_);
   }
   return ShortOf(
       ShortageIn(id_.kind),

@@ -27,10 +27,12 @@
 #include <map>
 #include <optional>
 #include <set>
+#include <string_view>
 #include <vector>
 
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
+#include "daemon/core/outside/held_outside.h"
 #include "daemon/core/types.h"
 #include "proto/base/table.h"
 
@@ -62,8 +64,10 @@ class Pool {
     bool operator==(const Saved&) const = default;
   };
 
-  // `total` and `extent` are multiples of the granularity.
-  Pool(PoolId id, Bytes total, Bytes extent);
+  // `total` and `extent` are multiples of the granularity. `outside_holders`:
+  // OutsideHolders, for refusals; it outlives the pool.
+  Pool(PoolId id, Bytes total, Bytes extent,
+       std::string_view outside_holders = OutsideHolders(""));
 
   // What a lease is made of: idle extents, extents to destroy first, and the
   // sizes of those to make.
@@ -210,6 +214,7 @@ class Pool {
   const PoolId id_;
   const Bytes total_;
   const Bytes extent_;
+  const std::string_view outside_holders_;
   Table<ExtentId, Extent> extents_;
   std::map<PrincipalId, size_t> owned_;  // how many extents; only above 0
   // What each holds, and what of that lingers; only who holds any.

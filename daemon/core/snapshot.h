@@ -22,9 +22,11 @@ namespace sluice::daemon {
 struct PoolSnapshot {
   PoolId id;
   Bytes total, leased, free, kept, quarantined, lingering;
-  Bytes outside;   // held by processes without a session
+  Bytes outside;   // held outside leases (held_outside.h)
   Bytes ready;     // of host memory: the part of `free` that was made ahead
   Bytes reserved;  // the part of `free` that only some may have
+  // When the device said what is held outside; InfinitePast: not yet.
+  absl::Time outside_at = absl::InfinitePast();
 };
 
 struct GpuSnapshot {

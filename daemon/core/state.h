@@ -19,6 +19,7 @@
 #include "absl/status/status.h"
 #include "absl/time/time.h"
 #include "daemon/core/budget.h"
+#include "daemon/core/outside/held_outside.h"
 #include "daemon/core/planning/plans.h"
 #include "daemon/core/planning/replan.h"
 #include "daemon/core/policy.h"

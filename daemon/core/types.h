@@ -106,14 +106,6 @@ struct HostConfig {
   Bytes spare;
 };
 
-// What of the pools is held by processes that have no session here, such as
-// ranks of a daemon that was killed: as the device said.
-struct HeldOutside {
-  std::map<PoolId, Bytes> pools;         // only above 0
-  absl::Time at = absl::InfinitePast();  // it was asked; never: not yet
-  bool operator==(const HeldOutside&) const = default;
-};
-
 // A limit per kind of pool; node-wide sums (all GPUs, all NUMA nodes).
 struct Limits {
   static constexpr Bytes kUnlimited{INT64_MAX};

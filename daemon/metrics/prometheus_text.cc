@@ -33,7 +33,7 @@ void AddStates(const Labels& labels, const PoolSnapshot& pool, Families& to) {
 
 void AddPools(const Snapshot& from, Families& to) {
   to.Add("sluice_held_outside_age_seconds",
-         "Since the device was asked what processes without a session hold.",
+         "Since the device was asked what is held outside leases.",
          MetricType::Gauge);
   if (from.outside_at != absl::InfinitePast()) {
     to.Value({}, absl::ToDoubleSeconds(from.now - from.outside_at));

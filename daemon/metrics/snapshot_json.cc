@@ -4,6 +4,7 @@
 #include <nlohmann/json.hpp>
 #include <utility>
 
+#include "daemon/core/outside/held_outside.h"
 #include "proto/base/grant_page.h"
 
 namespace sluice::daemon {
@@ -11,7 +12,12 @@ namespace {
 
 using nlohmann::json;
 
-void AddPool(const PoolSnapshot& pool, json& to) {
+json AgeOf(absl::Time at, absl::Time now) {
+  if (at == absl::InfinitePast()) return nullptr;
+  return absl::ToDoubleSeconds(now - at);
+}
+
+void AddPool(const PoolSnapshot& pool, absl::Time now, json& to) {
   to["total_bytes"] = pool.total.count();
   to["leased_bytes"] = pool.leased.count();
   to["free_bytes"] = pool.free.count();
@@ -19,16 +25,17 @@ void AddPool(const PoolSnapshot& pool, json& to) {
   to["quarantined_bytes"] = pool.quarantined.count();
   to["lingering_bytes"] = pool.lingering.count();
   to["held_outside_bytes"] = pool.outside.count();
+  to["held_outside_age_s"] = AgeOf(pool.outside_at, now);
   to["reserved_bytes"] = pool.reserved.count();
 }
 
-json Gpu(const GpuSnapshot& gpu) {
+json Gpu(const GpuSnapshot& gpu, absl::Time now) {
   json to = {{"index", gpu.gpu.index.value()},
              {"uuid", gpu.gpu.uuid},
              {"name", gpu.gpu.name},
              {"link", gpu.gpu.link},
              {"numa", gpu.gpu.numa.value()}};
-  AddPool(gpu.pool, to);
+  AddPool(gpu.pool, now, to);
   return to;
 }
 
@@ -263,16 +270,15 @@ json Aggregates(const Snapshot& snapshot) {
   to["driver"] = snapshot.driver;
   to["uptime_s"] = absl::ToDoubleSeconds(snapshot.uptime);
   to["sessions"] = snapshot.sessions;
-  to["held_outside_age_s"] = nullptr;
-  if (snapshot.outside_at != absl::InfinitePast()) {
-    to["held_outside_age_s"] =
-        absl::ToDoubleSeconds(snapshot.now - snapshot.outside_at);
-  }
-  to["gpus"] = List(snapshot.gpus, Gpu);
+  to["held_outside_age_s"] = AgeOf(snapshot.outside_at, snapshot.now);
+  to["held_outside_by"] = OutsideHolders(snapshot.driver);
+  to["gpus"] = List(snapshot.gpus, [&](const GpuSnapshot& gpu) {
+    return Gpu(gpu, snapshot.now);
+  });
   to["links"] = List(snapshot.links, Link);
-  to["host"] = List(snapshot.hosts, [](const PoolSnapshot& pool) {
+  to["host"] = List(snapshot.hosts, [&](const PoolSnapshot& pool) {
     json host = {{"numa", pool.id.ordinal}};
-    AddPool(pool, host);
+    AddPool(pool, snapshot.now, host);
     host["ready_bytes"] = pool.ready.count();
     return host;
   });

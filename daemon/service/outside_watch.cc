@@ -1,5 +1,6 @@
 #include "daemon/service/outside_watch.h"
 
+#include <fmt/format.h>
 #include <time.h>
 
 #include <algorithm>
@@ -21,6 +22,12 @@ absl::Duration CpuTime() {
   return absl::DurationFromTimespec(time);
 }
 
+PoolId PoolOf(device::Placement where) {
+  return {where.kind == device::Placement::Kind::kGpu ? PoolKind::kGpu
+                                                      : PoolKind::kHost,
+          where.ordinal};
+}
+
 }  // namespace
 
 OutsideWatch::OutsideWatch(device::Driver* driver, const NodeConfig& node,
@@ -30,28 +37,27 @@ OutsideWatch::OutsideWatch(device::Driver* driver, const NodeConfig& node,
       loop_(loop),
       clock_(clock),
       known_(std::move(known)),
+      answers_(node, /*exact=*/driver->TellsHolders()),
       thread_("outside", TaskThread::Priority::kBehindTheLoop) {
-  for (const GpuConfig& gpu : node.gpus) {
-    places_[device::Placement::Gpu(gpu.index)] = {
-        {PoolKind::kGpu, gpu.index.value()}, gpu.pool, gpu.spare};
-  }
-  for (const HostConfig& host : node.hosts) {
-    places_[device::Placement::Host(host.numa)] = {
-        {PoolKind::kHost, host.numa.value()}, host.pool, host.spare};
-  }
+  for (const GpuConfig& gpu : node.gpus) gpus_.push_back(gpu.index);
 }
 
-absl::StatusOr<HeldOutside> OutsideWatch::AskDevice() const {
-  HeldOutside held{.pools = {}, .at = clock_->Now()};
+absl::StatusOr<OutsideAnswers::Answer> OutsideWatch::AskDevice() const {
+  OutsideAnswers::Answer answer{.held = {}, .at = clock_->Now()};
   SLUICE_ASSIGN_OR_RETURN(const auto places, driver_->HeldOutside());
-  for (const auto& [where, bytes] : places) {
-    const auto place = places_.find(where);
-    if (place == places_.end()) continue;
-    const Place& to = place->second;
-    const Bytes beyond = std::min(bytes - to.spare, to.total);
-    if (beyond > Bytes(0)) held.pools[to.pool] = beyond;
+  for (const auto& [where, held] : places) {
+    answer.held.emplace(PoolOf(where), held);
   }
-  return held;
+  if (driver_->TellsHolders()) return answer;
+  for (const DeviceIndex gpu : gpus_) {
+    const auto where = device::Placement::Gpu(gpu);
+    if (places.contains(where)) continue;
+    const absl::Status why = driver_->Usage(where).status();
+    // It answers by now: as before until the next time.
+    answer.held.emplace(PoolOf(where),
+                        why.ok() ? absl::UnavailableError("no answer") : why);
+  }
+  return answer;
 }
 
 OutsideWatch::Answer OutsideWatch::Ask() const {
@@ -69,8 +75,8 @@ void OutsideWatch::Start() {
     return Tell(first.get());
   }
   WriteLog(LogLevel::kWarning,
-           "what processes without a session hold is not known yet: it counts "
-           "as free until the device has answered");
+           "what is held outside leases is not known yet: it counts as free "
+           "until the device has answered");
   AskAfter(absl::ZeroDuration());
 }
 
@@ -83,33 +89,26 @@ void OutsideWatch::AskAfter(absl::Duration delay) {
       delay, [this] { loop_->Post([this, answer = Ask()] { Tell(answer); }); });
 }
 
-HeldOutside OutsideWatch::Lasting(HeldOutside held) {
-  if (driver_->TellsHolders()) return held;
-  const std::optional<HeldOutside> before = std::exchange(before_, held);
-  if (!before.has_value()) return held;
-  for (auto& [pool, bytes] : held.pools) {
-    const auto then = before->pools.find(pool);
-    const Bytes least = then != before->pools.end() ? then->second : Bytes(0);
-    bytes = std::min(bytes, least);
-  }
-  std::erase_if(held.pools,
-                [](const auto& each) { return each.second == Bytes(0); });
-  return held;
-}
-
-void OutsideWatch::Say(const absl::Status& failure) {
-  if (!std::exchange(fails_, !failure.ok()) && !failure.ok()) {
+void OutsideWatch::Say(const std::string& place, const absl::Status& failure) {
+  if (failure.ok()) {
+    fails_.erase(place);
+  } else if (fails_.insert(place).second) {
     WriteLog(LogLevel::kWarning,
-             "what processes without a session hold is not known: " +
-                 std::string(failure.message()));
+             fmt::format("what is held outside leases{}{} is not known, and "
+                         "counts as it did: {}",
+                         place.empty() ? "" : " of ", place,
+                         std::string(failure.message())));
   }
 }
 
-void OutsideWatch::Tell(Answer answer) {
+void OutsideWatch::Tell(const Answer& answer) {
   asking_ = false;
-  Say(answer.held.status());
+  Say("", answer.held.status());
   if (answer.held.ok()) {
-    HeldOutside held = Lasting(*std::move(answer.held));
+    for (const auto& [pool, held] : answer.held->held) {
+      Say(Name(pool), held.status());
+    }
+    HeldOutside held = answers_.Add(*answer.held);
     held_ = !held.pools.empty();
     known_(std::move(held));
   }

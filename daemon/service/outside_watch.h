@@ -1,15 +1,13 @@
-// Asks the device what of the pools is held by processes without a session.
+// Asks the device what of the pools is held outside leases
+// (core/outside/held_outside.h).
 //
 // On `sim` that is what ranks of a daemon that was killed still reach, and it
 // can only become less: it is asked at the start, and again while it is
 // anything.
 //
-// On `cuda`, where the device cannot tell who holds what, it is whatever is
-// used of a GPU, beside the pool's spare, that this process did not make:
-// contexts, buffers of NCCL and torch beside a rank's leases, what children of
-// a process that is gone have still, and other processes'. So the device is
-// asked all the time. An extent that is just being made looks like somebody
-// else's: what is more than at the answer before counts when it is seen again.
+// On `cuda`, where the device cannot tell who holds what, it is asked all the
+// time. A GPU that does not answer is said once in the log, and counts as it
+// did until it answers again; the others are not affected.
 //
 // The device takes milliseconds for an answer, or as long as the kernel likes:
 // it is asked on a thread of its own, which takes at most 1/50 of a core.
@@ -18,11 +16,13 @@
 #pragma once
 
 #include <functional>
-#include <map>
-#include <optional>
+#include <set>
+#include <string>
+#include <vector>
 
 #include "absl/status/statusor.h"
 #include "absl/time/time.h"
+#include "daemon/core/outside/held_outside.h"
 #include "daemon/core/types.h"
 #include "daemon/service/loop.h"
 #include "daemon/service/task_thread.h"
@@ -51,33 +51,28 @@ class OutsideWatch {
   bool Finish(absl::Duration patience) { return thread_.Finish(patience); }
 
  private:
-  struct Place {
-    PoolId pool;
-    Bytes total, spare;
-  };
   struct Answer {
-    absl::StatusOr<HeldOutside> held;
+    absl::StatusOr<OutsideAnswers::Answer> held;
     absl::Duration cpu_time;  // that it took
   };
   void AskAfter(absl::Duration delay);
   // On the thread.
   Answer Ask() const;
-  absl::StatusOr<HeldOutside> AskDevice() const;
-  void Tell(Answer answer);
-  void Say(const absl::Status& failure);
-  // What of it was seen the time before, too.
-  HeldOutside Lasting(HeldOutside held);
+  absl::StatusOr<OutsideAnswers::Answer> AskDevice() const;
+  void Tell(const Answer& answer);
+  // Of which place (empty: of all), once each time that it begins.
+  void Say(const std::string& place, const absl::Status& failure);
 
   device::Driver* const driver_;
   Loop* const loop_;
   const Clock* const clock_;
   const std::function<void(HeldOutside)> known_;
-  std::map<device::Placement, Place> places_;
+  std::vector<DeviceIndex> gpus_;
+  OutsideAnswers answers_;
   bool asking_ = false;
-  bool held_ = false;                  // as it was said last
-  bool fails_ = false;                 // the last answer: said once
-  std::optional<HeldOutside> before_;  // the answer before, as it was
-  TaskThread thread_;                  // last: its tasks use the rest
+  bool held_ = false;            // as it was said last
+  std::set<std::string> fails_;  // places whose last answer was none
+  TaskThread thread_;            // last: its tasks use the rest
 };
 
 }  // namespace sluice::daemon

@@ -38,6 +38,7 @@ template <typename Ar>
 void Fields(Ar& ar, Is<HeldOutside> auto& outside) {
   ar(1, outside.pools);
   ar(2, outside.at);
+  ar(3, outside.silent);
 }
 
 // --- memory -----------------------------------------------------------------

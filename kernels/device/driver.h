@@ -139,10 +139,10 @@ class Driver {
   // As probed when the driver was opened.
   virtual HostMemoryKind HostMemory() const = 0;
   // What others hold, by place: all that is used, less what handles of this
-  // process are for. On sim what ranks of a daemon that was killed still reach,
-  // by the word of the kernel; on cuda contexts and fragments too, and nothing
-  // is said of host memory. Places that are not named: nothing. It looks anew
-  // each time, which takes milliseconds, or as long as the kernel likes.
+  // process are for. On sim what ranks of a killed daemon still reach, by the
+  // kernel's word; on cuda contexts and fragments too, and nothing of host
+  // memory. Who is not named holds nothing, or is a GPU that does not answer:
+  // Usage says why. It looks anew: milliseconds, or as the kernel likes.
   virtual absl::StatusOr<std::map<Placement, Bytes>> HeldOutside() = 0;
   // cuMemCreate. Zero-filled on sim; on cuda as the driver gives it.
   virtual absl::StatusOr<Memory> Create(Placement where, Bytes size) = 0;

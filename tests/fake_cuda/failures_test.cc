@@ -126,7 +126,10 @@ absl::Status UseModule(Driver& driver, Stream stream) {
 // Everything that the seam offers.
 absl::Status Use(Driver& driver) {
   SLUICE_RETURN_IF_ERROR(driver.Devices().status());
-  SLUICE_RETURN_IF_ERROR(driver.HeldOutside().status());
+  // HeldOutside asks the same, and leaves out who does not answer.
+  for (const DeviceIndex gpu : {DeviceIndex(0), DeviceIndex(1)}) {
+    SLUICE_RETURN_IF_ERROR(driver.Usage(Placement::Gpu(gpu)).status());
+  }
   SLUICE_ASSIGN_OR_RETURN(const Piece gpu,
                           MakePiece(driver, Placement::Gpu(DeviceIndex(0))));
   SLUICE_ASSIGN_OR_RETURN(const Piece host,

@@ -18,8 +18,10 @@ namespace {
 
 using ::sluice::testing::IsOk;
 using ::sluice::testing::StatusIs;
+using ::testing::ElementsAre;
 using ::testing::HasSubstr;
 using ::testing::IsEmpty;
+using ::testing::Pair;
 
 constexpr DeviceIndex kGpu0(0), kGpu1(1);
 constexpr Placement kOnGpu0{Placement::Kind::kGpu, 0};
@@ -253,6 +255,19 @@ TEST_F(CudaTable, ALostGpuIsUnavailableAndLeavesTheOther) {
   EXPECT_THAT(driver_->CreateStream(kGpu0), StatusIs(kGone));
   EXPECT_THAT(driver_->Usage(kOnGpu0), StatusIs(kGone));
   EXPECT_THAT(Mapped(kOnGpu1, kGpu1), IsOk());
+}
+
+// Once it was one answer for all: a lost GPU hid what the others hold.
+TEST_F(CudaTable, ALostGpuAloneDoesNotSayWhatOthersHoldThere) {
+  Open();
+  SLUICE_ASSERT_OK_AND_ASSIGN(const auto beside, OpenCudaDriver());
+  ASSERT_THAT(beside->Create(kOnGpu1, MiB(4)), IsOk());
+  SLUICE_ASSERT_OK_AND_ASSIGN(auto held, driver_->HeldOutside());
+  EXPECT_THAT(held,
+              ElementsAre(Pair(kOnGpu0, Bytes(0)), Pair(kOnGpu1, MiB(4))));
+  fake_cuda::fake_cuda_set("lose=0");
+  SLUICE_ASSERT_OK_AND_ASSIGN(held, driver_->HeldOutside());
+  EXPECT_THAT(held, ElementsAre(Pair(kOnGpu1, MiB(4))));
 }
 
 // After such an error the context is of no use; the driver still ends cleanly.

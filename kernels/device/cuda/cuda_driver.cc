@@ -191,15 +191,20 @@ Bytes CudaDriver::Own(Placement where) const {
   return own;
 }
 
+absl::StatusOr<Bytes> CudaDriver::HeldByOthersOn(Placement where) {
+  // What is released in between is no outsider's.
+  const Bytes before = Own(where);
+  SLUICE_ASSIGN_OR_RETURN(const MemoryUse use, Usage(where));
+  return std::max(use.used - std::max(before, Own(where)), Bytes(0));
+}
+
 absl::StatusOr<std::map<Placement, Bytes>> CudaDriver::HeldOutside() {
   std::map<Placement, Bytes> held;
   for (size_t i = 0; i < contexts_.devices().size(); ++i) {
     const Placement where = Placement::Gpu(DeviceIndex(i));
-    // What is released in between is no outsider's.
-    const Bytes before = Own(where);
-    SLUICE_ASSIGN_OR_RETURN(const MemoryUse use, Usage(where));
-    const Bytes own = std::max(before, Own(where));
-    if (use.used > own) held[where] = use.used - own;
+    // A lost GPU does not hide what is held of the others.
+    const auto on_gpu = HeldByOthersOn(where);
+    if (on_gpu.ok()) held[where] = *on_gpu;
   }
   return held;
 }

@@ -104,6 +104,7 @@ class CudaDriver final : public Driver {
   absl::StatusOr<ContextScope> Enter(DeviceIndex device);
   // Of the place, by handles of this process.
   Bytes Own(Placement where) const;
+  absl::StatusOr<Bytes> HeldByOthersOn(Placement where);
   Memory Register(MemoryPointer memory);
   absl::StatusOr<MemoryPointer> Find(Memory memory) const;
   absl::StatusOr<StreamPointer> MakeStream(DeviceIndex device);

@@ -1,4 +1,4 @@
-// What processes without a session hold: not free, until the device says so.
+// What is held outside leases: not free, until the device says so.
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
 #include "tests/daemon/core/core_driver.h"
@@ -11,6 +11,16 @@ using sluice::testing::IsOk;
 using sluice::testing::StatusIs;
 using ::testing::AllOf;
 using ::testing::HasSubstr;
+
+constexpr absl::Time kFirst = absl::UnixEpoch();
+constexpr absl::Duration kLater = absl::Seconds(1);
+
+// Two GPUs with 2 MiB beside their pools, which nobody can tell the users of.
+OutsideAnswers OnCuda() {
+  NodeConfig node = SmallNode();
+  for (GpuConfig& gpu : node.gpus) gpu.spare = MiB(2);
+  return OutsideAnswers(node, /*exact=*/false);
+}
 
 void Say(CoreDriver& node, std::map<PoolId, Bytes> pools) {
   const absl::Time now = node.clock.Now();
@@ -47,12 +57,12 @@ TEST(Outside, SaysWhenItWasSeenAndWhenItEnded) {
   node.clock.Advance(absl::Seconds(3));
   EXPECT_EQ(node.core.TakeSnapshot(nullptr, node.clock.Now()).outside_at, seen);
   EXPECT_THAT(node.core.log().events().back().text,
-              HasSubstr("GPU 0: processes without a session, such as ranks of "
-                        "a daemon that was killed, hold 10 MiB"));
+              HasSubstr("GPU 0: of 16 MiB, 10 MiB are held outside leases, by "
+                        "processes without a session, such as ranks"));
   Say(node, {{Gpu(0), MiB(2)}});  // nothing to be said
   Say(node, {});
   EXPECT_THAT(node.core.log().events().back().text,
-              HasSubstr("GPU 0: processes without a session hold nothing"));
+              HasSubstr("GPU 0: nothing is held outside leases any more"));
   EXPECT_EQ(node.core.log().last(), 2);
 }
 
@@ -70,6 +80,58 @@ TEST(Outside, IsNoMoreThanThereIsBesideWhatIsLeasedOrKept) {
   EXPECT_EQ(node.core.pool(Gpu(0)).outside, MiB(8));
   EXPECT_EQ(node.core.pool(Gpu(0)).free, MiB(8));
   EXPECT_THAT(node.Lease(a, Gpu(0), MiB(8)), IsOk());
+}
+
+TEST(OutsideAnswers, WhatIsNewCountsWhenItIsSeenAgain) {
+  OutsideAnswers answers = OnCuda();
+  EXPECT_EQ(answers.Add({{{Gpu(0), MiB(3)}}, kFirst}).pools,
+            (std::map<PoolId, Bytes>{{Gpu(0), MiB(1)}}));
+  const auto extent = answers.Add({{{Gpu(0), MiB(9)}}, kFirst + kLater});
+  EXPECT_EQ(extent.pools, (std::map<PoolId, Bytes>{{Gpu(0), MiB(1)}}));
+  const auto lasting = answers.Add({{{Gpu(0), MiB(8)}}, kFirst + 2 * kLater});
+  EXPECT_EQ(lasting.pools, (std::map<PoolId, Bytes>{{Gpu(0), MiB(6)}}));
+  // What is gone counts no more at once; the spare holds the rest.
+  EXPECT_EQ(answers.Add({{{Gpu(0), MiB(2)}}, kFirst + 3 * kLater}).pools,
+            (std::map<PoolId, Bytes>()));
+}
+
+TEST(OutsideAnswers, WhereTheDeviceTellsWhoseItIsItCountsAtOnce) {
+  OutsideAnswers answers(SmallNode(), /*exact=*/true);
+  answers.Add({{}, kFirst});
+  EXPECT_EQ(answers.Add({{{Host(0), MiB(9)}}, kFirst + kLater}).pools,
+            (std::map<PoolId, Bytes>{{Host(0), MiB(9)}}));
+}
+
+// Wrong once: a lost GPU was an error of all, and every figure grew old.
+TEST(OutsideAnswers, AGpuThatDoesNotAnswerStaysAsItWasAndTheOthersAreNew) {
+  OutsideAnswers answers = OnCuda();
+  answers.Add({{{Gpu(0), MiB(5)}, {Gpu(1), MiB(5)}}, kFirst});
+  const absl::Status lost = absl::UnavailableError("lost");
+  HeldOutside said;
+  for (int again = 1; again <= 2; ++again) {
+    said = answers.Add(
+        {{{Gpu(0), lost}, {Gpu(1), MiB(4)}}, kFirst + again * kLater});
+  }
+  EXPECT_EQ(said.pools,
+            (std::map<PoolId, Bytes>{{Gpu(0), MiB(3)}, {Gpu(1), MiB(2)}}));
+  EXPECT_EQ(said.at, kFirst + 2 * kLater);
+  EXPECT_EQ(said.silent, (std::map<PoolId, absl::Time>{{Gpu(0), kFirst}}));
+  said = answers.Add({{{Gpu(0), MiB(2)}}, kFirst + 3 * kLater});
+  EXPECT_TRUE(said.silent.empty() && said.pools.empty());
+}
+
+TEST(Outside, EachPoolSaysWhenItWasSeen) {
+  CoreDriver node;
+  const absl::Time now = node.clock.Now();
+  node.Run([&](Core& core) {
+    return core.OutsideKnown({.pools = {{Gpu(0), MiB(1)}},
+                              .at = now,
+                              .silent = {{Gpu(0), now - kLater}}},
+                             now);
+  });
+  EXPECT_EQ(node.core.pool(Gpu(0)).outside_at, now - kLater);
+  EXPECT_EQ(node.core.pool(Gpu(1)).outside_at, now);
+  node.CheckSaved();
 }
 
 TEST(Outside, WhatIsSavedIsReadWithIt) {

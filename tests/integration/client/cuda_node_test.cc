@@ -21,6 +21,7 @@
 namespace sluice::testing {
 namespace {
 
+using ::testing::HasSubstr;
 using ::testing::MatchesRegex;
 
 // The fake has no device nodes by which the daemon could tell who may have a
@@ -200,7 +201,24 @@ TEST_P(OfCuda, ARankWhoseDriverMakesOtherHostMemoryIsToldSoAtOnce) {
   EXPECT_EQ(Findings(), "");
 }
 
-class BesideLeases : public OfCuda {};
+class BesideLeases : public OfCuda {
+ protected:
+  static wire::Pool Gpu0(const RunningDaemon& daemon) {
+    auto pool = GpuPool(daemon.socket(), 0);
+    EXPECT_THAT(pool, IsOk());
+    EXPECT_EQ(pool->total_bytes(), pool->leased_bytes() + pool->free_bytes() +
+                                       pool->held_outside_bytes());
+    return *std::move(pool);
+  }
+  static void ExpectOutside(const RunningDaemon& daemon, Bytes wanted) {
+    const absl::Time patience = absl::Now() + absl::Seconds(20);
+    while (Gpu0(daemon).held_outside_bytes() != wanted.size() &&
+           absl::Now() < patience) {
+      absl::SleepFor(absl::Milliseconds(20));
+    }
+    EXPECT_EQ(Gpu0(daemon).held_outside_bytes(), wanted.size());
+  }
+};
 
 // Of the fake's 64 MiB the pool leaves 32 to what is no lease. Wrong once: what
 // came after the daemon's start and was more counted as free.
@@ -211,24 +229,35 @@ TEST_P(BesideLeases, WhatTakesMoreThanThePoolsSpareIsNotFree) {
   const auto beside =
       Child::Spawn({BinaryPath("cuda_holder"), "0", "40", until()});
   ASSERT_TRUE(beside->WaitForOutput("holds", absl::Seconds(30)));
-  const auto gpu = [&] {
-    auto pool = GpuPool(daemon.socket(), 0);
-    EXPECT_THAT(pool, IsOk());
-    EXPECT_EQ(pool->total_bytes(), pool->leased_bytes() + pool->free_bytes() +
-                                       pool->held_outside_bytes());
-    return *std::move(pool);
-  };
-  const absl::Time patience = absl::Now() + absl::Seconds(20);
-  while (gpu().held_outside_bytes() == 0 && absl::Now() < patience) {
-    absl::SleepFor(absl::Milliseconds(20));
-  }
-  EXPECT_EQ(gpu().held_outside_bytes(), MiB(8).size());
-  EXPECT_EQ(gpu().free_bytes(), MiB(16).size());  // the rank has as much
+  ExpectOutside(daemon, MiB(8));
+  EXPECT_EQ(Gpu0(daemon).free_bytes(), MiB(16).size());  // the rank has as much
   LetRanksEnd();
   beside->ExpectSuccess();
   rank->ExpectSuccess();
   ExpectAllIsFree(daemon.socket());
   ExpectEndsWell(daemon);
+  EXPECT_EQ(Findings(), "");
+}
+
+// Wrong once: the question failed for all GPUs, and GPU 0 had all of its pool
+// free for as long as the other was lost.
+TEST_P(BesideLeases, AreSeenOnAGpuWhileAnotherIsLost) {
+  RunningDaemon daemon(kToml);
+  LoseGpu(1);
+  setenv("CUDA_VISIBLE_DEVICES", "0", 1);
+  const auto beside =
+      Child::Spawn({BinaryPath("cuda_holder"), "0", "40", until()});
+  unsetenv("CUDA_VISIBLE_DEVICES");
+  ASSERT_TRUE(beside->WaitForOutput("holds", absl::Seconds(30)));
+  ExpectOutside(daemon, MiB(8));
+  LetRanksEnd();
+  beside->ExpectSuccess();
+  ExpectOutside(daemon, Bytes(0));
+  daemon.process().Kill(SIGTERM);
+  const ChildResult end = daemon.process().Join();
+  EXPECT_EQ(end.exit_code, 0);
+  EXPECT_THAT(end.err, HasSubstr("what is held outside leases of GPU 1 is not "
+                                 "known, and counts as it did: "));
   EXPECT_EQ(Findings(), "");
 }
 

@@ -71,16 +71,19 @@ TEST(Tools, ADaemonAfterACrashSaysWhatRanksStillHold) {
   ASSERT_TRUE(next->WaitForOutput("sluiced: ready", absl::Seconds(10)));
   const ChildResult status = RunTool(daemon, {"sluicectl", "status"});
   const char* const held =
-      " are held by processes without a session, such as ranks of a daemon "
-      "that was killed: free when they end";
+      " are held outside leases, by processes without a session, such as ranks "
+      "of a daemon that was killed: free when they end";
   EXPECT_THAT(status.out, HasSubstr("HELD OUTSIDE (seen 0"));
-  EXPECT_THAT(status.out, HasSubstr(std::string("5 MiB of gpu 0") + held));
-  EXPECT_THAT(status.out, HasSubstr(std::string("3 MiB of numa 0") + held));
-  EXPECT_THAT(status.out, ::testing::Not(HasSubstr("gpu 1 are held")));
+  EXPECT_THAT(status.out, HasSubstr(std::string("gpu 0: 5 MiB") + held));
+  EXPECT_THAT(status.out, HasSubstr(std::string("numa 0: 3 MiB") + held));
+  EXPECT_THAT(status.out, ::testing::Not(HasSubstr("gpu 1: ")));
   const ChildResult budget = RunTool(daemon, {"sluicectl", "budget"});
-  EXPECT_THAT(budget.out, HasSubstr(std::string("5 MiB of gpu 0") + held));
+  EXPECT_THAT(budget.out, HasSubstr(std::string("gpu 0: 5 MiB") + held));
   next->Kill(SIGTERM);
-  EXPECT_THAT(next->Join().err, HasSubstr("warning start: GPU 0: processes"));
+  EXPECT_THAT(
+      next->Join().err,
+      HasSubstr(
+          "warning start: GPU 0: of 36 MiB, 5 MiB are held outside leases"));
 }
 
 TEST(Tools, AnAdministratorSetsABudgetThatHoldsAtOnce) {

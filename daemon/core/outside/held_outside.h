@@ -1,0 +1,71 @@
+// What of the pools is held outside leases: pure rules over what the device
+// says.
+//
+// On `sim` the device tells it to the byte, of processes without a session. On
+// `cuda` nobody can tell whose memory is: what is used of a GPU *beside* what
+// the daemon made is the daemon's own context, the contexts of ranks, what
+// their libraries take (NCCL, cuBLAS, torch), and other processes'. As far as
+// it is more than the pool leaves *spare* it is held outside.
+//
+// The device is asked four times a second, and an extent that is just being
+// made looks like somebody else's memory, so what is new counts when it is seen
+// again.
+//
+// Thread safety: none needed; values.
+#pragma once
+
+#include <map>
+#include <string>
+#include <string_view>
+
+#include "absl/status/statusor.h"
+#include "absl/time/time.h"
+#include "daemon/core/types.h"
+#include "proto/base/units.h"
+
+namespace sluice::daemon {
+
+struct HeldOutside {
+  // As the device said, without what is spare; only above 0.
+  std::map<PoolId, Bytes> pools;
+  absl::Time at = absl::InfinitePast();  // it was asked; never: not yet
+  // Those that do not answer now, as a lost GPU, and when they did last: what
+  // is here of them is of then. InfinitePast: they never did.
+  std::map<PoolId, absl::Time> silent;
+  bool operator==(const HeldOutside&) const = default;
+};
+
+// Joins the device's answers.
+class OutsideAnswers {
+ public:
+  struct Answer {
+    // What others hold, spare or not; of places that are not named, nothing.
+    std::map<PoolId, absl::StatusOr<Bytes>> held;
+    absl::Time at;
+  };
+  // `exact`: the device tells whose memory is (Driver::TellsHolders).
+  OutsideAnswers(const NodeConfig& node, bool exact);
+
+  // `answer` came after those before.
+  HeldOutside Add(const Answer& answer);
+
+ private:
+  struct Place {
+    Bytes total, spare;
+  };
+  // What of it was there at the answer before, too.
+  Bytes Lasting(PoolId pool, Bytes held);
+  void StaysAsItWas(PoolId pool, HeldOutside& said) const;
+
+  std::map<PoolId, Place> places_;
+  const bool exact_;
+  std::map<PoolId, Bytes> before_;  // the answer before, as it was
+  HeldOutside last_;
+};
+
+// Who holds it, as far as it can be known: "processes without a session, …".
+std::string_view OutsideHolders(std::string_view driver);
+// "8 MiB are held outside leases, by …": the one sentence of it.
+std::string OutsideText(Bytes held, std::string_view holders);
+
+}  // namespace sluice::daemon
