@@ -130,6 +130,9 @@ struct Snapshot {
   // descriptors of clients that wait to be closed.
   uint64_t log_lines_dropped = 0, log_lines_suppressed = 0;
   size_t descriptors_closing = 0;
+  // What pinned host memory is here ("HOST_NUMA", "memfd"), and why it is the
+  // lesser one; empty: there is one kind alone (sim).
+  std::string host_memory, host_memory_why;
   // Whether what jobs hold outlives this daemon; absent: nobody would keep it.
   std::optional<bool> kept;
   uint64_t keepers_replaced = 0;  // by this daemon

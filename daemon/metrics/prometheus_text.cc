@@ -64,6 +64,11 @@ void AddPools(const Snapshot& from, Families& to) {
          "Pinned host memory of a NUMA node's pool by state.",
          MetricType::Gauge);
   for (const PoolSnapshot& pool : from.hosts) AddStates(numa(pool), pool, to);
+  if (!from.host_memory.empty()) {
+    to.Add("sluice_host_memory_info", "1; the kind of pinned host memory.",
+           MetricType::Gauge);
+    to.Value({{"kind", from.host_memory}}, 1);
+  }
   to.Add("sluice_host_pool_kept_bytes",
          "The part of the free host memory that exists as idle extents.",
          MetricType::Gauge);

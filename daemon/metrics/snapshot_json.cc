@@ -272,6 +272,11 @@ json Aggregates(const Snapshot& snapshot) {
   to["sessions"] = snapshot.sessions;
   to["held_outside_age_s"] = AgeOf(snapshot.outside_at, snapshot.now);
   to["held_outside_by"] = OutsideHolders(snapshot.driver);
+  to["host_memory"] = nullptr;
+  if (!snapshot.host_memory.empty()) {
+    to["host_memory"] = {{"kind", snapshot.host_memory},
+                         {"why", snapshot.host_memory_why}};
+  }
   to["gpus"] = List(snapshot.gpus, [&](const GpuSnapshot& gpu) {
     return Gpu(gpu, snapshot.now);
   });

@@ -102,6 +102,9 @@ Snapshot Service::TakeSnapshot(const Snapshots::View& view) {
   for (PoolSnapshot& host : snapshot.hosts) {
     host.ready = arena_->ready(NumaIndex(host.id.ordinal));
   }
+  const device::HostMemoryKind kind = options_.driver->HostMemory();
+  snapshot.host_memory = kind.name;
+  snapshot.host_memory_why = kind.why;
   profile_reader_->GiveBackDropped();
   snapshot.quotas =
       quotas_.TakeSnapshot(view.principal ? &*view.principal : nullptr);

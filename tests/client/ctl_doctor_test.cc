@@ -38,7 +38,8 @@ Facts Good() {
                   .driver = "cuda",
                   .generation = 7,
                   .sessions = 3,
-                  .host_pools = GiB(64)};
+                  .host_pools = GiB(64),
+                  .host_memory = "HOST_NUMA"};
   facts.process = {.pid = 42, .open_files = 65536, .memory_nodes = "0-1"};
   facts.unit = UnitFacts{
       .active = true, .status = "serving", .store_most = 2000, .stored = 40};
@@ -160,6 +161,15 @@ std::vector<Case> Cases() {
       {"NUMA", [](Facts& f) { f.process.memory_nodes = "1"; }, Health::kWarning,
        "memory of nodes 1 only, but the machine has 0-1",
        "set-property sluiced AllowedMemoryNodes="},
+      {"host memory",
+       [](Facts& f) {
+         f.daemon.host_memory = "memfd";
+         f.daemon.host_memory_why = "the driver offers no HOST_NUMA memory";
+       },
+       Health::kWarning,
+       "memfd, which every rank pins by itself when it leases: the driver "
+       "offers no HOST_NUMA memory",
+       "driver_version"},
       {"store", [](Facts& f) { f.unit->store_most = 0; }, Health::kProblem,
        "systemd keeps nothing", "systemctl revert sluiced"},
       {"store", [](Facts& f) { f.unit->stored = 2000; }, Health::kWarning,
@@ -272,11 +282,11 @@ TEST(Doctor, PrintsALinePerFindingAndTheSameAsJson) {
   EXPECT_THAT(text, HasSubstr("ok       daemon "));
   EXPECT_THAT(text, HasSubstr("warning  huge pages "));
   EXPECT_THAT(text, HasSubstr(" $ sudo sysctl vm.nr_hugepages=0\n"));
-  EXPECT_EQ(std::count(text.begin(), text.end(), '\n'), 16);
+  EXPECT_EQ(std::count(text.begin(), text.end(), '\n'), 17);
   findings[0].health = Health::kProblem;
   const auto json = nlohmann::json::parse(RenderDoctorJson(findings));
   EXPECT_EQ(json.at("ok"), false);
-  EXPECT_EQ(json.at("findings").size(), 15);
+  EXPECT_EQ(json.at("findings").size(), 16);
   EXPECT_EQ(json.at("findings")[0].at("ok"), false);
   EXPECT_EQ(json.at("findings")[0].at("health"), "problem");
   EXPECT_EQ(json.at("findings")[1].at("ok"), true);
@@ -333,6 +343,25 @@ TEST(ToldFacts, NodesAreLists) {
   for (const char* wrong : {"", "a", "1-", "2-1", "1,,2", "0-99999"}) {
     EXPECT_THAT(ParseNodes(wrong), IsEmpty()) << wrong;
   }
+}
+
+TEST(ToldFacts, ASnapshotTellsWhatHostMemoryIs) {
+  const std::string node =
+      R"({"version": "1", "driver": "cuda", "generation": 1, "sessions": 0,
+          "host": []%s})";
+  const auto told = [&](const std::string& more) {
+    std::string text = node;
+    return ToldDaemon(text.replace(text.find("%s"), 2, more));
+  };
+  SLUICE_ASSERT_OK_AND_ASSIGN(
+      const DaemonFacts memfd,
+      told(R"(, "host_memory": {"kind": "memfd", "why": "no"})"));
+  EXPECT_EQ(memfd.host_memory, "memfd");
+  EXPECT_EQ(memfd.host_memory_why, "no");
+  SLUICE_ASSERT_OK_AND_ASSIGN(const DaemonFacts sim,
+                              told(R"(, "host_memory": null)"));
+  EXPECT_EQ(sim.host_memory, "");
+  EXPECT_TRUE(told("").ok());  // of a daemon that does not say
 }
 
 TEST(ToldFacts, AnAnswerThatIsNoSnapshotIsAFault) {

@@ -2,6 +2,7 @@
 // run it with SLUICE_UPDATE_GOLDEN=1 and review the difference.
 #include <cstdlib>
 #include <fstream>
+#include <nlohmann/json.hpp>
 #include <sstream>
 
 #include "client/ctl/format.h"
@@ -12,6 +13,7 @@
 namespace sluice::ctl {
 namespace {
 
+using nlohmann::json;
 using ::sluice::testing::StatusIs;
 using ::testing::HasSubstr;
 
@@ -85,6 +87,30 @@ TEST(CtlRender, ADrainedNodeSaysSoBeforeAllElse) {
   EXPECT_THAT(text, HasSubstr("DRAINED by root (alice) 12 s ago (a ?[31m): "
                               "nothing new is granted until sluicectl undrain"
                               "\n\nPOOL"));
+}
+
+// Wrong once: nobody said which kind of host memory ranks map, nor that a lost
+// GPU's figures are old.
+TEST(CtlRender, WhatIsHeldOutsideLeasesAndWhatHostMemoryIsAreSaid) {
+  json snapshot = json::parse(Read("snapshot.json"));
+  snapshot["held_outside_by"] = "contexts";
+  snapshot["held_outside_age_s"] = 0.25;
+  for (const int gpu : {0, 1}) {
+    snapshot["gpus"][gpu]["held_outside_bytes"] = 3 << 20;
+    snapshot["gpus"][gpu]["held_outside_age_s"] = gpu == 0 ? 0.25 : 75;
+  }
+  snapshot["host_memory"] = {{"kind", "memfd"}, {"why", "seccomp\x1b[2J"}};
+  SLUICE_ASSERT_OK_AND_ASSIGN(const std::string text,
+                              RenderStatus(snapshot.dump()));
+  EXPECT_THAT(
+      text,
+      HasSubstr(
+          "\nHELD OUTSIDE (seen 0.25 s ago)\n"
+          "gpu 0: 3 MiB are held outside leases, by contexts: free when they "
+          "end\n"
+          "gpu 1: 3 MiB are held outside leases, by contexts: free when they "
+          "end (it does not answer; seen 1 min 15 s ago)\n"));
+  EXPECT_THAT(text, HasSubstr("pinned host memory, memfd (seccomp?[2J)\n"));
 }
 
 TEST(CtlGolden, Jobs) {

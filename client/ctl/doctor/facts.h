@@ -28,6 +28,9 @@ struct DaemonFacts {
   };
   std::optional<Drained> drained;
   Bytes host_pools;
+  // What pinned host memory is, and why it is the lesser kind; empty:
+  // simulated, or it did not say.
+  std::string host_memory, host_memory_why;
 };
 
 // Its process; where none runs, this one, which is limited as a daemon that is

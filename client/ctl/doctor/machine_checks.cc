@@ -154,6 +154,18 @@ Finding CheckNuma(const Facts& facts) {
                                           : "self"));
 }
 
+Finding CheckHostMemory(const Facts& facts) {
+  if (!Reached(facts)) return Ok("not known: sluiced does not tell");
+  const DaemonFacts& daemon = facts.daemon;
+  if (daemon.driver == "sim") return Ok("simulated");
+  if (daemon.host_memory.empty()) return Ok("this sluiced does not tell");
+  if (daemon.host_memory_why.empty()) return Ok(daemon.host_memory);
+  return Warning(
+      fmt::format("{}, which every rank pins by itself when it leases: {}",
+                  daemon.host_memory, daemon.host_memory_why),
+      "nvidia-smi --query-gpu=driver_version --format=csv");
+}
+
 constexpr Check kChecks[] = {
     {"driver", CheckDriver},
     {"persistence mode", CheckPersistence},
@@ -162,6 +174,7 @@ constexpr Check kChecks[] = {
     {"memory limit", CheckMemoryLimit},
     {"huge pages", CheckHugePages},
     {"NUMA", CheckNuma},
+    {"host memory", CheckHostMemory},
 };
 
 }  // namespace

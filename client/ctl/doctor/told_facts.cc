@@ -109,6 +109,10 @@ absl::StatusOr<DaemonFacts> ToldDaemon(const std::string& snapshot) {
       facts.drained = {drained.at("by").get<std::string>(),
                        drained.at("reason").get<std::string>()};
     }
+    if (const json kind = node.value("host_memory", json()); !kind.is_null()) {
+      facts.host_memory = kind.at("kind").get<std::string>();
+      facts.host_memory_why = kind.at("why").get<std::string>();
+    }
     for (const json& host : node.at("host")) {
       facts.host_pools += Bytes(host.at("total_bytes").get<int64_t>());
     }

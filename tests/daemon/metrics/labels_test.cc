@@ -36,13 +36,25 @@ TEST(MetricLabels, NameGpusJobsAndUsersAndNeverAProcess) {
   CoreDriver node;
   node.Attach("tune", 0);
   const std::string text = Scrape(node);
-  EXPECT_THAT(Matches(text, "[{,](\\w+)=\""),
-              IsSubsetOf({"UUID", "cgroup", "direction", "driver", "gpu", "le",
-                          "link", "memory", "numa_node", "of", "reason",
-                          "result", "sluice_job", "state", "uid", "version"}));
+  EXPECT_THAT(
+      Matches(text, "[{,](\\w+)=\""),
+      IsSubsetOf({"UUID", "cgroup", "direction", "driver", "gpu", "kind", "le",
+                  "link", "memory", "numa_node", "of", "reason", "result",
+                  "sluice_job", "state", "uid", "version"}));
   EXPECT_THAT(text, HasSubstr("sluice_lease_bytes{gpu=\"0\",UUID=\"GPU-a\","
                               "sluice_job=\"tune\",uid=\"1\"} 0\n"));
   EXPECT_THAT(Scrape(node, Audience::kAnybody), Not(HasSubstr("sluice_job")));
+}
+
+TEST(MetricLabels, TheKindOfHostMemoryIsSaidWhereThereIsMoreThanOne) {
+  const CoreDriver node;
+  Snapshot snapshot = node.core.TakeSnapshot(nullptr, node.clock.Now());
+  const auto text = [&] {
+    return PrometheusText(snapshot, {}, Audience::kAnybody);
+  };
+  EXPECT_THAT(text(), Not(HasSubstr("sluice_host_memory_info")));
+  snapshot.host_memory = "memfd";
+  EXPECT_THAT(text(), HasSubstr("sluice_host_memory_info{kind=\"memfd\"} 1\n"));
 }
 
 TEST(MetricLabels, OfAnEndedJobStayWhatWasCountedForFiveMinutes) {

@@ -1,0 +1,63 @@
+#include "client/ctl/render_memory.h"
+
+#include <fmt/format.h>
+
+#include "client/ctl/format.h"
+#include "proto/base/text.h"
+
+namespace sluice::ctl {
+namespace {
+
+using nlohmann::json;
+
+std::string Text(const json& from, const char* key) {
+  return from.at(key).get<std::string>();
+}
+
+int64_t Number(const json& from, const char* key) {
+  return from.at(key).get<int64_t>();
+}
+
+}  // namespace
+
+// A line for each pool of which something is held that is no lease; none from a
+// daemon that does not say.
+std::string RenderOutside(const json& node) {
+  std::string text;
+  const std::string holders =
+      node.value("held_outside_by", "processes without a session");
+  const double age = node.value("held_outside_age_s", json()).is_null()
+                         ? 0
+                         : node.at("held_outside_age_s").get<double>();
+  const auto add = [&](const json& pool, const std::string& name) {
+    const auto held = pool.find("held_outside_bytes");
+    if (held == pool.end() || held->get<int64_t>() == 0) return;
+    text +=
+        fmt::format("{}: {} are held outside leases, by {}: free when they end",
+                    name, Size(held->get<int64_t>()), holders);
+    // A GPU that is lost does not answer any more.
+    const json seen = pool.value("held_outside_age_s", json());
+    const bool silent = !seen.is_null() && seen.get<double>() > age;
+    text += silent ? fmt::format(" (it does not answer; seen {} ago)\n",
+                                 Span(seen.get<double>()))
+                   : "\n";
+  };
+  for (const json& gpu : node.at("gpus")) {
+    add(gpu, fmt::format("gpu {}", Number(gpu, "index")));
+  }
+  for (const json& host : node.at("host")) {
+    add(host, fmt::format("numa {}", Number(host, "numa")));
+  }
+  if (text.empty()) return "";
+  return fmt::format("\nHELD OUTSIDE (seen {} ago)\n{}", Span(age), text);
+}
+
+std::string HostKind(const json& node) {
+  const json kind = node.value("host_memory", json());
+  if (kind.is_null()) return "";
+  const std::string why = Text(kind, "why");
+  return ", " + Text(kind, "kind") +
+         (why.empty() ? "" : fmt::format(" ({})", Printable(why)));
+}
+
+}  // namespace sluice::ctl
