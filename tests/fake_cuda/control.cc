@@ -1,6 +1,7 @@
 #include "tests/fake_cuda/control.h"
 
 #include <filesystem>
+#include <utility>
 
 #include "tests/fake_cuda/world.h"
 
@@ -34,6 +35,18 @@ void fake_cuda_alive(std::string& alive) {
   World& world = TheWorld();
   const MutexLock lock(world.mutex);
   alive = world.Alive();
+}
+
+void* fake_cuda_hold(int device, size_t size) {
+  World& world = TheWorld();
+  const MutexLock lock(world.mutex);
+  AllocationPointer held = world.Hold(device, size);
+  if (held == nullptr) return nullptr;
+  return new AllocationPointer(std::move(held));
+}
+
+void fake_cuda_let_go(void* held) {
+  delete static_cast<AllocationPointer*>(held);
 }
 
 long fake_cuda_calls(const char* function) {

@@ -50,6 +50,10 @@ SLUICE_FAKE_CONTROL int fake_cuda_run(
     const std::function<void(const Views&)>& work);
 // Whether a GPU, or this process's context on it, is lost.
 SLUICE_FAKE_CONTROL bool fake_cuda_gone(int device);
+// Takes memory of a GPU as a library does for itself, until it is let go. Null:
+// there is not so much.
+SLUICE_FAKE_CONTROL void* fake_cuda_hold(int device, size_t size);
+SLUICE_FAKE_CONTROL void fake_cuda_let_go(void* held);
 // The GPU of the thread's current context; -1: it has none.
 SLUICE_FAKE_CONTROL int fake_cuda_current_device();
 // A finding of another fake library: it counts as the driver's own.

@@ -205,8 +205,14 @@ Result cuDevicePrimaryCtxRetain(Context* context, Device device) {
   Call call("cuDevicePrimaryCtxRetain", Needs::kInitialised);
   if (call.failed() || !call.CheckDevice(device)) return call.result();
   SLUICE_FAKE_REQUIRE(call, context != nullptr, kArguments);
-  ContextState& state = TheWorld().contexts[device];
+  World& world = TheWorld();
+  ContextState& state = world.contexts[device];
   state.device = device;
+  const int64_t kib = world.settings.Get("context_kib");
+  if (kib > 0 && state.memory == nullptr) {
+    state.memory = world.Hold(device, static_cast<size_t>(kib) << 10);
+    if (state.memory == nullptr) return kOutOfMemory;
+  }
   ++state.retained;
   *context = reinterpret_cast<Context>(&state);
   return kSuccess;
@@ -232,6 +238,7 @@ Result cuDevicePrimaryCtxRelease_v2(Device device) {
                     [&](const auto& r) { return r.second.by == state; });
   if (state->null_stream != nullptr) state->null_stream->queue->Close();
   state->null_stream.reset();
+  state->memory.reset();
   if (left > 0) call.Refuse(Rule::kEmptyContext, fmt::format("{} left", left));
   return call.Done();
 }

@@ -96,6 +96,14 @@ std::shared_ptr<StreamState> World::NewStream(ContextState* context) {
   return stream;
 }
 
+AllocationPointer World::Hold(int device, size_t size) {
+  AllocationPointer made;
+  const auto limit = static_cast<size_t>(settings.Get("memory_mib")) << 20;
+  store.Create({kLocationDevice, device}, size, limit, /*exportable=*/false,
+               made);
+  return made;
+}
+
 std::string World::Alive() const {
   std::string text;
   const auto count = [&](size_t n, const char* what) {

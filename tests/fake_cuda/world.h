@@ -41,9 +41,10 @@ struct StreamState;
 
 struct ContextState {
   int device = 0;
-  int retained = 0;  // 0: it does not live
-  Result lost = 0;   // the error that every call returns from then on
-  int running = 0;   // host operations on its streams (control.h)
+  int retained = 0;          // 0: it does not live
+  Result lost = 0;           // the error that every call returns from then on
+  int running = 0;           // host operations on its streams (control.h)
+  AllocationPointer memory;  // that it takes by itself
   std::shared_ptr<StreamState> null_stream;
 };
 
@@ -113,6 +114,9 @@ struct World {
     return reinterpret_cast<T>(next_handle += 64);
   }
   void Find(const std::string& finding);
+  // Memory of a GPU that no handle is for, as a context's own. Null: there is
+  // not so much.
+  AllocationPointer Hold(int device, size_t size);
   // Null: it is none, or does not live.
   ContextState* LiveContext(Context context);
   // A host thread is about to wait for a stream, an event, or a copy.

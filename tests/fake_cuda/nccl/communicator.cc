@@ -88,11 +88,15 @@ void Communicator::Operations::End(uint64_t ticket) {
   changed.NotifyAll();
 }
 
-Communicator::Communicator(std::shared_ptr<Board> board, int rank, int device)
+Communicator::Communicator(std::shared_ptr<Board> board, int rank, int device,
+                           void* buffers)
     : board_(std::move(board)),
       operations_(std::make_shared<Operations>(device)),
       rank_(rank),
-      device_(device) {}
+      device_(device),
+      buffers_(buffers) {}
+
+Communicator::~Communicator() { fake_cuda::fake_cuda_let_go(buffers_); }
 
 Result Communicator::Join(int ranks, const UniqueId& id, int rank,
                           Communicator** made) {
@@ -106,11 +110,21 @@ Result Communicator::Join(int ranks, const UniqueId& id, int rank,
   }
   const int device = fake_cuda::fake_cuda_current_device();
   if (device < 0) return Refuse(kInvalidUsage, "no context is current");
+  const long kib = fake_cuda::fake_cuda_setting("nccl_kib");
+  void* const buffers = kib > 0 ? fake_cuda::fake_cuda_hold(
+                                      device, static_cast<size_t>(kib) * 1024)
+                                : nullptr;
+  if (kib > 0 && buffers == nullptr) {
+    return Tell(kUnhandledCudaError, "out of memory for its buffers");
+  }
   std::string why;
   auto board = Board::Join(id, ranks, rank, device, why);
   // Another rank's end is no mistake of this one.
-  if (board == nullptr) return Tell(kRemoteError, why);
-  auto* const communicator = new Communicator(board, rank, device);
+  if (board == nullptr) {
+    fake_cuda::fake_cuda_let_go(buffers);
+    return Tell(kRemoteError, why);
+  }
+  auto* const communicator = new Communicator(board, rank, device, buffers);
   World& world = TheWorld();
   const MutexLock lock(world.mutex);
   if (!world.sequences[device].Add(communicator->hold())) {

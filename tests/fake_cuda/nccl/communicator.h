@@ -40,7 +40,10 @@ class Communicator {
  private:
   struct Operations;
 
-  Communicator(std::shared_ptr<Board> board, int rank, int device);
+  // Takes `buffers` over (fake_cuda_hold).
+  Communicator(std::shared_ptr<Board> board, int rank, int device,
+               void* buffers);
+  ~Communicator();
   Hold hold() const { return {&board_->shared(), place()}; }
   std::string Check(const std::vector<Issue>& group) const;
   // Until no rank is too far behind to compare with.
@@ -53,6 +56,7 @@ class Communicator {
   const std::shared_ptr<Operations> operations_;
   const int rank_;
   const int device_;
+  void* const buffers_;  // of the GPU's memory; may be null
 };
 
 // The caller broke a rule: a finding.
