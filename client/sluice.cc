@@ -191,7 +191,11 @@ int sluice_session_limits(const sluice_session* session, sluice_limits* out) {
             .granularity = limits.granularity.size(),
             .h2d_bytes_per_second = limits.h2d_bytes_per_second,
             .d2h_bytes_per_second = limits.d2h_bytes_per_second,
-            .guaranteed_bytes_per_second = limits.guaranteed_bytes_per_second},
+            .guaranteed_bytes_per_second = limits.guaranteed_bytes_per_second,
+            .device = limits.driver == "cuda"
+                          ? static_cast<int32_t>(limits.device.value())
+                          : -1,
+            .reserved = 0},
         out);
   });
 }
@@ -353,6 +357,7 @@ int sluice_engine_copy_pieces(sluice_engine* engine, int direction,
       request.after.push_back(engine->tickets.Find(ticket));
     }
     *out = engine->tickets.Add(engine->engine->Enqueue(std::move(request)));
+    engine->tickets.DropReached();
     return int{SLUICE_OK};
   });
 }
@@ -368,6 +373,7 @@ int sluice_engine_mark_compute(sluice_engine* engine, sluice_ticket* out) {
     return BadArgument("sluice_engine_mark_compute: out is NULL");
   }
   return Guard([&] {
+    engine->tickets.DropReached();
     *out = engine->tickets.Add(engine->engine->MarkCompute());
     return int{SLUICE_OK};
   });

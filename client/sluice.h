@@ -113,6 +113,11 @@ typedef struct sluice_limits {
   /* Since 2. As asked for; 0: none was, or the link has promised too much
    * already (the daemon's log says why): copies run by a fair share. */
   double guaranteed_bytes_per_second;
+  /* Since 2. What the CUDA runtime of this process calls the session's GPU, by
+   * its UUID (CUDA_VISIBLE_DEVICES may renumber); -1: the GPU is simulated, and
+   * its memory is the process's own. */
+  int32_t device;
+  uint32_t reserved; /* 0 */
 } sluice_limits;
 
 SLUICE_API int sluice_session_limits(const sluice_session* session,

@@ -9,16 +9,21 @@
 namespace sluice::client {
 
 // Numbers count up from 1. Tickets of one direction are reached in order, so
-// the reached ones gather at the front, where Add drops them: the table holds
-// about what is in flight. Thread safety: one thread at a time.
+// the reached ones gather at the front, where DropReached drops them: the table
+// holds about what is in flight. Thread safety: one thread at a time.
 class TicketTable {
  public:
-  uint64_t Add(Ticket ticket) {
-    // A few each time keeps pace with what was added, at constant cost.
+  // A few each time keeps pace with what is added, at constant cost. Before a
+  // mark of compute: what was dropped by then comes before the mark, also for a
+  // copy that names both and is issued by another thread.
+  void DropReached() {
     for (int i = 0; i < 2 && !open_.empty() && open_.front().done(); ++i) {
       open_.pop_front();
       ++first_;
     }
+  }
+
+  uint64_t Add(Ticket ticket) {
     open_.push_back(std::move(ticket));
     return first_ + open_.size() - 1;
   }

@@ -96,6 +96,9 @@ TEST_F(CAbi2Test, ASimulatedGpuHasNoStreamToUse) {
   sluice_ticket mark;  // the engine is as it was
   ASSERT_EQ(sluice_engine_mark_compute(engine_, &mark), 0);
   EXPECT_EQ(sluice_engine_wait(engine_, mark), 0);
+  sluice_limits limits = {.size = sizeof(limits), .device = 7};
+  ASSERT_EQ(sluice_session_limits(session_, &limits), 0);
+  EXPECT_EQ(limits.device, -1);
 }
 
 TEST_F(CAbi2Test, BadArgumentsAreErrors) {

@@ -15,9 +15,9 @@ from support import ROOT, run
 HEADER = (ROOT / "client" / "sluice.h").read_text()
 # As the header spells them.
 C_TYPES = {
-    "size_t": ctypes.c_size_t, "uint32_t": ctypes.c_uint32,
-    "uint64_t": ctypes.c_uint64, "double": ctypes.c_double,
-    "const char*": ctypes.c_char_p,
+    "size_t": ctypes.c_size_t, "int32_t": ctypes.c_int32,
+    "uint32_t": ctypes.c_uint32, "uint64_t": ctypes.c_uint64,
+    "double": ctypes.c_double, "const char*": ctypes.c_char_p,
 }
 
 

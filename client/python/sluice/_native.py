@@ -9,8 +9,8 @@ from __future__ import annotations
 
 import ctypes
 import functools
-from ctypes import POINTER, c_char_p, c_double, c_int, c_size_t, c_uint32
-from ctypes import c_uint64, c_void_p
+from ctypes import POINTER, c_char_p, c_double, c_int, c_int32, c_size_t
+from ctypes import c_uint32, c_uint64, c_void_p
 
 from sluice.errors import Error, Status
 
@@ -45,6 +45,7 @@ class Limits(_Versioned):
         ("granularity", c_uint64), ("h2d_bytes_per_second", c_double),
         ("d2h_bytes_per_second", c_double),
         ("guaranteed_bytes_per_second", c_double),
+        ("device", c_int32), ("reserved", c_uint32),  # -1: simulated
     ]
 
 

@@ -45,6 +45,7 @@ class Limits:
     h2d_bytes_per_second: float
     d2h_bytes_per_second: float
     guaranteed_bytes_per_second: float  # 0: none; copies have a fair share
+    device: int | None = None  # of torch.device("cuda", …); None: simulated
 
 
 class Session:
@@ -116,13 +117,14 @@ class Session:
 
     def limits(self) -> Limits:
         """What the daemon told when the session opened."""
-        told = _native.Limits()
+        told = _native.Limits(device=-1)
         self._library.check(self._library.session_limits(
             self._value(), ctypes.byref(told)))
         return Limits(told.gpu_total, told.gpu_free, told.host_total,
                       told.host_free, told.granularity,
                       told.h2d_bytes_per_second, told.d2h_bytes_per_second,
-                      told.guaranteed_bytes_per_second)
+                      told.guaranteed_bytes_per_second,
+                      told.device if told.device >= 0 else None)
 
     @takes("report", step=_COUNT, tokens=_COUNT, gpu_peak_bytes=_COUNT,
            host_peak_bytes=_COUNT, copies=a(CopyStats, "a CopyStats") | NONE,

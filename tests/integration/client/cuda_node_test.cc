@@ -67,6 +67,9 @@ class OfCuda : public ::testing::TestWithParam<std::tuple<bool, int>> {
     std::ifstream file(node_.File("findings"));
     return {std::istreambuf_iterator<char>(file), {}};
   }
+  void ForgetFindings() const {
+    std::filesystem::remove(node_.File("findings"));
+  }
   // Files that a process would hold: of GPU `gpu`, and of host memory there.
   bool HasMemoryOfGpu(int gpu) const {
     for (const auto& entry :
@@ -199,6 +202,34 @@ TEST_P(OfCuda, ARankWhoseDriverMakesOtherHostMemoryIsToldSoAtOnce) {
   ExpectAllIsFree(daemon.socket());
   ExpectEndsWell(daemon);
   EXPECT_EQ(Findings(), "");
+}
+
+// The C ABI's compute is the stream that its caller names, and the session's
+// GPU the one of its UUID, whatever the process calls it.
+TEST_P(OfCuda, ComputeIsOnTheCallersStreams) {
+  setenv("CUDA_VISIBLE_DEVICES", "1,0", 1);
+  RunningDaemon daemon(kToml);
+  unsetenv("CUDA_VISIBLE_DEVICES");
+  const auto run = [&](const std::string& left_out) {
+    return Child::Spawn(
+               {BinaryPath("cuda_streams"), daemon.socket(), "1", left_out})
+        ->Join();
+  };
+  const ChildResult whole = run("");
+  EXPECT_EQ(whole.exit_code, 0) << whole.err;
+  EXPECT_EQ(whole.out,
+            "GPU 1 of the node is 0 here\n"
+            "0 bytes are not those of the last fill\n");
+  EXPECT_EQ(Findings(), "");
+  for (const char* step : {"mark", "wait", "use", "order"}) {
+    SCOPED_TRACE(step);
+    const ChildResult without = run(step);
+    EXPECT_EQ(without.exit_code, 86);
+    EXPECT_THAT(without.err, HasSubstr("is not ordered after"));
+    ForgetFindings();
+  }
+  ExpectAllIsFree(daemon.socket());
+  ExpectEndsWell(daemon);
 }
 
 class BesideLeases : public OfCuda {
