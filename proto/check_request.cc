@@ -154,6 +154,9 @@ absl::Status CheckBody(const Request& request) {
       return Check(request.step_report());
     case Request::kPlanTaken:
       return Check(request.plan_taken());
+    case Request::kGpuUse:
+      return CheckRange("used bytes of the GPU", request.gpu_use().used_bytes(),
+                        0, kMaxSize - 1);
     case Request::kGiveUp:
       return CheckRange("request_id", request.give_up().request_id(), 1,
                         UINT64_MAX);

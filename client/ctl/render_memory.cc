@@ -18,6 +18,22 @@ int64_t Number(const json& from, const char* key) {
   return from.at(key).get<int64_t>();
 }
 
+// A line for each rank that has told of memory outside its lease. It need not
+// be of the pool: what is beside that, the pool's spare, is taken first.
+std::string RanksOutside(const json& node) {
+  std::string text;
+  for (const json& job : node.at("jobs")) {
+    for (const json& rank : job.at("ranks")) {
+      const json held = rank.value("outside_bytes", json());
+      if (held.is_null() || held.get<int64_t>() == 0) continue;
+      text += fmt::format("gpu {}: {} are outside the lease of rank {} of {}\n",
+                          Number(rank, "gpu"), Size(held.get<int64_t>()),
+                          Number(rank, "rank"), Printable(Text(job, "name")));
+    }
+  }
+  return text;
+}
+
 }  // namespace
 
 // A line for each pool of which something is held that is no lease; none from a
@@ -48,6 +64,7 @@ std::string RenderOutside(const json& node) {
   for (const json& host : node.at("host")) {
     add(host, fmt::format("numa {}", Number(host, "numa")));
   }
+  text += RanksOutside(node);
   if (text.empty()) return "";
   return fmt::format("\nHELD OUTSIDE (seen {} ago)\n{}", Span(age), text);
 }

@@ -11,7 +11,8 @@
 
 namespace sluice::ctl {
 
-// A section, or nothing: of each pool what is held outside leases.
+// A section, or nothing: of each pool what is held outside leases, and of each
+// rank what it has told of that.
 std::string RenderOutside(const nlohmann::json& node);
 // ", HOST_NUMA"; nothing on sim, or of a daemon that does not say.
 std::string HostKind(const nlohmann::json& node);

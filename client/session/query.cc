@@ -8,6 +8,7 @@
 #include "client/session/observer.h"
 #include "client/session/plan_inbox.h"
 #include "client/session/session.h"
+#include "client/session/welcome.h"
 #include "proto/base/status.h"
 
 namespace sluice::client {
@@ -53,7 +54,7 @@ absl::StatusOr<std::vector<GpuState>> ListGpus(const std::string& socket) {
   std::vector<GpuState> gpus;
   for (const wire::Gpu& gpu :
        observer.welcome.packet.reply().welcome().gpus()) {
-    gpus.push_back({Bytes(static_cast<int64_t>(gpu.pool().total_bytes())),
+    gpus.push_back({LeasableOf(gpu.pool()),
                     Bytes(static_cast<int64_t>(gpu.pool().leased_bytes()))});
   }
   return gpus;

@@ -115,6 +115,8 @@ class SessionImpl final : public Session {
  private:
   absl::StatusOr<std::unique_ptr<Region>> Lease(device::Placement where,
                                                 Bytes size);
+  absl::StatusOr<wire::Request> UseOfGpu();
+  absl::Status MeasureOutside();
   absl::Status Submit(const plan::RankProfile& profile);
   // Submits it again where the daemon that had it is gone.
   absl::StatusOr<plan::NodePlan> AskForPlan(const plan::RankProfile& profile,
@@ -161,6 +163,7 @@ absl::Status SessionImpl::Start() {
   SLUICE_ASSIGN_OR_RETURN(welcome_.limits.device,
                           FindDevice(*driver_, welcome_));
   SLUICE_RETURN_IF_ERROR(CheckHostMemory(*driver_, welcome_));
+  SLUICE_RETURN_IF_ERROR(MeasureOutside());
   SLUICE_ASSIGN_OR_RETURN(pages_,
                           GrantPages::Map(reply[0].fds[0], reply[0].fds[1]));
   gate_ = std::make_unique<GrantGate>(
@@ -212,6 +215,31 @@ absl::StatusOr<std::unique_ptr<Region>> SessionImpl::Lease(
     map_seconds_.push_back(absl::ToDoubleSeconds(clock.Now() - start));
   }
   return region;
+}
+
+// What is used of the session's GPU, by everybody: this makes the process's
+// context there.
+absl::StatusOr<wire::Request> SessionImpl::UseOfGpu() {
+  SLUICE_ASSIGN_OR_RETURN(
+      const device::MemoryUse seen,
+      driver_->Usage(device::Placement::Gpu(welcome_.limits.device)));
+  wire::Request request;
+  request.mutable_gpu_use()->set_used_bytes(seen.used.size());
+  return request;
+}
+
+// The daemon saw the GPU last without this process's context, which no lease
+// may take the place of. On sim a rank holds nothing outside its lease.
+absl::Status SessionImpl::MeasureOutside() {
+  if (welcome_.limits.driver == "sim") return absl::OkStatus();
+  SLUICE_ASSIGN_OR_RETURN(const wire::Request request, UseOfGpu());
+  const auto reply = connection_->Call(request);
+  // A daemon of before sees it by itself, half a second later.
+  if (absl::IsUnimplemented(reply.status())) return absl::OkStatus();
+  SLUICE_RETURN_IF_ERROR(reply.status());
+  const wire::Noted& noted = reply->front().packet.reply().noted();
+  if (noted.has_gpu()) SetGpuPool(noted.gpu(), welcome_.limits);
+  return absl::OkStatus();
 }
 
 absl::Status SessionImpl::Submit(const plan::RankProfile& profile) {
@@ -275,6 +303,12 @@ absl::Status SessionImpl::Report(const StepReport& report) {
   // No step waits for the daemon: its answer is not awaited.
   const absl::Status sent = connection_->Post(request);
   if (sent.ok()) map_seconds_.clear();
+  // Communicators and what else is made at first use are there now. Where this
+  // is not told, the daemon sees it by itself, and not whose it is.
+  if (totals_.reports == 1 && welcome_.limits.driver != "sim") {
+    const auto use = UseOfGpu();
+    if (use.ok()) connection_->Post(*use).IgnoreError();
+  }
   return sent;
 }
 

@@ -71,7 +71,7 @@ struct NodeLimits {
   // The session's GPU as this process counts (CUDA_VISIBLE_DEVICES may
   // renumber): what Driver and CopyEngine take.
   DeviceIndex device;
-  Bytes gpu_total, gpu_free;    // of the session's GPU
+  Bytes gpu_total, gpu_free;    // of its GPU, less what is held outside leases
   Bytes gpu_leased;             // by whomever
   Bytes host_total, host_free;  // of its NUMA node
   Bytes granularity;            // of leases
@@ -137,7 +137,7 @@ class Session {
 // SessionOptions::gpu: asked as an observer, so no rank joins a job. Errors as
 // Session::Open.
 struct GpuState {
-  Bytes total, leased;
+  Bytes total, leased;  // total: but for what is held outside leases
   // What is leased, or still held by a dead job's process, comes back.
   Bytes available() const { return total - leased; }
 };

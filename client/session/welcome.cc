@@ -2,6 +2,8 @@
 
 #include <fmt/format.h>
 
+#include <algorithm>
+
 #include "kernels/device/sim/sim.h"
 #include "proto/base/grant_page.h"
 #include "proto/base/status.h"
@@ -24,6 +26,18 @@ std::string Describe(const device::HostMemoryKind& kind) {
 }
 
 }  // namespace
+
+Bytes LeasableOf(const wire::Pool& pool) {
+  return std::max(
+      ToBytes(pool.total_bytes()) - ToBytes(pool.held_outside_bytes()),
+      Bytes(0));
+}
+
+void SetGpuPool(const wire::Pool& pool, NodeLimits& limits) {
+  limits.gpu_total = LeasableOf(pool);
+  limits.gpu_free = ToBytes(pool.free_bytes());
+  limits.gpu_leased = ToBytes(pool.leased_bytes());
+}
 
 absl::StatusOr<Welcome> ReadWelcome(const wire::Message& message,
                                     DeviceIndex gpu) {
@@ -60,9 +74,7 @@ absl::StatusOr<Welcome> ReadWelcome(const wire::Message& message,
     if (candidate.index() != gpu.value()) continue;
     out.gpu_uuid = candidate.uuid();
     limits.numa = NumaIndex(candidate.numa());
-    limits.gpu_total = ToBytes(candidate.pool().total_bytes());
-    limits.gpu_free = ToBytes(candidate.pool().free_bytes());
-    limits.gpu_leased = ToBytes(candidate.pool().leased_bytes());
+    SetGpuPool(candidate.pool(), limits);
   }
   if (out.gpu_uuid.empty()) {
     return Unusable(fmt::format("without GPU {}", gpu.value()));

@@ -20,6 +20,10 @@ struct Welcome {
   int grant_slot = 0;
 };
 
+// What leases may have of a GPU's pool at all.
+Bytes LeasableOf(const wire::Pool& pool);
+void SetGpuPool(const wire::Pool& pool, NodeLimits& limits);
+
 // Checks and translates the reply to a rank's Hello. The wire is checked for
 // form already; this is for sense.
 absl::StatusOr<Welcome> ReadWelcome(const wire::Message& message,

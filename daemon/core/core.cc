@@ -71,6 +71,7 @@ RankSnapshot Core::SnapshotOf(const Session& session) const {
   rank.stall_seconds = session.totals().stall_seconds;
   rank.grant_wait_seconds = session.totals().grant_wait_seconds;
   rank.hbm_peak = session.hbm_peak;
+  rank.outside = session.outside;
   rank.gpu_bytes = ledger_.Leased(session.id, PoolKind::kGpu);
   rank.host_bytes = ledger_.Leased(session.id, PoolKind::kHost);
   return rank;

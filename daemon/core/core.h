@@ -73,7 +73,7 @@ class Core {
   Effects HoldersKnown(const std::vector<HolderAnswer>& answers,
                        absl::Time now);
   // What others hold of the pools; asked again while they hold anything.
-  Effects OutsideKnown(HeldOutside held, absl::Time now);
+  Effects OutsideKnown(HeldOutside said, absl::Time now);
   Effects ProfileRead(SessionId id, RequestId request,
                       absl::StatusOr<ProfileWithHash> profile, absl::Time now);
   // `units`: those that were solved for it.
@@ -205,6 +205,7 @@ class Core {
               Effects&);
   void Handle(Session&, RequestId, const QueryRequest&, absl::Time, Effects&);
   void Handle(Session&, RequestId, const GiveUpRequest&, absl::Time, Effects&);
+  void Handle(Session&, RequestId, const GpuUseRequest&, absl::Time, Effects&);
   // Why nothing is granted; ok: the node is not drained.
   absl::Status CheckDrain() const;
   absl::Status AdmitHello(const Session& session,
@@ -229,6 +230,14 @@ class Core {
                    absl::Time now, Effects& effects);
   // Answers a lease that is granted or could not be made.
   void Decide(const Ledger::Decided& decided, absl::Time now, Effects& effects);
+
+  // What is held outside leases (outside/core_outside.cc).
+  // Where that begins or ends with what `held` says: to be set next.
+  void LogOutside(const HeldOutside& held, absl::Time now);
+  std::set<PoolId> GpusWithRanks() const;
+  // What the other ranks of its GPU have told.
+  Bytes OutsideOfOthers(const Session& session) const;
+  void LowerShares();
 
   // Leases that wait (core_waiting.cc).
   Rights RightsOf(const JobKey& job, const LeaseRequest& asked) const;

@@ -122,32 +122,6 @@ Effects Core::HoldersKnown(const std::vector<HolderAnswer>& answers,
   return effects;
 }
 
-Effects Core::OutsideKnown(HeldOutside held, absl::Time now) {
-  const auto in = [](const HeldOutside& all, PoolId pool) {
-    const auto found = all.pools.find(pool);
-    return found != all.pools.end() ? found->second : Bytes(0);
-  };
-  const Principal own{config_.own_uid, ""};
-  for (const auto& [id, pool] : ledger_.pools()) {
-    const Bytes before = in(ledger_.outside(), id), after = in(held, id);
-    if (before == Bytes(0) && after > Bytes(0)) {
-      Log(now, EventKind::kStart,
-          fmt::format("{}: of {}, {}", Name(id), FormatBytes(pool.total()),
-                      OutsideText(after, OutsideHolders(config_.driver))),
-          own);
-    } else if (before > Bytes(0) && after == Bytes(0)) {
-      Log(now, EventKind::kDeath,
-          fmt::format("{}: nothing is held outside leases any more", Name(id)),
-          own);
-    }
-  }
-  Effects effects;
-  const Bytes came_back = ledger_.SetOutside(std::move(held));
-  if (came_back > Bytes(0)) joint_.MemoryCameBack(now);
-  Settle(now, effects);
-  return effects;
-}
-
 void Core::Settle(absl::Time now, Effects& effects) {
   joint_.Settle(now, effects);
   joint_.ReleaseLeases(

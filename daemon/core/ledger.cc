@@ -19,10 +19,12 @@ Ledger::Ledger(const NodeConfig& config)
   for (const GpuConfig& gpu : config.gpus) {
     const PoolId id{PoolKind::kGpu, gpu.index.value()};
     pools_.emplace(id, Pool(id, gpu.pool, config.extent.gpu, holders));
+    spare_[id] = gpu.spare;
   }
   for (const HostConfig& host : config.hosts) {
     const PoolId id{PoolKind::kHost, host.numa.value()};
     pools_.emplace(id, Pool(id, host.pool, config.extent.host, holders));
+    spare_[id] = host.spare;
   }
 }
 

@@ -119,9 +119,13 @@ class Ledger {
   void Trim(absl::Time now, Effects& effects);
 
   // --- what is held outside ------------------------------------------------
-  // The device has said so. Returns the host memory that came back.
+  // What counts from now on. Returns the host memory that came back.
   Bytes SetOutside(HeldOutside held);
   const HeldOutside& outside() const { return outside_; }
+  // As `held` would have it.
+  Bytes OutsideIn(PoolId pool, const HeldOutside& held) const {
+    return OutsideOf(held, pool, spare_.at(pool));
+  }
 
   // Of AskAgain and Trim.
   absl::Time NextDeadline() const {
@@ -269,6 +273,7 @@ class Ledger {
   absl::Time ask_again_at_ = absl::InfiniteFuture();
   ExtentId asked_last_;
   HeldOutside outside_;
+  std::map<PoolId, Bytes> spare_;
   struct KnownPrincipal {
     PrincipalId id;
     int holders = 0;

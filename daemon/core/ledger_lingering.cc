@@ -66,9 +66,8 @@ Bytes Ledger::HolderKnown(ExtentId id, Held held, absl::Time now) {
 Bytes Ledger::SetOutside(HeldOutside held) {
   Bytes came_back;
   for (auto& [id, pool] : pools_) {
-    const auto said = held.pools.find(id);
     const Bytes before = pool.outside();
-    pool.SetOutside(said != held.pools.end() ? said->second : Bytes(0));
+    pool.SetOutside(OutsideIn(id, held));
     if (id.kind == PoolKind::kHost && pool.outside() < before) {
       came_back += before - pool.outside();
     }

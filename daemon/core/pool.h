@@ -111,7 +111,7 @@ class Pool {
   bool HasHolders(ExtentId id) const {
     return !extents_.at(id).holders.empty();
   }
-  // What is held outside, as the device said last.
+  // What is held outside (OutsideOf).
   void SetOutside(Bytes said) { outside_ = said; }
   Bytes SizeOf(ExtentId id) const { return extents_.at(id).size; }
   bool IsLingering(ExtentId id) const {
@@ -130,6 +130,8 @@ class Pool {
   Bytes free() const { return total_ - charged() - outside(); }
   // The part of `free` that exists as idle extents.
   Bytes kept() const { return kept_; }
+  // What exists as extents, or is asked of the device.
+  Bytes made() const { return charged() + kept_; }
   // What `principal` can surely get in one lease: what is free and not
   // withheld, and what lingers of its own in extents of extent_bytes.
   Bytes UsableBy(PrincipalId principal, Bytes withheld = Bytes(0)) const;

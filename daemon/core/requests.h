@@ -5,6 +5,7 @@
 #pragma once
 
 #include <memory>
+#include <optional>
 #include <set>
 #include <string>
 #include <utility>
@@ -61,6 +62,11 @@ struct StepReportRequest {
   StepReport step;
   std::vector<double> map_seconds;  // of each lease since the last one
 };
+// What its driver says is used of the session's GPU, by everybody; when what it
+// holds there outside its lease may have changed.
+struct GpuUseRequest {
+  Bytes used;
+};
 // What became of a PlanChangedNotice.
 struct PlanTakenRequest {
   PlanId plan;
@@ -71,9 +77,10 @@ struct PlanTakenRequest {
 struct QueryRequest {
   PlanId plan;
 };
-using Request = std::variant<HelloRequest, LeaseRequest, FreeRequest,
-                             ProfileRequest, StepReportRequest,
-                             PlanTakenRequest, QueryRequest, GiveUpRequest>;
+using Request =
+    std::variant<HelloRequest, LeaseRequest, FreeRequest, ProfileRequest,
+                 StepReportRequest, PlanTakenRequest, QueryRequest,
+                 GiveUpRequest, GpuUseRequest>;
 
 struct WelcomeReply {
   bool observer = false;
@@ -97,6 +104,8 @@ struct SubmittedReply {
   bool operator==(const SubmittedReply&) const = default;
 };
 struct NotedReply {
+  // Of which it tells what there is now; after a GpuUseRequest.
+  std::optional<PoolId> room;
   bool operator==(const NotedReply&) const = default;
 };
 struct SnapshotReply {

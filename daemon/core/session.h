@@ -85,6 +85,9 @@ struct Session {
 
   std::optional<StepReport> last_step;
   Bytes hbm_peak;
+  // What it has of its GPU outside its lease, of what ranks have told; none: it
+  // has told nothing, or it is not known what was there before.
+  std::optional<Bytes> outside;
   // Bytes copied since it began: by its step reports, by its use page, and
   // as they are counted for its GPU (the larger: a page moves within a step).
   Directions copies_reported = {0, 0}, copies_seen = {0, 0},

@@ -53,6 +53,7 @@ struct RankSnapshot {
   std::optional<StepReport> step;
   double stall_seconds = 0, grant_wait_seconds = 0;
   Bytes hbm_peak;
+  std::optional<Bytes> outside;  // its lease, on its GPU; none: not known
 };
 
 struct JobSnapshot {

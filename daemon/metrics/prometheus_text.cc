@@ -134,7 +134,7 @@ Labels LabelsOf(const JobLabel& job) {
 
 struct JobSums {
   bool lives = false;  // else it has ended, and only what was counted is told
-  std::map<uint64_t, Bytes> gpu_bytes;  // by GPU
+  std::map<uint64_t, Bytes> gpu_bytes, outside;  // by GPU
   Bytes host_bytes, hbm_peak;
   double ranks = 0, step = 0, loss = NAN, tokens_per_second = 0;
   double alpha = NAN;  // of the rank that swaps least
@@ -162,6 +162,7 @@ std::map<JobLabel, JobSums> SumJobs(const Snapshot& from) {
     for (const RankSnapshot& rank : job.ranks) {
       if (!rank.closed) ++sums.ranks;
       sums.gpu_bytes[rank.gpu.value()] += rank.gpu_bytes;
+      if (rank.outside) sums.outside[rank.gpu.value()] += *rank.outside;
       sums.host_bytes += rank.host_bytes;
       sums.hbm_peak = std::max(sums.hbm_peak, rank.hbm_peak);
       if (!rank.step) continue;
@@ -185,15 +186,21 @@ std::map<JobLabel, JobSums> SumJobs(const Snapshot& from) {
 
 void AddJobs(const Snapshot& from, Families& to) {
   const std::map<JobLabel, JobSums> jobs = SumJobs(from);
-  to.Add("sluice_lease_bytes", "GPU memory leased to a job.",
-         MetricType::Gauge);
-  for (const auto& [label, job] : jobs) {
-    for (const auto& [gpu, bytes] : job.gpu_bytes) {
-      Labels labels = GpuLabels(from.gpus[gpu].gpu);
-      for (const auto& each : LabelsOf(label)) labels.push_back(each);
-      to.Value(std::move(labels), Count(bytes));
+  const auto by_gpu = [&](const char* name, const char* help, auto value) {
+    to.Add(name, help, MetricType::Gauge);
+    for (const auto& [label, job] : jobs) {
+      for (const auto& [gpu, bytes] : job.*value) {
+        Labels labels = GpuLabels(from.gpus[gpu].gpu);
+        for (const auto& each : LabelsOf(label)) labels.push_back(each);
+        to.Value(std::move(labels), Count(bytes));
+      }
     }
-  }
+  };
+  by_gpu("sluice_lease_bytes", "GPU memory leased to a job.",
+         &JobSums::gpu_bytes);
+  by_gpu("sluice_outside_lease_bytes",
+         "GPU memory of a job outside its leases, as its ranks have told.",
+         &JobSums::outside);
   const auto each = [&](const char* name, const char* help, MetricType type,
                         auto value) {
     to.Add(name, help, type);

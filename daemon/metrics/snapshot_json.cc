@@ -63,6 +63,8 @@ json RankOf(const RankSnapshot& rank) {
              {"pid", rank.pid},
              {"gpu", rank.gpu.value()},
              {"gpu_bytes", rank.gpu_bytes.count()},
+             {"outside_bytes",
+              rank.outside ? json(rank.outside->count()) : json(nullptr)},
              {"host_bytes", rank.host_bytes.count()},
              {"stall_seconds", rank.stall_seconds},
              {"grant_wait_seconds", rank.grant_wait_seconds},

@@ -102,10 +102,10 @@ function show(s) {
   $("sums").hidden = Boolean(s.jobs); $("named").hidden = !s.jobs;
   if (!s.jobs) return;
   table("jobs", [["job"], "user", "rank", "GPU", "GPU memory", "peak",
-    "host memory", "step", "loss", "tokens/s", "stall", "grant wait"],
+    "outside the lease", "host memory", "step", "loss", "tokens/s", "stall", "grant wait"],
     s.jobs.flatMap(j => j.ranks.map(r => [[j.name], j.uid, r.rank +
       (r.closed ? " (closed)" : ""), r.gpu, bytes(r.gpu_bytes),
-      bytes(r.hbm_peak_bytes), bytes(r.host_bytes), num(r.step, 0),
+      bytes(r.hbm_peak_bytes), bytes(r.outside_bytes), bytes(r.host_bytes), num(r.step, 0),
       num(r.loss, 4), num(r.tokens_per_second, 0),
       num(r.stall_seconds, 2) + " s", num(r.grant_wait_seconds, 2) + " s"])),
     "No job is attached.");

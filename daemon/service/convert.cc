@@ -57,21 +57,6 @@ absl::StatusOr<Request> From(const wire::Query& query) {
   return QueryRequest{PlanId(plan)};
 }
 
-// For a rank what is reserved for others is not free.
-void Fill(const Core& core, PoolId pool, const Principal* rank,
-          wire::Pool* to) {
-  PoolSnapshot from = core.pool(pool);
-  if (rank != nullptr) {
-    from.free -= std::min(core.ledger().Withheld(pool, rank), from.free);
-  }
-  to->set_total_bytes(from.total.size());
-  to->set_leased_bytes(from.leased.size());
-  to->set_free_bytes(from.free.size());
-  to->set_quarantined_bytes(from.quarantined.size());
-  to->set_lingering_bytes(from.lingering.size());
-  to->set_held_outside_bytes(from.outside.size());
-}
-
 }  // namespace
 
 absl::StatusOr<Request> ToRequest(const wire::Request& request) {
@@ -92,6 +77,9 @@ absl::StatusOr<Request> ToRequest(const wire::Request& request) {
       return From(request.plan_taken());
     case wire::Request::kQuery:
       return From(request.query());
+    case wire::Request::kGpuUse:
+      return GpuUseRequest{
+          Bytes(static_cast<int64_t>(request.gpu_use().used_bytes()))};
     case wire::Request::kGiveUp:
       return GiveUpRequest{RequestId(request.give_up().request_id())};
     case wire::Request::BODY_NOT_SET:
@@ -109,6 +97,20 @@ wire::Packet ErrorPacket(RequestId request, const absl::Status& status) {
   const Shortage shortage = ShortageOf(status);
   if (shortage != Shortage::kNone) error->set_shortage(Name(shortage));
   return packet;
+}
+
+void FillPool(const Core& core, PoolId pool, const Principal* rank,
+              wire::Pool* to) {
+  PoolSnapshot from = core.pool(pool);
+  if (rank != nullptr) {
+    from.free -= std::min(core.ledger().Withheld(pool, rank), from.free);
+  }
+  to->set_total_bytes(from.total.size());
+  to->set_leased_bytes(from.leased.size());
+  to->set_free_bytes(from.free.size());
+  to->set_quarantined_bytes(from.quarantined.size());
+  to->set_lingering_bytes(from.lingering.size());
+  to->set_held_outside_bytes(from.outside.size());
 }
 
 // What each GPU has of the path from `link` on when all GPUs copy, both ways.
@@ -141,11 +143,12 @@ void FillNode(const Core& core, const std::string& sim_directory,
     to->set_name(each.name);
     to->set_link(each.link);
     to->set_numa(each.numa.value());
-    Fill(core, {PoolKind::kGpu, each.index.value()}, rank, to->mutable_pool());
+    FillPool(core, {PoolKind::kGpu, each.index.value()}, rank,
+             to->mutable_pool());
   }
   for (const HostConfig& host : config.hosts) {
-    Fill(core, {PoolKind::kHost, host.numa.value()}, rank,
-         welcome.add_host_pools());
+    FillPool(core, {PoolKind::kHost, host.numa.value()}, rank,
+             welcome.add_host_pools());
   }
   if (rank == nullptr) return;
   const std::string& link = config.gpus[gpu.value()].link;

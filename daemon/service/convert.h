@@ -29,6 +29,11 @@ struct Outgoing {
 // The error of a refused request.
 wire::Packet ErrorPacket(RequestId request, const absl::Status& status);
 
+// Of a pool, as it is now; for a rank what is reserved for others is not free.
+// `rank`: null for an observer.
+void FillPool(const Core& core, PoolId pool, const Principal* rank,
+              wire::Pool* to);
+
 // What a Welcome tells about the node; `rank`: who will lease there, null for
 // an observer.
 void FillNode(const Core& core, const std::string& sim_directory,

@@ -178,7 +178,12 @@ std::vector<Outgoing> Service::ToPackets(SessionId session, RequestId request,
   } else if (std::holds_alternative<FreedReply>(reply)) {
     out.packet.mutable_reply()->mutable_freed();
   } else {
-    out.packet.mutable_reply()->mutable_noted();
+    wire::Noted* noted = out.packet.mutable_reply()->mutable_noted();
+    const auto* from = std::get_if<NotedReply>(&reply);
+    const Session* of = core_.session(session);
+    if (from != nullptr && from->room && of != nullptr) {
+      FillPool(core_, *from->room, &of->peer.principal, noted->mutable_gpu());
+    }
   }
   out.packet.set_id(request.value());
   return {std::move(out)};

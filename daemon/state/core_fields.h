@@ -35,10 +35,19 @@ void Fields(Ar& ar, Is<Peer> auto& peer) {
   ar(3, peer.start_ticks);
 }
 template <typename Ar>
+void Fields(Ar& ar, Is<HeldOutside::Told> auto& told) {
+  ar(1, told.beside);
+  ar(2, told.at);
+}
+template <typename Ar>
 void Fields(Ar& ar, Is<HeldOutside> auto& outside) {
   ar(1, outside.pools);
   ar(2, outside.at);
   ar(3, outside.silent);
+  ar(4, outside.since);
+  ar(5, outside.beside);
+  ar(6, outside.before_ranks);
+  ar(7, outside.told);
 }
 
 // --- memory -----------------------------------------------------------------
@@ -166,7 +175,9 @@ void Fields(Ar& ar, Is<SubmittedReply> auto& submitted) {
   ar(1, submitted.waiting_for);
 }
 template <typename Ar>
-void Fields(Ar&, Is<NotedReply> auto&) {}
+void Fields(Ar& ar, Is<NotedReply> auto& noted) {
+  ar(1, noted.room);
+}
 template <typename Ar>
 void Fields(Ar& ar, Is<SnapshotReply> auto& snapshot) {
   ar(1, snapshot.plan);
@@ -194,6 +205,7 @@ void Fields(Ar& ar, Is<Session> auto& session) {
   ar(15, session.copies_counted);
   ar(16, session.told_plan);
   ar(17, session.deaths_to_tell);
+  ar(18, session.outside);
 }
 
 // --- profiles and plans -----------------------------------------------------

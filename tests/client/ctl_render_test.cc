@@ -89,9 +89,9 @@ TEST(CtlRender, ADrainedNodeSaysSoBeforeAllElse) {
                               "\n\nPOOL"));
 }
 
-// Wrong once: nobody said which kind of host memory ranks map, nor that a lost
-// GPU's figures are old.
-TEST(CtlRender, WhatIsHeldOutsideLeasesAndWhatHostMemoryIsAreSaid) {
+// Wrong once: nobody said which kind of host memory ranks map, nor whose the
+// memory beside leases is, nor that a lost GPU's figures are old.
+TEST(CtlRender, WhatIsHeldOutsideLeasesIsSaidByPoolAndByRank) {
   json snapshot = json::parse(Read("snapshot.json"));
   snapshot["held_outside_by"] = "contexts";
   snapshot["held_outside_age_s"] = 0.25;
@@ -99,6 +99,8 @@ TEST(CtlRender, WhatIsHeldOutsideLeasesAndWhatHostMemoryIsAreSaid) {
     snapshot["gpus"][gpu]["held_outside_bytes"] = 3 << 20;
     snapshot["gpus"][gpu]["held_outside_age_s"] = gpu == 0 ? 0.25 : 75;
   }
+  snapshot["jobs"][0]["ranks"][0]["outside_bytes"] = 5 << 20;
+  snapshot["jobs"][0]["ranks"][1]["outside_bytes"] = nullptr;
   snapshot["host_memory"] = {{"kind", "memfd"}, {"why", "seccomp\x1b[2J"}};
   SLUICE_ASSERT_OK_AND_ASSIGN(const std::string text,
                               RenderStatus(snapshot.dump()));
@@ -109,7 +111,8 @@ TEST(CtlRender, WhatIsHeldOutsideLeasesAndWhatHostMemoryIsAreSaid) {
           "gpu 0: 3 MiB are held outside leases, by contexts: free when they "
           "end\n"
           "gpu 1: 3 MiB are held outside leases, by contexts: free when they "
-          "end (it does not answer; seen 1 min 15 s ago)\n"));
+          "end (it does not answer; seen 1 min 15 s ago)\n"
+          "gpu 0: 5 MiB are outside the lease of rank 0 of llama-32k\n"));
   EXPECT_THAT(text, HasSubstr("pinned host memory, memfd (seccomp?[2J)\n"));
 }
 

@@ -1,4 +1,7 @@
 // Memory that really crosses processes, as between the daemon and its ranks.
+#include <memory>
+#include <vector>
+
 #include "absl/time/clock.h"
 #include "proto/base/clock.h"
 #include "tests/conformance/fixture.h"
@@ -41,6 +44,30 @@ TEST_P(ProcessConformance, TwoProcessesSeeOneMemory) {
     SLUICE_ASSERT_OK_AND_ASSIGN(const Content read, memory->Read());
     EXPECT_TRUE(read == Pattern(size, 3));
   }
+}
+
+// Assumed of cuMemGetInfo: what is used is everybody's, and memory that two
+// processes have counts once. The daemon takes what it made off what a rank
+// says is used, and the rest is what ranks hold outside their leases.
+TEST_P(ProcessConformance, UsedIsEverybodysAndWhatIsImportedCountsOnce) {
+  const Bytes size = 4 * Size(kOnGpu);
+  const auto used = [&] { return driver_->Usage(kOnGpu)->used; };
+  std::vector<std::unique_ptr<Mapped>> memories;
+  Bytes before;
+  for (int i = 0; i < 2; ++i) {  // the first brings the peer's context
+    SLUICE_ASSERT_OK_AND_ASSIGN(auto memory,
+                                Mapped::Create(driver_.get(), kOnGpu, size));
+    SLUICE_ASSERT_OK_AND_ASSIGN(const UniqueFd fd,
+                                driver_->Export(memory->memory()));
+    memories.push_back(std::move(memory));
+    before = used();
+    ASSERT_THAT(peer_->Import(fd, kOnGpu, size), IsOk());
+    ASSERT_THAT(peer_->Fill(6), IsOk());
+  }
+  EXPECT_LT(used(), before + size);
+  before = used();
+  ASSERT_THAT(peer_->Create(kOnGpu, size), IsOk());
+  EXPECT_GE(used(), before + size);
 }
 
 // A rank dies with the daemon's memory mapped: the daemon's hold is enough,

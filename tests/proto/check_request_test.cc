@@ -113,6 +113,17 @@ TEST(CheckRequest, LeaseSizesArePositiveAndBounded) {
   EXPECT_THAT(CheckRequest(message), StatusIs(kBad, HasSubstr("kind")));
 }
 
+TEST(CheckRequest, TheUseOfAGpuIsBounded) {
+  Message message;
+  message.packet.set_id(1);
+  GpuUse* use = message.packet.mutable_request()->mutable_gpu_use();
+  EXPECT_THAT(CheckRequest(message), IsOk());
+  use->set_used_bytes((uint64_t{1} << 60) - 1);
+  EXPECT_THAT(CheckRequest(message), IsOk());
+  use->set_used_bytes(uint64_t{1} << 60);
+  EXPECT_THAT(CheckRequest(message), StatusIs(kBad, HasSubstr("used bytes")));
+}
+
 TEST(CheckRequest, DescriptorsMustMatchTheRequest) {
   Message message;
   message.packet.set_id(3);

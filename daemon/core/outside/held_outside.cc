@@ -28,11 +28,15 @@ void OutsideAnswers::StaysAsItWas(PoolId pool, HeldOutside& said) const {
   said.silent[pool] = silent != last_.silent.end() ? silent->second : last_.at;
   const auto held = last_.pools.find(pool);
   if (held != last_.pools.end()) said.pools.insert(*held);
+  const auto beside = last_.beside.find(pool);
+  if (beside != last_.beside.end()) said.beside.insert(*beside);
 }
 
 HeldOutside OutsideAnswers::Add(const Answer& answer) {
   HeldOutside said;
   said.at = answer.at;
+  const bool is_first = last_.at == absl::InfinitePast();
+  said.since = exact_ || is_first ? answer.at : last_.at;
   for (const auto& [pool, place] : places_) {
     const auto found = answer.held.find(pool);
     if (found != answer.held.end() && !found->second.ok()) {
@@ -41,11 +45,45 @@ HeldOutside OutsideAnswers::Add(const Answer& answer) {
     }
     const Bytes lasting =
         Lasting(pool, found != answer.held.end() ? *found->second : Bytes(0));
+    if (!exact_ && pool.kind == PoolKind::kGpu) said.beside[pool] = lasting;
     const Bytes beyond = std::min(lasting - place.spare, place.total);
     if (beyond > Bytes(0)) said.pools[pool] = beyond;
   }
   last_ = said;
   return said;
+}
+
+HeldOutside Follow(const HeldOutside& before, HeldOutside said,
+                   const std::set<PoolId>& with_ranks) {
+  said.before_ranks = before.before_ranks;
+  for (const auto& [pool, beside] : said.beside) {
+    if (said.silent.contains(pool)) continue;
+    const auto known = said.before_ranks.find(pool);
+    if (!with_ranks.contains(pool)) {
+      said.before_ranks[pool] = beside;
+    } else if (known != said.before_ranks.end()) {
+      known->second = std::min(known->second, beside);
+    }
+  }
+  said.told = before.told;
+  std::erase_if(said.told,
+                [&](const auto& each) { return each.second.at <= said.since; });
+  return said;
+}
+
+Bytes OutsideOf(const HeldOutside& held, PoolId pool, Bytes spare) {
+  const auto said = held.pools.find(pool);
+  const auto told = held.told.find(pool);
+  return std::max(
+      said != held.pools.end() ? said->second : Bytes(0),
+      told != held.told.end() ? told->second.beside - spare : Bytes(0));
+}
+
+std::optional<Bytes> OfRanks(const HeldOutside& held, PoolId gpu,
+                             Bytes beside) {
+  const auto before = held.before_ranks.find(gpu);
+  if (before == held.before_ranks.end()) return std::nullopt;
+  return std::max(beside - before->second, Bytes(0));
 }
 
 std::string_view OutsideHolders(std::string_view driver) {

@@ -46,6 +46,28 @@ TEST(MetricLabels, NameGpusJobsAndUsersAndNeverAProcess) {
   EXPECT_THAT(Scrape(node, Audience::kAnybody), Not(HasSubstr("sluice_job")));
 }
 
+TEST(MetricLabels, WhatRanksHaveOutsideTheirLeasesIsOfTheirJob) {
+  NodeConfig config = SmallNode();
+  config.driver = "cuda";
+  CoreDriver node(config);
+  const absl::Time now = node.clock.Now();
+  node.Run([&](Core& core) {
+    return core.OutsideKnown(
+        {.at = now, .since = now, .beside = {{Gpu(0), MiB(1)}}}, now);
+  });
+  const SessionId a = node.Attach("tune", 0);
+  EXPECT_THAT(Scrape(node), Not(HasSubstr("sluice_outside_lease_bytes{")));
+  node.clock.Advance(absl::Seconds(1));
+  node.Ask(a, GpuUseRequest{MiB(3)});
+  EXPECT_THAT(Scrape(node),
+              HasSubstr(fmt::format(
+                  "sluice_outside_lease_bytes{{gpu=\"0\",UUID=\"GPU-a\","
+                  "sluice_job=\"tune\",uid=\"1\"}} {}\n",
+                  MiB(2).count())));
+  EXPECT_THAT(Scrape(node, Audience::kAnybody),
+              Not(HasSubstr("sluice_outside_lease_bytes{")));
+}
+
 TEST(MetricLabels, TheKindOfHostMemoryIsSaidWhereThereIsMoreThanOne) {
   const CoreDriver node;
   Snapshot snapshot = node.core.TakeSnapshot(nullptr, node.clock.Now());

@@ -21,6 +21,7 @@
 namespace sluice::testing {
 namespace {
 
+using ::testing::AllOf;
 using ::testing::HasSubstr;
 using ::testing::MatchesRegex;
 
@@ -47,10 +48,11 @@ class OfCuda : public ::testing::TestWithParam<std::tuple<bool, int>> {
   }
 
   // Of the processes that start from now on.
-  void SetDriver(bool host_numa) const {
+  void SetDriver(bool host_numa, const std::string& more = "") const {
     setenv("SLUICE_FAKE_CUDA",
-           fmt::format("gpus=2,host_numa={},jitter_us={},node={}",
-                       host_numa ? 1 : 0, std::get<1>(GetParam()), node_.path())
+           fmt::format("gpus=2,host_numa={},jitter_us={},node={}{}",
+                       host_numa ? 1 : 0, std::get<1>(GetParam()), node_.path(),
+                       more)
                .c_str(),
            1);
   }
@@ -289,6 +291,35 @@ TEST_P(BesideLeases, AreSeenOnAGpuWhileAnotherIsLost) {
   EXPECT_EQ(end.exit_code, 0);
   EXPECT_THAT(end.err, HasSubstr("what is held outside leases of GPU 1 is not "
                                  "known, and counts as it did: "));
+  EXPECT_EQ(Findings(), "");
+}
+
+// The contexts of the daemon and of the rank have 20 MiB each. Wrong once: a
+// rank was told of its GPU as it was before its own context.
+TEST_P(BesideLeases, ARankTellsWhatItHasBeforeItsLease) {
+  SetDriver(true, ",context_kib=20480");
+  RunningDaemon daemon(kToml);
+  const auto rank = StartRank(daemon.socket(), 0);
+  ASSERT_TRUE(rank->WaitForOutput(
+      fmt::format("leases may have {}\n", MiB(24).size()), absl::Seconds(30)));
+  ASSERT_TRUE(rank->WaitForOutput("same", absl::Seconds(30)));
+  const auto status = [&](const std::vector<std::string>& how) {
+    std::vector<std::string> words = {BinaryPath("sluicectl"), "--socket",
+                                      daemon.socket(), "status"};
+    words.insert(words.end(), how.begin(), how.end());
+    return Child::Spawn(words)->Join().out;
+  };
+  EXPECT_THAT(status({"--json"}),
+              HasSubstr(fmt::format("\"outside_bytes\":{}", MiB(20).size())));
+  EXPECT_THAT(status({}),
+              AllOf(HasSubstr("gpu 0: 8 MiB are held outside leases, by "
+                              "contexts and buffers of libraries"),
+                    HasSubstr("gpu 0: 20 MiB are outside the lease of rank 0 "
+                              "of copies")));
+  LetRanksEnd();
+  rank->ExpectSuccess();
+  ExpectOutside(daemon, Bytes(0));
+  ExpectEndsWell(daemon);
   EXPECT_EQ(Findings(), "");
 }
 

@@ -1,8 +1,9 @@
 // A rank as users write one, without torch:
 //     cuda_rank SOCKET GPU RANK UNTIL
-// Leases GPU and host memory, copies there and back through the copy engine,
-// says "same" when every byte came back, and holds all of it until the file
-// UNTIL is there.
+// Says "leases may have N", the bytes of its GPU's pool that are not held
+// outside leases when its context is there. Leases GPU and host memory, copies
+// there and back through the copy engine, says "same" when every byte came
+// back, and holds all of it until the file UNTIL is there.
 #include <unistd.h>
 
 #include <algorithm>
@@ -61,6 +62,8 @@ absl::Status Run(const std::string& socket, int gpu_index, int rank,
                                          .world_size = 2,
                                          .local_ranks = 2,
                                          .gpu = DeviceIndex(gpu_index)}));
+  std::printf("leases may have %lld\n",
+              static_cast<long long>(session->limits().gpu_total.count()));
   SLUICE_ASSIGN_OR_RETURN(const auto gpu, session->LeaseGpu(kSize));
   SLUICE_ASSIGN_OR_RETURN(const auto host, session->LeaseHost(2 * kSize));
   SLUICE_ASSIGN_OR_RETURN(const auto engine,

@@ -117,6 +117,7 @@ std::vector<wire::Packet> Requests() {
   taken.set_taken(true);
   add().mutable_free()->set_lease_id(1);
   add().mutable_free()->set_lease_id(1);  // it is gone: refused
+  add().mutable_gpu_use()->set_used_bytes(MiB(2).size());
   return packets;
 }
 

@@ -58,6 +58,28 @@ class CudaRanks(cuda_node.CudaTest):
         self.assertLessEqual(apart, 1e-6)
         self.expect_no_findings()
 
+    def test_each_rank_tells_what_its_context_and_nccl_have(self):
+        socket = self.cuda_daemon()
+        run, _ = self.start_run(
+            socket, settings=",context_kib=4096,nccl_kib=2048")
+        def outside():
+            status = self.status(socket)
+            return [rank["outside_bytes"] for job in status["jobs"]
+                    for rank in job["ranks"]]
+        # Rank 1's process has a context on GPU 0, too (client/torch/cuda).
+        self.wait_until(lambda: outside()[0] in (6 << 20, 10 << 20) and
+                        outside()[1] == 6 << 20, 20, "they do not tell")
+        # Nothing is spare here: it is held outside, and no part of a lease.
+        self.assertEqual([gpu["held_outside_bytes"]
+                          for gpu in self.status(socket)["gpus"]], outside())
+        run.send_signal(signal.SIGTERM)
+        _, err = run.communicate(timeout=60)
+        self.assertEqual(run.returncode, 130, err)
+        self.wait_until(lambda: not any(
+            gpu["held_outside_bytes"] for gpu in self.status(socket)["gpus"]),
+            20, "it is not given back")
+        self.expect_no_findings()
+
     def test_kill_9_of_a_rank_ends_the_other(self):
         socket = self.cuda_daemon()
         for victim in (0, 1):

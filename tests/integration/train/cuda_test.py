@@ -101,6 +101,18 @@ class Cuda(cuda_node.CudaTest):
         self.assertEqual(code, 0, out + err)
         self.expect_no_findings()
 
+    # Wrong once: it asked for all of the pool, beside its own context, and was
+    # refused.
+    def test_without_a_size_a_lease_leaves_room_for_what_is_outside(self):
+        beside = ",context_kib=4096"
+        with self.on_the_fakes(settings=beside):
+            socket = self.daemon(name="cuda")
+        result = self.on_cuda(self.train, "--seq-len", "200", "--steps", "2",
+                              "--socket", socket, settings=beside)
+        # Contexts of the daemon and of the rank; nothing is spare here.
+        self.assertEqual(result["hbm_bytes_per_gpu"], (64 - 2 * 4) << 20)
+        self.expect_no_findings()
+
     def test_what_is_for_the_other_kind_of_node_is_refused(self):
         socket = self.cuda_daemon()
         code, _, err = self.on_cuda(
@@ -112,8 +124,10 @@ class Cuda(cuda_node.CudaTest):
 
     # What the fake's kernels take on its streams: of the CPU, but done.
     def test_profile_writes_what_the_planner_reads(self):
+        # The rank's context is left out.
         code, out, err = self.on_cuda(
-            self.run_train, "--socket", self.cuda_daemon(), command="profile")
+            self.run_train, "--socket", self.cuda_daemon(), command="profile",
+            settings=",context_kib=4096")
         self.assertEqual(code, 0, err)
         self.assertIn("bf16, by the GPU's", out)
         self.assertNotIn("SIMULATED", out)
@@ -123,7 +137,7 @@ class Cuda(cuda_node.CudaTest):
         self.assertLess(hardware["gpu"]["peak_flops"], 10e12)
         for efficiency in hardware["kernels"].values():
             self.assertGreater(efficiency, 0)
-        self.assertEqual(hardware["gpu"]["memory_bytes"], 64 << 20)
+        self.assertEqual(hardware["gpu"]["memory_bytes"], 60 << 20)
         path = self.path("node.toml")
         with open(path, "w", encoding="utf-8") as file:
             file.write(out)

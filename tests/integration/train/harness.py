@@ -136,13 +136,17 @@ class TrainTest(unittest.TestCase):
             time.sleep(0.02)
         return time.monotonic() - start
 
-    def leased(self, socket):
-        """Bytes of all GPUs and host pools that are not free."""
+    def status(self, socket):
+        """What sluicectl tells of a node."""
         answer = subprocess.run(
             [os.path.join(BIN, "sluicectl"), "--socket", socket, "status",
              "--json"], capture_output=True, text=True, check=True,
             env=clean_environment())
-        status = json.loads(answer.stdout)
+        return json.loads(answer.stdout)
+
+    def leased(self, socket):
+        """Bytes of all GPUs and host pools that are not free."""
+        status = self.status(socket)
         pools = status["gpus"] + status["host"]
         return sum(p["leased_bytes"] + p["quarantined_bytes"] for p in pools)
 

@@ -21,13 +21,6 @@ RUN = "--seq-len 500 --hbm 16MiB --no-keep".split()
 
 
 class Replan(harness.TrainTest):
-    def status(self, socket):
-        answer = subprocess.run(
-            [os.path.join(harness.BIN, "sluicectl"), "--socket", socket,
-             "status", "--json"], capture_output=True, text=True, check=True,
-            env=harness.clean_environment())
-        return json.loads(answer.stdout)
-
     def planning(self, socket, job):
         """What the daemon plans for a job; None: nothing."""
         for each in self.status(socket)["planning"]:

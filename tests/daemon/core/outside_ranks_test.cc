@@ -1,0 +1,179 @@
+// What ranks hold outside their leases, on GPUs where nobody can tell whose
+// memory is.
+#include "gmock/gmock.h"
+#include "gtest/gtest.h"
+#include "tests/daemon/core/core_driver.h"
+#include "tests/support/status_matchers.h"
+
+namespace sluice::daemon {
+namespace {
+
+using sluice::testing::IsOk;
+using sluice::testing::StatusIs;
+using ::testing::HasSubstr;
+
+// Two GPUs of 16 MiB, and 4 MiB beside each pool; the daemon's own context has
+// 1 MiB of them.
+class OutsideRanks : public ::testing::Test {
+ protected:
+  static NodeConfig Node() {
+    NodeConfig node = SmallNode();
+    node.driver = "cuda";
+    for (GpuConfig& gpu : node.gpus) gpu.spare = MiB(4);
+    return node;
+  }
+  OutsideRanks() : node_(Node()), answers_(Node(), /*exact=*/false) {
+    Ask();
+    Ask();
+  }
+
+  // The device is asked; it sees what is there.
+  void Ask() {
+    node_.clock.Advance(absl::Milliseconds(250));
+    const absl::Time now = node_.clock.Now();
+    const HeldOutside said = answers_.Add({{{Gpu(0), beside_}}, now});
+    node_.Run([&](Core& core) { return core.OutsideKnown(said, now); });
+  }
+  // A rank's driver sees the same, and the daemon's memory.
+  void Tell(SessionId rank) {
+    node_.clock.Advance(absl::Milliseconds(1));
+    const auto reply =
+        node_.Ask(rank, GpuUseRequest{beside_ + node_.core.pool(Gpu(0)).leased +
+                                      node_.core.pool(Gpu(0)).kept});
+    ASSERT_TRUE(reply.has_value());
+    const auto* noted = std::get_if<NotedReply>(&*reply);
+    ASSERT_NE(noted, nullptr);
+    EXPECT_EQ(noted->room, Gpu(0));
+  }
+  Bytes Outside() const { return node_.core.pool(Gpu(0)).outside; }
+  std::optional<Bytes> Of(SessionId rank) const {
+    return node_.core.session(rank)->outside;
+  }
+
+  CoreDriver node_;
+  OutsideAnswers answers_;
+  Bytes beside_ = MiB(1);
+};
+
+// Wrong once: the device's second look was waited for, and a lease that came
+// before it took what the rank's own context had.
+TEST_F(OutsideRanks, WhatARankTellsIsLeftOutOfItsLeaseAtOnce) {
+  const SessionId a = node_.Attach("demo", 0);
+  beside_ += MiB(5);  // its context
+  Ask();              // once is not enough for the device
+  EXPECT_EQ(Outside(), Bytes(0));
+  Tell(a);
+  EXPECT_EQ(Outside(), MiB(2));  // of 6 MiB the spare has 4
+  EXPECT_EQ(Of(a), MiB(5));
+  EXPECT_THAT(node_.Lease(a, Gpu(0), MiB(16)),
+              StatusIs(absl::StatusCode::kResourceExhausted,
+                       HasSubstr("2 MiB are held outside leases, by contexts "
+                                 "and buffers of libraries")));
+  EXPECT_THAT(node_.Lease(a, Gpu(0), MiB(14)), IsOk());
+}
+
+TEST_F(OutsideRanks, WhatBothSeeCountsOnce) {
+  const SessionId a = node_.Attach("demo", 0);
+  beside_ += MiB(5);
+  Tell(a);
+  for (int i = 0; i < 4; ++i) {
+    Ask();
+    EXPECT_EQ(Outside(), MiB(2));
+    EXPECT_EQ(Of(a), MiB(5));
+  }
+  Tell(a);
+  EXPECT_EQ(Outside(), MiB(2));
+}
+
+TEST_F(OutsideRanks, ALeaseIsNoPartOfIt) {
+  const SessionId a = node_.Attach("demo", 0);
+  beside_ += MiB(2);
+  Tell(a);
+  ASSERT_THAT(node_.Lease(a, Gpu(0), MiB(8)), IsOk());
+  beside_ += MiB(3);  // a communicator's buffers
+  Tell(a);
+  EXPECT_EQ(Of(a), MiB(5));
+  EXPECT_EQ(Outside(), MiB(2));
+}
+
+// A word alone holds nothing for long: what the device does not see is free.
+TEST_F(OutsideRanks, AWordThatTheDeviceDoesNotSeeIsForgotten) {
+  const SessionId a = node_.Attach("demo", 0);
+  node_.clock.Advance(absl::Milliseconds(1));
+  node_.Ask(a, GpuUseRequest{GiB(900)});
+  EXPECT_EQ(node_.core.pool(Gpu(0)).free, Bytes(0));
+  EXPECT_EQ(Of(a), MiB(19));  // no more than there is
+  Ask();
+  EXPECT_EQ(node_.core.pool(Gpu(0)).free, Bytes(0));
+  Ask();
+  EXPECT_EQ(node_.core.pool(Gpu(0)).free, MiB(16));
+  EXPECT_EQ(Of(a), Bytes(0));
+}
+
+TEST_F(OutsideRanks, EachHasWhatCameWithIt) {
+  const SessionId a = node_.Attach("one", 0);
+  beside_ += MiB(3);
+  Tell(a);
+  const SessionId b = node_.Attach("two", 0);
+  beside_ += MiB(4);
+  Tell(b);
+  EXPECT_EQ(Of(a), MiB(3));
+  EXPECT_EQ(Of(b), MiB(4));
+  EXPECT_EQ(Outside(), MiB(4));
+  beside_ -= MiB(3);
+  node_.Die(a);
+  Ask();
+  Ask();
+  EXPECT_EQ(Of(b), MiB(4));
+  EXPECT_EQ(Outside(), MiB(1));
+}
+
+TEST_F(OutsideRanks, WhatWasThereBeforeIsNobodys) {
+  beside_ += MiB(6);  // another process's
+  Ask();
+  Ask();
+  EXPECT_EQ(Outside(), MiB(3));
+  const SessionId a = node_.Attach("demo", 0);
+  Tell(a);
+  EXPECT_EQ(Of(a), Bytes(0));
+  beside_ -= MiB(6);
+  Ask();
+  beside_ += MiB(2);
+  Tell(a);
+  EXPECT_EQ(Of(a), MiB(2));
+}
+
+TEST_F(OutsideRanks, OnlyRanksTell) {
+  const SessionId observer = node_.Connect();
+  node_.Ask(observer, HelloRequest{.observer = true});
+  const auto reply = node_.Ask(observer, GpuUseRequest{MiB(20)});
+  EXPECT_THAT(std::get<absl::Status>(*reply),
+              StatusIs(absl::StatusCode::kFailedPrecondition));
+  EXPECT_EQ(Outside(), Bytes(0));
+}
+
+TEST_F(OutsideRanks, IsSavedAndGoesOnInTheNextDaemon) {
+  node_.Shadow();
+  const SessionId a = node_.Attach("demo", 0);
+  beside_ += MiB(5);
+  Tell(a);
+  node_.CheckSaved();
+  node_.Shadow();
+  Ask();
+  Ask();
+  Tell(a);
+  node_.CheckSaved();
+}
+
+// Where the device says whose memory is, no rank is believed.
+TEST(OutsideRanksOfSim, WordsAreNotLookedAt) {
+  CoreDriver node;
+  const SessionId a = node.Attach("demo", 0);
+  const auto reply = node.Ask(a, GpuUseRequest{MiB(12)});
+  EXPECT_EQ(std::get<NotedReply>(*reply).room, Gpu(0));
+  EXPECT_EQ(node.core.pool(Gpu(0)).outside, Bytes(0));
+  EXPECT_EQ(node.core.session(a)->outside, std::nullopt);
+}
+
+}  // namespace
+}  // namespace sluice::daemon
