@@ -7,6 +7,7 @@
 #include <nlohmann/json.hpp>
 
 #include "client/ctl/format.h"
+#include "client/ctl/render_copies.h"
 #include "client/ctl/render_memory.h"
 #include "client/ctl/table.h"
 #include "proto/base/text.h"
@@ -395,7 +396,7 @@ std::string BudgetLines(const json& node) {
 absl::StatusOr<std::string> RenderStatus(const std::string& text) {
   return Render(text, [](const json& node) {
     return RenderHeader(node) + RenderDrain(node) + RenderPools(node) +
-           RenderOutside(node) + "\n" + RenderRanks(node) +
+           RenderOutside(node) + "\n" + RenderRanks(node) + RenderCopies(node) +
            RenderPlanning(node) + RenderWaiting(node) + RenderPlans(node) +
            RenderEvents(node);
   });

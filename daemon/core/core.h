@@ -283,7 +283,8 @@ class Core {
   // Copies of planned steps (core_demands.cc): what each rank's plan needs of
   // its links, and what of that is promised.
   struct Copies {
-    CopyRates demand = {0, 0}, promised = {0, 0};
+    PlanDemand demand;
+    CopyRates promised = {0, 0};
     bool operator==(const Copies&) const = default;
   };
   std::map<SessionId, Copies> CopiesOfPlans() const;

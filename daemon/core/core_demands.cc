@@ -22,16 +22,17 @@ bool IsGated(const std::vector<LinkSpeed>& links, const std::string& link,
 }  // namespace
 
 std::map<SessionId, Core::Copies> Core::CopiesOfPlans() const {
-  const std::map<SessionId, CopyRates> demands = joint_.Demands();
+  const std::map<SessionId, PlanDemand> demands = joint_.Demands();
   if (demands.empty()) return {};
   std::vector<LinkUser> users;
   for (const auto& [id, session] : sessions_) {
     if (!session.is_rank()) continue;
     const auto demand = demands.find(id);
-    users.push_back({id, session.peer.principal,
-                     config_.gpus.at(session.hello.gpu.value()).link,
-                     session.guaranteed_bytes_per_second,
-                     demand != demands.end() ? demand->second : CopyRates{}});
+    users.push_back(
+        {id, session.peer.principal,
+         config_.gpus.at(session.hello.gpu.value()).link,
+         session.guaranteed_bytes_per_second,
+         demand != demands.end() ? demand->second.rates : CopyRates{}});
   }
   const std::map<SessionId, CopyRates> promised =
       PromiseDemands(config_.links, users);
@@ -72,14 +73,15 @@ void Core::LogUnpromised(const Session& session, const Copies& copies,
                          absl::Time now) {
   const std::string& link = config_.gpus.at(session.hello.gpu.value()).link;
   for (const int d : {kH2d, kD2h}) {
-    if (copies.demand[d] <= session.guaranteed_bytes_per_second) continue;
+    if (copies.demand.rates[d] <= session.guaranteed_bytes_per_second) continue;
     if (copies.promised[d] > 0 || !IsGated(config_.links, link, d)) continue;
     Log(now, EventKind::kPlan,
         fmt::format("rank {} of job {}: its plan copies {:.2f} GB/s {} the GPU "
                     "over link {}, which is not promised beside others; it "
                     "runs by its fair share",
                     session.hello.rank.value(), session.hello.job,
-                    copies.demand[d] / 1e9, d == kH2d ? "to" : "from", link),
+                    copies.demand.rates[d] / 1e9, d == kH2d ? "to" : "from",
+                    link),
         session.peer.principal, {session.id});
   }
 }

@@ -34,10 +34,10 @@ struct GpuSnapshot {
   PoolSnapshot pool;
 };
 
-// What a rank's plan copies, bytes per second of each direction.
+// What a rank's plan copies, each direction.
 struct PlanCopies {
-  CopyRates demand = {0, 0};
-  CopyRates promised = {0, 0};  // the demand, or 0: it has its fair share
+  PlanDemand demand;
+  CopyRates promised = {0, 0};  // its rates, or 0: it has its fair share
 };
 
 struct RankSnapshot {

@@ -76,10 +76,17 @@ struct Exit {
   int code = 0;  // exit status or signal number
 };
 
-// What a link carries, bytes per second; 0: not known or not throttled.
 // Bytes per second, kH2d and kD2h (proto/base/grant_page.h); 0: none.
 using CopyRates = std::array<double, 2>;
 
+// What a rank's plan copies, each direction.
+struct PlanDemand {
+  CopyRates rates = {0, 0};         // while a layer runs
+  std::array<Bytes, 2> step_bytes;  // all layers, forward and backward once
+  bool operator==(const PlanDemand&) const = default;
+};
+
+// What a link carries, bytes per second; 0: not known or not throttled.
 struct LinkSpeed {
   std::string name;
   double h2d_bytes_per_second = 0;

@@ -52,8 +52,11 @@ json Link(const LinkSpeed& link) {
 
 json CopiesOf(const std::optional<PlanCopies>& copies) {
   if (!copies) return nullptr;
-  return {{"h2d_bytes_per_second", copies->demand[kH2d]},
-          {"d2h_bytes_per_second", copies->demand[kD2h]},
+  const PlanDemand& demand = copies->demand;
+  return {{"h2d_bytes_per_second", demand.rates[kH2d]},
+          {"d2h_bytes_per_second", demand.rates[kD2h]},
+          {"h2d_bytes_per_step", demand.step_bytes[kH2d].count()},
+          {"d2h_bytes_per_step", demand.step_bytes[kD2h].count()},
           {"promised_h2d_bytes_per_second", copies->promised[kH2d]},
           {"promised_d2h_bytes_per_second", copies->promised[kD2h]}};
 }

@@ -9,7 +9,7 @@ import re
 METRICS = "daemon/metrics/README.md"
 LABELS = {"sluice_job"}  # label names, not metrics
 COLUMNS = "client/ctl/README.md"
-STATUS = "client/ctl/render.cc"
+STATUS = ("client/ctl/render.cc", "client/ctl/render_copies.cc")
 SNAPSHOT = "daemon/README.md"
 SNAPSHOT_KEYS = "daemon/metrics/snapshot_json.cc"
 MESSAGES = "proto/README.md"

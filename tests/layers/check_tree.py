@@ -347,7 +347,7 @@ def check(root):
     problems += check_contracts.check_metrics(
         code, texts[check_contracts.METRICS])
     problems += check_contracts.check_columns(
-        texts[check_contracts.STATUS],
+        "".join(texts[path] for path in check_contracts.STATUS),
         check_contracts.section(texts[check_contracts.COLUMNS],
                                 "Status, number by number"))
     problems += check_contracts.check_snapshot(

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <array>
+#include <cmath>
 
 #include "daemon/core/guarantees.h"
 #include "daemon/core/links.h"
@@ -68,9 +69,9 @@ class Channels {
 
 }  // namespace
 
-CopyRates DemandOf(const plan::RankProfile& profile,
-                   const plan::RankPlan& plan) {
-  CopyRates demand = {0, 0};
+PlanDemand DemandOf(const plan::RankProfile& profile,
+                    const plan::RankPlan& plan) {
+  PlanDemand demand;
   for (const plan::LayerKind& kind : profile.kinds) {
     if (kind.layers == 0) continue;
     double swapped = 0;  // per moving layer: out in forward, back in backward
@@ -83,17 +84,21 @@ CopyRates DemandOf(const plan::RankProfile& profile,
       swapped += swap * Count(each.bytes_per_layer);
     }
     if (kind.moving_layers() <= 0) swapped = 0;
-    const auto need = [&](int direction, double bytes, double seconds) {
-      if (seconds > 0) {
-        demand[direction] = std::max(demand[direction], bytes / seconds);
-      }
+    const auto layers = static_cast<double>(kind.layers);
+    const auto moving = static_cast<double>(kind.moving_layers());
+    const auto need = [&](int direction, Bytes fixed, double own,
+                          double seconds) {
+      // A pass without a window copies nothing.
+      if (seconds <= 0) return;
+      double& rate = demand.rates[direction];
+      rate = std::max(rate, (Count(fixed) + own) / seconds);
+      demand.step_bytes[direction] +=
+          Bytes(std::llround(layers * Count(fixed) + moving * own));
     };
-    need(kD2h, Count(kind.forward_d2h_fixed) + swapped,
-         kind.forward_layer_seconds);
-    need(kH2d, Count(kind.forward_h2d_fixed), kind.forward_layer_seconds);
-    need(kD2h, Count(kind.backward_d2h_fixed), kind.backward_layer_seconds);
-    need(kH2d, Count(kind.backward_h2d_fixed) + swapped,
-         kind.backward_layer_seconds);
+    need(kD2h, kind.forward_d2h_fixed, swapped, kind.forward_layer_seconds);
+    need(kH2d, kind.forward_h2d_fixed, 0, kind.forward_layer_seconds);
+    need(kD2h, kind.backward_d2h_fixed, 0, kind.backward_layer_seconds);
+    need(kH2d, kind.backward_h2d_fixed, swapped, kind.backward_layer_seconds);
   }
   return demand;
 }

@@ -28,10 +28,9 @@
 
 namespace sluice::daemon {
 
-// What the copies of a step need, whose rank runs by `plan`, which answered
-// `profile`.
-CopyRates DemandOf(const plan::RankProfile& profile,
-                   const plan::RankPlan& plan);
+// What the copies of a rank need that runs by `plan`, which answered `profile`.
+PlanDemand DemandOf(const plan::RankProfile& profile,
+                    const plan::RankPlan& plan);
 
 // An attached rank, as the links see it.
 struct LinkUser {

@@ -81,8 +81,8 @@ void JointPlanning::StepReported(SessionId session) {
   }
 }
 
-std::map<SessionId, CopyRates> JointPlanning::Demands() const {
-  std::map<SessionId, CopyRates> demands;
+std::map<SessionId, PlanDemand> JointPlanning::Demands() const {
+  std::map<SessionId, PlanDemand> demands;
   for (const auto& [session, rank] : attached_) {
     const auto member = members_.find(rank.job);
     if (member == members_.end() || held_.contains(rank.job)) continue;

@@ -90,7 +90,7 @@ class JointPlanning {
   // What the copies of each attached rank need that runs by the planner's
   // fractions; while these change, by the former ones. Whose plan is held back
   // has none.
-  std::map<SessionId, CopyRates> Demands() const;
+  std::map<SessionId, PlanDemand> Demands() const;
   // Grows whenever that, or who is attached, may have changed.
   uint64_t demands_version() const {
     return members_.changes() + demands_changes_;

@@ -36,30 +36,41 @@ plan::RankPlan SwapHalf(const std::string& name) {
 
 TEST(Demands, ALayersCopiesAreDueWithinOneLayersCompute) {
   plan::RankProfile profile = *ProfileOf(0, 0);  // 0.4 s forward, 0.6 backward
-  EXPECT_THAT(DemandOf(profile, SwapHalf("ffn_up")),
+  EXPECT_THAT(DemandOf(profile, SwapHalf("ffn_up")).rates,
               ElementsAre(MiB(8).count() / 0.6, MiB(8).count() / 0.4));
   // What is copied whatever is chosen comes on top, pass by pass.
   profile.kinds[0].forward_h2d_fixed = MiB(40);
   profile.kinds[0].backward_d2h_fixed = MiB(6);
-  EXPECT_THAT(DemandOf(profile, SwapHalf("ffn_up")),
+  EXPECT_THAT(DemandOf(profile, SwapHalf("ffn_up")).rates,
               ElementsAre(MiB(40).count() / 0.4, MiB(8).count() / 0.4));
+}
+
+TEST(Demands, AStepHasTheCopiesOfAllLayersThatMove) {
+  plan::RankProfile profile = *ProfileOf(0, 0);
+  profile.kinds[0].layers = 5;
+  profile.kinds[0].resident_layers = 2;
+  profile.kinds[0].forward_h2d_fixed = MiB(40);
+  profile.kinds[0].backward_d2h_fixed = MiB(6);
+  EXPECT_THAT(DemandOf(profile, SwapHalf("ffn_up")).step_bytes,
+              ElementsAre(MiB(5 * 40 + 3 * 8), MiB(3 * 8 + 5 * 6)));
 }
 
 TEST(Demands, WhatStaysOnTheGpuOrIsCountedAlreadyIsNotCopied) {
   plan::RankProfile profile = *ProfileOf(0, 0);
-  EXPECT_THAT(DemandOf(profile, SwapHalf("another")), ElementsAre(0, 0));
+  EXPECT_THAT(DemandOf(profile, SwapHalf("another")).rates, ElementsAre(0, 0));
   profile.kinds[0].resident_layers = 1;
-  EXPECT_THAT(DemandOf(profile, SwapHalf("ffn_up")), ElementsAre(0, 0));
+  EXPECT_THAT(DemandOf(profile, SwapHalf("ffn_up")).rates, ElementsAre(0, 0));
   profile.kinds[0].resident_layers = 0;
   profile.classes[0].traffic_in_fixed = true;
-  EXPECT_THAT(DemandOf(profile, SwapHalf("ffn_up")), ElementsAre(0, 0));
+  EXPECT_THAT(DemandOf(profile, SwapHalf("ffn_up")).rates, ElementsAre(0, 0));
 }
 
 TEST(Demands, WhatMustBeSwappedIsAndAPassThatCopiesNothingHasNoWindow) {
   plan::RankProfile profile = *ProfileOf(0, 0);
   profile.classes[0].must_swap = true;
   profile.kinds[0].backward_layer_seconds = 0;  // frozen
-  EXPECT_THAT(DemandOf(profile, {}), ElementsAre(0, MiB(16).count() / 0.4));
+  EXPECT_THAT(DemandOf(profile, {}).rates,
+              ElementsAre(0, MiB(16).count() / 0.4));
 }
 
 TEST(Demands, ALinkPromisesNineTenthsTheFirstOnesFirstEachWholeOrNot) {
@@ -172,7 +183,7 @@ TEST_F(DemandsOfPlans, WhatIsNotPromisedIsSaidAndShown) {
   Submit(a, greedy, "greedy");
   Solve({{1, MiB(8)}});
   const CopyRates demand = {MiB(16).count() / 0.6, MiB(16).count() / 1e-6};
-  EXPECT_EQ(Shown("greedy")->demand, demand);
+  EXPECT_EQ(Shown("greedy")->demand.rates, demand);
   EXPECT_EQ(Shown("greedy")->promised[kD2h], 0);
   const auto& events = node.core.log().events();
   EXPECT_TRUE(std::any_of(events.begin(), events.end(), [](const auto& each) {

@@ -209,6 +209,7 @@ TEST(DaemonPlan, WhatItCopiesIsPromisedAndShownWhileTheRankIsThere) {
                 ContainsRegex("\"promised_d2h_bytes_per_second\": *52428800"));
     EXPECT_THAT(status,
                 ContainsRegex("\"promised_h2d_bytes_per_second\": *26214400"));
+    EXPECT_THAT(status, ContainsRegex("\"h2d_bytes_per_step\": *20971520"));
   }
   EXPECT_THAT(shown(), Not(HasSubstr("promised_d2h_bytes_per_second")));
 }
