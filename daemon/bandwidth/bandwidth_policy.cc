@@ -4,6 +4,7 @@
 #include <cmath>
 #include <utility>
 
+#include "daemon/bandwidth/due_first.h"
 #include "daemon/bandwidth/fair_shares.h"
 #include "proto/base/grant_page.h"
 #include "proto/base/status.h"
@@ -27,6 +28,11 @@ void BandwidthPolicy::Open(int flow, int link, int direction, double weight) {
   made.weight = weight;
   made.gate = admission_.gate_of(channel);
   made.path = topology_.PathOf(channel);
+  double narrowest = kUnlimited;
+  for (const int each : made.path) {
+    narrowest = std::min(narrowest, topology_.channels()[each].capacity);
+  }
+  made.most_lead = narrowest * absl::ToDoubleSeconds(options_.ahead);
 }
 
 void BandwidthPolicy::Close(int flow) {
@@ -89,6 +95,12 @@ void BandwidthPolicy::AskInAll(int flow, double bytes, absl::Time now) {
   } else {
     server.Withdraw(-more);
   }
+}
+
+void BandwidthPolicy::Need(int flow, double bytes, absl::Time due) {
+  Flow& who = flows_.at(flow);
+  who.needed = bytes;
+  who.due = due;
 }
 
 std::vector<BandwidthPolicy::Due> BandwidthPolicy::AllDue() {
@@ -156,15 +168,53 @@ double BandwidthPolicy::LentWeight(const Flow& flow) const {
   return flow.weight * (flow.direction == kH2d ? options_.prefetch_first : 1);
 }
 
-void BandwidthPolicy::Lend(std::vector<double>& room,
+void BandwidthPolicy::LendToLate(absl::Time now, absl::Duration window,
+                                 std::vector<double>& room,
+                                 std::map<int, double>& given) {
+  std::vector<LentCopy> copies;
+  std::vector<std::pair<int, Flow*>> who;
+  bool any = false;
+  for (auto& [id, flow] : flows_) {
+    if (flow.server.excess() <= 0) continue;
+    LentCopy copy = {&flow.path, flow.server.excess(), LentWeight(flow)};
+    if (flow.needed > 0) {
+      const auto promised = given.find(id);
+      copy.needed =
+          flow.needed - (promised != given.end() ? promised->second : 0);
+      copy.due = absl::ToDoubleSeconds(flow.due - now);
+      copy.may = flow.most_lead - flow.lead;
+      if (flow.binding) {
+        const Demand& demand = demands_.at(*flow.demand);
+        copy.promised_rate = static_cast<double>(demand.bytes.count()) /
+                             absl::ToDoubleSeconds(demand.period);
+      }
+      any = true;
+    }
+    copies.push_back(copy);
+    who.emplace_back(id, &flow);
+  }
+  if (!any) return;
+  const std::vector<double> shares =
+      ShareToLate(copies, absl::ToDoubleSeconds(window), room);
+  for (size_t i = 0; i < who.size(); ++i) {
+    who[i].second->server.TakeExcess(shares[i]);
+    who[i].second->lead += shares[i];
+    given[who[i].first] += shares[i];
+  }
+}
+
+void BandwidthPolicy::Lend(absl::Time now, absl::Duration window,
+                           std::vector<double>& room,
                            std::map<int, double>& given) {
   for (const auto& [id, bytes] : given) flows_.at(id).ahead += bytes;
+  LendToLate(now, window, room, given);
   std::vector<Want> wants;
   std::vector<std::pair<int, Flow*>> who;
   for (auto& [id, flow] : flows_) {
     const double excess = flow.server.excess();
     if (excess <= 0) continue;
-    wants.push_back({&flow.path, excess, LentWeight(flow), flow.ahead});
+    wants.push_back(
+        {&flow.path, excess, LentWeight(flow), flow.ahead + flow.lead});
     who.emplace_back(id, &flow);
   }
   const FairShares shares = ShareFairly(wants, room);
@@ -177,14 +227,19 @@ void BandwidthPolicy::Lend(std::vector<double>& room,
 
 void BandwidthPolicy::Remember(const std::vector<double>& full_at) {
   for (auto& [id, flow] : flows_) {
-    if (!flow.binding) continue;
+    const double before = flow.ahead + flow.lead;
+    if (before <= 0) continue;
     double level = kUnlimited;
     for (const int channel : flow.path) {
       level = std::min(level, full_at[channel]);
     }
+    const double still = std::max(0.0, before - level * LentWeight(flow));
     const double most =
-        static_cast<double>(demands_.at(*flow.demand).bytes.count());
-    flow.ahead = std::clamp(flow.ahead - level * LentWeight(flow), 0.0, most);
+        flow.binding
+            ? static_cast<double>(demands_.at(*flow.demand).bytes.count())
+            : 0;
+    flow.lead = std::min(flow.lead, still);
+    flow.ahead = std::min(still - flow.lead, most);
   }
 }
 
@@ -198,7 +253,7 @@ std::map<int, double> BandwidthPolicy::Share(absl::Time now,
   }
   std::map<int, double> given;
   SharePromised(window, room, given);
-  Lend(room, given);
+  Lend(now, window, room, given);
   std::erase_if(given, [](const auto& entry) { return entry.second <= 0; });
   return given;
 }
@@ -226,6 +281,7 @@ void BandwidthPolicy::CheckInvariants() const {
     flow.server.CheckInvariants();
     SLUICE_CHECK(!flow.binding || flow.demand);
     SLUICE_CHECK(flow.binding || flow.server.released() == 0);
+    SLUICE_CHECK(flow.lead >= 0 && flow.lead <= flow.most_lead + 1);
   }
 }
 

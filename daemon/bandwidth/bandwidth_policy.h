@@ -9,16 +9,19 @@
 //      them, the earliest deadline first;
 //   2. what is left goes to what is promised still, the earliest deadline
 //      first, so that promised copies come as early as they can;
-//   3. what is left then is lent at once to whatever else is asked for, in
-//      weighted max-min shares (fair_shares.h).
+//   3. what is left then is lent at once to whatever else is asked for: first
+//      to copies that a fair share would make late (due_first.h), the one that
+//      is due first first;
+//   4. and the rest in weighted max-min shares (fair_shares.h).
 //
-// Round 1 alone keeps every promise. What a flow got by its promise counts in
-// round 3, so a promise is a part of a fair share and not beside it; what was
-// more than that is remembered, at most as much as a period brings. Of equal
-// deadlines prefetches go first, because a late one stops a step where a late
-// offload only keeps a buffer; flows of one direction share by weight. In round
-// 3 a prefetch weighs `prefetch_first` times an offload, which matters where
-// both load one channel: in front, but nobody starves.
+// Round 1 alone keeps every promise. What a flow got by its promise and in
+// round 3 counts in round 4, so that both are a part of a fair share and not
+// beside it; what was more than that is remembered, by promise at most as much
+// as a period brings, by deadline at most what the path carries in `ahead`. Of
+// equal deadlines prefetches go first, because a late one stops a step where a
+// late offload only keeps a buffer; flows of one direction share by weight.
+// Where it is lent a prefetch weighs `prefetch_first` times an offload, which
+// matters where both load one channel: in front, but nobody starves.
 //
 // Time is given with every call and never falls. Bytes are double, because
 // shares are fractions; a caller rounds.
@@ -42,6 +45,9 @@ namespace sluice::daemon::bandwidth {
 struct BandwidthOptions {
   double promised = 0.9;  // at most this part of each channel
   double prefetch_first = 8;
+  // What a flow may be lent before the others have come up to it: what its path
+  // carries in this time.
+  absl::Duration ahead = absl::Milliseconds(200);
 };
 
 class BandwidthPolicy {
@@ -68,6 +74,12 @@ class BandwidthPolicy {
   // shared out. What is released already stays.
   void AskInAll(int flow, double bytes, absl::Time now);
 
+  // The copy in front of what the flow asked for: `bytes` of it are not shared
+  // out yet, and compute needs them at `due`. In the place of what was said
+  // before; 0 bytes: nothing is known. A rank's own word, which nobody has
+  // checked: it is promised nothing by it.
+  void Need(int flow, double bytes, absl::Time due);
+
   // What each flow may copy in the `window` from `now` on, by flow; those that
   // get nothing are not in it. Promises are kept to the moment where windows
   // end at deadlines; elsewhere a copy is late by less than a window.
@@ -92,6 +104,10 @@ class BandwidthPolicy {
     std::optional<int> demand;  // its number in admission_
     bool binding = false;
     double ahead = 0;  // bytes by promise beyond a fair share, lately
+    double lead = 0;   // and by deadlines
+    double most_lead = 0;
+    double needed = 0;  // bytes of the copy in front, at `due`
+    absl::Time due = absl::InfiniteFuture();
   };
   // Released bytes with one deadline, of one flow.
   struct Due {
@@ -111,7 +127,10 @@ class BandwidthPolicy {
                          const PathOf& path, std::map<int, double>& given);
   void SharePromised(absl::Duration window, std::vector<double>& room,
                      std::map<int, double>& given);
-  void Lend(std::vector<double>& room, std::map<int, double>& given);
+  void Lend(absl::Time now, absl::Duration window, std::vector<double>& room,
+            std::map<int, double>& given);
+  void LendToLate(absl::Time now, absl::Duration window,
+                  std::vector<double>& room, std::map<int, double>& given);
   double LentWeight(const Flow& flow) const;
   // After shares stood at `full_at` (by channel).
   void Remember(const std::vector<double>& full_at);

@@ -189,8 +189,16 @@ void GrantPolicy::Believe(RankShare& rank, const Directions& said,
   }
 }
 
+void GrantPolicy::TellNeed(int slot, int direction, const Need& need) {
+  const uint64_t limit = ranks_.at(slot).limit[direction];
+  const uint64_t bytes = need.up_to > limit ? need.up_to - limit : 0;
+  shares_.Need(FlowOf(slot, direction), static_cast<double>(bytes),
+               now_ + need.in);
+}
+
 std::map<int, GrantPolicy::Grant> GrantPolicy::Refill(
-    const std::map<int, Directions>& used, absl::Duration elapsed) {
+    const std::map<int, Directions>& used, absl::Duration elapsed,
+    const std::map<int, Needs>& needs) {
   for (auto& [slot, rank] : ranks_) {
     const auto said = used.find(slot);
     if (said != used.end()) Believe(rank, said->second, elapsed);
@@ -208,6 +216,8 @@ std::map<int, GrantPolicy::Grant> GrantPolicy::Refill(
       }
       TryPromise(slot, d);
       shares_.AskInAll(FlowOf(slot, d), static_cast<double>(wanted), now_);
+      const auto told = needs.find(slot);
+      TellNeed(slot, d, told != needs.end() ? told->second[d] : Need());
     }
   }
   const std::map<int, double> given = shares_.Share(now_, elapsed);

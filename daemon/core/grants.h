@@ -11,6 +11,11 @@
 // link has a wide window, because there is nobody to be fair to and the link
 // itself is the limit.
 //
+// A rank may say when the copy in front is needed (`needs`). What is lent goes
+// first to copies that a fair share would make late, the one due first first,
+// as far ahead of the others as bandwidth_policy.h allows: a rank that names
+// what it likes has its share earlier, and no more of it.
+//
 // What a rank says it used is believed as far as it can be: what its link
 // carries in the time, and one copy ahead of the limit. So who claims more than
 // it copies has the share of one that copies all the time, and no more.
@@ -75,10 +80,20 @@ class GrantPolicy {
   std::map<int, Directions> used() const;
   bool idle() const { return ranks_.empty(); }
 
-  // `used` of every attached slot, read just now. The new limits are never
-  // below the old ones.
+  // The copy in front of a direction's queue, as the rank says: it ends at this
+  // byte (counted as `used`), and compute needs it so long from now. 0: not
+  // told.
+  struct Need {
+    uint64_t up_to = 0;
+    absl::Duration in;
+  };
+  using Needs = std::array<Need, 2>;
+
+  // `used`, and what is told of `needs`, of every attached slot, read just now.
+  // The new limits are never below the old ones.
   std::map<int, Grant> Refill(const std::map<int, Directions>& used,
-                              absl::Duration elapsed);
+                              absl::Duration elapsed,
+                              const std::map<int, Needs>& needs = {});
 
   // A refill with this use would change nothing, as the last one did: nobody
   // wants anything, and all averages have run out. Pass then stands for it, and
@@ -115,6 +130,8 @@ class GrantPolicy {
   }
   // How far the limit is to rise so that it stands a window ahead of the use.
   uint64_t Wanted(const RankShare& rank, int direction) const;
+  // Bytes of that copy beyond the limit, and when.
+  void TellNeed(int slot, int direction, const Need& need);
   // Tried at each refill: what ranks that went were promised may count yet.
   void TryPromise(int slot, int direction);
   static void Raise(RankShare& rank, int direction, double bytes,

@@ -9,8 +9,10 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <cerrno>
 #include <cstddef>
+#include <limits>
 #include <new>
 #include <utility>
 
@@ -194,20 +196,31 @@ void GrantPages::Publish(int slot, const GrantPolicy::Grant& grant) {
   }
 }
 
+GrantPolicy::Need GrantPages::NeedOf(const GrantUseSlot& slot, int direction,
+                                     absl::Time now) {
+  constexpr uint64_t kLast = std::numeric_limits<int64_t>::max();
+  const uint64_t at = slot.due_ns[direction].load(std::memory_order_relaxed);
+  return {slot.due_bytes[direction].load(std::memory_order_relaxed),
+          absl::FromUnixNanos(static_cast<int64_t>(std::min(at, kLast))) - now};
+}
+
 void GrantPages::Refill() {
+  const absl::Time now = clock_->Now();
   std::map<int, Directions> used;
+  std::map<int, GrantPolicy::Needs> needs;
   for (const auto& [slot, page] : pages_) {
     for (int d : {kH2d, kD2h}) {
       used[slot][d] =
           page->use->slot.used_bytes[d].load(std::memory_order_relaxed);
+      needs[slot][d] = NeedOf(page->use->slot, d, now);
     }
   }
-  const absl::Time now = clock_->Now();
   if (now - last_refill_ > kGrantStaleAfter) ++stale_periods_;
   if (policy_.IsSettled(used)) {
     policy_.Pass(now - last_refill_);
   } else {
-    for (const auto& [slot, grant] : policy_.Refill(used, now - last_refill_)) {
+    for (const auto& [slot, grant] :
+         policy_.Refill(used, now - last_refill_, needs)) {
       Publish(slot, grant);
     }
   }

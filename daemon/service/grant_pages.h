@@ -70,6 +70,8 @@ class GrantPages {
   void Open(int slot, std::unique_ptr<UsePage> page,
             const GrantPolicy::Grant& first)
       ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  static GrantPolicy::Need NeedOf(const GrantUseSlot& slot, int direction,
+                                  absl::Time now);
   void Refill() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   void Publish(int slot, const GrantPolicy::Grant& grant);
   void Beat();

@@ -4,8 +4,8 @@
 // The daemon writes `GrantLimits`, one page per node with one slot per session
 // (clients map it read-only): cumulative bytes each direction may have started
 // since the session began, and its heartbeat. The rank writes `GrantUse`, a
-// page of its own session's: cumulative bytes it has started. The daemon never
-// trusts it.
+// page of its own session's: cumulative bytes it has started, and by when the
+// copy in front is needed. The daemon never trusts it.
 //
 // A copy of n bytes in direction d may start when use[d] + n <= limit[d]; the
 // fast path is one fetch_add on `use`. When the heartbeat is older than
@@ -42,6 +42,12 @@ struct GrantLimits {
 
 struct alignas(64) GrantUseSlot {
   std::atomic<uint64_t> used_bytes[2];
+  // The copy in front of what waits: the cumulative bytes at its end, and the
+  // CLOCK_MONOTONIC nanoseconds at which compute needs it, or the memory that
+  // it leaves. 0 bytes: not told, as by ranks of before there was this. Each by
+  // itself, so a reader may see one of the copy before.
+  std::atomic<uint64_t> due_bytes[2];
+  std::atomic<uint64_t> due_ns[2];
 };
 
 // Each session has a page of its own to write, so that a rank cannot touch
@@ -51,5 +57,7 @@ struct GrantUse {
 };
 
 static_assert(std::atomic<uint64_t>::is_always_lock_free);
+// Pages outlive the daemon that made them, so their sizes stay.
+static_assert(sizeof(GrantUse) == 64);
 
 }  // namespace sluice

@@ -1,0 +1,79 @@
+#include "daemon/bandwidth/due_first.h"
+
+#include "gmock/gmock.h"
+#include "gtest/gtest.h"
+
+namespace sluice::daemon::bandwidth {
+namespace {
+
+using ::testing::ElementsAre;
+
+constexpr double kWindow = 1;  // seconds
+constexpr double kAll = 1e9;
+
+const std::vector<int> kLeft = {0, 2}, kRight = {1, 2}, kLink = {0};
+
+// Wants all it can get, and `needed` of it in `due` seconds.
+LentCopy Copy(double needed, double due, const std::vector<int>& path = kLink) {
+  return {.path = &path,
+          .excess = kAll,
+          .weight = 1,
+          .needed = needed,
+          .due = due,
+          .promised_rate = 0,
+          .may = kAll};
+}
+
+// Of a link that carries 10 in a window.
+std::vector<double> Share(const std::vector<LentCopy>& copies) {
+  std::vector<double> room = {10};
+  return ShareToLate(copies, kWindow, room);
+}
+
+TEST(DueFirst, WhatIsInTimeByAFairShareWaitsForIt) {
+  // 5 a second each: 20 in 5 s, with the window that is left out.
+  EXPECT_THAT(Share({Copy(20, 5), Copy(0, 0)}), ElementsAre(0, 0));
+  EXPECT_THAT(Share({Copy(21, 5), Copy(0, 0)}), ElementsAre(10, 0));
+  // What nobody needs at a known time is never late.
+  EXPECT_THAT(Share({Copy(0, -5), Copy(0, -5)}), ElementsAre(0, 0));
+}
+
+TEST(DueFirst, TheOneThatIsDueFirstGoesFirst) {
+  EXPECT_THAT(Share({Copy(40, 4), Copy(6, 1.2)}), ElementsAre(4, 6));
+  EXPECT_THAT(Share({Copy(40, -1), Copy(6, 1.2)}), ElementsAre(10, 0));
+}
+
+TEST(DueFirst, NoMoreThanIsAskedForOrMayBeHadBeforeFairShares) {
+  std::vector<LentCopy> copies = {Copy(40, 1), Copy(40, 2)};
+  copies[0].excess = 3;
+  copies[1].may = 2;
+  EXPECT_THAT(Share(copies), ElementsAre(3, 2));
+  copies[1].may = -1;
+  EXPECT_THAT(Share(copies), ElementsAre(3, 0));
+}
+
+TEST(DueFirst, APromiseOrAWeightMayBeEnough) {
+  std::vector<LentCopy> copies = {Copy(30, 5), Copy(0, 0)};
+  EXPECT_THAT(Share(copies), ElementsAre(10, 0));
+  copies[0].promised_rate = 8;
+  EXPECT_THAT(Share(copies), ElementsAre(0, 0));
+  copies[0].promised_rate = 0;
+  copies[0].weight = 4;
+  EXPECT_THAT(Share(copies), ElementsAre(0, 0));
+}
+
+TEST(DueFirst, EveryChannelOfThePathHasRoom) {
+  std::vector<double> room = {8, 8, 10};
+  const auto given =
+      ShareToLate({Copy(40, 1, kLeft), Copy(40, 2, kRight)}, kWindow, room);
+  EXPECT_THAT(given, ElementsAre(8, 2));
+  EXPECT_THAT(room, ElementsAre(0, 6, 0));
+}
+
+TEST(DueFirst, AWindowWithoutLengthHasNothingToGive) {
+  std::vector<double> room = {0};
+  EXPECT_THAT(ShareToLate({Copy(40, 1)}, 0, room), ElementsAre(0));
+}
+
+}  // namespace
+}  // namespace sluice::daemon::bandwidth

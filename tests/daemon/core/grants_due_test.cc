@@ -1,0 +1,208 @@
+// Copies that are needed at a time, through the daemon's own policy, in
+// injected time. A unit is what the link carries in T.
+#include <cmath>
+#include <map>
+#include <vector>
+
+#include "daemon/core/grants.h"
+#include "gtest/gtest.h"
+#include "proto/base/grant_page.h"
+
+namespace sluice::daemon {
+namespace {
+
+constexpr double kRate = 1e9;
+constexpr absl::Duration kTick = absl::Milliseconds(2);
+constexpr absl::Duration kT = absl::Milliseconds(50);
+constexpr int kRounds = 20;
+constexpr uint64_t kForever = uint64_t{1} << 60;
+
+uint64_t Units(double units) {
+  return static_cast<uint64_t>(
+      std::llround(units * kRate * absl::ToDoubleSeconds(kT)));
+}
+
+// One direction of ranks on one link. A rank uses what it may, up to what it
+// has to copy.
+class Link {
+ public:
+  explicit Link(int ranks) : ranks_(ranks) {
+    for (int slot = 0; slot < ranks; ++slot) {
+      Rank& rank = ranks_[slot];
+      rank.limit = policy.Attach(slot, 0, 0).limit;
+      // The first window is a gift; the first one's is a wide one.
+      rank.begin = rank.used = rank.end = rank.limit[kH2d];
+    }
+  }
+  // `bytes` more, which compute needs in `due`.
+  void Copy(int slot, uint64_t bytes, absl::Duration due) {
+    ranks_[slot].end += bytes;
+    ranks_[slot].due = now_ + due;
+    ranks_[slot].counted = false;
+  }
+  void Run(absl::Duration time, bool told) {
+    for (const absl::Duration end = now_ + time; now_ < end; now_ += kTick) {
+      std::map<int, Directions> used;
+      std::map<int, GrantPolicy::Needs> needs;
+      for (int slot = 0; slot < static_cast<int>(ranks_.size()); ++slot) {
+        Rank& rank = ranks_[slot];
+        rank.used = std::max(rank.used, std::min(rank.limit[kH2d], rank.end));
+        CountLate(rank);
+        used[slot] = {rank.used, 0};
+        if (told && rank.used < rank.end && rank.due < kNever) {
+          needs[slot][kH2d] = {rank.end, rank.due - now_};
+        }
+      }
+      for (const auto& [slot, claim] : lies) needs[slot][kH2d] = claim;
+      for (const auto& [slot, grant] : policy.Refill(used, kTick, needs)) {
+        ranks_[slot].limit = grant.limit;
+      }
+      policy.CheckInvariants();
+    }
+  }
+  double copied(int slot) const {
+    return static_cast<double>(ranks_[slot].used - ranks_[slot].begin);
+  }
+  int late(int slot) const { return ranks_[slot].late; }
+
+  GrantPolicy policy{{{"pcie0", kRate, kRate}}};
+  std::map<int, GrantPolicy::Need> lies;  // told in any case
+
+ private:
+  static constexpr absl::Duration kNever = absl::InfiniteDuration();
+  struct Rank {
+    Directions limit = {0, 0};
+    uint64_t begin = 0, used = 0, end = 0;
+    absl::Duration due = kNever;
+    bool counted = true;
+    int late = 0;
+  };
+  void CountLate(Rank& rank) const {
+    if (rank.counted || now_ <= rank.due) return;
+    rank.counted = true;
+    if (rank.used < rank.end) ++rank.late;
+  }
+
+  absl::Duration now_;
+  std::vector<Rank> ranks_;
+};
+
+// Bytes per second of a rank in two seconds from now on.
+double RateOf(Link& link, int slot) {
+  const double before = link.copied(slot);
+  link.Run(absl::Seconds(2), /*told=*/true);
+  return (link.copied(slot) - before) / 2;
+}
+
+// A has 1 unit due at 4T, B has 3 due at 3T, again and again.
+void RunTwoRanks(Link& link, bool told) {
+  link.Run(absl::Seconds(1), told);
+  for (int i = 0; i < kRounds; ++i) {
+    link.Copy(0, Units(1), 4 * kT);
+    link.Copy(1, Units(3), 3 * kT);
+    link.Run(5 * kT, told);
+  }
+}
+
+TEST(GrantsDue, WithoutDeadlinesOfCopiesOneIsLate) {
+  Link link(2);
+  RunTwoRanks(link, /*told=*/false);
+  EXPECT_EQ(link.late(0), 0);
+  EXPECT_EQ(link.late(1), kRounds);
+}
+
+TEST(GrantsDue, TheCopyThatIsDueFirstGoesFirstAndNobodyIsLate) {
+  Link link(2);
+  RunTwoRanks(link, /*told=*/true);
+  EXPECT_EQ(link.late(0), 0);
+  EXPECT_EQ(link.late(1), 0);
+}
+
+// Three that copy all the time and tell nothing, and one whose copies come all
+// at once: 0.15 of the link, less than its fair share.
+void RunAmongHungryOnes(Link& link, bool told) {
+  for (int slot : {1, 2, 3}) {
+    link.Copy(slot, kForever, absl::InfiniteDuration());
+  }
+  link.Run(absl::Seconds(1), told);
+  for (int i = 0; i < kRounds; ++i) {
+    link.Copy(0, Units(1.5), 1.5 * kT);
+    link.Run(10 * kT, told);
+  }
+}
+
+TEST(GrantsDue, ABurstAmongHungryOnesIsInTimeWhereItsDeadlineIsKnown) {
+  for (const bool told : {false, true}) {
+    Link link(4);
+    RunAmongHungryOnes(link, told);
+    EXPECT_EQ(link.late(0), told ? 0 : kRounds);
+  }
+}
+
+TEST(GrantsDue, WhatOneHadEarlierTheOthersHaveLater) {
+  for (const bool told : {false, true}) {
+    Link link(4);
+    RunAmongHungryOnes(link, told);
+    // 11 s in all; 1.5 units each half second; the rest is theirs, evenly.
+    const double rest =
+        (11 * kRate - kRounds * static_cast<double>(Units(1.5))) / 3;
+    for (int slot : {1, 2, 3}) {
+      EXPECT_NEAR(link.copied(slot), rest, 0.01 * rest) << told << slot;
+    }
+  }
+}
+
+// Whatever is claimed: what it has more than the other is what it may be ahead,
+// once.
+TEST(GrantsDue, WhoClaimsThatAllIsDueNowHasItsShareEarlierAndNoMoreOfIt) {
+  for (const absl::Duration due :
+       {absl::ZeroDuration(), -absl::InfiniteDuration(), absl::Seconds(-1e9),
+        absl::Milliseconds(30)}) {
+    Link link(2);
+    for (int slot : {0, 1}) {
+      link.Copy(slot, kForever, absl::InfiniteDuration());
+    }
+    link.lies[1] = {UINT64_MAX, due};
+    link.Run(absl::Seconds(1), /*told=*/true);
+    // 200 ms of the link, and a window.
+    EXPECT_LE(link.copied(1) - link.copied(0), 0.23 * kRate);
+    EXPECT_NEAR(RateOf(link, 0), kRate / 2, kRate / 100);
+  }
+}
+
+TEST(GrantsDue, AClaimTakesNothingOfAPromise) {
+  Link link(3);
+  for (int slot : {0, 1, 2}) {
+    link.Copy(slot, kForever, absl::InfiniteDuration());
+    link.lies[slot] = {UINT64_MAX, absl::ZeroDuration()};
+  }
+  link.lies.erase(0);
+  link.policy.Promise(0, {0.7 * kRate, 0});
+  link.Run(absl::Seconds(1), /*told=*/true);
+  EXPECT_GE(RateOf(link, 0), 0.699 * kRate);
+}
+
+// What was promised is no part of what is lent earlier: a plan's burst above
+// its promise is in time, and the promise of another one is kept meanwhile.
+TEST(GrantsDue, ABurstAboveAPromiseIsInTimeBesideOnesThatArePromised) {
+  for (const bool told : {false, true}) {
+    Link link(3);
+    link.policy.Promise(0, {0.3 * kRate, 0});
+    link.policy.Promise(1, {0.3 * kRate, 0});
+    for (int slot : {1, 2}) {
+      link.Copy(slot, kForever, absl::InfiniteDuration());
+    }
+    link.Run(absl::Seconds(1), told);
+    const double before = link.copied(1);
+    for (int i = 0; i < kRounds; ++i) {
+      link.Copy(0, Units(2), 3.2 * kT);
+      link.Run(10 * kT, told);
+    }
+    EXPECT_EQ(link.late(0), told ? 0 : kRounds);
+    EXPECT_GE(link.copied(1) - before,
+              0.299 * kRate * kRounds * absl::ToDoubleSeconds(10 * kT));
+  }
+}
+
+}  // namespace
+}  // namespace sluice::daemon

@@ -1,0 +1,86 @@
+// What ranks write into their pages, as the refill thread reads it. By the real
+// clock: shares are compared, not speeds.
+#include "daemon/service/grant_pages.h"
+
+#include <sys/mman.h>
+
+#include <array>
+#include <memory>
+
+#include "absl/time/clock.h"
+#include "gtest/gtest.h"
+#include "proto/base/clock.h"
+#include "tests/support/status_matchers.h"
+
+namespace sluice::daemon {
+namespace {
+
+constexpr double kRate = 1e8;
+
+template <typename Page>
+struct Unmap {
+  void operator()(Page* page) const { munmap(page, sizeof(Page)); }
+};
+
+// Two ranks on one link that use up at once what they may.
+class TwoHungryRanks : public ::testing::Test {
+ protected:
+  void SetUp() override {
+    SLUICE_ASSERT_OK_AND_ASSIGN(
+        pages_, GrantPages::Start({{"pcie0", kRate, kRate}}, 1, &clock_));
+    limits_.reset(static_cast<GrantLimits*>(
+        Map(*pages_->limits(), sizeof(GrantLimits), PROT_READ)));
+    for (int slot : {0, 1}) {
+      SLUICE_ASSERT_OK_AND_ASSIGN(const UniqueFd fd,
+                                  pages_->Attach(slot, 0, 0));
+      use_[slot].reset(static_cast<GrantUse*>(
+          Map(fd, sizeof(GrantUse), PROT_READ | PROT_WRITE)));
+    }
+  }
+  static void* Map(const UniqueFd& fd, size_t size, int protection) {
+    void* page = mmap(nullptr, size, protection, MAP_SHARED, fd.get(), 0);
+    SLUICE_CHECK(page != MAP_FAILED);
+    return page;
+  }
+  // What each was granted meanwhile.
+  std::array<double, 2> Run(absl::Duration time) {
+    const std::array<uint64_t, 2> before = {Limit(0), Limit(1)};
+    const absl::Time end = clock_.Now() + time;
+    while (clock_.Now() < end) {
+      for (int slot : {0, 1}) use_[slot]->slot.used_bytes[kH2d] = Limit(slot);
+      absl::SleepFor(absl::Microseconds(200));
+    }
+    return {static_cast<double>(Limit(0) - before[0]),
+            static_cast<double>(Limit(1) - before[1])};
+  }
+  uint64_t Limit(int slot) const {
+    return limits_->slots[slot].limit_bytes[kH2d];
+  }
+
+  const MonotonicClock clock_;
+  std::unique_ptr<GrantPages> pages_;
+  std::unique_ptr<GrantLimits, Unmap<GrantLimits>> limits_;
+  std::array<std::unique_ptr<GrantUse, Unmap<GrantUse>>, 2> use_;
+};
+
+TEST_F(TwoHungryRanks, ShareWhileNeitherIsInAHurryAndWhoIsGoesFirst) {
+  Run(absl::Milliseconds(300));  // what the first one had alone is used up
+  std::array<double, 2> given = Run(absl::Milliseconds(100));
+  EXPECT_NEAR(given[0], given[1], 0.2 * given[0]);
+  GrantUseSlot& slot = use_[1]->slot;
+  slot.due_ns[kH2d] = static_cast<uint64_t>(
+      absl::ToUnixNanos(clock_.Now() + absl::Milliseconds(50)));
+  slot.due_bytes[kH2d] = slot.used_bytes[kH2d] + (uint64_t{1} << 30);
+  given = Run(absl::Milliseconds(100));
+  EXPECT_GT(given[1], 3 * given[0]);
+  // Other numbers are no harm.
+  slot.due_ns[kH2d] = UINT64_MAX;
+  slot.due_bytes[kH2d] = UINT64_MAX;
+  Run(absl::Milliseconds(10));
+  slot.due_bytes[kH2d] = 0;
+  given = Run(absl::Milliseconds(50));
+  EXPECT_GT(given[0], 3 * given[1]) << "what it had earlier is the other's now";
+}
+
+}  // namespace
+}  // namespace sluice::daemon
