@@ -3,6 +3,8 @@
 #include <fmt/format.h>
 
 #include <array>
+#include <optional>
+#include <string_view>
 #include <utility>
 
 #include "client/copy/copy_lane.h"
@@ -45,6 +47,9 @@ class Engine final : public CopyEngine {
 
   absl::Status StartLanes();
   absl::Status UseStream(void* native) override;
+  void KnowSlack(std::vector<CopySlack> slack) override {
+    slack_ = std::move(slack);
+  }
   Ticket MarkCompute() override;
   Ticket Enqueue(CopyRequest request) override;
   absl::Status Wait(const Ticket& ticket) override;
@@ -61,6 +66,7 @@ class Engine final : public CopyEngine {
   // A new ticket; null (and the fault kept) when there is no event for it.
   std::shared_ptr<State> NewTicket(device::Stream stream);
   absl::Status WaitOnCompute(const State& state);
+  std::optional<absl::Duration> SlackOf(std::string_view label) const;
 
   const Options options_;
   const std::shared_ptr<EventPool> pool_;
@@ -68,6 +74,7 @@ class Engine final : public CopyEngine {
   std::unique_ptr<CopyTimeline> timeline_;
   device::Stream compute_;
   mutable StallClock stall_;
+  std::vector<CopySlack> slack_;  // a few; each label once
   std::array<device::Stream, 2> streams_;
   std::array<std::unique_ptr<CopyLane>, 2> lanes_;
 };
@@ -124,13 +131,21 @@ Ticket Engine::MarkCompute() {
   return TicketAccess::Make(std::move(state));
 }
 
+std::optional<absl::Duration> Engine::SlackOf(std::string_view label) const {
+  for (const CopySlack& each : slack_) {
+    if (each.label == label) return each.slack;
+  }
+  return std::nullopt;
+}
+
 Ticket Engine::Enqueue(CopyRequest request) {
   fault_.Keep(Check(request));
   CopyLane& to = lane(request.direction);
   auto state = NewTicket(to.stream());
   if (!state) return Ticket();
   Ticket ticket = TicketAccess::Make(state);
-  to.Push(std::move(request), std::move(state));
+  const std::optional<absl::Duration> slack = SlackOf(request.label);
+  to.Push(std::move(request), std::move(state), slack);
   return ticket;
 }
 

@@ -22,7 +22,7 @@
 // Errors: the first failure of a copy is kept; every later wait returns it,
 // and later copies are not made.
 // Thread safety: one compute thread per engine calls Enqueue, MarkCompute,
-// UseStream and Wait; stats() is safe from any thread.
+// UseStream, KnowSlack and Wait; stats() is safe from any thread.
 #pragma once
 
 #include <cstddef>
@@ -75,6 +75,13 @@ struct CopyRecord {
   double issued_s, started_s, finished_s;
 };
 
+// How long after a copy could start compute waits for it, or for the memory
+// that it leaves: what a plan knows of all copies with that label.
+struct CopySlack {
+  std::string label;
+  absl::Duration slack;
+};
+
 struct CopyStats {
   Bytes h2d, d2h;
   absl::Duration grant_wait;  // of issuing threads
@@ -101,6 +108,11 @@ class CopyEngine {
   // which must outlive the engine or the next call. Unimplemented on sim, where
   // the calling thread computes.
   virtual absl::Status UseStream(void* native) = 0;
+
+  // Of copies that are enqueued from now on, in the place of what was known
+  // before. While one waits for its grant, the daemon is told by when it is
+  // needed (GrantGate::TellDue). Of labels that are not in it nothing is known.
+  virtual void KnowSlack(std::vector<CopySlack> slack) = 0;
 
   // A ticket reached when all compute enqueued so far is done.
   virtual Ticket MarkCompute() = 0;

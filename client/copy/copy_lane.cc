@@ -67,11 +67,15 @@ void CopyLane::Stop() {
 }
 
 void CopyLane::Push(CopyRequest request,
-                    std::shared_ptr<TicketAccess::State> ticket) {
+                    std::shared_ptr<TicketAccess::State> ticket,
+                    std::optional<absl::Duration> slack) {
   Item item{std::move(request), std::move(ticket),
-            timeline_ ? MonotonicSeconds() : 0};
+            timeline_ ? MonotonicSeconds() : 0, slack, std::nullopt};
   const Bytes size = SizeOf(item.request);
   if (MayGoNow(item, size)) return Issue(item, std::min(size, options_.slice));
+  if (slack && options_.gate != nullptr && OnlyGrantsHold(item.request)) {
+    item.due = options_.gate->now() + *slack;
+  }
   {
     const MutexLock lock(mutex_);
     queue_.push_back(std::move(item));
@@ -93,6 +97,22 @@ bool CopyLane::MayGoNow(const Item& item, Bytes size) {
   return options_.gate == nullptr ||
          (size <= options_.slice && ahead_.HasRoom() &&
           options_.gate->TryAcquire(GrantDirection(), size));
+}
+
+bool CopyLane::OnlyGrantsHold(const CopyRequest& request) const {
+  return std::ranges::all_of(request.after, [this](const Ticket& ticket) {
+    const auto& state = TicketAccess::StateOf(ticket);
+    return !state || state->stream == stream_ || ticket.done();
+  });
+}
+
+// One whose buffers were not free yet when it was pushed is at the front about
+// when they are: grants are taken for two copies ahead at most.
+void CopyLane::TellDue(const Item& item, Bytes size) {
+  if (options_.gate == nullptr || !item.slack) return;
+  options_.gate->TellDue(
+      GrantDirection(), size,
+      item.due ? *item.due : options_.gate->now() + *item.slack);
 }
 
 void CopyLane::AwaitIdle() {
@@ -134,7 +154,14 @@ absl::Status CopyLane::TryIssue(const Item& item, Bytes granted) {
   if (timeline_ && size > Bytes(0)) {
     SLUICE_ASSIGN_OR_RETURN(start, TicketAccess::New(pool_, stream_));
   }
-  SLUICE_RETURN_IF_ERROR(CopyPieces(item.request, size, granted, start.get()));
+  // What has its grant waits for nothing.
+  if (granted == Bytes(0)) TellDue(item, size);
+  const absl::Status copied =
+      CopyPieces(item.request, size, granted, start.get());
+  if (granted == Bytes(0) && item.slack && options_.gate != nullptr) {
+    options_.gate->ForgetDue(GrantDirection());
+  }
+  SLUICE_RETURN_IF_ERROR(copied);
   SLUICE_RETURN_IF_ERROR(Record(*item.ticket));
   if (options_.gate != nullptr) ahead_.Add(TicketAccess::Make(item.ticket));
   if (start) {

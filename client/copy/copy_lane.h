@@ -14,6 +14,7 @@
 #include <atomic>
 #include <deque>
 #include <memory>
+#include <optional>
 #include <thread>
 
 #include "client/copy/copy_engine.h"
@@ -50,7 +51,9 @@ class CopyLane {
   // From now on what is queued is issued without waiting for grants.
   void Stop();
 
-  void Push(CopyRequest request, std::shared_ptr<TicketAccess::State> ticket);
+  // `slack`: CopySlack's, where it is known.
+  void Push(CopyRequest request, std::shared_ptr<TicketAccess::State> ticket,
+            std::optional<absl::Duration> slack = std::nullopt);
   // Blocks until everything pushed is issued.
   void AwaitIdle();
 
@@ -65,6 +68,9 @@ class CopyLane {
     CopyRequest request;
     std::shared_ptr<TicketAccess::State> ticket;
     double issued_s;
+    std::optional<absl::Duration> slack;
+    // Where nothing but grants holds it back since Push: when it is needed.
+    std::optional<absl::Time> due;
   };
 
   void Run();
@@ -76,6 +82,9 @@ class CopyLane {
   void Issue(const Item& item, Bytes granted);
   absl::Status TryIssue(const Item& item, Bytes granted);
   absl::Status AwaitTickets(const CopyRequest& request);
+  bool OnlyGrantsHold(const CopyRequest& request) const;
+  // Tells the daemon by when `item`, of `size` bytes, is needed.
+  void TellDue(const Item& item, Bytes size);
   // Copies all pieces, `left` bytes; records `start` (may be null) just
   // before the first.
   absl::Status CopyPieces(const CopyRequest& request, Bytes left, Bytes granted,

@@ -26,6 +26,22 @@ GrantGate::GrantGate(const GrantLimits* limits, int slot, GrantUse* use,
   SLUICE_CHECK(slot >= 0 && slot < kGrantSlots);
 }
 
+void GrantGate::TellDue(int direction, Bytes size, absl::Time due) {
+  GrantUseSlot& slot = use_->slot;
+  const uint64_t used =
+      slot.used_bytes[direction].load(std::memory_order_relaxed);
+  // Below 0 would read as far ahead.
+  const int64_t at = std::max<int64_t>(0, absl::ToUnixNanos(due));
+  slot.due_ns[direction].store(static_cast<uint64_t>(at),
+                               std::memory_order_relaxed);
+  slot.due_bytes[direction].store(used + static_cast<uint64_t>(size.count()),
+                                  std::memory_order_relaxed);
+}
+
+void GrantGate::ForgetDue(int direction) {
+  use_->slot.due_bytes[direction].store(0, std::memory_order_relaxed);
+}
+
 int64_t GrantGate::NowNs() const { return absl::ToUnixNanos(clock_->Now()); }
 
 bool GrantGate::Stale(int64_t now_ns) const {

@@ -9,8 +9,8 @@
 // goes ungated. What was copied meanwhile is not held against the rank when the
 // heartbeat is back.
 //
-// Thread safety: all methods are safe from several threads; the fast path is
-// one atomic fetch_add.
+// Thread safety: all methods are safe from several threads, but TellDue and
+// ForgetDue of one direction; the fast path is one atomic fetch_add.
 #pragma once
 
 #include <atomic>
@@ -59,6 +59,15 @@ class GrantGate {
     ForgetForgiven(direction);
     return true;
   }
+
+  // The next `size` bytes of `direction` to be taken are one copy, which
+  // compute needs at `due` (of this gate's clock): the daemon lends bandwidth
+  // first to copies that a fair share would make late. In the place of what was
+  // said before; stands until ForgetDue. Two stores; one thread a direction.
+  void TellDue(int direction, Bytes size, absl::Time due);
+  // Nothing is known of what comes next.
+  void ForgetDue(int direction);
+  absl::Time now() const { return clock_->Now(); }
 
   // The session is over (disconnected, evicted, closing): nobody raises the
   // limits any more. Waiting and later calls go on as with a stale heartbeat.

@@ -140,6 +140,8 @@ Entry MeasureAdded() {
   client::GrantGate gate(&limits, 0, &use, 0, &clock);
   Link link;
   const auto granted = link.Start(&gate);
+  // As in a step: it tells the daemon by when a copy is needed.
+  granted->KnowSlack({{"", absl::Milliseconds(1)}});
   const auto free = link.Start(nullptr);
   std::vector<double> added;
   std::vector<double> alone;

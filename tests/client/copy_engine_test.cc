@@ -156,6 +156,10 @@ class GatedEngineTest : public EngineTest {
     limits_.heartbeat_ns =
         static_cast<uint64_t>(absl::ToUnixNanos(clock_.Now()));
   }
+  absl::Time DueTold() const {
+    return absl::FromUnixNanos(
+        static_cast<int64_t>(use_.slot.due_ns[kH2d].load()));
+  }
   testing::FakeClock clock_;
   GrantLimits limits_ = {};
   GrantUse use_ = {};
@@ -231,6 +235,69 @@ TEST_F(GatedEngineTest, SlicesOfOneCopyAreBookedTwoAtATime) {
   }
   ASSERT_THAT(engine_->Wait(sliced), IsOk());
   EXPECT_EQ(use_.slot.used_bytes[kH2d].load(), MiB(2).size());
+}
+
+TEST_F(GatedEngineTest, WhatWaitsForAGrantTellsByWhenItIsNeeded) {
+  Beat();
+  limits_.slots[0].limit_bytes[kH2d] = 1 << 20;
+  Start(0, {.gate = &gate_, .slice = MiB(1)});
+  engine_->KnowSlack({{"in", absl::Milliseconds(3)}});
+  const absl::Time due = clock_.Now() + absl::Milliseconds(3);
+  // It has its grant, and waits for nothing.
+  ASSERT_THAT(engine_->Wait(engine_->Enqueue(ToGpu(Bytes(0), MiB(1)))), IsOk());
+  EXPECT_EQ(use_.slot.due_ns[kH2d].load(), 0u);
+  const Ticket waits = engine_->Enqueue(ToGpu(Bytes(0), MiB(2)));
+  while (use_.slot.due_bytes[kH2d].load() == 0) std::this_thread::yield();
+  EXPECT_EQ(use_.slot.due_bytes[kH2d].load(), MiB(3).size());
+  EXPECT_EQ(DueTold(), due);
+  limits_.slots[0].limit_bytes[kH2d] = 2 << 20;
+  while (use_.slot.used_bytes[kH2d].load() < MiB(3).size())
+    std::this_thread::yield();
+  EXPECT_EQ(use_.slot.due_bytes[kH2d].load(), MiB(3).size())
+      << "half of it waits";
+  limits_.slots[0].limit_bytes[kH2d] = 8 << 20;
+  ASSERT_THAT(engine_->Wait(waits), IsOk());
+  ASSERT_THAT(engine_->Drain(), IsOk());
+  EXPECT_EQ(use_.slot.due_bytes[kH2d].load(), 0u);
+}
+
+// What stood behind another copy of its direction could have started when it
+// was enqueued; what had to wait for a ticket not before that was reached.
+TEST_F(GatedEngineTest, ACopyIsNeededSoLongAfterItCouldHaveStarted) {
+  Beat();
+  Start(0, {.gate = &gate_});
+  engine_->KnowSlack({{"in", absl::Milliseconds(3)}});
+  const absl::Time begin = clock_.Now();
+  const Ticket first = engine_->Enqueue(ToGpu(Bytes(0), KiB(1)));
+  engine_->Enqueue(ToGpu(KiB(1), KiB(1)));
+  const Ticket out = engine_->Enqueue(ToHost(MiB(4), KiB(1)));
+  engine_->Enqueue(ToGpu(KiB(2), KiB(1), {out}));
+  const auto due_of = [&](Bytes end) {
+    while (use_.slot.due_bytes[kH2d].load() != end.size())
+      std::this_thread::yield();
+    return DueTold() - begin;
+  };
+  EXPECT_EQ(due_of(KiB(1)), absl::Milliseconds(3));
+  clock_.Advance(absl::Milliseconds(5));
+  limits_.slots[0].limit_bytes[kH2d] = 1 << 10;
+  EXPECT_EQ(due_of(KiB(2)), absl::Milliseconds(3));
+  limits_.slots[0].limit_bytes[kD2h] = 1 << 10;
+  while (!out.done()) std::this_thread::yield();
+  limits_.slots[0].limit_bytes[kH2d] = 2 << 10;
+  EXPECT_EQ(due_of(KiB(3)), absl::Milliseconds(8));
+  limits_.slots[0].limit_bytes[kH2d] = 3 << 10;
+  ASSERT_THAT(engine_->Drain(), IsOk());
+}
+
+TEST_F(GatedEngineTest, OfLabelsThatNobodyToldOfNothingIsKnown) {
+  Beat();
+  Start(0, {.gate = &gate_});
+  engine_->KnowSlack({{"another", absl::Milliseconds(3)}});
+  const Ticket waits = engine_->Enqueue(ToGpu(Bytes(0), MiB(1)));
+  while (use_.slot.used_bytes[kH2d].load() == 0) std::this_thread::yield();
+  EXPECT_EQ(use_.slot.due_bytes[kH2d].load(), 0u);
+  limits_.slots[0].limit_bytes[kH2d] = 1 << 20;
+  ASSERT_THAT(engine_->Wait(waits), IsOk());
 }
 
 TEST_F(GatedEngineTest, AnEndingEngineDoesNotWaitForGrants) {

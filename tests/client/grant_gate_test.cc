@@ -171,6 +171,24 @@ TEST_F(GrantGateTest, ACancelledWaitReturns) {
   EXPECT_TRUE(waiter.Returned(kLong));
 }
 
+TEST_F(GrantGateTest, WhenTheNextCopyIsNeededStandsUntilItIsForgotten) {
+  SetLimit(kD2h, 1000);
+  GrantGate gate = Gate();
+  gate.Acquire(kD2h, Bytes(100));
+  const absl::Time due = gate.now() + absl::Milliseconds(7);
+  gate.TellDue(kD2h, Bytes(40), due);
+  gate.Acquire(kD2h, Bytes(30));
+  EXPECT_EQ(use_.slot.due_bytes[kD2h].load(), 140u);
+  EXPECT_EQ(use_.slot.due_ns[kD2h].load(),
+            static_cast<uint64_t>(absl::ToUnixNanos(due)));
+  EXPECT_EQ(use_.slot.due_bytes[kH2d].load(), 0u);
+  gate.TellDue(kD2h, Bytes(10), absl::InfinitePast());
+  EXPECT_EQ(use_.slot.due_bytes[kD2h].load(), 140u);
+  EXPECT_EQ(use_.slot.due_ns[kD2h].load(), 0u);
+  gate.ForgetDue(kD2h);
+  EXPECT_EQ(use_.slot.due_bytes[kD2h].load(), 0u);
+}
+
 TEST_F(GrantGateTest, ConcurrentRanksThreadsNeverStartMoreThanTheLimit) {
   constexpr int kThreads = 4, kEach = 1000;
   SetLimit(kH2d, kThreads * kEach);

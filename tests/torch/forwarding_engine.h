@@ -17,6 +17,9 @@ class ForwardingEngine : public CopyEngine {
   absl::Status UseStream(void* native) override {
     return engine_->UseStream(native);
   }
+  void KnowSlack(std::vector<CopySlack> slack) override {
+    engine_->KnowSlack(std::move(slack));
+  }
   Ticket MarkCompute() override { return engine_->MarkCompute(); }
   Ticket Enqueue(CopyRequest request) override {
     return engine_->Enqueue(std::move(request));
