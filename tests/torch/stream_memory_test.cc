@@ -4,10 +4,15 @@
 
 #include <algorithm>
 #include <optional>
+#include <set>
+#include <string>
+#include <utility>
 
 #include "client/torch/placement.h"
+#include "planner/stream/copy_due.h"
 #include "planner/stream/profile.h"
 #include "planner/stream/stream_shape.h"
+#include "tests/torch/forwarding_engine.h"
 #include "tests/torch/stream_fixture.h"
 
 namespace sluice::runtime {
@@ -20,6 +25,17 @@ using ::testing::HasSubstr;
 constexpr Bytes kHbm = MiB(64);
 
 // One rank whose tensors all lie in an armed region.
+// Notes who copies.
+class Listener final : public client::ForwardingEngine {
+ public:
+  explicit Listener(client::CopyEngine* engine) : ForwardingEngine(engine) {}
+  client::Ticket Enqueue(client::CopyRequest request) override {
+    labels.insert(request.label);
+    return ForwardingEngine::Enqueue(std::move(request));
+  }
+  std::set<std::string> labels;
+};
+
 class StreamMemory : public ::testing::Test {
  protected:
   ~StreamMemory() override {
@@ -124,6 +140,23 @@ class StreamMemory : public ::testing::Test {
   RegionAllocator& allocator_ = Armed();
   stream::Dtype dtype_ = stream::Dtype::kFp32;
 };
+
+// CopiesDue (planner/stream) knows copies by their labels.
+TEST_F(StreamMemory, TheDeskKnowsByWhenEveryCopyOfAStepIsNeeded) {
+  std::set<std::string> known, made;
+  for (const bool queries_outer : {false, true}) {
+    Listener listener(engine_.get());
+    StreamContext::Options options = MixedOptions(71);
+    if (queries_outer) options = QueriesOuter(options);
+    options.copies = &listener;
+    Step(options);
+    for (const auto& due : stream::CopiesDue(options.stream, {})) {
+      known.insert(due.label);
+    }
+    made.merge(listener.labels);
+  }
+  EXPECT_EQ(made, known);
+}
 
 TEST_F(StreamMemory, NothingInHbmGrowsWithTheSequence) {
   Step(Options(48));  // one-time allocations of libraries

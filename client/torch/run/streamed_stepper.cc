@@ -10,6 +10,7 @@
 #include "client/torch/run/agreement.h"
 #include "client/torch/run/peer_fault.h"
 #include "client/torch/run/rehearsal.h"
+#include "planner/stream/copy_due.h"
 #include "planner/stream/loss_rows.h"
 #include "planner/stream/profile.h"
 #include "planner/stream/stream_shape.h"
@@ -341,6 +342,12 @@ absl::Status StreamedStepper::Start() {
     options.host = host_->data();
     options.host_size = host_->size();
   }
+  std::vector<client::CopySlack> slack;
+  for (const stream::CopyDue& each :
+       stream::CopiesDue(options.stream, saved_.profile.segments)) {
+    slack.push_back({each.label, absl::Seconds(each.slack_seconds)});
+  }
+  copies_->KnowSlack(std::move(slack));
   SLUICE_ASSIGN_OR_RETURN(stream_, StreamContext::Create(options));
   return absl::OkStatus();
 }
