@@ -5,6 +5,7 @@
 #include <utility>
 #include <vector>
 
+#include "absl/strings/str_cat.h"
 #include "absl/time/clock.h"
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
@@ -69,8 +70,8 @@ TEST(DaemonLingering, AForkedChildsMemoryIsNotFree) {
 // Wrong once: what was freed left the budget, so that one process held the
 // pool under a budget of a part of it.
 TEST(DaemonLingering, LeaseFreeAndRepeatStaysWithinTheBudget) {
-  RunningDaemon daemon(std::string(kNode) +
-                       "[budgets]\nprincipal_gpu_bytes = \"4MiB\"\n");
+  RunningDaemon daemon(
+      absl::StrCat(kNode, "[budgets]\nprincipal_gpu_bytes = \"4MiB\"\n"));
   SLUICE_ASSERT_OK_AND_ASSIGN(RawClient client,
                               RawClient::Connect(daemon.socket()));
   ASSERT_THAT(client.Hello("demo"), IsOk());
@@ -94,8 +95,8 @@ TEST(DaemonLingering, LeaseFreeAndRepeatStaysWithinTheBudget) {
 }
 
 TEST(DaemonLingering, WhatIsLetGoFirstIsFreeWithTheReply) {
-  RunningDaemon daemon(std::string(kNode) +
-                       "[budgets]\nprincipal_gpu_bytes = \"8MiB\"\n");
+  RunningDaemon daemon(
+      absl::StrCat(kNode, "[budgets]\nprincipal_gpu_bytes = \"8MiB\"\n"));
   SLUICE_ASSERT_OK_AND_ASSIGN(RawClient client,
                               RawClient::Connect(daemon.socket()));
   ASSERT_THAT(client.Hello("demo"), IsOk());
