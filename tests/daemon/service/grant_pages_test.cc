@@ -57,7 +57,7 @@ class TwoHungryRanks : public ::testing::Test {
     return limits_->slots[slot].limit_bytes[kH2d];
   }
 
-  const MonotonicClock clock_;
+  MonotonicClock clock_;
   std::unique_ptr<GrantPages> pages_;
   std::unique_ptr<GrantLimits, Unmap<GrantLimits>> limits_;
   std::array<std::unique_ptr<GrantUse, Unmap<GrantUse>>, 2> use_;
