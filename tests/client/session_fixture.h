@@ -19,10 +19,12 @@ class SessionTest : public ::testing::Test {
     SLUICE_ASSERT_OK_AND_ASSIGN(session_, Session::Open(daemon_.options()));
   }
   static bool Soon(const std::function<bool()>& claim) {
-    for (int i = 0; i < 5000 && !claim(); ++i) {
+    // Not asked again once it is true: a claim may have an effect.
+    for (int i = 0; i < 5000; ++i) {
+      if (claim()) return true;
       std::this_thread::sleep_for(std::chrono::milliseconds(1));
     }
-    return claim();
+    return false;
   }
 
   ScriptedDaemon daemon_;
