@@ -1,11 +1,13 @@
 #!/usr/bin/env python3
-"""The tests again as a plain user: plain_user.py BUILD_DIR.
+"""The tests as a plain user: plain_user.py BUILD_DIR [--names]
 
 What root may hides defects: without CAP_SYS_RESOURCE the kernel counts the
-descriptors that are on their way, without CAP_CHOWN a folder is another's. Who
-is not root has run them that way already. Root runs them here once more as
-nobody, with a folder of its own for what they write, and is told how many were
-left out, and why.
+descriptors that are on their way, without CAP_CHOWN a folder is another's. So
+root runs as nobody all that can run that way, with a folder of its own for what
+each test writes, and is told how many were left out, and why. Who is not root
+runs nothing here: ctest's run was a plain user's.
+
+--names prints only their names, one a line, so that ctest runs the others.
 """
 
 import concurrent.futures
@@ -94,21 +96,31 @@ def run(test, folder):
     return None if passed(known, done.returncode, done.stdout) else done.stdout
 
 
-def main():
-    if os.geteuid() != 0:
-        print("plain user: the tests that ran were a plain user's")
-        return 0
+def choose(build):
+    """The tests that run here, and how many do not for each reason."""
     listed = subprocess.run(
-        ["ctest", "--test-dir", sys.argv[1], "--show-only=json-v1"],
+        ["ctest", "--test-dir", build, "--show-only=json-v1"],
         check=True, capture_output=True, text=True)
-    reasons = {}
-    chosen = []
+    chosen, reasons = [], {}
     for test in json.loads(listed.stdout)["tests"]:
         reason = reason_to_leave_out(test)
         if reason is None:
             chosen.append(test)
         else:
             reasons[reason] = reasons.get(reason, 0) + 1
+    return chosen, reasons
+
+
+def main():
+    build, only_names = sys.argv[1], "--names" in sys.argv[2:]
+    if os.geteuid() != 0:
+        if not only_names:
+            print("plain user: the tests that ran were a plain user's")
+        return 0
+    chosen, reasons = choose(build)
+    if only_names:
+        print("\n".join(test["name"] for test in chosen))
+        return 0
     started = time.monotonic()
     failed = []
     with tempfile.TemporaryDirectory() as folder:

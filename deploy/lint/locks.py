@@ -1,16 +1,21 @@
 #!/usr/bin/env python3
-"""clang's thread safety analysis: locks.py BUILD_DIR [--tests] [SOURCE…]
+"""clang's thread safety analysis: locks.py BUILD_DIR [--tests] [--besides DIR]… [SOURCE…]
 
 Compiles, without output, every source of BUILD_DIR/compile_commands.json (or
 those named) that can see proto/base/mutex.h; no other can touch a guarded
 member or hold a lock. Tests are left out without --tests: they are half of the
 sources, and minutes. A complaint is an error.
+
+--besides: a build by clang, which analyses what it compiles (-Wthread-safety,
+-Werror); what it has compiled since the newest header is left out here.
 """
 
+import argparse
 import concurrent.futures
 import json
 import os
 import re
+import shlex
 import subprocess
 import sys
 
@@ -68,15 +73,55 @@ def complaints(entry, source=None):
     return run.stdout + run.stderr if run.returncode != 0 else ""
 
 
+def newest_header():
+    listed = subprocess.run(["git", "ls-files", "-z", "*.h"], check=True,
+                            capture_output=True, text=True, cwd=ROOT)
+    return max(map(mtime, (os.path.join(ROOT, path) for path
+                           in listed.stdout.split("\0") if path)), default=0)
+
+
+def mtime(path):
+    try:
+        return os.stat(path).st_mtime
+    except FileNotFoundError:
+        return 0
+
+
+def analysed(build, since):
+    """Sources that `build` has compiled after `since`, and after they changed
+    last, with this analysis."""
+    done = set()
+    for path, entry in entries(build).items():
+        words = shlex.split(entry["command"])
+        made = os.path.join(entry["directory"], words[words.index("-o") + 1])
+        if {"-Wthread-safety", "-Werror"} <= set(words) and mtime(made) >= max(
+                since, mtime(entry["file"])):
+            done.add(path)
+    return done
+
+
+def arguments():
+    parser = argparse.ArgumentParser(usage=__doc__)
+    parser.add_argument("build")
+    parser.add_argument("--tests", action="store_true")
+    parser.add_argument("--besides", action="append", default=[])
+    parser.add_argument("sources", nargs="*")
+    return parser.parse_intermixed_args()
+
+
 def main():
-    build, words = sys.argv[1], sys.argv[2:]
-    tests = "--tests" in words
-    words = [word for word in words if word != "--tests"]
+    given = arguments()
+    build, words = given.build, given.sources
     includes = Includes(ROOT)
     found = entries(build)
     named = {os.path.relpath(s, ROOT) for s in words} or {
-        path for path in found if tests or not path.startswith("tests" + os.sep)}
-    chosen = sorted(p for p in named & set(found) if includes.sees_mutex(p))
+        path for path in found
+        if given.tests or not path.startswith("tests" + os.sep)}
+    seen = {p for p in named & set(found) if includes.sees_mutex(p)}
+    since = newest_header()
+    elsewhere = {path for other in given.besides
+                 for path in analysed(other, since)}
+    chosen = sorted(seen - elsewhere)
     failed = 0
     with concurrent.futures.ThreadPoolExecutor(os.cpu_count()) as pool:
         for path, said in zip(chosen, pool.map(
@@ -84,8 +129,9 @@ def main():
             if said:
                 failed += 1
                 print(f"locks: {path}\n{said}", flush=True)
-    print(f"locks: {len(chosen)} sources, {failed} with complaints")
-    if not chosen and not words:
+    print(f"locks: {len(chosen)} sources, {failed} with complaints; "
+          f"{len(seen & elsewhere)} were analysed by a build")
+    if not seen and not words:
         sys.exit(f"error: locks: no source of {build} sees {MUTEX}: nothing "
                  "was checked")
     sys.exit(1 if failed else 0)

@@ -7,10 +7,12 @@ pass, so that the complaint is about what was removed.
 """
 
 import concurrent.futures
+import json
 import os
 import sys
 import tempfile
 import unittest
+import unittest.mock
 
 HERE = os.path.dirname(os.path.abspath(__file__))
 sys.path.insert(0, os.path.join(HERE, "../../deploy/lint"))
@@ -85,6 +87,37 @@ class Sight(unittest.TestCase):
             includes = locks.Includes(root)
             self.assertTrue(includes.sees_mutex("a.cc"))
             self.assertFalse(includes.sees_mutex("d.cc"))
+
+
+class Elsewhere(unittest.TestCase):
+
+    def test_only_what_a_build_has_compiled_since_is_left_out(self):
+        flags = "-Wthread-safety -Werror"
+        cases = {  # source: (flags, when it was compiled)
+            "good.cc": (flags, 30), "older_than_a_header.cc": (flags, 15),
+            "older_than_itself.cc": (flags, 25), "never.cc": (flags, None),
+            "another.cc": ("-Wall -Werror", 30)}
+        with tempfile.TemporaryDirectory() as build, unittest.mock.patch.object(
+                locks, "ROOT", build):
+            listed = []
+            for name, (given, made) in cases.items():
+                source = os.path.join(build, name)
+                compiled = source + ".o"
+                listed.append({"file": source, "directory": build,
+                               "command": f"clang++ {given} -c {source} "
+                                          f"-o {name}.o"})
+                for path, when in (source, 10), (compiled, made):
+                    if when is not None:
+                        with open(path, "w", encoding="utf-8"):
+                            pass
+                        os.utime(path, (when, when))
+            os.utime(os.path.join(build, "older_than_itself.cc"), (28, 28))
+            with open(os.path.join(build, "compile_commands.json"), "w",
+                      encoding="utf-8") as file:
+                json.dump(listed, file)
+            found = locks.analysed(build, since=20)
+        self.assertEqual({os.path.basename(path) for path in found},
+                         {"good.cc"})
 
 
 if __name__ == "__main__":
