@@ -6,6 +6,7 @@
 #include <unistd.h>
 
 #include <atomic>
+#include <cstdlib>
 #include <functional>
 #include <string>
 #include <thread>
@@ -444,6 +445,24 @@ TEST_F(Rules, AForkedChildIsRefused) {
               "forked child");
   std::string findings;
   fake_cuda_take_findings(findings);
+}
+
+// The last calls come from functions of atexit, after what is thread_local in
+// their thread was destroyed.
+TEST_F(Rules, WhatAThreadHasIsThereForTheLastCalls) {
+  GTEST_FLAG_SET(death_test_style, "threadsafe");
+  const auto exit_with_a_context = [this] {
+    static const Context pushed = contexts_[0];
+    std::atexit([] {
+      Context current = nullptr;
+      cuCtxGetCurrent(&current);
+      if (current != pushed) _exit(1);
+      cuCtxPopCurrent_v2(nullptr);
+      for (const Device gpu : {0, 1}) cuDevicePrimaryCtxRelease_v2(gpu);
+    });
+    std::exit(0);
+  };
+  EXPECT_EXIT(exit_with_a_context(), ::testing::ExitedWithCode(0), "");
 }
 
 }  // namespace

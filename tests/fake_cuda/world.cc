@@ -8,6 +8,8 @@
 #include <cstdlib>
 #include <fstream>
 
+#include "tests/fake_cuda/of_thread.h"
+
 namespace sluice::fake_cuda {
 namespace {
 
@@ -26,14 +28,10 @@ World& TheWorld() {
   return *world;
 }
 
-Clock& HostClock() {
-  thread_local Clock clock;
-  return clock;
-}
+Clock& HostClock() { return OfThread<Clock>(); }
 
 std::vector<ContextState*>& ContextStack() {
-  thread_local std::vector<ContextState*> stack;
-  return stack;
+  return OfThread<std::vector<ContextState*>>();
 }
 
 ContextState*& BaseContext() {

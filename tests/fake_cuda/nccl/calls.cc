@@ -4,6 +4,7 @@
 #include "tests/fake_cuda/nccl/api.h"
 #include "tests/fake_cuda/nccl/board.h"
 #include "tests/fake_cuda/nccl/communicator.h"
+#include "tests/fake_cuda/of_thread.h"
 
 namespace sluice::fake_nccl {
 namespace {
@@ -15,10 +16,7 @@ struct Group {
   Stream stream = nullptr;
   std::vector<Issue> issues;
 };
-Group& TheGroup() {
-  thread_local Group group;
-  return group;
-}
+Group& TheGroup() { return fake_cuda::OfThread<Group>(); }
 
 Result RefuseDead(const char* call) {
   return Refuse(kInvalidArgument,

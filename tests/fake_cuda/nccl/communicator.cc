@@ -8,6 +8,7 @@
 
 #include "absl/base/thread_annotations.h"
 #include "proto/base/mutex.h"
+#include "tests/fake_cuda/of_thread.h"
 
 namespace sluice::fake_nccl {
 namespace {
@@ -23,10 +24,11 @@ World& TheWorld() {
   return *world;
 }
 
-std::string& LastText() {
-  thread_local std::string text;
-  return text;
-}
+struct Told {
+  std::string text;
+};
+
+std::string& LastText() { return fake_cuda::OfThread<Told>().text; }
 
 Result Tell(Result result, const std::string& why) {
   LastText() = why;
