@@ -31,7 +31,14 @@ void AtExit() {
   if (!alive.empty()) world.Find("left at the process's end: " + alive);
   const size_t all = FindingsOfTheNode(world.store.folder());
   world.store.Close();
-  if (all == 0 && world.findings.empty()) return;
+  if (all == 0 && world.findings.empty()) {
+    // Else what libraries keep of a thread goes beside what they destroy now.
+    // One that waits for ever is left.
+    for (const auto& queue : world.closed) {
+      queue->HasEnded(std::chrono::seconds(2));
+    }
+    return;
+  }
   std::fprintf(stderr, "fake libcuda: %zu findings (%zu in this process)\n",
                all, world.findings.size());
   std::fflush(nullptr);
@@ -236,7 +243,7 @@ Result cuDevicePrimaryCtxRelease_v2(Device device) {
                     [&](const auto& e) { return e.second.context == state; }) +
       std::erase_if(world.registrations,
                     [&](const auto& r) { return r.second.by == state; });
-  if (state->null_stream != nullptr) state->null_stream->queue->Close();
+  if (state->null_stream != nullptr) world.Close(*state->null_stream);
   state->null_stream.reset();
   state->memory.reset();
   if (left > 0) call.Refuse(Rule::kEmptyContext, fmt::format("{} left", left));

@@ -19,6 +19,8 @@
 //   pageable=1             0: a copy of memory that is not pinned is a finding
 //   counts=0               1: a process says at its end, in a line of the
 //                          node's file `counts`, how often it waited (world.h)
+//   malloc=0               1: there may be memory of the runtime's beside the
+//                          lease (cudaMalloc), as torch's own allocator has it
 //   cublas=0               1: torch's first product of a thread on a stream
 //                          takes memory and keeps it (torch/workspace.h)
 //   version=13000          of the driver
@@ -72,6 +74,7 @@ struct Settings {
       {"unready", 0},
       {"pageable", 1},
       {"counts", 0},
+      {"malloc", 0},
       {"cublas", 0},
       {"version", 13000},
       {"compute_mode", 0},

@@ -21,7 +21,7 @@ Result cuStreamDestroy_v2(StreamPointer stream) {
   World& world = TheWorld();
   const auto it = world.streams.find(stream);
   SLUICE_FAKE_REQUIRE(call, it != world.streams.end(), kLiveStream);
-  it->second->queue->Close();
+  world.Close(*it->second);
   world.streams.erase(it);
   return call.Done();
 }

@@ -9,8 +9,12 @@ namespace sluice::fake_cuda {
 
 std::shared_ptr<WorkQueue> WorkQueue::Start(int64_t jitter_us) {
   std::shared_ptr<WorkQueue> queue(new WorkQueue(jitter_us));
-  std::thread([queue] { queue->Run(); }).detach();
+  queue->thread_ = std::thread([queue] { queue->Run(); });
   return queue;
+}
+
+WorkQueue::~WorkQueue() {
+  if (thread_.joinable()) thread_.detach();
 }
 
 void WorkQueue::Push(std::function<void()> work) {
@@ -40,13 +44,29 @@ void WorkQueue::Close() {
   changed_.NotifyAll();
 }
 
+bool WorkQueue::HasEnded(std::chrono::milliseconds patience) {
+  {
+    const auto until = std::chrono::steady_clock::now() + patience;
+    const MutexLock lock(mutex_);
+    while (!ended_) {
+      if (!changed_.WaitUntil(mutex_, until) && !ended_) return false;
+    }
+  }
+  if (thread_.joinable()) thread_.join();
+  return true;
+}
+
 void WorkQueue::Run() {
   std::minstd_rand random{std::random_device{}()};
   MutexLock lock(mutex_);
   for (;;) {
     while (work_.empty() && !closed_) changed_.Wait(mutex_);
-    if (work_.empty()) return;
-    const std::function<void()> work = std::move(work_.front());
+    if (work_.empty()) {
+      ended_ = true;
+      changed_.NotifyAll();
+      return;
+    }
+    std::function<void()> work = std::move(work_.front());
     work_.pop_front();
     busy_ = true;
     const bool late = jitter_us_ > 0 && !hurried_;
@@ -55,6 +75,8 @@ void WorkQueue::Run() {
       usleep(static_cast<useconds_t>(random() % jitter_us_));
     }
     work();
+    // What it holds may wait for others that push, as Python's lock does.
+    work = nullptr;
     lock.Lock();
     busy_ = false;
     changed_.NotifyAll();

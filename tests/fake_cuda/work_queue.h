@@ -7,6 +7,7 @@
 #include <functional>
 #include <memory>
 #include <random>
+#include <thread>
 
 #include "absl/base/thread_annotations.h"
 #include "proto/base/mutex.h"
@@ -18,6 +19,7 @@ class WorkQueue {
  public:
   // The thread ends by itself when the queue is closed and empty.
   static std::shared_ptr<WorkQueue> Start(int64_t jitter_us);
+  ~WorkQueue();
 
   void Push(std::function<void()> work);
   // From now on nothing is late.
@@ -26,6 +28,10 @@ class WorkQueue {
   void Wait();
   bool idle();
   void Close();
+  // Whether the thread of a closed queue is through, waiting for it so long;
+  // where it is, also with what libraries keep of a thread: before they end
+  // themselves, at the end of a process.
+  bool HasEnded(std::chrono::milliseconds patience);
 
  private:
   explicit WorkQueue(int64_t jitter_us) : jitter_us_(jitter_us) {}
@@ -38,6 +44,8 @@ class WorkQueue {
   bool hurried_ ABSL_GUARDED_BY(mutex_) = false;
   bool busy_ ABSL_GUARDED_BY(mutex_) = false;
   bool closed_ ABSL_GUARDED_BY(mutex_) = false;
+  bool ended_ ABSL_GUARDED_BY(mutex_) = false;
+  std::thread thread_;
 };
 
 // One recording of an event: waiters keep the one they saw.

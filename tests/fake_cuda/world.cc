@@ -102,6 +102,14 @@ AllocationPointer World::Hold(int device, size_t size) {
   return made;
 }
 
+void World::Close(const StreamState& stream) {
+  stream.queue->Close();
+  std::erase_if(closed, [](const auto& queue) {
+    return queue->HasEnded(std::chrono::milliseconds(0));
+  });
+  closed.push_back(stream.queue);
+}
+
 std::string World::Alive() const {
   std::string text;
   const auto count = [&](size_t n, const char* what) {

@@ -93,6 +93,7 @@ struct World {
   std::map<DevicePointer, MappingState> mappings;
   std::map<DevicePointer, RegistrationState> registrations;
   std::map<StreamPointer, std::shared_ptr<StreamState>> streams;
+  std::vector<std::shared_ptr<WorkQueue>> closed;  // of streams that were
   std::map<EventPointer, EventState> events;
   std::map<Library, std::map<std::string, Kernel>> libraries;
   std::map<Kernel, std::string> kernels;  // the live ones' names
@@ -129,6 +130,8 @@ struct World {
   // Lost, or its GPU is: its streams do nothing more.
   bool IsGone(const ContextState& context) const;
   std::shared_ptr<StreamState> NewStream(ContextState* context);
+  // No more is pushed there. At the process's end its thread is waited for.
+  void Close(const StreamState& stream);
   // What still lives, in words; empty: nothing does.
   std::string Alive() const;
   // The registration that has this byte, or none.

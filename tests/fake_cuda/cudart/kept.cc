@@ -61,8 +61,13 @@ void ForgetKept(EventPointer event) {
 void DestroyKept() {
   const MutexLock lock(TheKept().mutex);
   if (!TheKept().destroyed_at_end) return;
+  for (const auto& [stream, context] : TheKept().streams) {
+    cuCtxSetCurrent(context);
+    cuStreamSynchronize(stream);
+  }
   DestroyAll(TheKept().streams, &cuStreamDestroy_v2);
   DestroyAll(TheKept().events, &cuEventDestroy_v2);
+  FreeKeptMemory();
 }
 
 }  // namespace sluice::fake_cuda

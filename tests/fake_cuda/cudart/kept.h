@@ -1,4 +1,5 @@
-// What torch keeps to a process's end on purpose: the streams of c10's pool,
+// What torch keeps to a process's end on purpose: the memory that its allocator
+// has of cudaMalloc, the streams of c10's pool,
 // the only ones that are made with a priority (c10/cuda/CUDAStream.h), and the
 // events of c10d's cache (torch/csrc/distributed/c10d/cuda/CUDAEventCache.hpp).
 // NVIDIA's runtime destroys them with its contexts.
@@ -22,5 +23,7 @@ void ForgetKept(StreamPointer stream);
 void ForgetKept(EventPointer event);
 // At the end, while their contexts are held.
 void DestroyKept();
+// What memory_calls.cc made; no work that uses it may be left.
+void FreeKeptMemory();
 
 }  // namespace sluice::fake_cuda

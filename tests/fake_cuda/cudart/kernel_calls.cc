@@ -1,5 +1,5 @@
-// What the real libtorch_cuda.so imports of the CUDA runtime beside what
-// libc10_cuda.so does.
+// What the real libtorch_cuda.so and libtorch_python.so import of the CUDA
+// runtime beside what libc10_cuda.so does.
 //
 // A kernel is registered when its library is loaded, which asks for no GPU; to
 // launch one is refused, for there is nothing to run it. No header declares
@@ -36,6 +36,7 @@ SLUICE_REGISTERS(__cudaRegisterFunction)
 SLUICE_REGISTERS(__cudaRegisterVar)
 SLUICE_REGISTERS(__cudaUnregisterFatBinary)
 SLUICE_REFUSES(__cudaGetKernel)
+SLUICE_REFUSES(__cudaInitModule)
 SLUICE_REFUSES(__cudaLaunchKernel)
 SLUICE_REFUSES(__cudaPopCallConfiguration)
 SLUICE_REFUSES(__cudaPushCallConfiguration)
@@ -58,6 +59,7 @@ SLUICE_REFUSES(cudaHostUnregister)
 SLUICE_REFUSES(cudaIpcGetEventHandle)
 SLUICE_REFUSES(cudaIpcOpenEventHandle)
 SLUICE_REFUSES(cudaLaunchCooperativeKernel)
+SLUICE_REFUSES(cudaLaunchHostFunc)
 SLUICE_REFUSES(cudaLaunchKernel)
 SLUICE_REFUSES(cudaLaunchKernelExC)
 SLUICE_REFUSES(cudaMemcpyToSymbol)
@@ -65,7 +67,11 @@ SLUICE_REFUSES(cudaMemset)
 SLUICE_REFUSES(cudaOccupancyMaxActiveBlocksPerMultiprocessor)
 SLUICE_REFUSES(cudaOccupancyMaxActiveBlocksPerMultiprocessorWithFlags)
 SLUICE_REFUSES(cudaPointerGetAttributes)
+SLUICE_REFUSES(cudaProfilerStart)
+SLUICE_REFUSES(cudaProfilerStop)
 SLUICE_REFUSES(cudaStreamAddCallback)
 SLUICE_REFUSES(cudaStreamBeginCapture)
+SLUICE_REFUSES(cudaStreamCreate)
 SLUICE_REFUSES(cudaStreamEndCapture)
+SLUICE_REFUSES(cudaStreamGetPriority)
 // clang-format on

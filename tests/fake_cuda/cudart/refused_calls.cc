@@ -33,8 +33,6 @@ constexpr char kNoLookup[] = "driver functions are not looked up here";
 extern "C" {
 
 // clang-format off
-SLUICE_FAKE_REFUSE(cudaMalloc, "ours", kLease, void**, size_t)
-SLUICE_FAKE_REFUSE(cudaFree, "ours", kLease, void*)
 SLUICE_FAKE_REFUSE(cudaMallocAsync, "ours", kLease, void**, size_t, cudaStream_t)
 SLUICE_FAKE_REFUSE(cudaFreeAsync, "ours", kLease, void*, cudaStream_t)
 SLUICE_FAKE_REFUSE(cudaDeviceSynchronize, "ours", kWholeDevice)

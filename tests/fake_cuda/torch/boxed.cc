@@ -8,6 +8,7 @@
 #include <ATen/core/dispatch/Dispatcher.h>
 #include <ATen/ops/empty_strided.h>
 #include <ATen/ops/resize.h>
+#include <c10/core/impl/LocalDispatchKeySet.h>
 #include <torch/library.h>
 
 #include <algorithm>
@@ -69,7 +70,9 @@ at::Tensor LikeNumber(const at::Tensor& t, at::Tensor copy) {
   return copy;
 }
 
+// But a number: Meta kernels that are written in Python take it as one.
 at::Tensor ToMeta(const at::Tensor& t) {
+  if (t.is_cpu() && t.unsafeGetTensorImpl()->is_wrapped_number()) return t;
   at::Tensor meta =
       at::empty_strided(t.sizes(), t.strides(), t.options().device(at::kMeta));
   return LikeNumber(t, meta);
@@ -285,6 +288,9 @@ class BoxedCall {
 
 void RunBoxed(const c10::OperatorHandle& op, c10::DispatchKeySet,
               Stack* stack) {
+  // Python's dispatch modes are not asked for what a kernel does inside.
+  const c10::impl::ExcludeDispatchKeyGuard no_modes(c10::DispatchKeySet{
+      c10::DispatchKey::Python, c10::DispatchKey::PythonTLSSnapshot});
   const size_t count = op.schema().arguments().size();
   Stack results = BoxedCall(op, torch::jit::last(*stack, count).vec()).Run();
   torch::jit::drop(*stack, count);

@@ -6,13 +6,19 @@
 #include <c10/cuda/CUDACachingAllocator.h>
 #include <c10/cuda/CUDAFunctions.h>
 
+#include "tests/fake_cuda/control.h"
+
 namespace sluice::fake_cuda {
 namespace {
 
 // torch looks this name up.
 struct CUDAHooks final : at::CUDAHooksInterface {
   explicit CUDAHooks(at::CUDAHooksArgs) {}
-  void init() const override {}
+  // torch's own allocator makes no memory by that.
+  void init() const override {
+    if (fake_cuda_setting("malloc") == 0) return;
+    c10::cuda::CUDACachingAllocator::init(c10::cuda::device_count());
+  }
   bool hasCUDA() const override { return c10::cuda::device_count() > 0; }
   bool hasCUDART() const override { return true; }
   bool isBuilt() const override { return true; }
@@ -21,6 +27,10 @@ struct CUDAHooks final : at::CUDAHooksInterface {
   c10::DeviceIndex deviceCount() const override {
     return c10::cuda::device_count();
   }
+  // torch asks before it chooses a kernel of attention.
+  bool hasCuDNN() const override { return false; }
+  long versionCuDNN() const override { return 0; }         // NOLINT: torch's
+  long versionRuntimeCuDNN() const override { return 0; }  // NOLINT: type
   int getNumGPUs() const override { return c10::cuda::device_count(); }
   c10::DeviceIndex current_device() const override {
     return c10::cuda::current_device();
