@@ -13,8 +13,9 @@ ORDER = [
     "errors", "arguments", "_guard", "ranges", "in_flight", "host_tensor",
     "kinds",
     # The native half: library, daemon, session, memory.
-    "_native", "daemon", "handle", "leased", "waiting", "session", "copies",
-    "books", "slabs", "arena",
+    "_native", "daemon", "handle", "leased", "waiting", "session", "computing",
+    "copies",
+    "books", "slabs", "slots", "arena",
     # One layer, chunk by chunk.
     "precision",
     "intervals",
@@ -25,6 +26,7 @@ ORDER = [
     "replay",
     "setting",
     "rows",
+    "gpu_blocks",
     "blocks",
     "scoring",
     "attention",

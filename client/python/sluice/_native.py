@@ -100,6 +100,7 @@ _BRIEF_SIGNATURES = {
     "sluice_engine_copy": (
         c_int, [c_void_p, c_int, c_void_p, c_void_p, c_uint64, c_void_p,
                 c_size_t, c_void_p]),
+    "sluice_engine_use_stream": (c_int, [c_void_p, c_void_p]),
     "sluice_engine_mark_compute": (c_int, [c_void_p, c_void_p]),
     "sluice_engine_reached": (c_int, [c_void_p, c_uint64, c_void_p]),
     "sluice_session_changed_plan": (c_int, [c_void_p, c_void_p, c_void_p]),

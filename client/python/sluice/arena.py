@@ -11,13 +11,15 @@ import torch
 
 from sluice._native import GPU_TO_HOST, HOST_TO_GPU
 from sluice.books import Books
+from sluice.computing import check_device
 from sluice.copies import IN_FLIGHT_BYTES, Copies
 from sluice.errors import Error, Status
-from sluice.host_tensor import HostTensor, check_device, flat, is_on
+from sluice.host_tensor import HostTensor, flat
 from sluice.leased import CopyStats
 from sluice.ranges import rounded
 from sluice.session import Session
 from sluice.slabs import Slabs
+from sluice.slots import Slots
 
 __all__ = ["HostArena", "HostTensor"]
 
@@ -52,7 +54,8 @@ class HostArena:
 
     Attributes: `used_bytes` and `peak_bytes` count numel x itemsize of what is
     held, exactly; `leased_bytes` what the daemon has leased for it. `copies`
-    counts copies that were started.
+    counts copies that were started. `device` is that of the tensors: the CPU
+    where the session's GPU is simulated, else that GPU.
 
     Every method raises `Error`: FAILED_PRECONDITION after `close`, for a
     tensor that was dropped or is another arena's, and in a forked child;
@@ -60,7 +63,9 @@ class HostArena:
     everything held stays as it was. After an interrupt (Ctrl-C) in a call the
     next one works, on what is held then.
 
-    Devices: the tensors' own. Today the CPU, which is the simulated GPU's.
+    On a GPU all is ordered against torch's current stream of the calling
+    thread, and no call waits for the GPU; see [Note: streams] in computing.
+
     Thread safety: one thread at a time, the one that computes.
     """
 
@@ -68,11 +73,15 @@ class HostArena:
                  in_flight_bytes: int = IN_FLIGHT_BYTES) -> None:
         self.session = session
         self._copies = Copies(session, in_flight_bytes)
+        self.device = self._copies.device
         self._handle = self._copies.engine.handle
         self._pid = getpid()
         self._live = object()
         self._books = Books()
         self._slabs = Slabs(session, self._books)
+        # What tensors of the device are made in; None: by torch alone.
+        self._slots = None if self.device.type == "cpu" else Slots(
+            session, self.device)
         self._cut_short = False
 
     @property
@@ -116,6 +125,7 @@ class HostArena:
                 was leased is full.
         """
         self._check_open()
+        check_device(tensor.device, self.device)
         source = flat(tensor)
         nbytes = source.nbytes
         if not nbytes:
@@ -233,6 +243,8 @@ class HostArena:
         self._copies.engine.stop()
         self._copies.forget()
         self._slabs.free()
+        if self._slots is not None:
+            self._slots.free()
         books, self._books = self._books, Books()
         self._books.peak_bytes = books.peak_bytes
 
@@ -250,14 +262,15 @@ class HostArena:
 
     def _prefetch(self, host: HostTensor, device: torch.device | str) -> None:
         self._check(host)
-        if host._ahead is not None and is_on(host._ahead, device):
+        check_device(device, self.device)
+        if host._ahead is not None:
             return
-        tensor = torch.empty(host.shape, dtype=host.dtype, device=device)
-        check_device(tensor)
+        tensor = (torch.empty(host.shape, dtype=host.dtype) if self._slots
+                  is None else self._slots.empty(host.shape, host.dtype))
         if host.nbytes:
             host._read = self._copies.start(HOST_TO_GPU, host._address, tensor,
                                             host.nbytes, host._written)
-        host._ahead = tensor
+        host._ahead, host._stream = tensor, self._copies.stream
 
     def _get(self, host: HostTensor,
              device: torch.device | str) -> torch.Tensor:
@@ -267,6 +280,9 @@ class HostArena:
             self._copies.wait(HOST_TO_GPU, host._read)
             # It came after the copy that filled the host's bytes.
             self._copies.settled(host._written)
+            if host._stream != self._copies.stream:
+                # Torch gives it away in the order of the stream of its making.
+                tensor.record_stream(torch.cuda.current_stream(self.device))
         return tensor
 
     def _put_right(self) -> None:
@@ -275,6 +291,8 @@ class HostArena:
         self._check_open()
         self._copies.drain()
         self._slabs.rebuild_books(0)
+        if self._slots is not None:
+            self._slots.rebuild()
         self._cut_short = False
 
     def _check_open(self) -> None:

@@ -5,8 +5,9 @@ o [B, H, c, Dv] and lse [B, H, c], both fp32; a mask is an `intervals.Whole` or
 bool [B or 1, 1, c, n], True where a row sees a key.
 
 Plain blocks go to ATen's flash kernel for CPUs, which reads grouped k, v as
-they are; masked, capped or unequal ones are computed here with their scores
-whole, which costs B * H * c * n fp32 at a time.
+they are, or to those for CUDA (`gpu_blocks`); masked, capped or unequal ones
+are computed here with their scores whole, which costs B * H * c * n fp32 at a
+time.
 
 [Note: strips] The kernel goes through whole tiles of 512 keys, also where it is
 causal: of a chunk of 512 rows it computes all that lies above the diagonal too.
@@ -24,6 +25,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from sluice import gpu_blocks
 from sluice.intervals import Whole
 from sluice.precision import wide_dtype, widened
 
@@ -46,6 +48,9 @@ def forward(q: Tensor, k: Tensor, v: Tensor, mask: Mask,
             scores: Scores) -> tuple[Tensor, Tensor]:
     """(o, lse) of the block alone; rows that see nothing get 0 and -inf."""
     if _plain(q, v, mask, scores):
+        if q.device.type != "cpu":
+            return gpu_blocks.forward(q, k, v, mask is Whole.CAUSAL,
+                                      scores.scale)
         run = _strips if _is_cut(q, mask) else _flash
         return run(*_wide(q, k, v), mask, scores.scale)
     s = _scores(q, k, mask, scores)
@@ -61,6 +66,9 @@ def backward(do: Tensor, q: Tensor, k: Tensor, v: Tensor, o: Tensor,
     """Gradients (dq, dk, dv) of one block, given the *whole* row's o and lse
     (FlashAttention-2, algorithm 2: blocks need nothing of each other)."""
     if _plain(q, v, mask, scores):
+        if q.device.type != "cpu":
+            return gpu_blocks.backward(do, q, k, v, o, lse,
+                                       mask is Whole.CAUSAL, scores.scale)
         run = _strips_backward if _is_cut(q, mask) else _flash_backward
         return run(*_wide(do, q, k, v), o, lse, mask, scores.scale)
     s = _scores(q, k, mask, scores)
@@ -183,8 +191,9 @@ def sink_backward(do: Tensor, o: Tensor, lse: Tensor,
 
 
 def _plain(q: Tensor, v: Tensor, mask: Mask, scores: Scores) -> bool:
-    return (q.device.type == "cpu" and isinstance(mask, Whole)
-            and scores.softcap is None and q.shape[-1] == v.shape[-1]
+    return ((q.device.type == "cpu" or gpu_blocks.fits(q))
+            and isinstance(mask, Whole) and scores.softcap is None
+            and q.shape[-1] == v.shape[-1]
             and q.dtype == v.dtype)
 
 

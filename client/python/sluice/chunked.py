@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Protocol
 import torch
 from torch import Tensor, nn
 
-from sluice import calls
+from sluice import calls, computing
 from sluice.errors import Unsupported
 from sluice.hidden import OnDevice
 from sluice.precision import wide_dtype
@@ -133,6 +133,8 @@ class ChunkedCall:
         before = Snapshot(self.step.written_by(self.module))
         y = self.compute(m, x, extra)
         self._random.append(random if random.moved() else None)
+        if self._random[-1] is not None:
+            computing.refuse_random(self.step.device, self.name)
         self._buffers.append(before)
         self._check_buffers(held, m)
         if _version(x) != version:

@@ -12,6 +12,7 @@ import weakref
 
 import torch
 
+from sluice import computing
 from sluice._native import GPU_TO_HOST, HOST_TO_GPU
 from sluice.in_flight import InFlight
 from sluice.leased import Engine
@@ -29,13 +30,17 @@ class Copies:
     """One engine's copies. Every method raises what a failed copy says.
 
     Attributes: `count` of copies that were started; `engine`; `in_flight` by
-    direction.
+    direction; `device` of the tensors; `stream`, torch's, that compute is on:
+    None where the GPU is simulated, and before the first copy.
 
     Thread safety: one thread at a time, the one that computes.
     """
 
     def __init__(self, session: Session, most_bytes: int) -> None:
         self.count = 0
+        self.device = computing.device_of(session)
+        self.stream: int | None = None
+        self._follows = self.device.type != "cpu"
         # Ended before the tensors below are let go; see [Note: ends].
         self.engine = Engine(session)
         self._library = self.engine.library
@@ -63,6 +68,8 @@ class Copies:
         Returns: the copy's ticket.
         """
         library, engine = self._library, self._handle.value
+        if self._follows:
+            self._follow()
         # Held before it runs: an interrupt may come between these lines.
         self._starting = tensor
         status = library.engine_mark_compute(engine, self._after_ref)
@@ -100,6 +107,8 @@ class Copies:
         return bool(self._reached.value)
 
     def wait(self, direction: int, ticket: int) -> None:
+        if self._follows:
+            self._follow()
         flight = self.in_flight[direction]
         if ticket > flight.settled:
             status = self._library.engine_wait(self._handle.value, ticket)
@@ -132,6 +141,32 @@ class Copies:
         for direction in self.in_flight:
             direction.held.clear()
             direction.nbytes = 0
+
+    def _follow(self) -> None:
+        """Compute is on torch's current stream; see [Note: streams] in
+        computing."""
+        stream = computing.current_stream(self.device)
+        if stream != self.stream:
+            self._go_to(stream)
+
+    def _go_to(self, stream: int) -> None:
+        library, engine = self._library, self._handle.value
+        before, status = 0, 0
+        if self.stream is not None:
+            # On the old one: who lets go of memory has it used there last.
+            for flight in self.in_flight:
+                if flight.held and not status:
+                    last = flight.held[-1][0]
+                    status = library.engine_wait(engine, last)
+                    flight.settle(last)
+            status = status or library.engine_mark_compute(
+                engine, self._ticket_ref)
+            before = self._ticket.value
+        status = (status or library.engine_use_stream(engine, stream)
+                  or library.engine_wait(engine, before))
+        if status:
+            raise self.engine.error(status)
+        self.stream = stream
 
     def _thin(self, direction: int) -> None:
         """Waits until not too much is in flight; two copies may stay."""

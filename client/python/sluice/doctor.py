@@ -53,7 +53,7 @@ def _session(socket: str | None) -> str:
     from sluice.arena import HostArena
     before = time.monotonic()
     with Session(socket) as session, HostArena(session) as arena:
-        there = torch.arange(1 << 20, dtype=torch.int32)
+        there = torch.arange(1 << 20, dtype=torch.int32, device=arena.device)
         again = arena.get(arena.put(there), there.device)
         if not torch.equal(there, again):
             raise RuntimeError("4 MiB came back changed from host memory: "

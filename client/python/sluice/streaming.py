@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Literal
 import torch.distributed as dist
 from torch import nn
 
-from sluice import progress, settings
+from sluice import computing, progress, settings
 from sluice.arguments import invalid, takes
 from sluice.captured import kind_names
 from sluice.planned import Planning
@@ -114,6 +114,10 @@ def stream(model: nn.Module | None = None, *,
     made = Stream(Session() if own else session, own, chunk, rows or {},
                   check, min_tokens, policy, ranks, hidden)
     try:
+        computing.refuse_unbuilt(made.arena.device, group=group, chunk=(
+            "auto" if automatic else chunk), policy="plan" if planned else None)
+        for layer in adapter.layers:
+            computing.check_parameters(layer, made.arena.device)
         adapter.attach(made)
         if made.head == "rows":
             made.head = head

@@ -1,0 +1,109 @@
+"""Where a session computes: the device that tensors are on, and its stream.
+
+The memory of a simulated GPU is the CPU's, and the calling thread computes. A
+real GPU is torch's CUDA device of the session's UUID, where compute is what is
+enqueued on torch's current stream of the calling thread.
+
+[Note: streams] Torch's current stream is asked at each copy and each wait, for
+it may be another one each time: autograd runs a node's backward on a thread of
+its own, on the stream that the node's forward ran on. Where it has changed, the
+old stream first comes after all copies that use memory which is held for them,
+and the new one after the old. So whatever was waited for on the one is waited
+for on the other, bytes of the host that one stream's gradients left are read
+by the other after them, and memory that is let go is not used any more, on
+whichever stream it was made. A step that stays on one stream waits for nothing
+by that.
+"""
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import torch
+from torch import nn
+
+from sluice.errors import Error, Status, Unsupported
+
+if TYPE_CHECKING:
+    from sluice.session import Session
+
+__all__ = ["await_compute", "check_device", "check_parameters",
+           "current_stream", "device_of", "refuse_random", "refuse_unbuilt"]
+
+
+def device_of(session: Session) -> torch.device:
+    """Of the tensors that the session's GPU computes on. Raises `Error`
+    UNIMPLEMENTED for a real GPU where torch has none."""
+    ordinal = session.limits().device
+    if ordinal is None:
+        return torch.device("cpu")
+    if not torch.cuda.is_available():
+        raise Error(Status.UNIMPLEMENTED,
+                    f"device cuda: GPU {session.gpu} of the daemon is a real "
+                    "one, and this torch sees no CUDA device: install a torch "
+                    "that is built for CUDA")
+    return torch.device("cuda", ordinal)
+
+
+def current_stream(device: torch.device) -> int:
+    """Torch's current one of this thread, as a CUstream."""
+    return torch._C._cuda_getCurrentRawStream(device.index)
+
+
+def await_compute(device: torch.device) -> None:
+    """The host waits for torch's current stream: for the end of a lease."""
+    if device.type != "cpu":
+        torch.cuda.current_stream(device).synchronize()
+
+
+def check_device(found: torch.device | str, device: torch.device) -> None:
+    """Raises `Error` UNIMPLEMENTED where a tensor is, or is to be, on another
+    device than its session's."""
+    found = torch.device(found)
+    if found == device or (found.index is None
+                           and found.type == device.type):
+        return
+    raise Error(Status.UNIMPLEMENTED, f"a tensor on {found}: " + (
+        "the session's GPU is simulated, and its memory is the CPU's: move "
+        "the model there, or open a Session of a daemon with driver = \"cuda\""
+        if device.type == "cpu" else
+        f"the session's GPU is {device}: move the model there"))
+
+
+def check_parameters(module: nn.Module, device: torch.device) -> None:
+    for parameter in module.parameters():
+        if not parameter.is_meta:
+            check_device(parameter.device, device)
+
+
+# Of stream()'s arguments on a real GPU: which value, why not, what instead.
+_UNBUILT = (
+    ("group", lambda value: value is not None,
+     "ranks that share sequences have run on the CPU alone",
+     "leave group out"),
+    ("policy", lambda value: value == "plan",
+     "steps are measured by the host's clock, which is not the GPU's",
+     'pass "recompute", or shares by weight'),
+    ("chunk", lambda value: value == "auto",
+     "blocks are measured by the host's clock, which is not the GPU's",
+     "pass a number of rows"),
+)
+
+
+def refuse_unbuilt(device: torch.device, **given: object) -> None:
+    """Raises `Unsupported` for what stream() was given and a real GPU has
+    not."""
+    if device.type == "cpu":
+        return
+    for name, is_so, why, remedy in _UNBUILT:
+        if is_so(given[name]):
+            shown = "" if name == "group" else f" = {given[name]!r}"
+            raise Unsupported(f"device {device.type}", f"{name}{shown}: {why}",
+                              remedy)
+
+
+def refuse_random(device: torch.device, name: str) -> None:
+    """Raises `Unsupported` where what `name` draws cannot be drawn again."""
+    if device.type != "cpu":
+        raise Unsupported(name, f"device {device.type}: it draws random "
+                          "numbers, which were drawn again on the CPU alone",
+                          "switch its dropout off")

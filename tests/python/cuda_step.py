@@ -1,0 +1,272 @@
+"""One training step on torch's CUDA device on the fakes, against the same model
+on the CPU, unstreamed:
+
+    cuda_step.py SOCKET MODEL [WITHOUT]
+
+MODEL names a function of this file. WITHOUT is one thing that is not done, so
+that who looks for races has one to find.
+"""
+
+from __future__ import annotations
+
+import on_fakes  # noqa: F401, before torch
+import collections
+import copy
+import sys
+
+import sluice
+import titan
+import torch
+from group_layers import graded
+from models import Run, assert_same, batch, run, tiny
+from sluice.arena import HostArena
+from torch import nn
+from torch.nn.attention import SDPBackend, sdpa_kernel
+
+GPU = torch.device("cuda", 0)
+
+
+def leave_out(arena: HostArena) -> None:
+    """Replaced by what is not done."""
+
+
+def on(device: torch.device, inputs: dict) -> dict:
+    return {name: value.to(device) for name, value in inputs.items()}
+
+
+def on_cpu(found: Run) -> Run:
+    return Run(found.loss, {name: None if g is None else g.cpu()
+                            for name, g in found.gradients.items()})
+
+
+def stepped(session: sluice.Session, model: nn.Module | None = None,
+            **options) -> None:
+    """The same step twice, the second over what the first has left and on
+    another stream."""
+    model, inputs = model or tiny("qwen3"), batch()
+    expected = run(copy.deepcopy(model), inputs)
+    model.to(GPU)
+    stream = sluice.stream(model, session=session, chunk=16, quiet=True,
+                           **options)
+    leave_out(stream.arena)
+    here, side = torch.cuda.current_stream(GPU), torch.cuda.Stream(GPU)
+    for each in (here, side):
+        each.wait_stream(here)
+        with torch.cuda.stream(each):
+            got = on_cpu(run(model, on(GPU, inputs)))
+        assert_same(got, expected)
+    here.wait_stream(side)
+    stats = stream.stats()
+    assert stats.blocks > 0 and stats.host_bytes == 0, stats
+    stream.unstream()
+
+
+# --- what is run --------------------------------------------------------------
+
+def device(session: sluice.Session) -> None:
+    stepped(session)
+
+
+def host(session: sluice.Session) -> None:
+    stepped(session, hidden="host")
+
+
+def swapped(session: sluice.Session) -> None:
+    stepped(session, policy={"mlp.*": {"keep": 0.25, "swap": 0.5}},
+            check="always")
+
+
+def windows(session: sluice.Session) -> None:
+    """Masked blocks, which no kernel of ATen has."""
+    stepped(session, tiny("mistral", sliding_window=24))
+
+
+def streams(session: sluice.Session) -> None:
+    """Each layer on a stream of its own, forward and therefore backward: what
+    one leaves in the host is read by the other."""
+    titan.rotate = lambda x, _: x  # complex views are not on the fakes
+    model, ids = Titan.on_sides(), titan.tokens()
+    expected = graded(copy.deepcopy(model), ids)
+    model.to(GPU)
+    with sdpa_kernel(SDPBackend.MATH):
+        stream = sluice.stream(
+            layers=model.layers, attention="sdpa", rows={"freqs_cis": 0},
+            session=session, chunk=16, quiet=True, hidden="host",
+            sample=lambda: model(ids.to(GPU)))
+        leave_out(stream.arena)
+        for _ in range(2):
+            assert_same(on_cpu(graded(model, ids.to(GPU))), expected)
+    assert stream.stats().host_bytes == 0
+    stream.unstream()
+
+
+def handover(session: sluice.Session) -> None:
+    """Two streams that wait for nothing of each other use one arena."""
+    one, other = torch.cuda.Stream(GPU), torch.cuda.Stream(GPU)
+    many = 1 << 20  # more than copies may keep alive
+    with HostArena(session) as arena:
+        leave_out(arena)
+        with torch.cuda.stream(one):
+            held = arena.put(torch.ones(many, device=GPU))
+            fetched = arena.get(held, GPU)
+            doubled = fetched + fetched
+            del fetched
+        with torch.cuda.stream(other):
+            more = [arena.put(torch.full((many,), 3.0, device=GPU))
+                    for _ in range(4)]
+            again = arena.get(more[0], GPU)  # where `fetched` was
+        with torch.cuda.stream(one):
+            # Torch has what was put there first for it again.
+            new = torch.full((many,), 4.0, device=GPU)
+        for stream, tensor, value in ((one, doubled, 2), (other, again, 3),
+                                      (one, new, 4)):
+            with torch.cuda.stream(stream):
+                assert bool((tensor == value).all())
+                assert bool((arena.get(held, GPU) == 1).all())
+        del again, tensor  # lies in the lease
+
+
+class Titan(titan.Titan):
+    """With its layers on streams of their own, where it is on a GPU."""
+
+    @staticmethod
+    def on_sides() -> Titan:
+        torch.manual_seed(0)
+        made = Titan().train()
+        # The CPU has no backward of CUDA's RMSNorm.
+        for owner in list(made.modules()):
+            for name, module in owner.named_children():
+                if isinstance(module, nn.RMSNorm):
+                    setattr(owner, name, nn.LayerNorm(titan.HIDDEN))
+        return made
+
+    def forward(self, tokens: torch.Tensor) -> torch.Tensor:
+        h = self.tok_embeddings(tokens)
+        for layer in self.layers.values():
+            if not h.is_cuda:
+                h = layer(h, self.freqs_cis)
+                continue
+            here, side = torch.cuda.current_stream(), torch.cuda.Stream()
+            side.wait_stream(here)
+            h.record_stream(side)
+            with torch.cuda.stream(side):
+                h = layer(h, self.freqs_cis)
+            here.wait_stream(side)
+            h.record_stream(here)
+        return self.output(self.norm(h))
+
+
+def rounded(session: sluice.Session) -> None:
+    """bf16, by the flash kernels: about as far from fp32 as the plain model."""
+    exact, inputs = tiny("qwen3"), batch()
+    expected = run(copy.deepcopy(exact), inputs)
+    model = exact.bfloat16()
+    plain = run(copy.deepcopy(model), inputs)
+    model.to(GPU)
+    stream = sluice.stream(model, session=session, chunk=16, quiet=True)
+    got = on_cpu(run(model, on(GPU, inputs)))
+    stream.unstream()
+
+    def apart(found: Run) -> float:
+        return sum(float((found.gradients[name].float() - wanted).norm()) ** 2
+                   for name, wanted in expected.gradients.items()) ** 0.5
+    print(f"from fp32: {apart(got):.4f}, plain {apart(plain):.4f}")
+    assert apart(got) <= 1.2 * apart(plain)
+
+
+def slots(session: sluice.Session) -> None:
+    """What comes back from the host lies in the lease, and nothing that lives
+    is given twice."""
+    with HostArena(session) as arena:
+        values = torch.arange(1000.0, device=GPU)
+        held = arena.put(values)
+        first = arena.get(held, GPU)
+        assert arena._slots.nbytes > 0 and arena._slots.used == 1
+        part = first[500:]
+        address = first.data_ptr()
+        del first
+        second = arena.get(held, GPU)
+        assert second.data_ptr() != address and arena._slots.used == 2
+        assert part.tolist() == list(range(500, 1000))
+        del part
+        assert arena.get(held, GPU).data_ptr() == address
+        for made in (torch.ones((), device=GPU), torch.ones(0, 3, device=GPU),
+                     torch.ones(2, 3, device=GPU, dtype=torch.bfloat16),
+                     torch.ones(3, 2, device=GPU, dtype=torch.bool).t()):
+            again = arena.get(arena.put(made), GPU)
+            assert again.dtype == made.dtype and again.shape == made.shape
+            assert again.is_contiguous() and torch.equal(again, made)
+        # The daemon's pool is 64 MiB; torch's own memory is beside it.
+        large = [arena.get(arena.put(torch.ones(5 << 20, device=GPU)), GPU)
+                 for _ in range(4)]
+        assert all(bool((x == 1).all()) for x in large)
+    assert second.tolist() == list(range(1000))  # the arena is closed
+    del second, large, again
+    HostArena(session).close()
+
+
+def refusals(session: sluice.Session) -> None:
+    model = tiny("qwen3")
+    told = []
+    for where, options in ((torch.device("cpu"), {}), (GPU, dict(chunk="auto")),
+                           (GPU, dict(policy="plan"))):
+        try:
+            sluice.stream(model.to(where), session=session, quiet=True,
+                          **options)
+        except (sluice.Unsupported, sluice.Error) as refused:
+            told.append(str(refused))
+    print("\n".join(told))
+
+
+# --- what is left out ---------------------------------------------------------
+
+def no_wait(arena: HostArena) -> None:
+    """Compute does not wait for copies."""
+    arena._copies.wait = lambda direction, ticket: (
+        arena._copies.in_flight[direction].settle(ticket))
+
+
+def no_mark(arena: HostArena) -> None:
+    """Copies do not wait for compute."""
+    library = copy.copy(arena._copies._library)
+    library.engine_mark_compute = lambda *_: 0
+    arena._copies._library = library
+
+
+def no_stream(arena: HostArena) -> None:
+    """Torch's current stream is not asked any more."""
+    arena._copies._follow = lambda: None
+
+
+def no_hold(arena: HostArena) -> None:
+    """Copies keep nothing alive."""
+    class Forgets(collections.deque):
+        def append(self, item):
+            super().append((*item[:2], None))
+
+    for flight in arena._copies.in_flight:
+        flight.held = Forgets(flight.held)
+
+
+def no_handover(arena: HostArena) -> None:
+    """Streams change without order."""
+    def without(stream: int) -> None:
+        arena._copies._library.engine_use_stream(arena._handle.value, stream)
+        arena._copies.stream = stream
+    arena._copies._go_to = without
+
+
+def main() -> None:
+    global leave_out
+    socket, what, without = (*sys.argv[1:], "")[:3]
+    if without:
+        leave_out = globals()[without]
+    torch.set_num_threads(1)
+    with sluice.Session(socket) as session:
+        assert session.limits().device == 0
+        globals()[what](session)
+    print("same")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,69 @@
+"""Streamed steps on torch's CUDA device, on the fake driver and its race
+detector (tests/fake_cuda), and that what is left out of their order is found.
+It proves nothing about a GPU."""
+
+from __future__ import annotations
+
+import os
+
+import pytest
+import torch
+from fake_node import FakeNode
+
+import sluice
+from sluice import computing
+
+
+@pytest.fixture
+def node(tmp_path):
+    node = FakeNode(tmp_path, os.environ["SLUICE_BIN_DIR"])
+    yield node
+    node.close()
+
+
+@pytest.mark.parametrize("what", ["device", "host", "swapped", "windows",
+                                  "streams", "handover", "rounded", "slots"])
+def test_a_step_is_the_models_own_and_ordered(node, what):
+    ran = node.run("cuda_step.py", what)
+    print(ran.stdout)
+    assert ran.returncode == 0 and ran.stdout.endswith("same\n"), ran.stderr
+    assert node.take_findings() == ""
+
+
+@pytest.mark.parametrize("what, without", [
+    ("device", "no_wait"), ("device", "no_mark"), ("device", "no_stream"),
+    ("device", "no_hold"), ("host", "no_wait"), ("streams", "no_wait"),
+    ("handover", "no_handover")])
+def test_what_is_left_out_is_found(node, what, without):
+    ran = node.run("cuda_step.py", what, without)
+    assert ran.returncode != 0
+    assert "is not ordered after" in node.take_findings(), ran.stderr
+
+
+def test_what_is_not_there_is_refused_by_name(node):
+    ran = node.run("cuda_step.py", "refusals")
+    assert ran.returncode == 0, ran.stderr
+    of_cpu, auto, plan = ran.stdout.splitlines()[:-1]
+    assert "a tensor on cpu: the session's GPU is cuda:0" in of_cpu
+    assert auto.startswith("device cuda: chunk = 'auto': ")
+    assert plan.startswith("device cuda: policy = 'plan': ")
+    assert node.take_findings() == ""
+
+
+def test_a_process_ends_whole(node):
+    """The last calls came after what they use of their thread was destroyed."""
+    ran = node.run("cuda_exit.py")
+    assert ran.returncode == 0, ran.stderr
+    assert node.take_findings() == ""
+
+
+def test_refusals_say_what_to_do_instead():
+    gpu = torch.device("cuda", 0)
+    settings = dict(group=None, policy=None, chunk=16)
+    computing.refuse_unbuilt(gpu, **settings)
+    computing.refuse_unbuilt(torch.device("cpu"), **{**settings, "group": 1})
+    with pytest.raises(sluice.Unsupported, match="^device cuda: group: .*: "
+                       "leave group out$"):
+        computing.refuse_unbuilt(gpu, **{**settings, "group": object()})
+    with pytest.raises(sluice.Unsupported, match="device cuda: it draws"):
+        computing.refuse_random(gpu, "Layer")

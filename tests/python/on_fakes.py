@@ -1,0 +1,10 @@
+"""Gives this process torch's CUDA device on the fakes (tests/fake_cuda). Import
+it before torch, in a process that `fake_node.FakeNode` has started.
+
+torch's own libtorch_cuda.so is loaded below the fake one, which takes the place
+of its kernels; whoever asks for the library from then on has been given it.
+"""
+
+import ctypes
+
+ctypes.CDLL("libtorch_cuda.so", mode=ctypes.RTLD_GLOBAL)
