@@ -6,6 +6,7 @@
 #include <functional>
 #include <nlohmann/json.hpp>
 
+#include "client/ctl/fields.h"
 #include "client/ctl/format.h"
 #include "client/ctl/render_copies.h"
 #include "client/ctl/render_memory.h"
@@ -19,14 +20,6 @@ using nlohmann::json;
 using Align = Table::Align;
 
 constexpr size_t kEventsShown = 8;
-
-int64_t Number(const json& from, const char* key) {
-  return from.at(key).is_null() ? -1 : from.at(key).get<int64_t>();
-}
-
-std::string Text(const json& from, const char* key) {
-  return from.at(key).get<std::string>();
-}
 
 // A number that may be missing.
 std::string Optional(const json& value,

@@ -4,6 +4,7 @@
 
 #include <nlohmann/json.hpp>
 
+#include "client/ctl/fields.h"
 #include "client/ctl/format.h"
 #include "client/ctl/table.h"
 
@@ -43,9 +44,9 @@ std::string RenderCopies(const json& node) {
       const json plan = rank.value("plan_copies", json());
       if (weight == 1 && guaranteed <= 0 && plan.is_null()) continue;
       table.Add(
-          {job.at("name").get<std::string>(),
-           fmt::format("{}/{}", rank.at("rank").get<int64_t>(),
-                       job.at("world_size").get<int64_t>()),
+          {Text(job, "name"),
+           fmt::format("{}/{}", Number(rank, "rank"),
+                       Number(job, "world_size")),
            fmt::format("{:g}", weight),
            guaranteed > 0 ? fmt::format("{:.2f} GB/s", guaranteed / 1e9) : "-",
            plan.is_null() ? "-" : CopiesText(plan, "h2d"),

@@ -2,6 +2,7 @@
 
 #include <fmt/format.h>
 
+#include "client/ctl/fields.h"
 #include "client/ctl/format.h"
 #include "proto/base/text.h"
 
@@ -9,14 +10,6 @@ namespace sluice::ctl {
 namespace {
 
 using nlohmann::json;
-
-std::string Text(const json& from, const char* key) {
-  return from.at(key).get<std::string>();
-}
-
-int64_t Number(const json& from, const char* key) {
-  return from.at(key).get<int64_t>();
-}
 
 // A line for each rank that has told of memory outside its lease. It need not
 // be of the pool: what is beside that, the pool's spare, is taken first.

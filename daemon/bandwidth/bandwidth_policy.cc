@@ -171,9 +171,12 @@ double BandwidthPolicy::LentWeight(const Flow& flow) const {
 void BandwidthPolicy::LendToLate(absl::Time now, absl::Duration window,
                                  std::vector<double>& room,
                                  std::map<int, double>& given) {
+  const bool any = std::ranges::any_of(flows_, [](const auto& each) {
+    return each.second.needed > 0 && each.second.server.excess() > 0;
+  });
+  if (!any) return;
   std::vector<LentCopy> copies;
   std::vector<std::pair<int, Flow*>> who;
-  bool any = false;
   for (auto& [id, flow] : flows_) {
     if (flow.server.excess() <= 0) continue;
     LentCopy copy = {&flow.path, flow.server.excess(), LentWeight(flow)};
@@ -188,12 +191,10 @@ void BandwidthPolicy::LendToLate(absl::Time now, absl::Duration window,
         copy.promised_rate = static_cast<double>(demand.bytes.count()) /
                              absl::ToDoubleSeconds(demand.period);
       }
-      any = true;
     }
     copies.push_back(copy);
     who.emplace_back(id, &flow);
   }
-  if (!any) return;
   const std::vector<double> shares =
       ShareToLate(copies, absl::ToDoubleSeconds(window), room);
   for (size_t i = 0; i < who.size(); ++i) {

@@ -204,23 +204,32 @@ GrantPolicy::Need GrantPages::NeedOf(const GrantUseSlot& slot, int direction,
           absl::FromUnixNanos(static_cast<int64_t>(std::min(at, kLast))) - now};
 }
 
-void GrantPages::Refill() {
-  const absl::Time now = clock_->Now();
-  std::map<int, Directions> used;
+std::map<int, GrantPolicy::Needs> GrantPages::ReadNeeds(absl::Time now) const {
   std::map<int, GrantPolicy::Needs> needs;
+  for (const auto& [slot, page] : pages_) {
+    for (int d : {kH2d, kD2h}) {
+      const GrantPolicy::Need need = NeedOf(page->use->slot, d, now);
+      if (need.up_to > 0) needs[slot][d] = need;
+    }
+  }
+  return needs;
+}
+
+void GrantPages::Refill() {
+  std::map<int, Directions> used;
   for (const auto& [slot, page] : pages_) {
     for (int d : {kH2d, kD2h}) {
       used[slot][d] =
           page->use->slot.used_bytes[d].load(std::memory_order_relaxed);
-      needs[slot][d] = NeedOf(page->use->slot, d, now);
     }
   }
+  const absl::Time now = clock_->Now();
   if (now - last_refill_ > kGrantStaleAfter) ++stale_periods_;
   if (policy_.IsSettled(used)) {
     policy_.Pass(now - last_refill_);
   } else {
     for (const auto& [slot, grant] :
-         policy_.Refill(used, now - last_refill_, needs)) {
+         policy_.Refill(used, now - last_refill_, ReadNeeds(now))) {
       Publish(slot, grant);
     }
   }

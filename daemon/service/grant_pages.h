@@ -72,6 +72,9 @@ class GrantPages {
       ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   static GrantPolicy::Need NeedOf(const GrantUseSlot& slot, int direction,
                                   absl::Time now);
+  // Of the slots that tell any.
+  std::map<int, GrantPolicy::Needs> ReadNeeds(absl::Time now) const
+      ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   void Refill() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   void Publish(int slot, const GrantPolicy::Grant& grant);
   void Beat();

@@ -1,0 +1,21 @@
+// Fields of the daemon's snapshot, for text. Both throw
+// nlohmann::json::exception where it is of another form. Thread safety: pure
+// functions.
+#pragma once
+
+#include <cstdint>
+#include <nlohmann/json.hpp>
+#include <string>
+
+namespace sluice::ctl {
+
+// -1 for null, which Size shows as "-".
+inline int64_t Number(const nlohmann::json& from, const char* key) {
+  return from.at(key).is_null() ? -1 : from.at(key).get<int64_t>();
+}
+
+inline std::string Text(const nlohmann::json& from, const char* key) {
+  return from.at(key).get<std::string>();
+}
+
+}  // namespace sluice::ctl
