@@ -8,7 +8,7 @@
 //   memory_mib=64          of each GPU
 //   host_memory_mib=1024   that can be made on NUMA nodes
 //   context_kib=0          of a GPU's memory that a process's context takes
-//   there nccl_kib=0             the same of a communicator (nccl/)
+//   nccl_kib=0             the same of a communicator (nccl/)
 //   gpu_granularity_kib=2048, host_granularity_kib=4096
 //   host_numa=1            0: the driver makes no memory on NUMA nodes
 //   numa=0                 the GPUs' NUMA node, as they say

@@ -14,52 +14,35 @@ from support import ROOT, environment
 
 FAKES = os.environ["SLUICE_FAKE_CUDA_DIR"]
 
-CONFIG = """\
-[device]
-driver = "cuda"
-[gpus]
-access = "any"
-[pools]
-gpu_bytes = "64MiB"
-host_bytes = "128MiB"
-extent_bytes = "4MiB"
-[http]
-listen = ""
-[restart]
-freeze_after = 0
-"""
+CONFIG = ROOT / "tests" / "fake_cuda" / "node.toml"
 
 
 class FakeNode:
-    """Made in `folder`; ended by `close`.
-
-    `malloc`: torch's own allocator is there beside the leases. Streams are late
-    (`jitter_us`), so that little is ordered by luck.
-    """
+    """Made in `folder`; ended by `close`. Torch's own allocator is there beside
+    the leases (`malloc`), and streams are late (`jitter_us`), so that little is
+    ordered by luck."""
 
     def __init__(self, folder: pathlib.Path, bin_dir: str):
         self._node = folder / "node"
         self._node.mkdir()
         runtime = folder / "run"
         runtime.mkdir(mode=0o700)
-        config = folder / "sluiced.toml"
-        config.write_text(CONFIG)
         self.socket = str(runtime / "session.sock")
         self._daemon = subprocess.Popen(
-            [os.path.join(bin_dir, "sluiced"), "--config", config,
-             "--runtime-dir", runtime], env=self._environment(""), text=True,
+            [os.path.join(bin_dir, "sluiced"), "--config", CONFIG,
+             "--runtime-dir", runtime], env=self._environment(), text=True,
             stdout=subprocess.PIPE, stderr=subprocess.PIPE)
         line = self._daemon.stdout.readline()
         assert "sluiced: ready" in line, line + self._daemon.stderr.read()
 
-    def run(self, program: str, *arguments: str, settings: str = "",
-            timeout_s: float = 240) -> subprocess.CompletedProcess[str]:
+    def run(self, program: str, *arguments: str
+            ) -> subprocess.CompletedProcess[str]:
         """Of tests/python, in a process of its own."""
         return subprocess.run(
             [sys.executable, ROOT / "tests" / "python" / program, self.socket,
-             *arguments], text=True, capture_output=True, timeout=timeout_s,
+             *arguments], text=True, capture_output=True, timeout=240,
             env=self._environment(
-                settings, LD_PRELOAD=os.path.join(FAKES, "libcudart.so.13")))
+                LD_PRELOAD=os.path.join(FAKES, "libcudart.so.13")))
 
     def take_findings(self) -> str:
         """What any process has found since the last time, a line each."""
@@ -73,8 +56,8 @@ class FakeNode:
         out, err = self._daemon.communicate(timeout=30)
         assert self._daemon.returncode == 0, out + err
 
-    def _environment(self, settings: str, **more: str) -> dict[str, str]:
+    def _environment(self, **more: str) -> dict[str, str]:
         return environment(
             LD_LIBRARY_PATH=f"{FAKES}/over_real:{FAKES}", OMP_NUM_THREADS="1",
             SLUICE_FAKE_CUDA="gpus=2,memory_mib=256,malloc=1,jitter_us=500,"
-            f"host_numa=0,node={self._node}{settings}", **more)
+            f"host_numa=0,node={self._node}", **more)

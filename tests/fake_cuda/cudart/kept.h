@@ -1,8 +1,8 @@
 // What torch keeps to a process's end on purpose: the memory that its allocator
-// has of cudaMalloc, the streams of c10's pool,
-// the only ones that are made with a priority (c10/cuda/CUDAStream.h), and the
-// events of c10d's cache (torch/csrc/distributed/c10d/cuda/CUDAEventCache.hpp).
-// NVIDIA's runtime destroys them with its contexts.
+// has of cudaMalloc, the streams of c10's pool, the only ones that are made with
+// a priority (c10/cuda/CUDAStream.h), and the events of c10d's cache
+// (torch/csrc/distributed/c10d/cuda/CUDAEventCache.hpp). NVIDIA's runtime
+// destroys them with its contexts.
 //
 // Only a process that says so has them destroyed; in all others they count as
 // left behind. Streams without a priority, and what was made of the driver

@@ -9,20 +9,8 @@ import harness
 
 FAKES = os.environ["SLUICE_FAKE_CUDA_DIR"]
 
-CONFIG = """\
-[device]
-driver = "cuda"
-[gpus]
-access = "any"
-[pools]
-gpu_bytes = "64MiB"
-host_bytes = "128MiB"
-extent_bytes = "4MiB"
-[http]
-listen = ""
-[restart]
-freeze_after = 0
-"""
+CONFIG = os.path.join(os.path.dirname(__file__),
+                      "../../fake_cuda/node.toml")
 
 
 class CudaTest(harness.TrainTest):
@@ -48,10 +36,7 @@ class CudaTest(harness.TrainTest):
             return super().configure(name=name, **settings)
         runtime = self.path(name)
         os.mkdir(runtime, 0o700)
-        config = self.path(name + ".toml")
-        with open(config, "w", encoding="utf-8") as file:
-            file.write(CONFIG)
-        return runtime, config
+        return runtime, CONFIG
 
     def cuda_daemon(self):
         with self.on_the_fakes():
