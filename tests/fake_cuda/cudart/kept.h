@@ -1,6 +1,6 @@
 // What torch keeps to a process's end on purpose: the memory that its allocator
-// has of cudaMalloc, the streams of c10's pool, the only ones that are made with
-// a priority (c10/cuda/CUDAStream.h), and the events of c10d's cache
+// has of cudaMalloc, the streams of c10's pool, the only ones that are made
+// with a priority (c10/cuda/CUDAStream.h), and the events of c10d's cache
 // (torch/csrc/distributed/c10d/cuda/CUDAEventCache.hpp). NVIDIA's runtime
 // destroys them with its contexts.
 //
