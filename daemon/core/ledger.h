@@ -44,7 +44,7 @@
 #include "daemon/core/budget.h"
 #include "daemon/core/effects.h"
 #include "daemon/core/outside/held_outside.h"
-#include "daemon/core/pool.h"
+#include "daemon/core/pool/pool.h"
 #include "daemon/core/requests.h"
 #include "daemon/core/reservations.h"
 #include "daemon/core/state.h"

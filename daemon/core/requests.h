@@ -14,7 +14,7 @@
 
 #include "absl/status/status.h"
 #include "absl/time/time.h"
-#include "daemon/core/pool.h"
+#include "daemon/core/pool/pool.h"
 #include "daemon/core/types.h"
 #include "proto/base/shortage.h"
 #include "proto/base/step_report.h"

@@ -23,7 +23,7 @@
 #include "daemon/core/planning/plans.h"
 #include "daemon/core/planning/replan.h"
 #include "daemon/core/policy.h"
-#include "daemon/core/pool.h"
+#include "daemon/core/pool/pool.h"
 #include "daemon/core/requests.h"
 #include "daemon/core/reservations.h"
 #include "daemon/core/session.h"

@@ -1,5 +1,5 @@
 // What a pool costs the loop: sums instead of scans.
-#include "daemon/core/pool.h"
+#include "daemon/core/pool/pool.h"
 
 #include <algorithm>
 #include <chrono>
