@@ -1,0 +1,111 @@
+#include <cmath>
+#include <map>
+
+#include "daemon/metrics/metric_parts.h"
+
+namespace sluice::daemon {
+namespace {
+
+using prometheus::MetricType;
+
+void AddStates(const Labels& labels, const PoolSnapshot& pool, Families& to) {
+  to.Value(With(labels, "state", "leased"), Count(pool.leased));
+  to.Value(With(labels, "state", "free"), Count(pool.free));
+  to.Value(With(labels, "state", "quarantined"), Count(pool.quarantined));
+  to.Value(With(labels, "state", "lingering"), Count(pool.lingering));
+  to.Value(With(labels, "state", "held_outside"), Count(pool.outside));
+}
+
+void AddPools(const Snapshot& from, Families& to) {
+  to.Add("sluice_held_outside_age_seconds",
+         "Since the device was asked what is held outside leases.",
+         MetricType::Gauge);
+  if (from.outside_at != absl::InfinitePast()) {
+    to.Value({}, absl::ToDoubleSeconds(from.now - from.outside_at));
+  }
+  to.Add("sluice_pool_bytes",
+         "Memory of a GPU's pool by state; the states add up to the pool.",
+         MetricType::Gauge);
+  for (const GpuSnapshot& gpu : from.gpus) {
+    AddStates(GpuLabels(gpu.gpu), gpu.pool, to);
+  }
+  to.Add("sluice_pool_kept_bytes",
+         "The part of the free memory that exists as idle extents.",
+         MetricType::Gauge);
+  for (const GpuSnapshot& gpu : from.gpus) {
+    to.Value(GpuLabels(gpu.gpu), Count(gpu.pool.kept));
+  }
+  to.Add("sluice_pool_reserved_bytes",
+         "The part of the free memory that only those may have for whom it is "
+         "reserved.",
+         MetricType::Gauge);
+  for (const GpuSnapshot& gpu : from.gpus) {
+    to.Value(GpuLabels(gpu.gpu), Count(gpu.pool.reserved));
+  }
+  const auto numa = [](const PoolSnapshot& pool) {
+    return Labels{{"numa_node", std::to_string(pool.id.ordinal)}};
+  };
+  to.Add("sluice_host_pool_bytes",
+         "Pinned host memory of a NUMA node's pool by state.",
+         MetricType::Gauge);
+  for (const PoolSnapshot& pool : from.hosts) AddStates(numa(pool), pool, to);
+  if (!from.host_memory.empty()) {
+    to.Add("sluice_host_memory_info", "1; the kind of pinned host memory.",
+           MetricType::Gauge);
+    to.Value({{"kind", from.host_memory}}, 1);
+  }
+  to.Add("sluice_host_pool_kept_bytes",
+         "The part of the free host memory that exists as idle extents.",
+         MetricType::Gauge);
+  for (const PoolSnapshot& pool : from.hosts) {
+    to.Value(numa(pool), Count(pool.kept));
+  }
+  to.Add("sluice_host_pool_reserved_bytes",
+         "The part of the free host memory that is reserved for some.",
+         MetricType::Gauge);
+  for (const PoolSnapshot& pool : from.hosts) {
+    to.Value(numa(pool), Count(pool.reserved));
+  }
+  to.Add("sluice_host_pool_ready_bytes",
+         "The part of the free host memory that was made ahead of leases.",
+         MetricType::Gauge);
+  for (const PoolSnapshot& pool : from.hosts) {
+    to.Value(numa(pool), Count(pool.ready));
+  }
+}
+
+// Leases that wait, by the kind of memory.
+void AddWaiting(const Snapshot& from, Families& to) {
+  struct Sum {
+    double leases = 0, bytes = 0, oldest = 0;
+  };
+  std::map<PoolKind, Sum> sums = {{PoolKind::kGpu, {}}, {PoolKind::kHost, {}}};
+  for (const WaitingSnapshot& lease : from.waiting) {
+    Sum& sum = sums[lease.pool.kind];
+    ++sum.leases;
+    sum.bytes += Count(lease.size);
+    sum.oldest = std::fmax(sum.oldest, absl::ToDoubleSeconds(lease.elapsed));
+  }
+  const auto each = [&](const char* name, const char* help, auto value) {
+    to.Add(name, help, MetricType::Gauge);
+    for (const auto& [kind, sum] : sums) {
+      to.Value({{"memory", kind == PoolKind::kGpu ? "gpu" : "host"}},
+               value(sum));
+    }
+  };
+  each("sluice_waiting_leases", "Leases that wait for memory.",
+       [](const Sum& sum) { return sum.leases; });
+  each("sluice_waiting_bytes", "What they ask for.",
+       [](const Sum& sum) { return sum.bytes; });
+  each("sluice_waiting_oldest_seconds", "How long the oldest has waited.",
+       [](const Sum& sum) { return sum.oldest; });
+}
+
+}  // namespace
+
+void AddMemory(const Snapshot& from, Families& to) {
+  AddPools(from, to);
+  AddWaiting(from, to);
+}
+
+}  // namespace sluice::daemon

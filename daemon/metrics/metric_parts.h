@@ -1,0 +1,35 @@
+// The parts of /metrics, each of which adds families of one subject.
+//
+// Thread safety: pure.
+#pragma once
+
+#include <string>
+#include <utility>
+
+#include "daemon/core/snapshot.h"
+#include "daemon/metrics/audience.h"
+#include "daemon/metrics/families.h"
+
+namespace sluice::daemon {
+
+inline Labels GpuLabels(const GpuConfig& gpu) {
+  return {{"gpu", std::to_string(gpu.index.value())}, {"UUID", gpu.uuid}};
+}
+
+inline Labels With(Labels labels, const char* name, std::string value) {
+  labels.push_back({name, std::move(value)});
+  return labels;
+}
+
+inline double Count(Bytes bytes) { return static_cast<double>(bytes.count()); }
+
+// Pools, and leases that wait for them.
+void AddMemory(const Snapshot& from, Families& to);
+// What users may have.
+void AddLimits(const Snapshot& from, Audience audience, Families& to);
+// Copies between GPUs and host memory, and links.
+void AddCopies(const Snapshot& from, Families& to);
+// Series by job and user: for operators alone. REQUIRES: statistics.
+void AddJobs(const Snapshot& from, Families& to);
+
+}  // namespace sluice::daemon
