@@ -31,5 +31,6 @@ void AddLimits(const Snapshot& from, Audience audience, Families& to);
 void AddCopies(const Snapshot& from, Families& to);
 // Series by job and user: for operators alone. REQUIRES: statistics.
 void AddJobs(const Snapshot& from, Families& to);
+void AddJobCopies(const Snapshot& from, Families& to);
 
 }  // namespace sluice::daemon

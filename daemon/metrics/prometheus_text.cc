@@ -143,7 +143,10 @@ std::string PrometheusText(const Snapshot& snapshot,
   AddCopies(snapshot, families);
   AddLimits(snapshot, audience, families);
   AddProcess(process, families);
-  if (audience == Audience::kOperators) AddJobs(snapshot, families);
+  if (audience == Audience::kOperators) {
+    AddJobs(snapshot, families);
+    AddJobCopies(snapshot, families);
+  }
   return families.Text();
 }
 

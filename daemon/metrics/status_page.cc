@@ -47,6 +47,7 @@ names of users and jobs: the same page at http.sock in the daemon's runtime
 folder shows them to its group.</p>
 <div id="named"><h2>Jobs</h2>
 <div class="wide"><table id="jobs"></table></div>
+<h2>Copies</h2><div class="wide"><table id="copies"></table></div>
 <h2>Limits</h2><div class="wide"><table id="limits"></table></div>
 <h2>Budgets in use</h2><div class="wide"><table id="budgets"></table></div>
 <h2>Plans</h2><div class="wide"><table id="plans"></table></div>
@@ -62,6 +63,11 @@ function bytes(n) { if (n === null || n === undefined) return "–";
   return (Number.isInteger(n) ? n : n.toFixed(1)) + " " + u[i]; }
 function num(n, d) { return n === null || n === undefined ? "–" :
   n.toLocaleString("en", {maximumFractionDigits: d}); }
+function plan(c, way) { if (!c) return "–";
+  const rate = c[way + "_bytes_per_second"]; if (!rate) return "–";
+  return bytes(rate) + "/s, " + bytes(c[way + "_bytes_per_step"]) +
+    " a step: " + (c["promised_" + way + "_bytes_per_second"] > 0 ?
+    "promised" : "fair share"); }
 function span(s) { if (s < 90) return num(s, 0) + " s";
   if (s < 5400) return num(s / 60, 0) + " min";
   if (s < 172800) return num(s / 3600, 1) + " h";
@@ -108,6 +114,12 @@ function show(s) {
       bytes(r.hbm_peak_bytes), bytes(r.outside_bytes), bytes(r.host_bytes), num(r.step, 0),
       num(r.loss, 4), num(r.tokens_per_second, 0),
       num(r.stall_seconds, 2) + " s", num(r.grant_wait_seconds, 2) + " s"])),
+    "No job is attached.");
+  table("copies", [["job"], "rank", "weight", "guaranteed", "plan to the GPU",
+    "plan from the GPU"], s.jobs.flatMap(j => j.ranks.map(r => [[j.name],
+      r.rank, num(r.weight, 2), r.guaranteed_bytes_per_second ?
+      bytes(r.guaranteed_bytes_per_second) + "/s" : "–",
+      plan(r.plan_copies, "h2d"), plan(r.plan_copies, "d2h")])),
     "No job is attached.");
   table("limits", [["limit of"], "GPU", "host", ["set by"]], s.limits.map(l =>
     [[[l.of, l.job, l.uid, l.cgroup && "in " + l.cgroup].filter(x => x !==

@@ -41,7 +41,7 @@ scrape_configs:
     static_configs: [{{targets: ["127.0.0.1:{port}"]}}]
 """
 TRAIN = ("--layers 2 --hidden 64 --heads 4 --kv-heads 2 --ffn 96 --chunk 64 "
-         "--ranks 2 --seq-len 333 --steps 100000 --hbm 24MiB --alpha 0.5 "
+         "--ranks 2 --seq-len 333 --steps 100000 --hbm 24MiB --no-keep "
          "--job night").split()
 # Of what nothing happened here, so that a rate of it has no quantile.
 MAY_BE_EMPTY = {"How long a plan takes"}

@@ -1,0 +1,88 @@
+// What /metrics tells of copies: what plans copy, what of it is promised.
+#include <fmt/format.h>
+
+#include "daemon/metrics/prometheus_text.h"
+#include "gmock/gmock.h"
+#include "gtest/gtest.h"
+#include "proto/base/grant_page.h"
+#include "tests/daemon/core/core_driver.h"
+
+namespace sluice::daemon {
+namespace {
+
+using ::testing::HasSubstr;
+using ::testing::Not;
+
+// Three ranks of a job on GPU 0: one without a plan, one that is promised both
+// directions, one that is promised none.
+Snapshot ThreeRanks(CoreDriver& node) {
+  for (int rank = 0; rank < 3; ++rank) node.Attach("tune", rank, 3);
+  Snapshot snapshot = node.core.TakeSnapshot(nullptr, node.clock.Now());
+  std::vector<RankSnapshot>& ranks = snapshot.jobs.at(0).ranks;
+  const PlanDemand demand = {{1e6, 2e6}, {MiB(3), MiB(5)}};
+  ranks.at(1).plan_copies = {demand, demand.rates};
+  ranks.at(2).plan_copies = {demand, {0, 0}};
+  for (RankSnapshot& rank : ranks) {
+    rank.weight = 0.5;
+    rank.guaranteed_bytes_per_second = 7e6;
+  }
+  return snapshot;
+}
+
+std::string Operators(const Snapshot& snapshot) {
+  return PrometheusText(snapshot, {}, Audience::kOperators);
+}
+
+// "{...} value" of the job's series on GPU 0, with more labels where given.
+std::string Series(const std::string& name, const std::string& more,
+                   double value) {
+  return fmt::format(
+      "\n{}{{gpu=\"0\",UUID=\"GPU-a\",sluice_job=\"tune\",uid=\"1\"{}}} {:.0f}"
+      "\n",
+      name, more, value);
+}
+
+TEST(CopyMetrics, SumWhatAJobsRanksCopyOnAGpuAndWhatIsPromised) {
+  CoreDriver node;
+  const Snapshot snapshot = ThreeRanks(node);
+  const std::string text = Operators(snapshot);
+  const std::string in = ",direction=\"h2d\"", out = ",direction=\"d2h\"";
+  for (const auto& [name, h2d, d2h] :
+       {std::tuple{"sluice_job_plan_bytes_per_second", 2e6, 4e6},
+        std::tuple{"sluice_job_promised_bytes_per_second", 1e6, 2e6},
+        std::tuple{"sluice_job_plan_step_bytes", double{6 << 20},
+                   double{10 << 20}}}) {
+    EXPECT_THAT(text, HasSubstr(Series(name, in, h2d)));
+    EXPECT_THAT(text, HasSubstr(Series(name, out, d2h)));
+  }
+  EXPECT_THAT(text, HasSubstr(Series("sluice_job_guaranteed_bytes_per_second",
+                                     "", 21e6)));
+  EXPECT_THAT(text, HasSubstr("\nsluice_job_link_weight{gpu=\"0\",UUID="
+                              "\"GPU-a\",sluice_job=\"tune\",uid=\"1\"} 1.5"));
+  EXPECT_THAT(PrometheusText(snapshot, {}, Audience::kAnybody),
+              Not(HasSubstr("sluice_job_plan")));
+}
+
+TEST(CopyMetrics, WithoutAPlanAJobHasAWeightAlone) {
+  CoreDriver node;
+  node.Attach("tune", 0);
+  const std::string text =
+      Operators(node.core.TakeSnapshot(nullptr, node.clock.Now()));
+  EXPECT_THAT(text, HasSubstr(Series("sluice_job_link_weight", "", 1)));
+  EXPECT_THAT(
+      text, HasSubstr(Series("sluice_job_guaranteed_bytes_per_second", "", 0)));
+  EXPECT_THAT(text, Not(HasSubstr("sluice_job_plan_bytes_per_second{")));
+}
+
+// Nothing is granted to it any more.
+TEST(CopyMetrics, ARankWhoseSocketEndedHasNoShareOfTheLinks) {
+  CoreDriver node;
+  Snapshot snapshot = ThreeRanks(node);
+  snapshot.jobs.at(0).ranks.at(1).closed = true;
+  EXPECT_THAT(Operators(snapshot),
+              HasSubstr(Series("sluice_job_promised_bytes_per_second",
+                               ",direction=\"h2d\"", 0)));
+}
+
+}  // namespace
+}  // namespace sluice::daemon
