@@ -77,6 +77,13 @@ int fake_cuda_current_device() {
   return context == nullptr ? -1 : context->device;
 }
 
+bool fake_cuda_has_context(int device) {
+  World& world = TheWorld();
+  const MutexLock lock(world.mutex);
+  const auto it = world.contexts.find(device);
+  return it != world.contexts.end() && it->second.retained > 0;
+}
+
 void fake_cuda_find(const std::string& finding) {
   World& world = TheWorld();
   const MutexLock lock(world.mutex);

@@ -1,12 +1,14 @@
 #include "tests/fake_cuda/world.h"
 
 #include <fmt/format.h>
+#include <fmt/ranges.h>
 #include <unistd.h>
 
 #include <cerrno>
 #include <cstdio>
 #include <cstdlib>
 #include <fstream>
+#include <ranges>
 
 #include "tests/fake_cuda/of_thread.h"
 
@@ -66,8 +68,9 @@ void World::NoteWait() { ++(gettid() == getpid() ? main_waits : other_waits); }
 
 void World::TellCounts() const {
   std::ofstream(store.folder() + "/counts", std::ios::app) << fmt::format(
-      "{} main_waits={} other_waits={} pageable_copies={}\n",
-      program_invocation_short_name, main_waits, other_waits, pageable_copies);
+      "{} main_waits={} other_waits={} pageable_copies={} contexts={}\n",
+      program_invocation_short_name, main_waits, other_waits, pageable_copies,
+      fmt::join(std::views::keys(contexts), ","));
 }
 
 void World::Lose(ContextState& context, const char* why) {

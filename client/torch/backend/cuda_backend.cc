@@ -184,6 +184,7 @@ void CudaBackend::Merge(const AttentionResult& running,
 absl::StatusOr<std::unique_ptr<Backend>> OpenCudaBackend(device::Driver* driver,
                                                          c10::Device gpu) {
   SLUICE_ASSIGN_OR_RETURN(TorchCuda* const torch, LoadTorchCuda());
+  torch->SetDevice(gpu.index());
   SLUICE_ASSIGN_OR_RETURN(const ops::MergeKernel merge,
                           ops::MergeKernel::Load(driver));
   if (torch->CurrentStream(gpu.index()) == nullptr) {

@@ -18,6 +18,10 @@ constexpr uint8_t kPriority = 100;
 
 class Module final : public TorchCuda {
  public:
+  void SetDevice(c10::DeviceIndex device) override {
+    c10::cuda::set_device(device);
+  }
+
   void* CurrentStream(c10::DeviceIndex device) const override {
     return c10::cuda::getCurrentCUDAStream(device).stream();
   }

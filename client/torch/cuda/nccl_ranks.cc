@@ -1,5 +1,6 @@
 // See client/torch/ranks/nccl_module.h, which is all that it exports.
 
+#include <c10/cuda/CUDAGuard.h>
 #include <fmt/format.h>
 
 #include <cstdlib>
@@ -85,6 +86,8 @@ absl::Status NcclRanks::CheckSendable(const char* what,
 absl::Status NcclRanks::Check() {
   const MutexLock lock(mutex_);
   if (!aborted_.ok() || !connected_) return aborted_;
+  // c10d takes the communicator of the calling thread's GPU.
+  const c10::cuda::CUDAGuard guard(options_.device);
   const auto communicator = reinterpret_cast<ncclComm_t>(group_->getCommPtr());
   ncclResult_t error = ncclSuccess;
   const ncclResult_t asked = ncclCommGetAsyncError(communicator, &error);

@@ -24,6 +24,11 @@ class TorchCuda {
  public:
   virtual ~TorchCuda() = default;
 
+  // The calling thread's current GPU from now on. Libraries go back to it when
+  // they have been on another, which makes a context there: so a rank's thread
+  // is on its own GPU before anything else.
+  virtual void SetDevice(c10::DeviceIndex device) = 0;
+
   // Torch's current stream of the calling thread: what it enqueues goes there
   // (a CUstream; null is the device's default stream). For
   // CopyEngine::UseStream.

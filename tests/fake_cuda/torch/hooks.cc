@@ -23,7 +23,9 @@ struct CUDAHooks final : at::CUDAHooksInterface {
   bool hasCUDART() const override { return true; }
   bool isBuilt() const override { return true; }
   bool isAvailable() const override { return hasCUDA(); }
-  bool hasPrimaryContext(c10::DeviceIndex) const override { return true; }
+  bool hasPrimaryContext(c10::DeviceIndex device) const override {
+    return fake_cuda_has_context(device);
+  }
   c10::DeviceIndex deviceCount() const override {
     return c10::cuda::device_count();
   }

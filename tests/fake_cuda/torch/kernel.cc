@@ -133,6 +133,7 @@ void Launch(const std::string& name, const Tensors& reads,
                   tensor.device(), " and ", any.device());
     }
   }
+  const c10::cuda::CUDAGuard guard(any.device());
   // With it a context is current.
   C10_CUDA_CHECK(cudaSetDevice(any.get_device()));
   const auto stream = c10::cuda::getCurrentCUDAStream(any.get_device());

@@ -94,7 +94,7 @@ const at::Tensor& Resize(const at::Tensor& self, c10::SymIntArrayRef symbolic,
 
 void Memcpy(const at::Tensor& to, const at::Tensor& from,
             const at::Tensor& on_gpu, bool non_blocking) {
-  C10_CUDA_CHECK(cudaSetDevice(on_gpu.get_device()));
+  const c10::cuda::CUDAGuard guard(on_gpu.device());
   const auto stream = c10::cuda::getCurrentCUDAStream(on_gpu.get_device());
   C10_CUDA_CHECK(cudaMemcpyAsync(to.data_ptr(), from.const_data_ptr(),
                                  to.nbytes(), cudaMemcpyDefault, stream));
@@ -145,10 +145,11 @@ void RecordStream(at::Tensor& self, at::Stream stream) {
                                      stream.device_type()));
 }
 
-// As libtorch_cuda.so does when it is loaded.
+// As libtorch_cuda.so does when it is loaded: a guard that goes back to a GPU
+// makes no context there.
 [[maybe_unused]] const bool kLoaded = [] {
   c10::cuda::_internal::setHasPrimaryContext(
-      [](c10::DeviceIndex) { return true; });
+      [](c10::DeviceIndex device) { return fake_cuda_has_context(device); });
   return true;
 }();
 
