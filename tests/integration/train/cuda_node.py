@@ -3,6 +3,7 @@ and the real trainer on the strict fake driver (tests/fake_cuda). It proves
 nothing about a GPU."""
 
 import os
+import re
 from unittest import mock
 
 import harness
@@ -11,6 +12,10 @@ FAKES = os.environ["SLUICE_FAKE_CUDA_DIR"]
 
 CONFIG = os.path.join(os.path.dirname(__file__),
                       "../../fake_cuda/node.toml")
+
+METHODS = ("keep-all", "recompute", "alst", "sluice")
+# How far losses may be apart in bf16: half of what its 8 bits tell.
+BF16 = 2 ** -9
 
 
 class CudaTest(harness.TrainTest):
@@ -63,6 +68,32 @@ class CudaTest(harness.TrainTest):
                     zip(cuda["losses"], sim["losses"]))
         print(f"losses of {' '.join(flags)}: {apart:.1e} apart")
         return apart
+
+    def said_at_end(self, of, ranks=1):
+        """What the last processes of ranks said of `of` (world.h)."""
+        with open(os.path.join(self.node, "counts"), encoding="utf-8") as file:
+            lines = [line for line in file if line.startswith("sluice-train ")]
+        return [re.search(rf"\b{of}=(\S*)", line)[1]
+                for line in lines[-ranks:]]
+
+    def expect_few_waits(self, *flags, ranks=1):
+        """A step holds the host up three times at most, on every rank. Over
+        many steps: how often the stage waits while first weights come through
+        it is luck."""
+        socket = self.cuda_daemon()
+        for method in ("alst", "sluice"):
+            waits = []
+            for steps in (2, 22):
+                self.on_cuda(self.train, *flags, "--steps", str(steps),
+                             "--method", method, "--socket", socket)
+                waits.append(max(
+                    int(n) for n in self.said_at_end("main_waits", ranks)))
+            per_step = (waits[1] - waits[0]) / 20
+            print(f"host waits per step of {method} on {ranks} ranks: "
+                  f"{per_step:.2f}")
+            self.assertGreaterEqual(per_step, 1)  # for the loss, at least
+            self.assertLessEqual(per_step, 3)
+        self.expect_no_findings()
 
     def expect_no_findings(self):
         findings = os.path.join(self.node, "findings")

@@ -7,6 +7,7 @@ import os
 import signal
 import subprocess
 import time
+import tomllib
 import unittest
 from unittest import mock
 
@@ -57,14 +58,59 @@ class CudaRanks(cuda_node.CudaTest):
     # it had recorded an event.
     def expect_contexts_on_their_own_gpus(self, runs=1):
         """Of the ranks of calm runs."""
-        with open(os.path.join(self.node, "counts"), encoding="utf-8") as file:
-            found = [line.split("contexts=")[1].strip() for line in file
-                     if line.startswith("sluice-train ")]
-        self.assertEqual(sorted(found), ["0"] * runs + ["1"] * runs)
+        self.assertEqual(sorted(self.said_at_end("contexts", 2 * runs)),
+                         ["0"] * runs + ["1"] * runs)
 
-    def test_losses_are_those_of_a_simulated_node_over_gloo(self):
-        apart = self.both(self.cuda_daemon(), 3, *RUN)
-        self.assertLessEqual(apart, 1e-6)
+    def test_losses_of_every_method_are_those_of_a_simulated_node(self):
+        socket = self.cuda_daemon()
+        for method in cuda_node.METHODS:
+            apart = self.both(socket, 3, *RUN, "--method", method)
+            self.assertLessEqual(apart, 1e-6, method)
+        for method in cuda_node.METHODS:
+            apart = self.both(socket, 3, *RUN, "--method", method,
+                              "--arch", "gpt", "--dtype", "bf16")
+            self.assertLessEqual(apart, cuda_node.BF16, method)
+        self.expect_contexts_on_their_own_gpus(runs=2 * len(cuda_node.METHODS))
+        self.expect_no_findings()
+
+    def test_a_step_holds_the_host_up_three_times_at_most(self):
+        self.expect_few_waits(*RUN, ranks=2)
+
+    def test_a_resumed_run_goes_on_bit_for_bit(self):
+        socket = self.cuda_daemon()
+        for dtype in ("fp32", "bf16"):
+            run = [*RUN, "--socket", socket, "--dtype", dtype]
+            save = self.path(dtype)
+            whole = self.on_cuda(self.train, *run, "--steps", "3")
+            self.on_cuda(self.train, *run, "--steps", "2", "--save", save)
+            rest = self.on_cuda(self.train, *run, "--steps", "3", "--resume",
+                                save)
+            self.assertEqual(rest["losses"], whole["losses"][2:])
+        self.expect_no_findings()
+
+    def test_gradients_are_those_of_plain_torch(self):
+        socket = self.cuda_daemon()
+        for method, dtype in (("sluice", "fp32"), ("sluice", "bf16"),
+                              ("alst", "fp32"), ("recompute", "bf16")):
+            code, out, err = self.on_cuda(
+                self.run_train, *harness.MODEL, *RUN, "--socket", socket,
+                "--method", method, "--dtype", dtype, command="check")
+            self.assertEqual(code, 0, f"{method} {dtype}: {out}{err}")
+        self.expect_contexts_on_their_own_gpus(runs=4)
+        self.expect_no_findings()
+
+    def test_profile_measures_all_to_all_over_nccl(self):
+        code, out, err = self.on_cuda(
+            self.run_train, "--ranks", "2", "--socket", self.cuda_daemon(),
+            command="profile")
+        self.assertEqual(code, 0, err)
+        self.assertIn("all-to-all over NCCL", out)
+        measured = tomllib.loads(out)
+        self.assertEqual(measured["node"]["gpus"], 2)
+        # Issued is not done: by the host's clock it would be terabytes.
+        rate = measured["links"]["gpu_bytes_per_s"]
+        self.assertGreater(rate, 0)
+        self.assertLess(rate, 1e12)
         self.expect_contexts_on_their_own_gpus()
         self.expect_no_findings()
 
