@@ -35,7 +35,7 @@ void GrantGate::TellDue(int direction, Bytes size, absl::Time due) {
   slot.due_ns[direction].store(static_cast<uint64_t>(at),
                                std::memory_order_relaxed);
   slot.due_bytes[direction].store(used + static_cast<uint64_t>(size.count()),
-                                  std::memory_order_relaxed);
+                                  std::memory_order_release);
 }
 
 void GrantGate::ForgetDue(int direction) {

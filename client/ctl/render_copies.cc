@@ -28,6 +28,17 @@ std::string CopiesText(const json& copies, const std::string& direction) {
                                                             : "fair share");
 }
 
+// "12 to, 3 from: 0.41 s".
+std::string LateText(const json& late) {
+  if (late.is_null()) return "-";  // of a daemon of before
+  const auto h2d = late.at("h2d_copies").get<uint64_t>();
+  const auto d2h = late.at("d2h_copies").get<uint64_t>();
+  if (h2d + d2h == 0) return "-";
+  return fmt::format("{} to, {} from: {:.2f} s", h2d, d2h,
+                     late.at("h2d_seconds").get<double>() +
+                         late.at("d2h_seconds").get<double>());
+}
+
 }  // namespace
 
 std::string RenderCopies(const json& node) {
@@ -36,13 +47,17 @@ std::string RenderCopies(const json& node) {
                {"WEIGHT", Align::kRight},
                {"GUARANTEED", Align::kRight},
                {"PLAN TO THE GPU"},
-               {"PLAN FROM THE GPU"}});
+               {"PLAN FROM THE GPU"},
+               {"LATE"}});
   for (const json& job : node.at("jobs")) {
     for (const json& rank : job.at("ranks")) {
       const double weight = rank.value("weight", 1.0);
       const double guaranteed = rank.value("guaranteed_bytes_per_second", 0.0);
       const json plan = rank.value("plan_copies", json());
-      if (weight == 1 && guaranteed <= 0 && plan.is_null()) continue;
+      const std::string late = LateText(rank.value("late", json()));
+      if (weight == 1 && guaranteed <= 0 && plan.is_null() && late == "-") {
+        continue;
+      }
       table.Add(
           {Text(job, "name"),
            fmt::format("{}/{}", Number(rank, "rank"),
@@ -50,7 +65,7 @@ std::string RenderCopies(const json& node) {
            fmt::format("{:g}", weight),
            guaranteed > 0 ? fmt::format("{:.2f} GB/s", guaranteed / 1e9) : "-",
            plan.is_null() ? "-" : CopiesText(plan, "h2d"),
-           plan.is_null() ? "-" : CopiesText(plan, "d2h")});
+           plan.is_null() ? "-" : CopiesText(plan, "d2h"), late});
     }
   }
   return table.empty() ? "" : "\n" + table.Text();

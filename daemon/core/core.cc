@@ -67,6 +67,9 @@ RankSnapshot Core::SnapshotOf(const Session& session) const {
       copies != copies_of_plans_.end()) {
     rank.plan_copies = {copies->second.demand, copies->second.promised};
   }
+  if (const auto late = late_.find(session.id); late != late_.end()) {
+    rank.late = late->second;
+  }
   rank.step = session.last_step;
   rank.stall_seconds = session.totals().stall_seconds;
   rank.grant_wait_seconds = session.totals().grant_wait_seconds;

@@ -81,8 +81,10 @@ class Core {
                      absl::Time now, std::vector<KeyedUnit> units = {});
   // A PlanChangedNotice that did not leave: the rank counts as refusing it.
   Effects ChangeNotSent(SessionId id, PlanId plan, absl::Time now);
-  // What ranks have copied, by grant slot, from their use pages.
+  // What ranks have copied, by grant slot, from their use pages; and which of
+  // their copies were late, as GrantPolicy::late.
   void CopiesSeen(const std::map<int, Directions>& used);
+  void LateSeen(const std::map<int, LateDirections>& late);
   // How far a worker is; of rounds that are over: ignored.
   void PlanProgressed(PlanRoundId round, const plan::PlanProgress& progress);
   // What an earlier daemon saved, or why it is of no use.
@@ -319,6 +321,9 @@ class Core {
   // Follows from the above, so it is not saved: as of that version of demands.
   std::map<SessionId, Copies> copies_of_plans_;
   uint64_t copies_version_ = 0;
+  // What is counted of each rank's late copies. Not saved: the next daemon's
+  // grants count anew.
+  std::map<SessionId, LateDirections> late_;
 };
 
 template <typename Visit>

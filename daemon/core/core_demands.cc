@@ -1,4 +1,5 @@
-// What plans copy, and what of it is promised (planning/demands.h).
+// What plans copy, and what of it is promised (planning/demands.h); which of
+// ranks' copies were late (late_copies.h).
 #include <fmt/format.h>
 
 #include <algorithm>
@@ -66,6 +67,23 @@ void Core::PromiseAnew(absl::Time now, Effects& effects) {
           PromiseCopies{session(id)->grant_slot, copies.promised});
     }
     LogUnpromised(*session(id), copies, now);
+  }
+}
+
+void Core::LateSeen(const std::map<int, LateDirections>& late) {
+  for (const auto& [id, session] : sessions_) {
+    if (!session.is_rank()) continue;
+    const auto seen = late.find(session.grant_slot);
+    if (seen == late.end()) continue;
+    LateDirections& counted = late_[id];
+    if (seen->second == counted) continue;
+    for (const int d : {kH2d, kD2h}) {
+      const LateCopies more = {seen->second[d].copies - counted[d].copies,
+                               seen->second[d].seconds - counted[d].seconds};
+      journal_.stats.gpus[session.hello.gpu.value()].late[d].Add(more);
+      journal_.stats.jobs.Of(session.job()).late[d].Add(more);
+    }
+    counted = seen->second;
   }
 }
 

@@ -161,6 +161,7 @@ void Core::Drop(SessionId id, absl::Time now, Effects& effects) {
   ledger_.Gone(id, now, effects);
   const JobKey job = session.job();
   sessions_.erase(id);
+  late_.erase(id);
   const bool job_lives =
       std::any_of(sessions_.begin(), sessions_.end(), [&](const auto& entry) {
         return entry.second.state != Session::State::kHalfOpen &&

@@ -174,6 +174,14 @@ std::map<int, Directions> GrantPolicy::used() const {
   return used;
 }
 
+std::map<int, LateDirections> GrantPolicy::late() const {
+  std::map<int, LateDirections> late;
+  for (const auto& [slot, rank] : ranks_) {
+    late[slot] = {rank.late[kH2d].sum(), rank.late[kD2h].sum()};
+  }
+  return late;
+}
+
 void GrantPolicy::Believe(RankShare& rank, const Directions& said,
                           absl::Duration elapsed) {
   const double seconds = std::max(0.0, absl::ToDoubleSeconds(elapsed));
@@ -189,8 +197,11 @@ void GrantPolicy::Believe(RankShare& rank, const Directions& said,
   }
 }
 
-void GrantPolicy::TellNeed(int slot, int direction, const Need& need) {
-  const uint64_t limit = ranks_.at(slot).limit[direction];
+void GrantPolicy::TellNeed(int slot, int direction, const Need& need,
+                           absl::Duration elapsed) {
+  RankShare& rank = ranks_.at(slot);
+  const uint64_t limit = rank.limit[direction];
+  rank.late[direction].See(need.up_to, need.in, limit, elapsed);
   const uint64_t bytes = need.up_to > limit ? need.up_to - limit : 0;
   shares_.Need(FlowOf(slot, direction), static_cast<double>(bytes),
                now_ + need.in);
@@ -217,7 +228,8 @@ std::map<int, GrantPolicy::Grant> GrantPolicy::Refill(
       TryPromise(slot, d);
       shares_.AskInAll(FlowOf(slot, d), static_cast<double>(wanted), now_);
       const auto told = needs.find(slot);
-      TellNeed(slot, d, told != needs.end() ? told->second[d] : Need());
+      TellNeed(slot, d, told != needs.end() ? told->second[d] : Need(),
+               elapsed);
     }
   }
   const std::map<int, double> given = shares_.Share(now_, elapsed);

@@ -30,6 +30,7 @@
 
 #include "absl/time/time.h"
 #include "daemon/bandwidth/bandwidth_policy.h"
+#include "daemon/core/late_copies.h"
 #include "daemon/core/types.h"
 
 namespace sluice::daemon {
@@ -80,6 +81,10 @@ class GrantPolicy {
   std::map<int, Directions> used() const;
   bool idle() const { return ranks_.empty(); }
 
+  // Of each attached slot, since it was attached or resumed: copies that were
+  // late (late_copies.h). None where the link's speed is not known.
+  std::map<int, LateDirections> late() const;
+
   // The copy in front of a direction's queue, as the rank says: it ends at this
   // byte (counted as `used`), and compute needs it so long from now. 0: not
   // told.
@@ -114,6 +119,7 @@ class GrantPolicy {
     std::array<double, 2> rate = {0, 0};  // granted, averaged
     std::array<double, 2> rest = {0, 0};  // granted, less than a byte
     std::array<bool, 2> promised = {false, false};
+    std::array<LateCounter, 2> late;
   };
   // What the narrowest link of the path carries; 0: none is limited.
   double Rate(int link, int direction) const;
@@ -130,8 +136,9 @@ class GrantPolicy {
   }
   // How far the limit is to rise so that it stands a window ahead of the use.
   uint64_t Wanted(const RankShare& rank, int direction) const;
-  // Bytes of that copy beyond the limit, and when.
-  void TellNeed(int slot, int direction, const Need& need);
+  // Bytes of that copy beyond the limit, and when; counts it where it is late.
+  void TellNeed(int slot, int direction, const Need& need,
+                absl::Duration elapsed);
   // Tried at each refill: what ranks that went were promised may count yet.
   void TryPromise(int slot, int direction);
   static void Raise(RankShare& rank, int direction, double bytes,

@@ -8,6 +8,7 @@ void JobStats::Add(const JobStats& more) {
   stall_seconds += more.stall_seconds;
   grant_wait_seconds += more.grant_wait_seconds;
   plan_mismatches += more.plan_mismatches;
+  for (size_t d = 0; d < late.size(); ++d) late[d].Add(more.late[d]);
   step_seconds.Merge(more.step_seconds);
 }
 

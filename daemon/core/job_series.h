@@ -15,6 +15,7 @@
 
 #include "absl/time/time.h"
 #include "daemon/core/histogram.h"
+#include "daemon/core/late_copies.h"
 #include "daemon/core/types.h"
 
 namespace sluice::daemon {
@@ -25,6 +26,7 @@ struct JobStats {
   double stall_seconds = 0;
   double grant_wait_seconds = 0;
   uint64_t plan_mismatches = 0;
+  LateDirections late;
   // A step of a million tokens takes hours.
   Histogram step_seconds{
       {0.01, 0.03, 0.1, 0.3, 1, 3, 10, 30, 100, 300, 1000, 3600, 10800}};

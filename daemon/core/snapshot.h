@@ -9,6 +9,7 @@
 
 #include "daemon/core/budget.h"
 #include "daemon/core/event_log.h"
+#include "daemon/core/late_copies.h"
 #include "daemon/core/policy.h"
 #include "daemon/core/requests.h"
 #include "daemon/core/stats.h"
@@ -52,6 +53,7 @@ struct RankSnapshot {
   std::optional<PlanCopies> plan_copies;
   std::optional<StepReport> step;
   double stall_seconds = 0, grant_wait_seconds = 0;
+  LateDirections late;  // since this daemon took it up
   Bytes hbm_peak;
   std::optional<Bytes> outside;  // its lease, on its GPU; none: not known
 };

@@ -11,6 +11,7 @@
 
 #include "daemon/core/histogram.h"
 #include "daemon/core/job_series.h"
+#include "daemon/core/late_copies.h"
 #include "daemon/core/named_counts.h"
 #include "daemon/core/types.h"
 #include "daemon/core/waiting.h"
@@ -64,6 +65,7 @@ struct ExtentCounts {
 
 struct GpuStats {
   Bytes h2d, d2h;
+  LateDirections late;
 };
 
 struct Stats {

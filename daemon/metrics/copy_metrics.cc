@@ -1,6 +1,7 @@
 #include <utility>
 
 #include "daemon/metrics/metric_parts.h"
+#include "proto/base/grant_page.h"
 
 namespace sluice::daemon {
 namespace {
@@ -17,6 +18,27 @@ void AddSwap(const Snapshot& from, Families& to) {
     to.Value(With(labels, "direction", "h2d"), Count(gpu.h2d));
     to.Value(With(labels, "direction", "d2h"), Count(gpu.d2h));
   }
+}
+
+// Of copies whose ranks say by when they are needed.
+void AddLate(const Snapshot& from, Families& to) {
+  const auto each = [&](const char* name, const char* help, auto value) {
+    to.Add(name, help, MetricType::Counter);
+    for (size_t i = 0; i < from.gpus.size(); ++i) {
+      const Labels labels = GpuLabels(from.gpus[i].gpu);
+      for (const auto& [direction, d] :
+           {std::pair{"h2d", kH2d}, std::pair{"d2h", kD2h}}) {
+        to.Value(With(labels, "direction", direction),
+                 value(from.stats->gpus[i].late[d]));
+      }
+    }
+  };
+  each("sluice_late_copies_total",
+       "Copies whose grant came after compute needed them.",
+       [](const LateCopies& late) { return static_cast<double>(late.copies); });
+  each("sluice_late_copy_seconds_total",
+       "Time for which a late copy waited for its grant, over ranks.",
+       [](const LateCopies& late) { return late.seconds; });
 }
 
 void AddLinks(const Snapshot& from, Families& to) {
@@ -39,6 +61,7 @@ void AddLinks(const Snapshot& from, Families& to) {
 
 void AddCopies(const Snapshot& from, Families& to) {
   AddSwap(from, to);
+  AddLate(from, to);
   AddLinks(from, to);
 }
 

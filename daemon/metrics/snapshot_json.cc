@@ -61,6 +61,13 @@ json CopiesOf(const std::optional<PlanCopies>& copies) {
           {"promised_d2h_bytes_per_second", copies->promised[kD2h]}};
 }
 
+json LateOf(const LateDirections& late) {
+  return {{"h2d_copies", late[kH2d].copies},
+          {"d2h_copies", late[kD2h].copies},
+          {"h2d_seconds", late[kH2d].seconds},
+          {"d2h_seconds", late[kD2h].seconds}};
+}
+
 json RankOf(const RankSnapshot& rank) {
   json to = {{"rank", rank.rank.value()},
              {"pid", rank.pid},
@@ -76,6 +83,7 @@ json RankOf(const RankSnapshot& rank) {
              {"guaranteed_bytes_per_second", rank.guaranteed_bytes_per_second},
              {"weight", rank.weight},
              {"plan_copies", CopiesOf(rank.plan_copies)},
+             {"late", LateOf(rank.late)},
              {"step", nullptr},
              {"loss", nullptr},
              {"tokens_per_second", nullptr}};

@@ -68,6 +68,8 @@ function plan(c, way) { if (!c) return "–";
   return bytes(rate) + "/s, " + bytes(c[way + "_bytes_per_step"]) +
     " a step: " + (c["promised_" + way + "_bytes_per_second"] > 0 ?
     "promised" : "fair share"); }
+function late(l, way) { return l[way + "_copies"] ? num(l[way + "_copies"],
+  0) + ", " + num(l[way + "_seconds"], 2) + " s" : "–"; }
 function span(s) { if (s < 90) return num(s, 0) + " s";
   if (s < 5400) return num(s / 60, 0) + " min";
   if (s < 172800) return num(s / 3600, 1) + " h";
@@ -116,10 +118,11 @@ function show(s) {
       num(r.stall_seconds, 2) + " s", num(r.grant_wait_seconds, 2) + " s"])),
     "No job is attached.");
   table("copies", [["job"], "rank", "weight", "guaranteed", "plan to the GPU",
-    "plan from the GPU"], s.jobs.flatMap(j => j.ranks.map(r => [[j.name],
+    "plan from the GPU", "late to the GPU", "late from the GPU"], s.jobs.flatMap(j => j.ranks.map(r => [[j.name],
       r.rank, num(r.weight, 2), r.guaranteed_bytes_per_second ?
       bytes(r.guaranteed_bytes_per_second) + "/s" : "–",
-      plan(r.plan_copies, "h2d"), plan(r.plan_copies, "d2h")])),
+      plan(r.plan_copies, "h2d"), plan(r.plan_copies, "d2h"),
+      late(r.late, "h2d"), late(r.late, "d2h")])),
     "No job is attached.");
   table("limits", [["limit of"], "GPU", "host", ["set by"]], s.limits.map(l =>
     [[[l.of, l.job, l.uid, l.cgroup && "in " + l.cgroup].filter(x => x !==

@@ -188,6 +188,11 @@ std::map<int, Directions> GrantPages::Used() {
   return policy_.used();
 }
 
+std::map<int, LateDirections> GrantPages::Late() {
+  const MutexLock lock(mutex_);
+  return policy_.late();
+}
+
 void GrantPages::Publish(int slot, const GrantPolicy::Grant& grant) {
   GrantLimitSlot& to = limits_->slots[slot];
   for (int d : {kH2d, kD2h}) {
@@ -199,8 +204,12 @@ void GrantPages::Publish(int slot, const GrantPolicy::Grant& grant) {
 GrantPolicy::Need GrantPages::NeedOf(const GrantUseSlot& slot, int direction,
                                      absl::Time now) {
   constexpr uint64_t kLast = std::numeric_limits<int64_t>::max();
+  // The time of this copy, or of a later one: of an earlier one it would be
+  // over, and the copy would count as late.
+  const uint64_t up_to =
+      slot.due_bytes[direction].load(std::memory_order_acquire);
   const uint64_t at = slot.due_ns[direction].load(std::memory_order_relaxed);
-  return {slot.due_bytes[direction].load(std::memory_order_relaxed),
+  return {up_to,
           absl::FromUnixNanos(static_cast<int64_t>(std::min(at, kLast))) - now};
 }
 

@@ -56,6 +56,8 @@ class GrantPages {
   void Promise(int slot, const CopyRates& rates);
   // What the attached slots have used, at most a refill old.
   std::map<int, Directions> Used();
+  // GrantPolicy::late.
+  std::map<int, LateDirections> Late();
   // How often a heartbeat came more than kGrantStaleAfter late while ranks were
   // attached: they ran without grants though the daemon lived.
   uint64_t stale_periods() const { return stale_periods_.load(); }

@@ -369,7 +369,10 @@ void Service::Do(SaveUnits& effect) {
   if (unit_file_) unit_file_->Save(std::move(effect.units));
 }
 
-void Service::ReadCopies() { core_.CopiesSeen(grants_->Used()); }
+void Service::ReadCopies() {
+  core_.CopiesSeen(grants_->Used());
+  core_.LateSeen(grants_->Late());
+}
 
 void Service::ReadProgress() {
   for (const auto& [round, progress] : solver_->Progress()) {

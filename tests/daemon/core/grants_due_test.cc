@@ -64,6 +64,8 @@ class Link {
     return static_cast<double>(ranks_[slot].used - ranks_[slot].begin);
   }
   int late(int slot) const { return ranks_[slot].late; }
+  // As the daemon counts them.
+  LateCopies counted(int slot) const { return policy.late().at(slot)[kH2d]; }
 
   GrantPolicy policy{{{"pcie0", kRate, kRate}}};
   std::map<int, GrantPolicy::Need> lies;  // told in any case
@@ -116,6 +118,43 @@ TEST(GrantsDue, TheCopyThatIsDueFirstGoesFirstAndNobodyIsLate) {
   RunTwoRanks(link, /*told=*/true);
   EXPECT_EQ(link.late(0), 0);
   EXPECT_EQ(link.late(1), 0);
+  EXPECT_EQ(link.counted(0), LateCopies());
+  EXPECT_EQ(link.counted(1), LateCopies());
+}
+
+// Each 3 due at 3T, where the link carries both by 6T.
+TEST(GrantsDue, CopiesThatAreLateAreCountedAndForHowLong) {
+  Link link(2);
+  for (int i = 0; i < kRounds; ++i) {
+    for (int slot : {0, 1}) link.Copy(slot, Units(3), 3 * kT);
+    link.Run(8 * kT, /*told=*/true);
+  }
+  EXPECT_GE(link.late(0) + link.late(1), kRounds);
+  double seconds = 0;
+  for (int slot : {0, 1}) {
+    EXPECT_EQ(link.counted(slot).copies, link.late(slot));
+    seconds += link.counted(slot).seconds;
+  }
+  // All that is carried after 3T is late: by at most 3T of each round.
+  EXPECT_LE(seconds, 2 * kRounds * absl::ToDoubleSeconds(3 * kT));
+  EXPECT_GE(seconds, kRounds * absl::ToDoubleSeconds(2 * kT));
+  EXPECT_EQ(link.policy.late().at(0)[kD2h], LateCopies());
+}
+
+// The heartbeat was late, or the time is one of before the rank began.
+TEST(GrantsDue, ACopyIsLateForNoLongerThanItWasSeenLate) {
+  Link link(1);
+  link.lies[0] = {uint64_t{1} << 50, absl::Seconds(-1e9)};
+  link.Run(absl::Seconds(1), /*told=*/false);
+  EXPECT_EQ(link.counted(0).copies, 1u);
+  EXPECT_NEAR(link.counted(0).seconds, 1, 0.01);
+}
+
+TEST(GrantsDue, ALinkOfUnknownSpeedHasNoLateCopies) {
+  GrantPolicy policy({{"pcie0", 0, 0}});
+  policy.Attach(0, 0, 0);
+  policy.Refill({{0, {0, 0}}}, kTick, {{0, {{{uint64_t{1} << 60, -kT}, {}}}}});
+  EXPECT_EQ(policy.late().at(0), LateDirections());
 }
 
 // Three that copy all the time and tell nothing, and one whose copies come all

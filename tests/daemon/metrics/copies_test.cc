@@ -10,6 +10,7 @@
 namespace sluice::daemon {
 namespace {
 
+using ::testing::AllOf;
 using ::testing::HasSubstr;
 using ::testing::Not;
 
@@ -72,6 +73,44 @@ TEST(CopyMetrics, WithoutAPlanAJobHasAWeightAlone) {
   EXPECT_THAT(
       text, HasSubstr(Series("sluice_job_guaranteed_bytes_per_second", "", 0)));
   EXPECT_THAT(text, Not(HasSubstr("sluice_job_plan_bytes_per_second{")));
+}
+
+// Grants count them by slot, from when a rank is there.
+TEST(CopyMetrics, CountWhatWasLateOfAGpuAndOfAJob) {
+  CoreDriver node;
+  const std::string job =
+      "sluice_job_late_copies_total{sluice_job=\"tune\",uid=\"1\",direction=";
+  const SessionId a = node.Attach("tune", 0, 2), b = node.Attach("tune", 1, 2);
+  const auto seen = [&](const LateCopies& of_a, const LateCopies& of_b) {
+    node.core.LateSeen(
+        {{node.core.session(a)->grant_slot, LateDirections{of_a, LateCopies()}},
+         {node.core.session(b)->grant_slot,
+          LateDirections{LateCopies(), of_b}}});
+  };
+  const auto text = [&] {
+    return Operators(node.core.TakeSnapshot(nullptr, node.clock.Now()));
+  };
+  EXPECT_THAT(text(), HasSubstr("sluice_late_copies_total{gpu=\"0\",UUID="
+                                "\"GPU-a\",direction=\"h2d\"} 0\n"));
+  seen({3, 0.25}, {});
+  seen({4, 0.5}, {2, 0.125});
+  seen({4, 0.5}, {2, 0.125});  // nothing new
+  EXPECT_THAT(text(), HasSubstr(job + "\"h2d\"} 4\n"));
+  EXPECT_THAT(text(), HasSubstr(job + "\"d2h\"} 2\n"));
+  EXPECT_THAT(text(), HasSubstr("sluice_late_copy_seconds_total{gpu=\"0\","
+                                "UUID=\"GPU-a\",direction=\"h2d\"} 0.5\n"));
+  const Snapshot snapshot = node.core.TakeSnapshot(nullptr, node.clock.Now());
+  EXPECT_EQ(snapshot.jobs.at(0).ranks.at(0).late[kH2d], (LateCopies{4, 0.5}));
+  EXPECT_THAT(PrometheusText(snapshot, {}, Audience::kAnybody),
+              AllOf(HasSubstr("sluice_late_copies_total{"),
+                    Not(HasSubstr("sluice_job_late"))));
+  // What a rank did stays, and who gets its slot begins at 0.
+  const int slot = node.core.session(a)->grant_slot;
+  node.Die(a);
+  const SessionId next = node.Attach("tune", 0, 2);
+  ASSERT_EQ(node.core.session(next)->grant_slot, slot);
+  node.core.LateSeen({{slot, LateDirections{LateCopies{1, 1}, LateCopies()}}});
+  EXPECT_THAT(text(), HasSubstr(job + "\"h2d\"} 5\n"));
 }
 
 // Nothing is granted to it any more.
