@@ -176,13 +176,16 @@ void Core::Load(CoreState saved) {
 }
 
 void Core::TouchAll() {
-  ledger_.TouchAll();
-  joint_.TouchAll();
+  EachTable([](auto& table, const auto&) { table.TouchAll(); });
   sessions_.TouchAll();
-  waiting_.rows().TouchAll();
   for (const auto& [id, session] : sessions_.rows()) {
     sessions_.Edit(id).history.requests().TouchAll();
   }
+}
+
+void Core::BeginWalk() {
+  EachTable([](auto& table, const auto&) { table.BeginWalk(); });
+  sessions_.BeginWalk();
 }
 
 LooseState Core::Loose() const {

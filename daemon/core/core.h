@@ -18,11 +18,13 @@
 // Thread safety: none; one thread owns a Core.
 #pragma once
 
+#include <algorithm>
 #include <map>
 #include <memory>
 #include <optional>
 #include <set>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "absl/status/status.h"
@@ -186,6 +188,12 @@ class Core {
   void TakeChanged(Visit visit);
   // The next time all rows; until then no change is noted.
   void TouchAll();
+  // All rows from here on, some at a time, while they change (Table::Walk).
+  void BeginWalk();
+  // visit(kind, key, row) of about `left` more; a session comes with all its
+  // replies. True: there are no more.
+  template <typename Visit>
+  bool Walk(size_t left, Visit visit);
   LooseState Loose() const;
 
   // Ends the process with a message when bookkeeping contradicts itself.
@@ -299,6 +307,9 @@ class Core {
   void CountCopies(Session& session);
   RankSnapshot SnapshotOf(const Session& session) const;
   std::vector<JobSnapshot> Jobs(const Principal* viewer) const;
+  // Each table that is saved but the sessions', which have tables themselves.
+  template <typename Each>
+  void EachTable(Each each);
   void CheckSessions() const;
   void CheckGuarantees() const;
 
@@ -326,14 +337,19 @@ class Core {
   std::map<SessionId, LateDirections> late_;
 };
 
+template <typename Each>
+void Core::EachTable(Each each) {
+  ledger_.EachTable(each);
+  joint_.EachTable(each);
+  each(waiting_.rows(), SavedAs{RowKind::kWaiter});
+}
+
 template <typename Visit>
 void Core::TakeChanged(Visit visit) {
-  ledger_.TakeChanged(visit);
-  joint_.TakeChanged(visit);
-  waiting_.rows().TakeChanged(
-      [&](const PlaceInLine& place, const Waiter* waiter) {
-        visit(RowKind::kWaiter, place, waiter);
-      });
+  EachTable([&](auto& table, const auto& save) {
+    table.TakeChanged(
+        [&](const auto& key, const auto* row) { save(key, row, visit); });
+  });
   sessions_.TakeChanged([&](SessionId id, Session* session) {
     // Who is no rank yet is saved whole when it becomes one.
     if (session != nullptr && !session->was_rank()) return;
@@ -344,6 +360,24 @@ void Core::TakeChanged(Visit visit) {
           visit(RowKind::kReply, std::pair(id, request), reply);
         });
   });
+}
+
+template <typename Visit>
+bool Core::Walk(size_t left, Visit visit) {
+  EachTable([&](auto& table, const auto& save) {
+    table.Walk(
+        left, [&](const auto& key, const auto* row) { save(key, row, visit); });
+  });
+  sessions_.Walk(left, [&](SessionId id, const Session* session) {
+    if (!session->was_rank()) return;
+    visit(RowKind::kSession, id, session);
+    const RequestHistory::Requests& replies = session->history.requests();
+    for (const auto& [request, reply] : replies) {
+      visit(RowKind::kReply, std::pair(id, request), &reply);
+    }
+    left -= std::min(left, replies.size());
+  });
+  return left > 0;
 }
 
 }  // namespace sluice::daemon

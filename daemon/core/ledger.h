@@ -196,10 +196,9 @@ class Ledger {
   LedgerState Save() const;
   // Into a ledger that holds nothing, of the same node.
   void Load(const LedgerState& saved);
-  // Its rows that changed since the last time (RowKind).
-  template <typename Visit>
-  void TakeChanged(Visit visit);
-  void TouchAll();
+  // Its tables, row by row (SavedAs).
+  template <typename Each>
+  void EachTable(Each each);
   // After Load: asks the device again for what it was asked of when the daemon
   // that saved ended.
   void TakeOver(absl::Time now, Effects& effects);
@@ -289,29 +288,26 @@ class Ledger {
   uint64_t next_principal_ = 1;
 };
 
-template <typename Visit>
-void Ledger::TakeChanged(Visit visit) {
-  const auto as = [&](RowKind kind) {
-    return [&visit, kind](const auto& key, const auto* row) {
-      visit(kind, key, row);
-    };
-  };
+template <typename Each>
+void Ledger::EachTable(Each each) {
   for (auto& [id, pool] : pools_) {
-    pool.TakeChanged([&, id = id](ExtentId extent, const Pool::Extent* row) {
-      const ExtentRow with{id, row ? *row : Pool::Extent{}};
-      visit(RowKind::kExtent, extent, row ? &with : nullptr);
-    });
+    each(pool.rows(),
+         [id = id](ExtentId extent, const Pool::Extent* row, auto& visit) {
+           const ExtentRow with{id, row ? *row : Pool::Extent{}};
+           visit(RowKind::kExtent, extent, row ? &with : nullptr);
+         });
   }
-  leases_.TakeChanged(as(RowKind::kLease));
-  making_.TakeChanged(as(RowKind::kMaking));
-  holders_.TakeChanged(as(RowKind::kHolder));
-  lingering_.TakeChanged(as(RowKind::kLingering));
-  allowances_.TakeChanged(as(RowKind::kAllowance));
-  principals_.TakeChanged([&](const Principal& who, const auto* known) {
-    PrincipalState row;
-    if (known) row = {known->id, known->alone_since};
-    visit(RowKind::kPrincipal, who, known ? &row : nullptr);
-  });
+  each(leases_, SavedAs{RowKind::kLease});
+  each(making_, SavedAs{RowKind::kMaking});
+  each(holders_, SavedAs{RowKind::kHolder});
+  each(lingering_, SavedAs{RowKind::kLingering});
+  each(allowances_.rows(), SavedAs{RowKind::kAllowance});
+  each(principals_,
+       [](const Principal& who, const KnownPrincipal* known, auto& visit) {
+         PrincipalState row;
+         if (known) row = {known->id, known->alone_since};
+         visit(RowKind::kPrincipal, who, known ? &row : nullptr);
+       });
 }
 
 }  // namespace sluice::daemon

@@ -147,16 +147,6 @@ std::map<SessionId, std::set<RequestId>> Ledger::Asking() const {
   return asking;
 }
 
-void Ledger::TouchAll() {
-  for (auto& [id, pool] : pools_) pool.TouchAll();
-  leases_.TouchAll();
-  making_.TouchAll();
-  holders_.TouchAll();
-  lingering_.TouchAll();
-  allowances_.TouchAll();
-  principals_.TouchAll();
-}
-
 void Ledger::AddLoose(LooseState& loose) const {
   loose.next_extent = next_extent_;
   loose.next_lease = next_lease_;

@@ -182,6 +182,17 @@ enum class RowKind : char {
   kWaiter = 'w',        // PlaceInLine, Waiter
 };
 
+// How a table's rows are saved where they are saved as they are. Whoever has
+// tables calls each(table, save) for each of them; save(key, row, visit) calls
+// visit(kind, key, row).
+struct SavedAs {
+  RowKind kind;
+  template <typename Key, typename Row, typename Visit>
+  void operator()(const Key& key, const Row* row, Visit& visit) const {
+    visit(kind, key, row);
+  }
+};
+
 struct ExtentRow {
   PoolId pool;
   Pool::Extent extent;

@@ -32,12 +32,8 @@ class Allowances {
   double per_second() const { return per_second_; }
   const Saved& Save() const { return buckets_.rows(); }
   void Load(const Saved& saved) { buckets_.Load(saved); }
-  // See Table::TakeChanged.
-  template <typename Visit>
-  void TakeChanged(Visit visit) {
-    buckets_.TakeChanged(visit);
-  }
-  void TouchAll() { buckets_.TouchAll(); }
+  // The same row by row (state.h of core).
+  Table<Principal, Bucket>& rows() { return buckets_; }
   void CheckInvariants() const;
 
  private:

@@ -137,7 +137,21 @@ void Handover::Save(Core& core, absl::Time now) {
   if (record.empty()) return;
   const absl::Status saved = state_->Append(record);
   if (absl::IsResourceExhausted(saved)) return SaveAll(core, now);
-  if (!saved.ok()) GiveUp(saved);
+  if (!saved.ok()) return GiveUp(saved);
+  SaveNextPart(core, now);
+}
+
+// All at once takes as long as there are rows: some milliseconds, for which
+// every rank would wait.
+void Handover::SaveNextPart(Core& core, absl::Time now) {
+  if (!rows_.drafting()) {
+    if (!state_->IsHalfFull()) return;
+    state_->BeginCheckpoint();
+    rows_.BeginDraft(core);
+  }
+  const CoreRows::Part part = rows_.NextPart(core, kRowsAtOnce);
+  if (!state_->AddToCheckpoint(part.bytes).ok()) return SaveAll(core, now);
+  if (part.is_last) state_->EndCheckpoint();
 }
 
 void Handover::SaveAll(Core& core, absl::Time now) {

@@ -41,8 +41,11 @@ class RowWriter {
                   const PlanRounds::Kept* plan) {
     Consider(kind, job, plan);
   }
-  void Loose(const std::string& row) {
+  // Once for each value that it takes; `written`: the last one.
+  void LooseIfNew(const std::string& row, std::string& written) {
+    if (row == written) return;
     WriteBytes(std::string(1, kLooseRow), row);
+    written = row;
   }
   template <typename Row>
   std::string Bytes(const Row& row) {
@@ -131,21 +134,55 @@ class RowWriter {
 }  // namespace
 
 std::string CoreRows::Changes(Core& core) {
-  RowWriter to(&objects_, &planning_);
+  RowWriter to(&written_.objects, &written_.planning);
+  std::optional<RowWriter> also;
+  if (draft_) {
+    also.emplace(&draft_->written.objects, &draft_->written.planning);
+  }
   core.TakeChanged([&](RowKind kind, const auto& key, const auto* row) {
     to(kind, key, row);
+    if (also) (*also)(kind, key, row);
   });
-  std::string loose = to.Bytes(core.Loose());
-  if (loose != loose_) to.Loose(loose_ = std::move(loose));
+  const std::string loose = to.Bytes(core.Loose());
+  to.LooseIfNew(loose, written_.loose);
+  if (also) {
+    also->LooseIfNew(loose, draft_->written.loose);
+    draft_->bytes += also->Take();
+  }
   return to.Take();
 }
 
 std::string CoreRows::Everything(Core& core) {
-  objects_.Clear();
-  planning_.Clear();
-  loose_.clear();
+  draft_.reset();
+  written_.objects.Clear();
+  written_.planning.Clear();
+  written_.loose.clear();
   core.TouchAll();
   return Changes(core);
+}
+
+void CoreRows::BeginDraft(Core& core) {
+  draft_.emplace(
+      Draft{{.objects = {}, .planning = written_.planning, .loose = {}}, {}});
+  draft_->written.planning.Clear();
+  core.BeginWalk();
+}
+
+CoreRows::Part CoreRows::NextPart(Core& core, size_t rows) {
+  RowWriter to(&draft_->written.objects, &draft_->written.planning);
+  Part part;
+  part.is_last = core.Walk(rows, [&](RowKind kind, const auto& key,
+                                     const auto* row) { to(kind, key, row); });
+  if (part.is_last) {
+    to.LooseIfNew(to.Bytes(core.Loose()), draft_->written.loose);
+  }
+  part.bytes = std::move(draft_->bytes) + to.Take();
+  draft_->bytes.clear();
+  if (!part.is_last) return part;
+  draft_->written.planning.KnowTold(written_.planning);
+  written_ = std::move(draft_->written);
+  draft_.reset();
+  return part;
 }
 
 CoreState Durable(CoreState state) {

@@ -4,6 +4,12 @@
 // checkpoint and the records after it, applied in order, are the core's rows as
 // they last were.
 //
+// A checkpoint can also be drafted in parts, between the events of a daemon
+// that nobody waits for: each part is some rows as they are then, and before
+// them what changed since the last part. It is what is called a fuzzy
+// checkpoint: none of its parts is everything at one time, and all together are
+// everything as of the last one.
+//
 // Not in them: what administrators set (policy_file.h keeps it on a disk),
 // rounds of planning that are asked or solved (who waits for one asks again),
 // sessions that never were a rank's (their sockets are not kept either), and
@@ -13,6 +19,7 @@
 // Thread safety: one owner.
 #pragma once
 
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -32,19 +39,45 @@ class CoreRows {
   static constexpr Bytes kMostPlanning = MiB(4);
 
   explicit CoreRows(Bytes most_planning = kMostPlanning)
-      : planning_(most_planning.size()) {}
+      : written_{.objects = {},
+                 .planning = PlanningShare(most_planning.size()),
+                 .loose = {}} {}
 
   // What changed since it was asked last, of this core; empty: nothing.
   std::string Changes(Core& core);
-  // All there is. What it is asked for next is what changed since.
+  // All there is. What it is asked for next is what changed since. A draft is
+  // dropped.
   std::string Everything(Core& core);
   // Jobs whose profiles and plans are not saved, since it was asked last.
-  std::vector<LeftOut> TakeLeftOut() { return planning_.TakeNews(); }
+  std::vector<LeftOut> TakeLeftOut() { return written_.planning.TakeNews(); }
+
+  // --- a checkpoint in parts -----------------------------------------------
+  // Begins one anew.
+  void BeginDraft(Core& core);
+  bool drafting() const { return draft_.has_value(); }
+  struct Part {
+    std::string bytes;
+    bool is_last = false;
+  };
+  // The next part, of about `rows` rows besides what changed. After the last
+  // one, changes are of the drafted checkpoint.
+  // REQUIRES: drafting(), and nothing changed since Changes was asked.
+  Part NextPart(Core& core, size_t rows);
 
  private:
-  Objects objects_;
-  PlanningShare planning_;
-  std::string loose_;  // as last written
+  // What a reader of the bytes knows by then.
+  struct Written {
+    Objects objects;
+    PlanningShare planning;
+    std::string loose;
+  };
+  struct Draft {
+    Written written;
+    std::string bytes;  // of no part yet
+  };
+
+  Written written_;
+  std::optional<Draft> draft_;
 };
 
 // What a core saved, but for what is not in its rows: that is taken from

@@ -44,6 +44,8 @@ class PlanningShare {
   std::vector<JobKey> TakeEvicted();
   // Those that are left out and were not when it was asked last.
   std::vector<LeftOut> TakeNews();
+  // What TakeNews of another one, of which this is a copy, has said since.
+  void KnowTold(const PlanningShare& other) { told_ = other.told_; }
 
  private:
   struct Entry {
@@ -53,7 +55,7 @@ class PlanningShare {
   };
   void Evict();
 
-  const size_t most_;
+  size_t most_;
   std::map<JobKey, Entry> jobs_;
   // Of those that are saved.
   std::map<Principal, size_t> users_;

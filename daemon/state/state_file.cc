@@ -41,11 +41,16 @@ struct Lead {
 
 size_t RoundUp(size_t size) { return (size + kWord - 1) / kWord * kWord; }
 
-uint64_t SumOf(Lead lead, const std::byte* bytes) {
+uint32_t SumOf(uint32_t before, const void* bytes, size_t size) {
+  return static_cast<uint32_t>(
+      crc32_z(before, static_cast<const Bytef*>(bytes), size));
+}
+
+// Of the lead and of the bytes behind it, whose sum is `bytes`.
+uint64_t SumOf(Lead lead, uint32_t bytes) {
   lead.sum = 0;
-  const uLong sum =
-      crc32_z(0, reinterpret_cast<const Bytef*>(&lead), sizeof(lead));
-  return crc32_z(sum, reinterpret_cast<const Bytef*>(bytes), lead.size);
+  return crc32_combine(SumOf(0, &lead, sizeof(lead)), bytes,
+                       static_cast<z_off_t>(lead.size));
 }
 
 template <typename T>
@@ -59,7 +64,7 @@ T Load(const std::byte* from) {
 bool IsSound(const std::byte* here, size_t room) {
   const auto lead = Load<Lead>(here);
   return lead.size <= room - sizeof(Lead) &&
-         lead.sum == SumOf(lead, here + sizeof(Lead));
+         lead.sum == SumOf(lead, SumOf(0, here + sizeof(Lead), lead.size));
 }
 
 std::string_view BytesAfter(const std::byte* lead, uint64_t size) {
@@ -197,12 +202,18 @@ absl::Status StateFile::ReadRecords() {
 absl::Status StateFile::Append(std::string_view record) {
   const Layout at = layout();
   const size_t size = RoundUp(sizeof(Lead) + record.size());
-  // The word behind it says that it is the last one.
   const size_t room = at.records - end_ - kWord;
   if (size > room) return NoRoom("a record", size, room);
-  StoreWord(at.log() + end_ + size, 0);
+  const size_t here = at.log() + end_;
+  // What an older epoch has here is whole, or not looked at: it ends first, for
+  // it may be longer than this one.
+  StoreWord(here + offsetof(Lead, epoch), 0);
+  // The word behind it says that it is the last one.
+  StoreWord(here + size, 0);
   Pass(CrashPoint::kRecordBegun);
-  Publish(at.log() + end_, next_, record);
+  Store(here + sizeof(Lead), record.data(), record.size());
+  Publish(here, epoch_, next_, record.size(),
+          SumOf(0, record.data(), record.size()));
   end_ += size;
   ++next_;
   Pass(CrashPoint::kRecordSaved);
@@ -210,27 +221,54 @@ absl::Status StateFile::Append(std::string_view record) {
 }
 
 absl::Status StateFile::Checkpoint(std::string_view state) {
-  const Layout at = layout();
-  const size_t room = at.checkpoint - sizeof(Lead);
-  if (state.size() > room) return NoRoom("a checkpoint", state.size(), room);
-  // In the other slot: until its epoch is stored, the older one counts.
-  epoch_ = std::max(epoch_, kFirstEpoch) + 1;
-  Publish(at.slot(epoch_), WordOf(versions_), state);
-  end_ = 0;
-  next_ = 0;
-  Pass(CrashPoint::kCheckpointSaved);
+  BeginCheckpoint();
+  SLUICE_RETURN_IF_ERROR(AddToCheckpoint(state));
+  EndCheckpoint();
   return absl::OkStatus();
 }
 
-void StateFile::Publish(size_t at, uint64_t index, std::string_view bytes) {
-  const auto* const from = reinterpret_cast<const std::byte*>(bytes.data());
-  Lead lead = {epoch_, index, bytes.size(), 0};
-  lead.sum = SumOf(lead, from);
-  StoreWord(at + offsetof(Lead, epoch), 0);
+void StateFile::BeginCheckpoint() {
+  // In the other slot: until its epoch is stored, the older one counts.
+  StoreWord(layout().slot(NextEpoch()) + offsetof(Lead, epoch), 0);
+  draft_size_ = 0;
+  draft_sum_ = 0;
+}
+
+absl::Status StateFile::AddToCheckpoint(std::string_view part) {
+  const Layout at = layout();
+  const size_t room = at.checkpoint - sizeof(Lead);
+  const size_t size = draft_size_ + part.size();
+  if (size > room) return NoRoom("a checkpoint", size, room);
+  Store(at.slot(NextEpoch()) + sizeof(Lead) + draft_size_, part.data(),
+        part.size());
+  draft_sum_ = SumOf(draft_sum_, part.data(), part.size());
+  draft_size_ = size;
+  return absl::OkStatus();
+}
+
+void StateFile::EndCheckpoint() {
+  const uint64_t epoch = NextEpoch();
+  Publish(layout().slot(epoch), epoch, WordOf(versions_), draft_size_,
+          draft_sum_);
+  epoch_ = epoch;
+  end_ = 0;
+  next_ = 0;
+  Pass(CrashPoint::kCheckpointSaved);
+}
+
+bool StateFile::IsHalfFull() const { return end_ >= layout().records / 2; }
+
+uint64_t StateFile::NextEpoch() const {
+  return std::max(epoch_, kFirstEpoch) + 1;
+}
+
+void StateFile::Publish(size_t at, uint64_t epoch, uint64_t index,
+                        uint64_t size, uint32_t sum) {
+  Lead lead = {epoch, index, size, 0};
+  lead.sum = SumOf(lead, sum);
   StoreWord(at + offsetof(Lead, index), lead.index);
   StoreWord(at + offsetof(Lead, size), lead.size);
   StoreWord(at + offsetof(Lead, sum), lead.sum);
-  Store(at + sizeof(Lead), from, bytes.size());
   Pass(CrashPoint::kUnpublished);
   StoreWord(at + offsetof(Lead, epoch), lead.epoch);
 }

@@ -7,7 +7,8 @@
 //
 // Errors. Unimplemented: it is of a version that this build does not read.
 // FailedPrecondition: it is damaged. It is never read as something else.
-// ResourceExhausted: no room, and nothing changed. Thread safety: one owner.
+// ResourceExhausted: no room, and what counted before counts. Thread safety:
+// one owner.
 #pragma once
 
 #include <cstddef>
@@ -55,6 +56,14 @@ class StateFile {
   absl::Status Append(std::string_view record);
   // Takes the place of all that was there.
   absl::Status Checkpoint(std::string_view state);
+  // The same in parts. Until it has ended, the older checkpoint and records
+  // count, also those that are appended meanwhile. ResourceExhausted: the part
+  // does not fit, and the checkpoint cannot be ended.
+  void BeginCheckpoint();
+  absl::Status AddToCheckpoint(std::string_view part);
+  void EndCheckpoint();
+  // Half of the records' room is taken: time to begin a checkpoint in parts.
+  bool IsHalfFull() const;
 
   // For tests: as if the process ended after so many more bytes.
   void StopAfter(size_t bytes) { left_ = bytes; }
@@ -71,16 +80,21 @@ class StateFile {
   Layout layout() const;
   void Store(size_t at, const void* bytes, size_t size);
   void StoreWord(size_t at, uint64_t word);
-  // Whole from its last store on.
-  void Publish(size_t at, uint64_t index, std::string_view bytes);
+  uint64_t NextEpoch() const;
+  // What is there from `at` on counts from the last store on; `sum` is that of
+  // its bytes.
+  void Publish(size_t at, uint64_t epoch, uint64_t index, uint64_t size,
+               uint32_t sum);
 
   std::byte* const memory_;
   const size_t size_;
   const StateVersions versions_;
   Contents contents_;
-  uint64_t epoch_ = 0;  // of the checkpoint that counts, in slot epoch_ % 2
-  uint64_t next_ = 0;   // record of this epoch
-  size_t end_ = 0;      // of the records, from where they begin
+  uint64_t epoch_ = 0;     // of the checkpoint that counts, in slot epoch_ % 2
+  uint64_t next_ = 0;      // record of this epoch
+  size_t end_ = 0;         // of the records, from where they begin
+  size_t draft_size_ = 0;  // of the checkpoint that is begun
+  uint32_t draft_sum_ = 0;
   size_t left_ = SIZE_MAX;
 };
 

@@ -10,6 +10,7 @@
 #include <algorithm>
 #include <cstdint>
 #include <map>
+#include <optional>
 #include <utility>
 #include <vector>
 
@@ -104,6 +105,27 @@ class Table {
     changed_ = {};
   }
   size_t noted() const { return changed_.size(); }
+
+  // All rows, some at a time, while rows change: whoever hears of each change
+  // besides has heard of all when the walk is over. Changes nothing of what
+  // TakeChanged tells.
+  void BeginWalk() {
+    walks_ = true;
+    walked_.reset();
+  }
+  // visit(key, row) of the next rows in the order of their keys, as long as
+  // `left` is not 0. A row takes 1 of it; `visit` may take more.
+  template <typename Visit>
+  void Walk(size_t& left, Visit visit) {
+    if (!walks_) return;
+    auto at = walked_ ? rows_.upper_bound(*walked_) : rows_.begin();
+    for (; at != rows_.end() && left > 0; ++at) {
+      --left;
+      visit(at->first, &at->second);
+      walked_ = at->first;
+    }
+    walks_ = at != rows_.end();
+  }
   // Grows with every change, whether it is noted or not.
   uint64_t changes() const { return changes_; }
   bool operator==(const Table& other) const { return rows_ == other.rows_; }
@@ -119,6 +141,8 @@ class Table {
   uint64_t changes_ = 0;
   bool notes_ = false;  // somebody asked
   std::vector<Key> changed_;
+  bool walks_ = false;
+  std::optional<Key> walked_;  // the last one; none: the walk begins
 };
 
 }  // namespace sluice

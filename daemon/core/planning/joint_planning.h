@@ -120,22 +120,19 @@ class JointPlanning {
   JointPlanningState Save() const;
   // Into one that knows of nobody.
   void Load(JointPlanningState saved);
-  // Its rows that changed since the last time (RowKind), and its part of what
-  // is in no table. Rounds that are asked or solved are not in them: who waits
-  // for one asks again.
-  template <typename Visit>
-  void TakeChanged(Visit visit) {
-    members_.TakeChanged([&](const JobKey& job, const Member* member) {
-      visit(RowKind::kMember, job, member);
-    });
-    rounds_.TakeChanged([&](bool in_use, const JobKey& job,
-                            const PlanRounds::Kept* plan) {
-      visit(in_use ? RowKind::kPlanInUse : RowKind::kPlanPromised, job, plan);
-    });
-  }
-  void TouchAll() {
-    members_.TouchAll();
-    rounds_.TouchAll();
+  // Its tables, row by row (SavedAs), and its part of what is in no table.
+  // Rounds that are asked or solved are not in them: who waits for one asks
+  // again.
+  template <typename Each>
+  void EachTable(Each each) {
+    const auto plans = [this](RowKind kind) {
+      return [this, kind](const JobKey& job, const PlanId* plan, auto& visit) {
+        visit(kind, job, plan ? rounds_.FindKept(*plan) : nullptr);
+      };
+    };
+    each(members_, SavedAs{RowKind::kMember});
+    each(rounds_.in_use(), plans(RowKind::kPlanInUse));
+    each(rounds_.promised(), plans(RowKind::kPlanPromised));
   }
   void AddLoose(LooseState& loose) const;
   const std::vector<WaitingLease>& waiting_leases() const {

@@ -117,6 +117,8 @@ class PlanRounds {
     bool operator==(const Kept&) const = default;
   };
   const std::deque<Kept>& kept() const { return kept_; }
+  // Null: it is not kept.
+  const Kept* FindKept(PlanId plan) const;
 
   struct Saved {
     std::map<JobKey, Collecting> collecting;
@@ -127,21 +129,9 @@ class PlanRounds {
     bool operator==(const Saved&) const = default;
   };
   Saved Save() const;
-  // Rows that changed (RowKind): visit(is it in use, job, plan).
-  template <typename Visit>
-  void TakeChanged(Visit visit) {
-    const auto as = [&](bool in_use) {
-      return [this, &visit, in_use](const JobKey& job, const PlanId* plan) {
-        visit(in_use, job, plan ? FindKept(*plan) : nullptr);
-      };
-    };
-    current_.TakeChanged(as(true));
-    promised_.TakeChanged(as(false));
-  }
-  void TouchAll() {
-    current_.TouchAll();
-    promised_.TouchAll();
-  }
+  // The same row by row (state.h), plans by their numbers.
+  Table<JobKey, PlanId>& in_use() { return current_; }
+  Table<JobKey, PlanId>& promised() { return promised_; }
   uint64_t next_round() const { return next_round_; }
   uint64_t next_plan() const { return next_plan_; }
   void Load(Saved saved);
@@ -152,7 +142,6 @@ class PlanRounds {
   std::map<JobKey, Collecting> collecting_;
   std::map<PlanRoundId, Round> solving_;
   bool InUse(PlanId plan) const;
-  const Kept* FindKept(PlanId plan) const;
 
   Table<JobKey, PlanId> current_, promised_;
   std::deque<Kept> kept_;  // oldest first

@@ -160,12 +160,8 @@ class Pool {
 
   Saved Save() const { return {extents_.rows(), next_idle_order_}; }
   void Load(const Saved& saved);
-  // See Table::TakeChanged.
-  template <typename Visit>
-  void TakeChanged(Visit visit) {
-    extents_.TakeChanged(visit);
-  }
-  void TouchAll() { extents_.TouchAll(); }
+  // Its extents row by row (state.h).
+  Table<ExtentId, Extent>& rows() { return extents_; }
   uint64_t next_idle_order() const { return next_idle_order_; }
 
   void CheckInvariants() const;

@@ -45,6 +45,11 @@ class HandoverTest : public ::testing::Test {
     }
     return std::nullopt;
   }
+  StateFile::Contents Saved() const {
+    auto file = StateFile::Open(state_.get());
+    SLUICE_CHECK_OK(file.status());
+    return (*file)->TakeContents();
+  }
   // Of who would take over.
   size_t SessionsIn(const UniqueFd& state) const {
     auto file = StateFile::Open(state.get());
@@ -114,6 +119,30 @@ TEST_F(HandoverTest, WhatDoesNotFitIsTriedAgainOnceASecond) {
     EXPECT_EQ(handover_->deadline(), Now() + absl::Seconds(1));
   }
   EXPECT_FALSE(NextOfState(/*wait_ms=*/100).has_value());
+}
+
+// Nobody waits for a whole one: it is made in parts before the records have no
+// room.
+TEST_F(HandoverTest, CheckpointsAreMadeBeforeTheyMust) {
+  std::vector<SessionId> ranks;
+  for (int i = 0; i < 5; ++i) {
+    ranks.push_back(node_.Attach(fmt::format("{}", i), 0));
+    Save();
+  }
+  int checkpoints = 0;
+  std::string last = Saved().checkpoint;
+  for (int i = 0; i < 200; ++i) {
+    node_.Ask(ranks[static_cast<size_t>(i) % 5], FreeRequest{LeaseId(7)});
+    Save();
+    const StateFile::Contents saved = Saved();
+    size_t bytes = 0;
+    for (const std::string& record : saved.records) bytes += record.size();
+    EXPECT_LT(bytes, KiB(2).size() * 3 / 4);
+    EXPECT_EQ(SessionsIn(state_), 5u);
+    if (saved.checkpoint != last) ++checkpoints;
+    last = saved.checkpoint;
+  }
+  EXPECT_GT(checkpoints, 4);
 }
 
 TEST_F(HandoverTest, WhoEndsTriesNoMore) {
