@@ -45,8 +45,10 @@ STATEMENTS = [
     ("push", r"const auto scope = Enter", lambda text: ""),
     ("call", r"(?:f\.|library_->functions\(\)\.)cu\w+", lambda text: ";"),
     ("status", r"status\.Update", lambda text: ignored(text)),
-    ("call", r"(?<=  )(?:Unpin|UnmapOne|Release)(?=\([^;]*\)\.IgnoreError)",
-     lambda text: ""),
+    ("call", r"(?<=[ )] )(?:Unpin|UnmapOne|Release)(?=\([^;]*\)\.IgnoreError)",
+     lambda text: ";"),
+    ("call", r"const Result result = library_->functions\(\)\.cu\w+",
+     lambda text: "const Result result = kSuccess;"),
 ]
 
 
