@@ -159,7 +159,10 @@ absl::Status RankRun::WithMemory(runtime::Collectives::Options ranks,
     ranks.device = (*memory)->device();
     auto connected = runtime::ConnectDevice(ranks, host);
     SLUICE_RETURN_IF_ERROR(runtime::Agree(host, connected.status()));
-    gpus = *std::move(connected);
+    if (*connected != nullptr) {
+      gpus =
+          Watched(*std::move(connected), progress_.get(), ranks.device.type());
+    }
   }
   runtime::Collectives* const all = gpus != nullptr ? gpus.get() : host;
   client::Session& session = (*memory)->session();

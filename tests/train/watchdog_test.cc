@@ -68,6 +68,22 @@ TEST_F(WatchdogTest, WhoWaitsIsNotLateButWhoItWaitsFor) {
   EXPECT_EQ(end_, "");
 }
 
+// It waits for its GPU, and that one for the other's.
+TEST_F(WatchdogTest, WhoHasIssuedMoreWaitsThoughItIsInNoCollective) {
+  ranks_[1].sample.collectives = 5;
+  ranks_[0].sample.collectives = 4;
+  EXPECT_THAT(Pass(31), ElementsAre(HasSubstr("rank 0 is late")));
+  Pass(71);
+  EXPECT_THAT(end_, HasSubstr("rank 0 is late"));
+}
+
+TEST_F(WatchdogTest, AStoppedRankIsLateHoweverManyItHasIssued) {
+  ranks_[1].sample.collectives = 5;
+  ranks_[1].stopped = true;
+  EXPECT_THAT(Pass(31), ElementsAre(HasSubstr("rank 1 is stopped"),
+                                    HasSubstr("rank 1 is late")));
+}
+
 TEST_F(WatchdogTest, ProgressOfAnyKindIsNotLate) {
   for (int i = 0; i < 20; ++i) {
     ++ranks_[0].sample.events;

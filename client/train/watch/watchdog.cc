@@ -3,6 +3,7 @@
 #include <fmt/format.h>
 
 #include <algorithm>
+#include <limits>
 
 #include "client/train/watch/words.h"
 
@@ -101,14 +102,23 @@ WatchVerdict Watchdog::Look(const std::vector<WatchedRank>& ranks,
       seen_.empty() ? 0 : std::clamp(now_s - last_look_s_, 0.0, 1.0);
   last_look_s_ = now_s;
   seen_.resize(ranks.size());
-  uint64_t furthest = 0;
+  uint64_t furthest = 0, least = std::numeric_limits<uint64_t>::max();
+  bool any_stopped = false;
   for (size_t i = 0; i < ranks.size(); ++i) {
     Update(ranks[i], passed_s, seen_[i], verdict);
+    if (ranks[i].ended) continue;
     furthest = std::max(furthest, ranks[i].sample.collectives);
+    least = std::min(least, ranks[i].sample.collectives);
+    any_stopped = any_stopped || ranks[i].stopped;
   }
+  // Collectives of GPUs are only issued: who waits for one is in none, but has
+  // begun more than another. A stopped rank's own are not done either, however
+  // many it has begun.
   const auto waits = [&](const WatchedRank& r) {
-    return !r.stopped && !r.sample.waits_in.empty() &&
-           r.sample.collectives == furthest;
+    if (r.stopped) return false;
+    if (any_stopped) return true;
+    return r.sample.collectives == furthest &&
+           (!r.sample.waits_in.empty() || least < furthest);
   };
   // Nobody else to blame: then those who wait are named.
   const bool all_wait = std::all_of(ranks.begin(), ranks.end(), waits);

@@ -8,8 +8,8 @@ namespace {
 class WatchedCollectives final : public runtime::Collectives {
  public:
   WatchedCollectives(std::unique_ptr<runtime::Collectives> real,
-                     RankWatch* watch)
-      : real_(std::move(real)), watch_(watch) {}
+                     RankWatch* watch, at::DeviceType device)
+      : real_(std::move(real)), watch_(watch), device_(device) {}
 
   int rank() const override { return real_->rank(); }
   int world_size() const override { return real_->world_size(); }
@@ -17,28 +17,32 @@ class WatchedCollectives final : public runtime::Collectives {
                         const std::vector<int64_t>& receive_counts,
                         const at::Tensor& send,
                         const std::vector<int64_t>& send_counts) override {
-    return Watch("all-to-all", [&] {
+    return Watch("all-to-all", send.device().type(), [&] {
       return real_->AllToAll(receive, receive_counts, send, send_counts);
     });
   }
   absl::Status SumAll(at::Tensor& tensor) override {
-    return Watch("sum over ranks", [&] { return real_->SumAll(tensor); });
+    return Watch("sum over ranks", tensor.device().type(),
+                 [&] { return real_->SumAll(tensor); });
   }
   absl::Status SumTo(at::Tensor& tensor, int root) override {
-    return Watch("sum to one rank", [&] { return real_->SumTo(tensor, root); });
+    return Watch("sum to one rank", tensor.device().type(),
+                 [&] { return real_->SumTo(tensor, root); });
   }
   absl::Status Broadcast(at::Tensor& tensor, int root) override {
-    return Watch("broadcast", [&] { return real_->Broadcast(tensor, root); });
+    return Watch("broadcast", tensor.device().type(),
+                 [&] { return real_->Broadcast(tensor, root); });
   }
   absl::Status Barrier() override {
-    return Watch("barrier", [&] { return real_->Barrier(); });
+    return Watch("barrier", at::kCPU, [&] { return real_->Barrier(); });
   }
   absl::Status Check() override { return real_->Check(); }
   void Abort(const std::string& why) override { real_->Abort(why); }
 
  private:
   template <typename Body>
-  absl::Status Watch(const char* what, Body body) {
+  absl::Status Watch(const char* what, at::DeviceType of, Body body) {
+    if (of != device_) return body();
     watch_->CollectiveBegan(what);
     const absl::Status status = body();
     watch_->CollectiveEnded();
@@ -47,13 +51,16 @@ class WatchedCollectives final : public runtime::Collectives {
 
   const std::unique_ptr<runtime::Collectives> real_;
   RankWatch* const watch_;
+  const at::DeviceType device_;
 };
 
 }  // namespace
 
 std::unique_ptr<runtime::Collectives> Watched(
-    std::unique_ptr<runtime::Collectives> collectives, RankWatch* watch) {
-  return std::make_unique<WatchedCollectives>(std::move(collectives), watch);
+    std::unique_ptr<runtime::Collectives> collectives, RankWatch* watch,
+    at::DeviceType device) {
+  return std::make_unique<WatchedCollectives>(std::move(collectives), watch,
+                                              device);
 }
 
 }  // namespace sluice::train

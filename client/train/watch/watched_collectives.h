@@ -1,5 +1,6 @@
 // Collectives that tell the rank's watch when they begin and end, so that a
-// rank that waits for another one is told from the one it waits for.
+// rank that waits for another one is told from the one it waits for. Those of
+// GPUs end when they are issued: what tells there is who has begun more.
 // Thread safety: as Collectives.
 #pragma once
 
@@ -10,8 +11,11 @@
 
 namespace sluice::train {
 
-// `watch` outlives the result.
+// `watch` outlives the result. `device`: whose tensors it is for; what else the
+// collectives take they hand to others that are watched themselves. Barriers
+// are the CPU's.
 std::unique_ptr<runtime::Collectives> Watched(
-    std::unique_ptr<runtime::Collectives> collectives, RankWatch* watch);
+    std::unique_ptr<runtime::Collectives> collectives, RankWatch* watch,
+    at::DeviceType device = at::kCPU);
 
 }  // namespace sluice::train

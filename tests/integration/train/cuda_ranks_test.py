@@ -28,23 +28,24 @@ class CudaRanks(cuda_node.CudaTest):
         self.addCleanup(silent.stop)
         self.runs = 0
 
-    def start_run(self, socket, steps=100000, **options):
+    def start_run(self, socket, *flags, steps=100000, **options):
         """A run that has trained some steps, and its log."""
         self.runs += 1
         log = self.path(f"log{self.runs}")
         run = self.on_cuda(
             self.start,
-            [harness.TRAIN, "train", *harness.MODEL, *RUN, "--socket", socket,
-             "--steps", str(steps), "--data", self.text, "--log-jsonl", log],
+            [harness.TRAIN, "train", *harness.MODEL, *RUN, *flags, "--socket",
+             socket, "--steps", str(steps), "--data", self.text,
+             "--log-jsonl", log],
             stdout=subprocess.PIPE, stderr=subprocess.PIPE, **options)
         self.wait_until(lambda: len(harness.lines_of(log)) >= 2, 60,
                         "it does not train")
         return run, log
 
-    def expect_end(self, run, socket):
-        """The one line of a run that is about to end badly."""
+    def expect_end(self, run, socket, limit_s=20):
+        """The one line of a run that is about to end badly, and all it said."""
         begun = time.monotonic()
-        _, err = run.communicate(timeout=20)
+        _, err = run.communicate(timeout=limit_s)
         print(f"ended after {time.monotonic() - begun:.1f} s")
         self.assertEqual(run.returncode, 1, err)
         lines = [line for line in err.splitlines() if line.startswith("error:")]
@@ -52,7 +53,7 @@ class CudaRanks(cuda_node.CudaTest):
         with self.on_the_fakes():
             self.wait_until(lambda: self.leased(socket) == 0, 20,
                             "memory is left")
-        return lines[0]
+        return lines[0], err
 
     # Wrong once: rank 1's thread was on GPU 0, where torch made a context when
     # it had recorded an event.
@@ -142,8 +143,21 @@ class CudaRanks(cuda_node.CudaTest):
             with self.subTest(victim=victim):
                 run, _ = self.start_run(socket)
                 os.kill(harness.ranks_of(run.pid)[victim], signal.SIGKILL)
-                line = self.expect_end(run, socket)
+                line, _ = self.expect_end(run, socket)
                 self.assertIn(f"rank {victim} ended with signal 9", line)
+        self.expect_no_findings()
+
+    def test_a_stopped_rank_is_named_and_not_the_one_that_waits(self):
+        socket = self.cuda_daemon()
+        for victim in (0, 1):
+            with self.subTest(victim=victim):
+                run, _ = self.start_run(socket, "--late-after", "2",
+                                        "--end-after", "5")
+                os.kill(harness.ranks_of(run.pid)[victim], signal.SIGSTOP)
+                line, err = self.expect_end(run, socket, limit_s=30)
+                self.assertRegex(line, rf"rank {victim} is late: .*\(step \d+"
+                                       r".*stopped.*--end-after")
+                self.assertNotIn(f"rank {1 - victim} is late", err)
         self.expect_no_findings()
 
     def test_a_lost_gpu_ends_the_run_and_not_the_daemon(self):
@@ -151,14 +165,14 @@ class CudaRanks(cuda_node.CudaTest):
         run, _ = self.start_run(socket)
         with open(os.path.join(self.node, "lost-gpu1"), "w"):
             pass
-        line = self.expect_end(run, socket)
+        line, _ = self.expect_end(run, socket)
         self.assertRegex(line, "rank 1: .*CUDA")
         self.assertIsNone(self.sluiced.poll())
 
     def test_a_sticky_error_of_the_driver_ends_the_run_with_its_name(self):
         socket = self.cuda_daemon()
         run, _ = self.start_run(socket, settings=",fail=cuMemcpyAsync:1200:700")
-        line = self.expect_end(run, socket)
+        line, _ = self.expect_end(run, socket)
         self.assertRegex(line, "rank [01]: .*CUDA_ERROR_ILLEGAL_ADDRESS")
         self.assertIsNone(self.sluiced.poll())
 
