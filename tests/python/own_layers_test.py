@@ -50,6 +50,26 @@ def test_gradients_are_the_models_own(session, sample, repeats):
     assert_same(graded(model, tokens()), expected[0])
 
 
+WINDOW = torch.ones(100, 100).tril().triu(-20).bool()[None, None]
+DOCUMENTS = torch.block_diag(torch.ones(30, 30), torch.ones(70, 70)).tril(
+    ).bool()[None, None]
+
+
+@pytest.mark.parametrize("sample", [True, False], ids=["sample", "first call"])
+@pytest.mark.parametrize("mask", [WINDOW, DOCUMENTS], ids=["window", "packed"])
+def test_layers_are_given_a_mask(session, sample, mask):
+    """The probe was given what stands for a mask in another step, which says
+    nothing, and refused all that are not causal."""
+    model, ids = titan(), tokens(2, 100)
+    model.mask = mask
+    expected = graded(copy.deepcopy(model), ids)
+    stream = sluice.stream(
+        layers=model.layers, attention="sdpa", session=session, quiet=True,
+        sample=(lambda: model(ids)) if sample else None, rows=ROWS, chunk=16)
+    assert_same(graded(model, ids), expected)
+    assert stream.stats().blocks > 0 and stream.stats().host_bytes == 0
+
+
 @pytest.mark.parametrize("repeats", [True, False], ids=["repeat", "gqa"])
 def test_hidden_states_in_the_host(session, repeats):
     """Between the layers, all but the chunks that are worked on."""

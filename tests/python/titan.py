@@ -36,15 +36,16 @@ class Attention(nn.Module):
         self.wv = nn.Linear(HIDDEN, KV_HEADS * width, bias=False)
         self.wo = nn.Linear(HEADS * width, HIDDEN, bias=False)
 
-    def forward(self, x, freqs_cis):
+    def forward(self, x, freqs_cis, mask=None):
         q, k, v = (w(x).unflatten(-1, (-1, HIDDEN // HEADS))
                    for w in (self.wq, self.wk, self.wv))
         q, k = rotate(q, freqs_cis), rotate(k, freqs_cis)
         if self.repeats:
             k, v = (t.repeat_interleave(HEADS // KV_HEADS, dim=2)
                     for t in (k, v))
+        seen = dict(is_causal=True) if mask is None else dict(attn_mask=mask)
         o = self.attend(
-            *(t.transpose(1, 2) for t in (q, k, v)), is_causal=True,
+            *(t.transpose(1, 2) for t in (q, k, v)), **seen,
             enable_gqa=not self.repeats)
         return self.wo(o.transpose(1, 2).flatten(2))
 
@@ -66,12 +67,15 @@ class Block(nn.Module):
         self.attention_norm = nn.RMSNorm(HIDDEN)
         self.ffn_norm = nn.RMSNorm(HIDDEN)
 
-    def forward(self, x, freqs_cis):
-        h = x + self.attention(self.attention_norm(x), freqs_cis)
+    def forward(self, x, freqs_cis, attention_mask=None):
+        h = x + self.attention(self.attention_norm(x), freqs_cis,
+                               attention_mask)
         return h + self.feed_forward(self.ffn_norm(h))
 
 
 class Titan(nn.Module):
+    mask = None  # bool [1, 1, S, S] or more, True where a row sees a key
+
     def __init__(self, layers: int = 2, repeats: bool = False):
         super().__init__()
         self.tok_embeddings = nn.Embedding(VOCAB, HIDDEN)
@@ -83,8 +87,10 @@ class Titan(nn.Module):
 
     def forward(self, tokens):
         h = self.tok_embeddings(tokens)
+        rows = tokens.shape[1]
+        seen = () if self.mask is None else (self.mask[..., :rows, :rows],)
         for layer in self.layers.values():
-            h = layer(h, self.freqs_cis)
+            h = layer(h, self.freqs_cis, *seen)
         return self.output(self.norm(h))
 
 

@@ -22,6 +22,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor, nn
 from torch.distributed.fsdp import FSDPModule
+from torch.utils import _pytree as pytree
 
 from sluice import layer as layers_
 from sluice import calls, probe, randomness, rows, sdpa, tables, trial
@@ -291,6 +292,11 @@ class OwnLayers:
         args, kwargs = arguments.chunk(few, [
             rows.cut(leaf, few).detach().requires_grad_()
             for leaf in arguments.differentiable()])
+        # Another step knows no markers of this one: the mask itself.
+        args, kwargs = pytree.tree_map(
+            lambda value, own: value[..., :len(few), :len(few)] if (
+                isinstance(own, Tensor) and step.is_marker(own)) else own,
+            (seen.args, seen.kwargs), (args, kwargs))
         return Seen(x[:, :len(few)], args, kwargs, None)
 
     def _find_written(self, stream: Stream, index: int, seen: Seen) -> None:
