@@ -5,7 +5,7 @@
 #include "absl/strings/numbers.h"
 #include "deploy/bundle/verify/check.h"
 #include "deploy/bundle/verify/check_process.h"
-#include "deploy/bundle/verify/probes.h"
+#include "deploy/bundle/verify/rules/probes.h"
 #include "deploy/bundle/verify/tenant.h"
 
 namespace sluice::verify {

@@ -9,7 +9,7 @@
 
 #include "client/ctl/run_program.h"
 #include "deploy/bundle/verify/check.h"
-#include "deploy/bundle/verify/probes.h"
+#include "deploy/bundle/verify/rules/probes.h"
 #include "deploy/bundle/verify/visible.h"
 #include "proto/base/text.h"
 

@@ -1,4 +1,4 @@
-#include "deploy/bundle/verify/probes.h"
+#include "deploy/bundle/verify/rules/probes.h"
 
 #include <sys/mman.h>
 #include <sys/wait.h>
@@ -6,7 +6,7 @@
 
 #include <cstdio>
 
-#include "deploy/bundle/verify/probe_bench.h"
+#include "deploy/bundle/verify/rules/probe_bench.h"
 
 namespace sluice::verify {
 namespace {

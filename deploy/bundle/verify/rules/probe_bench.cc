@@ -1,4 +1,4 @@
-#include "deploy/bundle/verify/probe_bench.h"
+#include "deploy/bundle/verify/rules/probe_bench.h"
 
 #include <sys/mman.h>
 #include <unistd.h>
