@@ -1,10 +1,10 @@
 #!/usr/bin/env bash
-# bundle_test.sh SOURCE FAKE: the bundle runs from another folder, with an empty
+# bundle_test.sh SOURCE FAKE [PYTHON]: the bundle runs from another folder, with an empty
 # environment, and needs no library but the machine's own and those it carries.
 # Its own programs, by their sha256, are the ones that verify_test.py runs on
-# the fake driver in FAKE.
+# the fake driver in FAKE, and torch_test.py with PYTHON.
 set -euo pipefail
-source=$1 fake=$2
+source=$1 fake=$2 python=${3:-}
 work=$(mktemp -d)
 trap 'rm -rf "$work"' EXIT
 fail() { echo "FAILED: $*" >&2; exit 1; }
@@ -15,7 +15,7 @@ mv "$work/bundle" "$work/elsewhere"
 rm -rf "$work/made"
 (cd "$work/elsewhere" && sha256sum --quiet -c sha256sums) ||
   fail "other programs than sha256sums says"
-newest=$(objdump -T "$work"/elsewhere/bin/* | grep -o 'GLIBC_2\.[0-9]*' |
+newest=$(objdump -T "$work"/elsewhere/bin/* "$work"/elsewhere/lib/* | grep -o 'GLIBC_2\.[0-9]*' |
   sort -V | tail -n 1)
 [ "$(printf '%s\n' "$newest" GLIBC_2.35 | sort -V | tail -n 1)" = GLIBC_2.35 ] ||
   fail "it needs $newest, and the kit promises 2.35"
@@ -44,4 +44,8 @@ if ! compgen -G '/dev/nvidia[0-9]*' >/dev/null; then
 fi
 python3 "$source/tests/bundle/verify_test.py" "$work/elsewhere/bin" "$fake" ||
   fail "verify on the fake driver"
+[ -z "$python" ] || python3 "$source/tests/bundle/torch_test.py" \
+  "$work/elsewhere/bin" "$fake" "$python" || fail "verify with torch"
+(cd "$work/elsewhere" && sha256sum --quiet -c sha256sums) ||
+  fail "the kit has changed its own files"
 echo "bundle test passed"

@@ -20,7 +20,8 @@ struct Surroundings {
   std::string work;  // a folder for this check; what it leaves there is sent
   // As this process counts them; who is busy is not among them.
   std::vector<int> gpus;
-  std::string busy;  // "GPU 1: 12 GiB are others'"; empty: none is
+  std::string busy;    // "GPU 1: 12 GiB are others'"; empty: none is
+  std::string python;  // the user's, whose torch is asked; absolute
   absl::Duration limit;
 };
 
@@ -30,6 +31,8 @@ struct Check {
   absl::Duration limit;
   Result (*run)(const Surroundings&);
   bool needs_gpu = true;
+  // Of the user's torch, on one GPU: not without --python.
+  bool needs_python = false;
 };
 
 // In the order in which they run.
@@ -45,5 +48,7 @@ Result RunRules(const Surroundings&);
 Result RunKernels(const Surroundings&);
 Result RunLinks(const Surroundings&);
 Result RunDaemon(const Surroundings&);
+Result RunTorch(const Surroundings&);  // torch.cc, and those below
+Result RunGradients(const Surroundings&);
 
 }  // namespace sluice::verify

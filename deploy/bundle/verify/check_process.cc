@@ -18,6 +18,7 @@
 #include "absl/strings/str_split.h"
 #include "absl/time/clock.h"
 #include "deploy/bundle/verify/descendants.h"
+#include "deploy/bundle/verify/last_line.h"
 #include "proto/base/file_text.h"
 #include "proto/base/pidfd.h"
 #include "proto/base/spawn.h"
@@ -40,28 +41,20 @@ std::string ResultOf(const std::string& work, const Check& check) {
   return work + "/" + check.name + ".json";
 }
 
-// The last line that it said, for a reason.
-std::string LastLine(const std::string& path) {
-  std::string last;
-  for (const auto line : absl::StrSplit(TextOf(path), '\n')) {
-    if (!line.empty()) last = std::string(line);
-  }
-  return last;
-}
-
 absl::StatusOr<pid_t> Start(const CheckProcess& process, const UniqueFd& log,
                             const UniqueFd& watched, absl::Duration limit) {
   const UniqueFd nothing(open("/dev/null", O_RDONLY | O_CLOEXEC));
   if (!nothing) return ErrnoStatus(errno, "open /dev/null");
-  return Spawn({process.program, "--check", process.check->name, "--work",
-                process.work, "--gpus", process.gpus, "--busy", process.busy,
-                "--limit", std::to_string(absl::ToInt64Seconds(limit))},
-               {.files = {{nothing.get(), STDIN_FILENO},
-                          {log.get(), STDOUT_FILENO},
-                          {log.get(), STDERR_FILENO},
-                          {watched.get(), kWatched}},
-                .signals = SpawnOptions::Signals::kDefault,
-                .own_group = true});
+  return Spawn(
+      {process.program, "--check", process.check->name, "--work", process.work,
+       "--gpus", process.gpus, "--busy", process.busy, "--python",
+       process.python, "--limit", std::to_string(absl::ToInt64Seconds(limit))},
+      {.files = {{nothing.get(), STDIN_FILENO},
+                 {log.get(), STDOUT_FILENO},
+                 {log.get(), STDERR_FILENO},
+                 {watched.get(), kWatched}},
+       .signals = SpawnOptions::Signals::kDefault,
+       .own_group = true});
 }
 
 // Empty: it has ended by itself.
@@ -80,17 +73,13 @@ std::string Await(pid_t pid, absl::Duration limit,
 }
 
 Result ReadResult(const CheckProcess& process, const std::string& bad_end,
-                  const std::string& log) {
-  Result result = FromJson(
+                  const std::string& last) {
+  const json told =
       json::parse(TextOf(ResultOf(process.work, *process.check)), nullptr,
-                  /*allow_exceptions=*/false));
-  if (bad_end.empty()) return result;
-  // What it said before is worth less than how it ended.
-  result.status = Status::kFailed;
-  const std::string last = LastLine(log);
-  result.reason = "the check's process " + bad_end;
-  if (!last.empty()) result.reason += "; it said last: " + last;
-  return result;
+                  /*allow_exceptions=*/false);
+  if (bad_end.empty()) return FromJson(told);
+  return FromJson(told, "the check's process " + bad_end +
+                            (last.empty() ? "" : "; it said last: " + last));
 }
 
 std::atomic<bool> starter_is_gone = false;
@@ -138,21 +127,21 @@ Result RunInProcess(const CheckProcess& process) {
   const auto pid = Start(process, output, watched, limit);
   if (!pid.ok()) return failed(std::string(pid.status().message()));
   std::string bad_end = Await(*pid, limit, process.stopped);
+  const std::string last = LastLine(TextOf(log));  // before others say more
   kill(-*pid, SIGKILL);
   int status = 0;
   while (waitpid(*pid, &status, 0) < 0 && errno == EINTR) {
   }
   EndDescendants();  // what it left
   if (bad_end.empty()) bad_end = HowItEnded(status);
-  Result result = ReadResult(process, bad_end, log);
+  Result result = ReadResult(process, bad_end, last);
   result.name = process.check->name;
   result.seconds = absl::ToDoubleSeconds(absl::Now() - begin);
   return result;
 }
 
 int ServeCheck(const Check& check, const std::string& work,
-               const std::string& gpus, const std::string& busy,
-               absl::Duration limit) {
+               const std::string& gpus, Surroundings here) {
   fcntl(kWatched, F_SETFD, FD_CLOEXEC);
   AdoptOrphans();
   EndWithStarter(work);
@@ -161,8 +150,7 @@ int ServeCheck(const Check& check, const std::string& work,
   std::error_code ignored;
   std::filesystem::create_directories(scratch, ignored);
   setenv("TMPDIR", scratch.c_str(), 1);
-  Surroundings here = {
-      .work = FolderOf(work, check), .gpus = {}, .busy = busy, .limit = limit};
+  here.work = FolderOf(work, check);
   for (const auto word : absl::StrSplit(gpus, ',', absl::SkipEmpty())) {
     int gpu = 0;
     if (absl::SimpleAtoi(word, &gpu)) here.gpus.push_back(gpu);

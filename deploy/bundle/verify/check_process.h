@@ -17,7 +17,7 @@ struct CheckProcess {
   std::string program;  // this one
   const Check* check = nullptr;
   std::string work;  // for all checks
-  std::string gpus, busy;
+  std::string gpus, busy, python;
   std::optional<absl::Duration> limit;  // instead of the table's
   // Asked ten times a second: true ends it.
   std::function<bool()> stopped;
@@ -29,8 +29,8 @@ Result RunInProcess(const CheckProcess& process);
 // The other side, in the child: writes the result where the starter looks for
 // it. When the starter is gone, however, all that it started and the folder of
 // all checks go too.
+// `gpus`: "0,2"; `here` has the rest but its own folder, which is made here.
 int ServeCheck(const Check& check, const std::string& work,
-               const std::string& gpus, const std::string& busy,
-               absl::Duration limit);
+               const std::string& gpus, Surroundings here);
 
 }  // namespace sluice::verify

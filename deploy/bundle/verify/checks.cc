@@ -3,7 +3,7 @@
 namespace sluice::verify {
 namespace {
 
-// All limits together are below ten minutes.
+// The limits of those without torch are together below ten minutes.
 constexpr Check kChecks[] = {
     {"doctor", "what the machine offers, and what mends what it does not",
      absl::Seconds(40), RunDoctor, /*needs_gpu=*/false},
@@ -17,6 +17,11 @@ constexpr Check kChecks[] = {
      absl::Seconds(60), RunLinks},
     {"daemon", "memory of killed ranks, and ranks of a killed daemon",
      absl::Seconds(90), RunDaemon},
+    {"torch", "what your torch has of what Sluice needs", absl::Seconds(90),
+     RunTorch, /*needs_gpu=*/true, /*needs_python=*/true},
+    {"gradients", "a streamed step on the GPU against torch on the CPU",
+     absl::Seconds(180), RunGradients, /*needs_gpu=*/true,
+     /*needs_python=*/true},
 };
 constexpr Check kSurvey = {"survey", "which GPUs nobody uses",
                            absl::Seconds(40), RunSurvey, /*needs_gpu=*/false};

@@ -20,8 +20,12 @@ int BeACheck(const std::vector<std::string>& arguments) {
   const Check* const check = FindCheck(given["--check"]);
   int64_t limit = 0;
   if (check == nullptr || !absl::SimpleAtoi(given["--limit"], &limit)) return 2;
-  return ServeCheck(*check, given["--work"], given["--gpus"], given["--busy"],
-                    absl::Seconds(limit));
+  return ServeCheck(*check, given["--work"], given["--gpus"],
+                    {.work = {},
+                     .gpus = {},
+                     .busy = given["--busy"],
+                     .python = given["--python"],
+                     .limit = absl::Seconds(limit)});
 }
 
 }  // namespace

@@ -1,5 +1,6 @@
 // verify: asks a GPU node whether Sluice can run on it, and leaves one archive.
 #include <fmt/format.h>
+#include <unistd.h>
 
 #include <CLI/CLI.hpp>
 #include <algorithm>
@@ -30,9 +31,10 @@ constexpr const char* kExamples = R"(Examples:
   ./verify --out /tmp              the archive there
   ./verify --only doctor,rules     these alone
   ./verify --skip kernels --json   all others; the report on standard output
+  ./verify --python ~/env/bin/python3   also in your torch, which stays as it is
 
-It needs NVIDIA's driver, and neither root, network nor Python. GPUs that
-somebody uses are left alone. The archive sluice-verify-NAME.tar.gz is written
+It needs NVIDIA's driver, and neither root, network nor Python. With --python it
+has checks of torch too, in that Python. GPUs that somebody uses are left alone. The archive sluice-verify-NAME.tar.gz is written
 again after each check: Ctrl-C leaves what was done. It holds no host or user
 name and no path of yours; NAME is `node` and the day unless you give --name.
 Exit status: 0 all passed; 1 a check failed; 2 bad arguments; 3 none failed,
@@ -67,16 +69,46 @@ absl::Status Judge(const Options& options) {
                       absl::StrJoin(all, ", ")));
     }
   }
-  if (!options.python.empty()) {
-    return absl::InvalidArgumentError(
-        "--python: the kit has no checks of torch yet; run ./verify without "
-        "it");
+  for (const std::string& name : options.only) {
+    const Check* const check = FindCheck(name);
+    if (check->needs_python && options.python.empty()) {
+      return absl::InvalidArgumentError(fmt::format(
+          "--only {}: it runs in your torch: add --python PATH", check->name));
+    }
+  }
+  if (!options.python.empty() && access(options.python.c_str(), X_OK) != 0) {
+    return absl::InvalidArgumentError(fmt::format(
+        "--python {}: there is no such program; `command -v python3` prints "
+        "the path of yours",
+        Printable(options.python)));
   }
   if (!std::filesystem::is_directory(options.out)) {
     return absl::InvalidArgumentError(
         fmt::format("--out {}: there is no such folder", options.out));
   }
   return absl::OkStatus();
+}
+
+// Without following links: by them a virtual environment is found.
+std::string Absolute(const std::string& path) {
+  return path.empty() ? path : std::filesystem::absolute(path).string();
+}
+
+// Of this Python's environment, and of what it was made from: ENVIRONMENT/bin/
+// python3. Those of the system tell nothing.
+std::vector<std::string> FoldersOf(const std::string& python) {
+  std::vector<std::string> folders;
+  std::error_code ignored;
+  for (const std::filesystem::path& path :
+       {std::filesystem::path(Absolute(python)),
+        std::filesystem::canonical(python, ignored)}) {
+    const auto bin = path.parent_path();
+    if (bin.filename() == "bin" && bin.parent_path().relative_path() != "" &&
+        bin.parent_path() != "/usr") {
+      folders.push_back(bin.parent_path().string());
+    }
+  }
+  return folders;
 }
 
 bool Asked(const Options& options, const Check& check) {
@@ -126,6 +158,9 @@ class Run {
   }
   std::vector<std::pair<std::string, std::string>> Hidden() const {
     auto names = NamesOfThisMachine();
+    for (const std::string& folder : FoldersOf(options_.python)) {
+      names.insert(names.begin(), {folder, "PYTHON"});
+    }
     names.insert(names.begin(), {work_, "WORK"});
     return names;
   }
@@ -135,6 +170,7 @@ class Run {
                             .work = work_,
                             .gpus = absl::StrJoin(free_, ","),
                             .busy = busy_,
+                            .python = Absolute(options_.python),
                             .limit = {},
                             .stopped = ctl::Interruption::came};
     if (options_.limit > 0) process.limit = absl::Seconds(options_.limit);
@@ -151,12 +187,18 @@ class Run {
   }
   Result One(const Check& check) const {
     if (ctl::Interruption::came()) return Skipped("interrupted before it");
+    if (check.needs_python && options_.python.empty()) {
+      Result result = Skipped("not asked for: it needs --python PATH");
+      result.asked = false;
+      return result;
+    }
     if (check.needs_gpu && free_.empty()) {
       return Skipped("no GPU can be used: " + no_gpu_);
     }
     Result result = RunInProcess(Process(check));
     // What was asked of every GPU was not asked of those.
-    if (check.needs_gpu && result.status == Status::kPassed && !busy_.empty()) {
+    if (check.needs_gpu && !check.needs_python && !busy_.empty() &&
+        result.status == Status::kPassed) {
       result.status = Status::kSkipped;
       result.reason = "passed on the others; " + busy_;
     }
@@ -219,7 +261,8 @@ int Main(const std::vector<std::string>& arguments) {
   app.add_option("--limit", options.limit,
                  "seconds per check, instead of each one's own")
       ->check(CLI::Range(1, 3600));
-  app.add_option("--python", options.python, "not there yet: checks of torch");
+  app.add_option("--python", options.python,
+                 "a Python with torch, for the checks of torch");
   const auto parsed = cli::Parse(app, arguments);
   if (!parsed.ok()) return Fail(parsed.status());
   if (*parsed) return **parsed;

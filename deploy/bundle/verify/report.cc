@@ -56,11 +56,14 @@ std::string Report::Json() const {
 
 Status Report::status() const {
   Status whole = Status::kPassed;
+  bool any = false;
   for (const Result& result : results_) {
+    if (!result.asked) continue;
+    any = true;
     if (result.status == Status::kFailed) return Status::kFailed;
     if (result.status == Status::kSkipped) whole = Status::kSkipped;
   }
-  return results_.empty() ? Status::kSkipped : whole;
+  return any ? whole : Status::kSkipped;
 }
 
 std::string Report::Hide(std::string text) const {

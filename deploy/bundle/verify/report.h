@@ -30,7 +30,7 @@ class Report {
   // Replaces the archive: after each check, so that an abort leaves one.
   absl::Status Write() const;
   std::string Json() const;
-  // "ok", "failed" or "skipped" of the whole: skipped is never passed.
+  // Of the whole, of what was asked for: skipped is never passed.
   Status status() const;
 
  private:

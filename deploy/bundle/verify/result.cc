@@ -37,4 +37,12 @@ Result FromJson(const json& json) {
   return result;
 }
 
+Result FromJson(const json& json, const std::string& how) {
+  Result result = FromJson(json);
+  const bool said_why = json.is_object() && result.status == Status::kFailed;
+  result.reason = (said_why ? result.reason + "; " : "") + how;
+  result.status = Status::kFailed;
+  return result;
+}
+
 }  // namespace sluice::verify

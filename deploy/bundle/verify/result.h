@@ -18,6 +18,7 @@ struct Result {
   nlohmann::json value;
   std::string expected;
   std::string reason;  // empty: it passed
+  bool asked = true;   // false: it counts neither way
 };
 
 inline Result Passed(nlohmann::json value, std::string expected) {
@@ -41,5 +42,8 @@ const char* Name(Status status);
 nlohmann::json ToJson(const Result& result);
 // Not a result: kFailed, and the reason says so.
 Result FromJson(const nlohmann::json& json);
+// Of a process that ended badly, `how` and all: kFailed whatever it says, and
+// where it said why itself, that comes first.
+Result FromJson(const nlohmann::json& json, const std::string& how);
 
 }  // namespace sluice::verify

@@ -8,6 +8,7 @@
 #include "absl/time/clock.h"
 #include "client/ctl/run_program.h"
 #include "deploy/bundle/verify/check.h"
+#include "deploy/bundle/verify/last_line.h"
 #include "deploy/bundle/verify/visible.h"
 #include "proto/base/file_text.h"
 
@@ -73,14 +74,6 @@ Outcome ReadOutcome(const std::string& report) {
   return outcome;
 }
 
-std::string LastLineOf(const std::string& text) {
-  size_t end = text.find_last_not_of('\n');
-  if (end == std::string::npos) return "";
-  const size_t begin = text.rfind('\n', end);
-  return text.substr(begin == std::string::npos ? 0 : begin + 1,
-                     end - (begin == std::string::npos ? 0 : begin + 1) + 1);
-}
-
 Result RunOn(const Suite& suite, const std::vector<int>& gpus,
              const Surroundings& here, absl::Duration patience) {
   const std::string group = GroupName(gpus);
@@ -110,7 +103,7 @@ Result RunOn(const Suite& suite, const std::vector<int>& gpus,
     return Failed(
         value, expected,
         fmt::format("{}{} ended with status {}; it said last: {}", where,
-                    suite.program, run->exit_status, LastLineOf(run->err)));
+                    suite.program, run->exit_status, LastLine(run->err)));
   }
   if (!outcome.skipped.empty()) {
     Result result = Skipped(where + outcome.reason);

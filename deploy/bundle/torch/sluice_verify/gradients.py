@@ -1,0 +1,138 @@
+"""`gradients`: a streamed step's loss and gradients on the GPU against plain
+torch's autograd over the whole sequence on the CPU.
+
+fp32: each parameter's gradient within LIMIT of its norm. bf16: all gradients
+together at most TIMES as far from fp32's as those of the same plain model in
+bf16 on the CPU. A chunk that is left out, taken twice, or read too early is
+apart by far more.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import sluice
+import torch
+from torch import Tensor
+
+from sluice_verify import masks
+from sluice_verify.decoder import Decoder, Sizes, loss_of, seeded, twin
+from sluice_verify.result import Failure, Result, in_one_line, say
+from sluice_verify.streamed import device_of, streamed
+
+LIMIT = 1e-4  # of a norm; fp32 rounds by 1e-7, and sums of it by 1e-6
+TIMES = 2.0  # blocks' results in bf16 are rounded once more (client/python)
+EXPECTED = (f"fp32: within {LIMIT:g} of each gradient's norm; bf16: at most "
+            f"{TIMES:g} times as far from fp32 as plain torch")
+
+Gradients = dict[str, Tensor]
+
+
+@dataclass(frozen=True)
+class Case:
+    mask: Callable[[int], Tensor | None]
+    rows: int
+    chunk: int
+    hidden: str = "device"
+    dtype: torch.dtype = torch.float32
+    sizes: Sizes = Sizes()
+
+    def __str__(self) -> str:
+        return (f"{self.mask.__name__}, {self.rows} rows in chunks of "
+                f"{self.chunk}, heads of {self.sizes.width}, "
+                f"{str(self.dtype).removeprefix('torch.')}, "
+                f'hidden="{self.hidden}"')
+
+
+WIDE = Sizes(hidden=128, heads=2, kv_heads=1, width=128, ffn=64, layers=1)
+CASES = (
+    *(Case(masks.causal, 107, 32, hidden, dtype)
+      for dtype in (torch.float32, torch.bfloat16)
+      for hidden in ("device", "host")),
+    Case(masks.window, 107, 32),
+    Case(masks.window, 107, 32, "host"),
+    Case(masks.documents, 107, 32),
+    Case(masks.documents, 107, 32, "host", torch.bfloat16),
+    Case(masks.causal, 769, 256, sizes=WIDE),  # a last chunk of one row
+)
+
+
+def check(result: Result, socket: str) -> None:
+    found = result.value["cases"] = []
+    torch.backends.cuda.matmul.allow_tf32 = False
+    with sluice.Session(socket) as session:
+        for case in CASES:
+            say(str(case))
+            try:
+                apart = compare(session, case)
+            except (sluice.Error, RuntimeError) as error:
+                raise Failure(f"{case}: {in_one_line(error)}") from error
+            found.append({"case": str(case), **apart})
+
+
+def compare(session: sluice.Session, case: Case) -> dict[str, float]:
+    """Two steps, the second over what the first has left and on another
+    stream. Raises `Failure`."""
+    model = seeded(case.sizes)
+    ids = torch.randint(case.sizes.vocabulary, (2, case.rows),
+                        generator=torch.Generator().manual_seed(1))
+    mask = case.mask(case.rows)
+    exact = gradients(model, ids, mask)
+    judge = _judge_fp32 if case.dtype == torch.float32 else _judge_rounded
+    plain = gradients(twin(model, case.dtype), ids, mask) if (
+        judge is _judge_rounded) else None
+    model = twin(model, case.dtype)
+    gpu = device_of(session)
+    given = [None if t is None else t.to(gpu) for t in (ids, mask)]
+    worst: dict[str, float] = {}
+    with streamed(session, model, case.chunk, case.hidden, mask) as stream:
+        here, side = torch.cuda.current_stream(gpu), torch.cuda.Stream(gpu)
+        for each in here, side:
+            each.wait_stream(here)
+            with torch.cuda.stream(each):
+                got = gradients(model, *given)
+            for name, value in judge(case, got, exact, plain).items():
+                worst[name] = max(worst.get(name, 0.0), value)
+        here.wait_stream(side)
+        left = stream.stats().host_bytes
+        if not stream.stats().blocks or left:
+            raise Failure(f"{case}: {stream.stats().blocks} blocks of "
+                          f"attention were streamed, and {left} bytes of the "
+                          "host are still held")
+    return worst
+
+
+def gradients(model: Decoder, ids: Tensor, mask: Tensor | None) -> Gradients:
+    """On the CPU, "loss" among them."""
+    model.zero_grad()
+    loss = loss_of(model, ids, mask)
+    loss.backward()
+    return {"loss": loss.detach().float().cpu(),
+            **{name: p.grad.float().cpu()
+               for name, p in model.named_parameters()}}
+
+
+def _judge_fp32(case: Case, got: Gradients, exact: Gradients,
+                plain: Gradients | None) -> dict[str, float]:
+    shares = {name: float((got[name] - wanted).norm() / wanted.norm())
+              for name, wanted in exact.items()}
+    # NaN is no number's largest.
+    name = max(shares, key=lambda n: (shares[n] != shares[n], shares[n]))
+    if not shares[name] <= LIMIT:
+        raise Failure(f"{case}: {name} is {shares[name]:.2g} of its norm "
+                      f"apart from plain torch's on the CPU, the limit is "
+                      f"{LIMIT:g}")
+    return {"worst_share_of_norm": shares[name]}
+
+
+def _judge_rounded(case: Case, got: Gradients, exact: Gradients,
+                   plain: Gradients) -> dict[str, float]:
+    ours, theirs = (sum(float((each[name] - wanted).norm()) ** 2
+                        for name, wanted in exact.items()) ** 0.5
+                    for each in (got, plain))
+    if not ours <= TIMES * theirs:
+        raise Failure(f"{case}: all gradients together are {ours:.3g} apart "
+                      f"from fp32's, plain torch's {theirs:.3g}, and the "
+                      f"limit is {TIMES:g} times that")
+    return {"times_plain_error": ours / theirs}

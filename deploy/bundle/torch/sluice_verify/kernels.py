@@ -1,0 +1,111 @@
+"""Which of torch's operators have CUDA kernels, and which kernels of attention
+run on this GPU."""
+
+from __future__ import annotations
+
+import warnings
+
+import torch
+from torch import Tensor
+from torch.nn.attention import SDPBackend, sdpa_kernel
+from torch.nn import functional as F
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from sluice import blocks, gpu_blocks
+from sluice.intervals import Whole
+from sluice_verify.decoder import loss_of, seeded
+from sluice_verify.result import Failure, in_one_line
+
+# What attention's blocks ask for on a GPU, instead of the CPU's kernels.
+ON_GPU = ("aten::_flash_attention_forward", "aten::_flash_attention_backward",
+          "aten::_scaled_dot_product_efficient_attention",
+          "aten::_scaled_dot_product_efficient_attention_backward")
+BACKENDS = {"flash": SDPBackend.FLASH_ATTENTION,
+            "efficient": SDPBackend.EFFICIENT_ATTENTION,
+            "cudnn": SDPBackend.CUDNN_ATTENTION}
+SHAPE = (1, 4, 64, 64)  # B, heads, rows, width
+CLOSE = {torch.bfloat16: 3e-2, torch.float32: 1e-4}
+
+
+class _Names(TorchDispatchMode):
+    """Of the operators that run within."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.found: set[str] = set()
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        self.found.add(func.name())
+        return func(*args, **(kwargs or {}))
+
+
+def without_cuda(value: dict) -> list[str]:
+    """The operators of a step on the CPU that have no kernel for CUDA."""
+    with _Names() as names:
+        loss_of(seeded(), torch.zeros(1, 40, dtype=torch.long)).backward()
+        for mask in (Whole.CAUSAL, torch.ones(64, 64, dtype=bool).tril()):
+            _block(*_qkv("cpu", torch.float32), mask)
+    wanted = {name for name in names.found if "_for_cpu" not in name}
+    wanted.update(ON_GPU)
+    value["operators"] = len(wanted)
+    has = torch._C._dispatch_has_computed_kernel_for_dispatch_key
+    return sorted(name for name in wanted if not has(name, "CUDA"))
+
+
+def attend(value: dict) -> None:
+    """Runs those that blocks use against the CPU's, and says of each of
+    torch's own whether it runs here. Raises `Failure`."""
+    for dtype, kernel in ((torch.bfloat16, "flash"),
+                          (torch.float32, "efficient")):
+        q, k, v = _qkv("cuda:0", dtype)
+        try:
+            if not gpu_blocks.fits(q):
+                raise RuntimeError("heads are too wide")
+            got = _block(q, k, v, Whole.CAUSAL)
+        except RuntimeError as error:
+            raise Failure(f"torch's {kernel} attention does not run on this "
+                          f"GPU ({in_one_line(error)}): {dtype} needs "
+                          "it; tell us") from error
+        exact = _block(*(t.float().cpu() for t in (q, k, v)), Whole.CAUSAL)
+        for name, one, other in zip(("o", "lse", "dq", "dk", "dv"), got,
+                                    exact):
+            apart = float((one.float().cpu() - other).norm() / other.norm())
+            if not apart <= CLOSE[dtype]:
+                raise Failure(f"torch's {kernel} attention gives a {name} "
+                              f"that is {apart:.2g} of its norm apart from "
+                              f"the CPU's, the limit is {CLOSE[dtype]:g}")
+    value["attention"] = {name: _runs(backend)
+                          for name, backend in BACKENDS.items()}
+
+
+def _qkv(device: str, dtype: torch.dtype) -> list[Tensor]:
+    generator = torch.Generator().manual_seed(3)
+    return [torch.randn(SHAPE, generator=generator).to(device, dtype)
+            for _ in range(3)]
+
+
+def _block(q: Tensor, k: Tensor, v: Tensor, mask: blocks.Mask
+           ) -> list[Tensor]:
+    """o, lse and the gradients of one block, joined to nothing."""
+    scores = blocks.Scores(q.shape[-1] ** -0.5)
+    part, part_lse = blocks.forward(q, k, v, mask, scores)
+    o, lse = blocks.nothing(q, v)
+    lse = blocks.merge(o, lse, part, part_lse).float()
+    return [o, lse, *blocks.backward(torch.ones_like(q), q, k, v, o, lse, mask,
+                                     scores)]
+
+
+def _runs(backend: SDPBackend) -> str:
+    """"yes", or why not, as torch warns of it."""
+    q, k, v = (t.requires_grad_() for t in _qkv("cuda:0", torch.bfloat16))
+    with warnings.catch_warnings(record=True) as told:
+        warnings.simplefilter("always")
+        try:
+            with sdpa_kernel(backend):
+                F.scaled_dot_product_attention(q, k, v, is_causal=True
+                                               ).sum().backward()
+            torch.cuda.current_stream().synchronize()
+        except RuntimeError as error:
+            return " ".join([in_one_line(error), *(
+                str(each.message).split(" (Triggered")[0] for each in told)])
+    return "yes"

@@ -1,0 +1,25 @@
+"""Masks bool [1, 1, S, S], True where a row sees a key; None: causal."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+
+def causal(rows: int) -> None:
+    """Which torch has a word of its own for."""
+
+
+def window(rows: int) -> Tensor:
+    """Each row sees itself and the 23 before it."""
+    at = torch.arange(rows)
+    apart = at[:, None] - at
+    return ((apart >= 0) & (apart < 24))[None, None]
+
+
+def documents(rows: int) -> Tensor:
+    """Three packed ones, of unequal lengths, none as long as a chunk: a row
+    sees its own document's rows up to itself."""
+    at = torch.arange(rows)
+    document = (at >= rows // 5).int() + (at >= rows * 3 // 5).int()
+    return ((at[:, None] >= at) & (document[:, None] == document))[None, None]

@@ -1,0 +1,37 @@
+"""A decoder of this kit streamed on the session's GPU."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator
+
+import torch
+from torch import Tensor
+
+import sluice
+from sluice_verify.decoder import Decoder
+
+PROBED = 70  # rows, as the package's own probe has them
+
+
+@contextlib.contextmanager
+def streamed(session: sluice.Session, model: Decoder, chunk: int, hidden: str,
+             mask: Tensor | None = None) -> Iterator[sluice.Stream]:
+    """While it lasts the model, which is moved to the GPU, is streamed; its
+    mask, if any, is to be like `mask` [1, 1, S, S]."""
+    gpu = device_of(session)
+    model.to(gpu)
+    ids = torch.zeros(1, PROBED, dtype=torch.long, device=gpu)
+    few = None if mask is None else mask[..., :PROBED, :PROBED].to(gpu)
+    stream = sluice.stream(
+        layers=model.layers, attention="sdpa", session=session, chunk=chunk,
+        hidden=hidden, quiet=True, sample=lambda: model(ids, few))
+    try:
+        yield stream
+    finally:
+        stream.unstream()
+
+
+def device_of(session: sluice.Session) -> torch.device:
+    """The kit's daemon has real GPUs alone."""
+    return torch.device("cuda", session.limits().device)

@@ -1,0 +1,115 @@
+// The checks that run in the user's own torch: a process of their Python, with
+// the kit's package and the kit's own daemon, on the first free GPU. Nothing is
+// installed in their environment.
+#include <fmt/format.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <cerrno>
+#include <cstdlib>
+#include <filesystem>
+
+#include "absl/time/clock.h"
+#include "deploy/bundle/verify/check.h"
+#include "deploy/bundle/verify/descendants.h"
+#include "deploy/bundle/verify/last_line.h"
+#include "deploy/bundle/verify/private_daemon.h"
+#include "deploy/bundle/verify/visible.h"
+#include "kernels/device/driver.h"
+#include "proto/base/file_text.h"
+#include "proto/base/spawn.h"
+#include "proto/base/status.h"
+
+namespace sluice::verify {
+namespace {
+
+using nlohmann::json;
+
+// Of the GPU's free memory: the rest is for torch.
+constexpr int kPartOfGpu = 8;
+constexpr Bytes kHost = MiB(256);
+
+// python/ and lib/ of the kit, or of a build of the source tree.
+absl::Status ShowPackage() {
+  const auto bin =
+      std::filesystem::read_symlink("/proc/self/exe").parent_path();
+  const std::string package = (bin.parent_path() / "python").string();
+  if (!std::filesystem::exists(package + "/sluice_verify/__main__.py")) {
+    return absl::NotFoundError(
+        "there is no python/sluice_verify beside bin/: unpack the kit whole");
+  }
+  const char* const theirs = std::getenv("PYTHONPATH");
+  const std::string more = theirs != nullptr ? theirs : "";
+  setenv("PYTHONPATH", (more.empty() ? package : package + ":" + more).c_str(),
+         1);
+  setenv("PYTHONDONTWRITEBYTECODE", "1", 1);  // the kit stays as it is
+  setenv("SLUICE_BIN_DIR", bin.c_str(), 1);
+  unsetenv("SLUICE_SOCKET");
+  return absl::OkStatus();
+}
+
+absl::StatusOr<std::unique_ptr<PrivateDaemon>> StartDaemon(absl::Time until) {
+  SLUICE_ASSIGN_OR_RETURN(const auto driver, device::OpenCudaDriver());
+  SLUICE_ASSIGN_OR_RETURN(
+      const device::MemoryUse use,
+      driver->Usage(device::Placement::Gpu(DeviceIndex(0))));
+  return PrivateDaemon::Start(
+      {.gpu = (use.total - use.used) / kPartOfGpu, .host = kHost}, until);
+}
+
+// How it ended, as HowItEnded says it.
+absl::StatusOr<std::string> RunPython(const Surroundings& here,
+                                      const char* name,
+                                      const std::string& socket,
+                                      const std::string& result) {
+  SLUICE_ASSIGN_OR_RETURN(const pid_t pid,
+                          Spawn({here.python, "-m", "sluice_verify", name,
+                                 "--socket", socket, "--result", result},
+                                {.name = "the Python of --python",
+                                 .signals = SpawnOptions::Signals::kDefault}));
+  int status = 0;
+  while (waitpid(pid, &status, 0) < 0 && errno == EINTR) {
+  }
+  return HowItEnded(status);
+}
+
+// What the process wrote, and how it ended, where that was not well.
+absl::StatusOr<Result> Ask(const Surroundings& here, const char* name) {
+  const absl::Time until = absl::Now() + here.limit * 0.9;
+  ShowOnly({here.gpus.at(0)});
+  SLUICE_RETURN_IF_ERROR(ShowPackage());
+  SLUICE_ASSIGN_OR_RETURN(const auto daemon, StartDaemon(until));
+  const std::string path =
+      std::string(std::getenv("TMPDIR")) + "/" + name + ".result";
+  SLUICE_ASSIGN_OR_RETURN(const std::string bad_end,
+                          RunPython(here, name, daemon->socket(), path));
+  const json told =
+      json::parse(TextOf(path), nullptr, /*allow_exceptions=*/false);
+  Result result =
+      bad_end.empty()
+          ? FromJson(told)
+          : FromJson(told, fmt::format(
+                               "the Python process {}; it said last: {}",
+                               bad_end, LastLine(TextOf(here.work + ".log"))));
+  if (result.status == Status::kPassed) {
+    SLUICE_RETURN_IF_ERROR(daemon->End(until));
+  }
+  if (result.value.is_object()) result.value["on_gpu"] = here.gpus.at(0);
+  return result;
+}
+
+Result RunInTorch(const Surroundings& here, const char* name) {
+  auto result = Ask(here, name);
+  if (result.ok()) return *std::move(result);
+  return Failed({}, "the check runs", std::string(result.status().message()));
+}
+
+}  // namespace
+
+Result RunTorch(const Surroundings& here) { return RunInTorch(here, "torch"); }
+Result RunGradients(const Surroundings& here) {
+  return RunInTorch(here, "gradients");
+}
+
+}  // namespace sluice::verify

@@ -1,0 +1,82 @@
+"""What tests of ./verify share: a run of it on the fake driver, and what it
+leaves. A test program's first two arguments are the folder of `verify` and the
+programs that it runs, and that of the fakes."""
+
+import json
+import os
+import subprocess
+import sys
+import tarfile
+import tempfile
+import time
+import unittest
+
+ROOT = os.path.dirname(os.path.dirname(os.path.dirname(
+    os.path.abspath(__file__))))
+BIN, FAKE = (os.path.abspath(a) for a in sys.argv[1:3])
+
+
+class Verify(unittest.TestCase):
+    def setUp(self):
+        folder = tempfile.TemporaryDirectory(prefix="verify-test-")
+        self.addCleanup(folder.cleanup)
+        self.folder = folder.name
+        # Fake nodes of processes that are killed here.
+        nodes = tempfile.TemporaryDirectory(prefix="verify-test-",
+                                            dir="/dev/shm")
+        self.addCleanup(nodes.cleanup)
+        self.nodes = nodes.name
+
+    def environment(self, fake):
+        environment = {"PATH": os.environ["PATH"], "TMPDIR": self.folder,
+                       "HOME": "/nonexistent/of-nobody"}
+        if fake is not None:
+            environment["LD_LIBRARY_PATH"] = FAKE
+            environment["SLUICE_FAKE_CUDA"] = f"{fake},nodes={self.nodes}"
+        return environment
+
+    def start(self, *arguments, fake="gpus=2", before=None, kit=BIN):
+        return subprocess.Popen(
+            [kit + "/verify", "--out", self.folder, "--name", "test",
+             "--json", *arguments],
+            env=self.environment(fake), cwd="/", text=True,
+            stdout=subprocess.PIPE, stderr=subprocess.PIPE, preexec_fn=before)
+
+    def verify(self, *arguments, **how):
+        process = self.start(*arguments, **how)
+        out, self.said = process.communicate(timeout=200)
+        self.status = process.returncode
+        return {c["name"]: c for c in json.loads(out)["checks"]}
+
+    def archive(self):
+        path = self.folder + "/sluice-verify-test.tar.gz"
+        with tarfile.open(path) as packed:
+            return {m.name: packed.extractfile(m).read().decode()
+                    for m in packed.getmembers() if m.isfile()}
+
+    def archived(self):
+        report = self.archive()["sluice-verify-test/report.json"]
+        return {c["name"]: c["status"] for c in json.loads(report)["checks"]}
+
+    def expect_fails(self, name, reason, *arguments, **how):
+        checks = self.verify("--only", name, *arguments, **how)
+        self.assertEqual(checks[name]["status"], "failed", self.said)
+        self.assertRegex(checks[name]["reason"], reason)
+        self.assertEqual(self.status, 1, self.said)
+        self.assertEqual(self.archived()[name], "failed")
+
+    def nothing_runs(self):
+        """Whose environment names this test's folder."""
+        def ours():
+            for pid in filter(str.isdigit, os.listdir("/proc")):
+                try:
+                    with open(f"/proc/{pid}/environ", "rb") as file:
+                        if self.folder.encode() in file.read():
+                            yield pid
+                except OSError:
+                    pass
+        for _ in range(200):
+            if not list(ours()):
+                return
+            time.sleep(0.05)
+        self.fail(f"still running: {list(ours())}")

@@ -1,0 +1,200 @@
+#!/usr/bin/env python3
+"""./verify --python PATH on the fakes (tests/fake_cuda): its checks of torch pass
+there, and each fault that is put in makes the check fail that is to find it.
+
+    torch_test.py BIN_FOLDER FAKE_FOLDER PYTHON [unittest's arguments]
+
+PYTHON has a torch with NVIDIA's libraries, whose kernels the fakes replace.
+"""
+
+import fcntl
+import os
+import shutil
+import sys
+import unittest
+
+from kit import BIN, FAKE, Verify
+
+PYTHON = os.path.abspath(sys.argv[3])
+# Torch's own allocator is beside the leases.
+NODE = "gpus=2,memory_mib=256,malloc=1,host_numa=0"
+LATE = NODE + ",jitter_us=500"  # so that little is ordered by luck
+
+ON_FAKES = """import ctypes
+ctypes.CDLL("libtorch_cuda.so", mode=ctypes.RTLD_GLOBAL)
+"""
+# Of the tests' environment: the kit needs none of it.
+WITHOUT = """
+import sys
+class Absent:
+    def find_spec(self, name, path=None, target=None):
+        if name.split(".")[0] in ("transformers", "accelerate"):
+            raise ModuleNotFoundError(f"No module named '{name}'", name=name)
+sys.meta_path.insert(0, Absent())
+"""
+
+
+class OfTorch(Verify):
+    def python(self, fault="", fakes=True):
+        """What a user would name: the Python on the fakes, in which `fault`
+        runs before anything else."""
+        folder = self.folder + "/environment/bin"
+        os.makedirs(folder)
+        with open(folder + "/sitecustomize.py", "w") as file:
+            file.write((ON_FAKES if fakes else "") + WITHOUT + fault)
+        path = folder + "/python3"
+        with open(path, "w") as script:
+            script.write(
+                "#!/bin/sh\n"
+                f"export PYTHONPATH=$PYTHONPATH:{folder} OMP_NUM_THREADS=1\n" +
+                (f"export LD_LIBRARY_PATH={FAKE}/over_real:{FAKE}\n"
+                 f"export LD_PRELOAD={FAKE}/libcudart.so.13\n"
+                 if fakes else "") + f'exec {PYTHON} "$@"\n')
+        os.chmod(path, 0o700)
+        return path
+
+    def finds(self, name, reason, fault="", *arguments, fakes=True, **how):
+        self.expect_fails(name, reason, "--python", self.python(fault, fakes),
+                          *arguments, **{"fake": NODE, **how})
+        self.nothing_runs()
+
+
+class Passes(OfTorch):
+    def test_all_pass_and_say_nothing_of_the_machine(self):
+        checks = self.verify("--only", "torch,gradients", "--python",
+                             self.python(), fake=LATE)
+        for name, check in checks.items():
+            self.assertEqual(check["status"], "passed", (name, self.said))
+            self.assertEqual(check["value"]["on_gpu"], 0)
+        self.assertEqual(self.status, 0, self.said)
+        found = checks["torch"]["value"]
+        self.assertRegex(found["torch"], r"^\d+\.\d+")
+        self.assertGreater(found["operators"], 40)
+        self.assertEqual(set(found["attention"]),
+                         {"flash", "efficient", "cudnn"})
+        cases = checks["gradients"]["value"]["cases"]
+        for word in ("causal", "window", "documents", "float32", "bfloat16",
+                     'hidden="device"', 'hidden="host"'):
+            self.assertTrue(any(word in c["case"] for c in cases), word)
+        environment = os.path.dirname(os.path.dirname(PYTHON))
+        for name, text in self.archive().items():
+            for told in (self.folder, os.uname().nodename, BIN, environment):
+                self.assertNotIn(told, text, name)
+        self.nothing_runs()
+
+    def test_the_first_gpu_that_nobody_uses_is_asked(self):
+        node = self.folder + "/node"
+        os.mkdir(node)
+        with open(node + "/memory-1-0-1-0", "wb+") as held:  # of GPU 0
+            held.truncate(64 << 20)
+            fcntl.flock(held, fcntl.LOCK_SH)
+            checks = self.verify("--only", "torch", "--python", self.python(),
+                                 fake=NODE + ",node=" + node)
+        self.assertEqual(checks["torch"]["status"], "passed", self.said)
+        self.assertEqual(checks["torch"]["value"]["on_gpu"], 1)
+
+
+class Torch(OfTorch):
+    def test_an_old_python(self):
+        self.finds("torch", r"Python is 3\.9, and Sluice needs 3\.10",
+                   "import sys\nsys.version_info = (3, 9, 0)\n")
+
+    def test_no_torch(self):
+        self.finds("torch", "no torch that loads .*--python",
+                   "import sys\nsys.modules['torch'] = None\n")
+
+    def test_an_old_torch(self):
+        self.finds("torch", "torch 2.9.1 is too old: install 2.10 or newer",
+                   "import torch\ntorch.__version__ = '2.9.1'\n")
+
+    def test_a_torch_without_cuda(self):
+        self.finds("torch", "built without CUDA: install one",
+                   "import torch\ntorch.version.cuda = None\n")
+
+    def test_a_torch_that_sees_no_gpu(self):
+        self.finds("torch", "sees no GPU .*driver", fakes=False)
+
+    def test_an_operator_without_a_cuda_kernel(self):
+        self.finds("torch", "no CUDA kernel for aten::silu_backward: install",
+                   HAS_NOT)
+
+    def test_attention_that_does_not_run(self):
+        self.finds("torch", "flash attention does not run on this GPU",
+                   FAILS.format("_flash_attention_forward"))
+
+    def test_attention_that_is_wrong(self):
+        self.finds("torch", "efficient attention gives a dq that is",
+                   WRONG.format(
+                       "_scaled_dot_product_efficient_attention_backward", 1.02, 0))
+
+    def test_a_kit_that_is_not_whole(self):
+        kit = self.folder + "/kit"
+        os.makedirs(kit + "/bin")
+        shutil.copy2(BIN + "/verify", kit + "/bin")
+        self.finds("torch", "no python/sluice_verify .*unpack the kit whole",
+                   kit=kit + "/bin")
+
+
+# Faults, as sitecustomize runs them.
+HAS_NOT = """
+import torch
+has = torch._C._dispatch_has_computed_kernel_for_dispatch_key
+torch._C._dispatch_has_computed_kernel_for_dispatch_key = (
+    lambda name, key: name != "aten::silu_backward" and has(name, key))
+"""
+FAILS = """
+import torch
+def kernel(*_, **__):
+    raise RuntimeError("CUDA error: no kernel image is available")
+torch.ops.aten.{} = kernel
+"""
+# Its first result, by a factor, from so many calls on.
+WRONG = """
+import torch
+class Wrong:
+    def __init__(self, kernel):
+        self.kernel, self.calls = kernel, 0
+    def __getattr__(self, name):
+        return getattr(self.kernel, name)
+    def __call__(self, *args, **kwargs):
+        first, *rest = self.kernel(*args, **kwargs)
+        self.calls += 1
+        return first * ({1} if self.calls > {2} else 1), *rest
+torch.ops.aten.{0} = Wrong(torch.ops.aten.{0})
+"""
+NO_WAIT = """
+from sluice import copies
+copies.Copies.wait = lambda self, direction, ticket: (
+    self.in_flight[direction].settle(ticket))
+"""
+
+
+# Calls of a backward kernel in the first case, until the package's own probe is
+# over, which would find it too.
+OF_PROBE = 45
+
+
+class Gradients(OfTorch):
+    def test_a_kernel_that_is_wrong(self):
+        self.finds("gradients", "^causal, .*float32.* of its norm apart",
+                   WRONG.format("_scaled_dot_product_efficient_attention_"
+                                "backward", 1.02, OF_PROBE))
+
+    def test_a_kernel_that_is_wrong_in_bf16(self):
+        self.finds("gradients", "causal, .*bfloat16.*plain torch's",
+                   WRONG.format("_flash_attention_backward", 1.5, 0))
+
+    def test_compute_that_does_not_wait_for_copies(self):
+        self.finds("gradients", "ended with status 86", NO_WAIT, fake=LATE)
+
+    def test_copies_that_fail(self):
+        self.finds("gradients", "^causal, .*cuMemcpyAsync",
+                   fake=NODE + ",fail=cuMemcpyAsync:40:999")
+
+    def test_copies_that_never_end(self):
+        self.finds("gradients", "did not end within 12s; it said last: causal",
+                   "", "--limit", "12", fake=NODE + ",hang=cuMemcpyAsync:9")
+
+
+if __name__ == "__main__":
+    unittest.main(argv=[sys.argv[0], *sys.argv[4:]])
