@@ -3,12 +3,15 @@
 #include "client/sluice.h"
 
 #include <algorithm>
+#include <array>
+#include <cmath>
 #include <cstring>
 #include <memory>
 #include <new>
 #include <span>
 #include <string>
 #include <utility>
+#include <vector>
 
 #include "client/copy/copy_engine.h"
 #include "client/copy/ticket_table.h"
@@ -20,6 +23,7 @@
 using sluice::Bytes;
 using sluice::client::CopyEngine;
 using sluice::client::CopyRequest;
+using sluice::client::CopySlack;
 using sluice::client::Region;
 using sluice::client::Session;
 using sluice::client::SessionEvent;
@@ -35,6 +39,8 @@ struct sluice_region {
 struct sluice_engine {
   std::unique_ptr<CopyEngine> engine;
   TicketTable tickets;
+  // By direction, as sluice_engine_know_slack was told; below 0: not known.
+  std::array<double, 2> slack_seconds = {-1, -1};
 };
 
 namespace {
@@ -110,6 +116,16 @@ int ReadVersioned(const T* in, T* out) {
   std::memcpy(out, in, std::min(in->size, sizeof(T)));
   return SLUICE_OK;
 }
+
+bool IsDirection(int direction) {
+  return direction == SLUICE_HOST_TO_GPU || direction == SLUICE_GPU_TO_HOST;
+}
+
+constexpr char kBadDirection[] =
+    "direction must be SLUICE_HOST_TO_GPU or SLUICE_GPU_TO_HOST";
+
+// Of the copies of each direction.
+constexpr std::array kLabels = {"copy in", "copy out"};
 
 // For a caller who ends it with sluice_string_free.
 char* NewText(const std::string& text) {
@@ -309,7 +325,7 @@ int sluice_engine_start(sluice_session* session, sluice_engine** out) {
                            .device = session->session->limits().device,
                            .gate = &session->session->grants()});
     if (!engine.ok()) return Fail(engine.status());
-    *out = new sluice_engine{*std::move(engine), {}};
+    *out = new sluice_engine{.engine = *std::move(engine), .tickets = {}};
     return int{SLUICE_OK};
   });
 }
@@ -331,16 +347,13 @@ int sluice_engine_copy_pieces(sluice_engine* engine, int direction,
                               sluice_ticket* out) {
   if (engine == nullptr) return BadArgument("engine is NULL");
   if (out == nullptr) return BadArgument("a copy's out is NULL");
-  if (direction != SLUICE_HOST_TO_GPU && direction != SLUICE_GPU_TO_HOST) {
-    return BadArgument(
-        "direction must be SLUICE_HOST_TO_GPU or SLUICE_GPU_TO_HOST");
-  }
+  if (!IsDirection(direction)) return BadArgument(kBadDirection);
   if ((piece_count && !pieces) || (count && !after)) {
     return BadArgument("a copy's pieces or after are NULL");
   }
   return Guard([&] {
     CopyRequest request;
-    request.label = "copy";
+    request.label = kLabels[direction];
     request.direction = direction == SLUICE_HOST_TO_GPU
                             ? sluice::device::CopyDirection::kHostToDevice
                             : sluice::device::CopyDirection::kDeviceToHost;
@@ -365,6 +378,27 @@ int sluice_engine_copy_pieces(sluice_engine* engine, int direction,
 int sluice_engine_use_stream(sluice_engine* engine, void* stream) {
   if (engine == nullptr) return BadArgument("engine is NULL");
   return Guard([&] { return Return(engine->engine->UseStream(stream)); });
+}
+
+int sluice_engine_know_slack(sluice_engine* engine, int direction,
+                             double seconds) {
+  if (engine == nullptr) return BadArgument("engine is NULL");
+  if (!IsDirection(direction)) return BadArgument(kBadDirection);
+  if (!std::isfinite(seconds)) {
+    return BadArgument(
+        "sluice_engine_know_slack: seconds must be a number; below 0 says that "
+        "it is not known");
+  }
+  return Guard([&] {
+    engine->slack_seconds[direction] = seconds;
+    std::vector<CopySlack> known;
+    for (const int each : {SLUICE_HOST_TO_GPU, SLUICE_GPU_TO_HOST}) {
+      const double slack = engine->slack_seconds[each];
+      if (slack >= 0) known.push_back({kLabels[each], absl::Seconds(slack)});
+    }
+    engine->engine->KnowSlack(std::move(known));
+    return int{SLUICE_OK};
+  });
 }
 
 int sluice_engine_mark_compute(sluice_engine* engine, sluice_ticket* out) {

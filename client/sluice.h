@@ -33,7 +33,7 @@
 extern "C" {
 #endif
 
-#define SLUICE_ABI_VERSION 2
+#define SLUICE_ABI_VERSION 3
 
 #if defined(__GNUC__)
 #define SLUICE_API __attribute__((visibility("default")))
@@ -258,6 +258,15 @@ SLUICE_API int sluice_engine_copy_pieces(sluice_engine* engine, int direction,
  * SLUICE_UNIMPLEMENTED on a simulated GPU, where the calling thread computes.
  */
 SLUICE_API int sluice_engine_use_stream(sluice_engine* engine, void* stream);
+
+/* Since 3. Of copies of `direction` that are enqueued from now on: compute
+ * comes to what such a copy brings, or to the memory that it leaves, `seconds`
+ * after the copy could start; 0: at once. While one waits for bandwidth, the
+ * daemon is told by when it is needed, lends first to copies that would be
+ * late, and shows operators which were. Too short is said to be late, and too
+ * long is not hurried. Below 0: not known, as it is at first. Does not wait. */
+SLUICE_API int sluice_engine_know_slack(sluice_engine* engine, int direction,
+                                        double seconds);
 
 /* A ticket reached when all that was computed so far is done: put it into
  * `after` of the copy that takes results away. */

@@ -10,7 +10,8 @@ PACKAGE = "client/python/sluice/"
 
 # A module imports only what stands before it. `__init__` stands above all.
 ORDER = [
-    "errors", "arguments", "_guard", "ranges", "in_flight", "host_tensor",
+    "errors", "arguments", "_guard", "ranges", "in_flight", "slack",
+    "host_tensor",
     "kinds",
     # The native half: library, daemon, session, memory.
     "_native", "daemon", "handle", "leased", "waiting", "session", "computing",

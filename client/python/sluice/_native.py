@@ -1,4 +1,4 @@
-"""libsluice.so by ctypes, C ABI 2: signatures, structs, status -> `Error`.
+"""libsluice.so by ctypes, C ABI 3: signatures, structs, status -> `Error`.
 
 The one file that knows the C interface (client/sluice.h); nothing here owns a
 handle. Handles are plain integers, 0 or None is NULL, which every function of
@@ -14,7 +14,7 @@ from ctypes import c_uint32, c_uint64, c_void_p
 
 from sluice.errors import Error, Status
 
-ABI_VERSION = 2
+ABI_VERSION = 3
 GPU, HOST = 0, 1  # sluice_memory_kind
 HOST_TO_GPU, GPU_TO_HOST = 0, 1  # sluice_direction
 
@@ -101,6 +101,7 @@ _BRIEF_SIGNATURES = {
         c_int, [c_void_p, c_int, c_void_p, c_void_p, c_uint64, c_void_p,
                 c_size_t, c_void_p]),
     "sluice_engine_use_stream": (c_int, [c_void_p, c_void_p]),
+    "sluice_engine_know_slack": (c_int, [c_void_p, c_int, c_double]),
     "sluice_engine_mark_compute": (c_int, [c_void_p, c_void_p]),
     "sluice_engine_reached": (c_int, [c_void_p, c_uint64, c_void_p]),
     "sluice_session_changed_plan": (c_int, [c_void_p, c_void_p, c_void_p]),

@@ -260,7 +260,8 @@ class HostArena:
 
     # --- how ----------------------------------------------------------------
 
-    def _prefetch(self, host: HostTensor, device: torch.device | str) -> None:
+    def _prefetch(self, host: HostTensor, device: torch.device | str,
+                  at_once: bool = False) -> None:
         self._check(host)
         check_device(device, self.device)
         if host._ahead is not None:
@@ -269,12 +270,13 @@ class HostArena:
                   is None else self._slots.empty(host.shape, host.dtype))
         if host.nbytes:
             host._read = self._copies.start(HOST_TO_GPU, host._address, tensor,
-                                            host.nbytes, host._written)
+                                            host.nbytes, host._written,
+                                            at_once)
         host._ahead, host._stream = tensor, self._copies.stream
 
     def _get(self, host: HostTensor,
              device: torch.device | str) -> torch.Tensor:
-        self._prefetch(host, device)
+        self._prefetch(host, device, at_once=True)
         tensor, host._ahead = host._ahead, None
         if host.nbytes:
             self._copies.wait(HOST_TO_GPU, host._read)

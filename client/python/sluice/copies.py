@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import ctypes
 import weakref
+from time import perf_counter
 
 import torch
 
@@ -17,6 +18,7 @@ from sluice._native import GPU_TO_HOST, HOST_TO_GPU
 from sluice.in_flight import InFlight
 from sluice.leased import Engine
 from sluice.session import Session
+from sluice.slack import ComputeClock, Slack
 
 __all__ = ["IN_FLIGHT_BYTES", "IN_FLIGHT_COPIES", "Copies"]
 
@@ -48,6 +50,12 @@ class Copies:
         weakref.finalize(self, self._handle.end)
         self.in_flight = (InFlight(), InFlight())
         self._most_bytes = most_bytes
+        self._clock = ComputeClock()
+        # By direction; where nothing waits for bandwidth nobody asks for it.
+        limits = session.limits()
+        self._learns = not self._follows and max(
+            limits.h2d_bytes_per_second, limits.d2h_bytes_per_second) > 0
+        self._slack = (Slack(), Slack())
         # Scratch of one copy: the tensor, the tickets it comes after, the
         # first of which is always the compute so far, and its own.
         self._starting: torch.Tensor | None = None
@@ -59,11 +67,12 @@ class Copies:
         self._reached_ref = ctypes.byref(self._reached)
 
     def start(self, direction: int, address: int, tensor: torch.Tensor,
-              nbytes: int, behind: int) -> int:
+              nbytes: int, behind: int, at_once: bool = False) -> int:
         """Starts one copy between the host's `address` and `tensor`.
 
         Args:
             behind: a ticket of the other direction that comes first.
+            at_once: the caller waits for it next.
 
         Returns: the copy's ticket.
         """
@@ -77,6 +86,8 @@ class Copies:
         if behind > self.in_flight[1 - direction].settled:
             self._after[1] = behind
             count = 2
+        if self._learns and not status:
+            status = self._tell_slack(direction, nbytes, at_once)
         to, source = address, tensor.data_ptr()
         if direction == HOST_TO_GPU:
             to, source = source, to
@@ -88,6 +99,8 @@ class Copies:
             raise self.engine.error(status)
         self.count += 1
         ticket = self._ticket.value
+        if self._learns and not at_once:
+            self._slack[direction].started(ticket, nbytes, self._clock.now())
         flight = self.in_flight[direction]
         flight.let_go_of_reached(self.is_reached)
         flight.held.append((ticket, nbytes, tensor))
@@ -109,9 +122,15 @@ class Copies:
     def wait(self, direction: int, ticket: int) -> None:
         if self._follows:
             self._follow()
+        began = 0.0
+        if self._learns:
+            self._slack[direction].asked(ticket, self._clock.now())
+            began = perf_counter()
         flight = self.in_flight[direction]
         if ticket > flight.settled:
             status = self._library.engine_wait(self._handle.value, ticket)
+            if self._learns:
+                self._clock.waited += perf_counter() - began
             if status:
                 raise self.engine.error(status)
         flight.settle(ticket)
@@ -141,6 +160,19 @@ class Copies:
         for direction in self.in_flight:
             direction.held.clear()
             direction.nbytes = 0
+        for slack in self._slack:
+            slack.forget_started()
+
+    def _tell_slack(self, direction: int, nbytes: int, at_once: bool) -> int:
+        """Of the copy that starts next; the library's status."""
+        known = self._slack[direction]
+        slack = 0.0 if at_once else known.of(nbytes)
+        if known.is_told(slack):
+            return 0
+        status = self._library.engine_know_slack(self._handle.value, direction,
+                                                 slack)
+        known.told = slack
+        return status
 
     def _follow(self) -> None:
         """Compute is on torch's current stream; see [Note: streams] in

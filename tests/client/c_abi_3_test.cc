@@ -1,0 +1,99 @@
+// What ABI 3 added: by when copies are needed.
+#include <array>
+#include <cmath>
+#include <limits>
+#include <thread>
+
+#include "gmock/gmock.h"
+#include "tests/client/c_abi_fixture.h"
+
+namespace sluice::client {
+namespace {
+
+using ::testing::HasSubstr;
+
+constexpr int kIn = SLUICE_HOST_TO_GPU, kOut = SLUICE_GPU_TO_HOST;
+
+class CAbi3Test : public CAbiTest {
+ protected:
+  CAbi3Test() {
+    EXPECT_EQ(sluice_region_lease(session_, SLUICE_GPU, kSize, &gpu_), 0);
+    EXPECT_EQ(sluice_region_lease(session_, SLUICE_HOST, kSize, &host_), 0);
+    EXPECT_EQ(sluice_engine_start(session_, &engine_), 0);
+    // Copies wait for a daemon that lives.
+    for (auto& limit : daemon_.limits().slots[0].limit_bytes) limit = 0;
+    daemon_.Beat();
+  }
+  ~CAbi3Test() override {
+    sluice_engine_stop(engine_);
+    sluice_region_free(host_);
+    sluice_region_free(gpu_);
+  }
+
+  // One copy of kSize bytes; what the daemon is told of it, and when it was
+  // enqueued. Then it goes.
+  struct Told {
+    uint64_t up_to = 0;
+    absl::Duration in;  // from Enqueue
+  };
+  Told Copy(int direction) {
+    void *gpu = sluice_region_data(gpu_), *host = sluice_region_data(host_);
+    const GrantUseSlot& slot = daemon_.use().slot;
+    const uint64_t end = slot.used_bytes[direction].load() + kSize;
+    sluice_ticket ticket;
+    const int64_t before = NowNs();
+    EXPECT_EQ(sluice_engine_copy(
+                  engine_, direction, direction == kIn ? gpu : host,
+                  direction == kIn ? host : gpu, kSize, nullptr, 0, &ticket),
+              0);
+    // It is told before the bytes are taken that are waited for.
+    while (slot.used_bytes[direction].load() < end) {
+      daemon_.Beat();
+      std::this_thread::yield();
+    }
+    const Told told = {
+        slot.due_bytes[direction].load(),
+        absl::Nanoseconds(static_cast<int64_t>(slot.due_ns[direction].load()) -
+                          before)};
+    daemon_.limits().slots[0].limit_bytes[direction] = end;
+    EXPECT_EQ(sluice_engine_wait(engine_, ticket), 0);
+    return told;
+  }
+  static int64_t NowNs() { return absl::ToUnixNanos(MonotonicClock().Now()); }
+
+  static constexpr size_t kSize = 65'536;
+  sluice_region *gpu_ = nullptr, *host_ = nullptr;
+  sluice_engine* engine_ = nullptr;
+};
+
+TEST_F(CAbi3Test, ACopyThatWaitsForBandwidthTellsByWhenItIsNeeded) {
+  EXPECT_EQ(Copy(kIn).up_to, 0u) << "nothing is known at first";
+  ASSERT_EQ(sluice_engine_know_slack(engine_, kIn, 20), 0);
+  const Told in = Copy(kIn);
+  EXPECT_EQ(in.up_to, 2 * kSize);
+  EXPECT_GE(in.in, absl::Seconds(20));
+  EXPECT_LT(in.in, absl::Seconds(30));
+  EXPECT_EQ(Copy(kOut).up_to, 0u) << "each direction by itself";
+  ASSERT_EQ(sluice_engine_know_slack(engine_, kOut, 0), 0);
+  EXPECT_EQ(Copy(kOut).up_to, 2 * kSize);
+  EXPECT_EQ(Copy(kIn).up_to, 3 * kSize) << "as before";
+  ASSERT_EQ(sluice_engine_know_slack(engine_, kIn, -1), 0);
+  EXPECT_EQ(Copy(kIn).up_to, 0u);
+}
+
+TEST_F(CAbi3Test, WhatIsNoTimeOrNoDirectionIsAnError) {
+  for (const double seconds :
+       {std::nan(""), std::numeric_limits<double>::infinity()}) {
+    EXPECT_EQ(sluice_engine_know_slack(engine_, kIn, seconds),
+              SLUICE_INVALID_ARGUMENT);
+    EXPECT_THAT(sluice_last_error(), HasSubstr("seconds must be a number"));
+  }
+  for (const int direction : {-1, 2}) {
+    EXPECT_EQ(sluice_engine_know_slack(engine_, direction, 1),
+              SLUICE_INVALID_ARGUMENT);
+  }
+  EXPECT_EQ(sluice_engine_know_slack(nullptr, kIn, 1), SLUICE_INVALID_ARGUMENT);
+}
+
+}  // namespace
+}  // namespace sluice::client

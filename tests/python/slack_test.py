@@ -1,0 +1,184 @@
+"""By when copies are needed: what is learned, and what the daemon is told."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import time
+
+import pytest
+import sluice
+import torch
+from sluice._native import GPU_TO_HOST, HOST_TO_GPU
+from sluice.arena import HostArena
+from sluice.daemon import PrivateDaemon
+from sluice.slack import RECENT, UNKNOWN, Slack
+
+MIB = 1 << 20
+
+
+def learn(slack, times, nbytes=8, first=1):
+    for ticket, seconds in enumerate(times, first):
+        slack.started(ticket, nbytes, 100.0)
+        slack.asked(ticket, 100.0 + seconds)
+
+
+# --- what is learned -------------------------------------------------------
+
+
+def test_copies_alike_have_the_least_of_late():
+    slack = Slack()
+    assert slack.of(8) == UNKNOWN
+    learn(slack, [3, 2, 4])
+    assert slack.of(8) == 2
+    assert slack.of(16) == UNKNOWN  # of each size by itself
+
+
+def test_what_is_long_past_does_not_count():
+    slack = Slack()
+    learn(slack, [1])
+    learn(slack, [5] * (RECENT - 1), first=2)
+    assert slack.of(8) == 1
+    learn(slack, [5] * RECENT, first=100)
+    assert slack.of(8) == 1  # they may be of one step still
+    learn(slack, [5], first=1000)
+    assert slack.of(8) == 5
+
+
+def test_what_nobody_asks_for_teaches_nothing_and_is_not_kept():
+    slack = Slack()
+    for ticket in range(1000):
+        slack.started(ticket, 8, 0.0)
+    slack.asked(3, 1.0)  # long forgotten
+    slack.asked(5000, 1.0)  # was needed at once
+    assert slack.of(8) == UNKNOWN
+    assert len(slack._started) < 200
+    learn(slack, [1] * 1000, first=2000)
+    for size in range(1, 1000):
+        learn(slack, [1], nbytes=size, first=9000)
+    assert len(slack._least) < 300
+
+
+def test_times_that_are_close_are_told_once():
+    slack = Slack()
+    assert slack.is_told(UNKNOWN)
+    assert not slack.is_told(0.0)
+    slack.told = 1.0
+    assert slack.is_told(0.95)
+    assert not slack.is_told(0.5)
+    assert not slack.is_told(UNKNOWN)
+    slack.told = 0.0
+    assert slack.is_told(0.0)
+    assert not slack.is_told(0.001)
+
+
+# --- what is told ----------------------------------------------------------
+
+
+@pytest.fixture
+def session():
+    """On a link whose speed is known."""
+    daemon = PrivateDaemon(gpu_bytes=64 * MIB, host_bytes=64 * MIB,
+                           link_bytes_per_second=1e9)
+    with sluice.Session(daemon.socket) as session:
+        yield session
+    daemon.close()
+
+
+class Watched:
+    """A library whose calls of know_slack are noted, whose copies are not
+    over before they are waited for, and whose waits take longer."""
+
+    def __init__(self, library, wait_s=0.0):
+        self._library, self._wait_s, self.told = library, wait_s, []
+
+    def __getattr__(self, name):
+        return getattr(self._library, name)
+
+    def engine_know_slack(self, engine, direction, seconds):
+        self.told.append((direction, seconds))
+        return self._library.engine_know_slack(engine, direction, seconds)
+
+    def engine_reached(self, engine, ticket, reached):
+        return 0  # never: they take long
+
+    def engine_wait(self, engine, ticket):
+        time.sleep(self._wait_s)
+        return self._library.engine_wait(engine, ticket)
+
+
+def watch(arena, **given):
+    watched = Watched(arena._copies._library, **given)
+    arena._copies._library = watched
+    return watched
+
+
+def test_a_prefetch_has_what_is_computed_until_it_is_asked_for(arena):
+    watched = watch(arena)
+    hosts = [arena.put(torch.ones(1000)) for _ in range(3)]
+    for host in hosts[:2]:
+        arena.prefetch(host, "cpu")
+        time.sleep(0.05)
+        arena.get(host, "cpu")
+    [(direction, seconds)] = watched.told  # nothing was known of the first
+    assert direction == HOST_TO_GPU
+    assert 0.05 <= seconds < 0.5
+    arena.get(hosts[2], "cpu")
+    assert watched.told[1:] == [(HOST_TO_GPU, 0.0)]  # it is needed at once
+    arena.prefetch(hosts[0], "cpu")
+    [(direction, again)] = watched.told[2:]  # that taught nothing
+    assert direction == HOST_TO_GPU and 0.05 <= again < 0.5
+
+
+def test_a_copy_to_the_host_has_what_is_computed_until_its_memory_is_wanted(
+        session):
+    with HostArena(session, in_flight_bytes=1) as arena:
+        watched = watch(arena)
+        for _ in range(6):  # two may run: the third waits for the first
+            arena.put(torch.ones(1000))
+            time.sleep(0.02)
+    direction, seconds = watched.told[0]
+    assert direction == GPU_TO_HOST
+    assert 0.04 <= seconds < 0.4
+
+
+def test_waiting_for_other_copies_is_no_time_that_one_has(arena):
+    watched = watch(arena, wait_s=0.1)
+    big, small = arena.put(torch.ones(2000)), arena.put(torch.ones(10))
+    for _ in range(2):
+        arena.prefetch(big, "cpu")
+        arena.get(small, "cpu")  # compute waits for it
+        arena.get(big, "cpu")
+    assert all(seconds < 0.09 for _, seconds in watched.told)
+
+
+def test_nothing_is_told_where_nothing_waits_for_bandwidth(daemon):
+    with sluice.Session(daemon.socket) as session, HostArena(session) as arena:
+        watched = watch(arena)
+        host = arena.put(torch.ones(1000))
+        for _ in range(3):
+            arena.prefetch(host, "cpu")
+            arena.get(host, "cpu")
+            arena.get(host, "cpu")
+        assert watched.told == []
+
+
+def test_the_daemon_hears_which_copies_are_late():
+    """8 MiB over a link of 10 MB/s, and nothing to compute meanwhile."""
+    daemon = PrivateDaemon(gpu_bytes=64 * MIB, host_bytes=64 * MIB,
+                           link_bytes_per_second=10e6)
+    try:
+        with sluice.Session(daemon.socket) as session, (
+                HostArena(session)) as arena:
+            host = arena.put(torch.ones(2 * MIB))
+            arena.get(host, "cpu")
+            told = json.loads(subprocess.run(
+                [os.path.join(os.environ["SLUICE_BIN_DIR"], "sluicectl"),
+                 "--socket", daemon.socket, "status", "--json"],
+                capture_output=True, text=True, check=True).stdout)
+            late = told["jobs"][0]["ranks"][0]["late"]
+            assert late["h2d_copies"] == 1 and late["h2d_seconds"] > 0.1
+            assert late["d2h_copies"] == 0  # nobody waited for its memory
+    finally:
+        daemon.close()
