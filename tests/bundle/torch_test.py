@@ -1,6 +1,7 @@
 #!/usr/bin/env python3
-"""./verify --python PATH on the fakes (tests/fake_cuda): its checks of torch pass
-there, and each fault that is put in makes the check fail that is to find it.
+"""./verify --python PATH on the fakes (tests/fake_cuda): its checks of torch
+pass there, and each fault that is put in makes the check fail that is to find
+it.
 
     torch_test.py BIN_FOLDER FAKE_FOLDER PYTHON [unittest's arguments]
 
@@ -60,6 +61,27 @@ class OfTorch(Verify):
 
 
 class Passes(OfTorch):
+    def test_runs_are_as_the_cpus_and_take_what_is_promised(self):
+        checks = self.verify("--only", "training,memory,throughput",
+                             "--python", self.python(), fake=NODE)
+        self.assertEqual(self.status, 0, self.said)
+        training = checks["training"]["value"]
+        self.assertEqual(len(training["gpu"]), 50)
+        self.assertNotEqual(training["gpu"], training["cpu"])
+        for run in checks["memory"]["value"]["runs"]:
+            self.assertEqual(run["host_peak"], run["host_promised"])
+            self.assertGreater(run["leased"], 0)
+        speed = checks["throughput"]["value"]
+        self.assertIsNone(speed["peak_flops"])  # of no GPU that is known
+        for kernel in "flash", "efficient":
+            for rows in speed["kernels"], speed["steps"]:
+                self.assertTrue(any(
+                    each["kernel"] == kernel and each["tokens_per_s"] > 0
+                    for each in rows if "why_not" not in each), kernel)
+        cudnn = [row for row in speed["kernels"] if row["kernel"] == "cudnn"]
+        self.assertIn("cudnn", cudnn[0]["why_not"].lower())
+        self.nothing_runs()
+
     def test_all_pass_and_say_nothing_of_the_machine(self):
         checks = self.verify("--only", "torch,gradients", "--python",
                              self.python(), fake=LATE)
@@ -124,8 +146,8 @@ class Torch(OfTorch):
 
     def test_attention_that_is_wrong(self):
         self.finds("torch", "efficient attention gives a dq that is",
-                   WRONG.format(
-                       "_scaled_dot_product_efficient_attention_backward", 1.02, 0))
+                   WRONG.format("_scaled_dot_product_efficient_attention_"
+                                "backward", 1.02, 0))
 
     def test_a_kit_that_is_not_whole(self):
         kit = self.folder + "/kit"
@@ -169,6 +191,42 @@ copies.Copies.wait = lambda self, direction, ticket: (
 """
 
 
+# Of the GPU's parameters.
+NO_UPDATE = """
+import torch
+step = torch.optim.AdamW.step
+torch.optim.AdamW.step = lambda self: (
+    None if self.param_groups[0]["params"][0].is_cuda else step(self))
+"""
+KEEPS = """
+from sluice import arena
+drop, hoard, calls = arena.HostArena.drop, [], []
+def kept(self, host):
+    calls.append(1)
+    return hoard.append(host) if len(calls) % 10 == 0 else drop(self, host)
+arena.HostArena.drop = kept
+"""
+HOARDS = """
+from sluice import arena
+get, hoard, calls = arena.HostArena.get, [], []
+def kept(self, *args):
+    calls.append(1)
+    if len(calls) % 10 == 0:
+        hoard.append(get(self, *args).clone())
+    return get(self, *args)
+arena.HostArena.get = kept
+"""
+# The driver counts memory that was made and that no torch or lease has.
+ASIDE = """
+import torch
+free = torch.cuda.mem_get_info
+asked = []
+def mem_get_info(device):
+    asked.append(device)
+    left, total = free(device)
+    return left - (len(asked) << 25), total
+torch.cuda.mem_get_info = mem_get_info
+"""
 # Calls of a backward kernel in the first case, until the package's own probe is
 # over, which would find it too.
 OF_PROBE = 45
@@ -194,6 +252,34 @@ class Gradients(OfTorch):
     def test_copies_that_never_end(self):
         self.finds("gradients", "did not end within 12s; it said last: causal",
                    "", "--limit", "12", fake=NODE + ",hang=cuMemcpyAsync:9")
+
+
+class Training(OfTorch):
+    def test_a_gradient_that_is_wrong_from_some_step_on(self):
+        self.finds("training", r"step \d+ of 50: the loss is .* apart",
+                   WRONG.format("_scaled_dot_product_efficient_attention_"
+                                "backward", 1.5, 60))
+
+    def test_updates_that_do_nothing(self):
+        self.finds("training", "step 1 of 50: the loss", NO_UPDATE)
+
+
+class Memory(OfTorch):
+    def test_host_memory_that_is_kept(self):
+        self.finds("memory", "1 layers: the host held .* promised were", KEEPS)
+
+    def test_tensors_of_the_device_that_are_kept(self):
+        self.finds("memory", "5 layers more take .* beside their weights",
+                   HOARDS)
+
+    def test_memory_of_the_gpu_that_nobody_knows(self):
+        self.finds("memory", "are neither torch's nor the lease's", ASIDE)
+
+
+class Throughput(OfTorch):
+    def test_a_step_that_does_not_run(self):
+        self.finds("throughput", "a step by flash attention: .*no kernel image",
+                   FAILS.format("_flash_attention_backward"))
 
 
 if __name__ == "__main__":

@@ -22,7 +22,7 @@ import unittest
 
 from kit import BIN, FAKE, ROOT, Verify
 
-OF_TORCH = {"torch", "gradients"}
+OF_TORCH = {"torch", "gradients", "training", "memory", "throughput"}
 
 class Passes(Verify):
     def test_on_two_gpus_and_says_nothing_of_the_machine(self):

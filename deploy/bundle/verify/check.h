@@ -50,5 +50,8 @@ Result RunLinks(const Surroundings&);
 Result RunDaemon(const Surroundings&);
 Result RunTorch(const Surroundings&);  // torch.cc, and those below
 Result RunGradients(const Surroundings&);
+Result RunTraining(const Surroundings&);
+Result RunMemory(const Surroundings&);
+Result RunThroughput(const Surroundings&);
 
 }  // namespace sluice::verify

@@ -22,6 +22,15 @@ constexpr Check kChecks[] = {
     {"gradients", "a streamed step on the GPU against torch on the CPU",
      absl::Seconds(180), RunGradients, /*needs_gpu=*/true,
      /*needs_python=*/true},
+    {"training", "50 steps on the GPU against the CPU's curve",
+     absl::Seconds(180), RunTraining, /*needs_gpu=*/true,
+     /*needs_python=*/true},
+    {"memory", "what a streamed step takes against what is promised",
+     absl::Seconds(120), RunMemory, /*needs_gpu=*/true,
+     /*needs_python=*/true},
+    {"throughput", "how fast torch's kernels and a streamed step are",
+     absl::Seconds(180), RunThroughput, /*needs_gpu=*/true,
+     /*needs_python=*/true},
 };
 constexpr Check kSurvey = {"survey", "which GPUs nobody uses",
                            absl::Seconds(40), RunSurvey, /*needs_gpu=*/false};

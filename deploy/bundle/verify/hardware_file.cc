@@ -76,6 +76,16 @@ std::string Text(const Hardware& hardware, std::string_view base) {
 
 }  // namespace
 
+absl::StatusOr<double> PeakFlopsOf(const std::string& gpu_name,
+                                   double memory_bytes) {
+  const std::string_view own =
+      ProfileOf({.gpu_name = gpu_name, .gpu_memory_bytes = memory_bytes});
+  if (own.empty()) return 0;
+  SLUICE_ASSIGN_OR_RETURN(const Hardware hardware,
+                          planner::train::FindHardware(own));
+  return hardware.peak_flops;
+}
+
 absl::StatusOr<HardwareFile> HardwareFileOf(const MeasuredNode& node) {
   const std::string_view own = ProfileOf(node);
   const std::string_view base = own.empty() ? kOtherwise : own;

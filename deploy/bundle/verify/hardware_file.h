@@ -21,6 +21,11 @@ struct MeasuredNode {
   double host_link_bytes_per_s = 0;
 };
 
+// FLOP/s of dense bf16 products, of the shipped profile of this GPU; 0: none is
+// of it.
+absl::StatusOr<double> PeakFlopsOf(const std::string& gpu_name,
+                                   double memory_bytes);
+
 struct HardwareFile {
   planner::train::Hardware hardware;  // what a reader is to find in it
   std::string text;

@@ -31,7 +31,8 @@ constexpr const char* kExamples = R"(Examples:
   ./verify --out /tmp              the archive there
   ./verify --only doctor,rules     these alone
   ./verify --skip kernels --json   all others; the report on standard output
-  ./verify --python ~/env/bin/python3   also in your torch, which stays as it is
+  ./verify --python ~/env/bin/python3   in your torch too, which stays as it is:
+                                   at most thirteen minutes more
 
 It needs NVIDIA's driver, and neither root, network nor Python. With --python it
 has checks of torch too, in that Python. GPUs that somebody uses are left alone. The archive sluice-verify-NAME.tar.gz is written

@@ -11,8 +11,10 @@
 #include <filesystem>
 
 #include "absl/time/clock.h"
+#include "client/session/session.h"
 #include "deploy/bundle/verify/check.h"
 #include "deploy/bundle/verify/descendants.h"
+#include "deploy/bundle/verify/hardware_file.h"
 #include "deploy/bundle/verify/last_line.h"
 #include "deploy/bundle/verify/private_daemon.h"
 #include "deploy/bundle/verify/visible.h"
@@ -28,7 +30,8 @@ using nlohmann::json;
 
 // Of the GPU's free memory: the rest is for torch.
 constexpr int kPartOfGpu = 8;
-constexpr Bytes kHost = MiB(256);
+constexpr Bytes kHost = MiB(512);
+constexpr absl::Duration kNap = absl::Milliseconds(20);
 
 // python/ and lib/ of the kit, or of a build of the source tree.
 absl::Status ShowPackage() {
@@ -54,6 +57,11 @@ absl::StatusOr<std::unique_ptr<PrivateDaemon>> StartDaemon(absl::Time until) {
   SLUICE_ASSIGN_OR_RETURN(
       const device::MemoryUse use,
       driver->Usage(device::Placement::Gpu(DeviceIndex(0))));
+  SLUICE_ASSIGN_OR_RETURN(const auto devices, driver->Devices());
+  SLUICE_ASSIGN_OR_RETURN(
+      const double peak,
+      PeakFlopsOf(devices.at(0).name, static_cast<double>(use.total.count())));
+  setenv("SLUICE_VERIFY_PEAK_FLOPS", fmt::format("{}", peak).c_str(), 1);
   return PrivateDaemon::Start(
       {.gpu = (use.total - use.used) / kPartOfGpu, .host = kHost}, until);
 }
@@ -72,6 +80,22 @@ absl::StatusOr<std::string> RunPython(const Surroundings& here,
   while (waitpid(pid, &status, 0) < 0 && errno == EINTR) {
   }
   return HowItEnded(status);
+}
+
+// Of a process that is gone nothing stays.
+absl::Status AwaitNothingLeased(const std::string& socket, absl::Time until) {
+  while (true) {
+    SLUICE_ASSIGN_OR_RETURN(const auto gpus, client::ListGpus(socket));
+    Bytes leased;
+    for (const client::GpuState& gpu : gpus) leased += gpu.leased;
+    if (leased == Bytes()) return absl::OkStatus();
+    if (absl::Now() >= until) {
+      return absl::InternalError(
+          fmt::format("{} of the GPU are leased to nobody that lives",
+                      FormatBytes(leased)));
+    }
+    absl::SleepFor(kNap);
+  }
 }
 
 // What the process wrote, and how it ended, where that was not well.
@@ -93,6 +117,7 @@ absl::StatusOr<Result> Ask(const Surroundings& here, const char* name) {
                                "the Python process {}; it said last: {}",
                                bad_end, LastLine(TextOf(here.work + ".log"))));
   if (result.status == Status::kPassed) {
+    SLUICE_RETURN_IF_ERROR(AwaitNothingLeased(daemon->socket(), until));
     SLUICE_RETURN_IF_ERROR(daemon->End(until));
   }
   if (result.value.is_object()) result.value["on_gpu"] = here.gpus.at(0);
@@ -110,6 +135,15 @@ Result RunInTorch(const Surroundings& here, const char* name) {
 Result RunTorch(const Surroundings& here) { return RunInTorch(here, "torch"); }
 Result RunGradients(const Surroundings& here) {
   return RunInTorch(here, "gradients");
+}
+Result RunTraining(const Surroundings& here) {
+  return RunInTorch(here, "training");
+}
+Result RunMemory(const Surroundings& here) {
+  return RunInTorch(here, "memory");
+}
+Result RunThroughput(const Surroundings& here) {
+  return RunInTorch(here, "throughput");
 }
 
 }  // namespace sluice::verify

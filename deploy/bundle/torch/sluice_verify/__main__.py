@@ -12,7 +12,9 @@ import traceback
 from sluice_verify.result import Failure, Result, in_one_line, say
 
 # Of each, its module has EXPECTED and check(result, socket).
-CHECKS = {"torch": "found", "gradients": "gradients"}
+CHECKS = {"torch": "found", "gradients": "gradients",
+          "training": "training", "memory": "memory",
+          "throughput": "throughput"}
 PYTHON = (3, 10)
 
 

@@ -106,6 +106,11 @@ def _runs(backend: SDPBackend) -> str:
                                                ).sum().backward()
             torch.cuda.current_stream().synchronize()
         except RuntimeError as error:
-            return " ".join([in_one_line(error), *(
-                str(each.message).split(" (Triggered")[0] for each in told)])
+            return why(error, told)
     return "yes"
+
+
+def why(error: RuntimeError, told: list[warnings.WarningMessage]) -> str:
+    """The error, and what torch warned of before it."""
+    return " ".join([in_one_line(error), *(
+        str(each.message).split(" (Triggered")[0] for each in told)])

@@ -1,0 +1,152 @@
+"""`throughput`: how fast torch's attention kernels and a streamed step are.
+Figures are reported and not judged; what fails is what does not run.
+
+Floating point operations are counted as usual: causal attention by half; its
+backward as 2.5 forwards of a kernel, which computes scores again, and as 2 in a
+step, of which nothing counts that is computed again. MFU is their rate over the
+shipped profile's peak of this GPU, for bf16, and null where none is of it.
+"""
+
+from __future__ import annotations
+
+import os
+import warnings
+from collections.abc import Callable, Iterator
+
+import sluice
+import torch
+from torch.nn import functional as F
+from torch.nn.attention import sdpa_kernel
+
+from sluice_verify.decoder import Decoder, Sizes, loss_of, seeded
+from sluice_verify.kernels import BACKENDS, why
+from sluice_verify.result import Failure, Result, in_one_line, say
+from sluice_verify.streamed import device_of, streamed
+
+EXPECTED = "flash and efficient attention and streamed steps by them run"
+HEADS, WIDTH = 16, 128
+FEWEST_ROWS, MOST_ROWS = 256, 65536
+MOST_OF_A_STEP = 8192  # which the kit's host pool has room for
+CHUNK = 1024
+SLOW_S = 0.2  # rows are doubled until one takes so long
+REPEATS = 3  # the least of them counts
+# Of a GPU with room for it, else the small one.
+LARGE = Sizes(hidden=2048, heads=16, kv_heads=4, width=128, ffn=5632)
+SMALL = Sizes(hidden=256, heads=2, kv_heads=1, width=128, ffn=512)
+ROOM = 8 << 30
+
+
+def check(result: Result, socket: str) -> None:
+    peak = float(os.environ.get("SLUICE_VERIFY_PEAK_FLOPS", 0)) or None
+    with sluice.Session(socket) as session:
+        gpu = device_of(session)
+        kernels: list[dict] = []
+        steps: list[dict] = []
+        result.value.update(peak_flops=peak, kernels=kernels, steps=steps)
+        for name in BACKENDS:
+            say(name)
+            kernels.extend(_attention(name, gpu, peak))
+        for kernel, dtype in (("flash", torch.bfloat16),
+                              ("efficient", torch.float32)):
+            say(f"steps by {kernel}")
+            try:
+                steps.extend({"kernel": kernel, **each} for each in _steps(
+                    session, dtype, peak if kernel == "flash" else None))
+            except (sluice.Error, RuntimeError) as error:
+                raise Failure(f"a step by {kernel} attention: "
+                              f"{in_one_line(error)}") from error
+    for name in "flash", "efficient":
+        for row in kernels:
+            if row["kernel"] == name and "why_not" in row and (
+                    row["rows"] == FEWEST_ROWS):
+                raise Failure(f"{name} attention: {row['why_not']}")
+
+
+def _attention(name: str, gpu: torch.device, peak: float | None
+               ) -> Iterator[dict]:
+    """A row for each length, until it is slow or does not run."""
+    rows = FEWEST_ROWS
+    while rows <= MOST_ROWS:
+        row: dict = {"kernel": name, "rows": rows}
+        with warnings.catch_warnings(record=True) as told:
+            warnings.simplefilter("always")
+            try:
+                forward, backward = _kernel_seconds(name, gpu, rows)
+            except RuntimeError as error:
+                yield {**row, "why_not": why(error, told)}
+                return
+        flops = 2.0 * rows * rows * HEADS * WIDTH
+        yield {**row, "forward_s": forward, "backward_s": backward,
+               "tokens_per_s": rows / (forward + backward),
+               "forward_flops": flops / forward,
+               "backward_flops": 2.5 * flops / backward,
+               "mfu": peak and 3.5 * flops / (forward + backward) / peak}
+        if forward + backward > SLOW_S:
+            return
+        rows *= 2
+
+
+def _kernel_seconds(name: str, gpu: torch.device, rows: int
+                    ) -> tuple[float, float]:
+    """Of one causal forward and backward, in bf16."""
+    q, k, v = (torch.ones(1, HEADS, rows, WIDTH, device=gpu,
+                          dtype=torch.bfloat16, requires_grad=True)
+               for _ in range(3))
+    made: list[torch.Tensor] = []
+
+    def forward() -> None:
+        with sdpa_kernel(BACKENDS[name]):
+            made[:] = [F.scaled_dot_product_attention(q, k, v,
+                                                      is_causal=True)]
+
+    def backward() -> None:
+        made[0].backward(torch.ones_like(made[0]))
+
+    return tuple(map(min, zip(*(_seconds(gpu, forward, backward)
+                                for _ in range(REPEATS + 1)))))
+
+
+def _seconds(gpu: torch.device, *parts: Callable[[], None]) -> list[float]:
+    """Of each, by the GPU's clock, one after the other."""
+    marks = [torch.cuda.Event(enable_timing=True) for _ in (None, *parts)]
+    stream = torch.cuda.current_stream(gpu)
+    marks[0].record(stream)
+    for part, mark in zip(parts, marks[1:]):
+        part()
+        mark.record(stream)
+    stream.synchronize()
+    return [max(a.elapsed_time(b), 1e-6) / 1e3
+            for a, b in zip(marks, marks[1:])]
+
+
+def _steps(session: sluice.Session, dtype: torch.dtype, peak: float | None
+           ) -> Iterator[dict]:
+    gpu = device_of(session)
+    large = torch.cuda.get_device_properties(gpu).total_memory >= ROOM
+    sizes = LARGE if large else SMALL
+    model = seeded(sizes).to(gpu, dtype)
+    with streamed(session, model, CHUNK, "device"):
+        rows = FEWEST_ROWS
+        while rows <= MOST_OF_A_STEP:
+            ids = torch.arange(rows, device=gpu)[None] % sizes.vocabulary
+            taken = min(_seconds(gpu, lambda: _step(model, ids))[0]
+                        for _ in range(REPEATS))
+            yield {"rows": rows, "hidden": sizes.hidden, "seconds": taken,
+                   "tokens_per_s": rows / taken,
+                   "mfu": peak and _flops(model, rows) / taken / peak}
+            if taken > SLOW_S:
+                return
+            rows *= 2
+
+
+def _step(model: Decoder, ids: torch.Tensor) -> None:
+    model.zero_grad()
+    loss_of(model, ids).backward()
+
+
+def _flops(model: Decoder, rows: int) -> float:
+    sizes = model.sizes
+    weights = sum(p.numel() for name, p in model.named_parameters()
+                  if "embedding" not in name)
+    return 6.0 * weights * rows + (
+        3.0 * 2.0 * rows * rows * sizes.heads * sizes.width * sizes.layers)

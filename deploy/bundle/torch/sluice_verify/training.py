@@ -1,0 +1,97 @@
+"""`training`: 50 steps of AdamW, streamed on the GPU, against the same steps of
+plain torch on the CPU.
+
+The CPU's curve is made here, by the same torch in the same process, and not
+shipped: another torch draws and rounds otherwise, so that would compare two
+torches too. How far rounding alone takes a run is asked of the CPU as well,
+by the same steps in fp64: the GPU's losses are to be at most TIMES as far from
+fp32's as the furthest of those is.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import sluice
+import torch
+from torch import Tensor
+
+from sluice_verify.decoder import Decoder, loss_of, seeded, twin
+from sluice_verify.result import Failure, Result, in_one_line, say
+from sluice_verify.streamed import device_of, streamed
+
+STEPS, BATCH, ROWS, CHUNK = 50, 2, 72, 40
+RATE = 3e-3
+TIMES = 100.0  # a GPU's sums are in another order, its exponentials others
+LEARNT = 0.7  # of the first loss, which the last is to be under
+EXPECTED = (f"{STEPS} losses at most {TIMES:g} times as far from the CPU's as "
+            f"its own in fp64; the last one under {LEARNT:g} of the first")
+
+
+def check(result: Result, socket: str) -> None:
+    torch.backends.cuda.matmul.allow_tf32 = False
+    model = seeded()
+    say("the CPU's curve")
+    plain = list(trained(twin(model, torch.float32)))
+    say("the CPU's curve in fp64")
+    exact = list(trained(twin(model, torch.float64)))
+    own = max(map(_apart, plain, exact))
+    limit = TIMES * own
+    got: list[float] = []
+    result.value.update(cpu=plain, rounding=own, limit=limit, gpu=got)
+    say("the GPU's curve")
+    with sluice.Session(socket) as session:
+        try:
+            for loss in on_gpu(session, twin(model, torch.float32)):
+                got.append(loss)
+                judge(len(got) - 1, loss, plain[len(got) - 1], limit)
+        except (sluice.Error, RuntimeError) as error:
+            raise Failure(f"step {len(got)} of {STEPS}: {in_one_line(error)}"
+                          ) from error
+    if not got[-1] < LEARNT * got[0]:
+        raise Failure(f"the loss went from {got[0]:.4g} to {got[-1]:.4g}: the "
+                      f"last is to be under {LEARNT:g} of the first")
+
+
+def judge(step: int, got: float, wanted: float, limit: float) -> None:
+    apart = _apart(got, wanted)
+    if not apart <= limit:
+        raise Failure(f"step {step} of {STEPS}: the loss is {got:.6g} on the "
+                      f"GPU and {wanted:.6g} on the CPU, {apart:.2g} of it "
+                      f"apart; the limit is {limit:.2g}")
+
+
+def _apart(one: float, other: float) -> float:
+    """Of the other."""
+    return abs(one - other) / other
+
+
+def on_gpu(session: sluice.Session, model: Decoder) -> Iterator[float]:
+    with streamed(session, model, CHUNK, "device") as stream:
+        yield from trained(model, device_of(session))
+        if not stream.stats().blocks:
+            raise Failure("no block of attention was streamed")
+
+
+def trained(model: Decoder, device: torch.device | str = "cpu"
+            ) -> Iterator[float]:
+    """The losses of all steps, each before its update."""
+    optimizer = torch.optim.AdamW(model.parameters(), lr=RATE)
+    for step in range(STEPS):
+        loss = loss_of(model, text(step).to(device))
+        loss.backward()
+        optimizer.step()
+        optimizer.zero_grad()
+        yield float(loss)
+
+
+def text(step: int) -> Tensor:
+    """ids [BATCH, ROWS] of a tongue with something to learn: each id follows
+    from the one before, up to one draw in eight."""
+    generator = torch.Generator().manual_seed(step)
+    ids = torch.randint(128, (BATCH, ROWS), generator=generator)
+    free = torch.rand(BATCH, ROWS, generator=generator) < 1 / 8
+    for row in range(1, ROWS):
+        follows = (ids[:, row - 1] * 5 + 17) % 128
+        ids[:, row] = torch.where(free[:, row], ids[:, row], follows)
+    return ids
