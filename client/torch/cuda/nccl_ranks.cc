@@ -28,8 +28,7 @@ using Group = c10d::ProcessGroupNCCL;
 void LeaveEndsToUs() {
   for (const char* const name :
        {"TORCH_NCCL_ASYNC_ERROR_HANDLING", "TORCH_NCCL_ENABLE_MONITORING",
-        "TORCH_NCCL_RETHROW_CUDA_ERRORS", "TORCH_NCCL_DUMP_ON_TIMEOUT",
-        "TORCH_NCCL_BLOCKING_WAIT"}) {
+        "TORCH_NCCL_RETHROW_CUDA_ERRORS", "TORCH_NCCL_DUMP_ON_TIMEOUT"}) {
     setenv(name, "0", /*overwrite=*/0);
   }
 }
@@ -174,7 +173,6 @@ void NcclRanks::Abort(const std::string& why) {
     group_->abort();
     return absl::OkStatus();
   }).IgnoreError();
-  host_->Abort(why);
 }
 
 absl::StatusOr<std::unique_ptr<Collectives>> ConnectNccl(

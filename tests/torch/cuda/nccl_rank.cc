@@ -113,6 +113,9 @@ class Rank {
   }
 
   void Exchange();
+  void ExchangeOnHost();
+  void ExpectRefusals();
+  void AbortFirst();
   void AwaitAbort();
   void AwaitError();
   void Die();
@@ -140,6 +143,7 @@ class Rank {
     auto connected = runtime::ConnectDevice(options, host_.get());
     Require(connected.status());
     ranks_ = *std::move(connected);
+    Require(ranks_->Check());  // before there is a communicator
   }
 
   const int rank_;
@@ -173,12 +177,54 @@ void Rank::Exchange() {
   std::vector<float> expected(static_cast<size_t>(received[0]), 1);
   expected.resize(static_cast<size_t>(received[0] + received[1]), 2);
   Require(Read(to) == expected, "all-to-all");
-  float value = 1;
-  at::Tensor on_host = at::from_blob(&value, {1}, at::kFloat);
-  Require(ranks_->SumAll(on_host));
-  Require(value == 2, "sum on the host");
+  ExchangeOnHost();
+  ExpectRefusals();
   Require(ranks_->Check());
+  // From a thread that is on GPU 0, as all are at first.
+  std::thread([this] { Require(ranks_->Check()); }).join();
   Require(ranks_->Barrier());
+}
+
+void Rank::ExchangeOnHost() {
+  std::vector<float> values(2), received(2);
+  at::Tensor host = at::from_blob(values.data(), {2}, at::kFloat);
+  const std::vector<float> own = {1.0F + static_cast<float>(rank_), 0};
+  values = own;
+  Require(ranks_->SumAll(host));
+  Require(values[0] == 3, "sum on the host");
+  values = own;
+  Require(ranks_->Broadcast(host, 1));
+  Require(values[0] == 2, "broadcast on the host");
+  values = own;
+  Require(ranks_->SumTo(host, 1));
+  Require(rank_ == 0 || values[0] == 3, "sum to one rank on the host");
+  values = own;
+  Require(ranks_->AllToAll(at::from_blob(received.data(), {2}, at::kFloat),
+                           {1, 1}, host, {1, 1}));
+  Require(received == (rank_ == 0 ? std::vector<float>{1, 2}
+                                  : std::vector<float>{0, 0}),
+          "all-to-all on the host");
+}
+
+// None is issued: all ranks are refused.
+void Rank::ExpectRefusals() {
+  const auto refused = [](const absl::Status& status, const char* what) {
+    Require(status.code() == absl::StatusCode::kInvalidArgument, what);
+  };
+  std::vector<float> values(kCount);
+  at::Tensor strided = Make(Own()).view({10, kCount / 10}).t();
+  refused(ranks_->SumAll(strided), "a strided tensor");
+  refused(ranks_->AllToAll(at::from_blob(values.data(), {kCount}, at::kFloat),
+                           {500, 500}, Make(Own()), {500, 500}),
+          "to the host from a GPU");
+}
+
+// Whoever went on would make a communicator, and wait for the others in it.
+void Rank::AbortFirst() {
+  ranks_->Abort("rank 0 of job demo: ended");
+  at::Tensor sum = Make(Own());
+  Require(ranks_->SumAll(sum).code() == absl::StatusCode::kUnavailable,
+          "a sum after an abort");
 }
 
 // The other is killed while this one waits for it on the host. NCCL does not
@@ -203,6 +249,8 @@ void Rank::AwaitAbort() {
   const absl::Status later = ranks_->SumAll(sum);
   Require(later.code() == absl::StatusCode::kUnavailable, "a later sum");
   std::cout << later.message() << std::endl;
+  ranks_->Abort("another reason");
+  Require(ranks_->Check() == later, "the first reason stays");
 }
 
 // As between nodes, where NCCL itself is told.
@@ -233,6 +281,7 @@ void Run(int rank, const std::string& folder, const char* torch_cuda,
   if (dlopen(torch_cuda, RTLD_NOW | RTLD_GLOBAL) == nullptr) Fail(dlerror());
   Rank self(rank, folder);
   if (what == "exchange") self.Exchange();
+  if (what == "abort-first") self.AbortFirst();
   if (what == "await-abort") self.AwaitAbort();
   if (what == "await-error") self.AwaitError();
   if (what == "die") self.Die();

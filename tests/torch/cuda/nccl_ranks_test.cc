@@ -50,6 +50,13 @@ TEST_F(NcclRanks, ExchangeOnGpusAndOnTheHost) {
   EXPECT_EQ(Findings(), "");
 }
 
+TEST_F(NcclRanks, NothingIsIssuedAfterAnAbort) {
+  const auto first = Start(0, "abort-first"), second = Start(1, "abort-first");
+  first->ExpectSuccess(kLong);
+  second->ExpectSuccess(kLong);
+  EXPECT_EQ(Findings(), "");
+}
+
 TEST_F(NcclRanks, AnAbortEndsTheWaitForAKilledRankWithItsReason) {
   const auto victim = Start(0, "die"), other = Start(1, "await-abort");
   ASSERT_TRUE(victim->WaitForOutput("joined", kLong));

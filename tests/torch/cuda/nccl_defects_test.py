@@ -1,0 +1,177 @@
+#!/usr/bin/env python3
+"""Every order, wait and abort of ranks on GPUs is needed: nccl_defects_test.py
+BUILD [NAME…].
+
+Makes the module sluice_torch_nccl with one thing removed from nccl_ranks.cc,
+and expects nccl_ranks_test to fail with it: a race or another finding of the
+fakes, a hang, a wrong value or a wrong word. What no test finds says why.
+"""
+
+import json
+import os
+import shlex
+import subprocess
+import sys
+import tempfile
+
+HERE = os.path.dirname(os.path.abspath(__file__))
+ROOT = os.path.abspath(os.path.join(HERE, "../../.."))
+SOURCE = "client/torch/cuda/nccl_ranks.cc"
+MODULE = "lib/libsluice_torch_nccl.so"
+
+ASKED = "  SLUICE_RETURN_IF_ERROR(Check());\n"
+# Name -> what is removed (once there), and what stands instead.
+DEFECTS = {
+    "the stream does not wait for an operation":
+        ("start()->wait();", "start();"),
+    "nobody asks before an operation":
+        ("(CheckSendable(what, tensor));\n" + ASKED,
+         "(CheckSendable(what, tensor));\n"),
+    "nobody looks whether a tensor can be sent":
+        ("  SLUICE_RETURN_IF_ERROR(CheckSendable(what, tensor));\n", ""),
+    "nobody looks whether a tensor can be received":
+        ('  SLUICE_RETURN_IF_ERROR(CheckSendable("all-to-all", receive));\n',
+         ""),
+    "a tensor of another device is sent":
+        ("if (tensor.device() != options_.device) {", "if (false) {"),
+    "a strided tensor is sent":
+        ("if (tensor.is_contiguous()) return absl::OkStatus();",
+         "return absl::OkStatus();"),
+    "the communicator of another GPU is asked":
+        ("  const c10::cuda::CUDAGuard guard(options_.device);\n", ""),
+    "a communicator that is not there is asked":
+        ("if (!aborted_.ok() || !connected_) return aborted_;",
+         "if (!aborted_.ok()) return aborted_;"),
+    "an aborted communicator is asked":
+        ("if (!aborted_.ok() || !connected_) return aborted_;",
+         "if (!connected_) return aborted_;"),
+    "nobody knows that there is a communicator":
+        ("    connected_ = true;\n", ""),
+    "NCCL's error is passed over":
+        ("if (asked == ncclSuccess && error == ncclSuccess) return",
+         "if (asked == ncclSuccess) return"),
+    "an abort aborts nothing":
+        ("    group_->abort();\n", ""),
+    "an abort is not remembered":
+        ("    aborted_ = absl::UnavailableError(why);\n", ""),
+    "a later reason takes the place of the first":
+        ("    if (!aborted_.ok()) return;\n    aborted_", "    aborted_"),
+    "host tensors are summed by NCCL":
+        ("  if (tensor.is_cpu()) return host_->SumAll(tensor);\n", ""),
+    "host tensors are summed to one rank by NCCL":
+        ("  if (tensor.is_cpu()) return host_->SumTo(tensor, root);\n", ""),
+    "host tensors are broadcast by NCCL":
+        ("  if (tensor.is_cpu()) return host_->Broadcast(tensor, root);\n", ""),
+    "host tensors are exchanged by NCCL":
+        ("  if (send.is_cpu()) {\n", "  if (false) {\n"),
+    "c10d ends the process by itself":
+        ("  LeaveEndsToUs();\n", ""),
+    "an operation that fails is not asked for the reason":
+        (ASKED + "  return absl::UnavailableError(fmt::format(\n"
+         '      "{} of {}', "  return absl::UnavailableError(fmt::format(\n"
+         '      "{} of {}'),
+    "a thread that aborts frees what another asks":
+        ("  const MutexLock lock(mutex_);\n"
+         "  if (!aborted_.ok() || !connected_)",
+         "  if (!aborted_.ok() || !connected_)"),
+}
+
+# Name -> why nothing can tell.
+SURVIVORS = {
+    "c10d ends the process by itself":
+        "it does where a GPU is lost: train_cuda_ranks finds that",
+    "an operation that fails is not asked for the reason":
+        "the abort would have to come while the operation is issued",
+    "a thread that aborts frees what another asks":
+        "the fakes see no races of host threads; `./dev lint` does "
+        "(-Wthread-safety)",
+}
+
+
+def mutated(text, name):
+    old, new = DEFECTS[name]
+    if text.count(old) != 1:
+        sys.exit(f"error: {SOURCE} has {text.count(old)} times what "
+                 f"'{name}' removes:\n{old}")
+    return text.replace(old, new)
+
+
+class Build:
+    def __init__(self, build):
+        self.build = build
+        with open(os.path.join(build, "compile_commands.json"),
+                  encoding="utf-8") as file:
+            self.command = next(e for e in json.load(file)
+                                if e["file"].endswith(SOURCE))
+        listed = subprocess.run(
+            ["ninja", "-C", build, "-t", "commands", MODULE],
+            capture_output=True, text=True, check=True).stdout
+        self.link = next(
+            line for line in reversed(listed.splitlines())
+            if f"-o {MODULE}" in line).removeprefix(": && ").removesuffix(
+                " && :")
+
+    def module(self, text, folder):
+        """The module with this text, in the folder."""
+        copy = os.path.join(folder, os.path.basename(SOURCE))
+        with open(copy, "w", encoding="utf-8") as file:
+            file.write(text)
+        words = shlex.split(self.command["command"])
+        former = words[words.index("-o") + 1]
+        out = os.path.join(folder, "mutant.o")
+        words[words.index("-o") + 1] = out
+        words[words.index("-c") + 1] = copy
+        words = [w for w in words if w not in ("-Werror", "-O2")] + ["-w"]
+        self.run(words, self.command["directory"])
+        link = shlex.split(self.link)
+        link[link.index(MODULE)] = os.path.join(folder,
+                                                os.path.basename(MODULE))
+        link[link.index(former)] = out
+        self.run(link, self.build)
+
+    def run(self, words, folder):
+        done = subprocess.run(words, cwd=folder, capture_output=True, text=True,
+                              check=False)
+        if done.returncode != 0:
+            raise RuntimeError(f"{shlex.join(words)}:\n{done.stderr}")
+
+    def found(self, text):
+        with tempfile.TemporaryDirectory() as folder:
+            self.module(text, folder)
+            try:
+                return subprocess.run(
+                    [os.path.join(self.build, "bin/nccl_ranks_test"),
+                     "--gtest_fail_fast"],
+                    env={**os.environ, "LD_LIBRARY_PATH": folder},
+                    stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL,
+                    stdin=subprocess.DEVNULL, timeout=150,
+                    check=False).returncode != 0
+            except subprocess.TimeoutExpired:
+                return True
+
+
+def main():
+    build = Build(os.path.abspath(sys.argv[1]))
+    with open(os.path.join(ROOT, SOURCE), encoding="utf-8") as file:
+        text = file.read()
+    # What is found must be the removal.
+    if build.found(text):
+        sys.exit("error: it fails with nothing removed")
+    wanted = sys.argv[2:] or list(DEFECTS)
+    wrong, survived = [], 0
+    for name in wanted:
+        found = build.found(mutated(text, name))
+        print(f"{'found' if found else 'survives'}: {name}", flush=True)
+        survived += not found
+        if not found and name not in SURVIVORS:
+            wrong.append(f"not found: {name}")
+        if found and name in SURVIVORS:
+            wrong.append(f"found, and listed as a survivor: {name}")
+    print(f"{len(wanted)} removals, {len(wanted) - survived} found, {survived} "
+          f"survive")
+    print("\n".join(wrong))
+    sys.exit(1 if wrong else 0)
+
+
+if __name__ == "__main__":
+    main()
