@@ -34,6 +34,17 @@ absl::Status CheckDriver(const std::string& wanted, const std::string& driver) {
       wanted, driver));
 }
 
+// NCCL's communicators have one rank on a GPU, and its own words for that name
+// neither.
+absl::Status CheckApart(const GpuPlace& place, const std::string& driver) {
+  if (driver != "cuda" || place.ranks <= 1) return absl::OkStatus();
+  return BadInput(fmt::format(
+      "{} ranks of this run are on GPU {}, and NCCL takes one on each GPU: "
+      "start as many --ranks as there are GPUs, or name another for each by "
+      "--gpu",
+      place.ranks, place.gpu));
+}
+
 }  // namespace
 
 absl::StatusOr<std::unique_ptr<runtime::RankMemory>> OpenMemory(
@@ -50,6 +61,7 @@ absl::StatusOr<std::unique_ptr<runtime::RankMemory>> OpenMemory(
   if (!opened.ok()) return AsBadInput(opened.status());
   SLUICE_RETURN_IF_ERROR(
       CheckDriver(options.driver, (*opened)->limits().driver));
+  SLUICE_RETURN_IF_ERROR(CheckApart(place, (*opened)->limits().driver));
   runtime::RankMemory::Options memory{
       .session = *std::move(opened),
       .gpu = session.gpu,

@@ -137,6 +137,19 @@ class CudaRanks(cuda_node.CudaTest):
         self.expect_contexts_on_their_own_gpus()
         self.expect_no_findings()
 
+    # Wrong once: each rank said that probably another had ended.
+    def test_two_ranks_on_one_gpu_are_refused_by_name(self):
+        socket = self.cuda_daemon()
+        for flags in ("--ranks 4", "--ranks 2 --gpu 0,0"):
+            code, _, err = self.on_cuda(
+                self.run_train, *harness.MODEL, *flags.split(), "--seq-len",
+                "200", "--hbm", "8MiB", "--data", self.text, "--socket", socket)
+            self.assertEqual(code, 2, err)
+            self.assertEqual(len(err.strip().splitlines()), 1, err)
+            self.assertRegex(err, "2 ranks of this run are on GPU [01], and "
+                                  "NCCL takes one")
+        self.expect_no_findings()
+
     def test_kill_9_of_a_rank_ends_the_other(self):
         socket = self.cuda_daemon()
         for victim in (0, 1):
